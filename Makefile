@@ -1,0 +1,63 @@
+# The two that matter: make quickstart, make test. `make help` lists the rest.
+# Paths are relative throughout, so the clone may live anywhere.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.SUFFIXES:
+MAKEFLAGS += --no-print-directory
+
+# What the scripts read from the environment may be given to make as well.
+export LIBTORCH WEFT_CUDA WEFT_PACKAGES JOBS TEST_JOBS NPROC PYTHON
+PREFIX ?= /usr/local
+ARGS ?=
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' Makefile
+	@echo "Variables: ARGS= (more arguments), JOBS= NPROC= LIBTORCH= WEFT_CUDA=on|off"
+
+.PHONY: quickstart
+quickstart: setup ## build weft and train a small Llama on 4 ranks
+	@scripts/build.sh weft weftrun
+	@scripts/quickstart.sh $(ARGS)
+
+.PHONY: test
+test: build ## build everything and run the tests (ARGS=-R to choose)
+	@scripts/test.sh $(ARGS)
+
+.PHONY: setup
+setup: ## install Debian packages and libtorch, where missing
+	@scripts/setup.sh
+
+.PHONY: build
+build: setup ## build everything
+	@scripts/build.sh
+
+.PHONY: install
+install: build ## install to PREFIX (/usr/local)
+	@cmake=$$([ -x .venv/bin/cmake ] && echo .venv/bin/cmake || echo cmake); \
+	"$$cmake" --install build --prefix "$(PREFIX)"
+
+.PHONY: peer
+peer: setup ## make .venv-peer: PyTorch with Python, to compare with
+	@scripts/peer.sh
+
+.PHONY: bench
+bench: build peer ## measure against PyTorch in turn (docs/benchmarks.md)
+	@scripts/bench.sh $(ARGS)
+
+.PHONY: format
+format: ## clang-format all sources
+	@scripts/lint.sh format --fix
+
+.PHONY: lint
+lint: ## the style checks that make test runs too
+	@scripts/lint.sh calls && scripts/lint.sh notes && scripts/lint.sh format
+
+.PHONY: tidy
+tidy: setup ## clang-tidy (ARGS=files; default: all sources)
+	@scripts/tidy.sh $(ARGS)
+
+.PHONY: clean
+clean: ## remove build folders (not .venv, not outputs)
+	rm -rf build build-*

@@ -1,0 +1,46 @@
+# Targets that every module shares: warnings, sanitizers, the precompiled
+# header; and weft_add_module(), one library per folder.
+add_library(weft_warnings INTERFACE)
+target_compile_options(weft_warnings INTERFACE -Wall -Wextra -Werror)
+if(WEFT_SANITIZE)
+  target_compile_options(weft_warnings INTERFACE
+    -fsanitize=${WEFT_SANITIZE} -fno-omit-frame-pointer)
+  target_link_options(weft_warnings INTERFACE -fsanitize=${WEFT_SANITIZE})
+endif()
+
+# weft_use_pch(<target>): compiles <target> with the shared header.
+function(weft_use_pch target)
+  if(NOT WEFT_PCH)
+    return()
+  endif()
+  if(NOT TARGET weft_pch)
+    if(NOT EXISTS ${PROJECT_BINARY_DIR}/pch.cpp)
+      file(WRITE ${PROJECT_BINARY_DIR}/pch.cpp "")
+    endif()
+    add_library(weft_pch OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
+    target_link_libraries(weft_pch PRIVATE libtorch::libtorch weft_warnings)
+    target_compile_options(weft_pch PUBLIC -fpch-preprocess)
+    target_precompile_headers(weft_pch PRIVATE <torch/torch.h>)
+  endif()
+  # CMake compiles programs with -fPIE, which does not match the header's.
+  target_compile_options(${target} PRIVATE -fpch-preprocess -fPIC)
+  target_precompile_headers(${target} REUSE_FROM weft_pch)
+endfunction()
+
+# weft_add_module(<name> SOURCES ... HEADERS ... DEPS ... PRIVATE_DEPS ...)
+function(weft_add_module name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(weft_${name} ${ARG_SOURCES})
+  add_library(weft::${name} ALIAS weft_${name})
+  target_sources(weft_${name} PUBLIC
+    FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS})
+  target_compile_features(weft_${name} PUBLIC cxx_std_20)
+  target_link_libraries(weft_${name}
+    PUBLIC libtorch::libtorch ${ARG_DEPS}
+    PRIVATE ${ARG_PRIVATE_DEPS} $<BUILD_INTERFACE:weft_warnings>)
+  set_target_properties(weft_${name} PROPERTIES
+    EXPORT_NAME ${name} VERIFY_INTERFACE_HEADER_SETS ON)
+  weft_use_pch(weft_${name})
+  install(TARGETS weft_${name} EXPORT weft-targets
+    FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/weft)
+endfunction()

@@ -1,0 +1,165 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/pimpl.h>
+
+#include "dtensor/module_call.h"
+#include "mesh/device_mesh.h"
+
+namespace weft::ddp {
+
+struct DistributedDataParallelOptions {
+  /// How large a bucket may grow, in MiB. If not given: 25, with a first bucket
+  /// of 1, so that communication starts early.
+  std::optional<double> bucket_cap_mb = std::nullopt;
+  /// Before each training forward outside of no_sync(), buffers (batch norm's
+  /// running statistics) become those of the first replica.
+  bool broadcast_buffers = true;
+  /// Compare the replicas' parameters and buffers, and start from the first
+  /// one's values. Without, that is up to the caller.
+  bool init_sync = true;
+  /// After backward, .grad() of a parameter is a view of a bucket; otherwise a
+  /// tensor of its own, at the price of a copy and its memory.
+  bool gradient_as_bucket_view = true;
+  /// kAvg, or kSum for a loss that is already divided by the global count.
+  /// With kSum, gradients must be zeroed between synchronised backward passes.
+  mesh::ReduceOp reduce_op = mesh::ReduceOp::kAvg;
+};
+
+/// While one lives, backward passes of its DistributedDataParallel add to each
+/// replica's own gradients; the next one without it reduces the sum. What
+/// counts is when backward() runs.
+class [[nodiscard]] NoSyncGuard {
+ public:
+  explicit NoSyncGuard(std::shared_ptr<std::atomic<int>> paused)
+      : paused_(std::move(paused)) {
+    ++*paused_;
+  }
+  NoSyncGuard(const NoSyncGuard&) = delete;
+  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+  ~NoSyncGuard() { --*paused_; }
+
+ private:
+  std::shared_ptr<std::atomic<int>> paused_;
+};
+
+/// What DistributedDataParallel does whatever the module's type.
+class DistributedDataParallelBase {
+ public:
+  DistributedDataParallelBase(const DistributedDataParallelBase&) = delete;
+  DistributedDataParallelBase& operator=(const DistributedDataParallelBase&) =
+      delete;
+
+  /// Accumulates gradients without communication while the guard lives.
+  NoSyncGuard no_sync();
+
+  /// Compares the replicas, gives them the first one's values and starts to
+  /// listen for gradients: at construction, or for a model whose parameters
+  /// are deferred at the first forward, unless called before.
+  /// Collective: all ranks of the mesh, the first time; blocks.
+  /// Throws: c10::ValueError naming a parameter that has no values yet;
+  /// mesh::DisagreementError if the replicas differ.
+  void synchronize_parameters();
+
+  const mesh::DeviceMesh& mesh() const;
+
+  /// Names of the parameters whose gradients are reduced together, in the
+  /// order of their reduction: by reversed registration until the first
+  /// synchronised backward, in the order of that backward from then on.
+  std::vector<std::vector<std::string>> bucket_names() const;
+
+ protected:
+  DistributedDataParallelBase(
+      std::shared_ptr<torch::nn::Module> module,
+      const mesh::DeviceMesh& dp_mesh,
+      const DistributedDataParallelOptions& options);
+  ~DistributedDataParallelBase();
+
+  void before_forward();
+  void after_forward(const at::Tensor& output);
+  void after_forward(const std::vector<at::Tensor>& outputs);
+  template <class... T>
+  void after_forward(const std::tuple<T...>& outputs) {
+    std::apply(
+        [this](const auto&... each) { (after_forward(each), ...); }, outputs);
+  }
+  template <class T>
+  void after_forward(const T&) {}
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Trains replicas of a module on different batches as one: gradients are
+/// reduced over the ranks of a mesh dim while backward runs. Callable like the
+/// module. Parameters may be plain tensors or DTensors on other mesh dims,
+/// whose local parts are then reduced.
+/// Collective: construction (see synchronize_parameters), forward if there are
+/// buffers to broadcast, and every backward outside of no_sync().
+/// Source: torch/nn/parallel/distributed.py.
+template <class M>
+class DistributedDataParallel : public DistributedDataParallelBase {
+ public:
+  /// `dp_mesh` has one dim: the replicas.
+  /// Throws: c10::ValueError for a mesh of several dims, a module without
+  /// trainable parameters or an impossible option; mesh::DisagreementError if
+  /// the replicas' models differ.
+  DistributedDataParallel(
+      std::shared_ptr<M> module,
+      const mesh::DeviceMesh& dp_mesh,
+      const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallelBase(module, dp_mesh, options),
+        module_(std::move(module)) {}
+
+  DistributedDataParallel(
+      const torch::nn::ModuleHolder<M>& module,
+      const mesh::DeviceMesh& dp_mesh,
+      const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallel(module.ptr(), dp_mesh, options) {}
+
+  /// The module's forward(), with the hooks that act on it.
+  template <class... Args>
+  auto forward(Args&&... args) {
+    before_forward();
+    auto output = call_module(std::forward<Args>(args)...);
+    after_forward(output);
+    return output;
+  }
+
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  M& module() { return *module_; }
+  const M& module() const { return *module_; }
+
+ private:
+  template <class First, class... Rest>
+  auto call_module(First&& first, Rest&&... rest) {
+    using Result = decltype(module_->forward(
+        std::forward<First>(first), std::forward<Rest>(rest)...));
+    if constexpr (
+        std::is_convertible_v<First, const at::Tensor&> &&
+        std::is_same_v<Result, at::Tensor>) {
+      return dtensor::call(module_, first, std::forward<Rest>(rest)...);
+    } else {
+      return module_->forward(
+          std::forward<First>(first), std::forward<Rest>(rest)...);
+    }
+  }
+
+  std::shared_ptr<M> module_;
+};
+
+} // namespace weft::ddp

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "ddp/module_state.h"
+#include "mesh/device_mesh.h"
+
+namespace weft::ddp {
+
+/// Compares number, names, sizes, strides, dtypes, placements and
+/// requires_grad of the replicas' parameters and buffers.
+/// Collective: all ranks of `dp`; blocks.
+/// Throws, on all ranks: mesh::DisagreementError naming the first that differs
+/// and the values of rank 0 and of the first rank that differs from it.
+void check_replicas_agree(
+    const std::vector<NamedTensor>& parameters,
+    const std::vector<NamedTensor>& buffers,
+    const mesh::DeviceMesh& dp);
+
+/// Overwrites the tensors (of a DTensor this rank's part) with those of the
+/// first rank of `dp`, many in one message.
+/// Collective: all ranks of `dp`; blocks.
+void broadcast_from_first(
+    const std::vector<NamedTensor>& tensors,
+    const mesh::DeviceMesh& dp,
+    std::string_view name);
+
+} // namespace weft::ddp

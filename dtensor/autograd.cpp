@@ -1,0 +1,318 @@
+#include "dtensor/autograd.h"
+
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/torch.h>
+
+#include "dtensor/deferred_init.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/redistribute.h"
+#include "mesh/error.h"
+
+namespace weft::dtensor {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+// A node's owning pointer: shared_ptr up to torch 2.13, intrusive_ptr later.
+using NodePointer = decltype(torch::autograd::impl::grad_accumulator(
+    std::declval<const at::Tensor&>()));
+
+template <class T>
+std::pair<NodePointer, T*> make_node() {
+  if constexpr (std::is_same_v<NodePointer, std::shared_ptr<Node>>) {
+    auto* node = new T();
+    return {NodePointer(node, [](Node* n) { delete n; }), node};
+  } else {
+    auto pointer = c10::make_intrusive<T>();
+    auto* node = pointer.get();
+    return {std::move(pointer), node};
+  }
+}
+
+bool records_graph(const at::Tensor& input) {
+  return at::GradMode::is_enabled() && input.requires_grad();
+}
+
+// Makes `output` the result of a new node of type T that has `input` as its
+// only input.
+template <class T>
+T* record(const at::Tensor& input, at::Tensor& output) {
+  auto [pointer, node] = make_node<T>();
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  torch::autograd::create_gradient_edge(output, std::move(pointer));
+  return node;
+}
+
+DTensorImpl& require_dtensor_gradient(
+    const at::Tensor& grad,
+    const char* node_name) {
+  auto* impl = dtensor_impl(grad);
+  TORCH_CHECK_VALUE(
+      impl != nullptr,
+      "[",
+      node_name,
+      "] the gradient of a DTensor is a plain tensor of sizes ",
+      grad.sizes(),
+      ". Pass backward() a DTensor gradient (from_local or "
+      "distribute_tensor).");
+  return *impl;
+}
+
+// Note [Gradients that share memory]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Autograd hands a gradient on without copying it, adds into one that nobody
+// else refers to, and lets a leaf keep it. It looks at reference counts, which
+// say nothing of the local tensors that a DTensor and its parts share. So the
+// nodes below, which make a new tensor over a gradient's memory, look
+// themselves: where somebody else may hold that gradient, nobody may add into
+// it, and a leaf gets a copy.
+bool is_shared(const at::Tensor& grad) {
+  const auto* impl = dtensor_impl(grad);
+  const auto& memory = impl ? impl->local() : grad;
+  return grad.use_count() > 1 || memory.use_count() > 1 ||
+         (memory.has_storage() && memory.storage().use_count() > 1);
+}
+
+void forbid_inplace_accumulation(const at::Tensor& grad) {
+  if (auto* impl = dtensor_impl(grad)) {
+    impl->forbid_inplace_accumulation();
+  }
+}
+
+// `result` lies in the memory of `grad`, which others may hold.
+at::Tensor
+share_gradient(const Node& node, const at::Tensor& grad, at::Tensor result) {
+  const auto* next = node.next_edge(0).function.get();
+  if (dynamic_cast<const torch::autograd::AccumulateGrad*>(next)) {
+    return result.clone();
+  }
+  forbid_inplace_accumulation(grad);
+  forbid_inplace_accumulation(result);
+  return result;
+}
+
+struct RedistributeBackward final : Node {
+  DTensorSpec target;
+  std::string label;
+
+  std::string name() const override { return "RedistributeBackward"; }
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    auto& impl = require_dtensor_gradient(grads[0], "redistribute backward");
+    const bool shared = is_shared(grads[0]);
+    auto result = redistribute_to(grads[0], target, label);
+    const bool aliases =
+        !result.is_same(grads[0]) &&
+        dtensor_impl(result)->local().is_alias_of(impl.local());
+    return {
+        shared && aliases ? share_gradient(*this, grads[0], std::move(result))
+                          : result};
+  }
+};
+
+struct ToLocalBackward final : Node {
+  DTensorSpec grad_spec;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  std::string label;
+
+  std::string name() const override { return "ToLocalBackward"; }
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    // E.g. what sum() sends back: one number shown many times.
+    const bool dense = grads[0].is_non_overlapping_and_dense();
+    const bool shared = dense && is_shared(grads[0]);
+    auto result = leave_local(
+        dense ? grads[0] : grads[0].contiguous(),
+        grad_spec,
+        sizes,
+        strides,
+        label);
+    return {shared ? share_gradient(*this, grads[0], result) : result};
+  }
+};
+
+struct FromLocalBackward final : Node {
+  DTensorSpec spec;
+  DTensorSpec grad_spec;
+  std::string label;
+
+  std::string name() const override { return "FromLocalBackward"; }
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    require_dtensor_gradient(grads[0], "from_local backward");
+    const bool shared = is_shared(grads[0]);
+    // Where the ranks hold terms of a sum, the gradient goes to each of them,
+    // and what comes back from them (a second derivative) is to be added up.
+    auto second = grad_spec.placements();
+    for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
+      if (spec.placement(i).is_partial() && second[i].is_replicate()) {
+        second[i] = Partial();
+      }
+    }
+    auto local = enter_local(grads[0], grad_spec, second, label);
+    for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
+      if (spec.placement(i).is_partial(ReduceOp::kAvg)) {
+        local = local / static_cast<double>(spec.mesh().size(i));
+      }
+    }
+    return {shared ? share_gradient(*this, grads[0], local) : local};
+  }
+};
+
+// The local tensor under another impl that shares the DTensor's version
+// counter, so that autograd notices when the DTensor is changed in place after
+// a region saved its local tensor.
+at::Tensor alias_local(DTensorImpl& impl) {
+  return at::Tensor(impl.local().unsafeGetTensorImpl()->shallow_copy_and_detach(
+      impl.version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+at::Tensor to_local_recorded(
+    const at::Tensor& dtensor,
+    const DTensorSpec& grad,
+    std::string_view name) {
+  auto* impl = dtensor_impl(dtensor);
+  auto local = alias_local(*impl);
+  if (records_graph(dtensor)) {
+    auto* node = record<ToLocalBackward>(dtensor, local);
+    node->grad_spec = grad;
+    node->sizes = impl->sizes().vec();
+    node->strides = impl->strides().vec();
+    node->label = name;
+  }
+  return local;
+}
+
+int64_t code_of(const Placements& placements) {
+  int64_t code = 0;
+  for (const auto& placement : placements) {
+    code = code * 1000003 + placement.code();
+  }
+  return code;
+}
+
+// Note [Shared redistribution]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// q, k and v (gate and up) ask for the same input in the same placement. The
+// first call's local tensor is remembered on the input's impl, so the others
+// take it: one gather forward, and backward one reduction, since autograd adds
+// the gradients of the shared tensor before it goes through the gather. While
+// a graph is recorded the entry is weak (the graph holds the tensor as long as
+// it is needed; a strong one would be a cycle for leaves); without a graph it
+// is strong and dies with the input. An entry never serves another version of
+// the data or the other grad mode.
+at::Tensor find_shared(DTensorImpl& impl, const DTensorImpl::Shared& wanted) {
+  std::erase_if(impl.shared, [&](const auto& entry) {
+    return entry.version != wanted.version ||
+           (!entry.strong.defined() && entry.weak.expired());
+  });
+  for (const auto& entry : impl.shared) {
+    if (entry.spec_id == wanted.spec_id &&
+        entry.grad_code == wanted.grad_code &&
+        entry.grad_mode == wanted.grad_mode) {
+      if (entry.strong.defined()) {
+        return entry.strong;
+      }
+      if (auto locked = entry.weak.lock()) {
+        return at::Tensor(std::move(locked));
+      }
+    }
+  }
+  return {};
+}
+
+} // namespace
+
+at::Tensor redistribute_to(
+    const at::Tensor& dtensor,
+    const DTensorSpec& to,
+    std::string_view name) {
+  auto* impl = dtensor_impl(dtensor);
+  if (impl->spec() == to) {
+    return dtensor;
+  }
+  require_values(dtensor, name);
+  at::Tensor output;
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    output = redistribute_dtensor(dtensor, to, name);
+  }
+  if (records_graph(dtensor)) {
+    auto* node = record<RedistributeBackward>(dtensor, output);
+    node->target = impl->spec().without_partial();
+    node->label = name;
+  }
+  return output;
+}
+
+at::Tensor enter_local(
+    const at::Tensor& dtensor,
+    const DTensorSpec& want,
+    const Placements& grad,
+    std::string_view name) {
+  auto* impl = dtensor_impl(dtensor);
+  require_values(dtensor, name);
+  const bool graph = records_graph(dtensor);
+  DTensorImpl::Shared entry{
+      .spec_id = want.id(),
+      .grad_code = code_of(grad),
+      .version = dtensor.is_inference()
+                     ? 0
+                     : static_cast<uint32_t>(
+                           impl->version_counter().current_version()),
+      .grad_mode = graph,
+      .weak =
+          c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
+              c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()),
+      .strong = {}};
+  if (auto shared = find_shared(*impl, entry); shared.defined()) {
+    return shared;
+  }
+  auto placed = redistribute_to(dtensor, want, name);
+  auto local = to_local_recorded(placed, want.with(grad), name);
+  if (graph) {
+    entry.weak =
+        c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
+            local.getIntrusivePtr());
+  } else if (!(impl->spec() == want)) {
+    entry.strong = local;
+  } else {
+    return local;
+  }
+  impl->shared.push_back(std::move(entry));
+  return local;
+}
+
+at::Tensor leave_local(
+    const at::Tensor& local,
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes,
+    c10::IntArrayRef global_strides,
+    std::string_view name,
+    const std::optional<Placements>& grad) {
+  at::Tensor output;
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    output = make_dtensor(local.detach(), spec, global_sizes, global_strides);
+  }
+  if (records_graph(local)) {
+    auto* node = record<FromLocalBackward>(local, output);
+    node->spec = spec;
+    node->grad_spec = grad ? spec.with(*grad) : spec.without_partial();
+    node->label = name;
+  }
+  return output;
+}
+
+} // namespace weft::dtensor

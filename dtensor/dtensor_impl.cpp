@@ -1,0 +1,120 @@
+#include "dtensor/dtensor_impl.h"
+
+#include <utility>
+
+#include <c10/core/DispatchKeySet.h>
+
+#include "dtensor/dispatch.h"
+
+namespace weft::dtensor {
+namespace {
+
+// A storage of no bytes, one a tensor so that no two DTensors count as
+// aliases, whose data pointer explains itself.
+c10::Storage no_data(const at::Tensor& local) {
+  auto storage = c10::Storage(
+      c10::Storage::use_byte_size_t(),
+      0,
+      at::DataPtr(nullptr, local.device()),
+      /*allocator=*/nullptr,
+      /*resizable=*/false);
+  storage.unsafeGetStorageImpl()
+      ->release_data_and_set_meta_custom_data_ptr_error_msg_(
+          "a DTensor has no data of its own: use weft::dtensor::to_local(x) "
+          "for this rank's part or full_tensor(x) for the whole.");
+  return storage;
+}
+
+c10::DispatchKeySet keys(const at::Tensor& local) {
+  const auto backend = local.key_set().highestBackendKey();
+  return c10::DispatchKeySet(c10::DispatchKey::PrivateUse3) |
+         c10::getAutocastRelatedKeySetFromBackend(backend);
+}
+
+} // namespace
+
+DTensorImpl::DTensorImpl(
+    at::Tensor local,
+    DTensorSpec spec,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides)
+    : TensorImpl(no_data(local), keys(local), local.dtype()),
+      local_(std::move(local)),
+      spec_(std::move(spec)) {
+  ensure_dispatch_registered();
+  set_sizes_and_strides(sizes, strides);
+}
+
+DTensorImpl::DTensorImpl(WithData, const at::Tensor& memory)
+    : TensorImpl(c10::Storage(memory.storage()), keys(memory), memory.dtype()),
+      local_(memory) {
+  ensure_dispatch_registered();
+  set_sizes_and_strides(memory.sizes(), memory.strides());
+  set_storage_offset(memory.storage_offset());
+}
+
+void DTensorImpl::drop_data() {
+  set_storage_offset(0);
+  set_storage_keep_dtype(no_data(local_));
+}
+
+void DTensorImpl::reset_local(at::Tensor local, DTensorSpec spec) {
+  local_ = std::move(local);
+  spec_ = std::move(spec);
+  shared.clear();
+}
+
+void DTensorImpl::set_global_geometry(
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides) {
+  set_sizes_and_strides(sizes, strides);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
+    const c10::VariableVersion& version_counter,
+    bool allow_tensor_metadata_change) const {
+  auto copy =
+      c10::make_intrusive<DTensorImpl>(local_, spec_, sizes(), strides());
+  copy_tensor_metadata(
+      this, copy.get(), version_counter, allow_tensor_metadata_change);
+  copy->deferred = deferred;
+  return copy;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
+    c10::VariableVersion&& version_counter,
+    bool allow_tensor_metadata_change) const {
+  auto copy =
+      c10::make_intrusive<DTensorImpl>(local_, spec_, sizes(), strides());
+  copy_tensor_metadata(
+      this,
+      copy.get(),
+      std::move(version_counter),
+      allow_tensor_metadata_change);
+  copy->deferred = deferred;
+  return copy;
+}
+
+// Without this, set_data and Module::to(dtype) would change the sizes and
+// leave the old data behind them.
+void DTensorImpl::shallow_copy_from(
+    const c10::intrusive_ptr<c10::TensorImpl>& impl) {
+  auto* source = static_cast<const DTensorImpl*>(impl.get());
+  copy_tensor_metadata(
+      source, this, version_counter(), allow_tensor_metadata_change());
+  local_ = source->local_;
+  spec_ = source->spec_;
+  deferred = source->deferred;
+  shared.clear();
+}
+
+at::Tensor make_dtensor(
+    at::Tensor local,
+    const DTensorSpec& spec,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides) {
+  return at::detail::make_tensor<DTensorImpl>(
+      std::move(local), spec, sizes, strides);
+}
+
+} // namespace weft::dtensor

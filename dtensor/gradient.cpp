@@ -1,0 +1,134 @@
+#include "dtensor/gradient.h"
+
+#include <mutex>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/torch.h>
+
+#include "dtensor/autograd.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/parameter_info.h"
+
+namespace weft::dtensor {
+namespace {
+
+// The leaves whose gradients wait for the end of the backward under way.
+// Lives in the mesh, so ranks that are threads of one process have their own.
+struct PendingGradients {
+  std::mutex mutex;
+  std::vector<at::Tensor> leaves;
+};
+
+bool is_pending_sum_of(const DTensorSpec& gradient, const DTensorSpec& leaf) {
+  for (int64_t i = 0; i < leaf.mesh_ndim(); ++i) {
+    const auto& from = gradient.placement(i);
+    const auto& to = leaf.placement(i);
+    if (from != to && !(from.is_partial(ReduceOp::kSum) && to.is_replicate())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void reduce_pending(const mesh::DeviceMesh& mesh) {
+  auto& pending = mesh.extension<PendingGradients>();
+  std::vector<at::Tensor> leaves;
+  {
+    const std::lock_guard lock(pending.mutex);
+    leaves.swap(pending.leaves);
+  }
+  const at::NoGradGuard no_grad;
+  for (int64_t i = 0; i < mesh.ndim(); ++i) {
+    std::vector<at::Tensor> locals;
+    for (const auto& leaf : leaves) {
+      auto* grad = dtensor_impl(leaf.grad());
+      if (grad && grad->spec().placement(i).is_partial()) {
+        locals.push_back(grad->local());
+        grad->reset_local(grad->local(), grad->spec().with(i, Replicate()));
+      }
+    }
+    if (!locals.empty()) {
+      mesh.group(i)
+          .all_reduce_coalesced(locals, ReduceOp::kSum, "partial gradients")
+          .wait();
+    }
+  }
+}
+
+void reduce_at_end_of_backward(
+    const at::Tensor& leaf,
+    const mesh::DeviceMesh& mesh) {
+  auto& pending = mesh.extension<PendingGradients>();
+  const std::lock_guard lock(pending.mutex);
+  if (pending.leaves.empty()) {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [mesh] { reduce_pending(mesh); });
+  }
+  for (const auto& other : pending.leaves) {
+    if (other.is_same(leaf)) {
+      return;
+    }
+  }
+  pending.leaves.push_back(leaf);
+}
+
+at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
+  const auto* impl = dtensor_impl(gradient);
+  const auto& spec = leaf_impl.spec();
+  if (!impl || spec.mesh_ndim() == 0 || impl->spec().mesh_ndim() == 0) {
+    return gradient;
+  }
+  const at::Tensor leaf(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
+      static_cast<c10::TensorImpl*>(&leaf_impl)));
+  const auto name = parameter_name(leaf);
+  const auto* existing = dtensor_impl(leaf.grad());
+  if (!is_pending_sum_of(impl->spec(), spec)) {
+    return redistribute_to(gradient, spec, name + " gradient");
+  }
+  if (existing && !(existing->spec() == impl->spec())) {
+    if (existing->spec().has_partial()) {
+      return redistribute_to(gradient, existing->spec(), name + " gradient");
+    }
+    make_gradient_partial(leaf.grad(), impl->spec());
+  }
+  if (!(impl->spec() == spec) &&
+      !leaf_impl.parameter_info->gradient_reduced_elsewhere) {
+    reduce_at_end_of_backward(leaf, spec.mesh());
+  }
+  return gradient;
+}
+
+} // namespace
+
+void make_gradient_partial(
+    const at::Tensor& gradient,
+    const DTensorSpec& partial) {
+  auto* impl = dtensor_impl(gradient);
+  for (int64_t i = 0; i < partial.mesh_ndim(); ++i) {
+    if (partial.placement(i).is_partial() &&
+        !impl->spec().placement(i).is_partial() &&
+        partial.mesh().coordinate(i) != 0) {
+      const at::NoGradGuard no_grad;
+      at::Tensor(impl->local()).zero_();
+    }
+  }
+  impl->reset_local(impl->local(), partial);
+}
+
+void keep_gradient_placed(const at::Tensor& leaf) {
+  auto* impl = dtensor_impl(leaf);
+  if (!impl || !leaf.requires_grad() || !leaf.is_leaf()) {
+    return;
+  }
+  auto& info = parameter_info(leaf);
+  if (info.gradient_kept_placed) {
+    return;
+  }
+  info.gradient_kept_placed = true;
+  // The hook lives in the leaf, so the leaf outlives it.
+  leaf.register_hook([impl](const at::Tensor& gradient) {
+    return place_gradient(*impl, gradient);
+  });
+}
+
+} // namespace weft::dtensor

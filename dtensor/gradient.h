@@ -1,0 +1,22 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::dtensor {
+
+/// Keeps a leaf's gradient where the leaf lies. A gradient that arrives
+/// elsewhere is redistributed; one that is a pending sum where the leaf is
+/// whole (norm weights under sequence parallelism) waits for the end of
+/// backward and is reduced there together with the others of its mesh, in one
+/// collective a mesh dim. Does nothing for a tensor without requires_grad, and
+/// nothing the second time.
+/// Collective: its effect, at the end of each backward, over the leaf's mesh.
+void keep_gradient_placed(const at::Tensor& leaf);
+
+/// Turns a whole gradient into the equal pending sum, in the same memory: rank
+/// 0 of each mesh dim keeps the values, the others hold zeros.
+void make_gradient_partial(
+    const at::Tensor& gradient,
+    const class DTensorSpec& partial);
+
+} // namespace weft::dtensor

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "dtensor/spec.h"
+
+namespace torch {
+class Library;
+} // namespace torch
+
+// Note [Kernels above autograd]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Redistributing below autograd alone would make autograd save the input as it
+// was, and gather it once for each of q, k and v, forward and backward. So the
+// composite ops that a transformer spends its time in have kernels at
+// AutogradPrivateUse3: they bring their inputs, differentiably, to where the
+// op can run on local tensors, run libtorch's own op (and autograd) on those,
+// and wrap the result. What the parameter's style asks for is read from its
+// ParameterInfo. An unmodified nn::Linear reaches them.
+
+namespace weft::dtensor {
+
+/// Registers the kernels of linear, embedding, the norms, attention and cross
+/// entropy; returns their full names.
+std::set<std::string> register_kernels(
+    torch::Library& above,
+    torch::Library& below);
+
+namespace kernels {
+
+at::Tensor linear(
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    const std::optional<at::Tensor>& bias);
+
+/// A product with a parameter's t() is linear(): what libtorch's C++
+/// nn::Linear computes.
+at::Tensor matmul(const at::Tensor& left, const at::Tensor& right);
+
+/// The same with a bias, for two-dimensional inputs. Above autograd only.
+at::Tensor addmm(
+    c10::DispatchKeySet keys,
+    const at::Tensor& bias,
+    const at::Tensor& left,
+    const at::Tensor& right,
+    const at::Scalar& beta,
+    const at::Scalar& alpha);
+
+at::Tensor embedding(
+    const at::Tensor& weight,
+    const at::Tensor& indices,
+    c10::SymInt padding_idx,
+    bool scale_grad_by_freq,
+    bool sparse);
+
+at::Tensor rms_norm(
+    const at::Tensor& input,
+    c10::SymIntArrayRef normalized_shape,
+    const std::optional<at::Tensor>& weight,
+    std::optional<double> eps);
+
+at::Tensor layer_norm(
+    const at::Tensor& input,
+    c10::SymIntArrayRef normalized_shape,
+    const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias,
+    double eps,
+    bool cudnn_enable);
+
+at::Tensor scaled_dot_product_attention(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& attn_mask,
+    double dropout_p,
+    bool is_causal,
+    std::optional<double> scale,
+    bool enable_gqa);
+
+at::Tensor cross_entropy_loss(
+    const at::Tensor& logits,
+    const at::Tensor& target,
+    const std::optional<at::Tensor>& weight,
+    int64_t reduction,
+    c10::SymInt ignore_index,
+    double label_smoothing);
+
+/// The first DTensor's spec that lies on a mesh of one dim or more; what a
+/// region's tensors are brought to. Unplaced if there is none.
+DTensorSpec common_spec(std::initializer_list<const at::Tensor*> tensors);
+
+/// A plain tensor as a DTensor that lies as `placements` say (default:
+/// replicated) on `like`'s mesh; an unplaced DTensor as a replicated one.
+at::Tensor place(
+    const at::Tensor& tensor,
+    const DTensorSpec& like,
+    const std::optional<Placements>& placements = std::nullopt);
+
+/// The label of a parameter's op in ledgers and errors.
+std::string label(const char* op, const at::Tensor& parameter);
+
+} // namespace kernels
+} // namespace weft::dtensor

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/placement.h"
+
+namespace weft::dtensor {
+
+/// Where an op that uses a parameter takes its input and leaves its output;
+/// empty: the op's own choice. Placements are those of the parameter's mesh.
+struct OpLayout {
+  std::optional<Placements> input;
+  std::optional<Placements> output;
+};
+
+/// What is known of a parameter beside its value: set by tensor-parallel
+/// styles and by whoever names parameters, read by kernels and messages.
+struct ParameterInfo {
+  /// The fully qualified name, e.g. "model.layers.0.self_attn.q_proj.weight".
+  std::string fqn;
+  OpLayout linear;
+  OpLayout embedding;
+  OpLayout norm;
+  /// Somebody else (ddp/) brings a Partial gradient to this parameter's
+  /// placement; the callback at the end of backward leaves it alone.
+  bool gradient_reduced_elsewhere = false;
+  /// keep_gradient_placed() has been here.
+  bool gradient_kept_placed = false;
+};
+
+/// The info of a DTensor, made at the first call.
+ParameterInfo& parameter_info(const at::Tensor& dtensor);
+/// The name of a DTensor parameter, or "".
+std::string parameter_name(const at::Tensor& tensor);
+
+} // namespace weft::dtensor

@@ -1,0 +1,71 @@
+// Ops that take sizes and options from a tensor, not values: the input never
+// moves.
+
+#include "dtensor/rule.h"
+
+namespace weft::dtensor {
+namespace {
+
+// The result lies where the input does.
+std::vector<Strategy> like_input(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto& placement = call.tensors[0].spec->placement(context.mesh_dim);
+  if (placement.is_partial()) {
+    return {};
+  }
+  return {{{placement}, {placement}}};
+}
+
+// zeros and uninitialised memory may stand for a pending sum as well.
+std::vector<Strategy> like_input_or_partial(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto& placement = call.tensors[0].spec->placement(context.mesh_dim);
+  return {{{placement}, {placement}}};
+}
+
+// new_*(sizes): cut as the input where the sizes are the input's.
+std::vector<Strategy> new_like(
+    const OpCall& call,
+    const StrategyContext& context) {
+  if (call.tensors[0].sizes() !=
+      c10::IntArrayRef(context.outputs.at(0).sizes)) {
+    return {};
+  }
+  return like_input(call, context);
+}
+
+std::vector<std::pair<size_t, c10::IValue>> local_sizes(
+    const OpCall&,
+    const std::vector<std::vector<int64_t>>& outputs) {
+  return {{1, outputs.at(0)}};
+}
+
+// The global strides' order of dims, packed for the local sizes.
+std::vector<std::pair<size_t, c10::IValue>> local_sizes_and_strides(
+    const OpCall& call,
+    const std::vector<std::vector<int64_t>>& outputs) {
+  const auto strides = call.arguments[2].toIntVector();
+  return {{1, outputs.at(0)}, {2, dense_strides(outputs.at(0), strides)}};
+}
+
+} // namespace
+
+void add_factory_rules(RuleTable& table) {
+  table.add(
+      "zeros_like empty_like",
+      {.strategies = like_input_or_partial, .value_free = true});
+  table.add(
+      "ones_like full_like", {.strategies = like_input, .value_free = true});
+  table.add(
+      "new_empty new_zeros new_ones new_full",
+      {.strategies = new_like, .localize = local_sizes, .value_free = true});
+  table.add(
+      "new_empty_strided",
+      {.strategies = new_like,
+       .localize = local_sizes_and_strides,
+       .value_free = true});
+}
+
+} // namespace weft::dtensor

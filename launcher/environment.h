@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/options.h"
+
+namespace weft::launcher {
+
+/// What a worker's environment needs besides the options.
+struct LaunchFacts {
+  int master_port = 0;
+  /// The listening socket that rank 0 inherits.
+  int master_fd = -1;
+  /// When the outermost weftrun started, if it is this one. Units: seconds
+  /// since the epoch.
+  std::string start_time;
+  std::string error_file;
+  /// Whether the worker's standard error ends on a terminal, through a pipe.
+  bool stderr_is_terminal = false;
+};
+
+/// The environment of worker `local_rank` as NAME=value, made from `base`
+/// (this process's): torchrun's variables, WEFT_LAUNCH_T0 (kept if set),
+/// WEFT_STDERR_TTY=1 (on a terminal only) and, for rank 0, WEFT_MASTER_FD.
+/// Source: torch/distributed/elastic/agent/server/local_elastic_agent.py.
+std::vector<std::string> worker_environment(
+    const std::vector<std::string>& base,
+    const Options& options,
+    const LaunchFacts& facts,
+    int local_rank);
+
+/// This process's environment as NAME=value.
+std::vector<std::string> own_environment();
+
+} // namespace weft::launcher

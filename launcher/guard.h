@@ -1,0 +1,34 @@
+#pragma once
+
+#include <filesystem>
+
+#include <sys/types.h>
+
+#include "launcher/unique_fd.h"
+
+namespace weft::launcher {
+
+/// A process that outlives this one by a moment: if this one dies, by SIGKILL
+/// even, it kills the process groups it was told of. PR_SET_PDEATHSIG alone
+/// ends the workers, but not what they have started themselves.
+class Guard {
+ public:
+  /// Forks. `temporary` is removed when this process dies (may be empty).
+  explicit Guard(const std::filesystem::path& temporary);
+  /// Ends this guard's watch; unless dismissed, the groups are killed.
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+  void watch(pid_t process_group);
+  /// The groups are gone: their ids may name others from now on.
+  void dismiss();
+
+ private:
+  void send(pid_t message);
+
+  pid_t pid_ = -1;
+  UniqueFd pipe_;
+};
+
+} // namespace weft::launcher

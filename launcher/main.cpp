@@ -1,0 +1,57 @@
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "launcher/launch.h"
+#include "launcher/options.h"
+
+namespace {
+
+/// Seconds since the epoch, with microseconds.
+std::string now() {
+  timespec time{};
+  clock_gettime(CLOCK_REALTIME, &time);
+  char text[40];
+  std::snprintf(
+      text,
+      sizeof(text),
+      "%lld.%06ld",
+      static_cast<long long>(time.tv_sec),
+      time.tv_nsec / 1000);
+  return text;
+}
+
+/// Files opened later must not become a standard stream that was closed.
+void open_standard_streams() {
+  int fd = 0;
+  do {
+    fd = open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  close(fd);
+}
+
+int fail(const char* sentence) {
+  std::fprintf(stderr, "ERROR 2 rank=0 op=launch %s\n", sentence);
+  return 2;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  const std::string start_time = now();
+  open_standard_streams();
+  try {
+    const auto parsed = weft::launcher::parse_command_line(argc, argv);
+    if (!parsed.options) {
+      std::fputs(parsed.text.c_str(), stdout);
+      return 0;
+    }
+    return weft::launcher::launch(*parsed.options, start_time);
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  }
+}

@@ -1,0 +1,390 @@
+#include "launcher/options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <memory>
+#include <sstream>
+
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "launcher/error.h"
+#include "launcher/flag_hint.h"
+#include "launcher/signals.h"
+#include "launcher/worker_count.h"
+
+namespace weft::launcher {
+namespace {
+
+/// Flags as written; checked together once all are known.
+struct Flags {
+  std::string nnodes = "1:1";
+  std::string nproc_per_node = "1";
+  int node_rank = 0;
+  std::string master_addr;
+  int master_port = 0;
+  bool standalone = false;
+  std::string rdzv_backend = "static";
+  std::string rdzv_endpoint;
+  std::string rdzv_id;
+  std::string rdzv_conf;
+  int max_restarts = 0;
+  double monitor_interval = 0.1;
+  std::string role = "default";
+  bool no_python = false;
+  std::string log_dir;
+  std::string redirects = "0";
+  std::string tee = "0";
+  std::string log_line_prefix_template;
+  std::string local_ranks_filter;
+  std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+  double shutdown_timeout = 30;
+};
+
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: weftrun [flags] [--] program args...\n";
+  }
+};
+
+/// Adds flags that take a value, or none if bound to a bool, each with its
+/// environment variable.
+class FlagTable {
+ public:
+  explicit FlagTable(CLI::App& app) : app_(app) {}
+
+  template <typename T>
+  CLI::Option* add(const std::string& names, T& value, const char* help) {
+    CLI::Option* option = nullptr;
+    if constexpr (std::is_same_v<T, bool>) {
+      option = app_.add_flag(names, value, help);
+    } else {
+      option = app_.add_option(names, value, help);
+    }
+    std::string variable = "PET_" + option->get_lnames().front();
+    for (char& c : variable) {
+      c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    }
+    return option->envname(variable)->take_last();
+  }
+
+ private:
+  CLI::App& app_;
+};
+
+void add_process_flags(FlagTable& table, Flags& flags) {
+  table.add(
+      "--nnodes", flags.nnodes, "Hosts; 1 is all that this version supports");
+  table.add(
+      "--nproc-per-node",
+      flags.nproc_per_node,
+      "Workers: a number, cpu, gpu or auto (gpu if there is one, else cpu)");
+  table.add("--node-rank", flags.node_rank, "This host's rank; 0");
+  table.add(
+      "--master-addr",
+      flags.master_addr,
+      "Address at which rank 0 is met; 127.0.0.1");
+  table
+      .add(
+          "--master-port",
+          flags.master_port,
+          "Port at which rank 0 is met; 0 or none: a free one")
+      ->check(CLI::Range(0, 65535));
+  table.add("--standalone", flags.standalone, "One host, a run id of its own");
+  table
+      .add(
+          "--rdzv-backend",
+          flags.rdzv_backend,
+          "static or c10d; the same on one host")
+      ->check(CLI::IsMember({"static", "c10d"}));
+  table.add(
+      "--rdzv-endpoint",
+      flags.rdzv_endpoint,
+      "host:port; with static it is the master's address and port");
+  table.add("--rdzv-id", flags.rdzv_id, "The run's id; none");
+  table.add("--rdzv-conf", flags.rdzv_conf, "Accepted; unused on one host");
+  table.add(
+      "--max-restarts",
+      flags.max_restarts,
+      "0 is all that this version supports");
+  table.add(
+      "--monitor-interval",
+      flags.monitor_interval,
+      "Accepted and unused: an exit is seen when it happens");
+  table.add("--role", flags.role, "Name of the workers' role");
+  table.add(
+      "--no-python",
+      flags.no_python,
+      "Accepted and implied: weftrun starts programs");
+}
+
+void add_output_flags(FlagTable& table, Flags& flags) {
+  table.add(
+      "--log-dir",
+      flags.log_dir,
+      "Logs go to <log-dir>/<run-id>_*/attempt_0/<local rank>/");
+  table.add(
+      "-r,--redirects",
+      flags.redirects,
+      "Output to files: 1 stdout, 2 stderr, 3 both, or 0:1,1:3 by local rank");
+  table.add(
+      "-t,--tee", flags.tee, "Output to files and, prefixed, to the console");
+  table.add(
+      "--log-line-prefix-template",
+      flags.log_line_prefix_template,
+      "Prefix of --tee: ${role_name}, ${rank}, ${local_rank}, ${hostname}");
+  table.add(
+      "--local-ranks-filter",
+      flags.local_ranks_filter,
+      "Local ranks whose output reaches the console, e.g. 0,1");
+  table.add(
+      "--signals-to-handle",
+      flags.signals_to_handle,
+      "Signals that are forwarded to the workers and end the run");
+  table
+      .add(
+          "--shutdown-timeout",
+          flags.shutdown_timeout,
+          "Seconds from such a signal to SIGKILL (also "
+          "TORCH_ELASTIC_SHUTDOWN_TIMEOUT)")
+      ->check(CLI::Range(0.0, 1e6));
+}
+
+std::unique_ptr<CLI::App> make_app(Flags& flags) {
+  auto app = std::make_unique<CLI::App>(
+      "Starts one worker a rank on this host, as torchrun does, and ends with "
+      "the exit code of\nthe first one that fails.");
+  app->formatter(std::make_shared<HelpFormatter>());
+  app->get_formatter()->column_width(32);
+  app->set_version_flag("--version", "weftrun " WEFT_VERSION);
+  app->footer(
+      "A flag may be written with underscores, and PET_<FLAG> stands in for "
+      "one not given.\nThe first worker reads standard input, the others "
+      "/dev/null. Rank 0 inherits the socket that\nlistens at MASTER_PORT as "
+      "descriptor WEFT_MASTER_FD. When the run is over, whatever the workers\n"
+      "left in their process groups is killed.");
+  FlagTable table(*app);
+  add_process_flags(table, flags);
+  add_output_flags(table, flags);
+  return app;
+}
+
+std::vector<std::string> long_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+/// The arguments up to the program, each as --name or --name=value with
+/// dashes; CLI11 alone cannot tell an unknown flag from the program's.
+struct SplitArguments {
+  std::vector<std::string> flags;
+  std::vector<std::string> command;
+};
+
+SplitArguments split(
+    const CLI::App& app,
+    const std::vector<std::string>& arguments) {
+  SplitArguments split;
+  size_t i = 0;
+  for (; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument == "--") {
+      ++i;
+      break;
+    }
+    if (argument.size() < 2 || argument.front() != '-') {
+      break;
+    }
+    const bool is_long = argument.starts_with("--");
+    const size_t equals = argument.find('=');
+    size_t name_end = std::min(equals, argument.size());
+    std::string name = argument.substr(0, name_end);
+    std::ranges::replace(name, '_', '-');
+    const CLI::Option* option = app.get_option_no_throw(name);
+    if (option == nullptr && !is_long) { // -r3
+      name_end = 2;
+      option = app.get_option_no_throw(name.substr(0, 2));
+    }
+    if (option == nullptr) {
+      throw LaunchError(unknown_flag_message(name, long_names(app)));
+    }
+    name = "--" + option->get_lnames().front();
+    std::optional<std::string> value;
+    if (name_end < argument.size()) {
+      value = argument.substr(name_end + (name_end == equals ? 1 : 0));
+    } else if (option->get_items_expected_max() > 0) {
+      if (++i == arguments.size()) {
+        throw LaunchError(fmt::format("{} needs a value.", name));
+      }
+      value = arguments[i];
+    }
+    // An empty value, as an unset shell variable gives, leaves the default.
+    if (!value) {
+      split.flags.push_back(name);
+    } else if (!value->empty()) {
+      split.flags.push_back(name + "=" + *value);
+    }
+  }
+  split.command.assign(arguments.begin() + i, arguments.end());
+  return split;
+}
+
+void refuse_unsupported(const Flags& flags) {
+  if (flags.nnodes != "1" && flags.nnodes != "1:1") {
+    throw LaunchError(fmt::format(
+        "--nnodes {}: several hosts are not supported by this version, only "
+        "1.",
+        flags.nnodes));
+  }
+  if (flags.node_rank != 0) {
+    throw LaunchError(fmt::format(
+        "--node-rank {}: several hosts are not supported by this version, "
+        "only rank 0.",
+        flags.node_rank));
+  }
+  if (flags.max_restarts != 0) {
+    throw LaunchError(fmt::format(
+        "--max-restarts {}: restarts are not supported by this version, only "
+        "0. Run weftrun again instead: a recipe resumes by itself.",
+        flags.max_restarts));
+  }
+}
+
+/// Where rank 0 is met, from --master-* or a static --rdzv-endpoint.
+void set_master(const Flags& flags, Options& options) {
+  options.master_port = flags.master_port;
+  if (!flags.master_addr.empty()) {
+    options.master_addr = flags.master_addr;
+  }
+  if (flags.rdzv_endpoint.empty() || flags.rdzv_backend != "static" ||
+      flags.standalone) {
+    return;
+  }
+  const size_t colon = flags.rdzv_endpoint.rfind(':');
+  const std::string host = flags.rdzv_endpoint.substr(0, colon);
+  if (flags.master_addr.empty() && !host.empty()) {
+    options.master_addr = host;
+  }
+  if (flags.master_port == 0 && colon != std::string::npos) {
+    const std::string port = flags.rdzv_endpoint.substr(colon + 1);
+    const char* end = port.data() + port.size();
+    const auto [stop, error] =
+        std::from_chars(port.data(), end, options.master_port);
+    if (error != std::errc() || stop != end || options.master_port < 0 ||
+        options.master_port > 65535) {
+      throw LaunchError(fmt::format(
+          "--rdzv-endpoint {}: '{}' is not a port from 0 to 65535.",
+          flags.rdzv_endpoint,
+          port));
+    }
+  }
+}
+
+std::vector<int> parse_local_ranks(const std::string& text, int count) {
+  std::vector<int> ranks;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) {
+    int rank = -1;
+    const char* end = part.data() + part.size();
+    const auto [stop, error] = std::from_chars(part.data(), end, rank);
+    if (error != std::errc() || stop != end || rank < 0 || rank >= count) {
+      throw LaunchError(fmt::format(
+          "--local-ranks-filter {}: '{}' is not a local rank from 0 to {}.",
+          text,
+          part,
+          count - 1));
+    }
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void set_output(const Flags& flags, Options& options) {
+  options.log_dir = flags.log_dir;
+  options.redirects = StreamSelection::parse("--redirects", flags.redirects);
+  options.tee = StreamSelection::parse("--tee", flags.tee);
+  const int named =
+      std::max(options.redirects.max_rank(), options.tee.max_rank());
+  if (named >= options.worker_count) {
+    throw LaunchError(fmt::format(
+        "--redirects or --tee names local rank {}, but there are {} workers.",
+        named,
+        options.worker_count));
+  }
+  options.local_ranks_filter =
+      parse_local_ranks(flags.local_ranks_filter, options.worker_count);
+  const char* prefix = std::getenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
+  if (!flags.log_line_prefix_template.empty()) {
+    options.log_line_prefix_template = flags.log_line_prefix_template;
+  } else if (prefix != nullptr && *prefix != '\0') {
+    options.log_line_prefix_template = prefix;
+  }
+}
+
+Options check(const Flags& flags) {
+  refuse_unsupported(flags);
+  Options options;
+  options.worker_count = worker_count(flags.nproc_per_node);
+  options.role = flags.role;
+  if (!flags.rdzv_id.empty()) {
+    options.run_id = flags.rdzv_id;
+  } else if (flags.standalone) {
+    options.run_id = fmt::format(
+        "{:x}-{:x}",
+        std::chrono::system_clock::now().time_since_epoch().count(),
+        getpid());
+  }
+  set_master(flags, options);
+  set_output(flags, options);
+  options.signals = parse_signals(flags.signals_to_handle);
+  options.shutdown_timeout = std::chrono::milliseconds(
+      static_cast<int64_t>(flags.shutdown_timeout * 1000));
+  return options;
+}
+
+} // namespace
+
+ParsedCommandLine parse_command_line(int argc, const char* const* argv) {
+  Flags flags;
+  const auto app = make_app(flags);
+  SplitArguments arguments =
+      split(*app, std::vector<std::string>(argv + 1, argv + argc));
+  // A flag wins over PET_SHUTDOWN_TIMEOUT, which wins over torchrun's own
+  // variable for it.
+  const char* timeout = std::getenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+  const char* pet_timeout = std::getenv("PET_SHUTDOWN_TIMEOUT");
+  if (timeout != nullptr && *timeout != '\0' &&
+      (pet_timeout == nullptr || *pet_timeout == '\0')) {
+    arguments.flags.insert(
+        arguments.flags.begin(), std::string("--shutdown-timeout=") + timeout);
+  }
+  try {
+    std::ranges::reverse(arguments.flags); // as CLI11 wants a vector
+    app->parse(arguments.flags);
+  } catch (const CLI::CallForHelp&) {
+    return {.options = std::nullopt, .text = app->help()};
+  } catch (const CLI::CallForVersion& version) {
+    return {
+        .options = std::nullopt, .text = std::string(version.what()) + "\n"};
+  } catch (const CLI::ParseError& error) {
+    throw LaunchError(error.what());
+  }
+  Options options = check(flags);
+  if (arguments.command.empty()) {
+    throw LaunchError(
+        "no program to start. Usage: weftrun [flags] [--] program args...");
+  }
+  options.command = std::move(arguments.command);
+  return {.options = std::move(options), .text = ""};
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,282 @@
+#include "launcher/output.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include "launcher/error.h"
+
+namespace weft::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kReadBytes = 1 << 16;
+/// How long a pipe that is held open may delay the end.
+constexpr milliseconds kQuiet{200};
+
+UniqueFd open_null(int flags) {
+  UniqueFd fd(::open("/dev/null", flags | O_CLOEXEC));
+  if (!fd) {
+    throw_errno("/dev/null");
+  }
+  return fd;
+}
+
+void replace_all(
+    std::string& text,
+    std::string_view from,
+    const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos;
+       at += to.size()) {
+    text.replace(at, from.size(), to);
+  }
+}
+
+} // namespace
+
+std::string expand_prefix(
+    std::string_view line_template,
+    const std::string& role,
+    int local_rank) {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  const std::string rank = std::to_string(local_rank);
+  std::string prefix(line_template);
+  replace_all(prefix, "${role_name}", role);
+  replace_all(prefix, "${local_rank}", rank);
+  replace_all(prefix, "${rank}", rank);
+  replace_all(prefix, "${hostname}", host);
+  return prefix;
+}
+
+/// A pipe from one stream of one worker, and where its bytes go.
+struct Output::Pipe {
+  UniqueFd read_end;
+  /// nullptr: not shown.
+  Sink* console = nullptr;
+  /// With a prefix, only whole lines go to the console.
+  std::string prefix;
+  std::string unfinished;
+  UniqueFd file_fd;
+  std::unique_ptr<Sink> file;
+  LineTail* tail = nullptr;
+};
+
+Output::Output(const Options& options, const LogDir& logs)
+    : options_(options),
+      logs_(logs),
+      console_output_(STDOUT_FILENO),
+      console_error_(STDERR_FILENO),
+      tails_(static_cast<size_t>(options.worker_count)),
+      buffer_(kReadBytes, '\0') {}
+
+Output::~Output() = default;
+
+bool Output::shown(int local_rank) const {
+  const auto& filter = options_.local_ranks_filter;
+  return filter.empty() || std::ranges::count(filter, local_rank) > 0;
+}
+
+bool Output::stderr_is_terminal(int local_rank) const {
+  constexpr int kStderr = StreamSelection::kStderr;
+  return isatty(STDERR_FILENO) == 1 && shown(local_rank) &&
+         !options_.redirects.has(local_rank, kStderr) &&
+         !options_.tee.has(local_rank, kStderr);
+}
+
+WorkerStreams Output::open(int local_rank) {
+  WorkerStreams streams;
+  if (local_rank != 0) {
+    streams.input = open_null(O_RDONLY);
+  }
+  constexpr int kStdout = StreamSelection::kStdout;
+  if (options_.tee.has(local_rank, kStdout)) {
+    streams.output = open_pipe(local_rank, kStdout);
+  } else if (options_.redirects.has(local_rank, kStdout)) {
+    streams.output = open_file(local_rank, kStdout);
+  } else if (!shown(local_rank)) {
+    streams.output = open_null(O_WRONLY);
+  }
+  constexpr int kStderr = StreamSelection::kStderr;
+  if (options_.redirects.has(local_rank, kStderr) &&
+      !options_.tee.has(local_rank, kStderr)) {
+    streams.error = open_file(local_rank, kStderr);
+  } else {
+    streams.error = open_pipe(local_rank, kStderr);
+  }
+  return streams;
+}
+
+UniqueFd Output::open_file(int local_rank, int stream) const {
+  const auto path = logs_.file(
+      local_rank,
+      stream == StreamSelection::kStdout ? "stdout.log" : "stderr.log");
+  // O_APPEND: the worker may hand the file on to processes of its own.
+  UniqueFd fd(::open(
+      path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600));
+  if (!fd) {
+    throw_errno("log " + path.string());
+  }
+  return fd;
+}
+
+UniqueFd Output::open_pipe(int local_rank, int stream) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    throw_errno("pipe");
+  }
+  UniqueFd write_end(ends[1]);
+  auto pipe = std::make_unique<Pipe>();
+  pipe->read_end = UniqueFd(ends[0]);
+  fcntl(ends[0], F_SETFL, O_NONBLOCK); // our end; the worker's end blocks
+  const bool is_error = stream == StreamSelection::kStderr;
+  if (shown(local_rank)) {
+    pipe->console = is_error ? &console_error_ : &console_output_;
+  }
+  if (options_.tee.has(local_rank, stream)) {
+    pipe->prefix = expand_prefix(
+        options_.log_line_prefix_template, options_.role, local_rank);
+    pipe->file_fd = open_file(local_rank, stream);
+    pipe->file = std::make_unique<Sink>(pipe->file_fd.get());
+  }
+  if (is_error) {
+    pipe->tail = &tails_[static_cast<size_t>(local_rank)];
+  }
+  pipes_.push_back(std::move(pipe));
+  return write_end;
+}
+
+bool Output::wait(int fd, milliseconds timeout) {
+  return move(fd, timeout, /*even_if_full=*/false);
+}
+
+bool Output::move(int fd, milliseconds timeout, bool even_if_full) {
+  std::vector<pollfd> polled{{.fd = fd, .events = POLLIN, .revents = 0}};
+  std::vector<Pipe*> readable;
+  for (const auto& pipe : pipes_) {
+    // A console that is behind makes its workers wait, as it would directly.
+    const bool held = pipe->console != nullptr && pipe->console->full();
+    if (pipe->read_end && (even_if_full || !held)) {
+      readable.push_back(pipe.get());
+      polled.push_back(
+          {.fd = pipe->read_end.get(), .events = POLLIN, .revents = 0});
+    }
+  }
+  for (Sink* sink : {&console_output_, &console_error_}) {
+    if (sink->pending()) {
+      polled.push_back({.fd = sink->fd(), .events = POLLOUT, .revents = 0});
+    }
+  }
+  if (poll(polled.data(), polled.size(), static_cast<int>(timeout.count())) <=
+      0) {
+    return false; // a timeout, or EINTR: the caller comes again
+  }
+  console_output_.write_some();
+  console_error_.write_some();
+  for (size_t i = 0; i < readable.size(); ++i) {
+    if (polled[i + 1].revents != 0) {
+      read_pipe(*readable[i]);
+    }
+  }
+  return (polled[0].revents & POLLIN) != 0;
+}
+
+void Output::read_pipe(Pipe& pipe) {
+  const ssize_t size =
+      read(pipe.read_end.get(), buffer_.data(), buffer_.size());
+  if (size > 0) {
+    forward(pipe, std::string_view(buffer_).substr(0, size));
+  } else if (size == 0 || (errno != EAGAIN && errno != EINTR)) {
+    close_pipe(pipe);
+  }
+}
+
+void Output::forward(Pipe& pipe, std::string_view bytes) {
+  if (pipe.tail != nullptr) {
+    pipe.tail->append(bytes);
+  }
+  if (pipe.file != nullptr) {
+    pipe.file->push(bytes);
+  }
+  if (pipe.console == nullptr) {
+    return;
+  }
+  if (pipe.prefix.empty()) {
+    pipe.console->push(bytes);
+    return;
+  }
+  std::string lines;
+  for (size_t end; (end = bytes.find('\n')) != std::string_view::npos;
+       bytes.remove_prefix(end + 1)) {
+    lines += pipe.prefix + pipe.unfinished;
+    lines += bytes.substr(0, end + 1);
+    pipe.unfinished.clear();
+  }
+  pipe.unfinished += bytes;
+  if (pipe.unfinished.size() > kReadBytes) { // no line is worth more memory
+    lines += pipe.prefix + pipe.unfinished + "\n";
+    pipe.unfinished.clear();
+  }
+  pipe.console->push(lines);
+}
+
+void Output::close_pipe(Pipe& pipe) {
+  if (!pipe.unfinished.empty() && pipe.console != nullptr) {
+    pipe.console->push(pipe.prefix + pipe.unfinished + "\n");
+    pipe.unfinished.clear();
+  }
+  pipe.read_end.reset();
+}
+
+bool Output::any_open() const {
+  return std::ranges::any_of(
+      pipes_, [](const auto& pipe) { return bool(pipe->read_end); });
+}
+
+bool Output::pending() const {
+  return console_output_.pending() || console_error_.pending();
+}
+
+void Output::drain() {
+  const auto deadline = Clock::now() + kQuiet;
+  for (auto left = kQuiet; any_open() && left.count() > 0;
+       left = std::chrono::ceil<milliseconds>(deadline - Clock::now())) {
+    move(-1, left, /*even_if_full=*/true);
+  }
+  for (const auto& pipe : pipes_) {
+    close_pipe(*pipe);
+  }
+}
+
+void Output::say(std::string_view lines) {
+  if (!lines.empty() && console_error_.mid_line()) {
+    console_error_.push("\n");
+  }
+  console_error_.push(lines);
+}
+
+LineTail Output::tail(int local_rank) const {
+  constexpr int kStderr = StreamSelection::kStderr;
+  if (options_.tee.has(local_rank, kStderr) ||
+      !options_.redirects.has(local_rank, kStderr)) {
+    return tails_[static_cast<size_t>(local_rank)];
+  }
+  LineTail tail;
+  const auto path = logs_.file(local_rank, "stderr.log");
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const off_t size = lseek(fd.get(), 0, SEEK_END);
+  std::string bytes(kReadBytes, '\0');
+  const off_t start = std::max<off_t>(0, size - off_t(bytes.size()));
+  const ssize_t count = pread(fd.get(), bytes.data(), bytes.size(), start);
+  if (count > 0) {
+    tail.append(std::string_view(bytes).substr(0, size_t(count)));
+  }
+  return tail;
+}
+
+} // namespace weft::launcher

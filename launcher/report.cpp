@@ -1,0 +1,230 @@
+#include "launcher/report.h"
+
+#include <algorithm>
+#include <ctime>
+#include <fstream>
+
+#include <signal.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "launcher/signals.h"
+
+namespace weft::launcher {
+namespace {
+
+constexpr size_t kErrorFileBytes = 1 << 16;
+
+std::string local_time(std::chrono::system_clock::time_point when) {
+  using std::chrono::milliseconds;
+  const auto since =
+      std::chrono::duration_cast<milliseconds>(when.time_since_epoch());
+  const std::time_t seconds = since.count() / 1000;
+  std::tm parts{};
+  localtime_r(&seconds, &parts);
+  char text[32] = "";
+  std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &parts);
+  return fmt::format("{}.{:03d}", text, since.count() % 1000);
+}
+
+std::string describe(const WorkerExit& exit) {
+  if (exit.signal == 0) {
+    return fmt::format("exit code {}", exit.code);
+  }
+  return fmt::format("signal {} ({})", exit.signal, signal_name(exit.signal));
+}
+
+/// Without bytes that could rewrite what a terminal shows.
+std::string printable(const std::string& line) {
+  std::string result;
+  for (const char c : line) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < 0x20 && c != '\t') || byte == 0x7f) {
+      result += fmt::format("\\x{:02x}", byte);
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::string failed_rank_line(
+    const WorkerExit& exit,
+    bool is_cause,
+    const std::string& host) {
+  const bool out_of_memory = exit.signal == SIGKILL && !exit.stopped;
+  return fmt::format(
+      "  rank {:<4} pid {:<8} {}, {} on {}{}{}\n",
+      exit.rank,
+      exit.pid,
+      describe(exit),
+      local_time(exit.when),
+      host,
+      out_of_memory ? " (out of memory? see dmesg)" : "",
+      is_cause ? "  <- first cause" : "");
+}
+
+std::string join(const std::vector<int>& ranks) {
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+std::string last_words(int rank, const ReportSources& sources) {
+  std::string text;
+  const auto lines = sources.tail(rank).lines();
+  if (lines.empty()) {
+    text += fmt::format("  rank {} wrote nothing to stderr\n", rank);
+  } else {
+    text += fmt::format("  last words of rank {}:\n", rank);
+    for (const auto& line : lines) {
+      text += fmt::format("    | {}\n", printable(line));
+    }
+  }
+  const std::string message = read_error_file(sources.error_file(rank));
+  if (!message.empty()) {
+    text += fmt::format("  error file of rank {}:\n", rank);
+    for (size_t begin = 0; begin < message.size();) {
+      const size_t end = std::min(message.find('\n', begin), message.size());
+      text += fmt::format(
+          "    | {}\n", printable(message.substr(begin, end - begin)));
+      begin = end + 1;
+    }
+  }
+  return text;
+}
+
+/// The cause's own ERROR line; else that of a rank that failed alike, as when
+/// only rank 0 says what all ranks found.
+std::string workers_error_line(
+    const Outcome& outcome,
+    const WorkerExit* cause,
+    int code,
+    const ReportSources& sources) {
+  if (cause != nullptr) {
+    auto line = sources.tail(cause->rank).error_line(code);
+    if (!line.empty()) {
+      return line;
+    }
+  }
+  for (const auto& exit : outcome.exits) {
+    if (exit.code == code) {
+      auto line = sources.tail(exit.rank).error_line(code);
+      if (!line.empty()) {
+        return line;
+      }
+    }
+  }
+  return "";
+}
+
+std::string
+own_error_line(const Outcome& outcome, const WorkerExit* cause, int code) {
+  if (outcome.requested_signal != 0) {
+    const std::string how =
+        outcome.killed ? "; workers were killed, not having ended in time" : "";
+    const int rank = cause != nullptr ? cause->rank : 0;
+    return fmt::format(
+        "ERROR {} rank={} op=launch stopped by signal {} ({}){}",
+        code,
+        rank,
+        outcome.requested_signal,
+        signal_name(outcome.requested_signal),
+        how);
+  }
+  return fmt::format(
+      "ERROR {} rank={} op=launch worker {}{}",
+      code,
+      cause->rank,
+      cause->signal != 0 ? "killed by " : "ended with ",
+      describe(*cause));
+}
+
+/// Whom the report is about: the root cause or, if a signal from outside ended
+/// the run, the first worker that did not end as asked.
+std::optional<WorkerExit> culprit(const Outcome& outcome) {
+  if (outcome.requested_signal == 0) {
+    return root_cause(outcome);
+  }
+  for (const auto& exit : outcome.exits) {
+    if (exit.code != 0 && exit.code != 128 + outcome.requested_signal) {
+      return exit;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string who_failed(
+    const Outcome& outcome,
+    const WorkerExit& cause,
+    const ReportSources& sources) {
+  std::string failed;
+  std::vector<int> stopped;
+  int count = 0;
+  for (const auto& exit : outcome.exits) {
+    if (exit.code != 0 && (!exit.stopped || exit.rank == cause.rank)) {
+      failed += failed_rank_line(exit, exit.rank == cause.rank, sources.host);
+      ++count;
+    } else if (exit.stopped) {
+      stopped.push_back(exit.rank);
+    }
+  }
+  std::ranges::sort(stopped);
+  std::string text = fmt::format(
+      "weftrun: {} of {} workers failed\n{}",
+      count,
+      sources.worker_count,
+      failed);
+  if (!stopped.empty()) {
+    text += fmt::format(
+        "  then ended by weftrun{}: rank {}\n",
+        outcome.killed ? ", some by SIGKILL" : "",
+        join(stopped));
+  }
+  return text + last_words(cause.rank, sources);
+}
+
+} // namespace
+
+std::string read_error_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string bytes(kErrorFileBytes, '\0');
+  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  bytes.resize(
+      static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  const auto json = nlohmann::json::parse(bytes, nullptr, false);
+  if (!json.is_object() || !json.contains("message")) {
+    return "";
+  }
+  const auto& message = json["message"];
+  if (message.is_object() && message.contains("message") &&
+      message["message"].is_string()) {
+    return message["message"];
+  }
+  return message.is_string() ? message.get<std::string>() : "";
+}
+
+std::string report(const Outcome& outcome, const ReportSources& sources) {
+  const int code = exit_code(outcome);
+  if (code == 0) {
+    return "";
+  }
+  const auto found = culprit(outcome);
+  const WorkerExit* cause = found ? &*found : nullptr;
+  std::string text;
+  if (cause != nullptr) {
+    text += who_failed(outcome, *cause, sources);
+  }
+  if (!outcome.stuck.empty()) {
+    text += fmt::format(
+        "  not even SIGKILL has ended rank {}: it waits for the kernel\n",
+        join(outcome.stuck));
+  }
+  if (!sources.logs.empty()) {
+    text += fmt::format("  logs: {}\n", sources.logs.string());
+  }
+  const std::string line = workers_error_line(outcome, cause, code, sources);
+  return text + (line.empty() ? own_error_line(outcome, cause, code) : line) +
+         "\n";
+}
+
+} // namespace weft::launcher

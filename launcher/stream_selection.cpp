@@ -1,0 +1,79 @@
+#include "launcher/stream_selection.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "launcher/error.h"
+
+namespace weft::launcher {
+namespace {
+
+std::optional<int> number(std::string_view text) {
+  int value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || value < 0) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+} // namespace
+
+StreamSelection StreamSelection::parse(
+    std::string_view flag,
+    std::string_view text) {
+  const auto malformed = [&](std::string_view part) {
+    return LaunchError(fmt::format(
+        "{} {}: '{}' is neither 0 (none), 1 (stdout), 2 (stderr) or 3 (both) "
+        "nor a list like 0:1,1:3 of local ranks with one of these.",
+        flag,
+        text,
+        part));
+  };
+  StreamSelection selection;
+  if (text.find(':') == std::string_view::npos) {
+    const auto streams = number(text);
+    if (!streams || *streams > 3) {
+      throw malformed(text);
+    }
+    selection.all_ = *streams;
+    return selection;
+  }
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const auto part = text.substr(begin, end - begin);
+    const size_t colon = part.find(':');
+    if (colon == std::string_view::npos) {
+      throw malformed(part);
+    }
+    const auto rank = number(part.substr(0, colon));
+    const auto streams = number(part.substr(colon + 1));
+    if (!rank || !streams || *streams > 3) {
+      throw malformed(part);
+    }
+    selection.by_rank_[*rank] = *streams;
+    begin = end + 1;
+  }
+  return selection;
+}
+
+bool StreamSelection::has(int local_rank, int stream) const {
+  const auto found = by_rank_.find(local_rank);
+  return ((found == by_rank_.end() ? all_ : found->second) & stream) != 0;
+}
+
+bool StreamSelection::any() const {
+  return all_ != 0 || std::ranges::any_of(by_rank_, [](const auto& entry) {
+           return entry.second != 0;
+         });
+}
+
+int StreamSelection::max_rank() const {
+  return by_rank_.empty() ? -1 : by_rank_.rbegin()->first;
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,174 @@
+#include "launcher/supervisor.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include <sys/wait.h>
+
+#include <fmt/format.h>
+
+namespace weft::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// How long workers may take to end after one of them has failed.
+constexpr milliseconds kFailureGrace{5000};
+/// How long a killed process may take to vanish; one that waits for a dead
+/// disk never does.
+constexpr milliseconds kKillGrace{3000};
+
+} // namespace
+
+Supervisor::Supervisor(
+    const std::vector<Worker>& workers,
+    Output& output,
+    SignalQueue& signals,
+    milliseconds shutdown_timeout)
+    : workers_(workers),
+      output_(output),
+      signals_(signals),
+      shutdown_timeout_(shutdown_timeout) {}
+
+Outcome Supervisor::run() {
+  collect_exits(); // SIGCHLD may have come before the queue was looked at
+  while (outcome_.exits.size() < workers_.size() && !gave_up_) {
+    if (output_.wait(signals_.fd(), time_left())) {
+      handle_signals();
+    }
+    advance();
+  }
+  // What workers have started and left behind ends with the run. The ids are
+  // theirs still: ended workers are reaped only now.
+  signal_groups(SIGKILL);
+  output_.drain();
+  for (const auto& worker : workers_) {
+    if (ended(worker.rank)) {
+      while (waitpid(worker.pid, nullptr, 0) < 0 && errno == EINTR) {
+      }
+    } else {
+      outcome_.stuck.push_back(worker.rank);
+    }
+  }
+  return std::move(outcome_);
+}
+
+milliseconds Supervisor::time_left() const {
+  if (phase_ == Phase::kRunning) {
+    return milliseconds(-1);
+  }
+  return std::max(
+      milliseconds(0),
+      std::chrono::ceil<milliseconds>(deadline_ - Clock::now()));
+}
+
+void Supervisor::handle_signals() {
+  for (const int signal : signals_.take()) {
+    if (signal == SIGCHLD) {
+      collect_exits();
+    } else {
+      handle_request(signal);
+    }
+  }
+}
+
+void Supervisor::handle_request(int signal) {
+  if (phase_ == Phase::kRunning) {
+    outcome_.requested_signal = signal;
+    output_.say(fmt::format(
+        "weftrun: {} received and forwarded; workers have {} s to end\n",
+        signal_name(signal),
+        shutdown_timeout_.count() / 1000.0));
+    stop(signal, shutdown_timeout_);
+  } else if (signal == SIGQUIT) {
+    kill_all();
+  } else {
+    output_.say(fmt::format(
+        "weftrun: {} received; already ending, SIGQUIT ends at once\n",
+        signal_name(signal)));
+  }
+}
+
+void Supervisor::collect_exits() {
+  const auto seen = Clock::now();
+  const auto when = std::chrono::system_clock::now();
+  for (const auto& worker : workers_) {
+    siginfo_t info{};
+    // WNOWAIT keeps the id taken, so that its group can be signalled safely.
+    if (ended(worker.rank) ||
+        waitid(
+            P_PID,
+            static_cast<id_t>(worker.pid),
+            &info,
+            WEXITED | WNOHANG | WNOWAIT) != 0 ||
+        info.si_pid == 0) {
+      continue;
+    }
+    const int signal = info.si_code == CLD_EXITED ? 0 : info.si_status;
+    outcome_.exits.push_back(
+        {.rank = worker.rank,
+         .pid = worker.pid,
+         .code = signal == 0 ? info.si_status : 128 + signal,
+         .signal = signal,
+         .seen = seen,
+         .when = when,
+         .stopped = phase_ == Phase::kStopping || phase_ == Phase::kKilled});
+  }
+}
+
+void Supervisor::advance() {
+  const bool over = phase_ != Phase::kRunning && Clock::now() >= deadline_;
+  switch (phase_) {
+    case Phase::kRunning:
+      if (root_cause(outcome_)) {
+        enter(Phase::kSettling, kCauseWindow);
+      }
+      break;
+    case Phase::kSettling:
+      if (over) {
+        stop(SIGTERM, std::min(shutdown_timeout_, kFailureGrace));
+      }
+      break;
+    case Phase::kStopping:
+      if (over) {
+        kill_all();
+      }
+      break;
+    case Phase::kKilled:
+      gave_up_ = over;
+      break;
+  }
+}
+
+void Supervisor::enter(Phase phase, milliseconds duration) {
+  phase_ = phase;
+  deadline_ = Clock::now() + duration;
+}
+
+void Supervisor::stop(int signal, milliseconds grace) {
+  enter(Phase::kStopping, grace);
+  signal_groups(signal);
+  signal_groups(SIGCONT); // a stopped worker could not handle it
+}
+
+void Supervisor::kill_all() {
+  if (phase_ != Phase::kKilled) {
+    enter(Phase::kKilled, kKillGrace);
+    outcome_.killed = true;
+    signal_groups(SIGKILL);
+  }
+}
+
+void Supervisor::signal_groups(int signal) const {
+  for (const auto& worker : workers_) {
+    kill(-worker.pid, signal);
+  }
+}
+
+bool Supervisor::ended(int rank) const {
+  return std::ranges::any_of(outcome_.exits, [&](const WorkerExit& exit) {
+    return exit.rank == rank;
+  });
+}
+
+} // namespace weft::launcher

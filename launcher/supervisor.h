@@ -1,0 +1,60 @@
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include "launcher/outcome.h"
+#include "launcher/output.h"
+#include "launcher/signals.h"
+#include "launcher/worker.h"
+
+namespace weft::launcher {
+
+/// Watches the workers of a run until all have ended, and ends them when one
+/// fails or a signal asks for it.
+//
+//            a worker fails            kCauseWindow
+//   Running ----------------> Settling ------------> Stopping
+//      |                                 SIGTERM        |
+//      +------------------------------------------------+ its time is over,
+//            a signal comes: it is forwarded            | or SIGQUIT
+//                                                       v SIGKILL
+//   from each state: all workers ended -> done        Killed
+class Supervisor {
+ public:
+  /// Lifetime: the arguments outlive this object.
+  Supervisor(
+      const std::vector<Worker>& workers,
+      Output& output,
+      SignalQueue& signals,
+      std::chrono::milliseconds shutdown_timeout);
+
+  /// Returns when no worker runs any more and their process groups are gone.
+  Outcome run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Phase { kRunning, kSettling, kStopping, kKilled };
+
+  std::chrono::milliseconds time_left() const;
+  void handle_signals();
+  void handle_request(int signal);
+  void collect_exits();
+  void advance();
+  void enter(Phase phase, std::chrono::milliseconds duration);
+  void stop(int signal, std::chrono::milliseconds grace);
+  void kill_all();
+  void signal_groups(int signal) const;
+  bool ended(int rank) const;
+
+  const std::vector<Worker>& workers_;
+  Output& output_;
+  SignalQueue& signals_;
+  std::chrono::milliseconds shutdown_timeout_;
+  Phase phase_ = Phase::kRunning;
+  Clock::time_point deadline_;
+  bool gave_up_ = false;
+  Outcome outcome_;
+};
+
+} // namespace weft::launcher

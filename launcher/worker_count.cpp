@@ -1,0 +1,84 @@
+#include "launcher/worker_count.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+#include <sched.h>
+
+#include <fmt/format.h>
+
+#include "launcher/error.h"
+
+namespace weft::launcher {
+namespace {
+
+constexpr int kMaxWorkers = 4096;
+
+int count_cpus() {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  if (sched_getaffinity(0, sizeof(cpus), &cpus) != 0) {
+    return 1;
+  }
+  return std::max(1, CPU_COUNT(&cpus));
+}
+
+} // namespace
+
+int count_gpus(const std::filesystem::path& folder, const char* visible) {
+  if (visible != nullptr) {
+    const std::string_view list = visible;
+    if (list.empty() || list.front() == '-') {
+      return 0;
+    }
+    return 1 + static_cast<int>(std::ranges::count(list, ','));
+  }
+  int count = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    count += name.starts_with("nvidia") && name.size() > 6 &&
+             std::all_of(name.begin() + 6, name.end(), [](unsigned char c) {
+               return std::isdigit(c) != 0;
+             });
+  }
+  return count;
+}
+
+int worker_count(const std::string& text) {
+  const auto gpus = [] {
+    return count_gpus("/dev", std::getenv("CUDA_VISIBLE_DEVICES"));
+  };
+  if (text == "cpu") {
+    return count_cpus();
+  }
+  if (text == "auto") {
+    const int count = gpus();
+    return count > 0 ? count : count_cpus();
+  }
+  if (text == "gpu") {
+    const int count = gpus();
+    if (count == 0) {
+      throw LaunchError(
+          "--nproc-per-node gpu: this host shows no NVIDIA device. Give a "
+          "number, or cpu.");
+    }
+    return count;
+  }
+  int count = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, count);
+  if (error != std::errc() || stop != end || count < 1 || count > kMaxWorkers) {
+    throw LaunchError(fmt::format(
+        "--nproc-per-node {}: not a number from 1 to {}, and not auto, cpu or "
+        "gpu.",
+        text,
+        kMaxWorkers));
+  }
+  return count;
+}
+
+} // namespace weft::launcher

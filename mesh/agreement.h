@@ -1,0 +1,35 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string_view>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace weft::mesh {
+
+/// Who takes part in an agreement, and over what.
+struct AgreementParty {
+  c10d::Store& store;
+  int64_t rank;
+  int64_t world_size;
+  std::chrono::milliseconds timeout;
+};
+
+/// Compares what all ranks give as `value`. `sequence` is the same on all
+/// ranks and new for each comparison. Rank 0 reads all values; the others wait
+/// for its verdict.
+/// Collective: all ranks; blocks.
+/// Throws: DisagreementError on every rank, naming the first that differs from
+/// rank 0; CommError if not all come in time.
+void check_agreement(
+    const AgreementParty& party,
+    int64_t sequence,
+    std::string_view field,
+    std::string_view value);
+
+/// Blocks until all ranks have called it.
+/// Throws: CommError saying how many came, if they do not all in time.
+void meet(const AgreementParty& party);
+
+} // namespace weft::mesh

@@ -1,0 +1,106 @@
+#include "mesh/call.h"
+
+#include <utility>
+
+#include "mesh/error.h"
+
+namespace weft::mesh {
+
+int64_t total_bytes(const std::vector<at::Tensor>& tensors) {
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  return bytes;
+}
+
+LedgerEntry
+make_call(std::string op, std::string_view name, const at::Tensor& tensor) {
+  LedgerEntry call;
+  call.op = std::move(op);
+  call.name = name;
+  if (tensor.defined()) {
+    call.shape = tensor.sizes().vec();
+    call.dtype = tensor.scalar_type();
+    call.bytes = static_cast<int64_t>(tensor.nbytes());
+  }
+  return call;
+}
+
+void check_tensor(
+    const GroupState& group,
+    const LedgerEntry& call,
+    const at::Tensor& tensor) {
+  const auto where = [&] { return group.describe(call); };
+  WEFT_CHECK(tensor.defined(), call.op, where(), "A tensor is undefined.");
+  WEFT_CHECK(
+      tensor.layout() == at::kStrided,
+      call.op,
+      where(),
+      "A tensor is ",
+      tensor.layout(),
+      "; only strided ones can be moved. Call to_dense() first.");
+  WEFT_CHECK(
+      group.backend->supports(tensor.device().type()),
+      call.op,
+      where(),
+      "A tensor is on ",
+      tensor.device(),
+      ", where the backend ",
+      group.backend->kind(),
+      " cannot move it.");
+  WEFT_CHECK_EQ(
+      call.op,
+      tensor.scalar_type(),
+      call.dtype,
+      where(),
+      "All tensors of one call share a dtype.");
+}
+
+void check_op(const GroupState& group, const LedgerEntry& call, ReduceOp op) {
+  const auto where = [&] { return group.describe(call); };
+  const bool is_complex = c10::isComplexType(call.dtype);
+  WEFT_CHECK(
+      op != ReduceOp::kAvg || is_complex || c10::isFloatingType(call.dtype),
+      call.op,
+      where(),
+      "An average of ",
+      call.dtype,
+      " is not defined. Sum it, or convert it to a floating type.");
+  WEFT_CHECK(
+      (op != ReduceOp::kMin && op != ReduceOp::kMax) || !is_complex,
+      call.op,
+      where(),
+      "Complex numbers have no order, so no minimum or maximum.");
+}
+
+void check_parts(
+    const GroupState& group,
+    const LedgerEntry& call,
+    const std::vector<at::Tensor>& parts) {
+  WEFT_CHECK_EQ(
+      call.op,
+      static_cast<int64_t>(parts.size()),
+      group.backend->size(),
+      group.describe(call),
+      "One part for every rank of the group is needed.");
+  for (const at::Tensor& part : parts) {
+    check_tensor(group, call, part);
+  }
+}
+
+void check_root(
+    const GroupState& group,
+    const LedgerEntry& call,
+    int64_t root) {
+  const auto where = [&] { return group.describe(call); };
+  WEFT_CHECK_LE(call.op, 0, root, where(), "A root is a rank of the group.");
+  WEFT_CHECK_LT(
+      call.op,
+      root,
+      group.backend->size(),
+      where(),
+      "A root is a rank of the group, not of the world.");
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+namespace weft::mesh {
+
+/// Exit codes of `weft` and `weftrun`; below 128: do not retry.
+enum class ExitCode : int {
+  kDone = 0,
+  kNo = 1,
+  kUsage = 2,
+  kNonFinite = 3,
+  kCheckpoint = 4,
+  kDisagreement = 5,
+  kOutOfMemory = 137,
+  kPreempted = 143,
+  kPeerLost = 150,
+};
+
+/// Where something went wrong: "rank 3/8, mesh dp=2 tp=4, ...". Built only on
+/// failure.
+struct ErrorContext {
+  std::string text;
+};
+
+/// A collective or the rendezvous failed: a peer is gone, or time ran out.
+class CommError : public c10::DistBackendError {
+  using c10::DistBackendError::DistBackendError;
+};
+
+/// Ranks that must agree do not.
+class DisagreementError : public c10::Error {
+  using c10::Error::Error;
+};
+
+/// A recipe, command line or environment that cannot be used.
+class UsageError : public c10::ValueError {
+  using c10::ValueError::ValueError;
+};
+
+namespace detail {
+template <class... Args>
+std::string concat(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
+[[noreturn]] void throw_value_error(
+    const char* file,
+    int line,
+    const char* function,
+    std::string message);
+} // namespace detail
+
+/// Throws E with `message` (c10 errors take a SourceLocation first).
+template <class E>
+[[noreturn]] void throw_error(
+    std::string message,
+    c10::SourceLocation where = {"", "", 0}) {
+  throw E(where, std::move(message));
+}
+
+} // namespace weft::mesh
+
+/// Fails with "[op] text. (context)" as a c10::ValueError unless `condition`.
+/// `where` is an expression of type ErrorContext, evaluated only on failure.
+#define WEFT_CHECK(condition, op, where, ...)                        \
+  do {                                                               \
+    if (!(condition)) [[unlikely]] {                                 \
+      ::weft::mesh::detail::throw_value_error(                       \
+          __FILE__,                                                  \
+          __LINE__,                                                  \
+          __func__,                                                  \
+          ::weft::mesh::detail::concat(                              \
+              "[", op, "] ", __VA_ARGS__, " (", (where).text, ")")); \
+    }                                                                \
+  } while (false)
+
+/// Compares and prints both sides: "[op] a == b: 3 vs 4. Hint. (context)".
+#define WEFT_CHECK_COMPARE(operator_, op, left, right, where, ...) \
+  do {                                                             \
+    const auto& left_ = (left);                                    \
+    const auto& right_ = (right);                                  \
+    if (!(left_ operator_ right_)) [[unlikely]] {                  \
+      ::weft::mesh::detail::throw_value_error(                     \
+          __FILE__,                                                \
+          __LINE__,                                                \
+          __func__,                                                \
+          ::weft::mesh::detail::concat(                            \
+              "[",                                                 \
+              op,                                                  \
+              "] " #left " " #operator_ " " #right ": ",           \
+              left_,                                               \
+              " vs ",                                              \
+              right_,                                              \
+              ". ",                                                \
+              __VA_ARGS__,                                         \
+              " (",                                                \
+              (where).text,                                        \
+              ")"));                                               \
+    }                                                              \
+  } while (false)
+#define WEFT_CHECK_EQ(op, left, right, where, ...) \
+  WEFT_CHECK_COMPARE(==, op, left, right, where, __VA_ARGS__)
+#define WEFT_CHECK_LT(op, left, right, where, ...) \
+  WEFT_CHECK_COMPARE(<, op, left, right, where, __VA_ARGS__)
+#define WEFT_CHECK_LE(op, left, right, where, ...) \
+  WEFT_CHECK_COMPARE(<=, op, left, right, where, __VA_ARGS__)

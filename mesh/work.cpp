@@ -1,0 +1,201 @@
+#include "mesh/work.h"
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+#include "mesh/failure.h"
+
+namespace weft::mesh {
+
+std::string GroupState::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void GroupState::fail(const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) {
+      failure_ = reason;
+    }
+  }
+  backend->abort();
+}
+
+ErrorContext GroupState::describe(const LedgerEntry& call) const {
+  const auto& members = backend->members();
+  std::ostringstream out;
+  out << "rank " << members.rank << "/" << members.ranks.size() << ", group \""
+      << members.name << "\"";
+  if (!call.name.empty()) {
+    out << ", tensor \"" << call.name << "\"";
+  }
+  if (call.op != "barrier") {
+    out << (call.name.empty() ? ", tensor [" : " [");
+    for (size_t i = 0; i < call.shape.size(); ++i) {
+      out << (i == 0 ? "" : ", ") << call.shape[i];
+    }
+    out << "] " << c10::toString(call.dtype);
+  }
+  return {out.str()};
+}
+
+void GroupState::throw_failure(
+    const LedgerEntry& call,
+    const std::string& reason) const {
+  throw_error<CommError>(detail::concat(
+      "[", call.op, "] ", reason, ". (", describe(call).text, ")"));
+}
+
+struct Work::State {
+  std::shared_ptr<GroupState> group;
+  LedgerEntry call;
+  std::unique_ptr<Pending> pending;
+  std::function<void()> finish;
+  bool ended_by_backend = false;
+  /// The works this one stands for; then all above is unused.
+  std::vector<Work> parts;
+
+  std::mutex mutex;
+  std::atomic<bool> done = false;
+  std::exception_ptr error;
+
+  void complete();
+  void run();
+  std::exception_ptr translate(const std::exception& cause) const;
+};
+
+std::exception_ptr Work::State::translate(const std::exception& cause) const {
+  const std::string earlier = group->failure();
+  const std::string reason =
+      earlier.empty() ? failure_reason(cause, group->backend->members().timeout)
+                      : earlier;
+  group->fail(reason);
+  try {
+    group->throw_failure(call, reason);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void Work::State::run() {
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    // Both may write to views of parameters.
+    const at::NoGradGuard no_grad;
+    pending->wait();
+    if (finish) {
+      finish();
+    }
+  } catch (const std::exception& cause) {
+    error = translate(cause);
+  }
+  if (!ended_by_backend) {
+    group->ledger->end(call.sequence);
+  }
+  group->ledger->add_blocked(std::chrono::steady_clock::now() - start);
+}
+
+void Work::State::complete() {
+  const std::lock_guard lock(mutex);
+  if (!done) {
+    for (Work& part : parts) {
+      try {
+        part.wait();
+      } catch (...) {
+        error = error ? error : std::current_exception();
+      }
+    }
+    if (pending) {
+      run();
+      pending.reset();
+      finish = nullptr;
+    }
+    done = true;
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+Work::Work() = default;
+Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+void Work::wait() {
+  if (state_) {
+    state_->complete();
+  }
+}
+
+bool Work::is_completed() const {
+  if (!state_ || state_->done) {
+    return true;
+  }
+  const std::unique_lock lock(state_->mutex, std::try_to_lock);
+  if (!lock) { // Someone waits for it.
+    return false;
+  }
+  for (const Work& part : state_->parts) {
+    if (!part.is_completed()) {
+      return false;
+    }
+  }
+  return !state_->pending || state_->pending->is_completed();
+}
+
+Work launch(
+    const std::shared_ptr<GroupState>& group,
+    LedgerEntry call,
+    const Start& start,
+    std::function<void()> finish) {
+  if (const std::string reason = group->failure(); !reason.empty()) {
+    group->throw_failure(call, reason);
+  }
+  const at::NoGradGuard no_grad;
+  const bool recorded = group->backend->size() > 1;
+  if (recorded) {
+    call.sequence = group->ledger->begin(call);
+  }
+  auto state = std::make_shared<Work::State>();
+  state->group = group;
+  state->call = std::move(call);
+  try {
+    state->pending = start(*group->backend);
+  } catch (const std::exception& cause) {
+    group->ledger->end(state->call.sequence);
+    std::rethrow_exception(state->translate(cause));
+  }
+  if (!state->pending) {
+    if (finish) {
+      finish();
+    }
+    if (recorded) {
+      group->ledger->end(state->call.sequence);
+    }
+    return Work();
+  }
+  if (finish) {
+    state->finish = std::move(finish);
+  } else {
+    state->ended_by_backend = state->pending->when_completed(
+        [ledger = group->ledger, sequence = state->call.sequence] {
+          ledger->end(sequence);
+        });
+  }
+  return Work(std::move(state));
+}
+
+Work combine(std::vector<Work> works) {
+  if (works.size() == 1) {
+    return works.front();
+  }
+  auto state = std::make_shared<Work::State>();
+  state->parts = std::move(works);
+  return Work(std::move(state));
+}
+
+} // namespace weft::mesh

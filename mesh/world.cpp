@@ -1,0 +1,280 @@
+#include "mesh/world.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "mesh/agreement.h"
+#include "mesh/error.h"
+#include "mesh/failure.h"
+#include "mesh/fake_backend.h"
+#include "mesh/gloo_backend.h"
+#include "mesh/rendezvous.h"
+
+namespace weft::mesh {
+
+struct World::State {
+  LaunchInfo launch;
+  WorldOptions options;
+  /// Null where nothing communicates: a fake world, or one rank.
+  c10::intrusive_ptr<c10d::Store> store;
+  std::atomic<int64_t> next_id = 0;
+  std::atomic<int64_t> next_agreement = 0;
+
+  /// Guards all below. Not held while a group connects: abort() must pass.
+  std::mutex mutex;
+  std::set<std::string> group_keys;
+  std::vector<Communicator> groups;
+  std::shared_ptr<GlooDevice> device;
+  bool aborted = false;
+
+  std::once_flag world_group_made;
+  std::optional<Communicator> world_group;
+
+  bool is_fake() const { return options.backend == "fake"; }
+  AgreementParty party() const {
+    return {*store, launch.rank, launch.world_size, options.timeout};
+  }
+  ErrorContext describe() const {
+    return {detail::concat("rank ", launch.rank, "/", launch.world_size)};
+  }
+  std::shared_ptr<GlooDevice> gloo_device();
+  int64_t position_in(
+      const std::string& name,
+      const std::vector<int64_t>& ranks) const;
+  std::shared_ptr<Backend> connect(GroupMembers members, std::string key);
+};
+
+std::shared_ptr<GlooDevice> World::State::gloo_device() {
+  const std::lock_guard lock(mutex);
+  if (!device) {
+    std::string address = options.bind_address;
+    if (address.empty()) {
+      address =
+          launch.master_address.empty() || is_loopback(launch.master_address)
+              ? "127.0.0.1"
+              : local_address_towards(launch.master_address);
+    }
+    device = make_gloo_device(address);
+  }
+  return device;
+}
+
+/// Checks `ranks` and returns where this rank is among them.
+int64_t World::State::position_in(
+    const std::string& name,
+    const std::vector<int64_t>& ranks) const {
+  constexpr const char* kOp = "make_group";
+  std::set<int64_t> seen;
+  for (const int64_t rank : ranks) {
+    WEFT_CHECK(
+        rank >= 0 && rank < launch.world_size,
+        kOp,
+        describe(),
+        "Group \"",
+        name,
+        "\" names rank ",
+        rank,
+        ", which the world of ",
+        launch.world_size,
+        " does not have.");
+    WEFT_CHECK(
+        seen.insert(rank).second,
+        kOp,
+        describe(),
+        "Group \"",
+        name,
+        "\" names rank ",
+        rank,
+        " twice.");
+  }
+  const auto own = std::find(ranks.begin(), ranks.end(), launch.rank);
+  WEFT_CHECK(
+      own != ranks.end(),
+      kOp,
+      describe(),
+      "This rank is no member of group \"",
+      name,
+      "\". Only members make a group.");
+  return own - ranks.begin();
+}
+
+std::shared_ptr<Backend> World::State::connect(
+    GroupMembers members,
+    std::string key) {
+  if (members.ranks.size() == 1) {
+    return std::make_shared<FakeBackend>(std::move(members), "self");
+  }
+  if (is_fake()) {
+    return std::make_shared<FakeBackend>(std::move(members), "fake");
+  }
+  const std::string where = detail::concat(
+      " (",
+      describe().text,
+      ", group \"",
+      members.name,
+      "\" of ",
+      members.ranks.size(),
+      " ranks)");
+  const auto listener = gloo_device();
+  try {
+    return make_gloo_backend(
+        std::move(members),
+        c10::make_intrusive<c10d::PrefixStore>("group/" + key, store),
+        listener);
+  } catch (const std::exception& cause) {
+    throw_error<CommError>(detail::concat(
+        "[make_group] ",
+        failure_reason(cause, options.timeout),
+        ". The members could not connect.",
+        where));
+  }
+}
+
+namespace {
+
+void check_backend(const std::string& backend) {
+  if (backend != "gloo" && backend != "fake") {
+    throw_error<UsageError>(detail::concat(
+        "[world] backend '", backend, "' is unknown. Use gloo or fake."));
+  }
+}
+
+} // namespace
+
+World::World(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+World World::from_env(WorldOptions options) {
+  check_backend(options.backend);
+  auto state = std::make_shared<State>();
+  state->launch = read_launch_info();
+  state->options = std::move(options);
+  if (state->launch.world_size > 1 && !state->is_fake()) {
+    state->store = connect_store(state->launch, state->options.timeout);
+    meet(state->party());
+  } else {
+    drop_inherited_listener(state->launch.master_port);
+  }
+  return World(std::move(state));
+}
+
+World World::from_store(
+    c10::intrusive_ptr<c10d::Store> store,
+    int64_t rank,
+    int64_t world_size,
+    WorldOptions options) {
+  check_backend(options.backend);
+  auto state = std::make_shared<State>();
+  state->launch.rank = state->launch.local_rank = rank;
+  state->launch.world_size = state->launch.local_world_size = world_size;
+  state->options = std::move(options);
+  WEFT_CHECK_LE("world", 0, rank, state->describe(), "Ranks count from 0.");
+  WEFT_CHECK_LT(
+      "world", rank, world_size, state->describe(), "Ranks count from 0.");
+  if (world_size > 1 && !state->is_fake()) {
+    WEFT_CHECK(store, "world", state->describe(), "The store is null.");
+    state->store =
+        c10::make_intrusive<c10d::PrefixStore>("weft", std::move(store));
+  }
+  return World(std::move(state));
+}
+
+World World::fake(int64_t rank, int64_t world_size) {
+  WorldOptions options;
+  options.backend = "fake";
+  return from_store({}, rank, world_size, std::move(options));
+}
+
+int64_t World::rank() const {
+  return state_->launch.rank;
+}
+
+int64_t World::world_size() const {
+  return state_->launch.world_size;
+}
+
+int64_t World::local_rank() const {
+  return state_->launch.local_rank;
+}
+
+int64_t World::local_world_size() const {
+  return state_->launch.local_world_size;
+}
+
+const std::string& World::backend() const {
+  return state_->options.backend;
+}
+
+std::chrono::milliseconds World::timeout() const {
+  return state_->options.timeout;
+}
+
+Communicator World::make_group(
+    std::string name,
+    const std::vector<int64_t>& ranks,
+    std::string_view scope) const {
+  GroupMembers members;
+  members.rank = state_->position_in(name, ranks);
+  members.ranks = ranks;
+  members.timeout = state_->options.timeout;
+  std::string key = scope.empty() ? name : detail::concat(scope, "/", name);
+  members.name = std::move(name);
+  {
+    const std::lock_guard lock(state_->mutex);
+    WEFT_CHECK(
+        state_->group_keys.insert(key).second,
+        "make_group",
+        state_->describe(),
+        "A group \"",
+        key,
+        "\" was made before. Give each group a name of its own.");
+  }
+  Communicator made(state_->connect(std::move(members), std::move(key)));
+  const std::lock_guard lock(state_->mutex);
+  state_->groups.push_back(made);
+  if (state_->aborted) {
+    made.abort();
+  }
+  return made;
+}
+
+Communicator World::group() const {
+  std::call_once(state_->world_group_made, [&] {
+    std::vector<int64_t> ranks(world_size());
+    std::iota(ranks.begin(), ranks.end(), 0);
+    state_->world_group.emplace(make_group("world", ranks));
+  });
+  return *state_->world_group;
+}
+
+void World::check_agreement(std::string_view field, std::string_view value)
+    const {
+  const int64_t sequence = state_->next_agreement++;
+  if (state_->store) {
+    mesh::check_agreement(state_->party(), sequence, field, value);
+  }
+}
+
+int64_t World::next_id() const {
+  return state_->next_id++;
+}
+
+void World::abort() const {
+  std::vector<Communicator> groups;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->aborted = true;
+    groups = state_->groups;
+  }
+  for (Communicator& group : groups) {
+    group.abort();
+  }
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "mesh/communicator.h"
+
+namespace c10d {
+class Store;
+} // namespace c10d
+
+namespace weft::mesh {
+
+struct WorldOptions {
+  /// "gloo" (CPU) or "fake" (no communication: one process plays one rank of a
+  /// world of any size).
+  std::string backend = "gloo";
+  /// How long a collective or a rendezvous may take.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  /// The address gloo listens on; empty: loopback when MASTER_ADDR is a
+  /// loopback address, else this host's address on the way to MASTER_ADDR.
+  std::string bind_address;
+};
+
+/// All ranks of a job and the store they meet in. Cheap to copy.
+class World {
+ public:
+  /// Reads torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK,
+  /// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without it, a world of one
+  /// rank that opens no socket. On one host the store listens on loopback
+  /// only.
+  /// Collective: all ranks; blocks until all have come.
+  /// Throws: c10::ValueError naming the variable that is missing or malformed;
+  /// CommError if the others do not come in time.
+  static World from_env(WorldOptions options = {});
+
+  /// A world that meets in `store`, e.g. one thread a rank over a HashStore.
+  static World from_store(
+      c10::intrusive_ptr<c10d::Store> store,
+      int64_t rank,
+      int64_t world_size,
+      WorldOptions options = {});
+
+  /// One rank of an imagined world: collectives move nothing.
+  static World fake(int64_t rank, int64_t world_size);
+
+  int64_t rank() const;
+  int64_t world_size() const;
+  int64_t local_rank() const;
+  int64_t local_world_size() const;
+  const std::string& backend() const;
+  std::chrono::milliseconds timeout() const;
+
+  /// Makes a group of `ranks` (world ranks, this rank among them). Messages
+  /// show `name`; `scope` and `name` together are never used twice in a world.
+  /// Collective: the members only, all with the same arguments; blocks.
+  /// Throws: c10::ValueError for wrong ranks or a name used before; CommError
+  /// if the members do not all come in time.
+  Communicator make_group(
+      std::string name,
+      const std::vector<int64_t>& ranks,
+      std::string_view scope = {}) const;
+
+  /// The group of all ranks, made once.
+  Communicator group() const;
+
+  /// Compares `value` (e.g. a hash or a short text) of all ranks through the
+  /// store before anything else communicates.
+  /// Collective: all ranks with the same `field`; blocks.
+  /// Throws: DisagreementError naming the first differing rank, the field and
+  /// both values.
+  void check_agreement(std::string_view field, std::string_view value) const;
+
+  /// A number that is the same on all ranks and new at every call, for names
+  /// of groups. Collective in order, not in time: it communicates nothing.
+  int64_t next_id() const;
+
+  /// Fails what is under way in every group of this world and all later calls
+  /// with CommError, here and soon on the other ranks.
+  void abort() const;
+
+  struct State;
+
+ private:
+  explicit World(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+} // namespace weft::mesh

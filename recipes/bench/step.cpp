@@ -1,0 +1,170 @@
+#include "recipes/bench/step.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+
+#include <torch/torch.h>
+#include <nlohmann/json.hpp>
+
+#include "dtensor/deferred_init.h"
+#include "mesh/env.h"
+#include "mesh/world.h"
+#include "recipes/config/validate.h"
+#include "recipes/progress/metrics_log.h"
+#include "recipes/train/llama_job.h"
+
+namespace weft::recipes::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double now_since_epoch() {
+  return std::chrono::duration<double>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+// PEER_T0, else when the outermost weftrun began, else now.
+double launch_time() {
+  for (const char* name : {"PEER_T0", "WEFT_LAUNCH_T0"}) {
+    if (const auto text = mesh::env::get(name)) {
+      return std::strtod(text->c_str(), nullptr);
+    }
+  }
+  return now_since_epoch();
+}
+
+Recipe recipe_of(const StepOptions& options) {
+  Recipe recipe;
+  recipe.name = "bench";
+  recipe.mesh = {options.dp, options.tp};
+  recipe.model.dim = options.dim;
+  recipe.model.layers = options.layers;
+  recipe.model.heads = options.heads;
+  recipe.model.kv_heads = options.kv_heads ? options.kv_heads : options.heads;
+  recipe.model.ffn_dim = options.ffn_dim ? options.ffn_dim : 4 * options.dim;
+  recipe.model.vocab_size = options.vocab;
+  recipe.tp.sequence_parallel = options.sequence_parallel != 0;
+  recipe.ddp.bucket_cap_mb = options.bucket_mb;
+  recipe.data.sequence_length = options.seq;
+  recipe.data.paths = {"none"};
+  recipe.train.global_batch_size = options.batch * options.dp;
+  // libtorch's and the peer's defaults.
+  recipe.optimizer.betas = {0.9, 0.999};
+  recipe.optimizer.weight_decay = 0.01;
+  recipe.origins.source = "weft bench step";
+  return recipe;
+}
+
+mesh::World make_world(const StepOptions& options, int64_t world_size) {
+  if (options.comm == "none") {
+    return mesh::World::fake(
+        mesh::env::get_int("RANK", 0, world_size - 1).value_or(0), world_size);
+  }
+  return mesh::World::from_env();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle]
+                                : (values[middle - 1] + values[middle]) / 2;
+}
+
+double rounded(double value, double digits) {
+  return std::round(value * digits) / digits;
+}
+
+struct Timings {
+  std::vector<double> losses;
+  std::vector<double> step_ms;
+  double first_step_s = 0;
+};
+
+Timings train(const StepOptions& options, LlamaJob& job, double launched_at) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(
+      1 + static_cast<uint64_t>(job.mesh.coordinate("dp")));
+  Timings timings;
+  for (int64_t i = 0; i < options.warmup + options.steps; ++i) {
+    const auto data = at::randint(
+        0,
+        options.vocab,
+        {options.batch, options.seq + 1},
+        generator,
+        at::TensorOptions(at::kLong));
+    if (i == options.warmup) {
+      job.mesh.group("dp").barrier();
+      job.mesh.group("tp").barrier();
+    }
+    const auto start = Clock::now();
+    auto loss = token_loss(
+        (*job.ddp)(data.slice(1, 0, -1)),
+        data.slice(1, 1),
+        options.batch * options.seq * options.dp);
+    loss.backward();
+    job.optimizer->step();
+    job.optimizer->zero_grad();
+    // The replica's own mean, as the peer prints it.
+    timings.losses.push_back(
+        loss.item<double>() * static_cast<double>(options.dp));
+    timings.step_ms.push_back(
+        std::chrono::duration<double, std::milli>(Clock::now() - start)
+            .count());
+    if (i == 0) {
+      timings.first_step_s = now_since_epoch() - launched_at;
+    }
+  }
+  return timings;
+}
+
+std::string
+to_json(const StepOptions& options, const Timings& timings, double peak_mb) {
+  const double ms =
+      median({timings.step_ms.begin() + options.warmup, timings.step_ms.end()});
+  nlohmann::ordered_json losses;
+  for (size_t i = 0; i < std::min<size_t>(3, timings.losses.size()); ++i) {
+    losses.push_back(rounded(timings.losses[i], 1e4));
+  }
+  losses.push_back(rounded(timings.losses.back(), 1e4));
+  return nlohmann::ordered_json{
+      {"peer", "weft"},
+      {"torch", TORCH_VERSION},
+      {"dp", options.dp},
+      {"tp", options.tp},
+      {"engine", options.comm == "none" ? "limit" : "ddp"},
+      {"ms_per_step", rounded(ms, 1e2)},
+      {"tokens_per_s",
+       std::llround(
+           static_cast<double>(options.dp * options.batch * options.seq) / ms *
+           1e3)},
+      {"first_step_s", rounded(timings.first_step_s, 1e3)},
+      {"peak_rss_mb", std::llround(peak_mb)},
+      {"losses", losses}}
+      .dump();
+}
+
+} // namespace
+
+std::optional<std::string> run_step(const StepOptions& options) {
+  const double launched_at = launch_time();
+  at::set_num_threads(static_cast<int>(options.threads));
+  auto recipe = recipe_of(options);
+  const int64_t world_size =
+      mesh::env::get_int("WORLD_SIZE", 1, 1 << 20).value_or(1);
+  validate(recipe, world_size);
+  const auto world = make_world(options, world_size);
+  const auto mesh =
+      mesh::DeviceMesh::create(world, {options.dp, options.tp}, {"dp", "tp"});
+  auto job = make_llama_job(recipe, mesh);
+  const auto timings = train(options, job, launched_at);
+  auto peak = at::full({1}, peak_rss_mb(), at::kDouble);
+  world.group().all_reduce(peak, mesh::ReduceOp::kMax, "peak_rss_mb").wait();
+  if (world.rank() != 0) {
+    return std::nullopt;
+  }
+  return to_json(options, timings, peak.item<double>());
+}
+
+} // namespace weft::recipes::bench

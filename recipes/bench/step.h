@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace weft::recipes::bench {
+
+/// The flags of bench/peer/pytorch_2d.py, with its defaults.
+struct StepOptions {
+  int64_t dp = 2;
+  int64_t tp = 2;
+  int64_t dim = 256;
+  int64_t layers = 4;
+  int64_t heads = 8;
+  int64_t kv_heads = 0;
+  int64_t ffn_dim = 0;
+  int64_t seq = 128;
+  int64_t batch = 4;
+  int64_t vocab = 256;
+  int64_t steps = 30;
+  int64_t warmup = 5;
+  int64_t sequence_parallel = 1;
+  int64_t threads = 1;
+  double bucket_mb = 25;
+  std::string comm = "auto";
+};
+
+/// Does the peer script's work: random tokens, mean loss, backward, AdamW
+/// without clipping, the loss read each step. On rank 0 returns one line of
+/// JSON with the peer's keys; nothing on
+/// the others.
+/// Collective: dp * tp ranks.
+std::optional<std::string> run_step(const StepOptions& options);
+
+} // namespace weft::recipes::bench

@@ -1,0 +1,72 @@
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "recipes/bench/dispatch.h"
+#include "recipes/bench/step.h"
+#include "recipes/cli/commands.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+// Results are JSON with or without it.
+void add_json_flag(CLI::App& command) {
+  command.add_flag_function(
+      "--json", [](int64_t) {}, "One line of JSON (the only form there is)");
+}
+
+void add_step(CLI::App& bench) {
+  auto options = std::make_shared<bench::StepOptions>();
+  auto* command = bench.add_subcommand(
+      "step",
+      "Times training steps of a Llama on random tokens, like "
+      "bench/peer/pytorch_2d.py");
+  command->add_option("--dp", options->dp, "Data-parallel ranks");
+  command->add_option("--tp", options->tp, "Tensor-parallel ranks");
+  command->add_option("--dim", options->dim);
+  command->add_option("--layers", options->layers);
+  command->add_option("--heads", options->heads);
+  command->add_option("--kv_heads", options->kv_heads, "0: as heads");
+  command->add_option("--ffn_dim", options->ffn_dim, "0: 4 * dim");
+  command->add_option("--seq", options->seq);
+  command->add_option("--batch", options->batch, "Samples per replica");
+  command->add_option("--vocab", options->vocab);
+  command->add_option("--steps", options->steps, "Steps that are timed");
+  command->add_option("--warmup", options->warmup);
+  command->add_option("--sp", options->sequence_parallel, "0 or 1");
+  command->add_option("--threads", options->threads, "Per rank");
+  command->add_option("--bucket_mb", options->bucket_mb);
+  command
+      ->add_option(
+          "--comm",
+          options->comm,
+          "auto, or none: every collective replaced by nothing, the limit")
+      ->check(CLI::IsMember({"auto", "none"}));
+  add_json_flag(*command);
+  command->callback([options] {
+    const auto result = bench::run_step(*options);
+    if (result) {
+      std::printf("%s\n", result->c_str());
+    }
+  });
+}
+
+void add_dispatch(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "dispatch", "Times an op on DTensors against the same op on tensors");
+  add_json_flag(*command);
+  command->callback([] { std::printf("%s\n", bench::run_dispatch().c_str()); });
+}
+
+} // namespace
+
+void add_bench(CLI::App& app) {
+  auto* command = app.add_subcommand("bench", "Measure");
+  command->require_subcommand(1);
+  add_step(*command);
+  add_dispatch(*command);
+}
+
+} // namespace weft::recipes::cli

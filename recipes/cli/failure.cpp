@@ -1,0 +1,75 @@
+#include "recipes/cli/failure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <thread>
+
+#include "mesh/env.h"
+#include "recipes/train/trainer.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+std::string rank() {
+  return mesh::env::get("RANK").value_or("0");
+}
+
+// Every rank finds the same mistake in a recipe. Rank 0 speaks first and the
+// launcher ends the others; one that is alone with its mistake speaks too.
+void let_rank_zero_speak() {
+  if (rank() != "0") {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+}
+
+} // namespace
+
+int report_failure(
+    const std::string& op,
+    mesh::ExitCode code,
+    const std::string& sentence) {
+  if (code == mesh::ExitCode::kUsage) {
+    let_rank_zero_speak();
+  }
+  std::string line = sentence;
+  std::ranges::replace(line, '\n', ' ');
+  std::fflush(stdout);
+  std::fprintf(
+      stderr,
+      "ERROR %d rank=%s op=%s %s\n",
+      static_cast<int>(code),
+      rank().c_str(),
+      op.c_str(),
+      line.c_str());
+  std::fflush(stderr);
+  return static_cast<int>(code);
+}
+
+int report_exception(const std::string& op) {
+  using mesh::ExitCode;
+  try {
+    throw;
+  } catch (const mesh::UsageError& error) {
+    return report_failure(op, ExitCode::kUsage, error.what_without_backtrace());
+  } catch (const NonFiniteError& error) {
+    return report_failure(
+        op, ExitCode::kNonFinite, error.what_without_backtrace());
+  } catch (const mesh::DisagreementError& error) {
+    return report_failure(
+        op, ExitCode::kDisagreement, error.what_without_backtrace());
+  } catch (const c10::DistError& error) {
+    return report_failure(
+        op, ExitCode::kPeerLost, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    return report_failure(op, ExitCode::kNo, error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return report_failure(op, ExitCode::kOutOfMemory, "out of memory");
+  } catch (const std::exception& error) {
+    return report_failure(op, ExitCode::kNo, error.what());
+  }
+}
+
+} // namespace weft::recipes::cli

@@ -1,0 +1,56 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "mesh/env.h"
+#include "mesh/world.h"
+#include "recipes/cli/commands.h"
+#include "recipes/config/recipe.h"
+#include "recipes/config/validate.h"
+#include "recipes/train/trainer.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+struct TrainArguments {
+  std::string recipe;
+  std::vector<std::string> overrides;
+};
+
+void train(const TrainArguments& arguments) {
+  // Everything that can be wrong is looked at before any rank waits for
+  // another.
+  auto recipe = load_recipe(arguments.recipe, arguments.overrides);
+  validate(recipe, mesh::env::get_int("WORLD_SIZE", 1, 1 << 20).value_or(1));
+  if (recipe.device != "cpu") {
+    refuse(
+        recipe,
+        "device",
+        "this version trains on the CPU only; write cpu instead of " +
+            recipe.device);
+  }
+  BatchLoader::open(recipe, 0);
+  if (mesh::env::get("RANK").value_or("0") == "0") {
+    MetricsLog(Trainer::metrics_path(recipe));
+  }
+  const auto world = mesh::World::from_env();
+  Trainer(recipe, world).run();
+}
+
+} // namespace
+
+void add_train(CLI::App& app) {
+  auto arguments = std::make_shared<TrainArguments>();
+  auto* command = app.add_subcommand("train", "Train what a recipe describes");
+  command->add_option("recipe", arguments->recipe, "The recipe, a YAML file")
+      ->required();
+  command->add_option(
+      "overrides",
+      arguments->overrides,
+      "key.path=value, on top of the recipe, e.g. mesh.tp=4 train.steps=20");
+  command->callback([arguments] { train(*arguments); });
+}
+
+} // namespace weft::recipes::cli

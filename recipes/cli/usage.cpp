@@ -1,0 +1,57 @@
+#include "recipes/cli/usage.h"
+
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "recipes/config/suggest.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+// The subcommand that the words led to; `words` becomes how to call it.
+const CLI::App& reached(const CLI::App& app, std::string& words) {
+  words += words.empty() ? "" : " ";
+  words += app.get_name();
+  const auto used = app.get_subcommands();
+  return used.empty() ? app : reached(*used.front(), words);
+}
+
+// "; did you mean train?" if a name of `command`'s is near.
+std::string suggestion(const CLI::App& command, const std::string& word) {
+  std::vector<std::string> names;
+  for (const auto* option : command.get_options()) {
+    names.push_back(option->get_name());
+  }
+  for (const auto* subcommand : command.get_subcommands({})) {
+    names.push_back(subcommand->get_name());
+  }
+  constexpr int64_t kNear = 2;
+  int64_t least = kNear + 1;
+  std::string nearest;
+  for (const auto& name : names) {
+    const auto distance = edit_distance(word, name);
+    if (distance < least) {
+      least = distance;
+      nearest = name;
+    }
+  }
+  return nearest.empty() ? "" : "; did you mean " + nearest + "?";
+}
+
+} // namespace
+
+std::string explain_usage(const CLI::App& app, const CLI::ParseError& error) {
+  std::string words;
+  const auto& command = reached(app, words);
+  const auto unknown = command.remaining();
+  std::string text = error.what();
+  if (!unknown.empty()) {
+    const auto word = unknown.front().substr(0, unknown.front().find('='));
+    text = "\"" + word + "\" is not known" + suggestion(command, word);
+  }
+  const bool has_end = text.ends_with('.') || text.ends_with('?');
+  return text + (has_end ? " See " : ". See ") + words + " --help.";
+}
+
+} // namespace weft::recipes::cli

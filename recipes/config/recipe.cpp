@@ -1,0 +1,277 @@
+#include "recipes/config/recipe.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "mesh/error.h"
+#include "recipes/config/schema.h"
+#include "recipes/config/suggest.h"
+#include "recipes/config/yaml_tree.h"
+#include "recipes/config/yaml_value.h"
+
+namespace weft::recipes {
+namespace {
+
+[[noreturn]] void fail(const std::string& place, std::string_view message) {
+  mesh::throw_error<mesh::UsageError>(fmt::format("{}: {}", place, message));
+}
+
+bool is_control(char c) {
+  return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+}
+
+// For a message, which is one line.
+std::string shortened(std::string text) {
+  constexpr size_t kMost = 80;
+  if (text.size() > kMost) {
+    text = text.substr(0, kMost) + "...";
+  }
+  std::replace_if(text.begin(), text.end(), is_control, ' ');
+  return text;
+}
+
+// Puts the values of one text into a recipe.
+class Reader {
+ public:
+  // `is_override`: places name the override, not lines.
+  Reader(Recipe& recipe, std::string source, bool is_override)
+      : recipe_(recipe),
+        source_(std::move(source)),
+        is_override_(is_override) {}
+
+  YamlNode parse(std::string_view text) const {
+    try {
+      return parse_yaml(text);
+    } catch (const YamlError& error) {
+      fail(place(error.where()), error.what());
+    }
+  }
+
+  void read_document(const YamlNode& root) {
+    if (root.kind == YamlNode::Kind::kNull) {
+      fail(source_, "the recipe is empty");
+    }
+    if (root.kind != YamlNode::Kind::kMap) {
+      fail(
+          place(root.where),
+          "a recipe is a map of keys to values, found " + describe(root));
+    }
+    read_map(root, "");
+  }
+
+  // `near` is where to point for a value that is not written at all.
+  void read(const std::string& path, const YamlNode& value, Position near) {
+    const Position where =
+        value.kind == YamlNode::Kind::kNull ? near : value.where;
+    if (const Key* key = find_key(path)) {
+      read_key(*key, value, where);
+    } else if (!is_section(path)) {
+      fail(
+          place(near),
+          fmt::format("{}: unknown key; {}", path, suggest_key(path)));
+    } else if (value.kind != YamlNode::Kind::kMap) {
+      fail(
+          place(where),
+          fmt::format("{}: expected a map, found {}", path, describe(value)));
+    } else {
+      read_map(value, path + ".");
+    }
+  }
+
+ private:
+  std::string place(Position where) const {
+    return is_override_ || where.line == 0
+               ? source_
+               : fmt::format("{}:{}:{}", source_, where.line, where.column);
+  }
+
+  std::string key_text(const YamlNode& key, const std::string& prefix) const {
+    if (key.kind != YamlNode::Kind::kScalar || key.text.empty() ||
+        std::any_of(key.text.begin(), key.text.end(), is_control)) {
+      fail(place(key.where), "a key is a word, found " + describe(key));
+    }
+    if (key.text == "<<" && !key.quoted) {
+      fail(place(key.where), "merge keys (<<) are not supported");
+    }
+    if (key.text.find('.') != std::string::npos) {
+      fail(
+          place(key.where),
+          fmt::format(
+              "{}{}: a key has no dots; nest it as `{}:` with `{}:` below",
+              prefix,
+              shortened(key.text),
+              shortened(key.text.substr(0, key.text.find('.'))),
+              shortened(key.text.substr(key.text.find('.') + 1))));
+    }
+    return shortened(key.text);
+  }
+
+  void read_map(const YamlNode& map, const std::string& prefix) {
+    std::map<std::string, int64_t> lines;
+    for (size_t i = 0; i < map.keys.size(); ++i) {
+      const YamlNode& key = map.keys[i];
+      const std::string path = prefix + key_text(key, prefix);
+      const auto [first, is_new] = lines.emplace(path, key.where.line);
+      if (!is_new) {
+        fail(
+            place(key.where),
+            fmt::format(
+                "{}: repeated key; it stands in line {} already",
+                path,
+                first->second));
+      }
+      read(path, map.items[i], key.where);
+    }
+  }
+
+  void read_key(const Key& key, const YamlNode& value, Position where) {
+    try {
+      std::visit(
+          [&](auto field) { read_value(value, field(recipe_)); }, key.field);
+    } catch (const YamlError& error) {
+      const bool inside = value.kind == YamlNode::Kind::kList;
+      fail(
+          place(inside ? error.where() : where),
+          fmt::format("{}: {}", key.path, error.what()));
+    }
+    const std::string fault = find_fault(key, recipe_);
+    if (!fault.empty()) {
+      fail(place(where), fmt::format("{}: {}", key.path, fault));
+    }
+    recipe_.origins.places.insert_or_assign(
+        std::string(key.path), place(where));
+  }
+
+  Recipe& recipe_;
+  std::string source_;
+  bool is_override_;
+};
+
+void apply_override(Recipe& recipe, const std::string& text) {
+  const std::string source = "override " + shortened(text);
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    fail(source, "expected key.path=value");
+  }
+  Reader reader(recipe, source, /*is_override=*/true);
+  reader.read(
+      text.substr(0, equals), reader.parse(text.substr(equals + 1)), {});
+}
+
+void require_keys(const Recipe& recipe) {
+  for (const Key& key : schema()) {
+    if (key.required && !recipe.origins.places.contains(key.path)) {
+      refuse(recipe, key.path, "required, but not there");
+    }
+  }
+}
+
+std::string stem_of(const std::string& source) {
+  return std::filesystem::path(source).stem().string();
+}
+
+std::string read_file(const std::string& path) {
+  struct stat status {};
+  if (path.find('\0') != std::string::npos ||
+      ::stat(path.c_str(), &status) != 0) {
+    fail(path, std::strerror(errno == 0 ? EINVAL : errno));
+  }
+  if (S_ISDIR(status.st_mode)) {
+    fail(path, "is a folder, not a recipe");
+  }
+  if (!S_ISREG(status.st_mode)) {
+    fail(path, "is not a regular file");
+  }
+  if (status.st_size > kMaxYamlBytes) {
+    fail(
+        path,
+        fmt::format(
+            "{} bytes; a recipe has at most {}",
+            status.st_size,
+            kMaxYamlBytes));
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) {
+    fail(path, "cannot be read");
+  }
+  return text.str();
+}
+
+} // namespace
+
+Recipe load_recipe(
+    const std::string& path,
+    std::span<const std::string> overrides) {
+  return parse_recipe(read_file(path), path, overrides);
+}
+
+Recipe parse_recipe(
+    std::string_view text,
+    const std::string& source,
+    std::span<const std::string> overrides) {
+  Recipe recipe;
+  recipe.origins.source = source;
+  Reader reader(recipe, source, /*is_override=*/false);
+  reader.read_document(reader.parse(text));
+  for (const std::string& override_text : overrides) {
+    apply_override(recipe, override_text);
+  }
+  require_keys(recipe);
+  if (recipe.name.empty()) {
+    recipe.name = stem_of(source);
+    const std::string fault = find_fault(*find_key("name"), recipe);
+    if (!fault.empty()) {
+      refuse(recipe, "name", fault + "; give the recipe a name");
+    }
+  }
+  return recipe;
+}
+
+std::string to_yaml(const Recipe& recipe) {
+  auto& fields = const_cast<Recipe&>(recipe); // only read
+  std::string text;
+  std::string_view section;
+  for (const Key& key : schema()) {
+    const size_t dot = key.path.find('.');
+    const bool nested = dot != std::string_view::npos;
+    if (nested && key.path.substr(0, dot) != section) {
+      section = key.path.substr(0, dot);
+      text += fmt::format("{}:\n", section);
+    }
+    text += fmt::format(
+        "{}{}: {}\n",
+        nested ? "  " : "",
+        nested ? key.path.substr(dot + 1) : key.path,
+        std::visit(
+            [&](auto field) { return write_value(field(fields)); }, key.field));
+  }
+  return text;
+}
+
+std::string place_of(const Recipe& recipe, std::string_view key) {
+  const auto found = recipe.origins.places.find(key);
+  return fmt::format(
+      "{}: {}",
+      found == recipe.origins.places.end() ? recipe.origins.source
+                                           : found->second,
+      key);
+}
+
+void refuse(
+    const Recipe& recipe,
+    std::string_view key,
+    const std::string& message) {
+  fail(place_of(recipe, key), message);
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weft::recipes {
+
+/// What the keys mean stands in schema.cpp, from which docs/recipe.md is made.
+struct MeshConfig {
+  int64_t dp = -1;
+  int64_t tp = 1;
+  bool operator==(const MeshConfig&) const = default;
+};
+
+struct ModelConfig {
+  std::string type = "llama";
+  int64_t dim = 0;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t ffn_dim = 0;
+  int64_t vocab_size = 256;
+  double rope_theta = 10000.0;
+  double norm_eps = 1e-5;
+  bool tie_embeddings = false;
+  bool operator==(const ModelConfig&) const = default;
+};
+
+struct TpConfig {
+  bool sequence_parallel = true;
+  bool loss_parallel = true;
+  bool operator==(const TpConfig&) const = default;
+};
+
+struct DdpConfig {
+  double bucket_cap_mb = 25.0;
+  bool operator==(const DdpConfig&) const = default;
+};
+
+struct DataConfig {
+  std::string type = "text";
+  std::vector<std::string> paths;
+  std::string tokenizer = "byte";
+  int64_t sequence_length = 128;
+  bool operator==(const DataConfig&) const = default;
+};
+
+struct TrainConfig {
+  int64_t steps = 1000;
+  int64_t global_batch_size = 16;
+  int64_t micro_batch_size = 0;
+  double max_grad_norm = 1.0;
+  std::string dtype = "float32";
+  int64_t log_every = 10;
+  bool operator==(const TrainConfig&) const = default;
+};
+
+struct OptimizerConfig {
+  std::string type = "adamw";
+  double lr = 1e-3;
+  std::array<double, 2> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  bool operator==(const OptimizerConfig&) const = default;
+};
+
+struct LrScheduleConfig {
+  std::string type = "cosine";
+  int64_t warmup_steps = 0;
+  double min_ratio = 0.1;
+  bool operator==(const LrScheduleConfig&) const = default;
+};
+
+struct EvalConfig {
+  int64_t every = 0;
+  int64_t batches = 8;
+  bool operator==(const EvalConfig&) const = default;
+};
+
+struct CheckpointConfig {
+  int64_t every = 0;
+  int64_t keep = 3;
+  bool async = true;
+  std::string resume = "auto";
+  bool operator==(const CheckpointConfig&) const = default;
+};
+
+/// Where the values of a recipe were written, for error messages; two recipes
+/// that say the same are equal wherever that was.
+struct Origins {
+  /// The file, or what stands for it.
+  std::string source;
+  /// By dotted key: "recipes/x.yaml:12:7" or "override mesh.dp=3".
+  std::map<std::string, std::string, std::less<>> places;
+  bool operator==(const Origins& /*other*/) const { return true; }
+};
+
+/// A training run: model, mesh, data and how to train.
+struct Recipe {
+  std::string name;
+  std::string device = "cpu";
+  int64_t seed = 42;
+  std::string output_dir;
+  MeshConfig mesh;
+  ModelConfig model;
+  TpConfig tp;
+  DdpConfig ddp;
+  DataConfig data;
+  TrainConfig train;
+  OptimizerConfig optimizer;
+  LrScheduleConfig lr_schedule;
+  EvalConfig eval;
+  CheckpointConfig checkpoint;
+  Origins origins;
+
+  bool operator==(const Recipe&) const = default;
+};
+
+/// Reads a recipe strictly, then the overrides (`key.path=YAML value`) in order
+/// on top. The name defaults to the file's.
+/// Throws: mesh::UsageError: "FILE:LINE:COLUMN: KEY: what is wrong".
+Recipe load_recipe(
+    const std::string& path,
+    std::span<const std::string> overrides = {});
+
+/// The same for a text; `source` stands for the file in messages.
+Recipe parse_recipe(
+    std::string_view text,
+    const std::string& source,
+    std::span<const std::string> overrides = {});
+
+/// Every key with its value; loading it again gives an equal recipe.
+std::string to_yaml(const Recipe& recipe);
+
+/// "recipes/x.yaml:12:7: mesh.dp" or "override mesh.dp=3: mesh.dp"; only the
+/// file where `key` was not written.
+std::string place_of(const Recipe& recipe, std::string_view key);
+
+/// Throws: mesh::UsageError "<place_of(key)>: <message>".
+[[noreturn]] void
+refuse(const Recipe& recipe, std::string_view key, const std::string& message);
+
+} // namespace weft::recipes

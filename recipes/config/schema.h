@@ -1,0 +1,80 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "recipes/config/recipe.h"
+
+namespace weft::recipes {
+
+/// The field of a recipe that a key fills; its type is the key's type.
+using Field = std::variant<
+    int64_t& (*)(Recipe&),
+    double& (*)(Recipe&),
+    bool& (*)(Recipe&),
+    std::string& (*)(Recipe&),
+    std::vector<std::string>& (*)(Recipe&),
+    std::array<double, 2>& (*)(Recipe&)>;
+
+/// Which numbers a key takes.
+struct Range {
+  double least = -std::numeric_limits<double>::infinity();
+  double most = std::numeric_limits<double>::infinity();
+  /// `least` and `most` themselves are not taken.
+  bool least_excluded = false;
+  bool most_excluded = false;
+  /// One more number that is taken, with a meaning of its own.
+  std::optional<int64_t> special = std::nullopt;
+};
+
+/// One key of the recipe.
+struct Key {
+  std::string_view path;
+  Field field;
+  std::string_view doc;
+  std::string_view unit = "";
+  Range range = {};
+  /// Of a text: all that it may be; empty: anything.
+  std::vector<std::string_view> choices = {};
+  bool required = false;
+  /// What a default that is filled in later will be, e.g. "outputs/<name>".
+  std::string_view later_default = "";
+};
+
+struct Section {
+  std::string_view name;
+  std::string_view doc;
+};
+
+/// The single source of names, types, ranges, documentation and, through the
+/// defaults of Recipe's fields, defaults. In the order of the sections.
+std::span<const Key> schema();
+std::span<const Section> sections();
+
+/// nullptr: there is no such key.
+const Key* find_key(std::string_view path);
+bool is_section(std::string_view path);
+
+/// "whole number", "list of texts", ...
+std::string type_name(const Key& key);
+/// "at least 1", "-1 or at least 1", "cpu, cuda"; empty: anything.
+std::string allowed_values(const Key& key);
+/// The default as YAML or in words; "required" if there is none.
+std::string default_value(const Key& key);
+
+/// What is wrong with the value that `recipe` has for `key`; empty: nothing.
+std::string find_fault(const Key& key, const Recipe& recipe);
+
+/// docs/recipe.md.
+std::string schema_markdown();
+/// The keys as plain text, one a line, for --help.
+std::string schema_help();
+
+} // namespace weft::recipes

@@ -1,0 +1,124 @@
+#include "recipes/config/suggest.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "recipes/config/schema.h"
+
+namespace weft::recipes {
+namespace {
+
+std::string_view parent_of(std::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == std::string_view::npos ? "" : path.substr(0, dot);
+}
+
+std::string_view leaf_of(std::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == std::string_view::npos ? path : path.substr(dot + 1);
+}
+
+// Keys and sections.
+std::vector<std::string_view> all_paths() {
+  std::vector<std::string_view> paths;
+  for (const Key& key : schema()) {
+    paths.push_back(key.path);
+  }
+  for (const Section& section : sections()) {
+    paths.push_back(section.name);
+  }
+  return paths;
+}
+
+// Whether each word of `written` begins a word of `name`: seq_len and
+// sequence_length, batch_size and global_batch_size.
+bool abbreviates(std::string_view written, std::string_view name) {
+  while (!written.empty()) {
+    const std::string_view word = written.substr(0, written.find('_'));
+    const size_t at = name.find(word);
+    if (word.size() < 3 || at == std::string_view::npos ||
+        (at > 0 && name[at - 1] != '_')) {
+      return false;
+    }
+    name.remove_prefix(at + word.size());
+    written.remove_prefix(std::min(word.size() + 1, written.size()));
+  }
+  return true;
+}
+
+// How far `path` is from what was written: 0 is the right leaf in another
+// section, beyond the limit is no likeness.
+int64_t unlikeness(std::string_view written, std::string_view path) {
+  constexpr int64_t kNone = 1000;
+  const auto limit = static_cast<int64_t>(1 + leaf_of(written).size() / 4);
+  int64_t leaf = edit_distance(leaf_of(written), leaf_of(path));
+  if (leaf > 1 && abbreviates(leaf_of(written), leaf_of(path))) {
+    leaf = 1;
+  }
+  if (leaf > limit || leaf >= static_cast<int64_t>(leaf_of(path).size())) {
+    return kNone;
+  }
+  const bool same_section = parent_of(written) == parent_of(path);
+  return 2 * leaf + (same_section ? 0 : 1);
+}
+
+std::string list_keys(std::string_view section) {
+  std::vector<std::string_view> names;
+  for (const std::string_view path : all_paths()) {
+    if (parent_of(path) == section) {
+      names.push_back(leaf_of(path));
+    }
+  }
+  return fmt::format(
+      "{} has {}",
+      section.empty() ? "a recipe" : section,
+      fmt::join(names, ", "));
+}
+
+} // namespace
+
+int64_t edit_distance(std::string_view a, std::string_view b) {
+  constexpr size_t kMost = 64; // Beyond it, no key is near.
+  if (a.size() > kMost || b.size() > kMost) {
+    return static_cast<int64_t>(std::max(a.size(), b.size()));
+  }
+  std::vector<int64_t> before(b.size() + 1);
+  std::vector<int64_t> last(b.size() + 1);
+  std::iota(last.begin(), last.end(), 0);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    std::vector<int64_t> now(b.size() + 1);
+    now[0] = static_cast<int64_t>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int64_t replaced = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      now[j] = std::min({replaced, last[j] + 1, now[j - 1] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        now[j] = std::min(now[j], before[j - 2] + 1);
+      }
+    }
+    before = std::move(last);
+    last = std::move(now);
+  }
+  return last[b.size()];
+}
+
+std::string suggest_key(std::string_view path) {
+  const auto paths = all_paths();
+  if (std::find(paths.begin(), paths.end(), leaf_of(path)) != paths.end() &&
+      is_section(leaf_of(path))) {
+    return fmt::format("{} stands at the top level", leaf_of(path));
+  }
+  const auto nearest = std::min_element(
+      paths.begin(), paths.end(), [&](std::string_view a, std::string_view b) {
+        return unlikeness(path, a) < unlikeness(path, b);
+      });
+  constexpr int64_t kAlike = 100;
+  return unlikeness(path, *nearest) < kAlike
+             ? fmt::format("did you mean {}?", *nearest)
+             : list_keys(parent_of(path));
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,193 @@
+#include "recipes/config/validate.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "recipes/data/text_corpus.h"
+
+namespace weft::recipes {
+namespace {
+
+// One of the two is -1: it becomes the rest of the world.
+void fill_rest(
+    const Recipe& recipe,
+    std::string_view key,
+    int64_t& open,
+    std::string_view other_key,
+    int64_t other,
+    int64_t world_size) {
+  if (world_size % other != 0) {
+    refuse(
+        recipe,
+        key,
+        fmt::format(
+            "-1 cannot be filled in: the world size {} is not divisible by "
+            "{}={}",
+            world_size,
+            other_key,
+            other));
+  }
+  open = world_size / other;
+}
+
+void resolve_mesh(Recipe& recipe, int64_t world_size) {
+  auto& [dp, tp] = recipe.mesh;
+  if (dp == -1 && tp == -1) {
+    refuse(recipe, "mesh.tp", "mesh.dp and mesh.tp are both -1; give one");
+  }
+  if (dp == -1) {
+    fill_rest(recipe, "mesh.dp", dp, "mesh.tp", tp, world_size);
+  } else if (tp == -1) {
+    fill_rest(recipe, "mesh.tp", tp, "mesh.dp", dp, world_size);
+  }
+  if (dp * tp != world_size) {
+    refuse(
+        recipe,
+        "mesh.dp",
+        fmt::format(
+            "the mesh dp={} x tp={} needs {} ranks, but the world size is {}. "
+            "Start {} ranks (weftrun --nproc-per-node {}), or set mesh.dp=-1",
+            dp,
+            tp,
+            dp * tp,
+            world_size,
+            dp * tp,
+            dp * tp));
+  }
+}
+
+// "1, 2 or 4": what mesh.tp may be for these heads.
+std::string tp_choices(int64_t heads, int64_t kv_heads) {
+  std::vector<std::string> choices;
+  const int64_t most = std::min(heads, kv_heads);
+  for (int64_t tp = 1; tp <= most && choices.size() < 12; ++tp) {
+    if (heads % tp == 0 && kv_heads % tp == 0) {
+      choices.push_back(std::to_string(tp));
+    }
+  }
+  const std::string last = choices.back();
+  choices.pop_back();
+  return choices.empty()
+             ? last
+             : fmt::format("{} or {}", fmt::join(choices, ", "), last);
+}
+
+void check_heads(const Recipe& recipe, std::string_view key, int64_t heads) {
+  const int64_t tp = recipe.mesh.tp;
+  if (heads % tp != 0) {
+    refuse(
+        recipe,
+        key,
+        fmt::format(
+            "{} is not divisible by mesh.tp={}; with {} heads and {} kv heads "
+            "mesh.tp can be {}",
+            heads,
+            tp,
+            recipe.model.heads,
+            recipe.model.kv_heads,
+            tp_choices(recipe.model.heads, recipe.model.kv_heads)));
+  }
+}
+
+void resolve_model(Recipe& recipe) {
+  ModelConfig& model = recipe.model;
+  if (model.kv_heads == 0) {
+    model.kv_heads = model.heads;
+  }
+  if (model.dim % model.heads != 0) {
+    refuse(
+        recipe,
+        "model.dim",
+        fmt::format(
+            "{} is not divisible by model.heads={}", model.dim, model.heads));
+  }
+  if (model.dim / model.heads % 2 != 0) {
+    refuse(
+        recipe,
+        "model.dim",
+        fmt::format(
+            "{} / model.heads={} is {}, but rotary embeddings need an even "
+            "size of a head",
+            model.dim,
+            model.heads,
+            model.dim / model.heads));
+  }
+  if (model.heads % model.kv_heads != 0) {
+    refuse(
+        recipe,
+        "model.kv_heads",
+        fmt::format(
+            "model.heads={} is not divisible by {}",
+            model.heads,
+            model.kv_heads));
+  }
+  check_heads(recipe, "model.heads", model.heads);
+  check_heads(recipe, "model.kv_heads", model.kv_heads);
+}
+
+void check_vocabulary(const Recipe& recipe) {
+  if (recipe.data.tokenizer == "byte" &&
+      recipe.model.vocab_size < TextCorpus::kVocabSize) {
+    refuse(
+        recipe,
+        "model.vocab_size",
+        fmt::format(
+            "{} is smaller than the vocabulary of data.tokenizer=byte, {}",
+            recipe.model.vocab_size,
+            TextCorpus::kVocabSize));
+  }
+}
+
+// "12 or 18": the multiples of `unit` around `value`.
+std::string nearest_multiples(int64_t value, int64_t unit) {
+  const int64_t below = value / unit * unit;
+  return below == 0 ? fmt::format("{}", unit)
+                    : fmt::format("{} or {}", below, below + unit);
+}
+
+void resolve_batch(Recipe& recipe) {
+  TrainConfig& train = recipe.train;
+  const int64_t dp = recipe.mesh.dp;
+  const int64_t global = train.global_batch_size;
+  if (train.micro_batch_size == 0 && global % dp == 0) {
+    train.micro_batch_size = global / dp;
+  }
+  const int64_t unit = dp * std::max<int64_t>(train.micro_batch_size, 1);
+  if (global % unit != 0) {
+    refuse(
+        recipe,
+        "train.global_batch_size",
+        fmt::format(
+            "{} is not divisible by mesh.dp={}{}; the nearest that is: {}",
+            global,
+            dp,
+            train.micro_batch_size == 0
+                ? ""
+                : fmt::format(
+                      " x train.micro_batch_size={} = {}",
+                      train.micro_batch_size,
+                      unit),
+            nearest_multiples(global, unit)));
+  }
+}
+
+} // namespace
+
+void validate(Recipe& recipe, int64_t world_size) {
+  resolve_mesh(recipe, world_size);
+  resolve_model(recipe);
+  check_vocabulary(recipe);
+  resolve_batch(recipe);
+  if (recipe.output_dir.empty()) {
+    recipe.output_dir = "outputs/" + recipe.name;
+  }
+}
+
+int64_t accumulation_steps(const Recipe& recipe) {
+  return recipe.train.global_batch_size /
+         (recipe.mesh.dp * recipe.train.micro_batch_size);
+}
+
+} // namespace weft::recipes

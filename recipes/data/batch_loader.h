@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "recipes/data/sample_order.h"
+#include "recipes/data/text_corpus.h"
+
+namespace weft::recipes {
+struct Recipe;
+
+/// Which part of every global batch a rank takes.
+struct BatchShape {
+  int64_t global_batch_size = 1;
+  int64_t micro_batch_size = 1;
+  int64_t dp = 1;
+  int64_t dp_rank = 0;
+};
+
+/// A micro-batch of one replica.
+/// Shapes: tokens, targets [B, T] int64; targets are the tokens one further.
+struct Batch {
+  at::Tensor tokens;
+  at::Tensor targets;
+  /// The position of its first sample in the global batch.
+  int64_t first_sample = 0;
+};
+
+/// Cuts global batches into micro-batches. Global batch s is the samples
+/// [s * G, (s + 1) * G); of it, replica r takes at accumulation a the samples
+/// a * dp * B + r * B + [0, B). So the global batch is the same on every mesh.
+class BatchLoader {
+ public:
+  /// Throws: c10::ValueError unless dp * micro_batch_size divides
+  /// global_batch_size and dp_rank < dp.
+  BatchLoader(TextCorpus corpus, SampleOrder order, BatchShape shape);
+
+  /// Opens what a validated recipe names.
+  /// Throws: mesh::UsageError at the recipe's key.
+  static BatchLoader open(const Recipe& recipe, int64_t dp_rank);
+
+  int64_t accumulation_steps() const;
+  /// `step` counts from 0.
+  Batch train(int64_t step, int64_t accumulation);
+  Batch heldout(int64_t batch, int64_t accumulation);
+  /// `wanted`, but no more global batches than the held-out samples fill; at
+  /// least one, in which samples repeat if they are too few.
+  int64_t num_heldout_batches(int64_t wanted) const;
+
+  const TextCorpus& corpus() const { return corpus_; }
+  const SampleOrder& order() const { return order_; }
+
+ private:
+  int64_t first_sample(int64_t accumulation) const;
+  Batch read(const std::vector<int64_t>& offsets);
+
+  TextCorpus corpus_;
+  SampleOrder order_;
+  BatchShape shape_;
+};
+
+} // namespace weft::recipes

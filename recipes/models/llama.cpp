@@ -1,0 +1,148 @@
+// Shape suffixes: see llama.h.
+
+#include "recipes/models/llama.h"
+
+#include "dtensor/module_call.h"
+
+namespace weft::recipes {
+namespace {
+
+constexpr double kInitStd = 0.02;
+
+torch::nn::Linear linear(int64_t in, int64_t out) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(in, out).bias(false));
+  torch::nn::init::normal_(layer->weight, 0.0, kInitStd);
+  return layer;
+}
+
+RotaryTables rotary_tables(const LlamaConfig& config) {
+  const int64_t d = config.head_dim();
+  const auto exponents = torch::arange(0, d, 2, torch::kFloat) / d;
+  const auto frequencies = torch::pow(config.rope_theta, -exponents);
+  const auto angles = torch::outer(
+      torch::arange(config.max_sequence_length, torch::kFloat), frequencies);
+  const auto both = torch::cat({angles, angles}, -1);
+  // Computed in float, kept in the model's dtype.
+  const auto dtype = c10::typeMetaToScalarType(torch::get_default_dtype());
+  return {both.cos().to(dtype), both.sin().to(dtype)};
+}
+
+at::Tensor rotate(const at::Tensor& x_BHTd, const RotaryTables& rotary) {
+  const auto halves = x_BHTd.chunk(2, -1);
+  const auto turned = torch::cat({-halves[1], halves[0]}, -1);
+  return x_BHTd * rotary.cos_Td + turned * rotary.sin_Td;
+}
+
+} // namespace
+
+RMSNormImpl::RMSNormImpl(int64_t dim, double eps) : eps_(eps) {
+  weight = register_parameter("weight", torch::ones({dim}));
+}
+
+at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
+  return torch::rms_norm(x, weight.sizes(), weight, eps_);
+}
+
+LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config)
+    : heads_(config.heads),
+      kv_heads_(config.kv_heads),
+      head_dim_(config.head_dim()) {
+  const int64_t kv_dim = kv_heads_ * head_dim_;
+  q_proj = register_module("q_proj", linear(config.dim, config.dim));
+  k_proj = register_module("k_proj", linear(config.dim, kv_dim));
+  v_proj = register_module("v_proj", linear(config.dim, kv_dim));
+  o_proj = register_module("o_proj", linear(config.dim, config.dim));
+}
+
+at::Tensor LlamaAttentionImpl::forward(
+    const at::Tensor& x,
+    const RotaryTables& rotary) {
+  const int64_t B = x.size(0);
+  const int64_t T = x.size(1);
+  const auto split = [&](const at::Tensor& y, int64_t heads) {
+    return y.view({B, T, heads, head_dim_}).transpose(1, 2);
+  };
+  const auto q_BHTd = rotate(split(q_proj(x), heads_), rotary);
+  const auto k_BKTd = rotate(split(k_proj(x), kv_heads_), rotary);
+  const auto v_BKTd = split(v_proj(x), kv_heads_);
+  const auto y_BHTd = at::scaled_dot_product_attention(
+      q_BHTd,
+      k_BKTd,
+      v_BKTd,
+      /*attn_mask=*/{},
+      /*dropout_p=*/0.0,
+      /*is_causal=*/true,
+      /*scale=*/std::nullopt,
+      /*enable_gqa=*/kv_heads_ != heads_);
+  return o_proj(y_BHTd.transpose(1, 2).reshape({B, T, heads_ * head_dim_}));
+}
+
+LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) {
+  gate_proj = register_module("gate_proj", linear(config.dim, config.ffn_dim));
+  up_proj = register_module("up_proj", linear(config.dim, config.ffn_dim));
+  down_proj = register_module("down_proj", linear(config.ffn_dim, config.dim));
+}
+
+at::Tensor LlamaMLPImpl::forward(const at::Tensor& x) {
+  return down_proj(torch::silu(gate_proj(x)) * up_proj(x));
+}
+
+LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config) {
+  self_attn = register_module("self_attn", LlamaAttention(config));
+  mlp = register_module("mlp", LlamaMLP(config));
+  input_layernorm =
+      register_module("input_layernorm", RMSNorm(config.dim, config.norm_eps));
+  post_attention_layernorm = register_module(
+      "post_attention_layernorm", RMSNorm(config.dim, config.norm_eps));
+}
+
+at::Tensor LlamaDecoderLayerImpl::forward(
+    const at::Tensor& x,
+    const RotaryTables& rotary) {
+  const auto h = x + dtensor::call(self_attn, input_layernorm(x), rotary);
+  return h + dtensor::call(mlp, post_attention_layernorm(h));
+}
+
+LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) {
+  embed_tokens = register_module(
+      "embed_tokens", torch::nn::Embedding(config.vocab_size, config.dim));
+  torch::nn::init::normal_(embed_tokens->weight, 0.0, kInitStd);
+  for (int64_t i = 0; i < config.layers; ++i) {
+    layers->push_back(LlamaDecoderLayer(config));
+  }
+  register_module("layers", layers);
+  norm = register_module("norm", RMSNorm(config.dim, config.norm_eps));
+  rotary_ = rotary_tables(config);
+  register_buffer("rotary_cos", rotary_.cos_Td);
+  register_buffer("rotary_sin", rotary_.sin_Td);
+}
+
+at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens) {
+  const int64_t T = tokens.size(1);
+  const auto tables = named_buffers(/*recurse=*/false);
+  const RotaryTables rotary{
+      tables["rotary_cos"].narrow(0, 0, T),
+      tables["rotary_sin"].narrow(0, 0, T)};
+  auto x = embed_tokens(tokens);
+  for (const auto& layer : *layers) {
+    const auto block = std::static_pointer_cast<LlamaDecoderLayerImpl>(layer);
+    x = dtensor::call(block, x, rotary);
+  }
+  return norm(x);
+}
+
+LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config) {
+  model = register_module("model", LlamaModel(config));
+  if (!config.tie_embeddings) {
+    lm_head = register_module("lm_head", linear(config.dim, config.vocab_size));
+  }
+}
+
+at::Tensor LlamaForCausalLMImpl::forward(const at::Tensor& tokens) {
+  const auto x = dtensor::call(model, tokens);
+  // at::linear, which DTensors know as one op, and not nn::functional's, which
+  // spells it out as a matmul with the transposed weight.
+  return lm_head ? lm_head(x) : at::linear(x, model->embed_tokens->weight);
+}
+
+} // namespace weft::recipes

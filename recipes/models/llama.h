@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <torch/torch.h>
+
+namespace weft::recipes {
+
+// Shape suffixes: B batch, T sequence, D dim, H heads, K kv heads,
+// d head dim, F ffn dim, V vocabulary.
+
+struct LlamaConfig {
+  int64_t dim = 128;
+  int64_t layers = 2;
+  int64_t heads = 4;
+  int64_t kv_heads = 4;
+  int64_t ffn_dim = 512;
+  int64_t vocab_size = 256;
+  /// Longest sequence that the rotary tables serve.
+  int64_t max_sequence_length = 128;
+  double rope_theta = 10000.0;
+  double norm_eps = 1e-5;
+  bool tie_embeddings = false;
+
+  int64_t head_dim() const { return dim / heads; }
+};
+
+/// x / rms(x) * weight. Source: Zhang and Sennrich (2019).
+class RMSNormImpl : public torch::nn::Module {
+ public:
+  RMSNormImpl(int64_t dim, double eps);
+  at::Tensor forward(const at::Tensor& x);
+
+  at::Tensor weight;
+
+ private:
+  double eps_;
+};
+TORCH_MODULE(RMSNorm);
+
+/// The cosines and sines of rotary position embedding, in Hugging Face's
+/// half-split form. Source: Su et al., RoFormer (2021).
+struct RotaryTables {
+  /// Shapes: [T, d].
+  at::Tensor cos_Td;
+  at::Tensor sin_Td;
+};
+
+/// Grouped-query attention with rotary positions, causal.
+class LlamaAttentionImpl : public torch::nn::Module {
+ public:
+  explicit LlamaAttentionImpl(const LlamaConfig& config);
+  /// Shapes: x [B, T, D] to [B, T, D].
+  at::Tensor forward(const at::Tensor& x, const RotaryTables& rotary);
+
+  torch::nn::Linear q_proj{nullptr};
+  torch::nn::Linear k_proj{nullptr};
+  torch::nn::Linear v_proj{nullptr};
+  torch::nn::Linear o_proj{nullptr};
+
+ private:
+  int64_t heads_;
+  int64_t kv_heads_;
+  int64_t head_dim_;
+};
+TORCH_MODULE(LlamaAttention);
+
+/// SwiGLU: down(silu(gate(x)) * up(x)). Source: Shazeer (2020).
+class LlamaMLPImpl : public torch::nn::Module {
+ public:
+  explicit LlamaMLPImpl(const LlamaConfig& config);
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::Linear gate_proj{nullptr};
+  torch::nn::Linear up_proj{nullptr};
+  torch::nn::Linear down_proj{nullptr};
+};
+TORCH_MODULE(LlamaMLP);
+
+class LlamaDecoderLayerImpl : public torch::nn::Module {
+ public:
+  explicit LlamaDecoderLayerImpl(const LlamaConfig& config);
+  at::Tensor forward(const at::Tensor& x, const RotaryTables& rotary);
+
+  LlamaAttention self_attn{nullptr};
+  LlamaMLP mlp{nullptr};
+  RMSNorm input_layernorm{nullptr};
+  RMSNorm post_attention_layernorm{nullptr};
+};
+TORCH_MODULE(LlamaDecoderLayer);
+
+/// Everything but the head.
+class LlamaModelImpl : public torch::nn::Module {
+ public:
+  explicit LlamaModelImpl(const LlamaConfig& config);
+  /// Shapes: tokens [B, T] to [B, T, D].
+  at::Tensor forward(const at::Tensor& tokens);
+
+  torch::nn::Embedding embed_tokens{nullptr};
+  torch::nn::ModuleList layers;
+  RMSNorm norm{nullptr};
+
+ private:
+  RotaryTables rotary_;
+};
+TORCH_MODULE(LlamaModel);
+
+/// A Llama with Hugging Face's parameter names. With tied embeddings the head
+/// is the embedding's weight and there is no lm_head.weight.
+/// Source: Touvron et al., LLaMA (2023); transformers' LlamaForCausalLM.
+class LlamaForCausalLMImpl : public torch::nn::Module {
+ public:
+  explicit LlamaForCausalLMImpl(const LlamaConfig& config);
+  /// Shapes: tokens [B, T] int64 to logits [B, T, V].
+  at::Tensor forward(const at::Tensor& tokens);
+
+  LlamaModel model{nullptr};
+  torch::nn::Linear lm_head{nullptr};
+};
+TORCH_MODULE(LlamaForCausalLM);
+
+} // namespace weft::recipes

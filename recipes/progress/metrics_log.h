@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <optional>
+#include <string>
+
+namespace weft::recipes {
+
+/// What is kept of one training step.
+struct StepMetrics {
+  /// Steps done, this one included.
+  int64_t step = 0;
+  /// Mean over all valid tokens of the global batch.
+  double loss = 0;
+  /// Over all parameters, before clipping.
+  double grad_norm = 0;
+  double lr = 0;
+  /// Trained on since the first step, over all replicas.
+  int64_t tokens = 0;
+  double tokens_per_s = 0;
+  double step_ms = 0;
+  double data_ms = 0;
+  double comm_ms = 0;
+  double checkpoint_ms = 0;
+  double peak_rss_mb = 0;
+  std::optional<double> eval_loss = std::nullopt;
+};
+
+/// The most memory this process has had resident. Units: MiB.
+double peak_rss_mb();
+
+/// metrics.jsonl: one line of JSON a step, with every digit, on disk before
+/// write() returns (but not synced). A number that is not finite becomes null.
+class MetricsLog {
+ public:
+  /// Starts `path` over, making its folders.
+  /// Throws: mesh::UsageError if it cannot be written.
+  explicit MetricsLog(const std::string& path);
+
+  /// Throws: c10::Error naming the file, e.g. when the disk is full.
+  void write(const StepMetrics& metrics);
+
+ private:
+  std::string path_;
+  std::ofstream file_;
+};
+
+} // namespace weft::recipes

@@ -1,0 +1,93 @@
+#include "recipes/train/llama_job.h"
+
+#include "dtensor/deferred_init.h"
+#include "recipes/train/parallelize_llama.h"
+
+namespace weft::recipes {
+namespace {
+
+// Factories make tensors of the default dtype; put back on the way out.
+class DefaultDtype {
+ public:
+  explicit DefaultDtype(at::ScalarType dtype)
+      : previous_(at::get_default_dtype()) {
+    at::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
+  }
+  DefaultDtype(const DefaultDtype&) = delete;
+  DefaultDtype& operator=(const DefaultDtype&) = delete;
+  ~DefaultDtype() { at::set_default_dtype(previous_); }
+
+ private:
+  caffe2::TypeMeta previous_;
+};
+
+LlamaConfig model_config(const Recipe& recipe) {
+  const auto& model = recipe.model;
+  LlamaConfig config;
+  config.dim = model.dim;
+  config.layers = model.layers;
+  config.heads = model.heads;
+  config.kv_heads = model.kv_heads;
+  config.ffn_dim = model.ffn_dim;
+  config.vocab_size = model.vocab_size;
+  config.max_sequence_length = recipe.data.sequence_length;
+  config.rope_theta = model.rope_theta;
+  config.norm_eps = model.norm_eps;
+  config.tie_embeddings = model.tie_embeddings;
+  return config;
+}
+
+std::shared_ptr<LlamaForCausalLMImpl> build_deferred(const Recipe& recipe) {
+  const auto dtype =
+      recipe.train.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
+  const dtensor::DeferredInit scope;
+  if (dtype == at::kFloat) {
+    return std::make_shared<LlamaForCausalLMImpl>(model_config(recipe));
+  }
+  const DefaultDtype default_dtype(dtype);
+  return std::make_shared<LlamaForCausalLMImpl>(model_config(recipe));
+}
+
+} // namespace
+
+LlamaJob make_llama_job(const Recipe& recipe, const mesh::DeviceMesh& mesh) {
+  LlamaJob job;
+  job.mesh = mesh;
+  job.model = build_deferred(recipe);
+  tp::parallelize_module(
+      *job.model,
+      mesh["tp"],
+      llama_plan(recipe.tp, recipe.model.tie_embeddings));
+  ddp::DistributedDataParallelOptions options;
+  options.bucket_cap_mb = recipe.ddp.bucket_cap_mb;
+  // Losses are divided by the tokens of the whole global batch already.
+  options.reduce_op = mesh::ReduceOp::kSum;
+  // The rotary tables are its only buffers, and constants.
+  options.broadcast_buffers = false;
+  job.ddp =
+      std::make_unique<ddp::DistributedDataParallel<LlamaForCausalLMImpl>>(
+          job.model, mesh["dp"], options);
+  dtensor::materialize(*job.model, static_cast<uint64_t>(recipe.seed));
+  const auto& adamw = recipe.optimizer;
+  job.optimizer = std::make_unique<FusedAdamW>(
+      job.model->parameters(),
+      torch::optim::AdamWOptions(adamw.lr)
+          .betas({adamw.betas[0], adamw.betas[1]})
+          .eps(adamw.eps)
+          .weight_decay(adamw.weight_decay));
+  return job;
+}
+
+at::Tensor token_loss(
+    const at::Tensor& logits,
+    const at::Tensor& targets,
+    int64_t tokens) {
+  namespace F = torch::nn::functional;
+  return F::cross_entropy(
+             logits.flatten(0, 1),
+             targets.reshape(-1),
+             F::CrossEntropyFuncOptions().reduction(torch::kSum)) /
+         static_cast<double>(tokens);
+}
+
+} // namespace weft::recipes

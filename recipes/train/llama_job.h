@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+
+#include "ddp/distributed_data_parallel.h"
+#include "mesh/device_mesh.h"
+#include "recipes/config/recipe.h"
+#include "recipes/models/llama.h"
+#include "recipes/train/adamw.h"
+
+namespace weft::recipes {
+
+/// A Llama on a 2-D mesh, ready for its first step.
+struct LlamaJob {
+  mesh::DeviceMesh mesh;
+  std::shared_ptr<LlamaForCausalLMImpl> model;
+  std::unique_ptr<ddp::DistributedDataParallel<LlamaForCausalLMImpl>> ddp;
+  std::unique_ptr<FusedAdamW> optimizer;
+};
+
+/// Builds the model deferred, places it over "tp", wraps it over "dp" and
+/// gives every rank its own part of the weights.
+/// Collective: all ranks of `mesh`, which has the dims "dp" and "tp".
+LlamaJob make_llama_job(const Recipe& recipe, const mesh::DeviceMesh& mesh);
+
+/// The cross entropy of a micro-batch's tokens, summed and divided by
+/// `tokens`, the number of valid tokens of the whole global batch: the losses
+/// of all micro-batches and replicas add up to the mean over tokens.
+/// Shapes: logits [B, T, V], targets [B, T].
+at::Tensor
+token_loss(const at::Tensor& logits, const at::Tensor& targets, int64_t tokens);
+
+} // namespace weft::recipes

@@ -1,0 +1,217 @@
+#include "recipes/train/trainer.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
+
+#include "dtensor/clip_grad.h"
+#include "mesh/error.h"
+#include "mesh/ledger.h"
+#include "recipes/train/lr_schedule.h"
+
+namespace weft::recipes {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start)
+      .count();
+}
+
+mesh::DeviceMesh make_mesh(const Recipe& recipe, const mesh::World& world) {
+  world.check_agreement("recipe", to_yaml(recipe));
+  return mesh::DeviceMesh::create(
+      world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
+}
+
+BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
+  // Row-major mesh: tp ranks of one replica are neighbours.
+  auto loader = BatchLoader::open(recipe, world.rank() / recipe.mesh.tp);
+  world.check_agreement(
+      "data (names and sizes of the files)",
+      fmt::format("{:016x}", loader.corpus().fingerprint()));
+  return loader;
+}
+
+[[noreturn]] void
+throw_non_finite(const char* what, double value, int64_t step) {
+  mesh::throw_error<NonFiniteError>(fmt::format(
+      "the {} of step {} is {}: nothing was updated. Lower optimizer.lr, or "
+      "look at the data of that step.",
+      what,
+      step + 1,
+      value));
+}
+
+} // namespace
+
+Trainer::Trainer(Recipe recipe, const mesh::World& world)
+    : recipe_(std::move(recipe)),
+      world_(world),
+      loader_(open_data(recipe_, world)),
+      job_(make_llama_job(recipe_, make_mesh(recipe_, world))) {}
+
+int64_t Trainer::global_tokens() const {
+  return recipe_.train.global_batch_size * recipe_.data.sequence_length;
+}
+
+double Trainer::sum_over_replicas(double value) {
+  auto total = at::full({1}, value, at::kDouble);
+  job_.mesh.group("dp").all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
+  return total.item<double>();
+}
+
+double Trainer::comm_ms() const {
+  int64_t blocked = 0;
+  for (const auto* dim : {"dp", "tp"}) {
+    blocked += job_.mesh.group(dim).ledger().blocked_ns();
+  }
+  return static_cast<double>(blocked) * 1e-6;
+}
+
+double Trainer::forward_backward(const Batch& batch) {
+  const auto loss =
+      token_loss((*job_.ddp)(batch.tokens), batch.targets, global_tokens());
+  loss.backward();
+  return loss.item<double>();
+}
+
+// All micro-batches of a step; gradients are reduced with the last one's.
+double Trainer::accumulate_gradients(int64_t step, double& data_ms) {
+  double loss_sum = 0;
+  const int64_t micro_steps = loader_.accumulation_steps();
+  for (int64_t a = 0; a < micro_steps; ++a) {
+    const auto start = Clock::now();
+    const auto batch = loader_.train(step, a);
+    data_ms += milliseconds_since(start);
+    if (a + 1 < micro_steps) {
+      const auto local_only = job_.ddp->no_sync();
+      loss_sum += forward_backward(batch);
+    } else {
+      loss_sum += forward_backward(batch);
+    }
+  }
+  return loss_sum;
+}
+
+StepMetrics Trainer::train_step(int64_t step) {
+  const auto start = Clock::now();
+  const double comm_before = comm_ms();
+  StepMetrics metrics;
+  metrics.step = step + 1;
+  const double own_loss = accumulate_gradients(step, metrics.data_ms);
+  metrics.loss = sum_over_replicas(own_loss);
+  const auto parameters = job_.model->parameters();
+  const double max_norm = recipe_.train.max_grad_norm;
+  metrics.grad_norm = max_norm > 0
+                          ? dtensor::clip_grad_norm_(parameters, max_norm)
+                          : dtensor::grad_norm(parameters);
+  if (!std::isfinite(metrics.loss)) {
+    throw_non_finite("loss", metrics.loss, step);
+  }
+  if (!std::isfinite(metrics.grad_norm)) {
+    throw_non_finite("gradient norm", metrics.grad_norm, step);
+  }
+  metrics.lr = learning_rate(
+      recipe_.lr_schedule, recipe_.optimizer.lr, recipe_.train.steps, step);
+  job_.optimizer->set_lr(metrics.lr);
+  job_.optimizer->step();
+  job_.optimizer->zero_grad();
+
+  trained_tokens_ += global_tokens();
+  metrics.tokens = trained_tokens_;
+  metrics.comm_ms = comm_ms() - comm_before;
+  metrics.step_ms = milliseconds_since(start);
+  metrics.tokens_per_s =
+      static_cast<double>(global_tokens()) / metrics.step_ms * 1e3;
+  metrics.peak_rss_mb = peak_rss_mb();
+  return metrics;
+}
+
+double Trainer::evaluate() {
+  const at::NoGradGuard no_grad;
+  job_.model->eval();
+  const int64_t batches = loader_.num_heldout_batches(recipe_.eval.batches);
+  double sum = 0;
+  for (int64_t b = 0; b < batches; ++b) {
+    for (int64_t a = 0; a < loader_.accumulation_steps(); ++a) {
+      const auto batch = loader_.heldout(b, a);
+      sum +=
+          token_loss(
+              job_.model->forward(batch.tokens), batch.targets, global_tokens())
+              .item<double>();
+    }
+  }
+  job_.model->train();
+  return sum_over_replicas(sum) / static_cast<double>(batches);
+}
+
+std::string Trainer::metrics_path(const Recipe& recipe) {
+  return (std::filesystem::path(recipe.output_dir) / "metrics.jsonl").string();
+}
+
+void Trainer::open_outputs() {
+  metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_));
+  std::ofstream(std::filesystem::path(recipe_.output_dir) / "recipe.yaml")
+      << to_yaml(recipe_);
+  progress_ = std::make_unique<Progress>(
+      stdout,
+      Progress::Options{
+          .total_steps = recipe_.train.steps,
+          .log_every = recipe_.train.log_every,
+          .is_terminal = isatty(STDOUT_FILENO) == 1});
+  int64_t count = 0;
+  for (const auto& parameter : job_.model->parameters()) {
+    count += parameter.numel();
+  }
+  progress_->message(fmt::format(
+      "{}: Llama with {:.2f} M parameters on dp={} tp={}, {:.1f} MB of text, "
+      "{} steps of {} x {} tokens",
+      recipe_.name,
+      static_cast<double>(count) * 1e-6,
+      recipe_.mesh.dp,
+      recipe_.mesh.tp,
+      static_cast<double>(loader_.corpus().size()) * 1e-6,
+      recipe_.train.steps,
+      recipe_.train.global_batch_size,
+      recipe_.data.sequence_length));
+  progress_->message(
+      "starts from step 0; this version saves no checkpoints, so `checkpoint` "
+      "in the recipe has no effect yet");
+}
+
+void Trainer::run() {
+  const bool is_first = world_.rank() == 0;
+  if (is_first) {
+    open_outputs();
+  }
+  const int64_t steps = recipe_.train.steps;
+  const int64_t every = recipe_.eval.every;
+  for (int64_t step = 0; step < steps; ++step) {
+    auto metrics = train_step(step);
+    const bool is_last = step + 1 == steps;
+    if (is_last || (every > 0 && (step + 1) % every == 0)) {
+      metrics.eval_loss = evaluate();
+    }
+    if (is_first) {
+      metrics_->write(metrics);
+      progress_->step_done(metrics);
+      if (metrics.eval_loss) {
+        progress_->eval_done(metrics.step, *metrics.eval_loss);
+      }
+    }
+  }
+  if (is_first) {
+    progress_->message(
+        fmt::format("done: {} steps, see {}", steps, recipe_.output_dir));
+  }
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,63 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# Sourced by the other scripts: the repository's root as working directory,
+# versions, messages. `step` names the step in every message.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Versions that are known to work together. The CUDA libraries are what
+# libtorch_cpu.so of the wheel cannot load without, also where no GPU is.
+TORCH_VERSION=2.15.0
+CUDA_RUNTIME_VERSION=13.5.37
+CUPTI_VERSION=13.5.25
+CMAKE_MINIMUM=3.25
+
+say() {
+  printf '%s: %s\n' "$step" "$*"
+}
+
+# die <exit code> <message...>
+die() {
+  local code=$1
+  shift
+  printf '%s: %s\n' "$step" "$*" >&2
+  exit "$code"
+}
+
+# The program in .venv if it is there (a newer cmake than the system's), else
+# the one in PATH.
+tool() {
+  if [[ -x .venv/bin/$1 ]]; then
+    printf '%s\n' "$PWD/.venv/bin/$1"
+  else
+    printf '%s\n' "$1"
+  fi
+}
+
+# The folder with libtorch's include/ and lib/, or nothing.
+libtorch_dir() {
+  if [[ -n ${LIBTORCH:-} ]]; then
+    (cd "$LIBTORCH" 2>/dev/null && pwd) || true
+    return
+  fi
+  local candidate
+  for candidate in .venv/lib/python3*/site-packages/torch; do
+    if [[ -d $candidate ]]; then
+      printf '%s\n' "$PWD/$candidate"
+      return
+    fi
+  done
+}
+
+# Compile jobs: one a core, but no more than memory has room for (1.5 GB each).
+jobs() {
+  local cores memory_mb limit
+  cores=$(nproc)
+  memory_mb=$(awk '/^MemAvailable:/ {print int($2 / 1024)}' /proc/meminfo)
+  limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
+  if [[ $limit != max ]] && ((limit / 1048576 < memory_mb)); then
+    memory_mb=$((limit / 1048576))
+  fi
+  local by_memory=$((memory_mb / 1536))
+  ((by_memory < 1)) && by_memory=1
+  printf '%s\n' "$((by_memory < cores ? by_memory : cores))"
+}

@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# scripts/lint.sh calls|notes|format [--fix]: cheap checks of the house style.
+# Exit 0: fine; 1: findings, one a line; 77: cannot be checked here.
+step=lint
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+LIBRARIES=(mesh dtensor tp ddp checkpoint recipes)
+ALL=("${LIBRARIES[@]}" launcher bench tests)
+found=0
+
+# sources FOLDER...: C++ files below the folders that exist.
+sources() {
+  find "$@" -name '*.h' -o -name '*.cpp' 2>/dev/null | sort || true
+}
+
+# forbid WHAT PATTERN EXCEPT FOLDER...: no line outside comments matches the
+# Perl pattern, except in files whose path matches EXCEPT.
+forbid() {
+  local what=$1 pattern=$2 except=$3
+  shift 3
+  local files hits hit
+  mapfile -t files < <(sources "$@" | grep -vE "$except")
+  ((${#files[@]})) || return 0
+  hits=$(grep -nHP "$pattern" "${files[@]}" | grep -vE '^[^:]+:[0-9]+: *//' || true)
+  [[ -n $hits ]] || return 0
+  found=1
+  while read -r hit; do
+    echo "$hit    <- $what"
+  done <<<"$hits"
+}
+
+check_calls() {
+  local none='^$'
+  forbid "raw collectives belong in mesh/" \
+    '(->|\.)(_?(allreduce|allgather|alltoall)\w*|\w+_single|_reduce_scatter_base)\(' \
+    '^mesh/' "${LIBRARIES[@]}"
+  forbid "c10d belongs in mesh/" \
+    '#include <torch/csrc/distributed/c10d/' '^mesh/' "${LIBRARIES[@]}"
+  forbid "read the environment in mesh/env.cpp" \
+    '\b(secure_)?getenv\(' '^mesh/env\.cpp' "${LIBRARIES[@]}"
+  forbid "ranks may be threads of one process: no thread_local" \
+    '\bthread_local\b' "$none" "${LIBRARIES[@]}"
+  forbid "ranks may be threads of one process: no mutable static" \
+    '^\s*(inline )?static (?!const\b|constexpr\b|inline\b|std::once_flag)(?!.*\boperator)[^()]*(;|=|\{)' \
+    "$none" "${LIBRARIES[@]}"
+  forbid "include from the root, without .." '#include "\.\./' "$none" "${ALL[@]}"
+  forbid "no using namespace outside a function" \
+    '^using namespace' "$none" "${ALL[@]}"
+  local header
+  while read -r header; do
+    grep -q '^#pragma once$' "$header" && continue
+    found=1
+    echo "$header: no #pragma once"
+  done < <(sources "${ALL[@]}" | grep '\.h$')
+}
+
+# Every "See Note [X]" has its note, and only one: a comment line that holds
+# "Note [X]" alone. A citation may be broken over two lines.
+check_notes() {
+  local files
+  mapfile -t files < <(sources "${ALL[@]}")
+  ((${#files[@]})) || return 0
+  perl -0777 -ne '
+    push @{$noted{$1}}, $ARGV while m{^\s*//+ *Note \[([^\]]+)\]\s*$}gm;
+    s{\n\s*//+ ?}{ }g;
+    $cited{$1} //= $ARGV while /\bNote\s+\[([^\]]+)\]/gi;
+    END {
+      for (sort keys %cited) {
+        next if $noted{$_};
+        print "$cited{$_}: See Note [$_]: there is no such note\n";
+        $bad = 1;
+      }
+      for (sort keys %noted) {
+        next if @{$noted{$_}} == 1;
+        print "Note [$_] stands in @{$noted{$_}}\n";
+        $bad = 1;
+      }
+      exit($bad ? 1 : 0);
+    }' "${files[@]}" || found=1
+}
+
+# Versions of clang-format disagree, so one is pinned.
+check_format() {
+  local clang_format
+  clang_format=$(command -v clang-format-14 || command -v clang-format || true)
+  if [[ -z $clang_format ||
+        $("$clang_format" --version) != *"version 14."* ]]; then
+    say "SKIPPED: clang-format 14 is not installed"
+    exit 77
+  fi
+  local files
+  mapfile -t files < <(sources "${ALL[@]}")
+  ((${#files[@]})) || return 0
+  if [[ ${1:-} == --fix ]]; then
+    "$clang_format" -i "${files[@]}"
+    return
+  fi
+  local hits
+  hits=$("$clang_format" --dry-run "${files[@]}" 2>&1 | grep 'warning:' || true)
+  [[ -n $hits ]] || return 0
+  found=1
+  cut -d: -f1,2 <<<"$hits" | sort -u | sed 's/$/: not formatted (make format)/'
+}
+
+case ${1:-} in
+  calls) check_calls ;;
+  notes) check_notes ;;
+  format) check_format "${2:-}" ;;
+  *) die 2 "usage: scripts/lint.sh calls|notes|format [--fix]" ;;
+esac
+exit "$found"

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# scripts/tidy.sh [FILE...]: clang-tidy over the sources, or the files named.
+# Without the precompiled header, which clang cannot read.
+step=tidy
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+clang_tidy=$(command -v clang-tidy-14 || command -v clang-tidy) ||
+  die 2 "clang-tidy is missing: sudo apt-get install clang-tidy"
+libtorch=$(libtorch_dir)
+LIBTORCH=${LIBTORCH:+$libtorch} "$(tool cmake)" --preset nopch >/dev/null
+
+files=("$@")
+if ((! $#)); then
+  mapfile -t files < <(find mesh dtensor tp ddp checkpoint recipes launcher \
+                         -name '*.cpp' 2>/dev/null | sort)
+fi
+say "${#files[@]} files, ${JOBS:-$(jobs)} at once"
+printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "${JOBS:-$(jobs)}" \
+  "$clang_tidy" -p build-nopch --quiet || die 1 "findings"
+say "clean (${SECONDS} s)"

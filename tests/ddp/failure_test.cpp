@@ -1,0 +1,216 @@
+// What users get wrong, and peers that go away.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "ddp/distributed_data_parallel.h"
+#include "mesh/error.h"
+#include "tests/ddp/models.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/run_ranks.h"
+
+namespace weft::ddp {
+namespace {
+
+using test::expect_all_close;
+using test::gradients_of;
+using test::message_of_thrown;
+using test::Mlp;
+using test::RankContext;
+using test::run_ranks;
+using test::wave;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// Two layers of which one can be left out.
+struct Optional : torch::nn::Module {
+  Optional()
+      : used(register_module("used", torch::nn::Linear(6, 6))),
+        optional(register_module("optional", torch::nn::Linear(6, 6))) {
+    to(at::kDouble);
+    test::fill_parameters(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = used(x);
+    return uses_all ? y + optional(x) : y;
+  }
+  bool uses_all = true;
+  torch::nn::Linear used, optional;
+};
+
+class Failure : public ::testing::TestWithParam<int> {};
+
+TEST_P(Failure, AMissingGradientIsNamedOnEveryRankAndTrainingCanGoOn) {
+  for (const int failing_step : {0, 1, 2}) {
+    run_ranks(GetParam(), [&](RankContext& self) {
+      const auto n = self.world_size;
+      auto model = std::make_shared<Optional>();
+      DistributedDataParallel ddp(
+          model, self.mesh({n}, {"dp"}), {.bucket_cap_mb = 1e-6});
+      const auto x = wave({2, 6}, 0.1);
+      for (int step = 0; step < 4; ++step) {
+        const bool fails = step == failing_step;
+        model->zero_grad();
+        model->uses_all = !fails || self.rank != n - 1;
+        const auto run = [&] { ddp(x).pow(2).mean().backward(); };
+        if (fails) {
+          EXPECT_THAT(
+              message_of_thrown<c10::ValueError>(run),
+              HasSubstr(
+                  "rank " + std::to_string(n - 1) +
+                  ": optional.weight, optional.bias. "));
+        } else {
+          run();
+          Optional alone;
+          alone.forward(x).pow(2).mean().backward();
+          expect_all_close(gradients_of(*model), gradients_of(alone));
+        }
+      }
+    });
+  }
+}
+
+TEST_P(Failure, AParameterThatIsReadyTwiceIsNamed) {
+  // The weight is used outside of the nested backward too.
+  struct Twice : torch::nn::Module {
+    struct Nested : torch::autograd::Function<Nested> {
+      static at::Tensor forward(
+          torch::autograd::AutogradContext* context,
+          const at::Tensor& x,
+          Twice* self) {
+        context->saved_data["self"] = reinterpret_cast<int64_t>(self);
+        return x.clone();
+      }
+      static torch::autograd::variable_list backward(
+          torch::autograd::AutogradContext* context,
+          const torch::autograd::variable_list& gradients) {
+        const at::AutoGradMode grad(true);
+        auto* self =
+            reinterpret_cast<Twice*>(context->saved_data["self"].toInt());
+        self->weight.sum().backward();
+        return {gradients[0], at::Tensor()};
+      }
+    };
+    Twice() : weight(register_parameter("weight", wave({3}, 0.1))) {}
+    at::Tensor forward(const at::Tensor& x) {
+      return Nested::apply(x * weight, this);
+    }
+    at::Tensor weight;
+  };
+  run_ranks(GetParam(), [](RankContext& self) {
+    auto model = std::make_shared<Twice>();
+    DistributedDataParallel ddp(model, self.mesh({self.world_size}, {"dp"}));
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(
+            [&] { ddp(wave({3}, 0.2)).sum().backward(); }),
+        HasSubstr("gradient of weight became ready twice"));
+  });
+}
+
+TEST_P(Failure, AnErrorInsideBackwardLeavesNothingBehind) {
+  run_ranks(GetParam(), [](RankContext& self) {
+    const auto n = self.world_size;
+    auto model = std::make_shared<Mlp>();
+    DistributedDataParallel ddp(
+        model, self.mesh({n}, {"dp"}), {.bucket_cap_mb = 1e-6});
+    const auto x = wave({2, 6}, 0.1);
+    bool fails = false;
+    model->a->weight.register_hook([&](const at::Tensor&) {
+      if (fails) {
+        throw std::runtime_error("the user's hook failed");
+      }
+    });
+    Mlp alone;
+    alone.forward(x).pow(2).mean().backward();
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      fails = step % 2 == 1;
+      const auto run = [&] { ddp(x).pow(2).mean().backward(); };
+      if (fails) {
+        EXPECT_THROW(run(), std::runtime_error);
+      } else {
+        run();
+        expect_all_close(gradients_of(*model), gradients_of(alone));
+      }
+    }
+  });
+}
+
+TEST_P(Failure, ALostPeerComesOutOfBackward) {
+  run_ranks(GetParam(), [](RankContext& self) {
+    const auto n = self.world_size;
+    auto model = std::make_shared<Mlp>();
+    DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
+    const auto run = [&] { ddp(wave({2, 6}, 0.1)).sum().backward(); };
+    run();
+    if (self.rank == 0) {
+      self.world.abort();
+    }
+    EXPECT_THROW(run(), mesh::CommError);
+  });
+}
+
+TEST_P(Failure, AGraphOfGradientsIsRefused) {
+  run_ranks(GetParam(), [](RankContext& self) {
+    auto model = std::make_shared<Mlp>();
+    DistributedDataParallel ddp(model, self.mesh({self.world_size}, {"dp"}));
+    const auto run = [&](bool create_graph) {
+      ddp(wave({2, 6}, 0.1)).pow(2).sum().backward({}, {}, create_graph);
+    };
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] { run(true); }),
+        HasSubstr("create_graph"));
+    model->zero_grad();
+    run(false);
+  });
+}
+
+TEST_P(Failure, ThawingAParameterIsRefused) {
+  run_ranks(GetParam(), [](RankContext& self) {
+    auto model = std::make_shared<Mlp>();
+    model->b->bias.set_requires_grad(false);
+    DistributedDataParallel ddp(model, self.mesh({self.world_size}, {"dp"}));
+    model->b->bias.set_requires_grad(true);
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          ddp(wave({2, 6}, 0.1));
+        }),
+        HasSubstr("b.bias was frozen"));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    WorldSize,
+    Failure,
+    ::testing::Values(2, 3, 4),
+    ::testing::PrintToStringParamName());
+
+TEST(Construction, RefusesWhatCannotTrain) {
+  run_ranks(2, [](RankContext& self) {
+    const auto grid = self.mesh({2, 1}, {"dp", "tp"});
+    const auto wrap = [&](std::shared_ptr<Mlp> model,
+                          const mesh::DeviceMesh& mesh,
+                          DistributedDataParallelOptions options = {}) {
+      return message_of_thrown<c10::ValueError>(
+          [&] { DistributedDataParallel ddp(model, mesh, options); });
+    };
+    auto model = std::make_shared<Mlp>();
+    EXPECT_THAT(wrap(model, grid), HasSubstr("mesh[\"dp\"]"));
+    EXPECT_THAT(wrap(nullptr, grid["dp"]), HasSubstr("null"));
+    EXPECT_THAT(
+        wrap(model, grid["dp"], {.bucket_cap_mb = 0.0}),
+        HasSubstr("bucket_cap_mb > 0"));
+    EXPECT_THAT(
+        wrap(model, grid["dp"], {.reduce_op = mesh::ReduceOp::kMax}),
+        HasSubstr("kAvg or kSum"));
+    for (auto& parameter : model->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+    EXPECT_THAT(
+        wrap(model, grid["dp"]),
+        HasSubstr("none of the module's 6 parameters"));
+  });
+}
+
+} // namespace
+} // namespace weft::ddp

@@ -1,0 +1,438 @@
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "dtensor/deferred_init.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/parameter_info.h"
+#include "dtensor/random.h"
+#include "tests/dtensor/parts.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/run_ranks.h"
+
+namespace weft::dtensor {
+namespace {
+
+using dtensor::test::fake_line;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using weft::test::message_of_thrown;
+using weft::test::RankContext;
+using weft::test::run_ranks;
+
+using Make = std::function<at::Tensor()>;
+
+mesh::DeviceMesh line(const RankContext& self) {
+  return self.mesh({self.world_size}, {"tp"});
+}
+
+at::Tensor local_of(const at::Tensor& dtensor) {
+  return dtensor_impl(dtensor)->local();
+}
+
+at::Tensor deferred(const Make& make) {
+  const DeferredInit scope;
+  return make();
+}
+
+// What `make` gives inside the scope, materialized where it is to lie.
+at::Tensor materialized(
+    const Make& make,
+    const mesh::DeviceMesh& mesh,
+    Placement placement) {
+  const auto tensor = deferred(make);
+  set_placements(tensor, mesh, {placement});
+  materialize_tensor(tensor, /*seed=*/7, "w");
+  EXPECT_FALSE(is_deferred(tensor));
+  return tensor;
+}
+
+at::Tensor multiplication_table() {
+  const auto table = torch::zeros({5, 7});
+  auto element = table.accessor<float, 2>();
+  for (int64_t i = 0; i < 5; ++i) {
+    for (int64_t j = 0; j < 7; ++j) {
+      element[i][j] = static_cast<float>(i * j);
+    }
+  }
+  return table;
+}
+
+at::Tensor rotary_table() {
+  const auto frequency =
+      1.0 / torch::pow(10000.0, torch::arange(0, 14, 2).to(at::kFloat) / 14);
+  return torch::outer(torch::arange(5).to(at::kFloat), frequency).cos();
+}
+
+std::vector<std::pair<std::string, Make>> constants() {
+  return {
+      {"zeros",
+       [] {
+         return torch::zeros({5, 7});
+       }},
+      {"ones",
+       [] {
+         return torch::ones({5, 7});
+       }},
+      {"full",
+       [] {
+         return torch::full({5, 7}, 2.5);
+       }},
+      {"ones scaled",
+       [] {
+         return torch::ones({5, 7}).mul_(3).add_(1) / 4;
+       }},
+      {"constant_",
+       [] {
+         return torch::nn::init::constant_(torch::empty({5, 7}), 0.5);
+       }},
+      {"tensor of values",
+       [] {
+         return torch::tensor({{1.f, 2.f, 3.f}, {4.f, 5.f, 6.f}});
+       }},
+      {"arange",
+       [] {
+         return torch::arange(35).view({5, 7});
+       }},
+      {"eye",
+       [] {
+         return torch::nn::init::eye_(torch::empty({5, 7}));
+       }},
+      {"accessor", multiplication_table},
+      {"rotary", rotary_table},
+      {"bool mask",
+       [] {
+         return torch::ones({5, 7}, at::kBool).tril();
+       }},
+      {"from values",
+       [] {
+         const std::vector<double> values{1, 2, 3, 4, 5, 6};
+         return torch::tensor(values, at::kDouble).view({2, 3});
+       }},
+  };
+}
+
+std::vector<std::pair<std::string, Make>> randoms() {
+  return {
+      {"uniform",
+       [] {
+         return torch::empty({5, 7}).uniform_(-1, 3);
+       }},
+      {"normal",
+       [] {
+         return torch::empty({5, 7}).normal_(0.5, 2);
+       }},
+      {"randn scaled",
+       [] {
+         return torch::randn({5, 7}) * 0.02;
+       }},
+      {"rand shifted",
+       [] {
+         return torch::rand({5, 7}).mul(2).sub(1);
+       }},
+      {"wide",
+       [] {
+         return torch::randn({3, 129});
+       }},
+      {"bfloat16",
+       [] {
+         return torch::randn({5, 7}, at::kBFloat16);
+       }},
+      {"double",
+       [] {
+         return torch::rand({5, 7}, at::kDouble);
+       }},
+      {"three dims",
+       [] {
+         return torch::randn({3, 5, 2});
+       }},
+      {"kaiming",
+       [] {
+         return torch::nn::init::kaiming_uniform_(torch::empty({5, 7}));
+       }},
+      {"xavier",
+       [] {
+         return torch::nn::init::xavier_normal_(torch::empty({5, 7}));
+       }},
+      {"fewer rows than ranks",
+       [] {
+         return torch::randn({2, 1});
+       }},
+  };
+}
+
+TEST(DeferredInit, ConstantsAreWhatTheyAreOutsideTheScope) {
+  for (const int n : {1, 2, 3, 4}) {
+    run_ranks(n, [](RankContext& self) {
+      const auto mesh = line(self);
+      for (const auto& [name, make] : constants()) {
+        SCOPED_TRACE(name);
+        const auto expected = make();
+        for (const auto placement : {Replicate(), Shard(0), Shard(1)}) {
+          const auto tensor = materialized(make, mesh, placement);
+          EXPECT_EQ(tensor.strides(), expected.strides());
+          EXPECT_TRUE(at::equal(full_tensor(tensor), expected))
+              << placement.to_string() << "\n"
+              << full_tensor(tensor) << expected;
+        }
+      }
+    });
+  }
+}
+
+TEST(DeferredInit, RandomValuesAreTheSameOnEveryMesh) {
+  for (const int n : {1, 2, 3, 4}) {
+    run_ranks(n, [](RankContext& self) {
+      const auto mesh = line(self);
+      const auto one = fake_line(0, 1);
+      for (const auto& [name, make] : randoms()) {
+        SCOPED_TRACE(name);
+        const auto expected = full_tensor(materialized(make, one, Replicate()));
+        EXPECT_GT(expected.to(at::kFloat).abs().sum().item<float>(), 0);
+        for (const auto placement : {Replicate(), Shard(0), Shard(1)}) {
+          EXPECT_TRUE(at::equal(
+              full_tensor(materialized(make, mesh, placement)), expected))
+              << placement.to_string();
+        }
+      }
+    });
+  }
+}
+
+TEST(DeferredInit, EachRankHoldsItsPartAlone) {
+  for (const auto placement : {Shard(0), Shard(1)}) {
+    const auto tensor = materialized(
+        [] {
+          return torch::randn({8, 8});
+        },
+        fake_line(1, 4),
+        placement);
+    EXPECT_EQ(local_of(tensor).storage().nbytes(), 2 * 8 * sizeof(float));
+    EXPECT_TRUE(local_of(tensor).is_contiguous());
+  }
+}
+
+TEST(DeferredInit, SeedAndNameMakeTheValues) {
+  const auto values = [](uint64_t seed, const std::string& name) {
+    const auto tensor = deferred([] { return torch::randn({16}); });
+    set_placements(tensor, fake_line(0, 1), {Replicate()});
+    materialize_tensor(tensor, seed, name);
+    return local_of(tensor);
+  };
+  EXPECT_TRUE(at::equal(values(1, "a"), values(1, "a")));
+  EXPECT_FALSE(at::equal(values(1, "a"), values(2, "a")));
+  EXPECT_FALSE(at::equal(values(1, "a"), values(1, "b")));
+}
+
+TEST(DeferredInit, ValuesHaveTheirDistribution) {
+  const int64_t n = 1 << 20;
+  const auto uniform = local_of(materialized(
+      [n] { return torch::empty({n}).uniform_(-1, 3); },
+      fake_line(0, 1),
+      Replicate()));
+  EXPECT_GE(uniform.min().item<float>(), -1);
+  EXPECT_LE(uniform.max().item<float>(), 3);
+  // Six standard errors.
+  const double error = 6.0 / std::sqrt(static_cast<double>(n));
+  EXPECT_NEAR(uniform.mean().item<double>(), 1, 4 / std::sqrt(12.0) * error);
+  EXPECT_NEAR(uniform.std().item<double>(), 4 / std::sqrt(12.0), error);
+  const auto normal = local_of(materialized(
+      [n] { return torch::empty({n}).normal_(0.5, 2); },
+      fake_line(0, 1),
+      Replicate()));
+  EXPECT_NEAR(normal.mean().item<double>(), 0.5, 2 * error);
+  EXPECT_NEAR(normal.std().item<double>(), 2, 2 * error);
+  const auto standard = (normal - 0.5) / 2;
+  EXPECT_NEAR(standard.pow(3).mean().item<double>(), 0, 4 * error);
+  EXPECT_NEAR(standard.pow(4).mean().item<double>(), 3, 10 * error);
+  const auto shifted = (standard.slice(0, 1) * standard.slice(0, 0, -1)).mean();
+  EXPECT_NEAR(shifted.item<double>(), 0, error);
+}
+
+// ---- modules ----------------------------------------------------------------
+
+struct ModelImpl : torch::nn::Module {
+  ModelImpl()
+      : embedding(register_module("embedding", torch::nn::Embedding(10, 6))),
+        padded(register_module(
+            "padded",
+            torch::nn::Embedding(
+                torch::nn::EmbeddingOptions(9, 4).padding_idx(5)))),
+        linear(register_module("linear", torch::nn::Linear(6, 10))),
+        norm(register_module(
+            "norm",
+            torch::nn::LayerNorm(
+                torch::nn::LayerNormOptions(std::vector<int64_t>{6})))),
+        scale(register_parameter("scale", torch::randn({3, 4}) * 0.02)),
+        table(register_buffer("table", rotary_table())) {}
+
+  torch::nn::Embedding embedding, padded;
+  torch::nn::Linear linear;
+  torch::nn::LayerNorm norm;
+  at::Tensor scale, table;
+};
+
+std::map<std::string, at::Tensor> full_tensors(
+    const mesh::DeviceMesh& mesh,
+    Placement placement) {
+  std::shared_ptr<ModelImpl> model;
+  {
+    const DeferredInit scope;
+    model = std::make_shared<ModelImpl>();
+  }
+  std::map<std::string, at::Tensor> values;
+  const auto place = [&](const auto& items) {
+    for (const auto& item : items) {
+      EXPECT_TRUE(is_dtensor(item.value())) << item.key();
+      const bool fits =
+          !placement.is_shard() || placement.tensor_dim() < item.value().dim();
+      set_placements(item.value(), mesh, {fits ? placement : Replicate()});
+    }
+  };
+  place(model->named_parameters());
+  place(model->named_buffers());
+  materialize(*model, /*seed=*/3);
+  for (const auto& item : model->named_parameters()) {
+    EXPECT_EQ(parameter_name(item.value()), item.key());
+    EXPECT_TRUE(item.value().requires_grad());
+    values[item.key()] = full_tensor(item.value()).detach();
+  }
+  values["table"] = full_tensor(model->table);
+  return values;
+}
+
+TEST(DeferredInit, ModulesAreBornTheSameOnEveryMesh) {
+  const auto expected = full_tensors(fake_line(0, 1), Replicate());
+  EXPECT_TRUE(at::equal(expected.at("norm.weight"), at::ones({6})));
+  EXPECT_TRUE(at::equal(expected.at("norm.bias"), at::zeros({6})));
+  EXPECT_TRUE(at::equal(expected.at("table"), rotary_table()));
+  EXPECT_TRUE(at::equal(expected.at("padded.weight")[5], at::zeros({4})));
+  EXPECT_GT(expected.at("padded.weight")[4].abs().sum().item<float>(), 0);
+  const auto bound = 1 / std::sqrt(6.0f);
+  EXPECT_LE(expected.at("linear.weight").abs().max().item<float>(), bound);
+  for (const int n : {2, 3, 4}) {
+    run_ranks(n, [&](RankContext& self) {
+      const auto mesh = line(self);
+      for (const auto placement : {Replicate(), Shard(0), Shard(1)}) {
+        for (const auto& [name, value] : full_tensors(mesh, placement)) {
+          EXPECT_TRUE(at::equal(value, expected.at(name)))
+              << name << " " << placement.to_string();
+        }
+      }
+    });
+  }
+}
+
+TEST(DeferredInit, TiedParametersStayOneTensor) {
+  torch::nn::Linear a{nullptr};
+  torch::nn::Linear b{nullptr};
+  {
+    const DeferredInit scope;
+    a = torch::nn::Linear(torch::nn::LinearOptions(4, 6).bias(false));
+    b = torch::nn::Linear(torch::nn::LinearOptions(4, 6).bias(false));
+    b->weight = a->weight;
+  }
+  torch::nn::Sequential both(a);
+  set_placements(a->weight, fake_line(1, 2), {Shard(0)});
+  materialize(*both, 1);
+  EXPECT_TRUE(b->weight.is_same(a->weight));
+  EXPECT_FALSE(is_deferred(b->weight));
+  EXPECT_EQ(local_of(b->weight).size(0), 3);
+}
+
+// ---- what cannot be done before materialize ---------------------------------
+
+TEST(DeferredInit, UseBeforeMaterializeIsAnErrorThatNamesTheTensor) {
+  const auto mesh = fake_line(0, 2);
+  const auto weight = deferred([] { return torch::randn({4, 6}); });
+  const auto plain_use = [&] {
+    return message_of_thrown<c10::ValueError>([&] { weight.exp(); });
+  };
+  EXPECT_THAT(
+      plain_use(), AllOf(HasSubstr("[4, 6]"), HasSubstr("materialize()")));
+  set_placements(weight, mesh, {Shard(0)});
+  parameter_info(weight).fqn = "layers.0.weight";
+  const auto x = test::distributed(at::ones({2, 6}), mesh, {Replicate()});
+  for (const auto& use : std::vector<std::function<void()>>{
+           [&] { weight.exp(); },
+           [&] { torch::linear(x, weight); },
+           [&] { to_local(weight); },
+           [&] { full_tensor(weight); },
+           [&] { redistribute(weight, {Replicate()}); }}) {
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(use),
+        AllOf(
+            HasSubstr("\"layers.0.weight\""),
+            HasSubstr("[4, 6]"),
+            HasSubstr("weft::dtensor::materialize")));
+  }
+}
+
+TEST(DeferredInit, OtherRandomInitialisationsAreRefused) {
+  for (const auto& make : std::vector<Make>{
+           [] { return torch::empty({4}).bernoulli_(0.5); },
+           [] { return torch::randint(0, 5, {4}); },
+           [] { return torch::randperm(4); },
+           [] { return torch::empty({4}).exponential_(); }}) {
+    EXPECT_THAT(
+        message_of_thrown<c10::Error>([&] { deferred(make); }),
+        HasSubstr("uniform_"));
+  }
+}
+
+TEST(DeferredInit, AnotherMeshIsRefused) {
+  const auto tensor = deferred([] { return torch::randn({4}); });
+  set_placements(tensor, fake_line(0, 2), {Shard(0)});
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>(
+          [&] { set_placements(tensor, fake_line(0, 4), {Shard(0)}); }),
+      HasSubstr("lies on another mesh than tp=4"));
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>(
+          [&] { set_placements(at::ones({4}), fake_line(0, 4), {Shard(0)}); }),
+      HasSubstr("DeferredInit"));
+}
+
+TEST(DeferredInit, TensorsOutsideTheScopeAreOrdinary) {
+  deferred([] { return torch::ones({2}); });
+  EXPECT_FALSE(is_dtensor(torch::ones({2})));
+}
+
+// ---- memory -----------------------------------------------------------------
+
+int64_t resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.starts_with("VmRSS:")) {
+      return std::stoll(line.substr(6)) * 1024;
+    }
+  }
+  return 0;
+}
+
+TEST(DeferredInit, NoRankHoldsTheWhole) {
+  const int64_t rows = 1 << 15; // 8 GiB.
+  const int64_t before = resident_bytes();
+  ASSERT_GT(before, 0);
+  const auto weight = deferred([rows] {
+    return torch::randn({rows, 1 << 16}).mul_(0.5);
+  });
+  const auto zeros = deferred([rows] { return torch::zeros({rows, 1 << 16}); });
+  EXPECT_LT(resident_bytes() - before, 64 << 20);
+  for (const auto& tensor : {weight, zeros}) {
+    set_placements(tensor, fake_line(1023, 1024), {Shard(0)});
+    materialize_tensor(tensor, 1, "w");
+  }
+  EXPECT_LT(resident_bytes() - before, 128 << 20);
+  EXPECT_EQ(local_of(weight).size(0), 32);
+  EXPECT_EQ(local_of(weight).storage().nbytes(), 32 * (1 << 16) * 4);
+  EXPECT_NEAR(local_of(weight).std().item<double>(), 0.5, 0.01);
+  EXPECT_EQ(local_of(zeros).abs().sum().item<float>(), 0);
+}
+
+} // namespace
+} // namespace weft::dtensor

@@ -1,0 +1,212 @@
+// One recipe on many meshes: the same weights at the start, the same losses and
+// the same weights after 20 steps as on one rank.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "dtensor/dtensor.h"
+#include "recipes/config/validate.h"
+#include "recipes/train/trainer.h"
+#include "tests/support/run_ranks.h"
+
+namespace weft::recipes {
+namespace {
+
+constexpr int64_t kSteps = 20;
+
+struct Layout {
+  int64_t dp;
+  int64_t tp;
+  bool sequence_parallel;
+  bool tie_embeddings;
+  int64_t accumulation;
+};
+
+std::string name_of(const Layout& layout) {
+  return fmt::format(
+      "dp{}tp{}{}{}accumulate{}",
+      layout.dp,
+      layout.tp,
+      layout.sequence_parallel ? "Sequence" : "",
+      layout.tie_embeddings ? "Tied" : "",
+      layout.accumulation);
+}
+
+// What a training run leaves behind, whole.
+struct Trace {
+  std::vector<double> losses;
+  std::map<std::string, at::Tensor> initial;
+  std::map<std::string, at::Tensor> final;
+  double eval_loss = 0;
+};
+
+// Text with some structure, so that the loss falls.
+std::string corpus_path() {
+  const auto path = std::filesystem::temp_directory_path() /
+                    fmt::format("weft_layouts_{}.txt", getpid());
+  std::ofstream file(path);
+  for (int i = 0; i < 4000; ++i) {
+    file << "int64_t value_" << i * 7919 % 1000 << " = " << i * i % 613
+         << ";\n";
+  }
+  return path.string();
+}
+
+// heads and kv_heads 12 so that every tp divides them; ffn_dim and
+// sequence_length do not.
+Recipe recipe_of(const Layout& layout, const std::string& corpus) {
+  constexpr int64_t kGlobalBatch = 36;
+  Recipe recipe;
+  recipe.name = "layouts";
+  recipe.seed = 7;
+  recipe.mesh = {layout.dp, layout.tp};
+  recipe.model.dim = 48;
+  recipe.model.layers = 2;
+  recipe.model.heads = 12;
+  recipe.model.kv_heads = 12;
+  recipe.model.ffn_dim = 70;
+  recipe.model.vocab_size = 257;
+  recipe.model.tie_embeddings = layout.tie_embeddings;
+  recipe.tp.sequence_parallel = layout.sequence_parallel;
+  recipe.data.paths = {corpus};
+  recipe.data.sequence_length = 17;
+  recipe.train.steps = kSteps;
+  recipe.train.global_batch_size = kGlobalBatch;
+  recipe.train.micro_batch_size =
+      kGlobalBatch / (layout.dp * layout.accumulation);
+  recipe.optimizer.lr = 3e-3;
+  recipe.lr_schedule.warmup_steps = 5;
+  recipe.eval.batches = 1;
+  recipe.origins.source = "test";
+  validate(recipe, layout.dp * layout.tp);
+  return recipe;
+}
+
+// Collective over the mesh: every rank gathers, all get the same.
+std::map<std::string, at::Tensor> whole_parameters(LlamaJob& job) {
+  const at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> whole;
+  for (const auto& item : job.model->named_parameters()) {
+    whole[item.key()] = dtensor::full_tensor(item.value()).clone();
+  }
+  return whole;
+}
+
+Trace train(
+    const Layout& layout,
+    const std::string& corpus,
+    const std::string& dtype = "float32") {
+  Trace trace;
+  std::mutex mutex;
+  auto recipe = recipe_of(layout, corpus);
+  recipe.train.dtype = dtype;
+  test::run_ranks(
+      static_cast<int>(layout.dp * layout.tp), [&](test::RankContext& self) {
+        Trainer trainer(recipe, self.world);
+        Trace own;
+        own.initial = whole_parameters(trainer.job());
+        for (int64_t step = 0; step < kSteps; ++step) {
+          own.losses.push_back(trainer.train_step(step).loss);
+        }
+        own.eval_loss = trainer.evaluate();
+        own.final = whole_parameters(trainer.job());
+        const std::lock_guard lock(mutex);
+        if (self.rank == 0) {
+          trace = std::move(own);
+        }
+      });
+  return trace;
+}
+
+double relative_distance(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
+}
+
+void expect_same_training(const Trace& actual, const Trace& expected) {
+  ASSERT_EQ(actual.losses.size(), expected.losses.size());
+  for (size_t i = 0; i < actual.losses.size(); ++i) {
+    EXPECT_NEAR(actual.losses[i], expected.losses[i], 1e-4 * expected.losses[i])
+        << "step " << i + 1;
+  }
+  EXPECT_NEAR(actual.eval_loss, expected.eval_loss, 1e-4 * expected.eval_loss);
+  ASSERT_EQ(actual.initial.size(), expected.initial.size());
+  for (const auto& [name, value] : expected.initial) {
+    EXPECT_TRUE(at::equal(actual.initial.at(name), value)) << name;
+  }
+  for (const auto& [name, value] : expected.final) {
+    EXPECT_LT(relative_distance(actual.final.at(name), value), 1e-4) << name;
+  }
+}
+
+// The comparison means something only if training moves everything.
+void expect_training_happened(const Trace& trace) {
+  ASSERT_EQ(trace.losses.size(), static_cast<size_t>(kSteps));
+  EXPECT_LT(trace.losses.back(), 0.85 * trace.losses.front());
+  for (const auto& [name, value] : trace.final) {
+    EXPECT_GT(relative_distance(value, trace.initial.at(name)), 1e-3) << name;
+  }
+}
+
+// Mesh sizes dp, tp.
+class Layouts : public ::testing::TestWithParam<std::pair<int64_t, int64_t>> {};
+
+TEST_P(Layouts, TrainLikeOneRank) {
+  const auto [dp, tp] = GetParam();
+  const auto corpus = corpus_path();
+  for (const bool tied : {false, true}) {
+    for (const int64_t accumulation : {1, 3}) {
+      const auto expected = train({1, 1, false, tied, accumulation}, corpus);
+      expect_training_happened(expected);
+      for (const bool sequence : {false, true}) {
+        const Layout layout{dp, tp, sequence, tied, accumulation};
+        SCOPED_TRACE(name_of(layout));
+        if (tp > 1 || !sequence) {
+          expect_same_training(train(layout, corpus), expected);
+        }
+      }
+    }
+  }
+}
+
+// bfloat16 has 8 bits: sums in another order differ in the last one or two.
+TEST(LayoutsInBfloat16, LossesAgreeToTheDtypesPrecision) {
+  const auto corpus = corpus_path();
+  const auto expected = train({1, 1, false, false, 1}, corpus, "bfloat16");
+  const auto actual = train({2, 2, true, false, 1}, corpus, "bfloat16");
+  ASSERT_EQ(actual.losses.size(), expected.losses.size());
+  ASSERT_EQ(actual.losses.size(), static_cast<size_t>(kSteps));
+  for (size_t i = 0; i < actual.losses.size(); ++i) {
+    EXPECT_NEAR(
+        actual.losses[i], expected.losses[i], 1e-2 * expected.losses[i]);
+  }
+  for (const auto& [name, value] : expected.initial) {
+    EXPECT_EQ(value.scalar_type(), at::kBFloat16) << name;
+    EXPECT_TRUE(at::equal(actual.initial.at(name), value)) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Mesh,
+    Layouts,
+    ::testing::Values(
+        std::pair(2, 1),
+        std::pair(1, 2),
+        std::pair(2, 2),
+        std::pair(4, 1),
+        std::pair(1, 4),
+        std::pair(3, 1),
+        std::pair(1, 3)),
+    [](const auto& info) {
+      return fmt::format("dp{}tp{}", info.param.first, info.param.second);
+    });
+
+} // namespace
+} // namespace weft::recipes

@@ -1,0 +1,101 @@
+#include "launcher/environment.h"
+
+#include <algorithm>
+#include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace weft::launcher {
+namespace {
+
+using ::testing::Contains;
+using ::testing::Pair;
+
+std::map<std::string, std::string> environment(
+    int local_rank,
+    const std::vector<std::string>& base = {},
+    int worker_count = 4) {
+  Options options;
+  options.worker_count = worker_count;
+  options.role = "trainer";
+  options.run_id = "job";
+  const LaunchFacts facts{
+      .master_port = 1234,
+      .master_fd = 7,
+      .start_time = "12.5",
+      .error_file = "/logs/error.json"};
+  std::map<std::string, std::string> result;
+  for (const auto& entry :
+       worker_environment(base, options, facts, local_rank)) {
+    const size_t equals = entry.find('=');
+    const auto [place, is_new] =
+        result.emplace(entry.substr(0, equals), entry.substr(equals + 1));
+    EXPECT_TRUE(is_new) << place->first << " stands twice";
+  }
+  return result;
+}
+
+TEST(Environment, IsTorchruns) {
+  const auto result = environment(2);
+  EXPECT_EQ(
+      result,
+      (std::map<std::string, std::string>{
+          {"RANK", "2"},
+          {"LOCAL_RANK", "2"},
+          {"ROLE_RANK", "2"},
+          {"GROUP_RANK", "0"},
+          {"ROLE_NAME", "trainer"},
+          {"WORLD_SIZE", "4"},
+          {"LOCAL_WORLD_SIZE", "4"},
+          {"ROLE_WORLD_SIZE", "4"},
+          {"GROUP_WORLD_SIZE", "1"},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", "1234"},
+          {"TORCHELASTIC_RESTART_COUNT", "0"},
+          {"TORCHELASTIC_MAX_RESTARTS", "0"},
+          {"TORCHELASTIC_RUN_ID", "job"},
+          {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+          {"TORCHELASTIC_ERROR_FILE", "/logs/error.json"},
+          {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+          {"OMP_NUM_THREADS", "1"},
+          {"WEFT_LAUNCH_T0", "12.5"}}));
+}
+
+TEST(Environment, OnlyRankZeroGetsTheSocket) {
+  const std::vector<std::string> outer{"WEFT_MASTER_FD=3"};
+  EXPECT_THAT(environment(0, outer), Contains(Pair("WEFT_MASTER_FD", "7")));
+  EXPECT_EQ(environment(1, outer).count("WEFT_MASTER_FD"), 0);
+}
+
+TEST(Environment, SaysWhetherErrorsEndOnATerminal) {
+  LaunchFacts on_terminal;
+  on_terminal.stderr_is_terminal = true;
+  EXPECT_THAT(
+      worker_environment({}, Options(), on_terminal, 1),
+      Contains("WEFT_STDERR_TTY=1"));
+  EXPECT_EQ(environment(1, {"WEFT_STDERR_TTY=1"}).count("WEFT_STDERR_TTY"), 0);
+}
+
+TEST(Environment, WhatTheUserSetStays) {
+  const auto result = environment(
+      1, {"OMP_NUM_THREADS=6", "PATH=/bin", "ODD=a=b", "RANK=9", "EMPTY="});
+  EXPECT_THAT(result, Contains(Pair("OMP_NUM_THREADS", "6")));
+  EXPECT_THAT(result, Contains(Pair("PATH", "/bin")));
+  EXPECT_THAT(result, Contains(Pair("ODD", "a=b")));
+  EXPECT_THAT(result, Contains(Pair("EMPTY", "")));
+  EXPECT_THAT(result, Contains(Pair("RANK", "1")));
+}
+
+TEST(Environment, ALoneWorkerKeepsItsThreads) {
+  EXPECT_EQ(environment(0, {}, 1).count("OMP_NUM_THREADS"), 0);
+}
+
+TEST(Environment, TheOutermostStartTimeCounts) {
+  EXPECT_THAT(
+      environment(0, {"WEFT_LAUNCH_T0=1.25"}),
+      Contains(Pair("WEFT_LAUNCH_T0", "1.25")));
+}
+
+} // namespace
+} // namespace weft::launcher

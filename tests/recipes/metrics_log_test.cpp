@@ -1,0 +1,120 @@
+#include "recipes/progress/metrics_log.h"
+
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "mesh/error.h"
+#include "tests/recipes/fixtures.h"
+
+namespace weft::recipes {
+namespace {
+
+using ::testing::HasSubstr;
+
+StepMetrics some_metrics() {
+  return {
+      .step = 7,
+      .loss = 1.0 / 3.0,
+      .grad_norm = 1e-17,
+      .lr = 0.1,
+      .tokens = int64_t{1} << 60,
+      .tokens_per_s = 12345.678,
+      .step_ms = 1.5,
+      .data_ms = 0.25,
+      .comm_ms = 0.125,
+      .checkpoint_ms = 0,
+      .peak_rss_mb = 300.5};
+}
+
+std::vector<std::string> lines_of(const std::string& path) {
+  std::istringstream text(read_text(path));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(text, line);) {
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+TEST(MetricsLog, LinesReadBackExactly) {
+  const TempFolder folder;
+  const std::string path = folder / "outputs/run/metrics.jsonl";
+  MetricsLog log(path);
+  log.write(some_metrics());
+  ASSERT_EQ(lines_of(path).size(), 1U) << "written before the log closes";
+  StepMetrics evaluated = some_metrics();
+  evaluated.step = 8;
+  evaluated.eval_loss = 2.0 / 3.0;
+  log.write(evaluated);
+
+  const auto lines = lines_of(path);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_THAT(
+      lines[0],
+      ::testing::StartsWith("{\"step\":7,\"loss\":0.3333333333333333,"));
+  const auto first = nlohmann::json::parse(lines[0]);
+  EXPECT_EQ(first.size(), 11U);
+  EXPECT_EQ(first["step"], 7);
+  EXPECT_EQ(first["loss"].get<double>(), 1.0 / 3.0);
+  EXPECT_EQ(first["grad_norm"].get<double>(), 1e-17);
+  EXPECT_EQ(first["lr"].get<double>(), 0.1);
+  EXPECT_EQ(first["tokens"].get<int64_t>(), int64_t{1} << 60);
+  EXPECT_EQ(first["tokens_per_s"].get<double>(), 12345.678);
+  EXPECT_EQ(first["step_ms"].get<double>(), 1.5);
+  EXPECT_EQ(first["data_ms"].get<double>(), 0.25);
+  EXPECT_EQ(first["comm_ms"].get<double>(), 0.125);
+  EXPECT_EQ(first["checkpoint_ms"].get<double>(), 0);
+  EXPECT_EQ(first["peak_rss_mb"].get<double>(), 300.5);
+  EXPECT_FALSE(first.contains("eval_loss"));
+  const auto second = nlohmann::json::parse(lines[1]);
+  EXPECT_EQ(second["eval_loss"].get<double>(), 2.0 / 3.0);
+}
+
+TEST(MetricsLog, NonFiniteIsNull) {
+  const TempFolder folder;
+  MetricsLog log(folder / "m.jsonl");
+  StepMetrics metrics = some_metrics();
+  metrics.loss = std::nan("");
+  metrics.grad_norm = std::numeric_limits<double>::infinity();
+  log.write(metrics);
+  const auto line = nlohmann::json::parse(lines_of(folder / "m.jsonl").at(0));
+  EXPECT_TRUE(line["loss"].is_null());
+  EXPECT_TRUE(line["grad_norm"].is_null());
+}
+
+TEST(MetricsLog, StartsOver) {
+  const TempFolder folder;
+  const std::string path = folder.write("m.jsonl", "old\n");
+  MetricsLog log(path);
+  EXPECT_EQ(read_text(path), "");
+}
+
+TEST(MetricsLog, NamesWhatItCannotWrite) {
+  const TempFolder folder;
+  const std::string file = folder.write("file", "x");
+  EXPECT_THAT(
+      message_of<mesh::UsageError>([&] { MetricsLog(file + "/m.jsonl"); }),
+      HasSubstr("output_dir: cannot write \"" + file + "/m.jsonl\": "));
+  EXPECT_THAT(
+      message_of<mesh::UsageError>([&] { MetricsLog log(folder.path()); }),
+      HasSubstr("Is a directory"));
+}
+
+TEST(MetricsLog, AFullDiskIsAnError) {
+  MetricsLog log("/dev/full");
+  EXPECT_THAT(
+      message_of<c10::Error>([&] { log.write(some_metrics()); }),
+      HasSubstr("[metrics] cannot write \"/dev/full\": No space left"));
+}
+
+TEST(PeakRss, HoldsWhatWasTouched) {
+  const std::vector<char> block(64 << 20, 1);
+  EXPECT_GE(peak_rss_mb(), 64.0 * block[12345]);
+  EXPECT_LT(peak_rss_mb(), 1e6);
+}
+
+} // namespace
+} // namespace weft::recipes
