@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+/// What a reader of checkpoints accepts, so that a hostile file costs no more
+/// time and memory than its own size. A writer refuses what a reader would
+/// (docs/checkpoint_format.md).
+namespace weft::checkpoint::limits {
+
+/// Bytes of JSON in the header of one safetensors file.
+constexpr int64_t kHeaderBytes = 100'000'000;
+constexpr int64_t kHeaderDepth = 4;
+constexpr int64_t kManifestBytes = 64 << 20;
+constexpr int64_t kManifestDepth = 32;
+/// Tensors of one file, and of one checkpoint.
+constexpr int64_t kTensors = 1'000'000;
+/// Bytes of a tensor's name and of a file's name.
+constexpr int64_t kTensorName = 512;
+constexpr int64_t kFileName = 255;
+constexpr int64_t kDims = 8;
+/// Of one tensor: chunks times 2^(dims along which it is cut).
+constexpr int64_t kChunkCorners = 1 << 22;
+constexpr int64_t kLeastPieceBytes = 4 << 10;
+constexpr int64_t kMostPieceBytes = 1 << 30;
+
+} // namespace weft::checkpoint::limits

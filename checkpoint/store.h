@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/folder.h"
+#include "checkpoint/manifest.h"
+
+/// The folder `checkpoints/` of a run. One process changes it at a time, which
+/// holds a StoreLock; any number read.
+/// Throws: std::system_error with path and errno, unless a function says more.
+namespace weft::checkpoint {
+
+struct StepFolder {
+  int64_t step = 0;
+  std::filesystem::path path;
+};
+
+/// Committed steps, newest first. Ignores temporary folders, names of others
+/// and symbolic links. None if `checkpoints` does not exist.
+std::vector<StepFolder> list_steps(const std::filesystem::path& checkpoints);
+
+/// `checkpoints`/step-<step>.
+std::filesystem::path step_path(
+    const std::filesystem::path& checkpoints,
+    int64_t step);
+
+/// What the file `latest` names, if it is there and names a step that is.
+std::optional<int64_t> read_latest(const std::filesystem::path& checkpoints);
+
+/// Makes a temporary folder for `step`, and `checkpoints` too where it is
+/// missing. Ranks that are told its path write their files into it.
+std::filesystem::path begin_step(
+    const std::filesystem::path& checkpoints,
+    int64_t step);
+
+/// Writes manifest.json into a folder that has all its files; with `sync`, it
+/// is on the disk when it returns.
+/// Throws: mesh::UsageError as to_json().
+void write_manifest(const Folder& folder, const Manifest& manifest, bool sync);
+
+/// Makes `temporary` the checkpoint of `step`: when it returns, the next load
+/// finds it, after a power loss too if `sync`. Then moves `latest`. Until the
+/// rename nothing has changed for a reader.
+/// Throws: mesh::UsageError if step-<step> exists: nothing is overwritten.
+void commit_step(
+    const std::filesystem::path& checkpoints,
+    const std::filesystem::path& temporary,
+    int64_t step,
+    bool sync);
+
+/// Deletes one temporary folder, as after a failed save.
+void abandon_step(const std::filesystem::path& temporary) noexcept;
+
+/// Deletes what killed saves and deletions left. Only while the StoreLock is
+/// held, and no save is under way. Returns how many entries it removed.
+int64_t remove_temporaries(const std::filesystem::path& checkpoints);
+
+/// Deletes all steps but the newest `keep` (at least 1) and the one that
+/// `latest` names. One that a reader has pinned stays until the next time.
+/// Returns the steps that are gone.
+std::vector<int64_t> prune_steps(
+    const std::filesystem::path& checkpoints,
+    int64_t keep);
+
+/// Deletes one step. A deletion that is cut short leaves a temporary folder,
+/// never half a checkpoint. Returns false if a reader has pinned it.
+bool remove_step(const std::filesystem::path& checkpoints, int64_t step);
+
+/// Moves a step out of the way, to "damaged-step-<step>-<random>", so that its
+/// number is free again. Nothing else looks at such a folder.
+/// Returns the new path.
+std::filesystem::path set_step_aside(
+    const std::filesystem::path& checkpoints,
+    int64_t step);
+
+/// Throws: CheckpointError if the manifest is missing, unreadable or damaged;
+/// mesh::UsageError if there is no such folder.
+Manifest read_manifest(const std::filesystem::path& step_folder);
+Manifest read_manifest(const Folder& step_folder);
+
+/// The right to change a folder `checkpoints/`; given back when the object or
+/// the process ends. Makes the folder where it is missing.
+class StoreLock {
+ public:
+  /// Throws: mesh::UsageError naming the folder and the process that holds it,
+  /// or why the folder cannot be written.
+  explicit StoreLock(const std::filesystem::path& checkpoints);
+
+ private:
+  File file_;
+};
+
+/// Keeps a step folder from being deleted while it is read.
+class StepPin {
+ public:
+  /// Throws: mesh::UsageError if there is no such folder; CheckpointError if it
+  /// is being deleted.
+  explicit StepPin(const std::filesystem::path& step_folder);
+  const Folder& folder() const { return folder_; }
+
+ private:
+  Folder folder_;
+};
+
+} // namespace weft::checkpoint
