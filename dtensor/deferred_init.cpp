@@ -229,6 +229,34 @@ void require_values(const at::Tensor& tensor, std::string_view op) {
 
 namespace {
 
+// The dtype that a `.to(dtype)` of random values to come asks for.
+std::optional<at::ScalarType> converted_dtype(
+    const OpCall& call,
+    const DTensorImpl& impl) {
+  if (call.name() != "aten::_to_copy" || impl.deferred->whole ||
+      !impl.deferred->is_random() || !call.arguments[1].isInt() ||
+      !(call.arguments[3].isNone() ||
+        call.arguments[3].toDevice() == impl.local().device())) {
+    return std::nullopt;
+  }
+  const auto dtype = call.arguments[1].toScalarType();
+  return c10::isFloatingType(dtype) &&
+                 c10::isFloatingType(impl.local().scalar_type())
+             ? std::optional(dtype)
+             : std::nullopt;
+}
+
+// The same initialisation in another dtype, so that Module::to(dtype) works
+// before materialize().
+at::Tensor convert(const DTensorImpl& impl, at::ScalarType dtype) {
+  const auto& local = impl.local();
+  return make_deferred(
+      impl.deferred->overwrites()
+          ? at::empty_like(local, local.options().dtype(dtype))
+          : local.to(dtype),
+      std::make_shared<DeferredState>(*impl.deferred));
+}
+
 // A step of an in-place op. Returns whether it is recorded.
 bool record_in_place(DTensorImpl& impl, const InitStep& step) {
   auto& state = *impl.deferred;
@@ -306,6 +334,8 @@ bool run_deferred(const OpCall& call, torch::jit::Stack& stack) {
       if (step && record_in_place(*impl, *step)) {
         result = self;
       }
+    } else if (const auto dtype = converted_dtype(call, *impl)) {
+      result = convert(*impl, *dtype);
     } else if (auto state = state_of_result(call, *impl)) {
       result = make_deferred(memory_of_result(*impl, *state), state);
     }

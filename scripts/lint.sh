@@ -43,6 +43,8 @@ check_calls() {
   forbid "ranks may be threads of one process: no mutable static" \
     '^\s*(inline )?static (?!const\b|constexpr\b|inline\b|std::once_flag)(?!.*\boperator)[^()]*(;|=|\{)' \
     "$none" "${LIBRARIES[@]}"
+  forbid "all threads share the default dtype: use options or Module::to" \
+    '\bset_default_dtype\(' "$none" "${LIBRARIES[@]}"
   forbid "include from the root, without .." '#include "\.\./' "$none" "${ALL[@]}"
   forbid "no using namespace outside a function" \
     '^using namespace' "$none" "${ALL[@]}"

@@ -22,9 +22,7 @@ RotaryTables rotary_tables(const LlamaConfig& config) {
   const auto angles = torch::outer(
       torch::arange(config.max_sequence_length, torch::kFloat), frequencies);
   const auto both = torch::cat({angles, angles}, -1);
-  // Computed in float, kept in the model's dtype.
-  const auto dtype = c10::typeMetaToScalarType(torch::get_default_dtype());
-  return {both.cos().to(dtype), both.sin().to(dtype)};
+  return {both.cos(), both.sin()};
 }
 
 at::Tensor rotate(const at::Tensor& x_BHTd, const RotaryTables& rotary) {

@@ -6,21 +6,6 @@
 namespace weft::recipes {
 namespace {
 
-// Factories make tensors of the default dtype; put back on the way out.
-class DefaultDtype {
- public:
-  explicit DefaultDtype(at::ScalarType dtype)
-      : previous_(at::get_default_dtype()) {
-    at::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
-  }
-  DefaultDtype(const DefaultDtype&) = delete;
-  DefaultDtype& operator=(const DefaultDtype&) = delete;
-  ~DefaultDtype() { at::set_default_dtype(previous_); }
-
- private:
-  caffe2::TypeMeta previous_;
-};
-
 LlamaConfig model_config(const Recipe& recipe) {
   const auto& model = recipe.model;
   LlamaConfig config;
@@ -38,14 +23,13 @@ LlamaConfig model_config(const Recipe& recipe) {
 }
 
 std::shared_ptr<LlamaForCausalLMImpl> build_deferred(const Recipe& recipe) {
-  const auto dtype =
-      recipe.train.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
   const dtensor::DeferredInit scope;
-  if (dtype == at::kFloat) {
-    return std::make_shared<LlamaForCausalLMImpl>(model_config(recipe));
+  auto model = std::make_shared<LlamaForCausalLMImpl>(model_config(recipe));
+  // Not through libtorch's default dtype, which all threads share.
+  if (recipe.train.dtype == "bfloat16") {
+    model->to(at::kBFloat16);
   }
-  const DefaultDtype default_dtype(dtype);
-  return std::make_shared<LlamaForCausalLMImpl>(model_config(recipe));
+  return model;
 }
 
 } // namespace

@@ -326,6 +326,34 @@ TEST(DeferredInit, ModulesAreBornTheSameOnEveryMesh) {
   }
 }
 
+TEST(DeferredInit, ModulesChangeDtypeBeforeTheyHaveValues) {
+  const auto make = [](at::ScalarType dtype, int64_t rank) {
+    std::shared_ptr<torch::nn::LinearImpl> layer;
+    {
+      const DeferredInit scope;
+      layer = std::make_shared<torch::nn::LinearImpl>(8, 6);
+      layer->to(dtype);
+    }
+    set_placements(layer->weight, fake_line(rank, 2), {Shard(0)});
+    set_placements(layer->bias, fake_line(rank, 2), {Replicate()});
+    materialize(*layer, 3);
+    return layer;
+  };
+  for (const int64_t rank : {0, 1}) {
+    const auto single = make(at::kFloat, rank);
+    const auto half = make(at::kBFloat16, rank);
+    ASSERT_EQ(half->weight.scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(half->weight.requires_grad());
+    EXPECT_GT(local_of(half->weight).std().item<double>(), 0.05);
+    for (const auto& [a, b] :
+         {std::pair(half->weight, single->weight),
+          std::pair(half->bias, single->bias)}) {
+      EXPECT_TRUE(
+          at::allclose(local_of(a).to(at::kFloat), local_of(b), 1e-2, 1e-3));
+    }
+  }
+}
+
 TEST(DeferredInit, TiedParametersStayOneTensor) {
   torch::nn::Linear a{nullptr};
   torch::nn::Linear b{nullptr};
