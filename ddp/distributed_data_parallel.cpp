@@ -231,4 +231,28 @@ DistributedDataParallelBase::bucket_names() const {
   return state_->reducer->bucket_names();
 }
 
+void DistributedDataParallelBase::set_bucket_layout(
+    const std::vector<std::vector<std::string>>& layout) {
+  synchronize_parameters();
+  state_->reducer->set_bucket_layout(layout);
+}
+
+dtensor::StateDict DistributedDataParallelBase::state_dict(
+    const std::set<std::string>& ignore) const {
+  const auto joint = dtensor::joint_mesh(*state_->module, state_->dp);
+  return dtensor::module_state_dict(*state_->module, joint, ignore);
+}
+
+dtensor::StateDict DistributedDataParallelBase::optimizer_state_dict(
+    torch::optim::Optimizer& optimizer) const {
+  const auto joint = dtensor::joint_mesh(*state_->module, state_->dp);
+  return dtensor::optimizer_state_dict(optimizer, *state_->module, joint);
+}
+
+void DistributedDataParallelBase::load_optimizer_state_dict(
+    torch::optim::Optimizer& optimizer,
+    const dtensor::StateDict& state) const {
+  dtensor::load_optimizer_state_dict(optimizer, *state_->module, state);
+}
+
 } // namespace weft::ddp

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -13,6 +14,8 @@
 #include <torch/nn/pimpl.h>
 
 #include "dtensor/module_call.h"
+#include "dtensor/optimizer_state.h"
+#include "dtensor/state_dict.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::ddp {
@@ -76,6 +79,26 @@ class DistributedDataParallelBase {
   /// order of their reduction: by reversed registration until the first
   /// synchronised backward, in the order of that backward from then on.
   std::vector<std::vector<std::string>> bucket_names() const;
+
+  /// Makes the buckets of the first backward these, from bucket_names() of an
+  /// earlier run on the same mesh, so that sums are added in the same order.
+  /// Collective in effect: all ranks set the same, after the parameters have
+  /// values and before the first backward.
+  /// Throws: c10::ValueError for a name that is unknown or comes twice.
+  void set_bucket_layout(const std::vector<std::vector<std::string>>& layout);
+
+  /// Parameters and buffers on the mesh of all dims, replicated over the
+  /// replicas', e.g. [R, S(0)] on dp=2 tp=2. They share the module's memory.
+  /// `ignore` names what is left out.
+  /// Source: torch.distributed.checkpoint.state_dict.get_model_state_dict.
+  dtensor::StateDict state_dict(const std::set<std::string>& ignore = {}) const;
+  /// The same for an optimizer of the module's parameters; see
+  /// dtensor/optimizer_state.h.
+  dtensor::StateDict optimizer_state_dict(
+      torch::optim::Optimizer& optimizer) const;
+  void load_optimizer_state_dict(
+      torch::optim::Optimizer& optimizer,
+      const dtensor::StateDict& state) const;
 
  protected:
   DistributedDataParallelBase(

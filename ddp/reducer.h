@@ -58,6 +58,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// and from the order of that backward from then on.
   std::vector<std::vector<std::string>> bucket_names() const;
 
+  /// Makes the first backward's buckets these, an earlier bucket_names() of
+  /// the same parameters on the same mesh, instead of planned ones.
+  /// Throws: c10::ValueError for an unknown or repeated name, or once there are
+  /// buckets; backward() throws if the layout does not fit its gradients.
+  void set_bucket_layout(const std::vector<std::vector<std::string>>& layout);
+
  private:
   struct Parameter {
     NamedTensor state;
@@ -81,6 +87,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // In reducer_buckets.cpp: which bucket a gradient goes to, and how.
   std::vector<std::vector<size_t>> plan(const std::vector<size_t>& order) const;
   void make_buckets();
+  using Plan = std::vector<std::vector<size_t>>;
+  void check_layout(const Plan& layout, const Plan& planned) const;
+  int64_t kind_of_bucket(const std::vector<size_t>& bucket) const;
   /// Brings .grad() to its place, and into its bucket if it has one.
   void put(const Parameter& parameter, double divisor);
   void place(const Parameter& parameter) const;
@@ -110,6 +119,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// hold pending sums.
   size_t pending_begin_ = 0;
   bool has_buckets_ = false;
+  /// What set_bucket_layout() was given; empty if nothing.
+  Plan layout_;
 
   // Of the backward under way.
   std::vector<size_t> ready_;

@@ -90,13 +90,96 @@ std::vector<std::vector<size_t>> Reducer::plan(
   return buckets;
 }
 
+// Which kind of tensor the first parameter of a bucket is; -1 if the others
+// are of other kinds.
+int64_t Reducer::kind_of_bucket(const std::vector<size_t>& bucket) const {
+  using Key = std::tuple<c10::ScalarType, c10::Device, const void*>;
+  std::vector<Key> keys;
+  for (const size_t i : bucket) {
+    const auto local = local_part(parameters_[i].state.tensor);
+    const auto& pending = parameters_[i].pending;
+    number_of(
+        keys,
+        Key(local.scalar_type(),
+            local.device(),
+            pending ? pending->id() : nullptr));
+  }
+  if (keys.size() != 1) {
+    return -1;
+  }
+  return std::get<2>(keys.front()) == nullptr ? 0 : 1;
+}
+
+void Reducer::check_layout(const Plan& layout, const Plan& planned) const {
+  const auto all = [](const Plan& plan) {
+    std::vector<size_t> indices;
+    for (const auto& bucket : plan) {
+      indices.insert(indices.end(), bucket.begin(), bucket.end());
+    }
+    std::sort(indices.begin(), indices.end());
+    return indices;
+  };
+  std::vector<int64_t> kinds;
+  for (const auto& bucket : layout) {
+    kinds.push_back(kind_of_bucket(bucket));
+  }
+  WEFT_CHECK(
+      all(layout) == all(planned) &&
+          std::is_sorted(kinds.begin(), kinds.end()) &&
+          (kinds.empty() || kinds.front() >= 0),
+      "ddp",
+      mesh::ErrorContext{dp_.describe_rank()},
+      "the bucket layout that was set is not one of these parameters on this "
+      "mesh: it has ",
+      all(layout).size(),
+      " of ",
+      all(planned).size(),
+      " parameters, or mixes dtypes or pending sums in a bucket. Set a layout "
+      "that bucket_names() gave on the same mesh, or none.");
+}
+
+void Reducer::set_bucket_layout(
+    const std::vector<std::vector<std::string>>& layout) {
+  const std::lock_guard lock(mutex_);
+  const auto where = [&] { return mesh::ErrorContext{dp_.describe_rank()}; };
+  WEFT_CHECK(
+      !has_buckets_,
+      "ddp",
+      where(),
+      "buckets exist already: set a layout before the first backward.");
+  std::vector<bool> is_used(parameters_.size(), false);
+  Plan indices;
+  for (const auto& names : layout) {
+    auto& bucket = indices.emplace_back();
+    for (const auto& name : names) {
+      const auto found = std::find(names_.begin(), names_.end(), name);
+      const auto index = static_cast<size_t>(found - names_.begin());
+      WEFT_CHECK(
+          found != names_.end() && !is_used[index],
+          "ddp",
+          where(),
+          "the bucket layout names ",
+          name,
+          found == names_.end() ? ", which is no trainable parameter."
+                                : " twice.");
+      is_used[index] = true;
+      bucket.push_back(index);
+    }
+  }
+  layout_ = std::move(indices);
+}
+
 void Reducer::make_buckets() {
   std::vector<int64_t> kinds;
   for (auto& parameter : parameters_) {
     parameter.pending = pending_spec(parameter.state.tensor.grad());
     kinds.push_back(kind_of(parameter.pending));
   }
-  const auto assignment = plan(agree_on_order(replicas(), ready_, kinds));
+  auto assignment = plan(agree_on_order(replicas(), ready_, kinds));
+  if (!layout_.empty()) {
+    check_layout(layout_, assignment);
+    assignment = layout_;
+  }
   for (size_t b = 0; b < assignment.size(); ++b) {
     std::vector<at::Tensor> tensors;
     for (size_t slot = 0; slot < assignment[b].size(); ++slot) {

@@ -8,6 +8,7 @@
 
 #include "dtensor/dtensor_impl.h"
 #include "mesh/error.h"
+#include "mesh/exchange.h"
 
 namespace weft::ddp {
 namespace {
@@ -81,32 +82,6 @@ gather_number(int64_t number, const mesh::DeviceMesh& dp, c10::Device device) {
   return output.cpu();
 }
 
-std::vector<std::string> gather_texts(
-    const std::string& text,
-    const mesh::DeviceMesh& dp,
-    c10::Device device) {
-  const auto sizes =
-      gather_number(static_cast<int64_t>(text.size()), dp, device);
-  auto input = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  std::copy(text.begin(), text.end(), input.data_ptr<uint8_t>());
-  std::vector<at::Tensor> outputs;
-  for (int64_t rank = 0; rank < dp.size(); ++rank) {
-    outputs.push_back(at::empty(
-        {sizes[rank].item<int64_t>()},
-        at::TensorOptions(at::kByte).device(device)));
-  }
-  dp.group(int64_t{0})
-      .all_gather_uneven(outputs, input.to(device), "ddp replicas")
-      .wait();
-  std::vector<std::string> texts;
-  for (const auto& output : outputs) {
-    const auto bytes = output.cpu();
-    const auto* data = bytes.data_ptr<uint8_t>();
-    texts.emplace_back(data, data + bytes.numel());
-  }
-  return texts;
-}
-
 std::string line_or_nothing(
     const std::vector<std::string>& lines,
     size_t index) {
@@ -162,7 +137,10 @@ void check_replicas_agree(
   const auto text = join(describe_all(parameters, buffers));
   const auto hashes = gather_number(hash_of(text), dp, device);
   if (!at::equal(hashes, hashes[0].expand_as(hashes))) {
-    throw_difference(gather_texts(text, dp, device), dp);
+    throw_difference(
+        mesh::all_gather_text(
+            dp.group(int64_t{0}), text, "ddp replicas", device),
+        dp);
   }
 }
 

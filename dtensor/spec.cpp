@@ -123,6 +123,17 @@ std::string DTensorSpec::to_string() const {
 }
 
 LocalBox local_box(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
+  std::vector<int64_t> coordinate;
+  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
+    coordinate.push_back(spec.mesh().coordinate(i));
+  }
+  return local_box_at(spec, global_sizes, coordinate);
+}
+
+LocalBox local_box_at(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes,
+    c10::IntArrayRef coordinate) {
   LocalBox box{
       std::vector<int64_t>(global_sizes.size(), 0), global_sizes.vec()};
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
@@ -131,8 +142,8 @@ LocalBox local_box(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
       continue;
     }
     const int64_t dim = placement.tensor_dim();
-    const auto range = shard_range(
-        box.sizes.at(dim), spec.mesh().size(i), spec.mesh().coordinate(i));
+    const auto range =
+        shard_range(box.sizes.at(dim), spec.mesh().size(i), coordinate[i]);
     box.offset[dim] += range.begin;
     box.sizes[dim] = range.length;
   }

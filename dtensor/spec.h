@@ -83,6 +83,11 @@ struct LocalBox {
 /// Shards of nested mesh dims cut in mesh order: the first mesh dim cuts the
 /// whole, the next one what the first left.
 LocalBox local_box(const DTensorSpec& spec, c10::IntArrayRef global_sizes);
+/// The box of the rank at `coordinate` (one number a mesh dim) of the mesh.
+LocalBox local_box_at(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes,
+    c10::IntArrayRef coordinate);
 
 /// Strides of a dense tensor of `sizes` whose dims lie in memory in the order
 /// that `strides` say. A function of its arguments alone, never of a shard.

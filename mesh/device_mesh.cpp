@@ -384,6 +384,24 @@ DeviceMesh DeviceMesh::flatten(std::string name) const {
   return DeviceMesh(std::shared_ptr<State>(state_, slot.get()));
 }
 
+DeviceMesh DeviceMesh::root() const {
+  Root& root = *state_->root;
+  Root::Key key{{}, false, ""};
+  std::get<0>(key).resize(root.shape.size());
+  std::iota(std::get<0>(key).begin(), std::get<0>(key).end(), 0);
+  const std::lock_guard lock(root.mutex);
+  return DeviceMesh(std::shared_ptr<State>(state_, root.states.at(key).get()));
+}
+
+const World& DeviceMesh::world() const {
+  WEFT_CHECK(
+      state_->root->world.has_value(),
+      kOp,
+      state_->describe(),
+      "This mesh belongs to no world.");
+  return *state_->root->world;
+}
+
 std::string DeviceMesh::to_string() const {
   return format(state_->names, state_->shape);
 }

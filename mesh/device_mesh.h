@@ -69,6 +69,11 @@ class DeviceMesh {
   /// Collective: the first call, over all ranks of the root mesh; blocks.
   DeviceMesh flatten(std::string name = {}) const;
 
+  /// The mesh that create() made and this one was cut from; itself otherwise.
+  DeviceMesh root() const;
+  /// Throws: c10::ValueError for the mesh of no dims, which has none.
+  const World& world() const;
+
   /// "dp=2 tp=4", for messages.
   std::string to_string() const;
   /// "rank 3/8, mesh dp=2 tp=4", for messages.
