@@ -44,7 +44,7 @@ missing_packages() {
     find_python >/dev/null || echo python3-venv
   fi
   local libraries=(libcli11-dev libfmt-dev libgmock-dev libgtest-dev
-                   libyaml-cpp-dev nlohmann-json3-dev)
+                   libxxhash-dev libyaml-cpp-dev nlohmann-json3-dev)
   local installed
   installed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' \
                 "${libraries[@]}" 2>/dev/null || true)
@@ -77,7 +77,7 @@ without_old_cmake() {
 install_packages() {
   if ! command -v dpkg-query >/dev/null; then
     say "not a Debian system: g++, cmake >= $CMAKE_MINIMUM, ninja, yaml-cpp," \
-      "CLI11, nlohmann-json, fmt and GoogleTest are expected to be installed"
+      "CLI11, nlohmann-json, fmt, xxHash and GoogleTest are expected to be installed"
     return
   fi
   local missing

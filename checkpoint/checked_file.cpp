@@ -1,0 +1,164 @@
+#include "checkpoint/checked_file.h"
+
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "checkpoint/dtype.h"
+#include "checkpoint/hash.h"
+#include "checkpoint/tensor_header.h"
+#include "checkpoint/text.h"
+
+namespace weft::checkpoint {
+namespace {
+
+std::string place_of(const HeaderTensor& tensor) {
+  return fmt::format(
+      "{} {} at {} of {}, bytes {} to {}",
+      format_name(tensor.dtype),
+      to_text(tensor.shape),
+      tensor.offset ? to_text(*tensor.offset) : "?",
+      tensor.global_shape ? to_text(*tensor.global_shape) : "?",
+      tensor.begin,
+      tensor.end);
+}
+
+// The file describes itself as the manifest describes it.
+void check_header(
+    const TensorHeader& header,
+    const Manifest& manifest,
+    const std::vector<PlacedChunk>& chunks,
+    const std::string& source) {
+  const auto step = header.metadata.find(kStepKey);
+  if (step != header.metadata.end() &&
+      step->second != std::to_string(manifest.step)) {
+    throw_damage(
+        source,
+        fmt::format(
+            "it is of step {}, the manifest of step {}",
+            in_quotes(step->second),
+            manifest.step));
+  }
+  for (const auto& [key, tensor, chunk] : chunks) {
+    const auto found = header.tensors.find(*key);
+    if (found == header.tensors.end()) {
+      throw_damage(
+          source,
+          fmt::format("tensor {} is not in its header", in_quotes(*key)));
+    }
+    const HeaderTensor said{
+        tensor->dtype,
+        chunk->shape,
+        chunk->begin,
+        chunk->end,
+        chunk->offset,
+        tensor->shape};
+    const auto theirs = place_of(found->second);
+    const auto ours = place_of(said);
+    if (theirs != ours) {
+      throw_damage(
+          source,
+          fmt::format(
+              "tensor {}: its header says {}; the manifest says {}",
+              in_quotes(*key),
+              theirs,
+              ours));
+    }
+  }
+  if (header.tensors.size() != chunks.size()) {
+    throw_damage(
+        source,
+        fmt::format(
+            "its header has {} tensors, the manifest {}",
+            header.tensors.size(),
+            chunks.size()));
+  }
+}
+
+std::string read_checked_header(
+    const File& file,
+    const FileRecord& record,
+    const std::string& source) {
+  const auto size = file.size();
+  if (size != record.bytes) {
+    throw_damage(
+        source,
+        fmt::format(
+            "it has {} bytes, the manifest says {}", size, record.bytes));
+  }
+  std::string bytes(static_cast<size_t>(record.header_bytes), '\0');
+  if (file.read_at(0, std::as_writable_bytes(std::span(bytes))) !=
+      record.header_bytes) {
+    throw_damage(source, "it became shorter while it was read");
+  }
+  if (const auto got = hash(bytes); got != record.header_hash) {
+    throw_damage(
+        source,
+        fmt::format(
+            "byte 0: its header has hash {}, the manifest says {}",
+            to_hex(got),
+            to_hex(record.header_hash)));
+  }
+  return bytes;
+}
+
+} // namespace
+
+std::map<std::string_view, std::vector<PlacedChunk>> chunks_by_file(
+    const Manifest& manifest) {
+  std::map<std::string_view, std::vector<PlacedChunk>> files;
+  for (const auto& [key, tensor] : manifest.tensors) {
+    for (const auto& chunk : tensor.chunks) {
+      files[chunk.file].push_back({&key, &tensor, &chunk});
+    }
+  }
+  return files;
+}
+
+CheckedFile::CheckedFile(
+    const Folder& folder,
+    const Manifest& manifest,
+    const std::string& name,
+    const std::vector<PlacedChunk>& chunks)
+    : file_(folder.open_file(name)),
+      piece_bytes_(manifest.piece_bytes),
+      header_bytes_(manifest.files.at(name).header_bytes) {
+  const auto source = file_.path().string();
+  try {
+    const auto& record = manifest.files.at(name);
+    const auto bytes = read_checked_header(file_, record, source);
+    const auto header = parse_header(bytes, record.bytes, source);
+    check_header(header, manifest, chunks, source);
+  } catch (const std::system_error& error) {
+    throw_damage(source, error.what());
+  }
+}
+
+std::optional<std::string> CheckedFile::read_piece(
+    const Chunk& chunk,
+    int64_t begin,
+    std::span<std::byte> out) const {
+  const auto at = chunk.begin + begin;
+  int64_t got_bytes = 0;
+  try {
+    got_bytes = file_.read_at(at, out);
+  } catch (const std::system_error& error) {
+    return fmt::format("byte {}: {}", at, error.what());
+  }
+  if (got_bytes != static_cast<int64_t>(out.size())) {
+    return fmt::format("byte {}: the file ends here", at + got_bytes);
+  }
+  const auto said =
+      chunk.piece_hashes[static_cast<size_t>(begin / piece_bytes_)];
+  if (const auto got = hash(out); got != said) {
+    return fmt::format(
+        "byte {}: {} bytes have hash {}, the manifest says {}",
+        at,
+        out.size(),
+        to_hex(got),
+        to_hex(said));
+  }
+  return std::nullopt;
+}
+
+} // namespace weft::checkpoint

@@ -1,0 +1,265 @@
+#include "checkpoint/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <set>
+#include <span>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/dtype.h"
+#include "checkpoint/store.h"
+#include "checkpoint/tensor_file.h"
+#include "checkpoint/text.h"
+
+namespace weft::checkpoint {
+namespace {
+
+using Indices = std::vector<int64_t>;
+using Json = nlohmann::json;
+
+constexpr int64_t kBlockBytes = 4 << 20;
+
+// A column shard's pieces hold rows of many blocks.
+constexpr int64_t kCachedPieces = 32;
+
+struct Side {
+  explicit Side(const std::filesystem::path& path)
+      : pin(path),
+        manifest(read_manifest(pin.folder())),
+        reader(pin.folder(), manifest, kCachedPieces) {}
+
+  StepPin pin;
+  Manifest manifest;
+  ChunkReader reader;
+};
+
+// Cuts a box in halves until none is larger than a block.
+void for_each_block(
+    const Indices& offset,
+    const Indices& shape,
+    int64_t item,
+    const std::function<void(const Indices&, const Indices&)>& visit) {
+  const auto longest =
+      std::ranges::find_if(shape, [](int64_t size) { return size > 1; });
+  if (element_count(shape) * item <= kBlockBytes || longest == shape.end()) {
+    visit(offset, shape);
+    return;
+  }
+  const auto d = static_cast<size_t>(longest - shape.begin());
+  auto half = shape;
+  half[d] = shape[d] / 2;
+  for_each_block(offset, half, item, visit);
+  auto rest_offset = offset;
+  rest_offset[d] += half[d];
+  half[d] = shape[d] - half[d];
+  for_each_block(rest_offset, half, item, visit);
+}
+
+// What differs in one tensor so far.
+class TensorDifference {
+ public:
+  explicit TensorDifference(at::ScalarType dtype)
+      : dtype_(dtype), item_(c10::elementSize(dtype)) {}
+
+  void add_block(
+      const Indices& offset,
+      const Indices& shape,
+      std::span<std::byte> a,
+      std::span<std::byte> b) {
+    if (std::memcmp(a.data(), b.data(), a.size()) == 0) {
+      return;
+    }
+    const auto gaps = distances(a, b);
+    for (size_t i = 0; i < gaps.size(); ++i) {
+      if (std::memcmp(&a[i * item_], &b[i * item_], item_) == 0) {
+        continue;
+      }
+      if (elements_++ == 0 || starts_before(offset, shape, i)) {
+        first_ = index_at(offset, shape, i);
+      }
+      max_abs_ = std::isfinite(gaps[i])
+                     ? std::max(max_abs_, gaps[i])
+                     : std::numeric_limits<double>::infinity();
+    }
+  }
+
+  bool any() const { return elements_ > 0; }
+
+  Difference take(const std::string& name, const TensorRecord& tensor) {
+    return {
+        name,
+        fmt::format(
+            "{} of {} elements differ, by at most {:g}, first at {}",
+            elements_,
+            element_count(tensor.shape),
+            max_abs_,
+            to_text(first_)),
+        elements_,
+        max_abs_,
+        first_};
+  }
+
+ private:
+  static Indices
+  index_at(const Indices& offset, const Indices& shape, size_t flat) {
+    auto index = offset;
+    auto left = static_cast<int64_t>(flat);
+    for (auto d = shape.size(); d-- > 0;) {
+      index[d] += left % shape[d];
+      left /= shape[d];
+    }
+    return index;
+  }
+
+  // Blocks come chunk by chunk, which need not be row-major.
+  bool starts_before(const Indices& offset, const Indices& shape, size_t flat)
+      const {
+    return offset < first_ && index_at(offset, shape, flat) < first_;
+  }
+
+  // |a - b| of each element.
+  std::vector<double> distances(std::span<std::byte> a, std::span<std::byte> b)
+      const {
+    const auto count = static_cast<int64_t>(a.size() / item_);
+    const auto load = [&](std::span<std::byte> bytes) {
+      const auto tensor = at::from_blob(bytes.data(), {count}, dtype_);
+      return tensor.to(tensor.is_complex() ? at::kComplexDouble : at::kDouble);
+    };
+    const auto gap = (load(a) - load(b)).abs();
+    const auto* data = gap.const_data_ptr<double>();
+    return {data, data + count};
+  }
+
+  at::ScalarType dtype_;
+  size_t item_;
+  int64_t elements_ = 0;
+  double max_abs_ = 0;
+  Indices first_;
+};
+
+class Comparer {
+ public:
+  Comparer(const std::filesystem::path& a, const std::filesystem::path& b)
+      : a_(a), b_(b) {}
+
+  Comparison run() {
+    if (a_.manifest.step != b_.manifest.step) {
+      add("step", fmt::format("{} vs {}", a_.manifest.step, b_.manifest.step));
+    }
+    compare_json(
+        "state",
+        Json::parse(a_.manifest.state),
+        Json::parse(b_.manifest.state));
+    for (const auto& [name, tensor] : a_.manifest.tensors) {
+      const auto other = b_.manifest.tensors.find(name);
+      if (other == b_.manifest.tensors.end()) {
+        add(name, "only in A");
+      } else {
+        compare_tensor(name, tensor, other->second);
+      }
+    }
+    for (const auto& [name, tensor] : b_.manifest.tensors) {
+      if (!a_.manifest.tensors.contains(name)) {
+        add(name, "only in B");
+      }
+    }
+    std::ranges::stable_sort(result_.differences, {}, &Difference::name);
+    return std::move(result_);
+  }
+
+ private:
+  void add(const std::string& name, const std::string& what) {
+    result_.differences.push_back({name, what, 0, 0, {}});
+  }
+
+  void compare_json(const std::string& name, const Json& a, const Json& b) {
+    if (a.is_object() && b.is_object()) {
+      std::set<std::string> keys;
+      for (const auto& [key, value] : a.items()) {
+        keys.insert(key);
+      }
+      for (const auto& [key, value] : b.items()) {
+        keys.insert(key);
+      }
+      for (const auto& key : keys) {
+        const auto member = name + "." + key;
+        if (!a.contains(key) || !b.contains(key)) {
+          add(member, a.contains(key) ? "only in A" : "only in B");
+        } else {
+          compare_json(member, a.at(key), b.at(key));
+        }
+      }
+    } else if (a.is_array() && b.is_array() && a.size() == b.size()) {
+      for (size_t i = 0; i < a.size(); ++i) {
+        compare_json(fmt::format("{}[{}]", name, i), a[i], b[i]);
+      }
+    } else if (a.dump() != b.dump()) {
+      add(name, fmt::format("{} vs {}", shortened(a), shortened(b)));
+    }
+  }
+
+  static std::string shortened(const Json& value) {
+    constexpr size_t kMost = 60;
+    const auto text = value.dump();
+    return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+  }
+
+  void compare_tensor(
+      const std::string& name,
+      const TensorRecord& a,
+      const TensorRecord& b) {
+    if (a.dtype != b.dtype || a.shape != b.shape) {
+      add(name,
+          fmt::format(
+              "{} {} vs {} {}",
+              plain_name(a.dtype),
+              to_text(a.shape),
+              plain_name(b.dtype),
+              to_text(b.shape)));
+      return;
+    }
+    TensorDifference difference(a.dtype);
+    const auto item = static_cast<int64_t>(c10::elementSize(a.dtype));
+    for (const auto& chunk : a.chunks) {
+      for_each_block(
+          chunk.offset,
+          chunk.shape,
+          item,
+          [&](const Indices& offset, const Indices& shape) {
+            const auto size = static_cast<size_t>(element_count(shape) * item);
+            buffer_a_.resize(size);
+            buffer_b_.resize(size);
+            a_.reader.read_box(name, offset, shape, buffer_a_);
+            b_.reader.read_box(name, offset, shape, buffer_b_);
+            difference.add_block(offset, shape, buffer_a_, buffer_b_);
+            result_.bytes += static_cast<int64_t>(size);
+          });
+    }
+    ++result_.tensors;
+    if (difference.any()) {
+      result_.differences.push_back(difference.take(name, a));
+    }
+  }
+
+  Side a_;
+  Side b_;
+  std::vector<std::byte> buffer_a_;
+  std::vector<std::byte> buffer_b_;
+  Comparison result_;
+};
+
+} // namespace
+
+Comparison compare(
+    const std::filesystem::path& a,
+    const std::filesystem::path& b) {
+  return Comparer(a, b).run();
+}
+
+} // namespace weft::checkpoint

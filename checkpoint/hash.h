@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace weft::checkpoint {
+
+/// XXH3, 64 bits, seed 0.
+uint64_t hash(std::span<const std::byte> bytes);
+uint64_t hash(std::string_view text);
+
+constexpr size_t kHexDigits = 16;
+
+/// 16 lower-case hexadecimal digits.
+std::string to_hex(uint64_t value);
+/// Nothing unless `text` is what to_hex() writes.
+std::optional<uint64_t> from_hex(std::string_view text);
+
+} // namespace weft::checkpoint

@@ -1,0 +1,175 @@
+#include "checkpoint/manifest_rules.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include <fmt/format.h>
+
+#include "checkpoint/dtype.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/limits.h"
+#include "checkpoint/text.h"
+#include "checkpoint/tiling.h"
+
+namespace weft::checkpoint {
+namespace {
+
+using Ranges = std::map<std::string, std::vector<std::pair<int64_t, int64_t>>>;
+using Fault = std::optional<std::string>;
+
+Fault file_fault(const std::string& name, const FileRecord& file) {
+  constexpr int64_t kLeastHeader = 16; // a length and {}, padded
+  if (!is_plain_file_name(name) || !name.ends_with(".safetensors")) {
+    return fmt::format(
+        "{} cannot be the name of a tensor file", in_quotes(name));
+  }
+  if (file.header_bytes < kLeastHeader || file.header_bytes % 8 != 0 ||
+      file.header_bytes > limits::kHeaderBytes + 8 ||
+      file.bytes < file.header_bytes) {
+    return fmt::format(
+        "file {}: a header of {} bytes in {} bytes",
+        name,
+        file.header_bytes,
+        file.bytes);
+  }
+  return std::nullopt;
+}
+
+Fault place_fault(const TensorRecord& tensor, const Chunk& chunk) {
+  const auto dims = tensor.shape.size();
+  bool inside = chunk.offset.size() == dims && chunk.shape.size() == dims;
+  const bool whole_is_empty = element_count(tensor.shape) == 0;
+  for (size_t d = 0; inside && d < dims; ++d) {
+    inside = chunk.shape[d] >= (whole_is_empty ? 0 : 1) &&
+             chunk.offset[d] >= 0 && chunk.shape[d] <= tensor.shape[d] &&
+             chunk.offset[d] <= tensor.shape[d] - chunk.shape[d];
+  }
+  if (!inside) {
+    return fmt::format(
+        "the chunk {} at {} is not inside {}",
+        to_text(chunk.shape),
+        to_text(chunk.offset),
+        to_text(tensor.shape));
+  }
+  return std::nullopt;
+}
+
+Fault chunk_fault(
+    const Manifest& manifest,
+    const TensorRecord& tensor,
+    const Chunk& chunk) {
+  if (auto fault = place_fault(tensor, chunk)) {
+    return fault;
+  }
+  const auto file = manifest.files.find(chunk.file);
+  if (file == manifest.files.end()) {
+    return fmt::format("file {} is not in the list", in_quotes(chunk.file));
+  }
+  const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  const auto count = element_count(chunk.shape);
+  if (chunk.begin < file->second.header_bytes || chunk.end < chunk.begin ||
+      chunk.end > file->second.bytes || (chunk.end - chunk.begin) % item != 0 ||
+      (chunk.end - chunk.begin) / item != count) {
+    return fmt::format(
+        "bytes {} to {} of {} cannot hold {} {}",
+        chunk.begin,
+        chunk.end,
+        chunk.file,
+        plain_name(tensor.dtype),
+        to_text(chunk.shape));
+  }
+  const auto bytes = chunk.end - chunk.begin;
+  const auto pieces =
+      bytes / manifest.piece_bytes + (bytes % manifest.piece_bytes != 0);
+  if (static_cast<int64_t>(chunk.piece_hashes.size()) != pieces) {
+    return fmt::format(
+        "{} hashes for {} pieces at byte {} of {}",
+        chunk.piece_hashes.size(),
+        pieces,
+        chunk.begin,
+        chunk.file);
+  }
+  return std::nullopt;
+}
+
+Fault tensor_fault(
+    const Manifest& manifest,
+    const std::string& name,
+    const TensorRecord& tensor) {
+  std::string why;
+  if (!is_tensor_name(name, why)) {
+    return why;
+  }
+  if (static_cast<int64_t>(tensor.shape.size()) > limits::kDims) {
+    return fmt::format(
+        "{} dims; at most {} are allowed", tensor.shape.size(), limits::kDims);
+  }
+  format_name(tensor.dtype); // throws where there is none
+  const auto count = element_count(tensor.shape);
+  const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  if (count < 0 || count > (int64_t{1} << 62) / item) {
+    return fmt::format("{} is too large", to_text(tensor.shape));
+  }
+  std::unordered_set<std::string_view> files;
+  for (const auto& chunk : tensor.chunks) {
+    if (auto fault = chunk_fault(manifest, tensor, chunk)) {
+      return fault;
+    }
+    if (!files.insert(chunk.file).second) {
+      return fmt::format("it stands twice in {}", chunk.file);
+    }
+  }
+  if (count > 0) {
+    return tiling_fault(tensor.shape, tensor.chunks);
+  }
+  if (tensor.chunks.size() > 1 ||
+      (tensor.chunks.size() == 1 && tensor.chunks[0].shape != tensor.shape)) {
+    return fmt::format("{} has no elements to cut", to_text(tensor.shape));
+  }
+  return std::nullopt;
+}
+
+} // namespace
+
+std::optional<std::string> broken_rule(const Manifest& manifest) {
+  constexpr int64_t kSteps = 1'000'000'000'000'000'000;
+  if (manifest.step < 0 || manifest.step >= kSteps) {
+    return fmt::format("step {}", manifest.step);
+  }
+  if (manifest.piece_bytes < limits::kLeastPieceBytes ||
+      manifest.piece_bytes > limits::kMostPieceBytes) {
+    return fmt::format(
+        "piece_bytes {}: {} to {} are allowed",
+        manifest.piece_bytes,
+        limits::kLeastPieceBytes,
+        limits::kMostPieceBytes);
+  }
+  if (manifest.tensors.size() > static_cast<size_t>(limits::kTensors)) {
+    return fmt::format(
+        "{} tensors; at most {} are allowed",
+        manifest.tensors.size(),
+        limits::kTensors);
+  }
+  for (const auto& [name, file] : manifest.files) {
+    if (auto fault = file_fault(name, file)) {
+      return fault;
+    }
+  }
+  Ranges ranges;
+  for (const auto& [name, tensor] : manifest.tensors) {
+    if (auto fault = tensor_fault(manifest, name, tensor)) {
+      return fmt::format("tensor {}: {}", in_quotes(name), *fault);
+    }
+    for (const auto& chunk : tensor.chunks) {
+      ranges[chunk.file].emplace_back(chunk.begin, chunk.end);
+    }
+  }
+  for (const auto& [name, file] : manifest.files) {
+    if (auto fault = range_fault(file, ranges[name])) {
+      return fmt::format("file {}: {}", name, *fault);
+    }
+  }
+  return std::nullopt;
+}
+
+} // namespace weft::checkpoint

@@ -1,0 +1,99 @@
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "checkpoint/store.h"
+#include "checkpoint/text.h"
+#include "mesh/error.h"
+
+namespace weft::checkpoint {
+namespace {
+
+constexpr const char* kLockName = ".lock";
+
+[[noreturn]] void refuse(
+    const std::filesystem::path& checkpoints,
+    const std::string& why) {
+  mesh::throw_error<mesh::UsageError>(
+      fmt::format("[checkpoint] {}: {}", checkpoints.string(), why));
+}
+
+[[noreturn]] void refuse_errno(
+    const std::filesystem::path& checkpoints,
+    int error) {
+  refuse(
+      checkpoints,
+      fmt::format(
+          "checkpoints cannot be written here: {}", std::strerror(error)));
+}
+
+File open_lock(const std::filesystem::path& checkpoints) {
+  std::error_code error;
+  std::filesystem::create_directories(checkpoints, error);
+  if (error) {
+    refuse_errno(checkpoints, error.value());
+  }
+  const auto path = checkpoints / kLockName;
+  const int fd = ::open(
+      path.c_str(),
+      O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
+      0666);
+  if (fd < 0) {
+    refuse_errno(checkpoints, errno);
+  }
+  return {fd, path};
+}
+
+std::string this_process() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return fmt::format("process {} on {}", ::getpid(), host.data());
+}
+
+std::string read_all(const File& file) {
+  std::string text(512, '\0');
+  const auto size = file.read_at(0, std::as_writable_bytes(std::span(text)));
+  text.resize(static_cast<size_t>(size));
+  return text.substr(0, text.find('\n'));
+}
+
+} // namespace
+
+StoreLock::StoreLock(const std::filesystem::path& checkpoints)
+    : file_(open_lock(checkpoints)) {
+  while (::flock(file_.fd(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) {
+      const auto holder = read_all(file_);
+      refuse(
+          checkpoints,
+          fmt::format(
+              "another run writes checkpoints here ({}). Wait for it, or set "
+              "another output_dir.",
+              holder.empty() ? "an unknown process" : holder));
+    }
+    if (errno != EINTR) {
+      refuse_errno(checkpoints, errno);
+    }
+  }
+  // The text is for people; the lock is the kernel's, and ends with the
+  // process.
+  const auto text = this_process() + "\n";
+  const std::array parts = {std::as_bytes(std::span(text))};
+  try {
+    if (::ftruncate(file_.fd(), 0) != 0) {
+      refuse_errno(checkpoints, errno);
+    }
+    file_.write_at(0, parts);
+  } catch (const std::system_error& error) { // full: found before any step
+    refuse_errno(checkpoints, error.code().value());
+  }
+}
+
+} // namespace weft::checkpoint

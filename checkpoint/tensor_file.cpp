@@ -1,0 +1,185 @@
+#include "checkpoint/tensor_file.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "checkpoint/hash.h"
+#include "checkpoint/limits.h"
+#include "checkpoint/tensor_header.h"
+#include "checkpoint/text.h"
+#include "mesh/error.h"
+
+namespace weft::checkpoint {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+[[noreturn]] void refuse(const std::string& name, const std::string& what) {
+  mesh::throw_error<mesh::UsageError>(
+      fmt::format("[checkpoint] file {}: {}", name, what));
+}
+
+TensorHeader describe(
+    const std::string& name,
+    const std::vector<FileTensor>& tensors,
+    const WriteOptions& options) {
+  TensorHeader header;
+  header.metadata[kStepKey] = std::to_string(options.step);
+  for (const auto& tensor : tensors) {
+    const auto& data = tensor.data;
+    const auto label = fmt::format("tensor {}", in_quotes(tensor.key));
+    if (!data.defined() || !data.device().is_cpu() || !data.is_contiguous() ||
+        data.is_conj() || data.is_neg()) {
+      refuse(name, label + " is not a plain contiguous tensor on the CPU");
+    }
+    const bool is_whole = data.sizes() == tensor.global_shape;
+    if (data.numel() == 0 && !is_whole) {
+      refuse(name, label + ": an empty piece of a tensor is not written");
+    }
+    const auto [entry, is_new] = header.tensors.insert(
+        {tensor.key,
+         {data.scalar_type(),
+          data.sizes().vec(),
+          0,
+          0,
+          tensor.offset,
+          tensor.global_shape}});
+    if (!is_new) {
+      refuse(name, label + " stands twice in it");
+    }
+    const auto& whole = tensor.global_shape;
+    bool inside = tensor.offset.size() == whole.size() &&
+                  entry->second.shape.size() == whole.size() &&
+                  element_count(whole) >= 0;
+    for (size_t d = 0; inside && d < whole.size(); ++d) {
+      inside = tensor.offset[d] >= 0 &&
+               tensor.offset[d] <= whole[d] - entry->second.shape[d];
+    }
+    if (!inside) {
+      refuse(
+          name,
+          fmt::format(
+              "{}: {} at {} is not inside {}",
+              label,
+              to_text(entry->second.shape),
+              to_text(tensor.offset),
+              to_text(whole)));
+    }
+  }
+  return header;
+}
+
+// Hands parts on to the file in large writes, in the order they come in.
+class Stream {
+ public:
+  Stream(const File& file, bool sync) : file_(file), sync_(sync) {}
+
+  // `part` must live until flush().
+  void append(Bytes part) {
+    parts_.push_back(part);
+    waiting_ += static_cast<int64_t>(part.size());
+    if (waiting_ >= kBatchBytes || parts_.size() >= kBatchParts) {
+      flush();
+    }
+  }
+
+  void flush() {
+    file_.write_at(position_, parts_);
+    position_ += waiting_;
+    waiting_ = 0;
+    parts_.clear();
+    // The disk begins while the next bytes are hashed; the sync at the end
+    // finds less to do. Only a hint, so its result does not matter.
+    if (sync_ && position_ - started_ >= kWritebackBytes) {
+      ::sync_file_range(
+          file_.fd(), started_, position_ - started_, SYNC_FILE_RANGE_WRITE);
+      started_ = position_;
+    }
+  }
+
+ private:
+  // Small enough that bytes are still in the cache from hashing when the kernel
+  // copies them.
+  static constexpr int64_t kBatchBytes = 1 << 20;
+  static constexpr size_t kBatchParts = 512;
+  static constexpr int64_t kWritebackBytes = 32 << 20;
+
+  const File& file_;
+  bool sync_;
+  std::vector<Bytes> parts_;
+  int64_t position_ = 0;
+  int64_t waiting_ = 0;
+  int64_t started_ = 0;
+};
+
+// Blocks on the disk for all of it: a full disk is found before the first
+// write, and writing does not allocate piece by piece. Where a file system
+// cannot, the writes do.
+void reserve(const File& file, int64_t bytes) {
+  const int error = ::posix_fallocate(file.fd(), 0, bytes);
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
+    throw std::system_error(
+        error,
+        std::generic_category(),
+        fmt::format(
+            "[checkpoint] reserve {} bytes for {}",
+            bytes,
+            file.path().string()));
+  }
+}
+
+} // namespace
+
+std::string tensor_file_name(int64_t writer, int64_t index) {
+  return fmt::format("shard-{:05}-{:05}.safetensors", writer, index);
+}
+
+WrittenFile write_tensor_file(
+    const Folder& folder,
+    const std::string& name,
+    const std::vector<FileTensor>& tensors,
+    const WriteOptions& options) {
+  auto header = describe(name, tensors, options);
+  const auto head = make_header(header);
+  WrittenFile written{name, {header.bytes, header.bytes, hash(head)}, {}};
+  std::vector<const FileTensor*> order;
+  for (const auto& tensor : tensors) {
+    order.push_back(&tensor);
+    written.record.bytes =
+        std::max(written.record.bytes, header.tensors.at(tensor.key).end);
+  }
+  std::ranges::sort(order, {}, [&](const FileTensor* tensor) {
+    const auto& entry = header.tensors.at(tensor->key);
+    return std::pair(entry.begin, entry.end);
+  });
+
+  auto file = folder.create_file(name);
+  reserve(file, written.record.bytes);
+  Stream stream(file, options.sync);
+  stream.append(std::as_bytes(std::span(head)));
+  const auto piece = static_cast<size_t>(options.piece_bytes);
+  for (const auto* tensor : order) {
+    const auto& entry = header.tensors.at(tensor->key);
+    Chunk chunk{name, tensor->offset, entry.shape, entry.begin, entry.end, {}};
+    const Bytes data(
+        static_cast<const std::byte*>(tensor->data.const_data_ptr()),
+        static_cast<size_t>(entry.end - entry.begin));
+    for (size_t at = 0; at < data.size(); at += piece) {
+      const auto part = data.subspan(at, std::min(piece, data.size() - at));
+      chunk.piece_hashes.push_back(hash(part));
+      stream.append(part);
+    }
+    written.chunks.emplace_back(tensor->key, std::move(chunk));
+  }
+  stream.flush();
+  if (options.sync) {
+    file.sync();
+  }
+  file.close();
+  return written;
+}
+
+} // namespace weft::checkpoint

@@ -1,0 +1,143 @@
+#include "checkpoint/verify.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <span>
+
+#include <fmt/format.h>
+
+#include "checkpoint/checked_file.h"
+#include "checkpoint/error.h"
+#include "checkpoint/store.h"
+#include "checkpoint/text.h"
+
+namespace weft::checkpoint {
+namespace {
+
+class Verifier {
+ public:
+  Verifier(const Folder& folder, const Manifest& manifest)
+      : folder_(folder), manifest_(manifest) {
+    buffer_.resize(static_cast<size_t>(manifest.piece_bytes));
+  }
+
+  std::vector<Damage> run() {
+    look_for_foreign_entries();
+    auto chunks = chunks_by_file(manifest_);
+    for (const auto& [name, record] : manifest_.files) {
+      check_file(name, chunks[name]);
+    }
+    return std::move(damages_);
+  }
+
+ private:
+  void look_for_foreign_entries() {
+    for (const auto& entry : folder_.list()) {
+      sizes_[entry.name] = entry.bytes;
+      if (entry.name != kManifestName &&
+          !manifest_.files.contains(entry.name)) {
+        damages_.push_back({entry.name, "", -1, "it is not in the manifest"});
+      }
+    }
+  }
+
+  void check_file(
+      const std::string& name,
+      const std::vector<PlacedChunk>& chunks) {
+    std::optional<CheckedFile> file;
+    try {
+      file.emplace(folder_, manifest_, name, chunks);
+    } catch (const CheckpointError& error) {
+      // A file of the right size is damaged in its header.
+      const auto size = sizes_.find(name);
+      const bool is_header = size != sizes_.end() &&
+                             size->second == manifest_.files.at(name).bytes;
+      damages_.push_back(
+          {name, "", is_header ? 0 : -1, without_path(error, name)});
+      return;
+    }
+    for (const auto& placed : chunks) {
+      check_chunk(name, *file, placed);
+    }
+  }
+
+  // Neighbouring bad pieces make one damage.
+  void check_chunk(
+      const std::string& name,
+      const CheckedFile& file,
+      const PlacedChunk& placed) {
+    const auto& chunk = *placed.chunk;
+    const auto size = chunk.end - chunk.begin;
+    int64_t bad = 0;
+    std::string first;
+    const auto report = [&](int64_t end) {
+      if (bad > 0) {
+        const auto more =
+            bad == 1 ? std::string()
+                     : fmt::format(" (and the {} pieces after it)", bad - 1);
+        damages_.push_back(
+            {name,
+             *placed.key,
+             chunk.begin + end - bad * manifest_.piece_bytes,
+             first + more});
+      }
+      bad = 0;
+    };
+    int64_t at = 0;
+    for (; at < size; at += manifest_.piece_bytes) {
+      const auto length = std::min(manifest_.piece_bytes, size - at);
+      const auto fault = file.read_piece(
+          chunk, at, std::span(buffer_).first(static_cast<size_t>(length)));
+      if (fault) {
+        first = bad == 0 ? *fault : first;
+        ++bad;
+      } else {
+        report(at);
+      }
+    }
+    report(at);
+  }
+
+  // The damage names the file.
+  std::string without_path(
+      const CheckpointError& error,
+      const std::string& name) const {
+    std::string text = error.what_without_backtrace();
+    for (const auto& path : {folder_.path() / name, folder_.path()}) {
+      const auto prefix = "[checkpoint] " + path.string() + ": ";
+      if (text.starts_with(prefix)) {
+        return text.substr(prefix.size());
+      }
+    }
+    return text;
+  }
+
+  const Folder& folder_;
+  const Manifest& manifest_;
+  std::map<std::string, int64_t> sizes_;
+  std::vector<std::byte> buffer_;
+  std::vector<Damage> damages_;
+};
+
+} // namespace
+
+std::string to_string(const Damage& damage) {
+  auto text = damage.file;
+  if (!damage.tensor.empty()) {
+    text += (text.empty() ? "tensor " : ": tensor ") + in_quotes(damage.tensor);
+  }
+  return text + (text.empty() ? "" : ": ") + damage.what;
+}
+
+std::vector<Damage> verify(const std::filesystem::path& step_folder) {
+  const StepPin pin(step_folder);
+  try {
+    const auto manifest = read_manifest(pin.folder());
+    return Verifier(pin.folder(), manifest).run();
+  } catch (const CheckpointError& error) {
+    return {{kManifestName, "", -1, error.what_without_backtrace()}};
+  }
+}
+
+} // namespace weft::checkpoint
