@@ -17,50 +17,33 @@ std::optional<std::string> get(const char* name) {
   return std::string(value);
 }
 
-std::string require(const char* name, const char* needed_by) {
-  auto value = get(name);
-  if (!value) {
-    throw_error<UsageError>(detail::concat(
-        "[environment] ",
-        name,
-        " is not set, but ",
-        needed_by,
-        ". Start the ranks with weftrun, or set it."));
-  }
-  return *value;
-}
-
 std::optional<int64_t> get_int(const char* name, int64_t least, int64_t most) {
   const auto text = get(name);
-  if (!text) {
-    return std::nullopt;
-  }
-  int64_t value = 0;
-  const char* end = text->data() + text->size();
-  const auto parsed = std::from_chars(text->data(), end, value);
-  if (parsed.ec != std::errc() || parsed.ptr != end || value < least ||
-      value > most) {
+  return text ? std::optional(to_int(name, *text, least, most)) : std::nullopt;
+}
+
+int64_t to_int(
+    const char* name,
+    const std::string& value,
+    int64_t least,
+    int64_t most) {
+  int64_t number = 0;
+  const char* end = value.data() + value.size();
+  const auto parsed = std::from_chars(value.data(), end, number);
+  if (parsed.ec != std::errc() || parsed.ptr != end || number < least ||
+      number > most) {
     throw_error<UsageError>(detail::concat(
         "[environment] ",
         name,
         "=",
-        *text,
+        value,
         " is not a whole number from ",
         least,
         " to ",
         most,
         "."));
   }
-  return value;
-}
-
-int64_t require_int(
-    const char* name,
-    const char* needed_by,
-    int64_t least,
-    int64_t most) {
-  require(name, needed_by);
-  return *get_int(name, least, most);
+  return number;
 }
 
 bool is_true(const char* name) {

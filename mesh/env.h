@@ -10,17 +10,13 @@ namespace weft::mesh::env {
 
 std::optional<std::string> get(const char* name);
 
-/// Throws: UsageError that names the variable and says what `needed_by` it.
-std::string require(const char* name, const char* needed_by);
-
 /// A whole number in [least, most].
 /// Throws: UsageError naming the variable, its value and the range.
 std::optional<int64_t> get_int(const char* name, int64_t least, int64_t most);
-int64_t require_int(
-    const char* name,
-    const char* needed_by,
-    int64_t least,
-    int64_t most);
+
+/// The same of a value that was read elsewhere.
+int64_t
+to_int(const char* name, const std::string& value, int64_t least, int64_t most);
 
 /// Whether the variable is 1, true or yes in any case.
 bool is_true(const char* name);

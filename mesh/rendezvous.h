@@ -3,9 +3,10 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include <c10/util/intrusive_ptr.h>
+
+#include "mesh/job_environment.h"
 
 namespace c10d {
 class Store;
@@ -13,34 +14,23 @@ class Store;
 
 namespace weft::mesh {
 
-/// Where torchrun's or weftrun's environment says this rank is.
-struct LaunchInfo {
-  int64_t rank = 0;
-  int64_t world_size = 1;
-  int64_t local_rank = 0;
-  int64_t local_world_size = 1;
-  /// Empty if no launcher set an environment.
-  std::string master_address;
-  uint16_t master_port = 0;
-};
-
-/// Throws: UsageError naming the variable that is missing or malformed.
-LaunchInfo read_launch_info();
-
-bool is_loopback(std::string_view address);
-
-/// This host's address on the way to `address`, e.g. "10.0.0.3". Sends nothing.
-/// Throws: CommError if there is no way.
-std::string local_address_towards(const std::string& address);
-
-/// The job's store, its keys apart from those of earlier starts. Rank 0 serves
-/// it, on loopback alone if MASTER_ADDR is a loopback address, unless the
-/// launcher's agent does.
+/// The job's store, its keys apart from those of other jobs and of earlier
+/// starts. Rank 0 serves it, on loopback alone if MASTER_ADDR is a loopback
+/// address, else at every address, unless the launcher's agent does.
 /// Collective: all ranks; blocks until rank 0 serves.
-/// Throws: CommError if it does not in time.
+/// Throws: CommError if it does not in time, or cannot.
 c10::intrusive_ptr<c10d::Store> connect_store(
-    const LaunchInfo& launch,
+    const JobEnvironment& job,
     std::chrono::milliseconds timeout);
+
+/// Leaves in the store an address of this rank that other hosts can reach, if
+/// it has one. Before the ranks meet.
+void publish_address(c10d::Store& store, const JobEnvironment& job);
+
+/// The address that this rank's groups listen at: loopback if MASTER_ADDR is,
+/// else this host's on the way to MASTER_ADDR. See Note [A host's own name].
+/// After the ranks have met.
+std::string listening_address(c10d::Store& store, const JobEnvironment& job);
 
 /// Closes the listening socket that weftrun passed on, where no store is
 /// served.

@@ -89,7 +89,10 @@ class Scanner {
   }
   [[noreturn]] void fail_here(const std::string& expected) const {
     fail(detail::concat(
-        expected, " is expected at character ", at_ + 1, at_end() ? ", the end" : ""));
+        expected,
+        " is expected at character ",
+        at_ + 1,
+        at_end() ? ", the end" : ""));
   }
 
  private:

@@ -20,7 +20,7 @@
 namespace weft::mesh {
 
 struct World::State {
-  LaunchInfo launch;
+  JobEnvironment job;
   WorldOptions options;
   /// Null where nothing communicates: a fake world, or one rank.
   c10::intrusive_ptr<c10d::Store> store;
@@ -39,10 +39,10 @@ struct World::State {
 
   bool is_fake() const { return options.backend == "fake"; }
   AgreementParty party() const {
-    return {*store, launch.rank, launch.world_size, options.timeout};
+    return {*store, job.rank, job.world_size, options.timeout};
   }
   ErrorContext describe() const {
-    return {detail::concat("rank ", launch.rank, "/", launch.world_size)};
+    return {detail::concat("rank ", job.rank, "/", job.world_size)};
   }
   std::shared_ptr<GlooDevice> gloo_device();
   int64_t position_in(
@@ -54,14 +54,8 @@ struct World::State {
 std::shared_ptr<GlooDevice> World::State::gloo_device() {
   const std::lock_guard lock(mutex);
   if (!device) {
-    std::string address = options.bind_address;
-    if (address.empty()) {
-      address =
-          launch.master_address.empty() || is_loopback(launch.master_address)
-              ? "127.0.0.1"
-              : local_address_towards(launch.master_address);
-    }
-    device = make_gloo_device(address);
+    device = make_gloo_device(
+        options.bind_address.empty() ? "127.0.0.1" : options.bind_address);
   }
   return device;
 }
@@ -74,7 +68,7 @@ int64_t World::State::position_in(
   std::set<int64_t> seen;
   for (const int64_t rank : ranks) {
     WEFT_CHECK(
-        rank >= 0 && rank < launch.world_size,
+        rank >= 0 && rank < job.world_size,
         kOp,
         describe(),
         "Group \"",
@@ -82,7 +76,7 @@ int64_t World::State::position_in(
         "\" names rank ",
         rank,
         ", which the world of ",
-        launch.world_size,
+        job.world_size,
         " does not have.");
     WEFT_CHECK(
         seen.insert(rank).second,
@@ -94,7 +88,7 @@ int64_t World::State::position_in(
         rank,
         " twice.");
   }
-  const auto own = std::find(ranks.begin(), ranks.end(), launch.rank);
+  const auto own = std::find(ranks.begin(), ranks.end(), job.rank);
   WEFT_CHECK(
       own != ranks.end(),
       kOp,
@@ -153,13 +147,18 @@ World::World(std::shared_ptr<State> state) : state_(std::move(state)) {}
 World World::from_env(WorldOptions options) {
   check_backend(options.backend);
   auto state = std::make_shared<State>();
-  state->launch = read_launch_info();
+  state->job = own_job_environment();
   state->options = std::move(options);
-  if (state->launch.world_size > 1 && !state->is_fake()) {
-    state->store = connect_store(state->launch, state->options.timeout);
+  if (state->job.world_size > 1 && !state->is_fake()) {
+    state->store = connect_store(state->job, state->options.timeout);
+    publish_address(*state->store, state->job);
     meet(state->party());
+    if (state->options.bind_address.empty()) {
+      state->options.bind_address =
+          listening_address(*state->store, state->job);
+    }
   } else {
-    drop_inherited_listener(state->launch.master_port);
+    drop_inherited_listener(state->job.master_port);
   }
   return World(std::move(state));
 }
@@ -171,8 +170,8 @@ World World::from_store(
     WorldOptions options) {
   check_backend(options.backend);
   auto state = std::make_shared<State>();
-  state->launch.rank = state->launch.local_rank = rank;
-  state->launch.world_size = state->launch.local_world_size = world_size;
+  state->job.rank = state->job.local_rank = rank;
+  state->job.world_size = state->job.local_world_size = world_size;
   state->options = std::move(options);
   WEFT_CHECK_LE("world", 0, rank, state->describe(), "Ranks count from 0.");
   WEFT_CHECK_LT(
@@ -192,19 +191,19 @@ World World::fake(int64_t rank, int64_t world_size) {
 }
 
 int64_t World::rank() const {
-  return state_->launch.rank;
+  return state_->job.rank;
 }
 
 int64_t World::world_size() const {
-  return state_->launch.world_size;
+  return state_->job.world_size;
 }
 
 int64_t World::local_rank() const {
-  return state_->launch.local_rank;
+  return state_->job.local_rank;
 }
 
 int64_t World::local_world_size() const {
-  return state_->launch.local_world_size;
+  return state_->job.local_world_size;
 }
 
 const std::string& World::backend() const {

@@ -31,13 +31,13 @@ struct WorldOptions {
 /// All ranks of a job and the store they meet in. Cheap to copy.
 class World {
  public:
-  /// Reads torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK,
-  /// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without it, a world of one
-  /// rank that opens no socket. On one host the store listens on loopback
-  /// only.
+  /// Reads the variables of torchrun, Slurm, Open MPI, MPICH (docs/clusters.md
+  /// says which); without them, a world of one rank that opens no socket. On
+  /// one host the store listens on loopback only.
   /// Collective: all ranks; blocks until all have come.
-  /// Throws: c10::ValueError naming the variable that is missing or malformed;
-  /// CommError if the others do not come in time.
+  /// Throws: UsageError naming the variables that are missing, malformed or
+  /// contradict each other; CommError if the others do not come in time, or
+  /// rank 0 cannot listen.
   static World from_env(WorldOptions options = {});
 
   /// A world that meets in `store`, e.g. one thread a rank over a HashStore.

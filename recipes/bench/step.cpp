@@ -10,6 +10,7 @@
 
 #include "dtensor/deferred_init.h"
 #include "mesh/env.h"
+#include "mesh/job_rank.h"
 #include "mesh/world.h"
 #include "recipes/config/validate.h"
 #include "recipes/progress/metrics_log.h"
@@ -58,12 +59,9 @@ Recipe recipe_of(const StepOptions& options) {
   return recipe;
 }
 
-mesh::World make_world(const StepOptions& options, int64_t world_size) {
-  if (options.comm == "none") {
-    return mesh::World::fake(
-        mesh::env::get_int("RANK", 0, world_size - 1).value_or(0), world_size);
-  }
-  return mesh::World::from_env();
+mesh::World make_world(const StepOptions& options, const mesh::JobRank& job) {
+  return options.comm == "none" ? mesh::World::fake(job.rank, job.world_size)
+                                : mesh::World::from_env();
 }
 
 double median(std::vector<double> values) {
@@ -151,10 +149,9 @@ std::optional<std::string> run_step(const StepOptions& options) {
   const double launched_at = launch_time();
   at::set_num_threads(static_cast<int>(options.threads));
   auto recipe = recipe_of(options);
-  const int64_t world_size =
-      mesh::env::get_int("WORLD_SIZE", 1, 1 << 20).value_or(1);
-  validate(recipe, world_size);
-  const auto world = make_world(options, world_size);
+  const auto job_rank = mesh::own_job_rank();
+  validate(recipe, job_rank.world_size);
+  const auto world = make_world(options, job_rank);
   const auto mesh =
       mesh::DeviceMesh::create(world, {options.dp, options.tp}, {"dp", "tp"});
   auto job = make_llama_job(recipe, mesh);

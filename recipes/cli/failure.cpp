@@ -8,13 +8,18 @@
 #include <thread>
 
 #include "mesh/env.h"
+#include "mesh/job_rank.h"
 #include "recipes/train/trainer.h"
 
 namespace weft::recipes::cli {
 namespace {
 
 std::string rank() {
-  return mesh::env::get("RANK").value_or("0");
+  try {
+    return std::to_string(mesh::own_job_rank().rank);
+  } catch (const mesh::UsageError&) {
+    return mesh::env::get("RANK").value_or("0"); // what is reported, maybe
+  }
 }
 
 // Every rank finds the same mistake in a recipe. Rank 0 speaks first and the

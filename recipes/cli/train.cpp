@@ -4,7 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "mesh/env.h"
+#include "mesh/job_rank.h"
 #include "mesh/world.h"
 #include "recipes/cli/commands.h"
 #include "recipes/config/recipe.h"
@@ -23,7 +23,8 @@ void train(const TrainArguments& arguments) {
   // Everything that can be wrong is looked at before any rank waits for
   // another.
   auto recipe = load_recipe(arguments.recipe, arguments.overrides);
-  validate(recipe, mesh::env::get_int("WORLD_SIZE", 1, 1 << 20).value_or(1));
+  const auto job = mesh::own_job_rank();
+  validate(recipe, job.world_size);
   if (recipe.device != "cpu") {
     refuse(
         recipe,
@@ -32,7 +33,7 @@ void train(const TrainArguments& arguments) {
             recipe.device);
   }
   BatchLoader::open(recipe, 0);
-  if (mesh::env::get("RANK").value_or("0") == "0") {
+  if (job.rank == 0) {
     MetricsLog(Trainer::metrics_path(recipe));
   }
   const auto world = mesh::World::from_env();

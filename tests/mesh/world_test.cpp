@@ -12,12 +12,14 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "mesh/env.h"
 #include "mesh/error.h"
 #include "mesh/ledger.h"
 #include "mesh/rendezvous.h"
+#include "mesh/sockets.h"
 #include "mesh/world.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -29,6 +31,7 @@ using test::message_of_thrown;
 using test::RankContext;
 using test::run_ranks;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -43,6 +46,13 @@ class LauncherEnv {
           "LOCAL_WORLD_SIZE",
           "MASTER_ADDR",
           "MASTER_PORT",
+          "OMPI_COMM_WORLD_RANK",
+          "OMPI_COMM_WORLD_SIZE",
+          "PMIX_RANK",
+          "PMI_RANK",
+          "PMI_SIZE",
+          "SLURM_JOB_ID",
+          "SLURM_STEP_ID",
           "WEFT_MASTER_FD",
           "TORCHELASTIC_RESTART_COUNT",
           "TORCHELASTIC_USE_AGENT_STORE"}) {
@@ -109,14 +119,17 @@ std::vector<std::string> listening_addresses(uint16_t port) {
 }
 
 constexpr const char* kLoopback = "0100007F";
+/// Not a loopback address by its looks, but the way there ends at loopback: as
+/// a host's own name on Debian.
+constexpr const char* kOwnName = "0.0.0.0";
 
-LaunchInfo launch_of(int64_t rank, uint16_t port) {
-  LaunchInfo launch;
-  launch.rank = rank;
-  launch.world_size = 2;
-  launch.master_address = "localhost";
-  launch.master_port = port;
-  return launch;
+JobEnvironment job_of(int64_t rank, uint16_t port) {
+  JobEnvironment job;
+  job.rank = rank;
+  job.world_size = 2;
+  job.master_address = "localhost";
+  job.master_port = port;
+  return job;
 }
 
 TEST(World, WithoutALauncherItIsOneRank) {
@@ -134,23 +147,6 @@ TEST(World, WithoutALauncherItIsOneRank) {
   group.barrier();
   EXPECT_TRUE(group.ledger().entries().empty());
   world.check_agreement("recipe", "any");
-}
-
-TEST(World, ReadsTorchrunsEnvironment) {
-  const LauncherEnv env(
-      {{"RANK", "5"},
-       {"WORLD_SIZE", "8"},
-       {"LOCAL_RANK", "1"},
-       {"LOCAL_WORLD_SIZE", "4"},
-       {"MASTER_ADDR", "node0"},
-       {"MASTER_PORT", "29501"}});
-  const LaunchInfo launch = read_launch_info();
-  EXPECT_EQ(launch.rank, 5);
-  EXPECT_EQ(launch.world_size, 8);
-  EXPECT_EQ(launch.local_rank, 1);
-  EXPECT_EQ(launch.local_world_size, 4);
-  EXPECT_EQ(launch.master_address, "node0");
-  EXPECT_EQ(launch.master_port, 29501);
 }
 
 TEST(World, AWrongEnvironmentNamesTheVariable) {
@@ -174,9 +170,10 @@ TEST(World, AWrongEnvironmentNamesTheVariable) {
   EXPECT_THAT(refused({{"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE=0"));
   EXPECT_THAT(
       refused({{"WORLD_SIZE", ""}}),
-      HasSubstr("WORLD_SIZE is not set, but RANK is"));
+      HasSubstr("WORLD_SIZE is not set, but RANK=1 is"));
   EXPECT_THAT(
-      refused({{"RANK", ""}}), HasSubstr("RANK is not set, but WORLD_SIZE is"));
+      refused({{"RANK", ""}}),
+      HasSubstr("RANK is not set, but WORLD_SIZE=4 is"));
   EXPECT_THAT(refused({{"MASTER_ADDR", ""}}), HasSubstr("MASTER_ADDR is not"));
   EXPECT_THAT(refused({{"MASTER_PORT", ""}}), HasSubstr("MASTER_PORT is not"));
   EXPECT_THAT(refused({{"MASTER_PORT", "70000"}}), HasSubstr("70000"));
@@ -198,11 +195,79 @@ TEST(World, OnOneHostTheStoreListensOnLoopbackAlone) {
   const LauncherEnv env({});
   const uint16_t port = free_port();
   const auto timeout = std::chrono::seconds(30);
-  const auto server = connect_store(launch_of(0, port), timeout);
-  const auto client = connect_store(launch_of(1, port), timeout);
+  const auto server = connect_store(job_of(0, port), timeout);
+  const auto client = connect_store(job_of(1, port), timeout);
   server->set("key", std::string("value"));
   EXPECT_EQ(client->get_to_str("key"), "value");
   EXPECT_THAT(listening_addresses(port), ElementsAre(kLoopback));
+}
+
+TEST(World, ATakenPortIsNamedWithTheWayOut) {
+  const LauncherEnv env({});
+  const BoundSocket socket;
+  ASSERT_EQ(listen(socket.fd, 16), 0);
+  auto job = job_of(0, socket.port);
+  const auto refused = [&] {
+    return message_of_thrown<CommError>(
+        [&] { connect_store(job, std::chrono::seconds(30)); });
+  };
+  const auto port = std::to_string(socket.port);
+  EXPECT_THAT(
+      refused(),
+      AllOf(
+          HasSubstr("cannot listen at 127.0.0.1:" + port + ": Address already"),
+          HasSubstr("Set MASTER_PORT"),
+          HasSubstr("(rank 0/2)")));
+  job.master_address = "any.other.host";
+  job.port_origin = "SLURM_JOB_ID=7 and SLURM_STEP_ID=0";
+  EXPECT_THAT(
+      refused(),
+      AllOf(
+          HasSubstr("cannot listen at port " + port + ": Address already"),
+          HasSubstr(
+              "The port was made from SLURM_JOB_ID=7 and SLURM_STEP_ID=0")));
+}
+
+TEST(World, ForOtherHostsTheStoreListensEverywhere) {
+  const LauncherEnv env({});
+  const uint16_t port = free_port();
+  auto job = job_of(0, port);
+  job.master_address = kOwnName;
+  const auto server = connect_store(job, std::chrono::seconds(30));
+  EXPECT_THAT(
+      listening_addresses(port),
+      ElementsAre(AnyOf("00000000", "00000000000000000000000000000000")));
+}
+
+TEST(World, JobsInOneStoreDoNotSeeEachOther) {
+  const LauncherEnv env({});
+  auto job = job_of(0, free_port());
+  job.job_key = "SLURM_JOB_ID=7 and SLURM_STEP_ID=0";
+  const auto timeout = std::chrono::seconds(30);
+  const auto server = connect_store(job, timeout);
+  server->set("key", std::string("value"));
+  job.rank = 1;
+  EXPECT_TRUE(connect_store(job, timeout)->check({"key"}));
+  job.job_key = "SLURM_JOB_ID=8 and SLURM_STEP_ID=0";
+  EXPECT_FALSE(connect_store(job, timeout)->check({"key"}));
+}
+
+TEST(World, AHostWhoseOwnNameIsLoopbackListensWhereOthersSeeIt) {
+  const c10::intrusive_ptr<c10d::Store> store =
+      c10::make_intrusive<c10d::HashStore>();
+  auto job = job_of(0, 1);
+  publish_address(*store, job);
+  EXPECT_EQ(listening_address(*store, job), "127.0.0.1");
+  EXPECT_EQ(store->getNumKeys(), 0);
+  job.master_address = kOwnName;
+  publish_address(*store, job);
+  EXPECT_EQ(store->getNumKeys(), 0);
+  EXPECT_EQ(listening_address(*store, job), "127.0.0.1");
+  // The way to what another host's rank left is looked for.
+  store->set("outside_address", std::string("no.such.host.invalid"));
+  EXPECT_THAT(
+      message_of_thrown<CommError>([&] { listening_address(*store, job); }),
+      HasSubstr("cannot resolve no.such.host.invalid"));
 }
 
 TEST(World, ALaunchersSocketIsTakenOver) {
@@ -210,9 +275,9 @@ TEST(World, ALaunchersSocketIsTakenOver) {
   ASSERT_EQ(listen(socket.fd, 16), 0);
   const LauncherEnv env({{"WEFT_MASTER_FD", std::to_string(socket.fd)}});
   const auto timeout = std::chrono::seconds(30);
-  const auto server = connect_store(launch_of(0, socket.port), timeout);
+  const auto server = connect_store(job_of(0, socket.port), timeout);
   EXPECT_FALSE(env::get("WEFT_MASTER_FD"));
-  const auto client = connect_store(launch_of(1, socket.port), timeout);
+  const auto client = connect_store(job_of(1, socket.port), timeout);
   client->set("key", std::string("value"));
   EXPECT_EQ(server->get_to_str("key"), "value");
   EXPECT_THAT(listening_addresses(socket.port), ElementsAre(kLoopback));
@@ -238,10 +303,10 @@ TEST(World, ARestartDoesNotSeeEarlierKeys) {
       {{"WEFT_MASTER_FD", std::to_string(socket.fd)},
        {"TORCHELASTIC_RESTART_COUNT", "1"}});
   const auto timeout = std::chrono::seconds(30);
-  const auto first = connect_store(launch_of(0, socket.port), timeout);
+  const auto first = connect_store(job_of(0, socket.port), timeout);
   first->set("key", std::string("value"));
   setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
-  const auto second = connect_store(launch_of(1, socket.port), timeout);
+  const auto second = connect_store(job_of(1, socket.port), timeout);
   EXPECT_FALSE(second->check({"key"}));
 }
 
@@ -251,11 +316,11 @@ TEST(World, AnAgentsStoreIsOnlyUsed) {
   std::optional<LauncherEnv> env;
   env.emplace(std::map<std::string, std::string>{
       {"WEFT_MASTER_FD", std::to_string(socket.fd)}});
-  const auto agent = connect_store(launch_of(0, socket.port), timeout);
+  const auto agent = connect_store(job_of(0, socket.port), timeout);
   env.reset();
   env.emplace(std::map<std::string, std::string>{
       {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
-  const auto rank0 = connect_store(launch_of(0, socket.port), timeout);
+  const auto rank0 = connect_store(job_of(0, socket.port), timeout);
   rank0->set("key", std::string("value"));
   EXPECT_EQ(agent->get_to_str("key"), "value");
 }
@@ -264,8 +329,7 @@ TEST(World, NobodyServingIsATimeout) {
   const LauncherEnv env({});
   EXPECT_THAT(
       message_of_thrown<CommError>([] {
-        connect_store(
-            launch_of(1, free_port()), std::chrono::milliseconds(1500));
+        connect_store(job_of(1, free_port()), std::chrono::milliseconds(1500));
       }),
       AllOf(HasSubstr("[rendezvous]"), HasSubstr("rank 1/2, store localhost")));
 }
