@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "recipes/bench/checkpoint.h"
 #include "recipes/bench/dispatch.h"
 #include "recipes/bench/step.h"
 #include "recipes/cli/commands.h"
@@ -53,6 +54,28 @@ void add_step(CLI::App& bench) {
   });
 }
 
+void add_checkpoint(CLI::App& bench) {
+  auto options = std::make_shared<bench::CheckpointOptions>();
+  auto* command = bench.add_subcommand(
+      "checkpoint",
+      "Times saving and loading, like bench/peer/pytorch_dcp.py; under "
+      "weftrun");
+  command
+      ->add_option(
+          "folder", options->folder, "Is made, used and deleted: a new path")
+      ->required();
+  command->add_option("mb", options->mb, "Size of the state, MiB")
+      ->check(CLI::Range(12, 1 << 20));
+  command->add_option("--threads", options->threads, "Per rank");
+  add_json_flag(*command);
+  command->callback([options] {
+    const auto result = bench::run_checkpoint(*options);
+    if (result) {
+      std::printf("%s\n", result->c_str());
+    }
+  });
+}
+
 void add_dispatch(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "dispatch", "Times an op on DTensors against the same op on tensors");
@@ -67,6 +90,7 @@ void add_bench(CLI::App& app) {
   command->require_subcommand(1);
   add_step(*command);
   add_dispatch(*command);
+  add_checkpoint(*command);
 }
 
 } // namespace weft::recipes::cli

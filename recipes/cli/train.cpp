@@ -9,6 +9,7 @@
 #include "recipes/cli/commands.h"
 #include "recipes/config/recipe.h"
 #include "recipes/config/validate.h"
+#include "recipes/train/run_store.h"
 #include "recipes/train/trainer.h"
 
 namespace weft::recipes::cli {
@@ -17,6 +18,7 @@ namespace {
 struct TrainArguments {
   std::string recipe;
   std::vector<std::string> overrides;
+  bool fresh = false;
 };
 
 void train(const TrainArguments& arguments) {
@@ -32,12 +34,16 @@ void train(const TrainArguments& arguments) {
         "this version trains on the CPU only; write cpu instead of " +
             recipe.device);
   }
-  BatchLoader::open(recipe, 0);
+  const auto loader = BatchLoader::open(recipe, 0);
+  const bool fresh = arguments.fresh || recipe.checkpoint.resume == "never";
+  if (!fresh) {
+    check_run_fits(recipe, loader.corpus().fingerprint_text());
+  }
   if (job.rank == 0) {
-    MetricsLog(Trainer::metrics_path(recipe));
+    MetricsLog::check_writable(Trainer::metrics_path(recipe));
   }
   const auto world = mesh::World::from_env();
-  Trainer(recipe, world).run();
+  Trainer(recipe, world).run(fresh);
 }
 
 } // namespace
@@ -51,6 +57,10 @@ void add_train(CLI::App& app) {
       "overrides",
       arguments->overrides,
       "key.path=value, on top of the recipe, e.g. mesh.tp=4 train.steps=20");
+  command->add_flag(
+      "--fresh",
+      arguments->fresh,
+      "Start over; the run's checkpoints are kept as checkpoints.old");
   command->callback([arguments] { train(*arguments); });
 }
 

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include "mesh/error.h"
@@ -237,8 +238,15 @@ Recipe parse_recipe(
   return recipe;
 }
 
-std::string to_yaml(const Recipe& recipe) {
+std::string value_of(const Recipe& recipe, std::string_view path) {
+  const Key* key = find_key(path);
+  TORCH_INTERNAL_ASSERT(key != nullptr, "no such key: ", path);
   auto& fields = const_cast<Recipe&>(recipe); // only read
+  return std::visit(
+      [&](auto field) { return write_value(field(fields)); }, key->field);
+}
+
+std::string to_yaml(const Recipe& recipe) {
   std::string text;
   std::string_view section;
   for (const Key& key : schema()) {
@@ -252,8 +260,7 @@ std::string to_yaml(const Recipe& recipe) {
         "{}{}: {}\n",
         nested ? "  " : "",
         nested ? key.path.substr(dot + 1) : key.path,
-        std::visit(
-            [&](auto field) { return write_value(field(fields)); }, key.field));
+        value_of(recipe, key.path));
   }
   return text;
 }

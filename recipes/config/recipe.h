@@ -90,6 +90,17 @@ struct CheckpointConfig {
   bool operator==(const CheckpointConfig&) const = default;
 };
 
+struct LogConfig {
+  bool tensorboard = false;
+  bool operator==(const LogConfig&) const = default;
+};
+
+struct TraceConfig {
+  int64_t first = 3;
+  int64_t steps = 0;
+  bool operator==(const TraceConfig&) const = default;
+};
+
 /// Where the values of a recipe were written, for error messages; two recipes
 /// that say the same are equal wherever that was.
 struct Origins {
@@ -116,6 +127,8 @@ struct Recipe {
   LrScheduleConfig lr_schedule;
   EvalConfig eval;
   CheckpointConfig checkpoint;
+  LogConfig log;
+  TraceConfig trace;
   Origins origins;
 
   bool operator==(const Recipe&) const = default;
@@ -136,6 +149,9 @@ Recipe parse_recipe(
 
 /// Every key with its value; loading it again gives an equal recipe.
 std::string to_yaml(const Recipe& recipe);
+
+/// The value of a key of the schema as YAML.
+std::string value_of(const Recipe& recipe, std::string_view path);
 
 /// "recipes/x.yaml:12:7: mesh.dp" or "override mesh.dp=3: mesh.dp"; only the
 /// file where `key` was not written.

@@ -253,11 +253,32 @@ std::vector<Key> lifecycle_keys() {
        .range = between(0, kMostCount)},
       {.path = "checkpoint.async",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::async>,
-       .doc = "Write while training goes on."},
+       .doc = "Write while training goes on; this version waits for the "
+              "write all the same, and says so."},
       {.path = "checkpoint.resume",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::resume>,
-       .doc = "auto: go on from the run's last checkpoint, if there is one.",
+       .doc = "auto: go on from the run's newest sound checkpoint, if there "
+              "is one. never: start over, as with --fresh.",
        .choices = {"auto", "never"}},
+  };
+}
+
+std::vector<Key> seeing_keys() {
+  return {
+      {.path = "log.tensorboard",
+       .field = member<&Recipe::log, &LogConfig::tensorboard>,
+       .doc = "Write TensorBoard's event files too, in the run's folder under "
+              "`tensorboard/`."},
+      {.path = "trace.first",
+       .field = member<&Recipe::trace, &TraceConfig::first>,
+       .doc = "The first step to trace. The first two of a process are "
+              "unlike the others.",
+       .range = between(1, kMostCount)},
+      {.path = "trace.steps",
+       .field = member<&Recipe::trace, &TraceConfig::steps>,
+       .doc = "So many steps are traced. 0: none.",
+       .unit = "steps",
+       .range = between(0, 1000)},
   };
 }
 
@@ -273,7 +294,8 @@ std::span<const Key> schema() {
           data_keys(),
           train_keys(),
           optimizer_keys(),
-          lifecycle_keys()}) {
+          lifecycle_keys(),
+          seeing_keys()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;
@@ -292,9 +314,11 @@ std::span<const Section> sections() {
       {"optimizer", "How parameters are updated."},
       {"lr_schedule", "How the learning rate changes over the steps."},
       {"eval", "Loss on the held-out text."},
-      {"checkpoint",
-       "Saving and resuming. This version checks these keys but saves no "
-       "checkpoints yet."},
+      {"checkpoint", "Saving and resuming."},
+      {"log", "What a run writes beside `metrics.jsonl` and `report.html`."},
+      {"trace",
+       "A Chrome trace of some steps, `trace.json` in the run's folder: "
+       "operators, modules, collectives."},
   };
   return table;
 }

@@ -63,12 +63,12 @@ int64_t BatchLoader::first_sample(int64_t accumulation) const {
   return (accumulation * shape_.dp + shape_.dp_rank) * shape_.micro_batch_size;
 }
 
-Batch BatchLoader::train(int64_t step, int64_t accumulation) {
+Batch BatchLoader::train(int64_t next_sample, int64_t accumulation) {
   const int64_t first = first_sample(accumulation);
   std::vector<int64_t> offsets;
   for (int64_t i = 0; i < shape_.micro_batch_size; ++i) {
     offsets.push_back(
-        order_.train_offset(step * shape_.global_batch_size + first + i));
+        order_.train_offset(next_sample + first + i));
   }
   Batch batch = read(offsets);
   batch.first_sample = first;

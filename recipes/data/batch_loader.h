@@ -42,8 +42,9 @@ class BatchLoader {
   static BatchLoader open(const Recipe& recipe, int64_t dp_rank);
 
   int64_t accumulation_steps() const;
-  /// `step` counts from 0.
-  Batch train(int64_t step, int64_t accumulation);
+  /// This rank's part of the global batch that begins with sample
+  /// `next_sample`, counted over all epochs.
+  Batch train(int64_t next_sample, int64_t accumulation);
   Batch heldout(int64_t batch, int64_t accumulation);
   /// `wanted`, but no more global batches than the held-out samples fill; at
   /// least one, in which samples repeat if they are too few.

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include <fmt/format.h>
@@ -184,7 +185,8 @@ void TextCorpus::read_file(
 uint64_t TextCorpus::fingerprint() const {
   uint64_t hash = 0xcbf29ce484222325ULL;
   for (const DataFile& file : files_) {
-    hash = add_bytes(hash, file.path.c_str(), file.path.size() + 1);
+    const std::string name = std::filesystem::path(file.path).filename();
+    hash = add_bytes(hash, name.c_str(), name.size() + 1);
     for (int shift = 0; shift < 64; shift += 8) {
       const auto byte = static_cast<unsigned char>(
           static_cast<uint64_t>(file.size_bytes) >> shift);
@@ -192,6 +194,10 @@ uint64_t TextCorpus::fingerprint() const {
     }
   }
   return hash;
+}
+
+std::string TextCorpus::fingerprint_text() const {
+  return fmt::format("{:016x}", fingerprint());
 }
 
 } // namespace weft::recipes

@@ -43,8 +43,11 @@ class TextCorpus {
   /// with file and offset, if a file is gone or changed since the start.
   void read(int64_t offset, std::span<uint8_t> out);
 
-  /// Of all names and sizes: tells whether a later run has the same files.
+  /// Of all names (without their folders) and sizes: tells whether a later run
+  /// has the same files.
   uint64_t fingerprint() const;
+  /// 16 hexadecimal digits.
+  std::string fingerprint_text() const;
 
  private:
   class OpenFiles;

@@ -20,25 +20,61 @@ double peak_rss_mb() {
   return static_cast<double>(usage.ru_maxrss) / 1024.0; // Linux: KiB
 }
 
-MetricsLog::MetricsLog(const std::string& path) : path_(path) {
+namespace {
+
+[[noreturn]] void refuse(const std::string& path, const std::string& reason) {
+  mesh::throw_error<mesh::UsageError>(
+      fmt::format("output_dir: cannot write \"{}\": {}", path, reason));
+}
+
+void make_folder_of(const std::string& path) {
   std::error_code error;
   const auto folder = std::filesystem::path(path).parent_path();
   if (!folder.empty()) {
     std::filesystem::create_directories(folder, error);
   }
-  if (!error) {
-    errno = 0;
-    file_.open(path, std::ios::trunc);
-  }
-  if (error || !file_) {
-    mesh::throw_error<mesh::UsageError>(fmt::format(
-        "output_dir: cannot write \"{}\": {}",
-        path,
-        error ? error.message() : std::strerror(errno)));
+  if (error) {
+    refuse(path, error.message());
   }
 }
 
-void MetricsLog::write(const StepMetrics& metrics) {
+/// The step of a whole line, or none.
+std::optional<int64_t> step_of(const std::string& line) {
+  const auto json = nlohmann::json::parse(line, nullptr, false);
+  if (!json.is_object() || !json.contains("step") ||
+      !json.at("step").is_number_integer()) {
+    return std::nullopt;
+  }
+  return json.at("step").get<int64_t>();
+}
+
+/// Cuts `path` after the last line up to `last_step`; returns that line's step.
+int64_t cut_after(const std::string& path, int64_t last_step) {
+  std::ifstream file(path);
+  int64_t kept_step = 0;
+  int64_t kept_bytes = 0;
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    const auto step = step_of(line);
+    if (!step || *step > last_step || *step <= kept_step) {
+      break;
+    }
+    kept_step = *step;
+    kept_bytes += static_cast<int64_t>(line.size()) + 1;
+  }
+  file.close();
+  std::error_code error;
+  if (std::filesystem::exists(path)) {
+    std::filesystem::resize_file(path, kept_bytes, error);
+  }
+  if (error) {
+    refuse(path, error.message());
+  }
+  return kept_step;
+}
+
+} // namespace
+
+std::string metrics_line(const StepMetrics& metrics) {
   nlohmann::ordered_json line = {
       {"step", metrics.step},
       {"loss", metrics.loss},
@@ -54,8 +90,35 @@ void MetricsLog::write(const StepMetrics& metrics) {
   if (metrics.eval_loss) {
     line["eval_loss"] = *metrics.eval_loss;
   }
+  return line.dump();
+}
+
+void MetricsLog::check_writable(const std::string& path) {
+  make_folder_of(path);
   errno = 0;
-  file_ << line.dump() << '\n' << std::flush;
+  if (!std::ofstream(path, std::ios::app)) {
+    refuse(path, std::strerror(errno));
+  }
+}
+
+MetricsLog::MetricsLog(const std::string& path, int64_t last_step)
+    : path_(path) {
+  check_writable(path);
+  last_step_ = cut_after(path, last_step);
+  errno = 0;
+  file_.open(path, std::ios::app);
+  if (!file_) {
+    refuse(path, std::strerror(errno));
+  }
+}
+
+void MetricsLog::write(const StepMetrics& metrics) {
+  write_line(metrics_line(metrics));
+}
+
+void MetricsLog::write_line(const std::string& line) {
+  errno = 0;
+  file_ << line << '\n' << std::flush;
   if (!file_) {
     mesh::throw_error<c10::Error>(fmt::format(
         "[metrics] cannot write \"{}\": {}", path_, std::strerror(errno)));

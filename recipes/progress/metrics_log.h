@@ -30,19 +30,33 @@ struct StepMetrics {
 /// The most memory this process has had resident. Units: MiB.
 double peak_rss_mb();
 
+/// The line of metrics.jsonl for one step, without its end.
+std::string metrics_line(const StepMetrics& metrics);
+
 /// metrics.jsonl: one line of JSON a step, with every digit, on disk before
 /// write() returns (but not synced). A number that is not finite becomes null.
 class MetricsLog {
  public:
-  /// Starts `path` over, making its folders.
+  /// Opens `path`, making its folders, and cuts all lines of steps after
+  /// `last_step` and what follows a line that cannot be read: a killed run may
+  /// have written them. 0 starts the file over.
   /// Throws: mesh::UsageError if it cannot be written.
-  explicit MetricsLog(const std::string& path);
+  explicit MetricsLog(const std::string& path, int64_t last_step = 0);
+
+  /// The step of the last line that is left; 0: there is none.
+  int64_t last_step() const { return last_step_; }
 
   /// Throws: c10::Error naming the file, e.g. when the disk is full.
   void write(const StepMetrics& metrics);
+  void write_line(const std::string& line);
+
+  /// Throws: mesh::UsageError if `path` cannot be written. Changes nothing in
+  /// it.
+  static void check_writable(const std::string& path);
 
  private:
   std::string path_;
+  int64_t last_step_ = 0;
   std::ofstream file_;
 };
 

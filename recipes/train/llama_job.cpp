@@ -32,6 +32,14 @@ std::shared_ptr<LlamaForCausalLMImpl> build_deferred(const Recipe& recipe) {
   return model;
 }
 
+torch::optim::AdamWOptions adamw_options(const Recipe& recipe) {
+  const auto& adamw = recipe.optimizer;
+  return torch::optim::AdamWOptions(adamw.lr)
+      .betas({adamw.betas[0], adamw.betas[1]})
+      .eps(adamw.eps)
+      .weight_decay(adamw.weight_decay);
+}
+
 } // namespace
 
 LlamaJob make_llama_job(const Recipe& recipe, const mesh::DeviceMesh& mesh) {
@@ -52,14 +60,27 @@ LlamaJob make_llama_job(const Recipe& recipe, const mesh::DeviceMesh& mesh) {
       std::make_unique<ddp::DistributedDataParallel<LlamaForCausalLMImpl>>(
           job.model, mesh["dp"], options);
   dtensor::materialize(*job.model, static_cast<uint64_t>(recipe.seed));
-  const auto& adamw = recipe.optimizer;
   job.optimizer = std::make_unique<FusedAdamW>(
-      job.model->parameters(),
-      torch::optim::AdamWOptions(adamw.lr)
-          .betas({adamw.betas[0], adamw.betas[1]})
-          .eps(adamw.eps)
-          .weight_decay(adamw.weight_decay));
+      job.model->parameters(), adamw_options(recipe));
   return job;
+}
+
+checkpoint::StateDicts state_dicts(LlamaJob& job) {
+  // The rotary tables are computed, and as long as the recipe says.
+  return {
+      {"model", job.ddp->state_dict({"model.rotary_cos", "model.rotary_sin"})},
+      {"optimizer", job.ddp->optimizer_state_dict(*job.optimizer)}};
+}
+
+void adopt_state(
+    LlamaJob& job,
+    const checkpoint::StateDicts& dicts,
+    const Recipe& recipe) {
+  job.ddp->load_optimizer_state_dict(*job.optimizer, dicts.at("optimizer"));
+  for (auto& group : job.optimizer->param_groups()) {
+    group.set_options(
+        std::make_unique<torch::optim::AdamWOptions>(adamw_options(recipe)));
+  }
 }
 
 at::Tensor token_loss(

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "checkpoint/save.h"
 #include "ddp/distributed_data_parallel.h"
 #include "mesh/device_mesh.h"
 #include "recipes/config/recipe.h"
@@ -22,6 +23,17 @@ struct LlamaJob {
 /// gives every rank its own part of the weights.
 /// Collective: all ranks of `mesh`, which has the dims "dp" and "tp".
 LlamaJob make_llama_job(const Recipe& recipe, const mesh::DeviceMesh& mesh);
+
+/// What a checkpoint of the job holds: "model" and "optimizer". Shares memory
+/// with the job.
+checkpoint::StateDicts state_dicts(LlamaJob& job);
+
+/// After `dicts`, from state_dicts(), were loaded into: steps of the optimizer
+/// are taken over; learning rate, betas and decay stay the recipe's.
+void adopt_state(
+    LlamaJob& job,
+    const checkpoint::StateDicts& dicts,
+    const Recipe& recipe);
 
 /// The cross entropy of a micro-batch's tokens, summed and divided by
 /// `tokens`, the number of valid tokens of the whole global batch: the losses

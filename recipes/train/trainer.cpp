@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/error.h"
 #include "dtensor/clip_grad.h"
 #include "mesh/error.h"
 #include "mesh/ledger.h"
@@ -36,7 +37,7 @@ BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
   auto loader = BatchLoader::open(recipe, world.rank() / recipe.mesh.tp);
   world.check_agreement(
       "data (names and sizes of the files)",
-      fmt::format("{:016x}", loader.corpus().fingerprint()));
+      loader.corpus().fingerprint_text());
   return loader;
 }
 
@@ -86,10 +87,11 @@ double Trainer::forward_backward(const Batch& batch) {
 // All micro-batches of a step; gradients are reduced with the last one's.
 double Trainer::accumulate_gradients(int64_t step, double& data_ms) {
   double loss_sum = 0;
+  const int64_t first_sample = state_after(step).next_sample;
   const int64_t micro_steps = loader_.accumulation_steps();
   for (int64_t a = 0; a < micro_steps; ++a) {
     const auto start = Clock::now();
-    const auto batch = loader_.train(step, a);
+    const auto batch = loader_.train(first_sample, a);
     data_ms += milliseconds_since(start);
     if (a + 1 < micro_steps) {
       const auto local_only = job_.ddp->no_sync();
@@ -125,8 +127,7 @@ StepMetrics Trainer::train_step(int64_t step) {
   job_.optimizer->step();
   job_.optimizer->zero_grad();
 
-  trained_tokens_ += global_tokens();
-  metrics.tokens = trained_tokens_;
+  metrics.tokens = state_after(step + 1).tokens;
   metrics.comm_ms = comm_ms() - comm_before;
   metrics.step_ms = milliseconds_since(start);
   metrics.tokens_per_s =
@@ -157,10 +158,23 @@ std::string Trainer::metrics_path(const Recipe& recipe) {
   return (std::filesystem::path(recipe.output_dir) / "metrics.jsonl").string();
 }
 
+// After `step` steps in all, of which this process does those after start_.
+TrainState Trainer::state_after(int64_t step) const {
+  const int64_t own = step - start_.step;
+  return {
+      .step = step,
+      .tokens = start_.tokens + own * global_tokens(),
+      .next_sample = start_.next_sample + own * recipe_.train.global_batch_size,
+      .data_fingerprint = loader_.corpus().fingerprint_text()};
+}
+
+void Trainer::say(const std::string& text) const {
+  if (progress_) {
+    progress_->message(text);
+  }
+}
+
 void Trainer::open_outputs() {
-  metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_));
-  std::ofstream(std::filesystem::path(recipe_.output_dir) / "recipe.yaml")
-      << to_yaml(recipe_);
   progress_ = std::make_unique<Progress>(
       stdout,
       Progress::Options{
@@ -171,7 +185,7 @@ void Trainer::open_outputs() {
   for (const auto& parameter : job_.model->parameters()) {
     count += parameter.numel();
   }
-  progress_->message(fmt::format(
+  say(fmt::format(
       "{}: Llama with {:.2f} M parameters on dp={} tp={}, {:.1f} MB of text, "
       "{} steps of {} x {} tokens",
       recipe_.name,
@@ -182,25 +196,85 @@ void Trainer::open_outputs() {
       recipe_.train.steps,
       recipe_.train.global_batch_size,
       recipe_.data.sequence_length));
-  progress_->message(
-      "starts from step 0; this version saves no checkpoints, so `checkpoint` "
-      "in the recipe has no effect yet");
+  if (recipe_.checkpoint.async) {
+    say("checkpoint.async: this version saves synchronously; training waits "
+        "for each save");
+  }
 }
 
-void Trainer::run() {
-  const bool is_first = world_.rank() == 0;
-  if (is_first) {
-    open_outputs();
+void Trainer::resume(RunStore& store) {
+  const auto dicts = state_dicts(job_);
+  const auto found = store.resume(dicts);
+  if (found) {
+    adopt_state(job_, dicts, recipe_);
+    start_ = found->state;
+    if (found->layout.mesh == job_.mesh.to_string() &&
+        !found->layout.buckets.empty()) {
+      job_.ddp->set_bucket_layout(found->layout.buckets);
+    }
   }
+  if (world_.rank() != 0) {
+    return;
+  }
+  metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), start_.step);
+  if (found && metrics_->last_step() + 1 == start_.step) {
+    metrics_->write_line(found->layout.metrics_line); // Killed before it.
+  }
+  std::ofstream(std::filesystem::path(recipe_.output_dir) / "recipe.yaml")
+      << to_yaml(recipe_);
+  say(found ? fmt::format(
+                  "resumes from {}: step {}, {} samples and {} tokens done{}",
+                  found->folder.string(),
+                  start_.step,
+                  start_.next_sample,
+                  start_.tokens,
+                  found->layout.mesh == job_.mesh.to_string()
+                      ? ""
+                      : fmt::format(" on {}", found->layout.mesh))
+            : "starts from step 0");
+}
+
+bool Trainer::save(RunStore& store, StepMetrics& metrics) {
+  const auto start = Clock::now();
+  const auto layout = RunLayout{
+      .mesh = job_.mesh.to_string(),
+      .buckets = job_.ddp->bucket_names(),
+      .recipe = to_yaml(recipe_),
+      .metrics_line = metrics_line(metrics)};
+  const bool saved =
+      store.save(state_dicts(job_), state_after(metrics.step), layout);
+  metrics.checkpoint_ms += milliseconds_since(start);
+  return saved;
+}
+
+void Trainer::save_last(RunStore& store, StepMetrics& metrics) {
+  if (!save(store, metrics) && !save(store, metrics)) {
+    mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+        "step {}, the last one, could not be saved in {}, tried twice. Make "
+        "room there and run the same command again: it goes on from the "
+        "checkpoint before.",
+        metrics.step,
+        store.path().string()));
+  }
+}
+
+void Trainer::train_to_the_end(RunStore& store) {
   const int64_t steps = recipe_.train.steps;
-  const int64_t every = recipe_.eval.every;
-  for (int64_t step = 0; step < steps; ++step) {
+  const auto is_due = [](int64_t step, int64_t every) {
+    return every > 0 && step % every == 0;
+  };
+  for (int64_t step = start_.step; step < steps; ++step) {
     auto metrics = train_step(step);
     const bool is_last = step + 1 == steps;
-    if (is_last || (every > 0 && (step + 1) % every == 0)) {
+    if (is_last || is_due(step + 1, recipe_.eval.every)) {
       metrics.eval_loss = evaluate();
     }
-    if (is_first) {
+    if (is_last) {
+      save_last(store, metrics);
+    } else if (is_due(step + 1, recipe_.checkpoint.every)) {
+      save(store, metrics);
+    }
+    if (metrics_) {
       metrics_->write(metrics);
       progress_->step_done(metrics);
       if (metrics.eval_loss) {
@@ -208,10 +282,26 @@ void Trainer::run() {
       }
     }
   }
-  if (is_first) {
-    progress_->message(
-        fmt::format("done: {} steps, see {}", steps, recipe_.output_dir));
+}
+
+void Trainer::run(bool fresh) {
+  if (world_.rank() == 0) {
+    open_outputs();
   }
+  RunStore store(
+      recipe_, world_, fresh, [this](const auto& text) { say(text); });
+  resume(store);
+  if (start_.step >= recipe_.train.steps) {
+    say(fmt::format(
+        "finished already, at step {}: see {}. A larger train.steps goes on, "
+        "--fresh starts over",
+        start_.step,
+        recipe_.output_dir));
+    return;
+  }
+  train_to_the_end(store);
+  say(fmt::format(
+      "done: {} steps, see {}", recipe_.train.steps, recipe_.output_dir));
 }
 
 } // namespace weft::recipes

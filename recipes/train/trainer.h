@@ -9,6 +9,7 @@
 #include "recipes/progress/metrics_log.h"
 #include "recipes/progress/progress.h"
 #include "recipes/train/llama_job.h"
+#include "recipes/train/run_store.h"
 
 namespace weft::recipes {
 
@@ -26,12 +27,17 @@ class Trainer {
   /// recipes or data.
   Trainer(Recipe recipe, const mesh::World& world);
 
-  /// Runs all steps; rank 0 writes outputs/<name>/ and shows progress.
+  /// Goes on from the run's newest checkpoint, or with `fresh` from the start,
+  /// to the last step; rank 0 writes outputs/<name>/ and shows progress.
   /// Collective: all ranks; blocks.
-  /// Throws: NonFiniteError, the same on all ranks; mesh::CommError.
-  void run();
+  /// Throws: NonFiniteError, the same on all ranks; mesh::CommError;
+  /// mesh::UsageError if the folder cannot be used;
+  /// checkpoint::CheckpointError if there are checkpoints and none is sound, or
+  /// the last one cannot be saved.
+  void run(bool fresh = false);
 
-  /// One optimizer step over a whole global batch; `step` counts from 0.
+  /// One optimizer step over a whole global batch; `step` counts from 0. Its
+  /// samples follow those of the step before.
   /// Collective: all ranks; blocks.
   StepMetrics train_step(int64_t step);
 
@@ -51,6 +57,12 @@ class Trainer {
   double accumulate_gradients(int64_t step, double& data_ms);
   double comm_ms() const;
   void open_outputs();
+  void say(const std::string& text) const;
+  void resume(RunStore& store);
+  bool save(RunStore& store, StepMetrics& metrics);
+  void save_last(RunStore& store, StepMetrics& metrics);
+  TrainState state_after(int64_t step) const;
+  void train_to_the_end(RunStore& store);
 
   Recipe recipe_;
   mesh::World world_;
@@ -58,7 +70,8 @@ class Trainer {
   LlamaJob job_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<Progress> progress_;
-  int64_t trained_tokens_ = 0;
+  /// What was done before this process began.
+  TrainState start_;
 };
 
 } // namespace weft::recipes

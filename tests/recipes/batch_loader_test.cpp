@@ -55,7 +55,7 @@ class BatchLoaderTest : public ::testing::Test {
       EXPECT_EQ(part.accumulation_steps(), global / dp / micro);
       for (int64_t a = 0; a < part.accumulation_steps(); ++a) {
         const Batch batch =
-            heldout ? part.heldout(step, a) : part.train(step, a);
+            heldout ? part.heldout(step, a) : part.train(step * global, a);
         const at::Tensor rows = all.narrow(0, batch.first_sample, micro);
         EXPECT_TRUE(rows.eq(-1).all().item<bool>()) << "taken twice";
         rows.copy_(at::cat({batch.tokens, batch.targets}, 1));
@@ -70,7 +70,7 @@ class BatchLoaderTest : public ::testing::Test {
 
 TEST_F(BatchLoaderTest, GivesTokensAndTheTokensOneFurther) {
   BatchLoader data = loader({.global_batch_size = 3, .micro_batch_size = 3});
-  const Batch batch = data.train(/*step=*/5, /*accumulation=*/0);
+  const Batch batch = data.train(/*next_sample=*/5 * 3, /*accumulation=*/0);
   ASSERT_EQ(batch.tokens.sizes(), (at::IntArrayRef{3, kLength}));
   ASSERT_EQ(batch.tokens.scalar_type(), at::kLong);
   for (int64_t row = 0; row < 3; ++row) {

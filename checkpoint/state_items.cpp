@@ -1,0 +1,189 @@
+#include "checkpoint/state_items.h"
+
+#include <sstream>
+
+#include "dtensor/deferred_init.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "mesh/error.h"
+#include "mesh/exchange.h"
+
+namespace weft::checkpoint {
+namespace {
+
+StateItem
+make_item(const std::string& key, const at::Tensor& tensor, const char* op) {
+  TORCH_CHECK_VALUE(
+      tensor.defined(), "[", op, "] \"", key, "\" is an undefined tensor.");
+  dtensor::require_values(tensor, op);
+  StateItem result{
+      .item =
+          {.key = key,
+           .spec = {},
+           .sizes = tensor.sizes().vec(),
+           .item_bytes = static_cast<int64_t>(tensor.itemsize())},
+      .dtype = tensor.scalar_type(),
+      .local = tensor.detach(),
+      .whole = {}};
+  if (const auto* impl = dtensor::dtensor_impl(tensor)) {
+    result.item.spec = impl->spec();
+    result.local = impl->local().detach();
+    result.whole = tensor;
+    TORCH_CHECK_VALUE(
+        !impl->spec().has_partial(),
+        "[",
+        op,
+        "] \"",
+        key,
+        "\" is ",
+        dtensor::describe(tensor),
+        ": a pending sum has no value yet. Redistribute it first.");
+  }
+  return result;
+}
+
+void check_mesh(
+    const StateItem& item,
+    const mesh::World& world,
+    const char* op) {
+  const auto& spec = item.item.spec;
+  if (spec.mesh_ndim() == 0) {
+    return;
+  }
+  WEFT_CHECK_EQ(
+      op,
+      spec.mesh().size(),
+      world.world_size(),
+      mesh::ErrorContext{spec.mesh().describe_rank()},
+      "\"",
+      item.item.key,
+      "\" lies on a part of the world, so what the other ranks hold is not "
+      "known. Take it from DistributedDataParallel::state_dict(), or pass "
+      "dtensor::on_mesh(tensor, mesh) with a mesh of all ranks.");
+}
+
+// FNV-1a: the same on every host, which std::hash need not be.
+std::string hash_of(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  return std::to_string(hash);
+}
+
+std::vector<std::string> describe_all(const std::vector<StateItem>& items) {
+  std::vector<std::string> lines;
+  for (const auto& [item, dtype, local, whole] : items) {
+    std::ostringstream out;
+    out << item.key << ' ' << c10::toString(dtype) << ' '
+        << c10::IntArrayRef(item.sizes) << ' ' << item.spec.to_string();
+    lines.push_back(out.str());
+  }
+  return lines;
+}
+
+std::string join(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const auto& line : lines) {
+    text += line + '\n';
+  }
+  return text;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+[[noreturn]] void throw_difference(const std::vector<std::string>& texts) {
+  const auto first = split(texts[0]);
+  const auto line = [](const std::vector<std::string>& lines, size_t i) {
+    return i < lines.size() ? lines[i] : std::string("nothing");
+  };
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] == texts[0]) {
+      continue;
+    }
+    const auto other = split(texts[rank]);
+    size_t i = 0;
+    while (i < first.size() && i < other.size() && first[i] == other[i]) {
+      ++i;
+    }
+    mesh::throw_error<mesh::DisagreementError>(mesh::detail::concat(
+        "[checkpoint] the state differs between ranks. Entry ",
+        i,
+        ": rank 0 has ",
+        line(first, i),
+        ", rank ",
+        rank,
+        " has ",
+        line(other, i),
+        ". Save and load the same tensors on every rank."));
+  }
+  TORCH_INTERNAL_ASSERT(false, "hashes differ and texts do not");
+}
+
+} // namespace
+
+std::vector<StateItem> list_items(const StateDicts& dicts, const char* op) {
+  std::vector<StateItem> items;
+  for (const auto& [part, dict] : dicts) {
+    for (const auto& [name, tensor] : dict) {
+      std::string key = part;
+      key.append(".").append(name);
+      items.push_back(make_item(key, tensor, op));
+    }
+  }
+  if (const auto world = find_world(items, std::nullopt)) {
+    for (const auto& item : items) {
+      check_mesh(item, *world, op);
+    }
+  }
+  return items;
+}
+
+std::optional<mesh::World> find_world(
+    const std::vector<StateItem>& items,
+    const std::optional<mesh::World>& given) {
+  if (given) {
+    return given;
+  }
+  for (const auto& item : items) {
+    if (item.item.spec.mesh_ndim() > 0) {
+      return item.item.spec.mesh().world();
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> exchange_texts(
+    const std::optional<mesh::World>& world,
+    const std::string& text) {
+  if (!world || world->world_size() == 1) {
+    return {text};
+  }
+  auto group = world->group();
+  return mesh::all_gather_text(group, text, "checkpoint");
+}
+
+int64_t rank_of(const std::optional<mesh::World>& world) {
+  return world ? world->rank() : 0;
+}
+
+void check_items_agree(
+    const std::vector<StateItem>& items,
+    const std::optional<mesh::World>& world) {
+  const auto text = join(describe_all(items));
+  const auto hashes = exchange_texts(world, hash_of(text));
+  for (const auto& hash : hashes) {
+    if (hash != hashes.front()) {
+      throw_difference(exchange_texts(world, text));
+    }
+  }
+}
+
+} // namespace weft::checkpoint

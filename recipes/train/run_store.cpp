@@ -1,0 +1,251 @@
+#include "recipes/train/run_store.h"
+
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "checkpoint/error.h"
+#include "checkpoint/load.h"
+#include "checkpoint/store.h"
+#include "mesh/error.h"
+#include "mesh/exchange.h"
+#include "recipes/config/schema.h"
+
+namespace weft::recipes {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What a run cannot change between its start and its end.
+bool is_fixed(std::string_view key) {
+  return key.starts_with("model.") ||
+         (key.starts_with("data.") && key != "data.paths") || key == "seed" ||
+         key == "train.dtype" || key == "optimizer.type";
+}
+
+constexpr char kDone = '+';
+constexpr char kFailed = '-';
+
+/// Runs `act` on rank 0 and hands its text, or its failure, to all ranks.
+template <class E>
+std::string on_first_rank(
+    const mesh::World& world,
+    const std::function<std::string()>& act) {
+  std::string own;
+  if (world.rank() == 0) {
+    try {
+      own = kDone + act();
+    } catch (const c10::Error& error) {
+      own = kFailed + std::string(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      own = kFailed + std::string(error.what());
+    }
+  }
+  auto group = world.group();
+  const auto answer = mesh::all_gather_text(group, own, "run folder").front();
+  if (answer.empty() || answer.front() != kDone) {
+    mesh::throw_error<E>(answer.substr(std::min<size_t>(answer.size(), 1)));
+  }
+  return answer.substr(1);
+}
+
+std::string describe_difference(
+    const Recipe& recipe,
+    const Recipe& earlier,
+    std::string_view key) {
+  return fmt::format(
+      "{} is {} in the run and {} here",
+      key,
+      value_of(earlier, key),
+      value_of(recipe, key));
+}
+
+void check_same_run(
+    const Recipe& recipe,
+    const std::string& data_fingerprint,
+    const checkpoint::StepFolder& step,
+    const checkpoint::Manifest& manifest) {
+  const auto source = step.path.string();
+  const auto state = parse_train_state(manifest.state, source);
+  const auto layout = parse_run_layout(manifest.layout, source);
+  const auto earlier = parse_recipe(layout.recipe, source + " (recipe)");
+  std::vector<std::string> differences;
+  for (const Key& key : schema()) {
+    if (is_fixed(key.path) &&
+        value_of(recipe, key.path) != value_of(earlier, key.path)) {
+      differences.push_back(describe_difference(recipe, earlier, key.path));
+    }
+  }
+  if (differences.empty() && state.data_fingerprint != data_fingerprint) {
+    differences.push_back(fmt::format(
+        "data.paths names other files, or files of other sizes, than those "
+        "that the run was trained on ({})",
+        value_of(earlier, "data.paths")));
+  }
+  if (!differences.empty()) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{} holds a run of another model or other data, at step {}: {}. "
+        "Choose another name or output_dir, or start over with --fresh.",
+        recipe.output_dir,
+        state.step,
+        fmt::join(differences, "; ")));
+  }
+}
+
+} // namespace
+
+struct RunStore::Lock {
+  explicit Lock(const fs::path& path) : lock(path) {}
+  checkpoint::StoreLock lock;
+};
+
+fs::path checkpoints_path(const Recipe& recipe) {
+  return fs::path(recipe.output_dir) / "checkpoints";
+}
+
+void check_run_fits(const Recipe& recipe, const std::string& data_fingerprint) {
+  for (const auto& step : checkpoint::list_steps(checkpoints_path(recipe))) {
+    try {
+      const auto manifest = checkpoint::read_manifest(step.path);
+      check_same_run(recipe, data_fingerprint, step, manifest);
+      return;
+    } catch (const checkpoint::CheckpointError&) {
+      continue; // Named when the run tries to load it.
+    }
+  }
+}
+
+RunStore::RunStore(
+    const Recipe& recipe,
+    const mesh::World& world,
+    bool fresh,
+    Say say)
+    : recipe_(recipe),
+      world_(world),
+      path_(checkpoints_path(recipe)),
+      say_(std::move(say)) {
+  on_first_rank<mesh::UsageError>(world_, [&] {
+    open(fresh || recipe.checkpoint.resume == "never");
+    return "";
+  });
+}
+
+RunStore::~RunStore() = default;
+
+void RunStore::say(const std::string& text) const {
+  if (is_first()) {
+    say_(text);
+  }
+}
+
+void RunStore::open(bool fresh) {
+  lock_ = std::make_unique<Lock>(path_);
+  checkpoint::remove_temporaries(path_);
+  if (fresh && !checkpoint::list_steps(path_).empty()) {
+    set_old_ones_aside();
+  }
+  // Better refused now than at the first save.
+  checkpoint::abandon_step(checkpoint::begin_step(path_, 0));
+}
+
+void RunStore::set_old_ones_aside() {
+  auto old = path_;
+  old += ".old";
+  fs::remove_all(old);
+  fs::rename(path_, old);
+  lock_.reset();
+  lock_ = std::make_unique<Lock>(path_);
+  say(fmt::format("the checkpoints that were there are in {}", old.string()));
+}
+
+std::optional<RunStore::Resumed> RunStore::try_load(
+    const fs::path& folder,
+    const checkpoint::StateDicts& dicts) {
+  try {
+    const auto manifest = checkpoint::read_manifest(folder, world_);
+    Resumed resumed{
+        .state = parse_train_state(manifest.state, folder.string()),
+        .layout = parse_run_layout(manifest.layout, folder.string()),
+        .folder = folder};
+    // Should this one fail, the next one or nobody uses the tensors.
+    checkpoint::load(
+        folder, manifest, dicts, {.all_or_nothing = false, .world = world_});
+    return resumed;
+  } catch (const checkpoint::CheckpointError& error) {
+    say(fmt::format(
+        "cannot resume from {}: {}",
+        folder.string(),
+        error.what_without_backtrace()));
+    return std::nullopt;
+  }
+}
+
+std::optional<RunStore::Resumed> RunStore::resume(
+    const checkpoint::StateDicts& dicts) {
+  // Rank 0's list counts, and all read the same folders.
+  const auto names = on_first_rank<mesh::UsageError>(world_, [&] {
+    std::string text;
+    for (const auto& step : checkpoint::list_steps(path_)) {
+      text += fmt::format("{}\n", step.step);
+    }
+    return text;
+  });
+  std::vector<int64_t> damaged;
+  std::istringstream steps(names);
+  std::optional<Resumed> resumed;
+  for (int64_t step = 0; !resumed && steps >> step;) {
+    resumed = try_load(checkpoint::step_path(path_, step), dicts);
+    if (!resumed) {
+      damaged.push_back(step);
+    }
+  }
+  if (!resumed && !damaged.empty()) {
+    mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+        "none of the {} checkpoints in {} can be loaded; the newest is step "
+        "{}. `weft checkpoint verify {}` says what is wrong with them; --fresh "
+        "starts over.",
+        damaged.size(),
+        path_.string(),
+        damaged.front(),
+        path_.string()));
+  }
+  on_first_rank<mesh::UsageError>(world_, [&] {
+    for (const int64_t step : damaged) {
+      say(fmt::format(
+          "step {} is damaged and now called {}",
+          step,
+          checkpoint::set_step_aside(path_, step).string()));
+    }
+    return "";
+  });
+  return resumed;
+}
+
+bool RunStore::save(
+    const checkpoint::StateDicts& dicts,
+    const TrainState& state,
+    const RunLayout& layout) {
+  try {
+    checkpoint::save(
+        path_,
+        dicts,
+        {.step = state.step,
+         .state = to_json(state, recipe_),
+         .layout = to_json(layout),
+         .world = world_});
+  } catch (const checkpoint::SaveError& error) {
+    say(error.what_without_backtrace());
+    return false;
+  }
+  if (is_first() && recipe_.checkpoint.keep > 0) {
+    try {
+      checkpoint::prune_steps(path_, recipe_.checkpoint.keep);
+    } catch (const std::exception& error) {
+      say(fmt::format("old checkpoints were not deleted: {}", error.what()));
+    }
+  }
+  return true;
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "checkpoint/save.h"
+#include "mesh/world.h"
+#include "recipes/config/recipe.h"
+#include "recipes/train/train_state.h"
+
+namespace weft::recipes {
+
+/// The checkpoints of a run, outputs/<name>/checkpoints: what it resumes from,
+/// and where it saves.
+class RunStore {
+ public:
+  /// What resume() found.
+  struct Resumed {
+    TrainState state;
+    RunLayout layout;
+    std::filesystem::path folder;
+  };
+  /// A line for the user; called on rank 0 only.
+  using Say = std::function<void(const std::string&)>;
+
+  /// Takes the folder for this run until it ends: rank 0 locks it, clears what
+  /// killed saves left and tries to write. With `fresh`, or `checkpoint.resume:
+  /// never`, the checkpoints that are there are set aside, as checkpoints.old.
+  /// Collective: all ranks; blocks.
+  /// Throws: mesh::UsageError, on all ranks, if another run has the folder or
+  /// it cannot be written.
+  RunStore(const Recipe& recipe, const mesh::World& world, bool fresh, Say say);
+  ~RunStore();
+
+  /// Loads the newest sound checkpoint into `dicts`; one that is damaged is
+  /// named, set aside and skipped for the one before. None if there is none.
+  /// Collective: all ranks; blocks.
+  /// Throws: checkpoint::CheckpointError, on all ranks, if there are some and
+  /// none is sound.
+  std::optional<Resumed> resume(const checkpoint::StateDicts& dicts);
+
+  /// Saves, then deletes what checkpoint.keep does not keep. Returns false if
+  /// the save failed, after saying why: nothing is lost, try the next time.
+  /// Collective: all ranks; blocks.
+  bool save(
+      const checkpoint::StateDicts& dicts,
+      const TrainState& state,
+      const RunLayout& layout);
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  struct Lock;
+
+  void open(bool fresh);
+  void set_old_ones_aside();
+  std::optional<Resumed> try_load(
+      const std::filesystem::path& folder,
+      const checkpoint::StateDicts& dicts);
+  bool is_first() const { return world_.rank() == 0; }
+  void say(const std::string& text) const;
+
+  const Recipe& recipe_;
+  mesh::World world_;
+  std::filesystem::path path_;
+  Say say_;
+  /// Rank 0's, until the run ends.
+  std::unique_ptr<Lock> lock_;
+};
+
+/// outputs/<name>/checkpoints.
+std::filesystem::path checkpoints_path(const Recipe& recipe);
+
+/// Refuses to go on with a run of another model or other data. Looks at the
+/// newest checkpoint whose manifest can be read; no communication.
+/// Throws: mesh::UsageError naming the keys that differ, with both values.
+void check_run_fits(const Recipe& recipe, const std::string& data_fingerprint);
+
+} // namespace weft::recipes

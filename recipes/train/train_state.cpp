@@ -1,0 +1,83 @@
+#include "recipes/train/train_state.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/error.h"
+#include "mesh/error.h"
+
+namespace weft::recipes {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <class Read>
+auto parse(const std::string& text, const std::string& source, Read read) {
+  try {
+    return read(Json::parse(text));
+  } catch (const nlohmann::json::exception& error) {
+    mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+        "{}: not written by weft train: {}. It holds tensors to import, not a "
+        "run to go on with.",
+        source,
+        error.what()));
+  }
+}
+
+} // namespace
+
+std::string to_json(const TrainState& state, const Recipe& recipe) {
+  const auto& schedule = recipe.lr_schedule;
+  return Json{
+      {"step", state.step},
+      {"tokens", state.tokens},
+      {"rng", {{"seed", recipe.seed}, {"step", state.step}}},
+      {"data",
+       {{"next_sample", state.next_sample},
+        {"seed", recipe.seed},
+        {"sequence_length", recipe.data.sequence_length},
+        {"fingerprint", state.data_fingerprint}}},
+      {"lr_schedule",
+       {{"type", schedule.type},
+        {"step", state.step},
+        {"total_steps", recipe.train.steps},
+        {"warmup_steps", schedule.warmup_steps},
+        {"peak_lr", recipe.optimizer.lr},
+        {"min_ratio", schedule.min_ratio}}}}
+      .dump();
+}
+
+std::string to_json(const RunLayout& layout) {
+  // One cost model so far, whose constants are part of the program.
+  return Json{
+      {"mesh", layout.mesh},
+      {"planner", {{"cost_model", "default"}}},
+      {"buckets", layout.buckets},
+      {"recipe", layout.recipe},
+      {"metrics_line", layout.metrics_line}}
+      .dump();
+}
+
+TrainState parse_train_state(
+    const std::string& json,
+    const std::string& source) {
+  return parse(json, source, [](const Json& object) {
+    return TrainState{
+        .step = object.at("step"),
+        .tokens = object.at("tokens"),
+        .next_sample = object.at("data").at("next_sample"),
+        .data_fingerprint = object.at("data").at("fingerprint")};
+  });
+}
+
+RunLayout parse_run_layout(const std::string& json, const std::string& source) {
+  return parse(json, source, [](const Json& object) {
+    return RunLayout{
+        .mesh = object.at("mesh"),
+        .buckets = object.at("buckets"),
+        .recipe = object.at("recipe"),
+        .metrics_line = object.at("metrics_line")};
+  });
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,103 @@
+// kill -9 at random moments of saves: what is committed always loads, whole.
+
+#include <csignal>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+#include "checkpoint/store.h"
+#include "checkpoint/verify.h"
+
+namespace weft::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kKills = 100;
+constexpr int64_t kKeep = 3;
+
+// Step N holds tensors full of N, so that a mix of two steps shows.
+StateDicts state_of(int64_t step) {
+  StateDicts dicts;
+  for (int i = 0; i < 8; ++i) {
+    dicts["model"]["w" + std::to_string(i)] =
+        at::full({64, 100 + i}, static_cast<double>(step), at::kDouble);
+  }
+  return dicts;
+}
+
+// What a run does between its start and its death.
+[[noreturn]] void save_for_ever(const fs::path& folder) {
+  const StoreLock lock(folder);
+  remove_temporaries(folder);
+  const auto steps = list_steps(folder);
+  for (int64_t step = steps.empty() ? 1 : steps.front().step + 1;; ++step) {
+    save(folder, state_of(step), {.step = step, .sync = step % 4 == 0});
+    prune_steps(folder, kKeep);
+  }
+}
+
+void expect_sound(const fs::path& folder, int64_t step) {
+  auto dicts = state_of(0);
+  load(folder, dicts);
+  for (const auto& [name, tensor] : dicts.at("model")) {
+    ASSERT_TRUE(tensor.eq(static_cast<double>(step)).all().item<bool>())
+        << folder << " " << name;
+  }
+}
+
+TEST(KilledSaves, WhatIsCommittedAlwaysLoads) {
+  std::string name = fs::temp_directory_path() / "weft_kill_XXXXXX";
+  const fs::path folder = mkdtemp(name.data());
+  std::mt19937 random(20261121);
+  // A save takes about 3 ms here; these land all over it.
+  std::uniform_int_distribution<int> microseconds(0, 12'000);
+  int64_t newest = 0;
+  int torn = 0;
+  for (int kill = 0; kill < kKills; ++kill) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      save_for_ever(folder);
+    }
+    // Not before there is something to lose.
+    while (newest == 0 && list_steps(folder).empty()) {
+      std::this_thread::yield();
+    }
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(microseconds(random)));
+    ASSERT_EQ(::kill(child, SIGKILL), 0);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "a save failed by itself";
+
+    const auto steps = list_steps(folder);
+    ASSERT_FALSE(steps.empty());
+    ASSERT_GE(steps.front().step, newest) << "a committed step was lost";
+    newest = steps.front().step;
+    for (const auto& step : steps) {
+      ASSERT_NO_FATAL_FAILURE(expect_sound(step.path, step.step));
+    }
+    torn += remove_temporaries(folder) > 0 ? 1 : 0;
+  }
+  EXPECT_GT(torn, kKills / 10) << "too few kills met a save half done";
+  EXPECT_GT(newest, kKills / 2);
+  for (const auto& step : list_steps(folder)) {
+    EXPECT_THAT(verify(step.path), ::testing::IsEmpty());
+  }
+  fs::remove_all(folder);
+}
+
+} // namespace
+} // namespace weft::checkpoint
