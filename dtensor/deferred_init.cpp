@@ -363,11 +363,32 @@ bool run_deferred(const OpCall& call, torch::jit::Stack& stack) {
   return false;
 }
 
+namespace {
+
+// What has its values already.
+void move_to(const at::Tensor& tensor, c10::Device device) {
+  if (tensor.device() == device) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  if (auto* impl = dtensor_impl(tensor)) {
+    impl->move_local(impl->local().to(device));
+  } else {
+    tensor.set_data(tensor.to(device));
+  }
+}
+
+} // namespace
+
 void materialize_tensor(
     const at::Tensor& tensor,
     uint64_t seed,
-    const std::string& name) {
+    const std::string& name,
+    c10::Device device) {
   auto* impl = dtensor_impl(tensor);
+  if (!impl || !impl->deferred) {
+    move_to(tensor, device);
+  }
   if (!impl) {
     return;
   }
@@ -382,22 +403,22 @@ void materialize_tensor(
     impl->deferred = nullptr;
     const auto box = local_box(impl->spec(), impl->sizes());
     at::Tensor local;
-    local = state->overwrites() ? at::empty(box.sizes, impl->local().options())
-                                : shard_of_memory(*impl, box);
+    local = state->overwrites()
+                ? at::empty(box.sizes, impl->local().options().device(device))
+                : shard_of_memory(*impl, box).to(device);
     apply_steps(
         local, box, impl->sizes(), state->steps, {seed, stream_of(name)});
-    impl->drop_data();
-    impl->reset_local(std::move(local), impl->spec());
+    impl->move_local(std::move(local));
   }
   keep_gradient_placed(tensor);
 }
 
-void materialize(torch::nn::Module& module, uint64_t seed) {
+void materialize(torch::nn::Module& module, uint64_t seed, c10::Device device) {
   for (const auto& item : module.named_parameters()) {
-    materialize_tensor(item.value(), seed, item.key());
+    materialize_tensor(item.value(), seed, item.key(), device);
   }
   for (const auto& item : module.named_buffers()) {
-    materialize_tensor(item.value(), seed, item.key());
+    materialize_tensor(item.value(), seed, item.key(), device);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "dtensor/rule.h"
@@ -70,14 +71,19 @@ void require_values(const at::Tensor& tensor, std::string_view op);
 
 /// Gives every deferred parameter and buffer of `module` its values: this
 /// rank's part under its placement, the same on every mesh for one seed.
-/// Random streams are keyed by (seed, the tensor's name in the module).
+/// Random streams are keyed by (seed, the tensor's name in the module). Values
+/// are computed on `device`, and those that exist already are moved there.
 /// Collective: none; every rank computes alone.
-void materialize(torch::nn::Module& module, uint64_t seed);
+void materialize(
+    torch::nn::Module& module,
+    uint64_t seed,
+    c10::Device device = c10::Device(c10::DeviceType::CPU));
 /// The same for one tensor; `name` keys its random stream.
 void materialize_tensor(
     const at::Tensor& tensor,
     uint64_t seed,
-    const std::string& name);
+    const std::string& name,
+    c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 /// Where a deferred or unplaced tensor is to lie; its values follow at once if
 /// it has them, at materialize() otherwise.

@@ -53,9 +53,16 @@ DTensorImpl::DTensorImpl(WithData, const at::Tensor& memory)
   set_storage_offset(memory.storage_offset());
 }
 
-void DTensorImpl::drop_data() {
+// A parameter is described on the CPU and may get its values elsewhere.
+void DTensorImpl::move_local(at::Tensor local) {
+  const auto autocast_of = [](const at::Tensor& tensor) {
+    return c10::getAutocastRelatedKeySetFromBackend(
+        tensor.key_set().highestBackendKey());
+  };
+  key_set_ = (key_set_ - autocast_of(local_)) | autocast_of(local);
   set_storage_offset(0);
-  set_storage_keep_dtype(no_data(local_));
+  set_storage_keep_dtype(no_data(local));
+  reset_local(std::move(local), spec_);
 }
 
 void DTensorImpl::reset_local(at::Tensor local, DTensorSpec spec) {

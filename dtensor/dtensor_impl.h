@@ -33,8 +33,9 @@ class DTensorImpl final : public c10::TensorImpl {
   /// return inside DeferredInit, so that accessors work on it.
   struct WithData {};
   DTensorImpl(WithData, const at::Tensor& memory);
-  /// Ends the access to data that WithData gave.
-  void drop_data();
+  /// Gives the tensor its values, where `local` lies, and ends the access to
+  /// data that WithData gave.
+  void move_local(at::Tensor local);
 
   const at::Tensor& local() const { return local_; }
   const DTensorSpec& spec() const { return spec_; }

@@ -1,39 +1,13 @@
 #include "dtensor/random.h"
 
-#include <array>
-#include <cmath>
-#include <numbers>
-
 #include <ATen/Dispatch.h>
-#include <ATen/core/PhiloxRNGEngine.h>
+#include <ATen/ops/empty.h>
+
+#include "dtensor/random_arithmetic.h"
+#include "mesh/device_plugin.h"
 
 namespace weft::dtensor {
 namespace {
-
-using Block = std::array<float, 4>;
-
-// Four numbers for elements [4 * block, 4 * block + 4). Vector body and tail
-// take the same path, so an element's value never depends on its neighbours.
-Block uniform_block(RandomKey key, uint64_t block) {
-  at::Philox4_32 engine(key.seed, key.stream, block);
-  Block numbers;
-  for (auto& number : numbers) {
-    number = static_cast<float>(engine() >> 8) * 0x1p-24f;
-  }
-  return numbers;
-}
-
-Block normal_block(RandomKey key, uint64_t block) {
-  const Block uniform = uniform_block(key, block);
-  Block numbers;
-  for (size_t i = 0; i < 4; i += 2) {
-    const float radius = std::sqrt(-2.0f * std::log(1.0f - uniform[i]));
-    const float angle = 2.0f * std::numbers::pi_v<float> * uniform[i + 1];
-    numbers[i] = radius * std::cos(angle);
-    numbers[i + 1] = radius * std::sin(angle);
-  }
-  return numbers;
-}
 
 // Calls row(local_offset, global_index, length) for each run of elements that
 // lie side by side in both the box and the whole tensor.
@@ -69,13 +43,14 @@ void for_each_row(
   }
 }
 
+// Vector body and tail take the same path, so an element's value never depends
+// on its neighbours.
 template <class Generate>
-void fill(
+void fill_on_cpu(
     const at::Tensor& local,
     const LocalBox& box,
     c10::IntArrayRef global_sizes,
-    double offset,
-    double scale,
+    const mesh::RandomFill& fill,
     const Generate& generate) {
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, local.scalar_type(), "fill_random", [&] {
@@ -84,16 +59,42 @@ void fill(
             box, global_sizes, [&](int64_t at, int64_t global, int64_t length) {
               int64_t done = 0;
               while (done < length) {
-                const auto block = generate((global + done) / 4);
+                const auto block = generate(
+                    fill.seed,
+                    fill.stream,
+                    static_cast<uint64_t>((global + done) / 4));
                 for (int64_t lane = (global + done) % 4;
                      lane < 4 && done < length;
                      ++lane, ++done) {
-                  data[at + done] =
-                      static_cast<scalar_t>(offset + scale * block[lane]);
+                  data[at + done] = static_cast<scalar_t>(
+                      placed(block.numbers[lane], fill.shift, fill.scale));
                 }
               }
             });
       });
+}
+
+void fill_random(
+    const at::Tensor& local,
+    const LocalBox& box,
+    c10::IntArrayRef global_sizes,
+    const mesh::RandomFill& fill) {
+  if (local.is_cuda()) {
+    if (!mesh::cuda_plugin().fill_random(local, fill)) {
+      const auto staged =
+          at::empty(local.sizes(), local.options().device(at::kCPU));
+      fill_random(staged, box, global_sizes, fill);
+      local.copy_(staged);
+    }
+  } else if (fill.is_normal) {
+    fill_on_cpu(local, box, global_sizes, fill, [](auto... counter) {
+      return normal_block(counter...);
+    });
+  } else {
+    fill_on_cpu(local, box, global_sizes, fill, [](auto... counter) {
+      return uniform_block(counter...);
+    });
+  }
 }
 
 } // namespace
@@ -113,9 +114,17 @@ void fill_uniform(
     RandomKey key,
     double from,
     double to) {
-  fill(local, box, global_sizes, from, to - from, [&](int64_t block) {
-    return uniform_block(key, static_cast<uint64_t>(block));
-  });
+  fill_random(
+      local,
+      box,
+      global_sizes,
+      {.offset = box.offset,
+       .global_sizes = global_sizes,
+       .seed = key.seed,
+       .stream = key.stream,
+       .is_normal = false,
+       .shift = from,
+       .scale = to - from});
 }
 
 void fill_normal(
@@ -125,9 +134,17 @@ void fill_normal(
     RandomKey key,
     double mean,
     double std) {
-  fill(local, box, global_sizes, mean, std, [&](int64_t block) {
-    return normal_block(key, static_cast<uint64_t>(block));
-  });
+  fill_random(
+      local,
+      box,
+      global_sizes,
+      {.offset = box.offset,
+       .global_sizes = global_sizes,
+       .seed = key.seed,
+       .stream = key.stream,
+       .is_normal = true,
+       .shift = mean,
+       .scale = std});
 }
 
 } // namespace weft::dtensor

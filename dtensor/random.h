@@ -11,7 +11,8 @@ namespace weft::dtensor {
 
 /// Random numbers that depend on the element and not on who holds it: Philox
 /// 4x32-10 keyed by `seed`, its counter made of `stream` and the element's
-/// index in the whole tensor. Any cut of a tensor gives the same values.
+/// index in the whole tensor. Any cut of a tensor gives the same values, and so
+/// do the CPU and a CUDA device, bit for bit.
 /// Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (2011);
 /// ATen/core/PhiloxRNGEngine.h.
 struct RandomKey {

@@ -38,6 +38,9 @@ class Pending {
   /// Has `callback` called, from any thread, when the operation is over. False
   /// if it is over only in wait(): then nothing is called.
   virtual bool when_completed(std::function<void()> callback) = 0;
+  /// wait() does not block: it orders this thread's device stream behind the
+  /// operation.
+  virtual bool is_on_device() const { return false; }
 };
 
 /// How a group's messages travel. Every tensor is 1-D and contiguous, all of
@@ -86,6 +89,10 @@ class Backend {
 
   /// Makes what is under way fail soon. Called from any thread.
   virtual void abort() noexcept = 0;
+
+  /// Why something that was waited for on a device has no result after all;
+  /// empty if nothing is known of that.
+  virtual std::string failure() const { return {}; }
 
  private:
   GroupMembers members_;

@@ -49,6 +49,10 @@ void Communicator::abort() {
   state_->fail("The group was aborted on this rank");
 }
 
+void Communicator::check() const {
+  check_usable(*state_, make_call("check", {}, {}));
+}
+
 Work Communicator::all_reduce(
     const at::Tensor& tensor,
     ReduceOp op,

@@ -16,7 +16,9 @@ class Ledger;
 /// How a reduction combines what the ranks contribute.
 enum class ReduceOp { kSum, kAvg, kMin, kMax, kProduct };
 
-/// A collective under way. Cheap to copy; all copies wait for the same one.
+/// A collective under way. Cheap to copy; all copies wait for the same one. On
+/// a CUDA device "blocks" means that this thread's current stream waits, and
+/// the host goes on.
 /// Lifetime: keeps the tensors it reads and writes alive until it completed.
 class Work {
  public:
@@ -60,7 +62,8 @@ class Communicator {
   int64_t size() const;
   /// The group's name, e.g. "tp/1".
   const std::string& name() const;
-  /// "gloo" or "fake"; a group of one is "self".
+  /// "gloo", "nccl" (with gloo beside it for tensors of the CPU) or "fake"; a
+  /// group of one is "self".
   std::string_view backend() const;
   /// World ranks of the group's members, in group order.
   const std::vector<int64_t>& ranks() const;
@@ -117,6 +120,12 @@ class Communicator {
 
   /// Blocks until every rank of the group has called it.
   void barrier(std::string_view name = {});
+
+  /// A collective on a device may fail after wait() has returned: to be called
+  /// once values that depend on one have been read on the host, before they
+  /// are trusted.
+  /// Throws: CommError if one failed.
+  void check() const;
 
   /// One message for many tensors. Tensors of one call may differ in shape and
   /// dtype; each dtype is one message.

@@ -59,4 +59,8 @@ void unset(const char* name) {
   unsetenv(name);
 }
 
+void set_default(const char* name, const char* value) {
+  setenv(name, value, /*replace=*/0);
+}
+
 } // namespace weft::mesh::env

@@ -21,7 +21,10 @@ to_int(const char* name, const std::string& value, int64_t least, int64_t most);
 /// Whether the variable is 1, true or yes in any case.
 bool is_true(const char* name);
 
-/// Not thread-safe: only while the process starts.
+// Not thread-safe: only while the process starts.
+
 void unset(const char* name);
+/// Sets the variable unless it is set.
+void set_default(const char* name, const char* value);
 
 } // namespace weft::mesh::env

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "mesh/c10d_calls.h"
 #include "mesh/error.h"
 #include "mesh/reduction.h"
 
@@ -41,25 +42,6 @@ class Group final : public c10d::ProcessGroupGloo {
     }
   }
 };
-
-// libtorch renamed this one between 2.11 and 2.15. Which name exists is asked
-// of the class itself, so that no table of versions is needed.
-template <class G>
-c10::intrusive_ptr<c10d::Work> start_all_to_all(
-    G& group,
-    at::Tensor output,
-    at::Tensor input,
-    std::vector<int64_t> output_counts,
-    std::vector<int64_t> input_counts) {
-  if constexpr (requires {
-                  group.all_to_all_single(
-                      output, input, output_counts, input_counts);
-                }) {
-    return group.all_to_all_single(output, input, output_counts, input_counts);
-  } else {
-    return group.alltoall_base(output, input, output_counts, input_counts);
-  }
-}
 
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
@@ -116,47 +98,6 @@ int64_t bytes_in(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.nbytes());
 }
 
-// What only moves is moved as bytes: gloo knows few dtypes.
-at::Tensor bytes_of(const at::Tensor& tensor) {
-  return tensor.view(at::kByte);
-}
-
-Backend::Counts byte_counts(Backend::Counts counts, const at::Tensor& tensor) {
-  for (int64_t& count : counts) {
-    count *= tensor.element_size();
-  }
-  return counts;
-}
-
-bool reduces(c10::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kChar:
-    case at::kByte:
-    case at::kInt:
-    case at::kLong:
-      return true;
-    default:
-      return false;
-  }
-}
-
-c10d::ReduceOp to_c10d(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kMin:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::kProduct:
-      return c10d::ReduceOp::PRODUCT;
-    default:
-      return c10d::ReduceOp::SUM;
-  }
-}
-
 class GlooBackend final : public Backend {
  public:
   GlooBackend(GroupMembers members, c10::intrusive_ptr<Group> group)
@@ -170,7 +111,7 @@ class GlooBackend final : public Backend {
   std::unique_ptr<Pending> all_reduce(const at::Tensor& tensor, ReduceOp op)
       override {
     if (size() * bytes_in(tensor) <= kSmallBytes ||
-        !reduces(tensor.scalar_type())) {
+        !is_reducible(tensor.scalar_type())) {
       return exchange_and_reduce(tensor, op);
     }
     std::vector<at::Tensor> tensors{tensor};

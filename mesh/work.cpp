@@ -51,6 +51,19 @@ void GroupState::throw_failure(
       "[", call.op, "] ", reason, ". (", describe(call).text, ")"));
 }
 
+void check_usable(GroupState& group, const LedgerEntry& call) {
+  auto reason = group.failure();
+  if (reason.empty()) {
+    reason = group.backend->failure();
+    if (!reason.empty()) {
+      group.fail(reason);
+    }
+  }
+  if (!reason.empty()) {
+    group.throw_failure(call, reason);
+  }
+}
+
 struct Work::State {
   std::shared_ptr<GroupState> group;
   LedgerEntry call;
@@ -152,9 +165,7 @@ Work launch(
     LedgerEntry call,
     const Start& start,
     std::function<void()> finish) {
-  if (const std::string reason = group->failure(); !reason.empty()) {
-    group->throw_failure(call, reason);
-  }
+  check_usable(*group, call);
   const at::NoGradGuard no_grad;
   const bool recorded = group->backend->size() > 1;
   if (recorded) {
@@ -178,9 +189,9 @@ Work launch(
     }
     return Work();
   }
-  if (finish) {
-    state->finish = std::move(finish);
-  } else {
+  state->finish = std::move(finish);
+  // On the host, `finish` belongs to the operation.
+  if (!state->finish || state->pending->is_on_device()) {
     state->ended_by_backend = state->pending->when_completed(
         [ledger = group->ledger, sequence = state->call.sequence] {
           ledger->end(sequence);

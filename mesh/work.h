@@ -34,6 +34,9 @@ struct GroupState {
   std::string failure_;
 };
 
+/// Throws: CommError if the group has failed, now also on its device.
+void check_usable(GroupState& group, const LedgerEntry& call);
+
 using Start = std::function<std::unique_ptr<Pending>(Backend&)>;
 
 /// Enters `call` into the ledger, starts it, and has Work::wait() run `finish`

@@ -11,10 +11,14 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "mesh/agreement.h"
+#include "mesh/device.h"
+#include "mesh/device_plugin.h"
 #include "mesh/error.h"
 #include "mesh/failure.h"
 #include "mesh/fake_backend.h"
 #include "mesh/gloo_backend.h"
+#include "mesh/nccl_backend.h"
+#include "mesh/paired_backend.h"
 #include "mesh/rendezvous.h"
 
 namespace weft::mesh {
@@ -22,6 +26,8 @@ namespace weft::mesh {
 struct World::State {
   JobEnvironment job;
   WorldOptions options;
+  /// Where tensors go. See World::device.
+  c10::Device tensors{c10::DeviceType::CPU};
   /// Null where nothing communicates: a fake world, or one rank.
   c10::intrusive_ptr<c10d::Store> store;
   std::atomic<int64_t> next_id = 0;
@@ -38,6 +44,12 @@ struct World::State {
   std::optional<Communicator> world_group;
 
   bool is_fake() const { return options.backend == "fake"; }
+  bool is_nccl() const { return options.backend == "nccl"; }
+  void open_tensor_device() {
+    if (is_nccl()) {
+      tensors = open_device("cuda", job.local_rank, job.local_world_size);
+    }
+  }
   AgreementParty party() const {
     return {*store, job.rank, job.world_size, options.timeout};
   }
@@ -49,6 +61,9 @@ struct World::State {
       const std::string& name,
       const std::vector<int64_t>& ranks) const;
   std::shared_ptr<Backend> connect(GroupMembers members, std::string key);
+  std::shared_ptr<Backend> connect_device(
+      const GroupMembers& members,
+      const std::string& key);
 };
 
 std::shared_ptr<GlooDevice> World::State::gloo_device() {
@@ -99,6 +114,17 @@ int64_t World::State::position_in(
   return own - ranks.begin();
 }
 
+std::shared_ptr<Backend> World::State::connect_device(
+    const GroupMembers& members,
+    const std::string& key) {
+  return connect_nccl_backend(
+      members,
+      key,
+      c10::make_intrusive<c10d::PrefixStore>("device/" + key, store),
+      tensors,
+      cuda_plugin());
+}
+
 std::shared_ptr<Backend> World::State::connect(
     GroupMembers members,
     std::string key) {
@@ -118,10 +144,12 @@ std::shared_ptr<Backend> World::State::connect(
       " ranks)");
   const auto listener = gloo_device();
   try {
-    return make_gloo_backend(
-        std::move(members),
+    auto host = make_gloo_backend(
+        members,
         c10::make_intrusive<c10d::PrefixStore>("group/" + key, store),
         listener);
+    return is_nccl() ? make_paired_backend(connect_device(members, key), host)
+                     : host;
   } catch (const std::exception& cause) {
     throw_error<CommError>(detail::concat(
         "[make_group] ",
@@ -134,9 +162,11 @@ std::shared_ptr<Backend> World::State::connect(
 namespace {
 
 void check_backend(const std::string& backend) {
-  if (backend != "gloo" && backend != "fake") {
+  if (backend != "gloo" && backend != "nccl" && backend != "fake") {
     throw_error<UsageError>(detail::concat(
-        "[world] backend '", backend, "' is unknown. Use gloo or fake."));
+        "[world] backend '",
+        backend,
+        "' is unknown. Use gloo, nccl or fake."));
   }
 }
 
@@ -149,6 +179,7 @@ World World::from_env(WorldOptions options) {
   auto state = std::make_shared<State>();
   state->job = own_job_environment();
   state->options = std::move(options);
+  state->open_tensor_device();
   if (state->job.world_size > 1 && !state->is_fake()) {
     state->store = connect_store(state->job, state->options.timeout);
     publish_address(*state->store, state->job);
@@ -173,6 +204,7 @@ World World::from_store(
   state->job.rank = state->job.local_rank = rank;
   state->job.world_size = state->job.local_world_size = world_size;
   state->options = std::move(options);
+  state->open_tensor_device();
   WEFT_CHECK_LE("world", 0, rank, state->describe(), "Ranks count from 0.");
   WEFT_CHECK_LT(
       "world", rank, world_size, state->describe(), "Ranks count from 0.");
@@ -208,6 +240,10 @@ int64_t World::local_world_size() const {
 
 const std::string& World::backend() const {
   return state_->options.backend;
+}
+
+c10::Device World::device() const {
+  return state_->tensors;
 }
 
 std::chrono::milliseconds World::timeout() const {
@@ -262,6 +298,17 @@ void World::check_agreement(std::string_view field, std::string_view value)
 
 int64_t World::next_id() const {
   return state_->next_id++;
+}
+
+void World::check() const {
+  std::vector<Communicator> groups;
+  {
+    const std::lock_guard lock(state_->mutex);
+    groups = state_->groups;
+  }
+  for (const Communicator& group : groups) {
+    group.check();
+  }
 }
 
 void World::abort() const {

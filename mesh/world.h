@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "mesh/communicator.h"
@@ -18,8 +19,8 @@ class Store;
 namespace weft::mesh {
 
 struct WorldOptions {
-  /// "gloo" (CPU) or "fake" (no communication: one process plays one rank of a
-  /// world of any size).
+  /// "gloo" (CPU), "nccl" (CUDA; opens this rank's device) or "fake" (no
+  /// communication: one process plays one rank of a world of any size).
   std::string backend = "gloo";
   /// How long a collective or a rendezvous may take.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
@@ -55,6 +56,9 @@ class World {
   int64_t local_rank() const;
   int64_t local_world_size() const;
   const std::string& backend() const;
+  /// Where this rank's model and data go: a CUDA device under "nccl", else the
+  /// CPU.
+  c10::Device device() const;
   std::chrono::milliseconds timeout() const;
 
   /// Makes a group of `ranks` (world ranks, this rank among them). Messages
@@ -76,6 +80,9 @@ class World {
   /// Throws: DisagreementError naming the first differing rank, the field and
   /// both values.
   void check_agreement(std::string_view field, std::string_view value) const;
+
+  /// Communicator::check() of every group.
+  void check() const;
 
   /// A number that is the same on all ranks and new at every call, for names
   /// of groups. Collective in order, not in time: it communicates nothing.

@@ -1,0 +1,77 @@
+#include "mesh/device.h"
+
+#include <limits>
+
+#include "mesh/device_plugin.h"
+#include "mesh/env.h"
+#include "mesh/error.h"
+
+namespace weft::mesh {
+namespace {
+
+constexpr int64_t kMostDevices = std::numeric_limits<c10::DeviceIndex>::max();
+
+// A failed collective is to end its kernels, not the process: the rank says
+// itself what happened and ends with its own code. See Note [Streams].
+void leave_failures_to_us() {
+  env::set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
+}
+
+} // namespace
+
+int64_t choose_device(
+    int64_t local_rank,
+    int64_t local_world_size,
+    int64_t count,
+    std::optional<int64_t> wanted) {
+  if (wanted) {
+    if (*wanted >= count) {
+      throw_error<UsageError>(detail::concat(
+          "[device] WEFT_CUDA_DEVICE=",
+          *wanted,
+          " vs ",
+          count,
+          " CUDA device(s) that this rank sees, counted from 0."));
+    }
+    return *wanted;
+  }
+  if (local_world_size > count) {
+    throw_error<UsageError>(detail::concat(
+        "[device] ",
+        local_world_size,
+        " ranks on this host vs ",
+        count,
+        " CUDA device(s) that this rank sees; each rank needs one of its own. "
+        "Start at most ",
+        count,
+        " here (weftrun --nproc-per-node ",
+        count,
+        "), or set WEFT_CUDA_DEVICE=0 where every rank sees only its own."));
+  }
+  return local_rank;
+}
+
+c10::Device open_device(
+    std::string_view kind,
+    int64_t local_rank,
+    int64_t local_world_size) {
+  if (kind == "cpu") {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  if (kind != "cuda") {
+    throw_error<UsageError>(
+        detail::concat("[device] '", kind, "' is unknown. Use cpu or cuda."));
+  }
+  leave_failures_to_us();
+  const auto& plugin = cuda_plugin();
+  const int64_t index = choose_device(
+      local_rank,
+      local_world_size,
+      plugin.device_count(),
+      env::get_int("WEFT_CUDA_DEVICE", 0, kMostDevices));
+  plugin.use_device(index);
+  return c10::Device(
+      c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+} // namespace weft::mesh

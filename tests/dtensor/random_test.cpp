@@ -1,0 +1,97 @@
+#include "dtensor/random.h"
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include <ATen/core/PhiloxRNGEngine.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "dtensor/random_arithmetic.h"
+
+namespace weft::dtensor {
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+TEST(Random, PhiloxIsLibtorchs) {
+  std::mt19937_64 any(1);
+  for (int i = 0; i < 1000; ++i) {
+    const uint64_t seed = any();
+    const uint64_t stream = any();
+    const uint64_t block = any() >> (i % 64);
+    at::Philox4_32 expected(seed, stream, block);
+    const auto words = philox(seed, stream, block);
+    const auto numbers = uniform_block(seed, stream, block);
+    for (int lane = 0; lane < 4; ++lane) {
+      const uint32_t word = expected();
+      ASSERT_EQ(words.words[lane], word);
+      ASSERT_EQ(numbers.numbers[lane], std::ldexp(float(word >> 8), -24));
+    }
+  }
+}
+
+TEST(Random, LogarithmIsExactEnough) {
+  for (uint32_t n = 1; n <= 1U << 24; n += n < 5000 ? 1 : 997) {
+    const double expected = std::log(n / 16777216.0);
+    ASSERT_NEAR(
+        log_of_fraction(n), expected, 1e-12 * std::abs(expected) + 1e-300)
+        << n;
+  }
+  EXPECT_EQ(log_of_fraction(1U << 24), 0.0);
+}
+
+TEST(Random, SineAndCosineAreExactEnough) {
+  for (uint32_t n = 0; n < 1U << 24; n += 1021) {
+    const auto value = sin_cos_of_turn(n);
+    ASSERT_NEAR(value.sin, std::sin(2 * kPi * n / 16777216.0), 1e-12) << n;
+    ASSERT_NEAR(value.cos, std::cos(2 * kPi * n / 16777216.0), 1e-12) << n;
+  }
+}
+
+uint64_t hash_of(const at::Tensor& tensor) {
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  const auto* data = tensor.const_data_ptr<float>();
+  for (int64_t i = 0; i < tensor.numel(); ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, data + i, sizeof(bits));
+    hash = (hash ^ bits) * 0x100000001b3ULL;
+  }
+  return hash;
+}
+
+at::Tensor normals(int64_t n) {
+  auto result = at::empty({n});
+  fill_normal(result, {{0}, {n}}, {n}, {.seed = 42, .stream = 7}, 0.5, 2.0);
+  return result;
+}
+
+// A compiler that fuses a product with a sum, another processor or C library:
+// all have to arrive at these bits, or checkpoints of initial weights differ
+// between machines.
+TEST(Random, BitsAreTheSameOnEveryMachine) {
+  EXPECT_EQ(hash_of(normals(1 << 20)), 0xc5c5de6a338382e3ULL);
+  auto uniform = at::empty({1 << 20});
+  fill_uniform(
+      uniform,
+      {{0}, {1 << 20}},
+      {1 << 20},
+      {.seed = 42, .stream = 7},
+      -0.1,
+      0.3);
+  EXPECT_EQ(hash_of(uniform), 0x44afc6328cc975b7ULL);
+}
+
+TEST(Random, NormalsHaveTheMomentsOfTheNormalDistribution) {
+  const auto x = ((normals(1 << 20) - 0.5) / 2.0).to(at::kDouble);
+  const double error = 5.0 / std::sqrt(double(1 << 20));
+  EXPECT_NEAR(x.mean().item<double>(), 0, error);
+  EXPECT_NEAR(x.pow(2).mean().item<double>(), 1, error * std::sqrt(2.0));
+  EXPECT_NEAR(x.pow(3).mean().item<double>(), 0, error * std::sqrt(15.0));
+  EXPECT_NEAR(x.pow(4).mean().item<double>(), 3, error * std::sqrt(96.0));
+  EXPECT_GT(x.abs().max().item<double>(), 4.0);
+}
+
+} // namespace
+} // namespace weft::dtensor
