@@ -1,15 +1,19 @@
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
+#include "mesh/env.h"
 #include "mesh/job_rank.h"
 #include "mesh/world.h"
 #include "recipes/cli/commands.h"
 #include "recipes/config/recipe.h"
 #include "recipes/config/validate.h"
 #include "recipes/train/run_store.h"
+#include "recipes/train/threads.h"
 #include "recipes/train/trainer.h"
 
 namespace weft::recipes::cli {
@@ -26,6 +30,9 @@ void train(const TrainArguments& arguments) {
   // another.
   auto recipe = load_recipe(arguments.recipe, arguments.overrides);
   const auto job = mesh::own_job_rank();
+  if (const auto threads = threads_per_rank(job, mesh::env::get)) {
+    at::set_num_threads(*threads);
+  }
   validate(recipe, job.world_size);
   if (recipe.device != "cpu") {
     refuse(
@@ -39,10 +46,9 @@ void train(const TrainArguments& arguments) {
   if (!fresh) {
     check_run_fits(recipe, loader.corpus().fingerprint_text());
   }
-  if (job.rank == 0) {
-    MetricsLog::check_writable(Trainer::metrics_path(recipe));
-  }
-  const auto world = mesh::World::from_env();
+  mesh::WorldOptions options;
+  options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
+  const auto world = mesh::World::from_env(options);
   Trainer(recipe, world).run(fresh);
 }
 

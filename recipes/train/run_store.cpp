@@ -11,6 +11,7 @@
 #include "mesh/error.h"
 #include "mesh/exchange.h"
 #include "recipes/config/schema.h"
+#include "recipes/progress/metrics_log.h"
 
 namespace weft::recipes {
 namespace {
@@ -104,6 +105,10 @@ fs::path checkpoints_path(const Recipe& recipe) {
   return fs::path(recipe.output_dir) / "checkpoints";
 }
 
+std::string metrics_path(const Recipe& recipe) {
+  return fs::path(recipe.output_dir) / "metrics.jsonl";
+}
+
 void check_run_fits(const Recipe& recipe, const std::string& data_fingerprint) {
   for (const auto& step : checkpoint::list_steps(checkpoints_path(recipe))) {
     try {
@@ -140,6 +145,7 @@ void RunStore::say(const std::string& text) const {
 }
 
 void RunStore::open(bool fresh) {
+  MetricsLog::check_writable(metrics_path(recipe_));
   lock_ = std::make_unique<Lock>(path_);
   checkpoint::remove_temporaries(path_);
   if (fresh && !checkpoint::list_steps(path_).empty()) {

@@ -73,6 +73,8 @@ class RunStore {
 
 /// outputs/<name>/checkpoints.
 std::filesystem::path checkpoints_path(const Recipe& recipe);
+/// outputs/<name>/metrics.jsonl.
+std::string metrics_path(const Recipe& recipe);
 
 /// Refuses to go on with a run of another model or other data. Looks at the
 /// newest checkpoint whose manifest can be read; no communication.

@@ -154,10 +154,6 @@ double Trainer::evaluate() {
   return sum_over_replicas(sum) / static_cast<double>(batches);
 }
 
-std::string Trainer::metrics_path(const Recipe& recipe) {
-  return (std::filesystem::path(recipe.output_dir) / "metrics.jsonl").string();
-}
-
 // After `step` steps in all, of which this process does those after start_.
 TrainState Trainer::state_after(int64_t step) const {
   const int64_t own = step - start_.step;

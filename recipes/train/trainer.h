@@ -47,9 +47,6 @@ class Trainer {
 
   LlamaJob& job() { return job_; }
 
-  /// Where run() writes a line a step.
-  static std::string metrics_path(const Recipe& recipe);
-
  private:
   int64_t global_tokens() const;
   double sum_over_replicas(double value);

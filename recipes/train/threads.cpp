@@ -1,0 +1,21 @@
+#include "recipes/train/threads.h"
+
+#include "mesh/env.h"
+
+namespace weft::recipes {
+
+std::optional<int> threads_per_rank(
+    const mesh::JobRank& job,
+    const mesh::VariableLookup& lookup) {
+  if (lookup("OMP_NUM_THREADS")) {
+    return std::nullopt;
+  }
+  constexpr const char* kSlurms = "SLURM_CPUS_PER_TASK";
+  if (const auto cores = lookup(kSlurms);
+      cores && job.source == mesh::JobSource::kSlurm) {
+    return static_cast<int>(mesh::env::to_int(kSlurms, *cores, 1, 1 << 16));
+  }
+  return job.local_world_size > 1 ? std::optional(1) : std::nullopt;
+}
+
+} // namespace weft::recipes
