@@ -1,9 +1,10 @@
 # cmake -DROOT=<repository> -P check_layers.cmake
 # Fails on an include that points up or sideways.
 cmake_minimum_required(VERSION 3.25)
-set(layers mesh dtensor tp ddp checkpoint recipes launcher)
+set(layers mesh dtensor cuda tp ddp checkpoint recipes launcher)
 set(may_mesh mesh)
 set(may_dtensor mesh dtensor)
+set(may_cuda mesh dtensor cuda)
 set(may_tp mesh dtensor tp)
 set(may_ddp mesh dtensor ddp)
 set(may_checkpoint mesh dtensor checkpoint)
@@ -11,7 +12,8 @@ set(may_recipes mesh dtensor tp ddp checkpoint recipes)
 set(may_launcher launcher)
 set(bad 0)
 foreach(module ${layers})
-  file(GLOB_RECURSE files ${ROOT}/${module}/*.h ${ROOT}/${module}/*.cpp)
+  file(GLOB_RECURSE files ${ROOT}/${module}/*.h ${ROOT}/${module}/*.cpp
+       ${ROOT}/${module}/*.cu)
   foreach(file ${files})
     file(STRINGS ${file} lines REGEX "^#include \"[a-z]+/")
     foreach(line ${lines})

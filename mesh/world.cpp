@@ -164,9 +164,7 @@ namespace {
 void check_backend(const std::string& backend) {
   if (backend != "gloo" && backend != "nccl" && backend != "fake") {
     throw_error<UsageError>(detail::concat(
-        "[world] backend '",
-        backend,
-        "' is unknown. Use gloo, nccl or fake."));
+        "[world] backend '", backend, "' is unknown. Use gloo, nccl or fake."));
   }
 }
 

@@ -4,13 +4,13 @@
 step=lint
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-LIBRARIES=(mesh dtensor tp ddp checkpoint recipes)
+LIBRARIES=(mesh dtensor cuda tp ddp checkpoint recipes)
 ALL=("${LIBRARIES[@]}" launcher bench tests)
 found=0
 
 # sources FOLDER...: C++ files below the folders that exist.
 sources() {
-  find "$@" -name '*.h' -o -name '*.cpp' 2>/dev/null | sort || true
+  find "$@" -name '*.h' -o -name '*.cpp' -o -name '*.cu' 2>/dev/null | sort || true
 }
 
 # forbid WHAT PATTERN EXCEPT FOLDER...: no line outside comments matches the
@@ -34,8 +34,8 @@ check_calls() {
   forbid "raw collectives belong in mesh/" \
     '(->|\.)(_?(allreduce|allgather|alltoall)\w*|\w+_single|_reduce_scatter_base)\(' \
     '^mesh/' "${LIBRARIES[@]}"
-  forbid "c10d belongs in mesh/" \
-    '#include <torch/csrc/distributed/c10d/' '^mesh/' "${LIBRARIES[@]}"
+  forbid "c10d belongs in mesh/, and its NCCL in cuda/" \
+    '#include <torch/csrc/distributed/c10d/' '^(mesh|cuda)/' "${LIBRARIES[@]}"
   forbid "read the environment in mesh/env.cpp" \
     '\b(secure_)?getenv\(' '^mesh/env\.cpp' "${LIBRARIES[@]}"
   forbid "ranks may be threads of one process: no thread_local" \

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+// The kernels' host side, free of libtorch so that nvcc compiles it in seconds.
+namespace weft::cuda {
+
+enum class Dtype { kFloat, kDouble, kHalf, kBFloat16 };
+
+/// A box of a row-major whole, rows of its last dim by rows.
+struct Box {
+  static constexpr int kMostDims = 8;
+  int ndim = 0;
+  int64_t sizes[kMostDims] = {};
+  int64_t offset[kMostDims] = {};
+  /// The whole tensor's.
+  int64_t strides[kMostDims] = {};
+};
+
+struct Numbers {
+  uint64_t seed = 0;
+  uint64_t stream = 0;
+  bool is_normal = false;
+  double shift = 0;
+  double scale = 1;
+};
+
+// Each returns what the launch returned.
+
+/// Fills the dense `data` of `box` as dtensor/random.h says.
+cudaError_t fill_random(
+    void* data,
+    Dtype dtype,
+    const Box& box,
+    const Numbers& numbers,
+    cudaStream_t stream);
+
+/// output[i] = parts[0][i] + parts[1][i] + ..., in this order, halves and
+/// bfloat16 in float; divided by `rows` if `average`.
+/// Shapes: output [count], parts [rows, count], dense.
+cudaError_t sum_rows(
+    void* output,
+    const void* parts,
+    Dtype dtype,
+    int64_t rows,
+    int64_t count,
+    bool average,
+    cudaStream_t stream);
+
+} // namespace weft::cuda

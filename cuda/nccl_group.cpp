@@ -1,0 +1,59 @@
+#include "cuda/nccl_group.h"
+
+#include <nccl.h>
+
+#include <torch/csrc/cuda/nccl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "mesh/error.h"
+
+// Note [NCCL's headers]
+// ~~~~~~~~~~~~~~~~~~~~~
+// ProcessGroupNCCL::Options holds NCCL's ncclConfig_t by value, which grows
+// with NCCL's minor versions, and its constructor lies in libtorch. Compiled
+// with another version's nccl.h than libtorch was, this library would make room
+// for too little and have libtorch write behind it. So the versions are
+// compared before anything is made.
+
+namespace weft::cuda {
+namespace {
+
+std::string version_text(int major, int minor) {
+  return mesh::detail::concat(major, ".", minor);
+}
+
+} // namespace
+
+std::string nccl_mismatch() {
+  const auto theirs = torch::cuda::nccl::version();
+  const auto their_major = static_cast<int>(theirs >> 32);
+  const auto their_minor = static_cast<int>((theirs >> 16) & 0xFFFF);
+  if (their_major == NCCL_MAJOR && their_minor == NCCL_MINOR) {
+    return {};
+  }
+  return mesh::detail::concat(
+      "libweft_cuda.so was built with the headers of NCCL ",
+      version_text(NCCL_MAJOR, NCCL_MINOR),
+      ", but this libtorch with those of NCCL ",
+      version_text(their_major, their_minor),
+      ". Configure again with that NCCL's headers, e.g. those of the "
+      "nvidia-nccl wheel that torch asks for (docs/gpu.md).");
+}
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_group(
+    const mesh::DeviceGroup& group) {
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = group.timeout;
+  options->group_name = group.name;
+  auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      group.store,
+      static_cast<int>(group.rank),
+      static_cast<int>(group.size),
+      std::move(options));
+  // Now, and not in the first collective: what cannot connect says so at once.
+  nccl->eagerConnectSingleDevice(
+      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(group.device)));
+  return nccl;
+}
+
+} // namespace weft::cuda
