@@ -42,6 +42,11 @@ struct DdpConfig {
   bool operator==(const DdpConfig&) const = default;
 };
 
+struct CommConfig {
+  int64_t timeout_s = 300;
+  bool operator==(const CommConfig&) const = default;
+};
+
 struct DataConfig {
   std::string type = "text";
   std::vector<std::string> paths;
@@ -121,6 +126,7 @@ struct Recipe {
   ModelConfig model;
   TpConfig tp;
   DdpConfig ddp;
+  CommConfig comm;
   DataConfig data;
   TrainConfig train;
   OptimizerConfig optimizer;

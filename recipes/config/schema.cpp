@@ -30,6 +30,7 @@ constexpr Range or_else(int64_t special, Range range) {
 
 constexpr double kMostSize = 1 << 24;
 constexpr double kMostCount = 1e9;
+constexpr double kSecondsADay = 86'400;
 
 std::vector<Key> run_keys() {
   return {
@@ -129,6 +130,12 @@ std::vector<Key> parallel_keys() {
        .doc = "Gradients are reduced in buckets of this size.",
        .unit = "MiB",
        .range = above(0, 1 << 20)},
+      {.path = "comm.timeout_s",
+       .field = member<&Recipe::comm, &CommConfig::timeout_s>,
+       .doc = "How long ranks wait for each other, at the start and in every "
+              "collective, before the run ends with exit code 150.",
+       .unit = "s",
+       .range = between(1, kSecondsADay)},
   };
 }
 
@@ -309,6 +316,7 @@ std::span<const Section> sections() {
       {"model", "What is trained."},
       {"tp", "Tensor parallelism; without effect where mesh.tp is 1."},
       {"ddp", "Data parallelism; without effect where mesh.dp is 1."},
+      {"comm", "How ranks talk to each other."},
       {"data", "What it is trained on. The last 1 % is held out."},
       {"train", "How long, and on how much at once."},
       {"optimizer", "How parameters are updated."},

@@ -59,7 +59,11 @@ bool is_launchers(std::string_view entry) {
         "PET_",
         "TORCH",
         "WEFT_",
-        "OMP_"}) {
+        "OMP_",
+        "OMPI_",
+        "PMI",
+        "MPI_LOCAL",
+        "SLURM_"}) {
     if (entry.starts_with(prefix)) {
       return true;
     }

@@ -147,6 +147,12 @@ TEST(Recipe, RefusesImpossibleValuesAtTheValue) {
        "r.yaml:1:16: model.heads: expected at least 1, at most 16777216, "
        "found -4"},
       {"seed: -1\n", "r.yaml:1:7: seed: expected at least 0, found -1"},
+      {"comm: {timeout_s: 0}\n",
+       "r.yaml:1:19: comm.timeout_s: expected at least 1, at most 86400, found "
+       "0"},
+      {"comm: {timeout_s: 86401}\n",
+       "r.yaml:1:19: comm.timeout_s: expected at least 1, at most 86400, found "
+       "86401"},
       {"optimizer: {betas: [0.9, 1]}\n",
        "r.yaml:1:20: optimizer.betas: expected at least 0, below 1, found "
        "[0.9, 1.0]"},

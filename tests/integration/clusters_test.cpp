@@ -1,0 +1,135 @@
+// Ranks as srun, mpirun and mpiexec start them, by the variables that they set.
+
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/integration/process_fixture.h"
+
+namespace weft::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+using Variables = Process::Variables;
+
+/// The batch script of a job of two tasks. The process's number makes the port.
+Variables batch_script() {
+  return {
+      {"SLURM_JOB_ID", std::to_string(getpid())},
+      {"SLURM_JOB_NODELIST", "vm"},
+      {"SLURM_LOCALID", "0"},
+      {"SLURM_NODEID", "0"},
+      {"SLURM_NTASKS", "2"},
+      {"SLURM_PROCID", "0"},
+      {"SLURM_TASKS_PER_NODE", "2"}};
+}
+
+Variables srun(int rank) {
+  auto variables = batch_script();
+  variables["SLURM_PROCID"] = variables["SLURM_LOCALID"] = std::to_string(rank);
+  variables["SLURM_STEP_ID"] = "0";
+  variables["SLURM_STEP_NODELIST"] = "vm";
+  variables["SLURM_STEP_NUM_TASKS"] = "2";
+  variables["SLURM_STEP_TASKS_PER_NODE"] = "2";
+  return variables;
+}
+
+Variables mpirun(int rank) {
+  const auto own = std::to_string(rank);
+  return {
+      {"OMPI_COMM_WORLD_LOCAL_RANK", own},
+      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+      {"OMPI_COMM_WORLD_RANK", own},
+      {"OMPI_COMM_WORLD_SIZE", "2"},
+      {"PMIX_NAMESPACE", std::to_string(getpid())},
+      {"PMIX_RANK", own}};
+}
+
+/// In a Slurm job, where Hydra's proxy is a task of srun.
+Variables mpiexec(int rank) {
+  auto variables = batch_script();
+  variables["SLURM_STEP_ID"] = "0";
+  variables["SLURM_STEP_NODELIST"] = "vm";
+  variables["SLURM_STEP_NUM_TASKS"] = "1";
+  variables["SLURM_STEP_TASKS_PER_NODE"] = "1";
+  variables["MPI_LOCALNRANKS"] = variables["PMI_SIZE"] = "2";
+  variables["MPI_LOCALRANKID"] = variables["PMI_RANK"] = std::to_string(rank);
+  return variables;
+}
+
+class ClustersTest : public ProcessTest {
+ protected:
+  std::vector<double> losses_of(Variables (*launcher)(int)) const {
+    const auto command = train({"mesh.tp=2", "output_dir=run"});
+    Process second(command, folder_, launcher(1));
+    Process first(command, folder_, launcher(0));
+    EXPECT_EQ(first.wait(), 0) << first.error();
+    EXPECT_EQ(second.wait(), 0) << second.error();
+    EXPECT_THAT(first.output(), HasSubstr("on dp=1 tp=2"));
+    EXPECT_EQ(second.output(), "");
+    auto result = losses(metrics("run"));
+    fs::remove_all(folder_ / "run");
+    return result;
+  }
+};
+
+TEST_F(ClustersTest, EveryLaunchersRanksTrainTheSame) {
+  const auto expected = losses_of(+[](int rank) {
+    static const int port = free_port();
+    return rank_variables(rank, 2, port);
+  });
+  ASSERT_EQ(expected.size(), 8);
+  EXPECT_EQ(losses_of(srun), expected);
+  EXPECT_EQ(losses_of(mpirun), expected);
+  EXPECT_EQ(losses_of(mpiexec), expected);
+}
+
+TEST_F(ClustersTest, ABatchScriptsProcessIsOneRankAndSaysSo) {
+  Process run(train({"train.steps=1"}), folder_, batch_script());
+  EXPECT_EQ(run.wait(), 0) << run.error();
+  EXPECT_THAT(run.output(), HasSubstr("on dp=1 tp=1"));
+  const auto lines = lines_of(run.error());
+  ASSERT_EQ(lines.size(), 1) << run.error();
+  EXPECT_THAT(
+      lines[0],
+      AllOf(
+          StartsWith("[weft] note: this Slurm job has SLURM_NTASKS=2"),
+          HasSubstr("one rank, alone")));
+}
+
+TEST_F(ClustersTest, HalfOfTorchrunsVariablesIsRefused) {
+  auto variables = srun(0);
+  variables["WORLD_SIZE"] = "2";
+  Process run(train({}), folder_, variables);
+  EXPECT_EQ(run.wait(), 2);
+  EXPECT_EQ(
+      run.last_error_line(),
+      "ERROR 2 rank=0 op=train [environment] RANK is not set, but WORLD_SIZE=2 "
+      "is. Set both, or unset WORLD_SIZE: Slurm says how many ranks there "
+      "are.");
+  EXPECT_FALSE(fs::exists(folder_ / "outputs"));
+}
+
+TEST_F(ClustersTest, ARankOfSrunReportsItsOwnNumber) {
+  Process run(train({"model.dmi=64"}), folder_, srun(1));
+  EXPECT_EQ(run.wait(), 2);
+  EXPECT_THAT(run.last_error_line(), StartsWith("ERROR 2 rank=1 op=train "));
+}
+
+TEST_F(ClustersTest, ARankThatDoesNotComeEndsTheRunInTime) {
+  Process run(train({"comm.timeout_s=1", "mesh.tp=2"}), folder_, srun(0));
+  EXPECT_EQ(run.wait(), 150);
+  EXPECT_THAT(
+      run.last_error_line(),
+      AllOf(
+          StartsWith("ERROR 150 rank=0 op=train [rendezvous] Timed out after "
+                     "1 s"),
+          HasSubstr("1 of 2 ranks came")));
+}
+
+} // namespace
+} // namespace weft::test
