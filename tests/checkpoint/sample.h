@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "checkpoint/manifest.h"
+
+namespace weft::test {
+
+/// A folder of the test's own below the system's temporary one; deleted with
+/// all it holds when it goes.
+class ScratchFolder {
+ public:
+  ScratchFolder();
+  ~ScratchFolder();
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+/// How many ranks a sample's tensors are cut for: rows x columns, unevenly
+/// where they do not divide.
+struct Grid {
+  int64_t rows = 1;
+  int64_t columns = 1;
+};
+
+/// Tensors of every kind that a state has: matrices that divide and that do
+/// not, several dtypes, 0-dim, bool, without elements. Equal seeds give equal
+/// values.
+Tensors sample_tensors(uint64_t seed);
+
+struct SampleOptions {
+  int64_t step = 20;
+  Grid grid;
+  /// Small, so that small tensors have several.
+  int64_t piece_bytes = 4096;
+  std::string state = R"({"cursor": {"sample": 320}, "seed": 42})";
+  bool sync = false;
+};
+
+/// Writes and commits `tensors` as the ranks of `grid` would, each its own
+/// chunks; what cannot be cut is rank 0's. Returns the step folder.
+std::filesystem::path write_sample(
+    const std::filesystem::path& checkpoints,
+    const Tensors& tensors,
+    const SampleOptions& options = {});
+
+/// Reads all tensors of a step folder, whole.
+Tensors read_sample(const std::filesystem::path& step_folder);
+
+/// Same names, dtypes, shapes and bits.
+void expect_equal(const Tensors& a, const Tensors& b);
+
+std::string read_file(const std::filesystem::path& path);
+void write_file(const std::filesystem::path& path, const std::string& bytes);
+
+} // namespace weft::test
