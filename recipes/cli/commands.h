@@ -10,5 +10,6 @@ namespace weft::recipes::cli {
 /// on failure (main.cpp turns what is thrown into an exit code).
 void add_train(CLI::App& app);
 void add_bench(CLI::App& app);
+void add_checkpoint(CLI::App& app);
 
 } // namespace weft::recipes::cli

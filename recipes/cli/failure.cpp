@@ -7,6 +7,7 @@
 #include <new>
 #include <thread>
 
+#include "checkpoint/error.h"
 #include "mesh/env.h"
 #include "mesh/job_rank.h"
 #include "recipes/train/trainer.h"
@@ -62,6 +63,9 @@ int report_exception(const std::string& op) {
   } catch (const NonFiniteError& error) {
     return report_failure(
         op, ExitCode::kNonFinite, error.what_without_backtrace());
+  } catch (const checkpoint::CheckpointError& error) {
+    return report_failure(
+        op, ExitCode::kCheckpoint, error.what_without_backtrace());
   } catch (const mesh::DisagreementError& error) {
     return report_failure(
         op, ExitCode::kDisagreement, error.what_without_backtrace());

@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   cli::add_train(app);
   cli::add_bench(app);
+  cli::add_checkpoint(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
