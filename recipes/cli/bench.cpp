@@ -54,7 +54,7 @@ void add_step(CLI::App& bench) {
   });
 }
 
-void add_checkpoint(CLI::App& bench) {
+void add_checkpoint_bench(CLI::App& bench) {
   auto options = std::make_shared<bench::CheckpointOptions>();
   auto* command = bench.add_subcommand(
       "checkpoint",
@@ -90,7 +90,7 @@ void add_bench(CLI::App& app) {
   command->require_subcommand(1);
   add_step(*command);
   add_dispatch(*command);
-  add_checkpoint(*command);
+  add_checkpoint_bench(*command);
 }
 
 } // namespace weft::recipes::cli

@@ -1,109 +1,27 @@
-#include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/compare.h"
-#include "checkpoint/dtype.h"
 #include "checkpoint/error.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
 #include "mesh/error.h"
+#include "recipes/cli/checkpoint_text.h"
 #include "recipes/cli/commands.h"
-#include "recipes/config/suggest.h"
 
 namespace weft::recipes::cli {
 namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::CheckpointError;
-using checkpoint::Manifest;
 using Json = nlohmann::ordered_json;
-
-struct Arguments {
-  std::string path;
-  std::string other; // diff's second folder, inspect's tensor
-  bool json = false;
-};
-
-void print(const std::string& text) {
-  std::printf("%s\n", text.c_str());
-}
-
-// Also for names that are not UTF-8, which a folder may have.
-void print(const Json& json) {
-  print(json.dump(-1, ' ', false, Json::error_handler_t::replace));
-}
-
-std::string size_text(int64_t bytes) {
-  constexpr double kStep = 1024;
-  if (bytes < 1024) {
-    return fmt::format("{} B", bytes);
-  }
-  double size = static_cast<double>(bytes) / kStep;
-  for (const char* unit : {"KiB", "MiB", "GiB"}) {
-    if (size < kStep) {
-      return fmt::format("{:.1f} {}", size, unit);
-    }
-    size /= kStep;
-  }
-  return fmt::format("{:.1f} TiB", size);
-}
-
-int64_t bytes_of(const Manifest& manifest) {
-  int64_t bytes = 0;
-  for (const auto& [name, file] : manifest.files) {
-    bytes += file.bytes;
-  }
-  return bytes;
-}
-
-int64_t bytes_of(const checkpoint::TensorRecord& tensor) {
-  int64_t bytes = 0;
-  for (const auto& chunk : tensor.chunks) {
-    bytes += chunk.end - chunk.begin;
-  }
-  return bytes;
-}
-
-bool is_folder(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_directory(path, ignored);
-}
-
-// A run's folder has its checkpoints one below.
-fs::path checkpoints_of(const fs::path& path) {
-  return is_folder(path / "checkpoints") ? path / "checkpoints" : path;
-}
-
-// The steps that `path` stands for: of a run, of a folder checkpoints/, or the
-// one that it is itself, newest first.
-std::vector<fs::path> steps_of(const fs::path& path) {
-  const auto folder = checkpoint::Folder::open(path);
-  std::vector<fs::path> paths;
-  if (!folder.has(checkpoint::kManifestName)) {
-    for (const auto& step : checkpoint::list_steps(checkpoints_of(path))) {
-      paths.push_back(step.path);
-    }
-  }
-  return paths.empty() ? std::vector{path} : paths;
-}
-
-fs::path newest_step_of(const fs::path& path) {
-  const auto newest = steps_of(path).front();
-  if (newest != path) {
-    std::fprintf(stderr, "taking %s\n", newest.c_str());
-  }
-  return newest;
-}
 
 std::string sentence_of(const CheckpointError& error) {
   return error.what_without_backtrace();
@@ -126,7 +44,7 @@ Json describe_step(const checkpoint::StepFolder& step, bool is_latest) {
   return row;
 }
 
-void list(const Arguments& arguments) {
+void list(const CheckpointArguments& arguments) {
   const auto checkpoints = checkpoints_of(arguments.path);
   const auto folder = checkpoint::Folder::open(checkpoints);
   if (folder.has(checkpoint::kManifestName)) {
@@ -182,7 +100,7 @@ Json describe(const checkpoint::Damage& damage) {
       {"what", damage.what}};
 }
 
-void verify(const Arguments& arguments) {
+void verify(const CheckpointArguments& arguments) {
   Json folders = Json::array();
   size_t count = 0;
   std::string first;
@@ -231,7 +149,7 @@ Json describe(const checkpoint::Difference& difference) {
   return row;
 }
 
-void diff(const Arguments& arguments) {
+void diff(const CheckpointArguments& arguments) {
   const auto a = newest_step_of(arguments.path);
   const auto b = newest_step_of(arguments.other);
   const auto result = checkpoint::compare(a, b);
@@ -269,160 +187,12 @@ void diff(const Arguments& arguments) {
   }
 }
 
-Json describe(const checkpoint::TensorRecord& tensor) {
-  Json chunks = Json::array();
-  for (const auto& chunk : tensor.chunks) {
-    chunks.push_back(
-        {{"file", chunk.file},
-         {"offset", chunk.offset},
-         {"shape", chunk.shape},
-         {"bytes", {chunk.begin, chunk.end}}});
-  }
-  return {
-      {"dtype", checkpoint::plain_name(tensor.dtype)},
-      {"shape", tensor.shape},
-      {"bytes", bytes_of(tensor)},
-      {"placements", tensor.placements},
-      {"mesh", tensor.mesh},
-      {"chunks", chunks}};
-}
-
-Json describe(const Manifest& manifest) {
-  Json files = Json::object();
-  for (const auto& [name, file] : manifest.files) {
-    files[name] = file.bytes;
-  }
-  Json tensors = Json::object();
-  for (const auto& [name, tensor] : manifest.tensors) {
-    tensors[name] = describe(tensor);
-  }
-  return {
-      {"step", manifest.step},
-      {"created", manifest.created},
-      {"weft", manifest.weft_version},
-      {"torch", manifest.torch_version},
-      {"bytes", bytes_of(manifest)},
-      {"files", files},
-      {"tensors", tensors},
-      {"state", Json::parse(manifest.state)},
-      {"layout", Json::parse(manifest.layout)}};
-}
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
-
-void print_tensors(const Manifest& manifest) {
-  size_t width = 6;
-  for (const auto& [name, tensor] : manifest.tensors) {
-    width = std::max(width, name.size());
-  }
-  print(fmt::format(
-      "{:<{}}  {:<9}  {:<16}  {:>10}  {:>6}  {}",
-      "tensor",
-      width,
-      "dtype",
-      "shape",
-      "size",
-      "chunks",
-      "lay as"));
-  for (const auto& [name, tensor] : manifest.tensors) {
-    print(fmt::format(
-        "{:<{}}  {:<9}  {:<16}  {:>10}  {:>6}  {}{}{}",
-        name,
-        width,
-        checkpoint::plain_name(tensor.dtype),
-        shape_text(tensor.shape),
-        size_text(bytes_of(tensor)),
-        tensor.chunks.size(),
-        tensor.placements,
-        tensor.mesh.empty() ? "" : " on ",
-        tensor.mesh));
-  }
-}
-
-void print_tensor(
-    const std::string& name,
-    const checkpoint::TensorRecord& tensor) {
-  print(fmt::format(
-      "{}: {} {}, {}",
-      name,
-      checkpoint::plain_name(tensor.dtype),
-      shape_text(tensor.shape),
-      size_text(bytes_of(tensor))));
-  print(fmt::format("  lay as {} on {}", tensor.placements, tensor.mesh));
-  for (const auto& chunk : tensor.chunks) {
-    print(fmt::format(
-        "  {} at {}: {}, bytes {} to {}",
-        shape_text(chunk.shape),
-        shape_text(chunk.offset),
-        chunk.file,
-        chunk.begin,
-        chunk.end));
-  }
-}
-
-[[noreturn]] void refuse_tensor(
-    const Manifest& manifest,
-    const fs::path& path,
-    const std::string& name) {
-  std::string nearest;
-  auto least = static_cast<int64_t>(name.size() / 3 + 1);
-  for (const auto& [known, tensor] : manifest.tensors) {
-    const auto distance = edit_distance(name, known);
-    if (distance <= least) {
-      least = distance;
-      nearest = known;
-    }
-  }
-  mesh::throw_error<mesh::UsageError>(fmt::format(
-      "{} has no tensor \"{}\"{}",
-      path.string(),
-      name,
-      nearest.empty() ? "" : "; did you mean " + nearest + "?"));
-}
-
-void inspect(const Arguments& arguments) {
-  const auto path = newest_step_of(arguments.path);
-  const checkpoint::StepPin pin(path);
-  const auto manifest = checkpoint::read_manifest(pin.folder());
-  const auto& name = arguments.other;
-  const auto tensor = manifest.tensors.find(name);
-  if (!name.empty() && tensor == manifest.tensors.end()) {
-    refuse_tensor(manifest, path, name);
-  }
-  if (arguments.json) {
-    print(
-        name.empty() ? describe(manifest)
-                     : Json{{name, describe(tensor->second)}});
-    return;
-  }
-  if (!name.empty()) {
-    print_tensor(name, tensor->second);
-    return;
-  }
-  print(fmt::format(
-      "step {}, saved {} by weft {} with libtorch {}",
-      manifest.step,
-      manifest.created,
-      manifest.weft_version,
-      manifest.torch_version));
-  print(fmt::format(
-      "{} tensors, {} files, {}",
-      manifest.tensors.size(),
-      manifest.files.size(),
-      size_text(bytes_of(manifest))));
-  print_tensors(manifest);
-  print("state " + manifest.state);
-  print("layout " + manifest.layout);
-}
-
 CLI::App* add(
     CLI::App& checkpoint,
     const std::string& name,
     const std::string& text,
-    const std::shared_ptr<Arguments>& arguments,
-    void (*run)(const Arguments&)) {
+    const std::shared_ptr<CheckpointArguments>& arguments,
+    void (*run)(const CheckpointArguments&)) {
   auto* command = checkpoint.add_subcommand(name, text);
   command->add_flag("--json", arguments->json, "One line of JSON on stdout");
   command->callback([arguments, run] { run(*arguments); });
@@ -434,7 +204,7 @@ CLI::App* add(
 void add_checkpoint(CLI::App& app) {
   auto* command = app.add_subcommand("checkpoint", "Look at checkpoints");
   command->require_subcommand(1);
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<CheckpointArguments>();
   const char* any =
       "A step folder; or a run, or its folder of checkpoints, for its newest";
   add(*command, "ls", "List the checkpoints of a run", arguments, list)
@@ -464,7 +234,7 @@ void add_checkpoint(CLI::App& app) {
           "inspect",
           "Show what a checkpoint holds, or where one tensor lies in it",
           arguments,
-          inspect);
+          inspect_checkpoint);
   inspector->add_option("folder", arguments->path, any)->required();
   inspector->add_option("tensor", arguments->other, "Only this one");
 }
