@@ -51,6 +51,14 @@ int64_t choose_device(
   return local_rank;
 }
 
+std::optional<double> peak_device_mb(c10::Device device) {
+  if (!device.is_cuda()) {
+    return std::nullopt;
+  }
+  const auto bytes = cuda_plugin().peak_bytes(device.index());
+  return static_cast<double>(bytes) / 1048576.0;
+}
+
 c10::Device open_device(
     std::string_view kind,
     int64_t local_rank,

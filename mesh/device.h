@@ -17,6 +17,10 @@ c10::Device open_device(
     int64_t local_rank,
     int64_t local_world_size);
 
+/// The most memory that tensors on `device` have taken; none of the CPU, which
+/// counts for the whole process. Units: MiB.
+std::optional<double> peak_device_mb(c10::Device device);
+
 /// Which of a host's `count` devices a rank uses: `wanted`, or its own number
 /// among the host's ranks.
 /// Throws: UsageError if there are more ranks than devices, or no such device.

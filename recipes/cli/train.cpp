@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
+#include "mesh/device.h"
 #include "mesh/env.h"
 #include "mesh/job_rank.h"
 #include "mesh/world.h"
@@ -34,20 +35,17 @@ void train(const TrainArguments& arguments) {
     at::set_num_threads(*threads);
   }
   validate(recipe, job.world_size);
-  if (recipe.device != "cpu") {
-    refuse(
-        recipe,
-        "device",
-        "this version trains on the CPU only; write cpu instead of " +
-            recipe.device);
+  mesh::WorldOptions options;
+  options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
+  if (recipe.device == "cuda") {
+    mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
+    options.backend = "nccl";
   }
   const auto loader = BatchLoader::open(recipe, 0);
   const bool fresh = arguments.fresh || recipe.checkpoint.resume == "never";
   if (!fresh) {
     check_run_fits(recipe, loader.corpus().fingerprint_text());
   }
-  mesh::WorldOptions options;
-  options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
   const auto world = mesh::World::from_env(options);
   Trainer(recipe, world).run(fresh);
 }

@@ -87,6 +87,9 @@ std::string metrics_line(const StepMetrics& metrics) {
       {"comm_ms", metrics.comm_ms},
       {"checkpoint_ms", metrics.checkpoint_ms},
       {"peak_rss_mb", metrics.peak_rss_mb}};
+  if (metrics.peak_device_mb) {
+    line["peak_device_mb"] = *metrics.peak_device_mb;
+  }
   if (metrics.eval_loss) {
     line["eval_loss"] = *metrics.eval_loss;
   }

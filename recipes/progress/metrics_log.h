@@ -24,6 +24,8 @@ struct StepMetrics {
   double comm_ms = 0;
   double checkpoint_ms = 0;
   double peak_rss_mb = 0;
+  /// On a CUDA device: the most memory its tensors have taken. Units: MiB.
+  std::optional<double> peak_device_mb = std::nullopt;
   std::optional<double> eval_loss = std::nullopt;
 };
 

@@ -8,6 +8,29 @@ namespace {
 using torch::optim::AdamWOptions;
 using torch::optim::AdamWParamState;
 
+// The kernel only reads the number of a step, which has to lie where the
+// parameter does: one tensor serves all parameters that have come equally far.
+class StepNumbers {
+ public:
+  const at::Tensor& get(int64_t step, c10::Device device) {
+    for (const auto& known : known_) {
+      if (known.step == step && known.tensor.device() == device) {
+        return known.tensor;
+      }
+    }
+    const auto options = at::TensorOptions(at::kFloat).device(device);
+    known_.push_back({step, at::full({}, static_cast<double>(step), options)});
+    return known_.back().tensor;
+  }
+
+ private:
+  struct Known {
+    int64_t step;
+    at::Tensor tensor;
+  };
+  std::vector<Known> known_;
+};
+
 } // namespace
 
 FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
@@ -33,6 +56,7 @@ void FusedAdamW::step_group(torch::optim::OptimizerParamGroup& group) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !options.amsgrad(), "[FusedAdamW] amsgrad is not supported.");
   std::vector<at::Tensor> parameters, grads, averages, squares, steps;
+  StepNumbers numbers;
   for (auto& parameter : group.params()) {
     if (!parameter.grad().defined()) {
       continue;
@@ -51,8 +75,7 @@ void FusedAdamW::step_group(torch::optim::OptimizerParamGroup& group) {
     grads.push_back(parameter.grad());
     averages.push_back(state.exp_avg());
     squares.push_back(state.exp_avg_sq());
-    steps.push_back(
-        at::scalar_tensor(static_cast<double>(state.step()), at::kFloat));
+    steps.push_back(numbers.get(state.step(), parameter.device()));
   }
   if (parameters.empty()) {
     return;

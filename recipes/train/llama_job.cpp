@@ -59,7 +59,8 @@ LlamaJob make_llama_job(const Recipe& recipe, const mesh::DeviceMesh& mesh) {
   job.ddp =
       std::make_unique<ddp::DistributedDataParallel<LlamaForCausalLMImpl>>(
           job.model, mesh["dp"], options);
-  dtensor::materialize(*job.model, static_cast<uint64_t>(recipe.seed));
+  dtensor::materialize(
+      *job.model, static_cast<uint64_t>(recipe.seed), mesh.world().device());
   job.optimizer = std::make_unique<FusedAdamW>(
       job.model->parameters(), adamw_options(recipe));
   return job;

@@ -12,8 +12,10 @@
 
 #include "checkpoint/error.h"
 #include "dtensor/clip_grad.h"
+#include "mesh/device.h"
 #include "mesh/error.h"
 #include "mesh/ledger.h"
+#include "recipes/data/staging.h"
 #include "recipes/train/lr_schedule.h"
 
 namespace weft::recipes {
@@ -77,16 +79,19 @@ double Trainer::comm_ms() const {
   return static_cast<double>(blocked) * 1e-6;
 }
 
-double Trainer::forward_backward(const Batch& batch) {
+// The loss is left where it is: reading it would make the host wait for a
+// device.
+at::Tensor Trainer::forward_backward(const Batch& batch) {
+  const auto here = to_device(batch, world_.device());
   const auto loss =
-      token_loss((*job_.ddp)(batch.tokens), batch.targets, global_tokens());
+      token_loss((*job_.ddp)(here.tokens), here.targets, global_tokens());
   loss.backward();
-  return loss.item<double>();
+  return loss.detach();
 }
 
 // All micro-batches of a step; gradients are reduced with the last one's.
 double Trainer::accumulate_gradients(int64_t step, double& data_ms) {
-  double loss_sum = 0;
+  std::vector<at::Tensor> losses;
   const int64_t first_sample = state_after(step).next_sample;
   const int64_t micro_steps = loader_.accumulation_steps();
   for (int64_t a = 0; a < micro_steps; ++a) {
@@ -95,10 +100,14 @@ double Trainer::accumulate_gradients(int64_t step, double& data_ms) {
     data_ms += milliseconds_since(start);
     if (a + 1 < micro_steps) {
       const auto local_only = job_.ddp->no_sync();
-      loss_sum += forward_backward(batch);
+      losses.push_back(forward_backward(batch));
     } else {
-      loss_sum += forward_backward(batch);
+      losses.push_back(forward_backward(batch));
     }
+  }
+  double loss_sum = 0;
+  for (const auto& loss : losses) {
+    loss_sum += loss.item<double>();
   }
   return loss_sum;
 }
@@ -115,6 +124,7 @@ StepMetrics Trainer::train_step(int64_t step) {
   metrics.grad_norm = max_norm > 0
                           ? dtensor::clip_grad_norm_(parameters, max_norm)
                           : dtensor::grad_norm(parameters);
+  world_.check();
   if (!std::isfinite(metrics.loss)) {
     throw_non_finite("loss", metrics.loss, step);
   }
@@ -133,6 +143,7 @@ StepMetrics Trainer::train_step(int64_t step) {
   metrics.tokens_per_s =
       static_cast<double>(global_tokens()) / metrics.step_ms * 1e3;
   metrics.peak_rss_mb = peak_rss_mb();
+  metrics.peak_device_mb = mesh::peak_device_mb(world_.device());
   return metrics;
 }
 
@@ -143,7 +154,7 @@ double Trainer::evaluate() {
   double sum = 0;
   for (int64_t b = 0; b < batches; ++b) {
     for (int64_t a = 0; a < loader_.accumulation_steps(); ++a) {
-      const auto batch = loader_.heldout(b, a);
+      const auto batch = to_device(loader_.heldout(b, a), world_.device());
       sum +=
           token_loss(
               job_.model->forward(batch.tokens), batch.targets, global_tokens())
@@ -151,7 +162,9 @@ double Trainer::evaluate() {
     }
   }
   job_.model->train();
-  return sum_over_replicas(sum) / static_cast<double>(batches);
+  const double mean = sum_over_replicas(sum) / static_cast<double>(batches);
+  world_.check();
+  return mean;
 }
 
 // After `step` steps in all, of which this process does those after start_.

@@ -50,7 +50,7 @@ class Trainer {
  private:
   int64_t global_tokens() const;
   double sum_over_replicas(double value);
-  double forward_backward(const Batch& batch);
+  at::Tensor forward_backward(const Batch& batch);
   double accumulate_gradients(int64_t step, double& data_ms);
   double comm_ms() const;
   void open_outputs();
