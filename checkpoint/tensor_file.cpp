@@ -3,6 +3,8 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -101,11 +103,11 @@ class Stream {
   }
 
  private:
-  // Small enough that bytes are still in the cache from hashing when the kernel
-  // copies them.
-  static constexpr int64_t kBatchBytes = 1 << 20;
+  // Large enough to cost few calls; small enough that bytes are still in the
+  // processor's cache from hashing when the kernel copies them.
+  static constexpr int64_t kBatchBytes = 4 << 20;
   static constexpr size_t kBatchParts = 512;
-  static constexpr int64_t kWritebackBytes = 32 << 20;
+  static constexpr int64_t kWritebackBytes = 8 << 20;
 
   const File& file_;
   bool sync_;
@@ -117,17 +119,21 @@ class Stream {
 
 // Blocks on the disk for all of it: a full disk is found before the first
 // write, and writing does not allocate piece by piece. Where a file system
-// cannot, the writes do.
+// cannot (not posix_fallocate: that would write zeros), the writes do.
 void reserve(const File& file, int64_t bytes) {
-  const int error = ::posix_fallocate(file.fd(), 0, bytes);
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-    throw std::system_error(
-        error,
-        std::generic_category(),
-        fmt::format(
-            "[checkpoint] reserve {} bytes for {}",
-            bytes,
-            file.path().string()));
+  while (::fallocate(file.fd(), 0, 0, bytes) != 0) {
+    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+      throw std::system_error(
+          errno,
+          std::generic_category(),
+          fmt::format(
+              "[checkpoint] reserve {} bytes for {}",
+              bytes,
+              file.path().string()));
+    }
+    if (errno != EINTR) {
+      return;
+    }
   }
 }
 

@@ -105,7 +105,7 @@ def main():
     for difference in found:
         print(difference)
     size = sum(t.numel() * t.element_size() for t in states[0].values())
-    verdict = "equal" if not found else f"{len(found)} differences"
+    verdict = f"{len(found)} found to differ" if found else "equal"
     print(f"{verdict}: {len(states[0])} tensors, {size} bytes, torch {torch.__version__}")
     return 1 if found else 0
 
