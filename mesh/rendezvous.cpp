@@ -103,6 +103,11 @@ c10::intrusive_ptr<c10d::Store> connect_store(
         options);
     return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
   } catch (const std::exception& cause) {
+    if (!is_loopback(job.master_address)) {
+      // Names may turn up late, so this is asked last: it throws if the name is
+      // still unknown, and says so.
+      local_address_towards(job.master_address);
+    }
     throw_error<CommError>(detail::concat(
         "[rendezvous] ",
         failure_reason(cause, timeout),

@@ -334,6 +334,18 @@ TEST(World, NobodyServingIsATimeout) {
       AllOf(HasSubstr("[rendezvous]"), HasSubstr("rank 1/2, store localhost")));
 }
 
+TEST(World, AnUnknownHostIsNamed) {
+  const LauncherEnv env({});
+  auto job = job_of(1, 20000);
+  job.master_address = "no.such.host.invalid";
+  EXPECT_THAT(
+      message_of_thrown<CommError>(
+          [&] { connect_store(job, std::chrono::milliseconds(500)); }),
+      AllOf(
+          HasSubstr("[rendezvous] cannot resolve no.such.host.invalid: "),
+          HasSubstr("Set MASTER_ADDR")));
+}
+
 TEST(World, FromEnvSaysHowManyRanksCame) {
   const BoundSocket socket;
   const LauncherEnv env(
