@@ -11,5 +11,6 @@ namespace weft::recipes::cli {
 void add_train(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_checkpoint(CLI::App& app);
+void add_report(CLI::App& app);
 
 } // namespace weft::recipes::cli

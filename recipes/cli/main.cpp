@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   cli::add_train(app);
   cli::add_bench(app);
   cli::add_checkpoint(app);
+  cli::add_report(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -173,6 +173,18 @@ void resolve_batch(Recipe& recipe) {
   }
 }
 
+void check_trace(const Recipe& recipe) {
+  if (recipe.trace.steps > 0 && recipe.trace.first > recipe.train.steps) {
+    refuse(
+        recipe,
+        "trace.first",
+        fmt::format(
+            "{} is after the last step, train.steps={}",
+            recipe.trace.first,
+            recipe.train.steps));
+  }
+}
+
 } // namespace
 
 void validate(Recipe& recipe, int64_t world_size) {
@@ -180,6 +192,7 @@ void validate(Recipe& recipe, int64_t world_size) {
   resolve_model(recipe);
   check_vocabulary(recipe);
   resolve_batch(recipe);
+  check_trace(recipe);
   if (recipe.output_dir.empty()) {
     recipe.output_dir = "outputs/" + recipe.name;
   }
