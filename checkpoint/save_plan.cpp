@@ -1,6 +1,7 @@
 #include "checkpoint/save_plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -58,15 +59,8 @@ std::vector<Replicas> distinct_boxes(const SaveItem& item, int64_t world_size) {
   return result;
 }
 
-// Largest first: the small ones even out what the large ones leave.
-std::vector<size_t> by_size(const std::vector<SaveItem>& items) {
-  std::vector<size_t> order(items.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return numel(items[a].sizes) * items[a].item_bytes >
-           numel(items[b].sizes) * items[b].item_bytes;
-  });
-  return order;
+int64_t bytes_of(const SaveItem& item, const dtensor::LocalBox& box) {
+  return numel(box.sizes) * item.item_bytes;
 }
 
 } // namespace
@@ -74,19 +68,30 @@ std::vector<size_t> by_size(const std::vector<SaveItem>& items) {
 std::vector<PlannedChunk> plan_save(
     const std::vector<SaveItem>& items,
     int64_t world_size) {
+  struct Candidate {
+    size_t item;
+    Replicas replicas;
+  };
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (numel(items[i].sizes) > 0) {
+      for (auto& replicas : distinct_boxes(items[i], world_size)) {
+        candidates.push_back({i, std::move(replicas)});
+      }
+    }
+  }
+  // Largest first: the small ones even out what the large ones leave.
+  std::ranges::stable_sort(
+      candidates, std::greater<>(), [&](const Candidate& candidate) {
+        return bytes_of(items[candidate.item], candidate.replicas.box);
+      });
   std::vector<int64_t> load(world_size, 0);
   std::vector<PlannedChunk> plan;
-  for (const size_t index : by_size(items)) {
-    const auto& item = items[index];
-    if (numel(item.sizes) == 0) {
-      continue;
-    }
-    for (auto& [box, ranks] : distinct_boxes(item, world_size)) {
-      const int64_t writer = *std::ranges::min_element(
-          ranks, {}, [&](int64_t rank) { return load[rank]; });
-      load[writer] += numel(box.sizes) * item.item_bytes;
-      plan.push_back({index, std::move(box), writer});
-    }
+  for (auto& [item, replicas] : candidates) {
+    const int64_t writer = *std::ranges::min_element(
+        replicas.ranks, {}, [&](int64_t rank) { return load[rank]; });
+    load[writer] += bytes_of(items[item], replicas.box);
+    plan.push_back({item, std::move(replicas.box), writer});
   }
   return plan;
 }
