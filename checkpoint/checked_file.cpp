@@ -130,7 +130,7 @@ CheckedFile::CheckedFile(
     const auto header = parse_header(bytes, record.bytes, source);
     check_header(header, manifest, chunks, source);
   } catch (const std::system_error& error) {
-    throw_damage(source, error.what());
+    throw_damage(source, "it cannot be read: " + error.code().message());
   }
 }
 
@@ -143,7 +143,8 @@ std::optional<std::string> CheckedFile::read_piece(
   try {
     got_bytes = file_.read_at(at, out);
   } catch (const std::system_error& error) {
-    return fmt::format("byte {}: {}", at, error.what());
+    return fmt::format(
+        "byte {}: it cannot be read: {}", at, error.code().message());
   }
   if (got_bytes != static_cast<int64_t>(out.size())) {
     return fmt::format("byte {}: the file ends here", at + got_bytes);

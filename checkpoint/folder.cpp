@@ -287,6 +287,30 @@ void Folder::sync() const {
   }
 }
 
+void make_folders(const std::filesystem::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) {
+    if (!S_ISDIR(status.st_mode)) {
+      throw_errno("mkdir", path, ENOTDIR);
+    }
+    return;
+  }
+  const auto above =
+      path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  if (above != path) {
+    make_folders(above);
+  }
+  // Another process may make it, too.
+  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) {
+    throw_errno("mkdir", path);
+  }
+  // One that may be passed through but not read cannot be synced.
+  const int fd = ::open(above.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd >= 0 && ::fsync(File(fd, above).fd()) != 0) {
+    throw_errno("fsync", above);
+  }
+}
+
 bool is_plain_file_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." &&
          name.size() <= static_cast<size_t>(limits::kFileName) &&

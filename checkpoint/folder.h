@@ -90,6 +90,11 @@ class Folder {
   File directory_;
 };
 
+/// Makes `path` and the folders above it that are missing; their names are on
+/// the disk when it returns.
+/// Throws: std::system_error with path and errno.
+void make_folders(const std::filesystem::path& path);
+
 /// Whether `name` can be the name of a file of a checkpoint: no separator, not
 /// "." or "..", no control character, UTF-8, at most 255 bytes.
 bool is_plain_file_name(std::string_view name);

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <span>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -64,32 +65,33 @@ bool is_there(const fs::path& path) {
   return ::lstat(path.c_str(), &status) == 0;
 }
 
-// A small file that is replaced as a whole.
-void replace_file(
-    const Folder& folder,
-    const std::string& name,
-    std::string_view text,
-    bool sync) {
-  const auto temporary =
-      fmt::format("{}{}-{}", kTemporaryPrefix, name, random_hex());
-  auto file = folder.create_file(temporary);
-  const std::array parts = {std::as_bytes(std::span(text))};
-  file.write_at(0, parts);
-  if (sync) {
-    file.sync();
-  }
-  file.close();
-  folder.rename_over(temporary, name);
-  if (sync) {
-    folder.sync();
-  }
-}
-
-// Deletes a folder that already has a temporary name. What cannot be deleted
+// Deletes what already has a temporary name. What cannot be deleted
 // now is left for remove_temporaries().
 void delete_temporary(const fs::path& path) {
   std::error_code ignored;
   fs::remove_all(path, ignored);
+}
+
+// Writes a small file under a temporary name and returns that name.
+std::string write_temporary(
+    const Folder& folder,
+    const std::string& name,
+    std::string_view text,
+    bool sync) {
+  auto temporary = fmt::format("{}{}-{}", kTemporaryPrefix, name, random_hex());
+  auto file = folder.create_file(temporary);
+  const std::array parts = {std::as_bytes(std::span(text))};
+  try {
+    file.write_at(0, parts);
+    if (sync) {
+      file.sync();
+    }
+    file.close();
+  } catch (const std::system_error&) {
+    delete_temporary(folder.path() / temporary);
+    throw;
+  }
+  return temporary;
 }
 
 // flock() without waiting; false if another holds it.
@@ -158,12 +160,7 @@ std::optional<int64_t> read_latest(const fs::path& checkpoints) {
 }
 
 fs::path begin_step(const fs::path& checkpoints, int64_t step) {
-  std::error_code error;
-  fs::create_directories(checkpoints, error);
-  if (error) {
-    throw std::system_error(
-        error, fmt::format("[checkpoint] mkdir {}", checkpoints.string()));
-  }
+  make_folders(checkpoints);
   const auto path =
       checkpoints /
       fmt::format("{}{}-{}", kTemporaryPrefix, step_name(step), random_hex());
@@ -189,12 +186,16 @@ void commit_step(
     bool sync) {
   const auto parent = Folder::open(checkpoints);
   const auto name = step_name(step);
-  if (sync) {
-    Folder::open(temporary).sync();
-  }
+  // Whatever needs room on the disk comes before the rename, so that a full
+  // one cannot fail a save that is committed already.
+  const auto latest = write_temporary(parent, kLatestName, name + "\n", sync);
   try {
+    if (sync) {
+      Folder::open(temporary).sync();
+    }
     parent.rename(temporary.filename().string(), name);
   } catch (const std::system_error& error) {
+    delete_temporary(checkpoints / latest);
     if (error.code() == std::errc::file_exists ||
         error.code() == std::errc::directory_not_empty) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
@@ -207,7 +208,10 @@ void commit_step(
   if (sync) {
     parent.sync();
   }
-  replace_file(parent, kLatestName, name + "\n", sync);
+  parent.rename_over(latest, kLatestName);
+  if (sync) {
+    parent.sync();
+  }
 }
 
 void abandon_step(const fs::path& temporary) noexcept {
@@ -288,7 +292,7 @@ Manifest read_manifest(const Folder& step_folder) {
     text.resize(static_cast<size_t>(got));
     return parse_manifest(text, source);
   } catch (const std::system_error& error) {
-    throw_damage(source, error.what());
+    throw_damage(source, "it cannot be read: " + error.code().message());
   }
 }
 

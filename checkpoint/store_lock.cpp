@@ -5,7 +5,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <span>
 #include <string>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -35,10 +37,10 @@ constexpr const char* kLockName = ".lock";
 }
 
 File open_lock(const std::filesystem::path& checkpoints) {
-  std::error_code error;
-  std::filesystem::create_directories(checkpoints, error);
-  if (error) {
-    refuse_errno(checkpoints, error.value());
+  try {
+    make_folders(checkpoints);
+  } catch (const std::system_error& error) {
+    refuse_errno(checkpoints, error.code().value());
   }
   const auto path = checkpoints / kLockName;
   const int fd = ::open(

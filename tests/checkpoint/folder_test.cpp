@@ -131,6 +131,16 @@ TEST_F(Folders, RenameNeverReplaces) {
   EXPECT_FALSE(folder.has("from"));
 }
 
+TEST_F(Folders, MissingOnesAreMadeOnTheWay) {
+  const auto path = scratch_.path() / "a" / "b" / "c";
+  make_folders(path);
+  EXPECT_TRUE(fs::is_directory(path));
+  make_folders(path);
+  make_folders(path / ""); // with a separator at the end
+  EXPECT_THROW(
+      make_folders(scratch_.path() / "outside" / "a"), std::system_error);
+}
+
 TEST_F(Folders, MissingFolderIsUsageAndExistingOneIsNotMade) {
   EXPECT_THROW(Folder::open(scratch_.path() / "none"), mesh::UsageError);
   EXPECT_THROW(Folder::open(scratch_.path() / "outside"), mesh::UsageError);

@@ -114,6 +114,8 @@ TEST_F(Store, CommitNeverOverwrites) {
   EXPECT_TRUE(fs::exists(temporary));
   abandon_step(temporary);
   EXPECT_FALSE(fs::exists(temporary));
+  EXPECT_EQ(read_latest(checkpoints_), 3);
+  EXPECT_THAT(names(), ElementsAre("latest", "step-3"));
   // An empty folder of that name is not replaced either.
   fs::create_directory(checkpoints_ / "step-4");
   const auto other = begin_step(checkpoints_, 4);
