@@ -13,9 +13,10 @@
 #include "recipes/cli/commands.h"
 #include "recipes/config/recipe.h"
 #include "recipes/config/validate.h"
+#include "recipes/data/batch_loader.h"
+#include "recipes/train/run.h"
 #include "recipes/train/run_store.h"
 #include "recipes/train/threads.h"
-#include "recipes/train/trainer.h"
 
 namespace weft::recipes::cli {
 namespace {
@@ -47,7 +48,7 @@ void train(const TrainArguments& arguments) {
     check_run_fits(recipe, loader.corpus().fingerprint_text());
   }
   const auto world = mesh::World::from_env(options);
-  Trainer(recipe, world).run(fresh);
+  run_training(recipe, world, fresh);
 }
 
 } // namespace

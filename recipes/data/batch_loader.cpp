@@ -67,8 +67,7 @@ Batch BatchLoader::train(int64_t next_sample, int64_t accumulation) {
   const int64_t first = first_sample(accumulation);
   std::vector<int64_t> offsets;
   for (int64_t i = 0; i < shape_.micro_batch_size; ++i) {
-    offsets.push_back(
-        order_.train_offset(next_sample + first + i));
+    offsets.push_back(order_.train_offset(next_sample + first + i));
   }
   Batch batch = read(offsets);
   batch.first_sample = first;

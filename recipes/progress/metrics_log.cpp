@@ -50,6 +50,9 @@ std::optional<int64_t> step_of(const std::string& line) {
 
 /// Cuts `path` after the last line up to `last_step`; returns that line's step.
 int64_t cut_after(const std::string& path, int64_t last_step) {
+  if (!std::filesystem::is_regular_file(path)) {
+    return 0; // A device or pipe keeps nothing to cut.
+  }
   std::ifstream file(path);
   int64_t kept_step = 0;
   int64_t kept_bytes = 0;
@@ -63,9 +66,7 @@ int64_t cut_after(const std::string& path, int64_t last_step) {
   }
   file.close();
   std::error_code error;
-  if (std::filesystem::exists(path)) {
-    std::filesystem::resize_file(path, kept_bytes, error);
-  }
+  std::filesystem::resize_file(path, kept_bytes, error);
   if (error) {
     refuse(path, error.message());
   }

@@ -1,16 +1,10 @@
 #include "recipes/train/trainer.h"
 
-#include <unistd.h>
-
 #include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 
 #include <fmt/format.h>
 
-#include "checkpoint/error.h"
 #include "dtensor/clip_grad.h"
 #include "mesh/device.h"
 #include "mesh/error.h"
@@ -59,6 +53,7 @@ Trainer::Trainer(Recipe recipe, const mesh::World& world)
     : recipe_(std::move(recipe)),
       world_(world),
       loader_(open_data(recipe_, world)),
+      data_fingerprint_(loader_.corpus().fingerprint_text()),
       job_(make_llama_job(recipe_, make_mesh(recipe_, world))) {}
 
 int64_t Trainer::global_tokens() const {
@@ -82,9 +77,13 @@ double Trainer::comm_ms() const {
 // The loss is left where it is: reading it would make the host wait for a
 // device.
 at::Tensor Trainer::forward_backward(const Batch& batch) {
-  const auto here = to_device(batch, world_.device());
-  const auto loss =
-      token_loss((*job_.ddp)(here.tokens), here.targets, global_tokens());
+  at::Tensor loss;
+  {
+    const auto phase = span("forward");
+    const auto here = to_device(batch, world_.device());
+    loss = token_loss((*job_.ddp)(here.tokens), here.targets, global_tokens());
+  }
+  const auto phase = span("backward");
   loss.backward();
   return loss.detach();
 }
@@ -95,9 +94,13 @@ double Trainer::accumulate_gradients(int64_t step, double& data_ms) {
   const int64_t first_sample = state_after(step).next_sample;
   const int64_t micro_steps = loader_.accumulation_steps();
   for (int64_t a = 0; a < micro_steps; ++a) {
-    const auto start = Clock::now();
-    const auto batch = loader_.train(first_sample, a);
-    data_ms += milliseconds_since(start);
+    const auto batch = [&] {
+      const auto phase = span("data");
+      const auto start = Clock::now();
+      auto next = loader_.train(first_sample, a);
+      data_ms += milliseconds_since(start);
+      return next;
+    }();
     if (a + 1 < micro_steps) {
       const auto local_only = job_.ddp->no_sync();
       losses.push_back(forward_backward(batch));
@@ -112,6 +115,25 @@ double Trainer::accumulate_gradients(int64_t step, double& data_ms) {
   return loss_sum;
 }
 
+double Trainer::clip_gradients() {
+  const auto phase = span("clip");
+  const auto parameters = job_.model->parameters();
+  const double max_norm = recipe_.train.max_grad_norm;
+  return max_norm > 0 ? dtensor::clip_grad_norm_(parameters, max_norm)
+                      : dtensor::grad_norm(parameters);
+}
+
+void Trainer::update(double lr) {
+  const auto phase = span("optimizer");
+  job_.optimizer->set_lr(lr);
+  job_.optimizer->step();
+  job_.optimizer->zero_grad();
+}
+
+TraceSpan Trainer::span(std::string_view phase) const {
+  return tracer_ ? tracer_->span(phase) : TraceSpan(nullptr, phase);
+}
+
 StepMetrics Trainer::train_step(int64_t step) {
   const auto start = Clock::now();
   const double comm_before = comm_ms();
@@ -119,11 +141,7 @@ StepMetrics Trainer::train_step(int64_t step) {
   metrics.step = step + 1;
   const double own_loss = accumulate_gradients(step, metrics.data_ms);
   metrics.loss = sum_over_replicas(own_loss);
-  const auto parameters = job_.model->parameters();
-  const double max_norm = recipe_.train.max_grad_norm;
-  metrics.grad_norm = max_norm > 0
-                          ? dtensor::clip_grad_norm_(parameters, max_norm)
-                          : dtensor::grad_norm(parameters);
+  metrics.grad_norm = clip_gradients();
   world_.check();
   if (!std::isfinite(metrics.loss)) {
     throw_non_finite("loss", metrics.loss, step);
@@ -133,9 +151,7 @@ StepMetrics Trainer::train_step(int64_t step) {
   }
   metrics.lr = learning_rate(
       recipe_.lr_schedule, recipe_.optimizer.lr, recipe_.train.steps, step);
-  job_.optimizer->set_lr(metrics.lr);
-  job_.optimizer->step();
-  job_.optimizer->zero_grad();
+  update(metrics.lr);
 
   metrics.tokens = state_after(step + 1).tokens;
   metrics.comm_ms = comm_ms() - comm_before;
@@ -167,34 +183,26 @@ double Trainer::evaluate() {
   return mean;
 }
 
-// After `step` steps in all, of which this process does those after start_.
+void Trainer::start_from(const TrainState& state) {
+  start_ = state;
+}
+
+// Of which this process does those after start_.
 TrainState Trainer::state_after(int64_t step) const {
   const int64_t own = step - start_.step;
   return {
       .step = step,
       .tokens = start_.tokens + own * global_tokens(),
       .next_sample = start_.next_sample + own * recipe_.train.global_batch_size,
-      .data_fingerprint = loader_.corpus().fingerprint_text()};
+      .data_fingerprint = data_fingerprint_};
 }
 
-void Trainer::say(const std::string& text) const {
-  if (progress_) {
-    progress_->message(text);
-  }
-}
-
-void Trainer::open_outputs() {
-  progress_ = std::make_unique<Progress>(
-      stdout,
-      Progress::Options{
-          .total_steps = recipe_.train.steps,
-          .log_every = recipe_.train.log_every,
-          .is_terminal = isatty(STDOUT_FILENO) == 1});
+std::string Trainer::describe() const {
   int64_t count = 0;
   for (const auto& parameter : job_.model->parameters()) {
     count += parameter.numel();
   }
-  say(fmt::format(
+  return fmt::format(
       "{}: Llama with {:.2f} M parameters on dp={} tp={}, {:.1f} MB of text, "
       "{} steps of {} x {} tokens",
       recipe_.name,
@@ -204,113 +212,7 @@ void Trainer::open_outputs() {
       static_cast<double>(loader_.corpus().size()) * 1e-6,
       recipe_.train.steps,
       recipe_.train.global_batch_size,
-      recipe_.data.sequence_length));
-  if (recipe_.checkpoint.async) {
-    say("checkpoint.async: this version saves synchronously; training waits "
-        "for each save");
-  }
-}
-
-void Trainer::resume(RunStore& store) {
-  const auto dicts = state_dicts(job_);
-  const auto found = store.resume(dicts);
-  if (found) {
-    adopt_state(job_, dicts, recipe_);
-    start_ = found->state;
-    if (found->layout.mesh == job_.mesh.to_string() &&
-        !found->layout.buckets.empty()) {
-      job_.ddp->set_bucket_layout(found->layout.buckets);
-    }
-  }
-  if (world_.rank() != 0) {
-    return;
-  }
-  metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), start_.step);
-  if (found && metrics_->last_step() + 1 == start_.step) {
-    metrics_->write_line(found->layout.metrics_line); // Killed before it.
-  }
-  std::ofstream(std::filesystem::path(recipe_.output_dir) / "recipe.yaml")
-      << to_yaml(recipe_);
-  say(found ? fmt::format(
-                  "resumes from {}: step {}, {} samples and {} tokens done{}",
-                  found->folder.string(),
-                  start_.step,
-                  start_.next_sample,
-                  start_.tokens,
-                  found->layout.mesh == job_.mesh.to_string()
-                      ? ""
-                      : fmt::format(" on {}", found->layout.mesh))
-            : "starts from step 0");
-}
-
-bool Trainer::save(RunStore& store, StepMetrics& metrics) {
-  const auto start = Clock::now();
-  const auto layout = RunLayout{
-      .mesh = job_.mesh.to_string(),
-      .buckets = job_.ddp->bucket_names(),
-      .recipe = to_yaml(recipe_),
-      .metrics_line = metrics_line(metrics)};
-  const bool saved =
-      store.save(state_dicts(job_), state_after(metrics.step), layout);
-  metrics.checkpoint_ms += milliseconds_since(start);
-  return saved;
-}
-
-void Trainer::save_last(RunStore& store, StepMetrics& metrics) {
-  if (!save(store, metrics) && !save(store, metrics)) {
-    mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
-        "step {}, the last one, could not be saved in {}, tried twice. Make "
-        "room there and run the same command again: it goes on from the "
-        "checkpoint before.",
-        metrics.step,
-        store.path().string()));
-  }
-}
-
-void Trainer::train_to_the_end(RunStore& store) {
-  const int64_t steps = recipe_.train.steps;
-  const auto is_due = [](int64_t step, int64_t every) {
-    return every > 0 && step % every == 0;
-  };
-  for (int64_t step = start_.step; step < steps; ++step) {
-    auto metrics = train_step(step);
-    const bool is_last = step + 1 == steps;
-    if (is_last || is_due(step + 1, recipe_.eval.every)) {
-      metrics.eval_loss = evaluate();
-    }
-    if (is_last) {
-      save_last(store, metrics);
-    } else if (is_due(step + 1, recipe_.checkpoint.every)) {
-      save(store, metrics);
-    }
-    if (metrics_) {
-      metrics_->write(metrics);
-      progress_->step_done(metrics);
-      if (metrics.eval_loss) {
-        progress_->eval_done(metrics.step, *metrics.eval_loss);
-      }
-    }
-  }
-}
-
-void Trainer::run(bool fresh) {
-  if (world_.rank() == 0) {
-    open_outputs();
-  }
-  RunStore store(
-      recipe_, world_, fresh, [this](const auto& text) { say(text); });
-  resume(store);
-  if (start_.step >= recipe_.train.steps) {
-    say(fmt::format(
-        "finished already, at step {}: see {}. A larger train.steps goes on, "
-        "--fresh starts over",
-        start_.step,
-        recipe_.output_dir));
-    return;
-  }
-  train_to_the_end(store);
-  say(fmt::format(
-      "done: {} steps, see {}", recipe_.train.steps, recipe_.output_dir));
+      recipe_.data.sequence_length);
 }
 
 } // namespace weft::recipes

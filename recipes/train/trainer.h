@@ -1,15 +1,15 @@
 #pragma once
 
-#include <memory>
 #include <string>
+#include <string_view>
 
 #include "mesh/world.h"
 #include "recipes/config/recipe.h"
 #include "recipes/data/batch_loader.h"
 #include "recipes/progress/metrics_log.h"
-#include "recipes/progress/progress.h"
+#include "recipes/trace/step_tracer.h"
 #include "recipes/train/llama_job.h"
-#include "recipes/train/run_store.h"
+#include "recipes/train/train_state.h"
 
 namespace weft::recipes {
 
@@ -27,15 +27,6 @@ class Trainer {
   /// recipes or data.
   Trainer(Recipe recipe, const mesh::World& world);
 
-  /// Goes on from the run's newest checkpoint, or with `fresh` from the start,
-  /// to the last step; rank 0 writes outputs/<name>/ and shows progress.
-  /// Collective: all ranks; blocks.
-  /// Throws: NonFiniteError, the same on all ranks; mesh::CommError;
-  /// mesh::UsageError if the folder cannot be used;
-  /// checkpoint::CheckpointError if there are checkpoints and none is sound, or
-  /// the last one cannot be saved.
-  void run(bool fresh = false);
-
   /// One optimizer step over a whole global batch; `step` counts from 0. Its
   /// samples follow those of the step before.
   /// Collective: all ranks; blocks.
@@ -45,28 +36,35 @@ class Trainer {
   /// Collective: all ranks; blocks.
   double evaluate();
 
+  /// Counts on from an earlier process's last step; before the first step.
+  void start_from(const TrainState& state);
+  /// What to remember after `step` steps in all.
+  TrainState state_after(int64_t step) const;
+  /// From now on phases of a step are spans of `tracer`, which outlives this;
+  /// null: of none.
+  void set_tracer(const StepTracer* tracer) { tracer_ = tracer; }
+
   LlamaJob& job() { return job_; }
+  const Recipe& recipe() const { return recipe_; }
+  /// What is trained, on what, in one line.
+  std::string describe() const;
 
  private:
   int64_t global_tokens() const;
   double sum_over_replicas(double value);
   at::Tensor forward_backward(const Batch& batch);
   double accumulate_gradients(int64_t step, double& data_ms);
+  double clip_gradients();
+  void update(double lr);
   double comm_ms() const;
-  void open_outputs();
-  void say(const std::string& text) const;
-  void resume(RunStore& store);
-  bool save(RunStore& store, StepMetrics& metrics);
-  void save_last(RunStore& store, StepMetrics& metrics);
-  TrainState state_after(int64_t step) const;
-  void train_to_the_end(RunStore& store);
+  TraceSpan span(std::string_view phase) const;
 
   Recipe recipe_;
   mesh::World world_;
   BatchLoader loader_;
+  std::string data_fingerprint_;
   LlamaJob job_;
-  std::unique_ptr<MetricsLog> metrics_;
-  std::unique_ptr<Progress> progress_;
+  const StepTracer* tracer_ = nullptr;
   /// What was done before this process began.
   TrainState start_;
 };

@@ -1,6 +1,7 @@
 #include "recipes/progress/metrics_log.h"
 
 #include <cmath>
+#include <fstream>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -101,6 +102,32 @@ TEST(MetricsLog, NamesWhatItCannotWrite) {
   EXPECT_THAT(
       message_of<mesh::UsageError>([&] { MetricsLog log(folder.path()); }),
       HasSubstr("Is a directory"));
+}
+
+// What a killed run left: lines after its last checkpoint, and half a line.
+TEST(MetricsLog, LinesAfterTheResumedStepAreCut) {
+  const TempFolder folder;
+  const std::string path = folder / "metrics.jsonl";
+  const auto write_steps = [&](int64_t first, int64_t last) {
+    MetricsLog log(path, first - 1);
+    for (int64_t step = first; step <= last; ++step) {
+      auto metrics = some_metrics();
+      metrics.step = step;
+      log.write(metrics);
+    }
+  };
+  write_steps(1, 5);
+  std::ofstream(path, std::ios::app) << R"({"step":6,"lo)";
+  EXPECT_EQ(MetricsLog(path, 3).last_step(), 3);
+  EXPECT_EQ(lines_of(path).size(), 3U);
+  write_steps(4, 6);
+  const auto lines = lines_of(path);
+  ASSERT_EQ(lines.size(), 6U);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    EXPECT_EQ(nlohmann::json::parse(lines[i])["step"], i + 1);
+  }
+  EXPECT_EQ(MetricsLog(path, 0).last_step(), 0);
+  EXPECT_TRUE(lines_of(path).empty()) << "a new run starts over";
 }
 
 TEST(MetricsLog, AFullDiskIsAnError) {

@@ -1,0 +1,158 @@
+#include "recipes/train/run.h"
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+
+#include "checkpoint/error.h"
+#include "mesh/error.h"
+#include "recipes/trace/step_tracer.h"
+#include "recipes/train/run_outputs.h"
+#include "recipes/train/run_store.h"
+#include "recipes/train/trainer.h"
+
+namespace weft::recipes {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool is_due(int64_t step, int64_t every) {
+  return every > 0 && step % every == 0;
+}
+
+class Run {
+ public:
+  Run(const Recipe& recipe, const mesh::World& world, bool fresh)
+      : trainer_(recipe, world),
+        recipe_(trainer_.recipe()),
+        outputs_(
+            world.rank() == 0 ? std::make_unique<RunOutputs>(recipe_)
+                              : nullptr),
+        store_(recipe_, world, fresh, [this](const auto& text) { say(text); }),
+        tracer_(
+            recipe_.trace,
+            recipe_.output_dir,
+            world,
+            trainer_.job().mesh,
+            *trainer_.job().model) {}
+
+  void run() {
+    say(trainer_.describe());
+    if (recipe_.checkpoint.async) {
+      say("checkpoint.async: this version saves synchronously; training waits "
+          "for each save");
+    }
+    const int64_t first = resume();
+    if (first >= recipe_.train.steps) {
+      say(fmt::format(
+          "finished already, at step {}: see {}. A larger train.steps goes on, "
+          "--fresh starts over",
+          first,
+          recipe_.output_dir));
+      return;
+    }
+    // Whatever ends the run, its report says how far it came.
+    const auto end = c10::make_scope_exit([this] {
+      if (outputs_) {
+        outputs_->end();
+      }
+    });
+    trainer_.set_tracer(&tracer_);
+    for (int64_t step = first; step < recipe_.train.steps; ++step) {
+      run_step(step);
+    }
+    say(tracer_.finish());
+    say(fmt::format(
+        "done: {} steps, see {}", recipe_.train.steps, recipe_.output_dir));
+  }
+
+ private:
+  void say(const std::string& text) {
+    if (outputs_) {
+      outputs_->say(text);
+    }
+  }
+
+  /// Returns the first step to do, from 0.
+  int64_t resume() {
+    auto& job = trainer_.job();
+    const auto dicts = state_dicts(job);
+    const auto found = store_.resume(dicts);
+    if (found) {
+      adopt_state(job, dicts, recipe_);
+      trainer_.start_from(found->state);
+      if (found->layout.mesh == job.mesh.to_string() &&
+          !found->layout.buckets.empty()) {
+        job.ddp->set_bucket_layout(found->layout.buckets);
+      }
+    }
+    if (outputs_) {
+      outputs_->begin(found, *job.model, job.mesh);
+    }
+    return found ? found->state.step : 0;
+  }
+
+  void run_step(int64_t step) {
+    tracer_.begin_step(step + 1);
+    auto metrics = trainer_.train_step(step);
+    const bool is_last = step + 1 == recipe_.train.steps;
+    if (recipe_.eval.batches > 0 &&
+        (is_last || is_due(step + 1, recipe_.eval.every))) {
+      const auto span = tracer_.span("eval");
+      metrics.eval_loss = trainer_.evaluate();
+    }
+    if (is_last || is_due(step + 1, recipe_.checkpoint.every)) {
+      const auto span = tracer_.span("checkpoint");
+      const bool saved = save(metrics) || (is_last && save(metrics));
+      if (is_last && !saved) {
+        throw_last_not_saved(metrics.step);
+      }
+    }
+    const auto note = tracer_.end_step(step + 1);
+    if (outputs_) {
+      outputs_->step_done(metrics);
+    }
+    say(note);
+  }
+
+  bool save(StepMetrics& metrics) {
+    const auto start = Clock::now();
+    auto& job = trainer_.job();
+    const RunLayout layout{
+        .mesh = job.mesh.to_string(),
+        .buckets = job.ddp->bucket_names(),
+        .recipe = to_yaml(recipe_),
+        .metrics_line = metrics_line(metrics)};
+    const bool saved = store_.save(
+        state_dicts(job), trainer_.state_after(metrics.step), layout);
+    metrics.checkpoint_ms +=
+        std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    return saved;
+  }
+
+  [[noreturn]] void throw_last_not_saved(int64_t step) const {
+    mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+        "step {}, the last one, could not be saved in {}, tried twice. Make "
+        "room there and run the same command again: it goes on from the "
+        "checkpoint before.",
+        step,
+        store_.path().string()));
+  }
+
+  Trainer trainer_;
+  const Recipe& recipe_;
+  std::unique_ptr<RunOutputs> outputs_;
+  RunStore store_;
+  StepTracer tracer_;
+};
+
+} // namespace
+
+void run_training(const Recipe& recipe, const mesh::World& world, bool fresh) {
+  Run(recipe, world, fresh).run();
+}
+
+} // namespace weft::recipes
