@@ -172,6 +172,12 @@ void TensorBoardLog::write(const StepMetrics& metrics) {
   for (const auto& [tag, value] : scalars) {
     put_scalar(summary, tag, value);
   }
+  if (metrics.peak_device_mb) {
+    put_scalar(
+        summary,
+        "memory/max_active(GiB)",
+        *metrics.peak_device_mb / kMibPerGib);
+  }
   if (metrics.eval_loss) {
     put_scalar(summary, "validation_metrics/loss", *metrics.eval_loss);
   }

@@ -27,7 +27,7 @@ struct ValueRange {
 struct MetricsPoint {
   /// The curves that a report draws; compute_ms is what the other parts leave
   /// of a step.
-  static constexpr std::array<std::string_view, 10> kKeys = {
+  static constexpr std::array<std::string_view, 11> kKeys = {
       "loss",
       "grad_norm",
       "lr",
@@ -37,6 +37,7 @@ struct MetricsPoint {
       "comm_ms",
       "checkpoint_ms",
       "peak_rss_mb",
+      "peak_device_mb",
       "compute_ms"};
 
   const ValueRange& operator[](std::string_view key) const;

@@ -98,6 +98,7 @@ ordered_json summary(const MetricsSeries& metrics) {
       {"tokens_per_s", number(median(metrics, "tokens_per_s"))},
       {"step_ms", number(median(metrics, "step_ms"))},
       {"peak_rss_mb", number(total(metrics, "peak_rss_mb").most)},
+      {"peak_device_mb", number(total(metrics, "peak_device_mb").most)},
       {"comm_share",
        number(
            total(metrics, "comm_ms").mean() /
@@ -231,6 +232,19 @@ std::string title_of(std::span<const RunData> runs) {
                           : fmt::format("{} runs - weft", runs.size());
 }
 
+// What `body` throws, in words.
+template <class Body>
+std::string problem_in(const Body& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return fmt::format("report: {}", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return fmt::format("report: {}", error.what());
+  }
+  return "";
+}
+
 // What is put in is never searched for markers.
 std::string fill_in(
     std::string_view page,
@@ -275,19 +289,18 @@ void write_report(
 LiveReport::LiveReport(std::string run_folder)
     : run_folder_(std::move(run_folder)) {}
 
+std::string LiveReport::write_layout(
+    const torch::nn::Module& model,
+    const mesh::DeviceMesh& mesh) {
+  return problem_in([&] { write_rank_shares(run_folder_, model, mesh); });
+}
+
 std::string LiveReport::refresh(bool is_last) {
   const auto start = Clock::now();
   if (!is_last && spent_ * 100 > start - start_) {
     return "";
   }
-  std::string problem;
-  try {
-    write_report(run_folder_);
-  } catch (const mesh::UsageError& error) {
-    problem = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
+  auto problem = problem_in([&] { write_report(run_folder_); });
   spent_ += Clock::now() - start;
   return problem;
 }

@@ -24,14 +24,20 @@ void write_report(
     std::span<const std::string> run_folders,
     const std::string& path);
 
-/// Keeps a run's report up to date while the run goes on. Never throws: a
-/// report is no reason to end a run.
+/// Keeps a run's report up to date while the run goes on; one rank has one. A
+/// report is no reason to end a run: nothing is thrown, what went wrong comes
+/// back in words, or "".
 class LiveReport {
  public:
   explicit LiveReport(std::string run_folder);
 
+  /// Writes each rank's share of the parameters: write_rank_shares().
+  std::string write_layout(
+      const torch::nn::Module& model,
+      const mesh::DeviceMesh& mesh);
+
   /// Writes it, unless reports took over 1 % of the time up to here; `is_last`
-  /// always writes. Gives what went wrong, or "".
+  /// always writes.
   std::string refresh(bool is_last = false);
 
  private:

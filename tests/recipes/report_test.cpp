@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/module.h>
 #include <nlohmann/json.hpp>
 
 #include "mesh/error.h"
@@ -233,7 +234,12 @@ TEST(LiveReport, TakesLittleOfTheTime) {
 
 TEST(LiveReport, SaysWhatWentWrong) {
   LiveReport report("/nowhere/run");
-  EXPECT_EQ(report.refresh(), "/nowhere/run: No such file or directory");
+  EXPECT_EQ(
+      report.refresh(), "report: /nowhere/run: No such file or directory");
+  const auto mesh = mesh::DeviceMesh();
+  EXPECT_THAT(
+      report.write_layout(torch::nn::Module(), mesh),
+      HasSubstr("report: cannot write \"/nowhere/run/layout.json\""));
 }
 
 } // namespace

@@ -116,6 +116,7 @@ TEST(TensorBoardLog, WritesAnEventAStep) {
       << "there before the log closes";
   metrics.step = 301;
   metrics.eval_loss = 3.5;
+  metrics.peak_device_mb = 2048;
   log.write(metrics);
 
   const auto records = records_of(read_text(log.path()));
@@ -133,7 +134,9 @@ TEST(TensorBoardLog, WritesAnEventAStep) {
   EXPECT_EQ(scalars.at("throughput(tps)"), 250.0F) << "of one rank";
   EXPECT_EQ(scalars.at("time_metrics/end_to_end(s)"), 0.25F);
   EXPECT_EQ(scalars.at("memory/peak_rss(GiB)"), 0.5F);
+  EXPECT_FALSE(scalars.contains("memory/max_active(GiB)"));
   EXPECT_FALSE(scalars.contains("validation_metrics/loss"));
+  EXPECT_EQ(scalars_of(records[3]).at("memory/max_active(GiB)"), 2.0F);
   EXPECT_EQ(scalars_of(records[3]).at("validation_metrics/loss"), 3.5F);
 }
 

@@ -79,7 +79,7 @@ function tiles(run) {
     tile('throughput', format.si(s.tokens_per_s), 'tokens/s', isNumber(s.tokens) ? `${format.si(s.tokens)} tokens in all` : ''),
     tile('step', format.milliseconds(s.step_ms), '', isNumber(s.comm_share) ? `${format.percent(s.comm_share, 2)} waiting for ranks` : ''),
     tile('time in steps', format.duration(s.duration_s), '', run.restarts.length ? format.plural(run.restarts.length, 'restart') + ' seen' : 'no restart seen'),
-    tile('peak memory', format.mebibytes(s.peak_rss_mb), '', 'resident, rank 0'));
+    tile('peak memory', format.mebibytes(s.peak_rss_mb), '', `resident, rank 0${isNumber(s.peak_device_mb) ? `; ${format.mebibytes(s.peak_device_mb)} on the device` : ''}`));
 }
 
 function notes() {
@@ -171,6 +171,7 @@ const lossLegend = () => (isOverlay
 
 function chartSection() {
   const chart = (spec) => new Chart(spec).mount();
+  const onDevice = data.runs.filter((run) => isNumber(run.summary.peak_device_mb));
   return el('div', { class: 'charts' },
     chart({ title: 'Loss', unit: 'mean over tokens', size: 'wide', log: true, format: format.loss, tick: (v) => format.number(v), legend: lossLegend, marksMissing: true,
       lines: () => [...everyRun('loss')(), ...data.runs.filter((run) => run.eval.step.length).map(evalLine)] }),
@@ -179,7 +180,9 @@ function chartSection() {
     isOverlay ? splitOfRuns() : chart({ title: 'Time of a step', unit: '', size: 'wide', stack: true, format: format.milliseconds, legend: partsLegend,
       lines: () => data.runs.flatMap(partsOf) }),
     chart({ title: 'Throughput', unit: 'tokens/s, all ranks', zero: true, format: (v) => format.si(v), lines: everyRun('tokens_per_s') }),
-    chart({ title: 'Peak memory', unit: 'resident, rank 0', zero: true, format: format.mebibytes, lines: () => everyRun('peak_rss_mb')().map((line) => ({ ...line, exact: true })) }));
+    chart({ title: 'Peak memory', unit: onDevice.length ? 'rank 0; dashed: on the device' : 'resident, rank 0', zero: true, format: format.mebibytes,
+      lines: () => [...everyRun('peak_rss_mb')(), ...onDevice.map((run) => ({ ...seriesLine(run, 'peak_device_mb'), dash: '6 3' }))]
+        .map((line) => ({ ...line, exact: true })) }));
 }
 
 function controls() {
