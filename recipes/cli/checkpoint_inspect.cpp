@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -58,32 +60,47 @@ Json describe(const Manifest& manifest) {
       {"layout", Json::parse(manifest.layout)}};
 }
 
-void print_tensors(const Manifest& manifest) {
-  size_t width = 6;
-  for (const auto& [name, tensor] : manifest.tensors) {
-    width = std::max(width, name.size());
+std::string place_text(const checkpoint::TensorRecord& tensor) {
+  return tensor.placements + (tensor.mesh.empty() ? "" : " on ") + tensor.mesh;
+}
+
+// As wide as its longest cell, the title counted.
+class Column {
+ public:
+  explicit Column(std::string title) { add(std::move(title)); }
+  void add(std::string cell) {
+    width_ = std::max(width_, cell.size());
+    cells_.push_back(std::move(cell));
   }
-  print(fmt::format(
-      "{:<{}}  {:<9}  {:<16}  {:>10}  {:>6}  {}",
-      "tensor",
-      width,
-      "dtype",
-      "shape",
-      "size",
-      "chunks",
-      "lay as"));
+  std::string padded(size_t row) const {
+    return fmt::format("{:<{}}  ", cells_[row], width_);
+  }
+
+ private:
+  std::vector<std::string> cells_;
+  size_t width_ = 0;
+};
+
+void print_tensors(const Manifest& manifest) {
+  std::vector<Column> columns;
+  for (const char* title : {"tensor", "dtype", "shape", "size", "chunks"}) {
+    columns.emplace_back(title);
+  }
+  std::vector<std::string> places = {"placed as"};
   for (const auto& [name, tensor] : manifest.tensors) {
-    print(fmt::format(
-        "{:<{}}  {:<9}  {:<16}  {:>10}  {:>6}  {}{}{}",
-        name,
-        width,
-        checkpoint::plain_name(tensor.dtype),
-        shape_text(tensor.shape),
-        size_text(bytes_of(tensor)),
-        tensor.chunks.size(),
-        tensor.placements,
-        tensor.mesh.empty() ? "" : " on ",
-        tensor.mesh));
+    columns[0].add(name);
+    columns[1].add(checkpoint::plain_name(tensor.dtype));
+    columns[2].add(shape_text(tensor.shape));
+    columns[3].add(size_text(bytes_of(tensor)));
+    columns[4].add(std::to_string(tensor.chunks.size()));
+    places.push_back(place_text(tensor));
+  }
+  for (size_t row = 0; row < places.size(); ++row) {
+    std::string line;
+    for (const auto& column : columns) {
+      line += column.padded(row);
+    }
+    print(line + places[row]);
   }
 }
 
@@ -96,7 +113,7 @@ void print_tensor(
       checkpoint::plain_name(tensor.dtype),
       shape_text(tensor.shape),
       size_text(bytes_of(tensor))));
-  print(fmt::format("  lay as {} on {}", tensor.placements, tensor.mesh));
+  print("  placed as " + place_text(tensor));
   for (const auto& chunk : tensor.chunks) {
     print(fmt::format(
         "  {} at {}: {}, bytes {} to {}",
