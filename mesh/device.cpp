@@ -51,6 +51,17 @@ int64_t choose_device(
   return local_rank;
 }
 
+bool uses_host_transport() {
+  const auto transport = env::get("WEFT_CUDA_TRANSPORT").value_or("nccl");
+  if (transport != "nccl" && transport != "host") {
+    throw_error<UsageError>(detail::concat(
+        "[device] WEFT_CUDA_TRANSPORT=",
+        transport,
+        " is unknown. Use nccl, or host: through the host's memory."));
+  }
+  return transport == "host";
+}
+
 std::optional<double> peak_device_mb(c10::Device device) {
   if (!device.is_cuda()) {
     return std::nullopt;
@@ -71,6 +82,7 @@ c10::Device open_device(
         detail::concat("[device] '", kind, "' is unknown. Use cpu or cuda."));
   }
   leave_failures_to_us();
+  uses_host_transport(); // Says now what is wrong with it.
   const auto& plugin = cuda_plugin();
   const int64_t index = choose_device(
       local_rank,

@@ -17,6 +17,11 @@ c10::Device open_device(
     int64_t local_rank,
     int64_t local_world_size);
 
+/// Whether CUDA tensors go through the host's memory instead of NCCL, as
+/// WEFT_CUDA_TRANSPORT says: "nccl" (the default) or "host".
+/// Throws: UsageError for another value.
+bool uses_host_transport();
+
 /// The most memory that tensors on `device` have taken; none of the CPU, which
 /// counts for the whole process. Units: MiB.
 std::optional<double> peak_device_mb(c10::Device device);

@@ -20,6 +20,7 @@
 #include "mesh/nccl_backend.h"
 #include "mesh/paired_backend.h"
 #include "mesh/rendezvous.h"
+#include "mesh/staged_backend.h"
 
 namespace weft::mesh {
 
@@ -63,7 +64,8 @@ struct World::State {
   std::shared_ptr<Backend> connect(GroupMembers members, std::string key);
   std::shared_ptr<Backend> connect_device(
       const GroupMembers& members,
-      const std::string& key);
+      const std::string& key,
+      const std::shared_ptr<Backend>& host);
 };
 
 std::shared_ptr<GlooDevice> World::State::gloo_device() {
@@ -116,7 +118,11 @@ int64_t World::State::position_in(
 
 std::shared_ptr<Backend> World::State::connect_device(
     const GroupMembers& members,
-    const std::string& key) {
+    const std::string& key,
+    const std::shared_ptr<Backend>& host) {
+  if (uses_host_transport()) {
+    return make_staged_backend(host, tensors.type());
+  }
   return connect_nccl_backend(
       members,
       key,
@@ -148,8 +154,9 @@ std::shared_ptr<Backend> World::State::connect(
         members,
         c10::make_intrusive<c10d::PrefixStore>("group/" + key, store),
         listener);
-    return is_nccl() ? make_paired_backend(connect_device(members, key), host)
-                     : host;
+    return is_nccl()
+               ? make_paired_backend(connect_device(members, key, host), host)
+               : host;
   } catch (const std::exception& cause) {
     throw_error<CommError>(detail::concat(
         "[make_group] ",

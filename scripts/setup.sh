@@ -43,13 +43,11 @@ missing_packages() {
   if [[ -z ${LIBTORCH:-} && ! -x .venv/bin/python ]]; then
     find_python >/dev/null || echo python3-venv
   fi
-  local libraries=(libcli11-dev libfmt-dev libgmock-dev libgtest-dev
-                   libxxhash-dev libyaml-cpp-dev nlohmann-json3-dev)
   local installed
   installed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' \
-                "${libraries[@]}" 2>/dev/null || true)
+                "${DEBIAN_LIBRARIES[@]}" 2>/dev/null || true)
   local library
-  for library in "${libraries[@]}"; do
+  for library in "${DEBIAN_LIBRARIES[@]}"; do
     grep -qx "$library installed" <<<"$installed" || echo "$library"
   done
 }

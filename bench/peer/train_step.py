@@ -36,6 +36,9 @@ def read_flags():
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32")
     flags = parser.parse_args()
     flags.kv_heads = flags.kv_heads or flags.heads
     flags.ffn_dim = flags.ffn_dim or 4 * flags.dim
@@ -158,7 +161,7 @@ def parallelize(model, mesh, sequence_parallel):
 
 def build(flags, mesh):
     torch.manual_seed(0)
-    model = Llama(flags)
+    model = Llama(flags).to(flags.device, getattr(torch, flags.dtype))
     if flags.tp > 1:
         parallelize(model, mesh["tp"], flags.sp)
     if flags.dp > 1:
@@ -174,7 +177,7 @@ def build(flags, mesh):
 
 def train_step(model, optimizer, data, sharded):
     def backward():
-        logits = model(data[:, :-1]).flatten(0, 1)
+        logits = model(data[:, :-1]).flatten(0, 1).float()
         loss = F.cross_entropy(logits, data[:, 1:].reshape(-1))
         loss.backward()
         return loss
@@ -193,16 +196,21 @@ def train_step(model, optimizer, data, sharded):
 def main():
     flags = read_flags()
     torch.set_num_threads(flags.threads)
-    dist.init_process_group("gloo")
+    on_gpu = flags.device == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     mesh = init_device_mesh(
-        "cpu", (flags.dp, flags.tp), mesh_dim_names=("dp", "tp"))
+        flags.device, (flags.dp, flags.tp), mesh_dim_names=("dp", "tp"))
     model = build(flags, mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    fastest = {"fused": True} if on_gpu else {"foreach": True}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **fastest)
     generator = torch.Generator().manual_seed(1 + mesh.get_local_rank("dp"))
     losses, seconds, first_step = [], [], None
     for i in range(flags.warmup + flags.steps):
         data = torch.randint(
             0, flags.vocab, (flags.batch, flags.seq + 1), generator=generator)
+        data = data.to(flags.device)
         if i == flags.warmup:
             dist.barrier()
         begin = time.perf_counter()
@@ -218,6 +226,7 @@ def main():
         tokens = flags.dp * flags.batch * flags.seq
         print(json.dumps({
             "peer": "pytorch", "torch": torch.__version__,
+            "device": flags.device, "dtype": flags.dtype,
             "dp": flags.dp, "tp": flags.tp,
             "engine": "compile" if flags.compile else "ddp",
             "ms_per_step": round(ms, 2),
@@ -225,6 +234,8 @@ def main():
             "first_step_s": round(first_step, 3),
             "peak_rss_mb": round(peak.item()),
             "losses": [round(x, 4) for x in losses[:3] + losses[-1:]],
+            **({"peak_device_mb": round(
+                torch.cuda.max_memory_allocated() / 2**20)} if on_gpu else {}),
         }))
     dist.destroy_process_group()
 

@@ -9,10 +9,13 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/deferred_init.h"
+#include "mesh/device.h"
 #include "mesh/env.h"
+#include "mesh/error.h"
 #include "mesh/job_rank.h"
 #include "mesh/world.h"
 #include "recipes/config/validate.h"
+#include "recipes/data/staging.h"
 #include "recipes/progress/metrics_log.h"
 #include "recipes/train/llama_job.h"
 
@@ -40,6 +43,7 @@ double launch_time() {
 Recipe recipe_of(const StepOptions& options) {
   Recipe recipe;
   recipe.name = "bench";
+  recipe.device = options.device;
   recipe.mesh = {options.dp, options.tp};
   recipe.model.dim = options.dim;
   recipe.model.layers = options.layers;
@@ -51,6 +55,7 @@ Recipe recipe_of(const StepOptions& options) {
   recipe.ddp.bucket_cap_mb = options.bucket_mb;
   recipe.data.sequence_length = options.seq;
   recipe.data.paths = {"none"};
+  recipe.train.dtype = options.dtype;
   recipe.train.global_batch_size = options.batch * options.dp;
   // libtorch's and the peer's defaults.
   recipe.optimizer.betas = {0.9, 0.999};
@@ -60,8 +65,18 @@ Recipe recipe_of(const StepOptions& options) {
 }
 
 mesh::World make_world(const StepOptions& options, const mesh::JobRank& job) {
-  return options.comm == "none" ? mesh::World::fake(job.rank, job.world_size)
-                                : mesh::World::from_env();
+  const bool is_cuda = options.device == "cuda";
+  if (options.comm == "none") {
+    if (is_cuda) {
+      mesh::throw_error<mesh::UsageError>(
+          "[bench] --comm none measures on the CPU only. Leave out --device "
+          "cuda.");
+    }
+    return mesh::World::fake(job.rank, job.world_size);
+  }
+  mesh::WorldOptions world_options;
+  world_options.backend = is_cuda ? "nccl" : "gloo";
+  return mesh::World::from_env(std::move(world_options));
 }
 
 double median(std::vector<double> values) {
@@ -92,14 +107,17 @@ Timings train(const StepOptions& options, LlamaJob& job, double launched_at) {
         {options.batch, options.seq + 1},
         generator,
         at::TensorOptions(at::kLong));
+    const auto batch = to_device(
+        {.tokens = data.slice(1, 0, -1), .targets = data.slice(1, 1)},
+        job.mesh.world().device());
     if (i == options.warmup) {
       job.mesh.group("dp").barrier();
       job.mesh.group("tp").barrier();
     }
     const auto start = Clock::now();
     auto loss = token_loss(
-        (*job.ddp)(data.slice(1, 0, -1)),
-        data.slice(1, 1),
+        (*job.ddp)(batch.tokens),
+        batch.targets,
         options.batch * options.seq * options.dp);
     loss.backward();
     job.optimizer->step();
@@ -117,8 +135,11 @@ Timings train(const StepOptions& options, LlamaJob& job, double launched_at) {
   return timings;
 }
 
-std::string
-to_json(const StepOptions& options, const Timings& timings, double peak_mb) {
+std::string to_json(
+    const StepOptions& options,
+    const Timings& timings,
+    double peak_mb,
+    std::optional<double> peak_device_mb) {
   const double ms =
       median({timings.step_ms.begin() + options.warmup, timings.step_ms.end()});
   nlohmann::ordered_json losses;
@@ -126,9 +147,11 @@ to_json(const StepOptions& options, const Timings& timings, double peak_mb) {
     losses.push_back(rounded(timings.losses[i], 1e4));
   }
   losses.push_back(rounded(timings.losses.back(), 1e4));
-  return nlohmann::ordered_json{
+  nlohmann::ordered_json result{
       {"peer", "weft"},
       {"torch", TORCH_VERSION},
+      {"device", options.device},
+      {"dtype", options.dtype},
       {"dp", options.dp},
       {"tp", options.tp},
       {"engine", options.comm == "none" ? "limit" : "ddp"},
@@ -139,8 +162,11 @@ to_json(const StepOptions& options, const Timings& timings, double peak_mb) {
            1e3)},
       {"first_step_s", rounded(timings.first_step_s, 1e3)},
       {"peak_rss_mb", std::llround(peak_mb)},
-      {"losses", losses}}
-      .dump();
+      {"losses", losses}};
+  if (peak_device_mb) {
+    result["peak_device_mb"] = std::llround(*peak_device_mb);
+  }
+  return result.dump();
 }
 
 } // namespace
@@ -161,7 +187,11 @@ std::optional<std::string> run_step(const StepOptions& options) {
   if (world.rank() != 0) {
     return std::nullopt;
   }
-  return to_json(options, timings, peak.item<double>());
+  return to_json(
+      options,
+      timings,
+      peak.item<double>(),
+      mesh::peak_device_mb(world.device()));
 }
 
 } // namespace weft::recipes::bench

@@ -24,13 +24,15 @@ struct StepOptions {
   int64_t threads = 1;
   double bucket_mb = 25;
   std::string comm = "auto";
+  std::string device = "cpu";
+  std::string dtype = "float32";
 };
 
 /// Does the peer script's work: random tokens, mean loss, backward, AdamW
 /// without clipping, the loss read each step. On rank 0 returns one line of
-/// JSON with the peer's keys; nothing on
-/// the others.
+/// JSON with the peer's keys; nothing on the others.
 /// Collective: dp * tp ranks.
+/// Throws: mesh::UsageError if the device cannot be used.
 std::optional<std::string> run_step(const StepOptions& options);
 
 } // namespace weft::recipes::bench

@@ -45,6 +45,10 @@ void add_step(CLI::App& bench) {
           options->comm,
           "auto, or none: every collective replaced by nothing, the limit")
       ->check(CLI::IsMember({"auto", "none"}));
+  command->add_option("--device", options->device, "cpu, or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  command->add_option("--dtype", options->dtype, "float32, or bfloat16")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
   add_json_flag(*command);
   command->callback([options] {
     const auto result = bench::run_step(*options);
