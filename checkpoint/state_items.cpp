@@ -62,15 +62,6 @@ void check_mesh(
       "dtensor::on_mesh(tensor, mesh) with a mesh of all ranks.");
 }
 
-// FNV-1a: the same on every host, which std::hash need not be.
-std::string hash_of(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  return std::to_string(hash);
-}
-
 std::vector<std::string> describe_all(const std::vector<StateItem>& items) {
   std::vector<std::string> lines;
   for (const auto& [item, dtype, local, whole] : items) {
@@ -80,51 +71,6 @@ std::vector<std::string> describe_all(const std::vector<StateItem>& items) {
     lines.push_back(out.str());
   }
   return lines;
-}
-
-std::string join(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const auto& line : lines) {
-    text += line + '\n';
-  }
-  return text;
-}
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) {
-    lines.push_back(line);
-  }
-  return lines;
-}
-
-[[noreturn]] void throw_difference(const std::vector<std::string>& texts) {
-  const auto first = split(texts[0]);
-  const auto line = [](const std::vector<std::string>& lines, size_t i) {
-    return i < lines.size() ? lines[i] : std::string("nothing");
-  };
-  for (size_t rank = 1; rank < texts.size(); ++rank) {
-    if (texts[rank] == texts[0]) {
-      continue;
-    }
-    const auto other = split(texts[rank]);
-    size_t i = 0;
-    while (i < first.size() && i < other.size() && first[i] == other[i]) {
-      ++i;
-    }
-    mesh::throw_error<mesh::DisagreementError>(mesh::detail::concat(
-        "[checkpoint] the state differs between ranks. Entry ",
-        i,
-        ": rank 0 has ",
-        line(first, i),
-        ", rank ",
-        rank,
-        " has ",
-        line(other, i),
-        ". Save and load the same tensors on every rank."));
-  }
-  TORCH_INTERNAL_ASSERT(false, "hashes differ and texts do not");
 }
 
 } // namespace
@@ -177,13 +123,18 @@ int64_t rank_of(const std::optional<mesh::World>& world) {
 void check_items_agree(
     const std::vector<StateItem>& items,
     const std::optional<mesh::World>& world) {
-  const auto text = join(describe_all(items));
-  const auto hashes = exchange_texts(world, hash_of(text));
-  for (const auto& hash : hashes) {
-    if (hash != hashes.front()) {
-      throw_difference(exchange_texts(world, text));
-    }
+  if (!world) {
+    return;
   }
+  auto group = world->group();
+  mesh::check_same_lines(
+      group,
+      describe_all(items),
+      {.op = "checkpoint",
+       .what = "the state",
+       .hint = "Save and load the same tensors on every rank.",
+       .where = mesh::detail::concat(
+           "rank ", world->rank(), "/", world->world_size())});
 }
 
 } // namespace weft::checkpoint

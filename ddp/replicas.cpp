@@ -48,81 +48,6 @@ std::vector<std::string> describe_all(
   return lines;
 }
 
-// FNV-1a: the same on every host, which std::hash need not be.
-int64_t hash_of(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  return static_cast<int64_t>(hash);
-}
-
-std::string join(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const auto& line : lines) {
-    text += line + '\n';
-  }
-  return text;
-}
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) {
-    lines.push_back(line);
-  }
-  return lines;
-}
-
-at::Tensor
-gather_number(int64_t number, const mesh::DeviceMesh& dp, c10::Device device) {
-  const auto input = at::full({1}, number, at::kLong).to(device);
-  const auto output = at::empty({dp.size()}, input.options());
-  dp.group(int64_t{0}).all_gather(output, input, "ddp replicas").wait();
-  return output.cpu();
-}
-
-std::string line_or_nothing(
-    const std::vector<std::string>& lines,
-    size_t index) {
-  return index < lines.size()
-             ? lines[index]
-             : "nothing (it has " + std::to_string(lines.size()) +
-                   " parameters and buffers)";
-}
-
-[[noreturn]] void throw_difference(
-    const std::vector<std::string>& texts,
-    const mesh::DeviceMesh& dp) {
-  const auto& ranks = dp.group(int64_t{0}).ranks();
-  const auto first = split(texts[0]);
-  for (size_t rank = 1; rank < texts.size(); ++rank) {
-    if (texts[rank] == texts[0]) {
-      continue;
-    }
-    const auto other = split(texts[rank]);
-    size_t i = 0;
-    while (i < first.size() && i < other.size() && first[i] == other[i]) {
-      ++i;
-    }
-    mesh::throw_error<mesh::DisagreementError>(mesh::detail::concat(
-        "[ddp] the model differs between replicas. Entry ",
-        i,
-        ": rank ",
-        ranks[0],
-        " has ",
-        line_or_nothing(first, i),
-        ", rank ",
-        ranks[rank],
-        " has ",
-        line_or_nothing(other, i),
-        ". Build the same model on every rank. (",
-        dp.describe_rank(),
-        ")"));
-  }
-  TORCH_INTERNAL_ASSERT(false, "hashes differ and texts do not");
-}
-
 } // namespace
 
 void check_replicas_agree(
@@ -134,14 +59,14 @@ void check_replicas_agree(
     return;
   }
   const auto device = local_part(parameters.at(0).tensor).device();
-  const auto text = join(describe_all(parameters, buffers));
-  const auto hashes = gather_number(hash_of(text), dp, device);
-  if (!at::equal(hashes, hashes[0].expand_as(hashes))) {
-    throw_difference(
-        mesh::all_gather_text(
-            dp.group(int64_t{0}), text, "ddp replicas", device),
-        dp);
-  }
+  mesh::check_same_lines(
+      dp.group(int64_t{0}),
+      describe_all(parameters, buffers),
+      {.op = "ddp",
+       .what = "the model",
+       .hint = "Build the same model on every rank.",
+       .where = dp.describe_rank()},
+      device);
 }
 
 void broadcast_from_first(

@@ -1,9 +1,12 @@
 #include "mesh/exchange.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+
+#include "mesh/error.h"
 
 namespace weft::mesh {
 namespace {
@@ -22,7 +25,94 @@ std::vector<int64_t> all_gather_sizes(
   return {data, data + sizes.numel()};
 }
 
+// FNV-1a: the same on every host, which std::hash need not be.
+std::string hash_of(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  return std::to_string(hash);
+}
+
+std::string join(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const auto& line : lines) {
+    text.append(line).append("\n");
+  }
+  return text;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+std::string line_or_nothing(
+    const std::vector<std::string>& lines,
+    size_t index) {
+  return index < lines.size()
+             ? lines[index]
+             : detail::concat("nothing (it has ", lines.size(), " entries)");
+}
+
+[[noreturn]] void throw_difference(
+    const std::vector<std::string>& texts,
+    const std::vector<int64_t>& ranks,
+    const LinesMessage& message) {
+  const auto first = split(texts[0]);
+  size_t rank = 1;
+  while (rank + 1 < texts.size() && texts[rank] == texts[0]) {
+    ++rank;
+  }
+  const auto other = split(texts[rank]);
+  size_t i = 0;
+  while (i < first.size() && i < other.size() && first[i] == other[i]) {
+    ++i;
+  }
+  throw_error<DisagreementError>(detail::concat(
+      "[",
+      message.op,
+      "] ",
+      message.what,
+      " differs between ranks. Entry ",
+      i,
+      ": rank ",
+      ranks[0],
+      " has ",
+      line_or_nothing(first, i),
+      ", rank ",
+      ranks[rank],
+      " has ",
+      line_or_nothing(other, i),
+      ". ",
+      message.hint,
+      " (",
+      message.where,
+      ")"));
+}
+
 } // namespace
+
+void check_same_lines(
+    Communicator& group,
+    const std::vector<std::string>& lines,
+    const LinesMessage& message,
+    c10::Device device) {
+  const auto text = join(lines);
+  const auto hashes = all_gather_text(group, hash_of(text), message.op, device);
+  for (const auto& hash : hashes) {
+    if (hash != hashes.front()) {
+      throw_difference(
+          all_gather_text(group, text, message.op, device),
+          group.ranks(),
+          message);
+    }
+  }
+}
 
 std::vector<std::string> all_gather_text(
     Communicator& group,

@@ -20,4 +20,23 @@ std::vector<std::string> all_gather_text(
     std::string_view name,
     c10::Device device = c10::Device(c10::DeviceType::CPU));
 
+/// What check_same_lines() says when ranks differ: "[op] <what> differs between
+/// ranks. Entry 3: rank 0 has ..., rank 2 has ... <hint> (<where>)".
+struct LinesMessage {
+  std::string op;
+  std::string what;
+  std::string hint;
+  std::string where;
+};
+
+/// Compares lists of lines, e.g. one a parameter, of all ranks of a group; only
+/// a hash travels while they are equal.
+/// Collective: all ranks of `group`; blocks.
+/// Throws: DisagreementError naming the first line that differs and its ranks.
+void check_same_lines(
+    Communicator& group,
+    const std::vector<std::string>& lines,
+    const LinesMessage& message,
+    c10::Device device = c10::Device(c10::DeviceType::CPU));
+
 } // namespace weft::mesh
