@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -26,6 +27,13 @@ std::optional<Dtype> kernel_dtype(const at::Tensor& tensor) {
   }
 }
 
+// They are compiled for 8.0 and later, see cmake/FindWeftCuda.cmake.
+bool has_kernels(const at::Tensor& tensor) {
+  constexpr int kOldest = 8;
+  return at::cuda::getDeviceProperties(tensor.device().index())->major >=
+         kOldest;
+}
+
 cudaStream_t stream_of(const at::Tensor& tensor) {
   return c10::cuda::getCurrentCUDAStream(tensor.device().index());
 }
@@ -38,7 +46,8 @@ bool reduce_rows(
     mesh::ReduceOp op) {
   const auto dtype = kernel_dtype(output);
   const bool is_sum = op == mesh::ReduceOp::kSum || op == mesh::ReduceOp::kAvg;
-  if (!dtype || !is_sum || !output.is_contiguous() || !parts.is_contiguous()) {
+  if (!dtype || !is_sum || !output.is_contiguous() || !parts.is_contiguous() ||
+      !has_kernels(output)) {
     return false;
   }
   const c10::cuda::CUDAGuard guard(output.device());
@@ -55,7 +64,8 @@ bool reduce_rows(
 
 bool fill_random(const at::Tensor& local, const mesh::RandomFill& fill) {
   const auto dtype = kernel_dtype(local);
-  if (!dtype || local.dim() > Box::kMostDims || !local.is_contiguous()) {
+  if (!dtype || local.dim() > Box::kMostDims || !local.is_contiguous() ||
+      !has_kernels(local)) {
     return false;
   }
   Box box;

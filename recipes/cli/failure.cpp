@@ -72,6 +72,9 @@ int report_exception(const std::string& op) {
   } catch (const c10::DistError& error) {
     return report_failure(
         op, ExitCode::kPeerLost, error.what_without_backtrace());
+  } catch (const c10::OutOfMemoryError& error) { // of a device
+    return report_failure(
+        op, ExitCode::kOutOfMemory, error.what_without_backtrace());
   } catch (const c10::Error& error) {
     return report_failure(op, ExitCode::kNo, error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
