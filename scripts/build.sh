@@ -2,7 +2,9 @@
 # scripts/build.sh [TARGET...]: configures build/ (preset release) where that is
 # due and builds the targets, or everything.
 #
-#   JOBS=N   compile jobs at once (default: by cores and memory)
+#   JOBS=N             compile jobs at once (default: by cores and memory)
+#   WEFT_CUDA=on|off   libweft_cuda.so has to be built, or must not be (default:
+#                      where CUDA and NCCL are found)
 step=build
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -17,17 +19,18 @@ cached() {
 # Ninja configures again by itself when a CMake file changed. What it cannot
 # see: another libtorch, or that the whole folder was moved.
 configure() {
-  local fresh=()
+  local fresh=() cuda=${WEFT_CUDA:-auto}
   if [[ -f build/build.ninja && -f build/CMakeCache.txt ]]; then
     if [[ $(cached CMAKE_HOME_DIRECTORY) == "$PWD" &&
           $(cached Libtorch_ROOT_DIR) == "$libtorch" ]]; then
-      return
+      [[ $(cached WEFT_CUDA) == "$cuda" ]] && return
+    else
+      fresh=(--fresh)
     fi
-    fresh=(--fresh)
   fi
   say "configuring"
   mkdir -p build
-  "$cmake" "${fresh[@]}" --preset release >build/configure.log 2>&1 || {
+  "$cmake" "${fresh[@]}" --preset release "-DWEFT_CUDA=$cuda" >build/configure.log 2>&1 || {
     local code=$?
     rm -f build/build.ninja
     cat build/configure.log >&2
