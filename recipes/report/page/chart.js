@@ -5,70 +5,12 @@ const charts = [];
 const redraw = () => charts.forEach((chart) => chart.draw());
 
 const axes = {
-  step: { of: (run) => run.step, format: (v) => format.count(v), ticks, name: 'step' },
-  tokens: { of: (run) => run.tokens, format: (v) => format.si(v), ticks, name: 'tokens' },
+  step: { of: (run) => run.step, format: (v) => format.count(v), ticks: wholeTicks, name: 'step' },
+  tokens: { of: (run) => run.tokens, format: (v) => format.si(v), ticks: wholeTicks, name: 'tokens' },
   time: { of: (run) => run.time_s, format: (v) => format.duration(v), ticks: timeTicks, name: 'time in steps' },
 };
 
-// The exponential mean of what came before, without its bias to zero; gaps
-// stay gaps.
-function smoothed(values, weight) {
-  let mean = 0;
-  let mass = 0;
-  return values.map((v) => {
-    if (!isNumber(v)) return null;
-    mean = weight * mean + (1 - weight) * v;
-    mass = weight * mass + (1 - weight);
-    return mean / mass;
-  });
-}
-
-// The index whose x is nearest; xs grow.
-function nearest(xs, x) {
-  let low = 0;
-  let high = xs.length - 1;
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (xs[middle] < x) low = middle;
-    else high = middle;
-  }
-  return Math.abs(xs[high] - x) < Math.abs(xs[low] - x) ? high : low;
-}
-
-// A line through (xs, ys) in pixels, broken where a value is missing.
-function linePath(xs, ys) {
-  let path = '';
-  let pen = 'M';
-  for (let i = 0; i < xs.length; ++i) {
-    if (ys[i] === null) {
-      pen = 'M';
-    } else {
-      path += `${pen}${xs[i].toFixed(1)} ${ys[i].toFixed(1)}`;
-      pen = 'L';
-    }
-  }
-  return path;
-}
-function bandPath(xs, low, high) {
-  let path = '';
-  for (let i = 0; i < xs.length;) {
-    let end = i;
-    while (end < xs.length && low[end] !== null && high[end] !== null) ++end;
-    if (end > i) {
-      const there = [];
-      const back = [];
-      for (let k = i; k < end; ++k) {
-        there.push(`${xs[k].toFixed(1)} ${high[k].toFixed(1)}`);
-        back.push(`${xs[k].toFixed(1)} ${low[k].toFixed(1)}`);
-      }
-      path += `M${there.join('L')}L${back.reverse().join('L')}Z`;
-    }
-    i = end + 1;
-  }
-  return path;
-}
-
-// A chart of lines, or with `stack: true` of areas one on the other.
+// A chart of lines, or with `stack: true` of bars one on the other.
 // spec: title, unit, size, zero (y starts at 0), log (may be logarithmic),
 // format, lines() -> [{label, run, color, dash, dots, values, low, high, x}].
 class Chart {
@@ -121,7 +63,7 @@ class Chart {
       svg('clipPath', { id: clip }, svg('rect', { x: this.area.left - 1, y: this.area.top - 5, width: this.area.width + 6, height: this.area.height + 10 })),
       this.drawAxes(), this.marks, this.over);
     this.drawRestarts();
-    for (const line of this.lines) this.spec.stack ? this.drawArea(line) : this.drawLine(line);
+    for (const line of this.lines) this.spec.stack ? this.drawBars(line) : this.drawLine(line);
     this.drawMissing();
     this.plot.append(this.canvas);
     this.drawHover();
@@ -129,7 +71,11 @@ class Chart {
 
   // What is visible of the runs, smoothed, and for a stack summed up.
   prepare() {
-    const lines = this.spec.lines().filter((line) => !view.hidden.has(line.run));
+    let lines = this.spec.lines().filter((line) => !view.hidden.has(line.run));
+    if (this.spec.stack) {
+      const most = Math.max(20, Math.floor(this.area.width / 7));
+      lines = lines.map((line) => bars(line, (x) => this.inView(x), most));
+    }
     const weight = view.smooth;
     let below = null;
     for (const line of lines) {
@@ -153,8 +99,12 @@ class Chart {
     let high = -Infinity;
     const tops = [];
     for (const line of this.lines) {
+      if (!view.zoom && line.x.length) {
+        const ends = line.span || [line.x[0], line.x[line.x.length - 1]];
+        left = Math.min(left, ends[0]);
+        right = Math.max(right, ends[1]);
+      }
       line.x.forEach((x, i) => {
-        if (!view.zoom) { left = Math.min(left, x); right = Math.max(right, x); }
         if (!this.inView(x)) return;
         const all = this.spec.stack ? [line.top[i]] : [line.values[i], line.low?.[i], line.high?.[i]];
         for (const v of all) {
@@ -175,7 +125,11 @@ class Chart {
       if (most > high * 1.3) this.peak = most;
     }
     if (this.spec.stack || (this.spec.zero && !this.isLog && low > 0)) low = 0;
-    if (left === right) { left -= 0.5; right += 0.5; }
+    if (left === right) {
+      const pad = Math.min(0.5, Math.abs(left) / 2 || 0.5);
+      left -= pad;
+      right += pad;
+    }
     if (this.isLog) {
       const pad = Math.max((high / low) ** 0.04, 1.01);
       low /= pad;
@@ -244,10 +198,15 @@ class Chart {
     }
   }
 
-  drawArea(line) {
-    const xs = line.x.map(this.px);
-    this.marks.append(svg('path', {
-      d: bandPath(xs, line.base.map(this.py), line.top.map(this.py)), fill: line.color, opacity: 0.82 }));
+  drawBars(line) {
+    let path = '';
+    line.values.forEach((v, i) => {
+      if (!(v > 0)) return;
+      const [left, right] = [this.px(line.left[i]), this.px(line.right[i])];
+      const gap = right - left > 4 ? 0.5 : 0;
+      path += `M${(left + gap).toFixed(2)} ${this.py(line.base[i]).toFixed(1)}H${(right - gap).toFixed(2)}V${this.py(line.top[i]).toFixed(1)}H${(left + gap).toFixed(2)}Z`;
+    });
+    this.marks.append(svg('path', { d: path, fill: line.color, opacity: 0.88 }));
   }
 
   drawRestarts() {
@@ -255,7 +214,11 @@ class Chart {
       if (view.hidden.has(run)) continue;
       for (const index of run.restarts) {
         const x = this.px(axes[view.x].of(run)[index]);
-        if (isNumber(x)) this.marks.append(svg('line', { class: 'restart', x1: x, x2: x, y1: this.area.top, y2: this.area.top + this.area.height }));
+        if (!isNumber(x)) continue;
+        this.marks.append(svg('line', { class: 'restart', x1: x, x2: x, y1: this.area.top, y2: this.area.top + this.area.height }));
+        if (this.spec.size === 'wide' && !this.spec.stack && !isOverlay && run.restarts.length < 5) {
+          this.marks.append(svg('text', { x: x + 5, y: this.area.top + 8 }, 'restart'));
+        }
       }
     }
   }
@@ -315,11 +278,11 @@ class Chart {
     const found = this.lines.map((line) => this.pick(line)).filter(Boolean);
     if (!found.length) return;
     const anchor = found.reduce((a, b) => (Math.abs(b.x - view.hover.x) < Math.abs(a.x - view.hover.x) ? b : a));
-    const px = Math.round(this.px(anchor.x)) + 0.5;
+    const px = Math.round(this.px(this.spec.stack ? view.hover.x : anchor.x)) + 0.5;
     this.over.append(svg('line', { class: 'cross', x1: px, x2: px, y1: top, y2: top + height }));
     for (const { line, i } of found) {
-      const y = this.py(this.spec.stack ? line.top[i] : line.shown[i]);
-      if (y === null || y < top - 4) continue;
+      const y = this.py(line.shown[i]);
+      if (this.spec.stack || y === null || y < top - 4) continue;
       this.over.append(svg('circle', { cx: this.px(line.x[i]), cy: y, r: 3.6, fill: line.color, stroke: 'var(--card)', 'stroke-width': 1.6 }));
     }
     if (view.hover.chart === this) this.showTip(found, anchor, px);
@@ -344,8 +307,9 @@ class Chart {
   showTip(found, anchor, px) {
     const { run } = anchor.line;
     const step = anchor.line.steps[anchor.i];
-    const from = anchor.line.dots ? step : step - (run.per_point - 1);
-    const at = run.per_point > 1 && from < step ? `steps ${format.whole(Math.max(1, from))} to ${format.whole(step)}` : `step ${format.whole(step)}`;
+    const from = anchor.line.firsts ? anchor.line.firsts[anchor.i]
+      : anchor.line.dots ? step : step - (run.per_point - 1);
+    const at = from < step ? `steps ${format.whole(Math.max(1, from))} to ${format.whole(step)}` : `step ${format.whole(step)}`;
     const x = view.x === 'step' ? '' : `, ${axes[view.x].format(anchor.x)}`;
     const rows = found.map(({ line, i }) => [
       el('div', { class: 'row' }, el('i', { style: { background: line.color } }), el('span', {}, line.label),

@@ -77,8 +77,8 @@ const format = {
     const days = Math.floor(whole / 86400);
     const hours = Math.floor(whole / 3600) % 24;
     const minutes = Math.floor(whole / 60) % 60;
-    if (days) return `${days} d ${hours} h`;
-    if (hours) return `${hours} h ${minutes} min`;
+    if (days) return `${days} d` + (hours ? ` ${hours} h` : '');
+    if (hours) return `${hours} h` + (minutes ? ` ${minutes} min` : '');
     return `${minutes} min` + (whole % 60 ? ` ${whole % 60} s` : '');
   },
   percent: (v, digits = 3) => (isNumber(v) ? +(v * 100).toPrecision(digits) + ' %' : '–'),
@@ -97,6 +97,7 @@ function ticks(low, high, count) {
   }
   return list;
 }
+const wholeTicks = (low, high, count) => ticks(low, high, Math.min(count, high - low)).filter(Number.isInteger);
 function timeTicks(low, high, count) {
   const raw = (high - low) / Math.max(1, count);
   const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400,
@@ -108,7 +109,7 @@ function timeTicks(low, high, count) {
 }
 function logTicks(low, high) {
   const decades = Math.log10(high / low);
-  if (decades < 0.6) return ticks(low, high, 4).filter((v) => v > 0);
+  if (decades < 0.6) return ticks(low, high, 6).filter((v) => v > 0);
   const parts = decades < 1.6 ? [1, 2, 3, 5, 7] : decades < 3.5 ? [1, 2, 5] : [1];
   const skip = Math.max(1, Math.ceil(decades / 6));
   const list = [];

@@ -75,7 +75,7 @@ function rankGrid(run, mesh, onHover) {
   });
   return el('div', { class: 'grid-scroll' }, el('div', {
     class: `ranks${dense ? ' dense' : ''}`,
-    style: { gridTemplateColumns: `auto repeat(${shownColumns.length}, ${dense ? 'minmax(66px, auto)' : 'minmax(108px, 150px)'})` } }, cells));
+    style: { gridTemplateColumns: `auto repeat(${shownColumns.length}, ${dense ? 'minmax(86px, auto)' : 'minmax(108px, 150px)'})` } }, cells));
 }
 
 // Layers of one shape and placement are one row: model.layers.*.mlp.up_proj.weight.
@@ -109,9 +109,10 @@ function placementGlyph(parameter, mesh) {
   const flat = parameter.shape.length < 2;
   const [rows, columns] = flat ? [1, count(cuts.rows)] : [count(cuts.rows), count(cuts.columns)];
   const pieces = [];
+  const gap = rows * columns > 6 ? 0.8 : 1.4;
   for (let r = 0; r < rows; ++r) {
     for (let c = 0; c < columns; ++c) {
-      pieces.push({ r, c, node: svg('rect', { class: 'cut', rx: 1.5, x: c * width / columns + .5, y: r * height / rows + .5, width: width / columns - 1, height: height / rows - 1 }) });
+      pieces.push({ r, c, node: svg('rect', { class: 'cut', rx: 1, x: c * width / columns, y: r * height / rows, width: width / columns - gap, height: height / rows - gap }) });
     }
   }
   const indexIn = (dims, coordinate) => dims.reduce((index, d) => index * mesh.shape[d] + coordinate[d], 0);
@@ -175,6 +176,7 @@ function meshSection(run) {
       mesh.shape[mesh.shape.length - 1] > 1 && el('span', {}, el('i', { style: { background: 'var(--c1)' } }), `share one model (${mesh.dims[mesh.dims.length - 1]})`),
       size > mesh.shape[mesh.shape.length - 1] && el('span', {}, el('i', { style: { background: 'var(--c0)' } }), `hold the same part (${mesh.dims.slice(0, -1).join(', ')})`),
       mesh.parameters && el('span', {}, el('i', { style: { background: 'var(--c2)' } }), 'part of the model on the rank')));
-  return el('div', { class: 'mesh' }, left, mesh.parameters ? parameterTable(mesh, listeners)
+  const isBroad = mesh.shape[mesh.shape.length - 1] > 4;
+  return el('div', { class: isBroad ? 'mesh broad' : 'mesh' }, left, mesh.parameters ? parameterTable(mesh, listeners)
     : el('div', { class: 'card soft' }, 'Each rank\u2019s share is not known: the run folder has no layout.json.'));
 }

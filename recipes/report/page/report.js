@@ -143,7 +143,7 @@ const parts = [
   ['data_ms', 'data', 'var(--c2)'],
   ['checkpoint_ms', 'checkpoint', 'var(--c5)'],
 ];
-const partsOf = (run) => parts.map(([key, label, color]) => ({ run, label, color, peaks: (run.series.step_ms.max || run.series.step_ms.mean).filter(isNumber),
+const partsOf = (run) => parts.map(([key, label, color]) => ({ run, label, color, exact: true, peaks: (run.series.step_ms.max || run.series.step_ms.mean).filter(isNumber),
   x: axes[view.x].of(run), steps: run.step, values: run.series[key].mean }));
 const partsLegend = () => parts.map(([, label, color]) => el('span', {}, el('i', { style: { background: color } }), label));
 
@@ -177,7 +177,7 @@ function chartSection() {
       lines: () => [...everyRun('loss')(), ...data.runs.filter((run) => run.eval.step.length).map(evalLine)] }),
     chart({ title: 'Gradient norm', unit: 'before clipping', log: true, zero: true, format: (v) => format.number(v, 3), lines: everyRun('grad_norm'), marksMissing: true }),
     chart({ title: 'Learning rate', unit: '', log: true, zero: true, format: format.rate, lines: () => everyRun('lr')().map((line) => ({ ...line, exact: true })) }),
-    isOverlay ? splitOfRuns() : chart({ title: 'Time of a step', unit: '', size: 'wide', stack: true, format: format.milliseconds, legend: partsLegend,
+    isOverlay ? splitOfRuns() : chart({ title: 'Time of a step', unit: 'each bar the mean of its steps', size: 'wide', stack: true, format: format.milliseconds, legend: partsLegend,
       lines: () => data.runs.flatMap(partsOf) }),
     chart({ title: 'Throughput', unit: 'tokens/s, all ranks', zero: true, format: (v) => format.si(v), lines: everyRun('tokens_per_s') }),
     chart({ title: 'Peak memory', unit: onDevice.length ? 'rank 0; dashed: on the device' : 'resident, rank 0', zero: true, format: format.mebibytes,
