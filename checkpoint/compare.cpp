@@ -188,7 +188,7 @@ class Comparer {
         keys.insert(key);
       }
       for (const auto& key : keys) {
-        const auto member = name + "." + key;
+        const auto member = fmt::format("{}.{}", name, key);
         if (!a.contains(key) || !b.contains(key)) {
           add(member, a.contains(key) ? "only in A" : "only in B");
         } else {

@@ -161,7 +161,7 @@ std::optional<int64_t> read_latest(const fs::path& checkpoints) {
 
 fs::path begin_step(const fs::path& checkpoints, int64_t step) {
   make_folders(checkpoints);
-  const auto path =
+  auto path =
       checkpoints /
       fmt::format("{}{}-{}", kTemporaryPrefix, step_name(step), random_hex());
   Folder::create(path);

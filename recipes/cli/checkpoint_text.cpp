@@ -77,7 +77,7 @@ std::vector<fs::path> steps_of(const fs::path& path) {
 }
 
 fs::path newest_step_of(const fs::path& path) {
-  const auto newest = steps_of(path).front();
+  auto newest = steps_of(path).front();
   if (newest != path) {
     std::fprintf(stderr, "taking %s\n", newest.c_str());
   }
