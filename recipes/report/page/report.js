@@ -229,9 +229,9 @@ document.getElementById('page').replaceChildren(...[
   header(),
   isOverlay ? overview() : tiles(data.runs[0]),
   notes(),
-  isOverlay && [el('h2', {}, 'What differs'), differences()],
   controls(),
   chartSection(),
+  isOverlay && [el('h2', {}, 'What differs'), differences()],
   perRun('Mesh', meshSection),
   perRun('Recipe', recipeCards),
   el('footer', {}, `${data.made_by} · ${data.runs.map((run) => `${run.folder}: ${format.plural(run.lines, 'line')} of metrics`
