@@ -113,6 +113,18 @@ TEST(Validate, BatchesDivide) {
       "train.micro_batch_size=32 = 64; the nearest that is: 64");
 }
 
+TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
+  EXPECT_EQ(
+      refusal(1, {"train.steps=5", "trace.steps=1", "trace.first=6"}),
+      "override trace.first=6: trace.first: 6 is after the last step, "
+      "train.steps=5");
+  EXPECT_EQ(
+      resolved(1, {"train.steps=5", "trace.steps=9", "trace.first=5"})
+          .trace.steps,
+      9);
+  EXPECT_EQ(resolved(1, {"train.steps=1"}).trace.steps, 0) << "off";
+}
+
 TEST(Validate, NamesTheRunsFolder) {
   EXPECT_EQ(resolved(1, {}).output_dir, "outputs/r");
   EXPECT_EQ(resolved(1, {"output_dir=/tmp/x"}).output_dir, "/tmp/x");
