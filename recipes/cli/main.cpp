@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
   cli::add_checkpoint(app);
   cli::add_report(app);
   try {
-    app.parse(argc, argv);
+    app.parse(cli::words_to_parse(app, argc, argv), argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
       return app.exit(error); // --help, --version

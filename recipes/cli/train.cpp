@@ -65,7 +65,8 @@ void add_train(CLI::App& app) {
   command->add_flag(
       "--fresh",
       arguments->fresh,
-      "Start over; the run's checkpoints are kept as checkpoints.old");
+      "Start over; the run's checkpoints and metrics are kept, once, as "
+      "checkpoints.old and metrics.jsonl.old");
   command->callback([arguments] { train(*arguments); });
 }
 

@@ -1,5 +1,6 @@
 #include "recipes/cli/usage.h"
 
+#include <algorithm>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -40,6 +41,23 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
 }
 
 } // namespace
+
+int words_to_parse(CLI::App& app, int argc, const char* const* argv) {
+  CLI::App* command = &app;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const auto known = command->get_subcommands({});
+    if (word.starts_with('-') || known.empty()) {
+      break;
+    }
+    const auto found = std::ranges::find(known, word, &CLI::App::get_name);
+    if (found == known.end()) {
+      return i + 1;
+    }
+    command = *found;
+  }
+  return argc;
+}
 
 std::string explain_usage(const CLI::App& app, const CLI::ParseError& error) {
   std::string words;

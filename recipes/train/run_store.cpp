@@ -162,7 +162,14 @@ void RunStore::set_old_ones_aside() {
   fs::rename(path_, old);
   lock_.reset();
   lock_ = std::make_unique<Lock>(path_);
-  say(fmt::format("the checkpoints that were there are in {}", old.string()));
+  const fs::path metrics = metrics_path(recipe_);
+  auto old_metrics = metrics;
+  old_metrics += ".old";
+  fs::rename(metrics, old_metrics);
+  say(fmt::format(
+      "the checkpoints and metrics that were there are now {} and {}",
+      old.string(),
+      old_metrics.string()));
 }
 
 std::optional<RunStore::Resumed> RunStore::try_load(

@@ -280,6 +280,8 @@ TEST_F(RefusalTest, CommandLinesThatMeanNothing) {
            Refusal{
                1, {"bench", "step", "--step=3"}, {op, "did you mean --steps?"}},
            Refusal{1, {"bench", "setp"}, {op, "did you mean step?"}},
+           Refusal{1, {"tarin", "--help"}, {op, "did you mean train?"}},
+           Refusal{1, {"bench", "start", "--help"}, {op, "\"start\""}},
        }) {
     expect_refused(refusal);
   }

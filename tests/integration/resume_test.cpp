@@ -163,6 +163,7 @@ TEST_F(ResumeTest, AFinishedRunSaysSo) {
       AllOf(HasSubstr("starts from step 0"), HasSubstr("checkpoints.old")));
   EXPECT_TRUE(fs::exists(folder_ / "run/checkpoints.old/step-20"));
   EXPECT_EQ(metrics("run").size(), kSteps);
+  EXPECT_EQ(read_text(folder_ / "run/metrics.jsonl.old"), before);
 
   Process longer(run_words({1, 2}, "run", {"train.steps=22"}), folder_);
   EXPECT_EQ(longer.wait(), 0) << longer.error();
