@@ -87,7 +87,7 @@ def speeds(path):
             for key in ("ms_per_step", "first_step_s", "peak_device_mb",
                         "peak_rss_mb"):
                 row[f"{side}_{key}"] = statistics.median(
-                    line[key] for line in lines)
+                    line.get(key, 0) for line in lines)
         row["ratio"] = row["pytorch_ms_per_step"] / row["weft_ms_per_step"]
         rows.append(row)
     return rows

@@ -161,7 +161,7 @@ run_train() {
   WEFT_CUDA_DEVICE=0 WEFT_CUDA_TRANSPORT=host \
     train run-cuda-2x2-one-gpu 4 device=cuda "${four[@]}" train.steps=40
   local gpus
-  gpus=$(nvidia-smi -L | wc -l)
+  gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
   if ((gpus >= 4)); then
     train run-cuda-2x2 4 device=cuda "${four[@]}" train.steps=40
   elif ((gpus >= 2)); then
@@ -174,6 +174,7 @@ run_train() {
 run_speed() {
   local dtype pair flags
   : >"$out/speed.jsonl"
+  : >"$out/speed.log"
   for flags in "--dim 256 --layers 4 --batch 4 --seq 128" \
                "--dim 2048 --layers 8 --heads 16 --batch 4 --seq 2048 --vocab 32000"; do
     for dtype in float32 bfloat16; do
@@ -188,11 +189,12 @@ run_speed() {
 }
 
 speed_pair() {
-  local launcher=("$build/bin/weftrun" --nproc-per-node 1 --)
-  PEER_T0=$(date +%s.%N) "${launcher[@]}" "$build/bin/weft" bench step "$@" \
+  PEER_T0=$(date +%s.%N) "$build/bin/weftrun" --nproc-per-node 1 -- \
+    "$build/bin/weft" bench step "$@" \
     2>>"$out/speed.log" | sed "s/^{/{\"flags\": \"$*\", /" >>"$out/speed.jsonl" ||
     note_failure "weft bench step $*, see $out/speed.log"
-  PEER_T0=$(date +%s.%N) "${launcher[@]}" python3 bench/peer/train_step.py "$@" \
+  PEER_T0=$(date +%s.%N) python3 -m torch.distributed.run --standalone \
+    --nproc-per-node 1 bench/peer/train_step.py "$@" \
     2>>"$out/speed.log" | sed "s/^{/{\"flags\": \"$*\", /" >>"$out/speed.jsonl" ||
     note_failure "bench/peer/train_step.py $*, see $out/speed.log"
 }

@@ -354,6 +354,29 @@ TEST(DeferredInit, ModulesChangeDtypeBeforeTheyHaveValues) {
   }
 }
 
+// Meta stands for a device: it has constants, but no random numbers.
+TEST(DeferredInit, ValuesAreBornOnTheDeviceThatIsAskedFor) {
+  std::shared_ptr<torch::nn::LayerNormImpl> norm;
+  {
+    const DeferredInit scope;
+    norm = std::make_shared<torch::nn::LayerNormImpl>(
+        torch::nn::LayerNormOptions({6}));
+    norm->register_buffer("table", torch::arange(6, torch::kFloat));
+  }
+  set_placements(norm->weight, fake_line(1, 2), {Shard(0)});
+  const c10::Device there(at::kMeta);
+  materialize(*norm, 3, there);
+  for (const auto& tensor :
+       {norm->weight, norm->bias, norm->named_buffers()["table"]}) {
+    EXPECT_EQ(tensor.device(), there);
+    EXPECT_EQ(local_of(tensor).device(), there);
+    EXPECT_FALSE(tensor.key_set().has(c10::DispatchKey::AutocastCPU));
+    EXPECT_FALSE(is_deferred(tensor));
+  }
+  EXPECT_TRUE(norm->weight.requires_grad());
+  EXPECT_EQ(local_of(norm->weight).sizes(), c10::IntArrayRef({3}));
+}
+
 TEST(DeferredInit, TiedParametersStayOneTensor) {
   torch::nn::Linear a{nullptr};
   torch::nn::Linear b{nullptr};
