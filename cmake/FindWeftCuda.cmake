@@ -25,22 +25,29 @@ foreach(_weft_folder ${_weft_wheels} ${_weft_site}/nvidia/cuda_runtime
        ${_weft_folder}/lib/*/libcudart.so*)
   list(APPEND _weft_cudarts ${_weft_found})
 endforeach()
-if(_weft_cudarts)
-  list(GET _weft_cudarts 0 _weft_cudart)
+if(_weft_cudarts AND NOT WeftCuda_cudart_LIBRARY)
+  list(GET _weft_cudarts 0 WeftCuda_cudart_LIBRARY)
 endif()
-set(WeftCuda_cudart_LIBRARY "${_weft_cudart}" CACHE FILEPATH "libcudart.so")
 # libtorch's headers include cuBLAS's and cuSPARSE's; the wheels of a CPU
-# installation have the runtime's alone.
-find_path(WeftCuda_CUDA_INCLUDE_DIR cublasLt.h
-          HINTS ${_weft_wheels} ${_weft_toolkits} PATH_SUFFIXES include)
+# installation have the runtime's alone, those of CUDA 12 one folder for each.
+set(_weft_include)
+foreach(_weft_folder ${_weft_wheels} ${_weft_toolkits} /usr)
+  if(NOT _weft_include AND EXISTS ${_weft_folder}/include/cuda_runtime_api.h
+     AND EXISTS ${_weft_folder}/include/cublasLt.h)
+    set(_weft_include ${_weft_folder}/include)
+  endif()
+endforeach()
+if(NOT WeftCuda_CUDA_INCLUDE_DIR)
+  set(WeftCuda_CUDA_INCLUDE_DIR ${_weft_include})
+endif()
 find_path(WeftCuda_NCCL_INCLUDE_DIR nccl.h
           HINTS ${_weft_site}/nvidia/nccl ${_weft_toolkits}
           PATH_SUFFIXES include)
 find_program(WeftCuda_NVCC nvcc
              HINTS $ENV{CUDA_HOME} /usr/local/cuda PATH_SUFFIXES bin)
 mark_as_advanced(
-  WeftCuda_torch_cuda_LIBRARY WeftCuda_c10_cuda_LIBRARY WeftCuda_cudart_LIBRARY
-  WeftCuda_CUDA_INCLUDE_DIR WeftCuda_NCCL_INCLUDE_DIR WeftCuda_NVCC)
+  WeftCuda_torch_cuda_LIBRARY WeftCuda_c10_cuda_LIBRARY
+  WeftCuda_NCCL_INCLUDE_DIR WeftCuda_NVCC)
 
 # _weft_nccl_version(<variable> <header>): "2.28.9".
 function(_weft_nccl_version variable header)
@@ -57,7 +64,7 @@ if(NOT WeftCuda_torch_cuda_LIBRARY OR NOT WeftCuda_c10_cuda_LIBRARY)
   set(WeftCuda_REASON "this libtorch has no libtorch_cuda.so")
 elseif(NOT WeftCuda_CUDA_INCLUDE_DIR)
   set(WeftCuda_REASON
-      "no CUDA headers (cublasLt.h): install the CUDA toolkit, or torch with its CUDA wheels")
+      "no CUDA headers (cuda_runtime_api.h, cublasLt.h): install the CUDA toolkit, or torch with its CUDA wheels")
 elseif(NOT WeftCuda_NCCL_INCLUDE_DIR)
   set(WeftCuda_REASON
       "no NCCL headers (nccl.h): install libnccl-dev or the nvidia-nccl wheel")
