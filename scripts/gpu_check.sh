@@ -66,11 +66,16 @@ note_failure() {
 find_tool() {
   command -v "$1" 2>/dev/null && return
   python3 - "$1" 2>/dev/null <<'PYTHON'
-import importlib, os, sys
+import importlib.util, os, sys, sysconfig
 name = sys.argv[1]
-folder = getattr(importlib.import_module(name), name.upper() + "_BIN_DIR", None)
-folder = folder or getattr(importlib.import_module(name), "BIN_DIR")
-print(os.path.join(folder, name))
+folders = [sysconfig.get_path("scripts")]
+package = importlib.util.find_spec(name)
+if package and package.submodule_search_locations:
+    folders.append(
+        os.path.join(package.submodule_search_locations[0], "data", "bin"))
+found = [os.path.join(folder, name) for folder in folders
+         if os.access(os.path.join(folder, name), os.X_OK)]
+print(found[0]) if found else sys.exit(1)
 PYTHON
 }
 
