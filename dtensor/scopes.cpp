@@ -1,0 +1,164 @@
+#include "dtensor/scopes.h"
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <type_traits>
+
+#include <c10/util/Exception.h>
+
+#include "dtensor/dtensor.h"
+#include "dtensor/redistribute.h"
+
+namespace weft::dtensor {
+namespace {
+
+// Note [Scopes]
+// ~~~~~~~~~~~~~
+// A scope is an entry of c10::ThreadLocalDebugInfo: libtorch's own stack of
+// thread-local state, which autograd's threads inherit from the thread that
+// calls backward(). An entry is immutable (but for what it has warned of) and
+// holds all that its scope and the outer ones say, so a look finds the first.
+struct ScopeState : c10::DebugInfoBase {
+  bool implicit_replication = false;
+  ExplicitRedistributionOptions redistribution{.enable = false};
+  std::mutex mutex;
+  std::set<std::string, std::less<>> warned;
+};
+
+constexpr std::string_view kKindName = "WEFT_DTENSOR_SCOPES";
+
+// A number up to torch 2.14, the address of a name later.
+template <class Kind>
+Kind make_kind() {
+  if constexpr (std::is_enum_v<Kind>) {
+    return static_cast<Kind>(0x57);
+  } else {
+    return Kind(&kKindName);
+  }
+}
+
+c10::DebugInfoKind kind() {
+  return make_kind<c10::DebugInfoKind>();
+}
+
+ScopeState* current() {
+  return static_cast<ScopeState*>(c10::ThreadLocalDebugInfo::get(kind()));
+}
+
+template <class Change>
+std::shared_ptr<ScopeState> changed(const Change& change) {
+  auto state = std::make_shared<ScopeState>();
+  if (const auto* outer = current()) {
+    state->implicit_replication = outer->implicit_replication;
+    state->redistribution = outer->redistribution;
+  }
+  change(*state);
+  return state;
+}
+
+// What one rank receives on one mesh dim of `shards` ranks, when the mesh dim's
+// ranks hold `bytes` together.
+double step_bytes(const RedistributeStep& step, double bytes, double shards) {
+  const double moved = bytes * (shards - 1) / shards;
+  if (step.from.is_partial()) {
+    return step.to.is_shard() ? moved : 2 * moved;
+  }
+  if (step.from.is_shard()) {
+    return step.to.is_shard() ? moved / shards : moved;
+  }
+  return 0;
+}
+
+} // namespace
+
+ImplicitReplication::ImplicitReplication()
+    : guard_(kind(), changed([](ScopeState& state) {
+               state.implicit_replication = true;
+             })) {}
+
+ExplicitRedistribution::ExplicitRedistribution(
+    const ExplicitRedistributionOptions& options)
+    : guard_(kind(), changed([&](ScopeState& state) {
+               state.redistribution = options;
+             })) {}
+
+bool implicit_replication_enabled() {
+  const auto* state = current();
+  return state && state->implicit_replication;
+}
+
+double redistributed_bytes(
+    const DTensorSpec& from,
+    const DTensorSpec& to,
+    double bytes) {
+  // What the other mesh dims hold of the tensor while a step runs.
+  auto placements = from.placements();
+  double total = 0;
+  for (const auto& step : plan_redistribute(from, to)) {
+    double held = bytes;
+    for (int64_t i = 0; i < from.mesh_ndim(); ++i) {
+      if (i != step.mesh_dim && placements[i].is_shard()) {
+        held /= static_cast<double>(from.mesh().size(i));
+      }
+    }
+    total += step_bytes(
+        step, held, static_cast<double>(from.mesh().size(step.mesh_dim)));
+    placements[step.mesh_dim] = step.to;
+  }
+  return total;
+}
+
+namespace detail {
+
+bool explicit_redistribution_enabled() {
+  const auto* state = current();
+  return state && state->redistribution.enable;
+}
+
+void refuse_implicit_redistribution(
+    std::string_view op,
+    const at::Tensor& tensor,
+    const DTensorSpec& from,
+    const DTensorSpec& to,
+    c10::function_ref<std::string()> operands) {
+  auto* state = current();
+  const auto bytes = redistributed_bytes(
+      from,
+      to,
+      static_cast<double>(tensor.numel()) *
+          static_cast<double>(tensor.element_size()));
+  if (from == to || (bytes == 0 && !state->redistribution.strict)) {
+    return;
+  }
+  const auto message = c10::str(
+      "[",
+      op,
+      "] would redistribute ",
+      describe(tensor),
+      " from ",
+      to_string(from.placements()),
+      " to ",
+      to_string(to.placements()),
+      ": ",
+      static_cast<int64_t>(bytes),
+      " bytes to each rank, which an ExplicitRedistribution scope forbids; "
+      "operands ",
+      operands(),
+      ". Call redistribute(x, ",
+      to_string(to.placements()),
+      ") before it, or end the scope. (",
+      from.mesh().describe_rank(),
+      ")");
+  if (state->redistribution.mode == ExplicitRedistribution::Mode::kRaise) {
+    TORCH_CHECK_VALUE(false, message);
+  }
+  const std::lock_guard lock(state->mutex);
+  if (state->warned.emplace(op).second) {
+    TORCH_WARN(message);
+  }
+}
+
+} // namespace detail
+} // namespace weft::dtensor
