@@ -59,7 +59,7 @@ class DTensorImpl final : public c10::TensorImpl {
   /// and v share one gather. See Note [Shared redistribution].
   struct Shared {
     const void* spec_id;
-    int64_t grad_code;
+    const void* grad_id;
     uint32_t version;
     bool grad_mode;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include <torch/torch.h>
 
@@ -76,11 +77,10 @@ std::vector<OutputMeta> infer_outputs(const OpCall& call, const Rule& rule) {
   if (rule.infer) {
     return rule.infer(call);
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  TORCH_INTERNAL_ASSERT(
       has_meta_kernel(call.op),
-      "[",
       call.name(),
-      "] has neither a meta kernel nor an output rule.");
+      " has neither a meta kernel nor an output rule");
   torch::jit::Stack stack;
   for (const auto& argument : call.arguments) {
     stack.push_back(meta_argument(argument));
@@ -98,34 +98,59 @@ bool is_written(const OpCall& call, size_t argument) {
   return alias && alias->isWrite();
 }
 
-// The tensors that an op writes to, which have to have the right sizes already:
-// an op may not change what a DTensor is.
-std::vector<OutputMeta> written_outputs(const OpCall& call, const Rule& rule) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
+OutputMeta meta_of(const TensorArgument& argument) {
+  return {argument.sizes().vec(), argument.tensor.strides().vec()};
+}
+
+// An op may not change what a DTensor is, so an out= tensor has to have the
+// right sizes already.
+void check_outs(const OpCall& call, const std::vector<OutputMeta>& expected) {
+  for (size_t i = 0; i < call.outs.size() && i < expected.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        call.outs[i].sizes() == c10::IntArrayRef(expected[i].sizes),
+        "[",
+        call.name(),
+        "] out's sizes == the result's: ",
+        call.outs[i].sizes(),
+        " vs ",
+        c10::IntArrayRef(expected[i].sizes),
+        "; arguments ",
+        describe_arguments(call),
+        ". Give an out tensor of the result's sizes. (",
+        call.mesh().describe_rank(),
+        ")");
+  }
+}
+
+// The global tensors that come out: new ones, or those written to.
+std::vector<OutputMeta> output_metas(const OpCall& call, const Rule& rule) {
+  std::vector<OutputMeta> metas;
+  if (!call.outs.empty()) {
+    if (rule.strategies || rule.infer) {
+      metas = infer_outputs(call, rule);
+      check_outs(call, metas);
+    } else {
+      for (const auto& out : call.outs) {
+        metas.push_back(meta_of(out));
+      }
+    }
+    return metas;
+  }
+  if (!call.is_inplace()) {
+    return rule.strategies || rule.infer ? infer_outputs(call, rule) : metas;
+  }
+  TORCH_CHECK_VALUE(
       !rule.view,
       "[",
       call.name(),
       "] would change the sizes or strides of a DTensor in place; arguments ",
       describe_arguments(call),
-      ". Use the form of the op that returns a new tensor.");
-  std::vector<OutputMeta> metas;
+      ". Use the form of the op that returns a new tensor. (",
+      call.mesh().describe_rank(),
+      ")");
   for (const auto& input : call.tensors) {
     if (is_written(call, input.argument)) {
-      metas.push_back({input.sizes().vec(), input.tensor.strides().vec()});
-    }
-  }
-  if (!is_written(call, 0)) {
-    const auto expected = infer_outputs(call, rule);
-    for (size_t i = 0; i < metas.size() && i < expected.size(); ++i) {
-      TORCH_CHECK_VALUE(
-          metas[i].sizes == expected[i].sizes,
-          "[",
-          call.name(),
-          "] out's sizes == the result's: ",
-          c10::IntArrayRef(metas[i].sizes),
-          " vs ",
-          c10::IntArrayRef(expected[i].sizes),
-          ". Give an out tensor of the result's sizes.");
+      metas.push_back(meta_of(input));
     }
   }
   return metas;
@@ -136,23 +161,34 @@ double input_bytes(const TensorArgument& input) {
          static_cast<double>(input.tensor.element_size());
 }
 
-// What it costs to bring the call's tensors to a strategy's inputs; infinite
-// where that is impossible.
+Placement current_placement(const TensorArgument& input, int64_t mesh_dim) {
+  return input.spec ? input.spec->placement(mesh_dim) : Replicate();
+}
+
+const Placement& output_of(const Strategy& strategy, size_t output) {
+  return strategy.outputs.size() == 1 ? strategy.outputs[0]
+                                      : strategy.outputs.at(output);
+}
+
+// What it costs to bring the call's tensors to a strategy's inputs, and its
+// results to the out= tensors; infinite where that is impossible.
 double strategy_cost(
     const OpCall& call,
     const Rule& rule,
     const Strategy& strategy,
     const StrategyContext& context) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  // A rule that says nothing of out= tensors.
-  if (strategy.inputs.size() != call.tensors.size()) {
-    return kNever;
-  }
+  TORCH_INTERNAL_ASSERT(
+      strategy.inputs.size() == call.tensors.size(),
+      call.name(),
+      ": a strategy names ",
+      strategy.inputs.size(),
+      " inputs of ",
+      call.tensors.size());
   double cost = 0;
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     const auto& input = call.tensors[i];
-    const auto current =
-        input.spec ? input.spec->placement(context.mesh_dim) : Replicate();
+    const auto current = current_placement(input, context.mesh_dim);
     const auto& wanted = strategy.inputs[i];
     if (is_written(call, input.argument) &&
         (wanted != current || strategy.outputs[0] != current)) {
@@ -169,23 +205,111 @@ double strategy_cost(
       return kNever;
     }
   }
+  for (size_t i = 0; i < call.outs.size(); ++i) {
+    cost += redistribute_cost(
+        output_of(strategy, i),
+        current_placement(call.outs[i], context.mesh_dim),
+        input_bytes(call.outs[i]),
+        context.shards);
+  }
   return cost;
 }
 
+// Note [Other cuts]
+// ~~~~~~~~~~~~~~~~~
+// Rules speak of Shard(d), the cut by the chunk rule. Most strategies hold for
+// any cut that all the sharded tensors share (uneven sizes, StridedShard):
+// these are offered once more with each such cut of the inputs, where the dims
+// in question are of one size. The others (chunked_only) are dropped as soon
+// as any input is cut otherwise along any mesh dim, since what they counted on
+// may be gone.
+
+bool is_other_cut(const Placement& placement) {
+  return placement.is_shard() && !placement.is_chunked();
+}
+
+bool has_other_cut(const OpCall& call) {
+  return std::ranges::any_of(call.tensors, [](const auto& input) {
+    return input.spec &&
+           std::ranges::any_of(input.spec->placements(), is_other_cut);
+  });
+}
+
+// `strategy` with `cut` in place of its Shards; nothing if the dims differ.
+std::optional<Strategy> with_cut(
+    const OpCall& call,
+    const Strategy& strategy,
+    const StrategyContext& context,
+    const Placement& cut,
+    int64_t size) {
+  Strategy other = strategy;
+  bool fits = true;
+  const auto replace = [&](Placement& placement, c10::IntArrayRef sizes) {
+    if (placement.is_shard()) {
+      fits &= sizes[placement.tensor_dim()] == size;
+      placement = cut.with_tensor_dim(placement.tensor_dim());
+    }
+  };
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    replace(other.inputs[i], call.tensors[i].sizes());
+  }
+  if (other.outputs.size() == 1) {
+    other.outputs.resize(context.outputs.size(), other.outputs[0]);
+  }
+  for (size_t i = 0; i < context.outputs.size(); ++i) {
+    replace(other.outputs[i], context.outputs[i].sizes);
+  }
+  return fits ? std::optional(other) : std::nullopt;
+}
+
+void add_other_cuts(
+    const OpCall& call,
+    const Rule& rule,
+    const StrategyContext& context,
+    std::vector<Strategy>& candidates) {
+  std::erase_if(candidates, [](const auto& c) { return c.chunked_only; });
+  const size_t count = candidates.size();
+  for (const auto& input : call.tensors) {
+    const auto cut = current_placement(input, context.mesh_dim);
+    // Where the parts are no boxes, a rule's local arguments have no offset.
+    if (!is_other_cut(cut) || (cut.is_strided() && rule.localize)) {
+      continue;
+    }
+    for (size_t i = 0; i < count; ++i) {
+      if (auto other = with_cut(
+              call,
+              candidates[i],
+              context,
+              cut,
+              input.sizes()[cut.tensor_dim()])) {
+        candidates.push_back(std::move(*other));
+      }
+    }
+  }
+}
+
 Strategy
-choose(const OpCall& call, const Rule& rule, const StrategyContext& context) {
-  auto candidates = rule.strategies(call, context);
+replicated_strategy(const OpCall& call, const Rule& rule, int64_t mesh_dim) {
   Strategy replicated{
       Placements(1, Replicate()), Placements(call.tensors.size(), Replicate())};
   if (rule.value_free) {
     for (size_t i = 0; i < call.tensors.size(); ++i) {
-      if (call.tensors[i].spec) {
-        replicated.inputs[i] =
-            call.tensors[i].spec->placement(context.mesh_dim);
-      }
+      replicated.inputs[i] = current_placement(call.tensors[i], mesh_dim);
     }
   }
-  candidates.push_back(std::move(replicated));
+  return replicated;
+}
+
+Strategy
+choose(const OpCall& call, const Rule& rule, const StrategyContext& context) {
+  std::vector<Strategy> candidates;
+  if (rule.strategies) {
+    candidates = rule.strategies(call, context);
+    if (has_other_cut(call)) {
+      add_other_cuts(call, rule, context, candidates);
+    }
+  }
+  candidates.push_back(replicated_strategy(call, rule, context.mesh_dim));
   double best = std::numeric_limits<double>::infinity();
   const Strategy* chosen = nullptr;
   for (const auto& candidate : candidates) {
@@ -210,72 +334,158 @@ choose(const OpCall& call, const Rule& rule, const StrategyContext& context) {
   return *chosen;
 }
 
-} // namespace
+// The placements that were chosen for a whole mesh.
+struct Chosen {
+  std::vector<DTensorSpec> inputs;
+  std::vector<DTensorSpec> outputs;
+};
 
-std::string describe_arguments(const OpCall& call) {
-  std::string text = "(";
-  for (const auto& input : call.tensors) {
-    text += text.size() > 1 ? ", " : "";
-    const auto name = parameter_name(input.tensor);
-    text += name.empty() ? "" : "\"" + name + "\" ";
-    text += c10::str(input.sizes()) + " ";
-    text += input.spec ? to_string(input.spec->placements()) : "plain";
-  }
-  return text + ")";
-}
-
-OpPlan make_op_plan(const OpCall& call) {
-  const Rule* rule = find_rule(call.op);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      rule != nullptr,
-      "[",
-      call.name(),
-      "] has no sharding rule; arguments ",
-      describe_arguments(call),
-      ". Compute with to_local() and from_local() around it. (",
-      call.mesh().describe_rank(),
-      ")");
-  const bool writes = call.is_inplace();
-  const auto metas =
-      writes ? written_outputs(call, *rule) : infer_outputs(call, *rule);
+Chosen choose_all(
+    const OpCall& call,
+    const Rule& rule,
+    const std::vector<OutputMeta>& metas) {
   const int64_t mesh_ndim = call.mesh().ndim();
   std::vector<Placements> inputs(call.tensors.size(), Placements(mesh_ndim));
   std::vector<Placements> outputs(metas.size(), Placements(mesh_ndim));
   for (int64_t d = 0; d < mesh_ndim; ++d) {
     const StrategyContext context{
         d, call.mesh().size(d), call.mesh().size(), metas};
-    const auto strategy = choose(call, *rule, context);
+    const auto strategy = choose(call, rule, context);
     for (size_t i = 0; i < inputs.size(); ++i) {
       inputs[i][d] = strategy.inputs[i];
     }
     for (size_t i = 0; i < outputs.size(); ++i) {
-      outputs[i][d] = strategy.outputs.size() == 1 ? strategy.outputs[0]
-                                                   : strategy.outputs.at(i);
+      outputs[i][d] = output_of(strategy, i);
     }
   }
+  Chosen chosen;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    chosen.inputs.push_back(
+        call.tensors[i].spec ? call.common.with(inputs[i]) : DTensorSpec());
+  }
+  for (const auto& placements : outputs) {
+    chosen.outputs.push_back(call.common.with(placements));
+  }
+  return chosen;
+}
+
+LocalCall local_call(
+    const OpCall& call,
+    const Chosen& chosen,
+    const std::vector<OutputMeta>& metas) {
+  LocalCall local{call, chosen.inputs, chosen.outputs, {}, {}};
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    local.inputs.push_back(
+        local_box(chosen.inputs[i], call.tensors[i].sizes()));
+  }
+  for (size_t i = 0; i < metas.size(); ++i) {
+    local.outputs.push_back(local_box(chosen.outputs[i], metas[i].sizes));
+  }
+  return local;
+}
+
+std::vector<OpPlan::Input> plan_inputs(
+    const OpCall& call,
+    const Chosen& chosen) {
+  std::vector<OpPlan::Input> inputs;
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const auto& input = call.tensors[i];
+    if (input.spec) {
+      const bool moves = !(chosen.inputs[i] == *input.spec);
+      inputs.push_back(
+          {input.argument,
+           input.list_index,
+           input.spec->id(),
+           moves ? chosen.inputs[i].id() : nullptr,
+           is_written(call, input.argument)});
+    }
+  }
+  return inputs;
+}
+
+std::vector<OpPlan::Out> plan_outs(const OpCall& call, const Chosen& chosen) {
+  std::vector<OpPlan::Out> outs;
+  for (size_t i = 0; i < call.outs.size(); ++i) {
+    const auto& out = call.outs[i];
+    TORCH_CHECK_VALUE(
+        out.spec.has_value(),
+        "[",
+        call.name(),
+        "] out is a plain tensor: arguments ",
+        describe_arguments(call),
+        ". Give a DTensor, or none. (",
+        call.mesh().describe_rank(),
+        ")");
+    const bool direct = *out.spec == chosen.outputs.at(i);
+    outs.push_back(
+        {out.argument,
+         out.spec->id(),
+         direct ? nullptr : chosen.outputs[i].id()});
+  }
+  return outs;
+}
+
+bool returns_view(const OpCall& call) {
+  const auto& returns = call.op.schema().returns();
+  const auto* alias = returns.empty() ? nullptr : returns[0].alias_info();
+  return alias && !alias->isWrite();
+}
+
+} // namespace
+
+std::string describe_arguments(const OpCall& call) {
+  std::string text = "(";
+  const auto add = [&](const TensorArgument& input, const char* prefix) {
+    text += text.size() > 1 ? ", " : "";
+    const auto name = parameter_name(input.tensor);
+    text += prefix + (name.empty() ? "" : "\"" + name + "\" ");
+    text += c10::str(input.sizes()) + " ";
+    text += input.spec ? to_string(input.spec->placements()) : "plain";
+  };
+  for (const auto& input : call.tensors) {
+    add(input, "");
+  }
+  for (const auto& out : call.outs) {
+    add(out, "out ");
+  }
+  return text + ")";
+}
+
+OpPlan make_op_plan(const OpCall& call) {
+  const Rule* rule = find_rule(call.op);
+  TORCH_CHECK_VALUE(
+      rule != nullptr,
+      "[",
+      call.name(),
+      "] has no sharding rule; arguments ",
+      describe_arguments(call),
+      ". Compute with to_local() and from_local() around it, or give it a rule "
+      "with register_sharding(). (",
+      call.mesh().describe_rank(),
+      ")");
+  const auto metas = output_metas(call, *rule);
+  const auto chosen = choose_all(call, *rule, metas);
 
   OpPlan plan;
   plan.reshapes = rule->reshapes;
-  plan.inputs.resize(call.tensors.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (call.tensors[i].spec) {
-      const auto target = call.common.with(inputs[i]);
-      if (!(target == *call.tensors[i].spec)) {
-        plan.inputs[i] = target.id();
-        plan.copied_view |= rule->view;
-      }
+  plan.is_view = returns_view(call);
+  plan.writes = call.is_inplace();
+  plan.inputs = plan_inputs(call, chosen);
+  plan.outs = plan_outs(call, chosen);
+  plan.copied_view =
+      rule->view &&
+      std::ranges::any_of(plan.inputs, [](auto& i) { return i.to != nullptr; });
+  if (!plan.writes && (rule->strategies || rule->infer)) {
+    for (size_t i = 0; i < metas.size(); ++i) {
+      plan.outputs.push_back(
+          {chosen.outputs[i].id(), metas[i].sizes, metas[i].strides});
     }
-  }
-  std::vector<std::vector<int64_t>> local_outputs;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const auto spec = call.common.with(outputs[i]);
-    local_outputs.push_back(local_box(spec, metas[i].sizes).sizes);
-    if (!writes) {
-      plan.outputs.push_back({spec.id(), metas[i].sizes, metas[i].strides});
-    }
+  } else if (!plan.writes) {
+    plan.whole_results =
+        call.common.with(Placements(call.mesh().ndim(), Replicate())).id();
   }
   if (rule->localize) {
-    plan.local_arguments = rule->localize(call, local_outputs);
+    plan.local_arguments = rule->localize(local_call(call, chosen, metas));
   }
   return plan;
 }

@@ -9,19 +9,44 @@
 namespace weft::dtensor {
 
 /// How one op call runs on this rank: what to redistribute, what to change in
-/// the local call's arguments, and how to wrap what it returns.
+/// the local call's arguments, and how to wrap what it returns. Keeps entries
+/// of the mesh's table instead of specs, since plans live in the mesh.
 struct OpPlan {
+  /// A DTensor argument.
+  struct Input {
+    size_t argument;
+    /// Position in a tensor list, or -1.
+    int64_t list_index;
+    const DTensorSpec::Entry* from;
+    /// What it is brought to; null: as it is.
+    const DTensorSpec::Entry* to;
+    /// The op writes to it, and returns it.
+    bool is_written;
+  };
+  /// An out= tensor. The op writes to it directly where its result lies as the
+  /// tensor does, to a new one that is redistributed and copied otherwise.
+  struct Out {
+    size_t argument;
+    const DTensorSpec::Entry* spec;
+    /// Where the result lies; null: as `spec`.
+    const DTensorSpec::Entry* result;
+  };
   struct Output {
     const DTensorSpec::Entry* spec;
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
   };
-  /// The spec each TensorArgument is brought to; null: as it is. Entries of
-  /// the mesh's table, since plans live in the mesh.
-  std::vector<const DTensorSpec::Entry*> inputs;
+  std::vector<Input> inputs;
+  std::vector<Out> outs;
   std::vector<std::pair<size_t, c10::IValue>> local_arguments;
-  /// Empty for ops that write to an argument: they return that argument.
+  /// New tensors that the op returns, lists flat; empty if it returns the
+  /// arguments that it writes to.
   std::vector<Output> outputs;
+  /// Set if every rank has the results whole: their sizes are the tensors'.
+  const DTensorSpec::Entry* whole_results = nullptr;
+  bool writes = false;
+  /// The result shares memory with an argument.
+  bool is_view = false;
   /// A view whose input had to move: its result is a copy.
   bool copied_view = false;
   /// See Rule::reshapes.
@@ -30,8 +55,8 @@ struct OpPlan {
 
 /// Asks the op's rule and picks the cheapest strategy for each mesh dim. Pure:
 /// equal calls give equal plans on every rank.
-/// Throws: c10::NotImplementedError for an op without a rule; c10::ValueError
-/// if an in-place op cannot keep its tensor's placement.
+/// Throws: c10::ValueError for an op without a rule, or if an in-place op
+/// cannot keep its tensor's placement.
 OpPlan make_op_plan(const OpCall& call);
 
 /// "(S(0), R)": the placements of a call's tensors, for messages.

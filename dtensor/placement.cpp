@@ -1,7 +1,9 @@
 #include "dtensor/placement.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <utility>
 
 #include "mesh/error.h"
 
@@ -18,7 +20,86 @@ constexpr std::array<std::string_view, 5> kReduceOpNames{
 [[noreturn]] void refuse(std::string_view text) {
   mesh::throw_error<c10::ValueError>(
       "[placement] '" + std::string(text) +
-      "' is no placement. Write S(<dim>), R or P(sum|avg|min|max|product).");
+      "' is no placement. Write S(<dim>), S(<dim>, [<rows>, ...]), "
+      "_S(<dim>, <split factor>), R or P(sum|avg|min|max|product).");
+}
+
+// Reads "3", "0, 2" and "[1, 2]" from the front of a placement's inner text.
+class NumberReader {
+ public:
+  NumberReader(std::string_view whole, std::string_view inner)
+      : whole_(whole), rest_(inner) {}
+
+  int64_t number() {
+    skip_spaces();
+    int64_t value = 0;
+    const auto [end, error] =
+        std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
+    if (error != std::errc()) {
+      refuse(whole_);
+    }
+    rest_.remove_prefix(end - rest_.data());
+    return value;
+  }
+
+  /// Takes `c` if it is next.
+  bool take(char c) {
+    skip_spaces();
+    if (rest_.empty() || rest_.front() != c) {
+      return false;
+    }
+    rest_.remove_prefix(1);
+    return true;
+  }
+
+  void expect(char c) {
+    if (!take(c)) {
+      refuse(whole_);
+    }
+  }
+
+  void expect_end() {
+    skip_spaces();
+    if (!rest_.empty()) {
+      refuse(whole_);
+    }
+  }
+
+ private:
+  void skip_spaces() {
+    while (!rest_.empty() && rest_.front() == ' ') {
+      rest_.remove_prefix(1);
+    }
+  }
+
+  std::string_view whole_;
+  std::string_view rest_;
+};
+
+Placement parse_shard(std::string_view whole, std::string_view inner) {
+  NumberReader reader(whole, inner);
+  const int64_t dim = reader.number();
+  if (!reader.take(',')) {
+    reader.expect_end();
+    return Shard(dim);
+  }
+  reader.expect('[');
+  std::vector<int64_t> sizes{reader.number()};
+  while (reader.take(',')) {
+    sizes.push_back(reader.number());
+  }
+  reader.expect(']');
+  reader.expect_end();
+  return Shard(dim, std::move(sizes));
+}
+
+Placement parse_strided(std::string_view whole, std::string_view inner) {
+  NumberReader reader(whole, inner);
+  const int64_t dim = reader.number();
+  reader.expect(',');
+  const int64_t split_factor = reader.number();
+  reader.expect_end();
+  return StridedShard(dim, split_factor);
 }
 
 } // namespace
@@ -27,12 +108,55 @@ Placement Shard(int64_t tensor_dim) {
   return {Placement::Kind::kShard, ReduceOp::kSum, tensor_dim};
 }
 
+Placement Shard(int64_t tensor_dim, std::vector<int64_t> sizes) {
+  if (sizes.empty() ||
+      std::ranges::any_of(sizes, [](int64_t rows) { return rows < 0; })) {
+    mesh::throw_error<c10::ValueError>(
+        "[placement] the rows of S(" + std::to_string(tensor_dim) +
+        ") are one number a rank, 0 or more.");
+  }
+  auto placement = Shard(tensor_dim);
+  placement.sizes_ =
+      std::make_shared<const std::vector<int64_t>>(std::move(sizes));
+  return placement;
+}
+
+Placement StridedShard(int64_t tensor_dim, int64_t split_factor) {
+  if (split_factor < 1) {
+    mesh::throw_error<c10::ValueError>(
+        "[placement] split factor >= 1 of _S(" + std::to_string(tensor_dim) +
+        ", " + std::to_string(split_factor) + ").");
+  }
+  Placement placement{
+      Placement::Kind::kStridedShard, ReduceOp::kSum, tensor_dim};
+  placement.split_factor_ = static_cast<int32_t>(split_factor);
+  return placement;
+}
+
 Placement Replicate() {
   return {};
 }
 
 Placement Partial(ReduceOp op) {
   return {Placement::Kind::kPartial, op, 0};
+}
+
+bool Placement::operator==(const Placement& other) const {
+  return kind_ == other.kind_ && op_ == other.op_ &&
+         tensor_dim_ == other.tensor_dim_ &&
+         split_factor_ == other.split_factor_ &&
+         shard_sizes() == other.shard_sizes();
+}
+
+const std::vector<int64_t>& Placement::shard_sizes() const {
+  static const std::vector<int64_t> none;
+  return sizes_ ? *sizes_ : none;
+}
+
+Placement Placement::with_tensor_dim(int64_t tensor_dim) const {
+  Placement other = *this;
+  other.tensor_dim_ = static_cast<int32_t>(tensor_dim);
+  return other;
 }
 
 Placement Placement::normalized(int64_t ndim) const {
@@ -45,13 +169,21 @@ Placement Placement::normalized(int64_t ndim) const {
         "[placement] " + to_string() + " cuts a dim that a tensor of " +
         std::to_string(ndim) + " dims does not have.");
   }
-  return Shard(dim);
+  return with_tensor_dim(dim);
 }
 
 std::string Placement::to_string() const {
+  const auto dim = std::to_string(tensor_dim_);
   switch (kind_) {
-    case Kind::kShard:
-      return "S(" + std::to_string(tensor_dim_) + ")";
+    case Kind::kShard: {
+      std::string sizes;
+      for (const int64_t rows : shard_sizes()) {
+        sizes += (sizes.empty() ? ", [" : ", ") + std::to_string(rows);
+      }
+      return "S(" + dim + sizes + (sizes.empty() ? ")" : "])");
+    }
+    case Kind::kStridedShard:
+      return "_S(" + dim + ", " + std::to_string(split_factor_) + ")";
     case Kind::kPartial:
       return "P(" + std::string(dtensor::to_string(op_)) + ")";
     case Kind::kReplicate:
@@ -61,35 +193,39 @@ std::string Placement::to_string() const {
 }
 
 Placement Placement::parse(std::string_view text) {
+  const auto inner = [&](std::string_view front) {
+    return text.substr(front.size(), text.size() - front.size() - 1);
+  };
   if (text == "R") {
     return Replicate();
   }
-  if (text.size() < 4 || text[1] != '(' || text.back() != ')') {
+  if (!text.ends_with(')')) {
     refuse(text);
   }
-  const std::string_view inner = text.substr(2, text.size() - 3);
-  if (text[0] == 'S') {
-    int64_t dim = 0;
-    const auto [end, error] =
-        std::from_chars(inner.data(), inner.data() + inner.size(), dim);
-    if (error != std::errc() || end != inner.data() + inner.size()) {
-      refuse(text);
-    }
-    return Shard(dim);
+  if (text.starts_with("S(")) {
+    return parse_shard(text, inner("S("));
   }
-  if (text[0] == 'P') {
-    for (size_t i = 0; i < kReduceOpNames.size(); ++i) {
-      if (inner == kReduceOpNames[i]) {
-        return Partial(static_cast<ReduceOp>(i));
-      }
+  if (text.starts_with("_S(")) {
+    return parse_strided(text, inner("_S("));
+  }
+  if (text.starts_with("P(")) {
+    const auto op = std::ranges::find(kReduceOpNames, inner("P("));
+    if (op != kReduceOpNames.end()) {
+      return Partial(static_cast<ReduceOp>(op - kReduceOpNames.begin()));
     }
   }
   refuse(text);
 }
 
 int64_t Placement::code() const {
-  return (static_cast<int64_t>(kind_) << 40) |
-         (static_cast<int64_t>(op_) << 32) | static_cast<uint32_t>(tensor_dim_);
+  uint64_t code = (static_cast<uint64_t>(kind_) << 56) |
+                  (static_cast<uint64_t>(op_) << 48) |
+                  (static_cast<uint64_t>(split_factor_ - 1) << 24) |
+                  (static_cast<uint64_t>(tensor_dim_) & 0xffffff);
+  for (const int64_t rows : shard_sizes()) {
+    code = (code ^ static_cast<uint64_t>(rows + 1)) * 0x100000001b3ULL;
+  }
+  return static_cast<int64_t>(code);
 }
 
 std::string to_string(const Placements& placements) {

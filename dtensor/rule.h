@@ -34,8 +34,11 @@ struct TensorArgument {
 struct OpCall {
   const c10::OperatorHandle& op;
   c10::ArrayRef<c10::IValue> arguments;
+  /// What the op reads; out= tensors stand apart.
   std::vector<TensorArgument> tensors;
   DTensorSpec common;
+  /// Tensors that the op only writes to: rules need not know of them.
+  std::vector<TensorArgument> outs = {};
 
   std::string_view name() const { return op.schema().name(); }
   const mesh::DeviceMesh& mesh() const { return common.mesh(); }
@@ -54,8 +57,12 @@ struct OutputMeta {
 /// One way to run an op on one mesh dim: with the inputs (TensorArguments)
 /// placed so, each rank's local op gives the outputs placed so.
 struct Strategy {
+  /// One an output, or a single one for all of them.
   Placements outputs;
   Placements inputs;
+  /// Holds only where dims are cut in equal parts by the chunk rule. Others
+  /// hold for any cut that all the sharded tensors share.
+  bool chunked_only = false;
 };
 
 /// What a rule may ask about the mesh dim it is asked for.
@@ -68,20 +75,33 @@ struct StrategyContext {
   const std::vector<OutputMeta>& outputs;
 };
 
+/// What `Rule::localize` sees: a call whose placements are chosen, on this
+/// rank.
+struct LocalCall {
+  const OpCall& call;
+  /// One a TensorArgument; on the mesh of no dims for plain ones.
+  std::vector<DTensorSpec> input_specs;
+  std::vector<DTensorSpec> output_specs;
+  /// This rank's part of each: offset and sizes.
+  std::vector<LocalBox> inputs;
+  std::vector<LocalBox> outputs;
+};
+
 /// The sharding rule of an op family, as data: how its outputs look, and which
 /// single-mesh-dim strategies exist beside all-replicated, which every rule
-/// has unless `replicate` says otherwise.
+/// has.
 struct Rule {
   using Strategies = std::function<
       std::vector<Strategy>(const OpCall&, const StrategyContext&)>;
   using Infer = std::function<std::vector<OutputMeta>(const OpCall&)>;
-  /// Arguments to change for the local call, given the outputs' local sizes.
-  using Localize = std::function<std::vector<std::pair<size_t, c10::IValue>>(
-      const OpCall&,
-      const std::vector<std::vector<int64_t>>& local_outputs)>;
+  /// Arguments to change for the local call: position and value.
+  using LocalArguments = std::vector<std::pair<size_t, c10::IValue>>;
+  using Localize = std::function<LocalArguments(const LocalCall&)>;
 
+  /// Null: the op runs on whole tensors only, and every rank has its result.
   Strategies strategies = {};
-  /// Null: ask the op's meta kernel.
+  /// Null: ask the op's meta kernel, or the result itself where every rank has
+  /// it whole.
   Infer infer = {};
   Localize localize = {};
   /// The outputs do not depend on the inputs' values: inputs never move.
@@ -103,6 +123,9 @@ std::vector<std::pair<std::string, const Rule*>> all_rules();
 /// Where the rules of a family are put, see rules/*.cpp.
 class RuleTable {
  public:
+  /// `names`: separated by spaces, "aten::" implied, with overload
+  /// ("sum.dim_IntList") or without (all overloads that have no rule of their
+  /// own). In-place and out= forms follow the op that they are a form of.
   void add(std::string_view names, const Rule& rule);
   const Rule* find(const std::string& name) const;
   std::vector<std::pair<std::string, const Rule*>> list() const;

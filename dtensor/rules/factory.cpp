@@ -36,18 +36,15 @@ std::vector<Strategy> new_like(
   return like_input(call, context);
 }
 
-std::vector<std::pair<size_t, c10::IValue>> local_sizes(
-    const OpCall&,
-    const std::vector<std::vector<int64_t>>& outputs) {
-  return {{1, outputs.at(0)}};
+Rule::LocalArguments local_sizes(const LocalCall& local) {
+  return {{1, local.outputs.at(0).sizes}};
 }
 
 // The global strides' order of dims, packed for the local sizes.
-std::vector<std::pair<size_t, c10::IValue>> local_sizes_and_strides(
-    const OpCall& call,
-    const std::vector<std::vector<int64_t>>& outputs) {
-  const auto strides = call.arguments[2].toIntVector();
-  return {{1, outputs.at(0)}, {2, dense_strides(outputs.at(0), strides)}};
+Rule::LocalArguments local_sizes_and_strides(const LocalCall& local) {
+  const auto strides = local.call.arguments[2].toIntVector();
+  const auto& sizes = local.outputs.at(0).sizes;
+  return {{1, sizes}, {2, dense_strides(sizes, strides)}};
 }
 
 } // namespace
