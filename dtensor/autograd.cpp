@@ -8,8 +8,10 @@
 #include <torch/torch.h>
 
 #include "dtensor/deferred_init.h"
+#include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "mesh/error.h"
 
 namespace weft::dtensor {
@@ -194,14 +196,6 @@ at::Tensor to_local_recorded(
   return local;
 }
 
-int64_t code_of(const Placements& placements) {
-  int64_t code = 0;
-  for (const auto& placement : placements) {
-    code = code * 1000003 + placement.code();
-  }
-  return code;
-}
-
 // Note [Shared redistribution]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // q, k and v (gate and up) ask for the same input in the same placement. The
@@ -218,8 +212,7 @@ at::Tensor find_shared(DTensorImpl& impl, const DTensorImpl::Shared& wanted) {
            (!entry.strong.defined() && entry.weak.expired());
   });
   for (const auto& entry : impl.shared) {
-    if (entry.spec_id == wanted.spec_id &&
-        entry.grad_code == wanted.grad_code &&
+    if (entry.spec_id == wanted.spec_id && entry.grad_id == wanted.grad_id &&
         entry.grad_mode == wanted.grad_mode) {
       if (entry.strong.defined()) {
         return entry.strong;
@@ -260,13 +253,15 @@ at::Tensor enter_local(
     const at::Tensor& dtensor,
     const DTensorSpec& want,
     const Placements& grad,
-    std::string_view name) {
+    std::string_view name,
+    bool asked) {
   auto* impl = dtensor_impl(dtensor);
   require_values(dtensor, name);
   const bool graph = records_graph(dtensor);
+  const auto grad_spec = want.with(grad);
   DTensorImpl::Shared entry{
       .spec_id = want.id(),
-      .grad_code = code_of(grad),
+      .grad_id = grad_spec.id(),
       .version = dtensor.is_inference()
                      ? 0
                      : static_cast<uint32_t>(
@@ -279,8 +274,13 @@ at::Tensor enter_local(
   if (auto shared = find_shared(*impl, entry); shared.defined()) {
     return shared;
   }
+  if (!asked) {
+    check_implicit_redistribution(name, dtensor, impl->spec(), want, [&] {
+      return "(" + describe(dtensor) + ")";
+    });
+  }
   auto placed = redistribute_to(dtensor, want, name);
-  auto local = to_local_recorded(placed, want.with(grad), name);
+  auto local = to_local_recorded(placed, grad_spec, name);
   if (graph) {
     entry.weak =
         c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(

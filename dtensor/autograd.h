@@ -20,12 +20,15 @@ at::Tensor redistribute_to(
 /// redistributes it to `want` and hands out its local tensor, whose gradient
 /// will lie as `grad` says. Calls that ask the same of the same version of one
 /// tensor share one result: see Note [Shared redistribution].
+/// `asked`: the user or a style said that the tensor is to lie so; otherwise
+/// moving it is implicit, see ExplicitRedistribution.
 /// Collective: all ranks of the mesh, unless the tensor lies so already.
 at::Tensor enter_local(
     const at::Tensor& dtensor,
     const DTensorSpec& want,
     const Placements& grad,
-    std::string_view name);
+    std::string_view name,
+    bool asked = false);
 
 /// Wraps the local result of a region. The gradient that arrives is brought to
 /// `grad` (default: `spec` with Partial replaced by Replicate) before its local

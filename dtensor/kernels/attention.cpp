@@ -74,6 +74,8 @@ at::Tensor scaled_dot_product_attention(
       dropout_p,
       " vs 0. Dropout inside attention is not available on a mesh of several "
       "ranks.");
+  check_operands(
+      "scaled_dot_product_attention", common, {query, key, value, attn_mask});
   const auto q = place(query, common);
   const auto k = place(key, common);
   const auto v = place(value, common);

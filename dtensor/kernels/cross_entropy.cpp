@@ -148,6 +148,7 @@ at::Tensor cross_entropy_loss(
     c10::SymInt ignore_index,
     double label_smoothing) {
   const auto common = common_spec({&logits, &target});
+  check_operands("cross_entropy", common, {logits, target, weight});
   const auto x = place(logits, common);
   const bool plain_rows = x.dim() == 2 && label_smoothing == 0.0 &&
                           !(weight && weight->defined()) &&

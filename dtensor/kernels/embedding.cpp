@@ -97,6 +97,8 @@ at::Tensor embedding(
   const OpLayout layout = weight_impl && weight_impl->parameter_info
                               ? weight_impl->parameter_info->embedding
                               : OpLayout();
+  check_operands(
+      "embedding", spec, {weight, {indices, layout.input.has_value()}});
   const auto w = place(weight, spec);
   const auto i = place(indices, spec, layout.input);
   const auto name = label("embedding", weight);
@@ -105,8 +107,12 @@ at::Tensor embedding(
 
   const auto w_local =
       enter_local(w, spec.with(plan.weight), plan.weight_grad, name);
-  const auto i_local =
-      enter_local(i, spec.with(plan.indices), plan.indices, name);
+  const auto i_local = enter_local(
+      i,
+      spec.with(plan.indices),
+      plan.indices,
+      name,
+      /*asked=*/layout.input.has_value());
   const auto output_spec = spec.with(plan.output);
   const int64_t padding = padding_idx.expect_int();
   at::Tensor local;

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 
@@ -92,6 +94,26 @@ at::Tensor cross_entropy_loss(
 /// The first DTensor's spec that lies on a mesh of one dim or more; what a
 /// region's tensors are brought to. Unplaced if there is none.
 DTensorSpec common_spec(std::initializer_list<const at::Tensor*> tensors);
+
+/// A tensor of a call, and whether a style says how it lies if it is plain.
+struct Operand {
+  const at::Tensor* tensor;
+  bool placed_by_style = false;
+
+  Operand(const at::Tensor& operand, bool styled = false)
+      : tensor(&operand), placed_by_style(styled) {}
+  Operand(const std::optional<at::Tensor>& operand)
+      : tensor(operand ? &*operand : nullptr) {}
+};
+
+/// What every kernel asks first: that its operands lie on one mesh, and that
+/// plain ones are of no dims, placed by a style, or inside an
+/// ImplicitReplication scope.
+/// Throws: c10::ValueError naming `op` and all operands.
+void check_operands(
+    std::string_view op,
+    const DTensorSpec& common,
+    std::initializer_list<Operand> operands);
 
 /// A plain tensor as a DTensor that lies as `placements` say (default:
 /// replicated) on `like`'s mesh; an unplaced DTensor as a replicated one.

@@ -92,6 +92,8 @@ at::Tensor linear(
   const OpLayout layout = weight_impl && weight_impl->parameter_info
                               ? weight_impl->parameter_info->linear
                               : OpLayout();
+  check_operands(
+      "linear", spec, {{input, layout.input.has_value()}, weight, bias});
   const auto x = place(input, spec, layout.input);
   const auto w = place(weight, spec);
   TORCH_CHECK_VALUE(
@@ -110,7 +112,12 @@ at::Tensor linear(
   const auto output_spec = spec.with(plan.output);
   const bool bias_inside = has_bias && !output_spec.has_partial();
 
-  auto x_local = enter_local(x, spec.with(plan.input), plan.input_grad, name);
+  auto x_local = enter_local(
+      x,
+      spec.with(plan.input),
+      plan.input_grad,
+      name,
+      /*asked=*/layout.input.has_value());
   auto w_local = enter_local(w, spec.with(plan.weight), plan.weight_grad, name);
   at::Tensor b;
   std::optional<at::Tensor> b_local;

@@ -27,13 +27,14 @@ NormRegion enter_norm(
     const std::optional<at::Tensor>& bias) {
   const auto spec = common_spec(
       {&input, weight ? &*weight : nullptr, bias ? &*bias : nullptr});
-  const auto x = place(input, spec);
-  const auto free_dims = x.dim() - static_cast<int64_t>(normalized_dims);
   const auto* info = weight ? dtensor_impl(*weight) : nullptr;
-  const auto wanted =
-      info && info->parameter_info
-          ? info->parameter_info->norm.input.value_or(spec_of(x).placements())
-          : spec_of(x).placements();
+  const auto layout = info && info->parameter_info
+                          ? info->parameter_info->norm.input
+                          : std::nullopt;
+  check_operands("norm", spec, {{input, layout.has_value()}, weight, bias});
+  const auto x = place(input, spec, layout);
+  const auto free_dims = x.dim() - static_cast<int64_t>(normalized_dims);
+  const auto wanted = layout.value_or(spec_of(x).placements());
   Placements placements;
   Placements parameter_grad;
   for (const auto& wish : wanted) {
@@ -47,7 +48,8 @@ NormRegion enter_norm(
   NormRegion region;
   region.name = weight ? label("norm", *weight) : "norm";
   region.output = spec.with(placements);
-  region.input = enter_local(x, region.output, placements, region.name);
+  region.input = enter_local(
+      x, region.output, placements, region.name, /*asked=*/layout.has_value());
   if (weight && weight->defined()) {
     region.weight =
         enter_local(place(*weight, spec), whole, parameter_grad, region.name);

@@ -6,6 +6,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/parameter_info.h"
+#include "dtensor/scopes.h"
 
 namespace weft::dtensor {
 namespace kernels {
@@ -18,6 +19,85 @@ DTensorSpec common_spec(std::initializer_list<const at::Tensor*> tensors) {
     }
   }
   return {};
+}
+
+namespace {
+
+std::string describe_operands(std::initializer_list<Operand> operands) {
+  std::string text = "(";
+  for (const auto& operand : operands) {
+    if (operand.tensor && operand.tensor->defined()) {
+      text += (text.size() > 1 ? "; " : "") + describe(*operand.tensor);
+    }
+  }
+  return text + ")";
+}
+
+void refuse_other_mesh(
+    std::string_view op,
+    const DTensorSpec& common,
+    const mesh::DeviceMesh& other,
+    std::initializer_list<Operand> operands) {
+  TORCH_CHECK_VALUE(
+      false,
+      "[",
+      op,
+      "] mixes meshes: ",
+      common.mesh().to_string(),
+      " vs ",
+      other.to_string(),
+      "; operands ",
+      describe_operands(operands),
+      ". Bring them to one mesh first: full_tensor(x), then "
+      "distribute_tensor(). (",
+      common.mesh().describe_rank(),
+      ")");
+}
+
+void refuse_plain(
+    std::string_view op,
+    const DTensorSpec& common,
+    const at::Tensor& plain,
+    std::initializer_list<Operand> operands) {
+  TORCH_CHECK_VALUE(
+      false,
+      "[",
+      op,
+      "] mixes DTensors with a plain tensor of sizes ",
+      plain.sizes(),
+      "; operands ",
+      describe_operands(operands),
+      ". Make it a DTensor with distribute_tensor() (a whole tensor) or "
+      "from_local() (this rank's part), or open an ImplicitReplication scope "
+      "if every rank has it whole. (",
+      common.mesh().describe_rank(),
+      ")");
+}
+
+} // namespace
+
+void check_operands(
+    std::string_view op,
+    const DTensorSpec& common,
+    std::initializer_list<Operand> operands) {
+  if (common.mesh_ndim() == 0) {
+    return;
+  }
+  for (const auto& operand : operands) {
+    if (!operand.tensor || !operand.tensor->defined()) {
+      continue;
+    }
+    const auto* impl = dtensor_impl(*operand.tensor);
+    if (impl && impl->spec().mesh_ndim() != 0) {
+      if (!(impl->spec().mesh() == common.mesh())) {
+        refuse_other_mesh(op, common, impl->spec().mesh(), operands);
+      }
+    } else if (
+        !impl && operand.tensor->dim() != 0 && !operand.placed_by_style &&
+        !implicit_replication_enabled()) {
+      refuse_plain(op, common, *operand.tensor, operands);
+    }
+  }
 }
 
 at::Tensor place(

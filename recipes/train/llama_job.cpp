@@ -1,6 +1,7 @@
 #include "recipes/train/llama_job.h"
 
 #include "dtensor/deferred_init.h"
+#include "dtensor/scopes.h"
 #include "recipes/train/parallelize_llama.h"
 
 namespace weft::recipes {
@@ -89,6 +90,8 @@ at::Tensor token_loss(
     const at::Tensor& targets,
     int64_t tokens) {
   namespace F = torch::nn::functional;
+  // Every rank of the tp mesh has the targets of its replica.
+  const dtensor::ImplicitReplication whole_targets;
   return F::cross_entropy(
              logits.flatten(0, 1),
              targets.reshape(-1),
