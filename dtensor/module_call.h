@@ -20,6 +20,8 @@ struct ModuleHooks : torch::nn::Module {
   using After = std::function<at::Tensor(const at::Tensor&)>;
   std::vector<Before> before;
   std::vector<After> after;
+  /// distribute_module() has put hooks here.
+  bool distributed = false;
 };
 
 /// The hooks of a module, made at the first call. They are kept in the module

@@ -4,11 +4,9 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/distribute_module.h"
 #include "dtensor/module_call.h"
 #include "mesh/error.h"
-#include "tp/distribute_parameter.h"
 
 namespace weft::tp {
 namespace {
@@ -76,27 +74,6 @@ void apply_style(
       ".");
 }
 
-// What no style has placed is whole on every rank.
-void replicate_rest(torch::nn::Module& module, const mesh::DeviceMesh& mesh) {
-  for (const auto& item : module.named_modules()) {
-    auto& owner = *item.value();
-    for (const auto& parameter : owner.named_parameters(/*recurse=*/false)) {
-      at::Tensor tensor = parameter.value();
-      if (!dtensor::is_dtensor(tensor) ||
-          dtensor::spec_of(tensor).mesh_ndim() == 0) {
-        distribute_parameter(
-            owner, parameter.key(), tensor, mesh, {Replicate()}, item.key());
-      }
-    }
-  }
-  for (const auto& buffer : module.named_buffers()) {
-    if (dtensor::is_dtensor(buffer.value()) &&
-        dtensor::spec_of(buffer.value()).mesh_ndim() == 0) {
-      dtensor::set_placements(buffer.value(), mesh, {Replicate()});
-    }
-  }
-}
-
 } // namespace
 
 bool matches(std::string_view pattern, std::string_view path) {
@@ -134,7 +111,8 @@ void parallelize_module(
   for (const auto& [pattern, style] : plan) {
     apply_style(module, mesh, pattern, style);
   }
-  replicate_rest(module, mesh);
+  // What no style has placed is whole on every rank.
+  dtensor::replicate_unplaced(module, mesh);
 }
 
 } // namespace weft::tp

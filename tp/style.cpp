@@ -2,12 +2,11 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/deferred_init.h"
+#include "dtensor/distribute_module.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/module_call.h"
 #include "dtensor/parameter_info.h"
 #include "mesh/error.h"
-#include "tp/distribute_parameter.h"
 
 namespace weft::tp {
 namespace {
@@ -47,29 +46,19 @@ void cut_weight(
     const std::string& path) {
   const auto output = cut.layouts.output_layouts.value_or(cut.default_output);
   if (auto* linear = module.as<LinearImpl>()) {
-    distribute_parameter(
-        module, "weight", linear->weight, mesh, {Shard(cut.linear_dim)}, path);
+    dtensor::distribute_parameter(
+        module, "weight", mesh, {Shard(cut.linear_dim)}, path);
     const bool bias_is_cut = cut.linear_dim == 0;
     if (linear->bias.defined()) {
-      distribute_parameter(
-          module,
-          "bias",
-          linear->bias,
-          mesh,
-          {bias_is_cut ? Shard(0) : Replicate()},
-          path);
+      dtensor::distribute_parameter(
+          module, "bias", mesh, {bias_is_cut ? Shard(0) : Replicate()}, path);
     }
     dtensor::parameter_info(linear->weight).linear = {
         Placements{cut.layouts.input_layouts.value_or(cut.linear_input)},
         Placements{output}};
   } else if (auto* embedding = module.as<EmbeddingImpl>()) {
-    distribute_parameter(
-        module,
-        "weight",
-        embedding->weight,
-        mesh,
-        {Shard(cut.embedding_dim)},
-        path);
+    dtensor::distribute_parameter(
+        module, "weight", mesh, {Shard(cut.embedding_dim)}, path);
     dtensor::parameter_info(embedding->weight).embedding = {
         Placements{cut.layouts.input_layouts.value_or(Replicate())},
         Placements{output}};
@@ -111,9 +100,8 @@ ParallelStyle SequenceParallel(int64_t sequence_dim) {
                            const mesh::DeviceMesh& mesh,
                            const std::string& path) {
     for (auto& item : module.named_parameters(/*recurse=*/false)) {
-      at::Tensor parameter = item.value();
-      distribute_parameter(
-          module, item.key(), parameter, mesh, {Replicate()}, path);
+      const auto parameter = dtensor::distribute_parameter(
+          module, item.key(), mesh, {Replicate()}, path);
       dtensor::parameter_info(parameter).norm.input =
           Placements{Shard(sequence_dim)};
     }
