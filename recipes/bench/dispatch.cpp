@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
@@ -10,41 +12,209 @@
 #include "dtensor/dtensor.h"
 #include "mesh/world.h"
 
+// The DTensors lie on a mesh of two ranks that need nothing of each other:
+// what is timed is the way through the dispatcher, not a collective.
+
 namespace weft::recipes::bench {
 namespace {
 
-constexpr int kCalls = 5000;
-constexpr int kRounds = 15;
+using dtensor::Replicate;
+using dtensor::Shard;
+
+constexpr int kRounds = 11;
 
 template <class Op>
-double microseconds(const Op& op) {
+double microseconds(const Op& op, int calls) {
   const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < kCalls; ++i) {
+  for (int i = 0; i < calls; ++i) {
     op();
   }
   return std::chrono::duration<double, std::micro>(
              std::chrono::steady_clock::now() - start)
              .count() /
-         kCalls;
+         calls;
 }
 
-// The two in turn, the best round of each: what the code costs without the
-// machine's other business.
-template <class Plain, class Distributed>
-nlohmann::ordered_json compare(
-    const Plain& plain,
-    const Distributed& distributed) {
-  double best_plain = microseconds(plain);
-  double best_distributed = microseconds(distributed);
-  for (int round = 0; round < kRounds; ++round) {
-    best_plain = std::min(best_plain, microseconds(plain));
-    best_distributed = std::min(best_distributed, microseconds(distributed));
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+class Results {
+ public:
+  void add(const std::string& key, double us) {
+    json_[key] = std::round(us * 1e3) / 1e3;
   }
-  const auto two_digits = [](double x) { return std::round(x * 1e2) / 1e2; };
-  return {
-      {"plain_us", two_digits(best_plain)},
-      {"dtensor_us", two_digits(best_distributed)},
-      {"overhead_us", two_digits(best_distributed - best_plain)}};
+
+  // The two in turn.
+  template <class Local, class Distributed>
+  void compare(
+      const std::string& op,
+      const Local& local,
+      const Distributed& distributed,
+      int calls = 2000) {
+    std::vector<double> local_us;
+    std::vector<double> dtensor_us;
+    microseconds(local, calls / 10 + 1);
+    microseconds(distributed, calls / 10 + 1);
+    for (int round = 0; round < kRounds; ++round) {
+      local_us.push_back(microseconds(local, calls));
+      dtensor_us.push_back(microseconds(distributed, calls));
+    }
+    add(op + "_local_us", median(local_us));
+    add(op + "_dtensor_us", median(dtensor_us));
+  }
+
+  std::string dump() const { return json_.dump(); }
+
+ private:
+  nlohmann::ordered_json json_{{"bench", "dispatch"}};
+};
+
+// The same tensors, plain and distributed.
+struct Pair {
+  at::Tensor local;
+  at::Tensor dtensor;
+};
+
+Pair make_pair(
+    const mesh::DeviceMesh& mesh,
+    dtensor::Placement placement,
+    std::vector<int64_t> sizes,
+    bool requires_grad = false) {
+  const auto local = at::randn(sizes);
+  Pair pair{
+      local.clone(), dtensor::from_local(local.clone(), mesh, {placement})};
+  pair.local.set_requires_grad(requires_grad);
+  pair.dtensor.set_requires_grad(requires_grad);
+  return pair;
+}
+
+void time_ops(const mesh::DeviceMesh& mesh, Results& results) {
+  const at::NoGradGuard no_grad;
+  const auto a = make_pair(mesh, Shard(0), {8, 8});
+  const auto b = make_pair(mesh, Shard(0), {8, 8});
+  const auto w = make_pair(mesh, Replicate(), {8, 8});
+  const auto gain = make_pair(mesh, Replicate(), {8});
+  at::Tensor out;
+  results.compare(
+      "add",
+      [&] { out = a.local + b.local; },
+      [&] { out = a.dtensor + b.dtensor; });
+  results.compare(
+      "mm",
+      [&] { out = at::mm(a.local, w.local); },
+      [&] { out = at::mm(a.dtensor, w.dtensor); });
+  results.compare(
+      "transpose",
+      [&] { out = a.local.transpose(0, 1); },
+      [&] { out = a.dtensor.transpose(0, 1); });
+  results.compare(
+      "norm",
+      [&] { out = at::layer_norm(a.local, {8}, gain.local, gain.local); },
+      [&] {
+        out = at::layer_norm(a.dtensor, {8}, gain.dtensor, gain.dtensor);
+      });
+  std::vector<double> rounds;
+  for (int round = 0; round < kRounds; ++round) {
+    rounds.push_back(microseconds(
+        [&] { out = dtensor::from_local(a.local, mesh, {Shard(0)}); }, 2000));
+  }
+  results.add("from_local_us", median(rounds));
+}
+
+void time_recorded(const mesh::DeviceMesh& mesh, Results& results) {
+  const auto a = make_pair(mesh, Shard(0), {8, 8}, true);
+  const auto b = make_pair(mesh, Shard(0), {8, 8}, true);
+  const auto w = make_pair(mesh, Replicate(), {8, 8}, true);
+  at::Tensor out;
+  results.compare(
+      "add_grad",
+      [&] { out = a.local + b.local; },
+      [&] { out = a.dtensor + b.dtensor; });
+  results.compare(
+      "mm_grad",
+      [&] { out = at::mm(a.local, w.local); },
+      [&] { out = at::mm(a.dtensor, w.dtensor); });
+}
+
+// y = linear(x), y.backward(1): five ops and autograd's engine.
+void time_linear(const mesh::DeviceMesh& mesh, Results& results) {
+  const auto x = make_pair(mesh, Shard(0), {8, 8}, true);
+  const auto w = make_pair(mesh, Replicate(), {8, 8}, true);
+  const auto ones = make_pair(mesh, Shard(0), {8, 8});
+  const auto step = [](const at::Tensor& input,
+                       const at::Tensor& weight,
+                       const at::Tensor& gradient) {
+    const auto y = at::linear(input, weight);
+    torch::autograd::grad({y}, {input, weight}, {gradient});
+  };
+  results.compare(
+      "linear_forward_backward",
+      [&] { step(x.local, w.local, ones.local); },
+      [&] { step(x.dtensor, w.dtensor, ones.dtensor); },
+      500);
+}
+
+struct AdamWState {
+  std::vector<at::Tensor> parameters, gradients, first, second, steps;
+
+  void step() {
+    at::_fused_adamw_(
+        parameters,
+        gradients,
+        first,
+        second,
+        {},
+        steps,
+        1e-3,
+        0.9,
+        0.999,
+        1e-2,
+        1e-8,
+        false,
+        false);
+  }
+};
+
+void time_fused_optimizer(const mesh::DeviceMesh& mesh, Results& results) {
+  constexpr int kTensors = 100;
+  const at::NoGradGuard no_grad;
+  AdamWState local;
+  AdamWState distributed;
+  for (int i = 0; i < kTensors; ++i) {
+    for (auto list :
+         {&AdamWState::parameters,
+          &AdamWState::gradients,
+          &AdamWState::first,
+          &AdamWState::second}) {
+      const auto pair = make_pair(mesh, Shard(0), {8, 8});
+      (local.*list).push_back(pair.local);
+      (distributed.*list).push_back(pair.dtensor);
+    }
+    local.second.back().abs_();
+    distributed.second.back().abs_();
+    const auto count = make_pair(mesh, Replicate(), {});
+    local.steps.push_back(count.local.fill_(1));
+    distributed.steps.push_back(count.dtensor.fill_(1));
+  }
+  results.compare(
+      "fused_adamw_100",
+      [&] { local.step(); },
+      [&] { distributed.step(); },
+      200);
+}
+
+// Every call has a number that no call had before.
+void time_miss(const mesh::DeviceMesh& mesh, Results& results) {
+  const at::NoGradGuard no_grad;
+  const auto a = make_pair(mesh, Shard(0), {8, 8});
+  at::Tensor out;
+  double alpha = 1;
+  results.compare(
+      "miss",
+      [&] { out = at::add(a.local, a.local, alpha += 1); },
+      [&] { out = at::add(a.dtensor, a.dtensor, alpha += 1); });
 }
 
 } // namespace
@@ -53,24 +223,13 @@ std::string run_dispatch() {
   at::set_num_threads(1);
   const auto world = mesh::World::fake(0, 2);
   const auto mesh = mesh::DeviceMesh::create(world, {2}, {"tp"});
-  const auto a = at::randn({8, 8});
-  const auto b = at::randn({8, 8});
-  const auto da = dtensor::from_local(a, mesh, {dtensor::Shard(0)});
-  const auto db = dtensor::from_local(b, mesh, {dtensor::Shard(0)});
-  nlohmann::ordered_json result{{"bench", "dispatch"}};
-  at::Tensor out;
-  {
-    const at::NoGradGuard no_grad;
-    result["add"] = compare([&] { out = a + b; }, [&] { out = da + db; });
-    result["transpose"] = compare(
-        [&] { out = a.transpose(0, 1); }, [&] { out = da.transpose(0, 1); });
-  }
-  const auto ga = a.clone().requires_grad_();
-  const auto dga = dtensor::from_local(a.clone(), mesh, {dtensor::Shard(0)})
-                       .requires_grad_();
-  result["add_with_graph"] =
-      compare([&] { out = ga + b; }, [&] { out = dga + db; });
-  return result.dump();
+  Results results;
+  time_ops(mesh, results);
+  time_recorded(mesh, results);
+  time_linear(mesh, results);
+  time_fused_optimizer(mesh, results);
+  time_miss(mesh, results);
+  return results.dump();
 }
 
 } // namespace weft::recipes::bench

@@ -4,8 +4,10 @@
 
 namespace weft::recipes::bench {
 
-/// Times add, mul and linear on small DTensors against the same ops on plain
-/// tensors, in turn, with and without a graph; one line of JSON, microseconds.
+/// Times ops on small DTensors against the same ops on plain tensors, in turn,
+/// on one thread: `<op>_local_us` and `<op>_dtensor_us`, medians in
+/// microseconds, under the names that bench/peer/dispatch.py uses. One line of
+/// JSON.
 std::string run_dispatch();
 
 } // namespace weft::recipes::bench

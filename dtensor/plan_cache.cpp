@@ -1,0 +1,191 @@
+#include "dtensor/plan_cache.h"
+
+#include <bit>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "dtensor/dtensor_impl.h"
+
+namespace weft::dtensor {
+
+// Note [Plan cache]
+// ~~~~~~~~~~~~~~~~~
+// A plan is a function of the op, the specs, global sizes, strides and dtypes
+// of the tensors, and the plain arguments; these words are the key, read
+// without allocating. The cache lives in the mesh, is shared by all threads of
+// a rank, and is bounded: when the young half is full it becomes the old one,
+// whose plans go unless they are asked for again. Shapes that change every
+// step do not pile up.
+
+namespace {
+
+struct KeyHash {
+  size_t operator()(const PlanKey& key) const {
+    uint64_t hash = 0x9e3779b97f4a7c15ULL;
+    for (const int64_t word : key) {
+      hash = (hash ^ static_cast<uint64_t>(word)) * 0xff51afd7ed558ccdULL;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+
+class PlanCache {
+ public:
+  using Plan = std::shared_ptr<const OpPlan>;
+
+  Plan find(const PlanKey& key) {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = young_.find(key); it != young_.end()) {
+      return it->second;
+    }
+    const auto it = old_.find(key);
+    if (it == old_.end()) {
+      return nullptr;
+    }
+    auto plan = it->second;
+    insert_young(key, plan);
+    return plan;
+  }
+
+  void insert(const PlanKey& key, Plan plan) {
+    const std::lock_guard lock(mutex_);
+    insert_young(key, std::move(plan));
+  }
+
+ private:
+  static constexpr size_t kHalf = 4096;
+  using Map = std::unordered_map<PlanKey, Plan, KeyHash>;
+
+  void insert_young(const PlanKey& key, Plan plan) {
+    if (young_.size() >= kHalf) {
+      old_ = std::exchange(young_, {});
+    }
+    young_.emplace(key, std::move(plan));
+  }
+
+  std::mutex mutex_;
+  Map young_;
+  Map old_;
+};
+
+// Every tensor of one call lies on one mesh; an unplaced DTensor counts as
+// replicated on it.
+void unify_meshes(OpCall& call) {
+  const auto unify = [&](TensorArgument& input) {
+    if (!input.spec || input.spec->mesh() == call.mesh()) {
+      return;
+    }
+    TORCH_CHECK_VALUE(
+        input.spec->mesh_ndim() == 0,
+        "[",
+        call.name(),
+        "] mixes meshes: ",
+        call.mesh().to_string(),
+        " vs ",
+        input.spec->mesh().to_string(),
+        "; arguments ",
+        describe_arguments(call),
+        ". Redistribute to one mesh first. (",
+        call.mesh().describe_rank(),
+        ")");
+    input.spec = call.common.with(Placements(call.mesh().ndim(), Replicate()));
+  };
+  std::ranges::for_each(call.tensors, unify);
+  std::ranges::for_each(call.outs, unify);
+}
+
+std::shared_ptr<const OpPlan> make_plan(
+    const c10::OperatorHandle& op,
+    Arguments arguments) {
+  auto call = read_call(op, arguments);
+  unify_meshes(call);
+  return std::make_shared<const OpPlan>(make_op_plan(call));
+}
+
+} // namespace
+
+CallReader::CallReader(const c10::OperatorHandle& op, Arguments arguments) {
+  key_.push_back(reinterpret_cast<int64_t>(&op.schema()));
+  for (const auto& value : arguments) {
+    read(value);
+  }
+}
+
+void CallReader::read(const c10::IValue& value) {
+  if (value.isTensor()) {
+    read_tensor(value.toTensor());
+  } else if (value.isNone()) {
+    key_.push_back(kNone);
+  } else if (value.isInt()) {
+    key_.append({kInt, value.toInt()});
+  } else if (value.isBool()) {
+    key_.append({kBool, value.toBool()});
+  } else if (value.isDouble()) {
+    key_.append({kDouble, std::bit_cast<int64_t>(value.toDouble())});
+  } else if (value.isDevice()) {
+    const auto device = value.toDevice();
+    key_.append({kDevice, static_cast<int64_t>(device.type()), device.index()});
+  } else if (value.isList()) {
+    read_list(value.toListRef());
+  } else if (value.isString()) {
+    const auto text = value.toStringView();
+    key_.append({kText, static_cast<int64_t>(text.size())});
+    key_.append(text.begin(), text.end());
+  } else {
+    cachable_ = false;
+  }
+}
+
+void CallReader::read_list(c10::ArrayRef<c10::IValue> list) {
+  key_.append({kList, static_cast<int64_t>(list.size())});
+  for (const auto& element : list) {
+    if (element.isInt()) {
+      key_.push_back(element.toInt());
+    } else {
+      read(element);
+    }
+  }
+}
+
+void CallReader::read_tensor(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    key_.push_back(kNone);
+    return;
+  }
+  const auto dtype = static_cast<int64_t>(tensor.scalar_type()) << 8;
+  auto* impl = dtensor_impl(tensor);
+  if (!impl) {
+    has_plain_ |= tensor.dim() != 0;
+    key_.push_back(kPlain | dtype);
+    return;
+  }
+  has_deferred_ |= impl->deferred != nullptr;
+  if (!common_ && impl->spec().mesh_ndim() != 0) {
+    common_ = &impl->spec();
+  }
+  key_.append(
+      {kTensor | dtype | (impl->dim() << 16),
+       reinterpret_cast<int64_t>(impl->spec().id())});
+  key_.append(impl->sizes().begin(), impl->sizes().end());
+  key_.append(impl->strides().begin(), impl->strides().end());
+}
+
+std::shared_ptr<const OpPlan> find_plan(
+    const CallReader& reader,
+    const c10::OperatorHandle& op,
+    Arguments arguments) {
+  if (!reader.cachable()) {
+    return make_plan(op, arguments);
+  }
+  auto& cache = reader.common()->mesh().extension<PlanCache>();
+  if (auto plan = cache.find(reader.key())) {
+    return plan;
+  }
+  auto plan = make_plan(op, arguments);
+  cache.insert(reader.key(), plan);
+  return plan;
+}
+
+} // namespace weft::dtensor

@@ -1,0 +1,292 @@
+#include "dtensor/plan_run.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <ATen/TensorUtils.h>
+#include <torch/torch.h>
+
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/op_arguments.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
+
+namespace weft::dtensor {
+namespace {
+
+using Stack = torch::jit::Stack;
+
+at::Tensor wrap_unplaced(const at::Tensor& local) {
+  return make_dtensor(local, DTensorSpec(), local.sizes(), local.strides());
+}
+
+template <class Wrap>
+void wrap_results(Stack& stack, size_t returns, const Wrap& wrap) {
+  for (auto it = stack.end() - static_cast<int64_t>(returns); it != stack.end();
+       ++it) {
+    if (it->isTensor()) {
+      *it = wrap(it->toTensor());
+    } else if (it->isTensorList()) {
+      auto list = it->toTensorVector();
+      for (auto& tensor : list) {
+        tensor = wrap(tensor);
+      }
+      *it = std::move(list);
+    }
+  }
+}
+
+// What an op that writes to arguments returns: those arguments.
+void return_written(
+    Stack& stack,
+    size_t returns,
+    c10::ArrayRef<at::Tensor> written) {
+  for (size_t i = 0; i < std::min(returns, written.size()); ++i) {
+    stack[stack.size() - returns + i] = written[i];
+  }
+}
+
+// A view of the whole may be none of this rank's part, e.g. of a slice that a
+// user passed to from_local().
+void make_viewable(c10::IValue& value, c10::IntArrayRef sizes) {
+  const auto& local = value.toTensor();
+  if (!local.is_contiguous() &&
+      !at::detail::computeStride(local.sizes(), local.strides(), sizes)) {
+    value = local.contiguous();
+  }
+}
+
+// See OpPlan::copied_view.
+void refuse_write_to_copy(
+    const c10::OperatorHandle& op,
+    const at::Tensor& written) {
+  const auto* impl = dtensor_impl(written);
+  TORCH_CHECK_VALUE(
+      !impl->is_copied_view,
+      "[",
+      op.schema().name(),
+      "] writes to ",
+      describe(written),
+      ", a view that had to be communicated and is a copy: the write would "
+      "be lost. Write to the tensor it was taken from, or clone() it first. "
+      "(",
+      impl->spec().mesh().describe_rank(),
+      ")");
+}
+
+// One call of an op by its plan.
+class PlanRun {
+ public:
+  PlanRun(
+      const c10::OperatorHandle& op,
+      const OpPlan& plan,
+      const mesh::DeviceMesh& mesh,
+      Stack& stack)
+      : op_(op),
+        plan_(plan),
+        mesh_(mesh),
+        stack_(stack),
+        first_(stack.size() - op.schema().arguments().size()),
+        returns_(op.schema().returns().size()) {}
+
+  void run() {
+    const bool normal_view = makes_normal_view();
+    check_moves();
+    enter_inputs();
+    enter_outs();
+    for (const auto& [argument, value] : plan_.local_arguments) {
+      stack_[first_ + argument] = value;
+    }
+    if (plan_.reshapes) {
+      make_viewable(stack_[first_], stack_[first_ + 1].toIntVector());
+    }
+    op_.callBoxed(&stack_);
+    if (plan_.writes) {
+      leave_outs();
+      return_written(stack_, returns_, written_);
+      return;
+    }
+    std::optional<c10::InferenceMode> normal;
+    if (normal_view) {
+      normal.emplace(false);
+    }
+    if (plan_.whole_results) {
+      wrap_whole();
+    } else {
+      wrap_planned();
+    }
+  }
+
+ private:
+  // Under InferenceMode a view of a normal tensor is a normal tensor, though
+  // new ones are not.
+  bool makes_normal_view() const {
+    return plan_.is_view && c10::InferenceMode::is_enabled() &&
+           stack_[first_].isTensor() &&
+           !stack_[first_].toTensor().is_inference();
+  }
+
+  // See ExplicitRedistribution.
+  void check_moves() const {
+    if (!detail::explicit_redistribution_enabled()) {
+      return;
+    }
+    const auto call = read_call(
+        op_, Arguments(&stack_[first_], op_.schema().arguments().size()));
+    for (size_t i = 0, next = 0; i < call.tensors.size(); ++i) {
+      if (!call.tensors[i].spec) {
+        continue;
+      }
+      const auto& input = plan_.inputs.at(next++);
+      if (input.to) {
+        check_implicit_redistribution(
+            call.name(),
+            call.tensors[i].tensor,
+            DTensorSpec(mesh_, input.from),
+            DTensorSpec(mesh_, input.to),
+            [&] { return describe_arguments(call); });
+      }
+    }
+  }
+
+  void enter_inputs() {
+    ArgumentReplacer arguments(&stack_[first_]);
+    for (const auto& input : plan_.inputs) {
+      const auto tensor = arguments.get(input.argument, input.list_index);
+      auto* impl = dtensor_impl(tensor);
+      if (input.is_written) {
+        refuse_write_to_copy(op_, tensor);
+        written_.push_back(tensor);
+      }
+      arguments.set(
+          input.argument,
+          input.list_index,
+          input.to ? redistribute_local(
+                         impl->local(),
+                         impl->sizes(),
+                         DTensorSpec(mesh_, input.from),
+                         DTensorSpec(mesh_, input.to),
+                         op_.schema().name())
+                   : impl->local());
+    }
+    arguments.close();
+  }
+
+  void enter_outs() {
+    for (const auto& out : plan_.outs) {
+      auto& slot = stack_[first_ + out.argument];
+      written_.push_back(slot.toTensor());
+      refuse_write_to_copy(op_, written_.back());
+      const auto& local = dtensor_impl(written_.back())->local();
+      slot = out.result ? at::empty({0}, local.options()) : local;
+    }
+  }
+
+  // Results that lie elsewhere than their out= tensors.
+  void leave_outs() {
+    for (size_t i = 0; i < plan_.outs.size(); ++i) {
+      const auto& out = plan_.outs[i];
+      if (!out.result) {
+        continue;
+      }
+      const auto& result = stack_[stack_.size() - returns_ + i].toTensor();
+      auto* impl =
+          dtensor_impl(written_[written_.size() - plan_.outs.size() + i]);
+      impl->local().copy_(redistribute_local(
+          result,
+          impl->sizes(),
+          DTensorSpec(mesh_, out.result),
+          DTensorSpec(mesh_, out.spec),
+          op_.schema().name()));
+    }
+  }
+
+  void wrap_whole() {
+    wrap_results(stack_, returns_, [&](const at::Tensor& local) {
+      return local.defined() ? make_dtensor(
+                                   local,
+                                   DTensorSpec(mesh_, plan_.whole_results),
+                                   local.sizes(),
+                                   local.strides())
+                             : local;
+    });
+  }
+
+  void wrap_planned() {
+    size_t next = 0;
+    wrap_results(stack_, returns_, [&](const at::Tensor& local) {
+      const auto& output = plan_.outputs.at(next++);
+      if (!local.defined()) {
+        return local;
+      }
+      auto result = make_dtensor(
+          local, DTensorSpec(mesh_, output.spec), output.sizes, output.strides);
+      dtensor_impl(result)->is_copied_view = plan_.copied_view;
+      return result;
+    });
+  }
+
+  const c10::OperatorHandle& op_;
+  const OpPlan& plan_;
+  const mesh::DeviceMesh mesh_;
+  Stack& stack_;
+  const size_t first_;
+  const size_t returns_;
+  c10::SmallVector<at::Tensor, 2> written_;
+};
+
+} // namespace
+
+void run_plan(
+    const c10::OperatorHandle& op,
+    const OpPlan& plan,
+    const mesh::DeviceMesh& mesh,
+    Stack& stack) {
+  PlanRun(op, plan, mesh, stack).run();
+}
+
+// DTensors on no mesh are whole everywhere: the op runs on the local tensors
+// and says itself what comes out.
+void run_unplaced(const c10::OperatorHandle& op, Stack& stack) {
+  // Inside DeferredInit, the op's own tensors are no parameters to be.
+  const c10::impl::ExcludeDispatchKeyGuard plain(
+      c10::DispatchKey::DeferredInit);
+  const auto& schema = op.schema();
+  const size_t first = stack.size() - schema.arguments().size();
+  const auto& returns = schema.returns();
+  const bool writes = !returns.empty() && returns[0].alias_info() &&
+                      returns[0].alias_info()->isWrite();
+  std::vector<at::Tensor> written;
+  ArgumentReplacer arguments(&stack[first]);
+  const std::vector<c10::IValue> originals(
+      stack.begin() + static_cast<int64_t>(first), stack.end());
+  for_each_tensor(
+      originals,
+      [&](const at::Tensor& tensor, size_t argument, int64_t list_index) {
+        const auto* alias = schema.arguments()[argument].alias_info();
+        if (writes && alias && alias->isWrite()) {
+          written.push_back(tensor);
+        }
+        if (auto* impl = dtensor_impl(tensor)) {
+          arguments.set(argument, list_index, impl->local());
+        }
+      });
+  arguments.close();
+  op.callBoxed(&stack);
+  if (!writes) {
+    wrap_results(stack, returns.size(), [](const at::Tensor& t) {
+      return t.defined() ? wrap_unplaced(t) : t;
+    });
+    return;
+  }
+  for (const auto& tensor : written) {
+    if (auto* impl = dtensor_impl(tensor)) {
+      impl->set_global_geometry(impl->local().sizes(), impl->local().strides());
+    }
+  }
+  return_written(stack, returns.size(), written);
+}
+
+} // namespace weft::dtensor
