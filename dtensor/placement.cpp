@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <limits>
 #include <utility>
 
 #include "mesh/error.h"
@@ -31,7 +32,6 @@ class NumberReader {
       : whole_(whole), rest_(inner) {}
 
   int64_t number() {
-    skip_spaces();
     int64_t value = 0;
     const auto [end, error] =
         std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
@@ -42,13 +42,15 @@ class NumberReader {
     return value;
   }
 
-  /// Takes `c` if it is next.
+  /// Takes `c` if it is next, and the spaces after a comma.
   bool take(char c) {
-    skip_spaces();
-    if (rest_.empty() || rest_.front() != c) {
+    if (!rest_.starts_with(c)) {
       return false;
     }
     rest_.remove_prefix(1);
+    while (c == ',' && rest_.starts_with(' ')) {
+      rest_.remove_prefix(1);
+    }
     return true;
   }
 
@@ -58,20 +60,13 @@ class NumberReader {
     }
   }
 
-  void expect_end() {
-    skip_spaces();
+  void expect_end() const {
     if (!rest_.empty()) {
       refuse(whole_);
     }
   }
 
  private:
-  void skip_spaces() {
-    while (!rest_.empty() && rest_.front() == ' ') {
-      rest_.remove_prefix(1);
-    }
-  }
-
   std::string_view whole_;
   std::string_view rest_;
 };
@@ -102,9 +97,20 @@ Placement parse_strided(std::string_view whole, std::string_view inner) {
   return StridedShard(dim, split_factor);
 }
 
+// Far beyond any tensor: keeps the dim and its code exact.
+void check_dim(int64_t tensor_dim) {
+  constexpr int64_t kMost = 1 << 20;
+  if (tensor_dim < -kMost || tensor_dim > kMost) {
+    mesh::throw_error<c10::ValueError>(
+        "[placement] no tensor has the dim " + std::to_string(tensor_dim) +
+        ".");
+  }
+}
+
 } // namespace
 
 Placement Shard(int64_t tensor_dim) {
+  check_dim(tensor_dim);
   return {Placement::Kind::kShard, ReduceOp::kSum, tensor_dim};
 }
 
@@ -122,10 +128,12 @@ Placement Shard(int64_t tensor_dim, std::vector<int64_t> sizes) {
 }
 
 Placement StridedShard(int64_t tensor_dim, int64_t split_factor) {
-  if (split_factor < 1) {
+  check_dim(tensor_dim);
+  if (split_factor < 1 || split_factor > std::numeric_limits<int32_t>::max()) {
     mesh::throw_error<c10::ValueError>(
-        "[placement] split factor >= 1 of _S(" + std::to_string(tensor_dim) +
-        ", " + std::to_string(split_factor) + ").");
+        "[placement] 1 <= split factor < 2^31 of _S(" +
+        std::to_string(tensor_dim) + ", " + std::to_string(split_factor) +
+        ").");
   }
   Placement placement{
       Placement::Kind::kStridedShard, ReduceOp::kSum, tensor_dim};
@@ -145,7 +153,7 @@ bool Placement::operator==(const Placement& other) const {
   return kind_ == other.kind_ && op_ == other.op_ &&
          tensor_dim_ == other.tensor_dim_ &&
          split_factor_ == other.split_factor_ &&
-         shard_sizes() == other.shard_sizes();
+         (sizes_ == other.sizes_ || shard_sizes() == other.shard_sizes());
 }
 
 const std::vector<int64_t>& Placement::shard_sizes() const {
@@ -218,10 +226,10 @@ Placement Placement::parse(std::string_view text) {
 }
 
 int64_t Placement::code() const {
-  uint64_t code = (static_cast<uint64_t>(kind_) << 56) |
-                  (static_cast<uint64_t>(op_) << 48) |
-                  (static_cast<uint64_t>(split_factor_ - 1) << 24) |
-                  (static_cast<uint64_t>(tensor_dim_) & 0xffffff);
+  auto code = (static_cast<uint64_t>(kind_) << 60) |
+              (static_cast<uint64_t>(op_) << 56) |
+              (static_cast<uint64_t>(split_factor_ - 1) << 24) |
+              (static_cast<uint64_t>(tensor_dim_) & 0xffffff);
   for (const int64_t rows : shard_sizes()) {
     code = (code ^ static_cast<uint64_t>(rows + 1)) * 0x100000001b3ULL;
   }

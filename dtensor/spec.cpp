@@ -4,23 +4,26 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 
 #include "mesh/error.h"
 
 namespace weft::dtensor {
 
-// Note [Uneven shards]
-// ~~~~~~~~~~~~~~~~~~~~
-// The split is at::chunk's: ceil(size / num_shards) rows each, so trailing
-// shards can be short or empty (5 rows over 4 ranks: 2, 2, 1, 0).
-ShardRange shard_range(int64_t size, int64_t num_shards, int64_t index) {
-  const int64_t chunk = (size + num_shards - 1) / num_shards;
-  const int64_t begin = std::min(index * chunk, size);
-  return {begin, std::min(chunk, size - begin), chunk};
-}
-
 struct DTensorSpec::Entry {
   Placements placements;
+  bool has_partial = false;
+  bool has_shard = false;
+  bool is_chunked = true;
+
+  Entry() = default;
+  explicit Entry(const Placements& given) : placements(given) {
+    for (const auto& placement : placements) {
+      has_partial |= placement.is_partial();
+      has_shard |= placement.is_shard();
+      is_chunked &= !placement.is_shard() || placement.is_chunked();
+    }
+  }
 };
 
 namespace {
@@ -36,6 +39,11 @@ std::vector<int64_t> codes(const Placements& placements) {
   key.reserve(placements.size());
   for (const auto& placement : placements) {
     key.push_back(placement.code());
+    const auto& sizes = placement.shard_sizes();
+    if (!sizes.empty()) {
+      key.push_back(static_cast<int64_t>(sizes.size()));
+      key.insert(key.end(), sizes.begin(), sizes.end());
+    }
   }
   return key;
 }
@@ -77,6 +85,23 @@ DTensorSpec::DTensorSpec(
       "Give one placement a mesh dim, not ",
       dtensor::to_string(placements),
       ".");
+  for (size_t i = 0; i < placements.size(); ++i) {
+    const auto& rows = placements[i].shard_sizes();
+    WEFT_CHECK(
+        rows.empty() || static_cast<int64_t>(rows.size()) ==
+                            mesh.size(static_cast<int64_t>(i)),
+        "spec",
+        mesh::ErrorContext{mesh.describe_rank()},
+        "numbers of rows in ",
+        placements[i].to_string(),
+        " == ranks of mesh dim \"",
+        mesh.mesh_dim_names()[i],
+        "\": ",
+        rows.size(),
+        " vs ",
+        mesh.shape()[i],
+        ". Give one number a rank.");
+  }
   entry_ = intern(mesh, placements);
 }
 
@@ -85,13 +110,15 @@ const Placements& DTensorSpec::placements() const {
 }
 
 bool DTensorSpec::has_partial() const {
-  return std::ranges::any_of(
-      placements(), [](const auto& p) { return p.is_partial(); });
+  return entry_->has_partial;
 }
 
 bool DTensorSpec::has_shard() const {
-  return std::ranges::any_of(
-      placements(), [](const auto& p) { return p.is_shard(); });
+  return entry_->has_shard;
+}
+
+bool DTensorSpec::is_chunked() const {
+  return entry_->is_chunked;
 }
 
 DTensorSpec DTensorSpec::with(const Placements& placements) const {
@@ -122,15 +149,103 @@ std::string DTensorSpec::to_string() const {
   return dtensor::to_string(placements()) + " on " + mesh().to_string();
 }
 
-LocalBox local_box(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
+namespace {
+
+std::vector<int64_t> own_coordinate(const DTensorSpec& spec) {
   std::vector<int64_t> coordinate;
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     coordinate.push_back(spec.mesh().coordinate(i));
   }
-  return local_box_at(spec, global_sizes, coordinate);
+  return coordinate;
 }
 
-LocalBox local_box_at(
+// All the mesh's cuts of one tensor dim.
+DimCuts cuts_of(const DTensorSpec& spec, int64_t tensor_dim) {
+  return dtensor::cuts_of(spec.placements(), spec.mesh().shape(), tensor_dim);
+}
+
+// What every rank throws, whichever has the part in question.
+void refuse_rows(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes,
+    const DimCut& cut,
+    int64_t given,
+    int64_t size) {
+  WEFT_CHECK(
+      given == size,
+      "spec",
+      mesh::ErrorContext{spec.mesh().describe_rank()},
+      "rows of ",
+      spec.placement(cut.mesh_dim).to_string(),
+      " on mesh dim \"",
+      spec.mesh().mesh_dim_names()[cut.mesh_dim],
+      "\" == rows that it cuts: ",
+      given,
+      " vs ",
+      size,
+      " of a tensor of sizes ",
+      global_sizes,
+      " under ",
+      dtensor::to_string(spec.placements()),
+      ". Give each rank's rows of what the mesh dims before leave.");
+}
+
+// Rows that add up: for whatever the cuts before may leave on any rank.
+void check_rows(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
+  for (size_t d = 0; d < global_sizes.size(); ++d) {
+    std::set<int64_t> left{global_sizes[d]};
+    const auto cuts = dtensor::cuts_of(
+        spec.placements(),
+        spec.mesh().shape(),
+        static_cast<int64_t>(d),
+        /*all_sizes=*/true);
+    for (const auto& cut : cuts) {
+      const int64_t given =
+          std::accumulate(cut.sizes.begin(), cut.sizes.end(), int64_t{0});
+      std::set<int64_t> next;
+      for (const int64_t size : left) {
+        if (!cut.sizes.empty()) {
+          refuse_rows(spec, global_sizes, cut, given, size);
+        }
+        for (int64_t r = 0; r < cut.shards; ++r) {
+          next.insert(cut_length(cut, size, r));
+        }
+      }
+      left = std::move(next);
+    }
+  }
+}
+
+bool is_chunk_rule(const std::vector<int64_t>& rows) {
+  const auto shards = static_cast<int64_t>(rows.size());
+  const int64_t size = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  for (int64_t r = 0; r < shards; ++r) {
+    if (rows[r] != shard_range(size, shards, r).length) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether any rank of the mesh holds a list of several ranges.
+bool has_ranges_at_any(
+    const DimCuts& cuts,
+    int64_t size,
+    size_t next,
+    std::vector<int64_t>& coordinate) {
+  if (next == cuts.size()) {
+    return rows_at(cuts, size, coordinate).size() > 1;
+  }
+  for (int64_t r = 0; r < cuts[next].shards; ++r) {
+    coordinate[cuts[next].mesh_dim] = r;
+    if (has_ranges_at_any(cuts, size, next + 1, coordinate)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+LocalBox chunked_box(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes,
     c10::IntArrayRef coordinate) {
@@ -148,6 +263,120 @@ LocalBox local_box_at(
     box.sizes[dim] = range.length;
   }
   return box;
+}
+
+std::vector<int64_t> lengths(const std::vector<RowRanges>& ranges) {
+  std::vector<int64_t> sizes;
+  for (const auto& rows : ranges) {
+    sizes.push_back(0);
+    for (const auto& range : rows) {
+      sizes.back() += range.length;
+    }
+  }
+  return sizes;
+}
+
+} // namespace
+
+DTensorSpec fitted(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
+  if (spec.is_chunked()) {
+    return spec;
+  }
+  check_rows(spec, global_sizes);
+  Placements placements = spec.placements();
+  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
+    auto& placement = placements[i];
+    const bool chunked = placement.has_shard_sizes()
+                             ? is_chunk_rule(placement.shard_sizes())
+                             : placement.split_factor() == 1;
+    if (placement.is_shard() && (chunked || spec.mesh().size(i) == 1)) {
+      placement = Shard(placement.tensor_dim());
+    }
+  }
+  return spec.with(placements);
+}
+
+std::vector<RowRanges> local_ranges_at(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes,
+    c10::IntArrayRef coordinate) {
+  if (!spec.is_chunked()) {
+    check_rows(spec, global_sizes);
+  }
+  std::vector<RowRanges> ranges;
+  for (size_t d = 0; d < global_sizes.size(); ++d) {
+    ranges.push_back(rows_at(
+        cuts_of(spec, static_cast<int64_t>(d)), global_sizes[d], coordinate));
+  }
+  return ranges;
+}
+
+std::vector<RowRanges> local_ranges(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes) {
+  return local_ranges_at(spec, global_sizes, own_coordinate(spec));
+}
+
+std::vector<int64_t> local_sizes_at(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes,
+    c10::IntArrayRef coordinate) {
+  return spec.is_chunked()
+             ? chunked_box(spec, global_sizes, coordinate).sizes
+             : lengths(local_ranges_at(spec, global_sizes, coordinate));
+}
+
+std::vector<int64_t> local_sizes(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes) {
+  return local_sizes_at(spec, global_sizes, own_coordinate(spec));
+}
+
+bool has_local_boxes(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
+  if (spec.is_chunked()) {
+    return true;
+  }
+  std::vector<int64_t> coordinate(spec.mesh_ndim(), 0);
+  for (size_t d = 0; d < global_sizes.size(); ++d) {
+    const auto cuts = cuts_of(spec, static_cast<int64_t>(d));
+    const bool interleaves = std::ranges::any_of(
+        cuts, [](const DimCut& cut) { return cut.split_factor > 1; });
+    if (interleaves &&
+        has_ranges_at_any(cuts, global_sizes[d], 0, coordinate)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+LocalBox local_box_at(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes,
+    c10::IntArrayRef coordinate) {
+  if (spec.is_chunked()) {
+    return chunked_box(spec, global_sizes, coordinate);
+  }
+  const auto ranges = local_ranges_at(spec, global_sizes, coordinate);
+  WEFT_CHECK(
+      has_local_boxes(spec, global_sizes),
+      "local_box",
+      mesh::ErrorContext{spec.mesh().describe_rank()},
+      "the parts of a tensor of sizes ",
+      global_sizes,
+      " under ",
+      dtensor::to_string(spec.placements()),
+      " are no boxes: a StridedShard leaves rows that are not adjacent. Use "
+      "local_ranges(), or redistribute to Shard.");
+  LocalBox box;
+  for (const auto& rows : ranges) {
+    box.offset.push_back(rows[0].begin);
+    box.sizes.push_back(rows[0].length);
+  }
+  return box;
+}
+
+LocalBox local_box(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
+  return local_box_at(spec, global_sizes, own_coordinate(spec));
 }
 
 std::vector<int64_t> dense_strides(

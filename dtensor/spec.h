@@ -1,37 +1,28 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <c10/util/ArrayRef.h>
 
+#include "dtensor/cut.h"
 #include "dtensor/placement.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::dtensor {
 
-/// Rows [begin, begin + length) of one tensor dim that one rank holds; `chunk`
-/// is the largest length any rank holds. Unit: rows.
-struct ShardRange {
-  int64_t begin = 0;
-  int64_t length = 0;
-  int64_t chunk = 0;
-};
-
-/// What rank `index` of `num_shards` holds of `size` rows: see
-/// Note [Uneven shards].
-ShardRange shard_range(int64_t size, int64_t num_shards, int64_t index);
-
 /// Where a tensor's parts lie: a mesh and one placement a mesh dim. A value;
-/// the placements are interned in the mesh, so comparing is comparing pointers
-/// and copying is cheap.
+/// the placements are interned in the mesh, so comparing and hashing is that of
+/// a pointer and copying is cheap.
 class DTensorSpec {
  public:
   /// On the mesh of no dims.
   DTensorSpec();
-  /// Throws: c10::ValueError unless there is one placement a mesh dim.
+  /// Throws: c10::ValueError unless there is one placement a mesh dim, and one
+  /// number of rows a rank in a Shard of given sizes.
   DTensorSpec(const mesh::DeviceMesh& mesh, const Placements& placements);
 
   const mesh::DeviceMesh& mesh() const { return mesh_; }
@@ -45,6 +36,8 @@ class DTensorSpec {
 
   bool has_partial() const;
   bool has_shard() const;
+  /// No StridedShard, no Shard of given sizes: what nearly every spec is.
+  bool is_chunked() const;
   /// Every mesh dim holds the whole tensor.
   bool is_replicated() const { return !has_partial() && !has_shard(); }
 
@@ -74,6 +67,38 @@ class DTensorSpec {
   const Entry* entry_;
 };
 
+/// `spec` as a tensor of `global_sizes` has it: cuts that turn out to be the
+/// chunk rule's become Shard(tensor_dim).
+/// Throws: c10::ValueError if the rows of a Shard of given sizes do not add up
+/// to what the cuts before it left on each rank; the same on all ranks.
+DTensorSpec fitted(const DTensorSpec& spec, c10::IntArrayRef global_sizes);
+
+/// The sizes of this rank's part of a tensor, or of that of the rank at
+/// `coordinate` (one number a mesh dim) of the mesh. Any placements.
+/// Throws: as fitted().
+std::vector<int64_t> local_sizes(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes);
+std::vector<int64_t> local_sizes_at(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes,
+    c10::IntArrayRef coordinate);
+
+/// For each tensor dim the rows that a rank holds, in ascending order, adjacent
+/// ones in one range; an empty part is one empty range. Any placements.
+/// Throws: as fitted().
+std::vector<RowRanges> local_ranges(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes);
+std::vector<RowRanges> local_ranges_at(
+    const DTensorSpec& spec,
+    c10::IntArrayRef global_sizes,
+    c10::IntArrayRef coordinate);
+
+/// Whether every rank's part is one box: always, but for a StridedShard that
+/// stands alone.
+bool has_local_boxes(const DTensorSpec& spec, c10::IntArrayRef global_sizes);
+
 /// This rank's box of a tensor: offset + [0, sizes) in every dim.
 struct LocalBox {
   std::vector<int64_t> offset;
@@ -81,9 +106,11 @@ struct LocalBox {
 };
 
 /// Shards of nested mesh dims cut in mesh order: the first mesh dim cuts the
-/// whole, the next one what the first left.
+/// whole, the next one what the first left; a StridedShard comes after those
+/// that its split factor stands for.
+/// Throws: as fitted(), and unless has_local_boxes().
 LocalBox local_box(const DTensorSpec& spec, c10::IntArrayRef global_sizes);
-/// The box of the rank at `coordinate` (one number a mesh dim) of the mesh.
+/// The box of the rank at `coordinate`.
 LocalBox local_box_at(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes,
@@ -97,3 +124,10 @@ std::vector<int64_t> dense_strides(
 std::vector<int64_t> row_major_strides(c10::IntArrayRef sizes);
 
 } // namespace weft::dtensor
+
+template <>
+struct std::hash<weft::dtensor::DTensorSpec> {
+  size_t operator()(const weft::dtensor::DTensorSpec& spec) const {
+    return std::hash<const void*>()(spec.id());
+  }
+};
