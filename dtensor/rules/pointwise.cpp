@@ -1,179 +1,328 @@
-// Ops that compute each output element from the elements at the same place:
-// any dim can be cut, broadcast inputs stay whole.
+// Ops that compute each output element from the elements at the same place.
 
-#include <ATen/TensorIterator.h>
+#include "dtensor/rules/pointwise.h"
 
-#include "dtensor/rule.h"
+#include <cmath>
+
+#include <c10/core/ScalarTypeToTypeMeta.h>
 
 namespace weft::dtensor {
 namespace {
 
-// Out arguments come last and are cut like the output.
-std::vector<Strategy> shard_any_dim(
-    const OpCall& call,
-    const StrategyContext& context) {
-  std::vector<Strategy> strategies;
-  const auto& sizes = context.outputs.at(0).sizes;
-  const auto ndim = static_cast<int64_t>(sizes.size());
-  for (int64_t dim = 0; dim < ndim; ++dim) {
-    Strategy strategy{{Shard(dim)}, {}};
-    bool any = false;
-    for (const auto& input : call.tensors) {
-      const int64_t own = dim - (ndim - input.dim());
-      const bool whole =
-          own < 0 || (input.sizes()[own] == 1 && sizes[dim] != 1);
-      strategy.inputs.push_back(whole ? Replicate() : Shard(own));
-      any |= !whole;
+// ---- copies -----------------------------------------------------------------
+
+// What a conversion leaves in order and what it adds up: rounding every term
+// of a pending sum to whole numbers is not rounding the sum, and narrowing
+// integers wraps.
+Carries converts(size_t argument, at::ScalarType from, at::ScalarType to) {
+  if (from == to) {
+    return moves({argument});
+  }
+  if (to == at::kBool) {
+    return {};
+  }
+  if (from == at::kBool) {
+    return rising(argument);
+  }
+  if (c10::isComplexType(from) || c10::isComplexType(to)) {
+    return linear({argument}) +
+           (c10::isComplexType(to) ? multiplicative({argument}) : Carries());
+  }
+  if (!c10::isIntegralType(to, /*includeBool=*/false)) {
+    return moves({argument});
+  }
+  if (!c10::isIntegralType(from, /*includeBool=*/false)) {
+    return rising(argument);
+  }
+  const bool widens =
+      c10::elementSize(to) > c10::elementSize(from) && c10::isSignedType(to);
+  return linear({argument}) + multiplicative({argument}) +
+         (widens ? rising(argument) : Carries());
+}
+
+Carries to_copy_carries(const OpCall& call) {
+  const auto from = call.tensors[0].tensor.scalar_type();
+  const auto to =
+      call.arguments[1].isInt() ? call.arguments[1].toScalarType() : from;
+  return converts(0, from, to);
+}
+
+// The destination's values are not read: in place it lies as the result does.
+Carries copy_carries(const OpCall& call) {
+  auto carries = converts(
+      1,
+      call.tensors.back().tensor.scalar_type(),
+      call.tensors[0].tensor.scalar_type());
+  const auto source_only = carries;
+  for (auto& carry : carries) {
+    if (carry.from == carry.to) {
+      carry.arguments = {0, 1};
     }
-    if (any) {
-      strategies.push_back(std::move(strategy));
-    }
   }
-  return strategies;
+  return source_only + carries;
 }
 
-void carry_partial(
-    std::vector<Strategy>& strategies,
-    const OpCall& call,
-    std::initializer_list<ReduceOp> ops,
-    const std::vector<bool>& partial) {
-  for (const auto op : ops) {
-    Strategy strategy{{Partial(op)}, {}};
-    for (size_t i = 0; i < call.tensors.size(); ++i) {
-      strategy.inputs.push_back(
-          i < partial.size() && partial[i] ? Partial(op) : Replicate());
-    }
-    strategies.push_back(std::move(strategy));
-  }
-}
-
-// f(a) with f(a + b) = f(a) + f(b): a pending sum may wait.
-std::vector<Strategy> linear_unary(
-    const OpCall& call,
-    const StrategyContext& context) {
-  auto strategies = shard_any_dim(call, context);
-  carry_partial(strategies, call, {ReduceOp::kSum, ReduceOp::kAvg}, {true});
-  return strategies;
-}
-
-// A conversion to whole numbers or bool rounds every term of a pending
-// reduction, not their sum.
-bool rounds_to_integer(const OpCall& call) {
-  const auto to = call.name() == "aten::_to_copy" && call.arguments[1].isInt()
-                      ? call.arguments[1].toScalarType()
-                      : call.tensors[0].tensor.scalar_type();
-  return c10::isIntegralType(to, /*includeBool=*/true) &&
-         to != call.tensors.back().tensor.scalar_type();
-}
-
-// Values are moved, not computed: any pending reduction may wait.
-std::vector<Strategy> copy_like(
-    const OpCall& call,
-    const StrategyContext& context) {
-  auto strategies = shard_any_dim(call, context);
-  if (rounds_to_integer(call)) {
-    return strategies;
-  }
-  carry_partial(
-      strategies,
-      call,
-      {ReduceOp::kSum,
-       ReduceOp::kAvg,
-       ReduceOp::kMin,
-       ReduceOp::kMax,
-       ReduceOp::kProduct},
-      {true, true});
-  return strategies;
-}
-
-// a + b of two pending sums is a pending sum; of a sum and a value it is not.
-std::vector<Strategy> add_like(
-    const OpCall& call,
-    const StrategyContext& context) {
-  auto strategies = shard_any_dim(call, context);
-  if (call.tensors.size() >= 2 && call.tensors[1].spec) {
-    carry_partial(
-        strategies, call, {ReduceOp::kSum, ReduceOp::kAvg}, {true, true});
-  }
-  return strategies;
-}
-
-std::vector<Strategy> mul_like(
-    const OpCall& call,
-    const StrategyContext& context) {
-  auto strategies = linear_unary(call, context);
-  if (call.tensors.size() >= 2 && call.tensors[1].spec) {
-    carry_partial(
-        strategies, call, {ReduceOp::kSum, ReduceOp::kAvg}, {false, true});
-  }
-  return strategies;
-}
-
-// zero_: zeros reduce to zero however many are added.
-std::vector<Strategy> zero_like(
-    const OpCall& call,
-    const StrategyContext& context) {
-  return linear_unary(call, context);
-}
-
-// Broadcast sizes, with the dims in memory in the inputs' order: what
-// TensorIterator makes, asked of itself. Not every op has a meta kernel.
-std::vector<OutputMeta> broadcast(const OpCall& call) {
-  std::vector<at::Tensor> inputs;
-  for (const auto& input : call.tensors) {
-    inputs.push_back(at::empty_strided(
-        input.sizes(),
-        input.tensor.strides(),
-        at::TensorOptions(at::kFloat).device(at::kMeta)));
-  }
-  at::TensorIteratorConfig config;
-  config.set_check_mem_overlap(false)
-      .check_all_same_dtype(false)
-      .declare_static_dtype_and_device(at::kFloat, at::kMeta)
-      .add_owned_output(at::Tensor());
-  for (const auto& input : inputs) {
-    config.add_owned_const_input(input);
-  }
-  auto iterator = config.build();
-  const auto& output = iterator.output();
+Rule copies(const CarriesOf& carries) {
   return {
-      call.op.schema().returns().size(),
-      {output.sizes().vec(), output.strides().vec()}};
+      .strategies = [carries](
+                        const OpCall& call, const StrategyContext& context) {
+        auto strategies = shard_any_dim(call, context);
+        append_carries(strategies, call, carries(call));
+        return strategies;
+      }};
+}
+
+// Whatever lies there becomes zero.
+std::vector<Strategy> zero_strategies(
+    const OpCall& call,
+    const StrategyContext& context) {
+  auto strategies = shard_any_dim(call, context);
+  for (const auto op :
+       {ReduceOp::kSum,
+        ReduceOp::kAvg,
+        ReduceOp::kMin,
+        ReduceOp::kMax,
+        ReduceOp::kProduct}) {
+    strategies.push_back({{Partial(op)}, {Partial(op)}});
+  }
+  return strategies;
+}
+
+// ---- arithmetic -------------------------------------------------------------
+
+// a + factor * b: order follows the factor's sign.
+Carries sum_carries(double factor) {
+  return linear({0, 1}) + affine({0}) + affine({1}) + rising(0) +
+         (factor >= 0 ? rising(1) : falling(1));
+}
+
+Carries add_carries(const OpCall& call) {
+  const auto alpha = real_number(call.arguments[2]);
+  return sum_carries(alpha.value_or(1));
+}
+
+Carries sub_carries(const OpCall& call) {
+  const auto alpha = real_number(call.arguments[2]);
+  return sum_carries(-alpha.value_or(1));
+}
+
+// b - alpha * a.
+Carries rsub_carries(const OpCall& call) {
+  const auto alpha = real_number(call.arguments[2]);
+  return linear({0, 1}) + affine({0}) + affine({1}) + rising(1) +
+         (alpha.value_or(1) > 0 ? falling(0) : rising(0));
+}
+
+Carries rsub_scalar_carries(const OpCall& call) {
+  const auto alpha = real_number(call.arguments[2]);
+  return affine({0}) + (alpha.value_or(1) > 0 ? falling(0) : rising(0));
+}
+
+// self * scalar and self / scalar.
+Carries scale_carries(const OpCall& call) {
+  const double factor = real_number(call.arguments[1]).value_or(0);
+  return linear({0}) + (factor > 0   ? rising(0)
+                        : factor < 0 ? falling(0)
+                                     : Carries());
+}
+
+// self^exponent of a number.
+Carries power_carries(const OpCall& call) {
+  const auto exponent = real_number(call.arguments[1]);
+  if (!exponent || *exponent != std::trunc(*exponent)) {
+    return {};
+  }
+  const bool odd = std::fmod(std::abs(*exponent), 2.0) == 1.0;
+  const bool wraps = c10::isIntegralType(
+      call.tensors[0].tensor.scalar_type(), /*includeBool=*/true);
+  return multiplicative({0}) +
+         (odd && *exponent > 0 && !wraps ? rising(0) : Carries()) +
+         (*exponent == 1 ? linear({0}) : Carries());
+}
+
+// self + weight * (end - self).
+Carries lerp_scalar_carries(const OpCall& call) {
+  const double weight = real_number(call.arguments[2]).value_or(-1);
+  return linear({0, 1}) + affine({0}) + affine({1}) +
+         (weight >= 0 && weight <= 1 ? rising(0) + rising(1) : Carries());
+}
+
+// ---- choices ----------------------------------------------------------------
+
+Carries masked_fill_carries(const OpCall& call) {
+  const auto value = real_number(call.arguments[2]);
+  return mixes({0}) + (value && *value == 0 ? linear({0}) : Carries());
+}
+
+Carries masked_fill_tensor_carries(const OpCall&) {
+  return moves({0, 2}) + mixes({0}) + mixes({2});
+}
+
+// One of two values, by their order.
+Carries ordered(size_t argument) {
+  return selects({argument}, ReduceOp::kMax) +
+         selects({argument}, ReduceOp::kMin);
+}
+
+Carries clamp_tensor_carries(const OpCall&) {
+  return ordered(0) + ordered(1) + ordered(2) +
+         selects({0, 1}, ReduceOp::kMax) + selects({0, 2}, ReduceOp::kMin);
+}
+
+// A value in place of all others: the same on every rank, or a pending
+// reduction of its own.
+Carries fill_carries(const OpCall& call) {
+  const auto value = real_number(call.arguments[1]);
+  return mixes({0}) + (value && *value == 0 ? linear({0}) : Carries());
+}
+
+// ---- activations ------------------------------------------------------------
+
+bool none_negative(const OpCall& call, size_t first, size_t last) {
+  for (size_t i = first; i <= last; ++i) {
+    if (real_number(call.arguments[i]).value_or(-1) < 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Carries elu_carries(const OpCall& call) {
+  return none_negative(call, 1, 3) ? rising(0) : Carries();
+}
+
+Carries leaky_carries(const OpCall& call) {
+  return none_negative(call, 1, 1) ? rising(0) : Carries();
+}
+
+Carries threshold_carries(const OpCall& call) {
+  const auto threshold = real_number(call.arguments[1]);
+  const auto value = real_number(call.arguments[2]);
+  return threshold && value && *value <= *threshold ? rising(0) : Carries();
+}
+
+// "not" reverses the order of bools, but not that of numbers.
+Carries not_carries(const OpCall& call) {
+  return call.tensors[0].tensor.scalar_type() == at::kBool ? falling(0)
+                                                           : Carries();
+}
+
+// ---- tables -----------------------------------------------------------------
+
+// No pending reduction passes.
+void add_plain_rules(RuleTable& table) {
+  table.add(
+      "__ilshift__ __irshift__ __lshift__ __rshift__ _add_relu acos acosh "
+      "angle asin atan2 atanh bitwise_and bitwise_left_shift bitwise_or "
+      "bitwise_right_shift bitwise_xor complex copysign cos cosh digamma "
+      "div.Scalar_mode div.Tensor_mode eq erfinv "
+      "fake_quantize_per_tensor_affine_cachemask floor_divide fmod frac frexp "
+      "gcd ge gelu gt hardswish heaviside hypot i0 igamma igammac isinf isnan "
+      "isneginf isposinf lcm le lgamma log log10 log1p log2 logical_and "
+      "logical_or logical_xor logit lt mish mvlgamma nan_to_num ne nextafter "
+      "polar polygamma pow remainder rsqrt signbit silu sin sinc softplus sqrt "
+      "square tan xlogy.Scalar_Self _dirichlet_grad _standard_gamma_grad",
+      elementwise());
+  table.add(
+      "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 "
+      "special_bessel_y1 special_chebyshev_polynomial_t "
+      "special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
+      "special_chebyshev_polynomial_w special_entr "
+      "special_hermite_polynomial_h special_hermite_polynomial_he special_i0e "
+      "special_i1e special_laguerre_polynomial_l "
+      "special_legendre_polynomial_p special_modified_bessel_i0 "
+      "special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri "
+      "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 "
+      "special_shifted_chebyshev_polynomial_t "
+      "special_shifted_chebyshev_polynomial_u "
+      "special_shifted_chebyshev_polynomial_v "
+      "special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 "
+      "special_xlog1py.self_scalar special_zeta",
+      elementwise());
+}
+
+// In order on the whole number line. Those of part of it are not here: the
+// terms of a pending maximum may lie outside. Nor is nan_to_num: which NaN of
+// which rank counts is up to the reduction.
+void add_monotone_rules(RuleTable& table) {
+  table.add(
+      "asinh atan ceil clamp clamp_max clamp_min erf exp exp2 expm1 floor "
+      "hardshrink hardsigmoid hardtanh relu round sgn sigmoid sign sinh "
+      "softshrink special_i1 special_log_ndtr special_modified_bessel_i1 tanh "
+      "trunc",
+      elementwise(rising(0)));
+  table.add("erfc special_erfcx", elementwise(falling(0)));
+  table.add("elu", elementwise(elu_carries));
+  table.add("celu leaky_relu", elementwise(leaky_carries));
+  table.add("threshold", elementwise(threshold_carries));
+  table.add("logical_not bitwise_not", elementwise(not_carries));
+  table.add("logaddexp logaddexp2", elementwise(rising(0) + rising(1)));
+  table.add("clamp.Tensor", elementwise(clamp_tensor_carries));
+  table.add(
+      "maximum fmax clamp_min.Tensor",
+      elementwise(ordered(0) + ordered(1) + selects({0, 1}, ReduceOp::kMax)));
+  table.add(
+      "minimum fmin clamp_max.Tensor",
+      elementwise(ordered(0) + ordered(1) + selects({0, 1}, ReduceOp::kMin)));
+}
+
+void add_arithmetic_rules(RuleTable& table) {
+  table.add("neg", elementwise(linear({0}) + falling(0)));
+  table.add("deg2rad rad2deg", elementwise(linear({0}) + rising(0)));
+  table.add(
+      "conj_physical _conj_physical",
+      elementwise(linear({0}) + multiplicative({0})));
+  table.add("abs reciprocal", elementwise(multiplicative({0})));
+  table.add("add", elementwise(add_carries));
+  table.add("sub", elementwise(sub_carries));
+  table.add("rsub", elementwise(rsub_carries));
+  table.add("add.Scalar sub.Scalar", elementwise(affine({0}) + rising(0)));
+  table.add("rsub.Scalar", elementwise(rsub_scalar_carries));
+  table.add(
+      "mul", elementwise(linear({0}) + linear({1}) + multiplicative({0, 1})));
+  table.add("div", elementwise(linear({0}) + multiplicative({0, 1})));
+  table.add("mul.Scalar div.Scalar", elementwise(scale_carries));
+  table.add("pow.Tensor_Scalar", elementwise(power_carries));
+  table.add("ldexp", elementwise(linear({0}) + rising(0)));
+  table.add("xlogy special_xlog1py", elementwise(linear({0})));
+  table.add(
+      "lerp",
+      elementwise(linear({0, 1}) + affine({0}) + affine({1}) + affine({2})));
+  table.add("lerp.Scalar", elementwise(lerp_scalar_carries));
+  table.add(
+      "addcmul",
+      elementwise(
+          linear({0, 1}) + linear({0, 2}) + affine({0}) + affine({1}) +
+          affine({2}) + rising(0)));
+  table.add(
+      "addcdiv",
+      elementwise(linear({0, 1}) + affine({0}) + affine({1}) + rising(0)));
+}
+
+void add_choice_rules(RuleTable& table) {
+  table.add("zero", {.strategies = zero_strategies, .infer = broadcast});
+  table.add("fill", elementwise(fill_carries));
+  table.add("masked_fill", elementwise(masked_fill_carries));
+  table.add("masked_fill.Tensor", elementwise(masked_fill_tensor_carries));
+  table.add("where.self", elementwise(moves({1, 2}) + mixes({1}) + mixes({2})));
+  table.add("clone lift_fresh_copy", copies([](const OpCall&) {
+              return moves({0});
+            }));
+  table.add("_to_copy", copies(to_copy_carries));
+  table.add("copy", copies(copy_carries));
+  // On every rank the same three numbers, of which none is cut.
+  table.add("_amp_update_scale", {.infer = broadcast});
 }
 
 } // namespace
 
 void add_pointwise_rules(RuleTable& table) {
-  table.add(
-      "abs acos acosh asin asinh atan atan2 atanh bitwise_and bitwise_not "
-      "bitwise_or bitwise_xor ceil clamp clamp_max clamp_min copysign cos cosh "
-      "deg2rad digamma elu elu_backward eq erf erfc erfinv exp exp2 expm1 "
-      "floor floor_divide fmax fmin fmod frac ge gelu gelu_backward "
-      "gt hardsigmoid hardsigmoid_backward hardswish "
-      "hardswish_backward hardtanh hardtanh_backward heaviside hypot "
-      "isinf isnan isneginf isposinf le leaky_relu leaky_relu_backward lerp "
-      "lgamma log log10 log1p log2 log_sigmoid_forward log_sigmoid_backward "
-      "logaddexp logaddexp2 logical_and logical_not logical_or logical_xor "
-      "logit lt masked_fill maximum minimum mish mish_backward "
-      "nan_to_num ne nextafter polar pow reciprocal relu remainder round "
-      "rsqrt rsub sgn sigmoid sigmoid_backward sign signbit silu "
-      "silu_backward sin sinc sinh softplus softplus_backward softshrink "
-      "sqrt tan tanh tanh_backward threshold threshold_backward trunc "
-      "xlogy addcmul addcdiv fill where.self",
-      {.strategies = shard_any_dim, .infer = broadcast});
-  table.add(
-      "neg conj_physical rad2deg "
-      "native_dropout_backward",
-      {.strategies = linear_unary, .infer = broadcast});
-  table.add("clone _to_copy copy copy_", {.strategies = copy_like});
-  table.add("add sub", {.strategies = add_like, .infer = broadcast});
-  table.add("mul div.Scalar", {.strategies = mul_like, .infer = broadcast});
-  // Dividing by a tensor is linear in the dividend; rounding modes are not.
-  table.add("div", {.strategies = shard_any_dim, .infer = broadcast});
-  table.add(
-      "div.Tensor div_.Tensor div_.Scalar",
-      {.strategies = linear_unary, .infer = broadcast});
-  table.add("zero", {.strategies = zero_like});
+  add_plain_rules(table);
+  add_monotone_rules(table);
+  add_arithmetic_rules(table);
+  add_choice_rules(table);
+  add_pointwise_backward_rules(table);
+  add_loss_rules(table);
 }
 
 } // namespace weft::dtensor

@@ -1,0 +1,165 @@
+// Backward forms of elementwise ops, and elementwise ops with one dim, or one
+// tensor, of their own kind.
+
+#include <algorithm>
+
+#include "dtensor/rules/pointwise.h"
+
+namespace weft::dtensor {
+namespace {
+
+// ---- log_sigmoid ------------------------------------------------------------
+
+// On CUDA the buffer of log_sigmoid has no elements.
+bool is_empty_buffer(const OpCall& call, const TensorArgument& input) {
+  return input.tensor.numel() == 0 && call.tensors[0].tensor.numel() != 0;
+}
+
+std::vector<OutputMeta> log_sigmoid_outputs(const OpCall& call) {
+  auto outputs = broadcast(call);
+  if (!call.tensors[0].tensor.device().is_cpu()) {
+    outputs[1] = {{0}, {1}};
+  }
+  return outputs;
+}
+
+std::vector<Strategy> log_sigmoid(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const bool whole = context.outputs[1].sizes != context.outputs[0].sizes;
+  return shard_broadcast_dims(call, context.outputs[0].sizes, [&](int64_t dim) {
+    return Placements{Shard(dim), whole ? Replicate() : Shard(dim)};
+  });
+}
+
+std::vector<OutputMeta> log_sigmoid_gradient(const OpCall& call) {
+  if (!is_empty_buffer(call, call.tensors.back())) {
+    return broadcast(call);
+  }
+  OpCall without = call;
+  without.tensors.pop_back();
+  return broadcast(without);
+}
+
+std::vector<Strategy> log_sigmoid_backward(
+    const OpCall& call,
+    const StrategyContext& context) {
+  std::vector<Strategy> strategies;
+  if (is_empty_buffer(call, call.tensors.back())) {
+    OpCall without = call;
+    without.tensors.pop_back();
+    strategies = shard_any_dim(without, context);
+    for (auto& strategy : strategies) {
+      strategy.inputs.push_back(Replicate());
+    }
+  } else {
+    strategies = shard_any_dim(call, context);
+  }
+  append_carries(strategies, call, linear({0}));
+  return strategies;
+}
+
+// ---- halves of one dim ------------------------------------------------------
+
+// All but the dim that is halved.
+std::vector<Strategy> gated(const OpCall& call, const StrategyContext&) {
+  const int64_t ndim = call.tensors[0].dim();
+  const int64_t halved =
+      call.dim_argument(argument_position(call, "dim"), ndim);
+  std::vector<Strategy> strategies;
+  for (int64_t d = 0; d < ndim; ++d) {
+    if (d != halved) {
+      strategies.push_back(
+          {{Shard(d)}, Placements(call.tensors.size(), Shard(d))});
+    }
+  }
+  return strategies;
+}
+
+std::vector<Strategy> gated_backward(
+    const OpCall& call,
+    const StrategyContext& context) {
+  auto strategies = gated(call, context);
+  append_carries(strategies, call, linear({0}));
+  return strategies;
+}
+
+// Row-major, of the sizes of the argument called so.
+Rule::Infer like_argument(std::string_view name) {
+  return [name](const OpCall& call) -> std::vector<OutputMeta> {
+    const size_t position = argument_position(call, name);
+    const auto input =
+        std::ranges::find(call.tensors, position, &TensorArgument::argument);
+    return {{input->sizes().vec(), row_major_strides(input->sizes())}};
+  };
+}
+
+// ---- a dim of channels ------------------------------------------------------
+
+// fake_quantize_per_channel(self, scale [C], zero_point [C], axis).
+std::vector<Strategy> per_channel(const OpCall& call, const StrategyContext&) {
+  const int64_t ndim = call.tensors[0].dim();
+  const int64_t axis = call.dim_argument(argument_position(call, "axis"), ndim);
+  std::vector<Strategy> strategies;
+  for (int64_t d = 0; d < ndim; ++d) {
+    const auto channels = d == axis ? Shard(0) : Replicate();
+    strategies.push_back({{Shard(d)}, {Shard(d), channels, channels}});
+  }
+  return strategies;
+}
+
+std::vector<OutputMeta> like_first(const OpCall& call) {
+  const auto& input = call.tensors[0];
+  return {
+      call.op.schema().returns().size(),
+      {input.sizes().vec(),
+       dense_strides(input.sizes(), input.tensor.strides())}};
+}
+
+// ---- membership -------------------------------------------------------------
+
+// Each element is looked for in all of the others' values.
+std::vector<Strategy> is_in(const OpCall& call, const StrategyContext&) {
+  std::vector<Strategy> strategies;
+  for (int64_t d = 0; d < call.tensors[0].dim(); ++d) {
+    Strategy strategy{{Shard(d)}, {Shard(d)}};
+    strategy.inputs.resize(call.tensors.size(), Replicate());
+    strategies.push_back(std::move(strategy));
+  }
+  return strategies;
+}
+
+} // namespace
+
+void add_pointwise_backward_rules(RuleTable& table) {
+  table.add(
+      "_masked_scale _prelu_kernel_backward elu_backward gelu_backward "
+      "hardshrink_backward hardsigmoid_backward hardswish_backward "
+      "hardtanh_backward leaky_relu_backward logit_backward mish_backward "
+      "native_dropout_backward rrelu_with_noise_backward sigmoid_backward "
+      "silu_backward softplus_backward softshrink_backward tanh_backward "
+      "threshold_backward",
+      elementwise(linear({0})));
+  table.add("_prelu_kernel", elementwise());
+  table.add(
+      "log_sigmoid_forward",
+      {.strategies = log_sigmoid, .infer = log_sigmoid_outputs});
+  table.add(
+      "log_sigmoid_backward",
+      {.strategies = log_sigmoid_backward, .infer = log_sigmoid_gradient});
+  table.add("glu", {.strategies = gated});
+  table.add(
+      "glu_backward",
+      {.strategies = gated_backward, .infer = like_argument("self")});
+  table.add("glu_jvp", {.strategies = gated, .infer = like_argument("glu")});
+  table.add(
+      "glu_backward_jvp",
+      {.strategies = gated, .infer = like_argument("grad_x")});
+  table.add("isin.Tensor_Tensor isin.Tensor_Scalar", {.strategies = is_in});
+  table.add("isin.Scalar_Tensor", {});
+  table.add(
+      "fake_quantize_per_channel_affine_cachemask",
+      {.strategies = per_channel, .infer = like_first});
+}
+
+} // namespace weft::dtensor
