@@ -11,8 +11,14 @@ RuleTable make_table() {
   RuleTable table;
   add_pointwise_rules(table);
   add_view_rules(table);
+  add_view_backward_rules(table);
   add_matmul_rules(table);
   add_reduction_rules(table);
+  add_search_rules(table);
+  add_normalization_rules(table);
+  add_linalg_rules(table);
+  add_class_loss_rules(table);
+  add_along_dim_rules(table);
   add_indexing_rules(table);
   add_factory_rules(table);
   return table;

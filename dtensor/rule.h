@@ -137,8 +137,14 @@ class RuleTable {
 
 void add_pointwise_rules(RuleTable& table);
 void add_view_rules(RuleTable& table);
+void add_view_backward_rules(RuleTable& table);
 void add_matmul_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
+void add_search_rules(RuleTable& table);
+void add_normalization_rules(RuleTable& table);
+void add_linalg_rules(RuleTable& table);
+void add_class_loss_rules(RuleTable& table);
+void add_along_dim_rules(RuleTable& table);
 void add_indexing_rules(RuleTable& table);
 void add_factory_rules(RuleTable& table);
 

@@ -1,10 +1,11 @@
-// Ops that reduce or normalise along dims: other dims may be cut freely; where
-// the reduction itself is one that ranks can finish later, its dims too.
+// Ops that reduce along dims: other dims may be cut freely; where the reduction
+// itself is one that ranks can finish later, its dims too.
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
-#include "dtensor/rule.h"
+#include "dtensor/rules/named_dims.h"
 
 namespace weft::dtensor {
 namespace {
@@ -14,23 +15,29 @@ struct Reduction {
   bool keepdim;
 };
 
+// No dims: all of them, but for all.dims and any.dims, which then reduce none.
+bool keeps_all_dims(const OpCall& call) {
+  const auto& overload = call.op.schema().overload_name();
+  const auto dim = rules::argument(call, "dim");
+  return overload.starts_with("dims") && dim.isIntList() &&
+         dim.toIntVector().empty();
+}
+
 // Reads (self, dim?, keepdim?) where the schema has them; all dims if `dim` is
 // absent, None or empty.
 Reduction read_reduction(const OpCall& call) {
   const int64_t ndim = call.tensors[0].dim();
   Reduction reduction{{}, false};
-  const auto& arguments = call.op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == "dim") {
-      const auto dims = call.dims_argument(i, ndim);
-      reduction.dims.insert(dims.begin(), dims.end());
-    } else if (arguments[i].name() == "keepdim") {
-      reduction.keepdim = call.arguments[i].toBool();
-    }
+  if (const int64_t at = rules::argument_position(call, "dim"); at >= 0) {
+    const auto dims = call.dims_argument(at, ndim);
+    reduction.dims.insert(dims.begin(), dims.end());
+  }
+  if (const auto keepdim = rules::argument(call, "keepdim"); keepdim.isBool()) {
+    reduction.keepdim = keepdim.toBool();
   }
   if (ndim == 0) {
     reduction.dims.clear();
-  } else if (reduction.dims.empty()) {
+  } else if (reduction.dims.empty() && !keeps_all_dims(call)) {
     for (int64_t d = 0; d < ndim; ++d) {
       reduction.dims.insert(d);
     }
@@ -48,14 +55,12 @@ std::vector<OutputMeta> reduced_sizes(const OpCall& call) {
       sizes.push_back(1);
     }
   }
-  auto strides = row_major_strides(sizes);
   return {
-      call.op.schema().returns().size(),
-      {std::move(sizes), std::move(strides)}};
+      call.op.schema().returns().size(), rules::contiguous(std::move(sizes))};
 }
 
 // Cuts of dims that are not reduced.
-std::vector<Strategy> other_dims(const OpCall& call) {
+std::vector<Strategy> keep_others(const OpCall& call, const StrategyContext&) {
   const auto reduction = read_reduction(call);
   std::vector<Strategy> strategies;
   int64_t output = 0;
@@ -69,101 +74,207 @@ std::vector<Strategy> other_dims(const OpCall& call) {
   return strategies;
 }
 
-std::vector<Strategy> keep_others(const OpCall& call, const StrategyContext&) {
-  return other_dims(call);
+bool is_inexact(const at::Tensor& tensor) {
+  return tensor.is_floating_point() || tensor.is_complex();
 }
 
-std::vector<Strategy> sum(const OpCall& call, const StrategyContext&) {
-  auto strategies = other_dims(call);
+// Cuts of reduced dims, where an empty part reduces to the neutral element.
+void finish_later(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    Placements outputs) {
   for (const int64_t d : read_reduction(call).dims) {
-    strategies.push_back({{Partial()}, {Shard(d)}});
+    strategies.push_back({outputs, {Shard(d)}});
   }
-  strategies.push_back({{Partial()}, {Partial()}});
-  strategies.push_back({{Partial(ReduceOp::kAvg)}, {Partial(ReduceOp::kAvg)}});
+}
+
+// The same for ops that refuse a part of no elements.
+void finish_later_if_even(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    const StrategyContext& context,
+    Placements outputs) {
+  for (const int64_t d : read_reduction(call).dims) {
+    const int64_t size = call.tensors[0].sizes()[d];
+    if (size > 0 && size % context.all_shards == 0) {
+      strategies.push_back({outputs, {Shard(d)}, true});
+    }
+  }
+}
+
+// A conversion to whole numbers rounds every term of a pending sum.
+bool rounds(const OpCall& call) {
+  const auto dtype = rules::argument(call, "dtype");
+  return dtype.isInt() &&
+         c10::isIntegralType(dtype.toScalarType(), /*includeBool=*/true) &&
+         is_inexact(call.tensors[0].tensor);
+}
+
+void carry(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    std::initializer_list<ReduceOp> ops) {
+  const auto& input = call.tensors[0].tensor;
+  if (rounds(call) || input.scalar_type() == at::kBool) {
+    return;
+  }
+  for (const auto op : ops) {
+    if (op != ReduceOp::kAvg || is_inexact(input)) {
+      strategies.push_back({{Partial(op)}, {Partial(op)}});
+    }
+  }
+}
+
+std::vector<Strategy> sum(const OpCall& call, const StrategyContext& context) {
+  auto strategies = keep_others(call, context);
+  finish_later(strategies, call, {Partial()});
+  carry(strategies, call, {ReduceOp::kSum, ReduceOp::kAvg});
+  return strategies;
+}
+
+// What counts or adds something that is not linear in the elements.
+std::vector<Strategy> count(
+    const OpCall& call,
+    const StrategyContext& context) {
+  auto strategies = keep_others(call, context);
+  finish_later(strategies, call, {Partial()});
   return strategies;
 }
 
 // A mean of means is the mean only if all shards are of one size.
 std::vector<Strategy> mean(const OpCall& call, const StrategyContext& context) {
-  auto strategies = other_dims(call);
-  for (const int64_t d : read_reduction(call).dims) {
-    const int64_t size = call.tensors[0].sizes()[d];
-    if (size > 0 && size % context.all_shards == 0) {
-      strategies.push_back({{Partial(ReduceOp::kAvg)}, {Shard(d)}});
-    }
-  }
-  strategies.push_back({{Partial()}, {Partial()}});
-  strategies.push_back({{Partial(ReduceOp::kAvg)}, {Partial(ReduceOp::kAvg)}});
+  auto strategies = keep_others(call, context);
+  finish_later_if_even(strategies, call, context, {Partial(ReduceOp::kAvg)});
+  carry(strategies, call, {ReduceOp::kSum, ReduceOp::kAvg});
   return strategies;
 }
 
-// max, min and product of parts; an empty shard has no max.
+std::vector<Strategy> prod(const OpCall& call, const StrategyContext& context) {
+  auto strategies = keep_others(call, context);
+  finish_later(strategies, call, {Partial(ReduceOp::kProduct)});
+  carry(strategies, call, {ReduceOp::kProduct});
+  return strategies;
+}
+
+// An empty part has no max.
 template <ReduceOp op>
 std::vector<Strategy> extremum(
     const OpCall& call,
     const StrategyContext& context) {
-  auto strategies = other_dims(call);
-  for (const int64_t d : read_reduction(call).dims) {
-    if (call.tensors[0].sizes()[d] % context.all_shards == 0) {
-      strategies.push_back({{Partial(op)}, {Shard(d)}});
-    }
-  }
+  auto strategies = keep_others(call, context);
+  finish_later_if_even(strategies, call, context, {Partial(op)});
   strategies.push_back({{Partial(op)}, {Partial(op)}});
   return strategies;
 }
 
-// Softmax and the like: same shape, `dim` (or `dims`) whole.
-std::vector<Strategy> along_dim(const OpCall& call, const StrategyContext&) {
-  const auto& arguments = call.op.schema().arguments();
-  std::vector<int64_t> whole;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == "dim" || arguments[i].name() == "dims") {
-      whole = call.dims_argument(i, call.tensors[0].dim());
+std::vector<Strategy> extrema(
+    const OpCall& call,
+    const StrategyContext& context) {
+  auto strategies = keep_others(call, context);
+  finish_later_if_even(
+      strategies,
+      call,
+      context,
+      {Partial(ReduceOp::kMin), Partial(ReduceOp::kMax)});
+  return strategies;
+}
+
+// any is the max of bools, all their min; of other numbers they are not.
+template <ReduceOp op>
+std::vector<Strategy> of_bools(
+    const OpCall& call,
+    const StrategyContext& context) {
+  auto strategies = keep_others(call, context);
+  finish_later(strategies, call, {Partial(op)});
+  if (call.tensors[0].tensor.scalar_type() == at::kBool) {
+    strategies.push_back({{Partial(op)}, {Partial(op)}});
+  }
+  return strategies;
+}
+
+double norm_order(const OpCall& call) {
+  for (const auto* name : {"ord", "p"}) {
+    if (const auto order = rules::argument(call, name); order.isScalar()) {
+      return order.toScalar().toDouble();
     }
   }
+  return 2;
+}
+
+// Norms of other orders than these are no sum of the parts' norms.
+void finish_norm_later(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    const StrategyContext& context) {
+  const double order = norm_order(call);
+  if (order == 0 || order == 1) {
+    finish_later(strategies, call, {Partial()});
+  } else if (std::isinf(order)) {
+    finish_later_if_even(
+        strategies,
+        call,
+        context,
+        {Partial(order > 0 ? ReduceOp::kMax : ReduceOp::kMin)});
+  }
+}
+
+std::vector<Strategy> norm(const OpCall& call, const StrategyContext& context) {
+  auto strategies = keep_others(call, context);
+  finish_norm_later(strategies, call, context);
+  return strategies;
+}
+
+// The norm of a difference: cut only where nothing is broadcast.
+std::vector<Strategy> dist(const OpCall& call, const StrategyContext& context) {
   std::vector<Strategy> strategies;
-  for (int64_t d = 0; d < call.tensors[0].dim(); ++d) {
-    if (std::ranges::find(whole, d) == whole.end()) {
-      strategies.push_back(
-          {{Shard(d)}, Placements(call.tensors.size(), Shard(d))});
+  if (call.tensors[0].sizes() == call.tensors[1].sizes()) {
+    finish_norm_later(strategies, call, context);
+    for (auto& strategy : strategies) {
+      strategy.inputs.push_back(strategy.inputs[0]);
     }
   }
   return strategies;
 }
 
-// flip keeps the order of dims of its input.
-std::vector<OutputMeta> same_sizes(const OpCall& call) {
-  const auto& input = call.tensors[0];
-  return {
-      {input.sizes().vec(),
-       dense_strides(input.sizes(), input.tensor.strides())}};
+std::vector<OutputMeta> one_number(const OpCall& call) {
+  return {call.op.schema().returns().size(), OutputMeta{}};
+}
+
+// A rank's rows do not hold the diagonal where the op looks for it.
+std::vector<Strategy> trace(const OpCall& call, const StrategyContext&) {
+  std::vector<Strategy> strategies;
+  rules::add_linear(strategies, call, {"self"});
+  return strategies;
 }
 
 } // namespace
 
 void add_reduction_rules(RuleTable& table) {
+  using enum ReduceOp;
   table.add("sum", {.strategies = sum, .infer = reduced_sizes});
   table.add("mean", {.strategies = mean, .infer = reduced_sizes});
+  table.add("prod", {.strategies = prod, .infer = reduced_sizes});
+  table.add("amax max", {.strategies = extremum<kMax>, .infer = reduced_sizes});
+  table.add("amin min", {.strategies = extremum<kMin>, .infer = reduced_sizes});
   table.add(
-      "amax", {.strategies = extremum<ReduceOp::kMax>, .infer = reduced_sizes});
+      "aminmax _aminmax", {.strategies = extrema, .infer = reduced_sizes});
   table.add(
-      "amin", {.strategies = extremum<ReduceOp::kMin>, .infer = reduced_sizes});
+      "any _is_any_true",
+      {.strategies = of_bools<kMax>, .infer = reduced_sizes});
   table.add(
-      "max", {.strategies = extremum<ReduceOp::kMax>, .infer = reduced_sizes});
+      "all _is_all_true",
+      {.strategies = of_bools<kMin>, .infer = reduced_sizes});
   table.add(
-      "min", {.strategies = extremum<ReduceOp::kMin>, .infer = reduced_sizes});
+      "nansum count_nonzero linalg__powsum",
+      {.strategies = count, .infer = reduced_sizes});
   table.add(
-      "prod",
-      {.strategies = extremum<ReduceOp::kProduct>, .infer = reduced_sizes});
+      "linalg_vector_norm norm", {.strategies = norm, .infer = reduced_sizes});
+  table.add("dist", {.strategies = dist, .infer = one_number});
+  table.add("trace", {.strategies = trace, .infer = one_number});
   table.add(
-      "max.dim min.dim any all argmax argmin var std var_mean std_mean "
-      "logsumexp median.dim",
+      "max.dim min.dim argmax argmin var std var_mean std_mean logsumexp "
+      "median nanmedian mode kthvalue hash_tensor",
       {.strategies = keep_others, .infer = reduced_sizes});
-  table.add(
-      "_softmax _log_softmax _softmax_backward_data "
-      "_log_softmax_backward_data cumsum cumprod sort.stable sort topk",
-      {.strategies = along_dim});
-  table.add("flip", {.strategies = along_dim, .infer = same_sizes});
 }
 
 } // namespace weft::dtensor

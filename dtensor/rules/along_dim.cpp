@@ -1,0 +1,130 @@
+// Ops that work along one dim and keep the others: softmax, scans, sorting.
+// That dim is whole, the others may be cut.
+
+#include <algorithm>
+
+#include "dtensor/rules/named_dims.h"
+
+namespace weft::dtensor {
+namespace {
+
+// The dims that must be whole: all if the op has none and looks at all.
+std::vector<int64_t> whole_dims(const OpCall& call) {
+  const int64_t ndim = call.tensors[0].dim();
+  for (const auto* name : {"dim", "dims"}) {
+    if (const int64_t at = rules::argument_position(call, name); at >= 0) {
+      if (!call.arguments[at].isNone()) {
+        return call.dims_argument(at, ndim);
+      }
+    }
+  }
+  return {};
+}
+
+// Inputs that are broadcast to the first one's sizes stay whole where they
+// have 1.
+std::vector<Strategy> along_dim(const OpCall& call, const StrategyContext&) {
+  const auto& first = call.tensors[0];
+  auto names = rules::all_dims(first.dim());
+  for (const int64_t d : whole_dims(call)) {
+    names = rules::with_whole(names, d);
+  }
+  rules::NamedDims inputs;
+  for (const auto& tensor : call.tensors) {
+    inputs.emplace_back(
+        call.op.schema().arguments()[tensor.argument].name(),
+        rules::broadcast_dims(tensor.sizes(), first.sizes(), names));
+  }
+  return rules::cut_named_dims(call, inputs, {names});
+}
+
+bool keeps_fractions(const OpCall& call) {
+  const auto dtype = rules::argument(call, "dtype");
+  return !dtype.isInt() ||
+         !c10::isIntegralType(dtype.toScalarType(), /*includeBool=*/true);
+}
+
+std::vector<Strategy> linear_along_dim(
+    const OpCall& call,
+    const StrategyContext& context) {
+  auto strategies = along_dim(call, context);
+  if (keeps_fractions(call)) {
+    rules::add_linear(strategies, call, {"self", "grad_output"});
+  }
+  return strategies;
+}
+
+// Elements are moved: any pending reduction may wait.
+std::vector<Strategy> permuted(
+    const OpCall& call,
+    const StrategyContext& context) {
+  auto strategies = along_dim(call, context);
+  for (const auto op :
+       {ReduceOp::kSum,
+        ReduceOp::kAvg,
+        ReduceOp::kMin,
+        ReduceOp::kMax,
+        ReduceOp::kProduct}) {
+    strategies.push_back({{Partial(op)}, {Partial(op)}});
+  }
+  return strategies;
+}
+
+// The row-wise norm needs all of a row: only `dim` itself can be cut.
+std::vector<Strategy> renorm(const OpCall& call, const StrategyContext&) {
+  const int64_t at = rules::argument_position(call, "dim");
+  const int64_t d = call.dim_argument(at, call.tensors[0].dim());
+  return {{{Shard(d)}, {Shard(d)}}};
+}
+
+std::vector<OutputMeta> contiguous_as_first(const OpCall& call) {
+  return {
+      call.op.schema().returns().size(),
+      rules::contiguous(call.tensors[0].sizes().vec())};
+}
+
+// The mask of _masked_softmax is [B, T], [T, T] or of the input's sizes: which,
+// sizes alone do not always say.
+std::vector<Strategy> masked_softmax(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto& mask = *rules::tensor_argument(call, "mask");
+  if (mask.sizes() != call.tensors[0].sizes()) {
+    return {};
+  }
+  const auto type = rules::argument(call, "mask_type");
+  if (type.isInt() && type.toInt() != 2) {
+    return {};
+  }
+  auto strategies = along_dim(call, context);
+  if (rules::argument(call, "dim").isNone()) {
+    std::erase_if(strategies, [&](const Strategy& strategy) {
+      return strategy.outputs[0].is_shard(call.tensors[0].dim() - 1);
+    });
+  }
+  return strategies;
+}
+
+} // namespace
+
+void add_along_dim_rules(RuleTable& table) {
+  table.add(
+      "_softmax _log_softmax _safe_softmax cumprod sort topk",
+      {.strategies = along_dim});
+  table.add(
+      "_softmax_backward_data _log_softmax_backward_data cumsum",
+      {.strategies = linear_along_dim});
+  table.add(
+      "cummax cummin logcumsumexp _logcumsumexp",
+      {.strategies = along_dim, .infer = contiguous_as_first});
+  table.add(
+      "_masked_softmax",
+      {.strategies = masked_softmax, .infer = rules::like_first});
+  table.add(
+      "_masked_softmax_backward",
+      {.strategies = masked_softmax, .infer = contiguous_as_first});
+  table.add("renorm", {.strategies = renorm});
+  table.add("flip", {.strategies = permuted, .infer = rules::like_first});
+}
+
+} // namespace weft::dtensor

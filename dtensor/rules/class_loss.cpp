@@ -1,0 +1,180 @@
+// Losses over classes: samples may be cut, classes are whole, and the sum over
+// the samples can wait. A mean divides by the weights of all samples, which no
+// rank knows alone: see Note [Losses that are means].
+
+#include <ATen/core/Reduction.h>
+
+#include "dtensor/rules/named_dims.h"
+
+namespace weft::dtensor {
+namespace {
+
+using rules::tensor_argument;
+
+int64_t reduction_of(const OpCall& call) {
+  return rules::argument(call, "reduction").toInt();
+}
+
+// Names of the output of a loss whose elements have the dims `names`.
+std::string reduced(const OpCall& call, const std::string& names) {
+  return reduction_of(call) == at::Reduction::None ? names : "+";
+}
+
+OutputMeta contiguous_like(const OpCall& call, std::string_view name) {
+  return rules::contiguous(tensor_argument(call, name)->sizes().vec());
+}
+
+std::vector<OutputMeta> contiguous_self(const OpCall& call) {
+  return {contiguous_like(call, "self")};
+}
+
+// --- negative log likelihood ------------------------------------------------
+
+struct ClassNames {
+  std::string input;
+  std::string target;
+};
+
+// [C], [N, C] or [N, C, H, W]; targets are without C.
+ClassNames class_names(const OpCall& call) {
+  switch (tensor_argument(call, "self")->dim()) {
+    case 1:
+      return {".", tensor_argument(call, "target")->dim() ? "." : ""};
+    case 4:
+      return {"n.hw", "nhw"};
+    default:
+      return {"n.", "n"};
+  }
+}
+
+std::vector<Strategy> nll_loss_forward(
+    const OpCall& call,
+    const StrategyContext&) {
+  if (reduction_of(call) == at::Reduction::Mean) {
+    return {};
+  }
+  const auto names = class_names(call);
+  return rules::cut_named_dims(
+      call,
+      {{"self", names.input}, {"target", names.target}},
+      {reduced(call, names.target), "+"});
+}
+
+// A mean divides by total_weight, which is that of all samples.
+std::vector<Strategy> nll_loss_backward(
+    const OpCall& call,
+    const StrategyContext&) {
+  const auto names = class_names(call);
+  const bool none = reduction_of(call) == at::Reduction::None;
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"grad_output", none ? names.target : ""},
+       {"self", names.input},
+       {"target", names.target}},
+      {names.input});
+  rules::add_linear(strategies, call, {"grad_output"});
+  return strategies;
+}
+
+std::vector<OutputMeta> nll_loss2d_sizes(const OpCall& call) {
+  OutputMeta output;
+  if (reduction_of(call) == at::Reduction::None) {
+    output = contiguous_like(call, "target");
+  }
+  return {output, OutputMeta{}};
+}
+
+// --- margins ----------------------------------------------------------------
+
+// The mean over parts of one size is the average of their means.
+void average_means(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    const StrategyContext& context) {
+  if (reduction_of(call) != at::Reduction::Mean) {
+    return;
+  }
+  const int64_t samples = tensor_argument(call, "self")->sizes()[0];
+  if (samples == 0 || samples % context.all_shards != 0) {
+    strategies.clear();
+  }
+  for (auto& strategy : strategies) {
+    strategy.outputs[0] = Partial(ReduceOp::kAvg);
+    strategy.chunked_only = true;
+  }
+}
+
+// [N, C] with one target each sample (several for multilabel), or [C].
+std::vector<Strategy> margin_loss(
+    const OpCall& call,
+    const StrategyContext& context) {
+  if (tensor_argument(call, "self")->dim() != 2) {
+    return {};
+  }
+  const bool many = tensor_argument(call, "target")->dim() == 2;
+  const std::string target = many ? "n." : "n";
+  std::vector<std::string> outputs{reduced(call, "n")};
+  if (context.outputs.size() == 2) {
+    outputs.push_back(target);
+  }
+  auto strategies = rules::cut_named_dims(
+      call, {{"self", "n."}, {"target", target}}, outputs);
+  average_means(strategies, call, context);
+  return strategies;
+}
+
+std::vector<Strategy> margin_loss_backward(
+    const OpCall& call,
+    const StrategyContext&) {
+  std::vector<Strategy> strategies;
+  if (tensor_argument(call, "self")->dim() == 2 &&
+      reduction_of(call) != at::Reduction::Mean) {
+    const bool none = reduction_of(call) == at::Reduction::None;
+    const bool many = tensor_argument(call, "target")->dim() == 2;
+    strategies = rules::cut_named_dims(
+        call,
+        {{"grad_output", none ? "n" : ""},
+         {"self", "n."},
+         {"target", many ? "n." : "n"},
+         {"is_target", "n."}},
+        {"n."});
+  }
+  rules::add_linear(strategies, call, {"grad_output"});
+  return strategies;
+}
+
+std::vector<OutputMeta> margin_loss_sizes(const OpCall& call) {
+  const auto& self = *tensor_argument(call, "self");
+  OutputMeta output;
+  if (reduction_of(call) == at::Reduction::None && self.dim() == 2) {
+    output = rules::contiguous({self.sizes()[0]});
+  }
+  std::vector<OutputMeta> outputs{output};
+  if (call.op.schema().returns().size() == 2) {
+    outputs.push_back(contiguous_like(call, "target"));
+  }
+  return outputs;
+}
+
+} // namespace
+
+void add_class_loss_rules(RuleTable& table) {
+  table.add("nll_loss_forward", {.strategies = nll_loss_forward});
+  table.add(
+      "nll_loss2d_forward",
+      {.strategies = nll_loss_forward, .infer = nll_loss2d_sizes});
+  table.add("nll_loss_backward", {.strategies = nll_loss_backward});
+  table.add(
+      "nll_loss2d_backward",
+      {.strategies = nll_loss_backward, .infer = contiguous_self});
+  table.add(
+      "multi_margin_loss multilabel_margin_loss_forward",
+      {.strategies = margin_loss, .infer = margin_loss_sizes});
+  table.add(
+      "multi_margin_loss_backward multilabel_margin_loss_backward",
+      {.strategies = margin_loss_backward, .infer = contiguous_self});
+  // How large the working memory is depends on the targets' lengths.
+  table.add("_ctc_loss _ctc_loss_backward", {});
+}
+
+} // namespace weft::dtensor

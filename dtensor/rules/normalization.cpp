@@ -1,0 +1,363 @@
+// Layer, RMS, group and batch norm, forward and backward: the dims that a
+// statistic is taken over are whole.
+
+#include <algorithm>
+
+#include "dtensor/rules/named_dims.h"
+
+namespace weft::dtensor {
+namespace {
+
+using rules::tensor_argument;
+
+OutputMeta contiguous_like(const TensorArgument* tensor) {
+  return tensor ? rules::contiguous(tensor->sizes().vec()) : OutputMeta{};
+}
+
+// --- layer and RMS norm -----------------------------------------------------
+
+// Names of the input's dims, the normalised ones whole.
+std::string outer_dims(const OpCall& call) {
+  const auto normalized =
+      rules::argument(call, "normalized_shape").toIntVector();
+  return rules::with_whole_tail(
+      rules::all_dims(tensor_argument(call, "input")->dim()),
+      static_cast<int64_t>(normalized.size()));
+}
+
+std::vector<Strategy> layer_norm(const OpCall& call, const StrategyContext&) {
+  const auto names = outer_dims(call);
+  return rules::cut_named_dims(
+      call,
+      {{"input", names}},
+      std::vector<std::string>(call.op.schema().returns().size(), names));
+}
+
+// The gradients of weight and bias are sums over the rows.
+std::vector<Strategy> layer_norm_backward(
+    const OpCall& call,
+    const StrategyContext&) {
+  const auto names = outer_dims(call);
+  std::vector<std::string> outputs(call.op.schema().returns().size(), "+");
+  outputs[0] = names;
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"grad_out", names}, {"input", names}, {"mean", names}, {"rstd", names}},
+      outputs);
+  rules::add_linear(strategies, call, {"grad_out"});
+  return strategies;
+}
+
+std::vector<int64_t> statistic_sizes(const OpCall& call) {
+  const auto normalized =
+      rules::argument(call, "normalized_shape").toIntVector();
+  auto sizes = tensor_argument(call, "input")->sizes().vec();
+  std::fill_n(sizes.rbegin(), normalized.size(), 1);
+  return sizes;
+}
+
+std::vector<OutputMeta> layer_norm_sizes(const OpCall& call) {
+  const auto statistic = rules::contiguous(statistic_sizes(call));
+  std::vector<OutputMeta> outputs(call.op.schema().returns().size(), statistic);
+  outputs[0] = contiguous_like(tensor_argument(call, "input"));
+  return outputs;
+}
+
+std::vector<OutputMeta> layer_norm_backward_sizes(const OpCall& call) {
+  const auto mask = rules::argument(call, "output_mask").toBoolList();
+  const auto whole = rules::contiguous(
+      rules::argument(call, "normalized_shape").toIntVector());
+  std::vector<OutputMeta> outputs(call.op.schema().returns().size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (mask.get(i)) {
+      outputs[i] =
+          i == 0 ? contiguous_like(tensor_argument(call, "input")) : whole;
+    }
+  }
+  return outputs;
+}
+
+// --- group norm -------------------------------------------------------------
+
+// Channels are cut between groups.
+std::vector<Strategy> group_norm(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto rest = rules::all_dims(tensor_argument(call, "input")->dim());
+  const auto names = "n" + std::string(rest.size() - 1, '.');
+  auto strategies =
+      rules::cut_named_dims(call, {{"input", names}}, {names, "n.", "n."});
+  const int64_t groups = rules::argument(call, "group").toInt();
+  if (groups % context.all_shards == 0) {
+    const auto channels = ".c" + std::string(rest.size() - 2, '.');
+    auto cut = rules::cut_named_dims(
+        call,
+        {{"input", channels}, {"weight", "c"}, {"bias", "c"}},
+        {channels, ".c", ".c"});
+    cut.at(0).chunked_only = true;
+    strategies.push_back(std::move(cut[0]));
+  }
+  return strategies;
+}
+
+std::vector<Strategy> group_norm_backward(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto ndim = tensor_argument(call, "input")->dim();
+  const auto names = "n" + std::string(ndim - 1, '.');
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"grad_out", names}, {"input", names}, {"mean", "n."}, {"rstd", "n."}},
+      {names, "+", "+"});
+  const int64_t groups = rules::argument(call, "group").toInt();
+  if (groups % context.all_shards == 0) {
+    const auto channels = ".c" + std::string(ndim - 2, '.');
+    auto cut = rules::cut_named_dims(
+        call,
+        {{"grad_out", channels},
+         {"input", channels},
+         {"mean", ".c"},
+         {"rstd", ".c"},
+         {"weight", "c"}},
+        {channels, "c", "c"});
+    cut.at(0).chunked_only = true;
+    strategies.push_back(std::move(cut[0]));
+  }
+  rules::add_linear(strategies, call, {"grad_out"});
+  return strategies;
+}
+
+// The call names the sizes N and C and the number of groups.
+Rule::LocalArguments local_groups(const LocalCall& local) {
+  const auto& call = local.call;
+  Rule::LocalArguments arguments;
+  const auto groups = rules::argument(call, "group").toInt();
+  const auto channels = rules::argument(call, "C").toInt();
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const auto& name =
+        call.op.schema().arguments()[call.tensors[i].argument].name();
+    if (name == "input") {
+      const auto& sizes = local.inputs[i].sizes;
+      arguments.emplace_back(rules::argument_position(call, "N"), sizes[0]);
+      arguments.emplace_back(rules::argument_position(call, "C"), sizes[1]);
+      const auto local_groups =
+          channels == 0 ? groups : groups * sizes[1] / channels;
+      arguments.emplace_back(
+          rules::argument_position(call, "group"), local_groups);
+    }
+  }
+  return arguments;
+}
+
+std::vector<OutputMeta> group_norm_backward_sizes(const OpCall& call) {
+  const auto mask = rules::argument(call, "output_mask").toBoolList();
+  const auto channels = rules::contiguous({rules::argument(call, "C").toInt()});
+  return {
+      mask.get(0) ? rules::in_memory_format(*tensor_argument(call, "input"))
+                  : OutputMeta{},
+      mask.get(1) ? channels : OutputMeta{},
+      mask.get(2) ? channels : OutputMeta{}};
+}
+
+std::vector<OutputMeta> group_norm_sizes(const OpCall& call) {
+  const auto statistic = rules::contiguous(
+      {rules::argument(call, "N").toInt(),
+       rules::argument(call, "group").toInt()});
+  return {
+      rules::in_memory_format(*tensor_argument(call, "input")),
+      statistic,
+      statistic};
+}
+
+// --- batch norm -------------------------------------------------------------
+
+// Statistics are a channel's: channels can be cut, samples only where no
+// statistic is taken of them.
+bool takes_statistics(const OpCall& call) {
+  for (const auto* name : {"training", "train", "update"}) {
+    if (const auto value = rules::argument(call, name); value.isBool()) {
+      return value.toBool();
+    }
+  }
+  const auto name = call.name();
+  return name != "aten::_native_batch_norm_legit_no_training" &&
+         name != "aten::_batch_norm_no_update";
+}
+
+bool is_running(const OpCall& call, const TensorArgument& tensor) {
+  return call.op.schema().arguments()[tensor.argument].name().starts_with(
+      "running_");
+}
+
+// The schemas do not all say so, but training writes to the running
+// statistics: a strategy that had to move them would write to a copy.
+void leave_running_statistics(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    const StrategyContext& context) {
+  std::erase_if(strategies, [&](const Strategy& strategy) {
+    for (size_t i = 0; i < call.tensors.size(); ++i) {
+      const auto& tensor = call.tensors[i];
+      if (is_running(call, tensor) && tensor.spec &&
+          tensor.spec->placement(context.mesh_dim) != strategy.inputs[i]) {
+        return true;
+      }
+    }
+    return false;
+  });
+}
+
+// Channel names of the statistics; empty ones (in evaluation) stay whole.
+rules::NamedDims channel_names(const OpCall& call, const std::string& input) {
+  rules::NamedDims names;
+  for (const auto& tensor : call.tensors) {
+    const auto& name = call.op.schema().arguments()[tensor.argument].name();
+    const int64_t channels = tensor_argument(call, "input")->sizes()[1];
+    if (name == "input" || name.starts_with("grad_out")) {
+      names.emplace_back(name, input);
+    } else if (
+        tensor.dim() == 1 && tensor.sizes()[0] == channels &&
+        !name.starts_with("reserve")) {
+      names.emplace_back(
+          name, input.find('C') != std::string::npos ? "C" : ".");
+    }
+  }
+  return names;
+}
+
+// Statistics that the op gives back: whole where they are empty.
+std::vector<std::string> channel_outputs(
+    const OpCall& call,
+    const StrategyContext& context,
+    const std::string& input) {
+  std::vector<std::string> outputs{input};
+  const int64_t channels = tensor_argument(call, "input")->sizes()[1];
+  for (size_t i = 1; i < context.outputs.size(); ++i) {
+    const auto& sizes = context.outputs[i].sizes;
+    outputs.emplace_back(
+        i < 3 && sizes.size() == 1 && sizes[0] == channels ? "C" : ".");
+  }
+  return outputs;
+}
+
+// c10::ValueError where this mesh dim holds the statistics as pending sums.
+void require_placed_statistics(
+    const OpCall& call,
+    const StrategyContext& context) {
+  for (const auto& tensor : call.tensors) {
+    TORCH_CHECK_VALUE(
+        !is_running(call, tensor) || !tensor.spec ||
+            !tensor.spec->placement(context.mesh_dim).is_partial(),
+        "[",
+        call.name(),
+        "] cannot write to running statistics that are pending sums: ",
+        tensor.spec->to_string(),
+        ". Redistribute them first. (",
+        call.mesh().describe_rank(),
+        ")");
+  }
+}
+
+std::vector<Strategy> batch_norm(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const int64_t ndim = tensor_argument(call, "input")->dim();
+  const auto rest = rules::all_dims(ndim - 2);
+  const auto channels = ".C" + std::string(rest.size(), '.');
+  auto strategies = rules::cut_named_dims(
+      call,
+      channel_names(call, channels),
+      channel_outputs(call, context, channels));
+  if (takes_statistics(call)) {
+    require_placed_statistics(call, context);
+    leave_running_statistics(strategies, call, context);
+    return strategies;
+  }
+  const auto samples = "N." + rest;
+  auto more = rules::cut_named_dims(
+      call, {{"input", samples}}, channel_outputs(call, context, samples));
+  for (auto& strategy : more) {
+    for (size_t i = 1; i < strategy.outputs.size(); ++i) {
+      strategy.outputs[i] = Replicate();
+    }
+    strategies.push_back(std::move(strategy));
+  }
+  return strategies;
+}
+
+std::vector<Strategy> batch_norm_backward(
+    const OpCall& call,
+    const StrategyContext&) {
+  const int64_t ndim = tensor_argument(call, "input")->dim();
+  const auto rest = rules::all_dims(ndim - 2);
+  const auto channels = ".C" + std::string(rest.size(), '.');
+  auto strategies = rules::cut_named_dims(
+      call, channel_names(call, channels), {channels, "C", "C"});
+  if (!takes_statistics(call)) {
+    const auto samples = "N." + rest;
+    auto more = rules::cut_named_dims(
+        call, channel_names(call, samples), {samples, "+", "+"});
+    strategies.insert(strategies.end(), more.begin(), more.end());
+  }
+  rules::add_linear(strategies, call, {"grad_out", "grad_output"});
+  return strategies;
+}
+
+// (output, mean, 1 / deviation[, working memory]): no statistics in evaluation.
+std::vector<OutputMeta> batch_norm_sizes(const OpCall& call) {
+  const auto& input = *tensor_argument(call, "input");
+  const auto statistic =
+      rules::contiguous({takes_statistics(call) ? input.sizes()[1] : 0});
+  std::vector<OutputMeta> outputs(call.op.schema().returns().size(), statistic);
+  outputs[0] = rules::in_memory_format(input);
+  if (outputs.size() == 4) {
+    outputs[3] = rules::contiguous({0});
+  }
+  return outputs;
+}
+
+std::vector<OutputMeta> batch_norm_backward_sizes(const OpCall& call) {
+  const auto& input = *tensor_argument(call, "input");
+  const auto channels = rules::contiguous({input.sizes()[1]});
+  std::vector<OutputMeta> outputs{
+      rules::in_memory_format(input), channels, channels};
+  if (const auto mask = rules::argument(call, "output_mask");
+      mask.isBoolList()) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      outputs[i] = mask.toBoolList().get(i) ? outputs[i] : OutputMeta{};
+    }
+  }
+  return outputs;
+}
+
+} // namespace
+
+void add_normalization_rules(RuleTable& table) {
+  table.add(
+      "native_layer_norm _fused_rms_norm",
+      {.strategies = layer_norm, .infer = layer_norm_sizes});
+  table.add(
+      "native_layer_norm_backward _fused_rms_norm_backward",
+      {.strategies = layer_norm_backward, .infer = layer_norm_backward_sizes});
+  table.add(
+      "native_group_norm",
+      {.strategies = group_norm,
+       .infer = group_norm_sizes,
+       .localize = local_groups});
+  table.add(
+      "native_group_norm_backward",
+      {.strategies = group_norm_backward,
+       .infer = group_norm_backward_sizes,
+       .localize = local_groups});
+  table.add(
+      "native_batch_norm _native_batch_norm_legit "
+      "_native_batch_norm_legit_no_training _batch_norm_with_update "
+      "_batch_norm_no_update cudnn_batch_norm miopen_batch_norm",
+      {.strategies = batch_norm, .infer = batch_norm_sizes});
+  table.add(
+      "native_batch_norm_backward batch_norm_backward "
+      "cudnn_batch_norm_backward miopen_batch_norm_backward",
+      {.strategies = batch_norm_backward, .infer = batch_norm_backward_sizes});
+}
+
+} // namespace weft::dtensor
