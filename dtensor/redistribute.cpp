@@ -1,10 +1,11 @@
 #include "dtensor/redistribute.h"
 
-#include <limits>
+#include <algorithm>
 #include <string>
 
 #include <torch/torch.h>
 
+#include "dtensor/cut.h"
 #include "dtensor/dtensor_impl.h"
 #include "mesh/communicator.h"
 #include "mesh/error.h"
@@ -12,154 +13,217 @@
 namespace weft::dtensor {
 namespace {
 
-// A shard has to be given up for a while if it changes itself, or if a mesh
-// dim outside it cuts the same tensor dim and changes.
-bool must_gather(
-    const Placements& current,
-    const Placements& target,
-    size_t mesh_dim) {
-  const auto& placement = current[mesh_dim];
-  if (placement != target[mesh_dim]) {
-    return true;
-  }
-  for (size_t outer = 0; outer < mesh_dim; ++outer) {
-    const bool cuts_same = current[outer].is_shard(placement.tensor_dim()) ||
-                           target[outer].is_shard(placement.tensor_dim());
-    if (cuts_same && current[outer] != target[outer]) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// Whether no mesh dim but this one cuts what `placement` cuts.
-bool cuts_alone(
-    const Placements& current,
-    const Placements& target,
-    size_t mesh_dim,
-    const Placement& placement) {
-  for (size_t other = 0; other < current.size(); ++other) {
-    if (other != mesh_dim && (current[other].is_shard(placement.tensor_dim()) ||
-                              target[other].is_shard(placement.tensor_dim()))) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// One step from a shard where no other mesh dim is involved: Shard(a) to
-// Shard(b) is one all_to_all, Shard to P(sum) moves nothing.
-bool can_go_directly(
-    const Placements& current,
-    const Placements& target,
-    size_t mesh_dim) {
-  const auto& from = current[mesh_dim];
-  const auto& to = target[mesh_dim];
-  if (!from.is_shard() || from == to ||
-      !cuts_alone(current, target, mesh_dim, from)) {
-    return false;
-  }
-  return to.is_partial(ReduceOp::kSum) ||
-         (to.is_shard() && cuts_alone(current, target, mesh_dim, to));
-}
-
 struct StepContext {
   mesh::Communicator& group;
-  // Size of the dim in question before this mesh dim cuts it.
-  int64_t whole;
   std::string_view name;
 };
 
-at::Tensor
-gather_dim(const at::Tensor& local, int64_t dim, const StepContext& context) {
-  const int64_t n = context.group.size();
-  auto sizes = local.sizes().vec();
-  if (context.whole % n == 0 && dim == 0) {
-    sizes[0] = context.whole;
-    auto output = at::empty(sizes, local.options());
-    context.group.all_gather(output, local.contiguous(), context.name).wait();
-    return output;
+// A cut and what it cuts.
+struct CutOf {
+  DimCut cut;
+  int64_t tensor_dim;
+  /// What the cuts before left.
+  int64_t size;
+
+  int64_t length(int64_t index) const { return cut_length(cut, size, index); }
+  bool is_even() const {
+    return cut.sizes.empty() && size % (cut.shards * cut.split_factor) == 0;
   }
-  std::vector<at::Tensor> parts;
-  if (context.whole % n == 0) {
-    sizes[dim] = shard_range(context.whole, n, 0).length;
-    auto buffer_sizes = sizes;
-    buffer_sizes.insert(buffer_sizes.begin(), n);
-    auto buffer = at::empty(buffer_sizes, local.options());
-    context.group.all_gather(buffer, local.contiguous(), context.name).wait();
-    parts = buffer.unbind(0);
-  } else {
-    for (int64_t r = 0; r < n; ++r) {
-      sizes[dim] = shard_range(context.whole, n, r).length;
-      parts.push_back(at::empty(sizes, local.options()));
-    }
-    context.group.all_gather_uneven(parts, local.contiguous(), context.name)
-        .wait();
+};
+
+// The parts of `whole` that rank `index` holds under a cut of chunks: those of
+// all full chunks, which are of one length, as one view with a dim more, and
+// that of the last one.
+std::vector<at::Tensor>
+chunk_views(const at::Tensor& whole, const CutOf& of, int64_t index) {
+  const int64_t dim = of.tensor_dim;
+  const int64_t chunk = shard_range(of.size, of.cut.split_factor, 0).length;
+  if (chunk == 0) {
+    return {};
   }
-  return at::cat(parts, dim);
+  const int64_t full = of.size / chunk;
+  const int64_t rest = of.size - full * chunk;
+  const auto part = shard_range(chunk, of.cut.shards, index);
+  const auto last = shard_range(rest, of.cut.shards, index);
+  return {
+      whole.narrow(dim, 0, full * chunk)
+          .unflatten(dim, {full, chunk})
+          .narrow(dim + 1, part.begin, part.length),
+      whole.narrow(dim, full * chunk + last.begin, last.length)};
 }
 
+// The same rows of the part itself.
 std::vector<at::Tensor>
-split_dim(const at::Tensor& local, int64_t dim, int64_t shards) {
+packed_views(const at::Tensor& part, const CutOf& of, int64_t index) {
+  const int64_t dim = of.tensor_dim;
+  const int64_t chunk = shard_range(of.size, of.cut.split_factor, 0).length;
+  if (chunk == 0) {
+    return {};
+  }
+  const int64_t full = of.size / chunk;
+  const int64_t length = shard_range(chunk, of.cut.shards, index).length;
+  return {
+      part.narrow(dim, 0, full * length).unflatten(dim, {full, length}),
+      part.narrow(dim, full * length, part.size(dim) - full * length)};
+}
+
+void copy_views(
+    const std::vector<at::Tensor>& to,
+    const std::vector<at::Tensor>& from) {
+  for (size_t i = 0; i < to.size(); ++i) {
+    to[i].copy_(from[i]);
+  }
+}
+
+// A view where the part is one range.
+at::Tensor part_of(const at::Tensor& whole, const CutOf& of, int64_t index) {
+  if (of.cut.split_factor == 1) {
+    const auto range = cut_ranges(of.cut, of.size, index)[0];
+    return whole.narrow(of.tensor_dim, range.begin, range.length);
+  }
+  auto sizes = whole.sizes().vec();
+  sizes[of.tensor_dim] = of.length(index);
+  auto part = at::empty(sizes, whole.options());
+  copy_views(packed_views(part, of, index), chunk_views(whole, of, index));
+  return part;
+}
+
+std::vector<at::Tensor> split(const at::Tensor& whole, const CutOf& of) {
   std::vector<at::Tensor> parts;
-  for (int64_t r = 0; r < shards; ++r) {
-    const auto range = shard_range(local.size(dim), shards, r);
-    parts.push_back(local.narrow(dim, range.begin, range.length));
+  for (int64_t r = 0; r < of.cut.shards; ++r) {
+    parts.push_back(part_of(whole, of, r));
   }
   return parts;
 }
 
-at::Tensor reduce_scatter_dim(
+// Writes a part to where it lies in `whole`.
+void put_part(
+    const at::Tensor& whole,
+    const at::Tensor& part,
+    const CutOf& of,
+    int64_t index) {
+  if (of.cut.split_factor == 1) {
+    part_of(whole, of, index).copy_(part);
+  } else {
+    copy_views(chunk_views(whole, of, index), packed_views(part, of, index));
+  }
+}
+
+at::Tensor join(const std::vector<at::Tensor>& parts, const CutOf& of) {
+  if (of.cut.split_factor == 1) {
+    return at::cat(parts, of.tensor_dim);
+  }
+  auto sizes = parts[0].sizes().vec();
+  sizes[of.tensor_dim] = of.size;
+  auto whole = at::empty(sizes, parts[0].options());
+  for (int64_t r = 0; r < of.cut.shards; ++r) {
+    put_part(whole, parts[r], of, r);
+  }
+  return whole;
+}
+
+at::Tensor
+gather(const at::Tensor& local, const CutOf& of, const StepContext& context) {
+  const int64_t n = of.cut.shards;
+  auto sizes = local.sizes().vec();
+  if (of.is_even() && of.tensor_dim == 0 && of.cut.split_factor == 1) {
+    sizes[0] = of.size;
+    auto output = at::empty(sizes, local.options());
+    context.group.all_gather(output, local.contiguous(), context.name).wait();
+    return output;
+  }
+  if (of.is_even()) {
+    sizes.insert(sizes.begin(), n);
+    auto buffer = at::empty(sizes, local.options());
+    context.group.all_gather(buffer, local.contiguous(), context.name).wait();
+    return join(buffer.unbind(0), of);
+  }
+  std::vector<at::Tensor> parts;
+  for (int64_t r = 0; r < n; ++r) {
+    sizes[of.tensor_dim] = of.length(r);
+    parts.push_back(at::empty(sizes, local.options()));
+  }
+  context.group.all_gather_uneven(parts, local.contiguous(), context.name)
+      .wait();
+  return join(parts, of);
+}
+
+at::Tensor reduce_scatter(
     const at::Tensor& local,
-    int64_t dim,
+    const CutOf& of,
     ReduceOp op,
     const StepContext& context) {
-  const int64_t n = context.group.size();
-  const auto parts = split_dim(local, dim, n);
-  auto output = at::empty(parts[context.group.rank()].sizes(), local.options());
-  if (dim == 0 && local.size(0) % n == 0) {
+  auto sizes = local.sizes().vec();
+  sizes[of.tensor_dim] = of.length(context.group.rank());
+  auto output = at::empty(sizes, local.options());
+  if (of.is_even() && of.tensor_dim == 0 && of.cut.split_factor == 1) {
     context.group.reduce_scatter(output, local.contiguous(), op, context.name)
         .wait();
   } else {
-    context.group.reduce_scatter_uneven(output, parts, op, context.name).wait();
+    context.group
+        .reduce_scatter_uneven(output, split(local, of), op, context.name)
+        .wait();
   }
   return output;
 }
 
 at::Tensor exchange_dims(
     const at::Tensor& local,
-    int64_t from_dim,
-    int64_t to_dim,
+    const CutOf& from,
+    const CutOf& to,
     const StepContext& context) {
-  const int64_t n = context.group.size();
-  const auto inputs = split_dim(local, to_dim, n);
+  const auto inputs = split(local, to);
   std::vector<at::Tensor> outputs;
   auto sizes = inputs[context.group.rank()].sizes().vec();
-  for (int64_t r = 0; r < n; ++r) {
-    sizes[from_dim] = shard_range(context.whole, n, r).length;
+  for (int64_t r = 0; r < from.cut.shards; ++r) {
+    sizes[from.tensor_dim] = from.length(r);
     outputs.push_back(at::empty(sizes, local.options()));
   }
   context.group.all_to_all(outputs, inputs, context.name).wait();
-  return at::cat(outputs, from_dim);
+  return join(outputs, from);
 }
 
-// S to P moves nothing: every rank's part in a tensor of zeros.
-at::Tensor shard_to_partial(
+// The rows that rank `a` of one cut and rank `b` of another both hold.
+RowRange common_rows(const CutOf& x, int64_t a, const CutOf& y, int64_t b) {
+  const auto own = cut_ranges(x.cut, x.size, a)[0];
+  const auto other = cut_ranges(y.cut, y.size, b)[0];
+  const int64_t begin = std::max(own.begin, other.begin);
+  const int64_t end =
+      std::min(own.begin + own.length, other.begin + other.length);
+  return {begin, std::max<int64_t>(end - begin, 0)};
+}
+
+// Other sizes of one dim's shards: each rank sends what it no longer holds.
+at::Tensor exchange_rows(
     const at::Tensor& local,
-    int64_t dim,
-    ReduceOp op,
+    const CutOf& from,
+    const CutOf& to,
     const StepContext& context) {
-  TORCH_CHECK_VALUE(
-      op == ReduceOp::kSum,
-      "[redistribute] S to P(",
-      to_string(op),
-      ") has no local form. Redistribute to P(sum) or R.");
+  const int64_t rank = context.group.rank();
+  const int64_t begin = cut_ranges(from.cut, from.size, rank)[0].begin;
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
   auto sizes = local.sizes().vec();
-  sizes[dim] = context.whole;
+  for (int64_t r = 0; r < from.cut.shards; ++r) {
+    const auto sent = common_rows(from, rank, to, r);
+    inputs.push_back(
+        sent.length == 0
+            ? local.narrow(from.tensor_dim, 0, 0)
+            : local.narrow(from.tensor_dim, sent.begin - begin, sent.length));
+    sizes[from.tensor_dim] = common_rows(from, r, to, rank).length;
+    outputs.push_back(at::empty(sizes, local.options()));
+  }
+  context.group.all_to_all(outputs, inputs, context.name).wait();
+  return at::cat(outputs, from.tensor_dim);
+}
+
+// S to P(sum) moves nothing: every rank's part in a tensor of zeros.
+at::Tensor
+shard_to_partial(const at::Tensor& local, const CutOf& of, int64_t rank) {
+  auto sizes = local.sizes().vec();
+  sizes[of.tensor_dim] = of.size;
   auto whole = at::zeros(sizes, local.options());
-  const auto range =
-      shard_range(context.whole, context.group.size(), context.group.rank());
-  whole.narrow(dim, range.begin, range.length).copy_(local);
+  put_part(whole, local, of, rank);
   return whole;
 }
 
@@ -173,93 +237,108 @@ at::Tensor to_partial(
     return group.rank() == 0 ? local : at::zeros_like(local);
   }
   TORCH_CHECK_VALUE(
+      op != ReduceOp::kAvg || local.is_floating_point() || local.is_complex(),
+      "[redistribute] R to P(avg) of ",
+      local.scalar_type(),
+      ": an average of whole numbers is none. Redistribute to P(sum).");
+  TORCH_CHECK_VALUE(
       op != ReduceOp::kProduct,
       "[redistribute] R to P(product) has no exact form. Redistribute to "
       "P(sum), P(avg), P(min) or P(max) instead.");
   return local;
 }
 
-at::Tensor run_step(
-    const at::Tensor& local,
-    const RedistributeStep& step,
-    const StepContext& context) {
-  const auto& [mesh_dim, from, to] = step;
-  if (from.is_partial()) {
-    if (to.is_shard()) {
-      return reduce_scatter_dim(
-          local, to.tensor_dim(), from.reduce_op(), context);
+// One step on this rank, with the cuts before it.
+class Step {
+ public:
+  Step(
+      const RedistributeStep& step,
+      const Placements& current,
+      const mesh::DeviceMesh& mesh,
+      c10::IntArrayRef global_sizes,
+      std::string_view name)
+      : step_(step),
+        current_(current),
+        mesh_(mesh),
+        global_sizes_(global_sizes),
+        context_{mesh.group(step.mesh_dim), name} {}
+
+  at::Tensor run(const at::Tensor& local) const {
+    const auto& [mesh_dim, from, to] = step_;
+    if (from.is_partial()) {
+      return run_partial(local);
     }
-    auto output = local.clone(at::MemoryFormat::Contiguous);
-    context.group.all_reduce(output, from.reduce_op(), context.name).wait();
-    return output;
-  }
-  if (from.is_shard()) {
-    if (to.is_partial()) {
-      return shard_to_partial(
-          local, from.tensor_dim(), to.reduce_op(), context);
+    if (from.is_shard()) {
+      return run_shard(local);
     }
     return to.is_shard()
-               ? exchange_dims(
-                     local, from.tensor_dim(), to.tensor_dim(), context)
-               : gather_dim(local, from.tensor_dim(), context);
+               ? part_of(local, cut_by(to), context_.group.rank()).contiguous()
+               : to_partial(local, to.reduce_op(), context_.group);
   }
-  if (to.is_shard()) {
-    const auto range = shard_range(
-        local.size(to.tensor_dim()),
-        context.group.size(),
-        context.group.rank());
-    return local.narrow(to.tensor_dim(), range.begin, range.length)
-        .contiguous();
-  }
-  return to_partial(local, to.reduce_op(), context.group);
-}
 
-// The size that `mesh_dim` cuts: what the mesh dims outside it left.
-int64_t size_before(
-    c10::IntArrayRef global_sizes,
-    const mesh::DeviceMesh& mesh,
-    const Placements& current,
-    int64_t mesh_dim,
-    int64_t tensor_dim) {
-  int64_t size = global_sizes[tensor_dim];
-  for (int64_t i = 0; i < mesh_dim; ++i) {
-    if (current[i].is_shard(tensor_dim)) {
-      size = shard_range(size, mesh.size(i), mesh.coordinate(i)).length;
+ private:
+  at::Tensor run_partial(const at::Tensor& local) const {
+    const auto op = step_.from.reduce_op();
+    if (step_.to.is_shard()) {
+      return reduce_scatter(local, cut_by(step_.to), op, context_);
     }
+    auto output = local.clone(at::MemoryFormat::Contiguous);
+    context_.group.all_reduce(output, op, context_.name).wait();
+    return output;
   }
-  return size;
-}
+
+  at::Tensor run_shard(const at::Tensor& local) const {
+    if (changes_name_only()) {
+      return local;
+    }
+    const auto from = cut_by(step_.from);
+    if (step_.to.is_partial()) {
+      return shard_to_partial(local, from, context_.group.rank());
+    }
+    if (!step_.to.is_shard()) {
+      return gather(local, from, context_);
+    }
+    const auto to = cut_by(step_.to);
+    if (from.tensor_dim != to.tensor_dim) {
+      return exchange_dims(local, from, to, context_);
+    }
+    return exchange_rows(local, from, to, context_);
+  }
+
+  // The mesh dim's cut under `placement`, which is its dim's last.
+  CutOf cut_by(const Placement& placement) const {
+    const int64_t dim = placement.tensor_dim();
+    Placements placements = current_;
+    placements[step_.mesh_dim] = placement;
+    const auto cuts = cuts_of(placements, mesh_.shape(), dim);
+    TORCH_INTERNAL_ASSERT(
+        !cuts.empty() && cuts.back().mesh_dim == step_.mesh_dim);
+    int64_t size = global_sizes_[dim];
+    for (const auto& cut : cuts) {
+      if (cut.mesh_dim != step_.mesh_dim) {
+        size = cut_length(cut, size, mesh_.coordinate(cut.mesh_dim));
+      }
+    }
+    return {cuts.back(), dim, size};
+  }
+
+  // Two placements that mean one cut, e.g. S(0) and _S(0, 1).
+  bool changes_name_only() const {
+    const int64_t dim = step_.from.tensor_dim();
+    Placements placements = current_;
+    placements[step_.mesh_dim] = step_.to;
+    return step_.to.is_shard(dim) && cuts_of(placements, mesh_.shape(), dim) ==
+                                         cuts_of(current_, mesh_.shape(), dim);
+  }
+
+  const RedistributeStep& step_;
+  const Placements& current_;
+  const mesh::DeviceMesh& mesh_;
+  c10::IntArrayRef global_sizes_;
+  StepContext context_;
+};
 
 } // namespace
-
-std::vector<RedistributeStep> plan_redistribute(
-    const DTensorSpec& from,
-    const DTensorSpec& to) {
-  std::vector<RedistributeStep> steps;
-  Placements current = from.placements();
-  const Placements& target = to.placements();
-  const auto move = [&](size_t i, Placement placement) {
-    steps.push_back({static_cast<int64_t>(i), current[i], placement});
-    current[i] = placement;
-  };
-  for (size_t i = current.size(); i-- > 0;) {
-    if (can_go_directly(current, target, i)) {
-      move(i, target[i]);
-    } else if (current[i].is_shard() && must_gather(current, target, i)) {
-      move(i, Replicate());
-    }
-  }
-  for (size_t i = 0; i < current.size(); ++i) {
-    if (current[i] == target[i]) {
-      continue;
-    }
-    if (current[i].is_partial() && target[i].is_partial()) {
-      move(i, Replicate());
-    }
-    move(i, target[i]);
-  }
-  return steps;
-}
 
 at::Tensor redistribute_local(
     const at::Tensor& local,
@@ -272,58 +351,11 @@ at::Tensor redistribute_local(
   const auto& mesh = from.mesh();
   for (const auto& step : plan_redistribute(from, to)) {
     if (mesh.size(step.mesh_dim) > 1) {
-      const int64_t whole = step.from.is_shard() ? size_before(
-                                                       global_sizes,
-                                                       mesh,
-                                                       current,
-                                                       step.mesh_dim,
-                                                       step.from.tensor_dim())
-                                                 : 0;
-      result = run_step(result, step, {mesh.group(step.mesh_dim), whole, name});
+      result = Step(step, current, mesh, global_sizes, name).run(result);
     }
     current[step.mesh_dim] = step.to;
   }
   return result;
-}
-
-double redistribute_cost(
-    const Placement& from,
-    const Placement& to,
-    double bytes,
-    int64_t shards) {
-  if (from == to) {
-    return 0;
-  }
-  // Latency in units of bytes: a message costs as much as moving this many.
-  constexpr double kLatency = 64 * 1024;
-  constexpr double kLocal = 1e-3;
-  // Only to add in place to a pending sum: elsewhere it would put a reduction
-  // off to a place that nobody asked for.
-  constexpr double kLastResort = 1e30;
-  const double part = bytes / static_cast<double>(shards);
-  const double moved = bytes - part;
-  if (from.is_partial()) {
-    if (to.is_partial()) {
-      return std::numeric_limits<double>::infinity();
-    }
-    return to.is_shard() ? kLatency + moved : 2 * kLatency + 2 * moved;
-  }
-  if (from.is_shard()) {
-    if (to.is_partial()) {
-      return to.is_partial(ReduceOp::kSum)
-                 ? kLastResort
-                 : std::numeric_limits<double>::infinity();
-    }
-    return to.is_shard() ? kLatency + moved / static_cast<double>(shards)
-                         : kLatency + moved;
-  }
-  // From R: a slice is free but for the copy.
-  if (to.is_shard()) {
-    return kLocal * (1 + part);
-  }
-  return to.is_partial(ReduceOp::kSum)
-             ? kLastResort
-             : std::numeric_limits<double>::infinity();
 }
 
 at::Tensor redistribute_dtensor(

@@ -17,16 +17,19 @@ struct RedistributeStep {
 };
 
 /// The steps from one spec to another, in the order they run: inner shards are
-/// gathered before the outer ones that they cut, and cut again after them.
-/// Pure; the same on every rank.
+/// gathered before the outer ones that they cut, and cut again after them. Any
+/// placements; see Note [Steps of a redistribution]. Pure; the same on every
+/// rank of the mesh.
 std::vector<RedistributeStep> plan_redistribute(
     const DTensorSpec& from,
     const DTensorSpec& to);
 
 /// Moves a local tensor from one spec to another. Not differentiable; the
 /// result may alias `local`. `name` goes to the ledger.
-/// Shapes: `local` is this rank's part of `global_sizes` under `from`.
+/// Shapes: `local` is this rank's part of `global_sizes` under `from`; both
+/// specs are fitted() to them.
 /// Collective: all ranks of the mesh.
+/// Throws: c10::ValueError for R to P(product), and averages of integers.
 at::Tensor redistribute_local(
     const at::Tensor& local,
     c10::IntArrayRef global_sizes,
@@ -35,7 +38,8 @@ at::Tensor redistribute_local(
     std::string_view name);
 
 /// A relative price of moving `bytes` (the whole tensor's) over one mesh dim
-/// of `shards` ranks; infinite where no step exists.
+/// of `shards` ranks; nothing between equal placements, infinite where no step
+/// exists.
 double redistribute_cost(
     const Placement& from,
     const Placement& to,
