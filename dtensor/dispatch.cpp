@@ -145,6 +145,13 @@ struct Registration {
 
 } // namespace
 
+void dispatch_boxed(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    Stack* stack) {
+  dispatch(op, keys, stack);
+}
+
 void ensure_dispatch_registered() {
   static const Registration registration;
 }

@@ -1,11 +1,20 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 namespace weft::dtensor {
 
 /// Registers the DTensor kernels with libtorch's dispatcher, once a process.
 /// Called by whatever makes the first DTensor.
 void ensure_dispatch_registered();
+
+/// The kernel, below autograd, of every op that runs by a rule; see
+/// Note [Dispatch].
+void dispatch_boxed(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack);
 
 } // namespace weft::dtensor

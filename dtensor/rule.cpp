@@ -2,6 +2,7 @@
 
 #include <mutex>
 
+#include "dtensor/register_sharding.h"
 #include "mesh/error.h"
 
 namespace weft::dtensor {
@@ -85,6 +86,9 @@ std::vector<std::pair<std::string, const Rule*>> RuleTable::list() const {
 }
 
 const Rule* find_rule(const c10::OperatorHandle& op) {
+  if (const Rule* rule = find_registered_rule(op)) {
+    return rule;
+  }
   const auto& name = op.schema().name();
   const auto& overload = op.schema().overload_name();
   if (const Rule* rule = rules().find(name + "." + overload)) {
