@@ -1,6 +1,5 @@
 #include "dtensor/special_ops.h"
 
-#include <cmath>
 #include <numeric>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,6 +10,7 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/joined_reductions.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/redistribute.h"
 
@@ -97,40 +97,7 @@ at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) {
   return at::squeeze(self, at::IntArrayRef{dim});
 }
 
-// --- norms over cut dims ----------------------------------------------------
-
-// A part of no elements has no smallest one, but leaves the others' alone.
-at::Tensor local_norm(const at::Tensor& local, double order) {
-  if (std::isinf(order) && local.numel() == 0) {
-    return at::full({}, order > 0 ? 0.0 : -order, local.options());
-  }
-  return at::linalg_vector_norm(local, order);
-}
-
-// The norm of the whole tensor: each rank's own, joined over the mesh dims
-// that cut it. For order p: (sum of |x|^p)^(1/p); for 0: the number of
-// elements that are not 0; for inf: the max.
-at::Tensor whole_norm(const at::Tensor& self, double order) {
-  const auto spec = spec_of(self).without_partial();
-  auto norm = local_norm(local_of(self, spec), order);
-  const bool infinite = std::isinf(order);
-  const bool powers = spec.has_shard() && !infinite && order != 0;
-  if (powers) {
-    norm = norm.pow(order);
-  }
-  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
-    if (spec.placement(i).is_shard()) {
-      const auto op = !infinite   ? ReduceOp::kSum
-                      : order > 0 ? ReduceOp::kMax
-                                  : ReduceOp::kMin;
-      spec.mesh().group(i).all_reduce(norm, op, "norm").wait();
-    }
-  }
-  if (powers) {
-    norm = norm.pow(1.0 / order);
-  }
-  return make_dtensor(norm, replicated(spec), {}, {});
-}
+// --- ops on lists of tensors ------------------------------------------------
 
 std::vector<at::Tensor> foreach_norm(
     at::TensorList self,
@@ -139,52 +106,10 @@ std::vector<at::Tensor> foreach_norm(
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<at::Tensor> norms;
   for (const auto& tensor : self) {
-    const auto norm = whole_norm(tensor, ord.toDouble());
-    norms.push_back(dtype ? norm.to(*dtype) : norm);
+    norms.push_back(at::linalg_vector_norm(tensor, ord, {}, false, dtype));
   }
   return norms;
 }
-
-at::Tensor linalg_vector_norm(
-    const at::Tensor& self,
-    const at::Scalar& ord,
-    at::OptionalIntArrayRef dim,
-    bool keepdim,
-    std::optional<at::ScalarType> dtype) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const auto spec = spec_of(self);
-  const bool all =
-      !dim || dim->empty() || static_cast<int64_t>(dim->size()) == self.dim();
-  const auto input = dtype ? self.to(*dtype) : self;
-  if (all && !keepdim) {
-    return whole_norm(input, ord.toDouble());
-  }
-  const auto whole = replicated(spec);
-  const auto norm =
-      at::linalg_vector_norm(local_of(input, whole), ord, dim, keepdim);
-  return make_dtensor(norm, whole, norm.sizes(), norm.strides());
-}
-
-at::Tensor norm(const at::Tensor& self, const at::Scalar& p) {
-  return at::linalg_vector_norm(self, p);
-}
-
-at::Tensor norm_dtype(
-    const at::Tensor& self,
-    const std::optional<at::Scalar>& p,
-    at::ScalarType dtype) {
-  return at::linalg_vector_norm(self, p.value_or(2), {}, false, dtype);
-}
-
-at::Tensor norm_dim(
-    const at::Tensor& self,
-    const std::optional<at::Scalar>& p,
-    at::IntArrayRef dim,
-    bool keepdim) {
-  return at::linalg_vector_norm(self, p.value_or(2), dim, keepdim);
-}
-
-// --- ops on lists of tensors ------------------------------------------------
 
 // foreach ops and fused optimizers work on the i-th tensors of their lists
 // together: those are brought to where the first list's tensor lies, and run
@@ -305,10 +230,7 @@ std::set<std::string> register_special_ops(torch::Library& library) {
   add("_reshape_alias", TORCH_FN(reshape_alias));
   add("squeeze", TORCH_FN(squeeze));
   add("squeeze.dim", TORCH_FN(squeeze_dim));
-  add("linalg_vector_norm", TORCH_FN(linalg_vector_norm));
-  add("norm.Scalar", TORCH_FN(norm));
-  add("norm.ScalarOpt_dtype", TORCH_FN(norm_dtype));
-  add("norm.ScalarOpt_dim", TORCH_FN(norm_dim));
+  register_joined_reductions(library, taken);
   add("_foreach_norm.Scalar", TORCH_FN(foreach_norm));
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
