@@ -1,4 +1,7 @@
-// Attention: each head of each sample is alone, so batch and heads may be cut.
+// Attention: each head of each sample is alone, so batch and heads may be cut,
+// and so may the queries' sequence, for which keys and values are gathered.
+
+#include <algorithm>
 
 #include <torch/torch.h>
 
@@ -6,54 +9,234 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
+#include "dtensor/kernels/random.h"
 
 namespace weft::dtensor::kernels {
 namespace {
 
-// [.., H, T, D]: a dim before T may be cut where q, k and v have it cut into
-// parts that belong together.
-Placement attention_placement(
-    const Placement& query,
-    const at::Tensor& q,
-    const at::Tensor& k,
-    int64_t all_shards) {
-  if (!query.is_shard() || query.tensor_dim() >= q.dim() - 2) {
-    return Replicate();
-  }
-  const int64_t dim = query.tensor_dim();
-  const bool same = q.size(dim) == k.size(dim);
-  const bool aligned =
-      q.size(dim) % all_shards == 0 && k.size(dim) % all_shards == 0;
-  return same || aligned ? query : Replicate();
+constexpr const char* kName = "attention";
+
+// The dim of `tensor` that goes with dim `dim` of a tensor of `ndim` dims;
+// negative if it has none.
+int64_t aligned_dim(const at::Tensor& tensor, int64_t dim, int64_t ndim) {
+  return dim - (ndim - tensor.dim());
 }
 
-std::optional<at::Tensor> enter_mask(
-    const std::optional<at::Tensor>& mask,
-    const at::Tensor& q,
-    const DTensorSpec& spec) {
-  if (!mask || !mask->defined()) {
-    return std::nullopt;
+// Whether `other` has the query's dim `dim` in parts that belong to the
+// query's, or only once for all of them.
+bool goes_along(
+    const at::Tensor& query,
+    const at::Tensor& other,
+    const Placement& cut,
+    int64_t all_shards) {
+  const int64_t own = aligned_dim(other, cut.tensor_dim(), query.dim());
+  const int64_t size = query.size(cut.tensor_dim());
+  if (own < 0 || other.size(own) == 1 || other.size(own) == size) {
+    return true;
   }
-  const auto placed = place(*mask, spec);
+  // Grouped heads: equal shares of both.
+  return cut.is_chunked() && size % all_shards == 0 &&
+         other.size(own) % all_shards == 0;
+}
+
+// How one mesh dim may cut the query of [.., H, T, D], and with it the output.
+Placement cut_of_query(
+    const Placement& cut,
+    const at::Tensor& q,
+    const at::Tensor& k,
+    const at::Tensor& v,
+    int64_t all_shards) {
+  if (!cut.is_shard() || cut.tensor_dim() >= q.dim() - 1) {
+    return Replicate();
+  }
+  const bool is_sequence = cut.tensor_dim() == q.dim() - 2;
+  const bool fits = is_sequence || (goes_along(q, k, cut, all_shards) &&
+                                    goes_along(q, v, cut, all_shards));
+  return fits ? cut : Replicate();
+}
+
+struct Entering {
   Placements placements;
   Placements grad;
-  for (const auto& placement : spec.placements()) {
-    const int64_t own = placement.tensor_dim() - (q.dim() - placed.dim());
-    const bool cut = placement.is_shard() && own >= 0 && placed.size(own) != 1;
-    placements.push_back(cut ? Shard(own) : Replicate());
-    grad.push_back(
-        placement.is_shard() && !cut ? Partial() : placements.back());
+};
+
+// How keys, values and masks lie beside a query that lies as `query` says.
+Entering beside_query(
+    const Placements& query,
+    const at::Tensor& q,
+    const at::Tensor& other,
+    bool has_query_sequence) {
+  Entering entering;
+  for (const auto& cut : query) {
+    const int64_t own =
+        cut.is_shard() ? aligned_dim(other, cut.tensor_dim(), q.dim()) : -1;
+    const bool is_sequence = cut.is_shard() && cut.tensor_dim() == q.dim() - 2;
+    const bool is_cut = own >= 0 && (!is_sequence || has_query_sequence) &&
+                        (other.size(own) != 1 || q.size(cut.tensor_dim()) == 1);
+    entering.placements.push_back(
+        is_cut ? cut.with_tensor_dim(own) : Replicate());
+    entering.grad.push_back(
+        cut.is_shard() && !is_cut ? Partial() : entering.placements.back());
   }
-  return enter_local(placed, spec.with(placements), grad, "attention mask");
+  return entering;
 }
 
 // The CPU kernel writes [B, T, H, D] and shows it as [B, H, T, D]; strides
 // follow from sizes alone, so that every rank sees the same.
-std::vector<int64_t> output_strides(c10::IntArrayRef sizes) {
-  if (sizes.size() != 4) {
+std::vector<int64_t> output_strides(c10::IntArrayRef sizes, bool by_parts) {
+  if (sizes.size() != 4 || by_parts) {
     return row_major_strides(sizes);
   }
   return {sizes[1] * sizes[2] * sizes[3], sizes[3], sizes[1] * sizes[3], 1};
+}
+
+// Which keys the queries that this rank has may see.
+at::Tensor
+causal_mask(const DTensorSpec& spec, const at::Tensor& q, const at::Tensor& k) {
+  std::vector<at::Tensor> rows{at::empty({0}, at::kLong)};
+  const auto ranges = local_ranges(spec, q.sizes());
+  for (const auto& range : ranges[q.dim() - 2]) {
+    rows.push_back(
+        at::arange(range.begin, range.begin + range.length, at::kLong));
+  }
+  const auto columns = at::arange(k.size(-2), at::kLong);
+  return at::cat(rows).unsqueeze(1).ge(columns).to(q.device());
+}
+
+// Which weights stay: one number an element of [.., H, T, S].
+at::Tensor dropout_mask(
+    const DTensorSpec& spec,
+    const at::Tensor& q,
+    const at::Tensor& k,
+    double dropout_p) {
+  auto sizes = q.sizes().vec();
+  sizes.back() = k.size(-2);
+  const auto mask = draw_dtensor(
+      spec,
+      sizes,
+      row_major_strides(sizes),
+      q.options().dtype(at::kBool),
+      {Draw::Kind::kBernoulli, 1 - dropout_p});
+  return dtensor_impl(mask)->local();
+}
+
+// A part without queries: its result depends on nothing, but the gradients of
+// what the ranks share are reduced by all of them.
+at::Tensor nothing(
+    const std::vector<at::Tensor>& inputs,
+    c10::IntArrayRef sizes) {
+  auto result = at::zeros(sizes, inputs[0].options());
+  for (const auto& input : inputs) {
+    if (input.requires_grad()) {
+      result = result + input.sum() * 0;
+    }
+  }
+  return result;
+}
+
+struct Attention {
+  DTensorSpec spec;
+  at::Tensor q, k, v;
+  at::Tensor q_local, k_local, v_local;
+  std::optional<at::Tensor> mask;
+  bool is_causal;
+};
+
+void enter_mask(Attention& attention, const std::optional<at::Tensor>& mask) {
+  const auto& spec = attention.spec;
+  if (mask && mask->defined()) {
+    const auto placed = place(*mask, spec);
+    const auto entering =
+        beside_query(spec.placements(), attention.q, placed, true);
+    attention.mask = enter_local(
+        placed, spec.with(entering.placements), entering.grad, kName);
+    return;
+  }
+  const bool cuts_sequence = std::ranges::any_of(
+      spec.placements(),
+      [&](const auto& cut) { return cut.is_shard(attention.q.dim() - 2); });
+  if (attention.is_causal && cuts_sequence) {
+    attention.mask = causal_mask(spec, attention.q, attention.k);
+    attention.is_causal = false;
+  }
+}
+
+Attention enter_attention(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& mask,
+    bool is_causal) {
+  const auto common = common_spec({&query, &key, &value});
+  check_operands(
+      "scaled_dot_product_attention", common, {query, key, value, mask});
+  Attention result;
+  result.is_causal = is_causal;
+  result.q = place(query, common);
+  result.k = place(key, common);
+  result.v = place(value, common);
+  Placements placements;
+  for (const auto& placement : spec_of(result.q).placements()) {
+    placements.push_back(cut_of_query(
+        placement, result.q, result.k, result.v, common.mesh().size()));
+  }
+  result.spec = common.with(placements);
+  result.q_local = enter_local(result.q, result.spec, placements, kName);
+  const auto enter = [&](const at::Tensor& tensor) {
+    const auto entering = beside_query(placements, result.q, tensor, false);
+    return enter_local(
+        tensor, common.with(entering.placements), entering.grad, kName);
+  };
+  result.k_local = enter(result.k);
+  result.v_local = enter(result.v);
+  enter_mask(result, mask);
+  return result;
+}
+
+at::Tensor attend(
+    const Attention& attention,
+    double dropout_p,
+    std::optional<double> scale,
+    bool enable_gqa) {
+  const auto& [spec, q, k, v, q_local, k_local, v_local, mask, causal] =
+      attention;
+  std::optional<at::Tensor> kept;
+  // Unplaced, in one process: libtorch's own random numbers.
+  const bool placed = spec.mesh_ndim() != 0;
+  if (dropout_p > 0 && placed) {
+    // On every rank, or their random numbers would part.
+    kept = dropout_mask(spec, q, k, dropout_p);
+  }
+  if (q_local.numel() == 0) {
+    auto sizes = q_local.sizes().vec();
+    sizes.back() = v_local.size(-1);
+    std::vector<at::Tensor> inputs{q_local, k_local, v_local};
+    if (mask) {
+      inputs.push_back(*mask);
+    }
+    return nothing(inputs, sizes);
+  }
+  if (kept) {
+    return std::get<0>(at::_scaled_dot_product_attention_math(
+        q_local,
+        k_local,
+        v_local,
+        mask,
+        dropout_p,
+        causal,
+        kept,
+        scale,
+        enable_gqa));
+  }
+  return at::scaled_dot_product_attention(
+      q_local,
+      k_local,
+      v_local,
+      mask,
+      placed ? 0.0 : dropout_p,
+      causal,
+      scale,
+      enable_gqa);
 }
 
 } // namespace
@@ -67,42 +250,26 @@ at::Tensor scaled_dot_product_attention(
     bool is_causal,
     std::optional<double> scale,
     bool enable_gqa) {
-  const auto common = common_spec({&query, &key, &value});
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      dropout_p == 0.0 || common.mesh().size() == 1,
-      "[scaled_dot_product_attention] dropout_p == 0: ",
+  TORCH_CHECK_VALUE(
+      dropout_p >= 0 && dropout_p <= 1,
+      "[scaled_dot_product_attention] 0 <= dropout_p <= 1: ",
       dropout_p,
-      " vs 0. Dropout inside attention is not available on a mesh of several "
-      "ranks.");
-  check_operands(
-      "scaled_dot_product_attention", common, {query, key, value, attn_mask});
-  const auto q = place(query, common);
-  const auto k = place(key, common);
-  const auto v = place(value, common);
-  Placements placements;
-  for (int64_t i = 0; i < common.mesh_ndim(); ++i) {
-    placements.push_back(attention_placement(
-        spec_of(q).placement(i), q, k, common.mesh().size()));
-  }
-  const auto spec = common.with(placements);
-  const char* name = "attention";
-  const auto mask = enter_mask(attn_mask, q, spec);
-  auto local = at::scaled_dot_product_attention(
-      enter_local(q, spec, placements, name),
-      enter_local(k, spec, placements, name),
-      enter_local(v, spec, placements, name),
-      mask,
-      dropout_p,
-      is_causal,
-      scale,
-      enable_gqa);
-  if (mask && mask->requires_grad() && local.numel() == 0) {
-    // An empty part uses no mask, but its gradient is reduced by all ranks.
-    local = local + mask->sum();
-  }
-  auto sizes = q.sizes().vec();
-  sizes.back() = v.size(-1);
-  return leave_local(local, spec, sizes, output_strides(sizes), name);
+      ".");
+  TORCH_CHECK_VALUE(
+      !is_causal || !attn_mask || !attn_mask->defined(),
+      "[scaled_dot_product_attention] is_causal and attn_mask exclude each "
+      "other. Put the causal part into the mask.");
+  const auto attention =
+      enter_attention(query, key, value, attn_mask, is_causal);
+  const auto local = attend(attention, dropout_p, scale, enable_gqa);
+  auto sizes = attention.q.sizes().vec();
+  sizes.back() = attention.v.size(-1);
+  return leave_local(
+      local,
+      attention.spec,
+      sizes,
+      output_strides(sizes, dropout_p > 0),
+      kName);
 }
 
 } // namespace weft::dtensor::kernels

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include <ATen/core/Tensor.h>
 
@@ -59,6 +60,28 @@ at::Tensor embedding(
     bool scale_grad_by_freq,
     bool sparse);
 
+/// `offsets` may be plain: nn::EmbeddingBag makes them.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> embedding_bag(
+    const at::Tensor& weight,
+    const at::Tensor& indices,
+    const at::Tensor& offsets,
+    bool scale_grad_by_freq,
+    int64_t mode,
+    bool sparse,
+    const std::optional<at::Tensor>& per_sample_weights,
+    bool include_last_offset,
+    std::optional<int64_t> padding_idx);
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>
+embedding_bag_unpadded(
+    const at::Tensor& weight,
+    const at::Tensor& indices,
+    const at::Tensor& offsets,
+    bool scale_grad_by_freq,
+    int64_t mode,
+    bool sparse,
+    const std::optional<at::Tensor>& per_sample_weights,
+    bool include_last_offset);
+
 at::Tensor rms_norm(
     const at::Tensor& input,
     c10::SymIntArrayRef normalized_shape,
@@ -90,6 +113,15 @@ at::Tensor cross_entropy_loss(
     int64_t reduction,
     c10::SymInt ignore_index,
     double label_smoothing);
+
+at::Tensor value_selecting_reduction_backward(
+    const at::Tensor& grad,
+    int64_t dim,
+    const at::Tensor& indices,
+    c10::SymIntArrayRef sizes,
+    bool keepdim);
+
+at::Tensor one_hot(const at::Tensor& self, int64_t num_classes);
 
 /// The first DTensor's spec that lies on a mesh of one dim or more; what a
 /// region's tensors are brought to. Unplaced if there is none.

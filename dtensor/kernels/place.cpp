@@ -5,6 +5,8 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
+#include "dtensor/kernels/random.h"
+#include "dtensor/kernels/region.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/scopes.h"
 
@@ -147,6 +149,13 @@ std::set<std::string> register_kernels(
   add("scaled_dot_product_attention",
       TORCH_FN(kernels::scaled_dot_product_attention));
   add("cross_entropy_loss", TORCH_FN(kernels::cross_entropy_loss));
+  add("embedding_bag", TORCH_FN(kernels::embedding_bag_unpadded));
+  add("embedding_bag.padding_idx", TORCH_FN(kernels::embedding_bag));
+  add("value_selecting_reduction_backward",
+      TORCH_FN(kernels::value_selecting_reduction_backward));
+  add("one_hot", TORCH_FN(kernels::one_hot));
+  names.merge(kernels::register_random(above, below));
+  names.merge(kernels::register_recurrent(above, below));
   return names;
 }
 

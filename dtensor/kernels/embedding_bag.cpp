@@ -1,0 +1,272 @@
+// Sums, means and maxima of bags of rows. Per mesh dim: weight S(1) cuts the
+// embedding dim; S(0) (vocab-parallel) adds up the rows it has and leaves a
+// pending sum; R follows the indices: where those are cut, each rank takes its
+// share of the bags.
+
+#include <torch/torch.h>
+
+#include "dtensor/autograd.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/kernels/kernels.h"
+
+namespace weft::dtensor::kernels {
+namespace {
+
+enum Mode : int64_t { kSum, kMean, kMax };
+
+struct BagPlacements {
+  Placements weight, weight_grad, sample_grad, output;
+};
+
+BagPlacements plan_bags(
+    const Placements& weight,
+    const Placements& indices,
+    bool rows_may_be_cut,
+    bool bags_may_be_cut) {
+  const auto r = Replicate();
+  BagPlacements plan;
+  const auto push = [&](Placement w, Placement gw, Placement gs, Placement y) {
+    plan.weight.push_back(w);
+    plan.weight_grad.push_back(gw);
+    plan.sample_grad.push_back(gs);
+    plan.output.push_back(y);
+  };
+  for (size_t i = 0; i < weight.size(); ++i) {
+    if (weight[i].is_shard(1)) {
+      push(weight[i], weight[i], Partial(), weight[i]);
+    } else if (weight[i].is_shard(0) && rows_may_be_cut) {
+      push(weight[i], weight[i], Partial(), Partial());
+    } else if (indices[i].is_shard() && bags_may_be_cut) {
+      push(r, Partial(), Partial(), Shard(0));
+    } else {
+      push(r, r, r, r);
+    }
+  }
+  return plan;
+}
+
+// What this rank looks up: its bags' part of the indices.
+struct Bags {
+  at::Tensor indices;
+  at::Tensor offsets;
+  std::optional<at::Tensor> sample_weights;
+  /// Numbers in each bag that count.
+  at::Tensor sizes;
+};
+
+at::Tensor
+bag_ends(const at::Tensor& offsets, int64_t indices, bool include_last_offset) {
+  if (include_last_offset) {
+    return offsets.narrow(0, 1, offsets.size(0) - 1);
+  }
+  return at::cat(
+      {offsets.narrow(0, 1, offsets.size(0) - 1),
+       at::full({1}, indices, offsets.options())});
+}
+
+Bags cut_bags(
+    const at::Tensor& indices,
+    const at::Tensor& offsets,
+    const std::optional<at::Tensor>& sample_weights,
+    bool include_last_offset,
+    int64_t padding_idx,
+    const LocalBox& box) {
+  const auto ends = bag_ends(offsets, indices.size(0), include_last_offset);
+  const int64_t first = box.offset[0];
+  const int64_t count = box.sizes[0];
+  const int64_t begin = count == 0 ? 0 : offsets[first].item<int64_t>();
+  const int64_t end = count == 0 ? 0 : ends[first + count - 1].item<int64_t>();
+  Bags bags;
+  bags.indices = indices.narrow(0, begin, end - begin);
+  bags.offsets = offsets.narrow(0, first, count) - begin;
+  if (sample_weights) {
+    bags.sample_weights = sample_weights->narrow(0, begin, end - begin);
+  }
+  const auto counted = at::cat(
+      {at::zeros({1}, at::kLong),
+       bags.indices.ne(padding_idx).to(at::kLong).cumsum(0)});
+  bags.sizes = counted.index_select(0, ends.narrow(0, first, count) - begin) -
+               counted.index_select(0, bags.offsets);
+  return bags;
+}
+
+// The sum over the rows [begin, begin + weight.size(0)) of the vocabulary.
+at::Tensor sum_part(
+    const at::Tensor& weight,
+    const Bags& bags,
+    int64_t begin,
+    int64_t padding_idx) {
+  const int64_t rows = weight.size(0);
+  if (rows == 0) {
+    // An empty shard still belongs to the graph, and so do the weights.
+    auto nothing = weight.sum();
+    if (bags.sample_weights) {
+      nothing = nothing + bags.sample_weights->sum() * 0;
+    }
+    return at::zeros({bags.offsets.size(0), weight.size(1)}, weight.options()) +
+           nothing;
+  }
+  const auto shifted = bags.indices - begin;
+  const auto inside = shifted.ge(0)
+                          .logical_and_(shifted.lt(rows))
+                          .logical_and_(bags.indices.ne(padding_idx));
+  auto factors = inside.to(weight.scalar_type());
+  if (bags.sample_weights) {
+    factors = factors * *bags.sample_weights;
+  }
+  return std::get<0>(at::embedding_bag(
+      weight,
+      shifted.masked_fill(inside.logical_not(), 0),
+      bags.offsets,
+      /*scale_grad_by_freq=*/false,
+      kSum,
+      /*sparse=*/false,
+      factors));
+}
+
+// Bags that may be cut by the output's placements; the other ranks' rows and
+// columns do not matter to them.
+Placements bags_of(const Placements& output) {
+  auto placements = output;
+  for (auto& placement : placements) {
+    placement = placement.is_shard(0) ? placement : Replicate();
+  }
+  return placements;
+}
+
+struct Looked {
+  at::Tensor output;
+  at::Tensor largest;
+};
+
+Looked look_up(
+    const at::Tensor& weight,
+    const Bags& bags,
+    bool scale_grad_by_freq,
+    int64_t mode,
+    std::optional<int64_t> padding_idx) {
+  auto [output, offset2bag, sizes, largest] = at::embedding_bag(
+      weight,
+      bags.indices,
+      bags.offsets,
+      scale_grad_by_freq,
+      mode,
+      /*sparse=*/false,
+      bags.sample_weights,
+      /*include_last_offset=*/false,
+      padding_idx);
+  return {output.contiguous(), largest.contiguous()};
+}
+
+Looked look_up_part(
+    const at::Tensor& weight,
+    const Bags& bags,
+    int64_t begin,
+    int64_t mode,
+    int64_t padding_idx) {
+  auto output = sum_part(weight, bags, begin, padding_idx);
+  if (mode == kMean) {
+    output = output / bags.sizes.clamp_min(1).unsqueeze(1);
+  }
+  return {
+      output, bags.indices.new_zeros({bags.offsets.size(0), weight.size(1)})};
+}
+
+} // namespace
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> embedding_bag(
+    const at::Tensor& weight,
+    const at::Tensor& indices,
+    const at::Tensor& offsets,
+    bool scale_grad_by_freq,
+    int64_t mode,
+    bool sparse,
+    const std::optional<at::Tensor>& per_sample_weights,
+    bool include_last_offset,
+    std::optional<int64_t> padding_idx) {
+  TORCH_CHECK_VALUE(
+      !sparse,
+      "[embedding_bag] sparse gradients do not exist for DTensors. Leave "
+      "`sparse` off.");
+  const auto spec = common_spec({&weight, &indices});
+  check_operands("embedding_bag", spec, {weight, indices, per_sample_weights});
+  const auto name = label("embedding_bag", weight);
+  const auto w = place(weight, spec);
+  const auto i = place(indices, spec);
+  const auto plan = plan_bags(
+      spec_of(w).placements(),
+      spec_of(i).placements(),
+      mode != kMax && !scale_grad_by_freq,
+      !scale_grad_by_freq);
+  const Placements whole(spec.mesh_ndim(), Replicate());
+  const auto enter = [&](const at::Tensor& tensor, const Placements& grad) {
+    return enter_local(place(tensor, spec), spec.with(whole), grad, name);
+  };
+  std::optional<at::Tensor> samples;
+  if (per_sample_weights && per_sample_weights->defined()) {
+    samples = enter(*per_sample_weights, plan.sample_grad);
+  }
+  const auto starts = enter(offsets, whole);
+  const int64_t padding = !padding_idx ? -1
+                                       : (*padding_idx + w.size(0)) %
+                                             std::max<int64_t>(w.size(0), 1);
+  const std::vector<int64_t> sizes{
+      starts.size(0) - (include_last_offset ? 1 : 0), w.size(1)};
+  const auto output_spec = spec.with(plan.output);
+  const auto bag_spec = spec.with(bags_of(plan.output));
+  const auto bags = cut_bags(
+      enter(i, whole),
+      starts,
+      samples,
+      include_last_offset,
+      padding,
+      local_box(bag_spec, sizes));
+  const auto rows = spec.with(plan.weight);
+  const auto w_local = enter_local(w, rows, plan.weight_grad, name);
+  const auto looked =
+      output_spec.has_partial() || bags.offsets.size(0) == 0
+          ? look_up_part(
+                w_local,
+                bags,
+                local_box(rows, w.sizes()).offset[0],
+                mode,
+                padding)
+          : look_up(w_local, bags, scale_grad_by_freq, mode, padding_idx);
+  const auto leave = [&](const at::Tensor& local,
+                         const DTensorSpec& where,
+                         const std::vector<int64_t>& to) {
+    return leave_local(local, where, to, row_major_strides(to), name);
+  };
+  // libtorch, too, leaves what it did not need empty.
+  const auto none = leave(starts.new_empty({0}), spec.with(whole), {0});
+  return {
+      leave(looked.output, output_spec, sizes),
+      none,
+      leave(bags.sizes, bag_spec, {sizes[0]}),
+      mode == kMax ? leave(looked.largest, output_spec, sizes) : none};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>
+embedding_bag_unpadded(
+    const at::Tensor& weight,
+    const at::Tensor& indices,
+    const at::Tensor& offsets,
+    bool scale_grad_by_freq,
+    int64_t mode,
+    bool sparse,
+    const std::optional<at::Tensor>& per_sample_weights,
+    bool include_last_offset) {
+  return kernels::embedding_bag(
+      weight,
+      indices,
+      offsets,
+      scale_grad_by_freq,
+      mode,
+      sparse,
+      per_sample_weights,
+      include_last_offset,
+      std::nullopt);
+}
+
+} // namespace weft::dtensor::kernels

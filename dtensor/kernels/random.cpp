@@ -1,0 +1,468 @@
+// Ops that fill a tensor with random numbers: see Note [Random ops].
+
+#include "dtensor/kernels/random.h"
+
+#include <cmath>
+#include <limits>
+
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include "dtensor/deferred_init.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/random_sampling.h"
+#include "dtensor/redistribute.h"
+
+namespace weft::dtensor::kernels {
+namespace {
+
+using Kind = Draw::Kind;
+using Stack = torch::jit::Stack;
+
+// A call's arguments by their names in the schema.
+class Arguments {
+ public:
+  Arguments(const c10::OperatorHandle& op, const Stack& stack)
+      : op_(op),
+        values_(torch::jit::last(stack, op.schema().arguments().size())) {}
+
+  std::string_view op() const { return op_.schema().name(); }
+  c10::ArrayRef<c10::IValue> values() const { return values_; }
+  const at::Tensor& self() const { return values_[0].toTensor(); }
+
+  c10::IValue find(const char* name) const {
+    const auto index = op_.schema().argumentIndexWithName(name);
+    return index ? values_[*index] : c10::IValue();
+  }
+  double number(const char* name, double otherwise = 0) const {
+    const auto value = find(name);
+    return value.isNone() ? otherwise : value.toScalar().toDouble();
+  }
+  std::optional<int64_t> integer(const char* name) const {
+    const auto value = find(name);
+    return value.isNone()     ? std::nullopt
+           : value.isTensor() ? std::optional(value.toTensor().item<int64_t>())
+                              : std::optional(value.toInt());
+  }
+
+ private:
+  const c10::OperatorHandle& op_;
+  c10::ArrayRef<c10::IValue> values_;
+};
+
+// "uniform" for aten::uniform_.
+std::string_view base_name(std::string_view op) {
+  op.remove_prefix(std::string_view("aten::").size());
+  if (op.ends_with('_')) {
+    op.remove_suffix(1);
+  }
+  return op;
+}
+
+// The largest integer that random_() without bounds makes.
+uint64_t largest_integer(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return uint64_t{1} << 53;
+    case at::kFloat:
+      return uint64_t{1} << 24;
+    case at::kHalf:
+      return uint64_t{1} << 11;
+    case at::kBFloat16:
+      return uint64_t{1} << 8;
+    case at::kBool:
+      return 1;
+    case at::kByte:
+      return std::numeric_limits<uint8_t>::max();
+    case at::kChar:
+      return std::numeric_limits<int8_t>::max();
+    case at::kShort:
+      return std::numeric_limits<int16_t>::max();
+    case at::kInt:
+      return std::numeric_limits<int32_t>::max();
+    default:
+      return std::numeric_limits<int64_t>::max();
+  }
+}
+
+void check(bool holds, std::string_view op, const char* what, double value) {
+  TORCH_CHECK_VALUE(holds, "[", op, "] ", what, ": ", value, ".");
+}
+
+Draw read_integers(const Arguments& args, at::ScalarType dtype) {
+  const bool is_randint = base_name(args.op()) == "randint_like";
+  const auto low = args.integer(is_randint ? "low" : "from");
+  const auto high = args.integer(is_randint ? "high" : "to");
+  Draw draw{Kind::kIntegers};
+  draw.from = low.value_or(0);
+  const auto from = static_cast<uint64_t>(draw.from);
+  if (high) {
+    TORCH_CHECK_VALUE(
+        draw.from < *high,
+        "[",
+        args.op(),
+        "] from < to: ",
+        draw.from,
+        " vs ",
+        *high,
+        ".");
+    draw.range = static_cast<uint64_t>(*high) - from;
+  } else {
+    // To the largest, which is one of them. 2^64 of them are 0.
+    draw.range = largest_integer(dtype) - from + 1;
+  }
+  return draw;
+}
+
+Draw read_draw(const Arguments& args, at::ScalarType dtype) {
+  const auto name = base_name(args.op());
+  const auto op = args.op();
+  if (name == "uniform" || name == "rand_like") {
+    const Draw draw{
+        Kind::kUniform, args.number("from", 0), args.number("to", 1)};
+    check(draw.a <= draw.b, op, "from <= to, which is", draw.b);
+    return draw;
+  }
+  if (name.starts_with("normal") || name == "randn_like") {
+    const Draw draw{
+        Kind::kNormal, args.number("mean", 0), args.number("std", 1)};
+    check(draw.b >= 0, op, "std >= 0", draw.b);
+    return draw;
+  }
+  if (name == "log_normal") {
+    const Draw draw{Kind::kLogNormal, args.number("mean"), args.number("std")};
+    check(draw.b > 0, op, "std > 0", draw.b);
+    return draw;
+  }
+  if (name == "bernoulli" || name == "geometric") {
+    const bool geometric = name == "geometric";
+    const double p = args.number("p");
+    check(
+        geometric ? p > 0 && p < 1 : p >= 0 && p <= 1,
+        op,
+        geometric ? "0 < p < 1" : "0 <= p <= 1",
+        p);
+    return {geometric ? Kind::kGeometric : Kind::kBernoulli, p};
+  }
+  if (name == "exponential") {
+    const double lambda = args.number("lambd");
+    check(lambda > 0, op, "lambda > 0", lambda);
+    return {Kind::kExponential, lambda};
+  }
+  if (name == "cauchy") {
+    const Draw draw{Kind::kCauchy, args.number("median"), args.number("sigma")};
+    check(draw.b > 0, op, "sigma > 0", draw.b);
+    return draw;
+  }
+  return read_integers(args, dtype);
+}
+
+bool fill_knows(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
+         dtype == at::kBFloat16;
+}
+
+// fill_uniform() or fill_normal() wherever the elements lie.
+void fill_numbers(
+    const at::Tensor& local,
+    const RandomPart& part,
+    const Draw& draw) {
+  const bool normal = draw.kind == Kind::kNormal;
+  if (!part.is_box() || !fill_knows(local.scalar_type())) {
+    const auto indices = part.indices();
+    local.copy_(
+        normal ? sample_filled_normal(indices, part.key, draw.a, draw.b)
+               : sample_filled_uniform(indices, part.key, draw.a, draw.b));
+    return;
+  }
+  const auto dense =
+      local.is_contiguous() ? local : at::empty(local.sizes(), local.options());
+  (normal ? fill_normal : fill_uniform)(
+      dense, part.box(), part.global_sizes, part.key, draw.a, draw.b);
+  if (!dense.is_same(local)) {
+    local.copy_(dense);
+  }
+}
+
+at::Tensor sample(const RandomPart& part, const Draw& draw) {
+  const auto indices = part.indices();
+  switch (draw.kind) {
+    case Kind::kExponential:
+      return sample_exponential(indices, part.key, draw.a);
+    case Kind::kGeometric:
+      return sample_geometric(indices, part.key, draw.a);
+    case Kind::kCauchy:
+      return sample_cauchy(indices, part.key, draw.a, draw.b);
+    case Kind::kLogNormal:
+      return sample_log_normal(indices, part.key, draw.a, draw.b);
+    default:
+      return sample_integers(indices, part.key, draw.from, draw.range);
+  }
+}
+
+// All ranks of a Partial drew the same: what of it is this rank's term.
+void keep_own_term(const at::Tensor& local, const DTensorSpec& spec) {
+  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
+    const auto& placement = spec.placement(i);
+    if (!placement.is_partial() || spec.mesh().coordinate(i) == 0) {
+      continue;
+    }
+    if (placement.is_partial(ReduceOp::kSum)) {
+      local.zero_();
+    } else if (placement.is_partial(ReduceOp::kProduct)) {
+      local.fill_(1);
+    }
+  }
+}
+
+bool is_inplace(const c10::OperatorHandle& op) {
+  return op.schema().name().ends_with('_');
+}
+
+// A tensor without a mesh, or with its values still to come.
+void random_fill_unplaced(
+    const c10::OperatorHandle& op,
+    const Arguments& args,
+    Stack* stack) {
+  const auto self = args.self();
+  auto* impl = dtensor_impl(self);
+  const bool is_like = base_name(args.op()).ends_with("_like");
+  if (impl->deferred && !is_like) {
+    OpCall call{op, args.values(), {}, {}};
+    call.tensors.push_back({0, -1, self, impl->spec()});
+    if (run_deferred(call, *stack)) {
+      return;
+    }
+  }
+  (*stack)[stack->size() - op.schema().arguments().size()] =
+      is_like ? at::empty(self.sizes(), self.options()) : impl->local();
+  const c10::impl::ExcludeDispatchKeyGuard plain(
+      c10::DispatchKey::DeferredInit);
+  op.callBoxed(stack);
+  if (is_inplace(op)) {
+    stack->back() = self;
+  } else if (!is_dtensor(stack->back().toTensor())) {
+    const auto result = stack->back().toTensor();
+    stack->back() =
+        make_dtensor(result, DTensorSpec(), result.sizes(), result.strides());
+  }
+}
+
+// rand_like and randn_like of a tensor inside DeferredInit are factories.
+bool deferred_like(const Arguments& args, Stack* stack, size_t arguments) {
+  const auto name = base_name(args.op());
+  const auto self = args.self();
+  if (dtensor_impl(self)->spec().mesh_ndim() != 0 ||
+      (name != "rand_like" && name != "randn_like")) {
+    return false;
+  }
+  const auto dtype = args.find("dtype");
+  auto made = at::empty(
+      self.sizes(),
+      self.options().dtype(
+          dtype.isNone() ? self.scalar_type() : dtype.toScalarType()));
+  if (!is_deferred(made)) {
+    return false;
+  }
+  made = name == "rand_like" ? made.uniform_() : made.normal_();
+  torch::jit::drop(*stack, arguments);
+  stack->emplace_back(std::move(made));
+  return true;
+}
+
+at::Tensor new_random(const Arguments& args) {
+  const auto& self = args.self();
+  const auto dtype = args.find("dtype");
+  const auto options = self.options().dtype(
+      dtype.isNone() ? self.scalar_type() : dtype.toScalarType());
+  const auto format = args.find("memory_format");
+  const bool row_major = !format.isNone() && format.toMemoryFormat() ==
+                                                 at::MemoryFormat::Contiguous;
+  return draw_dtensor(
+      spec_of(self),
+      self.sizes(),
+      row_major ? row_major_strides(self.sizes())
+                : dense_strides(self.sizes(), self.strides()),
+      options,
+      read_draw(args, options.dtype().toScalarType()));
+}
+
+} // namespace
+
+void fill_part(
+    const at::Tensor& local,
+    const RandomPart& part,
+    const Draw& draw) {
+  switch (draw.kind) {
+    case Kind::kUniform:
+    case Kind::kNormal:
+      fill_numbers(local, part, draw);
+      break;
+    case Kind::kBernoulli: {
+      const auto numbers =
+          at::empty(local.sizes(), local.options().dtype(at::kFloat));
+      fill_numbers(numbers, part, {Kind::kUniform, 0, 1});
+      local.copy_(numbers.lt(draw.a));
+      break;
+    }
+    default:
+      local.copy_(sample(part, draw));
+  }
+}
+
+at::Tensor draw_dtensor(
+    const DTensorSpec& spec,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    const at::TensorOptions& options,
+    const Draw& draw) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto whole = spec.without_partial();
+  const auto part = next_random_part(whole, sizes);
+  const auto local = at::empty_strided(
+      part.local_sizes, dense_strides(part.local_sizes, strides), options);
+  fill_part(local, part, draw);
+  return make_dtensor(local, whole, sizes, strides);
+}
+
+void write_value(const at::Tensor& self, const at::Tensor& value) {
+  auto* impl = dtensor_impl(self);
+  impl->local().copy_(redistribute_local(
+      dtensor_impl(value)->local(),
+      value.sizes(),
+      spec_of(value),
+      impl->spec(),
+      "random"));
+}
+
+void refuse_generator(
+    std::string_view op,
+    const std::optional<at::Generator>& generator) {
+  TORCH_CHECK_VALUE(
+      !generator || !generator->defined(),
+      "[",
+      op,
+      "] a generator was passed, but a DTensor's random numbers come from its "
+      "mesh, so that they do not depend on how it is cut. Leave the generator "
+      "out and call weft::dtensor::manual_seed(mesh, seed).");
+}
+
+void random_fill(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Arguments args(op, *stack);
+  const auto self = args.self();
+  const size_t arguments = op.schema().arguments().size();
+  if (deferred_like(args, stack, arguments)) {
+    return;
+  }
+  auto* impl = dtensor_impl(self);
+  if (impl->spec().mesh_ndim() == 0) {
+    random_fill_unplaced(op, args, stack);
+    return;
+  }
+  const auto generator = args.find("generator");
+  refuse_generator(
+      args.op(),
+      generator.isNone() ? std::nullopt
+                         : std::optional(generator.toGenerator()));
+  at::Tensor result = self;
+  if (!is_inplace(op)) {
+    result = new_random(args);
+  } else if (impl->deferred) {
+    random_fill_unplaced(op, args, stack);
+    return;
+  } else {
+    TORCH_CHECK_VALUE(
+        !impl->is_copied_view,
+        "[",
+        args.op(),
+        "] writes to ",
+        describe(self),
+        ", a view that had to be communicated and is a copy: the write would "
+        "be lost. Write to the tensor it was taken from.");
+    const auto draw = read_draw(args, self.scalar_type());
+    fill_part(
+        impl->local(), next_random_part(impl->spec(), self.sizes()), draw);
+    keep_own_term(impl->local(), impl->spec());
+  }
+  torch::jit::drop(*stack, arguments);
+  stack->emplace_back(std::move(result));
+}
+
+std::set<std::string> register_random(
+    torch::Library& above,
+    torch::Library& below) {
+  std::set<std::string> names;
+  for (const char* name :
+       {"uniform_",
+        "uniform",
+        "normal_",
+        "normal_functional",
+        "exponential_",
+        "exponential",
+        "geometric_",
+        "geometric",
+        "cauchy_",
+        "cauchy",
+        "log_normal_",
+        "log_normal",
+        "random_",
+        "random",
+        "random_.from",
+        "random.from",
+        "random_.to",
+        "random.to",
+        "bernoulli_.float",
+        "bernoulli.p",
+        "rand_like",
+        "rand_like.generator",
+        "randn_like",
+        "randn_like.generator",
+        "randint_like",
+        "randint_like.generator",
+        "randint_like.Tensor",
+        "randint_like.Tensor_generator",
+        "randint_like.low_dtype",
+        "randint_like.low_generator_dtype"}) {
+    below.impl(name, torch::CppFunction::makeFromBoxedFunction<&random_fill>());
+    names.insert(std::string("aten::") + name);
+  }
+  const auto add_below = [&](const char* name, auto function) {
+    below.impl(name, function);
+    names.insert(std::string("aten::") + name);
+  };
+  add_below("bernoulli", TORCH_FN(bernoulli));
+  add_below("bernoulli.Tensor", TORCH_FN(bernoulli_like));
+  add_below("bernoulli_.Tensor", TORCH_FN(bernoulli_inplace));
+  add_below("normal.Tensor_float", TORCH_FN(normal_of_mean));
+  add_below("normal.float_Tensor", TORCH_FN(normal_of_std));
+  add_below("normal.Tensor_Tensor", TORCH_FN(normal_of_both));
+  add_below("poisson", TORCH_FN(poisson));
+  add_below("binomial", TORCH_FN(binomial));
+  add_below("_standard_gamma", TORCH_FN(standard_gamma));
+  add_below("_sample_dirichlet", TORCH_FN(sample_dirichlet));
+  add_below("multinomial", TORCH_FN(multinomial));
+  add_below("native_dropout", TORCH_FN(native_dropout));
+  add_below("rrelu_with_noise", TORCH_FN(rrelu_with_noise));
+  add_below("rrelu_with_noise_", TORCH_FN(rrelu_with_noise_));
+  add_below("rrelu_with_noise_backward", TORCH_FN(rrelu_with_noise_backward));
+  const auto add = [&](const char* name, auto function) {
+    above.impl(name, function);
+    add_below(name, function);
+  };
+  add("dropout", TORCH_FN(dropout));
+  add("dropout_", TORCH_FN(dropout_));
+  add("feature_dropout", TORCH_FN(feature_dropout));
+  add("feature_dropout_", TORCH_FN(feature_dropout_));
+  add("alpha_dropout", TORCH_FN(alpha_dropout));
+  add("alpha_dropout_", TORCH_FN(alpha_dropout_));
+  add("feature_alpha_dropout", TORCH_FN(feature_alpha_dropout));
+  add("feature_alpha_dropout_", TORCH_FN(feature_alpha_dropout_));
+  return names;
+}
+
+} // namespace weft::dtensor::kernels

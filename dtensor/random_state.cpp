@@ -1,0 +1,149 @@
+#include "dtensor/random_state.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include <torch/torch.h>
+
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/random_sampling.h"
+#include "mesh/error.h"
+
+namespace weft::dtensor {
+namespace {
+
+// Of a root mesh. A rank has one, its threads (autograd's) share it.
+struct SharedState {
+  std::mutex mutex;
+  RandomState state;
+  std::optional<RandomBatch> batch;
+};
+
+SharedState& shared_state(const mesh::DeviceMesh& mesh) {
+  return mesh.root().extension<SharedState>();
+}
+
+int64_t total(const RowRanges& ranges) {
+  int64_t length = 0;
+  for (const auto& range : ranges) {
+    length += range.length;
+  }
+  return length;
+}
+
+// The tensor as the part that it is of one of the global batch.
+void place_in_batch(RandomPart& part, const RandomBatch& batch) {
+  const auto dim = static_cast<size_t>(batch.dim);
+  if (batch.samples <= 0 || dim >= part.global_sizes.size() ||
+      part.global_sizes[dim] % batch.samples != 0) {
+    return;
+  }
+  const int64_t rows = part.global_sizes[dim] / batch.samples;
+  part.global_sizes[dim] = batch.global_samples * rows;
+  for (auto& range : part.ranges[dim]) {
+    range.begin += batch.first_sample * rows;
+  }
+}
+
+} // namespace
+
+void manual_seed(const mesh::DeviceMesh& mesh, uint64_t seed) {
+  set_random_state(mesh, {.seed = seed, .sequence = 0});
+}
+
+RandomState random_state(const mesh::DeviceMesh& mesh) {
+  auto& shared = shared_state(mesh);
+  const std::lock_guard lock(shared.mutex);
+  return shared.state;
+}
+
+void set_random_state(const mesh::DeviceMesh& mesh, const RandomState& state) {
+  auto& shared = shared_state(mesh);
+  const std::lock_guard lock(shared.mutex);
+  shared.state = state;
+}
+
+RandomKey next_random_key(const mesh::DeviceMesh& mesh) {
+  auto& shared = shared_state(mesh);
+  const std::lock_guard lock(shared.mutex);
+  return {shared.state.seed, shared.state.sequence++};
+}
+
+RandomScope::RandomScope(
+    const mesh::DeviceMesh& mesh,
+    const RandomState& state,
+    const std::optional<RandomBatch>& batch)
+    : mesh_(mesh) {
+  auto& shared = shared_state(mesh_);
+  const std::lock_guard lock(shared.mutex);
+  state_ = std::exchange(shared.state, state);
+  batch_ = std::exchange(shared.batch, batch);
+}
+
+RandomScope::~RandomScope() {
+  auto& shared = shared_state(mesh_);
+  const std::lock_guard lock(shared.mutex);
+  shared.state = state_;
+  shared.batch = batch_;
+}
+
+bool RandomPart::is_box() const {
+  return std::ranges::all_of(
+      ranges, [](const auto& dim) { return dim.size() <= 1; });
+}
+
+LocalBox RandomPart::box() const {
+  LocalBox box{{}, local_sizes};
+  for (const auto& dim : ranges) {
+    box.offset.push_back(dim.empty() ? 0 : dim[0].begin);
+  }
+  return box;
+}
+
+at::Tensor RandomPart::indices() const {
+  auto result = at::zeros({}, at::kLong);
+  const auto strides = row_major_strides(global_sizes);
+  const auto ndim = static_cast<int64_t>(ranges.size());
+  for (int64_t d = 0; d < ndim; ++d) {
+    std::vector<at::Tensor> positions{at::empty({0}, at::kLong)};
+    for (const auto& range : ranges[d]) {
+      positions.push_back(
+          at::arange(range.begin, range.begin + range.length, at::kLong));
+    }
+    std::vector<int64_t> shape(ndim, 1);
+    shape[d] = local_sizes[d];
+    result = result + (at::cat(positions) * strides[d]).view(shape);
+  }
+  return result.expand(local_sizes).contiguous();
+}
+
+RandomPart next_random_part(const DTensorSpec& spec, c10::IntArrayRef sizes) {
+  RandomPart part;
+  part.global_sizes = sizes.vec();
+  part.ranges = local_ranges(spec.without_partial(), sizes);
+  for (const auto& dim : part.ranges) {
+    part.local_sizes.push_back(total(dim));
+  }
+  auto& shared = shared_state(spec.mesh());
+  const std::lock_guard lock(shared.mutex);
+  part.key = {shared.state.seed, shared.state.sequence++};
+  if (shared.batch) {
+    place_in_batch(part, *shared.batch);
+  }
+  return part;
+}
+
+at::Tensor randperm(int64_t n, const mesh::DeviceMesh& mesh) {
+  TORCH_CHECK_VALUE(n >= 0, "[randperm] n >= 0: ", n, " vs 0.");
+  const DTensorSpec spec(mesh, Placements(mesh.ndim(), Replicate()));
+  const auto keys = sample_integers(
+      at::arange(n), next_random_key(mesh), 0, uint64_t{1} << 63);
+  return make_dtensor(
+      keys.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/false),
+      spec,
+      {n},
+      {1});
+}
+
+} // namespace weft::dtensor
