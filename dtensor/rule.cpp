@@ -15,6 +15,7 @@ RuleTable make_table() {
   add_view_backward_rules(table);
   add_matmul_rules(table);
   add_reduction_rules(table);
+  add_diagonal_rules(table);
   add_search_rules(table);
   add_normalization_rules(table);
   add_linalg_rules(table);

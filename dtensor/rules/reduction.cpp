@@ -240,13 +240,6 @@ std::vector<OutputMeta> one_number(const OpCall& call) {
   return {call.op.schema().returns().size(), OutputMeta{}};
 }
 
-// A rank's rows do not hold the diagonal where the op looks for it.
-std::vector<Strategy> trace(const OpCall& call, const StrategyContext&) {
-  std::vector<Strategy> strategies;
-  rules::add_linear(strategies, call, {"self"});
-  return strategies;
-}
-
 } // namespace
 
 void add_reduction_rules(RuleTable& table) {
@@ -270,7 +263,6 @@ void add_reduction_rules(RuleTable& table) {
   table.add(
       "linalg_vector_norm norm", {.strategies = norm, .infer = reduced_sizes});
   table.add("dist", {.strategies = dist, .infer = one_number});
-  table.add("trace", {.strategies = trace, .infer = one_number});
   table.add(
       "max.dim min.dim argmax argmin var std var_mean std_mean logsumexp "
       "median nanmedian mode kthvalue hash_tensor",
