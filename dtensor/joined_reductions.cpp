@@ -13,6 +13,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 
 namespace weft::dtensor {
 namespace {
@@ -97,11 +98,13 @@ LocalReduction reduce_locally(
     reduction.input = from.with(placements);
   }
   const auto* impl = dtensor_impl(self);
-  reduction.local =
-      reduction.input == from
-          ? impl->local()
-          : redistribute_local(
-                impl->local(), self.sizes(), from, reduction.input, name);
+  reduction.local = impl->local();
+  if (!(reduction.input == from)) {
+    check_implicit_redistribution(
+        name, self, from, reduction.input, [&] { return describe(self); });
+    reduction.local = redistribute_local(
+        reduction.local, self.sizes(), from, reduction.input, name);
+  }
   set_output(reduction, self.sizes(), keepdim);
   return reduction;
 }

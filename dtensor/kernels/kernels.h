@@ -147,6 +147,9 @@ void check_operands(
     const DTensorSpec& common,
     std::initializer_list<Operand> operands);
 
+/// Above autograd alone, see Note [Losses that are means].
+void register_mean_losses(torch::Library& above);
+
 /// A plain tensor as a DTensor that lies as `placements` say (default:
 /// replicated) on `like`'s mesh; an unplaced DTensor as a replicated one.
 at::Tensor place(
