@@ -1,8 +1,9 @@
 #include "dtensor/special_ops.h"
 
 #include <numeric>
+#include <optional>
+#include <tuple>
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -11,29 +12,36 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/joined_reductions.h"
-#include "dtensor/parameter_info.h"
+#include "dtensor/list_ops.h"
 #include "dtensor/redistribute.h"
 
 namespace weft::dtensor {
 namespace {
 
-using Stack = torch::jit::Stack;
-
-DTensorSpec replicated(const DTensorSpec& spec) {
-  return spec.with(Placements(spec.mesh_ndim(), Replicate()));
+// Only pending sums and averages change their sign term by term.
+DTensorSpec negatable(const DTensorSpec& spec) {
+  auto placements = spec.placements();
+  for (auto& placement : placements) {
+    if (placement.is_partial() && !placement.is_partial(ReduceOp::kSum) &&
+        !placement.is_partial(ReduceOp::kAvg)) {
+      placement = Replicate();
+    }
+  }
+  return spec.with(placements);
 }
 
+// Its values on this rank, brought to `spec`.
 at::Tensor local_of(const at::Tensor& tensor, const DTensorSpec& spec) {
   const auto* impl = dtensor_impl(tensor);
   if (!impl) {
     return tensor;
   }
-  require_values(tensor, "foreach");
+  require_values(tensor, "local");
   if (impl->spec().mesh_ndim() == 0 || impl->spec() == spec) {
     return impl->local();
   }
   return redistribute_local(
-      impl->local(), impl->sizes(), impl->spec(), spec, "foreach");
+      impl->local(), impl->sizes(), impl->spec(), spec, "local");
 }
 
 // --- item, equal, is_same_size ---------------------------------------------
@@ -97,123 +105,76 @@ at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) {
   return at::squeeze(self, at::IntArrayRef{dim});
 }
 
-// --- ops on lists of tensors ------------------------------------------------
+// --- lazy views --------------------------------------------------------------
 
-std::vector<at::Tensor> foreach_norm(
-    at::TensorList self,
-    const at::Scalar& ord,
-    std::optional<at::ScalarType> dtype) {
+// A local tensor that is only marked as conjugated or negated would be sent as
+// it lies in memory: values are made at once, and the view is a copy.
+at::Tensor
+copied_view(const at::Tensor& self, const DTensorSpec& spec, at::Tensor local) {
+  auto view =
+      make_dtensor(std::move(local), spec, self.sizes(), self.strides());
+  dtensor_impl(view)->is_copied_view = true;
+  return view;
+}
+
+at::Tensor conj(const at::Tensor& self) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  std::vector<at::Tensor> norms;
-  for (const auto& tensor : self) {
-    norms.push_back(at::linalg_vector_norm(tensor, ord, {}, false, dtype));
-  }
-  return norms;
+  const auto& spec = spec_of(self);
+  return copied_view(self, spec, at::conj_physical(local_of(self, spec)));
 }
 
-// foreach ops and fused optimizers work on the i-th tensors of their lists
-// together: those are brought to where the first list's tensor lies, and run
-// on the local tensors in one call.
-
-bool carries_pending_sum(const std::string& name) {
-  for (const auto* linear :
-       {"_foreach_neg",
-        "_foreach_zero",
-        "_foreach_copy",
-        "_foreach_mul",
-        "_foreach_div"}) {
-    if (name.starts_with(std::string("aten::") + linear)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-std::vector<DTensorSpec> list_specs(
-    const c10::OperatorHandle& op,
-    const std::vector<at::Tensor>& first) {
-  const auto& name = op.schema().name();
-  const bool writes = op.schema().arguments()[0].alias_info() != nullptr;
-  std::vector<DTensorSpec> specs;
-  for (const auto& tensor : first) {
-    const auto& spec = spec_of(tensor);
-    if (spec.has_partial() && !carries_pending_sum(name)) {
-      TORCH_CHECK_VALUE(
-          !writes,
-          "[",
-          name,
-          "] cannot write to a pending sum: ",
-          describe(tensor),
-          ". Redistribute it first.");
-      specs.push_back(spec.without_partial());
-    } else {
-      specs.push_back(spec);
-    }
-  }
-  return specs;
-}
-
-at::Tensor place_like(const at::Tensor& tensor, const DTensorSpec& spec) {
-  const auto* impl = dtensor_impl(tensor);
-  if (!impl || tensor.dim() == 0) {
-    return local_of(tensor, replicated(spec));
-  }
-  return local_of(tensor, spec);
-}
-
-void dispatch_foreach(
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet,
-    Stack* stack) {
+at::Tensor neg_view(const at::Tensor& self) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto& schema = op.schema();
-  const auto first =
-      stack->end() - static_cast<int64_t>(schema.arguments().size());
-  TORCH_CHECK_VALUE(
-      first->isTensorList(),
-      "[",
-      schema.name(),
-      "] the first argument is to be a list of DTensors.");
-  const auto list = first->toTensorVector();
-  for (const auto& tensor : list) {
-    TORCH_CHECK_VALUE(
-        is_dtensor(tensor),
-        "[",
-        schema.name(),
-        "] mixes DTensors with a plain tensor of sizes ",
-        tensor.sizes(),
-        " in its first list.");
-  }
-  const auto specs = list_specs(op, list);
-  for (auto it = first; it != stack->end(); ++it) {
-    if (it->isTensorList()) {
-      auto tensors = it->toTensorVector();
-      for (size_t i = 0; i < tensors.size(); ++i) {
-        tensors[i] = place_like(
-            tensors[i], specs[tensors.size() == list.size() ? i : 0]);
-      }
-      *it = std::move(tensors);
-    } else if (it->isTensor() && it->toTensor().defined()) {
-      *it = place_like(it->toTensor(), specs.at(0));
-    }
-  }
-  op.callBoxed(stack);
-  for (auto it = stack->end() - static_cast<int64_t>(schema.returns().size());
-       it != stack->end();
-       ++it) {
-    auto results = it->toTensorVector();
-    for (size_t i = 0; i < results.size(); ++i) {
-      results[i] = make_dtensor(
-          results[i], specs[i], list[i].sizes(), list[i].strides());
-    }
-    *it = std::move(results);
-  }
+  const auto spec = negatable(spec_of(self));
+  return copied_view(self, spec, at::neg(local_of(self, spec)));
 }
 
-bool is_list_op(const std::string& name) {
-  return name.starts_with("aten::_foreach_") || name == "aten::_fused_adamw_" ||
-         name == "aten::_fused_adam_" || name == "aten::_fused_sgd_" ||
-         name == "aten::_fused_adagrad_";
+// --- rrelu -------------------------------------------------------------------
+
+// Slopes of negative elements: random ones of the whole tensor, wherever its
+// parts lie.
+at::Tensor leak_with_noise(
+    const at::Tensor& self,
+    at::Tensor& noise,
+    const at::Scalar& lower,
+    const at::Scalar& upper,
+    bool training,
+    std::optional<at::Generator> generator) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const double low = lower.toDouble();
+  const double high = upper.toDouble();
+  if (!training) {
+    return at::leaky_relu(self, (low + high) / 2);
+  }
+  noise.uniform_(low, high, std::move(generator));
+  noise.masked_fill_(at::gt(self, 0), 1);
+  return at::mul(self, noise);
+}
+
+at::Tensor& leak_with_noise_(
+    at::Tensor& self,
+    at::Tensor& noise,
+    const at::Scalar& lower,
+    const at::Scalar& upper,
+    bool training,
+    std::optional<at::Generator> generator) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return self.copy_(leak_with_noise(
+      self, noise, lower, upper, training, std::move(generator)));
+}
+
+std::tuple<at::Tensor, at::Tensor> leak_with_noise_functional(
+    const at::Tensor& self,
+    const at::Tensor& noise,
+    const at::Scalar& lower,
+    const at::Scalar& upper,
+    bool training,
+    std::optional<at::Generator> generator) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  auto slopes = at::clone(noise);
+  auto output = leak_with_noise(
+      self, slopes, lower, upper, training, std::move(generator));
+  return {std::move(output), std::move(slopes)};
 }
 
 } // namespace
@@ -231,23 +192,12 @@ std::set<std::string> register_special_ops(torch::Library& library) {
   add("squeeze", TORCH_FN(squeeze));
   add("squeeze.dim", TORCH_FN(squeeze_dim));
   register_joined_reductions(library, taken);
-  add("_foreach_norm.Scalar", TORCH_FN(foreach_norm));
-  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    const auto op = c10::Dispatcher::singleton().findOp(name);
-    const auto full = name.overload_name.empty()
-                          ? name.name
-                          : name.name + "." + name.overload_name;
-    if (!is_list_op(name.name) || !op || !op->hasSchema() ||
-        taken.contains(full) ||
-        op->hasKernelForDispatchKey(
-            c10::DispatchKey::CompositeImplicitAutograd)) {
-      continue;
-    }
-    library.impl(
-        full.c_str(),
-        torch::CppFunction::makeFromBoxedFunction<&dispatch_foreach>());
-    taken.insert(full);
-  }
+  add("_conj", TORCH_FN(conj));
+  add("_neg_view", TORCH_FN(neg_view));
+  add("rrelu_with_noise", TORCH_FN(leak_with_noise));
+  add("rrelu_with_noise_", TORCH_FN(leak_with_noise_));
+  add("rrelu_with_noise_functional", TORCH_FN(leak_with_noise_functional));
+  taken.merge(register_list_ops(library));
   return taken;
 }
 

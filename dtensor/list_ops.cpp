@@ -1,0 +1,272 @@
+#include "dtensor/list_ops.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/list_call.h"
+#include "dtensor/list_norm.h"
+
+// Note [Ops on lists]
+// ~~~~~~~~~~~~~~~~~~~
+// An op on lists computes on the i-th tensors of its lists together, and each
+// group of i-th tensors may lie on another mesh than the next one. Three ways:
+// - Elementwise ops whose i-th tensors all lie alike, with nothing pending, run
+//   in one call on the local tensors: the way of optimizers.
+// - In all other cases a foreach op does what libtorch's own fallback does: it
+//   calls the op on single tensors that it stands for, whose rule knows what
+//   moves and which pending reductions may wait.
+// - The steps of fused optimizers have no such form. Gradients are brought to
+//   where their parameter lies; state has to lie there already.
+
+namespace weft::dtensor {
+namespace {
+
+using Stack = torch::jit::Stack;
+
+// libtorch's own foreach kernel: a loop over the op on single tensors.
+void run_each(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const ListCall call(op, *stack);
+  call.refuse_plain_elements();
+  call.unwrap_scalars();
+  op.callBoxedForDispatchKey(
+      c10::DispatchKey::CompositeExplicitAutograd, *stack);
+}
+
+// What the results of an elementwise op look like: the tensors of its first
+// list, which the arguments are about to lose.
+struct ResultMeta {
+  DTensorSpec spec;
+  c10::DimVector sizes;
+  c10::DimVector strides;
+};
+
+std::vector<std::optional<ResultMeta>> result_metas(const ListCall& call) {
+  std::vector<std::optional<ResultMeta>> metas;
+  for (const auto& element : call.first_list()) {
+    auto& meta = metas.emplace_back();
+    if (const auto* impl = dtensor_impl(element.toTensor())) {
+      meta = ResultMeta{
+          impl->spec(),
+          c10::DimVector(impl->sizes()),
+          c10::DimVector(impl->strides())};
+    }
+  }
+  return metas;
+}
+
+void wrap_results(
+    const std::vector<std::optional<ResultMeta>>& metas,
+    c10::IValue& value) {
+  auto results = std::move(value).toTensorList();
+  for (size_t i = 0; i < metas.size(); ++i) {
+    if (metas[i]) {
+      results.set(
+          i,
+          make_dtensor(
+              results.get(i),
+              metas[i]->spec,
+              metas[i]->sizes,
+              metas[i]->strides));
+    }
+  }
+  value = std::move(results);
+}
+
+void run_elementwise(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    Stack* stack) {
+  const ListCall call(op, *stack);
+  const bool returns = !op.schema().returns().empty();
+  if (!call.is_aligned(/*dense=*/returns)) {
+    run_each(op, keys, stack);
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (!returns) {
+    call.to_locals();
+    op.callBoxed(stack);
+    return;
+  }
+  const auto metas = result_metas(call);
+  call.to_locals();
+  op.callBoxed(stack);
+  wrap_results(metas, stack->back());
+}
+
+void run_fused(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const ListCall call(op, *stack);
+  if (call.is_aligned(/*dense=*/false)) {
+    call.to_locals();
+  } else {
+    call.align_to_first();
+  }
+  op.callBoxed(stack);
+}
+
+// ---- gradient scalers -------------------------------------------------------
+
+// The meshes whose dims cut some of the gradients: ranks of those see other
+// parts, and have to agree on what they saw.
+struct Cuts {
+  mesh::DeviceMesh mesh;
+  std::vector<bool> dims;
+};
+
+void note_cuts(std::vector<Cuts>& all, const DTensorSpec& spec) {
+  if (!spec.has_shard()) {
+    return;
+  }
+  auto cuts = std::ranges::find_if(
+      all, [&](const Cuts& known) { return known.mesh == spec.mesh(); });
+  if (cuts == all.end()) {
+    all.push_back({spec.mesh(), std::vector<bool>(spec.mesh_ndim())});
+    cuts = all.end() - 1;
+  }
+  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
+    if (spec.placement(i).is_shard()) {
+      cuts->dims[i] = true;
+    }
+  }
+}
+
+// Multiplies all gradients by inv_scale; found_inf becomes 1 on every rank if
+// any rank found an element that is not finite.
+// Collective: all ranks of the gradients' meshes.
+void run_unscale(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const ListCall call(op, *stack);
+  call.refuse_plain_elements();
+  call.refuse_pending_writes();
+  std::vector<Cuts> cuts;
+  for (const auto& element : call.first_list()) {
+    if (const auto* impl = dtensor_impl(element.toTensor())) {
+      note_cuts(cuts, impl->spec());
+    }
+  }
+  call.to_locals();
+  const auto found = call.argument(1).toTensor();
+  op.callBoxed(stack);
+  for (const auto& [mesh, dims] : cuts) {
+    for (size_t i = 0; i < dims.size(); ++i) {
+      if (dims[i]) {
+        mesh.group(static_cast<int64_t>(i))
+            .all_reduce(found, ReduceOp::kMax, "found_inf")
+            .wait();
+      }
+    }
+  }
+}
+
+// ---- registration -----------------------------------------------------------
+
+// Ops on elements at the same place: those run on the parts as they are.
+const std::set<std::string_view>& elementwise_names() {
+  static const std::set<std::string_view> names{
+      "abs",   "acos",       "add",       "addcdiv",   "addcmul", "asin",
+      "atan",  "ceil",       "clamp_max", "clamp_min", "copy",    "cos",
+      "cosh",  "div",        "erf",       "erfc",      "exp",     "expm1",
+      "floor", "frac",       "lerp",      "lgamma",    "log",     "log10",
+      "log1p", "log2",       "maximum",   "minimum",   "mul",     "neg",
+      "pow",   "reciprocal", "round",     "rsqrt",     "sigmoid", "sign",
+      "sin",   "sinh",       "sqrt",      "sub",       "tan",     "tanh",
+      "trunc", "zero"};
+  return names;
+}
+
+using BoxedKernel =
+    void(const c10::OperatorHandle&, c10::DispatchKeySet, Stack*);
+
+bool has_out_argument(const c10::FunctionSchema& schema) {
+  return std::ranges::any_of(schema.arguments(), [](const auto& argument) {
+    return argument.is_out();
+  });
+}
+
+enum class Way { kNone, kEach, kElementwise, kFused, kUnscale };
+
+Way way_of(const c10::OperatorHandle& op) {
+  std::string_view name = op.schema().name();
+  const bool has_loop =
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+  if (name == "aten::_amp_foreach_non_finite_check_and_unscale_") {
+    return Way::kUnscale;
+  }
+  if (name.starts_with("aten::_amp_foreach_")) {
+    return Way::kEach;
+  }
+  for (const auto* optimizer : {"adam", "adamw", "sgd", "adagrad"}) {
+    const auto fused = std::string("aten::_fused_") + optimizer;
+    if (name == fused + "_") {
+      return Way::kFused;
+    }
+    if (name == fused) {
+      return Way::kEach;
+    }
+  }
+  if (!name.starts_with("aten::_foreach_") || !has_loop) {
+    return Way::kNone;
+  }
+  name.remove_prefix(std::string_view("aten::_foreach_").size());
+  if (name.ends_with('_')) {
+    name.remove_suffix(1);
+  }
+  return elementwise_names().contains(name) && !has_out_argument(op.schema())
+             ? Way::kElementwise
+             : Way::kEach;
+}
+
+torch::CppFunction kernel_of(Way way) {
+  using torch::CppFunction;
+  switch (way) {
+    case Way::kElementwise:
+      return CppFunction::makeFromBoxedFunction<&run_elementwise>();
+    case Way::kFused:
+      return CppFunction::makeFromBoxedFunction<&run_fused>();
+    case Way::kUnscale:
+      return CppFunction::makeFromBoxedFunction<&run_unscale>();
+    default:
+      return CppFunction::makeFromBoxedFunction<&run_each>();
+  }
+}
+
+} // namespace
+
+std::set<std::string> register_list_ops(torch::Library& library) {
+  std::set<std::string> taken{"aten::_foreach_norm.Scalar"};
+  library.impl("_foreach_norm.Scalar", TORCH_FN(foreach_norm));
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    const auto way = op && op->hasSchema() ? way_of(*op) : Way::kNone;
+    const auto full = name.overload_name.empty()
+                          ? name.name
+                          : name.name + "." + name.overload_name;
+    if (way == Way::kNone || taken.contains(full)) {
+      continue;
+    }
+    library.impl(full.c_str(), kernel_of(way));
+    taken.insert(full);
+  }
+  return taken;
+}
+
+} // namespace weft::dtensor

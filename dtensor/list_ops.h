@@ -1,0 +1,17 @@
+#pragma once
+
+#include <set>
+#include <string>
+
+namespace torch {
+class Library;
+} // namespace torch
+
+namespace weft::dtensor {
+
+/// Registers kernels for the ops on lists of tensors: foreach ops, the steps of
+/// fused optimizers, and what gradient scalers ask of all gradients at once.
+/// Returns their full names.
+std::set<std::string> register_list_ops(torch::Library& library);
+
+} // namespace weft::dtensor
