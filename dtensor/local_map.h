@@ -2,8 +2,6 @@
 
 #include <functional>
 #include <optional>
-#include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -61,16 +59,18 @@ auto local_map(
   return [function = std::move(function),
           out_placements = std::move(out_placements),
           options = std::move(options)](const auto&... inputs) -> at::Tensor {
-    static_assert((std::is_convertible_v<decltype(inputs), at::Tensor> && ...));
-    const auto flat = [&](const std::vector<at::Tensor>& locals) {
-      size_t next = 0;
-      // Braces: in order.
-      std::tuple<std::conditional_t<true, at::Tensor, decltype(inputs)>...>
-          arguments{(static_cast<void>(inputs), locals.at(next++))...};
-      return std::vector<at::Tensor>{std::apply(function, arguments)};
+    const auto spread = [&]<size_t... I>(
+                            const std::vector<at::Tensor>& locals,
+                            std::index_sequence<I...>)
+                            ->at::Tensor {
+      return function(locals[I]...);
     };
-    return local_map(
-        TensorFunction(flat), {out_placements}, options)({inputs...})[0];
+    const TensorFunction flat = [&](const std::vector<at::Tensor>& locals) {
+      return std::vector<at::Tensor>{
+          spread(locals, std::make_index_sequence<sizeof...(inputs)>())};
+    };
+    return local_map(flat, std::vector<Placements>{out_placements}, options)(
+        std::vector<at::Tensor>{inputs...})[0];
   };
 }
 

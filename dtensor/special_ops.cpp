@@ -53,7 +53,18 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
       !spec.has_shard(),
       "[item] ",
       describe(self),
-      " is cut: no rank knows its value alone. Use full_tensor(x).item().");
+      " is cut: no rank knows its value alone. Use full_tensor(x).item(). (",
+      spec.mesh().describe_rank(),
+      ")");
+  // Of no dims, as losses and norms are, it is reduced.
+  TORCH_CHECK_VALUE(
+      self.dim() == 0 || !spec.has_partial(),
+      "[item] ",
+      describe(self),
+      " is a pending reduction: no rank knows its value alone. Use "
+      "full_tensor(x).item(). (",
+      spec.mesh().describe_rank(),
+      ")");
   return local_of(self, spec.without_partial()).item();
 }
 

@@ -1,0 +1,93 @@
+#include "dtensor/print.h"
+
+#include <dlfcn.h>
+
+#include <exception>
+#include <ostream>
+#include <sstream>
+
+#include <torch/torch.h>
+
+#include "dtensor/deferred_init.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+
+// Note [Printing]
+// ~~~~~~~~~~~~~~~
+// at::print(), which `stream << tensor` calls, takes the data pointer of
+// tensor.to(kCPU, kDouble).contiguous() and offers no hook on the way: a
+// DTensor, which has no data of its own, would throw from inside a log line or
+// a test's message. So the function is defined here too. The linker takes it
+// before libtorch's, programs that link DTensors print them, and all other
+// tensors are handed on to libtorch's own.
+
+namespace weft::dtensor {
+namespace {
+
+using Print = std::ostream& (*)(std::ostream&, const at::Tensor&, int64_t);
+
+Print libtorch_print() {
+  static const auto print = reinterpret_cast<Print>(
+      dlsym(RTLD_NEXT, "_ZN2at5printERSoRKNS_6TensorEl"));
+  return print;
+}
+
+void print_plain(
+    std::ostream& stream,
+    const at::Tensor& tensor,
+    int64_t line_size) {
+  if (const auto print = libtorch_print()) {
+    print(stream, tensor, line_size);
+  } else {
+    stream << "[ " << tensor.toString() << " " << tensor.sizes() << " ]";
+  }
+}
+
+void print_local(
+    std::ostream& stream,
+    const at::Tensor& tensor,
+    int64_t line_size) {
+  if (is_deferred(tensor)) {
+    stream << " (values come with materialize())";
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard at_once(
+      c10::DispatchKey::DeferredInit);
+  std::ostringstream values;
+  try {
+    print_plain(values, dtensor_impl(tensor)->local(), line_size);
+    stream << '\n' << values.str();
+  } catch (const std::exception& error) {
+    stream << " (this rank's values cannot be shown: " << error.what() << ")";
+  }
+}
+
+} // namespace
+
+void print(std::ostream& stream, const at::Tensor& tensor, int64_t line_size) {
+  if (!is_dtensor(tensor)) {
+    print_plain(stream, tensor, line_size);
+    return;
+  }
+  stream << describe(tensor);
+  print_local(stream, tensor, line_size);
+}
+
+std::string to_string(const at::Tensor& tensor) {
+  std::ostringstream stream;
+  print(stream, tensor);
+  return stream.str();
+}
+
+} // namespace weft::dtensor
+
+namespace at {
+
+std::ostream&
+print(std::ostream& stream, const Tensor& tensor, int64_t line_size) {
+  weft::dtensor::print(stream, tensor, line_size);
+  return stream;
+}
+
+} // namespace at

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::dtensor {
+
+/// What `stream << tensor` shows: for a DTensor describe() and this rank's
+/// values, for any other tensor what libtorch shows. Never communicates; what
+/// goes wrong becomes part of the text.
+void print(
+    std::ostream& stream,
+    const at::Tensor& tensor,
+    int64_t line_size = 80);
+std::string to_string(const at::Tensor& tensor);
+
+} // namespace weft::dtensor
