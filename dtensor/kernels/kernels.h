@@ -149,6 +149,8 @@ void check_operands(
 
 /// Above autograd alone, see Note [Losses that are means].
 void register_mean_losses(torch::Library& above);
+/// The same for losses of every element (mse, bce, ...).
+void register_elementwise_losses(torch::Library& above);
 
 /// A plain tensor as a DTensor that lies as `placements` say (default:
 /// replicated) on `like`'s mesh; an unplaced DTensor as a replicated one.

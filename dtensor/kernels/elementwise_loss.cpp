@@ -1,0 +1,53 @@
+#include <ATen/OpMathType.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include "dtensor/kernels/kernels.h"
+
+namespace weft::dtensor::kernels {
+namespace {
+
+using Stack = torch::jit::Stack;
+
+// See Note [Losses that are means]: the loss of every element, whose sum may
+// wait. Half precision would overflow on a sum, so that is taken in float.
+void mean_of_elements(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
+  const auto& schema = op.schema();
+  const auto index = schema.argumentIndexWithName("reduction");
+  TORCH_INTERNAL_ASSERT(index, schema.name(), " has no reduction");
+  const size_t first = stack->size() - schema.arguments().size();
+  auto& reduction = (*stack)[first + static_cast<size_t>(*index)];
+  if (reduction.toInt() != at::Reduction::Mean) {
+    // Autograd's own kernel, which this one stands before.
+    op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, *stack);
+    return;
+  }
+  reduction = static_cast<int64_t>(at::Reduction::None);
+  op.callBoxed(stack);
+  const auto losses = stack->back().toTensor();
+  const auto dtype = losses.scalar_type();
+  stack->back() =
+      (losses.sum(at::toOpMathType(dtype)) / losses.numel()).to(dtype);
+}
+
+} // namespace
+
+void register_elementwise_losses(torch::Library& above) {
+  for (const auto* name :
+       {"binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "huber_loss",
+        "mse_loss",
+        "smooth_l1_loss",
+        "soft_margin_loss"}) {
+    above.impl(
+        name, torch::CppFunction::makeFromBoxedFunction<&mean_of_elements>());
+  }
+}
+
+} // namespace weft::dtensor::kernels
