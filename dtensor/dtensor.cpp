@@ -6,6 +6,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/gradient.h"
 #include "dtensor/parameter_info.h"
+#include "dtensor/part_check.h"
 #include "dtensor/redistribute.h"
 #include "mesh/communicator.h"
 #include "mesh/error.h"
@@ -25,46 +26,44 @@ Placements normalized(const Placements& placements, int64_t ndim) {
   return result;
 }
 
-// Without global sizes every rank is taken to hold a part like this one.
-std::vector<int64_t> scaled_sizes(
-    const at::Tensor& local,
-    const DTensorSpec& spec) {
-  auto sizes = local.sizes().vec();
-  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
-    if (spec.placement(i).is_shard()) {
-      sizes[spec.placement(i).tensor_dim()] *= spec.mesh().size(i);
-    }
-  }
-  return sizes;
+DTensorSpec make_spec(
+    const mesh::DeviceMesh& mesh,
+    const Placements& placements,
+    c10::IntArrayRef sizes) {
+  return fitted(
+      DTensorSpec(
+          mesh, normalized(placements, static_cast<int64_t>(sizes.size()))),
+      sizes);
 }
 
-// All ranks must have parts of one shape and dtype for sizes to be inferred.
-void check_locals(const at::Tensor& local, const mesh::DeviceMesh& mesh) {
-  std::vector<int64_t> shape = local.sizes().vec();
-  shape.push_back(static_cast<int64_t>(local.scalar_type()));
-  const auto mine = at::tensor(shape, at::kLong);
+// Before anything is sent.
+void check_distributable(
+    const at::Tensor& tensor,
+    const DTensorSpec& spec,
+    std::optional<int64_t> src_data_rank) {
+  const auto& mesh = spec.mesh();
+  WEFT_CHECK(
+      tensor.is_leaf(),
+      "distribute_tensor",
+      context_of(mesh),
+      "the tensor is not a leaf of the graph. Detach it, or use from_local().");
+  refuse_mixed_partials(spec.placements(), mesh, "distribute_tensor");
   for (int64_t i = 0; i < mesh.ndim(); ++i) {
-    auto ndims = at::empty({mesh.size(i)}, at::kLong);
-    const auto ndim = at::tensor({local.dim()}, at::kLong);
-    mesh.group(i).all_gather(ndims, ndim, "from_local").wait();
     WEFT_CHECK(
-        ndims.eq(local.dim()).all().item<bool>(),
-        "from_local",
+        !src_data_rank ||
+            (*src_data_rank >= 0 && *src_data_rank < mesh.size(i)),
+        "distribute_tensor",
         context_of(mesh),
-        "ranks hold tensors of different numbers of dims along mesh dim \"",
+        "0 <= src_data_rank < ranks of mesh dim \"",
         mesh.mesh_dim_names()[i],
-        "\".");
-    auto all = at::empty({mesh.size(i), mine.numel()}, at::kLong);
-    mesh.group(i).all_gather(all, mine, "from_local").wait();
-    WEFT_CHECK(
-        all.eq(mine).all().item<bool>(),
-        "from_local",
-        context_of(mesh),
-        "ranks hold parts of different sizes or dtypes along mesh dim \"",
-        mesh.mesh_dim_names()[i],
-        "\"; this rank has ",
-        local.sizes(),
-        ". Give options.sizes.");
+        "\": ",
+        *src_data_rank,
+        " vs ",
+        mesh.size(i),
+        ". It is a rank of each mesh dim's group.");
+    if (spec.placement(i).is_partial() && mesh.size(i) > 1) {
+      check_partial_form(spec.placement(i).reduce_op(), tensor.scalar_type());
+    }
   }
 }
 
@@ -89,6 +88,9 @@ at::Tensor from_local(
     const mesh::DeviceMesh& mesh,
     const Placements& placements,
     const FromLocalOptions& options) {
+  if (options.run_check) {
+    check_parts_of_all_ranks(local, mesh, placements, options);
+  }
   WEFT_CHECK(
       !is_dtensor(local),
       "from_local",
@@ -96,14 +98,14 @@ at::Tensor from_local(
       "the tensor is a DTensor already: ",
       describe(local),
       ". Use redistribute().");
+  refuse_mixed_partials(placements, mesh, "from_local");
   const auto ndim =
       options.sizes ? static_cast<int64_t>(options.sizes->size()) : local.dim();
-  const DTensorSpec spec(mesh, normalized(placements, ndim));
-  if (options.run_check && !options.sizes) {
-    check_locals(local, mesh);
-  }
-  const auto sizes = options.sizes.value_or(scaled_sizes(local, spec));
-  const auto expected = local_box(spec, sizes).sizes;
+  const DTensorSpec given(mesh, normalized(placements, ndim));
+  const auto sizes =
+      options.sizes ? *options.sizes : whole_sizes(local.sizes(), given);
+  const auto spec = fitted(given, sizes);
+  const auto expected = local_sizes(spec, sizes);
   WEFT_CHECK(
       local.sizes() == c10::IntArrayRef(expected),
       "from_local",
@@ -121,7 +123,7 @@ at::Tensor from_local(
       options.strides.value_or(dense_strides(sizes, local.strides()));
   std::optional<Placements> grad;
   if (options.grad_placements) {
-    grad = normalized(*options.grad_placements, ndim);
+    grad = make_spec(mesh, *options.grad_placements, sizes).placements();
   }
   return leave_local(local, spec, sizes, strides, "from_local", grad);
 }
@@ -130,23 +132,27 @@ at::Tensor to_local(
     const at::Tensor& dtensor,
     const std::optional<Placements>& grad_placements) {
   const auto& spec = spec_of(dtensor);
-  const auto grad = grad_placements
-                        ? normalized(*grad_placements, dtensor.dim())
-                        : spec.without_partial().placements();
-  return enter_local(dtensor, spec, grad, "to_local");
+  const auto grad =
+      grad_placements
+          ? make_spec(spec.mesh(), *grad_placements, dtensor.sizes())
+          : spec.without_partial();
+  return enter_local(dtensor, spec, grad.placements(), "to_local");
 }
 
-at::Tensor full_tensor(const at::Tensor& dtensor) {
+at::Tensor full_tensor(
+    const at::Tensor& dtensor,
+    const std::optional<Placements>& grad_placements) {
   const auto& spec = spec_of(dtensor);
   const Placements whole(spec.mesh_ndim(), Replicate());
-  return to_local(redistribute(dtensor, whole));
+  return to_local(redistribute(dtensor, whole), grad_placements);
 }
 
 at::Tensor redistribute(
     const at::Tensor& dtensor,
     const Placements& placements) {
   const auto target =
-      spec_of(dtensor).with(normalized(placements, dtensor.dim()));
+      make_spec(spec_of(dtensor).mesh(), placements, dtensor.sizes());
+  refuse_mixed_partials(placements, target.mesh(), "redistribute");
   const auto name = parameter_name(dtensor);
   auto result =
       redistribute_to(dtensor, target, name.empty() ? "redistribute" : name);
@@ -165,21 +171,20 @@ at::Tensor distribute_tensor(
     const mesh::DeviceMesh& mesh,
     const Placements& placements,
     std::optional<int64_t> src_data_rank) {
-  WEFT_CHECK(
-      !is_dtensor(tensor),
-      "distribute_tensor",
-      context_of(mesh),
-      "the tensor is a DTensor already: ",
-      describe(tensor),
-      ". Use redistribute().");
-  WEFT_CHECK(
-      tensor.is_leaf(),
-      "distribute_tensor",
-      context_of(mesh),
-      "the tensor is not a leaf of the graph. Detach it, or use from_local().");
+  const auto spec = make_spec(mesh, placements, tensor.sizes());
+  if (is_dtensor(tensor)) {
+    WEFT_CHECK(
+        spec_of(tensor) == spec,
+        "distribute_tensor",
+        context_of(mesh),
+        "the tensor is a DTensor already: ",
+        describe(tensor),
+        ". Use redistribute().");
+    return tensor;
+  }
+  check_distributable(tensor, spec, src_data_rank);
   const at::NoGradGuard no_grad;
   const DTensorSpec whole(mesh, Placements(mesh.ndim(), Replicate()));
-  const DTensorSpec spec(mesh, normalized(placements, tensor.dim()));
   auto source = tensor.detach();
   if (src_data_rank && mesh.size() > 1) {
     source = source.clone(at::MemoryFormat::Contiguous);

@@ -236,15 +236,7 @@ at::Tensor to_partial(
   if (op == ReduceOp::kSum) {
     return group.rank() == 0 ? local : at::zeros_like(local);
   }
-  TORCH_CHECK_VALUE(
-      op != ReduceOp::kAvg || local.is_floating_point() || local.is_complex(),
-      "[redistribute] R to P(avg) of ",
-      local.scalar_type(),
-      ": an average of whole numbers is none. Redistribute to P(sum).");
-  TORCH_CHECK_VALUE(
-      op != ReduceOp::kProduct,
-      "[redistribute] R to P(product) has no exact form. Redistribute to "
-      "P(sum), P(avg), P(min) or P(max) instead.");
+  check_partial_form(op, local.scalar_type());
   return local;
 }
 
@@ -339,6 +331,19 @@ class Step {
 };
 
 } // namespace
+
+void check_partial_form(ReduceOp op, at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(
+      op != ReduceOp::kAvg || at::isFloatingType(dtype) ||
+          at::isComplexType(dtype),
+      "[redistribute] R to P(avg) of ",
+      dtype,
+      ": an average of whole numbers is none. Redistribute to P(sum).");
+  TORCH_CHECK_VALUE(
+      op != ReduceOp::kProduct,
+      "[redistribute] R to P(product) has no exact form. Redistribute to "
+      "P(sum), P(avg), P(min) or P(max) instead.");
+}
 
 at::Tensor redistribute_local(
     const at::Tensor& local,

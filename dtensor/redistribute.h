@@ -37,6 +37,10 @@ at::Tensor redistribute_local(
     const DTensorSpec& to,
     std::string_view name);
 
+/// Throws: c10::ValueError if values of `dtype` cannot be written as the terms
+/// of a reduction without changing them.
+void check_partial_form(ReduceOp op, at::ScalarType dtype);
+
 /// A relative price of moving `bytes` (the whole tensor's) over one mesh dim
 /// of `shards` ranks; nothing between equal placements, infinite where no step
 /// exists.

@@ -171,7 +171,7 @@ TEST(DeferredInit, ConstantsAreWhatTheyAreOutsideTheScope) {
       for (const auto& [name, make] : constants()) {
         SCOPED_TRACE(name);
         const auto expected = make();
-        for (const auto placement : {Replicate(), Shard(0), Shard(1)}) {
+        for (const auto& placement : {Replicate(), Shard(0), Shard(1)}) {
           const auto tensor = materialized(make, mesh, placement);
           EXPECT_EQ(tensor.strides(), expected.strides());
           EXPECT_TRUE(at::equal(full_tensor(tensor), expected))
@@ -192,7 +192,7 @@ TEST(DeferredInit, RandomValuesAreTheSameOnEveryMesh) {
         SCOPED_TRACE(name);
         const auto expected = full_tensor(materialized(make, one, Replicate()));
         EXPECT_GT(expected.to(at::kFloat).abs().sum().item<float>(), 0);
-        for (const auto placement : {Replicate(), Shard(0), Shard(1)}) {
+        for (const auto& placement : {Replicate(), Shard(0), Shard(1)}) {
           EXPECT_TRUE(at::equal(
               full_tensor(materialized(make, mesh, placement)), expected))
               << placement.to_string();
@@ -203,7 +203,7 @@ TEST(DeferredInit, RandomValuesAreTheSameOnEveryMesh) {
 }
 
 TEST(DeferredInit, EachRankHoldsItsPartAlone) {
-  for (const auto placement : {Shard(0), Shard(1)}) {
+  for (const auto& placement : {Shard(0), Shard(1)}) {
     const auto tensor = materialized(
         [] {
           return torch::randn({8, 8});
@@ -316,7 +316,7 @@ TEST(DeferredInit, ModulesAreBornTheSameOnEveryMesh) {
   for (const int n : {2, 3, 4}) {
     run_ranks(n, [&](RankContext& self) {
       const auto mesh = line(self);
-      for (const auto placement : {Replicate(), Shard(0), Shard(1)}) {
+      for (const auto& placement : {Replicate(), Shard(0), Shard(1)}) {
         for (const auto& [name, value] : full_tensors(mesh, placement)) {
           EXPECT_TRUE(at::equal(value, expected.at(name)))
               << name << " " << placement.to_string();

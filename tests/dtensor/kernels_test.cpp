@@ -666,7 +666,7 @@ TEST(CrossEntropy, HalfPrecisionIsSummedInFloatWhereverItLies) {
   run_ranks(2, [&](RankContext& self) {
     const auto mesh = line(self);
     const auto target = distributed(at::arange(4, at::kLong), mesh, {kR});
-    for (const auto placement : {kR, Shard(0), Shard(1)}) {
+    for (const auto& placement : {kR, Shard(0), Shard(1)}) {
       const auto logits =
           distributed(whole.clone().requires_grad_(), mesh, {placement});
       const auto loss = at::cross_entropy_loss(logits, target);

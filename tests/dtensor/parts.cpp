@@ -56,6 +56,101 @@ bool close(const at::Tensor& a, const at::Tensor& b, double tolerance) {
              : at::equal(a, b);
 }
 
+// The rows of each dim that rank `index` of a mesh of `shape` holds.
+std::vector<RowRanges> all_rows(
+    c10::ArrayRef<Placement> placements,
+    c10::IntArrayRef shape,
+    c10::IntArrayRef sizes,
+    size_t index) {
+  std::vector<int64_t> coordinate(shape.size());
+  auto rest = static_cast<int64_t>(index);
+  for (size_t i = shape.size(); i-- > 0;) {
+    coordinate[i] = rest % shape[i];
+    rest /= shape[i];
+  }
+  std::vector<RowRanges> rows;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    const auto cuts = cuts_of(placements.vec(), shape, static_cast<int64_t>(d));
+    rows.push_back(rows_at(cuts, sizes[d], coordinate));
+  }
+  return rows;
+}
+
+// A copy whose dims lie in memory in the order that the whole's do.
+at::Tensor rows_of(
+    const at::Tensor& whole,
+    const std::vector<RowRanges>& rows) {
+  at::Tensor part = whole;
+  bool is_copy = false;
+  for (int64_t d = 0; d < whole.dim(); ++d) {
+    std::vector<at::Tensor> pieces;
+    for (const auto& range : rows[d]) {
+      pieces.push_back(part.narrow(d, range.begin, range.length));
+    }
+    is_copy |= pieces.size() > 1;
+    part = pieces.size() == 1 ? pieces[0] : at::cat(pieces, d);
+  }
+  if (!is_copy) {
+    return part.clone();
+  }
+  auto result = at::empty_strided(
+      part.sizes(),
+      dense_strides(part.sizes(), whole.strides()),
+      part.options());
+  return result.copy_(part);
+}
+
+// A part where it lies in the whole, zeros elsewhere, and how often each
+// element is held.
+struct Placed {
+  at::Tensor value;
+  at::Tensor held;
+};
+
+// The positions that `rows` select of each element of a tensor of `sizes`.
+at::Tensor positions(
+    const std::vector<RowRanges>& rows,
+    c10::IntArrayRef sizes) {
+  int64_t numel = 1;
+  for (const int64_t size : sizes) {
+    numel *= size;
+  }
+  return rows_of(at::arange(numel).view(sizes), rows).flatten();
+}
+
+Placed place(
+    const at::Tensor& part,
+    const std::vector<RowRanges>& rows,
+    c10::IntArrayRef sizes,
+    size_t rank) {
+  const auto index = positions(rows, sizes);
+  Placed placed{at::zeros(sizes, part.options()), at::zeros(sizes, at::kInt)};
+  EXPECT_EQ(part.sizes(), rows_of(placed.held, rows).sizes())
+      << "rank " << rank;
+  placed.value.view(-1).index_copy_(0, index, part.reshape(-1));
+  placed.held.view(-1).index_fill_(0, index, 1);
+  return placed;
+}
+
+Placed join_group(c10::ArrayRef<Placed> group, const Placement& placement) {
+  auto [value, held] = group[0];
+  for (size_t r = 1; r < group.size(); ++r) {
+    if (placement.is_shard()) {
+      value = at::where(group[r].held.gt(0), group[r].value, value);
+      held = held + group[r].held;
+    } else if (placement.is_partial()) {
+      value = combine(value, group[r].value, placement.reduce_op());
+    } else {
+      EXPECT_TRUE(close(group[r].value, value, 1e-12))
+          << "ranks 0 and " << r << " differ";
+    }
+  }
+  if (placement.is_partial(ReduceOp::kAvg)) {
+    value = value / static_cast<int64_t>(group.size());
+  }
+  return {value, held};
+}
+
 } // namespace
 
 mesh::DeviceMesh fake_mesh(
@@ -76,60 +171,33 @@ mesh::DeviceMesh fake_line(int64_t rank, int64_t size) {
 
 std::vector<at::Tensor>
 cut(const at::Tensor& whole, const Placement& placement, int64_t n) {
-  if (placement.is_partial()) {
-    return terms(whole, placement.reduce_op(), n);
-  }
-  std::vector<at::Tensor> parts;
-  for (int64_t r = 0; r < n; ++r) {
-    if (placement.is_replicate()) {
-      parts.push_back(whole.clone());
-      continue;
-    }
-    const int64_t dim = placement.tensor_dim();
-    const auto range = shard_range(whole.size(dim), n, r);
-    parts.push_back(whole.narrow(dim, range.begin, range.length).clone());
-  }
-  return parts;
+  return cut_all(whole, placement, n);
 }
 
 at::Tensor join(
     const std::vector<at::Tensor>& parts,
     const Placement& placement,
     c10::IntArrayRef sizes) {
-  const auto n = static_cast<int64_t>(parts.size());
-  if (placement.is_shard()) {
-    const int64_t dim = placement.tensor_dim();
-    for (int64_t r = 0; r < n; ++r) {
-      auto expected = sizes.vec();
-      expected.at(dim) = shard_range(sizes[dim], n, r).length;
-      EXPECT_EQ(parts[r].sizes(), c10::IntArrayRef(expected)) << "rank " << r;
-    }
-    return at::cat(parts, dim);
-  }
-  at::Tensor whole = parts[0];
-  for (int64_t r = 1; r < n; ++r) {
-    if (placement.is_partial()) {
-      whole = combine(whole, parts[r], placement.reduce_op());
-    } else {
-      EXPECT_TRUE(close(parts[r], parts[0], 1e-12))
-          << "ranks 0 and " << r << " differ";
-    }
-  }
-  return placement.is_partial(ReduceOp::kAvg) ? whole / n : whole;
+  return join_all(parts, placement, static_cast<int64_t>(parts.size()), sizes);
 }
 
 std::vector<at::Tensor> cut_all(
     const at::Tensor& whole,
     c10::ArrayRef<Placement> placements,
     c10::IntArrayRef shape) {
-  if (shape.empty()) {
-    return {whole};
-  }
-  std::vector<at::Tensor> parts;
-  for (const auto& outer : cut(whole, placements[0], shape[0])) {
-    for (auto& part : cut_all(outer, placements.slice(1), shape.slice(1))) {
-      parts.push_back(std::move(part));
+  std::vector<at::Tensor> parts{whole};
+  for (size_t i = 0; i < shape.size(); ++i) {
+    std::vector<at::Tensor> inner;
+    for (const auto& part : parts) {
+      const auto values = placements[i].is_partial()
+                              ? terms(part, placements[i].reduce_op(), shape[i])
+                              : std::vector<at::Tensor>(shape[i], part);
+      inner.insert(inner.end(), values.begin(), values.end());
     }
+    parts = std::move(inner);
+  }
+  for (size_t r = 0; r < parts.size(); ++r) {
+    parts[r] = rows_of(parts[r], all_rows(placements, shape, whole.sizes(), r));
   }
   return parts;
 }
@@ -139,24 +207,22 @@ at::Tensor join_all(
     c10::ArrayRef<Placement> placements,
     c10::IntArrayRef shape,
     c10::IntArrayRef sizes) {
-  if (shape.empty()) {
-    return parts[0];
+  std::vector<Placed> values;
+  for (size_t r = 0; r < parts.size(); ++r) {
+    values.push_back(
+        place(parts[r], all_rows(placements, shape, sizes, r), sizes, r));
   }
-  const size_t inner = parts.size() / static_cast<size_t>(shape[0]);
-  std::vector<at::Tensor> joined;
-  for (int64_t i = 0; i < shape[0]; ++i) {
-    auto own = sizes.vec();
-    if (placements[0].is_shard()) {
-      auto& size = own[placements[0].tensor_dim()];
-      size = shard_range(size, shape[0], i).length;
+  for (size_t i = shape.size(); i-- > 0;) {
+    const auto n = static_cast<size_t>(shape[i]);
+    std::vector<Placed> outer;
+    for (size_t first = 0; first < values.size(); first += n) {
+      outer.push_back(join_group({values.data() + first, n}, placements[i]));
     }
-    joined.push_back(join_all(
-        parts.slice(static_cast<size_t>(i) * inner, inner),
-        placements.slice(1),
-        shape.slice(1),
-        own));
+    values = std::move(outer);
   }
-  return join(joined, placements[0], sizes);
+  EXPECT_TRUE(values[0].held.eq(1).all().item<bool>())
+      << "rows that no rank holds, or several";
+  return values[0].value;
 }
 
 at::Tensor random(c10::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype) {

@@ -1,9 +1,14 @@
+#include <algorithm>
+#include <numeric>
+#include <optional>
 #include <set>
+#include <unordered_set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "dtensor/cut.h"
 #include "dtensor/placement.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/spec.h"
@@ -30,9 +35,15 @@ TEST(Placement, PrintsAndReadsBack) {
         "P(avg)",
         "P(min)",
         "P(max)",
-        "P(product)"}) {
+        "P(product)",
+        "S(0, [3, 5])",
+        "S(-1, [0])",
+        "_S(0, 2)",
+        "_S(-2, 16)"}) {
     EXPECT_EQ(Placement::parse(text).to_string(), text);
   }
+  EXPECT_EQ(Placement::parse("S(1,[2,0])"), Shard(1, {2, 0}));
+  EXPECT_EQ(Placement::parse("_S(1,3)"), StridedShard(1, 3));
   EXPECT_EQ(Placement::parse("S(2)"), Shard(2));
   EXPECT_EQ(Placement::parse("P(max)"), Partial(ReduceOp::kMax));
   EXPECT_EQ(Placement(), Replicate());
@@ -53,13 +64,50 @@ TEST(Placement, BadTextIsRefusedWithTheForms) {
         "P(mean)",
         "R()",
         "P(sum",
-        "S(99999999999999999999)"}) {
+        "S(99999999999999999999)",
+        "S(0, [])",
+        "S(0, [1, 2)",
+        "S(0, [1 2])",
+        "S(0, 1)",
+        "S(0, [1]",
+        "S(0 , [1])",
+        "_S(0)",
+        "_S(0, x)",
+        "_S(0, 2, 3)"}) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] { Placement::parse(text); }),
         AllOf(
             HasSubstr("'" + std::string(text) + "'"),
-            HasSubstr("S(<dim>), R or P(sum|avg|min|max|product)")));
+            HasSubstr("Write S(<dim>), S(<dim>, [<rows>, ...]), "),
+            HasSubstr("R or P(sum|avg|min|max|product)")));
   }
+}
+
+TEST(Placement, CutsThatCannotBeAreRefused) {
+  EXPECT_THROW(Shard(0, {}), c10::ValueError);
+  EXPECT_THROW(Shard(0, {3, -1}), c10::ValueError);
+  EXPECT_THROW(Placement::parse("S(0, [-1])"), c10::ValueError);
+  EXPECT_THROW(StridedShard(0, 0), c10::ValueError);
+  EXPECT_THROW(StridedShard(0, int64_t{1} << 31), c10::ValueError);
+  EXPECT_THROW(Shard(int64_t{1} << 32), c10::ValueError);
+}
+
+TEST(Placement, KindsOfCut) {
+  for (const auto& cut : {Shard(1), Shard(1, {2, 3}), StridedShard(1, 2)}) {
+    EXPECT_TRUE(cut.is_shard());
+    EXPECT_TRUE(cut.is_shard(1));
+    EXPECT_FALSE(cut.is_shard(0));
+    EXPECT_EQ(cut.with_tensor_dim(0).normalized(1).tensor_dim(), 0);
+    EXPECT_EQ(cut.with_tensor_dim(0).shard_sizes(), cut.shard_sizes());
+    EXPECT_EQ(cut.with_tensor_dim(0).split_factor(), cut.split_factor());
+  }
+  EXPECT_TRUE(Shard(1).is_chunked());
+  EXPECT_FALSE(Shard(1, {2, 3}).is_chunked());
+  EXPECT_FALSE(StridedShard(1, 2).is_chunked());
+  EXPECT_NE(Shard(1), Shard(1, {2, 3}));
+  EXPECT_NE(Shard(1, {3, 2}), Shard(1, {2, 3}));
+  EXPECT_NE(StridedShard(1, 3), StridedShard(1, 2));
+  EXPECT_EQ(Shard(1, {2, 3}), Shard(1, {2, 3}));
 }
 
 TEST(Placement, NegativeDimsCountFromTheEnd) {
@@ -72,13 +120,35 @@ TEST(Placement, NegativeDimsCountFromTheEnd) {
   EXPECT_THROW(Shard(0).normalized(0), c10::ValueError);
 }
 
-TEST(Placement, CodesTellPlacementsApart) {
+TEST(Placement, CodesAndHashesTellPlacementsApart) {
   std::set<int64_t> codes;
-  for (const auto* text :
-       {"R", "S(0)", "S(1)", "S(-1)", "P(sum)", "P(avg)", "P(min)"}) {
-    codes.insert(Placement::parse(text).code());
+  std::unordered_set<Placement> placements;
+  const std::vector<std::string> texts{
+      "R",
+      "S(0)",
+      "S(1)",
+      "S(-1)",
+      "P(sum)",
+      "P(avg)",
+      "P(min)",
+      "P(max)",
+      "P(product)",
+      "S(0, [1, 2])",
+      "S(0, [2, 1])",
+      "S(0, [0, 1, 2])",
+      "S(1, [1, 2])",
+      "_S(0, 1)",
+      "_S(0, 2)",
+      "_S(1, 2)",
+      "_S(0, 2147483647)"};
+  for (int twice = 0; twice < 2; ++twice) {
+    for (const auto& text : texts) {
+      codes.insert(Placement::parse(text).code());
+      placements.insert(Placement::parse(text));
+    }
   }
-  EXPECT_EQ(codes.size(), 7U);
+  EXPECT_EQ(codes.size(), texts.size());
+  EXPECT_EQ(placements.size(), texts.size());
 }
 
 TEST(ShardRange, SplitsAsChunkDoes) {
@@ -132,6 +202,347 @@ TEST(LocalBox, PartsOfDifferentDimsAndEmptyOnes) {
   EXPECT_TRUE(local_box(DTensorSpec(), {}).sizes.empty());
 }
 
+// ---- rows under any placements ---------------------------------------------
+
+std::vector<int64_t> coordinate_at(c10::IntArrayRef shape, int64_t index) {
+  std::vector<int64_t> coordinate(shape.size());
+  for (size_t i = shape.size(); i-- > 0;) {
+    coordinate[i] = index % shape[i];
+    index /= shape[i];
+  }
+  return coordinate;
+}
+
+int64_t product(c10::IntArrayRef numbers) {
+  return std::accumulate(
+      numbers.begin(), numbers.end(), int64_t{1}, std::multiplies<>());
+}
+
+using RankRows = std::vector<std::vector<int64_t>>;
+
+// Every rank's rows of a dim, one by one.
+RankRows rows_of_ranks(
+    const Placements& placements,
+    const std::vector<int64_t>& shape,
+    int64_t size) {
+  RankRows result;
+  const auto cuts = cuts_of(placements, shape, 0);
+  for (int64_t r = 0; r < product(shape); ++r) {
+    result.emplace_back();
+    for (const auto& range : rows_at(cuts, size, coordinate_at(shape, r))) {
+      for (int64_t row = 0; row < range.length; ++row) {
+        result.back().push_back(range.begin + row);
+      }
+    }
+  }
+  return result;
+}
+
+// One cut of a list of rows, by the words of torch's _split_tensor.
+std::vector<int64_t> cut_list(
+    const std::vector<int64_t>& rows,
+    const Placement& placement,
+    int64_t shards,
+    int64_t index) {
+  const auto size = static_cast<int64_t>(rows.size());
+  std::vector<int64_t> held;
+  const auto take = [&](int64_t begin, int64_t length) {
+    held.insert(
+        held.end(), rows.begin() + begin, rows.begin() + begin + length);
+  };
+  if (placement.has_shard_sizes()) {
+    const auto& sizes = placement.shard_sizes();
+    take(
+        std::accumulate(sizes.begin(), sizes.begin() + index, int64_t{0}),
+        sizes[index]);
+    return held;
+  }
+  for (int64_t c = 0; c < placement.split_factor(); ++c) {
+    const auto chunk = shard_range(size, placement.split_factor(), c);
+    const auto part = shard_range(chunk.length, shards, index);
+    take(chunk.begin + part.begin, part.length);
+  }
+  return held;
+}
+
+// The order of mesh dims that the split factors stand for, as torch decodes it:
+// each is the product of the later mesh dims that cut before it.
+std::optional<std::vector<size_t>> decode(
+    const Placements& placements,
+    const std::vector<int64_t>& shape) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < placements.size(); ++i) {
+    if (placements[i].is_shard()) {
+      order.push_back(i);
+    }
+  }
+  do {
+    const bool fits = std::ranges::all_of(order, [&](size_t mesh_dim) {
+      int64_t factor = 1;
+      for (const size_t before : order) {
+        if (before == mesh_dim) {
+          break;
+        }
+        factor *= before > mesh_dim ? shape[before] : 1;
+      }
+      return factor == placements[mesh_dim].split_factor();
+    });
+    if (fits) {
+      return order;
+    }
+  } while (std::ranges::next_permutation(order).found);
+  return std::nullopt;
+}
+
+RankRows expected_rows(
+    const Placements& placements,
+    const std::vector<int64_t>& shape,
+    int64_t size) {
+  const auto decoded = decode(placements, shape);
+  RankRows result;
+  for (int64_t r = 0; r < product(shape); ++r) {
+    const auto coordinate = coordinate_at(shape, r);
+    std::vector<int64_t> rows(size);
+    std::iota(rows.begin(), rows.end(), 0);
+    if (decoded) {
+      for (const size_t i : *decoded) {
+        const auto plain =
+            placements[i].has_shard_sizes() ? placements[i] : Shard(0);
+        rows = cut_list(rows, plain, shape[i], coordinate[i]);
+      }
+    } else {
+      for (size_t i = 0; i < placements.size(); ++i) {
+        if (placements[i].is_shard()) {
+          rows = cut_list(rows, placements[i], shape[i], coordinate[i]);
+        }
+      }
+    }
+    result.push_back(rows);
+  }
+  return result;
+}
+
+// Expected rows are torch 2.15's.
+TEST(LocalRanges, StridedShardsHoldAPartOfEveryChunk) {
+  EXPECT_THAT(
+      rows_of_ranks({StridedShard(0, 2)}, {4}, 9),
+      ElementsAre(
+          ElementsAre(0, 1, 5),
+          ElementsAre(2, 3, 6),
+          ElementsAre(4, 7),
+          ElementsAre(8)));
+  EXPECT_THAT(
+      rows_of_ranks({StridedShard(0, 3)}, {2}, 10),
+      ElementsAre(ElementsAre(0, 1, 4, 5, 8), ElementsAre(2, 3, 6, 7, 9)));
+  EXPECT_THAT(
+      rows_of_ranks({Shard(0), StridedShard(0, 2)}, {2, 2}, 10),
+      ElementsAre(
+          ElementsAre(0, 1, 3),
+          ElementsAre(2, 4),
+          ElementsAre(5, 6, 8),
+          ElementsAre(7, 9)));
+  EXPECT_THAT(
+      rows_of_ranks({StridedShard(0, 4), Shard(0)}, {2, 2}, 16),
+      ElementsAre(
+          ElementsAre(0, 1, 4, 5),
+          ElementsAre(8, 9, 12, 13),
+          ElementsAre(2, 3, 6, 7),
+          ElementsAre(10, 11, 14, 15)));
+  EXPECT_THAT(
+      rows_of_ranks({StridedShard(0, 2), StridedShard(0, 2)}, {2, 2}, 16),
+      ElementsAre(
+          ElementsAre(0, 1, 8, 9),
+          ElementsAre(2, 3, 10, 11),
+          ElementsAre(4, 5, 12, 13),
+          ElementsAre(6, 7, 14, 15)));
+}
+
+TEST(LocalRanges, AdjacentRowsAreOneRange) {
+  const std::vector<int64_t> sizes{9, 2};
+  const DTensorSpec spec(fake_line(0, 4), {StridedShard(0, 2)});
+  const auto ranges = local_ranges(spec, sizes);
+  EXPECT_THAT(ranges[0], ElementsAre(RowRange{0, 2}, RowRange{5, 1}));
+  EXPECT_THAT(ranges[1], ElementsAre(RowRange{0, 2}));
+  EXPECT_THAT(
+      local_ranges_at(spec, sizes, {3})[0], ElementsAre(RowRange{8, 1}));
+  EXPECT_THAT(local_sizes(spec, sizes), ElementsAre(3, 2));
+  EXPECT_THAT(local_sizes_at(spec, sizes, {2}), ElementsAre(2, 2));
+  const auto empty = local_ranges_at(spec, {2, 2}, {3});
+  ASSERT_EQ(empty[0].size(), 1U);
+  EXPECT_EQ(empty[0][0].length, 0);
+}
+
+TEST(LocalRanges, FollowTorchWhereverItsOrderIsOne) {
+  const std::vector<std::vector<int64_t>> shapes{
+      {1}, {2}, {3}, {4}, {2, 2}, {2, 3}, {3, 2}, {4, 2}, {2, 2, 2}, {2, 3, 2}};
+  for (const auto& shape : shapes) {
+    const int64_t steps = product(std::vector<int64_t>(shape.size(), 6));
+    for (int64_t code = 0; code < steps; ++code) {
+      Placements placements;
+      int64_t digits = code;
+      for (size_t i = 0; i < shape.size(); ++i, digits /= 6) {
+        placements.push_back(
+            digits % 6 == 0   ? Replicate()
+            : digits % 6 == 5 ? StridedShard(0, 6)
+                              : StridedShard(0, digits % 6));
+      }
+      SCOPED_TRACE(to_string(placements));
+      const bool decodes = decode(placements, shape).has_value();
+      for (int64_t size = 0; size < 26; ++size) {
+        const auto actual = rows_of_ranks(placements, shape, size);
+        // Left to right, a factor that others stand for in part only is
+        // another thing for rows that do not divide.
+        if (decodes || shape.size() == 1) {
+          EXPECT_EQ(actual, expected_rows(placements, shape, size));
+        }
+      }
+      const int64_t even = product(shape) * 24 * 24;
+      EXPECT_EQ(
+          rows_of_ranks(placements, shape, even),
+          expected_rows(placements, shape, even));
+    }
+  }
+}
+
+TEST(LocalRanges, EveryRowIsHeldOnceAndInOrder) {
+  const std::vector<Placement> kinds{
+      Shard(0),
+      StridedShard(0, 2),
+      StridedShard(0, 3),
+      StridedShard(0, 4),
+      StridedShard(0, 6)};
+  const std::vector<int64_t> shape{2, 3, 2};
+  for (const auto& a : kinds) {
+    for (const auto& b : kinds) {
+      for (const auto& c : kinds) {
+        for (int64_t size = 0; size < 40; ++size) {
+          std::vector<int64_t> all;
+          for (const auto& rows : rows_of_ranks({a, b, c}, shape, size)) {
+            EXPECT_TRUE(std::ranges::is_sorted(rows));
+            all.insert(all.end(), rows.begin(), rows.end());
+          }
+          std::ranges::sort(all);
+          std::vector<int64_t> expected(size);
+          std::iota(expected.begin(), expected.end(), 0);
+          EXPECT_EQ(all, expected) << to_string({a, b, c});
+        }
+      }
+    }
+  }
+}
+
+TEST(LocalBox, AStridedShardBehindAnotherMeshDimIsOneBox) {
+  // 9 rows: tp has 5 and 4; dp cuts those in 2, 2, 1, 0 and 1, 1, 1, 1.
+  const auto mesh = fake_mesh(0, {4, 2}, {"dp", "tp"});
+  const DTensorSpec spec(mesh, {StridedShard(0, 2), Shard(0)});
+  const std::vector<int64_t> sizes{9};
+  EXPECT_TRUE(has_local_boxes(spec, sizes));
+  std::vector<std::vector<int64_t>> boxes;
+  for (int64_t r = 0; r < 8; ++r) {
+    const auto box = local_box_at(spec, sizes, coordinate_at({4, 2}, r));
+    boxes.push_back({box.offset[0], box.sizes[0]});
+  }
+  EXPECT_THAT(
+      boxes,
+      ElementsAre(
+          ElementsAre(0, 2),
+          ElementsAre(5, 1),
+          ElementsAre(2, 2),
+          ElementsAre(6, 1),
+          ElementsAre(4, 1),
+          ElementsAre(7, 1),
+          ElementsAre(5, 0),
+          ElementsAre(8, 1)));
+  // Rows that tp was given, cut again over dp.
+  const DTensorSpec given(mesh, {StridedShard(0, 2), Shard(0, {1, 8})});
+  EXPECT_THAT(local_box_at(given, sizes, {1, 1}).offset, ElementsAre(3));
+  EXPECT_THAT(local_box_at(given, sizes, {0, 0}).sizes, ElementsAre(1));
+  EXPECT_THAT(local_box_at(given, sizes, {1, 0}).sizes, ElementsAre(0));
+}
+
+TEST(LocalBox, GivenSizes) {
+  const DTensorSpec spec(
+      fake_mesh(3, {2, 2}, {"dp", "tp"}), {Shard(0, {1, 4}), Shard(1)});
+  const auto box = local_box(spec, {5, 3});
+  EXPECT_THAT(box.offset, ElementsAre(1, 2));
+  EXPECT_THAT(box.sizes, ElementsAre(4, 1));
+  const DTensorSpec nested(
+      fake_mesh(2, {2, 2}, {"dp", "tp"}), {Shard(0), Shard(0, {0, 3})});
+  EXPECT_THAT(local_box(nested, {6}).sizes, ElementsAre(0));
+  EXPECT_THAT(local_box_at(nested, {6}, {1, 1}).offset, ElementsAre(3));
+}
+
+TEST(LocalBox, ListsOfRangesAreRefusedOnEveryRank) {
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    // Rank 3 has one range.
+    const DTensorSpec spec(fake_line(rank, 4), {StridedShard(0, 2)});
+    EXPECT_FALSE(has_local_boxes(spec, {9, 2}));
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          local_box(spec, {9, 2});
+        }),
+        AllOf(
+            HasSubstr("sizes [9, 2] under [_S(0, 2)] are no boxes"),
+            HasSubstr("local_ranges()"),
+            HasSubstr("rank " + std::to_string(rank) + "/4")));
+  }
+  const DTensorSpec one(fake_line(0, 1), {StridedShard(0, 2)});
+  EXPECT_TRUE(has_local_boxes(one, {9}));
+}
+
+TEST(Sizes, MustAddUpOnEveryRank) {
+  const auto mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>([&] {
+        local_sizes(DTensorSpec(mesh, {Replicate(), Shard(0, {3, 5})}), {9, 2});
+      }),
+      AllOf(
+          HasSubstr("rows of S(0, [3, 5]) on mesh dim \"tp\""),
+          HasSubstr("8 vs 9"),
+          HasSubstr("sizes [9, 2] under [R, S(0, [3, 5])]"),
+          HasSubstr("rank 1/4, mesh dp=2 tp=2")));
+  // dp leaves 3 rows on this rank, and 2 on others.
+  const DTensorSpec uneven(mesh, {Shard(0), Shard(0, {1, 2})});
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>([&] { local_box(uneven, {5}); }),
+      HasSubstr("3 vs 2"));
+  EXPECT_THAT(local_box(uneven, {6}).sizes, ElementsAre(2));
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>([&] {
+        DTensorSpec(mesh, {Shard(0, {1, 2, 3}), Replicate()});
+      }),
+      AllOf(
+          HasSubstr("S(0, [1, 2, 3])"),
+          HasSubstr("mesh dim \"dp\": 3 vs 2"),
+          HasSubstr("rank 1/4")));
+  const auto single = fake_mesh(1, {2, 1}, {"dp", "tp"});
+  EXPECT_NO_THROW(fitted(DTensorSpec(single, {Shard(0), Shard(0, {4})}), {8}));
+  EXPECT_THROW(
+      fitted(DTensorSpec(single, {Shard(0), Shard(0, {8})}), {8}),
+      c10::ValueError);
+}
+
+TEST(Sizes, OfTheChunkRuleAreAPlainShard) {
+  const auto mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
+  const auto fit = [&](const Placements& placements, int64_t size) {
+    return to_string(
+        fitted(DTensorSpec(mesh, placements), {size}).placements());
+  };
+  EXPECT_EQ(fit({Shard(0, {3, 2}), Replicate()}, 5), "[S(0), R]");
+  EXPECT_EQ(fit({Shard(0, {2, 3}), Replicate()}, 5), "[S(0, [2, 3]), R]");
+  EXPECT_EQ(
+      fit({StridedShard(0, 1), StridedShard(0, 2)}, 5), "[S(0), _S(0, 2)]");
+  EXPECT_EQ(fit({Shard(0), Partial()}, 5), "[S(0), P(sum)]");
+  const auto line = fake_mesh(0, {1, 4}, {"dp", "tp"});
+  EXPECT_EQ(
+      to_string(
+          fitted(
+              DTensorSpec(line, {StridedShard(0, 4), Shard(0, {1, 1, 1, 1})}),
+              {4})
+              .placements()),
+      "[S(0), S(0)]");
+}
+
 TEST(Spec, EqualSpecsShareOneEntry) {
   const auto mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
   const DTensorSpec a(mesh, {Shard(0), Replicate()});
@@ -149,6 +560,26 @@ TEST(Spec, EqualSpecsShareOneEntry) {
   EXPECT_TRUE(partial.has_partial());
   EXPECT_EQ(partial.without_partial(), a);
   EXPECT_TRUE(DTensorSpec(mesh, {Replicate(), Replicate()}).is_replicated());
+}
+
+TEST(Spec, IsAValueToKeepInSets) {
+  const auto mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
+  std::unordered_set<DTensorSpec> specs;
+  for (int twice = 0; twice < 2; ++twice) {
+    for (const auto& placement :
+         {Replicate(),
+          Shard(0),
+          Shard(0, {1, 2}),
+          Shard(0, {2, 1}),
+          StridedShard(0, 2),
+          Partial()}) {
+      specs.emplace(mesh, Placements{placement, Replicate()});
+    }
+  }
+  EXPECT_EQ(specs.size(), 6U);
+  EXPECT_TRUE(DTensorSpec(mesh, {Shard(0), Partial()}).is_chunked());
+  EXPECT_FALSE(DTensorSpec(mesh, {Shard(0, {1, 2}), Partial()}).is_chunked());
+  EXPECT_FALSE(DTensorSpec(mesh, {StridedShard(0, 2), Shard(0)}).is_chunked());
 }
 
 TEST(Spec, OnePlacementAMeshDim) {
@@ -209,6 +640,132 @@ TEST(Plan, InnerShardsAreGatheredBeforeTheOuterOnesTheyCut) {
   EXPECT_EQ(
       plan_text(mesh, {Replicate(), Shard(0)}, {Replicate(), Shard(1)}),
       "tp S(0)->S(1)");
+}
+
+TEST(Plan, CutsAreUndoneAndMadeInTheirOrder) {
+  const auto mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
+  const Placements behind{StridedShard(0, 2), Shard(0)};
+  EXPECT_EQ(
+      plan_text(mesh, behind, {Replicate(), Replicate()}),
+      "dp _S(0, 2)->R; tp S(0)->R");
+  EXPECT_EQ(plan_text(mesh, behind, {Replicate(), Shard(0)}), "dp _S(0, 2)->R");
+  EXPECT_EQ(
+      plan_text(mesh, {Replicate(), Replicate()}, behind),
+      "tp R->S(0); dp R->_S(0, 2)");
+  EXPECT_EQ(
+      plan_text(mesh, {Shard(0), Shard(0)}, behind),
+      "tp S(0)->R; dp S(0)->R; tp R->S(0); dp R->_S(0, 2)");
+  EXPECT_EQ(
+      plan_text(mesh, {Partial(), Shard(0)}, behind), "dp P(sum)->_S(0, 2)");
+  // Alone, the same placement is another cut.
+  EXPECT_EQ(
+      plan_text(mesh, {StridedShard(0, 2), Replicate()}, behind),
+      "dp _S(0, 2)->R; tp R->S(0); dp R->_S(0, 2)");
+}
+
+TEST(Plan, RowsOfOneDimMoveAtOnceUnlessTheyAreStrided) {
+  const auto mesh = fake_line(0, 2);
+  EXPECT_EQ(
+      plan_text(mesh, {Shard(0)}, {Shard(0, {1, 3})}), "tp S(0)->S(0, [1, 3])");
+  EXPECT_EQ(
+      plan_text(mesh, {StridedShard(0, 2)}, {Shard(1)}), "tp _S(0, 2)->S(1)");
+  EXPECT_EQ(
+      plan_text(mesh, {StridedShard(0, 2)}, {Shard(0)}),
+      "tp _S(0, 2)->R; tp R->S(0)");
+  const auto grid = fake_mesh(0, {2, 2}, {"dp", "tp"});
+  // The inner cut only; what dp has stays.
+  EXPECT_EQ(
+      plan_text(grid, {Shard(0), Shard(0)}, {Shard(0), Shard(0, {1, 2})}),
+      "tp S(0)->S(0, [1, 2])");
+}
+
+TEST(Plan, MeshDimsOfOneRankCostNothing) {
+  const auto mesh = fake_mesh(0, {1, 2}, {"dp", "tp"});
+  EXPECT_EQ(
+      plan_text(mesh, {Shard(0), Shard(0)}, {Replicate(), Shard(0)}),
+      "dp S(0)->R");
+  EXPECT_EQ(
+      plan_text(
+          mesh, {Partial(), Shard(0)}, {Partial(ReduceOp::kMax), Shard(0)}),
+      "dp P(sum)->P(max)");
+}
+
+TEST(Plan, ReductionsThatDoNotCommuteEndFromTheInnermost) {
+  const auto mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
+  const auto max = Partial(ReduceOp::kMax);
+  EXPECT_EQ(
+      plan_text(mesh, {Partial(), max}, {Replicate(), Replicate()}),
+      "tp P(max)->R; dp P(sum)->R");
+  EXPECT_EQ(
+      plan_text(mesh, {Partial(), max}, {Shard(0), max}),
+      "tp P(max)->R; dp P(sum)->S(0); tp R->P(max)");
+  EXPECT_EQ(
+      plan_text(mesh, {Partial(), max}, {Partial(), Shard(0)}),
+      "tp P(max)->S(0)");
+  EXPECT_EQ(
+      plan_text(
+          mesh, {Partial(), Partial(ReduceOp::kAvg)}, {Shard(0), Replicate()}),
+      "dp P(sum)->S(0); tp P(avg)->R");
+}
+
+// Whatever a step does not name stays what it was, and the last step's state
+// is the target.
+TEST(Plan, EveryStepChangesOneCutAndNoOther) {
+  const std::vector<Placement> kinds{
+      Replicate(),
+      Shard(0),
+      Shard(1),
+      Shard(0, {1, 1}),
+      StridedShard(0, 2),
+      StridedShard(0, 4),
+      StridedShard(1, 2),
+      Partial()};
+  const auto mesh = fake_mesh(0, {2, 2, 2}, {"pp", "dp", "tp"});
+  const auto list = [&](size_t code) {
+    return Placements{kinds[code / 64], kinds[code / 8 % 8], kinds[code % 8]};
+  };
+  const auto others = [&](const Placements& placements, int64_t mesh_dim) {
+    std::vector<DimCuts> all;
+    for (const int64_t d : {0, 1}) {
+      all.push_back(cuts_of(placements, mesh.shape(), d));
+      auto& cuts = all.back();
+      if (!cuts.empty() && cuts.back().mesh_dim == mesh_dim) {
+        cuts.pop_back();
+      }
+    }
+    return all;
+  };
+  for (size_t a = 0; a < 512; a += 3) {
+    for (size_t b = 0; b < 512; b += 5) {
+      auto current = list(a);
+      for (const auto& step : plan_redistribute(
+               DTensorSpec(mesh, list(a)), DTensorSpec(mesh, list(b)))) {
+        const auto before = others(current, step.mesh_dim);
+        ASSERT_EQ(current[step.mesh_dim], step.from);
+        current[step.mesh_dim] = step.to;
+        ASSERT_EQ(before, others(current, step.mesh_dim))
+            << to_string(list(a)) << " -> " << to_string(list(b)) << ": "
+            << step.from.to_string() << " -> " << step.to.to_string();
+      }
+      ASSERT_EQ(current, list(b)) << to_string(list(a));
+    }
+  }
+}
+
+TEST(Cost, EqualCutsAreFreeAndOthersAreNot) {
+  const double bytes = 1 << 20;
+  for (const auto& cut : {Shard(0), Shard(0, {1, 3}), StridedShard(0, 2)}) {
+    EXPECT_EQ(redistribute_cost(cut, cut, bytes, 2), 0);
+    EXPECT_GT(redistribute_cost(cut, Shard(0, {2, 2}), bytes, 2), 0);
+    EXPECT_GT(redistribute_cost(cut, Shard(1), bytes, 2), 0);
+    EXPECT_GT(redistribute_cost(cut, Replicate(), bytes, 2), 0);
+    EXPECT_LT(
+        redistribute_cost(Replicate(), cut, bytes, 2),
+        redistribute_cost(cut, Replicate(), bytes, 2));
+  }
+  EXPECT_LT(
+      redistribute_cost(Shard(0), Shard(0, {1, 3}), bytes, 4),
+      redistribute_cost(Shard(0), StridedShard(0, 2), bytes, 4));
 }
 
 } // namespace

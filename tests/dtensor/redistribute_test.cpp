@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -5,6 +7,7 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/redistribute.h"
 #include "mesh/ledger.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
@@ -71,6 +74,22 @@ std::vector<Placements> all_placements(
   return lists;
 }
 
+// This rank's part of `whole`.
+at::Tensor own_part(
+    const at::Tensor& whole,
+    const Placements& placements,
+    const mesh::DeviceMesh& mesh) {
+  return cut_all(whole, placements, mesh.shape())[mesh.rank()];
+}
+
+bool has_gradient(const Placements& placements) {
+  return std::ranges::none_of(placements, [](const auto& placement) {
+    return placement.is_partial(ReduceOp::kMax) ||
+           placement.is_partial(ReduceOp::kMin) ||
+           placement.is_partial(ReduceOp::kProduct);
+  });
+}
+
 void check_redistribution(
     const mesh::DeviceMesh& mesh,
     const at::Tensor& whole,
@@ -78,64 +97,69 @@ void check_redistribution(
     const Placements& to) {
   SCOPED_TRACE(to_string(from) + " -> " + to_string(to));
   const auto weights = random(whole.sizes(), 5);
-  auto local = cut_all(whole, from, mesh.shape())[mesh.rank()];
+  auto local = own_part(whole, from, mesh);
   local.requires_grad_();
   const auto sizes = whole.sizes().vec();
   const auto x = from_local(local, mesh, from, with_sizes(sizes));
 
   const auto y = redistribute(x, to);
 
-  EXPECT_EQ(spec_of(y).placements(), to);
+  EXPECT_EQ(spec_of(y), fitted(DTensorSpec(mesh, to), sizes));
   EXPECT_EQ(
-      local_of(y).sizes(),
-      c10::IntArrayRef(local_box(spec_of(y), sizes).sizes));
-  const auto box = local_box(spec_of(y), sizes);
+      local_of(y).sizes(), c10::IntArrayRef(local_sizes(spec_of(y), sizes)));
   if (!spec_of(y).has_partial()) {
-    auto expected = whole;
-    for (int64_t d = 0; d < whole.dim(); ++d) {
-      expected = expected.narrow(d, box.offset[d], box.sizes[d]);
-    }
-    expect_close(local_of(y), expected, 1e-12, "this rank's part");
+    expect_close(local_of(y), own_part(whole, to, mesh), 1e-12, "this part");
   }
   const auto full = full_tensor(y);
   expect_close(full, whole, 1e-12, "the whole");
   (full * weights).sum().backward();
-  auto expected = weights;
-  const auto own = local_box(spec_of(x), sizes);
-  for (int64_t d = 0; d < whole.dim(); ++d) {
-    expected = expected.narrow(d, own.offset[d], own.sizes[d]);
+  if (!has_gradient(from)) {
+    return;
   }
+  auto expected =
+      own_part(weights, spec_of(x).without_partial().placements(), mesh);
   for (int64_t d = 0; d < mesh.ndim(); ++d) {
     if (from[d].is_partial(ReduceOp::kAvg)) {
       expected = expected / mesh.size(d);
     }
   }
-  if (!from[0].is_partial(ReduceOp::kMax)) {
-    expect_close(local.grad(), expected, 1e-12, "gradient");
+  expect_close(local.grad(), expected, 1e-12, "gradient");
+}
+
+// Rows that are far from even: nothing on the first rank, most on the last.
+std::vector<int64_t> lopsided(int64_t size, int64_t shards) {
+  std::vector<int64_t> rows(shards, 0);
+  for (int64_t r = 1; r < shards; ++r) {
+    rows[r] = std::min<int64_t>(r - 1, size);
+    size -= rows[r];
   }
+  rows.back() += size;
+  return rows;
 }
 
 TEST(Redistribute, EveryPlacementToEveryOtherOnOneMeshDim) {
-  const std::vector<Placement> sources{
-      Replicate(),
-      Shard(0),
-      Shard(1),
-      Partial(),
-      Partial(ReduceOp::kAvg),
-      Partial(ReduceOp::kMax)};
   for (const int n : {1, 2, 3, 4}) {
     run_ranks(n, [&](RankContext& self) {
       const auto mesh = line(self);
-      for (const auto& sizes :
-           std::vector<std::vector<int64_t>>{{12, 4}, {5, 3}, {3, 1}, {0, 2}}) {
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{
+               {12, 4}, {8, 2}, {5, 3}, {1, 3}, {0, 2}}) {
         const auto whole = random(sizes, 1);
+        const std::vector<Placement> targets{
+            Replicate(),
+            Shard(0),
+            Shard(1),
+            Shard(0, lopsided(sizes[0], n)),
+            StridedShard(0, 2),
+            StridedShard(0, 3),
+            StridedShard(1, 2),
+            Partial(),
+            Partial(ReduceOp::kAvg),
+            Partial(ReduceOp::kMin),
+            Partial(ReduceOp::kMax)};
+        auto sources = targets;
+        sources.push_back(Partial(ReduceOp::kProduct));
         for (const auto& from : sources) {
-          for (const auto& to :
-               {Replicate(),
-                Shard(0),
-                Shard(1),
-                Partial(),
-                Partial(ReduceOp::kAvg)}) {
+          for (const auto& to : targets) {
             check_redistribution(mesh, whole, {from}, {to});
           }
         }
@@ -158,6 +182,151 @@ TEST(Redistribute, EveryPlacementToEveryOtherOnTwoMeshDims) {
         }
       }
     }
+  });
+}
+
+TEST(Redistribute, EveryCutOfOneDimToEveryOtherOnTwoMeshDims) {
+  run_ranks(4, [](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    for (const int64_t rows : {5, 8, 1, 0}) {
+      const auto whole = random({rows, 2}, 1);
+      const auto given = Shard(0, {rows / 4, rows - rows / 4});
+      const std::vector<Placements> lists{
+          {Replicate(), Partial()},
+          {Shard(0), Shard(0)},
+          {Shard(1), Shard(0)},
+          {Replicate(), StridedShard(0, 3)},
+          {given, Replicate()},
+          {Shard(1), given},
+          {given, Shard(0)},
+          {given, StridedShard(0, 2)},
+          {StridedShard(0, 2), Shard(0)},
+          {StridedShard(0, 2), given},
+          {StridedShard(0, 2), Partial()},
+          {StridedShard(0, 2), StridedShard(0, 2)},
+          {StridedShard(0, 4), Shard(0)},
+          {Partial(ReduceOp::kMin), StridedShard(0, 2)}};
+      for (const auto& from : lists) {
+        for (const auto& to : lists) {
+          check_redistribution(mesh, whole, from, to);
+        }
+      }
+    }
+  });
+}
+
+TEST(Redistribute, ReductionsThatDoNotCommuteEndFromTheInnermost) {
+  run_ranks(4, [](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    const Placements from{Partial(), Partial(ReduceOp::kMax)};
+    const auto whole = random({6, 2}, 1);
+    const auto local = own_part(whole, from, mesh);
+    for (const auto& to : std::vector<Placements>{
+             {Replicate(), Replicate()},
+             {Shard(0), Partial(ReduceOp::kMax)},
+             {Shard(0), Shard(0)},
+             {Partial(), Shard(1)},
+             {Replicate(), Partial()}}) {
+      const DTensorSpec source(mesh, from);
+      const DTensorSpec target(mesh, to);
+      const auto moved =
+          redistribute_local(local, whole.sizes(), source, target, "test");
+      const auto y =
+          make_dtensor(moved, target, whole.sizes(), whole.strides());
+      expect_close(full_tensor(y), whole, 1e-12, to_string(to));
+    }
+  });
+}
+
+TEST(Redistribute, PendingReductionsOfOtherDtypes) {
+  for (const int n : {2, 3}) {
+    run_ranks(n, [&](RankContext& self) {
+      const auto mesh = line(self);
+      const auto mine = [&](at::ScalarType dtype) {
+        return random({5, 2}, self.rank + 1).mul(4).to(dtype);
+      };
+      for (const auto dtype : {at::kLong, at::kInt, at::kBFloat16, at::kHalf}) {
+        for (const auto op :
+             {ReduceOp::kSum,
+              ReduceOp::kMin,
+              ReduceOp::kMax,
+              ReduceOp::kProduct}) {
+          SCOPED_TRACE(c10::str(dtype, " ", to_string(op)));
+          const auto wide = at::isFloatingType(dtype) ? at::kFloat : dtype;
+          auto expected = random({5, 2}, 1).mul(4).to(dtype).to(wide);
+          for (int64_t r = 1; r < n; ++r) {
+            const auto other = random({5, 2}, r + 1).mul(4).to(dtype).to(wide);
+            expected = op == ReduceOp::kSum   ? expected + other
+                       : op == ReduceOp::kMin ? at::minimum(expected, other)
+                       : op == ReduceOp::kMax ? at::maximum(expected, other)
+                                              : expected * other;
+          }
+          const auto x = from_local(mine(dtype), mesh, {Partial(op)});
+          for (const auto& to :
+               {Replicate(),
+                Shard(0),
+                Shard(1),
+                StridedShard(0, 2),
+                Shard(0, lopsided(5, n))}) {
+            const auto y = redistribute(x, {to});
+            EXPECT_EQ(y.scalar_type(), dtype);
+            EXPECT_TRUE(at::equal(full_tensor(y), expected.to(dtype)))
+                << to.to_string();
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(Redistribute, AveragesOfIntegersAreRefused) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = line(self);
+    const auto average = Partial(ReduceOp::kAvg);
+    const auto x = from_local(at::ones({4}, at::kLong), mesh, {average});
+    for (const auto& to : {Replicate(), Shard(0), StridedShard(0, 2)}) {
+      EXPECT_THAT(
+          message_of_thrown<c10::ValueError>([&] { redistribute(x, {to}); }),
+          HasSubstr("average of Long is not defined"));
+    }
+    const auto whole = distributed(at::ones({4}, at::kLong), mesh, {Shard(0)});
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(
+            [&] { redistribute(whole, {average}); }),
+        HasSubstr("R to P(avg) of Long"));
+  });
+}
+
+TEST(Redistribute, FromRToPendingReductionsKeepsTheValuesWhereTheyAre) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = line(self);
+    const auto whole = random({3}, 1);
+    const auto x = distributed(whole, mesh, {Replicate()});
+    for (const auto op : {ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax}) {
+      EXPECT_TRUE(at::equal(local_of(redistribute(x, {Partial(op)})), whole));
+    }
+    const auto sum = local_of(redistribute(x, {Partial()}));
+    EXPECT_TRUE(at::equal(sum, self.rank == 0 ? whole : at::zeros_like(whole)));
+  });
+}
+
+TEST(Redistribute, CutsThatDoNotFitAreRefusedOnEveryRank) {
+  run_ranks(3, [](RankContext& self) {
+    const auto mesh = line(self);
+    const auto x = distributed(at::ones({5, 2}), mesh, {Replicate()});
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          redistribute(x, {Shard(0, {1, 2, 3})});
+        }),
+        AllOf(
+            HasSubstr("rows of S(0, [1, 2, 3]) on mesh dim \"tp\""),
+            HasSubstr("6 vs 5 of a tensor of sizes [5, 2]"),
+            HasSubstr(c10::str("rank ", self.rank, "/3"))));
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          redistribute(x, {Shard(0, {2, 3})});
+        }),
+        HasSubstr("2 vs 3. Give one number a rank"));
   });
 }
 
@@ -192,6 +361,23 @@ TEST(Redistribute, EachMoveIsOneCollective) {
           ElementsAre(Pair(::testing::StartsWith("reduce_scatter"), 1)));
       EXPECT_THAT(
           counts(Shard(0), Shard(1)), ElementsAre(Pair("all_to_all", 1)));
+      const auto given = Shard(0, lopsided(12, n));
+      const auto strided = StridedShard(0, 3);
+      EXPECT_THAT(counts(Shard(0), given), ElementsAre(Pair("all_to_all", 1)));
+      EXPECT_THAT(counts(given, Shard(1)), ElementsAre(Pair("all_to_all", 1)));
+      EXPECT_THAT(
+          counts(strided, Shard(1)), ElementsAre(Pair("all_to_all", 1)));
+      EXPECT_THAT(
+          counts(given, Replicate()),
+          ElementsAre(Pair("all_gather_uneven", 1)));
+      EXPECT_THAT(
+          counts(strided, Replicate()),
+          ElementsAre(Pair(::testing::StartsWith("all_gather"), 1)));
+      EXPECT_THAT(
+          counts(Partial(), strided),
+          ElementsAre(Pair("reduce_scatter_uneven", 1)));
+      EXPECT_THAT(counts(Replicate(), strided), IsEmpty());
+      EXPECT_THAT(counts(strided, Partial()), IsEmpty());
     });
   }
 }
@@ -206,6 +392,9 @@ TEST(Redistribute, OtherDtypesAndLayouts) {
       EXPECT_EQ(x.strides(), whole.strides());
       EXPECT_TRUE(at::equal(full_tensor(x), whole));
       EXPECT_TRUE(at::equal(full_tensor(redistribute(x, {Shard(0)})), whole));
+      for (const auto& to : {StridedShard(1, 2), Shard(1, {0, 4, 1})}) {
+        EXPECT_TRUE(at::equal(full_tensor(redistribute(x, {to})), whole));
+      }
     }
   });
 }
@@ -214,7 +403,12 @@ TEST(Redistribute, ResultsShareNoMemory) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = line(self);
     const auto x = distributed(at::ones({4}), mesh, {Replicate()});
-    for (const auto to : {Shard(0), Partial(), Partial(ReduceOp::kAvg)}) {
+    for (const auto& to :
+         {Shard(0),
+          Shard(0, {4, 0}),
+          StridedShard(0, 2),
+          Partial(),
+          Partial(ReduceOp::kAvg)}) {
       redistribute(x, {to}).zero_();
       EXPECT_TRUE(at::equal(local_of(x), at::ones({4}))) << to.to_string();
     }
@@ -224,17 +418,19 @@ TEST(Redistribute, ResultsShareNoMemory) {
 TEST(Redistribute, SecondDerivative) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = line(self);
-    const auto whole = random({5}, 1).requires_grad_();
-    const auto x = distributed(whole, mesh, {Shard(0)});
-    const auto y = full_tensor(x).pow(3).sum();
-    const auto grad = torch::autograd::grad({y}, {x}, {}, true, true)[0];
-    full_tensor(grad).pow(2).sum().backward();
-    // d/dx (3 x^2)^2 = 36 x^3.
-    expect_close(
-        full_tensor(x.grad()),
-        whole.detach().pow(3).mul(36),
-        1e-12,
-        "second derivative");
+    for (const auto& cut : {Shard(0), Shard(0, {1, 4}), StridedShard(0, 2)}) {
+      const auto whole = random({5}, 1).requires_grad_();
+      const auto x = distributed(whole, mesh, {cut});
+      const auto y = full_tensor(x).pow(3).sum();
+      const auto grad = torch::autograd::grad({y}, {x}, {}, true, true)[0];
+      full_tensor(grad).pow(2).sum().backward();
+      // d/dx (3 x^2)^2 = 36 x^3.
+      expect_close(
+          full_tensor(x.grad()),
+          whole.detach().pow(3).mul(36),
+          1e-12,
+          "second derivative");
+    }
   });
 }
 
@@ -305,6 +501,131 @@ TEST(FromLocal, RunCheckComparesAllRanks) {
   });
 }
 
+TEST(FromLocal, SizesOfGivenShardsNeedNoOthers) {
+  const auto mesh = fake_line(1, 3);
+  const auto x = from_local(at::ones({4, 2}), mesh, {Shard(0, {0, 4, 1})});
+  EXPECT_THAT(x.sizes(), ElementsAre(5, 2));
+  EXPECT_EQ(
+      describe(x),
+      "DTensor [5, 2] Float [S(0, [0, 4, 1])] on tp=3, local [4, 2]");
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>([&] {
+        from_local(at::ones({3, 2}), mesh, {Shard(0, {0, 4, 1})});
+      }),
+      HasSubstr("[3, 2] vs [4, 2]"));
+  const auto strided = from_local(
+      at::ones({2, 2}), mesh, {StridedShard(0, 2)}, with_sizes({5, 2}));
+  EXPECT_THAT(strided.sizes(), ElementsAre(5, 2));
+}
+
+TEST(FromLocal, ReductionsThatDoNotCommuteAreRefused) {
+  const auto mesh = dtensor::test::fake_mesh(0, {2, 2}, {"dp", "tp"});
+  const Placements mixed{Partial(), Partial(ReduceOp::kMax)};
+  const auto x = at::ones({2});
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>([&] { from_local(x, mesh, mixed); }),
+      HasSubstr("P(sum) vs P(max)"));
+  EXPECT_THROW(
+      distribute_tensor(x, mesh, mixed, std::nullopt), c10::ValueError);
+  EXPECT_THROW(
+      redistribute(from_local(x, mesh, {Replicate(), Replicate()}), mixed),
+      c10::ValueError);
+  EXPECT_NO_THROW(from_local(x, mesh, {Partial(), Partial(ReduceOp::kAvg)}));
+}
+
+// Whatever one rank does otherwise, all of them say so, and name it.
+TEST(FromLocal, RunCheckFindsWhatOneRankDoesOtherwise) {
+  for (const int n : {2, 3, 4}) {
+    run_ranks(n, [&](RankContext& self) {
+      const auto mesh = line(self);
+      const bool odd = self.rank == n - 1;
+      const auto expect_refused = [&](const at::Tensor& local,
+                                      const Placements& placements,
+                                      FromLocalOptions options,
+                                      const std::string& text) {
+        options.run_check = true;
+        EXPECT_THAT(
+            message_of_thrown<c10::ValueError>(
+                [&] { from_local(local, mesh, placements, options); }),
+            AllOf(
+                HasSubstr("[from_local]"),
+                HasSubstr(c10::str("rank ", n - 1, " ")),
+                HasSubstr(text),
+                HasSubstr(c10::str("rank ", self.rank, "/", n))));
+      };
+      const Placements cut{Shard(1)};
+      expect_refused(odd ? at::ones({4}) : at::ones({4, 2}), cut, {}, "1 dims");
+      expect_refused(
+          odd ? at::ones({4, 2}, at::kDouble) : at::ones({4, 2}),
+          cut,
+          {},
+          "Double");
+      expect_refused(
+          at::ones({2, 2}),
+          {odd ? Shard(0) : Shard(1)},
+          {},
+          "has Float on cpu of 2 dims under [S(0)]");
+      expect_refused(
+          at::ones({2, 2}),
+          cut,
+          with_sizes(
+              odd ? std::vector<int64_t>{2, 2 * n + 1}
+                  : std::vector<int64_t>{2, 2 * n}),
+          c10::str("global sizes [2, ", 2 * n + 1));
+      expect_refused(
+          at::ones({2, odd ? 7 : 2}), cut, with_sizes({2, 2 * n}), "[2, 7] vs");
+      expect_refused(
+          at::ones({2}),
+          {Replicate()},
+          odd ? with_gradient({Partial()}) : FromLocalOptions(),
+          "gradient [P(sum)]");
+      expect_refused(
+          odd ? at::Tensor() : at::ones({2}), cut, {}, "an undefined tensor");
+      expect_refused(
+          odd ? distributed(at::ones({2}), mesh, {Replicate()}) : at::ones({2}),
+          {Replicate()},
+          {},
+          "a DTensor");
+      expect_refused(
+          at::full({3}, odd ? 2.0 : 1.0),
+          {Replicate()},
+          {},
+          "holds other values than the first rank of mesh dim \"tp\"");
+    });
+  }
+}
+
+TEST(FromLocal, RunCheckLetsTrueParts) {
+  run_ranks(4, [](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    auto options = with_sizes({5, 3});
+    options.run_check = true;
+    const auto whole = random({5, 3}, 1).log();
+    for (const auto& placements : std::vector<Placements>{
+             {Shard(0), Shard(0)},
+             {Replicate(), Shard(0)},
+             {Shard(0, {1, 4}), Replicate()},
+             {StridedShard(0, 2), Shard(0)},
+             {Replicate(), Replicate()},
+             {Shard(1), Partial()}}) {
+      const auto x = from_local(
+          own_part(whole, placements, mesh), mesh, placements, options);
+      EXPECT_THAT(x.sizes(), ElementsAre(5, 3));
+    }
+    // Replicas that differ along one mesh dim only.
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          from_local(
+              at::full({2}, static_cast<double>(mesh.coordinate("tp"))),
+              mesh,
+              {Replicate(), Replicate()},
+              checked());
+        }),
+        HasSubstr("rank 1 holds other values than the first rank of mesh dim "
+                  "\"tp\""));
+  });
+}
+
 TEST(FromLocal, GradientComesBackWhereAsked) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = line(self);
@@ -359,6 +680,67 @@ TEST(DistributeTensor, TakesOneRanksValues) {
         random({5, 2}, 2),
         0,
         "rank 2's");
+  });
+}
+
+TEST(DistributeTensor, AnyPlacementOfAnyRanksValues) {
+  run_ranks(4, [](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    const Placement given = Shard(0, {1, 4});
+    for (const auto& placements : std::vector<Placements>{
+             {Replicate(), Replicate()},
+             {given, Shard(1)},
+             {given, Shard(0)},
+             {StridedShard(0, 2), given},
+             {StridedShard(0, 3), Replicate()},
+             {Partial(), Shard(0)},
+             {Partial(), Partial(ReduceOp::kAvg)},
+             {Partial(ReduceOp::kMax), Replicate()}}) {
+      for (const int64_t src : {0, 1}) {
+        const auto x =
+            distribute_tensor(random({5, 2}, self.rank), mesh, placements, src);
+        EXPECT_TRUE(at::equal(full_tensor(x), random({5, 2}, src * 3)))
+            << to_string(placements);
+      }
+    }
+    const auto empty =
+        distribute_tensor(at::ones({0, 2}), mesh, {Shard(0), Shard(1)});
+    EXPECT_THAT(full_tensor(empty).sizes(), ElementsAre(0, 2));
+    EXPECT_THAT(local_of(empty).sizes(), ElementsAre(0, 1));
+  });
+}
+
+TEST(DistributeTensor, IsRefusedBeforeAnythingIsSent) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = line(self);
+    const auto x = at::ones({5});
+    mesh.group(0).ledger().reset();
+    const auto message = [&](const Placement& placement,
+                             std::optional<int64_t> src) {
+      return message_of_thrown<c10::ValueError>(
+          [&] { distribute_tensor(x, mesh, {placement}, src); });
+    };
+    EXPECT_THAT(
+        message(Shard(0), 2),
+        AllOf(HasSubstr("mesh dim \"tp\": 2 vs 2"), HasSubstr("rank")));
+    EXPECT_THAT(message(Shard(0), -1), HasSubstr("-1 vs 2"));
+    EXPECT_THAT(message(Shard(1), 0), HasSubstr("1 dims does not have"));
+    EXPECT_THAT(message(Shard(0, {2, 2}), 0), HasSubstr("4 vs 5"));
+    EXPECT_THAT(
+        message(Partial(ReduceOp::kProduct), 0), HasSubstr("no exact form"));
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          distribute_tensor(
+              x.to(at::kLong), mesh, {Partial(ReduceOp::kAvg)}, 0);
+        }),
+        HasSubstr("P(avg) of Long"));
+    const auto placed = distributed(x, mesh, {Shard(0)});
+    EXPECT_TRUE(distribute_tensor(placed, mesh, {Shard(-1)}).is_same(placed));
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(
+            [&] { distribute_tensor(placed, mesh, {Replicate()}); }),
+        HasSubstr("is a DTensor already"));
+    EXPECT_THAT(mesh.group(0).ledger().counts(), IsEmpty());
   });
 }
 
@@ -569,7 +951,7 @@ TEST(Norm, OfCutTensorsIsTheWholes) {
   run_ranks(3, [](RankContext& self) {
     const auto mesh = line(self);
     const auto whole = random({5, 4}, 1);
-    for (const auto placement : {Replicate(), Shard(0), Shard(1)}) {
+    for (const auto& placement : {Replicate(), Shard(0), Shard(1)}) {
       const auto leaf = whole.clone().requires_grad_();
       const auto x = distributed(leaf, mesh, {placement});
       for (const double order : {0.0, 1.0, 2.0, 3.0}) {
@@ -654,7 +1036,7 @@ TEST(Ops, AChainOfOpsAndItsGradientEqualOneRank) {
   for (const int n : {1, 2, 3, 4}) {
     run_ranks(n, [&](RankContext& self) {
       const auto mesh = line(self);
-      for (const auto placement : {Replicate(), Shard(0), Shard(1)}) {
+      for (const auto& placement : {Replicate(), Shard(0), Shard(1)}) {
         SCOPED_TRACE(placement.to_string());
         const auto leaf = whole.detach().clone().requires_grad_();
         const auto x = distributed(leaf, mesh, {placement});

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "dtensor/dtensor.h"
+#include "dtensor/spec.h"
+
+namespace weft::dtensor {
+
+/// The whole's sizes if every rank has a part of `local_sizes`, or of the rows
+/// that a Shard of given sizes says.
+std::vector<int64_t> whole_sizes(
+    c10::IntArrayRef local_sizes,
+    const DTensorSpec& spec);
+
+/// Reductions of several kinds that wait on one tensor would have to be taken
+/// in one order. Sums and averages may be mixed.
+/// Throws: c10::ValueError.
+void refuse_mixed_partials(
+    const Placements& placements,
+    const mesh::DeviceMesh& mesh,
+    const char* op);
+
+/// What from_local() does for FromLocalOptions::run_check: compares dtypes,
+/// sizes, placements and, along mesh dims that replicate, values of all ranks.
+/// Collective: all ranks of `mesh`, whatever they give; blocks.
+/// Throws: c10::ValueError on every rank, naming the first that differs.
+void check_parts_of_all_ranks(
+    const at::Tensor& local,
+    const mesh::DeviceMesh& mesh,
+    const Placements& placements,
+    const FromLocalOptions& options);
+
+} // namespace weft::dtensor
