@@ -229,7 +229,7 @@ void add_functions(RuleTable& table) {
       "linalg_matrix_exp linalg_matrix_sqrth",
       {.strategies = batched(one), .infer = contiguous_like_first});
   table.add(
-      "cholesky cholesky_inverse",
+      "cholesky_inverse",
       {.strategies = batched(one), .infer = column_major_like_first});
   table.add(
       "linalg_householder_product",
@@ -239,11 +239,6 @@ void add_functions(RuleTable& table) {
       "linalg_pinv.atol_rtol_tensor",
       {.strategies = batched({{{"self", 2}, {"atol", 0}, {"rtol", 0}}, {2}}),
        .infer = pinv_sizes});
-  table.add(
-      "ormqr",
-      {.strategies =
-           batched({{{"self", 2}, {"input2", 1}, {"input3", 2}}, {2}}),
-       .infer = ormqr_sizes});
 }
 
 void add_equations(RuleTable& table) {
@@ -257,6 +252,11 @@ void add_equations(RuleTable& table) {
   table.add(
       "triangular_solve",
       {.strategies = solved({{{"self", 2}, {"A", 2}}, {2, 2}}, "self")});
+  table.add(
+      "ormqr",
+      {.strategies =
+           solved({{{"self", 2}, {"input2", 1}, {"input3", 2}}, {2}}, "input3"),
+       .infer = ormqr_sizes});
   const Matrices triangular{{{"self", 2}, {"B", 2}}, {2}};
   table.add(
       "linalg_solve_triangular",
@@ -346,7 +346,9 @@ void add_linalg_rules(RuleTable& table) {
   add_functions(table);
   add_equations(table);
   table.add("linalg_cross", {.strategies = cross});
-  table.add("_cdist_forward", {.strategies = cdist, .infer = cdist_sizes});
+  table.add(
+      "_cdist_forward _euclidean_dist",
+      {.strategies = cdist, .infer = cdist_sizes});
   table.add(
       "_cdist_backward",
       {.strategies = cdist_backward, .infer = cdist_backward_sizes});

@@ -92,6 +92,25 @@ void add_linear(
   strategies.push_back(std::move(average));
 }
 
+void keep_even_cuts(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    const StrategyContext& context) {
+  std::erase_if(strategies, [&](Strategy& strategy) {
+    for (size_t i = 0; i < strategy.inputs.size(); ++i) {
+      const auto& placement = strategy.inputs[i];
+      if (placement.is_shard()) {
+        strategy.chunked_only = true;
+        const int64_t size = call.tensors[i].sizes()[placement.tensor_dim()];
+        if (size == 0 || size % context.all_shards != 0) {
+          return true;
+        }
+      }
+    }
+    return false;
+  });
+}
+
 int64_t argument_position(const OpCall& call, std::string_view name) {
   const auto& arguments = call.op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {

@@ -37,6 +37,13 @@ void add_linear(
     std::initializer_list<std::string_view> inputs,
     std::vector<bool> follows = {});
 
+/// Drops what cuts a dim in parts of different sizes, or empty ones, and marks
+/// the rest so: for kernels that refuse a part of no elements.
+void keep_even_cuts(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    const StrategyContext& context);
+
 /// Position in the schema, or -1.
 int64_t argument_position(const OpCall& call, std::string_view name);
 /// The argument, or None where the schema has no such one.

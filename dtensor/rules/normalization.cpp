@@ -270,6 +270,7 @@ std::vector<Strategy> batch_norm(
       channel_outputs(call, context, channels));
   if (takes_statistics(call)) {
     require_placed_statistics(call, context);
+    rules::keep_even_cuts(strategies, call, context);
     leave_running_statistics(strategies, call, context);
     return strategies;
   }
@@ -287,7 +288,7 @@ std::vector<Strategy> batch_norm(
 
 std::vector<Strategy> batch_norm_backward(
     const OpCall& call,
-    const StrategyContext&) {
+    const StrategyContext& context) {
   const int64_t ndim = tensor_argument(call, "input")->dim();
   const auto rest = rules::all_dims(ndim - 2);
   const auto channels = ".C" + std::string(rest.size(), '.');
@@ -299,6 +300,7 @@ std::vector<Strategy> batch_norm_backward(
         call, channel_names(call, samples), {samples, "+", "+"});
     strategies.insert(strategies.end(), more.begin(), more.end());
   }
+  rules::keep_even_cuts(strategies, call, context);
   rules::add_linear(strategies, call, {"grad_out", "grad_output"});
   return strategies;
 }

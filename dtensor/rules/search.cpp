@@ -8,23 +8,26 @@ namespace {
 
 using rules::tensor_argument;
 
+// How many boundaries lie below each number: what parts of them say adds up.
 // Boundaries of one dim serve every number; those of more have a row for each
 // of the numbers' rows.
 std::vector<Strategy> look_up(const OpCall& call, const StrategyContext&) {
   const auto* self = tensor_argument(call, "self");
   const auto* sequence = tensor_argument(call, "sorted_sequence");
-  if (!self) {
-    return {};
+  sequence = sequence ? sequence : tensor_argument(call, "boundaries");
+  auto names = rules::all_dims(self ? self->dim() : 0);
+  auto rows = rules::all_dims(sequence->dim() - 1);
+  if (!rows.empty()) {
+    names = rules::with_whole_tail(names, 1);
   }
-  const auto names = rules::all_dims(self->dim());
-  if (!sequence || sequence->dim() == 1) {
-    return rules::cut_named_dims(call, {{"self", names}}, {names});
-  }
-  const auto rows = rules::with_whole_tail(names, 1);
+  const bool sorted = tensor_argument(call, "sorter") == nullptr;
   return rules::cut_named_dims(
       call,
-      {{"self", rows}, {"sorted_sequence", rows}, {"sorter", rows}},
-      {rows});
+      {{"self", names},
+       {"sorted_sequence", rows + (sorted ? "S" : ".")},
+       {"boundaries", rows + "S"},
+       {"sorter", rows + "."}},
+      {"+" + names});
 }
 
 std::vector<OutputMeta> look_up_sizes(const OpCall& call) {
