@@ -38,7 +38,7 @@ DTensorImpl::DTensorImpl(
     DTensorSpec spec,
     c10::IntArrayRef sizes,
     c10::IntArrayRef strides)
-    : TensorImpl(no_data(local), keys(local), local.dtype()),
+    : TensorImpl(keys(local), local.dtype(), local.device()),
       local_(std::move(local)),
       spec_(std::move(spec)) {
   ensure_dispatch_registered();
@@ -51,6 +51,20 @@ DTensorImpl::DTensorImpl(WithData, const at::Tensor& memory)
   ensure_dispatch_registered();
   set_sizes_and_strides(memory.sizes(), memory.strides());
   set_storage_offset(memory.storage_offset());
+}
+
+const c10::Storage& DTensorImpl::storage() const {
+  std::call_once(storage_made_, [this] {
+    if (!storage_) {
+      const_cast<DTensorImpl*>(this)->storage_ = no_data(local_);
+    }
+  });
+  return storage_;
+}
+
+// What reads the data pointer asks this first and storage_ then.
+bool DTensorImpl::has_storage() const {
+  return static_cast<bool>(storage());
 }
 
 // A parameter is described on the CPU and may get its values elsewhere.
@@ -82,6 +96,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
     bool allow_tensor_metadata_change) const {
   auto copy =
       c10::make_intrusive<DTensorImpl>(local_, spec_, sizes(), strides());
+  storage(); // To be shared: autograd asks who else holds it.
   copy_tensor_metadata(
       this, copy.get(), version_counter, allow_tensor_metadata_change);
   copy->deferred = deferred;
@@ -93,6 +108,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
     bool allow_tensor_metadata_change) const {
   auto copy =
       c10::make_intrusive<DTensorImpl>(local_, spec_, sizes(), strides());
+  storage(); // To be shared: autograd asks who else holds it.
   copy_tensor_metadata(
       this,
       copy.get(),
@@ -107,6 +123,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
 void DTensorImpl::shallow_copy_from(
     const c10::intrusive_ptr<c10::TensorImpl>& impl) {
   auto* source = static_cast<const DTensorImpl*>(impl.get());
+  source->storage();
   copy_tensor_metadata(
       source, this, version_counter(), allow_tensor_metadata_change());
   local_ = source->local_;

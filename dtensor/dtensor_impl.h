@@ -71,6 +71,10 @@ class DTensorImpl final : public c10::TensorImpl {
   /// one it shows.
   bool is_copied_view = false;
 
+  /// Made when it is first asked for: few tensors ever are.
+  const c10::Storage& storage() const override;
+  bool has_storage() const override;
+
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(
       const c10::VariableVersion& version_counter,
       bool allow_tensor_metadata_change) const override;
@@ -86,6 +90,7 @@ class DTensorImpl final : public c10::TensorImpl {
   at::Tensor local_;
   DTensorSpec spec_;
   c10::Storage second_reference_;
+  mutable std::once_flag storage_made_;
 };
 
 /// The impl of a DTensor, or null for any other tensor.
