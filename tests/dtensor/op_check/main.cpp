@@ -1,0 +1,204 @@
+// Checks every op against samples in text files: see --help.
+
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <regex>
+
+#include <torch/torch.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "dtensor/rule.h"
+#include "tests/dtensor/op_check/dispatch_check.h"
+#include "tests/dtensor/op_check/strategy_check.h"
+
+namespace weft::dtensor::check {
+namespace {
+
+struct Options {
+  std::string samples;
+  std::string filter;
+  std::string parts = "A,C";
+  bool full = false;
+  uint64_t seed = 0;
+  std::string json;
+  bool list = false;
+
+  bool has(char part) const { return parts.find(part) != std::string::npos; }
+};
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Rules that no op reaches, and ops with a rule that no sample runs.
+void check_completeness(const std::vector<CheckedOp>& ops, Report& report) {
+  std::set<std::string> sampled;
+  for (const auto& op : ops) {
+    sampled.insert(short_name(op.op));
+  }
+  std::set<const Rule*> reached;
+  for (const auto& op : ops_with_rules()) {
+    reached.insert(find_rule(op));
+    if (!sampled.contains(short_name(op))) {
+      report.fail(
+          {"samples",
+           short_name(op),
+           "",
+           "",
+           "has a rule, but no sample of it runs"});
+    }
+  }
+  for (const auto& [name, rule] : all_rules()) {
+    if (!reached.contains(rule)) {
+      report.fail({"samples", name, "", "", "the rule is reached by no op"});
+    }
+  }
+}
+
+void check_all_strategies(
+    const std::vector<CheckedOp>& ops,
+    const Options&,
+    Report& report) {
+  std::vector<Grid> grids;
+  for (const auto& shape :
+       std::vector<std::vector<int64_t>>{{2}, {3}, {4}, {2, 2}}) {
+    grids.emplace_back(shape);
+  }
+  for (const auto& op : ops) {
+    for (const auto& sample : op.samples) {
+      for (const auto& grid : grids) {
+        check_strategies(sample, grid, report);
+      }
+    }
+  }
+}
+
+uint64_t hash_of(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ULL;
+  }
+  return hash ^ (hash >> 29);
+}
+
+void check_all_dispatch(
+    const std::vector<CheckedOp>& ops,
+    const Options& options,
+    Report& report) {
+  const std::vector<std::vector<int64_t>> shapes{{2}, {3}, {2, 2}};
+  for (size_t s = 0; s < shapes.size(); ++s) {
+    LockstepRanks ranks(shapes[s]);
+    for (const auto& op : ops) {
+      for (const auto& sample : op.samples) {
+        const auto seed = hash_of(sample.name() + sample.text) + options.seed;
+        if (options.full || seed % shapes.size() == s) {
+          check_dispatch(
+              sample,
+              ranks,
+              shapes[s],
+              {.combinations = options.full ? 60 : 3, .seed = seed},
+              report);
+        }
+      }
+    }
+  }
+}
+
+void print(const Report& report) {
+  for (const auto& failure : report.failures) {
+    std::cout << "FAILED " << failure.part << " " << failure.op << " ("
+              << failure.where << ")\n  " << failure.what << "\n  "
+              << failure.message << "\n";
+  }
+  std::cout << all_rules().size() << " rules, " << report.ops.size() << " ops, "
+            << report.samples << " samples";
+  for (const auto& [part, n] : report.cases) {
+    std::cout << ", " << n << " " << part;
+  }
+  std::cout << ", " << report.failures.size() << " failures\n";
+}
+
+void write_json(const Report& report, const Options& options, double seconds) {
+  nlohmann::json json{
+      {"rules", all_rules().size()},
+      {"ops", report.ops.size()},
+      {"samples", report.samples},
+      {"cases", report.cases},
+      {"failures", nlohmann::json::array()},
+      {"mode", options.full ? "full" : "quick"},
+      {"seconds", seconds}};
+  for (const auto& failure : report.failures) {
+    json["failures"].push_back(
+        {{"part", failure.part},
+         {"op", failure.op},
+         {"where", failure.where},
+         {"what", failure.what},
+         {"message", failure.message}});
+  }
+  std::ofstream(options.json) << json.dump(2) << "\n";
+}
+
+int run(const Options& options) {
+  at::set_num_threads(1);
+  const auto start = Clock::now();
+  Report report;
+  ops_with_rules();
+  const auto ops =
+      load_samples(options.samples, std::regex(options.filter), report);
+  for (const auto& op : ops) {
+    report.ops[short_name(op.op)].packet = packet_of(op.op);
+  }
+  if (options.filter.empty()) {
+    check_completeness(ops, report);
+  }
+  if (options.list) {
+    for (const auto& op : ops) {
+      for (const auto& sample : op.samples) {
+        std::cout << sample.where << " " << sample.name() << "("
+                  << describe(sample.arguments) << ")\n";
+      }
+    }
+  }
+  const auto timed = [&](char part, const char* name, auto check) {
+    if (options.has(part)) {
+      const auto begin = Clock::now();
+      check(ops, options, report);
+      std::cout << name << ": " << seconds_since(begin) << " s\n";
+    }
+  };
+  timed('A', "strategies", check_all_strategies);
+  timed('C', "dispatch", check_all_dispatch);
+  print(report);
+  if (!options.json.empty()) {
+    write_json(report, options, seconds_since(start));
+  }
+  return report.failures.empty() ? 0 : 1;
+}
+
+} // namespace
+} // namespace weft::dtensor::check
+
+int main(int argc, char** argv) {
+  weft::dtensor::check::Options options;
+  CLI::App app(
+      "Checks DTensor ops against one rank, on samples in text files "
+      "(tests/dtensor/op_check/sample_parser.h says how they are written).");
+  app.add_option("--samples", options.samples, "folder of *.txt files")
+      ->required();
+  app.add_option("--filter", options.filter, "only ops that this regex finds");
+  app.add_option(
+      "--parts",
+      options.parts,
+      "A: each strategy by hand; C: the dispatcher, on ranks that "
+      "communicate");
+  app.add_flag("--full,!--quick", options.full, "all cases, or a sample");
+  app.add_option("--seed", options.seed, "of what the quick check picks");
+  app.add_option("--json", options.json, "file for the figures");
+  app.add_flag("--list", options.list, "print the samples");
+  CLI11_PARSE(app, argc, argv);
+  return weft::dtensor::check::run(options);
+}

@@ -1,0 +1,220 @@
+#include "tests/dtensor/op_check/op_samples.h"
+
+#include <algorithm>
+#include <fstream>
+#include <unordered_map>
+
+#include <torch/torch.h>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/rule.h"
+#include "tests/dtensor/op_check/sample_parser.h"
+
+namespace weft::dtensor::check {
+namespace {
+
+using Overloads =
+    std::unordered_map<std::string, std::vector<c10::OperatorHandle>>;
+
+Overloads read_overloads() {
+  Overloads all;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (name.name.starts_with("aten::") && op && op->hasSchema()) {
+      all[name.name].push_back(*op);
+    }
+  }
+  for (auto& [name, ops] : all) {
+    std::ranges::sort(ops, {}, [](const auto& op) { return short_name(op); });
+  }
+  return all;
+}
+
+bool runs_on_cpu(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  return op.hasKernelForDispatchKey(DispatchKey::CPU) ||
+         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+         op.hasKernelForDispatchKey(
+             DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+bool can_run(const c10::OperatorHandle& op) {
+  return runs_on_cpu(op) || op.hasKernelForDispatchKey(
+                                c10::DispatchKey::CompositeImplicitAutograd);
+}
+
+std::string message_of(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  return c10_error ? c10_error->what_without_backtrace() : error.what();
+}
+
+// Empty if the op runs on one rank.
+std::string try_run(const Sample& sample) {
+  try {
+    call(sample.op, cloned(sample.arguments));
+    return {};
+  } catch (const std::exception& error) {
+    return message_of(error);
+  }
+}
+
+// "add.Tensor" or "add", which is all of its overloads.
+std::vector<c10::OperatorHandle> named_ops(const std::string& name) {
+  // "__and__.Tensor": no dot in a name itself.
+  const size_t dot = name.find('.');
+  std::vector<c10::OperatorHandle> ops;
+  for (const auto& op : overloads_of("aten::" + name.substr(0, dot))) {
+    const bool named = dot == std::string::npos ||
+                       op.schema().overload_name() == name.substr(dot + 1) ||
+                       (name.substr(dot + 1) == "default" &&
+                        op.schema().overload_name().empty());
+    if (named && !has_out_argument(op.schema())) {
+      ops.push_back(op);
+    }
+  }
+  return ops;
+}
+
+// add_.Tensor of add.Tensor with arguments of the same types.
+std::optional<c10::OperatorHandle> inplace_form(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  auto form = c10::Dispatcher::singleton().findSchema(
+      {schema.name() + "_", schema.overload_name()});
+  if (!form || form->schema().arguments().size() != schema.arguments().size()) {
+    return std::nullopt;
+  }
+  return form;
+}
+
+class Loader {
+ public:
+  Loader(const std::regex& filter, Report& report)
+      : filter_(filter), report_(report) {}
+
+  void read(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    int64_t number = 0;
+    std::vector<std::string> ops;
+    for (std::string text; std::getline(file, text);) {
+      const auto where =
+          path.filename().string() + ":" + std::to_string(++number);
+      try {
+        if (auto line = parse_line(text, where)) {
+          if (line->ops.empty()) {
+            line->ops = ops;
+          }
+          ops = line->ops;
+          for (const auto& op : ops) {
+            add(*line, op);
+          }
+        }
+      } catch (const std::exception& error) {
+        report_.fail({"samples", "", where, text, message_of(error)});
+      }
+    }
+  }
+
+  std::vector<CheckedOp> take() {
+    std::vector<CheckedOp> list;
+    for (auto& [name, op] : ops_) {
+      list.push_back(std::move(op));
+    }
+    return list;
+  }
+
+ private:
+  void add(const SampleLine& line, const std::string& name) {
+    const auto overloads = named_ops(name);
+    std::string why = overloads.empty() ? "no such op" : "";
+    bool any = false;
+    bool wanted = overloads.empty();
+    for (const auto& op : overloads) {
+      if (!std::regex_search(short_name(op), filter_)) {
+        continue;
+      }
+      wanted = true;
+      std::string misfit;
+      auto arguments = bind_arguments(line, op.schema(), misfit);
+      if (!arguments || !can_run(op)) {
+        why += short_name(op) + ": " + (arguments ? "no CPU kernel" : misfit) +
+               "; ";
+        continue;
+      }
+      Sample sample{op, std::move(*arguments), line.where, line.text};
+      const auto error = try_run(sample);
+      if (!error.empty()) {
+        why += short_name(op) + ": " + error + "; ";
+        continue;
+      }
+      any = true;
+      add_with_inplace(std::move(sample));
+    }
+    if (!any && wanted) {
+      report_.fail({"samples", name, line.where, line.text, why});
+    }
+  }
+
+  void add_with_inplace(Sample sample) {
+    if (const auto form = inplace_form(sample.op)) {
+      Sample written = sample;
+      written.op = *form;
+      // It cannot write to a tensor that is broadcast or of another dtype.
+      if (try_run(written).empty()) {
+        put(std::move(written));
+      }
+    }
+    put(std::move(sample));
+  }
+
+  void put(Sample sample) {
+    ++report_.samples;
+    const auto name = sample.name();
+    const auto it = ops_.try_emplace(name, CheckedOp{sample.op, {}}).first;
+    it->second.samples.push_back(std::move(sample));
+  }
+
+  const std::regex& filter_;
+  Report& report_;
+  std::map<std::string, CheckedOp> ops_;
+};
+
+} // namespace
+
+std::vector<c10::OperatorHandle> overloads_of(const std::string& name) {
+  static const Overloads all = read_overloads();
+  const auto it = all.find(name);
+  return it == all.end() ? std::vector<c10::OperatorHandle>() : it->second;
+}
+
+std::vector<CheckedOp> load_samples(
+    const std::filesystem::path& folder,
+    const std::regex& filter,
+    Report& report) {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".txt") {
+      paths.push_back(entry.path());
+    }
+  }
+  std::ranges::sort(paths);
+  Loader loader(filter, report);
+  for (const auto& path : paths) {
+    loader.read(path);
+  }
+  return loader.take();
+}
+
+std::vector<c10::OperatorHandle> ops_with_rules() {
+  ensure_dispatch_registered();
+  std::vector<c10::OperatorHandle> ops;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (name.name.starts_with("aten::") && op && op->hasSchema() &&
+        runs_on_cpu(*op) && find_rule(*op) && !has_out_argument(op->schema())) {
+      ops.push_back(*op);
+    }
+  }
+  return ops;
+}
+
+} // namespace weft::dtensor::check

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "tests/dtensor/op_check/arguments.h"
+#include "tests/dtensor/op_check/report.h"
+
+namespace weft::dtensor::check {
+
+/// One call of one op, on whole tensors.
+struct Sample {
+  c10::OperatorHandle op;
+  Stack arguments;
+  /// "view.txt:12".
+  std::string where;
+  /// As the file has it.
+  std::string text;
+
+  std::string name() const { return short_name(op); }
+};
+
+/// An op and what to call it with.
+struct CheckedOp {
+  c10::OperatorHandle op;
+  std::vector<Sample> samples;
+};
+
+/// All samples of the *.txt files of `folder`, by op, in-place forms included;
+/// each ran on one rank. What does not fit or run is a failure in `report`.
+/// Only ops whose name `filter` finds.
+std::vector<CheckedOp> load_samples(
+    const std::filesystem::path& folder,
+    const std::regex& filter,
+    Report& report);
+
+/// Ops that the dispatcher sends through rules, except out= forms.
+std::vector<c10::OperatorHandle> ops_with_rules();
+/// Every op of libtorch that can run on the CPU, by "aten::name".
+std::vector<c10::OperatorHandle> overloads_of(const std::string& name);
+
+} // namespace weft::dtensor::check

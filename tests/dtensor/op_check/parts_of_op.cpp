@@ -1,0 +1,189 @@
+#include "tests/dtensor/op_check/parts_of_op.h"
+
+#include <torch/torch.h>
+
+#include "tests/dtensor/parts.h"
+
+namespace weft::dtensor::check {
+namespace {
+
+at::Tensor reduce(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return at::minimum(a, b);
+    case ReduceOp::kMax:
+      return at::maximum(a, b);
+    case ReduceOp::kProduct:
+      return a * b;
+    default:
+      return a + b;
+  }
+}
+
+at::Tensor join_reduction(const std::vector<at::Tensor>& parts, ReduceOp op) {
+  const bool flags = parts[0].scalar_type() == at::kBool;
+  at::Tensor whole = flags ? parts[0].to(at::kLong) : parts[0];
+  for (size_t r = 1; r < parts.size(); ++r) {
+    TORCH_CHECK(
+        parts[r].sizes() == whole.sizes(),
+        "terms of a sum have sizes ",
+        parts[r].sizes(),
+        " and ",
+        whole.sizes());
+    whole = reduce(whole, parts[r], op);
+  }
+  if (op == ReduceOp::kAvg) {
+    whole = at::div(whole, static_cast<int64_t>(parts.size()));
+  }
+  return whole.to(parts[0].scalar_type());
+}
+
+// The rows that each rank holds are found by cutting the row numbers.
+at::Tensor join_shards(
+    const std::vector<at::Tensor>& parts,
+    const Placement& placement,
+    c10::IntArrayRef sizes) {
+  const int64_t dim = placement.tensor_dim();
+  const auto n = static_cast<int64_t>(parts.size());
+  const auto rows =
+      test::cut(at::arange(sizes.at(dim)), placement.with_tensor_dim(0), n);
+  auto whole = at::zeros(sizes, parts[0].options());
+  for (int64_t r = 0; r < n; ++r) {
+    auto expected = sizes.vec();
+    expected[dim] = rows[r].numel();
+    TORCH_CHECK(
+        parts[r].sizes() == c10::IntArrayRef(expected),
+        "rank ",
+        r,
+        " made sizes ",
+        parts[r].sizes(),
+        " where ",
+        placement.to_string(),
+        " of ",
+        sizes,
+        " is ",
+        expected);
+    whole.index_copy_(dim, rows[r], parts[r]);
+  }
+  return whole;
+}
+
+at::Tensor join_one(
+    const std::vector<at::Tensor>& parts,
+    const Placement& placement,
+    c10::IntArrayRef sizes) {
+  if (placement.is_shard()) {
+    return join_shards(parts, placement, sizes);
+  }
+  if (placement.is_partial()) {
+    return join_reduction(parts, placement.reduce_op());
+  }
+  for (size_t r = 1; r < parts.size(); ++r) {
+    require_close(
+        parts[r], parts[0], "a replicated result differs between ranks");
+  }
+  return parts[0];
+}
+
+bool is_close(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.is_floating_point() && !a.is_complex()) {
+    return at::equal(a, b);
+  }
+  const double tolerance = tolerance_of(a.scalar_type());
+  return at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true);
+}
+
+} // namespace
+
+double tolerance_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+    case at::kComplexDouble:
+      return 1e-9;
+    case at::kFloat:
+    case at::kComplexFloat:
+      return 1e-4;
+    case at::kHalf:
+      return 1e-2;
+    default:
+      return 5e-2;
+  }
+}
+
+at::Tensor join_parts(
+    const std::vector<at::Tensor>& parts,
+    const Placements& placements,
+    c10::IntArrayRef mesh_shape,
+    c10::IntArrayRef sizes) {
+  if (mesh_shape.empty()) {
+    return parts.at(0);
+  }
+  const size_t inner = parts.size() / static_cast<size_t>(mesh_shape[0]);
+  std::vector<at::Tensor> joined;
+  for (int64_t i = 0; i < mesh_shape[0]; ++i) {
+    auto own = sizes.vec();
+    if (placements[0].is_shard()) {
+      const int64_t dim = placements[0].tensor_dim();
+      const auto rows = test::cut(
+          at::arange(own.at(dim)),
+          placements[0].with_tensor_dim(0),
+          mesh_shape[0]);
+      own[dim] = rows[i].numel();
+    }
+    const auto first = parts.begin() + static_cast<int64_t>(inner) * i;
+    joined.push_back(join_parts(
+        {first, first + static_cast<int64_t>(inner)},
+        {placements.begin() + 1, placements.end()},
+        mesh_shape.slice(1),
+        own));
+  }
+  return join_one(joined, placements[0], sizes);
+}
+
+void require_close(
+    const at::Tensor& actual,
+    const at::Tensor& expected,
+    const char* what) {
+  TORCH_CHECK(
+      actual.sizes() == expected.sizes(),
+      what,
+      ": sizes ",
+      actual.sizes(),
+      " where one rank makes ",
+      expected.sizes());
+  TORCH_CHECK(
+      actual.scalar_type() == expected.scalar_type(),
+      what,
+      ": dtype ",
+      actual.scalar_type(),
+      " where one rank makes ",
+      expected.scalar_type());
+  if (is_close(actual, expected)) {
+    return;
+  }
+  const auto wide = actual.is_complex() ? at::kComplexDouble : at::kDouble;
+  const auto difference = (actual.to(wide) - expected.to(wide)).abs();
+  TORCH_CHECK(
+      false,
+      what,
+      ": largest difference ",
+      difference.nan_to_num(1e300).max().item<double>(),
+      "\nactual\n",
+      actual,
+      "\nexpected\n",
+      expected);
+}
+
+std::string describe(const Placements& inputs, const Placements& outputs) {
+  std::string text;
+  for (const auto& placement : inputs) {
+    text += placement.to_string() + " ";
+  }
+  text += "->";
+  for (const auto& placement : outputs) {
+    text += " " + placement.to_string();
+  }
+  return text;
+}
+
+} // namespace weft::dtensor::check

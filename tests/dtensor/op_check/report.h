@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace weft::dtensor::check {
+
+struct Failure {
+  /// "samples", "strategies", "search", "dispatch".
+  std::string part;
+  /// "add.Tensor".
+  std::string op;
+  /// "pointwise.txt:3".
+  std::string where;
+  /// Sample, mesh and placements.
+  std::string what;
+  std::string message;
+};
+
+/// What is known of one op after the checks.
+struct OpResult {
+  std::string packet;
+  bool has_rule = false;
+  bool replicated_only = false;
+  int64_t samples = 0;
+  /// Strategies proven on one mesh dim, as text; those that cut a tensor
+  /// apart.
+  std::set<std::string> strategies;
+  std::set<std::string> cutting;
+  /// The dispatch check saw cut inputs give a cut or pending output without
+  /// gathering.
+  bool dispatched_cut = false;
+  int64_t dispatched = 0;
+  int64_t refused = 0;
+  /// Valid strategies that the rule does not know.
+  std::set<std::string> lacking;
+};
+
+struct Report {
+  std::vector<Failure> failures;
+  /// By "add.Tensor".
+  std::map<std::string, OpResult> ops;
+  /// By part.
+  std::map<std::string, int64_t> cases;
+  int64_t samples = 0;
+
+  void fail(Failure failure) { failures.push_back(std::move(failure)); }
+  /// Failures of one op, to stop after a few.
+  int64_t failures_of(const std::string& part, const std::string& op) const {
+    int64_t n = 0;
+    for (const auto& failure : failures) {
+      n += failure.part == part && failure.op == op;
+    }
+    return n;
+  }
+};
+
+} // namespace weft::dtensor::check
