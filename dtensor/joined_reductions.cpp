@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -143,9 +144,11 @@ join_norms(at::Tensor norm, const LocalReduction& reduction, double order) {
   const bool infinite = std::isinf(order);
   const bool powers = !infinite && order != 0 && order != 1;
   const auto dtype = norm.scalar_type();
+  if (!infinite) {
+    norm = norm.to(at::toOpMathType(dtype));
+  }
   if (powers) {
-    const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
-    norm = (half ? norm.to(at::kFloat) : norm).pow(order);
+    norm = norm.pow(order);
   }
   norm = norm.contiguous();
   const auto op = !infinite   ? ReduceOp::kSum
@@ -154,7 +157,7 @@ join_norms(at::Tensor norm, const LocalReduction& reduction, double order) {
   for (const int64_t m : reduction.joined) {
     reduction.input.mesh().group(m).all_reduce(norm, op, "norm").wait();
   }
-  return powers ? norm.pow(1.0 / order).to(dtype) : norm;
+  return (powers ? norm.pow(1.0 / order) : norm).to(dtype);
 }
 
 at::Tensor vector_norm(

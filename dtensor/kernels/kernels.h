@@ -147,6 +147,11 @@ void check_operands(
     const DTensorSpec& common,
     std::initializer_list<Operand> operands);
 
+/// Gradients for which libtorch makes plain tensors; returns their names.
+std::set<std::string> register_gradients(
+    torch::Library& above,
+    torch::Library& below);
+
 /// Above autograd alone, see Note [Losses that are means].
 void register_mean_losses(torch::Library& above);
 /// The same for losses of every element (mse, bce, ...).

@@ -155,6 +155,7 @@ std::set<std::string> register_kernels(
       TORCH_FN(kernels::value_selecting_reduction_backward));
   add("one_hot", TORCH_FN(kernels::one_hot));
   kernels::register_mean_losses(above);
+  names.merge(kernels::register_gradients(above, below));
   kernels::register_elementwise_losses(above);
   names.merge(kernels::register_random(above, below));
   names.merge(kernels::register_recurrent(above, below));

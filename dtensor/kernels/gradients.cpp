@@ -1,0 +1,62 @@
+// Gradients for which libtorch makes plain tensors of its own, which then mix
+// with DTensors: of cummax and cummin, of trace, and of the matrix exponential.
+
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/kernels/kernels.h"
+
+namespace weft::dtensor::kernels {
+namespace {
+
+at::Tensor cummaxmin_backward(
+    const at::Tensor& grad,
+    const at::Tensor& input,
+    const at::Tensor& indices,
+    int64_t dim) {
+  return at::zeros_like(input).scatter_add(dim, indices, grad);
+}
+
+at::Tensor trace_backward(
+    const at::Tensor& grad,
+    c10::SymIntArrayRef symbolic_sizes) {
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(symbolic_sizes);
+  const auto eye = at::eye(
+      sizes.at(0),
+      sizes.at(1),
+      at::TensorOptions(grad.scalar_type()).device(grad.device()));
+  return grad * place(eye, common_spec({&grad}));
+}
+
+// The upper right block of exp([[A^H, G], [0, A^H]]).
+// Source: N. Higham, Functions of Matrices, 2008, theorem 3.6.
+at::Tensor matrix_exp_backward(const at::Tensor& self, const at::Tensor& grad) {
+  const auto adjoint = self.mH();
+  const int64_t n = self.size(-1);
+  const auto above = at::cat({adjoint, grad}, -1);
+  const auto below = at::cat({at::zeros_like(adjoint), adjoint}, -1);
+  return at::linalg_matrix_exp(at::cat({above, below}, -2))
+      .narrow(-2, 0, n)
+      .narrow(-1, n, n);
+}
+
+} // namespace
+
+std::set<std::string> register_gradients(
+    torch::Library& above,
+    torch::Library& below) {
+  std::set<std::string> names;
+  const auto add = [&](const char* name, auto function) {
+    above.impl(name, function);
+    below.impl(name, function);
+    names.insert(std::string("aten::") + name);
+  };
+  add("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
+  add("trace_backward", TORCH_FN(trace_backward));
+  add("matrix_exp_backward", TORCH_FN(matrix_exp_backward));
+  return names;
+}
+
+} // namespace weft::dtensor::kernels
