@@ -11,7 +11,7 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
-#include "dtensor/joined_reductions.h"
+#include "dtensor/joined_reduction.h"
 #include "dtensor/list_ops.h"
 #include "dtensor/redistribute.h"
 
@@ -202,7 +202,9 @@ std::set<std::string> register_special_ops(torch::Library& library) {
   add("_reshape_alias", TORCH_FN(reshape_alias));
   add("squeeze", TORCH_FN(squeeze));
   add("squeeze.dim", TORCH_FN(squeeze_dim));
-  register_joined_reductions(library, taken);
+  register_norms(library, taken);
+  register_extrema(library, taken);
+  register_statistics(library, taken);
   add("_conj", TORCH_FN(conj));
   add("_neg_view", TORCH_FN(neg_view));
   add("rrelu_with_noise", TORCH_FN(leak_with_noise));
