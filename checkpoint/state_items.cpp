@@ -38,6 +38,16 @@ make_item(const std::string& key, const at::Tensor& tensor, const char* op) {
         "\" is ",
         dtensor::describe(tensor),
         ": a pending sum has no value yet. Redistribute it first.");
+    TORCH_CHECK_VALUE(
+        dtensor::has_local_boxes(impl->spec(), tensor.sizes()),
+        "[",
+        op,
+        "] \"",
+        key,
+        "\" is ",
+        dtensor::describe(tensor),
+        ": its ranks hold rows that are not adjacent, and a checkpoint has "
+        "boxes. Redistribute it first.");
   }
   return result;
 }

@@ -23,7 +23,9 @@ struct StateItem {
 
 /// All tensors of `dicts`, by key.
 /// Throws: c10::ValueError for a tensor that is Partial, deferred or undefined,
-/// or lies on a mesh that does not hold every rank of the world once.
+/// of which ranks hold rows that are not adjacent (a StridedShard that stands
+/// alone), or that lies on a mesh that does not hold every rank of the world
+/// once.
 std::vector<StateItem> list_items(const StateDicts& dicts, const char* op);
 
 /// The world that the tensors live in, or `given`; none: one rank alone.

@@ -229,6 +229,48 @@ TEST_F(SaveLoad, ARankReadsLittleMoreThanItsPart) {
   });
 }
 
+// Rows as users give them, and a dim cut by the later mesh dim first.
+TEST_F(SaveLoad, CutsOfAnySizesAndOrder) {
+  const auto whole = values({9, 3}, at::kFloat, 1);
+  const auto given = [](int64_t ranks) {
+    std::vector<int64_t> rows(ranks, 0);
+    rows.back() = 9;
+    return Shard(0, rows);
+  };
+  const auto lists = [&](const mesh::DeviceMesh& mesh) {
+    return std::vector<Placements>{
+        {given(mesh.size(0)), Shard(1)},
+        {Replicate(), given(mesh.size(1))},
+        {dtensor::StridedShard(0, mesh.size(1)), Shard(0)},
+        {dtensor::StridedShard(0, mesh.size(1)), given(mesh.size(1))}};
+  };
+  run_ranks(4, [&](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    StateDicts dicts;
+    for (const auto& placements : lists(mesh)) {
+      dicts["model"]["w" + std::to_string(dicts["model"].size())] =
+          dtensor::distribute_tensor(whole, mesh, placements, std::nullopt);
+    }
+    save(folder_, dicts, {.step = 1, .sync = false});
+  });
+  for (const auto& [dp, tp] : {Layout{1, 1}, Layout{2, 2}, Layout{4, 1}}) {
+    run_ranks(static_cast<int>(dp * tp), [&](RankContext& self) {
+      const auto mesh = self.mesh({dp, tp}, {"dp", "tp"});
+      for (const auto& placements : lists(mesh)) {
+        StateDicts dicts;
+        for (size_t i = 0; i < lists(mesh).size(); ++i) {
+          dicts["model"]["w" + std::to_string(i)] = dtensor::distribute_tensor(
+              at::zeros_like(whole), mesh, placements, std::nullopt);
+        }
+        load(folder_ / "step-1", dicts);
+        for (const auto& [name, tensor] : dicts["model"]) {
+          EXPECT_TRUE(at::equal(dtensor::full_tensor(tensor), whole)) << name;
+        }
+      }
+    });
+  }
+}
+
 TEST_F(SaveLoad, OneRankNeedsNoWorld) {
   const auto w = values({3, 4}, at::kFloat);
   save(folder_, {{"model", {{"w", w}}}}, {.step = 5});
@@ -247,6 +289,26 @@ TEST_F(SaveLoad, WhatCannotBeSavedIsNamed) {
           save(folder_, {{"model", {{"sum", partial}}}}, {});
         }),
         AllOf(HasSubstr("model.sum"), HasSubstr("Redistribute it first")));
+    const auto strided = dtensor::distribute_tensor(
+        at::ones({8}),
+        mesh,
+        {dtensor::StridedShard(0, 2), Replicate()},
+        std::nullopt);
+    for (const bool saves : {true, false}) {
+      EXPECT_THAT(
+          message_of_thrown<c10::ValueError>([&] {
+            const StateDicts dicts{{"model", {{"rows", strided}}}};
+            if (saves) {
+              save(folder_, dicts, {});
+            } else {
+              load(folder_ / "step-1", dicts);
+            }
+          }),
+          AllOf(
+              HasSubstr("model.rows"),
+              HasSubstr("[_S(0, 2), R]"),
+              HasSubstr("not adjacent")));
+    }
     const auto part = dtensor::distribute_tensor(
         at::ones({2}), mesh["tp"], {Shard(0)}, std::nullopt);
     EXPECT_THAT(
