@@ -115,6 +115,13 @@ struct Registration {
       c10::DispatchKey::AutogradPrivateUse3,
       __FILE__,
       __LINE__};
+  // Ops of other namespaces that have no rule are refused as aten's are.
+  torch::Library others{
+      torch::Library::IMPL,
+      "_",
+      c10::DispatchKey::PrivateUse3,
+      __FILE__,
+      __LINE__};
   torch::Library deferred{
       torch::Library::IMPL,
       "_",
@@ -139,6 +146,7 @@ struct Registration {
             torch::CppFunction::makeFromBoxedFunction<&dispatch>());
       }
     }
+    others.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
     register_deferred_init(deferred);
   }
 };

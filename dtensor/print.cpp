@@ -12,20 +12,13 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 
-// Note [Printing]
-// ~~~~~~~~~~~~~~~
-// at::print(), which `stream << tensor` calls, takes the data pointer of
-// tensor.to(kCPU, kDouble).contiguous() and offers no hook on the way: a
-// DTensor, which has no data of its own, would throw from inside a log line or
-// a test's message. So the function is defined here too. The linker takes it
-// before libtorch's, programs that link DTensors print them, and all other
-// tensors are handed on to libtorch's own.
-
 namespace weft::dtensor {
 namespace {
 
 using Print = std::ostream& (*)(std::ostream&, const at::Tensor&, int64_t);
 
+// The next definition after Weft's own, see
+// Note [Functions of libtorch that are defined here].
 Print libtorch_print() {
   static const auto print = reinterpret_cast<Print>(
       dlsym(RTLD_NEXT, "_ZN2at5printERSoRKNS_6TensorEl"));
@@ -81,13 +74,3 @@ std::string to_string(const at::Tensor& tensor) {
 }
 
 } // namespace weft::dtensor
-
-namespace at {
-
-std::ostream&
-print(std::ostream& stream, const Tensor& tensor, int64_t line_size) {
-  weft::dtensor::print(stream, tensor, line_size);
-  return stream;
-}
-
-} // namespace at

@@ -7,6 +7,7 @@
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/random.h"
 #include "dtensor/kernels/region.h"
+#include "dtensor/libtorch_overrides.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/scopes.h"
 
@@ -134,6 +135,7 @@ std::string label(const char* op, const at::Tensor& parameter) {
 std::set<std::string> register_kernels(
     torch::Library& above,
     torch::Library& below) {
+  link_libtorch_overrides();
   std::set<std::string> names;
   const auto add = [&](const char* name, auto function) {
     above.impl(name, function);
