@@ -217,6 +217,7 @@ void add_plain_rules(RuleTable& table) {
       "bitwise_right_shift bitwise_xor complex copysign cos cosh digamma "
       "div.Scalar_mode div.Tensor_mode eq erfinv "
       "fake_quantize_per_tensor_affine_cachemask floor_divide fmod frac frexp "
+      "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams "
       "gcd ge gelu gt hardswish heaviside hypot i0 igamma igammac isinf isnan "
       "isneginf isposinf lcm le lgamma log log10 log1p log2 logical_and "
       "logical_or logical_xor logit lt mish mvlgamma nan_to_num ne nextafter "
