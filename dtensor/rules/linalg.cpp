@@ -356,7 +356,7 @@ void add_linalg_rules(RuleTable& table) {
   table.add("_pdist_forward _pdist_backward linalg_lstsq", {});
   // All ranks are to see the error of any.
   table.add("_linalg_check_errors", {});
-  table.add("block_diag _compute_linear_combination", {});
+  table.add("_compute_linear_combination", {});
 }
 
 } // namespace weft::dtensor
