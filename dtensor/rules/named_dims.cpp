@@ -92,7 +92,13 @@ void add_linear(
   strategies.push_back(std::move(average));
 }
 
-void keep_even_cuts(
+// Nested cuts leave the last rank no fewer rows than one cut by all ranks.
+bool fills_all_parts(int64_t size, const StrategyContext& context) {
+  const int64_t chunk = (size + context.all_shards - 1) / context.all_shards;
+  return (context.all_shards - 1) * chunk < size;
+}
+
+void keep_filled_cuts(
     std::vector<Strategy>& strategies,
     const OpCall& call,
     const StrategyContext& context) {
@@ -102,7 +108,7 @@ void keep_even_cuts(
       if (placement.is_shard()) {
         strategy.chunked_only = true;
         const int64_t size = call.tensors[i].sizes()[placement.tensor_dim()];
-        if (size == 0 || size % context.all_shards != 0) {
+        if (!fills_all_parts(size, context)) {
           return true;
         }
       }

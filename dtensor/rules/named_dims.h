@@ -37,9 +37,13 @@ void add_linear(
     std::initializer_list<std::string_view> inputs,
     std::vector<bool> follows = {});
 
-/// Drops what cuts a dim in parts of different sizes, or empty ones, and marks
-/// the rest so: for kernels that refuse a part of no elements.
-void keep_even_cuts(
+/// Whether the chunk rule gives every rank some of `size` rows, however mesh
+/// dims are nested.
+bool fills_all_parts(int64_t size, const StrategyContext& context);
+
+/// For kernels that refuse a part of no elements: drops strategies that could
+/// have one, and marks the others as chunked_only.
+void keep_filled_cuts(
     std::vector<Strategy>& strategies,
     const OpCall& call,
     const StrategyContext& context);

@@ -240,19 +240,24 @@ std::vector<std::string> channel_outputs(
   return outputs;
 }
 
-// c10::ValueError where this mesh dim holds the statistics as pending sums.
+// What is written to has to lie whole, or as one of the strategies leaves it.
 void require_placed_statistics(
+    const std::vector<Strategy>& strategies,
     const OpCall& call,
     const StrategyContext& context) {
   for (const auto& tensor : call.tensors) {
     TORCH_CHECK_VALUE(
-        !is_running(call, tensor) || !tensor.spec ||
-            !tensor.spec->placement(context.mesh_dim).is_partial(),
+        !is_running(call, tensor) || !tensor.spec || !strategies.empty() ||
+            tensor.spec->placement(context.mesh_dim).is_replicate(),
         "[",
         call.name(),
-        "] cannot write to running statistics that are pending sums: ",
+        "] cannot write to its running statistics where they lie: ",
         tensor.spec->to_string(),
-        ". Redistribute them first. (",
+        ", sizes ",
+        tensor.sizes(),
+        ". Replicate them, or cut all of them along the channels, with some "
+        "for "
+        "each rank. (",
         call.mesh().describe_rank(),
         ")");
   }
@@ -269,9 +274,9 @@ std::vector<Strategy> batch_norm(
       channel_names(call, channels),
       channel_outputs(call, context, channels));
   if (takes_statistics(call)) {
-    require_placed_statistics(call, context);
-    rules::keep_even_cuts(strategies, call, context);
+    rules::keep_filled_cuts(strategies, call, context);
     leave_running_statistics(strategies, call, context);
+    require_placed_statistics(strategies, call, context);
     return strategies;
   }
   const auto samples = "N." + rest;
@@ -300,7 +305,7 @@ std::vector<Strategy> batch_norm_backward(
         call, channel_names(call, samples), {samples, "+", "+"});
     strategies.insert(strategies.end(), more.begin(), more.end());
   }
-  rules::keep_even_cuts(strategies, call, context);
+  rules::keep_filled_cuts(strategies, call, context);
   rules::add_linear(strategies, call, {"grad_out", "grad_output"});
   return strategies;
 }

@@ -89,14 +89,13 @@ void finish_later(
 }
 
 // The same for ops that refuse a part of no elements.
-void finish_later_if_even(
+void finish_filled_later(
     std::vector<Strategy>& strategies,
     const OpCall& call,
     const StrategyContext& context,
     Placements outputs) {
   for (const int64_t d : read_reduction(call).dims) {
-    const int64_t size = call.tensors[0].sizes()[d];
-    if (size > 0 && size % context.all_shards == 0) {
+    if (rules::fills_all_parts(call.tensors[0].sizes()[d], context)) {
       strategies.push_back({outputs, {Shard(d)}, true});
     }
   }
@@ -144,7 +143,12 @@ std::vector<Strategy> count(
 // A mean of means is the mean only if all shards are of one size.
 std::vector<Strategy> mean(const OpCall& call, const StrategyContext& context) {
   auto strategies = keep_others(call, context);
-  finish_later_if_even(strategies, call, context, {Partial(ReduceOp::kAvg)});
+  for (const int64_t d : read_reduction(call).dims) {
+    const int64_t size = call.tensors[0].sizes()[d];
+    if (size > 0 && size % context.all_shards == 0) {
+      strategies.push_back({{Partial(ReduceOp::kAvg)}, {Shard(d)}, true});
+    }
+  }
   carry(strategies, call, {ReduceOp::kSum, ReduceOp::kAvg});
   return strategies;
 }
@@ -162,7 +166,7 @@ std::vector<Strategy> extremum(
     const OpCall& call,
     const StrategyContext& context) {
   auto strategies = keep_others(call, context);
-  finish_later_if_even(strategies, call, context, {Partial(op)});
+  finish_filled_later(strategies, call, context, {Partial(op)});
   strategies.push_back({{Partial(op)}, {Partial(op)}});
   return strategies;
 }
@@ -171,7 +175,7 @@ std::vector<Strategy> extrema(
     const OpCall& call,
     const StrategyContext& context) {
   auto strategies = keep_others(call, context);
-  finish_later_if_even(
+  finish_filled_later(
       strategies,
       call,
       context,
@@ -210,7 +214,7 @@ void finish_norm_later(
   if (order == 0 || order == 1) {
     finish_later(strategies, call, {Partial()});
   } else if (std::isinf(order)) {
-    finish_later_if_even(
+    finish_filled_later(
         strategies,
         call,
         context,
