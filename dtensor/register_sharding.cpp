@@ -28,8 +28,8 @@ struct Registry {
 };
 
 Registry& registry() {
-  static Registry registry;
-  return registry;
+  static const auto registry = std::make_unique<Registry>();
+  return *registry;
 }
 
 std::string full_name(const c10::OperatorName& name) {
