@@ -102,10 +102,14 @@ DimCuts cuts_of(
         placement.split_factor(),
         placement.shard_sizes()};
     auto behind = order.begin();
-    while (behind != order.end() &&
-           cut.split_factor % (behind->shards * behind->split_factor) == 0) {
-      cut.split_factor /= behind->shards;
-      ++behind;
+    for (auto other = behind;
+         other != order.end() &&
+         cut.split_factor % (other->shards * other->split_factor) == 0;
+         ++other) {
+      if (other->shards > 1) {
+        cut.split_factor /= other->shards;
+        behind = other + 1;
+      }
     }
     order.insert(behind, std::move(cut));
   }
@@ -132,7 +136,8 @@ RowRanges cut_ranges(const DimCut& cut, int64_t size, int64_t index) {
     return {{cut_begin(cut, size, index), cut_length(cut, size, index)}};
   }
   RowRanges ranges{{0, 0}};
-  for (int64_t c = 0; c < cut.split_factor; ++c) {
+  const int64_t chunks = std::min(cut.split_factor, size);
+  for (int64_t c = 0; c < chunks; ++c) {
     const auto chunk = shard_range(size, cut.split_factor, c);
     const auto part = shard_range(chunk.length, cut.shards, index);
     append(ranges, chunk.begin + part.begin, part.length);

@@ -1,7 +1,7 @@
 #include "dtensor/redistribute.h"
 
 #include <algorithm>
-#include <string>
+#include <optional>
 
 #include <torch/torch.h>
 
@@ -240,95 +240,82 @@ at::Tensor to_partial(
   return local;
 }
 
-// One step on this rank, with the cuts before it.
-class Step {
- public:
-  Step(
-      const RedistributeStep& step,
-      const Placements& current,
-      const mesh::DeviceMesh& mesh,
-      c10::IntArrayRef global_sizes,
-      std::string_view name)
-      : step_(step),
-        current_(current),
-        mesh_(mesh),
-        global_sizes_(global_sizes),
-        context_{mesh.group(step.mesh_dim), name} {}
-
-  at::Tensor run(const at::Tensor& local) const {
-    const auto& [mesh_dim, from, to] = step_;
-    if (from.is_partial()) {
-      return run_partial(local);
-    }
-    if (from.is_shard()) {
-      return run_shard(local);
-    }
-    return to.is_shard()
-               ? part_of(local, cut_by(to), context_.group.rank()).contiguous()
-               : to_partial(local, to.reduce_op(), context_.group);
-  }
-
- private:
-  at::Tensor run_partial(const at::Tensor& local) const {
-    const auto op = step_.from.reduce_op();
-    if (step_.to.is_shard()) {
-      return reduce_scatter(local, cut_by(step_.to), op, context_);
-    }
-    auto output = local.clone(at::MemoryFormat::Contiguous);
-    context_.group.all_reduce(output, op, context_.name).wait();
-    return output;
-  }
-
-  at::Tensor run_shard(const at::Tensor& local) const {
-    if (changes_name_only()) {
-      return local;
-    }
-    const auto from = cut_by(step_.from);
-    if (step_.to.is_partial()) {
-      return shard_to_partial(local, from, context_.group.rank());
-    }
-    if (!step_.to.is_shard()) {
-      return gather(local, from, context_);
-    }
-    const auto to = cut_by(step_.to);
-    if (from.tensor_dim != to.tensor_dim) {
-      return exchange_dims(local, from, to, context_);
-    }
-    return exchange_rows(local, from, to, context_);
-  }
-
-  // The mesh dim's cut under `placement`, which is its dim's last.
-  CutOf cut_by(const Placement& placement) const {
-    const int64_t dim = placement.tensor_dim();
-    Placements placements = current_;
-    placements[step_.mesh_dim] = placement;
-    const auto cuts = cuts_of(placements, mesh_.shape(), dim);
-    TORCH_INTERNAL_ASSERT(
-        !cuts.empty() && cuts.back().mesh_dim == step_.mesh_dim);
-    int64_t size = global_sizes_[dim];
-    for (const auto& cut : cuts) {
-      if (cut.mesh_dim != step_.mesh_dim) {
-        size = cut_length(cut, size, mesh_.coordinate(cut.mesh_dim));
-      }
-    }
-    return {cuts.back(), dim, size};
-  }
-
-  // Two placements that mean one cut, e.g. S(0) and _S(0, 1).
-  bool changes_name_only() const {
-    const int64_t dim = step_.from.tensor_dim();
-    Placements placements = current_;
-    placements[step_.mesh_dim] = step_.to;
-    return step_.to.is_shard(dim) && cuts_of(placements, mesh_.shape(), dim) ==
-                                         cuts_of(current_, mesh_.shape(), dim);
-  }
-
-  const RedistributeStep& step_;
-  const Placements& current_;
-  const mesh::DeviceMesh& mesh_;
-  c10::IntArrayRef global_sizes_;
-  StepContext context_;
+// One step on this rank: the cut that it undoes and the one that it makes.
+struct LocalStep {
+  const RedistributeStep& step;
+  std::optional<CutOf> from;
+  std::optional<CutOf> to;
+  StepContext context;
 };
+
+// The cut of `mesh_dim`, which is the last of its tensor dim.
+std::optional<CutOf> last_cut(
+    const Placements& current,
+    int64_t mesh_dim,
+    const mesh::DeviceMesh& mesh,
+    c10::IntArrayRef global_sizes) {
+  if (!current[mesh_dim].is_shard()) {
+    return std::nullopt;
+  }
+  const int64_t dim = current[mesh_dim].tensor_dim();
+  const auto cuts = cuts_of(current, mesh.shape(), dim);
+  TORCH_INTERNAL_ASSERT(!cuts.empty() && cuts.back().mesh_dim == mesh_dim);
+  int64_t size = global_sizes[dim];
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    size = cut_length(cuts[i], size, mesh.coordinate(cuts[i].mesh_dim));
+  }
+  return CutOf{cuts.back(), dim, size};
+}
+
+at::Tensor run_partial(const at::Tensor& local, const LocalStep& local_step) {
+  const auto op = local_step.step.from.reduce_op();
+  const auto& context = local_step.context;
+  if (local_step.to) {
+    return reduce_scatter(local, *local_step.to, op, context);
+  }
+  auto output = local.clone(at::MemoryFormat::Contiguous);
+  context.group.all_reduce(output, op, context.name).wait();
+  return output;
+}
+
+at::Tensor run_shard(const at::Tensor& local, const LocalStep& local_step) {
+  const auto& [step, from, to, context] = local_step;
+  if (step.to.is_partial()) {
+    return shard_to_partial(local, *from, context.group.rank());
+  }
+  if (!to) {
+    return gather(local, *from, context);
+  }
+  return from->tensor_dim == to->tensor_dim
+             ? exchange_rows(local, *from, *to, context)
+             : exchange_dims(local, *from, *to, context);
+}
+
+at::Tensor run_step(const at::Tensor& local, const LocalStep& local_step) {
+  const auto& [step, from, to, context] = local_step;
+  if (step.from.is_partial()) {
+    return run_partial(local, local_step);
+  }
+  if (from) {
+    return run_shard(local, local_step);
+  }
+  return to ? part_of(local, *to, context.group.rank()).contiguous()
+            : to_partial(local, step.to.reduce_op(), context.group);
+}
+
+// Two placements that mean one cut, e.g. S(0) and _S(0, 1).
+bool changes_name_only(
+    const RedistributeStep& step,
+    const Placements& current,
+    c10::IntArrayRef shape) {
+  const int64_t dim = step.from.tensor_dim();
+  if (!step.from.is_shard() || !step.to.is_shard(dim)) {
+    return false;
+  }
+  Placements changed = current;
+  changed[step.mesh_dim] = step.to;
+  return cuts_of(current, shape, dim) == cuts_of(changed, shape, dim);
+}
 
 } // namespace
 
@@ -355,10 +342,18 @@ at::Tensor redistribute_local(
   Placements current = from.placements();
   const auto& mesh = from.mesh();
   for (const auto& step : plan_redistribute(from, to)) {
-    if (mesh.size(step.mesh_dim) > 1) {
-      result = Step(step, current, mesh, global_sizes, name).run(result);
+    const int64_t i = step.mesh_dim;
+    const bool moves =
+        mesh.size(i) > 1 && !changes_name_only(step, current, mesh.shape());
+    LocalStep local_step{step, {}, {}, {mesh.group(i), name}};
+    if (moves) {
+      local_step.from = last_cut(current, i, mesh, global_sizes);
     }
-    current[step.mesh_dim] = step.to;
+    current[i] = step.to;
+    if (moves) {
+      local_step.to = last_cut(current, i, mesh, global_sizes);
+      result = run_step(result, local_step);
+    }
   }
   return result;
 }

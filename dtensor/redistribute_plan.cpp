@@ -197,6 +197,9 @@ class Planner {
 std::vector<RedistributeStep> plan_redistribute(
     const DTensorSpec& from,
     const DTensorSpec& to) {
+  if (from == to) {
+    return {};
+  }
   return Planner(from, to).plan();
 }
 
