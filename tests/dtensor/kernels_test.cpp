@@ -1,6 +1,9 @@
 // The kernels above autograd against plain libtorch: values and the gradients
 // of all inputs, for every way of cutting that the kernels know.
 
+#include <algorithm>
+#include <optional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -9,6 +12,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/gradient.h"
+#include "dtensor/scopes.h"
 #include "mesh/ledger.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
@@ -72,6 +76,10 @@ class Reference {
       text += placements ? to_string(*placements) + " " : "plain ";
     }
     SCOPED_TRACE(text + "on " + mesh.to_string());
+    std::optional<ImplicitReplication> plain_is_whole;
+    if (std::ranges::any_of(where, [](const auto& w) { return !w; })) {
+      plain_is_whole.emplace();
+    }
     Tensors leaves;
     for (size_t i = 0; i < inputs_.size(); ++i) {
       auto plain = leaf(inputs_[i]);
