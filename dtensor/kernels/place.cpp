@@ -160,7 +160,7 @@ std::set<std::string> register_kernels(
   names.merge(kernels::register_gradients(above, below));
   kernels::register_elementwise_losses(above);
   names.merge(kernels::register_random(above, below));
-  names.merge(kernels::register_recurrent(above, below));
+  names.merge(kernels::register_regions(above, below));
   return names;
 }
 

@@ -141,7 +141,7 @@ void recurrent_packed(
       "with to_local() and from_local() around the layer.");
 }
 
-std::set<std::string> register_recurrent(
+std::set<std::string> register_regions(
     torch::Library& above,
     torch::Library& below) {
   std::set<std::string> names;

@@ -62,8 +62,12 @@ void recurrent_packed(
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack);
 
+/// Takes plain zeros for whole. Above autograd only.
+at::Tensor
+cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int64_t dim);
+
 /// Registers those; returns their full names.
-std::set<std::string> register_recurrent(
+std::set<std::string> register_regions(
     torch::Library& above,
     torch::Library& below);
 
