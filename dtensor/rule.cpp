@@ -14,6 +14,14 @@ RuleTable make_table() {
   add_view_rules(table);
   add_view_backward_rules(table);
   add_matmul_rules(table);
+  add_attention_rules(table);
+  add_convolution_rules(table);
+  add_pooling_rules(table);
+  add_padding_rules(table);
+  add_resampling_rules(table);
+  add_fft_rules(table);
+  add_joining_rules(table);
+  add_embedding_rules(table);
   add_reduction_rules(table);
   add_diagonal_rules(table);
   add_search_rules(table);
@@ -22,6 +30,7 @@ RuleTable make_table() {
   add_class_loss_rules(table);
   add_along_dim_rules(table);
   add_indexing_rules(table);
+  add_scattering_rules(table);
   add_factory_rules(table);
   return table;
 }

@@ -146,6 +146,7 @@ void add_fft_rules(RuleTable& table);
 void add_joining_rules(RuleTable& table);
 void add_embedding_rules(RuleTable& table);
 void add_padding_rules(RuleTable& table);
+void add_resampling_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
 void add_diagonal_rules(RuleTable& table);
 void add_search_rules(RuleTable& table);
@@ -154,6 +155,7 @@ void add_linalg_rules(RuleTable& table);
 void add_class_loss_rules(RuleTable& table);
 void add_along_dim_rules(RuleTable& table);
 void add_indexing_rules(RuleTable& table);
+void add_scattering_rules(RuleTable& table);
 void add_factory_rules(RuleTable& table);
 
 } // namespace weft::dtensor

@@ -1,7 +1,10 @@
 // Ops that take sizes and options from a tensor, not values: the input never
 // moves.
 
+#include <algorithm>
+
 #include "dtensor/rule.h"
+#include "dtensor/rules/pending.h"
 
 namespace weft::dtensor {
 namespace {
@@ -17,7 +20,7 @@ std::vector<Strategy> like_input(
   return {{{placement}, {placement}}};
 }
 
-// zeros and uninitialised memory may stand for a pending sum as well.
+// zeros and uninitialised memory may stand for a pending reduction as well.
 std::vector<Strategy> like_input_or_partial(
     const OpCall& call,
     const StrategyContext& context) {
@@ -25,23 +28,42 @@ std::vector<Strategy> like_input_or_partial(
   return {{{placement}, {placement}}};
 }
 
-// new_*(sizes): cut as the input where the sizes are the input's.
+// So may a number that the reduction leaves alone.
+std::vector<Strategy> filled_like(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto& placement = call.tensors[0].spec->placement(context.mesh_dim);
+  const bool full = call.name() == "aten::full_like";
+  const auto kept =
+      rules::reductions_keeping(full ? call.arguments[1] : c10::IValue(1));
+  if (placement.is_partial() &&
+      std::ranges::find(kept, placement.reduce_op()) == kept.end()) {
+    return {};
+  }
+  return {{{placement}, {placement}}};
+}
+
+// new_*(sizes): cut as the input where the cut dim is as long as the input's.
 std::vector<Strategy> new_like(
     const OpCall& call,
     const StrategyContext& context) {
-  if (call.tensors[0].sizes() !=
-      c10::IntArrayRef(context.outputs.at(0).sizes)) {
+  const auto in = call.tensors[0].sizes();
+  const auto& out = context.outputs.at(0).sizes;
+  const auto& placement = call.tensors[0].spec->placement(context.mesh_dim);
+  const bool stays = placement.is_shard() && in.size() == out.size() &&
+                     in[placement.tensor_dim()] == out[placement.tensor_dim()];
+  if (!stays && in != c10::IntArrayRef(out)) {
     return {};
   }
   return like_input(call, context);
 }
 
-Rule::LocalArguments local_sizes(const LocalCall& local) {
+Rule::LocalArguments part_sizes(const LocalCall& local) {
   return {{1, local.outputs.at(0).sizes}};
 }
 
 // The global strides' order of dims, packed for the local sizes.
-Rule::LocalArguments local_sizes_and_strides(const LocalCall& local) {
+Rule::LocalArguments part_sizes_and_strides(const LocalCall& local) {
   const auto strides = local.call.arguments[2].toIntVector();
   const auto& sizes = local.outputs.at(0).sizes;
   return {{1, sizes}, {2, dense_strides(sizes, strides)}};
@@ -54,14 +76,14 @@ void add_factory_rules(RuleTable& table) {
       "zeros_like empty_like",
       {.strategies = like_input_or_partial, .value_free = true});
   table.add(
-      "ones_like full_like", {.strategies = like_input, .value_free = true});
+      "ones_like full_like", {.strategies = filled_like, .value_free = true});
   table.add(
       "new_empty new_zeros new_ones new_full",
-      {.strategies = new_like, .localize = local_sizes, .value_free = true});
+      {.strategies = new_like, .localize = part_sizes, .value_free = true});
   table.add(
       "new_empty_strided",
       {.strategies = new_like,
-       .localize = local_sizes_and_strides,
+       .localize = part_sizes_and_strides,
        .value_free = true});
 }
 

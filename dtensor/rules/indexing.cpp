@@ -1,110 +1,286 @@
-// Joining, picking and placing along dims: the dims that are not indexed may
-// be cut.
+// Picking elements by tensors of indices, and writing to them: dims that are
+// not indexed may be cut, and so may the indices.
 
 #include <algorithm>
+#include <set>
 
 #include "dtensor/rule.h"
+#include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/pending.h"
 
 namespace weft::dtensor {
 namespace {
 
-std::vector<Strategy> cat(const OpCall& call, const StrategyContext& context) {
-  const auto ndim = static_cast<int64_t>(context.outputs.at(0).sizes.size());
-  const int64_t joined = call.dim_argument(1, ndim);
+// Note [Indexing by name]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// self[indices] has the dims of self that are not indexed, 'a', 'b', .., and
+// those that the indices broadcast to, 'A', 'B', ..: in the place of the
+// indexed ones if those lie side by side, else in front. How many elements a
+// mask picks is known only from its values: its dim is '.'.
+struct Indexing {
+  /// Of self, and of self[indices].
+  std::string self;
+  std::string picked;
+  std::vector<int64_t> picked_sizes;
+  /// Of each tensor among the indices.
+  std::vector<std::string> indices;
+  bool has_mask = false;
+  /// Self's dims under the only index, where that is a mask.
+  std::string under_mask;
+
+  explicit Indexing(const OpCall& call) {
+    const auto sizes = call.tensors[0].sizes();
+    self = rules::all_dims(call.tensors[0].dim());
+    std::vector<int64_t> common;
+    for (const auto& tensor : call.tensors) {
+      if (tensor.argument == 1) {
+        add_index(tensor, common);
+      }
+    }
+    const auto letters = index_letters(common.size());
+    for (const auto& tensor : call.tensors) {
+      if (tensor.argument == 1) {
+        indices.push_back(
+            has_mask ? std::string(tensor.dim(), '.')
+                     : rules::broadcast_dims(tensor.sizes(), common, letters));
+      }
+    }
+    place(sizes, common, has_mask ? "." : letters);
+  }
+
+ private:
+  static std::string index_letters(size_t count) {
+    std::string letters;
+    for (size_t d = 0; d < count; ++d) {
+      letters += static_cast<char>('A' + d);
+    }
+    return letters;
+  }
+
+  // Position in the list and in self differ where a mask covers several dims.
+  void add_index(const TensorArgument& tensor, std::vector<int64_t>& common) {
+    const auto dtype = tensor.tensor.scalar_type();
+    const bool mask = dtype == at::kBool || dtype == at::kByte;
+    const int64_t first = tensor.list_index + covered_;
+    const int64_t count = mask ? tensor.dim() : 1;
+    for (int64_t d = first; d < first + count; ++d) {
+      indexed_.insert(d);
+    }
+    if (mask) {
+      covered_ += count - 1;
+      under_mask = has_index_ ? "" : self.substr(first, count);
+      has_mask = true;
+    } else {
+      under_mask.clear();
+      common = rules::broadcast_sizes(common, tensor.sizes());
+    }
+    has_index_ = true;
+  }
+
+  void place(
+      c10::IntArrayRef sizes,
+      std::vector<int64_t> common,
+      const std::string& letters) {
+    if (has_mask) {
+      common = {-1};
+    }
+    const int64_t first = indexed_.empty() ? 0 : *indexed_.begin();
+    const bool beside =
+        indexed_.empty() ||
+        *indexed_.rbegin() - first + 1 == static_cast<int64_t>(indexed_.size());
+    std::string names;
+    for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
+      if (indexed_.contains(d)) {
+        self[d] = '.';
+      } else {
+        picked += self[d];
+        picked_sizes.push_back(sizes[d]);
+      }
+    }
+    const int64_t at = beside ? first : 0;
+    picked.insert(at, letters);
+    picked_sizes.insert(
+        picked_sizes.begin() + at, common.begin(), common.end());
+  }
+
+  std::set<int64_t> indexed_;
+  int64_t covered_ = 0;
+  bool has_index_ = false;
+};
+
+// Strategies from the dims of every tensor of the call and of the output by
+// name; an output that starts with '+' and lacks the letter is a pending sum,
+// and so is the first tensor then.
+std::vector<Strategy> cut_letters(
+    const std::vector<std::string>& tensors,
+    const std::string& output) {
+  std::set<char> letters;
+  for (const auto& names : tensors) {
+    letters.insert(names.begin(), names.end());
+  }
+  letters.erase('.');
+  const auto at = [](const std::string& names, char letter) -> Placement {
+    const auto position = names.find(letter);
+    return position == std::string::npos
+               ? Replicate()
+               : Shard(static_cast<int64_t>(position));
+  };
   std::vector<Strategy> strategies;
-  const bool same_ndim = std::ranges::all_of(
-      call.tensors, [&](const auto& t) { return t.dim() == ndim; });
-  for (int64_t d = 0; same_ndim && d < ndim; ++d) {
-    if (d != joined) {
-      strategies.push_back(
-          {{Shard(d)}, Placements(call.tensors.size(), Shard(d))});
+  for (const char letter : letters) {
+    Strategy strategy;
+    for (const auto& names : tensors) {
+      strategy.inputs.push_back(at(names, letter));
+    }
+    const bool sums = output.starts_with('+');
+    auto placement = at(sums ? output.substr(1) : output, letter);
+    if (sums && placement.is_replicate()) {
+      placement = strategy.inputs[0] = Partial();
+    }
+    strategy.outputs = {placement};
+    strategies.push_back(std::move(strategy));
+  }
+  return strategies;
+}
+
+std::vector<Strategy> index(const OpCall& call, const StrategyContext&) {
+  const Indexing indexing(call);
+  std::vector<std::string> names{indexing.self};
+  names.insert(names.end(), indexing.indices.begin(), indexing.indices.end());
+  auto strategies = cut_letters(names, indexing.picked);
+  rules::add_pending(strategies, call, rules::every_reduction(), {"self"});
+  return strategies;
+}
+
+// The same elements of a mask and of self, one number for all of them.
+void add_masked_number(
+    std::vector<Strategy>& strategies,
+    const Indexing& indexing,
+    const OpCall& call) {
+  const auto& values = call.tensors.back();
+  if (indexing.under_mask.empty() || values.tensor.numel() != 1) {
+    return;
+  }
+  const auto all = rules::all_dims(call.tensors[0].dim());
+  auto self = all;
+  for (auto& letter : self) {
+    if (indexing.under_mask.find(letter) == std::string::npos) {
+      letter = '.';
     }
   }
-  strategies.push_back(
-      {{Partial()}, Placements(call.tensors.size(), Partial())});
-  return strategies;
-}
-
-std::vector<Strategy> stack(const OpCall& call, const StrategyContext&) {
-  const int64_t ndim = call.tensors.at(0).dim();
-  const int64_t inserted = call.dim_argument(1, ndim + 1);
-  std::vector<Strategy> strategies;
-  for (int64_t d = 0; d < ndim; ++d) {
-    strategies.push_back(
-        {{Shard(d >= inserted ? d + 1 : d)},
-         Placements(call.tensors.size(), Shard(d))});
+  for (auto& strategy : cut_letters({self, indexing.under_mask, ""}, self)) {
+    strategies.push_back(std::move(strategy));
   }
-  strategies.push_back(
-      {{Partial()}, Placements(call.tensors.size(), Partial())});
-  return strategies;
 }
 
-// index_select(self, dim, index): the index is whole.
-std::vector<Strategy> index_select(const OpCall& call, const StrategyContext&) {
-  const int64_t ndim = call.tensors[0].dim();
-  const int64_t indexed = call.dim_argument(1, ndim);
+// Values that are written over others, or added to them: those of the ranks
+// take part in the same reduction. Every rank's is an average's, too, and min
+// and max find it among themselves.
+void add_written(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    bool accumulate,
+    std::string_view values) {
+  const auto linear = rules::linear_reductions(call);
+  rules::add_pending(
+      strategies,
+      call,
+      accumulate ? linear : rules::every_reduction(),
+      {"self", values});
+  rules::Reductions single{ReduceOp::kAvg};
+  if (!accumulate) {
+    single = rules::reductions_keeping(c10::IValue());
+  } else if (linear.size() < 2) {
+    single.clear();
+  }
+  rules::add_pending(strategies, call, single, {"self"});
+  rules::add_pending(strategies, call, single, {values});
+}
+
+// index_put(self, indices, values, accumulate): where values are added, ranks
+// may add theirs to a pending sum.
+std::vector<Strategy> index_put(const OpCall& call, const StrategyContext&) {
+  const Indexing indexing(call);
+  const auto& values = call.tensors.back();
+  const bool accumulate = call.arguments[3].toBool();
   std::vector<Strategy> strategies;
-  for (int64_t d = 0; d < ndim; ++d) {
-    if (d != indexed) {
-      strategies.push_back({{Shard(d)}, {Shard(d), Replicate()}});
+  if (values.sizes().size() <= indexing.picked.size()) {
+    std::vector<std::string> names{indexing.self};
+    names.insert(names.end(), indexing.indices.begin(), indexing.indices.end());
+    names.push_back(rules::broadcast_dims(
+        values.sizes(), indexing.picked_sizes, indexing.picked));
+    if (!accumulate) {
+      for (auto& each : names) {
+        std::ranges::replace_if(
+            each, [](char c) { return c < 'a'; }, '.');
+      }
     }
+    strategies = cut_letters(names, (accumulate ? "+" : "") + indexing.self);
   }
+  add_masked_number(strategies, indexing, call);
+  add_written(strategies, call, accumulate, "values");
   return strategies;
 }
 
-// gather and scatter: self, index and source are cut together along a dim in
-// which all are of one size.
-std::vector<Strategy> gather_like(const OpCall& call, const StrategyContext&) {
-  const int64_t ndim = call.tensors[0].dim();
-  const int64_t indexed = call.dim_argument(1, ndim);
+// take(self, index): positions in the flattened tensor.
+std::vector<Strategy> take(const OpCall& call, const StrategyContext&) {
+  const auto names = rules::all_dims(call.tensors[1].dim());
+  auto strategies = rules::cut_named_dims(call, {{"index", names}}, {names});
+  rules::add_pending(strategies, call, rules::every_reduction(), {"self"});
+  return strategies;
+}
+
+std::vector<OutputMeta> index_sizes(const OpCall& call) {
+  return {rules::contiguous(call.tensors[1].sizes().vec())};
+}
+
+// put(self, index, source, accumulate).
+std::vector<Strategy> put(const OpCall& call, const StrategyContext&) {
+  const bool accumulate = call.arguments[3].toBool();
   std::vector<Strategy> strategies;
-  for (int64_t d = 0; d < ndim; ++d) {
-    const bool equal = std::ranges::all_of(call.tensors, [&](const auto& t) {
-      return t.dim() == ndim && t.sizes()[d] == call.tensors[0].sizes()[d];
-    });
-    if (d != indexed && equal) {
-      strategies.push_back(
-          {{Shard(d)}, Placements(call.tensors.size(), Shard(d))});
-    }
+  if (accumulate && call.tensors[1].sizes() == call.tensors[2].sizes()) {
+    const auto names = rules::all_dims(call.tensors[1].dim());
+    strategies = cut_letters({"", names, names}, "+");
   }
+  add_written(strategies, call, accumulate, "source");
   return strategies;
 }
 
-// tril and triu look at the last two dims.
-std::vector<Strategy> batch_dims(const OpCall& call, const StrategyContext&) {
+// Which elements of `source` a rank needs, only the whole mask says.
+std::vector<Strategy> masked_scatter(
+    const OpCall& call,
+    const StrategyContext&) {
   std::vector<Strategy> strategies;
-  for (int64_t d = 0; d < call.tensors[0].dim() - 2; ++d) {
-    strategies.push_back({{Shard(d)}, {Shard(d)}});
-  }
-  strategies.push_back({{Partial()}, {Partial()}});
+  add_written(strategies, call, /*accumulate=*/false, "source");
   return strategies;
 }
 
-std::vector<Strategy> none(const OpCall&, const StrategyContext&) {
-  return {};
-}
-
-std::vector<OutputMeta> index_select_sizes(const OpCall& call) {
-  auto sizes = call.tensors[0].sizes().vec();
-  if (!sizes.empty()) {
-    sizes[call.dim_argument(1, static_cast<int64_t>(sizes.size()))] =
-        call.tensors[1].tensor.numel();
+std::vector<OutputMeta> masked_scatter_sizes(const OpCall& call) {
+  auto sizes =
+      rules::broadcast_sizes(call.tensors[0].sizes(), call.tensors[1].sizes());
+  if (call.tensors[0].sizes() == c10::IntArrayRef(sizes)) {
+    return rules::like_first(call);
   }
-  auto strides = row_major_strides(sizes);
-  return {{std::move(sizes), std::move(strides)}};
+  return {rules::contiguous(std::move(sizes))};
 }
 
 } // namespace
 
 void add_indexing_rules(RuleTable& table) {
-  table.add("cat", {.strategies = cat});
-  table.add("stack", {.strategies = stack});
+  table.add("index _unsafe_index", {.strategies = index});
   table.add(
-      "index_select",
-      {.strategies = index_select, .infer = index_select_sizes});
-  table.add("gather scatter scatter_add", {.strategies = gather_like});
-  table.add("tril triu", {.strategies = batch_dims});
-  table.add("index.Tensor", {.strategies = none});
+      "index_put _index_put_impl _unsafe_index_put",
+      {.strategies = index_put, .infer = rules::like_first});
+  table.add("take", {.strategies = take, .infer = index_sizes});
+  table.add("put", {.strategies = put, .infer = rules::like_first});
+  table.add(
+      "masked_scatter",
+      {.strategies = masked_scatter, .infer = masked_scatter_sizes});
+  // How many elements come out, only the values say.
+  table.add(
+      "masked_select nonzero nonzero_static repeat_interleave.Tensor "
+      "masked_scatter_backward _unsafe_masked_index "
+      "_unsafe_masked_index_put_accumulate",
+      {});
 }
 
 } // namespace weft::dtensor

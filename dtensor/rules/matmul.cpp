@@ -1,82 +1,307 @@
 // Matrix products: cut rows of the left, columns of the right, or the inner
 // dim of both (the result is then a pending sum); batch dims as they are.
 
+#include <algorithm>
+#include <set>
+
 #include "dtensor/rule.h"
+#include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/pending.h"
 
 namespace weft::dtensor {
 namespace {
 
-// [.., m, k] x [.., k, n] with `batch` leading batch dims.
-std::vector<Strategy> product(int64_t batch) {
-  const int64_t row = batch;
-  const int64_t column = batch + 1;
-  std::vector<Strategy> strategies{
-      {{Shard(row)}, {Shard(row), Replicate()}},
-      {{Shard(column)}, {Replicate(), Shard(column)}},
-      {{Partial()}, {Shard(column), Shard(row)}},
-      {{Partial()}, {Partial(), Replicate()}},
-      {{Partial()}, {Replicate(), Partial()}}};
-  for (int64_t d = 0; d < batch; ++d) {
-    strategies.push_back({{Shard(d)}, {Shard(d), Shard(d)}});
+using rules::NamedDims;
+
+// The arguments of a product, its factors' dims and those of its result.
+struct Product {
+  std::string_view left;
+  std::string left_dims;
+  std::string_view right;
+  std::string right_dims;
+  std::string result;
+};
+
+// Of the products that their ops are named after. The inner dim is in no
+// result: a pending sum.
+Product product_of(const OpCall& call) {
+  const auto name = call.name();
+  const auto is = [&](std::string_view op) {
+    return name == op ||
+           (name.ends_with('_') && name.substr(0, name.size() - 1) == op);
+  };
+  if (is("aten::bmm")) {
+    return {"self", "bmk", "mat2", "bkn", "+bmn"};
   }
+  if (is("aten::baddbmm")) {
+    return {"batch1", "bmk", "batch2", "bkn", "+bmn"};
+  }
+  if (is("aten::addbmm")) {
+    return {"batch1", "bmk", "batch2", "bkn", "+mn"};
+  }
+  if (is("aten::addmm")) {
+    return {"mat1", "mk", "mat2", "kn", "+mn"};
+  }
+  if (is("aten::addmv")) {
+    return {"mat", "mk", "vec", "k", "+m"};
+  }
+  if (is("aten::addr")) {
+    return {"vec1", "m", "vec2", "n", "+mn"};
+  }
+  if (is("aten::mv")) {
+    return {"self", "mk", "vec", "k", "+m"};
+  }
+  if (is("aten::dot")) {
+    return {"self", "k", "tensor", "k", "+"};
+  }
+  if (is("aten::vdot")) {
+    return {"self", "k", "other", "k", "+"};
+  }
+  return {"self", "mk", "mat2", "kn", "+mn"};
+}
+
+// Cuts and the pending sums of either factor.
+std::vector<Strategy> product(const OpCall& call, const StrategyContext&) {
+  const auto p = product_of(call);
+  auto strategies = rules::cut_named_dims(
+      call, {{p.left, p.left_dims}, {p.right, p.right_dims}}, {p.result});
+  const auto linear = rules::linear_reductions(call);
+  rules::add_pending(strategies, call, linear, {p.left});
+  rules::add_pending(strategies, call, linear, {p.right});
   return strategies;
-}
-
-std::vector<Strategy> mm(const OpCall&, const StrategyContext&) {
-  return product(0);
-}
-
-std::vector<Strategy> bmm(const OpCall&, const StrategyContext&) {
-  return product(1);
 }
 
 // beta * self + alpha * product: self is broadcast to the output, and has to
-// be a pending sum itself where the product is one.
+// be a pending sum itself where the product is one. Of an average it is a part
+// even where it is no average.
 std::vector<Strategy> add_product(
     const OpCall& call,
     const StrategyContext& context) {
-  const auto self = call.tensors[0].sizes();
-  const auto& out = context.outputs.at(0).sizes;
-  const auto ndim = static_cast<int64_t>(out.size());
-  std::vector<Strategy> strategies;
-  for (auto& strategy : product(ndim - 2)) {
-    const auto placement = strategy.outputs[0];
-    Placement own = placement;
-    if (placement.is_shard()) {
-      const int64_t dim =
-          placement.tensor_dim() - (ndim - static_cast<int64_t>(self.size()));
-      const bool broadcast =
-          dim < 0 || (self[dim] == 1 && out[placement.tensor_dim()] != 1);
-      own = broadcast ? Replicate() : Shard(dim);
+  const auto p = product_of(call);
+  const auto self = rules::broadcast_dims(
+      call.tensors[0].sizes(), context.outputs.at(0).sizes, p.result.substr(1));
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"self", self}, {p.left, p.left_dims}, {p.right, p.right_dims}},
+      {p.result});
+  for (auto& strategy : strategies) {
+    if (strategy.outputs[0].is_partial()) {
+      strategy.inputs[0] = strategy.outputs[0];
     }
-    strategy.inputs.insert(strategy.inputs.begin(), own);
-    strategies.push_back(std::move(strategy));
+  }
+  const auto linear = rules::linear_reductions(call);
+  rules::add_pending(strategies, call, linear, {"self", p.left});
+  rules::add_pending(strategies, call, linear, {"self", p.right});
+  if (linear.size() > 1) {
+    for (const auto argument : {std::string_view("self"), p.left, p.right}) {
+      rules::add_pending(strategies, call, {ReduceOp::kAvg}, {argument});
+    }
   }
   return strategies;
 }
 
-std::vector<Strategy> dot(const OpCall&, const StrategyContext&) {
-  return {{{Partial()}, {Shard(0), Shard(0)}}};
+// gelu or relu of an addmm: no sum may wait.
+std::vector<Strategy> activated_product(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto self = rules::broadcast_dims(
+      call.tensors[0].sizes(), context.outputs.at(0).sizes, "mn");
+  return rules::cut_named_dims(
+      call, {{"self", self}, {"mat1", "m."}, {"mat2", ".n"}}, {"mn"});
 }
 
-std::vector<Strategy> mv(const OpCall&, const StrategyContext&) {
-  return {
-      {{Shard(0)}, {Shard(0), Replicate()}},
-      {{Partial()}, {Shard(1), Shard(0)}}};
+// A product of scaled fp8 matrices. Kernels want sizes in steps of 16.
+std::vector<Strategy> scaled_mm(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto* scale_a = rules::tensor_argument(call, "scale_a");
+  const auto* scale_b = rules::tensor_argument(call, "scale_b");
+  const int64_t m = call.tensors[0].sizes()[0];
+  const int64_t k = call.tensors[0].sizes()[1];
+  const int64_t n = call.tensors[1].sizes()[1];
+  const auto out_dtype = rules::argument(call, "out_dtype");
+  const auto cuttable = [&](int64_t size) {
+    return rules::divides(size, context) && size / context.all_shards % 16 == 0;
+  };
+  const bool whole_scales =
+      scale_a->tensor.numel() == 1 && scale_b->tensor.numel() == 1;
+  const bool row_scales = scale_a->tensor.numel() == m &&
+                          scale_b->tensor.numel() == n && scale_a->dim() == 2 &&
+                          scale_b->dim() == 2;
+  if (!whole_scales && !row_scales) {
+    return {};
+  }
+  const bool sums = cuttable(k) && !rules::tensor_argument(call, "bias") &&
+                    !rules::tensor_argument(call, "scale_result") &&
+                    out_dtype.isInt() &&
+                    !c10::isFloat8Type(out_dtype.toScalarType());
+  const std::string row(1, cuttable(m) ? 'm' : '.');
+  const std::string column(1, cuttable(n) ? 'n' : '.');
+  const std::string inner(1, sums ? 'k' : '.');
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"self", row + inner},
+       {"mat2", inner + column},
+       {"scale_a", row_scales ? row + "." : ""},
+       {"scale_b", row_scales ? "." + column : ""},
+       {"bias", column}},
+      {"+" + row + column});
+  for (auto& strategy : strategies) {
+    strategy.chunked_only = true;
+  }
+  return strategies;
+}
+
+// Products of groups of rows, columns or inner rows, that `offs` divides; or
+// of whole matrices. Kernels want rows of a multiple of 16 bytes.
+std::vector<Strategy> grouped_mm(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const bool grouped_left = call.tensors[0].dim() == 2;
+  const bool grouped_right = call.tensors[1].dim() == 2;
+  const auto left = call.tensors[0].sizes();
+  const auto right = call.tensors[1].sizes();
+  if (rules::tensor_argument(call, "bias")) {
+    return {};
+  }
+  const auto letter = [&](char name, int64_t size) {
+    const int64_t step = 16 / call.tensors[0].tensor.element_size();
+    const bool even =
+        rules::divides(size, context) && size / context.all_shards % step == 0;
+    return even ? name : '.';
+  };
+  const std::string m{letter('m', left[left.size() - 2])};
+  const std::string k{letter('k', left.back())};
+  const std::string n{letter('n', right.back())};
+  std::vector<Strategy> strategies;
+  if (grouped_left && grouped_right) {
+    strategies = rules::cut_named_dims(
+        call, {{"self", m + "."}, {"mat2", "." + n}}, {"." + m + n});
+  } else if (grouped_left) {
+    strategies = rules::cut_named_dims(
+        call, {{"self", "." + k}, {"mat2", "." + k + n}}, {"+." + n});
+  } else if (grouped_right) {
+    strategies = rules::cut_named_dims(
+        call, {{"self", "." + m + k}, {"mat2", k + "."}}, {"+" + m + "."});
+  } else {
+    const std::string g{rules::divides(left[0], context) ? 'g' : '.'};
+    strategies = rules::cut_named_dims(
+        call, {{"self", g + m + k}, {"mat2", g + k + n}}, {"+" + g + m + n});
+  }
+  for (auto& strategy : strategies) {
+    strategy.chunked_only = true;
+  }
+  return strategies;
+}
+
+// The sum over `sumdim` of the product of three tensors, each with dims of one
+// row inserted where its expand list says.
+struct Trilinear {
+  std::vector<std::string> inputs;
+  std::string result;
+  std::vector<int64_t> sizes;
+
+  explicit Trilinear(const OpCall& call) {
+    const auto first = call.arguments[3].toIntVector();
+    const int64_t ndim =
+        call.tensors[0].dim() + static_cast<int64_t>(first.size());
+    const auto summed = call.dims_argument(6, ndim);
+    const auto names = rules::all_dims(ndim);
+    std::vector<int64_t> whole(ndim, 1);
+    std::vector<std::vector<int64_t>> expanded;
+    for (size_t i = 0; i < 3; ++i) {
+      auto& sizes = expanded.emplace_back(call.tensors[i].sizes().vec());
+      const auto added = call.dims_argument(3 + i, ndim);
+      for (const int64_t d : std::set(added.begin(), added.end())) {
+        sizes.insert(sizes.begin() + d, 1);
+      }
+      whole = rules::broadcast_sizes(whole, sizes);
+    }
+    for (size_t i = 0; i < 3; ++i) {
+      auto own = rules::broadcast_dims(expanded[i], whole, names);
+      const auto added = call.dims_argument(3 + i, ndim);
+      for (auto it = added.rbegin(); it != added.rend(); ++it) {
+        own.erase(*it, 1);
+      }
+      inputs.push_back(own);
+    }
+    result = "+";
+    for (int64_t d = 0; d < ndim; ++d) {
+      if (std::ranges::find(summed, d) == summed.end()) {
+        result += names[d];
+        sizes.push_back(whole[d]);
+      }
+    }
+  }
+};
+
+std::vector<Strategy> trilinear(const OpCall& call, const StrategyContext&) {
+  const Trilinear t(call);
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"i1", t.inputs[0]}, {"i2", t.inputs[1]}, {"i3", t.inputs[2]}},
+      {t.result});
+  for (const auto* argument : {"i1", "i2", "i3"}) {
+    rules::add_pending(
+        strategies, call, rules::linear_reductions(call), {argument});
+  }
+  return strategies;
+}
+
+// --- sizes ------------------------------------------------------------------
+
+std::vector<OutputMeta> trilinear_sizes(const OpCall& call) {
+  return {rules::contiguous(Trilinear(call).sizes)};
 }
 
 std::vector<OutputMeta> scalar(const OpCall&) {
   return {{}};
 }
 
+std::vector<OutputMeta> rows_by_columns(const OpCall& call) {
+  return {rules::contiguous(
+      {call.tensors[0].sizes()[0], call.tensors[1].sizes()[1]})};
+}
+
+std::vector<OutputMeta> addbmm_sizes(const OpCall& call) {
+  return {rules::contiguous(
+      {call.tensors[1].sizes()[1], call.tensors[2].sizes()[2]})};
+}
+
+// Rows are padded to 16 bytes.
+std::vector<OutputMeta> grouped_mm_sizes(const OpCall& call) {
+  const auto left = call.tensors[0].sizes();
+  const auto right = call.tensors[1].sizes();
+  const int64_t m = left[left.size() - 2];
+  const int64_t n = right.back();
+  std::vector<int64_t> sizes{m, n};
+  if (left.size() == right.size()) {
+    const auto* offsets = rules::tensor_argument(call, "offs");
+    sizes.insert(
+        sizes.begin(), left.size() == 3 ? left[0] : offsets->tensor.numel());
+  }
+  const int64_t step = 16 / call.tensors[0].tensor.element_size();
+  const int64_t row = (n + step - 1) / step * step;
+  std::vector<int64_t> strides{row, 1};
+  if (sizes.size() == 3) {
+    strides.insert(strides.begin(), m * row);
+  }
+  return {{std::move(sizes), std::move(strides)}};
+}
+
 } // namespace
 
 void add_matmul_rules(RuleTable& table) {
-  table.add("mm", {.strategies = mm});
-  table.add("bmm", {.strategies = bmm});
-  table.add("addmm baddbmm", {.strategies = add_product});
-  table.add("dot", {.strategies = dot, .infer = scalar});
-  table.add("mv", {.strategies = mv});
+  table.add("mm bmm mv", {.strategies = product});
+  table.add("dot vdot", {.strategies = product, .infer = scalar});
+  table.add("_int_mm", {.strategies = product, .infer = rows_by_columns});
+  table.add("addmm baddbmm addmv addr", {.strategies = add_product});
+  table.add("addbmm", {.strategies = add_product, .infer = addbmm_sizes});
+  table.add("_addmm_activation", {.strategies = activated_product});
+  table.add("_scaled_mm", {.strategies = scaled_mm, .infer = rows_by_columns});
+  table.add(
+      "_grouped_mm", {.strategies = grouped_mm, .infer = grouped_mm_sizes});
+  table.add("_trilinear", {.strategies = trilinear, .infer = trilinear_sizes});
 }
 
 } // namespace weft::dtensor

@@ -1,176 +1,123 @@
-// Ops that show the same elements under another shape: a shard follows its dim.
+// Ops that show the same elements under another shape: a shard follows its
+// dim. Their _copy forms are the same with memory of their own.
 
 #include <algorithm>
-#include <limits>
 
 #include "dtensor/rule.h"
+#include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/pending.h"
+#include "dtensor/rules/view_dims.h"
 
 namespace weft::dtensor {
 namespace {
 
-struct DimPair {
-  int64_t input;
-  int64_t output;
-};
+using rules::ViewDim;
+using rules::ViewDims;
 
-// A shard moves along each pair; any pending reduction waits.
-std::vector<Strategy> follow(const std::vector<DimPair>& pairs) {
-  std::vector<Strategy> strategies;
-  for (const auto& [input, output] : pairs) {
-    strategies.push_back({{Shard(output)}, {Shard(input)}});
-  }
-  for (const auto op :
-       {ReduceOp::kSum,
-        ReduceOp::kAvg,
-        ReduceOp::kMin,
-        ReduceOp::kMax,
-        ReduceOp::kProduct}) {
-    strategies.push_back({{Partial(op)}, {Partial(op)}});
-  }
+using Describe = ViewDims (*)(const OpCall&, const StrategyContext&);
+
+// Shards follow the description; any pending reduction waits.
+template <Describe describe>
+std::vector<Strategy> follow(
+    const OpCall& call,
+    const StrategyContext& context) {
+  auto strategies = rules::follow_dims(
+      call,
+      context,
+      call.tensors[0].sizes(),
+      context.outputs.at(0).sizes,
+      describe(call, context));
+  rules::add_pending(strategies, call, rules::every_reduction(), {"self"});
   return strategies;
 }
 
-using Pairs = std::vector<DimPair> (*)(const OpCall&, const StrategyContext&);
-
-template <Pairs pairs>
-std::vector<Strategy> by_pairs(
-    const OpCall& call,
-    const StrategyContext& context) {
-  return follow(pairs(call, context));
+ViewDims same_dims(const OpCall& call, const StrategyContext&) {
+  return rules::kept_dims(call.tensors[0].dim());
 }
 
-std::vector<DimPair> same_dims(const OpCall& call, const StrategyContext&) {
-  std::vector<DimPair> pairs;
-  for (int64_t d = 0; d < call.tensors[0].dim(); ++d) {
-    pairs.push_back({d, d});
-  }
-  return pairs;
+ViewDims reshape_dims(const OpCall& call, const StrategyContext& context) {
+  return rules::reshaped_dims(
+      call.tensors[0].sizes(), context.outputs.at(0).sizes);
 }
 
-// The first dim of more than one row in [begin, end), or -1.
-int64_t leading(c10::IntArrayRef sizes, size_t begin, size_t end) {
-  for (size_t d = begin; d < end; ++d) {
-    if (sizes[d] != 1) {
-      return static_cast<int64_t>(d);
-    }
-  }
-  return -1;
-}
-
-// Walks both shapes and pairs the leading dims of runs with equal products
-// ([B, T, H*D] and [B, T, H, D]: B-B, T-T, H*D-H). Where a run has several
-// dims, cutting its leading dim cuts the run in equal parts only if the
-// number of shards divides both leading dims.
-std::vector<DimPair> reshape_pairs(
-    const OpCall& call,
-    const StrategyContext& context) {
-  const auto in = call.tensors[0].sizes();
-  const c10::IntArrayRef out = context.outputs.at(0).sizes;
-  std::vector<DimPair> pairs;
-  if (call.tensors[0].tensor.numel() == 0) {
-    return pairs;
-  }
-  size_t i = 0;
-  size_t j = 0;
-  while (i < in.size() && j < out.size()) {
-    const size_t i0 = i;
-    const size_t j0 = j;
-    int64_t left = in[i++];
-    int64_t right = out[j++];
-    while (left != right) {
-      if (left < right) {
-        left *= in[i++];
-      } else {
-        right *= out[j++];
-      }
-    }
-    const int64_t a = leading(in, i0, i);
-    const int64_t b = leading(out, j0, j);
-    if (a < 0 || b < 0) {
-      continue;
-    }
-    const bool aligned =
-        in[a] % context.all_shards == 0 && out[b] % context.all_shards == 0;
-    if (in[a] == out[b] || aligned) {
-      pairs.push_back({a, b});
-    }
-  }
-  return pairs;
-}
-
-std::vector<DimPair> transpose_pairs(
-    const OpCall& call,
-    const StrategyContext& context) {
+ViewDims transpose_dims(const OpCall& call, const StrategyContext&) {
   const int64_t ndim = call.tensors[0].dim();
-  const bool is_t = call.arguments.size() == 1;
-  if (is_t && ndim < 2) {
-    return same_dims(call, context);
+  auto dims = rules::kept_dims(ndim);
+  const bool is_t = rules::argument_position(call, "dim0") < 0;
+  if (!is_t && ndim > 0) {
+    std::swap(
+        dims.at(call.dim_argument(1, ndim)),
+        dims.at(call.dim_argument(2, ndim)));
+  } else if (ndim == 2) {
+    std::swap(dims[0], dims[1]);
   }
-  const int64_t a = is_t ? 0 : call.dim_argument(1, ndim);
-  const int64_t b = is_t ? 1 : call.dim_argument(2, ndim);
-  std::vector<DimPair> pairs;
-  for (int64_t d = 0; d < ndim; ++d) {
-    pairs.push_back({d, d == a ? b : d == b ? a : d});
-  }
-  return pairs;
+  return dims;
 }
 
-std::vector<DimPair> permute_pairs(const OpCall& call, const StrategyContext&) {
-  const auto order = call.dims_argument(1, call.tensors[0].dim());
-  std::vector<DimPair> pairs;
-  for (size_t d = 0; d < order.size(); ++d) {
-    pairs.push_back({order[d], static_cast<int64_t>(d)});
+ViewDims permute_dims(const OpCall& call, const StrategyContext&) {
+  ViewDims dims;
+  for (const int64_t dim : call.dims_argument(1, call.tensors[0].dim())) {
+    dims.push_back({{dim}});
   }
-  return pairs;
+  return dims;
 }
 
-std::vector<DimPair> expand_pairs(
-    const OpCall& call,
-    const StrategyContext& context) {
+// Dims of one row become longer: those are broadcast.
+ViewDims expand_dims(const OpCall& call, const StrategyContext& context) {
   const auto in = call.tensors[0].sizes();
   const auto& out = context.outputs.at(0).sizes;
-  std::vector<DimPair> pairs;
+  const size_t added = out.size() - in.size();
+  ViewDims dims(out.size());
   for (size_t d = 0; d < in.size(); ++d) {
-    const size_t o = d + out.size() - in.size();
-    if (in[d] == out[o]) {
-      pairs.push_back({static_cast<int64_t>(d), static_cast<int64_t>(o)});
+    if (in[d] == out[added + d]) {
+      dims[added + d].inputs = {static_cast<int64_t>(d)};
     }
   }
-  return pairs;
+  return dims;
 }
 
-std::vector<DimPair> unsqueeze_pairs(
-    const OpCall& call,
-    const StrategyContext&) {
+ViewDims unsqueeze_dims(const OpCall& call, const StrategyContext&) {
   const int64_t ndim = call.tensors[0].dim();
-  const int64_t inserted = call.dim_argument(1, ndim + 1);
-  std::vector<DimPair> pairs;
-  for (int64_t d = 0; d < ndim; ++d) {
-    pairs.push_back({d, d >= inserted ? d + 1 : d});
-  }
-  return pairs;
+  auto dims = rules::kept_dims(ndim);
+  dims.insert(dims.begin() + call.dim_argument(1, ndim + 1), ViewDim());
+  return dims;
 }
 
-std::vector<DimPair> squeeze_pairs(const OpCall& call, const StrategyContext&) {
+// squeeze, squeeze.dim and squeeze.dims: the dims of one row among those named
+// go, or all of them.
+struct Squeeze {
+  const c10::IValue dim;
+
+  explicit Squeeze(const OpCall& call) : dim(rules::argument(call, "dim")) {}
+
+  bool takes(const OpCall& call, int64_t d) const {
+    const auto dims = call.dims_argument(1, call.tensors[0].dim());
+    return dim.isNone() || std::ranges::find(dims, d) != dims.end();
+  }
+  // Dims of one row on this rank alone would go too, unless the local op is
+  // told which dims are meant: the others cannot be cut.
+  bool may_cut(const OpCall& call, int64_t d) const {
+    return dim.isIntList() || !takes(call, d);
+  }
+};
+
+ViewDims squeeze_dims(const OpCall& call, const StrategyContext&) {
+  const Squeeze squeeze(call);
   const auto sizes = call.tensors[0].sizes();
-  const auto dims = call.dims_argument(1, static_cast<int64_t>(sizes.size()));
-  std::vector<DimPair> pairs;
-  int64_t output = 0;
+  ViewDims dims;
   for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
-    const bool named = std::ranges::find(dims, d) != dims.end();
-    if (sizes[d] != 1) {
-      pairs.push_back({d, output});
+    if (sizes[d] != 1 || !squeeze.takes(call, d)) {
+      dims.push_back(squeeze.may_cut(call, d) ? ViewDim{{d}} : ViewDim());
     }
-    output += !(named && sizes[d] == 1);
   }
-  return pairs;
+  return dims;
 }
 
-// A local size may be 1 where the global one is not: only the dims that go
-// globally are named to the local op.
-std::vector<std::pair<size_t, c10::IValue>> squeezed_dims(
-    const OpCall& call,
-    const std::vector<std::vector<int64_t>>&) {
+Rule::LocalArguments squeezed_dims(const LocalCall& local) {
+  const auto& call = local.call;
+  if (!rules::argument(call, "dim").isIntList()) {
+    return {};
+  }
   const auto sizes = call.tensors[0].sizes();
   std::vector<int64_t> dims;
   for (const int64_t d : call.dims_argument(1, call.tensors[0].dim())) {
@@ -182,121 +129,175 @@ std::vector<std::pair<size_t, c10::IValue>> squeezed_dims(
 }
 
 // select and unbind take `dim` away; every other one may be cut.
-std::vector<DimPair> remove_dim(const OpCall& call, int64_t removed) {
-  std::vector<DimPair> pairs;
-  for (int64_t d = 0; d < call.tensors[0].dim(); ++d) {
-    if (d != removed) {
-      pairs.push_back({d, d > removed ? d - 1 : d});
+ViewDims select_dims(const OpCall& call, const StrategyContext&) {
+  const int64_t ndim = call.tensors[0].dim();
+  return rules::without_dim(ndim, call.dim_argument(1, ndim));
+}
+
+// The dims that are not `dim`; it too, where nothing of it is left out.
+ViewDims part_of(const OpCall& call, const StrategyContext& context) {
+  const int64_t ndim = call.tensors[0].dim();
+  auto dims = rules::kept_dims(ndim);
+  const int64_t dim = rules::argument(call, "dim").toInt() +
+                      (rules::argument(call, "dim").toInt() < 0 ? ndim : 0);
+  const bool whole =
+      call.name().starts_with("aten::slice") &&
+      call.tensors[0].sizes()[dim] == context.outputs.at(0).sizes[dim];
+  if (!whole) {
+    dims[dim] = ViewDim();
+  }
+  return dims;
+}
+
+// unfold(dim, size, step): the windows of `dim`, whose rows are a new last
+// dim. Windows that lie side by side split it.
+ViewDims window_dims(const OpCall& call, const StrategyContext& context) {
+  const int64_t ndim = call.tensors[0].dim();
+  if (ndim == 0) {
+    return {ViewDim()};
+  }
+  const int64_t dim = call.dim_argument(1, ndim);
+  const int64_t size = call.arguments[2].toInt();
+  auto dims = rules::kept_dims(ndim);
+  const bool splits =
+      size > 0 && size == call.arguments[3].toInt() &&
+      call.tensors[0].sizes()[dim] == context.outputs.at(0).sizes[dim] * size;
+  if (!splits) {
+    dims[dim] = ViewDim();
+  }
+  dims.emplace_back();
+  return dims;
+}
+
+ViewDims repeated_dims(const OpCall& call, const StrategyContext&) {
+  const auto repeats = call.arguments[1].toIntVector();
+  const size_t added = repeats.size() - call.tensors[0].sizes().size();
+  ViewDims dims(repeats.size());
+  for (size_t d = added; d < repeats.size(); ++d) {
+    if (repeats[d] == 1) {
+      dims[d].inputs = {static_cast<int64_t>(d - added)};
     }
   }
-  return pairs;
+  return dims;
 }
 
-std::vector<DimPair> select_pairs(const OpCall& call, const StrategyContext&) {
-  return remove_dim(call, call.dim_argument(1, call.tensors[0].dim()));
-}
-
-std::vector<DimPair> except_dim(const OpCall& call, int64_t except) {
-  std::vector<DimPair> pairs;
-  for (int64_t d = 0; d < call.tensors[0].dim(); ++d) {
-    if (d != except) {
-      pairs.push_back({d, d});
-    }
+std::vector<OutputMeta> repeated_sizes(const OpCall& call) {
+  auto sizes = call.arguments[1].toIntVector();
+  const auto in = call.tensors[0].sizes();
+  for (size_t d = 0; d < in.size(); ++d) {
+    sizes[sizes.size() - in.size() + d] *= in[d];
   }
-  return pairs;
+  return {rules::contiguous(std::move(sizes))};
 }
 
-std::vector<Strategy> all_but_last(const OpCall& call, const StrategyContext&) {
-  std::vector<Strategy> strategies;
-  for (int64_t d = 0; d + 1 < call.tensors[0].dim(); ++d) {
-    strategies.push_back({{Shard(d)}, {Shard(d)}});
-  }
+// The real and the imaginary part as a last dim of two rows, and back: not
+// numbers that min, max or product could be taken of.
+std::vector<Strategy> complex_parts(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto& out = context.outputs.at(0).sizes;
+  const auto ndim = std::min<int64_t>(
+      call.tensors[0].dim(), static_cast<int64_t>(out.size()));
+  auto strategies = rules::follow_dims(
+      call, context, call.tensors[0].sizes(), out, rules::kept_dims(ndim));
+  rules::add_pending(
+      strategies, call, rules::linear_reductions(call), {"self"});
   return strategies;
 }
 
-std::vector<DimPair> slice_pairs(
+// The same bytes as another dtype: the last dim may change its size.
+std::vector<Strategy> reinterpreted(
     const OpCall& call,
     const StrategyContext& context) {
-  const int64_t dim = call.dim_argument(1, call.tensors[0].dim());
-  const bool whole =
-      call.tensors[0].sizes()[dim] == context.outputs.at(0).sizes[dim];
-  return except_dim(call, whole ? -1 : dim);
+  const auto& out = context.outputs.at(0).sizes;
+  const bool same = call.tensors[0].sizes() == c10::IntArrayRef(out);
+  const auto ndim = static_cast<int64_t>(out.size()) - (same ? 0 : 1);
+  return rules::follow_dims(
+      call, context, call.tensors[0].sizes(), out, rules::kept_dims(ndim));
 }
 
-std::vector<DimPair> split_pairs(const OpCall& call, const StrategyContext&) {
-  return except_dim(call, call.dim_argument(2, call.tensors[0].dim()));
+Rule::LocalArguments part_sizes(const LocalCall& local) {
+  return {{1, local.outputs.at(0).sizes}};
 }
 
-std::vector<std::pair<size_t, c10::IValue>> local_sizes(
-    const OpCall&,
-    const std::vector<std::vector<int64_t>>& outputs) {
-  return {{1, outputs.at(0)}};
+// Rules of a view and of its copying form.
+void add_both(
+    RuleTable& table,
+    std::string_view views,
+    std::string_view copies,
+    Rule rule) {
+  rule.view = true;
+  table.add(views, rule);
+  rule.view = false;
+  table.add(copies, rule);
 }
 
-// What goes back through select and slice: zeros around the gradient.
-std::vector<DimPair> select_backward_pairs(
-    const OpCall& call,
-    const StrategyContext& context) {
-  const auto ndim = static_cast<int64_t>(context.outputs.at(0).sizes.size());
-  const int64_t selected = call.dim_argument(2, ndim);
-  std::vector<DimPair> pairs;
-  for (int64_t d = 0; d < ndim; ++d) {
-    if (d != selected) {
-      pairs.push_back({d > selected ? d - 1 : d, d});
-    }
-  }
-  return pairs;
+void add_shape_rules(RuleTable& table) {
+  add_both(
+      table,
+      "view _unsafe_view",
+      "view_copy _reshape_copy",
+      {.strategies = follow<reshape_dims>,
+       .localize = part_sizes,
+       .reshapes = true});
+  add_both(
+      table, "view.dtype", "view_copy.dtype", {.strategies = reinterpreted});
+  add_both(
+      table,
+      "expand",
+      "expand_copy",
+      {.strategies = follow<expand_dims>, .localize = part_sizes});
+  add_both(
+      table,
+      "transpose t",
+      "transpose_copy t_copy",
+      {.strategies = follow<transpose_dims>});
+  add_both(
+      table, "permute", "permute_copy", {.strategies = follow<permute_dims>});
+  add_both(
+      table,
+      "unsqueeze",
+      "unsqueeze_copy",
+      {.strategies = follow<unsqueeze_dims>});
+  add_both(
+      table,
+      "squeeze",
+      "squeeze_copy",
+      {.strategies = follow<squeeze_dims>, .localize = squeezed_dims});
+  table.add(
+      "repeat", {.strategies = follow<repeated_dims>, .infer = repeated_sizes});
 }
 
-std::vector<DimPair> slice_backward_pairs(
-    const OpCall& call,
-    const StrategyContext&) {
-  return except_dim(call, call.dim_argument(2, call.tensors[0].dim()));
+void add_part_rules(RuleTable& table) {
+  add_both(
+      table,
+      "select unbind",
+      "select_copy unbind_copy",
+      {.strategies = follow<select_dims>});
+  add_both(
+      table,
+      "slice split split_with_sizes",
+      "slice_copy split_copy split_with_sizes_copy unsafe_split "
+      "unsafe_split_with_sizes narrow_copy",
+      {.strategies = follow<part_of>});
+  add_both(table, "unfold", "unfold_copy", {.strategies = follow<window_dims>});
 }
 
 } // namespace
 
 void add_view_rules(RuleTable& table) {
-  table.add(
-      "view _unsafe_view",
-      {.strategies = by_pairs<reshape_pairs>,
-       .localize = local_sizes,
-       .view = true,
-       .reshapes = true});
-  // The same bytes as another dtype: the last dim changes its size.
-  table.add("view.dtype", {.strategies = all_but_last, .view = true});
-  table.add(
-      "expand",
-      {.strategies = by_pairs<expand_pairs>,
-       .localize = local_sizes,
-       .view = true});
-  table.add(
-      "transpose t", {.strategies = by_pairs<transpose_pairs>, .view = true});
-  table.add("permute", {.strategies = by_pairs<permute_pairs>, .view = true});
-  table.add(
-      "unsqueeze", {.strategies = by_pairs<unsqueeze_pairs>, .view = true});
-  table.add(
-      "squeeze.dims",
-      {.strategies = by_pairs<squeeze_pairs>,
-       .localize = squeezed_dims,
-       .view = true});
-  table.add(
-      "select.int unbind",
-      {.strategies = by_pairs<select_pairs>, .view = true});
-  table.add(
-      "slice.Tensor", {.strategies = by_pairs<slice_pairs>, .view = true});
-  table.add(
-      "select_backward",
-      {.strategies = by_pairs<select_backward_pairs>, .localize = local_sizes});
-  table.add(
-      "slice_backward",
-      {.strategies = by_pairs<slice_backward_pairs>, .localize = local_sizes});
-  table.add(
-      "split split_with_sizes",
-      {.strategies = by_pairs<split_pairs>, .view = true});
-  table.add(
-      "alias detach lift_fresh lift_fresh_copy",
-      {.strategies = by_pairs<same_dims>, .view = true});
+  add_shape_rules(table);
+  add_part_rules(table);
+  add_both(
+      table,
+      "alias detach lift_fresh",
+      "alias_copy detach_copy lift lift_fresh_copy",
+      {.strategies = follow<same_dims>});
+  add_both(
+      table,
+      "view_as_real view_as_complex _conj _neg_view",
+      "view_as_real_copy view_as_complex_copy _conj_copy _neg_view_copy",
+      {.strategies = complex_parts});
 }
 
 } // namespace weft::dtensor

@@ -1,0 +1,256 @@
+// The kernels of scaled dot product attention, forward and backward: each head
+// of each sample is alone, so batch and heads may be cut. Dropout inside a
+// kernel is drawn by its own counter, which knows nothing of parts: with it,
+// only whole tensors.
+
+#include "dtensor/rule.h"
+#include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/pending.h"
+
+namespace weft::dtensor {
+namespace {
+
+using rules::NamedDims;
+
+// Query, key and value are [B, H, T, D] in every kernel.
+struct Attention {
+  const TensorArgument& query;
+  const TensorArgument& key;
+  const TensorArgument& value;
+
+  explicit Attention(const OpCall& call)
+      : query(*rules::tensor_argument(call, "query")),
+        key(*rules::tensor_argument(call, "key")),
+        value(*rules::tensor_argument(call, "value")) {}
+
+  // A mask or bias: any of [B, H, T, S], or fewer dims, some of one row.
+  std::string mask_names(const OpCall& call, const char* argument) const {
+    const auto* mask = rules::tensor_argument(call, argument);
+    if (!mask) {
+      return "";
+    }
+    const std::vector<int64_t> scores{
+        query.sizes()[0], query.sizes()[1], query.sizes()[2], key.sizes()[2]};
+    return rules::broadcast_dims(mask->sizes(), scores, "bh..");
+  }
+};
+
+// Heads are cut into groups that belong together, where fewer heads of keys
+// serve several of queries; no kernel takes none of them. The CPU's takes an
+// empty batch.
+std::string cuttable(
+    const OpCall& call,
+    const StrategyContext& context,
+    const Attention& attention) {
+  const bool cpu = call.name().find("for_cpu") != std::string_view::npos;
+  const int64_t batch = attention.query.sizes()[0];
+  const bool heads = rules::divides(attention.query.sizes()[1], context) &&
+                     rules::divides(attention.key.sizes()[1], context);
+  return std::string(cpu || rules::divides(batch, context) ? "b" : ".") +
+         (heads ? "h" : ".");
+}
+
+bool draws(const OpCall& call) {
+  return rules::argument(call, "dropout_p").toDouble() != 0;
+}
+
+// Only batches of any size may be empty, of the CPU's kernel.
+void mark_chunked(std::vector<Strategy>& strategies, const OpCall& call) {
+  const bool cpu = call.name().find("for_cpu") != std::string_view::npos;
+  for (auto& strategy : strategies) {
+    strategy.chunked_only = !cpu || strategy.inputs[0] == Shard(1);
+  }
+}
+
+// `outputs`: the names of their dims, "bh" being those that may be cut.
+std::vector<Strategy> cut_attention(
+    const OpCall& call,
+    const StrategyContext& context,
+    std::vector<std::string> outputs) {
+  const Attention attention(call);
+  const auto names = cuttable(call, context, attention);
+  const auto only_cuttable = [&](std::string text) {
+    for (auto& letter : text) {
+      if ((letter == 'b' || letter == 'h') &&
+          names.find(letter) == std::string::npos) {
+        letter = '.';
+      }
+    }
+    return text;
+  };
+  NamedDims inputs;
+  for (const auto* argument :
+       {"query", "key", "value", "grad_out", "grad_out_", "out", "logsumexp"}) {
+    inputs.emplace_back(argument, names);
+  }
+  for (const auto* argument : {"attn_mask", "attn_bias"}) {
+    inputs.emplace_back(
+        argument, only_cuttable(attention.mask_names(call, argument)));
+  }
+  for (auto& output : outputs) {
+    output = only_cuttable(output);
+  }
+  auto strategies = rules::cut_named_dims(call, inputs, outputs);
+  mark_chunked(strategies, call);
+  return strategies;
+}
+
+// The output, and what backward needs: the logarithm of the softmax's
+// denominator. The output is linear in the values.
+std::vector<Strategy> forward(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto debug = rules::argument(call, "return_debug_mask");
+  if (draws(call) || (debug.isBool() && debug.toBool())) {
+    return {};
+  }
+  std::vector<std::string> outputs(context.outputs.size());
+  std::vector<bool> linear(context.outputs.size(), false);
+  outputs[0] = outputs[1] = "bh";
+  linear[0] = true;
+  auto strategies = cut_attention(call, context, outputs);
+  rules::add_linear(strategies, call, {"value"}, linear);
+  return strategies;
+}
+
+// Gradients of query, key and value, all linear in the output's.
+std::vector<Strategy> backward(
+    const OpCall& call,
+    const StrategyContext& context) {
+  if (draws(call)) {
+    return {};
+  }
+  std::vector<std::string> outputs(context.outputs.size(), "bh");
+  std::vector<bool> linear(context.outputs.size(), true);
+  if (outputs.size() == 4) {
+    const bool bias = !context.outputs[3].sizes.empty();
+    outputs[3] =
+        bias ? "+" + Attention(call).mask_names(call, "attn_bias") : "";
+    linear[3] = bias;
+  }
+  auto strategies = cut_attention(call, context, outputs);
+  rules::add_linear(strategies, call, {"grad_out", "grad_out_"}, linear);
+  return strategies;
+}
+
+// --- sizes ------------------------------------------------------------------
+
+// [B, H, T, D] that lies in memory as [B, T, H, D].
+OutputMeta heads_inside(c10::IntArrayRef sizes, int64_t last) {
+  const int64_t heads = sizes[1];
+  const int64_t time = sizes[2];
+  return {
+      {sizes[0], heads, time, last},
+      {time * heads * last, last, heads * last, 1}};
+}
+
+// [B, H, T, D] whose dims lie in memory as `like`'s do.
+OutputMeta ordered_like(const TensorArgument& like, int64_t last) {
+  auto sizes = like.sizes().vec();
+  sizes.back() = last;
+  auto strides = dense_strides(sizes, like.tensor.strides());
+  return {std::move(sizes), std::move(strides)};
+}
+
+std::vector<OutputMeta> cpu_sizes(const OpCall& call) {
+  const Attention attention(call);
+  const auto q = attention.query.sizes();
+  return {
+      ordered_like(attention.query, attention.value.sizes()[3]),
+      {{q[0], q[1], q[2]}, {q[2] * q[1], 1, q[1]}}};
+}
+
+std::vector<OutputMeta> flash_sizes(const OpCall& call) {
+  const Attention attention(call);
+  const auto q = attention.query.sizes();
+  return {
+      ordered_like(attention.query, attention.value.sizes()[3]),
+      rules::contiguous({q[0], q[1], q[2]}),
+      {},
+      {},
+      rules::contiguous({2}),
+      {},
+      rules::contiguous({0})};
+}
+
+std::vector<OutputMeta> cudnn_sizes(const OpCall& call) {
+  const Attention attention(call);
+  const auto q = attention.query.sizes();
+  return {
+      ordered_like(attention.query, attention.value.sizes()[3]),
+      rules::contiguous({q[0], q[1], q[2], 1}),
+      {},
+      {},
+      {},
+      {},
+      {}};
+}
+
+// The logarithms' rows are padded to 32.
+std::vector<OutputMeta> efficient_sizes(const OpCall& call) {
+  const Attention attention(call);
+  const auto q = attention.query.sizes();
+  const bool saved = rules::argument(call, "compute_log_sumexp").toBool();
+  return {
+      heads_inside(q, attention.value.sizes()[3]),
+      rules::contiguous({q[0], q[1], saved ? (q[2] + 31) / 32 * 32 : 0}),
+      {},
+      {}};
+}
+
+std::vector<OutputMeta> heads_inside_gradients(const OpCall& call) {
+  const Attention attention(call);
+  std::vector<OutputMeta> metas;
+  for (const auto* input :
+       {&attention.query, &attention.key, &attention.value}) {
+    metas.push_back(heads_inside(input->sizes(), input->sizes()[3]));
+  }
+  return metas;
+}
+
+std::vector<OutputMeta> gradients_like(const OpCall& call) {
+  const Attention attention(call);
+  return {
+      rules::like(attention.query),
+      rules::like(attention.key),
+      rules::like(attention.value)};
+}
+
+std::vector<OutputMeta> efficient_gradients(const OpCall& call) {
+  auto metas = heads_inside_gradients(call);
+  const auto* bias = rules::tensor_argument(call, "attn_bias");
+  const auto mask = rules::argument(call, "grad_input_mask").toBoolList();
+  metas.push_back(bias && mask.get(3) ? rules::like(*bias) : OutputMeta());
+  return metas;
+}
+
+} // namespace
+
+void add_attention_rules(RuleTable& table) {
+  table.add(
+      "_scaled_dot_product_flash_attention_for_cpu",
+      {.strategies = forward, .infer = cpu_sizes});
+  table.add(
+      "_scaled_dot_product_flash_attention_for_cpu_backward",
+      {.strategies = backward, .infer = heads_inside_gradients});
+  table.add(
+      "_scaled_dot_product_flash_attention",
+      {.strategies = forward, .infer = flash_sizes});
+  table.add(
+      "_scaled_dot_product_flash_attention_backward",
+      {.strategies = backward, .infer = gradients_like});
+  table.add(
+      "_scaled_dot_product_cudnn_attention",
+      {.strategies = forward, .infer = cudnn_sizes});
+  table.add(
+      "_scaled_dot_product_cudnn_attention_backward",
+      {.strategies = backward, .infer = gradients_like});
+  table.add(
+      "_scaled_dot_product_efficient_attention",
+      {.strategies = forward, .infer = efficient_sizes});
+  table.add(
+      "_scaled_dot_product_efficient_attention_backward",
+      {.strategies = backward, .infer = efficient_gradients});
+}
+
+} // namespace weft::dtensor

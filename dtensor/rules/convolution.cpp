@@ -1,0 +1,238 @@
+// Convolutions: samples are alone, output channels are alone, input channels
+// are summed over; groups are convolutions of their own. Positions overlap and
+// stay whole.
+
+#include "dtensor/rule.h"
+#include "dtensor/rules/memory_format.h"
+#include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/pending.h"
+
+namespace weft::dtensor {
+namespace {
+
+bool is_transposed(const OpCall& call) {
+  return rules::argument(call, "transposed").toBool();
+}
+
+// The weight is [out, in / groups, ..]; of a transposed convolution
+// [in, out / groups, ..]. Of several groups, only whole ones are cut: the
+// letter 'g' then runs over both channels.
+struct Names {
+  std::string input;
+  std::string weight;
+  std::string output;
+  std::string bias;
+};
+
+Names channel_names(const OpCall& call, const StrategyContext& context) {
+  const auto weight = rules::tensor_argument(call, "weight")->sizes();
+  const int64_t groups = rules::argument(call, "groups").toInt();
+  if (groups > 1) {
+    return rules::divides(groups, context) ? Names{"ng", "g.", "ng", "g"}
+                                           : Names{"n.", "..", "n.", "."};
+  }
+  const bool transposed = is_transposed(call);
+  const std::string in(
+      1, rules::divides(weight[transposed ? 0 : 1], context) ? 'i' : '.');
+  const std::string out(
+      1, rules::divides(weight[transposed ? 1 : 0], context) ? 'o' : '.');
+  return {"n" + in, transposed ? in + out : out + in, "n" + out, out};
+}
+
+// No kernel takes parts without channels.
+void mark_chunked(std::vector<Strategy>& strategies, size_t input) {
+  for (auto& strategy : strategies) {
+    strategy.chunked_only = strategy.inputs[input] != Shard(0);
+  }
+}
+
+// Where the result is a pending sum, the bias has to be one too.
+std::vector<Strategy> convolution(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto names = channel_names(call, context);
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"input", names.input}, {"weight", names.weight}, {"bias", names.bias}},
+      {"+" + names.output});
+  mark_chunked(strategies, 0);
+  if (rules::tensor_argument(call, "bias")) {
+    for (auto& strategy : strategies) {
+      if (strategy.outputs[0].is_partial()) {
+        strategy.inputs.back() = strategy.outputs[0];
+      }
+    }
+    for (const auto* argument : {"input", "weight", "bias"}) {
+      rules::add_pending(strategies, call, {ReduceOp::kAvg}, {argument});
+    }
+  }
+  const auto linear = rules::linear_reductions(call);
+  rules::add_pending(strategies, call, linear, {"input", "bias"});
+  rules::add_pending(strategies, call, linear, {"weight", "bias"});
+  return strategies;
+}
+
+// Gradients of input, weight and bias; undefined ones count as whole.
+std::vector<Strategy> convolution_backward(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto names = channel_names(call, context);
+  std::vector<std::string> outputs{
+      "+" + names.input, "+" + names.weight, "+" + names.bias};
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"grad_output", names.output},
+       {"input", names.input},
+       {"weight", names.weight}},
+      outputs);
+  // The bias' gradient does not know the input's channels.
+  for (auto& strategy : strategies) {
+    if (names.input.ends_with('i') && strategy.inputs[1] == Shard(1)) {
+      strategy.outputs[2] = Replicate();
+    }
+  }
+  mark_chunked(strategies, 1);
+  rules::add_linear(strategies, call, {"grad_output"}, {true, true, true});
+  rules::add_linear(strategies, call, {"input"}, {false, true, false});
+  rules::add_linear(strategies, call, {"weight"}, {true, false, false});
+  const auto mask = rules::argument(call, "output_mask").toBoolList();
+  for (auto& strategy : strategies) {
+    for (size_t i = 0; i < 3; ++i) {
+      strategy.outputs[i] = mask.get(i) ? strategy.outputs[i] : Replicate();
+    }
+  }
+  return strategies;
+}
+
+// Parts with whole groups have fewer of them.
+Rule::LocalArguments local_groups(const LocalCall& local) {
+  const auto& call = local.call;
+  const int64_t groups = rules::argument(call, "groups").toInt();
+  Rule::LocalArguments arguments;
+  if (groups > 1) {
+    const bool backward = rules::argument_position(call, "grad_output") >= 0;
+    const size_t weight = backward ? 2 : 1;
+    arguments.emplace_back(
+        rules::argument_position(call, "groups"),
+        groups * local.inputs[weight].sizes[0] /
+            call.tensors[weight].sizes()[0]);
+  }
+  return arguments;
+}
+
+Rule::LocalArguments local_backward(const LocalCall& local) {
+  auto arguments = local_groups(local);
+  const auto position = rules::argument_position(local.call, "bias_sizes");
+  if (local.call.arguments[position].isIntList()) {
+    arguments.emplace_back(
+        position, std::vector<int64_t>{local.inputs[0].sizes[1]});
+  }
+  return arguments;
+}
+
+// --- sizes ------------------------------------------------------------------
+
+bool works_channels_last(const OpCall& call) {
+  const auto& input = *rules::tensor_argument(call, "input");
+  return input.dim() > 3 &&
+         (rules::has_channels_last(input) ||
+          rules::has_channels_last(*rules::tensor_argument(call, "weight")));
+}
+
+// One number for all positions, or one each.
+int64_t at_dim(const std::vector<int64_t>& numbers, size_t dim) {
+  return numbers.size() == 1 ? numbers[0] : numbers.at(dim);
+}
+
+std::vector<OutputMeta> convolution_sizes(const OpCall& call) {
+  const auto input = rules::tensor_argument(call, "input")->sizes();
+  const auto weight = rules::tensor_argument(call, "weight")->sizes();
+  const auto ints = [&](const char* name) {
+    return rules::argument(call, name).toIntVector();
+  };
+  const auto stride = ints("stride");
+  const auto padding = ints("padding");
+  const auto dilation = ints("dilation");
+  const auto output_padding = ints("output_padding");
+  const bool transposed = is_transposed(call);
+  const int64_t groups = rules::argument(call, "groups").toInt();
+  std::vector<int64_t> sizes{
+      input[0], transposed ? weight[1] * groups : weight[0]};
+  for (size_t d = 0; d + 2 < input.size(); ++d) {
+    const int64_t kernel = at_dim(dilation, d) * (weight[d + 2] - 1) + 1;
+    const int64_t pad = 2 * at_dim(padding, d);
+    sizes.push_back(
+        transposed ? (input[d + 2] - 1) * at_dim(stride, d) - pad + kernel +
+                         at_dim(output_padding, d)
+                   : (input[d + 2] + pad - kernel) / at_dim(stride, d) + 1);
+  }
+  return {rules::laid_out(std::move(sizes), works_channels_last(call))};
+}
+
+std::vector<OutputMeta> gradient_sizes(const OpCall& call) {
+  const bool channels_last = works_channels_last(call);
+  const auto mask = rules::argument(call, "output_mask").toBoolList();
+  std::vector<OutputMeta> metas(3);
+  if (mask.get(0)) {
+    metas[0] = rules::laid_out(call.tensors[1].sizes().vec(), channels_last);
+  }
+  if (mask.get(1)) {
+    metas[1] = rules::laid_out(call.tensors[2].sizes().vec(), channels_last);
+  }
+  if (mask.get(2)) {
+    metas[2] = rules::contiguous({call.tensors[0].sizes()[1]});
+  }
+  return metas;
+}
+
+// conv_tbc(self [T, B, in], weight [K, in, out], bias [out], pad).
+std::vector<Strategy> time_convolution(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto weight = call.tensors[1].sizes();
+  const std::string in(1, rules::divides(weight[1], context) ? 'i' : '.');
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"self", ".b" + in}, {"weight", "." + in + "o"}, {"bias", "o"}},
+      {"+.bo"});
+  for (auto& strategy : strategies) {
+    if (strategy.outputs[0].is_partial()) {
+      strategy.inputs[2] = strategy.outputs[0];
+    }
+  }
+  const auto linear = rules::linear_reductions(call);
+  rules::add_pending(strategies, call, linear, {"self", "bias"});
+  rules::add_pending(strategies, call, linear, {"weight", "bias"});
+  for (const auto* argument : {"self", "weight", "bias"}) {
+    rules::add_pending(strategies, call, {ReduceOp::kAvg}, {argument});
+  }
+  return strategies;
+}
+
+std::vector<OutputMeta> time_convolution_sizes(const OpCall& call) {
+  const auto input = call.tensors[0].sizes();
+  const auto weight = call.tensors[1].sizes();
+  const int64_t pad = call.arguments[3].toInt();
+  return {rules::contiguous(
+      {input[0] + 2 * pad - weight[0] + 1, input[1], weight[2]})};
+}
+
+} // namespace
+
+void add_convolution_rules(RuleTable& table) {
+  table.add(
+      "convolution _convolution",
+      {.strategies = convolution,
+       .infer = convolution_sizes,
+       .localize = local_groups});
+  table.add(
+      "convolution_backward",
+      {.strategies = convolution_backward,
+       .infer = gradient_sizes,
+       .localize = local_backward});
+  table.add(
+      "conv_tbc",
+      {.strategies = time_convolution, .infer = time_convolution_sizes});
+}
+
+} // namespace weft::dtensor

@@ -1,0 +1,142 @@
+// Ops that join tensors or repeat, roll and turn them: the dims along which
+// they do not may be cut, and any pending reduction waits.
+
+#include <algorithm>
+
+#include "dtensor/rule.h"
+#include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/pending.h"
+#include "dtensor/rules/view_dims.h"
+
+namespace weft::dtensor {
+namespace {
+
+// torch.cat leaves out [0], whatever the others' dims.
+bool is_left_out(const TensorArgument& tensor, int64_t ndim) {
+  return ndim != 1 && tensor.dim() == 1 && tensor.sizes()[0] == 0;
+}
+
+std::vector<Strategy> cat(const OpCall& call, const StrategyContext& context) {
+  const auto ndim = static_cast<int64_t>(context.outputs.at(0).sizes.size());
+  const int64_t joined = call.dim_argument(1, ndim);
+  std::vector<Strategy> strategies;
+  const auto add = [&](const Placement& placement) {
+    Strategy strategy{{placement}, {}};
+    for (const auto& tensor : call.tensors) {
+      strategy.inputs.push_back(
+          is_left_out(tensor, ndim) ? Replicate() : placement);
+    }
+    strategies.push_back(std::move(strategy));
+  };
+  for (int64_t d = 0; d < ndim; ++d) {
+    if (d != joined) {
+      add(Shard(d));
+    }
+  }
+  for (const auto op : rules::every_reduction()) {
+    add(Partial(op));
+  }
+  return strategies;
+}
+
+std::vector<Strategy> stack(const OpCall& call, const StrategyContext&) {
+  const int64_t ndim = call.tensors.at(0).dim();
+  const auto names = rules::all_dims(ndim);
+  auto output = names;
+  output.insert(call.dim_argument(1, ndim + 1), 1, '.');
+  auto strategies = rules::cut_named_dims(call, {{"tensors", names}}, {output});
+  rules::add_pending(strategies, call, rules::every_reduction(), {"tensors"});
+  return strategies;
+}
+
+// Blocks on a diagonal, among zeros.
+std::vector<Strategy> block_diag(const OpCall& call, const StrategyContext&) {
+  std::vector<Strategy> strategies;
+  rules::add_pending(strategies, call, rules::every_reduction(), {"tensors"});
+  return strategies;
+}
+
+// _chunk_cat(tensors, dim, num_chunks): each tensor's dim padded with zeros to
+// as many chunks, flattened from there on, and joined.
+std::vector<Strategy> chunk_cat(const OpCall& call, const StrategyContext&) {
+  const int64_t dim = call.dim_argument(1, call.tensors.at(0).dim());
+  const auto names = rules::all_dims(dim);
+  auto strategies = rules::cut_named_dims(call, {{"tensors", names}}, {names});
+  rules::add_pending(strategies, call, rules::every_reduction(), {"tensors"});
+  return strategies;
+}
+
+// --- rolling and turning ----------------------------------------------------
+
+// roll(self, shifts, dims): without dims over the flattened tensor.
+std::vector<Strategy> roll(const OpCall& call, const StrategyContext&) {
+  const int64_t ndim = call.tensors[0].dim();
+  const auto dims = call.dims_argument(2, ndim);
+  auto names = dims.empty() ? std::string() : rules::all_dims(ndim);
+  for (const int64_t d : dims) {
+    names = rules::with_whole(names, d);
+  }
+  auto strategies = rules::cut_named_dims(call, {{"self", names}}, {names});
+  rules::add_pending(strategies, call, rules::every_reduction(), {"self"});
+  return strategies;
+}
+
+std::vector<OutputMeta> row_major_like(const OpCall& call) {
+  return {rules::contiguous(call.tensors[0].sizes().vec())};
+}
+
+// rot90(self, k, dims).
+std::vector<Strategy> rot90(const OpCall& call, const StrategyContext&) {
+  const int64_t ndim = call.tensors[0].dim();
+  auto names = rules::all_dims(ndim);
+  for (const int64_t d : call.dims_argument(2, ndim)) {
+    names[d] = '.';
+  }
+  auto strategies = rules::cut_named_dims(call, {{"self", names}}, {names});
+  rules::add_pending(strategies, call, rules::every_reduction(), {"self"});
+  return strategies;
+}
+
+std::vector<OutputMeta> rot90_sizes(const OpCall& call) {
+  const auto dims = call.dims_argument(2, call.tensors[0].dim());
+  const int64_t turns = (call.arguments[1].toInt() % 4 + 4) % 4;
+  if (turns == 0) {
+    return row_major_like(call);
+  }
+  auto meta = rules::like(call.tensors[0]);
+  if (turns % 2 == 1) {
+    std::swap(meta.sizes[dims[0]], meta.sizes[dims[1]]);
+    std::swap(meta.strides[dims[0]], meta.strides[dims[1]]);
+  }
+  return {meta};
+}
+
+// --- triangles --------------------------------------------------------------
+
+// The diagonal lies elsewhere, seen from a block of the matrix.
+std::vector<Strategy> triangle(const OpCall& call, const StrategyContext&) {
+  const auto names = rules::all_dims(call.tensors[0].dim());
+  auto strategies = rules::cut_named_dims(call, {{"self", names}}, {names});
+  rules::add_pending(strategies, call, rules::every_reduction(), {"self"});
+  return strategies;
+}
+
+Rule::LocalArguments local_diagonal(const LocalCall& local) {
+  const auto& offset = local.inputs.at(0).offset;
+  const size_t row = offset.size() - 2;
+  return {{1, local.call.arguments[1].toInt() + offset[row] - offset[row + 1]}};
+}
+
+} // namespace
+
+void add_joining_rules(RuleTable& table) {
+  table.add("cat", {.strategies = cat});
+  table.add("stack _stack", {.strategies = stack});
+  table.add("block_diag", {.strategies = block_diag});
+  table.add("_chunk_cat", {.strategies = chunk_cat});
+  table.add("roll", {.strategies = roll, .infer = row_major_like});
+  table.add("rot90", {.strategies = rot90, .infer = rot90_sizes});
+  table.add("tril triu", {.strategies = triangle, .localize = local_diagonal});
+}
+
+} // namespace weft::dtensor

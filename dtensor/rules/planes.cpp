@@ -1,0 +1,42 @@
+#include "dtensor/rules/planes.h"
+
+#include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/pending.h"
+
+namespace weft::dtensor::rules {
+
+int64_t plane_dims(const OpCall& call) {
+  const auto name = call.name();
+  for (int64_t dims = 1; dims < 4; ++dims) {
+    if (name.find(std::to_string(dims) + "d") != std::string_view::npos) {
+      return dims;
+    }
+  }
+  return 2;
+}
+
+std::vector<Strategy> cut_planes(
+    const OpCall& call,
+    const StrategyContext& context,
+    std::initializer_list<std::string_view> inputs,
+    int64_t outputs) {
+  const auto& first = call.tensors[0];
+  const int64_t channel = first.dim() - plane_dims(call) - 1;
+  if (channel < 0 || channel > 1) {
+    return {};
+  }
+  std::string names = channel == 1 ? "n" : "";
+  names += divides(first.sizes()[channel], context) ? 'c' : '.';
+  NamedDims named;
+  for (const auto& input : inputs) {
+    named.emplace_back(input, names);
+  }
+  auto strategies =
+      cut_named_dims(call, named, std::vector<std::string>(outputs, names));
+  for (auto& strategy : strategies) {
+    strategy.chunked_only = strategy.inputs[0] == Shard(channel);
+  }
+  return strategies;
+}
+
+} // namespace weft::dtensor::rules

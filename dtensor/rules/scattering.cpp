@@ -1,0 +1,279 @@
+// Picking and placing along one dim: the others may be cut where all tensors
+// have them in one size; so may the indices, where what they place is reduced.
+
+#include <algorithm>
+#include <optional>
+
+#include "dtensor/rule.h"
+#include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/pending.h"
+
+namespace weft::dtensor {
+namespace {
+
+// The letter of the indices along the dim.
+constexpr char kIndex = 'Z';
+
+// Dims in which all of `tensors` are of one size, by letters; `dim` is '.'.
+std::string shared_dims(
+    const std::vector<const TensorArgument*>& tensors,
+    int64_t dim) {
+  const int64_t ndim = tensors[0]->dim();
+  auto names = rules::all_dims(ndim);
+  for (int64_t d = 0; d < ndim; ++d) {
+    const bool shared = std::ranges::all_of(tensors, [&](const auto* tensor) {
+      return tensor->dim() == ndim &&
+             tensor->sizes()[d] == tensors[0]->sizes()[d];
+    });
+    if (d == dim || !shared) {
+      names[d] = '.';
+    }
+  }
+  return names;
+}
+
+std::string with_index(std::string names, int64_t dim) {
+  if (dim < static_cast<int64_t>(names.size())) {
+    names[dim] = kIndex;
+  }
+  return names;
+}
+
+int64_t indexed_dim(const OpCall& call) {
+  return call.tensors[0].dim() == 0
+             ? 0
+             : call.dim_argument(1, call.tensors[0].dim());
+}
+
+// --- picking ----------------------------------------------------------------
+
+std::vector<Strategy> gather(const OpCall& call, const StrategyContext&) {
+  const int64_t dim = indexed_dim(call);
+  std::vector<Strategy> strategies;
+  const auto& self = call.tensors[0];
+  const auto& index = call.tensors[1];
+  if (self.dim() == index.dim()) {
+    const auto names = shared_dims({&self, &index}, dim);
+    const auto places = with_index(names, dim);
+    strategies = rules::cut_named_dims(
+        call, {{"self", names}, {"index", places}}, {places});
+  }
+  rules::add_pending(strategies, call, rules::every_reduction(), {"self"});
+  return strategies;
+}
+
+std::vector<Strategy> index_select(const OpCall& call, const StrategyContext&) {
+  const int64_t dim = indexed_dim(call);
+  const auto names =
+      rules::with_whole(rules::all_dims(call.tensors[0].dim()), dim);
+  const bool list = call.tensors[1].dim() == 1 && call.tensors[0].dim() > 0;
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"self", names},
+       {"index", list ? std::string(1, kIndex) : std::string()}},
+      {list ? with_index(names, dim) : names});
+  rules::add_pending(strategies, call, rules::every_reduction(), {"self"});
+  return strategies;
+}
+
+std::vector<OutputMeta> index_select_sizes(const OpCall& call) {
+  auto sizes = call.tensors[0].sizes().vec();
+  if (!sizes.empty()) {
+    sizes[indexed_dim(call)] = call.tensors[1].tensor.numel();
+  }
+  return {rules::contiguous(std::move(sizes))};
+}
+
+// --- placing ----------------------------------------------------------------
+
+// What becomes of elements that meet at one place.
+enum class Meeting : uint8_t { kReplace, kAdd, kMultiply, kMean, kMax, kMin };
+
+// How the ops of this file name it.
+Meeting meeting_of(const OpCall& call) {
+  const auto name = call.name();
+  if (name.starts_with("aten::scatter_add") ||
+      name.starts_with("aten::index_add")) {
+    return Meeting::kAdd;
+  }
+  const auto reduce = rules::argument(call, "reduce");
+  if (!reduce.isString()) {
+    return Meeting::kReplace;
+  }
+  const auto& text = reduce.toStringRef();
+  return text == "add" || text == "sum"         ? Meeting::kAdd
+         : text == "multiply" || text == "prod" ? Meeting::kMultiply
+         : text == "mean"                       ? Meeting::kMean
+         : text == "amax"                       ? Meeting::kMax
+                                                : Meeting::kMin;
+}
+
+// The reduction that ranks finish what they have placed with.
+std::optional<ReduceOp> reduction_of(Meeting meeting) {
+  switch (meeting) {
+    case Meeting::kAdd:
+      return ReduceOp::kSum;
+    case Meeting::kMultiply:
+      return ReduceOp::kProduct;
+    case Meeting::kMax:
+      return ReduceOp::kMax;
+    case Meeting::kMin:
+      return ReduceOp::kMin;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool includes_self(const OpCall& call) {
+  const auto include = rules::argument(call, "include_self");
+  return !include.isBool() || include.toBool();
+}
+
+// Pending reductions on self and source together, and on either alone.
+void add_meeting(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    std::string_view source) {
+  const auto meeting = meeting_of(call);
+  const auto linear = rules::linear_reductions(call);
+  const bool floats = linear.size() > 1;
+  rules::Reductions both;
+  rules::Reductions either;
+  switch (meeting) {
+    case Meeting::kReplace:
+      both = rules::every_reduction();
+      either = rules::reductions_keeping(c10::IValue());
+      break;
+    case Meeting::kAdd:
+      both = linear;
+      if (floats && includes_self(call)) {
+        either = {ReduceOp::kAvg};
+      }
+      break;
+    case Meeting::kMean:
+      if (floats) {
+        both = linear;
+      }
+      break;
+    case Meeting::kMultiply:
+      both = {ReduceOp::kProduct};
+      break;
+    default:
+      both = either = {*reduction_of(meeting)};
+  }
+  rules::add_pending(strategies, call, both, {"self", source});
+  rules::add_pending(strategies, call, either, {"self"});
+  rules::add_pending(strategies, call, either, {source});
+  if (meeting == Meeting::kMultiply && includes_self(call)) {
+    rules::add_pending(strategies, call, linear, {"self"});
+  }
+}
+
+// Each rank places its part of the source into its own terms of self.
+void add_cut_source(
+    std::vector<Strategy>& strategies,
+    const OpCall& call,
+    const Strategy& cut) {
+  const auto op = reduction_of(meeting_of(call));
+  if (!op || !includes_self(call)) {
+    return;
+  }
+  auto strategy = cut;
+  strategy.outputs = {Partial(*op)};
+  strategy.inputs[0] = Partial(*op);
+  strategies.push_back(std::move(strategy));
+}
+
+// scatter(self, dim, index, src): all of one size but for `dim`.
+std::vector<Strategy> scatter_source(const OpCall& call) {
+  const int64_t dim = indexed_dim(call);
+  const auto& self = call.tensors[0];
+  const auto& index = call.tensors[1];
+  const auto& source = call.tensors[2];
+  const auto names = shared_dims({&self, &index, &source}, dim);
+  auto strategies = rules::cut_named_dims(
+      call, {{"self", names}, {"index", names}, {"src", names}}, {names});
+  const bool beside = self.dim() > 0 && index.sizes() == source.sizes() &&
+                      index.dim() == self.dim();
+  if (beside) {
+    add_cut_source(
+        strategies, call, {{}, {Replicate(), Shard(dim), Shard(dim)}});
+  }
+  add_meeting(strategies, call, "src");
+  return strategies;
+}
+
+// A number instead of a source: added, it moves min and max along.
+std::vector<Strategy> scatter_number(const OpCall& call) {
+  const auto names =
+      shared_dims({&call.tensors[0], &call.tensors[1]}, indexed_dim(call));
+  auto strategies =
+      rules::cut_named_dims(call, {{"self", names}, {"index", names}}, {names});
+  const auto linear = rules::linear_reductions(call);
+  const auto meeting = meeting_of(call);
+  rules::Reductions kept = linear;
+  if (meeting == Meeting::kReplace) {
+    kept = rules::reductions_keeping(rules::argument(call, "value"));
+  } else if (meeting == Meeting::kAdd) {
+    kept = {ReduceOp::kMin, ReduceOp::kMax};
+    if (linear.size() > 1) {
+      kept.push_back(ReduceOp::kAvg);
+    }
+  }
+  rules::add_pending(strategies, call, kept, {"self"});
+  return strategies;
+}
+
+std::vector<Strategy> scatter(const OpCall& call, const StrategyContext&) {
+  return call.tensors.size() > 2 ? scatter_source(call) : scatter_number(call);
+}
+
+// index_add(self, dim, index, source): rows of `source` into those of self.
+std::vector<Strategy> index_rows(const OpCall& call, const StrategyContext&) {
+  const int64_t dim = indexed_dim(call);
+  const auto& self = call.tensors[0];
+  const auto& source = call.tensors[2];
+  std::vector<Strategy> strategies;
+  if (self.dim() > 0 && source.dim() == self.dim()) {
+    const auto names = shared_dims({&self, &source}, dim);
+    strategies = rules::cut_named_dims(
+        call, {{"self", names}, {"source", names}}, {names});
+    if (call.tensors[1].dim() == 1) {
+      add_cut_source(
+          strategies, call, {{}, {Replicate(), Shard(0), Shard(dim)}});
+    }
+  }
+  add_meeting(strategies, call, "source");
+  return strategies;
+}
+
+// index_fill(self, dim, index, value).
+std::vector<Strategy> index_fill(const OpCall& call, const StrategyContext&) {
+  const auto names = rules::with_whole(
+      rules::all_dims(call.tensors[0].dim()), indexed_dim(call));
+  auto strategies = rules::cut_named_dims(call, {{"self", names}}, {names});
+  if (call.arguments[3].isTensor()) {
+    add_meeting(strategies, call, "value");
+  } else {
+    rules::add_pending(
+        strategies,
+        call,
+        rules::reductions_keeping(call.arguments[3]),
+        {"self"});
+  }
+  return strategies;
+}
+
+} // namespace
+
+void add_scattering_rules(RuleTable& table) {
+  table.add("gather", {.strategies = gather});
+  table.add(
+      "index_select",
+      {.strategies = index_select, .infer = index_select_sizes});
+  table.add("scatter scatter_add scatter_reduce", {.strategies = scatter});
+  table.add("index_add index_copy index_reduce", {.strategies = index_rows});
+  table.add("index_fill", {.strategies = index_fill});
+}
+
+} // namespace weft::dtensor
