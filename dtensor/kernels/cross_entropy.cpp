@@ -163,10 +163,10 @@ at::Tensor cross_entropy_loss(
     const auto& placement = spec_of(x).placement(i);
     if (plain_rows && placement.is_shard(0)) {
       wanted.push_back(placement);
-      rows.push_back(Shard(0));
+      rows.push_back(placement);
     } else if (
-        plain_rows && placement.is_shard(1) && class_mesh_dim < 0 &&
-        common.mesh().size(i) > 1) {
+        plain_rows && placement.is_shard(1) && !placement.is_strided() &&
+        class_mesh_dim < 0 && common.mesh().size(i) > 1) {
       class_mesh_dim = i;
       wanted.push_back(placement);
       rows.push_back(Replicate());
@@ -197,13 +197,13 @@ at::Tensor cross_entropy_loss(
   }
   at::Tensor row_loss;
   if (class_mesh_dim >= 0) {
-    const auto box = local_box(input_spec, x.sizes());
+    const auto classes = local_ranges(input_spec, x.sizes())[1];
     check_targets(t_local, x.size(1), ignored);
     row_loss = ShardedRowLoss::apply(
         x_local,
         t_local,
         ClassShard{
-            &common.mesh().group(class_mesh_dim), box.offset[1], ignored});
+            &common.mesh().group(class_mesh_dim), classes[0].begin, ignored});
   } else if (reduction != at::Reduction::None && !row_spec.has_shard()) {
     auto loss =
         at::cross_entropy_loss(precise(), t_local, {}, reduction, ignored);

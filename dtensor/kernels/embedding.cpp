@@ -118,7 +118,7 @@ at::Tensor embedding(
   at::Tensor local;
   if (output_spec.has_partial()) {
     check_indices(i_local, w.size(0));
-    const auto box = local_box(spec_of(w), w.sizes());
+    const auto box = local_box(spec.with(plan.weight), w.sizes());
     local = lookup_part(w_local, i_local, box.offset[0], padding);
   } else {
     local = at::embedding(w_local, i_local, padding);
