@@ -206,21 +206,4 @@ at::Tensor& rrelu_with_noise_(
   return self;
 }
 
-at::Tensor rrelu_with_noise_backward(
-    const at::Tensor& grad,
-    const at::Tensor& self,
-    const at::Tensor& noise,
-    const at::Scalar& lower,
-    const at::Scalar& upper,
-    bool training,
-    bool self_is_result) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const double a = lower.toDouble();
-  const double b = upper.toDouble();
-  if (training && b - a > 1e-6) {
-    return grad * noise;
-  }
-  return at::leaky_relu_backward(grad, self, (a + b) / 2, self_is_result);
-}
-
 } // namespace weft::dtensor::kernels

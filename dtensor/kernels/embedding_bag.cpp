@@ -173,6 +173,74 @@ Looked look_up_part(
       output, bags.indices.new_zeros({bags.offsets.size(0), weight.size(1)})};
 }
 
+struct Options {
+  bool scale_grad_by_freq;
+  int64_t mode;
+  bool include_last_offset;
+  std::optional<int64_t> padding_idx;
+};
+
+// This rank's share of a call.
+struct Share {
+  std::string name;
+  at::Tensor weight;
+  Bags bags;
+  DTensorSpec rows;
+  DTensorSpec output;
+  DTensorSpec bag_spec;
+  /// Of the whole output.
+  std::vector<int64_t> sizes;
+  int64_t first_row;
+  int64_t padding_idx;
+};
+
+Share enter_bags(
+    const at::Tensor& weight,
+    const at::Tensor& indices,
+    const at::Tensor& offsets,
+    const std::optional<at::Tensor>& per_sample_weights,
+    const Options& options) {
+  const auto spec = common_spec({&weight, &indices});
+  check_operands("embedding_bag", spec, {weight, indices, per_sample_weights});
+  Share share;
+  share.name = label("embedding_bag", weight);
+  const auto w = place(weight, spec);
+  const auto i = place(indices, spec);
+  const bool counts = options.scale_grad_by_freq;
+  const auto plan = plan_bags(
+      spec_of(w).placements(),
+      spec_of(i).placements(),
+      options.mode != kMax && !counts,
+      !counts);
+  const Placements whole(spec.mesh_ndim(), Replicate());
+  const auto enter = [&](const at::Tensor& tensor, const Placements& grad) {
+    return enter_local(place(tensor, spec), spec.with(whole), grad, share.name);
+  };
+  std::optional<at::Tensor> samples;
+  if (per_sample_weights && per_sample_weights->defined()) {
+    samples = enter(*per_sample_weights, plan.sample_grad);
+  }
+  const auto starts = enter(offsets, whole);
+  const int64_t rows = std::max<int64_t>(w.size(0), 1);
+  share.padding_idx =
+      options.padding_idx ? (*options.padding_idx + rows) % rows : -1;
+  share.sizes = {
+      starts.size(0) - (options.include_last_offset ? 1 : 0), w.size(1)};
+  share.output = spec.with(plan.output);
+  share.bag_spec = spec.with(bags_of(plan.output));
+  share.bags = cut_bags(
+      enter(i, whole),
+      starts,
+      samples,
+      options.include_last_offset,
+      share.padding_idx,
+      local_box(share.bag_spec, share.sizes));
+  share.rows = spec.with(plan.weight);
+  share.first_row = local_box(share.rows, w.sizes()).offset[0];
+  share.weight = enter_local(w, share.rows, plan.weight_grad, share.name);
+  return share;
+}
+
 } // namespace
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> embedding_bag(
@@ -189,62 +257,34 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> embedding_bag(
       !sparse,
       "[embedding_bag] sparse gradients do not exist for DTensors. Leave "
       "`sparse` off.");
-  const auto spec = common_spec({&weight, &indices});
-  check_operands("embedding_bag", spec, {weight, indices, per_sample_weights});
-  const auto name = label("embedding_bag", weight);
-  const auto w = place(weight, spec);
-  const auto i = place(indices, spec);
-  const auto plan = plan_bags(
-      spec_of(w).placements(),
-      spec_of(i).placements(),
-      mode != kMax && !scale_grad_by_freq,
-      !scale_grad_by_freq);
-  const Placements whole(spec.mesh_ndim(), Replicate());
-  const auto enter = [&](const at::Tensor& tensor, const Placements& grad) {
-    return enter_local(place(tensor, spec), spec.with(whole), grad, name);
-  };
-  std::optional<at::Tensor> samples;
-  if (per_sample_weights && per_sample_weights->defined()) {
-    samples = enter(*per_sample_weights, plan.sample_grad);
-  }
-  const auto starts = enter(offsets, whole);
-  const int64_t padding = !padding_idx ? -1
-                                       : (*padding_idx + w.size(0)) %
-                                             std::max<int64_t>(w.size(0), 1);
-  const std::vector<int64_t> sizes{
-      starts.size(0) - (include_last_offset ? 1 : 0), w.size(1)};
-  const auto output_spec = spec.with(plan.output);
-  const auto bag_spec = spec.with(bags_of(plan.output));
-  const auto bags = cut_bags(
-      enter(i, whole),
-      starts,
-      samples,
-      include_last_offset,
-      padding,
-      local_box(bag_spec, sizes));
-  const auto rows = spec.with(plan.weight);
-  const auto w_local = enter_local(w, rows, plan.weight_grad, name);
+  const auto share = enter_bags(
+      weight,
+      indices,
+      offsets,
+      per_sample_weights,
+      {scale_grad_by_freq, mode, include_last_offset, padding_idx});
+  const auto& bags = share.bags;
+  const bool in_parts = share.output.has_partial() || bags.offsets.size(0) == 0;
   const auto looked =
-      output_spec.has_partial() || bags.offsets.size(0) == 0
+      in_parts
           ? look_up_part(
-                w_local,
-                bags,
-                local_box(rows, w.sizes()).offset[0],
-                mode,
-                padding)
-          : look_up(w_local, bags, scale_grad_by_freq, mode, padding_idx);
+                share.weight, bags, share.first_row, mode, share.padding_idx)
+          : look_up(share.weight, bags, scale_grad_by_freq, mode, padding_idx);
   const auto leave = [&](const at::Tensor& local,
                          const DTensorSpec& where,
                          const std::vector<int64_t>& to) {
-    return leave_local(local, where, to, row_major_strides(to), name);
+    return leave_local(local, where, to, row_major_strides(to), share.name);
   };
   // libtorch, too, leaves what it did not need empty.
-  const auto none = leave(starts.new_empty({0}), spec.with(whole), {0});
+  const auto none = leave(
+      bags.offsets.new_empty({0}),
+      share.rows.with(Placements(share.rows.mesh_ndim(), Replicate())),
+      {0});
   return {
-      leave(looked.output, output_spec, sizes),
+      leave(looked.output, share.output, share.sizes),
       none,
-      leave(bags.sizes, bag_spec, {sizes[0]}),
-      mode == kMax ? leave(looked.largest, output_spec, sizes) : none};
+      leave(bags.sizes, share.bag_spec, {share.sizes[0]}),
+      mode == kMax ? leave(looked.largest, share.output, share.sizes) : none};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>

@@ -135,13 +135,5 @@ at::Tensor& rrelu_with_noise_(
     const at::Scalar& upper,
     bool training,
     std::optional<at::Generator>);
-at::Tensor rrelu_with_noise_backward(
-    const at::Tensor& grad,
-    const at::Tensor& self,
-    const at::Tensor& noise,
-    const at::Scalar& lower,
-    const at::Scalar& upper,
-    bool training,
-    bool self_is_result);
 
 } // namespace weft::dtensor::kernels
