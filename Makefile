@@ -25,6 +25,13 @@ quickstart: setup ## build weft and train a small Llama on 4 ranks
 test: build ## build everything and run the tests (ARGS=-R to choose)
 	@scripts/test.sh $(ARGS)
 
+.PHONY: check-ops
+check-ops: setup ## check every DTensor op against one rank (build/ops.json)
+	@scripts/build.sh dtensor_op_check
+	@build/bin/dtensor_op_check --full --samples tests/dtensor/samples \
+	  --registry tests/dtensor/pytorch_registry.txt \
+	  --write-table docs/dtensor_ops.md --json build/ops.json $(ARGS)
+
 .PHONY: setup
 setup: ## install Debian packages and libtorch, where missing
 	@scripts/setup.sh

@@ -94,6 +94,17 @@ bool is_inplace(const c10::FunctionSchema& schema) {
   return alias && alias->isWrite();
 }
 
+std::vector<bool> written_tensors(
+    const c10::OperatorHandle& op,
+    const Stack& arguments) {
+  std::vector<bool> written;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto count = tensors_of(arguments[i]).size();
+    written.insert(written.end(), count, is_written(op.schema(), i));
+  }
+  return written;
+}
+
 bool is_random(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::nondeterministic_seeded);
 }

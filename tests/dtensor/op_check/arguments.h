@@ -32,6 +32,10 @@ bool has_out_argument(const c10::FunctionSchema& schema);
 bool is_written(const c10::FunctionSchema& schema, size_t index);
 /// Whether the op returns tensors that it wrote to, or nothing.
 bool is_inplace(const c10::FunctionSchema& schema);
+/// For each defined tensor whether the op writes to it.
+std::vector<bool> written_tensors(
+    const c10::OperatorHandle& op,
+    const Stack& arguments);
 /// Results are whatever the memory held, or random.
 bool has_values(const c10::OperatorHandle& op);
 bool is_random(const c10::OperatorHandle& op);

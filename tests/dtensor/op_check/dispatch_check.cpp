@@ -7,6 +7,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/random_state.h"
 #include "mesh/ledger.h"
 #include "tests/dtensor/op_check/parts_of_op.h"
 #include "tests/dtensor/parts.h"
@@ -75,7 +76,28 @@ std::vector<at::Tensor> leaves(const std::vector<at::Tensor>& tensors) {
   return list;
 }
 
+constexpr uint64_t kRandomSeed = 7;
+
+// Random ops on DTensors draw the same numbers on every mesh, but not those
+// that libtorch draws: a mesh of one rank tells them.
+std::vector<at::Tensor> on_mesh_of_one(const Sample& sample) {
+  const auto mesh = test::fake_line(0, 1);
+  manual_seed(mesh, kRandomSeed);
+  const auto arguments =
+      map_tensors(sample.arguments, [&](const at::Tensor& t, size_t) {
+        return test::distributed(t.clone(), mesh, {Replicate()});
+      });
+  std::vector<at::Tensor> wholes;
+  for (const auto& output : call(sample.op, arguments)) {
+    wholes.push_back(output.defined() ? dtensor_impl(output)->local() : output);
+  }
+  return wholes;
+}
+
 Expected on_one_rank(const Sample& sample) {
+  if (is_random(sample.op)) {
+    return {on_mesh_of_one(sample), {}, {}};
+  }
   Expected expected{call(sample.op, cloned(sample.arguments)), {}, {}};
   if (is_inplace(sample.op.schema()) || !has_values(sample.op)) {
     return expected;
@@ -99,10 +121,33 @@ Expected on_one_rank(const Sample& sample) {
 
 // ---- placements -------------------------------------------------------------
 
-std::vector<Placement> placements_of(const at::Tensor& tensor) {
+// Most rows on the last rank of a line, and two stripes a rank.
+void add_other_cuts(
+    const at::Tensor& tensor,
+    int64_t n,
+    std::vector<Placement>& list) {
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    std::vector<int64_t> rows(n);
+    rows.front() = std::min<int64_t>(1, tensor.size(d));
+    rows.back() += tensor.size(d) - rows.front();
+    list.push_back(Shard(d, rows));
+    list.push_back(StridedShard(d, 2));
+  }
+}
+
+std::vector<Placement> placements_of(
+    const at::Tensor& tensor,
+    bool is_out,
+    const std::vector<int64_t>& mesh_shape) {
   std::vector<Placement> list{Replicate()};
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     list.push_back(Shard(d));
+  }
+  if (mesh_shape.size() == 1) {
+    add_other_cuts(tensor, mesh_shape[0], list);
+  }
+  if (is_out) {
+    return list;
   }
   if (tensor.scalar_type() != at::kBool) {
     list.push_back(Partial());
@@ -120,12 +165,13 @@ class Combinations {
  public:
   Combinations(
       const std::vector<at::Tensor>& tensors,
-      size_t mesh_ndim,
+      const std::vector<bool>& outs,
+      const std::vector<int64_t>& mesh_shape,
       const DispatchOptions& options)
-      : mesh_ndim_(mesh_ndim) {
-    for (const auto& tensor : tensors) {
-      for (size_t d = 0; d < mesh_ndim; ++d) {
-        choices_.push_back(placements_of(tensor));
+      : mesh_ndim_(mesh_shape.size()) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      for (size_t d = 0; d < mesh_ndim_; ++d) {
+        choices_.push_back(placements_of(tensors[i], outs[i], mesh_shape));
         total_ = std::min<int64_t>(
             total_ * static_cast<int64_t>(choices_.back().size()), 1 << 20);
       }
@@ -183,7 +229,13 @@ class DispatchCheck {
         expected_(on_one_rank(sample)) {}
 
   void check(LockstepRanks& ranks, const DispatchOptions& options) {
-    const Combinations combinations(tensors_, shape_.size(), options);
+    auto outs = written_tensors(sample_.op, sample_.arguments);
+    if (!sample_.is_out) {
+      outs.assign(outs.size(), false);
+    }
+    const Combinations combinations(tensors_, outs, shape_, options);
+    // In turn, such numbers as libtorch makes of scalars are plain tensors.
+    plain_numbers_ = options.seed % 2 == 0;
     for (const auto& placements : combinations.list()) {
       if (report_.failures_of("dispatch", sample_.name()) >= kFailuresPerOp) {
         return;
@@ -193,16 +245,84 @@ class DispatchCheck {
     }
   }
 
+  // Tries cuts of one input, and of all inputs of its sizes, until one
+  // neither gathers nor fails.
+  bool keeps_a_cut(LockstepRanks& ranks) {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      for (int64_t d = 0; d < tensors_[i].dim(); ++d) {
+        for (const bool all : {false, true}) {
+          std::vector<Placements> placements;
+          for (size_t k = 0; k < tensors_.size(); ++k) {
+            const bool same = tensors_[k].sizes() == tensors_[i].sizes();
+            placements.emplace_back(
+                1, k == i || (all && same) ? Shard(d) : Replicate());
+          }
+          if (tensors_[i].size(d) >= 2 && keeps(ranks, placements)) {
+            return true;
+          }
+        }
+      }
+    }
+    return false;
+  }
+
  private:
   using Parts = std::vector<std::vector<at::Tensor>>;
 
-  void check_one(
-      LockstepRanks& ranks,
-      const std::vector<Placements>& placements) {
+  bool keeps(LockstepRanks& ranks, const std::vector<Placements>& placements) {
+    const auto parts = parts_of(placements);
+    std::vector<char> kept(c10::multiply_integers(shape_));
+    const auto errors = ranks.run([&](const mesh::DeviceMesh& mesh) {
+      const auto arguments = wrap(mesh, placements, parts, false);
+      manual_seed(mesh, kRandomSeed);
+      auto& ledger = mesh.group(0).ledger();
+      ledger.reset();
+      const auto outputs = call(sample_.op, arguments);
+      const auto counts = ledger.counts();
+      compare_all(outputs, expected_.outputs, "result");
+      const bool gathers =
+          counts.contains("all_gather") || counts.contains("all_to_all");
+      const bool stays = std::ranges::any_of(outputs, [](const auto& output) {
+        return output.defined() && !spec_of(output).is_replicated();
+      });
+      kept[mesh.rank()] = !gathers && (stays || !counts.empty());
+    });
+    return std::ranges::all_of(
+               errors, [](const auto& error) { return error.empty(); }) &&
+           std::ranges::all_of(kept, [](char each) { return each; });
+  }
+
+  Parts parts_of(const std::vector<Placements>& placements) const {
     Parts parts;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       parts.push_back(test::cut_all(tensors_[i], placements[i], shape_));
     }
+    return parts;
+  }
+
+  Stack wrap(
+      const mesh::DeviceMesh& mesh,
+      const std::vector<Placements>& placements,
+      const Parts& parts,
+      bool graph) const {
+    return map_tensors(
+        sample_.arguments, [&](const at::Tensor& whole, size_t i) {
+          if (plain_numbers_ && i > 0 && whole.dim() == 0 && !graph) {
+            return whole.clone();
+          }
+          auto dtensor = make_dtensor(
+              parts[i][mesh.rank()].clone(),
+              DTensorSpec(mesh, placements[i]),
+              whole.sizes(),
+              whole.strides());
+          return dtensor.requires_grad_(graph && wants_gradient(whole));
+        });
+  }
+
+  void check_one(
+      LockstepRanks& ranks,
+      const std::vector<Placements>& placements) {
+    const auto parts = parts_of(placements);
     std::vector<char> refused(c10::multiply_integers(shape_));
     const auto errors = ranks.run([&](const mesh::DeviceMesh& mesh) {
       refused[mesh.rank()] = run(mesh, placements, parts);
@@ -242,15 +362,8 @@ class DispatchCheck {
       const std::vector<Placements>& placements,
       const Parts& parts) const {
     const bool graph = !expected_.gradients.empty();
-    const auto arguments =
-        map_tensors(sample_.arguments, [&](const at::Tensor& whole, size_t i) {
-          auto dtensor = make_dtensor(
-              parts[i][mesh.rank()].clone(),
-              DTensorSpec(mesh, placements[i]),
-              whole.sizes(),
-              whole.strides());
-          return dtensor.requires_grad_(graph && wants_gradient(whole));
-        });
+    const auto arguments = wrap(mesh, placements, parts, graph);
+    manual_seed(mesh, kRandomSeed);
     std::vector<at::Tensor> outputs;
     try {
       outputs = call(sample_.op, arguments);
@@ -313,7 +426,7 @@ class DispatchCheck {
       }
       TORCH_CHECK(is_dtensor(actual[i]), which, " is no DTensor");
       const auto whole = full_tensor(actual[i].detach());
-      if (has_values(sample_.op)) {
+      if (has_values(sample_.op) || is_random(sample_.op)) {
         require_close(whole, expected[i], which.c_str());
       } else {
         require_close(
@@ -327,9 +440,27 @@ class DispatchCheck {
   Report& report_;
   std::vector<at::Tensor> tensors_;
   Expected expected_;
+  bool plain_numbers_ = false;
 };
 
 } // namespace
+
+void check_cut_is_kept(
+    const Sample& sample,
+    LockstepRanks& ranks,
+    const std::vector<int64_t>& mesh_shape,
+    Report& report) {
+  auto& result = report.ops[sample.name()];
+  if (result.dispatched_cut || mesh_shape.size() != 1) {
+    return;
+  }
+  try {
+    result.dispatched_cut =
+        DispatchCheck(sample, mesh_shape, report).keeps_a_cut(ranks);
+  } catch (const std::exception&) {
+    // Reported by check_dispatch().
+  }
+}
 
 void check_dispatch(
     const Sample& sample,
@@ -337,7 +468,12 @@ void check_dispatch(
     const std::vector<int64_t>& mesh_shape,
     const DispatchOptions& options,
     Report& report) {
-  DispatchCheck(sample, mesh_shape, report).check(ranks, options);
+  try {
+    DispatchCheck(sample, mesh_shape, report).check(ranks, options);
+  } catch (const std::exception& error) {
+    report.fail(
+        {"dispatch", sample.name(), sample.where, sample.text, error.what()});
+  }
 }
 
 } // namespace weft::dtensor::check

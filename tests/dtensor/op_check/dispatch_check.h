@@ -25,4 +25,12 @@ void check_dispatch(
     const DispatchOptions& options,
     Report& report);
 
+/// Notes in `report` if the op takes a cut input without gathering it: what
+/// shows that a kernel without a rule is sharded.
+void check_cut_is_kept(
+    const Sample& sample,
+    LockstepRanks& ranks,
+    const std::vector<int64_t>& mesh_shape,
+    Report& report);
+
 } // namespace weft::dtensor::check

@@ -10,7 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/rule.h"
+#include "tests/dtensor/op_check/coverage_table.h"
 #include "tests/dtensor/op_check/dispatch_check.h"
+#include "tests/dtensor/op_check/placement_search.h"
 #include "tests/dtensor/op_check/strategy_check.h"
 
 namespace weft::dtensor::check {
@@ -23,6 +25,9 @@ struct Options {
   bool full = false;
   uint64_t seed = 0;
   std::string json;
+  std::string registry;
+  std::string write_table;
+  std::string check_table;
   bool list = false;
 
   bool has(char part) const { return parts.find(part) != std::string::npos; }
@@ -61,7 +66,7 @@ void check_completeness(const std::vector<CheckedOp>& ops, Report& report) {
 
 void check_all_strategies(
     const std::vector<CheckedOp>& ops,
-    const Options&,
+    const Options& options,
     Report& report) {
   std::vector<Grid> grids;
   for (const auto& shape :
@@ -72,6 +77,12 @@ void check_all_strategies(
     for (const auto& sample : op.samples) {
       for (const auto& grid : grids) {
         check_strategies(sample, grid, report);
+      }
+      for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
+        const auto other = with_dtype(sample, dtype);
+        if (options.full && try_run(other).empty()) {
+          check_strategies(other, grids[1], report);
+        }
       }
     }
   }
@@ -85,6 +96,33 @@ uint64_t hash_of(const std::string& text) {
   return hash ^ (hash >> 29);
 }
 
+void check_all_placements(
+    const std::vector<CheckedOp>& ops,
+    const Options& options,
+    Report& report) {
+  const std::vector<Grid> grids{Grid({2}), Grid({3})};
+  for (const auto& op : ops) {
+    for (const auto& sample : op.samples) {
+      const auto seed = hash_of(sample.name() + sample.text) + options.seed;
+      search_placements(sample, grids[seed % 2], seed, report);
+    }
+  }
+}
+
+// Ops without strategies may still have a kernel that keeps cuts.
+void check_kernels(const std::vector<CheckedOp>& ops, Report& report) {
+  LockstepRanks ranks({2});
+  for (const auto& op : ops) {
+    const Rule* rule = find_rule(op.op);
+    const bool has_strategies = rule && rule->strategies;
+    for (const auto& sample : op.samples) {
+      if (!has_strategies && !sample.is_out) {
+        check_cut_is_kept(sample, ranks, {2}, report);
+      }
+    }
+  }
+}
+
 void check_all_dispatch(
     const std::vector<CheckedOp>& ops,
     const Options& options,
@@ -95,7 +133,9 @@ void check_all_dispatch(
     for (const auto& op : ops) {
       for (const auto& sample : op.samples) {
         const auto seed = hash_of(sample.name() + sample.text) + options.seed;
-        if (options.full || seed % shapes.size() == s) {
+        const bool picked =
+            seed % shapes.size() == s && (!sample.is_out || seed % 4 == 0);
+        if (options.full || picked) {
           check_dispatch(
               sample,
               ranks,
@@ -113,6 +153,11 @@ void print(const Report& report) {
     std::cout << "FAILED " << failure.part << " " << failure.op << " ("
               << failure.where << ")\n  " << failure.what << "\n  "
               << failure.message << "\n";
+  }
+  for (const auto& [name, op] : report.ops) {
+    for (const auto& placements : op.lacking) {
+      std::cout << "lacks " << name << ": " << placements << "\n";
+    }
   }
   std::cout << all_rules().size() << " rules, " << report.ops.size() << " ops, "
             << report.samples << " samples";
@@ -142,6 +187,47 @@ void write_json(const Report& report, const Options& options, double seconds) {
   std::ofstream(options.json) << json.dump(2) << "\n";
 }
 
+std::string first_difference(const std::string& a, const std::string& b) {
+  std::istringstream left(a);
+  std::istringstream right(b);
+  std::string x;
+  std::string y;
+  for (int64_t line = 1;; ++line) {
+    const bool more_left = !std::getline(left, x).fail();
+    const bool more_right = !std::getline(right, y).fail();
+    if (more_left != more_right || x != y) {
+      return "line " + std::to_string(line) + " is\n  " +
+             (more_left ? x : "(end)") + "\n  where the checks say\n  " +
+             (more_right ? y : "(end)");
+    }
+  }
+}
+
+// Writes the table, or compares it with the one that is there.
+void handle_table(const Options& options, Report& report) {
+  if (options.registry.empty()) {
+    return;
+  }
+  const auto table = coverage_table(report, Registry(options.registry));
+  if (!options.write_table.empty()) {
+    std::ofstream(options.write_table) << table;
+  }
+  if (!options.check_table.empty()) {
+    std::ifstream file(options.check_table);
+    const std::string there(
+        (std::istreambuf_iterator<char>(file)),
+        std::istreambuf_iterator<char>());
+    if (there != table) {
+      report.fail(
+          {"table",
+           "",
+           options.check_table,
+           "--write-table writes it anew",
+           first_difference(there, table)});
+    }
+  }
+}
+
 int run(const Options& options) {
   at::set_num_threads(1);
   const auto start = Clock::now();
@@ -150,7 +236,9 @@ int run(const Options& options) {
   const auto ops =
       load_samples(options.samples, std::regex(options.filter), report);
   for (const auto& op : ops) {
-    report.ops[short_name(op.op)].packet = packet_of(op.op);
+    auto& result = report.ops[short_name(op.op)];
+    result.packet = packet_of(op.op);
+    result.samples = static_cast<int64_t>(op.samples.size());
   }
   if (options.filter.empty()) {
     check_completeness(ops, report);
@@ -171,7 +259,12 @@ int run(const Options& options) {
     }
   };
   timed('A', "strategies", check_all_strategies);
+  timed('B', "search", check_all_placements);
   timed('C', "dispatch", check_all_dispatch);
+  if (options.has('C')) {
+    check_kernels(ops, report);
+  }
+  handle_table(options, report);
   print(report);
   if (!options.json.empty()) {
     write_json(report, options, seconds_since(start));
@@ -193,11 +286,18 @@ int main(int argc, char** argv) {
   app.add_option(
       "--parts",
       options.parts,
-      "A: each strategy by hand; C: the dispatcher, on ranks that "
+      "A: each strategy by hand; B: placements that rules do not know; C: the "
+      "dispatcher, on ranks that "
       "communicate");
   app.add_flag("--full,!--quick", options.full, "all cases, or a sample");
   app.add_option("--seed", options.seed, "of what the quick check picks");
   app.add_option("--json", options.json, "file for the figures");
+  app.add_option(
+      "--registry", options.registry, "PyTorch's ops: lines of family and op");
+  app.add_option(
+      "--write-table", options.write_table, "file for the table of all ops");
+  app.add_option(
+      "--check-table", options.check_table, "table that has to be up to date");
   app.add_flag("--list", options.list, "print the samples");
   CLI11_PARSE(app, argc, argv);
   return weft::dtensor::check::run(options);

@@ -8,7 +8,6 @@
 
 #include "dtensor/dispatch.h"
 #include "dtensor/rule.h"
-#include "tests/dtensor/op_check/sample_parser.h"
 
 namespace weft::dtensor::check {
 namespace {
@@ -48,16 +47,6 @@ std::string message_of(const std::exception& error) {
   return c10_error ? c10_error->what_without_backtrace() : error.what();
 }
 
-// Empty if the op runs on one rank.
-std::string try_run(const Sample& sample) {
-  try {
-    call(sample.op, cloned(sample.arguments));
-    return {};
-  } catch (const std::exception& error) {
-    return message_of(error);
-  }
-}
-
 // "add.Tensor" or "add", which is all of its overloads.
 std::vector<c10::OperatorHandle> named_ops(const std::string& name) {
   // "__and__.Tensor": no dot in a name itself.
@@ -86,6 +75,35 @@ std::optional<c10::OperatorHandle> inplace_form(const c10::OperatorHandle& op) {
   return form;
 }
 
+bool same_types(
+    const c10::FunctionSchema& form,
+    const c10::FunctionSchema& base) {
+  for (size_t i = 0; i < base.arguments().size(); ++i) {
+    if (form.arguments()[i].name() != base.arguments()[i].name() ||
+        *form.arguments()[i].real_type() != *base.arguments()[i].real_type()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// add.out of add.Tensor: the same arguments, then those to write to.
+std::optional<c10::OperatorHandle> out_form(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  for (const auto& form : overloads_of(schema.name())) {
+    const auto& arguments = form.schema().arguments();
+    size_t outs = 0;
+    for (const auto& argument : arguments) {
+      outs += argument.is_out();
+    }
+    if (outs > 0 && arguments.size() == schema.arguments().size() + outs &&
+        same_types(form.schema(), schema)) {
+      return form;
+    }
+  }
+  return std::nullopt;
+}
+
 class Loader {
  public:
   Loader(const std::regex& filter, Report& report)
@@ -104,8 +122,9 @@ class Loader {
             line->ops = ops;
           }
           ops = line->ops;
+          const auto shared = std::make_shared<const SampleLine>(*line);
           for (const auto& op : ops) {
-            add(*line, op);
+            add(shared, op);
           }
         }
       } catch (const std::exception& error) {
@@ -123,7 +142,10 @@ class Loader {
   }
 
  private:
-  void add(const SampleLine& line, const std::string& name) {
+  void add(
+      const std::shared_ptr<const SampleLine>& shared,
+      const std::string& name) {
+    const auto& line = *shared;
     const auto overloads = named_ops(name);
     std::string why = overloads.empty() ? "no such op" : "";
     bool any = false;
@@ -140,30 +162,64 @@ class Loader {
                "; ";
         continue;
       }
-      Sample sample{op, std::move(*arguments), line.where, line.text};
+      Sample sample{
+          op, std::move(*arguments), line.where, line.text, shared, op};
       const auto error = try_run(sample);
       if (!error.empty()) {
         why += short_name(op) + ": " + error + "; ";
         continue;
       }
       any = true;
-      add_with_inplace(std::move(sample));
+      add_forms(sample);
+      put(std::move(sample));
     }
     if (!any && wanted) {
       report_.fail({"samples", name, line.where, line.text, why});
     }
   }
 
-  void add_with_inplace(Sample sample) {
+  // In place and out=: where they run. They cannot write to a tensor that is
+  // broadcast, or of another dtype.
+  void add_forms(const Sample& sample) {
+    Sample written = sample;
     if (const auto form = inplace_form(sample.op)) {
-      Sample written = sample;
       written.op = *form;
-      // It cannot write to a tensor that is broadcast or of another dtype.
       if (try_run(written).empty()) {
-        put(std::move(written));
+        put(written);
       }
     }
-    put(std::move(sample));
+    const auto form = out_form(sample.op);
+    if (!form || is_inplace(sample.op.schema())) {
+      return;
+    }
+    written.op = *form;
+    written.is_out = true;
+    append_outs(written, call(sample.op, cloned(sample.arguments)));
+    if (try_run(written).empty()) {
+      put(std::move(written));
+    }
+  }
+
+  static void append_outs(
+      Sample& sample,
+      const std::vector<at::Tensor>& results) {
+    const auto& arguments = sample.op.schema().arguments();
+    size_t next = 0;
+    for (size_t i = sample.arguments.size(); i < arguments.size(); ++i) {
+      if (arguments[i].type()->kind() == c10::TypeKind::ListType) {
+        c10::List<at::Tensor> list;
+        for (; next < results.size(); ++next) {
+          list.push_back(at::zeros_like(results[next]));
+        }
+        sample.arguments.emplace_back(list);
+      } else {
+        sample.arguments.emplace_back(
+            next < results.size() && results[next].defined()
+                ? at::zeros_like(results[next])
+                : at::Tensor());
+        ++next;
+      }
+    }
   }
 
   void put(Sample sample) {
@@ -184,6 +240,36 @@ std::vector<c10::OperatorHandle> overloads_of(const std::string& name) {
   static const Overloads all = read_overloads();
   const auto it = all.find(name);
   return it == all.end() ? std::vector<c10::OperatorHandle>() : it->second;
+}
+
+std::string try_run(const Sample& sample) {
+  try {
+    call(sample.op, cloned(sample.arguments));
+    return {};
+  } catch (const std::exception& error) {
+    return message_of(error);
+  }
+}
+
+Stack other_arguments(const Sample& sample) {
+  std::string why;
+  return bind_arguments(*sample.line, sample.bound_to.schema(), why, 107)
+      .value();
+}
+
+Sample with_dtype(const Sample& sample, at::ScalarType dtype) {
+  Sample other = sample;
+  other.arguments =
+      map_tensors(sample.arguments, [&](const at::Tensor& tensor, size_t) {
+        if (tensor.scalar_type() != at::kDouble) {
+          return tensor;
+        }
+        return c10::isIntegralType(dtype, /*includeBool=*/true)
+                   ? tensor.mul(3).to(dtype)
+                   : tensor.to(dtype);
+      });
+  other.text += c10::str(" as ", dtype);
+  return other;
 }
 
 std::vector<CheckedOp> load_samples(

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
+#include <memory>
 #include <regex>
 #include <string>
 #include <vector>
@@ -10,6 +10,7 @@
 
 #include "tests/dtensor/op_check/arguments.h"
 #include "tests/dtensor/op_check/report.h"
+#include "tests/dtensor/op_check/sample_parser.h"
 
 namespace weft::dtensor::check {
 
@@ -21,9 +22,21 @@ struct Sample {
   std::string where;
   /// As the file has it.
   std::string text;
+  /// What the arguments were made of, by `bound_to`'s schema.
+  std::shared_ptr<const SampleLine> line;
+  c10::OperatorHandle bound_to;
+  /// The last arguments are written to only.
+  bool is_out = false;
 
   std::string name() const { return short_name(op); }
 };
+
+/// The same call with other values.
+Stack other_arguments(const Sample& sample);
+/// The same call with floats of another dtype.
+Sample with_dtype(const Sample& sample, at::ScalarType dtype);
+/// Empty if it runs on one rank, else what it threw.
+std::string try_run(const Sample& sample);
 
 /// An op and what to call it with.
 struct CheckedOp {
@@ -31,9 +44,9 @@ struct CheckedOp {
   std::vector<Sample> samples;
 };
 
-/// All samples of the *.txt files of `folder`, by op, in-place forms included;
-/// each ran on one rank. What does not fit or run is a failure in `report`.
-/// Only ops whose name `filter` finds.
+/// All samples of the *.txt files of `folder`, by op, in-place forms
+/// and out= forms too; each ran on one rank. What does not fit or run is a
+/// failure in `report`. Only ops whose name `filter` finds.
 std::vector<CheckedOp> load_samples(
     const std::filesystem::path& folder,
     const std::regex& filter,

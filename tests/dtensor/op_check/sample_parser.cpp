@@ -342,6 +342,8 @@ at::Tensor make_tensor(const Expression& e, uint64_t seed) {
 // Makes IValues of one line's expressions; tensors differ by their position.
 class Binder {
  public:
+  explicit Binder(uint64_t seed) : next_seed_(seed) {}
+
   bool convert(
       const Expression& e,
       const c10::Type& type,
@@ -480,7 +482,7 @@ class Binder {
     }
   }
 
-  uint64_t next_seed_ = 7;
+  uint64_t next_seed_;
 };
 
 const Expression* find_argument(
@@ -528,10 +530,11 @@ std::optional<SampleLine> parse_line(
 std::optional<torch::jit::Stack> bind_arguments(
     const SampleLine& line,
     const c10::FunctionSchema& schema,
-    std::string& why) {
+    std::string& why,
+    uint64_t seed) {
   torch::jit::Stack stack;
   std::vector<bool> used(line.arguments.size());
-  Binder binder;
+  Binder binder(seed);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
     IValue value;

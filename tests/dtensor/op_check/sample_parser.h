@@ -77,10 +77,12 @@ std::optional<SampleLine> parse_line(
     const std::string& line,
     const std::string& where);
 
-/// The arguments as `schema` wants them, or nullopt with `why` said.
+/// The arguments as `schema` wants them, or nullopt with `why` said. Other
+/// seeds give other values.
 std::optional<torch::jit::Stack> bind_arguments(
     const SampleLine& line,
     const c10::FunctionSchema& schema,
-    std::string& why);
+    std::string& why,
+    uint64_t seed = 7);
 
 } // namespace weft::dtensor::check

@@ -1,14 +1,12 @@
 #include "tests/dtensor/op_check/strategy_check.h"
 
 #include <algorithm>
+#include <optional>
+#include <set>
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/op_plan.h"
-#include "dtensor/rule.h"
 #include "tests/dtensor/op_check/parts_of_op.h"
-#include "tests/dtensor/parts.h"
 
 namespace weft::dtensor::check {
 namespace {
@@ -19,19 +17,21 @@ class StrategyCheck {
  public:
   StrategyCheck(const Sample& sample, const Grid& grid, Report& report)
       : sample_(sample),
-        grid_(grid),
         report_(report),
-        rule_(*find_rule(sample.op)),
-        tensors_(tensors_of(sample.arguments)),
-        expected_(call(sample.op, cloned(sample.arguments))) {}
+        hand_(sample, sample.arguments, grid),
+        written_(written_tensors(sample.op, sample.arguments)) {}
 
   void check() {
     for (const auto& where : input_placements()) {
       try {
-        infer(where);
+        metas_ = hand_.infer(where);
         std::vector<std::vector<Strategy>> options;
-        for (size_t d = 0; d < grid_.shape.size(); ++d) {
-          options.push_back(strategies(static_cast<int64_t>(d), where));
+        for (size_t d = 0; d < hand_.grid().shape.size(); ++d) {
+          options.push_back(
+              hand_.strategies(static_cast<int64_t>(d), where, metas_));
+        }
+        if (options.size() == 1) {
+          add_other_cuts(options[0]);
         }
         std::vector<Strategy> chosen(options.size());
         for_each_combination(options, chosen, 0);
@@ -48,7 +48,7 @@ class StrategyCheck {
         {"strategies",
          sample_.name(),
          sample_.where,
-         sample_.text + " on " + grid_.meshes[0].to_string() + ": " +
+         sample_.text + " on " + hand_.grid().meshes[0].to_string() + ": " +
              placements,
          c10_error ? c10_error->what_without_backtrace() : error.what()});
   }
@@ -61,8 +61,8 @@ class StrategyCheck {
   // values care.
   std::vector<Placement> input_placements() const {
     std::vector<Placement> placements{Replicate()};
-    if (rule_.value_free && !tensors_.empty()) {
-      for (int64_t d = 0; d < tensors_[0].dim(); ++d) {
+    if (hand_.rule().value_free && !hand_.tensors().empty()) {
+      for (int64_t d = 0; d < hand_.tensors()[0].dim(); ++d) {
         placements.push_back(Shard(d));
       }
       placements.push_back(Partial());
@@ -70,131 +70,56 @@ class StrategyCheck {
     return placements;
   }
 
-  // The call as the dispatcher would see it on one rank.
-  OpCall call_with(const Stack& dtensors, const DTensorSpec& common) const {
-    OpCall call{sample_.op, dtensors, {}, common};
-    for (size_t i = 0; i < dtensors.size(); ++i) {
-      const bool list =
-          dtensors[i].isTensorList() || dtensors[i].isOptionalTensorList();
-      if (dtensors[i].isOptionalTensorList()) {
-        const auto tensors = dtensors[i].toOptionalTensorVector();
-        for (size_t k = 0; k < tensors.size(); ++k) {
-          if (tensors[k]) {
-            call.tensors.push_back(
-                {i,
-                 static_cast<int64_t>(k),
-                 *tensors[k],
-                 spec_of(*tensors[k])});
-          }
-        }
+  // Strategies that hold for any cut, with cuts that are not the chunk rule's:
+  // most rows on the last rank, all of them on the first, two stripes each.
+  void add_other_cuts(std::vector<Strategy>& options) const {
+    const size_t count = options.size();
+    for (size_t i = 0; i < count; ++i) {
+      const auto size = cut_size(options[i]);
+      if (options[i].chunked_only || !size) {
         continue;
       }
-      int64_t k = 0;
-      for (const auto& tensor : tensors_of(dtensors[i])) {
-        call.tensors.push_back({i, list ? k++ : -1, tensor, spec_of(tensor)});
+      const auto n = static_cast<size_t>(hand_.grid().shape[0]);
+      std::vector<int64_t> last(n);
+      last.front() = std::min<int64_t>(1, *size);
+      last.back() += *size - last.front();
+      std::vector<int64_t> first(n);
+      first.front() = *size;
+      options.push_back(with_cut(options[i], Shard(0, last)));
+      options.push_back(with_cut(options[i], Shard(0, first)));
+      if (!hand_.rule().localize) {
+        options.push_back(with_cut(options[i], StridedShard(0, 2)));
       }
     }
-    return call;
   }
 
-  using Parts = std::vector<std::vector<at::Tensor>>;
-
-  Stack wrap(
-      size_t rank,
-      const std::vector<Placements>& placements,
-      const Parts& parts) const {
-    return map_tensors(
-        sample_.arguments, [&](const at::Tensor& whole, size_t i) {
-          return make_dtensor(
-              parts[i][rank].clone(),
-              DTensorSpec(grid_.meshes[rank], placements[i]),
-              whole.sizes(),
-              whole.strides());
-        });
-  }
-
-  Stack wrap_all(const Placement& where) const {
-    std::vector<Placements> placements;
-    for (const auto& tensor : tensors_) {
-      const bool fits = !where.is_shard() || where.tensor_dim() < tensor.dim();
-      placements.emplace_back(grid_.shape.size(), fits ? where : Replicate());
-    }
-    return wrap(0, placements, parts_of(placements));
-  }
-
-  Parts parts_of(const std::vector<Placements>& placements) const {
-    Parts parts;
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      parts.push_back(test::cut_all(tensors_[i], placements[i], grid_.shape));
-    }
-    return parts;
-  }
-
-  DTensorSpec common_of(const Stack& dtensors) const {
-    const auto tensors = tensors_of(dtensors);
-    return tensors.empty() ? DTensorSpec() : spec_of(tensors[0]);
-  }
-
-  // The planner's idea of the outputs, against the real ones.
-  void infer(const Placement& where) {
-    metas_.clear();
-    if (is_inplace(sample_.op.schema())) {
-      for (const auto& written : expected_) {
-        metas_.push_back({written.sizes().vec(), written.strides().vec()});
+  // The size of the dims that a strategy cuts, if it is one.
+  std::optional<int64_t> cut_size(const Strategy& strategy) const {
+    std::set<int64_t> sizes;
+    for (size_t i = 0; i < strategy.inputs.size(); ++i) {
+      if (strategy.inputs[i].is_shard()) {
+        sizes.insert(
+            hand_.tensors().at(i).size(strategy.inputs[i].tensor_dim()));
       }
-      return;
     }
-    const auto dtensors = wrap_all(where);
-    const auto plan = make_op_plan(call_with(dtensors, common_of(dtensors)));
-    TORCH_CHECK(
-        plan.outputs.size() == expected_.size(),
-        "the rule says ",
-        plan.outputs.size(),
-        " outputs, one rank makes ",
-        expected_.size());
-    for (size_t i = 0; i < expected_.size(); ++i) {
-      const auto& output = plan.outputs[i];
-      if (expected_[i].defined()) {
-        compare_meta(output, expected_[i]);
+    for (size_t i = 0; i < metas_.size(); ++i) {
+      const auto placement = output_of(strategy, i);
+      if (placement.is_shard() && hand_.expected()[i].defined()) {
+        sizes.insert(metas_[i].sizes.at(placement.tensor_dim()));
       }
-      metas_.push_back({output.sizes, output.strides});
     }
+    return sizes.size() == 1 ? std::optional(*sizes.begin()) : std::nullopt;
   }
 
-  static void compare_meta(
-      const OpPlan::Output& output,
-      const at::Tensor& expected) {
-    TORCH_CHECK(
-        c10::IntArrayRef(output.sizes) == expected.sizes(),
-        "the rule says sizes ",
-        output.sizes,
-        ", one rank makes ",
-        expected.sizes());
-    for (int64_t d = 0; d < expected.dim(); ++d) {
-      TORCH_CHECK(
-          expected.numel() == 0 || expected.size(d) == 1 ||
-              output.strides.at(d) == expected.stride(d),
-          "the rule says strides ",
-          output.strides,
-          ", one rank makes ",
-          expected.strides(),
-          " of sizes ",
-          expected.sizes());
+  static Strategy with_cut(Strategy strategy, const Placement& cut) {
+    for (auto* placements : {&strategy.inputs, &strategy.outputs}) {
+      for (auto& placement : *placements) {
+        if (placement.is_shard()) {
+          placement = cut.with_tensor_dim(placement.tensor_dim());
+        }
+      }
     }
-  }
-
-  std::vector<Strategy> strategies(int64_t mesh_dim, const Placement& where)
-      const {
-    const auto dtensors = wrap_all(where);
-    const StrategyContext context{
-        mesh_dim,
-        grid_.shape[mesh_dim],
-        c10::multiply_integers(grid_.shape),
-        metas_};
-    auto list =
-        rule_.strategies(call_with(dtensors, common_of(dtensors)), context);
-    list.push_back({{Replicate()}, Placements(tensors_.size(), Replicate())});
-    return list;
+    return strategy;
   }
 
   void for_each_combination(
@@ -214,34 +139,20 @@ class StrategyCheck {
     }
   }
 
-  static Placement output_of(const Strategy& strategy, size_t i) {
-    return strategy.outputs.size() == 1 ? strategy.outputs[0]
-                                        : strategy.outputs.at(i);
-  }
-
   // A value cannot be written where a pending sum lies, and the reverse.
   bool can_write(const Strategy& strategy) const {
-    const auto& schema = sample_.op.schema();
-    if (!is_inplace(schema)) {
-      return true;
-    }
-    size_t tensor = 0;
     size_t output = 0;
-    for (size_t i = 0; i < sample_.arguments.size(); ++i) {
-      for (size_t k = tensors_of(sample_.arguments[i]).size(); k > 0; --k) {
-        if (is_written(schema, i) &&
-            strategy.inputs.at(tensor) != output_of(strategy, output++)) {
-          return false;
-        }
-        ++tensor;
+    for (size_t i = 0; is_inplace(sample_.op.schema()) && i < written_.size();
+         ++i) {
+      if (written_[i] &&
+          strategy.inputs.at(i) != output_of(strategy, output++)) {
+        return false;
       }
     }
     return true;
   }
 
   void check_strategy(const std::vector<Strategy>& chosen) {
-    std::vector<Placements> inputs(tensors_.size());
-    std::vector<Placements> outputs(expected_.size());
     std::string text;
     for (const auto& strategy : chosen) {
       if (!can_write(strategy)) {
@@ -252,21 +163,7 @@ class StrategyCheck {
     }
     ++report_.cases["strategies"];
     try {
-      for (const auto& strategy : chosen) {
-        TORCH_CHECK(
-            strategy.inputs.size() == tensors_.size(),
-            "the strategy places ",
-            strategy.inputs.size(),
-            " inputs of ",
-            tensors_.size());
-        for (size_t i = 0; i < inputs.size(); ++i) {
-          inputs[i].push_back(strategy.inputs[i]);
-        }
-        for (size_t i = 0; i < outputs.size(); ++i) {
-          outputs[i].push_back(output_of(strategy, i));
-        }
-      }
-      run_by_hand(inputs, outputs, parts_of(inputs));
+      run_by_hand(chosen);
     } catch (const std::exception& error) {
       fail(text, error);
       return;
@@ -276,99 +173,59 @@ class StrategyCheck {
     }
   }
 
+  void run_by_hand(const std::vector<Strategy>& chosen) {
+    std::vector<Placements> inputs(hand_.tensors().size());
+    std::vector<Placements> outputs(hand_.expected().size());
+    for (const auto& strategy : chosen) {
+      TORCH_CHECK(
+          strategy.inputs.size() == inputs.size(),
+          "the strategy places ",
+          strategy.inputs.size(),
+          " inputs of ",
+          inputs.size());
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        inputs[i].push_back(strategy.inputs[i]);
+      }
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        outputs[i].push_back(output_of(strategy, i));
+      }
+    }
+    const auto results = hand_.run(inputs, outputs, metas_, hand_.cut(inputs));
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      hand_.compare(results, i, outputs[i]);
+    }
+  }
+
   void record(const Strategy& strategy, const std::string& text) {
+    bool cuts = false;
+    for (const auto* placements : {&strategy.inputs, &strategy.outputs}) {
+      for (const auto& placement : *placements) {
+        if (placement.is_shard() && !placement.is_chunked()) {
+          return;
+        }
+        cuts |= placement.is_shard();
+      }
+    }
     auto& result = report_.ops[sample_.name()];
     result.strategies.insert(text);
-    const auto cuts = [](const Placement& p) { return p.is_shard(); };
-    if (std::ranges::any_of(strategy.inputs, cuts) ||
-        std::ranges::any_of(strategy.outputs, cuts)) {
+    if (cuts) {
       result.cutting.insert(text);
     }
   }
 
-  Stack local_arguments(
-      size_t rank,
-      const std::vector<Placements>& inputs,
-      const std::vector<Placements>& outputs,
-      const Parts& parts) const {
-    auto locals = map_tensors(
-        sample_.arguments,
-        [&](const at::Tensor&, size_t i) { return parts[i][rank].clone(); });
-    if (!rule_.localize) {
-      return locals;
-    }
-    const auto dtensors = wrap(rank, inputs, parts);
-    const auto call = call_with(dtensors, common_of(dtensors));
-    LocalCall local{call, {}, {}, {}, {}};
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      local.input_specs.emplace_back(grid_.meshes[rank], inputs[i]);
-      local.inputs.push_back(
-          local_box(local.input_specs[i], tensors_[i].sizes()));
-    }
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      local.output_specs.emplace_back(grid_.meshes[rank], outputs[i]);
-      local.outputs.push_back(
-          local_box(local.output_specs[i], metas_[i].sizes));
-    }
-    for (auto& [argument, value] : rule_.localize(local)) {
-      locals[argument] = value;
-    }
-    return locals;
-  }
-
-  void run_by_hand(
-      const std::vector<Placements>& inputs,
-      const std::vector<Placements>& outputs,
-      const Parts& parts) {
-    Parts results;
-    for (size_t rank = 0; rank < grid_.meshes.size(); ++rank) {
-      results.push_back(
-          call(sample_.op, local_arguments(rank, inputs, outputs, parts)));
-      TORCH_CHECK(results.back().size() == expected_.size());
-    }
-    for (size_t i = 0; i < expected_.size(); ++i) {
-      if (!expected_[i].defined()) {
-        continue;
-      }
-      std::vector<at::Tensor> of_output;
-      for (const auto& rank : results) {
-        of_output.push_back(
-            has_values(sample_.op) ? rank[i] : at::zeros_like(rank[i]));
-      }
-      const auto joined =
-          join_parts(of_output, outputs[i], grid_.shape, expected_[i].sizes());
-      if (has_values(sample_.op)) {
-        require_close(joined, expected_[i], "by hand");
-      }
-    }
-  }
-
   const Sample& sample_;
-  const Grid& grid_;
   Report& report_;
-  const Rule& rule_;
-  std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> expected_;
+  ByHand hand_;
+  std::vector<bool> written_;
   std::vector<OutputMeta> metas_;
 };
 
 } // namespace
 
-Grid::Grid(const std::vector<int64_t>& s) : shape(s) {
-  const std::vector<std::string> names{"dp", "tp"};
-  const int64_t n = c10::multiply_integers(s);
-  for (int64_t rank = 0; rank < n; ++rank) {
-    meshes.push_back(test::fake_mesh(
-        rank,
-        s,
-        {names.begin(), names.begin() + static_cast<int64_t>(s.size())}));
-  }
-}
-
 void check_strategies(const Sample& sample, const Grid& grid, Report& report) {
   const Rule* rule = find_rule(sample.op);
   const bool resized = rule && rule->view && is_inplace(sample.op.schema());
-  if (rule && rule->strategies && !resized) {
+  if (rule && rule->strategies && !resized && !sample.is_out) {
     StrategyCheck(sample, grid, report).check();
   }
 }
