@@ -134,18 +134,19 @@ void check_sizes(
         kOp,
         context_of(spec.mesh()),
         "ranks hold parts of different sizes or dtypes than their placements "
-        "say: local sizes == part, on rank ",
+        "say: rank ",
         spec.mesh().ranks()[r],
-        ": ",
+        " has ",
         c10::IntArrayRef(claims[r].local_sizes),
         " vs ",
         c10::IntArrayRef(expected),
-        " of global ",
+        " as its part of global ",
         sizes,
-        are_given ? "" : ", as rank 0's part has it,",
         " under ",
         to_string(spec.placements()),
-        are_given ? "." : ". Give options.sizes.");
+        are_given ? "."
+                  : ", if every rank has a part like rank 0's. Give "
+                    "options.sizes.");
   }
 }
 

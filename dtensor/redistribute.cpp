@@ -273,6 +273,11 @@ at::Tensor run_partial(const at::Tensor& local, const LocalStep& local_step) {
   if (local_step.to) {
     return reduce_scatter(local, *local_step.to, op, context);
   }
+  if (local_step.step.to.is_partial()) {
+    // P(avg) to P(sum) moves nothing.
+    check_partial_form(op, local.scalar_type());
+    return local / context.group.size();
+  }
   auto output = local.clone(at::MemoryFormat::Contiguous);
   context.group.all_reduce(output, op, context.name).wait();
   return output;

@@ -42,6 +42,11 @@ bool commute(const Placement& a, const Placement& b) {
   return a == b || (linear(a) && linear(b));
 }
 
+// An average is a sum of terms that each rank divides by their number.
+bool is_scaling(const Placement& from, const Placement& to) {
+  return from.is_partial(ReduceOp::kAvg) && to.is_partial(ReduceOp::kSum);
+}
+
 // Note [Steps of a redistribution]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Every step changes one mesh dim's placement. Cuts of a tensor dim are undone
@@ -176,7 +181,8 @@ class Planner {
             (target_[i].is_shard() && !current_[i].is_shard() && !can_cut(i))) {
           continue;
         }
-        if (current_[i].is_partial() && target_[i].is_partial()) {
+        if (current_[i].is_partial() && target_[i].is_partial() &&
+            !is_scaling(current_[i], target_[i])) {
           move(i, Replicate());
         }
         move(i, target_[i]);
@@ -220,10 +226,16 @@ double redistribute_cost(
   const double part = bytes / static_cast<double>(shards);
   const double moved = bytes - part;
   if (from.is_partial()) {
-    if (to.is_partial()) {
-      return std::numeric_limits<double>::infinity();
+    if (is_scaling(from, to)) {
+      return kLocal * (1 + bytes);
     }
-    return to.is_shard() ? kLatency + moved : 2 * kLatency + 2 * moved;
+    const double whole = 2 * kLatency + 2 * moved;
+    if (to.is_partial()) {
+      return to.is_partial(ReduceOp::kSum)
+                 ? whole + kLastResort
+                 : std::numeric_limits<double>::infinity();
+    }
+    return to.is_shard() ? kLatency + moved : whole;
   }
   if (from.is_shard()) {
     if (to.is_partial()) {

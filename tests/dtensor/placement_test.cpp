@@ -278,6 +278,10 @@ TEST(Plan, OneMeshDimIsOneStep) {
   EXPECT_EQ(
       plan_text(mesh, {Partial()}, {Partial(ReduceOp::kMax)}),
       "tp P(sum)->R; tp R->P(max)");
+  // Every rank divides its term.
+  EXPECT_EQ(
+      plan_text(mesh, {Partial(ReduceOp::kAvg)}, {Partial()}),
+      "tp P(avg)->P(sum)");
 }
 
 TEST(Plan, InnerShardsAreGatheredBeforeTheOuterOnesTheyCut) {
@@ -419,6 +423,14 @@ TEST(Cost, EqualCutsAreFreeAndOthersAreNot) {
         redistribute_cost(Replicate(), cut, bytes, 2),
         redistribute_cost(cut, Replicate(), bytes, 2));
   }
+  // A pending sum that is written to takes what is added to it.
+  const double all_reduce = redistribute_cost(Partial(), Replicate(), bytes, 2);
+  EXPECT_LT(
+      redistribute_cost(Partial(ReduceOp::kAvg), Partial(), bytes, 2),
+      all_reduce);
+  EXPECT_GT(
+      redistribute_cost(Partial(ReduceOp::kMax), Partial(), bytes, 2),
+      all_reduce);
   EXPECT_LT(
       redistribute_cost(Shard(0), Shard(0, {1, 3}), bytes, 4),
       redistribute_cost(Shard(0), StridedShard(0, 2), bytes, 4));
