@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -69,7 +70,10 @@ void dispatch(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     Stack* stack) {
-  at::AutoDispatchBelowADInplaceOrView below;
+  // Inside DeferredInit, the op's own tensors are no parameters to be.
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+      c10::DispatchKeySet(c10::DispatchKey::DeferredInit));
   const auto arguments =
       torch::jit::last(*stack, op.schema().arguments().size());
   const CallReader reader(op, arguments);
@@ -115,11 +119,18 @@ struct Registration {
       c10::DispatchKey::AutogradPrivateUse3,
       __FILE__,
       __LINE__};
-  // Ops of other namespaces that have no rule are refused as aten's are.
+  // Ops of other namespaces that have no rule are refused as aten's are; those
+  // without gradients say so in backward, as on other devices.
   torch::Library others{
       torch::Library::IMPL,
       "_",
       c10::DispatchKey::PrivateUse3,
+      __FILE__,
+      __LINE__};
+  torch::Library others_above_autograd{
+      torch::Library::IMPL,
+      "_",
+      c10::DispatchKey::AutogradPrivateUse3,
       __FILE__,
       __LINE__};
   torch::Library deferred{
@@ -147,6 +158,8 @@ struct Registration {
       }
     }
     others.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+    others_above_autograd.fallback(
+        torch::autograd::basicAutogradNotImplementedFallback());
     register_deferred_init(deferred);
   }
 };

@@ -76,7 +76,8 @@ at::Tensor build(
 at::Tensor positions(const Blueprint& print) {
   std::vector<at::Tensor> pieces{
       at::empty({0}, at::dtype(at::kLong).device(print.options.device()))};
-  for (const auto& range : local_ranges(print.whole, print.sizes).at(0)) {
+  const auto ranges = local_ranges(print.whole, print.sizes);
+  for (const auto& range : ranges.at(0)) {
     pieces.push_back(at::arange(
         range.begin, range.begin + range.length, pieces[0].options()));
   }

@@ -2,6 +2,8 @@
 
 #include <bit>
 #include <mutex>
+#include <string>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
@@ -96,12 +98,35 @@ void unify_meshes(OpCall& call) {
   std::ranges::for_each(call.outs, unify);
 }
 
+// What libtorch's own checks of sizes and arguments say of a call, as a
+// c10::ValueError with its operands and rank. Errors of other types are left.
+void refuse_as_value_error(const OpCall& call, const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  TORCH_CHECK_VALUE(
+      typeid(error) != typeid(c10::Error) ||
+          text.find("INTERNAL ASSERT") != std::string::npos,
+      "[",
+      call.name(),
+      "] ",
+      text,
+      "; arguments ",
+      describe_arguments(call),
+      ". (",
+      call.mesh().describe_rank(),
+      ")");
+}
+
 std::shared_ptr<const OpPlan> make_plan(
     const c10::OperatorHandle& op,
     Arguments arguments) {
   auto call = read_call(op, arguments);
   unify_meshes(call);
-  return std::make_shared<const OpPlan>(make_op_plan(call));
+  try {
+    return std::make_shared<const OpPlan>(make_op_plan(call));
+  } catch (const c10::Error& error) {
+    refuse_as_value_error(call, error);
+    throw;
+  }
 }
 
 } // namespace
