@@ -21,9 +21,9 @@ class ElementRandom {
 
   uint64_t bits() {
     if (left_ == 0) {
-      const auto words = philox(key_.seed, key_.stream, block_).words;
-      pair_[1] = words[0] | uint64_t{words[1]} << 32;
-      pair_[0] = words[2] | uint64_t{words[3]} << 32;
+      const auto block = philox(key_.seed, key_.stream, block_);
+      pair_[1] = block.words[0] | uint64_t{block.words[1]} << 32;
+      pair_[0] = block.words[2] | uint64_t{block.words[3]} << 32;
       block_ += uint64_t{1} << 40;
       left_ = 2;
     }
@@ -204,8 +204,8 @@ at::Tensor sample_filled_uniform(
     double from,
     double to) {
   return for_each_number(indices, [&](uint64_t block, uint64_t lane) {
-    const auto numbers = uniform_block(key.seed, key.stream, block).numbers;
-    return placed(numbers[lane], from, to - from);
+    const auto four = uniform_block(key.seed, key.stream, block);
+    return placed(four.numbers[lane], from, to - from);
   });
 }
 
@@ -215,8 +215,8 @@ at::Tensor sample_filled_normal(
     double mean,
     double std) {
   return for_each_number(indices, [&](uint64_t block, uint64_t lane) {
-    const auto numbers = normal_block(key.seed, key.stream, block).numbers;
-    return placed(numbers[lane], mean, std);
+    const auto four = normal_block(key.seed, key.stream, block);
+    return placed(four.numbers[lane], mean, std);
   });
 }
 
