@@ -369,6 +369,13 @@ Chosen choose_all(
   return chosen;
 }
 
+// Inputs whose values do not matter stay where they are, and give results that
+// lie so, in parts that may be no boxes: those have no offset.
+LocalBox box_or_sizes(const DTensorSpec& spec, c10::IntArrayRef sizes) {
+  return has_local_boxes(spec, sizes) ? local_box(spec, sizes)
+                                      : LocalBox{{}, local_sizes(spec, sizes)};
+}
+
 LocalCall local_call(
     const OpCall& call,
     const Chosen& chosen,
@@ -376,10 +383,10 @@ LocalCall local_call(
   LocalCall local{call, chosen.inputs, chosen.outputs, {}, {}};
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     local.inputs.push_back(
-        local_box(chosen.inputs[i], call.tensors[i].sizes()));
+        box_or_sizes(chosen.inputs[i], call.tensors[i].sizes()));
   }
   for (size_t i = 0; i < metas.size(); ++i) {
-    local.outputs.push_back(local_box(chosen.outputs[i], metas[i].sizes));
+    local.outputs.push_back(box_or_sizes(chosen.outputs[i], metas[i].sizes));
   }
   return local;
 }
