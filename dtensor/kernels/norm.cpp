@@ -32,7 +32,8 @@ NormRegion enter_norm(
                           ? info->parameter_info->norm.input
                           : std::nullopt;
   check_operands("norm", spec, {{input, layout.has_value()}, weight, bias});
-  const auto x = place(input, spec, layout);
+  // A style cuts what is whole.
+  const auto x = place(input, spec);
   const auto free_dims = x.dim() - static_cast<int64_t>(normalized_dims);
   const auto wanted = layout.value_or(spec_of(x).placements());
   Placements placements;
