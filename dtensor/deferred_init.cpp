@@ -325,7 +325,9 @@ bool takes_generator(const c10::OperatorHandle& op) {
 bool run_deferred(const OpCall& call, torch::jit::Stack& stack) {
   const c10::impl::ExcludeDispatchKeyGuard plain(
       c10::DispatchKey::DeferredInit);
-  const auto& self = call.tensors[0].tensor;
+  // Ops that only write have none (arange.start_out).
+  const auto self =
+      call.tensors.empty() ? at::Tensor() : call.tensors[0].tensor;
   auto* impl = dtensor_impl(self);
   if (impl && impl->deferred && call.tensors[0].argument == 0) {
     at::Tensor result;
@@ -351,15 +353,19 @@ bool run_deferred(const OpCall& call, torch::jit::Stack& stack) {
       call.name(),
       "] makes random numbers that would differ between ranks. Initialise with "
       "uniform_ or normal_, or after materialize().");
-  for (const auto& input : call.tensors) {
-    if (auto* deferred = dtensor_impl(input.tensor);
-        deferred && deferred->deferred) {
-      if (deferred->spec().mesh_ndim() != 0) {
-        require_values(input.tensor, call.name());
+  const auto flush_all = [&](const std::vector<TensorArgument>& tensors) {
+    for (const auto& each : tensors) {
+      auto* deferred = dtensor_impl(each.tensor);
+      if (deferred && deferred->deferred) {
+        if (deferred->spec().mesh_ndim() != 0) {
+          require_values(each.tensor, call.name());
+        }
+        flush(*deferred, call);
       }
-      flush(*deferred, call);
     }
-  }
+  };
+  flush_all(call.tensors);
+  flush_all(call.outs);
   return false;
 }
 
