@@ -1,5 +1,6 @@
 #include "dtensor/dtensor_impl.h"
 
+#include <mutex>
 #include <utility>
 
 #include <c10/core/DispatchKeySet.h>
@@ -31,6 +32,18 @@ c10::DispatchKeySet keys(const at::Tensor& local) {
          c10::getAutocastRelatedKeySetFromBackend(backend);
 }
 
+// Whether another tensor has the memory of `local`: a view of this DTensor, or
+// what it is a view of.
+bool is_shared(const at::Tensor& local) {
+  return local.use_count() > 1 ||
+         (local.has_storage() && local.storage().use_count() > 1);
+}
+
+// Guards second references, which any thread that asks may set.
+struct SecondReferences {
+  std::mutex mutex;
+};
+
 } // namespace
 
 DTensorImpl::DTensorImpl(
@@ -53,12 +66,23 @@ DTensorImpl::DTensorImpl(WithData, const at::Tensor& memory)
   set_storage_offset(memory.storage_offset());
 }
 
+// Autograd asks for the storage when it is about to add into a gradient, and
+// does so if nobody else refers to it: whether somebody else has the memory is
+// looked up then. See Note [Gradients that share memory].
 const c10::Storage& DTensorImpl::storage() const {
-  std::call_once(storage_made_, [this] {
-    if (!storage_) {
-      const_cast<DTensorImpl*>(this)->storage_ = no_data(local_);
+  auto* self = const_cast<DTensorImpl*>(this);
+  std::call_once(storage_made_, [self] {
+    if (!self->storage_) {
+      self->storage_ = no_data(self->local_);
     }
   });
+  if (storage_.use_count() == 1 && is_shared(local_)) {
+    const std::lock_guard lock(
+        spec_.mesh().extension<SecondReferences>().mutex);
+    if (!second_reference_) {
+      self->second_reference_ = storage_;
+    }
+  }
   return storage_;
 }
 

@@ -95,6 +95,44 @@ TEST(SharedGradients, ALeafPartBesideADTensorLeaf) {
   });
 }
 
+// What libtorch sends back through a view shows the gradient's own memory.
+TEST(SharedGradients, ViewsOfOneGradientAreNotAddedInto) {
+  using Function =
+      std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>;
+  const std::vector<Function> functions{
+      [](auto& x, auto& w) {
+        return (x.flatten() + w.flatten()) + (x * x).flatten();
+      },
+      [](auto& x, auto& w) {
+        return (x.flatten().view({6, 4}) + w) + x * x + w * w;
+      },
+      [](auto& x, auto& w) { return (x.t() + w.t()) + (x * x).t(); },
+      [](auto& x, auto& w) {
+        return torch::cat({x, w}, 0) + torch::cat({w, x}, 0);
+      }};
+  run_ranks(2, [&](RankContext& self) {
+    const auto mesh = line(self);
+    for (const auto& function : functions) {
+      for (const auto& placement : {Replicate(), Shard(0), Shard(1)}) {
+        SCOPED_TRACE(placement.to_string());
+        const auto leaf = [](uint64_t seed) {
+          return random({6, 4}, seed).requires_grad_();
+        };
+        const auto x = leaf(1);
+        const auto w = leaf(2);
+        const auto whole = function(x, w);
+        const auto weights = random(whole.sizes(), 3);
+        (whole * weights).sum().backward();
+        const auto dx = distributed(leaf(1), mesh, {placement});
+        const auto dw = distributed(leaf(2), mesh, {placement});
+        (full_tensor(function(dx, dw)) * weights).sum().backward();
+        expect_close(full_tensor(dx.grad()), x.grad(), 1e-12, "x");
+        expect_close(full_tensor(dw.grad()), w.grad(), 1e-12, "w");
+      }
+    }
+  });
+}
+
 TEST(SharedGradients, SumOfALocalPartLeavesAGradientToWriteTo) {
   const auto mesh = fake_line(0, 1);
   const auto x =
