@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/module_call.h"
+#include "dtensor/scopes.h"
 #include "mesh/ledger.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -317,6 +318,19 @@ TEST_P(Styles, SequenceParallelNormsSumTheirGradientsOverTheMesh) {
 }
 
 // A norm cuts a whole input by itself.
+TEST_P(Styles, WhatTheyAskForIsExplicit) {
+  for (const int64_t dim : {0, 1}) {
+    run([&](const mesh::DeviceMesh& mesh) {
+      auto block = make_parallel<Block>(mesh, sequence_plan(dim));
+      const auto placed = dtensor::distribute_tensor(
+          wave({5, 5, 6}), mesh, {Shard(dim)}, std::nullopt);
+      const dtensor::ExplicitRedistribution scope;
+      const auto y = block->forward(placed);
+      EXPECT_NO_THROW(y.square().sum().backward());
+    });
+  }
+}
+
 TEST_P(Styles, SequenceParallelCutsAWholeInput) {
   run([&](const mesh::DeviceMesh& mesh) {
     auto block = make_parallel<Block>(mesh, sequence_plan(1));
