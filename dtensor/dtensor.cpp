@@ -36,18 +36,9 @@ DTensorSpec make_spec(
       sizes);
 }
 
-// Before anything is sent.
-void check_distributable(
-    const at::Tensor& tensor,
-    const DTensorSpec& spec,
+void check_source(
+    const mesh::DeviceMesh& mesh,
     std::optional<int64_t> src_data_rank) {
-  const auto& mesh = spec.mesh();
-  WEFT_CHECK(
-      tensor.is_leaf(),
-      "distribute_tensor",
-      context_of(mesh),
-      "the tensor is not a leaf of the graph. Detach it, or use from_local().");
-  refuse_mixed_partials(spec.placements(), mesh, "distribute_tensor");
   for (int64_t i = 0; i < mesh.ndim(); ++i) {
     WEFT_CHECK(
         !src_data_rank ||
@@ -61,6 +52,18 @@ void check_distributable(
         " vs ",
         mesh.size(i),
         ". It is a rank of each mesh dim's group.");
+  }
+}
+
+void check_distributable(const at::Tensor& tensor, const DTensorSpec& spec) {
+  const auto& mesh = spec.mesh();
+  WEFT_CHECK(
+      tensor.is_leaf(),
+      "distribute_tensor",
+      context_of(mesh),
+      "the tensor is not a leaf of the graph. Detach it, or use from_local().");
+  refuse_mixed_partials(spec.placements(), mesh, "distribute_tensor");
+  for (int64_t i = 0; i < mesh.ndim(); ++i) {
     if (spec.placement(i).is_partial() && mesh.size(i) > 1) {
       check_partial_form(spec.placement(i).reduce_op(), tensor.scalar_type());
     }
@@ -171,6 +174,10 @@ at::Tensor distribute_tensor(
     const mesh::DeviceMesh& mesh,
     const Placements& placements,
     std::optional<int64_t> src_data_rank) {
+  check_source(mesh, src_data_rank);
+  if (src_data_rank) {
+    check_wholes_of_all_ranks(tensor, mesh, placements);
+  }
   const auto spec = make_spec(mesh, placements, tensor.sizes());
   if (is_dtensor(tensor)) {
     WEFT_CHECK(
@@ -182,7 +189,7 @@ at::Tensor distribute_tensor(
         ". Use redistribute().");
     return tensor;
   }
-  check_distributable(tensor, spec, src_data_rank);
+  check_distributable(tensor, spec);
   const at::NoGradGuard no_grad;
   const DTensorSpec whole(mesh, Placements(mesh.ndim(), Replicate()));
   auto source = tensor.detach();

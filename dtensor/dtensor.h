@@ -73,10 +73,11 @@ at::Tensor redistribute(
 /// mesh dim's group), or with nullopt each rank's own, which must be equal. A
 /// Partial then stands for exactly these values. A leaf that keeps
 /// requires_grad; a DTensor that lies so already is returned.
-/// Collective: all ranks of the mesh, with tensors of one shape and dtype,
-/// unless `src_data_rank` is nullopt.
-/// Throws: c10::ValueError before anything is sent, for what redistribute()
-/// refuses, a tensor that is no leaf, or a rank that a mesh dim does not have.
+/// Collective: all ranks of the mesh unless `src_data_rank` is nullopt; first
+/// compares their tensors' shapes, dtypes and placements.
+/// Throws: c10::ValueError on all ranks, before any value is sent, if those
+/// differ, for what redistribute() refuses, a tensor that is no leaf, and a
+/// rank that a mesh dim does not have.
 at::Tensor distribute_tensor(
     const at::Tensor& tensor,
     const mesh::DeviceMesh& mesh,

@@ -185,7 +185,67 @@ void check_replicas(const at::Tensor& local, const DTensorSpec& spec) {
   }
 }
 
+// The same on every host, which std::hash need not be.
+int64_t hash_of(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  // Its negative is a number too.
+  return static_cast<int64_t>(hash >> 1);
+}
+
+// Whether all ranks of `mesh` give one text: only a hash travels.
+bool is_same_text(const mesh::DeviceMesh& mesh, const std::string& text) {
+  const int64_t hash = hash_of(text);
+  auto largest = at::tensor({hash, -hash}, at::kLong);
+  for (int64_t i = 0; i < mesh.ndim(); ++i) {
+    mesh.group(i)
+        .all_reduce(largest, ReduceOp::kMax, "distribute_tensor")
+        .wait();
+  }
+  return largest[0].item<int64_t>() == -largest[1].item<int64_t>();
+}
+
 } // namespace
+
+void check_wholes_of_all_ranks(
+    const at::Tensor& whole,
+    const mesh::DeviceMesh& mesh,
+    const Placements& placements) {
+  if (mesh.size() == 1) {
+    return;
+  }
+  const auto own = !whole.defined()
+                       ? "an undefined tensor"
+                       : c10::str(
+                             whole.is_leaf() ? "" : "a result of ",
+                             dtensor_impl(whole) ? "a DTensor " : "",
+                             whole.scalar_type(),
+                             " ",
+                             whole.sizes(),
+                             " under ",
+                             to_string(placements));
+  if (is_same_text(mesh, own)) {
+    return;
+  }
+  const auto texts = gather_over_mesh(mesh, own);
+  for (size_t r = 0; r < texts.size(); ++r) {
+    WEFT_CHECK(
+        texts[r] == texts[0],
+        "distribute_tensor",
+        context_of(mesh),
+        "tensors of one shape and dtype, placed alike: rank ",
+        mesh.ranks()[0],
+        " has ",
+        texts[0],
+        " vs rank ",
+        mesh.ranks()[r],
+        " has ",
+        texts[r],
+        ". Pass the same on every rank; only values may differ.");
+  }
+}
 
 std::vector<int64_t> whole_sizes(
     c10::IntArrayRef local_sizes,

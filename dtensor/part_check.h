@@ -24,6 +24,15 @@ void refuse_mixed_partials(
     const mesh::DeviceMesh& mesh,
     const char* op);
 
+/// What distribute_tensor() does before it sends a whole tensor.
+/// Collective: all ranks of `mesh`, whatever they give; blocks.
+/// Throws: c10::ValueError on every rank unless sizes, dtypes, placements and
+/// what kinds of tensor they are agree.
+void check_wholes_of_all_ranks(
+    const at::Tensor& whole,
+    const mesh::DeviceMesh& mesh,
+    const Placements& placements);
+
 /// What from_local() does for FromLocalOptions::run_check: compares dtypes,
 /// sizes, placements and, along mesh dims that replicate, values of all ranks.
 /// Collective: all ranks of `mesh`, whatever they give; blocks.

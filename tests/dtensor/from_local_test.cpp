@@ -326,6 +326,7 @@ TEST(DistributeTensor, IsRefusedBeforeAnythingIsSent) {
         message(Shard(0), 2),
         AllOf(HasSubstr("mesh dim \"tp\": 2 vs 2"), HasSubstr("rank")));
     EXPECT_THAT(message(Shard(0), -1), HasSubstr("-1 vs 2"));
+    EXPECT_THAT(mesh.group(0).ledger().counts(), IsEmpty());
     EXPECT_THAT(message(Shard(1), 0), HasSubstr("1 dims does not have"));
     EXPECT_THAT(message(Shard(0, {2, 2}), 0), HasSubstr("4 vs 5"));
     EXPECT_THAT(
@@ -342,7 +343,40 @@ TEST(DistributeTensor, IsRefusedBeforeAnythingIsSent) {
         message_of_thrown<c10::ValueError>(
             [&] { distribute_tensor(placed, mesh, {Replicate()}); }),
         HasSubstr("is a DTensor already"));
-    EXPECT_THAT(mesh.group(0).ledger().counts(), IsEmpty());
+    EXPECT_EQ(mesh.group(0).ledger().counts().count("broadcast"), 0U);
+  });
+}
+
+TEST(DistributeTensor, WholesThatDifferAreRefusedOnEveryRank) {
+  run_ranks(4, [](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    const bool odd = self.rank == 2;
+    const auto expect_refused = [&](const at::Tensor& tensor,
+                                    const Placements& placements,
+                                    const std::string& text) {
+      EXPECT_THAT(
+          message_of_thrown<c10::ValueError>(
+              [&] { distribute_tensor(tensor, mesh, placements); }),
+          AllOf(
+              HasSubstr("[distribute_tensor] tensors of one shape and dtype"),
+              HasSubstr("rank 2 has " + text),
+              HasSubstr(c10::str("rank ", self.rank, "/4"))));
+    };
+    const Placements cut{Shard(0), Replicate()};
+    expect_refused(at::ones({odd ? 6 : 4}), cut, "Float [6]");
+    expect_refused(odd ? at::ones({2, 2}) : at::ones({4}), cut, "Float [2, 2]");
+    expect_refused(
+        at::ones({4}, odd ? at::kDouble : at::kFloat), cut, "Double [4]");
+    expect_refused(
+        at::ones({4}),
+        odd ? Placements{Shard(0), Shard(0)} : cut,
+        "Float [4] under [S(0), S(0)]");
+    expect_refused(
+        odd ? at::ones({4}).requires_grad_() * 2 : at::ones({4}),
+        cut,
+        "a result of Float [4]");
+    expect_refused(
+        odd ? at::Tensor() : at::ones({4}), cut, "an undefined tensor");
   });
 }
 
