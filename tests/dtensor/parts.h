@@ -27,14 +27,16 @@ std::vector<at::Tensor>
 cut(const at::Tensor& whole, const Placement& placement, int64_t n);
 
 /// The whole that parts under `placement` stand for. Replicated parts that
-/// differ, or shards of wrong sizes, fail the test.
+/// differ, shards of wrong sizes, and rows that are not held once fail the
+/// test.
 at::Tensor join(
     const std::vector<at::Tensor>& parts,
     const Placement& placement,
     c10::IntArrayRef sizes);
 
-/// The same for a mesh of any number of dims: one part a rank, row-major; the
-/// inner mesh dims cut what the outer ones left.
+/// The same for a mesh of any number of dims and any placements: one part a
+/// rank, row-major. Rows are cut by dtensor/cut.h, which local_ranges_test
+/// checks; terms of an outer Partial are cut in those of an inner one.
 std::vector<at::Tensor> cut_all(
     const at::Tensor& whole,
     c10::ArrayRef<Placement> placements,
