@@ -49,7 +49,7 @@ class ByHand {
       const std::vector<OutputMeta>& metas,
       const Parts& parts) const;
   /// Throws: c10::Error unless output `i` of all ranks stands, placed so, for
-  /// what one rank makes.
+  /// what one rank makes; where that is rounded, for the true value.
   void compare(const Parts& results, size_t i, const Placements& placements)
       const;
 
@@ -73,6 +73,8 @@ class ByHand {
   Stack arguments_;
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> expected_;
+  /// Of narrow floats: the same computed in doubles; may be empty.
+  std::vector<at::Tensor> truth_;
 };
 
 /// The placement of output `i`.

@@ -226,13 +226,12 @@ class DispatchCheck {
         shape_(mesh_shape),
         report_(report),
         tensors_(tensors_of(sample.arguments)),
+        written_(written_tensors(sample.op, sample.arguments)),
         expected_(on_one_rank(sample)) {}
 
   void check(LockstepRanks& ranks, const DispatchOptions& options) {
-    auto outs = written_tensors(sample_.op, sample_.arguments);
-    if (!sample_.is_out) {
-      outs.assign(outs.size(), false);
-    }
+    const auto outs =
+        sample_.is_out ? written_ : std::vector<bool>(written_.size(), false);
     const Combinations combinations(tensors_, outs, shape_, options);
     // In turn, such numbers as libtorch makes of scalars are plain tensors.
     plain_numbers_ = options.seed % 2 == 0;
@@ -295,7 +294,7 @@ class DispatchCheck {
   Parts parts_of(const std::vector<Placements>& placements) const {
     Parts parts;
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      parts.push_back(test::cut_all(tensors_[i], placements[i], shape_));
+      parts.push_back(cut_parts(tensors_[i], placements[i], shape_));
     }
     return parts;
   }
@@ -307,7 +306,8 @@ class DispatchCheck {
       bool graph) const {
     return map_tensors(
         sample_.arguments, [&](const at::Tensor& whole, size_t i) {
-          if (plain_numbers_ && i > 0 && whole.dim() == 0 && !graph) {
+          if (plain_numbers_ && i > 0 && whole.dim() == 0 && !graph &&
+              !written_[i]) {
             return whole.clone();
           }
           auto dtensor = make_dtensor(
@@ -369,8 +369,8 @@ class DispatchCheck {
       outputs = call(sample_.op, arguments);
     } catch (const c10::ValueError& error) {
       const std::string text = error.what_without_backtrace();
-      if (is_inplace(sample_.op.schema()) &&
-          text.find("cannot write") != std::string::npos) {
+      const bool writes = std::ranges::find(written_, true) != written_.end();
+      if (writes && text.find("cannot write") != std::string::npos) {
         return true;
       }
       throw;
@@ -439,6 +439,7 @@ class DispatchCheck {
   const std::vector<int64_t>& shape_;
   Report& report_;
   std::vector<at::Tensor> tensors_;
+  std::vector<bool> written_;
   Expected expected_;
   bool plain_numbers_ = false;
 };

@@ -1,5 +1,7 @@
 #include "tests/dtensor/op_check/parts_of_op.h"
 
+#include <algorithm>
+
 #include <torch/torch.h>
 
 #include "tests/dtensor/parts.h"
@@ -38,6 +40,32 @@ at::Tensor join_reduction(const std::vector<at::Tensor>& parts, ReduceOp op) {
   return whole.to(parts[0].scalar_type());
 }
 
+// Terms of flags: some rank has what all make together.
+std::vector<at::Tensor>
+flag_terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
+  const bool any = op == ReduceOp::kMax || op == ReduceOp::kSum;
+  const auto mask = test::random(whole.sizes(), 1000).gt(0);
+  std::vector<at::Tensor> terms(
+      n, any ? at::zeros_like(whole) : at::ones_like(whole));
+  terms.front() = any ? whole & mask : whole | mask;
+  terms.back() = n == 1 ? whole : any ? whole & ~mask : whole | ~mask;
+  return terms;
+}
+
+// at::cat and index_copy_ know no unsigned words.
+at::Tensor as_signed(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kUInt16:
+      return tensor.view(at::kShort);
+    case at::kUInt32:
+      return tensor.view(at::kInt);
+    case at::kUInt64:
+      return tensor.view(at::kLong);
+    default:
+      return tensor;
+  }
+}
+
 // The rows that each rank holds are found by cutting the row numbers.
 at::Tensor join_shards(
     const std::vector<at::Tensor>& parts,
@@ -47,7 +75,7 @@ at::Tensor join_shards(
   const auto n = static_cast<int64_t>(parts.size());
   const auto rows =
       test::cut(at::arange(sizes.at(dim)), placement.with_tensor_dim(0), n);
-  auto whole = at::zeros(sizes, parts[0].options());
+  auto whole = at::zeros(sizes, as_signed(parts[0]).options());
   for (int64_t r = 0; r < n; ++r) {
     auto expected = sizes.vec();
     expected[dim] = rows[r].numel();
@@ -63,9 +91,9 @@ at::Tensor join_shards(
         sizes,
         " is ",
         expected);
-    whole.index_copy_(dim, rows[r], parts[r]);
+    whole.index_copy_(dim, rows[r], as_signed(parts[r]));
   }
-  return whole;
+  return whole.view(parts[0].scalar_type());
 }
 
 at::Tensor join_one(
@@ -85,14 +113,6 @@ at::Tensor join_one(
   return parts[0];
 }
 
-bool is_close(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.is_floating_point() && !a.is_complex()) {
-    return at::equal(a, b);
-  }
-  const double tolerance = tolerance_of(a.scalar_type());
-  return at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true);
-}
-
 } // namespace
 
 double tolerance_of(at::ScalarType dtype) {
@@ -108,6 +128,49 @@ double tolerance_of(at::ScalarType dtype) {
     default:
       return 5e-2;
   }
+}
+
+bool is_close(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) {
+    return false;
+  }
+  if (!a.is_floating_point() && !a.is_complex()) {
+    return at::equal(a, b);
+  }
+  const double tolerance = tolerance_of(a.scalar_type());
+  double scale = 1;
+  if (tolerance > 1e-9 && b.numel() > 0) {
+    const auto largest = at::nan_to_num(b.abs().to(at::kDouble), 0, 0, 0).max();
+    scale = std::max(scale, largest.item<double>());
+  }
+  return at::allclose(a, b, tolerance, tolerance * scale, /*equal_nan=*/true);
+}
+
+std::vector<at::Tensor> cut_parts(
+    const at::Tensor& whole,
+    const Placements& placements,
+    c10::IntArrayRef mesh_shape) {
+  if (whole.scalar_type() != at::kBool) {
+    return test::cut_all(whole, placements, mesh_shape);
+  }
+  std::vector<at::Tensor> values{whole};
+  Placements cuts = placements;
+  for (size_t i = 0; i < mesh_shape.size(); ++i) {
+    std::vector<at::Tensor> inner;
+    for (const auto& value : values) {
+      const auto terms =
+          placements[i].is_partial()
+              ? flag_terms(value, placements[i].reduce_op(), mesh_shape[i])
+              : std::vector<at::Tensor>(mesh_shape[i], value);
+      inner.insert(inner.end(), terms.begin(), terms.end());
+    }
+    values = std::move(inner);
+    cuts[i] = placements[i].is_partial() ? Replicate() : placements[i];
+  }
+  for (size_t r = 0; r < values.size(); ++r) {
+    values[r] = test::cut_all(values[r], cuts, mesh_shape)[r];
+  }
+  return values;
 }
 
 at::Tensor join_parts(

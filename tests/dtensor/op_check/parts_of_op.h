@@ -8,6 +8,13 @@
 
 namespace weft::dtensor::check {
 
+/// What each rank holds of `whole`, row-major; a Partial's terms are random
+/// ones that reduce to it.
+std::vector<at::Tensor> cut_parts(
+    const at::Tensor& whole,
+    const Placements& placements,
+    c10::IntArrayRef mesh_shape);
+
 /// The whole that parts under `placements` stand for, one a rank, row-major.
 /// Throws: c10::Error if replicated parts differ or shards have wrong sizes.
 at::Tensor join_parts(
@@ -23,7 +30,11 @@ void require_close(
     const at::Tensor& expected,
     const char* what);
 
-/// How far a result of `dtype` may be off, relative and absolute.
+/// Whether sizes and dtypes are equal and the values close.
+bool is_close(const at::Tensor& a, const at::Tensor& b);
+
+/// How far a result of `dtype` may be off: relative and absolute, of narrow
+/// floats relative to the largest element.
 double tolerance_of(at::ScalarType dtype);
 
 /// "S(0) R -> P(sum)".

@@ -126,6 +126,7 @@ class Reader {
   }
 
   Expression number() {
+    skip_spaces();
     if (text_.substr(position_).starts_with("-inf")) {
       position_ += 4;
       return real(-std::numeric_limits<double>::infinity());
