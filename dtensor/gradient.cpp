@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/autograd.h"
+#include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/parameter_info.h"
 
@@ -75,11 +76,21 @@ void reduce_at_end_of_backward(
 at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
   const auto* impl = dtensor_impl(gradient);
   const auto& spec = leaf_impl.spec();
-  if (!impl || spec.mesh_ndim() == 0 || impl->spec().mesh_ndim() == 0) {
+  if (spec.mesh_ndim() == 0 || (impl && impl->spec().mesh_ndim() == 0)) {
     return gradient;
   }
   const at::Tensor leaf(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
       static_cast<c10::TensorImpl*>(&leaf_impl)));
+  TORCH_CHECK_VALUE(
+      impl,
+      "[backward] the gradient of ",
+      describe(leaf),
+      " is a plain tensor of sizes ",
+      gradient.sizes(),
+      ". Pass backward() a DTensor gradient (from_local or "
+      "distribute_tensor). (",
+      spec.mesh().describe_rank(),
+      ")");
   const auto name = parameter_name(leaf);
   const auto* existing = dtensor_impl(leaf.grad());
   if (!is_pending_sum_of(impl->spec(), spec)) {

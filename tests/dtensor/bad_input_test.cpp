@@ -274,6 +274,22 @@ TEST(BadInput, WrongOutTensors) {
   });
 }
 
+TEST(BadInput, PlainGradientsOfLeaves) {
+  on_two_ranks([](const Ranks& ranks) {
+    const auto x =
+        distributed(random({4, 6}, 1).requires_grad_(), ranks.mesh, {Shard(0)});
+    const auto y = x * 2;
+    ranks.expect_refused(
+        [&] {
+          y.backward(at::ones({4, 6}, at::kDouble));
+        },
+        {"[backward]",
+         "DTensor [4, 6] Double [S(0)] on tp=2",
+         "plain tensor of sizes [4, 6]",
+         "from_local"});
+  });
+}
+
 TEST(BadInput, PlainGradients) {
   on_two_ranks([](const Ranks& ranks) {
     auto x = ranks.x(Shard(0)).requires_grad_();
