@@ -97,7 +97,10 @@ void add_embedding_rules(RuleTable& table) {
   table.add(
       "_embedding_bag_dense_backward",
       {.strategies = bag_backward, .infer = bag_backward_sizes});
-  table.add("embedding_renorm _embedding_bag _embedding_bag_forward_only", {});
+  table.add(
+      "embedding_renorm _embedding_bag _embedding_bag_forward_only "
+      "_embedding_bag_backward",
+      {});
 }
 
 } // namespace weft::dtensor

@@ -28,12 +28,17 @@ std::vector<int64_t> order_of_result(const OpCall& call) {
   const auto local =
       at::zeros(small, input.tensor.dtype())
           .as_strided(small, dense_strides(small, input.tensor.strides()));
-  torch::jit::Stack stack(call.arguments.begin(), call.arguments.end());
+  constexpr int64_t kArguments = 4;
+  torch::jit::Stack stack(
+      call.arguments.begin(), call.arguments.begin() + kArguments);
   stack[0] = local;
   if (call.name() == "aten::_fft_c2r") {
     stack[3] = 2;
   }
-  call.op.callBoxed(&stack);
+  // Not the out= form, whose result lies where it is told.
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow(call.op.schema().name().c_str(), "")
+      .callBoxed(&stack);
   return stack[0].toTensor().strides().vec();
 }
 

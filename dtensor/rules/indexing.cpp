@@ -4,6 +4,10 @@
 #include <algorithm>
 #include <set>
 
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/index.h>
+
+#include "dtensor/op_plan.h"
 #include "dtensor/rule.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
@@ -151,6 +155,39 @@ std::vector<Strategy> index(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
+at::Tensor meta_like(const TensorArgument& tensor, at::ScalarType dtype) {
+  return at::empty_strided(
+      tensor.sizes(),
+      tensor.tensor.strides(),
+      at::TensorOptions(dtype).device(at::kMeta));
+}
+
+// Where the dims of the result lie in memory, libtorch is asked itself.
+std::vector<OutputMeta> index_meta(const OpCall& call) {
+  TORCH_CHECK_VALUE(
+      !Indexing(call).has_mask,
+      "[",
+      call.name(),
+      "] indexes with a mask: how many elements come out, its values alone "
+      "say; arguments ",
+      describe_arguments(call),
+      ". Use masked_select(x, mask), where(mask, x, 0), or the indices of "
+      "full_tensor(mask).nonzero(). (",
+      call.mesh().describe_rank(),
+      ")");
+  c10::List<std::optional<at::Tensor>> indices;
+  for (size_t i = 1; i < call.tensors.size(); ++i) {
+    const auto& tensor = call.tensors[i];
+    while (static_cast<int64_t>(indices.size()) < tensor.list_index) {
+      indices.push_back(std::nullopt);
+    }
+    indices.push_back(meta_like(tensor, at::kLong));
+  }
+  const auto result =
+      at::index(meta_like(call.tensors[0], at::kFloat), indices);
+  return {{result.sizes().vec(), result.strides().vec()}};
+}
+
 // The same elements of a mask and of self, one number for all of them.
 void add_masked_number(
     std::vector<Strategy>& strategies,
@@ -266,7 +303,7 @@ std::vector<OutputMeta> masked_scatter_sizes(const OpCall& call) {
 } // namespace
 
 void add_indexing_rules(RuleTable& table) {
-  table.add("index _unsafe_index", {.strategies = index});
+  table.add("index _unsafe_index", {.strategies = index, .infer = index_meta});
   table.add(
       "index_put _index_put_impl _unsafe_index_put",
       {.strategies = index_put, .infer = rules::like_first});
@@ -277,7 +314,7 @@ void add_indexing_rules(RuleTable& table) {
       {.strategies = masked_scatter, .infer = masked_scatter_sizes});
   // How many elements come out, only the values say.
   table.add(
-      "masked_select nonzero nonzero_static repeat_interleave.Tensor "
+      "masked_select nonzero nonzero_static repeat_interleave "
       "masked_scatter_backward _unsafe_masked_index "
       "_unsafe_masked_index_put_accumulate",
       {});

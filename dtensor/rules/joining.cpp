@@ -57,11 +57,21 @@ std::vector<Strategy> block_diag(const OpCall& call, const StrategyContext&) {
 }
 
 // _chunk_cat(tensors, dim, num_chunks): each tensor's dim padded with zeros to
-// as many chunks, flattened from there on, and joined.
-std::vector<Strategy> chunk_cat(const OpCall& call, const StrategyContext&) {
+// as many chunks, flattened from there on, and joined. No tensor may be empty.
+std::vector<Strategy> chunk_cat(
+    const OpCall& call,
+    const StrategyContext& context) {
   const int64_t dim = call.dim_argument(1, call.tensors.at(0).dim());
-  const auto names = rules::all_dims(dim);
+  auto names = rules::all_dims(dim);
+  for (int64_t d = 0; d < dim; ++d) {
+    if (!rules::divides(call.tensors[0].sizes()[d], context)) {
+      names[d] = '.';
+    }
+  }
   auto strategies = rules::cut_named_dims(call, {{"tensors", names}}, {names});
+  for (auto& strategy : strategies) {
+    strategy.chunked_only = true;
+  }
   rules::add_pending(strategies, call, rules::every_reduction(), {"tensors"});
   return strategies;
 }

@@ -71,6 +71,13 @@ std::vector<Strategy> product(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
+// addmv of an empty matrix has self's sizes, broadcast or not.
+bool takes_empty_parts(const OpCall& call, const StrategyContext& context) {
+  return !call.name().starts_with("aten::addmv") ||
+         call.tensors[0].sizes() ==
+             c10::IntArrayRef(context.outputs.at(0).sizes);
+}
+
 // beta * self + alpha * product: self is broadcast to the output, and has to
 // be a pending sum itself where the product is one. Of an average it is a part
 // even where it is no average.
@@ -87,6 +94,16 @@ std::vector<Strategy> add_product(
   for (auto& strategy : strategies) {
     if (strategy.outputs[0].is_partial()) {
       strategy.inputs[0] = strategy.outputs[0];
+    }
+  }
+  if (!takes_empty_parts(call, context)) {
+    std::erase_if(strategies, [&](const Strategy& strategy) {
+      const auto& cut = strategy.inputs[1];
+      return !rules::divides(
+          call.tensors[1].sizes()[cut.tensor_dim()], context);
+    });
+    for (auto& strategy : strategies) {
+      strategy.chunked_only = true;
     }
   }
   const auto linear = rules::linear_reductions(call);
@@ -209,18 +226,19 @@ struct Trilinear {
     const auto names = rules::all_dims(ndim);
     std::vector<int64_t> whole(ndim, 1);
     std::vector<std::vector<int64_t>> expanded;
+    std::vector<std::set<int64_t>> added;
     for (size_t i = 0; i < 3; ++i) {
-      auto& sizes = expanded.emplace_back(call.tensors[i].sizes().vec());
-      const auto added = call.dims_argument(3 + i, ndim);
-      for (const int64_t d : std::set(added.begin(), added.end())) {
-        sizes.insert(sizes.begin() + d, 1);
+      const auto dims = call.dims_argument(3 + i, ndim);
+      added.emplace_back(dims.begin(), dims.end());
+      auto& own = expanded.emplace_back(call.tensors[i].sizes().vec());
+      for (const int64_t d : added[i]) {
+        own.insert(own.begin() + d, 1);
       }
-      whole = rules::broadcast_sizes(whole, sizes);
+      whole = rules::broadcast_sizes(whole, own);
     }
     for (size_t i = 0; i < 3; ++i) {
       auto own = rules::broadcast_dims(expanded[i], whole, names);
-      const auto added = call.dims_argument(3 + i, ndim);
-      for (auto it = added.rbegin(); it != added.rend(); ++it) {
+      for (auto it = added[i].rbegin(); it != added[i].rend(); ++it) {
         own.erase(*it, 1);
       }
       inputs.push_back(own);

@@ -308,7 +308,7 @@ void add_resampling_rules(RuleTable& table) {
        .localize = part_samples});
   table.add("pixel_shuffle pixel_unshuffle", {.strategies = pixel_shuffle});
   table.add(
-      "channel_shuffle native_channel_shuffle",
+      "channel_shuffle",
       {.strategies = channel_shuffle, .infer = shuffled_sizes});
   table.add("im2col", {.strategies = im2col, .infer = im2col_sizes});
   table.add("col2im", {.strategies = col2im, .infer = col2im_sizes});

@@ -91,8 +91,11 @@ struct Squeeze {
   explicit Squeeze(const OpCall& call) : dim(rules::argument(call, "dim")) {}
 
   bool takes(const OpCall& call, int64_t d) const {
+    if (dim.isNone()) {
+      return true;
+    }
     const auto dims = call.dims_argument(1, call.tensors[0].dim());
-    return dim.isNone() || std::ranges::find(dims, d) != dims.end();
+    return std::ranges::find(dims, d) != dims.end();
   }
   // Dims of one row on this rank alone would go too, unless the local op is
   // told which dims are meant: the others cannot be cut.
@@ -241,7 +244,10 @@ void add_shape_rules(RuleTable& table) {
        .localize = part_sizes,
        .reshapes = true});
   add_both(
-      table, "view.dtype", "view_copy.dtype", {.strategies = reinterpreted});
+      table,
+      "view.dtype",
+      "view_copy.dtype view_copy.dtype_out",
+      {.strategies = reinterpreted});
   add_both(
       table,
       "expand",
@@ -249,7 +255,7 @@ void add_shape_rules(RuleTable& table) {
       {.strategies = follow<expand_dims>, .localize = part_sizes});
   add_both(
       table,
-      "transpose t",
+      "transpose.int t",
       "transpose_copy t_copy",
       {.strategies = follow<transpose_dims>});
   add_both(
@@ -291,7 +297,7 @@ void add_view_rules(RuleTable& table) {
   add_both(
       table,
       "alias detach lift_fresh",
-      "alias_copy detach_copy lift lift_fresh_copy",
+      "alias_copy detach_copy lift",
       {.strategies = follow<same_dims>});
   add_both(
       table,
