@@ -122,7 +122,7 @@ std::vector<at::Tensor> part_norms(
     std::optional<at::ScalarType> dtype) {
   const bool any_empty = std::ranges::any_of(
       parts, [](const at::Tensor& part) { return part.numel() == 0; });
-  if (!any_empty || join.neutral() == 0) {
+  if (!any_empty || (!join.is_extremum() && join.neutral() == 0)) {
     return at::_foreach_norm(parts, join.order, dtype);
   }
   std::vector<at::Tensor> norms;

@@ -142,39 +142,7 @@ at::Tensor neg_view(const at::Tensor& self) {
 
 // --- rrelu -------------------------------------------------------------------
 
-// Slopes of negative elements: random ones of the whole tensor, wherever its
-// parts lie.
-at::Tensor leak_with_noise(
-    const at::Tensor& self,
-    at::Tensor& noise,
-    const at::Scalar& lower,
-    const at::Scalar& upper,
-    bool training,
-    std::optional<at::Generator> generator) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const double low = lower.toDouble();
-  const double high = upper.toDouble();
-  if (!training) {
-    return at::leaky_relu(self, (low + high) / 2);
-  }
-  noise.uniform_(low, high, std::move(generator));
-  noise.masked_fill_(at::gt(self, 0), 1);
-  return at::mul(self, noise);
-}
-
-at::Tensor& leak_with_noise_(
-    at::Tensor& self,
-    at::Tensor& noise,
-    const at::Scalar& lower,
-    const at::Scalar& upper,
-    bool training,
-    std::optional<at::Generator> generator) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return self.copy_(leak_with_noise(
-      self, noise, lower, upper, training, std::move(generator)));
-}
-
-std::tuple<at::Tensor, at::Tensor> leak_with_noise_functional(
+std::tuple<at::Tensor, at::Tensor> leaky_with_noise(
     const at::Tensor& self,
     const at::Tensor& noise,
     const at::Scalar& lower,
@@ -183,7 +151,7 @@ std::tuple<at::Tensor, at::Tensor> leak_with_noise_functional(
     std::optional<at::Generator> generator) {
   const at::AutoDispatchBelowADInplaceOrView below;
   auto slopes = at::clone(noise);
-  auto output = leak_with_noise(
+  auto output = at::rrelu_with_noise(
       self, slopes, lower, upper, training, std::move(generator));
   return {std::move(output), std::move(slopes)};
 }
@@ -207,9 +175,7 @@ std::set<std::string> register_special_ops(torch::Library& library) {
   register_statistics(library, taken);
   add("_conj", TORCH_FN(conj));
   add("_neg_view", TORCH_FN(neg_view));
-  add("rrelu_with_noise", TORCH_FN(leak_with_noise));
-  add("rrelu_with_noise_", TORCH_FN(leak_with_noise_));
-  add("rrelu_with_noise_functional", TORCH_FN(leak_with_noise_functional));
+  add("rrelu_with_noise_functional", TORCH_FN(leaky_with_noise));
   taken.merge(register_list_ops(library));
   return taken;
 }

@@ -23,8 +23,12 @@ void mean_of_elements(
   const size_t first = stack->size() - schema.arguments().size();
   auto& reduction = (*stack)[first + static_cast<size_t>(*index)];
   if (reduction.toInt() != at::Reduction::Mean) {
-    // Autograd's own kernel, which this one stands before.
-    op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, *stack);
+    // Libtorch's own kernel, which this one stands before.
+    op.callBoxedForDispatchKey(
+        op.hasKernelForDispatchKey(c10::DispatchKey::Autograd)
+            ? c10::DispatchKey::Autograd
+            : c10::DispatchKey::CompositeImplicitAutograd,
+        *stack);
     return;
   }
   reduction = static_cast<int64_t>(at::Reduction::None);
@@ -42,6 +46,7 @@ void register_elementwise_losses(torch::Library& above) {
        {"binary_cross_entropy",
         "binary_cross_entropy_with_logits",
         "huber_loss",
+        "l1_loss",
         "mse_loss",
         "smooth_l1_loss",
         "soft_margin_loss"}) {

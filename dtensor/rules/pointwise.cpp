@@ -2,6 +2,7 @@
 
 #include "dtensor/rules/pointwise.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <c10/core/ScalarTypeToTypeMeta.h>
@@ -18,11 +19,8 @@ Carries converts(size_t argument, at::ScalarType from, at::ScalarType to) {
   if (from == to) {
     return moves({argument});
   }
-  if (to == at::kBool) {
+  if (to == at::kBool || from == at::kBool) {
     return {};
-  }
-  if (from == at::kBool) {
-    return rising(argument);
   }
   if (c10::isComplexType(from) || c10::isComplexType(to)) {
     return linear({argument}) +
@@ -42,9 +40,11 @@ Carries converts(size_t argument, at::ScalarType from, at::ScalarType to) {
 
 Carries to_copy_carries(const OpCall& call) {
   const auto from = call.tensors[0].tensor.scalar_type();
-  const auto to =
-      call.arguments[1].isInt() ? call.arguments[1].toScalarType() : from;
-  return converts(0, from, to);
+  if (!call.outs.empty()) {
+    return converts(0, from, call.outs[0].tensor.scalar_type());
+  }
+  const auto& dtype = call.arguments[1];
+  return converts(0, from, dtype.isInt() ? dtype.toScalarType() : from);
 }
 
 // The destination's values are not read: in place it lies as the result does.
@@ -106,6 +106,13 @@ Carries sub_carries(const OpCall& call) {
   return sum_carries(-alpha.value_or(1));
 }
 
+// Strides of b - a: its own first operand's come first.
+std::vector<OutputMeta> broadcast_reversed(const OpCall& call) {
+  OpCall reversed = call;
+  std::ranges::reverse(reversed.tensors);
+  return broadcast(reversed);
+}
+
 // b - alpha * a.
 Carries rsub_carries(const OpCall& call) {
   const auto alpha = real_number(call.arguments[2]);
@@ -113,23 +120,29 @@ Carries rsub_carries(const OpCall& call) {
          (alpha.value_or(1) > 0 ? falling(0) : rising(0));
 }
 
-Carries rsub_scalar_carries(const OpCall& call) {
-  const auto alpha = real_number(call.arguments[2]);
-  return affine({0}) + (alpha.value_or(1) > 0 ? falling(0) : rising(0));
-}
-
-// self * scalar and self / scalar.
+// self * factor and self / factor, where the factor's sign may be known.
 Carries scale_carries(const OpCall& call) {
   const double factor = real_number(call.arguments[1]).value_or(0);
-  return linear({0}) + (factor > 0   ? rising(0)
-                        : factor < 0 ? falling(0)
-                                     : Carries());
+  const auto order = factor > 0 ? rising(0) : falling(0);
+  return linear({0}) + (factor != 0 ? order : Carries());
+}
+
+Carries mul_carries(const OpCall& call) {
+  return scale_carries(call) + linear({1}) + multiplicative({0, 1});
+}
+
+// Rounding every term is not rounding their sum.
+Carries div_carries(const OpCall& call) {
+  const bool rounds =
+      call.op.schema().argumentIndexWithName("rounding_mode").has_value();
+  return rounds ? Carries() : scale_carries(call) + multiplicative({0, 1});
 }
 
 // self^exponent of a number.
 Carries power_carries(const OpCall& call) {
   const auto exponent = real_number(call.arguments[1]);
-  if (!exponent || *exponent != std::trunc(*exponent)) {
+  if (!call.arguments[0].isTensor() || !exponent ||
+      *exponent != std::trunc(*exponent)) {
     return {};
   }
   const bool odd = std::fmod(std::abs(*exponent), 2.0) == 1.0;
@@ -141,9 +154,9 @@ Carries power_carries(const OpCall& call) {
 }
 
 // self + weight * (end - self).
-Carries lerp_scalar_carries(const OpCall& call) {
+Carries lerp_carries(const OpCall& call) {
   const double weight = real_number(call.arguments[2]).value_or(-1);
-  return linear({0, 1}) + affine({0}) + affine({1}) +
+  return linear({0, 1}) + affine({0}) + affine({1}) + affine({2}) +
          (weight >= 0 && weight <= 1 ? rising(0) + rising(1) : Carries());
 }
 
@@ -151,11 +164,8 @@ Carries lerp_scalar_carries(const OpCall& call) {
 
 Carries masked_fill_carries(const OpCall& call) {
   const auto value = real_number(call.arguments[2]);
-  return mixes({0}) + (value && *value == 0 ? linear({0}) : Carries());
-}
-
-Carries masked_fill_tensor_carries(const OpCall&) {
-  return moves({0, 2}) + mixes({0}) + mixes({2});
+  return mixes({0}) + mixes({2}) + moves({0, 2}) +
+         (value && *value == 0 ? linear({0}) : Carries());
 }
 
 // One of two values, by their order.
@@ -164,7 +174,16 @@ Carries ordered(size_t argument) {
          selects({argument}, ReduceOp::kMin);
 }
 
-Carries clamp_tensor_carries(const OpCall&) {
+Carries maximum_carries(const OpCall&) {
+  return ordered(0) + ordered(1) + selects({0, 1}, ReduceOp::kMax);
+}
+
+Carries minimum_carries(const OpCall&) {
+  return ordered(0) + ordered(1) + selects({0, 1}, ReduceOp::kMin);
+}
+
+// min(max(self, lower), upper).
+Carries clamp_carries(const OpCall&) {
   return ordered(0) + ordered(1) + ordered(2) +
          selects({0, 1}, ReduceOp::kMax) + selects({0, 2}, ReduceOp::kMin);
 }
@@ -201,28 +220,23 @@ Carries threshold_carries(const OpCall& call) {
   return threshold && value && *value <= *threshold ? rising(0) : Carries();
 }
 
-// "not" reverses the order of bools, but not that of numbers.
-Carries not_carries(const OpCall& call) {
-  return call.tensors[0].tensor.scalar_type() == at::kBool ? falling(0)
-                                                           : Carries();
-}
-
 // ---- tables -----------------------------------------------------------------
 
 // No pending reduction passes.
 void add_plain_rules(RuleTable& table) {
   table.add(
-      "__ilshift__ __irshift__ __lshift__ __rshift__ _add_relu acos acosh "
-      "angle asin atan2 atanh bitwise_and bitwise_left_shift bitwise_or "
-      "bitwise_right_shift bitwise_xor complex copysign cos cosh digamma "
-      "div.Scalar_mode div.Tensor_mode eq erfinv "
-      "fake_quantize_per_tensor_affine_cachemask floor_divide fmod frac frexp "
+      "__ilshift__ __irshift__ __lshift__ __rshift__ _add_relu "
+      "_dirichlet_grad "
       "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams "
+      "_standard_gamma_grad acos acosh angle asin atan2 atanh bitwise_and "
+      "bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift "
+      "bitwise_xor complex copysign cos cosh digamma eq erfinv "
+      "fake_quantize_per_tensor_affine_cachemask floor_divide fmod frac frexp "
       "gcd ge gelu gt hardswish heaviside hypot i0 igamma igammac isinf isnan "
       "isneginf isposinf lcm le lgamma log log10 log1p log2 logical_and "
-      "logical_or logical_xor logit lt mish mvlgamma nan_to_num ne nextafter "
-      "polar polygamma pow remainder rsqrt signbit silu sin sinc softplus sqrt "
-      "square tan xlogy.Scalar_Self _dirichlet_grad _standard_gamma_grad",
+      "logical_not logical_or logical_xor logit lt mish mvlgamma nan_to_num "
+      "ne nextafter polar polygamma remainder rsqrt signbit silu sin sinc "
+      "softplus sqrt square tan",
       elementwise());
   table.add(
       "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 "
@@ -238,7 +252,7 @@ void add_plain_rules(RuleTable& table) {
       "special_shifted_chebyshev_polynomial_u "
       "special_shifted_chebyshev_polynomial_v "
       "special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 "
-      "special_xlog1py.self_scalar special_zeta",
+      "special_zeta",
       elementwise());
 }
 
@@ -247,7 +261,7 @@ void add_plain_rules(RuleTable& table) {
 // which rank counts is up to the reduction.
 void add_monotone_rules(RuleTable& table) {
   table.add(
-      "asinh atan ceil clamp clamp_max clamp_min erf exp exp2 expm1 floor "
+      "asinh atan ceil erf exp exp2 expm1 floor "
       "hardshrink hardsigmoid hardtanh relu round sgn sigmoid sign sinh "
       "softshrink special_i1 special_log_ndtr special_modified_bessel_i1 tanh "
       "trunc",
@@ -256,15 +270,10 @@ void add_monotone_rules(RuleTable& table) {
   table.add("elu", elementwise(elu_carries));
   table.add("celu leaky_relu", elementwise(leaky_carries));
   table.add("threshold", elementwise(threshold_carries));
-  table.add("logical_not bitwise_not", elementwise(not_carries));
   table.add("logaddexp logaddexp2", elementwise(rising(0) + rising(1)));
-  table.add("clamp.Tensor", elementwise(clamp_tensor_carries));
-  table.add(
-      "maximum fmax clamp_min.Tensor",
-      elementwise(ordered(0) + ordered(1) + selects({0, 1}, ReduceOp::kMax)));
-  table.add(
-      "minimum fmin clamp_max.Tensor",
-      elementwise(ordered(0) + ordered(1) + selects({0, 1}, ReduceOp::kMin)));
+  table.add("clamp", elementwise(clamp_carries));
+  table.add("maximum fmax clamp_min", elementwise(maximum_carries));
+  table.add("minimum fmin clamp_max", elementwise(minimum_carries));
 }
 
 void add_arithmetic_rules(RuleTable& table) {
@@ -276,20 +285,16 @@ void add_arithmetic_rules(RuleTable& table) {
   table.add("abs reciprocal", elementwise(multiplicative({0})));
   table.add("add", elementwise(add_carries));
   table.add("sub", elementwise(sub_carries));
-  table.add("rsub", elementwise(rsub_carries));
-  table.add("add.Scalar sub.Scalar", elementwise(affine({0}) + rising(0)));
-  table.add("rsub.Scalar", elementwise(rsub_scalar_carries));
   table.add(
-      "mul", elementwise(linear({0}) + linear({1}) + multiplicative({0, 1})));
-  table.add("div", elementwise(linear({0}) + multiplicative({0, 1})));
-  table.add("mul.Scalar div.Scalar", elementwise(scale_carries));
-  table.add("pow.Tensor_Scalar", elementwise(power_carries));
+      "rsub",
+      {.strategies = elementwise(rsub_carries).strategies,
+       .infer = broadcast_reversed});
+  table.add("mul", elementwise(mul_carries));
+  table.add("div", elementwise(div_carries));
+  table.add("pow", elementwise(power_carries));
   table.add("ldexp", elementwise(linear({0}) + rising(0)));
   table.add("xlogy special_xlog1py", elementwise(linear({0})));
-  table.add(
-      "lerp",
-      elementwise(linear({0, 1}) + affine({0}) + affine({1}) + affine({2})));
-  table.add("lerp.Scalar", elementwise(lerp_scalar_carries));
+  table.add("lerp", elementwise(lerp_carries));
   table.add(
       "addcmul",
       elementwise(
@@ -304,8 +309,7 @@ void add_choice_rules(RuleTable& table) {
   table.add("zero", {.strategies = zero_strategies, .infer = broadcast});
   table.add("fill", elementwise(fill_carries));
   table.add("masked_fill", elementwise(masked_fill_carries));
-  table.add("masked_fill.Tensor", elementwise(masked_fill_tensor_carries));
-  table.add("where.self", elementwise(moves({1, 2}) + mixes({1}) + mixes({2})));
+  table.add("where", elementwise(moves({1, 2}) + mixes({1}) + mixes({2})));
   table.add("clone lift_fresh_copy", copies([](const OpCall&) {
               return moves({0});
             }));

@@ -16,10 +16,12 @@ bool is_empty_buffer(const OpCall& call, const TensorArgument& input) {
 }
 
 std::vector<OutputMeta> log_sigmoid_outputs(const OpCall& call) {
-  auto outputs = broadcast(call);
-  if (!call.tensors[0].tensor.device().is_cpu()) {
-    outputs[1] = {{0}, {1}};
+  const auto& input = call.tensors[0];
+  if (input.tensor.device().is_cpu()) {
+    return {2, {input.sizes().vec(), row_major_strides(input.sizes())}};
   }
+  auto outputs = broadcast(call);
+  outputs[1] = {{0}, {1}};
   return outputs;
 }
 
@@ -97,13 +99,21 @@ Rule::Infer like_argument(std::string_view name) {
 // ---- a dim of channels ------------------------------------------------------
 
 // fake_quantize_per_channel(self, scale [C], zero_point [C], axis).
-std::vector<Strategy> per_channel(const OpCall& call, const StrategyContext&) {
+// Its kernel asks for the smallest zero point: channels are cut only where
+// every rank has some.
+std::vector<Strategy> per_channel(
+    const OpCall& call,
+    const StrategyContext& context) {
   const int64_t ndim = call.tensors[0].dim();
   const int64_t axis = call.dim_argument(argument_position(call, "axis"), ndim);
   std::vector<Strategy> strategies;
   for (int64_t d = 0; d < ndim; ++d) {
-    const auto channels = d == axis ? Shard(0) : Replicate();
-    strategies.push_back({{Shard(d)}, {Shard(d), channels, channels}});
+    if (d != axis) {
+      strategies.push_back({{Shard(d)}, {Shard(d), Replicate(), Replicate()}});
+    } else if (call.tensors[0].sizes()[d] % context.all_shards == 0) {
+      strategies.push_back(
+          {{Shard(d)}, {Shard(d), Shard(0), Shard(0)}, /*chunked_only=*/true});
+    }
   }
   return strategies;
 }
@@ -121,12 +131,25 @@ std::vector<OutputMeta> like_first(const OpCall& call) {
 // Each element is looked for in all of the others' values.
 std::vector<Strategy> is_in(const OpCall& call, const StrategyContext&) {
   std::vector<Strategy> strategies;
+  // A number is looked for in all of a tensor.
+  if (!call.arguments[0].isTensor()) {
+    return strategies;
+  }
   for (int64_t d = 0; d < call.tensors[0].dim(); ++d) {
     Strategy strategy{{Shard(d)}, {Shard(d)}};
     strategy.inputs.resize(call.tensors.size(), Replicate());
     strategies.push_back(std::move(strategy));
   }
   return strategies;
+}
+
+// Row-major. The meta kernel is wrong about a number's.
+std::vector<OutputMeta> is_in_sizes(const OpCall& call) {
+  if (!call.arguments[0].isTensor()) {
+    return {{{}, {}}};
+  }
+  const auto sizes = call.tensors[0].sizes();
+  return {{sizes.vec(), row_major_strides(sizes)}};
 }
 
 } // namespace
@@ -155,8 +178,7 @@ void add_pointwise_backward_rules(RuleTable& table) {
   table.add(
       "glu_backward_jvp",
       {.strategies = gated, .infer = like_argument("grad_x")});
-  table.add("isin.Tensor_Tensor isin.Tensor_Scalar", {.strategies = is_in});
-  table.add("isin.Scalar_Tensor", {});
+  table.add("isin", {.strategies = is_in, .infer = is_in_sizes});
   table.add(
       "fake_quantize_per_channel_affine_cachemask",
       {.strategies = per_channel, .infer = like_first});
