@@ -168,7 +168,9 @@ void make_deferred_result(
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
   const auto& name = op.schema().name();
-  if (name != "aten::empty" && name != "aten::empty_strided") {
+  // scalar_tensor, which makes torch::tensor(0), calls no other factory.
+  if (name != "aten::empty" && name != "aten::empty_strided" &&
+      name != "aten::scalar_tensor") {
     op.redispatchBoxed(
         keys & c10::DispatchKeySet(
                    c10::DispatchKeySet::FULL_AFTER,
@@ -261,6 +263,9 @@ at::Tensor convert(const DTensorImpl& impl, at::ScalarType dtype) {
 bool record_in_place(DTensorImpl& impl, const InitStep& step) {
   auto& state = *impl.deferred;
   if (state.whole) {
+    if (state.whole->whole) {
+      return false;
+    }
     if (step.kind == Kind::kFill) {
       state.whole->steps.push_back(
           {Kind::kFillSlice, step.a, 0, state.dim, state.index});
@@ -283,10 +288,12 @@ std::shared_ptr<DeferredState> state_of_result(
   if (name == "aten::detach" || name == "aten::alias") {
     return impl.deferred;
   }
-  if (state.whole || (!state.is_random() && is_small(impl))) {
+  // Slices of slices are only looked at: nn::init asks for their sizes.
+  const bool is_select = name == "aten::select" && state.is_random();
+  if ((state.whole && !is_select) || (!state.is_random() && is_small(impl))) {
     return nullptr;
   }
-  if (name == "aten::select" && state.is_random()) {
+  if (is_select) {
     auto slice = std::make_shared<DeferredState>();
     slice->whole = impl.deferred;
     slice->dim = call.dim_argument(1, impl.dim());

@@ -2,6 +2,7 @@
 // and so may the queries' sequence, for which keys and values are gathered.
 
 #include <algorithm>
+#include <limits>
 
 #include <torch/torch.h>
 
@@ -120,6 +121,18 @@ at::Tensor dropout_mask(
   return dtensor_impl(mask)->local();
 }
 
+// What libtorch makes of a mask of bools before it calls the op of many parts.
+std::optional<at::Tensor> additive(
+    const std::optional<at::Tensor>& mask,
+    at::ScalarType dtype) {
+  if (!mask || mask->scalar_type() != at::kBool) {
+    return mask;
+  }
+  return at::zeros(mask->sizes(), mask->options().dtype(dtype))
+      .masked_fill_(
+          mask->logical_not(), -std::numeric_limits<double>::infinity());
+}
+
 // A part without queries: its result depends on nothing, but the gradients of
 // what the ranks share are reduced by all of them.
 at::Tensor nothing(
@@ -221,7 +234,7 @@ at::Tensor attend(
         q_local,
         k_local,
         v_local,
-        mask,
+        additive(mask, q_local.scalar_type()),
         dropout_p,
         causal,
         kept,

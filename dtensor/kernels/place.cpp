@@ -161,6 +161,7 @@ std::set<std::string> register_kernels(
   kernels::register_elementwise_losses(above);
   names.merge(kernels::register_random(above, below));
   names.merge(kernels::register_regions(above, below));
+  names.merge(kernels::register_own_tensors(above, below));
   return names;
 }
 

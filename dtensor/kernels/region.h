@@ -71,4 +71,9 @@ std::set<std::string> register_regions(
     torch::Library& above,
     torch::Library& below);
 
+/// Registers the kernels of own_tensors.cpp; returns their full names.
+std::set<std::string> register_own_tensors(
+    torch::Library& above,
+    torch::Library& below);
+
 } // namespace weft::dtensor::kernels

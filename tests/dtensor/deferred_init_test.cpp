@@ -394,6 +394,148 @@ TEST(DeferredInit, TiedParametersStayOneTensor) {
   EXPECT_EQ(local_of(b->weight).size(0), 3);
 }
 
+// ---- every module of libtorch's ---------------------------------------------
+
+using MakeModule = std::function<std::shared_ptr<torch::nn::Module>()>;
+
+template <class M, class... Arguments>
+std::pair<std::string, MakeModule> module(
+    std::string name,
+    Arguments... arguments) {
+  return {std::move(name), [arguments...] { return M(arguments...).ptr(); }};
+}
+
+// Constants made in the ways that constructors have to make them.
+struct TablesImpl : torch::nn::Module {
+  TablesImpl() {
+    const float values[] = {1, 2, 3, 4, 5, 6};
+    add("blob", torch::from_blob(const_cast<float*>(values), {2, 3}).clone());
+    add("vector", torch::tensor(std::vector<float>{1, 2, 3}));
+    add("nested", torch::tensor({{1., 2.}, {3., 4.}}));
+    add("scalar", torch::tensor(1.5));
+    add("accessor", multiplication_table());
+    auto rates = torch::linspace(0, 0.1, 5);
+    std::vector<double> read;
+    for (int64_t i = 0; i < 5; ++i) {
+      read.push_back(rates[i].item<double>());
+    }
+    add("read", torch::tensor(read));
+    auto written = torch::zeros({4, 3});
+    written.index_put_({1}, torch::ones({3}));
+    written.slice(0, 2).fill_(7);
+    add("written", written);
+    register_buffer("tied", written);
+    add("positions", torch::arange(6).expand({1, -1}));
+  }
+
+  void add(const std::string& name, const at::Tensor& tensor) {
+    register_buffer(name, tensor);
+  }
+};
+TORCH_MODULE(Tables);
+
+std::vector<std::pair<std::string, MakeModule>> every_module() {
+  using namespace torch::nn; // NOLINT
+  return {
+      module<Linear>("Linear", 6, 5),
+      module<Bilinear>("Bilinear", 5, 4, 3),
+      module<LayerNorm>("LayerNorm", LayerNormOptions({6})),
+      module<GroupNorm>("GroupNorm", GroupNormOptions(2, 6)),
+      module<InstanceNorm2d>(
+          "InstanceNorm2d",
+          InstanceNorm2dOptions(4).affine(true).track_running_stats(true)),
+      module<BatchNorm1d>("BatchNorm1d", 5),
+      module<BatchNorm2d>("BatchNorm2d", 5),
+      module<BatchNorm3d>("BatchNorm3d", 5),
+      module<Conv1d>("Conv1d", Conv1dOptions(4, 5, 3)),
+      module<Conv2d>("Conv2d", Conv2dOptions(4, 6, 3).groups(2)),
+      module<Conv3d>("Conv3d", Conv3dOptions(2, 3, 2)),
+      module<ConvTranspose1d>(
+          "ConvTranspose1d", ConvTranspose1dOptions(4, 5, 3)),
+      module<ConvTranspose2d>(
+          "ConvTranspose2d", ConvTranspose2dOptions(4, 5, 3)),
+      module<ConvTranspose3d>(
+          "ConvTranspose3d", ConvTranspose3dOptions(2, 3, 2)),
+      module<Embedding>("Embedding", EmbeddingOptions(7, 5).padding_idx(2)),
+      module<EmbeddingBag>("EmbeddingBag", 7, 5),
+      module<LSTM>("LSTM", LSTMOptions(6, 5).num_layers(2).bidirectional(true)),
+      module<LSTM>("ProjectedLSTM", LSTMOptions(6, 5).proj_size(3)),
+      module<GRU>("GRU", 6, 5),
+      module<RNN>("RNN", 6, 5),
+      module<LSTMCell>("LSTMCell", 6, 5),
+      module<GRUCell>("GRUCell", 6, 5),
+      module<RNNCell>("RNNCell", 6, 5),
+      module<MultiheadAttention>(
+          "MultiheadAttention",
+          MultiheadAttentionOptions(8, 2).add_bias_kv(true).kdim(5).vdim(6)),
+      module<TransformerEncoderLayer>("TransformerEncoderLayer", 8, 2),
+      module<TransformerDecoderLayer>("TransformerDecoderLayer", 8, 2),
+      module<Transformer>(
+          "Transformer", TransformerOptions(8, 2, 2, 2).dim_feedforward(9)),
+      module<PReLU>("PReLU", PReLUOptions().num_parameters(5)),
+      module<AdaptiveLogSoftmaxWithLoss>(
+          "AdaptiveLogSoftmaxWithLoss",
+          AdaptiveLogSoftmaxWithLossOptions(8, 20, {5, 10})),
+      module<CrossEntropyLoss>("CrossEntropyLoss"),
+      module<Tables>("Tables"),
+  };
+}
+
+// Rank `rank`'s parts of all parameters and buffers.
+std::map<std::string, at::Tensor>
+parts_of(const MakeModule& make, int64_t rank, int64_t size) {
+  std::shared_ptr<torch::nn::Module> module;
+  {
+    const DeferredInit scope;
+    module = make();
+  }
+  std::map<std::string, at::Tensor> all;
+  for (const auto& items :
+       {module->named_parameters(), module->named_buffers()}) {
+    for (const auto& item : items) {
+      EXPECT_TRUE(is_dtensor(item.value())) << item.key();
+      all[item.key()] = item.value();
+    }
+  }
+  for (const auto& [name, tensor] : all) {
+    set_placements(
+        tensor,
+        fake_line(rank, size),
+        {tensor.dim() > 0 ? Shard(tensor.dim() - 1) : Replicate()});
+  }
+  materialize(*module, 3);
+  for (auto& [name, tensor] : all) {
+    EXPECT_FALSE(is_deferred(tensor)) << name;
+    tensor = local_of(tensor);
+  }
+  return all;
+}
+
+TEST(DeferredInit, EveryModuleOfLibtorchsIsBornTheSameInParts) {
+  for (const auto& [module_name, make] : every_module()) {
+    SCOPED_TRACE(module_name);
+    const auto whole = parts_of(make, 0, 1);
+    const auto first = parts_of(make, 0, 2);
+    const auto second = parts_of(make, 1, 2);
+    for (const auto& [name, expected] : whole) {
+      const auto actual = expected.dim() == 0
+                              ? first.at(name)
+                              : at::cat({first.at(name), second.at(name)}, -1);
+      EXPECT_TRUE(at::equal(actual, expected)) << name;
+      EXPECT_FALSE(
+          expected.is_floating_point() && expected.isnan().any().item<bool>())
+          << name;
+    }
+  }
+}
+
+TEST(DeferredInit, BuffersHaveTheValuesThatTheyHaveOutsideTheScope) {
+  const auto parts = parts_of([] { return Tables().ptr(); }, 0, 1);
+  for (const auto& item : Tables()->named_buffers()) {
+    EXPECT_TRUE(at::equal(parts.at(item.key()), item.value())) << item.key();
+  }
+}
+
 // ---- what cannot be done before materialize ---------------------------------
 
 TEST(DeferredInit, UseBeforeMaterializeIsAnErrorThatNamesTheTensor) {

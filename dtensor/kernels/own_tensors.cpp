@@ -1,0 +1,129 @@
+// More ops in which libtorch makes plain tensors of its own: see selecting.cpp.
+
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include "dtensor/autograd.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/kernels/kernels.h"
+#include "dtensor/kernels/region.h"
+
+namespace weft::dtensor::kernels {
+namespace {
+
+// Ops that are seldom large, on whole tensors.
+void run_whole(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  RegionDims dims;
+  dims.arguments.assign(op.schema().arguments().size(), RegionDims::kWhole);
+  dims.returns.assign(op.schema().returns().size(), RegionDims::kWhole);
+  run_region(op, *stack, dims, op.schema().name());
+}
+
+at::Tensor placed_number(const at::Tensor& self, double number) {
+  return place(
+      at::scalar_tensor(
+          number, at::TensorOptions(self.device()).dtype(self.scalar_type())),
+      common_spec({&self}));
+}
+
+at::Tensor quantile(
+    const at::Tensor& self,
+    double q,
+    std::optional<int64_t> dim,
+    bool keepdim,
+    std::string_view interpolation) {
+  return at::quantile(
+      self, placed_number(self, q), dim, keepdim, interpolation);
+}
+
+at::Tensor nanquantile(
+    const at::Tensor& self,
+    double q,
+    std::optional<int64_t> dim,
+    bool keepdim,
+    std::string_view interpolation) {
+  return at::nanquantile(
+      self, placed_number(self, q), dim, keepdim, interpolation);
+}
+
+// One grid a sample: [N, H, W, 2] or [N, D, H, W, 3].
+at::Tensor affine_grid_generator(
+    const at::Tensor& theta,
+    c10::SymIntArrayRef size,
+    bool align_corners) {
+  const char* name = "affine_grid_generator";
+  const auto common = common_spec({&theta});
+  const auto t = place(theta, common);
+  Placements placements;
+  for (const auto& placement : spec_of(t).placements()) {
+    placements.push_back(placement.is_shard(0) ? placement : Replicate());
+  }
+  auto spec = common.with(placements);
+  if (has_empty_part(spec, t.sizes())) {
+    placements.assign(placements.size(), Replicate());
+    spec = common.with(placements);
+  }
+  const auto local = enter_local(t, spec, placements, name);
+  const auto whole = C10_AS_INTARRAYREF_SLOW(size);
+  auto part = whole.vec();
+  part.at(0) = local.size(0);
+  std::vector<int64_t> sizes{whole[0]};
+  sizes.insert(sizes.end(), whole.begin() + 2, whole.end());
+  sizes.push_back(static_cast<int64_t>(whole.size()) - 2);
+  return leave_local(
+      at::affine_grid_generator(local, part, align_corners),
+      spec,
+      sizes,
+      row_major_strides(sizes),
+      name);
+}
+
+// The gradient of index_put_ puts zeros of libtorch's own making. Above
+// autograd only.
+at::Tensor index_put(
+    c10::DispatchKeySet keys,
+    const at::Tensor& self,
+    const c10::List<std::optional<at::Tensor>>& indices,
+    const at::Tensor& values,
+    bool accumulate) {
+  const auto others = keys.remove(c10::DispatchKey::AutogradPrivateUse3)
+                          .add(c10::DispatchKey::AutogradOther)
+                          .add(c10::DispatchKey::PrivateUse3);
+  const bool own = is_dtensor(self) && !is_dtensor(values) &&
+                   values.dim() != 0 && !values.requires_grad() &&
+                   !values.any().item<bool>();
+  return at::_ops::index_put::redispatch(
+      others, self, indices, own ? values.new_zeros({}) : values, accumulate);
+}
+
+} // namespace
+
+std::set<std::string> register_own_tensors(
+    torch::Library& above,
+    torch::Library& below) {
+  std::set<std::string> names;
+  const auto add = [&](const char* name, auto function) {
+    above.impl(name, function);
+    below.impl(name, function);
+    names.insert(std::string("aten::") + name);
+  };
+  add("quantile.scalar", TORCH_FN(quantile));
+  add("nanquantile.scalar", TORCH_FN(nanquantile));
+  add("affine_grid_generator", TORCH_FN(affine_grid_generator));
+  above.impl("index_put", TORCH_FN(index_put));
+  for (const char* name :
+       {"combinations", "ctc_loss.IntList", "ctc_loss.Tensor"}) {
+    for (auto* library : {&above, &below}) {
+      library->impl(
+          name, torch::CppFunction::makeFromBoxedFunction<&run_whole>());
+    }
+    names.insert(std::string("aten::") + name);
+  }
+  return names;
+}
+
+} // namespace weft::dtensor::kernels
