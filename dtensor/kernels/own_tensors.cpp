@@ -23,31 +23,14 @@ void run_whole(
   run_region(op, *stack, dims, op.schema().name());
 }
 
-at::Tensor placed_number(const at::Tensor& self, double number) {
-  return place(
-      at::scalar_tensor(
-          number, at::TensorOptions(self.device()).dtype(self.scalar_type())),
-      common_spec({&self}));
-}
-
-at::Tensor quantile(
-    const at::Tensor& self,
-    double q,
-    std::optional<int64_t> dim,
-    bool keepdim,
-    std::string_view interpolation) {
-  return at::quantile(
-      self, placed_number(self, q), dim, keepdim, interpolation);
-}
-
-at::Tensor nanquantile(
-    const at::Tensor& self,
-    double q,
-    std::optional<int64_t> dim,
-    bool keepdim,
-    std::string_view interpolation) {
-  return at::nanquantile(
-      self, placed_number(self, q), dim, keepdim, interpolation);
+// Its gradient is a function that no dispatcher sees.
+void matrix_exp(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  const bool batched = stack->back().toTensor().dim() > 2;
+  const int64_t batch = batched ? 0 : RegionDims::kWhole;
+  run_region(op, *stack, {{batch}, {batch}}, op.schema().name());
 }
 
 // One grid a sample: [N, H, W, 2] or [N, D, H, W, 3].
@@ -107,21 +90,25 @@ std::set<std::string> register_own_tensors(
     torch::Library& below) {
   std::set<std::string> names;
   const auto add = [&](const char* name, auto function) {
-    above.impl(name, function);
-    below.impl(name, function);
+    above.impl(name, function());
+    below.impl(name, function());
     names.insert(std::string("aten::") + name);
   };
-  add("quantile.scalar", TORCH_FN(quantile));
-  add("nanquantile.scalar", TORCH_FN(nanquantile));
-  add("affine_grid_generator", TORCH_FN(affine_grid_generator));
   above.impl("index_put", TORCH_FN(index_put));
+  add("affine_grid_generator",
+      [] { return torch::CppFunction(TORCH_FN(affine_grid_generator)); });
+  add("linalg_matrix_exp",
+      [] { return torch::CppFunction::makeFromBoxedFunction<&matrix_exp>(); });
   for (const char* name :
-       {"combinations", "ctc_loss.IntList", "ctc_loss.Tensor"}) {
-    for (auto* library : {&above, &below}) {
-      library->impl(
-          name, torch::CppFunction::makeFromBoxedFunction<&run_whole>());
-    }
-    names.insert(std::string("aten::") + name);
+       {"combinations",
+        "ctc_loss.IntList",
+        "ctc_loss.Tensor",
+        "nanquantile",
+        "nanquantile.scalar",
+        "quantile",
+        "quantile.scalar"}) {
+    add(name,
+        [] { return torch::CppFunction::makeFromBoxedFunction<&run_whole>(); });
   }
   return names;
 }

@@ -306,7 +306,7 @@ TEST(CrossEntropy, EqualsOneRankInAllForms) {
           {{kR, kR}, {Shard(0), Shard(0)}, {Shard(1), Shard(1)}}},
          {"one row",
           cross_entropy(with(torch::kMean)),
-          {random({5}, 1), at::tensor(3, at::kLong)},
+          {random({5}, 1), at::full({}, 3, at::kLong)},
           {{kR, kR}, {Shard(0), kR}}}});
   }
 }
