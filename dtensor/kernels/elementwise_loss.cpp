@@ -4,12 +4,28 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include "dtensor/autograd.h"
+#include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
 
 namespace weft::dtensor::kernels {
 namespace {
 
 using Stack = torch::jit::Stack;
+
+// No loss may wait for its inputs' reductions, and autograd's formulas write to
+// tensors made of them.
+void reduce_pending(Stack& stack, size_t first, std::string_view op) {
+  for (size_t i = first; i < stack.size(); ++i) {
+    auto& argument = stack[i];
+    const auto* impl =
+        argument.isTensor() ? dtensor_impl(argument.toTensor()) : nullptr;
+    if (impl && impl->spec().has_partial()) {
+      argument = redistribute_to(
+          argument.toTensor(), impl->spec().without_partial(), op);
+    }
+  }
+}
 
 // See Note [Losses that are means]: the loss of every element, whose sum may
 // wait. Half precision would overflow on a sum, so that is taken in float.
@@ -21,6 +37,7 @@ void mean_of_elements(
   const auto index = schema.argumentIndexWithName("reduction");
   TORCH_INTERNAL_ASSERT(index, schema.name(), " has no reduction");
   const size_t first = stack->size() - schema.arguments().size();
+  reduce_pending(*stack, first, schema.name());
   auto& reduction = (*stack)[first + static_cast<size_t>(*index)];
   if (reduction.toInt() != at::Reduction::Mean) {
     // Libtorch's own kernel, which this one stands before.

@@ -188,8 +188,7 @@ Carries clamp_carries(const OpCall&) {
          selects({0, 1}, ReduceOp::kMax) + selects({0, 2}, ReduceOp::kMin);
 }
 
-// A value in place of all others: the same on every rank, or a pending
-// reduction of its own.
+// A value in place of all others: the same on every rank.
 Carries fill_carries(const OpCall& call) {
   const auto value = real_number(call.arguments[1]);
   return mixes({0}) + (value && *value == 0 ? linear({0}) : Carries());

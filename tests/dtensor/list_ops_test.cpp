@@ -450,7 +450,7 @@ TEST(ListOps, FoundInfMayBeADTensor) {
     EXPECT_EQ(dtensor_impl(found)->local().item<float>(), 1.0F);
     auto scale = distributed(at::full({}, 8.0F), line, {kR});
     auto tracker = distributed(at::zeros({}, at::kInt), line, {kR});
-    at::_amp_update_scale_(scale, tracker, found.view({}), 2.0, 0.5, 100);
+    at::_amp_update_scale_(scale, tracker, found.squeeze(0), 2.0, 0.5, 100);
     EXPECT_EQ(full_tensor(scale).item<float>(), 4.0F);
   });
 }
