@@ -109,13 +109,12 @@ std::vector<Strategy> masked_softmax(
 
 void add_along_dim_rules(RuleTable& table) {
   table.add(
-      "_softmax _log_softmax _safe_softmax cumprod sort topk",
-      {.strategies = along_dim});
+      "_softmax _log_softmax cumprod sort topk", {.strategies = along_dim});
   table.add(
       "_softmax_backward_data _log_softmax_backward_data cumsum",
       {.strategies = linear_along_dim});
   table.add(
-      "cummax cummin logcumsumexp _logcumsumexp",
+      "_safe_softmax cummax cummin logcumsumexp _logcumsumexp",
       {.strategies = along_dim, .infer = contiguous_as_first});
   table.add(
       "_masked_softmax",

@@ -335,8 +335,13 @@ std::vector<Strategy> cdist_backward(
   return strategies;
 }
 
+// Of x1 as it is broadcast; autograd adds up what stands for one number.
 std::vector<OutputMeta> cdist_backward_sizes(const OpCall& call) {
-  return {rules::contiguous(rules::tensor_argument(call, "x1")->sizes().vec())};
+  const Matrices matrices{{{"x1", 2}, {"x2", 2}}, {2}};
+  return {rules::contiguous(with_batch(
+      batch_of(call, matrices),
+      rules::tensor_argument(call, "x1")->sizes(),
+      2))};
 }
 
 } // namespace

@@ -14,6 +14,19 @@ OutputMeta contiguous_like(const TensorArgument* tensor) {
   return tensor ? rules::contiguous(tensor->sizes().vec()) : OutputMeta{};
 }
 
+// Outputs that were not asked for are of no dims.
+std::vector<std::string> asked_for(
+    const OpCall& call,
+    std::vector<std::string> outputs) {
+  if (const auto mask = rules::argument(call, "output_mask");
+      mask.isBoolList()) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      outputs[i] = mask.toBoolList().get(i) ? outputs[i] : "";
+    }
+  }
+  return outputs;
+}
+
 // --- layer and RMS norm -----------------------------------------------------
 
 // Names of the input's dims, the normalised ones whole.
@@ -43,7 +56,7 @@ std::vector<Strategy> layer_norm_backward(
   auto strategies = rules::cut_named_dims(
       call,
       {{"grad_out", names}, {"input", names}, {"mean", names}, {"rstd", names}},
-      outputs);
+      asked_for(call, outputs));
   rules::add_linear(strategies, call, {"grad_out"});
   return strategies;
 }
@@ -108,7 +121,7 @@ std::vector<Strategy> group_norm_backward(
   auto strategies = rules::cut_named_dims(
       call,
       {{"grad_out", names}, {"input", names}, {"mean", "n."}, {"rstd", "n."}},
-      {names, "+", "+"});
+      asked_for(call, {names, "+", "+"}));
   const int64_t groups = rules::argument(call, "group").toInt();
   if (groups % context.all_shards == 0) {
     const auto channels = ".c" + std::string(ndim - 2, '.');
@@ -119,7 +132,7 @@ std::vector<Strategy> group_norm_backward(
          {"mean", ".c"},
          {"rstd", ".c"},
          {"weight", "c"}},
-        {channels, "c", "c"});
+        asked_for(call, {channels, "c", "c"}));
     cut.at(0).chunked_only = true;
     strategies.push_back(std::move(cut[0]));
   }
@@ -298,11 +311,15 @@ std::vector<Strategy> batch_norm_backward(
   const auto rest = rules::all_dims(ndim - 2);
   const auto channels = ".C" + std::string(rest.size(), '.');
   auto strategies = rules::cut_named_dims(
-      call, channel_names(call, channels), {channels, "C", "C"});
+      call,
+      channel_names(call, channels),
+      asked_for(call, {channels, "C", "C"}));
   if (!takes_statistics(call)) {
     const auto samples = "N." + rest;
     auto more = rules::cut_named_dims(
-        call, channel_names(call, samples), {samples, "+", "+"});
+        call,
+        channel_names(call, samples),
+        asked_for(call, {samples, "+", "+"}));
     strategies.insert(strategies.end(), more.begin(), more.end());
   }
   rules::keep_filled_cuts(strategies, call, context);

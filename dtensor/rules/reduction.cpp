@@ -269,8 +269,10 @@ void add_reduction_rules(RuleTable& table) {
   table.add("dist", {.strategies = dist, .infer = one_number});
   table.add(
       "max.dim min.dim argmax argmin var std var_mean std_mean logsumexp "
-      "median nanmedian mode kthvalue hash_tensor",
+      "median nanmedian mode kthvalue",
       {.strategies = keep_others, .infer = reduced_sizes});
+  // Unsigned 64-bit numbers cannot be brought together again.
+  table.add("hash_tensor", {});
 }
 
 } // namespace weft::dtensor

@@ -114,6 +114,14 @@ bool has_values(const c10::OperatorHandle& op) {
          op.schema().name().find("empty") == std::string::npos;
 }
 
+void ignore_warnings() {
+  struct Ignore : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  };
+  static Ignore ignore;
+  c10::WarningUtils::set_warning_handler(&ignore);
+}
+
 std::vector<at::Tensor> call(const c10::OperatorHandle& op, Stack arguments) {
   const auto& schema = op.schema();
   std::vector<at::Tensor> results;

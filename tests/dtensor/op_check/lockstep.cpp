@@ -8,6 +8,8 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "tests/dtensor/op_check/arguments.h"
+
 namespace weft::dtensor::check {
 namespace {
 
@@ -45,6 +47,7 @@ struct LockstepRanks::State {
   // One rank's thread.
   void serve(size_t rank) {
     at::set_num_threads(1);
+    ignore_warnings();
     std::optional<mesh::DeviceMesh> mesh;
     c10::intrusive_ptr<c10d::Store> used;
     for (uint64_t seen = 0;; ++seen) {

@@ -182,6 +182,7 @@ class Loader {
   // broadcast, or of another dtype.
   void add_forms(const Sample& sample) {
     Sample written = sample;
+    written.is_form = true;
     if (const auto form = inplace_form(sample.op)) {
       written.op = *form;
       if (try_run(written).empty()) {

@@ -27,6 +27,8 @@ struct Sample {
   c10::OperatorHandle bound_to;
   /// The last arguments are written to only.
   bool is_out = false;
+  /// In place or out=, made of a sample of the op that returns a new tensor.
+  bool is_form = false;
 
   std::string name() const { return short_name(op); }
 };

@@ -1,7 +1,13 @@
 #include "tests/dtensor/op_check/placement_search.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <random>
+#include <sstream>
 
 #include <torch/torch.h>
 
@@ -17,8 +23,10 @@ constexpr size_t kLackingPerOp = 12;
 
 class Search {
  public:
-  Search(const Sample& sample, const Grid& grid, Report& report)
-      : sample_(sample), report_(report) {
+  using Found = std::function<void(const std::string&)>;
+
+  Search(const Sample& sample, const Grid& grid, Found found)
+      : sample_(sample), found_(std::move(found)) {
     variants_.emplace_back(sample, sample.arguments, grid);
     variants_.emplace_back(sample, other_arguments(sample), grid);
     metas_ = variants_[0].infer(Replicate());
@@ -93,19 +101,15 @@ class Search {
   void try_inputs(const Placements& inputs) {
     const bool cuts = std::ranges::any_of(
         inputs, [](const auto& placement) { return placement.is_shard(); });
-    auto& lacking = report_.ops[sample_.name()].lacking;
-    if (!cuts || lacking.size() >= kLackingPerOp ||
-        std::ranges::find(known_, inputs) != known_.end()) {
+    if (!cuts || std::ranges::find(known_, inputs) != known_.end()) {
       return;
     }
-    ++report_.cases["search"];
     const auto outputs = variants_[0].rule().localize ? guess_outputs(inputs)
                                                       : find_outputs(inputs);
-    if (!outputs.empty()) {
-      lacking.insert(
-          describe(inputs, outputs) + "  for " + sample_.text + " (" +
-          sample_.where + ")");
-    }
+    found_(
+        outputs.empty() ? ""
+                        : describe(inputs, outputs) + "  for " + sample_.text +
+                              " (" + sample_.where + ")");
   }
 
   static std::vector<Placements> on_line(const Placements& placements) {
@@ -193,11 +197,51 @@ class Search {
   }
 
   const Sample& sample_;
-  Report& report_;
+  Found found_;
   std::vector<ByHand> variants_;
   std::vector<OutputMeta> metas_;
   std::vector<Placements> known_;
 };
+
+// A line a case: empty, or placements that the rule lacks. Written at once, in
+// case the next one is the process's end.
+void write_line(int end, const std::string& line) {
+  const auto text = line + "\n";
+  if (::write(end, text.data(), text.size()) < 0) {
+    ::_exit(1);
+  }
+}
+
+void search_in_child(
+    const Sample& sample,
+    const Grid& grid,
+    uint64_t seed,
+    int end) {
+  try {
+    Search(sample, grid, [&](const std::string& line) {
+      write_line(end, line);
+    }).search(seed);
+  } catch (const std::exception&) {
+    // Values that the op does not take, or a rule that the strategy check
+    // reports.
+  }
+}
+
+void read_findings(int end, const Sample& sample, Report& report) {
+  std::string text;
+  std::array<char, 4096> buffer{};
+  for (ssize_t n = 0; (n = ::read(end, buffer.data(), buffer.size())) > 0;) {
+    text.append(buffer.data(), static_cast<size_t>(n));
+  }
+  std::istringstream lines(text);
+  auto& lacking = report.ops[sample.name()].lacking;
+  for (std::string line; std::getline(lines, line);) {
+    ++report.cases["search"];
+    if (!line.empty() && lacking.size() < kLackingPerOp) {
+      lacking.insert(line);
+    }
+  }
+}
 
 } // namespace
 
@@ -211,12 +255,22 @@ void search_placements(
       is_inplace(sample.op.schema()) || !has_values(sample.op)) {
     return;
   }
-  try {
-    Search(sample, grid, report).search(seed);
-  } catch (const std::exception&) {
-    // Values that the op does not take, or a rule that the strategy check
-    // reports.
+  std::array<int, 2> ends{};
+  TORCH_CHECK(::pipe(ends.data()) == 0, "no pipe");
+  const pid_t child = ::fork();
+  TORCH_CHECK(child >= 0, "no child process");
+  if (child == 0) {
+    ::close(ends[0]);
+    // What a corrupted heap says, and the time that it may loop.
+    ::close(STDERR_FILENO);
+    ::alarm(60);
+    search_in_child(sample, grid, seed, ends[1]);
+    ::_exit(0);
   }
+  ::close(ends[1]);
+  read_findings(ends[0], sample, report);
+  ::close(ends[0]);
+  ::waitpid(child, nullptr, 0);
 }
 
 } // namespace weft::dtensor::check

@@ -15,8 +15,13 @@ constexpr int64_t kFailuresPerOp = 3;
 
 class StrategyCheck {
  public:
-  StrategyCheck(const Sample& sample, const Grid& grid, Report& report)
+  StrategyCheck(
+      const Sample& sample,
+      const Grid& grid,
+      const StrategyOptions& options,
+      Report& report)
       : sample_(sample),
+        options_(options),
         report_(report),
         hand_(sample, sample.arguments, grid),
         written_(written_tensors(sample.op, sample.arguments)) {}
@@ -30,7 +35,7 @@ class StrategyCheck {
           options.push_back(
               hand_.strategies(static_cast<int64_t>(d), where, metas_));
         }
-        if (options.size() == 1) {
+        if (options.size() == 1 && options_.other_cuts) {
           add_other_cuts(options[0]);
         }
         std::vector<Strategy> chosen(options.size());
@@ -130,7 +135,9 @@ class StrategyCheck {
       return;
     }
     if (mesh_dim == options.size()) {
-      check_strategy(chosen);
+      if (options_.seed++ % options_.stride == 0) {
+        check_strategy(chosen);
+      }
       return;
     }
     for (const auto& option : options[mesh_dim]) {
@@ -214,6 +221,7 @@ class StrategyCheck {
   }
 
   const Sample& sample_;
+  StrategyOptions options_;
   Report& report_;
   ByHand hand_;
   std::vector<bool> written_;
@@ -222,11 +230,15 @@ class StrategyCheck {
 
 } // namespace
 
-void check_strategies(const Sample& sample, const Grid& grid, Report& report) {
+void check_strategies(
+    const Sample& sample,
+    const Grid& grid,
+    const StrategyOptions& options,
+    Report& report) {
   const Rule* rule = find_rule(sample.op);
   const bool resized = rule && rule->view && is_inplace(sample.op.schema());
   if (rule && rule->strategies && !resized && !sample.is_out) {
-    StrategyCheck(sample, grid, report).check();
+    StrategyCheck(sample, grid, options, report).check();
   }
 }
 
