@@ -32,7 +32,7 @@ at::Tensor trace_backward(
 
 // The upper right block of exp([[A^H, G], [0, A^H]]).
 // Source: N. Higham, Functions of Matrices, 2008, theorem 3.6.
-at::Tensor matrix_exp_backward(const at::Tensor& self, const at::Tensor& grad) {
+at::Tensor exp_gradient(const at::Tensor& self, const at::Tensor& grad) {
   const auto adjoint = self.mH();
   const int64_t n = self.size(-1);
   const auto above = at::cat({adjoint, grad}, -1);
@@ -40,6 +40,27 @@ at::Tensor matrix_exp_backward(const at::Tensor& self, const at::Tensor& grad) {
   return at::linalg_matrix_exp(at::cat({above, below}, -2))
       .narrow(-2, 0, n)
       .narrow(-1, n, n);
+}
+
+// exp() with a gradient that mixes with no plain tensor.
+struct MatrixExp : torch::autograd::Function<MatrixExp> {
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* context,
+      const at::Tensor& self) {
+    context->save_for_backward({self});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return at::linalg_matrix_exp(self);
+  }
+
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::variable_list& grads) {
+    return {exp_gradient(context->get_saved_variables().at(0), grads[0])};
+  }
+};
+
+at::Tensor linalg_matrix_exp(const at::Tensor& self) {
+  return MatrixExp::apply(self);
 }
 
 } // namespace
@@ -55,7 +76,8 @@ std::set<std::string> register_gradients(
   };
   add("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
   add("trace_backward", TORCH_FN(trace_backward));
-  add("matrix_exp_backward", TORCH_FN(matrix_exp_backward));
+  add("matrix_exp_backward", TORCH_FN(exp_gradient));
+  above.impl("linalg_matrix_exp", TORCH_FN(linalg_matrix_exp));
   return names;
 }
 

@@ -183,16 +183,13 @@ std::vector<Strategy> extrema(
   return strategies;
 }
 
-// any is the max of bools, all their min; of other numbers they are not.
+// any is the max of bools, all their min.
 template <ReduceOp op>
 std::vector<Strategy> of_bools(
     const OpCall& call,
     const StrategyContext& context) {
   auto strategies = keep_others(call, context);
   finish_later(strategies, call, {Partial(op)});
-  if (call.tensors[0].tensor.scalar_type() == at::kBool) {
-    strategies.push_back({{Partial(op)}, {Partial(op)}});
-  }
   return strategies;
 }
 
