@@ -23,16 +23,6 @@ void run_whole(
   run_region(op, *stack, dims, op.schema().name());
 }
 
-// Its gradient is a function that no dispatcher sees.
-void matrix_exp(
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet,
-    torch::jit::Stack* stack) {
-  const bool batched = stack->back().toTensor().dim() > 2;
-  const int64_t batch = batched ? 0 : RegionDims::kWhole;
-  run_region(op, *stack, {{batch}, {batch}}, op.schema().name());
-}
-
 // One grid a sample: [N, H, W, 2] or [N, D, H, W, 3].
 at::Tensor affine_grid_generator(
     const at::Tensor& theta,
@@ -89,16 +79,11 @@ std::set<std::string> register_own_tensors(
     torch::Library& above,
     torch::Library& below) {
   std::set<std::string> names;
-  const auto add = [&](const char* name, auto function) {
-    above.impl(name, function());
-    below.impl(name, function());
-    names.insert(std::string("aten::") + name);
-  };
   above.impl("index_put", TORCH_FN(index_put));
-  add("affine_grid_generator",
-      [] { return torch::CppFunction(TORCH_FN(affine_grid_generator)); });
-  add("linalg_matrix_exp",
-      [] { return torch::CppFunction::makeFromBoxedFunction<&matrix_exp>(); });
+  for (auto* library : {&above, &below}) {
+    library->impl("affine_grid_generator", TORCH_FN(affine_grid_generator));
+  }
+  names.insert("aten::affine_grid_generator");
   for (const char* name :
        {"combinations",
         "ctc_loss.IntList",
@@ -107,8 +92,11 @@ std::set<std::string> register_own_tensors(
         "nanquantile.scalar",
         "quantile",
         "quantile.scalar"}) {
-    add(name,
-        [] { return torch::CppFunction::makeFromBoxedFunction<&run_whole>(); });
+    for (auto* library : {&above, &below}) {
+      library->impl(
+          name, torch::CppFunction::makeFromBoxedFunction<&run_whole>());
+    }
+    names.insert(std::string("aten::") + name);
   }
   return names;
 }
