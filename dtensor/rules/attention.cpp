@@ -44,10 +44,14 @@ std::string cuttable(
     const Attention& attention) {
   const bool cpu = call.name().find("for_cpu") != std::string_view::npos;
   const int64_t batch = attention.query.sizes()[0];
-  const bool heads = rules::divides(attention.query.sizes()[1], context) &&
-                     rules::divides(attention.key.sizes()[1], context);
-  return std::string(cpu || rules::divides(batch, context) ? "b" : ".") +
-         (heads ? "h" : ".");
+  const int64_t of_queries = attention.query.sizes()[1];
+  const int64_t of_keys = attention.key.sizes()[1];
+  const bool heads = of_queries == of_keys
+                         ? rules::never_empty(of_queries, call, context)
+                         : rules::divides(of_queries, context) &&
+                               rules::divides(of_keys, context);
+  const bool samples = cpu || rules::never_empty(batch, call, context);
+  return std::string(samples ? "b" : ".") + (heads ? "h" : ".");
 }
 
 bool draws(const OpCall& call) {

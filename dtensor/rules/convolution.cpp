@@ -33,9 +33,13 @@ Names channel_names(const OpCall& call, const StrategyContext& context) {
   }
   const bool transposed = is_transposed(call);
   const std::string in(
-      1, rules::divides(weight[transposed ? 0 : 1], context) ? 'i' : '.');
+      1,
+      rules::never_empty(weight[transposed ? 0 : 1], call, context) ? 'i'
+                                                                    : '.');
   const std::string out(
-      1, rules::divides(weight[transposed ? 1 : 0], context) ? 'o' : '.');
+      1,
+      rules::never_empty(weight[transposed ? 1 : 0], call, context) ? 'o'
+                                                                    : '.');
   return {"n" + in, transposed ? in + out : out + in, "n" + out, out};
 }
 
@@ -190,7 +194,8 @@ std::vector<Strategy> time_convolution(
     const OpCall& call,
     const StrategyContext& context) {
   const auto weight = call.tensors[1].sizes();
-  const std::string in(1, rules::divides(weight[1], context) ? 'i' : '.');
+  const std::string in(
+      1, rules::never_empty(weight[1], call, context) ? 'i' : '.');
   auto strategies = rules::cut_named_dims(
       call,
       {{"self", ".b" + in}, {"weight", "." + in + "o"}, {"bias", "o"}},
@@ -198,6 +203,7 @@ std::vector<Strategy> time_convolution(
   for (auto& strategy : strategies) {
     if (strategy.outputs[0].is_partial()) {
       strategy.inputs[2] = strategy.outputs[0];
+      strategy.chunked_only = true;
     }
   }
   const auto linear = rules::linear_reductions(call);

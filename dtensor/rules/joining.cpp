@@ -64,7 +64,7 @@ std::vector<Strategy> chunk_cat(
   const int64_t dim = call.dim_argument(1, call.tensors.at(0).dim());
   auto names = rules::all_dims(dim);
   for (int64_t d = 0; d < dim; ++d) {
-    if (!rules::divides(call.tensors[0].sizes()[d], context)) {
+    if (!rules::never_empty(call.tensors[0].sizes()[d], call, context)) {
       names[d] = '.';
     }
   }

@@ -99,8 +99,8 @@ std::vector<Strategy> add_product(
   if (!takes_empty_parts(call, context)) {
     std::erase_if(strategies, [&](const Strategy& strategy) {
       const auto& cut = strategy.inputs[1];
-      return !rules::divides(
-          call.tensors[1].sizes()[cut.tensor_dim()], context);
+      return !rules::never_empty(
+          call.tensors[1].sizes()[cut.tensor_dim()], call, context);
     });
     for (auto& strategy : strategies) {
       strategy.chunked_only = true;

@@ -1,6 +1,7 @@
 #include "dtensor/rules/pending.h"
 
 #include <algorithm>
+#include <set>
 
 namespace weft::dtensor::rules {
 
@@ -72,6 +73,35 @@ Strategy cut_strategy(
 
 bool divides(int64_t size, const StrategyContext& context) {
   return size > 0 && size % context.all_shards == 0;
+}
+
+bool never_empty(
+    int64_t size,
+    const OpCall& call,
+    const StrategyContext& context) {
+  if (divides(size, context)) {
+    return true;
+  }
+  const int64_t ndim = call.mesh().ndim();
+  for (uint64_t cut = 0; cut < (uint64_t{1} << ndim); ++cut) {
+    std::set<int64_t> parts{size};
+    for (int64_t d = 0; d < ndim; ++d) {
+      if (!(cut >> d & 1U) && d != context.mesh_dim) {
+        continue;
+      }
+      std::set<int64_t> smaller;
+      for (const int64_t part : parts) {
+        for (int64_t i = 0; i < call.mesh().size(d); ++i) {
+          smaller.insert(shard_range(part, call.mesh().size(d), i).length);
+        }
+      }
+      parts = std::move(smaller);
+    }
+    if (parts.contains(0)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 } // namespace weft::dtensor::rules

@@ -40,8 +40,15 @@ Strategy cut_strategy(
     Placement output,
     std::initializer_list<std::pair<std::string_view, Placement>> inputs);
 
-/// Whether parts of `size` rows are never empty and lie alike for all tensors
-/// whose dim is a multiple of it: what strategies with `chunked_only` need.
+/// Whether a dim of `size` rows is cut in equal parts, however the mesh's dims
+/// nest: what strategies with `chunked_only` need where dims of several sizes
+/// are cut in proportion.
 bool divides(int64_t size, const StrategyContext& context);
+/// Whether no rank is left without rows by the chunk rule, whichever of the
+/// mesh's other dims cut the same dim.
+bool never_empty(
+    int64_t size,
+    const OpCall& call,
+    const StrategyContext& context);
 
 } // namespace weft::dtensor::rules

@@ -26,7 +26,7 @@ std::vector<Strategy> cut_planes(
     return {};
   }
   std::string names = channel == 1 ? "n" : "";
-  names += divides(first.sizes()[channel], context) ? 'c' : '.';
+  names += never_empty(first.sizes()[channel], call, context) ? 'c' : '.';
   NamedDims named;
   for (const auto& input : inputs) {
     named.emplace_back(input, names);
