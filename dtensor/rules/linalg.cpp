@@ -294,16 +294,20 @@ std::vector<Strategy> cross(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-// Distances of the rows of x1 to those of x2.
+// Distances of the rows of x1 to those of x2; of order 1, the sums of those of
+// their parts.
 std::vector<Strategy> cdist(const OpCall& call, const StrategyContext&) {
   const Matrices matrices{{{"x1", 2}, {"x2", 2}}, {2}};
   const auto batch = batch_of(call, matrices);
   const auto names = rules::all_dims(static_cast<int64_t>(batch.size()));
+  const auto order = rules::argument(call, "p");
+  const bool adds = order.isDouble() && order.toDouble() == 1;
+  const std::string column = adds ? "M" : ".";
   return rules::cut_named_dims(
       call,
-      {{"x1", matrix_names(call.tensors[0].sizes(), batch, "P.")},
-       {"x2", matrix_names(call.tensors[1].sizes(), batch, "R.")}},
-      {names + "PR"});
+      {{"x1", matrix_names(call.tensors[0].sizes(), batch, "P" + column)},
+       {"x2", matrix_names(call.tensors[1].sizes(), batch, "R" + column)}},
+      {"+" + names + "PR"});
 }
 
 std::vector<OutputMeta> cdist_sizes(const OpCall& call) {

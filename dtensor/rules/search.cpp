@@ -15,11 +15,8 @@ std::vector<Strategy> look_up(const OpCall& call, const StrategyContext&) {
   const auto* self = tensor_argument(call, "self");
   const auto* sequence = tensor_argument(call, "sorted_sequence");
   sequence = sequence ? sequence : tensor_argument(call, "boundaries");
-  auto names = rules::all_dims(self ? self->dim() : 0);
-  auto rows = rules::all_dims(sequence->dim() - 1);
-  if (!rows.empty()) {
-    names = rules::with_whole_tail(names, 1);
-  }
+  const auto names = rules::all_dims(self ? self->dim() : 0);
+  const auto rows = rules::all_dims(sequence->dim() - 1);
   const bool sorted = tensor_argument(call, "sorter") == nullptr;
   return rules::cut_named_dims(
       call,
