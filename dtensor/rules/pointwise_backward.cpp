@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "dtensor/op_plan.h"
 #include "dtensor/rules/pointwise.h"
 
 namespace weft::dtensor {
@@ -143,6 +144,23 @@ std::vector<Strategy> is_in(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
+// The out= form; others have a kernel, which draws the same slopes on every
+// mesh.
+std::vector<Strategy> leaky_with_noise(
+    const OpCall& call,
+    const StrategyContext& context) {
+  TORCH_CHECK_VALUE(
+      !call.arguments[argument_position(call, "training")].toBool(),
+      "[",
+      call.name(),
+      "] draws no random slopes into an out tensor; arguments ",
+      describe_arguments(call),
+      ". Use the form that returns a new tensor. (",
+      call.mesh().describe_rank(),
+      ")");
+  return shard_any_dim(call, context);
+}
+
 // Row-major. The meta kernel is wrong about a number's.
 std::vector<OutputMeta> is_in_sizes(const OpCall& call) {
   if (!call.arguments[0].isTensor()) {
@@ -164,6 +182,8 @@ void add_pointwise_backward_rules(RuleTable& table) {
       "threshold_backward",
       elementwise(linear({0})));
   table.add("_prelu_kernel", elementwise());
+  table.add(
+      "rrelu_with_noise", {.strategies = leaky_with_noise, .infer = broadcast});
   table.add(
       "log_sigmoid_forward",
       {.strategies = log_sigmoid, .infer = log_sigmoid_outputs});
