@@ -10,7 +10,7 @@
 namespace weft::dtensor::check {
 namespace {
 
-enum class State { kMissing, kReplicated, kSharded };
+enum class State { kRefused, kReplicated, kSharded };
 
 const char* to_string(State state) {
   switch (state) {
@@ -19,19 +19,14 @@ const char* to_string(State state) {
     case State::kReplicated:
       return "replicated only";
     default:
-      return "missing";
+      return "refused";
   }
 }
 
 State state_of(const OpResult& op) {
   return !op.cutting.empty() || op.dispatched_cut ? State::kSharded
          : op.samples > 0                         ? State::kReplicated
-                                                  : State::kMissing;
-}
-
-// "add_" of add_.Tensor: what PyTorch counts.
-std::string without_overload(const std::string& name) {
-  return name.substr(0, name.find('.'));
+                                                  : State::kRefused;
 }
 
 std::map<std::string, State> packet_states(const Report& report) {
@@ -45,7 +40,7 @@ std::map<std::string, State> packet_states(const Report& report) {
 
 // One row of the table: add, add_ and add.out together.
 struct Row {
-  State state = State::kMissing;
+  State state = State::kRefused;
   std::set<std::string> forms;
   std::set<std::string> strategies;
   bool by_kernel = false;
@@ -100,12 +95,12 @@ void write_names(std::ostream& out, const std::vector<std::string>& names) {
 }
 
 void write_counts(std::ostream& out, const Coverage& coverage) {
-  out << "| family | PyTorch 2.15 | sharded here | replicated only | missing "
-         "|\n|---|--:|--:|--:|--:|\n";
+  out << "| family | PyTorch 2.15 | sharded here | replicated only | refused | "
+         "unproven |\n|---|--:|--:|--:|--:|--:|\n";
   for (const auto& [family, count] : coverage.families) {
     out << "| " << family << " | " << count.pytorch << " | " << count.sharded
-        << " | " << count.replicated << " | " << count.missing_names.size()
-        << " |\n";
+        << " | " << count.replicated << " | " << count.refused_names.size()
+        << " | " << count.unproven_names.size() << " |\n";
   }
   out << "\nAll packets here, those that PyTorch does not register included: "
       << coverage.sharded << " sharded, " << coverage.replicated
@@ -145,9 +140,9 @@ void write_lists(std::ostream& out, const Coverage& coverage) {
       out << "\nReplicated only, " << family << ":\n\n";
       write_names(out, count.replicated_names);
     }
-    if (!count.missing_names.empty()) {
-      out << "\nMissing, " << family << ":\n\n";
-      write_names(out, count.missing_names);
+    if (!count.refused_names.empty()) {
+      out << "\nRefused, " << family << ":\n\n";
+      write_names(out, count.refused_names);
     }
   }
 }
@@ -165,7 +160,8 @@ stands here was run, not claimed:
   parts. *kernel*: the op has no table of strategies but a kernel of its own or
   is composed of other ops; a cut input was seen to need no gather.
 - *replicated only*: inputs are gathered, every rank computes the whole.
-- *missing*: there is no rule, or nothing that runs on a CPU shows it.
+- *refused*: there is no rule; an error names the op and the way out.
+- *unproven*: there is a rule for a kernel that no CPU has.
 
 ## Beside PyTorch
 
@@ -173,6 +169,12 @@ Packets are names without overload, as PyTorch counts them (`add` and `add_` are
 two); a packet that several of its families register is counted in the first.
 
 )";
+
+void append(
+    std::vector<std::string>& names,
+    const std::vector<std::string>& more) {
+  names.insert(names.end(), more.begin(), more.end());
+}
 
 } // namespace
 
@@ -202,23 +204,24 @@ Coverage count_coverage(const Report& report, const Registry& registry) {
     FamilyCount count;
     for (const auto& packet : registry.packets.at(family)) {
       const auto it = states.find(packet);
-      const auto state = it == states.end() ? State::kMissing : it->second;
+      const auto state = it == states.end() ? State::kRefused : it->second;
       ++count.pytorch;
       count.sharded += state == State::kSharded;
       if (state == State::kReplicated) {
         ++count.replicated;
         count.replicated_names.push_back(packet);
-      } else if (state == State::kMissing) {
-        count.missing_names.push_back(packet);
+      } else if (state == State::kRefused) {
+        auto& names = report.other_devices.contains(packet)
+                          ? count.unproven_names
+                          : count.refused_names;
+        names.push_back(packet);
       }
     }
     total.pytorch += count.pytorch;
     total.sharded += count.sharded;
     total.replicated += count.replicated;
-    total.missing_names.insert(
-        total.missing_names.end(),
-        count.missing_names.begin(),
-        count.missing_names.end());
+    append(total.refused_names, count.refused_names);
+    append(total.unproven_names, count.unproven_names);
     coverage.families.emplace_back(family, std::move(count));
   }
   coverage.families.emplace_back("total", std::move(total));
@@ -236,6 +239,12 @@ std::string coverage_table(const Report& report, const Registry& registry) {
   out << kIntroduction;
   write_counts(out, coverage);
   write_lists(out, coverage);
+  if (!report.other_devices.empty()) {
+    out << "\nRules for kernels of other devices, which nothing here "
+           "shows:\n\n";
+    write_names(
+        out, {report.other_devices.begin(), report.other_devices.end()});
+  }
   out << "\n## Every op\n";
   for (const auto& family : registry.families) {
     write_rows(out, family, rows, registry);

@@ -25,7 +25,9 @@ struct FamilyCount {
   int64_t sharded = 0;
   int64_t replicated = 0;
   std::vector<std::string> replicated_names;
-  std::vector<std::string> missing_names;
+  std::vector<std::string> refused_names;
+  /// With a rule for another device's kernel.
+  std::vector<std::string> unproven_names;
 };
 
 struct Coverage {

@@ -235,6 +235,20 @@ class Loader {
   std::map<std::string, CheckedOp> ops_;
 };
 
+template <class Select>
+std::vector<c10::OperatorHandle> select_ops(const Select& select) {
+  ensure_dispatch_registered();
+  std::vector<c10::OperatorHandle> ops;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (name.name.starts_with("aten::") && op && op->hasSchema() &&
+        find_rule(*op) && !has_out_argument(op->schema()) && select(*op)) {
+      ops.push_back(*op);
+    }
+  }
+  return ops;
+}
+
 } // namespace
 
 std::vector<c10::OperatorHandle> overloads_of(const std::string& name) {
@@ -292,16 +306,11 @@ std::vector<CheckedOp> load_samples(
 }
 
 std::vector<c10::OperatorHandle> ops_with_rules() {
-  ensure_dispatch_registered();
-  std::vector<c10::OperatorHandle> ops;
-  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    const auto op = c10::Dispatcher::singleton().findOp(name);
-    if (name.name.starts_with("aten::") && op && op->hasSchema() &&
-        runs_on_cpu(*op) && find_rule(*op) && !has_out_argument(op->schema())) {
-      ops.push_back(*op);
-    }
-  }
-  return ops;
+  return select_ops(runs_on_cpu);
+}
+
+std::vector<c10::OperatorHandle> ops_of_other_devices() {
+  return select_ops([](const auto& op) { return !can_run(op); });
 }
 
 } // namespace weft::dtensor::check

@@ -52,6 +52,32 @@ flag_terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
   return terms;
 }
 
+// Terms that add up to exactly `whole`, if it has few enough bits: a rounding
+// error would be a wrong answer of floor() or of a view as another dtype.
+std::vector<at::Tensor>
+exact_terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
+  std::vector<at::Tensor> terms;
+  auto rest = op == ReduceOp::kAvg ? whole * n : whole.clone();
+  for (int64_t r = 0; r + 1 < n; ++r) {
+    const auto noise = test::random(whole.sizes(), 1000 + r).mul(64).round();
+    terms.push_back(noise.div(16).to(whole.scalar_type()));
+    rest = rest - terms.back();
+  }
+  terms.push_back(rest);
+  return terms;
+}
+
+std::vector<at::Tensor>
+terms_of(const at::Tensor& whole, const Placement& placement, int64_t n) {
+  const auto op = placement.reduce_op();
+  if (whole.scalar_type() == at::kBool) {
+    return flag_terms(whole, op, n);
+  }
+  const bool adds = op == ReduceOp::kSum || op == ReduceOp::kAvg;
+  return adds && whole.is_floating_point() ? exact_terms(whole, op, n)
+                                           : test::cut(whole, placement, n);
+}
+
 // at::cat and index_copy_ know no unsigned words.
 at::Tensor as_signed(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -150,18 +176,14 @@ std::vector<at::Tensor> cut_parts(
     const at::Tensor& whole,
     const Placements& placements,
     c10::IntArrayRef mesh_shape) {
-  if (whole.scalar_type() != at::kBool) {
-    return test::cut_all(whole, placements, mesh_shape);
-  }
   std::vector<at::Tensor> values{whole};
   Placements cuts = placements;
   for (size_t i = 0; i < mesh_shape.size(); ++i) {
     std::vector<at::Tensor> inner;
     for (const auto& value : values) {
-      const auto terms =
-          placements[i].is_partial()
-              ? flag_terms(value, placements[i].reduce_op(), mesh_shape[i])
-              : std::vector<at::Tensor>(mesh_shape[i], value);
+      const auto terms = placements[i].is_partial()
+                             ? terms_of(value, placements[i], mesh_shape[i])
+                             : std::vector<at::Tensor>(mesh_shape[i], value);
       inner.insert(inner.end(), terms.begin(), terms.end());
     }
     values = std::move(inner);

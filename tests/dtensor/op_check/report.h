@@ -39,6 +39,11 @@ struct OpResult {
   std::set<std::string> lacking;
 };
 
+/// "add_" of add_.Tensor: what PyTorch calls a packet.
+inline std::string without_overload(const std::string& name) {
+  return name.substr(0, name.find('.'));
+}
+
 struct Report {
   std::vector<Failure> failures;
   /// By "add.Tensor".
@@ -46,6 +51,8 @@ struct Report {
   /// By part.
   std::map<std::string, int64_t> cases;
   int64_t samples = 0;
+  /// Packets that have a rule, but no kernel that a CPU can run.
+  std::set<std::string> other_devices;
 
   void fail(Failure failure) { failures.push_back(std::move(failure)); }
   /// Failures of one op, to stop after a few.

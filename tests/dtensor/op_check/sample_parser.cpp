@@ -279,8 +279,14 @@ at::Tensor permutation(c10::IntArrayRef sizes, uint64_t seed) {
   return test::random(sizes, seed).argsort(/*stable=*/true, -1);
 }
 
+// So that sums of a few are exact.
+at::Tensor few_bits(const at::Tensor& values) {
+  constexpr double kUnit = 1 << 20;
+  return values.mul(kUnit).round().div(kUnit);
+}
+
 at::Tensor make_values(const Expression& e, uint64_t seed) {
-  const auto floats = [&] { return test::random(e.sizes, seed); };
+  const auto floats = [&] { return few_bits(test::random(e.sizes, seed)); };
   if (e.text == "f") {
     return floats();
   }
@@ -288,7 +294,7 @@ at::Tensor make_values(const Expression& e, uint64_t seed) {
     return floats().abs().add(0.25);
   }
   if (e.text == "u") {
-    return floats().sigmoid().mul(0.9).add(0.05);
+    return few_bits(floats().sigmoid().mul(0.9).add(0.05));
   }
   if (e.text == "i") {
     return floats().mul(1000).abs().to(at::kLong).remainder(e.below);
