@@ -4,6 +4,7 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include "dtensor/autograd.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
@@ -63,6 +64,42 @@ at::Tensor linalg_matrix_exp(const at::Tensor& self) {
   return MatrixExp::apply(self);
 }
 
+// The gradients of factorizations write to diagonals of what they saved, which
+// cannot be done where a matrix is cut, or pending: those are brought together
+// before autograd saves them. Batches stay cut.
+at::Tensor with_whole_matrices(const at::Tensor& tensor) {
+  const auto* impl = dtensor_impl(tensor);
+  if (!impl) {
+    return tensor;
+  }
+  auto placements = impl->spec().placements();
+  for (auto& placement : placements) {
+    const bool batch = placement.is_shard() && !placement.is_strided() &&
+                       placement.tensor_dim() < tensor.dim() - 2;
+    placement = batch ? placement : Replicate();
+  }
+  return redistribute_to(tensor, impl->spec().with(placements), "linalg");
+}
+
+void on_whole_matrices(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  for (size_t i = stack->size() - count; i < stack->size(); ++i) {
+    auto& value = (*stack)[i];
+    if (value.isTensor()) {
+      value = with_whole_matrices(value.toTensor());
+    }
+  }
+  // Autograd's own kernel is the same at every autograd key.
+  op.redispatchBoxed(
+      keys.remove(c10::DispatchKey::AutogradPrivateUse3)
+          .add(c10::DispatchKey::AutogradOther)
+          .add(c10::DispatchKey::PrivateUse3),
+      stack);
+}
+
 } // namespace
 
 std::set<std::string> register_gradients(
@@ -78,6 +115,15 @@ std::set<std::string> register_gradients(
   add("trace_backward", TORCH_FN(trace_backward));
   add("matrix_exp_backward", TORCH_FN(exp_gradient));
   above.impl("linalg_matrix_exp", TORCH_FN(linalg_matrix_exp));
+  for (const auto* name :
+       {"_linalg_eigh",
+        "_linalg_svd",
+        "linalg_householder_product",
+        "linalg_qr",
+        "ormqr"}) {
+    above.impl(
+        name, torch::CppFunction::makeFromBoxedFunction<&on_whole_matrices>());
+  }
   return names;
 }
 

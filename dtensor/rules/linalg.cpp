@@ -236,7 +236,7 @@ void add_functions(RuleTable& table) {
       {.strategies = batched({{{"input", 2}, {"tau", 1}}, {2}}),
        .infer = column_major_like_first});
   table.add(
-      "linalg_pinv.atol_rtol_tensor",
+      "linalg_pinv",
       {.strategies = batched({{{"self", 2}, {"atol", 0}, {"rtol", 0}}, {2}}),
        .infer = pinv_sizes});
 }
