@@ -66,6 +66,14 @@ void replicate_plain(
   arguments.close();
 }
 
+// Derivative formulas of libtorch make plain tensors (zeros of global sizes,
+// masks), which are the same on every rank. What a user's own autograd
+// function makes is not known to be.
+bool runs_formula_of_libtorch() {
+  const auto node = torch::autograd::get_current_node();
+  return node && node->name().find("CppNode") == std::string::npos;
+}
+
 void dispatch(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -85,7 +93,7 @@ void dispatch(
     return;
   }
   if (reader.has_plain()) {
-    if (!implicit_replication_enabled()) {
+    if (!implicit_replication_enabled() && !runs_formula_of_libtorch()) {
       refuse_plain(op, arguments);
     }
     replicate_plain(op, DTensorSpec(*reader.common()), *stack);

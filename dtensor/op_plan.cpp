@@ -1,6 +1,7 @@
 #include "dtensor/op_plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <optional>
 
@@ -129,10 +130,9 @@ std::vector<OutputMeta> output_metas(const OpCall& call, const Rule& rule) {
     if (rule.strategies || rule.infer) {
       metas = infer_outputs(call, rule);
       check_outs(call, metas);
-    } else {
-      for (const auto& out : call.outs) {
-        metas.push_back(meta_of(out));
-      }
+    }
+    if (metas.empty()) {
+      std::ranges::transform(call.outs, std::back_inserter(metas), meta_of);
     }
     return metas;
   }
@@ -303,7 +303,8 @@ replicated_strategy(const OpCall& call, const Rule& rule, int64_t mesh_dim) {
 Strategy
 choose(const OpCall& call, const Rule& rule, const StrategyContext& context) {
   std::vector<Strategy> candidates;
-  if (rule.strategies) {
+  // Without sizes of results, e.g. of a mask's, every rank needs them whole.
+  if (rule.strategies && !context.outputs.empty()) {
     candidates = rule.strategies(call, context);
     if (has_other_cut(call)) {
       add_other_cuts(call, rule, context, candidates);
@@ -427,7 +428,9 @@ std::vector<OpPlan::Out> plan_outs(const OpCall& call, const Chosen& chosen) {
     outs.push_back(
         {out.argument,
          out.spec->id(),
-         direct ? nullptr : chosen.outputs[i].id()});
+         direct ? nullptr : chosen.outputs[i].id(),
+         direct ? std::vector<int64_t>()
+                : local_sizes(chosen.outputs[i], out.sizes())});
   }
   return outs;
 }
@@ -482,16 +485,15 @@ OpPlan make_op_plan(const OpCall& call) {
   plan.copied_view =
       rule->view &&
       std::ranges::any_of(plan.inputs, [](auto& i) { return i.to != nullptr; });
-  if (!plan.writes && (rule->strategies || rule->infer)) {
-    for (size_t i = 0; i < metas.size(); ++i) {
-      plan.outputs.push_back(
-          {chosen.outputs[i].id(), metas[i].sizes, metas[i].strides});
-    }
-  } else if (!plan.writes) {
+  if (!plan.writes && metas.empty()) {
     plan.whole_results =
         call.common.with(Placements(call.mesh().ndim(), Replicate())).id();
   }
-  if (rule->localize) {
+  for (size_t i = 0; !plan.writes && i < metas.size(); ++i) {
+    plan.outputs.push_back(
+        {chosen.outputs[i].id(), metas[i].sizes, metas[i].strides});
+  }
+  if (rule->localize && !plan.whole_results) {
     plan.local_arguments = rule->localize(local_call(call, chosen, metas));
   }
   return plan;

@@ -30,6 +30,8 @@ struct OpPlan {
     const DTensorSpec::Entry* spec;
     /// Where the result lies; null: as `spec`.
     const DTensorSpec::Entry* result;
+    /// This rank's sizes of the result.
+    std::vector<int64_t> result_sizes;
   };
   struct Output {
     const DTensorSpec::Entry* spec;

@@ -180,7 +180,7 @@ class PlanRun {
       written_.push_back(slot.toTensor());
       refuse_write_to_copy(op_, written_.back());
       const auto& local = dtensor_impl(written_.back())->local();
-      slot = out.result ? at::empty({0}, local.options()) : local;
+      slot = out.result ? at::empty(out.result_sizes, local.options()) : local;
     }
   }
 

@@ -95,20 +95,34 @@ std::vector<std::pair<std::string, const Rule*>> RuleTable::list() const {
   return list;
 }
 
+// "Tensor_mode" of "out_mode", "dim" of "dim_out": the overload that an out=
+// form is a form of.
+std::string without_out(std::string overload) {
+  if (overload.ends_with("_out")) {
+    overload.resize(overload.size() - std::string_view("_out").size());
+  } else if (overload.starts_with("out_")) {
+    overload.replace(0, std::string_view("out").size(), "Tensor");
+  }
+  return overload;
+}
+
 const Rule* find_rule(const c10::OperatorHandle& op) {
   if (const Rule* rule = find_registered_rule(op)) {
     return rule;
   }
   const auto& name = op.schema().name();
   const auto& overload = op.schema().overload_name();
-  if (const Rule* rule = rules().find(name + "." + overload)) {
-    return rule;
-  }
-  if (const Rule* rule = rules().find(name)) {
-    return rule;
-  }
+  std::vector<std::string> names{name};
   if (name.ends_with('_')) {
-    return rules().find(name.substr(0, name.size() - 1));
+    names.push_back(name.substr(0, name.size() - 1));
+  }
+  for (const auto& each : names) {
+    for (const auto& full :
+         {each + "." + overload, each + "." + without_out(overload), each}) {
+      if (const Rule* rule = rules().find(full)) {
+        return rule;
+      }
+    }
   }
   return nullptr;
 }

@@ -101,7 +101,8 @@ struct Rule {
   /// Null: the op runs on whole tensors only, and every rank has its result.
   Strategies strategies = {};
   /// Null: ask the op's meta kernel, or the result itself where every rank has
-  /// it whole.
+  /// it whole. Returning nothing says that only values tell the sizes: then the
+  /// op runs on whole tensors.
   Infer infer = {};
   Localize localize = {};
   /// The outputs do not depend on the inputs' values: inputs never move.

@@ -73,10 +73,13 @@ Rule::LocalArguments part_sizes_and_strides(const LocalCall& local) {
 
 void add_factory_rules(RuleTable& table) {
   table.add(
-      "zeros_like empty_like",
+      "zeros_like",
       {.strategies = like_input_or_partial, .value_free = true});
+  // Uninitialised memory is written to next (1 / x is empty_like, fill_ and
+  // div_), which a pending sum would refuse.
   table.add(
-      "ones_like full_like", {.strategies = filled_like, .value_free = true});
+      "empty_like ones_like full_like",
+      {.strategies = filled_like, .value_free = true});
   table.add(
       "new_empty new_zeros new_ones new_full",
       {.strategies = new_like, .localize = part_sizes, .value_free = true});

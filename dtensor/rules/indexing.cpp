@@ -164,17 +164,10 @@ at::Tensor meta_like(const TensorArgument& tensor, at::ScalarType dtype) {
 
 // Where the dims of the result lie in memory, libtorch is asked itself.
 std::vector<OutputMeta> index_meta(const OpCall& call) {
-  TORCH_CHECK_VALUE(
-      !Indexing(call).has_mask,
-      "[",
-      call.name(),
-      "] indexes with a mask: how many elements come out, its values alone "
-      "say; arguments ",
-      describe_arguments(call),
-      ". Use masked_select(x, mask), where(mask, x, 0), or the indices of "
-      "full_tensor(mask).nonzero(). (",
-      call.mesh().describe_rank(),
-      ")");
+  // How many elements a mask picks, its values alone say.
+  if (Indexing(call).has_mask) {
+    return {};
+  }
   c10::List<std::optional<at::Tensor>> indices;
   for (size_t i = 1; i < call.tensors.size(); ++i) {
     const auto& tensor = call.tensors[i];
