@@ -117,6 +117,7 @@ std::set<std::string> register_gradients(
   above.impl("linalg_matrix_exp", TORCH_FN(linalg_matrix_exp));
   for (const auto* name :
        {"_linalg_eigh",
+        "linalg_eig",
         "_linalg_svd",
         "linalg_householder_product",
         "linalg_qr",

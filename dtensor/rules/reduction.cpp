@@ -265,7 +265,8 @@ void add_reduction_rules(RuleTable& table) {
       "linalg_vector_norm norm", {.strategies = norm, .infer = reduced_sizes});
   table.add("dist", {.strategies = dist, .infer = one_number});
   table.add(
-      "max.dim min.dim argmax argmin var std var_mean std_mean logsumexp "
+      "max.dim max.dim_max min.dim min.dim_min argmax argmin var std var_mean "
+      "std_mean logsumexp "
       "median nanmedian mode kthvalue",
       {.strategies = keep_others, .infer = reduced_sizes});
   // Unsigned 64-bit numbers cannot be brought together again.
