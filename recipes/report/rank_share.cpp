@@ -23,36 +23,20 @@ int64_t product(const std::vector<int64_t>& sizes) {
       sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Placements along the dims of the whole mesh.
-dtensor::Placements placements_on(
+// Where a parameter lies on the whole mesh.
+dtensor::DTensorSpec spec_on(
     const at::Tensor& parameter,
     const mesh::DeviceMesh& mesh) {
   dtensor::Placements placements(mesh.ndim(), dtensor::Replicate());
   if (!dtensor::is_dtensor(parameter)) {
-    return placements;
+    return {mesh, placements};
   }
   const auto& spec = dtensor::spec_of(parameter);
   for (int64_t d = 0; d < spec.mesh_ndim(); ++d) {
     const auto& name = spec.mesh().mesh_dim_names()[d];
     placements[mesh.mesh_dim(name)] = spec.placement(d);
   }
-  return placements;
-}
-
-// What the rank at `coordinate` holds: shards of nested mesh dims cut what the
-// ones before left, as dtensor::local_box() does.
-int64_t local_elements(
-    std::vector<int64_t> sizes,
-    const dtensor::Placements& placements,
-    const std::vector<int64_t>& mesh_shape,
-    const std::vector<int64_t>& coordinate) {
-  for (size_t d = 0; d < placements.size(); ++d) {
-    if (placements[d].is_shard()) {
-      auto& size = sizes.at(placements[d].tensor_dim());
-      size = dtensor::shard_range(size, mesh_shape[d], coordinate[d]).length;
-    }
-  }
-  return product(sizes);
+  return {mesh, placements};
 }
 
 std::vector<int64_t> coordinate_of(
@@ -85,21 +69,18 @@ void add_parameter(
     RankShares& shares,
     const std::string& name,
     const at::Tensor& parameter,
-    const dtensor::Placements& placements) {
+    const dtensor::DTensorSpec& spec) {
   ParameterShare share;
   share.name = name;
   share.shape = parameter.sizes().vec();
   share.dtype = dtype_name(parameter);
-  for (const auto& placement : placements) {
+  for (const auto& placement : spec.placements()) {
     share.placements.push_back(placement.to_string());
   }
   const auto element_bytes = static_cast<int64_t>(parameter.element_size());
   for (int64_t i = 0; i < shares.size(); ++i) {
-    const int64_t elements = local_elements(
-        share.shape,
-        placements,
-        shares.mesh_shape,
-        coordinate_of(i, shares.mesh_shape));
+    const int64_t elements = product(dtensor::local_sizes_at(
+        spec, share.shape, coordinate_of(i, shares.mesh_shape)));
     const int64_t bytes = elements * element_bytes;
     shares.elements[i] += elements;
     shares.bytes[i] += bytes;
@@ -154,8 +135,7 @@ RankShares rank_shares(
   for (const auto& item : model.named_parameters()) {
     const at::Tensor& parameter = item.value();
     if (seen.insert(parameter.unsafeGetTensorImpl()).second) {
-      add_parameter(
-          shares, item.key(), parameter, placements_on(parameter, mesh));
+      add_parameter(shares, item.key(), parameter, spec_on(parameter, mesh));
     }
   }
   return shares;
