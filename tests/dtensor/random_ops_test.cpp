@@ -81,6 +81,24 @@ Functions draws() {
        [](auto& x) { return at::alpha_dropout(x, 0.4, true); }},
       {"feature_alpha_dropout",
        [](auto& x) { return at::feature_alpha_dropout(x, 0.4, true); }},
+      {"bernoulli out",
+       [](auto& x) {
+         auto out = at::empty_like(x);
+         return at::bernoulli_out(
+             out, x.sigmoid(), std::optional<at::Generator>());
+       }},
+      {"rand_like out",
+       [](auto& x) {
+         auto out = at::zeros_like(x);
+         return at::rand_like_out(out, x);
+       }},
+      {"native_dropout out",
+       [](auto& x) {
+         auto out = at::empty_like(x);
+         auto mask = at::empty_like(x, at::kBool);
+         at::native_dropout_out(out, mask, x, 0.4, true);
+         return out;
+       }},
       {"rrelu", [](auto& x) { return at::rrelu(x, 0.1, 0.3, true); }},
   };
 }
