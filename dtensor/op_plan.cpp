@@ -191,7 +191,8 @@ double strategy_cost(
     const auto current = current_placement(input, context.mesh_dim);
     const auto& wanted = strategy.inputs[i];
     if (is_written(call, input.argument) &&
-        (wanted != current || strategy.outputs[0] != current)) {
+        (wanted != current ||
+         (call.is_inplace() && strategy.outputs[0] != current))) {
       return kNever;
     }
     if (!input.spec) {

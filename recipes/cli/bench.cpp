@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "recipes/bench/checkpoint.h"
+#include "recipes/bench/deferred_memory.h"
 #include "recipes/bench/dispatch.h"
 #include "recipes/bench/step.h"
 #include "recipes/cli/commands.h"
@@ -87,6 +88,26 @@ void add_dispatch(CLI::App& bench) {
   command->callback([] { std::printf("%s\n", bench::run_dispatch().c_str()); });
 }
 
+void add_deferred_memory(CLI::App& bench) {
+  auto options = std::make_shared<bench::DeferredMemoryOptions>();
+  auto* command = bench.add_subcommand(
+      "deferred-memory",
+      "Measures what a model built in DeferredInit costs each rank; under "
+      "weftrun");
+  command->add_option("--layers", options->layers, "Square linear layers")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--dim", options->dim, "Their size")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--threads", options->threads, "Per rank");
+  add_json_flag(*command);
+  command->callback([options] {
+    const auto result = bench::run_deferred_memory(*options);
+    if (result) {
+      std::printf("%s\n", result->c_str());
+    }
+  });
+}
+
 } // namespace
 
 void add_bench(CLI::App& app) {
@@ -95,6 +116,7 @@ void add_bench(CLI::App& app) {
   add_step(*command);
   add_dispatch(*command);
   add_checkpoint_bench(*command);
+  add_deferred_memory(*command);
 }
 
 } // namespace weft::recipes::cli
