@@ -33,9 +33,7 @@ at::Tensor view_adjacent(
     const std::vector<at::Tensor>& tensors,
     int64_t numel) {
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.numel() == numel) {
-      return tensor.view({-1});
-    }
+    // Not view(-1), which keeps the odd stride of a single element.
     if (tensor.numel() > 0) {
       return tensor.as_strided({numel}, {1}, tensor.storage_offset());
     }
