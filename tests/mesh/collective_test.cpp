@@ -275,6 +275,34 @@ TEST_P(Collective, AllToAllExchangesPartsOfAnySize) {
   });
 }
 
+// One element counts as contiguous whatever its strides.
+TEST_P(Collective, ASingleElementMayHaveAnyStrides) {
+  run_ranks(GetParam(), [](RankContext& self) {
+    Communicator group = self.world.group();
+    const auto odd = [](double value) {
+      return at::full({1}, value).as_strided({1, 1}, {7, 5});
+    };
+    auto sum = odd(0);
+    std::vector<at::Tensor> terms;
+    std::vector<at::Tensor> inputs(self.world_size);
+    std::vector<at::Tensor> outputs(self.world_size);
+    for (int64_t peer = 0; peer < self.world_size; ++peer) {
+      terms.push_back(peer == 0 ? odd(1) : at::empty({0, 1}));
+      inputs[peer] = at::empty({0, 1});
+      outputs[peer] = at::empty({0, 1});
+    }
+    auto part = self.rank == 0 ? sum : at::empty({0, 1});
+    group.reduce_scatter_uneven(part, terms).wait();
+    inputs[0] = self.rank == 0 ? odd(3) : inputs[0];
+    outputs[0] = self.rank == 0 ? odd(0) : outputs[0];
+    group.all_to_all(outputs, inputs).wait();
+    if (self.rank == 0) {
+      EXPECT_EQ(part.item<float>(), self.world_size);
+      EXPECT_EQ(outputs[0].item<float>(), 3);
+    }
+  });
+}
+
 TEST_P(Collective, AllToAllWithNothingAtAllStaysInStep) {
   run_ranks(GetParam(), [](RankContext& self) {
     Communicator group = self.world.group();
