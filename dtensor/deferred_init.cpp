@@ -84,6 +84,7 @@ bool overwrites_all(const InitStep& step) {
 void append(DeferredState& state, const InitStep& step) {
   if (overwrites_all(step)) {
     state.steps.clear();
+    state.stream = nullptr;
   }
   state.steps.push_back(step);
 }
@@ -301,6 +302,12 @@ std::shared_ptr<DeferredState> state_of_result(
     slice->index = index < 0 ? index + impl.sizes()[slice->dim] : index;
     return slice;
   }
+  if (name == "aten::clone") {
+    if (!impl.deferred->stream) {
+      impl.deferred->stream = std::make_shared<std::string>();
+    }
+    return std::make_shared<DeferredState>(*impl.deferred);
+  }
   const auto step = read_step(call);
   if (!step || !c10::isFloatingType(call.tensors[0].tensor.scalar_type())) {
     return nullptr;
@@ -378,6 +385,18 @@ bool run_deferred(const OpCall& call, torch::jit::Stack& stack) {
 
 namespace {
 
+// What keys a tensor's random values: its name, or that of the first of its
+// clones to get them.
+const std::string& stream_name(DeferredState& state, const std::string& name) {
+  if (!state.stream) {
+    return name;
+  }
+  if (state.stream->empty()) {
+    *state.stream = name;
+  }
+  return *state.stream;
+}
+
 // What has its values already.
 void move_to(const at::Tensor& tensor, c10::Device device) {
   if (tensor.device() == device) {
@@ -420,7 +439,11 @@ void materialize_tensor(
                 ? at::empty(box.sizes, impl->local().options().device(device))
                 : shard_of_memory(*impl, box).to(device);
     apply_steps(
-        local, box, impl->sizes(), state->steps, {seed, stream_of(name)});
+        local,
+        box,
+        impl->sizes(),
+        state->steps,
+        {seed, stream_of(stream_name(*state, name))});
     impl->move_local(std::move(local));
   }
   keep_gradient_placed(tensor);

@@ -58,6 +58,10 @@ struct DeferredState {
   int64_t dim = 0;
   int64_t index = 0;
 
+  /// Shared with clones, which have the same random values to come: the name
+  /// that keys them, once one of them is materialized. Null without clones.
+  std::shared_ptr<std::string> stream;
+
   /// The first step leaves nothing of those bytes.
   bool overwrites() const;
 

@@ -497,10 +497,11 @@ parts_of(const MakeModule& make, int64_t rank, int64_t size) {
       all[item.key()] = item.value();
     }
   }
+  const auto mesh = fake_line(rank, size);
   for (const auto& [name, tensor] : all) {
     set_placements(
         tensor,
-        fake_line(rank, size),
+        mesh,
         {tensor.dim() > 0 ? Shard(tensor.dim() - 1) : Replicate()});
   }
   materialize(*module, 3);
@@ -534,6 +535,26 @@ TEST(DeferredInit, BuffersHaveTheValuesThatTheyHaveOutsideTheScope) {
   for (const auto& item : Tables()->named_buffers()) {
     EXPECT_TRUE(at::equal(parts.at(item.key()), item.value())) << item.key();
   }
+}
+
+TEST(DeferredInit, ClonesHaveTheSameValues) {
+  at::Tensor x;
+  at::Tensor clone;
+  at::Tensor other;
+  {
+    const DeferredInit scope;
+    x = torch::randn({4, 3});
+    clone = x.clone() * 2;
+    other = x.clone().uniform_(0, 1);
+  }
+  const auto mesh = fake_line(0, 1);
+  for (const auto& [tensor, name] :
+       {std::pair(x, "x"), std::pair(clone, "clone"), std::pair(other, "o")}) {
+    set_placements(tensor, mesh, {Replicate()});
+    materialize_tensor(tensor, 1, name);
+  }
+  EXPECT_TRUE(at::equal(local_of(clone), local_of(x) * 2));
+  EXPECT_GE(local_of(other).min().item<float>(), 0);
 }
 
 // ---- what cannot be done before materialize ---------------------------------
