@@ -214,7 +214,10 @@ Stack ByHand::local_arguments(
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     local.output_specs.emplace_back(grid_.meshes[rank], outputs[i]);
-    local.outputs.push_back(local_box(local.output_specs[i], metas[i].sizes));
+    local.outputs.push_back(
+        expected_[i].defined()
+            ? local_box(local.output_specs[i], metas[i].sizes)
+            : LocalBox());
   }
   for (auto& [argument, value] : rule_.localize(local)) {
     locals[argument] = value;

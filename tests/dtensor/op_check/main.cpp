@@ -208,6 +208,19 @@ void write_json(const Report& report, const Options& options, double seconds) {
          {"what", failure.what},
          {"message", failure.message}});
   }
+  if (!options.registry.empty()) {
+    const auto coverage = count_coverage(report, Registry(options.registry));
+    for (const auto& [family, count] : coverage.families) {
+      json["families"][family] = {
+          {"pytorch", count.pytorch},
+          {"sharded", count.sharded},
+          {"replicated_only", count.replicated},
+          {"refused", count.refused_names},
+          {"unproven", count.unproven_names}};
+    }
+    json["sharded"] = coverage.sharded;
+    json["replicated_only"] = coverage.replicated;
+  }
   std::ofstream(options.json) << json.dump(2) << "\n";
 }
 
