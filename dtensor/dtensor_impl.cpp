@@ -3,6 +3,7 @@
 #include <mutex>
 #include <utility>
 
+#include <c10/core/AutogradState.h>
 #include <c10/core/DispatchKeySet.h>
 
 #include "dtensor/dispatch.h"
@@ -39,6 +40,14 @@ bool is_shared(const at::Tensor& local) {
          (local.has_storage() && local.storage().use_count() > 1);
 }
 
+// What every thread that has a DTensor needs.
+void prepare_thread() {
+  ensure_dispatch_registered();
+  // A view written to in place is made anew from its base by the ops that made
+  // it, not by as_strided, which knows no shards.
+  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+}
+
 // Guards second references, which any thread that asks may set.
 struct SecondReferences {
   std::mutex mutex;
@@ -54,14 +63,14 @@ DTensorImpl::DTensorImpl(
     : TensorImpl(keys(local), local.dtype(), local.device()),
       local_(std::move(local)),
       spec_(std::move(spec)) {
-  ensure_dispatch_registered();
+  prepare_thread();
   set_sizes_and_strides(sizes, strides);
 }
 
 DTensorImpl::DTensorImpl(WithData, const at::Tensor& memory)
     : TensorImpl(c10::Storage(memory.storage()), keys(memory), memory.dtype()),
       local_(memory) {
-  ensure_dispatch_registered();
+  prepare_thread();
   set_sizes_and_strides(memory.sizes(), memory.strides());
   set_storage_offset(memory.storage_offset());
 }

@@ -73,8 +73,7 @@ Rule::LocalArguments part_sizes_and_strides(const LocalCall& local) {
 
 void add_factory_rules(RuleTable& table) {
   table.add(
-      "zeros_like",
-      {.strategies = like_input_or_partial, .value_free = true});
+      "zeros_like", {.strategies = like_input_or_partial, .value_free = true});
   // Uninitialised memory is written to next (1 / x is empty_like, fill_ and
   // div_), which a pending sum would refuse.
   table.add(
