@@ -86,20 +86,24 @@ std::vector<OutputMeta> nll_loss2d_sizes(const OpCall& call) {
 
 // --- margins ----------------------------------------------------------------
 
-// The mean over parts of one size is the average of their means.
-void average_means(
+// Parts of no samples have no loss to add, and the mean over parts of one size
+// is the average of their means.
+void reduce_in_equal_parts(
     std::vector<Strategy>& strategies,
     const OpCall& call,
     const StrategyContext& context) {
-  if (reduction_of(call) != at::Reduction::Mean) {
+  if (reduction_of(call) == at::Reduction::None) {
     return;
   }
   const int64_t samples = tensor_argument(call, "self")->sizes()[0];
   if (samples == 0 || samples % context.all_shards != 0) {
     strategies.clear();
   }
+  const bool mean = reduction_of(call) == at::Reduction::Mean;
   for (auto& strategy : strategies) {
-    strategy.outputs[0] = Partial(ReduceOp::kAvg);
+    if (mean) {
+      strategy.outputs[0] = Partial(ReduceOp::kAvg);
+    }
     strategy.chunked_only = true;
   }
 }
@@ -119,7 +123,7 @@ std::vector<Strategy> margin_loss(
   }
   auto strategies = rules::cut_named_dims(
       call, {{"self", "n."}, {"target", target}}, outputs);
-  average_means(strategies, call, context);
+  reduce_in_equal_parts(strategies, call, context);
   return strategies;
 }
 

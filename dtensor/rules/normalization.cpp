@@ -358,7 +358,7 @@ std::vector<OutputMeta> batch_norm_backward_sizes(const OpCall& call) {
 
 void add_normalization_rules(RuleTable& table) {
   table.add(
-      "native_layer_norm _fused_rms_norm",
+      "native_layer_norm",
       {.strategies = layer_norm, .infer = layer_norm_sizes});
   table.add(
       "native_layer_norm_backward _fused_rms_norm_backward",

@@ -235,7 +235,7 @@ void add_plain_rules(RuleTable& table) {
       "isneginf isposinf lcm le lgamma log log10 log1p log2 logical_and "
       "logical_not logical_or logical_xor logit lt mish mvlgamma nan_to_num "
       "ne nextafter polar polygamma remainder rsqrt signbit silu sin sinc "
-      "softplus sqrt square tan",
+      "softplus sqrt tan",
       elementwise());
   table.add(
       "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 "

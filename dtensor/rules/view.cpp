@@ -244,10 +244,7 @@ void add_shape_rules(RuleTable& table) {
        .localize = part_sizes,
        .reshapes = true});
   add_both(
-      table,
-      "view.dtype",
-      "view_copy.dtype view_copy.dtype_out",
-      {.strategies = reinterpreted});
+      table, "view.dtype", "view_copy.dtype", {.strategies = reinterpreted});
   add_both(
       table,
       "expand",

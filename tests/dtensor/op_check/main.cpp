@@ -57,6 +57,9 @@ void check_completeness(const std::vector<CheckedOp>& ops, Report& report) {
            "has a rule, but no sample of it runs"});
     }
   }
+  for (const auto& op : out_forms()) {
+    reached.insert(find_rule(op));
+  }
   for (const auto& op : ops_of_other_devices()) {
     reached.insert(find_rule(op));
     report.other_devices.insert(without_overload(short_name(op)));

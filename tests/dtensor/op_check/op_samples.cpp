@@ -242,7 +242,7 @@ std::vector<c10::OperatorHandle> select_ops(const Select& select) {
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (name.name.starts_with("aten::") && op && op->hasSchema() &&
-        find_rule(*op) && !has_out_argument(op->schema()) && select(*op)) {
+        find_rule(*op) && select(*op)) {
       ops.push_back(*op);
     }
   }
@@ -306,11 +306,20 @@ std::vector<CheckedOp> load_samples(
 }
 
 std::vector<c10::OperatorHandle> ops_with_rules() {
-  return select_ops(runs_on_cpu);
+  return select_ops([](const auto& op) {
+    return !has_out_argument(op.schema()) && runs_on_cpu(op);
+  });
+}
+
+std::vector<c10::OperatorHandle> out_forms() {
+  return select_ops(
+      [](const auto& op) { return has_out_argument(op.schema()); });
 }
 
 std::vector<c10::OperatorHandle> ops_of_other_devices() {
-  return select_ops([](const auto& op) { return !can_run(op); });
+  return select_ops([](const auto& op) {
+    return !has_out_argument(op.schema()) && !can_run(op);
+  });
 }
 
 } // namespace weft::dtensor::check

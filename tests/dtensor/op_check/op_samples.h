@@ -56,6 +56,8 @@ std::vector<CheckedOp> load_samples(
 
 /// Ops that the dispatcher sends through rules, except out= forms.
 std::vector<c10::OperatorHandle> ops_with_rules();
+/// Their out= forms.
+std::vector<c10::OperatorHandle> out_forms();
 /// Those that have a rule, but no kernel that a CPU can run.
 std::vector<c10::OperatorHandle> ops_of_other_devices();
 /// Every op of libtorch that can run on the CPU, by "aten::name".

@@ -232,29 +232,18 @@ std::vector<std::string> words(const std::string& text) {
 
 std::optional<at::ScalarType> dtype_of(const std::string& name) {
   static const std::map<std::string, at::ScalarType> names{
-      {"f64", at::kDouble},
-      {"float64", at::kDouble},
-      {"f32", at::kFloat},
-      {"float32", at::kFloat},
-      {"f16", at::kHalf},
-      {"float16", at::kHalf},
-      {"bf16", at::kBFloat16},
-      {"bfloat16", at::kBFloat16},
-      {"i64", at::kLong},
-      {"int64", at::kLong},
-      {"i32", at::kInt},
-      {"int32", at::kInt},
-      {"i16", at::kShort},
-      {"int16", at::kShort},
-      {"i8", at::kChar},
-      {"int8", at::kChar},
-      {"u8", at::kByte},
-      {"uint8", at::kByte},
-      {"bool", at::kBool},
-      {"c64", at::kComplexFloat},
-      {"complex64", at::kComplexFloat},
-      {"c128", at::kComplexDouble},
-      {"complex128", at::kComplexDouble}};
+      {"f64", at::kDouble},         {"float64", at::kDouble},
+      {"f32", at::kFloat},          {"float32", at::kFloat},
+      {"f16", at::kHalf},           {"float16", at::kHalf},
+      {"f8", at::kFloat8_e4m3fn},   {"bf16", at::kBFloat16},
+      {"bfloat16", at::kBFloat16},  {"i64", at::kLong},
+      {"int64", at::kLong},         {"i32", at::kInt},
+      {"int32", at::kInt},          {"i16", at::kShort},
+      {"int16", at::kShort},        {"i8", at::kChar},
+      {"int8", at::kChar},          {"u8", at::kByte},
+      {"uint8", at::kByte},         {"bool", at::kBool},
+      {"c64", at::kComplexFloat},   {"complex64", at::kComplexFloat},
+      {"c128", at::kComplexDouble}, {"complex128", at::kComplexDouble}};
   const auto it = names.find(name);
   return it == names.end() ? std::nullopt : std::optional(it->second);
 }
