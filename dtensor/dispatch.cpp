@@ -13,6 +13,7 @@
 #include "dtensor/op_arguments.h"
 #include "dtensor/plan_cache.h"
 #include "dtensor/plan_run.h"
+#include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "dtensor/special_ops.h"
 
@@ -74,6 +75,32 @@ bool runs_formula_of_libtorch() {
   return node && node->name().find("CppNode") == std::string::npos;
 }
 
+// Derivative formulas write to tensors that they have just made. One that is a
+// pending reduction cannot take most writes where it lies: it is reduced, in
+// place. False if there is none.
+bool reduce_written(const c10::OperatorHandle& op, Arguments arguments) {
+  bool any = false;
+  const auto& schema = op.schema().arguments();
+  for_each_tensor(
+      arguments, [&](const at::Tensor& tensor, size_t argument, int64_t) {
+        const auto* alias = schema[argument].alias_info();
+        auto* impl = dtensor_impl(tensor);
+        if (impl && alias && alias->isWrite() && impl->spec().has_partial()) {
+          const auto to = impl->spec().without_partial();
+          impl->reset_local(
+              redistribute_local(
+                  impl->local(),
+                  impl->sizes(),
+                  impl->spec(),
+                  to,
+                  op.schema().name()),
+              to);
+          any = true;
+        }
+      });
+  return any;
+}
+
 void dispatch(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -100,7 +127,16 @@ void dispatch(
     dispatch(op, keys, stack);
     return;
   }
-  const auto plan = find_plan(reader, op, arguments);
+  std::shared_ptr<const OpPlan> plan;
+  try {
+    plan = find_plan(reader, op, arguments);
+  } catch (const c10::ValueError&) {
+    if (!runs_formula_of_libtorch() || !reduce_written(op, arguments)) {
+      throw;
+    }
+    dispatch(op, keys, stack);
+    return;
+  }
   run_plan(op, *plan, reader.common()->mesh(), *stack);
 }
 

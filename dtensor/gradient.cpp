@@ -81,6 +81,11 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
   }
   const at::Tensor leaf(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
       static_cast<c10::TensorImpl*>(&leaf_impl)));
+  // What derivative formulas of libtorch make for "none".
+  if (!impl && gradient.sizes() == leaf.sizes() &&
+      !gradient.any().item<bool>()) {
+    return at::zeros_like(leaf.detach());
+  }
   TORCH_CHECK_VALUE(
       impl,
       "[backward] the gradient of ",

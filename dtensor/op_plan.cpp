@@ -127,7 +127,7 @@ void check_outs(const OpCall& call, const std::vector<OutputMeta>& expected) {
 std::vector<OutputMeta> output_metas(const OpCall& call, const Rule& rule) {
   std::vector<OutputMeta> metas;
   if (!call.outs.empty()) {
-    if (rule.strategies || rule.infer) {
+    if (rule.infer || (rule.strategies && has_meta_kernel(call.op))) {
       metas = infer_outputs(call, rule);
       check_outs(call, metas);
     }
@@ -428,6 +428,7 @@ std::vector<OpPlan::Out> plan_outs(const OpCall& call, const Chosen& chosen) {
     const bool direct = *out.spec == chosen.outputs.at(i);
     outs.push_back(
         {out.argument,
+         out.list_index,
          out.spec->id(),
          direct ? nullptr : chosen.outputs[i].id(),
          direct ? std::vector<int64_t>()

@@ -27,6 +27,7 @@ struct OpPlan {
   /// tensor does, to a new one that is redistributed and copied otherwise.
   struct Out {
     size_t argument;
+    int64_t list_index;
     const DTensorSpec::Entry* spec;
     /// Where the result lies; null: as `spec`.
     const DTensorSpec::Entry* result;

@@ -103,7 +103,7 @@ class PlanRun {
       make_viewable(stack_[first_], stack_[first_ + 1].toIntVector());
     }
     op_.callBoxed(&stack_);
-    if (plan_.writes) {
+    if (plan_.writes || !plan_.outs.empty()) {
       leave_outs();
       return_written(stack_, returns_, written_);
       return;
@@ -175,13 +175,16 @@ class PlanRun {
   }
 
   void enter_outs() {
+    ArgumentReplacer arguments(&stack_[first_]);
     for (const auto& out : plan_.outs) {
-      auto& slot = stack_[first_ + out.argument];
-      written_.push_back(slot.toTensor());
+      written_.push_back(arguments.get(out.argument, out.list_index));
       refuse_write_to_copy(op_, written_.back());
       const auto& local = dtensor_impl(written_.back())->local();
-      slot = out.result ? at::empty(out.result_sizes, local.options()) : local;
+      results_.push_back(
+          out.result ? at::empty(out.result_sizes, local.options()) : local);
+      arguments.set(out.argument, out.list_index, results_.back());
     }
+    arguments.close();
   }
 
   // Results that lie elsewhere than their out= tensors.
@@ -191,11 +194,10 @@ class PlanRun {
       if (!out.result) {
         continue;
       }
-      const auto& result = stack_[stack_.size() - returns_ + i].toTensor();
       auto* impl =
           dtensor_impl(written_[written_.size() - plan_.outs.size() + i]);
       impl->local().copy_(redistribute_local(
-          result,
+          results_[i],
           impl->sizes(),
           DTensorSpec(mesh_, out.result),
           DTensorSpec(mesh_, out.spec),
@@ -235,6 +237,8 @@ class PlanRun {
   const size_t first_;
   const size_t returns_;
   c10::SmallVector<at::Tensor, 2> written_;
+  /// What is written to for each of the plan's outs.
+  c10::SmallVector<at::Tensor, 2> results_;
 };
 
 } // namespace

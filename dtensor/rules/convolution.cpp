@@ -189,40 +189,6 @@ std::vector<OutputMeta> gradient_sizes(const OpCall& call) {
   return metas;
 }
 
-// conv_tbc(self [T, B, in], weight [K, in, out], bias [out], pad).
-std::vector<Strategy> time_convolution(
-    const OpCall& call,
-    const StrategyContext& context) {
-  const auto weight = call.tensors[1].sizes();
-  const std::string in(
-      1, rules::never_empty(weight[1], call, context) ? 'i' : '.');
-  auto strategies = rules::cut_named_dims(
-      call,
-      {{"self", ".b" + in}, {"weight", "." + in + "o"}, {"bias", "o"}},
-      {"+.bo"});
-  for (auto& strategy : strategies) {
-    if (strategy.outputs[0].is_partial()) {
-      strategy.inputs[2] = strategy.outputs[0];
-      strategy.chunked_only = true;
-    }
-  }
-  const auto linear = rules::linear_reductions(call);
-  rules::add_pending(strategies, call, linear, {"self", "bias"});
-  rules::add_pending(strategies, call, linear, {"weight", "bias"});
-  for (const auto* argument : {"self", "weight", "bias"}) {
-    rules::add_pending(strategies, call, {ReduceOp::kAvg}, {argument});
-  }
-  return strategies;
-}
-
-std::vector<OutputMeta> time_convolution_sizes(const OpCall& call) {
-  const auto input = call.tensors[0].sizes();
-  const auto weight = call.tensors[1].sizes();
-  const int64_t pad = call.arguments[3].toInt();
-  return {rules::contiguous(
-      {input[0] + 2 * pad - weight[0] + 1, input[1], weight[2]})};
-}
-
 } // namespace
 
 void add_convolution_rules(RuleTable& table) {
@@ -236,9 +202,6 @@ void add_convolution_rules(RuleTable& table) {
       {.strategies = convolution_backward,
        .infer = gradient_sizes,
        .localize = local_backward});
-  table.add(
-      "conv_tbc",
-      {.strategies = time_convolution, .infer = time_convolution_sizes});
 }
 
 } // namespace weft::dtensor

@@ -373,7 +373,10 @@ class DispatchCheck {
       const bool says_so =
           text.find("cannot write") != std::string::npos ||
           text.find("would change the sizes") != std::string::npos;
-      if (writes && says_so) {
+      // Batch norms write to statistics that their schemas do not mark.
+      const bool statistics =
+          text.find("its running statistics") != std::string::npos;
+      if ((writes || statistics) && says_so) {
         return true;
       }
       throw;
@@ -427,8 +430,14 @@ class DispatchCheck {
       if (!actual[i].defined()) {
         continue;
       }
-      TORCH_CHECK(is_dtensor(actual[i]), which, " is no DTensor");
-      const auto whole = full_tensor(actual[i].detach());
+      // Some derivative formulas make plain zeros for "none".
+      const bool plain_zeros = std::string_view(what) == "gradient" &&
+                               !is_dtensor(actual[i]) &&
+                               !actual[i].any().item<bool>();
+      TORCH_CHECK(
+          plain_zeros || is_dtensor(actual[i]), which, " is no DTensor");
+      const auto whole =
+          plain_zeros ? actual[i] : full_tensor(actual[i].detach());
       if (has_values(sample_.op) || is_random(sample_.op)) {
         require_close(whole, expected[i], which.c_str());
       } else {
