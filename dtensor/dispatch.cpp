@@ -75,18 +75,20 @@ bool runs_formula_of_libtorch() {
   return node && node->name().find("CppNode") == std::string::npos;
 }
 
-// Derivative formulas write to tensors that they have just made. One that is a
-// pending reduction cannot take most writes where it lies: it is reduced, in
-// place. False if there is none.
-bool reduce_written(const c10::OperatorHandle& op, Arguments arguments) {
+// Derivative formulas write to tensors that they have just made. One that
+// cannot take the write where it lies is made whole, in place. False if all
+// are.
+bool make_written_whole(const c10::OperatorHandle& op, Arguments arguments) {
   bool any = false;
   const auto& schema = op.schema().arguments();
   for_each_tensor(
       arguments, [&](const at::Tensor& tensor, size_t argument, int64_t) {
         const auto* alias = schema[argument].alias_info();
         auto* impl = dtensor_impl(tensor);
-        if (impl && alias && alias->isWrite() && impl->spec().has_partial()) {
-          const auto to = impl->spec().without_partial();
+        if (impl && alias && alias->isWrite() &&
+            !impl->spec().is_replicated()) {
+          const auto to = impl->spec().with(
+              Placements(impl->spec().mesh_ndim(), Replicate()));
           impl->reset_local(
               redistribute_local(
                   impl->local(),
@@ -131,7 +133,7 @@ void dispatch(
   try {
     plan = find_plan(reader, op, arguments);
   } catch (const c10::ValueError&) {
-    if (!runs_formula_of_libtorch() || !reduce_written(op, arguments)) {
+    if (!runs_formula_of_libtorch() || !make_written_whole(op, arguments)) {
       throw;
     }
     dispatch(op, keys, stack);

@@ -242,7 +242,9 @@ TEST_F(SaveLoad, CutsOfAnySizesAndOrder) {
         {given(mesh.size(0)), Shard(1)},
         {Replicate(), given(mesh.size(1))},
         {dtensor::StridedShard(0, mesh.size(1)), Shard(0)},
-        {dtensor::StridedShard(0, mesh.size(1)), given(mesh.size(1))}};
+        // Of one rank, the later cut would leave the rows to the first.
+        {dtensor::StridedShard(0, mesh.size(1)),
+         mesh.size(1) > 1 ? given(mesh.size(1)) : Shard(0)}};
   };
   run_ranks(4, [&](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});

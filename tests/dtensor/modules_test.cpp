@@ -15,12 +15,43 @@
 namespace weft::dtensor {
 namespace {
 
-using namespace torch::nn; // NOLINT: this test is about them
 using dtensor::test::Built;
 using dtensor::test::expect_equal_traces;
 using dtensor::test::ModuleCase;
 using dtensor::test::random;
 using dtensor::test::train_module;
+using torch::nn::AlphaDropout;
+using torch::nn::BatchNorm2d;
+using torch::nn::Bilinear;
+using torch::nn::Conv1d;
+using torch::nn::Conv1dOptions;
+using torch::nn::Conv2d;
+using torch::nn::Conv2dOptions;
+using torch::nn::Dropout;
+using torch::nn::Dropout2d;
+using torch::nn::Embedding;
+using torch::nn::EmbeddingBag;
+using torch::nn::EmbeddingBagOptions;
+using torch::nn::EmbeddingOptions;
+using torch::nn::GroupNorm;
+using torch::nn::GroupNormOptions;
+using torch::nn::GRU;
+using torch::nn::GRUCell;
+using torch::nn::LayerNorm;
+using torch::nn::LayerNormOptions;
+using torch::nn::Linear;
+using torch::nn::LinearOptions;
+using torch::nn::LSTM;
+using torch::nn::LSTMCell;
+using torch::nn::LSTMOptions;
+using torch::nn::MultiheadAttention;
+using torch::nn::MultiheadAttentionOptions;
+using torch::nn::RNN;
+using torch::nn::Sequential;
+using torch::nn::TransformerDecoderLayer;
+using torch::nn::TransformerDecoderLayerOptions;
+using torch::nn::TransformerEncoderLayer;
+using torch::nn::TransformerEncoderLayerOptions;
 using Tensors = std::vector<at::Tensor>;
 
 template <class M>

@@ -149,6 +149,10 @@ std::vector<Placement> placements_of(
   if (is_out) {
     return list;
   }
+  // Terms of numbers of eight bits cannot be made.
+  if (c10::isFloat8Type(tensor.scalar_type())) {
+    return list;
+  }
   if (tensor.scalar_type() != at::kBool) {
     list.push_back(Partial());
   }

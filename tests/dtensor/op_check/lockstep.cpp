@@ -13,11 +13,9 @@
 namespace weft::dtensor::check {
 namespace {
 
-using namespace std::chrono_literals;
-
 // How long the other ranks may go on after one threw, and a case may take.
-constexpr auto kGrace = 1500ms;
-constexpr auto kTimeout = 20s;
+constexpr auto kGrace = std::chrono::milliseconds(1500);
+constexpr auto kTimeout = std::chrono::seconds(20);
 
 std::string message_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
