@@ -194,9 +194,7 @@ struct Registration {
         continue;
       }
       const auto op = c10::Dispatcher::singleton().findOp(name);
-      const auto full = name.overload_name.empty()
-                            ? name.name
-                            : name.name + "." + name.overload_name;
+      const auto full = c10::toString(name);
       if (op && op->hasSchema() && !taken.contains(full) && !is_composed(*op)) {
         below_autograd.impl(
             full.c_str(),

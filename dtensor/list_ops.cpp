@@ -257,9 +257,7 @@ std::set<std::string> register_list_ops(torch::Library& library) {
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
     const auto way = op && op->hasSchema() ? way_of(*op) : Way::kNone;
-    const auto full = name.overload_name.empty()
-                          ? name.name
-                          : name.name + "." + name.overload_name;
+    const auto full = c10::toString(name);
     if (way == Way::kNone || taken.contains(full)) {
       continue;
     }

@@ -32,11 +32,6 @@ Registry& registry() {
   return *registry;
 }
 
-std::string full_name(const c10::OperatorName& name) {
-  return name.overload_name.empty() ? name.name
-                                    : name.name + "." + name.overload_name;
-}
-
 // The overloads that `text` names.
 std::vector<c10::OperatorHandle> find_ops(const std::string& text) {
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -48,7 +43,7 @@ std::vector<c10::OperatorHandle> find_ops(const std::string& text) {
       "\" names no namespace. Write e.g. \"my_ops::scale\".");
   std::vector<c10::OperatorHandle> ops;
   for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name == text || full_name(name) == text) {
+    if (name.name == text || c10::toString(name) == text) {
       const auto op = dispatcher.findOp(name);
       if (op && op->hasSchema()) {
         ops.push_back(*op);
@@ -74,7 +69,7 @@ bool writes_arguments(const c10::FunctionSchema& schema) {
 
 void check_op(const c10::OperatorHandle& op, const Rule& rule) {
   using c10::DispatchKey;
-  const auto name = full_name(op.operator_name());
+  const auto name = c10::toString(op.operator_name());
   TORCH_CHECK_VALUE(
       !find_rule(op),
       "[register_sharding] \"",
@@ -135,7 +130,7 @@ void register_sharding(const std::string& op, const Rule& rule) {
   for (const auto& handle : ops) {
     if (!handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse3)) {
       library.impl(
-          full_name(handle.operator_name()).c_str(),
+          c10::toString(handle.operator_name()).c_str(),
           torch::CppFunction::makeFromBoxedFunction<&dispatch_boxed>());
     }
   }
@@ -149,7 +144,7 @@ const Rule* find_registered_rule(const c10::OperatorHandle& op) {
     return nullptr;
   }
   for (const auto& name :
-       {full_name(op.operator_name()), op.operator_name().name}) {
+       {c10::toString(op.operator_name()), op.operator_name().name}) {
     if (const auto it = all.rules.find(name); it != all.rules.end()) {
       return it->second.get();
     }

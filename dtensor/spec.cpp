@@ -122,7 +122,9 @@ bool DTensorSpec::is_chunked() const {
 }
 
 DTensorSpec DTensorSpec::with(const Placements& placements) const {
-  return {mesh(), placements};
+  // Without a look at the table where nothing changes.
+  return placements == this->placements() ? *this
+                                          : DTensorSpec(mesh(), placements);
 }
 
 DTensorSpec DTensorSpec::with(int64_t mesh_dim, Placement placement) const {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/pending.h"
 
 namespace weft::dtensor {
 namespace {
@@ -59,12 +60,7 @@ std::vector<Strategy> permuted(
     const OpCall& call,
     const StrategyContext& context) {
   auto strategies = along_dim(call, context);
-  for (const auto op :
-       {ReduceOp::kSum,
-        ReduceOp::kAvg,
-        ReduceOp::kMin,
-        ReduceOp::kMax,
-        ReduceOp::kProduct}) {
+  for (const auto op : rules::every_reduction()) {
     strategies.push_back({{Partial(op)}, {Partial(op)}});
   }
   return strategies;

@@ -1,6 +1,7 @@
 // Ops that put numbers on the diagonal of matrices, or add them up there.
 
 #include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/pending.h"
 
 namespace weft::dtensor {
 namespace {
@@ -8,12 +9,7 @@ namespace {
 // Elements are moved, and zeros put around them, which all reductions of zeros
 // give: any pending one may wait.
 void carry_all(std::vector<Strategy>& strategies) {
-  for (const auto op :
-       {ReduceOp::kSum,
-        ReduceOp::kAvg,
-        ReduceOp::kMin,
-        ReduceOp::kMax,
-        ReduceOp::kProduct}) {
+  for (const auto op : rules::every_reduction()) {
     strategies.push_back({{Partial(op)}, {Partial(op)}});
   }
 }

@@ -7,6 +7,7 @@
 
 #include <ATen/TensorIterator.h>
 
+#include "dtensor/rules/pending.h"
 #include "dtensor/rules/pointwise.h"
 
 namespace weft::dtensor {
@@ -48,9 +49,7 @@ bool applies(const OpCall& call, const Carry& carry) {
   });
 }
 
-Carries same(
-    std::vector<size_t> arguments,
-    std::initializer_list<ReduceOp> ops) {
+Carries same(std::vector<size_t> arguments, const rules::Reductions& ops) {
   Carries carries;
   for (const auto op : ops) {
     carries.push_back({arguments, op, op});
@@ -95,13 +94,7 @@ Carries multiplicative(std::vector<size_t> arguments) {
 }
 
 Carries moves(std::vector<size_t> arguments) {
-  return picking(same(
-      std::move(arguments),
-      {ReduceOp::kSum,
-       ReduceOp::kAvg,
-       ReduceOp::kMin,
-       ReduceOp::kMax,
-       ReduceOp::kProduct}));
+  return picking(same(std::move(arguments), rules::every_reduction()));
 }
 
 Carries mixes(std::vector<size_t> arguments) {

@@ -1,6 +1,7 @@
 // Ops that compute each output element from the elements at the same place.
 
 #include "dtensor/rules/pointwise.h"
+#include "dtensor/rules/pending.h"
 
 #include <algorithm>
 #include <cmath>
@@ -77,12 +78,7 @@ std::vector<Strategy> zero_strategies(
     const OpCall& call,
     const StrategyContext& context) {
   auto strategies = shard_any_dim(call, context);
-  for (const auto op :
-       {ReduceOp::kSum,
-        ReduceOp::kAvg,
-        ReduceOp::kMin,
-        ReduceOp::kMax,
-        ReduceOp::kProduct}) {
+  for (const auto op : rules::every_reduction()) {
     strategies.push_back({{Partial(op)}, {Partial(op)}});
   }
   return strategies;
