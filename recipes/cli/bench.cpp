@@ -95,9 +95,9 @@ void add_deferred_memory(CLI::App& bench) {
       "Measures what a model built in DeferredInit costs each rank; under "
       "weftrun");
   command->add_option("--layers", options->layers, "Square linear layers")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 20));
   command->add_option("--dim", options->dim, "Their size")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 20));
   command->add_option("--threads", options->threads, "Per rank");
   add_json_flag(*command);
   command->callback([options] {
