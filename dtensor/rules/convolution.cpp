@@ -2,6 +2,8 @@
 // are summed over; groups are convolutions of their own. Positions overlap and
 // stay whole.
 
+#include <array>
+
 #include "dtensor/rule.h"
 #include "dtensor/rules/memory_format.h"
 #include "dtensor/rules/named_dims.h"
@@ -76,6 +78,13 @@ std::vector<Strategy> convolution(
   return strategies;
 }
 
+// Which gradients come back. oneDNN hands out the weight's with the bias',
+// asked for or not.
+std::array<bool, 3> made_gradients(const OpCall& call) {
+  const auto mask = rules::argument(call, "output_mask").toBoolList();
+  return {mask.get(0), mask.get(1) || mask.get(2), mask.get(2)};
+}
+
 // Gradients of input, weight and bias; undefined ones count as whole.
 std::vector<Strategy> convolution_backward(
     const OpCall& call,
@@ -99,10 +108,10 @@ std::vector<Strategy> convolution_backward(
   rules::add_linear(strategies, call, {"grad_output"}, {true, true, true});
   rules::add_linear(strategies, call, {"input"}, {false, true, false});
   rules::add_linear(strategies, call, {"weight"}, {true, false, false});
-  const auto mask = rules::argument(call, "output_mask").toBoolList();
+  const auto made = made_gradients(call);
   for (auto& strategy : strategies) {
     for (size_t i = 0; i < 3; ++i) {
-      strategy.outputs[i] = mask.get(i) ? strategy.outputs[i] : Replicate();
+      strategy.outputs[i] = made[i] ? strategy.outputs[i] : Replicate();
     }
   }
   return strategies;
@@ -175,15 +184,21 @@ std::vector<OutputMeta> convolution_sizes(const OpCall& call) {
 
 std::vector<OutputMeta> gradient_sizes(const OpCall& call) {
   const bool channels_last = works_channels_last(call);
-  const auto mask = rules::argument(call, "output_mask").toBoolList();
+  const auto made = made_gradients(call);
   std::vector<OutputMeta> metas(3);
-  if (mask.get(0)) {
+  if (made[0]) {
     metas[0] = rules::laid_out(call.tensors[1].sizes().vec(), channels_last);
   }
-  if (mask.get(1)) {
-    metas[1] = rules::laid_out(call.tensors[2].sizes().vec(), channels_last);
+  if (made[1]) {
+    auto sizes = call.tensors[2].sizes().vec();
+    const auto mask = rules::argument(call, "output_mask").toBoolList();
+    // One that nobody asked for is that of the planes which rows count as.
+    if (!mask.get(1) && sizes.size() == 3) {
+      sizes.insert(sizes.begin() + 2, 1);
+    }
+    metas[1] = rules::laid_out(std::move(sizes), channels_last);
   }
-  if (mask.get(2)) {
+  if (made[2]) {
     metas[2] = rules::contiguous({call.tensors[0].sizes()[1]});
   }
   return metas;

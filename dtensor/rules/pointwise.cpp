@@ -134,6 +134,14 @@ Carries div_carries(const OpCall& call) {
   return rounds ? Carries() : scale_carries(call) + multiplicative({0, 1});
 }
 
+// self * log(other) is 0 where both are 0: terms of self that add up to 0 there
+// give infinities of both signs. Other numbers have finite logarithms.
+Carries times_log_carries(const OpCall& call) {
+  const auto other = real_number(call.arguments[1]);
+  const bool one_more = call.name().starts_with("aten::special_xlog1py");
+  return other && *other + (one_more ? 1 : 0) > 0 ? linear({0}) : Carries();
+}
+
 // self^exponent of a number.
 Carries power_carries(const OpCall& call) {
   const auto exponent = real_number(call.arguments[1]);
@@ -288,7 +296,7 @@ void add_arithmetic_rules(RuleTable& table) {
   table.add("div", elementwise(div_carries));
   table.add("pow", elementwise(power_carries));
   table.add("ldexp", elementwise(linear({0}) + rising(0)));
-  table.add("xlogy special_xlog1py", elementwise(linear({0})));
+  table.add("xlogy special_xlog1py", elementwise(times_log_carries));
   table.add("lerp", elementwise(lerp_carries));
   table.add(
       "addcmul",

@@ -278,6 +278,16 @@ Stack other_arguments(const Sample& sample) {
       .value();
 }
 
+namespace {
+
+// Away from zero: what was positive stays so, and may be divided by.
+at::Tensor whole_numbers(const at::Tensor& tensor) {
+  const auto scaled = tensor.mul(3);
+  return scaled.abs().ceil().mul_(scaled.sign());
+}
+
+} // namespace
+
 Sample with_dtype(const Sample& sample, at::ScalarType dtype) {
   Sample other = sample;
   other.arguments =
@@ -286,7 +296,7 @@ Sample with_dtype(const Sample& sample, at::ScalarType dtype) {
           return tensor;
         }
         return c10::isIntegralType(dtype, /*includeBool=*/true)
-                   ? tensor.mul(3).to(dtype)
+                   ? whole_numbers(tensor).to(dtype)
                    : tensor.to(dtype);
       });
   other.text += c10::str(" as ", dtype);

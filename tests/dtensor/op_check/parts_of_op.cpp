@@ -1,7 +1,9 @@
 #include "tests/dtensor/op_check/parts_of_op.h"
 
 #include <algorithm>
+#include <limits>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
 #include "tests/dtensor/parts.h"
@@ -52,19 +54,96 @@ flag_terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
   return terms;
 }
 
-// Terms that add up to exactly `whole`, if it has few enough bits: a rounding
-// error would be a wrong answer of floor() or of a view as another dtype.
+// Note [Exact terms]
+// ~~~~~~~~~~~~~~~~~~
+// Terms of a pending reduction have to reduce to the whole to the last bit, in
+// the whole's own dtype: what is checked is then the rule, and no tolerance has
+// to make room for how the terms were made. A rounding error would be a wrong
+// answer of floor() or of a view as another dtype besides.
+// - Sums: an element of p digits is a whole number m, |m| < 2^p, of units in
+//   its last place. Its terms are such numbers of the same units, drawn so that
+//   all sums on the way have p digits too. A term is then at most twice the
+//   element, and what ranks round in a linear op is a few units of the result's
+//   last place, which tolerance_of() covers at every dtype.
+// - Averages: terms that add up to n times the element; only the sums have more
+//   digits, which the division by n takes off again.
+// - Products in narrow dtypes: signed powers of two.
+// - Extrema: the last rank holds the whole.
+
+int64_t digits_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return std::numeric_limits<double>::digits;
+    case at::kFloat:
+      return std::numeric_limits<float>::digits;
+    case at::kHalf:
+      return std::numeric_limits<at::Half>::digits;
+    default:
+      return std::numeric_limits<at::BFloat16>::digits;
+  }
+}
+
+// Uniform whole numbers from `lower` to `upper`.
+at::Tensor
+between(const at::Tensor& lower, const at::Tensor& upper, uint64_t seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  const auto share = at::rand(lower.sizes(), generator, at::kDouble);
+  const auto offset = (share * (upper - lower + 1)).floor().to(at::kLong);
+  return at::minimum(lower + offset, upper);
+}
+
+// Whole numbers of at most `limit` that add up to `count`, or to n times it.
 std::vector<at::Tensor>
-exact_terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
+split_counts(const at::Tensor& count, int64_t limit, ReduceOp op, int64_t n) {
   std::vector<at::Tensor> terms;
-  auto rest = op == ReduceOp::kAvg ? whole * n : whole.clone();
+  const bool averages = op == ReduceOp::kAvg;
+  auto rest = averages ? count * n : count;
+  auto sum = at::zeros_like(count);
   for (int64_t r = 0; r + 1 < n; ++r) {
-    const auto noise = test::random(whole.sizes(), 1000 + r).mul(64).round();
-    terms.push_back(noise.div(16).to(whole.scalar_type()));
+    const int64_t others = limit * (n - r - 1);
+    auto lower = (rest - others).clamp_min(-limit);
+    auto upper = (rest + others).clamp_max(limit);
+    if (!averages) {
+      lower = at::maximum(lower, -limit - sum);
+      upper = at::minimum(upper, limit - sum);
+    }
+    terms.push_back(between(lower, upper, 1000 + r));
+    sum = sum + terms.back();
     rest = rest - terms.back();
   }
   terms.push_back(rest);
   return terms;
+}
+
+at::Tensor laid_out_as(const at::Tensor& whole, const at::Tensor& values) {
+  return at::empty_like(whole).copy_(values);
+}
+
+std::vector<at::Tensor>
+exact_terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
+  const int64_t digits = digits_of(whole.scalar_type());
+  const auto [mantissa, exponent] = at::frexp(whole.to(at::kDouble));
+  const auto two = at::full({}, 2, at::kDouble);
+  const auto unit = at::pow(two, exponent - digits);
+  const auto count = at::ldexp(mantissa, at::full({}, digits)).to(at::kLong);
+  std::vector<at::Tensor> terms;
+  for (const auto& term :
+       split_counts(count, (int64_t{1} << digits) - 1, op, n)) {
+    terms.push_back(laid_out_as(whole, term * unit));
+  }
+  return terms;
+}
+
+std::vector<at::Tensor> exact_factors(const at::Tensor& whole, int64_t n) {
+  std::vector<at::Tensor> factors;
+  auto rest = whole;
+  for (int64_t r = 0; r + 1 < n; ++r) {
+    const auto noise = test::random(whole.sizes(), 1000 + r).add(0.25);
+    factors.push_back(laid_out_as(whole, noise.round().exp2() * noise.sign()));
+    rest = rest / factors.back();
+  }
+  factors.push_back(rest);
+  return factors;
 }
 
 std::vector<at::Tensor>
@@ -74,8 +153,20 @@ terms_of(const at::Tensor& whole, const Placement& placement, int64_t n) {
     return flag_terms(whole, op, n);
   }
   const bool adds = op == ReduceOp::kSum || op == ReduceOp::kAvg;
-  return adds && whole.is_floating_point() ? exact_terms(whole, op, n)
-                                           : test::cut(whole, placement, n);
+  if (whole.is_complex() && adds) {
+    auto terms = exact_terms(at::view_as_real(whole), op, n);
+    for (auto& term : terms) {
+      term = at::view_as_complex(term);
+    }
+    return terms;
+  }
+  if (whole.is_floating_point() && adds) {
+    return exact_terms(whole, op, n);
+  }
+  const bool narrow =
+      whole.is_floating_point() && whole.scalar_type() != at::kDouble;
+  return narrow && op == ReduceOp::kProduct ? exact_factors(whole, n)
+                                            : test::cut(whole, placement, n);
 }
 
 // at::cat and index_copy_ know no unsigned words.

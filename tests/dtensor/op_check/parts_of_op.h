@@ -9,7 +9,7 @@
 namespace weft::dtensor::check {
 
 /// What each rank holds of `whole`, row-major; a Partial's terms are random
-/// ones that reduce to it.
+/// ones that reduce to it. See Note [Exact terms].
 std::vector<at::Tensor> cut_parts(
     const at::Tensor& whole,
     const Placements& placements,
