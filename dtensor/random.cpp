@@ -1,9 +1,13 @@
 #include "dtensor/random.h"
 
+#include <algorithm>
+#include <array>
+
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 
 #include "dtensor/random_arithmetic.h"
+#include "dtensor/random_blocks.h"
 #include "mesh/device_plugin.h"
 
 namespace weft::dtensor {
@@ -43,33 +47,85 @@ void for_each_row(
   }
 }
 
+// Makes some blocks of numbers, from one on.
+struct BlockMaker {
+  void (*make)(uint64_t seed, uint64_t stream, uint64_t first, float* numbers);
+  int64_t blocks;
+};
+
+template <auto make_block>
+void one_block(uint64_t seed, uint64_t stream, uint64_t at, float* numbers) {
+  std::ranges::copy(make_block(seed, stream, at).numbers, numbers);
+}
+
+// Short rows far from each other want few numbers of many blocks.
+BlockMaker
+choose_maker(bool normal, const LocalBox& box, c10::IntArrayRef global_sizes) {
+  const int64_t row = box.sizes.empty() ? 1 : box.sizes.back();
+  const int64_t width = global_sizes.empty() ? 1 : global_sizes.back();
+  if (4 * row < std::min(width, 4 * kBlocksAtOnce)) {
+    return {normal ? one_block<normal_block> : one_block<uniform_block>, 1};
+  }
+  return {normal ? normal_blocks : uniform_blocks, kBlocksAtOnce};
+}
+
 // Vector body and tail take the same path, so an element's value never depends
-// on its neighbours.
-template <class Generate>
+// on its neighbours. Rows that lie one behind the other in the whole are one.
+class Filler {
+ public:
+  Filler(const mesh::RandomFill& fill, const BlockMaker& maker)
+      : fill_(fill), maker_(maker) {}
+
+  // The elements [global, global + length) of the whole.
+  template <class T>
+  void fill(T* data, int64_t global, int64_t length) {
+    while (length > 0) {
+      const float* numbers = numbers_from(global);
+      const int64_t count = std::min(length, left_);
+      for (int64_t i = 0; i < count; ++i) {
+        data[i] = static_cast<T>(placed(numbers[i], fill_.shift, fill_.scale));
+      }
+      data += count;
+      global += count;
+      length -= count;
+    }
+  }
+
+ private:
+  // Short rows share what was made for the one before.
+  const float* numbers_from(int64_t global) {
+    const int64_t count = 4 * maker_.blocks;
+    if (begin_ < 0 || global < begin_ || global >= begin_ + count) {
+      begin_ = global / 4 * 4;
+      maker_.make(
+          fill_.seed,
+          fill_.stream,
+          static_cast<uint64_t>(begin_ / 4),
+          numbers_.data());
+    }
+    left_ = begin_ + count - global;
+    return numbers_.data() + (global - begin_);
+  }
+
+  const mesh::RandomFill& fill_;
+  BlockMaker maker_;
+  std::array<float, 4 * kBlocksAtOnce> numbers_;
+  int64_t begin_ = -1;
+  int64_t left_ = 0;
+};
+
 void fill_on_cpu(
     const at::Tensor& local,
     const LocalBox& box,
     c10::IntArrayRef global_sizes,
-    const mesh::RandomFill& fill,
-    const Generate& generate) {
+    const mesh::RandomFill& fill) {
+  Filler filler(fill, choose_maker(fill.is_normal, box, global_sizes));
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, local.scalar_type(), "fill_random", [&] {
         auto* data = local.mutable_data_ptr<scalar_t>();
         for_each_row(
             box, global_sizes, [&](int64_t at, int64_t global, int64_t length) {
-              int64_t done = 0;
-              while (done < length) {
-                const auto block = generate(
-                    fill.seed,
-                    fill.stream,
-                    static_cast<uint64_t>((global + done) / 4));
-                for (int64_t lane = (global + done) % 4;
-                     lane < 4 && done < length;
-                     ++lane, ++done) {
-                  data[at + done] = static_cast<scalar_t>(
-                      placed(block.numbers[lane], fill.shift, fill.scale));
-                }
-              }
+              filler.fill(data + at, global, length);
             });
       });
 }
@@ -86,14 +142,8 @@ void fill_random(
       fill_random(staged, box, global_sizes, fill);
       local.copy_(staged);
     }
-  } else if (fill.is_normal) {
-    fill_on_cpu(local, box, global_sizes, fill, [](auto... counter) {
-      return normal_block(counter...);
-    });
   } else {
-    fill_on_cpu(local, box, global_sizes, fill, [](auto... counter) {
-      return uniform_block(counter...);
-    });
+    fill_on_cpu(local, box, global_sizes, fill);
   }
 }
 

@@ -102,6 +102,22 @@ uniform_block(uint64_t seed, uint64_t stream, uint64_t block) {
   return result;
 }
 
+/// log(m) for m in [sqrt(1/2), sqrt(2)].
+WEFT_HOST_DEVICE inline double log_near_one(double m) {
+  // 2 artanh(s), s = (m - 1) / (m + 1), |s| < 0.172.
+  const double s = over(plus(m, -1.0), plus(m, 1.0));
+  const double z = times(s, s);
+  double sum = 1.0 / 15;
+  sum = plus(times(sum, z), 1.0 / 13);
+  sum = plus(times(sum, z), 1.0 / 11);
+  sum = plus(times(sum, z), 1.0 / 9);
+  sum = plus(times(sum, z), 1.0 / 7);
+  sum = plus(times(sum, z), 1.0 / 5);
+  sum = plus(times(sum, z), 1.0 / 3);
+  sum = plus(times(sum, z), 1.0);
+  return times(times(2.0, s), sum);
+}
+
 /// log(n / 2^24) for n in [1, 2^24].
 WEFT_HOST_DEVICE inline double log_of_fraction(uint32_t n) {
   // n = m * 2^exponent with m in [sqrt(1/2), sqrt(2)).
@@ -115,19 +131,7 @@ WEFT_HOST_DEVICE inline double log_of_fraction(uint32_t n) {
     m = times(m, 0.5);
     ++exponent;
   }
-  // log(m) = 2 artanh(s), s = (m - 1) / (m + 1), |s| < 0.172.
-  const double s = over(plus(m, -1.0), plus(m, 1.0));
-  const double z = times(s, s);
-  double sum = 1.0 / 15;
-  sum = plus(times(sum, z), 1.0 / 13);
-  sum = plus(times(sum, z), 1.0 / 11);
-  sum = plus(times(sum, z), 1.0 / 9);
-  sum = plus(times(sum, z), 1.0 / 7);
-  sum = plus(times(sum, z), 1.0 / 5);
-  sum = plus(times(sum, z), 1.0 / 3);
-  sum = plus(times(sum, z), 1.0);
-  const double log_m = times(times(2.0, s), sum);
-  return plus(times(exponent - 24, 0.6931471805599453), log_m);
+  return plus(times(exponent - 24, 0.6931471805599453), log_near_one(m));
 }
 
 struct SinCos {
@@ -135,13 +139,9 @@ struct SinCos {
   double cos;
 };
 
-/// Of the angle 2 pi n / 2^24, n in [0, 2^24).
-WEFT_HOST_DEVICE inline SinCos sin_cos_of_turn(uint32_t n) {
-  // The nearest quarter turn, and the exact rest in [-1/8, 1/8] turns.
-  const uint32_t quarter = (n + (1U << 21)) >> 22;
-  const int32_t rest =
-      static_cast<int32_t>(n) - static_cast<int32_t>(quarter << 22);
-  const double x = times(times(rest, 0x1p-24), 6.283185307179586);
+/// Of the angle 2 pi n / 2^24, n in [-2^21, 2^21]: an eighth of a turn.
+WEFT_HOST_DEVICE inline SinCos sin_cos_near_zero(int32_t n) {
+  const double x = times(times(n, 0x1p-24), 6.283185307179586);
   const double z = times(x, x);
   double sin = 1.0 / 6227020800.0;
   sin = plus(times(sin, z), -1.0 / 39916800.0);
@@ -158,6 +158,15 @@ WEFT_HOST_DEVICE inline SinCos sin_cos_of_turn(uint32_t n) {
   cos = plus(times(cos, z), 1.0 / 24.0);
   cos = plus(times(cos, z), -0.5);
   cos = plus(times(cos, z), 1.0);
+  return {sin, cos};
+}
+
+/// Of the angle 2 pi n / 2^24, n in [0, 2^24).
+WEFT_HOST_DEVICE inline SinCos sin_cos_of_turn(uint32_t n) {
+  // The nearest quarter turn, and the exact rest in [-1/8, 1/8] turns.
+  const uint32_t quarter = (n + (1U << 21)) >> 22;
+  const auto [sin, cos] = sin_cos_near_zero(
+      static_cast<int32_t>(n) - static_cast<int32_t>(quarter << 22));
   switch (quarter & 3U) {
     case 1:
       return {cos, -sin};

@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/random_arithmetic.h"
+#include "dtensor/random_blocks.h"
 
 namespace weft::dtensor {
 namespace {
@@ -47,6 +48,55 @@ TEST(Random, SineAndCosineAreExactEnough) {
     const auto value = sin_cos_of_turn(n);
     ASSERT_NEAR(value.sin, std::sin(2 * kPi * n / 16777216.0), 1e-12) << n;
     ASSERT_NEAR(value.cos, std::cos(2 * kPi * n / 16777216.0), 1e-12) << n;
+  }
+}
+
+TEST(Random, ManyBlocksAtOnceAreTheSameAsOneByOne) {
+  std::mt19937_64 any(2);
+  float numbers[4 * kBlocksAtOnce];
+  uint64_t blocks[kBlocksAtOnce];
+  uint64_t bits[kBlocksAtOnce];
+  for (int i = 0; i < 2000; ++i) {
+    const uint64_t seed = any();
+    const uint64_t stream = any();
+    const uint64_t first = any() >> (i % 64);
+    for (const bool normal : {false, true}) {
+      (normal ? normal_blocks : uniform_blocks)(seed, stream, first, numbers);
+      for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
+        const auto one = (normal ? normal_block : uniform_block)(
+            seed, stream, first + static_cast<uint64_t>(b));
+        ASSERT_EQ(std::memcmp(numbers + 4 * b, one.numbers, 16), 0);
+      }
+    }
+    for (auto& block : blocks) {
+      block = any();
+    }
+    first_bits_of_blocks(seed, stream, blocks, bits);
+    for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
+      const auto block = philox(seed, stream, blocks[b]);
+      ASSERT_EQ(bits[b], block.words[0] | uint64_t{block.words[1]} << 32);
+    }
+  }
+}
+
+TEST(Random, AnyBoxIsCutOutOfTheWhole) {
+  const std::vector<int64_t> sizes{7, 5, 301};
+  for (const bool normal : {false, true}) {
+    const auto fill = normal ? fill_normal : fill_uniform;
+    auto whole = at::empty(sizes);
+    fill(whole, {{0, 0, 0}, sizes}, sizes, {.seed = 1, .stream = 2}, 0, 1);
+    for (const int64_t width : {0, 1, 3, 4, 63, 64, 150, 300}) {
+      auto part = at::empty({3, 5, width});
+      fill(
+          part,
+          {{2, 0, 301 - width}, {3, 5, width}},
+          sizes,
+          {.seed = 1, .stream = 2},
+          0,
+          1);
+      EXPECT_TRUE(
+          part.equal(whole.narrow(0, 2, 3).narrow(2, 301 - width, width)));
+    }
   }
 }
 
