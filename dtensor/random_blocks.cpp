@@ -130,18 +130,33 @@ normal_blocks(uint64_t seed, uint64_t stream, uint64_t first, float* numbers) {
   interleave(lanes, numbers);
 }
 
-WEFT_FOR_EACH_PROCESSOR void first_bits_of_blocks(
+WEFT_FOR_EACH_PROCESSOR void bits_of_blocks(
     uint64_t seed,
     uint64_t stream,
     const uint64_t* blocks,
-    uint64_t* bits) {
+    uint64_t* first,
+    uint64_t* second) {
   Words w;
   for (int64_t i = 0; i < kLanes; ++i) {
     start(w, i, blocks[i], stream);
   }
   run_rounds(w, seed);
   for (int64_t i = 0; i < kLanes; ++i) {
-    bits[i] = w.words[0][i] | uint64_t{w.words[1][i]} << 32;
+    first[i] = w.words[0][i] | uint64_t{w.words[1][i]} << 32;
+    second[i] = w.words[2][i] | uint64_t{w.words[3][i]} << 32;
+  }
+}
+
+WEFT_FOR_EACH_PROCESSOR void vector_logs(const double* x, double* logs) {
+  for (int64_t i = 0; i < kLanes; ++i) {
+    const auto bits = std::bit_cast<uint64_t>(x[i]);
+    const auto fraction = std::bit_cast<double>(
+        (bits & 0x000FFFFFFFFFFFFFULL) | 0x3FF0000000000000ULL);
+    const bool halve = fraction > 1.4142135623730951;
+    const auto exponent =
+        static_cast<int32_t>(bits >> 52) - 1023 + (halve ? 1 : 0);
+    const double m = halve ? times(fraction, 0.5) : fraction;
+    logs[i] = plus(times(exponent, 0.6931471805599453), log_near_one(m));
   }
 }
 

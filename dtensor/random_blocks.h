@@ -21,11 +21,17 @@ void normal_blocks(
     uint64_t first,
     float* numbers);
 
-/// bits[i]: the first two words of the block blocks[i], the first one lowest.
-void first_bits_of_blocks(
+/// first[i], second[i]: two words each of the block blocks[i], the lower word
+/// lowest.
+void bits_of_blocks(
     uint64_t seed,
     uint64_t stream,
     const uint64_t* blocks,
-    uint64_t* bits);
+    uint64_t* first,
+    uint64_t* second);
+
+/// logs[i] = log(x[i]) for normal numbers x[i] > 0 and i < kBlocksAtOnce; to
+/// 1e-12 of it.
+void vector_logs(const double* x, double* logs);
 
 } // namespace weft::dtensor

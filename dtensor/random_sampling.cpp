@@ -1,39 +1,54 @@
 #include "dtensor/random_sampling.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include <ATen/ops/empty_like.h>
 
 #include "dtensor/random_arithmetic.h"
+#include "dtensor/random_blocks.h"
 
 namespace weft::dtensor {
 namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 
+__extension__ using uint128_t = unsigned __int128;
+
+uint64_t high_product(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<uint128_t>(a) * b >> 64);
+}
+
+double unit_of(uint64_t bits) {
+  return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
+}
+
 // The numbers of one element. A distribution's algorithm that rejects some goes
 // on to the next block; 2^40 elements have blocks of their own.
 class ElementRandom {
  public:
-  ElementRandom(RandomKey key, int64_t element)
-      : key_(key), block_(static_cast<uint64_t>(element)) {}
+  /// `first`, `second`: of bits_of_blocks() for the element.
+  ElementRandom(
+      RandomKey key,
+      uint64_t element,
+      uint64_t first,
+      uint64_t second)
+      : key_(key), block_(element), pair_{second, first} {}
 
   uint64_t bits() {
     if (left_ == 0) {
+      block_ += uint64_t{1} << 40;
       const auto block = philox(key_.seed, key_.stream, block_);
       pair_[1] = block.words[0] | uint64_t{block.words[1]} << 32;
       pair_[0] = block.words[2] | uint64_t{block.words[3]} << 32;
-      block_ += uint64_t{1} << 40;
       left_ = 2;
     }
     return pair_[--left_];
   }
 
   /// U(0, 1), never 0 or 1.
-  double uniform() {
-    return (static_cast<double>(bits() >> 12) + 0.5) * 0x1p-52;
-  }
+  double uniform() { return unit_of(bits()); }
 
   double normal() {
     const double radius = std::sqrt(-2 * std::log(uniform()));
@@ -43,9 +58,32 @@ class ElementRandom {
  private:
   RandomKey key_;
   uint64_t block_;
-  uint64_t pair_[2] = {};
-  int left_ = 0;
+  uint64_t pair_[2];
+  int left_ = 2;
 };
+
+// The first random bits of some elements, whose indices lie side by side in
+// memory; those after `count` are of no element.
+struct Bits {
+  uint64_t elements[kBlocksAtOnce] = {};
+  uint64_t first[kBlocksAtOnce];
+  uint64_t second[kBlocksAtOnce];
+};
+
+// use(bits, begin, count) for kBlocksAtOnce elements at a time.
+template <class Use>
+void for_each_bits(const at::Tensor& indices, RandomKey key, const Use& use) {
+  const auto* index = indices.const_data_ptr<int64_t>();
+  const int64_t n = indices.numel();
+  Bits bits;
+  for (int64_t begin = 0; begin < n; begin += kBlocksAtOnce) {
+    const int64_t count = std::min(n - begin, kBlocksAtOnce);
+    std::copy_n(index + begin, count, bits.elements);
+    bits_of_blocks(
+        key.seed, key.stream, bits.elements, bits.first, bits.second);
+    use(bits, begin, count);
+  }
+}
 
 // sample(random, i) for each element.
 template <class T, class Sample>
@@ -53,13 +91,35 @@ at::Tensor
 for_each(const at::Tensor& indices, RandomKey key, const Sample& sample) {
   const auto result =
       at::empty_like(indices, c10::CppTypeToScalarType<T>::value);
-  const auto* index = indices.const_data_ptr<int64_t>();
   auto* out = result.template mutable_data_ptr<T>();
-  const int64_t n = indices.numel();
-  for (int64_t i = 0; i < n; ++i) {
-    ElementRandom random(key, index[i]);
-    out[i] = sample(random, i);
-  }
+  for_each_bits(
+      indices, key, [&](const Bits& bits, int64_t begin, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+          ElementRandom random(
+              key, bits.elements[i], bits.first[i], bits.second[i]);
+          out[begin + i] = sample(random, begin + i);
+        }
+      });
+  return result;
+}
+
+// sample(log(U(0, 1))) for each element.
+template <class Sample>
+at::Tensor
+for_each_log(const at::Tensor& indices, RandomKey key, const Sample& sample) {
+  const auto result = at::empty_like(indices, at::kDouble);
+  auto* out = result.mutable_data_ptr<double>();
+  double numbers[kBlocksAtOnce];
+  for_each_bits(
+      indices, key, [&](const Bits& bits, int64_t begin, int64_t count) {
+        for (int64_t i = 0; i < kBlocksAtOnce; ++i) {
+          numbers[i] = unit_of(bits.first[i]);
+        }
+        vector_logs(numbers, numbers);
+        for (int64_t i = 0; i < count; ++i) {
+          out[begin + i] = sample(numbers[i]);
+        }
+      });
   return result;
 }
 
@@ -225,26 +285,33 @@ at::Tensor sample_integers(
     RandomKey key,
     int64_t from,
     uint64_t range) {
-  return for_each<int64_t>(indices, key, [&](auto& random, int64_t) {
-    const uint64_t bits = random.bits();
-    const uint64_t above = range == 0 ? bits : bits % range;
-    return static_cast<int64_t>(static_cast<uint64_t>(from) + above);
-  });
+  const auto result = at::empty_like(indices);
+  auto* out = result.mutable_data_ptr<int64_t>();
+  for_each_bits(
+      indices, key, [&](const Bits& bits, int64_t begin, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+          // The upper half of the product: as even as the remainder, and no
+          // division.
+          const uint64_t above =
+              range == 0 ? bits.first[i] : high_product(bits.first[i], range);
+          out[begin + i] =
+              static_cast<int64_t>(static_cast<uint64_t>(from) + above);
+        }
+      });
+  return result;
 }
 
 at::Tensor
 sample_exponential(const at::Tensor& indices, RandomKey key, double lambda) {
-  return for_each<double>(indices, key, [&](auto& random, int64_t) {
-    return -std::log(random.uniform()) / lambda;
-  });
+  return for_each_log(
+      indices, key, [&](double log_u) { return -log_u / lambda; });
 }
 
 at::Tensor
 sample_geometric(const at::Tensor& indices, RandomKey key, double p) {
   const double log_q = std::log1p(-p);
-  return for_each<double>(indices, key, [&](auto& random, int64_t) {
-    return std::ceil(std::log(random.uniform()) / log_q);
-  });
+  return for_each_log(
+      indices, key, [&](double log_u) { return std::ceil(log_u / log_q); });
 }
 
 at::Tensor sample_cauchy(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <numeric>
 
 #include <torch/torch.h>
 
@@ -102,20 +103,29 @@ LocalBox RandomPart::box() const {
 }
 
 at::Tensor RandomPart::indices() const {
-  auto result = at::zeros({}, at::kLong);
+  auto result = at::empty(local_sizes, at::kLong);
+  auto* out = result.mutable_data_ptr<int64_t>();
   const auto strides = row_major_strides(global_sizes);
-  const auto ndim = static_cast<int64_t>(ranges.size());
-  for (int64_t d = 0; d < ndim; ++d) {
-    std::vector<at::Tensor> positions{at::empty({0}, at::kLong)};
-    for (const auto& range : ranges[d]) {
-      positions.push_back(
-          at::arange(range.begin, range.begin + range.length, at::kLong));
+  // All positions of the dims from `dim` on, behind `before` of those in front.
+  const auto write = [&](const auto& self, size_t dim, int64_t before) -> void {
+    if (dim == ranges.size()) {
+      *out++ = before;
+      return;
     }
-    std::vector<int64_t> shape(ndim, 1);
-    shape[d] = local_sizes[d];
-    result = result + (at::cat(positions) * strides[d]).view(shape);
-  }
-  return result.expand(local_sizes).contiguous();
+    const bool is_last = dim + 1 == ranges.size();
+    for (const auto& range : ranges[dim]) {
+      if (is_last) {
+        std::iota(out, out + range.length, before + range.begin);
+        out += range.length;
+        continue;
+      }
+      for (int64_t i = 0; i < range.length; ++i) {
+        self(self, dim + 1, before + (range.begin + i) * strides[dim]);
+      }
+    }
+  };
+  write(write, 0, 0);
+  return result;
 }
 
 RandomPart next_random_part(const DTensorSpec& spec, c10::IntArrayRef sizes) {

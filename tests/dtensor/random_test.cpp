@@ -43,6 +43,26 @@ TEST(Random, LogarithmIsExactEnough) {
   EXPECT_EQ(log_of_fraction(1U << 24), 0.0);
 }
 
+TEST(Random, VectorLogarithmIsExactEnough) {
+  std::mt19937_64 any(3);
+  std::uniform_real_distribution<double> unit;
+  double x[kBlocksAtOnce];
+  double logs[kBlocksAtOnce];
+  for (int i = 0; i < 2000; ++i) {
+    for (auto& value : x) {
+      value = std::ldexp(unit(any) + 0x1p-53, -static_cast<int>(any() % 60));
+    }
+    x[0] = 0x1p-53;
+    x[1] = 1 - 0x1p-53;
+    x[2] = 1;
+    vector_logs(x, logs);
+    for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
+      const double expected = std::log(x[b]);
+      ASSERT_NEAR(logs[b], expected, 2e-12 * std::abs(expected)) << x[b];
+    }
+  }
+}
+
 TEST(Random, SineAndCosineAreExactEnough) {
   for (uint32_t n = 0; n < 1U << 24; n += 1021) {
     const auto value = sin_cos_of_turn(n);
@@ -55,7 +75,7 @@ TEST(Random, ManyBlocksAtOnceAreTheSameAsOneByOne) {
   std::mt19937_64 any(2);
   float numbers[4 * kBlocksAtOnce];
   uint64_t blocks[kBlocksAtOnce];
-  uint64_t bits[kBlocksAtOnce];
+  uint64_t bits[2][kBlocksAtOnce];
   for (int i = 0; i < 2000; ++i) {
     const uint64_t seed = any();
     const uint64_t stream = any();
@@ -71,10 +91,11 @@ TEST(Random, ManyBlocksAtOnceAreTheSameAsOneByOne) {
     for (auto& block : blocks) {
       block = any();
     }
-    first_bits_of_blocks(seed, stream, blocks, bits);
+    bits_of_blocks(seed, stream, blocks, bits[0], bits[1]);
     for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
       const auto block = philox(seed, stream, blocks[b]);
-      ASSERT_EQ(bits[b], block.words[0] | uint64_t{block.words[1]} << 32);
+      ASSERT_EQ(bits[0][b], block.words[0] | uint64_t{block.words[1]} << 32);
+      ASSERT_EQ(bits[1][b], block.words[2] | uint64_t{block.words[3]} << 32);
     }
   }
 }
