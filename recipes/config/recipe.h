@@ -28,6 +28,7 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
+  double attention_dropout = 0;
   bool operator==(const ModelConfig&) const = default;
 };
 
@@ -106,6 +107,13 @@ struct TraceConfig {
   bool operator==(const TraceConfig&) const = default;
 };
 
+struct CommunicationBudgetConfig {
+  double mb_per_step = 0;
+  int64_t collectives_per_step = 0;
+  int64_t implicit = -1;
+  bool operator==(const CommunicationBudgetConfig&) const = default;
+};
+
 /// Where the values of a recipe were written, for error messages; two recipes
 /// that say the same are equal wherever that was.
 struct Origins {
@@ -135,6 +143,7 @@ struct Recipe {
   CheckpointConfig checkpoint;
   LogConfig log;
   TraceConfig trace;
+  CommunicationBudgetConfig communication_budget;
   Origins origins;
 
   bool operator==(const Recipe&) const = default;

@@ -112,6 +112,11 @@ std::vector<Key> model_keys() {
       {.path = "model.tie_embeddings",
        .field = member<&Recipe::model, &ModelConfig::tie_embeddings>,
        .doc = "Use the token embedding as the output layer too."},
+      {.path = "model.attention_dropout",
+       .field = member<&Recipe::model, &ModelConfig::attention_dropout>,
+       .doc = "Probability that training drops an attention weight; which ones "
+              "is the same on every mesh.",
+       .range = between(0, 0.999)},
   };
 }
 
@@ -270,6 +275,8 @@ std::vector<Key> lifecycle_keys() {
   };
 }
 
+using Budget = CommunicationBudgetConfig;
+
 std::vector<Key> seeing_keys() {
   return {
       {.path = "log.tensorboard",
@@ -286,6 +293,23 @@ std::vector<Key> seeing_keys() {
        .doc = "So many steps are traced. 0: none.",
        .unit = "steps",
        .range = between(0, 1000)},
+      {.path = "communication_budget.mb_per_step",
+       .field = member<&Recipe::communication_budget, &Budget::mb_per_step>,
+       .doc = "The most that a rank's collectives of a step may hold, counted "
+              "as its ledgers do, by their larger side. 0: any.",
+       .unit = "1e6 bytes",
+       .range = at_least(0)},
+      {.path = "communication_budget.collectives_per_step",
+       .field =
+           member<&Recipe::communication_budget, &Budget::collectives_per_step>,
+       .doc = "The most collectives of a step on one rank. 0: any number.",
+       .range = between(0, kMostCount)},
+      {.path = "communication_budget.implicit",
+       .field = member<&Recipe::communication_budget, &Budget::implicit>,
+       .doc = "The most collectives of a step that no style or line of the "
+              "model asked for, but an op whose inputs did not lie right. -1: "
+              "any number.",
+       .range = or_else(-1, between(0, kMostCount))},
   };
 }
 
@@ -327,6 +351,9 @@ std::span<const Section> sections() {
       {"trace",
        "A Chrome trace of some steps, `trace.json` in the run's folder: "
        "operators, modules, collectives."},
+      {"communication_budget",
+       "What `weft explain` answers no to, with exit code 1. Training does not "
+       "look at it."},
   };
   return table;
 }

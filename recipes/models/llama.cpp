@@ -44,7 +44,8 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config)
     : heads_(config.heads),
       kv_heads_(config.kv_heads),
-      head_dim_(config.head_dim()) {
+      head_dim_(config.head_dim()),
+      dropout_(config.attention_dropout) {
   const int64_t kv_dim = kv_heads_ * head_dim_;
   q_proj = register_module("q_proj", linear(config.dim, config.dim));
   k_proj = register_module("k_proj", linear(config.dim, kv_dim));
@@ -68,7 +69,7 @@ at::Tensor LlamaAttentionImpl::forward(
       k_BKTd,
       v_BKTd,
       /*attn_mask=*/{},
-      /*dropout_p=*/0.0,
+      /*dropout_p=*/is_training() ? dropout_ : 0.0,
       /*is_causal=*/true,
       /*scale=*/std::nullopt,
       /*enable_gqa=*/kv_heads_ != heads_);

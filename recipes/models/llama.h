@@ -22,6 +22,8 @@ struct LlamaConfig {
   double rope_theta = 10000.0;
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
+  /// Probability that training drops an attention weight.
+  double attention_dropout = 0;
 
   int64_t head_dim() const { return dim / heads; }
 };
@@ -63,6 +65,7 @@ class LlamaAttentionImpl : public torch::nn::Module {
   int64_t heads_;
   int64_t kv_heads_;
   int64_t head_dim_;
+  double dropout_;
 };
 TORCH_MODULE(LlamaAttention);
 

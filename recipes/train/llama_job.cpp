@@ -20,6 +20,7 @@ LlamaConfig model_config(const Recipe& recipe) {
   config.rope_theta = model.rope_theta;
   config.norm_eps = model.norm_eps;
   config.tie_embeddings = model.tie_embeddings;
+  config.attention_dropout = model.attention_dropout;
   return config;
 }
 
@@ -43,7 +44,10 @@ torch::optim::AdamWOptions adamw_options(const Recipe& recipe) {
 
 } // namespace
 
-LlamaJob make_llama_job(const Recipe& recipe, const mesh::DeviceMesh& mesh) {
+LlamaJob make_llama_job(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    std::optional<c10::Device> device) {
   LlamaJob job;
   job.mesh = mesh;
   job.model = build_deferred(recipe);
@@ -61,7 +65,9 @@ LlamaJob make_llama_job(const Recipe& recipe, const mesh::DeviceMesh& mesh) {
       std::make_unique<ddp::DistributedDataParallel<LlamaForCausalLMImpl>>(
           job.model, mesh["dp"], options);
   dtensor::materialize(
-      *job.model, static_cast<uint64_t>(recipe.seed), mesh.world().device());
+      *job.model,
+      static_cast<uint64_t>(recipe.seed),
+      device.value_or(mesh.world().device()));
   job.optimizer = std::make_unique<FusedAdamW>(
       job.model->parameters(), adamw_options(recipe));
   return job;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "checkpoint/save.h"
 #include "ddp/distributed_data_parallel.h"
@@ -20,9 +21,13 @@ struct LlamaJob {
 };
 
 /// Builds the model deferred, places it over "tp", wraps it over "dp" and
-/// gives every rank its own part of the weights.
+/// gives every rank its own part of the weights, on `device` (default: the
+/// world's; on the meta device they have no values).
 /// Collective: all ranks of `mesh`, which has the dims "dp" and "tp".
-LlamaJob make_llama_job(const Recipe& recipe, const mesh::DeviceMesh& mesh);
+LlamaJob make_llama_job(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    std::optional<c10::Device> device = std::nullopt);
 
 /// What a checkpoint of the job holds: "model" and "optimizer". Shares memory
 /// with the job.

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "dtensor/clip_grad.h"
+#include "dtensor/random_state.h"
 #include "mesh/device.h"
 #include "mesh/error.h"
 #include "mesh/ledger.h"
@@ -35,6 +36,15 @@ BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
       "data (names and sizes of the files)",
       loader.corpus().fingerprint_text());
   return loader;
+}
+
+// Random ops of a step start from its number, and count the samples of a
+// micro-batch where the global batch has them: dropout does not depend on the
+// mesh, on accumulation, or on where a run was resumed.
+dtensor::RandomState random_state_of(const Recipe& recipe, int64_t step) {
+  return {
+      .seed = static_cast<uint64_t>(recipe.seed),
+      .sequence = static_cast<uint64_t>(step + 1) << 32};
 }
 
 [[noreturn]] void
@@ -76,7 +86,15 @@ double Trainer::comm_ms() const {
 
 // The loss is left where it is: reading it would make the host wait for a
 // device.
-at::Tensor Trainer::forward_backward(const Batch& batch) {
+at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
+  const dtensor::RandomScope random(
+      job_.mesh,
+      random_state_of(recipe_, step),
+      dtensor::RandomBatch{
+          .dim = 0,
+          .first_sample = batch.first_sample,
+          .samples = batch.tokens.size(0),
+          .global_samples = recipe_.train.global_batch_size});
   at::Tensor loss;
   {
     const auto phase = span("forward");
@@ -103,9 +121,9 @@ double Trainer::accumulate_gradients(int64_t step, double& data_ms) {
     }();
     if (a + 1 < micro_steps) {
       const auto local_only = job_.ddp->no_sync();
-      losses.push_back(forward_backward(batch));
+      losses.push_back(forward_backward(batch, step));
     } else {
-      losses.push_back(forward_backward(batch));
+      losses.push_back(forward_backward(batch, step));
     }
   }
   double loss_sum = 0;

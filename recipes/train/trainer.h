@@ -52,7 +52,7 @@ class Trainer {
  private:
   int64_t global_tokens() const;
   double sum_over_replicas(double value);
-  at::Tensor forward_backward(const Batch& batch);
+  at::Tensor forward_backward(const Batch& batch, int64_t step);
   double accumulate_gradients(int64_t step, double& data_ms);
   double clip_gradients();
   void update(double lr);

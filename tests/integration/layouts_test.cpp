@@ -28,6 +28,7 @@ struct Layout {
   bool sequence_parallel;
   bool tie_embeddings;
   int64_t accumulation;
+  double attention_dropout = 0;
 };
 
 std::string name_of(const Layout& layout) {
@@ -75,6 +76,7 @@ Recipe recipe_of(const Layout& layout, const std::string& corpus) {
   recipe.model.ffn_dim = 70;
   recipe.model.vocab_size = 257;
   recipe.model.tie_embeddings = layout.tie_embeddings;
+  recipe.model.attention_dropout = layout.attention_dropout;
   recipe.tp.sequence_parallel = layout.sequence_parallel;
   recipe.data.paths = {corpus};
   recipe.data.sequence_length = 17;
@@ -174,6 +176,26 @@ TEST_P(Layouts, TrainLikeOneRank) {
       }
     }
   }
+}
+
+// The masks are those of one rank with the whole batch: without that the losses
+// would be apart by the noise of dropout.
+TEST_P(Layouts, DropTheSameAsOneRank) {
+  const auto [dp, tp] = GetParam();
+  const auto corpus = corpus_path();
+  const auto expected = train({1, 1, false, false, 1, 0.3}, corpus);
+  expect_training_happened(expected);
+  const Layout layout{dp, tp, tp > 1, false, 3, 0.3};
+  SCOPED_TRACE(name_of(layout));
+  expect_same_training(train(layout, corpus), expected);
+}
+
+TEST(LayoutsWithDropout, MasksMatter) {
+  const auto corpus = corpus_path();
+  const auto with = train({1, 1, false, false, 1, 0.3}, corpus);
+  const auto without = train({1, 1, false, false, 1}, corpus);
+  EXPECT_EQ(with.initial.size(), without.initial.size());
+  EXPECT_GT(std::abs(with.losses[5] - without.losses[5]), 1e-3);
 }
 
 // bfloat16 has 8 bits: sums in another order differ in the last one or two.
