@@ -9,10 +9,12 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/list_call.h"
 #include "dtensor/list_norm.h"
+#include "dtensor/redistribute.h"
 
 // Note [Ops on lists]
 // ~~~~~~~~~~~~~~~~~~~
@@ -120,6 +122,69 @@ void run_fused(
   op.callBoxed(stack);
 }
 
+at::Tensor placed_at(
+    const at::Tensor& tensor,
+    const DTensorSpec& to,
+    const std::string& name) {
+  const auto* impl = dtensor_impl(tensor);
+  if (!impl || impl->spec() == to || impl->spec().mesh() != to.mesh()) {
+    return tensor;
+  }
+  require_values(tensor, name);
+  return make_dtensor(
+      redistribute_local(impl->local(), impl->sizes(), impl->spec(), to, name),
+      to,
+      impl->sizes(),
+      impl->strides());
+}
+
+at::Tensor made_whole(const at::Tensor& tensor, const std::string& name) {
+  const auto* impl = dtensor_impl(tensor);
+  return impl ? placed_at(
+                    tensor,
+                    impl->spec().with(
+                        Placements(impl->spec().mesh_ndim(), Replicate())),
+                    name)
+              : tensor;
+}
+
+// libtorch's functional form of an op that writes: copies, and the op on those.
+// What the op does not move, as it writes to it, is brought to where the first
+// list's tensors lie before; numbers to every rank.
+void run_functional(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const ListCall call(op, *stack);
+  const auto& name = op.schema().name();
+  std::vector<std::optional<DTensorSpec>> places;
+  for (const auto& element : call.first_list()) {
+    const auto* impl = dtensor_impl(element.toTensor());
+    places.push_back(
+        impl ? std::optional(impl->spec().without_partial()) : std::nullopt);
+  }
+  for (size_t i = 0; i < op.schema().arguments().size(); ++i) {
+    auto& value = call.argument(i);
+    if (value.isTensor()) {
+      value = made_whole(value.toTensor(), name);
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorList().copy();
+      for (size_t k = 0; k < list.size(); ++k) {
+        const at::Tensor tensor = list.get(k);
+        const bool follows = k < places.size() && places[k] && tensor.dim() > 0;
+        list.set(
+            k,
+            follows ? placed_at(tensor, *places[k], name)
+                    : made_whole(tensor, name));
+      }
+      value = std::move(list);
+    }
+  }
+  op.callBoxedForDispatchKey(
+      c10::DispatchKey::CompositeExplicitAutograd, *stack);
+}
+
 // ---- gradient scalers -------------------------------------------------------
 
 // The meshes whose dims cut some of the gradients: ranks of those see other
@@ -202,7 +267,7 @@ bool has_out_argument(const c10::FunctionSchema& schema) {
   });
 }
 
-enum class Way { kNone, kEach, kElementwise, kFused, kUnscale };
+enum class Way { kNone, kEach, kElementwise, kFused, kFunctional, kUnscale };
 
 Way way_of(const c10::OperatorHandle& op) {
   std::string_view name = op.schema().name();
@@ -211,8 +276,10 @@ Way way_of(const c10::OperatorHandle& op) {
   if (name == "aten::_amp_foreach_non_finite_check_and_unscale_") {
     return Way::kUnscale;
   }
+  const auto functional =
+      has_out_argument(op.schema()) ? Way::kEach : Way::kFunctional;
   if (name.starts_with("aten::_amp_foreach_")) {
-    return Way::kEach;
+    return functional;
   }
   for (const auto* optimizer : {"adam", "adamw", "sgd", "adagrad"}) {
     const auto fused = std::string("aten::_fused_") + optimizer;
@@ -220,7 +287,7 @@ Way way_of(const c10::OperatorHandle& op) {
       return Way::kFused;
     }
     if (name == fused) {
-      return Way::kEach;
+      return functional;
     }
   }
   if (!name.starts_with("aten::_foreach_") || !has_loop) {
@@ -242,6 +309,8 @@ torch::CppFunction kernel_of(Way way) {
       return CppFunction::makeFromBoxedFunction<&run_elementwise>();
     case Way::kFused:
       return CppFunction::makeFromBoxedFunction<&run_fused>();
+    case Way::kFunctional:
+      return CppFunction::makeFromBoxedFunction<&run_functional>();
     case Way::kUnscale:
       return CppFunction::makeFromBoxedFunction<&run_unscale>();
     default:

@@ -79,16 +79,29 @@ std::vector<OutputMeta> contiguous_as_first(const OpCall& call) {
       rules::contiguous(call.tensors[0].sizes().vec())};
 }
 
+// Attention weights [B, heads, T, T] under a mask of the rows [T, T] or of the
+// samples [B, T]: samples and heads may be cut.
+std::vector<Strategy> masked_softmax_rows(const OpCall& call, int64_t type) {
+  const auto dim = rules::argument(call, "dim");
+  if (call.tensors[0].dim() != 4 ||
+      (!dim.isNone() && call.dim_argument(2, 4) != 3)) {
+    return {};
+  }
+  return rules::cut_named_dims(
+      call, {{"self", "bh.."}, {"mask", type == 1 ? "b." : ".."}}, {"bh.."});
+}
+
 // The mask of _masked_softmax is [B, T], [T, T] or of the input's sizes: which,
 // sizes alone do not always say.
 std::vector<Strategy> masked_softmax(
     const OpCall& call,
     const StrategyContext& context) {
   const auto& mask = *rules::tensor_argument(call, "mask");
-  if (mask.sizes() != call.tensors[0].sizes()) {
-    return {};
-  }
   const auto type = rules::argument(call, "mask_type");
+  if (mask.sizes() != call.tensors[0].sizes()) {
+    return type.isInt() ? masked_softmax_rows(call, type.toInt())
+                        : std::vector<Strategy>();
+  }
   if (type.isInt() && type.toInt() != 2) {
     return {};
   }

@@ -95,21 +95,37 @@ std::vector<OutputMeta> row_major_like(const OpCall& call) {
   return {rules::contiguous(call.tensors[0].sizes().vec())};
 }
 
-// rot90(self, k, dims).
+// rot90(self, k, dims), as quarter turns from 0 to 3.
+int64_t quarter_turns(const OpCall& call) {
+  return (call.arguments[1].toInt() % 4 + 4) % 4;
+}
+
+// A quarter turn reverses one of the dims and leaves the other's rows in order,
+// in the first one's place.
 std::vector<Strategy> rot90(const OpCall& call, const StrategyContext&) {
   const int64_t ndim = call.tensors[0].dim();
-  auto names = rules::all_dims(ndim);
-  for (const int64_t d : call.dims_argument(2, ndim)) {
-    names[d] = '.';
+  const auto dims = call.dims_argument(2, ndim);
+  const auto all = rules::all_dims(ndim);
+  const int64_t turns = quarter_turns(call);
+  auto from = all;
+  auto to = all;
+  if (turns != 0) {
+    from[dims[0]] = from[dims[1]] = '.';
+    to = from;
   }
-  auto strategies = rules::cut_named_dims(call, {{"self", names}}, {names});
+  if (turns % 2 == 1) {
+    const int64_t kept = dims[turns == 1 ? 0 : 1];
+    from[kept] = all[kept];
+    to[dims[turns == 1 ? 1 : 0]] = all[kept];
+  }
+  auto strategies = rules::cut_named_dims(call, {{"self", from}}, {to});
   rules::add_pending(strategies, call, rules::every_reduction(), {"self"});
   return strategies;
 }
 
 std::vector<OutputMeta> rot90_sizes(const OpCall& call) {
   const auto dims = call.dims_argument(2, call.tensors[0].dim());
-  const int64_t turns = (call.arguments[1].toInt() % 4 + 4) % 4;
+  const int64_t turns = quarter_turns(call);
   if (turns == 0) {
     return row_major_like(call);
   }

@@ -197,6 +197,11 @@ bool takes_statistics(const OpCall& call) {
          name != "aten::_batch_norm_no_update";
 }
 
+// Gives new running statistics back instead of writing to the old ones.
+bool is_functional(const OpCall& call) {
+  return call.name().ends_with("_functional");
+}
+
 bool is_running(const OpCall& call, const TensorArgument& tensor) {
   return call.op.schema().arguments()[tensor.argument].name().starts_with(
       "running_");
@@ -245,10 +250,12 @@ std::vector<std::string> channel_outputs(
     const std::string& input) {
   std::vector<std::string> outputs{input};
   const int64_t channels = tensor_argument(call, "input")->sizes()[1];
-  for (size_t i = 1; i < context.outputs.size(); ++i) {
+  const size_t count = context.outputs.size();
+  for (size_t i = 1; i < count; ++i) {
     const auto& sizes = context.outputs[i].sizes;
+    const bool statistic = i < 3 || (is_functional(call) && i + 2 >= count);
     outputs.emplace_back(
-        i < 3 && sizes.size() == 1 && sizes[0] == channels ? "C" : ".");
+        statistic && sizes.size() == 1 && sizes[0] == channels ? "C" : ".");
   }
   return outputs;
 }
@@ -288,8 +295,10 @@ std::vector<Strategy> batch_norm(
       channel_outputs(call, context, channels));
   if (takes_statistics(call)) {
     rules::keep_filled_cuts(strategies, call, context);
-    leave_running_statistics(strategies, call, context);
-    require_placed_statistics(strategies, call, context);
+    if (!is_functional(call)) {
+      leave_running_statistics(strategies, call, context);
+      require_placed_statistics(strategies, call, context);
+    }
     return strategies;
   }
   const auto samples = "N." + rest;
@@ -327,14 +336,20 @@ std::vector<Strategy> batch_norm_backward(
   return strategies;
 }
 
-// (output, mean, 1 / deviation[, working memory]): no statistics in evaluation.
+// (output, mean, 1 / deviation[, working memory][, running mean and variance]):
+// no statistics in evaluation.
 std::vector<OutputMeta> batch_norm_sizes(const OpCall& call) {
   const auto& input = *tensor_argument(call, "input");
   const auto statistic =
       rules::contiguous({takes_statistics(call) ? input.sizes()[1] : 0});
   std::vector<OutputMeta> outputs(call.op.schema().returns().size(), statistic);
   outputs[0] = rules::in_memory_format(input);
-  if (outputs.size() == 4) {
+  if (is_functional(call)) {
+    const auto running = rules::contiguous({input.sizes()[1]});
+    outputs.back() = running;
+    outputs[outputs.size() - 2] = running;
+  }
+  if (outputs.size() % 2 == 0) {
     outputs[3] = rules::contiguous({0});
   }
   return outputs;
@@ -375,8 +390,10 @@ void add_normalization_rules(RuleTable& table) {
        .localize = local_groups});
   table.add(
       "native_batch_norm _native_batch_norm_legit "
+      "_native_batch_norm_legit_functional "
       "_native_batch_norm_legit_no_training _batch_norm_with_update "
-      "_batch_norm_no_update cudnn_batch_norm miopen_batch_norm",
+      "_batch_norm_with_update_functional _batch_norm_no_update "
+      "cudnn_batch_norm miopen_batch_norm",
       {.strategies = batch_norm, .infer = batch_norm_sizes});
   table.add(
       "native_batch_norm_backward batch_norm_backward "

@@ -129,17 +129,22 @@ std::vector<OutputMeta> like_first(const OpCall& call) {
 
 // ---- membership -------------------------------------------------------------
 
-// Each element is looked for in all of the others' values.
+// Each element is looked for in all of the others' values: some rank has it,
+// or, inverted, all ranks have it not.
 std::vector<Strategy> is_in(const OpCall& call, const StrategyContext&) {
   std::vector<Strategy> strategies;
-  // A number is looked for in all of a tensor.
-  if (!call.arguments[0].isTensor()) {
-    return strategies;
-  }
-  for (int64_t d = 0; d < call.tensors[0].dim(); ++d) {
-    Strategy strategy{{Shard(d)}, {Shard(d)}};
-    strategy.inputs.resize(call.tensors.size(), Replicate());
-    strategies.push_back(std::move(strategy));
+  const bool inverted =
+      call.arguments[argument_position(call, "invert")].toBool();
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const bool looked_for = call.tensors[i].argument == 0;
+    for (int64_t d = 0; d < call.tensors[i].dim(); ++d) {
+      Strategy strategy{
+          {looked_for ? Shard(d)
+                      : Partial(inverted ? ReduceOp::kMin : ReduceOp::kMax)},
+          Placements(call.tensors.size(), Replicate())};
+      strategy.inputs[i] = Shard(d);
+      strategies.push_back(std::move(strategy));
+    }
   }
   return strategies;
 }

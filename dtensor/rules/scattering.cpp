@@ -205,12 +205,16 @@ std::vector<Strategy> scatter_source(const OpCall& call) {
 
 // A number instead of a source: added, it moves min and max along.
 std::vector<Strategy> scatter_number(const OpCall& call) {
-  const auto names =
-      shared_dims({&call.tensors[0], &call.tensors[1]}, indexed_dim(call));
+  const int64_t dim = indexed_dim(call);
+  const auto& index = call.tensors[1];
+  const auto names = shared_dims({&call.tensors[0], &index}, dim);
   auto strategies =
       rules::cut_named_dims(call, {{"self", names}, {"index", names}}, {names});
   const auto linear = rules::linear_reductions(call);
   const auto meeting = meeting_of(call);
+  if (index.dim() > 0 && index.dim() == call.tensors[0].dim()) {
+    add_cut_source(strategies, call, {{}, {Replicate(), Shard(dim)}});
+  }
   rules::Reductions kept = linear;
   if (meeting == Meeting::kReplace) {
     kept = rules::reductions_keeping(rules::argument(call, "value"));

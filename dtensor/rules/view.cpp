@@ -208,15 +208,22 @@ std::vector<Strategy> complex_parts(
   return strategies;
 }
 
-// The same bytes as another dtype: the last dim may change its size.
+// The same bytes as another dtype: the last dim may change its size. Equal
+// parts of it grow alike; those that would have to shrink may not lie so in
+// memory.
 std::vector<Strategy> reinterpreted(
     const OpCall& call,
     const StrategyContext& context) {
   const auto& out = context.outputs.at(0).sizes;
-  const bool same = call.tensors[0].sizes() == c10::IntArrayRef(out);
-  const auto ndim = static_cast<int64_t>(out.size()) - (same ? 0 : 1);
-  return rules::follow_dims(
-      call, context, call.tensors[0].sizes(), out, rules::kept_dims(ndim));
+  const auto from = call.tensors[0].sizes();
+  const bool same = from == c10::IntArrayRef(out);
+  const auto last = static_cast<int64_t>(out.size()) - 1;
+  auto strategies = rules::follow_dims(
+      call, context, from, out, rules::kept_dims(last + (same ? 1 : 0)));
+  if (!same && from[last] < out[last] && rules::divides(from[last], context)) {
+    strategies.push_back({{Shard(last)}, {Shard(last)}, /*chunked_only=*/true});
+  }
+  return strategies;
 }
 
 Rule::LocalArguments part_sizes(const LocalCall& local) {

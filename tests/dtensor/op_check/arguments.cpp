@@ -114,6 +114,15 @@ bool has_values(const c10::OperatorHandle& op) {
          op.schema().name().find("empty") == std::string::npos;
 }
 
+bool returns_numbers(const c10::OperatorHandle& op) {
+  const auto& returns = op.schema().returns();
+  return !returns.empty() && std::ranges::all_of(returns, [](const auto& one) {
+    const auto kind = one.type()->kind();
+    return kind == c10::TypeKind::BoolType || kind == c10::TypeKind::IntType ||
+           kind == c10::TypeKind::NumberType;
+  });
+}
+
 void ignore_warnings() {
   struct Ignore : c10::WarningHandler {
     void process(const c10::Warning&) override {}
@@ -139,6 +148,9 @@ std::vector<at::Tensor> call(const c10::OperatorHandle& op, Stack arguments) {
   for (const auto& value : arguments) {
     if (value.isTensor()) {
       results.push_back(value.toTensor());
+    } else if (returns_numbers(op)) {
+      const auto number = value.toScalar();
+      results.push_back(at::scalar_tensor(number, number.type()));
     } else {
       const auto list = tensors_of(value);
       results.insert(results.end(), list.begin(), list.end());

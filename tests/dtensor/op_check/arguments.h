@@ -40,11 +40,15 @@ std::vector<bool> written_tensors(
 bool has_values(const c10::OperatorHandle& op);
 bool is_random(const c10::OperatorHandle& op);
 
+/// Whether the op returns numbers, not tensors.
+bool returns_numbers(const c10::OperatorHandle& op);
+
 /// Deprecations that samples run into say nothing here. For this thread.
 void ignore_warnings();
 
 /// What a call leaves behind: the tensors it returns (undefined ones too), or,
-/// where those are arguments or nothing, the arguments that it wrote to.
+/// where those are arguments or nothing, the arguments that it wrote to;
+/// numbers as plain tensors of no dims.
 std::vector<at::Tensor> call(const c10::OperatorHandle& op, Stack arguments);
 
 template <class Replace>

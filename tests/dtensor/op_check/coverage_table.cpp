@@ -25,7 +25,7 @@ const char* to_string(State state) {
 
 State state_of(const OpResult& op) {
   return !op.cutting.empty() || op.dispatched_cut ? State::kSharded
-         : op.samples > 0                         ? State::kReplicated
+         : op.samples > 0 && !op.refuses          ? State::kReplicated
                                                   : State::kRefused;
 }
 
@@ -95,12 +95,14 @@ void write_names(std::ostream& out, const std::vector<std::string>& names) {
 }
 
 void write_counts(std::ostream& out, const Coverage& coverage) {
-  out << "| family | PyTorch 2.15 | sharded here | replicated only | refused | "
-         "unproven |\n|---|--:|--:|--:|--:|--:|\n";
+  out << "| family | PyTorch 2.15 | of them sharded here | replicated only | "
+         "refused | unproven | Python only | all sharded here "
+         "|\n|---|--:|--:|--:|--:|--:|--:|--:|\n";
   for (const auto& [family, count] : coverage.families) {
     out << "| " << family << " | " << count.pytorch << " | " << count.sharded
         << " | " << count.replicated << " | " << count.refused_names.size()
-        << " | " << count.unproven_names.size() << " |\n";
+        << " | " << count.unproven_names.size() << " | " << count.python_only
+        << " | " << count.all_sharded << " |\n";
   }
   out << "\nAll packets here, those that PyTorch does not register included: "
       << coverage.sharded << " sharded, " << coverage.replicated
@@ -167,6 +169,15 @@ stands here was run, not claimed:
 
 Packets are names without overload, as PyTorch counts them (`add` and `add_` are
 two); a packet that several of its families register is counted in the first.
+*Python only* are the `prims::` packets, which PyTorch makes in Python: C++ has
+no such op, nothing here can call one, and the `aten` op that each stands for is
+in the table. *All sharded here* adds what PyTorch does not register, in the
+family that the file of its samples belongs to (lists of tensors: pointwise).
+
+By intent, `t_` and `squeeze_` are refused, which would change the sizes and the
+placement of a tensor that others hold; `_local_scalar_dense` (`item()`) reads
+tensors of no dims, pending ones too, and refuses cut ones; `eye` takes no
+tensor, so that no DTensor ever reaches it.
 
 )";
 
@@ -174,6 +185,25 @@ void append(
     std::vector<std::string>& names,
     const std::vector<std::string>& more) {
   names.insert(names.end(), more.begin(), more.end());
+}
+
+// Packets that PyTorch does not register, by family.
+std::map<std::string, int64_t> sharded_beyond(
+    const Report& report,
+    const Registry& registry,
+    const std::map<std::string, State>& states) {
+  std::map<std::string, std::string> files;
+  for (const auto& [name, op] : report.ops) {
+    files.try_emplace(without_overload(name), op.file);
+  }
+  std::map<std::string, int64_t> counts;
+  for (const auto& [packet, state] : states) {
+    if (state == State::kSharded && !registry.family_of.contains(packet)) {
+      const auto& file = files.at(packet);
+      ++counts[file == "foreach" ? "pointwise" : file];
+    }
+  }
+  return counts;
 }
 
 } // namespace
@@ -198,11 +228,17 @@ Registry::Registry(const std::filesystem::path& file) {
 
 Coverage count_coverage(const Report& report, const Registry& registry) {
   const auto states = packet_states(report);
+  auto more = sharded_beyond(report, registry, states);
   Coverage coverage;
   FamilyCount total;
   for (const auto& family : registry.families) {
     FamilyCount count;
     for (const auto& packet : registry.packets.at(family)) {
+      if (packet.starts_with("prims::")) {
+        ++count.pytorch;
+        ++count.python_only;
+        continue;
+      }
       const auto it = states.find(packet);
       const auto state = it == states.end() ? State::kRefused : it->second;
       ++count.pytorch;
@@ -217,7 +253,10 @@ Coverage count_coverage(const Report& report, const Registry& registry) {
         names.push_back(packet);
       }
     }
+    count.all_sharded = count.sharded + more[family];
     total.pytorch += count.pytorch;
+    total.python_only += count.python_only;
+    total.all_sharded += count.all_sharded;
     total.sharded += count.sharded;
     total.replicated += count.replicated;
     append(total.refused_names, count.refused_names);

@@ -24,6 +24,10 @@ struct FamilyCount {
   int64_t pytorch = 0;
   int64_t sharded = 0;
   int64_t replicated = 0;
+  /// "prims::" has no op in C++.
+  int64_t python_only = 0;
+  /// With those that PyTorch does not register, by the file of their samples.
+  int64_t all_sharded = 0;
   std::vector<std::string> replicated_names;
   std::vector<std::string> refused_names;
   /// With a rule for another device's kernel.

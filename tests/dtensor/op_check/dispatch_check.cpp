@@ -1,6 +1,7 @@
 #include "tests/dtensor/op_check/dispatch_check.h"
 
 #include <algorithm>
+#include <array>
 #include <random>
 
 #include <torch/torch.h>
@@ -23,6 +24,13 @@ bool wants_gradient(const at::Tensor& tensor) {
   return tensor.defined() &&
          (tensor.is_floating_point() || tensor.is_complex());
 }
+
+// What ops say that are to write where a tensor does not lie.
+constexpr std::array kRefusals{
+    "cannot write",
+    "would change the sizes",
+    "is written to, and does not lie as",
+    "is a pending reduction. Redistribute it"};
 
 // A random linear functional of each output that has a gradient.
 std::vector<at::Tensor> functionals(const std::vector<at::Tensor>& outputs) {
@@ -248,19 +256,15 @@ class DispatchCheck {
     }
   }
 
-  // Tries cuts of one input, and of all inputs of its sizes, until one
-  // neither gathers nor fails.
+  // Tries cuts of one input, of all inputs of its sizes, and of all that have a
+  // dim of this size, until one neither gathers nor fails.
   bool keeps_a_cut(LockstepRanks& ranks) {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       for (int64_t d = 0; d < tensors_[i].dim(); ++d) {
-        for (const bool all : {false, true}) {
-          std::vector<Placements> placements;
-          for (size_t k = 0; k < tensors_.size(); ++k) {
-            const bool same = tensors_[k].sizes() == tensors_[i].sizes();
-            placements.emplace_back(
-                1, k == i || (all && same) ? Shard(d) : Replicate());
-          }
-          if (tensors_[i].size(d) >= 2 && keeps(ranks, placements)) {
+        for (const auto together :
+             {Together::kAlone, Together::kSameSizes, Together::kSameLength}) {
+          if (tensors_[i].size(d) >= 2 &&
+              keeps(ranks, cut_together(i, d, together))) {
             return true;
           }
         }
@@ -269,8 +273,42 @@ class DispatchCheck {
     return false;
   }
 
+  bool runs_whole(LockstepRanks& ranks) {
+    const std::vector<Placements> whole(
+        tensors_.size(), Placements(shape_.size(), Replicate()));
+    const auto parts = parts_of(whole);
+    std::vector<char> refused(c10::multiply_integers(shape_));
+    const auto errors = ranks.run([&](const mesh::DeviceMesh& mesh) {
+      refused[mesh.rank()] = run(mesh, whole, parts);
+    });
+    return errors[0].empty() && !refused[0];
+  }
+
  private:
   using Parts = std::vector<std::vector<at::Tensor>>;
+
+  // Which other inputs are cut with one of them.
+  enum class Together { kAlone, kSameSizes, kSameLength };
+
+  std::vector<Placements>
+  cut_together(size_t input, int64_t dim, Together together) const {
+    const auto sizes = tensors_[input].sizes();
+    std::vector<Placements> placements;
+    for (size_t k = 0; k < tensors_.size(); ++k) {
+      const auto own = tensors_[k].sizes();
+      Placement placement = Replicate();
+      if (k == input || (together == Together::kSameSizes && own == sizes)) {
+        placement = Shard(dim);
+      } else if (together == Together::kSameLength) {
+        const auto* const place = std::ranges::find(own, sizes[dim]);
+        if (place != own.end()) {
+          placement = Shard(place - own.begin());
+        }
+      }
+      placements.emplace_back(1, placement);
+    }
+    return placements;
+  }
 
   bool keeps(LockstepRanks& ranks, const std::vector<Placements>& placements) {
     const auto parts = parts_of(placements);
@@ -286,9 +324,10 @@ class DispatchCheck {
       const bool gathers =
           counts.contains("all_gather") || counts.contains("all_to_all");
       const bool stays = std::ranges::any_of(outputs, [](const auto& output) {
-        return output.defined() && !spec_of(output).is_replicated();
+        return is_dtensor(output) && !spec_of(output).is_replicated();
       });
-      kept[mesh.rank()] = !gathers && (stays || !counts.empty());
+      kept[mesh.rank()] =
+          !gathers && (stays || !counts.empty() || returns_numbers(sample_.op));
     });
     return std::ranges::all_of(
                errors, [](const auto& error) { return error.empty(); }) &&
@@ -374,9 +413,9 @@ class DispatchCheck {
     } catch (const c10::ValueError& error) {
       const std::string text = error.what_without_backtrace();
       const bool writes = std::ranges::find(written_, true) != written_.end();
-      const bool says_so =
-          text.find("cannot write") != std::string::npos ||
-          text.find("would change the sizes") != std::string::npos;
+      const bool says_so = std::ranges::any_of(kRefusals, [&](auto refusal) {
+        return text.find(refusal) != std::string::npos;
+      });
       // Batch norms write to statistics that their schemas do not mark.
       const bool statistics =
           text.find("its running statistics") != std::string::npos;
@@ -438,10 +477,9 @@ class DispatchCheck {
       const bool plain_zeros = std::string_view(what) == "gradient" &&
                                !is_dtensor(actual[i]) &&
                                !actual[i].any().item<bool>();
-      TORCH_CHECK(
-          plain_zeros || is_dtensor(actual[i]), which, " is no DTensor");
-      const auto whole =
-          plain_zeros ? actual[i] : full_tensor(actual[i].detach());
+      const bool plain = plain_zeros || returns_numbers(sample_.op);
+      TORCH_CHECK(plain || is_dtensor(actual[i]), which, " is no DTensor");
+      const auto whole = plain ? actual[i] : full_tensor(actual[i].detach());
       if (has_values(sample_.op) || is_random(sample_.op)) {
         require_close(whole, expected[i], which.c_str());
       } else {
@@ -463,19 +501,26 @@ class DispatchCheck {
 } // namespace
 
 void check_cut_is_kept(
-    const Sample& sample,
+    const std::vector<Sample>& samples,
     LockstepRanks& ranks,
     const std::vector<int64_t>& mesh_shape,
     Report& report) {
-  auto& result = report.ops[sample.name()];
-  if (result.dispatched_cut || mesh_shape.size() != 1) {
-    return;
+  bool runs = false;
+  for (const auto& sample : samples) {
+    auto& result = report.ops[sample.name()];
+    try {
+      DispatchCheck check(sample, mesh_shape, report);
+      result.dispatched_cut = check.keeps_a_cut(ranks);
+      runs = runs || result.dispatched_cut || check.runs_whole(ranks);
+    } catch (const std::exception&) {
+      // Reported by check_dispatch().
+    }
+    if (result.dispatched_cut) {
+      break;
+    }
   }
-  try {
-    result.dispatched_cut =
-        DispatchCheck(sample, mesh_shape, report).keeps_a_cut(ranks);
-  } catch (const std::exception&) {
-    // Reported by check_dispatch().
+  if (!samples.empty()) {
+    report.ops[samples[0].name()].refuses = !runs;
   }
 }
 

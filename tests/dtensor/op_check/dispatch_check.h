@@ -25,10 +25,12 @@ void check_dispatch(
     const DispatchOptions& options,
     Report& report);
 
-/// Notes in `report` if the op takes a cut input without gathering it: what
-/// shows that a kernel without a rule is sharded.
+/// Notes in `report` if the op, on one of these samples of it, takes a cut
+/// input without gathering it: what shows that one without strategies is
+/// sharded; and if it refuses all of them, whole inputs too. `mesh_shape`: of
+/// one dim.
 void check_cut_is_kept(
-    const Sample& sample,
+    const std::vector<Sample>& samples,
     LockstepRanks& ranks,
     const std::vector<int64_t>& mesh_shape,
     Report& report);

@@ -23,6 +23,7 @@ struct Options {
   std::string filter;
   std::string parts = "A,C";
   bool full = false;
+  int64_t combinations = 24;
   uint64_t seed = 0;
   std::string json;
   std::string registry;
@@ -136,16 +137,21 @@ void check_all_placements(
   }
 }
 
-// Ops without strategies may still have a kernel that keeps cuts.
-void check_kernels(const std::vector<CheckedOp>& ops, Report& report) {
+// Ops without strategies, or whose strategies nothing shows by hand, may have a
+// kernel that keeps cuts.
+void check_kernels(
+    const std::vector<CheckedOp>& ops,
+    const Options& options,
+    Report& report) {
   LockstepRanks ranks({2});
   for (const auto& op : ops) {
     const Rule* rule = find_rule(op.op);
     const bool has_strategies = rule && rule->strategies;
-    for (const auto& sample : op.samples) {
-      if (!has_strategies && !sample.is_out) {
-        check_cut_is_kept(sample, ranks, {2}, report);
-      }
+    const bool shown = options.has('A')
+                           ? !report.ops.at(short_name(op.op)).cutting.empty()
+                           : has_strategies;
+    if (!shown && !op.samples.empty() && !op.samples[0].is_out) {
+      check_cut_is_kept(op.samples, ranks, {2}, report);
     }
   }
 }
@@ -156,22 +162,27 @@ void check_all_dispatch(
     Report& report) {
   const std::vector<std::vector<int64_t>> shapes{{2}, {3}, {2, 2}};
   for (size_t s = 0; s < shapes.size(); ++s) {
+    const auto begin = Clock::now();
     LockstepRanks ranks(shapes[s]);
     for (const auto& op : ops) {
       for (const auto& sample : op.samples) {
         const auto seed = hash_of(sample.name() + sample.text) + options.seed;
         const bool picked =
             seed % shapes.size() == s && (!sample.is_form || seed / 3 % 4 == 0);
+        // In place and out= follow the op that they are forms of.
+        const int64_t all = options.combinations / (sample.is_form ? 4 : 1);
         if (options.full || picked) {
           check_dispatch(
               sample,
               ranks,
               shapes[s],
-              {.combinations = options.full ? 60 : 2, .seed = seed},
+              {.combinations = options.full ? all : 2, .seed = seed},
               report);
         }
       }
     }
+    std::cout << "dispatch on " << c10::IntArrayRef(shapes[s]) << ": "
+              << seconds_since(begin) << " s" << std::endl;
   }
 }
 
@@ -218,6 +229,8 @@ void write_json(const Report& report, const Options& options, double seconds) {
           {"pytorch", count.pytorch},
           {"sharded", count.sharded},
           {"replicated_only", count.replicated},
+          {"python_only", count.python_only},
+          {"all_sharded", count.all_sharded},
           {"refused", count.refused_names},
           {"unproven", count.unproven_names}};
     }
@@ -280,6 +293,10 @@ int run(const Options& options) {
     auto& result = report.ops[short_name(op.op)];
     result.packet = packet_of(op.op);
     result.samples = static_cast<int64_t>(op.samples.size());
+    if (!op.samples.empty()) {
+      const auto& where = op.samples[0].where;
+      result.file = where.substr(0, where.find('.'));
+    }
   }
   if (options.filter.empty()) {
     check_completeness(ops, report);
@@ -303,7 +320,7 @@ int run(const Options& options) {
   timed('B', "search", check_all_placements);
   timed('C', "dispatch", check_all_dispatch);
   if (options.has('C')) {
-    check_kernels(ops, report);
+    check_kernels(ops, options, report);
   }
   handle_table(options, report);
   print(report);
@@ -331,7 +348,12 @@ int main(int argc, char** argv) {
       "dispatcher, on ranks that "
       "communicate");
   app.add_flag("--full,!--quick", options.full, "all cases, or a sample");
-  app.add_option("--seed", options.seed, "of what the quick check picks");
+  app.add_option(
+      "--combinations",
+      options.combinations,
+      "part C, full: placements of a sample's tensors on a mesh that are tried "
+      "at most; a quarter of it for forms in place and out=");
+  app.add_option("--seed", options.seed, "of what the checks pick");
   app.add_option("--json", options.json, "file for the figures");
   app.add_option(
       "--registry", options.registry, "PyTorch's ops: lines of family and op");

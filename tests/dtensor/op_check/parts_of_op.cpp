@@ -65,6 +65,8 @@ flag_terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
 //   all sums on the way have p digits too. A term is then at most twice the
 //   element, and what ranks round in a linear op is a few units of the result's
 //   last place, which tolerance_of() covers at every dtype.
+//   Terms of doubles are multiples of 2^20 units but for one: numbers of few
+//   digits, such as flags and counts, are then exact in any order of adding.
 // - Averages: terms that add up to n times the element; only the sums have more
 //   digits, which the division by n takes off again.
 // - Products in narrow dtypes: signed powers of two.
@@ -99,15 +101,19 @@ split_counts(const at::Tensor& count, int64_t limit, ReduceOp op, int64_t n) {
   const bool averages = op == ReduceOp::kAvg;
   auto rest = averages ? count * n : count;
   auto sum = at::zeros_like(count);
+  const int64_t grain = limit >> 32 > 0 ? 1 << 20 : 1;
+  // Where rounding to the grain may lead to.
+  const int64_t most = limit - (grain > 1 ? grain : 0);
   for (int64_t r = 0; r + 1 < n; ++r) {
-    const int64_t others = limit * (n - r - 1);
-    auto lower = (rest - others).clamp_min(-limit);
-    auto upper = (rest + others).clamp_max(limit);
+    const int64_t others = most * (n - r - 1);
+    auto lower = (rest - others).clamp_min(-most);
+    auto upper = (rest + others).clamp_max(most);
     if (!averages) {
-      lower = at::maximum(lower, -limit - sum);
-      upper = at::minimum(upper, limit - sum);
+      lower = at::maximum(lower, -most - sum);
+      upper = at::minimum(upper, most - sum);
     }
-    terms.push_back(between(lower, upper, 1000 + r));
+    const auto term = between(lower, upper, 1000 + r);
+    terms.push_back(at::div(term, grain, "trunc") * grain);
     sum = sum + terms.back();
     rest = rest - terms.back();
   }

@@ -23,8 +23,8 @@ struct Failure {
 /// What is known of one op after the checks.
 struct OpResult {
   std::string packet;
-  bool has_rule = false;
-  bool replicated_only = false;
+  /// Of the first sample: "view".
+  std::string file;
   int64_t samples = 0;
   /// Strategies proven on one mesh dim, as text; those that cut a tensor
   /// apart.
@@ -33,6 +33,8 @@ struct OpResult {
   /// The dispatch check saw cut inputs give a cut or pending output without
   /// gathering.
   bool dispatched_cut = false;
+  /// The dispatch check saw it refuse whatever it was given.
+  bool refuses = false;
   int64_t dispatched = 0;
   int64_t refused = 0;
   /// Valid strategies that the rule does not know.
