@@ -11,14 +11,15 @@ constexpr int64_t kNotReady = -1;
 
 /// All ranks' rows, [dp, n] on the CPU.
 at::Tensor gather_rows(const Replicas& replicas, std::vector<int64_t> row) {
-  const auto input = at::tensor(row, at::kLong).to(replicas.device);
+  const auto own = at::tensor(row, at::kLong);
   const auto n = replicas.dp.size();
-  const auto output = at::empty({n, input.numel()}, input.options());
   auto& group = replicas.dp.group(int64_t{0});
   // In an imagined world only this rank's row is known.
   if (n == 1 || group.backend() == "fake") {
-    return input.unsqueeze(0).cpu();
+    return own.unsqueeze(0);
   }
+  const auto input = own.to(replicas.device);
+  const auto output = at::empty({n, input.numel()}, input.options());
   group.all_gather(output, input, "ddp gradient order").wait();
   return output.cpu();
 }

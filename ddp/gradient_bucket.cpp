@@ -98,7 +98,8 @@ void GradientBucket::raise_flag() {
 }
 
 bool GradientBucket::is_flag_raised() const {
-  return has_flag_ && at::real(flag()).item<double>() != 0.0;
+  return has_flag_ && !flat_.is_meta() &&
+         at::real(flag()).item<double>() != 0.0;
 }
 
 void GradientBucket::lower_flag() {

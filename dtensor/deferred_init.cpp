@@ -9,6 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/gradient.h"
+#include "dtensor/meta_kernels.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/random.h"
 #include "dtensor/redistribute.h"
@@ -417,6 +418,9 @@ void materialize_tensor(
     uint64_t seed,
     const std::string& name,
     c10::Device device) {
+  if (device.is_meta()) {
+    ensure_meta_kernels();
+  }
   auto* impl = dtensor_impl(tensor);
   if (!impl || !impl->deferred) {
     move_to(tensor, device);
@@ -435,15 +439,17 @@ void materialize_tensor(
     impl->deferred = nullptr;
     const auto box = local_box(impl->spec(), impl->sizes());
     at::Tensor local;
-    local = state->overwrites()
+    local = state->overwrites() || device.is_meta()
                 ? at::empty(box.sizes, impl->local().options().device(device))
                 : shard_of_memory(*impl, box).to(device);
-    apply_steps(
-        local,
-        box,
-        impl->sizes(),
-        state->steps,
-        {seed, stream_of(stream_name(*state, name))});
+    if (!device.is_meta()) {
+      apply_steps(
+          local,
+          box,
+          impl->sizes(),
+          state->steps,
+          {seed, stream_of(stream_name(*state, name))});
+    }
     impl->move_local(std::move(local));
   }
   keep_gradient_placed(tensor);

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/autograd.h"
+#include "dtensor/comm_debug.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
@@ -99,6 +100,8 @@ JoinedReduction reduce_parts(
   if (!(reduction.input == from)) {
     check_implicit_redistribution(
         name, self, from, reduction.input, [&] { return describe(self); });
+    const detail::MoveScope move(
+        self, from, reduction.input, /*is_implicit=*/true);
     reduction.local = redistribute_local(
         reduction.local, self.sizes(), from, reduction.input, name);
   }

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include "dtensor/comm_debug.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute.h"
@@ -51,6 +52,7 @@ bool ListCall::is_aligned_list(
   if (list.size() != first.size()) {
     return false;
   }
+  const bool is_first = list.data() == first.data();
   for (size_t i = 0; i < list.size(); ++i) {
     const auto& tensor = list[i].toTensor();
     const auto* impl = dtensor_impl(tensor);
@@ -60,13 +62,14 @@ bool ListCall::is_aligned_list(
       }
       continue;
     }
-    const auto* leader = dtensor_impl(first[i].toTensor());
+    const auto* leader = is_first ? impl : dtensor_impl(first[i].toTensor());
     if (!leader || !is_ready(*impl)) {
       return false;
     }
-    const bool alike = impl->spec() == leader->spec() &&
-                       impl->sizes() == leader->sizes() &&
-                       (!dense || impl->strides() == leader->strides());
+    const bool alike =
+        is_first ||
+        (impl->spec() == leader->spec() && impl->sizes() == leader->sizes() &&
+         (!dense || impl->strides() == leader->strides()));
     if (!alike && !(impl->dim() == 0 && impl->spec().is_replicated())) {
       return false;
     }
@@ -222,6 +225,7 @@ at::Tensor ListCall::aligned_part(
   check_implicit_redistribution(op_.schema().name(), tensor, from, to, [&] {
     return describe_group(index);
   });
+  const detail::MoveScope move(tensor, from, to, /*is_implicit=*/true);
   return redistribute_local(
       impl ? impl->local() : tensor,
       tensor.sizes(),

@@ -6,6 +6,7 @@
 #include <ATen/OpMathType.h>
 #include <torch/torch.h>
 
+#include "dtensor/comm_debug.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
@@ -107,6 +108,7 @@ at::Tensor part_of(const at::Tensor& self, const DTensorSpec& spec) {
   }
   check_implicit_redistribution(
       "aten::_foreach_norm", self, from, spec, [&] { return describe(self); });
+  const detail::MoveScope move(self, from, spec, /*is_implicit=*/true);
   return redistribute_local(
       dtensor_impl(self)->local(),
       self.sizes(),

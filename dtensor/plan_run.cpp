@@ -7,8 +7,10 @@
 #include <ATen/TensorUtils.h>
 #include <torch/torch.h>
 
+#include "dtensor/comm_debug.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/explain.h"
 #include "dtensor/op_arguments.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
@@ -27,11 +29,11 @@ void wrap_results(Stack& stack, size_t returns, const Wrap& wrap) {
   for (auto it = stack.end() - static_cast<int64_t>(returns); it != stack.end();
        ++it) {
     if (it->isTensor()) {
-      *it = wrap(it->toTensor());
+      *it = wrap(std::move(*it).toTensor());
     } else if (it->isTensorList()) {
       auto list = it->toTensorVector();
       for (auto& tensor : list) {
-        tensor = wrap(tensor);
+        tensor = wrap(std::move(tensor));
       }
       *it = std::move(list);
     }
@@ -129,12 +131,15 @@ class PlanRun {
   }
 
   // See ExplicitRedistribution.
-  void check_moves() const {
-    if (!detail::explicit_redistribution_enabled()) {
+  void check_moves() {
+    if (!detail::moves_are_watched()) {
       return;
     }
     const auto call = read_call(
         op_, Arguments(&stack_[first_], op_.schema().arguments().size()));
+    if (detail::finds_cheaper()) {
+      cheaper_ = cheaper_placements(call);
+    }
     for (size_t i = 0, next = 0; i < call.tensors.size(); ++i) {
       if (!call.tensors[i].spec) {
         continue;
@@ -154,6 +159,12 @@ class PlanRun {
   void enter_inputs() {
     ArgumentReplacer arguments(&stack_[first_]);
     for (const auto& input : plan_.inputs) {
+      if (input.list_index < 0 && !input.is_written) {
+        auto& value = stack_[first_ + input.argument];
+        const auto& tensor = value.toTensor();
+        value = input.to ? moved(tensor, input) : dtensor_impl(tensor)->local();
+        continue;
+      }
       const auto tensor = arguments.get(input.argument, input.list_index);
       auto* impl = dtensor_impl(tensor);
       if (input.is_written) {
@@ -163,15 +174,22 @@ class PlanRun {
       arguments.set(
           input.argument,
           input.list_index,
-          input.to ? redistribute_local(
-                         impl->local(),
-                         impl->sizes(),
-                         DTensorSpec(mesh_, input.from),
-                         DTensorSpec(mesh_, input.to),
-                         op_.schema().name())
-                   : impl->local());
+          input.to ? moved(tensor, input) : impl->local());
     }
     arguments.close();
+  }
+
+  at::Tensor moved(const at::Tensor& tensor, const OpPlan::Input& input) const {
+    const DTensorSpec from(mesh_, input.from);
+    const DTensorSpec to(mesh_, input.to);
+    const detail::MoveScope move(
+        tensor, from, to, /*is_implicit=*/true, cheaper_);
+    return redistribute_local(
+        dtensor_impl(tensor)->local(),
+        tensor.sizes(),
+        from,
+        to,
+        op_.schema().name());
   }
 
   void enter_outs() {
@@ -205,11 +223,21 @@ class PlanRun {
     }
   }
 
+  // The spec goes into the tensor without being counted again.
+  at::Tensor wrap(
+      at::Tensor local,
+      const DTensorSpec::Entry* spec,
+      c10::IntArrayRef sizes,
+      c10::IntArrayRef strides) const {
+    return at::detail::make_tensor<DTensorImpl>(
+        std::move(local), DTensorSpec(mesh_, spec), sizes, strides);
+  }
+
   void wrap_whole() {
-    wrap_results(stack_, returns_, [&](const at::Tensor& local) {
-      return local.defined() ? make_dtensor(
+    wrap_results(stack_, returns_, [&](at::Tensor local) {
+      return local.defined() ? wrap(
                                    local,
-                                   DTensorSpec(mesh_, plan_.whole_results),
+                                   plan_.whole_results,
                                    local.sizes(),
                                    local.strides())
                              : local;
@@ -218,13 +246,13 @@ class PlanRun {
 
   void wrap_planned() {
     size_t next = 0;
-    wrap_results(stack_, returns_, [&](const at::Tensor& local) {
+    wrap_results(stack_, returns_, [&](at::Tensor local) {
       const auto& output = plan_.outputs.at(next++);
       if (!local.defined()) {
         return local;
       }
-      auto result = make_dtensor(
-          local, DTensorSpec(mesh_, output.spec), output.sizes, output.strides);
+      auto result =
+          wrap(std::move(local), output.spec, output.sizes, output.strides);
       dtensor_impl(result)->is_copied_view = plan_.copied_view;
       return result;
     });
@@ -236,6 +264,8 @@ class PlanRun {
   Stack& stack_;
   const size_t first_;
   const size_t returns_;
+  /// For a CommDebugMode that asks: see cheaper_placements().
+  std::string cheaper_;
   c10::SmallVector<at::Tensor, 2> written_;
   /// What is written to for each of the plan's outs.
   c10::SmallVector<at::Tensor, 2> results_;

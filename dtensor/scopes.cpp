@@ -23,6 +23,7 @@ namespace {
 struct ScopeState : c10::DebugInfoBase {
   bool implicit_replication = false;
   ExplicitRedistributionOptions redistribution{.enable = false};
+  bool watch_moves = false;
   std::mutex mutex;
   std::set<std::string, std::less<>> warned;
 };
@@ -53,6 +54,7 @@ std::shared_ptr<ScopeState> changed(const Change& change) {
   if (const auto* outer = current()) {
     state->implicit_replication = outer->implicit_replication;
     state->redistribution = outer->redistribution;
+    state->watch_moves = outer->watch_moves;
   }
   change(*state);
   return state;
@@ -116,6 +118,16 @@ bool explicit_redistribution_enabled() {
   const auto* state = current();
   return state && state->redistribution.enable;
 }
+
+bool moves_are_watched() {
+  const auto* state = current();
+  return state && (state->redistribution.enable || state->watch_moves);
+}
+
+WatchMoves::WatchMoves()
+    : guard_(kind(), changed([](ScopeState& state) {
+               state.watch_moves = true;
+             })) {}
 
 void refuse_implicit_redistribution(
     std::string_view op,

@@ -56,6 +56,19 @@ bool implicit_replication_enabled();
 
 namespace detail {
 bool explicit_redistribution_enabled();
+/// Whether somebody wants to know of an op's moves before it makes them: an
+/// ExplicitRedistribution, or a WatchMoves.
+bool moves_are_watched();
+
+/// For a CommDebugMode that explains moves.
+class WatchMoves {
+ public:
+  WatchMoves();
+
+ private:
+  c10::DebugInfoGuard guard_;
+};
+
 void refuse_implicit_redistribution(
     std::string_view op,
     const at::Tensor& tensor,

@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "mesh/collective_observer.h"
 #include "mesh/failure.h"
 
 namespace weft::mesh {
@@ -170,6 +171,9 @@ Work launch(
   const bool recorded = group->backend->size() > 1;
   if (recorded) {
     call.sequence = group->ledger->begin(call);
+    if (auto* observer = collective_observer()) {
+      observer->launched(group->backend->members(), *group->ledger, call);
+    }
   }
   auto state = std::make_shared<Work::State>();
   state->group = group;

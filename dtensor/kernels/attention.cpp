@@ -241,6 +241,11 @@ at::Tensor attend(
         scale,
         enable_gqa));
   }
+  if (q_local.is_meta() && q_local.dim() == 4) {
+    // libtorch would take the op of many parts, which no device does.
+    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+        q_local, k_local, v_local, 0.0, causal, mask, scale));
+  }
   return at::scaled_dot_product_attention(
       q_local,
       k_local,

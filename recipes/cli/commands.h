@@ -12,5 +12,6 @@ void add_train(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_report(CLI::App& app);
+void add_explain(CLI::App& app);
 
 } // namespace weft::recipes::cli

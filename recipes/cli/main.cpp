@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "weft 0.1.0");
   app.require_subcommand(1);
   cli::add_train(app);
+  cli::add_explain(app);
   cli::add_bench(app);
   cli::add_checkpoint(app);
   cli::add_report(app);

@@ -1,0 +1,117 @@
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+
+#include "mesh/error.h"
+#include "recipes/cli/commands.h"
+#include "recipes/config/recipe.h"
+#include "recipes/config/validate.h"
+#include "recipes/data/find_files.h"
+#include "recipes/explain/estimate_text.h"
+#include "recipes/explain/measured.h"
+#include "recipes/explain/step_estimate.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+struct ExplainArguments {
+  std::string recipe;
+  std::vector<std::string> overrides;
+  int64_t world_size = 0;
+  int64_t ranks_per_host = 0;
+  std::string measured;
+  bool json = false;
+};
+
+int64_t world_size_of(const Recipe& recipe, const ExplainArguments& arguments) {
+  const auto [dp, tp] = recipe.mesh;
+  if (arguments.world_size == 0 && (dp == -1 || tp == -1)) {
+    refuse(
+        recipe,
+        dp == -1 ? "mesh.dp" : "mesh.tp",
+        "-1 is the rest of the world, of which nothing is said; give "
+        "--world-size");
+  }
+  return arguments.world_size == 0 ? dp * tp : arguments.world_size;
+}
+
+// What would stop a run, but not this.
+std::vector<std::string> notes_of(const Recipe& recipe) {
+  try {
+    find_files(recipe.data.paths, place_of(recipe, "data.paths"));
+  } catch (const mesh::UsageError& error) {
+    return {
+        fmt::format("{} (not needed here)", error.what_without_backtrace())};
+  }
+  return {};
+}
+
+void explain(const ExplainArguments& arguments) {
+  auto recipe = load_recipe(arguments.recipe, arguments.overrides);
+  validate(recipe, world_size_of(recipe, arguments));
+  std::optional<MeasuredRun> measured;
+  if (!arguments.measured.empty()) {
+    measured = read_measured(arguments.measured);
+  }
+  const auto estimate =
+      estimate_step(recipe, {.ranks_per_host = arguments.ranks_per_host});
+  const EstimateContext context{
+      .recipe = recipe,
+      .measured = measured ? &*measured : nullptr,
+      .over_budget = over_budget(estimate, recipe.communication_budget),
+      .notes = notes_of(recipe)};
+  const auto text = arguments.json ? to_json(estimate, context) + "\n"
+                                   : to_text(estimate, context);
+  std::fputs(text.c_str(), stdout);
+  if (!context.over_budget.empty()) {
+    // Exit 1: the answer is no.
+    mesh::throw_error<c10::Error>(fmt::format(
+        "over budget: {}", fmt::join(context.over_budget, "; ")));
+  }
+}
+
+} // namespace
+
+void add_explain(CLI::App& app) {
+  auto arguments = std::make_shared<ExplainArguments>();
+  auto* command = app.add_subcommand(
+      "explain",
+      "Say what a step of a recipe holds in memory and sends, without starting "
+      "anything");
+  command->add_option("recipe", arguments->recipe, "The recipe, a YAML file")
+      ->required();
+  command->add_option(
+      "overrides",
+      arguments->overrides,
+      "key.path=value, on top of the recipe, e.g. mesh.tp=4");
+  command
+      ->add_option(
+          "--world-size",
+          arguments->world_size,
+          "Ranks; default: what the recipe's mesh needs")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  command
+      ->add_option(
+          "--ranks-per-host",
+          arguments->ranks_per_host,
+          "Neighbours that share a host, whose links are faster; default: 8 "
+          "with device: cuda, else all")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  command->add_option(
+      "--measured",
+      arguments->measured,
+      "Folder of a run, outputs/NAME: puts its times beside the estimates. "
+      "With trace.steps=5 it has those of each collective");
+  command->add_flag("--json", arguments->json, "One line of JSON");
+  command->footer(
+      "Exits with 1 if the step is over the recipe's communication_budget.");
+  command->callback([arguments] { explain(*arguments); });
+}
+
+} // namespace weft::recipes::cli

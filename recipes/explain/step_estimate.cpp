@@ -1,0 +1,320 @@
+#include "recipes/explain/step_estimate.h"
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "dtensor/clip_grad.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "mesh/world.h"
+#include "recipes/config/validate.h"
+#include "recipes/explain/measured.h"
+#include "recipes/explain/memory_meter.h"
+#include "recipes/train/llama_job.h"
+
+namespace weft::recipes {
+namespace {
+
+// What the trainer does in a step, on tensors of the meta device. A test
+// compares the collectives with those of the trainer's ledgers.
+class DryRun {
+ public:
+  DryRun(const Recipe& recipe, const mesh::DeviceMesh& mesh)
+      : recipe_(recipe), job_(make_llama_job(recipe, mesh, at::kMeta)) {}
+
+  LlamaJob& job() { return job_; }
+
+  at::Tensor forward() {
+    // Whole on each rank of a replica, as a batch is. Not plain: the meta
+    // device's kernels come before those of DTensors.
+    const auto tokens = dtensor::from_local(
+        at::empty(
+            {recipe_.train.micro_batch_size, recipe_.data.sequence_length},
+            at::TensorOptions(at::kLong).device(at::kMeta)),
+        job_.mesh["tp"],
+        {dtensor::Replicate()});
+    return token_loss((*job_.ddp)(tokens), tokens, global_tokens());
+  }
+
+  void update(const at::Tensor& loss) {
+    {
+      // Reading it adds up what waits to be.
+      const at::NoGradGuard no_grad;
+      dtensor::full_tensor(loss);
+    }
+    auto total = at::zeros({1}, at::kDouble);
+    job_.mesh.group("dp")
+        .all_reduce(total, mesh::ReduceOp::kSum, "loss")
+        .wait();
+    dtensor::grad_norm(job_.model->parameters());
+    job_.optimizer->step();
+    job_.optimizer->zero_grad();
+  }
+
+ private:
+  int64_t global_tokens() const {
+    return recipe_.train.global_batch_size * recipe_.data.sequence_length;
+  }
+
+  const Recipe& recipe_;
+  LlamaJob job_;
+};
+
+std::string backend_of(const Recipe& recipe) {
+  return recipe.device == "cuda" ? "nccl" : "gloo";
+}
+
+// Neighbours share a host.
+bool spans_hosts(const std::vector<int64_t>& ranks, int64_t ranks_per_host) {
+  return std::ranges::any_of(ranks, [&](int64_t rank) {
+    return rank / ranks_per_host != ranks.front() / ranks_per_host;
+  });
+}
+
+std::vector<LinkEstimate> find_links(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    int64_t ranks_per_host) {
+  constexpr int64_t kDevicesOfAHost = 8;
+  if (ranks_per_host == 0) {
+    ranks_per_host = recipe.device == "cuda" ? kDevicesOfAHost : mesh.size();
+  }
+  std::vector<LinkEstimate> links;
+  for (const auto& name : mesh.mesh_dim_names()) {
+    const auto& group = mesh.group(name);
+    const bool between = spans_hosts(group.ranks(), ranks_per_host);
+    links.push_back(
+        {name,
+         group.size(),
+         between,
+         mesh::default_link_cost(backend_of(recipe), between)});
+  }
+  return links;
+}
+
+// Adds records of a part of the step that happens `times` times.
+class Collector {
+ public:
+  explicit Collector(StepEstimate& estimate) : estimate_(estimate) {}
+
+  void add(
+      const std::vector<dtensor::CommRecord>& records,
+      const char* phase,
+      int64_t times) {
+    for (const auto& record : records) {
+      auto& group = find(record, record.is_backward ? "backward" : phase);
+      group.count += times;
+      group.bytes += times * record.bytes;
+      group.most_bytes = std::max(group.most_bytes, record.bytes);
+      group.estimated_us +=
+          static_cast<double>(times) *
+          dtensor::estimated_us(
+              record.op, record.ranks, record.bytes, link(record.mesh_dim));
+    }
+  }
+
+ private:
+  const mesh::LinkCost& link(const std::string& mesh_dim) const {
+    for (const auto& known : estimate_.links) {
+      if (known.mesh_dim == mesh_dim) {
+        return known.cost;
+      }
+    }
+    return estimate_.links.front().cost; // of several dims: the outermost's
+  }
+
+  CollectiveGroup& find(
+      const dtensor::CommRecord& record,
+      const std::string& phase) {
+    CollectiveGroup key{
+        .phase = phase,
+        .op = record.op,
+        .mesh_dim = record.mesh_dim,
+        .ranks = record.ranks,
+        .name = without_numbers(record.name),
+        .is_implicit = record.is_implicit,
+        .from = record.from,
+        .to = record.to,
+        .cheaper = record.cheaper};
+    for (auto& group : estimate_.collectives) {
+      if (group.phase == key.phase && group.op == key.op &&
+          group.mesh_dim == key.mesh_dim && group.name == key.name &&
+          group.is_implicit == key.is_implicit && group.from == key.from &&
+          group.to == key.to) {
+        return group;
+      }
+    }
+    return estimate_.collectives.emplace_back(std::move(key));
+  }
+
+  StepEstimate& estimate_;
+};
+
+int64_t local_bytes(const std::vector<at::Tensor>& tensors) {
+  std::set<const void*> seen;
+  int64_t bytes = 0;
+  for (const auto& tensor : tensors) {
+    const auto* impl = dtensor::dtensor_impl(tensor);
+    const auto& local = impl ? impl->local() : tensor;
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      bytes += static_cast<int64_t>(local.nbytes());
+    }
+  }
+  return bytes;
+}
+
+// The first step of a run is unlike the others: it makes buckets, optimizer
+// state and plans.
+void run_first_step(
+    DryRun& run,
+    const MemoryMeter& meter,
+    MemoryEstimate& memory) {
+  {
+    const auto loss = run.forward();
+    loss.backward();
+  }
+  const int64_t before = meter.live_bytes();
+  memory.gradients = before - memory.parameters - memory.buffers;
+  auto& optimizer = *run.job().optimizer;
+  optimizer.step();
+  memory.optimizer = meter.live_bytes() - before;
+  optimizer.zero_grad();
+}
+
+// A micro-batch, and what it holds beside `base` bytes.
+at::Tensor run_micro_batch(
+    DryRun& run,
+    MemoryMeter& meter,
+    int64_t base,
+    MemoryEstimate& memory) {
+  meter.reset_peak();
+  const auto loss = run.forward();
+  memory.saved_activations =
+      std::max(memory.saved_activations, meter.live_bytes() - base);
+  loss.backward();
+  memory.peak_activations =
+      std::max(memory.peak_activations, meter.peak_bytes() - base);
+  return loss.detach();
+}
+
+void run_step(
+    DryRun& run,
+    const mesh::DeviceMesh& mesh,
+    MemoryMeter& meter,
+    StepEstimate& estimate) {
+  auto& job = run.job();
+  auto& memory = estimate.memory;
+  Collector collector(estimate);
+  const auto record = [&](const char* phase, int64_t times, const auto& body) {
+    const dtensor::CommDebugMode mode(
+        {.mesh = mesh, .module = job.model.get(), .find_cheaper = true});
+    body();
+    collector.add(mode.records(), phase, times);
+  };
+  const int64_t base = meter.live_bytes();
+  at::Tensor loss;
+  if (estimate.micro_batches > 1) {
+    // All but the last one are alike.
+    record("forward", estimate.micro_batches - 1, [&] {
+      const auto local_only = job.ddp->no_sync();
+      loss = run_micro_batch(run, meter, base, memory);
+    });
+  }
+  record(
+      "forward", 1, [&] { loss = run_micro_batch(run, meter, base, memory); });
+  record("update", 1, [&] { run.update(loss); });
+}
+
+} // namespace
+
+int64_t StepEstimate::collective_count() const {
+  int64_t sum = 0;
+  for (const auto& group : collectives) {
+    sum += group.count;
+  }
+  return sum;
+}
+
+int64_t StepEstimate::implicit_count() const {
+  int64_t sum = 0;
+  for (const auto& group : collectives) {
+    sum += group.is_implicit ? group.count : 0;
+  }
+  return sum;
+}
+
+int64_t StepEstimate::bytes() const {
+  int64_t sum = 0;
+  for (const auto& group : collectives) {
+    sum += group.bytes;
+  }
+  return sum;
+}
+
+double StepEstimate::estimated_us() const {
+  double sum = 0;
+  for (const auto& group : collectives) {
+    sum += group.estimated_us;
+  }
+  return sum;
+}
+
+StepEstimate estimate_step(
+    const Recipe& recipe,
+    const EstimateOptions& options) {
+  MemoryMeter meter;
+  StepEstimate estimate;
+  estimate.world_size = recipe.mesh.dp * recipe.mesh.tp;
+  estimate.micro_batches = accumulation_steps(recipe);
+  const auto world = mesh::World::fake(0, estimate.world_size);
+  const auto mesh = mesh::DeviceMesh::create(
+      world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
+  estimate.links = find_links(recipe, mesh, options.ranks_per_host);
+  // Planned as a run would, whose price list does not know of hosts.
+  for (const auto& name : mesh.mesh_dim_names()) {
+    mesh::set_link_cost(
+        mesh, name, mesh::default_link_cost(backend_of(recipe)));
+  }
+  DryRun run(recipe, mesh);
+  const auto parameters = run.job().model->parameters();
+  for (const auto& parameter : parameters) {
+    estimate.parameter_count += parameter.numel();
+  }
+  estimate.memory.parameters = local_bytes(parameters);
+  estimate.memory.buffers = meter.live_bytes() - estimate.memory.parameters;
+  run_first_step(run, meter, estimate.memory);
+  run_step(run, mesh, meter, estimate);
+  return estimate;
+}
+
+std::vector<std::string> over_budget(
+    const StepEstimate& estimate,
+    const CommunicationBudgetConfig& budget) {
+  std::vector<std::string> over;
+  const double mb = static_cast<double>(estimate.bytes()) * 1e-6;
+  if (budget.mb_per_step > 0 && mb > budget.mb_per_step) {
+    over.push_back(fmt::format(
+        "{:.2f} MB a step, communication_budget.mb_per_step={}",
+        mb,
+        budget.mb_per_step));
+  }
+  if (budget.collectives_per_step > 0 &&
+      estimate.collective_count() > budget.collectives_per_step) {
+    over.push_back(fmt::format(
+        "{} collectives a step, communication_budget.collectives_per_step={}",
+        estimate.collective_count(),
+        budget.collectives_per_step));
+  }
+  if (budget.implicit >= 0 && estimate.implicit_count() > budget.implicit) {
+    over.push_back(fmt::format(
+        "{} implicit collectives a step, communication_budget.implicit={}",
+        estimate.implicit_count(),
+        budget.implicit));
+  }
+  return over;
+}
+
+} // namespace weft::recipes
