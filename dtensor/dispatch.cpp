@@ -4,6 +4,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -75,9 +76,16 @@ bool runs_formula_of_libtorch() {
   return node && node->name().find("CppNode") == std::string::npos;
 }
 
-// Derivative formulas write to tensors that they have just made. One that
-// cannot take the write where it lies is made whole, in place. False if all
-// are.
+// Derivative formulas write to tensors that they have just made; AccumulateGrad
+// to a leaf's gradient, which stays where it lies.
+bool writes_to_its_own() {
+  const auto node = torch::autograd::get_current_node();
+  return runs_formula_of_libtorch() &&
+         !dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+}
+
+// What such a formula writes to and that cannot take the write where it lies is
+// made whole, in place. False if all are.
 bool make_written_whole(const c10::OperatorHandle& op, Arguments arguments) {
   bool any = false;
   const auto& schema = op.schema().arguments();
@@ -133,7 +141,7 @@ void dispatch(
   try {
     plan = find_plan(reader, op, arguments);
   } catch (const c10::ValueError&) {
-    if (!runs_formula_of_libtorch() || !make_written_whole(op, arguments)) {
+    if (!writes_to_its_own() || !make_written_whole(op, arguments)) {
       throw;
     }
     dispatch(op, keys, stack);

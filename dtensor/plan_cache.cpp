@@ -144,9 +144,11 @@ void CallReader::read(const c10::IValue& value) {
   } else if (value.isNone()) {
     key_.push_back(kNone);
   } else if (value.isInt()) {
-    key_.append({kInt, value.toInt()});
+    key_.push_back(kInt);
+    key_.push_back(value.toInt());
   } else if (value.isBool()) {
-    key_.append({kBool, value.toBool()});
+    key_.push_back(kBool);
+    key_.push_back(value.toBool());
   } else if (value.isDouble()) {
     key_.append({kDouble, std::bit_cast<int64_t>(value.toDouble())});
   } else if (value.isDevice()) {
@@ -190,11 +192,17 @@ void CallReader::read_tensor(const at::Tensor& tensor) {
   if (!common_ && impl->spec().mesh_ndim() != 0) {
     common_ = &impl->spec();
   }
-  key_.append(
-      {kTensor | dtype | (impl->dim() << 16),
-       reinterpret_cast<int64_t>(impl->spec().id())});
-  key_.append(impl->sizes().begin(), impl->sizes().end());
-  key_.append(impl->strides().begin(), impl->strides().end());
+  const auto sizes = impl->sizes();
+  const auto strides = impl->strides();
+  const size_t begin = key_.size();
+  key_.resize_for_overwrite(begin + 2 + 2 * sizes.size());
+  auto* word = &key_[begin];
+  *word++ = kTensor | dtype | (impl->dim() << 16);
+  *word++ = reinterpret_cast<int64_t>(impl->spec().id());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    *word++ = sizes[i];
+    *word++ = strides[i];
+  }
 }
 
 std::shared_ptr<const OpPlan> find_plan(

@@ -1,7 +1,9 @@
 #include "dtensor/spec.h"
 
 #include <algorithm>
-#include <map>
+#include <array>
+#include <atomic>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -15,6 +17,8 @@ struct DTensorSpec::Entry {
   bool has_partial = false;
   bool has_shard = false;
   bool is_chunked = true;
+  /// The next one of its bucket in the mesh's table.
+  std::unique_ptr<Entry> next;
 
   Entry() = default;
   explicit Entry(const Placements& given) : placements(given) {
@@ -28,25 +32,56 @@ struct DTensorSpec::Entry {
 
 namespace {
 
-// The table of a mesh's specs lives in the mesh's shared state.
-struct SpecTable {
-  std::mutex mutex;
-  std::map<std::vector<int64_t>, std::unique_ptr<DTensorSpec::Entry>> entries;
-};
-
-std::vector<int64_t> codes(const Placements& placements) {
-  std::vector<int64_t> key;
-  key.reserve(placements.size());
+size_t hash_of(const Placements& placements) {
+  uint64_t hash = placements.size();
   for (const auto& placement : placements) {
-    key.push_back(placement.code());
-    const auto& sizes = placement.shard_sizes();
-    if (!sizes.empty()) {
-      key.push_back(static_cast<int64_t>(sizes.size()));
-      key.insert(key.end(), sizes.begin(), sizes.end());
-    }
+    hash = (hash ^ static_cast<uint64_t>(placement.code())) *
+           0xff51afd7ed558ccdULL;
+    hash ^= hash >> 32;
   }
-  return key;
+  return hash;
 }
+
+// The table of a mesh's specs lives in the mesh's shared state. Entries are
+// only ever added, so that those that look need neither a lock nor memory.
+class SpecTable {
+ public:
+  using Entry = DTensorSpec::Entry;
+
+  const Entry* find_or_add(const Placements& placements) {
+    auto& bucket = buckets_[hash_of(placements) % kBuckets];
+    if (const auto* entry = bucket.find(placements)) {
+      return entry;
+    }
+    const std::lock_guard lock(mutex_);
+    if (const auto* entry = bucket.find(placements)) {
+      return entry;
+    }
+    auto entry = std::make_unique<Entry>(placements);
+    entry->next = std::move(bucket.entries);
+    bucket.entries = std::move(entry);
+    bucket.first.store(bucket.entries.get(), std::memory_order_release);
+    return bucket.entries.get();
+  }
+
+ private:
+  static constexpr size_t kBuckets = 128;
+  struct Bucket {
+    std::unique_ptr<Entry> entries;
+    std::atomic<const Entry*> first{nullptr};
+
+    const Entry* find(const Placements& placements) const {
+      const auto* entry = first.load(std::memory_order_acquire);
+      while (entry && entry->placements != placements) {
+        entry = entry->next.get();
+      }
+      return entry;
+    }
+  };
+
+  std::mutex mutex_;
+  std::array<Bucket, kBuckets> buckets_;
+};
 
 // The only spec on the mesh of no dims.
 const DTensorSpec::Entry* unplaced() {
@@ -60,13 +95,7 @@ const DTensorSpec::Entry* intern(
   if (mesh.ndim() == 0) {
     return unplaced();
   }
-  auto& table = mesh.extension<SpecTable>();
-  const std::lock_guard lock(table.mutex);
-  auto& entry = table.entries[codes(placements)];
-  if (!entry) {
-    entry = std::make_unique<DTensorSpec::Entry>(placements);
-  }
-  return entry.get();
+  return mesh.extension<SpecTable>().find_or_add(placements);
 }
 
 } // namespace

@@ -1,13 +1,14 @@
 #include "mesh/device_mesh.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <tuple>
-#include <typeindex>
+#include <typeinfo>
 #include <utility>
 
 #include "mesh/error.h"
@@ -31,8 +32,25 @@ struct DeviceMesh::State {
   std::vector<int64_t> ranks;
   std::vector<Communicator> groups;
 
+  /// One extension; they are only ever added, in front.
+  struct Extension {
+    const std::type_info* type;
+    std::shared_ptr<void> object;
+    std::unique_ptr<Extension> next;
+  };
   std::mutex extensions_mutex;
-  std::map<std::type_index, std::shared_ptr<void>> extensions;
+  std::unique_ptr<Extension> extensions;
+  /// The same list for those that only look, without the mutex.
+  std::atomic<const Extension*> first_extension{nullptr};
+
+  /// Null if there is none of that type.
+  void* find_extension(const std::type_info& type) const {
+    const auto* extension = first_extension.load(std::memory_order_acquire);
+    while (extension && *extension->type != type) {
+      extension = extension->next.get();
+    }
+    return extension ? extension->object.get() : nullptr;
+  }
 
   ErrorContext describe() const;
   int64_t check_dim(int64_t mesh_dim) const;
@@ -428,12 +446,22 @@ const void* DeviceMesh::id() const {
 std::shared_ptr<void> DeviceMesh::find_or_make_extension(
     const std::type_info& type,
     const std::function<std::shared_ptr<void>()>& make) const {
-  const std::lock_guard lock(state_->extensions_mutex);
-  auto& slot = state_->extensions[type];
-  if (!slot) {
-    slot = make();
+  auto* found = state_->find_extension(type);
+  if (!found) {
+    const std::lock_guard lock(state_->extensions_mutex);
+    found = state_->find_extension(type);
+    if (!found) {
+      auto object = make();
+      found = object.get();
+      state_->extensions =
+          std::unique_ptr<State::Extension>(new State::Extension{
+              &type, std::move(object), std::move(state_->extensions)});
+      state_->first_extension.store(
+          state_->extensions.get(), std::memory_order_release);
+    }
   }
-  return slot;
+  // The mesh owns it: counting references would be paid by every op.
+  return {std::shared_ptr<void>(), found};
 }
 
 } // namespace weft::mesh
