@@ -1,53 +1,22 @@
 #include "dtensor/autograd.h"
 
+#include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
 
+#include "dtensor/comm_debug.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/graph_nodes.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "mesh/error.h"
 
 namespace weft::dtensor {
-namespace {
-
-using torch::autograd::Node;
-using torch::autograd::variable_list;
-// A node's owning pointer: shared_ptr up to torch 2.13, intrusive_ptr later.
-using NodePointer = decltype(torch::autograd::impl::grad_accumulator(
-    std::declval<const at::Tensor&>()));
-
-template <class T>
-std::pair<NodePointer, T*> make_node() {
-  if constexpr (std::is_same_v<NodePointer, std::shared_ptr<Node>>) {
-    auto* node = new T();
-    return {NodePointer(node, [](Node* n) { delete n; }), node};
-  } else {
-    auto pointer = c10::make_intrusive<T>();
-    auto* node = pointer.get();
-    return {std::move(pointer), node};
-  }
-}
-
-bool records_graph(const at::Tensor& input) {
-  return at::GradMode::is_enabled() && input.requires_grad();
-}
-
-// Makes `output` the result of a new node of type T that has `input` as its
-// only input.
-template <class T>
-T* record(const at::Tensor& input, at::Tensor& output) {
-  auto [pointer, node] = make_node<T>();
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  torch::autograd::create_gradient_edge(output, std::move(pointer));
-  return node;
-}
 
 DTensorImpl& require_dtensor_gradient(
     const at::Tensor& grad,
@@ -64,6 +33,10 @@ DTensorImpl& require_dtensor_gradient(
   return *impl;
 }
 
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
 // Note [Gradients that share memory]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Autograd hands a gradient on without copying it, adds into one that nobody
@@ -75,8 +48,13 @@ DTensorImpl& require_dtensor_gradient(
 bool is_shared(const at::Tensor& grad) {
   const auto* impl = dtensor_impl(grad);
   const auto& memory = impl ? impl->local() : grad;
+  // Derivative formulas return views of what they made, e.g. a product's t():
+  // such a view alone holds the tensor that it shows.
+  const bool holds_base = !memory.is_inference() && memory.is_view() &&
+                          memory._base().use_count() == 1;
   return grad.use_count() > 1 || memory.use_count() > 1 ||
-         (memory.has_storage() && memory.storage().use_count() > 1);
+         (memory.has_storage() &&
+          memory.storage().use_count() > (holds_base ? 2 : 1));
 }
 
 void forbid_inplace_accumulation(const at::Tensor& grad) {
@@ -97,9 +75,17 @@ share_gradient(const Node& node, const at::Tensor& grad, at::Tensor result) {
   return result;
 }
 
+// A DTensorSpec of no mesh is made with a mesh of its own: nodes have none
+// until they get theirs.
+using LateSpec = std::optional<DTensorSpec>;
+
 struct RedistributeBackward final : Node {
-  DTensorSpec target;
+  LateSpec target;
   std::string label;
+  std::string module;
+  bool is_implicit = false;
+  at::ScalarType dtype = at::kFloat;
+  TravelDtypes travel;
 
   std::string name() const override { return "RedistributeBackward"; }
   variable_list apply(variable_list&& grads) override {
@@ -107,8 +93,15 @@ struct RedistributeBackward final : Node {
       return {at::Tensor()};
     }
     auto& impl = require_dtensor_gradient(grads[0], "redistribute backward");
+    const detail::ModuleScope in_module(module);
     const bool shared = is_shared(grads[0]);
-    auto result = redistribute_to(grads[0], target, label);
+    auto result = redistribute_as(
+        grads[0],
+        *target,
+        label,
+        dtype,
+        {travel.backward, travel.forward},
+        is_implicit);
     const bool aliases =
         !result.is_same(grads[0]) &&
         dtensor_impl(result)->local().is_alias_of(impl.local());
@@ -119,9 +112,9 @@ struct RedistributeBackward final : Node {
 };
 
 struct ToLocalBackward final : Node {
-  DTensorSpec grad_spec;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
+  LateSpec grad_spec;
+  c10::DimVector sizes;
+  c10::DimVector strides;
   std::string label;
 
   std::string name() const override { return "ToLocalBackward"; }
@@ -134,7 +127,7 @@ struct ToLocalBackward final : Node {
     const bool shared = dense && is_shared(grads[0]);
     auto result = leave_local(
         dense ? grads[0] : grads[0].contiguous(),
-        grad_spec,
+        *grad_spec,
         sizes,
         strides,
         label);
@@ -143,8 +136,8 @@ struct ToLocalBackward final : Node {
 };
 
 struct FromLocalBackward final : Node {
-  DTensorSpec spec;
-  DTensorSpec grad_spec;
+  LateSpec spec;
+  LateSpec grad_spec;
   std::string label;
 
   std::string name() const override { return "FromLocalBackward"; }
@@ -156,16 +149,16 @@ struct FromLocalBackward final : Node {
     const bool shared = is_shared(grads[0]);
     // Where the ranks hold terms of a sum, the gradient goes to each of them,
     // and what comes back from them (a second derivative) is to be added up.
-    auto second = grad_spec.placements();
-    for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
-      if (spec.placement(i).is_partial() && second[i].is_replicate()) {
+    auto second = grad_spec->placements();
+    for (int64_t i = 0; i < spec->mesh_ndim(); ++i) {
+      if (spec->placement(i).is_partial() && second[i].is_replicate()) {
         second[i] = Partial();
       }
     }
-    auto local = enter_local(grads[0], grad_spec, second, label);
-    for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
-      if (spec.placement(i).is_partial(ReduceOp::kAvg)) {
-        local = local / static_cast<double>(spec.mesh().size(i));
+    auto local = enter_local(grads[0], *grad_spec, second, label);
+    for (int64_t i = 0; i < spec->mesh_ndim(); ++i) {
+      if (spec->placement(i).is_partial(ReduceOp::kAvg)) {
+        local = local / static_cast<double>(spec->mesh().size(i));
       }
     }
     return {shared ? share_gradient(*this, grads[0], local) : local};
@@ -189,8 +182,8 @@ at::Tensor to_local_recorded(
   if (records_graph(dtensor)) {
     auto* node = record<ToLocalBackward>(dtensor, local);
     node->grad_spec = grad;
-    node->sizes = impl->sizes().vec();
-    node->strides = impl->strides().vec();
+    node->sizes = impl->sizes();
+    node->strides = impl->strides();
     node->label = name;
   }
   return local;
@@ -227,26 +220,61 @@ at::Tensor find_shared(DTensorImpl& impl, const DTensorImpl::Shared& wanted) {
 
 } // namespace
 
-at::Tensor redistribute_to(
+at::Tensor redistribute_as(
     const at::Tensor& dtensor,
     const DTensorSpec& to,
-    std::string_view name) {
+    std::string_view name,
+    at::ScalarType result,
+    const TravelDtypes& travel,
+    bool is_implicit) {
   auto* impl = dtensor_impl(dtensor);
-  if (impl->spec() == to) {
+  if (impl->spec() == to && dtensor.scalar_type() == result) {
     return dtensor;
   }
   require_values(dtensor, name);
   at::Tensor output;
   {
     at::AutoDispatchBelowADInplaceOrView below;
-    output = redistribute_dtensor(dtensor, to, name);
+    const detail::MoveScope move(dtensor, impl->spec(), to, is_implicit);
+    const auto& local = impl->local();
+    output = make_dtensor(
+        redistribute_across(
+            travel.forward ? local.to(*travel.forward) : local,
+            impl->sizes(),
+            impl->spec(),
+            to,
+            name)
+            .to(result),
+        to,
+        impl->sizes(),
+        impl->strides());
   }
   if (records_graph(dtensor)) {
-    auto* node = record<RedistributeBackward>(dtensor, output);
-    node->target = impl->spec().without_partial();
-    node->label = name;
+    record_redistribution(dtensor, output, name, travel, is_implicit);
   }
   return output;
+}
+
+void record_redistribution(
+    const at::Tensor& input,
+    at::Tensor& output,
+    std::string_view name,
+    const TravelDtypes& travel,
+    bool is_implicit) {
+  auto* node = record<RedistributeBackward>(input, output);
+  node->target = dtensor_impl(input)->spec().without_partial();
+  node->label = name;
+  node->module = detail::current_module();
+  node->is_implicit = is_implicit;
+  node->dtype = input.scalar_type();
+  node->travel = travel;
+}
+
+at::Tensor redistribute_to(
+    const at::Tensor& dtensor,
+    const DTensorSpec& to,
+    std::string_view name) {
+  return redistribute_as(dtensor, to, name, dtensor.scalar_type());
 }
 
 at::Tensor enter_local(
@@ -279,7 +307,8 @@ at::Tensor enter_local(
       return "(" + describe(dtensor) + ")";
     });
   }
-  auto placed = redistribute_to(dtensor, want, name);
+  auto placed =
+      redistribute_as(dtensor, want, name, dtensor.scalar_type(), {}, !asked);
   auto local = to_local_recorded(placed, grad_spec, name);
   if (graph) {
     entry.weak =

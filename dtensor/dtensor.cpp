@@ -150,25 +150,6 @@ at::Tensor full_tensor(
   return to_local(redistribute(dtensor, whole), grad_placements);
 }
 
-at::Tensor redistribute(
-    const at::Tensor& dtensor,
-    const Placements& placements) {
-  const auto target =
-      make_spec(spec_of(dtensor).mesh(), placements, dtensor.sizes());
-  refuse_mixed_partials(placements, target.mesh(), "redistribute");
-  const auto name = parameter_name(dtensor);
-  auto result =
-      redistribute_to(dtensor, target, name.empty() ? "redistribute" : name);
-  // A part of a replicated tensor may be a view of it, which autograd does not
-  // know of: a write to one must not change the other.
-  const auto& source = dtensor_impl(dtensor)->local();
-  auto* impl = dtensor_impl(result);
-  if (!result.is_same(dtensor) && impl->local().is_alias_of(source)) {
-    impl->reset_local(impl->local().clone(), target);
-  }
-  return result;
-}
-
 at::Tensor distribute_tensor(
     const at::Tensor& tensor,
     const mesh::DeviceMesh& mesh,

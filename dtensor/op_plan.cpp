@@ -176,7 +176,8 @@ double strategy_cost(
     const OpCall& call,
     const Rule& rule,
     const Strategy& strategy,
-    const StrategyContext& context) {
+    const StrategyContext& context,
+    const mesh::LinkCost& link) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   TORCH_INTERNAL_ASSERT(
       strategy.inputs.size() == call.tensors.size(),
@@ -201,7 +202,7 @@ double strategy_cost(
       }
     } else if (!rule.value_free) {
       cost += redistribute_cost(
-          current, wanted, input_bytes(input), context.shards);
+          current, wanted, input_bytes(input), context.shards, link);
     } else if (wanted != current) {
       return kNever;
     }
@@ -211,7 +212,8 @@ double strategy_cost(
         output_of(strategy, i),
         current_placement(call.outs[i], context.mesh_dim),
         input_bytes(call.outs[i]),
-        context.shards);
+        context.shards,
+        link);
   }
   return cost;
 }
@@ -314,8 +316,9 @@ choose(const OpCall& call, const Rule& rule, const StrategyContext& context) {
   candidates.push_back(replicated_strategy(call, rule, context.mesh_dim));
   double best = std::numeric_limits<double>::infinity();
   const Strategy* chosen = nullptr;
+  const auto link = mesh::link_cost(call.mesh(), context.mesh_dim);
   for (const auto& candidate : candidates) {
-    const double cost = strategy_cost(call, rule, candidate, context);
+    const double cost = strategy_cost(call, rule, candidate, context, link);
     if (cost < best) {
       best = cost;
       chosen = &candidate;

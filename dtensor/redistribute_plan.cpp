@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <vector>
 
+#include "dtensor/cost_model.h"
 #include "dtensor/cut.h"
 #include "dtensor/redistribute.h"
 
@@ -32,14 +32,6 @@ all_cuts(const Placements& placements, c10::IntArrayRef shape, int64_t dims) {
 
 bool is_last(const DimCuts& cuts, int64_t mesh_dim) {
   return !cuts.empty() && cuts.back().mesh_dim == mesh_dim;
-}
-
-// Sums and averages may be taken in any order, others of one kind too.
-bool commute(const Placement& a, const Placement& b) {
-  const auto linear = [](const Placement& p) {
-    return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg);
-  };
-  return a == b || (linear(a) && linear(b));
 }
 
 // An average is a sum of terms that each rank divides by their number.
@@ -207,56 +199,6 @@ std::vector<RedistributeStep> plan_redistribute(
     return {};
   }
   return Planner(from, to).plan();
-}
-
-double redistribute_cost(
-    const Placement& from,
-    const Placement& to,
-    double bytes,
-    int64_t shards) {
-  if (from == to) {
-    return 0;
-  }
-  // Latency in units of bytes: a message costs as much as moving this many.
-  constexpr double kLatency = 64 * 1024;
-  constexpr double kLocal = 1e-3;
-  // Only to add in place to a pending sum: elsewhere it would put a reduction
-  // off to a place that nobody asked for.
-  constexpr double kLastResort = 1e30;
-  const double part = bytes / static_cast<double>(shards);
-  const double moved = bytes - part;
-  if (from.is_partial()) {
-    if (is_scaling(from, to)) {
-      return kLocal * (1 + bytes);
-    }
-    const double whole = 2 * kLatency + 2 * moved;
-    if (to.is_partial()) {
-      return to.is_partial(ReduceOp::kSum)
-                 ? whole + kLastResort
-                 : std::numeric_limits<double>::infinity();
-    }
-    return to.is_shard() ? kLatency + moved : whole;
-  }
-  if (from.is_shard()) {
-    if (to.is_partial()) {
-      return to.is_partial(ReduceOp::kSum)
-                 ? kLastResort
-                 : std::numeric_limits<double>::infinity();
-    }
-    // Rows of one dim between a list of ranges and anything else go through R.
-    const bool through_whole = to.is_shard(from.tensor_dim()) &&
-                               (from.is_strided() || to.is_strided());
-    return to.is_shard() && !through_whole
-               ? kLatency + moved / static_cast<double>(shards)
-               : kLatency + moved;
-  }
-  // From R: a slice is free but for the copy.
-  if (to.is_shard()) {
-    return kLocal * (1 + part);
-  }
-  return to.is_partial(ReduceOp::kSum)
-             ? kLastResort
-             : std::numeric_limits<double>::infinity();
 }
 
 } // namespace weft::dtensor

@@ -110,7 +110,8 @@ void set_link_cost(
     const LinkCost& cost) {
   const auto root = mesh.root();
   root.mesh_dim(mesh_dim_name);
-  check_link_cost(mesh_dim_name, cost);
+  check_link_cost(
+      detail::concat(mesh_dim_name, " (", mesh.describe_rank(), ")"), cost);
   auto& table = root.extension<LinkTable>();
   const std::lock_guard lock(table.mutex);
   table.costs.insert_or_assign(std::string(mesh_dim_name), cost);

@@ -414,26 +414,27 @@ TEST(Plan, EveryStepChangesOneCutAndNoOther) {
 
 TEST(Cost, EqualCutsAreFreeAndOthersAreNot) {
   const double bytes = 1 << 20;
+  const mesh::LinkCost link{.latency_us = 40, .bandwidth_gb_s = 1.5};
+  const auto cost = [&](const Placement& from, const Placement& to, int64_t n) {
+    return redistribute_cost(from, to, bytes, n, link);
+  };
   for (const auto& cut : {Shard(0), Shard(0, {1, 3}), StridedShard(0, 2)}) {
-    EXPECT_EQ(redistribute_cost(cut, cut, bytes, 2), 0);
-    EXPECT_GT(redistribute_cost(cut, Shard(0, {2, 2}), bytes, 2), 0);
-    EXPECT_GT(redistribute_cost(cut, Shard(1), bytes, 2), 0);
-    EXPECT_GT(redistribute_cost(cut, Replicate(), bytes, 2), 0);
-    EXPECT_LT(
-        redistribute_cost(Replicate(), cut, bytes, 2),
-        redistribute_cost(cut, Replicate(), bytes, 2));
+    EXPECT_EQ(cost(cut, cut, 2), 0);
+    EXPECT_GT(cost(cut, Shard(0, {2, 2}), 2), 0);
+    EXPECT_GT(cost(cut, Shard(1), 2), 0);
+    EXPECT_GT(cost(cut, Replicate(), 2), 0);
+    EXPECT_LT(cost(Replicate(), cut, 2), cost(cut, Replicate(), 2));
   }
   // A pending sum that is written to takes what is added to it.
-  const double all_reduce = redistribute_cost(Partial(), Replicate(), bytes, 2);
+  const double all_reduce = cost(Partial(), Replicate(), 2);
+  EXPECT_LT(cost(Partial(ReduceOp::kAvg), Partial(), 2), all_reduce);
+  EXPECT_GT(cost(Partial(ReduceOp::kMax), Partial(), 2), all_reduce);
+  // Rows of one dim change ranks in one exchange, of ranges and of lists.
+  EXPECT_EQ(
+      cost(Shard(0), Shard(0, {1, 3}), 4),
+      cost(Shard(0), StridedShard(0, 2), 4));
   EXPECT_LT(
-      redistribute_cost(Partial(ReduceOp::kAvg), Partial(), bytes, 2),
-      all_reduce);
-  EXPECT_GT(
-      redistribute_cost(Partial(ReduceOp::kMax), Partial(), bytes, 2),
-      all_reduce);
-  EXPECT_LT(
-      redistribute_cost(Shard(0), Shard(0, {1, 3}), bytes, 4),
-      redistribute_cost(Shard(0), StridedShard(0, 2), bytes, 4));
+      cost(Shard(0), StridedShard(0, 2), 4), cost(Shard(0), Replicate(), 4));
 }
 
 } // namespace

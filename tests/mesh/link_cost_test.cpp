@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include "mesh/measure_links.h"
 #include "mesh/world.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/run_ranks.h"
 
 namespace weft::mesh {
 namespace {
@@ -88,6 +90,52 @@ TEST(LinkCost, RefusesWhatIsNoPrice) {
         set_link_cost(mesh, "pp", {1, 1});
       },
       {"pp", "dp", "tp"});
+}
+
+TEST(LinkCost, FitFindsWhatTimesWereMadeOf) {
+  const LinkCost link{.latency_us = 7, .bandwidth_gb_s = 3};
+  std::vector<TimedCollective> timed;
+  for (const auto kind : {Collective::kAllGather, Collective::kAllReduce}) {
+    for (const double bytes : {1e3, 1e5, 1e6}) {
+      timed.push_back({kind, bytes, collective_us(kind, 4, bytes, link)});
+    }
+  }
+  const auto found = fit_link_cost(timed, 4, {});
+  EXPECT_NEAR(found.latency_us, 7, 1e-9);
+  EXPECT_NEAR(found.bandwidth_gb_s, 3, 1e-9);
+}
+
+TEST(LinkCost, FitOfNothingIsTheTables) {
+  const LinkCost usual{.latency_us = 40, .bandwidth_gb_s = 1.5};
+  EXPECT_EQ(fit_link_cost({}, 4, usual), usual);
+  EXPECT_EQ(fit_link_cost({{Collective::kAllGather, 1e3, 0}}, 4, usual), usual);
+  const auto one_size =
+      std::vector<TimedCollective>(3, {Collective::kAllGather, 1e3, 10});
+  EXPECT_EQ(fit_link_cost(one_size, 4, usual), usual);
+  // Larger messages that took less time.
+  const auto odd = fit_link_cost(
+      {{Collective::kAllGather, 1e3, 100}, {Collective::kAllGather, 1e6, 10}},
+      4,
+      usual);
+  EXPECT_NO_THROW(check_link_cost("odd", odd));
+}
+
+TEST(LinkCost, MeasuredOnesAreTheSameOnAllRanks) {
+  std::vector<std::vector<LinkCost>> found(4);
+  test::run_ranks(4, [&](test::RankContext& self) {
+    const auto mesh = self.mesh({2, 1, 2}, {"dp", "pp", "tp"});
+    found[self.rank] = measure_link_costs(mesh["tp"]);
+    EXPECT_EQ(link_cost(mesh, 0), found[self.rank][0]);
+    EXPECT_EQ(link_cost(mesh["tp"], 0), found[self.rank][2]);
+  });
+  for (const auto& costs : found) {
+    EXPECT_EQ(costs, found[0]);
+    for (const auto& cost : costs) {
+      EXPECT_NO_THROW(check_link_cost("measured", cost));
+    }
+  }
+  const auto imagined = fake_mesh();
+  EXPECT_EQ(measure_link_costs(imagined)[0], default_link_cost("fake"));
 }
 
 } // namespace

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/torch.h>
+
+#include "dtensor/dtensor_impl.h"
+
+namespace weft::dtensor {
+
+// A node's owning pointer: shared_ptr up to torch 2.13, intrusive_ptr later.
+using NodePointer = decltype(torch::autograd::impl::grad_accumulator(
+    std::declval<const at::Tensor&>()));
+
+template <class T>
+std::pair<NodePointer, T*> make_node() {
+  using torch::autograd::Node;
+  if constexpr (std::is_same_v<NodePointer, std::shared_ptr<Node>>) {
+    auto* node = new T();
+    return {NodePointer(node, [](Node* n) { delete n; }), node};
+  } else {
+    auto pointer = c10::make_intrusive<T>();
+    auto* node = pointer.get();
+    return {std::move(pointer), node};
+  }
+}
+
+inline bool records_graph(const at::Tensor& input) {
+  return at::GradMode::is_enabled() && input.requires_grad();
+}
+
+/// Makes `output` the result of a new node of type T that has `input` as its
+/// only input.
+template <class T>
+T* record(const at::Tensor& input, at::Tensor& output) {
+  auto [pointer, node] = make_node<T>();
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  torch::autograd::create_gradient_edge(output, std::move(pointer));
+  return node;
+}
+
+/// The impl of a gradient that has to be a DTensor.
+DTensorImpl& require_dtensor_gradient(
+    const at::Tensor& grad,
+    const char* node_name);
+
+/// In which dtypes values travel: forward, and their gradients backward; the
+/// tensor's own where nothing is said.
+struct TravelDtypes {
+  std::optional<at::ScalarType> forward = std::nullopt;
+  std::optional<at::ScalarType> backward = std::nullopt;
+
+  bool operator==(const TravelDtypes&) const = default;
+};
+
+/// redistribute() to a spec of any mesh of the tensor's ranks: values are cast
+/// to `travel.forward`, moved, and cast to `result`. Differentiable.
+at::Tensor redistribute_as(
+    const at::Tensor& dtensor,
+    const DTensorSpec& to,
+    std::string_view name,
+    at::ScalarType result,
+    const TravelDtypes& travel = {},
+    bool is_implicit = false);
+
+/// Makes `output`, which has the values of `input`, its result in the graph.
+void record_redistribution(
+    const at::Tensor& input,
+    at::Tensor& output,
+    std::string_view name,
+    const TravelDtypes& travel,
+    bool is_implicit = false);
+
+} // namespace weft::dtensor
