@@ -139,12 +139,14 @@ std::vector<std::string> collective_row(
       each_bytes(group),
       time_text(group.estimated_us / static_cast<double>(group.count))};
   if (measured && measured->steps > 0) {
-    const auto us = measured->mean_us(group.op, group.mesh_dim, group.name);
-    row.push_back(us ? time_text(*us) : "-");
+    const auto* call = measured->find(group.op, group.mesh_dim, group.name);
+    row.push_back(call ? time_text(call->mean_us()) : "-");
+    row.push_back(call ? time_text(call->least_us) : "-");
     row.push_back(
-        us ? off_text(
-                 group.estimated_us / static_cast<double>(group.count), *us)
-           : "");
+        call ? off_text(
+                   group.estimated_us / static_cast<double>(group.count),
+                   call->mean_us())
+             : "");
   }
   row.push_back(group.name);
   row.push_back(moved_text(group));
@@ -159,7 +161,7 @@ std::string collectives_text(
   const bool beside = measured && measured->steps > 0;
   std::vector<std::string> titles = {"", "", "", "", "bytes each", "time each"};
   if (beside) {
-    titles.insert(titles.end(), {"measured", "off"});
+    titles.insert(titles.end(), {"measured", "fastest", "off"});
   }
   titles.insert(titles.end(), {"for", "moves"});
   table.add(std::move(titles));
@@ -211,39 +213,52 @@ std::string sum_text(const StepEstimate& estimate) {
   return text + "\n";
 }
 
-// The measured time of a step: of each collective where a trace has them.
-std::optional<double> measured_step_us(
+// The measured times of a step's collectives, added up.
+struct MeasuredStep {
+  double mean_us = 0;
+  /// If each took as long as the fastest of its kind.
+  double least_us = 0;
+};
+
+std::optional<MeasuredStep> measured_step(
     const StepEstimate& estimate,
     const MeasuredRun& measured) {
   if (measured.steps == 0) {
     return std::nullopt;
   }
-  double us = 0;
+  MeasuredStep step;
   for (const auto& group : estimate.collectives) {
-    us += static_cast<double>(group.count) *
-          measured.mean_us(group.op, group.mesh_dim, group.name).value_or(0);
+    const auto count = static_cast<double>(group.count);
+    if (const auto* call =
+            measured.find(group.op, group.mesh_dim, group.name)) {
+      step.mean_us += count * call->mean_us();
+      step.least_us += count * call->least_us;
+    }
   }
-  return us;
+  return step;
 }
 
 std::string measured_text(
     const StepEstimate& estimate,
     const MeasuredRun& measured) {
   std::string text;
-  if (const auto us = measured_step_us(estimate, measured)) {
+  const double estimated = estimate.estimated_us();
+  if (const auto step = measured_step(estimate, measured)) {
     text += fmt::format(
-        "measured in {} traced steps, from launch to end: {} a step, {} the "
-        "estimate\n",
+        "measured in {} traced steps, waiting for late ranks included: {} a "
+        "step, {} the estimate; with the fastest of each: {}, {}\n",
         measured.steps,
-        time_text(*us),
-        off_text(estimate.estimated_us(), *us));
+        time_text(step->mean_us),
+        off_text(estimated, step->mean_us),
+        time_text(step->least_us),
+        off_text(estimated, step->least_us));
   }
   if (measured.comm_ms) {
     text += fmt::format(
         "measured, the host's wait for collectives: {} a step (median), {} the "
         "estimate\n",
         time_text(*measured.comm_ms * 1e3),
-        off_text(estimate.estimated_us(), *measured.comm_ms * 1e3));
+        off_text(estimated, *measured.comm_ms * 1e3));
   }
   return text;
 }
@@ -264,9 +279,11 @@ Json group_json(const CollectiveGroup& group, const MeasuredRun* measured) {
       {"most_bytes", group.most_bytes},
       {"estimated_us", group.estimated_us}};
   if (measured) {
-    const auto us = measured->mean_us(group.op, group.mesh_dim, group.name);
-    json["measured_us"] =
-        us ? Json(*us * static_cast<double>(group.count)) : Json(nullptr);
+    const auto* call = measured->find(group.op, group.mesh_dim, group.name);
+    const auto count = static_cast<double>(group.count);
+    json["measured_us"] = call ? Json(call->mean_us() * count) : Json(nullptr);
+    json["measured_fastest_us"] =
+        call ? Json(call->least_us * count) : Json(nullptr);
   }
   return json;
 }
@@ -339,10 +356,11 @@ std::string to_json(
     json["collectives"].push_back(group_json(group, context.measured));
   }
   if (const auto* measured = context.measured) {
-    const auto us = measured_step_us(estimate, *measured);
+    const auto step = measured_step(estimate, *measured);
     json["measured"] = {
         {"traced_steps", measured->steps},
-        {"collectives_us", us ? Json(*us) : Json(nullptr)},
+        {"collectives_us", step ? Json(step->mean_us) : Json(nullptr)},
+        {"fastest_us", step ? Json(step->least_us) : Json(nullptr)},
         {"wait_us",
          measured->comm_ms ? Json(*measured->comm_ms * 1e3) : Json(nullptr)}};
   }

@@ -54,7 +54,9 @@ void read_event(
       dim_of_group(args.value("group", "")),
       without_numbers(args.value("what", "")))];
   ++call.count;
-  call.us += event.value("dur", 0.0);
+  const double us = event.value("dur", 0.0);
+  call.us += us;
+  call.least_us = std::min(call.least_us, us);
 }
 
 bool read_trace(const std::string& path, MeasuredRun& run) {
@@ -95,7 +97,7 @@ bool read_metrics(const std::string& path, MeasuredRun& run) {
 
 } // namespace
 
-std::optional<double> MeasuredRun::mean_us(
+const MeasuredRun::Call* MeasuredRun::find(
     const std::string& op,
     const std::string& mesh_dim,
     const std::string& name) const {
@@ -103,10 +105,7 @@ std::optional<double> MeasuredRun::mean_us(
   if (found == calls.end()) {
     found = calls.find(key_of(op, "", name));
   }
-  if (found == calls.end()) {
-    return std::nullopt;
-  }
-  return found->second.us / static_cast<double>(found->second.count);
+  return found == calls.end() ? nullptr : &found->second;
 }
 
 MeasuredRun read_measured(const std::string& folder) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,6 +13,10 @@ struct MeasuredRun {
   struct Call {
     int64_t count = 0;
     double us = 0;
+    /// Of the one that waited least for other ranks.
+    double least_us = std::numeric_limits<double>::infinity();
+
+    double mean_us() const { return us / static_cast<double>(count); }
   };
   /// Traced steps, 0 if none was: then `calls` is empty.
   int64_t steps = 0;
@@ -21,8 +26,8 @@ struct MeasuredRun {
   /// others.
   std::optional<double> comm_ms;
 
-  /// The mean of such a collective; nothing if none was traced.
-  std::optional<double> mean_us(
+  /// Null if none was traced.
+  const Call* find(
       const std::string& op,
       const std::string& mesh_dim,
       const std::string& name) const;

@@ -51,7 +51,6 @@ class DryRun {
         .wait();
     dtensor::grad_norm(job_.model->parameters());
     job_.optimizer->step();
-    job_.optimizer->zero_grad();
   }
 
  private:
@@ -166,37 +165,53 @@ int64_t local_bytes(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-// The first step of a run is unlike the others: it makes buckets, optimizer
-// state and plans.
-void run_first_step(
-    DryRun& run,
-    const MemoryMeter& meter,
-    MemoryEstimate& memory) {
-  {
-    const auto loss = run.forward();
-    loss.backward();
+// The most that a backward holds beside parameters and their gradients, which
+// arrive one by one and stay.
+class PeakTally {
+ public:
+  PeakTally(MemoryMeter& meter, const std::vector<at::Tensor>& parameters)
+      : meter_(meter), base_(meter.live_bytes()) {
+    for (const auto& parameter : parameters) {
+      const int64_t bytes = local_bytes({parameter});
+      parameter.register_hook([this, bytes](const at::Tensor& /*gradient*/) {
+        look();
+        gradients_ += grows_ ? bytes : 0;
+      });
+    }
   }
-  const int64_t before = meter.live_bytes();
-  memory.gradients = before - memory.parameters - memory.buffers;
-  auto& optimizer = *run.job().optimizer;
-  optimizer.step();
-  memory.optimizer = meter.live_bytes() - before;
-  optimizer.zero_grad();
-}
 
-// A micro-batch, and what it holds beside `base` bytes.
-at::Tensor run_micro_batch(
-    DryRun& run,
-    MemoryMeter& meter,
-    int64_t base,
-    MemoryEstimate& memory) {
-  meter.reset_peak();
+  /// Before a forward.
+  void begin() { meter_.reset_peak(); }
+  /// After a backward: the next one adds to what this one left.
+  void end() {
+    gradients_ = meter_.live_bytes() - base_;
+    grows_ = false;
+  }
+
+  /// What is held now.
+  int64_t held() const { return meter_.live_bytes() - base_ - gradients_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  void look() {
+    peak_ = std::max(peak_, meter_.peak_bytes() - base_ - gradients_);
+    meter_.reset_peak();
+  }
+
+  MemoryMeter& meter_;
+  int64_t base_;
+  int64_t gradients_ = 0;
+  int64_t peak_ = 0;
+  bool grows_ = true;
+};
+
+at::Tensor
+run_micro_batch(DryRun& run, PeakTally& tally, MemoryEstimate& memory) {
+  tally.begin();
   const auto loss = run.forward();
-  memory.saved_activations =
-      std::max(memory.saved_activations, meter.live_bytes() - base);
+  memory.saved_activations = std::max(memory.saved_activations, tally.held());
   loss.backward();
-  memory.peak_activations =
-      std::max(memory.peak_activations, meter.peak_bytes() - base);
+  tally.end();
   return loss.detach();
 }
 
@@ -208,6 +223,7 @@ void run_step(
   auto& job = run.job();
   auto& memory = estimate.memory;
   Collector collector(estimate);
+  PeakTally tally(meter, job.model->parameters());
   const auto record = [&](const char* phase, int64_t times, const auto& body) {
     const dtensor::CommDebugMode mode(
         {.mesh = mesh, .module = job.model.get(), .find_cheaper = true});
@@ -220,12 +236,26 @@ void run_step(
     // All but the last one are alike.
     record("forward", estimate.micro_batches - 1, [&] {
       const auto local_only = job.ddp->no_sync();
-      loss = run_micro_batch(run, meter, base, memory);
+      run_micro_batch(run, tally, memory);
     });
   }
-  record(
-      "forward", 1, [&] { loss = run_micro_batch(run, meter, base, memory); });
+  record("forward", 1, [&] { loss = run_micro_batch(run, tally, memory); });
+  memory.peak_activations = tally.peak();
+  memory.gradients = meter.live_bytes() - base;
+  const int64_t before = meter.live_bytes();
   record("update", 1, [&] { run.update(loss); });
+  memory.optimizer = meter.live_bytes() - before;
+}
+
+// Plans are made from tensors of global sizes. Those of all layers are made
+// here, with two of them and nobody looking.
+void make_plans(const Recipe& recipe, const mesh::DeviceMesh& mesh) {
+  auto two_layers = recipe;
+  two_layers.model.layers = std::min<int64_t>(2, recipe.model.layers);
+  DryRun run(two_layers, mesh);
+  const auto loss = run.forward();
+  loss.backward();
+  run.update(loss.detach());
 }
 
 } // namespace
@@ -278,14 +308,19 @@ StepEstimate estimate_step(
     mesh::set_link_cost(
         mesh, name, mesh::default_link_cost(backend_of(recipe)));
   }
+  make_plans(recipe, mesh);
   DryRun run(recipe, mesh);
+  run.job().ddp->synchronize_parameters();
   const auto parameters = run.job().model->parameters();
   for (const auto& parameter : parameters) {
     estimate.parameter_count += parameter.numel();
   }
   estimate.memory.parameters = local_bytes(parameters);
-  estimate.memory.buffers = meter.live_bytes() - estimate.memory.parameters;
-  run_first_step(run, meter, estimate.memory);
+  std::vector<at::Tensor> buffers;
+  for (const auto& buffer : run.job().model->buffers()) {
+    buffers.push_back(buffer);
+  }
+  estimate.memory.buffers = local_bytes(buffers);
   run_step(run, mesh, meter, estimate);
   return estimate;
 }
