@@ -43,6 +43,13 @@ std::shared_ptr<const RedistributePlan> find_plan(
     c10::IntArrayRef global_sizes,
     int64_t element_size);
 
+/// The same, looked for anew.
+RedistributePlan search_plan(
+    const DTensorSpec& from,
+    const DTensorSpec& to,
+    c10::IntArrayRef global_sizes,
+    int64_t element_size);
+
 /// The group over `mesh_dims`, row-major; made at the first call if there are
 /// several.
 /// Collective: the group's ranks.

@@ -1,12 +1,9 @@
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <optional>
-#include <string>
-#include <tuple>
 #include <utility>
 
+#include "dtensor/plan_prices.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribute_plan.h"
 #include "dtensor/region.h"
@@ -47,16 +44,6 @@ bool is_prefix(const DimCuts& cuts, const DimCuts& of) {
          std::equal(cuts.begin(), cuts.end(), of.begin());
 }
 
-// What the largest part has left of `size` rows after `cuts`.
-int64_t largest_part(const DimCuts& cuts, int64_t size) {
-  for (const auto& cut : cuts) {
-    // By the chunk rule, that of rank 0.
-    size = cut.sizes.empty() ? cut_length(cut, size, 0)
-                             : std::ranges::max(cut.sizes);
-  }
-  return size;
-}
-
 class Search {
  public:
   Search(
@@ -67,7 +54,7 @@ class Search {
       : mesh_(from.mesh()),
         shape_(mesh_.shape()),
         sizes_(sizes),
-        element_size_(static_cast<double>(element_size)),
+        prices_(mesh_, sizes, element_size),
         from_(from.placements()),
         to_(to.placements()) {
     for (size_t d = 0; d < sizes.size(); ++d) {
@@ -78,11 +65,9 @@ class Search {
     for (int64_t i = 0; i < from.mesh_ndim(); ++i) {
       if (shape_[i] > 1) {
         moving_.push_back(i);
-        links_.push_back(mesh::link_cost(mesh_, i));
       } else {
         // One rank: any placement means the same.
         from_[i] = to_[i];
-        links_.emplace_back();
       }
     }
     list_candidates();
@@ -267,7 +252,7 @@ class Search {
         try_step(state, current, whole, StepKind::kAllGather, dims);
       }
       if (target != current && target != whole &&
-          ranks_of(dims) <= kMostExchangeRanks) {
+          prices_.ranks_of(dims) <= kMostExchangeRanks) {
         try_step(state, current, target, StepKind::kAllToAll, dims);
       }
     }
@@ -280,42 +265,20 @@ class Search {
       StepKind kind,
       const Dims& dims) {
     auto& node = nodes_[state_of(next)];
-    const double least = nodes_[state].us + least_us(current, next, kind, dims);
+    const double least =
+        nodes_[state].us + prices_.least_us(current, next, kind, dims);
     if (node.is_closed || least >= node.us || least > nodes_[last_].us ||
         !keeps_order(current, dims) || !keeps_cuts(current, next, dims)) {
       return;
     }
     PlanStep step{kind, dims, current, next};
-    price(step);
+    prices_.price(step);
     const double us = nodes_[state].us + step.us;
     if (us < node.us) {
       node.us = us;
       node.parent = state;
       node.step = std::move(step);
     }
-  }
-
-  // What a step costs whatever it moves: spares a look at most of them.
-  double least_us(
-      const Placements& current,
-      const Placements& next,
-      StepKind kind,
-      const Dims& dims) const {
-    const bool may_be_a_name =
-        kind == StepKind::kAllToAll && next[dims[0]].is_shard() &&
-        current[dims[0]].is_shard(next[dims[0]].tensor_dim());
-    return may_be_a_name ? 0 : step_us(kind, ranks_of(dims), 0, link_of(dims));
-  }
-
-  // A group is as slow as the slowest of its mesh dims.
-  mesh::LinkCost link_of(const Dims& dims) const {
-    mesh::LinkCost link = links_[dims[0]];
-    for (const int64_t i : dims) {
-      link.latency_us = std::max(link.latency_us, links_[i].latency_us);
-      link.bandwidth_gb_s =
-          std::min(link.bandwidth_gb_s, links_[i].bandwidth_gb_s);
-    }
-    return link;
   }
 
   // A reduction that does not commute with one of an inner mesh dim waits.
@@ -358,76 +321,6 @@ class Search {
     return true;
   }
 
-  int64_t ranks_of(const Dims& dims) const {
-    int64_t ranks = 1;
-    for (const int64_t i : dims) {
-      ranks *= shape_[i];
-    }
-    return ranks;
-  }
-
-  // Bytes of the largest part under the cuts by mesh dims other than `dims`.
-  double largest_bytes(const Placements& placements, const Dims& dims) const {
-    double bytes = element_size_;
-    for (size_t d = 0; d < sizes_.size(); ++d) {
-      const auto cuts = cuts_of(placements, shape_, static_cast<int64_t>(d));
-      bytes *= static_cast<double>(
-          largest_part(split_cuts(cuts, dims).outer, sizes_[d]));
-    }
-    return bytes;
-  }
-
-  bool is_same_cut(const PlanStep& step) const {
-    for (size_t d = 0; d < sizes_.size(); ++d) {
-      const auto dim = static_cast<int64_t>(d);
-      if (cuts_of(step.from, shape_, dim) != cuts_of(step.to, shape_, dim)) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  double busiest_bytes(const PlanStep& step) const {
-    std::vector<DimCuts> before;
-    std::vector<DimCuts> after;
-    std::vector<int64_t> left;
-    for (size_t d = 0; d < sizes_.size(); ++d) {
-      const auto dim = static_cast<int64_t>(d);
-      const auto split =
-          split_cuts(cuts_of(step.from, shape_, dim), step.mesh_dims);
-      before.push_back(split.inner);
-      after.push_back(
-          split_cuts(cuts_of(step.to, shape_, dim), step.mesh_dims).inner);
-      left.push_back(largest_part(split.outer, sizes_[d]));
-    }
-    const ExchangeMap map(
-        group_regions(before, left, shape_, step.mesh_dims),
-        group_regions(after, left, shape_, step.mesh_dims));
-    return element_size_ * static_cast<double>(map.busiest());
-  }
-
-  void price(PlanStep& step) const {
-    if (step.kind == StepKind::kAllToAll && is_same_cut(step)) {
-      step.kind = StepKind::kLocal;
-      step.us = step_us(step.kind, 1, 0, {});
-      return;
-    }
-    const int64_t ranks = ranks_of(step.mesh_dims);
-    const auto link = link_of(step.mesh_dims);
-    if (step.kind == StepKind::kAllToAll || step.kind == StepKind::kLocal) {
-      step.bytes =
-          std::max(largest_bytes(step.from, {}), largest_bytes(step.to, {}));
-    } else {
-      step.bytes = largest_bytes(step.from, step.mesh_dims);
-    }
-    if (step.kind == StepKind::kAllToAll && step.mesh_dims.size() > 1) {
-      // What a rank keeps is not sent: as if it were one part of `ranks`.
-      step.bytes = busiest_bytes(step) * static_cast<double>(ranks) /
-                   static_cast<double>(ranks - 1);
-    }
-    step.us = step_us(step.kind, ranks, step.bytes, link);
-  }
-
   RedistributePlan plain_plan() const {
     RedistributePlan plan;
     auto current = from_;
@@ -437,7 +330,7 @@ class Search {
       next[plain.mesh_dim] = plain.to;
       PlanStep step{
           step_kind(plain.from, plain.to), {plain.mesh_dim}, current, next};
-      price(step);
+      prices_.price(step);
       plan.us += step.us;
       plan.steps.push_back(std::move(step));
       current = next;
@@ -448,64 +341,27 @@ class Search {
   const mesh::DeviceMesh& mesh_;
   const std::vector<int64_t>& shape_;
   c10::IntArrayRef sizes_;
-  double element_size_;
+  const PlanPrices prices_;
   Placements from_;
   Placements to_;
   std::vector<DimCuts> from_cuts_;
   std::vector<DimCuts> to_cuts_;
   /// Mesh dims of several ranks.
   Dims moving_;
-  std::vector<mesh::LinkCost> links_;
   std::vector<std::vector<Placement>> candidates_;
   std::vector<Dims> groups_;
   std::vector<Node> nodes_;
   int64_t last_ = 0;
 };
 
-// Plans that were made on a mesh. One that is full is emptied: plans are cheap.
-struct PlanTable {
-  static constexpr size_t kMost = 8192;
-  using Key =
-      std::tuple<const void*, const void*, int64_t, std::vector<int64_t>>;
-  std::mutex mutex;
-  std::map<Key, std::shared_ptr<const RedistributePlan>> plans;
-};
-
 } // namespace
 
-std::shared_ptr<const RedistributePlan> find_plan(
+RedistributePlan search_plan(
     const DTensorSpec& from,
     const DTensorSpec& to,
     c10::IntArrayRef global_sizes,
     int64_t element_size) {
-  auto& table = from.mesh().extension<PlanTable>();
-  PlanTable::Key key{from.id(), to.id(), element_size, global_sizes.vec()};
-  {
-    const std::lock_guard lock(table.mutex);
-    if (const auto found = table.plans.find(key); found != table.plans.end()) {
-      return found->second;
-    }
-  }
-  auto plan = std::make_shared<const RedistributePlan>(
-      Search(from, to, global_sizes, element_size).plan());
-  const std::lock_guard lock(table.mutex);
-  if (table.plans.size() >= PlanTable::kMost) {
-    table.plans.clear();
-  }
-  return table.plans.emplace(std::move(key), std::move(plan)).first->second;
-}
-
-mesh::Communicator group_of(
-    const mesh::DeviceMesh& mesh,
-    const std::vector<int64_t>& mesh_dims) {
-  if (mesh_dims.size() == 1) {
-    return mesh.group(mesh_dims[0]);
-  }
-  std::vector<std::string> names;
-  for (const int64_t i : mesh_dims) {
-    names.push_back(mesh.mesh_dim_names()[i]);
-  }
-  return mesh.slice(names).flatten().group(0);
+  return Search(from, to, global_sizes, element_size).plan();
 }
 
 } // namespace weft::dtensor
