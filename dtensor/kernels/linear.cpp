@@ -4,11 +4,18 @@
 //   W R                       x as it is (batch or sequence may be cut)
 // Source: Megatron-LM's f and g; torch/distributed/tensor/parallel/style.py.
 
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/torch.h>
 
 #include "dtensor/autograd.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/graph_nodes.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/parameter_info.h"
 
@@ -59,18 +66,226 @@ LinearPlacements plan_linear(
   return plan;
 }
 
-at::Tensor wrap_output(
-    const at::Tensor& local,
-    const at::Tensor& input,
-    const at::Tensor& weight,
-    const DTensorSpec& spec,
-    const std::string& name) {
-  auto sizes = input.sizes().vec();
-  sizes.back() = weight.size(0);
-  if (weight.dim() == 1) {
-    sizes.pop_back();
+// What plan_linear() says, as entries of the mesh's table.
+struct LinearPlan {
+  using Entry = const DTensorSpec::Entry*;
+  Entry weight, bias, input, output;
+  Entry weight_grad, bias_grad, input_grad, output_grad;
+
+  LinearPlan(const DTensorSpec& spec, const LinearPlacements& placements)
+      : weight(spec.with(placements.weight).id()),
+        bias(spec.with(placements.bias).id()),
+        input(spec.with(placements.input).id()),
+        output(spec.with(placements.output).id()),
+        weight_grad(spec.with(placements.weight_grad).id()),
+        bias_grad(spec.with(placements.bias_grad).id()),
+        input_grad(spec.with(placements.input_grad).id()),
+        output_grad(spec.with(placements.output).without_partial().id()) {}
+};
+
+// The plans of a mesh, by where weight and input lie and the input's dims: as
+// many as a model's layers have kinds of.
+class LinearPlans {
+ public:
+  const LinearPlan& find(
+      const DTensorSpec& weight,
+      const DTensorSpec& input,
+      int64_t input_ndim) {
+    const std::tuple key(weight.id(), input.id(), input_ndim);
+    const std::lock_guard lock(mutex_);
+    auto it = plans_.find(key);
+    if (it == plans_.end()) {
+      const auto placements =
+          plan_linear(weight.placements(), input.placements(), input_ndim);
+      it = plans_.emplace(key, LinearPlan(weight, placements)).first;
+    }
+    return it->second;
   }
-  return leave_local(local, spec, sizes, row_major_strides(sizes), name);
+
+ private:
+  using Key =
+      std::tuple<const DTensorSpec::Entry*, const DTensorSpec::Entry*, int64_t>;
+  std::mutex mutex_;
+  std::map<Key, LinearPlan> plans_;
+};
+
+c10::DimVector output_sizes(const at::Tensor& input, const at::Tensor& weight) {
+  c10::DimVector sizes(input.sizes());
+  sizes.back() = weight.size(0);
+  return sizes;
+}
+
+at::Tensor rows_of(const at::Tensor& tensor) {
+  const int64_t columns = tensor.size(-1);
+  int64_t rows = 1;
+  for (const int64_t size : tensor.sizes().slice(0, tensor.dim() - 1)) {
+    rows *= size;
+  }
+  return tensor.dim() == 2 ? tensor : tensor.reshape({rows, columns});
+}
+
+// Note [Linear in place]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// Where all of linear()'s inputs lie as it wants them, it needs no region of
+// recorded local tensors: the op runs below autograd and one node takes the
+// place of libtorch's own for t() and mm and of those that enter and leave a
+// region. Its gradients are the same products of the same local tensors. What
+// is to be moved (an outer gradient), or recorded (create_graph), goes through
+// a region.
+struct LinearBackward final : torch::autograd::Node {
+  using Entry = LinearPlan::Entry;
+  torch::autograd::SavedVariable input;
+  torch::autograd::SavedVariable weight;
+  /// In the mesh, which what is saved holds.
+  const LinearPlan* plan = nullptr;
+
+  std::string name() const override { return "LinearBackward"; }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    input.reset_data();
+    weight.reset_data();
+  }
+
+  torch::autograd::variable_list apply(
+      torch::autograd::variable_list&& grads) override {
+    torch::autograd::variable_list results(3);
+    if (!grads[0].defined()) {
+      return results;
+    }
+    const std::lock_guard lock(mutex_);
+    const auto x = input.unpack();
+    const auto w = weight.unpack();
+    require_dtensor_gradient(grads[0], "linear backward");
+    const auto grad =
+        rows_of(enter(grads[0], plan->output_grad, plan->output, w));
+    // Nobody records: straight to the local tensors' kernels.
+    std::optional<at::AutoDispatchBelowADInplaceOrView> below;
+    if (!at::GradMode::is_enabled()) {
+      below.emplace();
+    }
+    if (task_should_compute_output(0)) {
+      const auto rows = grad.mm(enter(w, plan->weight, plan->weight_grad, w));
+      results[0] = leave(
+          x.dim() == 2 ? rows : rows.view(dtensor_impl(x)->local().sizes()),
+          plan->input_grad,
+          x.sizes(),
+          x.strides(),
+          w);
+    }
+    if (task_should_compute_output(1)) {
+      const auto rows = rows_of(enter(x, plan->input, plan->input_grad, w));
+      results[1] = leave(
+          grad.t().mm(rows), plan->weight_grad, w.sizes(), w.strides(), w);
+    }
+    if (task_should_compute_output(2)) {
+      results[2] =
+          leave(grad.sum(0), plan->bias_grad, w.sizes().slice(0, 1), {1}, w);
+    }
+    return results;
+  }
+
+ private:
+  // `w` gives the mesh and the name.
+  static at::Tensor
+  enter(const at::Tensor& tensor, Entry want, Entry grad, const at::Tensor& w) {
+    const auto* impl = dtensor_impl(tensor);
+    if (!at::GradMode::is_enabled() && impl->spec().id() == want) {
+      return impl->local();
+    }
+    const auto& mesh = spec_of(w).mesh();
+    return enter_local(
+        tensor,
+        DTensorSpec(mesh, want),
+        DTensorSpec(mesh, grad).placements(),
+        label("linear", w));
+  }
+
+  static at::Tensor leave(
+      const at::Tensor& local,
+      Entry spec,
+      c10::IntArrayRef sizes,
+      c10::IntArrayRef strides,
+      const at::Tensor& w) {
+    const DTensorSpec where(spec_of(w).mesh(), spec);
+    return at::GradMode::is_enabled()
+               ? leave_local(local, where, sizes, strides, label("linear", w))
+               : make_dtensor(local, where, sizes, strides);
+  }
+};
+
+bool lies_ready(const at::Tensor& tensor, LinearPlan::Entry want) {
+  const auto* impl = dtensor_impl(tensor);
+  return impl->spec().id() == want && !impl->deferred &&
+         impl->is_contiguous() && impl->local().is_contiguous();
+}
+
+// `b` may be undefined. See Note [Linear in place].
+at::Tensor linear_in_place(
+    const at::Tensor& x,
+    const at::Tensor& w,
+    const at::Tensor& b,
+    const DTensorSpec& spec,
+    const LinearPlan& plan) {
+  at::Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    std::optional<at::Tensor> b_local;
+    if (b.defined()) {
+      b_local = dtensor_impl(b)->local();
+    }
+    const auto sizes = output_sizes(x, w);
+    output = make_dtensor(
+        at::linear(dtensor_impl(x)->local(), dtensor_impl(w)->local(), b_local),
+        DTensorSpec(spec.mesh(), plan.output),
+        sizes,
+        row_major_strides(sizes));
+  }
+  if (records_graph(x) || records_graph(w) ||
+      (b.defined() && records_graph(b))) {
+    auto [pointer, node] = make_node<LinearBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(x, w, b));
+    node->input = torch::autograd::SavedVariable(x, /*is_output=*/false);
+    node->weight = torch::autograd::SavedVariable(w, /*is_output=*/false);
+    node->plan = &plan;
+    torch::autograd::create_gradient_edge(output, std::move(pointer));
+  }
+  return output;
+}
+
+// `b`: undefined where the bias is added to the whole.
+at::Tensor linear_region(
+    const at::Tensor& x,
+    const at::Tensor& w,
+    const at::Tensor& b,
+    const DTensorSpec& spec,
+    const LinearPlan& plan,
+    const std::string& name,
+    bool asked) {
+  const auto enter = [&](const at::Tensor& tensor,
+                         LinearPlan::Entry want,
+                         LinearPlan::Entry grad,
+                         bool asked_for) {
+    return enter_local(
+        tensor,
+        DTensorSpec(spec.mesh(), want),
+        DTensorSpec(spec.mesh(), grad).placements(),
+        name,
+        asked_for);
+  };
+  const auto x_local = enter(x, plan.input, plan.input_grad, asked);
+  const auto w_local = enter(w, plan.weight, plan.weight_grad, false);
+  std::optional<at::Tensor> b_local;
+  if (b.defined()) {
+    b_local = enter(b, plan.bias, plan.bias_grad, false);
+  }
+  const auto sizes = output_sizes(x, w);
+  return leave_local(
+      at::linear(x_local, w_local, b_local),
+      DTensorSpec(spec.mesh(), plan.output),
+      sizes,
+      row_major_strides(sizes),
+      name);
 }
 
 Placements normalized(const Placements& placements, int64_t ndim) {
@@ -88,10 +303,11 @@ at::Tensor linear(
     const at::Tensor& weight,
     const std::optional<at::Tensor>& bias) {
   const auto spec = common_spec({&weight, &input});
+  static const OpLayout kNone;
   const auto* weight_impl = dtensor_impl(weight);
-  const OpLayout layout = weight_impl && weight_impl->parameter_info
-                              ? weight_impl->parameter_info->linear
-                              : OpLayout();
+  const OpLayout& layout = weight_impl && weight_impl->parameter_info
+                               ? weight_impl->parameter_info->linear
+                               : kNone;
   check_operands(
       "linear", spec, {{input, layout.input.has_value()}, weight, bias});
   const auto x = place(input, spec, layout.input);
@@ -105,37 +321,33 @@ at::Tensor linear(
       " \"",
       parameter_name(weight),
       "\".");
-  const auto name = label("linear", weight);
-  const auto plan =
-      plan_linear(spec_of(w).placements(), spec_of(x).placements(), x.dim());
-  const bool has_bias = bias && bias->defined();
-  const auto output_spec = spec.with(plan.output);
-  const bool bias_inside = has_bias && !output_spec.has_partial();
-
-  auto x_local = enter_local(
-      x,
-      spec.with(plan.input),
-      plan.input_grad,
-      name,
-      /*asked=*/layout.input.has_value());
-  auto w_local = enter_local(w, spec.with(plan.weight), plan.weight_grad, name);
-  at::Tensor b;
-  std::optional<at::Tensor> b_local;
-  if (has_bias) {
-    b = place(*bias, spec);
-    if (bias_inside) {
-      b_local = enter_local(b, spec.with(plan.bias), plan.bias_grad, name);
-    }
-  }
-  auto output = wrap_output(
-      at::linear(x_local, w_local, b_local), x, w, output_spec, name);
+  const auto& plan = spec.mesh().extension<LinearPlans>().find(
+      spec_of(w), spec_of(x), x.dim());
+  const DTensorSpec output_spec(spec.mesh(), plan.output);
+  const auto b = bias && bias->defined() ? place(*bias, spec) : at::Tensor();
+  const bool bias_inside = b.defined() && !output_spec.has_partial();
+  const auto inside = bias_inside ? b : at::Tensor();
+  const bool ready = lies_ready(x, plan.input) && lies_ready(w, plan.weight) &&
+                     (!bias_inside || lies_ready(b, plan.bias));
+  auto output = ready ? linear_in_place(x, w, inside, spec, plan)
+                      : linear_region(
+                            x,
+                            w,
+                            inside,
+                            spec,
+                            plan,
+                            label("linear", weight),
+                            /*asked=*/layout.input.has_value());
   if (layout.output) {
     output = redistribute_to(
-        output, spec.with(normalized(*layout.output, output.dim())), name);
-  } else if (has_bias && !bias_inside) {
-    output = redistribute_to(output, output_spec.without_partial(), name);
+        output,
+        spec.with(normalized(*layout.output, output.dim())),
+        label("linear", weight));
+  } else if (b.defined() && !bias_inside) {
+    output = redistribute_to(
+        output, output_spec.without_partial(), label("linear", weight));
   }
-  return has_bias && !bias_inside ? output + b : output;
+  return b.defined() && !bias_inside ? output + b : output;
 }
 
 } // namespace weft::dtensor::kernels

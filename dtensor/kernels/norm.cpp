@@ -1,11 +1,15 @@
 // Norms over the last dims: the other dims may be cut, and then the gradients
 // of weight and bias are pending sums (sequence parallelism).
 
+#include <algorithm>
+
+#include <ATen/ops/layer_norm_native.h>
 #include <torch/torch.h>
 
 #include "dtensor/autograd.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/graph_nodes.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/parameter_info.h"
 
@@ -16,9 +20,75 @@ struct NormRegion {
   at::Tensor input;
   std::optional<at::Tensor> weight;
   std::optional<at::Tensor> bias;
-  DTensorSpec output;
+  std::optional<DTensorSpec> output;
   std::string name;
 };
+
+bool is_ready(const DTensorImpl* impl) {
+  return impl && !impl->deferred && impl->spec().mesh_ndim() != 0;
+}
+
+// Whole, on the input's mesh, and no style says how the norm is to be cut.
+bool is_ready_parameter(
+    const std::optional<at::Tensor>& parameter,
+    const DTensorImpl& input) {
+  if (!parameter || !parameter->defined()) {
+    return true;
+  }
+  const auto* impl = dtensor_impl(*parameter);
+  return is_ready(impl) && impl->spec().is_replicated() &&
+         impl->spec().mesh() == input.spec().mesh() &&
+         !(impl->parameter_info && impl->parameter_info->norm.input);
+}
+
+// Whether a norm can run where its inputs lie.
+bool needs_no_move(
+    const at::Tensor& input,
+    size_t normalized_dims,
+    const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias) {
+  const auto* impl = dtensor_impl(input);
+  if (!is_ready(impl) || !input.is_contiguous() ||
+      !is_ready_parameter(weight, *impl) || !is_ready_parameter(bias, *impl)) {
+    return false;
+  }
+  const auto free_dims = input.dim() - static_cast<int64_t>(normalized_dims);
+  return std::ranges::all_of(
+      impl->spec().placements(), [&](const Placement& placement) {
+        return placement.is_replicate() ||
+               (placement.is_shard() && placement.tensor_dim() < free_dims);
+      });
+}
+
+bool is_recorded(
+    const at::Tensor& input,
+    const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias) {
+  return records_graph(input) || (weight && records_graph(*weight)) ||
+         (bias && records_graph(*bias));
+}
+
+std::optional<at::Tensor> local_parameter(
+    const std::optional<at::Tensor>& parameter) {
+  const auto* impl = parameter ? dtensor_impl(*parameter) : nullptr;
+  return impl ? std::optional(impl->local()) : std::nullopt;
+}
+
+// Without a graph: the op on the local tensors.
+template <class Norm>
+at::Tensor norm_of_locals(
+    const at::Tensor& input,
+    const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias,
+    const Norm& norm) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto* impl = dtensor_impl(input);
+  return make_dtensor(
+      norm(impl->local(), local_parameter(weight), local_parameter(bias)),
+      impl->spec(),
+      input.sizes(),
+      input.strides());
+}
 
 NormRegion enter_norm(
     const at::Tensor& input,
@@ -50,7 +120,11 @@ NormRegion enter_norm(
   region.name = weight ? label("norm", *weight) : "norm";
   region.output = spec.with(placements);
   region.input = enter_local(
-      x, region.output, placements, region.name, /*asked=*/layout.has_value());
+      x,
+      *region.output,
+      placements,
+      region.name,
+      /*asked=*/layout.has_value());
   if (weight && weight->defined()) {
     region.weight =
         enter_local(place(*weight, spec), whole, parameter_grad, region.name);
@@ -68,7 +142,7 @@ at::Tensor leave_norm(
     const NormRegion& region) {
   return leave_local(
       local,
-      region.output,
+      *region.output,
       input.sizes(),
       dense_strides(input.sizes(), input.strides()),
       region.name);
@@ -81,6 +155,16 @@ at::Tensor rms_norm(
     c10::SymIntArrayRef normalized_shape,
     const std::optional<at::Tensor>& weight,
     std::optional<double> eps) {
+  if (needs_no_move(input, normalized_shape.size(), weight, {}) &&
+      !is_recorded(input, weight, {})) {
+    return norm_of_locals(
+        input,
+        weight,
+        {},
+        [&](const auto& local, const auto& gain, const auto&) {
+          return at::rms_norm_symint(local, normalized_shape, gain, eps);
+        });
+  }
   const auto region =
       enter_norm(input, normalized_shape.size(), weight, std::nullopt);
   return leave_norm(
@@ -96,6 +180,20 @@ at::Tensor layer_norm(
     const std::optional<at::Tensor>& bias,
     double eps,
     bool cudnn_enable) {
+  if (needs_no_move(input, normalized_shape.size(), weight, bias)) {
+    // With a graph, the rules of native_layer_norm and its gradient.
+    return is_recorded(input, weight, bias)
+               ? at::native::layer_norm_symint(
+                     input, normalized_shape, weight, bias, eps, cudnn_enable)
+               : norm_of_locals(
+                     input,
+                     weight,
+                     bias,
+                     [&](const auto& local, const auto& gain, const auto& b) {
+                       return at::layer_norm_symint(
+                           local, normalized_shape, gain, b, eps, cudnn_enable);
+                     });
+  }
   const auto region = enter_norm(input, normalized_shape.size(), weight, bias);
   return leave_norm(
       at::layer_norm_symint(
