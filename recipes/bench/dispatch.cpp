@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,12 @@ double median(std::vector<double> values) {
 
 class Results {
  public:
+  explicit Results(std::string only) : only_(std::move(only)) {}
+
+  bool wants(const std::string& op) const {
+    return only_.empty() || only_ == op;
+  }
+
   void add(const std::string& key, double us) {
     json_[key] = std::round(us * 1e3) / 1e3;
   }
@@ -53,6 +60,9 @@ class Results {
       const Local& local,
       const Distributed& distributed,
       int calls = 2000) {
+    if (!wants(op)) {
+      return;
+    }
     std::vector<double> local_us;
     std::vector<double> dtensor_us;
     microseconds(local, calls / 10 + 1);
@@ -68,6 +78,7 @@ class Results {
   std::string dump() const { return json_.dump(); }
 
  private:
+  std::string only_;
   nlohmann::ordered_json json_{{"bench", "dispatch"}};
 };
 
@@ -115,6 +126,9 @@ void time_ops(const mesh::DeviceMesh& mesh, Results& results) {
       [&] {
         out = at::layer_norm(a.dtensor, {8}, gain.dtensor, gain.dtensor);
       });
+  if (!results.wants("from_local")) {
+    return;
+  }
   std::vector<double> rounds;
   for (int round = 0; round < kRounds; ++round) {
     rounds.push_back(microseconds(
@@ -219,11 +233,11 @@ void time_miss(const mesh::DeviceMesh& mesh, Results& results) {
 
 } // namespace
 
-std::string run_dispatch() {
+std::string run_dispatch(const std::string& only) {
   at::set_num_threads(1);
   const auto world = mesh::World::fake(0, 2);
   const auto mesh = mesh::DeviceMesh::create(world, {2}, {"tp"});
-  Results results;
+  Results results(only);
   time_ops(mesh, results);
   time_recorded(mesh, results);
   time_linear(mesh, results);

@@ -84,8 +84,11 @@ void add_checkpoint_bench(CLI::App& bench) {
 void add_dispatch(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "dispatch", "Times an op on DTensors against the same op on tensors");
+  auto only = std::make_shared<std::string>();
+  command->add_option("--only", *only, "One op, e.g. mm_grad; default: all");
   add_json_flag(*command);
-  command->callback([] { std::printf("%s\n", bench::run_dispatch().c_str()); });
+  command->callback(
+      [only] { std::printf("%s\n", bench::run_dispatch(*only).c_str()); });
 }
 
 void add_deferred_memory(CLI::App& bench) {
