@@ -191,6 +191,14 @@ Counter count(const std::vector<CommRecord>& records) {
   return counter;
 }
 
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) {
+    text += (text.empty() ? "" : "_") + name;
+  }
+  return text;
+}
+
 std::string padded(std::string text, size_t width) {
   text.resize(std::max(width, text.size()), ' ');
   return text + "  ";
@@ -214,6 +222,11 @@ struct CommDebugMode::Recorder final : detail::CommObserver {
       if (&mesh->group(i).ledger() == &ledger) {
         return mesh->mesh_dim_names()[i];
       }
+    }
+    // Of a flattened mesh, which has the name of all its dims; where those are
+    // all ranks, the world's.
+    if (mesh && mesh->ndim() > 1 && group.ranks == mesh->ranks()) {
+      return joined(mesh->mesh_dim_names());
     }
     return group.name.substr(0, group.name.rfind('/'));
   }

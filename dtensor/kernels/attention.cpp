@@ -121,6 +121,13 @@ at::Tensor dropout_mask(
   return dtensor_impl(mask)->local();
 }
 
+// Its part on the meta device, where nothing is drawn.
+at::Tensor meta_mask(const at::Tensor& q_local, const at::Tensor& k) {
+  auto sizes = q_local.sizes().vec();
+  sizes.back() = k.size(-2);
+  return at::empty(sizes, q_local.options().dtype(at::kBool));
+}
+
 // What libtorch makes of a mask of bools before it calls the op of many parts.
 std::optional<at::Tensor> additive(
     const std::optional<at::Tensor>& mask,
@@ -218,7 +225,8 @@ at::Tensor attend(
   const bool placed = spec.mesh_ndim() != 0;
   if (dropout_p > 0 && placed) {
     // On every rank, or their random numbers would part.
-    kept = dropout_mask(spec, q, k, dropout_p);
+    kept = q_local.is_meta() ? meta_mask(q_local, k)
+                             : dropout_mask(spec, q, k, dropout_p);
   }
   if (q_local.numel() == 0) {
     auto sizes = q_local.sizes().vec();
