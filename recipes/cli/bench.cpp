@@ -7,6 +7,8 @@
 #include "recipes/bench/checkpoint.h"
 #include "recipes/bench/deferred_memory.h"
 #include "recipes/bench/dispatch.h"
+#include "recipes/bench/random.h"
+#include "recipes/bench/redistribute.h"
 #include "recipes/bench/step.h"
 #include "recipes/cli/commands.h"
 
@@ -91,6 +93,26 @@ void add_dispatch(CLI::App& bench) {
       [only] { std::printf("%s\n", bench::run_dispatch(*only).c_str()); });
 }
 
+void add_random(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "random", "Times random ops on DTensors against libtorch's generator");
+  add_json_flag(*command);
+  command->callback([] { std::printf("%s\n", bench::run_random().c_str()); });
+}
+
+void add_redistribute(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "redistribute",
+      "Times moves between placements, like bench/peer/redistribute.py; under "
+      "weftrun");
+  add_json_flag(*command);
+  command->callback([] {
+    if (const auto result = bench::run_redistribute()) {
+      std::printf("%s\n", result->c_str());
+    }
+  });
+}
+
 void add_deferred_memory(CLI::App& bench) {
   auto options = std::make_shared<bench::DeferredMemoryOptions>();
   auto* command = bench.add_subcommand(
@@ -118,6 +140,8 @@ void add_bench(CLI::App& app) {
   command->require_subcommand(1);
   add_step(*command);
   add_dispatch(*command);
+  add_random(*command);
+  add_redistribute(*command);
   add_checkpoint_bench(*command);
   add_deferred_memory(*command);
 }
