@@ -4,11 +4,13 @@
         [--pairs 3]
 
 `over` is what the DTensor costs beyond the plain op, in microseconds; the ratio
-is of these. Keys that the peer does not have are left out of its columns.
+is of these, and none where a DTensor costs no more than a plain tensor. Keys
+that the peer does not have are left out of its columns.
 """
 
 import argparse
 import os
+import statistics
 import sys
 
 from compare import median, run
@@ -17,12 +19,15 @@ from compare import median, run
 def over(results, op):
     if f"{op}_local_us" not in results[0]:
         return None
-    return (median(results, f"{op}_dtensor_us") -
-            median(results, f"{op}_local_us"))
+    # Of each run by itself: the machine is not equally fast in all of them.
+    return statistics.median(
+        result[f"{op}_dtensor_us"] - result[f"{op}_local_us"]
+        for result in results)
 
 
 def row(op, ours, theirs):
-    ratio = f"{theirs / ours:.0f}" if theirs is not None else "-"
+    comparable = theirs is not None and ours > 0
+    ratio = f"{theirs / ours:.0f}" if comparable else "-"
     peer = f"{theirs:.2f}" if theirs is not None else "-"
     return f"| {op} | {ours:.2f} | {peer} | {ratio} |"
 
