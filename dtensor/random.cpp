@@ -48,42 +48,59 @@ void for_each_row(
 }
 
 // Makes some blocks of numbers, from one on.
+template <class T>
 struct BlockMaker {
-  void (*make)(uint64_t seed, uint64_t stream, uint64_t first, float* numbers);
+  void (*make)(uint64_t seed, uint64_t stream, uint64_t first, T* numbers);
   int64_t blocks;
 };
 
-template <auto make_block>
-void one_block(uint64_t seed, uint64_t stream, uint64_t at, float* numbers) {
-  std::ranges::copy(make_block(seed, stream, at).numbers, numbers);
+template <auto make_block, auto numbers, class T>
+void one_block(uint64_t seed, uint64_t stream, uint64_t at, T* out) {
+  const auto block = make_block(seed, stream, at);
+  std::ranges::copy(block.*numbers, out);
 }
 
 // Short rows far from each other want few numbers of many blocks.
-BlockMaker
-choose_maker(bool normal, const LocalBox& box, c10::IntArrayRef global_sizes) {
+bool wants_single_blocks(const LocalBox& box, c10::IntArrayRef global_sizes) {
   const int64_t row = box.sizes.empty() ? 1 : box.sizes.back();
   const int64_t width = global_sizes.empty() ? 1 : global_sizes.back();
-  if (4 * row < std::min(width, 4 * kBlocksAtOnce)) {
-    return {normal ? one_block<normal_block> : one_block<uniform_block>, 1};
+  return 4 * row < std::min(width, 4 * kBlocksAtOnce);
+}
+
+BlockMaker<float> maker_of_floats(bool normal, bool single) {
+  constexpr auto kNumbers = &NumberBlock::numbers;
+  if (single) {
+    return {
+        normal ? one_block<normal_block, kNumbers, float>
+               : one_block<uniform_block, kNumbers, float>,
+        1};
   }
   return {normal ? normal_blocks : uniform_blocks, kBlocksAtOnce};
 }
 
+BlockMaker<uint32_t> maker_of_words(bool single) {
+  if (single) {
+    return {one_block<philox, &PhiloxBlock::words, uint32_t>, 1};
+  }
+  return {word_blocks, kBlocksAtOnce};
+}
+
 // Vector body and tail take the same path, so an element's value never depends
 // on its neighbours. Rows that lie one behind the other in the whole are one.
+template <class Number>
 class Filler {
  public:
-  Filler(const mesh::RandomFill& fill, const BlockMaker& maker)
-      : fill_(fill), maker_(maker) {}
+  Filler(RandomKey key, const BlockMaker<Number>& maker)
+      : key_(key), maker_(maker) {}
 
   // The elements [global, global + length) of the whole.
-  template <class T>
-  void fill(T* data, int64_t global, int64_t length) {
+  template <class T, class Convert>
+  void fill(T* data, int64_t global, int64_t length, const Convert& convert) {
     while (length > 0) {
-      const float* numbers = numbers_from(global);
+      const Number* numbers = numbers_from(global);
       const int64_t count = std::min(length, left_);
       for (int64_t i = 0; i < count; ++i) {
-        data[i] = static_cast<T>(placed(numbers[i], fill_.shift, fill_.scale));
+        data[i] = static_cast<T>(convert(numbers[i]));
       }
       data += count;
       global += count;
@@ -93,13 +110,13 @@ class Filler {
 
  private:
   // Short rows share what was made for the one before.
-  const float* numbers_from(int64_t global) {
+  const Number* numbers_from(int64_t global) {
     const int64_t count = 4 * maker_.blocks;
     if (begin_ < 0 || global < begin_ || global >= begin_ + count) {
       begin_ = global / 4 * 4;
       maker_.make(
-          fill_.seed,
-          fill_.stream,
+          key_.seed,
+          key_.stream,
           static_cast<uint64_t>(begin_ / 4),
           numbers_.data());
     }
@@ -107,9 +124,9 @@ class Filler {
     return numbers_.data() + (global - begin_);
   }
 
-  const mesh::RandomFill& fill_;
-  BlockMaker maker_;
-  std::array<float, 4 * kBlocksAtOnce> numbers_;
+  RandomKey key_;
+  BlockMaker<Number> maker_;
+  std::array<Number, 4 * kBlocksAtOnce> numbers_;
   int64_t begin_ = -1;
   int64_t left_ = 0;
 };
@@ -119,13 +136,18 @@ void fill_on_cpu(
     const LocalBox& box,
     c10::IntArrayRef global_sizes,
     const mesh::RandomFill& fill) {
-  Filler filler(fill, choose_maker(fill.is_normal, box, global_sizes));
+  Filler<float> filler(
+      {fill.seed, fill.stream},
+      maker_of_floats(fill.is_normal, wants_single_blocks(box, global_sizes)));
+  const auto convert = [&](float number) {
+    return placed(number, fill.shift, fill.scale);
+  };
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, local.scalar_type(), "fill_random", [&] {
         auto* data = local.mutable_data_ptr<scalar_t>();
         for_each_row(
             box, global_sizes, [&](int64_t at, int64_t global, int64_t length) {
-              filler.fill(data + at, global, length);
+              filler.fill(data + at, global, length, convert);
             });
       });
 }
@@ -195,6 +217,33 @@ void fill_normal(
        .is_normal = true,
        .shift = mean,
        .scale = std});
+}
+
+void fill_integers(
+    const at::Tensor& local,
+    const LocalBox& box,
+    c10::IntArrayRef global_sizes,
+    RandomKey key,
+    int64_t from,
+    uint64_t range) {
+  Filler<uint32_t> filler(
+      key, maker_of_words(wants_single_blocks(box, global_sizes)));
+  const auto convert = [&](uint32_t word) {
+    return integer_of(word, from, range);
+  };
+  AT_DISPATCH_ALL_TYPES_AND3(
+      at::kHalf,
+      at::kBFloat16,
+      at::kBool,
+      local.scalar_type(),
+      "fill_integers",
+      [&] {
+        auto* data = local.mutable_data_ptr<scalar_t>();
+        for_each_row(
+            box, global_sizes, [&](int64_t at, int64_t global, int64_t length) {
+              filler.fill(data + at, global, length, convert);
+            });
+      });
 }
 
 } // namespace weft::dtensor

@@ -42,4 +42,14 @@ void fill_normal(
     double mean,
     double std);
 
+/// The same with whole numbers from [from, from + range).
+/// Shapes: as above, of any real dtype or bool; range in [1, 2^32].
+void fill_integers(
+    const at::Tensor& local,
+    const LocalBox& box,
+    c10::IntArrayRef global_sizes,
+    RandomKey key,
+    int64_t from,
+    uint64_t range);
+
 } // namespace weft::dtensor

@@ -86,6 +86,14 @@ philox(uint64_t seed, uint64_t stream, uint64_t block) {
   return {{c0, c1, c2, c3}};
 }
 
+/// A whole number from [from, from + range), range in [1, 2^32], as even as 32
+/// bits can make it.
+WEFT_HOST_DEVICE inline int64_t
+integer_of(uint32_t word, int64_t from, uint64_t range) {
+  return static_cast<int64_t>(
+      static_cast<uint64_t>(from) + (word * range >> 32));
+}
+
 /// Four floats for elements [4 * block, 4 * block + 4).
 struct NumberBlock {
   float numbers[4];

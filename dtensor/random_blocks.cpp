@@ -89,7 +89,8 @@ WEFT_INLINE SinCos vector_sin_cos(uint32_t n) {
   return {times(sin, sin_sign), times(cos, cos_sign)};
 }
 
-WEFT_INLINE void interleave(const float (&lanes)[4][kLanes], float* numbers) {
+template <class T>
+WEFT_INLINE void interleave(const T (&lanes)[4][kLanes], T* numbers) {
   for (int64_t i = 0; i < kLanes; ++i) {
     for (int64_t lane = 0; lane < 4; ++lane) {
       numbers[4 * i + lane] = lanes[lane][i];
@@ -98,6 +99,13 @@ WEFT_INLINE void interleave(const float (&lanes)[4][kLanes], float* numbers) {
 }
 
 } // namespace
+
+WEFT_FOR_EACH_PROCESSOR void
+word_blocks(uint64_t seed, uint64_t stream, uint64_t first, uint32_t* words) {
+  Words w;
+  next_words(w, seed, stream, first);
+  interleave(w.words, words);
+}
 
 WEFT_FOR_EACH_PROCESSOR void
 uniform_blocks(uint64_t seed, uint64_t stream, uint64_t first, float* numbers) {

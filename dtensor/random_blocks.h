@@ -21,6 +21,13 @@ void normal_blocks(
     uint64_t first,
     float* numbers);
 
+/// words[4 * i + lane], as philox() gives them.
+void word_blocks(
+    uint64_t seed,
+    uint64_t stream,
+    uint64_t first,
+    uint32_t* words);
+
 /// first[i], second[i]: two words each of the block blocks[i], the lower word
 /// lowest.
 void bits_of_blocks(

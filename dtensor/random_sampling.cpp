@@ -287,6 +287,15 @@ at::Tensor sample_integers(
     uint64_t range) {
   const auto result = at::empty_like(indices);
   auto* out = result.mutable_data_ptr<int64_t>();
+  if (range != 0 && range <= uint64_t{1} << 32) {
+    const auto* index = indices.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < indices.numel(); ++i) {
+      const auto element = static_cast<uint64_t>(index[i]);
+      const auto block = philox(key.seed, key.stream, element / 4);
+      out[i] = integer_of(block.words[element % 4], from, range);
+    }
+    return result;
+  }
   for_each_bits(
       indices, key, [&](const Bits& bits, int64_t begin, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {

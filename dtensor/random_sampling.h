@@ -30,7 +30,8 @@ at::Tensor sample_filled_normal(
     RandomKey key,
     double mean,
     double std);
-/// int64 from [from, from + range); `range` 0 stands for 2^64.
+/// int64 from [from, from + range); `range` 0 stands for 2^64. Those of
+/// fill_integers() up to a range of 2^32.
 at::Tensor sample_integers(
     const at::Tensor& indices,
     RandomKey key,

@@ -184,6 +184,24 @@ void fill_numbers(
   }
 }
 
+// fill_integers() where it can, and the same numbers where it cannot.
+void fill_whole_numbers(
+    const at::Tensor& local,
+    const RandomPart& part,
+    const Draw& draw) {
+  const bool direct = part.is_box() && local.is_cpu() &&
+                      local.is_contiguous() &&
+                      !at::isComplexType(local.scalar_type()) &&
+                      draw.range != 0 && draw.range <= uint64_t{1} << 32;
+  if (direct) {
+    fill_integers(
+        local, part.box(), part.global_sizes, part.key, draw.from, draw.range);
+  } else {
+    local.copy_(
+        sample_integers(part.indices(), part.key, draw.from, draw.range));
+  }
+}
+
 at::Tensor sample(const RandomPart& part, const Draw& draw) {
   const auto indices = part.indices();
   switch (draw.kind) {
@@ -193,10 +211,8 @@ at::Tensor sample(const RandomPart& part, const Draw& draw) {
       return sample_geometric(indices, part.key, draw.a);
     case Kind::kCauchy:
       return sample_cauchy(indices, part.key, draw.a, draw.b);
-    case Kind::kLogNormal:
-      return sample_log_normal(indices, part.key, draw.a, draw.b);
     default:
-      return sample_integers(indices, part.key, draw.from, draw.range);
+      return sample_log_normal(indices, part.key, draw.a, draw.b);
   }
 }
 
@@ -305,6 +321,9 @@ void fill_part(
       local.copy_(numbers.lt(draw.a));
       break;
     }
+    case Kind::kIntegers:
+      fill_whole_numbers(local, part, draw);
+      break;
     default:
       local.copy_(sample(part, draw));
   }

@@ -10,6 +10,7 @@
 
 #include "dtensor/random_arithmetic.h"
 #include "dtensor/random_blocks.h"
+#include "dtensor/random_sampling.h"
 
 namespace weft::dtensor {
 namespace {
@@ -76,6 +77,7 @@ TEST(Random, ManyBlocksAtOnceAreTheSameAsOneByOne) {
   float numbers[4 * kBlocksAtOnce];
   uint64_t blocks[kBlocksAtOnce];
   uint64_t bits[2][kBlocksAtOnce];
+  uint32_t many_words[4 * kBlocksAtOnce];
   for (int i = 0; i < 2000; ++i) {
     const uint64_t seed = any();
     const uint64_t stream = any();
@@ -88,6 +90,11 @@ TEST(Random, ManyBlocksAtOnceAreTheSameAsOneByOne) {
         ASSERT_EQ(std::memcmp(numbers + 4 * b, one.numbers, 16), 0);
       }
     }
+    word_blocks(seed, stream, first, many_words);
+    for (int64_t b = 0; b < kBlocksAtOnce; ++b) {
+      const auto one = philox(seed, stream, first + static_cast<uint64_t>(b));
+      ASSERT_EQ(std::memcmp(many_words + 4 * b, one.words, 16), 0);
+    }
     for (auto& block : blocks) {
       block = any();
     }
@@ -96,6 +103,26 @@ TEST(Random, ManyBlocksAtOnceAreTheSameAsOneByOne) {
       const auto block = philox(seed, stream, blocks[b]);
       ASSERT_EQ(bits[0][b], block.words[0] | uint64_t{block.words[1]} << 32);
       ASSERT_EQ(bits[1][b], block.words[2] | uint64_t{block.words[3]} << 32);
+    }
+  }
+}
+
+TEST(Random, IntegersFillAndSampleAlike) {
+  const std::vector<int64_t> sizes{5, 301};
+  const RandomKey key{.seed = 1, .stream = 2};
+  for (const uint64_t range : {uint64_t{1}, uint64_t{9}, uint64_t{1} << 32}) {
+    auto whole = at::empty(sizes, at::kLong);
+    fill_integers(whole, {{0, 0}, sizes}, sizes, key, -3, range);
+    EXPECT_TRUE(whole.equal(
+        sample_integers(at::arange(5 * 301).view(sizes), key, -3, range)));
+    EXPECT_GE(whole.min().item<int64_t>(), -3);
+    EXPECT_LT(whole.max().item<int64_t>(), -3 + static_cast<int64_t>(range));
+    for (const int64_t width : {1, 7, 200}) {
+      auto part = at::empty({2, width}, at::kLong);
+      fill_integers(
+          part, {{1, 301 - width}, {2, width}}, sizes, key, -3, range);
+      EXPECT_TRUE(
+          part.equal(whole.narrow(0, 1, 2).narrow(1, 301 - width, width)));
     }
   }
 }
