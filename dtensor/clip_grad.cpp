@@ -53,8 +53,8 @@ double grad_norm(const std::vector<at::Tensor>& parameters) {
   }
   const auto all = at::stack(at::_foreach_norm(locals, 2)).to(at::kDouble);
   // On the meta device there are none: what follows only has to be done.
-  const auto norms = all.is_meta() ? at::zeros({all.numel()}, at::kDouble)
-                                   : all.cpu();
+  const auto norms =
+      all.is_meta() ? at::zeros({all.numel()}, at::kDouble) : all.cpu();
   std::vector<SumOfSquares> sums;
   size_t next = 0;
   for (const auto& parameter : parameters) {
