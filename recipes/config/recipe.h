@@ -107,6 +107,15 @@ struct TraceConfig {
   bool operator==(const TraceConfig&) const = default;
 };
 
+/// 0: the cost model's.
+struct LinksConfig {
+  double dp_latency_us = 0;
+  double dp_bandwidth_gb_s = 0;
+  double tp_latency_us = 0;
+  double tp_bandwidth_gb_s = 0;
+  bool operator==(const LinksConfig&) const = default;
+};
+
 struct CommunicationBudgetConfig {
   double mb_per_step = 0;
   int64_t collectives_per_step = 0;
@@ -143,6 +152,9 @@ struct Recipe {
   CheckpointConfig checkpoint;
   LogConfig log;
   TraceConfig trace;
+  /// "default" or "measure".
+  std::string cost_model = "default";
+  LinksConfig links;
   CommunicationBudgetConfig communication_budget;
   Origins origins;
 

@@ -47,6 +47,12 @@ std::vector<Key> run_keys() {
        .doc = "Of initial weights and of the order of samples; the same on "
               "every mesh.",
        .range = at_least(0)},
+      {.path = "cost_model",
+       .field = member<&Recipe::cost_model>,
+       .doc = "Where prices of links come from, by which redistributions are "
+              "planned. default: a fixed table. measure: a few collectives, "
+              "timed at the start of a new run; a resumed one keeps them.",
+       .choices = {"default", "measure"}},
       {.path = "output_dir",
        .field = member<&Recipe::output_dir>,
        .doc = "The run's folder.",
@@ -275,6 +281,33 @@ std::vector<Key> lifecycle_keys() {
   };
 }
 
+std::vector<Key> link_keys() {
+  constexpr Range kLatency = between(0, 1e9);
+  constexpr Range kBandwidth = between(0, 1e6);
+  return {
+      {.path = "links.dp_latency_us",
+       .field = member<&Recipe::links, &LinksConfig::dp_latency_us>,
+       .doc = "Of a message between replicas.",
+       .unit = "us",
+       .range = kLatency},
+      {.path = "links.dp_bandwidth_gb_s",
+       .field = member<&Recipe::links, &LinksConfig::dp_bandwidth_gb_s>,
+       .doc = "Between replicas, one way.",
+       .unit = "1e9 bytes/s",
+       .range = kBandwidth},
+      {.path = "links.tp_latency_us",
+       .field = member<&Recipe::links, &LinksConfig::tp_latency_us>,
+       .doc = "Of a message inside a replica.",
+       .unit = "us",
+       .range = kLatency},
+      {.path = "links.tp_bandwidth_gb_s",
+       .field = member<&Recipe::links, &LinksConfig::tp_bandwidth_gb_s>,
+       .doc = "Inside a replica, one way.",
+       .unit = "1e9 bytes/s",
+       .range = kBandwidth},
+  };
+}
+
 using Budget = CommunicationBudgetConfig;
 
 std::vector<Key> seeing_keys() {
@@ -326,7 +359,8 @@ std::span<const Key> schema() {
           train_keys(),
           optimizer_keys(),
           lifecycle_keys(),
-          seeing_keys()}) {
+          seeing_keys(),
+          link_keys()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;
@@ -351,6 +385,10 @@ std::span<const Section> sections() {
       {"trace",
        "A Chrome trace of some steps, `trace.json` in the run's folder: "
        "operators, modules, collectives."},
+      {"links",
+       "Prices of messages by mesh dim, instead of the cost model's. 0: the "
+       "cost model's. The resolved recipe of a run with `cost_model: measure` "
+       "has what was measured."},
       {"communication_budget",
        "What `weft explain` answers no to, with exit code 1. Training does not "
        "look at it."},

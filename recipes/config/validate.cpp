@@ -127,6 +127,23 @@ void resolve_model(Recipe& recipe) {
   check_heads(recipe, "model.kv_heads", model.kv_heads);
 }
 
+void check_link(
+    const Recipe& recipe,
+    std::string_view mesh_dim,
+    double latency_us,
+    double bandwidth_gb_s) {
+  if (latency_us > 0 && bandwidth_gb_s == 0) {
+    refuse(
+        recipe,
+        fmt::format("links.{}_latency_us", mesh_dim),
+        fmt::format(
+            "{} without a links.{}_bandwidth_gb_s. Give both, or leave both to "
+            "cost_model",
+            latency_us,
+            mesh_dim));
+  }
+}
+
 void check_vocabulary(const Recipe& recipe) {
   if (recipe.data.tokenizer == "byte" &&
       recipe.model.vocab_size < TextCorpus::kVocabSize) {
@@ -191,6 +208,9 @@ void validate(Recipe& recipe, int64_t world_size) {
   resolve_mesh(recipe, world_size);
   resolve_model(recipe);
   check_vocabulary(recipe);
+  const auto& links = recipe.links;
+  check_link(recipe, "dp", links.dp_latency_us, links.dp_bandwidth_gb_s);
+  check_link(recipe, "tp", links.tp_latency_us, links.tp_bandwidth_gb_s);
   resolve_batch(recipe);
   check_trace(recipe);
   if (recipe.output_dir.empty()) {

@@ -14,6 +14,7 @@
 #include "recipes/explain/measured.h"
 #include "recipes/explain/memory_meter.h"
 #include "recipes/train/llama_job.h"
+#include "recipes/train/planner_links.h"
 
 namespace weft::recipes {
 namespace {
@@ -89,7 +90,8 @@ std::vector<LinkEstimate> find_links(
         {name,
          group.size(),
          between,
-         mesh::default_link_cost(backend_of(recipe), between)});
+         given_link(recipe, name)
+             .value_or(mesh::default_link_cost(backend_of(recipe), between))});
   }
   return links;
 }
@@ -306,7 +308,10 @@ StepEstimate estimate_step(
   // Planned as a run would, whose price list does not know of hosts.
   for (const auto& name : mesh.mesh_dim_names()) {
     mesh::set_link_cost(
-        mesh, name, mesh::default_link_cost(backend_of(recipe)));
+        mesh,
+        name,
+        given_link(recipe, name)
+            .value_or(mesh::default_link_cost(backend_of(recipe))));
   }
   make_plans(recipe, mesh);
   DryRun run(recipe, mesh);

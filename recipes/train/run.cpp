@@ -10,6 +10,7 @@
 #include "checkpoint/error.h"
 #include "mesh/error.h"
 #include "recipes/trace/step_tracer.h"
+#include "recipes/train/planner_links.h"
 #include "recipes/train/run_outputs.h"
 #include "recipes/train/run_store.h"
 #include "recipes/train/trainer.h"
@@ -26,7 +27,7 @@ bool is_due(int64_t step, int64_t every) {
 class Run {
  public:
   Run(const Recipe& recipe, const mesh::World& world, bool fresh)
-      : trainer_(recipe, world),
+      : trainer_(with_earlier_links(recipe, fresh), world),
         recipe_(trainer_.recipe()),
         outputs_(
             world.rank() == 0 ? std::make_unique<RunOutputs>(recipe_)
@@ -124,6 +125,8 @@ class Run {
     const RunLayout layout{
         .mesh = job.mesh.to_string(),
         .buckets = job.ddp->bucket_names(),
+        .cost_model = recipe_.cost_model,
+        .links = recipe_.links,
         .recipe = to_yaml(recipe_),
         .metrics_line = metrics_line(metrics)};
     const bool saved = store_.save(

@@ -11,6 +11,24 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+Json links_to_json(const LinksConfig& links) {
+  return {
+      {"dp_latency_us", links.dp_latency_us},
+      {"dp_bandwidth_gb_s", links.dp_bandwidth_gb_s},
+      {"tp_latency_us", links.tp_latency_us},
+      {"tp_bandwidth_gb_s", links.tp_bandwidth_gb_s}};
+}
+
+// All zero in folders of before there were any.
+LinksConfig links_from_json(const Json& planner) {
+  const auto links = planner.value("links", Json::object());
+  return {
+      .dp_latency_us = links.value("dp_latency_us", 0.0),
+      .dp_bandwidth_gb_s = links.value("dp_bandwidth_gb_s", 0.0),
+      .tp_latency_us = links.value("tp_latency_us", 0.0),
+      .tp_bandwidth_gb_s = links.value("tp_bandwidth_gb_s", 0.0)};
+}
+
 template <class Read>
 auto parse(const std::string& text, const std::string& source, Read read) {
   try {
@@ -48,10 +66,11 @@ std::string to_json(const TrainState& state, const Recipe& recipe) {
 }
 
 std::string to_json(const RunLayout& layout) {
-  // One cost model so far, whose constants are part of the program.
   return Json{
       {"mesh", layout.mesh},
-      {"planner", {{"cost_model", "default"}}},
+      {"planner",
+       {{"cost_model", layout.cost_model},
+        {"links", links_to_json(layout.links)}}},
       {"buckets", layout.buckets},
       {"recipe", layout.recipe},
       {"metrics_line", layout.metrics_line}}
@@ -75,6 +94,8 @@ RunLayout parse_run_layout(const std::string& json, const std::string& source) {
     return RunLayout{
         .mesh = object.at("mesh"),
         .buckets = object.at("buckets"),
+        .cost_model = object.at("planner").at("cost_model"),
+        .links = links_from_json(object.at("planner")),
         .recipe = object.at("recipe"),
         .metrics_line = object.at("metrics_line")};
   });

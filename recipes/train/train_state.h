@@ -30,6 +30,9 @@ struct RunLayout {
   /// Names of the parameters of each gradient bucket, in order; sums over
   /// replicas depend on it in their last bit.
   std::vector<std::vector<std::string>> buckets;
+  /// What redistributions were planned by: recipe.cost_model and .links.
+  std::string cost_model;
+  LinksConfig links;
   /// The recipe as resolved, YAML.
   std::string recipe;
   /// The line of metrics.jsonl of the step that was saved, which is written

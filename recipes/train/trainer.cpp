@@ -12,6 +12,7 @@
 #include "mesh/ledger.h"
 #include "recipes/data/staging.h"
 #include "recipes/train/lr_schedule.h"
+#include "recipes/train/planner_links.h"
 
 namespace weft::recipes {
 namespace {
@@ -23,10 +24,13 @@ double milliseconds_since(Clock::time_point start) {
       .count();
 }
 
-mesh::DeviceMesh make_mesh(const Recipe& recipe, const mesh::World& world) {
+// Fills in recipe.links, if they are to be measured.
+mesh::DeviceMesh make_mesh(Recipe& recipe, const mesh::World& world) {
   world.check_agreement("recipe", to_yaml(recipe));
-  return mesh::DeviceMesh::create(
+  auto mesh = mesh::DeviceMesh::create(
       world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
+  settle_links(recipe, mesh);
+  return mesh;
 }
 
 BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {

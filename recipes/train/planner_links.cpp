@@ -1,0 +1,100 @@
+#include "recipes/train/planner_links.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "checkpoint/error.h"
+#include "checkpoint/store.h"
+#include "mesh/measure_links.h"
+#include "recipes/train/run_store.h"
+#include "recipes/train/train_state.h"
+
+namespace weft::recipes {
+namespace {
+
+// A mesh dim's numbers in a recipe.
+struct Link {
+  std::string_view mesh_dim;
+  double& latency_us;
+  double& bandwidth_gb_s;
+
+  void set(const mesh::LinkCost& cost) const {
+    latency_us = cost.latency_us;
+    bandwidth_gb_s = cost.bandwidth_gb_s;
+  }
+};
+
+// In the order of the mesh's dims.
+std::array<Link, 2> links_of(LinksConfig& links) {
+  return {
+      Link{"dp", links.dp_latency_us, links.dp_bandwidth_gb_s},
+      Link{"tp", links.tp_latency_us, links.tp_bandwidth_gb_s}};
+}
+
+std::string mesh_text(const Recipe& recipe) {
+  return fmt::format("dp={} tp={}", recipe.mesh.dp, recipe.mesh.tp);
+}
+
+} // namespace
+
+Recipe with_earlier_links(Recipe recipe, bool fresh) {
+  if (fresh || recipe.checkpoint.resume == "never") {
+    return recipe;
+  }
+  for (const auto& step : checkpoint::list_steps(checkpoints_path(recipe))) {
+    try {
+      const auto manifest = checkpoint::read_manifest(step.path);
+      auto layout = parse_run_layout(manifest.layout, step.path.string());
+      if (layout.mesh == mesh_text(recipe) &&
+          layout.cost_model == recipe.cost_model) {
+        const auto earlier = links_of(layout.links);
+        for (const auto& link : links_of(recipe.links)) {
+          if (!given_link(recipe, link.mesh_dim)) {
+            const auto& source = earlier[link.mesh_dim == "dp" ? 0 : 1];
+            link.set({source.latency_us, source.bandwidth_gb_s});
+          }
+        }
+      }
+      break;
+    } catch (const checkpoint::CheckpointError&) {
+      continue; // Named when the run tries to load it.
+    }
+  }
+  return recipe;
+}
+
+std::optional<mesh::LinkCost> given_link(
+    const Recipe& recipe,
+    std::string_view mesh_dim) {
+  const auto& links = recipe.links;
+  const mesh::LinkCost cost =
+      mesh_dim == "dp"
+          ? mesh::LinkCost{links.dp_latency_us, links.dp_bandwidth_gb_s}
+          : mesh::LinkCost{links.tp_latency_us, links.tp_bandwidth_gb_s};
+  return cost.bandwidth_gb_s > 0 ? std::optional(cost) : std::nullopt;
+}
+
+void settle_links(Recipe& recipe, const mesh::DeviceMesh& mesh) {
+  const auto links = links_of(recipe.links);
+  const bool all_given = std::ranges::all_of(links, [&](const auto& link) {
+    return given_link(recipe, link.mesh_dim).has_value();
+  });
+  if (recipe.cost_model == "measure" && !all_given) {
+    const auto measured = mesh::measure_link_costs(mesh);
+    for (size_t i = 0; i < links.size(); ++i) {
+      if (!given_link(recipe, links[i].mesh_dim)) {
+        links[i].set(measured[i]);
+      }
+    }
+  }
+  for (const auto& link : links) {
+    if (const auto cost = given_link(recipe, link.mesh_dim)) {
+      mesh::set_link_cost(mesh, link.mesh_dim, *cost);
+    }
+  }
+}
+
+} // namespace weft::recipes
