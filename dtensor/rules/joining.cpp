@@ -49,6 +49,16 @@ std::vector<Strategy> stack(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
+// libtorch's meta kernel of _stack.out has none of the new dim.
+std::vector<OutputMeta> stack_sizes(const OpCall& call) {
+  auto sizes = call.tensors.at(0).sizes().vec();
+  const auto ndim = static_cast<int64_t>(sizes.size());
+  sizes.insert(
+      sizes.begin() + call.dim_argument(1, ndim + 1),
+      static_cast<int64_t>(call.tensors.size()));
+  return {rules::contiguous(std::move(sizes))};
+}
+
 // Blocks on a diagonal, among zeros.
 std::vector<Strategy> block_diag(const OpCall& call, const StrategyContext&) {
   std::vector<Strategy> strategies;
@@ -157,7 +167,8 @@ Rule::LocalArguments local_diagonal(const LocalCall& local) {
 
 void add_joining_rules(RuleTable& table) {
   table.add("cat", {.strategies = cat});
-  table.add("stack _stack", {.strategies = stack});
+  table.add("stack", {.strategies = stack});
+  table.add("_stack", {.strategies = stack, .infer = stack_sizes});
   table.add("block_diag", {.strategies = block_diag});
   table.add("_chunk_cat", {.strategies = chunk_cat});
   table.add("roll", {.strategies = roll, .infer = row_major_like});
