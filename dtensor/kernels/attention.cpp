@@ -17,6 +17,11 @@ namespace {
 
 constexpr const char* kName = "attention";
 
+class IgnoreWarnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
+};
+
 // The dim of `tensor` that goes with dim `dim` of a tensor of `ndim` dims;
 // negative if it has none.
 int64_t aligned_dim(const at::Tensor& tensor, int64_t dim, int64_t ndim) {
@@ -238,6 +243,9 @@ at::Tensor attend(
     return nothing(inputs, sizes);
   }
   if (kept) {
+    // libtorch warns that a given mask were for tests.
+    IgnoreWarnings ignored;
+    const c10::WarningUtils::WarningHandlerGuard quiet(&ignored);
     return std::get<0>(at::_scaled_dot_product_attention_math(
         q_local,
         k_local,

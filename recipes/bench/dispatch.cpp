@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/dtensor.h"
+#include "mesh/error.h"
 #include "mesh/world.h"
 
 // The DTensors lie on a mesh of two ranks that need nothing of each other:
@@ -75,7 +76,16 @@ class Results {
     add(op + "_dtensor_us", median(dtensor_us));
   }
 
-  std::string dump() const { return json_.dump(); }
+  /// Throws: mesh::UsageError if there is no op of that name.
+  std::string dump() const {
+    if (json_.size() == 1) {
+      mesh::throw_error<mesh::UsageError>(
+          "--only " + only_ +
+          ": no op is called so. The keys of weft bench dispatch without it, "
+          "up to _local_us, are names");
+    }
+    return json_.dump();
+  }
 
  private:
   std::string only_;

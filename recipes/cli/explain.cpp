@@ -1,5 +1,7 @@
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,12 +24,15 @@
 namespace weft::recipes::cli {
 namespace {
 
+// A mesh keeps a list of its ranks.
+constexpr int64_t kMostRanks = int64_t{1} << 20;
+
 struct ExplainArguments {
   std::string recipe;
   std::vector<std::string> overrides;
   int64_t world_size = 0;
   int64_t ranks_per_host = 0;
-  std::string measured;
+  std::optional<std::string> measured;
   bool json = false;
 };
 
@@ -43,21 +48,33 @@ int64_t world_size_of(const Recipe& recipe, const ExplainArguments& arguments) {
   return arguments.world_size == 0 ? dp * tp : arguments.world_size;
 }
 
-// What would stop a run, but not this.
-std::vector<std::string> notes_of(const Recipe& recipe) {
+// What a reader might not expect.
+std::vector<std::string> notes_of(
+    const Recipe& recipe,
+    const std::optional<MeasuredRun>& measured) {
+  std::vector<std::string> notes;
   try {
     find_files(recipe.data.paths, place_of(recipe, "data.paths"));
   } catch (const mesh::UsageError& error) {
-    return {
-        fmt::format("{} (not needed here)", error.what_without_backtrace())};
+    notes.push_back(
+        fmt::format("{} (not needed here)", error.what_without_backtrace()));
   }
-  return {};
+  if (measured && measured->steps == 0) {
+    notes.emplace_back(
+        "the run was not traced: no times of single collectives. Train with "
+        "trace.steps=5 for them");
+  }
+  if (recipe.cost_model == "measure" && recipe.links == LinksConfig()) {
+    notes.emplace_back(
+        "cost_model: measure measures in weft train; the recipe.yaml of a run "
+        "has its prices, and the table's are taken here");
+  }
+  return notes;
 }
 
 // Nothing is left to be done, and libtorch takes a fifth of a second to take
 // back what it registered, op by op.
 [[noreturn]] void end_at_once() {
-  std::fflush(nullptr);
   std::_Exit(static_cast<int>(mesh::ExitCode::kDone));
 }
 
@@ -66,8 +83,8 @@ void explain(const ExplainArguments& arguments) {
   auto recipe = load_recipe(arguments.recipe, arguments.overrides);
   validate(recipe, world_size_of(recipe, arguments));
   std::optional<MeasuredRun> measured;
-  if (!arguments.measured.empty()) {
-    measured = read_measured(arguments.measured);
+  if (arguments.measured) {
+    measured = read_measured(*arguments.measured, recipe);
   }
   const auto estimate =
       estimate_step(recipe, {.ranks_per_host = arguments.ranks_per_host});
@@ -75,10 +92,13 @@ void explain(const ExplainArguments& arguments) {
       .recipe = recipe,
       .measured = measured ? &*measured : nullptr,
       .over_budget = over_budget(estimate, recipe.communication_budget),
-      .notes = notes_of(recipe)};
+      .notes = notes_of(recipe, measured)};
   const auto text = arguments.json ? to_json(estimate, context) + "\n"
                                    : to_text(estimate, context);
-  std::fputs(text.c_str(), stdout);
+  if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
+    mesh::throw_error<mesh::UsageError>(
+        fmt::format("cannot write to stdout: {}", std::strerror(errno)));
+  }
   if (!context.over_budget.empty()) {
     // Exit 1: the answer is no.
     mesh::throw_error<c10::Error>(
@@ -106,14 +126,14 @@ void add_explain(CLI::App& app) {
           "--world-size",
           arguments->world_size,
           "Ranks; default: what the recipe's mesh needs")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+      ->check(CLI::Range(int64_t{1}, kMostRanks));
   command
       ->add_option(
           "--ranks-per-host",
           arguments->ranks_per_host,
           "Neighbours that share a host, whose links are faster; default: 8 "
           "with device: cuda, else all")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+      ->check(CLI::Range(int64_t{1}, kMostRanks));
   command->add_option(
       "--measured",
       arguments->measured,

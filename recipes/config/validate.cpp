@@ -132,16 +132,21 @@ void check_link(
     std::string_view mesh_dim,
     double latency_us,
     double bandwidth_gb_s) {
-  if (latency_us > 0 && bandwidth_gb_s == 0) {
-    refuse(
-        recipe,
-        fmt::format("links.{}_latency_us", mesh_dim),
-        fmt::format(
-            "{} without a links.{}_bandwidth_gb_s. Give both, or leave both to "
-            "cost_model",
-            latency_us,
-            mesh_dim));
+  if ((latency_us > 0) == (bandwidth_gb_s > 0)) {
+    return;
   }
+  const bool lacks_bandwidth = latency_us > 0;
+  refuse(
+      recipe,
+      fmt::format(
+          "links.{}_{}",
+          mesh_dim,
+          lacks_bandwidth ? "latency_us" : "bandwidth_gb_s"),
+      fmt::format(
+          "{} without a links.{}_{}. Give both, or leave both to cost_model",
+          lacks_bandwidth ? latency_us : bandwidth_gb_s,
+          mesh_dim,
+          lacks_bandwidth ? "bandwidth_gb_s" : "latency_us"));
 }
 
 void check_vocabulary(const Recipe& recipe) {

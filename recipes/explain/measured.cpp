@@ -1,6 +1,7 @@
 #include "recipes/explain/measured.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mesh/error.h"
+#include "recipes/config/schema.h"
 
 namespace weft::recipes {
 namespace {
@@ -59,24 +61,66 @@ void read_event(
   call.least_us = std::min(call.least_us, us);
 }
 
-bool read_trace(const std::string& path, MeasuredRun& run) {
-  std::ifstream file(path, std::ios::binary);
-  const auto trace = json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!trace.is_object() || !trace.contains("traceEvents") ||
-      !trace["traceEvents"].is_array()) {
-    return false;
+// A run need not have one.
+void read_trace(const std::string& path, MeasuredRun& run) {
+  if (!std::filesystem::exists(path)) {
+    return;
   }
   std::set<std::string> steps;
-  for (const auto& event : trace["traceEvents"]) {
-    if (event.is_object()) {
+  try {
+    std::ifstream file(path, std::ios::binary);
+    const auto trace = json::parse(file);
+    for (const auto& event : trace.at("traceEvents")) {
       read_event(event, run, steps);
     }
+  } catch (const std::exception& error) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{}: not a trace that weft train wrote: {}. Delete it, or trace again "
+        "with trace.steps=5",
+        path,
+        error.what()));
   }
   run.steps = static_cast<int64_t>(steps.size());
-  return true;
 }
 
-bool read_metrics(const std::string& path, MeasuredRun& run) {
+// What decides which collectives a step has, and how large they are.
+bool shapes_steps(std::string_view key) {
+  for (const auto* section : {"mesh.", "model.", "tp.", "ddp."}) {
+    if (key.starts_with(section)) {
+      return true;
+    }
+  }
+  return key == "device" || key == "train.dtype" ||
+         key == "train.global_batch_size" || key == "train.micro_batch_size" ||
+         key == "data.sequence_length";
+}
+
+void check_same_step(const std::string& folder, const Recipe& recipe) {
+  const auto path = folder + "/recipe.yaml";
+  if (!std::filesystem::is_regular_file(path)) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{}: holds no recipe.yaml. Give the folder of a run, outputs/NAME",
+        folder));
+  }
+  const auto run = load_recipe(path, {});
+  for (const auto& key : schema()) {
+    const auto there = value_of(run, key.path);
+    const auto here = value_of(recipe, key.path);
+    if (shapes_steps(key.path) && there != here) {
+      mesh::throw_error<mesh::UsageError>(fmt::format(
+          "{}: was measured with another step: {} is {} there and {} here. "
+          "Explain the run's own recipe: weft explain {} --measured {}",
+          folder,
+          key.path,
+          there,
+          here,
+          path,
+          folder));
+    }
+  }
+}
+
+void read_metrics(const std::string& path, MeasuredRun& run) {
   std::ifstream file(path, std::ios::binary);
   std::vector<double> all;
   for (std::string line; std::getline(file, line);) {
@@ -86,13 +130,11 @@ bool read_metrics(const std::string& path, MeasuredRun& run) {
       all.push_back(step["comm_ms"].get<double>());
     }
   }
-  if (all.empty()) {
-    return false;
+  if (!all.empty()) {
+    const auto middle = all.begin() + static_cast<int64_t>(all.size() / 2);
+    std::ranges::nth_element(all, middle);
+    run.comm_ms = *middle;
   }
-  const auto middle = all.begin() + static_cast<int64_t>(all.size() / 2);
-  std::ranges::nth_element(all, middle);
-  run.comm_ms = *middle;
-  return true;
 }
 
 } // namespace
@@ -108,15 +150,15 @@ const MeasuredRun::Call* MeasuredRun::find(
   return found == calls.end() ? nullptr : &found->second;
 }
 
-MeasuredRun read_measured(const std::string& folder) {
+MeasuredRun read_measured(const std::string& folder, const Recipe& recipe) {
+  check_same_step(folder, recipe);
   MeasuredRun run;
-  const bool has_trace = read_trace(folder + "/trace.json", run);
-  const bool has_metrics = read_metrics(folder + "/metrics.jsonl", run);
-  if (!has_trace && !has_metrics) {
+  read_trace(folder + "/trace.json", run);
+  read_metrics(folder + "/metrics.jsonl", run);
+  if (run.steps == 0 && !run.comm_ms) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: holds neither a trace.json nor a metrics.jsonl that can be read. "
-        "Give the folder of a run, outputs/NAME; run it with trace.steps=5 for "
-        "times of each collective",
+        "{}: neither trace.json nor metrics.jsonl holds a step. Train, with "
+        "trace.steps=5 for times of each collective",
         folder));
   }
   return run;

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "recipes/config/recipe.h"
+
 namespace weft::recipes {
 
 /// What the ledgers of a run's rank 0 say of its steps.
@@ -34,8 +36,10 @@ struct MeasuredRun {
 };
 
 /// Reads trace.json and metrics.jsonl of a run's folder.
-/// Throws: mesh::UsageError naming the folder if neither can be read.
-MeasuredRun read_measured(const std::string& folder);
+/// Throws: mesh::UsageError naming the folder if nothing was measured there or
+/// its recipe.yaml describes other steps than `recipe`, and the key that
+/// differs; naming the file if it cannot be read.
+MeasuredRun read_measured(const std::string& folder, const Recipe& recipe);
 
 /// "model.layers.17.mlp" and "ddp bucket 3/9" as "model.layers.*.mlp" and "ddp
 /// bucket *".

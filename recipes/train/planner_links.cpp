@@ -1,8 +1,8 @@
 #include "recipes/train/planner_links.h"
 
-#include <algorithm>
 #include <array>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -40,6 +40,21 @@ std::string mesh_text(const Recipe& recipe) {
 
 } // namespace
 
+std::string links_text(const Recipe& recipe) {
+  std::string text;
+  for (const auto* mesh_dim : {"dp", "tp"}) {
+    if (const auto cost = given_link(recipe, mesh_dim)) {
+      text += fmt::format(
+          "{}{} {:.3g} us, {:.3g} GB/s",
+          text.empty() ? "links: " : "; ",
+          mesh_dim,
+          cost->latency_us,
+          cost->bandwidth_gb_s);
+    }
+  }
+  return text;
+}
+
 Recipe with_earlier_links(Recipe recipe, bool fresh) {
   if (fresh || recipe.checkpoint.resume == "never") {
     return recipe;
@@ -48,8 +63,7 @@ Recipe with_earlier_links(Recipe recipe, bool fresh) {
     try {
       const auto manifest = checkpoint::read_manifest(step.path);
       auto layout = parse_run_layout(manifest.layout, step.path.string());
-      if (layout.mesh == mesh_text(recipe) &&
-          layout.cost_model == recipe.cost_model) {
+      if (layout.mesh == mesh_text(recipe)) {
         const auto earlier = links_of(layout.links);
         for (const auto& link : links_of(recipe.links)) {
           if (!given_link(recipe, link.mesh_dim)) {
@@ -78,21 +92,22 @@ std::optional<mesh::LinkCost> given_link(
 }
 
 void settle_links(Recipe& recipe, const mesh::DeviceMesh& mesh) {
-  const auto links = links_of(recipe.links);
-  const bool all_given = std::ranges::all_of(links, [&](const auto& link) {
-    return given_link(recipe, link.mesh_dim).has_value();
-  });
-  if (recipe.cost_model == "measure" && !all_given) {
-    const auto measured = mesh::measure_link_costs(mesh);
-    for (size_t i = 0; i < links.size(); ++i) {
-      if (!given_link(recipe, links[i].mesh_dim)) {
-        links[i].set(measured[i]);
-      }
+  std::vector<Link> open;
+  for (const auto& link : links_of(recipe.links)) {
+    // Between the ranks of a dim of one there is no link.
+    if (mesh.size(link.mesh_dim) > 1 && !given_link(recipe, link.mesh_dim)) {
+      open.push_back(link);
     }
   }
-  for (const auto& link : links) {
-    if (const auto cost = given_link(recipe, link.mesh_dim)) {
-      mesh::set_link_cost(mesh, link.mesh_dim, *cost);
+  if (recipe.cost_model == "measure" && !open.empty()) {
+    const auto measured = mesh::measure_link_costs(mesh);
+    for (const auto& link : open) {
+      link.set(measured[mesh.mesh_dim(link.mesh_dim)]);
+    }
+  }
+  for (const auto& name : mesh.mesh_dim_names()) {
+    if (const auto cost = given_link(recipe, name)) {
+      mesh::set_link_cost(mesh, name, *cost);
     }
   }
 }

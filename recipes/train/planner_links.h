@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "mesh/device_mesh.h"
@@ -26,5 +27,9 @@ std::optional<mesh::LinkCost> given_link(
 /// for others if it says so; `recipe.links` then has them all.
 /// Collective: all ranks, with equal recipes; blocks if it measures.
 void settle_links(Recipe& recipe, const mesh::DeviceMesh& mesh);
+
+/// "links: dp 41 us, 1.3 GB/s; tp ...", for the user; empty where the fixed
+/// table's prices hold.
+std::string links_text(const Recipe& recipe);
 
 } // namespace weft::recipes

@@ -42,6 +42,7 @@ class Run {
 
   void run() {
     say(trainer_.describe());
+    say(links_text(recipe_));
     if (recipe_.checkpoint.async) {
       say("checkpoint.async: this version saves synchronously; training waits "
           "for each save");

@@ -90,7 +90,11 @@ TEST_F(ExplainCommandTest, ExitsWithTwoForWhatIsWrong) {
       {"tiny.yaml", "--world-size", "5", "mesh.tp=5"}, "not divisible");
   expect_usage(
       {"tiny.yaml", "--world-size", "2", "--measured", "nowhere"},
-      "neither a trace.json nor a metrics.jsonl");
+      "nowhere: holds no recipe.yaml");
+  expect_usage({"tiny.yaml", "--world-size", "2097152"}, "--world-size");
+  expect_usage(
+      {"tiny.yaml", "--world-size", "2", "links.tp_latency_us=3"},
+      "links.tp_bandwidth_gb_s");
 }
 
 TEST_F(ExplainCommandTest, MissingDataIsANote) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "mesh/error.h"
 #include "mesh/ledger.h"
 #include "recipes/config/validate.h"
 #include "recipes/explain/estimate_text.h"
@@ -217,9 +218,22 @@ TEST(MeasuredRun, NumbersOfLayersAndBucketsAreStars) {
 
 TEST(MeasuredRun, ReadsTracesAndMetrics) {
   const TempFolder folder;
-  EXPECT_THAT(
-      message_of<c10::Error>([&] { read_measured(folder.path()); }),
-      HasSubstr("neither a trace.json nor a metrics.jsonl"));
+  const auto recipe = small_recipe(folder.write("text.txt", "text"));
+  const auto refusal = [&](const Recipe& explained) {
+    return message_of<mesh::UsageError>(
+        [&] { read_measured(folder.path(), explained); });
+  };
+  EXPECT_THAT(refusal(recipe), HasSubstr("holds no recipe.yaml"));
+  folder.write("recipe.yaml", to_yaml(recipe));
+  EXPECT_THAT(refusal(recipe), HasSubstr("neither trace.json nor metrics"));
+  auto larger = recipe;
+  larger.model.layers = 4;
+  EXPECT_THAT(refusal(larger), HasSubstr("model.layers is 3 there and 4 here"));
+  for (const auto* broken :
+       {"", "{", "[]", R"({"traceEvents":[{"pid":"x"}]})"}) {
+    folder.write("trace.json", broken);
+    EXPECT_THAT(refusal(recipe), HasSubstr("trace.json: not a trace"));
+  }
   folder.write(
       "metrics.jsonl",
       "{\"comm_ms\": 3}\n{\"comm_ms\": 1}\nbroken\n{\"comm_ms\": 2}\n");
@@ -233,7 +247,7 @@ TEST(MeasuredRun, ReadsTracesAndMetrics) {
       R"("ts":0,"dur":8,"args":{"group":"tp/0","what":"a.2.b"}},)"
       R"({"ph":"X","pid":1,"name":"all_gather a.2.b","cat":"collective",)"
       R"("ts":0,"dur":80,"args":{"group":"tp/1","what":"a.2.b"}}]})");
-  const auto run = read_measured(folder.path());
+  const auto run = read_measured(folder.path(), recipe);
   EXPECT_EQ(run.steps, 1);
   EXPECT_EQ(run.comm_ms, 2);
   const auto* call = run.find("all_gather", "tp", "a.*.b");

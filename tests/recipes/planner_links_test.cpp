@@ -95,7 +95,7 @@ TEST(PlannerLinks, AResumedRunKeepsWhatWasMeasured) {
       with_earlier_links(other_mesh, /*fresh=*/false).links, LinksConfig());
   auto by_table = recipe;
   by_table.cost_model = "default";
-  EXPECT_EQ(with_earlier_links(by_table, /*fresh=*/false).links, LinksConfig());
+  EXPECT_EQ(with_earlier_links(by_table, /*fresh=*/false).links, written);
 }
 
 TEST(PlannerLinks, ALatencyAloneIsRefused) {
@@ -105,6 +105,24 @@ TEST(PlannerLinks, ALatencyAloneIsRefused) {
           [&] { recipe_in(folder, "links: {dp_latency_us: 4}\n"); }),
       "test:7:24: links.dp_latency_us: 4 without a links.dp_bandwidth_gb_s. "
       "Give both, or leave both to cost_model");
+  EXPECT_EQ(
+      message_of<mesh::UsageError>(
+          [&] { recipe_in(folder, "links: {tp_bandwidth_gb_s: 4}\n"); }),
+      "test:7:28: links.tp_bandwidth_gb_s: 4 without a links.tp_latency_us. "
+      "Give both, or leave both to cost_model");
+}
+
+TEST(PlannerLinks, AMeshDimOfOneRankHasNone) {
+  const TempFolder folder;
+  auto recipe = recipe_in(folder, "cost_model: measure\n");
+  recipe.mesh = {1, 4};
+  for (const auto& links : settled(recipe)) {
+    EXPECT_EQ(links.dp_bandwidth_gb_s, 0);
+    EXPECT_GT(links.tp_bandwidth_gb_s, 0);
+  }
+  EXPECT_EQ(links_text(recipe), "");
+  recipe.links = {.dp_latency_us = 4, .dp_bandwidth_gb_s = 2.5};
+  EXPECT_EQ(links_text(recipe), "links: dp 4 us, 2.5 GB/s");
 }
 
 } // namespace
