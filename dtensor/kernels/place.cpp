@@ -160,6 +160,7 @@ std::set<std::string> register_kernels(
   names.merge(kernels::register_gradients(above, below));
   kernels::register_elementwise_losses(above);
   names.merge(kernels::register_random(above, below));
+  names.merge(kernels::register_out_forms(below));
   names.merge(kernels::register_regions(above, below));
   names.merge(kernels::register_own_tensors(above, below));
   return names;

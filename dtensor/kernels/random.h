@@ -24,6 +24,10 @@ std::set<std::string> register_random(
     torch::Library& above,
     torch::Library& below);
 
+/// Registers forms with out=, of random ops and a few more (out_forms.cpp);
+/// returns their full names.
+std::set<std::string> register_out_forms(torch::Library& below);
+
 /// What the elements of a tensor are drawn from.
 struct Draw {
   enum class Kind {

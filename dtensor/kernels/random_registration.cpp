@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <array>
-
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -8,117 +5,6 @@
 #include "dtensor/kernels/random.h"
 
 namespace weft::dtensor::kernels {
-namespace {
-
-// The op that returns what a form with out= writes.
-std::optional<c10::OperatorHandle> functional_form(
-    const c10::FunctionSchema& schema) {
-  auto overload = schema.overload_name();
-  overload.resize(overload.size() - std::string_view("out").size());
-  if (overload.ends_with('_')) {
-    overload.pop_back();
-  }
-  if (schema.name() == "aten::bernoulli" && overload == "float") {
-    overload = "p";
-  }
-  return c10::Dispatcher::singleton().findSchema({schema.name(), overload});
-}
-
-// Makes the arguments of a form with out=, less the outs, those of
-// `functional`, which may ask for options that the outs already have.
-void put_arguments(
-    const c10::FunctionSchema& schema,
-    const c10::FunctionSchema& functional,
-    torch::jit::Stack& stack) {
-  const size_t count = schema.arguments().size() - schema.returns().size();
-  const auto given = torch::jit::pop(stack, count);
-  for (const auto& argument : functional.arguments()) {
-    const auto index = schema.argumentIndexWithName(argument.name());
-    if (index && static_cast<size_t>(*index) < count) {
-      stack.push_back(given[*index]);
-    } else {
-      stack.push_back(argument.default_value().value_or(c10::IValue()));
-    }
-  }
-}
-
-// Draws as the functional form does, then writes to the out tensors.
-void random_out(
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet,
-    torch::jit::Stack* stack) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const size_t count = op.schema().returns().size();
-  std::vector<at::Tensor> outs;
-  for (const auto& value : torch::jit::pop(*stack, count)) {
-    outs.push_back(value.toTensor());
-  }
-  const auto functional = *functional_form(op.schema());
-  put_arguments(op.schema(), functional.schema(), *stack);
-  functional.callBoxed(stack);
-  const auto results = torch::jit::pop(*stack, count);
-  for (size_t i = 0; i < count; ++i) {
-    const auto& result = results[i].toTensor();
-    TORCH_CHECK_VALUE(
-        is_dtensor(outs[i]) && is_dtensor(result) &&
-            outs[i].sizes() == result.sizes(),
-        "[",
-        op.schema().name(),
-        "] out is a DTensor of the result's sizes: ",
-        outs[i].sizes(),
-        " vs ",
-        result.sizes(),
-        ".");
-    write_value(outs[i], result);
-    stack->emplace_back(outs[i]);
-  }
-}
-
-bool has_out_form(const c10::OperatorName& name) {
-  constexpr std::array kNames{
-      "bernoulli",
-      "binomial",
-      "cauchy",
-      "exponential",
-      "geometric",
-      "log_normal",
-      "multinomial",
-      "native_dropout",
-      "normal",
-      "normal_functional",
-      "poisson",
-      "rand_like",
-      "randint_like",
-      "randn_like",
-      "random",
-      "_sample_dirichlet",
-      "_standard_gamma",
-      "uniform"};
-  return name.overload_name.ends_with("out") &&
-         std::ranges::any_of(kNames, [&](const char* each) {
-           return name.name == std::string("aten::") + each;
-         });
-}
-
-std::set<std::string> register_out_forms(torch::Library& below) {
-  std::set<std::string> names;
-  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    const auto op = c10::Dispatcher::singleton().findSchema(name);
-    // normal.float_float_out is a factory.
-    if (!op || !has_out_form(name) || !functional_form(op->schema()) ||
-        !op->schema().arguments()[0].type()->isSubtypeOf(
-            *c10::TensorType::get())) {
-      continue;
-    }
-    const auto full = name.name + "." + name.overload_name;
-    below.impl(
-        full.c_str(), torch::CppFunction::makeFromBoxedFunction<&random_out>());
-    names.insert(full);
-  }
-  return names;
-}
-
-} // namespace
 
 std::set<std::string> register_random(
     torch::Library& above,
@@ -188,7 +74,6 @@ std::set<std::string> register_random(
   add("alpha_dropout_", TORCH_FN(alpha_dropout_));
   add("feature_alpha_dropout", TORCH_FN(feature_alpha_dropout));
   add("feature_alpha_dropout_", TORCH_FN(feature_alpha_dropout_));
-  names.merge(register_out_forms(below));
   return names;
 }
 

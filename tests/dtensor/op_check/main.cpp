@@ -23,7 +23,7 @@ struct Options {
   std::string filter;
   std::string parts = "A,C";
   bool full = false;
-  int64_t combinations = 24;
+  int64_t combinations = 8;
   uint64_t seed = 0;
   std::string json;
   std::string registry;
