@@ -9,6 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/random_sampling.h"
+#include "dtensor/region.h"
 #include "mesh/error.h"
 
 namespace weft::dtensor {
@@ -23,14 +24,6 @@ struct SharedState {
 
 SharedState& shared_state(const mesh::DeviceMesh& mesh) {
   return mesh.root().extension<SharedState>();
-}
-
-int64_t total(const RowRanges& ranges) {
-  int64_t length = 0;
-  for (const auto& range : ranges) {
-    length += range.length;
-  }
-  return length;
 }
 
 // The tensor as the part that it is of one of the global batch.
@@ -90,8 +83,7 @@ RandomScope::~RandomScope() {
 }
 
 bool RandomPart::is_box() const {
-  return std::ranges::all_of(
-      ranges, [](const auto& dim) { return dim.size() <= 1; });
+  return dtensor::is_box(ranges);
 }
 
 LocalBox RandomPart::box() const {
@@ -132,9 +124,7 @@ RandomPart next_random_part(const DTensorSpec& spec, c10::IntArrayRef sizes) {
   RandomPart part;
   part.global_sizes = sizes.vec();
   part.ranges = local_ranges(spec.without_partial(), sizes);
-  for (const auto& dim : part.ranges) {
-    part.local_sizes.push_back(total(dim));
-  }
+  part.local_sizes = sizes_of(part.ranges);
   auto& shared = shared_state(spec.mesh());
   const std::lock_guard lock(shared.mutex);
   part.key = {shared.state.seed, shared.state.sequence++};

@@ -54,8 +54,8 @@ double collective_us(
     double bytes,
     const LinkCost& link);
 
-/// What links along `mesh_dim` cost; a flattened mesh has the dearest of those
-/// of the dims it was made of.
+/// What links along `mesh_dim` cost; those of a flattened mesh the dearest of
+/// its backend's and all that were set for the root.
 LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim);
 
 /// From now on for `mesh_dim_name` of `mesh`'s root and all meshes cut from it.

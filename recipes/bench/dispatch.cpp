@@ -1,7 +1,5 @@
 #include "recipes/bench/dispatch.h"
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -13,6 +11,7 @@
 #include "dtensor/dtensor.h"
 #include "mesh/error.h"
 #include "mesh/world.h"
+#include "recipes/bench/timing.h"
 
 // The DTensors lie on a mesh of two ranks that need nothing of each other:
 // what is timed is the way through the dispatcher, not a collective.
@@ -24,23 +23,6 @@ using dtensor::Replicate;
 using dtensor::Shard;
 
 constexpr int kRounds = 11;
-
-template <class Op>
-double microseconds(const Op& op, int calls) {
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < calls; ++i) {
-    op();
-  }
-  return std::chrono::duration<double, std::micro>(
-             std::chrono::steady_clock::now() - start)
-             .count() /
-         calls;
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 class Results {
  public:

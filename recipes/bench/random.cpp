@@ -1,7 +1,6 @@
 #include "recipes/bench/random.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/random_state.h"
 #include "mesh/world.h"
+#include "recipes/bench/timing.h"
 
 namespace weft::recipes::bench {
 namespace {
@@ -19,19 +19,6 @@ namespace {
 constexpr int kRounds = 15;
 
 using Op = std::function<at::Tensor(const at::Tensor&)>;
-
-double microseconds(const Op& op, const at::Tensor& x) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto result = op(x);
-  return std::chrono::duration<double, std::micro>(
-             std::chrono::steady_clock::now() - start)
-      .count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 struct Case {
   const char* name;
@@ -78,8 +65,8 @@ std::string run_random() {
     std::vector<double> local;
     std::vector<double> dtensor;
     for (int round = 0; round < kRounds; ++round) {
-      local.push_back(microseconds(a_case.op, plain));
-      dtensor.push_back(microseconds(a_case.op, placed));
+      local.push_back(microseconds([&] { a_case.op(plain); }));
+      dtensor.push_back(microseconds([&] { a_case.op(placed); }));
     }
     const std::string name = a_case.name;
     json[name + "_local_us"] = std::round(median(local));

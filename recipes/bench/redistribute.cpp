@@ -1,8 +1,7 @@
 #include "recipes/bench/redistribute.h"
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -11,6 +10,7 @@
 #include "dtensor/dtensor.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
+#include "recipes/bench/timing.h"
 
 namespace weft::recipes::bench {
 namespace {
@@ -22,18 +22,6 @@ using dtensor::Shard;
 
 constexpr int kRounds = 5;
 constexpr int64_t kColumns = 1024;
-
-template <class Op>
-double microseconds(const Op& op, int calls) {
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < calls; ++i) {
-    op();
-  }
-  return std::chrono::duration<double, std::micro>(
-             std::chrono::steady_clock::now() - start)
-             .count() /
-         calls;
-}
 
 double median_us(
     const at::Tensor& dtensor,
@@ -51,8 +39,7 @@ double median_us(
   for (int round = 0; round < kRounds; ++round) {
     rounds.push_back(microseconds(move, calls));
   }
-  std::ranges::sort(rounds);
-  return rounds[kRounds / 2];
+  return median(std::move(rounds));
 }
 
 } // namespace

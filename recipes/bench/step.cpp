@@ -14,6 +14,7 @@
 #include "mesh/error.h"
 #include "mesh/job_rank.h"
 #include "mesh/world.h"
+#include "recipes/bench/timing.h"
 #include "recipes/config/validate.h"
 #include "recipes/data/staging.h"
 #include "recipes/progress/metrics_log.h"
@@ -77,13 +78,6 @@ mesh::World make_world(const StepOptions& options, const mesh::JobRank& job) {
   mesh::WorldOptions world_options;
   world_options.backend = is_cuda ? "nccl" : "gloo";
   return mesh::World::from_env(std::move(world_options));
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle]
-                                : (values[middle - 1] + values[middle]) / 2;
 }
 
 double rounded(double value, double digits) {

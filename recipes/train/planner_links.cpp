@@ -6,8 +6,6 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/error.h"
-#include "checkpoint/store.h"
 #include "mesh/measure_links.h"
 #include "recipes/train/run_store.h"
 #include "recipes/train/train_state.h"
@@ -59,24 +57,19 @@ Recipe with_earlier_links(Recipe recipe, bool fresh) {
   if (fresh || recipe.checkpoint.resume == "never") {
     return recipe;
   }
-  for (const auto& step : checkpoint::list_steps(checkpoints_path(recipe))) {
-    try {
-      const auto manifest = checkpoint::read_manifest(step.path);
-      auto layout = parse_run_layout(manifest.layout, step.path.string());
-      if (layout.mesh == mesh_text(recipe)) {
-        const auto earlier = links_of(layout.links);
-        for (const auto& link : links_of(recipe.links)) {
-          if (!given_link(recipe, link.mesh_dim)) {
-            const auto& source = earlier[link.mesh_dim == "dp" ? 0 : 1];
-            link.set({source.latency_us, source.bandwidth_gb_s});
-          }
-        }
-      }
-      break;
-    } catch (const checkpoint::CheckpointError&) {
-      continue; // Named when the run tries to load it.
+  look_at_newest(recipe, [&](const auto& step, const auto& manifest) {
+    auto layout = parse_run_layout(manifest.layout, step.path.string());
+    if (layout.mesh != mesh_text(recipe)) {
+      return;
     }
-  }
+    const auto earlier = links_of(layout.links);
+    for (const auto& link : links_of(recipe.links)) {
+      if (!given_link(recipe, link.mesh_dim)) {
+        const auto& source = earlier[link.mesh_dim == "dp" ? 0 : 1];
+        link.set({source.latency_us, source.bandwidth_gb_s});
+      }
+    }
+  });
   return recipe;
 }
 

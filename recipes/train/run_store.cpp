@@ -109,16 +109,21 @@ std::string metrics_path(const Recipe& recipe) {
   return fs::path(recipe.output_dir) / "metrics.jsonl";
 }
 
-void check_run_fits(const Recipe& recipe, const std::string& data_fingerprint) {
+void look_at_newest(const Recipe& recipe, const Look& look) {
   for (const auto& step : checkpoint::list_steps(checkpoints_path(recipe))) {
     try {
-      const auto manifest = checkpoint::read_manifest(step.path);
-      check_same_run(recipe, data_fingerprint, step, manifest);
+      look(step, checkpoint::read_manifest(step.path));
       return;
     } catch (const checkpoint::CheckpointError&) {
       continue; // Named when the run tries to load it.
     }
   }
+}
+
+void check_run_fits(const Recipe& recipe, const std::string& data_fingerprint) {
+  look_at_newest(recipe, [&](const auto& step, const auto& manifest) {
+    check_same_run(recipe, data_fingerprint, step, manifest);
+  });
 }
 
 RunStore::RunStore(

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "checkpoint/save.h"
+#include "checkpoint/store.h"
 #include "mesh/world.h"
 #include "recipes/config/recipe.h"
 #include "recipes/train/train_state.h"
@@ -75,6 +76,12 @@ class RunStore {
 std::filesystem::path checkpoints_path(const Recipe& recipe);
 /// outputs/<name>/metrics.jsonl.
 std::string metrics_path(const Recipe& recipe);
+
+using Look = std::function<
+    void(const checkpoint::StepFolder&, const checkpoint::Manifest&)>;
+/// Shows `look` a run's newest checkpoint whose manifest can be read, or an
+/// older one if `look` throws checkpoint::CheckpointError. No communication.
+void look_at_newest(const Recipe& recipe, const Look& look);
 
 /// Refuses to go on with a run of another model or other data. Looks at the
 /// newest checkpoint whose manifest can be read; no communication.
