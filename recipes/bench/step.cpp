@@ -76,7 +76,11 @@ mesh::World make_world(const StepOptions& options, const mesh::JobRank& job) {
     return mesh::World::fake(job.rank, job.world_size);
   }
   mesh::WorldOptions world_options;
-  world_options.backend = is_cuda ? "nccl" : "gloo";
+  if (is_cuda) {
+    world_options.backend = "nccl";
+  } else if (options.comm == "gloo") {
+    world_options.backend = "gloo";
+  }
   return mesh::World::from_env(std::move(world_options));
 }
 
@@ -84,13 +88,38 @@ double rounded(double value, double digits) {
   return std::round(value * digits) / digits;
 }
 
+/// Seconds from the launch to the end of each phase of the start.
+class StartPhases {
+ public:
+  explicit StartPhases(double launched_at) : launched_at_(launched_at) {}
+
+  void end(const char* phase) {
+    ends_.emplace_back(phase, now_since_epoch() - launched_at_);
+  }
+  /// When the last phase ended.
+  double total_s() const { return ends_.back().second; }
+  /// How long each took.
+  nlohmann::ordered_json to_json() const {
+    nlohmann::ordered_json result;
+    double begin = 0;
+    for (const auto& [phase, end] : ends_) {
+      result[phase] = rounded(end - begin, 1e3);
+      begin = end;
+    }
+    return result;
+  }
+
+ private:
+  double launched_at_;
+  std::vector<std::pair<const char*, double>> ends_;
+};
+
 struct Timings {
   std::vector<double> losses;
   std::vector<double> step_ms;
-  double first_step_s = 0;
 };
 
-Timings train(const StepOptions& options, LlamaJob& job, double launched_at) {
+Timings train(const StepOptions& options, LlamaJob& job, StartPhases& start) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(
       1 + static_cast<uint64_t>(job.mesh.coordinate("dp")));
   Timings timings;
@@ -108,7 +137,7 @@ Timings train(const StepOptions& options, LlamaJob& job, double launched_at) {
       job.mesh.group("dp").barrier();
       job.mesh.group("tp").barrier();
     }
-    const auto start = Clock::now();
+    const auto begin = Clock::now();
     auto loss = token_loss(
         (*job.ddp)(batch.tokens),
         batch.targets,
@@ -120,10 +149,10 @@ Timings train(const StepOptions& options, LlamaJob& job, double launched_at) {
     timings.losses.push_back(
         loss.item<double>() * static_cast<double>(options.dp));
     timings.step_ms.push_back(
-        std::chrono::duration<double, std::milli>(Clock::now() - start)
+        std::chrono::duration<double, std::milli>(Clock::now() - begin)
             .count());
     if (i == 0) {
-      timings.first_step_s = now_since_epoch() - launched_at;
+      start.end("first_step");
     }
   }
   return timings;
@@ -132,6 +161,7 @@ Timings train(const StepOptions& options, LlamaJob& job, double launched_at) {
 std::string to_json(
     const StepOptions& options,
     const Timings& timings,
+    const StartPhases& start,
     double peak_mb,
     std::optional<double> peak_device_mb) {
   const double ms =
@@ -154,7 +184,8 @@ std::string to_json(
        std::llround(
            static_cast<double>(options.dp * options.batch * options.seq) / ms *
            1e3)},
-      {"first_step_s", rounded(timings.first_step_s, 1e3)},
+      {"first_step_s", rounded(start.total_s(), 1e3)},
+      {"start_s", start.to_json()},
       {"peak_rss_mb", std::llround(peak_mb)},
       {"losses", losses}};
   if (peak_device_mb) {
@@ -166,16 +197,20 @@ std::string to_json(
 } // namespace
 
 std::optional<std::string> run_step(const StepOptions& options) {
-  const double launched_at = launch_time();
+  StartPhases start(launch_time());
+  start.end("process");
   at::set_num_threads(static_cast<int>(options.threads));
   auto recipe = recipe_of(options);
   const auto job_rank = mesh::own_job_rank();
   validate(recipe, job_rank.world_size);
   const auto world = make_world(options, job_rank);
+  start.end("rendezvous");
   const auto mesh =
       mesh::DeviceMesh::create(world, {options.dp, options.tp}, {"dp", "tp"});
+  start.end("groups");
   auto job = make_llama_job(recipe, mesh);
-  const auto timings = train(options, job, launched_at);
+  start.end("model");
+  const auto timings = train(options, job, start);
   auto peak = at::full({1}, peak_rss_mb(), at::kDouble);
   world.group().all_reduce(peak, mesh::ReduceOp::kMax, "peak_rss_mb").wait();
   if (world.rank() != 0) {
@@ -184,6 +219,7 @@ std::optional<std::string> run_step(const StepOptions& options) {
   return to_json(
       options,
       timings,
+      start,
       peak.item<double>(),
       mesh::peak_device_mb(world.device()));
 }

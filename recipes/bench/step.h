@@ -6,7 +6,7 @@
 
 namespace weft::recipes::bench {
 
-/// The flags of bench/peer/pytorch_2d.py, with its defaults.
+/// The flags of bench/peer/train_step.py, with its defaults.
 struct StepOptions {
   int64_t dp = 2;
   int64_t tp = 2;
@@ -30,7 +30,8 @@ struct StepOptions {
 
 /// Does the peer script's work: random tokens, mean loss, backward, AdamW
 /// without clipping, the loss read each step. On rank 0 returns one line of
-/// JSON with the peer's keys; nothing on the others.
+/// JSON with the peer's keys, and how long each phase of the start took;
+/// nothing on the others.
 /// Collective: dp * tp ranks.
 /// Throws: mesh::UsageError if the device cannot be used.
 std::optional<std::string> run_step(const StepOptions& options);

@@ -1,14 +1,17 @@
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
 
 #include "recipes/bench/checkpoint.h"
+#include "recipes/bench/collective.h"
 #include "recipes/bench/deferred_memory.h"
 #include "recipes/bench/dispatch.h"
 #include "recipes/bench/random.h"
 #include "recipes/bench/redistribute.h"
+#include "recipes/bench/startup.h"
 #include "recipes/bench/step.h"
 #include "recipes/cli/commands.h"
 
@@ -21,51 +24,97 @@ void add_json_flag(CLI::App& command) {
       "--json", [](int64_t) {}, "One line of JSON (the only form there is)");
 }
 
+void add_model_flags(
+    CLI::App& command,
+    const std::shared_ptr<bench::StepOptions>& options) {
+  command.add_option("--dp", options->dp, "Data-parallel ranks");
+  command.add_option("--tp", options->tp, "Tensor-parallel ranks");
+  command.add_option("--dim", options->dim);
+  command.add_option("--layers", options->layers);
+  command.add_option("--heads", options->heads);
+  command.add_option("--kv_heads", options->kv_heads, "0: as heads");
+  command.add_option("--ffn_dim", options->ffn_dim, "0: 4 * dim");
+  command.add_option("--seq", options->seq);
+  command.add_option("--batch", options->batch, "Samples per replica");
+  command.add_option("--vocab", options->vocab);
+  command.add_option("--sp", options->sequence_parallel, "0 or 1");
+  command.add_option("--threads", options->threads, "Per rank");
+  command.add_option("--bucket_mb", options->bucket_mb);
+  command
+      .add_option(
+          "--comm",
+          options->comm,
+          "auto; gloo: sockets on one host too; none: every collective "
+          "replaced "
+          "by nothing, the limit")
+      ->check(CLI::IsMember({"auto", "gloo", "none"}));
+  command.add_option("--device", options->device, "cpu, or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  command.add_option("--dtype", options->dtype, "float32, or bfloat16")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  add_json_flag(command);
+}
+
+void print(const std::optional<std::string>& result) {
+  if (result) {
+    std::printf("%s\n", result->c_str());
+  }
+}
+
 void add_step(CLI::App& bench) {
   auto options = std::make_shared<bench::StepOptions>();
   auto* command = bench.add_subcommand(
       "step",
       "Times training steps of a Llama on random tokens, like "
-      "bench/peer/pytorch_2d.py");
-  command->add_option("--dp", options->dp, "Data-parallel ranks");
-  command->add_option("--tp", options->tp, "Tensor-parallel ranks");
-  command->add_option("--dim", options->dim);
-  command->add_option("--layers", options->layers);
-  command->add_option("--heads", options->heads);
-  command->add_option("--kv_heads", options->kv_heads, "0: as heads");
-  command->add_option("--ffn_dim", options->ffn_dim, "0: 4 * dim");
-  command->add_option("--seq", options->seq);
-  command->add_option("--batch", options->batch, "Samples per replica");
-  command->add_option("--vocab", options->vocab);
+      "bench/peer/train_step.py");
+  add_model_flags(*command, options);
   command->add_option("--steps", options->steps, "Steps that are timed");
   command->add_option("--warmup", options->warmup);
-  command->add_option("--sp", options->sequence_parallel, "0 or 1");
-  command->add_option("--threads", options->threads, "Per rank");
-  command->add_option("--bucket_mb", options->bucket_mb);
+  command->callback([options] { print(bench::run_step(*options)); });
+}
+
+void add_startup(CLI::App& bench) {
+  auto options = std::make_shared<bench::StepOptions>();
+  auto* command = bench.add_subcommand(
+      "startup",
+      "Times each phase from the launch to the end of the first training "
+      "step");
+  add_model_flags(*command, options);
+  command->callback([options] { print(bench::run_startup(*options)); });
+}
+
+void add_collective(CLI::App& bench) {
+  auto options = std::make_shared<bench::CollectiveOptions>();
+  auto* command = bench.add_subcommand(
+      "collective",
+      "Times every collective over sockets and shared memory in turn; under "
+      "weftrun");
+  command->add_option("--ops", options->ops, "Some of them: a,b; default: all")
+      ->delimiter(',')
+      ->check(CLI::IsMember(bench::collective_names()));
   command
       ->add_option(
-          "--comm",
-          options->comm,
-          "auto, or none: every collective replaced by nothing, the limit")
-      ->check(CLI::IsMember({"auto", "none"}));
-  command->add_option("--device", options->device, "cpu, or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-  command->add_option("--dtype", options->dtype, "float32, or bfloat16")
-      ->check(CLI::IsMember({"float32", "bfloat16"}));
+          "--sizes",
+          options->sizes,
+          "Of a rank's largest tensor: 1KB,64MB; default: 1KB to 64MB")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(false));
+  command->add_option("--backend", options->backend, "auto: both in turn")
+      ->check(CLI::IsMember({"auto", "gloo", "shm"}));
+  command->add_option("--dtype", options->dtype, "float32, bfloat16, ...")
+      ->check(CLI::IsMember(
+          {"float32", "float64", "bfloat16", "float16", "int32", "int64"}));
+  command->add_option("--rounds", options->rounds)
+      ->check(CLI::Range(1, 1 << 20));
   add_json_flag(*command);
-  command->callback([options] {
-    const auto result = bench::run_step(*options);
-    if (result) {
-      std::printf("%s\n", result->c_str());
-    }
-  });
+  command->callback([options] { print(bench::run_collective(*options)); });
 }
 
 void add_checkpoint_bench(CLI::App& bench) {
   auto options = std::make_shared<bench::CheckpointOptions>();
   auto* command = bench.add_subcommand(
       "checkpoint",
-      "Times saving and loading, like bench/peer/pytorch_dcp.py; under "
+      "Times saving and loading, like bench/peer/checkpoint.py; under "
       "weftrun");
   command
       ->add_option(
@@ -75,12 +124,7 @@ void add_checkpoint_bench(CLI::App& bench) {
       ->check(CLI::Range(12, 1 << 20));
   command->add_option("--threads", options->threads, "Per rank");
   add_json_flag(*command);
-  command->callback([options] {
-    const auto result = bench::run_checkpoint(*options);
-    if (result) {
-      std::printf("%s\n", result->c_str());
-    }
-  });
+  command->callback([options] { print(bench::run_checkpoint(*options)); });
 }
 
 void add_dispatch(CLI::App& bench) {
@@ -89,15 +133,14 @@ void add_dispatch(CLI::App& bench) {
   auto only = std::make_shared<std::string>();
   command->add_option("--only", *only, "One op, e.g. mm_grad; default: all");
   add_json_flag(*command);
-  command->callback(
-      [only] { std::printf("%s\n", bench::run_dispatch(*only).c_str()); });
+  command->callback([only] { print(bench::run_dispatch(*only)); });
 }
 
 void add_random(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "random", "Times random ops on DTensors against libtorch's generator");
   add_json_flag(*command);
-  command->callback([] { std::printf("%s\n", bench::run_random().c_str()); });
+  command->callback([] { print(bench::run_random()); });
 }
 
 void add_redistribute(CLI::App& bench) {
@@ -106,11 +149,7 @@ void add_redistribute(CLI::App& bench) {
       "Times moves between placements, like bench/peer/redistribute.py; under "
       "weftrun");
   add_json_flag(*command);
-  command->callback([] {
-    if (const auto result = bench::run_redistribute()) {
-      std::printf("%s\n", result->c_str());
-    }
-  });
+  command->callback([] { print(bench::run_redistribute()); });
 }
 
 void add_deferred_memory(CLI::App& bench) {
@@ -125,12 +164,7 @@ void add_deferred_memory(CLI::App& bench) {
       ->check(CLI::Range(1, 1 << 20));
   command->add_option("--threads", options->threads, "Per rank");
   add_json_flag(*command);
-  command->callback([options] {
-    const auto result = bench::run_deferred_memory(*options);
-    if (result) {
-      std::printf("%s\n", result->c_str());
-    }
-  });
+  command->callback([options] { print(bench::run_deferred_memory(*options)); });
 }
 
 } // namespace
@@ -139,6 +173,8 @@ void add_bench(CLI::App& app) {
   auto* command = app.add_subcommand("bench", "Measure");
   command->require_subcommand(1);
   add_step(*command);
+  add_startup(*command);
+  add_collective(*command);
   add_dispatch(*command);
   add_random(*command);
   add_redistribute(*command);

@@ -1,0 +1,89 @@
+// The measuring commands, on sizes too small to measure anything.
+
+#include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/integration/process_fixture.h"
+
+namespace weft::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+Words bench(const Words& arguments) {
+  Words words{WEFT_WEFT, "bench"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return words;
+}
+
+class BenchCommandTest : public ProcessTest {
+ protected:
+  /// The one line of JSON of a run on two ranks.
+  nlohmann::json result_of(const Words& arguments) const {
+    Process run(launched(2, bench(arguments)), folder_);
+    EXPECT_EQ(run.wait(), 0) << run.error();
+    EXPECT_EQ(run.error(), "");
+    const auto lines = lines_of(run.output());
+    EXPECT_EQ(lines.size(), 1U) << run.output();
+    return nlohmann::json::parse(run.output(), nullptr, false);
+  }
+};
+
+TEST_F(BenchCommandTest, CollectiveTimesEveryOpAtEverySize) {
+  const auto result = result_of(
+      {"collective",
+       "--json",
+       "--backend=gloo",
+       "--sizes=1KB,8KB",
+       "--rounds=2"});
+  ASSERT_TRUE(result.is_object());
+  EXPECT_EQ(result.at("bench"), "collective");
+  EXPECT_EQ(result.at("ranks"), 2);
+  std::map<std::string, std::vector<int>> sizes;
+  for (const auto& row : result.at("results")) {
+    SCOPED_TRACE(row.dump());
+    sizes[row.at("op")].push_back(row.at("bytes"));
+    EXPECT_GT(row.at("gloo_min_us"), 0);
+    EXPECT_LE(row.at("gloo_min_us"), row.at("gloo_us"));
+    EXPECT_LE(row.at("gloo_us"), row.at("gloo_max_us"));
+  }
+  const std::vector<int> both{1024, 8192};
+  const std::map<std::string, std::vector<int>> expected{
+      {"all_reduce", both},
+      {"all_gather", both},
+      {"reduce_scatter", both},
+      {"all_to_all", both},
+      {"broadcast", both},
+      {"barrier", {0}}};
+  EXPECT_EQ(sizes, expected);
+}
+
+TEST_F(BenchCommandTest, CollectiveNeedsRanks) {
+  Process run(bench({"collective"}), folder_);
+  EXPECT_EQ(run.wait(), 2);
+  EXPECT_THAT(run.last_error_line(), StartsWith("ERROR 2 rank=0 op=bench "));
+  EXPECT_THAT(run.last_error_line(), HasSubstr("weftrun --nproc-per-node=2"));
+}
+
+TEST_F(BenchCommandTest, StartupSaysHowLongEachPhaseTook) {
+  const auto result = result_of(
+      {"startup", "--dp=1", "--tp=2", "--dim=32", "--layers=1", "--seq=16"});
+  ASSERT_TRUE(result.is_object());
+  double sum = 0;
+  for (const char* phase :
+       {"process", "rendezvous", "groups", "model", "first_step"}) {
+    const double seconds = result.at("start_s").at(phase);
+    EXPECT_GE(seconds, 0) << phase;
+    sum += seconds;
+  }
+  EXPECT_EQ(result.at("start_s").size(), 5U);
+  // Of five numbers in whole milliseconds.
+  EXPECT_NEAR(sum, result.at("first_step_s"), 3e-3);
+}
+
+} // namespace
+} // namespace weft::test
