@@ -50,7 +50,8 @@ peer: setup ## make .venv-peer: PyTorch with Python, to compare with
 	@scripts/peer.sh
 
 .PHONY: bench
-bench: build peer ## measure against PyTorch in turn (docs/benchmarks.md)
+bench: setup peer ## measure against PyTorch in turn (docs/benchmarks.md)
+	@scripts/build.sh weft weftrun
 	@scripts/bench.sh $(ARGS)
 
 .PHONY: format

@@ -4,15 +4,17 @@
 step=peer
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-packages=("torch==$TORCH_VERSION" numpy==2.4.6 safetensors==0.8.0
-          transformers==5.23.0)
+packages=("torch==$TORCH_VERSION" matplotlib==3.11.2 numpy==2.4.6
+          safetensors==0.8.0 transformers==5.23.0)
 stamp=.venv-peer/weft.stamp
 if [[ -f $stamp && $(<"$stamp") == "${packages[*]}" ]]; then
   say "ready"
   exit 0
 fi
+# Without a stamp an installation broke off, or there was none.
+[[ -f $stamp ]] || rm -rf .venv-peer
+rm -f "$stamp"
 say "installing ${packages[*]} in .venv-peer (5 GB unless cached)"
-rm -rf .venv-peer
 "${PYTHON:-python3}" -m venv .venv-peer
 quiet=(-q)
 [[ -t 1 ]] && quiet=()

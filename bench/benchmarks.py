@@ -1,0 +1,177 @@
+"""Measures Weft beside PyTorch, row by row, and writes docs/benchmarks.md.
+
+    .venv-peer/bin/python bench/benchmarks.py [--only step,dispatch] [--resume]
+        [--tables] [--quick]
+
+Each row is measured in one go and kept in build/bench/ROW.json, the document
+written after each. --only measures some rows; --resume leaves out those that
+have a result; --tables measures nothing and writes what there is. --quick tries
+this script: the fewest runs that give a table, and everything, a copy of the
+document too, in build/bench/quick. In the document only what lies between
+`<!-- ROW -->` and `<!-- end of ROW -->` is written: the words around it stay.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+
+import compare_checkpoint
+import compare_collective
+import compare_dispatch
+import compare_redistribute
+import compare_step
+import measure_explain
+import memory
+import scaling
+from measure import table
+
+DOCUMENT = pathlib.Path("docs/benchmarks.md")
+RESULTS = pathlib.Path("build/bench")
+QUICK = RESULTS / "quick"
+# What each row runs, and the flags beyond its defaults: in full, and quick.
+ROWS = {
+    "step": (compare_step, ["--compiled=1"],
+             ["--pairs=1", "--steps=2", "--warmup=1"]),
+    "dispatch": (compare_dispatch, [], ["--pairs=1"]),
+    "collective": (compare_collective, [],
+                   ["--rounds=3", "--ranks=2", "--sizes=1KB,1MB"]),
+    "checkpoint": (compare_checkpoint, [], ["--pairs=1", "--mb=12"]),
+    "explain": (measure_explain, [], ["--runs=1"]),
+    "redistribute": (compare_redistribute, [], ["--pairs=1"]),
+    "memory": (memory, [], ["--steps=400", "--every=20"]),
+    "scaling": (scaling, [], ["--layouts=2x2"]),
+}
+
+
+def output_of(*command):
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def machine():
+    cpu = pathlib.Path("/proc/cpuinfo").read_text()
+    model = re.search(r"model name\s*: (.*)", cpu)
+    vectors = next((name for name in ("avx512f", "avx2", "asimd")
+                    if name in cpu), "no vector unit known")
+    system = re.search(r'PRETTY_NAME="(.*)"',
+                       pathlib.Path("/etc/os-release").read_text())
+    memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    torch = output_of(sys.executable, "-c",
+                      "import torch; print(torch.__version__)")
+    return {
+        "machine": f"{os.cpu_count()} cores of {model[1] if model else '?'} "
+                   f"({vectors}), {memory_gb:.0f} GB",
+        "system": f"{system[1] if system else platform.system()}, Linux "
+                  + ".".join(platform.release().split(".")[:2]),
+        "compiler": output_of("c++", "--version").split("\n")[0],
+        "PyTorch": f"{torch}, Python {platform.python_version()}"}
+
+
+def facts():
+    """What was true when a row was measured."""
+    return {"on": datetime.date.today().isoformat(),
+            "weft": output_of("git", "describe", "--always", "--dirty"),
+            "load before": f"{os.getloadavg()[0]:.1f}"}
+
+
+def read_results(folder):
+    paths = {name: folder / f"{name}.json" for name in ROWS}
+    return {name: json.loads(path.read_text())
+            for name, path in paths.items() if path.exists()}
+
+
+def measure_row(name, folder, options):
+    module, full, few = ROWS[name]
+    parser = module.parser()
+    row_options, row_options.flags = parser.parse_known_args(
+        few if options.quick else full)
+    if options.quick and "plot" in row_options:
+        row_options.plot = folder / f"{name}.svg"
+    if "out" in row_options:
+        row_options.out = folder / f"{name}.jsonl"
+        if not options.resume:
+            row_options.out.unlink(missing_ok=True)
+    started = facts()
+    result = module.measure(row_options)
+    if hasattr(module, "draw"):
+        module.draw(result, row_options)
+    (folder / f"{name}.json").write_text(
+        json.dumps({"facts": started, "result": result}))
+
+
+def overview(results):
+    lines = [line for name, saved in results.items()
+             for line in ROWS[name][0].targets(saved["result"])]
+    return table(["what", "target", "measured", ""],
+                 [[what, bound, value, "met" if met else "**missed**"]
+                  for what, bound, value, met in lines])
+
+
+def environment(results):
+    rows = list(machine().items())
+    for name, saved in results.items():
+        rows.append([f"`{name}`", ", ".join(
+            f"{key} {value}" for key, value in saved["facts"].items())])
+    return table(["", ""], rows)
+
+
+def replace_part(text, name, content):
+    pattern = f"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
+    text, count = re.subn(pattern, lambda m: f"{m[1]}{content}\n{m[2]}", text,
+                          flags=re.DOTALL)
+    if count != 1:
+        sys.exit(f"{DOCUMENT}: {count} parts named {name}, not one")
+    return text
+
+
+def write_document(folder, document):
+    results = read_results(folder)
+    text = document.read_text()
+    text = replace_part(text, "environment", environment(results))
+    text = replace_part(text, "targets", overview(results))
+    for name, saved in results.items():
+        text = replace_part(
+            text, name, ROWS[name][0].markdown(saved["result"]))
+    document.write_text(text)
+
+
+def read_options():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default=",".join(ROWS))
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    options.only = [] if options.tables else options.only.split(",")
+    unknown = set(options.only) - set(ROWS)
+    if unknown:
+        parser.error(f"no row {', '.join(unknown)}; rows: {', '.join(ROWS)}")
+    return options
+
+
+def main():
+    options = read_options()
+    folder, document = RESULTS, DOCUMENT
+    if options.quick:
+        folder, document = QUICK, QUICK / DOCUMENT.name
+    os.makedirs(folder, exist_ok=True)
+    if options.quick:
+        shutil.copy(DOCUMENT, document)
+    for name in options.only:
+        if options.resume and (folder / f"{name}.json").exists():
+            continue
+        print(f"{name} ...", file=sys.stderr)
+        measure_row(name, folder, options)
+        write_document(folder, document)
+    write_document(folder, document)
+    print(f"{document} is written", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

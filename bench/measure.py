@@ -1,0 +1,91 @@
+"""What the measuring scripts share: commands, runs in turn, medians, tables.
+
+Run everything from the repository's root. With WEFT_BENCH_LOCK=FILE the file is
+locked while a pair runs, so that whoever builds on the machine can keep away
+(`flock FILE make`).
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+WEFT = "build/bin/weft"
+
+
+def weftrun(ranks, *arguments):
+    return ["build/bin/weftrun", f"--nproc-per-node={ranks}", "--", WEFT,
+            *map(str, arguments)]
+
+
+def torchrun(ranks, *arguments):
+    program = os.path.join(os.path.dirname(sys.executable), "torchrun")
+    return [program, f"--nproc-per-node={ranks}", *map(str, arguments)]
+
+
+def run(command):
+    """The line of JSON that `command` prints. PEER_T0 is when it was started."""
+    environment = dict(os.environ, PEER_T0=repr(time.time()), OMP_NUM_THREADS="1")
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True)
+    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+    if result.returncode != 0:  # PyTorch's gloo sometimes aborts at the very end
+        print(f"exit code {result.returncode} after the result of {command[0]}",
+              file=sys.stderr)
+    return json.loads(lines[-1])
+
+
+@contextlib.contextmanager
+def quiet_machine():
+    path = os.environ.get("WEFT_BENCH_LOCK")
+    if not path:
+        yield
+        return
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    time.sleep(1)  # those who wait come first
+
+
+def in_turn(commands, pairs, before=lambda: None):
+    """Runs every command `pairs` times, one after the other, the order changing
+    from pair to pair. Returns the results of each under its name."""
+    results = {name: [] for name in commands}
+    for pair in range(pairs):
+        names = list(commands)
+        with quiet_machine():
+            for name in names if pair % 2 == 0 else reversed(names):
+                before()
+                results[name].append(run(commands[name]))
+                print(f"{pair + 1}/{pairs} {name}: {results[name][-1]}",
+                      file=sys.stderr)
+    return results
+
+
+def median(results, key):
+    return statistics.median(result[key] for result in results)
+
+
+def spread(values, digits=2):
+    """'median (least to most)'."""
+    middle = f"{statistics.median(values):.{digits}f}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def ratios(dividends, divisors, key):
+    """Of each pair, whose runs are neighbours in time."""
+    return [a[key] / b[key] for a, b in zip(dividends, divisors)]
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(
+        lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
