@@ -2,7 +2,7 @@
 
 Run everything from the repository's root. With WEFT_BENCH_LOCK=FILE the file is
 locked while a pair runs, so that whoever builds on the machine can keep away
-(`flock FILE make`).
+(`flock FILE make`). WEFT_BENCH_BIN=FOLDER takes the programs from there.
 """
 
 import contextlib
@@ -14,11 +14,12 @@ import subprocess
 import sys
 import time
 
-WEFT = "build/bin/weft"
+BIN = os.path.abspath(os.environ.get("WEFT_BENCH_BIN", "build/bin"))
+WEFT, WEFTRUN = (os.path.join(BIN, name) for name in ("weft", "weftrun"))
 
 
 def weftrun(ranks, *arguments):
-    return ["build/bin/weftrun", f"--nproc-per-node={ranks}", "--", WEFT,
+    return [WEFTRUN, f"--nproc-per-node={ranks}", "--", WEFT,
             *map(str, arguments)]
 
 

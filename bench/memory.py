@@ -20,8 +20,8 @@ import time
 
 import numpy
 import plot
-from kill_and_resume import WEFT, WEFTRUN, steps_done, workers
-from measure import table
+from kill_and_resume import steps_done, workers
+from measure import table, weftrun
 
 RECIPE = """name: memory
 mesh: {dp: 2, tp: 2}
@@ -42,8 +42,8 @@ def resident_mb(pid):
 def sample(folder, steps, every):
     """[(step, MB of rank 0, 1, ...)]."""
     launcher = subprocess.Popen(
-        [WEFTRUN, "--nproc-per-node=4", "--", WEFT, "train", "recipe.yaml",
-         "output_dir=run"], cwd=folder, stdout=subprocess.DEVNULL)
+        weftrun(4, "train", "recipe.yaml", "output_dir=run"), cwd=folder,
+        stdout=subprocess.DEVNULL)
     samples, pids = [], {}
     while launcher.poll() is None:
         step = steps_done(folder, "run")
