@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "mesh/error.h"
+#include "mesh/row_reduction.h"
 
 namespace weft::mesh {
 
@@ -60,6 +61,12 @@ void check_tensor(
 void check_op(const GroupState& group, const LedgerEntry& call, ReduceOp op) {
   const auto where = [&] { return group.describe(call); };
   const bool is_complex = c10::isComplexType(call.dtype);
+  WEFT_CHECK(
+      can_reduce(call.dtype),
+      call.op,
+      where(),
+      call.dtype,
+      " cannot be reduced. Convert it to another dtype first.");
   WEFT_CHECK(
       op != ReduceOp::kAvg || is_complex || c10::isFloatingType(call.dtype),
       call.op,

@@ -20,6 +20,7 @@
 #include "mesh/nccl_backend.h"
 #include "mesh/paired_backend.h"
 #include "mesh/rendezvous.h"
+#include "mesh/shm_backend.h"
 #include "mesh/staged_backend.h"
 
 namespace weft::mesh {
@@ -39,6 +40,7 @@ struct World::State {
   std::set<std::string> group_keys;
   std::vector<Communicator> groups;
   std::shared_ptr<GlooDevice> device;
+  std::shared_ptr<ShmProgress> shm;
   bool aborted = false;
 
   std::once_flag world_group_made;
@@ -58,6 +60,12 @@ struct World::State {
     return {detail::concat("rank ", job.rank, "/", job.world_size)};
   }
   std::shared_ptr<GlooDevice> gloo_device();
+  std::shared_ptr<ShmProgress> shm_progress();
+  void publish_domain() const;
+  bool share_a_host(const GroupMembers& members) const;
+  std::shared_ptr<Backend> connect_host(
+      const GroupMembers& members,
+      const std::string& key);
   int64_t position_in(
       const std::string& name,
       const std::vector<int64_t>& ranks) const;
@@ -75,6 +83,62 @@ std::shared_ptr<GlooDevice> World::State::gloo_device() {
         options.bind_address.empty() ? "127.0.0.1" : options.bind_address);
   }
   return device;
+}
+
+std::shared_ptr<ShmProgress> World::State::shm_progress() {
+  const std::lock_guard lock(mutex);
+  if (!shm) {
+    shm = make_shm_progress(job.local_world_size);
+  }
+  return shm;
+}
+
+namespace {
+std::string domain_key(int64_t rank) {
+  return "shm_domain/" + std::to_string(rank);
+}
+} // namespace
+
+/// For share_a_host() of the others.
+void World::State::publish_domain() const {
+  if (options.backend != "gloo") {
+    store->set(domain_key(job.rank), shm_domain());
+  }
+}
+
+/// Whether all members of a group can share memory: the same on all of them.
+bool World::State::share_a_host(const GroupMembers& members) const {
+  if (options.backend == "gloo") {
+    return false;
+  }
+  const auto own = shm_domain();
+  const auto is_own = [&](const std::vector<uint8_t>& value) {
+    return std::ranges::equal(value, own);
+  };
+  const auto all_own = [&](const std::vector<std::string>& keys) {
+    store->wait(keys, options.timeout);
+    return std::ranges::all_of(store->multiGet(keys), is_own);
+  };
+  // Where a group spans hosts, its ends mostly show it.
+  const auto& ranks = members.ranks;
+  if (!all_own({domain_key(ranks.front()), domain_key(ranks.back())})) {
+    return false;
+  }
+  std::vector<std::string> others;
+  for (size_t i = 1; i + 1 < ranks.size(); ++i) {
+    others.push_back(domain_key(ranks[i]));
+  }
+  return others.empty() || all_own(others);
+}
+
+std::shared_ptr<Backend> World::State::connect_host(
+    const GroupMembers& members,
+    const std::string& key) {
+  const auto own_store =
+      c10::make_intrusive<c10d::PrefixStore>("group/" + key, store);
+  return share_a_host(members)
+             ? make_shm_backend(members, own_store, shm_progress())
+             : make_gloo_backend(members, own_store, gloo_device());
 }
 
 /// Checks `ranks` and returns where this rank is among them.
@@ -148,12 +212,8 @@ std::shared_ptr<Backend> World::State::connect(
       "\" of ",
       members.ranks.size(),
       " ranks)");
-  const auto listener = gloo_device();
   try {
-    auto host = make_gloo_backend(
-        members,
-        c10::make_intrusive<c10d::PrefixStore>("group/" + key, store),
-        listener);
+    auto host = connect_host(members, key);
     return is_nccl()
                ? make_paired_backend(connect_device(members, key, host), host)
                : host;
@@ -169,9 +229,12 @@ std::shared_ptr<Backend> World::State::connect(
 namespace {
 
 void check_backend(const std::string& backend) {
-  if (backend != "gloo" && backend != "nccl" && backend != "fake") {
+  if (backend != "cpu" && backend != "gloo" && backend != "nccl" &&
+      backend != "fake") {
     throw_error<UsageError>(detail::concat(
-        "[world] backend '", backend, "' is unknown. Use gloo, nccl or fake."));
+        "[world] backend '",
+        backend,
+        "' is unknown. Use cpu, gloo, nccl or fake."));
   }
 }
 
@@ -188,6 +251,7 @@ World World::from_env(WorldOptions options) {
   if (state->job.world_size > 1 && !state->is_fake()) {
     state->store = connect_store(state->job, state->options.timeout);
     publish_address(*state->store, state->job);
+    state->publish_domain();
     meet(state->party());
     if (state->options.bind_address.empty()) {
       state->options.bind_address =
@@ -217,6 +281,7 @@ World World::from_store(
     WEFT_CHECK(store, "world", state->describe(), "The store is null.");
     state->store =
         c10::make_intrusive<c10d::PrefixStore>("weft", std::move(store));
+    state->publish_domain();
   }
   return World(std::move(state));
 }

@@ -19,9 +19,11 @@ class Store;
 namespace weft::mesh {
 
 struct WorldOptions {
-  /// "gloo" (CPU), "nccl" (CUDA; opens this rank's device) or "fake" (no
-  /// communication: one process plays one rank of a world of any size).
-  std::string backend = "gloo";
+  /// "cpu" (each group through shared memory where its ranks share a host, else
+  /// over gloo), "gloo" (the CPU, always over sockets), "nccl" (CUDA; opens
+  /// this rank's device) or "fake" (no communication: one process plays one
+  /// rank of a world of any size).
+  std::string backend = "cpu";
   /// How long a collective or a rendezvous may take.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   /// The address gloo listens on; empty: loopback when MASTER_ADDR is a

@@ -63,8 +63,14 @@ class DryRun {
   LlamaJob job_;
 };
 
-std::string backend_of(const Recipe& recipe) {
-  return recipe.device == "cuda" ? "nccl" : "gloo";
+mesh::LinkCost price_of(const Recipe& recipe, bool between_hosts) {
+  return mesh::default_link_cost(
+      recipe.device == "cuda" ? "nccl" : "shm", between_hosts);
+}
+
+// What the planner assumes, whatever hosts the ranks of a run lie on.
+mesh::LinkCost planned_price(const Recipe& recipe) {
+  return mesh::default_link_cost(recipe.device == "cuda" ? "nccl" : "gloo");
 }
 
 // Neighbours share a host.
@@ -90,8 +96,7 @@ std::vector<LinkEstimate> find_links(
         {name,
          group.size(),
          between,
-         given_link(recipe, name)
-             .value_or(mesh::default_link_cost(backend_of(recipe), between))});
+         given_link(recipe, name).value_or(price_of(recipe, between))});
   }
   return links;
 }
@@ -308,10 +313,7 @@ StepEstimate estimate_step(
   // Planned as a run would, whose price list does not know of hosts.
   for (const auto& name : mesh.mesh_dim_names()) {
     mesh::set_link_cost(
-        mesh,
-        name,
-        given_link(recipe, name)
-            .value_or(mesh::default_link_cost(backend_of(recipe))));
+        mesh, name, given_link(recipe, name).value_or(planned_price(recipe)));
   }
   make_plans(recipe, mesh);
   DryRun run(recipe, mesh);

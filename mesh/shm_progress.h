@@ -1,0 +1,81 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "mesh/shm_group.h"
+
+namespace weft::mesh {
+
+// Note [Who moves the data]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Starting a collective writes what fits into this rank's slot and returns. The
+// rest is done by whoever waits for any collective of this rank: it moves all
+// that are under way on, in each group the oldest. So no rank blocks on one
+// group while another group needs it, whatever the order in which ranks wait,
+// and the ranks' own threads do the work. One more thread looks after what
+// nobody waits for: often where there are cores to spare, so that collectives
+// and arithmetic overlap; seldom where it would take the ranks' own.
+
+/// What a rank has under way in all its groups of shared memory. Thread-safe.
+class ShmProgress {
+ public:
+  /// `local_ranks`: how many ranks share this host's cores.
+  explicit ShmProgress(int64_t local_ranks);
+  ~ShmProgress();
+  ShmProgress(const ShmProgress&) = delete;
+  ShmProgress& operator=(const ShmProgress&) = delete;
+
+  const ShmBell& bell() const { return bell_; }
+
+  std::shared_ptr<ShmOperation> start(
+      ShmGroup& group,
+      std::unique_ptr<ShmCall> call);
+  /// Blocks until the operation, one of `group`, is over.
+  /// Throws: CommError if it has no result.
+  void wait(ShmGroup& group, ShmOperation& operation);
+  /// Whether it is over, after moving on what can be.
+  bool is_done(const ShmOperation& operation);
+  /// False if the operation is over already; then nothing is called.
+  bool when_done(ShmOperation& operation, std::function<void()> callback);
+  /// Fails what is under way in `group`, here and on the other ranks.
+  void abort(ShmGroup& group, const std::string& reason);
+  /// Lets go of a group, which is not used any more.
+  void forget(ShmGroup& group);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  bool progress();
+  void fail(ShmGroup& group, const std::string& reason);
+  void poll(Lock& lock, ShmGroup& group, ShmOperation& operation);
+  void sleep(Lock& lock, ShmGroup& group, ShmOperation& operation);
+  void set_asleep(bool asleep);
+  void wake_caretaker();
+  void look_after();
+
+  ShmBell bell_;
+  int64_t local_ranks_;
+  int64_t cores_;
+
+  std::mutex mutex_;
+  /// Groups with something under way.
+  std::vector<ShmGroup*> active_;
+  /// One waiting thread polls for all; the others follow it.
+  bool is_polled_ = false;
+  bool is_asleep_ = false;
+  int followers_ = 0;
+  std::condition_variable followed_;
+
+  std::thread caretaker_;
+  /// Whether the caretaker waits for work, and not for time to pass.
+  bool is_off_duty_ = false;
+  bool is_over_ = false;
+  std::condition_variable duty_;
+};
+
+} // namespace weft::mesh
