@@ -34,12 +34,8 @@ class BenchCommandTest : public ProcessTest {
 };
 
 TEST_F(BenchCommandTest, CollectiveTimesEveryOpAtEverySize) {
-  const auto result = result_of(
-      {"collective",
-       "--json",
-       "--backend=gloo",
-       "--sizes=1KB,8KB",
-       "--rounds=2"});
+  const auto result =
+      result_of({"collective", "--json", "--sizes=1KB,8KB", "--rounds=2"});
   ASSERT_TRUE(result.is_object());
   EXPECT_EQ(result.at("bench"), "collective");
   EXPECT_EQ(result.at("ranks"), 2);
@@ -47,9 +43,12 @@ TEST_F(BenchCommandTest, CollectiveTimesEveryOpAtEverySize) {
   for (const auto& row : result.at("results")) {
     SCOPED_TRACE(row.dump());
     sizes[row.at("op")].push_back(row.at("bytes"));
-    EXPECT_GT(row.at("gloo_min_us"), 0);
-    EXPECT_LE(row.at("gloo_min_us"), row.at("gloo_us"));
-    EXPECT_LE(row.at("gloo_us"), row.at("gloo_max_us"));
+    for (const std::string transport : {"gloo", "shm"}) {
+      EXPECT_GT(row.at(transport + "_min_us"), 0);
+      EXPECT_LE(row.at(transport + "_min_us"), row.at(transport + "_us"));
+      EXPECT_LE(row.at(transport + "_us"), row.at(transport + "_max_us"));
+    }
+    EXPECT_GT(row.at("ratio"), 0);
   }
   const std::vector<int> both{1024, 8192};
   const std::map<std::string, std::vector<int>> expected{
