@@ -1,7 +1,9 @@
 #include "dtensor/region.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include <torch/torch.h>
@@ -121,13 +123,130 @@ void put_from(
   }
 }
 
+// Bytes that follow each other on both sides of a copy between a box of a
+// contiguous tensor and a contiguous part: all dims behind the last cut one,
+// and what lies in that of each of those before.
+struct BoxCopy {
+  /// In bytes.
+  size_t run;
+  size_t first_dim;
+  std::vector<int64_t> strides;
+};
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.layout() == at::kStrided &&
+         tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// Shorter runs, and with several threads large parts, are better off in
+// libtorch's own copy.
+constexpr size_t kLeastRun = 64;
+constexpr size_t kMostOfOneThread = size_t{1} << 20;
+
+// None where it is no such copy.
+std::optional<BoxCopy> plan_box(
+    const at::Tensor& tensor,
+    const Region& positions,
+    const at::Tensor& part) {
+  if (positions.empty() || !is_plain(tensor) || !is_plain(part) ||
+      part.scalar_type() != tensor.scalar_type() ||
+      (part.nbytes() > kMostOfOneThread && at::get_num_threads() > 1) ||
+      std::ranges::any_of(
+          positions, [](const auto& rows) { return rows.size() != 1; })) {
+    return std::nullopt;
+  }
+  BoxCopy copy{1, positions.size(), {}};
+  const auto element = static_cast<int64_t>(tensor.element_size());
+  int64_t whole = element;
+  int64_t run = element;
+  copy.strides.resize(positions.size());
+  for (size_t d = positions.size(); d-- > 0;) {
+    copy.strides[d] = whole;
+    if (copy.first_dim == d + 1 && run == whole) {
+      copy.first_dim = d;
+      run *= positions[d][0].length;
+    }
+    whole *= tensor.size(static_cast<int64_t>(d));
+  }
+  copy.run = static_cast<size_t>(run);
+  return copy.run < kLeastRun ? std::nullopt : std::optional(std::move(copy));
+}
+
+// Calls `move(place in the tensor, place in the part)`, both in bytes, for
+// each run.
+template <class Move>
+void for_each_run(
+    const BoxCopy& copy,
+    const Region& positions,
+    const Move& move,
+    size_t d,
+    int64_t offset,
+    int64_t& passed) {
+  const auto& rows = positions[d][0];
+  if (d == copy.first_dim) {
+    move(offset + rows.begin * copy.strides[d], passed);
+    passed += static_cast<int64_t>(copy.run);
+    return;
+  }
+  for (int64_t i = rows.begin; i < rows.begin + rows.length; ++i) {
+    for_each_run(
+        copy, positions, move, d + 1, offset + i * copy.strides[d], passed);
+  }
+}
+
 } // namespace
 
+// A slice of each sample of a batch is a few memcpys: less than one view costs.
 void put_region(
     const at::Tensor& tensor,
     const Region& positions,
     const at::Tensor& part) {
-  put_from(tensor, positions, part, 0);
+  if (part.numel() == 0) {
+    return;
+  }
+  const auto copy = plan_box(tensor, positions, part);
+  if (!copy) {
+    put_from(tensor, positions, part, 0);
+    return;
+  }
+  auto* to = static_cast<char*>(tensor.mutable_data_ptr());
+  const auto* from = static_cast<const char*>(part.const_data_ptr());
+  int64_t passed = 0;
+  for_each_run(
+      *copy,
+      positions,
+      [&](int64_t there, int64_t here) {
+        std::memcpy(to + there, from + here, copy->run);
+      },
+      0,
+      0,
+      passed);
+}
+
+void copy_region(
+    const at::Tensor& part,
+    const at::Tensor& tensor,
+    const Region& positions) {
+  if (part.numel() == 0) {
+    return;
+  }
+  const auto copy = plan_box(tensor, positions, part);
+  if (!copy) {
+    part.copy_(take_region(tensor, positions));
+    return;
+  }
+  auto* to = static_cast<char*>(part.mutable_data_ptr());
+  const auto* from = static_cast<const char*>(tensor.const_data_ptr());
+  int64_t passed = 0;
+  for_each_run(
+      *copy,
+      positions,
+      [&](int64_t there, int64_t here) {
+        std::memcpy(to + here, from + there, copy->run);
+      },
+      0,
+      0,
+      passed);
 }
 
 std::vector<int64_t> sizes_of(const Region& region) {

@@ -33,6 +33,11 @@ void put_region(
     const at::Tensor& part);
 /// Whether it is one range in every dim.
 bool is_box(const Region& region);
+/// Copies what lies at `positions` of `tensor` to `part`.
+void copy_region(
+    const at::Tensor& part,
+    const at::Tensor& tensor,
+    const Region& positions);
 
 std::vector<int64_t> sizes_of(const Region& region);
 

@@ -80,6 +80,14 @@ bool are_even(const std::vector<Region>& regions) {
   });
 }
 
+int64_t element_count_of(const std::vector<Region>& regions) {
+  int64_t count = 0;
+  for (const auto& region : regions) {
+    count += element_count(region);
+  }
+  return count;
+}
+
 at::Tensor empty_like(const at::Tensor& local, c10::IntArrayRef sizes) {
   return at::empty(sizes, local.options());
 }
@@ -124,14 +132,34 @@ void make_gather(
   };
 }
 
+// The parts as they are sent: one rank's after the other in one buffer.
+Tensors packed_parts(
+    const at::Tensor& whole,
+    const std::vector<Region>& regions) {
+  const auto buffer = at::empty({element_count_of(regions)}, whole.options());
+  Tensors parts;
+  int64_t begin = 0;
+  for (const auto& region : regions) {
+    const auto sizes = sizes_of(region);
+    const int64_t count = element_count(region);
+    auto part = buffer.narrow(0, begin, count).view(sizes);
+    copy_region(part, whole, region);
+    parts.push_back(std::move(part));
+    begin += count;
+  }
+  return parts;
+}
+
 void make_reduce_scatter(
     const LocalStep& of,
     const Geometry& geometry,
     StepMessage& message) {
   const auto local = of.local.contiguous();
-  message.inputs = parts_of(local, geometry.after);
-  if (are_even(geometry.after) && are_rows(geometry.after, geometry.left)) {
-    message.buffer = local;
+  if (are_rows(geometry.after, geometry.left)) {
+    message.inputs = parts_of(local, geometry.after);
+    message.buffer = are_even(geometry.after) ? local : at::Tensor();
+  } else {
+    message.inputs = packed_parts(local, geometry.after);
   }
   auto own =
       empty_like(of.local, sizes_of(geometry.after[message.group.rank()]));

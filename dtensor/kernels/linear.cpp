@@ -126,14 +126,16 @@ at::Tensor rows_of(const at::Tensor& tensor) {
 
 // Note [Linear in place]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// Where all of linear()'s inputs lie as it wants them, it needs no region of
-// recorded local tensors: the op runs below autograd and one node takes the
+// Where the weight and the bias lie as linear() wants them, it needs no region
+// of recorded local tensors: the op runs below autograd and one node takes the
 // place of libtorch's own for t() and mm and of those that enter and leave a
-// region. Its gradients are the same products of the same local tensors. What
-// is to be moved (an outer gradient), or recorded (create_graph), goes through
-// a region.
+// region. Its gradients are the same products of the same local tensors. An
+// input that lies elsewhere enters as in a region, so that all who ask for it
+// share one move: the node then stands on its local tensor. What is to be moved
+// (an outer gradient), or recorded (create_graph), goes through a region.
 struct LinearBackward final : torch::autograd::Node {
   using Entry = LinearPlan::Entry;
+  /// A DTensor, or the local tensor of one that entered.
   torch::autograd::SavedVariable input;
   torch::autograd::SavedVariable weight;
   /// In the mesh, which what is saved holds.
@@ -164,17 +166,18 @@ struct LinearBackward final : torch::autograd::Node {
     if (!at::GradMode::is_enabled()) {
       below.emplace();
     }
+    const auto* x_impl = dtensor_impl(x);
     if (task_should_compute_output(0)) {
-      const auto rows = grad.mm(enter(w, plan->weight, plan->weight_grad, w));
-      results[0] = leave(
-          x.dim() == 2 ? rows : rows.view(dtensor_impl(x)->local().sizes()),
-          plan->input_grad,
-          x.sizes(),
-          x.strides(),
-          w);
+      const auto product =
+          grad.mm(enter(w, plan->weight, plan->weight_grad, w));
+      const auto& local = x_impl ? x_impl->local() : x;
+      const auto dx = x.dim() == 2 ? product : product.view(local.sizes());
+      results[0] =
+          x_impl ? leave(dx, plan->input_grad, x.sizes(), x.strides(), w) : dx;
     }
     if (task_should_compute_output(1)) {
-      const auto rows = rows_of(enter(x, plan->input, plan->input_grad, w));
+      const auto rows =
+          rows_of(x_impl ? enter(x, plan->input, plan->input_grad, w) : x);
       results[1] = leave(
           grad.t().mm(rows), plan->weight_grad, w.sizes(), w.strides(), w);
     }
@@ -220,11 +223,14 @@ bool lies_ready(const at::Tensor& tensor, LinearPlan::Entry want) {
          impl->is_contiguous() && impl->local().is_contiguous();
 }
 
-// `b` may be undefined. See Note [Linear in place].
+// `x`: a DTensor, or the local tensor of one that entered, of the same sizes
+// but for those that the mesh cuts. `b` may be undefined. See
+// Note [Linear in place].
 at::Tensor linear_in_place(
     const at::Tensor& x,
     const at::Tensor& w,
     const at::Tensor& b,
+    c10::IntArrayRef sizes,
     const DTensorSpec& spec,
     const LinearPlan& plan) {
   at::Tensor output;
@@ -234,9 +240,10 @@ at::Tensor linear_in_place(
     if (b.defined()) {
       b_local = dtensor_impl(b)->local();
     }
-    const auto sizes = output_sizes(x, w);
+    const auto* x_impl = dtensor_impl(x);
     output = make_dtensor(
-        at::linear(dtensor_impl(x)->local(), dtensor_impl(w)->local(), b_local),
+        at::linear(
+            x_impl ? x_impl->local() : x, dtensor_impl(w)->local(), b_local),
         DTensorSpec(spec.mesh(), plan.output),
         sizes,
         row_major_strides(sizes));
@@ -253,33 +260,36 @@ at::Tensor linear_in_place(
   return output;
 }
 
-// `b`: undefined where the bias is added to the whole.
+at::Tensor enter_as(
+    const at::Tensor& tensor,
+    const DTensorSpec& spec,
+    LinearPlan::Entry want,
+    LinearPlan::Entry grad,
+    const std::string& name,
+    bool asked = false) {
+  return enter_local(
+      tensor,
+      DTensorSpec(spec.mesh(), want),
+      DTensorSpec(spec.mesh(), grad).placements(),
+      name,
+      asked);
+}
+
+// `x_local`: as it entered. `b`: undefined where the bias is added to the
+// whole.
 at::Tensor linear_region(
-    const at::Tensor& x,
+    const at::Tensor& x_local,
     const at::Tensor& w,
     const at::Tensor& b,
+    c10::IntArrayRef sizes,
     const DTensorSpec& spec,
     const LinearPlan& plan,
-    const std::string& name,
-    bool asked) {
-  const auto enter = [&](const at::Tensor& tensor,
-                         LinearPlan::Entry want,
-                         LinearPlan::Entry grad,
-                         bool asked_for) {
-    return enter_local(
-        tensor,
-        DTensorSpec(spec.mesh(), want),
-        DTensorSpec(spec.mesh(), grad).placements(),
-        name,
-        asked_for);
-  };
-  const auto x_local = enter(x, plan.input, plan.input_grad, asked);
-  const auto w_local = enter(w, plan.weight, plan.weight_grad, false);
+    const std::string& name) {
+  const auto w_local = enter_as(w, spec, plan.weight, plan.weight_grad, name);
   std::optional<at::Tensor> b_local;
   if (b.defined()) {
-    b_local = enter(b, plan.bias, plan.bias_grad, false);
+    b_local = enter_as(b, spec, plan.bias, plan.bias_grad, name);
   }
-  const auto sizes = output_sizes(x, w);
   return leave_local(
       at::linear(x_local, w_local, b_local),
       DTensorSpec(spec.mesh(), plan.output),
@@ -327,17 +337,25 @@ at::Tensor linear(
   const auto b = bias && bias->defined() ? place(*bias, spec) : at::Tensor();
   const bool bias_inside = b.defined() && !output_spec.has_partial();
   const auto inside = bias_inside ? b : at::Tensor();
-  const bool ready = lies_ready(x, plan.input) && lies_ready(w, plan.weight) &&
-                     (!bias_inside || lies_ready(b, plan.bias));
-  auto output = ready ? linear_in_place(x, w, inside, spec, plan)
-                      : linear_region(
-                            x,
-                            w,
-                            inside,
-                            spec,
-                            plan,
-                            label("linear", weight),
-                            /*asked=*/layout.input.has_value());
+  const auto sizes = output_sizes(x, w);
+  const bool in_place =
+      lies_ready(w, plan.weight) && (!bias_inside || lies_ready(b, plan.bias));
+  at::Tensor output;
+  if (in_place && lies_ready(x, plan.input)) {
+    output = linear_in_place(x, w, inside, sizes, spec, plan);
+  } else {
+    const auto name = label("linear", weight);
+    const auto x_local = enter_as(
+        x,
+        spec,
+        plan.input,
+        plan.input_grad,
+        name,
+        /*asked=*/layout.input.has_value());
+    output = in_place && x_local.is_contiguous()
+                 ? linear_in_place(x_local, w, inside, sizes, spec, plan)
+                 : linear_region(x_local, w, inside, sizes, spec, plan, name);
+  }
   if (layout.output) {
     output = redistribute_to(
         output,
