@@ -4,6 +4,7 @@
 #include "dtensor/autograd.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/fused/fused_ops.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/random.h"
 #include "dtensor/kernels/region.h"
@@ -136,6 +137,7 @@ std::set<std::string> register_kernels(
     torch::Library& above,
     torch::Library& below) {
   link_libtorch_overrides();
+  register_rms_norm();
   std::set<std::string> names;
   const auto add = [&](const char* name, auto function) {
     above.impl(name, function);

@@ -2,6 +2,7 @@
 
 #include "recipes/models/llama.h"
 
+#include "dtensor/fused/fused_ops.h"
 #include "dtensor/module_call.h"
 
 namespace weft::recipes {
@@ -26,9 +27,7 @@ RotaryTables rotary_tables(const LlamaConfig& config) {
 }
 
 at::Tensor rotate(const at::Tensor& x_BHTd, const RotaryTables& rotary) {
-  const auto halves = x_BHTd.chunk(2, -1);
-  const auto turned = torch::cat({-halves[1], halves[0]}, -1);
-  return x_BHTd * rotary.cos_Td + turned * rotary.sin_Td;
+  return dtensor::rotary_embedding(x_BHTd, rotary.cos_Td, rotary.sin_Td);
 }
 
 } // namespace
@@ -83,7 +82,7 @@ LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) {
 }
 
 at::Tensor LlamaMLPImpl::forward(const at::Tensor& x) {
-  return down_proj(torch::silu(gate_proj(x)) * up_proj(x));
+  return down_proj(dtensor::swiglu(gate_proj(x), up_proj(x)));
 }
 
 LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config) {

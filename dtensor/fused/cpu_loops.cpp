@@ -1,0 +1,365 @@
+#include "dtensor/fused/cpu_loops.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+// The widest vectors that the processor has are chosen when the program
+// starts. (Sanitizers cannot instrument that choice.)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define WEFT_FOR_EACH_PROCESSOR \
+  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define WEFT_FOR_EACH_PROCESSOR
+#endif
+// Into the copy for each processor.
+#define WEFT_INLINE inline __attribute__((always_inline))
+#define WEFT_LAMBDA __attribute__((always_inline))
+// Pointers of one loop lie in different tensors.
+#define WEFT_VECTORS _Pragma("GCC ivdep")
+
+namespace weft::dtensor::fused {
+namespace {
+
+/// Elements that are computed at once.
+constexpr int64_t kBlock = 32;
+
+WEFT_INLINE float widen(float x) {
+  return x;
+}
+WEFT_INLINE double widen(double x) {
+  return x;
+}
+WEFT_INLINE float widen(c10::BFloat16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x.x) << 16);
+}
+WEFT_INLINE float widen(c10::Half x) {
+  return static_cast<float>(x);
+}
+
+WEFT_INLINE void narrow(float x, float& to) {
+  to = x;
+}
+WEFT_INLINE void narrow(double x, double& to) {
+  to = x;
+}
+// To the nearest, ties to even.
+WEFT_INLINE void narrow(float x, c10::BFloat16& to) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  to.x = static_cast<uint16_t>(x == x ? rounded : 0x7FC0);
+}
+WEFT_INLINE void narrow(float x, c10::Half& to) {
+  to = c10::Half(x);
+}
+
+// A block of a row as numbers to compute with: the row's own memory where it
+// can be, else a copy. Short blocks are filled up with zeros.
+template <class T>
+class Block {
+ public:
+  using Number = Compute<T>;
+
+  WEFT_INLINE const Number* read(const T* row, int64_t size) {
+    if constexpr (std::is_same_v<T, Number>) {
+      if (size == kBlock) {
+        return row;
+      }
+    }
+    if (size == kBlock) {
+      WEFT_VECTORS
+      for (int64_t i = 0; i < kBlock; ++i) {
+        numbers_[i] = widen(row[i]);
+      }
+    } else {
+      for (int64_t i = 0; i < kBlock; ++i) {
+        numbers_[i] = i < size ? widen(row[i]) : Number(0);
+      }
+    }
+    return numbers_;
+  }
+
+  WEFT_INLINE Number* to_write(T* row, int64_t size) {
+    if constexpr (std::is_same_v<T, Number>) {
+      return size == kBlock ? row : numbers_;
+    }
+    return numbers_;
+  }
+
+  /// Brings what was written to its row.
+  WEFT_INLINE void write(T* row, int64_t size) const {
+    if (size == kBlock) {
+      if constexpr (!std::is_same_v<T, Number>) {
+        WEFT_VECTORS
+        for (int64_t i = 0; i < kBlock; ++i) {
+          narrow(numbers_[i], row[i]);
+        }
+      }
+      return;
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      narrow(numbers_[i], row[i]);
+    }
+  }
+
+ private:
+  alignas(64) Number numbers_[kBlock];
+};
+
+template <class Body>
+WEFT_INLINE void for_each_block(int64_t columns, const Body& body) {
+  for (int64_t at = 0; at < columns; at += kBlock) {
+    body(at, std::min(kBlock, columns - at));
+  }
+}
+
+// Sums of a row: a number a lane, and in the end the lanes' pairwise.
+template <class Number>
+WEFT_INLINE Number sum_of_lanes(Number* lanes) {
+  for (int64_t width = kBlock / 2; width > 0; width /= 2) {
+    for (int64_t i = 0; i < width; ++i) {
+      lanes[i] += lanes[i + width];
+    }
+  }
+  return lanes[0];
+}
+
+// ---- SwiGLU -----------------------------------------------------------------
+
+// e^x within 2 units in the last place: 2^n times a polynomial of what is left.
+// Source: Moshier, Cephes (expf).
+WEFT_INLINE float exp_of(float x) {
+  // Beyond these the result is 0 or infinity; NaN stays.
+  x = x > 105.0F ? 105.0F : x;
+  x = x < -105.0F ? -105.0F : x;
+  constexpr float kRound = 12582912.0F; // 1.5 * 2^23: its last bits are n
+  const float shifted = x * 1.44269504088896341F + kRound;
+  const float n = shifted - kRound;
+  const float r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
+  float p = 1.9875691500e-4F;
+  p = p * r + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * (r * r) + r + 1.0F;
+  // In two factors, each of which is a float.
+  const int32_t whole = std::bit_cast<int32_t>(shifted) - 0x4B400000;
+  const int32_t part = whole >> 1;
+  return p * std::bit_cast<float>((part + 127) << 23) *
+         std::bit_cast<float>((whole - part + 127) << 23);
+}
+
+WEFT_INLINE double exp_of(double x) {
+  return std::exp(x);
+}
+
+template <class T>
+WEFT_INLINE void
+swiglu(const SwigluLoop<T>& loop, int64_t first, int64_t last) {
+  using Number = Compute<T>;
+  for (int64_t row = first; row < last; ++row) {
+    const auto columns =
+        std::min(loop.columns, loop.count - row * loop.columns);
+    for_each_block(columns, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+      Block<T> gates, ups, outputs;
+      const Number* g =
+          gates.read(loop.gate + row * loop.gate_stride + at, size);
+      const Number* u = ups.read(loop.up + row * loop.up_stride + at, size);
+      T* target = loop.output + row * loop.output_stride + at;
+      Number* y = outputs.to_write(target, size);
+      WEFT_VECTORS
+      for (int64_t i = 0; i < kBlock; ++i) {
+        y[i] = g[i] / (1 + exp_of(-g[i])) * u[i];
+      }
+      outputs.write(target, size);
+    });
+  }
+}
+
+template <class T>
+WEFT_INLINE void
+swiglu(const SwigluBackwardLoop<T>& loop, int64_t first, int64_t last) {
+  using Number = Compute<T>;
+  for (int64_t row = first; row < last; ++row) {
+    const auto columns =
+        std::min(loop.columns, loop.count - row * loop.columns);
+    for_each_block(columns, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+      Block<T> grads, gates, ups, gate_grads, up_grads;
+      const Number* d =
+          grads.read(loop.grad + row * loop.grad_stride + at, size);
+      const Number* g =
+          gates.read(loop.gate + row * loop.gate_stride + at, size);
+      const Number* u = ups.read(loop.up + row * loop.up_stride + at, size);
+      T* gate_target = loop.gate_grad + row * loop.output_stride + at;
+      T* up_target = loop.up_grad + row * loop.output_stride + at;
+      Number* dg = gate_grads.to_write(gate_target, size);
+      Number* du = up_grads.to_write(up_target, size);
+      WEFT_VECTORS
+      for (int64_t i = 0; i < kBlock; ++i) {
+        const Number sigmoid = 1 / (1 + exp_of(-g[i]));
+        du[i] = d[i] * (g[i] * sigmoid);
+        dg[i] = d[i] * u[i] * (sigmoid * (1 + g[i] * (1 - sigmoid)));
+      }
+      gate_grads.write(gate_target, size);
+      up_grads.write(up_target, size);
+    });
+  }
+}
+
+// ---- RMSNorm ----------------------------------------------------------------
+
+template <class T>
+WEFT_INLINE void
+rms_norm(const RmsNormLoop<T>& loop, int64_t first, int64_t last) {
+  using Number = Compute<T>;
+  for (int64_t row = first; row < last; ++row) {
+    const T* input = loop.input + row * loop.input_stride;
+    alignas(64) Number squares[kBlock] = {};
+    for_each_block(loop.columns, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+      Block<T> inputs;
+      const Number* x = inputs.read(input + at, size);
+      WEFT_VECTORS
+      for (int64_t i = 0; i < kBlock; ++i) {
+        squares[i] += x[i] * x[i];
+      }
+    });
+    const Number mean =
+        sum_of_lanes(squares) / static_cast<Number>(loop.columns);
+    const Number rstd = 1 / std::sqrt(mean + static_cast<Number>(loop.eps));
+    loop.rstd[row] = rstd;
+    for_each_block(loop.columns, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+      Block<T> inputs, weights, outputs;
+      const Number* x = inputs.read(input + at, size);
+      const Number* w = weights.read(loop.weight + at, size);
+      T* target = loop.output + row * loop.columns + at;
+      Number* y = outputs.to_write(target, size);
+      WEFT_VECTORS
+      for (int64_t i = 0; i < kBlock; ++i) {
+        y[i] = x[i] * rstd * w[i];
+      }
+      outputs.write(target, size);
+    });
+  }
+}
+
+// With g = grad * weight: (g - x * mean(g * x) / rms^2) / rms.
+template <class T>
+WEFT_INLINE void rms_norm_row(
+    const RmsNormBackwardLoop<T>& loop,
+    int64_t row,
+    Compute<T>* weight_grads) {
+  using Number = Compute<T>;
+  const T* grad = loop.grad + row * loop.grad_stride;
+  const T* input = loop.input + row * loop.input_stride;
+  alignas(64) Number products[kBlock] = {};
+  for_each_block(loop.columns, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+    Block<T> grads, inputs, weights;
+    const Number* d = grads.read(grad + at, size);
+    const Number* x = inputs.read(input + at, size);
+    const Number* w = weights.read(loop.weight + at, size);
+    WEFT_VECTORS
+    for (int64_t i = 0; i < kBlock; ++i) {
+      products[i] += d[i] * w[i] * x[i];
+    }
+  });
+  const Number rstd = loop.rstd[row];
+  const Number pull =
+      sum_of_lanes(products) / static_cast<Number>(loop.columns) * rstd * rstd;
+  for_each_block(loop.columns, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+    Block<T> grads, inputs, weights, outputs;
+    Block<Number> sums;
+    const Number* d = grads.read(grad + at, size);
+    const Number* x = inputs.read(input + at, size);
+    const Number* w = weights.read(loop.weight + at, size);
+    T* target = loop.input_grad + row * loop.columns + at;
+    Number* dx = outputs.to_write(target, size);
+    const Number* before = sums.read(weight_grads + at, size);
+    Number* dw = sums.to_write(weight_grads + at, size);
+    WEFT_VECTORS
+    for (int64_t i = 0; i < kBlock; ++i) {
+      dx[i] = (d[i] * w[i] - x[i] * pull) * rstd;
+      dw[i] = before[i] + d[i] * (x[i] * rstd);
+    }
+    outputs.write(target, size);
+    sums.write(weight_grads + at, size);
+  });
+}
+
+template <class T>
+WEFT_INLINE void
+rms_norm(const RmsNormBackwardLoop<T>& loop, int64_t first, int64_t last) {
+  for (int64_t chunk = first; chunk < last; ++chunk) {
+    auto* weight_grads = loop.partial_weight_grads + chunk * loop.columns;
+    std::fill_n(weight_grads, loop.columns, 0);
+    const auto end = std::min(loop.rows, (chunk + 1) * loop.chunk);
+    for (int64_t row = chunk * loop.chunk; row < end; ++row) {
+      rms_norm_row(loop, row, weight_grads);
+    }
+  }
+}
+
+// ---- rotary embedding -------------------------------------------------------
+
+template <class T>
+WEFT_INLINE void
+rotary(const RotaryLoop<T>& loop, int64_t first, int64_t last) {
+  using Number = Compute<T>;
+  const int64_t half = loop.half;
+  // Backwards, each pair meets the other half's sine with the other sign.
+  const Number sign = loop.transposed ? -1 : 1;
+  for (int64_t row = first; row < last; ++row) {
+    const int64_t b = row / loop.length;
+    const int64_t t = row % loop.length;
+    const T* cos = loop.cos + t * loop.cos_stride;
+    const T* sin = loop.sin + t * loop.sin_stride;
+    const T* sin_of_left = sin + (loop.transposed ? half : 0);
+    const T* sin_of_right = sin + (loop.transposed ? 0 : half);
+    const T* input =
+        loop.input + b * loop.input_strides[0] + t * loop.input_strides[2];
+    T* output =
+        loop.output + b * loop.output_strides[0] + t * loop.output_strides[2];
+    for (int64_t h = 0; h < loop.heads; ++h) {
+      const T* x = input + h * loop.input_strides[1];
+      T* y = output + h * loop.output_strides[1];
+      WEFT_VECTORS
+      for (int64_t j = 0; j < half; ++j) {
+        const Number left = widen(x[j]);
+        const Number right = widen(x[j + half]);
+        narrow(
+            left * widen(cos[j]) - sign * right * widen(sin_of_left[j]), y[j]);
+        narrow(
+            right * widen(cos[j + half]) + sign * left * widen(sin_of_right[j]),
+            y[j + half]);
+      }
+    }
+  }
+}
+
+} // namespace
+
+#define WEFT_DEFINE_LOOPS(T)                                                  \
+  WEFT_FOR_EACH_PROCESSOR                                                     \
+  void run(const SwigluLoop<T>& loop, int64_t first, int64_t last) {          \
+    swiglu(loop, first, last);                                                \
+  }                                                                           \
+  WEFT_FOR_EACH_PROCESSOR                                                     \
+  void run(const SwigluBackwardLoop<T>& loop, int64_t first, int64_t last) {  \
+    swiglu(loop, first, last);                                                \
+  }                                                                           \
+  WEFT_FOR_EACH_PROCESSOR                                                     \
+  void run(const RmsNormLoop<T>& loop, int64_t first, int64_t last) {         \
+    rms_norm(loop, first, last);                                              \
+  }                                                                           \
+  WEFT_FOR_EACH_PROCESSOR                                                     \
+  void run(const RmsNormBackwardLoop<T>& loop, int64_t first, int64_t last) { \
+    rms_norm(loop, first, last);                                              \
+  }                                                                           \
+  WEFT_FOR_EACH_PROCESSOR                                                     \
+  void run(const RotaryLoop<T>& loop, int64_t first, int64_t last) {          \
+    rotary(loop, first, last);                                                \
+  }
+WEFT_FOR_EACH_DTYPE(WEFT_DEFINE_LOOPS)
+
+} // namespace weft::dtensor::fused

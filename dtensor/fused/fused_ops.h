@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::dtensor {
+
+// Note [Fused ops]
+// ~~~~~~~~~~~~~~~~
+// What a transformer computes elementwise between its matrix products, in one
+// pass over memory forward and one backward: libtorch's CPU kernels would take
+// three to a dozen. Each is an op of its own, weft::swiglu and
+// weft::rotary_embedding, with an autograd kernel, a sharding rule, and on
+// other devices than the CPU the composed form. RMSNorm is libtorch's own op:
+// aten::_fused_rms_norm, which at::rms_norm calls, gets the CPU kernel that it
+// lacks.
+
+/// silu(gate) * up, of plain tensors or DTensors of one dtype and size. Keeps
+/// nothing for backward but its inputs.
+/// Throws: c10::ValueError where sizes or dtypes differ.
+/// Source: Shazeer, GLU Variants Improve Transformer (2020).
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+/// Rotary position embedding in the half-split form: the pairs (x[j],
+/// x[j + d / 2]) of each row are turned by the angles whose cosines and sines
+/// the tables hold. The result lies in memory as x does; nothing but the
+/// tables is kept for backward.
+/// Shapes: x [.., T, d], tables [T, d], d even.
+/// Throws: c10::ValueError where sizes do not fit or dtypes differ.
+/// Source: Su et al., RoFormer (2021); transformers' apply_rotary_pos_emb.
+at::Tensor rotary_embedding(
+    const at::Tensor& x,
+    const at::Tensor& cos,
+    const at::Tensor& sin);
+
+/// Registers the CPU kernels of RMSNorm; once a process, any thread.
+void register_rms_norm();
+
+} // namespace weft::dtensor
