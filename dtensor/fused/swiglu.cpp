@@ -62,7 +62,10 @@ Gradients composed_backward(
     const at::Tensor& grad,
     const at::Tensor& gate,
     const at::Tensor& up) {
-  return {at::silu_backward(grad * up, gate), grad * at::silu(gate)};
+  // Not silu_backward(), which has no derivative.
+  const auto sigmoid = at::sigmoid(gate);
+  const auto slope = sigmoid * (1 + gate * (1 - sigmoid));
+  return {grad * up * slope, grad * (gate * sigmoid)};
 }
 
 // ---- on the CPU -------------------------------------------------------------
