@@ -17,6 +17,7 @@
 #include "mesh/failure.h"
 #include "mesh/fake_backend.h"
 #include "mesh/gloo_backend.h"
+#include "mesh/hierarchical_backend.h"
 #include "mesh/nccl_backend.h"
 #include "mesh/paired_backend.h"
 #include "mesh/rendezvous.h"
@@ -62,10 +63,17 @@ struct World::State {
   std::shared_ptr<GlooDevice> gloo_device();
   std::shared_ptr<ShmProgress> shm_progress();
   void publish_domain() const;
-  bool share_a_host(const GroupMembers& members) const;
+  HostLayout host_layout(const GroupMembers& members) const;
+  c10::intrusive_ptr<c10d::Store> group_store(const std::string& key) const {
+    return c10::make_intrusive<c10d::PrefixStore>("group/" + key, store);
+  }
   std::shared_ptr<Backend> connect_host(
       const GroupMembers& members,
       const std::string& key);
+  std::shared_ptr<Backend> connect_over_hosts(
+      const GroupMembers& members,
+      const std::string& key,
+      const HostLayout& layout);
   int64_t position_in(
       const std::string& name,
       const std::vector<int64_t>& ranks) const;
@@ -99,46 +107,78 @@ std::string domain_key(int64_t rank) {
 }
 } // namespace
 
-/// For share_a_host() of the others.
+/// Where the others look for this rank's host. What the store says already
+/// holds: whoever made it may know better.
 void World::State::publish_domain() const {
-  if (options.backend != "gloo") {
+  if (options.backend != "gloo" && !store->check({domain_key(job.rank)})) {
     store->set(domain_key(job.rank), shm_domain());
   }
 }
 
-/// Whether all members of a group can share memory: the same on all of them.
-bool World::State::share_a_host(const GroupMembers& members) const {
-  if (options.backend == "gloo") {
-    return false;
+/// Which members share a host: the same on all of them.
+HostLayout World::State::host_layout(const GroupMembers& members) const {
+  std::vector<std::string> keys;
+  for (const int64_t rank : members.ranks) {
+    keys.push_back(domain_key(rank));
   }
-  const auto own = shm_domain();
-  const auto is_own = [&](const std::vector<uint8_t>& value) {
-    return std::ranges::equal(value, own);
-  };
-  const auto all_own = [&](const std::vector<std::string>& keys) {
-    store->wait(keys, options.timeout);
-    return std::ranges::all_of(store->multiGet(keys), is_own);
-  };
-  // Where a group spans hosts, its ends mostly show it.
-  const auto& ranks = members.ranks;
-  if (!all_own({domain_key(ranks.front()), domain_key(ranks.back())})) {
-    return false;
+  store->wait(keys, options.timeout);
+  std::vector<std::string> domains;
+  for (const auto& value : store->multiGet(keys)) {
+    domains.emplace_back(value.begin(), value.end());
   }
-  std::vector<std::string> others;
-  for (size_t i = 1; i + 1 < ranks.size(); ++i) {
-    others.push_back(domain_key(ranks[i]));
-  }
-  return others.empty() || all_own(others);
+  return HostLayout::of(domains, members.rank);
 }
 
 std::shared_ptr<Backend> World::State::connect_host(
     const GroupMembers& members,
     const std::string& key) {
-  const auto own_store =
-      c10::make_intrusive<c10d::PrefixStore>("group/" + key, store);
-  return share_a_host(members)
-             ? make_shm_backend(members, own_store, shm_progress())
-             : make_gloo_backend(members, own_store, gloo_device());
+  const auto layout =
+      options.backend == "gloo" ? HostLayout() : host_layout(members);
+  if (layout.hosts.size() == 1) {
+    return make_shm_backend(members, group_store(key), shm_progress());
+  }
+  if (layout.hosts.empty() || layout.hosts.size() == members.ranks.size()) {
+    return make_gloo_backend(members, group_store(key), gloo_device());
+  }
+  return connect_over_hosts(members, key, layout);
+}
+
+std::shared_ptr<Backend> World::State::connect_over_hosts(
+    const GroupMembers& members,
+    const std::string& key,
+    const HostLayout& layout) {
+  const auto part_of = [&](const std::vector<int64_t>& positions, int64_t own) {
+    auto part = members;
+    part.rank = own;
+    part.ranks.clear();
+    for (const int64_t position : positions) {
+      part.ranks.push_back(members.ranks[position]);
+    }
+    return part;
+  };
+  HostGroups groups;
+  const auto& host = layout.hosts[layout.own_host];
+  if (host.size() > 1) {
+    groups.inside = make_shm_backend(
+        part_of(host, layout.own_position),
+        group_store(detail::concat(key, "/host/", layout.own_host)),
+        shm_progress());
+  }
+  if (layout.own_position == 0) {
+    std::vector<int64_t> leaders;
+    for (const auto& other : layout.hosts) {
+      leaders.push_back(other.front());
+    }
+    groups.leaders = make_gloo_backend(
+        part_of(leaders, layout.own_host),
+        group_store(key + "/leaders"),
+        gloo_device());
+  }
+  groups.connect_all =
+      [members, listener = gloo_device(), own = group_store(key + "/all")] {
+        return make_gloo_backend(members, own, listener);
+      };
+  return make_hierarchical_backend(members, layout, std::move(groups));
 }
 
 /// Checks `ranks` and returns where this rank is among them.
