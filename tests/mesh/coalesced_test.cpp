@@ -1,3 +1,7 @@
+#include <functional>
+#include <string>
+#include <tuple>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -11,10 +15,19 @@ namespace {
 using test::RankContext;
 using test::run_ranks;
 
-class Coalesced : public ::testing::TestWithParam<int> {};
+/// How many ranks, and what moves their data: "cpu" is shared memory here.
+using Case = std::tuple<int, std::string>;
+
+class Coalesced : public ::testing::TestWithParam<Case> {
+ protected:
+  static void run(const std::function<void(RankContext&)>& body) {
+    const auto& [ranks, backend] = GetParam();
+    run_ranks(ranks, body, std::chrono::seconds(30), backend);
+  }
+};
 
 TEST_P(Coalesced, AllReduceSendsOneMessageADtype) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const double n = static_cast<double>(self.world_size);
     const std::vector<at::Tensor> tensors{
@@ -34,7 +47,7 @@ TEST_P(Coalesced, AllReduceSendsOneMessageADtype) {
 }
 
 TEST_P(Coalesced, AllGatherIsRankMajorInEveryOutput) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t n = self.world_size;
     const std::vector<at::Tensor> inputs{
@@ -55,7 +68,7 @@ TEST_P(Coalesced, AllGatherIsRankMajorInEveryOutput) {
 }
 
 TEST_P(Coalesced, ReduceScatterGivesEveryOutputItsPart) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t n = self.world_size;
     const std::vector<at::Tensor> inputs{
@@ -75,7 +88,7 @@ TEST_P(Coalesced, ReduceScatterGivesEveryOutputItsPart) {
 }
 
 TEST_P(Coalesced, BroadcastOverwritesAll) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t root = self.world_size - 1;
     const std::vector<at::Tensor> tensors{
@@ -90,7 +103,7 @@ TEST_P(Coalesced, BroadcastOverwritesAll) {
 }
 
 TEST_P(Coalesced, NothingToSendIsDone) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     group.all_reduce_coalesced({}).wait();
     group.broadcast_coalesced({at::empty({0})}, 0).wait();
@@ -102,8 +115,12 @@ TEST_P(Coalesced, NothingToSendIsDone) {
 INSTANTIATE_TEST_SUITE_P(
     WorldSize,
     Coalesced,
-    ::testing::Values(1, 2, 3, 4),
-    ::testing::PrintToStringParamName());
+    ::testing::Combine(
+        ::testing::Values(1, 2, 3, 4),
+        ::testing::Values("cpu", "gloo")),
+    [](const auto& info) {
+      return std::get<1>(info.param) + std::to_string(std::get<0>(info.param));
+    });
 
 } // namespace
 } // namespace weft::mesh

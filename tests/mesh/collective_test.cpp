@@ -1,4 +1,7 @@
+#include <functional>
 #include <numeric>
+#include <string>
+#include <tuple>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -39,10 +42,19 @@ std::vector<at::Tensor> empty_parts(
   return parts;
 }
 
-class Collective : public ::testing::TestWithParam<int> {};
+/// How many ranks, and what moves their data: "cpu" is shared memory here.
+using Case = std::tuple<int, std::string>;
+
+class Collective : public ::testing::TestWithParam<Case> {
+ protected:
+  static void run(const std::function<void(RankContext&)>& body) {
+    const auto& [ranks, backend] = GetParam();
+    run_ranks(ranks, body, std::chrono::seconds(30), backend);
+  }
+};
 
 TEST_P(Collective, AllReduceCombinesEveryRanksValue) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t n = self.world_size;
     for (const auto dtype : kDtypes) {
@@ -69,7 +81,7 @@ TEST_P(Collective, AllReduceCombinesEveryRanksValue) {
 }
 
 TEST_P(Collective, AllReduceAveragesFloatingAndComplex) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     for (const auto dtype :
          {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
@@ -95,7 +107,7 @@ TEST_P(Collective, AllReduceAveragesFloatingAndComplex) {
 constexpr int64_t kLarge = 300'000;
 
 TEST_P(Collective, LargeMessagesAreReducedAlike) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t n = self.world_size;
     for (const auto dtype : kDtypes) {
@@ -124,7 +136,7 @@ TEST_P(Collective, LargeMessagesAreReducedAlike) {
 }
 
 TEST_P(Collective, LargeMessagesAreGatheredAlike) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t n = self.world_size;
     for (const auto dtype : {at::kFloat, at::kBool}) {
@@ -152,7 +164,7 @@ TEST_P(Collective, LargeMessagesAreGatheredAlike) {
 }
 
 TEST_P(Collective, BoolSumIsOrAndProductIsAnd) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const bool last = self.rank == self.world_size - 1;
     auto any = torch::tensor({last, false, true});
@@ -166,7 +178,7 @@ TEST_P(Collective, BoolSumIsOrAndProductIsAnd) {
 }
 
 TEST_P(Collective, AllGatherPlacesInputsInRankOrder) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     for (const auto dtype : kDtypes) {
       auto output = at::full({self.world_size, 2, 3}, 99, dtype);
@@ -181,7 +193,7 @@ TEST_P(Collective, AllGatherPlacesInputsInRankOrder) {
 }
 
 TEST_P(Collective, AllGatherUnevenTakesAnySizesEmptyOnesToo) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     // Rank r has 3 - r elements: the last of four has none.
     std::vector<int64_t> sizes;
@@ -214,7 +226,7 @@ TEST_P(Collective, AllGatherUnevenTakesAnySizesEmptyOnesToo) {
 }
 
 TEST_P(Collective, ReduceScatterKeepsTheOwnPartOfTheSum) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t n = self.world_size;
     for (const auto dtype : kDtypes) {
@@ -240,7 +252,7 @@ TEST_P(Collective, ReduceScatterKeepsTheOwnPartOfTheSum) {
 }
 
 TEST_P(Collective, ReduceScatterUnevenTakesAnySizes) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t n = self.world_size;
     // Rank 0's part is empty, rank r's has r elements.
@@ -257,7 +269,7 @@ TEST_P(Collective, ReduceScatterUnevenTakesAnySizes) {
 }
 
 TEST_P(Collective, AllToAllExchangesPartsOfAnySize) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     // s sends (s * r) % 3 elements with the value 10 s + r to r.
     std::vector<at::Tensor> inputs;
@@ -277,7 +289,7 @@ TEST_P(Collective, AllToAllExchangesPartsOfAnySize) {
 
 // One element counts as contiguous whatever its strides.
 TEST_P(Collective, ASingleElementMayHaveAnyStrides) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const auto odd = [](double value) {
       return at::full({1}, value).as_strided({1, 1}, {7, 5});
@@ -304,7 +316,7 @@ TEST_P(Collective, ASingleElementMayHaveAnyStrides) {
 }
 
 TEST_P(Collective, AllToAllWithNothingAtAllStaysInStep) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     // Only rank 0 sends, and only to the last rank.
     const int64_t last = self.world_size - 1;
@@ -328,7 +340,7 @@ TEST_P(Collective, AllToAllWithNothingAtAllStaysInStep) {
 }
 
 TEST_P(Collective, BroadcastOverwritesWithTheRootsValues) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     for (int64_t root = 0; root < self.world_size; ++root) {
       for (const auto dtype : kDtypes) {
@@ -345,7 +357,7 @@ TEST_P(Collective, BroadcastOverwritesWithTheRootsValues) {
 }
 
 TEST_P(Collective, NonContiguousTensorsArePackedAndUnpacked) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t n = self.world_size;
     const auto base = at::arange(12.0).view({3, 4});
@@ -381,7 +393,7 @@ TEST_P(Collective, NonContiguousTensorsArePackedAndUnpacked) {
 }
 
 TEST_P(Collective, LeafParametersCanBeMoved) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t n = self.world_size;
     auto parameter = at::full({4 * n}, self.rank + 5.0).requires_grad_();
@@ -398,7 +410,7 @@ TEST_P(Collective, LeafParametersCanBeMoved) {
 
 // 0.1 in float does not add up alike in every order, so bits tell the order.
 TEST_P(Collective, ReduceScatterAddsInRankOrderWhereverAnElementLies) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     const int64_t n = self.world_size;
     constexpr int64_t kCount = 1003;
@@ -419,7 +431,7 @@ TEST_P(Collective, ReduceScatterAddsInRankOrderWhereverAnElementLies) {
 }
 
 TEST_P(Collective, EmptyTensorsAreNotSent) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     Communicator group = self.world.group();
     auto empty = at::empty({0, 3});
     group.all_reduce(empty).wait();
@@ -431,7 +443,7 @@ TEST_P(Collective, EmptyTensorsAreNotSent) {
 }
 
 TEST_P(Collective, TwoGroupsOverlapInAnyOrderOfWaiting) {
-  run_ranks(GetParam(), [](RankContext& self) {
+  run([](RankContext& self) {
     std::vector<int64_t> ranks(self.world_size);
     std::iota(ranks.begin(), ranks.end(), 0);
     Communicator first = self.world.make_group("first", ranks);
@@ -457,11 +469,22 @@ TEST_P(Collective, TwoGroupsOverlapInAnyOrderOfWaiting) {
 INSTANTIATE_TEST_SUITE_P(
     WorldSize,
     Collective,
-    ::testing::Values(1, 2, 3, 4),
-    ::testing::PrintToStringParamName());
+    ::testing::Combine(
+        ::testing::Values(1, 2, 3, 4),
+        ::testing::Values("cpu", "gloo")),
+    [](const auto& info) {
+      return std::get<1>(info.param) + std::to_string(std::get<0>(info.param));
+    });
 
-TEST(CollectiveGroup, GroupRanksFollowTheGivenOrder) {
-  run_ranks(3, [](RankContext& self) {
+class CollectiveGroup : public ::testing::TestWithParam<std::string> {
+ protected:
+  static void run(int ranks, const std::function<void(RankContext&)>& body) {
+    run_ranks(ranks, body, std::chrono::seconds(30), GetParam());
+  }
+};
+
+TEST_P(CollectiveGroup, GroupRanksFollowTheGivenOrder) {
+  run(3, [](RankContext& self) {
     if (self.rank == 1) {
       return;
     }
@@ -469,15 +492,15 @@ TEST(CollectiveGroup, GroupRanksFollowTheGivenOrder) {
     EXPECT_EQ(group.rank(), self.rank == 2 ? 0 : 1);
     EXPECT_EQ(group.size(), 2);
     EXPECT_EQ(group.name(), "ends");
-    EXPECT_EQ(group.backend(), "gloo");
+    EXPECT_EQ(group.backend(), GetParam() == "gloo" ? "gloo" : "shm");
     auto output = at::empty({2}, at::kLong);
     group.all_gather(output, at::full({1}, self.rank, at::kLong)).wait();
     EXPECT_TRUE(at::equal(output, torch::tensor({2, 0}, at::kLong)));
   });
 }
 
-TEST(CollectiveGroup, AWorkMayBeDroppedUnwaited) {
-  run_ranks(2, [](RankContext& self) {
+TEST_P(CollectiveGroup, AWorkMayBeDroppedUnwaited) {
+  run(2, [](RankContext& self) {
     Communicator group = self.world.group();
     group.all_reduce(at::ones({100}));
     auto one = at::ones({1});
@@ -485,6 +508,12 @@ TEST(CollectiveGroup, AWorkMayBeDroppedUnwaited) {
     EXPECT_EQ(one.item<float>(), 2);
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Backend,
+    CollectiveGroup,
+    ::testing::Values("cpu", "gloo"),
+    [](const auto& info) { return info.param; });
 
 } // namespace
 } // namespace weft::mesh

@@ -53,11 +53,15 @@ void compare_with_gloo(
     const std::function<void(Communicator&, Communicator&, RankContext&)>&
         body) {
   const auto board = std::make_shared<Board>(n);
-  run_ranks(n, [&](RankContext& self) {
-    Communicator memory(make_pair(board, self.rank, n).backend);
-    auto gloo = self.world.group();
-    body(memory, gloo, self);
-  });
+  run_ranks(
+      n,
+      [&](RankContext& self) {
+        Communicator memory(make_pair(board, self.rank, n).backend);
+        auto gloo = self.world.group();
+        body(memory, gloo, self);
+      },
+      std::chrono::seconds(30),
+      "gloo");
 }
 
 at::Tensor values(int64_t rank, int64_t numel, at::ScalarType dtype) {
@@ -65,7 +69,9 @@ at::Tensor values(int64_t rank, int64_t numel, at::ScalarType dtype) {
     return at::arange(numel).add(rank).remainder(3).eq(0);
   }
   if (c10::isComplexType(dtype)) {
-    const auto real = values(rank, numel, at::kFloat);
+    // Sums of their products are exact: at::mul() fuses some of them, which
+    // ones depends on where they lie.
+    const auto real = values(rank, numel, at::kLong).to(at::kFloat).div(4);
     return at::complex(real, real.flip(0)).to(dtype);
   }
   const auto x = at::arange(numel).add(1 + rank * 7).remainder(13);

@@ -21,11 +21,12 @@ std::string message_of(const std::exception& error) {
 /// One run of all ranks.
 class Run {
  public:
-  Run(int n, std::chrono::milliseconds timeout) {
+  Run(int n, std::chrono::milliseconds timeout, const std::string& backend) {
     auto store = c10::make_intrusive<c10d::HashStore>();
     store->setTimeout(timeout);
     mesh::WorldOptions options;
     options.timeout = timeout;
+    options.backend = backend;
     for (int rank = 0; rank < n; ++rank) {
       ranks_.push_back(
           {rank, n, mesh::World::from_store(store, rank, n, options)});
@@ -91,8 +92,9 @@ mesh::DeviceMesh RankContext::mesh(
 void run_ranks(
     int n,
     const std::function<void(RankContext&)>& body,
-    std::chrono::milliseconds timeout) {
-  Run run(n, timeout);
+    std::chrono::milliseconds timeout,
+    const std::string& backend) {
+  Run run(n, timeout, backend);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < n; ++rank) {
     threads.emplace_back([&run, &body, rank] { run.run(rank, body); });

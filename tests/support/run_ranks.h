@@ -24,13 +24,14 @@ struct RankContext {
 };
 
 /// Runs `body` on `n` ranks, each a thread of this process with a world of its
-/// own over gloo on loopback. An exception or a fatal assertion on one rank
-/// fails the test and ends the others' collectives. Worlds are torn down when
-/// all ranks are done.
+/// own, through shared memory or, if `backend` is "gloo", over sockets on
+/// loopback. An exception or a fatal assertion on one rank fails the test and
+/// ends the others' collectives. Worlds are torn down when all ranks are done.
 /// `timeout` bounds every collective and rendezvous.
 void run_ranks(
     int n,
     const std::function<void(RankContext&)>& body,
-    std::chrono::milliseconds timeout = std::chrono::seconds(30));
+    std::chrono::milliseconds timeout = std::chrono::seconds(30),
+    const std::string& backend = "cpu");
 
 } // namespace weft::test
