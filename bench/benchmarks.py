@@ -24,6 +24,7 @@ import sys
 
 import compare_checkpoint
 import compare_collective
+import compare_compiled
 import compare_dispatch
 import compare_redistribute
 import compare_step
@@ -37,8 +38,8 @@ RESULTS = pathlib.Path("build/bench")
 QUICK = RESULTS / "quick"
 # What each row runs, and the flags beyond its defaults: in full, and quick.
 ROWS = {
-    "step": (compare_step, ["--compiled=1"],
-             ["--pairs=1", "--steps=2", "--warmup=1"]),
+    "step": (compare_step, [], ["--pairs=1", "--steps=2", "--warmup=1"]),
+    "compiled": (compare_compiled, [], ["--steps=2", "--warmup=1"]),
     "dispatch": (compare_dispatch, [], ["--pairs=1"]),
     "collective": (compare_collective, [],
                    ["--rounds=3", "--ranks=2", "--sizes=1KB,1MB"]),

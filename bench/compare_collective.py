@@ -23,7 +23,7 @@ def measure(options):
         flags.append(f"--sizes={options.sizes}")
     results = []
     for ranks in options.ranks:
-        with quiet_machine():
+        with quiet_machine:
             results.append(run(weftrun(ranks, "bench", "collective", *flags)))
     return results
 

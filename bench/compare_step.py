@@ -1,12 +1,10 @@
 """Runs `weft bench step`, its limit and PyTorch's script in turn.
 
     .venv-peer/bin/python bench/compare_step.py [--pairs 3] [--steps 15]
-        [--compiled 0] [--peer bench/peer/train_step.py] [more of bench step's flags]
+        [--peer bench/peer/train_step.py] [more of bench step's flags]
 
-The limit is the step with every collective replaced by nothing. --compiled N
-adds N pairs with PyTorch's --compile, which takes a minute to start. Ratios are
-of each pair; the median of them counts. Prints Markdown; progress goes to
-stderr.
+The limit is the step with every collective replaced by nothing. Ratios are of
+each pair; the median of them counts. Prints Markdown; progress goes to stderr.
 """
 
 import argparse
@@ -14,9 +12,9 @@ import statistics
 
 from measure import in_turn, median, ratios, spread, table, torchrun, weftrun
 
-# dp x tp, and the targets: times PyTorch eager, compiled; over the limit.
-LAYOUTS = {(1, 1): (1.0, 1.0, None), (2, 1): (1.2, 1.1, 1.08),
-           (1, 2): (3.0, 2.0, 1.15), (2, 2): (2.5, 2.0, 1.2)}
+# dp x tp, and the targets: times PyTorch, over the limit.
+LAYOUTS = {(1, 1): (1.0, None), (2, 1): (1.2, 1.08), (1, 2): (3.0, 1.15),
+           (2, 2): (2.5, 1.2)}
 FIRST_STEP_TARGET = 8.0
 MEMORY_TARGET = 0.4
 
@@ -31,17 +29,9 @@ def commands_of(dp, tp, flags, peer):
 
 def measure(options):
     flags = [f"--steps={options.steps}", *options.flags]
-    rows = []
-    for dp, tp in LAYOUTS:
-        commands = commands_of(dp, tp, flags, options.peer)
-        results = in_turn(commands, options.pairs)
-        compiled = in_turn(
-            {"weft": commands["weft"],
-             "compiled": [*commands["peer"], "--compile"]}, options.compiled)
-        rows.append({"dp": dp, "tp": tp, **results,
-                     "compiled": compiled["compiled"],
-                     "weft_beside_compiled": compiled["weft"]})
-    return rows
+    return [{"dp": dp, "tp": tp,
+             **in_turn(commands_of(dp, tp, flags, options.peer), options.pairs)}
+            for dp, tp in LAYOUTS]
 
 
 def layout(row):
@@ -67,10 +57,6 @@ def markdown(rows):
             layout(row), f"{median(weft, 'ms_per_step'):.0f}",
             f"{median(peer, 'ms_per_step'):.0f}",
             spread(ratios(peer, weft, "ms_per_step")),
-            spread([run["ms_per_step"] for run in row["compiled"]], 0)
-            if row["compiled"] else "-",
-            spread(ratios(row["compiled"], row["weft_beside_compiled"],
-                          "ms_per_step")) if row["compiled"] else "-",
             f"{median(limit, 'ms_per_step'):.0f}",
             spread(ratios(weft, limit, "ms_per_step"))])
     starts = []
@@ -80,18 +66,15 @@ def markdown(rows):
             layout(row), f"{median(weft, 'first_step_s'):.2f}", phases(weft),
             f"{median(peer, 'first_step_s'):.1f}",
             spread(ratios(peer, weft, "first_step_s"), 1),
-            f"{median(row['compiled'], 'first_step_s'):.0f}"
-            if row["compiled"] else "-",
             f"{median(weft, 'peak_rss_mb'):.0f}",
             f"{median(peer, 'peak_rss_mb'):.0f}",
             spread(ratios(weft, peer, "peak_rss_mb"))])
     return "\n\n".join([
         table(["dp x tp", "Weft ms", "PyTorch ms", "PyTorch / Weft",
-               "compiled ms", "compiled / Weft", "limit ms", "over limit"],
-              steps),
+               "limit ms", "Weft / limit"], steps),
         table(["dp x tp", "Weft first step s", "its phases", "PyTorch s",
-               "PyTorch / Weft", "compiled s", "Weft peak MB a rank",
-               "PyTorch MB", "Weft / PyTorch"], starts)])
+               "PyTorch / Weft", "Weft peak MB a rank", "PyTorch MB",
+               "Weft / PyTorch"], starts)])
 
 
 def targets(rows):
@@ -99,8 +82,6 @@ def targets(rows):
     lines = []
 
     def add(what, bound, values, at_least=True, word="x"):
-        if not values:
-            return
         value = statistics.median(values)
         met = value >= bound if at_least else value <= bound
         lines.append((what, f"{'at least' if at_least else 'at most'} {bound:g} "
@@ -108,12 +89,10 @@ def targets(rows):
 
     for row in rows:
         name = layout(row)
-        eager, compiled, limit = LAYOUTS[row["dp"], row["tp"]]
+        times, limit = LAYOUTS[row["dp"], row["tp"]]
         weft, peer = row["weft"], row["peer"]
-        add(f"step {name} against PyTorch", eager,
+        add(f"step {name} against PyTorch", times,
             ratios(peer, weft, "ms_per_step"))
-        add(f"step {name} against PyTorch compiled", compiled,
-            ratios(row["compiled"], row["weft_beside_compiled"], "ms_per_step"))
         if limit:
             add(f"step {name} against the limit", limit,
                 ratios(weft, row["limit"], "ms_per_step"), at_least=False)
@@ -129,7 +108,6 @@ def parser():
     result.add_argument("--peer", default="bench/peer/train_step.py")
     result.add_argument("--pairs", type=int, default=3)
     result.add_argument("--steps", type=int, default=15)
-    result.add_argument("--compiled", type=int, default=0)
     return result
 
 

@@ -27,7 +27,7 @@ def explain():
 
 
 def measure(options):
-    with quiet_machine():
+    with quiet_machine:
         return [explain() for _ in range(options.runs)]
 
 

@@ -1,0 +1,63 @@
+"""Runs `weft bench step` and PyTorch's script with --compile in turn.
+
+    .venv-peer/bin/python bench/compare_compiled.py [--pairs 1] [--steps 15]
+        [--peer bench/peer/train_step.py] [more of bench step's flags]
+
+PyTorch takes a minute to start. Ratios are of each pair.
+"""
+
+import argparse
+import statistics
+
+from compare_step import LAYOUTS, commands_of, layout
+from measure import in_turn, median, ratios, spread, table
+
+TARGETS = {(1, 1): 1.0, (2, 1): 1.1, (1, 2): 2.0, (2, 2): 2.0}
+
+
+def measure(options):
+    rows = []
+    for dp, tp in LAYOUTS:
+        commands = commands_of(
+            dp, tp, [f"--steps={options.steps}", *options.flags], options.peer)
+        pair = {"weft": commands["weft"], "peer": [*commands["peer"], "--compile"]}
+        rows.append({"dp": dp, "tp": tp, **in_turn(pair, options.pairs)})
+    return rows
+
+
+def markdown(rows):
+    return table(
+        ["dp x tp", "Weft ms", "PyTorch compiled ms", "PyTorch / Weft",
+         "its first step s"],
+        [[layout(row), f"{median(row['weft'], 'ms_per_step'):.0f}",
+          f"{median(row['peer'], 'ms_per_step'):.0f}",
+          spread(ratios(row["peer"], row["weft"], "ms_per_step")),
+          f"{median(row['peer'], 'first_step_s'):.0f}"] for row in rows])
+
+
+def targets(rows):
+    lines = []
+    for row in rows:
+        values = ratios(row["peer"], row["weft"], "ms_per_step")
+        bound = TARGETS[row["dp"], row["tp"]]
+        lines.append((f"step {layout(row)} against PyTorch compiled",
+                      f"at least {bound:g} x", spread(values),
+                      statistics.median(values) >= bound))
+    return lines
+
+
+def parser():
+    result = argparse.ArgumentParser()
+    result.add_argument("--peer", default="bench/peer/train_step.py")
+    result.add_argument("--pairs", type=int, default=1)
+    result.add_argument("--steps", type=int, default=15)
+    return result
+
+
+def main():
+    options, options.flags = parser().parse_known_args()
+    print(markdown(measure(options)))
+
+
+if __name__ == "__main__":
+    main()
