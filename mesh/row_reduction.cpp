@@ -146,6 +146,19 @@ void store(const SumOf<T>* from, int64_t count, T* to) {
   }
 }
 
+// Part by part: how a complex number is divided by one depends on whether a
+// vector holds it.
+template <class T>
+void divide(T* sums, int64_t count, int64_t by) {
+  if constexpr (Eigen::NumTraits<T>::IsComplex) {
+    using Part = typename T::value_type;
+    MutableRow<Part>(reinterpret_cast<Part*>(sums), 2 * count) /=
+        static_cast<Part>(by);
+  } else {
+    MutableRow<T>(sums, count) /= static_cast<T>(by);
+  }
+}
+
 template <class T, class Combine>
 void reduce(const Job& job) {
   using Sum = SumOf<T>;
@@ -170,7 +183,7 @@ void reduce(const Job& job) {
       sum = Combine::apply(sum, row(index));
     }
     if (job.average) {
-      sum /= static_cast<Sum>(job.num_rows);
+      divide(sums, n, job.num_rows);
     }
     store(sums, n, output);
   }

@@ -22,7 +22,7 @@ class ShmPending final : public Pending {
         group_(std::move(group)),
         operation_(std::move(operation)) {}
 
-  void wait() override { progress_->wait(*group_, *operation_); }
+  void wait() override { progress_->wait(*operation_); }
   bool is_completed() const override { return progress_->is_done(*operation_); }
   bool when_completed(std::function<void()> callback) override {
     return progress_->when_done(*operation_, std::move(callback));

@@ -36,7 +36,12 @@ std::shared_ptr<ShmOperation> ShmGroup::push(std::unique_ptr<ShmCall> call) {
   operation->call = std::move(call);
   operation->sequence = next_sequence_++;
   operation->deadline = std::chrono::steady_clock::now() + members_.timeout;
-  queue_.push_back(operation);
+  if (failure_.empty()) {
+    queue_.push_back(operation);
+  } else {
+    operation->failure = failure_;
+    finish(*operation);
+  }
   return operation;
 }
 
@@ -50,11 +55,22 @@ bool ShmGroup::progress() {
     moved = true;
     if (operation.read == operation.rounds) {
       rounds_before_ += operation.rounds;
+      remember(*operation.call);
       finish(operation);
       queue_.pop_front();
     }
   }
   return moved;
+}
+
+// FNV-1a.
+void ShmGroup::remember(const ShmCall& call) {
+  for (const uint64_t part :
+       {static_cast<uint64_t>(call.kind()),
+        static_cast<uint64_t>(call.dtype()),
+        static_cast<uint64_t>(call.detail())}) {
+    history_ = (history_ ^ part) * 0x100000001b3;
+  }
 }
 
 void ShmGroup::finish(ShmOperation& operation) {
@@ -67,6 +83,7 @@ void ShmGroup::finish(ShmOperation& operation) {
 
 void ShmGroup::fail(const std::string& reason) {
   segment_.leave();
+  failure_ = failure_.empty() ? reason : failure_;
   for (const auto& operation : queue_) {
     operation->failure = reason;
     finish(*operation);
@@ -74,11 +91,20 @@ void ShmGroup::fail(const std::string& reason) {
   queue_.clear();
 }
 
-std::string ShmGroup::text_of_loss(int64_t peer) const {
-  return detail::concat(
-      "connection closed by rank ",
-      members_.ranks[static_cast<size_t>(peer)],
-      " of the world");
+std::string ShmGroup::trouble() const {
+  if (queue_.empty()) {
+    return {};
+  }
+  if (const int64_t peer = segment_.lost_rank(); peer >= 0) {
+    return detail::concat(
+        "connection closed by rank ",
+        members_.ranks[static_cast<size_t>(peer)],
+        " of the world");
+  }
+  const auto& operation = *queue_.front();
+  return std::chrono::steady_clock::now() > operation.deadline
+             ? text_of_delay(operation)
+             : std::string();
 }
 
 std::string ShmGroup::text_of_delay(const ShmOperation& operation) const {
@@ -90,7 +116,8 @@ std::string ShmGroup::text_of_delay(const ShmOperation& operation) const {
           late.empty() ? "" : ", ", members_.ranks[static_cast<size_t>(peer)]);
     }
   }
-  return "timed out waiting for rank " + late + " of the world";
+  return late.empty() ? late
+                      : "timed out waiting for rank " + late + " of the world";
 }
 
 bool ShmGroup::try_write(ShmOperation& operation) {
@@ -112,7 +139,8 @@ bool ShmGroup::try_write(ShmOperation& operation) {
       static_cast<uint32_t>(call.kind()),
       static_cast<uint32_t>(call.dtype()),
       call.detail(),
-      operation.rounds};
+      operation.rounds,
+      history_};
   uint64_t* const bytes = segment_.bytes_for(shape_.rank, at);
   for (int64_t peer = 0; peer < shape_.size; ++peer) {
     bytes[peer] = call.bytes_for(peer);
@@ -158,6 +186,14 @@ void ShmGroup::check(const ShmOperation& operation, int64_t peer, uint64_t at)
   const auto& call = *operation.call;
   const auto& theirs = segment_.header(peer, at);
   const uint64_t sent = segment_.bytes_for(peer, at)[shape_.rank];
+  if (theirs.history != history_) {
+    throw_error<CommError>(detail::concat(
+        "Ranks called different collectives before call ",
+        operation.sequence,
+        ": rank ",
+        members_.ranks[static_cast<size_t>(peer)],
+        " others than this one, for example a broadcast of another root"));
+  }
   if (theirs.sequence == operation.sequence &&
       theirs.kind == static_cast<uint32_t>(call.kind()) &&
       theirs.dtype == static_cast<uint32_t>(call.dtype()) &&

@@ -48,14 +48,16 @@ class ShmGroup {
   /// Ends all that is under way without a result.
   void fail(const std::string& reason);
 
-  /// Why `operation` waits no longer for `peer`, or for anyone.
-  std::string text_of_loss(int64_t peer) const;
-  std::string text_of_delay(const ShmOperation& operation) const;
+  /// Why there is nothing to wait for: a rank is gone, or too late. Empty
+  /// otherwise. What a rank did before it went may still have to be read.
+  std::string trouble() const;
 
  private:
+  std::string text_of_delay(const ShmOperation& operation) const;
   bool try_write(ShmOperation& operation);
   bool try_read(ShmOperation& operation);
   void check(const ShmOperation& operation, int64_t peer, uint64_t at) const;
+  void remember(const ShmCall& call);
   void finish(ShmOperation& operation);
 
   GroupMembers members_;
@@ -65,6 +67,11 @@ class ShmGroup {
   uint64_t next_sequence_ = 0;
   /// Rounds of all calls that have ended.
   uint64_t rounds_before_ = 0;
+  /// Hash of these calls. Ranks of a broadcast that takes no data of theirs
+  /// learn of a mismatch only by this.
+  uint64_t history_ = 0;
+  /// Why the group ended.
+  std::string failure_;
 };
 
 /// Bytes of a slot: what fits the caches of two ranks at once.

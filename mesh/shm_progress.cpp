@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 // peer may need this core.
 constexpr microseconds kSpin{100};
 constexpr microseconds kShortSpin{2};
-// How long to sleep before looking whether the peers still live.
+// How long to sleep, and how often to see whether the peers still live.
 constexpr milliseconds kSleep{100};
 // How often the caretaker looks: with cores to spare, and without.
 constexpr microseconds kEager{100};
@@ -77,7 +77,7 @@ std::shared_ptr<ShmOperation> ShmProgress::start(
   return operation;
 }
 
-void ShmProgress::wait(ShmGroup& group, ShmOperation& operation) {
+void ShmProgress::wait(ShmOperation& operation) {
   Lock lock(mutex_);
   while (!operation.done) {
     if (is_polled_) {
@@ -86,7 +86,7 @@ void ShmProgress::wait(ShmGroup& group, ShmOperation& operation) {
       --followers_;
     } else {
       is_polled_ = true;
-      poll(lock, group, operation);
+      poll(lock, operation);
       is_polled_ = false;
       followed_.notify_all();
     }
@@ -148,13 +148,25 @@ bool ShmProgress::progress() {
   return moved;
 }
 
+// In all groups, whichever is waited for: nobody else may look.
+void ShmProgress::check_peers() {
+  next_check_ = Clock::now() + kSleep;
+  for (auto* group : std::vector(active_)) {
+    const auto trouble = group->trouble();
+    // What came just now, or was the last thing that a lost rank did.
+    if (!trouble.empty() && !progress() && !group->is_idle()) {
+      fail(*group, trouble);
+    }
+  }
+}
+
 void ShmProgress::fail(ShmGroup& group, const std::string& reason) {
   group.fail(reason);
   std::erase(active_, &group);
   followed_.notify_all();
 }
 
-void ShmProgress::poll(Lock& lock, ShmGroup& group, ShmOperation& operation) {
+void ShmProgress::poll(Lock& lock, ShmOperation& operation) {
   const auto threads = local_ranks_ * at::get_num_threads();
   const auto spin = threads <= cores_ ? kSpin : kShortSpin;
   auto give_up = Clock::now() + spin;
@@ -165,34 +177,29 @@ void ShmProgress::poll(Lock& lock, ShmGroup& group, ShmOperation& operation) {
     if (operation.done) {
       return;
     }
-    if (Clock::now() < give_up) {
+    const auto now = Clock::now();
+    if (now > next_check_) {
+      check_peers();
+    } else if (now < give_up) {
       lock.unlock();
       pause();
       lock.lock();
     } else {
-      sleep(lock, group, operation);
+      sleep(lock);
       give_up = Clock::now() + spin;
     }
   }
 }
 
-void ShmProgress::sleep(Lock& lock, ShmGroup& group, ShmOperation& operation) {
-  const int64_t lost = group.segment().lost_rank();
-  const bool is_late = Clock::now() > operation.deadline;
+void ShmProgress::sleep(Lock& lock) {
   set_asleep(true);
-  // What came just now, or was the last thing that a lost rank did.
-  if (progress()) {
-    set_asleep(false);
-    return;
-  }
-  if (lost >= 0) {
-    fail(group, group.text_of_loss(lost));
-  } else if (is_late) {
-    fail(group, group.text_of_delay(operation));
-  } else {
+  if (!progress()) {
     lock.unlock();
     bell_.wait(kSleep);
     lock.lock();
+    if (!progress()) {
+      check_peers(); // Rung by one that leaves, or not at all.
+    }
   }
   set_asleep(false);
 }
@@ -228,6 +235,9 @@ void ShmProgress::look_after() {
     idle_looks = active_.empty() ? idle_looks + 1 : 0;
     if (!is_polled_) {
       progress();
+      if (Clock::now() > next_check_) {
+        check_peers();
+      }
     }
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -36,9 +37,9 @@ class ShmProgress {
   std::shared_ptr<ShmOperation> start(
       ShmGroup& group,
       std::unique_ptr<ShmCall> call);
-  /// Blocks until the operation, one of `group`, is over.
+  /// Blocks until the operation is over.
   /// Throws: CommError if it has no result.
-  void wait(ShmGroup& group, ShmOperation& operation);
+  void wait(ShmOperation& operation);
   /// Whether it is over, after moving on what can be.
   bool is_done(const ShmOperation& operation);
   /// False if the operation is over already; then nothing is called.
@@ -51,9 +52,10 @@ class ShmProgress {
  private:
   using Lock = std::unique_lock<std::mutex>;
   bool progress();
+  void check_peers();
   void fail(ShmGroup& group, const std::string& reason);
-  void poll(Lock& lock, ShmGroup& group, ShmOperation& operation);
-  void sleep(Lock& lock, ShmGroup& group, ShmOperation& operation);
+  void poll(Lock& lock, ShmOperation& operation);
+  void sleep(Lock& lock);
   void set_asleep(bool asleep);
   void wake_caretaker();
   void look_after();
@@ -65,6 +67,8 @@ class ShmProgress {
   std::mutex mutex_;
   /// Groups with something under way.
   std::vector<ShmGroup*> active_;
+  /// When to see next whether the peers still live.
+  std::chrono::steady_clock::time_point next_check_;
   /// One waiting thread polls for all; the others follow it.
   bool is_polled_ = false;
   bool is_asleep_ = false;

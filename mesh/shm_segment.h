@@ -41,6 +41,8 @@ struct ShmRoundHeader {
   int64_t detail;
   /// Rounds that this rank needs for the collective.
   uint64_t rounds;
+  /// What the rank called before, hashed.
+  uint64_t history;
 };
 
 // Note [Rounds]

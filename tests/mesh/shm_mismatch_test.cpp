@@ -1,0 +1,149 @@
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "mesh/communicator.h"
+#include "mesh/error.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/run_ranks.h"
+
+namespace weft::mesh {
+namespace {
+
+using test::message_of_thrown;
+using test::RankContext;
+using test::run_ranks;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+using Call = std::function<Work(Communicator&)>;
+
+/// What each of `ranks` ranks is told when the last calls `odd`.
+std::vector<std::string> messages(int ranks, const Call& one, const Call& odd) {
+  std::mutex mutex;
+  std::vector<std::string> result;
+  run_ranks(ranks, [&](RankContext& self) {
+    Communicator group = self.world.group();
+    auto text = message_of_thrown<CommError>([&] {
+      (self.rank + 1 == self.world_size ? odd : one)(group).wait();
+      // Not every rank of a broadcast hears from every other.
+      group.barrier();
+    });
+    const std::lock_guard lock(mutex);
+    result.push_back(std::move(text));
+  });
+  return result;
+}
+
+void expect_named(
+    const Call& one,
+    const Call& odd,
+    const std::string& first,
+    const std::string& second) {
+  for (const int ranks : {2, 3}) {
+    const auto texts = messages(ranks, one, odd);
+    const auto is_mismatch = HasSubstr("Ranks called different collectives");
+    EXPECT_THAT(texts, Each(AnyOf(is_mismatch, HasSubstr("A peer is gone"))));
+    EXPECT_THAT(
+        texts,
+        Contains(AllOf(is_mismatch, HasSubstr(first), HasSubstr(second))));
+  }
+}
+
+Call sum_of(int64_t count, at::ScalarType dtype) {
+  return [=](Communicator& group) {
+    return group.all_reduce(at::ones({count}, dtype));
+  };
+}
+
+TEST(ShmMismatch, OtherOperations) {
+  expect_named(
+      sum_of(4, at::kFloat),
+      [](Communicator& group) {
+        return group.all_gather(at::zeros({4 * group.size()}), at::ones({4}));
+      },
+      "all_reduce of Float with 16 bytes",
+      "all_gather of Float with 16 bytes");
+}
+
+TEST(ShmMismatch, OtherDtypes) {
+  expect_named(
+      sum_of(4, at::kFloat),
+      sum_of(4, at::kInt),
+      "all_reduce of Float with 16 bytes",
+      "all_reduce of Int with 16 bytes");
+}
+
+TEST(ShmMismatch, OtherSizes) {
+  expect_named(
+      sum_of(4, at::kFloat),
+      sum_of(5, at::kFloat),
+      "all_reduce of Float with 16 bytes",
+      "all_reduce of Float with 20 bytes");
+  expect_named(
+      sum_of(400'000, at::kFloat),
+      sum_of(4, at::kFloat),
+      "with 1600000 bytes",
+      "with 16 bytes");
+}
+
+TEST(ShmMismatch, OtherReductions) {
+  expect_named(
+      sum_of(4, at::kFloat),
+      [](Communicator& group) {
+        return group.all_reduce(at::ones({4}), ReduceOp::kMax);
+      },
+      "all_reduce of Float with 16 bytes",
+      "with another root or reduction");
+}
+
+TEST(ShmMismatch, OtherRoots) {
+  for (const int64_t count : {4, 400'000}) {
+    const auto from = [count](int64_t root) {
+      return [=](Communicator& group) {
+        return group.broadcast(
+            at::ones({count}), root < 0 ? group.size() - 1 : root);
+      };
+    };
+    expect_named(
+        from(0), from(-1), "before call 1", "a broadcast of another root");
+  }
+}
+
+TEST(ShmMismatch, ACallMoreOrLess) {
+  expect_named(
+      [](Communicator& group) {
+        group.broadcast(at::ones({4}), 0).wait();
+        return group.broadcast(at::ones({4}), 0);
+      },
+      [](Communicator& group) { return group.broadcast(at::ones({4}), 0); },
+      "broadcast of Float with 16 bytes as call 1",
+      "barrier as call 1");
+}
+
+// Nobody waits for the call that went wrong.
+TEST(ShmMismatch, LaterCallsTellWhatWentWrongBefore) {
+  run_ranks(2, [](RankContext& self) {
+    Communicator group = self.world.group();
+    group.all_reduce(at::ones({self.rank + 4}));
+    EXPECT_THAT(
+        message_of_thrown<CommError>([&] { group.barrier(); }),
+        AnyOf(
+            HasSubstr("Ranks called different collectives"),
+            HasSubstr("A peer is gone")));
+    EXPECT_THAT(
+        message_of_thrown<CommError>([&] { group.barrier(); }),
+        HasSubstr("[barrier]"));
+  });
+}
+
+} // namespace
+} // namespace weft::mesh
