@@ -1,6 +1,6 @@
 #include "mesh/shm_progress.h"
 
-#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -30,11 +30,10 @@ constexpr milliseconds kSeldom{5};
 // After so many looks without work it waits to be called.
 constexpr int kIdleLooks = 100;
 
-int64_t usable_cores() {
-  cpu_set_t cores;
-  return ::sched_getaffinity(0, sizeof(cores), &cores) == 0
-             ? CPU_COUNT(&cores)
-             : int64_t{std::thread::hardware_concurrency()};
+// Of the host: a rank that keeps to cores of its own leaves the others to the
+// other ranks.
+int64_t online_cores() {
+  return std::max<int64_t>(::sysconf(_SC_NPROCESSORS_ONLN), 1);
 }
 
 void pause() {
@@ -48,7 +47,7 @@ void pause() {
 } // namespace
 
 ShmProgress::ShmProgress(int64_t local_ranks)
-    : local_ranks_(local_ranks), cores_(usable_cores()) {}
+    : local_ranks_(local_ranks), cores_(online_cores()) {}
 
 ShmProgress::~ShmProgress() {
   {
