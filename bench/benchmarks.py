@@ -19,6 +19,7 @@ import pathlib
 import platform
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 
@@ -81,6 +82,17 @@ def facts():
             "load before": f"{os.getloadavg()[0]:.1f}"}
 
 
+def busy_others(result):
+    """The shares of the machine that others took, of all runs in `result`."""
+    if isinstance(result, dict):
+        own = [result["others"]] if "others" in result else []
+        result = list(result.values())
+        return own + busy_others(result)
+    if isinstance(result, list):
+        return [share for part in result for share in busy_others(part)]
+    return []
+
+
 def read_results(folder):
     paths = {name: folder / f"{name}.json" for name in ROWS}
     return {name: json.loads(path.read_text())
@@ -117,8 +129,12 @@ def overview(results):
 def environment(results):
     rows = list(machine().items())
     for name, saved in results.items():
-        rows.append([f"`{name}`", ", ".join(
-            f"{key} {value}" for key, value in saved["facts"].items())])
+        said = [f"{key} {value}" for key, value in saved["facts"].items()]
+        others = busy_others(saved["result"])
+        if others:
+            said.append(f"others took {100 * statistics.median(others):.0f} % of "
+                        f"the machine ({100 * max(others):.0f} % at most)")
+        rows.append([f"`{name}`", ", ".join(said)])
     return table(["", ""], rows)
 
 

@@ -27,18 +27,33 @@ def torchrun(ranks, *arguments):
     return [program, f"--nproc-per-node={ranks}", *map(str, arguments)]
 
 
+def cpu_seconds():
+    """Of all processes but niced ones, which give way, and of those that this
+    one has waited for."""
+    with open("/proc/stat") as file:
+        user, _, system = map(int, file.readline().split()[1:4])
+    times = os.times()
+    return ((user + system) / os.sysconf("SC_CLK_TCK"),
+            times.children_user + times.children_system)
+
+
 def run(command):
-    """The line of JSON that `command` prints. PEER_T0 is when it was started."""
+    """The line of JSON that `command` prints. PEER_T0 is when it was started;
+    `others` is the share of the machine that other processes took meanwhile."""
     environment = dict(os.environ, PEER_T0=repr(time.time()), OMP_NUM_THREADS="1")
+    start, (all_before, own_before) = time.time(), cpu_seconds()
     result = subprocess.run(
         command, env=environment, capture_output=True, text=True)
+    wall, (all_after, own_after) = time.time() - start, cpu_seconds()
     lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
     if not lines:
         sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
     if result.returncode != 0:  # PyTorch's gloo sometimes aborts at the very end
         print(f"exit code {result.returncode} after the result of {command[0]}",
               file=sys.stderr)
-    return json.loads(lines[-1])
+    others = (all_after - all_before) - (own_after - own_before)
+    return {**json.loads(lines[-1]),
+            "others": round(max(0, others) / wall / os.cpu_count(), 3)}
 
 
 class QuietMachine:
