@@ -25,14 +25,20 @@ using MutableRow = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
 
 // Eigen converts halves one by one unless the compiler may assume newer
 // instructions; these loops are compiled for older and newer processors.
-#if defined(__x86_64__)
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+// Clones are chosen while the program is loaded, before a sanitizer is there.
+#define WEFT_CLONES
+#elif defined(__x86_64__)
 #define WEFT_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define WEFT_CLONES
+#endif
+#if defined(__x86_64__)
 #define WEFT_F16C __attribute__((target("f16c")))
 bool has_f16c() {
   return __builtin_cpu_supports("f16c") != 0;
 }
 #else
-#define WEFT_CLONES
 #define WEFT_F16C
 bool has_f16c() {
   return true;

@@ -1,4 +1,7 @@
 #include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <latch>
 #include <numeric>
 #include <optional>
@@ -119,6 +122,9 @@ class Stream {
         works_.push_back(
             group_.reduce_scatter(results_.back(), at::full({n * count}, own)));
         break;
+      case 3:
+        start_all_to_all(count / 2 + 1);
+        break;
       default: {
         const auto root = static_cast<int64_t>(random_()) % n;
         add(at::full({count}, own), at::full({count}, root + 1.0));
@@ -144,6 +150,21 @@ class Stream {
   bool poll(size_t i) const { return works_[i].is_completed(); }
 
  private:
+  /// Parts of none to two times `count`, as many to a rank as from it.
+  void start_all_to_all(int64_t count) {
+    std::vector<int64_t> sizes;
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> expected;
+    for (int64_t peer = 0; peer < group_.size(); ++peer) {
+      sizes.push_back((group_.rank() + peer) % 3 * count);
+      inputs.push_back(at::full({sizes.back()}, group_.rank() + 1.0));
+      expected.push_back(at::full({sizes.back()}, peer + 1.0));
+    }
+    const auto all = at::cat(expected);
+    add(at::zeros_like(all), all);
+    works_.push_back(
+        group_.all_to_all(results_.back().split_with_sizes(sizes), inputs));
+  }
   void add(at::Tensor start, at::Tensor expected) {
     results_.push_back(std::move(start));
     expected_.push_back(std::move(expected));
@@ -335,6 +356,37 @@ TEST(ShmProgress, AGroupMadeAfterAnAbortedOneWorks) {
       }
     }
   });
+}
+
+int64_t open_descriptors() {
+  const std::filesystem::directory_iterator entries("/proc/self/fd");
+  return std::distance(begin(entries), end(entries));
+}
+
+bool has_mapping() {
+  std::ifstream maps("/proc/self/maps");
+  const std::string text(std::istreambuf_iterator<char>(maps), {});
+  return text.find("memfd:weft") != std::string::npos;
+}
+
+TEST(ShmProgress, NothingIsLeftOfGroupsThatEnded) {
+  const auto before = open_descriptors();
+  for (int i = 0; i < 3; ++i) {
+    run_ranks(3, [](RankContext& self) {
+      for (const char* name : {"one", "two", "three"}) {
+        Communicator group = make(self, name);
+        group.barrier();
+        EXPECT_TRUE(has_mapping());
+        // Nobody waits for the last.
+        group.all_reduce(at::ones({large()}));
+        if (name[1] == 'w') {
+          group.abort();
+        }
+      }
+    });
+  }
+  EXPECT_EQ(open_descriptors(), before);
+  EXPECT_FALSE(has_mapping());
 }
 
 } // namespace
