@@ -53,8 +53,8 @@ def markdown(results):
                     row["op"], size_text(row["bytes"]), result["ranks"],
                     spread(row, "shm"), spread(row, "gloo"),
                     f"{row['ratio']:.1f}"])
-    return table(["collective", "size", "ranks", "shm", "gloo", "gloo / shm"],
-                 rows)
+    return "![Time of every collective by size](collectives.svg)\n\n" + table(
+        ["collective", "size", "ranks", "shm", "gloo", "gloo / shm"], rows)
 
 
 def targets(results):

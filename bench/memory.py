@@ -88,8 +88,9 @@ def markdown(result):
                      f"{growth:+.0f}"])
     first, middle, last = (result["samples"][i][0] for i in (
         0, len(result["samples"]) // 2, -1))
-    return table(["rank", f"MB at step {first}", f"at {middle}", f"at {last}",
-                  "slope of the second half, KB in 10,000 steps"], rows)
+    return "![Resident memory of the ranks by step](memory.svg)\n\n" + table(
+        ["rank", f"MB at step {first}", f"at {middle}", f"at {last}",
+         "slope of the second half, KB in 10,000 steps"], rows)
 
 
 def targets(result):

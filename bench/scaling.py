@@ -79,7 +79,8 @@ def text_of(count):
 
 
 def markdown(lines):
-    return table(
+    return "![Time of a step by layout, batch, sequence and model]" \
+        "(scaling.svg)\n\n" + table(
         ["dp x tp", "dim", "layers", "parameters", "batch", "sequence",
          "Weft ms", "PyTorch ms", "PyTorch / Weft"],
         [[point["layout"].replace("x", " x "), point["dim"], point["layers"],
