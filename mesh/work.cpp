@@ -178,11 +178,16 @@ Work launch(
   auto state = std::make_shared<Work::State>();
   state->group = group;
   state->call = std::move(call);
+  const auto began = std::chrono::steady_clock::now();
   try {
     state->pending = start(*group->backend);
   } catch (const std::exception& cause) {
     group->ledger->end(state->call.sequence);
     std::rethrow_exception(state->translate(cause));
+  }
+  // In shared memory this thread moves data here already, the last rank all.
+  if (recorded) {
+    group->ledger->add_blocked(std::chrono::steady_clock::now() - began);
   }
   if (!state->pending) {
     if (finish) {

@@ -1,3 +1,4 @@
+#include <latch>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -164,7 +165,9 @@ TEST_P(OnHosts, WaitsMayComeInAnyOrder) {
 }
 
 TEST_P(OnHosts, AnAbortEndsWhatIsUnderWay) {
-  run_on_hosts(GetParam(), [](Communicator group, const World& world) {
+  std::latch connected(static_cast<std::ptrdiff_t>(GetParam().size()));
+  run_on_hosts(GetParam(), [&](Communicator group, const World& world) {
+    connected.arrive_and_wait();
     if (group.rank() == 0) {
       world.abort();
       return;
