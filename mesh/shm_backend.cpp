@@ -124,8 +124,13 @@ std::shared_ptr<ShmProgress> make_shm_progress(int64_t local_ranks) {
 }
 
 std::string shm_domain() {
+  if (!ShmSegment::is_supported()) {
+    return {};
+  }
   return detail::concat(
       first_line_of("/proc/sys/kernel/random/boot_id"),
+      " ",
+      first_line_of("/proc/sys/kernel/hostname"),
       " ",
       target_of("/proc/self/ns/net"),
       " ",

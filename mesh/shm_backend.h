@@ -20,7 +20,7 @@ std::shared_ptr<ShmProgress> make_shm_progress(int64_t local_ranks);
 
 /// Names what processes must have in common to share memory: the host, its
 /// start, the namespaces and the user. Equal for two ranks that may be in one
-/// shm group.
+/// shm group; empty where the system does not let this process share memory.
 std::string shm_domain();
 
 /// Collectives between ranks of one host through shared memory. Sums are taken

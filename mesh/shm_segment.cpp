@@ -134,6 +134,20 @@ class ShmSegment::Mapping {
   std::byte* begin_ = nullptr;
 };
 
+bool ShmSegment::is_supported() noexcept {
+  try {
+    const auto mapping = Mapping::make(kPage);
+    mapping->begin()[0] = std::byte{1};
+    const auto again = mapping->open_again();
+    auto lock = byte_of(0);
+    const ShmBell bell;
+    listen_unix(1);
+    return ::fcntl(again.get(), F_OFD_SETLK, &lock) == 0;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 ShmSegment::ShmSegment(
     const GroupMembers& members,
     const c10::intrusive_ptr<c10d::Store>& store,

@@ -101,6 +101,10 @@ class ShmSegment {
   /// Tells the others that this rank takes no part any more.
   void leave() const;
 
+  /// Whether this system, with its limits on this process, can do all that a
+  /// segment needs.
+  static bool is_supported() noexcept;
+
   class Mapping;
 
  private:

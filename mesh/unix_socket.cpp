@@ -69,18 +69,13 @@ void wait_readable(int fd, SocketDeadline deadline) {
   }
 }
 
-void check_same_user(const Descriptor& socket) {
+bool is_own_users(const Descriptor& socket) {
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
     throw_system_error("SO_PEERCRED");
   }
-  if (peer.uid != ::geteuid()) {
-    throw_error<CommError>(detail::concat(
-        "[shared memory] a process of another user (",
-        peer.uid,
-        ") came to the socket"));
-  }
+  return peer.uid == ::geteuid();
 }
 
 // Room for the descriptors that come along with a message.
@@ -140,12 +135,15 @@ UnixListener listen_unix(int backlog) {
 }
 
 Descriptor accept_unix(const UnixListener& listener, SocketDeadline deadline) {
-  wait_readable(listener.socket.get(), deadline);
-  auto socket = checked(
-      ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC),
-      "accept");
-  check_same_user(socket);
-  return socket;
+  while (true) {
+    wait_readable(listener.socket.get(), deadline);
+    auto socket = checked(
+        ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC),
+        "accept");
+    if (is_own_users(socket)) {
+      return socket;
+    }
+  }
 }
 
 Descriptor connect_unix(const std::string& name) {
@@ -155,7 +153,10 @@ Descriptor connect_unix(const std::string& name) {
   if (::connect(socket.get(), at.get(), at.length) != 0) {
     throw_system_error("connect");
   }
-  check_same_user(socket);
+  if (!is_own_users(socket)) {
+    throw_error<CommError>(
+        "[shared memory] the socket belongs to another user");
+  }
   return socket;
 }
 

@@ -42,7 +42,8 @@ struct UnixListener {
 
 /// All throw CommError with the system's reason.
 UnixListener listen_unix(int backlog);
-/// Throws: CommError also if nobody comes in time, or somebody of another user.
+/// Lets nobody in but this user's processes.
+/// Throws: CommError also if none comes in time.
 Descriptor accept_unix(const UnixListener& listener, SocketDeadline deadline);
 Descriptor connect_unix(const std::string& name);
 

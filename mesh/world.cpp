@@ -111,7 +111,10 @@ std::string domain_key(int64_t rank) {
 /// holds: whoever made it may know better.
 void World::State::publish_domain() const {
   if (options.backend != "gloo" && !store->check({domain_key(job.rank)})) {
-    store->set(domain_key(job.rank), shm_domain());
+    const auto domain = shm_domain();
+    store->set(
+        domain_key(job.rank),
+        domain.empty() ? detail::concat("rank ", job.rank) : domain);
   }
 }
 
