@@ -3,11 +3,13 @@
     .venv-peer/bin/python bench/compare_compiled.py [--pairs 1] [--steps 15]
         [--peer bench/peer/train_step.py] [more of bench step's flags]
 
-PyTorch takes a minute to start. Ratios are of each pair.
+PyTorch takes a minute to start. Ratios are of each pair. A layout that PyTorch
+cannot compile has none.
 """
 
 import argparse
 import statistics
+import sys
 
 from compare_step import LAYOUTS, commands_of, layout
 from measure import in_turn, median, ratios, spread, table
@@ -21,7 +23,12 @@ def measure(options):
         commands = commands_of(
             dp, tp, [f"--steps={options.steps}", *options.flags], options.peer)
         pair = {"weft": commands["weft"], "peer": [*commands["peer"], "--compile"]}
-        rows.append({"dp": dp, "tp": tp, **in_turn(pair, options.pairs)})
+        try:
+            results = in_turn(pair, options.pairs)
+        except SystemExit as failure:
+            print(failure, file=sys.stderr)
+            results = {}
+        rows.append({"dp": dp, "tp": tp, **results})
     return rows
 
 
@@ -29,7 +36,9 @@ def markdown(rows):
     return table(
         ["dp x tp", "Weft ms", "PyTorch compiled ms", "PyTorch / Weft",
          "its first step s"],
-        [[layout(row), f"{median(row['weft'], 'ms_per_step'):.0f}",
+        [[layout(row), "-", "does not compile", "-", "-"]
+         if "peer" not in row else
+         [layout(row), f"{median(row['weft'], 'ms_per_step'):.0f}",
           f"{median(row['peer'], 'ms_per_step'):.0f}",
           spread(ratios(row["peer"], row["weft"], "ms_per_step")),
           f"{median(row['peer'], 'first_step_s'):.0f}"] for row in rows])
@@ -38,6 +47,8 @@ def markdown(rows):
 def targets(rows):
     lines = []
     for row in rows:
+        if "peer" not in row:
+            continue
         values = ratios(row["peer"], row["weft"], "ms_per_step")
         bound = TARGETS[row["dp"], row["tp"]]
         lines.append((f"step {layout(row)} against PyTorch compiled",
