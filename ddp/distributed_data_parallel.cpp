@@ -193,8 +193,10 @@ void DistributedDataParallelBase::State::check_frozen() const {
 }
 
 void DistributedDataParallelBase::State::broadcast_buffers() const {
-  if (options.broadcast_buffers && module->is_training() &&
-      at::GradMode::is_enabled() && *paused == 0 && dp.size() > 1) {
+  if (options.forward_sync_buffers.value_or(
+          options.broadcast_buffers.value_or(true)) &&
+      module->is_training() && at::GradMode::is_enabled() && *paused == 0 &&
+      dp.size() > 1) {
     const auto buffers = buffers_of(*module);
     if (!buffers.empty()) {
       broadcast_from_first(buffers, dp, "ddp buffers");

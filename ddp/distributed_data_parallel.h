@@ -13,30 +13,13 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/pimpl.h>
 
+#include "ddp/options.h"
 #include "dtensor/module_call.h"
 #include "dtensor/optimizer_state.h"
 #include "dtensor/state_dict.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::ddp {
-
-struct DistributedDataParallelOptions {
-  /// How large a bucket may grow, in MiB. If not given: 25, with a first bucket
-  /// of 1, so that communication starts early.
-  std::optional<double> bucket_cap_mb = std::nullopt;
-  /// Before each training forward outside of no_sync(), buffers (batch norm's
-  /// running statistics) become those of the first replica.
-  bool broadcast_buffers = true;
-  /// Compare the replicas' parameters and buffers, and start from the first
-  /// one's values. Without, that is up to the caller.
-  bool init_sync = true;
-  /// After backward, .grad() of a parameter is a view of a bucket; otherwise a
-  /// tensor of its own, at the price of a copy and its memory.
-  bool gradient_as_bucket_view = true;
-  /// kAvg, or kSum for a loss that is already divided by the global count.
-  /// With kSum, gradients must be zeroed between synchronised backward passes.
-  mesh::ReduceOp reduce_op = mesh::ReduceOp::kAvg;
-};
 
 /// While one lives, backward passes of its DistributedDataParallel add to each
 /// replica's own gradients; the next one without it reduces the sum. What

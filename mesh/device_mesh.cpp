@@ -259,6 +259,42 @@ DeviceMesh DeviceMesh::create(
   return DeviceMesh(std::shared_ptr<State>(std::move(root), made));
 }
 
+DeviceMesh DeviceMesh::from_group(
+    const World& world,
+    const Communicator& group,
+    std::string mesh_dim_name) {
+  const auto where = [&] {
+    return ErrorContext{
+        detail::concat("rank ", world.rank(), "/", world.world_size())};
+  };
+  WEFT_CHECK(
+      !mesh_dim_name.empty(), kOp, where(), "The mesh dim has an empty name.");
+  WEFT_CHECK_EQ(
+      kOp,
+      group.ranks().at(group.rank()),
+      world.rank(),
+      where(),
+      "The group \"",
+      group.name(),
+      "\" is of another world.");
+  auto root = std::make_shared<Root>();
+  root->world = world;
+  root->shape = {group.size()};
+  root->coordinate = {group.rank()};
+
+  auto state = std::make_unique<State>();
+  state->root = root.get();
+  state->root_dims = {0};
+  state->shape = root->shape;
+  state->names = {std::move(mesh_dim_name)};
+  state->coordinate = root->coordinate;
+  state->ranks = group.ranks();
+  state->groups = {group};
+  State* made = state.get();
+  root->states.emplace(Root::Key{{0}, false, ""}, std::move(state));
+  return DeviceMesh(std::shared_ptr<State>(std::move(root), made));
+}
+
 int64_t DeviceMesh::ndim() const {
   return static_cast<int64_t>(state_->shape.size());
 }

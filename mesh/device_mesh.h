@@ -35,6 +35,14 @@ class DeviceMesh {
       std::vector<int64_t> shape,
       std::vector<std::string> mesh_dim_names);
 
+  /// A mesh of one dim over the ranks of a group, e.g. of World::make_group():
+  /// what takes a mesh can so be given a group. A root mesh of its own.
+  /// Source: torch/distributed/device_mesh.py, DeviceMesh.from_group.
+  static DeviceMesh from_group(
+      const World& world,
+      const Communicator& group,
+      std::string mesh_dim_name = "dp");
+
   int64_t ndim() const;
   /// Number of ranks in the mesh.
   int64_t size() const;

@@ -60,7 +60,7 @@ LlamaJob make_llama_job(
   // Losses are divided by the tokens of the whole global batch already.
   options.reduce_op = mesh::ReduceOp::kSum;
   // The rotary tables are its only buffers, and constants.
-  options.broadcast_buffers = false;
+  options.forward_sync_buffers = false;
   job.ddp =
       std::make_unique<ddp::DistributedDataParallel<LlamaForCausalLMImpl>>(
           job.model, mesh["dp"], options);

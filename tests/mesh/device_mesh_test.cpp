@@ -198,6 +198,43 @@ TEST(DeviceMeshRanks, EveryDimsGroupReducesOverItAlone) {
   });
 }
 
+TEST(DeviceMeshRanks, AGroupIsAMeshOfOneDim) {
+  run_ranks(3, [](RankContext& self) {
+    if (self.rank == 1) {
+      return;
+    }
+    const auto group = self.world.make_group("outer", {0, 2});
+    const auto mesh = DeviceMesh::from_group(self.world, group, "replica");
+    EXPECT_EQ(mesh.to_string(), "replica=2");
+    EXPECT_EQ(mesh.ranks(), (std::vector<int64_t>{0, 2}));
+    EXPECT_EQ(mesh.coordinate("replica"), self.rank / 2);
+    EXPECT_EQ(mesh.rank(), self.rank);
+    EXPECT_EQ(mesh.root(), mesh);
+    EXPECT_EQ(mesh.flatten("all").ranks(), mesh.ranks());
+    EXPECT_EQ(&mesh.group(int64_t{0}).ledger(), &group.ledger());
+    auto value = at::full({1}, self.rank, at::kLong);
+    mesh.flatten("all").group(int64_t{0}).all_reduce(value).wait();
+    EXPECT_EQ(value.item<int64_t>(), 2);
+  });
+}
+
+TEST(DeviceMeshRanks, AGroupWithoutThisRankIsRefused) {
+  run_ranks(2, [](RankContext& self) {
+    if (self.rank == 0) {
+      EXPECT_THAT(
+          message_of_thrown<c10::ValueError>(
+              [&] { self.world.make_group("others", {1}); }),
+          HasSubstr("rank 0"));
+      EXPECT_THAT(
+          message_of_thrown<c10::ValueError>([&] {
+            DeviceMesh::from_group(
+                self.world, self.world.make_group("own", {0}), "");
+          }),
+          HasSubstr("empty name"));
+    }
+  });
+}
+
 TEST(DeviceMeshRanks, RanksThatDisagreeOnTheShapeAllFail) {
   run_ranks(4, [](RankContext& self) {
     const auto message = message_of_thrown<DisagreementError>([&] {
