@@ -1,0 +1,179 @@
+#include "ddp/model_averaging/averagers.h"
+
+#include <string>
+
+#include <torch/torch.h>
+
+#include "ddp/model_averaging/average_parameters.h"
+#include "ddp/model_averaging/subgroups.h"
+#include "mesh/error.h"
+
+namespace weft::ddp {
+namespace {
+
+constexpr const char* kPeriodic = "PeriodicModelAverager";
+constexpr const char* kHierarchical = "HierarchicalModelAverager";
+
+void check_warmup_steps(const char* op, int64_t warmup_steps) {
+  WEFT_CHECK_LE(
+      op,
+      0,
+      warmup_steps,
+      mesh::ErrorContext{"model averaging"},
+      "It is the number of steps before the first that averages.");
+}
+
+void warn_of_period_one(const char* op) {
+  TORCH_WARN(
+      op,
+      ": averaging the parameters at every step moves no less than averaging "
+      "the gradients. Use DistributedDataParallel alone, or a longer period.");
+}
+
+mesh::Communicator group_of(const char* op, const mesh::DeviceMesh& dp_mesh) {
+  WEFT_CHECK_EQ(
+      op,
+      dp_mesh.ndim(),
+      1,
+      mesh::ErrorContext{dp_mesh.describe_rank()},
+      "Replicas lie along one mesh dim: take a slice, e.g. mesh[\"dp\"].");
+  return dp_mesh.group(int64_t{0});
+}
+
+using PeriodGroupSize = std::vector<std::pair<int64_t, int64_t>>;
+
+void check_hierarchy(
+    const PeriodGroupSize& period_group_size,
+    const mesh::DeviceMesh& dp_mesh) {
+  const auto where = [&] {
+    return mesh::ErrorContext{dp_mesh.describe_rank()};
+  };
+  WEFT_CHECK(
+      !period_group_size.empty(),
+      kHierarchical,
+      where(),
+      "period_group_size is empty. Give at least one period with the number "
+      "of replicas, e.g. {{16, ",
+      dp_mesh.size(),
+      "}}.");
+  int64_t last_period = 0;
+  int64_t last_group_size = 0;
+  for (const auto& [period, group_size] : period_group_size) {
+    WEFT_CHECK_LT(
+        kHierarchical,
+        last_period,
+        period,
+        where(),
+        "Periods in period_group_size are positive and ascend.");
+    WEFT_CHECK_LT(
+        kHierarchical,
+        last_group_size,
+        group_size,
+        where(),
+        "Group sizes in period_group_size are positive and ascend: what is "
+        "averaged over more replicas is averaged more seldom.");
+    WEFT_CHECK(
+        dp_mesh.size() % group_size == 0,
+        kHierarchical,
+        where(),
+        "period_group_size has groups of ",
+        group_size,
+        ", into which ",
+        dp_mesh.size(),
+        " replicas cannot be cut. Choose a size that divides.");
+    last_period = period;
+    last_group_size = group_size;
+  }
+  WEFT_CHECK_EQ(
+      kHierarchical,
+      last_group_size,
+      dp_mesh.size(),
+      where(),
+      "The last group in period_group_size is that of all replicas.");
+}
+
+} // namespace
+
+void ModelAverager::average_parameters(
+    const std::vector<at::Tensor>& parameters) {
+  if (auto* group = group_at(step_)) {
+    ddp::average_parameters(parameters, *group);
+  }
+  ++step_;
+}
+
+void ModelAverager::set_step(int64_t step) {
+  WEFT_CHECK_LE(
+      "ModelAverager",
+      0,
+      step,
+      mesh::ErrorContext{"model averaging"},
+      "It is a number of steps.");
+  step_ = step;
+}
+
+PeriodicModelAverager::PeriodicModelAverager(
+    int64_t period,
+    int64_t warmup_steps,
+    mesh::Communicator group)
+    : period_(period), warmup_steps_(warmup_steps), group_(std::move(group)) {
+  check_warmup_steps(kPeriodic, warmup_steps);
+  WEFT_CHECK_LE(
+      kPeriodic,
+      1,
+      period,
+      mesh::ErrorContext{"model averaging"},
+      "It is the number of steps from one average to the next.");
+  if (period == 1) {
+    warn_of_period_one(kPeriodic);
+  }
+}
+
+PeriodicModelAverager::PeriodicModelAverager(
+    int64_t period,
+    int64_t warmup_steps,
+    const mesh::DeviceMesh& dp_mesh)
+    : PeriodicModelAverager(
+          period,
+          warmup_steps,
+          group_of(kPeriodic, dp_mesh)) {}
+
+mesh::Communicator* PeriodicModelAverager::group_at(int64_t step) {
+  return step >= warmup_steps_ && (step - warmup_steps_) % period_ == 0
+             ? &group_
+             : nullptr;
+}
+
+HierarchicalModelAverager::HierarchicalModelAverager(
+    const PeriodGroupSize& period_group_size,
+    int64_t warmup_steps,
+    const mesh::DeviceMesh& dp_mesh)
+    : warmup_steps_(warmup_steps) {
+  const auto all = group_of(kHierarchical, dp_mesh);
+  check_warmup_steps(kHierarchical, warmup_steps);
+  check_hierarchy(period_group_size, dp_mesh);
+  for (const auto& [period, group_size] : period_group_size) {
+    period_group_.emplace_back(
+        period,
+        group_size == dp_mesh.size() ? all
+                                     : new_subgroups(dp_mesh, group_size));
+  }
+  if (period_group_.back().first == 1) {
+    warn_of_period_one(kHierarchical);
+  }
+}
+
+mesh::Communicator* HierarchicalModelAverager::group_at(int64_t step) {
+  if (step < warmup_steps_) {
+    return nullptr;
+  }
+  for (auto each = period_group_.rbegin(); each != period_group_.rend();
+       ++each) {
+    if (step % each->first == 0) {
+      return &each->second;
+    }
+  }
+  return nullptr;
+}
+
+} // namespace weft::ddp

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "ddp/model_averaging/averagers.h"
+#include "dtensor/state_dict.h"
+
+namespace weft::ddp {
+
+/// An optimizer whose steps are followed by an average of the parameters where
+/// `averager` says so. With post_localSGD_hook, whose start_localSGD_iter is
+/// the averager's warmup_steps, this is post-local SGD.
+/// Source: torch/distributed/optim/post_localSGD_optimizer.py; Lin et al.,
+/// https://arxiv.org/abs/1808.07217.
+class PostLocalSGDOptimizer {
+ public:
+  /// Throws: c10::ValueError if one of them is missing.
+  PostLocalSGDOptimizer(
+      std::shared_ptr<torch::optim::Optimizer> optim,
+      std::shared_ptr<ModelAverager> averager);
+
+  /// Collective: all replicas.
+  at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
+  void zero_grad(bool set_to_none = true);
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+  std::vector<torch::optim::OptimizerParamGroup>& param_groups();
+
+  torch::optim::Optimizer& optim() { return *optim_; }
+  ModelAverager& averager() { return *averager_; }
+
+  /// optimizer_state_dict() of the optimizer, and "step", the averager's.
+  dtensor::StateDict state_dict(
+      const torch::nn::Module& module,
+      const mesh::DeviceMesh& mesh);
+  /// Without a "step" the averager begins at 0, with a warning.
+  /// Throws: c10::ValueError naming a key that is missing or does not fit.
+  void load_state_dict(
+      const torch::nn::Module& module,
+      const dtensor::StateDict& state);
+
+ private:
+  std::shared_ptr<torch::optim::Optimizer> optim_;
+  std::shared_ptr<ModelAverager> averager_;
+};
+
+} // namespace weft::ddp
