@@ -18,25 +18,42 @@ struct OpenBucket {
   size_t index = 0;
   int64_t bytes = 0;
   int64_t cap = 0;
+  /// How many of its group came before it.
+  size_t number = 0;
 };
+
+int64_t to_bytes(double mb, const char* option) {
+  WEFT_CHECK(
+      std::isfinite(mb) && mb > 0.0,
+      "ddp",
+      mesh::ErrorContext{mesh::detail::concat("option ", option)},
+      option,
+      " > 0: ",
+      mb,
+      " is not. Give the largest size of a bucket in MiB, e.g. 25.");
+  return static_cast<int64_t>(std::min(mb * kMiB, 9e18));
+}
 
 } // namespace
 
-BucketCaps bucket_caps(std::optional<double> cap_mb) {
-  if (!cap_mb) {
-    return {
-        .first = static_cast<int64_t>(kFirstCapMb * kMiB),
-        .rest = static_cast<int64_t>(kDefaultCapMb * kMiB)};
+int64_t BucketCaps::of(size_t index) const {
+  if (index < each.size()) {
+    return each[index];
   }
-  WEFT_CHECK(
-      std::isfinite(*cap_mb) && *cap_mb > 0.0,
-      "ddp",
-      mesh::ErrorContext{"option bucket_cap_mb"},
-      "bucket_cap_mb > 0: ",
-      *cap_mb,
-      " is not. Give the largest size of a bucket in MiB, e.g. 25.");
-  const auto cap = static_cast<int64_t>(std::min(*cap_mb * kMiB, 9e18));
-  return {.first = cap, .rest = cap};
+  return index == 0 ? first : rest;
+}
+
+BucketCaps bucket_caps(
+    std::optional<double> cap_mb,
+    const std::vector<double>& cap_mb_list) {
+  const auto cap = to_bytes(cap_mb.value_or(kDefaultCapMb), "bucket_cap_mb");
+  BucketCaps caps{
+      .first = cap_mb ? cap : static_cast<int64_t>(kFirstCapMb * kMiB),
+      .rest = cap};
+  for (const double mb : cap_mb_list) {
+    caps.each.push_back(to_bytes(mb, "bucket_cap_mb_list"));
+  }
+  return caps;
 }
 
 std::vector<std::vector<size_t>> plan_buckets(
@@ -53,11 +70,14 @@ std::vector<std::vector<size_t>> plan_buckets(
     const bool fits = found != open.end() &&
                       found->second.bytes + item.bytes <= found->second.cap;
     if (!fits) {
-      const int64_t cap = found == open.end() ? caps.first : caps.rest;
-      found =
-          open.insert_or_assign(
-                  item.group, OpenBucket{.index = buckets.size(), .cap = cap})
-              .first;
+      const size_t number = found == open.end() ? 0 : found->second.number + 1;
+      found = open.insert_or_assign(
+                      item.group,
+                      OpenBucket{
+                          .index = buckets.size(),
+                          .cap = caps.of(number),
+                          .number = number})
+                  .first;
       buckets.emplace_back();
       full_at.push_back(0);
     }

@@ -13,12 +13,20 @@ struct BucketCaps {
   /// early in backward.
   int64_t first = 0;
   int64_t rest = 0;
+  /// Of the buckets of each group in turn, before `rest`; instead of `first`.
+  std::vector<int64_t> each = {};
+
+  /// Of the bucket that has `index` others of its group before it.
+  int64_t of(size_t index) const;
 };
 
 /// PyTorch's caps: 25 MiB with a first bucket of 1 MiB; a cap that the user
-/// gave holds for the first one too. Unit of `cap_mb`: MiB.
-/// Throws: c10::ValueError unless the cap is a positive number.
-BucketCaps bucket_caps(std::optional<double> cap_mb);
+/// gave holds for the first one too, and `cap_mb_list` for the first buckets.
+/// Unit of both: MiB.
+/// Throws: c10::ValueError unless every cap is a positive number.
+BucketCaps bucket_caps(
+    std::optional<double> cap_mb,
+    const std::vector<double>& cap_mb_list = {});
 
 /// A gradient as planning sees it.
 struct BucketItem {

@@ -1,16 +1,17 @@
 #include "ddp/distributed_data_parallel.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include <torch/torch.h>
 
 #include "ddp/bucket_plan.h"
-#include "ddp/module_state.h"
-#include "ddp/reducer.h"
-#include "ddp/replicas.h"
+#include "ddp/ddp_state.h"
+#include "ddp/hook_state_rows.h"
+#include "ddp/replica_difference.h"
+#include "ddp/unused_parameters.h"
 #include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
 #include "mesh/error.h"
 
 namespace weft::ddp {
@@ -22,15 +23,6 @@ mesh::ErrorContext where(const mesh::DeviceMesh& dp) {
   return {dp.describe_rank()};
 }
 
-std::vector<NamedTensor> trainable(const std::vector<NamedTensor>& all) {
-  std::vector<NamedTensor> result;
-  std::copy_if(
-      all.begin(), all.end(), std::back_inserter(result), [](const auto& item) {
-        return item.tensor.requires_grad();
-      });
-  return result;
-}
-
 /// The first tensor that has no values yet, or null.
 const NamedTensor* find_deferred(const std::vector<NamedTensor>& tensors) {
   const auto found =
@@ -38,33 +30,6 @@ const NamedTensor* find_deferred(const std::vector<NamedTensor>& tensors) {
         return dtensor::is_deferred(item.tensor);
       });
   return found == tensors.end() ? nullptr : &*found;
-}
-
-/// A parameter may not lie on the mesh over which it is replicated.
-void check_meshes(
-    const std::vector<NamedTensor>& tensors,
-    const mesh::DeviceMesh& dp) {
-  for (const auto& item : tensors) {
-    const auto* impl = dtensor::dtensor_impl(item.tensor);
-    if (!impl || impl->spec().mesh_ndim() == 0) {
-      continue;
-    }
-    for (const auto rank : impl->spec().mesh().ranks()) {
-      const auto& replicas = dp.ranks();
-      WEFT_CHECK(
-          rank == dp.rank() ||
-              std::find(replicas.begin(), replicas.end(), rank) ==
-                  replicas.end(),
-          "ddp",
-          where(dp),
-          item.name,
-          " is ",
-          dtensor::describe(item.tensor),
-          ", whose mesh holds ranks of the replicas' mesh ",
-          dp.to_string(),
-          ". Parallelize the model over other mesh dims than the replicas'.");
-    }
-  }
 }
 
 void check_arguments(
@@ -86,49 +51,88 @@ void check_arguments(
       "ddp",
       where(dp),
       "reduce_op must be kAvg or kSum: gradients of replicas add up.");
+  WEFT_CHECK(
+      !options.broadcast_buffers || !options.forward_sync_buffers ||
+          *options.broadcast_buffers == *options.forward_sync_buffers,
+      "ddp",
+      where(dp),
+      "broadcast_buffers and forward_sync_buffers say different things. Set "
+      "forward_sync_buffers, the newer name, alone.");
+  WEFT_CHECK(
+      !options.skip_all_reduce_unused_params ||
+          options.find_unused_parameters || options.static_graph,
+      "ddp",
+      where(dp),
+      "skip_all_reduce_unused_params goes with find_unused_parameters or "
+      "static_graph: without one a parameter without a gradient is an error.");
+}
+
+/// Whether the hook's result is what it declares, on four ones a rank.
+void try_hook(CommHook& hook, const ReductionGroup& group, c10::Device device) {
+  const auto n = static_cast<double>(group.group.size());
+  const auto ones = at::ones({4}, at::device(device));
+  const GradBucket bucket{
+      .index = 0,
+      .is_last = true,
+      .buffer = ones.clone(),
+      .gradients = {ones},
+      .parameters = {ones},
+      .names = {"(a trial)"},
+      .group = group.group};
+  const auto result = hook.run(bucket).wait();
+  const auto what = [&] { return mesh::ErrorContext{"hook " + hook.name()}; };
+  WEFT_CHECK(
+      result.defined() && result.sizes() == ones.sizes() &&
+          result.scalar_type() == ones.scalar_type(),
+      "register_comm_hook",
+      what(),
+      "the hook was tried on a bucket of 4 floats and returned something else. "
+      "Return bucket.buffer or a tensor like it.");
+  if (result.is_meta()) {
+    return;
+  }
+  const double expected = hook.divides() ? 1.0 : n;
+  const double value = result.to(at::kDouble).mean().item<double>();
+  WEFT_CHECK(
+      std::abs(value - expected) < 0.05 * expected,
+      "register_comm_hook",
+      what(),
+      "the hook declares that it ",
+      hook.divides() ? "divides" : "does not divide",
+      " by the number of replicas; of ones on ",
+      n,
+      " replicas it made ",
+      value,
+      " instead of ",
+      expected,
+      hook.divides() ? ": nobody would divide. "
+                     : ": gradients would be divided twice. ",
+      "Have divides() say what run() does.");
 }
 
 } // namespace
-
-struct DistributedDataParallelBase::State {
-  std::shared_ptr<torch::nn::Module> module;
-  mesh::DeviceMesh dp;
-  DistributedDataParallelOptions options;
-  BucketCaps caps;
-  std::shared_ptr<std::atomic<int>> paused =
-      std::make_shared<std::atomic<int>>(0);
-  /// Parameters that were frozen when the reducer was made.
-  std::vector<NamedTensor> frozen;
-  /// Null until the parameters have values.
-  std::shared_ptr<Reducer> reducer;
-
-  void check_frozen() const;
-  void broadcast_buffers() const;
-};
 
 DistributedDataParallelBase::DistributedDataParallelBase(
     std::shared_ptr<torch::nn::Module> module,
     const mesh::DeviceMesh& dp_mesh,
     const DistributedDataParallelOptions& options) {
   check_arguments(module.get(), dp_mesh, options);
-  const auto parameters = parameters_of(*module);
+  const auto selection = select_parameters(*module, dp_mesh, options);
   WEFT_CHECK(
-      !trainable(parameters).empty(),
+      !selection.reduced.empty(),
       "ddp",
       where(dp_mesh),
       "none of the module's ",
-      parameters.size(),
+      selection.parameters.size(),
       " parameters requires a gradient: nothing to reduce. Wrap a model that "
       "trains, or call the module itself.");
-  const bool is_deferred =
-      find_deferred(parameters) || find_deferred(buffers_of(*module));
+  const bool is_deferred = find_deferred(parameters_of(*module)) ||
+                           find_deferred(buffers_of(*module));
   state_.reset(new State{
       .module = std::move(module),
       .dp = dp_mesh,
       .options = options,
-      .caps = bucket_caps(options.bucket_cap_mb),
-      .frozen = {},
-      .reducer = {}});
+      .caps = bucket_caps(options.bucket_cap_mb, options.bucket_cap_mb_list)});
   if (!is_deferred) {
     synchronize_parameters();
   }
@@ -149,9 +153,8 @@ void DistributedDataParallelBase::synchronize_parameters() {
   if (state.reducer) {
     return;
   }
-  const auto parameters = parameters_of(*state.module);
+  auto all = parameters_of(*state.module);
   const auto buffers = buffers_of(*state.module);
-  auto all = parameters;
   all.insert(all.end(), buffers.begin(), buffers.end());
   if (const auto* deferred = find_deferred(all)) {
     WEFT_CHECK(
@@ -162,75 +165,57 @@ void DistributedDataParallelBase::synchronize_parameters() {
         " has no values yet. Call weft::dtensor::materialize(model, seed) "
         "before the first forward.");
   }
-  check_meshes(all, state.dp);
+  const auto selection =
+      select_parameters(*state.module, state.dp, state.options);
   if (state.options.init_sync) {
-    check_replicas_agree(parameters, buffers, state.dp);
-    broadcast_from_first(all, state.dp, "ddp initial values");
+    state.sync_initial_values(selection);
   }
-  for (const auto& item : parameters) {
-    if (!item.tensor.requires_grad()) {
-      state.frozen.push_back(item);
-    }
-  }
-  const ReducerOptions options{
-      .caps = state.caps,
-      .gradient_as_bucket_view = state.options.gradient_as_bucket_view,
-      .reduce_op = state.options.reduce_op};
-  state.reducer =
-      Reducer::create(trainable(parameters), state.dp, options, state.paused);
-}
-
-void DistributedDataParallelBase::State::check_frozen() const {
-  for (const auto& item : frozen) {
-    WEFT_CHECK(
-        !item.tensor.requires_grad(),
-        "ddp",
-        where(dp),
-        item.name,
-        " was frozen when the model was wrapped and requires a gradient now, "
-        "which nobody would reduce. Wrap the model again.");
-  }
-}
-
-void DistributedDataParallelBase::State::broadcast_buffers() const {
-  if (options.forward_sync_buffers.value_or(
-          options.broadcast_buffers.value_or(true)) &&
-      module->is_training() && at::GradMode::is_enabled() && *paused == 0 &&
-      dp.size() > 1) {
-    const auto buffers = buffers_of(*module);
-    if (!buffers.empty()) {
-      broadcast_from_first(buffers, dp, "ddp buffers");
-    }
-  }
+  state.cast_buffers();
+  state.start(selection);
 }
 
 void DistributedDataParallelBase::before_forward() {
   synchronize_parameters();
-  state_->reducer->reset();
-  state_->check_frozen();
-  state_->broadcast_buffers();
-}
-
-void DistributedDataParallelBase::after_forward(const at::Tensor& output) {
-  state_->reducer->watch(output);
+  const bool needs_backward =
+      at::GradMode::is_enabled() && *state_->paused == 0;
+  if (needs_backward && state_->reducer->begin_iteration()) {
+    log_iteration(state_->get_logging_data());
+  }
+  state_->reducer->begin_forward(needs_backward);
+  state_->check_known();
+  state_->sync_buffers(BufferCommHookLocation::PRE_FORWARD);
 }
 
 void DistributedDataParallelBase::after_forward(
     const std::vector<at::Tensor>& outputs) {
-  for (const auto& output : outputs) {
-    state_->reducer->watch(output);
-  }
+  state_->sync_buffers(BufferCommHookLocation::POST_FORWARD);
+  state_->reducer->end_forward(outputs);
+}
+
+void DistributedDataParallelBase::after_forward_of_unknown() {
+  WEFT_CHECK(
+      !state_->options.find_unused_parameters,
+      "ddp",
+      where(state_->dp),
+      "find_unused_parameters searches the graph of forward()'s outputs, but "
+      "the module returns something else than tensors, vectors or tuples of "
+      "them. Return one of these, or set static_graph.");
+  state_->sync_buffers(BufferCommHookLocation::POST_FORWARD);
+}
+
+at::Tensor DistributedDataParallelBase::cast_input(
+    const at::Tensor& input) const {
+  const auto& precision = state_->options.mixed_precision;
+  return precision && precision->param_dtype &&
+                 precision->cast_forward_inputs && input.defined() &&
+                 input.is_floating_point()
+             ? input.to(*precision->param_dtype)
+             : input;
 }
 
 std::vector<std::vector<std::string>>
 DistributedDataParallelBase::bucket_names() const {
-  WEFT_CHECK(
-      state_->reducer != nullptr,
-      "ddp",
-      where(state_->dp),
-      "no buckets before the parameters have values. Call "
-      "synchronize_parameters() after materialize().");
-  return state_->reducer->bucket_names();
+  return state_->made_reducer("there are no buckets").bucket_names();
 }
 
 void DistributedDataParallelBase::set_bucket_layout(
@@ -239,8 +224,179 @@ void DistributedDataParallelBase::set_bucket_layout(
   state_->reducer->set_bucket_layout(layout);
 }
 
+void DistributedDataParallelBase::register_comm_hook(
+    std::shared_ptr<CommHook> hook) {
+  auto& state = *state_;
+  WEFT_CHECK(
+      hook != nullptr,
+      "register_comm_hook",
+      where(state.dp),
+      "the hook is null.");
+  synchronize_parameters();
+  state.check_hook(*hook);
+  if (hook->can_be_tried()) {
+    const auto& first = state.reduced.front().tensor;
+    try_hook(*hook, state.groups.front(), local_part(first).device());
+  }
+  state.reducer->set_comm_hook(std::move(hook));
+}
+
+dtensor::StateDict DistributedDataParallelBase::comm_hook_state_dict() const {
+  const auto& hook = state_->made_reducer("there is no hook").comm_hook();
+  if (!hook) {
+    return {};
+  }
+  return to_rows(
+      hook->state_dict(), dtensor::joint_mesh(*state_->module, state_->dp));
+}
+
+void DistributedDataParallelBase::load_comm_hook_state_dict(
+    const dtensor::StateDict& rows) {
+  synchronize_parameters();
+  const auto& hook = state_->reducer->comm_hook();
+  WEFT_CHECK(
+      hook != nullptr,
+      "load_comm_hook_state_dict",
+      where(state_->dp),
+      "there is no hook. Register the one that the state was saved with.");
+  hook->load_state_dict(
+      from_rows(rows, dtensor::joint_mesh(*state_->module, state_->dp)));
+}
+
+void DistributedDataParallelBase::register_buffer_comm_hook(
+    BufferCommHook hook,
+    BufferCommHookLocation location) {
+  WEFT_CHECK(
+      hook != nullptr,
+      "register_buffer_comm_hook",
+      where(state_->dp),
+      "the hook is empty. Pass a function.");
+  state_->buffer_hook = std::move(hook);
+  state_->buffer_hook_location = location;
+}
+
+bool DistributedDataParallelBase::will_sync_module_buffers() const {
+  return state_->syncs_buffers() &&
+         !select_buffers(*state_->module, state_->options).empty();
+}
+
+std::shared_ptr<OptimizerInBackward>
+DistributedDataParallelBase::register_fused_optim(
+    const OptimizerFactory& factory,
+    std::optional<std::vector<at::Tensor>> parameters) {
+  synchronize_parameters();
+  if (!parameters) {
+    parameters.emplace();
+    for (const auto& item : state_->reduced) {
+      parameters->push_back(item.tensor);
+    }
+  }
+  auto optimizers = apply_optimizer_in_backward(factory, *parameters);
+  register_fused_optim(optimizers);
+  return optimizers;
+}
+
+void DistributedDataParallelBase::register_fused_optim(
+    std::shared_ptr<OptimizerInBackward> optimizers) {
+  synchronize_parameters();
+  auto& state = *state_;
+  for (const auto& parameter : optimizers->parameters()) {
+    WEFT_CHECK(
+        std::any_of(
+            state.reduced.begin(),
+            state.reduced.end(),
+            [&](const auto& item) { return item.tensor.is_same(parameter); }),
+        "register_fused_optim",
+        where(state.dp),
+        "one of the ",
+        optimizers->parameters().size(),
+        " parameters, of sizes ",
+        parameter.sizes(),
+        ", is none that this module trains. Pass the module's own.");
+  }
+  optimizers->stop_listening();
+  state.optimizers = optimizers;
+  // The reducer goes before the parameters do.
+  state.reducer->set_after_reduction(
+      [optimizers, reduced = state.reduced](size_t i) {
+        optimizers->step(reduced[i].tensor);
+      });
+}
+
+void DistributedDataParallelBase::set_static_graph() {
+  synchronize_parameters();
+  state_->reducer->set_static_graph();
+  state_->options.static_graph = true;
+  state_->logging.static_graph = true;
+}
+
+void DistributedDataParallelBase::remove_autograd_hooks() {
+  state_->made_reducer("there are no hooks").remove_autograd_hooks();
+}
+
+void DistributedDataParallelBase::check_reducer_finalized() const {
+  state_->made_reducer("nothing was reduced").check_finalized();
+}
+
+void DistributedDataParallelBase::require_manual_backward_finalization(
+    bool required) {
+  synchronize_parameters();
+  state_->reducer->require_manual_finalization(required);
+}
+
+bool DistributedDataParallelBase::should_finalize_after_backward() const {
+  return state_->reducer && state_->reducer->should_finalize_after_backward();
+}
+
+void DistributedDataParallelBase::finalize_backward() {
+  state_->made_reducer("nothing was reduced").finalize();
+}
+
+void DistributedDataParallelBase::update_process_group(
+    const mesh::DeviceMesh& dp_mesh) {
+  auto& state = *state_;
+  check_arguments(state.module.get(), dp_mesh, state.options);
+  WEFT_CHECK(
+      state.options.parameter_groups.empty(),
+      "update_process_group",
+      where(dp_mesh),
+      "parameter_groups lie within the old replicas. Wrap the model again.");
+  const auto selection =
+      select_parameters(*state.module, dp_mesh, state.options);
+  state.dp = dp_mesh;
+  state.groups = selection.groups;
+  if (state.reducer) {
+    state.reducer->replace_groups(dp_mesh, selection.groups);
+  }
+}
+
+void DistributedDataParallelBase::check_replicas() const {
+  check_replicas_equal(
+      *state_->module,
+      state_->dp,
+      state_->options.params_and_buffers_to_ignore);
+}
+
+DDPLoggingData DistributedDataParallelBase::get_ddp_logging_data() const {
+  state_->made_reducer("there is nothing to say");
+  return state_->get_logging_data();
+}
+
+void DistributedDataParallelBase::set_ddp_runtime_logging_sample_rate(
+    int64_t every) {
+  state_->made_reducer("nothing is measured").set_sample_rate(every);
+}
+
+std::string DistributedDataParallelBase::describe_unused_parameters() const {
+  const auto& reducer = state_->made_reducer("nothing was used");
+  return describe_unused(*state_->module, state_->reduced, reducer.last_use());
+}
+
 dtensor::StateDict DistributedDataParallelBase::state_dict(
     const std::set<std::string>& ignore) const {
+  if (state_->reducer) {
+    state_->reducer->restore_precision();
+  }
   const auto joint = dtensor::joint_mesh(*state_->module, state_->dp);
   return dtensor::module_state_dict(*state_->module, joint, ignore);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -13,6 +14,10 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/pimpl.h>
 
+#include "ddp/comm_hook.h"
+#include "ddp/logging_data.h"
+#include "ddp/module_state.h"
+#include "ddp/optimizer_in_backward.h"
 #include "ddp/options.h"
 #include "dtensor/module_call.h"
 #include "dtensor/optimizer_state.h"
@@ -37,6 +42,11 @@ class [[nodiscard]] NoSyncGuard {
  private:
   std::shared_ptr<std::atomic<int>> paused_;
 };
+
+enum class BufferCommHookLocation { PRE_FORWARD, POST_FORWARD };
+
+/// Makes the buffers of all replicas alike, in place. Collective: all replicas.
+using BufferCommHook = std::function<void(const std::vector<NamedTensor>&)>;
 
 /// What DistributedDataParallel does whatever the module's type.
 class DistributedDataParallelBase {
@@ -70,6 +80,74 @@ class DistributedDataParallelBase {
   /// Throws: c10::ValueError for a name that is unknown or comes twice.
   void set_bucket_layout(const std::vector<std::vector<std::string>>& layout);
 
+  /// Has `hook` reduce the buckets from the next backward on. Once only.
+  /// Collective: all replicas with the same hook, which is tried on a small
+  /// bucket unless it cannot be.
+  /// Throws: c10::ValueError for a null or second hook, one that divides where
+  /// reduce_op is kSum or a group has a divisor of its own, one whose result
+  /// is not what it declares, and options that it cannot work with.
+  void register_comm_hook(std::shared_ptr<CommHook> hook);
+  /// What the hook needs to go on exactly after a restart, a row a rank. Empty
+  /// without a hook that keeps a state.
+  /// Collective: all ranks of the model's mesh; blocks.
+  dtensor::StateDict comm_hook_state_dict() const;
+  /// Collective: as comm_hook_state_dict().
+  /// Throws: c10::ValueError if there is no hook or the state is of another
+  /// number of ranks.
+  void load_comm_hook_state_dict(const dtensor::StateDict& state);
+
+  /// Has `hook` bring the replicas' buffers together, instead of a broadcast
+  /// from the first.
+  void register_buffer_comm_hook(
+      BufferCommHook hook,
+      BufferCommHookLocation location = BufferCommHookLocation::POST_FORWARD);
+  /// Whether a training forward synchronises buffers now.
+  bool will_sync_module_buffers() const;
+
+  /// Steps an optimizer for each parameter once its gradient is reduced, and
+  /// drops the gradient. Not under no_sync(). `parameters`: all that are
+  /// trained, unless given.
+  std::shared_ptr<OptimizerInBackward> register_fused_optim(
+      const OptimizerFactory& factory,
+      std::optional<std::vector<at::Tensor>> parameters = std::nullopt);
+  /// The same with optimizers made by apply_optimizer_in_backward() before.
+  void register_fused_optim(std::shared_ptr<OptimizerInBackward> optimizers);
+
+  /// As the option static_graph. Before the first backward.
+  void set_static_graph();
+  /// Listens no more to the parameters' gradients: nothing is reduced.
+  void remove_autograd_hooks();
+  /// Throws: c10::ValueError naming the parameters whose gradients are awaited
+  /// if the last backward() did not end in a reduction.
+  void check_reducer_finalized() const;
+
+  /// Leaves it to finalize_backward() to wait for the reductions, so that other
+  /// work may run meanwhile; .grad() is valid after it. Before a forward.
+  void require_manual_backward_finalization(bool required);
+  bool should_finalize_after_backward() const;
+  /// Collective: all replicas, once after each backward() outside of no_sync().
+  void finalize_backward();
+
+  /// Replaces the replicas, e.g. after one was lost: the next backward makes
+  /// buckets anew. What an error left behind is forgotten. Parameters are not
+  /// compared or broadcast; parameter_groups and the comm hook's own groups
+  /// must not be in use.
+  /// Collective in effect: all ranks of `dp_mesh`.
+  void update_process_group(const mesh::DeviceMesh& dp_mesh);
+
+  /// Fails if parameters or buffers of the replicas differ, naming the first.
+  /// Collective: all replicas; blocks.
+  /// Throws: mesh::DisagreementError.
+  void check_replicas() const;
+
+  /// What DDP knows of itself; to_json() writes it.
+  DDPLoggingData get_ddp_logging_data() const;
+  /// Times are taken in the first 10 iterations and then in every `every`th.
+  void set_ddp_runtime_logging_sample_rate(int64_t every);
+  /// Which parameters got no gradient in the last backward on this rank, the
+  /// modules that have them and when they last got one; "" if none.
+  std::string describe_unused_parameters() const;
+
   /// Parameters and buffers on the mesh of all dims, replicated over the
   /// replicas', e.g. [R, S(0)] on dp=2 tp=2. They share the module's memory.
   /// `ignore` names what is left out.
@@ -91,17 +169,39 @@ class DistributedDataParallelBase {
   ~DistributedDataParallelBase();
 
   void before_forward();
-  void after_forward(const at::Tensor& output);
   void after_forward(const std::vector<at::Tensor>& outputs);
+  void after_forward(const at::Tensor& output) {
+    after_forward(std::vector<at::Tensor>{output});
+  }
   template <class... T>
   void after_forward(const std::tuple<T...>& outputs) {
+    std::vector<at::Tensor> tensors;
     std::apply(
-        [this](const auto&... each) { (after_forward(each), ...); }, outputs);
+        [&](const auto&... each) { (collect(tensors, each), ...); }, outputs);
+    after_forward(tensors);
   }
   template <class T>
-  void after_forward(const T&) {}
+  void after_forward(const T&) {
+    after_forward_of_unknown();
+  }
+
+  /// Whether arguments of forward() are to be cast, and an argument in the
+  /// dtype that the module computes in.
+  at::Tensor cast_input(const at::Tensor& input) const;
 
  private:
+  static void collect(std::vector<at::Tensor>& all, const at::Tensor& each) {
+    all.push_back(each);
+  }
+  static void collect(
+      std::vector<at::Tensor>& all,
+      const std::vector<at::Tensor>& each) {
+    all.insert(all.end(), each.begin(), each.end());
+  }
+  template <class T>
+  static void collect(std::vector<at::Tensor>&, const T&) {}
+  void after_forward_of_unknown();
+
   struct State;
   std::unique_ptr<State> state_;
 };
@@ -116,7 +216,8 @@ class DistributedDataParallelBase {
 template <class M>
 class DistributedDataParallel : public DistributedDataParallelBase {
  public:
-  /// `dp_mesh` has one dim: the replicas.
+  /// `dp_mesh` has one dim: the replicas. For a group that is no part of a
+  /// mesh, DeviceMesh::from_group() makes one.
   /// Throws: c10::ValueError for a mesh of several dims, a module without
   /// trainable parameters or an impossible option; mesh::DisagreementError if
   /// the replicas' models differ.
@@ -137,7 +238,7 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   template <class... Args>
   auto forward(Args&&... args) {
     before_forward();
-    auto output = call_module(std::forward<Args>(args)...);
+    auto output = call_module(prepare(std::forward<Args>(args))...);
     after_forward(output);
     return output;
   }
@@ -151,6 +252,15 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   const M& module() const { return *module_; }
 
  private:
+  template <class Arg>
+  decltype(auto) prepare(Arg&& arg) const {
+    if constexpr (std::is_same_v<std::decay_t<Arg>, at::Tensor>) {
+      return cast_input(arg);
+    } else {
+      return std::forward<Arg>(arg);
+    }
+  }
+
   template <class First, class... Rest>
   auto call_module(First&& first, Rest&&... rest) {
     using Result = decltype(module_->forward(

@@ -21,22 +21,50 @@ struct Replicas {
   c10::Device device;
 };
 
-/// Rank 0's order of `ready`, which lists the parameters of one backward in
-/// the order in which their gradients became ready. `kinds[i]` says how the
-/// gradient of parameter i is reduced.
-/// Collective: all ranks of `dp`; blocks.
-/// Throws, on all ranks: c10::ValueError if a parameter is not in every rank's
-/// `ready`; mesh::DisagreementError if ranks differ in `kinds`.
-std::vector<size_t> agree_on_order(
-    const Replicas& replicas,
-    const std::vector<size_t>& ready,
-    const std::vector<int64_t>& kinds);
+/// What went wrong with the gradient of a parameter, on one rank.
+enum class GradientProblem : int64_t {
+  kNone,
+  kMissing,
+  kTwice,
+  /// static_graph: not what the first backward had.
+  kGraphChanged,
+  kNotFinite,
+  kNoForward,
+  kWrongHookResult,
+};
 
-/// Fails with the names of the parameters that got no gradient, and on which
-/// ranks.
+/// Of one backward, by parameter.
+struct BackwardReport {
+  /// Parameters in the order in which their gradients became ready.
+  std::vector<size_t> ready;
+  /// How each gradient is reduced; kUnknownKind where there is none.
+  std::vector<int64_t> kinds;
+  std::vector<GradientProblem> problems;
+};
+
+constexpr int64_t kUnknownKind = -1;
+
+/// What all ranks go by.
+struct AgreedOrder {
+  /// Every parameter once: rank 0's order, then those that rank 0 had no
+  /// gradient of.
+  std::vector<size_t> order;
+  /// kUnknownKind where no rank had a gradient.
+  std::vector<int64_t> kinds;
+};
+
+/// Adopts rank 0's order.
 /// Collective: all ranks of `dp`; blocks.
-[[noreturn]] void throw_missing(
+/// Throws, on all ranks: c10::ValueError if a rank reports a problem;
+/// mesh::DisagreementError if ranks differ in kinds.
+AgreedOrder agree_on_order(
     const Replicas& replicas,
-    const std::vector<size_t>& ready);
+    const BackwardReport& report);
+
+/// Fails with the problems of all ranks.
+/// Collective: all ranks of `dp`; blocks.
+[[noreturn]] void throw_problems(
+    const Replicas& replicas,
+    const std::vector<GradientProblem>& problems);
 
 } // namespace weft::ddp

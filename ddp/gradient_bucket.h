@@ -5,45 +5,85 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include "dtensor/spec.h"
 
 namespace weft::ddp {
 
-/// The memory in which the gradients of some parameters are reduced together:
-/// one flat tensor with a view a parameter.
+/// How the gradients of a bucket lie while they are reduced.
+enum class BucketMemory {
+  /// One flat tensor with a view a parameter.
+  kFlat,
+  /// The gradients themselves.
+  kInPlace,
+  /// One sparse gradient.
+  kSparse,
+};
+
+struct BucketLayout {
+  BucketMemory memory = BucketMemory::kFlat;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  /// Which of the reducer's groups reduces it.
+  size_t group = 0;
+  /// Where the gradients lie before they are reduced, if they are pending sums.
+  std::optional<dtensor::DTensorSpec> pending;
+  /// The parameter whose gradient must be ready before the bucket is reduced.
+  std::optional<size_t> trigger;
+  /// The flat tensor has one element more, behind the gradients.
+  bool has_flag = false;
+  /// Copies wait for fill().
+  bool is_batched = false;
+};
+
+/// Gradients that are reduced together.
 class GradientBucket {
  public:
   struct Slot {
     /// The parameter's index in the reducer.
     size_t parameter = 0;
-    /// Shape of the parameter's local tensor, in the bucket's memory.
+    /// What is reduced. Shape of the parameter's local tensor.
     at::Tensor view;
     /// The same as the parameter's .grad(): a DTensor if the parameter is one.
     at::Tensor gradient;
+    /// What fill() has to copy to `view`.
+    at::Tensor source = {};
   };
 
-  /// `parameters[i]` is the reducer's parameter `indices[i]`; all have the
-  /// same dtype and device. `pending`: where the gradients lie before they are
-  /// reduced, if they are pending sums. With `has_flag` the flat tensor has one
-  /// element more, behind the gradients.
+  /// `parameters[i]` is the reducer's parameter `indices[i]`; all are on the
+  /// same device. A flat bucket has memory after allocate().
   GradientBucket(
       std::vector<size_t> indices,
-      const std::vector<at::Tensor>& parameters,
-      std::optional<dtensor::DTensorSpec> pending,
-      bool has_flag);
+      std::vector<at::Tensor> parameters,
+      BucketLayout layout);
 
-  const at::Tensor& flat() const { return flat_; }
+  const BucketLayout& layout() const { return layout_; }
   const std::vector<Slot>& slots() const { return slots_; }
-  const std::optional<dtensor::DTensorSpec>& pending() const {
-    return pending_;
-  }
+  /// Undefined unless the layout is flat.
+  const at::Tensor& flat() const { return flat_; }
+  /// Without the flag.
+  at::Tensor gradients_only() const;
+  /// What is reduced, slot by slot.
+  std::vector<at::Tensor> views() const;
+  /// Unit: bytes.
+  int64_t nbytes() const;
+
+  /// Makes the memory of a flat bucket unless it has it.
+  void allocate();
+  /// Gives it up; gradients that are views keep theirs.
+  void release();
 
   /// Puts a gradient's local tensor, divided by `divisor`, into its slot. It
   /// may lie there already.
   void put(size_t slot, const at::Tensor& local, double divisor);
+  /// Puts a gradient into its slot at once, as it is: more is to be added.
+  void keep(size_t slot, const at::Tensor& local);
   /// Puts zeros where there is no gradient.
   void put_nothing(size_t slot);
+  /// Copies what put() left to do, if the layout is batched.
+  void fill(double divisor);
+  /// Replaces what is reduced, e.g. by the sum.
+  void set_sparse(const at::Tensor& sum) { slots_.at(0).view = sum; }
   /// The slot's .grad(): a pending sum until reduced, if this bucket has such.
   const at::Tensor& gradient_before_reduction(size_t slot);
 
@@ -56,10 +96,10 @@ class GradientBucket {
  private:
   at::Tensor flag() const;
 
+  BucketLayout layout_;
+  std::vector<at::Tensor> parameters_;
   at::Tensor flat_;
   std::vector<Slot> slots_;
-  std::optional<dtensor::DTensorSpec> pending_;
-  bool has_flag_;
 };
 
 } // namespace weft::ddp

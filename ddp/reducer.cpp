@@ -1,5 +1,7 @@
 #include "ddp/reducer.h"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
@@ -20,9 +22,13 @@
 // first one's order, buckets are made from it, once, and all are reduced.
 // Later backward passes reduce while they run, and wait at their end.
 //
-// A replica that misses a gradient must not leave the others waiting. It puts
-// zeros in its place, goes on, and raises a flag, one more element of the last
-// bucket; so all replicas learn of it, exchange names and fail alike.
+// A replica on which something is wrong must not leave the others waiting. It
+// puts zeros where a gradient is missing, goes on, and says so at the end: by a
+// flag, one more element of the last bucket, which is launched at the end of
+// backward, or, where that bucket cannot carry it (comm hooks, gradients
+// reduced in place, several groups, a search for unused parameters), by a
+// message of its own. So all replicas learn of it, exchange what went wrong and
+// fail alike.
 //
 // Launches and waits happen on the thread that runs backward, at places that
 // the graph decides, so tensor-parallel collectives, which have groups of
@@ -37,51 +43,71 @@
 // These buckets follow the reversed order of parameters, which is the same on
 // all ranks of the mesh by construction.
 
+// Note [Unused parameters]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// With find_unused_parameters the graph of each forward is searched. What it
+// does not reach counts as ready when backward begins, with zeros or, if
+// .grad() holds something, with that. Which parameters some replica had a
+// gradient of is known when backward ends, from a message of one count a
+// parameter; .grad() of the others is left, or put back, as it was. A parameter
+// that the search reached and that got no gradient all the same (its output was
+// no part of the loss) is treated alike, at the end. Under static_graph the
+// first backward decides, for all later ones.
+
 namespace weft::ddp {
+namespace {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+} // namespace
 
 std::shared_ptr<Reducer> Reducer::create(
-    std::vector<NamedTensor> parameters,
+    std::vector<ReducedParameter> parameters,
     const mesh::DeviceMesh& dp,
-    const ReducerOptions& options,
+    ReducerConfig config,
     std::shared_ptr<const std::atomic<int>> paused) {
-  std::shared_ptr<Reducer> reducer(
-      new Reducer(std::move(parameters), dp, options, std::move(paused)));
-  std::vector<at::Tensor> leaves;
-  for (const auto& parameter : reducer->parameters_) {
-    leaves.push_back(parameter.state.tensor);
-  }
-  const std::weak_ptr<Reducer> weak = reducer;
-  reducer->hooks_ = std::make_unique<GradientHooks>(leaves, [weak](size_t i) {
-    if (const auto self = weak.lock()) {
-      self->on_gradient(i);
-    }
-  });
+  std::shared_ptr<Reducer> reducer(new Reducer(
+      std::move(parameters), dp, std::move(config), std::move(paused)));
+  reducer->listen();
   return reducer;
 }
 
 Reducer::Reducer(
-    std::vector<NamedTensor> parameters,
+    std::vector<ReducedParameter> parameters,
     const mesh::DeviceMesh& dp,
-    const ReducerOptions& options,
+    ReducerConfig config,
     std::shared_ptr<const std::atomic<int>> paused)
     : dp_(dp),
-      options_(options),
+      config_(std::move(config)),
       paused_(std::move(paused)),
-      device_(local_part(parameters.at(0).tensor).device()) {
+      device_(local_part(parameters.at(0).state.tensor).device()) {
   for (auto& item : parameters) {
-    if (const auto* impl = dtensor::dtensor_impl(item.tensor);
+    const auto& tensor = item.state.tensor;
+    if (const auto* impl = dtensor::dtensor_impl(tensor);
         impl && impl->spec().mesh_ndim() > 0) {
-      dtensor::parameter_info(item.tensor).gradient_reduced_elsewhere = true;
-      dtensor::keep_gradient_placed(item.tensor);
+      dtensor::parameter_info(tensor).gradient_reduced_elsewhere = true;
+      dtensor::keep_gradient_placed(tensor);
+      const auto& mesh = impl->spec().mesh();
+      if (std::find(tensor_meshes_.begin(), tensor_meshes_.end(), mesh) ==
+          tensor_meshes_.end()) {
+        tensor_meshes_.push_back(mesh);
+      }
     }
-    names_.push_back(item.name);
+    names_.push_back(item.state.name);
     Parameter parameter;
-    parameter.state = std::move(item);
+    static_cast<ReducedParameter&>(parameter) = std::move(item);
+    parameter.full_dtype = parameter.state.tensor.scalar_type();
     parameters_.push_back(std::move(parameter));
   }
 }
 
 Reducer::~Reducer() {
+  hooks_.reset();
+  restore_precision_locked();
   for (const auto& parameter : parameters_) {
     if (dtensor::dtensor_impl(parameter.state.tensor)) {
       dtensor::parameter_info(parameter.state.tensor)
@@ -90,34 +116,109 @@ Reducer::~Reducer() {
   }
 }
 
-double Reducer::divisor() const {
-  return options_.reduce_op == mesh::ReduceOp::kAvg
-             ? static_cast<double>(dp_.size())
-             : 1.0;
+void Reducer::listen() {
+  std::vector<at::Tensor> leaves;
+  for (const auto& parameter : parameters_) {
+    leaves.push_back(parameter.state.tensor);
+  }
+  if (config_.options.find_unused_parameters) {
+    search_ = std::make_unique<UnusedParameters>(leaves);
+  }
+  const std::weak_ptr<Reducer> weak = weak_from_this();
+  hooks_ = std::make_unique<GradientHooks>(leaves, [weak](size_t i) {
+    if (const auto self = weak.lock()) {
+      self->on_gradient(i);
+    }
+  });
+}
+
+void Reducer::remove_autograd_hooks() {
+  const std::lock_guard lock(mutex_);
+  hooks_.reset();
 }
 
 Replicas Reducer::replicas() const {
   return {.dp = dp_, .names = names_, .device = device_};
 }
 
-void Reducer::watch(const at::Tensor& output) {
-  if (!output.defined() || !output.requires_grad()) {
-    return;
-  }
-  const std::weak_ptr<Reducer> weak = weak_from_this();
-  output.register_hook([weak](const at::Tensor&) {
-    if (const auto self = weak.lock(); self && *self->paused_ == 0) {
-      const std::lock_guard lock(self->mutex_);
-      self->end_backward_here();
-    }
-  });
+mesh::ErrorContext Reducer::where() const {
+  return {dp_.describe_rank()};
 }
 
-void Reducer::end_backward_here() {
-  if (!ends_here_) {
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [self = shared_from_this()] { self->finish_backward(); });
-    ends_here_ = true;
+void Reducer::set_static_graph() {
+  const std::lock_guard lock(mutex_);
+  WEFT_CHECK(
+      !has_buckets_,
+      "ddp",
+      where(),
+      "static_graph must be set before the first backward: the graph was not "
+      "watched in those that have run.");
+  config_.options.static_graph = true;
+}
+
+void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
+  const std::lock_guard lock(mutex_);
+  hook_ = std::move(hook);
+}
+
+void Reducer::set_after_reduction(std::function<void(size_t)> after) {
+  const std::lock_guard lock(mutex_);
+  after_reduction_ = std::move(after);
+}
+
+void Reducer::begin_forward(bool needs_backward) {
+  const std::lock_guard lock(mutex_);
+  if (is_running_) {
+    reset();
+  }
+  forwards_ += needs_backward ? 1 : 0;
+  if (!config_.cast || config_.cast->is_low()) {
+    return;
+  }
+  for (auto& parameter : parameters_) {
+    if (parameter.is_cast) {
+      auto& gradient = parameter.state.tensor.mutable_grad();
+      parameter.kept = std::exchange(gradient, at::Tensor());
+    }
+  }
+  config_.cast->lower();
+  if (hooks_) {
+    listen();
+  }
+}
+
+void Reducer::end_forward(const std::vector<at::Tensor>& outputs) {
+  const std::lock_guard lock(mutex_);
+  bool any = false;
+  const std::weak_ptr<Reducer> weak = weak_from_this();
+  for (const auto& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) {
+      continue;
+    }
+    any = true;
+    output.register_hook([weak](const at::Tensor&) {
+      if (const auto self = weak.lock(); self && *self->paused_ == 0) {
+        const std::lock_guard lock(self->mutex_);
+        if (self->hooks_) {
+          self->passed_output_ = true;
+          self->begin_backward();
+        }
+      }
+    });
+  }
+  if (!any) {
+    restore_precision_locked();
+  } else if (search_ && hooks_) {
+    std::vector<bool> is_unused(parameters_.size(), false);
+    for (const size_t i : search_->find(outputs)) {
+      is_unused[i] = true;
+    }
+    if (is_unreachable_.empty()) {
+      is_unreachable_ = is_unused;
+    }
+    for (size_t i = 0; i < is_unused.size(); ++i) {
+      is_unreachable_[i] = is_unreachable_[i] && is_unused[i];
+    }
   }
 }
 
@@ -125,146 +226,394 @@ void Reducer::on_gradient(size_t index) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
   auto& parameter = parameters_[index];
-  const auto& gradient = parameter.state.tensor.grad();
-  if (!gradient.defined()) {
+  absorb(parameter);
+  if (!gradient(parameter).defined()) {
     return;
   }
+  parameter.is_used = true;
   if (*paused_ != 0) {
-    // Into the bucket right away, or it would lie in memory twice.
-    if (parameter.bucket && options_.gradient_as_bucket_view) {
-      put(parameter, 1.0);
-    }
+    keep(parameter);
     return;
   }
-  WEFT_CHECK(
-      !parameter.is_ready,
-      "ddp",
-      mesh::ErrorContext{dp_.describe_rank()},
-      "the gradient of ",
-      parameter.state.name,
-      " became ready twice in one backward. A parameter used both inside and "
-      "outside of a nested backward (re-entrant checkpointing) does that; so "
-      "does a new backward after one that failed, without a forward between.");
-  end_backward_here();
-  parameter.is_ready = true;
-  ready_.push_back(index);
+  begin_backward();
+  ++parameter.times_seen;
+  const bool is_static = config_.options.static_graph;
+  if (is_static && has_buckets_) {
+    if (parameter.times_seen > parameter.times_expected) {
+      parameter.problem = GradientProblem::kGraphChanged;
+    } else if (parameter.times_seen == parameter.times_expected) {
+      mark_ready(index);
+    }
+  } else if (!parameter.is_ready) {
+    mark_ready(index);
+  } else if (!is_static) {
+    parameter.problem = GradientProblem::kTwice;
+  }
+}
+
+void Reducer::begin_backward() {
+  if (is_running_) {
+    return;
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this()] { self->end_backward(); });
+  is_running_ = true;
+  begin_ns_ = now_ns();
+  statistics_.on_backward_begin(RuntimeStatistics::Clock::now());
   if (has_buckets_) {
-    put(parameter, divisor());
-    if (parameter.bucket) {
-      --waiting_for_[*parameter.bucket];
-      launch_full_buckets();
+    const at::NoGradGuard no_grad;
+    mark_unused();
+  }
+}
+
+void Reducer::mark_unused() {
+  for (size_t i = 0; i < is_unreachable_.size(); ++i) {
+    auto& parameter = parameters_[i];
+    if (is_unreachable_[i] && !parameter.is_ready) {
+      parameter.is_ready = true;
+      put_unused(parameter);
+      if (parameter.bucket) {
+        --waiting_for_[*parameter.bucket];
+      }
     }
   }
+  launch_ready_buckets();
 }
 
-void Reducer::launch_full_buckets() {
-  while (launched_ < pending_begin_ && waiting_for_[launched_] == 0) {
-    launch(launched_);
+void Reducer::mark_ready(size_t index) {
+  auto& parameter = parameters_[index];
+  parameter.is_ready = true;
+  parameter.last_used = backwards_ + 1;
+  ready_.push_back(index);
+  if (!has_buckets_) {
+    parameter.ready_ns = now_ns() - begin_ns_;
+    return;
+  }
+  put(parameter);
+  if (parameter.bucket) {
+    --waiting_for_[*parameter.bucket];
+    launch_ready_buckets();
   }
 }
 
-void Reducer::launch(size_t bucket) {
-  const auto name =
-      mesh::detail::concat("ddp bucket ", bucket, "/", buckets_.size());
-  if (dp_.size() > 1) {
-    works_.push_back(
-        dp_.group(int64_t{0})
-            .all_reduce(buckets_[bucket].flat(), mesh::ReduceOp::kSum, name));
+bool Reducer::may_be_missing(const Parameter& parameter) const {
+  if (config_.options.static_graph) {
+    return !has_buckets_ || parameter.times_expected == 0;
   }
-  launched_ = bucket + 1;
+  return config_.options.find_unused_parameters;
 }
 
-void Reducer::reduce_pending_sums(size_t bucket) {
-  const auto& spec = *buckets_[bucket].pending();
-  const auto name = mesh::detail::concat(
-      "ddp bucket ", bucket, "/", buckets_.size(), " pending sums");
-  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
-    if (spec.placement(i).is_partial()) {
-      spec.mesh()
-          .group(i)
-          .all_reduce(buckets_[bucket].flat(), mesh::ReduceOp::kSum, name)
-          .wait();
+void Reducer::end_backward() {
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_grad;
+  bool is_done = true;
+  const auto end = c10::make_scope_exit([&] {
+    if (is_done) {
+      clear();
+    }
+  });
+  const bool is_nothing_used =
+      !is_unreachable_.empty() &&
+      std::find(is_unreachable_.begin(), is_unreachable_.end(), false) ==
+          is_unreachable_.end();
+  if (ready_.empty() && !is_nothing_used) {
+    return;
+  }
+  for (auto& parameter : parameters_) {
+    if (!parameter.is_ready && !may_be_missing(parameter)) {
+      parameter.problem = config_.options.static_graph
+                              ? GradientProblem::kGraphChanged
+                              : GradientProblem::kMissing;
+    } else if (
+        parameter.is_ready && forwards_ == 0 && !passed_output_ &&
+        parameter.problem == GradientProblem::kNone) {
+      parameter.problem = GradientProblem::kNoForward;
     }
   }
-}
-
-void Reducer::reduce_remaining() {
-  for (const auto& parameter : parameters_) {
-    if (!parameter.is_ready && parameter.bucket) {
-      buckets_[*parameter.bucket].put_nothing(parameter.slot);
+  if (!has_buckets_) {
+    make_buckets();
+    for (auto& parameter : parameters_) {
+      parameter.is_ready ? put(parameter) : put_unused(parameter);
     }
   }
-  // If nothing is missing the last bucket may be under way already.
-  if (!buckets_.empty() && ready_.size() < parameters_.size()) {
-    buckets_.back().raise_flag();
-  }
-  while (launched_ < buckets_.size()) {
-    if (launched_ >= pending_begin_) {
-      reduce_pending_sums(launched_);
-    }
-    launch(launched_);
-  }
-  for (auto& work : works_) {
-    work.wait();
-  }
-}
-
-bool Reducer::is_any_missing() const {
-  return ready_.size() < parameters_.size() ||
-         (!buckets_.empty() && buckets_.back().is_flag_raised());
-}
-
-void Reducer::lower_flag() {
-  if (!buckets_.empty()) {
-    buckets_.back().lower_flag();
+  statistics_.on_backward_compute_end(RuntimeStatistics::Clock::now());
+  launch_remaining();
+  is_launched_ = true;
+  if (is_finalized_manually_) {
+    is_done = false;
+  } else {
+    finish_backward();
   }
 }
 
 void Reducer::finish_backward() {
-  const std::lock_guard lock(mutex_);
-  const at::NoGradGuard no_grad;
-  const auto end = c10::make_scope_exit([this] { clear(); });
-  if (ready_.empty()) {
-    return;
-  }
-  if (!has_buckets_) {
-    make_buckets();
-    for (const auto& parameter : parameters_) {
-      put(parameter, divisor());
-    }
-  }
-  reduce_remaining();
-  if (is_any_missing()) {
-    lower_flag();
-    throw_missing(replicas(), ready_);
+  wait_for_buckets();
+  statistics_.on_comm_end(RuntimeStatistics::Clock::now());
+  receive_status();
+  if (is_any_problem() || is_problem_elsewhere()) {
+    throw_problems(replicas(), problems());
   }
   publish();
+  ++backwards_;
+  record_use();
+  for (auto& parameter : parameters_) {
+    parameter.is_used = false;
+  }
+  if (after_reduction_) {
+    restore_precision_locked();
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      after_reduction_(i);
+    }
+  }
+}
+
+std::vector<GradientProblem> Reducer::problems() const {
+  std::vector<GradientProblem> result;
+  for (const auto& parameter : parameters_) {
+    result.push_back(parameter.problem);
+  }
+  return result;
+}
+
+void Reducer::require_manual_finalization(bool required) {
+  const std::lock_guard lock(mutex_);
+  WEFT_CHECK(
+      !is_running_,
+      "ddp",
+      where(),
+      "require_manual_backward_finalization cannot change while a backward is "
+      "under way. Set it before forward.");
+  is_finalized_manually_ = required;
+}
+
+bool Reducer::should_finalize_after_backward() const {
+  const std::lock_guard lock(mutex_);
+  return is_finalized_manually_;
+}
+
+void Reducer::finalize() {
+  const std::lock_guard lock(mutex_);
+  WEFT_CHECK(
+      is_finalized_manually_ && is_launched_,
+      "ddp",
+      where(),
+      "finalize_backward() has nothing to finalize: ",
+      !is_finalized_manually_
+          ? "set require_manual_backward_finalization(true) before forward."
+          : "call it once after each backward() outside of no_sync().");
+  const at::NoGradGuard no_grad;
+  const auto end = c10::make_scope_exit([this] { clear(); });
+  finish_backward();
+}
+
+void Reducer::check_finalized() const {
+  const std::lock_guard lock(mutex_);
+  if (!is_running_) {
+    return;
+  }
+  std::string awaited;
+  for (const auto& parameter : parameters_) {
+    if (!parameter.is_ready) {
+      awaited += (awaited.empty() ? "" : ", ") + parameter.state.name;
+    }
+  }
+  WEFT_CHECK(
+      false,
+      "ddp",
+      where(),
+      "the last backward did not end in a reduction",
+      awaited.empty() ? ". Call finalize_backward()."
+                      : "; it waits for gradients of " + awaited +
+                            ". An error inside backward() leaves this; the "
+                            "next forward starts anew.");
 }
 
 void Reducer::clear() {
+  if (!buckets_.empty()) {
+    buckets_.back().lower_flag();
+  }
   for (auto& parameter : parameters_) {
     parameter.is_ready = false;
+    parameter.times_seen = 0;
+    parameter.problem = GradientProblem::kNone;
+    parameter.untouched = at::Tensor();
   }
   ready_.clear();
-  works_.clear();
+  futures_.clear();
   launched_ = 0;
-  ends_here_ = false;
+  is_running_ = false;
+  is_launched_ = false;
+  passed_output_ = false;
+  forwards_ = 0;
+  is_unreachable_.clear();
+  status_ = at::Tensor();
+  status_work_.reset();
   waiting_for_.clear();
-  for (const auto& bucket : buckets_) {
+  for (auto& bucket : buckets_) {
     waiting_for_.push_back(bucket.slots().size());
+    if (config_.options.lazy_bucket_allocation) {
+      bucket.release();
+    }
   }
+  futures_.resize(buckets_.size());
+  restore_precision_locked();
 }
 
 void Reducer::reset() {
+  const auto end = c10::make_scope_exit([this] { clear(); });
+  for (auto& future : futures_) {
+    if (future) {
+      future->wait();
+    }
+  }
+}
+
+void Reducer::replace_groups(
+    const mesh::DeviceMesh& dp,
+    std::vector<ReductionGroup> groups) {
   const std::lock_guard lock(mutex_);
-  if (!ends_here_ && ready_.empty()) {
+  // The old group may be broken: what is under way there is not waited for.
+  clear();
+  dp_ = dp;
+  config_.groups = std::move(groups);
+  buckets_.clear();
+  waiting_for_.clear();
+  futures_.clear();
+  layout_.clear();
+  pending_begin_ = 0;
+  has_buckets_ = false;
+  for (auto& parameter : parameters_) {
+    parameter.bucket.reset();
+    parameter.is_used_anywhere = true;
+    parameter.times_expected = 1;
+  }
+}
+
+at::Tensor Reducer::gradient(const Parameter& parameter) const {
+  return parameter.is_cast && config_.cast->is_low()
+             ? parameter.kept
+             : parameter.state.tensor.grad();
+}
+
+void Reducer::set_gradient(Parameter& parameter, const at::Tensor& gradient) {
+  if (parameter.is_cast && config_.cast->is_low()) {
+    parameter.kept = gradient;
+  } else {
+    parameter.state.tensor.mutable_grad() = gradient;
+  }
+}
+
+void Reducer::absorb(Parameter& parameter) {
+  if (!parameter.is_cast || !config_.cast->is_low()) {
     return;
   }
-  const auto end = c10::make_scope_exit([this] { clear(); });
-  for (auto& work : works_) {
-    work.wait();
+  auto& low = parameter.state.tensor.mutable_grad();
+  if (!low.defined()) {
+    return;
   }
-  lower_flag();
+  auto& kept = parameter.kept;
+  if (!kept.defined()) {
+    kept = in_dtype(low, parameter.full_dtype);
+  } else {
+    auto* to = dtensor::dtensor_impl(kept);
+    const auto* from = dtensor::dtensor_impl(low);
+    if (to && from && !(to->spec() == from->spec())) {
+      from->spec().has_partial()
+          ? dtensor::make_gradient_partial(kept, from->spec())
+          : dtensor::make_gradient_partial(low, to->spec());
+    }
+    local_part(kept).add_(local_part(low));
+  }
+  low = at::Tensor();
+  if (*paused_ != 0 && !is_restore_queued_) {
+    is_restore_queued_ = true;
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [self = shared_from_this()] { self->restore_precision(); });
+  }
+}
+
+void Reducer::restore_precision() {
+  const std::lock_guard lock(mutex_);
+  restore_precision_locked();
+}
+
+void Reducer::restore_precision_locked() {
+  is_restore_queued_ = false;
+  if (!config_.cast || !config_.cast->is_low()) {
+    return;
+  }
+  config_.cast->restore();
+  for (auto& parameter : parameters_) {
+    if (parameter.is_cast) {
+      parameter.state.tensor.mutable_grad() =
+          std::exchange(parameter.kept, at::Tensor());
+    }
+  }
+  if (hooks_) {
+    listen();
+  }
+}
+
+bool Reducer::has_buckets() const {
+  const std::lock_guard lock(mutex_);
+  return has_buckets_;
+}
+
+GradientUse Reducer::last_use() const {
+  const std::lock_guard lock(mutex_);
+  GradientUse use{
+      .iteration = backwards_,
+      .without_gradient = {},
+      .not_in_graph = last_unreachable_,
+      .last_gradient = {}};
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto last = parameters_[i].last_used;
+    if (backwards_ > 0 && last != backwards_) {
+      use.without_gradient.push_back(i);
+    }
+    use.last_gradient.push_back(last > 0 ? std::optional(last) : std::nullopt);
+  }
+  return use;
+}
+
+// For the logs: what this backward did on this rank.
+void Reducer::record_use() {
+  last_unreachable_.reset();
+  for (size_t i = 0; i < is_unreachable_.size(); ++i) {
+    if (!last_unreachable_) {
+      last_unreachable_.emplace();
+    }
+    if (is_unreachable_[i]) {
+      last_unreachable_->push_back(i);
+    }
+  }
+  std::vector<size_t> unused;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].last_used != backwards_) {
+      unused.push_back(i);
+      bytes += static_cast<int64_t>(
+          local_part(parameters_[i].state.tensor).nbytes());
+    }
+  }
+  statistics_.on_unused(unused, bytes);
+  statistics_.on_ready_order(ready_);
+  statistics_.on_buckets_reduced(static_cast<int64_t>(buckets_.size()));
+}
+
+bool Reducer::begin_iteration() {
+  const std::lock_guard lock(mutex_);
+  return statistics_.on_forward_begin(RuntimeStatistics::Clock::now());
+}
+
+void Reducer::set_sample_rate(int64_t every) {
+  const std::lock_guard lock(mutex_);
+  statistics_.set_sample_rate(every);
+}
+
+void Reducer::write_statistics(DDPLoggingData& data) const {
+  const std::lock_guard lock(mutex_);
+  statistics_.write_to(data);
 }
 
 } // namespace weft::ddp

@@ -2,30 +2,58 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "ddp/bucket_plan.h"
+#include "ddp/comm_hook.h"
 #include "ddp/gradient_agreement.h"
 #include "ddp/gradient_bucket.h"
 #include "ddp/gradient_hooks.h"
 #include "ddp/module_state.h"
+#include "ddp/options.h"
+#include "ddp/parameter_cast.h"
+#include "ddp/runtime_statistics.h"
+#include "ddp/unused_parameters.h"
 #include "mesh/device_mesh.h"
+#include "mesh/error.h"
 
 namespace weft::ddp {
 
-struct ReducerOptions {
+/// Over whom gradients are reduced, and by what their sum is divided.
+struct ReductionGroup {
+  mesh::Communicator group;
+  double divisor = 1.0;
+};
+
+/// A parameter that the reducer looks after.
+struct ReducedParameter {
+  NamedTensor state;
+  /// Into the reducer's groups; 0 is the replicas'.
+  size_t group = 0;
+  /// Its gradient waits for that of DistributedDataParallelOptions::
+  /// param_to_hook_all_reduce.
+  bool is_delayed = false;
+  /// In which its gradient is reduced.
+  c10::ScalarType reduce_dtype = c10::ScalarType::Float;
+  /// Computed with in low precision.
+  bool is_cast = false;
+};
+
+struct ReducerConfig {
   BucketCaps caps;
-  /// After a backward .grad() is a view of a bucket; otherwise a tensor of its
-  /// own, which costs a copy and the memory.
-  bool gradient_as_bucket_view = true;
-  /// kAvg or kSum over the replicas.
-  mesh::ReduceOp reduce_op = mesh::ReduceOp::kAvg;
+  DistributedDataParallelOptions options;
+  std::vector<ReductionGroup> groups;
+  /// Of the parameters that are cast; null if none is.
+  std::shared_ptr<ParameterCast> cast;
 };
 
 /// Reduces the gradients of some parameters over the replicas while backward
@@ -38,25 +66,64 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// `parameters` require gradients and have their values. While `paused` is
   /// not 0, backward passes only add to .grad().
   static std::shared_ptr<Reducer> create(
-      std::vector<NamedTensor> parameters,
+      std::vector<ReducedParameter> parameters,
       const mesh::DeviceMesh& dp,
-      const ReducerOptions& options,
+      ReducerConfig config,
       std::shared_ptr<const std::atomic<int>> paused);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
 
-  /// Tells the reducer of an output of the model. So the end of the outermost
-  /// backward ends a reduction, also when gradients arrive in nested ones.
-  void watch(const at::Tensor& output);
+  /// Before a forward: forgets a backward that failed half way, and gives the
+  /// parameters of `cast` their low precision. `needs_backward`: gradients will
+  /// be asked for.
+  void begin_forward(bool needs_backward);
+  /// After it: tells the reducer of the model's outputs, so that the end of the
+  /// outermost backward ends a reduction, also when gradients arrive in nested
+  /// ones, and so that unused parameters are found.
+  void end_forward(const std::vector<at::Tensor>& outputs);
 
-  /// Forgets a backward that failed half way.
-  void reset();
+  /// Forgets the buckets and a backward that failed half way, and reduces over
+  /// `groups` from now on.
+  void replace_groups(
+      const mesh::DeviceMesh& dp,
+      std::vector<ReductionGroup> groups);
+
+  /// Gives parameters back their full precision between forward and backward.
+  void restore_precision();
+
+  /// Reduces through `hook` from the next backward on.
+  void set_comm_hook(std::shared_ptr<CommHook> hook);
+  const std::shared_ptr<CommHook>& comm_hook() const { return hook_; }
+  /// Called for every parameter, by index, once its .grad() is final.
+  void set_after_reduction(std::function<void(size_t)> after);
+  void set_static_graph();
+  /// Listens no more: backward passes only add to .grad().
+  void remove_autograd_hooks();
+
+  /// Whether backward() leaves the wait for the reductions to finalize().
+  void require_manual_finalization(bool required);
+  bool should_finalize_after_backward() const;
+  /// Throws: c10::ValueError unless all buckets are under way.
+  void finalize();
+  /// Throws: c10::ValueError naming the parameters whose gradients are awaited
+  /// if the last backward did not end in a reduction.
+  void check_finalized() const;
 
   /// Names of the parameters of each bucket, in the order of their reduction:
   /// planned from the reversed order of parameters until the first backward,
   /// and from the order of that backward from then on.
   std::vector<std::vector<std::string>> bucket_names() const;
+  /// Bytes of each of them.
+  std::vector<int64_t> bucket_sizes() const;
+  bool has_buckets() const;
+  /// What the last synchronised backward did with the parameters here.
+  GradientUse last_use() const;
+  /// An iteration begins that will be reduced; whether that measured the one
+  /// before.
+  bool begin_iteration();
+  void set_sample_rate(int64_t every);
+  void write_statistics(DDPLoggingData& data) const;
 
   /// Makes the first backward's buckets these, an earlier bucket_names() of
   /// the same parameters on the same mesh, instead of planned ones.
@@ -65,53 +132,127 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_bucket_layout(const std::vector<std::vector<std::string>>& layout);
 
  private:
-  struct Parameter {
-    NamedTensor state;
+  struct Parameter : ReducedParameter {
     /// Where a gradient that is a pending sum lies.
     std::optional<dtensor::DTensorSpec> pending;
+    bool is_sparse = false;
     /// Its place once buckets exist; none if there is nothing to reduce.
     std::optional<size_t> bucket;
     size_t slot = 0;
+
+    // Of the backward under way.
     bool is_ready = false;
+    int64_t times_seen = 0;
+    /// Its gradient while the parameter is of low precision.
+    at::Tensor kept;
+    GradientProblem problem = GradientProblem::kNone;
+    /// .grad() as it was where this rank had nothing to add to it.
+    at::Tensor untouched;
+
+    c10::ScalarType full_dtype = c10::ScalarType::Float;
+    /// A gradient came since the last synchronised backward.
+    bool is_used = false;
+    /// static_graph: how often a gradient comes in each backward.
+    int64_t times_expected = 1;
+    /// Some replica had a gradient.
+    bool is_used_anywhere = true;
+    int64_t last_used = 0;
+    /// When its gradient came in the first backward, from that one's begin.
+    int64_t ready_ns = 0;
   };
 
   Reducer(
-      std::vector<NamedTensor> parameters,
+      std::vector<ReducedParameter> parameters,
       const mesh::DeviceMesh& dp,
-      const ReducerOptions& options,
+      ReducerConfig config,
       std::shared_ptr<const std::atomic<int>> paused);
 
+  void listen();
   void on_gradient(size_t index);
+  void begin_backward();
+  void mark_ready(size_t index);
+  void mark_unused();
+  void end_backward();
   void finish_backward();
+  void record_use();
 
   // In reducer_buckets.cpp: which bucket a gradient goes to, and how.
-  std::vector<std::vector<size_t>> plan(const std::vector<size_t>& order) const;
-  void make_buckets();
   using Plan = std::vector<std::vector<size_t>>;
+  /// Dtype, device, pending sum, group, sparse parameter, used by anybody.
+  using BucketKey = std::
+      tuple<c10::ScalarType, c10::Device, const void*, size_t, size_t, bool>;
+  BucketKey key_of(const Parameter& parameter) const;
+  std::optional<size_t> trigger() const;
+  Plan current_plan() const;
+  Plan plan(const std::vector<size_t>& order) const;
+  void insert_delayed(Plan& buckets) const;
+  void make_buckets();
   void check_layout(const Plan& layout, const Plan& planned) const;
   int64_t kind_of_bucket(const std::vector<size_t>& bucket) const;
-  /// Brings .grad() to its place, and into its bucket if it has one.
-  void put(const Parameter& parameter, double divisor);
-  void place(const Parameter& parameter) const;
+  void adopt_kinds(const std::vector<int64_t>& kinds);
+  BucketLayout layout_of(const std::vector<size_t>& bucket) const;
+  bool is_reduced(const Parameter& parameter) const;
+  bool is_viewed(const Parameter& parameter) const;
+  void choose_caps(const std::vector<size_t>& order);
+  /// Brings the gradient to its place, and into its bucket if it has one.
+  void put(Parameter& parameter);
+  void put_unused(Parameter& parameter);
+  void keep(Parameter& parameter);
+  void place(Parameter& parameter);
+  void check_gradient(const Parameter& parameter) const;
   void publish();
+  void publish_slot(GradientBucket& bucket, size_t slot);
 
-  void end_backward_here();
+  // In reducer_launch.cpp: how a bucket is reduced.
   void launch(size_t bucket);
-  void launch_full_buckets();
+  void launch_ready_buckets();
+  void launch_remaining();
+  void wait_for_buckets();
+  BucketFuture start(size_t bucket);
+  GradBucket as_seen_by_hook(size_t bucket) const;
+  void check_finite(const GradientBucket& bucket);
   void reduce_pending_sums(size_t bucket);
-  void reduce_remaining();
-  bool is_any_missing() const;
-  void lower_flag();
+  bool is_used_here(size_t bucket) const;
+  bool is_skipped(size_t bucket) const;
+  void take_result(size_t bucket, const at::Tensor& result);
+
+  // What replicas tell each other at the end of a backward.
+  bool has_status_message() const;
+  void send_status();
+  void receive_status();
+  bool is_any_problem() const;
+  bool is_problem_elsewhere();
+  bool is_on_any_part(bool is_here);
+  std::vector<GradientProblem> problems() const;
+  BackwardReport report() const;
+
+  at::Tensor gradient(const Parameter& parameter) const;
+  void set_gradient(Parameter& parameter, const at::Tensor& gradient);
+  /// Takes a gradient of low precision off the parameter.
+  void absorb(Parameter& parameter);
+  void restore_precision_locked();
+  size_t index_of(const Parameter& parameter) const {
+    return static_cast<size_t>(&parameter - parameters_.data());
+  }
+
+  void reset();
   void clear();
-  double divisor() const;
+  bool may_be_missing(const Parameter& parameter) const;
+  double divisor(const GradientBucket& bucket) const;
   Replicas replicas() const;
+  mesh::ErrorContext where() const;
 
   mesh::DeviceMesh dp_;
-  ReducerOptions options_;
+  ReducerConfig config_;
   std::shared_ptr<const std::atomic<int>> paused_;
   std::vector<Parameter> parameters_;
   std::vector<std::string> names_;
   c10::Device device_;
+  /// Those that parameters lie on.
+  std::vector<mesh::DeviceMesh> tensor_meshes_;
+  std::shared_ptr<CommHook> hook_;
+  std::function<void(size_t)> after_reduction_;
+  bool is_finalized_manually_ = false;
 
   mutable std::mutex mutex_;
   std::vector<GradientBucket> buckets_;
@@ -122,13 +263,33 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// What set_bucket_layout() was given; empty if nothing.
   Plan layout_;
 
+  // Since the last synchronised backward.
+  int64_t forwards_ = 0;
+  /// By parameter: the graph of a forward does not reach it. Empty if nobody
+  /// looked.
+  std::vector<bool> is_unreachable_;
+
   // Of the backward under way.
   std::vector<size_t> ready_;
   std::vector<size_t> waiting_for_;
   size_t launched_ = 0;
-  std::vector<mesh::Work> works_;
-  bool ends_here_ = false;
+  std::vector<std::optional<BucketFuture>> futures_;
+  bool is_running_ = false;
+  bool is_launched_ = false;
+  bool is_restore_queued_ = false;
+  bool passed_output_ = false;
+  int64_t begin_ns_ = 0;
+  /// How many replicas use each parameter, and how many report a problem.
+  at::Tensor status_;
+  std::optional<mesh::Work> status_work_;
 
+  int64_t backwards_ = 0;
+  RuntimeStatistics statistics_;
+  /// What the search of the last backward found.
+  std::optional<std::vector<size_t>> last_unreachable_;
+
+  /// Null unless find_unused_parameters.
+  std::unique_ptr<UnusedParameters> search_;
   /// Last: nothing is called once it is gone.
   std::unique_ptr<GradientHooks> hooks_;
 };

@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include "ddp/auto_bucketing.h"
 #include "ddp/reducer.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
@@ -31,16 +32,35 @@ std::optional<dtensor::DTensorSpec> pending_spec(const at::Tensor& gradient) {
                                           : std::nullopt;
 }
 
-/// A number that differs between specs that are reduced differently, the same
-/// on all ranks.
-int64_t kind_of(const std::optional<dtensor::DTensorSpec>& pending) {
-  uint64_t kind = 0;
-  if (pending) {
-    for (const auto& placement : pending->placements()) {
-      kind = kind * 1000003 + static_cast<uint64_t>(placement.code()) + 1;
+constexpr int64_t kSparseKind = int64_t{1} << 40;
+
+/// How a gradient is reduced, as a number that is the same on all ranks: which
+/// mesh dims it is a pending sum over, and whether it is sparse.
+int64_t kind_of(const at::Tensor& gradient) {
+  if (local_part(gradient).is_sparse()) {
+    return kSparseKind;
+  }
+  const auto pending = pending_spec(gradient);
+  int64_t kind = 0;
+  for (int64_t i = 0; pending && i < pending->mesh_ndim(); ++i) {
+    kind |= pending->placement(i).is_partial() ? int64_t{1} << i : 0;
+  }
+  return kind;
+}
+
+/// Of the gradient of a parameter at `spec`, or none if it is no pending sum.
+std::optional<dtensor::DTensorSpec> pending_of_kind(
+    dtensor::DTensorSpec spec,
+    int64_t kind) {
+  if (kind <= 0 || kind == kSparseKind) {
+    return std::nullopt;
+  }
+  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
+    if ((kind >> i & 1) != 0) {
+      spec = spec.with(i, dtensor::Partial());
     }
   }
-  return static_cast<int64_t>(kind);
+  return spec;
 }
 
 /// The number of `key` in the order of first appearance.
@@ -56,58 +76,104 @@ int64_t number_of(std::vector<Key>& keys, const Key& key) {
 
 } // namespace
 
-std::vector<std::vector<size_t>> Reducer::plan(
-    const std::vector<size_t>& order) const {
-  using Key = std::tuple<c10::ScalarType, c10::Device, const void*>;
-  std::vector<Key> keys;
+bool Reducer::is_reduced(const Parameter& parameter) const {
+  const auto& options = config_.options;
+  if (options.static_graph && !parameter.is_used_anywhere) {
+    return false;
+  }
+  const auto& group = config_.groups[parameter.group];
+  return parameter.pending || group.group.size() > 1 || group.divisor != 1.0 ||
+         hook_ || parameter.is_delayed ||
+         parameter.reduce_dtype != parameter.full_dtype;
+}
+
+// What a bucket's gradients have in common.
+Reducer::BucketKey Reducer::key_of(const Parameter& parameter) const {
+  const auto local = local_part(parameter.state.tensor);
+  return {
+      parameter.is_sparse ? local.scalar_type() : parameter.reduce_dtype,
+      local.device(),
+      parameter.pending ? parameter.pending->id() : nullptr,
+      parameter.group,
+      parameter.is_sparse ? index_of(parameter) + 1 : 0,
+      parameter.is_used_anywhere};
+}
+
+Reducer::Plan Reducer::plan(const std::vector<size_t>& order) const {
+  std::vector<BucketKey> keys;
   std::vector<BucketItem> items;
   for (const auto& parameter : parameters_) {
-    const auto local = local_part(parameter.state.tensor);
-    const void* spec = parameter.pending ? parameter.pending->id() : nullptr;
+    const auto numel = local_part(parameter.state.tensor).numel();
+    const auto size = c10::elementSize(parameter.reduce_dtype);
     items.push_back(
-        {.bytes = static_cast<int64_t>(local.nbytes()),
-         .group =
-             number_of(keys, Key(local.scalar_type(), local.device(), spec))});
+        {.bytes = numel * static_cast<int64_t>(size),
+         .group = number_of(keys, key_of(parameter))});
   }
   std::vector<size_t> immediate;
-  if (dp_.size() > 1) {
-    for (const size_t i : order) {
-      if (!parameters_[i].pending) {
-        immediate.push_back(i);
-      }
+  std::vector<size_t> pending;
+  for (const size_t i : order) {
+    const auto& parameter = parameters_[i];
+    if (!parameter.pending && !parameter.is_delayed && is_reduced(parameter)) {
+      immediate.push_back(i);
     }
   }
-  std::vector<size_t> pending;
   for (size_t i = parameters_.size(); i-- > 0;) {
-    if (parameters_[i].pending) {
+    if (parameters_[i].pending && is_reduced(parameters_[i])) {
       pending.push_back(i);
     }
   }
-  auto buckets = plan_buckets(items, immediate, options_.caps);
-  for (auto& bucket : plan_buckets(items, pending, options_.caps)) {
+  const auto caps = config_.options.bucket_mode == BucketMode::kPerParameter
+                        ? BucketCaps{.first = 0, .rest = 0}
+                        : config_.caps;
+  auto buckets = plan_buckets(items, immediate, caps);
+  // Those that nobody uses come behind the others.
+  std::stable_partition(buckets.begin(), buckets.end(), [&](const auto& each) {
+    return parameters_[each.front()].is_used_anywhere;
+  });
+  insert_delayed(buckets);
+  for (auto& bucket : plan_buckets(items, pending, caps)) {
     buckets.push_back(std::move(bucket));
   }
   return buckets;
 }
 
+// One bucket of all delayed parameters, before that of the one they wait for.
+void Reducer::insert_delayed(Plan& buckets) const {
+  std::vector<size_t> delayed;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].is_delayed && !parameters_[i].pending) {
+      delayed.push_back(i);
+    }
+  }
+  if (delayed.empty()) {
+    return;
+  }
+  const auto at =
+      std::find_if(buckets.begin(), buckets.end(), [&](const auto& each) {
+        return std::find(each.begin(), each.end(), *trigger()) != each.end();
+      });
+  buckets.insert(at, std::move(delayed));
+}
+
+std::optional<size_t> Reducer::trigger() const {
+  const auto& name = config_.options.param_to_hook_all_reduce;
+  const auto found = std::find(names_.begin(), names_.end(), name);
+  return found == names_.end()
+             ? std::nullopt
+             : std::optional(static_cast<size_t>(found - names_.begin()));
+}
+
 // Which kind of tensor the first parameter of a bucket is; -1 if the others
 // are of other kinds.
 int64_t Reducer::kind_of_bucket(const std::vector<size_t>& bucket) const {
-  using Key = std::tuple<c10::ScalarType, c10::Device, const void*>;
-  std::vector<Key> keys;
+  std::vector<BucketKey> keys;
   for (const size_t i : bucket) {
-    const auto local = local_part(parameters_[i].state.tensor);
-    const auto& pending = parameters_[i].pending;
-    number_of(
-        keys,
-        Key(local.scalar_type(),
-            local.device(),
-            pending ? pending->id() : nullptr));
+    number_of(keys, key_of(parameters_[i]));
   }
   if (keys.size() != 1) {
     return -1;
   }
-  return std::get<2>(keys.front()) == nullptr ? 0 : 1;
+  return parameters_[bucket.front()].pending ? 1 : 0;
 }
 
 void Reducer::check_layout(const Plan& layout, const Plan& planned) const {
@@ -128,20 +194,19 @@ void Reducer::check_layout(const Plan& layout, const Plan& planned) const {
           std::is_sorted(kinds.begin(), kinds.end()) &&
           (kinds.empty() || kinds.front() >= 0),
       "ddp",
-      mesh::ErrorContext{dp_.describe_rank()},
+      where(),
       "the bucket layout that was set is not one of these parameters on this "
       "mesh: it has ",
       all(layout).size(),
       " of ",
       all(planned).size(),
-      " parameters, or mixes dtypes or pending sums in a bucket. Set a layout "
-      "that bucket_names() gave on the same mesh, or none.");
+      " parameters, or mixes dtypes, groups or pending sums in a bucket. Set a "
+      "layout that bucket_names() gave on the same mesh, or none.");
 }
 
 void Reducer::set_bucket_layout(
     const std::vector<std::vector<std::string>>& layout) {
   const std::lock_guard lock(mutex_);
-  const auto where = [&] { return mesh::ErrorContext{dp_.describe_rank()}; };
   WEFT_CHECK(
       !has_buckets_,
       "ddp",
@@ -169,16 +234,61 @@ void Reducer::set_bucket_layout(
   layout_ = std::move(indices);
 }
 
-void Reducer::make_buckets() {
-  std::vector<int64_t> kinds;
-  for (auto& parameter : parameters_) {
-    parameter.pending = pending_spec(parameter.state.tensor.grad());
-    kinds.push_back(kind_of(parameter.pending));
+BackwardReport Reducer::report() const {
+  BackwardReport result{.ready = ready_, .kinds = {}, .problems = problems()};
+  for (const auto& parameter : parameters_) {
+    const auto& grad = gradient(parameter);
+    result.kinds.push_back(
+        parameter.is_used && grad.defined() ? kind_of(grad) : kUnknownKind);
   }
-  auto assignment = plan(agree_on_order(replicas(), ready_, kinds));
+  return result;
+}
+
+void Reducer::adopt_kinds(const std::vector<int64_t>& kinds) {
+  const auto& options = config_.options;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& parameter = parameters_[i];
+    parameter.is_used_anywhere = kinds[i] != kUnknownKind;
+    parameter.is_sparse = kinds[i] == kSparseKind;
+    if (const auto* impl = dtensor::dtensor_impl(parameter.state.tensor)) {
+      parameter.pending = pending_of_kind(impl->spec(), kinds[i]);
+    }
+    if (options.static_graph) {
+      parameter.times_expected = parameter.times_seen;
+    }
+  }
+}
+
+BucketLayout Reducer::layout_of(const std::vector<size_t>& bucket) const {
+  const auto& options = config_.options;
+  const auto& first = parameters_[bucket.front()];
+  BucketLayout layout{
+      .dtype = first.reduce_dtype,
+      .group = first.group,
+      .pending = first.pending,
+      .trigger = first.is_delayed ? trigger() : std::nullopt,
+      .has_flag = false,
+      .is_batched = options.batched_grad_copy};
+  if (first.is_sparse) {
+    layout.memory = BucketMemory::kSparse;
+  } else if (options.bucket_mode == BucketMode::kCoalesced) {
+    layout.memory = BucketMemory::kInPlace;
+  }
+  return layout;
+}
+
+void Reducer::make_buckets() {
+  const auto agreed = agree_on_order(replicas(), report());
+  adopt_kinds(agreed.kinds);
+  if (config_.options.auto_bucketing && layout_.empty()) {
+    choose_caps(agreed.order);
+  }
+  auto assignment = plan(agreed.order);
   if (!layout_.empty()) {
     check_layout(layout_, assignment);
     assignment = layout_;
+  } else if (hook_) {
+    hook_->on_rebuilt_buckets();
   }
   for (size_t b = 0; b < assignment.size(); ++b) {
     std::vector<at::Tensor> tensors;
@@ -188,104 +298,203 @@ void Reducer::make_buckets() {
       parameter.slot = slot;
       tensors.push_back(parameter.state.tensor);
     }
-    const auto& pending = parameters_[assignment[b].front()].pending;
-    const bool has_flag = dp_.size() > 1 && b + 1 == assignment.size();
-    buckets_.emplace_back(assignment[b], tensors, pending, has_flag);
-    pending_begin_ += pending ? 0 : 1;
+    auto layout = layout_of(assignment[b]);
+    layout.has_flag = dp_.size() > 1 && b + 1 == assignment.size() &&
+                      layout.memory == BucketMemory::kFlat &&
+                      config_.groups.size() == 1 && !hook_ &&
+                      !config_.options.find_unused_parameters;
+    pending_begin_ += layout.pending ? 0 : 1;
+    buckets_.emplace_back(
+        std::move(assignment[b]), std::move(tensors), std::move(layout));
+    if (!config_.options.lazy_bucket_allocation) {
+      buckets_.back().allocate();
+    }
+    waiting_for_.push_back(buckets_.back().slots().size());
   }
+  futures_.resize(buckets_.size());
   has_buckets_ = true;
 }
 
-void Reducer::place(const Parameter& parameter) const {
-  const auto& leaf = parameter.state.tensor;
-  const auto* impl = dtensor::dtensor_impl(leaf);
-  auto* gradient = dtensor::dtensor_impl(leaf.grad());
-  if (!gradient || !impl) {
+void Reducer::place(Parameter& parameter) {
+  const auto* impl = dtensor::dtensor_impl(parameter.state.tensor);
+  const auto grad = gradient(parameter);
+  auto* grad_impl = dtensor::dtensor_impl(grad);
+  if (!grad_impl || !impl) {
     return;
   }
   const auto& want = parameter.pending ? *parameter.pending : impl->spec();
-  if (gradient->spec() == want) {
+  if (grad_impl->spec() == want) {
     return;
   }
-  if (is_pending(gradient->spec())) {
+  if (is_pending(grad_impl->spec())) {
     // Not as in the first backward: reduced at once.
-    leaf.mutable_grad() = dtensor::redistribute(
-        leaf.grad(), gradient->spec().without_partial().placements());
-  } else if (gradient->spec().has_partial()) {
-    gradient->reset_local(
-        gradient->local(), gradient->spec().without_partial());
+    set_gradient(
+        parameter,
+        dtensor::redistribute(
+            grad, grad_impl->spec().without_partial().placements()));
+  } else if (grad_impl->spec().has_partial()) {
+    grad_impl->reset_local(
+        grad_impl->local(), grad_impl->spec().without_partial());
   }
   if (parameter.pending) {
-    dtensor::make_gradient_partial(leaf.grad(), want);
+    dtensor::make_gradient_partial(gradient(parameter), want);
   }
 }
 
-void Reducer::put(const Parameter& parameter, double divisor) {
-  place(parameter);
-  if (!parameter.bucket) {
-    return;
-  }
-  const auto& leaf = parameter.state.tensor;
-  const auto where = [&] { return mesh::ErrorContext{dp_.describe_rank()}; };
+void Reducer::check_gradient(const Parameter& parameter) const {
+  const auto grad = gradient(parameter);
+  const auto local = local_part(grad);
   WEFT_CHECK(
-      leaf.grad().layout() == at::kStrided,
+      local.is_sparse() == parameter.is_sparse,
       "ddp",
       where(),
       "the gradient of ",
       parameter.state.name,
-      " is sparse. Use dense gradients, e.g. EmbeddingOptions.sparse(false).");
+      parameter.is_sparse ? " was sparse in the first step and is dense now. "
+                          : " is sparse and was dense in the first step. ",
+      "Set EmbeddingOptions.sparse before the model is wrapped.");
   WEFT_CHECK(
-      !leaf.grad().requires_grad(),
+      !grad.requires_grad(),
       "ddp",
       where(),
       "the gradient of ",
       parameter.state.name,
       " is itself part of a graph: backward() with create_graph cannot be "
       "reduced over replicas. Run it under no_sync() or on module().");
-  auto& bucket = buckets_[*parameter.bucket];
-  const auto local = local_part(leaf.grad());
-  const auto& view = bucket.slots()[parameter.slot].view;
+  const auto own = local_part(parameter.state.tensor);
   WEFT_CHECK(
-      local.sizes() == view.sizes() &&
-          local.scalar_type() == view.scalar_type(),
+      local.sizes() == own.sizes() &&
+          c10::isComplexType(local.scalar_type()) ==
+              c10::isComplexType(parameter.full_dtype),
       "ddp",
       where(),
       "the gradient of ",
       parameter.state.name,
       " changed from ",
-      view.sizes(),
+      own.sizes(),
       " ",
-      view.scalar_type(),
+      parameter.full_dtype,
       " to ",
       local.sizes(),
       " ",
       local.scalar_type(),
       " on this rank. Wrap the model after it was converted or placed.");
-  bucket.put(parameter.slot, local, divisor);
-  if (options_.gradient_as_bucket_view) {
-    leaf.mutable_grad() = bucket.gradient_before_reduction(parameter.slot);
+}
+
+// Whether .grad() shares memory with the bucket after backward.
+bool Reducer::is_viewed(const Parameter& parameter) const {
+  const auto& options = config_.options;
+  const bool keeps_low = options.mixed_precision &&
+                         options.mixed_precision->keep_low_precision_grads;
+  return parameter.bucket && options.gradient_as_bucket_view &&
+         buckets_[*parameter.bucket].layout().memory == BucketMemory::kFlat &&
+         (keeps_low || parameter.reduce_dtype == parameter.full_dtype);
+}
+
+void Reducer::put(Parameter& parameter) {
+  if (!gradient(parameter).defined()) {
+    put_unused(parameter);
+    return;
   }
+  place(parameter);
+  if (!parameter.bucket) {
+    return;
+  }
+  check_gradient(parameter);
+  auto& bucket = buckets_[*parameter.bucket];
+  bucket.put(parameter.slot, local_part(gradient(parameter)), divisor(bucket));
+  if (is_viewed(parameter) && !bucket.layout().is_batched) {
+    set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));
+  }
+}
+
+void Reducer::put_unused(Parameter& parameter) {
+  if (!parameter.bucket) {
+    return;
+  }
+  const auto grad = gradient(parameter);
+  if (grad.defined() && parameter.problem == GradientProblem::kNone) {
+    if (!parameter.is_used) {
+      parameter.untouched = local_part(grad).clone();
+    }
+    put(parameter);
+  } else {
+    buckets_[*parameter.bucket].put_nothing(parameter.slot);
+  }
+}
+
+// Into the bucket right away, or it would lie in memory twice.
+void Reducer::keep(Parameter& parameter) {
+  if (!is_viewed(parameter) || parameter.reduce_dtype != parameter.full_dtype) {
+    return;
+  }
+  place(parameter);
+  check_gradient(parameter);
+  auto& bucket = buckets_[*parameter.bucket];
+  bucket.keep(parameter.slot, local_part(gradient(parameter)));
+  set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));
 }
 
 void Reducer::publish() {
   for (auto& bucket : buckets_) {
-    for (const auto& slot : bucket.slots()) {
-      const auto& leaf = parameters_[slot.parameter].state.tensor;
-      auto local = local_part(leaf.grad());
-      if (!options_.gradient_as_bucket_view) {
-        local.copy_(slot.view);
-      }
-      if (bucket.pending()) {
-        dtensor::dtensor_impl(leaf.grad())
-            ->reset_local(local, dtensor::dtensor_impl(leaf)->spec());
-      }
+    for (size_t slot = 0; slot < bucket.slots().size(); ++slot) {
+      publish_slot(bucket, slot);
     }
   }
 }
 
-std::vector<std::vector<std::string>> Reducer::bucket_names() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::vector<size_t>> plans;
+void Reducer::publish_slot(GradientBucket& bucket, size_t slot_index) {
+  const auto& slot = bucket.slots()[slot_index];
+  auto& parameter = parameters_[slot.parameter];
+  const auto grad = gradient(parameter);
+  if (!parameter.is_used_anywhere) {
+    if (parameter.untouched.defined()) {
+      local_part(grad).copy_(parameter.untouched);
+    }
+    return;
+  }
+  if (bucket.layout().memory == BucketMemory::kSparse) {
+    set_gradient(parameter, slot.view);
+    return;
+  }
+  if (is_viewed(parameter)) {
+    set_gradient(parameter, slot.gradient);
+  } else if (!grad.defined()) {
+    const auto* impl = dtensor::dtensor_impl(parameter.state.tensor);
+    const auto own = slot.view.to(parameter.full_dtype, false, /*copy=*/true);
+    set_gradient(
+        parameter,
+        impl ? dtensor::make_dtensor(
+                   own, impl->spec(), impl->sizes(), impl->strides())
+             : own);
+  } else if (auto local = local_part(grad); !local.is_same(slot.view)) {
+    local.copy_(slot.view);
+  }
+  if (bucket.layout().pending) {
+    auto* impl = dtensor::dtensor_impl(gradient(parameter));
+    impl->reset_local(
+        impl->local(), dtensor::dtensor_impl(parameter.state.tensor)->spec());
+  }
+}
+
+void Reducer::choose_caps(const std::vector<size_t>& order) {
+  std::vector<GradientTiming> timings;
+  for (const size_t i : order) {
+    const auto& parameter = parameters_[i];
+    if (!parameter.pending && is_reduced(parameter)) {
+      const auto numel = local_part(parameter.state.tensor).numel();
+      const auto size = c10::elementSize(parameter.reduce_dtype);
+      timings.push_back(
+          {.ready_ns = parameter.ready_ns,
+           .bytes = numel * static_cast<int64_t>(size)});
+    }
+  }
+  const auto cap = agree_on_cap(timings, dp_.group(int64_t{0}), device_);
+  config_.caps = {.first = cap, .rest = cap};
+}
+
+Reducer::Plan Reducer::current_plan() const {
+  Plan plans;
   if (has_buckets_) {
     for (const auto& bucket : buckets_) {
       plans.emplace_back();
@@ -300,14 +509,33 @@ std::vector<std::vector<std::string>> Reducer::bucket_names() const {
     }
     plans = plan(reversed);
   }
+  return plans;
+}
+
+std::vector<std::vector<std::string>> Reducer::bucket_names() const {
+  const std::lock_guard lock(mutex_);
   std::vector<std::vector<std::string>> names;
-  for (const auto& indices : plans) {
+  for (const auto& indices : current_plan()) {
     names.emplace_back();
     for (const size_t i : indices) {
       names.back().push_back(names_[i]);
     }
   }
   return names;
+}
+
+std::vector<int64_t> Reducer::bucket_sizes() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<int64_t> sizes;
+  for (const auto& indices : current_plan()) {
+    sizes.push_back(0);
+    for (const size_t i : indices) {
+      const auto numel = local_part(parameters_[i].state.tensor).numel();
+      const auto size = c10::elementSize(parameters_[i].reduce_dtype);
+      sizes.back() += numel * static_cast<int64_t>(size);
+    }
+  }
+  return sizes;
 }
 
 } // namespace weft::ddp

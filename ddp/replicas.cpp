@@ -71,9 +71,9 @@ void check_replicas_agree(
 
 void broadcast_from_first(
     const std::vector<NamedTensor>& tensors,
-    const mesh::DeviceMesh& dp,
+    mesh::Communicator& group,
     std::string_view name) {
-  if (dp.size() == 1) {
+  if (group.size() == 1) {
     return;
   }
   const at::NoGradGuard no_grad;
@@ -81,7 +81,7 @@ void broadcast_from_first(
   int64_t bytes = 0;
   const auto send = [&] {
     if (!message.empty()) {
-      dp.group(int64_t{0}).broadcast_coalesced(message, 0, name).wait();
+      group.broadcast_coalesced(message, 0, name).wait();
     }
     message.clear();
     bytes = 0;

@@ -19,11 +19,11 @@ void check_replicas_agree(
     const mesh::DeviceMesh& dp);
 
 /// Overwrites the tensors (of a DTensor this rank's part) with those of the
-/// first rank of `dp`, many in one message.
-/// Collective: all ranks of `dp`; blocks.
+/// first rank of `group`, many in one message.
+/// Collective: all ranks of `group`; blocks.
 void broadcast_from_first(
     const std::vector<NamedTensor>& tensors,
-    const mesh::DeviceMesh& dp,
+    mesh::Communicator& group,
     std::string_view name);
 
 } // namespace weft::ddp

@@ -1,0 +1,220 @@
+#include "ddp/ddp_state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <torch/torch.h>
+
+#include "ddp/replicas.h"
+#include "mesh/error.h"
+
+namespace weft::ddp {
+namespace {
+
+using Ids = std::unordered_set<const c10::TensorImpl*>;
+
+Ids ids_of(const std::vector<NamedTensor>& tensors) {
+  Ids ids;
+  for (const auto& item : tensors) {
+    ids.insert(item.tensor.unsafeGetTensorImpl());
+  }
+  return ids;
+}
+
+} // namespace
+
+Reducer& DistributedDataParallelBase::State::made_reducer(
+    const char* what) const {
+  WEFT_CHECK(
+      reducer != nullptr,
+      "ddp",
+      where(),
+      what,
+      " before the parameters have values. Call synchronize_parameters() after "
+      "materialize().");
+  return *reducer;
+}
+
+void DistributedDataParallelBase::State::sync_initial_values(
+    const ParameterSelection& selection) const {
+  // PyTorch's older option leaves buffers alone from the start.
+  const bool has_buffers = options.broadcast_buffers.value_or(true);
+  const auto buffers =
+      has_buffers ? selection.buffers : std::vector<NamedTensor>();
+  check_replicas_agree(selection.parameters, buffers, dp);
+  // Parameters of other groups have other first replicas.
+  std::vector<std::vector<NamedTensor>> by_group(selection.groups.size());
+  Ids in_other_group;
+  for (const auto& item : selection.reduced) {
+    if (item.group != 0) {
+      by_group[item.group].push_back(item.state);
+      in_other_group.insert(item.state.tensor.unsafeGetTensorImpl());
+    }
+  }
+  for (const auto& item : selection.parameters) {
+    if (!in_other_group.contains(item.tensor.unsafeGetTensorImpl())) {
+      by_group[0].push_back(item);
+    }
+  }
+  by_group[0].insert(by_group[0].end(), buffers.begin(), buffers.end());
+  for (size_t i = 0; i < by_group.size(); ++i) {
+    auto group = selection.groups[i].group;
+    broadcast_from_first(by_group[i], group, "ddp initial values");
+  }
+}
+
+void DistributedDataParallelBase::State::start(
+    const ParameterSelection& selection) {
+  parameters = selection.parameters;
+  groups = selection.groups;
+  reduced.clear();
+  for (const auto& item : selection.reduced) {
+    reduced.push_back(item.state);
+  }
+  remember_known();
+  ReducerConfig config{
+      .caps = caps, .options = options, .groups = groups, .cast = {}};
+  if (options.mixed_precision && options.mixed_precision->param_dtype) {
+    config.cast = std::make_shared<ParameterCast>(
+        selection.cast, *options.mixed_precision->param_dtype);
+  }
+  logging = describe_construction(*module, reduced, dp, options);
+  reducer = Reducer::create(selection.reduced, dp, std::move(config), paused);
+  log_construction(get_logging_data());
+}
+
+// Frozen parameters are not among them: they may be thawed by mistake.
+void DistributedDataParallelBase::State::remember_known() {
+  known = ids_of(reduced);
+  const auto looked_after = ids_of(parameters);
+  for (const auto& item : parameters_of(*module)) {
+    const auto* id = item.tensor.unsafeGetTensorImpl();
+    if (!looked_after.contains(id)) {
+      known.insert(id);
+    }
+  }
+}
+
+void DistributedDataParallelBase::State::check_known() const {
+  for (const auto& parameter : module->parameters()) {
+    if (!parameter.requires_grad() ||
+        known.contains(parameter.unsafeGetTensorImpl())) {
+      continue;
+    }
+    const bool was_frozen =
+        ids_of(parameters).contains(parameter.unsafeGetTensorImpl());
+    std::string name;
+    for (const auto& item : parameters_of(*module)) {
+      if (item.tensor.is_same(parameter)) {
+        name = item.name;
+      }
+    }
+    WEFT_CHECK(
+        false,
+        "ddp",
+        where(),
+        name,
+        was_frozen ? " was frozen when the model was wrapped and requires a "
+                     "gradient now"
+                   : " was added after the model was wrapped",
+        ", which nobody would reduce. Wrap the model again.");
+  }
+}
+
+bool DistributedDataParallelBase::State::is_training_forward() const {
+  return module->is_training() && at::GradMode::is_enabled() && *paused == 0;
+}
+
+bool DistributedDataParallelBase::State::syncs_buffers() const {
+  return is_training_forward() && dp.size() > 1 &&
+         options.forward_sync_buffers.value_or(
+             options.broadcast_buffers.value_or(true));
+}
+
+void DistributedDataParallelBase::State::sync_buffers(
+    BufferCommHookLocation location) const {
+  if (location != buffer_hook_location || !syncs_buffers()) {
+    return;
+  }
+  // Modules may replace their buffers at any time.
+  const auto buffers = select_buffers(*module, options);
+  if (buffers.empty()) {
+    return;
+  }
+  if (buffer_hook) {
+    const at::NoGradGuard no_grad;
+    buffer_hook(buffers);
+  } else {
+    auto group = dp.group(int64_t{0});
+    broadcast_from_first(buffers, group, "ddp buffers");
+  }
+}
+
+void DistributedDataParallelBase::State::cast_buffers() const {
+  if (!options.mixed_precision || !options.mixed_precision->buffer_dtype) {
+    return;
+  }
+  for (auto& item : select_buffers(*module, options)) {
+    if (at::isFloatingType(item.tensor.scalar_type())) {
+      item.tensor.set_data(
+          in_dtype(item.tensor, *options.mixed_precision->buffer_dtype));
+    }
+  }
+}
+
+void DistributedDataParallelBase::State::check_hook(
+    const CommHook& hook) const {
+  WEFT_CHECK(
+      reducer->comm_hook() == nullptr,
+      "register_comm_hook",
+      where(),
+      "there is a hook already: ",
+      reducer->comm_hook()->name(),
+      ". Register one, which may wrap others.");
+  WEFT_CHECK(
+      options.bucket_mode != BucketMode::kCoalesced,
+      "register_comm_hook",
+      where(),
+      "bucket_mode kCoalesced has no buffer that ",
+      hook.name(),
+      " could reduce. Leave bucket_mode out.");
+  WEFT_CHECK(
+      !hook.divides() || options.reduce_op == mesh::ReduceOp::kAvg,
+      "register_comm_hook",
+      where(),
+      hook.name(),
+      " divides by the number of replicas, and reduce_op is kSum, for a loss "
+      "that is divided already: gradients would be divided twice.");
+  for (const auto& group : groups) {
+    WEFT_CHECK(
+        !hook.divides() || options.reduce_op != mesh::ReduceOp::kAvg ||
+            group.divisor == static_cast<double>(group.group.size()),
+        "register_comm_hook",
+        where(),
+        hook.name(),
+        " divides by the size of the group, ",
+        group.group.size(),
+        ", and parameter_groups asks to divide by ",
+        group.divisor,
+        ". Use a hook that does not divide.");
+  }
+}
+
+DDPLoggingData DistributedDataParallelBase::State::get_logging_data() const {
+  auto data = logging;
+  const auto names = reducer->bucket_names();
+  data.bucket_sizes = reducer->bucket_sizes();
+  data.has_rebuilt_buckets = reducer->has_buckets();
+  if (data.has_rebuilt_buckets) {
+    data.rebuilt_bucket_sizes = data.bucket_sizes;
+    data.rebuilt_per_bucket_param_indices = bucket_indices(names, reduced);
+  }
+  if (const auto& hook = reducer->comm_hook()) {
+    data.comm_hook = hook->name();
+  }
+  reducer->write_statistics(data);
+  return data;
+}
+
+} // namespace weft::ddp

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "ddp/bucket_plan.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/logging_data.h"
+#include "ddp/parameter_selection.h"
+#include "ddp/reducer.h"
+
+namespace weft::ddp {
+
+/// What a DistributedDataParallel is made of.
+struct DistributedDataParallelBase::State {
+  using Ids = std::unordered_set<const c10::TensorImpl*>;
+
+  std::shared_ptr<torch::nn::Module> module;
+  mesh::DeviceMesh dp;
+  DistributedDataParallelOptions options;
+  BucketCaps caps;
+  std::shared_ptr<std::atomic<int>> paused =
+      std::make_shared<std::atomic<int>>(0);
+  std::vector<NamedTensor> parameters = {};
+  /// Those that are trained, by the reducer's indices.
+  std::vector<NamedTensor> reduced = {};
+  /// What may require a gradient: reduced or ignored.
+  Ids known = {};
+  std::vector<ReductionGroup> groups = {};
+  BufferCommHook buffer_hook = {};
+  BufferCommHookLocation buffer_hook_location =
+      BufferCommHookLocation::PRE_FORWARD;
+  std::shared_ptr<OptimizerInBackward> optimizers = {};
+  DDPLoggingData logging = {};
+  /// Null until the parameters have values.
+  std::shared_ptr<Reducer> reducer = {};
+
+  /// Throws: c10::ValueError if there is none; `what` begins the message.
+  Reducer& made_reducer(const char* what) const;
+  mesh::ErrorContext where() const { return {dp.describe_rank()}; }
+
+  void sync_initial_values(const ParameterSelection& selection) const;
+  void start(const ParameterSelection& selection);
+  /// A forward whose backward will reduce.
+  bool is_training_forward() const;
+  bool syncs_buffers() const;
+  void sync_buffers(BufferCommHookLocation location) const;
+  void cast_buffers() const;
+  void check_known() const;
+  void check_hook(const CommHook& hook) const;
+  DDPLoggingData get_logging_data() const;
+
+ private:
+  void remember_known();
+};
+
+} // namespace weft::ddp

@@ -1,0 +1,147 @@
+#include "ddp/hook_state_rows.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+#include <nlohmann/json.hpp>
+
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "mesh/error.h"
+
+namespace weft::ddp {
+namespace {
+
+constexpr const char* kBytes = "state";
+constexpr const char* kSizes = "state_bytes";
+constexpr size_t kLengthBytes = sizeof(uint64_t);
+
+void check_bytes(bool condition, const char* what) {
+  WEFT_CHECK(
+      condition,
+      "ddp",
+      mesh::ErrorContext{"comm hook state"},
+      "these bytes are no state of a comm hook: ",
+      what,
+      ". Load what comm_hook_state_dict() gave.");
+}
+
+dtensor::Placements cut_over_all_dims(const mesh::DeviceMesh& mesh) {
+  return dtensor::Placements(
+      static_cast<size_t>(mesh.ndim()), dtensor::Shard(0));
+}
+
+at::Tensor row_of(const dtensor::StateDict& rows, const char* key) {
+  const auto found = rows.find(key);
+  check_bytes(found != rows.end(), "an entry is missing");
+  const auto* impl = dtensor::dtensor_impl(found->second);
+  return impl ? impl->local() : found->second;
+}
+
+} // namespace
+
+at::Tensor pack_hook_state(const CommHook::State& state) {
+  auto header = nlohmann::json::array();
+  std::vector<at::Tensor> values;
+  size_t bytes = 0;
+  for (const auto& [name, tensor] : state) {
+    header.push_back(
+        {{"name", name},
+         {"dtype", static_cast<int>(tensor.scalar_type())},
+         {"sizes", tensor.sizes().vec()}});
+    values.push_back(tensor.detach().cpu().contiguous());
+    bytes += values.back().nbytes();
+  }
+  const auto text = header.dump();
+  const uint64_t length = text.size();
+  const auto packed = at::empty(
+      {static_cast<int64_t>(kLengthBytes + text.size() + bytes)}, at::kByte);
+  auto* to = packed.mutable_data_ptr<uint8_t>();
+  std::memcpy(to, &length, kLengthBytes);
+  std::memcpy(to + kLengthBytes, text.data(), text.size());
+  to += kLengthBytes + text.size();
+  for (const auto& value : values) {
+    if (value.nbytes() > 0) {
+      std::memcpy(to, value.const_data_ptr(), value.nbytes());
+      to += value.nbytes();
+    }
+  }
+  return packed;
+}
+
+CommHook::State unpack_hook_state(const at::Tensor& bytes) {
+  const auto here = bytes.cpu().contiguous();
+  check_bytes(here.scalar_type() == at::kByte, "they are no bytes");
+  const auto* from = here.const_data_ptr<uint8_t>();
+  const auto* const end = from + here.numel();
+  uint64_t length = 0;
+  check_bytes(here.nbytes() >= kLengthBytes, "they are too few");
+  std::memcpy(&length, from, kLengthBytes);
+  from += kLengthBytes;
+  check_bytes(
+      length <= static_cast<uint64_t>(end - from), "the header is cut off");
+  const auto header =
+      nlohmann::json::parse(from, from + length, nullptr, false);
+  check_bytes(header.is_array(), "the header is no list");
+  from += length;
+  CommHook::State state;
+  for (const auto& item : header) {
+    const auto dtype = item.value("dtype", -1);
+    check_bytes(
+        dtype >= 0 && dtype < static_cast<int>(at::ScalarType::NumOptions) &&
+            item.contains("sizes") && item.contains("name"),
+        "an entry of the header is incomplete");
+    const auto tensor = at::empty(
+        item["sizes"].get<std::vector<int64_t>>(),
+        static_cast<at::ScalarType>(dtype));
+    check_bytes(
+        tensor.nbytes() <= static_cast<size_t>(end - from),
+        "the values are cut off");
+    if (tensor.nbytes() > 0) {
+      std::memcpy(tensor.mutable_data_ptr(), from, tensor.nbytes());
+      from += tensor.nbytes();
+    }
+    state.emplace(item["name"].get<std::string>(), tensor);
+  }
+  return state;
+}
+
+dtensor::StateDict to_rows(
+    const CommHook::State& state,
+    const mesh::DeviceMesh& mesh) {
+  const auto packed = pack_hook_state(state);
+  const auto size = at::full({1, 1}, packed.numel(), at::kLong);
+  const auto longest = size.view({1}).clone();
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
+    mesh.group(dim)
+        .all_reduce(longest, mesh::ReduceOp::kMax, "comm hook state")
+        .wait();
+  }
+  const auto row = at::zeros({1, longest.item<int64_t>()}, at::kByte);
+  row[0].narrow(0, 0, packed.numel()).copy_(packed);
+  const auto placements = cut_over_all_dims(mesh);
+  return {
+      {kBytes, dtensor::from_local(row, mesh, placements)},
+      {kSizes, dtensor::from_local(size, mesh, placements)}};
+}
+
+CommHook::State from_rows(
+    const dtensor::StateDict& rows,
+    const mesh::DeviceMesh& mesh) {
+  const auto row = row_of(rows, kBytes);
+  const auto size = row_of(rows, kSizes);
+  WEFT_CHECK(
+      row.dim() == 2 && row.size(0) == 1 && size.numel() == 1,
+      "ddp",
+      mesh::ErrorContext{mesh.describe_rank()},
+      "the state of a comm hook has a row for each rank it was saved by; this "
+      "rank got ",
+      row.dim() == 2 ? row.size(0) : 0,
+      " of them. Resume on the same mesh, or without the hook's state.");
+  return unpack_hook_state(row[0].narrow(0, 0, size.item<int64_t>()));
+}
+
+} // namespace weft::ddp

@@ -1,0 +1,55 @@
+#include "ddp/parameter_cast.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <torch/torch.h>
+
+#include "dtensor/dtensor_impl.h"
+
+namespace weft::ddp {
+
+at::Tensor in_dtype(const at::Tensor& tensor, c10::ScalarType dtype) {
+  const at::NoGradGuard no_grad;
+  const auto* impl = dtensor::dtensor_impl(tensor);
+  if (!impl) {
+    return tensor.detach().to(dtype);
+  }
+  // Without the dispatcher: a pending sum stays one.
+  return dtensor::make_dtensor(
+      impl->local().to(dtype), impl->spec(), impl->sizes(), impl->strides());
+}
+
+ParameterCast::ParameterCast(
+    std::vector<at::Tensor> parameters,
+    c10::ScalarType dtype)
+    : parameters_(std::move(parameters)), dtype_(dtype) {}
+
+ParameterCast::~ParameterCast() {
+  if (is_low()) {
+    restore();
+  }
+}
+
+bool ParameterCast::casts(const at::Tensor& parameter) const {
+  return std::any_of(
+      parameters_.begin(), parameters_.end(), [&](const at::Tensor& each) {
+        return each.is_same(parameter);
+      });
+}
+
+void ParameterCast::lower() {
+  for (auto& parameter : parameters_) {
+    full_.push_back(parameter.variable_data());
+    parameter.set_data(in_dtype(parameter, dtype_));
+  }
+}
+
+void ParameterCast::restore() {
+  for (size_t i = 0; i < full_.size(); ++i) {
+    parameters_[i].set_data(full_[i]);
+  }
+  full_.clear();
+}
+
+} // namespace weft::ddp
