@@ -20,18 +20,23 @@ std::string describe(const Owner& owner) {
 }
 
 ParameterOwners::ParameterOwners(const torch::nn::Module& module) {
-  for (const auto& item : module.named_modules()) {
-    const auto& owner = *item.value();
-    const auto add = [&](const auto& named) {
+  const auto add = [&](const std::string& name,
+                       const torch::nn::Module& owner) {
+    const auto add_all = [&](const auto& named) {
       for (const auto& entry : named) {
         if (entry.value().defined()) {
           owners_[entry.value().unsafeGetTensorImpl()].push_back(
-              {item.key(), type_name(owner), entry.key()});
+              {name, type_name(owner), entry.key()});
         }
       }
     };
-    add(owner.named_parameters(/*recurse=*/false));
-    add(owner.named_buffers(/*recurse=*/false));
+    add_all(owner.named_parameters(/*recurse=*/false));
+    add_all(owner.named_buffers(/*recurse=*/false));
+  };
+  // named_modules() has the module itself only if a shared_ptr holds it.
+  add("", module);
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    add(item.key(), *item.value());
   }
 }
 

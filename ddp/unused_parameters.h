@@ -49,12 +49,12 @@ struct GradientUse {
   /// As counted by the caller.
   int64_t iteration = 0;
   /// Places of the parameters that got no gradient.
-  std::vector<size_t> without_gradient;
+  std::vector<size_t> without_gradient = {};
   /// Those of them that no output depends on; none if the graph was not
   /// searched.
-  std::optional<std::vector<size_t>> not_in_graph;
+  std::optional<std::vector<size_t>> not_in_graph = std::nullopt;
   /// For each parameter the last iteration in which it got a gradient.
-  std::vector<std::optional<int64_t>> last_gradient;
+  std::vector<std::optional<int64_t>> last_gradient = {};
 };
 
 /// Says which of `parameters` got no gradient and why, by the modules that have
