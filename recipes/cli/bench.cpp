@@ -11,6 +11,7 @@
 #include "recipes/bench/dispatch.h"
 #include "recipes/bench/random.h"
 #include "recipes/bench/redistribute.h"
+#include "recipes/bench/reducer.h"
 #include "recipes/bench/startup.h"
 #include "recipes/bench/step.h"
 #include "recipes/cli/commands.h"
@@ -143,6 +144,32 @@ void add_random(CLI::App& bench) {
   command->callback([] { print(bench::run_random()); });
 }
 
+void add_reducer(CLI::App& bench) {
+  auto options = std::make_shared<bench::ReducerOptions>();
+  auto* command = bench.add_subcommand(
+      "reducer",
+      "Times backward with DDP against plain backward, like "
+      "bench/peer/reducer.py; alone or under weftrun");
+  command->add_option("--widths", options->widths, "Of the layers: 64,256")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 16));
+  command->add_option("--layers", options->layers)
+      ->check(CLI::Range(1, 1 << 16));
+  command->add_option("--batch", options->batch)->check(CLI::Range(1, 1 << 20));
+  command->add_option("--rounds", options->rounds)
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--warmup", options->warmup)
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--threads", options->threads, "Per rank");
+  command->add_option("--bucket_mb", options->bucket_mb);
+  command->add_flag(
+      "--keep_gradients",
+      options->keep_gradients,
+      "zero_grad() keeps the gradients' memory");
+  add_json_flag(*command);
+  command->callback([options] { print(bench::run_reducer(*options)); });
+}
+
 void add_redistribute(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "redistribute",
@@ -178,6 +205,7 @@ void add_bench(CLI::App& app) {
   add_dispatch(*command);
   add_random(*command);
   add_redistribute(*command);
+  add_reducer(*command);
   add_checkpoint_bench(*command);
   add_deferred_memory(*command);
 }

@@ -68,6 +68,24 @@ TEST_F(BenchCommandTest, CollectiveNeedsRanks) {
   EXPECT_THAT(run.last_error_line(), HasSubstr("weftrun --nproc-per-node=2"));
 }
 
+TEST_F(BenchCommandTest, ReducerTimesBothBackwardsOfEveryWidth) {
+  const auto result = result_of(
+      {"reducer",
+       "--json",
+       "--widths=4,8",
+       "--layers=3",
+       "--rounds=2",
+       "--warmup=1"});
+  ASSERT_TRUE(result.is_object());
+  EXPECT_EQ(result.at("dp"), 2);
+  EXPECT_EQ(result.at("parameters"), 6);
+  for (const std::string width : {"w4", "w8"}) {
+    for (const char* what : {"_plain_ms", "_ddp_ms", "_ratio"}) {
+      EXPECT_GT(result.at(width + what), 0) << width << what;
+    }
+  }
+}
+
 TEST_F(BenchCommandTest, StartupSaysHowLongEachPhaseTook) {
   const auto result = result_of(
       {"startup", "--dp=1", "--tp=2", "--dim=32", "--layers=1", "--seq=16"});
