@@ -39,7 +39,8 @@ Reducer& DistributedDataParallelBase::State::made_reducer(
 void DistributedDataParallelBase::State::sync_initial_values(
     const ParameterSelection& selection) const {
   // PyTorch's older option leaves buffers alone from the start.
-  const bool has_buffers = options.broadcast_buffers.value_or(true);
+  const bool has_buffers = options.forward_sync_buffers.has_value() ||
+                           options.broadcast_buffers.value_or(true);
   const auto buffers =
       has_buffers ? selection.buffers : std::vector<NamedTensor>();
   check_replicas_agree(selection.parameters, buffers, dp);
@@ -123,11 +124,11 @@ void DistributedDataParallelBase::State::check_known() const {
 }
 
 bool DistributedDataParallelBase::State::is_training_forward() const {
-  return module->is_training() && at::GradMode::is_enabled() && *paused == 0;
+  return module->is_training() && at::GradMode::is_enabled();
 }
 
 bool DistributedDataParallelBase::State::syncs_buffers() const {
-  return is_training_forward() && dp.size() > 1 &&
+  return is_training_forward() && require_forward_param_sync && dp.size() > 1 &&
          options.forward_sync_buffers.value_or(
              options.broadcast_buffers.value_or(true));
 }
@@ -148,6 +149,13 @@ void DistributedDataParallelBase::State::sync_buffers(
   } else {
     auto group = dp.group(int64_t{0});
     broadcast_from_first(buffers, group, "ddp buffers");
+  }
+}
+
+void DistributedDataParallelBase::State::end_forward() {
+  sync_buffers(BufferCommHookLocation::POST_FORWARD);
+  if (is_training_forward()) {
+    require_forward_param_sync = *paused == 0;
   }
 }
 

@@ -34,6 +34,9 @@ struct DistributedDataParallelBase::State {
   BufferCommHookLocation buffer_hook_location =
       BufferCommHookLocation::PRE_FORWARD;
   std::shared_ptr<OptimizerInBackward> optimizers = {};
+  /// The forward before this one was of a backward that reduces, or there was
+  /// none: buffers are brought together once for all accumulated ones.
+  bool require_forward_param_sync = true;
   DDPLoggingData logging = {};
   /// Null until the parameters have values.
   std::shared_ptr<Reducer> reducer = {};
@@ -44,10 +47,10 @@ struct DistributedDataParallelBase::State {
 
   void sync_initial_values(const ParameterSelection& selection) const;
   void start(const ParameterSelection& selection);
-  /// A forward whose backward will reduce.
   bool is_training_forward() const;
   bool syncs_buffers() const;
   void sync_buffers(BufferCommHookLocation location) const;
+  void end_forward();
   void cast_buffers() const;
   void check_known() const;
   void check_hook(const CommHook& hook) const;

@@ -188,7 +188,7 @@ void DistributedDataParallelBase::before_forward() {
 
 void DistributedDataParallelBase::after_forward(
     const std::vector<at::Tensor>& outputs) {
-  state_->sync_buffers(BufferCommHookLocation::POST_FORWARD);
+  state_->end_forward();
   state_->reducer->end_forward(outputs);
 }
 
@@ -200,7 +200,10 @@ void DistributedDataParallelBase::after_forward_of_unknown() {
       "find_unused_parameters searches the graph of forward()'s outputs, but "
       "the module returns something else than tensors, vectors or tuples of "
       "them. Return one of these, or set static_graph.");
-  state_->sync_buffers(BufferCommHookLocation::POST_FORWARD);
+  state_->end_forward();
+  if (!at::GradMode::is_enabled()) {
+    state_->reducer->restore_precision();
+  }
 }
 
 at::Tensor DistributedDataParallelBase::cast_input(

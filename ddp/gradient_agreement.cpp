@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <set>
+#include <string>
 #include <utility>
 
 #include <torch/torch.h>
@@ -111,6 +113,27 @@ std::string list_ranks(
   return text;
 }
 
+/// "layers.0.wq (Linear), layers.0.wk (Linear)": of the parameters in question.
+std::string list_modules(
+    const Replicas& replicas,
+    const at::Tensor& rows,
+    int64_t begin,
+    GradientProblem problem) {
+  const auto values = rows.accessor<int64_t, 2>();
+  std::set<std::string> listed;
+  std::string text;
+  for (size_t i = 0; i < replicas.names.size(); ++i) {
+    for (int64_t rank = 0; rank < values.size(0); ++rank) {
+      if (values[rank][begin + static_cast<int64_t>(i)] ==
+              static_cast<int64_t>(problem) &&
+          listed.insert(replicas.modules[i]).second) {
+        text += (text.empty() ? "" : ", ") + replicas.modules[i];
+      }
+    }
+  }
+  return text;
+}
+
 void check_no_problem(
     const Replicas& replicas,
     const at::Tensor& rows,
@@ -124,6 +147,8 @@ void check_no_problem(
         each.what,
         ", for parameters on ",
         found,
+        "; of ",
+        list_modules(replicas, rows, begin, each.problem),
         ". ",
         each.remedy);
   }

@@ -17,6 +17,8 @@ struct Replicas {
   const mesh::DeviceMesh& dp;
   /// Names of the parameters, by index.
   const std::vector<std::string>& names;
+  /// The modules that have them, e.g. "layers.0.wq (Linear)".
+  const std::vector<std::string>& modules;
   /// Where tensors to communicate lie.
   c10::Device device;
 };

@@ -72,8 +72,9 @@ struct DistributedDataParallelOptions {
   /// kAvg, or kSum for a loss that is already divided by the global count.
   /// With kSum, gradients must be zeroed between synchronised backward passes.
   mesh::ReduceOp reduce_op = mesh::ReduceOp::kAvg;
-  /// Before each training forward outside of no_sync(), buffers (batch norm's
-  /// running statistics) become those of the first replica. If not given: true.
+  /// Before a training forward buffers (batch norm's running statistics) become
+  /// those of the first replica, unless the training forward before it was
+  /// under no_sync(): once for all accumulated ones. If not given: true.
   std::optional<bool> forward_sync_buffers = std::nullopt;
   /// A cap for each of the first buckets, in MiB; bucket_cap_mb for those after
   /// them.

@@ -8,6 +8,7 @@
 
 #include <torch/torch.h>
 
+#include "ddp/parameter_owners.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "mesh/error.h"
@@ -326,12 +327,17 @@ ParameterSelection select_parameters(
       .groups = groups_of(dp, options),
       .cast = {}};
   const auto& delayed = options.delay_all_reduce_named_params;
+  const ParameterOwners owners(module);
   for (const auto& item : selection.parameters) {
     const auto group = group_of(options, item.name);
     check_mesh(item, dp, selection.groups[group].group);
     if (item.tensor.requires_grad()) {
       ReducedParameter reduced;
       reduced.state = item;
+      for (const auto& owner : owners.of(item.tensor)) {
+        reduced.modules +=
+            (reduced.modules.empty() ? "" : " and ") + describe(owner);
+      }
       reduced.group = group;
       reduced.is_delayed =
           std::find(delayed.begin(), delayed.end(), item.name) != delayed.end();

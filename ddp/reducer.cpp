@@ -98,6 +98,7 @@ Reducer::Reducer(
       }
     }
     names_.push_back(item.state.name);
+    modules_.push_back(item.modules);
     Parameter parameter;
     static_cast<ReducedParameter&>(parameter) = std::move(item);
     parameter.full_dtype = parameter.state.tensor.scalar_type();
@@ -138,7 +139,7 @@ void Reducer::remove_autograd_hooks() {
 }
 
 Replicas Reducer::replicas() const {
-  return {.dp = dp_, .names = names_, .device = device_};
+  return {.dp = dp_, .names = names_, .modules = modules_, .device = device_};
 }
 
 mesh::ErrorContext Reducer::where() const {
@@ -168,6 +169,12 @@ void Reducer::set_after_reduction(std::function<void(size_t)> after) {
 
 void Reducer::begin_forward(bool needs_backward) {
   const std::lock_guard lock(mutex_);
+  WEFT_CHECK(
+      !is_finalized_manually_ || !is_launched_,
+      "ddp",
+      where(),
+      "the last backward was not finalized. Call finalize_backward() after "
+      "each backward() outside of no_sync().");
   if (is_running_) {
     reset();
   }
@@ -332,8 +339,8 @@ void Reducer::end_backward() {
   }
   if (!has_buckets_) {
     make_buckets();
-    for (auto& parameter : parameters_) {
-      parameter.is_ready ? put(parameter) : put_unused(parameter);
+    for (const size_t i : ready_) {
+      put(parameters_[i]);
     }
   }
   statistics_.on_backward_compute_end(RuntimeStatistics::Clock::now());

@@ -37,6 +37,8 @@ struct ReductionGroup {
 /// A parameter that the reducer looks after.
 struct ReducedParameter {
   NamedTensor state;
+  /// Those that have it, e.g. "layers.0.wq (Linear)".
+  std::string modules = {};
   /// Into the reducer's groups; 0 is the replicas'.
   size_t group = 0;
   /// Its gradient waits for that of DistributedDataParallelOptions::
@@ -247,6 +249,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<const std::atomic<int>> paused_;
   std::vector<Parameter> parameters_;
   std::vector<std::string> names_;
+  std::vector<std::string> modules_;
   c10::Device device_;
   /// Those that parameters lie on.
   std::vector<mesh::DeviceMesh> tensor_meshes_;

@@ -8,6 +8,12 @@ namespace {
 /// Squares of values below this are no float32 any more.
 constexpr double kLeastNorm = 1e-18;
 
+/// Makes `columns` orthogonal to a unit vector. Shapes: [b, n, k], [b, n, 1].
+void remove_projection(const at::Tensor& columns, const at::Tensor& unit) {
+  at::Tensor(columns).sub_(
+      at::sum(unit * columns, {1}, /*keepdim=*/true) * unit);
+}
+
 void orthogonalize_gram_schmidt(const at::Tensor& matrices, double epsilon) {
   const int64_t columns = matrices.size(2);
   for (int64_t i = 0; i < columns; ++i) {
@@ -16,9 +22,14 @@ void orthogonalize_gram_schmidt(const at::Tensor& matrices, double epsilon) {
     // PyTorch divides by zero here: the gradients of a parameter that was not
     // used would be NaN.
     column.div_(epsilon > 0 ? norm.add_(epsilon) : norm.clamp_min_(kLeastNorm));
+    // What is left of a column that was parallel to an earlier one is rounding,
+    // which may be parallel to it again: gradients of equal rows would come out
+    // doubled.
+    for (int64_t k = 0; k < i; ++k) {
+      remove_projection(column, matrices.narrow(2, k, 1));
+    }
     if (i + 1 < columns) {
-      auto rest = matrices.narrow(2, i + 1, columns - i - 1);
-      rest.sub_(at::sum(column * rest, {1}, /*keepdim=*/true) * column);
+      remove_projection(matrices.narrow(2, i + 1, columns - i - 1), column);
     }
   }
 }

@@ -69,31 +69,27 @@ void fill_with_random_numbers(std::vector<Matrices>& matrices, uint64_t seed) {
   }
 }
 
-} // namespace
-
-PowerSGD::PowerSGD(const PowerSGDOptions& options, bool whole_bucket)
-    : options_(options),
-      whole_bucket_(whole_bucket),
-      memory_(options.random_seed) {
+void check_options(const PowerSGDOptions& options, const char* hook) {
   const auto where = [] { return mesh::ErrorContext{"comm hook"}; };
-  const auto& start_powerSGD_iter = options.start_powerSGD_iter;
+  const int64_t least =
+      options.use_error_feedback || options.warm_start ? 2 : 0;
   WEFT_CHECK_LE(
-      name(),
+      hook,
       1,
       options.matrix_approximation_rank,
       where(),
       "It is the number of columns of the factors.");
   WEFT_CHECK_LE(
-      name(),
-      (options.use_error_feedback || options.warm_start ? 2 : 0),
-      start_powerSGD_iter,
+      hook,
+      least,
+      options.start_powerSGD_iter,
       where(),
       "With use_error_feedback or warm_start, compression can begin after two "
       "steps at the earliest, because buckets change after the first.");
   WEFT_CHECK(
       options.min_compression_rate > 0 &&
           std::isfinite(options.min_compression_rate),
-      name(),
+      hook,
       where(),
       "min_compression_rate should be positive and is ",
       options.min_compression_rate,
@@ -101,17 +97,26 @@ PowerSGD::PowerSGD(const PowerSGDOptions& options, bool whole_bucket)
   WEFT_CHECK(
       options.orthogonalization_epsilon >= 0 &&
           std::isfinite(options.orthogonalization_epsilon),
-      name(),
+      hook,
       where(),
       "orthogonalization_epsilon should not be negative and is ",
       options.orthogonalization_epsilon,
       ". 0 or 1e-8 are good values.");
   WEFT_CHECK_LE(
-      name(),
+      hook,
       1,
       options.compression_stats_logging_frequency,
       where(),
       "It is a number of steps.");
+}
+
+} // namespace
+
+PowerSGD::PowerSGD(const PowerSGDOptions& options, bool whole_bucket)
+    : options_(options),
+      whole_bucket_(whole_bucket),
+      memory_(options.random_seed) {
+  check_options(options, name());
 }
 
 const char* PowerSGD::name() const {

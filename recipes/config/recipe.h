@@ -40,6 +40,17 @@ struct TpConfig {
 
 struct DdpConfig {
   double bucket_cap_mb = 25.0;
+  std::string bucket_mode = "concatenated";
+  bool auto_bucketing = false;
+  bool gradient_as_bucket_view = true;
+  bool batched_grad_copy = false;
+  bool static_graph = false;
+  bool check_for_nan_in_grad = false;
+  std::string comm_hook = "none";
+  int64_t power_sgd_rank = 1;
+  int64_t power_sgd_start = 1000;
+  std::string param_dtype = "none";
+  std::string reduce_dtype = "none";
   bool operator==(const DdpConfig&) const = default;
 };
 

@@ -2,6 +2,7 @@
 
 #include "dtensor/deferred_init.h"
 #include "dtensor/scopes.h"
+#include "recipes/train/ddp_config.h"
 #include "recipes/train/parallelize_llama.h"
 
 namespace weft::recipes {
@@ -55,19 +56,17 @@ LlamaJob make_llama_job(
       *job.model,
       mesh["tp"],
       llama_plan(recipe.tp, recipe.model.tie_embeddings));
-  ddp::DistributedDataParallelOptions options;
-  options.bucket_cap_mb = recipe.ddp.bucket_cap_mb;
-  // Losses are divided by the tokens of the whole global batch already.
-  options.reduce_op = mesh::ReduceOp::kSum;
-  // The rotary tables are its only buffers, and constants.
-  options.forward_sync_buffers = false;
   job.ddp =
       std::make_unique<ddp::DistributedDataParallel<LlamaForCausalLMImpl>>(
-          job.model, mesh["dp"], options);
+          job.model, mesh["dp"], ddp_options(recipe.ddp));
   dtensor::materialize(
       *job.model,
       static_cast<uint64_t>(recipe.seed),
       device.value_or(mesh.world().device()));
+  if (auto hook = make_comm_hook(recipe.ddp)) {
+    job.loss_scale = static_cast<double>(mesh.size("dp"));
+    job.ddp->register_comm_hook(std::move(hook));
+  }
   job.optimizer = std::make_unique<FusedAdamW>(
       job.model->parameters(), adamw_options(recipe));
   return job;
@@ -75,9 +74,13 @@ LlamaJob make_llama_job(
 
 checkpoint::StateDicts state_dicts(LlamaJob& job) {
   // The rotary tables are computed, and as long as the recipe says.
-  return {
+  checkpoint::StateDicts dicts{
       {"model", job.ddp->state_dict({"model.rotary_cos", "model.rotary_sin"})},
       {"optimizer", job.ddp->optimizer_state_dict(*job.optimizer)}};
+  if (auto hook = job.ddp->comm_hook_state_dict(); !hook.empty()) {
+    dicts.emplace(kCommHookPart, std::move(hook));
+  }
+  return dicts;
 }
 
 void adopt_state(

@@ -18,6 +18,9 @@ struct LlamaJob {
   std::shared_ptr<LlamaForCausalLMImpl> model;
   std::unique_ptr<ddp::DistributedDataParallel<LlamaForCausalLMImpl>> ddp;
   std::unique_ptr<FusedAdamW> optimizer;
+  /// What a loss is multiplied by for backward: replicas where gradients are
+  /// means over them.
+  double loss_scale = 1;
 };
 
 /// Builds the model deferred, places it over "tp", wraps it over "dp" and
@@ -29,8 +32,12 @@ LlamaJob make_llama_job(
     const mesh::DeviceMesh& mesh,
     std::optional<c10::Device> device = std::nullopt);
 
-/// What a checkpoint of the job holds: "model" and "optimizer". Shares memory
-/// with the job.
+/// The part of a checkpoint that holds what the comm hook keeps.
+constexpr const char* kCommHookPart = "comm_hook";
+
+/// What a checkpoint of the job holds: "model" and "optimizer", which share
+/// memory with the job, and a copy of what the comm hook keeps.
+/// Collective: all ranks, where there is a comm hook.
 checkpoint::StateDicts state_dicts(LlamaJob& job);
 
 /// After `dicts`, from state_dicts(), were loaded into: steps of the optimizer

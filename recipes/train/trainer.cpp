@@ -106,7 +106,7 @@ at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
     loss = token_loss((*job_.ddp)(here.tokens), here.targets, global_tokens());
   }
   const auto phase = span("backward");
-  loss.backward();
+  (job_.loss_scale == 1.0 ? loss : loss * job_.loss_scale).backward();
   return loss.detach();
 }
 

@@ -75,9 +75,13 @@ TEST_P(ReplicasTest, GetTheFirstOnesBuffersBeforeATrainingForward) {
           entries_named(mesh.group("dp"), "ddp buffers").size(),
           broadcasts ? 2 : 0);
       {
+        // The first of those that are accumulated, and no other.
         const auto guard = ddp.no_sync();
+        EXPECT_EQ(mean_after_forward(), broadcasts ? 0.0 : own);
         EXPECT_EQ(mean_after_forward(), own);
       }
+      EXPECT_EQ(mean_after_forward(), own);
+      EXPECT_EQ(mean_after_forward(), broadcasts ? 0.0 : own);
       {
         const at::NoGradGuard no_grad;
         EXPECT_EQ(mean_after_forward(), own);
