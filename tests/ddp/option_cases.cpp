@@ -185,6 +185,15 @@ const OptionFeature* find(
   return found == features.end() ? nullptr : &*found;
 }
 
+const OptionFeature& feature_of(const std::string& part) {
+  const auto* feature = find(features_of_pytorch(), part);
+  feature = feature ? feature : find(features_of_weft(), part);
+  if (!feature) {
+    throw std::invalid_argument("no feature is called " + part);
+  }
+  return *feature;
+}
+
 } // namespace
 
 std::vector<std::string> option_cases() {
@@ -200,15 +209,20 @@ std::vector<std::string> option_cases() {
   return cases;
 }
 
+std::vector<std::string> option_cases(const std::string& area) {
+  std::vector<std::string> cases;
+  for (const auto& name : option_cases()) {
+    if (feature_of(parts_of(name).front()).area == area) {
+      cases.push_back(name);
+    }
+  }
+  return cases;
+}
+
 OptionSetup setup_of(const std::string& name) {
   OptionSetup setup;
   for (const auto& part : parts_of(name)) {
-    const auto* feature = find(features_of_pytorch(), part);
-    feature = feature ? feature : find(features_of_weft(), part);
-    if (!feature) {
-      throw std::invalid_argument("no feature is called " + part);
-    }
-    feature->change(setup);
+    feature_of(part).change(setup);
   }
   return setup;
 }

@@ -46,6 +46,8 @@ struct OptionSetup {
 
 /// A part of a case's name.
 struct OptionFeature {
+  /// Which suite of options_test.cpp runs cases that begin with it.
+  std::string area;
   std::string name;
   void (*change)(OptionSetup& setup);
   /// Of Weft's: what has the same effect in PyTorch.
@@ -59,6 +61,8 @@ const std::vector<OptionFeature>& features_of_weft();
 
 /// All cases, e.g. "find_unused_parameters+no_sync".
 std::vector<std::string> option_cases();
+/// Those of an area.
+std::vector<std::string> option_cases(const std::string& area);
 
 /// Throws: std::invalid_argument if a part of the name is no feature.
 OptionSetup setup_of(const std::string& name);

@@ -14,6 +14,8 @@ constexpr double kTiny = 1e-4; // MiB: about one parameter a bucket
 // Per dtype of what is computed or reduced in it; values are up to 1.
 constexpr double kFloatTolerance = 1e-5;
 constexpr double kHalfTolerance = 2e-3;
+// Batch norm divides by deviations of about 0.2.
+constexpr double kHalfNormTolerance = 1e-2;
 constexpr double kBFloat16Tolerance = 2e-2;
 
 void find_unused(OptionSetup& s) {
@@ -40,11 +42,11 @@ MixedPrecision& mix(
   return dtypes;
 }
 
-/// BatchNorm takes bfloat16 with parameters and buffers in float32.
+/// BatchNorm takes halves with parameters and buffers in float32.
 MixedPrecision& mix_but_norms(OptionSetup& s) {
   s.model = "norm";
   s.dtype = at::kFloat;
-  return mix(s, at::kBFloat16, at::kFloat, kBFloat16Tolerance);
+  return mix(s, at::kHalf, at::kFloat, kHalfNormTolerance);
 }
 
 void delay(OptionSetup& s) {
@@ -72,103 +74,132 @@ using S = OptionSetup;
 
 const std::vector<OptionFeature>& features_of_pytorch() {
   static const std::vector<OptionFeature> features = {
-      {"plain", [](S&) {}},
-      {"zeroed", [](S& s) { s.zero = true; }},
-      {"bucket_cap_mb", [](S& s) { s.options.bucket_cap_mb = kTiny; }},
-      {"bucket_cap_mb_list",
+      {"Bucket", "plain", [](S&) {}},
+      {"Bucket", "zeroed", [](S& s) { s.zero = true; }},
+      {"Bucket",
+       "bucket_cap_mb",
+       [](S& s) { s.options.bucket_cap_mb = kTiny; }},
+      {"Bucket",
+       "bucket_cap_mb_list",
        [](S& s) {
          s.options.bucket_cap_mb_list = {kTiny, 2 * kTiny};
        }},
-      {"broadcast_buffers",
+      {"Buffer",
+       "broadcast_buffers",
        [](S& s) {
          s.model = "norm";
          s.options.broadcast_buffers = true;
        }},
-      {"broadcast_buffers_off",
+      {"Buffer",
+       "broadcast_buffers_off",
        [](S& s) {
          s.model = "norm";
          s.options.broadcast_buffers = false;
        }},
-      {"forward_sync_buffers",
+      {"Buffer",
+       "forward_sync_buffers",
        [](S& s) {
          s.model = "norm";
          s.options.forward_sync_buffers = true;
        }},
-      {"forward_sync_buffers_off",
+      {"Buffer",
+       "forward_sync_buffers_off",
        [](S& s) {
          s.model = "norm";
          s.options.forward_sync_buffers = false;
        }},
-      {"own_buffers", [](S& s) { s.own_buffers = true; }},
-      {"init_sync", [](S& s) { s.own_parameters = true; }},
-      {"init_sync_off", [](S& s) { s.options.init_sync = false; }},
-      {"find_unused_parameters", find_unused},
-      {"all_used", [](S& s) { s.model = "mlp"; }},
-      {"fixed_graph", [](S& s) { s.fixed_graph = true; }},
-      {"gradient_as_bucket_view",
+      {"Buffer", "own_buffers", [](S& s) { s.own_buffers = true; }},
+      {"InitSync", "init_sync", [](S& s) { s.own_parameters = true; }},
+      {"InitSync", "init_sync_off", [](S& s) { s.options.init_sync = false; }},
+      {"Unused", "find_unused_parameters", find_unused},
+      {"Unused", "all_used", [](S& s) { s.model = "mlp"; }},
+      {"Unused", "fixed_graph", [](S& s) { s.fixed_graph = true; }},
+      {"View",
+       "gradient_as_bucket_view",
        [](S& s) { s.options.gradient_as_bucket_view = true; }},
-      {"static_graph", [](S& s) { s.options.static_graph = true; }},
-      {"static_graph_unused", static_unused},
-      {"static_graph_checkpointed",
+      {"StaticGraph",
+       "static_graph",
+       [](S& s) { s.options.static_graph = true; }},
+      {"StaticGraph", "static_graph_unused", static_unused},
+      {"StaticGraph",
+       "static_graph_checkpointed",
        [](S& s) {
          s.model = "checkpointed";
          s.options.static_graph = true;
        }},
-      {"reused", [](S& s) { s.model = "reused"; }},
-      {"tied", [](S& s) { s.model = "tied"; }},
-      {"embedding", [](S& s) { s.model = "embedding"; }},
-      {"sparse_embedding", [](S& s) { s.model = "sparse_embedding"; }},
-      {"multiple_forwards",
+      {"Model", "reused", [](S& s) { s.model = "reused"; }},
+      {"Model", "tied", [](S& s) { s.model = "tied"; }},
+      {"Model", "embedding", [](S& s) { s.model = "embedding"; }},
+      {"Model", "sparse_embedding", [](S& s) { s.model = "sparse_embedding"; }},
+      {"Accumulation",
+       "multiple_forwards",
        [](S& s) {
          s.micro = 2;
          s.joint = true;
        }},
-      {"no_sync",
+      {"Accumulation",
+       "no_sync",
        [](S& s) {
          s.micro = 2;
          s.no_sync_from = 0;
        }},
-      {"no_sync_later",
+      {"Accumulation",
+       "no_sync_later",
        [](S& s) {
          s.micro = 2;
          s.no_sync_from = 1;
        }},
-      {"delay_all_reduce", delay},
-      {"mixed_precision",
+      {"Delay", "delay_all_reduce", delay},
+      {"MixedPrecision",
+       "mixed_precision",
        [](S& s) { mix(s, at::kFloat, at::kFloat, kFloatTolerance); }},
-      {"mixed_precision_reduce",
+      {"MixedPrecision",
+       "mixed_precision_reduce",
        [](S& s) { mix(s, {}, at::kFloat, kFloatTolerance); }},
-      {"mixed_precision_bf16",
+      {"MixedPrecision",
+       "mixed_precision_bf16",
        [](S& s) { mix(s, at::kBFloat16, at::kBFloat16, kBFloat16Tolerance); }},
-      {"mixed_precision_bf16_fp32",
+      {"MixedPrecision",
+       "mixed_precision_bf16_fp32",
        [](S& s) { mix(s, at::kBFloat16, at::kFloat, kBFloat16Tolerance); }},
-      {"mixed_precision_buffers",
+      {"MixedPrecision",
+       "mixed_precision_buffers",
        [](S& s) {
          s.model = "norm";
          mix(s, at::kFloat, at::kFloat, kFloatTolerance).buffer_dtype =
              at::kFloat;
        }},
-      {"skip_all_reduce_unused_params", skip_unused},
-      {"batched_grad_copy", [](S& s) { s.options.batched_grad_copy = true; }},
-      {"lazy_bucket_allocation",
+      {"Unused", "skip_all_reduce_unused_params", skip_unused},
+      {"Copy",
+       "batched_grad_copy",
+       [](S& s) { s.options.batched_grad_copy = true; }},
+      {"Copy",
+       "lazy_bucket_allocation",
        [](S& s) { s.options.lazy_bucket_allocation = true; }},
-      {"allreduce_hook", [](S& s) { use_hook(s, ddp::allreduce_hook, 0); }},
-      {"fp16_compress_hook",
+      {"Hook",
+       "allreduce_hook",
+       [](S& s) { use_hook(s, ddp::allreduce_hook, 0); }},
+      {"Hook",
+       "fp16_compress_hook",
        [](S& s) { use_hook(s, ddp::fp16_compress_hook, kHalfTolerance); }},
-      {"bf16_compress_hook",
+      {"Hook",
+       "bf16_compress_hook",
        [](S& s) { use_hook(s, ddp::bf16_compress_hook, kBFloat16Tolerance); }},
-      {"ignored_parameters",
+      {"Ignore",
+       "ignored_parameters",
        [](S& s) {
          s.options.params_and_buffers_to_ignore = {"b.weight", "b.bias"};
        }},
-      {"ignored_buffers",
+      {"Ignore",
+       "ignored_buffers",
        [](S& s) {
          s.model = "norm";
          s.own_buffers = true;
          s.options.params_and_buffers_to_ignore = {
              "bn.running_mean", "bn.running_var"};
        }},
-      {"optimizer_in_backward",
+      {"OptimizerInBackward",
+       "optimizer_in_backward",
        [](S& s) { s.optimizer = S::Optimizer::kInBackward; }},
   };
   return features;
@@ -176,35 +207,47 @@ const std::vector<OptionFeature>& features_of_pytorch() {
 
 const std::vector<OptionFeature>& features_of_weft() {
   static const std::vector<OptionFeature> features = {
-      {"gradient_copies",
+      {"View",
+       "gradient_copies",
        [](S& s) { s.options.gradient_as_bucket_view = false; }},
-      {"coalesced",
+      {"Mode",
+       "coalesced",
        [](S& s) { s.options.bucket_mode = BucketMode::kCoalesced; }},
-      {"per_parameter",
+      {"Mode",
+       "per_parameter",
        [](S& s) { s.options.bucket_mode = BucketMode::kPerParameter; }},
-      {"auto_bucketing", [](S& s) { s.options.auto_bucketing = true; }},
-      {"check_for_nan_in_grad",
+      {"Bucket",
+       "auto_bucketing",
+       [](S& s) { s.options.auto_bucketing = true; }},
+      {"Bucket",
+       "check_for_nan_in_grad",
        [](S& s) { s.options.check_for_nan_in_grad = true; }},
-      {"reduce_op_sum",
+      {"Bucket",
+       "reduce_op_sum",
        [](S& s) { s.options.reduce_op = mesh::ReduceOp::kSum; }},
-      {"register_fused_optim",
+      {"OptimizerInBackward",
+       "register_fused_optim",
        [](S& s) { s.optimizer = S::Optimizer::kFused; },
        "optimizer_in_backward"},
-      {"keep_low_precision_grads",
+      {"MixedPrecision",
+       "keep_low_precision_grads",
        [](S& s) {
          mix(s, at::kFloat, at::kFloat, kFloatTolerance)
              .keep_low_precision_grads = true;
        },
        "mixed_precision"},
-      {"cast_forward_inputs_off",
+      {"MixedPrecision",
+       "cast_forward_inputs_off",
        [](S& s) {
          mix(s, at::kFloat, at::kFloat, kFloatTolerance).cast_forward_inputs =
              false;
        },
        "mixed_precision"},
-      {"norms_in_full_precision",
+      {"MixedPrecision",
+       "norms_in_full_precision",
        [](S& s) { mix_but_norms(s).norms_in_full_precision = true; }},
-      {"full_precision",
+      {"MixedPrecision",
+       "full_precision",
        [](S& s) { mix_but_norms(s).full_precision = {"bn.*"}; }},
   };
   return features;

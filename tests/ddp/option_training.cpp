@@ -20,11 +20,10 @@ torch::optim::SGDOptions sgd() {
 }
 
 void start_apart(const OptionSetup& setup, OptionModel& model, int64_t rank) {
-  if (setup.own_buffers) {
-    for (auto& buffer : model.buffers()) {
-      if (buffer.is_floating_point()) {
-        buffer.add_(0.25 * static_cast<double>(rank));
-      }
+  for (auto& buffer : model.named_buffers()) {
+    const bool is_count = buffer.key().ends_with("num_batches_tracked");
+    if (setup.own_buffers && !is_count) {
+      buffer.value().add_(0.25 * static_cast<double>(rank));
     }
   }
 }
@@ -209,9 +208,10 @@ class ReplicasByHand {
       load_parameters(replica);
     }
     for (int64_t i = 0; i < setup_.micro; ++i) {
-      if (setup_.synchronizes_buffers() && !setup_.is_paused(step, i)) {
+      if (setup_.synchronizes_buffers() && was_reduced_) {
         copy_buffers();
       }
+      was_reduced_ = !setup_.is_paused(step, i);
       for (size_t rank = 0; rank < replicas_.size(); ++rank) {
         losses[rank].add(forward(rank, step, i), 1.0);
       }
@@ -290,6 +290,9 @@ class ReplicasByHand {
   const OptionSetup& setup_;
   int64_t rows_;
   std::vector<Replica> replicas_;
+  /// The forward before was to be reduced: buffers come together once for all
+  /// accumulated ones.
+  bool was_reduced_ = true;
 };
 
 } // namespace
