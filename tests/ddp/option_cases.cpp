@@ -17,7 +17,7 @@ void add_pairs(
   }
 }
 
-/// As in oracle/ddp_options.py.
+/// As in oracle/option_cases.py.
 std::vector<std::string> pairs_of_pytorch() {
   const std::string view = "gradient_as_bucket_view";
   std::vector<std::string> cases = {
@@ -26,7 +26,48 @@ std::vector<std::string> pairs_of_pytorch() {
       "find_unused_parameters+zeroed+" + view,
       "multiple_forwards+reused",
       "forward_sync_buffers_off+mixed_precision_buffers",
-      "ignored_parameters+allreduce_hook"};
+      "find_unused_parameters+sparse_embedding",
+      "fp16_compress_hook+no_sync"};
+  add_pairs(
+      cases, "bucket_cap_mb", {"no_sync", "static_graph", "multiple_forwards"});
+  add_pairs(cases, "tied", {"no_sync", "static_graph", "mixed_precision"});
+  add_pairs(
+      cases,
+      "sparse_embedding",
+      {view, "static_graph", "batched_grad_copy", "lazy_bucket_allocation"});
+  add_pairs(
+      cases,
+      "delay_all_reduce",
+      {"zeroed",
+       "static_graph",
+       "mixed_precision",
+       "batched_grad_copy",
+       "lazy_bucket_allocation",
+       "allreduce_hook"});
+  add_pairs(
+      cases,
+      "skip_all_reduce_unused_params",
+      {"batched_grad_copy", "lazy_bucket_allocation", "zeroed"});
+  add_pairs(
+      cases,
+      "mixed_precision",
+      {"multiple_forwards",
+       "zeroed",
+       "bucket_cap_mb",
+       "lazy_bucket_allocation",
+       "allreduce_hook"});
+  add_pairs(
+      cases,
+      "optimizer_in_backward",
+      {"allreduce_hook",
+       "mixed_precision",
+       "batched_grad_copy",
+       "lazy_bucket_allocation",
+       "static_graph_unused"});
+  add_pairs(
+      cases,
+      "ignored_parameters",
+      {"allreduce_hook", "no_sync", "static_graph", "batched_grad_copy"});
   add_pairs(
       cases,
       "find_unused_parameters",

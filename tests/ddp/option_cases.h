@@ -54,7 +54,7 @@ struct OptionFeature {
   std::string like = {};
 };
 
-/// What PyTorch's DDP has too, under the names of oracle/ddp_options.py.
+/// What PyTorch's DDP has too, under the names of oracle/option_cases.py.
 const std::vector<OptionFeature>& features_of_pytorch();
 /// What Weft's has beyond.
 const std::vector<OptionFeature>& features_of_weft();

@@ -11,7 +11,7 @@
 
 namespace weft::test {
 
-/// What tests of DDP's options train. tests/ddp/oracle/models.py has the same
+/// What tests of DDP's options train. tests/ddp/oracle/option_models.py has the same
 /// models in Python, with the same names and values.
 /// Legend: B batch, T sequence, D dim.
 struct OptionModel : torch::nn::Module {

@@ -84,6 +84,8 @@ std::optional<PyTorchResult> pytorch_result(
   found.note = stored().at("notes").value(name, "");
   if (result.contains("error")) {
     found.error = result.at("error").get<std::string>();
+  }
+  if (!found.error.empty() || !found.note.empty()) {
     return found;
   }
   for (size_t rank = 0; rank < static_cast<size_t>(replicas); ++rank) {

@@ -40,7 +40,7 @@ OptionTrace train_on_whole_batch(const OptionSetup& setup, int64_t replicas);
 
 /// What PyTorch's DDP computed. oracle/ddp_options.py says how.
 struct PyTorchResult {
-  /// One of each rank; empty if PyTorch fails.
+  /// One of each rank; empty if there is an error or a note.
   std::vector<OptionTrace> traces;
   std::string error;
   /// Why the result is not what one rank computes, if it is not.
