@@ -148,6 +148,7 @@ BucketFuture PowerSGD::run(const GradBucket& bucket) {
         self->take_message(*pass);
         self->reduce_qs(*pass);
         self->decompress(*pass);
+        self->remember(*pass);
         return pass->bucket.buffer;
       });
 }
@@ -347,7 +348,7 @@ void PowerSGD::reduce_qs(Pass& pass) const {
   pass.qs.copy_(message);
 }
 
-void PowerSGD::decompress(Pass& pass) {
+void PowerSGD::decompress(Pass& pass) const {
   for (auto& each : pass.matrices) {
     at::bmm_out(each.stacked, each.p, each.q.transpose(1, 2));
     if (!each.stacked.is_alias_of(pass.work)) {
@@ -362,6 +363,9 @@ void PowerSGD::decompress(Pass& pass) {
   if (!buffer.is_alias_of(pass.work)) {
     buffer.copy_(pass.work.narrow(0, 0, buffer.numel()));
   }
+}
+
+void PowerSGD::remember(Pass& pass) {
   const auto index = pass.bucket.index;
   if (options_.use_error_feedback) {
     const auto error = pass.before.sub_(pass.work);

@@ -67,7 +67,8 @@ class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
   void compute_ps(Pass& pass) const;
   void take_message(Pass& pass) const;
   void reduce_qs(Pass& pass) const;
-  void decompress(Pass& pass);
+  void decompress(Pass& pass) const;
+  void remember(Pass& pass);
 
   PowerSGDOptions options_;
   bool whole_bucket_;

@@ -144,6 +144,15 @@ bool PowerSGDMemory::load_tensor(
   return false;
 }
 
+void PowerSGDMemory::load_stats(const std::vector<int64_t>& counts) {
+  stats = {
+      .numel_before_compression = counts[0],
+      .numel_after_compression = counts[1],
+      .bytes_before_compression = counts[2],
+      .bytes_after_compression = counts[3]};
+  next_stats_report = counts[4];
+}
+
 void PowerSGDMemory::load_state_dict(
     const CommHook& hook,
     const CommHook::State& state) {
@@ -164,13 +173,7 @@ void PowerSGDMemory::load_state_dict(
   PowerSGDMemory loaded(static_cast<uint32_t>(rng[0]));
   loaded.seed_rng(loaded.seed_, rng[1]);
   loaded.iter = numbers_of(hook, state, "iter", 1).front();
-  const auto counts = numbers_of(hook, state, "compression_stats", 5);
-  loaded.stats = {
-      .numel_before_compression = counts[0],
-      .numel_after_compression = counts[1],
-      .bytes_before_compression = counts[2],
-      .bytes_after_compression = counts[3]};
-  loaded.next_stats_report = counts[4];
+  loaded.load_stats(numbers_of(hook, state, "compression_stats", 5));
   for (const auto& [key, tensor] : state) {
     if (key != "rng" && key != "iter" && key != "compression_stats" &&
         !loaded.load_tensor(hook, key, tensor)) {

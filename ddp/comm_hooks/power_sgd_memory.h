@@ -42,6 +42,7 @@ class PowerSGDMemory {
   using Tensors = std::map<size_t, at::Tensor>;
 
   void seed_rng(uint32_t seed, int64_t draws);
+  void load_stats(const std::vector<int64_t>& counts);
   bool load_tensor(
       const CommHook& hook,
       const std::string& key,
