@@ -245,12 +245,21 @@ void DistributedDataParallelBase::register_comm_hook(
 }
 
 dtensor::StateDict DistributedDataParallelBase::comm_hook_state_dict() const {
-  const auto& hook = state_->made_reducer("there is no hook").comm_hook();
-  if (!hook) {
+  const auto hook = comm_hook();
+  const auto own = hook ? hook->state_dict() : CommHook::State();
+  if (own.empty()) {
     return {};
   }
-  return to_rows(
-      hook->state_dict(), dtensor::joint_mesh(*state_->module, state_->dp));
+  return to_rows(own, dtensor::joint_mesh(*state_->module, state_->dp));
+}
+
+std::shared_ptr<CommHook> DistributedDataParallelBase::comm_hook() const {
+  return state_->reducer ? state_->reducer->comm_hook() : nullptr;
+}
+
+at::Tensor DistributedDataParallelBase::comm_hook_row(
+    const at::Tensor& row) const {
+  return as_row(row, dtensor::joint_mesh(*state_->module, state_->dp));
 }
 
 void DistributedDataParallelBase::load_comm_hook_state_dict(

@@ -91,6 +91,10 @@ class DistributedDataParallelBase {
   /// without a hook that keeps a state.
   /// Collective: all ranks of the model's mesh; blocks.
   dtensor::StateDict comm_hook_state_dict() const;
+  /// Null if none is registered.
+  std::shared_ptr<CommHook> comm_hook() const;
+  /// This rank's row of a state to be loaded into. Shape: [1, n].
+  at::Tensor comm_hook_row(const at::Tensor& row) const;
   /// Collective: as comm_hook_state_dict().
   /// Throws: c10::ValueError if there is no hook or the state is of another
   /// number of ranks.

@@ -29,11 +29,6 @@ void check_bytes(bool condition, const char* what) {
       ". Load what comm_hook_state_dict() gave.");
 }
 
-dtensor::Placements cut_over_all_dims(const mesh::DeviceMesh& mesh) {
-  return dtensor::Placements(
-      static_cast<size_t>(mesh.ndim()), dtensor::Shard(0));
-}
-
 at::Tensor row_of(const dtensor::StateDict& rows, const char* key) {
   const auto found = rows.find(key);
   check_bytes(found != rows.end(), "an entry is missing");
@@ -109,6 +104,13 @@ CommHook::State unpack_hook_state(const at::Tensor& bytes) {
   return state;
 }
 
+at::Tensor as_row(const at::Tensor& row, const mesh::DeviceMesh& mesh) {
+  return dtensor::from_local(
+      row,
+      mesh,
+      dtensor::Placements(static_cast<size_t>(mesh.ndim()), dtensor::Shard(0)));
+}
+
 dtensor::StateDict to_rows(
     const CommHook::State& state,
     const mesh::DeviceMesh& mesh) {
@@ -122,10 +124,7 @@ dtensor::StateDict to_rows(
   }
   const auto row = at::zeros({1, longest.item<int64_t>()}, at::kByte);
   row[0].narrow(0, 0, packed.numel()).copy_(packed);
-  const auto placements = cut_over_all_dims(mesh);
-  return {
-      {kBytes, dtensor::from_local(row, mesh, placements)},
-      {kSizes, dtensor::from_local(size, mesh, placements)}};
+  return {{kBytes, as_row(row, mesh)}, {kSizes, as_row(size, mesh)}};
 }
 
 CommHook::State from_rows(

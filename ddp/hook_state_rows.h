@@ -14,6 +14,9 @@ at::Tensor pack_hook_state(const CommHook::State& state);
 /// Throws: c10::ValueError if `bytes` is none.
 CommHook::State unpack_hook_state(const at::Tensor& bytes);
 
+/// Rows of all ranks, [1, n] each, as one tensor cut over all dims of `mesh`.
+at::Tensor as_row(const at::Tensor& row, const mesh::DeviceMesh& mesh);
+
 /// The states of all ranks as tensors of a row a rank, cut over all dims of
 /// `mesh`: what a rank keeps is not what another one keeps.
 /// Collective: all ranks of `mesh`; blocks.

@@ -47,12 +47,18 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~
 // With find_unused_parameters the graph of each forward is searched. What it
 // does not reach counts as ready when backward begins, with zeros or, if
-// .grad() holds something, with that. Which parameters some replica had a
-// gradient of is known when backward ends, from a message of one count a
-// parameter; .grad() of the others is left, or put back, as it was. A parameter
-// that the search reached and that got no gradient all the same (its output was
-// no part of the loss) is treated alike, at the end. Under static_graph the
-// first backward decides, for all later ones.
+// .grad() holds something, with that. A message of one count a parameter, under
+// way since forward, tells how many replicas reach it. Buckets that all of them
+// fill are reduced while backward runs. The others could be launched at any
+// time by those that do not use them; a collective of the user's, on the same
+// group, may lie between on one replica and not on another. They come last, at
+// the end of backward, so that all replicas launch at the same places.
+//
+// Which parameters did get a gradient somewhere is known at the end; .grad() of
+// the others is left, or put back, as it was. A parameter that the search
+// reached and that got no gradient all the same (its output was no part of the
+// loss) is treated as unused. Under static_graph the first backward decides,
+// for all later ones.
 
 namespace weft::ddp {
 namespace {
@@ -226,7 +232,25 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs) {
     for (size_t i = 0; i < is_unused.size(); ++i) {
       is_unreachable_[i] = is_unreachable_[i] && is_unused[i];
     }
+    send_reach();
   }
+}
+
+void Reducer::send_reach() {
+  if (!has_buckets_ || *paused_ != 0 || dp_.size() == 1) {
+    return;
+  }
+  if (reach_work_) {
+    reach_work_->wait();
+  }
+  std::vector<int64_t> reach;
+  for (const bool is_unreachable : is_unreachable_) {
+    reach.push_back(is_unreachable ? 0 : 1);
+  }
+  reach_ = at::tensor(reach, at::kLong).to(device_);
+  reach_work_ =
+      dp_.group(int64_t{0})
+          .all_reduce(reach_, mesh::ReduceOp::kSum, "ddp reachable parameters");
 }
 
 void Reducer::on_gradient(size_t index) {
@@ -448,6 +472,9 @@ void Reducer::clear() {
   ready_.clear();
   futures_.clear();
   launched_ = 0;
+  launch_order_.clear();
+  reach_ = at::Tensor();
+  reach_work_.reset();
   is_running_ = false;
   is_launched_ = false;
   passed_output_ = false;

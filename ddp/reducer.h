@@ -156,7 +156,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     bool is_used = false;
     /// static_graph: how often a gradient comes in each backward.
     int64_t times_expected = 1;
-    /// Some replica had a gradient.
+    /// Some replica has a gradient.
     bool is_used_anywhere = true;
     int64_t last_used = 0;
     /// When its gradient came in the first backward, from that one's begin.
@@ -174,6 +174,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void begin_backward();
   void mark_ready(size_t index);
   void mark_unused();
+  void send_reach();
   void end_backward();
   void finish_backward();
   void record_use();
@@ -214,8 +215,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   GradBucket as_seen_by_hook(size_t bucket) const;
   void check_finite(const GradientBucket& bucket);
   void reduce_pending_sums(size_t bucket);
-  bool is_used_here(size_t bucket) const;
-  bool is_skipped(size_t bucket) const;
+  bool is_skipped(const GradientBucket& bucket) const;
+  void order_buckets();
   void take_result(size_t bucket, const at::Tensor& result);
 
   // What replicas tell each other at the end of a backward.
@@ -268,13 +269,19 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // Since the last synchronised backward.
   int64_t forwards_ = 0;
-  /// By parameter: the graph of a forward does not reach it. Empty if nobody
-  /// looked.
+  /// By parameter: the graph of no forward reaches it. Empty if nobody looked.
   std::vector<bool> is_unreachable_;
+  /// By parameter: how many replicas' graphs reach it, and the message.
+  at::Tensor reach_;
+  std::optional<mesh::Work> reach_work_;
 
   // Of the backward under way.
   std::vector<size_t> ready_;
   std::vector<size_t> waiting_for_;
+  /// Buckets in the order of their launches, and how many of them need not wait
+  /// for the end of backward. Empty until the first launch.
+  std::vector<size_t> launch_order_;
+  size_t early_launches_ = 0;
   size_t launched_ = 0;
   std::vector<std::optional<BucketFuture>> futures_;
   bool is_running_ = false;

@@ -18,45 +18,65 @@ double Reducer::divisor(const GradientBucket& bucket) const {
   return by_hook ? 1.0 : config_.groups[bucket.layout().group].divisor;
 }
 
-void Reducer::launch_ready_buckets() {
-  size_t end = pending_begin_;
-  if (!buckets_.empty() && buckets_.back().layout().has_flag) {
-    end = std::min(end, buckets_.size() - 1);
+// See Note [Unused parameters].
+void Reducer::order_buckets() {
+  if (!launch_order_.empty() || buckets_.empty()) {
+    return;
   }
-  const auto is_waited_for = [&](const GradientBucket& bucket) {
-    const auto& trigger = bucket.layout().trigger;
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    launch_order_.push_back(i);
+  }
+  early_launches_ = pending_begin_;
+  if (buckets_.back().layout().has_flag) {
+    early_launches_ = std::min(early_launches_, buckets_.size() - 1);
+  }
+  if (!reach_work_) {
+    return;
+  }
+  std::exchange(reach_work_, std::nullopt)->wait();
+  if (reach_.is_meta()) {
+    return;
+  }
+  const auto counts = reach_.cpu();
+  const auto reach = counts.accessor<int64_t, 1>();
+  const auto is_filled_by_all = [&](size_t bucket) {
+    const auto& slots = buckets_[bucket].slots();
+    return std::all_of(slots.begin(), slots.end(), [&](const auto& slot) {
+      return reach[static_cast<int64_t>(slot.parameter)] == dp_.size();
+    });
+  };
+  const auto begin = launch_order_.begin();
+  const auto late = std::stable_partition(
+      begin,
+      begin + static_cast<std::ptrdiff_t>(early_launches_),
+      is_filled_by_all);
+  early_launches_ = static_cast<size_t>(late - begin);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].is_used_anywhere = reach[static_cast<int64_t>(i)] > 0;
+  }
+}
+
+void Reducer::launch_ready_buckets() {
+  order_buckets();
+  const auto is_waited_for = [&](size_t bucket) {
+    const auto& trigger = buckets_[bucket].layout().trigger;
     return trigger && !parameters_[*trigger].is_ready;
   };
-  while (launched_ < end && waiting_for_[launched_] == 0 &&
-         !is_waited_for(buckets_[launched_])) {
-    // Whether anybody uses it is known at the end.
-    if (config_.options.skip_all_reduce_unused_params &&
-        !is_used_here(launched_)) {
+  while (launched_ < early_launches_) {
+    const size_t next = launch_order_[launched_];
+    if (waiting_for_[next] != 0 || is_waited_for(next)) {
       return;
     }
-    launch(launched_);
+    launch(next);
   }
 }
 
-bool Reducer::is_used_here(size_t bucket) const {
-  for (const auto& slot : buckets_[bucket].slots()) {
-    if (parameters_[slot.parameter].is_used) {
-      return true;
-    }
-  }
-  return false;
-}
-
-bool Reducer::is_skipped(size_t bucket) const {
-  if (!config_.options.skip_all_reduce_unused_params) {
-    return false;
-  }
-  for (const auto& slot : buckets_[bucket].slots()) {
-    if (parameters_[slot.parameter].is_used_anywhere) {
-      return false;
-    }
-  }
-  return true;
+bool Reducer::is_skipped(const GradientBucket& bucket) const {
+  const auto& slots = bucket.slots();
+  return config_.options.skip_all_reduce_unused_params &&
+         std::none_of(slots.begin(), slots.end(), [&](const auto& slot) {
+           return parameters_[slot.parameter].is_used_anywhere;
+         });
 }
 
 void Reducer::launch(size_t index) {
@@ -74,7 +94,7 @@ void Reducer::launch(size_t index) {
     statistics_.on_comm_begin(RuntimeStatistics::Clock::now());
   }
   futures_[index] = start(index);
-  launched_ = index + 1;
+  ++launched_;
 }
 
 BucketFuture Reducer::start(size_t index) {
@@ -100,9 +120,15 @@ BucketFuture Reducer::start(size_t index) {
 
 GradBucket Reducer::as_seen_by_hook(size_t index) const {
   const auto& bucket = buckets_[index];
+  const auto next =
+      launch_order_.begin() + static_cast<std::ptrdiff_t>(launched_) + 1;
+  const bool is_last =
+      std::all_of(next, launch_order_.end(), [&](const size_t later) {
+        return is_skipped(buckets_[later]);
+      });
   GradBucket seen{
       .index = index,
-      .is_last = index + 1 == buckets_.size(),
+      .is_last = is_last,
       .buffer = bucket.gradients_only(),
       .gradients = bucket.views(),
       .parameters = {},
@@ -160,24 +186,19 @@ void Reducer::launch_remaining() {
       put_unused(parameter);
     }
   }
-  const bool is_map_needed_first =
-      config_.options.skip_all_reduce_unused_params;
-  if (is_map_needed_first) {
-    send_status();
-    receive_status();
-  }
+  order_buckets();
   while (launched_ < buckets_.size()) {
-    if (is_skipped(launched_)) {
+    const size_t next = launch_order_[launched_];
+    if (is_skipped(buckets_[next])) {
       ++launched_;
       continue;
     }
-    if (launched_ >= pending_begin_) {
-      reduce_pending_sums(launched_);
+    if (next >= pending_begin_) {
+      reduce_pending_sums(next);
     }
-    launch(launched_);
+    launch(next);
   }
-  if (!is_map_needed_first && !hook_ &&
-      !config_.options.check_for_nan_in_grad) {
+  if (!hook_ && !config_.options.check_for_nan_in_grad) {
     send_status();
   }
 }

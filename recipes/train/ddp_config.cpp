@@ -17,8 +17,7 @@ std::optional<c10::ScalarType> dtype_of(const std::string& name) {
   if (name == "float32") {
     return c10::ScalarType::Float;
   }
-  return name == "float16" ? c10::ScalarType::Half
-                           : c10::ScalarType::BFloat16;
+  return name == "float16" ? c10::ScalarType::Half : c10::ScalarType::BFloat16;
 }
 
 ddp::BucketMode mode_of(const std::string& name) {
@@ -34,8 +33,8 @@ ddp::BucketMode mode_of(const std::string& name) {
 ddp::DistributedDataParallelOptions ddp_options(const DdpConfig& config) {
   ddp::DistributedDataParallelOptions options;
   options.bucket_cap_mb = config.bucket_cap_mb;
-  options.reduce_op = config.comm_hook == "none" ? mesh::ReduceOp::kSum
-                                                 : mesh::ReduceOp::kAvg;
+  options.reduce_op =
+      config.comm_hook == "none" ? mesh::ReduceOp::kSum : mesh::ReduceOp::kAvg;
   // The rotary tables are its only buffers, and constants.
   options.forward_sync_buffers = false;
   options.bucket_mode = mode_of(config.bucket_mode);

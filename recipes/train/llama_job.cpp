@@ -83,6 +83,28 @@ checkpoint::StateDicts state_dicts(LlamaJob& job) {
   return dicts;
 }
 
+checkpoint::StateDicts hook_state_to_load(
+    const LlamaJob& job,
+    const checkpoint::Manifest& manifest,
+    const std::string& saved_on_mesh) {
+  const auto prefix = std::string(kCommHookPart) + ".";
+  checkpoint::StateDicts dicts;
+  if (job.ddp->comm_hook() == nullptr ||
+      saved_on_mesh != job.mesh.to_string()) {
+    return dicts;
+  }
+  for (const auto& [key, record] : manifest.tensors) {
+    // A row a rank: see ddp/hook_state_rows.h.
+    if (key.starts_with(prefix) && record.shape.size() == 2) {
+      const auto row = at::zeros(
+          {1, record.shape[1]}, at::TensorOptions().dtype(record.dtype));
+      dicts[kCommHookPart].emplace(
+          key.substr(prefix.size()), job.ddp->comm_hook_row(row));
+    }
+  }
+  return dicts;
+}
+
 void adopt_state(
     LlamaJob& job,
     const checkpoint::StateDicts& dicts,

@@ -2,7 +2,9 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
+#include "checkpoint/manifest.h"
 #include "checkpoint/save.h"
 #include "ddp/distributed_data_parallel.h"
 #include "mesh/device_mesh.h"
@@ -39,6 +41,13 @@ constexpr const char* kCommHookPart = "comm_hook";
 /// memory with the job, and a copy of what the comm hook keeps.
 /// Collective: all ranks, where there is a comm hook.
 checkpoint::StateDicts state_dicts(LlamaJob& job);
+
+/// Tensors for the comm hook's state in a checkpoint; none if there is none, or
+/// if it was saved on another mesh than the job's.
+checkpoint::StateDicts hook_state_to_load(
+    const LlamaJob& job,
+    const checkpoint::Manifest& manifest,
+    const std::string& saved_on_mesh);
 
 /// After `dicts`, from state_dicts(), were loaded into: steps of the optimizer
 /// are taken over; learning rate, betas and decay stay the recipe's.

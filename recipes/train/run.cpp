@@ -81,10 +81,15 @@ class Run {
   /// Returns the first step to do, from 0.
   int64_t resume() {
     auto& job = trainer_.job();
-    const auto dicts = state_dicts(job);
-    const auto found = store_.resume(dicts);
+    auto dicts = state_dicts(job);
+    dicts.erase(kCommHookPart);
+    const auto found =
+        store_.resume(dicts, [&](const auto& manifest, const auto& layout) {
+          return hook_state_to_load(job, manifest, layout.mesh);
+        });
     if (found) {
       adopt_state(job, dicts, recipe_);
+      adopt_hook_state(found->more);
       trainer_.start_from(found->state);
       if (found->layout.mesh == job.mesh.to_string() &&
           !found->layout.buckets.empty()) {
@@ -95,6 +100,16 @@ class Run {
       outputs_->begin(found, *job.model, job.mesh);
     }
     return found ? found->state.step : 0;
+  }
+
+  void adopt_hook_state(const checkpoint::StateDicts& loaded) {
+    auto& ddp = *trainer_.job().ddp;
+    if (const auto part = loaded.find(kCommHookPart); part != loaded.end()) {
+      ddp.load_comm_hook_state_dict(part->second);
+    } else if (recipe_.ddp.comm_hook.ends_with("powersgd")) {
+      say("the comm hook starts anew: its state was saved on another mesh, or "
+          "not at all");
+    }
   }
 
   void run_step(int64_t step) {

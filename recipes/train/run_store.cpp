@@ -179,16 +179,23 @@ void RunStore::set_old_ones_aside() {
 
 std::optional<RunStore::Resumed> RunStore::try_load(
     const fs::path& folder,
-    const checkpoint::StateDicts& dicts) {
+    const checkpoint::StateDicts& dicts,
+    const More& more) {
   try {
     const auto manifest = checkpoint::read_manifest(folder, world_);
     Resumed resumed{
         .state = parse_train_state(manifest.state, folder.string()),
         .layout = parse_run_layout(manifest.layout, folder.string()),
-        .folder = folder};
+        .folder = folder,
+        .more = {}};
+    auto all = dicts;
+    if (more) {
+      resumed.more = more(manifest, resumed.layout);
+      all.insert(resumed.more.begin(), resumed.more.end());
+    }
     // Should this one fail, the next one or nobody uses the tensors.
     checkpoint::load(
-        folder, manifest, dicts, {.all_or_nothing = false, .world = world_});
+        folder, manifest, all, {.all_or_nothing = false, .world = world_});
     return resumed;
   } catch (const checkpoint::CheckpointError& error) {
     say(fmt::format(
@@ -200,7 +207,8 @@ std::optional<RunStore::Resumed> RunStore::try_load(
 }
 
 std::optional<RunStore::Resumed> RunStore::resume(
-    const checkpoint::StateDicts& dicts) {
+    const checkpoint::StateDicts& dicts,
+    const More& more) {
   // Rank 0's list counts, and all read the same folders.
   const auto names = on_first_rank<mesh::UsageError>(world_, [&] {
     std::string text;
@@ -213,7 +221,7 @@ std::optional<RunStore::Resumed> RunStore::resume(
   std::istringstream steps(names);
   std::optional<Resumed> resumed;
   for (int64_t step = 0; !resumed && steps >> step;) {
-    resumed = try_load(checkpoint::step_path(path_, step), dicts);
+    resumed = try_load(checkpoint::step_path(path_, step), dicts, more);
     if (!resumed) {
       damaged.push_back(step);
     }

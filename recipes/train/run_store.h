@@ -23,7 +23,12 @@ class RunStore {
     TrainState state;
     RunLayout layout;
     std::filesystem::path folder;
+    /// What was loaded besides `dicts`.
+    checkpoint::StateDicts more;
   };
+  /// Tensors to load besides, whose sizes only the checkpoint knows.
+  using More = std::function<
+      checkpoint::StateDicts(const checkpoint::Manifest&, const RunLayout&)>;
   /// A line for the user; called on rank 0 only.
   using Say = std::function<void(const std::string&)>;
 
@@ -41,7 +46,9 @@ class RunStore {
   /// Collective: all ranks; blocks.
   /// Throws: checkpoint::CheckpointError, on all ranks, if there are some and
   /// none is sound.
-  std::optional<Resumed> resume(const checkpoint::StateDicts& dicts);
+  std::optional<Resumed> resume(
+      const checkpoint::StateDicts& dicts,
+      const More& more = {});
 
   /// Saves, then deletes what checkpoint.keep does not keep. Returns false if
   /// the save failed, after saying why: nothing is lost, try the next time.
@@ -60,7 +67,8 @@ class RunStore {
   void set_old_ones_aside();
   std::optional<Resumed> try_load(
       const std::filesystem::path& folder,
-      const checkpoint::StateDicts& dicts);
+      const checkpoint::StateDicts& dicts,
+      const More& more);
   bool is_first() const { return world_.rank() == 0; }
   void say(const std::string& text) const;
 

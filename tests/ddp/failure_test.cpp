@@ -58,7 +58,7 @@ TEST_P(Failure, AMissingGradientIsNamedOnEveryRankAndTrainingCanGoOn) {
               message_of_thrown<c10::ValueError>(run),
               HasSubstr(
                   "rank " + std::to_string(n - 1) +
-                  ": optional.weight, optional.bias. "));
+                  ": optional.weight, optional.bias; of optional (Linear). "));
         } else {
           run();
           Optional alone;

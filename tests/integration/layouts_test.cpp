@@ -105,11 +105,13 @@ std::map<std::string, at::Tensor> whole_parameters(LlamaJob& job) {
 Trace train(
     const Layout& layout,
     const std::string& corpus,
-    const std::string& dtype = "float32") {
+    const std::string& dtype = "float32",
+    const DdpConfig& ddp = {}) {
   Trace trace;
   std::mutex mutex;
   auto recipe = recipe_of(layout, corpus);
   recipe.train.dtype = dtype;
+  recipe.ddp = ddp;
   test::run_ranks(
       static_cast<int>(layout.dp * layout.tp), [&](test::RankContext& self) {
         Trainer trainer(recipe, self.world);
@@ -214,6 +216,82 @@ TEST(LayoutsInBfloat16, LossesAgreeToTheDtypesPrecision) {
     EXPECT_TRUE(at::equal(actual.initial.at(name), value)) << name;
   }
 }
+
+struct DdpVariant {
+  const char* name;
+  DdpConfig ddp;
+  /// Of the losses, against one rank that reduces nothing; 0: as exact as
+  /// without.
+  double tolerance = 0;
+};
+
+std::vector<DdpVariant> ddp_variants() {
+  const auto with = [](auto set) {
+    DdpConfig ddp;
+    // Several buckets of each kind.
+    ddp.bucket_cap_mb = 0.02;
+    set(ddp);
+    return ddp;
+  };
+  return {
+      {"Coalesced", with([](auto& d) { d.bucket_mode = "coalesced"; })},
+      {"PerParameter", with([](auto& d) { d.bucket_mode = "per_parameter"; })},
+      {"AutoBucketing", with([](auto& d) { d.auto_bucketing = true; })},
+      {"Copies", with([](auto& d) { d.gradient_as_bucket_view = false; })},
+      {"BatchedCopies", with([](auto& d) { d.batched_grad_copy = true; })},
+      {"StaticGraph", with([](auto& d) { d.static_graph = true; })},
+      {"Checked", with([](auto& d) { d.check_for_nan_in_grad = true; })},
+      {"Bf16Hook", with([](auto& d) { d.comm_hook = "bf16_compress"; }), 2e-2},
+      {"Fp16Hook", with([](auto& d) { d.comm_hook = "fp16_compress"; }), 2e-2},
+      {"PowerSgd",
+       with([](auto& d) {
+         d.comm_hook = "powersgd";
+         d.power_sgd_rank = 4;
+         d.power_sgd_start = 2;
+       }),
+       2e-1},
+      {"MixedPrecision",
+       with([](auto& d) {
+         d.param_dtype = "bfloat16";
+         d.reduce_dtype = "float32";
+       }),
+       3e-2},
+      {"ReducedInBfloat16",
+       with([](auto& d) { d.reduce_dtype = "bfloat16"; }),
+       2e-2}};
+}
+
+class DdpSection : public ::testing::TestWithParam<DdpVariant> {};
+
+TEST_P(DdpSection, TrainsLikeOneRank) {
+  const auto& variant = GetParam();
+  const auto corpus = corpus_path();
+  const auto expected = train({1, 1, false, false, 3}, corpus);
+  for (const auto& [dp, tp] : {std::pair(2, 2), std::pair(3, 1)}) {
+    const Layout layout{dp, tp, tp > 1, false, 3};
+    SCOPED_TRACE(name_of(layout));
+    const auto actual = train(layout, corpus, "float32", variant.ddp);
+    expect_training_happened(actual);
+    if (variant.tolerance == 0) {
+      expect_same_training(actual, expected);
+    }
+    for (size_t i = 0; i < actual.losses.size(); ++i) {
+      EXPECT_NEAR(
+          actual.losses[i],
+          expected.losses[i],
+          (variant.tolerance + 1e-4) * expected.losses[i]);
+    }
+    for (const auto& [name, value] : actual.final) {
+      EXPECT_EQ(value.scalar_type(), at::kFloat) << name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Option,
+    DdpSection,
+    ::testing::ValuesIn(ddp_variants()),
+    [](const auto& info) { return std::string(info.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(
     Mesh,

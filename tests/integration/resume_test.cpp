@@ -120,6 +120,39 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Mesh{2, 2}, Mesh{3, 1}, Mesh{1, 2}),
     ::testing::PrintToStringParamName());
 
+// PowerSGD's errors and factors, and sizes of buckets that were measured, come
+// back too.
+TEST_F(ResumeTest, GoesOnBitForBitWithACommHook) {
+  const Words hook{
+      "ddp.comm_hook=powersgd",
+      "ddp.power_sgd_start=3",
+      "ddp.auto_bucketing=true"};
+  expect_success(run_words({2, 2}, "first", hook));
+  fs::create_directories(folder_ / "again/checkpoints");
+  fs::copy(
+      folder_ / "first/checkpoints/step-10",
+      folder_ / "again/checkpoints/step-10",
+      fs::copy_options::recursive);
+  fs::copy(folder_ / "first/metrics.jsonl", folder_ / "again/metrics.jsonl");
+  expect_success(run_words({2, 2}, "again", hook));
+  EXPECT_EQ(diff("first", "again"), 0);
+  EXPECT_EQ(losses(metrics("again")), losses(metrics("first")));
+}
+
+TEST_F(ResumeTest, ACommHookStartsAnewOnAnotherMesh) {
+  const Words hook{"ddp.comm_hook=powersgd", "ddp.power_sgd_start=3"};
+  expect_success(run_words({2, 1}, "first", hook));
+  fs::create_directories(folder_ / "again/checkpoints");
+  fs::copy(
+      folder_ / "first/checkpoints/step-10",
+      folder_ / "again/checkpoints/step-10",
+      fs::copy_options::recursive);
+  fs::copy(folder_ / "first/metrics.jsonl", folder_ / "again/metrics.jsonl");
+  Process run(run_words({1, 2}, "again", hook), folder_);
+  ASSERT_EQ(run.wait(), 0) << run.error();
+  EXPECT_THAT(run.output(), HasSubstr("the comm hook starts anew"));
+}
+
 TEST_F(ResumeTest, GoesOnOnAnyOtherMesh) {
   expect_success(run_words({2, 2}, "straight"));
   const auto expected = losses(metrics("straight"));

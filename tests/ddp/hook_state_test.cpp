@@ -1,0 +1,126 @@
+// What a comm hook keeps, as rows of a checkpoint.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "ddp/comm_hooks/power_sgd_hook.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/hook_state_rows.h"
+#include "mesh/error.h"
+#include "tests/ddp/models.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/run_ranks.h"
+
+namespace weft::ddp {
+namespace {
+
+using test::message_of_thrown;
+using test::Mlp;
+using test::RankContext;
+using test::run_ranks;
+using test::wave;
+using ::testing::HasSubstr;
+
+void expect_equal(const CommHook::State& a, const CommHook::State& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) {
+    ASSERT_TRUE(b.contains(name)) << name;
+    EXPECT_EQ(b.at(name).scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(at::equal(b.at(name), tensor)) << name;
+  }
+}
+
+TEST(HookStateRows, PackAnyTensors) {
+  const CommHook::State state{
+      {"empty", at::empty({0, 3}, at::kBFloat16)},
+      {"iter", at::full({}, 7, at::kLong)},
+      {"error.0", wave({3, 5}, 0.2)},
+      {"strided", wave({4, 6}, 0.1, at::kFloat).t()}};
+  expect_equal(unpack_hook_state(pack_hook_state(state)), state);
+  expect_equal(unpack_hook_state(pack_hook_state({})), {});
+}
+
+TEST(HookStateRows, RefuseOtherBytes) {
+  const auto packed = pack_hook_state({{"x", wave({8}, 0.1)}});
+  const auto refused = [](const at::Tensor& bytes) {
+    return message_of_thrown<c10::ValueError>(
+        [&] { unpack_hook_state(bytes); });
+  };
+  EXPECT_THAT(refused(packed.narrow(0, 0, 4)), HasSubstr("too few"));
+  EXPECT_THAT(refused(packed.narrow(0, 0, 20)), HasSubstr("header is cut off"));
+  EXPECT_THAT(
+      refused(packed.narrow(0, 0, packed.numel() - 1)),
+      HasSubstr("values are cut off"));
+  EXPECT_THAT(refused(wave({80}, 0.1)), HasSubstr("no bytes"));
+  auto garbled = packed.clone();
+  garbled.narrow(0, 8, 4).fill_('?');
+  EXPECT_THAT(refused(garbled), HasSubstr("header is no list"));
+}
+
+/// Trains some steps with PowerSGD; other data on each rank.
+struct Training {
+  explicit Training(const mesh::DeviceMesh& dp)
+      : model(std::make_shared<Mlp>(at::kFloat)),
+        ddp(model, dp, {.bucket_cap_mb = 1e-4}),
+        hook(std::make_shared<PowerSGDHook>(PowerSGDOptions{
+            .start_powerSGD_iter = 2,
+            .min_compression_rate = 1.1})),
+        optimizer(model->parameters(), 0.05) {
+    ddp.register_comm_hook(hook);
+  }
+
+  void run(int64_t rank, int first, int last) {
+    for (int step = first; step < last; ++step) {
+      optimizer.zero_grad();
+      const auto x = wave({4, 6}, 0.1 * step + static_cast<double>(rank));
+      ddp(x.to(at::kFloat)).pow(2).mean().backward();
+      optimizer.step();
+    }
+  }
+
+  std::shared_ptr<Mlp> model;
+  DistributedDataParallel<Mlp> ddp;
+  std::shared_ptr<PowerSGDHook> hook;
+  torch::optim::SGD optimizer;
+};
+
+TEST(HookStateRows, ResumeAHookToTheBit) {
+  run_ranks(3, [](RankContext& self) {
+    const auto dp = self.mesh({3}, {"dp"});
+    Training whole(dp);
+    whole.run(self.rank, 0, 8);
+
+    Training first(dp);
+    first.run(self.rank, 0, 5);
+    const auto rows = first.ddp.comm_hook_state_dict();
+    Training second(dp);
+    {
+      const at::NoGradGuard no_grad;
+      for (size_t i = 0; i < second.model->parameters().size(); ++i) {
+        second.model->parameters()[i].copy_(first.model->parameters()[i]);
+      }
+    }
+    second.ddp.set_bucket_layout(first.ddp.bucket_names());
+    second.ddp.load_comm_hook_state_dict(rows);
+    second.run(self.rank, 5, 8);
+    for (size_t i = 0; i < whole.model->parameters().size(); ++i) {
+      EXPECT_TRUE(at::equal(
+          second.model->parameters()[i], whole.model->parameters()[i]));
+    }
+  });
+}
+
+TEST(HookStateRows, OfNoHookAreRefused) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp"});
+    DistributedDataParallel ddp(std::make_shared<Mlp>(), dp);
+    EXPECT_TRUE(ddp.comm_hook_state_dict().empty());
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(
+            [&] { ddp.load_comm_hook_state_dict({}); }),
+        HasSubstr("there is no hook"));
+  });
+}
+
+} // namespace
+} // namespace weft::ddp
