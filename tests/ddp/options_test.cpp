@@ -266,5 +266,20 @@ TEST(OptionCases, AreAllOfPyTorchsAndEachOnce) {
   }
 }
 
+TEST(OptionCases, EachHasASuiteThatRunsIt) {
+  const auto& program = *::testing::UnitTest::GetInstance();
+  std::set<std::string> suites;
+  for (int i = 0; i < program.total_test_suite_count(); ++i) {
+    suites.insert(program.GetTestSuite(i)->name());
+  }
+  for (const auto* features :
+       {&test::features_of_pytorch(), &test::features_of_weft()}) {
+    for (const auto& feature : *features) {
+      EXPECT_TRUE(suites.contains("Case/" + feature.area + "Options"))
+          << feature.name;
+    }
+  }
+}
+
 } // namespace
 } // namespace weft::ddp

@@ -240,6 +240,41 @@ TEST(StaticGraph, AGraphThatChangesIsAnErrorOnAllRanks) {
   }
 }
 
+TEST(SkipAllReduceUnused, WhatNobodyUsesIsNotReducedAndRanksMayDiffer) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"dp"});
+    auto model = std::make_shared<Changing>();
+    DistributedDataParallel ddp(
+        model,
+        mesh,
+        {.bucket_cap_mb = 1e-6,
+         .find_unused_parameters = true,
+         .skip_all_reduce_unused_params = true});
+    for (int step = 0; step < 6; ++step) {
+      // One rank, the other, none.
+      const auto user = step % 3;
+      model->zero_grad();
+      model->uses_both = self.rank == user;
+      mesh.group("dp").ledger().reset();
+      ddp(input(self.rank)).pow(2).mean().backward();
+      const auto reductions = entries_named(mesh.group("dp"), "ddp bucket");
+      Changing alone;
+      for (int rank = 0; rank < 2; ++rank) {
+        alone.uses_both = rank == user;
+        (alone.forward(input(rank)).pow(2).mean() / 2).backward();
+      }
+      expect_all_close({model->one->weight.grad()}, {alone.one->weight.grad()});
+      if (user < 2) {
+        expect_all_close(
+            {model->other->weight.grad()}, {alone.other->weight.grad()});
+      } else {
+        EXPECT_FALSE(model->other->weight.grad().defined());
+      }
+      EXPECT_EQ(reductions.size(), user < 2 ? 4 : 2);
+    }
+  });
+}
+
 TEST(AutoBucketing, ChoosesCapsThatAllRanksShareAndAResumedRunKeeps) {
   std::vector<std::vector<std::vector<std::string>>> layouts(3);
   run_ranks(3, [&](RankContext& self) {
