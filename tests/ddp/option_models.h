@@ -11,9 +11,9 @@
 
 namespace weft::test {
 
-/// What tests of DDP's options train. tests/ddp/oracle/option_models.py has the same
-/// models in Python, with the same names and values.
-/// Legend: B batch, T sequence, D dim.
+/// What tests of DDP's options train. tests/ddp/oracle/option_models.py has the
+/// same models in Python, with the same names and values. Legend: B batch, T
+/// sequence, D dim.
 struct OptionModel : torch::nn::Module {
   virtual at::Tensor forward(const at::Tensor& x_BTD) = 0;
 
