@@ -28,10 +28,12 @@ import compare_collective
 import compare_compiled
 import compare_dispatch
 import compare_redistribute
+import compare_reducer
 import compare_step
 import measure_explain
 import memory
 import scaling
+import trace_picture
 from measure import table
 
 DOCUMENT = pathlib.Path("docs/benchmarks.md")
@@ -47,6 +49,10 @@ ROWS = {
     "checkpoint": (compare_checkpoint, [], ["--pairs=1", "--mb=12"]),
     "explain": (measure_explain, [], ["--runs=1"]),
     "redistribute": (compare_redistribute, [], ["--pairs=1"]),
+    "reducer": (compare_reducer, [],
+                ["--pairs=1", "--rounds=2", "--warmup=1"]),
+    "ddp_trace": (trace_picture, [],
+                  ["--pairs=1", "--steps=1", "--layouts=2x2"]),
     "memory": (memory, [], ["--steps=400", "--every=20"]),
     "scaling": (scaling, [], ["--layouts=2x2"]),
 }

@@ -139,7 +139,8 @@ def typical_step(run):
 
 def draw(rows, options):
     row = next((row for row in rows if row["layout"] == "2x2"), rows[-1])
-    run = row["weft"][0]
+    # Of the runs the one whose share is the median.
+    run = sorted(row["weft"], key=hidden_share)[len(row["weft"]) // 2]
     index = typical_step(run)
     steps = [rank[index] for rank in run["ranks"]]
     begin = min(step["phases"]["forward"][0] for step in steps)

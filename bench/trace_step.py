@@ -62,7 +62,7 @@ def step_of(phases, collectives, nodes, step):
     backward = parts["backward"]
     gradients_end = max(b for _, b in inside(nodes, backward))
     buckets = [s[:2] for s in inside(collectives, backward)
-               if s[2].startswith("dp") and "ddp bucket" in s[3]]
+               if s[3].startswith("ddp bucket") and not s[2].startswith("tp")]
     tensor_parallel = [s[:2] for s in inside(collectives)
                        if s[2].startswith("tp")]
     return {"backward": backward, "gradients_end": gradients_end,
