@@ -119,12 +119,15 @@ def draw_lane(axes, y, spans, begin, color, label):
 def draw_rank(axes, rank, step, begin, labels):
     y = 4 * rank
     phases = step["phases"]
+    # After the last step comes an evaluation.
+    end = phases["optimizer"][1]
     calm = [phases[name] for name in ("forward", "clip", "optimizer")
             if name in phases]
     lanes = [(y, calm, "#c9d3dc", "forward, optimizer"),
              (y, compute_of(step), plot.WEFT, "backward compute"),
              (y + 1, union(step["buckets"]), plot.PYTORCH, "bucket reductions"),
-             (y + 2, union(step["tp"]), plot.THIRD, "TP collectives")]
+             (y + 2, union(span for span in step["tp"] if span[0] < end),
+              plot.THIRD, "TP collectives")]
     for at, spans, color, label in lanes:
         draw_lane(axes, at, spans, begin, color, label if labels else None)
 
@@ -146,7 +149,8 @@ def draw(rows, options):
     begin = min(step["phases"]["forward"][0] for step in steps)
     tensor = int(row["layout"].split("x")[1])
     figure, (axes,) = plot.panels(
-        1, 1, f"One training step, dp x tp = {row['layout'].replace('x', ' x ')}, "
+        1, 1, f"One training step, dp x tp = "
+        f"{row['layout'].replace('x', ' x ')}, "
         f"buckets of {row['bucket_mb']:g} MiB", height=1.1 * len(steps) + 0.9)
     for rank, step in enumerate(steps):
         draw_rank(axes, rank, step, begin, labels=rank == 0)
