@@ -406,11 +406,18 @@ std::string DistributedDataParallelBase::describe_unused_parameters() const {
 
 dtensor::StateDict DistributedDataParallelBase::state_dict(
     const std::set<std::string>& ignore) const {
-  if (state_->reducer) {
-    state_->reducer->restore_precision();
-  }
   const auto joint = dtensor::joint_mesh(*state_->module, state_->dp);
-  return dtensor::module_state_dict(*state_->module, joint, ignore);
+  auto state = dtensor::module_state_dict(*state_->module, joint, ignore);
+  // Between forward and backward parameters may be of low precision.
+  for (const auto& item : state_->module->named_parameters()) {
+    const auto full = state_->reducer
+                          ? state_->reducer->full_precision(item.value())
+                          : at::Tensor();
+    if (full.defined() && state.contains(item.key())) {
+      state[item.key()] = dtensor::on_mesh(full, joint);
+    }
+  }
+  return state;
 }
 
 dtensor::StateDict DistributedDataParallelBase::optimizer_state_dict(

@@ -17,11 +17,11 @@ namespace weft::ddp {
 /// Source: torch/nn/parallel/distributed.py, _MixedPrecision.
 struct MixedPrecision {
   /// Of the parameters while forward and backward run.
-  std::optional<c10::ScalarType> param_dtype;
+  std::optional<c10::ScalarType> param_dtype = std::nullopt;
   /// Of the buckets that are reduced; if not given, param_dtype.
-  std::optional<c10::ScalarType> reduce_dtype;
+  std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
   /// Of the buffers, from the first forward on.
-  std::optional<c10::ScalarType> buffer_dtype;
+  std::optional<c10::ScalarType> buffer_dtype = std::nullopt;
   /// After backward .grad() has reduce_dtype instead of the parameter's own.
   bool keep_low_precision_grads = false;
   /// Floating point arguments of forward() become param_dtype.
@@ -29,7 +29,7 @@ struct MixedPrecision {
   /// Parameters of libtorch's normalization modules stay in full precision.
   bool norms_in_full_precision = false;
   /// Names or patterns (see ParameterGroup) of more that stay so.
-  std::vector<std::string> full_precision;
+  std::vector<std::string> full_precision = {};
 };
 
 /// Parameters that are reduced over other ranks than the rest, e.g. experts

@@ -1,6 +1,5 @@
 #include "ddp/parameter_cast.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <torch/torch.h>
@@ -31,11 +30,13 @@ ParameterCast::~ParameterCast() {
   }
 }
 
-bool ParameterCast::casts(const at::Tensor& parameter) const {
-  return std::any_of(
-      parameters_.begin(), parameters_.end(), [&](const at::Tensor& each) {
-        return each.is_same(parameter);
-      });
+at::Tensor ParameterCast::full(const at::Tensor& parameter) const {
+  for (size_t i = 0; i < full_.size(); ++i) {
+    if (parameters_[i].is_same(parameter)) {
+      return full_[i];
+    }
+  }
+  return {};
 }
 
 void ParameterCast::lower() {

@@ -20,8 +20,10 @@ class ParameterCast {
   ParameterCast& operator=(const ParameterCast&) = delete;
 
   bool is_low() const { return !full_.empty(); }
-  bool casts(const at::Tensor& parameter) const;
-  c10::ScalarType dtype() const { return dtype_; }
+
+  /// The values of a parameter in full precision; undefined for one that is not
+  /// cast, or not now.
+  at::Tensor full(const at::Tensor& parameter) const;
 
   /// Gives every parameter its values in `dtype`; gradients must be elsewhere.
   void lower();

@@ -571,6 +571,11 @@ void Reducer::restore_precision() {
   restore_precision_locked();
 }
 
+at::Tensor Reducer::full_precision(const at::Tensor& parameter) const {
+  const std::lock_guard lock(mutex_);
+  return config_.cast ? config_.cast->full(parameter) : at::Tensor();
+}
+
 void Reducer::restore_precision_locked() {
   is_restore_queued_ = false;
   if (!config_.cast || !config_.cast->is_low()) {

@@ -91,8 +91,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       const mesh::DeviceMesh& dp,
       std::vector<ReductionGroup> groups);
 
-  /// Gives parameters back their full precision between forward and backward.
+  /// Gives parameters back their full precision after a forward that no
+  /// backward follows.
   void restore_precision();
+  /// See ParameterCast::full().
+  at::Tensor full_precision(const at::Tensor& parameter) const;
 
   /// Reduces through `hook` from the next backward on.
   void set_comm_hook(std::shared_ptr<CommHook> hook);

@@ -118,10 +118,11 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) {
 at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens) {
   const int64_t T = tokens.size(1);
   const auto tables = named_buffers(/*recurse=*/false);
-  const RotaryTables rotary{
-      tables["rotary_cos"].narrow(0, 0, T),
-      tables["rotary_sin"].narrow(0, 0, T)};
   auto x = embed_tokens(tokens);
+  // Of another dtype where parameters are cast to compute.
+  const RotaryTables rotary{
+      tables["rotary_cos"].narrow(0, 0, T).to(x.scalar_type()),
+      tables["rotary_sin"].narrow(0, 0, T).to(x.scalar_type())};
   for (const auto& layer : *layers) {
     const auto block = std::static_pointer_cast<LlamaDecoderLayerImpl>(layer);
     x = dtensor::call(block, x, rotary);

@@ -48,9 +48,7 @@ ddp::DistributedDataParallelOptions ddp_options(const DdpConfig& config) {
   if (param_dtype || reduce_dtype) {
     options.mixed_precision = ddp::MixedPrecision{
         .param_dtype = param_dtype,
-        .reduce_dtype = reduce_dtype,
-        .buffer_dtype = std::nullopt,
-        .full_precision = {}};
+        .reduce_dtype = reduce_dtype};
   }
   return options;
 }

@@ -356,6 +356,9 @@ TEST_P(Methods, MixedPrecisionCastsFrozenParametersAndLeavesIgnoredOnesAlone) {
       EXPECT_THAT(
           model->seen,
           ::testing::ElementsAre(at::kFloat, at::kFloat, at::kDouble));
+      // Saving between forward and backward disturbs neither.
+      EXPECT_TRUE(at::equal(
+          dtensor::full_tensor(ddp.state_dict().at("trained")), before));
       output.sum().backward();
       for (const auto& weight : model->weights) {
         EXPECT_EQ(weight.scalar_type(), at::kDouble);
