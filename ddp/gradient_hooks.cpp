@@ -2,45 +2,78 @@
 
 #include <utility>
 
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace weft::ddp {
 namespace {
 
-// shared_ptr up to torch 2.13, intrusive_ptr later.
-using NodePointer = decltype(torch::autograd::impl::grad_accumulator(
-    std::declval<const at::Tensor&>()));
+using torch::autograd::PostAccumulateGradHook;
+using torch::autograd::impl::post_acc_grad_hooks;
+using torch::autograd::impl::set_post_acc_grad_hooks;
+
+using Callback = GradientHooks::Callback;
+
+/// Runs in the accumulation itself. A hook behind the node would have the
+/// engine copy the node's inputs and outputs: three times the price.
+class Hook final : public PostAccumulateGradHook {
+ public:
+  Hook(
+      std::weak_ptr<Callback> callback,
+      size_t index,
+      std::unique_ptr<PostAccumulateGradHook> before)
+      : callback_(std::move(callback)),
+        index_(index),
+        before_(std::move(before)) {}
+
+  void operator()(const at::Tensor& leaf) override {
+    if (before_) {
+      (*before_)(leaf);
+    }
+    if (const auto alive = callback_.lock()) {
+      (*alive)(index_);
+    }
+  }
+
+  bool is_alive() const { return !callback_.expired(); }
+  std::unique_ptr<PostAccumulateGradHook> take_before() {
+    return std::move(before_);
+  }
+
+ private:
+  std::weak_ptr<Callback> callback_;
+  size_t index_;
+  /// A leaf has one such hook: what it had before is called first.
+  std::unique_ptr<PostAccumulateGradHook> before_;
+};
+
+/// What the leaf has, but those of GradientHooks that are gone.
+std::unique_ptr<PostAccumulateGradHook> take_hook(const at::Tensor& leaf) {
+  auto hook = std::move(post_acc_grad_hooks(leaf));
+  while (auto* own = dynamic_cast<Hook*>(hook.get())) {
+    if (own->is_alive()) {
+      break;
+    }
+    hook = own->take_before();
+  }
+  return hook;
+}
 
 } // namespace
 
 struct GradientHooks::State {
   std::shared_ptr<Callback> callback;
-  // A leaf refers to its accumulator weakly: without these the hooks would go
-  // with the first graph.
-  std::vector<NodePointer> accumulators;
 };
 
 GradientHooks::GradientHooks(
     const std::vector<at::Tensor>& parameters,
     Callback callback)
     : state_(std::make_unique<State>()) {
-  using torch::autograd::variable_list;
   state_->callback = std::make_shared<Callback>(std::move(callback));
   for (size_t i = 0; i < parameters.size(); ++i) {
-    auto node = torch::autograd::impl::grad_accumulator(parameters[i]);
-    // A graph can keep the node longer than this object lives.
-    const std::weak_ptr<Callback> weak = state_->callback;
-    node->add_post_hook(
-        std::make_unique<torch::autograd::utils::LambdaPostHook>(
-            [weak, i](const variable_list& outputs, const variable_list&) {
-              if (const auto alive = weak.lock()) {
-                (*alive)(i);
-              }
-              return outputs;
-            }));
-    state_->accumulators.push_back(std::move(node));
+    set_post_acc_grad_hooks(
+        parameters[i],
+        std::make_unique<Hook>(state_->callback, i, take_hook(parameters[i])));
   }
 }
 

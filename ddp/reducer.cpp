@@ -108,6 +108,7 @@ Reducer::Reducer(
     Parameter parameter;
     static_cast<ReducedParameter&>(parameter) = std::move(item);
     parameter.full_dtype = parameter.state.tensor.scalar_type();
+    parameter.is_dtensor = dtensor::dtensor_impl(parameter.state.tensor);
     parameters_.push_back(std::move(parameter));
   }
 }
@@ -523,7 +524,7 @@ void Reducer::replace_groups(
   }
 }
 
-at::Tensor Reducer::gradient(const Parameter& parameter) const {
+const at::Tensor& Reducer::gradient(const Parameter& parameter) const {
   return parameter.is_cast && config_.cast->is_low()
              ? parameter.kept
              : parameter.state.tensor.grad();

@@ -141,6 +141,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     /// Where a gradient that is a pending sum lies.
     std::optional<dtensor::DTensorSpec> pending;
     bool is_sparse = false;
+    bool is_dtensor = false;
     /// Its place once buckets exist; none if there is nothing to reduce.
     std::optional<size_t> bucket;
     size_t slot = 0;
@@ -232,7 +233,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<GradientProblem> problems() const;
   BackwardReport report() const;
 
-  at::Tensor gradient(const Parameter& parameter) const;
+  const at::Tensor& gradient(const Parameter& parameter) const;
   void set_gradient(Parameter& parameter, const at::Tensor& gradient);
   /// Takes a gradient of low precision off the parameter.
   void absorb(Parameter& parameter);

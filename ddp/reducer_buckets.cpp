@@ -316,10 +316,13 @@ void Reducer::make_buckets() {
 }
 
 void Reducer::place(Parameter& parameter) {
+  if (!parameter.is_dtensor) {
+    return;
+  }
   const auto* impl = dtensor::dtensor_impl(parameter.state.tensor);
   const auto grad = gradient(parameter);
   auto* grad_impl = dtensor::dtensor_impl(grad);
-  if (!grad_impl || !impl) {
+  if (!grad_impl) {
     return;
   }
   const auto& want = parameter.pending ? *parameter.pending : impl->spec();
@@ -392,6 +395,9 @@ bool Reducer::is_viewed(const Parameter& parameter) const {
 }
 
 void Reducer::put(Parameter& parameter) {
+  if (!parameter.bucket && !parameter.is_dtensor) {
+    return;
+  }
   if (!gradient(parameter).defined()) {
     put_unused(parameter);
     return;

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "mesh/agreement.h"
+#include "mesh/debug_level.h"
 #include "mesh/device.h"
 #include "mesh/device_plugin.h"
 #include "mesh/error.h"
@@ -287,6 +288,7 @@ World::World(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 World World::from_env(WorldOptions options) {
   check_backend(options.backend);
+  set_debug_level_from_env();
   auto state = std::make_shared<State>();
   state->job = own_job_environment();
   state->options = std::move(options);
