@@ -47,8 +47,7 @@ ddp::DistributedDataParallelOptions ddp_options(const DdpConfig& config) {
   const auto reduce_dtype = dtype_of(config.reduce_dtype);
   if (param_dtype || reduce_dtype) {
     options.mixed_precision = ddp::MixedPrecision{
-        .param_dtype = param_dtype,
-        .reduce_dtype = reduce_dtype};
+        .param_dtype = param_dtype, .reduce_dtype = reduce_dtype};
   }
   return options;
 }
