@@ -132,12 +132,9 @@ void Reducer::listen() {
   if (config_.options.find_unused_parameters) {
     search_ = std::make_unique<UnusedParameters>(leaves);
   }
-  const std::weak_ptr<Reducer> weak = weak_from_this();
-  hooks_ = std::make_unique<GradientHooks>(leaves, [weak](size_t i) {
-    if (const auto self = weak.lock()) {
-      self->on_gradient(i);
-    }
-  });
+  // The hooks go first when this does.
+  hooks_ = std::make_unique<GradientHooks>(
+      leaves, [this](size_t i) { on_gradient(i); });
 }
 
 void Reducer::remove_autograd_hooks() {
