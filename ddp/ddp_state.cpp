@@ -6,6 +6,8 @@
 
 #include <torch/torch.h>
 
+#include "ddp/gradient_hooks.h"
+#include "ddp/optimizer_in_backward.h"
 #include "ddp/replicas.h"
 #include "mesh/error.h"
 
@@ -43,7 +45,8 @@ void DistributedDataParallelBase::State::sync_initial_values(
                            options.broadcast_buffers.value_or(true);
   const auto buffers =
       has_buffers ? selection.buffers : std::vector<NamedTensor>();
-  check_replicas_agree(selection.parameters, buffers, dp);
+  check_replicas_agree(
+      selection.parameters, buffers, describe_options(options), dp);
   // Parameters of other groups have other first replicas.
   std::vector<std::vector<NamedTensor>> by_group(selection.groups.size());
   Ids in_other_group;
@@ -81,8 +84,66 @@ void DistributedDataParallelBase::State::start(
         selection.cast, *options.mixed_precision->param_dtype);
   }
   logging = describe_construction(*module, reduced, dp, options);
+  check_nobody_listens();
   reducer = Reducer::create(selection.reduced, dp, std::move(config), paused);
+  take_over_optimizers();
   log_construction(get_logging_data());
+}
+
+void DistributedDataParallelBase::State::check_nobody_listens() const {
+  for (const auto& item : reduced) {
+    WEFT_CHECK(
+        GradientHooks::owners_of(item.tensor, Listener::kReducer).empty(),
+        "ddp",
+        where(),
+        item.name,
+        " is of a module that another DistributedDataParallel wraps, and would "
+        "be reduced twice. Let that one go first, or call its "
+        "remove_autograd_hooks().");
+  }
+}
+
+// Those of apply_optimizer_in_backward().
+void DistributedDataParallelBase::State::take_over_optimizers() {
+  for (const auto& item : reduced) {
+    if (auto found = OptimizerInBackward::of(item.tensor)) {
+      // Once, however many parameters it has.
+      add_optimizers(std::move(found));
+    }
+  }
+}
+
+void DistributedDataParallelBase::State::add_optimizers(
+    std::shared_ptr<OptimizerInBackward> added) {
+  for (const auto& other : optimizers) {
+    // Taken over at construction, and registered once more.
+    if (other->optimizers() == added->optimizers()) {
+      return;
+    }
+    for (const auto& parameter : added->parameters()) {
+      const auto& all = other->parameters();
+      WEFT_CHECK(
+          std::none_of(
+              all.begin(),
+              all.end(),
+              [&](const auto& each) { return each.is_same(parameter); }),
+          "register_fused_optim",
+          where(),
+          "a parameter of sizes ",
+          parameter.sizes(),
+          " has an optimizer in backward already.");
+    }
+  }
+  for (const auto& item : reduced) {
+    added->take_over(item.tensor);
+  }
+  optimizers.push_back(std::move(added));
+  // The reducer goes before the parameters do.
+  reducer->set_after_reduction([all = optimizers, own = reduced](size_t i) {
+    for (const auto& each : all) {
+      each->step(own[i].tensor);
+    }
+  });
 }
 
 // Frozen parameters are not among them: they may be thawed by mistake.

@@ -33,7 +33,7 @@ struct DistributedDataParallelBase::State {
   BufferCommHook buffer_hook = {};
   BufferCommHookLocation buffer_hook_location =
       BufferCommHookLocation::PRE_FORWARD;
-  std::shared_ptr<OptimizerInBackward> optimizers = {};
+  std::vector<std::shared_ptr<OptimizerInBackward>> optimizers = {};
   /// The forward before this one was of a backward that reduces, or there was
   /// none: buffers are brought together once for all accumulated ones.
   bool require_forward_param_sync = true;
@@ -53,11 +53,14 @@ struct DistributedDataParallelBase::State {
   void end_forward();
   void cast_buffers() const;
   void check_known() const;
+  void add_optimizers(std::shared_ptr<OptimizerInBackward> added);
   void check_hook(const CommHook& hook) const;
   DDPLoggingData get_logging_data() const;
 
  private:
   void remember_known();
+  void check_nobody_listens() const;
+  void take_over_optimizers();
 };
 
 } // namespace weft::ddp

@@ -182,27 +182,31 @@ void DistributedDataParallelBase::before_forward() {
     log_iteration(state_->get_logging_data());
   }
   state_->reducer->begin_forward(needs_backward);
-  state_->check_known();
+  try {
+    state_->check_known();
+  } catch (const c10::ValueError&) {
+    if (!needs_backward || state_->dp.size() == 1) {
+      throw;
+    }
+    // The others may not see it, and would wait.
+    state_->reducer->report(std::current_exception());
+  }
   state_->sync_buffers(BufferCommHookLocation::PRE_FORWARD);
 }
 
 void DistributedDataParallelBase::after_forward(
-    const std::vector<at::Tensor>& outputs) {
-  state_->end_forward();
-  state_->reducer->end_forward(outputs);
-}
-
-void DistributedDataParallelBase::after_forward_of_unknown() {
+    const std::vector<at::Tensor>& outputs,
+    bool is_known) {
   WEFT_CHECK(
-      !state_->options.find_unused_parameters,
+      is_known || !state_->reducer->searches_graph(),
       "ddp",
       where(state_->dp),
       "find_unused_parameters searches the graph of forward()'s outputs, but "
-      "the module returns something else than tensors, vectors or tuples of "
-      "them. Return one of these, or set static_graph.");
+      "the module returns something else than tensors and vectors, tuples, "
+      "optionals or maps of them. Return these, or set static_graph.");
   state_->end_forward();
-  if (!at::GradMode::is_enabled()) {
-    state_->reducer->restore_precision();
+  if (is_known || !at::GradMode::is_enabled()) {
+    state_->reducer->end_forward(outputs, state_->module->is_training());
   }
 }
 
@@ -214,6 +218,15 @@ at::Tensor DistributedDataParallelBase::cast_input(
                  input.is_floating_point()
              ? input.to(*precision->param_dtype)
              : input;
+}
+
+std::vector<at::Tensor> DistributedDataParallelBase::cast_input(
+    const std::vector<at::Tensor>& inputs) const {
+  std::vector<at::Tensor> result;
+  for (const auto& input : inputs) {
+    result.push_back(cast_input(input));
+  }
+  return result;
 }
 
 std::vector<std::vector<std::string>>
@@ -303,7 +316,7 @@ DistributedDataParallelBase::register_fused_optim(
       parameters->push_back(item.tensor);
     }
   }
-  auto optimizers = apply_optimizer_in_backward(factory, *parameters);
+  auto optimizers = OptimizerInBackward::unheard(*parameters, factory);
   register_fused_optim(optimizers);
   return optimizers;
 }
@@ -326,13 +339,7 @@ void DistributedDataParallelBase::register_fused_optim(
         parameter.sizes(),
         ", is none that this module trains. Pass the module's own.");
   }
-  optimizers->stop_listening();
-  state.optimizers = optimizers;
-  // The reducer goes before the parameters do.
-  state.reducer->set_after_reduction(
-      [optimizers, reduced = state.reduced](size_t i) {
-        optimizers->step(reduced[i].tensor);
-      });
+  state.add_optimizers(std::move(optimizers));
 }
 
 void DistributedDataParallelBase::set_static_graph() {
@@ -378,6 +385,8 @@ void DistributedDataParallelBase::update_process_group(
   state.dp = dp_mesh;
   state.groups = selection.groups;
   if (state.reducer) {
+    state.logging = describe_construction(
+        *state.module, state.reduced, dp_mesh, state.options);
     state.reducer->replace_groups(dp_mesh, selection.groups);
   }
 }

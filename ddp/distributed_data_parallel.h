@@ -108,9 +108,11 @@ class DistributedDataParallelBase {
   /// Whether a training forward synchronises buffers now.
   bool will_sync_module_buffers() const;
 
-  /// Steps an optimizer for each parameter once its gradient is reduced, and
+  /// Steps an optimizer for each parameter once gradients are reduced, and
   /// drops the gradient. Not under no_sync(). `parameters`: all that are
-  /// trained, unless given.
+  /// trained, unless given. May be called for others again.
+  /// Throws: c10::ValueError for a parameter of others, or one that has such an
+  /// optimizer already.
   std::shared_ptr<OptimizerInBackward> register_fused_optim(
       const OptimizerFactory& factory,
       std::optional<std::vector<at::Tensor>> parameters = std::nullopt);
@@ -173,38 +175,57 @@ class DistributedDataParallelBase {
   ~DistributedDataParallelBase();
 
   void before_forward();
-  void after_forward(const std::vector<at::Tensor>& outputs);
-  void after_forward(const at::Tensor& output) {
-    after_forward(std::vector<at::Tensor>{output});
-  }
-  template <class... T>
-  void after_forward(const std::tuple<T...>& outputs) {
-    std::vector<at::Tensor> tensors;
-    std::apply(
-        [&](const auto&... each) { (collect(tensors, each), ...); }, outputs);
-    after_forward(tensors);
-  }
+  /// Tensors, and vectors, tuples, pairs, optionals and maps of them at any
+  /// depth, are looked at; numbers and texts are passed over.
   template <class T>
-  void after_forward(const T&) {
-    after_forward_of_unknown();
+  void after_forward(const T& output) {
+    std::vector<at::Tensor> tensors;
+    const bool is_known = collect(tensors, output);
+    after_forward(tensors, is_known);
   }
 
   /// Whether arguments of forward() are to be cast, and an argument in the
   /// dtype that the module computes in.
   at::Tensor cast_input(const at::Tensor& input) const;
+  std::vector<at::Tensor> cast_input(
+      const std::vector<at::Tensor>& inputs) const;
 
  private:
-  static void collect(std::vector<at::Tensor>& all, const at::Tensor& each) {
+  void after_forward(const std::vector<at::Tensor>& outputs, bool is_known);
+
+  using Tensors = std::vector<at::Tensor>;
+  // False if there may be tensors in what is not looked at.
+  static bool collect(Tensors& all, const at::Tensor& each) {
     all.push_back(each);
+    return true;
   }
-  static void collect(
-      std::vector<at::Tensor>& all,
-      const std::vector<at::Tensor>& each) {
-    all.insert(all.end(), each.begin(), each.end());
+  static bool collect(Tensors&, const std::string&) { return true; }
+  template <class T>
+  static bool collect(Tensors& all, const std::optional<T>& each) {
+    return !each || collect(all, *each);
+  }
+  template <class A, class B>
+  static bool collect(Tensors& all, const std::pair<A, B>& each) {
+    return collect(all, each.first) & collect(all, each.second);
+  }
+  template <class... T>
+  static bool collect(Tensors& all, const std::tuple<T...>& each) {
+    return std::apply(
+        [&](const auto&... part) { return (true & ... & collect(all, part)); },
+        each);
   }
   template <class T>
-  static void collect(std::vector<at::Tensor>&, const T&) {}
-  void after_forward_of_unknown();
+  static bool collect(Tensors& all, const T& each) {
+    if constexpr (requires { each.begin() != each.end(); }) {
+      bool is_known = true;
+      for (const auto& part : each) {
+        is_known = collect(all, part) && is_known;
+      }
+      return is_known;
+    } else {
+      return std::is_arithmetic_v<T>;
+    }
+  }
 
   struct State;
   std::unique_ptr<State> state_;
@@ -258,12 +279,17 @@ class DistributedDataParallel : public DistributedDataParallelBase {
  private:
   template <class Arg>
   decltype(auto) prepare(Arg&& arg) const {
-    if constexpr (std::is_same_v<std::decay_t<Arg>, at::Tensor>) {
+    using Plain = std::decay_t<Arg>;
+    if constexpr (
+        std::is_same_v<Plain, at::Tensor> ||
+        std::is_same_v<Plain, std::vector<at::Tensor>>) {
       return cast_input(arg);
     } else {
       return std::forward<Arg>(arg);
     }
   }
+
+  auto call_module() { return module_->forward(); }
 
   template <class First, class... Rest>
   auto call_module(First&& first, Rest&&... rest) {

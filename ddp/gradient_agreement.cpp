@@ -25,6 +25,11 @@ struct Explanation {
 /// In the order of importance: a message has the first that any rank reports.
 constexpr std::array kExplanations{
     Explanation{
+        GradientProblem::kModuleChanged,
+        "the module has parameters that it had not when it was wrapped (the "
+        "first one stands for it here)",
+        "That rank's error names what changed. Wrap the model again."},
+    Explanation{
         GradientProblem::kNoForward,
         "backward without a forward through DistributedDataParallel: gradients "
         "became ready",
@@ -52,8 +57,8 @@ constexpr std::array kExplanations{
         "backward passes under no_sync()."},
     Explanation{
         GradientProblem::kWrongHookResult,
-        "the comm hook returned something else than a tensor of the bucket's "
-        "shape, dtype and device",
+        "the comm hook failed, or returned something else than a tensor of the "
+        "bucket's shape, dtype and device",
         "Return bucket.buffer or a tensor like it."},
     Explanation{
         GradientProblem::kNotFinite,

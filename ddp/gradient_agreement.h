@@ -7,6 +7,7 @@
 
 #include <c10/core/Device.h>
 
+#include "ddp/gradient_kind.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::ddp {
@@ -33,6 +34,8 @@ enum class GradientProblem : int64_t {
   kNotFinite,
   kNoForward,
   kWrongHookResult,
+  /// Of the first parameter, which stands for the module.
+  kModuleChanged,
 };
 
 /// Of one backward, by parameter.
@@ -43,8 +46,6 @@ struct BackwardReport {
   std::vector<int64_t> kinds;
   std::vector<GradientProblem> problems;
 };
-
-constexpr int64_t kUnknownKind = -1;
 
 /// What all ranks go by.
 struct AgreedOrder {

@@ -1,6 +1,7 @@
 #include "ddp/gradient_hooks.h"
 
 #include <utility>
+#include <vector>
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -16,45 +17,40 @@ using Callback = GradientHooks::Callback;
 
 /// Runs in the accumulation itself. A hook behind the node would have the
 /// engine copy the node's inputs and outputs: three times the price.
-class Hook final : public PostAccumulateGradHook {
- public:
-  Hook(
-      std::weak_ptr<Callback> callback,
-      size_t index,
-      std::unique_ptr<PostAccumulateGradHook> before)
-      : callback_(std::move(callback)),
-        index_(index),
-        before_(std::move(before)) {}
-
+struct Hook final : PostAccumulateGradHook {
   void operator()(const at::Tensor& leaf) override {
-    if (before_) {
-      (*before_)(leaf);
+    if (before) {
+      (*before)(leaf);
     }
-    if (const auto alive = callback_.lock()) {
-      (*alive)(index_);
+    if (const auto alive = callback.lock()) {
+      (*alive)(index);
     }
   }
 
-  bool is_alive() const { return !callback_.expired(); }
-  std::unique_ptr<PostAccumulateGradHook> take_before() {
-    return std::move(before_);
-  }
-
- private:
-  std::weak_ptr<Callback> callback_;
-  size_t index_;
+  std::weak_ptr<Callback> callback;
+  size_t index = 0;
+  Listener listener = Listener::kReducer;
+  std::weak_ptr<void> owner;
   /// A leaf has one such hook: what it had before is called first.
-  std::unique_ptr<PostAccumulateGradHook> before_;
+  std::unique_ptr<PostAccumulateGradHook> before;
 };
 
-/// What the leaf has, but those of GradientHooks that are gone.
-std::unique_ptr<PostAccumulateGradHook> take_hook(const at::Tensor& leaf) {
-  auto hook = std::move(post_acc_grad_hooks(leaf));
+/// A chain of hooks without those of GradientHooks that are gone.
+std::unique_ptr<PostAccumulateGradHook> without_dead(
+    std::unique_ptr<PostAccumulateGradHook> first) {
+  std::vector<std::unique_ptr<PostAccumulateGradHook>> living;
+  auto hook = std::move(first);
   while (auto* own = dynamic_cast<Hook*>(hook.get())) {
-    if (own->is_alive()) {
-      break;
+    auto before = std::move(own->before);
+    if (!own->callback.expired()) {
+      living.push_back(std::move(hook));
     }
-    hook = own->take_before();
+    hook = std::move(before);
+  }
+  // What is left is nobody's of ours, and the oldest.
+  for (; !living.empty(); living.pop_back()) {
+    static_cast<Hook&>(*living.back()).before = std::move(hook);
+    hook = std::move(living.back());
   }
   return hook;
 }
@@ -67,14 +63,36 @@ struct GradientHooks::State {
 
 GradientHooks::GradientHooks(
     const std::vector<at::Tensor>& parameters,
-    Callback callback)
+    Callback callback,
+    Listener listener,
+    std::weak_ptr<void> owner)
     : state_(std::make_unique<State>()) {
   state_->callback = std::make_shared<Callback>(std::move(callback));
   for (size_t i = 0; i < parameters.size(); ++i) {
-    set_post_acc_grad_hooks(
-        parameters[i],
-        std::make_unique<Hook>(state_->callback, i, take_hook(parameters[i])));
+    auto hook = std::make_unique<Hook>();
+    hook->callback = state_->callback;
+    hook->index = i;
+    hook->listener = listener;
+    hook->owner = owner;
+    hook->before = without_dead(std::move(post_acc_grad_hooks(parameters[i])));
+    set_post_acc_grad_hooks(parameters[i], std::move(hook));
   }
+}
+
+std::vector<std::shared_ptr<void>> GradientHooks::owners_of(
+    const at::Tensor& parameter,
+    Listener listener) {
+  std::vector<std::shared_ptr<void>> owners;
+  const auto* hook =
+      dynamic_cast<const Hook*>(post_acc_grad_hooks(parameter).get());
+  while (hook) {
+    auto owner = hook->owner.lock();
+    if (hook->listener == listener && owner && !hook->callback.expired()) {
+      owners.push_back(std::move(owner));
+    }
+    hook = dynamic_cast<const Hook*>(hook->before.get());
+  }
+  return owners;
 }
 
 GradientHooks::~GradientHooks() = default;

@@ -19,13 +19,21 @@ using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
 
 /// An optimizer for each of some parameters, which steps as soon as the
 /// gradient of a backward was added and then drops it, so that gradients are
-/// never all in memory. Given to DistributedDataParallel (see
-/// register_fused_optim()) it steps once gradients are reduced.
+/// never all in memory. DistributedDataParallel takes over those that the
+/// parameters of its module have; they step once gradients are reduced.
 /// Source: torch/distributed/optim/apply_optimizer_in_backward.py.
 class OptimizerInBackward {
  public:
-  /// `parameters` are leaves that require gradients.
+  /// Throws: c10::ValueError unless `parameters` are leaves that require
+  /// gradients, and if DistributedDataParallel has them already: that would be
+  /// register_fused_optim().
   OptimizerInBackward(
+      const std::vector<at::Tensor>& parameters,
+      const OptimizerFactory& factory);
+  /// Those that listen to `parameter` now; null if none do.
+  static std::shared_ptr<OptimizerInBackward> of(const at::Tensor& parameter);
+  /// The same that do not step by themselves.
+  static std::shared_ptr<OptimizerInBackward> unheard(
       const std::vector<at::Tensor>& parameters,
       const OptimizerFactory& factory);
   OptimizerInBackward(const OptimizerInBackward&) = delete;
@@ -37,15 +45,16 @@ class OptimizerInBackward {
       const;
   const std::vector<at::Tensor>& parameters() const;
 
-  /// Steps no more by itself.
-  void stop_listening();
+  /// Steps no more by itself for a parameter: somebody else says when.
+  void take_over(const at::Tensor& parameter);
   /// Steps the optimizer of a parameter that has a gradient, and drops that.
   /// Does nothing for parameters of others.
   void step(const at::Tensor& parameter);
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  explicit OptimizerInBackward(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
 };
 
 /// The same, by PyTorch's name.

@@ -117,4 +117,8 @@ struct DistributedDataParallelOptions {
   bool check_for_nan_in_grad = false;
 };
 
+/// The options that all replicas must set alike, a line each, for messages.
+std::vector<std::string> describe_options(
+    const DistributedDataParallelOptions& options);
+
 } // namespace weft::ddp

@@ -4,6 +4,7 @@
 
 #include <torch/torch.h>
 
+#include "ddp/module_state.h"
 #include "dtensor/dtensor_impl.h"
 
 namespace weft::ddp {
@@ -43,14 +44,20 @@ void ParameterCast::lower() {
   for (auto& parameter : parameters_) {
     full_.push_back(parameter.variable_data());
     parameter.set_data(in_dtype(parameter, dtype_));
+    versions_.push_back(parameter._version());
   }
 }
 
 void ParameterCast::restore() {
+  const at::NoGradGuard no_grad;
   for (size_t i = 0; i < full_.size(); ++i) {
+    if (parameters_[i]._version() != versions_[i]) {
+      local_part(full_[i]).copy_(local_part(parameters_[i]));
+    }
     parameters_[i].set_data(full_[i]);
   }
   full_.clear();
+  versions_.clear();
 }
 
 } // namespace weft::ddp

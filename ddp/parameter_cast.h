@@ -27,7 +27,7 @@ class ParameterCast {
 
   /// Gives every parameter its values in `dtype`; gradients must be elsewhere.
   void lower();
-  /// Gives them their own values back.
+  /// Gives them their own values back, or what was written to them meanwhile.
   void restore();
 
  private:
@@ -35,6 +35,8 @@ class ParameterCast {
   c10::ScalarType dtype_;
   /// The values in full precision while the parameters are low.
   std::vector<at::Tensor> full_;
+  /// Of the parameters when they became low.
+  std::vector<int64_t> versions_;
 };
 
 /// `tensor`, plain or a DTensor, in another dtype; no part of a graph.

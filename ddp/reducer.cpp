@@ -115,7 +115,7 @@ Reducer::Reducer(
 
 Reducer::~Reducer() {
   hooks_.reset();
-  restore_precision_locked();
+  restore_precision();
   for (const auto& parameter : parameters_) {
     if (dtensor::dtensor_impl(parameter.state.tensor)) {
       dtensor::parameter_info(parameter.state.tensor)
@@ -129,12 +129,27 @@ void Reducer::listen() {
   for (const auto& parameter : parameters_) {
     leaves.push_back(parameter.state.tensor);
   }
-  if (config_.options.find_unused_parameters) {
-    search_ = std::make_unique<UnusedParameters>(leaves);
-  }
   // The hooks go first when this does.
   hooks_ = std::make_unique<GradientHooks>(
-      leaves, [this](size_t i) { on_gradient(i); });
+      leaves,
+      [this](size_t i) { on_gradient(i); },
+      Listener::kReducer,
+      weak_from_this());
+  start_search();
+}
+
+// Anew whenever parameters change their dtype, and their nodes with it.
+void Reducer::start_search() {
+  search_.reset();
+  const auto& options = config_.options;
+  if (!options.find_unused_parameters || options.static_graph) {
+    return;
+  }
+  std::vector<at::Tensor> leaves;
+  for (const auto& parameter : parameters_) {
+    leaves.push_back(parameter.state.tensor);
+  }
+  search_ = std::make_unique<UnusedParameters>(leaves);
 }
 
 void Reducer::remove_autograd_hooks() {
@@ -159,6 +174,7 @@ void Reducer::set_static_graph() {
       "static_graph must be set before the first backward: the graph was not "
       "watched in those that have run.");
   config_.options.static_graph = true;
+  start_search();
 }
 
 void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
@@ -182,23 +198,18 @@ void Reducer::begin_forward(bool needs_backward) {
   if (is_running_) {
     reset();
   }
+  own_error_ = nullptr;
   forwards_ += needs_backward ? 1 : 0;
-  if (!config_.cast || config_.cast->is_low()) {
-    return;
-  }
-  for (auto& parameter : parameters_) {
-    if (parameter.is_cast) {
-      auto& gradient = parameter.state.tensor.mutable_grad();
-      parameter.kept = std::exchange(gradient, at::Tensor());
-    }
-  }
-  config_.cast->lower();
-  if (hooks_) {
-    listen();
+  has_lowered_ = config_.cast && !config_.cast->is_low();
+  if (has_lowered_) {
+    config_.cast->lower();
+    start_search();
   }
 }
 
-void Reducer::end_forward(const std::vector<at::Tensor>& outputs) {
+void Reducer::end_forward(
+    const std::vector<at::Tensor>& outputs,
+    bool is_shared) {
   const std::lock_guard lock(mutex_);
   bool any = false;
   const std::weak_ptr<Reducer> weak = weak_from_this();
@@ -212,13 +223,15 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs) {
         const std::lock_guard lock(self->mutex_);
         if (self->hooks_) {
           self->passed_output_ = true;
+          self->is_to_all_leaves_ =
+              torch::autograd::get_current_graph_task_exec_info()->empty();
           self->begin_backward();
         }
       }
     });
   }
   if (!any) {
-    restore_precision_locked();
+    end_forward_without_backward();
   } else if (search_ && hooks_) {
     std::vector<bool> is_unused(parameters_.size(), false);
     for (const size_t i : search_->find(outputs)) {
@@ -230,7 +243,9 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs) {
     for (size_t i = 0; i < is_unused.size(); ++i) {
       is_unreachable_[i] = is_unreachable_[i] && is_unused[i];
     }
-    send_reach();
+    if (is_shared) {
+      send_reach();
+    }
   }
 }
 
@@ -332,22 +347,12 @@ bool Reducer::may_be_missing(const Parameter& parameter) const {
   return config_.options.find_unused_parameters;
 }
 
-void Reducer::end_backward() {
+void Reducer::report(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
-  const at::NoGradGuard no_grad;
-  bool is_done = true;
-  const auto end = c10::make_scope_exit([&] {
-    if (is_done) {
-      clear();
-    }
-  });
-  const bool is_nothing_used =
-      !is_unreachable_.empty() &&
-      std::find(is_unreachable_.begin(), is_unreachable_.end(), false) ==
-          is_unreachable_.end();
-  if (ready_.empty() && !is_nothing_used) {
-    return;
-  }
+  own_error_ = std::move(error);
+}
+
+void Reducer::mark_problems() {
   for (auto& parameter : parameters_) {
     if (!parameter.is_ready && !may_be_missing(parameter)) {
       parameter.problem = config_.options.static_graph
@@ -359,6 +364,42 @@ void Reducer::end_backward() {
       parameter.problem = GradientProblem::kNoForward;
     }
   }
+  if (own_error_) {
+    parameters_.front().problem = GradientProblem::kModuleChanged;
+  }
+}
+
+void Reducer::end_backward() {
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_grad;
+  bool is_done = true;
+  const auto end = c10::make_scope_exit([&] {
+    if (is_done) {
+      clear();
+    }
+  });
+  // A backward to chosen inputs, unless the loss depends on no parameter here.
+  if (ready_.empty() && !is_to_all_leaves_) {
+    return;
+  }
+  mark_problems();
+  try {
+    reduce_all();
+    is_launched_ = true;
+    if (is_finalized_manually_) {
+      is_done = false;
+    } else {
+      finish_backward();
+    }
+  } catch (const c10::ValueError&) {
+    if (own_error_) {
+      std::rethrow_exception(own_error_);
+    }
+    throw;
+  }
+}
+
+void Reducer::reduce_all() {
   if (!has_buckets_) {
     make_buckets();
     for (const size_t i : ready_) {
@@ -367,12 +408,6 @@ void Reducer::end_backward() {
   }
   statistics_.on_backward_compute_end(RuntimeStatistics::Clock::now());
   launch_remaining();
-  is_launched_ = true;
-  if (is_finalized_manually_) {
-    is_done = false;
-  } else {
-    finish_backward();
-  }
 }
 
 void Reducer::finish_backward() {
@@ -389,7 +424,7 @@ void Reducer::finish_backward() {
     parameter.is_used = false;
   }
   if (after_reduction_) {
-    restore_precision_locked();
+    restore_precision();
     for (size_t i = 0; i < parameters_.size(); ++i) {
       after_reduction_(i);
     }
@@ -432,7 +467,14 @@ void Reducer::finalize() {
           : "call it once after each backward() outside of no_sync().");
   const at::NoGradGuard no_grad;
   const auto end = c10::make_scope_exit([this] { clear(); });
-  finish_backward();
+  try {
+    finish_backward();
+  } catch (const c10::ValueError&) {
+    if (own_error_) {
+      std::rethrow_exception(own_error_);
+    }
+    throw;
+  }
 }
 
 void Reducer::check_finalized() const {
@@ -466,6 +508,9 @@ void Reducer::clear() {
     parameter.times_seen = 0;
     parameter.problem = GradientProblem::kNone;
     parameter.untouched = at::Tensor();
+    if (search_) {
+      parameter.is_used_anywhere = true;
+    }
   }
   ready_.clear();
   futures_.clear();
@@ -476,6 +521,8 @@ void Reducer::clear() {
   is_running_ = false;
   is_launched_ = false;
   passed_output_ = false;
+  is_to_all_leaves_ = false;
+  own_error_ = nullptr;
   forwards_ = 0;
   is_unreachable_.clear();
   status_ = at::Tensor();
@@ -488,14 +535,14 @@ void Reducer::clear() {
     }
   }
   futures_.resize(buckets_.size());
-  restore_precision_locked();
+  restore_precision();
 }
 
 void Reducer::reset() {
   const auto end = c10::make_scope_exit([this] { clear(); });
   for (auto& future : futures_) {
     if (future) {
-      future->wait();
+      std::exchange(future, std::nullopt)->wait();
     }
   }
 }
@@ -521,136 +568,9 @@ void Reducer::replace_groups(
   }
 }
 
-const at::Tensor& Reducer::gradient(const Parameter& parameter) const {
-  return parameter.is_cast && config_.cast->is_low()
-             ? parameter.kept
-             : parameter.state.tensor.grad();
-}
-
-void Reducer::set_gradient(Parameter& parameter, const at::Tensor& gradient) {
-  if (parameter.is_cast && config_.cast->is_low()) {
-    parameter.kept = gradient;
-  } else {
-    parameter.state.tensor.mutable_grad() = gradient;
-  }
-}
-
-void Reducer::absorb(Parameter& parameter) {
-  if (!parameter.is_cast || !config_.cast->is_low()) {
-    return;
-  }
-  auto& low = parameter.state.tensor.mutable_grad();
-  if (!low.defined()) {
-    return;
-  }
-  auto& kept = parameter.kept;
-  if (!kept.defined()) {
-    kept = in_dtype(low, parameter.full_dtype);
-  } else {
-    auto* to = dtensor::dtensor_impl(kept);
-    const auto* from = dtensor::dtensor_impl(low);
-    if (to && from && !(to->spec() == from->spec())) {
-      from->spec().has_partial()
-          ? dtensor::make_gradient_partial(kept, from->spec())
-          : dtensor::make_gradient_partial(low, to->spec());
-    }
-    local_part(kept).add_(local_part(low));
-  }
-  low = at::Tensor();
-  if (*paused_ != 0 && !is_restore_queued_) {
-    is_restore_queued_ = true;
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [self = shared_from_this()] { self->restore_precision(); });
-  }
-}
-
-void Reducer::restore_precision() {
-  const std::lock_guard lock(mutex_);
-  restore_precision_locked();
-}
-
-at::Tensor Reducer::full_precision(const at::Tensor& parameter) const {
-  const std::lock_guard lock(mutex_);
-  return config_.cast ? config_.cast->full(parameter) : at::Tensor();
-}
-
-void Reducer::restore_precision_locked() {
-  is_restore_queued_ = false;
-  if (!config_.cast || !config_.cast->is_low()) {
-    return;
-  }
-  config_.cast->restore();
-  for (auto& parameter : parameters_) {
-    if (parameter.is_cast) {
-      parameter.state.tensor.mutable_grad() =
-          std::exchange(parameter.kept, at::Tensor());
-    }
-  }
-  if (hooks_) {
-    listen();
-  }
-}
-
 bool Reducer::has_buckets() const {
   const std::lock_guard lock(mutex_);
   return has_buckets_;
-}
-
-GradientUse Reducer::last_use() const {
-  const std::lock_guard lock(mutex_);
-  GradientUse use{
-      .iteration = backwards_,
-      .without_gradient = {},
-      .not_in_graph = last_unreachable_,
-      .last_gradient = {}};
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto last = parameters_[i].last_used;
-    if (backwards_ > 0 && last != backwards_) {
-      use.without_gradient.push_back(i);
-    }
-    use.last_gradient.push_back(last > 0 ? std::optional(last) : std::nullopt);
-  }
-  return use;
-}
-
-// For the logs: what this backward did on this rank.
-void Reducer::record_use() {
-  last_unreachable_.reset();
-  for (size_t i = 0; i < is_unreachable_.size(); ++i) {
-    if (!last_unreachable_) {
-      last_unreachable_.emplace();
-    }
-    if (is_unreachable_[i]) {
-      last_unreachable_->push_back(i);
-    }
-  }
-  std::vector<size_t> unused;
-  int64_t bytes = 0;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].last_used != backwards_) {
-      unused.push_back(i);
-      bytes += static_cast<int64_t>(
-          local_part(parameters_[i].state.tensor).nbytes());
-    }
-  }
-  statistics_.on_unused(unused, bytes);
-  statistics_.on_ready_order(ready_);
-  statistics_.on_buckets_reduced(static_cast<int64_t>(buckets_.size()));
-}
-
-bool Reducer::begin_iteration() {
-  const std::lock_guard lock(mutex_);
-  return statistics_.on_forward_begin(RuntimeStatistics::Clock::now());
-}
-
-void Reducer::set_sample_rate(int64_t every) {
-  const std::lock_guard lock(mutex_);
-  statistics_.set_sample_rate(every);
-}
-
-void Reducer::write_statistics(DDPLoggingData& data) const {
-  const std::lock_guard lock(mutex_);
-  statistics_.write_to(data);
 }
 
 } // namespace weft::ddp

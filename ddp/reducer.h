@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -80,10 +81,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// parameters of `cast` their low precision. `needs_backward`: gradients will
   /// be asked for.
   void begin_forward(bool needs_backward);
+  /// Something that only this rank may see makes the backward to come wrong:
+  /// `error` is thrown here at its end, and another one on the other ranks.
+  void report(std::exception_ptr error);
   /// After it: tells the reducer of the model's outputs, so that the end of the
   /// outermost backward ends a reduction, also when gradients arrive in nested
   /// ones, and so that unused parameters are found.
-  void end_forward(const std::vector<at::Tensor>& outputs);
+  /// `is_shared`: all replicas run this forward, so that it may communicate.
+  void end_forward(const std::vector<at::Tensor>& outputs, bool is_shared);
 
   /// Forgets the buckets and a backward that failed half way, and reduces over
   /// `groups` from now on.
@@ -92,8 +97,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       std::vector<ReductionGroup> groups);
 
   /// Gives parameters back their full precision after a forward that no
-  /// backward follows.
-  void restore_precision();
+  /// backward follows, unless another one's is to come.
+  void end_forward_without_backward();
   /// See ParameterCast::full().
   at::Tensor full_precision(const at::Tensor& parameter) const;
 
@@ -103,6 +108,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Called for every parameter, by index, once its .grad() is final.
   void set_after_reduction(std::function<void(size_t)> after);
   void set_static_graph();
+  /// Whether forwards are searched for unused parameters.
+  bool searches_graph() const { return search_ != nullptr; }
   /// Listens no more: backward passes only add to .grad().
   void remove_autograd_hooks();
 
@@ -149,8 +156,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     // Of the backward under way.
     bool is_ready = false;
     int64_t times_seen = 0;
-    /// Its gradient while the parameter is of low precision.
-    at::Tensor kept;
     GradientProblem problem = GradientProblem::kNone;
     /// .grad() as it was where this rank had nothing to add to it.
     at::Tensor untouched;
@@ -174,16 +179,18 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       std::shared_ptr<const std::atomic<int>> paused);
 
   void listen();
+  void start_search();
   void on_gradient(size_t index);
   void begin_backward();
   void mark_ready(size_t index);
   void mark_unused();
   void send_reach();
   void end_backward();
+  void mark_problems();
+  void reduce_all();
   void finish_backward();
-  void record_use();
 
-  // In reducer_buckets.cpp: which bucket a gradient goes to, and how.
+  // In reducer_buckets.cpp: which bucket a gradient goes to.
   using Plan = std::vector<std::vector<size_t>>;
   /// Dtype, device, pending sum, group, sparse parameter, used by anybody.
   using BucketKey = std::
@@ -199,8 +206,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void adopt_kinds(const std::vector<int64_t>& kinds);
   BucketLayout layout_of(const std::vector<size_t>& bucket) const;
   bool is_reduced(const Parameter& parameter) const;
-  bool is_viewed(const Parameter& parameter) const;
   void choose_caps(const std::vector<size_t>& order);
+
+  // In reducer_gradients.cpp: how a gradient gets there and back.
+  bool is_viewed(const Parameter& parameter) const;
   /// Brings the gradient to its place, and into its bucket if it has one.
   void put(Parameter& parameter);
   void put_unused(Parameter& parameter);
@@ -209,6 +218,16 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_gradient(const Parameter& parameter) const;
   void publish();
   void publish_slot(GradientBucket& bucket, size_t slot);
+
+  // In reducer_precision.cpp: where it is meanwhile.
+  const at::Tensor& gradient(const Parameter& parameter) const;
+  void set_gradient(Parameter& parameter, const at::Tensor& gradient);
+  /// Takes a gradient of low precision off the parameter.
+  void absorb(Parameter& parameter);
+  void restore_precision();
+
+  // In reducer_report.cpp.
+  void record_use();
 
   // In reducer_launch.cpp: how a bucket is reduced.
   void launch(size_t bucket);
@@ -222,6 +241,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_skipped(const GradientBucket& bucket) const;
   void order_buckets();
   void take_result(size_t bucket, const at::Tensor& result);
+  void report_hook(size_t bucket);
 
   // What replicas tell each other at the end of a backward.
   bool has_status_message() const;
@@ -233,11 +253,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<GradientProblem> problems() const;
   BackwardReport report() const;
 
-  const at::Tensor& gradient(const Parameter& parameter) const;
-  void set_gradient(Parameter& parameter, const at::Tensor& gradient);
-  /// Takes a gradient of low precision off the parameter.
-  void absorb(Parameter& parameter);
-  void restore_precision_locked();
   size_t index_of(const Parameter& parameter) const {
     return static_cast<size_t>(&parameter - parameters_.data());
   }
@@ -262,7 +277,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::function<void(size_t)> after_reduction_;
   bool is_finalized_manually_ = false;
 
-  mutable std::mutex mutex_;
+  /// Recursive: hooks and optimizers may ask DDP for what it knows.
+  mutable std::recursive_mutex mutex_;
   std::vector<GradientBucket> buckets_;
   /// Buckets before this one are reduced as soon as they are full; the others
   /// hold pending sums.
@@ -291,6 +307,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_running_ = false;
   bool is_launched_ = false;
   bool is_restore_queued_ = false;
+  /// The forward under way cast the parameters.
+  bool has_lowered_ = false;
+  /// Backward goes to all leaves, not to chosen inputs.
+  bool is_to_all_leaves_ = false;
+  /// What report() was given, or a comm hook threw: says more than what all
+  /// ranks know.
+  std::exception_ptr own_error_;
   bool passed_output_ = false;
   int64_t begin_ns_ = 0;
   /// How many replicas use each parameter, and how many report a problem.

@@ -1,4 +1,4 @@
-// Which bucket a gradient goes to, and how it gets there and back.
+// Which bucket a gradient goes to.
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -6,62 +6,13 @@
 #include <torch/torch.h>
 
 #include "ddp/auto_bucketing.h"
+#include "ddp/gradient_kind.h"
 #include "ddp/reducer.h"
-#include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
-#include "dtensor/gradient.h"
 #include "mesh/error.h"
 
 namespace weft::ddp {
 namespace {
-
-/// The gradient is a pending sum of more than one term.
-bool is_pending(const dtensor::DTensorSpec& spec) {
-  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
-    if (spec.placement(i).is_partial() && spec.mesh().size(i) > 1) {
-      return true;
-    }
-  }
-  return false;
-}
-
-/// The spec of a gradient that is a pending sum.
-std::optional<dtensor::DTensorSpec> pending_spec(const at::Tensor& gradient) {
-  const auto* impl = dtensor::dtensor_impl(gradient);
-  return impl && is_pending(impl->spec()) ? std::optional(impl->spec())
-                                          : std::nullopt;
-}
-
-constexpr int64_t kSparseKind = int64_t{1} << 40;
-
-/// How a gradient is reduced, as a number that is the same on all ranks: which
-/// mesh dims it is a pending sum over, and whether it is sparse.
-int64_t kind_of(const at::Tensor& gradient) {
-  if (local_part(gradient).is_sparse()) {
-    return kSparseKind;
-  }
-  const auto pending = pending_spec(gradient);
-  int64_t kind = 0;
-  for (int64_t i = 0; pending && i < pending->mesh_ndim(); ++i) {
-    kind |= pending->placement(i).is_partial() ? int64_t{1} << i : 0;
-  }
-  return kind;
-}
-
-/// Of the gradient of a parameter at `spec`, or none if it is no pending sum.
-std::optional<dtensor::DTensorSpec> pending_of_kind(
-    dtensor::DTensorSpec spec,
-    int64_t kind) {
-  if (kind <= 0 || kind == kSparseKind) {
-    return std::nullopt;
-  }
-  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
-    if ((kind >> i & 1) != 0) {
-      spec = spec.with(i, dtensor::Partial());
-    }
-  }
-  return spec;
-}
 
 /// The number of `key` in the order of first appearance.
 template <class Key>
@@ -313,174 +264,6 @@ void Reducer::make_buckets() {
   }
   futures_.resize(buckets_.size());
   has_buckets_ = true;
-}
-
-void Reducer::place(Parameter& parameter) {
-  if (!parameter.is_dtensor) {
-    return;
-  }
-  const auto* impl = dtensor::dtensor_impl(parameter.state.tensor);
-  const auto grad = gradient(parameter);
-  auto* grad_impl = dtensor::dtensor_impl(grad);
-  if (!grad_impl) {
-    return;
-  }
-  const auto& want = parameter.pending ? *parameter.pending : impl->spec();
-  if (grad_impl->spec() == want) {
-    return;
-  }
-  if (is_pending(grad_impl->spec())) {
-    // Not as in the first backward: reduced at once.
-    set_gradient(
-        parameter,
-        dtensor::redistribute(
-            grad, grad_impl->spec().without_partial().placements()));
-  } else if (grad_impl->spec().has_partial()) {
-    grad_impl->reset_local(
-        grad_impl->local(), grad_impl->spec().without_partial());
-  }
-  if (parameter.pending) {
-    dtensor::make_gradient_partial(gradient(parameter), want);
-  }
-}
-
-void Reducer::check_gradient(const Parameter& parameter) const {
-  const auto grad = gradient(parameter);
-  const auto local = local_part(grad);
-  WEFT_CHECK(
-      local.is_sparse() == parameter.is_sparse,
-      "ddp",
-      where(),
-      "the gradient of ",
-      parameter.state.name,
-      parameter.is_sparse ? " was sparse in the first step and is dense now. "
-                          : " is sparse and was dense in the first step. ",
-      "Set EmbeddingOptions.sparse before the model is wrapped.");
-  WEFT_CHECK(
-      !grad.requires_grad(),
-      "ddp",
-      where(),
-      "the gradient of ",
-      parameter.state.name,
-      " is itself part of a graph: backward() with create_graph cannot be "
-      "reduced over replicas. Run it under no_sync() or on module().");
-  const auto own = local_part(parameter.state.tensor);
-  WEFT_CHECK(
-      local.sizes() == own.sizes() &&
-          c10::isComplexType(local.scalar_type()) ==
-              c10::isComplexType(parameter.full_dtype),
-      "ddp",
-      where(),
-      "the gradient of ",
-      parameter.state.name,
-      " changed from ",
-      own.sizes(),
-      " ",
-      parameter.full_dtype,
-      " to ",
-      local.sizes(),
-      " ",
-      local.scalar_type(),
-      " on this rank. Wrap the model after it was converted or placed.");
-}
-
-// Whether .grad() shares memory with the bucket after backward.
-bool Reducer::is_viewed(const Parameter& parameter) const {
-  const auto& options = config_.options;
-  const bool keeps_low = options.mixed_precision &&
-                         options.mixed_precision->keep_low_precision_grads;
-  return parameter.bucket && options.gradient_as_bucket_view &&
-         buckets_[*parameter.bucket].layout().memory == BucketMemory::kFlat &&
-         (keeps_low || parameter.reduce_dtype == parameter.full_dtype);
-}
-
-void Reducer::put(Parameter& parameter) {
-  if (!parameter.bucket && !parameter.is_dtensor) {
-    return;
-  }
-  if (!gradient(parameter).defined()) {
-    put_unused(parameter);
-    return;
-  }
-  place(parameter);
-  if (!parameter.bucket) {
-    return;
-  }
-  check_gradient(parameter);
-  auto& bucket = buckets_[*parameter.bucket];
-  bucket.put(parameter.slot, local_part(gradient(parameter)), divisor(bucket));
-  if (is_viewed(parameter) && !bucket.layout().is_batched) {
-    set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));
-  }
-}
-
-void Reducer::put_unused(Parameter& parameter) {
-  if (!parameter.bucket) {
-    return;
-  }
-  const auto grad = gradient(parameter);
-  if (grad.defined() && parameter.problem == GradientProblem::kNone) {
-    if (!parameter.is_used) {
-      parameter.untouched = local_part(grad).clone();
-    }
-    put(parameter);
-  } else {
-    buckets_[*parameter.bucket].put_nothing(parameter.slot);
-  }
-}
-
-// Into the bucket right away, or it would lie in memory twice.
-void Reducer::keep(Parameter& parameter) {
-  if (!is_viewed(parameter) || parameter.reduce_dtype != parameter.full_dtype) {
-    return;
-  }
-  place(parameter);
-  check_gradient(parameter);
-  auto& bucket = buckets_[*parameter.bucket];
-  bucket.keep(parameter.slot, local_part(gradient(parameter)));
-  set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));
-}
-
-void Reducer::publish() {
-  for (auto& bucket : buckets_) {
-    for (size_t slot = 0; slot < bucket.slots().size(); ++slot) {
-      publish_slot(bucket, slot);
-    }
-  }
-}
-
-void Reducer::publish_slot(GradientBucket& bucket, size_t slot_index) {
-  const auto& slot = bucket.slots()[slot_index];
-  auto& parameter = parameters_[slot.parameter];
-  const auto grad = gradient(parameter);
-  if (!parameter.is_used_anywhere) {
-    if (parameter.untouched.defined()) {
-      local_part(grad).copy_(parameter.untouched);
-    }
-    return;
-  }
-  if (bucket.layout().memory == BucketMemory::kSparse) {
-    set_gradient(parameter, slot.view);
-    return;
-  }
-  if (is_viewed(parameter)) {
-    set_gradient(parameter, slot.gradient);
-  } else if (!grad.defined()) {
-    const auto* impl = dtensor::dtensor_impl(parameter.state.tensor);
-    const auto own = slot.view.to(parameter.full_dtype, false, /*copy=*/true);
-    set_gradient(
-        parameter,
-        impl ? dtensor::make_dtensor(
-                   own, impl->spec(), impl->sizes(), impl->strides())
-             : own);
-  } else if (auto local = local_part(grad); !local.is_same(slot.view)) {
-    local.copy_(slot.view);
-  }
-  if (bucket.layout().pending) {
-    auto* impl = dtensor::dtensor_impl(gradient(parameter));
-    impl->reset_local(
-        impl->local(), dtensor::dtensor_impl(parameter.state.tensor)->spec());
-  }
 }
 
 void Reducer::choose_caps(const std::vector<size_t>& order) {

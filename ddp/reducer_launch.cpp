@@ -145,9 +145,13 @@ GradBucket Reducer::as_seen_by_hook(size_t index) const {
 void Reducer::check_finite(const GradientBucket& bucket) {
   const auto is_finite = [](const at::Tensor& values) {
     const auto dense = values.is_sparse() ? values._values() : values;
-    return dense.numel() == 0 || !dense.is_floating_point() ||
-           std::isfinite(dense.sum(at::kFloat).item<double>()) ||
-           dense.isfinite().all().item<bool>();
+    if (dense.numel() == 0 ||
+        !(dense.is_floating_point() || dense.is_complex())) {
+      return true;
+    }
+    const auto parts = dense.is_complex() ? at::view_as_real(dense) : dense;
+    return std::isfinite(parts.sum(at::kFloat).item<double>()) ||
+           parts.isfinite().all().item<bool>();
   };
   if (bucket.layout().memory == BucketMemory::kFlat &&
       is_finite(bucket.gradients_only())) {
@@ -205,9 +209,22 @@ void Reducer::launch_remaining() {
 
 void Reducer::wait_for_buckets() {
   for (size_t i = 0; i < futures_.size(); ++i) {
-    if (futures_[i]) {
-      auto future = std::exchange(futures_[i], std::nullopt);
+    if (!futures_[i]) {
+      continue;
+    }
+    auto future = std::exchange(futures_[i], std::nullopt);
+    if (!hook_) {
       take_result(i, future->wait());
+      continue;
+    }
+    try {
+      take_result(i, future->wait());
+    } catch (const mesh::CommError&) {
+      throw;
+    } catch (...) {
+      // The other buckets are under way all the same, and so are the others.
+      own_error_ = own_error_ ? own_error_ : std::current_exception();
+      report_hook(i);
     }
   }
   // What a hook returned is known only now, and so is what was not finite.
@@ -229,11 +246,15 @@ void Reducer::take_result(size_t index, const at::Tensor& result) {
   if (!result.defined() || result.sizes() != buffer.sizes() ||
       result.scalar_type() != buffer.scalar_type() ||
       result.device() != buffer.device()) {
-    for (const auto& slot : bucket.slots()) {
-      parameters_[slot.parameter].problem = GradientProblem::kWrongHookResult;
-    }
+    report_hook(index);
   } else if (!result.is_same(buffer)) {
     buffer.copy_(result);
+  }
+}
+
+void Reducer::report_hook(size_t bucket) {
+  for (const auto& slot : buckets_[bucket].slots()) {
+    parameters_[slot.parameter].problem = GradientProblem::kWrongHookResult;
   }
 }
 

@@ -115,7 +115,7 @@ class Comparison {
   void check_structure(const std::vector<Row>& rows) const {
     for (const auto& row : rows) {
       if (row[0] != rows[0][0]) {
-        check_replicas_agree(tensors_, {}, dp_);
+        check_replicas_agree(tensors_, {}, {}, dp_);
         mesh::throw_error<mesh::DisagreementError>(mesh::detail::concat(
             "[ddp] the replicas' tensors differ in their local shapes. Build "
             "the same model on every rank. (",

@@ -53,15 +53,18 @@ std::vector<std::string> describe_all(
 void check_replicas_agree(
     const std::vector<NamedTensor>& parameters,
     const std::vector<NamedTensor>& buffers,
+    const std::vector<std::string>& options,
     const mesh::DeviceMesh& dp) {
   // In an imagined world there is nobody to compare with.
   if (dp.size() == 1 || dp.group(int64_t{0}).backend() == "fake") {
     return;
   }
   const auto device = local_part(parameters.at(0).tensor).device();
+  auto lines = describe_all(parameters, buffers);
+  lines.insert(lines.end(), options.begin(), options.end());
   mesh::check_same_lines(
       dp.group(int64_t{0}),
-      describe_all(parameters, buffers),
+      lines,
       {.op = "ddp",
        .what = "the model",
        .hint = "Build the same model on every rank.",

@@ -170,12 +170,19 @@ TEST_P(Failure, ThawingAParameterIsRefused) {
     auto model = std::make_shared<Mlp>();
     model->b->bias.set_requires_grad(false);
     DistributedDataParallel ddp(model, self.mesh({self.world_size}, {"dp"}));
-    model->b->bias.set_requires_grad(true);
-    EXPECT_THAT(
-        message_of_thrown<c10::ValueError>([&] {
-          ddp(wave({2, 6}, 0.1));
-        }),
-        HasSubstr("b.bias was frozen"));
+    const auto run = [&] { ddp(wave({2, 6}, 0.1)).sum().backward(); };
+    // In the first backward and in a later one; on one rank or on all.
+    for (const int first_thawed : {1, 0}) {
+      const bool is_thawed = self.rank >= first_thawed;
+      model->b->bias.set_requires_grad(is_thawed);
+      EXPECT_THAT(
+          message_of_thrown<c10::ValueError>(run),
+          HasSubstr(
+              is_thawed ? "b.bias was frozen"
+                        : "the module has parameters that it had not"));
+      model->b->bias.set_requires_grad(false);
+      run();
+    }
   });
 }
 

@@ -250,7 +250,7 @@ TEST_P(Methods, RegisterCommHookRefusesToDivideTwiceOrNever) {
           HasSubstr("there is a hook already: test_hook"));
     }
     DistributedDataParallel sum(
-        model, mesh, {.reduce_op = mesh::ReduceOp::kSum});
+        std::make_shared<Mlp>(), mesh, {.reduce_op = mesh::ReduceOp::kSum});
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { sum.register_comm_hook(hook_that(true, true)); }),

@@ -198,7 +198,8 @@ TEST(Parameters, ThatAreAddedAfterWrappingAreRefused) {
     ddp(input(self.rank)).pow(2).mean().backward();
     model->register_parameter("late", at::zeros({2}, at::kDouble));
     EXPECT_THAT(
-        message_of_thrown<c10::ValueError>([&] { ddp(input(self.rank)); }),
+        message_of_thrown<c10::ValueError>(
+            [&] { ddp(input(self.rank)).pow(2).mean().backward(); }),
         HasSubstr("late was added after the model was wrapped"));
   });
 }

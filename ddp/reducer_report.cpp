@@ -1,0 +1,63 @@
+// What the reducer says of the backward passes that it saw.
+#include "ddp/reducer.h"
+
+namespace weft::ddp {
+
+GradientUse Reducer::last_use() const {
+  const std::lock_guard lock(mutex_);
+  GradientUse use{
+      .iteration = backwards_,
+      .without_gradient = {},
+      .not_in_graph = last_unreachable_,
+      .last_gradient = {}};
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto last = parameters_[i].last_used;
+    if (backwards_ > 0 && last != backwards_) {
+      use.without_gradient.push_back(i);
+    }
+    use.last_gradient.push_back(last > 0 ? std::optional(last) : std::nullopt);
+  }
+  return use;
+}
+
+// For the logs: what this backward did on this rank.
+void Reducer::record_use() {
+  last_unreachable_.reset();
+  for (size_t i = 0; i < is_unreachable_.size(); ++i) {
+    if (!last_unreachable_) {
+      last_unreachable_.emplace();
+    }
+    if (is_unreachable_[i]) {
+      last_unreachable_->push_back(i);
+    }
+  }
+  std::vector<size_t> unused;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].last_used != backwards_) {
+      unused.push_back(i);
+      bytes += static_cast<int64_t>(
+          local_part(parameters_[i].state.tensor).nbytes());
+    }
+  }
+  statistics_.on_unused(unused, bytes);
+  statistics_.on_ready_order(ready_);
+  statistics_.on_buckets_reduced(static_cast<int64_t>(buckets_.size()));
+}
+
+bool Reducer::begin_iteration() {
+  const std::lock_guard lock(mutex_);
+  return statistics_.on_forward_begin(RuntimeStatistics::Clock::now());
+}
+
+void Reducer::set_sample_rate(int64_t every) {
+  const std::lock_guard lock(mutex_);
+  statistics_.set_sample_rate(every);
+}
+
+void Reducer::write_statistics(DDPLoggingData& data) const {
+  const std::lock_guard lock(mutex_);
+  statistics_.write_to(data);
+}
+
+} // namespace weft::ddp
