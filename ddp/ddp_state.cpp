@@ -190,8 +190,7 @@ bool DistributedDataParallelBase::State::is_training_forward() const {
 
 bool DistributedDataParallelBase::State::syncs_buffers() const {
   return is_training_forward() && require_forward_param_sync && dp.size() > 1 &&
-         options.forward_sync_buffers.value_or(
-             options.broadcast_buffers.value_or(true));
+         syncs_buffers_in_forward(options);
 }
 
 void DistributedDataParallelBase::State::sync_buffers(

@@ -184,8 +184,7 @@ class DistributedDataParallelBase {
     after_forward(tensors, is_known);
   }
 
-  /// Whether arguments of forward() are to be cast, and an argument in the
-  /// dtype that the module computes in.
+  /// An argument of forward() in the dtype that the module computes in.
   at::Tensor cast_input(const at::Tensor& input) const;
   std::vector<at::Tensor> cast_input(
       const std::vector<at::Tensor>& inputs) const;

@@ -9,6 +9,7 @@
 
 #include <torch/torch.h>
 
+#include "ddp/gather_numbers.h"
 #include "mesh/error.h"
 
 namespace weft::ddp {
@@ -67,19 +68,14 @@ constexpr std::array kExplanations{
         "rate or clip; leave check_for_nan_in_grad out if the step is to be "
         "skipped by other means."}};
 
-/// All ranks' rows, [dp, n] on the CPU.
-at::Tensor gather_rows(const Replicas& replicas, std::vector<int64_t> row) {
-  const auto own = at::tensor(row, at::kLong);
-  const auto n = replicas.dp.size();
-  auto& group = replicas.dp.group(int64_t{0});
-  // In an imagined world only this rank's row is known.
-  if (n == 1 || group.backend() == "fake") {
-    return own.unsqueeze(0);
-  }
-  const auto input = own.to(replicas.device);
-  const auto output = at::empty({n, input.numel()}, input.options());
-  group.all_gather(output, input, "ddp gradient order").wait();
-  return output.cpu();
+at::Tensor gather_rows(
+    const Replicas& replicas,
+    const std::vector<int64_t>& row) {
+  return gather_numbers(
+      replicas.dp.group(int64_t{0}),
+      row,
+      replicas.device,
+      "ddp gradient order");
 }
 
 std::vector<int64_t> codes_of(const std::vector<GradientProblem>& problems) {
@@ -202,7 +198,7 @@ AgreedOrder agree_on_order(
   row.insert(row.end(), report.kinds.begin(), report.kinds.end());
   const auto codes = codes_of(report.problems);
   row.insert(row.end(), codes.begin(), codes.end());
-  const auto rows = gather_rows(replicas, std::move(row));
+  const auto rows = gather_rows(replicas, row);
   check_no_problem(replicas, rows, 2 * n);
   const auto values = rows.accessor<int64_t, 2>();
   AgreedOrder agreed;

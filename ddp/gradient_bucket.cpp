@@ -90,14 +90,6 @@ std::vector<at::Tensor> GradientBucket::views() const {
   return views;
 }
 
-int64_t GradientBucket::nbytes() const {
-  int64_t numel = 0;
-  for (const auto& parameter : parameters_) {
-    numel += local_part(parameter).numel();
-  }
-  return numel * static_cast<int64_t>(c10::elementSize(layout_.dtype));
-}
-
 void GradientBucket::put(size_t slot, const at::Tensor& local, double divisor) {
   if (layout_.memory != BucketMemory::kFlat) {
     slots_[slot].view = local;

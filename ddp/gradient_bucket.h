@@ -65,8 +65,6 @@ class GradientBucket {
   at::Tensor gradients_only() const;
   /// What is reduced, slot by slot.
   std::vector<at::Tensor> views() const;
-  /// Unit: bytes.
-  int64_t nbytes() const;
 
   /// Makes the memory of a flat bucket unless it has it.
   void allocate();

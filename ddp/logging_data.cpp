@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 #include <nlohmann/json.hpp>
 
+#include "ddp/bucket_plan.h"
 #include "ddp/parameter_owners.h"
 #include "dtensor/dtensor_impl.h"
 #include "mesh/debug_level.h"
@@ -17,9 +18,6 @@ namespace weft::ddp {
 namespace {
 
 using nlohmann::ordered_json;
-
-/// PyTorch's.
-constexpr double kDefaultCapMb = 25;
 
 ordered_json to_value(const std::optional<std::string>& text) {
   return text ? ordered_json(*text) : ordered_json(nullptr);
@@ -194,8 +192,7 @@ DDPLoggingData describe_construction(
   data.world_size = group.size();
   data.rank = group.rank();
   describe_parameters(parameters, data);
-  data.bucket_cap_bytes = static_cast<int64_t>(
-      options.bucket_cap_mb.value_or(kDefaultCapMb) * double{1 << 20});
+  data.bucket_cap_bytes = bucket_caps(options.bucket_cap_mb).rest;
   const auto device = parameters.empty()
                           ? c10::Device(c10::kCPU)
                           : local_part(parameters[0].tensor).device();
@@ -203,8 +200,7 @@ DDPLoggingData describe_construction(
     data.device_ids = {device.index()};
     data.output_device = device.index();
   }
-  data.broadcast_buffers = options.forward_sync_buffers.value_or(
-      options.broadcast_buffers.value_or(true));
+  data.broadcast_buffers = syncs_buffers_in_forward(options);
   data.find_unused_parameters = options.find_unused_parameters;
   data.gradient_as_bucket_view = options.gradient_as_bucket_view;
   data.static_graph = options.static_graph;
@@ -227,19 +223,6 @@ std::vector<std::vector<size_t>> bucket_indices(
     }
   }
   return indices;
-}
-
-std::vector<int64_t> bucket_sizes(
-    const std::vector<std::vector<std::string>>& buckets,
-    const std::vector<NamedTensor>& parameters) {
-  std::vector<int64_t> sizes;
-  for (const auto& bucket : bucket_indices(buckets, parameters)) {
-    auto& size = sizes.emplace_back(0);
-    for (const size_t i : bucket) {
-      size += bytes_of(parameters[i].tensor);
-    }
-  }
-  return sizes;
 }
 
 void log_construction(const DDPLoggingData& data) {

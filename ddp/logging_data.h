@@ -101,12 +101,8 @@ DDPLoggingData describe_construction(
     const mesh::DeviceMesh& dp,
     const DistributedDataParallelOptions& options);
 
-/// Sizes of buckets given by their parameters' names, as bucket_names() has
-/// them. Unit: bytes of this rank's parts.
-std::vector<int64_t> bucket_sizes(
-    const std::vector<std::vector<std::string>>& buckets,
-    const std::vector<NamedTensor>& parameters);
-/// The same buckets as places in `parameters`.
+/// Buckets given by their parameters' names, as bucket_names() has them, as
+/// places in `parameters`.
 std::vector<std::vector<size_t>> bucket_indices(
     const std::vector<std::vector<std::string>>& buckets,
     const std::vector<NamedTensor>& parameters);

@@ -27,15 +27,17 @@ std::string join(const T& values) {
 
 } // namespace
 
+bool syncs_buffers_in_forward(const DistributedDataParallelOptions& options) {
+  return options.forward_sync_buffers.value_or(
+      options.broadcast_buffers.value_or(true));
+}
+
 std::vector<std::string> describe_options(
     const DistributedDataParallelOptions& options) {
   std::vector<std::string> lines;
   add(lines, "bucket_cap_mb", options.bucket_cap_mb.value_or(0));
   add(lines, "bucket_cap_mb_list", join(options.bucket_cap_mb_list));
-  add(lines,
-      "forward_sync_buffers",
-      options.forward_sync_buffers.value_or(
-          options.broadcast_buffers.value_or(true)));
+  add(lines, "forward_sync_buffers", syncs_buffers_in_forward(options));
   add(lines, "reduce_op", static_cast<int>(options.reduce_op));
   add(lines, "find_unused_parameters", options.find_unused_parameters);
   add(lines, "static_graph", options.static_graph);

@@ -117,6 +117,9 @@ struct DistributedDataParallelOptions {
   bool check_for_nan_in_grad = false;
 };
 
+/// forward_sync_buffers, by whichever name it was given.
+bool syncs_buffers_in_forward(const DistributedDataParallelOptions& options);
+
 /// The options that all replicas must set alike, a line each, for messages.
 std::vector<std::string> describe_options(
     const DistributedDataParallelOptions& options);

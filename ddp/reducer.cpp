@@ -124,14 +124,18 @@ Reducer::~Reducer() {
   }
 }
 
-void Reducer::listen() {
+std::vector<at::Tensor> Reducer::leaves() const {
   std::vector<at::Tensor> leaves;
   for (const auto& parameter : parameters_) {
     leaves.push_back(parameter.state.tensor);
   }
+  return leaves;
+}
+
+void Reducer::listen() {
   // The hooks go first when this does.
   hooks_ = std::make_unique<GradientHooks>(
-      leaves,
+      leaves(),
       [this](size_t i) { on_gradient(i); },
       Listener::kReducer,
       weak_from_this());
@@ -145,11 +149,7 @@ void Reducer::start_search() {
   if (!options.find_unused_parameters || options.static_graph) {
     return;
   }
-  std::vector<at::Tensor> leaves;
-  for (const auto& parameter : parameters_) {
-    leaves.push_back(parameter.state.tensor);
-  }
-  search_ = std::make_unique<UnusedParameters>(leaves);
+  search_ = std::make_unique<UnusedParameters>(leaves());
 }
 
 void Reducer::remove_autograd_hooks() {
@@ -383,14 +383,18 @@ void Reducer::end_backward() {
     return;
   }
   mark_problems();
+  fail_with_own_error(&Reducer::reduce_all);
+  is_launched_ = true;
+  if (is_finalized_manually_) {
+    is_done = false;
+  } else {
+    fail_with_own_error(&Reducer::finish_backward);
+  }
+}
+
+void Reducer::fail_with_own_error(void (Reducer::*run)()) {
   try {
-    reduce_all();
-    is_launched_ = true;
-    if (is_finalized_manually_) {
-      is_done = false;
-    } else {
-      finish_backward();
-    }
+    (this->*run)();
   } catch (const c10::ValueError&) {
     if (own_error_) {
       std::rethrow_exception(own_error_);
@@ -467,14 +471,7 @@ void Reducer::finalize() {
           : "call it once after each backward() outside of no_sync().");
   const at::NoGradGuard no_grad;
   const auto end = c10::make_scope_exit([this] { clear(); });
-  try {
-    finish_backward();
-  } catch (const c10::ValueError&) {
-    if (own_error_) {
-      std::rethrow_exception(own_error_);
-    }
-    throw;
-  }
+  fail_with_own_error(&Reducer::finish_backward);
 }
 
 void Reducer::check_finalized() const {

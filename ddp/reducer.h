@@ -96,9 +96,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       const mesh::DeviceMesh& dp,
       std::vector<ReductionGroup> groups);
 
-  /// Gives parameters back their full precision after a forward that no
-  /// backward follows, unless another one's is to come.
-  void end_forward_without_backward();
   /// See ParameterCast::full().
   at::Tensor full_precision(const at::Tensor& parameter) const;
 
@@ -178,6 +175,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       ReducerConfig config,
       std::shared_ptr<const std::atomic<int>> paused);
 
+  std::vector<at::Tensor> leaves() const;
   void listen();
   void start_search();
   void on_gradient(size_t index);
@@ -188,6 +186,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void end_backward();
   void mark_problems();
   void reduce_all();
+  /// Runs what throws where ranks agreed on a problem; this rank's own error,
+  /// if there is one, says more.
+  void fail_with_own_error(void (Reducer::*run)());
   void finish_backward();
 
   // In reducer_buckets.cpp: which bucket a gradient goes to.
@@ -196,6 +197,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   using BucketKey = std::
       tuple<c10::ScalarType, c10::Device, const void*, size_t, size_t, bool>;
   BucketKey key_of(const Parameter& parameter) const;
+  /// What its gradient takes in a bucket.
+  static int64_t reduced_bytes(const Parameter& parameter);
   std::optional<size_t> trigger() const;
   Plan current_plan() const;
   Plan plan(const std::vector<size_t>& order) const;
@@ -219,12 +222,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void publish();
   void publish_slot(GradientBucket& bucket, size_t slot);
 
-  // In reducer_precision.cpp: where it is meanwhile.
+  // In reducer_precision.cpp: parameters of low precision.
   const at::Tensor& gradient(const Parameter& parameter) const;
   void set_gradient(Parameter& parameter, const at::Tensor& gradient);
-  /// Takes a gradient of low precision off the parameter.
+  /// Brings a gradient of low precision to full.
   void absorb(Parameter& parameter);
   void restore_precision();
+  /// After a forward that no backward follows, unless another one's is to come.
+  void end_forward_without_backward();
 
   // In reducer_report.cpp.
   void record_use();
@@ -245,6 +250,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // What replicas tell each other at the end of a backward.
   bool has_status_message() const;
+  /// What it says is known only after the reductions.
+  bool is_status_late() const;
   void send_status();
   void receive_status();
   bool is_any_problem() const;

@@ -38,6 +38,11 @@ bool Reducer::is_reduced(const Parameter& parameter) const {
          parameter.reduce_dtype != parameter.full_dtype;
 }
 
+int64_t Reducer::reduced_bytes(const Parameter& parameter) {
+  return local_part(parameter.state.tensor).numel() *
+         static_cast<int64_t>(c10::elementSize(parameter.reduce_dtype));
+}
+
 // What a bucket's gradients have in common.
 Reducer::BucketKey Reducer::key_of(const Parameter& parameter) const {
   const auto local = local_part(parameter.state.tensor);
@@ -54,10 +59,8 @@ Reducer::Plan Reducer::plan(const std::vector<size_t>& order) const {
   std::vector<BucketKey> keys;
   std::vector<BucketItem> items;
   for (const auto& parameter : parameters_) {
-    const auto numel = local_part(parameter.state.tensor).numel();
-    const auto size = c10::elementSize(parameter.reduce_dtype);
     items.push_back(
-        {.bytes = numel * static_cast<int64_t>(size),
+        {.bytes = reduced_bytes(parameter),
          .group = number_of(keys, key_of(parameter))});
   }
   std::vector<size_t> immediate;
@@ -271,11 +274,8 @@ void Reducer::choose_caps(const std::vector<size_t>& order) {
   for (const size_t i : order) {
     const auto& parameter = parameters_[i];
     if (!parameter.pending && is_reduced(parameter)) {
-      const auto numel = local_part(parameter.state.tensor).numel();
-      const auto size = c10::elementSize(parameter.reduce_dtype);
       timings.push_back(
-          {.ready_ns = parameter.ready_ns,
-           .bytes = numel * static_cast<int64_t>(size)});
+          {.ready_ns = parameter.ready_ns, .bytes = reduced_bytes(parameter)});
     }
   }
   const auto cap = agree_on_cap(timings, dp_.group(int64_t{0}), device_);
@@ -319,9 +319,7 @@ std::vector<int64_t> Reducer::bucket_sizes() const {
   for (const auto& indices : current_plan()) {
     sizes.push_back(0);
     for (const size_t i : indices) {
-      const auto numel = local_part(parameters_[i].state.tensor).numel();
-      const auto size = c10::elementSize(parameters_[i].reduce_dtype);
-      sizes.back() += numel * static_cast<int64_t>(size);
+      sizes.back() += reduced_bytes(parameters_[i]);
     }
   }
   return sizes;

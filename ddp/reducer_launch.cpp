@@ -202,7 +202,7 @@ void Reducer::launch_remaining() {
     }
     launch(next);
   }
-  if (!hook_ && !config_.options.check_for_nan_in_grad) {
+  if (!is_status_late()) {
     send_status();
   }
 }
@@ -227,8 +227,7 @@ void Reducer::wait_for_buckets() {
       report_hook(i);
     }
   }
-  // What a hook returned is known only now, and so is what was not finite.
-  if (hook_ || config_.options.check_for_nan_in_grad) {
+  if (is_status_late()) {
     send_status();
   }
 }
@@ -258,13 +257,17 @@ void Reducer::report_hook(size_t bucket) {
   }
 }
 
+// What a hook returns is known only then, and so is what is not finite.
+bool Reducer::is_status_late() const {
+  return hook_ || config_.options.check_for_nan_in_grad;
+}
+
 bool Reducer::has_status_message() const {
   if (dp_.size() == 1) {
     return false;
   }
-  return hook_ || config_.options.check_for_nan_in_grad ||
-         config_.options.find_unused_parameters || buckets_.empty() ||
-         !buckets_.back().layout().has_flag;
+  return is_status_late() || config_.options.find_unused_parameters ||
+         buckets_.empty() || !buckets_.back().layout().has_flag;
 }
 
 void Reducer::send_status() {

@@ -40,7 +40,6 @@ at::Tensor Reducer::full_precision(const at::Tensor& parameter) const {
 }
 
 void Reducer::end_forward_without_backward() {
-  const std::lock_guard lock(mutex_);
   if (has_lowered_) {
     restore_precision();
   }

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <sstream>
 
 #include <torch/torch.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
+#include "ddp/gather_numbers.h"
 #include "ddp/parameter_owners.h"
 #include "ddp/replicas.h"
 #include "mesh/error.h"
@@ -19,35 +21,10 @@ namespace {
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 constexpr const char* kName = "ddp replicas' values";
 
-/// Takes eight bytes at a time. Two lists of bytes that differ have different
-/// hashes but for chance.
-class Hash {
- public:
-  void add(uint64_t word) {
-    state_ = std::rotl((state_ ^ word) * 0x9e3779b97f4a7c15, 29) + word;
-  }
-  void add(const void* data, size_t bytes) {
-    const auto* at = static_cast<const unsigned char*>(data);
-    for (; bytes >= 8; bytes -= 8, at += 8) {
-      uint64_t word = 0;
-      std::memcpy(&word, at, 8);
-      add(word);
-    }
-    uint64_t word = bytes;
-    for (size_t i = 0; i < bytes; ++i) {
-      word = word << 8 | at[i];
-    }
-    add(word);
-  }
-  int64_t value() const {
-    uint64_t mixed = (state_ ^ state_ >> 32) * 0xd6e8feb86659fd93;
-    mixed ^= mixed >> 32;
-    return static_cast<int64_t>(mixed);
-  }
-
- private:
-  uint64_t state_ = 0xcbf29ce484222325;
-};
+/// XXH3: the same on every host, which std::hash need not be.
+int64_t hash_of(const void* data, size_t bytes) {
+  return std::bit_cast<int64_t>(XXH3_64bits(data, bytes));
+}
 
 /// What find_replica_difference() compares, on this rank.
 class Comparison {
@@ -65,7 +42,7 @@ class Comparison {
     check_structure(rows);
     for (size_t i = 0; i < tensors_.size(); ++i) {
       std::vector<int64_t> others;
-      for (int64_t rank = 1; rank < group_.size(); ++rank) {
+      for (size_t rank = 1; rank < rows.size(); ++rank) {
         if (rows[rank][i + 1] != rows[0][i + 1]) {
           others.push_back(group_.ranks()[rank]);
         }
@@ -83,30 +60,24 @@ class Comparison {
   /// One of the structure, then one a tensor.
   Row hashes() const {
     Row row{0};
-    Hash structure;
+    std::ostringstream structure;
     for (const auto& item : tensors_) {
       const auto local = local_part(item.tensor).cpu().contiguous();
-      structure.add(item.name.data(), item.name.size());
-      structure.add(static_cast<uint64_t>(local.scalar_type()));
-      structure.add(local.sizes().data(), 8 * local.sizes().size());
-      Hash values;
-      values.add(local.const_data_ptr(), local.nbytes());
-      row.push_back(values.value());
+      structure << item.name << ' ' << local.scalar_type() << ' '
+                << local.sizes() << '\n';
+      row.push_back(hash_of(local.const_data_ptr(), local.nbytes()));
     }
-    row[0] = structure.value();
+    const auto text = structure.str();
+    row[0] = hash_of(text.data(), text.size());
     return row;
   }
 
   /// Every rank's row.
   std::vector<Row> gather(const Row& row) const {
-    const auto input = at::tensor(row, at::kLong).to(device_);
-    const auto output =
-        at::empty({group_.size(), input.numel()}, input.options());
-    group_.all_gather(output, input, kName).wait();
-    const auto values = output.cpu();
+    const auto values = gather_numbers(group_, row, device_, kName);
     const auto* data = values.const_data_ptr<int64_t>();
     std::vector<Row> rows;
-    for (int64_t rank = 0; rank < group_.size(); ++rank, data += row.size()) {
+    for (int64_t i = 0; i < values.size(0); ++i, data += row.size()) {
       rows.emplace_back(data, data + row.size());
     }
     return rows;

@@ -4,6 +4,8 @@
 
 #include <torch/torch.h>
 
+#include "ddp/gather_numbers.h"
+
 namespace weft::ddp {
 namespace {
 
@@ -13,11 +15,10 @@ std::vector<int64_t> gather_counts(
     int64_t count,
     c10::Device device,
     const std::string& name) {
-  const auto own = at::full({1}, count, at::kLong).to(device);
-  const auto all = at::empty({group.size()}, own.options());
-  group.all_gather(all, own, name + " entries").wait();
-  const auto counts = all.cpu();
-  const auto* data = counts.const_data_ptr<int64_t>();
+  const auto counts = gather_numbers(group, {count}, device, name + " entries");
+  // In an imagined world all have as many as this rank.
+  const auto all = counts.expand({group.size(), 1}).contiguous();
+  const auto* data = all.const_data_ptr<int64_t>();
   return {data, data + group.size()};
 }
 
