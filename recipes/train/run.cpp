@@ -93,7 +93,8 @@ class Run {
       trainer_.start_from(found->state);
       if (found->layout.mesh == job.mesh.to_string() &&
           !found->layout.buckets.empty()) {
-        job.ddp->set_bucket_layout(found->layout.buckets);
+        job.ddp->set_bucket_layout(found->layout.buckets.at(
+            static_cast<size_t>(job.mesh.coordinate("tp"))));
       }
     }
     if (outputs_) {
@@ -140,7 +141,8 @@ class Run {
     auto& job = trainer_.job();
     const RunLayout layout{
         .mesh = job.mesh.to_string(),
-        .buckets = job.ddp->bucket_names(),
+        .buckets =
+            gather_bucket_names(job.mesh.group("tp"), job.ddp->bucket_names()),
         .cost_model = recipe_.cost_model,
         .links = recipe_.links,
         .recipe = to_yaml(recipe_),

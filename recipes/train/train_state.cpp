@@ -5,6 +5,7 @@
 
 #include "checkpoint/error.h"
 #include "mesh/error.h"
+#include "mesh/exchange.h"
 
 namespace weft::recipes {
 namespace {
@@ -99,6 +100,19 @@ RunLayout parse_run_layout(const std::string& json, const std::string& source) {
         .recipe = object.at("recipe"),
         .metrics_line = object.at("metrics_line")};
   });
+}
+
+std::vector<BucketNames> gather_bucket_names(
+    mesh::Communicator& tp,
+    const BucketNames& own) {
+  std::vector<BucketNames> result;
+  if (!own.empty()) {
+    for (const auto& text :
+         mesh::all_gather_text(tp, Json(own).dump(), "bucket layout")) {
+      result.push_back(Json::parse(text));
+    }
+  }
+  return result;
 }
 
 } // namespace weft::recipes

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "mesh/communicator.h"
 #include "recipes/config/recipe.h"
 
 namespace weft::recipes {
@@ -23,13 +24,23 @@ struct TrainState {
   bool operator==(const TrainState&) const = default;
 };
 
+using BucketNames = std::vector<std::vector<std::string>>;
+
+/// The entries of RunLayout.buckets, from each rank's own.
+/// Collective: all ranks of `tp`, the tensor-parallel group; blocks.
+std::vector<BucketNames> gather_bucket_names(
+    mesh::Communicator& tp,
+    const BucketNames& own);
+
 /// What belongs to one mesh or one launch.
 struct RunLayout {
   /// "dp=2 tp=2".
   std::string mesh;
-  /// Names of the parameters of each gradient bucket, in order; sums over
-  /// replicas depend on it in their last bit.
-  std::vector<std::vector<std::string>> buckets;
+  /// By the tensor-parallel rank, names of the parameters of each gradient
+  /// bucket, in order: what a comm hook's state belongs to. Parts of uneven
+  /// sizes and measured caps let tensor-parallel ranks differ. Empty before the
+  /// first backward.
+  std::vector<BucketNames> buckets;
   /// What redistributions were planned by: recipe.cost_model and .links.
   std::string cost_model;
   LinksConfig links;

@@ -120,23 +120,38 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Mesh{2, 2}, Mesh{3, 1}, Mesh{1, 2}),
     ::testing::PrintToStringParamName());
 
-// PowerSGD's errors and factors, and sizes of buckets that were measured, come
-// back too.
+// PowerSGD's errors and factors come back too, and so do the buckets that they
+// belong to, measured ones and ones in which tensor-parallel ranks differ.
 TEST_F(ResumeTest, GoesOnBitForBitWithACommHook) {
-  const Words hook{
-      "ddp.comm_hook=powersgd",
-      "ddp.power_sgd_start=3",
-      "ddp.auto_bucketing=true"};
-  expect_success(run_words({2, 2}, "first", hook));
-  fs::create_directories(folder_ / "again/checkpoints");
-  fs::copy(
-      folder_ / "first/checkpoints/step-10",
-      folder_ / "again/checkpoints/step-10",
-      fs::copy_options::recursive);
-  fs::copy(folder_ / "first/metrics.jsonl", folder_ / "again/metrics.jsonl");
-  expect_success(run_words({2, 2}, "again", hook));
-  EXPECT_EQ(diff("first", "again"), 0);
-  EXPECT_EQ(losses(metrics("again")), losses(metrics("first")));
+  const Words hook{"ddp.comm_hook=powersgd", "ddp.power_sgd_start=3"};
+  // The feed forward's parts are of 49 and 48 rows of 48 floats, and the cap
+  // lies between two of either.
+  const auto uneven_cap = std::to_string(2 * 48.5 * 48 * 4 / (1 << 20));
+  for (const auto& more : std::vector<Words>{
+           {"ddp.auto_bucketing=true"},
+           {"model.ffn_dim=97", "ddp.bucket_cap_mb=" + uneven_cap}}) {
+    SCOPED_TRACE(more[0]);
+    auto words = hook;
+    words.insert(words.end(), more.begin(), more.end());
+    const std::string first = "first_" + std::to_string(more.size());
+    const std::string again = "again_" + std::to_string(more.size());
+    expect_success(run_words({2, 2}, first, words));
+    fs::create_directories(folder_ / again / "checkpoints");
+    fs::copy(
+        folder_ / first / "checkpoints/step-10",
+        folder_ / again / "checkpoints/step-10",
+        fs::copy_options::recursive);
+    fs::copy(
+        folder_ / first / "metrics.jsonl", folder_ / again / "metrics.jsonl");
+    expect_success(run_words({2, 2}, again, words));
+    EXPECT_EQ(diff(first, again), 0);
+    EXPECT_EQ(losses(metrics(again)), losses(metrics(first)));
+  }
+  std::ifstream manifest(folder_ / "first_2/checkpoints/step-10/manifest.json");
+  const auto buckets =
+      nlohmann::json::parse(manifest).at("layout").at("buckets");
+  ASSERT_EQ(buckets.size(), 2);
+  EXPECT_NE(buckets[0], buckets[1]);
 }
 
 TEST_F(ResumeTest, ACommHookStartsAnewOnAnotherMesh) {
