@@ -1,15 +1,22 @@
 # Targets that every module shares: warnings, sanitizers, the precompiled
 # header; and weft_add_module(), one library per folder.
 add_library(weft_warnings INTERFACE)
-target_compile_options(weft_warnings INTERFACE -Wall -Wextra -Werror)
+target_compile_options(weft_warnings INTERFACE -Wall -Wextra -Werror
+  # In a batch every source is an included file; the linker sees one name.
+  $<$<BOOL:${WEFT_UNITY}>:-Wno-subobject-linkage>)
 if(WEFT_SANITIZE)
   target_compile_options(weft_warnings INTERFACE
     -fsanitize=${WEFT_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(weft_warnings INTERFACE -fsanitize=${WEFT_SANITIZE})
 endif()
 
-# weft_use_pch(<target>): compiles <target> with the shared header.
+# weft_use_pch(<target>): compiles <target> with the shared header, several
+# sources at once. However short a source is, the compiler needs some 8 s for
+# what libtorch's headers leave to be instantiated, and a batch needs them once.
+# In a batch anonymous namespaces are one.
 function(weft_use_pch target)
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${WEFT_UNITY} UNITY_BUILD_BATCH_SIZE 10)
   if(NOT WEFT_PCH)
     return()
   endif()
