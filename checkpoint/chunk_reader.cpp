@@ -12,7 +12,7 @@
 namespace weft::checkpoint {
 namespace {
 
-using Bytes = std::span<std::byte>;
+using MutableBytes = std::span<std::byte>;
 
 // A file that was touched. Its checks are done once; the descriptor may be
 // closed meanwhile.
@@ -84,13 +84,13 @@ struct ChunkReader::State {
       const Chunk& chunk,
       Touched& file,
       int64_t begin,
-      Bytes out);
+      MutableBytes out);
   void read_piece(
       const std::string& tensor,
       const Chunk& chunk,
       const Touched& file,
       int64_t begin,
-      Bytes out);
+      MutableBytes out);
   const CachedPiece& piece(
       const std::string& tensor,
       const Chunk& chunk,
@@ -102,7 +102,7 @@ struct ChunkReader::State {
       const Overlap& overlap,
       const std::vector<int64_t>& shape,
       int64_t item,
-      Bytes out);
+      MutableBytes out);
 };
 
 // A reader of a checkpoint with very many files keeps few open.
@@ -136,7 +136,7 @@ void ChunkReader::State::read_piece(
     const Chunk& chunk,
     const Touched& file,
     int64_t begin,
-    Bytes out) {
+    MutableBytes out) {
   if (const auto fault = file.file->read_piece(chunk, begin, out)) {
     throw_damage(
         (folder.path() / chunk.file).string(),
@@ -178,7 +178,7 @@ void ChunkReader::State::read(
     const Chunk& chunk,
     Touched& file,
     int64_t begin,
-    Bytes out) {
+    MutableBytes out) {
   const auto size = chunk.end - chunk.begin;
   const auto end = begin + static_cast<int64_t>(out.size());
   for (auto at = begin; at < end;) {
@@ -207,7 +207,7 @@ void ChunkReader::State::read_overlap(
     const Overlap& overlap,
     const std::vector<int64_t>& shape,
     int64_t item,
-    Bytes out) {
+    MutableBytes out) {
   auto& file = touch(chunk.file);
   auto in_chunk = overlap.in_chunk;
   auto in_target = overlap.in_target;

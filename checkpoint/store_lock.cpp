@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kLockName = ".lock";
 
-[[noreturn]] void refuse(
+[[noreturn]] void refuse_lock(
     const std::filesystem::path& checkpoints,
     const std::string& why) {
   mesh::throw_error<mesh::UsageError>(
@@ -30,7 +30,7 @@ constexpr const char* kLockName = ".lock";
 [[noreturn]] void refuse_errno(
     const std::filesystem::path& checkpoints,
     int error) {
-  refuse(
+  refuse_lock(
       checkpoints,
       fmt::format(
           "checkpoints cannot be written here: {}", std::strerror(error)));
@@ -73,7 +73,7 @@ StoreLock::StoreLock(const std::filesystem::path& checkpoints)
   while (::flock(file_.fd(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
       const auto holder = read_all(file_);
-      refuse(
+      refuse_lock(
           checkpoints,
           fmt::format(
               "another run writes checkpoints here ({}). Wait for it, or set "

@@ -17,9 +17,11 @@
 namespace weft::checkpoint {
 namespace {
 
-using Bytes = std::span<const std::byte>;
+using ConstBytes = std::span<const std::byte>;
 
-[[noreturn]] void refuse(const std::string& name, const std::string& what) {
+[[noreturn]] void refuse_file(
+    const std::string& name,
+    const std::string& what) {
   mesh::throw_error<mesh::UsageError>(
       fmt::format("[checkpoint] file {}: {}", name, what));
 }
@@ -35,11 +37,11 @@ TensorHeader describe(
     const auto label = fmt::format("tensor {}", in_quotes(tensor.key));
     if (!data.defined() || !data.device().is_cpu() || !data.is_contiguous() ||
         data.is_conj() || data.is_neg()) {
-      refuse(name, label + " is not a plain contiguous tensor on the CPU");
+      refuse_file(name, label + " is not a plain contiguous tensor on the CPU");
     }
     const bool is_whole = data.sizes() == tensor.global_shape;
     if (data.numel() == 0 && !is_whole) {
-      refuse(name, label + ": an empty piece of a tensor is not written");
+      refuse_file(name, label + ": an empty piece of a tensor is not written");
     }
     const auto [entry, is_new] = header.tensors.insert(
         {tensor.key,
@@ -50,7 +52,7 @@ TensorHeader describe(
           tensor.offset,
           tensor.global_shape}});
     if (!is_new) {
-      refuse(name, label + " stands twice in it");
+      refuse_file(name, label + " stands twice in it");
     }
     const auto& whole = tensor.global_shape;
     bool inside = tensor.offset.size() == whole.size() &&
@@ -61,7 +63,7 @@ TensorHeader describe(
                tensor.offset[d] <= whole[d] - entry->second.shape[d];
     }
     if (!inside) {
-      refuse(
+      refuse_file(
           name,
           fmt::format(
               "{}: {} at {} is not inside {}",
@@ -80,7 +82,7 @@ class Stream {
   Stream(const File& file, bool sync) : file_(file), sync_(sync) {}
 
   // `part` must live until flush().
-  void append(Bytes part) {
+  void append(ConstBytes part) {
     parts_.push_back(part);
     waiting_ += static_cast<int64_t>(part.size());
     if (waiting_ >= kBatchBytes || parts_.size() >= kBatchParts) {
@@ -111,7 +113,7 @@ class Stream {
 
   const File& file_;
   bool sync_;
-  std::vector<Bytes> parts_;
+  std::vector<ConstBytes> parts_;
   int64_t position_ = 0;
   int64_t waiting_ = 0;
   int64_t started_ = 0;
@@ -170,7 +172,7 @@ WrittenFile write_tensor_file(
   for (const auto* tensor : order) {
     const auto& entry = header.tensors.at(tensor->key);
     Chunk chunk{name, tensor->offset, entry.shape, entry.begin, entry.end, {}};
-    const Bytes data(
+    const ConstBytes data(
         static_cast<const std::byte*>(tensor->data.const_data_ptr()),
         static_cast<size_t>(entry.end - entry.begin));
     for (size_t at = 0; at < data.size(); at += piece) {

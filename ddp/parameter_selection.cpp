@@ -16,7 +16,7 @@
 namespace weft::ddp {
 namespace {
 
-mesh::ErrorContext where(const mesh::DeviceMesh& dp) {
+mesh::ErrorContext context_of(const mesh::DeviceMesh& dp) {
   return {dp.describe_rank()};
 }
 
@@ -59,7 +59,7 @@ void check_ignored_exist(
             all.end(),
             [&](const auto& item) { return matches_name(pattern, item.name); }),
         "ddp",
-        where(dp),
+        context_of(dp),
         "params_and_buffers_to_ignore names \"",
         pattern,
         "\", which is no parameter or buffer of the module. Give fully "
@@ -84,7 +84,7 @@ void check_mesh(
         rank == dp.rank() ||
             std::find(replicas.begin(), replicas.end(), rank) == replicas.end(),
         "ddp",
-        where(dp),
+        context_of(dp),
         item.name,
         " is ",
         dtensor::describe(item.tensor),
@@ -114,7 +114,7 @@ std::vector<ReductionGroup> groups_of(
         "ddp",
         item.mesh.ndim(),
         1,
-        where(dp),
+        context_of(dp),
         "The mesh of a parameter group has one dim, e.g. mesh[\"dp\"] or "
         "DeviceMesh::from_group().");
     for (const auto rank : item.mesh.ranks()) {
@@ -122,7 +122,7 @@ std::vector<ReductionGroup> groups_of(
       WEFT_CHECK(
           std::find(ranks.begin(), ranks.end(), rank) != ranks.end(),
           "ddp",
-          where(dp),
+          context_of(dp),
           "parameter_groups: rank ",
           rank,
           " of ",
@@ -134,7 +134,7 @@ std::vector<ReductionGroup> groups_of(
     WEFT_CHECK(
         !item.divide_by || *item.divide_by > 0.0,
         "ddp",
-        where(dp),
+        context_of(dp),
         "parameter_groups: divide_by > 0: ",
         item.divide_by.value_or(0.0),
         " is not. Leave it out for the mean over the group.");
@@ -172,7 +172,7 @@ void check_groups_are_used(
                 return matches_name(pattern, item.name);
               }),
           "ddp",
-          where(dp),
+          context_of(dp),
           "parameter_groups: no parameter matches \"",
           pattern,
           "\". Give fully qualified names or patterns, e.g. "
@@ -190,7 +190,7 @@ void check_delayed(
   WEFT_CHECK(
       delayed.empty() == trigger.empty(),
       "ddp",
-      where(dp),
+      context_of(dp),
       "delay_all_reduce_named_params and param_to_hook_all_reduce come "
       "together: ",
       delayed.size(),
@@ -209,7 +209,7 @@ void check_delayed(
             all.end(),
             [&](const auto& each) { return each.state.name == name; }),
         "ddp",
-        where(dp),
+        context_of(dp),
         name == trigger ? "param_to_hook_all_reduce"
                         : "delay_all_reduce_named_params",
         " names \"",
@@ -220,7 +220,7 @@ void check_delayed(
       trigger.empty() ||
           std::find(delayed.begin(), delayed.end(), trigger) == delayed.end(),
       "ddp",
-      where(dp),
+      context_of(dp),
       "param_to_hook_all_reduce \"",
       trigger,
       "\" is one of delay_all_reduce_named_params, which would wait for "
@@ -232,7 +232,7 @@ void check_delayed(
   WEFT_CHECK(
       in_front == selection.reduced.end(),
       "ddp",
-      where(dp),
+      context_of(dp),
       "delay_all_reduce_named_params: ",
       in_front->state.name,
       " is of a parameter group. Delayed parameters are reduced over all "
@@ -290,7 +290,7 @@ void check_precision(
     WEFT_CHECK(
         !dtype || at::isFloatingType(*dtype),
         "ddp",
-        where(dp),
+        context_of(dp),
         "mixed_precision.",
         option,
         " must be a floating point type: ",

@@ -19,7 +19,7 @@ namespace weft::ddp {
 namespace {
 
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-constexpr const char* kName = "ddp replicas' values";
+constexpr const char* kValuesName = "ddp replicas' values";
 
 /// XXH3: the same on every host, which std::hash need not be.
 int64_t hash_of(const void* data, size_t bytes) {
@@ -74,7 +74,7 @@ class Comparison {
 
   /// Every rank's row.
   std::vector<Row> gather(const Row& row) const {
-    const auto values = gather_numbers(group_, row, device_, kName);
+    const auto values = gather_numbers(group_, row, device_, kValuesName);
     const auto* data = values.const_data_ptr<int64_t>();
     std::vector<Row> rows;
     for (int64_t i = 0; i < values.size(0); ++i, data += row.size()) {
@@ -99,7 +99,7 @@ class Comparison {
   ReplicaDifference measure(size_t index, std::vector<int64_t> ranks) const {
     const auto local = local_part(tensors_[index].tensor);
     auto first = local.contiguous().clone();
-    group_.broadcast(first, 0, kName).wait();
+    group_.broadcast(first, 0, kValuesName).wait();
     const auto own = to_doubles(local);
     const auto other = to_doubles(first);
     const auto largest = (own - other).abs().nan_to_num(0, kInfinity).max();
@@ -187,14 +187,14 @@ void share_over(
       at::full(
           {1}, found ? static_cast<int64_t>(found->index) : kNone, at::kLong)
           .to(device);
-  group.all_reduce(first, mesh::ReduceOp::kMin, kName).wait();
+  group.all_reduce(first, mesh::ReduceOp::kMin, kValuesName).wait();
   const auto index = first.item<int64_t>();
   if (index == kNone) {
     return;
   }
   const bool is_own = found && static_cast<int64_t>(found->index) == index;
   const auto texts = mesh::all_gather_text(
-      group, is_own ? to_text(*found) : std::string(), kName, device);
+      group, is_own ? to_text(*found) : std::string(), kValuesName, device);
   found =
       from_text(*std::find_if(texts.begin(), texts.end(), [](const auto& text) {
         return !text.empty();

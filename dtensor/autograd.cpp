@@ -45,7 +45,7 @@ using torch::autograd::variable_list;
 // nodes below, which make a new tensor over a gradient's memory, look
 // themselves: where somebody else may hold that gradient, nobody may add into
 // it, and a leaf gets a copy.
-bool is_shared(const at::Tensor& grad) {
+bool is_shared_gradient(const at::Tensor& grad) {
   const auto* impl = dtensor_impl(grad);
   const auto& memory = impl ? impl->local() : grad;
   // Derivative formulas return views of what they made, e.g. a product's t():
@@ -94,7 +94,7 @@ struct RedistributeBackward final : Node {
     }
     auto& impl = require_dtensor_gradient(grads[0], "redistribute backward");
     const detail::ModuleScope in_module(module);
-    const bool shared = is_shared(grads[0]);
+    const bool shared = is_shared_gradient(grads[0]);
     auto result = redistribute_as(
         grads[0],
         *target,
@@ -124,7 +124,7 @@ struct ToLocalBackward final : Node {
     }
     // E.g. what sum() sends back: one number shown many times.
     const bool dense = grads[0].is_non_overlapping_and_dense();
-    const bool shared = dense && is_shared(grads[0]);
+    const bool shared = dense && is_shared_gradient(grads[0]);
     auto result = leave_local(
         dense ? grads[0] : grads[0].contiguous(),
         *grad_spec,
@@ -146,7 +146,7 @@ struct FromLocalBackward final : Node {
       return {at::Tensor()};
     }
     require_dtensor_gradient(grads[0], "from_local backward");
-    const bool shared = is_shared(grads[0]);
+    const bool shared = is_shared_gradient(grads[0]);
     // Where the ranks hold terms of a sum, the gradient goes to each of them,
     // and what comes back from them (a second derivative) is to be added up.
     auto second = grad_spec->placements();

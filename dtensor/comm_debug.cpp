@@ -176,7 +176,7 @@ using Counter = std::map<
     std::tuple<std::string, std::string, std::string, bool, bool>,
     std::pair<int64_t, int64_t>>;
 
-Counter count(const std::vector<CommRecord>& records) {
+Counter count_of(const std::vector<CommRecord>& records) {
   Counter counter;
   for (const auto& record : records) {
     auto& [calls, bytes] = counter[{
@@ -314,7 +314,7 @@ std::string CommDebugMode::generate_comm_debug_tracing_table() const {
   std::string text;
   std::string module;
   bool first = true;
-  for (const auto& [key, sums] : count(all)) {
+  for (const auto& [key, sums] : count_of(all)) {
     const auto& [name, op, dim, backward, implicit] = key;
     if (first || name != module) {
       text += (name.empty() ? std::string("(no module)") : name) + "\n";

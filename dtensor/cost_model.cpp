@@ -34,12 +34,11 @@ mesh::Collective collective_of(StepKind kind) {
   }
 }
 
-// An average is a sum of terms that each rank divides by their number.
+} // namespace
+
 bool is_scaling(const Placement& from, const Placement& to) {
   return from.is_partial(ReduceOp::kAvg) && to.is_partial(ReduceOp::kSum);
 }
-
-} // namespace
 
 std::string_view to_string(StepKind kind) {
   return kind == StepKind::kLocal ? "local"

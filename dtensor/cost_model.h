@@ -28,6 +28,10 @@ StepKind step_kind(const Placement& from, const Placement& to);
 /// reduction but from R, S to P(sum), and P(avg) to P(sum).
 bool is_impossible(const Placement& from, const Placement& to);
 
+/// Whether the step is from P(avg) to P(sum): an average is a sum of terms that
+/// each rank divides by their number.
+bool is_scaling(const Placement& from, const Placement& to);
+
 /// Whether the order of two pending reductions does not matter: sums and
 /// averages may be taken in any order, others of one kind too.
 bool commute(const Placement& a, const Placement& b);

@@ -160,7 +160,7 @@ bool is_composed(const c10::OperatorHandle& op) {
 }
 
 // Libraries unregister their kernels when destroyed: kept for the process.
-struct Registration {
+struct DispatchRegistration {
   torch::Library below_autograd{
       torch::Library::IMPL,
       "aten",
@@ -194,7 +194,7 @@ struct Registration {
       __FILE__,
       __LINE__};
 
-  Registration() {
+  DispatchRegistration() {
     auto taken = register_kernels(above_autograd, below_autograd);
     taken.merge(register_special_ops(below_autograd));
     for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -226,7 +226,7 @@ void dispatch_boxed(
 }
 
 void ensure_dispatch_registered() {
-  static const Registration registration;
+  static const DispatchRegistration registration;
 }
 
 } // namespace weft::dtensor

@@ -5,6 +5,7 @@
 #include "dtensor/autograd.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/gradient.h"
+#include "dtensor/mesh_arguments.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/part_check.h"
 #include "dtensor/redistribute.h"
@@ -13,18 +14,6 @@
 
 namespace weft::dtensor {
 namespace {
-
-mesh::ErrorContext context_of(const mesh::DeviceMesh& mesh) {
-  return {mesh.describe_rank()};
-}
-
-Placements normalized(const Placements& placements, int64_t ndim) {
-  Placements result;
-  for (const auto& placement : placements) {
-    result.push_back(placement.normalized(ndim));
-  }
-  return result;
-}
 
 DTensorSpec make_spec(
     const mesh::DeviceMesh& mesh,

@@ -5,23 +5,12 @@
 #include <torch/torch.h>
 
 #include "dtensor/dtensor.h"
+#include "dtensor/mesh_arguments.h"
 #include "dtensor/redistribute.h"
 #include "mesh/error.h"
 
 namespace weft::dtensor {
 namespace {
-
-mesh::ErrorContext context_of(const mesh::DeviceMesh& mesh) {
-  return {mesh.describe_rank()};
-}
-
-Placements normalized(const Placements& placements, int64_t ndim) {
-  Placements result;
-  for (const auto& placement : placements) {
-    result.push_back(placement.normalized(ndim));
-  }
-  return result;
-}
 
 // Parts that differ between ranks: what a tensor of global sizes is cut into
 // that its mesh dims do not divide.

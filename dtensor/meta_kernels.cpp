@@ -15,7 +15,7 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-Tensor index_select(const Tensor& self, int64_t dim, const Tensor& index) {
+Tensor meta_index_select(const Tensor& self, int64_t dim, const Tensor& index) {
   auto sizes = self.sizes().vec();
   if (!sizes.empty()) {
     sizes[at::maybe_wrap_dim(dim, self.dim())] = index.numel();
@@ -37,7 +37,7 @@ Tensor like_if(bool wanted, const OptionalTensor& tensor) {
                                                : Tensor();
 }
 
-std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
+std::tuple<Tensor, Tensor, Tensor> meta_layer_norm_backward(
     const Tensor& /*grad*/,
     const Tensor& input,
     c10::SymIntArrayRef /*normalized_shape*/,
@@ -52,7 +52,8 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
       like_if(mask[2], bias)};
 }
 
-Tensor where(const Tensor& condition, const Tensor& self, const Tensor& other) {
+Tensor
+meta_where(const Tensor& condition, const Tensor& self, const Tensor& other) {
   const auto sizes = at::infer_size(
       condition.sizes(), at::infer_size(self.sizes(), other.sizes()));
   return at::empty(sizes, self.options().dtype(at::result_type(self, other)));
@@ -88,7 +89,7 @@ Tensor flip(const Tensor& self, at::IntArrayRef /*dims*/) {
   return at::empty_like(self);
 }
 
-Tensor roll(
+Tensor meta_roll(
     const Tensor& self,
     c10::SymIntArrayRef /*shifts*/,
     at::IntArrayRef /*dims*/) {
@@ -130,7 +131,7 @@ Tensor by_token(const Tensor& like, int64_t last) {
       .transpose(1, 2);
 }
 
-std::tuple<Tensor, Tensor> attention(
+std::tuple<Tensor, Tensor> meta_attention(
     const Tensor& query,
     const Tensor& /*key*/,
     const Tensor& value,
@@ -145,7 +146,7 @@ std::tuple<Tensor, Tensor> attention(
           query.options().dtype(at::kFloat))};
 }
 
-std::tuple<Tensor, Tensor, Tensor> attention_backward(
+std::tuple<Tensor, Tensor, Tensor> meta_attention_backward(
     const Tensor& /*grad*/,
     const Tensor& query,
     const Tensor& key,
@@ -199,25 +200,27 @@ struct MetaKernels {
   }
 
   MetaKernels() {
-    add("index_select", "", TORCH_FN(index_select));
+    add("index_select", "", TORCH_FN(meta_index_select));
     add("embedding_dense_backward", "", TORCH_FN(embedding_dense_backward));
-    add("native_layer_norm_backward", "", TORCH_FN(layer_norm_backward));
-    add("where", "self", TORCH_FN(where));
+    add("native_layer_norm_backward", "", TORCH_FN(meta_layer_norm_backward));
+    add("where", "self", TORCH_FN(meta_where));
     add("where", "self_out", TORCH_FN(where_out));
     add("logical_not", "out", TORCH_FN(unary_out));
     add("logical_and", "out", TORCH_FN(binary_out));
     add("logical_or", "out", TORCH_FN(binary_out));
     add("logical_xor", "out", TORCH_FN(binary_out));
     add("flip", "", TORCH_FN(flip));
-    add("roll", "", TORCH_FN(roll));
+    add("roll", "", TORCH_FN(meta_roll));
     add("native_dropout", "", TORCH_FN(native_dropout));
     add("native_dropout_backward", "", TORCH_FN(native_dropout_backward));
     add("masked_fill_", "Scalar", TORCH_FN(masked_fill));
     add("masked_fill_", "Tensor", TORCH_FN(masked_fill_tensor));
-    add("_scaled_dot_product_flash_attention_for_cpu", "", TORCH_FN(attention));
+    add("_scaled_dot_product_flash_attention_for_cpu",
+        "",
+        TORCH_FN(meta_attention));
     add("_scaled_dot_product_flash_attention_for_cpu_backward",
         "",
-        TORCH_FN(attention_backward));
+        TORCH_FN(meta_attention_backward));
     add("_fused_adamw_", "", TORCH_FN(fused_adamw));
   }
 };

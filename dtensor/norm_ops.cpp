@@ -70,7 +70,7 @@ at::Tensor vector_norm(
   return wrap_reduction(reduction, norm);
 }
 
-at::Tensor norm(const at::Tensor& self, const at::Scalar& p) {
+at::Tensor norm_of(const at::Tensor& self, const at::Scalar& p) {
   return vector_norm(self, p, {}, false, {});
 }
 
@@ -106,7 +106,7 @@ void register_norms(torch::Library& library, std::set<std::string>& taken) {
     taken.insert(std::string("aten::") + name);
   };
   add("linalg_vector_norm", TORCH_FN(vector_norm));
-  add("norm.Scalar", TORCH_FN(norm));
+  add("norm.Scalar", TORCH_FN(norm_of));
   add("norm.ScalarOpt_dtype", TORCH_FN(norm_dtype));
   add("norm.ScalarOpt_dim", TORCH_FN(norm_dim));
   add("norm.ScalarOpt_dim_dtype", TORCH_FN(norm_dim_dtype));

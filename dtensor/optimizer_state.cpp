@@ -15,7 +15,7 @@
 namespace weft::dtensor {
 namespace {
 
-constexpr const char* kOp = "optimizer_state_dict";
+constexpr const char* kOptimizerOp = "optimizer_state_dict";
 
 /// One number of an optimizer, e.g. a learning rate, that reads and writes.
 struct Number {
@@ -132,7 +132,7 @@ ParameterState sgd_state(
   TORCH_CHECK_NOT_IMPLEMENTED(
       slot || options.dampening() == 0,
       "[",
-      kOp,
+      kOptimizerOp,
       "] SGD with dampening has no momentum before its first step. Take one, "
       "or set dampening to 0.");
   auto& state = find_or_make<torch::optim::SGDParamState>(slot);
@@ -161,7 +161,7 @@ ParameterState read_state(
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
       "[",
-      kOp,
+      kOptimizerOp,
       "] the state of this optimizer cannot be read. Adam, AdamW and SGD can; "
       "for others, build a StateDict by hand.");
 }
@@ -182,7 +182,7 @@ void for_each_state(
       TORCH_CHECK_VALUE(
           found != names.end(),
           "[",
-          kOp,
+          kOptimizerOp,
           "] the optimizer updates a tensor of sizes ",
           parameter.sizes(),
           " that is no parameter of the module. Pass the module whose "

@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/mesh_arguments.h"
 #include "mesh/communicator.h"
 #include "mesh/error.h"
 #include "mesh/exchange.h"
@@ -15,7 +16,7 @@
 namespace weft::dtensor {
 namespace {
 
-constexpr const char* kOp = "from_local";
+constexpr const char* kFromLocal = "from_local";
 
 // What one rank gives; written without a check that could throw there alone.
 struct Claim {
@@ -76,7 +77,7 @@ std::vector<std::string> gather_over_mesh(
     }
     texts.clear();
     for (const auto& gathered :
-         mesh::all_gather_text(mesh.group(i), lines, kOp)) {
+         mesh::all_gather_text(mesh.group(i), lines, kFromLocal)) {
       std::istringstream in(gathered);
       for (std::string line; std::getline(in, line);) {
         texts.push_back(line);
@@ -96,17 +97,13 @@ std::vector<int64_t> coordinate_at(const mesh::DeviceMesh& mesh, size_t index) {
   return coordinate;
 }
 
-mesh::ErrorContext context_of(const mesh::DeviceMesh& mesh) {
-  return {mesh.describe_rank()};
-}
-
 void check_same_kind(
     const std::vector<Claim>& claims,
     const mesh::DeviceMesh& mesh) {
   for (size_t r = 0; r < claims.size(); ++r) {
     WEFT_CHECK(
         claims[r].common == claims[0].common,
-        kOp,
+        kFromLocal,
         context_of(mesh),
         "ranks hold parts of different sizes or dtypes, or give different "
         "placements: rank ",
@@ -131,7 +128,7 @@ void check_sizes(
         local_sizes_at(spec, sizes, coordinate_at(spec.mesh(), r));
     WEFT_CHECK(
         claims[r].local_sizes == expected,
-        kOp,
+        kFromLocal,
         context_of(spec.mesh()),
         "ranks hold parts of different sizes or dtypes than their placements "
         "say: rank ",
@@ -164,7 +161,7 @@ void check_replicas(const at::Tensor& local, const DTensorSpec& spec) {
       continue;
     }
     const auto first = local.detach().clone(at::MemoryFormat::Contiguous);
-    mesh.group(i).broadcast(first, 0, kOp).wait();
+    mesh.group(i).broadcast(first, 0, kFromLocal).wait();
     if (differs.empty() && !equal_values(local.detach(), first)) {
       differs = mesh.mesh_dim_names()[i];
     }
@@ -173,7 +170,7 @@ void check_replicas(const at::Tensor& local, const DTensorSpec& spec) {
   for (size_t r = 0; r < answers.size(); ++r) {
     WEFT_CHECK(
         answers[r].empty(),
-        kOp,
+        kFromLocal,
         context_of(mesh),
         "rank ",
         mesh.ranks()[r],
@@ -309,7 +306,7 @@ void check_parts_of_all_ranks(
   check_same_kind(claims, mesh);
   WEFT_CHECK(
       local.defined() && !dtensor_impl(local),
-      kOp,
+      kFromLocal,
       context_of(mesh),
       "not a plain tensor but ",
       claims[0].common,

@@ -34,11 +34,6 @@ bool is_last(const DimCuts& cuts, int64_t mesh_dim) {
   return !cuts.empty() && cuts.back().mesh_dim == mesh_dim;
 }
 
-// An average is a sum of terms that each rank divides by their number.
-bool is_scaling(const Placement& from, const Placement& to) {
-  return from.is_partial(ReduceOp::kAvg) && to.is_partial(ReduceOp::kSum);
-}
-
 // Note [Steps of a redistribution]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Every step changes one mesh dim's placement. Cuts of a tensor dim are undone

@@ -142,7 +142,7 @@ at::Tensor neg_view(const at::Tensor& self) {
 
 // --- rrelu -------------------------------------------------------------------
 
-std::tuple<at::Tensor, at::Tensor> leaky_with_noise(
+std::tuple<at::Tensor, at::Tensor> leaky_and_noise(
     const at::Tensor& self,
     const at::Tensor& noise,
     const at::Scalar& lower,
@@ -175,7 +175,7 @@ std::set<std::string> register_special_ops(torch::Library& library) {
   register_statistics(library, taken);
   add("_conj", TORCH_FN(conj));
   add("_neg_view", TORCH_FN(neg_view));
-  add("rrelu_with_noise_functional", TORCH_FN(leaky_with_noise));
+  add("rrelu_with_noise_functional", TORCH_FN(leaky_and_noise));
   taken.merge(register_list_ops(library));
   return taken;
 }

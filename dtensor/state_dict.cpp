@@ -7,23 +7,20 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/mesh_arguments.h"
 #include "mesh/error.h"
 
 namespace weft::dtensor {
 namespace {
 
-constexpr const char* kOp = "state_dict";
-
-mesh::ErrorContext where(const mesh::DeviceMesh& mesh) {
-  return {mesh.describe_rank()};
-}
+constexpr const char* kStateDictOp = "state_dict";
 
 void check_slice(const at::Tensor& tensor, const mesh::DeviceMesh& mesh) {
   const auto& own = spec_of(tensor).mesh();
   WEFT_CHECK(
       own.root() == mesh.root(),
-      kOp,
-      where(mesh),
+      kStateDictOp,
+      context_of(mesh),
       describe(tensor),
       " lies on a mesh that was not cut from the same one as ",
       mesh.to_string(),
@@ -31,8 +28,8 @@ void check_slice(const at::Tensor& tensor, const mesh::DeviceMesh& mesh) {
   for (const auto& name : own.mesh_dim_names()) {
     WEFT_CHECK(
         mesh.has_mesh_dim(name),
-        kOp,
-        where(mesh),
+        kStateDictOp,
+        context_of(mesh),
         describe(tensor),
         " is cut along mesh dim \"",
         name,
@@ -70,7 +67,7 @@ at::Tensor on_mesh(const at::Tensor& tensor, const mesh::DeviceMesh& mesh) {
         plain.sizes(),
         dense_strides(plain.sizes(), plain.strides()));
   }
-  require_values(tensor, kOp);
+  require_values(tensor, kStateDictOp);
   const auto& spec = impl->spec();
   if (spec.mesh_ndim() > 0) {
     check_slice(tensor, mesh);

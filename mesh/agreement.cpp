@@ -12,7 +12,7 @@ namespace weft::mesh {
 namespace {
 
 constexpr size_t kLongestValue = 4096;
-constexpr size_t kShown = 160;
+constexpr size_t kShownBytes = 160;
 constexpr char kSeparator = '\n';
 constexpr const char* kAgreed = "=";
 
@@ -39,12 +39,12 @@ std::string digest(std::string_view value) {
       ")");
 }
 
-/// At most kShown characters from shortly before position `from`.
+/// At most kShownBytes characters from shortly before position `from`.
 std::string excerpt(const std::string& value, size_t from) {
-  constexpr size_t kBefore = kShown / 4;
+  constexpr size_t kBefore = kShownBytes / 4;
   const size_t begin =
-      value.size() <= kShown || from < kBefore ? 0 : from - kBefore;
-  const std::string text = value.substr(begin, kShown);
+      value.size() <= kShownBytes || from < kBefore ? 0 : from - kBefore;
+  const std::string text = value.substr(begin, kShownBytes);
   return (begin > 0 ? "..." : "") + text +
          (begin + text.size() < value.size() ? "..." : "");
 }

@@ -14,7 +14,6 @@ namespace weft::mesh {
 namespace {
 
 constexpr int64_t kMostPort = std::numeric_limits<uint16_t>::max();
-constexpr int64_t kMostSlurmId = std::numeric_limits<uint32_t>::max();
 
 /// MASTER_ADDR or MASTER_PORT cannot be done without.
 [[noreturn]] void
@@ -111,7 +110,7 @@ std::string find_address(const JobVariables& variables, const JobRank& job) {
 }
 
 /// FNV-1a, its weak low bits mixed with the high ones.
-uint64_t hash_of(std::string_view text) {
+uint64_t mixed_hash_of(std::string_view text) {
   uint64_t hash = 14695981039346656037ULL;
   for (const unsigned char c : text) {
     hash = (hash ^ c) * 1099511628211ULL;
@@ -151,7 +150,7 @@ JobIdentity identify(const JobVariables& variables, const JobRank& job) {
           ? variables.show(name)
           : detail::concat(
                 to_string(job.source), "'s world of ", job.world_size);
-  return {key, hash_of(key)};
+  return {key, mixed_hash_of(key)};
 }
 
 } // namespace

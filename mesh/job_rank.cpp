@@ -16,7 +16,6 @@ namespace weft::mesh {
 namespace {
 
 constexpr int64_t kMostRanks = std::numeric_limits<int32_t>::max();
-constexpr int64_t kMostSlurmId = std::numeric_limits<uint32_t>::max();
 /// Slurm's steps from here on are no tasks of srun: the batch script, the
 /// shell of salloc, what a prolog starts.
 constexpr int64_t kFirstSpecialStep = 0xfffffff0;

@@ -2,12 +2,16 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <string>
 
 #include "mesh/job_rank.h"
 
 namespace weft::mesh {
+
+/// Slurm's numbers of jobs and steps have 32 bits.
+constexpr int64_t kMostSlurmId = std::numeric_limits<uint32_t>::max();
 
 /// A launcher's variables, with messages for what is wrong in them.
 /// Lifetime: of the lookup.

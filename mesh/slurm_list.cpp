@@ -14,7 +14,7 @@ constexpr size_t kMostListBytes = 1 << 20;
 constexpr size_t kMostDigits = 9;
 constexpr size_t kMostNameBytes = 255;
 constexpr int64_t kMostTasks = 1 << 24;
-constexpr size_t kShown = 80;
+constexpr size_t kShownListBytes = 80;
 
 bool is_digit(char c) {
   return std::isdigit(static_cast<unsigned char>(c)) != 0;
@@ -80,8 +80,8 @@ class Scanner {
     return digits;
   }
   [[noreturn]] void fail(const std::string& what) const {
-    std::string shown(list_.substr(0, kShown));
-    if (list_.size() > kShown) {
+    std::string shown(list_.substr(0, kShownListBytes));
+    if (list_.size() > kShownListBytes) {
       shown += "...";
     }
     throw_error<UsageError>(detail::concat(

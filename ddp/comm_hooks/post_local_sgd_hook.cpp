@@ -10,21 +10,21 @@
 namespace weft::ddp {
 namespace {
 
-constexpr const char* kName = "post_localSGD_hook";
+constexpr const char* kHookName = "post_localSGD_hook";
 
 class PostLocalSGDHook : public CommHook {
  public:
   explicit PostLocalSGDHook(PostLocalSGDState state)
       : state_(std::move(state)) {
     WEFT_CHECK_LE(
-        kName,
+        kHookName,
         0,
         state_.start_localSGD_iter,
         mesh::ErrorContext{"comm hook"},
         "It is the number of steps that average over all replicas.");
   }
 
-  std::string name() const override { return kName; }
+  std::string name() const override { return kHookName; }
   bool divides() const override { return true; }
   bool can_be_tried() const override { return false; }
 
@@ -58,7 +58,7 @@ class PostLocalSGDHook : public CommHook {
     for (const int64_t rank : state_.subgroup.ranks()) {
       WEFT_CHECK(
           std::find(replicas.begin(), replicas.end(), rank) != replicas.end(),
-          kName,
+          kHookName,
           describe(bucket),
           "the subgroup \"",
           state_.subgroup.name(),

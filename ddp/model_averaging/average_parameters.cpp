@@ -8,15 +8,15 @@
 namespace weft::ddp {
 namespace {
 
-constexpr const char* kOp = "average_parameters";
+constexpr const char* kAverageOp = "average_parameters";
 
 /// The number of parameters must be the same before flags for each can be sent.
 void check_same_number(int64_t number, mesh::Communicator& group) {
   const auto extremes = at::tensor({number, -number}, at::kLong);
-  group.all_reduce(extremes, mesh::ReduceOp::kMax, kOp).wait();
+  group.all_reduce(extremes, mesh::ReduceOp::kMax, kAverageOp).wait();
   const auto* greatest = extremes.const_data_ptr<int64_t>();
   WEFT_CHECK_EQ(
-      kOp,
+      kAverageOp,
       -greatest[1],
       greatest[0],
       (mesh::ErrorContext{mesh::detail::concat(
@@ -43,7 +43,7 @@ std::vector<at::Tensor> parts_to_average(
   for (size_t i = 0; i < parameters.size(); ++i) {
     has_gradient[i] = parameters[i].grad().defined();
   }
-  group.all_reduce(flags, mesh::ReduceOp::kMax, kOp).wait();
+  group.all_reduce(flags, mesh::ReduceOp::kMax, kAverageOp).wait();
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (has_gradient[i]) {
@@ -64,7 +64,7 @@ void average_parameters(
   const at::NoGradGuard no_grad;
   check_same_number(static_cast<int64_t>(parameters.size()), group);
   const auto parts = parts_to_average(parameters, group);
-  group.all_reduce_coalesced(parts, mesh::ReduceOp::kAvg, kOp).wait();
+  group.all_reduce_coalesced(parts, mesh::ReduceOp::kAvg, kAverageOp).wait();
 }
 
 std::vector<at::Tensor> parameters_of(

@@ -12,7 +12,7 @@
 namespace weft::ddp {
 namespace {
 
-constexpr const char* kOp = "PostLocalSGDOptimizer";
+constexpr const char* kOptimizerOp = "PostLocalSGDOptimizer";
 constexpr const char* kStep = "step";
 
 mesh::ErrorContext where() {
@@ -26,10 +26,13 @@ PostLocalSGDOptimizer::PostLocalSGDOptimizer(
     std::shared_ptr<ModelAverager> averager)
     : optim_(std::move(optim)), averager_(std::move(averager)) {
   WEFT_CHECK(
-      optim_ != nullptr, kOp, where(), "optim is missing: pass an optimizer.");
+      optim_ != nullptr,
+      kOptimizerOp,
+      where(),
+      "optim is missing: pass an optimizer.");
   WEFT_CHECK(
       averager_ != nullptr,
-      kOp,
+      kOptimizerOp,
       where(),
       "averager is missing: pass e.g. a PeriodicModelAverager.");
 }
@@ -71,12 +74,13 @@ void PostLocalSGDOptimizer::load_state_dict(
   const auto found = state.find(kStep);
   if (found == state.end()) {
     TORCH_WARN(
-        kOp, ": the state has no \"step\" of the averager, which begins at 0.");
+        kOptimizerOp,
+        ": the state has no \"step\" of the averager, which begins at 0.");
   } else {
     const auto number = local_part(found->second);
     WEFT_CHECK(
         number.numel() == 1 && number.scalar_type() == at::kLong,
-        kOp,
+        kOptimizerOp,
         where(),
         "\"step\" should be one integer and has dtype ",
         number.scalar_type(),

@@ -61,7 +61,7 @@ double epsilon(const at::Tensor& input, std::optional<double> eps) {
       });
 }
 
-Pair on_cpu(
+Pair rms_norm_on_cpu(
     const at::Tensor& input,
     at::IntArrayRef normalized_shape,
     const OptionalTensor& weight,
@@ -71,7 +71,7 @@ Pair on_cpu(
       c10::fromIntArrayRefSlow(normalized_shape),
       has(weight) ? *weight : at::Tensor());
   if (const auto wider = wider_dtype(input, weight)) {
-    auto [output, rstd] = on_cpu(
+    auto [output, rstd] = rms_norm_on_cpu(
         input.to(*wider),
         normalized_shape,
         weight->to(*wider),
@@ -148,7 +148,7 @@ Pair run_backward(
   return {input_grad, parts.select(0, 0)};
 }
 
-Pair on_cpu_backward(
+Pair rms_norm_on_cpu_backward(
     const at::Tensor& grad,
     const at::Tensor& input,
     at::IntArrayRef normalized_shape,
@@ -157,7 +157,7 @@ Pair on_cpu_backward(
     std::array<bool, 2> wanted) {
   const bool wants_weight = wanted[1] && has(weight);
   if (const auto wider = wider_dtype(input, weight)) {
-    auto [input_grad, weight_grad] = on_cpu_backward(
+    auto [input_grad, weight_grad] = rms_norm_on_cpu_backward(
         grad.to(*wider),
         input.to(*wider),
         normalized_shape,
@@ -189,7 +189,7 @@ Pair on_cpu_backward(
       wants_weight ? weight_grad : at::Tensor()};
 }
 
-struct Registration {
+struct RmsNormRegistration {
   torch::Library library{
       torch::Library::IMPL,
       "aten",
@@ -197,13 +197,14 @@ struct Registration {
       __FILE__,
       __LINE__};
 
-  Registration() {
+  RmsNormRegistration() {
     using c10::DispatchKey;
     for (const auto key : {DispatchKey::CPU, DispatchKey::Meta}) {
-      library.impl("_fused_rms_norm", torch::dispatch(key, TORCH_FN(on_cpu)));
+      library.impl(
+          "_fused_rms_norm", torch::dispatch(key, TORCH_FN(rms_norm_on_cpu)));
       library.impl(
           "_fused_rms_norm_backward",
-          torch::dispatch(key, TORCH_FN(on_cpu_backward)));
+          torch::dispatch(key, TORCH_FN(rms_norm_on_cpu_backward)));
     }
   }
 };
@@ -211,7 +212,7 @@ struct Registration {
 } // namespace
 
 void register_rms_norm() {
-  static const Registration registration;
+  static const RmsNormRegistration registration;
 }
 
 } // namespace weft::dtensor

@@ -52,7 +52,7 @@ void check_operands(
       ". Narrow the tables to the sequence.");
 }
 
-at::Tensor composed(
+at::Tensor composed_rotary(
     const at::Tensor& x,
     const at::Tensor& cos,
     const at::Tensor& sin,
@@ -114,7 +114,7 @@ at::Tensor with_four_dims(const at::Tensor& tensor) {
   return result;
 }
 
-at::Tensor on_cpu(
+at::Tensor rotary_on_cpu(
     const at::Tensor& x,
     const at::Tensor& cos,
     const at::Tensor& sin,
@@ -172,13 +172,13 @@ struct RotaryEmbeddingBackward final : torch::autograd::Node {
   }
 };
 
-at::Tensor above_autograd(
+at::Tensor rotary_above_autograd(
     const at::Tensor& x,
     const at::Tensor& cos,
     const at::Tensor& sin,
     bool transposed) {
   if (records_graph(cos) || records_graph(sin)) {
-    return composed(x, cos, sin, transposed);
+    return composed_rotary(x, cos, sin, transposed);
   }
   at::Tensor output;
   {
@@ -197,7 +197,7 @@ at::Tensor above_autograd(
 // ---- cut --------------------------------------------------------------------
 
 // All but the last dim; the tables go along the sequence.
-Rule rule() {
+Rule rotary_rule() {
   return {
       .strategies =
           [](const OpCall& call, const StrategyContext&) {
@@ -212,7 +212,7 @@ Rule rule() {
       .infer = rules::like_first};
 }
 
-struct Registration {
+struct RotaryRegistration {
   torch::Library library{
       torch::Library::FRAGMENT,
       "weft",
@@ -220,22 +220,24 @@ struct Registration {
       __FILE__,
       __LINE__};
 
-  Registration() {
+  RotaryRegistration() {
     using c10::DispatchKey;
     const char* name = "rotary_embedding";
     library.def(
         "rotary_embedding(Tensor x, Tensor cos, Tensor sin, "
         "bool transposed=False) -> Tensor");
     for (const auto key : {DispatchKey::CPU, DispatchKey::Meta}) {
-      library.impl(name, torch::dispatch(key, TORCH_FN(on_cpu)));
+      library.impl(name, torch::dispatch(key, TORCH_FN(rotary_on_cpu)));
     }
     library.impl(
         name,
         torch::dispatch(
-            DispatchKey::CompositeExplicitAutograd, TORCH_FN(composed)));
+            DispatchKey::CompositeExplicitAutograd, TORCH_FN(composed_rotary)));
     library.impl(
-        name, torch::dispatch(DispatchKey::Autograd, TORCH_FN(above_autograd)));
-    register_sharding("weft::rotary_embedding", rule());
+        name,
+        torch::dispatch(
+            DispatchKey::Autograd, TORCH_FN(rotary_above_autograd)));
+    register_sharding("weft::rotary_embedding", rotary_rule());
   }
 };
 
@@ -245,7 +247,7 @@ at::Tensor rotary_embedding(
     const at::Tensor& x,
     const at::Tensor& cos,
     const at::Tensor& sin) {
-  static const Registration registration;
+  static const RotaryRegistration registration;
   return call_op(x, cos, sin, /*transposed=*/false);
 }
 

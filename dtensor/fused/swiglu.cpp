@@ -53,7 +53,7 @@ void check_alike(const at::Tensor& gate, const at::Tensor& up) {
 
 // ---- the composed form ------------------------------------------------------
 
-at::Tensor composed(const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor composed_swiglu(const at::Tensor& gate, const at::Tensor& up) {
   check_alike(gate, up);
   return at::silu(gate) * up;
 }
@@ -111,7 +111,7 @@ class Walk {
   bool flat_;
 };
 
-at::Tensor on_cpu(const at::Tensor& gate_, const at::Tensor& up_) {
+at::Tensor swiglu_on_cpu(const at::Tensor& gate_, const at::Tensor& up_) {
   check_alike(gate_, up_);
   if (gate_.is_meta()) {
     return at::empty_like(gate_);
@@ -137,7 +137,7 @@ at::Tensor on_cpu(const at::Tensor& gate_, const at::Tensor& up_) {
              : fused::laid_out_like(gate_, output);
 }
 
-Gradients on_cpu_backward(
+Gradients swiglu_on_cpu_backward(
     const at::Tensor& grad_,
     const at::Tensor& gate_,
     const at::Tensor& up_) {
@@ -205,7 +205,7 @@ struct SwigluBackward final : torch::autograd::Node {
   }
 };
 
-at::Tensor above_autograd(const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor swiglu_above_autograd(const at::Tensor& gate, const at::Tensor& up) {
   at::Tensor output;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -225,7 +225,7 @@ at::Tensor above_autograd(const at::Tensor& gate, const at::Tensor& up) {
 
 // Any dim, in all tensors alike; both are linear in their last factor but the
 // gate.
-Rule rule(const char* linear_in) {
+Rule swiglu_rule(const char* linear_in) {
   return {
       .strategies =
           [linear_in](const OpCall& call, const StrategyContext& context) {
@@ -245,7 +245,7 @@ Rule rule(const char* linear_in) {
           }};
 }
 
-struct Registration {
+struct SwigluRegistration {
   torch::Library library{
       torch::Library::FRAGMENT,
       "weft",
@@ -253,33 +253,35 @@ struct Registration {
       __FILE__,
       __LINE__};
 
-  Registration() {
+  SwigluRegistration() {
     using c10::DispatchKey;
     library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
     library.def(
         "swiglu_backward(Tensor grad, Tensor gate, Tensor up)"
         " -> (Tensor, Tensor)");
     for (const auto key : {DispatchKey::CPU, DispatchKey::Meta}) {
-      library.impl("swiglu", torch::dispatch(key, TORCH_FN(on_cpu)));
+      library.impl("swiglu", torch::dispatch(key, TORCH_FN(swiglu_on_cpu)));
       library.impl(
-          "swiglu_backward", torch::dispatch(key, TORCH_FN(on_cpu_backward)));
+          "swiglu_backward",
+          torch::dispatch(key, TORCH_FN(swiglu_on_cpu_backward)));
     }
     const auto other = DispatchKey::CompositeExplicitAutograd;
-    library.impl("swiglu", torch::dispatch(other, TORCH_FN(composed)));
+    library.impl("swiglu", torch::dispatch(other, TORCH_FN(composed_swiglu)));
     library.impl(
         "swiglu_backward", torch::dispatch(other, TORCH_FN(composed_backward)));
     library.impl(
         "swiglu",
-        torch::dispatch(DispatchKey::Autograd, TORCH_FN(above_autograd)));
-    register_sharding("weft::swiglu", rule("up"));
-    register_sharding("weft::swiglu_backward", rule("grad"));
+        torch::dispatch(
+            DispatchKey::Autograd, TORCH_FN(swiglu_above_autograd)));
+    register_sharding("weft::swiglu", swiglu_rule("up"));
+    register_sharding("weft::swiglu_backward", swiglu_rule("grad"));
   }
 };
 
 } // namespace
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  static const Registration registration;
+  static const SwigluRegistration registration;
   return call_forward(gate, up);
 }
 

@@ -15,7 +15,7 @@
 namespace weft::dtensor::kernels {
 namespace {
 
-constexpr const char* kName = "attention";
+constexpr const char* kAttentionName = "attention";
 
 class IgnoreWarnings final : public c10::WarningHandler {
  public:
@@ -174,7 +174,7 @@ void enter_mask(Attention& attention, const std::optional<at::Tensor>& mask) {
     const auto entering =
         beside_query(spec.placements(), attention.q, placed, true);
     attention.mask = enter_local(
-        placed, spec.with(entering.placements), entering.grad, kName);
+        placed, spec.with(entering.placements), entering.grad, kAttentionName);
     return;
   }
   const bool cuts_sequence = std::ranges::any_of(
@@ -206,11 +206,15 @@ Attention enter_attention(
         placement, result.q, result.k, result.v, common.mesh().size()));
   }
   result.spec = common.with(placements);
-  result.q_local = enter_local(result.q, result.spec, placements, kName);
+  result.q_local =
+      enter_local(result.q, result.spec, placements, kAttentionName);
   const auto enter = [&](const at::Tensor& tensor) {
     const auto entering = beside_query(placements, result.q, tensor, false);
     return enter_local(
-        tensor, common.with(entering.placements), entering.grad, kName);
+        tensor,
+        common.with(entering.placements),
+        entering.grad,
+        kAttentionName);
   };
   result.k_local = enter(result.k);
   result.v_local = enter(result.v);
@@ -303,7 +307,7 @@ at::Tensor scaled_dot_product_attention(
       attention.spec,
       sizes,
       output_strides(sizes, dropout_p > 0),
-      kName);
+      kAttentionName);
 }
 
 } // namespace weft::dtensor::kernels

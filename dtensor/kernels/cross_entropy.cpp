@@ -17,7 +17,7 @@
 namespace weft::dtensor::kernels {
 namespace {
 
-constexpr const char* kName = "cross_entropy";
+constexpr const char* kLossName = "cross_entropy";
 
 struct ClassShard {
   mesh::Communicator* group;
@@ -64,7 +64,7 @@ struct ShardedRowLoss : torch::autograd::Function<ShardedRowLoss> {
     }
     auto all =
         at::empty({shard.group->size(), 3, x.size(0)}, statistics.options());
-    shard.group->all_gather(all, statistics, kName).wait();
+    shard.group->all_gather(all, statistics, kLossName).wait();
     const auto maximum = all.select(1, 0).amax(0);
     const auto sum =
         (all.select(1, 1) * (all.select(1, 0) - maximum).exp_()).sum(0);
@@ -128,14 +128,14 @@ at::Tensor reduce_rows(
     placements.push_back(placement.is_shard() ? Partial() : Replicate());
   }
   const auto spec = rows.with(placements);
-  auto total = leave_local(row_loss.sum(), spec, {}, {}, kName);
+  auto total = leave_local(row_loss.sum(), spec, {}, {}, kLossName);
   if (reduction == at::Reduction::Sum) {
     return total;
   }
   auto count = leave_local(
-      weights.sum().to(row_loss.scalar_type()), spec, {}, {}, kName);
-  return redistribute_to(total, spec.without_partial(), kName) /
-         redistribute_to(count, spec.without_partial(), kName);
+      weights.sum().to(row_loss.scalar_type()), spec, {}, {}, kLossName);
+  return redistribute_to(total, spec.without_partial(), kLossName) /
+         redistribute_to(count, spec.without_partial(), kLossName);
 }
 
 } // namespace
@@ -178,10 +178,10 @@ at::Tensor cross_entropy_loss(
   const auto row_spec = common.with(rows);
   const auto input_spec = common.with(wanted);
   const auto t_local =
-      enter_local(place(target, common), row_spec, rows, kName);
+      enter_local(place(target, common), row_spec, rows, kLossName);
   // Half and bfloat16 losses are computed and returned in float, however the
   // logits are cut: a sum over many tokens needs it.
-  const auto x_local = enter_local(x, input_spec, wanted, kName);
+  const auto x_local = enter_local(x, input_spec, wanted, kLossName);
   const auto precise = [&] {
     return x_local.to(at::promote_types(x.scalar_type(), at::kFloat));
   };
@@ -189,11 +189,11 @@ at::Tensor cross_entropy_loss(
   if (!plain_rows) {
     std::optional<at::Tensor> w_local;
     if (weight && weight->defined()) {
-      w_local = enter_local(place(*weight, common), row_spec, rows, kName);
+      w_local = enter_local(place(*weight, common), row_spec, rows, kLossName);
     }
     auto loss = at::cross_entropy_loss(
         precise(), t_local, w_local, reduction, ignored, label_smoothing);
-    return leave_local(loss, row_spec, loss.sizes(), loss.strides(), kName);
+    return leave_local(loss, row_spec, loss.sizes(), loss.strides(), kLossName);
   }
   at::Tensor row_loss;
   if (class_mesh_dim >= 0) {
@@ -207,13 +207,13 @@ at::Tensor cross_entropy_loss(
   } else if (reduction != at::Reduction::None && !row_spec.has_shard()) {
     auto loss =
         at::cross_entropy_loss(precise(), t_local, {}, reduction, ignored);
-    return leave_local(loss, row_spec, {}, {}, kName);
+    return leave_local(loss, row_spec, {}, {}, kLossName);
   } else {
     row_loss = at::cross_entropy_loss(
         precise(), t_local, {}, at::Reduction::None, ignored);
   }
   if (reduction == at::Reduction::None) {
-    return leave_local(row_loss, row_spec, {x.size(0)}, {1}, kName);
+    return leave_local(row_loss, row_spec, {x.size(0)}, {1}, kLossName);
   }
   return reduce_rows(row_loss, t_local.ne(ignored), row_spec, reduction);
 }

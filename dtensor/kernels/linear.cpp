@@ -17,6 +17,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/graph_nodes.h"
 #include "dtensor/kernels/kernels.h"
+#include "dtensor/mesh_arguments.h"
 #include "dtensor/parameter_info.h"
 
 namespace weft::dtensor::kernels {
@@ -296,14 +297,6 @@ at::Tensor linear_region(
       sizes,
       row_major_strides(sizes),
       name);
-}
-
-Placements normalized(const Placements& placements, int64_t ndim) {
-  Placements result;
-  for (const auto& placement : placements) {
-    result.push_back(placement.normalized(ndim));
-  }
-  return result;
 }
 
 } // namespace

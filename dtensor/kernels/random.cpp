@@ -20,9 +20,9 @@ using Kind = Draw::Kind;
 using Stack = torch::jit::Stack;
 
 // A call's arguments by their names in the schema.
-class Arguments {
+class DrawArguments {
  public:
-  Arguments(const c10::OperatorHandle& op, const Stack& stack)
+  DrawArguments(const c10::OperatorHandle& op, const Stack& stack)
       : op_(op),
         values_(torch::jit::last(stack, op.schema().arguments().size())) {}
 
@@ -89,7 +89,7 @@ void check(bool holds, std::string_view op, const char* what, double value) {
   TORCH_CHECK_VALUE(holds, "[", op, "] ", what, ": ", value, ".");
 }
 
-Draw read_integers(const Arguments& args, at::ScalarType dtype) {
+Draw read_integers(const DrawArguments& args, at::ScalarType dtype) {
   const bool is_randint = base_name(args.op()) == "randint_like";
   const auto low = args.integer(is_randint ? "low" : "from");
   const auto high = args.integer(is_randint ? "high" : "to");
@@ -114,7 +114,7 @@ Draw read_integers(const Arguments& args, at::ScalarType dtype) {
   return draw;
 }
 
-Draw read_draw(const Arguments& args, at::ScalarType dtype) {
+Draw read_draw(const DrawArguments& args, at::ScalarType dtype) {
   const auto name = base_name(args.op());
   const auto op = args.op();
   if (name == "uniform" || name == "rand_like") {
@@ -238,7 +238,7 @@ bool is_inplace(const c10::OperatorHandle& op) {
 // A tensor without a mesh, or with its values still to come.
 void random_fill_unplaced(
     const c10::OperatorHandle& op,
-    const Arguments& args,
+    const DrawArguments& args,
     Stack* stack) {
   const auto self = args.self();
   auto* impl = dtensor_impl(self);
@@ -265,7 +265,7 @@ void random_fill_unplaced(
 }
 
 // rand_like and randn_like of a tensor inside DeferredInit are factories.
-bool deferred_like(const Arguments& args, Stack* stack, size_t arguments) {
+bool deferred_like(const DrawArguments& args, Stack* stack, size_t arguments) {
   const auto name = base_name(args.op());
   const auto self = args.self();
   if (dtensor_impl(self)->spec().mesh_ndim() != 0 ||
@@ -286,7 +286,7 @@ bool deferred_like(const Arguments& args, Stack* stack, size_t arguments) {
   return true;
 }
 
-at::Tensor new_random(const Arguments& args) {
+at::Tensor new_random(const DrawArguments& args) {
   const auto& self = args.self();
   const auto dtype = args.find("dtype");
   const auto options = self.options().dtype(
@@ -371,7 +371,7 @@ void random_fill(
     c10::DispatchKeySet,
     Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const Arguments args(op, *stack);
+  const DrawArguments args(op, *stack);
   const auto self = args.self();
   const size_t arguments = op.schema().arguments().size();
   if (deferred_like(args, stack, arguments)) {

@@ -29,7 +29,7 @@ void replace_tensors(c10::IValue& value, size_t argument, const Visit& visit) {
   }
 }
 
-struct Region {
+struct KernelRegion {
   /// On the region's mesh; cut where the samples are.
   DTensorSpec common;
   /// One a mesh dim: how it cuts the samples, or Replicate.
@@ -56,10 +56,10 @@ Placements gradient_along(const Placements& cuts, int64_t dim) {
   return placements;
 }
 
-Region find_region(
+KernelRegion find_region(
     c10::ArrayRef<c10::IValue> arguments,
     const RegionDims& dims) {
-  Region region;
+  KernelRegion region;
   at::Tensor lead;
   int64_t lead_dim = RegionDims::kWhole;
   for (size_t i = 0; i < arguments.size(); ++i) {

@@ -118,7 +118,7 @@ std::vector<Strategy> forward(
 }
 
 // Gradients of query, key and value, all linear in the output's.
-std::vector<Strategy> backward(
+std::vector<Strategy> attention_backward(
     const OpCall& call,
     const StrategyContext& context) {
   if (draws(call)) {
@@ -236,25 +236,25 @@ void add_attention_rules(RuleTable& table) {
       {.strategies = forward, .infer = cpu_sizes});
   table.add(
       "_scaled_dot_product_flash_attention_for_cpu_backward",
-      {.strategies = backward, .infer = heads_inside_gradients});
+      {.strategies = attention_backward, .infer = heads_inside_gradients});
   table.add(
       "_scaled_dot_product_flash_attention",
       {.strategies = forward, .infer = flash_sizes});
   table.add(
       "_scaled_dot_product_flash_attention_backward",
-      {.strategies = backward, .infer = gradients_like});
+      {.strategies = attention_backward, .infer = gradients_like});
   table.add(
       "_scaled_dot_product_cudnn_attention",
       {.strategies = forward, .infer = cudnn_sizes});
   table.add(
       "_scaled_dot_product_cudnn_attention_backward",
-      {.strategies = backward, .infer = gradients_like});
+      {.strategies = attention_backward, .infer = gradients_like});
   table.add(
       "_scaled_dot_product_efficient_attention",
       {.strategies = forward, .infer = efficient_sizes});
   table.add(
       "_scaled_dot_product_efficient_attention_backward",
-      {.strategies = backward, .infer = efficient_gradients});
+      {.strategies = attention_backward, .infer = efficient_gradients});
 }
 
 } // namespace weft::dtensor

@@ -11,13 +11,9 @@ namespace {
 
 using rules::tensor_argument;
 
-int64_t reduction_of(const OpCall& call) {
-  return rules::argument(call, "reduction").toInt();
-}
-
 // Names of the output of a loss whose elements have the dims `names`.
 std::string reduced(const OpCall& call, const std::string& names) {
-  return reduction_of(call) == at::Reduction::None ? names : "+";
+  return rules::loss_reduction(call) == at::Reduction::None ? names : "+";
 }
 
 OutputMeta contiguous_like(const OpCall& call, std::string_view name) {
@@ -50,7 +46,7 @@ ClassNames class_names(const OpCall& call) {
 std::vector<Strategy> nll_loss_forward(
     const OpCall& call,
     const StrategyContext&) {
-  if (reduction_of(call) == at::Reduction::Mean) {
+  if (rules::loss_reduction(call) == at::Reduction::Mean) {
     return {};
   }
   const auto names = class_names(call);
@@ -65,7 +61,7 @@ std::vector<Strategy> nll_loss_backward(
     const OpCall& call,
     const StrategyContext&) {
   const auto names = class_names(call);
-  const bool none = reduction_of(call) == at::Reduction::None;
+  const bool none = rules::loss_reduction(call) == at::Reduction::None;
   auto strategies = rules::cut_named_dims(
       call,
       {{"grad_output", none ? names.target : ""},
@@ -78,7 +74,7 @@ std::vector<Strategy> nll_loss_backward(
 
 std::vector<OutputMeta> nll_loss2d_sizes(const OpCall& call) {
   OutputMeta output;
-  if (reduction_of(call) == at::Reduction::None) {
+  if (rules::loss_reduction(call) == at::Reduction::None) {
     output = contiguous_like(call, "target");
   }
   return {output, OutputMeta{}};
@@ -92,14 +88,14 @@ void reduce_in_equal_parts(
     std::vector<Strategy>& strategies,
     const OpCall& call,
     const StrategyContext& context) {
-  if (reduction_of(call) == at::Reduction::None) {
+  if (rules::loss_reduction(call) == at::Reduction::None) {
     return;
   }
   const int64_t samples = tensor_argument(call, "self")->sizes()[0];
   if (samples == 0 || samples % context.all_shards != 0) {
     strategies.clear();
   }
-  const bool mean = reduction_of(call) == at::Reduction::Mean;
+  const bool mean = rules::loss_reduction(call) == at::Reduction::Mean;
   for (auto& strategy : strategies) {
     if (mean) {
       strategy.outputs[0] = Partial(ReduceOp::kAvg);
@@ -132,8 +128,8 @@ std::vector<Strategy> margin_loss_backward(
     const StrategyContext&) {
   std::vector<Strategy> strategies;
   if (tensor_argument(call, "self")->dim() == 2 &&
-      reduction_of(call) != at::Reduction::Mean) {
-    const bool none = reduction_of(call) == at::Reduction::None;
+      rules::loss_reduction(call) != at::Reduction::Mean) {
+    const bool none = rules::loss_reduction(call) == at::Reduction::None;
     const bool many = tensor_argument(call, "target")->dim() == 2;
     strategies = rules::cut_named_dims(
         call,
@@ -150,7 +146,7 @@ std::vector<Strategy> margin_loss_backward(
 std::vector<OutputMeta> margin_loss_sizes(const OpCall& call) {
   const auto& self = *tensor_argument(call, "self");
   OutputMeta output;
-  if (reduction_of(call) == at::Reduction::None && self.dim() == 2) {
+  if (rules::loss_reduction(call) == at::Reduction::None && self.dim() == 2) {
     output = rules::contiguous({self.sizes()[0]});
   }
   std::vector<OutputMeta> outputs{output};

@@ -118,7 +118,7 @@ std::vector<Strategy> convolution_backward(
 }
 
 // Parts with whole groups have fewer of them.
-Rule::LocalArguments local_groups(const LocalCall& local) {
+Rule::LocalArguments groups_of_part(const LocalCall& local) {
   const auto& call = local.call;
   const int64_t groups = rules::argument(call, "groups").toInt();
   Rule::LocalArguments arguments;
@@ -134,7 +134,7 @@ Rule::LocalArguments local_groups(const LocalCall& local) {
 }
 
 Rule::LocalArguments local_backward(const LocalCall& local) {
-  auto arguments = local_groups(local);
+  auto arguments = groups_of_part(local);
   const auto position = rules::argument_position(local.call, "bias_sizes");
   if (local.call.arguments[position].isIntList()) {
     arguments.emplace_back(
@@ -211,7 +211,7 @@ void add_convolution_rules(RuleTable& table) {
       "convolution _convolution",
       {.strategies = convolution,
        .infer = convolution_sizes,
-       .localize = local_groups});
+       .localize = groups_of_part});
   table.add(
       "convolution_backward",
       {.strategies = convolution_backward,

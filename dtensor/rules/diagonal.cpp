@@ -40,15 +40,11 @@ std::vector<Strategy> trace(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-std::vector<OutputMeta> one_number(const OpCall&) {
-  return {OutputMeta{}};
-}
-
 } // namespace
 
 void add_diagonal_rules(RuleTable& table) {
   table.add("diag_embed", {.strategies = diag_embed});
-  table.add("trace", {.strategies = trace, .infer = one_number});
+  table.add("trace", {.strategies = trace, .infer = rules::one_number});
 }
 
 } // namespace weft::dtensor

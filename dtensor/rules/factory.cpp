@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "dtensor/rule.h"
+#include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
 
 namespace weft::dtensor {
@@ -58,10 +59,6 @@ std::vector<Strategy> new_like(
   return like_input(call, context);
 }
 
-Rule::LocalArguments part_sizes(const LocalCall& local) {
-  return {{1, local.outputs.at(0).sizes}};
-}
-
 // The global strides' order of dims, packed for the local sizes.
 Rule::LocalArguments part_sizes_and_strides(const LocalCall& local) {
   const auto strides = local.call.arguments[2].toIntVector();
@@ -81,7 +78,9 @@ void add_factory_rules(RuleTable& table) {
       {.strategies = filled_like, .value_free = true});
   table.add(
       "new_empty new_zeros new_ones new_full",
-      {.strategies = new_like, .localize = part_sizes, .value_free = true});
+      {.strategies = new_like,
+       .localize = rules::part_sizes,
+       .value_free = true});
   table.add(
       "new_empty_strided",
       {.strategies = new_like,

@@ -157,7 +157,7 @@ std::vector<Strategy> triangle(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-Rule::LocalArguments local_diagonal(const LocalCall& local) {
+Rule::LocalArguments local_triangle(const LocalCall& local) {
   const auto& offset = local.inputs.at(0).offset;
   const size_t row = offset.size() - 2;
   return {{1, local.call.arguments[1].toInt() + offset[row] - offset[row + 1]}};
@@ -173,7 +173,7 @@ void add_joining_rules(RuleTable& table) {
   table.add("_chunk_cat", {.strategies = chunk_cat});
   table.add("roll", {.strategies = roll, .infer = row_major_like});
   table.add("rot90", {.strategies = rot90, .infer = rot90_sizes});
-  table.add("tril triu", {.strategies = triangle, .localize = local_diagonal});
+  table.add("tril triu", {.strategies = triangle, .localize = local_triangle});
 }
 
 } // namespace weft::dtensor

@@ -2,6 +2,7 @@
 // nn.functional's `reduction` says. Means go another way where they can: see
 // Note [Losses that are means].
 
+#include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pointwise.h"
 
 #include <ATen/core/Reduction.h>
@@ -9,12 +10,8 @@
 namespace weft::dtensor {
 namespace {
 
-int64_t reduction_of(const OpCall& call) {
-  return call.arguments[argument_position(call, "reduction")].toInt();
-}
-
 std::vector<OutputMeta> loss_outputs(const OpCall& call) {
-  if (reduction_of(call) != at::Reduction::None) {
+  if (rules::loss_reduction(call) != at::Reduction::None) {
     return {{{}, {}}};
   }
   return broadcast(call);
@@ -40,10 +37,10 @@ std::vector<Strategy> mean_strategies(
 
 std::vector<Strategy> loss(const OpCall& call, const StrategyContext& context) {
   const auto sizes = broadcast(call)[0].sizes;
-  if (reduction_of(call) == at::Reduction::Mean) {
+  if (rules::loss_reduction(call) == at::Reduction::Mean) {
     return mean_strategies(call, sizes, context);
   }
-  const bool sums = reduction_of(call) == at::Reduction::Sum;
+  const bool sums = rules::loss_reduction(call) == at::Reduction::Sum;
   return shard_broadcast_dims(call, sizes, [&](int64_t dim) {
     return Placements{sums ? Partial() : Shard(dim)};
   });
@@ -54,7 +51,7 @@ std::vector<Strategy> loss_backward(
     const OpCall& call,
     const StrategyContext& context) {
   std::vector<Strategy> strategies;
-  if (reduction_of(call) != at::Reduction::Mean) {
+  if (rules::loss_reduction(call) != at::Reduction::Mean) {
     strategies = shard_any_dim(call, context);
   }
   append_carries(strategies, call, linear({0}));

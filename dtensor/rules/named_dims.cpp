@@ -221,4 +221,16 @@ std::vector<OutputMeta> like_first(const OpCall& call) {
   return {call.op.schema().returns().size(), like(call.tensors[0])};
 }
 
+std::vector<OutputMeta> one_number(const OpCall& call) {
+  return {call.op.schema().returns().size(), OutputMeta{}};
+}
+
+int64_t loss_reduction(const OpCall& call) {
+  return argument(call, "reduction").toInt();
+}
+
+Rule::LocalArguments part_sizes(const LocalCall& local) {
+  return {{1, local.outputs.at(0).sizes}};
+}
+
 } // namespace weft::dtensor::rules

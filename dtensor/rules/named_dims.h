@@ -81,4 +81,13 @@ OutputMeta like(const TensorArgument& input);
 OutputMeta in_memory_format(const TensorArgument& input);
 std::vector<OutputMeta> like_first(const OpCall& call);
 
+/// Every output one number, of no dims.
+std::vector<OutputMeta> one_number(const OpCall& call);
+
+/// A loss's argument "reduction", an at::Reduction.
+int64_t loss_reduction(const OpCall& call);
+
+/// For ops whose second argument is the result's sizes: those of the part.
+Rule::LocalArguments part_sizes(const LocalCall& local);
+
 } // namespace weft::dtensor::rules

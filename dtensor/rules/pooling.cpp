@@ -29,7 +29,7 @@ std::vector<Strategy> average(
   return strategies;
 }
 
-std::vector<Strategy> backward(
+std::vector<Strategy> pooling_backward(
     const OpCall& call,
     const StrategyContext& context) {
   auto strategies = alone(call, context);
@@ -148,18 +148,18 @@ void add_pooling_rules(RuleTable& table) {
       {.strategies = average, .infer = adaptive_sizes});
   table.add(
       "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
-      {.strategies = backward, .infer = input_sizes});
+      {.strategies = pooling_backward, .infer = input_sizes});
   table.add(
       "avg_pool2d_backward avg_pool3d_backward adaptive_max_pool2d_backward "
       "adaptive_max_pool3d_backward max_pool2d_with_indices_backward "
       "fractional_max_pool2d_backward",
-      {.strategies = backward});
+      {.strategies = pooling_backward});
   table.add(
       "max_pool3d_with_indices_backward",
-      {.strategies = backward, .infer = input_sizes});
+      {.strategies = pooling_backward, .infer = input_sizes});
   table.add(
       "fractional_max_pool3d_backward",
-      {.strategies = backward, .infer = contiguous_input_sizes});
+      {.strategies = pooling_backward, .infer = contiguous_input_sizes});
   table.add(
       "max_pool2d_with_indices adaptive_max_pool2d adaptive_max_pool3d",
       {.strategies = alone});

@@ -237,10 +237,6 @@ std::vector<Strategy> dist(const OpCall& call, const StrategyContext& context) {
   return strategies;
 }
 
-std::vector<OutputMeta> one_number(const OpCall& call) {
-  return {call.op.schema().returns().size(), OutputMeta{}};
-}
-
 } // namespace
 
 void add_reduction_rules(RuleTable& table) {
@@ -263,7 +259,7 @@ void add_reduction_rules(RuleTable& table) {
       {.strategies = count, .infer = reduced_sizes});
   table.add(
       "linalg_vector_norm norm", {.strategies = norm, .infer = reduced_sizes});
-  table.add("dist", {.strategies = dist, .infer = one_number});
+  table.add("dist", {.strategies = dist, .infer = rules::one_number});
   table.add(
       "max.dim max.dim_max min.dim min.dim_min argmax argmin var std var_mean "
       "std_mean logsumexp "

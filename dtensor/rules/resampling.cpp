@@ -33,7 +33,7 @@ std::vector<Strategy> interpolated(
   return strategies;
 }
 
-std::vector<Strategy> backward(
+std::vector<Strategy> resampling_backward(
     const OpCall& call,
     const StrategyContext& context) {
   auto strategies = rules::cut_planes(call, context, {"self", "grad_output"});
@@ -267,11 +267,11 @@ void add_padding_rules(RuleTable& table) {
   table.add(
       "reflection_pad1d_backward reflection_pad3d_backward "
       "replication_pad1d_backward",
-      {.strategies = backward});
+      {.strategies = resampling_backward});
   table.add(
       "reflection_pad2d_backward replication_pad2d_backward "
       "replication_pad3d_backward",
-      {.strategies = backward, .infer = unpadded_sizes});
+      {.strategies = resampling_backward, .infer = unpadded_sizes});
   table.add("constant_pad_nd", {.strategies = constant_pad});
 }
 
@@ -294,7 +294,7 @@ void add_resampling_rules(RuleTable& table) {
       "upsample_bicubic2d_backward upsample_trilinear3d_backward "
       "_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward "
       "_upsample_lanczos2d_aa_backward",
-      {.strategies = backward, .localize = part_input_size});
+      {.strategies = resampling_backward, .localize = part_input_size});
   table.add(
       "grid_sampler_2d grid_sampler_3d",
       {.strategies = grid_sampler, .infer = sampled_sizes});

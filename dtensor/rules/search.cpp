@@ -47,7 +47,7 @@ Strategy count_part(const OpCall& call, int64_t d, size_t outputs) {
 
 // Counts add up, unless they are divided by their sum.
 std::vector<Strategy>
-count(const OpCall& call, int64_t dims, const StrategyContext& context) {
+count_over(const OpCall& call, int64_t dims, const StrategyContext& context) {
   std::vector<Strategy> strategies;
   const auto density = rules::argument(call, "density");
   if (!density.isBool() || !density.toBool()) {
@@ -65,7 +65,7 @@ std::vector<Strategy> histc(
   const double min = rules::argument(call, "min").toScalar().toDouble();
   const double max = rules::argument(call, "max").toScalar().toDouble();
   return min == max ? std::vector<Strategy>()
-                    : count(call, call.tensors[0].dim(), context);
+                    : count_over(call, call.tensors[0].dim(), context);
 }
 
 bool has_range(const OpCall& call) {
@@ -88,7 +88,7 @@ std::vector<Strategy> histogram(
   if (!tensor_argument(call, "bins") && !has_range(call)) {
     return {};
   }
-  return count(call, call.tensors[0].dim(), context);
+  return count_over(call, call.tensors[0].dim(), context);
 }
 
 // [..., D]: D numbers each point.
@@ -98,7 +98,7 @@ std::vector<Strategy> histogramdd(
   if (rules::argument(call, "bins").isIntList() && !has_range(call)) {
     return {};
   }
-  return count(call, call.tensors[0].dim() - 1, context);
+  return count_over(call, call.tensors[0].dim() - 1, context);
 }
 
 std::vector<OutputMeta> histc_sizes(const OpCall& call) {

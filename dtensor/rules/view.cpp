@@ -226,10 +226,6 @@ std::vector<Strategy> reinterpreted(
   return strategies;
 }
 
-Rule::LocalArguments part_sizes(const LocalCall& local) {
-  return {{1, local.outputs.at(0).sizes}};
-}
-
 // Rules of a view and of its copying form.
 void add_both(
     RuleTable& table,
@@ -248,7 +244,7 @@ void add_shape_rules(RuleTable& table) {
       "view _unsafe_view",
       "view_copy _reshape_copy",
       {.strategies = follow<reshape_dims>,
-       .localize = part_sizes,
+       .localize = rules::part_sizes,
        .reshapes = true});
   add_both(
       table, "view.dtype", "view_copy.dtype", {.strategies = reinterpreted});
@@ -256,7 +252,7 @@ void add_shape_rules(RuleTable& table) {
       table,
       "expand",
       "expand_copy",
-      {.strategies = follow<expand_dims>, .localize = part_sizes});
+      {.strategies = follow<expand_dims>, .localize = rules::part_sizes});
   add_both(
       table,
       "transpose.int t",

@@ -12,10 +12,6 @@ namespace {
 using rules::ViewDim;
 using rules::ViewDims;
 
-Rule::LocalArguments part_sizes(const LocalCall& local) {
-  return {{1, local.outputs.at(0).sizes}};
-}
-
 std::vector<OutputMeta> given_sizes(const OpCall& call) {
   return {rules::contiguous(call.arguments[1].toIntVector())};
 }
@@ -219,17 +215,17 @@ void add_view_backward_rules(RuleTable& table) {
       "select_backward",
       {.strategies = select_backward,
        .infer = given_sizes,
-       .localize = part_sizes});
+       .localize = rules::part_sizes});
   table.add(
       "slice_backward",
       {.strategies = slice_backward,
        .infer = given_sizes,
-       .localize = part_sizes});
+       .localize = rules::part_sizes});
   table.add(
       "unfold_backward",
       {.strategies = unfold_backward,
        .infer = given_sizes,
-       .localize = part_sizes});
+       .localize = rules::part_sizes});
   table.add("select_scatter", {.strategies = select_scatter});
   table.add("slice_scatter", {.strategies = slice_scatter});
   table.add(
