@@ -10,13 +10,19 @@ if(WEFT_SANITIZE)
   target_link_options(weft_warnings INTERFACE -fsanitize=${WEFT_SANITIZE})
 endif()
 
-# weft_use_pch(<target>): compiles <target> with the shared header, several
-# sources at once. However short a source is, the compiler needs some 8 s for
-# what libtorch's headers leave to be instantiated, and a batch needs them once.
-# In a batch anonymous namespaces are one.
-function(weft_use_pch target)
+# weft_batch(<target>): compiles several sources at once. However short a source
+# is, the compiler needs some 8 s for what libtorch's headers leave to be
+# instantiated, and a batch needs them once. Sources of a target share their
+# anonymous namespaces so; one that cannot is left out, with the reason, by
+# SKIP_UNITY_BUILD_INCLUSION.
+function(weft_batch target)
   set_target_properties(${target} PROPERTIES
     UNITY_BUILD ${WEFT_UNITY} UNITY_BUILD_BATCH_SIZE 10)
+endfunction()
+
+# weft_use_pch(<target>): batches with the shared precompiled header.
+function(weft_use_pch target)
+  weft_batch(${target})
   if(NOT WEFT_PCH)
     return()
   endif()

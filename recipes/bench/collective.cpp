@@ -130,7 +130,7 @@ std::vector<Transport> open_transports(const std::string& backend) {
 }
 
 /// One op at one size, over every transport.
-struct Case {
+struct CollectiveCase {
   const Collective& collective;
   uint64_t bytes;
   /// Microseconds, [transport][round].
@@ -156,7 +156,7 @@ at::Tensor make_whole(uint64_t bytes, int64_t ranks, at::ScalarType dtype) {
 }
 
 void measure(
-    Case& subject,
+    CollectiveCase& subject,
     std::vector<Transport>& transports,
     const CollectiveOptions& options) {
   const int calls = calls_of(subject.bytes);
@@ -179,7 +179,7 @@ void measure(
 }
 
 /// A round is over when the slowest rank is.
-void take_slowest(Case& subject, Communicator group) {
+void take_slowest(CollectiveCase& subject, Communicator group) {
   for (auto& rounds : subject.rounds) {
     const auto times = at::from_blob(
         rounds.data(), {static_cast<int64_t>(rounds.size())}, at::kDouble);
@@ -187,30 +187,26 @@ void take_slowest(Case& subject, Communicator group) {
   }
 }
 
-double rounded(double value) {
-  return std::round(value * 1e2) / 1e2;
-}
-
 nlohmann::ordered_json row_of(
-    const Case& subject,
+    const CollectiveCase& subject,
     const std::vector<Transport>& transports) {
   nlohmann::ordered_json row{
       {"op", subject.collective.name}, {"bytes", subject.bytes}};
   for (size_t i = 0; i < transports.size(); ++i) {
     const auto [least, most] = std::ranges::minmax(subject.rounds[i]);
     const auto& name = transports[i].name;
-    row[name + "_us"] = rounded(median(subject.rounds[i]));
-    row[name + "_min_us"] = rounded(least);
-    row[name + "_max_us"] = rounded(most);
+    row[name + "_us"] = rounded(median(subject.rounds[i]), 1e2);
+    row[name + "_min_us"] = rounded(least, 1e2);
+    row[name + "_max_us"] = rounded(most, 1e2);
   }
   if (transports.size() == 2) {
     row["ratio"] =
-        rounded(median(subject.rounds[0]) / median(subject.rounds[1]));
+        rounded(median(subject.rounds[0]) / median(subject.rounds[1]), 1e2);
   }
   return row;
 }
 
-std::vector<Case> cases_of(const CollectiveOptions& options) {
+std::vector<CollectiveCase> cases_of(const CollectiveOptions& options) {
   auto sizes = options.sizes;
   for (auto bytes = kLeastBytes; options.sizes.empty() && bytes <= kMostBytes;
        bytes *= 4) {
@@ -220,7 +216,7 @@ std::vector<Case> cases_of(const CollectiveOptions& options) {
     return options.ops.empty() ||
            std::ranges::count(options.ops, collective.name) != 0;
   };
-  std::vector<Case> cases;
+  std::vector<CollectiveCase> cases;
   for (const auto& collective : collectives()) {
     for (const auto bytes :
          collective.has_data ? sizes : std::vector<uint64_t>{0}) {

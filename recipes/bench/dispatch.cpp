@@ -22,7 +22,7 @@ namespace {
 using dtensor::Replicate;
 using dtensor::Shard;
 
-constexpr int kRounds = 11;
+constexpr int kDispatchRounds = 11;
 
 class Results {
  public:
@@ -50,7 +50,7 @@ class Results {
     std::vector<double> dtensor_us;
     microseconds(local, calls / 10 + 1);
     microseconds(distributed, calls / 10 + 1);
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < kDispatchRounds; ++round) {
       local_us.push_back(microseconds(local, calls));
       dtensor_us.push_back(microseconds(distributed, calls));
     }
@@ -122,7 +122,7 @@ void time_ops(const mesh::DeviceMesh& mesh, Results& results) {
     return;
   }
   std::vector<double> rounds;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kDispatchRounds; ++round) {
     rounds.push_back(microseconds(
         [&] { out = dtensor::from_local(a.local, mesh, {Shard(0)}); }, 2000));
   }

@@ -16,16 +16,16 @@
 namespace weft::recipes::bench {
 namespace {
 
-constexpr int kRounds = 15;
+constexpr int kRandomRounds = 15;
 
 using Op = std::function<at::Tensor(const at::Tensor&)>;
 
-struct Case {
+struct RandomCase {
   const char* name;
   Op op;
 };
 
-std::vector<Case> fills() {
+std::vector<RandomCase> fills() {
   return {
       {"uniform", [](const auto& x) { return x.uniform_(); }},
       {"normal", [](const auto& x) { return x.normal_(); }},
@@ -42,7 +42,7 @@ std::vector<Case> fills() {
 }
 
 // Of probabilities: one number an element, one choice a row.
-std::vector<Case> draws() {
+std::vector<RandomCase> draws() {
   return {
       {"bernoulli_tensor", [](const auto& p) { return at::bernoulli(p); }},
       {"poisson", [](const auto& p) { return at::poisson(p); }},
@@ -61,10 +61,10 @@ std::string run_random() {
   const auto placed =
       dtensor::from_local(plain.clone(), mesh, {dtensor::Replicate()});
   nlohmann::ordered_json json{{"bench", "random"}, {"elements", plain.numel()}};
-  const auto time = [&](const Case& a_case) {
+  const auto time = [&](const RandomCase& a_case) {
     std::vector<double> local;
     std::vector<double> dtensor;
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < kRandomRounds; ++round) {
       local.push_back(microseconds([&] { a_case.op(plain); }));
       dtensor.push_back(microseconds([&] { a_case.op(placed); }));
     }

@@ -20,7 +20,7 @@ using dtensor::Placement;
 using dtensor::Replicate;
 using dtensor::Shard;
 
-constexpr int kRounds = 5;
+constexpr int kMoveRounds = 5;
 constexpr int64_t kColumns = 1024;
 
 double median_us(
@@ -36,7 +36,7 @@ double median_us(
   group.barrier();
   microseconds(move, calls);
   std::vector<double> rounds;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kMoveRounds; ++round) {
     rounds.push_back(microseconds(move, calls));
   }
   return median(std::move(rounds));

@@ -79,10 +79,6 @@ Times measure(
   return times;
 }
 
-double rounded(double value) {
-  return std::round(value * 1e4) / 1e4;
-}
-
 } // namespace
 
 std::optional<std::string> run_reducer(const ReducerOptions& options) {
@@ -101,9 +97,9 @@ std::optional<std::string> run_reducer(const ReducerOptions& options) {
   for (const auto width : options.widths) {
     const auto times = measure(options, mesh, width);
     const auto key = "w" + std::to_string(width);
-    result[key + "_plain_ms"] = rounded(median(times.plain));
-    result[key + "_ddp_ms"] = rounded(median(times.ddp));
-    result[key + "_ratio"] = rounded(median(times.ratio));
+    result[key + "_plain_ms"] = rounded(median(times.plain), 1e4);
+    result[key + "_ddp_ms"] = rounded(median(times.ddp), 1e4);
+    result[key + "_ratio"] = rounded(median(times.ratio), 1e4);
   }
   return world.rank() == 0 ? std::optional(result.dump()) : std::nullopt;
 }

@@ -84,10 +84,6 @@ mesh::World make_world(const StepOptions& options, const mesh::JobRank& job) {
   return mesh::World::from_env(std::move(world_options));
 }
 
-double rounded(double value, double digits) {
-  return std::round(value * digits) / digits;
-}
-
 /// Seconds from the launch to the end of each phase of the start.
 class StartPhases {
  public:

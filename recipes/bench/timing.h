@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <vector>
 
 namespace weft::recipes::bench {
@@ -24,6 +25,11 @@ inline double median(std::vector<double> values) {
   const size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle]
                                 : (values[middle - 1] + values[middle]) / 2;
+}
+
+/// To a multiple of 1 / `digits`, e.g. 1e2: two decimals.
+inline double rounded(double value, double digits) {
+  return std::round(value * digits) / digits;
 }
 
 } // namespace weft::recipes::bench

@@ -56,7 +56,7 @@ void add_model_flags(
   add_json_flag(command);
 }
 
-void print(const std::optional<std::string>& result) {
+void print_result(const std::optional<std::string>& result) {
   if (result) {
     std::printf("%s\n", result->c_str());
   }
@@ -71,7 +71,7 @@ void add_step(CLI::App& bench) {
   add_model_flags(*command, options);
   command->add_option("--steps", options->steps, "Steps that are timed");
   command->add_option("--warmup", options->warmup);
-  command->callback([options] { print(bench::run_step(*options)); });
+  command->callback([options] { print_result(bench::run_step(*options)); });
 }
 
 void add_startup(CLI::App& bench) {
@@ -81,7 +81,7 @@ void add_startup(CLI::App& bench) {
       "Times each phase from the launch to the end of the first training "
       "step");
   add_model_flags(*command, options);
-  command->callback([options] { print(bench::run_startup(*options)); });
+  command->callback([options] { print_result(bench::run_startup(*options)); });
 }
 
 void add_collective(CLI::App& bench) {
@@ -108,7 +108,8 @@ void add_collective(CLI::App& bench) {
   command->add_option("--rounds", options->rounds)
       ->check(CLI::Range(1, 1 << 20));
   add_json_flag(*command);
-  command->callback([options] { print(bench::run_collective(*options)); });
+  command->callback(
+      [options] { print_result(bench::run_collective(*options)); });
 }
 
 void add_checkpoint_bench(CLI::App& bench) {
@@ -125,7 +126,8 @@ void add_checkpoint_bench(CLI::App& bench) {
       ->check(CLI::Range(12, 1 << 20));
   command->add_option("--threads", options->threads, "Per rank");
   add_json_flag(*command);
-  command->callback([options] { print(bench::run_checkpoint(*options)); });
+  command->callback(
+      [options] { print_result(bench::run_checkpoint(*options)); });
 }
 
 void add_dispatch(CLI::App& bench) {
@@ -134,14 +136,14 @@ void add_dispatch(CLI::App& bench) {
   auto only = std::make_shared<std::string>();
   command->add_option("--only", *only, "One op, e.g. mm_grad; default: all");
   add_json_flag(*command);
-  command->callback([only] { print(bench::run_dispatch(*only)); });
+  command->callback([only] { print_result(bench::run_dispatch(*only)); });
 }
 
 void add_random(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "random", "Times random ops on DTensors against libtorch's generator");
   add_json_flag(*command);
-  command->callback([] { print(bench::run_random()); });
+  command->callback([] { print_result(bench::run_random()); });
 }
 
 void add_reducer(CLI::App& bench) {
@@ -167,7 +169,7 @@ void add_reducer(CLI::App& bench) {
       options->keep_gradients,
       "zero_grad() keeps the gradients' memory");
   add_json_flag(*command);
-  command->callback([options] { print(bench::run_reducer(*options)); });
+  command->callback([options] { print_result(bench::run_reducer(*options)); });
 }
 
 void add_redistribute(CLI::App& bench) {
@@ -176,7 +178,7 @@ void add_redistribute(CLI::App& bench) {
       "Times moves between placements, like bench/peer/redistribute.py; under "
       "weftrun");
   add_json_flag(*command);
-  command->callback([] { print(bench::run_redistribute()); });
+  command->callback([] { print_result(bench::run_redistribute()); });
 }
 
 void add_deferred_memory(CLI::App& bench) {
@@ -191,7 +193,8 @@ void add_deferred_memory(CLI::App& bench) {
       ->check(CLI::Range(1, 1 << 20));
   command->add_option("--threads", options->threads, "Per rank");
   add_json_flag(*command);
-  command->callback([options] { print(bench::run_deferred_memory(*options)); });
+  command->callback(
+      [options] { print_result(bench::run_deferred_memory(*options)); });
 }
 
 } // namespace

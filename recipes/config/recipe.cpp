@@ -21,7 +21,9 @@
 namespace weft::recipes {
 namespace {
 
-[[noreturn]] void fail(const std::string& place, std::string_view message) {
+[[noreturn]] void refuse_at(
+    const std::string& place,
+    std::string_view message) {
   mesh::throw_error<mesh::UsageError>(fmt::format("{}: {}", place, message));
 }
 
@@ -30,7 +32,7 @@ bool is_control(char c) {
 }
 
 // For a message, which is one line.
-std::string shortened(std::string text) {
+std::string shortened_line(std::string text) {
   constexpr size_t kMost = 80;
   if (text.size() > kMost) {
     text = text.substr(0, kMost) + "...";
@@ -40,10 +42,10 @@ std::string shortened(std::string text) {
 }
 
 // Puts the values of one text into a recipe.
-class Reader {
+class RecipeReader {
  public:
   // `is_override`: places name the override, not lines.
-  Reader(Recipe& recipe, std::string source, bool is_override)
+  RecipeReader(Recipe& recipe, std::string source, bool is_override)
       : recipe_(recipe),
         source_(std::move(source)),
         is_override_(is_override) {}
@@ -52,16 +54,16 @@ class Reader {
     try {
       return parse_yaml(text);
     } catch (const YamlError& error) {
-      fail(place(error.where()), error.what());
+      refuse_at(place(error.where()), error.what());
     }
   }
 
   void read_document(const YamlNode& root) {
     if (root.kind == YamlNode::Kind::kNull) {
-      fail(source_, "the recipe is empty");
+      refuse_at(source_, "the recipe is empty");
     }
     if (root.kind != YamlNode::Kind::kMap) {
-      fail(
+      refuse_at(
           place(root.where),
           "a recipe is a map of keys to values, found " + describe(root));
     }
@@ -75,11 +77,11 @@ class Reader {
     if (const Key* key = find_key(path)) {
       read_key(*key, value, where);
     } else if (!is_section(path)) {
-      fail(
+      refuse_at(
           place(near),
           fmt::format("{}: unknown key; {}", path, suggest_key(path)));
     } else if (value.kind != YamlNode::Kind::kMap) {
-      fail(
+      refuse_at(
           place(where),
           fmt::format("{}: expected a map, found {}", path, describe(value)));
     } else {
@@ -97,22 +99,22 @@ class Reader {
   std::string key_text(const YamlNode& key, const std::string& prefix) const {
     if (key.kind != YamlNode::Kind::kScalar || key.text.empty() ||
         std::any_of(key.text.begin(), key.text.end(), is_control)) {
-      fail(place(key.where), "a key is a word, found " + describe(key));
+      refuse_at(place(key.where), "a key is a word, found " + describe(key));
     }
     if (key.text == "<<" && !key.quoted) {
-      fail(place(key.where), "merge keys (<<) are not supported");
+      refuse_at(place(key.where), "merge keys (<<) are not supported");
     }
     if (key.text.find('.') != std::string::npos) {
-      fail(
+      refuse_at(
           place(key.where),
           fmt::format(
               "{}{}: a key has no dots; nest it as `{}:` with `{}:` below",
               prefix,
-              shortened(key.text),
-              shortened(key.text.substr(0, key.text.find('.'))),
-              shortened(key.text.substr(key.text.find('.') + 1))));
+              shortened_line(key.text),
+              shortened_line(key.text.substr(0, key.text.find('.'))),
+              shortened_line(key.text.substr(key.text.find('.') + 1))));
     }
-    return shortened(key.text);
+    return shortened_line(key.text);
   }
 
   void read_map(const YamlNode& map, const std::string& prefix) {
@@ -122,7 +124,7 @@ class Reader {
       const std::string path = prefix + key_text(key, prefix);
       const auto [first, is_new] = lines.emplace(path, key.where.line);
       if (!is_new) {
-        fail(
+        refuse_at(
             place(key.where),
             fmt::format(
                 "{}: repeated key; it stands in line {} already",
@@ -139,13 +141,13 @@ class Reader {
           [&](auto field) { read_value(value, field(recipe_)); }, key.field);
     } catch (const YamlError& error) {
       const bool inside = value.kind == YamlNode::Kind::kList;
-      fail(
+      refuse_at(
           place(inside ? error.where() : where),
           fmt::format("{}: {}", key.path, error.what()));
     }
     const std::string fault = find_fault(key, recipe_);
     if (!fault.empty()) {
-      fail(place(where), fmt::format("{}: {}", key.path, fault));
+      refuse_at(place(where), fmt::format("{}: {}", key.path, fault));
     }
     recipe_.origins.places.insert_or_assign(
         std::string(key.path), place(where));
@@ -157,12 +159,12 @@ class Reader {
 };
 
 void apply_override(Recipe& recipe, const std::string& text) {
-  const std::string source = "override " + shortened(text);
+  const std::string source = "override " + shortened_line(text);
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
-    fail(source, "expected key.path=value");
+    refuse_at(source, "expected key.path=value");
   }
-  Reader reader(recipe, source, /*is_override=*/true);
+  RecipeReader reader(recipe, source, /*is_override=*/true);
   reader.read(
       text.substr(0, equals), reader.parse(text.substr(equals + 1)), {});
 }
@@ -183,16 +185,16 @@ std::string read_file(const std::string& path) {
   struct stat status {};
   if (path.find('\0') != std::string::npos ||
       ::stat(path.c_str(), &status) != 0) {
-    fail(path, std::strerror(errno == 0 ? EINVAL : errno));
+    refuse_at(path, std::strerror(errno == 0 ? EINVAL : errno));
   }
   if (S_ISDIR(status.st_mode)) {
-    fail(path, "is a folder, not a recipe");
+    refuse_at(path, "is a folder, not a recipe");
   }
   if (!S_ISREG(status.st_mode)) {
-    fail(path, "is not a regular file");
+    refuse_at(path, "is not a regular file");
   }
   if (status.st_size > kMaxYamlBytes) {
-    fail(
+    refuse_at(
         path,
         fmt::format(
             "{} bytes; a recipe has at most {}",
@@ -203,7 +205,7 @@ std::string read_file(const std::string& path) {
   std::ostringstream text;
   text << file.rdbuf();
   if (!file) {
-    fail(path, "cannot be read");
+    refuse_at(path, "cannot be read");
   }
   return text.str();
 }
@@ -222,7 +224,7 @@ Recipe parse_recipe(
     std::span<const std::string> overrides) {
   Recipe recipe;
   recipe.origins.source = source;
-  Reader reader(recipe, source, /*is_override=*/false);
+  RecipeReader reader(recipe, source, /*is_override=*/false);
   reader.read_document(reader.parse(text));
   for (const std::string& override_text : overrides) {
     apply_override(recipe, override_text);
@@ -278,7 +280,7 @@ void refuse(
     const Recipe& recipe,
     std::string_view key,
     const std::string& message) {
-  fail(place_of(recipe, key), message);
+  refuse_at(place_of(recipe, key), message);
 }
 
 } // namespace weft::recipes

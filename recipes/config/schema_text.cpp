@@ -11,7 +11,7 @@
 namespace weft::recipes {
 namespace {
 
-std::string number(double value) {
+std::string number_text(double value) {
   return std::abs(value) < 1e15 && std::trunc(value) == value
              ? fmt::format("{}", static_cast<int64_t>(value))
              : fmt::format("{}", value);
@@ -23,12 +23,12 @@ std::string range_text(const Range& range) {
     text = fmt::format("{} or ", *range.special);
   }
   if (std::isfinite(range.least)) {
-    text +=
-        (range.least_excluded ? "above " : "at least ") + number(range.least);
+    text += (range.least_excluded ? "above " : "at least ") +
+            number_text(range.least);
   }
   if (std::isfinite(range.most)) {
-    text +=
-        (range.most_excluded ? ", below " : ", at most ") + number(range.most);
+    text += (range.most_excluded ? ", below " : ", at most ") +
+            number_text(range.most);
   }
   return text;
 }

@@ -91,7 +91,7 @@ Form form_of(const YamlNode& node) {
   return node.quoted ? Form::kText : form_of(std::string_view(node.text));
 }
 
-std::string shortened(const std::string& text) {
+std::string shortened_text(const std::string& text) {
   constexpr size_t kMost = 60;
   return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
 }
@@ -153,7 +153,7 @@ std::string describe(const YamlNode& node) {
     case Form::kWhole:
     case Form::kNumber:
     case Form::kNotFinite:
-      return "the number " + shortened(node.text);
+      return "the number " + shortened_text(node.text);
     case Form::kTruth:
       return node.text;
     case Form::kNothing:
@@ -161,7 +161,7 @@ std::string describe(const YamlNode& node) {
     case Form::kText:
       break;
   }
-  return "the text " + quoted(shortened(node.text));
+  return "the text " + quoted(shortened_text(node.text));
 }
 
 void read_value(const YamlNode& node, int64_t& value) {

@@ -17,7 +17,7 @@ namespace weft::recipes {
 namespace {
 
 [[noreturn]] void
-fail(const DataFile& file, int64_t offset, const std::string& reason) {
+refuse_data(const DataFile& file, int64_t offset, const std::string& reason) {
   mesh::throw_error<DataError>(fmt::format(
       "data file \"{}\", offset {}: {}", file.path, offset, reason));
 }
@@ -25,7 +25,7 @@ fail(const DataFile& file, int64_t offset, const std::string& reason) {
 int open_unchanged(const DataFile& file, int64_t offset) {
   const int fd = ::open(file.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
-    fail(file, offset, std::strerror(errno));
+    refuse_data(file, offset, std::strerror(errno));
   }
   struct stat status {};
   const bool known = ::fstat(fd, &status) == 0;
@@ -36,7 +36,7 @@ int open_unchanged(const DataFile& file, int64_t offset) {
     return fd;
   }
   ::close(fd);
-  fail(
+  refuse_data(
       file,
       offset,
       fmt::format(
@@ -167,10 +167,10 @@ void TextCorpus::read_file(
       continue;
     }
     if (count < 0) {
-      fail(file, offset, std::strerror(errno));
+      refuse_data(file, offset, std::strerror(errno));
     }
     if (count == 0) {
-      fail(
+      refuse_data(
           file,
           offset,
           fmt::format(

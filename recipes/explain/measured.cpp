@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-bool is_digit(char c) {
+bool is_decimal(char c) {
   return c >= '0' && c <= '9';
 }
 
@@ -169,11 +169,11 @@ std::string without_numbers(const std::string& name) {
   for (size_t i = 0; i < name.size();) {
     const bool starts = i > 0 && (name[i - 1] == '.' || name[i - 1] == ' ');
     size_t end = i;
-    while (starts && end < name.size() && is_digit(name[end])) {
+    while (starts && end < name.size() && is_decimal(name[end])) {
       ++end;
     }
     if (end > i && end < name.size() && name[end] == '/') { // of how many
-      for (++end; end < name.size() && is_digit(name[end]);) {
+      for (++end; end < name.size() && is_decimal(name[end]);) {
         ++end;
       }
     }

@@ -101,7 +101,7 @@ std::string session_start() {
   return bytes;
 }
 
-std::string host_name() {
+std::string name_of_host() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data()
                                                           : "localhost";
@@ -112,7 +112,7 @@ std::string free_path(const std::string& folder) {
   const auto start = fmt::format(
       "events.out.tfevents.{:010}.{}.{}",
       static_cast<int64_t>(seconds_since_epoch()),
-      host_name(),
+      name_of_host(),
       ::getpid());
   for (int i = 0;; ++i) {
     auto path = std::filesystem::path(folder) / fmt::format("{}.{}", start, i);

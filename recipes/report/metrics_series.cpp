@@ -66,9 +66,9 @@ void join_points(MetricsPoint& point, const MetricsPoint& next) {
   }
 }
 
-class Reader {
+class SeriesReader {
  public:
-  explicit Reader(size_t max_points) : max_points_(max_points) {}
+  explicit SeriesReader(size_t max_points) : max_points_(max_points) {}
 
   // `is_last`: no line end follows it.
   void take(std::string_view text, bool is_last) {
@@ -285,7 +285,7 @@ MetricsSeries MetricsSeries::read(const std::string& path, size_t max_points) {
     mesh::throw_error<mesh::UsageError>(
         fmt::format("cannot read \"{}\": {}", path, std::strerror(errno)));
   }
-  Reader reader(max_points);
+  SeriesReader reader(max_points);
   std::string buffer(kMaxLineBytes, '\0');
   while (file.peek() != std::ifstream::traits_type::eof()) {
     file.getline(buffer.data(), static_cast<std::streamsize>(buffer.size()));

@@ -18,7 +18,7 @@ namespace {
 using nlohmann::ordered_json;
 
 // Digits that a picture cannot show are left out.
-ordered_json number(double value) {
+ordered_json number_json(double value) {
   if (!std::isfinite(value)) {
     return nullptr;
   }
@@ -39,14 +39,14 @@ ordered_json curves(const MetricsSeries& metrics) {
   for (const auto key : MetricsPoint::kKeys) {
     auto& curve = all[std::string(key)];
     curve["mean"] = column(metrics.points, [&](const MetricsPoint& p) {
-      return number(p[key].mean());
+      return number_json(p[key].mean());
     });
     if (metrics.steps_per_point > 1) {
       curve["min"] = column(metrics.points, [&](const MetricsPoint& p) {
-        return number(p[key].least);
+        return number_json(p[key].least);
       });
       curve["max"] = column(metrics.points, [&](const MetricsPoint& p) {
-        return number(p[key].most);
+        return number_json(p[key].most);
       });
     }
   }
@@ -58,9 +58,9 @@ ordered_json eval_curve(const std::vector<EvalPoint>& evals) {
       {"step", column(evals, [](const EvalPoint& e) { return e.step; })},
       {"tokens", column(evals, [](const EvalPoint& e) { return e.tokens; })},
       {"time_s",
-       column(evals, [](const EvalPoint& e) { return number(e.time_s); })},
+       column(evals, [](const EvalPoint& e) { return number_json(e.time_s); })},
       {"loss",
-       column(evals, [](const EvalPoint& e) { return number(e.loss); })}};
+       column(evals, [](const EvalPoint& e) { return number_json(e.loss); })}};
 }
 
 // The values of all steps as one.
@@ -92,26 +92,26 @@ ordered_json summary(const MetricsSeries& metrics) {
   ordered_json summary = {
       {"steps", points.empty() ? 0 : points.back().last_step},
       {"tokens", points.empty() ? 0 : points.back().tokens},
-      {"duration_s", number(points.empty() ? 0 : points.back().time_s)},
-      {"loss", number(metrics.last_loss)},
-      {"loss_best", number(total(metrics, "loss").least)},
-      {"tokens_per_s", number(median(metrics, "tokens_per_s"))},
-      {"step_ms", number(median(metrics, "step_ms"))},
-      {"peak_rss_mb", number(total(metrics, "peak_rss_mb").most)},
-      {"peak_device_mb", number(total(metrics, "peak_device_mb").most)},
+      {"duration_s", number_json(points.empty() ? 0 : points.back().time_s)},
+      {"loss", number_json(metrics.last_loss)},
+      {"loss_best", number_json(total(metrics, "loss").least)},
+      {"tokens_per_s", number_json(median(metrics, "tokens_per_s"))},
+      {"step_ms", number_json(median(metrics, "step_ms"))},
+      {"peak_rss_mb", number_json(total(metrics, "peak_rss_mb").most)},
+      {"peak_device_mb", number_json(total(metrics, "peak_device_mb").most)},
       {"comm_share",
-       number(
+       number_json(
            total(metrics, "comm_ms").mean() /
            total(metrics, "step_ms").mean())}};
   for (const auto* key :
        {"compute_ms", "comm_ms", "data_ms", "checkpoint_ms"}) {
-    summary[key] = number(total(metrics, key).mean());
+    summary[key] = number_json(total(metrics, key).mean());
   }
   if (!metrics.evals.empty()) {
     const auto best = std::ranges::min_element(
         metrics.evals, {}, [](const EvalPoint& e) { return e.loss; });
-    summary["eval_loss"] = number(metrics.evals.back().loss);
-    summary["eval_best"] = number(best->loss);
+    summary["eval_loss"] = number_json(metrics.evals.back().loss);
+    summary["eval_best"] = number_json(best->loss);
     summary["eval_best_step"] = best->step;
   }
   return summary;
@@ -148,7 +148,7 @@ ordered_json run_json(const RunData& run, const std::string& label) {
       {"step", column(points, [](const Point& p) { return p.last_step; })},
       {"tokens", column(points, [](const Point& p) { return p.tokens; })},
       {"time_s",
-       column(points, [](const Point& p) { return number(p.time_s); })},
+       column(points, [](const Point& p) { return number_json(p.time_s); })},
       {"series", curves(run.metrics)},
       {"eval", eval_curve(run.metrics.evals)},
       {"recipe", run.recipe},

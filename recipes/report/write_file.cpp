@@ -14,7 +14,9 @@
 namespace weft::recipes {
 namespace {
 
-[[noreturn]] void fail(const std::string& path, const std::string& why) {
+[[noreturn]] void cannot_write(
+    const std::string& path,
+    const std::string& why) {
   mesh::throw_error<mesh::UsageError>(
       fmt::format("cannot write \"{}\": {}", path, why));
 }
@@ -25,7 +27,7 @@ void write_file(const std::string& path, std::string_view text) {
   std::error_code error;
   // A device or a pipe is written to, not replaced.
   if (std::filesystem::is_directory(path, error)) {
-    fail(path, "is a folder");
+    cannot_write(path, "is a folder");
   }
   const bool is_special = std::filesystem::exists(path, error) &&
                           !std::filesystem::is_regular_file(path, error);
@@ -40,14 +42,14 @@ void write_file(const std::string& path, std::string_view text) {
     if (!is_special) {
       std::filesystem::remove(other, error);
     }
-    fail(path, why);
+    cannot_write(path, why);
   }
   if (!is_special) {
     std::filesystem::rename(other, path, error);
     if (error) {
       std::error_code ignored;
       std::filesystem::remove(other, ignored);
-      fail(path, error.message());
+      cannot_write(path, error.message());
     }
   }
 }

@@ -18,12 +18,12 @@ namespace {
 
 using nlohmann::ordered_json;
 
-std::string quoted(const std::string& text) {
+std::string json_text(const std::string& text) {
   return ordered_json(text).dump(
       -1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-std::string host_name() {
+std::string traced_host() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
@@ -42,7 +42,7 @@ named(const char* what, int64_t rank, int64_t track, const std::string& name) {
       what,
       rank,
       track,
-      quoted(name));
+      json_text(name));
 }
 
 std::string
@@ -61,7 +61,7 @@ std::string span_line(const TraceEvent& event, int64_t rank) {
   return fmt::format(
       R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},)"
       R"("ts":{}.{:03},"dur":{}.{:03}{}{}}})",
-      quoted(event.name),
+      json_text(event.name),
       event.category,
       rank,
       event.track,
@@ -175,7 +175,7 @@ std::string to_chrome_json(const RankTrace& trace) {
   ordered_json header = {
       {"displayTimeUnit", "ms"},
       {"otherData",
-       {{"host", host_name()}, {"clock_offset_ns", clock_offset_ns()}}}};
+       {{"host", traced_host()}, {"clock_offset_ns", clock_offset_ns()}}}};
   if (!trace.notes.empty()) {
     header["otherData"]["notes"] = trace.notes;
   }
