@@ -19,11 +19,11 @@ using dtensor::test::random;
 using weft::test::RankContext;
 using weft::test::run_ranks;
 using Tensors = std::vector<at::Tensor>;
-using Function = std::function<at::Tensor(const Tensors&)>;
+using AttentionFunction = std::function<at::Tensor(const Tensors&)>;
 
 struct Case {
   std::string name;
-  Function function;
+  AttentionFunction function;
   Tensors inputs;
   /// Placements of each input on a line; each row one way.
   std::vector<Placements> ways;
@@ -122,7 +122,7 @@ struct Options {
   bool gqa = false;
 };
 
-Function attention(const Options& options = {}) {
+AttentionFunction attention(const Options& options = {}) {
   return [options](const Tensors& x) {
     return at::scaled_dot_product_attention(
         x[0],
@@ -257,7 +257,7 @@ at::Tensor classes(c10::IntArrayRef sizes, int64_t below) {
   return all;
 }
 
-Function cross_entropy(const F::CrossEntropyFuncOptions& options) {
+AttentionFunction cross_entropy(const F::CrossEntropyFuncOptions& options) {
   return [options](const Tensors& x) {
     auto own = options;
     if (x.size() > 2) {

@@ -9,6 +9,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -17,14 +18,13 @@ namespace weft::dtensor {
 namespace {
 
 using dtensor::test::distributed;
+using dtensor::test::kR;
 using dtensor::test::random;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
-
-const auto kR = Replicate();
 
 // What a bad-input test has on each of two ranks.
 struct Ranks {

@@ -5,6 +5,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribution.h"
 #include "mesh/ledger.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -17,16 +18,13 @@ using dtensor::test::distributed;
 using dtensor::test::expect_close;
 using dtensor::test::fake_line;
 using dtensor::test::fake_mesh;
+using dtensor::test::local_of;
 using dtensor::test::random;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
-
-at::Tensor local_of(const at::Tensor& dtensor) {
-  return dtensor_impl(dtensor)->local();
-}
 
 // This rank's part on a mesh of all ranks or a slice of one.
 at::Tensor own_part(const at::Tensor& whole, const DTensorSpec& spec) {

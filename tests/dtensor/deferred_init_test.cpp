@@ -9,6 +9,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/random.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -17,6 +18,8 @@ namespace weft::dtensor {
 namespace {
 
 using dtensor::test::fake_line;
+using dtensor::test::line;
+using dtensor::test::local_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
@@ -24,14 +27,6 @@ using weft::test::RankContext;
 using weft::test::run_ranks;
 
 using Make = std::function<at::Tensor()>;
-
-mesh::DeviceMesh line(const RankContext& self) {
-  return self.mesh({self.world_size}, {"tp"});
-}
-
-at::Tensor local_of(const at::Tensor& dtensor) {
-  return dtensor_impl(dtensor)->local();
-}
 
 at::Tensor deferred(const Make& make) {
   const DeferredInit scope;

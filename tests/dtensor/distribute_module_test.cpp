@@ -8,6 +8,7 @@
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/module_call.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -17,18 +18,14 @@ namespace {
 
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
+using dtensor::test::kR;
+using dtensor::test::line;
 using dtensor::test::random;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
-
-const auto kR = Replicate();
-
-mesh::DeviceMesh line(const RankContext& self) {
-  return self.mesh({self.world_size}, {"tp"});
-}
 
 struct SmallNetImpl : torch::nn::Cloneable<SmallNetImpl> {
   torch::nn::Linear first{nullptr};

@@ -9,6 +9,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/factories.h"
 #include "dtensor/random_state.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/run_ranks.h"
 
@@ -18,15 +19,11 @@ namespace {
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
 using dtensor::test::fake_line;
+using dtensor::test::kR;
+using dtensor::test::line;
 using dtensor::test::random;
 using weft::test::RankContext;
 using weft::test::run_ranks;
-
-const auto kR = Replicate();
-
-mesh::DeviceMesh line(const RankContext& self) {
-  return self.mesh({self.world_size}, {"tp"});
-}
 
 void expect_made(
     const at::Tensor& made,

@@ -7,6 +7,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "mesh/ledger.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -14,11 +15,14 @@
 namespace weft::dtensor {
 namespace {
 
-using dtensor::test::cut_all;
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
 using dtensor::test::fake_line;
+using dtensor::test::line;
+using dtensor::test::local_of;
+using dtensor::test::own_part;
 using dtensor::test::random;
+using dtensor::test::with_sizes;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -26,20 +30,6 @@ using ::testing::IsEmpty;
 using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
-
-at::Tensor local_of(const at::Tensor& dtensor) {
-  return dtensor_impl(dtensor)->local();
-}
-
-mesh::DeviceMesh line(const RankContext& self) {
-  return self.mesh({self.world_size}, {"tp"});
-}
-
-FromLocalOptions with_sizes(std::vector<int64_t> sizes) {
-  FromLocalOptions options;
-  options.sizes = std::move(sizes);
-  return options;
-}
 
 FromLocalOptions checked() {
   FromLocalOptions options;
@@ -51,14 +41,6 @@ FromLocalOptions with_gradient(Placements placements) {
   FromLocalOptions options;
   options.grad_placements = std::move(placements);
   return options;
-}
-
-// This rank's part of `whole`.
-at::Tensor own_part(
-    const at::Tensor& whole,
-    const Placements& placements,
-    const mesh::DeviceMesh& mesh) {
-  return cut_all(whole, placements, mesh.shape())[mesh.rank()];
 }
 
 TEST(FromLocal, PartsOfEqualSizeNeedNoSizes) {

@@ -13,6 +13,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/fused/fused_ops.h"
 #include "mesh/ledger.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -23,6 +24,7 @@ namespace {
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
 using dtensor::test::fake_line;
+using dtensor::test::kR;
 using dtensor::test::random;
 using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
@@ -30,8 +32,6 @@ using weft::test::RankContext;
 using weft::test::run_ranks;
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors&)>;
-
-const auto kR = Replicate();
 
 // An op, what it stands for, and how many of its inputs have gradients.
 struct Op {

@@ -14,6 +14,7 @@
 #include "dtensor/gradient.h"
 #include "dtensor/scopes.h"
 #include "mesh/ledger.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -24,6 +25,8 @@ namespace {
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
 using dtensor::test::fake_line;
+using dtensor::test::kR;
+using dtensor::test::line;
 using dtensor::test::random;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -35,12 +38,6 @@ using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors&)>;
 // Where an input lies; nullopt: a plain tensor.
 using Where = std::vector<std::optional<Placements>>;
-
-const auto kR = Replicate();
-
-mesh::DeviceMesh line(const RankContext& self) {
-  return self.mesh({self.world_size}, {"tp"});
-}
 
 Where on_line(std::initializer_list<Placement> placements) {
   Where where;

@@ -9,6 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "mesh/ledger.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -19,6 +20,7 @@ namespace {
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
 using dtensor::test::fake_mesh;
+using dtensor::test::kR;
 using dtensor::test::random;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -29,8 +31,6 @@ using weft::test::RankContext;
 using weft::test::run_ranks;
 using Stack = torch::jit::Stack;
 using Tensors = std::vector<at::Tensor>;
-
-const auto kR = Replicate();
 
 mesh::DeviceMesh grid(const RankContext& self) {
   return self.mesh({2, 2}, {"dp", "tp"});

@@ -133,7 +133,7 @@ std::vector<ModuleCase> lookup_cases() {
 }
 
 // q, k and v, [T, B, C].
-Built attention() {
+Built multihead_attention() {
   auto module =
       MultiheadAttention(MultiheadAttentionOptions(8, 2).dropout(0.3));
   return {module.ptr(), [module](const Tensors& x) mutable {
@@ -152,7 +152,7 @@ std::vector<ModuleCase> sequence_cases() {
   const auto sequence = random({3, 4, 6}, 1);
   return {
       {"MultiheadAttention",
-       attention,
+       multihead_attention,
        {random({3, 4, 8}, 1), random({5, 4, 8}, 2)},
        {1, 1}},
       {"TransformerEncoderLayer",

@@ -8,6 +8,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribute.h"
 #include "mesh/ledger.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -19,7 +20,11 @@ using dtensor::test::cut_all;
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
 using dtensor::test::fake_line;
+using dtensor::test::line;
+using dtensor::test::local_of;
+using dtensor::test::own_part;
 using dtensor::test::random;
+using dtensor::test::with_sizes;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -28,20 +33,6 @@ using ::testing::Pair;
 using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
-
-at::Tensor local_of(const at::Tensor& dtensor) {
-  return dtensor_impl(dtensor)->local();
-}
-
-mesh::DeviceMesh line(const RankContext& self) {
-  return self.mesh({self.world_size}, {"tp"});
-}
-
-FromLocalOptions with_sizes(std::vector<int64_t> sizes) {
-  FromLocalOptions options;
-  options.sizes = std::move(sizes);
-  return options;
-}
 
 // Every list of placements for a mesh of `ndim` dims.
 std::vector<Placements> all_placements(
@@ -59,14 +50,6 @@ std::vector<Placements> all_placements(
     lists = std::move(longer);
   }
   return lists;
-}
-
-// This rank's part of `whole`.
-at::Tensor own_part(
-    const at::Tensor& whole,
-    const Placements& placements,
-    const mesh::DeviceMesh& mesh) {
-  return cut_all(whole, placements, mesh.shape())[mesh.rank()];
 }
 
 bool has_gradient(const Placements& placements) {

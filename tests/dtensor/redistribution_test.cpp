@@ -6,6 +6,7 @@
 
 #include "dtensor/dtensor_impl.h"
 #include "mesh/ledger.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -17,6 +18,8 @@ using dtensor::test::cut_all;
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
 using dtensor::test::fake_line;
+using dtensor::test::line;
+using dtensor::test::local_of;
 using dtensor::test::random;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -26,14 +29,6 @@ using ::testing::Pair;
 using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
-
-at::Tensor local_of(const at::Tensor& dtensor) {
-  return dtensor_impl(dtensor)->local();
-}
-
-mesh::DeviceMesh line(const RankContext& self) {
-  return self.mesh({self.world_size}, {"tp"});
-}
 
 TEST(RedistributeAsync, GivesWhatTheBlockingOneGives) {
   run_ranks(4, [](RankContext& self) {

@@ -8,6 +8,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/register_sharding.h"
 #include "mesh/ledger.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -17,17 +18,13 @@ namespace {
 
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
+using dtensor::test::kR;
+using dtensor::test::line;
 using dtensor::test::random;
 using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
-
-const auto kR = Replicate();
-
-mesh::DeviceMesh line(const RankContext& self) {
-  return self.mesh({self.world_size}, {"tp"});
-}
 
 // y = a * x * w along the last dim, and its gradient.
 at::Tensor scale_cpu(const at::Tensor& x, const at::Tensor& w, double a) {

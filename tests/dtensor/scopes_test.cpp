@@ -10,6 +10,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/scopes.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -19,6 +20,8 @@ namespace {
 
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
+using dtensor::test::kR;
+using dtensor::test::line;
 using dtensor::test::random;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -26,12 +29,6 @@ using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
 using Mode = ExplicitRedistribution::Mode;
-
-const auto kR = Replicate();
-
-mesh::DeviceMesh line(const RankContext& self) {
-  return self.mesh({self.world_size}, {"tp"});
-}
 
 // ---- ImplicitReplication
 // -----------------------------------------------------

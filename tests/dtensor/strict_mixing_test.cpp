@@ -41,7 +41,7 @@ at::Tensor target(c10::IntArrayRef sizes) {
   return whole(random(sizes, 7));
 }
 
-at::Tensor integers(c10::IntArrayRef sizes, int64_t below) {
+at::Tensor whole_integers(c10::IntArrayRef sizes, int64_t below) {
   return whole(random(sizes, 5).mul(100).abs().to(at::kLong).remainder(below));
 }
 
@@ -224,7 +224,7 @@ Calls losses() {
        }},
       {"multi_margin",
        [] {
-         return F::multi_margin_loss(x({3, 4}), integers({3}, 4));
+         return F::multi_margin_loss(x({3, 4}), whole_integers({3}, 4));
        }},
       {"cosine_embedding",
        [] {
@@ -232,7 +232,7 @@ Calls losses() {
        }},
       {"multilabel_margin",
        [] {
-         return F::multilabel_margin_loss(x({3, 4}), integers({3, 4}, 4));
+         return F::multilabel_margin_loss(x({3, 4}), whole_integers({3, 4}, 4));
        }},
       {"soft_margin",
        [] {
@@ -260,17 +260,17 @@ Calls losses() {
        [] { return F::margin_ranking_loss(x({3}), x({3}), signs({3})); }},
       {"nll",
        [] {
-         return F::nll_loss(x({3, 4}).log_softmax(1), integers({3}, 4));
+         return F::nll_loss(x({3, 4}).log_softmax(1), whole_integers({3}, 4));
        }},
       {"cross_entropy",
        [] {
-         return F::cross_entropy(x({3, 4}), integers({3}, 4));
+         return F::cross_entropy(x({3, 4}), whole_integers({3}, 4));
        }},
       {"ctc",
        [] {
          return F::ctc_loss(
              x({6, 2, 4}).log_softmax(2),
-             integers({2, 3}, 3) + 1,
+             whole_integers({2, 3}, 3) + 1,
              whole(at::full({2}, 6, at::kLong)),
              whole(at::full({2}, 3, at::kLong)));
        }},
@@ -454,30 +454,30 @@ Calls along_dims() {
        [] {
          return x({3, 4}).quantile(0.5, 1);
        }},
-      {"one_hot", [] { return at::one_hot(integers({3}, 4)); }},
+      {"one_hot", [] { return at::one_hot(whole_integers({3}, 4)); }},
       {"gather",
        [] {
-         return x({3, 4}).gather(1, integers({3, 2}, 4));
+         return x({3, 4}).gather(1, whole_integers({3, 2}, 4));
        }},
       {"take",
        [] {
-         return x({3, 4}).take(integers({5}, 12));
+         return x({3, 4}).take(whole_integers({5}, 12));
        }},
       {"index",
        [] {
-         return x({3, 4}).index({integers({5}, 3)});
+         return x({3, 4}).index({whole_integers({5}, 3)});
        }},
       {"index_select",
        [] {
-         return x({3, 4}).index_select(1, integers({5}, 4));
+         return x({3, 4}).index_select(1, whole_integers({5}, 4));
        }},
       {"index_add",
        [] {
-         return x({3, 4}).index_add(0, integers({2}, 3), x({2, 4}));
+         return x({3, 4}).index_add(0, whole_integers({2}, 3), x({2, 4}));
        }},
       {"scatter_add",
        [] {
-         return x({3, 4}).scatter_add(1, integers({3, 2}, 4), x({3, 2}));
+         return x({3, 4}).scatter_add(1, whole_integers({3, 2}, 4), x({3, 2}));
        }},
       {"masked_fill",
        [] {
@@ -531,7 +531,7 @@ Calls along_dims() {
        [] {
          auto y = x({3, 4}) * 1;
          y.select(0, 1).mul_(2);
-         y.index_put_({integers({2}, 3)}, x({2, 4}));
+         y.index_put_({whole_integers({2}, 3)}, x({2, 4}));
          return y;
        }},
   };
@@ -608,13 +608,13 @@ Calls products() {
       {"embedding with max_norm",
        [] {
          return F::embedding(
-             integers({3}, 5),
+             whole_integers({3}, 5),
              x({5, 4}).detach().requires_grad_(),
              F::EmbeddingFuncOptions().max_norm(1.0));
        }},
       {"embedding_bag",
        [] {
-         return F::embedding_bag(integers({3, 2}, 5), x({5, 4}));
+         return F::embedding_bag(whole_integers({3, 2}, 5), x({5, 4}));
        }},
       {"fft",
        [] {

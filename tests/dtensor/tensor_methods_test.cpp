@@ -11,6 +11,7 @@
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/gradient.h"
+#include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -20,26 +21,25 @@ namespace {
 
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
+using dtensor::test::kR;
 using dtensor::test::random;
 using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
 
-const auto kR = Replicate();
-
-struct Pair {
+struct WholeAndPlaced {
   mesh::DeviceMesh mesh;
   at::Tensor whole = random({4, 6}, 1);
   at::Tensor x;
 
-  explicit Pair(RankContext& self)
+  explicit WholeAndPlaced(RankContext& self)
       : mesh(self.mesh({2}, {"tp"})), x(distributed(whole, mesh, {Shard(0)})) {}
 };
 
 TEST(TensorMethods, CopiesKeepThePlacement) {
   run_ranks(2, [](RankContext& self) {
-    const Pair pair(self);
+    const WholeAndPlaced pair(self);
     const auto& x = pair.x;
     for (const auto& copy :
          {x.clone(),
@@ -63,7 +63,7 @@ TEST(TensorMethods, CopiesKeepThePlacement) {
 
 TEST(TensorMethods, AnswersOfTheWhole) {
   run_ranks(2, [](RankContext& self) {
-    const Pair pair(self);
+    const WholeAndPlaced pair(self);
     const auto& x = pair.x;
     EXPECT_TRUE(x.is_contiguous());
     EXPECT_FALSE(x.t().is_contiguous());
@@ -85,7 +85,7 @@ TEST(TensorMethods, AnswersOfTheWhole) {
 
 TEST(TensorMethods, SetDataReplacesSpecAndValues) {
   run_ranks(2, [](RankContext& self) {
-    Pair pair(self);
+    WholeAndPlaced pair(self);
     pair.x.set_data(distributed(random({2, 3}, 2), pair.mesh, {Shard(1)}));
     EXPECT_EQ(spec_of(pair.x).placements(), Placements{Shard(1)});
     expect_close(full_tensor(pair.x), random({2, 3}, 2), 0, "values");
@@ -94,7 +94,7 @@ TEST(TensorMethods, SetDataReplacesSpecAndValues) {
 
 TEST(TensorMethods, ModulesChangeDtypeAndAreClonedInsideDeferredInit) {
   run_ranks(2, [](RankContext& self) {
-    const Pair pair(self);
+    const WholeAndPlaced pair(self);
     torch::nn::Linear linear(6, 4);
     const auto weight = linear->weight.detach().clone();
     distribute_module(
@@ -125,7 +125,7 @@ TEST(TensorMethods, ModulesChangeDtypeAndAreClonedInsideDeferredInit) {
 
 TEST(TensorMethods, SavingRefusesWithAReason) {
   run_ranks(2, [](RankContext& self) {
-    const Pair pair(self);
+    const WholeAndPlaced pair(self);
     std::ostringstream stream;
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
@@ -136,7 +136,7 @@ TEST(TensorMethods, SavingRefusesWithAReason) {
 
 TEST(TensorMethods, GradientsOfLatecomersCanBeKeptPlaced) {
   run_ranks(2, [](RankContext& self) {
-    const Pair pair(self);
+    const WholeAndPlaced pair(self);
     auto w = distributed(random({6}, 2), pair.mesh, {kR});
     w.requires_grad_();
     keep_gradient_placed(w);
@@ -148,7 +148,7 @@ TEST(TensorMethods, GradientsOfLatecomersCanBeKeptPlaced) {
 
 TEST(TensorMethods, BackwardTakesADistributedGradient) {
   run_ranks(2, [](RankContext& self) {
-    const Pair pair(self);
+    const WholeAndPlaced pair(self);
     auto x = pair.x.detach().requires_grad_();
     const auto y = x * 2;
     y.backward(distributed(random({4, 6}, 3), pair.mesh, {kR}));

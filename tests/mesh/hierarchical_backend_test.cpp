@@ -56,32 +56,32 @@ void run_on_hosts(
 class OnHosts : public ::testing::TestWithParam<Hosts> {};
 
 // Exact in every dtype: small integers.
-at::Tensor values(int64_t count, int64_t rank, at::ScalarType dtype) {
+at::Tensor small_values(int64_t count, int64_t rank, at::ScalarType dtype) {
   return ((at::arange(count) + rank) % 7).to(dtype);
 }
 
 at::Tensor sum_of_ranks(int64_t count, int64_t ranks) {
   auto sum = at::zeros({count}, at::kLong);
   for (int64_t rank = 0; rank < ranks; ++rank) {
-    sum += values(count, rank, at::kLong);
+    sum += small_values(count, rank, at::kLong);
   }
   return sum;
 }
 
-constexpr std::array kDtypes{at::kFloat, at::kBFloat16, at::kLong};
+constexpr std::array kReducedDtypes{at::kFloat, at::kBFloat16, at::kLong};
 constexpr std::array<int64_t, 2> kCounts{5, 200'003};
 
 TEST_P(OnHosts, ReducesAndScatters) {
   run_on_hosts(GetParam(), [](Communicator group, const World&) {
     EXPECT_EQ(group.backend(), "shm+gloo");
     const int64_t n = group.size();
-    for (const auto dtype : kDtypes) {
+    for (const auto dtype : kReducedDtypes) {
       for (const int64_t count : kCounts) {
         const auto expected = sum_of_ranks(count, n);
-        auto sum = values(count, group.rank(), dtype);
+        auto sum = small_values(count, group.rank(), dtype);
         group.all_reduce(sum).wait();
         EXPECT_TRUE(at::equal(sum, expected.to(dtype)));
-        auto most = values(count, group.rank(), dtype);
+        auto most = small_values(count, group.rank(), dtype);
         group.all_reduce(most, ReduceOp::kMax).wait();
         EXPECT_LE(most.max().item<int64_t>(), 6);
 
@@ -90,7 +90,7 @@ TEST_P(OnHosts, ReducesAndScatters) {
         sizes[0] += count - n * (count / n) + sizes[1];
         sizes[1] = 0;
         const auto inputs =
-            values(count, group.rank(), dtype).split_with_sizes(sizes);
+            small_values(count, group.rank(), dtype).split_with_sizes(sizes);
         auto part = at::empty({sizes[group.rank()]}, dtype);
         group.reduce_scatter_uneven(part, inputs).wait();
         EXPECT_TRUE(at::equal(
@@ -114,21 +114,25 @@ TEST_P(OnHosts, GathersSpreadsAndExchanges) {
     const int64_t n = group.size();
     for (const int64_t count : kCounts) {
       auto output = at::empty({n, count});
-      group.all_gather(output, values(count, group.rank(), at::kFloat)).wait();
+      group.all_gather(output, small_values(count, group.rank(), at::kFloat))
+          .wait();
       std::vector<at::Tensor> uneven;
       for (int64_t rank = 0; rank < n; ++rank) {
-        EXPECT_TRUE(at::equal(output[rank], values(count, rank, at::kFloat)));
+        EXPECT_TRUE(
+            at::equal(output[rank], small_values(count, rank, at::kFloat)));
         uneven.push_back(at::empty({rank * 3}, at::kLong));
       }
       group
           .all_gather_uneven(
-              uneven, values(3 * group.rank(), group.rank(), at::kLong))
+              uneven, small_values(3 * group.rank(), group.rank(), at::kLong))
           .wait();
       for (int64_t rank = 0; rank < n; ++rank) {
-        EXPECT_TRUE(at::equal(uneven[rank], values(3 * rank, rank, at::kLong)));
-        auto everywhere = values(count, group.rank(), at::kShort);
+        EXPECT_TRUE(
+            at::equal(uneven[rank], small_values(3 * rank, rank, at::kLong)));
+        auto everywhere = small_values(count, group.rank(), at::kShort);
         group.broadcast(everywhere, rank).wait();
-        EXPECT_TRUE(at::equal(everywhere, values(count, rank, at::kShort)));
+        EXPECT_TRUE(
+            at::equal(everywhere, small_values(count, rank, at::kShort)));
       }
     }
     std::vector<at::Tensor> sent;

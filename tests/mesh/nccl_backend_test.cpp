@@ -28,19 +28,20 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-struct Pair {
+struct GroupPair {
   c10::intrusive_ptr<MemoryGroup> group;
   std::shared_ptr<Backend> backend;
 };
 
-Pair make_pair(const std::shared_ptr<Board>& board, int64_t rank, int64_t n) {
+GroupPair
+make_pair(const std::shared_ptr<Board>& board, int64_t rank, int64_t n) {
   GroupMembers members;
   members.name = "memory";
   members.rank = rank;
   for (int64_t r = 0; r < n; ++r) {
     members.ranks.push_back(r);
   }
-  Pair pair;
+  GroupPair pair;
   pair.group = c10::make_intrusive<MemoryGroup>(board, rank, n);
   pair.backend = make_nccl_backend(
       members, pair.group, c10::Device(c10::DeviceType::CPU), memory_plugin());
@@ -64,14 +65,15 @@ void compare_with_gloo(
       "gloo");
 }
 
-at::Tensor values(int64_t rank, int64_t numel, at::ScalarType dtype) {
+at::Tensor values_of_rank(int64_t rank, int64_t numel, at::ScalarType dtype) {
   if (dtype == at::kBool) {
     return at::arange(numel).add(rank).remainder(3).eq(0);
   }
   if (c10::isComplexType(dtype)) {
     // Sums of their products are exact: at::mul() fuses some of them, which
     // ones depends on where they lie.
-    const auto real = values(rank, numel, at::kLong).to(at::kFloat).div(4);
+    const auto real =
+        values_of_rank(rank, numel, at::kLong).to(at::kFloat).div(4);
     return at::complex(real, real.flip(0)).to(dtype);
   }
   const auto x = at::arange(numel).add(1 + rank * 7).remainder(13);
@@ -100,7 +102,7 @@ TEST_P(NcclBackend, AllReducesEveryDtype) {
             if (ordered && c10::isComplexType(dtype)) {
               continue;
             }
-            auto a = values(self.rank, 10, dtype);
+            auto a = values_of_rank(self.rank, 10, dtype);
             auto b = a.clone();
             memory.all_reduce(a, op).wait();
             gloo.all_reduce(b, op).wait();
@@ -122,7 +124,8 @@ TEST_P(NcclBackend, GathersPartsOfAnySizes) {
             {4, 4, 4, 4}, {5, 5, 5, 4}, {3, 0, 1, 0}, {0, 6, 0, 0}};
         for (const auto& counts : sizes) {
           for (const auto dtype : {at::kBFloat16, at::kShort}) {
-            const auto input = values(self.rank, counts[self.rank], dtype);
+            const auto input =
+                values_of_rank(self.rank, counts[self.rank], dtype);
             std::vector<at::Tensor> a;
             std::vector<at::Tensor> b;
             for (int64_t r = 0; r < memory.size(); ++r) {
@@ -147,7 +150,7 @@ TEST_P(NcclBackend, ReduceScatterGivesTheBitsOfTheCpu) {
             std::vector<at::Tensor> inputs;
             for (int64_t r = 0; r < memory.size(); ++r) {
               const int64_t count = r + 1 == memory.size() ? last : 3;
-              inputs.push_back(values(self.rank + r, count, dtype));
+              inputs.push_back(values_of_rank(self.rank + r, count, dtype));
             }
             auto a = at::empty_like(inputs[self.rank]);
             auto b = at::empty_like(a);
@@ -168,7 +171,7 @@ TEST_P(NcclBackend, MovesTheRestLikeGloo) {
         for (int64_t r = 0; r < memory.size(); ++r) {
           // Rank s sends (s + r) % 3 elements to rank r.
           const int64_t count = (self.rank + r) % 3;
-          inputs.push_back(values(self.rank, count, at::kDouble));
+          inputs.push_back(values_of_rank(self.rank, count, at::kDouble));
           a.push_back(at::zeros({count}, at::kDouble));
           b.push_back(at::ones({count}, at::kDouble));
         }
@@ -179,14 +182,18 @@ TEST_P(NcclBackend, MovesTheRestLikeGloo) {
         }
 
         // Not contiguous: packed, sent, unpacked.
-        auto matrix = values(self.rank, 12, at::kFloat).view({3, 4}).t();
+        auto matrix =
+            values_of_rank(self.rank, 12, at::kFloat).view({3, 4}).t();
         memory.broadcast(matrix, memory.size() - 1).wait();
         EXPECT_TRUE(at::equal(
             matrix,
-            values(memory.size() - 1, 12, at::kFloat).view({3, 4}).t()));
+            values_of_rank(memory.size() - 1, 12, at::kFloat)
+                .view({3, 4})
+                .t()));
 
         std::vector<at::Tensor> some{
-            values(self.rank, 5, at::kFloat), values(self.rank, 2, at::kLong)};
+            values_of_rank(self.rank, 5, at::kFloat),
+            values_of_rank(self.rank, 2, at::kLong)};
         auto same = std::vector<at::Tensor>{some[0].clone(), some[1].clone()};
         memory.all_reduce_coalesced(some).wait();
         gloo.all_reduce_coalesced(same).wait();

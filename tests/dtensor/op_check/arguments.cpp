@@ -7,7 +7,7 @@
 namespace weft::dtensor::check {
 namespace {
 
-std::string describe(const c10::IValue& value) {
+std::string describe_value(const c10::IValue& value) {
   if (value.isTensor()) {
     const auto& tensor = value.toTensor();
     if (!tensor.defined()) {
@@ -22,7 +22,7 @@ std::string describe(const c10::IValue& value) {
   if (value.isTensorList() || value.isOptionalTensorList()) {
     std::string text;
     for (const auto& tensor : tensors_of(value)) {
-      text += (text.empty() ? "" : ", ") + describe(tensor);
+      text += (text.empty() ? "" : ", ") + describe_value(tensor);
     }
     return "[" + text + "]";
   }
@@ -48,9 +48,16 @@ Stack cloned(const Stack& arguments) {
 std::string describe(const Stack& arguments) {
   std::string text;
   for (const auto& value : arguments) {
-    text += (text.empty() ? "" : ", ") + describe(value);
+    text += (text.empty() ? "" : ", ") + describe_value(value);
   }
   return text;
+}
+
+std::string message_of(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text =
+      c10_error ? c10_error->what_without_backtrace() : error.what();
+  return text.empty() ? "an error without a message" : text;
 }
 
 std::string short_name(const c10::OperatorHandle& op) {

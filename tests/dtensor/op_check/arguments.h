@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values);
 Stack cloned(const Stack& arguments);
 /// "[4, 6], [[2], [2]], 0, none".
 std::string describe(const Stack& arguments);
+
+/// What `error` says, never nothing, without where it was thrown.
+std::string message_of(const std::exception& error);
 
 /// "add.Tensor": name and overload, without "aten::".
 std::string short_name(const c10::OperatorHandle& op);

@@ -16,8 +16,6 @@
 namespace weft::dtensor::check {
 namespace {
 
-constexpr int64_t kFailuresPerOp = 3;
-
 // ---- one rank's results -----------------------------------------------------
 
 bool wants_gradient(const at::Tensor& tensor) {

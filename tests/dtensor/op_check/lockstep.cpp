@@ -17,13 +17,6 @@ namespace {
 constexpr auto kGrace = std::chrono::milliseconds(1500);
 constexpr auto kTimeout = std::chrono::seconds(20);
 
-std::string message_of(const std::exception& error) {
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  const std::string text =
-      c10_error ? c10_error->what_without_backtrace() : error.what();
-  return text.empty() ? "an error without a message" : text;
-}
-
 } // namespace
 
 struct LockstepRanks::State {

@@ -42,11 +42,6 @@ bool can_run(const c10::OperatorHandle& op) {
                                 c10::DispatchKey::CompositeImplicitAutograd);
 }
 
-std::string message_of(const std::exception& error) {
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  return c10_error ? c10_error->what_without_backtrace() : error.what();
-}
-
 // "add.Tensor" or "add", which is all of its overloads.
 std::vector<c10::OperatorHandle> named_ops(const std::string& name) {
   // "__and__.Tensor": no dot in a name itself.

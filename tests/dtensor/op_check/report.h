@@ -8,6 +8,9 @@
 
 namespace weft::dtensor::check {
 
+/// After so many an op is given up.
+constexpr int64_t kFailuresPerOp = 3;
+
 struct Failure {
   /// "samples", "strategies", "search", "dispatch".
   std::string part;

@@ -11,8 +11,6 @@
 namespace weft::dtensor::check {
 namespace {
 
-constexpr int64_t kFailuresPerOp = 3;
-
 class StrategyCheck {
  public:
   StrategyCheck(
