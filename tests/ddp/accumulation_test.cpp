@@ -18,13 +18,13 @@ using test::run_ranks;
 using test::wave;
 
 constexpr int64_t kMicroBatches = 3;
-constexpr int64_t kRows = 2;
+constexpr int64_t kMicroRows = 2;
 
 class Accumulation : public ::testing::TestWithParam<int> {};
 
 /// Rows of one rank's micro-batch.
 at::Tensor micro_batch(const at::Tensor& batch, int64_t rank, int64_t i) {
-  return batch.narrow(0, (rank * kMicroBatches + i) * kRows, kRows);
+  return batch.narrow(0, (rank * kMicroBatches + i) * kMicroRows, kMicroRows);
 }
 
 std::vector<at::Tensor> alone_on(const at::Tensor& batch) {
@@ -38,7 +38,7 @@ TEST_P(Accumulation, UnderNoSyncEqualsTheWholeBatch) {
     for (const bool set_to_none : {true, false}) {
       run_ranks(GetParam(), [&](RankContext& self) {
         const auto n = self.world_size;
-        const auto x = wave({n * kMicroBatches * kRows, 6}, 0.1);
+        const auto x = wave({n * kMicroBatches * kMicroRows, 6}, 0.1);
         const auto mesh = self.mesh({n}, {"dp"});
         auto model = std::make_shared<Mlp>();
         DistributedDataParallel ddp(
@@ -70,7 +70,7 @@ TEST_P(Accumulation, UnderNoSyncEqualsTheWholeBatch) {
 TEST_P(Accumulation, OfReducedGradientsAddsTheirAverages) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto n = self.world_size;
-    const auto x = wave({n * kMicroBatches * kRows, 6}, 0.1);
+    const auto x = wave({n * kMicroBatches * kMicroRows, 6}, 0.1);
     auto model = std::make_shared<Mlp>();
     DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
     for (int64_t i = 0; i < kMicroBatches; ++i) {
@@ -84,7 +84,7 @@ TEST_P(Accumulation, OfReducedGradientsAddsTheirAverages) {
 TEST_P(Accumulation, OfSeveralForwardsInOneBackwardIsReducedOnce) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto n = self.world_size;
-    const auto x = wave({n * kMicroBatches * kRows, 6}, 0.1);
+    const auto x = wave({n * kMicroBatches * kMicroRows, 6}, 0.1);
     const auto mesh = self.mesh({n}, {"dp"});
     auto model = std::make_shared<Mlp>();
     DistributedDataParallel ddp(model, mesh);

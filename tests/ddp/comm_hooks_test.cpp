@@ -35,7 +35,7 @@ using ::testing::HasSubstr;
 
 using MakeHook = std::function<std::shared_ptr<CommHook>()>;
 
-struct Case {
+struct HookCase {
   std::string name;
   MakeHook make;
   double tolerance;
@@ -44,7 +44,7 @@ struct Case {
 /// `world_size`: gloo, under PyTorch's hooks, rounds halves after every
 /// addition, and Weft adds them in float. With two ranks this is the same; with
 /// three it may differ by a unit in the last place of values below 1.
-std::vector<Case> stateless_hooks(int64_t world_size = 2) {
+std::vector<HookCase> stateless_hooks(int64_t world_size = 2) {
   constexpr double kFloat = 1e-7;
   const double half = world_size == 2 ? kFloat : std::ldexp(1, -11) + kFloat;
   const double bfloat16 = world_size == 2 ? kFloat : std::ldexp(1, -8) + kFloat;

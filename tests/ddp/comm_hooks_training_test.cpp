@@ -28,7 +28,7 @@ using test::entries_named;
 using test::RankContext;
 using test::run_ranks;
 
-constexpr int64_t kRows = 64;
+constexpr int64_t kTrainingRows = 64;
 
 /// Three layers with values of their own.
 struct Regression : torch::nn::Module {
@@ -55,8 +55,9 @@ struct Regression : torch::nn::Module {
 struct Task {
   explicit Task(const RankContext& self) {
     const at::NoGradGuard no_grad;
-    const auto all = chirp({kRows * self.world_size, 32}, 0.5, at::kFloat);
-    x = all.narrow(0, self.rank * kRows, kRows);
+    const auto all =
+        chirp({kTrainingRows * self.world_size, 32}, 0.5, at::kFloat);
+    x = all.narrow(0, self.rank * kTrainingRows, kTrainingRows);
     y = Regression(40.0).forward(x);
   }
   template <class Model>

@@ -35,7 +35,7 @@ using test::stored_output;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-struct Case {
+struct PowerSgdCase {
   std::string name;
   PowerSGDOptions options;
   bool is_batched = false;
@@ -52,7 +52,7 @@ of_rank(int64_t rank, double min_compression_rate, double epsilon = 0) {
 }
 
 /// The options of comm_hooks.py.
-std::vector<Case> stored_cases() {
+std::vector<PowerSgdCase> stored_cases() {
   auto cold = of_rank(1, 2);
   cold.warm_start = false;
   cold.random_seed = 7;
@@ -72,7 +72,7 @@ std::vector<Case> stored_cases() {
       {"powerSGD_hook float32", of_rank(1, 2), false, at::kFloat}};
 }
 
-std::shared_ptr<PowerSGDHook> make_hook(const Case& options) {
+std::shared_ptr<PowerSGDHook> make_hook(const PowerSgdCase& options) {
   if (options.is_batched) {
     return std::make_shared<BatchedPowerSGDHook>(options.options);
   }

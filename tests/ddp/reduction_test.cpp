@@ -17,8 +17,8 @@ using test::RankContext;
 using test::run_ranks;
 using test::wave;
 
-constexpr int64_t kRows = 3;
-constexpr double kLearningRate = 0.1;
+constexpr int64_t kMlpRows = 3;
+constexpr double kMlpRate = 0.1;
 
 at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
   return at::mse_loss(output, target);
@@ -37,7 +37,7 @@ Reference train_alone(
     int steps,
     at::ScalarType dtype = at::kDouble) {
   Mlp model(dtype);
-  torch::optim::SGD optimizer(model.parameters(), kLearningRate);
+  torch::optim::SGD optimizer(model.parameters(), kMlpRate);
   Reference result;
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
@@ -59,20 +59,21 @@ TEST_P(Reduction, TrainsAsOneRankOnTheWholeBatch) {
       run_ranks(GetParam(), [&](RankContext& self) {
         constexpr int kSteps = 5;
         const auto n = self.world_size;
-        const auto x = wave({n * kRows, 6}, 0.1);
-        const auto y = wave({n * kRows, 3}, 0.2);
+        const auto x = wave({n * kMlpRows, 6}, 0.1);
+        const auto y = wave({n * kMlpRows, 3}, 0.2);
         const auto mesh = self.mesh({n}, {"dp"});
         auto model = std::make_shared<Mlp>();
         DistributedDataParallel ddp(
             model,
             mesh,
             {.bucket_cap_mb = 1e-4, .gradient_as_bucket_view = as_view});
-        torch::optim::SGD optimizer(model->parameters(), kLearningRate);
+        torch::optim::SGD optimizer(model->parameters(), kMlpRate);
         std::vector<double> losses;
         for (int step = 0; step < kSteps; ++step) {
           optimizer.zero_grad(set_to_none);
           auto loss = loss_of(
-              ddp(part_of(x, self.rank, kRows)), part_of(y, self.rank, kRows));
+              ddp(part_of(x, self.rank, kMlpRows)),
+              part_of(y, self.rank, kMlpRows));
           loss.backward();
           optimizer.step();
           auto mean = loss.detach().clone();
@@ -113,12 +114,12 @@ TEST_P(Reduction, SumsUnevenPartsOfALossThatIsDividedByTheGlobalCount) {
 TEST_P(Reduction, ReducesBfloat16) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto n = self.world_size;
-    const auto x = wave({n * kRows, 6}, 0.1, at::kBFloat16);
+    const auto x = wave({n * kMlpRows, 6}, 0.1, at::kBFloat16);
     auto model = std::make_shared<Mlp>(at::kBFloat16);
     DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
     for (int step = 0; step < 2; ++step) {
       model->zero_grad();
-      ddp(part_of(x, self.rank, kRows)).sum().backward();
+      ddp(part_of(x, self.rank, kMlpRows)).sum().backward();
     }
     Mlp alone;
     alone.forward(x.to(at::kDouble)).sum().backward();
@@ -176,13 +177,13 @@ TEST_P(Reduction, KeepsDtypesApartAndAllowsEmptyParameters) {
 }
 
 /// One weight registered at two places and used at both.
-struct Tied : torch::nn::Module {
+struct TiedWeights : torch::nn::Module {
   struct Product : torch::nn::Module {
     explicit Product(const at::Tensor& w)
         : weight(register_parameter("weight", w)) {}
     at::Tensor weight;
   };
-  Tied()
+  TiedWeights()
       : in(register_module("in", std::make_shared<Product>(wave({4, 4}, 0.4)))),
         out(register_module("out", std::make_shared<Product>(in->weight))) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -194,15 +195,15 @@ struct Tied : torch::nn::Module {
 TEST_P(Reduction, TreatsATiedParameterAsOne) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto n = self.world_size;
-    const auto x = wave({n * kRows, 4}, 0.1);
-    auto model = std::make_shared<Tied>();
+    const auto x = wave({n * kMlpRows, 4}, 0.1);
+    auto model = std::make_shared<TiedWeights>();
     DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
     EXPECT_EQ(ddp.bucket_names().size(), n > 1 ? 1 : 0);
     for (int step = 0; step < 2; ++step) {
       model->zero_grad();
-      ddp(part_of(x, self.rank, kRows)).pow(2).mean().backward();
+      ddp(part_of(x, self.rank, kMlpRows)).pow(2).mean().backward();
     }
-    Tied alone;
+    TiedWeights alone;
     alone.forward(x).pow(2).mean().backward();
     expect_all_close({model->in->weight.grad()}, {alone.in->weight.grad()});
   });
@@ -211,13 +212,13 @@ TEST_P(Reduction, TreatsATiedParameterAsOne) {
 TEST_P(Reduction, LeavesFrozenParametersAlone) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto n = self.world_size;
-    const auto x = wave({n * kRows, 6}, 0.1);
+    const auto x = wave({n * kMlpRows, 6}, 0.1);
     auto model = std::make_shared<Mlp>();
     model->b->weight.set_requires_grad(false);
     DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
     for (int step = 0; step < 2; ++step) {
       model->zero_grad();
-      ddp(part_of(x, self.rank, kRows)).pow(2).mean().backward();
+      ddp(part_of(x, self.rank, kMlpRows)).pow(2).mean().backward();
     }
     Mlp alone;
     alone.forward(x).pow(2).mean().backward();
@@ -236,8 +237,8 @@ TEST_P(Reduction, TakesAModuleHolderAndReachesItsForward) {
     model->to(at::kDouble);
     test::fill_parameters(*model);
     DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
-    const auto x = wave({n * kRows, 6}, 0.1);
-    ddp.forward(part_of(x, self.rank, kRows)).pow(2).mean().backward();
+    const auto x = wave({n * kMlpRows, 6}, 0.1);
+    ddp.forward(part_of(x, self.rank, kMlpRows)).pow(2).mean().backward();
     const auto parallel = gradients_of(ddp.module());
     ddp.module().zero_grad();
     auto own = parallel;
@@ -290,7 +291,7 @@ struct Nested : torch::nn::Module {
 TEST_P(Reduction, EndsWithTheOutermostBackward) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto n = self.world_size;
-    const auto x = wave({n * kRows, 6}, 0.1);
+    const auto x = wave({n * kMlpRows, 6}, 0.1);
     const auto loss = [](const auto& outputs) {
       return std::get<0>(outputs).pow(2).mean() +
              std::get<1>(outputs).pow(2).mean();
@@ -300,7 +301,7 @@ TEST_P(Reduction, EndsWithTheOutermostBackward) {
         model, self.mesh({n}, {"dp"}), {.bucket_cap_mb = 1e-4});
     for (int step = 0; step < 3; ++step) {
       model->zero_grad();
-      loss(ddp(part_of(x, self.rank, kRows))).backward();
+      loss(ddp(part_of(x, self.rank, kMlpRows))).backward();
     }
     Nested alone;
     loss(alone.forward(x)).backward();

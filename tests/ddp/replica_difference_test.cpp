@@ -107,7 +107,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::PrintToStringParamName());
 
 /// The difference of two ranks, the second of which has `other`.
-ReplicaDifference difference(const at::Tensor& first, const at::Tensor& other) {
+ReplicaDifference difference_of_two(
+    const at::Tensor& first,
+    const at::Tensor& other) {
   std::optional<ReplicaDifference> found;
   run_ranks(2, [&](RankContext& self) {
     const auto dp = self.mesh({2}, {"dp"});
@@ -123,29 +125,32 @@ ReplicaDifference difference(const at::Tensor& first, const at::Tensor& other) {
 
 TEST(ReplicaDifferenceValues, ANanIsNamedBesideTheDifferenceOfTheRest) {
   const auto found =
-      difference(at::tensor({1.0, 2.0}), at::tensor({1.5, kNan}));
+      difference_of_two(at::tensor({1.0, 2.0}), at::tensor({1.5, kNan}));
   EXPECT_EQ(found.largest, 0.5);
   EXPECT_THAT(found.nan_ranks, ElementsAre(1));
   EXPECT_THAT(
-      difference(at::tensor({kNan, 2.0}), at::tensor({1.0, 2.0})).nan_ranks,
+      difference_of_two(at::tensor({kNan, 2.0}), at::tensor({1.0, 2.0}))
+          .nan_ranks,
       ElementsAre(0));
 }
 
 TEST(ReplicaDifferenceValues, AnInfinityIsInfinitelyFar) {
   const double infinity = std::numeric_limits<double>::infinity();
-  const auto found =
-      difference(at::tensor({infinity, 2.0}), at::tensor({infinity, infinity}));
+  const auto found = difference_of_two(
+      at::tensor({infinity, 2.0}), at::tensor({infinity, infinity}));
   EXPECT_EQ(found.largest, infinity);
   EXPECT_THAT(found.nan_ranks, IsEmpty());
 }
 
 TEST(ReplicaDifferenceValues, BitsCount) {
-  EXPECT_EQ(difference(at::tensor({0.0}), at::tensor({-0.0})).largest, 0.0);
   EXPECT_EQ(
-      difference(at::ones({1}, at::kBool), at::zeros({1}, at::kBool)).largest,
+      difference_of_two(at::tensor({0.0}), at::tensor({-0.0})).largest, 0.0);
+  EXPECT_EQ(
+      difference_of_two(at::ones({1}, at::kBool), at::zeros({1}, at::kBool))
+          .largest,
       1.0);
   EXPECT_EQ(
-      difference(
+      difference_of_two(
           at::tensor({c10::complex<double>(1, 2)}),
           at::tensor({c10::complex<double>(1, 5)}))
           .largest,
@@ -157,9 +162,9 @@ TEST(ReplicaDifferenceValues, EachElementAndItsPlaceCount) {
   for (int64_t i = 0; i < first.numel(); ++i) {
     auto other = first.clone();
     other[i] += 1;
-    EXPECT_EQ(difference(first, other).largest, 1.0) << i;
+    EXPECT_EQ(difference_of_two(first, other).largest, 1.0) << i;
   }
-  EXPECT_EQ(difference(first, first.flip(0)).largest, 18.0);
+  EXPECT_EQ(difference_of_two(first, first.flip(0)).largest, 18.0);
 }
 
 TEST(ReplicaDifference, OnATwoDimMeshAllRanksLearnOfIt) {

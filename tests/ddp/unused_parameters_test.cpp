@@ -129,8 +129,8 @@ struct Head : torch::nn::Module {
   }
 };
 
-struct Tied : torch::nn::Module {
-  Tied() {
+struct TiedHead : torch::nn::Module {
+  TiedHead() {
     register_parameter("scale", at::ones({3}));
     const auto embedding =
         register_module("embedding", torch::nn::Embedding(5, 3));
@@ -165,7 +165,7 @@ TEST(DescribeUnused, GroupsByModuleAndSaysWhyAndSinceWhen) {
 }
 
 TEST(DescribeUnused, NamesAllModulesOfATiedParameterAndTheModelItself) {
-  const Tied model;
+  const TiedHead model;
   const auto parameters = parameters_of(model);
   ASSERT_EQ(parameters.size(), 5U);
   std::vector<size_t> all{0, 1, 2, 3, 4};
