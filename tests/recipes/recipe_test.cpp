@@ -18,7 +18,7 @@ using Overrides = std::vector<std::string>;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-std::string refusal(
+std::string recipe_refusal(
     const std::string& text,
     const Overrides& overrides = {},
     const std::string& source = "r.yaml") {
@@ -92,7 +92,7 @@ TEST(Recipe, RefusesUnknownAndRepeatedKeysAtTheKey) {
       {"\"a\\nb\": 1\n",
        "r.yaml:1:1: a key is a word, found the text \"a\\nb\""}};
   for (const BadRecipe& bad : cases) {
-    EXPECT_EQ(refusal(bad.text), bad.message) << bad.text;
+    EXPECT_EQ(recipe_refusal(bad.text), bad.message) << bad.text;
   }
 }
 
@@ -133,7 +133,7 @@ TEST(Recipe, RefusesWrongTypesAtTheValue) {
       {"seed: {a: 1}\n",
        "r.yaml:1:7: seed: expected a whole number, found a map"}};
   for (const BadRecipe& bad : cases) {
-    EXPECT_EQ(refusal(bad.text), bad.message) << bad.text;
+    EXPECT_EQ(recipe_refusal(bad.text), bad.message) << bad.text;
   }
 }
 
@@ -176,35 +176,38 @@ TEST(Recipe, RefusesImpossibleValuesAtTheValue) {
        "r.yaml:1:22: checkpoint.resume: expected one of auto, never, found "
        "latest"}};
   for (const BadRecipe& bad : cases) {
-    EXPECT_EQ(refusal(bad.text), bad.message) << bad.text;
+    EXPECT_EQ(recipe_refusal(bad.text), bad.message) << bad.text;
   }
 }
 
 TEST(Recipe, RefusesWhatIsNoMap) {
-  EXPECT_EQ(refusal(""), "r.yaml: the recipe is empty");
-  EXPECT_EQ(refusal("# nothing\n"), "r.yaml: the recipe is empty");
+  EXPECT_EQ(recipe_refusal(""), "r.yaml: the recipe is empty");
+  EXPECT_EQ(recipe_refusal("# nothing\n"), "r.yaml: the recipe is empty");
   EXPECT_EQ(
-      refusal("- a\n"),
+      recipe_refusal("- a\n"),
       "r.yaml:1:1: a recipe is a map of keys to values, found a list");
   EXPECT_EQ(
-      refusal("\nhello\n"),
+      recipe_refusal("\nhello\n"),
       "r.yaml:2:1: a recipe is a map of keys to values, found the text "
       "\"hello\"");
   EXPECT_EQ(
-      refusal("{seed: &a 1}"), "r.yaml:1:8: anchors are not supported: &a");
-  EXPECT_THAT(refusal("{foo:"), StartsWith("r.yaml:1:5: not YAML: "));
+      recipe_refusal("{seed: &a 1}"),
+      "r.yaml:1:8: anchors are not supported: &a");
+  EXPECT_THAT(recipe_refusal("{foo:"), StartsWith("r.yaml:1:5: not YAML: "));
   EXPECT_EQ(
-      refusal("a: " + std::string(33, '[')),
+      recipe_refusal("a: " + std::string(33, '[')),
       "r.yaml:1:36: nested more than 32 deep");
 }
 
 TEST(Recipe, NamesTheKeyThatIsMissing) {
-  EXPECT_EQ(refusal("seed: 1\n"), "r.yaml: model.dim: required, but not there");
   EXPECT_EQ(
-      refusal("model: {dim: 64, layers: 2, heads: 4, ffn_dim: 128}\n"),
+      recipe_refusal("seed: 1\n"),
+      "r.yaml: model.dim: required, but not there");
+  EXPECT_EQ(
+      recipe_refusal("model: {dim: 64, layers: 2, heads: 4, ffn_dim: 128}\n"),
       "r.yaml: data.paths: required, but not there");
   EXPECT_THAT(
-      refusal(std::string(kLeastRecipe), {}, "my recipe.yaml"),
+      recipe_refusal(std::string(kLeastRecipe), {}, "my recipe.yaml"),
       HasSubstr("my recipe.yaml: name: \"my recipe\" cannot name a folder"));
 }
 
@@ -256,13 +259,14 @@ TEST(Recipe, RefusesBadOverridesByName) {
        "override mesh.dp=0: mesh.dp: expected -1 or at least 1, at most "
        "16777216, found 0"}};
   for (const BadRecipe& bad : cases) {
-    EXPECT_EQ(refusal(std::string(kLeastRecipe), {bad.text}), bad.message);
+    EXPECT_EQ(
+        recipe_refusal(std::string(kLeastRecipe), {bad.text}), bad.message);
   }
   EXPECT_THAT(
-      refusal(std::string(kLeastRecipe), {"data.paths=[a"}),
+      recipe_refusal(std::string(kLeastRecipe), {"data.paths=[a"}),
       StartsWith("override data.paths=[a: not YAML: "));
   EXPECT_THAT(
-      refusal(std::string(kLeastRecipe), {"train.x\ny=1"}),
+      recipe_refusal(std::string(kLeastRecipe), {"train.x\ny=1"}),
       StartsWith("override train.x y=1: "));
 }
 

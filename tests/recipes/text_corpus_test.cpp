@@ -41,7 +41,7 @@ std::vector<std::string> names_in(
   return names;
 }
 
-std::string refusal(const std::vector<std::string>& paths) {
+std::string corpus_refusal(const std::vector<std::string>& paths) {
   return message_of<mesh::UsageError>(
       [&] { TextCorpus(paths, "r.yaml:3:9: data.paths"); });
 }
@@ -102,23 +102,24 @@ TEST(TextCorpus, RefusesPathsThatNameNothing) {
   const TempFolder folder;
   const std::string good = folder.write("good", "x");
   EXPECT_EQ(
-      refusal({good, folder / "nope"}),
+      corpus_refusal({good, folder / "nope"}),
       "r.yaml:3:9: data.paths[1]: \"" + (folder / "nope") +
           "\": No such file or directory");
   EXPECT_EQ(
-      refusal({folder / "*.txt"}),
+      corpus_refusal({folder / "*.txt"}),
       "r.yaml:3:9: data.paths[0]: \"" + (folder / "*.txt") +
           "\": matches no file");
   fs::create_directory(folder / "bare");
   EXPECT_EQ(
-      refusal({folder / "bare"}),
+      corpus_refusal({folder / "bare"}),
       "r.yaml:3:9: data.paths[0]: \"" + (folder / "bare") +
           "\": no files below");
   const std::string fifo = folder / "fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-  EXPECT_THAT(refusal({fifo}), HasSubstr("is neither a file nor a folder"));
+  EXPECT_THAT(
+      corpus_refusal({fifo}), HasSubstr("is neither a file nor a folder"));
   EXPECT_EQ(
-      refusal({folder.write("e1", ""), folder.write("e2", "")}),
+      corpus_refusal({folder.write("e1", ""), folder.write("e2", "")}),
       "r.yaml:3:9: data.paths: all files are empty");
 }
 

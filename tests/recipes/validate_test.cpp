@@ -16,7 +16,7 @@ Recipe resolved(int64_t world_size, const Overrides& overrides) {
   return recipe;
 }
 
-std::string refusal(int64_t world_size, const Overrides& overrides) {
+std::string validation_refusal(int64_t world_size, const Overrides& overrides) {
   return message_of<mesh::UsageError>([&] { resolved(world_size, overrides); });
 }
 
@@ -27,22 +27,22 @@ TEST(Validate, FillsInTheRestOfTheMesh) {
       (MeshConfig{.dp = 4, .tp = 2}));
   EXPECT_EQ(resolved(1, {}).mesh, (MeshConfig{.dp = 1, .tp = 1}));
   EXPECT_EQ(
-      refusal(8, {"mesh.tp=3"}),
+      validation_refusal(8, {"mesh.tp=3"}),
       "r.yaml: mesh.dp: -1 cannot be filled in: the world size 8 is not "
       "divisible by mesh.tp=3");
   EXPECT_EQ(
-      refusal(8, {"mesh.tp=-1"}),
+      validation_refusal(8, {"mesh.tp=-1"}),
       "override mesh.tp=-1: mesh.tp: mesh.dp and mesh.tp are both -1; give "
       "one");
 }
 
 TEST(Validate, TheMeshIsTheWorld) {
   EXPECT_EQ(
-      refusal(1, {"mesh={dp: 2, tp: 2}"}),
+      validation_refusal(1, {"mesh={dp: 2, tp: 2}"}),
       "override mesh={dp: 2, tp: 2}: mesh.dp: the mesh dp=2 x tp=2 needs 4 "
       "ranks, but the world size is 1. Start 4 ranks (weftrun "
       "--nproc-per-node 4), or set mesh.dp=-1");
-  EXPECT_EQ(refusal(4, {"mesh={dp: 2, tp: 2}"}), "");
+  EXPECT_EQ(validation_refusal(4, {"mesh={dp: 2, tp: 2}"}), "");
 }
 
 TEST(Validate, NamesTheLineOfTheFile) {
@@ -57,26 +57,26 @@ TEST(Validate, NamesTheLineOfTheFile) {
 TEST(Validate, HeadsDivide) {
   EXPECT_EQ(resolved(1, {}).model.kv_heads, 4);
   EXPECT_EQ(
-      refusal(4, {"mesh.tp=4", "model.kv_heads=2"}),
+      validation_refusal(4, {"mesh.tp=4", "model.kv_heads=2"}),
       "override model.kv_heads=2: model.kv_heads: 2 is not divisible by "
       "mesh.tp=4; with 4 heads and 2 kv heads mesh.tp can be 1 or 2");
   EXPECT_EQ(
-      refusal(1, {"model.kv_heads=3"}),
+      validation_refusal(1, {"model.kv_heads=3"}),
       "override model.kv_heads=3: model.kv_heads: model.heads=4 is not "
       "divisible by 3");
   EXPECT_EQ(
-      refusal(1, {"model.dim=66"}),
+      validation_refusal(1, {"model.dim=66"}),
       "override model.dim=66: model.dim: 66 is not divisible by "
       "model.heads=4");
   EXPECT_EQ(
-      refusal(1, {"model.dim=60"}),
+      validation_refusal(1, {"model.dim=60"}),
       "override model.dim=60: model.dim: 60 / model.heads=4 is 15, but rotary "
       "embeddings need an even size of a head");
 }
 
 TEST(Validate, WhatMayBeUnevenOverTp) {
   EXPECT_EQ(
-      refusal(
+      validation_refusal(
           4,
           {"mesh.tp=4",
            "model.ffn_dim=129",
@@ -87,7 +87,7 @@ TEST(Validate, WhatMayBeUnevenOverTp) {
 
 TEST(Validate, TheVocabularyHoldsAllBytes) {
   EXPECT_EQ(
-      refusal(1, {"model.vocab_size=255"}),
+      validation_refusal(1, {"model.vocab_size=255"}),
       "override model.vocab_size=255: model.vocab_size: 255 is smaller than "
       "the vocabulary of data.tokenizer=byte, 256");
 }
@@ -100,22 +100,23 @@ TEST(Validate, BatchesDivide) {
       resolved(2, {"train.global_batch_size=12", "train.micro_batch_size=2"});
   EXPECT_EQ(accumulation_steps(parts), 3);
   EXPECT_EQ(
-      refusal(3, {"train.global_batch_size=16"}),
+      validation_refusal(3, {"train.global_batch_size=16"}),
       "override train.global_batch_size=16: train.global_batch_size: 16 is not "
       "divisible by mesh.dp=3; the nearest that is: 15 or 18");
   EXPECT_EQ(
-      refusal(2, {"train.micro_batch_size=3"}),
+      validation_refusal(2, {"train.micro_batch_size=3"}),
       "r.yaml: train.global_batch_size: 16 is not divisible by mesh.dp=2 x "
       "train.micro_batch_size=3 = 6; the nearest that is: 12 or 18");
   EXPECT_EQ(
-      refusal(2, {"train.micro_batch_size=32"}),
+      validation_refusal(2, {"train.micro_batch_size=32"}),
       "r.yaml: train.global_batch_size: 16 is not divisible by mesh.dp=2 x "
       "train.micro_batch_size=32 = 64; the nearest that is: 64");
 }
 
 TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
   EXPECT_EQ(
-      refusal(1, {"train.steps=5", "trace.steps=1", "trace.first=6"}),
+      validation_refusal(
+          1, {"train.steps=5", "trace.steps=1", "trace.first=6"}),
       "override trace.first=6: trace.first: 6 is after the last step, "
       "train.steps=5");
   EXPECT_EQ(

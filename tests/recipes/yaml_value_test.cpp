@@ -15,7 +15,7 @@ T read(const std::string& text) {
 }
 
 template <class T>
-std::string refusal(const std::string& text) {
+std::string value_refusal(const std::string& text) {
   try {
     read<T>(text);
   } catch (const YamlError& error) {
@@ -36,28 +36,35 @@ TEST(YamlValue, WholeNumbers) {
       read<int64_t>("-9223372036854775808"),
       std::numeric_limits<int64_t>::min());
   EXPECT_EQ(
-      refusal<int64_t>("9223372036854775808"),
+      value_refusal<int64_t>("9223372036854775808"),
       "expected a whole number that fits in 64 bits, found the number "
       "9223372036854775808");
   EXPECT_EQ(
-      refusal<int64_t>("1e3"),
+      value_refusal<int64_t>("1e3"),
       "expected a whole number, found the number 1e3; write 1000");
   EXPECT_EQ(
-      refusal<int64_t>("4.0"),
+      value_refusal<int64_t>("4.0"),
       "expected a whole number, found the number 4.0; write 4");
   EXPECT_EQ(
-      refusal<int64_t>("4.5"), "expected a whole number, found the number 4.5");
+      value_refusal<int64_t>("4.5"),
+      "expected a whole number, found the number 4.5");
   EXPECT_EQ(
-      refusal<int64_t>("'5'"), "expected a whole number, found the text \"5\"");
+      value_refusal<int64_t>("'5'"),
+      "expected a whole number, found the text \"5\"");
   EXPECT_EQ(
-      refusal<int64_t>("four"),
+      value_refusal<int64_t>("four"),
       "expected a whole number, found the text \"four\"");
-  EXPECT_EQ(refusal<int64_t>("true"), "expected a whole number, found true");
-  EXPECT_EQ(refusal<int64_t>("~"), "expected a whole number, found nothing");
-  EXPECT_EQ(refusal<int64_t>("[1]"), "expected a whole number, found a list");
-  EXPECT_EQ(refusal<int64_t>("{a: 1}"), "expected a whole number, found a map");
+  EXPECT_EQ(
+      value_refusal<int64_t>("true"), "expected a whole number, found true");
+  EXPECT_EQ(
+      value_refusal<int64_t>("~"), "expected a whole number, found nothing");
+  EXPECT_EQ(
+      value_refusal<int64_t>("[1]"), "expected a whole number, found a list");
+  EXPECT_EQ(
+      value_refusal<int64_t>("{a: 1}"), "expected a whole number, found a map");
   for (const auto* text : {"0x10", "0o7", "007", "1_000", "1,000", "--1"}) {
-    EXPECT_NE(refusal<int64_t>(text).find("found the text"), std::string::npos)
+    EXPECT_NE(
+        value_refusal<int64_t>(text).find("found the text"), std::string::npos)
         << text;
   }
 }
@@ -70,17 +77,17 @@ TEST(YamlValue, Numbers) {
   EXPECT_EQ(read<double>("+2.E+1"), 20.0);
   for (const auto* text : {".nan", ".NaN", ".inf", "-.inf", "+.INF"}) {
     EXPECT_NE(
-        refusal<double>(text).find("expected a finite number, found"),
+        value_refusal<double>(text).find("expected a finite number, found"),
         std::string::npos)
         << text;
   }
   EXPECT_EQ(
-      refusal<double>("1e999"),
+      value_refusal<double>("1e999"),
       "expected a number that fits in 64 bits, found the number 1e999");
   for (const auto* text :
        {"1.2.3", "e5", ".", "1e", "1e+", "nan", "'1'", "1f"}) {
     EXPECT_NE(
-        refusal<double>(text).find("expected a number, found the text"),
+        value_refusal<double>(text).find("expected a number, found the text"),
         std::string::npos)
         << text;
   }
@@ -91,10 +98,12 @@ TEST(YamlValue, TruthValues) {
   EXPECT_TRUE(read<bool>("True"));
   EXPECT_FALSE(read<bool>("FALSE"));
   EXPECT_EQ(
-      refusal<bool>("no"), "expected true or false, found the text \"no\"");
-  EXPECT_EQ(refusal<bool>("1"), "expected true or false, found the number 1");
+      value_refusal<bool>("no"),
+      "expected true or false, found the text \"no\"");
   EXPECT_EQ(
-      refusal<bool>("'true'"),
+      value_refusal<bool>("1"), "expected true or false, found the number 1");
+  EXPECT_EQ(
+      value_refusal<bool>("'true'"),
       "expected true or false, found the text \"true\"");
 }
 
@@ -104,10 +113,10 @@ TEST(YamlValue, Texts) {
   EXPECT_EQ(read<std::string>("'12'"), "12");
   EXPECT_EQ(read<std::string>("\"\""), "");
   EXPECT_EQ(
-      refusal<std::string>("12"),
+      value_refusal<std::string>("12"),
       "expected a text, found the number 12; put it in quotes if it is one");
   EXPECT_EQ(
-      refusal<std::string>("\"a\\0\""),
+      value_refusal<std::string>("\"a\\0\""),
       "expected a text without control characters, found the text "
       "\"a\\u0000\"");
 }
@@ -117,23 +126,23 @@ TEST(YamlValue, Lists) {
       read<std::vector<std::string>>("[a, 'b c']"),
       (std::vector<std::string>{"a", "b c"}));
   EXPECT_EQ(
-      refusal<std::vector<std::string>>("a.txt"),
+      value_refusal<std::vector<std::string>>("a.txt"),
       "expected a list of texts, found the text \"a.txt\"; write [\"a.txt\"]");
   EXPECT_EQ(
-      refusal<std::vector<std::string>>("[a, [b]]"),
+      value_refusal<std::vector<std::string>>("[a, [b]]"),
       "expected a text, found a list");
   using Pair = std::array<double, 2>;
   EXPECT_EQ(read<Pair>("[0.9, 1]"), (Pair{0.9, 1.0}));
   EXPECT_EQ(
-      refusal<Pair>("[0.9]"),
+      value_refusal<Pair>("[0.9]"),
       "expected a list of two numbers, found a list of 1");
   EXPECT_EQ(
-      refusal<Pair>("0.9"),
+      value_refusal<Pair>("0.9"),
       "expected a list of two numbers, found the number 0.9");
 }
 
 TEST(YamlValue, LongTextsAreShortenedInMessages) {
-  const std::string message = refusal<int64_t>(std::string(10'000, 'x'));
+  const std::string message = value_refusal<int64_t>(std::string(10'000, 'x'));
   EXPECT_LT(message.size(), 150U);
 }
 
