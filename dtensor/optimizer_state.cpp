@@ -4,8 +4,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/torch.h>
 
@@ -47,10 +50,47 @@ Number number(std::string name, Get get, Set set) {
 }
 
 template <class Options>
+Number lr_number(Options& options) {
+  return number(
+      "lr", [&] { return options.lr(); }, [&](double v) { options.lr(v); });
+}
+
+template <class Options>
+Number eps_number(Options& options) {
+  return number(
+      "eps", [&] { return options.eps(); }, [&](double v) { options.eps(v); });
+}
+
+template <class Options>
+Number weight_decay_number(Options& options) {
+  return number(
+      "weight_decay",
+      [&] { return options.weight_decay(); },
+      [&](double v) { options.weight_decay(v); });
+}
+
+template <class Options>
+Number momentum_number(Options& options) {
+  return number(
+      "momentum",
+      [&] { return options.momentum(); },
+      [&](double v) { options.momentum(v); });
+}
+
+template <class State>
+Number step_number(State& state) {
+  auto result = number(
+      "step",
+      [&state] { return static_cast<double>(state.step()); },
+      [&state](double v) { state.step(static_cast<int64_t>(v)); });
+  result.dtype = at::kLong;
+  return result;
+}
+
+template <class Options>
 std::vector<Number> adam_group(Options& options) {
   return {
-      number(
-          "lr", [&] { return options.lr(); }, [&](double v) { options.lr(v); }),
+      lr_number(options),
       {"betas",
        at::kDouble,
        [&options] {
@@ -60,14 +100,8 @@ std::vector<Number> adam_group(Options& options) {
        [&options](const std::vector<double>& v) {
          options.betas(std::make_tuple(v.at(0), v.at(1)));
        }},
-      number(
-          "eps",
-          [&] { return options.eps(); },
-          [&](double v) { options.eps(v); }),
-      number(
-          "weight_decay",
-          [&] { return options.weight_decay(); },
-          [&](double v) { options.weight_decay(v); })};
+      eps_number(options),
+      weight_decay_number(options)};
 }
 
 template <class State, class Slot>
@@ -94,11 +128,7 @@ adam_state(Options& options, Slot& slot, const at::Tensor& parameter) {
   if (options.amsgrad() && !state.max_exp_avg_sq().defined()) {
     state.max_exp_avg_sq(at::zeros_like(parameter));
   }
-  result.numbers.push_back(number(
-      "step",
-      [&state] { return static_cast<double>(state.step()); },
-      [&state](double v) { state.step(static_cast<int64_t>(v)); }));
-  result.numbers.back().dtype = at::kLong;
+  result.numbers = {step_number(state)};
   result.moments = {
       {"exp_avg", state.exp_avg()}, {"exp_avg_sq", state.exp_avg_sq()}};
   if (options.amsgrad()) {
@@ -116,16 +146,9 @@ ParameterState sgd_state(
     const at::Tensor& parameter) {
   ParameterState result;
   result.group = {
-      number(
-          "lr", [&] { return options.lr(); }, [&](double v) { options.lr(v); }),
-      number(
-          "momentum",
-          [&] { return options.momentum(); },
-          [&](double v) { options.momentum(v); }),
-      number(
-          "weight_decay",
-          [&] { return options.weight_decay(); },
-          [&](double v) { options.weight_decay(v); })};
+      lr_number(options),
+      momentum_number(options),
+      weight_decay_number(options)};
   if (!parameter.requires_grad() || options.momentum() == 0) {
     return result;
   }
@@ -144,6 +167,70 @@ ParameterState sgd_state(
 }
 
 template <class Slot>
+ParameterState adagrad_state(
+    torch::optim::AdagradOptions& options,
+    Slot& slot,
+    const at::Tensor& parameter) {
+  ParameterState result;
+  result.group = {
+      lr_number(options),
+      number(
+          "lr_decay",
+          [&] { return options.lr_decay(); },
+          [&](double v) { options.lr_decay(v); }),
+      eps_number(options),
+      weight_decay_number(options)};
+  if (parameter.requires_grad()) {
+    auto& state = find_or_make<torch::optim::AdagradParamState>(slot);
+    if (!state.sum().defined()) {
+      state.sum(at::full_like(parameter, options.initial_accumulator_value()));
+    }
+    result.numbers = {step_number(state)};
+    result.moments = {{"sum", state.sum()}};
+  }
+  return result;
+}
+
+template <class Slot>
+ParameterState rmsprop_state(
+    torch::optim::RMSpropOptions& options,
+    Slot& slot,
+    const at::Tensor& parameter) {
+  ParameterState result;
+  result.group = {
+      lr_number(options),
+      number(
+          "alpha",
+          [&] { return options.alpha(); },
+          [&](double v) { options.alpha(v); }),
+      eps_number(options),
+      weight_decay_number(options),
+      momentum_number(options)};
+  if (!parameter.requires_grad()) {
+    return result;
+  }
+  auto& state = find_or_make<torch::optim::RMSpropParamState>(slot);
+  if (!state.square_avg().defined()) {
+    state.square_avg(at::zeros_like(parameter));
+  }
+  if (options.momentum() > 0 && !state.momentum_buffer().defined()) {
+    state.momentum_buffer(at::zeros_like(parameter));
+  }
+  if (options.centered() && !state.grad_avg().defined()) {
+    state.grad_avg(at::zeros_like(parameter));
+  }
+  result.numbers = {step_number(state)};
+  result.moments = {{"square_avg", state.square_avg()}};
+  if (options.momentum() > 0) {
+    result.moments.push_back({"momentum_buffer", state.momentum_buffer()});
+  }
+  if (options.centered()) {
+    result.moments.push_back({"grad_avg", state.grad_avg()});
+  }
+  return result;
+}
+
+template <class Slot>
 ParameterState read_state(
     torch::optim::OptimizerOptions& options,
     Slot& slot,
@@ -158,12 +245,18 @@ ParameterState read_state(
   if (auto* sgd = dynamic_cast<optim::SGDOptions*>(&options)) {
     return sgd_state(*sgd, slot, parameter);
   }
+  if (auto* adagrad = dynamic_cast<optim::AdagradOptions*>(&options)) {
+    return adagrad_state(*adagrad, slot, parameter);
+  }
+  if (auto* rmsprop = dynamic_cast<optim::RMSpropOptions*>(&options)) {
+    return rmsprop_state(*rmsprop, slot, parameter);
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
       "[",
       kOptimizerOp,
-      "] the state of this optimizer cannot be read. Adam, AdamW and SGD can; "
-      "for others, build a StateDict by hand.");
+      "] the state of this optimizer cannot be read. Adam, AdamW, SGD, "
+      "Adagrad and RMSprop can; for others, build a StateDict by hand.");
 }
 
 /// Visits every parameter that the optimizer and the module share.
@@ -188,10 +281,13 @@ void for_each_state(
           " that is no parameter of the module. Pass the module whose "
           "parameters() it was made with.");
       auto& slot = optimizer.state()[parameter.unsafeGetTensorImpl()];
+      // An empty one would be taken for a state by the next step.
+      const auto drop_empty = c10::make_scope_exit([&] {
+        if (!slot) {
+          optimizer.state().erase(parameter.unsafeGetTensorImpl());
+        }
+      });
       auto state = read_state(group.options(), slot, parameter);
-      if (!slot) {
-        optimizer.state().erase(parameter.unsafeGetTensorImpl());
-      }
       visit(found->second, std::move(state));
     }
   }

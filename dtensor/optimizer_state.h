@@ -14,8 +14,9 @@ namespace weft::dtensor {
 /// their parameter, and share the optimizer's memory; those that its first
 /// step would make are made now. Numbers are tensors of their own: see
 /// load_optimizer_state_dict(). Frozen parameters have no state.
-/// Throws: c10::NotImplementedError for optimizers other than Adam, AdamW and
-/// SGD (and classes derived from them or using their options).
+/// Throws: c10::NotImplementedError for optimizers other than Adam, AdamW,
+/// SGD, Adagrad and RMSprop (and classes derived from them or using their
+/// options).
 /// Source: torch.distributed.checkpoint.state_dict.get_optimizer_state_dict
 /// with flatten_optimizer_state_dict.
 StateDict optimizer_state_dict(

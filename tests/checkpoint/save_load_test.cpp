@@ -578,7 +578,7 @@ TEST_F(SaveLoad, OptimizersThatCannotBeReadAreRefused) {
   run_ranks(1, [&](RankContext& self) {
     const auto mesh = self.mesh({1}, {"dp"});
     Net net;
-    torch::optim::RMSprop optimizer(net.parameters());
+    torch::optim::LBFGS optimizer(net.parameters());
     EXPECT_THAT(
         message_of_thrown<c10::NotImplementedError>(
             [&] { dtensor::optimizer_state_dict(optimizer, net, mesh); }),
