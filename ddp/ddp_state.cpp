@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "ddp/gradient_hooks.h"
+#include "ddp/join/ddp_join.h"
 #include "ddp/optimizer_in_backward.h"
 #include "ddp/replicas.h"
 #include "mesh/error.h"
@@ -25,6 +26,26 @@ Ids ids_of(const std::vector<NamedTensor>& tensors) {
 }
 
 } // namespace
+
+std::vector<std::vector<NamedTensor>> values_by_group(
+    const ParameterSelection& selection,
+    const std::vector<NamedTensor>& buffers) {
+  std::vector<std::vector<NamedTensor>> by_group(selection.groups.size());
+  Ids in_other_group;
+  for (const auto& item : selection.reduced) {
+    if (item.group != 0) {
+      by_group[item.group].push_back(item.state);
+      in_other_group.insert(item.state.tensor.unsafeGetTensorImpl());
+    }
+  }
+  for (const auto& item : selection.parameters) {
+    if (!in_other_group.contains(item.tensor.unsafeGetTensorImpl())) {
+      by_group[0].push_back(item);
+    }
+  }
+  by_group[0].insert(by_group[0].end(), buffers.begin(), buffers.end());
+  return by_group;
+}
 
 Reducer& DistributedDataParallelBase::State::made_reducer(
     const char* what) const {
@@ -47,24 +68,10 @@ void DistributedDataParallelBase::State::sync_initial_values(
       has_buffers ? selection.buffers : std::vector<NamedTensor>();
   check_replicas_agree(
       selection.parameters, buffers, describe_options(options), dp);
-  // Parameters of other groups have other first replicas.
-  std::vector<std::vector<NamedTensor>> by_group(selection.groups.size());
-  Ids in_other_group;
-  for (const auto& item : selection.reduced) {
-    if (item.group != 0) {
-      by_group[item.group].push_back(item.state);
-      in_other_group.insert(item.state.tensor.unsafeGetTensorImpl());
-    }
-  }
-  for (const auto& item : selection.parameters) {
-    if (!in_other_group.contains(item.tensor.unsafeGetTensorImpl())) {
-      by_group[0].push_back(item);
-    }
-  }
-  by_group[0].insert(by_group[0].end(), buffers.begin(), buffers.end());
+  const auto by_group = values_by_group(selection, buffers);
   for (size_t i = 0; i < by_group.size(); ++i) {
     auto group = selection.groups[i].group;
-    broadcast_from_first(by_group[i], group, "ddp initial values");
+    broadcast_from(0, by_group[i], group, "ddp initial values");
   }
 }
 
@@ -86,6 +93,7 @@ void DistributedDataParallelBase::State::start(
   logging = describe_construction(*module, reduced, dp, options);
   check_nobody_listens();
   reducer = Reducer::create(selection.reduced, dp, std::move(config), paused);
+  reducer->set_join(joined);
   take_over_optimizers();
   log_construction(get_logging_data());
 }
@@ -184,6 +192,10 @@ void DistributedDataParallelBase::State::check_known() const {
   }
 }
 
+c10::Device DistributedDataParallelBase::State::device() const {
+  return local_part(parameters_of(*module).front().tensor).device();
+}
+
 bool DistributedDataParallelBase::State::is_training_forward() const {
   return module->is_training() && at::GradMode::is_enabled();
 }
@@ -193,11 +205,14 @@ bool DistributedDataParallelBase::State::syncs_buffers() const {
          syncs_buffers_in_forward(options);
 }
 
-void DistributedDataParallelBase::State::sync_buffers(
+void DistributedDataParallelBase::State::sync_buffers_at(
     BufferCommHookLocation location) const {
-  if (location != buffer_hook_location || !syncs_buffers()) {
-    return;
+  if (location == buffer_hook_location && syncs_buffers()) {
+    sync_buffers(joined ? joined->before_buffers(location) : 0);
   }
+}
+
+void DistributedDataParallelBase::State::sync_buffers(int64_t root) const {
   // Modules may replace their buffers at any time.
   const auto buffers = select_buffers(*module, options);
   if (buffers.empty()) {
@@ -208,12 +223,12 @@ void DistributedDataParallelBase::State::sync_buffers(
     buffer_hook(buffers);
   } else {
     auto group = dp.group(int64_t{0});
-    broadcast_from_first(buffers, group, "ddp buffers");
+    broadcast_from(root, buffers, group, "ddp buffers");
   }
 }
 
 void DistributedDataParallelBase::State::end_forward() {
-  sync_buffers(BufferCommHookLocation::POST_FORWARD);
+  sync_buffers_at(BufferCommHookLocation::POST_FORWARD);
   if (is_training_forward()) {
     require_forward_param_sync = *paused == 0;
   }

@@ -14,6 +14,14 @@
 
 namespace weft::ddp {
 
+class DdpJoin;
+
+/// Parameters, and `buffers` with the replicas', by the group whose ranks have
+/// the same values.
+std::vector<std::vector<NamedTensor>> values_by_group(
+    const ParameterSelection& selection,
+    const std::vector<NamedTensor>& buffers);
+
 /// What a DistributedDataParallel is made of.
 struct DistributedDataParallelBase::State {
   using Ids = std::unordered_set<const c10::TensorImpl*>;
@@ -37,6 +45,8 @@ struct DistributedDataParallelBase::State {
   /// The forward before this one was of a backward that reduces, or there was
   /// none: buffers are brought together once for all accumulated ones.
   bool require_forward_param_sync = true;
+  /// What this does in the Join that runs; null otherwise.
+  std::shared_ptr<DdpJoin> joined = {};
   DDPLoggingData logging = {};
   /// Null until the parameters have values.
   std::shared_ptr<Reducer> reducer = {};
@@ -47,9 +57,12 @@ struct DistributedDataParallelBase::State {
 
   void sync_initial_values(const ParameterSelection& selection) const;
   void start(const ParameterSelection& selection);
+  c10::Device device() const;
   bool is_training_forward() const;
   bool syncs_buffers() const;
-  void sync_buffers(BufferCommHookLocation location) const;
+  void sync_buffers_at(BufferCommHookLocation location) const;
+  /// Unless a hook does it, `root` is the replica whose buffers all get.
+  void sync_buffers(int64_t root) const;
   void end_forward();
   void cast_buffers() const;
   void check_known() const;

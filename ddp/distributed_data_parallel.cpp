@@ -9,6 +9,7 @@
 #include "ddp/bucket_plan.h"
 #include "ddp/ddp_state.h"
 #include "ddp/hook_state_rows.h"
+#include "ddp/join/ddp_join.h"
 #include "ddp/replica_difference.h"
 #include "ddp/unused_parameters.h"
 #include "dtensor/deferred_init.h"
@@ -174,7 +175,11 @@ void DistributedDataParallelBase::synchronize_parameters() {
   state.start(selection);
 }
 
-void DistributedDataParallelBase::before_forward() {
+void DistributedDataParallelBase::before_forward(
+    std::optional<int64_t> samples) {
+  if (state_->joined) {
+    state_->joined->begin_forward(samples);
+  }
   synchronize_parameters();
   const bool needs_backward =
       at::GradMode::is_enabled() && *state_->paused == 0;
@@ -191,7 +196,10 @@ void DistributedDataParallelBase::before_forward() {
     // The others may not see it, and would wait.
     state_->reducer->report(std::current_exception());
   }
-  state_->sync_buffers(BufferCommHookLocation::PRE_FORWARD);
+  state_->sync_buffers_at(BufferCommHookLocation::PRE_FORWARD);
+  if (state_->joined) {
+    state_->joined->before_module();
+  }
 }
 
 void DistributedDataParallelBase::after_forward(
@@ -204,10 +212,84 @@ void DistributedDataParallelBase::after_forward(
       "find_unused_parameters searches the graph of forward()'s outputs, but "
       "the module returns something else than tensors and vectors, tuples, "
       "optionals or maps of them. Return these, or set static_graph.");
+  if (state_->joined) {
+    state_->joined->end_forward(outputs);
+  }
   state_->end_forward();
   if (is_known || !at::GradMode::is_enabled()) {
     state_->reducer->end_forward(outputs, state_->module->is_training());
   }
+}
+
+void DistributedDataParallelBase::join(
+    const std::function<void()>& body,
+    bool divide_by_initial_world_size,
+    bool enable,
+    bool throw_on_early_termination) {
+  Join(
+      {this},
+      {.enable = enable,
+       .throw_on_early_termination = throw_on_early_termination},
+      {{"divide_by_initial_world_size", divide_by_initial_world_size}})
+      .run(body);
+}
+
+std::shared_ptr<JoinHook> DistributedDataParallelBase::join_hook(
+    const JoinKwargs& kwargs) {
+  auto* join = running_join();
+  WEFT_CHECK(
+      join != nullptr,
+      "join_hook",
+      where(state_->dp),
+      "there is no Join that runs. Pass the wrapped model to Join and call "
+      "run().");
+  state_->joined = std::make_shared<DdpJoin>(*this, *state_, *join, kwargs);
+  if (state_->reducer) {
+    state_->reducer->set_join(state_->joined);
+  }
+  return state_->joined;
+}
+
+void DistributedDataParallelBase::leave_join() {
+  if (state_->reducer) {
+    state_->reducer->set_join(nullptr);
+  }
+  state_->joined.reset();
+}
+
+c10::Device DistributedDataParallelBase::join_device() const {
+  return state_->device();
+}
+
+mesh::Communicator DistributedDataParallelBase::join_process_group() const {
+  return state_->dp.group(int64_t{0});
+}
+
+// All dims but the replicas'.
+mesh::DeviceMesh DistributedDataParallelBase::join_row() const {
+  const auto joint = dtensor::joint_mesh(*state_->module, state_->dp);
+  std::vector<std::string> dims;
+  for (const auto& name : joint.mesh_dim_names()) {
+    if (!state_->dp.has_mesh_dim(name)) {
+      dims.push_back(name);
+    }
+  }
+  return dims.empty() ? mesh::DeviceMesh() : joint.slice(dims);
+}
+
+bool DistributedDataParallelBase::is_in_join_iteration() const {
+  return state_->joined && state_->joined->is_in_iteration();
+}
+
+void DistributedDataParallelBase::share_joined_optimizer(
+    torch::optim::Optimizer& optimizer) {
+  WEFT_CHECK(
+      state_->joined != nullptr,
+      "join",
+      where(state_->dp),
+      "JoinedOptimizer goes together with its DistributedDataParallel. Pass "
+      "both to the Join.");
+  state_->joined->share_optimizer_state(optimizer);
 }
 
 at::Tensor DistributedDataParallelBase::cast_input(

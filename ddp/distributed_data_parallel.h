@@ -15,6 +15,8 @@
 #include <torch/nn/pimpl.h>
 
 #include "ddp/comm_hook.h"
+#include "ddp/join/join.h"
+#include "ddp/join/joinable.h"
 #include "ddp/logging_data.h"
 #include "ddp/module_state.h"
 #include "ddp/optimizer_in_backward.h"
@@ -49,14 +51,36 @@ enum class BufferCommHookLocation { PRE_FORWARD, POST_FORWARD };
 using BufferCommHook = std::function<void(const std::vector<NamedTensor>&)>;
 
 /// What DistributedDataParallel does whatever the module's type.
-class DistributedDataParallelBase {
+class DistributedDataParallelBase : public Joinable {
  public:
+  struct State;
+
   DistributedDataParallelBase(const DistributedDataParallelBase&) = delete;
   DistributedDataParallelBase& operator=(const DistributedDataParallelBase&) =
       delete;
 
   /// Accumulates gradients without communication while the guard lives.
   NoSyncGuard no_sync();
+
+  /// Runs `body`, this rank's loop over its inputs, of which other replicas may
+  /// have more or fewer: a Join of this alone. With
+  /// divide_by_initial_world_size gradients are divided by the number of
+  /// replicas, and otherwise by how many of them have inputs.
+  /// Collective: all ranks of the model's mesh.
+  void join(
+      const std::function<void()>& body,
+      bool divide_by_initial_world_size = true,
+      bool enable = true,
+      bool throw_on_early_termination = false);
+  std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) override;
+  c10::Device join_device() const override;
+  mesh::Communicator join_process_group() const override;
+  mesh::DeviceMesh join_row() const override;
+  bool is_in_join_iteration() const override;
+  /// Brings what `optimizer` keeps of the module's parameters, as a replica
+  /// that trained last has it, to all: what JoinedOptimizer does.
+  /// Collective: all replicas, in the post hooks of a Join of this.
+  void share_joined_optimizer(torch::optim::Optimizer& optimizer);
 
   /// Compares the replicas, gives them the first one's values and starts to
   /// listen for gradients: at construction, or for a model whose parameters
@@ -172,9 +196,10 @@ class DistributedDataParallelBase {
       std::shared_ptr<torch::nn::Module> module,
       const mesh::DeviceMesh& dp_mesh,
       const DistributedDataParallelOptions& options);
-  ~DistributedDataParallelBase();
+  ~DistributedDataParallelBase() override;
 
-  void before_forward();
+  /// `samples`: rows of the first tensor among forward()'s arguments.
+  void before_forward(std::optional<int64_t> samples);
   /// Tensors, and vectors, tuples, pairs, optionals and maps of them at any
   /// depth, are looked at; numbers and texts are passed over.
   template <class T>
@@ -189,7 +214,22 @@ class DistributedDataParallelBase {
   std::vector<at::Tensor> cast_input(
       const std::vector<at::Tensor>& inputs) const;
 
+  static std::optional<int64_t> samples_of() { return std::nullopt; }
+  template <class First, class... Rest>
+  static std::optional<int64_t> samples_of(
+      const First& first,
+      const Rest&... rest) {
+    if constexpr (std::is_same_v<First, at::Tensor>) {
+      return first.defined() && first.dim() > 0 ? first.size(0) : 1;
+    } else if constexpr (std::is_same_v<First, std::vector<at::Tensor>>) {
+      return first.empty() ? samples_of(rest...) : samples_of(first.front());
+    } else {
+      return samples_of(rest...);
+    }
+  }
+
  private:
+  void leave_join() override;
   void after_forward(const std::vector<at::Tensor>& outputs, bool is_known);
 
   using Tensors = std::vector<at::Tensor>;
@@ -226,7 +266,6 @@ class DistributedDataParallelBase {
     }
   }
 
-  struct State;
   std::unique_ptr<State> state_;
 };
 
@@ -261,7 +300,7 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   /// The module's forward(), with the hooks that act on it.
   template <class... Args>
   auto forward(Args&&... args) {
-    before_forward();
+    before_forward(samples_of(args...));
     auto output = call_module(prepare(std::forward<Args>(args))...);
     after_forward(output);
     return output;

@@ -185,6 +185,19 @@ agree_on_kind(const Replicas& replicas, const at::Tensor& rows, size_t index) {
   return kind;
 }
 
+/// Ranks that have run out of inputs have none.
+int64_t first_with_gradients(const at::Tensor& rows, int64_t parameters) {
+  const auto values = rows.accessor<int64_t, 2>();
+  for (int64_t rank = 0; rank < values.size(0); ++rank) {
+    for (int64_t i = 0; i < parameters; ++i) {
+      if (values[rank][i] != kNotReady) {
+        return rank;
+      }
+    }
+  }
+  return 0;
+}
+
 } // namespace
 
 AgreedOrder agree_on_order(
@@ -202,12 +215,13 @@ AgreedOrder agree_on_order(
   check_no_problem(replicas, rows, 2 * n);
   const auto values = rows.accessor<int64_t, 2>();
   AgreedOrder agreed;
+  const auto first = first_with_gradients(rows, n);
   // Parameters that are used come first, those without any gradient last.
   std::vector<std::pair<int64_t, int64_t>> positions;
   for (int64_t i = 0; i < n; ++i) {
     agreed.kinds.push_back(
         agree_on_kind(replicas, rows, static_cast<size_t>(i)));
-    const auto position = values[0][i];
+    const auto position = values[first][i];
     const auto behind = agreed.kinds.back() == kUnknownKind ? 3 * n : 2 * n;
     positions.emplace_back(position == kNotReady ? behind - i : position, i);
   }

@@ -49,14 +49,14 @@ struct BackwardReport {
 
 /// What all ranks go by.
 struct AgreedOrder {
-  /// Every parameter once: rank 0's order, then those that rank 0 had no
-  /// gradient of.
+  /// Every parameter once: the order of the first rank that had gradients, then
+  /// those that it had none of.
   std::vector<size_t> order;
   /// kUnknownKind where no rank had a gradient.
   std::vector<int64_t> kinds;
 };
 
-/// Adopts rank 0's order.
+/// Adopts the order of the first rank that had gradients.
 /// Collective: all ranks of `dp`; blocks.
 /// Throws, on all ranks: c10::ValueError if a rank reports a problem;
 /// mesh::DisagreementError if ranks differ in kinds.

@@ -9,6 +9,7 @@
 
 #include "ddp/bucket_plan.h"
 #include "ddp/parameter_owners.h"
+#include "ddp/sync_batch_norm.h"
 #include "dtensor/dtensor_impl.h"
 #include "mesh/debug_level.h"
 #include "mesh/env.h"
@@ -204,6 +205,7 @@ DDPLoggingData describe_construction(
   data.find_unused_parameters = options.find_unused_parameters;
   data.gradient_as_bucket_view = options.gradient_as_bucket_view;
   data.static_graph = options.static_graph;
+  data.has_sync_bn = !statistics_channels(module).empty();
   data.backend_name = group.backend();
   describe_environment(data);
   return data;

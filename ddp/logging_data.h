@@ -38,7 +38,7 @@ struct DDPLoggingData {
   bool gradient_as_bucket_view = false;
   bool static_graph = false;
   std::string backend_name;
-  /// libtorch has no such module in C++.
+  /// The model has SyncBatchNorm layers.
   bool has_sync_bn = false;
   bool is_multi_device_module = false;
   /// None where the group does not tell.

@@ -225,6 +225,9 @@ void Reducer::end_forward(
           self->passed_output_ = true;
           self->is_to_all_leaves_ =
               torch::autograd::get_current_graph_task_exec_info()->empty();
+          if (self->is_to_all_leaves_) {
+            self->begin_join();
+          }
           self->begin_backward();
         }
       }
@@ -244,22 +247,26 @@ void Reducer::end_forward(
       is_unreachable_[i] = is_unreachable_[i] && is_unused[i];
     }
     if (is_shared) {
-      send_reach();
+      send_reach(true);
     }
   }
 }
 
-void Reducer::send_reach() {
+void Reducer::send_reach(bool has_inputs) {
   if (!has_buckets_ || *paused_ != 0 || dp_.size() == 1) {
     return;
+  }
+  if (join_ && has_inputs) {
+    join_->before_reach();
   }
   if (reach_work_) {
     reach_work_->wait();
   }
-  std::vector<int64_t> reach;
-  for (const bool is_unreachable : is_unreachable_) {
-    reach.push_back(is_unreachable ? 0 : 1);
+  std::vector<int64_t> reach(parameters_.size() + 1, 0);
+  for (size_t i = 0; has_inputs && i < is_unreachable_.size(); ++i) {
+    reach[i] = is_unreachable_[i] ? 0 : 1;
   }
+  reach.back() = has_inputs ? 1 : 0;
   reach_ = at::tensor(reach, at::kLong).to(device_);
   reach_work_ =
       dp_.group(int64_t{0})
@@ -279,10 +286,14 @@ void Reducer::on_gradient(size_t index) {
     keep(parameter);
     return;
   }
+  begin_join();
   begin_backward();
   ++parameter.times_seen;
   const bool is_static = config_.options.static_graph;
   if (is_static && has_buckets_) {
+    if (!has_seen_graph_) {
+      return;
+    }
     if (parameter.times_seen > parameter.times_expected) {
       parameter.problem = GradientProblem::kGraphChanged;
     } else if (parameter.times_seen == parameter.times_expected) {
@@ -347,6 +358,21 @@ bool Reducer::may_be_missing(const Parameter& parameter) const {
   return config_.options.find_unused_parameters;
 }
 
+// static_graph, where the replica had no inputs when the first backward was.
+void Reducer::learn_graph() {
+  if (!config_.options.static_graph || !has_buckets_ || has_seen_graph_) {
+    return;
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& parameter = parameters_[i];
+    has_seen_graph_ = has_seen_graph_ || parameter.times_seen > 0;
+    parameter.times_expected = parameter.times_seen;
+    if (parameter.times_seen > 0) {
+      mark_ready(i);
+    }
+  }
+}
+
 void Reducer::report(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   own_error_ = std::move(error);
@@ -378,9 +404,13 @@ void Reducer::end_backward() {
       clear();
     }
   });
+  learn_graph();
   // A backward to chosen inputs, unless the loss depends on no parameter here.
   if (ready_.empty() && !is_to_all_leaves_) {
     return;
+  }
+  if (join_) {
+    join_->gradients_done();
   }
   mark_problems();
   fail_with_own_error(&Reducer::reduce_all);
@@ -404,6 +434,9 @@ void Reducer::fail_with_own_error(void (Reducer::*run)()) {
 }
 
 void Reducer::reduce_all() {
+  if (join_) {
+    join_->confirm();
+  }
   if (!has_buckets_) {
     make_buckets();
     for (const size_t i : ready_) {
@@ -423,7 +456,10 @@ void Reducer::finish_backward() {
   }
   publish();
   ++backwards_;
-  record_use();
+  if (!is_shadow_) {
+    record_use();
+    is_completed_ = true;
+  }
   for (auto& parameter : parameters_) {
     parameter.is_used = false;
   }
@@ -517,6 +553,10 @@ void Reducer::clear() {
   reach_work_.reset();
   is_running_ = false;
   is_launched_ = false;
+  if (std::exchange(is_join_begun_, false) && join_) {
+    join_->end(is_completed_);
+  }
+  is_completed_ = false;
   passed_output_ = false;
   is_to_all_leaves_ = false;
   own_error_ = nullptr;
@@ -558,6 +598,7 @@ void Reducer::replace_groups(
   layout_.clear();
   pending_begin_ = 0;
   has_buckets_ = false;
+  has_seen_graph_ = false;
   for (auto& parameter : parameters_) {
     parameter.bucket.reset();
     parameter.is_used_anywhere = true;

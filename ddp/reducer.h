@@ -19,6 +19,7 @@
 #include "ddp/gradient_agreement.h"
 #include "ddp/gradient_bucket.h"
 #include "ddp/gradient_hooks.h"
+#include "ddp/join/joined_reduction.h"
 #include "ddp/module_state.h"
 #include "ddp/options.h"
 #include "ddp/parameter_cast.h"
@@ -95,6 +96,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void replace_groups(
       const mesh::DeviceMesh& dp,
       std::vector<ReductionGroup> groups);
+
+  /// In a Join; null outside of one.
+  void set_join(std::shared_ptr<JoinedReduction> join);
+  /// Takes part in the message of reachable parameters, and in the reduction,
+  /// of an iteration of the replicas that have inputs: with what this one
+  /// accumulated, or zeros. `meanwhile` runs while gradients come there.
+  void shadow_reach();
+  void shadow_backward(const std::function<void()>& meanwhile);
 
   /// See ParameterCast::full().
   at::Tensor full_precision(const at::Tensor& parameter) const;
@@ -180,9 +189,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void start_search();
   void on_gradient(size_t index);
   void begin_backward();
+  void learn_graph();
   void mark_ready(size_t index);
   void mark_unused();
-  void send_reach();
+  void send_reach(bool has_inputs);
   void end_backward();
   void mark_problems();
   void reduce_all();
@@ -230,6 +240,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void restore_precision();
   /// After a forward that no backward follows, unless another one's is to come.
   void end_forward_without_backward();
+
+  // In reducer_join.cpp: where replicas may have run out of inputs.
+  void begin_join();
+  void put_accumulated();
 
   // In reducer_report.cpp.
   void record_use();
@@ -281,6 +295,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Those that parameters lie on.
   std::vector<mesh::DeviceMesh> tensor_meshes_;
   std::shared_ptr<CommHook> hook_;
+  std::shared_ptr<JoinedReduction> join_;
   std::function<void(size_t)> after_reduction_;
   bool is_finalized_manually_ = false;
 
@@ -291,6 +306,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// hold pending sums.
   size_t pending_begin_ = 0;
   bool has_buckets_ = false;
+  /// static_graph: times_expected was seen in a backward of this replica.
+  bool has_seen_graph_ = false;
   /// What set_bucket_layout() was given; empty if nothing.
   Plan layout_;
 
@@ -298,7 +315,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   int64_t forwards_ = 0;
   /// By parameter: the graph of no forward reaches it. Empty if nobody looked.
   std::vector<bool> is_unreachable_;
-  /// By parameter: how many replicas' graphs reach it, and the message.
+  /// By parameter: how many replicas' graphs reach it, and last how many have
+  /// inputs; the message.
   at::Tensor reach_;
   std::optional<mesh::Work> reach_work_;
 
@@ -312,6 +330,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   size_t launched_ = 0;
   std::vector<std::optional<BucketFuture>> futures_;
   bool is_running_ = false;
+  bool is_join_begun_ = false;
+  bool is_completed_ = false;
+  /// This replica has no inputs.
+  bool is_shadow_ = false;
   bool is_launched_ = false;
   bool is_restore_queued_ = false;
   /// The forward under way cast the parameters.

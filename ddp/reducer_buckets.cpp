@@ -233,7 +233,15 @@ BucketLayout Reducer::layout_of(const std::vector<size_t>& bucket) const {
 
 void Reducer::make_buckets() {
   const auto agreed = agree_on_order(replicas(), report());
+  if (join_ &&
+      std::all_of(agreed.kinds.begin(), agreed.kinds.end(), [](int64_t kind) {
+        return kind == kUnknownKind;
+      })) {
+    // Every replica ran out of inputs before its first backward.
+    return;
+  }
   adopt_kinds(agreed.kinds);
+  has_seen_graph_ = !is_shadow_;
   if (config_.options.auto_bucketing && layout_.empty()) {
     choose_caps(agreed.order);
   }

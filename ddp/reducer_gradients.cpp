@@ -1,4 +1,5 @@
 // How a gradient gets to its place, into its bucket and back.
+#include <cmath>
 #include <utility>
 
 #include <torch/torch.h>
@@ -105,7 +106,11 @@ void Reducer::put(Parameter& parameter) {
   }
   check_gradient(parameter);
   auto& bucket = buckets_[*parameter.bucket];
-  bucket.put(parameter.slot, local_part(gradient(parameter)), divisor(bucket));
+  if (const double by = divisor(bucket); std::isinf(by)) {
+    bucket.put_nothing(parameter.slot);
+  } else {
+    bucket.put(parameter.slot, local_part(gradient(parameter)), by);
+  }
   if (is_viewed(parameter) && !bucket.layout().is_batched) {
     set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));
   }

@@ -15,7 +15,10 @@ namespace weft::ddp {
 double Reducer::divisor(const GradientBucket& bucket) const {
   const bool by_hook = hook_ && hook_->divides() &&
                        bucket.layout().memory == BucketMemory::kFlat;
-  return by_hook ? 1.0 : config_.groups[bucket.layout().group].divisor;
+  const size_t index = bucket.layout().group;
+  const double initial = config_.groups[index].divisor;
+  const double divisor = join_ ? join_->divisor(index, initial) : initial;
+  return by_hook ? divisor / initial : divisor;
 }
 
 // See Note [Unused parameters].
@@ -39,10 +42,11 @@ void Reducer::order_buckets() {
   }
   const auto counts = reach_.cpu();
   const auto reach = counts.accessor<int64_t, 1>();
+  const int64_t with_inputs = reach[static_cast<int64_t>(parameters_.size())];
   const auto is_filled_by_all = [&](size_t bucket) {
     const auto& slots = buckets_[bucket].slots();
     return std::all_of(slots.begin(), slots.end(), [&](const auto& slot) {
-      return reach[static_cast<int64_t>(slot.parameter)] == dp_.size();
+      return reach[static_cast<int64_t>(slot.parameter)] == with_inputs;
     });
   };
   const auto begin = launch_order_.begin();
@@ -80,6 +84,9 @@ bool Reducer::is_skipped(const GradientBucket& bucket) const {
 }
 
 void Reducer::launch(size_t index) {
+  if (launched_ == 0 && join_) {
+    join_->confirm();
+  }
   auto& bucket = buckets_[index];
   if (!bucket.layout().pending) {
     bucket.fill(divisor(bucket));

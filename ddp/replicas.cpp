@@ -72,7 +72,8 @@ void check_replicas_agree(
       device);
 }
 
-void broadcast_from_first(
+void broadcast_from(
+    int64_t root,
     const std::vector<NamedTensor>& tensors,
     mesh::Communicator& group,
     std::string_view name) {
@@ -84,7 +85,7 @@ void broadcast_from_first(
   int64_t bytes = 0;
   const auto send = [&] {
     if (!message.empty()) {
-      group.broadcast_coalesced(message, 0, name).wait();
+      group.broadcast_coalesced(message, root, name).wait();
     }
     message.clear();
     bytes = 0;

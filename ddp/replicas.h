@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -20,10 +21,11 @@ void check_replicas_agree(
     const std::vector<std::string>& options,
     const mesh::DeviceMesh& dp);
 
-/// Overwrites the tensors (of a DTensor this rank's part) with those of the
-/// first rank of `group`, many in one message.
+/// Overwrites the tensors (of a DTensor this rank's part) with those of `root`,
+/// a rank of `group`; many in one message.
 /// Collective: all ranks of `group`; blocks.
-void broadcast_from_first(
+void broadcast_from(
+    int64_t root,
     const std::vector<NamedTensor>& tensors,
     mesh::Communicator& group,
     std::string_view name);

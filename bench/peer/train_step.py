@@ -32,6 +32,7 @@ def read_flags():
         "dp": 2, "tp": 2, "dim": 256, "layers": 4, "heads": 8, "kv_heads": 0,
         "ffn_dim": 0, "seq": 128, "batch": 4, "vocab": 256, "steps": 30,
         "warmup": 5, "sp": 1, "threads": 1, "bucket_mb": 25,
+        "join": 0,
     }
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -193,6 +194,18 @@ def train_step(model, optimizer, data, sharded):
     return loss.item()
 
 
+def join_times(flags, seconds, ends):
+    """Steps within a Join beside those between, without warm-up."""
+    steps = [1e3 * x for x in seconds[flags.warmup:]]
+    joined = [i // flags.join % 2 == 0 for i in range(len(steps))]
+    inside = statistics.median(x for x, j in zip(steps, joined) if j)
+    outside = statistics.median(x for x, j in zip(steps, joined) if not j)
+    return {
+        "ms_per_step": round(inside, 3), "ms_without": round(outside, 3),
+        "ratio": round(inside / outside, 4),
+        "end_ms": round(statistics.median(ends), 3)}
+
+
 def main():
     flags = read_flags()
     torch.set_num_threads(flags.threads)
@@ -206,18 +219,32 @@ def main():
     fastest = {"fused": True} if on_gpu else {"foreach": True}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **fastest)
     generator = torch.Generator().manual_seed(1 + mesh.get_local_rank("dp"))
-    losses, seconds, first_step = [], [], None
-    for i in range(flags.warmup + flags.steps):
-        data = torch.randint(
-            0, flags.vocab, (flags.batch, flags.seq + 1), generator=generator)
-        data = data.to(flags.device)
-        if i == flags.warmup:
-            dist.barrier()
-        begin = time.perf_counter()
-        losses.append(train_step(model, optimizer, data, flags.tp > 1))
-        seconds.append(time.perf_counter() - begin)
-        if first_step is None:
-            first_step = time.time() - STARTED
+    losses, seconds, ends, first_step = [], [], [], None
+
+    def run_steps(count):
+        nonlocal first_step
+        for _ in range(count):
+            data = torch.randint(
+                0, flags.vocab, (flags.batch, flags.seq + 1),
+                generator=generator)
+            data = data.to(flags.device)
+            begin = time.perf_counter()
+            losses.append(train_step(model, optimizer, data, flags.tp > 1))
+            seconds.append(time.perf_counter() - begin)
+            if first_step is None:
+                first_step = time.time() - STARTED
+
+    run_steps(flags.warmup)
+    dist.barrier()
+    if flags.join == 0:
+        run_steps(flags.steps)
+    for i in range(0, flags.steps if flags.join else 0, flags.join or 1):
+        joins = i // flags.join % 2 == 0
+        with model.join(enable=joins):
+            run_steps(flags.join)
+            last = time.perf_counter()
+        if joins:
+            ends.append(1e3 * (time.perf_counter() - last))
     peak = torch.tensor(
         [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
@@ -234,6 +261,7 @@ def main():
             "first_step_s": round(first_step, 3),
             "peak_rss_mb": round(peak.item()),
             "losses": [round(x, 4) for x in losses[:3] + losses[-1:]],
+            **({"join": join_times(flags, seconds, ends)} if flags.join else {}),
             **({"peak_device_mb": round(
                 torch.cuda.max_memory_allocated() / 2**20)} if on_gpu else {}),
         }))

@@ -113,45 +113,106 @@ class StartPhases {
 struct Timings {
   std::vector<double> losses;
   std::vector<double> step_ms;
+  /// From the last step inside a Join to its end.
+  std::vector<double> join_end_ms;
 };
 
-Timings train(const StepOptions& options, LlamaJob& job, StartPhases& start) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(
-      1 + static_cast<uint64_t>(job.mesh.coordinate("dp")));
-  Timings timings;
-  for (int64_t i = 0; i < options.warmup + options.steps; ++i) {
+class Training {
+ public:
+  Training(const StepOptions& options, LlamaJob& job, StartPhases& start)
+      : options_(options),
+        job_(job),
+        start_(start),
+        generator_(at::make_generator<at::CPUGeneratorImpl>(
+            1 + static_cast<uint64_t>(job.mesh.coordinate("dp")))) {}
+
+  Timings run() {
+    run_steps(options_.warmup);
+    job_.mesh.group("dp").barrier();
+    job_.mesh.group("tp").barrier();
+    if (options_.join == 0) {
+      run_steps(options_.steps);
+    }
+    for (int64_t i = 0; options_.join > 0 && i < options_.steps;
+         i += options_.join) {
+      const bool joins = i / options_.join % 2 == 0;
+      Clock::time_point last;
+      job_.ddp->join(
+          [&] {
+            run_steps(options_.join);
+            last = Clock::now();
+          },
+          /*divide_by_initial_world_size=*/true,
+          joins);
+      if (joins) {
+        timings_.join_end_ms.push_back(ms_since(last));
+      }
+    }
+    return std::move(timings_);
+  }
+
+ private:
+  static double ms_since(Clock::time_point begin) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - begin)
+        .count();
+  }
+
+  void run_steps(int64_t steps) {
+    for (int64_t i = 0; i < steps; ++i) {
+      run_step();
+    }
+  }
+
+  void run_step() {
     const auto data = at::randint(
         0,
-        options.vocab,
-        {options.batch, options.seq + 1},
-        generator,
+        options_.vocab,
+        {options_.batch, options_.seq + 1},
+        generator_,
         at::TensorOptions(at::kLong));
     const auto batch = to_device(
         {.tokens = data.slice(1, 0, -1), .targets = data.slice(1, 1)},
-        job.mesh.world().device());
-    if (i == options.warmup) {
-      job.mesh.group("dp").barrier();
-      job.mesh.group("tp").barrier();
-    }
+        job_.mesh.world().device());
     const auto begin = Clock::now();
     auto loss = token_loss(
-        (*job.ddp)(batch.tokens),
+        (*job_.ddp)(batch.tokens),
         batch.targets,
-        options.batch * options.seq * options.dp);
+        options_.batch * options_.seq * options_.dp);
     loss.backward();
-    job.optimizer->step();
-    job.optimizer->zero_grad();
+    job_.optimizer->step();
+    job_.optimizer->zero_grad();
     // The replica's own mean, as the peer prints it.
-    timings.losses.push_back(
-        loss.item<double>() * static_cast<double>(options.dp));
-    timings.step_ms.push_back(
-        std::chrono::duration<double, std::milli>(Clock::now() - begin)
-            .count());
-    if (i == 0) {
-      start.end("first_step");
+    timings_.losses.push_back(
+        loss.item<double>() * static_cast<double>(options_.dp));
+    timings_.step_ms.push_back(ms_since(begin));
+    if (timings_.step_ms.size() == 1) {
+      start_.end("first_step");
     }
   }
-  return timings;
+
+  const StepOptions& options_;
+  LlamaJob& job_;
+  StartPhases& start_;
+  at::Generator generator_;
+  Timings timings_;
+};
+
+/// Steps within a Join beside those between, without warm-up.
+nlohmann::ordered_json join_to_json(
+    const StepOptions& options,
+    const Timings& timings) {
+  std::vector<double> with;
+  std::vector<double> without;
+  for (int64_t i = 0; i < options.steps; ++i) {
+    const double ms = timings.step_ms[static_cast<size_t>(options.warmup + i)];
+    (i / options.join % 2 == 0 ? with : without).push_back(ms);
+  }
+  const double ratio = median(with) / median(without);
+  return {
+      {"ms_per_step", rounded(median(with), 1e3)},
+      {"ms_without", rounded(median(without), 1e3)},
+      {"ratio", rounded(ratio, 1e4)},
+      {"end_ms", rounded(median(timings.join_end_ms), 1e3)}};
 }
 
 std::string to_json(
@@ -184,6 +245,9 @@ std::string to_json(
       {"start_s", start.to_json()},
       {"peak_rss_mb", std::llround(peak_mb)},
       {"losses", losses}};
+  if (options.join > 0) {
+    result["join"] = join_to_json(options, timings);
+  }
   if (peak_device_mb) {
     result["peak_device_mb"] = std::llround(*peak_device_mb);
   }
@@ -206,7 +270,7 @@ std::optional<std::string> run_step(const StepOptions& options) {
   start.end("groups");
   auto job = make_llama_job(recipe, mesh);
   start.end("model");
-  const auto timings = train(options, job, start);
+  const auto timings = Training(options, job, start).run();
   auto peak = at::full({1}, peak_rss_mb(), at::kDouble);
   world.group().all_reduce(peak, mesh::ReduceOp::kMax, "peak_rss_mb").wait();
   if (world.rank() != 0) {

@@ -23,6 +23,8 @@ struct StepOptions {
   int64_t sequence_parallel = 1;
   int64_t threads = 1;
   double bucket_mb = 25;
+  /// Every other `join` steps run inside a Join, the rest without; 0: none do.
+  int64_t join = 0;
   std::string comm = "auto";
   std::string device = "cpu";
   std::string dtype = "float32";

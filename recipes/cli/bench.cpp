@@ -3,8 +3,10 @@
 #include <optional>
 #include <string>
 
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "mesh/error.h"
 #include "recipes/bench/checkpoint.h"
 #include "recipes/bench/collective.h"
 #include "recipes/bench/deferred_memory.h"
@@ -71,7 +73,22 @@ void add_step(CLI::App& bench) {
   add_model_flags(*command, options);
   command->add_option("--steps", options->steps, "Steps that are timed");
   command->add_option("--warmup", options->warmup);
-  command->callback([options] { print_result(bench::run_step(*options)); });
+  command
+      ->add_option(
+          "--join",
+          options->join,
+          "Run every other N steps inside a Join, and compare; steps must be "
+          "a multiple of 2 N")
+      ->check(CLI::NonNegativeNumber);
+  command->callback([options] {
+    if (options->join > 0 && options->steps % (2 * options->join) != 0) {
+      mesh::throw_error<mesh::UsageError>(fmt::format(
+          "[bench] --steps {} is no multiple of twice --join {}.",
+          options->steps,
+          options->join));
+    }
+    print_result(bench::run_step(*options));
+  });
 }
 
 void add_startup(CLI::App& bench) {

@@ -1,0 +1,43 @@
+#include "ddp/join/joined_optimizer.h"
+
+namespace weft::ddp {
+namespace {
+
+class SharedState : public JoinHook {
+ public:
+  SharedState(
+      torch::optim::Optimizer& optimizer,
+      DistributedDataParallelBase& ddp)
+      : optimizer_(optimizer), ddp_(ddp) {}
+
+  void post_hook(bool) override { ddp_.share_joined_optimizer(optimizer_); }
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  DistributedDataParallelBase& ddp_;
+};
+
+} // namespace
+
+JoinedOptimizer::JoinedOptimizer(
+    torch::optim::Optimizer& optimizer,
+    DistributedDataParallelBase& ddp)
+    : optimizer_(optimizer), ddp_(ddp) {}
+
+std::shared_ptr<JoinHook> JoinedOptimizer::join_hook(const JoinKwargs&) {
+  return std::make_shared<SharedState>(optimizer_, ddp_);
+}
+
+c10::Device JoinedOptimizer::join_device() const {
+  return ddp_.join_device();
+}
+
+mesh::Communicator JoinedOptimizer::join_process_group() const {
+  return ddp_.join_process_group();
+}
+
+mesh::DeviceMesh JoinedOptimizer::join_row() const {
+  return ddp_.join_row();
+}
+
+} // namespace weft::ddp

@@ -1,0 +1,158 @@
+#include "ddp/zero/partition.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "dtensor/dtensor_impl.h"
+#include "mesh/error.h"
+
+// Note [Parts of parameters]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What is divided over dp is what a rank holds of a parameter: a plain tensor,
+// or the local part of a DTensor on other mesh dims. The state of a part is
+// saved as a part of the state of the whole, so there must be a placement over
+// dp, beside the parameter's own over its mesh dims, that says where it lies:
+//  - a whole parameter is a Shard of given sizes, all rows with the owner;
+//  - a cut one is a Shard(0), or a StridedShard(0) behind the mesh dims after
+//    dp that cut the rows too: they cut first.
+// Cuts of given sizes, and those of uneven mesh dims before dp, leave ranks
+// with different rows, of which a list of sizes cannot speak. Then another
+// tensor dim is tried, and at last every replica keeps the state.
+
+namespace weft::ddp {
+namespace {
+
+/// What cuts one tensor dim of a parameter, seen from dp.
+struct CutsOfDim {
+  int64_t before = 1;
+  int64_t after = 1;
+  bool is_plain = true;
+};
+
+CutsOfDim cuts_beside(
+    const at::Tensor& parameter,
+    const mesh::DeviceMesh& dp,
+    int64_t tensor_dim) {
+  CutsOfDim cuts;
+  const auto* impl = dtensor::dtensor_impl(parameter);
+  const auto mesh_ndim = impl ? impl->spec().mesh_ndim() : 0;
+  for (int64_t i = 0; i < mesh_ndim; ++i) {
+    const auto& placement = impl->spec().placement(i);
+    if (placement.is_shard(tensor_dim)) {
+      const auto& own = impl->spec().mesh();
+      const auto root = own.root();
+      cuts.is_plain = cuts.is_plain && placement.is_chunked();
+      const bool is_before = root.mesh_dim(own.mesh_dim_names()[i]) <
+                             root.mesh_dim(dp.mesh_dim_names().front());
+      (is_before ? cuts.before : cuts.after) *= own.size(i);
+    }
+  }
+  return cuts;
+}
+
+std::optional<dtensor::Placement> cut_placement(
+    const at::Tensor& parameter,
+    const mesh::DeviceMesh& dp) {
+  const auto cuts = cuts_beside(parameter, dp, 0);
+  if (!cuts.is_plain) {
+    return std::nullopt;
+  }
+  return cuts.after == 1 ? dtensor::Shard(0)
+                         : dtensor::StridedShard(0, cuts.after);
+}
+
+std::optional<dtensor::Placement> owned_placement(
+    const at::Tensor& parameter,
+    const mesh::DeviceMesh& dp,
+    int64_t owner) {
+  for (int64_t d = 0; d < parameter.dim(); ++d) {
+    const auto cuts = cuts_beside(parameter, dp, d);
+    if (cuts.is_plain && parameter.size(d) % cuts.before == 0) {
+      std::vector<int64_t> rows(dp.size(), 0);
+      rows[owner] = parameter.size(d) / cuts.before;
+      return dtensor::Shard(d, std::move(rows));
+    }
+  }
+  return std::nullopt;
+}
+
+void check_mesh(const at::Tensor& parameter, const mesh::DeviceMesh& dp) {
+  const auto* impl = dtensor::dtensor_impl(parameter);
+  if (!impl || impl->spec().mesh_ndim() == 0) {
+    return;
+  }
+  const auto& own = impl->spec().mesh();
+  const auto& dp_name = dp.mesh_dim_names().front();
+  const mesh::ErrorContext where{dp.describe_rank()};
+  WEFT_CHECK(
+      own.root() == dp.root() && own.root().has_mesh_dim(dp_name),
+      "ZeroRedundancyOptimizer",
+      where,
+      "a parameter of sizes ",
+      parameter.sizes(),
+      " lies on ",
+      own.to_string(),
+      ", which was not cut from the same mesh as the replicas'. Take both from "
+      "one DeviceMesh::create().");
+  WEFT_CHECK(
+      !own.has_mesh_dim(dp_name),
+      "ZeroRedundancyOptimizer",
+      where,
+      "a parameter of sizes ",
+      parameter.sizes(),
+      " lies ",
+      impl->spec().to_string(),
+      ", on the replicas' mesh dim \"",
+      dp_name,
+      "\" too. Parameters may be DTensors on other mesh dims.");
+}
+
+int64_t bytes_in(const at::Tensor& parameter) {
+  return parameter.numel() * static_cast<int64_t>(parameter.element_size());
+}
+
+} // namespace
+
+PartPlanner::PartPlanner(mesh::DeviceMesh dp, ZeroPartition partition)
+    : dp_(std::move(dp)), partition_(partition), owned_bytes_(dp_.size(), 0) {}
+
+std::vector<ZeroPart> PartPlanner::plan(
+    const std::vector<at::Tensor>& parameters) {
+  using Kind = ZeroPart::Kind;
+  std::vector<ZeroPart> parts(parameters.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const auto& parameter = parameters[i];
+    check_mesh(parameter, dp_);
+    if (dp_.size() == 1 || parameter.dim() == 0 || parameter.numel() == 0) {
+      continue;
+    }
+    const auto cut = partition_ == ZeroPartition::kEvenSplit
+                         ? cut_placement(parameter, dp_)
+                         : std::nullopt;
+    if (cut) {
+      parts[i] = {.kind = Kind::kCut, .placement = *cut};
+    } else if (owned_placement(parameter, dp_, 0)) {
+      parts[i].kind = Kind::kOwned;
+    }
+  }
+  std::vector<size_t> order(parts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return bytes_in(parameters[a]) > bytes_in(parameters[b]);
+  });
+  for (const size_t i : order) {
+    if (parts[i].kind == Kind::kOwned) {
+      const auto least =
+          std::min_element(owned_bytes_.begin(), owned_bytes_.end());
+      *least += bytes_in(parameters[i]);
+      parts[i].owner = least - owned_bytes_.begin();
+      parts[i].placement =
+          owned_placement(parameters[i], dp_, parts[i].owner).value();
+    }
+  }
+  return parts;
+}
+
+} // namespace weft::ddp

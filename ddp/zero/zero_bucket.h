@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include "ddp/zero/partition.h"
+#include "mesh/communicator.h"
+
+namespace weft::ddp {
+
+/// Makes an optimizer of groups of parameters, e.g. [](auto groups) {
+/// return std::make_unique<torch::optim::SGD>(std::move(groups), 0.1); }
+/// Called several times, each for some of the parameters; the groups' options
+/// are set afterwards.
+using ZeroOptimizerFactory =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(
+        std::vector<torch::optim::OptimizerParamGroup>)>;
+
+/// A parameter of a ZeroRedundancyOptimizer.
+struct ZeroEntry {
+  at::Tensor parameter;
+  /// Its group of parameters.
+  size_t group = 0;
+  ZeroPart part;
+  /// What this rank updates, a leaf: the parameter, some of its rows (which may
+  /// be none), or undefined.
+  at::Tensor own = {};
+};
+
+/// The groups of one optimizer, and which of the outer ones they are.
+struct ZeroInner {
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  std::vector<size_t> groups;
+
+  /// An optimizer of tensors[i] for entries[i], without those undefined; none
+  /// if all are.
+  static ZeroInner make(
+      const std::vector<ZeroEntry>& entries,
+      const std::vector<at::Tensor>& tensors,
+      const ZeroOptimizerFactory& factory,
+      const std::vector<torch::optim::OptimizerParamGroup>& outer);
+  void copy_options(
+      const std::vector<torch::optim::OptimizerParamGroup>& outer);
+};
+
+/// Parameters of one dtype and device, updated by one optimizer on each rank
+/// and then gathered together.
+class ZeroBucket {
+ public:
+  struct Options {
+    /// Gather into the parameters' own memory.
+    bool in_place = false;
+    /// As the ledger shows it.
+    std::string name;
+  };
+
+  ZeroBucket(
+      std::vector<ZeroEntry> entries,
+      mesh::Communicator group,
+      Options options);
+
+  const std::vector<ZeroEntry>& entries() const { return entries_; }
+  ZeroInner& inner() { return inner_; }
+  void make_inner(
+      const ZeroOptimizerFactory& factory,
+      const std::vector<torch::optim::OptimizerParamGroup>& outer);
+
+  /// Updates this rank's parts.
+  void update(const std::vector<torch::optim::OptimizerParamGroup>& outer);
+  /// Sends them to the others, who send theirs.
+  /// Collective: all replicas.
+  void start_gather();
+  bool is_gathering() const { return gather_.has_value(); }
+  /// Waits until the parameters have the new values.
+  void finish_gather();
+
+ private:
+  struct Gather {
+    std::vector<mesh::Work> works;
+    /// Where values arrive, if not in the parameters: rank by rank.
+    at::Tensor staging;
+  };
+
+  int64_t rank() const { return group_.rank(); }
+  std::vector<at::Tensor> parts_of(const ZeroEntry& entry) const;
+  std::vector<at::Tensor> parts_of_rank(int64_t rank) const;
+  void lay_out();
+  void refresh();
+  void gather_one_by_one(Gather& gather);
+  void gather_staged(Gather& gather);
+
+  std::vector<ZeroEntry> entries_;
+  mesh::Communicator group_;
+  Options options_;
+  bool is_cut_;
+  ZeroInner inner_;
+  /// The parameters' memory, owner by owner; undefined unless they are views.
+  at::Tensor flat_;
+  std::vector<int64_t> flat_counts_;
+  std::optional<Gather> gather_;
+};
+
+} // namespace weft::ddp

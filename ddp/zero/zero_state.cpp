@@ -1,0 +1,295 @@
+#include "ddp/zero/zero_state.h"
+
+#include <optional>
+#include <utility>
+
+#include <torch/torch.h>
+
+#include "ddp/module_state.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/optimizer_state.h"
+#include "mesh/error.h"
+
+// Note [State of a divided optimizer]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What an optimizer knows of a parameter is read by dtensor::
+// optimizer_state_dict(), from the bucket's optimizer for the parts that this
+// rank holds. For the others there is an optimizer of tensors without rows,
+// made for the occasion: it has the same keys and dtypes, and empty moments,
+// which are this rank's parts. Moments then get the parameter's placements and,
+// over dp, the part's. Numbers (how many steps a parameter has taken) are those
+// of one rank that holds the parameter, for all.
+
+namespace weft::ddp {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+using Kind = ZeroPart::Kind;
+
+constexpr const char* kStateOp = "optimizer_state_dict";
+
+bool is_lead(const ZeroEntry& entry, int64_t rank) {
+  return rank == (entry.part.kind == Kind::kOwned ? entry.part.owner : 0);
+}
+
+/// What a rank holds of a parameter that is another's.
+at::Tensor without_rows(const ZeroEntry& entry) {
+  const auto local = local_part(entry.parameter);
+  auto sizes = local.sizes().vec();
+  sizes[entry.part.placement.tensor_dim()] = 0;
+  return at::empty(sizes, local.options())
+      .requires_grad_(entry.parameter.requires_grad());
+}
+
+// SGD with dampening has a momentum only after its first step.
+void make_state(ZeroInner& inner) {
+  for (auto& group : inner.optimizer->param_groups()) {
+    const auto* sgd =
+        dynamic_cast<const torch::optim::SGDOptions*>(&group.options());
+    for (auto& tensor : group.params()) {
+      if (sgd && sgd->dampening() != 0 && tensor.requires_grad()) {
+        tensor.mutable_grad() = at::zeros_like(tensor);
+      }
+    }
+  }
+  inner.optimizer->step();
+}
+
+} // namespace
+
+ZeroStateAccess::ZeroStateAccess(
+    std::vector<ZeroBucket>& buckets,
+    const ZeroOptimizerFactory& factory,
+    std::vector<OptimizerParamGroup>& groups,
+    const mesh::DeviceMesh& dp,
+    const torch::nn::Module& module)
+    : groups_(groups),
+      dp_(dp),
+      joint_(dtensor::joint_mesh(module, dp)),
+      device_(
+          local_part(buckets.front().entries().front().parameter).device()) {
+  for (const auto& item : module.named_parameters()) {
+    names_.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  }
+  for (auto& bucket : buckets) {
+    for (const auto& entry : bucket.entries()) {
+      name_of(entry);
+    }
+    add_held(bucket);
+    add_rest(bucket, factory);
+  }
+}
+
+const std::string& ZeroStateAccess::name_of(const ZeroEntry& entry) const {
+  const auto found = names_.find(entry.parameter.unsafeGetTensorImpl());
+  TORCH_CHECK_VALUE(
+      found != names_.end(),
+      "[",
+      kStateOp,
+      "] the optimizer updates a tensor of sizes ",
+      entry.parameter.sizes(),
+      " that is no parameter of the module. Pass the module whose "
+      "parameters() it was made with.");
+  return found->second;
+}
+
+void ZeroStateAccess::add_held(ZeroBucket& bucket) {
+  Reader reader;
+  for (const auto& entry : bucket.entries()) {
+    if (entry.own.defined()) {
+      reader.stand_in.register_parameter(
+          "p" + std::to_string(reader.entries.size()),
+          entry.own,
+          entry.parameter.requires_grad());
+      reader.entries.push_back(&entry);
+    }
+  }
+  if (!reader.entries.empty()) {
+    bucket.inner().copy_options(groups_);
+    reader.inner = &bucket.inner();
+    readers_.push_back(std::move(reader));
+  }
+}
+
+void ZeroStateAccess::add_rest(
+    ZeroBucket& bucket,
+    const ZeroOptimizerFactory& factory) {
+  Reader reader;
+  std::vector<at::Tensor> tensors;
+  for (const auto& entry : bucket.entries()) {
+    tensors.push_back(entry.own.defined() ? at::Tensor() : without_rows(entry));
+    if (tensors.back().defined()) {
+      reader.stand_in.register_parameter(
+          "p" + std::to_string(reader.entries.size()),
+          tensors.back(),
+          entry.parameter.requires_grad());
+      reader.entries.push_back(&entry);
+    }
+  }
+  if (!reader.entries.empty()) {
+    reader.rest = ZeroInner::make(bucket.entries(), tensors, factory, groups_);
+    make_state(reader.rest);
+    readers_.push_back(std::move(reader));
+  }
+}
+
+at::Tensor ZeroStateAccess::place(
+    const ZeroEntry& entry,
+    const at::Tensor& moment) const {
+  const auto& parameter = entry.parameter;
+  dtensor::Placements placements(joint_.ndim(), dtensor::Replicate());
+  if (const auto* impl = dtensor::dtensor_impl(parameter)) {
+    const auto& names = impl->spec().mesh().mesh_dim_names();
+    for (size_t i = 0; i < names.size(); ++i) {
+      placements[joint_.mesh_dim(names[i])] =
+          impl->spec().placement(static_cast<int64_t>(i));
+    }
+  }
+  placements[joint_.mesh_dim(dp_.mesh_dim_names().front())] =
+      entry.part.placement;
+  return dtensor::make_dtensor(
+      moment,
+      dtensor::fitted(
+          dtensor::DTensorSpec(joint_, placements), parameter.sizes()),
+      parameter.sizes(),
+      dtensor::dense_strides(parameter.sizes(), parameter.strides()));
+}
+
+void ZeroStateAccess::read(Reader& reader, dtensor::StateDict& result) {
+  auto& inner = reader.inner ? *reader.inner : reader.rest;
+  reader.keys.clear();
+  for (const auto& [key, value] : dtensor::optimizer_state_dict(
+           *inner.optimizer, reader.stand_in, joint_)) {
+    // "state.p3.exp_avg", "param_groups.p3.lr".
+    const auto begin = key.find('.') + 1;
+    const auto end = key.find('.', begin);
+    const auto& entry =
+        *reader.entries.at(std::stoul(key.substr(begin + 1, end - begin - 1)));
+    const auto name = key.substr(0, begin) + name_of(entry) + key.substr(end);
+    reader.keys.emplace_back(key, name);
+    if (entry.part.kind == Kind::kEverywhere || !key.starts_with("state.")) {
+      result.emplace(name, value);
+    } else if (value.dim() == 0) {
+      result.emplace(name, value);
+      numbers_[name] = is_lead(entry, dp_.coordinate(int64_t{0}));
+    } else {
+      result.emplace(name, place(entry, local_part(value)));
+    }
+  }
+}
+
+// An error on one rank becomes one on all.
+void ZeroStateAccess::agree(const std::exception_ptr& error) {
+  const auto failed = at::full({1}, error ? 1 : 0, at::kLong).to(device_);
+  dp_.group(int64_t{0})
+      .all_reduce(failed, mesh::ReduceOp::kMax, "zero state")
+      .wait();
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      failed.is_meta() || failed.item<int64_t>() == 0,
+      "[",
+      kStateOp,
+      "] another replica could not read its part of the state.");
+}
+
+void ZeroStateAccess::take_numbers_of_leads(dtensor::StateDict& result) {
+  if (numbers_.empty()) {
+    return;
+  }
+  auto values = at::zeros({static_cast<int64_t>(numbers_.size())}, at::kDouble);
+  auto* value = values.mutable_data_ptr<double>();
+  for (const auto& [name, is_own] : numbers_) {
+    *value++ = is_own ? local_part(result.at(name)).item<double>() : 0.0;
+  }
+  values = values.to(device_);
+  dp_.group(int64_t{0})
+      .all_reduce(values, mesh::ReduceOp::kSum, "zero state")
+      .wait();
+  if (values.is_meta()) {
+    return;
+  }
+  values = values.cpu();
+  int64_t index = 0;
+  for (const auto& [name, is_own] : numbers_) {
+    local_part(result.at(name)).fill_(values[index++]);
+  }
+}
+
+dtensor::StateDict ZeroStateAccess::read() {
+  const at::NoGradGuard no_grad;
+  dtensor::StateDict result;
+  std::exception_ptr error;
+  try {
+    for (auto& reader : readers_) {
+      read(reader, result);
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  agree(error);
+  take_numbers_of_leads(result);
+  return result;
+}
+
+dtensor::StateDict ZeroStateAccess::state_dict() {
+  return read();
+}
+
+void ZeroStateAccess::load(const dtensor::StateDict& state) {
+  const at::NoGradGuard no_grad;
+  dtensor::StateDict fitted;
+  for (const auto& [name, own] : read()) {
+    const auto found = state.find(name);
+    TORCH_CHECK_VALUE(
+        found != state.end(),
+        "[load_optimizer_state_dict] \"",
+        name,
+        "\" is missing.");
+    TORCH_CHECK_VALUE(
+        found->second.sizes() == own.sizes(),
+        "[load_optimizer_state_dict] \"",
+        name,
+        "\" is ",
+        found->second.sizes(),
+        " and should be ",
+        own.sizes(),
+        ".");
+    fitted[name] = local_part(dtensor::redistribute(
+        dtensor::on_mesh(found->second, joint_),
+        dtensor::spec_of(own).placements()));
+  }
+  for (auto& reader : readers_) {
+    auto& inner = reader.inner ? *reader.inner : reader.rest;
+    dtensor::StateDict own;
+    for (const auto& [key, name] : reader.keys) {
+      own[key] = fitted.at(name);
+    }
+    dtensor::load_optimizer_state_dict(*inner.optimizer, reader.stand_in, own);
+    const auto& loaded = inner.optimizer->param_groups();
+    for (size_t i = 0; i < loaded.size(); ++i) {
+      groups_[inner.groups[i]].set_options(loaded[i].options().clone());
+    }
+  }
+}
+
+dtensor::StateDict ZeroStateAccess::consolidated(int64_t to) {
+  bool is_target = dp_.coordinate(int64_t{0}) == to;
+  for (const auto& name : joint_.mesh_dim_names()) {
+    is_target = is_target && (dp_.has_mesh_dim(name) ||
+                              joint_.coordinate(std::string_view(name)) == 0);
+  }
+  const at::NoGradGuard no_grad;
+  dtensor::StateDict whole;
+  for (const auto& [name, tensor] : read()) {
+    const auto full = dtensor::full_tensor(tensor);
+    if (is_target) {
+      whole[name] = full.clone();
+    }
+  }
+  return whole;
+}
+
+} // namespace weft::ddp

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "ddp/zero/zero_bucket.h"
+#include "dtensor/state_dict.h"
+#include "mesh/device_mesh.h"
+
+namespace weft::ddp {
+
+/// Reads and writes the state of a ZeroRedundancyOptimizer by the names of a
+/// module's parameters. See Note [State of a divided optimizer].
+class ZeroStateAccess {
+ public:
+  /// Throws: c10::ValueError if the module lacks a parameter.
+  ZeroStateAccess(
+      std::vector<ZeroBucket>& buckets,
+      const ZeroOptimizerFactory& factory,
+      std::vector<torch::optim::OptimizerParamGroup>& groups,
+      const mesh::DeviceMesh& dp,
+      const torch::nn::Module& module);
+
+  /// Collective: all replicas; blocks.
+  dtensor::StateDict state_dict();
+  /// Collective: all ranks of the joint mesh; blocks.
+  void load(const dtensor::StateDict& state);
+  /// Collective: all ranks of the joint mesh; blocks.
+  dtensor::StateDict consolidated(int64_t to);
+
+ private:
+  /// An optimizer of some entries, which a module calls "p0", "p1", ...
+  struct Reader {
+    /// Of what this rank does not hold; else the bucket's is used.
+    ZeroInner rest = {};
+    ZeroInner* inner = nullptr;
+    std::vector<const ZeroEntry*> entries = {};
+    torch::nn::Module stand_in = torch::nn::Module("stand_in");
+    /// The keys of `inner`, and those by the names of parameters.
+    std::vector<std::pair<std::string, std::string>> keys = {};
+  };
+
+  void add_held(ZeroBucket& bucket);
+  void add_rest(ZeroBucket& bucket, const ZeroOptimizerFactory& factory);
+  const std::string& name_of(const ZeroEntry& entry) const;
+  dtensor::StateDict read();
+  void read(Reader& reader, dtensor::StateDict& result);
+  at::Tensor place(const ZeroEntry& entry, const at::Tensor& moment) const;
+  void agree(const std::exception_ptr& error);
+  void take_numbers_of_leads(dtensor::StateDict& result);
+
+  std::vector<torch::optim::OptimizerParamGroup>& groups_;
+  mesh::DeviceMesh dp_;
+  mesh::DeviceMesh joint_;
+  c10::Device device_;
+  std::unordered_map<const c10::TensorImpl*, std::string> names_;
+  std::vector<Reader> readers_;
+  /// Numbers that one rank knows, and whether that is this one.
+  std::map<std::string, bool> numbers_;
+};
+
+} // namespace weft::ddp
