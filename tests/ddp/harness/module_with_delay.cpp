@@ -11,9 +11,11 @@ constexpr std::string_view kInside = "module.";
 
 } // namespace
 
-void RandomSleeper::sleep() {
-  std::this_thread::sleep_for(
-      std::chrono::duration<double, std::milli>(milliseconds_(generator_)));
+double RandomSleeper::sleep() {
+  const std::chrono::duration<double, std::milli> time(
+      milliseconds_(generator_));
+  std::this_thread::sleep_for(time);
+  return time.count();
 }
 
 ModuleWithDelay::ModuleWithDelay(

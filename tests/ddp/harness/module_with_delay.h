@@ -24,7 +24,8 @@ class RandomSleeper {
  public:
   explicit RandomSleeper(const HarnessDelays& delays)
       : generator_(delays.seed), milliseconds_(0, delays.max_ms) {}
-  void sleep();
+  /// Returns how long, in milliseconds.
+  double sleep();
 
  private:
   std::mt19937_64 generator_;

@@ -18,7 +18,6 @@ struct NestedWrappedModule : HarnessModel {
 
   enum class Wrap { kSome, kAll };
 
-  /// `first` inside of the model's `nested`.
   struct Block : torch::nn::Module {
     Block();
     at::Tensor forward(const at::Tensor& x);
