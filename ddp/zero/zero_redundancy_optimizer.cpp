@@ -319,16 +319,19 @@ void ZeroRedundancyOptimizer::update() {
   if (zero.before_update) {
     zero.before_update();
   }
+  // When a Join ends, DDP hands out the parameters of a rank that trained last.
+  const bool overlaps =
+      zero.options.overlap_with_forward && !join_config().enable;
   ZeroBucket* previous = nullptr;
   for (auto& bucket : zero.buckets) {
     bucket.update(param_groups());
     bucket.start_gather();
-    if (previous && !zero.options.overlap_with_forward) {
+    if (previous && !overlaps) {
       previous->finish_gather();
     }
     previous = &bucket;
   }
-  if (!zero.options.overlap_with_forward) {
+  if (!overlaps) {
     wait_for_parameters();
   }
 }

@@ -33,7 +33,7 @@ struct ZeroRedundancyOptimizerOptions {
   /// the next ones are updated.
   double bucket_cap_mb = 25;
   /// step() returns while parameters are still being gathered, in their order:
-  /// see wait_for_parameters().
+  /// see wait_for_parameters(). Not within a Join.
   bool overlap_with_forward = false;
 };
 
