@@ -15,10 +15,6 @@ constexpr double kMomentum = 0.9;
 
 using Model = std::shared_ptr<OptionModel>;
 
-torch::optim::SGDOptions sgd() {
-  return torch::optim::SGDOptions(kLearningRate).momentum(kMomentum);
-}
-
 void start_apart(const OptionSetup& setup, OptionModel& model, int64_t rank) {
   for (auto& buffer : model.named_buffers()) {
     const bool is_count = buffer.key().ends_with("num_batches_tracked");
@@ -30,13 +26,6 @@ void start_apart(const OptionSetup& setup, OptionModel& model, int64_t rank) {
 
 double phase_of(const OptionSetup& setup, int64_t rank) {
   return 0.3 + (setup.own_parameters ? static_cast<double>(rank) : 0.0);
-}
-
-Model plain_model(const OptionSetup& setup, int64_t rank) {
-  auto model = make_option_model(setup.model, phase_of(setup, rank));
-  model->to(setup.dtype);
-  start_apart(setup, *model, rank);
-  return model;
 }
 
 /// Rows of forward `i` of a rank; each has `count`.
@@ -59,6 +48,74 @@ at::Tensor full(const at::Tensor& tensor) {
   return whole.to_dense().to(at::kDouble).clone();
 }
 
+bool stays_full(const OptionSetup& setup, const std::string& name) {
+  const auto& mixed = *setup.options.mixed_precision;
+  return setup.is_ignored(name) ||
+         ((mixed.norms_in_full_precision || !mixed.full_precision.empty()) &&
+          name.starts_with("bn."));
+}
+
+} // namespace
+
+torch::optim::SGDOptions option_sgd() {
+  return torch::optim::SGDOptions(kLearningRate).momentum(kMomentum);
+}
+
+Model make_replica(const OptionSetup& setup, int64_t rank) {
+  auto model = make_option_model(setup.model, phase_of(setup, rank));
+  model->to(setup.dtype);
+  start_apart(setup, *model, rank);
+  return model;
+}
+
+Model make_replica(const OptionSetup& setup, const mesh::DeviceMesh& mesh) {
+  const auto rank = mesh.coordinate("dp");
+  if (mesh.size("tp") == 1) {
+    return make_replica(setup, rank);
+  }
+  auto model =
+      make_option_model(setup.model, mesh["tp"], phase_of(setup, rank));
+  model->to(setup.dtype);
+  const at::NoGradGuard no_grad;
+  start_apart(setup, *model, rank);
+  return model;
+}
+
+Model make_low_replica(
+    const OptionSetup& setup,
+    int64_t rank,
+    const Model& model) {
+  const auto& mixed = setup.options.mixed_precision;
+  if (!mixed) {
+    return model;
+  }
+  auto low = make_replica(setup, rank);
+  for (auto& [name, parameter] : unique_parameters(*low)) {
+    if (mixed->param_dtype && !stays_full(setup, name)) {
+      parameter.set_data(parameter.to(*mixed->param_dtype));
+    }
+  }
+  for (auto& buffer : low->buffers()) {
+    if (mixed->buffer_dtype && buffer.is_floating_point()) {
+      buffer.set_data(buffer.to(*mixed->buffer_dtype));
+    }
+  }
+  return low;
+}
+
+void load_parameters(const OptionModel& model, OptionModel& low) {
+  if (&low == &model) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const auto from = unique_parameters(model);
+  auto to = unique_parameters(low);
+  for (size_t p = 0; p < to.size(); ++p) {
+    to[p].second.copy_(from[p].second);
+    to[p].second.mutable_grad() = at::Tensor();
+  }
+}
+
 NamedTensors buffers_of(const OptionModel& model) {
   NamedTensors buffers;
   for (const auto& buffer : model.named_buffers()) {
@@ -79,6 +136,8 @@ OptionTrace trace_of(const OptionModel& model, std::vector<double> losses) {
   trace.buffers = buffers_of(model);
   return trace;
 }
+
+namespace {
 
 /// Calls `backward` on the losses of a step, one by one or on their sum.
 class StepLoss {
@@ -124,11 +183,14 @@ class ReplicasByHand {
       : setup_(setup), rows_(rows) {
     for (int64_t rank = 0; rank < replicas; ++rank) {
       const at::NoGradGuard no_grad;
-      auto model = plain_model(setup, rank);
+      auto model = make_replica(setup, rank);
       auto optimizer = std::make_unique<torch::optim::SGD>(
-          tensors_of(unique_parameters(*model)), sgd());
+          tensors_of(unique_parameters(*model)), option_sgd());
       replicas_.push_back(
-          {model, low_of(rank, model), std::move(optimizer), {}});
+          {model,
+           make_low_replica(setup, rank, model),
+           std::move(optimizer),
+           {}});
     }
     if (setup.options.init_sync) {
       copy_from_first([](Replica& r) { return unique_parameters(*r.model); });
@@ -151,32 +213,6 @@ class ReplicasByHand {
   }
 
  private:
-  bool stays_full(const std::string& name) const {
-    const auto& mixed = *setup_.options.mixed_precision;
-    return setup_.is_ignored(name) ||
-           ((mixed.norms_in_full_precision || !mixed.full_precision.empty()) &&
-            name.starts_with("bn."));
-  }
-
-  Model low_of(int64_t rank, const Model& model) const {
-    const auto& mixed = setup_.options.mixed_precision;
-    if (!mixed) {
-      return model;
-    }
-    auto low = plain_model(setup_, rank);
-    for (auto& [name, parameter] : unique_parameters(*low)) {
-      if (mixed->param_dtype && !stays_full(name)) {
-        parameter.set_data(parameter.to(*mixed->param_dtype));
-      }
-    }
-    for (auto& buffer : low->buffers()) {
-      if (mixed->buffer_dtype && buffer.is_floating_point()) {
-        buffer.set_data(buffer.to(*mixed->buffer_dtype));
-      }
-    }
-    return low;
-  }
-
   template <class Tensors>
   void copy_from_first(const Tensors& tensors) {
     const at::NoGradGuard no_grad;
@@ -205,7 +241,7 @@ class ReplicasByHand {
     std::vector<StepLoss> losses(replicas_.size(), StepLoss(setup_));
     for (auto& replica : replicas_) {
       replica.optimizer->zero_grad(!setup_.zero);
-      load_parameters(replica);
+      load_parameters(*replica.model, *replica.low);
     }
     for (int64_t i = 0; i < setup_.micro; ++i) {
       if (setup_.synchronizes_buffers() && was_reduced_) {
@@ -225,20 +261,6 @@ class ReplicasByHand {
       if (setup_.optimizer != OptionSetup::Optimizer::kAfterBackward) {
         replica.optimizer->zero_grad(/*set_to_none=*/true);
       }
-    }
-  }
-
-  /// What forward() computes with, without gradients.
-  void load_parameters(Replica& replica) const {
-    if (replica.low == replica.model) {
-      return;
-    }
-    const at::NoGradGuard no_grad;
-    const auto from = unique_parameters(*replica.model);
-    auto to = unique_parameters(*replica.low);
-    for (size_t p = 0; p < to.size(); ++p) {
-      to[p].second.copy_(from[p].second);
-      to[p].second.mutable_grad() = at::Tensor();
     }
   }
 
@@ -303,19 +325,11 @@ OptionTrace train_with_ddp(
   const auto rank = mesh.coordinate("dp");
   const auto replicas = mesh.size("dp");
   const bool is_cut = mesh.size("tp") > 1;
-  Model model;
-  if (is_cut) {
-    model = make_option_model(setup.model, mesh["tp"], phase_of(setup, rank));
-    model->to(setup.dtype);
-    const at::NoGradGuard no_grad;
-    start_apart(setup, *model, rank);
-  } else {
-    model = plain_model(setup, rank);
-  }
+  const auto model = make_replica(setup, mesh);
   const auto parameters = tensors_of(unique_parameters(*model));
-  torch::optim::SGD optimizer(parameters, sgd());
+  torch::optim::SGD optimizer(parameters, option_sgd());
   const ddp::OptimizerFactory make_sgd = [](auto some) {
-    return std::make_unique<torch::optim::SGD>(std::move(some), sgd());
+    return std::make_unique<torch::optim::SGD>(std::move(some), option_sgd());
   };
   std::shared_ptr<ddp::OptimizerInBackward> in_backward;
   if (setup.optimizer == OptionSetup::Optimizer::kInBackward) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,32 @@ struct OptionTrace {
 };
 
 constexpr int64_t kOptionSteps = 4;
+
+/// What all train with.
+torch::optim::SGDOptions option_sgd();
+
+/// Replica `rank`'s model as it starts, on one rank.
+std::shared_ptr<OptionModel> make_replica(
+    const OptionSetup& setup,
+    int64_t rank);
+/// The same on the tp dim of `mesh`, whose other dim is dp.
+/// Collective: all ranks of mesh["tp"].
+std::shared_ptr<OptionModel> make_replica(
+    const OptionSetup& setup,
+    const mesh::DeviceMesh& mesh);
+
+/// What a replica on one rank computes with: a copy with parameters in low
+/// precision, or `model` itself without mixed precision.
+std::shared_ptr<OptionModel> make_low_replica(
+    const OptionSetup& setup,
+    int64_t rank,
+    const std::shared_ptr<OptionModel>& model);
+/// Brings the values of `model` to its copy, without gradients.
+void load_parameters(const OptionModel& model, OptionModel& low);
+
+OptionTrace trace_of(const OptionModel& model, std::vector<double> losses);
+/// In double, of whole tensors.
+NamedTensors buffers_of(const OptionModel& model);
 
 /// Trains with DistributedDataParallel.
 /// Collective: all ranks of `mesh`, whose dims are dp and tp.
