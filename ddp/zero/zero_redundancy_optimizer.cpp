@@ -272,6 +272,11 @@ void ZeroRedundancyOptimizer::take_new_parameters() {
   }
   zero.check_agreement(std::move(lines), defaults());
   zero.planned = std::move(planned);
+  make_buckets(std::move(entries));
+}
+
+void ZeroRedundancyOptimizer::make_buckets(std::vector<ZeroEntry> entries) {
+  auto& zero = *zero_;
   for (auto& bucket : fill_buckets(std::move(entries), zero.cap_bytes)) {
     zero.buckets.emplace_back(
         std::move(bucket),
@@ -279,7 +284,7 @@ void ZeroRedundancyOptimizer::take_new_parameters() {
         ZeroBucket::Options{
             .in_place = zero.options.parameters_as_bucket_view,
             .name = "zero bucket " + std::to_string(zero.buckets.size())});
-    zero.buckets.back().make_inner(zero.factory, groups);
+    zero.buckets.back().make_inner(zero.factory, param_groups());
   }
 }
 

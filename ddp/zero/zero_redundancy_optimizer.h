@@ -122,6 +122,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   class Hook;
 
   void take_new_parameters();
+  void make_buckets(std::vector<ZeroEntry> entries);
   void update();
   ZeroStateAccess state_access(const torch::nn::Module& module);
 
