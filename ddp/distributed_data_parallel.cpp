@@ -12,6 +12,7 @@
 #include "ddp/join/ddp_join.h"
 #include "ddp/replica_difference.h"
 #include "ddp/unused_parameters.h"
+#include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/deferred_init.h"
 #include "mesh/error.h"
 
@@ -255,6 +256,17 @@ void DistributedDataParallelBase::leave_join() {
     state_->reducer->set_join(nullptr);
   }
   state_->joined.reset();
+}
+
+void DistributedDataParallelBase::abort_join() {
+  for (const auto& item : state_->groups) {
+    auto group = item.group;
+    group.abort();
+  }
+  for (const auto& channel : statistics_channels(*state_->module)) {
+    auto group = channel->group();
+    group.abort();
+  }
 }
 
 c10::Device DistributedDataParallelBase::join_device() const {
@@ -513,6 +525,9 @@ dtensor::StateDict DistributedDataParallelBase::state_dict(
 
 dtensor::StateDict DistributedDataParallelBase::optimizer_state_dict(
     torch::optim::Optimizer& optimizer) const {
+  if (auto* zero = dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer)) {
+    return zero->state_dict(*state_->module);
+  }
   const auto joint = dtensor::joint_mesh(*state_->module, state_->dp);
   return dtensor::optimizer_state_dict(optimizer, *state_->module, joint);
 }
@@ -520,6 +535,10 @@ dtensor::StateDict DistributedDataParallelBase::optimizer_state_dict(
 void DistributedDataParallelBase::load_optimizer_state_dict(
     torch::optim::Optimizer& optimizer,
     const dtensor::StateDict& state) const {
+  if (auto* zero = dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer)) {
+    zero->load_state_dict(*state_->module, state);
+    return;
+  }
   dtensor::load_optimizer_state_dict(optimizer, *state_->module, state);
 }
 

@@ -184,7 +184,8 @@ class DistributedDataParallelBase : public Joinable {
   /// Source: torch.distributed.checkpoint.state_dict.get_model_state_dict.
   dtensor::StateDict state_dict(const std::set<std::string>& ignore = {}) const;
   /// The same for an optimizer of the module's parameters; see
-  /// dtensor/optimizer_state.h.
+  /// dtensor/optimizer_state.h. Of a ZeroRedundancyOptimizer its own.
+  /// Collective: all ranks of the model's mesh, for that one.
   dtensor::StateDict optimizer_state_dict(
       torch::optim::Optimizer& optimizer) const;
   void load_optimizer_state_dict(
@@ -230,6 +231,7 @@ class DistributedDataParallelBase : public Joinable {
 
  private:
   void leave_join() override;
+  void abort_join() override;
   void after_forward(const std::vector<at::Tensor>& outputs, bool is_known);
 
   using Tensors = std::vector<at::Tensor>;

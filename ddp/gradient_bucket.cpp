@@ -160,9 +160,12 @@ void GradientBucket::fill(double divisor) {
 
 const at::Tensor& GradientBucket::gradient_before_reduction(size_t slot) {
   const auto& gradient = slots_[slot].gradient;
-  if (layout_.pending) {
-    dtensor::dtensor_impl(gradient)->reset_local(
-        slots_[slot].view, *layout_.pending);
+  // As .grad() it may have become a pending sum, or none, in the meantime.
+  if (auto* impl = dtensor::dtensor_impl(gradient)) {
+    impl->reset_local(
+        slots_[slot].view,
+        layout_.pending ? *layout_.pending
+                        : dtensor::dtensor_impl(parameters_[slot])->spec());
   }
   return gradient;
 }

@@ -564,6 +564,7 @@ void Reducer::clear() {
   is_unreachable_.clear();
   status_ = at::Tensor();
   status_work_.reset();
+  group_use_.clear();
   waiting_for_.clear();
   for (auto& bucket : buckets_) {
     waiting_for_.push_back(bucket.slots().size());

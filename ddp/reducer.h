@@ -268,6 +268,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_status_late() const;
   void send_status();
   void receive_status();
+  void send_use_in_groups();
+  void receive_use_in_groups();
   bool is_any_problem() const;
   bool is_problem_elsewhere();
   bool is_on_any_part(bool is_here);
@@ -348,6 +350,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// How many replicas use each parameter, and how many report a problem.
   at::Tensor status_;
   std::optional<mesh::Work> status_work_;
+  struct GroupUse {
+    at::Tensor counts;
+    mesh::Work work;
+  };
+  /// By group but the first.
+  std::vector<GroupUse> group_use_;
 
   int64_t backwards_ = 0;
   RuntimeStatistics statistics_;

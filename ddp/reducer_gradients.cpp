@@ -178,8 +178,8 @@ void Reducer::publish_slot(GradientBucket& bucket, size_t slot_index) {
   } else if (auto local = local_part(grad); !local.is_same(slot.view)) {
     local.copy_(slot.view);
   }
-  if (bucket.layout().pending) {
-    auto* impl = dtensor::dtensor_impl(gradient(parameter));
+  if (auto* impl = dtensor::dtensor_impl(gradient(parameter));
+      impl && impl->spec().has_partial()) {
     impl->reset_local(
         impl->local(), dtensor::dtensor_impl(parameter.state.tensor)->spec());
   }

@@ -290,6 +290,25 @@ void Reducer::send_status() {
   status_work_ =
       dp_.group(int64_t{0})
           .all_reduce(status_, mesh::ReduceOp::kSum, "ddp used parameters");
+  if (config_.options.find_unused_parameters && !config_.options.static_graph) {
+    send_use_in_groups();
+  }
+}
+
+// Of parameters that have a group of their own: how many ranks of it use them.
+void Reducer::send_use_in_groups() {
+  for (size_t i = 1; i < config_.groups.size(); ++i) {
+    std::vector<int64_t> counts;
+    for (const auto& parameter : parameters_) {
+      if (parameter.group == i) {
+        counts.push_back(parameter.is_used ? 1 : 0);
+      }
+    }
+    auto& use = group_use_.emplace_back();
+    use.counts = at::tensor(counts, at::kLong).to(device_);
+    use.work = config_.groups[i].group.all_reduce(
+        use.counts, mesh::ReduceOp::kSum, "ddp used parameters");
+  }
 }
 
 void Reducer::receive_status() {
@@ -305,9 +324,24 @@ void Reducer::receive_status() {
     for (size_t i = 0; is_dynamic && i < parameters_.size(); ++i) {
       parameters_[i].is_used_anywhere = values[static_cast<int64_t>(i)] > 0;
     }
+    receive_use_in_groups();
   } else if (is_dynamic && !status_.defined()) {
     for (auto& parameter : parameters_) {
       parameter.is_used_anywhere = parameter.is_used;
+    }
+  }
+}
+
+void Reducer::receive_use_in_groups() {
+  for (size_t i = 0; i < group_use_.size(); ++i) {
+    group_use_[i].work.wait();
+    const auto counts = group_use_[i].counts.cpu();
+    const auto values = counts.accessor<int64_t, 1>();
+    int64_t next = 0;
+    for (auto& parameter : parameters_) {
+      if (parameter.group == i + 1) {
+        parameter.is_used_anywhere = values[next++] > 0;
+      }
     }
   }
 }

@@ -72,6 +72,9 @@ class Joinable {
   Join* running_join() const { return join_; }
   /// The Join has ended, also by an error.
   virtual void leave_join() {}
+  /// Aborts the groups beside join_process_group() and the row's in which
+  /// others may wait for this rank, which has failed.
+  virtual void abort_join() {}
 
  private:
   friend class Join;

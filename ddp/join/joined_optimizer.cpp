@@ -1,5 +1,8 @@
 #include "ddp/join/joined_optimizer.h"
 
+#include "ddp/zero/zero_redundancy_optimizer.h"
+#include "mesh/error.h"
+
 namespace weft::ddp {
 namespace {
 
@@ -22,7 +25,14 @@ class SharedState : public JoinHook {
 JoinedOptimizer::JoinedOptimizer(
     torch::optim::Optimizer& optimizer,
     DistributedDataParallelBase& ddp)
-    : optimizer_(optimizer), ddp_(ddp) {}
+    : optimizer_(optimizer), ddp_(ddp) {
+  WEFT_CHECK(
+      dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer) == nullptr,
+      "join",
+      mesh::ErrorContext{"JoinedOptimizer"},
+      "a ZeroRedundancyOptimizer is a joinable itself: its state is nowhere "
+      "twice. Pass it to the Join.");
+}
 
 std::shared_ptr<JoinHook> JoinedOptimizer::join_hook(const JoinKwargs&) {
   return std::make_shared<SharedState>(optimizer_, ddp_);

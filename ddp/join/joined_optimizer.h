@@ -16,8 +16,9 @@ namespace weft::ddp {
 /// Optimizers that are applied in backward need none.
 class JoinedOptimizer : public Joinable {
  public:
-  /// Lifetime: both live as long as this. Of the optimizers that
-  /// optimizer_state_dict() knows.
+  /// Of the optimizers that optimizer_state_dict() knows. Lifetime: both live
+  /// as long as this.
+  /// Throws: c10::ValueError for a ZeroRedundancyOptimizer.
   JoinedOptimizer(
       torch::optim::Optimizer& optimizer,
       DistributedDataParallelBase& ddp);

@@ -33,7 +33,8 @@ struct ZeroRedundancyOptimizerOptions {
   /// the next ones are updated.
   double bucket_cap_mb = 25;
   /// step() returns while parameters are still being gathered, in their order:
-  /// see wait_for_parameters(). Not within a Join.
+  /// see wait_for_parameters(), also for what mixed_precision of
+  /// DistributedDataParallel needs. Not within a Join.
   bool overlap_with_forward = false;
 };
 
@@ -81,6 +82,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   /// Has dtensor::call(module, ...), and so forward() of a
   /// DistributedDataParallel around it, wait for the module's parameters. On a
   /// model's blocks, called so one after the other, each waits for its own.
+  /// Under mixed_precision DistributedDataParallel casts parameters before
+  /// that: call wait_for_parameters() before its forward.
   void wait_before_forward(torch::nn::Module& module);
 
   /// What the plain optimizer has in dtensor::optimizer_state_dict(): the same

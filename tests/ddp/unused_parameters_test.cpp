@@ -173,7 +173,7 @@ TEST(DescribeUnused, NamesAllModulesOfATiedParameterAndTheModelItself) {
       describe_unused(
           model, parameters, {.iteration = 1, .without_gradient = all}),
       "5 of 5 parameters got no gradient in iteration 1\n"
-      "  the model (Tied)\n"
+      "  the model (TiedHead)\n"
       "    scale [3]: last gradient: never\n"
       "  embedding (Embedding), head (Head): tied\n"
       "    weight [5, 3]: last gradient: never\n"

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/join/joined_optimizer.h"
+#include "ddp/module_state.h"
 #include "ddp/optimizer_in_backward.h"
 #include "ddp/zero/partition.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
@@ -174,6 +177,30 @@ TEST(ZeroErrors, ParametersCannotBeTakenAway) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] { optimizer->step(); }),
         AllOf(HasSubstr("2 vs 1"), HasSubstr("removed from group 0")));
+  });
+}
+
+// A plain optimizer's way to its state would make all of it on each rank.
+TEST(ZeroState, IsWhatDistributedDataParallelGivesOfTheOptimizer) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"dp"});
+    const torch::nn::Linear linear(4, 3);
+    DistributedDataParallel<torch::nn::LinearImpl> model(linear, mesh);
+    const auto optimizer = make_zero<torch::optim::Adam>(
+        linear->parameters(), torch::optim::AdamOptions(0.1), mesh);
+    model(at::ones({2, 4})).sum().backward();
+    optimizer->step();
+    const auto own = optimizer->state_dict(*linear);
+    const auto state = model.optimizer_state_dict(*optimizer);
+    ASSERT_EQ(state.size(), own.size());
+    for (const auto& [key, value] : own) {
+      EXPECT_TRUE(local_part(state.at(key)).equal(local_part(value))) << key;
+    }
+    model.load_optimizer_state_dict(*optimizer, state);
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(
+            [&] { JoinedOptimizer(*optimizer, model); }),
+        HasSubstr("is a joinable itself"));
   });
 }
 

@@ -19,7 +19,7 @@ using ::testing::StartsWith;
 
 using Words = std::vector<std::string>;
 
-constexpr const char* kRecipe = R"(name: tiny
+constexpr const char* kCudaRecipe = R"(name: tiny
 device: cuda
 mesh: {dp: -1, tp: 1}
 model: {dim: 32, layers: 1, heads: 4, ffn_dim: 64}
@@ -37,7 +37,7 @@ class DeviceTest : public ::testing::Test {
     for (int i = 0; i < 3000; ++i) {
       text << "line " << i * 7919 % 1000 << " of a text\n";
     }
-    std::ofstream(folder_ / "tiny.yaml") << kRecipe;
+    std::ofstream(folder_ / "tiny.yaml") << kCudaRecipe;
   }
   ~DeviceTest() override {
     std::error_code ignored;
