@@ -252,9 +252,17 @@ std::shared_ptr<JoinHook> DistributedDataParallelBase::join_hook(
 }
 
 void DistributedDataParallelBase::leave_join() {
+  if (!state_->joined) {
+    return;
+  }
   if (state_->reducer) {
     state_->reducer->set_join(nullptr);
+    if (state_->joined->has_shadowed()) {
+      state_->reducer->drop_gradients();
+    }
   }
+  // Ranks may have ended at different micro-batches.
+  state_->require_forward_param_sync = true;
   state_->joined.reset();
 }
 

@@ -452,6 +452,7 @@ void Reducer::finish_backward() {
   statistics_.on_comm_end(RuntimeStatistics::Clock::now());
   receive_status();
   if (is_any_problem() || is_problem_elsewhere()) {
+    has_agreed_error_ = true;
     throw_problems(replicas(), problems());
   }
   publish();
@@ -554,9 +555,10 @@ void Reducer::clear() {
   is_running_ = false;
   is_launched_ = false;
   if (std::exchange(is_join_begun_, false) && join_) {
-    join_->end(is_completed_);
+    join_->end(is_completed_, has_agreed_error_);
   }
   is_completed_ = false;
+  has_agreed_error_ = false;
   passed_output_ = false;
   is_to_all_leaves_ = false;
   own_error_ = nullptr;

@@ -104,6 +104,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// accumulated, or zeros. `meanwhile` runs while gradients come there.
   void shadow_reach();
   void shadow_backward(const std::function<void()>& meanwhile);
+  /// Leaves no .grad(), as zero_grad() on the replicas that have inputs.
+  void drop_gradients();
 
   /// See ParameterCast::full().
   at::Tensor full_precision(const at::Tensor& parameter) const;
@@ -135,6 +137,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Bytes of each of them.
   std::vector<int64_t> bucket_sizes() const;
   bool has_buckets() const;
+  bool is_shadow() const { return is_shadow_; }
   /// What the last synchronised backward did with the parameters here.
   GradientUse last_use() const;
   /// An iteration begins that will be reduced; whether that measured the one
@@ -334,6 +337,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_running_ = false;
   bool is_join_begun_ = false;
   bool is_completed_ = false;
+  /// What goes wrong is thrown on all replicas.
+  bool has_agreed_error_ = false;
   /// This replica has no inputs.
   bool is_shadow_ = false;
   bool is_launched_ = false;

@@ -232,7 +232,9 @@ BucketLayout Reducer::layout_of(const std::vector<size_t>& bucket) const {
 }
 
 void Reducer::make_buckets() {
+  has_agreed_error_ = true;
   const auto agreed = agree_on_order(replicas(), report());
+  has_agreed_error_ = false;
   if (join_ &&
       std::all_of(agreed.kinds.begin(), agreed.kinds.end(), [](int64_t kind) {
         return kind == kUnknownKind;

@@ -12,6 +12,18 @@ namespace weft::ddp {
 void Reducer::set_join(std::shared_ptr<JoinedReduction> join) {
   const std::lock_guard lock(mutex_);
   join_ = std::move(join);
+  // A Join that failed leaves a backward half done.
+  if (!join_ && (is_join_begun_ || (is_running_ && !is_launched_))) {
+    clear();
+  }
+}
+
+void Reducer::drop_gradients() {
+  const std::lock_guard lock(mutex_);
+  for (auto& parameter : parameters_) {
+    set_gradient(parameter, at::Tensor());
+    parameter.is_used = false;
+  }
 }
 
 void Reducer::begin_join() {
@@ -52,18 +64,15 @@ void Reducer::shadow_backward(const std::function<void()>& meanwhile) {
 void Reducer::put_accumulated() {
   for (auto& parameter : parameters_) {
     parameter.is_ready = true;
-    if (!parameter.bucket) {
-      continue;
-    }
-    const auto grad = gradient(parameter);
-    if (parameter.is_used && grad.defined()) {
+    if (parameter.is_used && gradient(parameter).defined()) {
       put(parameter);
       continue;
     }
-    if (grad.defined() && may_be_missing(parameter)) {
-      parameter.untouched = local_part(grad).clone();
+    // What an earlier reduction left: nobody here calls zero_grad().
+    set_gradient(parameter, at::Tensor());
+    if (parameter.bucket) {
+      buckets_[*parameter.bucket].put_nothing(parameter.slot);
     }
-    buckets_[*parameter.bucket].put_nothing(parameter.slot);
   }
 }
 

@@ -276,13 +276,13 @@ void DdpJoin::gradients_done() {
   end_statistics();
 }
 
-void DdpJoin::end(bool is_completed) {
+void DdpJoin::end(bool is_completed, bool has_agreed_error) {
   is_in_statistics_ = false;
-  is_open_ = false;
+  has_agreed_error_ = has_agreed_error;
+  trained_ += is_completed ? 1 : 0;
+  // After an error of this rank alone the others are still in the iteration.
+  is_open_ = !is_completed && !has_agreed_error && !state_.reducer->is_shadow();
   samples_ = 0;
-  if (is_completed) {
-    ++trained_;
-  }
 }
 
 void DdpJoin::shadow_statistics() {
@@ -314,21 +314,16 @@ bool DdpJoin::shadow_forward() {
 }
 
 void DdpJoin::main_hook() {
+  has_shadowed_ = true;
   if (!state_.reducer) {
     ddp_.synchronize_parameters();
   }
   if (has_events() && !shadow_forward()) {
-    end(false);
+    is_open_ = false;
     return;
   }
   send_weights();
-  try {
-    state_.reducer->shadow_backward([this] { shadow_statistics(); });
-  } catch (const c10::ValueError&) {
-    // What is wrong with gradients all replicas are told, and throw.
-    has_agreed_error_ = true;
-    throw;
-  }
+  state_.reducer->shadow_backward([this] { shadow_statistics(); });
 }
 
 const std::vector<int64_t>& DdpJoin::roots() {
@@ -355,13 +350,13 @@ void DdpJoin::post_hook(bool) {
   if (!state_.reducer) {
     return;
   }
-  // Ranks may have ended at different micro-batches.
-  state_.require_forward_param_sync = true;
   const auto& from = roots();
   const auto selection =
       select_parameters(*state_.module, state_.dp, state_.options);
+  const bool sends_buffers = has_buffers_ || !channels_.empty();
   const auto by_group = values_by_group(
-      selection, has_buffers_ ? selection.buffers : std::vector<NamedTensor>());
+      selection,
+      sends_buffers ? selection.buffers : std::vector<NamedTensor>());
   for (size_t i = 0; i < by_group.size(); ++i) {
     auto group = state_.groups[i].group;
     broadcast_from(from[i], by_group[i], group, "join last values");
@@ -381,7 +376,8 @@ void DdpJoin::share_optimizer_state(torch::optim::Optimizer& optimizer) {
     for (const auto& [key, value] : state) {
       const bool is_of_group = std::any_of(
           parameters[i].begin(), parameters[i].end(), [&](const auto& item) {
-            return key.find("." + item.name + ".") != std::string::npos;
+            return key.starts_with("state." + item.name + ".") ||
+                   key.starts_with("param_groups." + item.name + ".");
           });
       if (is_of_group) {
         tensors.push_back({key, value});

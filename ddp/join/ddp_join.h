@@ -46,6 +46,8 @@ class DdpJoin : public JoinHook,
   void before_module();
   void end_forward(const std::vector<at::Tensor>& outputs);
   bool is_in_iteration() const { return is_open_; }
+  /// This rank took part in iterations without inputs.
+  bool has_shadowed() const { return has_shadowed_; }
 
   /// Brings what an optimizer keeps of the module's parameters, as a rank that
   /// trained last has it, to all.
@@ -61,7 +63,7 @@ class DdpJoin : public JoinHook,
   void confirm() override;
   double divisor(size_t group, double initial) override;
   void gradients_done() override;
-  void end(bool is_completed) override;
+  void end(bool is_completed, bool has_agreed_error) override;
 
  private:
   enum class Division { kInitial, kEffective, kBySamples };
@@ -97,6 +99,7 @@ class DdpJoin : public JoinHook,
   /// Shadows expect statistics until they are told of the end.
   bool is_in_statistics_ = false;
   bool has_agreed_error_ = false;
+  bool has_shadowed_ = false;
 
   at::Tensor event_;
   std::optional<mesh::Work> event_work_;

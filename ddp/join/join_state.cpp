@@ -54,7 +54,6 @@ std::string message_of(const std::exception_ptr& error) {
 } // namespace
 
 void Join::State::check_joinables() const {
-  const auto& first = *joinables.front();
   for (const auto* each : joinables) {
     WEFT_CHECK(
         is_same_group(each->join_process_group(), group),
@@ -80,12 +79,11 @@ void Join::State::check_joinables() const {
         ". Put all on one.");
     const auto& theirs = each->join_row();
     WEFT_CHECK(
-        theirs.ndim() == 0 || first.join_row().ndim() == 0 ||
-            theirs == first.join_row(),
+        theirs.ndim() == 0 || theirs == row,
         "join",
         where(),
         "the joinables have different rows of ranks with the same inputs: ",
-        first.join_row().to_string(),
+        row.to_string(),
         " and ",
         theirs.to_string(),
         ". Use one mesh for all.");
@@ -124,6 +122,7 @@ void Join::State::leave() {
     each->join_ = nullptr;
     each->leave_join();
   }
+  hooks.clear();
 }
 
 RowState Join::State::vote(RowState own) const {

@@ -35,6 +35,12 @@ JoinedOptimizer::JoinedOptimizer(
 }
 
 std::shared_ptr<JoinHook> JoinedOptimizer::join_hook(const JoinKwargs&) {
+  WEFT_CHECK(
+      ddp_.join_config().enable && !join_config().is_first_joinable,
+      "join",
+      mesh::ErrorContext{"JoinedOptimizer"},
+      "a JoinedOptimizer goes behind the DistributedDataParallel that it was "
+      "made with. Pass the wrapped model first, then this.");
   return std::make_shared<SharedState>(optimizer_, ddp_);
 }
 

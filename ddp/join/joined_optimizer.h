@@ -23,6 +23,7 @@ class JoinedOptimizer : public Joinable {
       torch::optim::Optimizer& optimizer,
       DistributedDataParallelBase& ddp);
 
+  /// Throws: c10::ValueError unless `ddp` is in the Join, before this.
   std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;

@@ -27,8 +27,10 @@ class JoinedReduction {
   virtual double divisor(size_t group, double initial) = 0;
   /// All gradients are there; buckets may be under way.
   virtual void gradients_done() = 0;
-  /// `is_completed`: gradients were reduced and published.
-  virtual void end(bool is_completed) = 0;
+  /// `is_completed`: gradients were reduced and published; otherwise there was
+  /// an error, and `has_agreed_error`: all ranks throw it, after the same
+  /// collectives.
+  virtual void end(bool is_completed, bool has_agreed_error) = 0;
 };
 
 } // namespace weft::ddp

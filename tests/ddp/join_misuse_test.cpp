@@ -3,6 +3,7 @@
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -280,36 +281,52 @@ TEST(JoinEarlyTermination, IsAnErrorOnAllRanksWithRankAndStep) {
 }
 
 TEST(JoinFailures, OfABodyOutsideOfCollectivesAreNamedOnAllRanks) {
-  for (const int64_t failing_step : {0, 1, 4}) {
-    run_ranks(3, [&](RankContext& self) {
-      const std::vector<int64_t> counts = {2, 5, 7};
-      const auto mesh = self.mesh({3}, {"dp"});
-      DistributedDataParallel ddp(std::make_shared<Mlp>(), mesh["dp"]);
-      const auto run = [&](bool fails) {
-        Join join({&ddp});
-        join.run([&] {
-          for (int64_t i = 0; i < counts[self.rank]; ++i) {
-            if (fails && self.rank == 1 && i == failing_step) {
-              throw std::runtime_error("no such file");
+  // With many buckets, and with weights, it is known within backward.
+  const std::vector<std::tuple<int64_t, double, bool>> cases{
+      {0, 25, false},
+      {1, 25, false},
+      {4, 25, false},
+      {0, 25, true},
+      {1, 1e-5, false},
+      {4, 1e-5, true}};
+  for (const auto& [failing_step, bucket_cap_mb, by_samples] : cases) {
+    run_ranks(
+        3,
+        [&,
+         failing_step = failing_step,
+         cap = bucket_cap_mb,
+         by_samples = by_samples](RankContext& self) {
+          const std::vector<int64_t> counts = {2, 5, 7};
+          const auto mesh = self.mesh({3}, {"dp"});
+          DistributedDataParallelOptions options;
+          options.bucket_cap_mb = cap;
+          DistributedDataParallel ddp(
+              std::make_shared<Mlp>(), mesh["dp"], options);
+          const auto run = [&](bool fails) {
+            Join join({&ddp}, {}, {{"weight_by_samples", by_samples}});
+            join.run([&] {
+              for (int64_t i = 0; i < counts[self.rank]; ++i) {
+                if (fails && self.rank == 1 && i == failing_step) {
+                  throw std::runtime_error("no such file");
+                }
+                step_ddp(ddp, i);
+              }
+            });
+          };
+          if (self.rank == 1) {
+            try {
+              run(true);
+              ADD_FAILURE() << "nothing was thrown";
+            } catch (const std::runtime_error& error) {
+              EXPECT_STREQ(error.what(), "no such file");
             }
-            step_ddp(ddp, i);
+          } else {
+            EXPECT_THAT(
+                message_of_thrown<JoinError>([&] { run(true); }),
+                AllOf(HasSubstr("rank 1"), HasSubstr("no such file")));
           }
+          run(false); // the group goes on
         });
-      };
-      if (self.rank == 1) {
-        try {
-          run(true);
-          ADD_FAILURE() << "nothing was thrown";
-        } catch (const std::runtime_error& error) {
-          EXPECT_STREQ(error.what(), "no such file");
-        }
-      } else {
-        EXPECT_THAT(
-            message_of_thrown<JoinError>([&] { run(true); }),
-            AllOf(HasSubstr("rank 1"), HasSubstr("no such file")));
-      }
-      run(false); // the group goes on
-    });
   }
 }
 

@@ -161,6 +161,42 @@ TEST(JoinShadows, HaveTheReducedGradientsToo) {
   });
 }
 
+// Loops that zero gradients behind the step find none at the begin of the next
+// epoch, also where the last steps were shadowed.
+TEST(JoinShadows, LeaveNothingToTheNextEpoch) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"dp"});
+    auto model = std::make_shared<Mlp>();
+    DistributedDataParallel ddp(model, mesh["dp"]);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    Mlp alone;
+    torch::optim::SGD alone_optimizer(alone.parameters(), 0.1);
+    const auto input = [](int64_t rank, int64_t step) {
+      return wave({2, 6}, 0.1 + 10.0 * double(rank) + double(step));
+    };
+    for (const auto& counts :
+         {std::vector<int64_t>{1, 3}, std::vector<int64_t>{3, 1}}) {
+      ddp.join([&] {
+        for (int64_t i = 0; i < counts[self.rank]; ++i) {
+          ddp(input(self.rank, i)).pow(2).mean().backward();
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+      });
+      for (int64_t i = 0; i < 3; ++i) {
+        for (int64_t rank = 0; rank < 2; ++rank) {
+          if (i < counts[rank]) {
+            (alone.forward(input(rank, i)).pow(2).mean() / 2).backward();
+          }
+        }
+        alone_optimizer.step();
+        alone_optimizer.zero_grad();
+      }
+      expect_all_close(model->parameters(), alone.parameters(), 1e-12);
+    }
+  });
+}
+
 /// What is lost in one step is made up for in later ones: a rank without inputs
 /// must go on doing so, as one whose gradients are zeros does.
 TEST(JoinShadows, AreToAHookLikeRanksWithoutGradients) {
