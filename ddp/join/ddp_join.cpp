@@ -111,18 +111,18 @@ void DdpJoin::begin_forward(std::optional<int64_t> samples) {
         "before it.");
     return;
   }
-  join_.check_row();
-  if (!is_open_) {
-    Join::notify_join_context_async(ddp_);
-    is_open_ = true;
-    samples_ = 0;
-  }
   WEFT_CHECK(
       samples || division_ != Division::kBySamples,
       "join",
       state_.where(),
       "weight_by_samples counts the rows of forward()'s first tensor, and it "
       "was given none. Pass the inputs as tensors.");
+  join_.check_row();
+  if (!is_open_) {
+    Join::notify_join_context_async(ddp_);
+    is_open_ = true;
+    samples_ = 0;
+  }
   samples_ += samples.value_or(0);
   if (!state_.reducer) {
     // Parameters are about to be synchronised, by all.

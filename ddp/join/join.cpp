@@ -88,6 +88,7 @@ void Join::run(const std::function<void()>& body) {
     throw;
   }
   try {
+    state.rethrow_if_ended();
     state.shadow();
   } catch (const mesh::CommError&) {
     state.abort();

@@ -67,6 +67,7 @@ class Join {
 
   /// How many ranks of the group have inputs in the iteration under way, as
   /// notified last; blocks until all ranks have said so.
+  /// Collective: all ranks with inputs, if one has failed.
   /// Throws: JoinError if one of them has failed.
   int64_t active_ranks();
 
@@ -78,11 +79,13 @@ class Join {
   static std::optional<mesh::Work> notify_join_context(Joinable& joinable);
   /// The same without waiting for the others, but for those of the row, unless
   /// throw_on_early_termination must. Before its own collectives the joinable
-  /// calls active_ranks().
+  /// calls active_ranks(). Collective and throws: as notify_join_context().
   static std::optional<mesh::Work> notify_join_context_async(
       Joinable& joinable);
   /// Ends the body of this rank if one of its row has run out of inputs.
   /// Collective: the row, before each use of inputs that are the same there.
+  /// Throws: JoinError if one of the row has failed; what ends the body, which
+  /// is no std::exception, if one has no inputs.
   void check_row();
 
  private:

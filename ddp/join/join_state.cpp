@@ -125,7 +125,14 @@ void Join::State::leave() {
   hooks.clear();
 }
 
+void Join::State::rethrow_if_ended() const {
+  if (ended_by) {
+    std::rethrow_exception(ended_by);
+  }
+}
+
 RowState Join::State::vote(RowState own) const {
+  rethrow_if_ended();
   if (row.size() <= 1) {
     return own;
   }
@@ -138,6 +145,7 @@ RowState Join::State::vote(RowState own) const {
 }
 
 void Join::State::send_header(bool is_active, bool is_failed) {
+  rethrow_if_ended();
   header =
       at::tensor({is_active ? 1 : 0, is_failed ? 1 : 0}, at::kLong).to(device);
   header_work = group.all_reduce(header, mesh::ReduceOp::kSum, "join header");
@@ -145,6 +153,7 @@ void Join::State::send_header(bool is_active, bool is_failed) {
 
 // Throws if a rank has failed; to be called by those that have not.
 int64_t Join::State::read_header() {
+  rethrow_if_ended();
   if (!header.defined()) {
     return group.size();
   }
@@ -163,59 +172,67 @@ int64_t Join::State::read_header() {
   return header[kActiveRanks].item<int64_t>();
 }
 
-std::vector<std::string> Join::State::tell_all(const std::string& text) {
-  std::vector<std::string> all;
+// Of all ranks that have something to say: "rank 1 failed: ...; rank 3 ...".
+std::string Join::State::tell_all(const std::string& text) {
+  std::string all;
   const auto texts = mesh::all_gather_text(group, text, "join", device);
   for (size_t i = 0; i < texts.size(); ++i) {
     if (!texts[i].empty()) {
       const auto rank = texts.size() == 1 ? world_rank() : group.ranks()[i];
-      all.push_back("rank " + std::to_string(rank) + " " + texts[i]);
+      all += (all.empty() ? "rank " : "; rank ") + std::to_string(rank) + " " +
+             texts[i];
     }
   }
   return all;
 }
 
 void Join::State::throw_failed(const std::string& own) {
-  std::string all;
-  for (const auto& text : tell_all(own)) {
-    all += (all.empty() ? "" : "; ") + text;
+  const auto all = tell_all(own);
+  try {
+    mesh::throw_error<JoinError>(mesh::detail::concat(
+        "[join] ", all, ". All ranks stop. (", where().text, ")"));
+  } catch (const JoinError&) {
+    ended_by = std::current_exception();
+    throw;
   }
-  mesh::throw_error<JoinError>(mesh::detail::concat(
-      "[join] ", all, ". All ranks stop. (", where().text, ")"));
 }
 
 void Join::State::throw_early(bool is_active) {
-  std::string all;
-  for (const auto& text : tell_all(
-           is_active
-               ? ""
-               : mesh::detail::concat(
-                     "ran out of inputs after ", iterations, " iterations"))) {
-    all += (all.empty() ? "" : "; ") + text;
+  const auto own = mesh::detail::concat(
+      "ran out of inputs after ", iterations, " iterations");
+  const auto all = tell_all(is_active ? "" : own);
+  const auto here =
+      mesh::detail::concat("; this rank is in iteration ", iterations);
+  try {
+    mesh::throw_error<EarlyTerminationError>(mesh::detail::concat(
+        "[join] ",
+        all,
+        ", and throw_on_early_termination is set",
+        is_active ? here : "",
+        ". Give all ranks the same number of inputs, or leave the option out. "
+        "(",
+        where().text,
+        ")"));
+  } catch (const EarlyTerminationError&) {
+    ended_by = std::current_exception();
+    throw;
   }
-  mesh::throw_error<EarlyTerminationError>(mesh::detail::concat(
-      "[join] ",
-      all,
-      ", and throw_on_early_termination is set",
-      is_active
-          ? mesh::detail::concat("; this rank is in iteration ", iterations)
-          : std::string(),
-      ". Give all ranks the same number of inputs, or leave the option out. (",
-      where().text,
-      ")"));
 }
 
 void Join::State::abort() noexcept {
-  try {
-    group.abort();
-    for (int64_t i = 0; i < row.ndim(); ++i) {
-      row.group(i).abort();
+  const auto attempt = [](const auto& run) {
+    try {
+      run();
+    } catch (...) {
+      // There is an error already.
     }
-    for (auto* each : joinables) {
-      each->abort_join();
-    }
-  } catch (...) {
-    // There is an error already.
+  };
+  attempt([&] { group.abort(); });
+  for (int64_t i = 0; i < row.ndim(); ++i) {
+    attempt([&] { row.group(i).abort(); });
+  }
+  for (auto* each : joinables) {
+    attempt([&] { each->abort_join(); });
   }
 }
 
@@ -227,6 +244,9 @@ bool Join::State::is_in_iteration() const {
 
 // After the body threw: has all other ranks throw, too.
 void Join::State::fail(const std::exception_ptr& error) {
+  if (ended_by) {
+    return;
+  }
   if (is_in_iteration()) {
     abort();
     return;

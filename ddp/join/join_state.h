@@ -34,6 +34,8 @@ struct Join::State {
   std::vector<std::shared_ptr<JoinHook>> hooks = {};
   bool has_run = false;
   bool has_row_left = false;
+  /// What all ranks have thrown; bodies may have caught it.
+  std::exception_ptr ended_by = {};
   /// Iterations that this rank began with inputs.
   int64_t iterations = 0;
   /// Shape [2]: see kActiveRanks.
@@ -61,7 +63,8 @@ struct Join::State {
   RowState vote(RowState own) const;
   void send_header(bool is_active, bool is_failed);
   int64_t read_header();
-  std::vector<std::string> tell_all(const std::string& text);
+  std::string tell_all(const std::string& text);
+  void rethrow_if_ended() const;
   [[noreturn]] void throw_failed(const std::string& own);
   [[noreturn]] void throw_early(bool is_active);
   void fail(const std::exception_ptr& error);

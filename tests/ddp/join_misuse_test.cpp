@@ -330,6 +330,29 @@ TEST(JoinFailures, OfABodyOutsideOfCollectivesAreNamedOnAllRanks) {
   }
 }
 
+// A body that logs errors and goes on must not wait for ranks that are gone.
+TEST(JoinFailures, AreThrownAgainWhereABodyCatchesThem) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"dp"});
+    DistributedDataParallel ddp(std::make_shared<Mlp>(), mesh["dp"]);
+    int caught = 0;
+    EXPECT_THAT(
+        message_of_thrown<EarlyTerminationError>([&] {
+          Join({&ddp}, {.throw_on_early_termination = true}).run([&] {
+            for (int64_t i = 0; i < (self.rank == 0 ? 2 : 6); ++i) {
+              try {
+                step_ddp(ddp, i);
+              } catch (const std::exception&) {
+                ++caught;
+              }
+            }
+          });
+        }),
+        HasSubstr("rank 0 ran out of inputs after 2 iterations"));
+    EXPECT_EQ(caught, self.rank == 0 ? 0 : 4);
+  });
+}
+
 TEST(JoinFailures, OfABodyInARowAreNamedOnAllRanks) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
