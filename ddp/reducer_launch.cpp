@@ -77,7 +77,9 @@ void Reducer::launch_ready_buckets() {
 
 bool Reducer::is_skipped(const GradientBucket& bucket) const {
   const auto& slots = bucket.slots();
-  return config_.options.skip_all_reduce_unused_params &&
+  // A replica that runs out of inputs may have accumulated what the graphs of
+  // the others do not reach.
+  return config_.options.skip_all_reduce_unused_params && !join_ &&
          std::none_of(slots.begin(), slots.end(), [&](const auto& slot) {
            return parameters_[slot.parameter].is_used_anywhere;
          });
