@@ -18,7 +18,7 @@
 #include "recipes/config/validate.h"
 #include "recipes/data/staging.h"
 #include "recipes/progress/metrics_log.h"
-#include "recipes/train/llama_job.h"
+#include "recipes/train/train_job.h"
 
 namespace weft::recipes::bench {
 namespace {
@@ -119,7 +119,7 @@ struct Timings {
 
 class Training {
  public:
-  Training(const StepOptions& options, LlamaJob& job, StartPhases& start)
+  Training(const StepOptions& options, TrainJob& job, StartPhases& start)
       : options_(options),
         job_(job),
         start_(start),
@@ -191,7 +191,7 @@ class Training {
   }
 
   const StepOptions& options_;
-  LlamaJob& job_;
+  TrainJob& job_;
   StartPhases& start_;
   at::Generator generator_;
   Timings timings_;
@@ -268,7 +268,7 @@ std::optional<std::string> run_step(const StepOptions& options) {
   const auto mesh =
       mesh::DeviceMesh::create(world, {options.dp, options.tp}, {"dp", "tp"});
   start.end("groups");
-  auto job = make_llama_job(recipe, mesh);
+  auto job = make_train_job(recipe, mesh);
   start.end("model");
   const auto timings = Training(options, job, start).run();
   auto peak = at::full({1}, peak_rss_mb(), at::kDouble);

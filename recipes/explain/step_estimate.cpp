@@ -13,7 +13,7 @@
 #include "recipes/config/validate.h"
 #include "recipes/explain/measured.h"
 #include "recipes/explain/memory_meter.h"
-#include "recipes/train/llama_job.h"
+#include "recipes/train/train_job.h"
 #include "recipes/train/planner_links.h"
 
 namespace weft::recipes {
@@ -24,9 +24,9 @@ namespace {
 class DryRun {
  public:
   DryRun(const Recipe& recipe, const mesh::DeviceMesh& mesh)
-      : recipe_(recipe), job_(make_llama_job(recipe, mesh, at::kMeta)) {}
+      : recipe_(recipe), job_(make_train_job(recipe, mesh, at::kMeta)) {}
 
-  LlamaJob& job() { return job_; }
+  TrainJob& job() { return job_; }
 
   at::Tensor forward() {
     // Whole on each rank of a replica, as a batch is. Not plain: the meta
@@ -60,7 +60,7 @@ class DryRun {
   }
 
   const Recipe& recipe_;
-  LlamaJob job_;
+  TrainJob job_;
 };
 
 mesh::LinkCost price_of(const Recipe& recipe, bool between_hosts) {

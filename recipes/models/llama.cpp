@@ -137,6 +137,10 @@ LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config) {
   }
 }
 
+std::set<std::string> LlamaForCausalLMImpl::computed_buffers() const {
+  return {"model.rotary_cos", "model.rotary_sin"};
+}
+
 at::Tensor LlamaForCausalLMImpl::forward(const at::Tensor& tokens) {
   const auto x = dtensor::call(model, tokens);
   // at::linear, which DTensors know as one op, and not nn::functional's, which

@@ -5,6 +5,8 @@
 
 #include <torch/torch.h>
 
+#include "recipes/models/model.h"
+
 namespace weft::recipes {
 
 // Shape suffixes: B batch, T sequence, D dim, H heads, K kv heads,
@@ -112,11 +114,13 @@ TORCH_MODULE(LlamaModel);
 /// A Llama with Hugging Face's parameter names. With tied embeddings the head
 /// is the embedding's weight and there is no lm_head.weight.
 /// Source: Touvron et al., LLaMA (2023); transformers' LlamaForCausalLM.
-class LlamaForCausalLMImpl : public torch::nn::Module {
+class LlamaForCausalLMImpl : public Model {
  public:
   explicit LlamaForCausalLMImpl(const LlamaConfig& config);
   /// Shapes: tokens [B, T] int64 to logits [B, T, V].
-  at::Tensor forward(const at::Tensor& tokens);
+  at::Tensor forward(const at::Tensor& tokens) override;
+  /// The rotary tables, which are as long as the recipe says.
+  std::set<std::string> computed_buffers() const override;
 
   LlamaModel model{nullptr};
   torch::nn::Linear lm_head{nullptr};

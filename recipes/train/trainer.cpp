@@ -11,6 +11,7 @@
 #include "mesh/error.h"
 #include "mesh/ledger.h"
 #include "recipes/data/staging.h"
+#include "recipes/models/registry.h"
 #include "recipes/train/lr_schedule.h"
 #include "recipes/train/planner_links.h"
 
@@ -68,7 +69,7 @@ Trainer::Trainer(Recipe recipe, const mesh::World& world)
       world_(world),
       loader_(open_data(recipe_, world)),
       data_fingerprint_(loader_.corpus().fingerprint_text()),
-      job_(make_llama_job(recipe_, make_mesh(recipe_, world))) {}
+      job_(make_train_job(recipe_, make_mesh(recipe_, world))) {}
 
 int64_t Trainer::global_tokens() const {
   return recipe_.train.global_batch_size * recipe_.data.sequence_length;
@@ -225,9 +226,10 @@ std::string Trainer::describe() const {
     count += parameter.numel();
   }
   return fmt::format(
-      "{}: Llama with {:.2f} M parameters on dp={} tp={}, {:.1f} MB of text, "
+      "{}: {} with {:.2f} M parameters on dp={} tp={}, {:.1f} MB of text, "
       "{} steps of {} x {} tokens",
       recipe_.name,
+      model_title(recipe_),
       static_cast<double>(count) * 1e-6,
       recipe_.mesh.dp,
       recipe_.mesh.tp,

@@ -8,7 +8,7 @@
 #include "recipes/data/batch_loader.h"
 #include "recipes/progress/metrics_log.h"
 #include "recipes/trace/step_tracer.h"
-#include "recipes/train/llama_job.h"
+#include "recipes/train/train_job.h"
 #include "recipes/train/train_state.h"
 
 namespace weft::recipes {
@@ -44,7 +44,7 @@ class Trainer {
   /// null: of none.
   void set_tracer(const StepTracer* tracer) { tracer_ = tracer; }
 
-  LlamaJob& job() { return job_; }
+  TrainJob& job() { return job_; }
   const Recipe& recipe() const { return recipe_; }
   /// What is trained, on what, in one line.
   std::string describe() const;
@@ -63,7 +63,7 @@ class Trainer {
   mesh::World world_;
   BatchLoader loader_;
   std::string data_fingerprint_;
-  LlamaJob job_;
+  TrainJob job_;
   const StepTracer* tracer_ = nullptr;
   /// What was done before this process began.
   TrainState start_;

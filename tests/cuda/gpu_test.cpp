@@ -26,7 +26,7 @@
 #include "mesh/reduction.h"
 #include "recipes/data/staging.h"
 #include "recipes/train/adamw.h"
-#include "recipes/train/llama_job.h"
+#include "recipes/train/train_job.h"
 
 namespace weft {
 namespace {
@@ -262,7 +262,7 @@ struct Trained {
 
 Trained train(const mesh::World& world, const std::string& dtype, int steps) {
   const auto mesh = mesh::DeviceMesh::create(world, {1, 1}, {"dp", "tp"});
-  auto job = recipes::make_llama_job(tiny_recipe(dtype), mesh);
+  auto job = recipes::make_train_job(tiny_recipe(dtype), mesh);
   Trained result;
   for (int step = 0; step < steps; ++step) {
     const auto data =

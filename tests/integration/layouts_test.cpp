@@ -93,7 +93,7 @@ Recipe recipe_of(const Layout& layout, const std::string& corpus) {
 }
 
 // Collective over the mesh: every rank gathers, all get the same.
-std::map<std::string, at::Tensor> whole_parameters(LlamaJob& job) {
+std::map<std::string, at::Tensor> whole_parameters(TrainJob& job) {
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> whole;
   for (const auto& item : job.model->named_parameters()) {

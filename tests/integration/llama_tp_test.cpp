@@ -11,8 +11,8 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "mesh/ledger.h"
+#include "recipes/models/llama_plan.h"
 #include "recipes/train/llama_job.h"
-#include "recipes/train/parallelize_llama.h"
 #include "tests/support/run_ranks.h"
 
 namespace weft::recipes {
@@ -38,14 +38,16 @@ LlamaConfig config_of(bool tied) {
   return config;
 }
 
-std::shared_ptr<LlamaForCausalLMImpl>
-parallel_llama(const mesh::DeviceMesh& tp, const TpConfig& options, bool tied) {
+std::shared_ptr<LlamaForCausalLMImpl> parallel_llama(
+    const mesh::DeviceMesh& tp,
+    const PlanOptions& options,
+    bool tied) {
   std::shared_ptr<LlamaForCausalLMImpl> model;
   {
     const dtensor::DeferredInit scope;
     model = std::make_shared<LlamaForCausalLMImpl>(config_of(tied));
   }
-  tp::parallelize_module(*model, tp, llama_plan(options, tied));
+  tp::parallelize_module(*model, tp, llama_plan(options, config_of(tied)));
   dtensor::materialize(*model, /*seed=*/11);
   model->to(at::kDouble);
   return model;
@@ -127,7 +129,7 @@ class LlamaTraffic : public ::testing::TestWithParam<int> {
   static void check(const TrafficCase& expected, bool tied, int64_t length) {
     run_ranks(GetParam(), [&](RankContext& self) {
       const auto mesh = self.mesh({GetParam()}, {"tp"});
-      TpConfig options;
+      PlanOptions options;
       options.sequence_parallel = expected.sequence_parallel;
       const auto model = parallel_llama(mesh, options, tied);
       take_entries(mesh);
@@ -218,7 +220,7 @@ void expect_same_gradients(
 /// One rank of a mesh against the whole batch on one rank.
 void check_gradients(
     const mesh::DeviceMesh& mesh,
-    const TpConfig& options,
+    const PlanOptions& options,
     bool tied,
     bool with_ddp) {
   constexpr int64_t kLength = 7;

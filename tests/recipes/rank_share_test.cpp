@@ -9,7 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "mesh/error.h"
 #include "recipes/config/validate.h"
-#include "recipes/train/llama_job.h"
+#include "recipes/train/train_job.h"
 #include "tests/recipes/fixtures.h"
 
 namespace weft::recipes {
@@ -29,9 +29,9 @@ Recipe uneven_recipe() {
   return recipe;
 }
 
-LlamaJob job_of_rank(int64_t rank, const Recipe& recipe) {
+TrainJob job_of_rank(int64_t rank, const Recipe& recipe) {
   const auto world = mesh::World::fake(rank, recipe.mesh.dp * recipe.mesh.tp);
-  return make_llama_job(
+  return make_train_job(
       recipe,
       mesh::DeviceMesh::create(
           world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"}));

@@ -12,7 +12,7 @@
 #include "recipes/config/validate.h"
 #include "recipes/trace/op_spans.h"
 #include "recipes/trace/step_tracer.h"
-#include "recipes/train/llama_job.h"
+#include "recipes/train/train_job.h"
 #include "tests/recipes/fixtures.h"
 #include "tests/support/run_ranks.h"
 
@@ -190,7 +190,7 @@ Recipe tiny_recipe(const std::string& folder) {
 
 // What the trainer does, with a tracer; gives what rank 0 is told.
 std::string train(test::RankContext& self, const Recipe& recipe, int steps) {
-  auto job = make_llama_job(recipe, self.mesh({2, 2}, {"dp", "tp"}));
+  auto job = make_train_job(recipe, self.mesh({2, 2}, {"dp", "tp"}));
   StepTracer tracer(
       recipe.trace, recipe.output_dir, self.world, job.mesh, *job.model);
   const auto tokens = torch::arange(16).view({2, 8});

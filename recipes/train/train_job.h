@@ -9,16 +9,16 @@
 #include "ddp/distributed_data_parallel.h"
 #include "mesh/device_mesh.h"
 #include "recipes/config/recipe.h"
-#include "recipes/models/llama.h"
+#include "recipes/models/model.h"
 #include "recipes/train/adamw.h"
 
 namespace weft::recipes {
 
-/// A Llama on a 2-D mesh, ready for its first step.
-struct LlamaJob {
+/// A model on a 2-D mesh, ready for its first step.
+struct TrainJob {
   mesh::DeviceMesh mesh;
-  std::shared_ptr<LlamaForCausalLMImpl> model;
-  std::unique_ptr<ddp::DistributedDataParallel<LlamaForCausalLMImpl>> ddp;
+  std::shared_ptr<Model> model;
+  std::unique_ptr<ddp::DistributedDataParallel<Model>> ddp;
   std::unique_ptr<FusedAdamW> optimizer;
   /// What a loss is multiplied by for backward: replicas where gradients are
   /// means over them.
@@ -29,7 +29,7 @@ struct LlamaJob {
 /// gives every rank its own part of the weights, on `device` (default: the
 /// world's; on the meta device they have no values).
 /// Collective: all ranks of `mesh`, which has the dims "dp" and "tp".
-LlamaJob make_llama_job(
+TrainJob make_train_job(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     std::optional<c10::Device> device = std::nullopt);
@@ -40,19 +40,19 @@ constexpr const char* kCommHookPart = "comm_hook";
 /// What a checkpoint of the job holds: "model" and "optimizer", which share
 /// memory with the job, and a copy of what the comm hook keeps.
 /// Collective: all ranks, where there is a comm hook.
-checkpoint::StateDicts state_dicts(LlamaJob& job);
+checkpoint::StateDicts state_dicts(TrainJob& job);
 
 /// Tensors for the comm hook's state in a checkpoint; none if there is none, or
 /// if it was saved on another mesh than the job's.
 checkpoint::StateDicts hook_state_to_load(
-    const LlamaJob& job,
+    const TrainJob& job,
     const checkpoint::Manifest& manifest,
     const std::string& saved_on_mesh);
 
 /// After `dicts`, from state_dicts(), were loaded into: steps of the optimizer
 /// are taken over; learning rate, betas and decay stay the recipe's.
 void adopt_state(
-    LlamaJob& job,
+    TrainJob& job,
     const checkpoint::StateDicts& dicts,
     const Recipe& recipe);
 

@@ -1,33 +1,16 @@
-#include "recipes/train/llama_job.h"
+#include "recipes/train/train_job.h"
 
 #include "dtensor/deferred_init.h"
 #include "dtensor/scopes.h"
+#include "recipes/models/registry.h"
 #include "recipes/train/ddp_config.h"
-#include "recipes/train/parallelize_llama.h"
 
 namespace weft::recipes {
 namespace {
 
-LlamaConfig model_config(const Recipe& recipe) {
-  const auto& model = recipe.model;
-  LlamaConfig config;
-  config.dim = model.dim;
-  config.layers = model.layers;
-  config.heads = model.heads;
-  config.kv_heads = model.kv_heads;
-  config.ffn_dim = model.ffn_dim;
-  config.vocab_size = model.vocab_size;
-  config.max_sequence_length = recipe.data.sequence_length;
-  config.rope_theta = model.rope_theta;
-  config.norm_eps = model.norm_eps;
-  config.tie_embeddings = model.tie_embeddings;
-  config.attention_dropout = model.attention_dropout;
-  return config;
-}
-
-std::shared_ptr<LlamaForCausalLMImpl> build_deferred(const Recipe& recipe) {
+std::shared_ptr<Model> build_deferred(const Recipe& recipe) {
   const dtensor::DeferredInit scope;
-  auto model = std::make_shared<LlamaForCausalLMImpl>(model_config(recipe));
+  auto model = make_model(recipe);
   // Not through libtorch's default dtype, which all threads share.
   if (recipe.train.dtype == "bfloat16") {
     model->to(at::kBFloat16);
@@ -45,20 +28,16 @@ torch::optim::AdamWOptions adamw_options(const Recipe& recipe) {
 
 } // namespace
 
-LlamaJob make_llama_job(
+TrainJob make_train_job(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     std::optional<c10::Device> device) {
-  LlamaJob job;
+  TrainJob job;
   job.mesh = mesh;
   job.model = build_deferred(recipe);
-  tp::parallelize_module(
-      *job.model,
-      mesh["tp"],
-      llama_plan(recipe.tp, recipe.model.tie_embeddings));
-  job.ddp =
-      std::make_unique<ddp::DistributedDataParallel<LlamaForCausalLMImpl>>(
-          job.model, mesh["dp"], ddp_options(recipe.ddp));
+  tp::parallelize_module(*job.model, mesh["tp"], model_plan(recipe));
+  job.ddp = std::make_unique<ddp::DistributedDataParallel<Model>>(
+      job.model, mesh["dp"], ddp_options(recipe.ddp));
   dtensor::materialize(
       *job.model,
       static_cast<uint64_t>(recipe.seed),
@@ -72,10 +51,9 @@ LlamaJob make_llama_job(
   return job;
 }
 
-checkpoint::StateDicts state_dicts(LlamaJob& job) {
-  // The rotary tables are computed, and as long as the recipe says.
+checkpoint::StateDicts state_dicts(TrainJob& job) {
   checkpoint::StateDicts dicts{
-      {"model", job.ddp->state_dict({"model.rotary_cos", "model.rotary_sin"})},
+      {"model", job.ddp->state_dict(job.model->computed_buffers())},
       {"optimizer", job.ddp->optimizer_state_dict(*job.optimizer)}};
   if (auto hook = job.ddp->comm_hook_state_dict(); !hook.empty()) {
     dicts.emplace(kCommHookPart, std::move(hook));
@@ -84,7 +62,7 @@ checkpoint::StateDicts state_dicts(LlamaJob& job) {
 }
 
 checkpoint::StateDicts hook_state_to_load(
-    const LlamaJob& job,
+    const TrainJob& job,
     const checkpoint::Manifest& manifest,
     const std::string& saved_on_mesh) {
   const auto prefix = std::string(kCommHookPart) + ".";
@@ -106,7 +84,7 @@ checkpoint::StateDicts hook_state_to_load(
 }
 
 void adopt_state(
-    LlamaJob& job,
+    TrainJob& job,
     const checkpoint::StateDicts& dicts,
     const Recipe& recipe) {
   job.ddp->load_optimizer_state_dict(*job.optimizer, dicts.at("optimizer"));

@@ -1,11 +1,12 @@
-#include "recipes/train/parallelize_llama.h"
+#include "recipes/models/llama_plan.h"
 
 namespace weft::recipes {
 
-tp::ParallelizePlan llama_plan(const TpConfig& config, bool tie_embeddings) {
+tp::ParallelizePlan llama_plan(
+    const PlanOptions& options,
+    const LlamaConfig& config) {
   using namespace tp;
-  // Where the residual stream lies between blocks.
-  const auto stream = config.sequence_parallel ? Shard(1) : Replicate();
+  const auto stream = options.stream();
   const auto columns = ColwiseParallel({.input_layouts = stream});
   const auto rows = RowwiseParallel({.output_layouts = stream});
   ParallelizePlan plan{
@@ -19,15 +20,13 @@ tp::ParallelizePlan llama_plan(const TpConfig& config, bool tie_embeddings) {
       {"model.layers.*.mlp.gate_proj", columns},
       {"model.layers.*.mlp.up_proj", columns},
       {"model.layers.*.mlp.down_proj", rows}};
-  if (!tie_embeddings) {
+  if (!config.tie_embeddings) {
     plan.emplace_back(
         "lm_head",
         ColwiseParallel(
-            {.input_layouts = stream,
-             .output_layouts =
-                 config.loss_parallel ? Shard(-1) : Replicate()}));
+            {.input_layouts = stream, .output_layouts = options.logits()}));
   }
-  if (config.sequence_parallel) {
+  if (options.sequence_parallel) {
     for (const auto* norm :
          {"model.layers.*.input_layernorm",
           "model.layers.*.post_attention_layernorm",
