@@ -52,6 +52,12 @@ RandomState random_state(const mesh::DeviceMesh& mesh) {
   return shared.state;
 }
 
+std::optional<RandomBatch> random_batch(const mesh::DeviceMesh& mesh) {
+  auto& shared = shared_state(mesh);
+  const std::lock_guard lock(shared.mutex);
+  return shared.batch;
+}
+
 void set_random_state(const mesh::DeviceMesh& mesh, const RandomState& state) {
   auto& shared = shared_state(mesh);
   const std::lock_guard lock(shared.mutex);

@@ -49,6 +49,9 @@ struct RandomBatch {
   int64_t global_samples = 0;
 };
 
+/// What the innermost RandomScope of `mesh` says of the batch.
+std::optional<RandomBatch> random_batch(const mesh::DeviceMesh& mesh);
+
 /// While one lives, random ops on `mesh` start from `state`, and tensors whose
 /// batch dim is a multiple of `batch.samples` count as those samples of the
 /// global batch: replicas that know only their own batch draw what one rank

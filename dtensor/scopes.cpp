@@ -4,12 +4,12 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <type_traits>
 
 #include <c10/util/Exception.h>
 
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute.h"
+#include "mesh/scope_kind.h"
 
 namespace weft::dtensor {
 namespace {
@@ -30,18 +30,8 @@ struct ScopeState : c10::DebugInfoBase {
 
 constexpr std::string_view kKindName = "WEFT_DTENSOR_SCOPES";
 
-// A number up to torch 2.14, the address of a name later.
-template <class Kind>
-Kind make_kind() {
-  if constexpr (std::is_enum_v<Kind>) {
-    return static_cast<Kind>(0x57);
-  } else {
-    return Kind(&kKindName);
-  }
-}
-
 c10::DebugInfoKind kind() {
-  return make_kind<c10::DebugInfoKind>();
+  return mesh::scope_kind(&kKindName, 0x57);
 }
 
 ScopeState* current() {

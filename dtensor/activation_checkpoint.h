@@ -1,0 +1,60 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+namespace weft::dtensor {
+
+// Note [Activation checkpointing]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Forward runs as always, but what its nodes save for backward is dropped; only
+// the inputs stay. The first node that asks for its tensors in backward has the
+// forward pass run again, which saves the same tensors in the same order, up to
+// the last that was saved. The graph is the first run's: hooks of parameters
+// (ddp/'s among them) fire once. Collectives inside are called again, by all
+// ranks alike. Random numbers are those of the first run. A checkpoint within
+// another is right, but the outer one's recomputation keeps its inputs alive.
+
+struct ActivationCheckpointOptions {
+  /// Draw the same random numbers again; without, only those of DTensors.
+  bool preserve_rng_state = true;
+  /// Stop the second run where nothing is left to be saved.
+  bool early_stop = true;
+  /// Compare sizes and dtypes of what both runs saved.
+  bool determinism_check = true;
+};
+
+/// Runs `forward` on `inputs` now, and once more in each backward pass through
+/// what it returned, instead of keeping what it computed on the way. It must do
+/// the same each time, and owns what it needs beside them (copies of tensors
+/// are handles). Without grad mode it just runs.
+/// Collective: as `forward`, again in backward.
+/// Throws: in backward c10::Error if the second run saved other tensors.
+/// Source: torch/utils/checkpoint.py, use_reentrant=False; Chen et al.,
+/// Training Deep Nets with Sublinear Memory Cost (2016).
+std::vector<at::Tensor> activation_checkpoint(
+    const std::function<std::vector<at::Tensor>(
+        const std::vector<at::Tensor>& inputs)>& forward,
+    const std::vector<at::Tensor>& inputs,
+    const ActivationCheckpointOptions& options = {});
+
+/// From now on calls of `module` through dtensor::call() are checkpointed.
+void checkpoint_activations(
+    torch::nn::Module& module,
+    const ActivationCheckpointOptions& options = {});
+
+/// checkpoint_activations() of every submodule that `check` picks by its
+/// fully qualified name; returns their names. Modules within a picked one are
+/// left alone.
+/// Source: torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py.
+std::vector<std::string> apply_activation_checkpointing(
+    torch::nn::Module& module,
+    const std::function<
+        bool(const std::string& name, torch::nn::Module& module)>& check,
+    const ActivationCheckpointOptions& options = {});
+
+} // namespace weft::dtensor
