@@ -11,6 +11,7 @@
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "mesh/error.h"
 #include "recipes/config/schema.h"
@@ -169,12 +170,39 @@ void apply_override(Recipe& recipe, const std::string& text) {
       text.substr(0, equals), reader.parse(text.substr(equals + 1)), {});
 }
 
-void require_keys(const Recipe& recipe) {
+// That all keys are there which the model and the data need, and no others.
+void check_presence(const Recipe& recipe) {
   for (const Key& key : schema()) {
-    if (key.required && !recipe.origins.places.contains(key.path)) {
+    const bool written = recipe.origins.places.contains(key.path);
+    if (!applies(key, recipe) && written) {
+      refuse(
+          recipe,
+          key.path,
+          fmt::format(
+              "{} {} has no such key; {} {}",
+              key.only.key,
+              value_of(recipe, key.only.key),
+              fmt::join(key.only.values, ", "),
+              key.only.values.size() == 1 ? "has" : "have"));
+    }
+    if (applies(key, recipe) && key.required && !written) {
       refuse(recipe, key.path, "required, but not there");
     }
   }
+}
+
+// The lines that begin `section` after the keys of `before`.
+std::string section_heads(std::string_view before, std::string_view section) {
+  if (section.empty() || section == before ||
+      before.starts_with(fmt::format("{}.", section))) {
+    return "";
+  }
+  const auto parent = section_of(section);
+  return section_heads(before, parent) +
+         fmt::format(
+             "{}{}:\n",
+             parent.empty() ? "" : "  ",
+             section.substr(parent.empty() ? 0 : parent.size() + 1));
 }
 
 std::string stem_of(const std::string& source) {
@@ -229,7 +257,7 @@ Recipe parse_recipe(
   for (const std::string& override_text : overrides) {
     apply_override(recipe, override_text);
   }
-  require_keys(recipe);
+  check_presence(recipe);
   if (recipe.name.empty()) {
     recipe.name = stem_of(source);
     const std::string fault = find_fault(*find_key("name"), recipe);
@@ -252,16 +280,17 @@ std::string to_yaml(const Recipe& recipe) {
   std::string text;
   std::string_view section;
   for (const Key& key : schema()) {
-    const size_t dot = key.path.find('.');
-    const bool nested = dot != std::string_view::npos;
-    if (nested && key.path.substr(0, dot) != section) {
-      section = key.path.substr(0, dot);
-      text += fmt::format("{}:\n", section);
+    if (!applies(key, recipe)) {
+      continue;
     }
+    const auto own = section_of(key.path);
+    text += section_heads(section, own);
+    section = own;
+    const auto depth = std::count(key.path.begin(), key.path.end(), '.');
     text += fmt::format(
         "{}{}: {}\n",
-        nested ? "  " : "",
-        nested ? key.path.substr(dot + 1) : key.path,
+        std::string(static_cast<size_t>(2 * depth), ' '),
+        key.path.substr(own.empty() ? 0 : own.size() + 1),
         value_of(recipe, key.path));
   }
   return text;

@@ -10,13 +10,25 @@
 
 namespace weft::recipes {
 
-/// What the keys mean stands in schema.cpp, from which docs/recipe.md is made.
+/// What the keys mean stands in schema_*.cpp, from which docs/recipe.md is made.
 struct MeshConfig {
   int64_t dp = -1;
   int64_t tp = 1;
   bool operator==(const MeshConfig&) const = default;
 };
 
+/// How rotary frequencies are stretched for sequences longer than those that a
+/// model was first trained on.
+struct RopeScalingConfig {
+  std::string rope_type = "none";
+  double factor = 8.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 8192;
+  bool operator==(const RopeScalingConfig&) const = default;
+};
+
+/// Which of these a model has stands in schema_model.cpp.
 struct ModelConfig {
   std::string type = "llama";
   int64_t dim = 0;
@@ -25,16 +37,29 @@ struct ModelConfig {
   int64_t kv_heads = 0;
   int64_t ffn_dim = 0;
   int64_t vocab_size = 256;
+  int64_t max_position_embeddings = 0;
   double rope_theta = 10000.0;
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
   double attention_dropout = 0;
+  double dropout = 0;
+  int64_t num_experts = 0;
+  int64_t num_experts_per_tok = 2;
+  double router_aux_loss_coef = 0.01;
+  double router_z_loss_coef = 0;
+  int64_t image_size = 8;
+  int64_t patch_size = 2;
+  int64_t channels = 1;
+  int64_t num_classes = 10;
+  RopeScalingConfig rope_scaling;
   bool operator==(const ModelConfig&) const = default;
 };
 
 struct TpConfig {
   bool sequence_parallel = true;
   bool loss_parallel = true;
+  /// `tp.async`, which is no name in C++.
+  std::string async_tp = "auto";
   bool operator==(const TpConfig&) const = default;
 };
 
@@ -73,8 +98,21 @@ struct TrainConfig {
   int64_t micro_batch_size = 0;
   double max_grad_norm = 1.0;
   std::string dtype = "float32";
+  double z_loss = 0;
+  double label_smoothing = 0;
+  std::string activation_checkpoint = "none";
+  std::vector<std::string> activation_checkpoint_modules;
   int64_t log_every = 10;
   bool operator==(const TrainConfig&) const = default;
+};
+
+/// Adapters of low rank, trained in place of the weights.
+struct LoraConfig {
+  int64_t rank = 0;
+  double alpha = 16.0;
+  double dropout = 0;
+  std::vector<std::string> targets;
+  bool operator==(const LoraConfig&) const = default;
 };
 
 struct OptimizerConfig {
@@ -157,6 +195,7 @@ struct Recipe {
   CommConfig comm;
   DataConfig data;
   TrainConfig train;
+  LoraConfig lora;
   OptimizerConfig optimizer;
   LrScheduleConfig lr_schedule;
   EvalConfig eval;

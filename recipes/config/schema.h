@@ -34,6 +34,13 @@ struct Range {
   std::optional<int64_t> special = std::nullopt;
 };
 
+/// Holds where `key`, one with choices, has one of `values`; without a key
+/// always.
+struct Condition {
+  std::string_view key = "";
+  std::vector<std::string_view> values = {};
+};
+
 /// One key of the recipe.
 struct Key {
   std::string_view path;
@@ -44,6 +51,9 @@ struct Key {
   /// Of a text: all that it may be; empty: anything.
   std::vector<std::string_view> choices = {};
   bool required = false;
+  /// Where the key means something; elsewhere it is refused, not required and
+  /// not written.
+  Condition only = {};
   /// What a default that is filled in later will be, e.g. "outputs/<name>".
   std::string_view later_default = "";
 };
@@ -61,6 +71,11 @@ std::span<const Section> sections();
 /// nullptr: there is no such key.
 const Key* find_key(std::string_view path);
 bool is_section(std::string_view path);
+/// "model.rope_scaling" of "model.rope_scaling.factor"; of a key at the top
+/// level "".
+std::string_view section_of(std::string_view path);
+/// Whether the key means something in `recipe`.
+bool applies(const Key& key, const Recipe& recipe);
 
 /// "whole number", "list of texts", ...
 std::string type_name(const Key& key);

@@ -85,14 +85,24 @@ std::string text_fault(const Key& key, const std::string& value) {
       write_value(value));
 }
 
-std::string list_fault(const std::vector<std::string>& value) {
-  if (value.empty()) {
+std::string list_fault(const Key& key, const std::vector<std::string>& value) {
+  if (value.empty() && key.required) {
     return "expected at least one, found an empty list";
   }
   const auto empty = std::find(value.begin(), value.end(), "");
   return empty == value.end()
              ? ""
              : fmt::format("[{}] is an empty text", empty - value.begin());
+}
+
+// With where the key means something.
+std::string full_doc(const Key& key) {
+  return key.only.key.empty() ? std::string(key.doc)
+                              : fmt::format(
+                                    "{} Only where {} is {}.",
+                                    key.doc,
+                                    key.only.key,
+                                    fmt::join(key.only.values, ", "));
 }
 
 std::string key_row(const Key& key) {
@@ -106,7 +116,7 @@ std::string key_row(const Key& key) {
       key.required || key.path == "name" ? fallback // words
                                          : fmt::format("`{}`", fallback),
       allowed.empty() ? "" : allowed,
-      key.doc);
+      full_doc(key));
 }
 
 std::string section_markdown(std::string_view name, std::string_view doc) {
@@ -117,10 +127,7 @@ std::string section_markdown(std::string_view name, std::string_view doc) {
       name.empty() ? "The run" : name,
       doc);
   for (const Key& key : schema()) {
-    const size_t dot = key.path.find('.');
-    const std::string_view section =
-        dot == std::string_view::npos ? "" : key.path.substr(0, dot);
-    if (section == name) {
+    if (section_of(key.path) == name) {
       text += key_row(key);
     }
   }
@@ -165,7 +172,7 @@ std::string find_fault(const Key& key, const Recipe& recipe) {
         if constexpr (std::is_same_v<Value, std::string>) {
           return text_fault(key, value);
         } else if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
-          return list_fault(value);
+          return list_fault(key, value);
         } else if constexpr (std::is_same_v<Value, std::array<double, 2>>) {
           const bool first = is_in(key.range, value[0]);
           return number_fault(
@@ -188,7 +195,7 @@ std::string schema_markdown() {
       "train.steps=20 'data.paths=[\"my/text\"]'`.\n"
       "Anchors, aliases, merge keys and tags are not supported; the file has "
       "at most 1 MiB and 32 levels.\n\n"
-      "This file is made from the schema in `recipes/config/schema.cpp`.\n";
+      "This file is made from the schema, `recipes/config/schema_*.cpp`.\n";
   text += section_markdown("", "Keys at the top level.");
   for (const Section& section : sections()) {
     text += section_markdown(section.name, section.doc);
@@ -206,7 +213,7 @@ std::string schema_help() {
         type_name(key),
         default_value(key),
         allowed.empty() ? "" : ", " + allowed,
-        key.doc);
+        full_doc(key));
   }
   return text;
 }

@@ -12,11 +12,6 @@
 namespace weft::recipes {
 namespace {
 
-std::string_view parent_of(std::string_view path) {
-  const size_t dot = path.rfind('.');
-  return dot == std::string_view::npos ? "" : path.substr(0, dot);
-}
-
 std::string_view leaf_of(std::string_view path) {
   const size_t dot = path.rfind('.');
   return dot == std::string_view::npos ? path : path.substr(dot + 1);
@@ -62,14 +57,14 @@ int64_t unlikeness(std::string_view written, std::string_view path) {
   if (leaf > limit || leaf >= static_cast<int64_t>(leaf_of(path).size())) {
     return kNone;
   }
-  const bool same_section = parent_of(written) == parent_of(path);
+  const bool same_section = section_of(written) == section_of(path);
   return 2 * leaf + (same_section ? 0 : 1);
 }
 
 std::string list_keys(std::string_view section) {
   std::vector<std::string_view> names;
   for (const std::string_view path : all_paths()) {
-    if (parent_of(path) == section) {
+    if (section_of(path) == section) {
       names.push_back(leaf_of(path));
     }
   }
@@ -118,7 +113,7 @@ std::string suggest_key(std::string_view path) {
   constexpr int64_t kAlike = 100;
   return unlikeness(path, *nearest) < kAlike
              ? fmt::format("did you mean {}?", *nearest)
-             : list_keys(parent_of(path));
+             : list_keys(section_of(path));
 }
 
 } // namespace weft::recipes

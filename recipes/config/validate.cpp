@@ -3,9 +3,8 @@
 #include <algorithm>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include "recipes/data/text_corpus.h"
+#include "recipes/config/validate_model.h"
 
 namespace weft::recipes {
 namespace {
@@ -58,75 +57,6 @@ void resolve_mesh(Recipe& recipe, int64_t world_size) {
   }
 }
 
-// "1, 2 or 4": what mesh.tp may be for these heads.
-std::string tp_choices(int64_t heads, int64_t kv_heads) {
-  std::vector<std::string> choices;
-  const int64_t most = std::min(heads, kv_heads);
-  for (int64_t tp = 1; tp <= most && choices.size() < 12; ++tp) {
-    if (heads % tp == 0 && kv_heads % tp == 0) {
-      choices.push_back(std::to_string(tp));
-    }
-  }
-  const std::string last = choices.back();
-  choices.pop_back();
-  return choices.empty()
-             ? last
-             : fmt::format("{} or {}", fmt::join(choices, ", "), last);
-}
-
-void check_heads(const Recipe& recipe, std::string_view key, int64_t heads) {
-  const int64_t tp = recipe.mesh.tp;
-  if (heads % tp != 0) {
-    refuse(
-        recipe,
-        key,
-        fmt::format(
-            "{} is not divisible by mesh.tp={}; with {} heads and {} kv heads "
-            "mesh.tp can be {}",
-            heads,
-            tp,
-            recipe.model.heads,
-            recipe.model.kv_heads,
-            tp_choices(recipe.model.heads, recipe.model.kv_heads)));
-  }
-}
-
-void resolve_model(Recipe& recipe) {
-  ModelConfig& model = recipe.model;
-  if (model.kv_heads == 0) {
-    model.kv_heads = model.heads;
-  }
-  if (model.dim % model.heads != 0) {
-    refuse(
-        recipe,
-        "model.dim",
-        fmt::format(
-            "{} is not divisible by model.heads={}", model.dim, model.heads));
-  }
-  if (model.dim / model.heads % 2 != 0) {
-    refuse(
-        recipe,
-        "model.dim",
-        fmt::format(
-            "{} / model.heads={} is {}, but rotary embeddings need an even "
-            "size of a head",
-            model.dim,
-            model.heads,
-            model.dim / model.heads));
-  }
-  if (model.heads % model.kv_heads != 0) {
-    refuse(
-        recipe,
-        "model.kv_heads",
-        fmt::format(
-            "model.heads={} is not divisible by {}",
-            model.heads,
-            model.kv_heads));
-  }
-  check_heads(recipe, "model.heads", model.heads);
-  check_heads(recipe, "model.kv_heads", model.kv_heads);
-}
-
 void check_link(
     const Recipe& recipe,
     std::string_view mesh_dim,
@@ -147,19 +77,6 @@ void check_link(
           lacks_bandwidth ? latency_us : bandwidth_gb_s,
           mesh_dim,
           lacks_bandwidth ? "bandwidth_gb_s" : "latency_us"));
-}
-
-void check_vocabulary(const Recipe& recipe) {
-  if (recipe.data.tokenizer == "byte" &&
-      recipe.model.vocab_size < TextCorpus::kVocabSize) {
-    refuse(
-        recipe,
-        "model.vocab_size",
-        fmt::format(
-            "{} is smaller than the vocabulary of data.tokenizer=byte, {}",
-            recipe.model.vocab_size,
-            TextCorpus::kVocabSize));
-  }
 }
 
 // "12 or 18": the multiples of `unit` around `value`.
@@ -195,6 +112,35 @@ void resolve_batch(Recipe& recipe) {
   }
 }
 
+void check_recomputed(const Recipe& recipe) {
+  const TrainConfig& train = recipe.train;
+  const bool named = !train.activation_checkpoint_modules.empty();
+  if (named != (train.activation_checkpoint == "selective")) {
+    refuse(
+        recipe,
+        named ? "train.activation_checkpoint_modules"
+              : "train.activation_checkpoint",
+        named ? fmt::format(
+                    "only train.activation_checkpoint=selective looks at it, "
+                    "and that is {}",
+                    train.activation_checkpoint)
+              : "selective needs train.activation_checkpoint_modules, such as "
+                "[\"model.layers.*.mlp\"]");
+  }
+}
+
+void check_adapters(const Recipe& recipe) {
+  if (recipe.lora.rank > 0 && recipe.lora.targets.empty()) {
+    refuse(
+        recipe,
+        "lora.rank",
+        fmt::format(
+            "{} without lora.targets; name the Linears that get an adapter, "
+            "such as [\"model.layers.*.self_attn.*\"]",
+            recipe.lora.rank));
+  }
+}
+
 void check_trace(const Recipe& recipe) {
   if (recipe.trace.steps > 0 && recipe.trace.first > recipe.train.steps) {
     refuse(
@@ -212,11 +158,12 @@ void check_trace(const Recipe& recipe) {
 void validate(Recipe& recipe, int64_t world_size) {
   resolve_mesh(recipe, world_size);
   resolve_model(recipe);
-  check_vocabulary(recipe);
   const auto& links = recipe.links;
   check_link(recipe, "dp", links.dp_latency_us, links.dp_bandwidth_gb_s);
   check_link(recipe, "tp", links.tp_latency_us, links.tp_bandwidth_gb_s);
   resolve_batch(recipe);
+  check_recomputed(recipe);
+  check_adapters(recipe);
   check_trace(recipe);
   if (recipe.output_dir.empty()) {
     recipe.output_dir = "outputs/" + recipe.name;

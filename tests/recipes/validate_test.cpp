@@ -57,9 +57,14 @@ TEST(Validate, NamesTheLineOfTheFile) {
 TEST(Validate, HeadsDivide) {
   EXPECT_EQ(resolved(1, {}).model.kv_heads, 4);
   EXPECT_EQ(
-      validation_refusal(4, {"mesh.tp=4", "model.kv_heads=2"}),
-      "override model.kv_heads=2: model.kv_heads: 2 is not divisible by "
-      "mesh.tp=4; with 4 heads and 2 kv heads mesh.tp can be 1 or 2");
+      validation_refusal(
+          6,
+          {"mesh.tp=6", "model.dim=96", "model.heads=12", "model.kv_heads=4"}),
+      "override model.kv_heads=4: model.kv_heads: 4 neither divides mesh.tp=6 "
+      "nor is a multiple of it; with 12 heads and 4 kv heads mesh.tp can be 1, "
+      "2, 4 or 12");
+  EXPECT_EQ(validation_refusal(4, {"mesh.tp=4", "model.kv_heads=2"}), "")
+      << "a kv head on two ranks";
   EXPECT_EQ(
       validation_refusal(1, {"model.kv_heads=3"}),
       "override model.kv_heads=3: model.kv_heads: model.heads=4 is not "

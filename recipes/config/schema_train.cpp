@@ -1,0 +1,148 @@
+#include "recipes/config/schema_keys.h"
+
+namespace weft::recipes::keys {
+
+std::vector<Key> data_keys() {
+  return {
+      {.path = "data.type",
+       .field = member<&Recipe::data, &DataConfig::type>,
+       .doc = "What the files hold. text: anything, for language models. "
+              "digits: scikit-learn's digits.csv.gz (`make digits`), for "
+              "models of images.",
+       .choices = {"text", "digits"}},
+      {.path = "data.paths",
+       .field = member<&Recipe::data, &DataConfig::paths>,
+       .doc = "Files, folders (with all below them, hidden ones left out) and "
+              "globs (`**` too), relative to the current directory.",
+       .required = true},
+      {.path = "data.tokenizer",
+       .field = member<&Recipe::data, &DataConfig::tokenizer>,
+       .doc = "How text becomes tokens; byte: every byte is one.",
+       .choices = {"byte"},
+       .only = {.key = "data.type", .values = {"text"}}},
+      {.path = "data.sequence_length",
+       .field = member<&Recipe::data, &DataConfig::sequence_length>,
+       .doc = "Length of a sample.",
+       .unit = "tokens",
+       .range = between(1, kMostSize),
+       .only = {.key = "data.type", .values = {"text"}}},
+  };
+}
+
+std::vector<Key> train_keys() {
+  return {
+      {.path = "train.steps",
+       .field = member<&Recipe::train, &TrainConfig::steps>,
+       .doc = "Optimizer steps.",
+       .range = between(1, kMostCount)},
+      {.path = "train.global_batch_size",
+       .field = member<&Recipe::train, &TrainConfig::global_batch_size>,
+       .doc = "Samples a step takes, over all replicas; a multiple of dp x "
+              "micro_batch_size, and that many times accumulated.",
+       .unit = "samples",
+       .range = between(1, kMostSize)},
+      {.path = "train.micro_batch_size",
+       .field = member<&Recipe::train, &TrainConfig::micro_batch_size>,
+       .doc = "Samples a replica takes at once. 0: global_batch_size / dp.",
+       .unit = "samples",
+       .range = or_else(0, between(1, kMostSize))},
+      {.path = "train.max_grad_norm",
+       .field = member<&Recipe::train, &TrainConfig::max_grad_norm>,
+       .doc = "Gradients are scaled down to this norm over all parameters. 0: "
+              "never.",
+       .range = at_least(0)},
+      {.path = "train.dtype",
+       .field = member<&Recipe::train, &TrainConfig::dtype>,
+       .doc = "Of computation. bfloat16: parameters that the optimizer "
+              "updates, their gradients and its state stay float32.",
+       .choices = {"float32", "bfloat16"}},
+      {.path = "train.z_loss",
+       .field = member<&Recipe::train, &TrainConfig::z_loss>,
+       .doc = "Weight of the loss that keeps logits small, the mean square of "
+              "their logsumexp. 0: none.",
+       .range = between(0, 1000)},
+      {.path = "train.label_smoothing",
+       .field = member<&Recipe::train, &TrainConfig::label_smoothing>,
+       .doc = "The part of a target that is spread over all classes; not in "
+              "the held-out loss.",
+       .range = between(0, 1)},
+      {.path = "train.activation_checkpoint",
+       .field = member<&Recipe::train, &TrainConfig::activation_checkpoint>,
+       .doc = "Forget what forward computed and compute it again in backward. "
+              "full: every block. selective: activation_checkpoint_modules.",
+       .choices = {"none", "full", "selective"}},
+      {.path = "train.activation_checkpoint_modules",
+       .field =
+           member<&Recipe::train, &TrainConfig::activation_checkpoint_modules>,
+       .doc = "Globs of the names of modules that selective computes again, "
+              "such as `model.layers.*.mlp`."},
+      {.path = "train.log_every",
+       .field = member<&Recipe::train, &TrainConfig::log_every>,
+       .doc = "A line of progress each so many steps, where there is no "
+              "terminal.",
+       .unit = "steps",
+       .range = between(1, kMostCount)},
+  };
+}
+
+std::vector<Key> lora_keys() {
+  return {
+      {.path = "lora.rank",
+       .field = member<&Recipe::lora, &LoraConfig::rank>,
+       .doc = "Of the updates. 0: no adapters.",
+       .range = between(0, kMostSize)},
+      {.path = "lora.alpha",
+       .field = member<&Recipe::lora, &LoraConfig::alpha>,
+       .doc = "Updates are scaled by alpha / rank.",
+       .range = above(0, 1e6)},
+      {.path = "lora.dropout",
+       .field = member<&Recipe::lora, &LoraConfig::dropout>,
+       .doc = "Probability that training drops an input of an adapter.",
+       .range = between(0, 0.999)},
+      {.path = "lora.targets",
+       .field = member<&Recipe::lora, &LoraConfig::targets>,
+       .doc = "Globs of the names of Linears, such as "
+              "`model.layers.*.self_attn.q_proj`."},
+  };
+}
+
+std::vector<Key> optimizer_keys() {
+  return {
+      {.path = "optimizer.type",
+       .field = member<&Recipe::optimizer, &OptimizerConfig::type>,
+       .doc = "The update rule.",
+       .choices = {"adamw"}},
+      {.path = "optimizer.lr",
+       .field = member<&Recipe::optimizer, &OptimizerConfig::lr>,
+       .doc = "Learning rate at the peak of the schedule.",
+       .range = between(0, 1000)},
+      {.path = "optimizer.betas",
+       .field = member<&Recipe::optimizer, &OptimizerConfig::betas>,
+       .doc = "Decay of the running averages of gradient and square.",
+       .range = {.least = 0, .most = 1, .most_excluded = true}},
+      {.path = "optimizer.eps",
+       .field = member<&Recipe::optimizer, &OptimizerConfig::eps>,
+       .doc = "Added to the denominator.",
+       .range = between(0, 1)},
+      {.path = "optimizer.weight_decay",
+       .field = member<&Recipe::optimizer, &OptimizerConfig::weight_decay>,
+       .doc = "Decoupled from the gradient.",
+       .range = between(0, 1000)},
+      {.path = "lr_schedule.type",
+       .field = member<&Recipe::lr_schedule, &LrScheduleConfig::type>,
+       .doc = "The way down from the peak to min_ratio.",
+       .choices = {"cosine", "linear", "constant"}},
+      {.path = "lr_schedule.warmup_steps",
+       .field = member<&Recipe::lr_schedule, &LrScheduleConfig::warmup_steps>,
+       .doc = "The rate grows linearly over the first so many steps.",
+       .unit = "steps",
+       .range = between(0, kMostCount)},
+      {.path = "lr_schedule.min_ratio",
+       .field = member<&Recipe::lr_schedule, &LrScheduleConfig::min_ratio>,
+       .doc = "The last step's rate as a part of the peak; constant ignores "
+              "it.",
+       .range = between(0, 1)},
+  };
+}
+
+} // namespace weft::recipes::keys
