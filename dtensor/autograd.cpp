@@ -4,112 +4,23 @@
 #include <string>
 #include <utility>
 
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
 
-#include "dtensor/comm_debug.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/graph_nodes.h"
-#include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
-#include "mesh/error.h"
 
 namespace weft::dtensor {
-
-DTensorImpl& require_dtensor_gradient(
-    const at::Tensor& grad,
-    const char* node_name) {
-  auto* impl = dtensor_impl(grad);
-  TORCH_CHECK_VALUE(
-      impl != nullptr,
-      "[",
-      node_name,
-      "] the gradient of a DTensor is a plain tensor of sizes ",
-      grad.sizes(),
-      ". Pass backward() a DTensor gradient (from_local or "
-      "distribute_tensor).");
-  return *impl;
-}
 
 namespace {
 
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-// Note [Gradients that share memory]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Autograd hands a gradient on without copying it, adds into one that nobody
-// else refers to, and lets a leaf keep it. It looks at reference counts, which
-// say nothing of the local tensors that a DTensor and its parts share. So the
-// nodes below, which make a new tensor over a gradient's memory, look
-// themselves: where somebody else may hold that gradient, nobody may add into
-// it, and a leaf gets a copy.
-bool is_shared_gradient(const at::Tensor& grad) {
-  const auto* impl = dtensor_impl(grad);
-  const auto& memory = impl ? impl->local() : grad;
-  // Derivative formulas return views of what they made, e.g. a product's t():
-  // such a view alone holds the tensor that it shows.
-  const bool holds_base = !memory.is_inference() && memory.is_view() &&
-                          memory._base().use_count() == 1;
-  return grad.use_count() > 1 || memory.use_count() > 1 ||
-         (memory.has_storage() &&
-          memory.storage().use_count() > (holds_base ? 2 : 1));
-}
-
-void forbid_inplace_accumulation(const at::Tensor& grad) {
-  if (auto* impl = dtensor_impl(grad)) {
-    impl->forbid_inplace_accumulation();
-  }
-}
-
-// `result` lies in the memory of `grad`, which others may hold.
-at::Tensor
-share_gradient(const Node& node, const at::Tensor& grad, at::Tensor result) {
-  const auto* next = node.next_edge(0).function.get();
-  if (dynamic_cast<const torch::autograd::AccumulateGrad*>(next)) {
-    return result.clone();
-  }
-  forbid_inplace_accumulation(grad);
-  forbid_inplace_accumulation(result);
-  return result;
-}
-
 // A DTensorSpec of no mesh is made with a mesh of its own: nodes have none
 // until they get theirs.
 using LateSpec = std::optional<DTensorSpec>;
-
-struct RedistributeBackward final : Node {
-  LateSpec target;
-  std::string label;
-  std::string module;
-  bool is_implicit = false;
-  at::ScalarType dtype = at::kFloat;
-  TravelDtypes travel;
-
-  std::string name() const override { return "RedistributeBackward"; }
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return {at::Tensor()};
-    }
-    auto& impl = require_dtensor_gradient(grads[0], "redistribute backward");
-    const detail::ModuleScope in_module(module);
-    const bool shared = is_shared_gradient(grads[0]);
-    auto result = redistribute_as(
-        grads[0],
-        *target,
-        label,
-        dtype,
-        {travel.backward, travel.forward},
-        is_implicit);
-    const bool aliases =
-        !result.is_same(grads[0]) &&
-        dtensor_impl(result)->local().is_alias_of(impl.local());
-    return {
-        shared && aliases ? share_gradient(*this, grads[0], std::move(result))
-                          : result};
-  }
-};
 
 struct ToLocalBackward final : Node {
   LateSpec grad_spec;
@@ -220,69 +131,13 @@ at::Tensor find_shared(DTensorImpl& impl, const DTensorImpl::Shared& wanted) {
 
 } // namespace
 
-at::Tensor redistribute_as(
-    const at::Tensor& dtensor,
-    const DTensorSpec& to,
-    std::string_view name,
-    at::ScalarType result,
-    const TravelDtypes& travel,
-    bool is_implicit) {
-  auto* impl = dtensor_impl(dtensor);
-  if (impl->spec() == to && dtensor.scalar_type() == result) {
-    return dtensor;
-  }
-  require_values(dtensor, name);
-  at::Tensor output;
-  {
-    at::AutoDispatchBelowADInplaceOrView below;
-    const detail::MoveScope move(dtensor, impl->spec(), to, is_implicit);
-    const auto& local = impl->local();
-    output = make_dtensor(
-        redistribute_across(
-            travel.forward ? local.to(*travel.forward) : local,
-            impl->sizes(),
-            impl->spec(),
-            to,
-            name)
-            .to(result),
-        to,
-        impl->sizes(),
-        impl->strides());
-  }
-  if (records_graph(dtensor)) {
-    record_redistribution(dtensor, output, name, travel, is_implicit);
-  }
-  return output;
-}
-
-void record_redistribution(
-    const at::Tensor& input,
-    at::Tensor& output,
-    std::string_view name,
-    const TravelDtypes& travel,
-    bool is_implicit) {
-  auto* node = record<RedistributeBackward>(input, output);
-  node->target = dtensor_impl(input)->spec().without_partial();
-  node->label = name;
-  node->module = detail::current_module();
-  node->is_implicit = is_implicit;
-  node->dtype = input.scalar_type();
-  node->travel = travel;
-}
-
-at::Tensor redistribute_to(
-    const at::Tensor& dtensor,
-    const DTensorSpec& to,
-    std::string_view name) {
-  return redistribute_as(dtensor, to, name, dtensor.scalar_type());
-}
-
 at::Tensor enter_local(
     const at::Tensor& dtensor,
     const DTensorSpec& want,
     const Placements& grad,
     std::string_view name,
-    bool asked) {
+    bool asked,
+    bool in_two_steps) {
   auto* impl = dtensor_impl(dtensor);
   require_values(dtensor, name);
   const bool graph = records_graph(dtensor);
@@ -309,6 +164,9 @@ at::Tensor enter_local(
   }
   auto placed =
       redistribute_as(dtensor, want, name, dtensor.scalar_type(), {}, !asked);
+  if (graph && in_two_steps && !placed.is_same(dtensor)) {
+    send_gradient_early(placed);
+  }
   auto local = to_local_recorded(placed, grad_spec, name);
   if (graph) {
     entry.weak =
@@ -321,6 +179,14 @@ at::Tensor enter_local(
   }
   impl->shared.push_back(std::move(entry));
   return local;
+}
+
+std::optional<uint64_t> late_turn_of(const at::Tensor& entered) {
+  const auto& leaving = entered.grad_fn();
+  if (!leaving || leaving->num_outputs() == 0) {
+    return std::nullopt;
+  }
+  return turn_of(leaving->next_edge(0).function.get());
 }
 
 at::Tensor leave_local(

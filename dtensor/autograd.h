@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string_view>
 
@@ -21,14 +22,22 @@ at::Tensor redistribute_to(
 /// will lie as `grad` says. Calls that ask the same of the same version of one
 /// tensor share one result: see Note [Shared redistribution].
 /// `asked`: the user or a style said that the tensor is to lie so; otherwise
-/// moving it is implicit, see ExplicitRedistribution.
+/// moving it is implicit, see ExplicitRedistribution. `in_two_steps`: backward,
+/// the gradient's move is started before the nodes that ask for a
+/// late_turn_of() what is handed out run, and waited for after them.
 /// Collective: all ranks of the mesh, unless the tensor lies so already.
 at::Tensor enter_local(
     const at::Tensor& dtensor,
     const DTensorSpec& want,
     const Placements& grad,
     std::string_view name,
-    bool asked = false);
+    bool asked = false,
+    bool in_two_steps = false);
+
+/// A place in backward's order: after the gradient of `entered`, which
+/// enter_local() handed out, has been sent, before it has arrived. None unless
+/// it moves in two steps. See Note [Late nodes].
+std::optional<uint64_t> late_turn_of(const at::Tensor& entered);
 
 /// Wraps the local result of a region. The gradient that arrives is brought to
 /// `grad` (default: `spec` with Partial replaced by Replicate) before its local

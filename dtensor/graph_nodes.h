@@ -6,7 +6,6 @@
 #include <type_traits>
 #include <utility>
 
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
 
 #include "dtensor/dtensor_impl.h"
@@ -17,14 +16,14 @@ namespace weft::dtensor {
 using NodePointer = decltype(torch::autograd::impl::grad_accumulator(
     std::declval<const at::Tensor&>()));
 
-template <class T>
-std::pair<NodePointer, T*> make_node() {
+template <class T, class... Args>
+std::pair<NodePointer, T*> make_node(Args&&... args) {
   using torch::autograd::Node;
   if constexpr (std::is_same_v<NodePointer, std::shared_ptr<Node>>) {
-    auto* node = new T();
+    auto* node = new T(std::forward<Args>(args)...);
     return {NodePointer(node, [](Node* n) { delete n; }), node};
   } else {
-    auto pointer = c10::make_intrusive<T>();
+    auto pointer = c10::make_intrusive<T>(std::forward<Args>(args)...);
     auto* node = pointer.get();
     return {std::move(pointer), node};
   }
@@ -48,6 +47,16 @@ T* record(const at::Tensor& input, at::Tensor& output) {
 DTensorImpl& require_dtensor_gradient(
     const at::Tensor& grad,
     const char* node_name);
+
+/// Whether somebody but the caller may hold the memory of a gradient: see
+/// Note [Gradients that share memory].
+bool is_shared_gradient(const at::Tensor& grad);
+/// What `node` may return of a result that lies in the memory of `grad`, which
+/// others may hold.
+at::Tensor share_gradient(
+    const torch::autograd::Node& node,
+    const at::Tensor& grad,
+    at::Tensor result);
 
 /// In which dtypes values travel: forward, and their gradients backward; the
 /// tensor's own where nothing is said.
@@ -75,5 +84,11 @@ void record_redistribution(
     std::string_view name,
     const TravelDtypes& travel,
     bool is_implicit = false);
+
+/// After redistribute_as(): from now on a node of its own sends `output`'s
+/// gradient. See Note [Late nodes].
+void send_gradient_early(at::Tensor& output);
+/// The place in backward's order behind `node`, if that sends a gradient.
+std::optional<uint64_t> turn_of(const torch::autograd::Node* node);
 
 } // namespace weft::dtensor

@@ -126,21 +126,14 @@ struct PendingRedistribution::State {
   std::string name;
   TravelDtypes travel;
   bool records = false;
-  std::optional<RedistributeRun> run;
-  mesh::Work work;
+  std::optional<StartedRedistribution> run;
   at::Tensor result;
 
   at::Tensor finish() {
     at::Tensor output;
-    const auto* impl = dtensor_impl(source);
     {
       at::AutoDispatchBelowADInplaceOrView below;
-      if (run->message()) {
-        work.wait();
-        run->advance();
-      }
-      output =
-          make_dtensor(run->result(), target, impl->sizes(), impl->strides());
+      output = run->finish();
     }
     own_memory(source, output);
     if (records) {
@@ -166,7 +159,7 @@ at::Tensor PendingRedistribution::wait() {
 
 bool PendingRedistribution::is_completed() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->result.defined() || state_->work.is_completed();
+  return state_->result.defined() || state_->run->is_completed();
 }
 
 PendingRedistribution redistribute_async(
@@ -187,20 +180,7 @@ PendingRedistribution redistribute_async(
   }
   require_values(dtensor, state->name);
   const at::AutoDispatchBelowADInplaceOrView below;
-  state->run.emplace(
-      dtensor_impl(dtensor)->local().to(dtype),
-      dtensor.sizes(),
-      spec,
-      state->target,
-      state->name);
-  while (state->run->message()) {
-    state->work = send(*state->run->message(), state->name);
-    if (state->run->is_last_message()) {
-      break;
-    }
-    state->work.wait();
-    state->run->advance();
-  }
+  state->run.emplace(dtensor, state->target, dtype, state->name);
   return PendingRedistribution(std::move(state));
 }
 

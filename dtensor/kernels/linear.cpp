@@ -9,14 +9,15 @@
 #include <optional>
 #include <tuple>
 
-#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/torch.h>
 
+#include "dtensor/async_tp.h"
 #include "dtensor/autograd.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/graph_nodes.h"
 #include "dtensor/kernels/kernels.h"
+#include "dtensor/kernels/linear_backward.h"
 #include "dtensor/mesh_arguments.h"
 #include "dtensor/parameter_info.h"
 
@@ -67,22 +68,22 @@ LinearPlacements plan_linear(
   return plan;
 }
 
-// What plan_linear() says, as entries of the mesh's table.
-struct LinearPlan {
-  using Entry = const DTensorSpec::Entry*;
-  Entry weight, bias, input, output;
-  Entry weight_grad, bias_grad, input_grad, output_grad;
-
-  LinearPlan(const DTensorSpec& spec, const LinearPlacements& placements)
-      : weight(spec.with(placements.weight).id()),
-        bias(spec.with(placements.bias).id()),
-        input(spec.with(placements.input).id()),
-        output(spec.with(placements.output).id()),
-        weight_grad(spec.with(placements.weight_grad).id()),
-        bias_grad(spec.with(placements.bias_grad).id()),
-        input_grad(spec.with(placements.input_grad).id()),
-        output_grad(spec.with(placements.output).without_partial().id()) {}
-};
+LinearPlan entries_of(
+    const DTensorSpec& spec,
+    const LinearPlacements& placements) {
+  const auto entry = [&](const Placements& where) {
+    return spec.with(where).id();
+  };
+  return {
+      .weight = entry(placements.weight),
+      .bias = entry(placements.bias),
+      .input = entry(placements.input),
+      .output = entry(placements.output),
+      .weight_grad = entry(placements.weight_grad),
+      .bias_grad = entry(placements.bias_grad),
+      .input_grad = entry(placements.input_grad),
+      .output_grad = spec.with(placements.output).without_partial().id()};
+}
 
 // The plans of a mesh, by where weight and input lie and the input's dims: as
 // many as a model's layers have kinds of.
@@ -98,7 +99,7 @@ class LinearPlans {
     if (it == plans_.end()) {
       const auto placements =
           plan_linear(weight.placements(), input.placements(), input_ndim);
-      it = plans_.emplace(key, LinearPlan(weight, placements)).first;
+      it = plans_.emplace(key, entries_of(weight, placements)).first;
     }
     return it->second;
   }
@@ -115,108 +116,6 @@ c10::DimVector output_sizes(const at::Tensor& input, const at::Tensor& weight) {
   sizes.back() = weight.size(0);
   return sizes;
 }
-
-at::Tensor rows_of(const at::Tensor& tensor) {
-  const int64_t columns = tensor.size(-1);
-  int64_t rows = 1;
-  for (const int64_t size : tensor.sizes().slice(0, tensor.dim() - 1)) {
-    rows *= size;
-  }
-  return tensor.dim() == 2 ? tensor : tensor.reshape({rows, columns});
-}
-
-// Note [Linear in place]
-// ~~~~~~~~~~~~~~~~~~~~~~
-// Where the weight and the bias lie as linear() wants them, it needs no region
-// of recorded local tensors: the op runs below autograd and one node takes the
-// place of libtorch's own for t() and mm and of those that enter and leave a
-// region. Its gradients are the same products of the same local tensors. An
-// input that lies elsewhere enters as in a region, so that all who ask for it
-// share one move: the node then stands on its local tensor. What is to be moved
-// (an outer gradient), or recorded (create_graph), goes through a region.
-struct LinearBackward final : torch::autograd::Node {
-  using Entry = LinearPlan::Entry;
-  /// A DTensor, or the local tensor of one that entered.
-  torch::autograd::SavedVariable input;
-  torch::autograd::SavedVariable weight;
-  /// In the mesh, which what is saved holds.
-  const LinearPlan* plan = nullptr;
-
-  std::string name() const override { return "LinearBackward"; }
-
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    input.reset_data();
-    weight.reset_data();
-  }
-
-  torch::autograd::variable_list apply(
-      torch::autograd::variable_list&& grads) override {
-    torch::autograd::variable_list results(3);
-    if (!grads[0].defined()) {
-      return results;
-    }
-    const std::lock_guard lock(mutex_);
-    const auto x = input.unpack();
-    const auto w = weight.unpack();
-    require_dtensor_gradient(grads[0], "linear backward");
-    const auto grad =
-        rows_of(enter(grads[0], plan->output_grad, plan->output, w));
-    // Nobody records: straight to the local tensors' kernels.
-    std::optional<at::AutoDispatchBelowADInplaceOrView> below;
-    if (!at::GradMode::is_enabled()) {
-      below.emplace();
-    }
-    const auto* x_impl = dtensor_impl(x);
-    if (task_should_compute_output(0)) {
-      const auto product =
-          grad.mm(enter(w, plan->weight, plan->weight_grad, w));
-      const auto& local = x_impl ? x_impl->local() : x;
-      const auto dx = x.dim() == 2 ? product : product.view(local.sizes());
-      results[0] =
-          x_impl ? leave(dx, plan->input_grad, x.sizes(), x.strides(), w) : dx;
-    }
-    if (task_should_compute_output(1)) {
-      const auto rows =
-          rows_of(x_impl ? enter(x, plan->input, plan->input_grad, w) : x);
-      results[1] = leave(
-          grad.t().mm(rows), plan->weight_grad, w.sizes(), w.strides(), w);
-    }
-    if (task_should_compute_output(2)) {
-      results[2] =
-          leave(grad.sum(0), plan->bias_grad, w.sizes().slice(0, 1), {1}, w);
-    }
-    return results;
-  }
-
- private:
-  // `w` gives the mesh and the name.
-  static at::Tensor
-  enter(const at::Tensor& tensor, Entry want, Entry grad, const at::Tensor& w) {
-    const auto* impl = dtensor_impl(tensor);
-    if (!at::GradMode::is_enabled() && impl->spec().id() == want) {
-      return impl->local();
-    }
-    const auto& mesh = spec_of(w).mesh();
-    return enter_local(
-        tensor,
-        DTensorSpec(mesh, want),
-        DTensorSpec(mesh, grad).placements(),
-        label("linear", w));
-  }
-
-  static at::Tensor leave(
-      const at::Tensor& local,
-      Entry spec,
-      c10::IntArrayRef sizes,
-      c10::IntArrayRef strides,
-      const at::Tensor& w) {
-    const DTensorSpec where(spec_of(w).mesh(), spec);
-    return at::GradMode::is_enabled()
-               ? leave_local(local, where, sizes, strides, label("linear", w))
-               : make_dtensor(local, where, sizes, strides);
-  }
-};
 
 bool lies_ready(const at::Tensor& tensor, LinearPlan::Entry want) {
   const auto* impl = dtensor_impl(tensor);
@@ -251,12 +150,7 @@ at::Tensor linear_in_place(
   }
   if (records_graph(x) || records_graph(w) ||
       (b.defined() && records_graph(b))) {
-    auto [pointer, node] = make_node<LinearBackward>();
-    node->set_next_edges(torch::autograd::collect_next_edges(x, w, b));
-    node->input = torch::autograd::SavedVariable(x, /*is_output=*/false);
-    node->weight = torch::autograd::SavedVariable(w, /*is_output=*/false);
-    node->plan = &plan;
-    torch::autograd::create_gradient_edge(output, std::move(pointer));
+    record_linear(x, w, b, plan, output);
   }
   return output;
 }
@@ -267,13 +161,15 @@ at::Tensor enter_as(
     LinearPlan::Entry want,
     LinearPlan::Entry grad,
     const std::string& name,
-    bool asked = false) {
+    bool asked = false,
+    bool in_two_steps = false) {
   return enter_local(
       tensor,
       DTensorSpec(spec.mesh(), want),
       DTensorSpec(spec.mesh(), grad).placements(),
       name,
-      asked);
+      asked,
+      in_two_steps);
 }
 
 // `x_local`: as it entered. `b`: undefined where the bias is added to the
@@ -344,7 +240,8 @@ at::Tensor linear(
         plan.input,
         plan.input_grad,
         name,
-        /*asked=*/layout.input.has_value());
+        /*asked=*/layout.input.has_value(),
+        /*in_two_steps=*/async_tp(spec.mesh()) != AsyncTp::kOff);
     output = in_place && x_local.is_contiguous()
                  ? linear_in_place(x_local, w, inside, sizes, spec, plan)
                  : linear_region(x_local, w, inside, sizes, spec, plan, name);

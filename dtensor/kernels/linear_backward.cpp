@@ -1,0 +1,210 @@
+#include "dtensor/kernels/linear_backward.h"
+
+#include <optional>
+
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/torch.h>
+
+#include "dtensor/autograd.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/graph_nodes.h"
+#include "dtensor/kernels/kernels.h"
+
+namespace weft::dtensor::kernels {
+namespace {
+
+at::Tensor rows_of(const at::Tensor& tensor) {
+  const int64_t columns = tensor.size(-1);
+  int64_t rows = 1;
+  for (const int64_t size : tensor.sizes().slice(0, tensor.dim() - 1)) {
+    rows *= size;
+  }
+  return tensor.dim() == 2 ? tensor : tensor.reshape({rows, columns});
+}
+
+struct LinearNode : torch::autograd::Node {
+  using torch::autograd::Node::Node;
+  using Entry = LinearPlan::Entry;
+  /// A DTensor, or the local tensor of one that entered.
+  torch::autograd::SavedVariable input;
+  torch::autograd::SavedVariable weight;
+  /// In the mesh, which what is saved holds.
+  const LinearPlan* plan = nullptr;
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    input.reset_data();
+    weight.reset_data();
+  }
+
+ protected:
+  /// dy [N, out] of the rows of y.
+  at::Tensor output_gradient(const at::Tensor& grad, const at::Tensor& w) {
+    require_dtensor_gradient(grad, "linear backward");
+    return rows_of(enter(grad, plan->output_grad, plan->output, w));
+  }
+
+  at::Tensor input_gradient(
+      const at::Tensor& grad,
+      const at::Tensor& x,
+      const at::Tensor& w) {
+    const auto* x_impl = dtensor_impl(x);
+    const auto product = grad.mm(enter(w, plan->weight, plan->weight_grad, w));
+    const auto& local = x_impl ? x_impl->local() : x;
+    const auto dx = x.dim() == 2 ? product : product.view(local.sizes());
+    return x_impl ? leave(dx, plan->input_grad, x.sizes(), x.strides(), w) : dx;
+  }
+
+  at::Tensor weight_gradient(
+      const at::Tensor& grad,
+      const at::Tensor& x,
+      const at::Tensor& w) {
+    const auto rows = rows_of(
+        dtensor_impl(x) ? enter(x, plan->input, plan->input_grad, w) : x);
+    return leave(
+        grad.t().mm(rows), plan->weight_grad, w.sizes(), w.strides(), w);
+  }
+
+  at::Tensor bias_gradient(const at::Tensor& grad, const at::Tensor& w) {
+    return leave(grad.sum(0), plan->bias_grad, w.sizes().slice(0, 1), {1}, w);
+  }
+
+ private:
+  // `w` gives the mesh and the name.
+  static at::Tensor
+  enter(const at::Tensor& tensor, Entry want, Entry grad, const at::Tensor& w) {
+    const auto* impl = dtensor_impl(tensor);
+    if (!at::GradMode::is_enabled() && impl->spec().id() == want) {
+      return impl->local();
+    }
+    const auto& mesh = spec_of(w).mesh();
+    return enter_local(
+        tensor,
+        DTensorSpec(mesh, want),
+        DTensorSpec(mesh, grad).placements(),
+        label("linear", w));
+  }
+
+  static at::Tensor leave(
+      const at::Tensor& local,
+      Entry spec,
+      c10::IntArrayRef sizes,
+      c10::IntArrayRef strides,
+      const at::Tensor& w) {
+    const DTensorSpec where(spec_of(w).mesh(), spec);
+    return at::GradMode::is_enabled()
+               ? leave_local(local, where, sizes, strides, label("linear", w))
+               : make_dtensor(local, where, sizes, strides);
+  }
+};
+
+// Where nobody records: straight to the local tensors' kernels.
+struct BelowUnlessRecorded {
+  std::optional<at::AutoDispatchBelowADInplaceOrView> guard;
+
+  BelowUnlessRecorded() {
+    if (!at::GradMode::is_enabled()) {
+      guard.emplace();
+    }
+  }
+};
+
+// The gradients of weight and bias, which nothing waits for: see
+// Note [Late nodes].
+struct LinearWeightBackward final : LinearNode {
+  using LinearNode::LinearNode;
+
+  std::string name() const override { return "LinearWeightBackward"; }
+
+  torch::autograd::variable_list apply(
+      torch::autograd::variable_list&& grads) override {
+    torch::autograd::variable_list results(2);
+    if (!grads[0].defined()) {
+      return results;
+    }
+    const std::lock_guard lock(mutex_);
+    const auto x = input.unpack();
+    const auto w = weight.unpack();
+    const auto grad = output_gradient(grads[0], w);
+    const BelowUnlessRecorded below;
+    if (task_should_compute_output(0)) {
+      results[0] = weight_gradient(grad, x, w);
+    }
+    if (task_should_compute_output(1)) {
+      results[1] = bias_gradient(grad, w);
+    }
+    return results;
+  }
+};
+
+// Edges to x, weight and bias; or to x and a LinearWeightBackward.
+struct LinearBackward final : LinearNode {
+  bool weight_is_late = false;
+
+  std::string name() const override { return "LinearBackward"; }
+
+  torch::autograd::variable_list apply(
+      torch::autograd::variable_list&& grads) override {
+    torch::autograd::variable_list results(weight_is_late ? 2 : 3);
+    if (!grads[0].defined()) {
+      return results;
+    }
+    const std::lock_guard lock(mutex_);
+    const auto x = input.unpack();
+    const auto w = weight.unpack();
+    const auto grad = output_gradient(grads[0], w);
+    const BelowUnlessRecorded below;
+    if (task_should_compute_output(0)) {
+      results[0] = input_gradient(grad, x, w);
+    }
+    if (weight_is_late) {
+      results[1] = grads[0];
+      return results;
+    }
+    if (task_should_compute_output(1)) {
+      results[1] = weight_gradient(grad, x, w);
+    }
+    if (task_should_compute_output(2)) {
+      results[2] = bias_gradient(grad, w);
+    }
+    return results;
+  }
+};
+
+void save_for_linear(
+    LinearNode& node,
+    const at::Tensor& x,
+    const at::Tensor& w,
+    const LinearPlan& plan) {
+  node.input = torch::autograd::SavedVariable(x, /*is_output=*/false);
+  node.weight = torch::autograd::SavedVariable(w, /*is_output=*/false);
+  node.plan = &plan;
+}
+
+} // namespace
+
+void record_linear(
+    const at::Tensor& x,
+    const at::Tensor& w,
+    const at::Tensor& b,
+    const LinearPlan& plan,
+    at::Tensor& output) {
+  auto [pointer, node] = make_node<LinearBackward>();
+  save_for_linear(*node, x, w, plan);
+  auto edges = torch::autograd::collect_next_edges(x, w, b);
+  const auto turn = edges[1].is_valid() || edges[2].is_valid() ? late_turn_of(x)
+                                                               : std::nullopt;
+  if (turn) {
+    auto [late_pointer, late] = make_node<LinearWeightBackward>(*turn);
+    save_for_linear(*late, x, w, plan);
+    late->set_next_edges({edges[1], edges[2]});
+    late->add_input_metadata(output);
+    edges = {edges[0], torch::autograd::Edge(std::move(late_pointer), 0)};
+    node->weight_is_late = true;
+  }
+  node->set_next_edges(std::move(edges));
+  torch::autograd::create_gradient_edge(output, std::move(pointer));
+}
+
+} // namespace weft::dtensor::kernels
