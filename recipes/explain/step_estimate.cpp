@@ -13,8 +13,8 @@
 #include "recipes/config/validate.h"
 #include "recipes/explain/measured.h"
 #include "recipes/explain/memory_meter.h"
-#include "recipes/train/train_job.h"
 #include "recipes/train/planner_links.h"
+#include "recipes/train/train_job.h"
 
 namespace weft::recipes {
 namespace {
@@ -37,7 +37,7 @@ class DryRun {
             at::TensorOptions(at::kLong).device(at::kMeta)),
         job_.mesh["tp"],
         {dtensor::Replicate()});
-    return token_loss((*job_.ddp)(tokens), tokens, global_tokens());
+    return training_loss(recipe_, *job_.model, (*job_.ddp)(tokens), tokens);
   }
 
   void update(const at::Tensor& loss) {

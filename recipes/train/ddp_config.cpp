@@ -30,7 +30,8 @@ ddp::BucketMode mode_of(const std::string& name) {
 
 } // namespace
 
-ddp::DistributedDataParallelOptions ddp_options(const DdpConfig& config) {
+ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe) {
+  const auto& config = recipe.ddp;
   ddp::DistributedDataParallelOptions options;
   options.bucket_cap_mb = config.bucket_cap_mb;
   options.reduce_op =
@@ -43,7 +44,10 @@ ddp::DistributedDataParallelOptions ddp_options(const DdpConfig& config) {
   options.batched_grad_copy = config.batched_grad_copy;
   options.static_graph = config.static_graph;
   options.check_for_nan_in_grad = config.check_for_nan_in_grad;
-  const auto param_dtype = dtype_of(config.param_dtype);
+  const auto param_dtype = dtype_of(
+      config.param_dtype == "none" && recipe.train.dtype != "float32"
+          ? recipe.train.dtype
+          : config.param_dtype);
   const auto reduce_dtype = dtype_of(config.reduce_dtype);
   if (param_dtype || reduce_dtype) {
     options.mixed_precision = ddp::MixedPrecision{

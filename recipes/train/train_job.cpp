@@ -1,21 +1,18 @@
 #include "recipes/train/train_job.h"
 
 #include "dtensor/deferred_init.h"
+#include "dtensor/losses.h"
 #include "dtensor/scopes.h"
 #include "recipes/models/registry.h"
 #include "recipes/train/ddp_config.h"
+#include "recipes/train/recompute.h"
 
 namespace weft::recipes {
 namespace {
 
 std::shared_ptr<Model> build_deferred(const Recipe& recipe) {
   const dtensor::DeferredInit scope;
-  auto model = make_model(recipe);
-  // Not through libtorch's default dtype, which all threads share.
-  if (recipe.train.dtype == "bfloat16") {
-    model->to(at::kBFloat16);
-  }
-  return model;
+  return make_model(recipe);
 }
 
 torch::optim::AdamWOptions adamw_options(const Recipe& recipe) {
@@ -24,6 +21,17 @@ torch::optim::AdamWOptions adamw_options(const Recipe& recipe) {
       .betas({adamw.betas[0], adamw.betas[1]})
       .eps(adamw.eps)
       .weight_decay(adamw.weight_decay);
+}
+
+at::Tensor summed_loss(
+    const at::Tensor& logits,
+    const at::Tensor& targets,
+    dtensor::CrossEntropyOptions options = {}) {
+  options.reduction = at::Reduction::Sum;
+  // Every rank of the tp mesh has the targets of its replica.
+  const dtensor::ImplicitReplication whole_targets;
+  return dtensor::cross_entropy(
+      logits.flatten(0, -2), targets.reshape(-1), options);
 }
 
 } // namespace
@@ -37,7 +45,7 @@ TrainJob make_train_job(
   job.model = build_deferred(recipe);
   tp::parallelize_module(*job.model, mesh["tp"], model_plan(recipe));
   job.ddp = std::make_unique<ddp::DistributedDataParallel<Model>>(
-      job.model, mesh["dp"], ddp_options(recipe.ddp));
+      job.model, mesh["dp"], ddp_options(recipe));
   dtensor::materialize(
       *job.model,
       static_cast<uint64_t>(recipe.seed),
@@ -46,6 +54,7 @@ TrainJob make_train_job(
     job.loss_scale = static_cast<double>(mesh.size("dp"));
     job.ddp->register_comm_hook(std::move(hook));
   }
+  recompute_activations(recipe, *job.model);
   job.optimizer = std::make_unique<FusedAdamW>(
       job.model->parameters(), adamw_options(recipe));
   return job;
@@ -94,18 +103,35 @@ void adopt_state(
   }
 }
 
+int64_t targets_per_step(const Recipe& recipe) {
+  const int64_t samples = recipe.train.global_batch_size;
+  return recipe.data.type == "text" ? samples * recipe.data.sequence_length
+                                    : samples;
+}
+
 at::Tensor token_loss(
     const at::Tensor& logits,
     const at::Tensor& targets,
-    int64_t tokens) {
-  namespace F = torch::nn::functional;
-  // Every rank of the tp mesh has the targets of its replica.
-  const dtensor::ImplicitReplication whole_targets;
-  return F::cross_entropy(
-             logits.flatten(0, 1),
-             targets.reshape(-1),
-             F::CrossEntropyFuncOptions().reduction(torch::kSum)) /
-         static_cast<double>(tokens);
+    int64_t targets_in_all) {
+  return summed_loss(logits, targets) / static_cast<double>(targets_in_all);
+}
+
+at::Tensor training_loss(
+    const Recipe& recipe,
+    Model& model,
+    const at::Tensor& logits,
+    const at::Tensor& targets) {
+  const auto loss = summed_loss(
+                        logits,
+                        targets,
+                        {.label_smoothing = recipe.train.label_smoothing,
+                         .z_loss = recipe.train.z_loss}) /
+                    static_cast<double>(targets_per_step(recipe));
+  const auto auxiliary = model.auxiliary_loss();
+  return auxiliary.defined()
+             ? loss + auxiliary /
+                          static_cast<double>(recipe.train.global_batch_size)
+             : loss;
 }
 
 } // namespace weft::recipes

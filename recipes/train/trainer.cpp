@@ -72,7 +72,7 @@ Trainer::Trainer(Recipe recipe, const mesh::World& world)
       job_(make_train_job(recipe_, make_mesh(recipe_, world))) {}
 
 int64_t Trainer::global_tokens() const {
-  return recipe_.train.global_batch_size * recipe_.data.sequence_length;
+  return targets_per_step(recipe_);
 }
 
 double Trainer::sum_over_replicas(double value) {
@@ -104,7 +104,8 @@ at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
   {
     const auto phase = span("forward");
     const auto here = to_device(batch, world_.device());
-    loss = token_loss((*job_.ddp)(here.tokens), here.targets, global_tokens());
+    loss = training_loss(
+        recipe_, *job_.model, (*job_.ddp)(here.tokens), here.targets);
   }
   const auto phase = span("backward");
   (job_.loss_scale == 1.0 ? loss : loss * job_.loss_scale).backward();
@@ -195,8 +196,7 @@ double Trainer::evaluate() {
     for (int64_t a = 0; a < loader_.accumulation_steps(); ++a) {
       const auto batch = to_device(loader_.heldout(b, a), world_.device());
       sum +=
-          token_loss(
-              job_.model->forward(batch.tokens), batch.targets, global_tokens())
+          token_loss((*job_.ddp)(batch.tokens), batch.targets, global_tokens())
               .item<double>();
     }
   }
