@@ -153,14 +153,13 @@ void watch(torch::nn::Module& module, const std::string& name) {
       context->modules.push_back(name);
     }
   });
-  hooks.after.emplace_back([](const at::Tensor& output) {
+  hooks.after.emplace_back([](std::vector<at::Tensor>&) {
     if (auto* context = detail::current_context()) {
       const std::lock_guard lock(context->mutex);
       if (!context->modules.empty()) {
         context->modules.pop_back();
       }
     }
-    return output;
   });
 }
 

@@ -258,14 +258,16 @@ void distribute_module(
     hooks.distributed = true;
     // The hooks live in the module, so the module outlives them.
     if (input_fn) {
-      hooks.before.push_back([&module, mesh, input_fn](auto& inputs) {
-        inputs = input_fn(module, std::move(inputs), mesh);
-      });
+      hooks.before.push_back(
+          [&module, mesh, input_fn](std::vector<at::Tensor>& inputs) {
+            inputs = input_fn(module, std::move(inputs), mesh);
+          });
     }
     if (output_fn) {
-      hooks.after.push_back([&module, mesh, output_fn](const auto& output) {
-        return output_fn(module, output, mesh);
-      });
+      hooks.after.push_back(
+          [&module, mesh, output_fn](const at::Tensor& output) {
+            return output_fn(module, output, mesh);
+          });
     }
   }
   if (partition_fn) {

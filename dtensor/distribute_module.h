@@ -57,7 +57,7 @@ using OutputFn = std::function<at::Tensor(
 
 /// Puts a module on a mesh: what `partition_fn` leaves alone, or everything
 /// without one, becomes Replicate. `input_fn` and `output_fn` act on calls
-/// through weft::dtensor::call(); the former sees call()'s first argument.
+/// through weft::dtensor::call(); the former sees all positional tensors.
 /// Collective: all ranks of the mesh, unless the module was built inside
 /// DeferredInit.
 /// Throws: c10::ValueError where distribute_parameter() does, or the second

@@ -1,7 +1,11 @@
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -11,17 +15,87 @@
 
 namespace weft::dtensor {
 
+/// A tensor argument with a name; see kwarg().
+struct Kwarg {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// `call(module, x, kwarg("mask", mask))` runs `module->forward(x, mask)`;
+/// hooks know the second argument by its name and not by its position.
+inline Kwarg kwarg(std::string name, at::Tensor tensor) {
+  return {std::move(name), std::move(tensor)};
+}
+
+/// The tensor arguments of a call, in their order.
+struct CallInputs {
+  std::vector<at::Tensor> args;
+  std::vector<Kwarg> kwargs;
+};
+
 /// What acts on a whole module: a style that places its inputs and outputs,
 /// activation checkpointing, names in the ledger.
 struct ModuleHooks : torch::nn::Module {
-  /// Gets the tensor arguments of a call and may replace them.
-  using Before = std::function<void(std::vector<at::Tensor>&)>;
-  /// Gets the result and may replace it.
-  using After = std::function<at::Tensor(const at::Tensor&)>;
+  /// Gets the tensor arguments of a call and may replace them: a function of
+  /// the positional ones, `void(std::vector<at::Tensor>&)`, or of all,
+  /// `void(CallInputs&)`. It may not change how many there are.
+  class Before;
+  /// Gets the tensors of a result and may replace them: a function of all,
+  /// `void(std::vector<at::Tensor>&)`, or `at::Tensor(const at::Tensor&)` for
+  /// modules that return one.
+  class After;
+  /// Runs a call: forward() between its `before` and `after` hooks. `forward`
+  /// has its own copies of the module's handle and the arguments, so it may be
+  /// copied, kept, and run again when the caller is gone.
+  using Forward = std::function<std::vector<at::Tensor>()>;
+  using Around = std::function<std::vector<at::Tensor>(const Forward& forward)>;
+
   std::vector<Before> before;
   std::vector<After> after;
+  /// A later one runs around an earlier one.
+  std::vector<Around> around;
   /// distribute_module() has put hooks here.
   bool distributed = false;
+};
+
+class ModuleHooks::Before {
+ public:
+  template <std::invocable<std::vector<at::Tensor>&> Hook>
+  Before(Hook hook)
+      : hook_([hook = std::move(hook)](CallInputs& inputs) mutable {
+          hook(inputs.args);
+        }) {}
+  template <std::invocable<CallInputs&> Hook>
+  requires(
+      !std::invocable<Hook&, std::vector<at::Tensor>&> &&
+      !std::same_as<std::remove_cvref_t<Hook>, Before>) Before(Hook hook)
+      : hook_(std::move(hook)) {}
+
+  void operator()(CallInputs& inputs) const { hook_(inputs); }
+
+ private:
+  std::function<void(CallInputs&)> hook_;
+};
+
+class ModuleHooks::After {
+ public:
+  template <std::invocable<const at::Tensor&> Hook>
+  After(Hook hook)
+      : hook_([hook = std::move(hook)](std::vector<at::Tensor>& out) mutable {
+          require_one(out.size());
+          out[0] = hook(std::as_const(out[0]));
+        }) {}
+  template <std::invocable<std::vector<at::Tensor>&> Hook>
+  requires(
+      !std::invocable<Hook&, const at::Tensor&> &&
+      !std::same_as<std::remove_cvref_t<Hook>, After>) After(Hook hook)
+      : hook_(std::move(hook)) {}
+
+  void operator()(std::vector<at::Tensor>& outputs) const { hook_(outputs); }
+
+ private:
+  static void require_one(size_t outputs);
+  std::function<void(std::vector<at::Tensor>&)> hook_;
 };
 
 /// The hooks of a module, made at the first call. They are kept in the module
@@ -44,27 +118,204 @@ torch::nn::Module& as_module(const std::shared_ptr<Impl>& module) {
   return *module;
 }
 
+template <class Arg>
+inline constexpr bool is_tensor =
+    std::is_same_v<std::remove_cvref_t<Arg>, at::Tensor>;
+template <class Arg>
+inline constexpr bool is_kwarg =
+    std::is_same_v<std::remove_cvref_t<Arg>, Kwarg>;
+
+/// What forward() gets for an argument of call().
+template <class Arg>
+decltype(auto) forward_argument(Arg&& arg) {
+  if constexpr (is_kwarg<Arg>) {
+    return (arg.tensor);
+  } else {
+    return std::forward<Arg>(arg);
+  }
+}
+
+template <class... Args>
+CallInputs inputs_of(const Args&... args) {
+  CallInputs inputs;
+  const auto add = [&]<class Arg>(const Arg& arg) {
+    if constexpr (is_tensor<Arg>) {
+      inputs.args.push_back(arg);
+    } else if constexpr (is_kwarg<Arg>) {
+      inputs.kwargs.push_back(arg);
+    }
+  };
+  (add(args), ...);
+  return inputs;
+}
+
+/// How many of the first `count` flags are set.
+template <size_t N>
+constexpr size_t count_set(const bool (&flags)[N], size_t count) {
+  size_t set = 0;
+  for (size_t i = 0; i < count; ++i) {
+    set += flags[i] ? 1 : 0;
+  }
+  return set;
+}
+
+/// Argument `I` of call(), where it is a tensor as the hooks left it.
+template <size_t I, class... Args, class Arg>
+decltype(auto) hooked_argument(CallInputs& inputs, Arg&& arg) {
+  constexpr bool kTensors[] = {is_tensor<Args>...};
+  constexpr bool kKwargs[] = {is_kwarg<Args>...};
+  if constexpr (is_tensor<Arg>) {
+    return (inputs.args[count_set(kTensors, I)]);
+  } else if constexpr (is_kwarg<Arg>) {
+    return (inputs.kwargs[count_set(kKwargs, I)].tensor);
+  } else {
+    return std::forward<Arg>(arg);
+  }
+}
+
+/// Results that hooks can see: tensors, and how to make one of a list again.
+template <class Result>
+struct CallOutputs {
+  static constexpr bool kSupported = false;
+};
+inline constexpr size_t kAnyCount = ~size_t{0};
+template <>
+struct CallOutputs<at::Tensor> {
+  static constexpr bool kSupported = true;
+  static constexpr size_t kCount = 1;
+  static void append(at::Tensor result, std::vector<at::Tensor>& outputs) {
+    outputs.push_back(std::move(result));
+  }
+  static at::Tensor make(std::vector<at::Tensor>& outputs, size_t first) {
+    return std::move(outputs[first]);
+  }
+};
+template <>
+struct CallOutputs<std::vector<at::Tensor>> {
+  static constexpr bool kSupported = true;
+  static constexpr size_t kCount = kAnyCount;
+  static void append(
+      std::vector<at::Tensor> result,
+      std::vector<at::Tensor>& outputs) {
+    outputs = std::move(result);
+  }
+  static std::vector<at::Tensor> make(
+      std::vector<at::Tensor>& outputs,
+      size_t /*first*/) {
+    return std::move(outputs);
+  }
+};
+/// Of tensors or of tuples (an LSTM's result).
+template <class... Parts>
+requires(
+    (CallOutputs<Parts>::kSupported && ...) &&
+    (!std::same_as<Parts, std::vector<at::Tensor>> &&
+     ...)) struct CallOutputs<std::tuple<Parts...>> {
+  static constexpr bool kSupported = true;
+  static constexpr size_t kCount = (CallOutputs<Parts>::kCount + ... + 0);
+  static void append(
+      std::tuple<Parts...> result,
+      std::vector<at::Tensor>& outputs) {
+    std::apply(
+        [&](auto&... parts) {
+          (CallOutputs<Parts>::append(std::move(parts), outputs), ...);
+        },
+        result);
+  }
+  static std::tuple<Parts...> make(
+      std::vector<at::Tensor>& outputs,
+      size_t first) {
+    // In braces: one after the other.
+    const auto next = [&](size_t count) {
+      const size_t own = first;
+      first += count;
+      return own;
+    };
+    return std::tuple<Parts...>{
+        CallOutputs<Parts>::make(outputs, next(CallOutputs<Parts>::kCount))...};
+  }
+};
+
+void run_before(const ModuleHooks& hooks, CallInputs& inputs);
+void run_after(const ModuleHooks& hooks, std::vector<at::Tensor>& outputs);
+/// `count`: how many tensors a result has, or kAnyCount.
+std::vector<at::Tensor> run_around(
+    const ModuleHooks& hooks,
+    ModuleHooks::Forward forward,
+    size_t count);
+[[noreturn]] void throw_cannot_keep(const torch::nn::Module& module);
+
+/// forward() between its `before` and `after` hooks.
+template <class Holder, class... Args>
+std::vector<at::Tensor>
+call_between(Holder& module, const ModuleHooks& hooks, Args&&... args) {
+  auto inputs = inputs_of(args...);
+  run_before(hooks, inputs);
+  auto result = [&]<size_t... I>(std::index_sequence<I...>) {
+    return module->forward(
+        hooked_argument<I, Args...>(inputs, std::forward<Args>(args))...);
+  }
+  (std::index_sequence_for<Args...>());
+  std::vector<at::Tensor> outputs;
+  CallOutputs<decltype(result)>::append(std::move(result), outputs);
+  run_after(hooks, outputs);
+  return outputs;
+}
+
+/// Whether forward() can be run again on copies of the arguments, which it then
+/// may not change.
+template <class Holder, class... Args>
+concept Keepable = (std::copy_constructible<std::decay_t<Args>> && ...) &&
+                   requires(Holder& module, const std::decay_t<Args>&... args) {
+  module->forward(forward_argument(args)...);
+};
+
+/// Runs a call from copies of the module's handle and of its arguments.
+template <class Holder, class... Args>
+ModuleHooks::Forward keep_call(const Holder& module, const Args&... args) {
+  auto kept = std::make_shared<std::tuple<std::decay_t<Args>...>>(args...);
+  return [module, kept]() mutable {
+    const auto& hooks = module_hooks(as_module(module));
+    return std::apply(
+        [&](const auto&... own) { return call_between(module, hooks, own...); },
+        *kept);
+  };
+}
+
 } // namespace detail
 
-/// Calls module->forward(first, rest...) through the module's hooks: C++
-/// modules have none of their own, and forward() is not virtual. Models call
-/// their blocks, attention and MLPs through it; without hooks it costs one
-/// look-up. The hooks see and may replace `first`; forward() returns a tensor.
-template <class Holder, class... Rest>
-at::Tensor call(Holder module, const at::Tensor& first, Rest&&... rest) {
+/// Calls module->forward(args...) through the module's hooks: C++ modules have
+/// none of their own, and forward() is not virtual. Models call their blocks,
+/// attention and MLPs through it; without hooks it costs one look-up. Hooks see
+/// all arguments that are tensors; others (a std::optional, a list) pass as
+/// they are. forward() returns a tensor, a tuple of tensors or a vector of
+/// them.
+/// Throws: c10::ValueError where a hook changes the number of tensors, or
+/// where one is to keep a call whose arguments cannot be copied or whose
+/// forward() takes them by a reference that is not const.
+template <class Holder, class... Args>
+auto call(Holder module, Args&&... args) {
+  using Result = std::decay_t<decltype(module->forward(
+      detail::forward_argument(std::forward<Args>(args))...))>;
+  using Outputs = detail::CallOutputs<Result>;
+  static_assert(
+      Outputs::kSupported,
+      "forward() returns a Tensor, a tuple of Tensors or a vector of them");
   auto* hooks = find_module_hooks(detail::as_module(module));
   if (!hooks) {
-    return module->forward(first, std::forward<Rest>(rest)...);
+    return Result(
+        module->forward(detail::forward_argument(std::forward<Args>(args))...));
   }
-  std::vector<at::Tensor> inputs{first};
-  for (const auto& hook : hooks->before) {
-    hook(inputs);
+  std::vector<at::Tensor> outputs;
+  if (hooks->around.empty()) {
+    outputs = detail::call_between(module, *hooks, std::forward<Args>(args)...);
+  } else if constexpr (detail::Keepable<Holder, Args...>) {
+    outputs = detail::run_around(
+        *hooks, detail::keep_call(module, args...), Outputs::kCount);
+  } else {
+    detail::throw_cannot_keep(detail::as_module(module));
   }
-  auto output = module->forward(inputs.at(0), std::forward<Rest>(rest)...);
-  for (const auto& hook : hooks->after) {
-    output = hook(output);
-  }
-  return output;
+  return Outputs::make(outputs, 0);
 }
 
 } // namespace weft::dtensor

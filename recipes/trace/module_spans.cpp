@@ -70,10 +70,8 @@ void add_module_spans(
     hooks.before.insert(
         hooks.before.begin(),
         [calls](std::vector<at::Tensor>& /*inputs*/) { begin_call(*calls); });
-    hooks.after.emplace_back([calls](const at::Tensor& output) {
-      end_call(*calls);
-      return output;
-    });
+    hooks.after.emplace_back(
+        [calls](std::vector<at::Tensor>& /*outputs*/) { end_call(*calls); });
   }
 }
 
