@@ -85,9 +85,11 @@ at::Tensor LlamaMLPImpl::forward(const at::Tensor& x) {
   return down_proj(dtensor::swiglu(gate_proj(x), up_proj(x)));
 }
 
-LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config) {
+LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(
+    const LlamaConfig& config,
+    std::shared_ptr<FeedForward> feed_forward) {
   self_attn = register_module("self_attn", LlamaAttention(config));
-  mlp = register_module("mlp", LlamaMLP(config));
+  mlp = register_module("mlp", std::move(feed_forward));
   input_layernorm =
       register_module("input_layernorm", RMSNorm(config.dim, config.norm_eps));
   post_attention_layernorm = register_module(
@@ -101,12 +103,14 @@ at::Tensor LlamaDecoderLayerImpl::forward(
   return h + dtensor::call(mlp, post_attention_layernorm(h));
 }
 
-LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) {
+LlamaModelImpl::LlamaModelImpl(
+    const LlamaConfig& config,
+    const MakeFeedForward& make_feed_forward) {
   embed_tokens = register_module(
       "embed_tokens", torch::nn::Embedding(config.vocab_size, config.dim));
   torch::nn::init::normal_(embed_tokens->weight, 0.0, kInitStd);
   for (int64_t i = 0; i < config.layers; ++i) {
-    layers->push_back(LlamaDecoderLayer(config));
+    layers->push_back(LlamaDecoderLayer(config, make_feed_forward()));
   }
   register_module("layers", layers);
   norm = register_module("norm", RMSNorm(config.dim, config.norm_eps));
@@ -130,8 +134,15 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens) {
   return norm(x);
 }
 
-LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config) {
-  model = register_module("model", LlamaModel(config));
+LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config)
+    : LlamaForCausalLMImpl(config, [&] {
+        return std::make_shared<LlamaMLPImpl>(config);
+      }) {}
+
+LlamaForCausalLMImpl::LlamaForCausalLMImpl(
+    const LlamaConfig& config,
+    const MakeFeedForward& make_feed_forward) {
+  model = register_module("model", LlamaModel(config, make_feed_forward));
   if (!config.tie_embeddings) {
     lm_head = register_module("lm_head", linear(config.dim, config.vocab_size));
   }

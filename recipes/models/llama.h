@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 
 #include <torch/torch.h>
@@ -71,11 +73,20 @@ class LlamaAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaAttention);
 
+/// What follows attention in a decoder layer.
+class FeedForward : public torch::nn::Module {
+ public:
+  /// Shapes: x [B, T, D] to [B, T, D].
+  virtual at::Tensor forward(const at::Tensor& x) = 0;
+};
+/// Makes one a layer.
+using MakeFeedForward = std::function<std::shared_ptr<FeedForward>()>;
+
 /// SwiGLU: down(silu(gate(x)) * up(x)). Source: Shazeer (2020).
-class LlamaMLPImpl : public torch::nn::Module {
+class LlamaMLPImpl : public FeedForward {
  public:
   explicit LlamaMLPImpl(const LlamaConfig& config);
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x) override;
 
   torch::nn::Linear gate_proj{nullptr};
   torch::nn::Linear up_proj{nullptr};
@@ -85,11 +96,13 @@ TORCH_MODULE(LlamaMLP);
 
 class LlamaDecoderLayerImpl : public torch::nn::Module {
  public:
-  explicit LlamaDecoderLayerImpl(const LlamaConfig& config);
+  LlamaDecoderLayerImpl(
+      const LlamaConfig& config,
+      std::shared_ptr<FeedForward> feed_forward);
   at::Tensor forward(const at::Tensor& x, const RotaryTables& rotary);
 
   LlamaAttention self_attn{nullptr};
-  LlamaMLP mlp{nullptr};
+  std::shared_ptr<FeedForward> mlp;
   RMSNorm input_layernorm{nullptr};
   RMSNorm post_attention_layernorm{nullptr};
 };
@@ -98,7 +111,9 @@ TORCH_MODULE(LlamaDecoderLayer);
 /// Everything but the head.
 class LlamaModelImpl : public torch::nn::Module {
  public:
-  explicit LlamaModelImpl(const LlamaConfig& config);
+  LlamaModelImpl(
+      const LlamaConfig& config,
+      const MakeFeedForward& make_feed_forward);
   /// Shapes: tokens [B, T] to [B, T, D].
   at::Tensor forward(const at::Tensor& tokens);
 
@@ -117,6 +132,10 @@ TORCH_MODULE(LlamaModel);
 class LlamaForCausalLMImpl : public Model {
  public:
   explicit LlamaForCausalLMImpl(const LlamaConfig& config);
+  /// Another feed-forward in place of LlamaMLP.
+  LlamaForCausalLMImpl(
+      const LlamaConfig& config,
+      const MakeFeedForward& make_feed_forward);
   /// Shapes: tokens [B, T] int64 to logits [B, T, V].
   at::Tensor forward(const at::Tensor& tokens) override;
   /// The rotary tables, which are as long as the recipe says.
