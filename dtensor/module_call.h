@@ -274,10 +274,12 @@ concept Keepable = (std::copy_constructible<std::decay_t<Args>> && ...) &&
 template <class Holder, class... Args>
 ModuleHooks::Forward keep_call(const Holder& module, const Args&... args) {
   auto kept = std::make_shared<std::tuple<std::decay_t<Args>...>>(args...);
-  return [module, kept]() mutable {
-    const auto& hooks = module_hooks(as_module(module));
+  return [own_module = Holder(module), kept]() mutable {
+    const auto& hooks = module_hooks(as_module(own_module));
     return std::apply(
-        [&](const auto&... own) { return call_between(module, hooks, own...); },
+        [&](const auto&... own) {
+          return call_between(own_module, hooks, own...);
+        },
         *kept);
   };
 }
