@@ -9,11 +9,18 @@
 
 namespace weft::dtensor {
 
+struct LinearAdapter;
+
 /// Where an op that uses a parameter takes its input and leaves its output;
 /// empty: the op's own choice. Placements are those of the parameter's mesh.
 struct OpLayout {
+  /// How a plain input is taken to lie; a norm also brings others there.
   std::optional<Placements> input;
+  /// Where the input is brought before the op.
+  std::optional<Placements> desired_input;
   std::optional<Placements> output;
+  /// The result is this rank's part, a plain tensor.
+  bool use_local_output = false;
 };
 
 /// What is known of a parameter beside its value: set by tensor-parallel
@@ -24,6 +31,8 @@ struct ParameterInfo {
   OpLayout linear;
   OpLayout embedding;
   OpLayout norm;
+  /// What linear() with this weight adds to its product; null: nothing.
+  std::shared_ptr<const LinearAdapter> adapter;
   /// Somebody else (ddp/) brings a Partial gradient to this parameter's
   /// placement; the callback at the end of backward leaves it alone.
   bool gradient_reduced_elsewhere = false;

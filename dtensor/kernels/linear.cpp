@@ -18,6 +18,7 @@
 #include "dtensor/graph_nodes.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/linear_backward.h"
+#include "dtensor/kernels/op_layout.h"
 #include "dtensor/mesh_arguments.h"
 #include "dtensor/parameter_info.h"
 
@@ -195,6 +196,12 @@ at::Tensor linear_region(
       name);
 }
 
+const LinearAdapter* adapter_of(const DTensorImpl* weight) {
+  return weight && weight->parameter_info
+             ? weight->parameter_info->adapter.get()
+             : nullptr;
+}
+
 } // namespace
 
 at::Tensor linear(
@@ -209,7 +216,7 @@ at::Tensor linear(
                                : kNone;
   check_operands(
       "linear", spec, {{input, layout.input.has_value()}, weight, bias});
-  const auto x = place(input, spec, layout.input);
+  const auto x = place_as(input, spec, layout, "linear", weight);
   const auto w = place(weight, spec);
   TORCH_CHECK_VALUE(
       w.dim() == 2 && x.dim() >= 1 && x.size(-1) == w.size(1),
@@ -246,6 +253,12 @@ at::Tensor linear(
                  ? linear_in_place(x_local, w, inside, sizes, spec, plan)
                  : linear_region(x_local, w, inside, sizes, spec, plan, name);
   }
+  if (const auto* adapter = adapter_of(weight_impl)) {
+    output =
+        output +
+        adapter_output(
+            *adapter, x, spec_of(w), plan, sizes, layout.input.has_value());
+  }
   if (layout.output) {
     output = redistribute_to(
         output,
@@ -255,7 +268,7 @@ at::Tensor linear(
     output = redistribute_to(
         output, output_spec.without_partial(), label("linear", weight));
   }
-  return b.defined() && !bias_inside ? output + b : output;
+  return localize_as(b.defined() && !bias_inside ? output + b : output, layout);
 }
 
 } // namespace weft::dtensor::kernels

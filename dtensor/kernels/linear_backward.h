@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "dtensor/linear_adapter.h"
 #include "dtensor/spec.h"
 
 namespace weft::dtensor::kernels {
@@ -32,5 +33,15 @@ void record_linear(
     const at::Tensor& b,
     const LinearPlan& plan,
     at::Tensor& output);
+
+/// What the adapter of a weight that lies as `weight` says adds to linear() of
+/// `x`, a DTensor, before the style's output placement. `sizes`: the output's.
+at::Tensor adapter_output(
+    const LinearAdapter& adapter,
+    const at::Tensor& x,
+    const DTensorSpec& weight,
+    const LinearPlan& plan,
+    c10::IntArrayRef sizes,
+    bool asked);
 
 } // namespace weft::dtensor::kernels

@@ -1,0 +1,72 @@
+#include "dtensor/linear_adapter.h"
+
+#include <torch/torch.h>
+
+#include "dtensor/autograd.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/kernels/linear_backward.h"
+
+namespace weft::dtensor::kernels {
+namespace {
+
+struct AdapterPlacements {
+  Placements down, up, down_grad, up_grad;
+};
+
+// See LinearAdapter. The gradient of a whole weight is a pending sum wherever
+// the ranks have parts of what it is used with.
+AdapterPlacements adapter_placements(
+    const Placements& weight,
+    const Placements& weight_grad) {
+  AdapterPlacements plan;
+  for (size_t i = 0; i < weight.size(); ++i) {
+    const bool by_rows = weight[i].is_shard(0);
+    const bool by_columns = weight[i].is_shard(1);
+    plan.down.push_back(by_columns ? Shard(1) : Replicate());
+    plan.up.push_back(by_rows ? Shard(0) : Replicate());
+    plan.down_grad.push_back(
+        by_columns ? Shard(1) : (by_rows ? Partial() : weight_grad[i]));
+    plan.up_grad.push_back(
+        by_rows ? Shard(0) : (by_columns ? Partial() : weight_grad[i]));
+  }
+  return plan;
+}
+
+} // namespace
+
+at::Tensor adapter_output(
+    const LinearAdapter& adapter,
+    const at::Tensor& x,
+    const DTensorSpec& weight,
+    const LinearPlan& plan,
+    c10::IntArrayRef sizes,
+    bool asked) {
+  const auto& mesh = weight.mesh();
+  const DTensorSpec input(mesh, plan.input);
+  const auto where = adapter_placements(
+      DTensorSpec(mesh, plan.weight).placements(),
+      DTensorSpec(mesh, plan.weight_grad).placements());
+  const bool drops = adapter.dropout > 0 && adapter.down->is_training();
+  const auto x_local = enter_local(
+      drops ? at::dropout(x, adapter.dropout, /*train=*/true) : x,
+      input,
+      DTensorSpec(mesh, plan.input_grad).placements(),
+      "lora",
+      asked);
+  const auto& down = adapter.down->weight;
+  const auto& up = adapter.up->weight;
+  const auto down_local =
+      enter_local(down, input.with(where.down), where.down_grad, "lora_A");
+  const auto up_local =
+      enter_local(up, input.with(where.up), where.up_grad, "lora_B");
+  const auto local =
+      at::linear(at::linear(x_local, down_local), up_local) * adapter.scale;
+  return leave_local(
+      local,
+      DTensorSpec(mesh, plan.output),
+      sizes,
+      row_major_strides(sizes),
+      "lora");
+}
+
+} // namespace weft::dtensor::kernels
