@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::dtensor {
+
+// Note [Experts]
+// ~~~~~~~~~~~~~~
+// Pairs of a token and one of its experts are sorted by expert, so that each
+// expert multiplies its rows in one piece: none is padded, none dropped. The
+// experts of DTensors lie where their weights do, Shard(0) over one mesh dim;
+// tokens come to them in one of two ways:
+//   tokens cut over that dim   Each rank tells the others how many rows their
+//                              experts get (all_to_all of E numbers), sends
+//                              the rows and gets the results back (two
+//                              all_to_alls of k rows a token); backward sends
+//                              gradients the same two ways.
+//   tokens whole on it         Each rank has its experts' rows already; the
+//                              results are pending sums, and so is the
+//                              gradient of the tokens: no row is sent, one
+//                              reduction of the result in whatever form the
+//                              next op wants it. Taking a part of the tokens
+//                              instead moves 2 k / n + 1 of the rows that an
+//                              all_reduce moves 2 of: not less unless there
+//                              are more than 2 k ranks.
+// Over the other mesh dims weights are whole and tokens may be cut, which
+// leaves the weights' gradients as pending sums. All ranks take part whatever
+// the router says, with no rows if need be.
+// How rows are divided is not known on the meta device: there each expert gets
+// its even share.
+
+/// The sum over a token's experts of weight * down(silu(gate(x)) * up(x)):
+/// a dropless mixture of SwiGLU experts. Plain tensors, or DTensors as above.
+/// Differentiable in all but `expert_index`, any number of times.
+/// Shapes: x [N, D] or [.., N, D]; expert_index (int64) and expert_weight
+/// [.., N, k]; gate_up_proj [E, 2 F, D], the gate's rows first; down_proj
+/// [E, D, F]; to x's. An expert is named at most once a token.
+/// Collective: all ranks of the mesh; blocks. The ledger shows gate_up_proj's
+/// name.
+/// Throws: c10::ValueError where shapes do not fit, an index is no expert, or
+/// experts' weights are cut otherwise than Shard(0) over one mesh dim.
+/// Source: Lepikhin et al., GShard (2020); Gale et al., MegaBlocks (2022);
+/// transformers' MixtralExperts.
+at::Tensor experts(
+    const at::Tensor& x,
+    const at::Tensor& expert_index,
+    const at::Tensor& expert_weight,
+    const at::Tensor& gate_up_proj,
+    const at::Tensor& down_proj);
+
+/// How many of a sequence's assignments each expert got.
+/// Shapes: expert_index [.., T, k] (int64) to [.., num_experts] (int64). Of a
+/// DTensor cut along T: added up over the ranks.
+/// Collective: all ranks of the mesh, where it is cut along T; blocks.
+at::Tensor expert_counts(const at::Tensor& expert_index, int64_t num_experts);
+
+} // namespace weft::dtensor
