@@ -5,6 +5,7 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/gradient.h"
+#include "dtensor/mesh_arguments.h"
 #include "dtensor/module_call.h"
 #include "dtensor/parameter_info.h"
 #include "mesh/error.h"
@@ -155,18 +156,9 @@ at::Tensor replace_plain(
     at::Tensor& slot,
     const mesh::DeviceMesh& mesh,
     const Placements& placements,
-    const std::string& fqn) {
-  WEFT_CHECK(
-      can_replace(module, name),
-      "distribute_parameter",
-      mesh::ErrorContext{mesh.describe_rank()},
-      "parameter \"",
-      fqn,
-      "\" of a ",
-      module.name(),
-      " is a plain tensor that cannot be replaced from outside. Build the "
-      "model inside weft::dtensor::DeferredInit.");
-  auto distributed = distribute_tensor(slot.detach(), mesh, placements);
+    std::optional<int64_t> src_data_rank) {
+  auto distributed =
+      distribute_tensor(slot.detach(), mesh, placements, src_data_rank);
   distributed.set_requires_grad(slot.requires_grad());
   slot = distributed;
   if (auto* member = known_member(module, name)) {
@@ -175,6 +167,25 @@ at::Tensor replace_plain(
     reset_flat_weights(module);
   }
   return distributed;
+}
+
+void check_movable(
+    const at::Tensor& tensor,
+    const mesh::DeviceMesh& mesh,
+    const Placements& placements,
+    const std::string& fqn) {
+  const auto* impl = dtensor_impl(tensor);
+  const bool is_free = impl->spec().mesh_ndim() == 0 ||
+                       (impl->deferred && impl->spec().mesh() == mesh);
+  WEFT_CHECK(
+      is_free || impl->spec() == DTensorSpec(mesh, placements),
+      "distribute_parameter",
+      mesh::ErrorContext{mesh.describe_rank()},
+      "parameter \"",
+      fqn,
+      "\" has a place already: ",
+      describe(tensor),
+      ". Place a model once.");
 }
 
 bool is_unplaced(const at::Tensor& tensor) {
@@ -192,14 +203,14 @@ void name_parameters(Module& module) {
 
 } // namespace
 
-at::Tensor distribute_parameter(
+void check_distributable(
     Module& module,
     const std::string& name,
     const mesh::DeviceMesh& mesh,
     const Placements& placements,
     const std::string& path) {
   const auto fqn = fqn_of(path, name);
-  auto* slot = find_tensor(module, name);
+  const auto* slot = find_tensor(module, name);
   WEFT_CHECK(
       slot && slot->defined(),
       "distribute_parameter",
@@ -209,31 +220,62 @@ at::Tensor distribute_parameter(
       " has no parameter or buffer \"",
       fqn,
       "\" of its own.");
+  if (is_dtensor(*slot)) {
+    check_movable(*slot, mesh, normalized(placements, slot->dim()), fqn);
+    return;
+  }
+  WEFT_CHECK(
+      can_replace(module, name),
+      "distribute_parameter",
+      mesh::ErrorContext{mesh.describe_rank()},
+      "parameter \"",
+      fqn,
+      "\" of a ",
+      module.name(),
+      " is a plain tensor that cannot be replaced from outside. Build the "
+      "model inside weft::dtensor::DeferredInit.");
+}
+
+at::Tensor distribute_parameter(
+    Module& module,
+    const std::string& name,
+    const mesh::DeviceMesh& mesh,
+    const Placements& placements,
+    const std::string& path,
+    std::optional<int64_t> src_data_rank) {
+  check_distributable(module, name, mesh, placements, path);
+  auto* slot = find_tensor(module, name);
   at::Tensor tensor = *slot;
   if (!is_dtensor(tensor)) {
-    tensor = replace_plain(module, name, *slot, mesh, placements, fqn);
+    tensor =
+        replace_plain(module, name, *slot, mesh, placements, src_data_rank);
   } else {
     set_placements(tensor, mesh, placements);
   }
-  parameter_info(tensor).fqn = fqn;
+  parameter_info(tensor).fqn = fqn_of(path, name);
   keep_gradient_placed(tensor);
   return tensor;
 }
 
-void replicate_unplaced(Module& module, const mesh::DeviceMesh& mesh) {
+void replicate_unplaced(
+    Module& module,
+    const mesh::DeviceMesh& mesh,
+    std::optional<int64_t> src_data_rank) {
   const Placements whole(mesh.ndim(), Replicate());
   for (const auto& item : module.named_modules()) {
     auto& owner = *item.value();
     for (const auto& parameter : owner.named_parameters(/*recurse=*/false)) {
       if (is_unplaced(parameter.value())) {
-        distribute_parameter(owner, parameter.key(), mesh, whole, item.key());
+        distribute_parameter(
+            owner, parameter.key(), mesh, whole, item.key(), src_data_rank);
       }
     }
     for (const auto& buffer : owner.named_buffers(/*recurse=*/false)) {
       const bool deferred = is_dtensor(buffer.value());
       if (is_unplaced(buffer.value()) &&
           (deferred || can_replace(owner, buffer.key()))) {
-        distribute_parameter(owner, buffer.key(), mesh, whole, item.key());
+        distribute_parameter(
+            owner, buffer.key(), mesh, whole, item.key(), src_data_rank);
       }
     }
   }

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,11 +21,24 @@ namespace weft::dtensor {
 /// returns it. A DTensor (built inside DeferredInit) changes in place, its
 /// values come with materialize(); a plain one is replaced by rank 0's,
 /// distributed, in the module's table and in the member that forward() reads.
-/// `path` is the module's fully qualified name, for messages and names.
+/// `path` is the module's fully qualified name, for messages and names. With
+/// `src_data_rank = nullopt` a plain tensor is each rank's own, and nothing is
+/// sent.
 /// Collective: all ranks of the mesh for plain tensors.
-/// Throws: c10::ValueError if the module has no such tensor, or if it is plain
-/// and the module's type is none of libtorch's own.
+/// Throws: c10::ValueError where check_distributable() does.
 at::Tensor distribute_parameter(
+    torch::nn::Module& module,
+    const std::string& name,
+    const mesh::DeviceMesh& mesh,
+    const Placements& placements,
+    const std::string& path = {},
+    std::optional<int64_t> src_data_rank = 0);
+
+/// Whether distribute_parameter() would be refused, without doing it.
+/// Throws: c10::ValueError if the module has no such tensor, if it is plain
+/// and the module's type is none of libtorch's own, or if it has another place
+/// already.
+void check_distributable(
     torch::nn::Module& module,
     const std::string& name,
     const mesh::DeviceMesh& mesh,
@@ -36,7 +51,8 @@ at::Tensor distribute_parameter(
 /// Collective: all ranks of the mesh, unless everything is deferred.
 void replicate_unplaced(
     torch::nn::Module& module,
-    const mesh::DeviceMesh& mesh);
+    const mesh::DeviceMesh& mesh,
+    std::optional<int64_t> src_data_rank = 0);
 
 /// Gets each submodule with its name ("" for the module itself) and places its
 /// parameters with distribute_parameter().

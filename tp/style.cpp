@@ -2,9 +2,6 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/distribute_module.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/module_call.h"
 #include "dtensor/parameter_info.h"
 #include "mesh/error.h"
 
@@ -14,18 +11,8 @@ namespace {
 using torch::nn::EmbeddingImpl;
 using torch::nn::LinearImpl;
 
-[[noreturn]] void refuse(
-    const char* style,
-    const torch::nn::Module& module,
-    const mesh::DeviceMesh& mesh,
-    const std::string& path,
-    const char* fits) {
-  mesh::throw_error<c10::ValueError>(
-      std::string("[") + style + "] module \"" + path + "\" is a " +
-      module.name() + ", not " + fits +
-      ". Choose another style, or place its parameters with "
-      "dtensor::set_placements(). (" +
-      mesh.describe_rank() + ")");
+mesh::ErrorContext where(const StyleTarget& target) {
+  return {target.mesh.describe_rank()};
 }
 
 // Linear and Embedding in one: which dim of the weight to cut, and where the
@@ -35,109 +22,224 @@ struct CutWeight {
   int64_t linear_dim;
   int64_t embedding_dim;
   Placement linear_input;
-  LayoutOptions layouts;
-  Placement default_output;
+  /// Of a mesh dim that cuts the weight.
+  Placement output;
+  LayoutOptions options;
 };
 
-void cut_weight(
+// Where everything lies, one placement a mesh dim.
+struct CutLayouts {
+  Placements weight, bias, input, output;
+};
+
+void check_weight(
     const CutWeight& cut,
-    torch::nn::Module& module,
-    const mesh::DeviceMesh& mesh,
-    const std::string& path) {
-  const auto output = cut.layouts.output_layouts.value_or(cut.default_output);
-  if (auto* linear = module.as<LinearImpl>()) {
-    dtensor::distribute_parameter(
-        module, "weight", mesh, {Shard(cut.linear_dim)}, path);
-    const bool bias_is_cut = cut.linear_dim == 0;
-    if (linear->bias.defined()) {
-      dtensor::distribute_parameter(
-          module, "bias", mesh, {bias_is_cut ? Shard(0) : Replicate()}, path);
+    const StyleTarget& target,
+    const Placements& weight,
+    int64_t tensor_dim) {
+  bool cuts = false;
+  for (const auto& placement : weight) {
+    cuts |= placement.is_shard();
+    WEFT_CHECK(
+        placement.is_replicate() ||
+            (placement.is_chunked() && placement.is_shard(tensor_dim)),
+        cut.style,
+        where(target),
+        target.name(),
+        ": weight_layouts has ",
+        placement.to_string(),
+        ", but this style cuts the weight of a ",
+        target.module.name(),
+        " as ",
+        Shard(tensor_dim).to_string(),
+        " or, on a mesh dim, not at all, ",
+        Replicate().to_string(),
+        ".");
+  }
+  WEFT_CHECK(
+      cuts,
+      cut.style,
+      where(target),
+      target.name(),
+      ": weight_layouts cuts along no mesh dim. Use NoParallel.");
+}
+
+// A pending sum is what a cut along the summed dim leaves; the bias is added
+// to the sum.
+void check_output(
+    const CutWeight& cut,
+    const StyleTarget& target,
+    const CutLayouts& layouts,
+    bool has_bias) {
+  for (size_t i = 0; i < layouts.output.size(); ++i) {
+    if (!layouts.output[i].is_partial()) {
+      continue;
     }
-    dtensor::parameter_info(linear->weight).linear = {
-        Placements{cut.layouts.input_layouts.value_or(cut.linear_input)},
-        Placements{output}};
-  } else if (auto* embedding = module.as<EmbeddingImpl>()) {
-    dtensor::distribute_parameter(
-        module, "weight", mesh, {Shard(cut.embedding_dim)}, path);
-    dtensor::parameter_info(embedding->weight).embedding = {
-        Placements{cut.layouts.input_layouts.value_or(Replicate())},
-        Placements{output}};
-  } else {
-    refuse(cut.style, module, mesh, path, "a Linear or an Embedding");
+    const bool is_pending =
+        layouts.weight[i].is_shard() &&
+        layouts.output[i].is_partial(dtensor::ReduceOp::kSum) &&
+        cut.output.is_replicate();
+    WEFT_CHECK(
+        is_pending,
+        cut.style,
+        where(target),
+        target.name(),
+        ": output_layouts ",
+        layouts.output[i].to_string(),
+        " along mesh dim ",
+        i,
+        ", where the output is no pending sum.");
+    WEFT_CHECK(
+        !has_bias,
+        cut.style,
+        where(target),
+        target.name(),
+        ": output_layouts ",
+        layouts.output[i].to_string(),
+        ", but its bias is added after the reduction. Build it without bias.");
   }
 }
 
-at::Tensor move(
-    const at::Tensor& tensor,
-    const mesh::DeviceMesh& mesh,
-    Placement from,
-    Placement to) {
-  const auto placed = dtensor::is_dtensor(tensor)
-                          ? tensor
-                          : dtensor::from_local(tensor, mesh, {from});
-  return dtensor::redistribute(placed, {to});
+CutLayouts layouts_of(
+    const CutWeight& cut,
+    const StyleTarget& target,
+    int64_t tensor_dim,
+    Placement default_input) {
+  const auto& mesh = target.mesh;
+  const auto& options = cut.options;
+  const auto read = [&](const std::optional<Layout>& layout,
+                        const char* what,
+                        const Placements& otherwise) {
+    if (!layout) {
+      return otherwise;
+    }
+    layout->check(mesh, cut.style, target.name() + ": " + what);
+    return layout->on(mesh);
+  };
+  CutLayouts layouts;
+  layouts.weight = read(
+      options.weight_layouts,
+      "weight_layouts",
+      Placements(mesh.ndim(), Shard(tensor_dim)));
+  check_weight(cut, target, layouts.weight, tensor_dim);
+  Placements input;
+  for (const auto& placement : layouts.weight) {
+    input.push_back(placement.is_shard() ? default_input : Replicate());
+  }
+  layouts.input = read(options.input_layouts, "input_layouts", input);
+  Placements output;
+  for (size_t i = 0; i < layouts.weight.size(); ++i) {
+    const bool is_cut = layouts.weight[i].is_shard();
+    output.push_back(is_cut ? cut.output : layouts.input[i]);
+    layouts.bias.push_back(is_cut && tensor_dim == 0 ? Shard(0) : Replicate());
+  }
+  layouts.output = read(options.output_layouts, "output_layouts", output);
+  return layouts;
+}
+
+[[noreturn]] void refuse_type(const CutWeight& cut, const StyleTarget& target) {
+  mesh::throw_error<c10::ValueError>(
+      std::string("[") + cut.style + "] " + target.name() + " is a " +
+      target.module.name() +
+      ", not a Linear or an Embedding. Choose another style, or place its "
+      "parameters with dtensor::distribute_parameter(). (" +
+      where(target).text + ")");
+}
+
+void check_embedding(
+    const CutWeight& cut,
+    const StyleTarget& target,
+    const EmbeddingImpl& embedding) {
+  const auto& options = embedding.options;
+  const char* what = options.sparse()               ? "sparse gradients"
+                     : options.max_norm()           ? "max_norm"
+                     : options.scale_grad_by_freq() ? "scale_grad_by_freq"
+                                                    : nullptr;
+  WEFT_CHECK(
+      what == nullptr,
+      cut.style,
+      where(target),
+      target.name(),
+      " is an Embedding with ",
+      what ? what : "",
+      ", which needs all its rows on one rank. Build it without.");
+}
+
+void check_has_weight(
+    const CutWeight& cut,
+    const StyleTarget& target,
+    const at::Tensor& weight) {
+  WEFT_CHECK(
+      weight.defined() && weight.dim() == 2,
+      cut.style,
+      where(target),
+      target.name(),
+      " has a weight of 2 dims: ",
+      weight.defined() ? std::to_string(weight.dim()) + " dims" : "none",
+      " vs 2 dims. A head that borrows another module's weight is placed with "
+      "that one.");
+}
+
+CutLayouts fit_layouts(const CutWeight& cut, const StyleTarget& target) {
+  if (auto* linear = target.module.as<LinearImpl>()) {
+    check_has_weight(cut, target, linear->weight);
+    auto layouts = layouts_of(cut, target, cut.linear_dim, cut.linear_input);
+    check_output(cut, target, layouts, linear->bias.defined());
+    return layouts;
+  }
+  if (auto* embedding = target.module.as<EmbeddingImpl>()) {
+    check_has_weight(cut, target, embedding->weight);
+    check_embedding(cut, target, *embedding);
+    auto layouts = layouts_of(cut, target, cut.embedding_dim, Replicate());
+    check_output(cut, target, layouts, /*has_bias=*/false);
+    return layouts;
+  }
+  refuse_type(cut, target);
+}
+
+std::map<std::string, Placements> place_cut(
+    const CutWeight& cut,
+    const StyleTarget& target) {
+  const auto layouts = fit_layouts(cut, target);
+  std::map<std::string, Placements> places{{"weight", layouts.weight}};
+  const auto* linear = target.module.as<LinearImpl>();
+  if (linear && linear->bias.defined()) {
+    places["bias"] = layouts.bias;
+  }
+  return places;
+}
+
+void apply_cut(const CutWeight& cut, const StyleTarget& target) {
+  const auto layouts = fit_layouts(cut, target);
+  dtensor::OpLayout layout;
+  layout.input = layouts.input;
+  layout.output = layouts.output;
+  layout.use_local_output = cut.options.use_local_output;
+  if (auto* linear = target.module.as<LinearImpl>()) {
+    dtensor::parameter_info(linear->weight).linear = layout;
+  } else if (auto* embedding = target.module.as<EmbeddingImpl>()) {
+    dtensor::parameter_info(embedding->weight).embedding = layout;
+  }
+}
+
+ParallelStyle cut_style(CutWeight cut) {
+  return ParallelStyle(
+      {.name = cut.style,
+       .places_parameters = true,
+       .place = [cut](const auto& target) { return place_cut(cut, target); },
+       .apply = [cut](const auto& target) { apply_cut(cut, target); }});
 }
 
 } // namespace
 
 ParallelStyle ColwiseParallel(LayoutOptions options) {
-  const CutWeight cut{"ColwiseParallel", 0, 1, Replicate(), options, Shard(-1)};
-  return ParallelStyle([cut](auto& module, const auto& mesh, const auto& path) {
-    cut_weight(cut, module, mesh, path);
-  });
+  return cut_style(
+      {"ColwiseParallel", 0, 1, Replicate(), Shard(-1), std::move(options)});
 }
 
 ParallelStyle RowwiseParallel(LayoutOptions options) {
-  const CutWeight cut{"RowwiseParallel", 1, 0, Shard(-1), options, Replicate()};
-  return ParallelStyle([cut](auto& module, const auto& mesh, const auto& path) {
-    cut_weight(cut, module, mesh, path);
-  });
-}
-
-ParallelStyle SequenceParallel(int64_t sequence_dim) {
-  return ParallelStyle([sequence_dim](
-                           torch::nn::Module& module,
-                           const mesh::DeviceMesh& mesh,
-                           const std::string& path) {
-    for (auto& item : module.named_parameters(/*recurse=*/false)) {
-      const auto parameter = dtensor::distribute_parameter(
-          module, item.key(), mesh, {Replicate()}, path);
-      dtensor::parameter_info(parameter).norm.input =
-          Placements{Shard(sequence_dim)};
-    }
-  });
-}
-
-ParallelStyle PrepareModuleInput(PrepareModuleInputOptions options) {
-  return ParallelStyle([options](
-                           torch::nn::Module& module,
-                           const mesh::DeviceMesh& mesh,
-                           const std::string&) {
-    dtensor::module_hooks(module).before.push_back(
-        [options, mesh](std::vector<at::Tensor>& inputs) {
-          inputs.at(0) = move(
-              inputs.at(0),
-              mesh,
-              options.input_layouts,
-              options.desired_input_layouts);
-        });
-  });
-}
-
-ParallelStyle PrepareModuleOutput(PrepareModuleOutputOptions options) {
-  return ParallelStyle([options](
-                           torch::nn::Module& module,
-                           const mesh::DeviceMesh& mesh,
-                           const std::string&) {
-    dtensor::module_hooks(module).after.push_back(
-        [options, mesh](const at::Tensor& output) {
-          return move(
-              output,
-              mesh,
-              options.output_layouts,
-              options.desired_output_layouts);
-        });
-  });
+  return cut_style(
+      {"RowwiseParallel", 1, 0, Shard(-1), Replicate(), std::move(options)});
 }
 
 } // namespace weft::tp

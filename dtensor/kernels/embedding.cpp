@@ -8,6 +8,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
+#include "dtensor/kernels/op_layout.h"
 #include "dtensor/parameter_info.h"
 
 namespace weft::dtensor::kernels {
@@ -100,8 +101,8 @@ at::Tensor embedding(
   check_operands(
       "embedding", spec, {weight, {indices, layout.input.has_value()}});
   const auto w = place(weight, spec);
-  const auto i = place(indices, spec, layout.input);
   const auto name = label("embedding", weight);
+  const auto i = place_as(indices, spec, layout, "embedding", weight);
   const auto plan =
       plan_embedding(spec_of(w).placements(), spec_of(i).placements(), i.dim());
 
@@ -134,7 +135,7 @@ at::Tensor embedding(
     }
     output = redistribute_to(output, spec.with(target), name);
   }
-  return output;
+  return localize_as(output, layout);
 }
 
 } // namespace weft::dtensor::kernels

@@ -11,6 +11,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/graph_nodes.h"
 #include "dtensor/kernels/kernels.h"
+#include "dtensor/kernels/op_layout.h"
 #include "dtensor/parameter_info.h"
 
 namespace weft::dtensor::kernels {
@@ -21,6 +22,10 @@ struct NormRegion {
   std::optional<at::Tensor> weight;
   std::optional<at::Tensor> bias;
   std::optional<DTensorSpec> output;
+  /// Of the whole input.
+  c10::DimVector sizes;
+  c10::DimVector strides;
+  OpLayout layout;
   std::string name;
 };
 
@@ -98,14 +103,14 @@ NormRegion enter_norm(
   const auto spec = common_spec(
       {&input, weight ? &*weight : nullptr, bias ? &*bias : nullptr});
   const auto* info = weight ? dtensor_impl(*weight) : nullptr;
-  const auto layout = info && info->parameter_info
-                          ? info->parameter_info->norm.input
-                          : std::nullopt;
-  check_operands("norm", spec, {{input, layout.has_value()}, weight, bias});
-  // A style cuts what is whole.
-  const auto x = place(input, spec);
+  const auto layout =
+      info && info->parameter_info ? info->parameter_info->norm : OpLayout();
+  check_operands(
+      "norm", spec, {{input, layout.input.has_value()}, weight, bias});
+  const auto x = place(input, spec, layout.input);
   const auto free_dims = x.dim() - static_cast<int64_t>(normalized_dims);
-  const auto wanted = layout.value_or(spec_of(x).placements());
+  const auto wanted = layout.desired_input.value_or(
+      layout.input.value_or(spec_of(x).placements()));
   Placements placements;
   Placements parameter_grad;
   for (const auto& wish : wanted) {
@@ -117,6 +122,9 @@ NormRegion enter_norm(
   }
   const auto whole = spec.with(Placements(spec.mesh_ndim(), Replicate()));
   NormRegion region;
+  region.sizes = x.sizes();
+  region.strides = x.strides();
+  region.layout = layout;
   region.name = weight ? label("norm", *weight) : "norm";
   region.output = spec.with(placements);
   region.input = enter_local(
@@ -124,7 +132,7 @@ NormRegion enter_norm(
       *region.output,
       placements,
       region.name,
-      /*asked=*/layout.has_value());
+      /*asked=*/layout.input.has_value());
   if (weight && weight->defined()) {
     region.weight =
         enter_local(place(*weight, spec), whole, parameter_grad, region.name);
@@ -136,16 +144,21 @@ NormRegion enter_norm(
   return region;
 }
 
-at::Tensor leave_norm(
-    const at::Tensor& local,
-    const at::Tensor& input,
-    const NormRegion& region) {
-  return leave_local(
+at::Tensor leave_norm(const at::Tensor& local, const NormRegion& region) {
+  const auto& sizes = region.sizes;
+  auto output = leave_local(
       local,
       *region.output,
-      input.sizes(),
-      dense_strides(input.sizes(), input.strides()),
+      sizes,
+      dense_strides(sizes, region.strides),
       region.name);
+  if (region.layout.output) {
+    output = redistribute_to(
+        output,
+        region.output->with(normalized(*region.layout.output, output.dim())),
+        region.name);
+  }
+  return localize_as(output, region.layout);
 }
 
 } // namespace
@@ -169,7 +182,6 @@ at::Tensor rms_norm(
       enter_norm(input, normalized_shape.size(), weight, std::nullopt);
   return leave_norm(
       at::rms_norm_symint(region.input, normalized_shape, region.weight, eps),
-      input,
       region);
 }
 
@@ -203,7 +215,6 @@ at::Tensor layer_norm(
           region.bias,
           eps,
           cudnn_enable),
-      input,
       region);
 }
 

@@ -1,7 +1,6 @@
 #include "recipes/config/suggest.h"
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include <fmt/format.h>
@@ -75,30 +74,6 @@ std::string list_keys(std::string_view section) {
 }
 
 } // namespace
-
-int64_t edit_distance(std::string_view a, std::string_view b) {
-  constexpr size_t kMost = 64; // Beyond it, no key is near.
-  if (a.size() > kMost || b.size() > kMost) {
-    return static_cast<int64_t>(std::max(a.size(), b.size()));
-  }
-  std::vector<int64_t> before(b.size() + 1);
-  std::vector<int64_t> last(b.size() + 1);
-  std::iota(last.begin(), last.end(), 0);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    std::vector<int64_t> now(b.size() + 1);
-    now[0] = static_cast<int64_t>(i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const int64_t replaced = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      now[j] = std::min({replaced, last[j] + 1, now[j - 1] + 1});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        now[j] = std::min(now[j], before[j - 2] + 1);
-      }
-    }
-    before = std::move(last);
-    last = std::move(now);
-  }
-  return last[b.size()];
-}
 
 std::string suggest_key(std::string_view path) {
   const auto paths = all_paths();

@@ -1,14 +1,13 @@
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "mesh/edit_distance.h"
+
 namespace weft::recipes {
 
-/// Insertions, deletions, replacements and swaps of neighbours that turn `a`
-/// into `b`. Source: Damerau (1964), in the optimal string alignment variant.
-int64_t edit_distance(std::string_view a, std::string_view b);
+using mesh::edit_distance;
 
 /// What may have been meant by the unknown dotted key `path`, as the end of a
 /// sentence: "did you mean model.heads?", or the keys that there are.

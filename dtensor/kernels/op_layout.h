@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "dtensor/autograd.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/kernels/kernels.h"
+#include "dtensor/mesh_arguments.h"
+#include "dtensor/parameter_info.h"
+
+// What a style asks of an op that uses a parameter.
+
+namespace weft::dtensor::kernels {
+
+/// The input of an op that uses `parameter`, on the mesh of `spec`, where the
+/// style wants it.
+inline at::Tensor place_as(
+    const at::Tensor& input,
+    const DTensorSpec& spec,
+    const OpLayout& layout,
+    const char* op,
+    const at::Tensor& parameter) {
+  const auto placed = place(input, spec, layout.input);
+  return layout.desired_input
+             ? redistribute_to(
+                   placed,
+                   spec.with(normalized(*layout.desired_input, placed.dim())),
+                   label(op, parameter))
+             : placed;
+}
+
+/// An op's result, as a plain tensor if the style wants one.
+inline at::Tensor localize_as(
+    const at::Tensor& output,
+    const OpLayout& layout) {
+  return layout.use_local_output ? to_local(output) : output;
+}
+
+} // namespace weft::dtensor::kernels

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtensor/placement.h"
+#include "mesh/device_mesh.h"
+
+namespace weft::tp {
+
+using dtensor::Partial;
+using dtensor::Placement;
+using dtensor::Placements;
+using dtensor::Replicate;
+using dtensor::Shard;
+
+/// How a tensor lies on the mesh that a style is applied to: one placement for
+/// every mesh dim alike, or a list with one each,
+/// `Placements{Shard(0), Replicate()}`.
+class Layout {
+ public:
+  Layout(Placement placement) : placements_{placement}, is_list_(false) {}
+  Layout(Placements placements)
+      : placements_(std::move(placements)), is_list_(true) {}
+
+  /// One placement a mesh dim.
+  Placements on(const mesh::DeviceMesh& mesh) const;
+  /// Throws: c10::ValueError naming `what` if there are more or fewer
+  /// placements than mesh dims.
+  void check(
+      const mesh::DeviceMesh& mesh,
+      const std::string& style,
+      const std::string& what) const;
+
+  bool operator==(const Layout&) const = default;
+
+ private:
+  Placements placements_;
+  bool is_list_;
+};
+
+/// Layouts of several tensors, with std::nullopt for those that stay as they
+/// are: `{Shard(1), std::nullopt}`; or of one, `Shard(1)`.
+class Layouts {
+ public:
+  Layouts() = default;
+  Layouts(Placement placement) : layouts_{Layout(placement)} {}
+  Layouts(Placements placements) : layouts_{Layout(std::move(placements))} {}
+  Layouts(Layout layout) : layouts_{std::move(layout)} {}
+  Layouts(std::initializer_list<std::optional<Layout>> layouts)
+      : layouts_(layouts) {}
+  Layouts(std::vector<std::optional<Layout>> layouts)
+      : layouts_(std::move(layouts)) {}
+
+  size_t size() const { return layouts_.size(); }
+  bool empty() const { return layouts_.empty(); }
+  const std::optional<Layout>& operator[](size_t i) const {
+    return layouts_[i];
+  }
+
+ private:
+  std::vector<std::optional<Layout>> layouts_;
+};
+
+} // namespace weft::tp

@@ -1,0 +1,119 @@
+#include "tp/module_pattern.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "mesh/edit_distance.h"
+
+namespace weft::tp {
+namespace {
+
+bool matches_component(std::string_view pattern, std::string_view text) {
+  if (pattern.empty()) {
+    return text.empty();
+  }
+  if (pattern[0] == '*') {
+    return matches_component(pattern.substr(1), text) ||
+           (!text.empty() && matches_component(pattern, text.substr(1)));
+  }
+  return !text.empty() && (pattern[0] == '?' || pattern[0] == text[0]) &&
+         matches_component(pattern.substr(1), text.substr(1));
+}
+
+std::pair<std::string_view, std::string_view> split_first(
+    std::string_view path) {
+  const auto dot = path.find('.');
+  return dot == std::string_view::npos
+             ? std::pair(path, std::string_view())
+             : std::pair(path.substr(0, dot), path.substr(dot + 1));
+}
+
+std::vector<std::string_view> components_of(std::string_view path) {
+  std::vector<std::string_view> components;
+  while (!path.empty()) {
+    const auto [first, rest] = split_first(path);
+    components.push_back(first);
+    path = rest;
+  }
+  return components;
+}
+
+// A name that a pattern could have been, and how far it is.
+struct Candidate {
+  int64_t distance = 0;
+  std::string name;
+
+  auto operator<=>(const Candidate&) const = default;
+};
+
+// Component by component where there are as many, so that globs stay.
+Candidate candidate(std::string_view pattern, std::string_view path) {
+  const auto written = components_of(pattern);
+  const auto actual = components_of(path);
+  if (written.size() != actual.size()) {
+    return {mesh::edit_distance(pattern, path), std::string(path)};
+  }
+  Candidate result;
+  for (size_t i = 0; i < written.size(); ++i) {
+    const bool fits = matches_component(written[i], actual[i]);
+    result.distance += fits ? 0 : mesh::edit_distance(written[i], actual[i]);
+    result.name += result.name.empty() ? "" : ".";
+    result.name += fits ? written[i] : actual[i];
+  }
+  return result;
+}
+
+} // namespace
+
+bool matches(std::string_view pattern, std::string_view path) {
+  if (pattern.empty()) {
+    return path.empty();
+  }
+  const auto [head, tail] = split_first(pattern);
+  if (head == "**") {
+    for (auto rest = path;; rest = split_first(rest).second) {
+      if (matches(tail, rest)) {
+        return true;
+      }
+      if (rest.empty()) {
+        return false;
+      }
+    }
+  }
+  if (path.empty()) {
+    return false;
+  }
+  const auto [first, rest] = split_first(path);
+  return matches_component(head, first) && matches(tail, rest);
+}
+
+std::string join_patterns(const std::string& outer, const std::string& inner) {
+  return outer.empty() || inner.empty() ? outer + inner : outer + "." + inner;
+}
+
+std::vector<std::string> nearest_names(
+    std::string_view pattern,
+    const std::vector<std::string>& paths) {
+  const auto limit = static_cast<int64_t>(1 + pattern.size() / 3);
+  std::vector<Candidate> near;
+  for (const auto& path : paths) {
+    auto found = candidate(pattern, path);
+    if (!path.empty() && found.distance <= limit) {
+      near.push_back(std::move(found));
+    }
+  }
+  std::sort(near.begin(), near.end());
+  std::vector<std::string> names;
+  for (const auto& [distance, name] : near) {
+    if (distance > near[0].distance + 1 || names.size() == 3) {
+      break;
+    }
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      names.push_back(name);
+    }
+  }
+  return names;
+}
+
+} // namespace weft::tp

@@ -1,0 +1,124 @@
+// Styles that keep parameters whole: SequenceParallel and NoParallel.
+
+#include <torch/torch.h>
+
+#include "dtensor/parameter_info.h"
+#include "tp/module_tensors.h"
+#include "tp/style.h"
+
+namespace weft::tp {
+namespace {
+
+using torch::nn::EmbeddingImpl;
+using torch::nn::LayerNormImpl;
+using torch::nn::LinearImpl;
+
+std::map<std::string, Placements> place_whole(const StyleTarget& target) {
+  std::map<std::string, Placements> places;
+  for (const auto& item : target.module.named_parameters(/*recurse=*/false)) {
+    places[item.key()] = Placements(target.mesh.ndim(), Replicate());
+  }
+  return places;
+}
+
+// Whether forward() is one norm op, which reads its layout from the weight.
+bool is_layer_norm(torch::nn::Module& module) {
+  const auto* norm = module.as<LayerNormImpl>();
+  return norm && norm->weight.defined();
+}
+
+void apply_sequence(
+    const Layout& sequence,
+    bool use_local_output,
+    const StyleTarget& target) {
+  const auto placements = sequence.on(target.mesh);
+  const bool is_op = is_layer_norm(target.module);
+  for (auto& item : target.module.named_parameters(/*recurse=*/false)) {
+    auto& norm = dtensor::parameter_info(item.value()).norm;
+    norm.input = placements;
+    norm.use_local_output = is_op && use_local_output;
+  }
+  if (is_op) {
+    return;
+  }
+  place_first_input(
+      target.module, target.mesh, {.from = sequence, .to = sequence});
+  if (use_local_output) {
+    place_outputs(target.module, target.mesh, {.use_local = true});
+  }
+}
+
+void apply_whole(const NoParallelOptions& options, const StyleTarget& target) {
+  const auto& mesh = target.mesh;
+  const dtensor::OpLayout layout{
+      .input = options.input_layout.on(mesh),
+      .desired_input = options.desired_input_layout.on(mesh),
+      .output = options.output_layout.on(mesh),
+      .use_local_output = options.use_local_output};
+  if (auto* linear = target.module.as<LinearImpl>()) {
+    dtensor::parameter_info(linear->weight).linear = layout;
+  } else if (auto* embedding = target.module.as<EmbeddingImpl>()) {
+    dtensor::parameter_info(embedding->weight).embedding = layout;
+  } else if (is_layer_norm(target.module)) {
+    auto* norm = target.module.as<LayerNormImpl>();
+    dtensor::parameter_info(norm->weight).norm = layout;
+  } else {
+    place_first_input(
+        target.module,
+        mesh,
+        {.from = options.input_layout, .to = options.desired_input_layout});
+    place_outputs(
+        target.module,
+        mesh,
+        {.to = options.output_layout, .use_local = options.use_local_output});
+  }
+}
+
+} // namespace
+
+ParallelStyle SequenceParallel(SequenceParallelOptions options) {
+  const auto sequence =
+      options.layouts.value_or(Layout(Shard(options.sequence_dim)));
+  const bool local = options.use_local_output;
+  return ParallelStyle(
+      {.name = "SequenceParallel",
+       .places_parameters = true,
+       .place =
+           [sequence](const StyleTarget& target) {
+             sequence.check(
+                 target.mesh, "SequenceParallel", target.name() + ": layouts");
+             return place_whole(target);
+           },
+       .apply =
+           [sequence, local](const StyleTarget& target) {
+             apply_sequence(sequence, local, target);
+           }});
+}
+
+ParallelStyle SequenceParallel(int64_t sequence_dim) {
+  return SequenceParallel(
+      SequenceParallelOptions{.sequence_dim = sequence_dim});
+}
+
+ParallelStyle NoParallel(NoParallelOptions options) {
+  return ParallelStyle(
+      {.name = "NoParallel",
+       .places_parameters = true,
+       .place =
+           [options](const StyleTarget& target) {
+             const auto check = [&](const Layout& layout, const char* what) {
+               layout.check(
+                   target.mesh, "NoParallel", target.name() + ": " + what);
+             };
+             check(options.input_layout, "input_layout");
+             check(options.output_layout, "output_layout");
+             check(options.desired_input_layout, "desired_input_layout");
+             return place_whole(target);
+           },
+       .apply =
+           [options](const StyleTarget& target) {
+             apply_whole(options, target);
+           }});
+}
+
+} // namespace weft::tp
