@@ -9,6 +9,7 @@
 #include "dtensor/autograd.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/kernels/grouped_heads.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/random.h"
 
@@ -29,20 +30,17 @@ int64_t aligned_dim(const at::Tensor& tensor, int64_t dim, int64_t ndim) {
 }
 
 // Whether `other` has the query's dim `dim` in parts that belong to the
-// query's, or only once for all of them.
+// query's, or only once for all of them, or whole groups of heads.
 bool goes_along(
     const at::Tensor& query,
     const at::Tensor& other,
-    const Placement& cut,
-    int64_t all_shards) {
+    const Placement& cut) {
   const int64_t own = aligned_dim(other, cut.tensor_dim(), query.dim());
   const int64_t size = query.size(cut.tensor_dim());
   if (own < 0 || other.size(own) == 1 || other.size(own) == size) {
     return true;
   }
-  // Grouped heads: equal shares of both.
-  return cut.is_chunked() && size % all_shards == 0 &&
-         other.size(own) % all_shards == 0;
+  return cut.tensor_dim() == query.dim() - 3 && has_groups(query, other);
 }
 
 // How one mesh dim may cut the query of [.., H, T, D], and with it the output.
@@ -50,14 +48,13 @@ Placement cut_of_query(
     const Placement& cut,
     const at::Tensor& q,
     const at::Tensor& k,
-    const at::Tensor& v,
-    int64_t all_shards) {
+    const at::Tensor& v) {
   if (!cut.is_shard() || cut.tensor_dim() >= q.dim() - 1) {
     return Replicate();
   }
   const bool is_sequence = cut.tensor_dim() == q.dim() - 2;
-  const bool fits = is_sequence || (goes_along(q, k, cut, all_shards) &&
-                                    goes_along(q, v, cut, all_shards));
+  const bool fits =
+      is_sequence || (goes_along(q, k, cut) && goes_along(q, v, cut));
   return fits ? cut : Replicate();
 }
 
@@ -66,18 +63,22 @@ struct Entering {
   Placements grad;
 };
 
-// How keys, values and masks lie beside a query that lies as `query` says.
+// How keys, values and masks lie beside a query that lies as `spec` says.
+// `whole_heads`: every rank needs all of them.
 Entering beside_query(
-    const Placements& query,
+    const DTensorSpec& spec,
     const at::Tensor& q,
     const at::Tensor& other,
-    bool has_query_sequence) {
+    bool has_query_sequence,
+    bool whole_heads = false) {
   Entering entering;
-  for (const auto& cut : query) {
+  for (const auto& cut : spec.placements()) {
     const int64_t own =
         cut.is_shard() ? aligned_dim(other, cut.tensor_dim(), q.dim()) : -1;
     const bool is_sequence = cut.is_shard() && cut.tensor_dim() == q.dim() - 2;
-    const bool is_cut = own >= 0 && (!is_sequence || has_query_sequence) &&
+    const bool is_whole = whole_heads && cut.is_shard(q.dim() - 3);
+    const bool is_cut = own >= 0 && !is_whole &&
+                        (!is_sequence || has_query_sequence) &&
                         (other.size(own) != 1 || q.size(cut.tensor_dim()) == 1);
     entering.placements.push_back(
         is_cut ? cut.with_tensor_dim(own) : Replicate());
@@ -171,8 +172,7 @@ void enter_mask(Attention& attention, const std::optional<at::Tensor>& mask) {
   const auto& spec = attention.spec;
   if (mask && mask->defined()) {
     const auto placed = place(*mask, spec);
-    const auto entering =
-        beside_query(spec.placements(), attention.q, placed, true);
+    const auto entering = beside_query(spec, attention.q, placed, true);
     attention.mask = enter_local(
         placed, spec.with(entering.placements), entering.grad, kAttentionName);
     return;
@@ -202,19 +202,22 @@ Attention enter_attention(
   result.v = place(value, common);
   Placements placements;
   for (const auto& placement : spec_of(result.q).placements()) {
-    placements.push_back(cut_of_query(
-        placement, result.q, result.k, result.v, common.mesh().size()));
+    placements.push_back(cut_of_query(placement, result.q, result.k, result.v));
   }
   result.spec = common.with(placements);
   result.q_local =
       enter_local(result.q, result.spec, placements, kAttentionName);
   const auto enter = [&](const at::Tensor& tensor) {
-    const auto entering = beside_query(placements, result.q, tensor, false);
-    return enter_local(
+    const bool whole_heads = has_groups(result.q, tensor) &&
+                             !groups_lie_alike(result.spec, result.q, tensor);
+    const auto entering =
+        beside_query(result.spec, result.q, tensor, false, whole_heads);
+    const auto local = enter_local(
         tensor,
         common.with(entering.placements),
         entering.grad,
         kAttentionName);
+    return whole_heads ? heads_for(result.spec, result.q, local) : local;
   };
   result.k_local = enter(result.k);
   result.v_local = enter(result.v);
@@ -229,6 +232,10 @@ at::Tensor attend(
     bool enable_gqa) {
   const auto& [spec, q, k, v, q_local, k_local, v_local, mask, causal] =
       attention;
+  // Groups of one head each are none: nothing to repeat.
+  const bool has_local_groups =
+      enable_gqa && (head_count(k_local) != head_count(q_local) ||
+                     head_count(v_local) != head_count(q_local));
   std::optional<at::Tensor> kept;
   // Unplaced, in one process: libtorch's own random numbers.
   const bool placed = spec.mesh_ndim() != 0;
@@ -259,7 +266,7 @@ at::Tensor attend(
         causal,
         kept,
         scale,
-        enable_gqa));
+        has_local_groups));
   }
   if (q_local.is_meta() && q_local.dim() == 4) {
     // libtorch would take the op of many parts, which no device does.
@@ -274,7 +281,7 @@ at::Tensor attend(
       placed ? 0.0 : dropout_p,
       causal,
       scale,
-      enable_gqa);
+      has_local_groups);
 }
 
 } // namespace
@@ -297,6 +304,16 @@ at::Tensor scaled_dot_product_attention(
       !is_causal || !attn_mask || !attn_mask->defined(),
       "[scaled_dot_product_attention] is_causal and attn_mask exclude each "
       "other. Put the causal part into the mask.");
+  TORCH_CHECK_VALUE(
+      enable_gqa || !(has_groups(query, key) || has_groups(query, value)),
+      "[scaled_dot_product_attention] heads of query == heads of key and value "
+      "(",
+      head_count(query),
+      " vs ",
+      head_count(key),
+      " and ",
+      head_count(value),
+      "), unless enable_gqa says that they are groups.");
   const auto attention =
       enter_attention(query, key, value, attn_mask, is_causal);
   const auto local = attend(attention, dropout_p, scale, enable_gqa);

@@ -1,10 +1,7 @@
-// Cross entropy of class logits. With the class dim cut over one mesh dim
-// (loss parallel) the logits are never gathered: each rank sends three numbers
-// a row.
-// Source: Megatron-LM's vocab-parallel cross entropy;
-// torch/distributed/tensor/parallel/loss.py.
+// Cross entropy of class logits, wherever they lie: rows may stay cut, and so
+// may the classes (loss parallel), of which the logits are never gathered.
 
-#include <limits>
+#include <optional>
 
 #include <torch/torch.h>
 
@@ -12,98 +9,20 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
-#include "mesh/communicator.h"
+#include "dtensor/kernels/row_loss.h"
+#include "dtensor/losses.h"
 
-namespace weft::dtensor::kernels {
+namespace weft::dtensor {
+namespace kernels {
 namespace {
 
 constexpr const char* kLossName = "cross_entropy";
-
-struct ClassShard {
-  mesh::Communicator* group;
-  int64_t begin;
-  int64_t ignore_index;
-};
-
-// Loss of each row from the classes [begin, begin + local.size(1)) here and
-// the others elsewhere; 0 where the target is to be ignored.
-//
-// Note [Loss parallel]
-// ~~~~~~~~~~~~~~~~~~~~
-// Each rank knows, for each row, the max m_r of its logits, the sum s_r of
-// exp(logit - m_r) and the target's logit t_r if it has that class, else 0.
-// One all_gather of (m_r, s_r, t_r) gives every rank
-//   m = max_r m_r,  loss = log(sum_r s_r exp(m_r - m)) + m - sum_r t_r,
-// added in rank order, so equal on all ranks. The gradient of a logit is
-// exp(logit - logsumexp) minus one at the target.
-struct ShardedRowLoss : torch::autograd::Function<ShardedRowLoss> {
-  static at::Tensor forward(
-      torch::autograd::AutogradContext* context,
-      const at::Tensor& logits,
-      const at::Tensor& target,
-      const ClassShard& shard) {
-    const auto x =
-        logits.to(at::promote_types(logits.scalar_type(), at::kFloat));
-    const int64_t classes = x.size(1);
-    const auto ignored = target.eq(shard.ignore_index);
-    const auto column = target - shard.begin;
-    const auto elsewhere =
-        column.lt(0).logical_or_(column.ge(classes)).logical_or_(ignored);
-    const auto safe_column = column.masked_fill(elsewhere, 0).unsqueeze(1);
-
-    auto statistics = at::empty({3, x.size(0)}, x.options());
-    if (classes == 0) {
-      statistics[0].fill_(-std::numeric_limits<double>::infinity());
-      statistics.narrow(0, 1, 2).zero_();
-    } else {
-      const auto maximum = x.amax(1);
-      statistics[0].copy_(maximum);
-      statistics[1].copy_((x - maximum.unsqueeze(1)).exp_().sum(1));
-      statistics[2].copy_(
-          x.gather(1, safe_column).squeeze(1).masked_fill_(elsewhere, 0));
-    }
-    auto all =
-        at::empty({shard.group->size(), 3, x.size(0)}, statistics.options());
-    shard.group->all_gather(all, statistics, kLossName).wait();
-    const auto maximum = all.select(1, 0).amax(0);
-    const auto sum =
-        (all.select(1, 1) * (all.select(1, 0) - maximum).exp_()).sum(0);
-    const auto log_sum = sum.log_().add_(maximum);
-    auto loss = log_sum - all.select(1, 2).sum(0);
-    loss.masked_fill_(ignored, 0);
-    context->save_for_backward(
-        {logits, log_sum, safe_column, elsewhere, ignored});
-    return loss;
-  }
-
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context,
-      torch::autograd::variable_list grads) {
-    const auto saved = context->get_saved_variables();
-    const auto& logits = saved[0];
-    const auto& log_sum = saved[1];
-    const auto& column = saved[2];
-    const auto& elsewhere = saved[3];
-    const auto& ignored = saved[4];
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !grads[0].requires_grad(),
-        "[cross_entropy] a second derivative does not exist with the class dim "
-        "cut. Redistribute the logits to R first.");
-    auto grad = (logits - log_sum.unsqueeze(1)).exp_();
-    if (grad.size(1) != 0) {
-      const auto here = elsewhere.logical_not().to(grad.scalar_type());
-      grad.scatter_add_(1, column, here.neg().unsqueeze(1));
-    }
-    grad.mul_(grads[0].masked_fill(ignored, 0).unsqueeze(1));
-    return {grad.to(logits.scalar_type()), at::Tensor(), at::Tensor()};
-  }
-};
 
 void check_targets(
     const at::Tensor& target,
     int64_t classes,
     int64_t ignore_index) {
-  if (target.device().is_cpu()) {
+  if (target.device().is_cpu() && !target.is_floating_point()) {
     const auto wrong = target.lt(0)
                            .logical_or_(target.ge(classes))
                            .logical_and_(target.ne(ignore_index));
@@ -117,25 +36,263 @@ void check_targets(
   }
 }
 
-// Sums rows that lie as `rows` say (cut over batch mesh dims, or whole).
-at::Tensor reduce_rows(
-    const at::Tensor& row_loss,
-    const at::Tensor& weights,
-    const DTensorSpec& rows,
-    int64_t reduction) {
+int64_t class_dim(const at::Tensor& logits) {
+  return logits.dim() == 1 ? 0 : 1;
+}
+
+std::vector<int64_t> sizes_of_rows(const at::Tensor& logits) {
+  auto sizes = logits.sizes().vec();
+  sizes.erase(sizes.begin() + class_dim(logits));
+  return sizes;
+}
+
+void check_loss(
+    const at::Tensor& logits,
+    const at::Tensor& target,
+    const CrossEntropyOptions& options) {
+  TORCH_CHECK_VALUE(
+      logits.dim() >= 1 &&
+          target.sizes() == (target.is_floating_point()
+                                 ? logits.sizes()
+                                 : at::IntArrayRef(sizes_of_rows(logits))),
+      "[cross_entropy] target of the logits' sizes (probabilities) or without "
+      "the class dim (classes): logits ",
+      logits.sizes(),
+      " vs target ",
+      target.sizes(),
+      " of ",
+      target.scalar_type(),
+      ".");
+  const auto& weight = options.weight;
+  TORCH_CHECK_VALUE(
+      !weight.defined() || (weight.dim() == 1 &&
+                            weight.size(0) == logits.size(class_dim(logits))),
+      "[cross_entropy] one weight a class: weight ",
+      weight.defined() ? weight.sizes() : at::IntArrayRef(),
+      " vs logits ",
+      logits.sizes(),
+      ".");
+  TORCH_CHECK_VALUE(
+      options.label_smoothing >= 0 && options.label_smoothing <= 1,
+      "[cross_entropy] 0 <= label_smoothing <= 1: ",
+      options.label_smoothing,
+      ".");
+}
+
+// A call's tensors on this rank.
+struct LossInputs {
+  at::Tensor logits, target, weight;
+  ClassPart part;
+  /// What libtorch's own op does not do.
+  bool needs_own = false;
+  double z_loss = 0;
+  int64_t reduction = at::Reduction::Mean;
+};
+
+// A tensor of options for whom nothing is to be undefined.
+std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+at::Tensor call_libtorch(const LossInputs& inputs, int64_t reduction) {
+  const auto& logits = inputs.logits;
+  return at::cross_entropy_loss(
+      logits.to(at::promote_types(logits.scalar_type(), at::kFloat)),
+      inputs.target,
+      if_defined(inputs.weight),
+      reduction,
+      inputs.part.ignore_index,
+      inputs.part.label_smoothing);
+}
+
+// What each row counts in a mean.
+at::Tensor counts_of(const LossInputs& inputs, const at::Tensor& loss) {
+  if (inputs.target.is_floating_point()) {
+    return at::ones_like(loss);
+  }
+  const auto counted = inputs.target.ne(inputs.part.ignore_index);
+  return inputs.weight.defined()
+             ? inputs.weight.take(inputs.target.mul(counted)).mul(counted)
+             : counted;
+}
+
+RowLosses losses_of_rows(const LossInputs& inputs) {
+  if (inputs.needs_own) {
+    check_targets(inputs.target, inputs.part.classes, inputs.part.ignore_index);
+    return row_losses(inputs.logits, inputs.target, inputs.weight, inputs.part);
+  }
+  const auto loss = call_libtorch(inputs, at::Reduction::None);
+  const bool is_mean = inputs.reduction == at::Reduction::Mean;
+  return {loss, {}, is_mean ? counts_of(inputs, loss) : at::Tensor()};
+}
+
+// The loss of each row, or what is to be summed over all: the losses; for a
+// mean also what it is divided by; and both of a z-loss whose rows count
+// otherwise than those of the loss.
+std::vector<at::Tensor> terms(const LossInputs& inputs) {
+  auto rows = losses_of_rows(inputs);
+  const bool is_mean = inputs.reduction == at::Reduction::Mean;
+  std::vector<at::Tensor> numbers{rows.loss};
+  if (is_mean) {
+    numbers.push_back(rows.weight.to(rows.loss.scalar_type()));
+  }
+  if (inputs.z_loss != 0) {
+    auto z = rows.log_sum.square() * inputs.z_loss;
+    at::Tensor counted;
+    if (!inputs.target.is_floating_point()) {
+      counted = inputs.target.ne(inputs.part.ignore_index);
+      z = z.masked_fill(counted.logical_not(), 0);
+    }
+    if (is_mean && inputs.weight.defined() && counted.defined()) {
+      numbers.push_back(z);
+      numbers.push_back(counted.to(z.scalar_type()));
+    } else {
+      numbers[0] = rows.loss + z;
+    }
+  }
+  if (inputs.reduction != at::Reduction::None) {
+    for (auto& each : numbers) {
+      each = each.sum();
+    }
+  }
+  return numbers;
+}
+
+at::Tensor quotient(const std::vector<at::Tensor>& sums) {
+  const auto mean = sums[0] / sums[1];
+  return sums.size() == 4 ? mean + sums[2] / sums[3] : mean;
+}
+
+// How rows and classes lie.
+struct LossLayout {
+  DTensorSpec logits;
+  DTensorSpec rows;
+  DTensorSpec weight;
+  std::vector<mesh::Communicator*> groups;
+};
+
+LossLayout layout_of(const at::Tensor& logits) {
+  const auto spec = spec_of(logits).without_partial();
+  const int64_t classes = class_dim(logits);
+  LossLayout layout{.logits = spec, .rows = spec, .weight = spec, .groups = {}};
+  Placements rows;
+  Placements weight;
+  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
+    const auto& cut = spec.placement(i);
+    const int64_t dim = cut.is_shard() ? cut.tensor_dim() : -1;
+    rows.push_back(
+        dim < 0 || dim == classes
+            ? Replicate()
+            : cut.with_tensor_dim(dim > classes ? dim - 1 : dim));
+    weight.push_back(dim == classes ? cut.with_tensor_dim(0) : Replicate());
+    if (dim == classes && spec.mesh().size(i) > 1) {
+      layout.groups.push_back(&spec.mesh().group(i));
+    }
+  }
+  layout.rows = spec.with(rows);
+  layout.weight = spec.with(weight);
+  return layout;
+}
+
+LossInputs enter_loss(
+    const at::Tensor& x,
+    const at::Tensor& target,
+    const CrossEntropyOptions& options,
+    const LossLayout& layout) {
+  const auto enter = [](const at::Tensor& tensor, const DTensorSpec& spec) {
+    return enter_local(place(tensor, spec), spec, spec.placements(), kLossName);
+  };
+  LossInputs inputs;
+  inputs.target =
+      enter(target, target.is_floating_point() ? layout.logits : layout.rows);
+  inputs.logits = enter(x, layout.logits);
+  if (options.weight.defined()) {
+    inputs.weight = enter(options.weight, layout.weight);
+  }
+  inputs.part = {
+      .groups = layout.groups,
+      .ranges = {{0, x.size(class_dim(x))}},
+      .classes = x.size(class_dim(x)),
+      .dim = class_dim(x),
+      .ignore_index = options.ignore_index,
+      .label_smoothing = options.label_smoothing};
+  if (!layout.groups.empty()) {
+    inputs.part.ranges = local_ranges(layout.logits, x.sizes())[class_dim(x)];
+  }
+  // libtorch's op refuses some parts without rows.
+  inputs.needs_own = !layout.groups.empty() || options.z_loss != 0 ||
+                     inputs.logits.numel() == 0;
+  inputs.z_loss = options.z_loss;
+  inputs.reduction = options.reduction;
+  return inputs;
+}
+
+// A mean of rows that are cut: its terms are added up in one message.
+at::Tensor mean_over_ranks(
+    const std::vector<at::Tensor>& sums,
+    const DTensorSpec& pending) {
+  const auto whole = pending.without_partial();
+  const auto count = static_cast<int64_t>(sums.size());
+  const auto all =
+      leave_local(at::stack(sums), pending, {count}, {1}, kLossName);
+  const auto added =
+      enter_local(all, whole, whole.placements(), kLossName, /*asked=*/true);
+  return leave_local(quotient(added.unbind()), whole, {}, {}, kLossName);
+}
+
+at::Tensor distributed_loss(
+    const at::Tensor& x,
+    const at::Tensor& target,
+    const CrossEntropyOptions& options) {
+  const auto layout = layout_of(x);
+  const auto inputs = enter_loss(x, target, options, layout);
+  const auto& rows = layout.rows;
+  if (options.reduction == at::Reduction::None) {
+    const auto sizes = sizes_of_rows(x);
+    return leave_local(
+        terms(inputs)[0], rows, sizes, row_major_strides(sizes), kLossName);
+  }
+  if (!rows.has_shard() && !inputs.needs_own) {
+    return leave_local(
+        call_libtorch(inputs, options.reduction), rows, {}, {}, kLossName);
+  }
   Placements placements;
   for (const auto& placement : rows.placements()) {
     placements.push_back(placement.is_shard() ? Partial() : Replicate());
   }
   const auto spec = rows.with(placements);
-  auto total = leave_local(row_loss.sum(), spec, {}, {}, kLossName);
-  if (reduction == at::Reduction::Sum) {
-    return total;
+  const auto sums = terms(inputs);
+  if (options.reduction == at::Reduction::Mean && spec.has_partial()) {
+    return mean_over_ranks(sums, spec);
   }
-  auto count = leave_local(
-      weights.sum().to(row_loss.scalar_type()), spec, {}, {}, kLossName);
-  return redistribute_to(total, spec.without_partial(), kLossName) /
-         redistribute_to(count, spec.without_partial(), kLossName);
+  const auto local =
+      options.reduction == at::Reduction::Mean ? quotient(sums) : sums[0];
+  return leave_local(local, spec, {}, {}, kLossName);
+}
+
+at::Tensor plain_loss(
+    const at::Tensor& logits,
+    const at::Tensor& target,
+    const CrossEntropyOptions& options) {
+  const LossInputs inputs{
+      .logits = logits,
+      .target = target,
+      .weight = options.weight,
+      .part =
+          {.ranges = {{0, logits.size(class_dim(logits))}},
+           .classes = logits.size(class_dim(logits)),
+           .dim = class_dim(logits),
+           .ignore_index = options.ignore_index,
+           .label_smoothing = options.label_smoothing},
+      .needs_own = options.z_loss != 0,
+      .z_loss = options.z_loss,
+      .reduction = options.reduction};
+  if (!inputs.needs_own) {
+    return call_libtorch(inputs, options.reduction);
+  }
+  const auto numbers = terms(inputs);
+  return options.reduction == at::Reduction::Mean ? quotient(numbers)
+                                                  : numbers[0];
 }
 
 } // namespace
@@ -147,75 +304,30 @@ at::Tensor cross_entropy_loss(
     int64_t reduction,
     c10::SymInt ignore_index,
     double label_smoothing) {
-  const auto common = common_spec({&logits, &target});
-  check_operands("cross_entropy", common, {logits, target, weight});
-  const auto x = place(logits, common);
-  const bool plain_rows = x.dim() == 2 && label_smoothing == 0.0 &&
-                          !(weight && weight->defined()) &&
-                          !target.is_floating_point();
-  const int64_t ignored = ignore_index.expect_int();
-
-  // Rows may stay cut over any mesh dim, classes over one.
-  int64_t class_mesh_dim = -1;
-  Placements wanted;
-  Placements rows;
-  for (int64_t i = 0; i < common.mesh_ndim(); ++i) {
-    const auto& placement = spec_of(x).placement(i);
-    if (plain_rows && placement.is_shard(0)) {
-      wanted.push_back(placement);
-      rows.push_back(placement);
-    } else if (
-        plain_rows && placement.is_shard(1) && !placement.is_strided() &&
-        class_mesh_dim < 0 && common.mesh().size(i) > 1) {
-      class_mesh_dim = i;
-      wanted.push_back(placement);
-      rows.push_back(Replicate());
-    } else {
-      wanted.push_back(Replicate());
-      rows.push_back(Replicate());
-    }
-  }
-  const auto row_spec = common.with(rows);
-  const auto input_spec = common.with(wanted);
-  const auto t_local =
-      enter_local(place(target, common), row_spec, rows, kLossName);
-  // Half and bfloat16 losses are computed and returned in float, however the
-  // logits are cut: a sum over many tokens needs it.
-  const auto x_local = enter_local(x, input_spec, wanted, kLossName);
-  const auto precise = [&] {
-    return x_local.to(at::promote_types(x.scalar_type(), at::kFloat));
-  };
-
-  if (!plain_rows) {
-    std::optional<at::Tensor> w_local;
-    if (weight && weight->defined()) {
-      w_local = enter_local(place(*weight, common), row_spec, rows, kLossName);
-    }
-    auto loss = at::cross_entropy_loss(
-        precise(), t_local, w_local, reduction, ignored, label_smoothing);
-    return leave_local(loss, row_spec, loss.sizes(), loss.strides(), kLossName);
-  }
-  at::Tensor row_loss;
-  if (class_mesh_dim >= 0) {
-    const auto classes = local_ranges(input_spec, x.sizes())[1];
-    check_targets(t_local, x.size(1), ignored);
-    row_loss = ShardedRowLoss::apply(
-        x_local,
-        t_local,
-        ClassShard{
-            &common.mesh().group(class_mesh_dim), classes[0].begin, ignored});
-  } else if (reduction != at::Reduction::None && !row_spec.has_shard()) {
-    auto loss =
-        at::cross_entropy_loss(precise(), t_local, {}, reduction, ignored);
-    return leave_local(loss, row_spec, {}, {}, kLossName);
-  } else {
-    row_loss = at::cross_entropy_loss(
-        precise(), t_local, {}, at::Reduction::None, ignored);
-  }
-  if (reduction == at::Reduction::None) {
-    return leave_local(row_loss, row_spec, {x.size(0)}, {1}, kLossName);
-  }
-  return reduce_rows(row_loss, t_local.ne(ignored), row_spec, reduction);
+  return cross_entropy(
+      logits,
+      target,
+      {.weight = weight.value_or(at::Tensor()),
+       .reduction = reduction,
+       .ignore_index = ignore_index.expect_int(),
+       .label_smoothing = label_smoothing});
 }
 
-} // namespace weft::dtensor::kernels
+} // namespace kernels
+
+at::Tensor cross_entropy(
+    const at::Tensor& logits,
+    const at::Tensor& target,
+    const CrossEntropyOptions& options) {
+  kernels::check_loss(logits, target, options);
+  const auto common = kernels::common_spec({&logits, &target, &options.weight});
+  if (!is_dtensor(logits) && common.mesh_ndim() == 0) {
+    return kernels::plain_loss(logits, target, options);
+  }
+  kernels::check_operands(
+      "cross_entropy", common, {logits, target, options.weight});
+  return kernels::distributed_loss(
+      kernels::place(logits, common), target, options);
+}
+
+} // namespace weft::dtensor

@@ -44,6 +44,9 @@ at::Tensor linear(
 /// nn::Linear computes.
 at::Tensor matmul(const at::Tensor& left, const at::Tensor& right);
 
+/// The parameter whose t() this is, or an undefined tensor.
+at::Tensor transposed_parameter(const at::Tensor& transposed);
+
 /// The same with a bias, for two-dimensional inputs. Above autograd only.
 at::Tensor addmm(
     c10::DispatchKeySet keys,
@@ -149,6 +152,11 @@ void check_operands(
 
 /// Gradients for which libtorch makes plain tensors; returns their names.
 std::set<std::string> register_gradients(
+    torch::Library& above,
+    torch::Library& below);
+
+/// _to_copy, see Note [Casts]; returns its name.
+std::set<std::string> register_casts(
     torch::Library& above,
     torch::Library& below);
 

@@ -8,10 +8,9 @@
 #include "dtensor/kernels/kernels.h"
 
 namespace weft::dtensor::kernels {
-namespace {
 
-// The parameter whose t() `transposed` is, or an undefined tensor. A view
-// with a parameter's sizes and strides in reverse has its values transposed.
+// A view with a parameter's sizes and strides in reverse has its values
+// transposed.
 at::Tensor transposed_parameter(const at::Tensor& transposed) {
   if (transposed.dim() != 2 || !dtensor_impl(transposed) ||
       transposed.is_inference() || !transposed.is_view()) {
@@ -29,8 +28,6 @@ at::Tensor transposed_parameter(const at::Tensor& transposed) {
                     base.scalar_type() == transposed.scalar_type();
   return fits ? base : at::Tensor();
 }
-
-} // namespace
 
 at::Tensor matmul(const at::Tensor& left, const at::Tensor& right) {
   if (const auto weight = transposed_parameter(right); weight.defined()) {

@@ -158,6 +158,7 @@ std::set<std::string> register_kernels(
   add("value_selecting_reduction_backward",
       TORCH_FN(kernels::value_selecting_reduction_backward));
   add("one_hot", TORCH_FN(kernels::one_hot));
+  names.merge(kernels::register_casts(above, below));
   kernels::register_mean_losses(above);
   names.merge(kernels::register_gradients(above, below));
   kernels::register_elementwise_losses(above);

@@ -128,14 +128,14 @@ int64_t argument_position(const OpCall& call, std::string_view name) {
 }
 
 c10::IValue argument(const OpCall& call, std::string_view name) {
-  const int64_t position = argument_position(call, name);
+  const int64_t position = rules::argument_position(call, name);
   return position < 0 ? c10::IValue() : call.arguments[position];
 }
 
 const TensorArgument* tensor_argument(
     const OpCall& call,
     std::string_view name) {
-  const int64_t position = argument_position(call, name);
+  const int64_t position = rules::argument_position(call, name);
   for (const auto& tensor : call.tensors) {
     if (static_cast<int64_t>(tensor.argument) == position) {
       return &tensor;

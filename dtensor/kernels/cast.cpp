@@ -1,0 +1,134 @@
+// Casts: what a parameter's cast is called and laid out like, and how often
+// autocast makes it.
+
+#include <algorithm>
+#include <array>
+
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include "dtensor/autocast.h"
+#include "dtensor/dispatch.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/kernels/kernels.h"
+#include "dtensor/parameter_info.h"
+
+namespace weft::dtensor::kernels {
+namespace {
+
+// Note [Casts]
+// ~~~~~~~~~~~~
+// Autocast stands before the kernels of this folder and calls them with casts
+// of what the user gave: linear() with a weight that is no parameter. So a
+// parameter's cast has the parameter's name and layouts, and the cast of its
+// t() is the t() of its cast, in which matmul() sees the parameter again.
+// Autocast keeps the casts of leaves. An input that q, k and v ask for would be
+// cast, and then gathered, once for each: inside an Autocast scope the first
+// cast is kept with the input (as Note [Shared redistribution] has it), which
+// nobody but autocast's kernels gets to see.
+
+// One a dtype: the place of a shared redistribution's specs.
+const void* cast_id(at::ScalarType dtype) {
+  static constexpr std::array<char, 128> kTags{};
+  return &kTags.at(static_cast<size_t>(dtype));
+}
+
+bool serves(const DTensorImpl::Shared& entry, const DTensorImpl::Shared& want) {
+  return entry.spec_id == want.spec_id && entry.version == want.version &&
+         entry.grad_mode == want.grad_mode;
+}
+
+template <class Cast>
+at::Tensor
+shared_cast(const at::Tensor& self, at::ScalarType dtype, const Cast& cast) {
+  auto* impl = dtensor_impl(self);
+  const bool graph = at::GradMode::is_enabled() && self.requires_grad();
+  DTensorImpl::Shared want{
+      .spec_id = cast_id(dtype),
+      .grad_id = nullptr,
+      .version =
+          static_cast<uint32_t>(impl->version_counter().current_version()),
+      .grad_mode = graph,
+      .weak =
+          c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
+              c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()),
+      .strong = {}};
+  const auto found = std::ranges::find_if(
+      impl->shared, [&](const auto& entry) { return serves(entry, want); });
+  if (found != impl->shared.end()) {
+    return found->strong;
+  }
+  want.strong = cast();
+  impl->shared.push_back(want);
+  return want.strong;
+}
+
+bool is_shareable(const at::Tensor& self, at::ScalarType dtype) {
+  return !self.is_leaf() && !self.is_inference() &&
+         detail::is_cast_of_autocast(self.device().type(), dtype);
+}
+
+at::Tensor cast_above(
+    c10::DispatchKeySet keys,
+    const at::Tensor& self,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory,
+    bool non_blocking,
+    std::optional<at::MemoryFormat> memory_format) {
+  const bool is_cast = dtensor_impl(self) && dtype && !layout && !device;
+  if (is_cast) {
+    if (const auto weight = transposed_parameter(self); weight.defined()) {
+      return at::_to_copy(weight, at::TensorOptions(*dtype)).t();
+    }
+  }
+  const auto run = [&] {
+    // Autograd's own kernel, as addmm() calls it.
+    const auto others = keys.remove(c10::DispatchKey::AutogradPrivateUse3)
+                            .add(c10::DispatchKey::AutogradOther)
+                            .add(c10::DispatchKey::PrivateUse3);
+    return at::_ops::_to_copy::redispatch(
+        others,
+        self,
+        dtype,
+        layout,
+        device,
+        pin_memory,
+        non_blocking,
+        memory_format);
+  };
+  return is_cast && is_shareable(self, *dtype) ? shared_cast(self, *dtype, run)
+                                               : run();
+}
+
+void cast_below(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  const auto self =
+      torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  dispatch_boxed(op, keys, stack);
+  const auto* impl = dtensor_impl(self);
+  auto* result = dtensor_impl(stack->back().toTensor());
+  if (impl && result && impl->parameter_info && !result->parameter_info) {
+    // Where its gradient goes is for the parameter alone.
+    auto info = std::make_shared<ParameterInfo>(*impl->parameter_info);
+    info->gradient_reduced_elsewhere = false;
+    info->gradient_kept_placed = false;
+    result->parameter_info = std::move(info);
+  }
+}
+
+} // namespace
+
+std::set<std::string> register_casts(
+    torch::Library& above,
+    torch::Library& below) {
+  above.impl("_to_copy", TORCH_FN(cast_above));
+  below.impl(
+      "_to_copy", torch::CppFunction::makeFromBoxedFunction<&cast_below>());
+  return {"aten::_to_copy"};
+}
+
+} // namespace weft::dtensor::kernels
