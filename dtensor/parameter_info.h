@@ -19,6 +19,11 @@ struct OpLayout {
   /// Where the input is brought before the op.
   std::optional<Placements> desired_input;
   std::optional<Placements> output;
+  /// Of a linear with a whole weight: Partial where the ranks use different
+  /// parts of the whole output (heads of keys that several queries share), so
+  /// that nothing is reduced before the gradients of weight and input are. The
+  /// input is brought to every rank.
+  std::optional<Placements> output_grad;
   /// The result is this rank's part, a plain tensor.
   bool use_local_output = false;
 };

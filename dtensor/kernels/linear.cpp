@@ -27,7 +27,7 @@ namespace {
 
 struct LinearPlacements {
   Placements weight, bias, input, output;
-  Placements weight_grad, bias_grad, input_grad;
+  Placements weight_grad, bias_grad, input_grad, output_grad;
 
   void push(
       Placement w,
@@ -41,15 +41,18 @@ struct LinearPlacements {
     bias.push_back(b);
     input.push_back(x);
     output.push_back(y);
+    output_grad.push_back(y.is_partial() ? Replicate() : y);
     weight_grad.push_back(gw);
     bias_grad.push_back(gb);
     input_grad.push_back(gx);
   }
 };
 
+// `output_grad`: OpLayout's, or empty.
 LinearPlacements plan_linear(
     const Placements& weight,
     const Placements& input,
+    const Placements& output_grad,
     int64_t input_ndim) {
   const auto r = Replicate();
   const auto p = Partial();
@@ -60,6 +63,9 @@ LinearPlacements plan_linear(
       plan.push(Shard(0), Shard(0), r, last, Shard(0), Shard(0), p);
     } else if (weight[i].is_shard(1)) {
       plan.push(Shard(1), r, last, p, Shard(1), r, last);
+    } else if (!output_grad.empty() && output_grad[i].is_partial()) {
+      plan.push(r, r, r, r, p, p, p);
+      plan.output_grad.back() = p;
     } else if (input[i].is_shard() && input[i] != last) {
       plan.push(r, r, input[i], input[i], p, p, input[i]);
     } else {
@@ -83,7 +89,7 @@ LinearPlan entries_of(
       .weight_grad = entry(placements.weight_grad),
       .bias_grad = entry(placements.bias_grad),
       .input_grad = entry(placements.input_grad),
-      .output_grad = spec.with(placements.output).without_partial().id()};
+      .output_grad = entry(placements.output_grad)};
 }
 
 // The plans of a mesh, by where weight and input lie and the input's dims: as
@@ -93,21 +99,27 @@ class LinearPlans {
   const LinearPlan& find(
       const DTensorSpec& weight,
       const DTensorSpec& input,
+      const std::optional<Placements>& output_grad,
       int64_t input_ndim) {
-    const std::tuple key(weight.id(), input.id(), input_ndim);
+    const auto* grad_id =
+        output_grad ? weight.with(*output_grad).id() : nullptr;
+    const std::tuple key(weight.id(), input.id(), grad_id, input_ndim);
     const std::lock_guard lock(mutex_);
     auto it = plans_.find(key);
     if (it == plans_.end()) {
-      const auto placements =
-          plan_linear(weight.placements(), input.placements(), input_ndim);
+      const auto placements = plan_linear(
+          weight.placements(),
+          input.placements(),
+          output_grad.value_or(Placements()),
+          input_ndim);
       it = plans_.emplace(key, entries_of(weight, placements)).first;
     }
     return it->second;
   }
 
  private:
-  using Key =
-      std::tuple<const DTensorSpec::Entry*, const DTensorSpec::Entry*, int64_t>;
+  using Entry = LinearPlan::Entry;
+  using Key = std::tuple<Entry, Entry, Entry, int64_t>;
   std::mutex mutex_;
   std::map<Key, LinearPlan> plans_;
 };
@@ -193,7 +205,8 @@ at::Tensor linear_region(
       DTensorSpec(spec.mesh(), plan.output),
       sizes,
       row_major_strides(sizes),
-      name);
+      name,
+      DTensorSpec(spec.mesh(), plan.output_grad).placements());
 }
 
 const LinearAdapter* adapter_of(const DTensorImpl* weight) {
@@ -228,7 +241,7 @@ at::Tensor linear(
       parameter_name(weight),
       "\".");
   const auto& plan = spec.mesh().extension<LinearPlans>().find(
-      spec_of(w), spec_of(x), x.dim());
+      spec_of(w), spec_of(x), layout.output_grad, x.dim());
   const DTensorSpec output_spec(spec.mesh(), plan.output);
   const auto b = bias && bias->defined() ? place(*bias, spec) : at::Tensor();
   const bool bias_inside = b.defined() && !output_spec.has_partial();

@@ -1,5 +1,7 @@
 #include "recipes/models/llama_plan.h"
 
+#include "tp/shared_heads.h"
+
 namespace weft::recipes {
 
 tp::ParallelizePlan llama_plan(
@@ -9,13 +11,16 @@ tp::ParallelizePlan llama_plan(
   const auto stream = options.stream();
   const auto columns = ColwiseParallel({.input_layouts = stream});
   const auto rows = RowwiseParallel({.output_layouts = stream});
+  const auto keys = config.kv_heads % options.size == 0
+                        ? columns
+                        : SharedHeads({.input_layouts = stream});
   ParallelizePlan plan{
       {"model.embed_tokens",
        RowwiseParallel(
            {.input_layouts = Replicate(), .output_layouts = stream})},
       {"model.layers.*.self_attn.q_proj", columns},
-      {"model.layers.*.self_attn.k_proj", columns},
-      {"model.layers.*.self_attn.v_proj", columns},
+      {"model.layers.*.self_attn.k_proj", keys},
+      {"model.layers.*.self_attn.v_proj", keys},
       {"model.layers.*.self_attn.o_proj", rows},
       {"model.layers.*.mlp.gate_proj", columns},
       {"model.layers.*.mlp.up_proj", columns},

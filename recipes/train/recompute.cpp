@@ -10,7 +10,7 @@
 
 #include "dtensor/activation_checkpoint.h"
 #include "dtensor/module_call.h"
-#include "tp/parallelize_module.h"
+#include "tp/module_pattern.h"
 
 namespace weft::recipes {
 namespace {
