@@ -24,8 +24,6 @@ struct OpLayout {
   /// that nothing is reduced before the gradients of weight and input are. The
   /// input is brought to every rank.
   std::optional<Placements> output_grad;
-  /// The result is this rank's part, a plain tensor.
-  bool use_local_output = false;
 };
 
 /// What is known of a parameter beside its value: set by tensor-parallel

@@ -32,17 +32,13 @@ void apply_sequence(
     bool use_local_output,
     const StyleTarget& target) {
   const auto placements = sequence.on(target.mesh);
-  const bool is_op = is_layer_norm(target.module);
   for (auto& item : target.module.named_parameters(/*recurse=*/false)) {
-    auto& norm = dtensor::parameter_info(item.value()).norm;
-    norm.input = placements;
-    norm.use_local_output = is_op && use_local_output;
+    dtensor::parameter_info(item.value()).norm.input = placements;
   }
-  if (is_op) {
-    return;
+  if (!is_layer_norm(target.module)) {
+    place_first_input(
+        target.module, target.mesh, {.from = sequence, .to = sequence});
   }
-  place_first_input(
-      target.module, target.mesh, {.from = sequence, .to = sequence});
   if (use_local_output) {
     place_outputs(target.module, target.mesh, {.use_local = true});
   }
@@ -50,11 +46,10 @@ void apply_sequence(
 
 void apply_whole(const NoParallelOptions& options, const StyleTarget& target) {
   const auto& mesh = target.mesh;
-  const dtensor::OpLayout layout{
-      .input = options.input_layout.on(mesh),
-      .desired_input = options.desired_input_layout.on(mesh),
-      .output = options.output_layout.on(mesh),
-      .use_local_output = options.use_local_output};
+  dtensor::OpLayout layout;
+  layout.input = options.input_layout.on(mesh);
+  layout.desired_input = options.desired_input_layout.on(mesh);
+  layout.output = options.output_layout.on(mesh);
   if (auto* linear = target.module.as<LinearImpl>()) {
     dtensor::parameter_info(linear->weight).linear = layout;
   } else if (auto* embedding = target.module.as<EmbeddingImpl>()) {
@@ -67,10 +62,10 @@ void apply_whole(const NoParallelOptions& options, const StyleTarget& target) {
         target.module,
         mesh,
         {.from = options.input_layout, .to = options.desired_input_layout});
-    place_outputs(
-        target.module,
-        mesh,
-        {.to = options.output_layout, .use_local = options.use_local_output});
+    place_outputs(target.module, mesh, {.to = options.output_layout});
+  }
+  if (options.use_local_output) {
+    place_outputs(target.module, mesh, {.use_local = true});
   }
 }
 

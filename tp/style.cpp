@@ -4,6 +4,7 @@
 
 #include "dtensor/parameter_info.h"
 #include "mesh/error.h"
+#include "tp/module_tensors.h"
 
 namespace weft::tp {
 namespace {
@@ -214,11 +215,13 @@ void apply_cut(const CutWeight& cut, const StyleTarget& target) {
   dtensor::OpLayout layout;
   layout.input = layouts.input;
   layout.output = layouts.output;
-  layout.use_local_output = cut.options.use_local_output;
   if (auto* linear = target.module.as<LinearImpl>()) {
     dtensor::parameter_info(linear->weight).linear = layout;
   } else if (auto* embedding = target.module.as<EmbeddingImpl>()) {
     dtensor::parameter_info(embedding->weight).embedding = layout;
+  }
+  if (cut.options.use_local_output) {
+    place_outputs(target.module, target.mesh, {.use_local = true});
   }
 }
 

@@ -77,6 +77,7 @@ class ParallelStyle {
 // is likely to be used by code that knows of ranks (heads / tp_size). Here
 // model code is written for one rank, so outputs stay DTensors with whole
 // shapes, for every style, unless use_local_output asks for this rank's part.
+// It acts on modules called through dtensor::call(), as all hooks do.
 
 /// Where a module takes its input from and leaves its output.
 struct LayoutOptions {

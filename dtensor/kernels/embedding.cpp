@@ -135,7 +135,7 @@ at::Tensor embedding(
     }
     output = redistribute_to(output, spec.with(target), name);
   }
-  return localize_as(output, layout);
+  return output;
 }
 
 } // namespace weft::dtensor::kernels

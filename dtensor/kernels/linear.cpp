@@ -281,7 +281,7 @@ at::Tensor linear(
     output = redistribute_to(
         output, output_spec.without_partial(), label("linear", weight));
   }
-  return localize_as(b.defined() && !bias_inside ? output + b : output, layout);
+  return b.defined() && !bias_inside ? output + b : output;
 }
 
 } // namespace weft::dtensor::kernels

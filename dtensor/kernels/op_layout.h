@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include "dtensor/autograd.h"
-#include "dtensor/dtensor.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/mesh_arguments.h"
 #include "dtensor/parameter_info.h"
@@ -27,13 +26,6 @@ inline at::Tensor place_as(
                    spec.with(normalized(*layout.desired_input, placed.dim())),
                    label(op, parameter))
              : placed;
-}
-
-/// An op's result, as a plain tensor if the style wants one.
-inline at::Tensor localize_as(
-    const at::Tensor& output,
-    const OpLayout& layout) {
-  return layout.use_local_output ? to_local(output) : output;
 }
 
 } // namespace weft::dtensor::kernels

@@ -10,6 +10,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"
+#include "tp/module_pattern.h"
 
 namespace weft::tp {
 namespace {
@@ -109,17 +110,6 @@ TEST(ParallelizeModule, APatternWithoutAModuleNamesThoseThatThereAre) {
             HasSubstr("[parallelize_module] no module matches \"linaer\""),
             HasSubstr("\"embed\", \"norm\", \"linear\", \"rest\""),
             HasSubstr("mesh tp=2")));
-  });
-}
-
-TEST(ParallelizeModule, TheMeshHasOneDim) {
-  run_ranks(4, [](RankContext& self) {
-    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
-    auto model = deferred_model();
-    EXPECT_THAT(
-        message_of_thrown<c10::ValueError>(
-            [&] { parallelize_module(*model, mesh, {}); }),
-        AllOf(HasSubstr("2 vs 1"), HasSubstr("mesh[\"tp\"]")));
   });
 }
 
