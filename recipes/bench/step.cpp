@@ -18,6 +18,7 @@
 #include "recipes/config/validate.h"
 #include "recipes/data/staging.h"
 #include "recipes/progress/metrics_log.h"
+#include "recipes/train/loss.h"
 #include "recipes/train/train_job.h"
 
 namespace weft::recipes::bench {
@@ -171,12 +172,12 @@ class Training {
         generator_,
         at::TensorOptions(at::kLong));
     const auto batch = to_device(
-        {.tokens = data.slice(1, 0, -1), .targets = data.slice(1, 1)},
+        {.input = data.slice(1, 0, -1), .target = data.slice(1, 1)},
         job_.mesh.world().device());
     const auto begin = Clock::now();
     auto loss = token_loss(
-        (*job_.ddp)(batch.tokens),
-        batch.targets,
+        (*job_.ddp)(batch.input),
+        batch.target,
         options_.batch * options_.seq * options_.dp);
     loss.backward();
     job_.optimizer->step();

@@ -13,6 +13,7 @@
 #include "recipes/config/validate.h"
 #include "recipes/explain/measured.h"
 #include "recipes/explain/memory_meter.h"
+#include "recipes/train/loss.h"
 #include "recipes/train/planner_links.h"
 #include "recipes/train/train_job.h"
 
@@ -55,10 +56,6 @@ class DryRun {
   }
 
  private:
-  int64_t global_tokens() const {
-    return recipe_.train.global_batch_size * recipe_.data.sequence_length;
-  }
-
   const Recipe& recipe_;
   TrainJob job_;
 };

@@ -1,11 +1,12 @@
 #include "recipes/train/train_job.h"
 
+#include "dtensor/async_tp.h"
 #include "dtensor/deferred_init.h"
-#include "dtensor/losses.h"
-#include "dtensor/scopes.h"
+#include "dtensor/dtype_support.h"
 #include "recipes/models/registry.h"
 #include "recipes/train/ddp_config.h"
 #include "recipes/train/recompute.h"
+#include "tp/lora.h"
 
 namespace weft::recipes {
 namespace {
@@ -23,15 +24,42 @@ torch::optim::AdamWOptions adamw_options(const Recipe& recipe) {
       .weight_decay(adamw.weight_decay);
 }
 
-at::Tensor summed_loss(
-    const at::Tensor& logits,
-    const at::Tensor& targets,
-    dtensor::CrossEntropyOptions options = {}) {
-  options.reduction = at::Reduction::Sum;
-  // Every rank of the tp mesh has the targets of its replica.
-  const dtensor::ImplicitReplication whole_targets;
-  return dtensor::cross_entropy(
-      logits.flatten(0, -2), targets.reshape(-1), options);
+// What is computed in has to be possible on the device.
+void check_dtypes(const Recipe& recipe, c10::Device device) {
+  const auto computed_in = ddp_options(recipe).mixed_precision;
+  if (!computed_in || !computed_in->param_dtype || device.is_meta()) {
+    return;
+  }
+  try {
+    dtensor::check_dtype(device, *computed_in->param_dtype);
+  } catch (const c10::ValueError& error) {
+    refuse(
+        recipe,
+        recipe.ddp.param_dtype == "none" ? "train.dtype" : "ddp.param_dtype",
+        error.what_without_backtrace());
+  }
+}
+
+dtensor::AsyncTp async_mode(const std::string& name) {
+  if (name == "on") {
+    return dtensor::AsyncTp::kOn;
+  }
+  return name == "off" ? dtensor::AsyncTp::kOff : dtensor::AsyncTp::kAuto;
+}
+
+void add_adapters(const Recipe& recipe, Model& model) {
+  const auto& lora = recipe.lora;
+  if (lora.rank == 0) {
+    return;
+  }
+  try {
+    tp::add_lora(
+        model,
+        lora.targets,
+        {.rank = lora.rank, .alpha = lora.alpha, .dropout = lora.dropout});
+  } catch (const c10::ValueError& error) {
+    refuse(recipe, "lora.targets", error.what_without_backtrace());
+  }
 }
 
 } // namespace
@@ -40,10 +68,13 @@ TrainJob make_train_job(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     std::optional<c10::Device> device) {
+  check_dtypes(recipe, device.value_or(mesh.world().device()));
   TrainJob job;
   job.mesh = mesh;
   job.model = build_deferred(recipe);
+  dtensor::set_async_tp(mesh, async_mode(recipe.tp.async_tp));
   tp::parallelize_module(*job.model, mesh["tp"], model_plan(recipe));
+  add_adapters(recipe, *job.model);
   job.ddp = std::make_unique<ddp::DistributedDataParallel<Model>>(
       job.model, mesh["dp"], ddp_options(recipe));
   dtensor::materialize(
@@ -101,37 +132,6 @@ void adopt_state(
     group.set_options(
         std::make_unique<torch::optim::AdamWOptions>(adamw_options(recipe)));
   }
-}
-
-int64_t targets_per_step(const Recipe& recipe) {
-  const int64_t samples = recipe.train.global_batch_size;
-  return recipe.data.type == "text" ? samples * recipe.data.sequence_length
-                                    : samples;
-}
-
-at::Tensor token_loss(
-    const at::Tensor& logits,
-    const at::Tensor& targets,
-    int64_t targets_in_all) {
-  return summed_loss(logits, targets) / static_cast<double>(targets_in_all);
-}
-
-at::Tensor training_loss(
-    const Recipe& recipe,
-    Model& model,
-    const at::Tensor& logits,
-    const at::Tensor& targets) {
-  const auto loss = summed_loss(
-                        logits,
-                        targets,
-                        {.label_smoothing = recipe.train.label_smoothing,
-                         .z_loss = recipe.train.z_loss}) /
-                    static_cast<double>(targets_per_step(recipe));
-  const auto auxiliary = model.auxiliary_loss();
-  return auxiliary.defined()
-             ? loss + auxiliary /
-                          static_cast<double>(recipe.train.global_batch_size)
-             : loss;
 }
 
 } // namespace weft::recipes

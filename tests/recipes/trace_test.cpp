@@ -12,6 +12,7 @@
 #include "recipes/config/validate.h"
 #include "recipes/trace/op_spans.h"
 #include "recipes/trace/step_tracer.h"
+#include "recipes/train/loss.h"
 #include "recipes/train/train_job.h"
 #include "tests/recipes/fixtures.h"
 #include "tests/support/run_ranks.h"
