@@ -12,6 +12,7 @@
 
 #include "dtensor/fused/experts.h"
 #include "dtensor/fused/grouped_mm.h"
+#include "dtensor/meta_kernels.h"
 #include "dtensor/parameter_info.h"
 #include "mesh/ledger.h"
 #include "tests/dtensor/on_ranks.h"
@@ -414,6 +415,7 @@ TEST(Experts, WithAGraphOfTheGradient) {
 
 // A dry run: even shares, and as many collectives.
 TEST(Experts, OnTheMetaDevice) {
+  ensure_meta_kernels();
   const auto mesh = fake_line(1, 3);
   const auto meta = [&](std::vector<int64_t> sizes, Placement placement) {
     const DTensorSpec spec(mesh, {placement});
