@@ -45,6 +45,10 @@ install: build ## install to PREFIX (/usr/local)
 	@cmake=$$([ -x .venv/bin/cmake ] && echo .venv/bin/cmake || echo cmake); \
 	"$$cmake" --install build --prefix "$(PREFIX)"
 
+.PHONY: digits
+digits: ## fetch the digit images of scikit-learn (.cache/digits.csv.gz)
+	@scripts/digits.sh
+
 .PHONY: peer
 peer: setup ## make .venv-peer: PyTorch with Python, to compare with
 	@scripts/peer.sh

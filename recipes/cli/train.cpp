@@ -45,7 +45,7 @@ void train(const TrainArguments& arguments) {
   const auto loader = BatchLoader::open(recipe, 0);
   const bool fresh = arguments.fresh || recipe.checkpoint.resume == "never";
   if (!fresh) {
-    check_run_fits(recipe, loader.corpus().fingerprint_text());
+    check_run_fits(recipe, loader.data().fingerprint_text());
   }
   const auto world = mesh::World::from_env(options);
   run_training(recipe, world, fresh);

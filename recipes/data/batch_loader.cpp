@@ -1,18 +1,40 @@
 #include "recipes/data/batch_loader.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "mesh/error.h"
 #include "recipes/config/recipe.h"
+#include "recipes/data/digit_images.h"
+#include "recipes/data/text_dataset.h"
 
 namespace weft::recipes {
+namespace {
 
-BatchLoader::BatchLoader(TextCorpus corpus, SampleOrder order, BatchShape shape)
-    : corpus_(std::move(corpus)), order_(order), shape_(shape) {
+std::unique_ptr<Dataset> open_text(const Recipe& recipe) {
+  TextCorpus corpus(recipe.data.paths, place_of(recipe, "data.paths"));
+  const SampleOrder order(
+      corpus.size(),
+      recipe.data.sequence_length,
+      static_cast<uint64_t>(recipe.seed),
+      place_of(recipe, "data.sequence_length"));
+  return std::make_unique<TextDataset>(std::move(corpus), order);
+}
+
+std::unique_ptr<Dataset> open_digits(const Recipe& recipe) {
+  return std::make_unique<DigitImages>(
+      recipe.data.paths,
+      static_cast<uint64_t>(recipe.seed),
+      place_of(recipe, "data.paths"));
+}
+
+} // namespace
+
+BatchLoader::BatchLoader(std::unique_ptr<Dataset> data, BatchShape shape)
+    : data_(std::move(data)), shape_(shape) {
   const mesh::ErrorContext where{fmt::format(
       "dp={}, micro_batch_size={}", shape.dp, shape.micro_batch_size)};
   WEFT_CHECK(
@@ -40,15 +62,8 @@ BatchLoader::BatchLoader(TextCorpus corpus, SampleOrder order, BatchShape shape)
 }
 
 BatchLoader BatchLoader::open(const Recipe& recipe, int64_t dp_rank) {
-  TextCorpus corpus(recipe.data.paths, place_of(recipe, "data.paths"));
-  const SampleOrder order(
-      corpus.size(),
-      recipe.data.sequence_length,
-      static_cast<uint64_t>(recipe.seed),
-      place_of(recipe, "data.sequence_length"));
   return {
-      std::move(corpus),
-      order,
+      recipe.data.type == "digits" ? open_digits(recipe) : open_text(recipe),
       {.global_batch_size = recipe.train.global_batch_size,
        .micro_batch_size = recipe.train.micro_batch_size,
        .dp = recipe.mesh.dp,
@@ -63,49 +78,30 @@ int64_t BatchLoader::first_sample(int64_t accumulation) const {
   return (accumulation * shape_.dp + shape_.dp_rank) * shape_.micro_batch_size;
 }
 
+std::vector<int64_t> BatchLoader::samples_from(int64_t first) const {
+  std::vector<int64_t> samples(static_cast<size_t>(shape_.micro_batch_size));
+  std::iota(samples.begin(), samples.end(), first);
+  return samples;
+}
+
 Batch BatchLoader::train(int64_t next_sample, int64_t accumulation) {
   const int64_t first = first_sample(accumulation);
-  std::vector<int64_t> offsets;
-  for (int64_t i = 0; i < shape_.micro_batch_size; ++i) {
-    offsets.push_back(order_.train_offset(next_sample + first + i));
-  }
-  Batch batch = read(offsets);
+  Batch batch = data_->train(samples_from(next_sample + first));
   batch.first_sample = first;
   return batch;
 }
 
 Batch BatchLoader::heldout(int64_t batch_index, int64_t accumulation) {
   const int64_t first = first_sample(accumulation);
-  std::vector<int64_t> offsets;
-  for (int64_t i = 0; i < shape_.micro_batch_size; ++i) {
-    offsets.push_back(order_.heldout_offset(
-        batch_index * shape_.global_batch_size + first + i));
-  }
-  Batch batch = read(offsets);
+  Batch batch = data_->heldout(
+      samples_from(batch_index * shape_.global_batch_size + first));
   batch.first_sample = first;
   return batch;
 }
 
 int64_t BatchLoader::num_heldout_batches(int64_t wanted) const {
-  const int64_t full = order_.num_heldout_samples() / shape_.global_batch_size;
+  const int64_t full = data_->num_heldout_samples() / shape_.global_batch_size;
   return std::min(wanted, std::max<int64_t>(full, 1));
-}
-
-Batch BatchLoader::read(const std::vector<int64_t>& offsets) {
-  const auto batch_size = static_cast<int64_t>(offsets.size());
-  const int64_t length = order_.sequence_length();
-  Batch batch{
-      .tokens = at::empty({batch_size, length}, at::kLong),
-      .targets = at::empty({batch_size, length}, at::kLong)};
-  std::vector<uint8_t> bytes(static_cast<size_t>(length) + 1);
-  auto* tokens = batch.tokens.mutable_data_ptr<int64_t>();
-  auto* targets = batch.targets.mutable_data_ptr<int64_t>();
-  for (const int64_t offset : offsets) {
-    corpus_.read(offset, bytes);
-    tokens = std::copy(bytes.begin(), bytes.end() - 1, tokens);
-    targets = std::copy(bytes.begin() + 1, bytes.end(), targets);
-  }
-  return batch;
 }
 
 } // namespace weft::recipes

@@ -1,12 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
-#include "recipes/data/sample_order.h"
-#include "recipes/data/text_corpus.h"
+#include "recipes/data/dataset.h"
 
 namespace weft::recipes {
 struct Recipe;
@@ -19,15 +17,6 @@ struct BatchShape {
   int64_t dp_rank = 0;
 };
 
-/// A micro-batch of one replica.
-/// Shapes: tokens, targets [B, T] int64; targets are the tokens one further.
-struct Batch {
-  at::Tensor tokens;
-  at::Tensor targets;
-  /// The position of its first sample in the global batch.
-  int64_t first_sample = 0;
-};
-
 /// Cuts global batches into micro-batches. Global batch s is the samples
 /// [s * G, (s + 1) * G); of it, replica r takes at accumulation a the samples
 /// a * dp * B + r * B + [0, B). So the global batch is the same on every mesh.
@@ -35,7 +24,7 @@ class BatchLoader {
  public:
   /// Throws: c10::ValueError unless dp * micro_batch_size divides
   /// global_batch_size and dp_rank < dp.
-  BatchLoader(TextCorpus corpus, SampleOrder order, BatchShape shape);
+  BatchLoader(std::unique_ptr<Dataset> data, BatchShape shape);
 
   /// Opens what a validated recipe names.
   /// Throws: mesh::UsageError at the recipe's key.
@@ -50,15 +39,14 @@ class BatchLoader {
   /// least one, in which samples repeat if they are too few.
   int64_t num_heldout_batches(int64_t wanted) const;
 
-  const TextCorpus& corpus() const { return corpus_; }
-  const SampleOrder& order() const { return order_; }
+  const Dataset& data() const { return *data_; }
 
  private:
   int64_t first_sample(int64_t accumulation) const;
-  Batch read(const std::vector<int64_t>& offsets);
+  // The numbers of a micro-batch's samples.
+  std::vector<int64_t> samples_from(int64_t first) const;
 
-  TextCorpus corpus_;
-  SampleOrder order_;
+  std::unique_ptr<Dataset> data_;
   BatchShape shape_;
 };
 

@@ -99,6 +99,15 @@ std::vector<std::string> expand(const std::string& pattern) {
   return paths;
 }
 
+// FNV-1a. Source: Fowler, Noll and Vo, draft-eastlake-fnv.
+uint64_t add_bytes(uint64_t hash, const void* data, size_t size) {
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  for (size_t i = 0; i < size; ++i) {
+    hash = (hash ^ bytes[i]) * 0x100000001b3ULL;
+  }
+  return hash;
+}
+
 class Finder {
  public:
   explicit Finder(std::string where) : where_(std::move(where)) {}
@@ -183,6 +192,20 @@ std::vector<DataFile> find_files(
     finder.add(i, paths[i]);
   }
   return finder.take();
+}
+
+uint64_t fingerprint(std::span<const DataFile> files) {
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const DataFile& file : files) {
+    const std::string name = fs::path(file.path).filename();
+    hash = add_bytes(hash, name.c_str(), name.size() + 1);
+    for (int shift = 0; shift < 64; shift += 8) {
+      const auto byte = static_cast<unsigned char>(
+          static_cast<uint64_t>(file.size_bytes) >> shift);
+      hash = add_bytes(hash, &byte, 1);
+    }
+  }
+  return hash;
 }
 
 } // namespace weft::recipes

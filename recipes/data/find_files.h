@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,5 +23,9 @@ struct DataFile {
 std::vector<DataFile> find_files(
     const std::vector<std::string>& paths,
     const std::string& where);
+
+/// Of all names (without their folders) and sizes: tells whether a later run
+/// has the same files.
+uint64_t fingerprint(std::span<const DataFile> files);
 
 } // namespace weft::recipes

@@ -53,6 +53,12 @@ int64_t permute(int64_t index, int64_t size, uint64_t seed, uint64_t stream) {
   return static_cast<int64_t>(value);
 }
 
+int64_t shuffled(int64_t global_index, int64_t size, uint64_t seed) {
+  check_index("shuffled", global_index, INT64_MAX);
+  const auto epoch = static_cast<uint64_t>(global_index / size);
+  return permute(global_index % size, size, seed, epoch);
+}
+
 SampleOrder::SampleOrder(
     int64_t num_tokens,
     int64_t sequence_length,
@@ -75,12 +81,7 @@ SampleOrder::SampleOrder(
 }
 
 int64_t SampleOrder::train_offset(int64_t global_index) const {
-  check_index("train_offset", global_index, INT64_MAX);
-  const int64_t epoch = global_index / num_train_samples_;
-  const int64_t index = global_index % num_train_samples_;
-  return permute(
-             index, num_train_samples_, seed_, static_cast<uint64_t>(epoch)) *
-         sequence_length_;
+  return shuffled(global_index, num_train_samples_, seed_) * sequence_length_;
 }
 
 int64_t SampleOrder::heldout_offset(int64_t index) const {

@@ -12,6 +12,11 @@ namespace weft::recipes {
 /// Throws: c10::ValueError unless 0 <= index < size.
 int64_t permute(int64_t index, int64_t size, uint64_t seed, uint64_t stream);
 
+/// Which of `size` training samples comes at place `global_index`, counted over
+/// all epochs: each epoch takes all of them in an order of its own.
+/// Throws: c10::ValueError if the place is negative.
+int64_t shuffled(int64_t global_index, int64_t size, uint64_t seed);
+
 /// Where every sample begins. The last 1 % of the tokens, or as many as one
 /// sample needs, are held out; the rest is cut into windows of
 /// sequence_length + 1 tokens that share their end tokens with the next, and

@@ -15,8 +15,8 @@ Batch to_device(const Batch& batch, c10::Device device) {
     return batch;
   }
   return {
-      .tokens = staged(batch.tokens, device),
-      .targets = staged(batch.targets, device),
+      .input = staged(batch.input, device),
+      .target = staged(batch.target, device),
       .first_sample = batch.first_sample};
 }
 

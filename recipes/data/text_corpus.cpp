@@ -8,7 +8,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include <fmt/format.h>
@@ -43,15 +42,6 @@ int open_unchanged(const DataFile& file, int64_t offset) {
           "changed since the run started: {} bytes then, {} now",
           file.size_bytes,
           status.st_size));
-}
-
-// FNV-1a. Source: Fowler, Noll and Vo, draft-eastlake-fnv.
-uint64_t add_bytes(uint64_t hash, const void* data, size_t size) {
-  const auto* bytes = static_cast<const unsigned char*>(data);
-  for (size_t i = 0; i < size; ++i) {
-    hash = (hash ^ bytes[i]) * 0x100000001b3ULL;
-  }
-  return hash;
 }
 
 } // namespace
@@ -183,17 +173,7 @@ void TextCorpus::read_file(
 }
 
 uint64_t TextCorpus::fingerprint() const {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const DataFile& file : files_) {
-    const std::string name = std::filesystem::path(file.path).filename();
-    hash = add_bytes(hash, name.c_str(), name.size() + 1);
-    for (int shift = 0; shift < 64; shift += 8) {
-      const auto byte = static_cast<unsigned char>(
-          static_cast<uint64_t>(file.size_bytes) >> shift);
-      hash = add_bytes(hash, &byte, 1);
-    }
-  }
-  return hash;
+  return recipes::fingerprint(files_);
 }
 
 std::string TextCorpus::fingerprint_text() const {

@@ -12,6 +12,7 @@
 #include "mesh/ledger.h"
 #include "recipes/data/staging.h"
 #include "recipes/models/registry.h"
+#include "recipes/train/loss.h"
 #include "recipes/train/lr_schedule.h"
 #include "recipes/train/planner_links.h"
 
@@ -38,8 +39,7 @@ BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
   // Row-major mesh: tp ranks of one replica are neighbours.
   auto loader = BatchLoader::open(recipe, world.rank() / recipe.mesh.tp);
   world.check_agreement(
-      "data (names and sizes of the files)",
-      loader.corpus().fingerprint_text());
+      "data (names and sizes of the files)", loader.data().fingerprint_text());
   return loader;
 }
 
@@ -68,7 +68,7 @@ Trainer::Trainer(Recipe recipe, const mesh::World& world)
     : recipe_(std::move(recipe)),
       world_(world),
       loader_(open_data(recipe_, world)),
-      data_fingerprint_(loader_.corpus().fingerprint_text()),
+      data_fingerprint_(loader_.data().fingerprint_text()),
       job_(make_train_job(recipe_, make_mesh(recipe_, world))) {}
 
 int64_t Trainer::global_tokens() const {
@@ -98,14 +98,14 @@ at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
       dtensor::RandomBatch{
           .dim = 0,
           .first_sample = batch.first_sample,
-          .samples = batch.tokens.size(0),
+          .samples = batch.input.size(0),
           .global_samples = recipe_.train.global_batch_size});
   at::Tensor loss;
   {
     const auto phase = span("forward");
     const auto here = to_device(batch, world_.device());
     loss = training_loss(
-        recipe_, *job_.model, (*job_.ddp)(here.tokens), here.targets);
+        recipe_, *job_.model, (*job_.ddp)(here.input), here.target);
   }
   const auto phase = span("backward");
   (job_.loss_scale == 1.0 ? loss : loss * job_.loss_scale).backward();
@@ -195,9 +195,8 @@ double Trainer::evaluate() {
   for (int64_t b = 0; b < batches; ++b) {
     for (int64_t a = 0; a < loader_.accumulation_steps(); ++a) {
       const auto batch = to_device(loader_.heldout(b, a), world_.device());
-      sum +=
-          token_loss((*job_.ddp)(batch.tokens), batch.targets, global_tokens())
-              .item<double>();
+      sum += token_loss((*job_.ddp)(batch.input), batch.target, global_tokens())
+                 .item<double>();
     }
   }
   job_.model->train();
@@ -226,17 +225,19 @@ std::string Trainer::describe() const {
     count += parameter.numel();
   }
   return fmt::format(
-      "{}: {} with {:.2f} M parameters on dp={} tp={}, {:.1f} MB of text, "
-      "{} steps of {} x {} tokens",
+      "{}: {} with {:.2f} M parameters on dp={} tp={}, {}, {} steps of {} "
+      "{}",
       recipe_.name,
       model_title(recipe_),
       static_cast<double>(count) * 1e-6,
       recipe_.mesh.dp,
       recipe_.mesh.tp,
-      static_cast<double>(loader_.corpus().size()) * 1e-6,
+      loader_.data().describe(),
       recipe_.train.steps,
       recipe_.train.global_batch_size,
-      recipe_.data.sequence_length);
+      recipe_.data.type == "text"
+          ? fmt::format("x {} tokens", recipe_.data.sequence_length)
+          : "images");
 }
 
 } // namespace weft::recipes

@@ -26,6 +26,7 @@
 #include "mesh/reduction.h"
 #include "recipes/data/staging.h"
 #include "recipes/train/adamw.h"
+#include "recipes/train/loss.h"
 #include "recipes/train/train_job.h"
 
 namespace weft {
@@ -268,11 +269,11 @@ Trained train(const mesh::World& world, const std::string& dtype, int steps) {
     const auto data =
         at::arange(4 * 33).mul(31 + step).remainder(96).view({4, 33});
     const auto batch = recipes::to_device(
-        {.tokens = data.narrow(1, 0, 32).contiguous(),
-         .targets = data.narrow(1, 1, 32).contiguous()},
+        {.input = data.narrow(1, 0, 32).contiguous(),
+         .target = data.narrow(1, 1, 32).contiguous()},
         world.device());
     auto loss =
-        recipes::token_loss((*job.ddp)(batch.tokens), batch.targets, 4 * 32);
+        recipes::token_loss((*job.ddp)(batch.input), batch.target, 4 * 32);
     loss.backward();
     result.losses.push_back(loss.item<double>());
     job.optimizer->step();
@@ -407,10 +408,10 @@ TEST_F(GpuTest, MemoryIsCountedAndBatchesArriveWhole) {
   const auto tokens = at::arange(1 << 16).view({64, 1024});
   for (int i = 0; i < 20; ++i) { // Pinned memory is used again meanwhile.
     const auto there = recipes::to_device(
-        {.tokens = tokens + i, .targets = tokens - i}, device());
-    EXPECT_EQ(there.tokens.device(), device());
-    EXPECT_TRUE(at::equal(there.tokens.cpu(), tokens + i));
-    EXPECT_TRUE(at::equal(there.targets.cpu(), tokens - i));
+        {.input = tokens + i, .target = tokens - i}, device());
+    EXPECT_EQ(there.input.device(), device());
+    EXPECT_TRUE(at::equal(there.input.cpu(), tokens + i));
+    EXPECT_TRUE(at::equal(there.target.cpu(), tokens - i));
   }
   const auto big = at::empty({1 << 26}, on_gpu(at::kByte));
   if (device().is_cuda()) {

@@ -9,6 +9,7 @@
 
 #include "mesh/error.h"
 #include "recipes/config/validate.h"
+#include "recipes/data/text_dataset.h"
 #include "tests/recipes/fixtures.h"
 
 namespace weft::recipes {
@@ -33,10 +34,11 @@ class BatchLoaderTest : public ::testing::Test {
 
   BatchLoader loader(BatchShape shape) const {
     return {
-        TextCorpus({folder_.path()}),
-        SampleOrder(num_tokens_, kLength, /*seed=*/42),
+        std::make_unique<TextDataset>(TextCorpus({folder_.path()}), order()),
         shape};
   }
+
+  SampleOrder order() const { return {num_tokens_, kLength, /*seed=*/42}; }
 
   // All samples of a step, in the order of the global batch.
   at::Tensor global_batch(
@@ -58,7 +60,7 @@ class BatchLoaderTest : public ::testing::Test {
             heldout ? part.heldout(step, a) : part.train(step * global, a);
         const at::Tensor rows = all.narrow(0, batch.first_sample, micro);
         EXPECT_TRUE(rows.eq(-1).all().item<bool>()) << "taken twice";
-        rows.copy_(at::cat({batch.tokens, batch.targets}, 1));
+        rows.copy_(at::cat({batch.input, batch.target}, 1));
       }
     }
     return all;
@@ -71,13 +73,13 @@ class BatchLoaderTest : public ::testing::Test {
 TEST_F(BatchLoaderTest, GivesTokensAndTheTokensOneFurther) {
   BatchLoader data = loader({.global_batch_size = 3, .micro_batch_size = 3});
   const Batch batch = data.train(/*next_sample=*/5 * 3, /*accumulation=*/0);
-  ASSERT_EQ(batch.tokens.sizes(), (at::IntArrayRef{3, kLength}));
-  ASSERT_EQ(batch.tokens.scalar_type(), at::kLong);
+  ASSERT_EQ(batch.input.sizes(), (at::IntArrayRef{3, kLength}));
+  ASSERT_EQ(batch.input.scalar_type(), at::kLong);
   for (int64_t row = 0; row < 3; ++row) {
-    const int64_t begin = data.order().train_offset(5 * 3 + row);
+    const int64_t begin = order().train_offset(5 * 3 + row);
     for (int64_t i = 0; i < kLength; ++i) {
-      EXPECT_EQ(batch.tokens[row][i].item<int64_t>(), (begin + i) % 251);
-      EXPECT_EQ(batch.targets[row][i].item<int64_t>(), (begin + i + 1) % 251);
+      EXPECT_EQ(batch.input[row][i].item<int64_t>(), (begin + i) % 251);
+      EXPECT_EQ(batch.target[row][i].item<int64_t>(), (begin + i + 1) % 251);
     }
   }
 }
@@ -105,13 +107,13 @@ TEST_F(BatchLoaderTest, TheGlobalBatchIsTheSameOnEveryMesh) {
 }
 
 TEST_F(BatchLoaderTest, StepsFollowOneAnother) {
-  const int64_t samples = loader({}).order().num_train_samples();
+  const int64_t samples = order().num_train_samples();
   std::set<int64_t> seen;
   BatchLoader data = loader({});
   for (int64_t step = 0; step < samples; ++step) {
     const Batch batch = data.train(step, 0);
-    const int64_t begin = data.order().train_offset(step);
-    EXPECT_EQ(batch.tokens[0][0].item<int64_t>(), begin % 251);
+    const int64_t begin = order().train_offset(step);
+    EXPECT_EQ(batch.input[0][0].item<int64_t>(), begin % 251);
     seen.insert(begin);
   }
   EXPECT_EQ(static_cast<int64_t>(seen.size()), samples);
@@ -125,7 +127,7 @@ TEST_F(BatchLoaderTest, HeldOutBatchesAreNoMoreThanThereAre) {
   EXPECT_EQ(one.num_heldout_batches(1), 1);
   EXPECT_EQ(one.num_heldout_batches(0), 0);
   const Batch first = one.heldout(0, 0);
-  EXPECT_EQ(first.tokens[0][0].item<int64_t>(), 1982 % 251);
+  EXPECT_EQ(first.input[0][0].item<int64_t>(), 1982 % 251);
   BatchLoader many = loader({.global_batch_size = 12, .micro_batch_size = 12});
   EXPECT_EQ(many.num_heldout_batches(8), 1);
 }
@@ -147,9 +149,10 @@ TEST_F(BatchLoaderTest, OpensWhatARecipeNames) {
           "data.paths=['" + folder_.path() + "']", "data.sequence_length=8"});
   validate(recipe, 2);
   BatchLoader data = BatchLoader::open(recipe, /*dp_rank=*/1);
-  EXPECT_EQ(data.corpus().size(), num_tokens_);
+  EXPECT_EQ(data.data().describe(), "0.0 MB of text");
+  EXPECT_EQ(data.data().num_train_samples(), (num_tokens_ - 20 - 1) / 8);
   const Batch batch = data.train(0, 0);
-  EXPECT_EQ(batch.tokens.size(0), 8);
+  EXPECT_EQ(batch.input.size(0), 8);
   EXPECT_EQ(batch.first_sample, 8);
   recipe.data.sequence_length = 2000;
   EXPECT_EQ(
@@ -165,6 +168,33 @@ TEST_F(BatchLoaderTest, OpensWhatARecipeNames) {
       message.find(": data.paths[0]: \"/nonexistent\": No such"),
       std::string::npos)
       << message;
+}
+
+TEST_F(BatchLoaderTest, OpensDigits) {
+  std::string rows;
+  for (int row = 0; row < 20; ++row) {
+    for (int pixel = 0; pixel < 64; ++pixel) {
+      rows += std::to_string(row % 17) + ",";
+    }
+    rows += std::to_string(row % 10) + "\n";
+  }
+  const TempFolder folder;
+  Recipe recipe = parse_recipe(
+      "model: {type: mlp, layers: 1, ffn_dim: 8}\n"
+      "data: {type: digits, paths: [" +
+          folder.write("digits.csv", rows) + "]}\n",
+      "r.yaml",
+      std::vector<std::string>{"train.global_batch_size=4"});
+  validate(recipe, 2);
+  BatchLoader data = BatchLoader::open(recipe, /*dp_rank=*/1);
+  EXPECT_EQ(data.data().num_train_samples(), 18);
+  EXPECT_EQ(data.num_heldout_batches(8), 1) << "two samples, repeated";
+  const Batch batch = data.heldout(0, 0);
+  EXPECT_EQ(batch.first_sample, 2);
+  EXPECT_EQ(batch.input.sizes(), (at::IntArrayRef{2, 1, 8, 8}));
+  EXPECT_EQ(batch.target[0].item<int64_t>(), 18 % 10);
+  EXPECT_EQ(batch.target[1].item<int64_t>(), 19 % 10);
+  EXPECT_FLOAT_EQ(batch.input[1][0][7][7].item<float>(), 2.0F / 16);
 }
 
 } // namespace

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <vector>
+
+#include "recipes/data/dataset.h"
+#include "recipes/data/sample_order.h"
+#include "recipes/data/text_corpus.h"
+
+namespace weft::recipes {
+
+/// Windows of a text in the order that SampleOrder gives.
+class TextDataset : public Dataset {
+ public:
+  TextDataset(TextCorpus corpus, SampleOrder order);
+
+  int64_t num_train_samples() const override;
+  int64_t num_heldout_samples() const override;
+  Batch train(std::span<const int64_t> samples) override;
+  Batch heldout(std::span<const int64_t> samples) override;
+  std::string fingerprint_text() const override;
+  std::string describe() const override;
+
+ private:
+  Batch read(const std::vector<int64_t>& offsets);
+
+  TextCorpus corpus_;
+  SampleOrder order_;
+};
+
+} // namespace weft::recipes
