@@ -16,16 +16,6 @@ torch::nn::Linear linear(int64_t in, int64_t out) {
   return layer;
 }
 
-RotaryTables rotary_tables(const LlamaConfig& config) {
-  const int64_t d = config.head_dim();
-  const auto exponents = torch::arange(0, d, 2, torch::kFloat) / d;
-  const auto frequencies = torch::pow(config.rope_theta, -exponents);
-  const auto angles = torch::outer(
-      torch::arange(config.max_sequence_length, torch::kFloat), frequencies);
-  const auto both = torch::cat({angles, angles}, -1);
-  return {both.cos(), both.sin()};
-}
-
 at::Tensor rotate(const at::Tensor& x_BHTd, const RotaryTables& rotary) {
   return dtensor::rotary_embedding(x_BHTd, rotary.cos_Td, rotary.sin_Td);
 }
@@ -114,7 +104,10 @@ LlamaModelImpl::LlamaModelImpl(
   }
   register_module("layers", layers);
   norm = register_module("norm", RMSNorm(config.dim, config.norm_eps));
-  rotary_ = rotary_tables(config);
+  rotary_ = rotary_tables(
+      rotary_frequencies(
+          config.head_dim(), config.rope_theta, config.rope_scaling),
+      config.max_sequence_length);
   register_buffer("rotary_cos", rotary_.cos_Td);
   register_buffer("rotary_sin", rotary_.sin_Td);
 }

@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "recipes/models/model.h"
+#include "recipes/models/rotary.h"
 
 namespace weft::recipes {
 
@@ -24,6 +25,7 @@ struct LlamaConfig {
   /// Longest sequence that the rotary tables serve.
   int64_t max_sequence_length = 128;
   double rope_theta = 10000.0;
+  RopeScaling rope_scaling;
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
   /// Probability that training drops an attention weight.
@@ -44,14 +46,6 @@ class RMSNormImpl : public torch::nn::Module {
   double eps_;
 };
 TORCH_MODULE(RMSNorm);
-
-/// The cosines and sines of rotary position embedding, in Hugging Face's
-/// half-split form. Source: Su et al., RoFormer (2021).
-struct RotaryTables {
-  /// Shapes: [T, d].
-  at::Tensor cos_Td;
-  at::Tensor sin_Td;
-};
 
 /// Grouped-query attention with rotary positions, causal.
 class LlamaAttentionImpl : public torch::nn::Module {

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+#include <torch/torch.h>
+
+namespace weft::recipes {
+
+/// A Linear whose weight is drawn from a normal distribution and whose bias
+/// begins with 0.
+inline torch::nn::Linear
+linear_with_bias(int64_t in, int64_t out, double std = 0.02) {
+  torch::nn::Linear layer(in, out);
+  torch::nn::init::normal_(layer->weight, 0.0, std);
+  torch::nn::init::zeros_(layer->bias);
+  return layer;
+}
+
+/// [B, T, D] to [B, heads, T, D / heads].
+inline at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
+  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads})
+      .transpose(1, 2);
+}
+
+/// The other way round.
+inline at::Tensor merge_heads(const at::Tensor& x) {
+  return x.transpose(1, 2).reshape(
+      {x.size(0), x.size(2), x.size(1) * x.size(3)});
+}
+
+} // namespace weft::recipes
