@@ -31,9 +31,12 @@ at::Tensor precise(const at::Tensor& tensor) {
   return tensor.to(at::promote_types(tensor.scalar_type(), at::kFloat));
 }
 
-at::Tensor finite_or_zero(const at::Tensor& maximum) {
-  return maximum.masked_fill(
-      maximum.eq(-std::numeric_limits<double>::infinity()), 0);
+// What is taken off rows of nothing but -inf, too: their exponentials are 0.
+at::Tensor finite(const at::Tensor& maximum) {
+  return maximum.clamp_min(
+      maximum.scalar_type() == at::kDouble
+          ? std::numeric_limits<double>::lowest()
+          : std::numeric_limits<float>::lowest());
 }
 
 // One number a class, shown beside logits of `ndim` dims.
@@ -70,7 +73,7 @@ struct Statistics {
     }
     const auto maximum = x.amax(dim);
     (*this)[0].copy_(maximum);
-    const auto shift = finite_or_zero(maximum).unsqueeze(dim);
+    const auto shift = finite(maximum).unsqueeze(dim);
     (*this)[1].copy_((x - shift).exp_().sum(dim));
   }
 
@@ -82,7 +85,7 @@ struct Statistics {
     group.all_gather(all, buffer, "cross_entropy").wait();
     const auto maxima = all.narrow(1, 0, n);
     const auto maximum = maxima.amax(0);
-    all.narrow(1, n, n).mul_((maxima - finite_or_zero(maximum)).exp_());
+    all.narrow(1, n, n).mul_((maxima - finite(maximum)).exp_());
     buffer = all.sum(0);
     buffer.narrow(0, 0, n).copy_(maximum);
   }
@@ -175,8 +178,8 @@ struct ClassTargetLoss : torch::autograd::Function<ClassTargetLoss> {
       slope = weighted ? slope * kept + known.extra() * share
                        : at::ones_like(slope);
     }
-    const auto loss =
-        (slope * log_sum).sub_(offset).masked_fill_(at.ignored, 0);
+    auto loss = weighted || smoothed ? slope * log_sum : log_sum.clone();
+    loss.sub_(offset).masked_fill_(at.ignored, 0);
 
     context->set_materialize_grads(false);
     context->mark_non_differentiable({counts});
