@@ -215,6 +215,7 @@ void check_places(
     const std::vector<NamedModule>& modules,
     const mesh::DeviceMesh& mesh) {
   Places places(mesh);
+  const Placements whole(mesh.ndim(), Replicate());
   std::map<const Module*, std::set<std::string>> styled;
   for (const auto& step : steps) {
     const auto own = step.target.module->named_parameters(/*recurse=*/false);
@@ -232,13 +233,15 @@ void check_places(
       const auto& tensor = item.value();
       const bool is_placed = dtensor::is_dtensor(tensor) &&
                              dtensor::spec_of(tensor).mesh_ndim() != 0;
-      if (!is_placed && !styled[named.module].contains(item.key())) {
+      // A DTensor that a style places elsewhere has its place from there.
+      if (is_placed || styled[named.module].contains(item.key())) {
+        continue;
+      }
+      if (dtensor::is_dtensor(tensor)) {
         dtensor::check_distributable(
-            *named.module,
-            item.key(),
-            mesh,
-            Placements(mesh.ndim(), Replicate()),
-            named.path);
+            *named.module, item.key(), mesh, whole, named.path);
+      } else {
+        places.add(named, item.key(), tensor, whole);
       }
     }
   }

@@ -11,7 +11,7 @@
 namespace weft::dtensor {
 namespace {
 
-using test::message_of_thrown;
+using weft::test::message_of_thrown;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

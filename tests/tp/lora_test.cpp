@@ -150,9 +150,10 @@ TEST_P(Lora, MovesNothingMoreForward) {
     const auto mesh = self.mesh({self.world_size}, {"tp"});
     auto& ledger = mesh.group("tp").ledger();
     const auto stream = sequence ? Shard(1) : Replicate();
-    const auto x =
-        dtensor::distribute_tensor(wave({2, 6, kIn}), mesh, {stream});
     const auto calls = [&](AdaptedImpl& module) {
+      // One each: whoever asks for the same tensor shares its move.
+      const auto x =
+          dtensor::distribute_tensor(wave({2, 6, kIn}), mesh, {stream});
       ledger.reset();
       module.forward(x);
       return ledger.entries().size();
@@ -194,9 +195,9 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(LoraErrors, NameTheModuleAndChangeNothing) {
   test::run_ranks(1, [](test::RankContext& self) {
     const auto mesh = self.mesh({1}, {"tp"});
-    AdaptedImpl plain;
+    const auto plain = std::make_shared<AdaptedImpl>();
     EXPECT_THAT(
-        [&] { add_lora(plain, {"up"}); },
+        [&] { add_lora(*plain, {"up"}); },
         ThrowsMessage<c10::ValueError>(AllOf(
             HasSubstr("\"up\" lies on no mesh"),
             HasSubstr("parallelize_module()"))));
