@@ -4,27 +4,94 @@
 
 #include <c10/util/Exception.h>
 
-#include "recipes/models/llama.h"
+#include "recipes/models/gpt2_plan.h"
 #include "recipes/models/llama_plan.h"
+#include "recipes/models/mlp_plan.h"
+#include "recipes/models/moe_plan.h"
+#include "recipes/models/vit_plan.h"
 
 namespace weft::recipes {
 namespace {
 
+RopeScaling rope_scaling(const RopeScalingConfig& config) {
+  using Type = RopeScaling::Type;
+  return {
+      .type = config.rope_type == "llama3"   ? Type::kLlama3
+              : config.rope_type == "linear" ? Type::kLinear
+                                             : Type::kNone,
+      .factor = config.factor,
+      .low_freq_factor = config.low_freq_factor,
+      .high_freq_factor = config.high_freq_factor,
+      .original_max_position_embeddings =
+          config.original_max_position_embeddings};
+}
+
 LlamaConfig llama_config(const Recipe& recipe) {
   const auto& model = recipe.model;
-  LlamaConfig config;
-  config.dim = model.dim;
-  config.layers = model.layers;
-  config.heads = model.heads;
-  config.kv_heads = model.kv_heads;
-  config.ffn_dim = model.ffn_dim;
-  config.vocab_size = model.vocab_size;
-  config.max_sequence_length = recipe.data.sequence_length;
-  config.rope_theta = model.rope_theta;
-  config.norm_eps = model.norm_eps;
-  config.tie_embeddings = model.tie_embeddings;
-  config.attention_dropout = model.attention_dropout;
+  return {
+      .dim = model.dim,
+      .layers = model.layers,
+      .heads = model.heads,
+      .kv_heads = model.kv_heads,
+      .ffn_dim = model.ffn_dim,
+      .vocab_size = model.vocab_size,
+      .max_sequence_length = recipe.data.sequence_length,
+      .rope_theta = model.rope_theta,
+      .rope_scaling = rope_scaling(model.rope_scaling),
+      .norm_eps = model.norm_eps,
+      .tie_embeddings = model.tie_embeddings,
+      .attention_dropout = model.attention_dropout};
+}
+
+MoeConfig moe_config(const Recipe& recipe) {
+  const auto& model = recipe.model;
+  MoeConfig config{llama_config(recipe)};
+  config.num_experts = model.num_experts;
+  config.num_experts_per_tok = model.num_experts_per_tok;
+  config.router_aux_loss_coef = model.router_aux_loss_coef;
+  config.router_z_loss_coef = model.router_z_loss_coef;
   return config;
+}
+
+Gpt2Config gpt2_config(const Recipe& recipe) {
+  const auto& model = recipe.model;
+  return {
+      .dim = model.dim,
+      .layers = model.layers,
+      .heads = model.heads,
+      .ffn_dim = model.ffn_dim,
+      .vocab_size = model.vocab_size,
+      .max_position_embeddings = model.max_position_embeddings,
+      .norm_eps = model.norm_eps,
+      .dropout = model.dropout,
+      .attention_dropout = model.attention_dropout};
+}
+
+VitConfig vit_config(const Recipe& recipe) {
+  const auto& model = recipe.model;
+  return {
+      .image_size = model.image_size,
+      .patch_size = model.patch_size,
+      .channels = model.channels,
+      .dim = model.dim,
+      .layers = model.layers,
+      .heads = model.heads,
+      .ffn_dim = model.ffn_dim,
+      .num_classes = model.num_classes,
+      .norm_eps = model.norm_eps,
+      .dropout = model.dropout,
+      .attention_dropout = model.attention_dropout};
+}
+
+MlpConfig mlp_config(const Recipe& recipe) {
+  const auto& model = recipe.model;
+  return {
+      .image_size = model.image_size,
+      .channels = model.channels,
+      .layers = model.layers,
+      .ffn_dim = model.ffn_dim,
+      .num_classes = model.num_classes,
+      .dropout = model.dropout};
 }
 
 struct ModelType {
@@ -34,15 +101,28 @@ struct ModelType {
   tp::ParallelizePlan (*plan)(const Recipe& recipe, const PlanOptions& options);
 };
 
-constexpr std::array kModelTypes{ModelType{
-    "llama",
-    "Llama",
-    [](const Recipe& recipe) -> std::shared_ptr<Model> {
-      return std::make_shared<LlamaForCausalLMImpl>(llama_config(recipe));
-    },
-    [](const Recipe& recipe, const PlanOptions& options) {
-      return llama_plan(options, llama_config(recipe));
-    }}};
+// A type from its config of a recipe, its model and its plan.
+template <auto Config, class Impl, auto Plan>
+constexpr ModelType type(std::string_view name, std::string_view title) {
+  return {
+      name,
+      title,
+      [](const Recipe& recipe) -> std::shared_ptr<Model> {
+        return std::make_shared<Impl>(Config(recipe));
+      },
+      [](const Recipe& recipe, const PlanOptions& options) {
+        return Plan(options, Config(recipe));
+      }};
+}
+
+constexpr std::array kModelTypes{
+    type<llama_config, LlamaForCausalLMImpl, llama_plan>("llama", "Llama"),
+    type<gpt2_config, Gpt2LMHeadModelImpl, gpt2_plan>("gpt2", "GPT-2"),
+    type<moe_config, MoeForCausalLMImpl, moe_plan>("moe", "mixture of experts"),
+    type<vit_config, VitForImageClassificationImpl, vit_plan>(
+        "vit",
+        "vision transformer"),
+    type<mlp_config, MlpClassifierImpl, mlp_plan>("mlp", "MLP")};
 
 const ModelType& type_of(const Recipe& recipe) {
   for (const auto& type : kModelTypes) {

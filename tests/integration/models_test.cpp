@@ -1,0 +1,189 @@
+// Every model, and what can be done with one, on many meshes: the losses and
+// weights of one rank.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "recipes/config/validate.h"
+#include "tests/integration/training.h"
+
+namespace weft::recipes {
+namespace {
+
+constexpr int64_t kModelSteps = 20;
+
+/// Dims of the mesh, dp and tp.
+using MeshShape = std::pair<int64_t, int64_t>;
+
+struct ModelCase {
+  std::string name;
+  std::function<void(Recipe&)> edit;
+};
+
+// Sizes that no number of ranks divides but for the heads, 6.
+Recipe language_recipe(const std::string& corpus) {
+  Recipe recipe;
+  recipe.name = "models";
+  recipe.seed = 7;
+  recipe.model.dim = 48;
+  recipe.model.layers = 2;
+  recipe.model.heads = 6;
+  recipe.model.kv_heads = 6;
+  recipe.model.ffn_dim = 70;
+  recipe.model.vocab_size = 257;
+  recipe.data.paths = {corpus};
+  recipe.data.sequence_length = 17;
+  recipe.train.steps = kModelSteps;
+  recipe.train.global_batch_size = 12;
+  recipe.optimizer.lr = 3e-3;
+  recipe.lr_schedule.warmup_steps = 5;
+  recipe.eval.batches = 1;
+  recipe.origins.source = "test";
+  return recipe;
+}
+
+Recipe on_mesh(Recipe recipe, const MeshShape& shape) {
+  recipe.mesh = {shape.first, shape.second};
+  // Twice accumulated.
+  recipe.train.micro_batch_size =
+      recipe.train.global_batch_size / (2 * shape.first);
+  validate(recipe, shape.first * shape.second);
+  return recipe;
+}
+
+std::vector<ModelCase> model_cases() {
+  return {
+      {"LlamaOneKeyHead", [](Recipe& r) { r.model.kv_heads = 1; }},
+      {"Llama3",
+       [](Recipe& r) {
+         r.model.rope_scaling.rope_type = "llama3";
+         r.model.rope_scaling.original_max_position_embeddings = 8;
+       }},
+      {"Gpt2",
+       [](Recipe& r) {
+         r.model.type = "gpt2";
+         r.model.dropout = 0.2;
+       }},
+      {"Moe",
+       [](Recipe& r) {
+         r.model.type = "moe";
+         r.model.num_experts = 4;
+         r.model.router_aux_loss_coef = 0.1;
+         r.model.router_z_loss_coef = 0.01;
+       }},
+      {"Objective",
+       [](Recipe& r) {
+         r.train.z_loss = 1e-2;
+         r.train.label_smoothing = 0.1;
+       }},
+      {"Recomputed",
+       [](Recipe& r) {
+         r.model.attention_dropout = 0.2;
+         r.train.activation_checkpoint = "full";
+       }},
+      {"Adapted",
+       [](Recipe& r) {
+         r.lora.rank = 4;
+         r.lora.dropout = 0.2;
+         r.lora.targets = {"model.layers.*.self_attn.*", "**.down_proj"};
+         r.optimizer.lr = 2e-2;
+       }},
+  };
+}
+
+class Models
+    : public ::testing::TestWithParam<std::tuple<ModelCase, MeshShape>> {};
+
+TEST_P(Models, TrainLikeOneRank) {
+  const auto& [model, shape] = GetParam();
+  auto recipe = language_recipe(corpus_path());
+  model.edit(recipe);
+  const auto expected = train(on_mesh(recipe, {1, 1}));
+  ASSERT_EQ(expected.losses.size(), static_cast<size_t>(kModelSteps));
+  EXPECT_LT(expected.losses.back(), 0.9 * expected.losses.front());
+  expect_same_training(train(on_mesh(recipe, shape)), expected);
+}
+
+std::string case_name(const std::tuple<ModelCase, MeshShape>& param) {
+  const auto& shape = std::get<1>(param);
+  return fmt::format(
+      "{}Dp{}Tp{}", std::get<0>(param).name, shape.first, shape.second);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    Models,
+    ::testing::Combine(
+        ::testing::ValuesIn(model_cases()),
+        ::testing::Values(
+            MeshShape(2, 1),
+            MeshShape(1, 2),
+            MeshShape(2, 2),
+            MeshShape(1, 3))),
+    [](const auto& info) { return case_name(info.param); });
+
+// Recomputing changes no bit, dropout included.
+TEST(Recomputing, ChangesNothingButMemory) {
+  auto recipe = language_recipe(corpus_path());
+  recipe.model.attention_dropout = 0.2;
+  for (const auto& shape : {MeshShape(1, 1), MeshShape(2, 2)}) {
+    const auto without = train(on_mesh(recipe, shape));
+    auto with = recipe;
+    with.train.activation_checkpoint = "selective";
+    with.train.activation_checkpoint_modules = {"model.layers.*.mlp"};
+    EXPECT_EQ(train(on_mesh(with, shape)).losses, without.losses);
+    with.train.activation_checkpoint = "full";
+    with.train.activation_checkpoint_modules = {};
+    EXPECT_EQ(train(on_mesh(with, shape)).losses, without.losses);
+  }
+}
+
+// The order of the arithmetic within a layer is no part of its result.
+TEST(AsyncTp, ChangesNoBit) {
+  auto recipe = language_recipe(corpus_path());
+  recipe.tp.async_tp = "off";
+  const auto off = train(on_mesh(recipe, {2, 2}));
+  recipe.tp.async_tp = "on";
+  const auto on = train(on_mesh(recipe, {2, 2}));
+  EXPECT_EQ(on.losses, off.losses);
+  for (const auto& [name, value] : off.final) {
+    EXPECT_TRUE(at::equal(on.final.at(name), value)) << name;
+  }
+}
+
+// bfloat16 is computed in; what is trained is float32.
+TEST(Bfloat16, FollowsFloat32OnEveryMesh) {
+  auto recipe = language_recipe(corpus_path());
+  const auto exact = train(on_mesh(recipe, {1, 1}));
+  recipe.train.dtype = "bfloat16";
+  recipe.ddp.reduce_dtype = "float32";
+  for (const auto& shape :
+       {MeshShape(1, 1),
+        MeshShape(2, 1),
+        MeshShape(1, 2),
+        MeshShape(2, 2),
+        MeshShape(1, 3)}) {
+    SCOPED_TRACE(fmt::format("dp={} tp={}", shape.first, shape.second));
+    const auto low = train(on_mesh(recipe, shape));
+    ASSERT_EQ(low.losses.size(), exact.losses.size());
+    for (size_t i = 0; i < low.losses.size(); ++i) {
+      EXPECT_NEAR(low.losses[i], exact.losses[i], 2e-2 * exact.losses[i])
+          << "step " << i + 1;
+    }
+    for (const auto& [name, value] : low.final) {
+      EXPECT_EQ(value.scalar_type(), at::kFloat) << name;
+      EXPECT_LT(relative_distance(value, exact.final.at(name)), 0.1) << name;
+    }
+  }
+}
+
+} // namespace
+} // namespace weft::recipes

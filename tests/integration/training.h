@@ -1,0 +1,40 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "recipes/train/trainer.h"
+
+namespace weft::recipes {
+
+/// What a training run leaves behind, whole.
+struct Trace {
+  std::vector<double> losses;
+  std::map<std::string, at::Tensor> initial;
+  std::map<std::string, at::Tensor> final;
+  double eval_loss = 0;
+};
+
+/// A file of text with some structure, so that the loss falls.
+std::string corpus_path();
+
+/// Trains a validated recipe on as many ranks as its mesh has, threads of this
+/// process.
+Trace train(const Recipe& recipe);
+
+double relative_distance(const at::Tensor& a, const at::Tensor& b);
+
+/// Losses within `tolerance` of each other, relative; parameters too, in their
+/// norm; the same initial values, bit for bit.
+void expect_same_training(
+    const Trace& actual,
+    const Trace& expected,
+    double tolerance = 1e-4);
+
+/// The comparison means something only if training moves everything.
+void expect_training_happened(const Trace& trace, int64_t steps);
+
+} // namespace weft::recipes
