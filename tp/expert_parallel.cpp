@@ -1,29 +1,47 @@
 #include "tp/expert_parallel.h"
 
-#include <torch/torch.h>
-
-#include "dtensor/distribute_module.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/module_call.h"
+#include "mesh/error.h"
+#include "tp/module_tensors.h"
 
 namespace weft::tp {
+namespace {
+
+std::map<std::string, Placements> place_experts(const StyleTarget& target) {
+  std::map<std::string, Placements> places;
+  for (const auto& item : target.module.named_parameters(/*recurse=*/false)) {
+    WEFT_CHECK(
+        item.value().dim() > 0,
+        "ExpertParallel",
+        mesh::ErrorContext{target.mesh.describe_rank()},
+        target.name(),
+        ": parameter \"",
+        item.key(),
+        "\" has a dim of experts: 0 dims vs at least 1.");
+    places[item.key()] = Placements(target.mesh.ndim(), Shard(0));
+  }
+  WEFT_CHECK(
+      !places.empty(),
+      "ExpertParallel",
+      mesh::ErrorContext{target.mesh.describe_rank()},
+      target.name(),
+      " has no parameters of its own. Name the module that has the experts' "
+      "weights.");
+  return places;
+}
+
+} // namespace
 
 ParallelStyle ExpertParallel(ExpertParallelOptions options) {
-  return ParallelStyle([options](
-                           torch::nn::Module& module,
-                           const mesh::DeviceMesh& mesh,
-                           const std::string& path) {
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      dtensor::distribute_parameter(module, item.key(), mesh, {Shard(0)}, path);
-    }
-    if (!options.output_layouts) {
-      return;
-    }
-    dtensor::module_hooks(module).after.push_back(
-        [layout = *options.output_layouts](const at::Tensor& output) {
-          return dtensor::redistribute(output, {layout});
-        });
-  });
+  return ParallelStyle(StyleFunctions{
+      .name = "ExpertParallel",
+      .places_parameters = true,
+      .place = place_experts,
+      .apply = [options](const StyleTarget& target) {
+        if (options.output_layouts) {
+          place_outputs(
+              target.module, target.mesh, {.to = *options.output_layouts});
+        }
+      }});
 }
 
 } // namespace weft::tp

@@ -50,20 +50,6 @@ class ParallelStyle {
   explicit ParallelStyle(StyleFunctions functions)
       : functions_(
             std::make_shared<const StyleFunctions>(std::move(functions))) {}
-  /// A style of your own in one function, which nothing is known of before.
-  using Apply = std::function<void(
-      torch::nn::Module&,
-      const mesh::DeviceMesh&,
-      const std::string& path)>;
-  explicit ParallelStyle(Apply apply)
-      : ParallelStyle(StyleFunctions{
-            .name = "a style of your own",
-            .place =
-                [](const auto&) { return std::map<std::string, Placements>(); },
-            .apply =
-                [apply = std::move(apply)](const StyleTarget& target) {
-                  apply(target.module, target.mesh, target.path);
-                }}) {}
 
   const StyleFunctions* operator->() const { return functions_.get(); }
 

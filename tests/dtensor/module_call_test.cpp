@@ -11,9 +11,9 @@
 namespace weft::dtensor {
 namespace {
 
-using weft::test::message_of_thrown;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using weft::test::message_of_thrown;
 
 at::Tensor number(double value) {
   return at::scalar_tensor(value, at::kDouble);

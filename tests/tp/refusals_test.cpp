@@ -9,6 +9,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/stack.h"
+#include "tp/expert_parallel.h"
 
 namespace weft::tp {
 namespace {
@@ -128,6 +129,11 @@ TEST_F(Refusals, ModulesThatCannotBeCut) {
     refuse(
         Embedding(EmbeddingOptions(4, 2).scale_grad_by_freq(true)),
         "scale_grad_by_freq");
+    expect_refused(
+        mesh,
+        std::make_shared<Stack>(),
+        {{"first.up", ColwiseParallel()}, {"second", ExpertParallel()}},
+        HasSubstr("[ExpertParallel] module \"second\" has no parameters"));
     torch::nn::Linear headless(2, 2);
     headless->weight = at::Tensor();
     refuse(headless, "none vs 2 dims");
