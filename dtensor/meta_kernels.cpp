@@ -77,6 +77,10 @@ Tensor& where_out(
           condition.sizes(), at::infer_size(self.sizes(), other.sizes())));
 }
 
+Tensor meta_logsumexp(const Tensor& self, at::IntArrayRef dims, bool keepdim) {
+  return at::sum(self, dims, keepdim);
+}
+
 Tensor& unary_out(const Tensor& self, Tensor& out) {
   return resized(out, self.sizes());
 }
@@ -205,6 +209,7 @@ struct MetaKernels {
     add("native_layer_norm_backward", "", TORCH_FN(meta_layer_norm_backward));
     add("where", "self", TORCH_FN(meta_where));
     add("where", "self_out", TORCH_FN(where_out));
+    add("logsumexp", "", TORCH_FN(meta_logsumexp));
     add("logical_not", "out", TORCH_FN(unary_out));
     add("logical_and", "out", TORCH_FN(binary_out));
     add("logical_or", "out", TORCH_FN(binary_out));

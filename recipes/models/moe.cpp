@@ -2,8 +2,8 @@
 
 #include "recipes/models/moe.h"
 
-#include <ATen/core/Tensor.h>
-
+#include "dtensor/autograd.h"
+#include "dtensor/dtensor.h"
 #include "dtensor/fused/experts.h"
 #include "dtensor/module_call.h"
 
@@ -21,6 +21,16 @@ at::Tensor normal_weights(std::vector<int64_t> sizes) {
 // What a softmax is computed in.
 at::ScalarType router_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// What ranks that cut the sequences have each a term of, added up.
+at::Tensor added_up(const at::Tensor& loss) {
+  return loss.defined() && dtensor::is_dtensor(loss)
+             ? dtensor::redistribute_to(
+                   loss,
+                   dtensor::spec_of(loss).without_partial(),
+                   "auxiliary loss")
+             : loss;
 }
 
 // See MoeForCausalLMImpl::auxiliary_loss().
@@ -134,7 +144,7 @@ at::Tensor MoeForCausalLMImpl::auxiliary_loss() {
     const auto z = z_loss(routings) * z_coef_;
     loss = loss.defined() ? loss + z : z;
   }
-  return loss;
+  return added_up(loss);
 }
 
 } // namespace weft::recipes
