@@ -1,3 +1,5 @@
+#include <regex>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,23 +37,22 @@ Recipe resolved_text(
   return recipe;
 }
 
-// Without the place.
-std::string model_refusal(
-    std::string_view text,
-    const std::vector<std::string>& overrides,
-    int64_t world_size = 1) {
-  const std::string message = message_of<mesh::UsageError>(
-      [&] { resolved_text(text, overrides, world_size); });
-  const size_t key = message.rfind(": ", message.find(": ") + 1);
-  return key == std::string::npos ? message : message.substr(key + 2);
-}
-
 std::string whole_refusal(
     std::string_view text,
     const std::vector<std::string>& overrides,
     int64_t world_size = 1) {
   return message_of<mesh::UsageError>(
       [&] { resolved_text(text, overrides, world_size); });
+}
+
+// Without the place and the key.
+std::string model_refusal(
+    std::string_view text,
+    const std::vector<std::string>& overrides,
+    int64_t world_size = 1) {
+  const std::regex place(".*[ :][a-z_]+(\\.[a-z_]+)+: ");
+  return std::regex_replace(
+      whole_refusal(text, overrides, world_size), place, "");
 }
 
 TEST(ModelKeys, EveryTypeNeedsItsOwn) {
