@@ -26,6 +26,11 @@ c10::DebugInfoKind saved_tensors_kind() {
   return mesh::scope_kind(&kSavedTensorsKind, 0x59);
 }
 
+const HookPair* current_hooks() {
+  return static_cast<HookPair*>(
+      c10::ThreadLocalDebugInfo::get(saved_tensors_kind()));
+}
+
 class PackedVariable final : public torch::autograd::SavedVariableHooks {
  public:
   explicit PackedVariable(const HookPair& hooks)
@@ -51,16 +56,15 @@ class HookedEngine final : public Engine {
 
   std::unique_ptr<torch::autograd::SavedVariableHooks>
   get_default_saved_variable_hooks() override {
-    const auto* hooks = static_cast<HookPair*>(
-        c10::ThreadLocalDebugInfo::get(saved_tensors_kind()));
+    const auto* hooks = current_hooks();
     return hooks ? std::make_unique<PackedVariable>(*hooks) : nullptr;
   }
 };
 
 Engine& hooked_engine() {
   // libtorch wants one for the life of the process.
-  static HookedEngine engine;
-  return engine;
+  static const auto engine = std::make_unique<HookedEngine>();
+  return *engine;
 }
 
 // Before the first backward pass: an engine starts its threads once.
@@ -93,5 +97,9 @@ SavedTensorsHooks::SavedTensorsHooks(Pack pack, Unpack unpack)
     : guard_(
           saved_tensors_kind(),
           make_pair(std::move(pack), std::move(unpack))) {}
+
+bool saved_tensors_are_hooked() {
+  return current_hooks() != nullptr;
+}
 
 } // namespace weft::dtensor

@@ -37,4 +37,7 @@ class SavedTensorsHooks {
   c10::DebugInfoGuard guard_;
 };
 
+/// Whether one lives in this thread: graphs then need not hold what they save.
+bool saved_tensors_are_hooked();
+
 } // namespace weft::dtensor

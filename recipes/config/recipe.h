@@ -10,7 +10,8 @@
 
 namespace weft::recipes {
 
-/// What the keys mean stands in schema_*.cpp, from which docs/recipe.md is made.
+/// What the keys mean stands in schema_*.cpp, from which docs/recipe.md is
+/// made.
 struct MeshConfig {
   int64_t dp = -1;
   int64_t tp = 1;

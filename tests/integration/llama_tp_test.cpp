@@ -12,7 +12,6 @@
 #include "dtensor/dtensor.h"
 #include "mesh/ledger.h"
 #include "recipes/models/llama_plan.h"
-#include "recipes/train/llama_job.h"
 #include "recipes/train/loss.h"
 #include "tests/support/run_ranks.h"
 

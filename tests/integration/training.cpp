@@ -81,8 +81,12 @@ void expect_same_training(
     EXPECT_TRUE(at::equal(actual.initial.at(name), value)) << name;
   }
   for (const auto& [name, value] : expected.final) {
-    EXPECT_LT(relative_distance(actual.final.at(name), value), tolerance)
-        << name;
+    // All keys of a softmax may be shifted alike: a bias of theirs has no
+    // gradient but rounding, which AdamW makes steps of.
+    if (!name.ends_with("k_proj.bias")) {
+      EXPECT_LT(relative_distance(actual.final.at(name), value), tolerance)
+          << name;
+    }
   }
 }
 
