@@ -30,15 +30,18 @@ class DryRun {
   TrainJob& job() { return job_; }
 
   at::Tensor forward() {
-    // Whole on each rank of a replica, as a batch is. Not plain: the meta
-    // device's kernels come before those of DTensors.
-    const auto tokens = dtensor::from_local(
-        at::empty(
-            {recipe_.train.micro_batch_size, recipe_.data.sequence_length},
-            at::TensorOptions(at::kLong).device(at::kMeta)),
-        job_.mesh["tp"],
-        {dtensor::Replicate()});
-    return training_loss(recipe_, *job_.model, (*job_.ddp)(tokens), tokens);
+    const auto batch = recipe_.train.micro_batch_size;
+    const auto& model = recipe_.model;
+    if (recipe_.data.type == "text") {
+      const auto tokens =
+          whole({batch, recipe_.data.sequence_length}, at::kLong);
+      return loss(tokens, tokens);
+    }
+    return loss(
+        whole(
+            {batch, model.channels, model.image_size, model.image_size},
+            at::kFloat),
+        whole({batch}, at::kLong));
   }
 
   void update(const at::Tensor& loss) {
@@ -56,6 +59,19 @@ class DryRun {
   }
 
  private:
+  // On each rank of a replica, as a batch is. Not plain: the meta device's
+  // kernels come before those of DTensors.
+  at::Tensor whole(c10::IntArrayRef sizes, at::ScalarType dtype) const {
+    return dtensor::from_local(
+        at::empty(sizes, at::TensorOptions(dtype).device(at::kMeta)),
+        job_.mesh["tp"],
+        {dtensor::Replicate()});
+  }
+
+  at::Tensor loss(const at::Tensor& input, const at::Tensor& target) {
+    return training_loss(recipe_, *job_.model, (*job_.ddp)(input), target);
+  }
+
   const Recipe& recipe_;
   TrainJob job_;
 };

@@ -52,6 +52,15 @@ Recipe language_recipe(const std::string& corpus) {
   return recipe;
 }
 
+// The 16 patches and the class token divide among no number of ranks.
+Recipe image_recipe(const std::string& digits) {
+  auto recipe = language_recipe(digits);
+  recipe.model.type = "vit";
+  recipe.data.type = "digits";
+  recipe.model.dropout = 0.1;
+  return recipe;
+}
+
 Recipe on_mesh(Recipe recipe, const MeshShape& shape) {
   recipe.mesh = {shape.first, shape.second};
   // Twice accumulated.
@@ -102,17 +111,40 @@ std::vector<ModelCase> model_cases() {
   };
 }
 
-class Models
-    : public ::testing::TestWithParam<std::tuple<ModelCase, MeshShape>> {};
+std::vector<ModelCase> image_cases() {
+  return {
+      {"Vit", [](Recipe& r) { r.model.attention_dropout = 0.1; }},
+      {"VitWhole", [](Recipe& r) { r.tp.sequence_parallel = false; }},
+      {"Mlp", [](Recipe& r) {
+         r.model.type = "mlp";
+         r.model.layers = 3;
+       }}};
+}
 
-TEST_P(Models, TrainLikeOneRank) {
-  const auto& [model, shape] = GetParam();
-  auto recipe = language_recipe(corpus_path());
+class Models
+    : public ::testing::TestWithParam<std::tuple<ModelCase, MeshShape>> {
+ protected:
+  static void check(Recipe recipe, const ModelCase& model, MeshShape shape);
+};
+
+void Models::check(Recipe recipe, const ModelCase& model, MeshShape shape) {
   model.edit(recipe);
   const auto expected = train(on_mesh(recipe, {1, 1}));
   ASSERT_EQ(expected.losses.size(), static_cast<size_t>(kModelSteps));
   EXPECT_LT(expected.losses.back(), model.falls_to * expected.losses.front());
   expect_same_training(train(on_mesh(recipe, shape)), expected);
+}
+
+TEST_P(Models, TrainLikeOneRank) {
+  const auto& [model, shape] = GetParam();
+  check(language_recipe(corpus_path()), model, shape);
+}
+
+class ImageModels : public Models {};
+
+TEST_P(ImageModels, TrainLikeOneRank) {
+  const auto& [model, shape] = GetParam();
+  check(image_recipe(digits_path()), model, shape);
 }
 
 std::string case_name(const std::tuple<ModelCase, MeshShape>& param) {
@@ -121,16 +153,21 @@ std::string case_name(const std::tuple<ModelCase, MeshShape>& param) {
       "{}Dp{}Tp{}", std::get<0>(param).name, shape.first, shape.second);
 }
 
+const auto kMeshes = ::testing::Values(
+    MeshShape(2, 1),
+    MeshShape(1, 2),
+    MeshShape(2, 2),
+    MeshShape(1, 3));
+
 INSTANTIATE_TEST_SUITE_P(
     All,
     Models,
-    ::testing::Combine(
-        ::testing::ValuesIn(model_cases()),
-        ::testing::Values(
-            MeshShape(2, 1),
-            MeshShape(1, 2),
-            MeshShape(2, 2),
-            MeshShape(1, 3))),
+    ::testing::Combine(::testing::ValuesIn(model_cases()), kMeshes),
+    [](const auto& info) { return case_name(info.param); });
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    ImageModels,
+    ::testing::Combine(::testing::ValuesIn(image_cases()), kMeshes),
     [](const auto& info) { return case_name(info.param); });
 
 // Recomputing changes no bit, dropout included.

@@ -38,6 +38,21 @@ std::string corpus_path() {
   return path.string();
 }
 
+std::string digits_path() {
+  const auto path = std::filesystem::temp_directory_path() /
+                    fmt::format("weft_layouts_{}.csv", getpid());
+  std::ofstream file(path);
+  for (int image = 0; image < 200; ++image) {
+    const int digit = image * 7 % 10;
+    for (int pixel = 0; pixel < 64; ++pixel) {
+      const int noise = (image * 31 + pixel * 17) % 7;
+      file << (pixel % 10 == digit ? 16 - noise : noise) << ",";
+    }
+    file << digit << "\n";
+  }
+  return path.string();
+}
+
 Trace train(const Recipe& recipe) {
   Trace trace;
   std::mutex mutex;

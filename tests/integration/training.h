@@ -21,6 +21,9 @@ struct Trace {
 /// A file of text with some structure, so that the loss falls.
 std::string corpus_path();
 
+/// A file of 200 images of 8 x 8 pixels whose digits can be learned.
+std::string digits_path();
+
 /// Trains a validated recipe on as many ranks as its mesh has, threads of this
 /// process.
 Trace train(const Recipe& recipe);
