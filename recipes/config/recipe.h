@@ -143,6 +143,7 @@ struct CheckpointConfig {
   int64_t keep = 3;
   bool async = true;
   std::string resume = "auto";
+  std::string init_from;
   bool operator==(const CheckpointConfig&) const = default;
 };
 

@@ -33,6 +33,11 @@ std::vector<Key> lifecycle_keys() {
        .doc = "auto: go on from the run's newest sound checkpoint, if there "
               "is one. never: start over, as with --fresh.",
        .choices = {"auto", "never"}},
+      {.path = "checkpoint.init_from",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::init_from>,
+       .doc = "A new run's model begins with the weights of this checkpoint: a "
+              "step folder, or a run's folder and so its newest. Adapters "
+              "that it lacks begin as always. Empty: random weights."},
   };
 }
 

@@ -10,6 +10,7 @@
 #include "checkpoint/error.h"
 #include "mesh/error.h"
 #include "recipes/trace/step_tracer.h"
+#include "recipes/train/initial_weights.h"
 #include "recipes/train/planner_links.h"
 #include "recipes/train/run_outputs.h"
 #include "recipes/train/run_store.h"
@@ -99,6 +100,9 @@ class Run {
     }
     if (outputs_) {
       outputs_->begin(found, *job.model, job.mesh);
+    }
+    if (!found && !recipe_.checkpoint.init_from.empty()) {
+      say(load_initial_weights(recipe_, job));
     }
     return found ? found->state.step : 0;
   }

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 /// What a run cannot change between its start and its end.
 bool is_fixed(std::string_view key) {
-  return key.starts_with("model.") ||
+  return key.starts_with("model.") || key.starts_with("lora.") ||
          (key.starts_with("data.") && key != "data.paths") || key == "seed" ||
          key == "train.dtype" || key == "optimizer.type";
 }

@@ -280,7 +280,8 @@ Trained train(const mesh::World& world, const std::string& dtype, int steps) {
     job.optimizer->zero_grad();
   }
   result.weight =
-      dtensor::full_tensor(job.model->model->embed_tokens->weight.detach())
+      dtensor::full_tensor(
+          job.model->named_parameters()["model.embed_tokens.weight"].detach())
           .cpu()
           .to(at::kFloat);
   return result;
