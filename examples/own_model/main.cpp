@@ -85,16 +85,14 @@ std::shared_ptr<Model> make_model(const Flags& flags, const DeviceMesh& mesh) {
   return model;
 }
 
-/// Starts from the weights of another run, which need not have had adapters.
+/// Starts from the weights of another run, which had no adapters.
 void load_weights(const DDP& ddp, const std::string& folder) {
   auto weights = ddp.state_dict();
   std::erase_if(weights, [](const auto& item) {
     return item.first.find("lora_") != std::string::npos;
   });
   checkpoint::load(
-      checkpoint::list_steps(folder).at(0).path,
-      {{"model", weights}},
-      {.strict = false});
+      checkpoint::list_steps(folder).at(0).path, {{"model", weights}});
 }
 
 checkpoint::StateDicts state_of(
