@@ -3,18 +3,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <utility>
 
 #include <ATen/Context.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/module_call.h"
 #include "dtensor/random_state.h"
 #include "dtensor/saved_tensor_hooks.h"
@@ -44,33 +42,17 @@ struct GeneratorState {
   }
 };
 
-// What random ops draw from when it is made.
-class RandomSnapshot {
+// The generators that plain tensors draw from, as they were.
+class GeneratorSnapshot {
  public:
-  RandomSnapshot(
-      const std::optional<mesh::DeviceMesh>& mesh,
-      c10::Device device,
-      bool generators)
-      : mesh_(mesh) {
-    if (mesh_) {
-      state_ = random_state(*mesh_);
-      batch_ = random_batch(*mesh_);
-    }
-    if (generators) {
-      keep(at::kCPU);
-      if (device.is_cuda()) {
-        keep(device);
-      }
-    }
+  void keep(c10::Device device) {
+    auto generator = at::globalContext().defaultGenerator(device);
+    generators_.push_back({generator, GeneratorState::read(generator)});
   }
 
   // Runs `body` as if it were then.
   template <class Body>
   void rewind(const Body& body) const {
-    std::optional<RandomScope> scope;
-    if (mesh_) {
-      scope.emplace(*mesh_, state_, batch_);
-    }
     std::vector<GeneratorState> now;
     for (auto [generator, state] : generators_) {
       now.push_back({generator, GeneratorState::read(generator)});
@@ -85,15 +67,20 @@ class RandomSnapshot {
   }
 
  private:
-  void keep(c10::Device device) {
-    auto generator = at::globalContext().defaultGenerator(device);
-    generators_.push_back({generator, GeneratorState::read(generator)});
-  }
-
-  std::optional<mesh::DeviceMesh> mesh_;
-  RandomState state_;
-  std::optional<RandomBatch> batch_;
   std::vector<GeneratorState> generators_;
+};
+
+// The weights that autocast casts in a second run are not those of the next
+// step.
+struct AutocastCacheScope {
+  AutocastCacheScope() { at::autocast::increment_nesting(); }
+  AutocastCacheScope(const AutocastCacheScope&) = delete;
+  AutocastCacheScope& operator=(const AutocastCacheScope&) = delete;
+  ~AutocastCacheScope() {
+    if (at::autocast::decrement_nesting() == 0) {
+      at::autocast::clear_cache();
+    }
+  }
 };
 
 // --- one checkpointed run
@@ -134,10 +121,10 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
  public:
   CheckpointedRun(
       Forward forward,
-      RandomSnapshot random,
+      GeneratorSnapshot generators,
       const ActivationCheckpointOptions& options)
       : forward_(std::move(forward)),
-        random_(std::move(random)),
+        generators_(std::move(generators)),
         options_(options) {}
 
   Tensors run() {
@@ -151,6 +138,7 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
           const auto& place = *static_cast<Place*>(packed.get());
           return place.run->take(place.index);
         });
+    const WatchRandom watch(starts_);
     return forward_();
   }
 
@@ -192,24 +180,36 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
     tensors.clear();
     const at::ThreadLocalStateGuard as_in_forward(state_);
     const at::AutoGradMode record(true);
+    const AutocastCacheScope casts;
+    // The second run's graph has them while it is made and no longer: a module
+    // may hold on to what it computed.
+    const auto during = std::make_shared<Tensors>();
     const SavedTensorsHooks hooks(
-        [&](const at::Tensor& tensor) -> SavedTensorsHooks::Packed {
+        [&, during](const at::Tensor& tensor) -> SavedTensorsHooks::Packed {
           check(tensors.size(), tensor);
           tensors.push_back(tensor);
+          during->push_back(tensor);
           if (options_.early_stop && tensors.size() == saved_.size()) {
             throw AllRecomputed();
           }
-          // Somebody may take gradients within the run.
-          return std::make_shared<at::Tensor>(tensor);
+          return std::make_shared<size_t>(tensors.size() - 1);
         },
-        [](const SavedTensorsHooks::Packed& packed) {
-          return *static_cast<at::Tensor*>(packed.get());
+        [during](const SavedTensorsHooks::Packed& packed) {
+          const size_t index = *static_cast<size_t*>(packed.get());
+          TORCH_CHECK(
+              index < during->size(),
+              "[activation_checkpoint] backward through what forward made when "
+              "it was run again. Keep no results of it in the module.");
+          return (*during)[index];
         });
-    random_.rewind([&] {
-      try {
-        forward_();
-      } catch (const AllRecomputed&) {
-      }
+    const auto end = c10::make_scope_exit([&] { during->clear(); });
+    generators_.rewind([&] {
+      starts_->rewind([&] {
+        try {
+          forward_();
+        } catch (const AllRecomputed&) {
+        }
+      });
     });
     if (tensors.size() < saved_.size()) {
       throw_other_tensors(
@@ -230,44 +230,35 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
   }
 
   Forward forward_;
-  RandomSnapshot random_;
+  GeneratorSnapshot generators_;
+  std::shared_ptr<RandomStarts> starts_ = std::make_shared<RandomStarts>();
   ActivationCheckpointOptions options_;
   at::ThreadLocalState state_;
   std::vector<SavedMeta> saved_;
-  std::mutex mutex_;
+  /// Locked again where a second run lets go of the first one's nodes.
+  std::recursive_mutex mutex_;
   // By the backward pass that asked.
   std::map<int, Tensors> recomputed_;
 };
 
+// `some`: one of them tells the device.
 Tensors run_checkpointed(
     const Forward& forward,
-    const at::Tensor& any,
+    const Tensors& some,
     const ActivationCheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) {
     return forward();
   }
-  const auto* impl = any.defined() ? dtensor_impl(any) : nullptr;
-  std::optional<mesh::DeviceMesh> mesh;
-  if (impl && impl->spec().mesh_ndim() != 0) {
-    mesh = impl->spec().mesh();
-  }
-  const auto device = any.defined() ? any.device() : c10::Device(at::kCPU);
-  return std::make_shared<CheckpointedRun>(
-             forward,
-             RandomSnapshot(mesh, device, options.preserve_rng_state),
-             options)
-      ->run();
-}
-
-// One that tells the mesh and the device.
-at::Tensor any_of(const Tensors& tensors) {
-  at::Tensor any;
-  for (const auto& tensor : tensors) {
-    if (!any.defined() || is_dtensor(tensor)) {
-      any = tensor;
+  GeneratorSnapshot generators;
+  if (options.preserve_rng_state) {
+    generators.keep(at::kCPU);
+    if (!some.empty() && some.front().is_cuda()) {
+      generators.keep(some.front().device());
     }
   }
-  return any;
+  return std::make_shared<CheckpointedRun>(
+             forward, std::move(generators), options)
+      ->run();
 }
 
 } // namespace
@@ -277,7 +268,7 @@ Tensors activation_checkpoint(
     const Tensors& inputs,
     const ActivationCheckpointOptions& options) {
   return run_checkpointed(
-      [forward, inputs] { return forward(inputs); }, any_of(inputs), options);
+      [forward, inputs] { return forward(inputs); }, inputs, options);
 }
 
 void checkpoint_activations(
@@ -285,7 +276,7 @@ void checkpoint_activations(
     const ActivationCheckpointOptions& options) {
   module_hooks(module).around.emplace_back(
       [&module, options](const ModuleHooks::Forward& forward) {
-        return run_checkpointed(forward, any_of(module.parameters()), options);
+        return run_checkpointed(forward, module.parameters(), options);
       });
 }
 
@@ -298,7 +289,8 @@ std::vector<std::string> apply_activation_checkpointing(
   for (const auto& item : module.named_modules()) {
     const auto& name = item.key();
     const bool is_within =
-        !picked.empty() && name.starts_with(picked.back() + ".");
+        !picked.empty() &&
+        (picked.back().empty() || name.starts_with(picked.back() + "."));
     if (is_within || dynamic_cast<ModuleHooks*>(item.value().get()) ||
         !check(name, *item.value())) {
       continue;

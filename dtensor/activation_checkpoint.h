@@ -18,6 +18,9 @@ namespace weft::dtensor {
 // (ddp/'s among them) fire once. Collectives inside are called again, by all
 // ranks alike. Random numbers are those of the first run. A checkpoint within
 // another is right, but the outer one's recomputation keeps its inputs alive.
+// Hooks for saved tensors that are set inside (tp::input_reshard() of the same
+// module, called first) win: then nothing is recomputed. A result that is never
+// taken through backward keeps its module alive.
 
 struct ActivationCheckpointOptions {
   /// Draw the same random numbers again; without, only those of DTensors.

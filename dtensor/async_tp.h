@@ -15,7 +15,7 @@ namespace weft::dtensor {
 
 /// Whether the collectives of tensor-parallel layers overlap with arithmetic.
 enum class AsyncTp {
-  /// Where it costs nothing, or the cost model says that it wins.
+  /// Where it costs nothing: as kOn.
   kAuto,
   kOn,
   kOff,

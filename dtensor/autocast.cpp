@@ -23,7 +23,7 @@ struct AutocastState : c10::DebugInfoBase {
 constexpr std::string_view kAutocastScope = "WEFT_DTENSOR_AUTOCAST";
 
 c10::DebugInfoKind autocast_kind() {
-  return mesh::scope_kind(&kAutocastScope, 0x58);
+  return mesh::scope_kind(&kAutocastScope, 0x5a);
 }
 
 } // namespace

@@ -109,9 +109,9 @@ at::Tensor to_local_recorded(
 // the gradients of the shared tensor before it goes through the gather. While
 // a graph is recorded the entry is weak (the graph holds the tensor as long as
 // it is needed; a strong one would be a cycle for leaves); without a graph it
-// is strong and dies with the input. Where hooks keep what the graph would have
-// saved (activation checkpointing), it is strong too, but for leaves. An entry
-// never serves another version of the data or the other grad mode.
+// is strong and dies with the input. Hooks that take what the graph would have
+// saved (activation checkpointing) hold the tensor as long as they live. An
+// entry never serves another version of the data or the other grad mode.
 at::Tensor find_shared(DTensorImpl& impl, const DTensorImpl::Shared& wanted) {
   std::erase_if(impl.shared, [&](const auto& entry) {
     return entry.version != wanted.version ||
@@ -170,9 +170,8 @@ at::Tensor enter_local(
     send_gradient_early(placed);
   }
   auto local = to_local_recorded(placed, grad_spec, name);
-  if (graph && saved_tensors_are_hooked() && !dtensor.is_leaf()) {
-    entry.strong = local;
-  } else if (graph) {
+  if (graph) {
+    keep_while_hooked(local);
     entry.weak =
         c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
             local.getIntrusivePtr());

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <mutex>
 #include <numeric>
+#include <string_view>
+#include <utility>
 
 #include <torch/torch.h>
 
@@ -11,6 +13,7 @@
 #include "dtensor/random_sampling.h"
 #include "dtensor/region.h"
 #include "mesh/error.h"
+#include "mesh/scope_kind.h"
 
 namespace weft::dtensor {
 namespace {
@@ -24,6 +27,33 @@ struct SharedState {
 
 SharedState& shared_state(const mesh::DeviceMesh& mesh) {
   return mesh.root().extension<SharedState>();
+}
+
+constexpr std::string_view kRandomStartsKind = "WEFT_RANDOM_STARTS";
+
+c10::DebugInfoKind random_starts_kind() {
+  return mesh::scope_kind(&kRandomStartsKind, 0x5b);
+}
+
+RandomStarts* current_starts() {
+  return static_cast<RandomStarts*>(
+      c10::ThreadLocalDebugInfo::get(random_starts_kind()));
+}
+
+std::shared_ptr<RandomStarts> within_current(
+    std::shared_ptr<RandomStarts> starts) {
+  if (auto* outer = current_starts()) {
+    starts->set_outer(outer->shared_from_this());
+  }
+  return starts;
+}
+
+// With the state locked.
+RandomKey take_key(const mesh::DeviceMesh& mesh, SharedState& shared) {
+  if (auto* starts = current_starts()) {
+    starts->note(mesh.root(), shared.state, shared.batch);
+  }
+  return {shared.state.seed, shared.state.sequence++};
 }
 
 // The tensor as the part that it is of one of the global batch.
@@ -52,12 +82,6 @@ RandomState random_state(const mesh::DeviceMesh& mesh) {
   return shared.state;
 }
 
-std::optional<RandomBatch> random_batch(const mesh::DeviceMesh& mesh) {
-  auto& shared = shared_state(mesh);
-  const std::lock_guard lock(shared.mutex);
-  return shared.batch;
-}
-
 void set_random_state(const mesh::DeviceMesh& mesh, const RandomState& state) {
   auto& shared = shared_state(mesh);
   const std::lock_guard lock(shared.mutex);
@@ -67,7 +91,7 @@ void set_random_state(const mesh::DeviceMesh& mesh, const RandomState& state) {
 RandomKey next_random_key(const mesh::DeviceMesh& mesh) {
   auto& shared = shared_state(mesh);
   const std::lock_guard lock(shared.mutex);
-  return {shared.state.seed, shared.state.sequence++};
+  return take_key(mesh, shared);
 }
 
 RandomScope::RandomScope(
@@ -87,6 +111,38 @@ RandomScope::~RandomScope() {
   shared.state = state_;
   shared.batch = batch_;
 }
+
+void RandomStarts::note(
+    const mesh::DeviceMesh& root,
+    const RandomState& state,
+    const std::optional<RandomBatch>& batch) {
+  const std::lock_guard lock(mutex_);
+  const bool is_known = std::ranges::any_of(
+      starts_, [&](const auto& start) { return start.root == root; });
+  if (!is_known) {
+    starts_.push_back({root, state, batch});
+  }
+  if (outer_) {
+    outer_->note(root, state, batch);
+  }
+}
+
+void RandomStarts::rewind(const std::function<void()>& body) const {
+  std::vector<Start> starts;
+  {
+    const std::lock_guard lock(mutex_);
+    starts = starts_;
+  }
+  std::vector<std::unique_ptr<RandomScope>> scopes;
+  for (const auto& start : starts) {
+    scopes.push_back(
+        std::make_unique<RandomScope>(start.root, start.state, start.batch));
+  }
+  body();
+}
+
+WatchRandom::WatchRandom(std::shared_ptr<RandomStarts> starts)
+    : guard_(random_starts_kind(), within_current(std::move(starts))) {}
 
 bool RandomPart::is_box() const {
   return dtensor::is_box(ranges);
@@ -133,7 +189,7 @@ RandomPart next_random_part(const DTensorSpec& spec, c10::IntArrayRef sizes) {
   part.local_sizes = sizes_of(part.ranges);
   auto& shared = shared_state(spec.mesh());
   const std::lock_guard lock(shared.mutex);
-  part.key = {shared.state.seed, shared.state.sequence++};
+  part.key = take_key(spec.mesh(), shared);
   if (shared.batch) {
     place_in_batch(part, *shared.batch);
   }

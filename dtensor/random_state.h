@@ -1,9 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "dtensor/random.h"
 #include "dtensor/spec.h"
@@ -49,9 +55,6 @@ struct RandomBatch {
   int64_t global_samples = 0;
 };
 
-/// What the innermost RandomScope of `mesh` says of the batch.
-std::optional<RandomBatch> random_batch(const mesh::DeviceMesh& mesh);
-
 /// While one lives, random ops on `mesh` start from `state`, and tensors whose
 /// batch dim is a multiple of `batch.samples` count as those samples of the
 /// global batch: replicas that know only their own batch draw what one rank
@@ -71,6 +74,44 @@ class RandomScope {
   mesh::DeviceMesh mesh_;
   RandomState state_;
   std::optional<RandomBatch> batch_;
+};
+
+/// Where the sequences that random ops draw from stood before the first draw,
+/// for each mesh's root.
+class RandomStarts : public c10::DebugInfoBase,
+                     public std::enable_shared_from_this<RandomStarts> {
+ public:
+  /// Whose scope is around this one's.
+  void set_outer(std::shared_ptr<RandomStarts> outer) {
+    outer_ = std::move(outer);
+  }
+  /// To be called by whatever draws.
+  void note(
+      const mesh::DeviceMesh& root,
+      const RandomState& state,
+      const std::optional<RandomBatch>& batch);
+  /// Runs `body` as if it were then.
+  void rewind(const std::function<void()>& body) const;
+
+ private:
+  struct Start {
+    mesh::DeviceMesh root;
+    RandomState state;
+    std::optional<RandomBatch> batch;
+  };
+  mutable std::mutex mutex_;
+  std::vector<Start> starts_;
+  std::shared_ptr<RandomStarts> outer_;
+};
+
+/// While one lives, random ops of this thread are noted in `starts`, and in
+/// those of the scopes around it.
+class WatchRandom {
+ public:
+  explicit WatchRandom(std::shared_ptr<RandomStarts> starts);
+
+ private:
+  c10::DebugInfoGuard guard_;
 };
 
 /// This rank's part of a tensor that a random op fills, and where its elements

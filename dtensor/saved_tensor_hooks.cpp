@@ -3,6 +3,7 @@
 #include <string_view>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
@@ -20,13 +21,15 @@ constexpr std::string_view kSavedTensorsKind = "WEFT_SAVED_TENSORS_HOOKS";
 struct HookPair : c10::DebugInfoBase {
   SavedTensorsHooks::Pack pack;
   SavedTensorsHooks::Unpack unpack;
+  /// Until the scope ends.
+  std::vector<at::Tensor> kept;
 };
 
 c10::DebugInfoKind saved_tensors_kind() {
   return mesh::scope_kind(&kSavedTensorsKind, 0x59);
 }
 
-const HookPair* current_hooks() {
+HookPair* current_hooks() {
   return static_cast<HookPair*>(
       c10::ThreadLocalDebugInfo::get(saved_tensors_kind()));
 }
@@ -37,7 +40,9 @@ class PackedVariable final : public torch::autograd::SavedVariableHooks {
       : pack_(hooks.pack), unpack_(hooks.unpack) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    packed_ = pack_(tensor);
+    // With its history, what a node saves of its own output would hold the
+    // node.
+    packed_ = pack_(tensor.requires_grad() ? tensor.detach() : tensor);
   }
   at::Tensor call_unpack_hook() override { return unpack_(packed_); }
 
@@ -94,12 +99,18 @@ std::shared_ptr<HookPair> make_pair(
 } // namespace
 
 SavedTensorsHooks::SavedTensorsHooks(Pack pack, Unpack unpack)
-    : guard_(
-          saved_tensors_kind(),
-          make_pair(std::move(pack), std::move(unpack))) {}
+    : scope_(make_pair(std::move(pack), std::move(unpack))),
+      guard_(saved_tensors_kind(), scope_) {}
 
-bool saved_tensors_are_hooked() {
-  return current_hooks() != nullptr;
+SavedTensorsHooks::~SavedTensorsHooks() {
+  // Others may hold the scope: what was captured of this thread's state.
+  static_cast<HookPair&>(*scope_).kept.clear();
+}
+
+void keep_while_hooked(const at::Tensor& tensor) {
+  if (auto* hooks = current_hooks()) {
+    hooks->kept.push_back(tensor);
+  }
 }
 
 } // namespace weft::dtensor

@@ -32,12 +32,18 @@ class SavedTensorsHooks {
   using Unpack = std::function<at::Tensor(const Packed& packed)>;
 
   SavedTensorsHooks(Pack pack, Unpack unpack);
+  ~SavedTensorsHooks();
+  SavedTensorsHooks(const SavedTensorsHooks&) = delete;
+  SavedTensorsHooks& operator=(const SavedTensorsHooks&) = delete;
 
  private:
+  std::shared_ptr<c10::DebugInfoBase> scope_;
   c10::DebugInfoGuard guard_;
 };
 
-/// Whether one lives in this thread: graphs then need not hold what they save.
-bool saved_tensors_are_hooked();
+/// Keeps a tensor that graphs would hold, if their saved tensors went nowhere
+/// else, until the innermost SavedTensorsHooks of this thread ends; nothing if
+/// there is none.
+void keep_while_hooked(const at::Tensor& tensor);
 
 } // namespace weft::dtensor

@@ -10,6 +10,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/linear_adapter.h"
+#include "dtensor/module_call.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/placement.h"
 #include "mesh/error.h"
@@ -66,7 +67,8 @@ std::vector<Target> find_targets(
   for (const auto& pattern : patterns) {
     bool any = false;
     for (const auto& item : module.named_modules()) {
-      if (!matches(pattern, item.key())) {
+      if (!matches(pattern, item.key()) ||
+          item.value()->as<dtensor::ModuleHooks>()) {
         continue;
       }
       any = true;

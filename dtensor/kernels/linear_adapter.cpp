@@ -55,10 +55,13 @@ at::Tensor adapter_output(
       asked);
   const auto& down = adapter.down->weight;
   const auto& up = adapter.up->weight;
+  // Under autocast what is computed with has another dtype than parameters.
+  const auto dtype = x_local.scalar_type();
   const auto down_local =
-      enter_local(down, input.with(where.down), where.down_grad, "lora_A");
+      enter_local(down, input.with(where.down), where.down_grad, "lora_A")
+          .to(dtype);
   const auto up_local =
-      enter_local(up, input.with(where.up), where.up_grad, "lora_B");
+      enter_local(up, input.with(where.up), where.up_grad, "lora_B").to(dtype);
   const auto local =
       at::linear(at::linear(x_local, down_local), up_local) * adapter.scale;
   return leave_local(
@@ -66,7 +69,8 @@ at::Tensor adapter_output(
       DTensorSpec(mesh, plan.output),
       sizes,
       row_major_strides(sizes),
-      "lora");
+      "lora",
+      DTensorSpec(mesh, plan.output_grad).placements());
 }
 
 } // namespace weft::dtensor::kernels

@@ -60,9 +60,9 @@ std::vector<Key> tp_keys() {
               "vocabulary or the classes."},
       {.path = "tp.async",
        .field = member<&Recipe::tp, &TpConfig::async_tp>,
-       .doc = "Cut the gather before a matmul and the reduce-scatter behind "
-              "one into parts that run while the matmul does. auto: where the "
-              "cost model says that this is faster.",
+       .doc = "Compute the gradients of weights while the gradient of their "
+              "gathered input is reduced; the same bits. auto: as on, which "
+              "costs nothing.",
        .choices = {"auto", "on", "off"}},
   };
 }

@@ -139,6 +139,13 @@ void check_adapters(const Recipe& recipe) {
             "such as [\"model.layers.*.self_attn.*\"]",
             recipe.lora.rank));
   }
+  if (recipe.lora.rank == 0 && !recipe.lora.targets.empty()) {
+    refuse(
+        recipe,
+        "lora.targets",
+        "adapters need a rank: without lora.rank all weights would be trained. "
+        "Set lora.rank, or remove lora.targets");
+  }
 }
 
 void check_trace(const Recipe& recipe) {

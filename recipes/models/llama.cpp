@@ -17,7 +17,10 @@ torch::nn::Linear linear(int64_t in, int64_t out) {
 }
 
 at::Tensor rotate(const at::Tensor& x_BHTd, const RotaryTables& rotary) {
-  return dtensor::rotary_embedding(x_BHTd, rotary.cos_Td, rotary.sin_Td);
+  // Under autocast products have another dtype than embeddings.
+  const auto dtype = x_BHTd.scalar_type();
+  return dtensor::rotary_embedding(
+      x_BHTd, rotary.cos_Td.to(dtype), rotary.sin_Td.to(dtype));
 }
 
 } // namespace

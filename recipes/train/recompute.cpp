@@ -7,6 +7,9 @@
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include "dtensor/activation_checkpoint.h"
 #include "dtensor/module_call.h"
@@ -16,6 +19,13 @@ namespace weft::recipes {
 namespace {
 
 constexpr const char* kModulesKey = "train.activation_checkpoint_modules";
+
+// One op, which keeps nothing that it would not need again.
+bool is_op(torch::nn::Module& module) {
+  return module.as<torch::nn::LinearImpl>() ||
+         module.as<torch::nn::EmbeddingImpl>() ||
+         module.as<torch::nn::LayerNormImpl>();
+}
 
 std::string_view parent_of(std::string_view name) {
   const auto dot = name.rfind('.');
@@ -29,11 +39,19 @@ std::vector<std::string> block_names(torch::nn::Module& model) {
   for (const auto& item : modules) {
     const auto* parent = modules.find(std::string(parent_of(item.key())));
     if (!item.key().empty() && parent &&
-        (*parent)->as<torch::nn::ModuleListImpl>()) {
+        (*parent)->as<torch::nn::ModuleListImpl>() && !is_op(*item.value())) {
       names.push_back(item.key());
     }
   }
   return names;
+}
+
+std::string some_names(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < std::min<size_t>(names.size(), 3); ++i) {
+    text += (text.empty() ? "\"" : ", \"") + names[i] + "\"";
+  }
+  return names.empty() ? "none" : text + (names.size() > 3 ? ", ..." : "");
 }
 
 std::vector<std::string> matching_names(
@@ -43,18 +61,26 @@ std::vector<std::string> matching_names(
   for (const auto& pattern : recipe.train.activation_checkpoint_modules) {
     const size_t before = names.size();
     for (const auto& item : model.named_modules()) {
-      if (tp::matches(pattern, item.key()) &&
-          !item.value()->as<dtensor::ModuleHooks>()) {
-        names.push_back(item.key());
+      if (!tp::matches(pattern, item.key()) ||
+          item.value()->as<dtensor::ModuleHooks>()) {
+        continue;
       }
+      if (is_op(*item.value())) {
+        refuse(
+            recipe,
+            kModulesKey,
+            "\"" + item.key() +
+                "\" is one op, and to run it again saves nothing. Name what it "
+                "is a part of, such as a block, its attention or its MLP");
+      }
+      names.push_back(item.key());
     }
     if (names.size() == before) {
       refuse(
           recipe,
           kModulesKey,
           "no module of the model matches \"" + pattern +
-              "\". Its blocks are called \"" + block_names(model).front() +
-              "\" and so on");
+              "\". The blocks are " + some_names(block_names(model)));
     }
   }
   return names;
@@ -69,6 +95,12 @@ void recompute_activations(const Recipe& recipe, torch::nn::Module& model) {
   }
   const auto names =
       mode == "full" ? block_names(model) : matching_names(recipe, model);
+  if (names.empty()) {
+    refuse(
+        recipe,
+        "train.activation_checkpoint",
+        "the model has no blocks to run again. Set it to none");
+  }
   dtensor::apply_activation_checkpointing(
       model, [&](const std::string& name, torch::nn::Module& /*module*/) {
         return std::ranges::find(names, name) != names.end();

@@ -77,7 +77,7 @@ expect_same("resumed" "${alone}" "${until_15};${from_15}")
 # The same with recomputed blocks; adapters and bfloat16 run.
 losses(recomputed ${weftrun} 4 -- "${own_model}" --tp=2 --steps=20 --recompute)
 expect_same("recomputed" "${alone}" "${recomputed}")
-foreach(option --bf16 "--lora=4;--from=${SCRATCH}/checkpoints")
+foreach(option --bf16 "--lora=4;--bf16;--from=${SCRATCH}/checkpoints")
   losses(tuned ${weftrun} 4 -- "${own_model}" --tp=2 --steps=2 ${option})
   list(LENGTH tuned count)
   if(NOT count EQUAL 2)

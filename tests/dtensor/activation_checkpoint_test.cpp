@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/activation_checkpoint.h"
+#include "dtensor/autocast.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor.h"
@@ -239,32 +240,66 @@ TEST(ActivationCheckpoint, WithinAnother) {
   EXPECT_TRUE(at::equal(all(), expected));
 }
 
-// What nodes keep is counted by the storages that only they hold.
+// What is computed on the way is gone when forward has returned.
 TEST(ActivationCheckpoint, KeepsOnlyInputs) {
-  Stack model(1);
-  const auto kept_bytes = [&] {
-    int64_t bytes = 0;
-    const auto x = at::randn({64, kWidth});
-    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> saved;
-    at::Tensor y;
-    {
-      // Sees what reaches the nodes: nothing where a checkpoint's hooks do.
-      const SavedTensorsHooks hooks(
-          [&](const at::Tensor& tensor) -> SavedTensorsHooks::Packed {
-            bytes += static_cast<int64_t>(tensor.nbytes());
-            return std::make_shared<at::Tensor>(tensor);
-          },
-          [](const SavedTensorsHooks::Packed& kept) {
-            return *static_cast<at::Tensor*>(kept.get());
-          });
-      y = model->forward(x);
-    }
-    y.sum().backward();
-    return bytes;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> made;
+  const auto forward = [&](const std::vector<at::Tensor>& inputs) {
+    const auto inside = inputs[0].exp();
+    made.emplace_back(inside.getIntrusivePtr());
+    return std::vector{inside.sin()};
   };
-  EXPECT_GT(kept_bytes(), 64 * 4 * kWidth * 4);
-  apply_activation_checkpointing(*model, is_block);
-  EXPECT_EQ(kept_bytes(), 0);
+  const auto x = at::randn({3}).requires_grad_();
+  const auto kept = forward({x});
+  ASSERT_EQ(made.size(), 1U);
+  EXPECT_FALSE(made[0].expired());
+  const auto dropped = activation_checkpoint(forward, {x});
+  ASSERT_EQ(made.size(), 2U);
+  EXPECT_TRUE(made[1].expired());
+}
+
+// Results that a module keeps hold the first run's nodes until the second run
+// replaces them, and do not hold what backward needs.
+TEST(ActivationCheckpoint, AModuleMayKeepAResult) {
+  at::Tensor kept;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> made;
+  const auto x = at::ones({3}).requires_grad_();
+  const auto y = activation_checkpoint(
+      [&](const std::vector<at::Tensor>& inputs) {
+        const auto inside = inputs[0].exp();
+        made.emplace_back(inside.getIntrusivePtr());
+        kept = inside.sin();
+        return std::vector{inside.cos()};
+      },
+      {x})[0];
+  y.sum().backward();
+  EXPECT_TRUE(x.grad().defined());
+  EXPECT_TRUE(made.back().expired());
+  EXPECT_THAT(
+      [&] { kept.sum().backward(); },
+      ThrowsMessage<c10::Error>(HasSubstr("Keep no results of it")));
+}
+
+// exp() saves its own output.
+TEST(ActivationCheckpoint, LeavesNothingBehind) {
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> made;
+  {
+    const auto x = at::randn({3}).requires_grad_();
+    const auto outputs = activation_checkpoint(
+        [&](const std::vector<at::Tensor>& inputs) {
+          const auto inside = inputs[0].exp();
+          made.emplace_back(inside.getIntrusivePtr());
+          const auto result = inside.exp();
+          made.emplace_back(result.getIntrusivePtr());
+          return std::vector{result};
+        },
+        {x * 2});
+    outputs[0].sum().backward();
+  }
+  // The second run stops where it has saved all.
+  ASSERT_EQ(made.size(), 3U);
+  for (const auto& tensor : made) {
+    EXPECT_TRUE(tensor.expired());
+  }
 }
 
 struct FickleImpl : torch::nn::Module {
@@ -341,6 +376,61 @@ TEST(ActivationCheckpoint, OnAMeshDrawsTheSameAndCallsAgain) {
       EXPECT_EQ(ledger.entries().size(), calls + (ranks > 1 ? 2 : 0));
     });
   }
+}
+
+// A function, or a module without parameters, tells no mesh.
+TEST(ActivationCheckpoint, DrawsTheSameWhateverItDrawsOn) {
+  test::run_ranks(2, [&](test::RankContext& self) {
+    const auto mesh = self.mesh({2}, {"tp"});
+    auto x = distribute_tensor(at::ones({8, 4}), mesh, {Shard(0)});
+    x.requires_grad_();
+    const auto drop = [&x](const std::vector<at::Tensor>&) {
+      return std::vector{at::dropout(x, 0.5, true).square()};
+    };
+    manual_seed(mesh, 3);
+    const auto y = activation_checkpoint(drop, {})[0];
+    at::dropout(x, 0.5, true);
+    y.sum().backward();
+    // Each element's derivative is 2 y / x, and x is 1.
+    EXPECT_TRUE(at::equal(full_tensor(x.grad()), 2 * full_tensor(y.detach())));
+    EXPECT_EQ(random_state(mesh).sequence, 2U);
+  });
+}
+
+TEST(ActivationCheckpoint, AutocastForgetsTheCastsOfTheSecondRun) {
+  torch::manual_seed(6);
+  const auto train = [](bool checkpointed) {
+    torch::manual_seed(7);
+    auto linear = torch::nn::Linear(4, 4);
+    const auto x = at::randn({3, 4});
+    std::vector<double> losses;
+    for (int step = 0; step < 3; ++step) {
+      at::Tensor loss;
+      {
+        const Autocast autocast(at::kCPU, at::kBFloat16);
+        const auto forward = [&](const std::vector<at::Tensor>& inputs) {
+          return std::vector{torch::tanh(linear(inputs[0])).exp()};
+        };
+        const auto y =
+            checkpointed ? activation_checkpoint(forward, {x}) : forward({x});
+        loss = y[0].to(at::kFloat).square().sum();
+      }
+      linear->zero_grad();
+      loss.backward();
+      const at::NoGradGuard no_grad;
+      linear->weight.sub_(linear->weight.grad(), 0.1);
+      losses.push_back(loss.item<double>());
+    }
+    return losses;
+  };
+  EXPECT_EQ(train(true), train(false));
+}
+
+TEST(ActivationCheckpoint, TheWholeModelIsOneRun) {
+  Stack model(2);
+  const auto picked = apply_activation_checkpointing(
+      *model, [](const auto&, auto&) { return true; });
+  EXPECT_THAT(picked, ElementsAre(""));
 }
 
 } // namespace

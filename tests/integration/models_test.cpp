@@ -108,6 +108,14 @@ std::vector<ModelCase> model_cases() {
          r.optimizer.lr = 2e-2;
        },
        0.97},
+      {"AdaptedOneKeyHead",
+       [](Recipe& r) {
+         r.model.kv_heads = 1;
+         r.lora.rank = 4;
+         r.lora.targets = {"model.layers.*.self_attn.*"};
+         r.optimizer.lr = 2e-2;
+       },
+       0.97},
   };
 }
 
