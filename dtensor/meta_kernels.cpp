@@ -1,9 +1,11 @@
 #include "dtensor/meta_kernels.h"
 
+#include <algorithm>
 #include <array>
 #include <tuple>
 #include <vector>
 
+#include <ATen/AccumulateType.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -35,6 +37,27 @@ Tensor embedding_dense_backward(
 Tensor like_if(bool wanted, const OptionalTensor& tensor) {
   return wanted && tensor && tensor->defined() ? at::empty_like(*tensor)
                                                : Tensor();
+}
+
+std::tuple<Tensor, Tensor, Tensor> meta_layer_norm(
+    const Tensor& input,
+    c10::SymIntArrayRef normalized_shape,
+    const OptionalTensor& /*weight*/,
+    const OptionalTensor& /*bias*/,
+    double /*eps*/) {
+  auto rows = input.sizes().vec();
+  const size_t kept = rows.size() - normalized_shape.size();
+  std::fill(rows.begin() + static_cast<std::ptrdiff_t>(kept), rows.end(), 1);
+  const auto options =
+      input.options().dtype(at::toAccumulateType(input.scalar_type(), false));
+  return {
+      at::empty(input.sizes(), input.options()),
+      at::empty(rows, options),
+      at::empty(rows, options)};
+}
+
+Tensor meta_relu(const Tensor& self) {
+  return at::empty_like(self);
 }
 
 std::tuple<Tensor, Tensor, Tensor> meta_layer_norm_backward(
@@ -206,6 +229,8 @@ struct MetaKernels {
   MetaKernels() {
     add("index_select", "", TORCH_FN(meta_index_select));
     add("embedding_dense_backward", "", TORCH_FN(embedding_dense_backward));
+    add("native_layer_norm", "", TORCH_FN(meta_layer_norm));
+    add("relu", "", TORCH_FN(meta_relu));
     add("native_layer_norm_backward", "", TORCH_FN(meta_layer_norm_backward));
     add("where", "self", TORCH_FN(meta_where));
     add("where", "self_out", TORCH_FN(where_out));

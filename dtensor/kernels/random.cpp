@@ -309,6 +309,9 @@ void fill_part(
     const at::Tensor& local,
     const RandomPart& part,
     const Draw& draw) {
+  if (local.is_meta()) {
+    return; // A dry run has no values.
+  }
   switch (draw.kind) {
     case Kind::kUniform:
     case Kind::kNormal:

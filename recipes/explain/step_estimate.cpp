@@ -192,6 +192,9 @@ class PeakTally {
   PeakTally(MemoryMeter& meter, const std::vector<at::Tensor>& parameters)
       : meter_(meter), base_(meter.live_bytes()) {
     for (const auto& parameter : parameters) {
+      if (!parameter.requires_grad()) {
+        continue;
+      }
       const int64_t bytes = local_bytes({parameter});
       parameter.register_hook([this, bytes](const at::Tensor& /*gradient*/) {
         look();

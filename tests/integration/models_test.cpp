@@ -126,6 +126,7 @@ std::vector<ModelCase> image_cases() {
       {"Mlp", [](Recipe& r) {
          r.model.type = "mlp";
          r.model.layers = 3;
+         r.optimizer.lr = 2e-2;
        }}};
 }
 

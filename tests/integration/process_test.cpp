@@ -256,12 +256,13 @@ TEST_F(RefusalTest, AMeshThatDoesNotFitTheWorldOrTheHeads) {
                8,
                {"train", "tiny.yaml", "mesh.tp=8"},
                {"tiny.yaml:3:36: model.heads: 12 is not divisible by mesh.tp=8",
-                "mesh.tp can be 1, 2, 3 or 6"}},
+                "mesh.tp can be 1, 2, 3, 6 or 12"}},
            Refusal{
                4,
                {"train", "tiny.yaml", "mesh.tp=4"},
-               {"tiny.yaml:3:50: model.kv_heads: 6 is not divisible by "
-                "mesh.tp=4"}},
+               {"tiny.yaml:3:50: model.kv_heads: 6 neither divides mesh.tp=4 "
+                "nor is a multiple of it",
+                "mesh.tp can be 1, 2, 3, 6 or 12"}},
        }) {
     expect_refused(refusal);
   }

@@ -3,6 +3,8 @@
 #include <tuple>
 
 #include <fmt/format.h>
+#include <filesystem>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -188,6 +190,24 @@ TEST(EstimateText, IsOneLineOfJson) {
   EXPECT_EQ(json.at("step").at("bytes"), estimate.bytes());
   EXPECT_EQ(json.at("memory_bytes").at("total"), estimate.memory.total());
   EXPECT_EQ(json.at("over_budget").at(0), "a");
+}
+
+// Every model runs on tensors without data.
+TEST(StepEstimate, OfEveryRecipe) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(WEFT_SOURCE_DIR "/recipes")) {
+    if (entry.path().extension() != ".yaml" ||
+        entry.path().stem() == "llama_70b") {
+      continue;
+    }
+    SCOPED_TRACE(entry.path().filename());
+    auto recipe = load_recipe(entry.path().string());
+    validate(recipe, 4);
+    const auto estimate = estimate_step(recipe);
+    EXPECT_GT(estimate.parameter_count, 0);
+    EXPECT_GT(estimate.collective_count(), 0);
+    EXPECT_GT(estimate.memory.saved_activations, 0);
+  }
 }
 
 TEST(Llama70B, IsExplainedForSixteenThousandRanks) {
