@@ -1,4 +1,5 @@
 #include "recipes/explain/estimate_text.h"
+#include "recipes/train/loss.h"
 
 #include <algorithm>
 #include <array>
@@ -75,16 +76,15 @@ class Table {
 
 std::string header(const StepEstimate& estimate, const Recipe& recipe) {
   return fmt::format(
-      "{}: {} parameters, {} on {} ranks (dp={} tp={}), a step of {} x {} "
-      "tokens in {} micro-batch{}\n",
+      "{}: {} parameters, {} on {} ranks (dp={} tp={}), a step of {} "
+      "in {} micro-batch{}\n",
       recipe.name,
       count_text(estimate.parameter_count),
       recipe.train.dtype,
       estimate.world_size,
       recipe.mesh.dp,
       recipe.mesh.tp,
-      recipe.train.global_batch_size,
-      recipe.data.sequence_length,
+      describe_batch(recipe),
       estimate.micro_batches,
       estimate.micro_batches == 1 ? "" : "es");
 }
@@ -332,8 +332,7 @@ std::string to_json(
       {"world_size", estimate.world_size},
       {"mesh", {{"dp", recipe.mesh.dp}, {"tp", recipe.mesh.tp}}},
       {"parameters", estimate.parameter_count},
-      {"tokens_per_step",
-       recipe.train.global_batch_size * recipe.data.sequence_length},
+      {"tokens_per_step", targets_per_step(recipe)},
       {"micro_batches", estimate.micro_batches},
       {"memory_bytes",
        {{"parameters", memory.parameters},

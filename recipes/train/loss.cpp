@@ -1,5 +1,7 @@
 #include "recipes/train/loss.h"
 
+#include <fmt/format.h>
+
 #include "dtensor/losses.h"
 #include "dtensor/scopes.h"
 
@@ -23,6 +25,14 @@ int64_t targets_per_step(const Recipe& recipe) {
   const int64_t samples = recipe.train.global_batch_size;
   return recipe.data.type == "text" ? samples * recipe.data.sequence_length
                                     : samples;
+}
+
+std::string describe_batch(const Recipe& recipe) {
+  const int64_t samples = recipe.train.global_batch_size;
+  return recipe.data.type == "text"
+             ? fmt::format(
+                   "{} x {} tokens", samples, recipe.data.sequence_length)
+             : fmt::format("{} images", samples);
 }
 
 at::Tensor token_loss(

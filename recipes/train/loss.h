@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 
@@ -11,6 +12,8 @@ namespace weft::recipes {
 
 /// Targets of a global batch: its tokens, or its images.
 int64_t targets_per_step(const Recipe& recipe);
+/// "16 x 128 tokens" or "64 images".
+std::string describe_batch(const Recipe& recipe);
 
 /// The cross entropy of a micro-batch's targets, summed and divided by
 /// `targets_in_all`, the number of valid ones of the whole global batch: the

@@ -225,8 +225,7 @@ std::string Trainer::describe() const {
     count += parameter.numel();
   }
   return fmt::format(
-      "{}: {} with {:.2f} M parameters on dp={} tp={}, {}, {} steps of {} "
-      "{}",
+      "{}: {} with {:.2f} M parameters on dp={} tp={}, {}, {} steps of {}",
       recipe_.name,
       model_title(recipe_),
       static_cast<double>(count) * 1e-6,
@@ -234,10 +233,7 @@ std::string Trainer::describe() const {
       recipe_.mesh.tp,
       loader_.data().describe(),
       recipe_.train.steps,
-      recipe_.train.global_batch_size,
-      recipe_.data.type == "text"
-          ? fmt::format("x {} tokens", recipe_.data.sequence_length)
-          : "images");
+      describe_batch(recipe_));
 }
 
 } // namespace weft::recipes
