@@ -1,5 +1,4 @@
 #include "recipes/explain/estimate_text.h"
-#include "recipes/train/loss.h"
 
 #include <algorithm>
 #include <array>
@@ -7,6 +6,8 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+
+#include "recipes/train/loss.h"
 
 namespace weft::recipes {
 namespace {
