@@ -24,8 +24,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Forward = std::function<Tensors()>;
 
-// --- random numbers
-// -----------------------------------------------------------
+// --- random numbers ---------------------------------------------------------
 
 // The generator of a device, as it was.
 struct GeneratorState {
@@ -83,8 +82,7 @@ struct AutocastCacheScope {
   }
 };
 
-// --- one checkpointed run
-// -------------------------------------------------------
+// --- one checkpointed run ---------------------------------------------------
 
 struct SavedMeta {
   std::vector<int64_t> sizes;

@@ -44,14 +44,14 @@ Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Config& config)
 }
 
 at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x) {
-  const auto y_BHTd = at::scaled_dot_product_attention(
-      split_heads(q_proj(x), heads_),
-      split_heads(k_proj(x), heads_),
-      split_heads(v_proj(x), heads_),
-      /*attn_mask=*/{},
-      /*dropout_p=*/is_training() ? attention_dropout_ : 0.0,
+  const auto y_BTD = attend(
+      q_proj(x),
+      k_proj(x),
+      v_proj(x),
+      heads_,
+      is_training() ? attention_dropout_ : 0.0,
       /*is_causal=*/true);
-  return torch::dropout(c_proj(merge_heads(y_BHTd)), dropout_, is_training());
+  return torch::dropout(c_proj(y_BTD), dropout_, is_training());
 }
 
 Gpt2MLPImpl::Gpt2MLPImpl(const Gpt2Config& config) : dropout_(config.dropout) {

@@ -28,4 +28,22 @@ inline at::Tensor merge_heads(const at::Tensor& x) {
       {x.size(0), x.size(2), x.size(1) * x.size(3)});
 }
 
+/// Attention of `heads` heads, each alone.
+/// Shapes: q, k, v [B, T, D] to [B, T, D].
+inline at::Tensor attend(
+    const at::Tensor& q,
+    const at::Tensor& k,
+    const at::Tensor& v,
+    int64_t heads,
+    double dropout_p,
+    bool is_causal) {
+  return merge_heads(at::scaled_dot_product_attention(
+      split_heads(q, heads),
+      split_heads(k, heads),
+      split_heads(v, heads),
+      /*attn_mask=*/{},
+      dropout_p,
+      is_causal));
+}
+
 } // namespace weft::recipes

@@ -69,13 +69,14 @@ VitAttentionImpl::VitAttentionImpl(const VitConfig& config)
 }
 
 at::Tensor VitAttentionImpl::forward(const at::Tensor& x) {
-  const auto y_BHTd = at::scaled_dot_product_attention(
-      split_heads(q_proj(x), heads_),
-      split_heads(k_proj(x), heads_),
-      split_heads(v_proj(x), heads_),
-      /*attn_mask=*/{},
-      /*dropout_p=*/is_training() ? attention_dropout_ : 0.0);
-  return torch::dropout(o_proj(merge_heads(y_BHTd)), dropout_, is_training());
+  const auto y_BTD = attend(
+      q_proj(x),
+      k_proj(x),
+      v_proj(x),
+      heads_,
+      is_training() ? attention_dropout_ : 0.0,
+      /*is_causal=*/false);
+  return torch::dropout(o_proj(y_BTD), dropout_, is_training());
 }
 
 VitMLPImpl::VitMLPImpl(const VitConfig& config) : dropout_(config.dropout) {

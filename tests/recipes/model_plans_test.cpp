@@ -15,6 +15,7 @@
 #include "recipes/models/gpt2_plan.h"
 #include "recipes/models/mlp_plan.h"
 #include "recipes/models/vit_plan.h"
+#include "tests/recipes/formula.h"
 #include "tests/support/run_ranks.h"
 
 namespace weft::recipes {
@@ -28,8 +29,7 @@ struct PlannedCase {
 };
 
 at::Tensor plan_wave(at::IntArrayRef sizes, double phase) {
-  const auto i = at::arange(c10::multiply_integers(sizes), at::kFloat);
-  return (i * i * 0.013 + i * 0.7 + phase).sin().view(sizes);
+  return wave(c10::multiply_integers(sizes), phase, at::kFloat).view(sizes);
 }
 
 // The values that one rank would have, wherever they lie.

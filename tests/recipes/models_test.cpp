@@ -16,16 +16,12 @@
 #include "recipes/models/mlp.h"
 #include "recipes/models/rotary.h"
 #include "recipes/models/vit.h"
+#include "tests/recipes/formula.h"
 
 namespace weft::recipes {
 namespace {
 
 // The formulas of oracle/models.py.
-at::Tensor model_wave(int64_t count, double phase) {
-  const auto i = at::arange(count, at::kDouble);
-  return (i * i * 0.013 + i * 0.7 + phase).sin();
-}
-
 bool is_norm_weight(const std::string& name) {
   return name.ends_with(".weight") && (name.find("norm") != std::string::npos ||
                                        name.find(".ln_") != std::string::npos);
@@ -34,14 +30,11 @@ bool is_norm_weight(const std::string& name) {
 std::map<std::string, at::Tensor> fill_by_name(Model& model) {
   const at::NoGradGuard no_grad;
   model.to(at::kDouble);
-  std::map<std::string, at::Tensor> sorted;
-  for (const auto& item : model.named_parameters()) {
-    sorted.emplace(item.key(), item.value());
-  }
+  auto sorted = sorted_parameters(model);
   double position = 0;
   for (const auto& [name, parameter] : sorted) {
     const auto values =
-        model_wave(parameter.numel(), position++).view(parameter.sizes());
+        wave(parameter.numel(), position++).view(parameter.sizes());
     parameter.copy_(is_norm_weight(name) ? 1 + 0.1 * values : 0.4 * values);
   }
   return sorted;
@@ -98,7 +91,7 @@ void expect_as_stored(
     }
     expect_near_relative(grad.norm().item<double>(), norm, norm);
     expect_near_relative(
-        grad.dot(model_wave(grad.numel(), 0.5)).item<double>(),
+        grad.dot(wave(grad.numel(), 0.5)).item<double>(),
         numbers.at(1).get<double>(),
         norm * std::sqrt(static_cast<double>(grad.numel())));
   }
@@ -155,7 +148,7 @@ TEST(Models, VitGivesWhatTransformersDoes) {
   config.ffn_dim = 24;
   config.num_classes = 5;
   VitForImageClassificationImpl model(config);
-  const auto pixels = model_wave(3 * 2 * 8 * 8, 0.25).view({3, 2, 8, 8});
+  const auto pixels = wave(3 * 2 * 8 * 8, 0.25).view({3, 2, 8, 8});
   const auto targets = (at::arange(3) * 2).remainder(5);
   const auto stored = stored_models().at("vit");
   expect_as_stored(model, stored, pixels, targets);
@@ -189,7 +182,7 @@ TEST(Models, MlpIsLinearsWithReluBetween) {
   config.num_classes = 3;
   MlpClassifierImpl model(config);
   const auto all = fill_by_name(model);
-  const auto pixels = model_wave(5 * 4, 0.1).view({5, 1, 2, 2});
+  const auto pixels = wave(5 * 4, 0.1).view({5, 1, 2, 2});
   auto x = pixels.view({5, 4});
   for (const std::string layer : {"layers.0", "layers.1"}) {
     x = (x.matmul(all.at(layer + ".weight").t()) + all.at(layer + ".bias"))
@@ -212,7 +205,7 @@ TEST(Models, DropoutIsOnlyForTraining) {
   MlpConfig mlp_config;
   mlp_config.dropout = 0.5;
   MlpClassifierImpl mlp(mlp_config);
-  const auto pixels = model_wave(128, 0).to(at::kFloat).view({2, 1, 8, 8});
+  const auto pixels = wave(128, 0).to(at::kFloat).view({2, 1, 8, 8});
   const std::pair<Model*, at::Tensor> cases[] = {
       {&gpt2, tokens}, {&vit, pixels}, {&mlp, pixels}};
   for (const auto& [model, input] : cases) {

@@ -22,6 +22,7 @@
 #include "recipes/models/moe.h"
 #include "recipes/models/moe_plan.h"
 #include "recipes/train/adamw.h"
+#include "tests/recipes/formula.h"
 #include "tests/support/run_ranks.h"
 
 namespace weft::recipes {
@@ -41,11 +42,6 @@ at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& targets) {
 
 // ---- transformers -----------------------------------------------------------
 
-at::Tensor oracle_wave(int64_t count, double phase) {
-  const auto i = at::arange(count, at::kDouble);
-  return (i * i * 0.013 + i * 0.7 + phase).sin();
-}
-
 MoeConfig oracle_config() {
   MoeConfig config;
   config.dim = 16;
@@ -62,20 +58,12 @@ MoeConfig oracle_config() {
   return config;
 }
 
-std::map<std::string, at::Tensor> sorted_parameters(const Model& model) {
-  std::map<std::string, at::Tensor> sorted;
-  for (const auto& item : model.named_parameters()) {
-    sorted.emplace(item.key(), item.value());
-  }
-  return sorted;
-}
-
 void fill_by_formula(const Model& model) {
   const at::NoGradGuard no_grad;
   double position = 0;
   for (const auto& [name, parameter] : sorted_parameters(model)) {
     const auto values =
-        oracle_wave(parameter.numel(), position++).view(parameter.sizes());
+        wave(parameter.numel(), position++).view(parameter.sizes());
     parameter.copy_(
         name.ends_with("norm.weight") ? 1 + 0.1 * values : 0.4 * values);
   }
@@ -118,7 +106,7 @@ TEST(Moe, GivesWhatMixtralDoes) {
     const auto norm = numbers.at(0).get<double>();
     EXPECT_NEAR(grad.norm().item<double>(), norm, kFloatNorms * norm) << name;
     EXPECT_NEAR(
-        grad.dot(oracle_wave(grad.numel(), 0.5)).item<double>(),
+        grad.dot(wave(grad.numel(), 0.5)).item<double>(),
         numbers.at(1).get<double>(),
         2 * kFloatNorms * norm * std::sqrt(grad.numel()))
         << name;
