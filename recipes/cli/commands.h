@@ -6,12 +6,15 @@ class App;
 
 namespace weft::recipes::cli {
 
-/// Each adds a subcommand to `app`; its callback runs the command and throws
-/// on failure (main.cpp turns what is thrown into an exit code).
-void add_train(CLI::App& app);
+class Program;
+
+/// Each adds a subcommand to the program; its callback runs the command and
+/// throws on failure (main.cpp turns what is thrown into an exit code). Those
+/// that read recipes need to know the program's models (program.h).
+void add_train(Program& program);
+void add_explain(Program& program);
 void add_bench(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_report(CLI::App& app);
-void add_explain(CLI::App& app);
 
 } // namespace weft::recipes::cli

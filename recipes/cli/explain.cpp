@@ -14,7 +14,7 @@
 
 #include "mesh/error.h"
 #include "recipes/cli/commands.h"
-#include "recipes/config/recipe.h"
+#include "recipes/cli/program.h"
 #include "recipes/config/validate.h"
 #include "recipes/data/find_files.h"
 #include "recipes/explain/estimate_text.h"
@@ -27,9 +27,7 @@ namespace {
 // A mesh keeps a list of its ranks.
 constexpr int64_t kMostRanks = int64_t{1} << 20;
 
-struct ExplainArguments {
-  std::string recipe;
-  std::vector<std::string> overrides;
+struct ExplainArguments : RecipeArguments {
   int64_t world_size = 0;
   int64_t ranks_per_host = 0;
   std::optional<std::string> measured;
@@ -80,7 +78,7 @@ std::vector<std::string> notes_of(
 
 void explain(const ExplainArguments& arguments) {
   at::set_num_threads(1); // nothing to compute: they would only wait
-  auto recipe = load_recipe(arguments.recipe, arguments.overrides);
+  auto recipe = arguments.load();
   validate(recipe, world_size_of(recipe, arguments));
   std::optional<MeasuredRun> measured;
   if (arguments.measured) {
@@ -109,18 +107,13 @@ void explain(const ExplainArguments& arguments) {
 
 } // namespace
 
-void add_explain(CLI::App& app) {
+void add_explain(Program& program) {
   auto arguments = std::make_shared<ExplainArguments>();
-  auto* command = app.add_subcommand(
+  auto* command = program.add_subcommand(
       "explain",
       "Say what a step of a recipe holds in memory and sends, without starting "
       "anything");
-  command->add_option("recipe", arguments->recipe, "The recipe, a YAML file")
-      ->required();
-  command->add_option(
-      "overrides",
-      arguments->overrides,
-      "key.path=value, on top of the recipe, e.g. mesh.tp=4");
+  add_recipe_arguments(program, *command, *arguments, "mesh.tp=4");
   command
       ->add_option(
           "--world-size",

@@ -1,14 +1,19 @@
+#include "recipes/cli/main.h"
+
 #include <malloc.h>
+
+#include <filesystem>
+#include <memory>
 
 #include <CLI/CLI.hpp>
 
 #include "mesh/error.h"
 #include "recipes/cli/commands.h"
 #include "recipes/cli/failure.h"
+#include "recipes/cli/program.h"
 #include "recipes/cli/usage.h"
 
-namespace cli = weft::recipes::cli;
-
+namespace weft::recipes::cli {
 namespace {
 
 // A training step frees its activations and asks for as much again. By default
@@ -21,31 +26,44 @@ void keep_freed_memory() {
   mallopt(M_TOP_PAD, 64 * kMebibyte);
 }
 
+void add_commands(Program& program) {
+  add_train(program);
+  add_explain(program);
+  add_bench(program);
+  add_checkpoint(program);
+  add_report(program);
+}
+
+// The program's own name, for the words on how to call it.
+std::string name_of(const char* path) {
+  return std::filesystem::path(path).filename().string();
+}
+
 } // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv, ModelTypes models) {
   keep_freed_memory();
-  CLI::App app(
-      "Trains transformers in two dimensions: data x tensor parallel.");
-  app.name("weft");
-  app.set_version_flag("--version", "weft 0.1.0");
-  app.require_subcommand(1);
-  cli::add_train(app);
-  cli::add_explain(app);
-  cli::add_bench(app);
-  cli::add_checkpoint(app);
-  cli::add_report(app);
+  Program program(
+      "Trains transformers in two dimensions: data x tensor parallel.",
+      std::make_shared<const ModelTypes>(std::move(models)));
+  program.name(argc > 0 ? name_of(argv[0]) : "weft");
+  program.set_version_flag("--version", "weft 0.1.0");
+  program.require_subcommand(1);
+  add_commands(program);
   try {
-    app.parse(cli::words_to_parse(app, argc, argv), argv);
+    check_model_types(*program.models());
+    program.parse(words_to_parse(program, argc, argv), argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
-      return app.exit(error); // --help, --version
+      return program.exit(error); // --help, --version
     }
-    return cli::report_failure(
-        "usage", weft::mesh::ExitCode::kUsage, cli::explain_usage(app, error));
+    return report_failure(
+        "usage", mesh::ExitCode::kUsage, explain_usage(program, error));
   } catch (...) {
-    const auto& used = app.get_subcommands();
-    return cli::report_exception(used.empty() ? "weft" : used[0]->get_name());
+    const auto& used = program.get_subcommands();
+    return report_exception(used.empty() ? "weft" : used[0]->get_name());
   }
   return 0;
 }
+
+} // namespace weft::recipes::cli

@@ -1,7 +1,5 @@
 #include <chrono>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
@@ -11,7 +9,7 @@
 #include "mesh/job_rank.h"
 #include "mesh/world.h"
 #include "recipes/cli/commands.h"
-#include "recipes/config/recipe.h"
+#include "recipes/cli/program.h"
 #include "recipes/config/validate.h"
 #include "recipes/data/batch_loader.h"
 #include "recipes/train/run.h"
@@ -21,16 +19,14 @@
 namespace weft::recipes::cli {
 namespace {
 
-struct TrainArguments {
-  std::string recipe;
-  std::vector<std::string> overrides;
+struct TrainArguments : RecipeArguments {
   bool fresh = false;
 };
 
 void train(const TrainArguments& arguments) {
   // Everything that can be wrong is looked at before any rank waits for
   // another.
-  auto recipe = load_recipe(arguments.recipe, arguments.overrides);
+  auto recipe = arguments.load();
   const auto job = mesh::own_job_rank();
   if (const auto threads = threads_per_rank(job, mesh::env::get)) {
     at::set_num_threads(*threads);
@@ -53,15 +49,12 @@ void train(const TrainArguments& arguments) {
 
 } // namespace
 
-void add_train(CLI::App& app) {
+void add_train(Program& program) {
   auto arguments = std::make_shared<TrainArguments>();
-  auto* command = app.add_subcommand("train", "Train what a recipe describes");
-  command->add_option("recipe", arguments->recipe, "The recipe, a YAML file")
-      ->required();
-  command->add_option(
-      "overrides",
-      arguments->overrides,
-      "key.path=value, on top of the recipe, e.g. mesh.tp=4 train.steps=20");
+  auto* command =
+      program.add_subcommand("train", "Train what a recipe describes");
+  add_recipe_arguments(
+      program, *command, *arguments, "mesh.tp=4 train.steps=20");
   command->add_flag(
       "--fresh",
       arguments->fresh,

@@ -242,16 +242,19 @@ std::string read_file(const std::string& path) {
 
 Recipe load_recipe(
     const std::string& path,
-    std::span<const std::string> overrides) {
-  return parse_recipe(read_file(path), path, overrides);
+    std::span<const std::string> overrides,
+    KnownModels models) {
+  return parse_recipe(read_file(path), path, overrides, std::move(models));
 }
 
 Recipe parse_recipe(
     std::string_view text,
     const std::string& source,
-    std::span<const std::string> overrides) {
+    std::span<const std::string> overrides,
+    KnownModels models) {
   Recipe recipe;
   recipe.origins.source = source;
+  recipe.origins.models = std::move(models);
   RecipeReader reader(recipe, source, /*is_override=*/false);
   reader.read_document(reader.parse(text));
   for (const std::string& override_text : overrides) {

@@ -3,12 +3,19 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace weft::recipes {
+
+struct ModelType; // recipes/models/registry.h
+using ModelTypes = std::vector<ModelType>;
+/// The model types that are linked into a program beside Weft's own; null:
+/// none.
+using KnownModels = std::shared_ptr<const ModelTypes>;
 
 /// What the keys mean stands in schema_*.cpp, from which docs/recipe.md is
 /// made.
@@ -174,13 +181,15 @@ struct CommunicationBudgetConfig {
   bool operator==(const CommunicationBudgetConfig&) const = default;
 };
 
-/// Where the values of a recipe were written, for error messages; two recipes
-/// that say the same are equal wherever that was.
+/// Where the values of a recipe were written, for error messages, and what the
+/// program that read them knows; two recipes that say the same are equal
+/// wherever that was.
 struct Origins {
   /// The file, or what stands for it.
   std::string source;
   /// By dotted key: "recipes/x.yaml:12:7" or "override mesh.dp=3".
   std::map<std::string, std::string, std::less<>> places;
+  KnownModels models;
   bool operator==(const Origins& /*other*/) const { return true; }
 };
 
@@ -214,17 +223,20 @@ struct Recipe {
 };
 
 /// Reads a recipe strictly, then the overrides (`key.path=YAML value`) in order
-/// on top. The name defaults to the file's.
+/// on top. The name defaults to the file's. `models`: what model.type may be
+/// beside Weft's own.
 /// Throws: mesh::UsageError: "FILE:LINE:COLUMN: KEY: what is wrong".
 Recipe load_recipe(
     const std::string& path,
-    std::span<const std::string> overrides = {});
+    std::span<const std::string> overrides = {},
+    KnownModels models = nullptr);
 
 /// The same for a text; `source` stands for the file in messages.
 Recipe parse_recipe(
     std::string_view text,
     const std::string& source,
-    std::span<const std::string> overrides = {});
+    std::span<const std::string> overrides = {},
+    KnownModels models = nullptr);
 
 /// Every key with its value; loading it again gives an equal recipe.
 std::string to_yaml(const Recipe& recipe);

@@ -1,9 +1,8 @@
 #include "recipes/models/registry.h"
 
-#include <array>
+#include <algorithm>
 
-#include <c10/util/Exception.h>
-
+#include "mesh/error.h"
 #include "recipes/models/gpt2_plan.h"
 #include "recipes/models/llama_plan.h"
 #include "recipes/models/mlp_plan.h"
@@ -94,47 +93,71 @@ MlpConfig mlp_config(const Recipe& recipe) {
       .dropout = model.dropout};
 }
 
-struct ModelType {
-  std::string_view name;
-  std::string_view title;
-  std::shared_ptr<Model> (*make)(const Recipe& recipe);
-  tp::ParallelizePlan (*plan)(const Recipe& recipe, const PlanOptions& options);
-};
-
 // A type from its config of a recipe, its model and its plan.
 template <auto Config, class Impl, auto Plan>
-constexpr ModelType type(std::string_view name, std::string_view title) {
+ModelType type(std::string name, std::string title) {
   return {
-      name,
-      title,
-      [](const Recipe& recipe) -> std::shared_ptr<Model> {
+      .name = std::move(name),
+      .title = std::move(title),
+      .make = [](const Recipe& recipe) -> std::shared_ptr<Model> {
         return std::make_shared<Impl>(Config(recipe));
       },
-      [](const Recipe& recipe, const PlanOptions& options) {
-        return Plan(options, Config(recipe));
-      }};
+      .plan =
+          [](const Recipe& recipe, const PlanOptions& options) {
+            return Plan(options, Config(recipe));
+          }};
 }
 
-constexpr std::array kModelTypes{
-    type<llama_config, LlamaForCausalLMImpl, llama_plan>("llama", "Llama"),
-    type<gpt2_config, Gpt2LMHeadModelImpl, gpt2_plan>("gpt2", "GPT-2"),
-    type<moe_config, MoeForCausalLMImpl, moe_plan>("moe", "mixture of experts"),
-    type<vit_config, VitForImageClassificationImpl, vit_plan>(
-        "vit",
-        "vision transformer"),
-    type<mlp_config, MlpClassifierImpl, mlp_plan>("mlp", "MLP")};
+const ModelTypes& builtin_types() {
+  static const ModelTypes types{
+      type<llama_config, LlamaForCausalLMImpl, llama_plan>("llama", "Llama"),
+      type<gpt2_config, Gpt2LMHeadModelImpl, gpt2_plan>("gpt2", "GPT-2"),
+      type<moe_config, MoeForCausalLMImpl, moe_plan>(
+          "moe", "mixture of experts"),
+      type<vit_config, VitForImageClassificationImpl, vit_plan>(
+          "vit", "vision transformer"),
+      type<mlp_config, MlpClassifierImpl, mlp_plan>("mlp", "MLP")};
+  return types;
+}
+
+const ModelType* find_type(const ModelTypes& types, std::string_view name) {
+  const auto found = std::ranges::find(types, name, &ModelType::name);
+  return found == types.end() ? nullptr : &*found;
+}
 
 const ModelType& type_of(const Recipe& recipe) {
-  for (const auto& type : kModelTypes) {
-    if (type.name == recipe.model.type) {
-      return type;
-    }
+  const auto& linked = recipe.origins.models;
+  const auto& name = recipe.model.type;
+  const auto* type = find_type(builtin_types(), name);
+  if (type == nullptr && linked != nullptr) {
+    type = find_type(*linked, name);
   }
-  refuse(
-      recipe, "model.type", "there is no model \"" + recipe.model.type + "\"");
+  if (type == nullptr) {
+    refuse(recipe, "model.type", "there is no model \"" + name + "\"");
+  }
+  return *type;
+}
+
+[[noreturn]] void refuse_type(const ModelType& type, const std::string& why) {
+  mesh::throw_error<mesh::UsageError>(
+      "the model type \"" + type.name + "\" that is linked in " + why);
 }
 
 } // namespace
+
+void check_model_types(const ModelTypes& models) {
+  for (const auto& type : models) {
+    if (find_type(builtin_types(), type.name) != nullptr) {
+      refuse_type(type, "has the name of one of Weft's own");
+    }
+    if (std::ranges::count(models, type.name, &ModelType::name) > 1) {
+      refuse_type(type, "is there twice");
+    }
+    if (type.name.empty() || !type.make || !type.plan) {
+      refuse_type(type, "needs a name, a model and a plan");
+    }
+  }
+}
 
 std::shared_ptr<Model> make_model(const Recipe& recipe) {
   return type_of(recipe).make(recipe);
