@@ -43,14 +43,13 @@ Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Config& config)
       register_module("c_proj", linear_with_bias(D, D, residual_std(config)));
 }
 
-at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x) {
-  const auto y_BTD = attend(
-      q_proj(x),
-      k_proj(x),
-      v_proj(x),
-      heads_,
+at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x, LayerCache* cache) {
+  const auto y_BTD = merge_heads(causal_attention(
+      split_heads(q_proj(x), heads_),
+      split_heads(k_proj(x), heads_),
+      split_heads(v_proj(x), heads_),
       is_training() ? attention_dropout_ : 0.0,
-      /*is_causal=*/true);
+      cache));
   return torch::dropout(c_proj(y_BTD), dropout_, is_training());
 }
 
@@ -73,8 +72,8 @@ Gpt2BlockImpl::Gpt2BlockImpl(const Gpt2Config& config) {
   mlp = register_module("mlp", Gpt2MLP(config));
 }
 
-at::Tensor Gpt2BlockImpl::forward(const at::Tensor& x) {
-  const auto y = x + dtensor::call(attn, ln_1(x));
+at::Tensor Gpt2BlockImpl::forward(const at::Tensor& x, LayerCache* cache) {
+  const auto y = x + dtensor::call(attn, ln_1(x), cache);
   return y + dtensor::call(mlp, ln_2(y));
 }
 
@@ -90,12 +89,16 @@ Gpt2ModelImpl::Gpt2ModelImpl(const Gpt2Config& config)
   ln_f = register_module("ln_f", gpt2_norm(config));
 }
 
-at::Tensor Gpt2ModelImpl::forward(const at::Tensor& tokens) {
-  // The first T rows, rather than a look-up of 0 to T - 1.
-  const auto positions_TD = wpe->weight.narrow(0, 0, tokens.size(1));
+at::Tensor Gpt2ModelImpl::forward(const at::Tensor& tokens, KvCache* cache) {
+  const int64_t seen = cache == nullptr ? 0 : cache->length();
+  // T rows one after the other, rather than a look-up of their numbers.
+  const auto positions_TD = wpe->weight.narrow(0, seen, tokens.size(1));
   auto x = torch::dropout(wte(tokens) + positions_TD, dropout_, is_training());
-  for (const auto& layer : *h) {
-    x = dtensor::call(std::static_pointer_cast<Gpt2BlockImpl>(layer), x);
+  for (size_t i = 0; i < h->size(); ++i) {
+    x = dtensor::call(
+        h->ptr<Gpt2BlockImpl>(i),
+        x,
+        cache == nullptr ? nullptr : &cache->layer(i));
   }
   return ln_f(x);
 }
@@ -105,9 +108,17 @@ Gpt2LMHeadModelImpl::Gpt2LMHeadModelImpl(const Gpt2Config& config) {
 }
 
 at::Tensor Gpt2LMHeadModelImpl::forward(const at::Tensor& tokens) {
-  const auto x = dtensor::call(transformer, tokens);
+  KvCache* const no_cache = nullptr;
+  const auto x = dtensor::call(transformer, tokens, no_cache);
   // As Llama's tied head.
   return at::linear(x, transformer->wte->weight);
+}
+
+at::Tensor Gpt2LMHeadModelImpl::forward_cached(
+    const at::Tensor& tokens,
+    KvCache& cache) {
+  const auto x = dtensor::call(transformer, tokens, &cache);
+  return at::linear(x.narrow(1, x.size(1) - 1, 1), transformer->wte->weight);
 }
 
 } // namespace weft::recipes

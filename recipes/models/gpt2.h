@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include "recipes/models/kv_cache.h"
 #include "recipes/models/model.h"
 
 namespace weft::recipes {
@@ -32,7 +33,7 @@ class Gpt2AttentionImpl : public torch::nn::Module {
  public:
   explicit Gpt2AttentionImpl(const Gpt2Config& config);
   /// Shapes: x [B, T, D] to [B, T, D].
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, LayerCache* cache = nullptr);
 
   torch::nn::Linear q_proj{nullptr};
   torch::nn::Linear k_proj{nullptr};
@@ -63,7 +64,7 @@ TORCH_MODULE(Gpt2MLP);
 class Gpt2BlockImpl : public torch::nn::Module {
  public:
   explicit Gpt2BlockImpl(const Gpt2Config& config);
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, LayerCache* cache = nullptr);
 
   torch::nn::LayerNorm ln_1{nullptr};
   Gpt2Attention attn{nullptr};
@@ -77,7 +78,7 @@ class Gpt2ModelImpl : public torch::nn::Module {
  public:
   explicit Gpt2ModelImpl(const Gpt2Config& config);
   /// Shapes: tokens [B, T] to [B, T, D].
-  at::Tensor forward(const at::Tensor& tokens);
+  at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr);
 
   torch::nn::Embedding wte{nullptr};
   torch::nn::Embedding wpe{nullptr};
@@ -103,6 +104,7 @@ class Gpt2LMHeadModelImpl : public Model {
   explicit Gpt2LMHeadModelImpl(const Gpt2Config& config);
   /// Shapes: tokens [B, T] int64 to logits [B, T, V].
   at::Tensor forward(const at::Tensor& tokens) override;
+  at::Tensor forward_cached(const at::Tensor& tokens, KvCache& cache) override;
 
   Gpt2Model transformer{nullptr};
 };

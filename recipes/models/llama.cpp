@@ -47,7 +47,8 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config)
 
 at::Tensor LlamaAttentionImpl::forward(
     const at::Tensor& x,
-    const RotaryTables& rotary) {
+    const RotaryTables& rotary,
+    LayerCache* cache) {
   const int64_t B = x.size(0);
   const int64_t T = x.size(1);
   const auto split = [&](const at::Tensor& y, int64_t heads) {
@@ -56,15 +57,8 @@ at::Tensor LlamaAttentionImpl::forward(
   const auto q_BHTd = rotate(split(q_proj(x), heads_), rotary);
   const auto k_BKTd = rotate(split(k_proj(x), kv_heads_), rotary);
   const auto v_BKTd = split(v_proj(x), kv_heads_);
-  const auto y_BHTd = at::scaled_dot_product_attention(
-      q_BHTd,
-      k_BKTd,
-      v_BKTd,
-      /*attn_mask=*/{},
-      /*dropout_p=*/is_training() ? dropout_ : 0.0,
-      /*is_causal=*/true,
-      /*scale=*/std::nullopt,
-      /*enable_gqa=*/kv_heads_ != heads_);
+  const auto y_BHTd = causal_attention(
+      q_BHTd, k_BKTd, v_BKTd, is_training() ? dropout_ : 0.0, cache);
   return o_proj(y_BHTd.transpose(1, 2).reshape({B, T, heads_ * head_dim_}));
 }
 
@@ -91,8 +85,10 @@ LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(
 
 at::Tensor LlamaDecoderLayerImpl::forward(
     const at::Tensor& x,
-    const RotaryTables& rotary) {
-  const auto h = x + dtensor::call(self_attn, input_layernorm(x), rotary);
+    const RotaryTables& rotary,
+    LayerCache* cache) {
+  const auto h =
+      x + dtensor::call(self_attn, input_layernorm(x), rotary, cache);
   return h + dtensor::call(mlp, post_attention_layernorm(h));
 }
 
@@ -115,17 +111,19 @@ LlamaModelImpl::LlamaModelImpl(
   register_buffer("rotary_sin", rotary_.sin_Td);
 }
 
-at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens) {
+at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, KvCache* cache) {
   const int64_t T = tokens.size(1);
+  const int64_t seen = cache == nullptr ? 0 : cache->length();
   const auto tables = named_buffers(/*recurse=*/false);
   auto x = embed_tokens(tokens);
   // Of another dtype where parameters are cast to compute.
   const RotaryTables rotary{
-      tables["rotary_cos"].narrow(0, 0, T).to(x.scalar_type()),
-      tables["rotary_sin"].narrow(0, 0, T).to(x.scalar_type())};
-  for (const auto& layer : *layers) {
-    const auto block = std::static_pointer_cast<LlamaDecoderLayerImpl>(layer);
-    x = dtensor::call(block, x, rotary);
+      tables["rotary_cos"].narrow(0, seen, T).to(x.scalar_type()),
+      tables["rotary_sin"].narrow(0, seen, T).to(x.scalar_type())};
+  for (size_t i = 0; i < layers->size(); ++i) {
+    const auto block = layers->ptr<LlamaDecoderLayerImpl>(i);
+    x = dtensor::call(
+        block, x, rotary, cache == nullptr ? nullptr : &cache->layer(i));
   }
   return norm(x);
 }
@@ -148,11 +146,22 @@ std::set<std::string> LlamaForCausalLMImpl::computed_buffers() const {
   return {"model.rotary_cos", "model.rotary_sin"};
 }
 
-at::Tensor LlamaForCausalLMImpl::forward(const at::Tensor& tokens) {
-  const auto x = dtensor::call(model, tokens);
+at::Tensor LlamaForCausalLMImpl::logits_of(const at::Tensor& x) {
   // at::linear, which DTensors know as one op, and not nn::functional's, which
   // spells it out as a matmul with the transposed weight.
   return lm_head ? lm_head(x) : at::linear(x, model->embed_tokens->weight);
+}
+
+at::Tensor LlamaForCausalLMImpl::forward(const at::Tensor& tokens) {
+  KvCache* const no_cache = nullptr;
+  return logits_of(dtensor::call(model, tokens, no_cache));
+}
+
+at::Tensor LlamaForCausalLMImpl::forward_cached(
+    const at::Tensor& tokens,
+    KvCache& cache) {
+  const auto x = dtensor::call(model, tokens, &cache);
+  return logits_of(x.narrow(1, x.size(1) - 1, 1));
 }
 
 } // namespace weft::recipes

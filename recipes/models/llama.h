@@ -7,6 +7,7 @@
 
 #include <torch/torch.h>
 
+#include "recipes/models/kv_cache.h"
 #include "recipes/models/model.h"
 #include "recipes/models/rotary.h"
 
@@ -52,7 +53,10 @@ class LlamaAttentionImpl : public torch::nn::Module {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
   /// Shapes: x [B, T, D] to [B, T, D].
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& rotary);
+  at::Tensor forward(
+      const at::Tensor& x,
+      const RotaryTables& rotary,
+      LayerCache* cache = nullptr);
 
   torch::nn::Linear q_proj{nullptr};
   torch::nn::Linear k_proj{nullptr};
@@ -93,7 +97,10 @@ class LlamaDecoderLayerImpl : public torch::nn::Module {
   LlamaDecoderLayerImpl(
       const LlamaConfig& config,
       std::shared_ptr<FeedForward> feed_forward);
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& rotary);
+  at::Tensor forward(
+      const at::Tensor& x,
+      const RotaryTables& rotary,
+      LayerCache* cache = nullptr);
 
   LlamaAttention self_attn{nullptr};
   std::shared_ptr<FeedForward> mlp;
@@ -109,7 +116,7 @@ class LlamaModelImpl : public torch::nn::Module {
       const LlamaConfig& config,
       const MakeFeedForward& make_feed_forward);
   /// Shapes: tokens [B, T] to [B, T, D].
-  at::Tensor forward(const at::Tensor& tokens);
+  at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr);
 
   torch::nn::Embedding embed_tokens{nullptr};
   torch::nn::ModuleList layers;
@@ -132,11 +139,15 @@ class LlamaForCausalLMImpl : public Model {
       const MakeFeedForward& make_feed_forward);
   /// Shapes: tokens [B, T] int64 to logits [B, T, V].
   at::Tensor forward(const at::Tensor& tokens) override;
+  at::Tensor forward_cached(const at::Tensor& tokens, KvCache& cache) override;
   /// The rotary tables, which are as long as the recipe says.
   std::set<std::string> computed_buffers() const override;
 
   LlamaModel model{nullptr};
   torch::nn::Linear lm_head{nullptr};
+
+ private:
+  at::Tensor logits_of(const at::Tensor& x);
 };
 TORCH_MODULE(LlamaForCausalLM);
 
