@@ -12,4 +12,6 @@ write_basic_package_version_file(
 install(FILES ${PROJECT_BINARY_DIR}/weftConfig.cmake
               ${PROJECT_BINARY_DIR}/weftConfigVersion.cmake
               ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/FindPCRE2.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/FindSentencePiece.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft)

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "mesh/error.h"
@@ -17,6 +19,21 @@ class TokenizerError : public mesh::UsageError {
   using mesh::UsageError::UsageError;
 };
 
+/// Text that is not UTF-8.
+class InvalidText : public TokenizerError {
+ public:
+  InvalidText(c10::SourceLocation where, std::string message, size_t offset)
+      : TokenizerError(where, std::move(message)), offset_(offset) {}
+  /// Of the first byte that belongs to no character.
+  size_t offset() const { return offset_; }
+
+ private:
+  size_t offset_;
+};
+
+/// Takes the next tokens of a text.
+using TokenSink = std::function<void(std::span<const int64_t>)>;
+
 /// Turns text into tokens and back. A tokenizer keeps what it has learnt about
 /// words: not for several threads at once.
 class Tokenizer {
@@ -26,8 +43,13 @@ class Tokenizer {
   /// The tokens of `text`, without begin and end tokens: who wants them puts
   /// bos() and eos() around. Special tokens that are spelt out in the text are
   /// found, where the tokenizer's own library finds them.
-  /// Throws: TokenizerError for text that has no tokens.
+  /// Throws: InvalidText unless the text is UTF-8 (any bytes are tokens of
+  /// "byte").
   virtual std::vector<int64_t> encode(std::string_view text) const = 0;
+
+  /// The same tokens, in order and in parts, which together need no memory that
+  /// grows with the text where the tokenizer can do without.
+  virtual void encode_to(std::string_view text, const TokenSink& sink) const;
 
   /// The text of `tokens`, special ones left out. A character that lies over
   /// several tokens of which some are missing is not valid UTF-8.

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace weft::recipes {
+
+/// GPT-2's alphabet: a visible character for every byte. Source: Radford et
+/// al., Language Models are Unsupervised Multitask Learners (2019).
+const std::array<char32_t, 256>& byte_alphabet();
+
+/// The bytes that `text` spells; nullopt if it has a character that is not in
+/// the alphabet.
+std::optional<std::string> spelt_bytes(std::string_view text);
+
+} // namespace weft::recipes
