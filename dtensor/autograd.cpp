@@ -138,8 +138,7 @@ at::Tensor enter_local(
     const DTensorSpec& want,
     const Placements& grad,
     std::string_view name,
-    bool asked,
-    bool in_two_steps) {
+    const EnterOptions& options) {
   auto* impl = dtensor_impl(dtensor);
   require_values(dtensor, name);
   const bool graph = records_graph(dtensor);
@@ -159,14 +158,17 @@ at::Tensor enter_local(
   if (auto shared = find_shared(*impl, entry); shared.defined()) {
     return shared;
   }
-  if (!asked) {
+  if (!options.asked) {
     check_implicit_redistribution(name, dtensor, impl->spec(), want, [&] {
       return "(" + describe(dtensor) + ")";
     });
   }
   auto placed =
-      redistribute_as(dtensor, want, name, dtensor.scalar_type(), {}, !asked);
-  if (graph && in_two_steps && !placed.is_same(dtensor)) {
+      options.move
+          ? redistribute_by(options.move, dtensor, want, name, !options.asked)
+          : redistribute_as(
+                dtensor, want, name, dtensor.scalar_type(), {}, !options.asked);
+  if (graph && options.in_two_steps && !placed.is_same(dtensor)) {
     send_gradient_early(placed);
   }
   auto local = to_local_recorded(placed, grad_spec, name);

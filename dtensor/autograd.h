@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -17,22 +18,30 @@ at::Tensor redistribute_to(
     const DTensorSpec& to,
     std::string_view name);
 
+/// What enter_local() leaves to be said.
+struct EnterOptions {
+  /// The user or a style said that the tensor is to lie so; otherwise moving it
+  /// is implicit, see ExplicitRedistribution.
+  bool asked = false;
+  /// Backward, the gradient's move is started before the nodes that ask for a
+  /// late_turn_of() what is handed out run, and waited for after them.
+  bool in_two_steps = false;
+  /// Moves the values instead of a redistribution: the local tensor of what is
+  /// wanted. Below autograd.
+  std::function<at::Tensor()> move = {};
+};
+
 /// Takes a DTensor into a region that computes with plain local tensors:
 /// redistributes it to `want` and hands out its local tensor, whose gradient
 /// will lie as `grad` says. Calls that ask the same of the same version of one
 /// tensor share one result: see Note [Shared redistribution].
-/// `asked`: the user or a style said that the tensor is to lie so; otherwise
-/// moving it is implicit, see ExplicitRedistribution. `in_two_steps`: backward,
-/// the gradient's move is started before the nodes that ask for a
-/// late_turn_of() what is handed out run, and waited for after them.
 /// Collective: all ranks of the mesh, unless the tensor lies so already.
 at::Tensor enter_local(
     const at::Tensor& dtensor,
     const DTensorSpec& want,
     const Placements& grad,
     std::string_view name,
-    bool asked = false,
-    bool in_two_steps = false);
+    const EnterOptions& options = {});
 
 /// A place in backward's order: after the gradient of `entered`, which
 /// enter_local() handed out, has been sent, before it has arrived. None unless

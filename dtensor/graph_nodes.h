@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -76,6 +77,15 @@ at::Tensor redistribute_as(
     at::ScalarType result,
     const TravelDtypes& travel = {},
     bool is_implicit = false);
+
+/// The same to another spec, by `move`, which returns this rank's part. Below
+/// autograd it is called.
+at::Tensor redistribute_by(
+    const std::function<at::Tensor()>& move,
+    const at::Tensor& dtensor,
+    const DTensorSpec& to,
+    std::string_view name,
+    bool is_implicit);
 
 /// Makes `output`, which has the values of `input`, its result in the graph.
 void record_redistribution(

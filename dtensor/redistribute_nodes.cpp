@@ -1,5 +1,6 @@
 // Redistributions in the graph, and how their gradients move.
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -150,6 +151,25 @@ at::Tensor redistribute_as(
   }
   if (records_graph(dtensor)) {
     record_redistribution(dtensor, output, name, travel, is_implicit);
+  }
+  return output;
+}
+
+at::Tensor redistribute_by(
+    const std::function<at::Tensor()>& move,
+    const at::Tensor& dtensor,
+    const DTensorSpec& to,
+    std::string_view name,
+    bool is_implicit) {
+  const auto* impl = dtensor_impl(dtensor);
+  at::Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const detail::MoveScope scope(dtensor, impl->spec(), to, is_implicit);
+    output = make_dtensor(move(), to, impl->sizes(), impl->strides());
+  }
+  if (records_graph(dtensor)) {
+    record_redistribution(dtensor, output, name, {}, is_implicit);
   }
   return output;
 }

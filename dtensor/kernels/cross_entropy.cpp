@@ -236,7 +236,7 @@ at::Tensor mean_over_ranks(
   const auto all =
       leave_local(at::stack(sums), pending, {count}, {1}, kLossName);
   const auto added =
-      enter_local(all, whole, whole.placements(), kLossName, /*asked=*/true);
+      enter_local(all, whole, whole.placements(), kLossName, {.asked = true});
   return leave_local(quotient(added.unbind()), whole, {}, {}, kLossName);
 }
 

@@ -113,7 +113,7 @@ at::Tensor embedding(
       spec.with(plan.indices),
       plan.indices,
       name,
-      /*asked=*/layout.input.has_value());
+      {.asked = layout.input.has_value()});
   const auto output_spec = spec.with(plan.output);
   const int64_t padding = padding_idx.expect_int();
   at::Tensor local;

@@ -13,12 +13,14 @@
 
 #include "dtensor/async_tp.h"
 #include "dtensor/autograd.h"
+#include "dtensor/comm_debug.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/graph_nodes.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/linear_backward.h"
 #include "dtensor/kernels/op_layout.h"
+#include "dtensor/kernels/product_in_parts.h"
 #include "dtensor/mesh_arguments.h"
 #include "dtensor/parameter_info.h"
 
@@ -136,77 +138,194 @@ bool lies_ready(const at::Tensor& tensor, LinearPlan::Entry want) {
          impl->is_contiguous() && impl->local().is_contiguous();
 }
 
-// `x`: a DTensor, or the local tensor of one that entered, of the same sizes
-// but for those that the mesh cuts. `b` may be undefined. See
-// Note [Linear in place].
-at::Tensor linear_in_place(
-    const at::Tensor& x,
-    const at::Tensor& w,
-    const at::Tensor& b,
-    c10::IntArrayRef sizes,
-    const DTensorSpec& spec,
-    const LinearPlan& plan) {
-  at::Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    std::optional<at::Tensor> b_local;
-    if (b.defined()) {
-      b_local = dtensor_impl(b)->local();
-    }
-    const auto* x_impl = dtensor_impl(x);
-    output = make_dtensor(
-        at::linear(
-            x_impl ? x_impl->local() : x, dtensor_impl(w)->local(), b_local),
-        DTensorSpec(spec.mesh(), plan.output),
-        sizes,
-        row_major_strides(sizes));
+// One linear() of operands on one mesh.
+struct LinearCall {
+  const DTensorSpec& spec;
+  const LinearPlan& plan;
+  const at::Tensor& w;
+  /// Of the bias that is added before any reduction; undefined: none.
+  const at::Tensor& inside;
+  /// The output's.
+  c10::IntArrayRef sizes;
+  std::string name;
+
+  DTensorSpec at(LinearPlan::Entry entry) const {
+    return DTensorSpec(spec.mesh(), entry);
   }
-  if (records_graph(x) || records_graph(w) ||
-      (b.defined() && records_graph(b))) {
-    record_linear(x, w, b, plan, output);
+  const at::Tensor& w_local() const { return dtensor_impl(w)->local(); }
+  at::Tensor inside_local() const {
+    return inside.defined() ? dtensor_impl(inside)->local() : at::Tensor();
+  }
+  /// Weight and bias lie as they are wanted.
+  bool is_in_place() const {
+    return lies_ready(w, plan.weight) &&
+           (!inside.defined() || lies_ready(inside, plan.bias));
+  }
+};
+
+// Wraps the local result and records it. `x`: a DTensor, or the local tensor of
+// one that entered, of the same sizes but for those that the mesh cuts. See
+// Note [Linear in place].
+at::Tensor finish_in_place(
+    const LinearCall& call,
+    const at::Tensor& x,
+    at::Tensor output,
+    bool is_scattered = false) {
+  if (records_graph(x) || records_graph(call.w) ||
+      (call.inside.defined() && records_graph(call.inside))) {
+    record_linear(x, call.w, call.inside, call.plan, is_scattered, output);
   }
   return output;
 }
 
-at::Tensor enter_as(
-    const at::Tensor& tensor,
-    const DTensorSpec& spec,
-    LinearPlan::Entry want,
-    LinearPlan::Entry grad,
-    const std::string& name,
-    bool asked = false,
-    bool in_two_steps = false) {
-  return enter_local(
-      tensor,
-      DTensorSpec(spec.mesh(), want),
-      DTensorSpec(spec.mesh(), grad).placements(),
-      name,
-      asked,
-      in_two_steps);
+const at::Tensor& local_of_input(const at::Tensor& x) {
+  const auto* impl = dtensor_impl(x);
+  return impl ? impl->local() : x;
 }
 
-// `x_local`: as it entered. `b`: undefined where the bias is added to the
-// whole.
-at::Tensor linear_region(
-    const at::Tensor& x_local,
-    const at::Tensor& w,
-    const at::Tensor& b,
-    c10::IntArrayRef sizes,
-    const DTensorSpec& spec,
-    const LinearPlan& plan,
-    const std::string& name) {
-  const auto w_local = enter_as(w, spec, plan.weight, plan.weight_grad, name);
+// `product`: of the local tensors, if it is there already.
+at::Tensor linear_in_place(
+    const LinearCall& call,
+    const at::Tensor& x,
+    at::Tensor product = {}) {
+  at::Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    if (!product.defined()) {
+      const auto inside = call.inside_local();
+      product = at::linear(
+          local_of_input(x),
+          call.w_local(),
+          inside.defined() ? std::optional(inside) : std::nullopt);
+    }
+    output = make_dtensor(
+        product,
+        call.at(call.plan.output),
+        call.sizes,
+        row_major_strides(call.sizes));
+  }
+  return finish_in_place(call, x, std::move(output));
+}
+
+// The product's pending sums, reduced and scattered as `to` says while others
+// are multiplied; undefined if they travel in one message.
+at::Tensor linear_scattered(
+    const LinearCall& call,
+    const at::Tensor& x,
+    const DTensorSpec& to) {
+  const auto rows = rows_in_parts(
+      {.cut = to,
+       .together = call.at(call.plan.output),
+       .sizes = call.sizes,
+       .dtype = x.scalar_type(),
+       .other = call.w.size(1)});
+  if (!rows) {
+    return {};
+  }
+  at::Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const auto& local = local_of_input(x);
+    auto sizes = rows->whole;
+    sizes[rows->dim] = rows->rows[rows->group.rank()].length;
+    const auto result = at::empty(sizes, local.options());
+    output =
+        make_dtensor(result, to, call.sizes, row_major_strides(call.sizes));
+    const detail::MoveScope move(
+        output, call.at(call.plan.output), to, /*is_implicit=*/false);
+    multiply_and_scatter(*rows, local, call.w_local().t(), result, call.name);
+  }
+  return finish_in_place(call, x, std::move(output), /*is_scattered=*/true);
+}
+
+at::Tensor enter_as(
+    const at::Tensor& tensor,
+    const LinearCall& call,
+    LinearPlan::Entry want,
+    LinearPlan::Entry grad,
+    const EnterOptions& options = {}) {
+  return enter_local(
+      tensor, call.at(want), call.at(grad).placements(), call.name, options);
+}
+
+// The input's local tensor, and the product if it was made while the input's
+// rows travelled.
+struct EnteredInput {
+  at::Tensor local;
+  at::Tensor product;
+};
+
+EnteredInput
+enter_input(const LinearCall& call, const at::Tensor& x, bool asked) {
+  EnteredInput entered;
+  EnterOptions options{
+      .asked = asked,
+      .in_two_steps = async_tp(call.spec.mesh()) != AsyncTp::kOff};
+  if (call.is_in_place()) {
+    const auto rows = rows_in_parts(
+        {.cut = spec_of(x),
+         .together = call.at(call.plan.input),
+         .sizes = x.sizes(),
+         .dtype = x.scalar_type(),
+         .other = call.w.size(0)});
+    if (rows) {
+      options.move = [&, rows] {
+        auto moved = gather_and_multiply(
+            *rows,
+            dtensor_impl(x)->local(),
+            call.w_local().t(),
+            call.inside_local(),
+            call.name);
+        entered.product = std::move(moved.product);
+        return moved.whole;
+      };
+    }
+  }
+  entered.local =
+      enter_as(x, call, call.plan.input, call.plan.input_grad, options);
+  return entered;
+}
+
+// `x_local`: as it entered.
+at::Tensor linear_region(const LinearCall& call, const at::Tensor& x_local) {
+  const auto& plan = call.plan;
+  const auto w_local = enter_as(call.w, call, plan.weight, plan.weight_grad);
   std::optional<at::Tensor> b_local;
-  if (b.defined()) {
-    b_local = enter_as(b, spec, plan.bias, plan.bias_grad, name);
+  if (call.inside.defined()) {
+    b_local = enter_as(call.inside, call, plan.bias, plan.bias_grad);
   }
   return leave_local(
       at::linear(x_local, w_local, b_local),
-      DTensorSpec(spec.mesh(), plan.output),
-      sizes,
-      row_major_strides(sizes),
-      name,
-      DTensorSpec(spec.mesh(), plan.output_grad).placements());
+      call.at(plan.output),
+      call.sizes,
+      row_major_strides(call.sizes),
+      call.name,
+      call.at(plan.output_grad).placements());
+}
+
+// `scatter_to`: where the output is to go, if nothing is added before.
+at::Tensor run_linear(
+    const LinearCall& call,
+    const at::Tensor& x,
+    bool asked,
+    const std::optional<DTensorSpec>& scatter_to) {
+  const bool in_place = call.is_in_place();
+  EnteredInput entered;
+  const bool x_ready = in_place && lies_ready(x, call.plan.input);
+  if (!x_ready) {
+    entered = enter_input(call, x, asked);
+  }
+  const auto& input = x_ready ? x : entered.local;
+  if (!in_place || !(x_ready || input.is_contiguous())) {
+    return linear_region(call, input);
+  }
+  if (scatter_to && !entered.product.defined()) {
+    if (auto output = linear_scattered(call, input, *scatter_to);
+        output.defined()) {
+      return output;
+    }
+  }
+  return linear_in_place(call, input, std::move(entered.product));
 }
 
 const LinearAdapter* adapter_of(const DTensorImpl* weight) {
@@ -247,39 +366,23 @@ at::Tensor linear(
   const bool bias_inside = b.defined() && !output_spec.has_partial();
   const auto inside = bias_inside ? b : at::Tensor();
   const auto sizes = output_sizes(x, w);
-  const bool in_place =
-      lies_ready(w, plan.weight) && (!bias_inside || lies_ready(b, plan.bias));
-  at::Tensor output;
-  if (in_place && lies_ready(x, plan.input)) {
-    output = linear_in_place(x, w, inside, sizes, spec, plan);
-  } else {
-    const auto name = label("linear", weight);
-    const auto x_local = enter_as(
-        x,
-        spec,
-        plan.input,
-        plan.input_grad,
-        name,
-        /*asked=*/layout.input.has_value(),
-        /*in_two_steps=*/async_tp(spec.mesh()) != AsyncTp::kOff);
-    output = in_place && x_local.is_contiguous()
-                 ? linear_in_place(x_local, w, inside, sizes, spec, plan)
-                 : linear_region(x_local, w, inside, sizes, spec, plan, name);
-  }
-  if (const auto* adapter = adapter_of(weight_impl)) {
-    output =
-        output +
-        adapter_output(
-            *adapter, x, spec_of(w), plan, sizes, layout.input.has_value());
-  }
+  const LinearCall call{spec, plan, w, inside, sizes, label("linear", weight)};
+  const auto* adapter = adapter_of(weight_impl);
+  std::optional<DTensorSpec> wanted;
   if (layout.output) {
-    output = redistribute_to(
-        output,
-        spec.with(normalized(*layout.output, output.dim())),
-        label("linear", weight));
+    wanted = spec.with(
+        normalized(*layout.output, static_cast<int64_t>(sizes.size())));
   } else if (b.defined() && !bias_inside) {
-    output = redistribute_to(
-        output, output_spec.without_partial(), label("linear", weight));
+    wanted = output_spec.without_partial();
+  }
+  const bool asked = layout.input.has_value();
+  auto output = run_linear(call, x, asked, adapter ? std::nullopt : wanted);
+  if (adapter) {
+    output =
+        output + adapter_output(*adapter, x, spec_of(w), plan, sizes, asked);
+  }
+  if (wanted) {
+    output = redistribute_to(output, *wanted, call.name);
   }
   return b.defined() && !bias_inside ? output + b : output;
 }

@@ -52,7 +52,7 @@ at::Tensor adapter_output(
       input,
       DTensorSpec(mesh, plan.input_grad).placements(),
       "lora",
-      asked);
+      {.asked = asked});
   const auto& down = adapter.down->weight;
   const auto& up = adapter.up->weight;
   // Under autocast what is computed with has another dtype than parameters.

@@ -6,10 +6,12 @@
 #include <torch/torch.h>
 
 #include "dtensor/autograd.h"
+#include "dtensor/comm_debug.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/graph_nodes.h"
 #include "dtensor/kernels/kernels.h"
+#include "dtensor/kernels/product_in_parts.h"
 
 namespace weft::dtensor::kernels {
 namespace {
@@ -31,6 +33,8 @@ struct LinearNode : torch::autograd::Node {
   torch::autograd::SavedVariable weight;
   /// In the mesh, which what is saved holds.
   const LinearPlan* plan = nullptr;
+  /// Output gradients arrive cut and are to be gathered, as was asked for.
+  bool is_scattered = false;
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
@@ -42,18 +46,50 @@ struct LinearNode : torch::autograd::Node {
   /// dy [N, out] of the rows of y.
   at::Tensor output_gradient(const at::Tensor& grad, const at::Tensor& w) {
     require_dtensor_gradient(grad, "linear backward");
-    return rows_of(enter(grad, plan->output_grad, plan->output, w));
+    return rows_of(
+        enter(grad, plan->output_grad, plan->output, w, is_scattered));
+  }
+
+  /// The same, while the rows of dx are multiplied as those of dy arrive;
+  /// nothing if they arrive in one message, or are recorded.
+  struct GatheredGradients {
+    at::Tensor dy;
+    at::Tensor dx;
+  };
+  std::optional<GatheredGradients> gather_gradients(
+      const at::Tensor& grad,
+      const at::Tensor& x,
+      const at::Tensor& w) {
+    const auto& impl = require_dtensor_gradient(grad, "linear backward");
+    const DTensorSpec together(spec_of(w).mesh(), plan->output_grad);
+    if (!is_scattered || at::GradMode::is_enabled() ||
+        impl.spec() == together) {
+      return std::nullopt;
+    }
+    const auto rows = rows_in_parts(
+        {.cut = impl.spec(),
+         .together = together,
+         .sizes = grad.sizes(),
+         .dtype = grad.scalar_type(),
+         .other = w.size(1)});
+    if (!rows) {
+      return std::nullopt;
+    }
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const detail::MoveScope move(
+        grad, impl.spec(), together, /*is_implicit=*/false);
+    auto moved = gather_and_multiply(
+        *rows, impl.local(), dtensor_impl(w)->local(), {}, label("linear", w));
+    return GatheredGradients{
+        rows_of(moved.whole), leave_input_gradient(moved.product, x, w)};
   }
 
   at::Tensor input_gradient(
       const at::Tensor& grad,
       const at::Tensor& x,
       const at::Tensor& w) {
-    const auto* x_impl = dtensor_impl(x);
-    const auto product = grad.mm(enter(w, plan->weight, plan->weight_grad, w));
-    const auto& local = x_impl ? x_impl->local() : x;
-    const auto dx = x.dim() == 2 ? product : product.view(local.sizes());
-    return x_impl ? leave(dx, plan->input_grad, x.sizes(), x.strides(), w) : dx;
+    return leave_input_gradient(
+        grad.mm(enter(w, plan->weight, plan->weight_grad, w)), x, w);
   }
 
   at::Tensor weight_gradient(
@@ -70,10 +106,41 @@ struct LinearNode : torch::autograd::Node {
     return leave(grad.sum(0), plan->bias_grad, w.sizes().slice(0, 1), {1}, w);
   }
 
+  /// dy as a DTensor for another node.
+  at::Tensor as_output_gradient(
+      const at::Tensor& dy,
+      const at::Tensor& grad,
+      const at::Tensor& x,
+      const at::Tensor& w) {
+    auto sizes = (dtensor_impl(x) ? dtensor_impl(x)->local() : x).sizes().vec();
+    sizes.back() = dy.size(1);
+    return make_dtensor(
+        dy.view(sizes),
+        DTensorSpec(spec_of(w).mesh(), plan->output_grad),
+        grad.sizes(),
+        row_major_strides(grad.sizes()));
+  }
+
  private:
+  at::Tensor leave_input_gradient(
+      const at::Tensor& product,
+      const at::Tensor& x,
+      const at::Tensor& w) {
+    const auto* x_impl = dtensor_impl(x);
+    const auto& local = x_impl ? x_impl->local() : x;
+    const auto dx = product.sizes() == local.sizes()
+                        ? product
+                        : product.view(local.sizes());
+    return x_impl ? leave(dx, plan->input_grad, x.sizes(), x.strides(), w) : dx;
+  }
+
   // `w` gives the mesh and the name.
-  static at::Tensor
-  enter(const at::Tensor& tensor, Entry want, Entry grad, const at::Tensor& w) {
+  static at::Tensor enter(
+      const at::Tensor& tensor,
+      Entry want,
+      Entry grad,
+      const at::Tensor& w,
+      bool asked = false) {
     const auto* impl = dtensor_impl(tensor);
     if (!at::GradMode::is_enabled() && impl->spec().id() == want) {
       return impl->local();
@@ -83,7 +150,8 @@ struct LinearNode : torch::autograd::Node {
         tensor,
         DTensorSpec(mesh, want),
         DTensorSpec(mesh, grad).placements(),
-        label("linear", w));
+        label("linear", w),
+        {.asked = asked});
   }
 
   static at::Tensor leave(
@@ -153,13 +221,16 @@ struct LinearBackward final : LinearNode {
     const std::lock_guard lock(mutex_);
     const auto x = input.unpack();
     const auto w = weight.unpack();
-    const auto grad = output_gradient(grads[0], w);
+    const bool wants_dx = task_should_compute_output(0);
+    auto gathered = wants_dx ? gather_gradients(grads[0], x, w) : std::nullopt;
+    const auto grad = gathered ? gathered->dy : output_gradient(grads[0], w);
     const BelowUnlessRecorded below;
-    if (task_should_compute_output(0)) {
-      results[0] = input_gradient(grad, x, w);
+    if (wants_dx) {
+      results[0] = gathered ? gathered->dx : input_gradient(grad, x, w);
     }
     if (weight_is_late) {
-      results[1] = grads[0];
+      results[1] =
+          gathered ? as_output_gradient(grad, grads[0], x, w) : grads[0];
       return results;
     }
     if (task_should_compute_output(1)) {
@@ -176,7 +247,9 @@ void save_for_linear(
     LinearNode& node,
     const at::Tensor& x,
     const at::Tensor& w,
-    const LinearPlan& plan) {
+    const LinearPlan& plan,
+    bool is_scattered) {
+  node.is_scattered = is_scattered;
   node.input = torch::autograd::SavedVariable(x, /*is_output=*/false);
   node.weight = torch::autograd::SavedVariable(w, /*is_output=*/false);
   node.plan = &plan;
@@ -189,15 +262,16 @@ void record_linear(
     const at::Tensor& w,
     const at::Tensor& b,
     const LinearPlan& plan,
+    bool is_scattered,
     at::Tensor& output) {
   auto [pointer, node] = make_node<LinearBackward>();
-  save_for_linear(*node, x, w, plan);
+  save_for_linear(*node, x, w, plan, is_scattered);
   auto edges = torch::autograd::collect_next_edges(x, w, b);
   const auto turn = edges[1].is_valid() || edges[2].is_valid() ? late_turn_of(x)
                                                                : std::nullopt;
   if (turn) {
     auto [late_pointer, late] = make_node<LinearWeightBackward>(*turn);
-    save_for_linear(*late, x, w, plan);
+    save_for_linear(*late, x, w, plan, is_scattered);
     late->set_next_edges({edges[1], edges[2]});
     late->add_input_metadata(output);
     edges = {edges[0], torch::autograd::Edge(std::move(late_pointer), 0)};

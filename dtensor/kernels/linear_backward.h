@@ -26,12 +26,15 @@ struct LinearPlan {
 
 /// Makes `output` the result of linear() on `x` (a DTensor, or the local tensor
 /// of one that entered), `w` and `b` (undefined if there is none) in the graph.
-/// `plan` lives as long as the mesh.
+/// `plan` lives as long as the mesh. `is_scattered`: the output lies not as
+/// `plan` says, its pending sums were reduced and scattered; so its gradient is
+/// gathered, beside a product where that saves time.
 void record_linear(
     const at::Tensor& x,
     const at::Tensor& w,
     const at::Tensor& b,
     const LinearPlan& plan,
+    bool is_scattered,
     at::Tensor& output);
 
 /// What the adapter of a weight that lies as `weight` says adds to linear() of

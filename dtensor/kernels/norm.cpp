@@ -132,7 +132,7 @@ NormRegion enter_norm(
       *region.output,
       placements,
       region.name,
-      /*asked=*/layout.input.has_value());
+      {.asked = layout.input.has_value()});
   if (weight && weight->defined()) {
     region.weight =
         enter_local(place(*weight, spec), whole, parameter_grad, region.name);

@@ -53,16 +53,20 @@ std::vector<Key> tp_keys() {
        .doc = "Keep activations between the blocks sharded along the "
               "sequence.",
        .only =
-           {.key = "model.type", .values = {"llama", "gpt2", "moe", "vit"}}},
+           {.key = "model.type",
+            .values = {"llama", "gpt2", "moe", "vit"},
+            .or_linked_in = true}},
       {.path = "tp.loss_parallel",
        .field = member<&Recipe::tp, &TpConfig::loss_parallel>,
        .doc = "Compute the loss on logits that stay sharded along the "
               "vocabulary or the classes."},
       {.path = "tp.async",
        .field = member<&Recipe::tp, &TpConfig::async_tp>,
-       .doc = "Compute the gradients of weights while the gradient of their "
-              "gathered input is reduced; the same bits. auto: as on, which "
-              "costs nothing.",
+       .doc = "Overlap the collectives within a layer with its arithmetic: "
+              "gradients of weights come while their input's gradient is "
+              "reduced (auto, on); gathers and reduce_scatters go in parts "
+              "beside the parts of a product, always (on) or where the cost "
+              "model says that it saves time (auto: on GPUs).",
        .choices = {"auto", "on", "off"}},
   };
 }

@@ -64,17 +64,30 @@ void add_adapters(const Recipe& recipe, Model& model) {
 
 } // namespace
 
+std::shared_ptr<Model> place_model(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    c10::Device device) {
+  check_dtypes(recipe, device);
+  auto model = build_deferred(recipe);
+  // A run on the meta device cuts what one on the recipe's would.
+  dtensor::set_async_tp(
+      mesh,
+      async_mode(recipe.tp.async_tp),
+      dtensor::default_async_tp_prices(
+          recipe.device == "cuda" ? "nccl" : "cpu"));
+  tp::parallelize_module(*model, mesh["tp"], model_plan(recipe));
+  add_adapters(recipe, *model);
+  return model;
+}
+
 TrainJob make_train_job(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     std::optional<c10::Device> device) {
-  check_dtypes(recipe, device.value_or(mesh.world().device()));
   TrainJob job;
   job.mesh = mesh;
-  job.model = build_deferred(recipe);
-  dtensor::set_async_tp(mesh, async_mode(recipe.tp.async_tp));
-  tp::parallelize_module(*job.model, mesh["tp"], model_plan(recipe));
-  add_adapters(recipe, *job.model);
+  job.model = place_model(recipe, mesh, device.value_or(mesh.world().device()));
   job.ddp = std::make_unique<ddp::DistributedDataParallel<Model>>(
       job.model, mesh["dp"], ddp_options(recipe));
   dtensor::materialize(

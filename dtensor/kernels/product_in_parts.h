@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "dtensor/region.h"
+#include "dtensor/spec.h"
+#include "mesh/communicator.h"
+
+namespace weft::dtensor::kernels {
+
+// Note [Products in parts]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// A product x M of rows that one mesh dim cuts, where each rank gathers all
+// rows of x before, or all ranks' products are summed and cut after. Part j of
+// a gather brings the j-th piece of every rank's rows, and of a reduce_scatter
+// takes it there, so that each rank sends and receives equal shares at any
+// time. All parts of a gather start at once; the rank multiplies its own rows,
+// then the parts as they arrive. A reduce_scatter's part starts as soon as its
+// rows are multiplied.
+//
+// A row of a product does not depend on the rows beside it, sums over ranks are
+// added in rank order: results are those of one product and one message. (The
+// kernels of a BLAS may take the last few rows of a block in another order; in
+// float32 the same bits were seen where a part has a multiple of 16 rows.)
+
+/// How the rows of a product travel.
+struct RowParts {
+  mesh::Communicator group;
+  /// The tensor dim that is cut.
+  int64_t dim = 0;
+  /// Sizes of this rank's local tensor with all rows.
+  std::vector<int64_t> whole;
+  /// By rank of the group.
+  RowRanges rows;
+  /// Messages.
+  int64_t parts = 1;
+
+  /// The `part`th piece of a rank's rows.
+  RowRange piece(int64_t rank, int64_t part) const;
+  bool is_even() const;
+};
+
+/// Whether and in what parts a product's rows travel between `cut` and
+/// `together`, specs of one mesh of which the latter has, on the one mesh dim
+/// that differs, all rows (a gather) or pending sums (a reduce_scatter). None:
+/// in one message. The same on all ranks.
+/// Shapes: `sizes` are those of the tensor that moves; `other` is the length of
+/// the last dim on the product's other side, over all ranks.
+struct RowMove {
+  const DTensorSpec& cut;
+  const DTensorSpec& together;
+  c10::IntArrayRef sizes;
+  c10::ScalarType dtype;
+  int64_t other = 1;
+};
+std::optional<RowParts> rows_in_parts(const RowMove& move);
+
+/// Gathers the rows of x and multiplies them. Below autograd.
+/// Shapes: `local`: this rank's rows of x [.., rows, .., K]; `matrix` [K, N];
+/// `bias` [N] or undefined. Results: x with all rows, and x M + b.
+/// Collective: the group's ranks; blocks.
+struct GatheredProduct {
+  at::Tensor whole;
+  at::Tensor product;
+};
+GatheredProduct gather_and_multiply(
+    const RowParts& rows,
+    const at::Tensor& local,
+    const at::Tensor& matrix,
+    const at::Tensor& bias,
+    std::string_view name);
+
+/// Multiplies the rows of x and sums the products over the ranks, of which each
+/// keeps its rows. Below autograd.
+/// Shapes: `x` [.., all rows, .., K]; `matrix` [K, N]; `result` [.., this
+/// rank's rows, .., N], which is written. Collective: the group's ranks;
+/// blocks.
+void multiply_and_scatter(
+    const RowParts& rows,
+    const at::Tensor& x,
+    const at::Tensor& matrix,
+    const at::Tensor& result,
+    std::string_view name);
+
+} // namespace weft::dtensor::kernels
