@@ -19,11 +19,12 @@ tp::ParallelizePlan gpt2_plan(
       {"transformer.h.*.attn.c_proj", rows},
       {"transformer.h.*.mlp.c_fc", columns},
       {"transformer.h.*.mlp.c_proj", rows}};
-  if (options.sequence_parallel) {
-    for (const auto* norm :
-         {"transformer.h.*.ln_1", "transformer.h.*.ln_2", "transformer.ln_f"}) {
-      plan.emplace_back(norm, SequenceParallel());
-    }
+  // Told that it is whole, a norm takes its gradient whole: those of its
+  // weights and of row biases are not left pending then.
+  for (const auto* norm :
+       {"transformer.h.*.ln_1", "transformer.h.*.ln_2", "transformer.ln_f"}) {
+    plan.emplace_back(
+        norm, options.sequence_parallel ? SequenceParallel() : NoParallel());
   }
   return plan;
 }

@@ -19,19 +19,23 @@ tp::ParallelizePlan vit_plan(
       {"vit.layers.*.mlp.fc1", columns},
       {"vit.layers.*.mlp.fc2", rows},
       {"classifier", ColwiseParallel({.output_layouts = options.logits()})}};
-  if (options.sequence_parallel) {
-    for (const auto* norm :
-         {"vit.layers.*.layernorm_before",
-          "vit.layers.*.layernorm_after",
-          "vit.layernorm"}) {
-      plan.emplace_back(norm, SequenceParallel());
-    }
+  // Told that it is whole, a norm takes its gradient whole: those of its
+  // weights and of row biases are not left pending then.
+  for (const auto* norm :
+       {"vit.layers.*.layernorm_before",
+        "vit.layers.*.layernorm_after",
+        "vit.layernorm"}) {
     plan.emplace_back(
-        "vit",
-        PrepareModuleOutput(
-            {.output_layouts = {stream},
-             .desired_output_layouts = {Replicate()}}));
+        norm, options.sequence_parallel ? SequenceParallel() : NoParallel());
   }
+  // Plain, so that the gradient is reduced where the head enters, when it is
+  // that of the class token alone.
+  plan.emplace_back(
+      "vit",
+      PrepareModuleOutput(
+          {.output_layouts = {stream},
+           .desired_output_layouts = {Replicate()},
+           .use_local_output = true}));
   return plan;
 }
 

@@ -10,9 +10,9 @@
 #include "ddp/distributed_data_parallel.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
-#include "mesh/ledger.h"
 #include "recipes/models/llama_plan.h"
 #include "recipes/train/loss.h"
+#include "tests/integration/traffic.h"
 #include "tests/support/run_ranks.h"
 
 namespace weft::recipes {
@@ -86,12 +86,6 @@ void PrintTo(const Traffic& traffic, std::ostream* out) {
        << " reduce_scatters, " << traffic.all_reduces << " all_reduces";
 }
 
-std::vector<mesh::LedgerEntry> take_entries(const mesh::DeviceMesh& mesh) {
-  auto entries = mesh.group("tp").ledger().entries();
-  mesh.group("tp").ledger().reset();
-  return entries;
-}
-
 /// Of the entries whose names begin so.
 Traffic traffic_of(
     const std::vector<mesh::LedgerEntry>& entries,
@@ -118,7 +112,7 @@ struct Expected {
   Traffic all;
 };
 
-struct TrafficCase {
+struct LlamaTrafficCase {
   bool sequence_parallel;
   Expected forward;
   Expected backward;
@@ -126,7 +120,8 @@ struct TrafficCase {
 
 class LlamaTraffic : public ::testing::TestWithParam<int> {
  protected:
-  static void check(const TrafficCase& expected, bool tied, int64_t length) {
+  static void
+  check(const LlamaTrafficCase& expected, bool tied, int64_t length) {
     run_ranks(GetParam(), [&](RankContext& self) {
       const auto mesh = self.mesh({GetParam()}, {"tp"});
       PlanOptions options;
@@ -160,7 +155,7 @@ class LlamaTraffic : public ::testing::TestWithParam<int> {
 // scatters, the head gathers, the loss gathers three numbers a token. Backward
 // mirrors it but for the loss, and sums all norms' gradients at once.
 TEST_P(LlamaTraffic, WithSequenceParallelism) {
-  const TrafficCase expected{
+  const LlamaTrafficCase expected{
       .sequence_parallel = true,
       .forward =
           {.layer = {.gathers = 2, .reduce_scatters = 2},
@@ -177,7 +172,7 @@ TEST_P(LlamaTraffic, WithSequenceParallelism) {
 }
 
 TEST_P(LlamaTraffic, WithoutSequenceParallelism) {
-  const TrafficCase expected{
+  const LlamaTrafficCase expected{
       .sequence_parallel = false,
       .forward =
           {.layer = {.all_reduces = 2},
