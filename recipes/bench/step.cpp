@@ -1,6 +1,7 @@
 #include "recipes/bench/step.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "dtensor/async_tp.h"
 #include "dtensor/deferred_init.h"
 #include "mesh/device.h"
 #include "mesh/env.h"
@@ -111,6 +113,15 @@ class StartPhases {
   std::vector<std::pair<const char*, double>> ends_;
 };
 
+struct AsyncMode {
+  const char* name;
+  dtensor::AsyncTp mode;
+};
+constexpr std::array kAsyncModes{
+    AsyncMode{"off", dtensor::AsyncTp::kOff},
+    AsyncMode{"on", dtensor::AsyncTp::kOn},
+    AsyncMode{"auto", dtensor::AsyncTp::kAuto}};
+
 struct Timings {
   std::vector<double> losses;
   std::vector<double> step_ms;
@@ -131,7 +142,9 @@ class Training {
     run_steps(options_.warmup);
     job_.mesh.group("dp").barrier();
     job_.mesh.group("tp").barrier();
-    if (options_.join == 0) {
+    if (options_.async_tp > 0) {
+      run_async_modes();
+    } else if (options_.join == 0) {
       run_steps(options_.steps);
     }
     for (int64_t i = 0; options_.join > 0 && i < options_.steps;
@@ -156,6 +169,15 @@ class Training {
   static double ms_since(Clock::time_point begin) {
     return std::chrono::duration<double, std::milli>(Clock::now() - begin)
         .count();
+  }
+
+  void run_async_modes() {
+    for (int64_t i = 0; i < options_.steps; i += options_.async_tp) {
+      const auto& mode =
+          kAsyncModes[i / options_.async_tp % std::ssize(kAsyncModes)];
+      dtensor::set_async_tp(job_.mesh, mode.mode);
+      run_steps(options_.async_tp);
+    }
   }
 
   void run_steps(int64_t steps) {
@@ -216,6 +238,24 @@ nlohmann::ordered_json join_to_json(
       {"end_ms", rounded(median(timings.join_end_ms), 1e3)}};
 }
 
+/// Each mode's steps, and over those without overlap.
+nlohmann::ordered_json async_to_json(
+    const StepOptions& options,
+    const Timings& timings) {
+  std::array<std::vector<double>, kAsyncModes.size()> ms;
+  for (int64_t i = 0; i < options.steps; ++i) {
+    ms[i / options.async_tp % std::ssize(kAsyncModes)].push_back(
+        timings.step_ms[static_cast<size_t>(options.warmup + i)]);
+  }
+  nlohmann::ordered_json result;
+  for (size_t mode = 0; mode < kAsyncModes.size(); ++mode) {
+    result[kAsyncModes[mode].name] = {
+        {"ms_per_step", rounded(median(ms[mode]), 1e3)},
+        {"over_off", rounded(median(ms[mode]) / median(ms[0]), 1e4)}};
+  }
+  return result;
+}
+
 std::string to_json(
     const StepOptions& options,
     const Timings& timings,
@@ -248,6 +288,9 @@ std::string to_json(
       {"losses", losses}};
   if (options.join > 0) {
     result["join"] = join_to_json(options, timings);
+  }
+  if (options.async_tp > 0) {
+    result["async_tp"] = async_to_json(options, timings);
   }
   if (peak_device_mb) {
     result["peak_device_mb"] = std::llround(*peak_device_mb);

@@ -25,6 +25,9 @@ struct StepOptions {
   double bucket_mb = 25;
   /// Every other `join` steps run inside a Join, the rest without; 0: none do.
   int64_t join = 0;
+  /// So many steps with tp.async off, so many on, so many auto, and again; 0:
+  /// all auto.
+  int64_t async_tp = 0;
   std::string comm = "auto";
   std::string device = "cpu";
   std::string dtype = "float32";

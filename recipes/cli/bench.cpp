@@ -80,7 +80,22 @@ void add_step(CLI::App& bench) {
           "Run every other N steps inside a Join, and compare; steps must be "
           "a multiple of 2 N")
       ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option(
+          "--async_tp",
+          options->async_tp,
+          "N steps with tp.async off, N on, N auto, and again; compares them; "
+          "steps must be a multiple of 3 N")
+      ->check(CLI::NonNegativeNumber);
   command->callback([options] {
+    if (options->async_tp > 0 &&
+        (options->join > 0 || options->steps % (3 * options->async_tp) != 0)) {
+      mesh::throw_error<mesh::UsageError>(fmt::format(
+          "[bench] --steps {} is no multiple of three times --async_tp {}, or "
+          "--join is given as well.",
+          options->steps,
+          options->async_tp));
+    }
     if (options->join > 0 && options->steps % (2 * options->join) != 0) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
           "[bench] --steps {} is no multiple of twice --join {}.",

@@ -86,6 +86,31 @@ TEST_F(BenchCommandTest, ReducerTimesBothBackwardsOfEveryWidth) {
   }
 }
 
+TEST_F(BenchCommandTest, StepComparesOverlapsWithinOneRun) {
+  const std::vector<std::string> flags{
+      "step",
+      "--dp=1",
+      "--tp=2",
+      "--dim=32",
+      "--layers=1",
+      "--seq=16",
+      "--warmup=1",
+      "--async_tp=2"};
+  auto six = flags;
+  six.emplace_back("--steps=6");
+  const auto result = result_of(six);
+  ASSERT_TRUE(result.is_object());
+  for (const std::string mode : {"off", "on", "auto"}) {
+    EXPECT_GT(result.at("async_tp").at(mode).at("ms_per_step"), 0) << mode;
+  }
+  EXPECT_EQ(result.at("async_tp").at("off").at("over_off"), 1);
+  auto five = flags;
+  five.emplace_back("--steps=5");
+  Process run(bench(five), folder_);
+  EXPECT_EQ(run.wait(), 2);
+  EXPECT_THAT(run.last_error_line(), HasSubstr("--steps 5"));
+}
+
 TEST_F(BenchCommandTest, StartupSaysHowLongEachPhaseTook) {
   const auto result = result_of(
       {"startup", "--dp=1", "--tp=2", "--dim=32", "--layers=1", "--seq=16"});
