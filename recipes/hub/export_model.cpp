@@ -1,0 +1,311 @@
+#include "recipes/hub/export_model.h"
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <system_error>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/dtype.h"
+#include "checkpoint/folder.h"
+#include "mesh/error.h"
+#include "recipes/hub/checkpoint_weights.h"
+#include "recipes/hub/config.h"
+#include "recipes/hub/small_file.h"
+#include "recipes/hub/weight_writer.h"
+
+namespace weft::recipes::hub {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kBlockElements = 16 << 20;
+constexpr int64_t kMostOtherBytes = 256 << 20;
+
+// What a tokenizer and a generation need, and no weights.
+constexpr std::array kOtherFiles{
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json"};
+
+// Where the tensors of Hugging Face's form come from.
+using Sources = std::
+    map<std::string, std::vector<std::pair<const std::string*, const Piece*>>>;
+
+Sources sources_of(const TensorMap& map) {
+  Sources sources;
+  for (const auto& [name, tensor] : map.model) {
+    for (const auto& piece : tensor.pieces) {
+      sources[piece.hub_name].emplace_back(&name, &piece);
+    }
+  }
+  return sources;
+}
+
+// By file; wider dtypes first, so that each tensor is aligned.
+std::vector<std::vector<Planned>> plan_shards(
+    std::vector<Planned> tensors,
+    int64_t max_bytes) {
+  std::ranges::stable_sort(tensors, std::greater<>(), [](const Planned& each) {
+    return c10::elementSize(each.dtype);
+  });
+  std::vector<std::vector<Planned>> shards(1);
+  int64_t bytes = 0;
+  for (auto& tensor : tensors) {
+    if (!shards.back().empty() && bytes + tensor.bytes() > max_bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    bytes += tensor.bytes();
+    shards.back().push_back(std::move(tensor));
+  }
+  return shards;
+}
+
+std::string shard_name(size_t index, size_t count) {
+  return count == 1 ? "model.safetensors"
+                    : fmt::format(
+                          "model-{:05}-of-{:05}.safetensors", index + 1, count);
+}
+
+// A new folder beside the one that it becomes.
+class NewFolder {
+ public:
+  explicit NewFolder(const fs::path& path) : path_(path) {
+    const auto above =
+        path.has_parent_path() ? path.parent_path() : fs::path(".");
+    checkpoint::make_folders(above);
+    parent_.emplace(checkpoint::Folder::open(above));
+    name_ = fmt::format(
+        ".{}.tmp-{:08x}", path.filename().string(), std::random_device()());
+    folder_.emplace(checkpoint::Folder::create(above / name_));
+  }
+  ~NewFolder() {
+    if (!done_) {
+      std::error_code ignored;
+      fs::remove_all(folder_->path(), ignored);
+    }
+  }
+  NewFolder(const NewFolder&) = delete;
+  NewFolder& operator=(const NewFolder&) = delete;
+
+  const checkpoint::Folder& folder() const { return *folder_; }
+
+  void commit() {
+    folder_->sync();
+    parent_->rename(name_, path_.filename().string());
+    done_ = true;
+    parent_->sync();
+  }
+
+ private:
+  fs::path path_;
+  std::string name_;
+  std::optional<checkpoint::Folder> parent_;
+  std::optional<checkpoint::Folder> folder_;
+  bool done_ = false;
+};
+
+class Export {
+ public:
+  Export(
+      CheckpointWeights& weights,
+      const checkpoint::Folder& folder,
+      const ExportOptions& options)
+      : weights_(weights),
+        folder_(folder),
+        options_(options),
+        sources_(sources_of(weights.map())) {}
+
+  Exported run() {
+    write_weights();
+    write_config_file();
+    copy_others();
+    done_.merged = weights_.num_adapters();
+    return done_;
+  }
+
+ private:
+  void write_weights() {
+    std::vector<Planned> tensors;
+    for (const auto& [name, shape] : weights_.map().hub) {
+      const auto& first = *sources_.at(name).front().first;
+      tensors.push_back(
+          {name, options_.dtype.value_or(weights_.dtype(first)), shape});
+    }
+    dtype_ = tensors.front().dtype;
+    const auto shards =
+        plan_shards(std::move(tensors), options_.max_shard_bytes);
+    Json index{{"metadata", {}}, {"weight_map", Json::object()}};
+    for (size_t i = 0; i < shards.size(); ++i) {
+      const auto name = shard_name(i, shards.size());
+      WeightWriter writer(folder_, name, shards[i]);
+      for (const auto& tensor : shards[i]) {
+        write_tensor(tensor, writer);
+        index["weight_map"][tensor.name] = name;
+        done_.bytes += tensor.bytes();
+        ++done_.tensors;
+      }
+      writer.finish();
+      ++done_.files;
+    }
+    if (shards.size() > 1) {
+      index["metadata"] = {{"total_size", done_.bytes}};
+      write_small_file(
+          folder_, "model.safetensors.index.json", index.dump(2) + "\n");
+    }
+  }
+
+  void write_tensor(const Planned& tensor, WeightWriter& writer) {
+    const auto rows = tensor.shape.front();
+    const auto columns = tensor.shape.size() == 1 ? 1 : tensor.shape[1];
+    const auto most_rows = std::max<int64_t>(kBlockElements / columns, 1);
+    for (int64_t row = 0; row < rows; row += most_rows) {
+      Box block{Sizes(tensor.shape.size(), 0), tensor.shape};
+      block.offset.front() = row;
+      block.shape.front() = std::min(most_rows, rows - row);
+      auto values =
+          at::empty(block.shape, at::TensorOptions().dtype(tensor.dtype));
+      for (const auto& [name, piece] : sources_.at(tensor.name)) {
+        fill(*name, *piece, block, values);
+      }
+      writer.append(values);
+    }
+  }
+
+  void fill(
+      const std::string& name,
+      const Piece& piece,
+      const Box& block,
+      const at::Tensor& values) {
+    const auto part = overlap(hub_box(piece), block);
+    if (!part) {
+      return;
+    }
+    const auto ours = our_box(piece, *part);
+    auto target = values;
+    for (size_t d = 0; d < part->shape.size(); ++d) {
+      target = target.narrow(
+          static_cast<int64_t>(d),
+          part->offset[d] - block.offset[d],
+          part->shape[d]);
+    }
+    target.copy_(hub_view(weights_.read(name, ours), ours, ours, piece));
+  }
+
+  void write_config_file() {
+    auto base = weights_.config();
+    const auto from = open_from();
+    if (base.empty() && from && from->has(kConfigName)) {
+      base = read_small_file(*from, kConfigName, kMostConfigBytes);
+    }
+    write_small_file(
+        folder_,
+        kConfigName,
+        write_config(
+            weights_.model(),
+            weights_.sequence_length(),
+            checkpoint::plain_name(dtype_),
+            base));
+    done_.others.emplace_back(kConfigName);
+  }
+
+  void copy_others() {
+    const auto from = open_from();
+    if (!from) {
+      if (!weights_.from().empty()) {
+        done_.notes.push_back(fmt::format(
+            "{}, where the model came from, is gone: no tokenizer was copied",
+            weights_.from()));
+      }
+      return;
+    }
+    for (const char* name : kOtherFiles) {
+      if (!from->has(name)) {
+        continue;
+      }
+      try {
+        write_small_file(
+            folder_, name, read_small_file(*from, name, kMostOtherBytes));
+        done_.others.emplace_back(name);
+      } catch (const mesh::UsageError& error) {
+        done_.notes.push_back(fmt::format(
+            "{} was not copied: {}", name, error.what_without_backtrace()));
+      }
+    }
+  }
+
+  std::optional<checkpoint::Folder> open_from() const {
+    if (weights_.from().empty()) {
+      return std::nullopt;
+    }
+    try {
+      return checkpoint::Folder::open(weights_.from());
+    } catch (const mesh::UsageError&) {
+      return std::nullopt;
+    }
+  }
+
+  CheckpointWeights& weights_;
+  const checkpoint::Folder& folder_;
+  const ExportOptions& options_;
+  Sources sources_;
+  at::ScalarType dtype_ = at::kFloat;
+  Exported done_;
+};
+
+} // namespace
+
+std::string describe(const Exported& exported) {
+  const auto bytes = static_cast<double>(exported.bytes);
+  auto text = fmt::format(
+      "{} tensors, {} in {} {}",
+      exported.tensors,
+      bytes < 1e6 ? fmt::format("{:.1f} kB", bytes * 1e-3)
+                  : fmt::format("{:.1f} MB", bytes * 1e-6),
+      exported.files,
+      exported.files == 1 ? "file" : "files");
+  if (exported.merged > 0) {
+    text += fmt::format(", {} adapters merged", exported.merged);
+  }
+  return text + fmt::format(", beside {}", fmt::join(exported.others, ", "));
+}
+
+void check_is_free(const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::symlink_status(folder, ignored).type() != fs::file_type::not_found) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{} exists already; nothing is overwritten", folder.string()));
+  }
+}
+
+Exported export_model(
+    const fs::path& step_folder,
+    const fs::path& folder,
+    const ExportOptions& options) {
+  const at::NoGradGuard no_grad;
+  // "out/" is "out".
+  const auto path = folder.has_filename() ? folder : folder.parent_path();
+  check_is_free(path);
+  CheckpointWeights weights(step_folder);
+  NewFolder made(path);
+  auto exported = Export(weights, made.folder(), options).run();
+  made.commit();
+  return exported;
+}
+
+} // namespace weft::recipes::hub

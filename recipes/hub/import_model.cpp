@@ -1,0 +1,147 @@
+#include "recipes/hub/import_model.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/folder.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/store.h"
+#include "checkpoint/tensor_file.h"
+#include "mesh/error.h"
+#include "recipes/hub/config.h"
+#include "recipes/hub/small_file.h"
+#include "recipes/hub/weight_reader.h"
+
+namespace weft::recipes::hub {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Of a file that is written at once.
+constexpr int64_t kMostFileBytes = 256 << 20;
+constexpr auto kMasterDtype = at::kFloat;
+
+struct PartToWrite {
+  const std::string* name;
+  Box box;
+};
+
+// Rows of large tensors in files of their own: a file has a name only once.
+std::vector<std::vector<PartToWrite>> plan_files(const TensorMap& map) {
+  std::vector<std::vector<PartToWrite>> files(1);
+  int64_t in_last = 0;
+  for (const auto& [name, tensor] : map.model) {
+    const auto rows = tensor.shape.front();
+    int64_t row_bytes = sizeof(float);
+    for (size_t d = 1; d < tensor.shape.size(); ++d) {
+      row_bytes *= tensor.shape[d];
+    }
+    const auto most_rows = std::max<int64_t>(kMostFileBytes / row_bytes, 1);
+    for (int64_t row = 0; row < rows; row += most_rows) {
+      Box box{Sizes(tensor.shape.size(), 0), tensor.shape};
+      box.offset.front() = row;
+      box.shape.front() = std::min(most_rows, rows - row);
+      const auto bytes = box.shape.front() * row_bytes;
+      if (!files.back().empty() &&
+          (in_last + bytes > kMostFileBytes || row > 0)) {
+        files.emplace_back();
+        in_last = 0;
+      }
+      files.back().push_back({&name, std::move(box)});
+      in_last += bytes;
+    }
+  }
+  return files;
+}
+
+// What export_model() needs to know of the model.
+std::string layout_of(const fs::path& folder) {
+  return nlohmann::ordered_json{
+      {"config",
+       read_small_file(
+           checkpoint::Folder::open(folder), kConfigName, kMostConfigBytes)},
+      {"from", folder.string()}}
+      .dump();
+}
+
+class Import {
+ public:
+  Import(const WeightReader& reader, const fs::path& temporary)
+      : reader_(reader), folder_(checkpoint::Folder::open(temporary)) {}
+
+  void write_files(checkpoint::Manifest& manifest) {
+    for (const auto& [name, tensor] : reader_.map().model) {
+      auto& record = manifest.tensors["model." + name];
+      record.dtype = kMasterDtype;
+      record.shape = tensor.shape;
+    }
+    int64_t index = 0;
+    for (const auto& parts : plan_files(reader_.map())) {
+      auto written = write_file(parts, index++);
+      manifest.files.emplace(written.name, written.record);
+      for (auto& [key, chunk] : written.chunks) {
+        manifest.tensors.at(key).chunks.push_back(std::move(chunk));
+      }
+    }
+    checkpoint::write_manifest(folder_, manifest, /*sync=*/true);
+  }
+
+ private:
+  checkpoint::WrittenFile write_file(
+      const std::vector<PartToWrite>& parts,
+      int64_t index) const {
+    std::vector<checkpoint::FileTensor> tensors;
+    for (const auto& [name, box] : parts) {
+      auto data = at::empty(box.shape, at::TensorOptions().dtype(kMasterDtype));
+      reader_.read(*name, box, data);
+      tensors.push_back(
+          {.key = "model." + *name,
+           .offset = box.offset,
+           .global_shape = reader_.map().model.at(*name).shape,
+           .data = std::move(data)});
+    }
+    return checkpoint::write_tensor_file(
+        folder_, checkpoint::tensor_file_name(0, index), tensors);
+  }
+
+  const WeightReader& reader_;
+  checkpoint::Folder folder_;
+};
+
+} // namespace
+
+Imported import_model(const fs::path& folder, const fs::path& checkpoints) {
+  const at::NoGradGuard no_grad;
+  const auto config = read_config(folder);
+  const WeightReader reader(config.model, folder, "import");
+  const auto path = checkpoint::step_path(checkpoints, 0);
+  std::error_code ignored;
+  if (fs::exists(path, ignored)) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{} exists already; nothing is overwritten", path.string()));
+  }
+  const checkpoint::StoreLock lock(checkpoints);
+  const auto temporary = checkpoint::begin_step(checkpoints, 0);
+  auto clean_up =
+      c10::make_scope_exit([&] { checkpoint::abandon_step(temporary); });
+  checkpoint::Manifest manifest;
+  manifest.layout = layout_of(folder);
+  checkpoint::stamp(manifest);
+  Import(reader, temporary).write_files(manifest);
+  checkpoint::commit_step(checkpoints, temporary, 0, /*sync=*/true);
+  clean_up.release();
+  Imported imported{
+      .path = path, .tensors = std::ssize(manifest.tensors), .bytes = 0};
+  for (const auto& [name, file] : manifest.files) {
+    imported.bytes += file.bytes;
+  }
+  return imported;
+}
+
+} // namespace weft::recipes::hub

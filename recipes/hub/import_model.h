@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+namespace weft::recipes::hub {
+
+struct Imported {
+  /// The step folder.
+  std::filesystem::path path;
+  int64_t tensors = 0;
+  int64_t bytes = 0;
+};
+
+/// Writes the model of a Hugging Face folder as a checkpoint, `checkpoints`/
+/// step-0, its weights as float32. It holds a model to begin with
+/// (checkpoint.init_from), not a run to go on with. Some hundred MB of weights
+/// are in memory at a time.
+/// Throws: mesh::UsageError if the folder is no model of ours, or there is a
+/// step-0 already; checkpoint::CheckpointError if a file of it is damaged;
+/// std::system_error with path and errno.
+Imported import_model(
+    const std::filesystem::path& folder,
+    const std::filesystem::path& checkpoints);
+
+} // namespace weft::recipes::hub

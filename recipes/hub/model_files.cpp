@@ -1,0 +1,341 @@
+#include "recipes/hub/model_files.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include "checkpoint/folder.h"
+#include "checkpoint/json_scan.h"
+#include "checkpoint/limits.h"
+#include "checkpoint/tensor_header.h"
+#include "checkpoint/text.h"
+#include "mesh/error.h"
+#include "recipes/hub/small_file.h"
+
+namespace weft::recipes::hub {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::in_quotes;
+using checkpoint::throw_damage;
+
+constexpr const char* kSingleName = "model.safetensors";
+constexpr const char* kIndexName = "model.safetensors.index.json";
+// A model of a million tensors in files of one each would have as many.
+constexpr size_t kMostFiles = 10'000;
+constexpr int64_t kBlockBytes = 1 << 20;
+
+// {"metadata": {...}, "weight_map": {"<tensor>": "<file>", ...}}
+class IndexScan : public checkpoint::JsonScan {
+ public:
+  explicit IndexScan(const std::string& source)
+      : JsonScan(source, /*most_depth=*/8) {}
+
+  void on_key(const std::string& name) override {
+    if (depth_ == 1) {
+      in_map_ = name == "weight_map";
+      has_map_ = has_map_ || in_map_;
+    }
+    key_ = name;
+  }
+  void on_begin(bool is_object) override {
+    ++depth_;
+    if (in_map_ && (depth_ != 2 || !is_object)) {
+      fail("the name of a file was expected");
+    }
+  }
+  void on_end() override { --depth_; }
+  void on_integer(int64_t /*value*/) override { on_other("a number"); }
+  void on_string(const std::string& value) override {
+    if (!in_map_) {
+      return;
+    }
+    if (depth_ != 2) {
+      fail("a map was expected");
+    }
+    if (!checkpoint::is_plain_file_name(value)) {
+      fail(fmt::format(
+          "{} cannot be the name of a file beside it", in_quotes(value)));
+    }
+    if (files.size() >= static_cast<size_t>(checkpoint::limits::kTensors)) {
+      fail(fmt::format("more than {} tensors", checkpoint::limits::kTensors));
+    }
+    files.emplace(key_, value);
+  }
+  void on_other(const char* what) override {
+    if (in_map_) {
+      fail(fmt::format("{} is not expected", what));
+    }
+  }
+  bool has_map() const { return has_map_; }
+
+  std::map<std::string, std::string> files;
+
+ private:
+  std::string key_;
+  int depth_ = 0;
+  bool in_map_ = false;
+  bool has_map_ = false;
+};
+
+checkpoint::File open_weights(
+    const checkpoint::Folder& folder,
+    const std::string& name) {
+  if (!folder.has(name)) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{}: {} is not there, but {} names it",
+        folder.path().string(),
+        name,
+        kIndexName));
+  }
+  const auto entries = folder.list();
+  const auto entry =
+      std::ranges::find(entries, name, &checkpoint::FolderEntry::name);
+  if (entry == entries.end() || !entry->is_file) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{}: {} is no regular file, and links are not followed. A cache of "
+        "downloads has links: download to a folder instead (hf download NAME "
+        "--local-dir FOLDER)",
+        folder.path().string(),
+        name));
+  }
+  return folder.open_file(name);
+}
+
+std::map<std::string, std::string> read_index(
+    const checkpoint::Folder& folder) {
+  const auto source = (folder.path() / kIndexName).string();
+  IndexScan scan(source);
+  scan.run(
+      read_small_file(folder, kIndexName, checkpoint::limits::kManifestBytes));
+  if (!scan.has_map()) {
+    throw_damage(source, "there is no weight_map");
+  }
+  return std::move(scan.files);
+}
+
+// A file of torch's distributed checkpoints has pieces of tensors.
+void check_whole(
+    const std::string& name,
+    const checkpoint::HeaderTensor& tensor,
+    const std::string& source) {
+  const bool is_whole =
+      (!tensor.global_shape || *tensor.global_shape == tensor.shape) &&
+      (!tensor.offset ||
+       std::ranges::all_of(*tensor.offset, [](int64_t n) { return n == 0; }));
+  if (!is_whole) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{}: tensor {} is a piece of one. Consolidate the files first",
+        source,
+        in_quotes(name)));
+  }
+}
+
+struct Row {
+  int64_t rows = 1;
+  int64_t columns = 1;
+};
+
+Row rows_of(const std::vector<int64_t>& shape) {
+  TORCH_INTERNAL_ASSERT(shape.size() == 1 || shape.size() == 2);
+  return shape.size() == 1 ? Row{1, shape[0]} : Row{shape[0], shape[1]};
+}
+
+} // namespace
+
+struct ModelFiles::State {
+  checkpoint::Folder folder;
+  std::map<std::string, FileTensor> tensors;
+  std::vector<std::string> absent;
+  mutable std::map<std::string, checkpoint::File> open;
+  mutable std::vector<std::byte> block;
+  mutable int64_t bytes_read = 0;
+
+  void add_file(const std::string& name);
+  const checkpoint::File& file_of(const FileTensor& tensor) const;
+  void read(
+      const std::string& name,
+      const FileTensor& tensor,
+      int64_t begin,
+      std::span<std::byte> out) const;
+};
+
+void ModelFiles::State::add_file(const std::string& name) {
+  const auto file = open_weights(folder, name);
+  const auto source = file.path().string();
+  const auto header = checkpoint::parse_header(
+      checkpoint::read_header(file, source), file.size(), source);
+  for (const auto& [tensor, entry] : header.tensors) {
+    check_whole(tensor, entry, source);
+    const auto [place, is_new] = tensors.insert(
+        {tensor,
+         {.file = name,
+          .dtype = entry.dtype,
+          .shape = entry.shape,
+          .begin = entry.begin,
+          .end = entry.end}});
+    if (!is_new) {
+      throw_damage(
+          source,
+          fmt::format(
+              "tensor {} stands in {} already",
+              in_quotes(tensor),
+              place->second.file));
+    }
+  }
+}
+
+const checkpoint::File& ModelFiles::State::file_of(
+    const FileTensor& tensor) const {
+  constexpr size_t kMostOpen = 64;
+  const auto found = open.find(tensor.file);
+  if (found != open.end()) {
+    return found->second;
+  }
+  if (open.size() >= kMostOpen) {
+    open.clear();
+  }
+  return open.emplace(tensor.file, folder.open_file(tensor.file)).first->second;
+}
+
+void ModelFiles::State::read(
+    const std::string& name,
+    const FileTensor& tensor,
+    int64_t begin,
+    std::span<std::byte> out) const {
+  const auto& file = file_of(tensor);
+  const auto got = file.read_at(begin, out);
+  bytes_read += got;
+  if (got != std::ssize(out)) {
+    throw_damage(
+        file.path().string(),
+        fmt::format(
+            "tensor {}: the file ends at byte {}, inside of it",
+            in_quotes(name),
+            begin + got));
+  }
+}
+
+ModelFiles::ModelFiles(const fs::path& folder)
+    : state_(new State{checkpoint::Folder::open(folder), {}, {}, {}, {}, 0}) {
+  const auto& opened = state_->folder;
+  if (opened.has(kSingleName)) {
+    state_->add_file(kSingleName);
+    return;
+  }
+  if (!opened.has(kIndexName)) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{}: there is neither {} nor {}{}",
+        folder.string(),
+        kSingleName,
+        kIndexName,
+        opened.has("pytorch_model.bin") ||
+                opened.has("pytorch_model.bin.index.json")
+            ? "; pickled weights (pytorch_model.bin) are not read. Save the "
+              "model with safe_serialization=True"
+            : ""));
+  }
+  const auto index = read_index(opened);
+  std::set<std::string> files;
+  for (const auto& [tensor, file] : index) {
+    files.insert(file);
+  }
+  if (files.size() > kMostFiles) {
+    throw_damage(
+        (folder / kIndexName).string(),
+        fmt::format("{} files; at most {}", files.size(), kMostFiles));
+  }
+  for (const auto& file : files) {
+    state_->add_file(file);
+  }
+  for (const auto& [tensor, file] : index) {
+    const auto found = state_->tensors.find(tensor);
+    if (found == state_->tensors.end() || found->second.file != file) {
+      state_->absent.push_back(fmt::format("{} ({})", tensor, file));
+    }
+  }
+}
+
+ModelFiles::ModelFiles(ModelFiles&&) noexcept = default;
+ModelFiles::~ModelFiles() = default;
+
+const fs::path& ModelFiles::folder() const {
+  return state_->folder.path();
+}
+
+const std::map<std::string, FileTensor>& ModelFiles::tensors() const {
+  return state_->tensors;
+}
+
+const std::vector<std::string>& ModelFiles::absent() const {
+  return state_->absent;
+}
+
+int64_t ModelFiles::bytes_read() const {
+  return state_->bytes_read;
+}
+
+void ModelFiles::read_box(
+    const std::string& name,
+    const std::vector<int64_t>& offset,
+    const at::Tensor& out) const {
+  const at::NoGradGuard no_grad;
+  const auto& tensor = state_->tensors.at(name);
+  const auto whole = rows_of(tensor.shape);
+  const auto box = rows_of(out.sizes().vec());
+  const auto corner =
+      offset.size() == 1 ? Row{0, offset[0]} : Row{offset[0], offset[1]};
+  TORCH_INTERNAL_ASSERT(
+      out.dim() == std::ssize(tensor.shape) && corner.rows >= 0 &&
+      corner.columns >= 0 && corner.rows + box.rows <= whole.rows &&
+      corner.columns + box.columns <= whole.columns);
+  if (out.numel() == 0) {
+    return;
+  }
+  const auto target = out.dim() == 1 ? out.unsqueeze(0) : out;
+  const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  // Columns of a long row come in several blocks too.
+  const auto most_columns = std::min(box.columns, kBlockBytes / item);
+  const auto most_rows = std::max<int64_t>(
+      most_columns < box.columns ? 1 : kBlockBytes / (box.columns * item), 1);
+  state_->block.resize(
+      static_cast<size_t>(std::min(most_rows, box.rows) * most_columns * item));
+  for (int64_t r = 0; r < box.rows; r += most_rows) {
+    const auto rows = std::min(most_rows, box.rows - r);
+    for (int64_t c = 0; c < box.columns; c += most_columns) {
+      const auto columns = std::min(most_columns, box.columns - c);
+      const std::span<std::byte> block(
+          state_->block.data(), static_cast<size_t>(rows * columns * item));
+      const auto begin_of = [&](int64_t row) {
+        return tensor.begin +
+               ((corner.rows + row) * whole.columns + corner.columns + c) *
+                   item;
+      };
+      if (columns == whole.columns) {
+        state_->read(name, tensor, begin_of(r), block);
+      } else {
+        const auto bytes = static_cast<size_t>(columns * item);
+        for (int64_t i = 0; i < rows; ++i) {
+          state_->read(
+              name,
+              tensor,
+              begin_of(r + i),
+              block.subspan(static_cast<size_t>(i) * bytes, bytes));
+        }
+      }
+      target.narrow(0, r, rows)
+          .narrow(1, c, columns)
+          .copy_(at::from_blob(
+              block.data(),
+              {rows, columns},
+              at::TensorOptions().dtype(tensor.dtype)));
+    }
+  }
+}
+
+} // namespace weft::recipes::hub

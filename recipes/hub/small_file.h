@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/folder.h"
+
+namespace weft::recipes::hub {
+
+/// The whole of a file of a Hugging Face folder that is not weights.
+/// Throws: mesh::UsageError naming the file if it is not there, no regular
+/// file, or larger than a file of its kind is.
+std::string read_small_file(
+    const checkpoint::Folder& folder,
+    const std::string& name,
+    int64_t most_bytes);
+
+/// Parses one object of at most 32 levels; no key twice.
+/// Throws: mesh::UsageError naming `source` and the byte.
+nlohmann::ordered_json parse_json_object(
+    std::string_view text,
+    const std::string& source);
+
+} // namespace weft::recipes::hub
