@@ -27,16 +27,7 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
   for (const auto* subcommand : command.get_subcommands({})) {
     names.push_back(subcommand->get_name());
   }
-  constexpr int64_t kNear = 2;
-  int64_t least = kNear + 1;
-  std::string nearest;
-  for (const auto& name : names) {
-    const auto distance = edit_distance(word, name);
-    if (distance < least) {
-      least = distance;
-      nearest = name;
-    }
-  }
+  const auto nearest = nearest_name(word, names);
   return nearest.empty() ? "" : "; did you mean " + nearest + "?";
 }
 

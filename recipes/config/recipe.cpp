@@ -7,6 +7,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <set>
 #include <sstream>
 
 #include <c10/util/Exception.h>
@@ -18,6 +20,7 @@
 #include "recipes/config/suggest.h"
 #include "recipes/config/yaml_tree.h"
 #include "recipes/config/yaml_value.h"
+#include "recipes/hub/config.h"
 
 namespace weft::recipes {
 namespace {
@@ -75,9 +78,11 @@ class RecipeReader {
   void read(const std::string& path, const YamlNode& value, Position near) {
     const Position where =
         value.kind == YamlNode::Kind::kNull ? near : value.where;
-    if (const Key* key = find_key(path)) {
+    if (const Key* map = find_options(path)) {
+      read_option(*map, path, value, where);
+    } else if (const Key* key = find_key(path); key && !is_option_map(*key)) {
       read_key(*key, value, where);
-    } else if (!is_section(path)) {
+    } else if (key == nullptr && !is_section(path)) {
       refuse_at(
           place(near),
           fmt::format("{}: unknown key; {}", path, suggest_key(path)));
@@ -86,6 +91,9 @@ class RecipeReader {
           place(where),
           fmt::format("{}: expected a map, found {}", path, describe(value)));
     } else {
+      if (key != nullptr) {
+        recipe_.origins.places.insert_or_assign(path, place(where));
+      }
       read_map(value, path + ".");
     }
   }
@@ -136,10 +144,34 @@ class RecipeReader {
     }
   }
 
+  void read_option(
+      const Key& map,
+      const std::string& path,
+      const YamlNode& value,
+      Position where) {
+    auto& options = std::get<OptionField>(map.field)(recipe_);
+    try {
+      options.insert_or_assign(
+          path.substr(map.path.size() + 1), normalized_value(value));
+    } catch (const YamlError& error) {
+      const bool inside = value.kind == YamlNode::Kind::kList;
+      refuse_at(
+          place(inside ? error.where() : where),
+          fmt::format("{}: {}", path, error.what()));
+    }
+    auto& places = recipe_.origins.places;
+    places.insert_or_assign(path, place(where));
+    places.emplace(map.path, place(where)); // an override may lack the map
+  }
+
   void read_key(const Key& key, const YamlNode& value, Position where) {
     try {
-      std::visit(
-          [&](auto field) { read_value(value, field(recipe_)); }, key.field);
+      const auto read_field = [&](auto field) {
+        if constexpr (!std::is_same_v<decltype(field), OptionField>) {
+          read_value(value, field(recipe_)); // maps are read one by one
+        }
+      };
+      std::visit(read_field, key.field);
     } catch (const YamlError& error) {
       const bool inside = value.kind == YamlNode::Kind::kList;
       refuse_at(
@@ -182,8 +214,8 @@ void check_presence(const Recipe& recipe) {
               "{} {} has no such key; {} {}",
               key.only.key,
               value_of(recipe, key.only.key),
-              fmt::join(key.only.values, ", "),
-              key.only.values.size() == 1 ? "has" : "have"));
+              fmt::join(holders(key.only), ", "),
+              holders(key.only).size() == 1 ? "has" : "have"));
     }
     if (applies(key, recipe) && key.required && !written) {
       refuse(recipe, key.path, "required, but not there");
@@ -238,6 +270,30 @@ std::string read_file(const std::string& path) {
   return text.str();
 }
 
+Recipe read_recipe(
+    std::string_view text,
+    const std::string& source,
+    KnownModels models) {
+  Recipe recipe;
+  recipe.origins.source = source;
+  recipe.origins.models = std::move(models);
+  RecipeReader reader(recipe, source, /*is_override=*/false);
+  reader.read_document(reader.parse(text));
+  return recipe;
+}
+
+// Once all values are there.
+void complete(Recipe& recipe) {
+  check_presence(recipe);
+  if (recipe.name.empty()) {
+    recipe.name = stem_of(recipe.origins.source);
+    const std::string fault = find_fault(*find_key("name"), recipe);
+    if (!fault.empty()) {
+      refuse(recipe, "name", fault + "; give the recipe a name");
+    }
+  }
+}
+
 } // namespace
 
 Recipe load_recipe(
@@ -252,31 +308,55 @@ Recipe parse_recipe(
     const std::string& source,
     std::span<const std::string> overrides,
     KnownModels models) {
-  Recipe recipe;
-  recipe.origins.source = source;
-  recipe.origins.models = std::move(models);
-  RecipeReader reader(recipe, source, /*is_override=*/false);
-  reader.read_document(reader.parse(text));
+  auto recipe = read_recipe(text, source, std::move(models));
   for (const std::string& override_text : overrides) {
     apply_override(recipe, override_text);
   }
-  check_presence(recipe);
-  if (recipe.name.empty()) {
-    recipe.name = stem_of(source);
-    const std::string fault = find_fault(*find_key("name"), recipe);
-    if (!fault.empty()) {
-      refuse(recipe, "name", fault + "; give the recipe a name");
-    }
-  }
+  hub::adopt_config(recipe);
+  complete(recipe);
+  return recipe;
+}
+
+Recipe parse_stored_recipe(
+    std::string_view text,
+    const std::string& source,
+    KnownModels models) {
+  auto recipe = read_recipe(text, source, std::move(models));
+  complete(recipe);
   return recipe;
 }
 
 std::string value_of(const Recipe& recipe, std::string_view path) {
+  auto& fields = const_cast<Recipe&>(recipe); // only read
+  if (const Key* map = find_options(path)) {
+    const auto& options = std::get<OptionField>(map->field)(fields);
+    const auto found = options.find(path.substr(map->path.size() + 1));
+    return found == options.end() ? "nothing" : found->second;
+  }
   const Key* key = find_key(path);
   TORCH_INTERNAL_ASSERT(key != nullptr, "no such key: ", path);
-  auto& fields = const_cast<Recipe&>(recipe); // only read
   return std::visit(
       [&](auto field) { return write_value(field(fields)); }, key->field);
+}
+
+std::vector<std::string> differing_keys(const Recipe& a, const Recipe& b) {
+  std::set<std::string> options; // of both
+  for (const auto* recipe : {&a, &b}) {
+    for (const auto& [name, value] : recipe->model.options) {
+      options.insert("model.options." + name);
+    }
+  }
+  std::vector<std::string> keys;
+  for (const Key& key : schema()) {
+    if (!is_option_map(key) && value_of(a, key.path) != value_of(b, key.path)) {
+      keys.emplace_back(key.path);
+    }
+  }
+  std::ranges::copy_if(
+      options, std::back_inserter(keys), [&](const std::string& path) {
+        return value_of(a, path) != value_of(b, path);
+      });
+  return keys;
 }
 
 std::string to_yaml(const Recipe& recipe) {

@@ -17,6 +17,9 @@ using ModelTypes = std::vector<ModelType>;
 /// none.
 using KnownModels = std::shared_ptr<const ModelTypes>;
 
+/// A map of a recipe whose keys no schema knows: by name, values as YAML.
+using OptionMap = std::map<std::string, std::string, std::less<>>;
+
 /// What the keys mean stands in schema_*.cpp, from which docs/recipe.md is
 /// made.
 struct MeshConfig {
@@ -38,6 +41,7 @@ struct RopeScalingConfig {
 
 /// Which of these a model has stands in schema_model.cpp.
 struct ModelConfig {
+  std::string from;
   std::string type = "llama";
   int64_t dim = 0;
   int64_t layers = 0;
@@ -60,6 +64,8 @@ struct ModelConfig {
   int64_t channels = 1;
   int64_t num_classes = 10;
   RopeScalingConfig rope_scaling;
+  /// Of a model that a program links in.
+  OptionMap options;
   bool operator==(const ModelConfig&) const = default;
 };
 
@@ -96,6 +102,8 @@ struct DataConfig {
   std::string type = "text";
   std::vector<std::string> paths;
   std::string tokenizer = "byte";
+  std::string format = "auto";
+  std::string dtype = "auto";
   int64_t sequence_length = 128;
   bool operator==(const DataConfig&) const = default;
 };
@@ -151,6 +159,7 @@ struct CheckpointConfig {
   bool async = true;
   std::string resume = "auto";
   std::string init_from;
+  std::string export_to;
   bool operator==(const CheckpointConfig&) const = default;
 };
 
@@ -238,11 +247,22 @@ Recipe parse_recipe(
     std::span<const std::string> overrides = {},
     KnownModels models = nullptr);
 
+/// The same for what to_yaml() wrote: folders that it names, which may be gone
+/// or others now, are not looked into.
+Recipe parse_stored_recipe(
+    std::string_view text,
+    const std::string& source,
+    KnownModels models = nullptr);
+
 /// Every key with its value; loading it again gives an equal recipe.
 std::string to_yaml(const Recipe& recipe);
 
-/// The value of a key of the schema as YAML.
+/// The value of a key of the schema, or of an option, as YAML; of an option
+/// that is not there "nothing".
 std::string value_of(const Recipe& recipe, std::string_view path);
+
+/// The keys whose values differ, options one by one.
+std::vector<std::string> differing_keys(const Recipe& a, const Recipe& b);
 
 /// "recipes/x.yaml:12:7: mesh.dp" or "override mesh.dp=3: mesh.dp"; only the
 /// file where `key` was not written.

@@ -72,6 +72,15 @@ const Key* find_key(std::string_view path) {
   return found == keys.end() ? nullptr : &*found;
 }
 
+bool is_option_map(const Key& key) {
+  return std::holds_alternative<OptionField>(key.field);
+}
+
+const Key* find_options(std::string_view path) {
+  const Key* map = find_key(section_of(path));
+  return map != nullptr && is_option_map(*map) ? map : nullptr;
+}
+
 bool is_section(std::string_view path) {
   const auto all = sections();
   return std::any_of(
@@ -88,8 +97,11 @@ bool applies(const Key& key, const Recipe& recipe) {
     return true;
   }
   const std::string value = value_of(recipe, key.only.key);
-  const auto& values = key.only.values;
-  return std::find(values.begin(), values.end(), value) != values.end();
+  const auto is_in = [&](const auto& values) {
+    return std::find(values.begin(), values.end(), value) != values.end();
+  };
+  return is_in(key.only.values) ||
+         (key.only.or_linked_in && !is_in(find_key(key.only.key)->choices));
 }
 
 } // namespace weft::recipes

@@ -14,6 +14,7 @@
 
 namespace weft::recipes {
 
+using OptionField = OptionMap& (*)(Recipe&);
 /// The field of a recipe that a key fills; its type is the key's type.
 using Field = std::variant<
     int64_t& (*)(Recipe&),
@@ -21,7 +22,8 @@ using Field = std::variant<
     bool& (*)(Recipe&),
     std::string& (*)(Recipe&),
     std::vector<std::string>& (*)(Recipe&),
-    std::array<double, 2>& (*)(Recipe&)>;
+    std::array<double, 2>& (*)(Recipe&),
+    OptionField>;
 
 /// Which numbers a key takes.
 struct Range {
@@ -39,6 +41,9 @@ struct Range {
 struct Condition {
   std::string_view key = "";
   std::vector<std::string_view> values = {};
+  /// Or one that is not among the schema's choices: a model that a program
+  /// links in.
+  bool or_linked_in = false;
 };
 
 /// One key of the recipe.
@@ -70,10 +75,15 @@ std::span<const Section> sections();
 
 /// nullptr: there is no such key.
 const Key* find_key(std::string_view path);
+/// "model.options" for "model.options.width"; nullptr: `path` is no option.
+const Key* find_options(std::string_view path);
+bool is_option_map(const Key& key);
 bool is_section(std::string_view path);
 /// "model.rope_scaling" of "model.rope_scaling.factor"; of a key at the top
 /// level "".
 std::string_view section_of(std::string_view path);
+/// The values with which it holds, in words.
+std::vector<std::string_view> holders(const Condition& condition);
 /// Whether the key means something in `recipe`.
 bool applies(const Key& key, const Recipe& recipe);
 
@@ -84,6 +94,13 @@ std::string allowed_values(const Key& key);
 /// The default as YAML or in words; "required" if there is none.
 std::string default_value(const Key& key);
 
+/// What is wrong with a number, with `written` for it in the message, or with a
+/// text; empty: nothing.
+std::string
+number_fault(const Range& range, double value, const std::string& written);
+std::string choice_fault(
+    std::span<const std::string_view> choices,
+    const std::string& value);
 /// What is wrong with the value that `recipe` has for `key`; empty: nothing.
 std::string find_fault(const Key& key, const Recipe& recipe);
 

@@ -38,6 +38,11 @@ std::vector<Key> lifecycle_keys() {
        .doc = "A new run's model begins with the weights of this checkpoint: a "
               "step folder, or a run's folder and so its newest. Adapters "
               "that it lacks begin as always. Empty: random weights."},
+      {.path = "checkpoint.export_to",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::export_to>,
+       .doc = "At the end the model is written to this new folder in Hugging "
+              "Face's form, as by `weft checkpoint export`. Empty: it is not.",
+       .only = {.key = "model.type", .values = {"llama", "gpt2", "moe"}}},
   };
 }
 

@@ -23,11 +23,24 @@ Condition of_image_models() {
   return only_of({"vit", "mlp"});
 }
 
+// Of Weft's own; others have model.options.
+Condition of_all() {
+  return only_of({"llama", "gpt2", "moe", "vit", "mlp"});
+}
+
 std::vector<Key> size_keys() {
   return {
+      {.path = "model.from",
+       .field = member<&Recipe::model, &ModelConfig::from>,
+       .doc = "A folder in Hugging Face's form, with config.json and "
+              "safetensors: a new run's model is that one, of which the other "
+              "keys need not say anything but dropout; docs/hub.md. Empty: "
+              "none.",
+       .only = of_language_models()},
       {.path = "model.type",
        .field = member<&Recipe::model, &ModelConfig::type>,
-       .doc = "The architecture; docs/models.md has them.",
+       .doc = "The architecture; docs/models.md has them. A program can have "
+              "more (docs/your_own_model.md).",
        .choices = {"llama", "gpt2", "moe", "vit", "mlp"}},
       {.path = "model.dim",
        .field = member<&Recipe::model, &ModelConfig::dim>,
@@ -40,7 +53,8 @@ std::vector<Key> size_keys() {
        .field = member<&Recipe::model, &ModelConfig::layers>,
        .doc = "Transformer blocks; of mlp hidden layers.",
        .range = between(1, 100'000),
-       .required = true},
+       .required = true,
+       .only = of_all()},
       {.path = "model.heads",
        .field = member<&Recipe::model, &ModelConfig::heads>,
        .doc = "Attention heads; a multiple of mesh.tp.",
@@ -58,7 +72,8 @@ std::vector<Key> size_keys() {
        .doc = "Width inside the feed-forward layers, of moe inside each "
               "expert; of mlp width of the hidden layers.",
        .range = between(1, kMostSize),
-       .required = true},
+       .required = true,
+       .only = of_all()},
   };
 }
 
@@ -104,6 +119,16 @@ std::vector<Key> language_keys() {
               "same on every mesh.",
        .range = between(0, 0.999),
        .only = only_of({"gpt2", "vit", "mlp"})},
+  };
+}
+
+std::vector<Key> linked_in_keys() {
+  return {
+      {.path = "model.options",
+       .field = member<&Recipe::model, &ModelConfig::options>,
+       .doc = "What the program's model asks for: names, each with a number, a "
+              "text, true or false, or a list of them.",
+       .only = {.key = "model.type", .or_linked_in = true}},
   };
 }
 
@@ -167,7 +192,11 @@ std::vector<Key> image_keys() {
 std::vector<Key> model_keys() {
   std::vector<Key> all;
   for (const auto& part :
-       {size_keys(), language_keys(), expert_keys(), image_keys()}) {
+       {size_keys(),
+        language_keys(),
+        expert_keys(),
+        image_keys(),
+        linked_in_keys()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

@@ -6,7 +6,9 @@
 #include <fmt/ranges.h>
 
 #include "recipes/config/schema.h"
+#include "recipes/config/suggest.h"
 #include "recipes/config/yaml_value.h"
+#include "recipes/models/registry.h"
 
 namespace weft::recipes {
 namespace {
@@ -46,14 +48,6 @@ std::string join(const std::vector<std::string_view>& words) {
   return fmt::format("{}", fmt::join(words, ", "));
 }
 
-std::string number_fault(const Key& key, double value, std::string written) {
-  return is_in(key.range, value) ? ""
-                                 : fmt::format(
-                                       "expected {}, found {}",
-                                       range_text(key.range),
-                                       std::move(written));
-}
-
 // A run's name is a folder's: nothing that leaves outputs/ or hides in it.
 std::string name_fault(const std::string& name) {
   const auto is_fine = [](unsigned char c) {
@@ -73,16 +67,20 @@ std::string text_fault(const Key& key, const std::string& value) {
   if (key.path == "name") {
     return name_fault(value);
   }
-  const auto& choices = key.choices;
-  if (choices.empty() ||
-      std::find(choices.begin(), choices.end(), value) != choices.end()) {
-    return "";
-  }
-  return fmt::format(
-      "expected {}{}, found {}",
-      choices.size() > 1 ? "one of " : "",
-      join(choices),
-      write_value(value));
+  return choice_fault(key.choices, value);
+}
+
+// Of a model's type, which programs add to.
+std::string type_fault(const Key& key, const Recipe& recipe) {
+  const auto& type = recipe.model.type;
+  const auto linked = linked_model_names(recipe);
+  auto choices = key.choices;
+  choices.insert(choices.end(), linked.begin(), linked.end());
+  const auto fault = choice_fault(choices, type);
+  const auto nearest = nearest_name(type, choices);
+  return fault.empty() || nearest.empty()
+             ? fault
+             : fmt::format("{}; did you mean {}?", fault, nearest);
 }
 
 std::string list_fault(const Key& key, const std::vector<std::string>& value) {
@@ -102,7 +100,7 @@ std::string full_doc(const Key& key) {
                                     "{} Only where {} is {}.",
                                     key.doc,
                                     key.only.key,
-                                    fmt::join(key.only.values, ", "));
+                                    join(holders(key.only)));
 }
 
 std::string key_row(const Key& key) {
@@ -136,14 +134,44 @@ std::string section_markdown(std::string_view name, std::string_view doc) {
 
 } // namespace
 
+std::vector<std::string_view> holders(const Condition& condition) {
+  auto all = condition.values;
+  if (condition.or_linked_in) {
+    all.emplace_back("a program's own");
+  }
+  return all;
+}
+
+std::string
+number_fault(const Range& range, double value, const std::string& written) {
+  return is_in(range, value)
+             ? ""
+             : fmt::format("expected {}, found {}", range_text(range), written);
+}
+
+std::string choice_fault(
+    std::span<const std::string_view> choices,
+    const std::string& value) {
+  if (choices.empty() ||
+      std::find(choices.begin(), choices.end(), value) != choices.end()) {
+    return "";
+  }
+  return fmt::format(
+      "expected {}{}, found {}",
+      choices.size() > 1 ? "one of " : "",
+      fmt::join(choices, ", "),
+      write_value(value));
+}
+
 std::string type_name(const Key& key) {
-  static constexpr std::array<std::string_view, 6> kNames = {
+  static constexpr std::array<std::string_view, 7> kNames = {
       "whole number",
       "number",
       "true or false",
       "text",
       "list of texts",
-      "two numbers"};
+      "two numbers",
+      "map"};
   return std::string(kNames.at(key.field.index()));
 }
 
@@ -169,17 +197,20 @@ std::string find_fault(const Key& key, const Recipe& recipe) {
       [&](auto field) -> std::string {
         const auto& value = field(fields);
         using Value = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<Value, std::string>) {
-          return text_fault(key, value);
+        if constexpr (std::is_same_v<Value, OptionMap>) {
+          return ""; // The model reads them.
+        } else if constexpr (std::is_same_v<Value, std::string>) {
+          return key.path == "model.type" ? type_fault(key, recipe)
+                                          : text_fault(key, value);
         } else if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
           return list_fault(key, value);
         } else if constexpr (std::is_same_v<Value, std::array<double, 2>>) {
           const bool first = is_in(key.range, value[0]);
           return number_fault(
-              key, first ? value[1] : value[0], write_value(value));
+              key.range, first ? value[1] : value[0], write_value(value));
         } else {
           return number_fault(
-              key, static_cast<double>(value), write_value(value));
+              key.range, static_cast<double>(value), write_value(value));
         }
       },
       key.field);

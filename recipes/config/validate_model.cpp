@@ -6,6 +6,7 @@
 #include "recipes/config/schema.h"
 #include "recipes/data/digit_images.h"
 #include "recipes/data/text_corpus.h"
+#include "recipes/models/registry.h"
 
 namespace weft::recipes {
 namespace {
@@ -173,6 +174,11 @@ void check_patches(const Recipe& recipe) {
   }
 }
 
+// Where to point: models that are linked in have options in place of `key`.
+std::string_view own_key(const Recipe& recipe, std::string_view key) {
+  return has_key(recipe, key) ? key : "model.options";
+}
+
 void check_digits(const Recipe& recipe) {
   const ModelConfig& model = recipe.model;
   const auto check = [&](std::string_view key, int64_t value, int64_t digits) {
@@ -185,33 +191,35 @@ void check_digits(const Recipe& recipe) {
   };
   check("model.image_size", model.image_size, DigitImages::kSize);
   check("model.channels", model.channels, DigitImages::kChannels);
-  if (model.num_classes < DigitImages::kClasses) {
+  const int64_t classes = model_outputs(recipe);
+  if (classes < DigitImages::kClasses) {
     refuse(
         recipe,
-        "model.num_classes",
+        own_key(recipe, "model.num_classes"),
         fmt::format(
             "{} is smaller than the number of digits, {}",
-            model.num_classes,
+            classes,
             DigitImages::kClasses));
   }
 }
 
 void check_vocabulary(const Recipe& recipe) {
-  if (recipe.data.tokenizer == "byte" &&
-      recipe.model.vocab_size < TextCorpus::kVocabSize) {
+  const int64_t tokens = model_outputs(recipe);
+  if (recipe.data.type == "text" && recipe.data.tokenizer == "byte" &&
+      tokens < TextCorpus::kVocabSize) {
     refuse(
         recipe,
-        "model.vocab_size",
+        own_key(recipe, "model.vocab_size"),
         fmt::format(
             "{} is smaller than the vocabulary of data.tokenizer=byte, {}",
-            recipe.model.vocab_size,
+            tokens,
             TextCorpus::kVocabSize));
   }
 }
 
 void check_data(const Recipe& recipe) {
-  const bool reads_text = has_key(recipe, "model.vocab_size");
-  if (reads_text != (recipe.data.type == "text")) {
+  const bool reads_text = model_input(recipe) == ModelInput::kTokens;
+  if (reads_text != (recipe.data.type != "digits")) {
     refuse(
         recipe,
         "data.type",
@@ -219,7 +227,7 @@ void check_data(const Recipe& recipe) {
             "model.type={} is a model of {}: it needs data.type={}, not {}",
             recipe.model.type,
             reads_text ? "language" : "images",
-            reads_text ? "text" : "digits",
+            reads_text ? "text or tokens" : "digits",
             recipe.data.type));
   }
   reads_text ? check_vocabulary(recipe) : check_digits(recipe);
@@ -228,6 +236,7 @@ void check_data(const Recipe& recipe) {
 } // namespace
 
 void resolve_model(Recipe& recipe) {
+  resolve_options(recipe);
   check_data(recipe);
   if (has_key(recipe, "model.heads")) {
     resolve_heads(recipe);

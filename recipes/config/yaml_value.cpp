@@ -93,7 +93,9 @@ Form form_of(const YamlNode& node) {
 
 std::string shortened_text(const std::string& text) {
   constexpr size_t kMost = 60;
-  return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+  return text.size() <= kMost
+             ? text
+             : fmt::format("{}...", std::string_view(text).substr(0, kMost));
 }
 
 std::string quoted(const std::string& text) {
@@ -238,6 +240,39 @@ void read_value(const YamlNode& node, std::array<double, 2>& value) {
   }
 }
 
+std::string normalized_value(const YamlNode& node) {
+  constexpr std::string_view kExpected =
+      "a number, a text, true or false, or a list of them";
+  if (node.kind == YamlNode::Kind::kList) {
+    std::string list;
+    for (const auto& item : node.items) {
+      if (!is_scalar(item)) {
+        refuse_value(item, "a number, a text, or true or false");
+      }
+      list += (list.empty() ? "" : ", ") + normalized_value(item);
+    }
+    return fmt::format("[{}]", list);
+  }
+  if (!is_scalar(node) || form_of(node) == Form::kNothing) {
+    refuse_value(node, kExpected);
+  }
+  const auto as = [&]<class T>(T value) {
+    read_value(node, value);
+    return write_value(value);
+  };
+  switch (form_of(node)) {
+    case Form::kWhole:
+      return as(int64_t());
+    case Form::kNumber:
+    case Form::kNotFinite: // which is refused
+      return as(double());
+    case Form::kTruth:
+      return as(bool());
+    default:
+      return as(std::string());
+  }
+}
+
 std::string write_value(int64_t value) {
   return std::to_string(value);
 }
@@ -272,6 +307,16 @@ std::string write_value(const std::vector<std::string>& value) {
 
 std::string write_value(const std::array<double, 2>& value) {
   return fmt::format("[{}, {}]", write_value(value[0]), write_value(value[1]));
+}
+
+std::string write_value(
+    const std::map<std::string, std::string, std::less<>>& values) {
+  std::string map;
+  for (const auto& [name, value] : values) {
+    map += fmt::format(
+        "{}{}: {}", map.empty() ? "" : ", ", write_value(name), value);
+  }
+  return "{" + map + "}";
 }
 
 } // namespace weft::recipes

@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,11 @@ void read_value(const YamlNode& node, std::string& value);
 void read_value(const YamlNode& node, std::vector<std::string>& value);
 void read_value(const YamlNode& node, std::array<double, 2>& value);
 
+/// The YAML of a number, a text, a truth value or a list of them: reading it
+/// gives what reading `node` gives.
+/// Throws: YamlError at the node if it is something else.
+std::string normalized_value(const YamlNode& node);
+
 /// Writes a value so that read_value() gives exactly the same again.
 std::string write_value(int64_t value);
 std::string write_value(double value);
@@ -30,5 +37,8 @@ std::string write_value(bool value);
 std::string write_value(const std::string& value);
 std::string write_value(const std::vector<std::string>& value);
 std::string write_value(const std::array<double, 2>& value);
+/// "{heads: 4, width: 64}", from the YAML of each value.
+std::string write_value(
+    const std::map<std::string, std::string, std::less<>>& values);
 
 } // namespace weft::recipes

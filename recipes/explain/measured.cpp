@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "mesh/error.h"
-#include "recipes/config/schema.h"
 
 namespace weft::recipes {
 namespace {
@@ -102,18 +101,16 @@ void check_same_step(const std::string& folder, const Recipe& recipe) {
         "{}: holds no recipe.yaml. Give the folder of a run, outputs/NAME",
         folder));
   }
-  const auto run = load_recipe(path, {});
-  for (const auto& key : schema()) {
-    const auto there = value_of(run, key.path);
-    const auto here = value_of(recipe, key.path);
-    if (shapes_steps(key.path) && there != here) {
+  const auto run = load_recipe(path, {}, recipe.origins.models);
+  for (const auto& key : differing_keys(run, recipe)) {
+    if (shapes_steps(key)) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
           "{}: was measured with another step: {} is {} there and {} here. "
           "Explain the run's own recipe: weft explain {} --measured {}",
           folder,
-          key.path,
-          there,
-          here,
+          key,
+          value_of(run, key),
+          value_of(recipe, key),
           path,
           folder));
     }

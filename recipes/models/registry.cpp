@@ -1,6 +1,7 @@
 #include "recipes/models/registry.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include "mesh/error.h"
 #include "recipes/models/gpt2_plan.h"
@@ -95,10 +96,19 @@ MlpConfig mlp_config(const Recipe& recipe) {
 
 // A type from its config of a recipe, its model and its plan.
 template <auto Config, class Impl, auto Plan>
-ModelType type(std::string name, std::string title) {
+ModelType type(
+    std::string name,
+    std::string title,
+    ModelInput input = ModelInput::kTokens) {
   return {
       .name = std::move(name),
       .title = std::move(title),
+      .input = input,
+      .outputs =
+          [input](const Recipe& recipe) {
+            return input == ModelInput::kTokens ? recipe.model.vocab_size
+                                                : recipe.model.num_classes;
+          },
       .make = [](const Recipe& recipe) -> std::shared_ptr<Model> {
         return std::make_shared<Impl>(Config(recipe));
       },
@@ -115,8 +125,9 @@ const ModelTypes& builtin_types() {
       type<moe_config, MoeForCausalLMImpl, moe_plan>(
           "moe", "mixture of experts"),
       type<vit_config, VitForImageClassificationImpl, vit_plan>(
-          "vit", "vision transformer"),
-      type<mlp_config, MlpClassifierImpl, mlp_plan>("mlp", "MLP")};
+          "vit", "vision transformer", ModelInput::kImages),
+      type<mlp_config, MlpClassifierImpl, mlp_plan>(
+          "mlp", "MLP", ModelInput::kImages)};
   return types;
 }
 
@@ -138,6 +149,14 @@ const ModelType& type_of(const Recipe& recipe) {
   return *type;
 }
 
+bool is_type_name(std::string_view name) {
+  const auto is_fine = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_';
+  };
+  return !name.empty() && std::isalpha(name.front()) != 0 &&
+         std::ranges::all_of(name, is_fine);
+}
+
 [[noreturn]] void refuse_type(const ModelType& type, const std::string& why) {
   mesh::throw_error<mesh::UsageError>(
       "the model type \"" + type.name + "\" that is linked in " + why);
@@ -153,10 +172,52 @@ void check_model_types(const ModelTypes& models) {
     if (std::ranges::count(models, type.name, &ModelType::name) > 1) {
       refuse_type(type, "is there twice");
     }
-    if (type.name.empty() || !type.make || !type.plan) {
-      refuse_type(type, "needs a name, a model and a plan");
+    if (!is_type_name(type.name)) {
+      refuse_type(type, "needs a name of letters, digits and _");
+    }
+    if (type.title.empty() || !type.resolve || !type.outputs || !type.make ||
+        !type.plan) {
+      refuse_type(type, "lacks one of title, config, outputs, make and plan");
     }
   }
+}
+
+std::vector<std::string> linked_model_names(const Recipe& recipe) {
+  std::vector<std::string> names;
+  if (recipe.origins.models) {
+    for (const auto& type : *recipe.origins.models) {
+      names.push_back(type.name);
+    }
+  }
+  return names;
+}
+
+void resolve_options(Recipe& recipe) {
+  if (const auto& resolve = type_of(recipe).resolve) {
+    resolve(recipe);
+  }
+}
+
+void detail::resolve_with(
+    Recipe& recipe,
+    const std::function<void(ModelOptions&)>& read) {
+  ModelOptions options(recipe);
+  try {
+    read(options);
+  } catch (const mesh::UsageError&) {
+    throw;
+  } catch (const c10::ValueError& error) { // a check of the model's own
+    refuse(recipe, "model.options", error.what_without_backtrace());
+  }
+  recipe.model.options = options.finish();
+}
+
+ModelInput model_input(const Recipe& recipe) {
+  return type_of(recipe).input;
+}
+
+int64_t model_outputs(const Recipe& recipe) {
+  return type_of(recipe).outputs(recipe);
 }
 
 std::shared_ptr<Model> make_model(const Recipe& recipe) {

@@ -10,7 +10,7 @@
 #include "checkpoint/store.h"
 #include "mesh/error.h"
 #include "mesh/exchange.h"
-#include "recipes/config/schema.h"
+#include "recipes/models/registry.h"
 #include "recipes/progress/metrics_log.h"
 
 namespace weft::recipes {
@@ -18,9 +18,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What a run cannot change between its start and its end.
+/// What a run cannot change between its start and its end. Where it began
+/// (model.from) does not matter any more.
 bool is_fixed(std::string_view key) {
-  return key.starts_with("model.") || key.starts_with("lora.") ||
+  return (key.starts_with("model.") && key != "model.from") ||
+         key.starts_with("lora.") ||
          (key.starts_with("data.") && key != "data.paths") || key == "seed" ||
          key == "train.dtype" || key == "optimizer.type";
 }
@@ -51,6 +53,17 @@ std::string on_first_rank(
   return answer.substr(1);
 }
 
+// As it was resolved, with what its model has come to ask for since.
+Recipe parse_earlier(
+    const Recipe& recipe,
+    const std::string& text,
+    const std::string& source) {
+  auto earlier =
+      parse_stored_recipe(text, source + " (recipe)", recipe.origins.models);
+  resolve_options(earlier);
+  return earlier;
+}
+
 std::string describe_difference(
     const Recipe& recipe,
     const Recipe& earlier,
@@ -70,12 +83,11 @@ void check_same_run(
   const auto source = step.path.string();
   const auto state = parse_train_state(manifest.state, source);
   const auto layout = parse_run_layout(manifest.layout, source);
-  const auto earlier = parse_recipe(layout.recipe, source + " (recipe)");
+  const auto earlier = parse_earlier(recipe, layout.recipe, source);
   std::vector<std::string> differences;
-  for (const Key& key : schema()) {
-    if (is_fixed(key.path) &&
-        value_of(recipe, key.path) != value_of(earlier, key.path)) {
-      differences.push_back(describe_difference(recipe, earlier, key.path));
+  for (const auto& key : differing_keys(recipe, earlier)) {
+    if (is_fixed(key)) {
+      differences.push_back(describe_difference(recipe, earlier, key));
     }
   }
   if (differences.empty() && state.data_fingerprint != data_fingerprint) {
