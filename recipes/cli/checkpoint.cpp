@@ -202,7 +202,8 @@ CLI::App* add(
 } // namespace
 
 void add_checkpoint(CLI::App& app) {
-  auto* command = app.add_subcommand("checkpoint", "Look at checkpoints");
+  auto* command = app.add_subcommand(
+      "checkpoint", "Look at checkpoints, bring models in and out");
   command->require_subcommand(1);
   const auto arguments = std::make_shared<CheckpointArguments>();
   const char* any =
@@ -237,6 +238,7 @@ void add_checkpoint(CLI::App& app) {
           inspect_checkpoint);
   inspector->add_option("folder", arguments->path, any)->required();
   inspector->add_option("tensor", arguments->other, "Only this one");
+  add_checkpoint_hub(*command);
 }
 
 } // namespace weft::recipes::cli

@@ -9,6 +9,10 @@
 
 #include "checkpoint/manifest.h"
 
+namespace CLI {
+class App;
+} // namespace CLI
+
 /// What the subcommands of `weft checkpoint` share.
 namespace weft::recipes::cli {
 
@@ -41,6 +45,9 @@ std::vector<std::filesystem::path> steps_of(const std::filesystem::path& path);
 
 /// The first of them; says on stderr which it takes.
 std::filesystem::path newest_step_of(const std::filesystem::path& path);
+
+/// Adds `import` and `export`.
+void add_checkpoint_hub(CLI::App& checkpoint);
 
 /// `weft checkpoint inspect`.
 void inspect_checkpoint(const CheckpointArguments& arguments);

@@ -148,6 +148,18 @@ void check_adapters(const Recipe& recipe) {
   }
 }
 
+void check_origin(const Recipe& recipe) {
+  if (!recipe.model.from.empty() && !recipe.checkpoint.init_from.empty()) {
+    refuse(
+        recipe,
+        "checkpoint.init_from",
+        fmt::format(
+            "a model begins with the weights of one: model.from={} names them "
+            "already",
+            recipe.model.from));
+  }
+}
+
 void check_trace(const Recipe& recipe) {
   if (recipe.trace.steps > 0 && recipe.trace.first > recipe.train.steps) {
     refuse(
@@ -171,6 +183,7 @@ void validate(Recipe& recipe, int64_t world_size) {
   resolve_batch(recipe);
   check_recomputed(recipe);
   check_adapters(recipe);
+  check_origin(recipe);
   check_trace(recipe);
   if (recipe.output_dir.empty()) {
     recipe.output_dir = "outputs/" + recipe.name;

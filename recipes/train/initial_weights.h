@@ -2,16 +2,38 @@
 
 #include <string>
 
+#include "mesh/device_mesh.h"
+#include "recipes/config/recipe.h"
+#include "recipes/models/model.h"
 #include "recipes/train/train_job.h"
 
 namespace weft::recipes {
 
-/// Fills the job's model from the checkpoint that checkpoint.init_from names;
-/// adapters (lora_A, lora_B) that it does not have keep their values. Returns a
-/// line for the user.
-/// Collective: all ranks of the job's mesh; blocks.
-/// Throws: mesh::UsageError at the key if there is no checkpoint, or it has
-/// other tensors than the model; checkpoint::CheckpointError if it is damaged.
+/// Whether the recipe says where a new run's weights come from: model.from or
+/// checkpoint.init_from.
+bool has_initial_weights(const Recipe& recipe);
+
+/// Looks at that place as far as one rank can alone: that it is there, and that
+/// the tensors of a Hugging Face folder are those of the model. Reads no
+/// weights.
+/// Throws: as load_model_weights().
+void check_initial_weights(const Recipe& recipe);
+
+/// Fills a model that lies on `mesh` with the weights of `checkpoint`, a step
+/// folder or a run's; if that is empty, with those of checkpoint.init_from or
+/// model.from. Each rank reads its own part alone. Adapters (lora_A, lora_B)
+/// that are not there keep their values. Returns a line for the user.
+/// Collective: all ranks of `mesh`; blocks.
+/// Throws: mesh::UsageError at the key if there is no checkpoint or model, or
+/// it has other tensors than the model; checkpoint::CheckpointError if it is
+/// damaged.
+std::string load_model_weights(
+    const Recipe& recipe,
+    Model& model,
+    const mesh::DeviceMesh& mesh,
+    const std::string& checkpoint = "");
+
+/// The same for the model of a job, from where the recipe says.
 std::string load_initial_weights(const Recipe& recipe, TrainJob& job);
 
 } // namespace weft::recipes

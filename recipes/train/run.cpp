@@ -1,6 +1,7 @@
 #include "recipes/train/run.h"
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -9,6 +10,7 @@
 
 #include "checkpoint/error.h"
 #include "mesh/error.h"
+#include "recipes/hub/export_model.h"
 #include "recipes/trace/step_tracer.h"
 #include "recipes/train/initial_weights.h"
 #include "recipes/train/planner_links.h"
@@ -55,7 +57,13 @@ class Run {
           "--fresh starts over",
           first,
           recipe_.output_dir));
+      if (!std::filesystem::exists(recipe_.checkpoint.export_to)) {
+        export_at(first);
+      }
       return;
+    }
+    if (!recipe_.checkpoint.export_to.empty()) {
+      hub::check_is_free(recipe_.checkpoint.export_to);
     }
     // Whatever ends the run, its report says how far it came.
     const auto end = c10::make_scope_exit([this] {
@@ -68,6 +76,7 @@ class Run {
       run_step(step);
     }
     say(tracer_.finish());
+    export_at(recipe_.train.steps);
     say(fmt::format(
         "done: {} steps, see {}", recipe_.train.steps, recipe_.output_dir));
   }
@@ -101,7 +110,7 @@ class Run {
     if (outputs_) {
       outputs_->begin(found, *job.model, job.mesh);
     }
-    if (!found && !recipe_.checkpoint.init_from.empty()) {
+    if (!found && has_initial_weights(recipe_)) {
       say(load_initial_weights(recipe_, job));
     }
     return found ? found->state.step : 0;
@@ -115,6 +124,20 @@ class Run {
       say("the comm hook starts anew: its state was saved on another mesh, or "
           "not at all");
     }
+  }
+
+  // By rank 0; the others are done.
+  void export_at(int64_t step) {
+    const auto& folder = recipe_.checkpoint.export_to;
+    if (!outputs_ || folder.empty()) {
+      return;
+    }
+    const auto done =
+        hub::export_model(checkpoint::step_path(store_.path(), step), folder);
+    for (const auto& note : done.notes) {
+      say(note);
+    }
+    say(fmt::format("exported {}: {}", folder, hub::describe(done)));
   }
 
   void run_step(int64_t step) {
@@ -177,6 +200,9 @@ class Run {
 } // namespace
 
 void run_training(const Recipe& recipe, const mesh::World& world, bool fresh) {
+  if (fresh || checkpoint::list_steps(checkpoints_path(recipe)).empty()) {
+    check_initial_weights(recipe);
+  }
   Run(recipe, world, fresh).run();
 }
 

@@ -1,0 +1,169 @@
+// Under weftrun: no rank needs more than its part of a model while it is read
+// from a Hugging Face folder. [DIM LAYERS [DTYPE]] for another size.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+#include "checkpoint/folder.h"
+#include "dtensor/dtensor.h"
+#include "mesh/device_mesh.h"
+#include "mesh/exchange.h"
+#include "mesh/world.h"
+#include "recipes/config/validate.h"
+#include "recipes/hub/config.h"
+#include "recipes/hub/tensor_map.h"
+#include "recipes/hub/weight_writer.h"
+#include "recipes/train/initial_weights.h"
+#include "recipes/train/train_job.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace weft;
+using namespace weft::recipes;
+
+// A "Name:   123 kB" of /proc/self/status, in bytes.
+int64_t status_bytes(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  while (status >> word) {
+    if (word == name + ":") {
+      int64_t kib = 0;
+      status >> kib;
+      return kib * 1024;
+    }
+  }
+  return 0;
+}
+
+// All weights 0.5, a file of about 300 MB each.
+void write_model(
+    const fs::path& path,
+    const ModelConfig& model,
+    at::ScalarType dtype) {
+  const auto folder = checkpoint::Folder::open(path);
+  hub::write_small_file(
+      folder, hub::kConfigName, hub::write_config(model, 128, "", ""));
+  const auto map = hub::tensor_map(model);
+  std::vector<hub::Planned> all;
+  for (const auto& [name, shape] : map.hub) {
+    all.push_back({name, dtype, shape});
+  }
+  constexpr size_t kPerFile = 40;
+  std::string index;
+  for (size_t first = 0; first < all.size(); first += kPerFile) {
+    const auto file = fmt::format("model-{}.safetensors", first);
+    const std::vector<hub::Planned> part(
+        all.begin() + static_cast<std::ptrdiff_t>(first),
+        all.begin() + static_cast<std::ptrdiff_t>(
+                          std::min(first + kPerFile, all.size())));
+    hub::WeightWriter writer(folder, file, part);
+    for (const auto& tensor : part) {
+      writer.append(
+          at::full(tensor.shape, 0.5, at::TensorOptions().dtype(dtype)));
+      index += fmt::format(
+          R"({}"{}":"{}")", index.empty() ? "" : ",", tensor.name, file);
+    }
+    writer.finish();
+  }
+  hub::write_small_file(
+      folder,
+      "model.safetensors.index.json",
+      R"({"weight_map":{)" + index + "}}");
+}
+
+ModelConfig model_of(int64_t dim, int64_t layers) {
+  ModelConfig model;
+  model.dim = dim;
+  model.layers = layers;
+  model.heads = 8;
+  model.kv_heads = 8;
+  model.ffn_dim = 4 * dim;
+  model.vocab_size = 32'000;
+  return model;
+}
+
+struct Growth {
+  int64_t peak = 0;
+  int64_t shard = 0;
+  int64_t read = 0;
+};
+
+// From before the model is built until it has its weights.
+Growth measure(const std::string& folder, const mesh::World& world) {
+  const auto tp = world.world_size();
+  auto recipe = parse_recipe(
+      fmt::format(
+          "model: {{from: {}}}\nmesh: {{dp: 1, tp: {}}}\n"
+          "data: {{paths: [none], sequence_length: 128}}\n",
+          folder,
+          tp),
+      "check");
+  validate(recipe, tp);
+  const auto mesh = mesh::DeviceMesh::create(world, {1, tp}, {"dp", "tp"});
+  world.group().barrier();
+  std::ofstream("/proc/self/clear_refs") << "5"; // the peak is now
+  const int64_t before = status_bytes("VmRSS");
+  auto job = make_train_job(recipe, mesh);
+  load_initial_weights(recipe, job);
+  Growth growth;
+  growth.peak = status_bytes("VmHWM") - before;
+  for (const auto& parameter : job.model->parameters()) {
+    const auto local = dtensor::to_local(parameter.detach());
+    growth.shard += static_cast<int64_t>(local.nbytes());
+    TORCH_CHECK(local.eq(0.5).all().item<bool>());
+  }
+  return growth;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  const int64_t dim = argc > 1 ? std::atoll(argv[1]) : 512;
+  const int64_t layers = argc > 2 ? std::atoll(argv[2]) : 16;
+  const auto dtype = argc > 3 && std::string(argv[3]) == "float32"
+                         ? at::kFloat
+                         : at::kBFloat16;
+  const auto world = mesh::World::from_env();
+  std::string pattern = fs::temp_directory_path() / "weft_hub_XXXXXX";
+  if (world.rank() == 0) {
+    pattern = ::mkdtemp(pattern.data());
+    write_model(pattern, model_of(dim, layers), dtype);
+  }
+  auto group = world.group();
+  const auto folder = mesh::all_gather_text(group, pattern, "folder").front();
+  {
+    // What starts at the first use of anything is not the model's.
+    const auto small = folder + "/small";
+    if (world.rank() == 0) {
+      fs::create_directory(small);
+      write_model(small, model_of(64, 1), dtype);
+    }
+    group.barrier();
+    measure(small, world);
+  }
+  const auto growth = measure(folder, world);
+  group.barrier();
+  if (world.rank() == 0) {
+    fs::remove_all(folder);
+  }
+  // Beside the parts: what threads and libraries touch meanwhile.
+  constexpr int64_t kSlack = int64_t{4} << 20;
+  const auto ratio = static_cast<double>(growth.peak - kSlack) /
+                     static_cast<double>(growth.shard);
+  std::printf(
+      "rank %lld: %.1f MiB grown, %.1f MiB held\n",
+      static_cast<long long>(world.rank()),
+      static_cast<double>(growth.peak) / (1 << 20),
+      static_cast<double>(growth.shard) / (1 << 20));
+  return world.world_size() > 1 && ratio <= 1.2 ? 0 : 1;
+}
