@@ -27,9 +27,10 @@ struct ModelType {
   /// Of those that are linked in: makes model.options complete, or refuses it.
   std::function<void(Recipe&)> resolve = nullptr;
   /// What the logits tell apart: tokens, or classes.
-  std::function<int64_t(const Recipe&)> outputs;
-  std::function<std::shared_ptr<Model>(const Recipe&)> make;
-  std::function<tp::ParallelizePlan(const Recipe&, const PlanOptions&)> plan;
+  std::function<int64_t(const Recipe&)> outputs = nullptr;
+  std::function<std::shared_ptr<Model>(const Recipe&)> make = nullptr;
+  std::function<tp::ParallelizePlan(const Recipe&, const PlanOptions&)> plan =
+      nullptr;
 };
 
 /// A model of one's own, as model_type() takes it.
@@ -41,10 +42,11 @@ struct OwnModel {
   ModelInput input = ModelInput::kTokens;
   /// What the model is made from. An option that it does not ask for is
   /// refused.
-  std::function<Config(ModelOptions&)> config;
-  std::function<int64_t(const Config&)> outputs;
-  std::function<std::shared_ptr<Model>(const Config&)> make;
-  std::function<tp::ParallelizePlan(const PlanOptions&, const Config&)> plan;
+  std::function<Config(ModelOptions&)> config = nullptr;
+  std::function<int64_t(const Config&)> outputs = nullptr;
+  std::function<std::shared_ptr<Model>(const Config&)> make = nullptr;
+  std::function<tp::ParallelizePlan(const PlanOptions&, const Config&)> plan =
+      nullptr;
 };
 
 /// The type of a model that a program links in (cli/main.h).
