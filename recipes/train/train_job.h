@@ -25,6 +25,15 @@ struct TrainJob {
   double loss_scale = 1;
 };
 
+/// The model of a recipe, placed over "tp" and with its adapters, to be
+/// materialized on `device`.
+/// Collective: none, but all ranks of `mesh` do the same.
+/// Throws: mesh::UsageError at a key that cannot be, on that device.
+std::shared_ptr<Model> place_model(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    c10::Device device);
+
 /// Builds the model deferred, places it over "tp", wraps it over "dp" and
 /// gives every rank its own part of the weights, on `device` (default: the
 /// world's; on the meta device they have no values).

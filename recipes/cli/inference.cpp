@@ -1,0 +1,85 @@
+#include "recipes/cli/inference.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include "mesh/device.h"
+#include "mesh/env.h"
+#include "mesh/error.h"
+#include "mesh/job_rank.h"
+#include "mesh/world.h"
+#include "recipes/inference/inference_model.h"
+#include "recipes/models/registry.h"
+#include "recipes/train/threads.h"
+
+namespace weft::recipes::cli {
+
+void add_inference_arguments(
+    const Program& program,
+    CLI::App& command,
+    InferenceArguments& arguments,
+    const std::string& examples) {
+  add_recipe_arguments(program, command, arguments, examples);
+  command.add_option(
+      "--checkpoint",
+      arguments.checkpoint,
+      "A step folder, or that of a run: its newest checkpoint. Default: what "
+      "weft train would go on from, or else the weights that a new run begins "
+      "with (model.from, checkpoint.init_from)");
+  command.add_flag(
+      "--json",
+      arguments.json,
+      "One line of JSON on stdout, all else on stderr");
+}
+
+Recipe load_for_inference(
+    const InferenceArguments& arguments,
+    bool reads_data) {
+  auto own = arguments;
+  if (!reads_data) {
+    own.overrides.emplace_back("data.paths=[none]");
+  }
+  auto recipe = own.load();
+  const auto job = mesh::own_job_rank();
+  if (const auto threads = threads_per_rank(job, mesh::env::get)) {
+    at::set_num_threads(*threads);
+  }
+  // No text is read: its bytes need no place in the vocabulary.
+  const auto type = recipe.data.type;
+  if (!reads_data && model_input(recipe) == ModelInput::kTokens) {
+    recipe.data.type = "tokens";
+  }
+  validate_for_inference(recipe, job.world_size);
+  recipe.data.type = type;
+  return recipe;
+}
+
+mesh::DeviceMesh join_mesh(const Recipe& recipe) {
+  mesh::WorldOptions options;
+  options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
+  if (recipe.device == "cuda") {
+    const auto job = mesh::own_job_rank();
+    mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
+    options.backend = "nccl";
+  }
+  return make_inference_mesh(recipe, mesh::World::from_env(options));
+}
+
+void say_on_stderr(const std::string& line) {
+  std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+void write_to_stdout(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
+      std::fflush(stdout) != 0) {
+    mesh::throw_error<mesh::UsageError>(
+        fmt::format("cannot write to stdout: {}", std::strerror(errno)));
+  }
+}
+
+} // namespace weft::recipes::cli

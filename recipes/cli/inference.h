@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "mesh/device_mesh.h"
+#include "recipes/cli/program.h"
+#include "recipes/config/recipe.h"
+#include "recipes/models/model.h"
+
+namespace weft::recipes::cli {
+
+/// What commands that ask a model and do not train it have in common.
+struct InferenceArguments : RecipeArguments {
+  std::string checkpoint;
+  bool json = false;
+};
+
+/// Makes them the command's arguments; see add_recipe_arguments().
+void add_inference_arguments(
+    const Program& program,
+    CLI::App& command,
+    InferenceArguments& arguments,
+    const std::string& examples);
+
+/// The recipe, validated; no rank waits for another. `reads_data`: of the
+/// recipe's data, which it else need not name.
+Recipe load_for_inference(const InferenceArguments& arguments, bool reads_data);
+
+/// Joins the other ranks. Collective: all ranks; blocks.
+mesh::DeviceMesh join_mesh(const Recipe& recipe);
+
+/// On stderr: stdout is for results.
+void say_on_stderr(const std::string& line);
+
+/// Throws: mesh::UsageError if stdout does not take it.
+void write_to_stdout(const std::string& text);
+
+} // namespace weft::recipes::cli

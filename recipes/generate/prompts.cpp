@@ -1,0 +1,219 @@
+#include "recipes/generate/prompts.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "mesh/error.h"
+#include "recipes/config/schema.h"
+#include "recipes/models/registry.h"
+
+namespace weft::recipes {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMostPromptBytes = 64 << 20;
+
+[[noreturn]] void refuse_prompt(const std::string& message) {
+  mesh::throw_error<mesh::UsageError>(message);
+}
+
+bool is_rotary(const Recipe& recipe) {
+  return applies(*find_key("model.rope_theta"), recipe);
+}
+
+std::string read_prompt(const std::string& path) {
+  std::error_code fault;
+  if (!fs::is_regular_file(path, fault)) {
+    refuse_prompt(fmt::format("--prompt-file: {} is not a file", path));
+  }
+  if (static_cast<int64_t>(fs::file_size(path, fault)) > kMostPromptBytes) {
+    refuse_prompt(fmt::format("--prompt-file: {} is over 64 MiB", path));
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) {
+    refuse_prompt(fmt::format("--prompt-file: {} cannot be read", path));
+  }
+  return text.str();
+}
+
+std::vector<int64_t> tokens_of(
+    const std::string& text,
+    const Tokenizer* tokenizer) {
+  if (tokenizer == nullptr) {
+    refuse_prompt(
+        "a prompt of text needs a tokenizer, and the recipe has none: give "
+        "--tokenizer, or --prompt-tokens.");
+  }
+  auto tokens = tokenizer->encode(text);
+  if (tokens.empty() && tokenizer->bos()) {
+    tokens.push_back(*tokenizer->bos());
+  }
+  if (tokens.empty()) {
+    refuse_prompt(fmt::format(
+        "the prompt is empty, and {} has no begin token to start with. Give at "
+        "least one character.",
+        tokenizer->describe()));
+  }
+  return tokens;
+}
+
+void check_known(const Recipe& recipe, const std::vector<int64_t>& tokens) {
+  const int64_t known = model_outputs(recipe);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || tokens[i] >= known) {
+      refuse_prompt(fmt::format(
+          "prompt token {} is {}, but the model has {} tokens",
+          i,
+          tokens[i],
+          known));
+    }
+  }
+}
+
+// One number or a list of them; nothing else is ours to judge.
+void add_end_tokens(const fs::path& path, std::vector<int64_t>& tokens) {
+  std::ifstream file(path);
+  const auto config =
+      nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object() || !config.contains("eos_token_id")) {
+    return;
+  }
+  const auto& given = config.at("eos_token_id");
+  for (const auto& each : given.is_array() ? given : nlohmann::json{given}) {
+    if (each.is_number_integer()) {
+      tokens.push_back(each);
+    }
+  }
+}
+
+// Null if there is none.
+std::unique_ptr<Tokenizer> tokenizer_in(const fs::path& folder) {
+  for (const auto* name : {"tokenizer.json", "tokenizer.model"}) {
+    if (fs::exists(folder / name)) {
+      return open_tokenizer(folder / name);
+    }
+  }
+  return nullptr;
+}
+
+} // namespace
+
+std::unique_ptr<Tokenizer> find_tokenizer(
+    const Recipe& recipe,
+    const std::optional<std::string>& path) {
+  std::unique_ptr<Tokenizer> tokenizer;
+  const bool is_written = recipe.origins.places.contains("data.tokenizer");
+  if (path) {
+    tokenizer = open_tokenizer(*path);
+  } else if (is_written) {
+    tokenizer = open_tokenizer(recipe.data.tokenizer);
+  } else if (!recipe.model.from.empty()) {
+    tokenizer = tokenizer_in(recipe.model.from);
+  } else if (recipe.data.type == "text") {
+    tokenizer = open_tokenizer(recipe.data.tokenizer);
+  }
+  const int64_t known = model_outputs(recipe);
+  if (tokenizer && tokenizer->vocab_size() > known) {
+    refuse_prompt(fmt::format(
+        "{} is not the model's, which has {} tokens. Give its own with "
+        "--tokenizer.",
+        tokenizer->describe(),
+        known));
+  }
+  return tokenizer;
+}
+
+std::vector<std::vector<int64_t>> prompt_tokens(
+    const Recipe& recipe,
+    const PromptWords& words,
+    const Tokenizer* tokenizer) {
+  const int kinds = (words.texts.empty() ? 0 : 1) + (words.file ? 1 : 0) +
+                    (words.tokens ? 1 : 0);
+  if (kinds != 1) {
+    refuse_prompt(fmt::format(
+        "{}: give --prompt, --prompt-file or --prompt-tokens",
+        kinds == 0 ? "there is no prompt" : "several kinds of prompts"));
+  }
+  std::vector<std::vector<int64_t>> prompts;
+  if (words.tokens) {
+    prompts.push_back(*words.tokens);
+  } else if (words.file) {
+    prompts.push_back(tokens_of(read_prompt(*words.file), tokenizer));
+  }
+  for (const auto& text : words.texts) {
+    prompts.push_back(tokens_of(text, tokenizer));
+  }
+  for (const auto& prompt : prompts) {
+    check_known(recipe, prompt);
+  }
+  return prompts;
+}
+
+std::vector<int64_t> end_tokens(
+    const Recipe& recipe,
+    const Tokenizer* tokenizer) {
+  std::vector<int64_t> tokens;
+  if (tokenizer != nullptr && tokenizer->eos()) {
+    tokens.push_back(*tokenizer->eos());
+  }
+  if (!recipe.model.from.empty()) {
+    const fs::path folder = recipe.model.from;
+    add_end_tokens(folder / "generation_config.json", tokens);
+    add_end_tokens(folder / "config.json", tokens);
+  }
+  return tokens;
+}
+
+std::optional<int64_t> longest_sequence(const Recipe& recipe) {
+  if (is_rotary(recipe)) {
+    return std::nullopt;
+  }
+  return applies(*find_key("model.max_position_embeddings"), recipe)
+             ? recipe.model.max_position_embeddings
+             : recipe.data.sequence_length;
+}
+
+int64_t room_for_new_tokens(
+    const Recipe& recipe,
+    const std::vector<std::vector<int64_t>>& prompts,
+    std::optional<int64_t> wanted,
+    int64_t fallback) {
+  const auto longest = longest_sequence(recipe);
+  if (!longest) {
+    return wanted.value_or(fallback);
+  }
+  size_t length = 0;
+  for (const auto& prompt : prompts) {
+    length = std::max(length, prompt.size());
+  }
+  const int64_t room = *longest - static_cast<int64_t>(length);
+  if (room < 1 || wanted.value_or(1) > room) {
+    refuse_prompt(fmt::format(
+        "a prompt of {} tokens and {} new ones are more than the model's {} "
+        "positions. {}",
+        length,
+        wanted.value_or(1),
+        *longest,
+        room < 1 ? "Give a shorter prompt."
+                 : fmt::format("--max-new-tokens can be {}.", room)));
+  }
+  return std::min(wanted.value_or(fallback), room);
+}
+
+Recipe recipe_to_generate(Recipe recipe, int64_t length) {
+  recipe.tp.sequence_parallel = false;
+  if (is_rotary(recipe)) {
+    recipe.data.sequence_length = std::max(recipe.data.sequence_length, length);
+  }
+  return recipe;
+}
+
+} // namespace weft::recipes

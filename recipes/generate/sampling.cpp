@@ -1,0 +1,82 @@
+#include "recipes/generate/sampling.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "dtensor/random.h"
+#include "dtensor/random_arithmetic.h"
+
+namespace weft::recipes {
+namespace {
+
+constexpr double kNoChance = -std::numeric_limits<double>::infinity();
+
+at::Tensor keep_likeliest(const at::Tensor& scores, int64_t count) {
+  const auto values =
+      std::get<0>(scores.topk(std::min(count, scores.size(-1)), -1));
+  return scores.masked_fill(
+      scores < values.narrow(-1, values.size(-1) - 1, 1), kNoChance);
+}
+
+at::Tensor keep_nucleus(const at::Tensor& scores, double probability) {
+  // Stable, so that tokens that are as likely leave alike everywhere.
+  const auto [sorted, order] =
+      at::sort(scores, /*stable=*/true, /*dim=*/-1, /*descending=*/false);
+  auto removed = sorted.softmax(-1).cumsum(-1) <= 1 - probability;
+  removed.narrow(-1, removed.size(-1) - 1, 1).fill_(false);
+  return scores.masked_fill(removed.scatter(-1, order, removed), kNoChance);
+}
+
+} // namespace
+
+at::Tensor warp_logits(
+    const at::Tensor& logits,
+    const SamplingOptions& options) {
+  auto scores = logits.to(at::kFloat);
+  if (options.temperature != 0 && options.temperature != 1) {
+    scores = scores / options.temperature;
+  }
+  if (options.top_k > 0) {
+    scores = keep_likeliest(scores, options.top_k);
+  }
+  if (options.top_p < 1) {
+    scores = keep_nucleus(scores, options.top_p);
+  }
+  return scores;
+}
+
+double sampling_number(uint64_t seed, int64_t sample, int64_t position) {
+  const auto block = dtensor::philox(
+      seed,
+      dtensor::stream_of(fmt::format("generate {}", sample)),
+      static_cast<uint64_t>(position));
+  const uint64_t bits =
+      (static_cast<uint64_t>(block.words[0]) << 32 | block.words[1]) >> 11;
+  return static_cast<double>(bits) * 0x1p-53;
+}
+
+int64_t choose_token(
+    const at::Tensor& logits,
+    const SamplingOptions& options,
+    int64_t sample,
+    int64_t position) {
+  if (options.temperature == 0) {
+    return logits.argmax().item<int64_t>();
+  }
+  const auto sums = warp_logits(logits, options)
+                        .to(at::kDouble)
+                        .softmax(-1)
+                        .cumsum(-1)
+                        .contiguous();
+  const auto* begin = sums.const_data_ptr<double>();
+  const auto* end = begin + sums.numel();
+  const double number =
+      sampling_number(options.seed, sample, position) * *(end - 1);
+  // The first whose sum is above: never one without a chance.
+  return std::upper_bound(begin, end - 1, number) - begin;
+}
+
+} // namespace weft::recipes
