@@ -23,6 +23,7 @@
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 #include "model.h"
+#include "plan.h"
 #include "text.h"
 #include "tp/lora.h"
 #include "tp/parallelize_module.h"
@@ -38,29 +39,7 @@ using DDP = weft::ddp::DistributedDataParallel<Model>;
 using Flags = std::map<std::string, std::string>;
 
 constexpr int64_t kSamples = 12; // a step, over all replicas
-
-/// What is cut how. Between the modules named here, activations
-/// [batch, position, width] lie cut by position.
-weft::tp::ParallelizePlan plan() {
-  using namespace weft::tp;
-  const auto columns = ColwiseParallel({.input_layouts = Shard(1)});
-  const auto rows = RowwiseParallel({.output_layouts = Shard(1)});
-  const auto bytes = RowwiseParallel(
-      {.input_layouts = Replicate(), .output_layouts = Shard(1)});
-  const ParallelizePlan block{
-      {"norm", SequenceParallel()},
-      {"attention.query", columns},
-      {"attention.key", columns},
-      {"attention.value", columns},
-      {"attention.out", rows},
-      {"mlp.up", columns},
-      {"mlp.down", rows}};
-  return {
-      {"embed", bytes},
-      {"blocks.*", block},
-      {"norm", SequenceParallel()},
-      {"head", columns}};
-}
+constexpr int64_t kContext = Config().context;
 
 std::shared_ptr<Model> make_model(const Flags& flags, const DeviceMesh& mesh) {
   std::shared_ptr<Model> model;

@@ -5,35 +5,47 @@
 #include <torch/torch.h>
 
 #include "dtensor/module_call.h"
+#include "recipes/models/model.h"
 
 namespace own {
 
 using torch::nn::Embedding, torch::nn::LayerNorm, torch::nn::Linear;
 using torch::nn::ModuleList, weft::dtensor::call;
 
-constexpr int64_t kBytes = 256, kWidth = 64, kHeads = 4, kBlocks = 2;
-constexpr int64_t kContext = 64;
+constexpr int64_t kBytes = 256;
+
+struct Config {
+  int64_t width = 64, heads = 4, blocks = 2, context = 64;
+};
 
 struct AttentionImpl : torch::nn::Module {
-  Linear query = register_module("query", Linear(kWidth, kWidth));
-  Linear key = register_module("key", Linear(kWidth, kWidth));
-  Linear value = register_module("value", Linear(kWidth, kWidth));
-  Linear out = register_module("out", Linear(kWidth, kWidth));
+  int64_t heads;
+  Linear query, key, value, out;
+
+  explicit AttentionImpl(const Config& c)
+      : heads(c.heads),
+        query(register_module("query", Linear(c.width, c.width))),
+        key(register_module("key", Linear(c.width, c.width))),
+        value(register_module("value", Linear(c.width, c.width))),
+        out(register_module("out", Linear(c.width, c.width))) {}
 
   at::Tensor forward(const at::Tensor& x) {
-    const auto heads = [&](Linear& linear) {
-      return linear(x).unflatten(-1, {kHeads, -1}).transpose(1, 2);
+    const auto split = [&](Linear& linear) {
+      return linear(x).unflatten(-1, {heads, -1}).transpose(1, 2);
     };
     const auto y = at::scaled_dot_product_attention(
-        heads(query), heads(key), heads(value), {}, 0.0, /*is_causal=*/true);
+        split(query), split(key), split(value), {}, 0.0, /*is_causal=*/true);
     return out(y.transpose(1, 2).flatten(2));
   }
 };
 TORCH_MODULE(Attention);
 
 struct MLPImpl : torch::nn::Module {
-  Linear up = register_module("up", Linear(kWidth, 4 * kWidth));
-  Linear down = register_module("down", Linear(4 * kWidth, kWidth));
+  Linear up, down;
+
+  explicit MLPImpl(int64_t width)
+      : up(register_module("up", Linear(width, 4 * width))),
+        down(register_module("down", Linear(4 * width, width))) {}
 
   at::Tensor forward(const at::Tensor& x) {
     return down(up(x).relu().square());
@@ -42,9 +54,14 @@ struct MLPImpl : torch::nn::Module {
 TORCH_MODULE(MLP);
 
 struct BlockImpl : torch::nn::Module {
-  LayerNorm norm = register_module("norm", LayerNorm(std::vector{kWidth}));
-  Attention attention = register_module("attention", Attention());
-  MLP mlp = register_module("mlp", MLP());
+  LayerNorm norm;
+  Attention attention;
+  MLP mlp;
+
+  explicit BlockImpl(const Config& c)
+      : norm(register_module("norm", LayerNorm(std::vector{c.width}))),
+        attention(register_module("attention", Attention(c))),
+        mlp(register_module("mlp", MLP(c.width))) {}
 
   at::Tensor forward(const at::Tensor& x) {
     const auto y = norm(x);
@@ -53,20 +70,25 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-struct TransformerImpl : torch::nn::Module {
-  Embedding embed = register_module("embed", Embedding(kBytes, kWidth));
-  Embedding position = register_module("position", Embedding(kContext, kWidth));
-  ModuleList blocks = register_module("blocks", ModuleList());
-  LayerNorm norm = register_module("norm", LayerNorm(std::vector{kWidth}));
-  Linear head = register_module("head", Linear(kWidth, kBytes));
+/// A Model, which is a torch::nn::Module, is what recipes train.
+struct TransformerImpl : weft::recipes::Model {
+  Embedding embed, position;
+  ModuleList blocks;
+  LayerNorm norm;
+  Linear head;
 
-  TransformerImpl() {
-    for (int64_t i = 0; i < kBlocks; ++i) {
-      blocks->push_back(Block());
+  explicit TransformerImpl(const Config& c = {})
+      : embed(register_module("embed", Embedding(kBytes, c.width))),
+        position(register_module("position", Embedding(c.context, c.width))),
+        blocks(register_module("blocks", ModuleList())),
+        norm(register_module("norm", LayerNorm(std::vector{c.width}))),
+        head(register_module("head", Linear(c.width, kBytes))) {
+    for (int64_t i = 0; i < c.blocks; ++i) {
+      blocks->push_back(Block(c));
     }
   }
 
-  at::Tensor forward(const at::Tensor& bytes) {
+  at::Tensor forward(const at::Tensor& bytes) override {
     auto x = embed(bytes) + position->weight.narrow(0, 0, bytes.size(1));
     for (const auto& block : *blocks) {
       x = call(std::static_pointer_cast<BlockImpl>(block), x);

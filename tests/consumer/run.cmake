@@ -84,4 +84,73 @@ foreach(option --bf16 "--lora=4;--bf16;--from=${SCRATCH}/checkpoints")
     message(FATAL_ERROR "${option}: ${output}")
   endif()
 endforeach()
+
+# The same model in a recipe, trained by `weft` with the model linked in.
+set(own_weft "${SCRATCH}/own_model/own_weft")
+set(recipe "${SOURCE}/../../examples/own_model/own_weft.yaml")
+
+# train(<list> <name> <ranks> <override>...): the losses of a run in
+# the folder <name>, times 100000.
+function(train result name ranks)
+  run(${weftrun} ${ranks} -- "${own_weft}" train "${recipe}"
+      "output_dir=${SCRATCH}/${name}"
+      "data.paths=[\"${SOURCE}/../../docs\"]" train.steps=12 eval.every=0
+      eval.batches=1 checkpoint.every=6 ${ARGN})
+  file(STRINGS "${SCRATCH}/${name}/metrics.jsonl" lines)
+  set(found)
+  foreach(line IN LISTS lines)
+    string(REGEX MATCH "\"loss\":([0-9]+)[.]([0-9]+)" loss "${line}")
+    string(SUBSTRING "${CMAKE_MATCH_2}00000" 0 5 digits)
+    list(APPEND found "${CMAKE_MATCH_1}${digits}")
+  endforeach()
+  list(TRANSFORM found REPLACE "^0+(.)" "\\1")
+  set(${result} ${found} PARENT_SCOPE)
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+# refuse(<exit code> <text> <command>...): what the command ends with.
+function(refuse code text)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE actual
+                  OUTPUT_VARIABLE all ERROR_VARIABLE all)
+  string(FIND "${all}" "${text}" found)
+  if(NOT actual EQUAL code OR found EQUAL -1)
+    message(FATAL_ERROR "${ARGN}: ${actual}, not ${code} with \"${text}\"\n${all}")
+  endif()
+endfunction()
+
+train(alone alone 1)
+list(LENGTH alone count)
+if(NOT count EQUAL 12)
+  message(FATAL_ERROR "${count} steps, not 12: ${output}")
+endif()
+train(on_four on_four 4 mesh.tp=2)
+expect_same("own_weft: dp=2 tp=2" "${alone}" "${on_four}")
+train(whole whole 4 mesh.tp=2 "tp={sequence_parallel: false, loss_parallel: false}")
+expect_same("own_weft: whole activations" "${alone}" "${whole}")
+# Six steps on two ranks, the rest on four; then another model in their folder.
+train(first_six resumed 2 mesh.tp=2 train.steps=6)
+train(resumed resumed 4 mesh.tp=2)
+expect_same("own_weft: resumed" "${alone}" "${resumed}")
+if(NOT output MATCHES "resumes from .*step-6")
+  message(FATAL_ERROR "own_weft began anew: ${output}")
+endif()
+set(data "data.paths=[\"${SOURCE}/../../docs\"]")
+refuse(2 "model.options.blocks is 2 in the run and 3 here"
+       "${own_weft}" train "${recipe}" "output_dir=${SCRATCH}/resumed" ${data}
+       model.options.blocks=3)
+refuse(2 "model.options.width: expected at least 1, found 0"
+       "${own_weft}" explain "${recipe}" --world-size 1 model.options.width=0)
+refuse(2 "model.options.heads: does not divide model.options.width"
+       "${own_weft}" explain "${recipe}" --world-size 1 model.options.heads=5)
+refuse(2 "model.type=own_transformer has no such option; did you mean blocks?"
+       "${own_weft}" explain "${recipe}" --world-size 1 model.options.block=2)
+refuse(2 "expected one of llama, gpt2, moe, vit, mlp, found own_transformer"
+       "${prefix}/bin/weft" explain "${recipe}" --world-size 1)
+run("${own_weft}" explain "${recipe}" mesh.tp=2 --world-size 4
+    --measured "${SCRATCH}/on_four" ${data})
+if(NOT output MATCHES "parameters")
+  message(FATAL_ERROR "own_weft explain: ${output}")
+endif()
+run("${own_weft}" checkpoint verify "${SCRATCH}/on_four/checkpoints")
+run("${own_weft}" report "${SCRATCH}/on_four")
 file(REMOVE_RECURSE "${SCRATCH}")

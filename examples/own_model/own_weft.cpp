@@ -1,0 +1,47 @@
+// `weft` with a model of one's own, which recipes call own_transformer:
+//   weftrun --nproc-per-node 4 -- own_weft train own_weft.yaml mesh.tp=2
+// docs/your_own_model.md walks through it.
+
+#include <memory>
+
+#include "model.h"
+#include "plan.h"
+#include "recipes/cli/main.h"
+
+namespace own {
+namespace {
+
+namespace recipes = weft::recipes;
+
+Config read_options(recipes::ModelOptions& options) {
+  const Config config{
+      .width = options.get<int64_t>("width", {.fallback = 64, .least = 1}),
+      .heads = options.get<int64_t>("heads", {.fallback = 4, .least = 1}),
+      .blocks = options.get<int64_t>("blocks", {.least = 1}),
+      .context = options.recipe().data.sequence_length};
+  if (config.width % config.heads != 0) {
+    options.refuse("heads", "does not divide model.options.width");
+  }
+  return config;
+}
+
+recipes::ModelType transformer() {
+  return recipes::model_type<Config>(
+      {.name = "own_transformer",
+       .title = "transformer of our own",
+       .config = read_options,
+       .outputs = [](const Config& /*config*/) { return kBytes; },
+       .make =
+           [](const Config& config) {
+             return std::make_shared<TransformerImpl>(config);
+           },
+       .plan = [](const recipes::PlanOptions& options,
+                  const Config& /*config*/) { return plan(options); }});
+}
+
+} // namespace
+} // namespace own
+
+int main(int argc, char** argv) {
+  return weft::recipes::cli::main(argc, argv, {own::transformer()});
+}

@@ -1,0 +1,36 @@
+#pragma once
+
+// How the model is cut over the ranks of the mesh dim "tp".
+
+#include "recipes/models/plan_options.h"
+#include "tp/parallelize_module.h"
+
+namespace own {
+
+/// Between the modules named here, activations [batch, position, width] lie
+/// where the options say: cut by position, unless a recipe has it otherwise.
+inline weft::tp::ParallelizePlan plan(
+    const weft::recipes::PlanOptions& options = {}) {
+  using namespace weft::tp;
+  const auto stream = options.stream();
+  const auto columns = ColwiseParallel({.input_layouts = stream});
+  const auto rows = RowwiseParallel({.output_layouts = stream});
+  const auto bytes =
+      RowwiseParallel({.input_layouts = Replicate(), .output_layouts = stream});
+  const auto logits = ColwiseParallel(
+      {.input_layouts = stream, .output_layouts = options.logits()});
+  const auto norm =
+      options.sequence_parallel ? SequenceParallel() : NoParallel();
+  const ParallelizePlan block{
+      {"norm", norm},
+      {"attention.query", columns},
+      {"attention.key", columns},
+      {"attention.value", columns},
+      {"attention.out", rows},
+      {"mlp.up", columns},
+      {"mlp.down", rows}};
+  return {
+      {"embed", bytes}, {"blocks.*", block}, {"norm", norm}, {"head", logits}};
+}
+
+} // namespace own
