@@ -32,6 +32,7 @@ void add_commands(Program& program) {
   add_bench(program);
   add_checkpoint(program);
   add_report(program);
+  add_tokenize(program);
 }
 
 // The program's own name, for the words on how to call it.

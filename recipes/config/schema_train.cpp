@@ -7,25 +7,42 @@ std::vector<Key> data_keys() {
       {.path = "data.type",
        .field = member<&Recipe::data, &DataConfig::type>,
        .doc = "What the files hold. text: anything, for language models. "
-              "digits: scikit-learn's digits.csv.gz (`make digits`), for "
-              "models of images.",
-       .choices = {"text", "digits"}},
+              "tokens: text that `weft tokenize` or another program has turned "
+              "into tokens (docs/tokens.md). digits: scikit-learn's "
+              "digits.csv.gz (`make digits`), for models of images.",
+       .choices = {"text", "tokens", "digits"}},
       {.path = "data.paths",
        .field = member<&Recipe::data, &DataConfig::paths>,
        .doc = "Files, folders (with all below them, hidden ones left out) and "
-              "globs (`**` too), relative to the current directory.",
+              "globs (`**` too), relative to the current directory. Of tokens, "
+              "files that end in .idx and .json are left out.",
        .required = true},
       {.path = "data.tokenizer",
        .field = member<&Recipe::data, &DataConfig::tokenizer>,
-       .doc = "How text becomes tokens; byte: every byte is one.",
-       .choices = {"byte"},
-       .only = {.key = "data.type", .values = {"text"}}},
+       .doc = "How text becomes tokens, and tokens text. byte: every byte is "
+              "one. Else a SentencePiece *.model, a tokenizer.json, or a "
+              "folder with one of them; training takes text as bytes only, and "
+              "with tokens checks that they are this tokenizer's.",
+       .only = {.key = "data.type", .values = {"text", "tokens"}}},
+      {.path = "data.format",
+       .field = member<&Recipe::data, &DataConfig::format>,
+       .doc = "How tokens lie in the files. raw: nothing else. llm.c: behind a "
+              "header of 1024 bytes. megatron: FILE.bin with FILE.idx. auto: "
+              "megatron with an .idx, llm.c with its magic number, else raw.",
+       .choices = {"auto", "raw", "llm.c", "megatron"},
+       .only = {.key = "data.type", .values = {"tokens"}}},
+      {.path = "data.dtype",
+       .field = member<&Recipe::data, &DataConfig::dtype>,
+       .doc = "Of tokens in raw files, little-endian. auto: what `weft "
+              "tokenize` wrote beside the file, else uint16.",
+       .choices = {"auto", "uint16", "uint32"},
+       .only = {.key = "data.type", .values = {"tokens"}}},
       {.path = "data.sequence_length",
        .field = member<&Recipe::data, &DataConfig::sequence_length>,
        .doc = "Length of a sample.",
        .unit = "tokens",
        .range = between(1, kMostSize),
-       .only = {.key = "data.type", .values = {"text"}}},
+       .only = {.key = "data.type", .values = {"text", "tokens"}}},
   };
 }
 

@@ -5,23 +5,98 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "mesh/error.h"
 #include "recipes/config/recipe.h"
 #include "recipes/data/digit_images.h"
 #include "recipes/data/text_dataset.h"
+#include "recipes/data/token_source.h"
+#include "recipes/models/registry.h"
+#include "recipes/tokens/tokenizer.h"
 
 namespace weft::recipes {
 namespace {
 
-std::unique_ptr<Dataset> open_text(const Recipe& recipe) {
-  TextCorpus corpus(recipe.data.paths, place_of(recipe, "data.paths"));
+std::unique_ptr<Dataset> sample(
+    const Recipe& recipe,
+    std::unique_ptr<TokenSource> tokens) {
   const SampleOrder order(
-      corpus.size(),
+      tokens->size(),
       recipe.data.sequence_length,
       static_cast<uint64_t>(recipe.seed),
       place_of(recipe, "data.sequence_length"));
-  return std::make_unique<TextDataset>(std::move(corpus), order);
+  return std::make_unique<TextDataset>(std::move(tokens), order);
+}
+
+std::unique_ptr<Dataset> open_text(const Recipe& recipe) {
+  if (recipe.data.tokenizer != "byte") {
+    refuse(
+        recipe,
+        "data.tokenizer",
+        fmt::format(
+            "training takes text as bytes only; turn it into tokens first: "
+            "`weft tokenize {} {} -o {}.bin`, and give data.type: tokens and "
+            "data.paths: [{}.bin]",
+            recipe.data.tokenizer,
+            fmt::join(recipe.data.paths, " "),
+            recipe.name,
+            recipe.name));
+  }
+  return sample(
+      recipe,
+      std::make_unique<ByteTokens>(
+          TextCorpus(recipe.data.paths, place_of(recipe, "data.paths"))));
+}
+
+// That text which the recipe's tokenizer makes, and reads, is the model's.
+void check_tokenizer(const Recipe& recipe, const FileTokens& tokens) {
+  if (recipe.data.tokenizer == "byte") { // the default: nothing is said
+    return;
+  }
+  const auto tokenizer = open_tokenizer(recipe.data.tokenizer);
+  if (tokenizer->vocab_size() > model_outputs(recipe)) {
+    refuse(
+        recipe,
+        "data.tokenizer",
+        fmt::format(
+            "{} does not fit model.vocab_size={}",
+            tokenizer->describe(),
+            model_outputs(recipe)));
+  }
+  for (const TokenFile& file : tokens.files()) {
+    if (file.origin() &&
+        file.origin()->fingerprint != tokenizer->fingerprint_text()) {
+      refuse(
+          recipe,
+          "data.tokenizer",
+          fmt::format(
+              "\"{}\" was written by another tokenizer, {}, than {}",
+              file.file().path,
+              file.origin()->tokenizer,
+              tokenizer->describe()));
+    }
+  }
+}
+
+std::unique_ptr<Dataset> open_tokens(const Recipe& recipe) {
+  const DataConfig& data = recipe.data;
+  FileTokens::Options options{.vocab_size = model_outputs(recipe)};
+  for (const auto format :
+       {TokenFormat::kRaw, TokenFormat::kLlmC, TokenFormat::kMegatron}) {
+    if (data.format == to_string(format)) {
+      options.format = format;
+    }
+  }
+  for (const auto type : {TokenType::kUint16, TokenType::kUint32}) {
+    if (data.dtype == to_string(type)) {
+      options.type = type;
+    }
+  }
+  auto tokens = std::make_unique<FileTokens>(
+      data.paths, options, place_of(recipe, "data.paths"));
+  check_tokenizer(recipe, *tokens);
+  return sample(recipe, std::move(tokens));
 }
 
 std::unique_ptr<Dataset> open_digits(const Recipe& recipe) {
@@ -29,6 +104,13 @@ std::unique_ptr<Dataset> open_digits(const Recipe& recipe) {
       recipe.data.paths,
       static_cast<uint64_t>(recipe.seed),
       place_of(recipe, "data.paths"));
+}
+
+std::unique_ptr<Dataset> open_data(const Recipe& recipe) {
+  const std::string& type = recipe.data.type;
+  return type == "digits"   ? open_digits(recipe)
+         : type == "tokens" ? open_tokens(recipe)
+                            : open_text(recipe);
 }
 
 } // namespace
@@ -63,7 +145,7 @@ BatchLoader::BatchLoader(std::unique_ptr<Dataset> data, BatchShape shape)
 
 BatchLoader BatchLoader::open(const Recipe& recipe, int64_t dp_rank) {
   return {
-      recipe.data.type == "digits" ? open_digits(recipe) : open_text(recipe),
+      open_data(recipe),
       {.global_batch_size = recipe.train.global_batch_size,
        .micro_batch_size = recipe.train.micro_batch_size,
        .dp = recipe.mesh.dp,

@@ -15,16 +15,10 @@
 namespace weft::recipes {
 namespace {
 
-[[noreturn]] void
-refuse_data(const DataFile& file, int64_t offset, const std::string& reason) {
-  mesh::throw_error<DataError>(fmt::format(
-      "data file \"{}\", offset {}: {}", file.path, offset, reason));
-}
-
 int open_unchanged(const DataFile& file, int64_t offset) {
   const int fd = ::open(file.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
-    refuse_data(file, offset, std::strerror(errno));
+    refuse_data(file.path, offset, std::strerror(errno));
   }
   struct stat status {};
   const bool known = ::fstat(fd, &status) == 0;
@@ -36,7 +30,7 @@ int open_unchanged(const DataFile& file, int64_t offset) {
   }
   ::close(fd);
   refuse_data(
-      file,
+      file.path,
       offset,
       fmt::format(
           "changed since the run started: {} bytes then, {} now",
@@ -157,11 +151,11 @@ void TextCorpus::read_file(
       continue;
     }
     if (count < 0) {
-      refuse_data(file, offset, std::strerror(errno));
+      refuse_data(file.path, offset, std::strerror(errno));
     }
     if (count == 0) {
       refuse_data(
-          file,
+          file.path,
           offset,
           fmt::format(
               "ends here; it had {} bytes when the run started",

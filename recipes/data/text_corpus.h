@@ -6,15 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "mesh/error.h"
+#include "recipes/data/data_error.h"
 #include "recipes/data/find_files.h"
 
 namespace weft::recipes {
-
-/// The data cannot be read, or is not what it was when the run started.
-class DataError : public mesh::UsageError {
-  using mesh::UsageError::UsageError;
-};
 
 /// Text files end to end as one sequence of bytes, which are the tokens. Holds
 /// names and sizes only: a read opens the files that it touches and keeps the

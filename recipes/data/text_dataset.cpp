@@ -4,12 +4,14 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 
 namespace weft::recipes {
 
+TextDataset::TextDataset(std::unique_ptr<TokenSource> tokens, SampleOrder order)
+    : tokens_(std::move(tokens)), order_(order) {}
+
 TextDataset::TextDataset(TextCorpus corpus, SampleOrder order)
-    : corpus_(std::move(corpus)), order_(order) {}
+    : TextDataset(std::make_unique<ByteTokens>(std::move(corpus)), order) {}
 
 int64_t TextDataset::num_train_samples() const {
   return order_.num_train_samples();
@@ -36,12 +38,11 @@ Batch TextDataset::heldout(std::span<const int64_t> samples) {
 }
 
 std::string TextDataset::fingerprint_text() const {
-  return corpus_.fingerprint_text();
+  return tokens_->fingerprint_text();
 }
 
 std::string TextDataset::describe() const {
-  return fmt::format(
-      "{:.1f} MB of text", static_cast<double>(corpus_.size()) * 1e-6);
+  return tokens_->describe();
 }
 
 Batch TextDataset::read(const std::vector<int64_t>& offsets) {
@@ -50,13 +51,13 @@ Batch TextDataset::read(const std::vector<int64_t>& offsets) {
   Batch batch{
       .input = at::empty({batch_size, length}, at::kLong),
       .target = at::empty({batch_size, length}, at::kLong)};
-  std::vector<uint8_t> bytes(static_cast<size_t>(length) + 1);
+  std::vector<int64_t> tokens(static_cast<size_t>(length) + 1);
   auto* input = batch.input.mutable_data_ptr<int64_t>();
   auto* target = batch.target.mutable_data_ptr<int64_t>();
   for (const int64_t offset : offsets) {
-    corpus_.read(offset, bytes);
-    input = std::copy(bytes.begin(), bytes.end() - 1, input);
-    target = std::copy(bytes.begin() + 1, bytes.end(), target);
+    tokens_->read(offset, tokens);
+    input = std::copy(tokens.begin(), tokens.end() - 1, input);
+    target = std::copy(tokens.begin() + 1, tokens.end(), target);
   }
   return batch;
 }

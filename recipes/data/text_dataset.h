@@ -1,16 +1,20 @@
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "recipes/data/dataset.h"
 #include "recipes/data/sample_order.h"
 #include "recipes/data/text_corpus.h"
+#include "recipes/data/token_source.h"
 
 namespace weft::recipes {
 
-/// Windows of a text in the order that SampleOrder gives.
+/// Windows of tokens in a row, in the order that SampleOrder gives.
 class TextDataset : public Dataset {
  public:
+  TextDataset(std::unique_ptr<TokenSource> tokens, SampleOrder order);
+  /// Of bytes.
   TextDataset(TextCorpus corpus, SampleOrder order);
 
   int64_t num_train_samples() const override;
@@ -23,7 +27,7 @@ class TextDataset : public Dataset {
  private:
   Batch read(const std::vector<int64_t>& offsets);
 
-  TextCorpus corpus_;
+  std::unique_ptr<TokenSource> tokens_;
   SampleOrder order_;
 };
 

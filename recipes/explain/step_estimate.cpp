@@ -32,7 +32,7 @@ class DryRun {
   at::Tensor forward() {
     const auto batch = recipe_.train.micro_batch_size;
     const auto& model = recipe_.model;
-    if (recipe_.data.type == "text") {
+    if (recipe_.data.type != "digits") {
       const auto tokens =
           whole({batch, recipe_.data.sequence_length}, at::kLong);
       return loss(tokens, tokens);

@@ -201,10 +201,11 @@ BpeModel::Unit BpeModel::unit_of(const std::string& text) const {
 // such a place, whatever came before: the text falls apart there, and the parts
 // are as short as words and are met again. That U+2581 is a token itself ends
 // unknown characters before it.
-void BpeModel::encode(std::string_view word, std::vector<int64_t>& tokens)
-    const {
+void BpeModel::for_each_piece(
+    std::string_view word,
+    c10::function_ref<void(std::string_view)> visit) const {
   if (!cuts_before_metaspace_) {
-    encode_piece(word, tokens);
+    visit(word);
     return;
   }
   size_t begin = 0;
@@ -214,12 +215,12 @@ void BpeModel::encode(std::string_view word, std::vector<int64_t>& tokens)
       end += kMetaspace.size();
     }
     end = std::min(word.find(kMetaspace, end), word.size());
-    encode_piece(word.substr(begin, end - begin), tokens);
+    visit(word.substr(begin, end - begin));
     begin = end;
   }
 }
 
-void BpeModel::encode_piece(std::string_view word, std::vector<int64_t>& tokens)
+void BpeModel::encode(std::string_view word, std::vector<int64_t>& tokens)
     const {
   constexpr size_t kLongestKnown = 64;
   KnownWord* known = nullptr;

@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
+
 #include "recipes/tokens/json_node.h"
 
 namespace weft::recipes {
@@ -51,7 +53,11 @@ class BpeModel {
   const Vocabulary& vocabulary() const { return vocabulary_; }
   size_t num_merges() const { return num_merges_; }
 
-  /// Adds the tokens of a word to `tokens`.
+  /// Cuts a word where no merge can reach over; most words have no such place.
+  void for_each_piece(
+      std::string_view word,
+      c10::function_ref<void(std::string_view)> visit) const;
+  /// Adds the tokens of a word, or of a piece of one, to `tokens`.
   void encode(std::string_view word, std::vector<int64_t>& tokens) const;
 
  private:
@@ -86,7 +92,6 @@ class BpeModel {
   int32_t id_of(const JsonNode& node, const std::string& token) const;
   Unit unit_of(const std::string& text) const;
 
-  void encode_piece(std::string_view word, std::vector<int64_t>& tokens) const;
   void merge_word(std::string_view word, std::vector<int64_t>& tokens) const;
   void begin_symbols(std::string_view word) const;
   void add_symbol(int32_t id) const;

@@ -36,7 +36,7 @@ constexpr std::array<int, kEnd> make_bytes() {
   return bytes;
 }
 
-constexpr std::array<int, kEnd> kBytes = make_bytes();
+constexpr std::array<int, kEnd> kByteOf = make_bytes();
 
 } // namespace
 
@@ -48,10 +48,10 @@ std::optional<std::string> spelt_bytes(std::string_view text) {
   std::string bytes;
   for (size_t i = 0; i < text.size(); i += utf8_length(text[i])) {
     const char32_t character = utf8_at(text, i);
-    if (character >= kEnd || kBytes[character] < 0) {
+    if (character >= kEnd || kByteOf[character] < 0) {
       return std::nullopt;
     }
-    bytes += static_cast<char>(kBytes[character]);
+    bytes += static_cast<char>(kByteOf[character]);
   }
   return bytes;
 }

@@ -50,13 +50,15 @@ bool is_script(const std::string& name) {
 // The files are written for Oniguruma; PCRE2 finds the same where these are
 // rewritten:
 //  \s is Unicode's White_Space; PCRE2's has U+180E too.
-//  \w is letters, marks, decimal digits and connectors; PCRE2's has no marks
-//     and all numbers.
+//  \w is what is alphabetic, marks, decimal digits and connectors, and outside
+//     of a class the superscripts and fractions of Latin-1; PCRE2's has no
+//     marks and all numbers.
 //  \v is one character, PCRE2's several; \u is PCRE2's \x{}.
 //  \p{Han} is of the characters whose own script is Han; PCRE2's is of all that
 //     Han text uses.
 // What is left (\h, \R, \X, \b, \G, \K, set operations in classes ..) means
 // something else there, or nothing, and is refused.
+// Each knows the characters of a version of Unicode, PCRE2 10.42 those of 14.
 class Translator {
  public:
   explicit Translator(const std::string& expression) : in_(expression) {}
@@ -78,6 +80,14 @@ class Translator {
   }
 
  private:
+  static constexpr const char* kWordCharacters =
+      "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+
+  static std::string word(std::string_view bracket) {
+    return fmt::format(
+        "{}{}\\xb2\\xb3\\xb9\\xbc-\\xbe]", bracket, kWordCharacters);
+  }
+
   char peek(size_t ahead) const {
     return at_ + ahead < in_.size() ? in_[at_ + ahead] : '\0';
   }
@@ -134,13 +144,10 @@ class Translator {
       case 'S':
         return put("\\P{White_Space}", 2);
       case 'w':
-        return put(
-            in_class_ ? "\\p{L}\\p{M}\\p{Nd}\\p{Pc}"
-                      : "[\\p{L}\\p{M}\\p{Nd}\\p{Pc}]",
-            2);
+        return put(in_class_ ? kWordCharacters : word("["), 2);
       case 'W':
         if (!in_class_) {
-          return put("[^\\p{L}\\p{M}\\p{Nd}\\p{Pc}]", 2);
+          return put(word("[^"), 2);
         }
         break;
       case 'v':

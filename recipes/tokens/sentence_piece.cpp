@@ -28,6 +28,7 @@ class SentencePieceTokenizer : public Tokenizer {
 
   std::vector<int64_t> encode(std::string_view text) const override {
     check_text(text);
+    check_size(text.size());
     std::vector<int> ids;
     check(processor_.Encode(text, &ids), "cannot encode");
     return {ids.begin(), ids.end()};
@@ -87,6 +88,18 @@ class SentencePieceTokenizer : public Tokenizer {
       const {
     if (!status.ok()) {
       fail(fmt::format("{}: {}", what, status.ToString()));
+    }
+  }
+
+  // The library takes a text whole, and 130 times its size in memory.
+  void check_size(size_t size) const {
+    constexpr size_t kMost = 64 << 20;
+    if (size > kMost) {
+      fail(fmt::format(
+          "a text of {} bytes is too long for SentencePiece at once, {} is the "
+          "most; cut it into documents (--document-separator)",
+          size,
+          kMost));
     }
   }
 

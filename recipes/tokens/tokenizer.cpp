@@ -1,5 +1,6 @@
 #include "recipes/tokens/tokenizer.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -30,7 +31,7 @@ class ByteTokenizer : public Tokenizer {
   void encode_to(std::string_view text, const TokenSink& sink) const override {
     constexpr size_t kPart = 1 << 14;
     for (size_t i = 0; i < text.size(); i += kPart) {
-      sink(encode(text.substr(i, kPart)));
+      sink(encode(text.substr(i, kPart)), std::min(i + kPart, text.size()));
     }
   }
 
@@ -90,7 +91,7 @@ std::string file_in(const std::string& folder) {
 } // namespace
 
 void Tokenizer::encode_to(std::string_view text, const TokenSink& sink) const {
-  sink(encode(text));
+  sink(encode(text), text.size());
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name_or_path) {

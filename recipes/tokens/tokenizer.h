@@ -31,8 +31,8 @@ class InvalidText : public TokenizerError {
   size_t offset_;
 };
 
-/// Takes the next tokens of a text.
-using TokenSink = std::function<void(std::span<const int64_t>)>;
+/// Takes the next tokens of a text, and about how many of its bytes are done.
+using TokenSink = std::function<void(std::span<const int64_t>, size_t)>;
 
 /// Turns text into tokens and back. A tokenizer keeps what it has learnt about
 /// words: not for several threads at once.

@@ -101,7 +101,7 @@ class BpeTokenizer : public Tokenizer {
 
   std::vector<int64_t> encode(std::string_view text) const override {
     std::vector<int64_t> tokens;
-    encode_to(text, [&](std::span<const int64_t> part) {
+    encode_to(text, [&](std::span<const int64_t> part, size_t /*bytes*/) {
       tokens.insert(tokens.end(), part.begin(), part.end());
     });
     return tokens;
@@ -117,10 +117,11 @@ class BpeTokenizer : public Tokenizer {
           if (token != nullptr) {
             tokens.push_back(token->id);
           } else {
-            encode_part(part, part.data() == text.data(), tokens, sink);
+            const auto begin = static_cast<size_t>(part.data() - text.data());
+            encode_part(part, begin, tokens, sink);
           }
         });
-    sink(tokens);
+    sink(tokens, text.size());
   }
 
   std::string decode(std::span<const int64_t> tokens) const override {
@@ -198,22 +199,28 @@ class BpeTokenizer : public Tokenizer {
     return found->second;
   }
 
-  // A part of the text in which there is no token to be found as it is.
+  // A part of the text, from `begin` on, in which there is no token to be found
+  // as it is.
   void encode_part(
       std::string_view part,
-      bool at_start,
+      size_t begin,
       std::vector<int64_t>& tokens,
       const TokenSink& sink) const {
     const std::string changed =
         normalizers_.empty() ? std::string() : normalizers_.apply(part);
     const std::string_view text = normalizers_.empty() ? part : changed;
-    const auto encode_word = [&](std::string_view word, bool /*at_start*/) {
+    size_t done = begin;
+    const auto encode_piece = [&](std::string_view piece) {
       constexpr size_t kMostWaiting = 1 << 14;
-      model_.encode(word, tokens);
+      model_.encode(piece, tokens);
+      done = std::min(done + piece.size(), begin + part.size());
       if (tokens.size() >= kMostWaiting) {
-        sink(tokens);
+        sink(tokens, done);
         tokens.clear();
       }
+    };
+    const auto encode_word = [&](std::string_view word, bool /*at_start*/) {
+      model_.for_each_piece(word, encode_piece);
     };
     added_.split(
         text,
@@ -222,8 +229,8 @@ class BpeTokenizer : public Tokenizer {
           if (token != nullptr) {
             tokens.push_back(token->id);
           } else {
-            words_.split(
-                piece, at_start && piece.data() == text.data(), encode_word);
+            const bool is_first = begin == 0 && piece.data() == text.data();
+            words_.split(piece, is_first, encode_word);
           }
         });
   }

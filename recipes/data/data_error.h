@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "mesh/error.h"
+
+namespace weft::recipes {
+
+/// The data cannot be read, or is not what it was when the run started.
+class DataError : public mesh::UsageError {
+  using mesh::UsageError::UsageError;
+};
+
+/// Throws: DataError "data file "<path>", offset <offset>: <reason>".
+[[noreturn]] void
+refuse_data(const std::string& path, int64_t offset, const std::string& reason);
+
+} // namespace weft::recipes

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "recipes/data/token_file.h"
+#include "recipes/tokens/tokenizer.h"
+
+namespace weft::recipes {
+
+struct TokenizeOptions {
+  std::vector<std::string> inputs;
+  std::string output;
+  TokenFormat format = TokenFormat::kRaw;
+  /// Default: uint16 if the vocabulary fits, else what the format has.
+  std::optional<TokenType> type = std::nullopt;
+  /// Put the tokenizer's begin and end tokens around every document.
+  bool bos = false;
+  bool eos = false;
+  /// Cuts files into documents, and is no part of them; empty: every file is
+  /// one.
+  std::string document_separator = {};
+};
+
+struct TokenizeProgress {
+  int64_t bytes_done = 0;
+  int64_t bytes_total = 0;
+  int64_t tokens = 0;
+  int64_t documents = 0;
+};
+
+/// Writes the tokens of all documents end to end, and beside them, as
+/// `output`.json, what they come from. Empty documents are none. Calls `show`
+/// now and then and at the end.
+/// Throws: mesh::UsageError; DataError, with file and offset, for text that is
+/// not UTF-8.
+TokenizeProgress tokenize(
+    const Tokenizer& tokenizer,
+    const TokenizeOptions& options,
+    const std::function<void(const TokenizeProgress&)>& show = {});
+
+} // namespace weft::recipes
