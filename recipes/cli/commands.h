@@ -12,6 +12,8 @@ class Program;
 /// throws on failure (main.cpp turns what is thrown into an exit code). Those
 /// that read recipes need to know the program's models (program.h).
 void add_train(Program& program);
+void add_eval(Program& program);
+void add_generate(Program& program);
 void add_explain(Program& program);
 void add_bench(CLI::App& app);
 void add_checkpoint(CLI::App& app);

@@ -28,6 +28,8 @@ void keep_freed_memory() {
 
 void add_commands(Program& program) {
   add_train(program);
+  add_eval(program);
+  add_generate(program);
   add_explain(program);
   add_bench(program);
   add_checkpoint(program);
