@@ -81,7 +81,7 @@ TEST(ModelKeys, RefusesThoseOfOtherTypes) {
   EXPECT_EQ(
       whole_refusal(kVit, {"data.sequence_length=64"}),
       "override data.sequence_length=64: data.sequence_length: data.type "
-      "digits has no such key; text has");
+      "digits has no such key; text, tokens have");
   const std::vector<std::pair<std::string_view, std::string>> others = {
       {kGpt2, "model.kv_heads=2"},
       {kGpt2, "model.tie_embeddings=true"},
@@ -147,8 +147,8 @@ TEST(ModelKeys, DataFitsTheModel) {
       "images: it needs data.type=digits, not text");
   EXPECT_EQ(
       model_refusal(kLeastRecipe, {"data.type=digits"}),
-      "model.type=llama is a model of language: it needs data.type=text, not "
-      "digits");
+      "model.type=llama is a model of language: it needs data.type=text or "
+      "tokens, not digits");
   EXPECT_EQ(
       model_refusal(kVit, {"model.image_size=16"}),
       "16, but data.type=digits has 8");

@@ -169,16 +169,16 @@ TEST(OwnModel, WrittenRecipesAreReadAgain) {
 TEST(OwnModel, RefusesOptionsAtTheOption) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"{width: 64, scael: 2}",
-       "r.yaml:1:42: model.options.scael: model.type=bag has no such option; "
+       "r.yaml:1:48: model.options.scael: model.type=bag has no such option; "
        "did you mean scale?"},
       {"{widht: 64}",
        "r.yaml:1:37: model.options.widht: model.type=bag has no such option; "
        "did you mean width?"},
       {"{width: 64, momentum: 2}",
-       "r.yaml:1:45: model.options.momentum: model.type=bag has no such "
+       "r.yaml:1:51: model.options.momentum: model.type=bag has no such "
        "option; it has act, bias, scale, tags, tokens, width"},
       {"{act: relu}",
-       "r.yaml:1:28: model.options: model.options.width is required, but not "
+       "r.yaml:1:29: model.options: model.options.width is required, but not "
        "there"},
       {"{width: 6e1}",
        "r.yaml:1:37: model.options.width: expected a whole number, found the "
@@ -241,7 +241,7 @@ TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
   EXPECT_EQ(
       bag_refusal(kBag, {"data.type=digits"}),
       "override data.type=digits: data.type: model.type=bag is a model of "
-      "language: it needs data.type=text, not digits");
+      "language: it needs data.type=text or tokens, not digits");
   EXPECT_EQ(
       bag_refusal(kBag, {"model.dim=64"}),
       "override model.dim=64: model.dim: model.type bag has no such key; "

@@ -143,9 +143,10 @@ TEST(Recipe, RefusesImpossibleValuesAtTheValue) {
        "r.yaml:1:9: device: expected one of cpu, cuda, found gpu"},
       {"model: {type: gpt}\n",
        "r.yaml:1:15: model.type: expected one of llama, gpt2, moe, vit, mlp, "
-       "found gpt"},
-      {"data: {tokenizer: word}\n",
-       "r.yaml:1:19: data.tokenizer: expected byte, found word"},
+       "found gpt; did you mean gpt2?"},
+      {"data: {type: word}\n",
+       "r.yaml:1:14: data.type: expected one of text, tokens, digits, found "
+       "word"},
       {"mesh: {dp: 0}\n",
        "r.yaml:1:12: mesh.dp: expected -1 or at least 1, at most 16777216, "
        "found 0"},
