@@ -137,18 +137,27 @@ TEST_F(InferenceTest, EvalGivesTheSameLossOnEveryMesh) {
 }
 
 TEST_F(InferenceTest, EvalWithoutTokensTakesTheHeldOutData) {
-  train_it();
-  const auto text = read_text(folder_ / "corpus.txt");
-  // As SampleOrder: the last 1 %.
-  const auto held_out = json_of("eval", 1, 1, {});
-  const auto windows = held_out.at("tokens").get<size_t>() / 40;
-  ASSERT_GT(windows, 3u);
-  const auto last = json_of("eval", 2, 1, {});
-  EXPECT_NEAR(
-      last.at("loss").get<double>(), held_out.at("loss").get<double>(), 1e-4);
-  // What the run measured at its end is near it, on some of them.
-  const double measured = metrics("outputs/uneven").back().at("eval_loss");
-  EXPECT_NEAR(held_out.at("loss").get<double>(), measured, 0.2);
+  for (const std::string dtype : {"float32", "bfloat16"}) {
+    // Two batches are all 10 windows of it.
+    const Words words{
+        "train.dtype=" + dtype,
+        "output_dir=" + dtype,
+        "train.global_batch_size=5",
+        "train.micro_batch_size=5",
+        "eval.batches=2"};
+    Words train{WEFT_WEFT, "train", "uneven.yaml"};
+    train.insert(train.end(), words.begin(), words.end());
+    expect_success(train);
+    const double measured = metrics(dtype).back().at("eval_loss");
+    for (const int dp : {1, 3}) {
+      const auto result = json_of(
+          "eval", dp, 1, {words[0], words[1], "train.micro_batch_size=2"});
+      EXPECT_EQ(result.at("samples"), 10);
+      EXPECT_EQ(result.at("tokens"), 400);
+      EXPECT_NEAR(result.at("loss").get<double>(), measured, 1e-5 * measured)
+          << dtype << " dp=" << dp;
+    }
+  }
 }
 
 TEST_F(InferenceTest, EvalWithTokensNeedsNoData) {
