@@ -2,7 +2,9 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "recipes/data/token_file.h"
 
@@ -42,6 +44,24 @@ struct MegatronIndex {
        {5, TokenType::kInt64},
        {8, TokenType::kUint16}}};
 };
+
+/// Where the tokens of a file lie.
+struct TokenLayout {
+  TokenFormat format = TokenFormat::kRaw;
+  TokenType type = TokenType::kUint16;
+  /// Units: bytes.
+  int64_t begin = 0;
+  /// Units: tokens.
+  int64_t size = 0;
+};
+
+/// Of a file that has `bytes`; `raw_type` is for raw ones.
+/// Throws: DataError, with file and offset, if it is not what it says.
+TokenLayout find_layout(
+    const std::string& path,
+    std::span<const unsigned char> bytes,
+    TokenFormat format,
+    TokenType raw_type);
 
 /// FILE.idx of FILE.bin.
 std::string index_path(const std::string& path);

@@ -171,7 +171,7 @@ void BpeModel::read_merges(const JsonNode& node) {
     crosses = crosses ||
               (!left.ends_with(kMetaspace) && right.starts_with(kMetaspace));
   }
-  // Note [Cutting where no merge reaches]
+  // See Note [Cutting where no merge reaches].
   cuts_before_metaspace_ = !is_byte_level_ && !ignore_merges_ && !crosses &&
                            vocabulary_.contains(std::string(kMetaspace));
 }

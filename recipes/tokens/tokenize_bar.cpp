@@ -33,9 +33,11 @@ void TokenizeBar::show(const TokenizeProgress& progress) {
   const int64_t total = std::max<int64_t>(progress.bytes_total, 1);
   const bool is_done = progress.bytes_done >= progress.bytes_total;
   if (!is_terminal_) {
+    constexpr auto kLineEvery = std::chrono::seconds(2);
     const int64_t tenths = 10 * progress.bytes_done / total;
-    if (tenths > tenths_) {
+    if (tenths > tenths_ && now - drawn_at_ >= kLineEvery) {
       tenths_ = tenths;
+      drawn_at_ = now;
       fmt::print(out_, "{}\n", tokenize_line(progress, seconds));
       std::fflush(out_);
     }

@@ -10,7 +10,7 @@
 namespace weft::recipes {
 
 /// Shows how far text has become tokens: on a terminal a bar that is redrawn in
-/// place, else a line each tenth.
+/// place, else a line each tenth, but none within two seconds.
 class TokenizeBar {
  public:
   /// Lifetime: `out` outlives this.
@@ -30,7 +30,7 @@ class TokenizeBar {
   bool bar_is_drawn_ = false;
   int64_t tenths_ = 0;
   Clock::time_point begun_ = Clock::now();
-  Clock::time_point drawn_at_{};
+  Clock::time_point drawn_at_ = begun_;
 };
 
 /// "12.3/84.2 MB  3.1 M tokens  10.2 MB/s".
