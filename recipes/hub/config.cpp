@@ -129,7 +129,6 @@ class ConfigReader {
     }
   }
 
-  bool is_empty() const { return json_.empty(); }
   const Json& json() const { return json_; }
 
  private:
@@ -165,32 +164,8 @@ class Filler {
   const ConfigReader& reader_;
 };
 
-// rope_parameters of today, or rope_scaling beside rope_theta of before.
-void read_rope(
-    const ConfigReader& reader,
-    double default_theta,
-    HubConfig& config) {
-  const bool is_new = reader.find("rope_parameters") != nullptr;
-  const char* name = is_new ? "rope_parameters" : "rope_scaling";
-  const auto rope = reader.map(name);
-  auto& scaling = config.model.rope_scaling;
-  Filler fill(config, reader);
-  const auto inside = [&](const char* key) {
-    return fmt::format("{}.{}", name, key);
-  };
-
-  const bool theta_inside = rope.find("rope_theta") != nullptr;
-  config.model.rope_theta = theta_inside
-                                ? rope.number("rope_theta", 0)
-                                : reader.number("rope_theta", default_theta);
-  fill.given(
-      "model.rope_theta", theta_inside ? inside("rope_theta") : "rope_theta");
-
-  // rope_type was called type before.
-  const char* type_key =
-      rope.find("rope_type") != nullptr ? "rope_type" : "type";
-  const auto type = rope.text(type_key, "default");
-  rope.check_one_of(type_key, type, {"default", "linear", "llama3"});
+// What is not the same for all heads and layers.
+void check_rope(const ConfigReader& reader, const ConfigReader& rope) {
   for (const auto& [key, value] : rope.json().items()) {
     if (value.is_object()) {
       rope.refuse_key(key, "another rotary embedding a layer is not supported");
@@ -203,33 +178,67 @@ void read_rope(
           "rotary embeddings of a part of a head are not supported");
     }
   }
-  scaling.rope_type = type == "default" ? "none" : type;
-  fill.given("model.rope_scaling.rope_type", inside(type_key));
-  if (type == "default") {
-    return;
-  }
-  const auto required = [&](const char* key) {
+}
+
+void read_rope_scaling(
+    const ConfigReader& reader,
+    const ConfigReader& rope,
+    const std::string& name,
+    HubConfig& config) {
+  auto& scaling = config.model.rope_scaling;
+  const auto required = [&](double& field, const char* key) {
     if (rope.find(key) == nullptr) {
       rope.refuse_key(
-          key, fmt::format("{} needs it, but it is not there", type));
+          key,
+          fmt::format("{} needs it, but it is not there", scaling.rope_type));
     }
-    return rope.number(key, 0);
+    field = rope.number(key, 0);
+    config.given.push_back(
+        {fmt::format("model.rope_scaling.{}", key),
+         fmt::format("{}.{}", name, key)});
   };
-  scaling.factor = required("factor");
-  fill.given("model.rope_scaling.factor", inside("factor"));
-  if (type == "llama3") {
-    scaling.low_freq_factor = required("low_freq_factor");
-    fill.given("model.rope_scaling.low_freq_factor", inside("low_freq_factor"));
-    scaling.high_freq_factor = required("high_freq_factor");
-    fill.given(
-        "model.rope_scaling.high_freq_factor", inside("high_freq_factor"));
-    const char* length = "original_max_position_embeddings";
-    const auto original = rope.integer(length);
-    scaling.original_max_position_embeddings =
-        original ? *original : reader.required("max_position_embeddings");
-    fill.given(
-        "model.rope_scaling.original_max_position_embeddings",
-        original ? inside(length) : "max_position_embeddings");
+  required(scaling.factor, "factor");
+  if (scaling.rope_type != "llama3") {
+    return;
+  }
+  required(scaling.low_freq_factor, "low_freq_factor");
+  required(scaling.high_freq_factor, "high_freq_factor");
+  const std::string length = "original_max_position_embeddings";
+  const auto original = rope.integer(length);
+  scaling.original_max_position_embeddings =
+      original ? *original : reader.required("max_position_embeddings");
+  config.given.push_back(
+      {"model.rope_scaling." + length,
+       original ? fmt::format("{}.{}", name, length)
+                : "max_position_embeddings"});
+}
+
+// rope_parameters of today, or rope_scaling beside rope_theta of before.
+void read_rope(
+    const ConfigReader& reader,
+    double default_theta,
+    HubConfig& config) {
+  // transformers takes the older one, where there are both.
+  const std::string name = reader.map("rope_scaling").json().empty()
+                               ? "rope_parameters"
+                               : "rope_scaling";
+  const auto rope = reader.map(name);
+  check_rope(reader, rope);
+  const bool theta_inside = rope.find("rope_theta") != nullptr;
+  config.model.rope_theta =
+      (theta_inside ? rope : reader).number("rope_theta", default_theta);
+  config.given.push_back(
+      {"model.rope_theta", theta_inside ? name + ".rope_theta" : "rope_theta"});
+  // rope_type was called type before.
+  const std::string type_key =
+      rope.find("rope_type") != nullptr ? "rope_type" : "type";
+  const auto type = rope.text(type_key, "default");
+  rope.check_one_of(type_key, type, {"default", "linear", "llama3"});
+  config.model.rope_scaling.rope_type = type == "default" ? "none" : type;
+  config.given.push_back(
+      {"model.rope_scaling.rope_type", fmt::format("{}.{}", name, type_key)});
+  if (type != "default") {
+    read_rope_scaling(reader, rope, name, config);
   }
 }
 

@@ -23,8 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of a file that is written at once.
-constexpr int64_t kMostFileBytes = 256 << 20;
 constexpr auto kMasterDtype = at::kFloat;
 
 struct PartToWrite {
@@ -33,7 +31,9 @@ struct PartToWrite {
 };
 
 // Rows of large tensors in files of their own: a file has a name only once.
-std::vector<std::vector<PartToWrite>> plan_files(const TensorMap& map) {
+std::vector<std::vector<PartToWrite>> plan_files(
+    const TensorMap& map,
+    int64_t max_file_bytes) {
   std::vector<std::vector<PartToWrite>> files(1);
   int64_t in_last = 0;
   for (const auto& [name, tensor] : map.model) {
@@ -42,14 +42,14 @@ std::vector<std::vector<PartToWrite>> plan_files(const TensorMap& map) {
     for (size_t d = 1; d < tensor.shape.size(); ++d) {
       row_bytes *= tensor.shape[d];
     }
-    const auto most_rows = std::max<int64_t>(kMostFileBytes / row_bytes, 1);
+    const auto most_rows = std::max<int64_t>(max_file_bytes / row_bytes, 1);
     for (int64_t row = 0; row < rows; row += most_rows) {
       Box box{Sizes(tensor.shape.size(), 0), tensor.shape};
       box.offset.front() = row;
       box.shape.front() = std::min(most_rows, rows - row);
       const auto bytes = box.shape.front() * row_bytes;
       if (!files.back().empty() &&
-          (in_last + bytes > kMostFileBytes || row > 0)) {
+          (in_last + bytes > max_file_bytes || row > 0)) {
         files.emplace_back();
         in_last = 0;
       }
@@ -72,8 +72,13 @@ std::string layout_of(const fs::path& folder) {
 
 class Import {
  public:
-  Import(const WeightReader& reader, const fs::path& temporary)
-      : reader_(reader), folder_(checkpoint::Folder::open(temporary)) {}
+  Import(
+      const WeightReader& reader,
+      const fs::path& temporary,
+      int64_t max_file_bytes)
+      : reader_(reader),
+        folder_(checkpoint::Folder::open(temporary)),
+        max_file_bytes_(max_file_bytes) {}
 
   void write_files(checkpoint::Manifest& manifest) {
     for (const auto& [name, tensor] : reader_.map().model) {
@@ -82,7 +87,7 @@ class Import {
       record.shape = tensor.shape;
     }
     int64_t index = 0;
-    for (const auto& parts : plan_files(reader_.map())) {
+    for (const auto& parts : plan_files(reader_.map(), max_file_bytes_)) {
       auto written = write_file(parts, index++);
       manifest.files.emplace(written.name, written.record);
       for (auto& [key, chunk] : written.chunks) {
@@ -112,11 +117,15 @@ class Import {
 
   const WeightReader& reader_;
   checkpoint::Folder folder_;
+  int64_t max_file_bytes_;
 };
 
 } // namespace
 
-Imported import_model(const fs::path& folder, const fs::path& checkpoints) {
+Imported import_model(
+    const fs::path& folder,
+    const fs::path& checkpoints,
+    int64_t max_file_bytes) {
   const at::NoGradGuard no_grad;
   const auto config = read_config(folder);
   const WeightReader reader(config.model, folder, "import");
@@ -133,7 +142,7 @@ Imported import_model(const fs::path& folder, const fs::path& checkpoints) {
   checkpoint::Manifest manifest;
   manifest.layout = layout_of(folder);
   checkpoint::stamp(manifest);
-  Import(reader, temporary).write_files(manifest);
+  Import(reader, temporary, max_file_bytes).write_files(manifest);
   checkpoint::commit_step(checkpoints, temporary, 0, /*sync=*/true);
   clean_up.release();
   Imported imported{

@@ -14,13 +14,14 @@ struct Imported {
 
 /// Writes the model of a Hugging Face folder as a checkpoint, `checkpoints`/
 /// step-0, its weights as float32. It holds a model to begin with
-/// (checkpoint.init_from), not a run to go on with. Some hundred MB of weights
-/// are in memory at a time.
+/// (checkpoint.init_from), not a run to go on with. The weights of one file,
+/// `max_file_bytes` or one row of a tensor, are in memory at a time.
 /// Throws: mesh::UsageError if the folder is no model of ours, or there is a
 /// step-0 already; checkpoint::CheckpointError if a file of it is damaged;
 /// std::system_error with path and errno.
 Imported import_model(
     const std::filesystem::path& folder,
-    const std::filesystem::path& checkpoints);
+    const std::filesystem::path& checkpoints,
+    int64_t max_file_bytes = int64_t{128} << 20);
 
 } // namespace weft::recipes::hub

@@ -163,6 +163,8 @@ struct ModelFiles::State {
       const FileTensor& tensor,
       int64_t begin,
       std::span<std::byte> out) const;
+  at::Tensor
+  read_block(const std::string& name, const Row& corner, const Row& size) const;
 };
 
 void ModelFiles::State::add_file(const std::string& name) {
@@ -219,6 +221,33 @@ void ModelFiles::State::read(
             in_quotes(name),
             begin + got));
   }
+}
+
+// As they are in the file; until the next one is read.
+at::Tensor ModelFiles::State::read_block(
+    const std::string& name,
+    const Row& corner,
+    const Row& size) const {
+  const auto& tensor = tensors.at(name);
+  const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  const auto whole_columns = rows_of(tensor.shape).columns;
+  block.resize(static_cast<size_t>(size.rows * size.columns * item));
+  const std::span<std::byte> bytes(block);
+  // Rows that adjoin are read as one.
+  const bool adjoin = size.columns == whole_columns;
+  const auto run = bytes.size() / static_cast<size_t>(adjoin ? 1 : size.rows);
+  for (size_t done = 0; done < bytes.size(); done += run) {
+    const auto row = corner.rows + static_cast<int64_t>(done / run);
+    read(
+        name,
+        tensor,
+        tensor.begin + (row * whole_columns + corner.columns) * item,
+        bytes.subspan(done, run));
+  }
+  return at::from_blob(
+      block.data(),
+      {size.rows, size.columns},
+      at::TensorOptions().dtype(tensor.dtype));
 }
 
 ModelFiles::ModelFiles(const fs::path& folder)
@@ -298,42 +327,20 @@ void ModelFiles::read_box(
     return;
   }
   const auto target = out.dim() == 1 ? out.unsqueeze(0) : out;
-  const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  const auto most =
+      kBlockBytes / static_cast<int64_t>(c10::elementSize(tensor.dtype));
   // Columns of a long row come in several blocks too.
-  const auto most_columns = std::min(box.columns, kBlockBytes / item);
-  const auto most_rows = std::max<int64_t>(
-      most_columns < box.columns ? 1 : kBlockBytes / (box.columns * item), 1);
-  state_->block.resize(
-      static_cast<size_t>(std::min(most_rows, box.rows) * most_columns * item));
+  const auto most_columns = std::min(box.columns, most);
+  const auto most_rows = most / most_columns;
   for (int64_t r = 0; r < box.rows; r += most_rows) {
-    const auto rows = std::min(most_rows, box.rows - r);
     for (int64_t c = 0; c < box.columns; c += most_columns) {
-      const auto columns = std::min(most_columns, box.columns - c);
-      const std::span<std::byte> block(
-          state_->block.data(), static_cast<size_t>(rows * columns * item));
-      const auto begin_of = [&](int64_t row) {
-        return tensor.begin +
-               ((corner.rows + row) * whole.columns + corner.columns + c) *
-                   item;
-      };
-      if (columns == whole.columns) {
-        state_->read(name, tensor, begin_of(r), block);
-      } else {
-        const auto bytes = static_cast<size_t>(columns * item);
-        for (int64_t i = 0; i < rows; ++i) {
-          state_->read(
-              name,
-              tensor,
-              begin_of(r + i),
-              block.subspan(static_cast<size_t>(i) * bytes, bytes));
-        }
-      }
-      target.narrow(0, r, rows)
-          .narrow(1, c, columns)
-          .copy_(at::from_blob(
-              block.data(),
-              {rows, columns},
-              at::TensorOptions().dtype(tensor.dtype)));
+      const Row size{
+          std::min(most_rows, box.rows - r),
+          std::min(most_columns, box.columns - c)};
+      target.narrow(0, r, size.rows)
+          .narrow(1, c, size.columns)
+          .copy_(state_->read_block(
+              name, {corner.rows + r, corner.columns + c}, size));
     }
   }
 }

@@ -134,7 +134,7 @@ TEST(HubConfig, WhatIsNotSupportedIsRefusedByName) {
       {{{"rope_scaling", {{"rope_type", "llama3"}}}}, "rope_scaling.factor"},
       {{{"hidden_size", nullptr}}, "hidden_size: required, but not there"},
       {{{"hidden_size", "64"}}, "hidden_size: expected a whole number"},
-      {{{"rms_norm_eps", {}}}, "rms_norm_eps: expected a number"}};
+      {{{"rms_norm_eps", "x"}}, "rms_norm_eps: expected a number"}};
   for (const auto& [more, text] : llamas) {
     EXPECT_THAT(refusal_of(llama_json(), more), HasSubstr(text)) << more;
   }

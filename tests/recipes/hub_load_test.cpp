@@ -9,8 +9,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "checkpoint/compare.h"
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
+#include "checkpoint/verify.h"
 #include "dtensor/dtensor.h"
 #include "recipes/config/recipe.h"
 #include "recipes/config/validate.h"
@@ -69,10 +71,10 @@ HubResult run_model(const Recipe& recipe, TrainJob& job) {
     return tokens.chunk(dp, 0).at(static_cast<size_t>(own)).contiguous();
   };
   const auto logits = job.model->forward(mine(hub_tokens(0)));
-  auto loss = token_loss(logits, mine(hub_tokens(3)), kHubBatch * kHubLength)
-                  .to(at::kDouble);
+  const auto loss =
+      token_loss(logits, mine(hub_tokens(3)), kHubBatch * kHubLength);
   auto dp_group = job.mesh.group("dp");
-  auto sum = loss.view({1}).clone();
+  auto sum = at::full({1}, loss.item<double>(), at::kDouble);
   dp_group.all_reduce(sum, mesh::ReduceOp::kSum, "loss").wait();
   return {dtensor::full_tensor(logits), sum.item<double>()};
 }
@@ -177,6 +179,19 @@ TEST_P(HubModels, ComeBackAsTheyCameThroughACheckpoint) {
             [&] { hub::export_model(imported.path, to); }),
         HasSubstr("exists already; nothing is overwritten"));
   }
+}
+
+// Tensors larger than a file are cut into rows.
+TEST_P(HubModels, ComeBackFromSmallFiles) {
+  const TempFolder temp;
+  const auto from = stored_hub_folder(GetParam());
+  const auto whole = hub::import_model(from, temp / "whole");
+  const auto cut = hub::import_model(from, temp / "cut", 1000);
+  EXPECT_GT(checkpoint::read_manifest(cut.path).files.size(), 20);
+  EXPECT_TRUE(checkpoint::verify(cut.path).empty());
+  const auto difference = checkpoint::compare(whole.path, cut.path);
+  EXPECT_EQ(difference.tensors, whole.tensors);
+  EXPECT_TRUE(difference.differences.empty());
 }
 
 TEST_P(HubModels, ComeBackFromARunOnAnyMesh) {

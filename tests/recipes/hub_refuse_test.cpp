@@ -103,9 +103,8 @@ TEST(HubRefuse, DamagedFilesAreNamedWithTheByte) {
   expect_damage(sound.substr(0, 7), "7 bytes");
   expect_damage(sound.substr(0, 100), "byte 0: a header of");
   expect_damage(std::string(8, '\xff') + sound.substr(8), "byte 0");
-  auto file = TensorFile::read(path.string() + "");
   temp.write("model/model.safetensors", sound);
-  file = TensorFile::read(path);
+  const auto file = TensorFile::read(path);
   auto overlapping = file;
   auto& offsets = overlapping.header["model.norm.weight"]["data_offsets"];
   offsets = {offsets[0].get<int64_t>() - 4, offsets[1].get<int64_t>() - 4};
