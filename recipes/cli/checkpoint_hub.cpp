@@ -72,49 +72,55 @@ void export_folder(const HubArguments& arguments) {
   print(fmt::format("{}: {}", arguments.to, hub::describe(done)));
 }
 
+using Run = void (*)(const HubArguments&);
+
+CLI::App& add_to(
+    CLI::App& checkpoint,
+    const char* name,
+    const char* text,
+    const std::shared_ptr<HubArguments>& arguments,
+    Run run) {
+  auto* command = checkpoint.add_subcommand(name, text);
+  command->add_flag("--json", arguments->json, "One line of JSON on stdout");
+  command->callback([arguments, run] { run(*arguments); });
+  return *command;
+}
+
 } // namespace
 
 void add_checkpoint_hub(CLI::App& checkpoint) {
   const auto arguments = std::make_shared<HubArguments>();
-  const auto add = [&](const char* name,
-                       const char* text,
-                       void (*run)(const HubArguments&)) {
-    auto* command = checkpoint.add_subcommand(name, text);
-    command->add_flag("--json", arguments->json, "One line of JSON on stdout");
-    command->callback([arguments, run] { run(*arguments); });
-    return command;
-  };
-  auto* importer =
-      add("import",
-          "Make a checkpoint of a model in Hugging Face's form",
-          import_folder);
+  auto& importer = add_to(
+      checkpoint,
+      "import",
+      "Make a checkpoint of a model in Hugging Face's form",
+      arguments,
+      import_folder);
   importer
-      ->add_option(
+      .add_option(
           "from", arguments->from, "A folder of config.json and safetensors")
       ->required();
   importer
-      ->add_option("to", arguments->to, "A folder, in which step-0 will be it")
+      .add_option("to", arguments->to, "A folder, in which step-0 will be it")
       ->required();
-  auto* exporter =
-      add("export",
-          "Write a checkpoint's model in Hugging Face's form, adapters merged",
-          export_folder);
+  auto& exporter = add_to(
+      checkpoint,
+      "export",
+      "Write a checkpoint's model in Hugging Face's form, adapters merged",
+      arguments,
+      export_folder);
+  const char* any =
+      "A step folder; or a run, or its folder of checkpoints, for its newest";
+  exporter.add_option("from", arguments->from, any)->required();
+  exporter.add_option("to", arguments->to, "A new folder")->required();
   exporter
-      ->add_option(
-          "from",
-          arguments->from,
-          "A step folder; or a run, or its folder of checkpoints, for its "
-          "newest")
-      ->required();
-  exporter->add_option("to", arguments->to, "A new folder")->required();
-  exporter
-      ->add_option(
+      .add_option(
           "--dtype",
           arguments->dtype,
           "float32, bfloat16 or float16; default: as in the checkpoint")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
   exporter
-      ->add_option(
+      .add_option(
           "--max-shard-size",
           arguments->max_shard_bytes,
           "Of tensors in one file: 5GB, 200MB; default: 5GB")

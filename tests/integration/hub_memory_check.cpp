@@ -24,11 +24,10 @@
 #include "recipes/train/initial_weights.h"
 #include "recipes/train/train_job.h"
 
+namespace weft::recipes {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace weft;
-using namespace weft::recipes;
 
 // A "Name:   123 kB" of /proc/self/status, in bytes.
 int64_t status_bytes(const std::string& name) {
@@ -124,9 +123,7 @@ Growth measure(const std::string& folder, const mesh::World& world) {
   return growth;
 }
 
-} // namespace
-
-int main(int argc, char** argv) {
+int check(int argc, char** argv) {
   at::set_num_threads(1);
   const int64_t dim = argc > 1 ? std::atoll(argv[1]) : 512;
   const int64_t layers = argc > 2 ? std::atoll(argv[2]) : 16;
@@ -166,4 +163,11 @@ int main(int argc, char** argv) {
       static_cast<double>(growth.peak) / (1 << 20),
       static_cast<double>(growth.shard) / (1 << 20));
   return world.world_size() > 1 && ratio <= 1.2 ? 0 : 1;
+}
+
+} // namespace
+} // namespace weft::recipes
+
+int main(int argc, char** argv) {
+  return weft::recipes::check(argc, argv);
 }
