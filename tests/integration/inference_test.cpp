@@ -29,6 +29,14 @@ train: {steps: 4, global_batch_size: 12, micro_batch_size: 2}
 optimizer: {lr: 1.0e-2}
 )";
 
+std::vector<std::vector<int>> tokens_of(const ordered_json& result) {
+  std::vector<std::vector<int>> all;
+  for (const auto& sample : result.at("samples")) {
+    all.push_back(sample.at("tokens").get<std::vector<int>>());
+  }
+  return all;
+}
+
 class InferenceTest : public ProcessTest {
  protected:
   InferenceTest() { write("uneven.yaml", kUneven); }
@@ -182,6 +190,32 @@ TEST_F(InferenceTest, EvalWithTokensNeedsNoData) {
       ordered_json::parse(run.output()).at("loss").get<double>(), expected);
 }
 
+TEST_F(InferenceTest, AHuggingFaceFolderNeedsNoCheckpoint) {
+  train_it();
+  write_tokens("tokens.bin", corpus_tokens(500));
+  const double expected = loss(1, 1, {"--tokens", "tokens.bin"});
+  const Words greedy{"--prompt-tokens=97,98", "--temperature=0"};
+  const auto continued = tokens_of(json_of("generate", 1, 1, greedy));
+  Process out(
+      {WEFT_WEFT, "checkpoint", "export", "outputs/uneven", "folder"}, folder_);
+  ASSERT_EQ(out.wait(), 0) << out.error();
+  fs::remove_all(folder_ / "outputs");
+  write(
+      "uneven.yaml",
+      "mesh: {dp: -1, tp: 1}\n"
+      "model: {from: folder}\n"
+      "data: {sequence_length: 40}\n");
+  for (const auto& [dp, tp] :
+       std::vector<std::pair<int, int>>{{1, 1}, {1, 3}, {2, 2}}) {
+    EXPECT_NEAR(
+        loss(dp, tp, {"--tokens", "tokens.bin"}), expected, 2e-5 * expected);
+    EXPECT_EQ(tokens_of(json_of("generate", dp, tp, greedy)), continued);
+  }
+  // Which tokens a text would be nobody says.
+  EXPECT_THAT(
+      generate_refused({"--prompt", "ab"}), HasSubstr("needs a tokenizer"));
+}
+
 TEST_F(InferenceTest, EvalFindsCheckpointsAsTrainDoes) {
   train_it();
   expect_success({WEFT_WEFT, "train", "uneven.yaml", "train.steps=8"});
@@ -263,14 +297,6 @@ TEST_F(InferenceTest, EvalRefusesTokensThatCannotBe) {
 }
 
 // ---- generate ---------------------------------------------------------------
-
-std::vector<std::vector<int>> tokens_of(const ordered_json& result) {
-  std::vector<std::vector<int>> all;
-  for (const auto& sample : result.at("samples")) {
-    all.push_back(sample.at("tokens").get<std::vector<int>>());
-  }
-  return all;
-}
 
 TEST_F(InferenceTest, GenerateGivesTheSameTokensOnEveryMesh) {
   train_it();
