@@ -27,6 +27,7 @@ using Clock = std::chrono::steady_clock;
 using Prompts = std::vector<std::vector<int64_t>>;
 
 constexpr int64_t kNewTokens = 128;
+constexpr int64_t kMostTokensOrSamples = int64_t{1} << 40;
 
 struct GenerateArguments : InferenceArguments {
   PromptWords prompt;
@@ -124,6 +125,15 @@ void say_speed(const std::vector<Continuation>& all, Clock::time_point start) {
       static_cast<double>(tokens) / seconds));
 }
 
+void say_length(const Recipe& recipe, const Recipe& to_run) {
+  if (to_run.data.sequence_length > recipe.data.sequence_length) {
+    say_on_stderr(fmt::format(
+        "up to {} tokens: longer than the data.sequence_length of {}",
+        to_run.data.sequence_length,
+        recipe.data.sequence_length));
+  }
+}
+
 void check_generates(const Recipe& recipe) {
   if (model_input(recipe) != ModelInput::kTokens) {
     refuse(
@@ -171,11 +181,8 @@ void run_generate(const GenerateArguments& arguments) {
       recipe_to_generate(recipe, longest_of(prompts, options.max_new_tokens));
   const auto mesh = join_mesh(to_run);
   const bool is_first = mesh.world().rank() == 0;
-  if (is_first && to_run.data.sequence_length > recipe.data.sequence_length) {
-    say_on_stderr(fmt::format(
-        "up to {} tokens: longer than the data.sequence_length of {}",
-        to_run.data.sequence_length,
-        recipe.data.sequence_length));
+  if (is_first) {
+    say_length(recipe, to_run);
   }
   const auto model =
       load_model(to_run, mesh, arguments.checkpoint, say_on_stderr);
@@ -246,7 +253,6 @@ void add_prompt_options(CLI::App& command, GenerateArguments& arguments) {
 }
 
 void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
-  constexpr int64_t kMost = int64_t{1} << 40;
   auto& sampling = arguments.sampling;
   command
       .add_option(
@@ -254,7 +260,7 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
           arguments.max_new_tokens,
           "Tokens to add at most; default: 128, or as many as the model has "
           "positions for")
-      ->check(CLI::Range(int64_t{1}, kMost));
+      ->check(CLI::Range(int64_t{1}, kMostTokensOrSamples));
   command
       .add_option(
           "--temperature",
@@ -267,7 +273,7 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
           "--top-k",
           sampling.top_k,
           "Choose among the so many likeliest tokens; 0: among all")
-      ->check(CLI::Range(int64_t{0}, kMost))
+      ->check(CLI::Range(int64_t{0}, kMostTokensOrSamples))
       ->capture_default_str();
   command
       .add_option(
@@ -284,12 +290,15 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
           "Of the choices; default: the recipe's. The same seed gives the same "
           "tokens, on any mesh")
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
+}
+
+void add_sample_options(CLI::App& command, GenerateArguments& arguments) {
   command
       .add_option(
           "--num-samples",
           arguments.num_samples,
           "Continuations of each prompt; replicas (mesh.dp) share them")
-      ->check(CLI::Range(int64_t{1}, kMost))
+      ->check(CLI::Range(int64_t{1}, kMostTokensOrSamples))
       ->capture_default_str();
   command
       .add_option(
@@ -315,6 +324,7 @@ void add_generate(Program& program) {
       program, *command, *arguments, "mesh.tp=4 train.dtype=bfloat16");
   add_prompt_options(*command, *arguments);
   add_sampling_options(*command, *arguments);
+  add_sample_options(*command, *arguments);
   command->footer(
       "Prompt and continuation go to stdout as the tokens come, all else to "
       "stderr.");

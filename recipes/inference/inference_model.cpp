@@ -146,8 +146,10 @@ std::string load_newest(
       if (steps.size() == 1) {
         throw;
       }
-      say(fmt::format(
-          "cannot load {}: {}", step, error.what_without_backtrace()));
+      if (mesh.world().rank() == 0) {
+        say(fmt::format(
+            "cannot load {}: {}", step, error.what_without_backtrace()));
+      }
     }
   }
   mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
