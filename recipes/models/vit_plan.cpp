@@ -28,14 +28,13 @@ tp::ParallelizePlan vit_plan(
     plan.emplace_back(
         norm, options.sequence_parallel ? SequenceParallel() : NoParallel());
   }
-  // Plain, so that the gradient is reduced where the head enters, when it is
-  // that of the class token alone.
-  plan.emplace_back(
-      "vit",
-      PrepareModuleOutput(
-          {.output_layouts = {stream},
-           .desired_output_layouts = {Replicate()},
-           .use_local_output = true}));
+  if (options.sequence_parallel) {
+    plan.emplace_back(
+        "vit",
+        PrepareModuleOutput(
+            {.output_layouts = {stream},
+             .desired_output_layouts = {Replicate()}}));
+  }
   return plan;
 }
 

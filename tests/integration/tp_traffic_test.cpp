@@ -307,11 +307,24 @@ int64_t pending_biases(const TrafficCase& each, int64_t layers) {
 }
 
 /// More than PyTorch, a step: GPT-2's positions, whose gradient is cut another
-/// way before it is gathered.
+/// way before it is gathered; and where ViT's body ends the gradient of all
+/// tokens, of which PyTorch, with plain tensors there, reduces the class
+/// token's.
 KindTraffic excess_backward(const TrafficCase& each, int64_t ranks) {
-  return each.model == "gpt2" && each.sequence_parallel
-             ? one("all_to_all", each.length * kTrafficDim, ranks)
-             : KindTraffic();
+  if (each.model == "gpt2" && each.sequence_parallel) {
+    return one("all_to_all", each.length * kTrafficDim, ranks);
+  }
+  if (each.model != "vit") {
+    return {};
+  }
+  const int64_t patches = kTrafficImage * kTrafficImage / 4;
+  if (each.sequence_parallel) {
+    return one(
+        "reduce_scatter", kTrafficBatch * (patches + 1) * kTrafficDim, ranks);
+  }
+  auto excess = one("all_reduce", kTrafficBatch * patches * kTrafficDim, ranks);
+  excess.at("all_reduce").calls = 0;
+  return excess;
 }
 
 void expect_no_more(
