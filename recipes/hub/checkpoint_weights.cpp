@@ -74,7 +74,9 @@ void CheckpointWeights::read_layout() {
         "config.json is in it",
         source_));
   }
-  if (!has_hub_form(recipe_.model.type)) {
+  if (has_hub_form(recipe_.model.type)) {
+    check_tensor_count(recipe_.model, source_);
+  } else {
     mesh::throw_error<mesh::UsageError>(fmt::format(
         "{}: model.type={} has no form of Hugging Face's here; llama, gpt2 "
         "and moe have",

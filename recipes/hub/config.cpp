@@ -377,6 +377,7 @@ HubConfig parse_config(std::string_view text, const std::string& source) {
   config.model.type = type.type;
   config.given.push_back({"model.type", "model_type"});
   type.read(reader, config);
+  check_values(config, source);
   return config;
 }
 

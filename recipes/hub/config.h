@@ -28,11 +28,20 @@ struct HubConfig {
 /// Reads config.json of a Llama (2 and 3), a GPT-2 or a Mixtral.
 /// Throws: mesh::UsageError naming the file and the key if it is no model of
 /// ours: an unknown model_type, a feature that is not supported, a number that
-/// is missing.
+/// is missing or out of its range.
 HubConfig read_config(const std::filesystem::path& folder);
 
 /// The same for its text; `source` stands for the file in messages.
 HubConfig parse_config(std::string_view text, const std::string& source);
+
+/// How a checkpoint names a folder that a model came from, for whoever reads it
+/// in another working directory: absolute, or as it is where that would not be
+/// UTF-8.
+std::string lasting_path(const std::filesystem::path& folder);
+
+/// Throws: mesh::UsageError naming `source` and the key if a value is none that
+/// a recipe could have, or the model has more tensors than a checkpoint.
+void check_values(const HubConfig& config, const std::string& source);
 
 /// Whether models of that model.type have a Hugging Face form.
 bool has_hub_form(std::string_view model_type);

@@ -1,7 +1,6 @@
 #include "recipes/hub/model_files.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 #include <ATen/core/grad_mode.h>

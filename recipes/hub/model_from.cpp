@@ -4,9 +4,11 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/text.h"
 #include "mesh/error.h"
 #include "recipes/config/schema.h"
 #include "recipes/hub/config.h"
+#include "recipes/hub/tensor_map.h"
 
 namespace weft::recipes::hub {
 namespace {
@@ -62,12 +64,31 @@ void adopt(
   if (!is_written(recipe, given.key)) {
     recipe.origins.places.insert_or_assign(given.key, place);
   }
-  if (const auto fault = find_fault(*key, recipe); !fault.empty()) {
-    refuse(recipe, given.key, fault);
-  }
 }
 
 } // namespace
+
+std::string lasting_path(const std::filesystem::path& folder) {
+  std::error_code error;
+  const auto absolute =
+      std::filesystem::absolute(folder, error).lexically_normal().string();
+  return error || !checkpoint::is_utf8(absolute) ? folder.string() : absolute;
+}
+
+void check_values(const HubConfig& config, const std::string& source) {
+  Recipe recipe;
+  recipe.model = config.model;
+  for (const auto& given : config.given) {
+    Key key = *find_key(given.key);
+    // The 0 by which a recipe leaves a size to others is a size here.
+    key.range.special.reset();
+    if (const auto fault = find_fault(key, recipe); !fault.empty()) {
+      mesh::throw_error<mesh::UsageError>(
+          fmt::format("{}: {}: {}", source, given.hub_key, fault));
+    }
+  }
+  check_tensor_count(config.model, source);
+}
 
 void adopt_config(Recipe& recipe) {
   const std::filesystem::path folder = recipe.model.from;

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/limits.h"
 #include "mesh/error.h"
 #include "recipes/hub/config.h"
 
@@ -198,6 +199,21 @@ TensorMap gpt2_map(const ModelConfig& model) {
 }
 
 } // namespace
+
+void check_tensor_count(const ModelConfig& model, const std::string& source) {
+  constexpr int64_t kOthersOfALayer = 16; // at most
+  const bool is_moe = model.type == "moe";
+  const auto experts = is_moe ? model.num_experts : 0;
+  const auto in_layer = kOthersOfALayer + 3 * experts;
+  if (model.layers > checkpoint::limits::kTensors / in_layer) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{}: {} layers{} are more than {} tensors",
+        source,
+        model.layers,
+        is_moe ? fmt::format(" of {} experts each", experts) : "",
+        checkpoint::limits::kTensors));
+  }
+}
 
 TensorMap tensor_map(const ModelConfig& model) {
   TORCH_INTERNAL_ASSERT(has_hub_form(model.type), model.type);

@@ -41,6 +41,10 @@ struct TensorMap {
   std::string prefix;
 };
 
+/// Throws: mesh::UsageError naming `source` if a model of type llama, gpt2 or
+/// moe has more tensors there than a checkpoint can have.
+void check_tensor_count(const ModelConfig& model, const std::string& source);
+
 /// For a model of type llama, gpt2 or moe.
 TensorMap tensor_map(const ModelConfig& model);
 

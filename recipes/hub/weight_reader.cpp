@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,19 +18,28 @@
 namespace weft::recipes::hub {
 namespace {
 
+// In one list of a message: a config.json may ask for a million.
+constexpr size_t kMostNames = 200;
+
 bool is_plain_float(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 ||
          dtype == at::kDouble;
 }
 
-// "2 missing (a, b)", all of them.
+// "2 missing (a, b)".
 void add_list(
     std::vector<std::string>& faults,
     const char* what,
     const std::vector<std::string>& names) {
   if (!names.empty()) {
-    faults.push_back(
-        fmt::format("{} {} ({})", names.size(), what, fmt::join(names, ", ")));
+    const auto some =
+        std::span(names).first(std::min(names.size(), kMostNames));
+    faults.push_back(fmt::format(
+        "{} {} ({}{})",
+        names.size(),
+        what,
+        fmt::join(some, ", "),
+        some.size() < names.size() ? ", ..." : ""));
   }
 }
 
@@ -168,7 +178,9 @@ void WeightReader::check_copy(
         original.narrow(0, r, std::min(most_rows, original.size(0) - r));
     const auto other = at::empty(rows.sizes(), at::TensorOptions(rows.dtype()));
     files_.read_box(names_.at(copy), {offset[0] + r, offset[1]}, other);
-    if (!at::equal(other, rows.cpu())) {
+    // The same bits but for zeros' signs and what is not a number.
+    if (!at::allclose(
+            other, rows.cpu(), /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true)) {
       refuse_folder(fmt::format(
           "{} is not a copy of {}, though config.json ties them. Set "
           "tie_word_embeddings to false there",

@@ -1,6 +1,9 @@
 // config.json and model.from: what is read, what is refused.
 
+#include <cstdint>
+#include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -151,9 +154,56 @@ TEST(HubConfig, WhatIsNotSupportedIsRefusedByName) {
   }
 }
 
+// Else they would be sizes of loops, divisors and shapes.
+TEST(HubConfig, NumbersThatNoRecipeCouldHaveAreRefused) {
+  auto mixtral = llama_json();
+  mixtral["model_type"] = "mixtral";
+  mixtral["architectures"] = {"MixtralForCausalLM"};
+  mixtral["num_local_experts"] = 4;
+  const auto most = std::numeric_limits<int64_t>::max();
+  const std::vector<std::tuple<Json, Json, std::string>> cases{
+      {llama_json(),
+       {{"num_hidden_layers", 100'000'000}},
+       "config.json: num_hidden_layers: expected at least 1"},
+      {llama_json(), {{"num_hidden_layers", 0}}, "num_hidden_layers: expected"},
+      {llama_json(), {{"rms_norm_eps", -1}}, "rms_norm_eps: expected"},
+      {llama_json(),
+       {{"num_attention_heads", 0}},
+       "num_attention_heads: expected"},
+      {llama_json(),
+       {{"num_key_value_heads", 0}},
+       "num_key_value_heads: expected"},
+      {llama_json(), {{"hidden_size", -64}}, "hidden_size: expected"},
+      {llama_json(), {{"vocab_size", most}}, "vocab_size: expected"},
+      {llama_json(),
+       {{"vocab_size", static_cast<uint64_t>(most) + 2}},
+       "vocab_size: expected"},
+      {llama_json(), {{"rope_theta", 0}}, "rope_theta: expected"},
+      {llama_json(),
+       {{"rope_scaling", {{"type", "linear"}, {"factor", -2}}}},
+       "rope_scaling.factor: expected"},
+      {mixtral, {{"num_local_experts", most}}, "num_local_experts: expected"},
+      {mixtral,
+       {{"num_local_experts", 1 << 24}},
+       "3 layers of 16777216 experts each are more than 1000000 tensors"},
+      {gpt2_json(), {{"n_layer", 100'000}}, "more than 1000000 tensors"},
+      {gpt2_json(), {{"n_positions", 0}}, "n_positions: expected"},
+      {gpt2_json(), {{"n_inner", -1}}, "n_inner: expected"}};
+  EXPECT_EQ(model_of(mixtral).num_experts, 4);
+  for (const auto& [json, more, text] : cases) {
+    EXPECT_THAT(refusal_of(json, more), HasSubstr(text)) << more;
+  }
+}
+
 TEST(HubConfig, NoJsonIsRefusedWithItsByte) {
   for (const std::string text :
-       {"", "[]", "{", "{\"a\": 1, \"a\": 2}", "{\"a\": NaN}", "\xff"}) {
+       {"",
+        "[]",
+        "{",
+        "{\"a\": 1, \"a\": 2}",
+        "{\"a\": NaN}",
+        "{\"a\": 1e999}",
+        "\xff"}) {
     EXPECT_THAT(
         message_of<mesh::UsageError>(
             [&] { hub::parse_config(text, "x/config.json"); }),
