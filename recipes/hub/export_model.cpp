@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <map>
+#include <optional>
 #include <random>
 #include <system_error>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -213,6 +217,9 @@ class Export {
     if (base.empty() && from && from->has(kConfigName)) {
       base = read_small_file(*from, kConfigName, kMostConfigBytes);
     }
+    if (base.empty() && !weights_.from().empty()) {
+      done_.notes.push_back(config_note());
+    }
     write_small_file(
         folder_,
         kConfigName,
@@ -222,6 +229,22 @@ class Export {
             checkpoint::plain_name(dtype_),
             base));
     done_.others.emplace_back(kConfigName);
+  }
+
+  // What differs from the folder that the model came from.
+  std::string config_note() const {
+    const auto positions =
+        weights_.model().type == "gpt2"
+            ? std::string()
+            : fmt::format(
+                  ", and max_position_embeddings is data.sequence_length, {}",
+                  weights_.sequence_length());
+    return fmt::format(
+        "{}/{} is gone: in the one that was written bos_token_id, eos_token_id "
+        "and pad_token_id are null{}",
+        weights_.from(),
+        kConfigName,
+        positions);
   }
 
   void copy_others() {
@@ -301,6 +324,10 @@ Exported export_model(
   // "out/" is "out".
   const auto path = folder.has_filename() ? folder : folder.parent_path();
   check_is_free(path);
+  if (options.max_shard_bytes < 1) {
+    mesh::throw_error<mesh::UsageError>(
+        fmt::format("files of {} bytes: at least 1", options.max_shard_bytes));
+  }
   CheckpointWeights weights(step_folder);
   NewFolder made(path);
   auto exported = Export(weights, made.folder(), options).run();

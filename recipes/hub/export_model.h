@@ -13,7 +13,7 @@ namespace weft::recipes::hub {
 struct ExportOptions {
   /// None: what each tensor has in the checkpoint.
   std::optional<at::ScalarType> dtype = std::nullopt;
-  /// Bytes of tensors in one file, unless one tensor has more.
+  /// Bytes of tensors in one file, unless one tensor has more; at least 1.
   int64_t max_shard_bytes = 5'000'000'000;
 };
 

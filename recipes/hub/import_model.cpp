@@ -1,6 +1,7 @@
 #include "recipes/hub/import_model.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
@@ -13,6 +14,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/store.h"
 #include "checkpoint/tensor_file.h"
+#include "checkpoint/text.h"
 #include "mesh/error.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/small_file.h"
@@ -62,11 +64,18 @@ std::vector<std::vector<PartToWrite>> plan_files(
 
 // What export_model() needs to know of the model.
 std::string layout_of(const fs::path& folder) {
+  const auto from = lasting_path(folder);
+  if (!checkpoint::is_utf8(from)) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "import: {}: the path is not UTF-8, but a checkpoint says in UTF-8 "
+        "where its model came from. Give the folder another name",
+        checkpoint::in_quotes(folder.string())));
+  }
   return nlohmann::ordered_json{
       {"config",
        read_small_file(
            checkpoint::Folder::open(folder), kConfigName, kMostConfigBytes)},
-      {"from", folder.string()}}
+      {"from", from}}
       .dump();
 }
 
@@ -128,6 +137,7 @@ Imported import_model(
     int64_t max_file_bytes) {
   const at::NoGradGuard no_grad;
   const auto config = read_config(folder);
+  auto layout = layout_of(folder);
   const WeightReader reader(config.model, folder, "import");
   const auto path = checkpoint::step_path(checkpoints, 0);
   std::error_code ignored;
@@ -140,7 +150,7 @@ Imported import_model(
   auto clean_up =
       c10::make_scope_exit([&] { checkpoint::abandon_step(temporary); });
   checkpoint::Manifest manifest;
-  manifest.layout = layout_of(folder);
+  manifest.layout = std::move(layout);
   checkpoint::stamp(manifest);
   Import(reader, temporary, max_file_bytes).write_files(manifest);
   checkpoint::commit_step(checkpoints, temporary, 0, /*sync=*/true);

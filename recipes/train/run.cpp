@@ -10,6 +10,7 @@
 
 #include "checkpoint/error.h"
 #include "mesh/error.h"
+#include "recipes/hub/config.h"
 #include "recipes/hub/export_model.h"
 #include "recipes/trace/step_tracer.h"
 #include "recipes/train/initial_weights.h"
@@ -25,6 +26,28 @@ using Clock = std::chrono::steady_clock;
 
 bool is_due(int64_t step, int64_t every) {
   return every > 0 && step % every == 0;
+}
+
+// That the folder that the run will become is not there yet.
+void check_export(const Recipe& recipe) {
+  constexpr const char* kExportKey = "checkpoint.export_to";
+  const auto& folder = recipe.checkpoint.export_to;
+  if (folder.empty()) {
+    return;
+  }
+  try {
+    hub::check_is_free(folder);
+  } catch (const mesh::UsageError& error) {
+    refuse(recipe, kExportKey, error.what_without_backtrace());
+  }
+}
+
+// As a checkpoint keeps it: model.from wherever it is read.
+std::string stored_text(Recipe recipe) {
+  if (!recipe.model.from.empty()) {
+    recipe.model.from = hub::lasting_path(recipe.model.from);
+  }
+  return to_yaml(recipe);
 }
 
 class Run {
@@ -62,9 +85,7 @@ class Run {
       }
       return;
     }
-    if (!recipe_.checkpoint.export_to.empty()) {
-      hub::check_is_free(recipe_.checkpoint.export_to);
-    }
+    check_export(recipe_);
     // Whatever ends the run, its report says how far it came.
     const auto end = c10::make_scope_exit([this] {
       if (outputs_) {
@@ -172,7 +193,7 @@ class Run {
             gather_bucket_names(job.mesh.group("tp"), job.ddp->bucket_names()),
         .cost_model = recipe_.cost_model,
         .links = recipe_.links,
-        .recipe = to_yaml(recipe_),
+        .recipe = stored_text(recipe_),
         .metrics_line = metrics_line(metrics)};
     const bool saved = store_.save(
         state_dicts(job), trainer_.state_after(metrics.step), layout);
@@ -200,8 +221,15 @@ class Run {
 } // namespace
 
 void run_training(const Recipe& recipe, const mesh::World& world, bool fresh) {
-  if (fresh || checkpoint::list_steps(checkpoints_path(recipe)).empty()) {
+  const auto steps = checkpoint::list_steps(checkpoints_path(recipe));
+  const bool begins =
+      fresh || steps.empty() || recipe.checkpoint.resume == "never";
+  if (begins) {
     check_initial_weights(recipe);
+  }
+  // A run that has ended may have become that folder.
+  if (begins || steps.front().step < recipe.train.steps) {
+    check_export(recipe);
   }
   Run(recipe, world, fresh).run();
 }

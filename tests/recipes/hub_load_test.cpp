@@ -1,7 +1,9 @@
 // Models from Hugging Face folders give what transformers does, on many meshes;
 // exported again they are the same.
 
+#include <cstring>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,7 @@
 namespace weft::recipes {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int64_t kHubBatch = 4;
@@ -275,6 +278,76 @@ TEST(Hub, NamesMayComeWithoutThePrefixAndWithBuffersAndCopies) {
             [&] { load_initial_weights(recipe, job); }),
         HasSubstr("lm_head.weight is not a copy of transformer.wte.weight"));
   });
+}
+
+// A model that has diverged is a model still.
+TEST(Hub, ACopyOfWhatIsNotANumberIsACopy) {
+  const TempFolder temp;
+  const auto folder = copy_hub_folder("gpt2", temp);
+  const auto path = folder / "model.safetensors";
+  auto file = TensorFile::read(path);
+  auto bytes = file.bytes_of("transformer.wte.weight");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(bytes.data() + sizeof(nan), &nan, sizeof(nan));
+  file.rename("transformer.wte.weight", "");
+  for (const char* name : {"transformer.wte.weight", "lm_head.weight"}) {
+    file.add(name, "F32", {kHubVocabulary, 12}, bytes);
+  }
+  file.write(path);
+  hub::import_model(folder, temp / "run");
+  // Beside it all must be alike as before.
+  bytes.back() ^= 1;
+  file.rename("lm_head.weight", "");
+  file.add("lm_head.weight", "F32", {kHubVocabulary, 12}, bytes);
+  file.write(path);
+  EXPECT_THAT(
+      message_of<mesh::UsageError>(
+          [&] { hub::import_model(folder, temp / "other"); }),
+      HasSubstr("lm_head.weight is not a copy of transformer.wte.weight"));
+}
+
+// Whoever exports it may be elsewhere.
+TEST(Hub, ACheckpointKnowsItsFolderByItsWholePath) {
+  const TempFolder temp;
+  const auto folder = stored_hub_folder("llama");
+  const auto relative = std::filesystem::relative(folder);
+  ASSERT_TRUE(relative.is_relative());
+  const auto imported = hub::import_model(relative, temp / "run");
+  const auto layout =
+      nlohmann::json::parse(checkpoint::read_manifest(imported.path).layout);
+  EXPECT_EQ(layout.at("from"), std::filesystem::canonical(folder).string());
+}
+
+TEST(Hub, AnExportWithoutItsFolderSaysWhatIsOther) {
+  const TempFolder temp;
+  const auto folder = copy_hub_folder("llama", temp);
+  test::run_ranks(1, [&](test::RankContext& rank) {
+    const auto recipe = hub_job_recipe(folder, 1, 1);
+    auto job = make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
+    load_initial_weights(recipe, job);
+    RunLayout layout;
+    layout.recipe = to_yaml(recipe);
+    auto dicts = state_dicts(job);
+    dicts.erase("optimizer");
+    checkpoint::save(
+        temp / "run", dicts, {.step = 1, .layout = to_json(layout)});
+  });
+  const auto all = hub::export_model(temp / "run/step-1", temp / "all");
+  EXPECT_TRUE(all.notes.empty());
+  std::filesystem::remove_all(folder);
+  const auto done = hub::export_model(temp / "run/step-1", temp / "out");
+  EXPECT_THAT(
+      done.notes,
+      ::testing::ElementsAre(
+          AllOf(
+              HasSubstr("model/config.json is gone"),
+              HasSubstr("bos_token_id, eos_token_id and pad_token_id are null"),
+              HasSubstr("max_position_embeddings is data.sequence_length, 40")),
+          HasSubstr("no tokenizer was copied")));
+  const auto config =
+      nlohmann::json::parse(read_text(temp / "out/config.json"));
+  EXPECT_EQ(config.at("max_position_embeddings"), 40);
+  EXPECT_TRUE(config.at("eos_token_id").is_null());
 }
 
 // fp16 beside what the stored folders have.

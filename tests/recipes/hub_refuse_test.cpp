@@ -70,6 +70,39 @@ TEST(HubRefuse, AllTensorsThatDoNotFitAreListedTogether) {
           HasSubstr("o_proj.weight is int32 [12, 12]")));
 }
 
+TEST(HubRefuse, OfVeryManyTensorsSomeAreNamed) {
+  const TempFolder temp;
+  const auto folder = copy_hub_folder("llama", temp);
+  auto config =
+      nlohmann::ordered_json::parse(read_text(folder / "config.json"));
+  config["num_hidden_layers"] = 1000;
+  temp.write("model/config.json", config.dump());
+  const auto message = message_of<mesh::UsageError>(
+      [&] { hub::import_model(folder, temp / "run"); });
+  EXPECT_THAT(
+      message,
+      AllOf(
+          HasSubstr(" missing (model.layers.1.input_layernorm.weight, "),
+          HasSubstr(", ...)")));
+  EXPECT_LT(message.size(), 20'000);
+  EXPECT_FALSE(fs::exists(temp / "run"));
+}
+
+// A checkpoint keeps the path as JSON.
+TEST(HubRefuse, APathThatIsNotUtf8) {
+  const TempFolder temp;
+  const auto folder = copy_hub_folder(
+      "llama",
+      temp,
+      "mod\xff"
+      "el");
+  EXPECT_THAT(
+      message_of<mesh::UsageError>(
+          [&] { hub::import_model(folder, temp / "run"); }),
+      HasSubstr("the path is not UTF-8"));
+  EXPECT_FALSE(fs::exists(temp / "run"));
+}
+
 TEST(HubRefuse, FoldersWithoutWeights) {
   const TempFolder temp;
   const auto folder = copy_hub_folder("llama", temp);
@@ -186,6 +219,11 @@ TEST(HubRefuse, CheckpointsThatAreNoModelOfOurs) {
       message_of<mesh::UsageError>(
           [&] { hub::import_model(stored_hub_folder("llama"), temp / "run"); }),
       HasSubstr("exists already"));
+  EXPECT_THAT(
+      message_of<mesh::UsageError>([&] {
+        hub::export_model(imported.path, temp / "out", {.max_shard_bytes = 0});
+      }),
+      HasSubstr("files of 0 bytes: at least 1"));
   fs::resize_file(imported.path / "shard-00000-00000.safetensors", 1000);
   EXPECT_NE(
       message_of<checkpoint::CheckpointError>(
