@@ -72,8 +72,17 @@ void add_tokenize(CLI::App& app) {
       ->add_option(
           "inputs", options.inputs, "Files, folders and globs of text in UTF-8")
       ->required();
-  command->add_option("-o,--output", options.output, "The file to write")
+  command
+      ->add_option(
+          "-o,--output",
+          options.output,
+          "The file to write; an earlier output of this command is replaced, "
+          "another file refused")
       ->required();
+  command->add_flag(
+      "--force",
+      options.force,
+      "Replace OUT, OUT.json and OUT.idx whatever they are");
   command->add_flag(
       "--bos", options.bos, "Begin every document with the begin token");
   command->add_flag(

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 
@@ -44,30 +45,14 @@ std::optional<TokenType> type_named(std::string_view name) {
   return std::nullopt;
 }
 
-std::optional<TokenOrigin> read_origin(const std::string& path) {
-  std::ifstream file(origin_path(path), std::ios::binary);
-  if (!file) {
-    return std::nullopt;
-  }
-  try {
-    const auto json = nlohmann::json::parse(file);
-    const auto type = type_named(json.at("dtype").get<std::string>());
-    if (!type) {
-      refuse_data(origin_path(path), 0, "no known dtype");
+TokenFormat format_named(std::string_view name) {
+  for (const auto format :
+       {TokenFormat::kRaw, TokenFormat::kLlmC, TokenFormat::kMegatron}) {
+    if (to_string(format) == name) {
+      return format;
     }
-    return TokenOrigin{
-        .tokenizer = json.at("tokenizer"),
-        .fingerprint = json.at("fingerprint"),
-        .vocab_size = json.at("vocab_size"),
-        .type = *type,
-        .num_tokens = json.at("tokens"),
-        .modified_ns = json.at("modified_ns")};
-  } catch (const nlohmann::json::exception& error) {
-    refuse_data(
-        origin_path(path),
-        0,
-        fmt::format("not what weft tokenize writes: {}", error.what()));
   }
+  return TokenFormat::kAuto;
 }
 
 } // namespace
@@ -92,6 +77,39 @@ std::string to_string(TokenFormat format) {
   constexpr std::array<const char*, 4> kNames = {
       "auto", "raw", "llm.c", "megatron"};
   return kNames.at(static_cast<size_t>(format));
+}
+
+std::optional<TokenOrigin> read_origin(const std::string& path) {
+  std::error_code ignored;
+  const auto status = std::filesystem::status(origin_path(path), ignored);
+  if (std::filesystem::exists(status) &&
+      !std::filesystem::is_regular_file(status)) {
+    refuse_data(origin_path(path), 0, "not a regular file");
+  }
+  std::ifstream file(origin_path(path), std::ios::binary);
+  if (!file) {
+    return std::nullopt;
+  }
+  try {
+    const auto json = nlohmann::json::parse(file);
+    const auto type = type_named(json.at("dtype").get<std::string>());
+    if (!type) {
+      refuse_data(origin_path(path), 0, "no known dtype");
+    }
+    return TokenOrigin{
+        .tokenizer = json.at("tokenizer"),
+        .fingerprint = json.at("fingerprint"),
+        .vocab_size = json.at("vocab_size"),
+        .format = format_named(json.value("format", "")),
+        .type = *type,
+        .num_tokens = json.at("tokens"),
+        .modified_ns = json.at("modified_ns")};
+  } catch (const nlohmann::json::exception& error) {
+    refuse_data(
+        origin_path(path),
+        0,
+        fmt::format("not what weft tokenize writes: {}", error.what()));
+  }
 }
 
 struct TokenFile::Map {

@@ -30,11 +30,17 @@ struct TokenOrigin {
   std::string tokenizer;
   std::string fingerprint;
   int64_t vocab_size = 0;
+  /// kAuto: not said.
+  TokenFormat format = TokenFormat::kAuto;
   TokenType type = TokenType::kUint16;
   int64_t num_tokens = 0;
   /// When the file of tokens was written.
   int64_t modified_ns = 0;
 };
+
+/// What `path`.json says of the file of tokens `path`; nullopt: there is none.
+/// Throws: DataError, naming `path`.json, if `weft tokenize` did not write it.
+std::optional<TokenOrigin> read_origin(const std::string& path);
 
 /// A file of tokens, memory-mapped. Copies share the map. Reading is safe from
 /// several threads.

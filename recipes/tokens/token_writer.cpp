@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mesh/error.h"
+#include "recipes/data/data_error.h"
 #include "recipes/data/token_layout.h"
 
 namespace weft::recipes {
@@ -30,6 +31,70 @@ void put(std::string& bytes, T value) {
     const std::string& reason) {
   mesh::throw_error<mesh::UsageError>(
       fmt::format("cannot write \"{}\": {}", path, reason));
+}
+
+// What is there, of whatever kind: also links to nothing.
+bool is_there(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(
+      std::filesystem::symlink_status(path, ignored));
+}
+
+// The format of the tokens that `weft tokenize` left as `path`; nullopt: it
+// did not write them, as far as their companion tells.
+std::optional<TokenFormat> earlier_format(const std::string& path) {
+  try {
+    const auto origin = read_origin(path);
+    if (origin && origin->format != TokenFormat::kAuto) {
+      return origin->format;
+    }
+  } catch (const DataError&) { // another program's
+  }
+  return std::nullopt;
+}
+
+void check_name(const std::string& path, TokenFormat format) {
+  for (const char* companion : {".idx", ".json"}) {
+    if (path.ends_with(companion)) {
+      refuse_output(
+          path,
+          fmt::format(
+              "{} is the end of a file beside the tokens; give these another "
+              "name, such as x.bin",
+              companion));
+    }
+  }
+  if (format == TokenFormat::kMegatron && !path.ends_with(".bin")) {
+    refuse_output(path, "a Megatron file ends in .bin, beside its .idx");
+  }
+}
+
+void check_replaceable(const std::string& path, bool force) {
+  const std::optional<TokenFormat> earlier = earlier_format(path);
+  for (const std::string& each : {path, origin_path(path), index_path(path)}) {
+    if (!is_there(each)) {
+      continue;
+    }
+    std::error_code ignored;
+    const auto status = std::filesystem::status(each, ignored);
+    if (std::filesystem::is_directory(status)) {
+      refuse_output(each, "is a folder");
+    }
+    if (std::filesystem::exists(status) &&
+        !std::filesystem::is_regular_file(status)) {
+      refuse_output(each, "is not a regular file");
+    }
+    // An index may be that of other tokens: x.raw and x.bin share x.idx.
+    const bool is_earlier = each == index_path(path)
+                                ? earlier == TokenFormat::kMegatron
+                                : earlier.has_value();
+    if (!is_earlier && !force) {
+      refuse_output(
+          each,
+          "it exists, and not as an earlier output of weft tokenize to that "
+          "name; give another, or replace it with --force");
+    }
+  }
 }
 
 } // namespace
@@ -48,15 +113,16 @@ std::optional<TokenType> type_for(TokenFormat format, int64_t vocab_size) {
   }
 }
 
-TokenWriter::TokenWriter(std::string path, TokenFormat format, TokenType type)
+TokenWriter::TokenWriter(
+    std::string path,
+    TokenFormat format,
+    TokenType type,
+    bool force)
     : path_(std::move(path)), format_(format), type_(type) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path_, error)) {
-    refuse_output(path_, "is a folder");
-  }
-  if (format_ == TokenFormat::kMegatron && !path_.ends_with(".bin")) {
-    refuse_output(path_, "a Megatron file ends in .bin, beside its .idx");
-  }
+  check_name(path_, format_);
+  check_replaceable(path_, force);
+  has_stale_index_ =
+      format_ != TokenFormat::kMegatron && is_there(index_path(path_));
   file_ = std::fopen(temporary(path_).c_str(), "wb");
   if (file_ == nullptr) {
     fail(path_);
@@ -181,6 +247,13 @@ void TokenWriter::write_origin(TokenOrigin origin) const {
   }
 }
 
+void TokenWriter::remove_stale_index() const {
+  if (has_stale_index_ && std::remove(index_path(path_).c_str()) != 0 &&
+      errno != ENOENT) {
+    fail(index_path(path_));
+  }
+}
+
 void TokenWriter::finish(TokenOrigin origin) {
   if (format_ == TokenFormat::kLlmC) {
     if (std::fseek(file_, 0, SEEK_SET) != 0) {
@@ -196,9 +269,12 @@ void TokenWriter::finish(TokenOrigin origin) {
   std::vector<std::string> paths = {origin_path(path_), path_};
   if (format_ == TokenFormat::kMegatron) {
     write_index();
-    paths.insert(paths.begin(), index_path(path_));
+    // After the one that tells whose it is: a run that dies here leaves what
+    // the next one may replace.
+    paths.insert(paths.begin() + 1, index_path(path_));
   }
   write_origin(std::move(origin));
+  remove_stale_index();
   for (const std::string& path : paths) {
     if (std::rename(temporary(path).c_str(), path.c_str()) != 0) {
       fail(path);

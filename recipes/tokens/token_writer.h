@@ -15,8 +15,14 @@ namespace weft::recipes {
 /// Writes a file of tokens, whose name it gets when it is whole.
 class TokenWriter {
  public:
-  /// `format` is not kAuto. Throws: mesh::UsageError.
-  TokenWriter(std::string path, TokenFormat format, TokenType type);
+  /// `format` is not kAuto. With `force`, files that are in the way are
+  /// replaced whatever they are, else only those of an earlier writer.
+  /// Throws: mesh::UsageError.
+  TokenWriter(
+      std::string path,
+      TokenFormat format,
+      TokenType type,
+      bool force = false);
   /// Removes what is not whole.
   ~TokenWriter();
   TokenWriter(const TokenWriter&) = delete;
@@ -39,10 +45,14 @@ class TokenWriter {
   void write_header(int64_t num_tokens);
   void write_index() const;
   void write_origin(TokenOrigin origin) const;
+  void remove_stale_index() const;
 
   std::string path_;
   TokenFormat format_;
   TokenType type_;
+  /// An index of what `path_` was: with it, the tokens would not be read as
+  /// what they are.
+  bool has_stale_index_ = false;
   std::FILE* file_ = nullptr;
   std::vector<unsigned char> buffer_;
   int64_t num_tokens_ = 0;

@@ -70,7 +70,8 @@ class Job {
         writer_(
             options.output,
             options.format,
-            chosen_type(tokenizer, options)) {}
+            chosen_type(tokenizer, options),
+            options.force) {}
 
   TokenizeProgress run(const std::vector<DataFile>& files) {
     for (const DataFile& file : files) {

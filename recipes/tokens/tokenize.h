@@ -23,6 +23,9 @@ struct TokenizeOptions {
   /// Cuts files into documents, and is no part of them; empty: every file is
   /// one.
   std::string document_separator = {};
+  /// Replace what is there under the name of `output`, `output`.json and its
+  /// .idx, also where no earlier call wrote it.
+  bool force = false;
 };
 
 struct TokenizeProgress {
@@ -33,8 +36,9 @@ struct TokenizeProgress {
 };
 
 /// Writes the tokens of all documents end to end, and beside them, as
-/// `output`.json, what they come from. Empty documents are none. Calls `show`
-/// now and then and at the end.
+/// `output`.json, what they come from. Replaces an earlier output of the same
+/// name, which `output`.json tells, and an index of it that is none any more.
+/// Empty documents are none. Calls `show` now and then and at the end.
 /// Throws: mesh::UsageError; DataError, with file and offset, for text that is
 /// not UTF-8.
 TokenizeProgress tokenize(

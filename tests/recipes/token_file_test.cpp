@@ -1,6 +1,5 @@
-// Files of tokens: written, read, refused; and samples of them.
+// Files of tokens: read, refused; and samples of them.
 
-#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -8,30 +7,20 @@
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "recipes/config/validate.h"
 #include "recipes/data/batch_loader.h"
-#include "recipes/data/data_error.h"
-#include "recipes/data/token_file.h"
 #include "recipes/data/token_source.h"
 #include "recipes/tokens/tokenize.h"
-#include "recipes/tokens/tokenize_bar.h"
 #include "tests/recipes/fixtures.h"
+#include "tests/recipes/token_fixtures.h"
 
 // A namespace of its own: sources of a test are compiled together.
-namespace weft::recipes::token_file_test {
+namespace weft::recipes::token_test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using Ids = std::vector<int64_t>;
-
-template <class T>
-std::string packed(const std::vector<T>& values) {
-  return {
-      reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
 
 std::string llm_c(int32_t magic, int32_t version, int32_t size) {
   std::vector<int32_t> header(256);
@@ -56,23 +45,6 @@ struct Index {
            packed(documents);
   }
 };
-
-Ids all_of(const TokenFile& file) {
-  Ids tokens(static_cast<size_t>(file.size()));
-  file.read(0, tokens);
-  return tokens;
-}
-
-template <class Body>
-std::string data_error(Body&& body) {
-  return message_of<DataError>(std::forward<Body>(body));
-}
-
-std::string open_error(
-    const std::string& path,
-    TokenFormat format = TokenFormat::kAuto) {
-  return data_error([&] { TokenFile::open(path, format); });
-}
 
 TEST(TokenFile, ReadsRawIntegers) {
   const TempFolder folder;
@@ -230,124 +202,6 @@ TEST(TokenFile, NoticesFilesThatChange) {
       data_error([&] { file.read(2, tokens); }), HasSubstr("No such file"));
 }
 
-// ---- weft tokenize ----------------------------------------------------------
-
-const std::string kTokenizers = WEFT_SOURCE_DIR "/tests/recipes/oracle/tokens/";
-
-TokenizeOptions to(const TempFolder& folder, std::vector<std::string> inputs) {
-  return {.inputs = std::move(inputs), .output = folder / "out.bin"};
-}
-
-TEST(Tokenize, WritesDocumentsWithEnds) {
-  const TempFolder folder;
-  folder.write("text/a.txt", "one|two||three");
-  folder.write("text/b.txt", "four");
-  const auto tokenizer = open_tokenizer(kTokenizers + "bytes.model");
-  TokenizeOptions options = to(folder, {folder / "text"});
-  options.bos = true;
-  options.eos = true;
-  options.document_separator = "|";
-  Ids expected;
-  for (const char* document : {"one", "two", "three", "four"}) {
-    const Ids ids = tokenizer->encode(document);
-    expected.push_back(1);
-    expected.insert(expected.end(), ids.begin(), ids.end());
-    expected.push_back(2);
-  }
-  for (const auto format :
-       {TokenFormat::kRaw, TokenFormat::kLlmC, TokenFormat::kMegatron}) {
-    options.format = format;
-    const auto done = tokenize(*tokenizer, options);
-    EXPECT_EQ(done.documents, 4);
-    EXPECT_EQ(done.tokens, static_cast<int64_t>(expected.size()));
-    EXPECT_EQ(done.bytes_done, done.bytes_total);
-    const auto file = TokenFile::open(options.output);
-    EXPECT_EQ(file.format(), format);
-    EXPECT_EQ(all_of(file), expected);
-    EXPECT_EQ(file.origin()->fingerprint, tokenizer->fingerprint_text());
-    EXPECT_EQ(file.origin()->vocab_size, 600);
-  }
-  // Nothing is left over.
-  size_t files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
-    files += entry.is_regular_file() ? 1 : 0;
-    EXPECT_NE(entry.path().extension(), ".tmp");
-  }
-  EXPECT_EQ(files, 3U);
-}
-
-TEST(Tokenize, RefusesAndLeavesNothing) {
-  const TempFolder folder;
-  const auto good = folder.write("good.txt", "good\n");
-  const auto bad = folder.write(
-      "bad.txt",
-      "fine|b\xff"
-      "d");
-  const auto tokenizer = open_tokenizer(kTokenizers + "gpt2.json");
-  TokenizeOptions options = to(folder, {good, bad});
-  options.document_separator = "|";
-  EXPECT_THAT(
-      data_error([&] { tokenize(*tokenizer, options); }),
-      HasSubstr("bad.txt\", offset 6: not UTF-8: 0xff"));
-  EXPECT_FALSE(std::filesystem::exists(options.output));
-  EXPECT_EQ(
-      std::distance(
-          std::filesystem::directory_iterator(folder.path()),
-          std::filesystem::directory_iterator()),
-      2);
-  const auto message = [&](const TokenizeOptions& each) {
-    return message_of<mesh::UsageError>([&] { tokenize(*tokenizer, each); });
-  };
-  options = to(folder, {good});
-  options.bos = true;
-  EXPECT_THAT(message(options), HasSubstr("--bos: byte-level BPE"));
-  options = to(folder, {good});
-  options.output = good;
-  EXPECT_THAT(message(options), HasSubstr("would be overwritten"));
-  options.output = folder / "none/out.bin";
-  EXPECT_THAT(message(options), HasSubstr("No such file or directory"));
-  options.output = folder.path();
-  EXPECT_THAT(message(options), HasSubstr("is a folder"));
-  options = to(folder, {folder.write("empty.txt", "")});
-  EXPECT_THAT(message(options), HasSubstr("all files are empty"));
-  options = to(folder, {good});
-  options.document_separator = "good\n";
-  EXPECT_THAT(message(options), HasSubstr("all documents are empty"));
-  EXPECT_FALSE(std::filesystem::exists(options.output));
-}
-
-TEST(Tokenize, TakesTheTypeThatFits) {
-  const TempFolder folder;
-  auto file = nlohmann::json::parse(read_text(kTokenizers + "gpt2.json"));
-  file["model"]["vocab"]["far"] = 70'000;
-  file["added_tokens"] = nlohmann::json::array();
-  const auto tokenizer =
-      open_tokenizer(folder.write("t/tokenizer.json", file.dump()));
-  TokenizeOptions options = to(folder, {folder.write("a.txt", "a text")});
-  EXPECT_THAT(
-      message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); }),
-      HasSubstr("give --dtype uint32"));
-  options.type = TokenType::kUint16;
-  EXPECT_THAT(
-      message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); }),
-      HasSubstr("--dtype uint16: "));
-  options.type = TokenType::kUint32;
-  tokenize(*tokenizer, options);
-  EXPECT_EQ(TokenFile::open(options.output).type(), TokenType::kUint32);
-  EXPECT_EQ(
-      all_of(TokenFile::open(options.output)), tokenizer->encode("a text"));
-  options.type.reset();
-  options.format = TokenFormat::kMegatron;
-  tokenize(*tokenizer, options);
-  EXPECT_EQ(TokenFile::open(options.output).type(), TokenType::kInt32);
-}
-
-TEST(Tokenize, LineTellsHowFar) {
-  const TokenizeProgress progress{
-      .bytes_done = 12'340'000, .bytes_total = 84'200'000, .tokens = 3'100'000};
-  EXPECT_EQ(tokenize_line(progress, 2), "12.3/84.2 MB  3.1 M tokens  6.2 MB/s");
-}
-
 // ---- training on them -------------------------------------------------------
 
 Recipe recipe_of(const std::string& keys) {
@@ -492,7 +346,12 @@ TEST(TokenData, TrustsOnlyWhatIsAsItWasWritten) {
   folder.write("out.bin.json", "{}");
   EXPECT_THAT(
       open_error(options.output), HasSubstr("not what weft tokenize writes"));
+  std::filesystem::remove(folder / "out.bin.json");
+  std::filesystem::create_directory(folder / "out.bin.json");
+  EXPECT_THAT(
+      open_error(options.output),
+      HasSubstr("out.bin.json\", offset 0: not a regular file"));
 }
 
 } // namespace
-} // namespace weft::recipes::token_file_test
+} // namespace weft::recipes::token_test
