@@ -15,16 +15,21 @@
 namespace weft::recipes {
 namespace {
 
-// Windows `samples` of a file, `length` tokens each and their targets.
+// Windows `samples` of a file, `length` tokens each and their targets. A file
+// may have been rewritten in place, or not be what its .json says: each token
+// is looked at before a model is asked for it.
 Batch read_windows(
     const TokenFile& file,
     int64_t length,
+    int64_t vocab_size,
     std::span<const int64_t> samples) {
   const auto batch_size = static_cast<int64_t>(samples.size());
   auto tokens = at::empty({batch_size, length + 1}, at::kLong);
   auto* row = tokens.mutable_data_ptr<int64_t>();
   for (const int64_t sample : samples) {
-    file.read(sample * length, std::span(row, static_cast<size_t>(length) + 1));
+    const std::span window(row, static_cast<size_t>(length) + 1);
+    file.read(sample * length, window);
+    file.check_tokens_below(window, sample * length, vocab_size);
     row += length + 1;
   }
   return {
@@ -65,7 +70,9 @@ EvalSamples heldout_samples(const Recipe& recipe) {
                             "{} held-out windows of {} tokens",
                             count,
                             recipe.data.sequence_length)
-                      : fmt::format("{} held-out images", count)};
+                      : fmt::format("{} held-out images", count),
+      .fingerprint = fmt::format(
+          "{} samples of {}", count, loader->data().fingerprint_text())};
 }
 
 EvalSamples token_windows(const Recipe& recipe, const std::string& path) {
@@ -89,15 +96,19 @@ EvalSamples token_windows(const Recipe& recipe, const std::string& path) {
         file.size(),
         length + 1));
   }
-  file.check_below(model_outputs(recipe));
+  const int64_t vocab_size = model_outputs(recipe);
+  file.check_below(vocab_size);
   const int64_t count = (file.size() - 1) / length;
   return {
       .count = count,
       .targets = length,
-      .read = [file, length](
-                  auto samples) { return read_windows(file, length, samples); },
-      .text =
-          fmt::format("{} windows of {} tokens of {}", count, length, path)};
+      .read =
+          [file, length, vocab_size](auto samples) {
+            return read_windows(file, length, vocab_size, samples);
+          },
+      .text = fmt::format("{} windows of {} tokens of {}", count, length, path),
+      .fingerprint =
+          fmt::format("{} windows of {} bytes", count, file.file().size_bytes)};
 }
 
 } // namespace weft::recipes

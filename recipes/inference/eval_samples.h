@@ -18,6 +18,8 @@ struct EvalSamples {
   std::function<Batch(std::span<const int64_t>)> read;
   /// "96 windows of 128 tokens from corpus.bin".
   std::string text;
+  /// What all ranks have to see alike.
+  std::string fingerprint;
 };
 
 /// The held-out samples of the recipe's data, each once.
