@@ -45,7 +45,8 @@ void eval(const EvalArguments& arguments) {
   const auto samples = reads_data ? heldout_samples(recipe)
                                   : token_windows(recipe, arguments.tokens);
   check_weights(recipe, arguments.checkpoint);
-  const auto mesh = join_mesh(recipe);
+  const auto mesh =
+      join_mesh(recipe, "data (the size of its files)", samples.fingerprint);
   const auto model =
       load_model(recipe, mesh, arguments.checkpoint, say_on_stderr);
   const auto result = evaluate(

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -53,7 +54,7 @@ class Output {
       begin(sample);
     }
     if (sample.sample == 0) {
-      write_to_stdout(stream_->add(sample.tokens.back()));
+      add_token(sample.tokens.back());
     }
   }
 
@@ -62,7 +63,7 @@ class Output {
       if (sample.sample != 0) {
         begin(sample);
         for (const int64_t token : sample.tokens) {
-          write_to_stdout(stream_->add(token));
+          add_token(token);
         }
       }
       write_to_stdout(stream_->finish() + "\n");
@@ -77,13 +78,18 @@ class Output {
       write_to_stdout(fmt::format("--- {} ---\n", sample.sample));
     }
     write_to_stdout(text_after(tokenizer_, {}, prompt));
-    write_to_stdout(tokenizer_ == nullptr ? " " : "");
+    separator_ = tokenizer_ == nullptr ? " " : "";
+  }
+
+  void add_token(int64_t token) {
+    write_to_stdout(std::exchange(separator_, "") + stream_->add(token));
   }
 
   const Tokenizer* tokenizer_;
   const Prompts& prompts_;
   bool has_several_;
   std::optional<TextStream> stream_;
+  std::string separator_;
 };
 
 std::string results_json(
@@ -123,6 +129,59 @@ void say_speed(const std::vector<Continuation>& all, Clock::time_point start) {
       tokens,
       seconds,
       static_cast<double>(tokens) / seconds));
+}
+
+// Models may have more tokens than their tokenizer, and sample them.
+void say_unknown(
+    const std::vector<Continuation>& all,
+    const Tokenizer* tokenizer) {
+  if (tokenizer == nullptr) {
+    return;
+  }
+  int64_t unknown = 0;
+  for (const auto& each : all) {
+    unknown += std::ranges::count_if(each.tokens, [&](int64_t token) {
+      return token >= tokenizer->vocab_size();
+    });
+  }
+  if (unknown > 0) {
+    say_on_stderr(fmt::format(
+        "{} tokens are beyond the {} of the tokenizer ({}) and were written as "
+        "nothing; --json has their numbers, and --tokenizer takes another",
+        unknown,
+        tokenizer->vocab_size(),
+        tokenizer->describe()));
+  }
+}
+
+// Whose text it is, where that is not plain.
+void say_tokenizer(const Recipe& recipe, const Tokenizer* tokenizer) {
+  if (tokenizer == nullptr) {
+    say_on_stderr(fmt::format(
+        "tokens are written as numbers, for want of a tokenizer: {}",
+        why_no_tokenizer(recipe)));
+  } else if (!recipe.model.from.empty()) {
+    say_on_stderr(fmt::format("text is that of {}", tokenizer->describe()));
+  }
+}
+
+// What every rank has to have been told alike.
+std::string told(
+    const Prompts& prompts,
+    int64_t num_samples,
+    const GenerationOptions& options) {
+  const auto& sampling = options.sampling;
+  return nlohmann::json{
+      prompts,
+      num_samples,
+      options.max_new_tokens,
+      options.eos,
+      options.use_cache,
+      sampling.temperature,
+      sampling.top_k,
+      sampling.top_p,
+      sampling.seed}
+      .dump();
 }
 
 void say_length(const Recipe& recipe, const Recipe& to_run) {
@@ -179,9 +238,13 @@ void run_generate(const GenerateArguments& arguments) {
   check_weights(recipe, arguments.checkpoint);
   const auto to_run =
       recipe_to_generate(recipe, longest_of(prompts, options.max_new_tokens));
-  const auto mesh = join_mesh(to_run);
+  const auto mesh = join_mesh(
+      to_run,
+      "prompts and how they are continued",
+      told(prompts, arguments.num_samples, options));
   const bool is_first = mesh.world().rank() == 0;
   if (is_first) {
+    say_tokenizer(recipe, tokenizer.get());
     say_length(recipe, to_run);
   }
   const auto model =
@@ -202,16 +265,16 @@ void run_generate(const GenerateArguments& arguments) {
               output.add(sample);
             }
           }));
-  if (!is_first) {
-    return;
-  }
-  if (arguments.json) {
+  if (is_first && arguments.json) {
     write_to_stdout(
         results_json(all, prompts, tokenizer.get(), options.sampling.seed));
-  } else {
+  } else if (is_first) {
     output.end(all);
   }
-  say_speed(all, start);
+  if (is_first) {
+    say_unknown(all, tokenizer.get());
+    say_speed(all, start);
+  }
 }
 
 // CLI::Range lets nan pass.

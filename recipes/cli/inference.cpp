@@ -59,7 +59,10 @@ Recipe load_for_inference(
   return recipe;
 }
 
-mesh::DeviceMesh join_mesh(const Recipe& recipe) {
+mesh::DeviceMesh join_mesh(
+    const Recipe& recipe,
+    const std::string& field,
+    const std::string& value) {
   mesh::WorldOptions options;
   options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
   if (recipe.device == "cuda") {
@@ -67,7 +70,9 @@ mesh::DeviceMesh join_mesh(const Recipe& recipe) {
     mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
     options.backend = "nccl";
   }
-  return make_inference_mesh(recipe, mesh::World::from_env(options));
+  const auto world = mesh::World::from_env(options);
+  world.check_agreement(field, value);
+  return make_inference_mesh(recipe, world);
 }
 
 void say_on_stderr(const std::string& line) {

@@ -27,8 +27,14 @@ void add_inference_arguments(
 /// recipe's data, which it else need not name.
 Recipe load_for_inference(const InferenceArguments& arguments, bool reads_data);
 
-/// Joins the other ranks. Collective: all ranks; blocks.
-mesh::DeviceMesh join_mesh(const Recipe& recipe);
+/// Joins the other ranks. `field` names what has to be the same on all besides
+/// the recipe, `value`.
+/// Collective: all ranks; blocks.
+/// Throws: mesh::DisagreementError if one of the two differs.
+mesh::DeviceMesh join_mesh(
+    const Recipe& recipe,
+    const std::string& field,
+    const std::string& value);
 
 /// On stderr: stdout is for results.
 void say_on_stderr(const std::string& line);

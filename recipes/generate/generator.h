@@ -39,6 +39,7 @@ using OnToken = std::function<void(const Continuation&)>;
 /// Returns this replica's, in order.
 /// Collective: all ranks of `mesh`, which has the dims "dp" and "tp", with the
 /// same arguments but for `on_token`; blocks.
+/// Throws: NonFiniteError as choose_token().
 std::vector<Continuation> generate(
     Model& model,
     const mesh::DeviceMesh& mesh,

@@ -11,6 +11,7 @@
 #include "mesh/error.h"
 #include "recipes/config/schema.h"
 #include "recipes/models/registry.h"
+#include "recipes/tokens/tokenizer_file.h"
 
 namespace weft::recipes {
 namespace {
@@ -18,6 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMostPromptBytes = 64 << 20;
+constexpr const char* kBytes = "byte";
+constexpr int64_t kNumBytes = 256;
 
 [[noreturn]] void refuse_prompt(const std::string& message) {
   mesh::throw_error<mesh::UsageError>(message);
@@ -45,12 +48,14 @@ std::string read_prompt(const std::string& path) {
 }
 
 std::vector<int64_t> tokens_of(
+    const Recipe& recipe,
     const std::string& text,
     const Tokenizer* tokenizer) {
   if (tokenizer == nullptr) {
-    refuse_prompt(
-        "a prompt of text needs a tokenizer, and the recipe has none: give "
-        "--tokenizer, or --prompt-tokens.");
+    refuse_prompt(fmt::format(
+        "a prompt of text needs a tokenizer, and {}. Give --tokenizer, or "
+        "--prompt-tokens.",
+        why_no_tokenizer(recipe)));
   }
   auto tokens = tokenizer->encode(text);
   if (tokens.empty() && tokenizer->bos()) {
@@ -66,6 +71,9 @@ std::vector<int64_t> tokens_of(
 }
 
 void check_known(const Recipe& recipe, const std::vector<int64_t>& tokens) {
+  if (tokens.empty()) {
+    refuse_prompt("the prompt is empty. Give at least one token.");
+  }
   const int64_t known = model_outputs(recipe);
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 || tokens[i] >= known) {
@@ -80,9 +88,12 @@ void check_known(const Recipe& recipe, const std::vector<int64_t>& tokens) {
 
 // One number or a list of them; nothing else is ours to judge.
 void add_end_tokens(const fs::path& path, std::vector<int64_t>& tokens) {
-  std::ifstream file(path);
-  const auto config =
-      nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) {
+    return;
+  }
+  const auto config = nlohmann::json::parse(
+      read_tokenizer_file(path), nullptr, /*allow_exceptions=*/false);
   if (!config.is_object() || !config.contains("eos_token_id")) {
     return;
   }
@@ -96,30 +107,61 @@ void add_end_tokens(const fs::path& path, std::vector<int64_t>& tokens) {
 
 // Null if there is none.
 std::unique_ptr<Tokenizer> tokenizer_in(const fs::path& folder) {
+  std::error_code ignored;
   for (const auto* name : {"tokenizer.json", "tokenizer.model"}) {
-    if (fs::exists(folder / name)) {
+    if (fs::exists(folder / name, ignored)) {
       return open_tokenizer(folder / name);
     }
   }
   return nullptr;
 }
 
+// Note [Whose tokens]
+// ~~~~~~~~~~~~~~~~~~~
+// The recipe that a run leaves has every key written, so that data.tokenizer:
+// byte may be what somebody wrote, or the default that nobody thought of.
+// It is believed where a model was trained on text (data.type: text), which is
+// read as bytes; a recipe that has a model.from and says neither key trains
+// nothing yet, and its model knows the tokens of that folder. For data.type:
+// tokens the folder is asked first, and without one bytes are taken only for a
+// vocabulary of just them: what else it is nobody has said, and bytes in its
+// place would be wrong text that looks like a bad model's.
+std::unique_ptr<Tokenizer> recipes_tokenizer(const Recipe& recipe) {
+  const auto& name = recipe.data.tokenizer;
+  const auto& from = recipe.model.from;
+  const auto& written = recipe.origins.places;
+  const bool is_trained_on_text =
+      recipe.data.type == "text" &&
+      (from.empty() || written.contains("data.type") ||
+       written.contains("data.tokenizer"));
+  if (name != kBytes || is_trained_on_text) {
+    return open_tokenizer(name);
+  }
+  auto tokenizer = from.empty() ? nullptr : tokenizer_in(from);
+  if (tokenizer == nullptr && model_outputs(recipe) == kNumBytes) {
+    tokenizer = open_tokenizer(name);
+  }
+  return tokenizer;
+}
+
 } // namespace
+
+std::string why_no_tokenizer(const Recipe& recipe) {
+  const auto& from = recipe.model.from;
+  if (from.empty()) {
+    return fmt::format(
+        "the recipe names none for its {} tokens", model_outputs(recipe));
+  }
+  std::error_code ignored;
+  const bool is_there = fs::exists(from, ignored);
+  return fmt::format(
+      "model.from ({}) {}", from, is_there ? "has none" : "is gone");
+}
 
 std::unique_ptr<Tokenizer> find_tokenizer(
     const Recipe& recipe,
     const std::optional<std::string>& path) {
-  std::unique_ptr<Tokenizer> tokenizer;
-  const bool is_written = recipe.origins.places.contains("data.tokenizer");
-  if (path) {
-    tokenizer = open_tokenizer(*path);
-  } else if (is_written) {
-    tokenizer = open_tokenizer(recipe.data.tokenizer);
-  } else if (!recipe.model.from.empty()) {
-    tokenizer = tokenizer_in(recipe.model.from);
-  } else if (recipe.data.type == "text") {
-    tokenizer = open_tokenizer(recipe.data.tokenizer);
-  }
+  auto tokenizer = path ? open_tokenizer(*path) : recipes_tokenizer(recipe);
   const int64_t known = model_outputs(recipe);
   if (tokenizer && tokenizer->vocab_size() > known) {
     refuse_prompt(fmt::format(
@@ -146,10 +188,10 @@ std::vector<std::vector<int64_t>> prompt_tokens(
   if (words.tokens) {
     prompts.push_back(*words.tokens);
   } else if (words.file) {
-    prompts.push_back(tokens_of(read_prompt(*words.file), tokenizer));
+    prompts.push_back(tokens_of(recipe, read_prompt(*words.file), tokenizer));
   }
   for (const auto& text : words.texts) {
-    prompts.push_back(tokens_of(text, tokenizer));
+    prompts.push_back(tokens_of(recipe, text, tokenizer));
   }
   for (const auto& prompt : prompts) {
     check_known(recipe, prompt);

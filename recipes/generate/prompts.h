@@ -19,16 +19,20 @@ struct PromptWords {
 };
 
 /// The tokenizer of `path`, or else of the recipe's model: data.tokenizer, or
-/// what lies in the folder model.from. Null if there is none.
-/// Throws: mesh::UsageError if it cannot be read or knows more tokens than the
-/// model.
+/// what lies in the folder model.from; see Note [Whose tokens]. Null if there
+/// is none. Throws: mesh::UsageError if it cannot be read or knows more tokens
+/// than the model.
 std::unique_ptr<Tokenizer> find_tokenizer(
     const Recipe& recipe,
     const std::optional<std::string>& path);
 
+/// "model.from (llama) is gone"; of a recipe for which find_tokenizer() has
+/// found none.
+std::string why_no_tokenizer(const Recipe& recipe);
+
 /// The prompts' tokens; an empty text is the tokenizer's begin token.
 /// Throws: mesh::UsageError for none or several kinds, a text without a
-/// tokenizer, and tokens that the model does not have.
+/// tokenizer, no tokens at all, and tokens that the model does not have.
 std::vector<std::vector<int64_t>> prompt_tokens(
     const Recipe& recipe,
     const PromptWords& words,
@@ -36,6 +40,7 @@ std::vector<std::vector<int64_t>> prompt_tokens(
 
 /// What ends a sample: the tokenizer's end token, and those of
 /// generation_config.json and config.json in the folder model.from.
+/// Throws: TokenizerError if one of these is no file that can be read.
 std::vector<int64_t> end_tokens(
     const Recipe& recipe,
     const Tokenizer* tokenizer);

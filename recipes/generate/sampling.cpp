@@ -1,6 +1,7 @@
 #include "recipes/generate/sampling.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include <fmt/format.h>
@@ -8,11 +9,35 @@
 
 #include "dtensor/random.h"
 #include "dtensor/random_arithmetic.h"
+#include "mesh/error.h"
+#include "recipes/train/trainer.h"
 
 namespace weft::recipes {
 namespace {
 
 constexpr double kNoChance = -std::numeric_limits<double>::infinity();
+
+// A tiny temperature makes quotients that no float holds. Those of the
+// distances to the largest are then -inf, which is no chance, and 0 for the
+// largest itself; only what is added back to all of them has to be kept finite.
+at::Tensor divided(const at::Tensor& scores, double temperature) {
+  constexpr double kLargest = 1e30;
+  const auto exact = scores.to(at::kDouble);
+  const auto largest = exact.amax(-1, /*keepdim=*/true);
+  const auto added = (largest / temperature).clamp(-kLargest, kLargest);
+  return ((exact - largest) / temperature + added).to(at::kFloat);
+}
+
+void check_finite(const at::Tensor& logits, int64_t position) {
+  const auto largest = logits.max().item<double>(); // nan if one is
+  if (!std::isfinite(largest)) {
+    mesh::throw_error<NonFiniteError>(fmt::format(
+        "the largest logit of token {} is {}: the weights, or what the model "
+        "makes of them in this dtype, are no finite numbers.",
+        position,
+        std::isnan(largest) ? std::abs(largest) : largest)); // never "-nan"
+  }
+}
 
 at::Tensor keep_likeliest(const at::Tensor& scores, int64_t count) {
   const auto values =
@@ -37,7 +62,7 @@ at::Tensor warp_logits(
     const SamplingOptions& options) {
   auto scores = logits.to(at::kFloat);
   if (options.temperature != 0 && options.temperature != 1) {
-    scores = scores / options.temperature;
+    scores = divided(scores, options.temperature);
   }
   if (options.top_k > 0) {
     scores = keep_likeliest(scores, options.top_k);
@@ -63,6 +88,7 @@ int64_t choose_token(
     const SamplingOptions& options,
     int64_t sample,
     int64_t position) {
+  check_finite(logits, position);
   if (options.temperature == 0) {
     return logits.argmax().item<int64_t>();
   }

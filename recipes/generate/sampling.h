@@ -29,6 +29,7 @@ struct SamplingOptions {
 
 /// Logits divided by the temperature, if that is not 0, and -inf where top_k
 /// and then top_p leave no chance. Tokens as likely as the last of top_k stay.
+/// A temperature so small that float overflows leaves only the likeliest.
 /// Shapes: [.., V] to [.., V], float.
 /// Source: transformers' TemperatureLogitsWarper, TopKLogitsWarper and
 /// TopPLogitsWarper; Holtzman et al., The Curious Case of Neural Text
@@ -42,6 +43,7 @@ double sampling_number(uint64_t seed, int64_t sample, int64_t position);
 
 /// The token that stands `position` tokens from the start of sample `sample`.
 /// Shapes: logits [V], on the CPU.
+/// Throws: NonFiniteError if a logit is not a number, or the largest infinite.
 int64_t choose_token(
     const at::Tensor& logits,
     const SamplingOptions& options,

@@ -1,5 +1,6 @@
 // weft eval and weft generate: the real programs.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -421,6 +422,63 @@ TEST_F(InferenceTest, GenerateRefusesWhatCannotBe) {
   EXPECT_THAT(
       generate_refused({"--prompt", "a", "--tokenizer", "nowhere.model"}),
       HasSubstr("nowhere.model"));
+}
+
+// Each by its own command line or file: nobody waits for a token or a loss that
+// another rank does not make.
+TEST_F(InferenceTest, RanksThatWereToldOtherThingsAreRefused) {
+  train_it();
+  const auto line_of = [&](const std::string& command) {
+    return refused(
+        launched(2, {"sh", "-c", "exec " WEFT_WEFT " " + command + " --json"}),
+        5);
+  };
+  for (const std::string flag :
+       {"--prompt-tokens 9$RANK",
+        "--prompt-tokens 97 --max-new-tokens 1$RANK",
+        "--prompt-tokens 97 --num-samples 1$RANK",
+        "--prompt-tokens 97 --eos-token-id 1$RANK",
+        "--prompt-tokens 97 --seed 1$RANK"}) {
+    EXPECT_THAT(line_of("generate uneven.yaml " + flag), HasSubstr("prompts"))
+        << flag;
+  }
+  write_tokens("tokens0.bin", corpus_tokens(500));
+  write_tokens("tokens1.bin", corpus_tokens(700));
+  EXPECT_THAT(
+      line_of("eval uneven.yaml --tokens tokens$RANK.bin"), HasSubstr("data"));
+}
+
+TEST_F(InferenceTest, GenerateSaysWhatItLeavesOut) {
+  train_it();
+  const Words words{
+      "--prompt", "ab", "--temperature=1e6", "--max-new-tokens=40", "--seed=1"};
+  const auto tokens = tokens_of(json_of("generate", 1, 1, words)).at(0);
+  const auto beyond =
+      std::ranges::count_if(tokens, [](int token) { return token >= 256; });
+  ASSERT_GT(beyond, 0); // of 331, each as likely
+  Process run(on_mesh("generate", 1, 1, words), folder_);
+  ASSERT_EQ(run.wait(), 0) << run.error();
+  EXPECT_THAT(
+      run.error(),
+      HasSubstr(std::to_string(beyond) + " tokens are beyond the 256"));
+}
+
+TEST_F(InferenceTest, GenerateWritesNumbersWhereNobodyKnowsTheText) {
+  train_it();
+  const Words words{
+      "--prompt-tokens=97,98",
+      "--temperature=0",
+      "--max-new-tokens=2",
+      "data.type=tokens"};
+  const auto tokens = tokens_of(json_of("generate", 1, 1, words)).at(0);
+  Process run(on_mesh("generate", 1, 1, words), folder_);
+  ASSERT_EQ(run.wait(), 0) << run.error();
+  EXPECT_EQ(
+      run.output(),
+      "97 98 " + std::to_string(tokens.at(0)) + " " +
+          std::to_string(tokens.at(1)) + "\n");
+  EXPECT_THAT(
+      run.error(), HasSubstr("numbers, for want of a tokenizer: the recipe"));
 }
 
 TEST_F(InferenceTest, GenerateRefusesModelsThatContinueNothing) {
