@@ -124,7 +124,8 @@ void add_checkpoint_hub(CLI::App& checkpoint) {
           "--max-shard-size",
           arguments->max_shard_bytes,
           "Of tensors in one file: 5GB, 200MB; default: 5GB")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::PositiveNumber);
 }
 
 } // namespace weft::recipes::cli

@@ -66,10 +66,31 @@ TEST_F(HubCommandTest, ARunBeginsWithAFolderAndEndsWithOne) {
   const auto first = losses(metrics("outputs/tuned")).front();
   expect_success(tune(1, 3, {"model.from=out", "output_dir=next"}));
   EXPECT_LT(losses(metrics("next")).front(), 0.99 * first);
-  // It is not written over, and not before the run.
+  // It is not written over, and found before anything is loaded.
   EXPECT_THAT(
       failure(tune(1, 1, {"checkpoint.export_to=out", "output_dir=other"}), 2),
-      HasSubstr("out exists already; nothing is overwritten"));
+      HasSubstr(
+          "checkpoint.export_to: out exists already; nothing is overwritten"));
+  EXPECT_FALSE(fs::exists(folder_ / "other"));
+  // The run that made it has ended, and says so.
+  expect_success(tune(2, 2, {"checkpoint.export_to=out"}));
+}
+
+// The paths of a recipe are those of the folder where it was trained.
+TEST_F(HubCommandTest, ExportsFromElsewhereFindTheModelThatARunBeganWith) {
+  expect_success(tune(1, 1));
+  expect_success(checkpoint({"import", "model", "in"}));
+  fs::create_directories(folder_ / "elsewhere/model");
+  write("elsewhere/model/tokenizer.json", "{\"another\": \"tokenizer\"}");
+  for (const std::string from : {"outputs/tuned", "in"}) {
+    Process run(
+        checkpoint({"export", "../" + from, "../of_" + from.substr(0, 2)}),
+        folder_ / "elsewhere");
+    ASSERT_EQ(run.wait(), 0) << run.error();
+    EXPECT_EQ(
+        read_text(folder_ / ("of_" + from.substr(0, 2)) / "tokenizer.json"),
+        "{\"some\": \"tokenizer\"}");
+  }
 }
 
 TEST_F(HubCommandTest, ARunGoesOnWhenItsFolderIsGone) {
@@ -107,6 +128,10 @@ TEST_F(HubCommandTest, CheckpointsGoInAndOut) {
   EXPECT_TRUE(fs::exists(folder_ / "out/model-00003-of-00003.safetensors"));
   expect_success(tune(1, 1, {"model.from=out"}));
   EXPECT_THAT(
+      failure(checkpoint({"export", "in", "more", "--max-shard-size", "0"}), 2),
+      HasSubstr("--max-shard-size"));
+  EXPECT_FALSE(fs::exists(folder_ / "more"));
+  EXPECT_THAT(
       failure(checkpoint({"import", "model", "in"}), 2),
       HasSubstr("in/step-0 exists already"));
   EXPECT_THAT(
@@ -116,6 +141,17 @@ TEST_F(HubCommandTest, CheckpointsGoInAndOut) {
       failure(checkpoint({"import", "nowhere", "x"}), 2),
       HasSubstr("there is no such folder"));
   EXPECT_FALSE(fs::exists(folder_ / "x"));
+}
+
+TEST_F(HubCommandTest, NumbersOfNoModelAreRefusedAtOnce) {
+  auto config =
+      nlohmann::ordered_json::parse(read_text(folder_ / "model/config.json"));
+  config["num_hidden_layers"] = 100'000'000;
+  write("model/config.json", config.dump());
+  EXPECT_THAT(
+      failure(checkpoint({"import", "model", "in"}), 2),
+      HasSubstr("model/config.json: num_hidden_layers: expected at least 1"));
+  EXPECT_FALSE(fs::exists(folder_ / "in"));
 }
 
 TEST_F(HubCommandTest, FoldersThatDoNotFitAreRefusedBeforeTraining) {
