@@ -125,7 +125,10 @@ void add_checkpoint_hub(CLI::App& checkpoint) {
           arguments->max_shard_bytes,
           "Of tensors in one file: 5GB, 200MB; default: 5GB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::PositiveNumber);
+      ->check([](const std::string& bytes) {
+        return std::string(
+            bytes == "0" || bytes.starts_with('-') ? "at least 1 byte" : "");
+      });
 }
 
 } // namespace weft::recipes::cli

@@ -129,7 +129,7 @@ TEST_F(HubCommandTest, CheckpointsGoInAndOut) {
   expect_success(tune(1, 1, {"model.from=out"}));
   EXPECT_THAT(
       failure(checkpoint({"export", "in", "more", "--max-shard-size", "0"}), 2),
-      HasSubstr("--max-shard-size"));
+      HasSubstr("--max-shard-size: at least 1 byte"));
   EXPECT_FALSE(fs::exists(folder_ / "more"));
   EXPECT_THAT(
       failure(checkpoint({"import", "model", "in"}), 2),
