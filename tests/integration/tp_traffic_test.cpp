@@ -124,81 +124,6 @@ StepEntries run_step(const TrafficCase& each, int64_t layers, int64_t ranks) {
   return of_first;
 }
 
-/// Of one kind of collective.
-struct Sent {
-  int64_t calls = 0;
-  double bytes = 0;
-};
-
-/// By kind. Bytes are those that leave a rank for its neighbour in a ring.
-using KindTraffic = std::map<std::string, Sent>;
-
-double on_the_wire(const std::string& kind, double bytes, int64_t ranks) {
-  const auto n = static_cast<double>(ranks);
-  return (kind == "all_reduce" ? 2 : 1) * bytes * (n - 1) / n;
-}
-
-std::string kind_of(const mesh::LedgerEntry& entry) {
-  for (const auto* kind :
-       {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"}) {
-    if (entry.op.starts_with(kind)) {
-      return kind;
-    }
-  }
-  ADD_FAILURE() << "another collective: " << entry.op;
-  return entry.op;
-}
-
-KindTraffic operator+(KindTraffic a, const KindTraffic& b) {
-  for (const auto& [kind, sent] : b) {
-    a[kind].calls += sent.calls;
-    a[kind].bytes += sent.bytes;
-  }
-  return a;
-}
-
-KindTraffic times(KindTraffic a, int64_t factor) {
-  for (auto& [kind, sent] : a) {
-    sent.calls *= factor;
-    sent.bytes *= static_cast<double>(factor);
-  }
-  return a;
-}
-
-KindTraffic operator-(const KindTraffic& a, const KindTraffic& b) {
-  return a + times(b, -1);
-}
-
-int64_t calls_of(const KindTraffic& traffic) {
-  int64_t calls = 0;
-  for (const auto& item : traffic) {
-    calls += item.second.calls;
-  }
-  return calls;
-}
-
-/// A step's, in the parts that are compared each by itself.
-struct StepTraffic {
-  /// Without the loss.
-  KindTraffic forward;
-  /// Without pending gradients.
-  KindTraffic backward;
-  /// Of the logits, and of what an auxiliary loss counts.
-  KindTraffic loss;
-  /// Of parameters that each rank has a term of.
-  KindTraffic gradients;
-
-  KindTraffic all() const { return forward + backward + loss + gradients; }
-};
-
-StepTraffic operator-(const StepTraffic& a, const StepTraffic& b) {
-  return {
-      a.forward - b.forward,
-      a.backward - b.backward,
-      a.loss - b.loss,
-      a.gradients - b.gradients};
-}
-
 StepTraffic our_traffic(const StepEntries& entries, int64_t ranks) {
   StepTraffic traffic;
   const auto add = [&](KindTraffic& to, const mesh::LedgerEntry& entry) {
@@ -221,12 +146,6 @@ StepTraffic our_traffic(const StepEntries& entries, int64_t ranks) {
 
 int64_t targets_in(const TrafficCase& each) {
   return kTrafficBatch * std::max<int64_t>(each.length, 1);
-}
-
-/// Values of 4 bytes.
-KindTraffic one(const std::string& kind, int64_t values, int64_t ranks) {
-  const auto bytes = static_cast<double>(4 * values);
-  return {{kind, {1, on_the_wire(kind, bytes, ranks)}}};
 }
 
 const json& stored_traffic() {
