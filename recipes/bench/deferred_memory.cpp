@@ -9,23 +9,10 @@
 #include "dtensor/dtensor.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
+#include "recipes/bench/process_memory.h"
 
 namespace weft::recipes::bench {
 namespace {
-
-// A "Name:   123 kB" of /proc/self/status, in bytes.
-int64_t status_bytes(const std::string& name) {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  while (status >> word) {
-    if (word == name + ":") {
-      int64_t kib = 0;
-      status >> kib;
-      return kib * 1024;
-    }
-  }
-  return 0;
-}
 
 // Makes the peak what is resident now.
 void reset_peak() {

@@ -17,6 +17,7 @@
 #include "mesh/device_mesh.h"
 #include "mesh/exchange.h"
 #include "mesh/world.h"
+#include "recipes/bench/process_memory.h"
 #include "recipes/config/validate.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/tensor_map.h"
@@ -28,20 +29,6 @@ namespace weft::recipes {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A "Name:   123 kB" of /proc/self/status, in bytes.
-int64_t status_bytes(const std::string& name) {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  while (status >> word) {
-    if (word == name + ":") {
-      int64_t kib = 0;
-      status >> kib;
-      return kib * 1024;
-    }
-  }
-  return 0;
-}
 
 // All weights 0.5, a file of about 300 MB each.
 void write_model(
@@ -110,11 +97,11 @@ Growth measure(const std::string& folder, const mesh::World& world) {
   const auto mesh = mesh::DeviceMesh::create(world, {1, tp}, {"dp", "tp"});
   world.group().barrier();
   std::ofstream("/proc/self/clear_refs") << "5"; // the peak is now
-  const int64_t before = status_bytes("VmRSS");
+  const int64_t before = bench::status_bytes("VmRSS");
   auto job = make_train_job(recipe, mesh);
   load_initial_weights(recipe, job);
   Growth growth;
-  growth.peak = status_bytes("VmHWM") - before;
+  growth.peak = bench::status_bytes("VmHWM") - before;
   for (const auto& parameter : job.model->parameters()) {
     const auto local = dtensor::to_local(parameter.detach());
     growth.shard += static_cast<int64_t>(local.nbytes());

@@ -197,18 +197,27 @@ TEST_P(HubModels, ComeBackFromSmallFiles) {
   EXPECT_TRUE(difference.differences.empty());
 }
 
+// What a run leaves that begins with the recipe's folder, its optimizer apart.
+void save_model_of_run(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    const std::filesystem::path& folder,
+    int64_t step) {
+  auto job = make_train_job(recipe, mesh);
+  load_initial_weights(recipe, job);
+  RunLayout layout;
+  layout.recipe = to_yaml(recipe);
+  auto dicts = state_dicts(job);
+  dicts.erase("optimizer");
+  checkpoint::save(folder, dicts, {.step = step, .layout = to_json(layout)});
+}
+
 TEST_P(HubModels, ComeBackFromARunOnAnyMesh) {
   const TempFolder temp;
   test::run_ranks(4, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(stored_hub_folder(GetParam()), 2, 2);
-    auto job = make_train_job(recipe, rank.mesh({2, 2}, {"dp", "tp"}));
-    load_initial_weights(recipe, job);
-    RunLayout layout;
-    layout.recipe = to_yaml(recipe);
-    auto dicts = state_dicts(job);
-    dicts.erase("optimizer");
-    checkpoint::save(
-        temp / "run", dicts, {.step = 7, .layout = to_json(layout)});
+    save_model_of_run(
+        recipe, rank.mesh({2, 2}, {"dp", "tp"}), temp / "run", /*step=*/7);
   });
   hub::export_model(temp / "run/step-7", temp / "back", {.dtype = at::kFloat});
   // And transformers' numbers from the folder that was written.
@@ -323,14 +332,8 @@ TEST(Hub, AnExportWithoutItsFolderSaysWhatIsOther) {
   const auto folder = copy_hub_folder("llama", temp);
   test::run_ranks(1, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(folder, 1, 1);
-    auto job = make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
-    load_initial_weights(recipe, job);
-    RunLayout layout;
-    layout.recipe = to_yaml(recipe);
-    auto dicts = state_dicts(job);
-    dicts.erase("optimizer");
-    checkpoint::save(
-        temp / "run", dicts, {.step = 1, .layout = to_json(layout)});
+    save_model_of_run(
+        recipe, rank.mesh({1, 1}, {"dp", "tp"}), temp / "run", /*step=*/1);
   });
   const auto all = hub::export_model(temp / "run/step-1", temp / "all");
   EXPECT_TRUE(all.notes.empty());

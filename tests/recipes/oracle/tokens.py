@@ -9,6 +9,7 @@ It needs `tokenizers` (of .venv-peer) and Debian's `sentencepiece`.
 
 import json
 import pathlib
+import shutil
 import subprocess
 import tempfile
 
@@ -169,10 +170,12 @@ def pieces(name, options):
     with tempfile.TemporaryDirectory() as folder:
         lines = pathlib.Path(folder, "lines.txt")
         lines.write_text(corpus())
+        # In the folder: the model keeps the names that it was given.
         subprocess.run(
-            ["spm_train", f"--input={lines}", f"--model_prefix={FOLDER / name}",
-             "--minloglevel=2", "--num_threads=1", *options], check=True)
-        (FOLDER / f"{name}.vocab").unlink()
+            ["spm_train", f"--input={lines.name}", f"--model_prefix={name}",
+             "--minloglevel=2", "--num_threads=1", *options], check=True,
+            cwd=folder)
+        shutil.copy(pathlib.Path(folder, f"{name}.model"), FOLDER)
         texts = [text for text in TEXTS if "\n" not in text]
         model = FOLDER / f"{name}.model"
         ids = subprocess.run(
