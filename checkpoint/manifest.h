@@ -2,11 +2,14 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
+
+#include "checkpoint/digest.h"
 
 namespace weft::checkpoint {
 
@@ -24,6 +27,8 @@ struct Chunk {
   int64_t end = 0;
   /// XXH3-64 of each `piece_bytes` from `begin` on; the last piece is shorter.
   std::vector<uint64_t> piece_hashes;
+  /// SHA-256 of the same pieces, or none.
+  std::vector<Sha256> piece_sha256 = {};
 };
 
 struct TensorRecord {
@@ -42,6 +47,7 @@ struct FileRecord {
   /// Length prefix, JSON and padding.
   int64_t header_bytes = 0;
   uint64_t header_hash = 0;
+  std::optional<Sha256> header_sha256 = std::nullopt;
 };
 
 /// What a checkpoint holds and where: the content of manifest.json. A step
@@ -59,6 +65,8 @@ struct Manifest {
   /// compare(), `layout` is not.
   std::string state = "{}";
   std::string layout = "{}";
+  /// Made from safetensors files without a manifest: nothing has a hash.
+  bool is_foreign = false;
 };
 
 /// The text of manifest.json, its own hash included.
