@@ -23,6 +23,16 @@ std::string place_of(const HeaderTensor& tensor) {
       tensor.end);
 }
 
+// A foreign file need not say where in the whole its tensors lie.
+void leave_out_unsaid(HeaderTensor& ours, const HeaderTensor& theirs) {
+  if (!theirs.offset) {
+    ours.offset.reset();
+  }
+  if (!theirs.global_shape) {
+    ours.global_shape.reset();
+  }
+}
+
 // The file describes itself as the manifest describes it.
 void check_header(
     const TensorHeader& header,
@@ -30,7 +40,7 @@ void check_header(
     const std::vector<PlacedChunk>& chunks,
     const std::string& source) {
   const auto step = header.metadata.find(kStepKey);
-  if (step != header.metadata.end() &&
+  if (!manifest.is_foreign && step != header.metadata.end() &&
       step->second != std::to_string(manifest.step)) {
     throw_damage(
         source,
@@ -46,13 +56,16 @@ void check_header(
           source,
           fmt::format("tensor {} is not in its header", in_quotes(*key)));
     }
-    const HeaderTensor said{
+    HeaderTensor said{
         tensor->dtype,
         chunk->shape,
         chunk->begin,
         chunk->end,
         chunk->offset,
         tensor->shape};
+    if (manifest.is_foreign) {
+      leave_out_unsaid(said, found->second);
+    }
     const auto theirs = place_of(found->second);
     const auto ours = place_of(said);
     if (theirs != ours) {
@@ -65,7 +78,8 @@ void check_header(
               ours));
     }
   }
-  if (header.tensors.size() != chunks.size()) {
+  // A foreign file may hold copies of what another one has.
+  if (!manifest.is_foreign && header.tensors.size() != chunks.size()) {
     throw_damage(
         source,
         fmt::format(
@@ -78,6 +92,7 @@ void check_header(
 std::string read_checked_header(
     const File& file,
     const FileRecord& record,
+    bool is_foreign,
     const std::string& source) {
   const auto size = file.size();
   if (size != record.bytes) {
@@ -91,6 +106,9 @@ std::string read_checked_header(
       record.header_bytes) {
     throw_damage(source, "it became shorter while it was read");
   }
+  if (is_foreign) {
+    return bytes;
+  }
   if (const auto got = hash(bytes); got != record.header_hash) {
     throw_damage(
         source,
@@ -98,6 +116,17 @@ std::string read_checked_header(
             "byte 0: its header has hash {}, the manifest says {}",
             to_hex(got),
             to_hex(record.header_hash)));
+  }
+  if (record.header_sha256) {
+    const auto got = sha256(std::as_bytes(std::span(bytes)));
+    if (got != *record.header_sha256) {
+      throw_damage(
+          source,
+          fmt::format(
+              "byte 0: its header has SHA-256 {}, the manifest says {}",
+              to_hex(got),
+              to_hex(*record.header_sha256)));
+    }
   }
   return bytes;
 }
@@ -122,11 +151,12 @@ CheckedFile::CheckedFile(
     const std::vector<PlacedChunk>& chunks)
     : file_(folder.open_file(name)),
       piece_bytes_(manifest.piece_bytes),
+      is_foreign_(manifest.is_foreign),
       header_bytes_(manifest.files.at(name).header_bytes) {
   const auto source = file_.path().string();
   try {
     const auto& record = manifest.files.at(name);
-    const auto bytes = read_checked_header(file_, record, source);
+    const auto bytes = read_checked_header(file_, record, is_foreign_, source);
     const auto header = parse_header(bytes, record.bytes, source);
     check_header(header, manifest, chunks, source);
   } catch (const std::system_error& error) {
@@ -149,15 +179,28 @@ std::optional<std::string> CheckedFile::read_piece(
   if (got_bytes != static_cast<int64_t>(out.size())) {
     return fmt::format("byte {}: the file ends here", at + got_bytes);
   }
-  const auto said =
-      chunk.piece_hashes[static_cast<size_t>(begin / piece_bytes_)];
-  if (const auto got = hash(out); got != said) {
+  if (is_foreign_) {
+    return std::nullopt;
+  }
+  const auto differ = [&](const char* what, const auto& got, const auto& said) {
     return fmt::format(
-        "byte {}: {} bytes have hash {}, the manifest says {}",
+        "byte {}: {} bytes have {} {}, the manifest says {}",
         at,
         out.size(),
+        what,
         to_hex(got),
         to_hex(said));
+  };
+  const auto index = static_cast<size_t>(begin / piece_bytes_);
+  const auto said = chunk.piece_hashes[index];
+  if (const auto got = hash(out); got != said) {
+    return differ("hash", got, said);
+  }
+  if (!chunk.piece_sha256.empty()) {
+    const auto& digest = chunk.piece_sha256[index];
+    if (const auto got = sha256(out); got != digest) {
+      return differ("SHA-256", got, digest);
+    }
   }
   return std::nullopt;
 }

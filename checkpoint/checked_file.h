@@ -26,7 +26,7 @@ std::map<std::string_view, std::vector<PlacedChunk>> chunks_by_file(
     const Manifest& manifest);
 
 /// A tensor file of a checkpoint, opened, whose size and header are what the
-/// manifest says.
+/// manifest says. Without hashes, if the manifest is foreign.
 class CheckedFile {
  public:
   /// Throws: CheckpointError naming folder and file, and where they differ.
@@ -48,6 +48,7 @@ class CheckedFile {
  private:
   File file_;
   int64_t piece_bytes_;
+  bool is_foreign_;
   int64_t header_bytes_;
 };
 

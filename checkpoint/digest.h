@@ -14,6 +14,7 @@ namespace weft::checkpoint {
 using Sha256 = std::array<std::byte, 32>;
 
 Sha256 sha256(std::span<const std::byte> bytes);
+/// `key` has less than 2^31 bytes.
 /// Source: RFC 2104 with SHA-256.
 Sha256 hmac_sha256(std::string_view key, std::string_view text);
 /// In a time that does not depend on where they differ.

@@ -57,7 +57,28 @@ void add_chunk(Text& out, const Chunk& chunk) {
     add(out, "{}\"{:016x}\"", between, hash);
     between = ", ";
   }
+  if (!chunk.piece_sha256.empty()) {
+    add(out, "], \"sha256\": [");
+    between = "";
+    for (const auto& digest : chunk.piece_sha256) {
+      add(out, "{}\"{}\"", between, to_hex(digest));
+      between = ", ";
+    }
+  }
   add(out, "]}}");
+}
+
+void add_file(Text& out, const std::string& name, const FileRecord& file) {
+  add(out,
+      R"({}: {{"bytes": {}, "header_bytes": {}, "header_xxh3": "{:016x}")",
+      json_string(name),
+      file.bytes,
+      file.header_bytes,
+      file.header_hash);
+  if (file.header_sha256) {
+    add(out, R"(, "header_sha256": "{}")", to_hex(*file.header_sha256));
+  }
+  add(out, "}}");
 }
 
 void add_tensor(
@@ -100,9 +121,30 @@ void add_members(
 
 } // namespace
 
-std::string to_json(const Manifest& manifest) {
+int64_t choose_piece_bytes(int64_t total_bytes, bool sha256) {
+  constexpr int64_t kMostOfHashes = 8 << 20;
+  constexpr int64_t kQuotes = 4; // and what separates two
+  const auto digits = static_cast<int64_t>(
+      kHexDigits + kQuotes + (sha256 ? kHmacDigits.size() + kQuotes : 0));
+  auto piece = kDefaultPieceBytes;
+  while (piece < limits::kMostPieceBytes &&
+         total_bytes / piece >= kMostOfHashes / digits) {
+    piece *= 2;
+  }
+  return piece;
+}
+
+std::string to_json(const Manifest& manifest, std::string_view hmac_key) {
+  if (manifest.is_foreign) {
+    refuse("its files were described without hashes. Load and save them.");
+  }
   if (const auto fault = broken_rule(manifest)) {
     refuse(*fault);
+  }
+  if (!hmac_key.empty()) {
+    if (const auto fault = without_sha256(manifest)) {
+      refuse(*fault + ", which a key for the HMAC needs");
+    }
   }
   Text out;
   add(out,
@@ -120,12 +162,7 @@ std::string to_json(const Manifest& manifest) {
       "files",
       manifest.files,
       [&](const std::string& name, const FileRecord& file) {
-        add(out,
-            R"({}: {{"bytes": {}, "header_bytes": {}, "header_xxh3": "{:016x}"}})",
-            json_string(name),
-            file.bytes,
-            file.header_bytes,
-            file.header_hash);
+        add_file(out, name, file);
       });
   add_members(
       out,
@@ -136,6 +173,9 @@ std::string to_json(const Manifest& manifest) {
       });
   add_object(out, "state", manifest.state);
   add_object(out, "layout", manifest.layout);
+  if (!hmac_key.empty()) {
+    add(out, "{}{}{}", kHmacBefore, kHmacDigits, kHmacAfter);
+  }
   add(out, "{}{}{}", kHashBefore, kHashDigits, kHashAfter);
   std::string text = fmt::to_string(out);
   if (static_cast<int64_t>(text.size()) > limits::kManifestBytes) {
@@ -143,6 +183,10 @@ std::string to_json(const Manifest& manifest) {
         "a manifest of {} bytes; at most {} are allowed. Take larger pieces.",
         text.size(),
         limits::kManifestBytes));
+  }
+  if (!hmac_key.empty()) {
+    const auto hmac = to_hex(hmac_sha256(hmac_key, text));
+    text.replace(hmac_position(text), hmac.size(), hmac);
   }
   const auto digits = to_hex(hash(text));
   return text.replace(hash_position(text), kHexDigits, digits);

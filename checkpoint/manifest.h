@@ -69,17 +69,29 @@ struct Manifest {
   bool is_foreign = false;
 };
 
-/// The text of manifest.json, its own hash included.
-/// Throws: mesh::UsageError if a reader would refuse it: chunks that leave a
-/// hole or overlap, names, sizes, `state` that is no JSON object. So a folder
-/// that cannot be loaded is never committed.
-std::string to_json(const Manifest& manifest);
+/// A size of pieces for `total_bytes` of tensors: kDefaultPieceBytes, or twice
+/// that again and again until the hashes of all pieces take no more than 8 MiB
+/// of the manifest, as far as limits::kMostPieceBytes.
+int64_t choose_piece_bytes(int64_t total_bytes, bool sha256 = false);
 
+/// The text of manifest.json, its own hash included, and with a key its HMAC.
+/// Throws: mesh::UsageError if a reader would refuse it: chunks that leave a
+/// hole or overlap, names, sizes, `state` that is no JSON object, a key where a
+/// piece has no SHA-256. So a folder that cannot be loaded is never committed.
+/// A foreign manifest is refused, too.
+std::string to_json(const Manifest& manifest, std::string_view hmac_key = {});
+
+/// With a key the text must have the right HMAC, and a SHA-256 of every header
+/// and piece: then whoever does not know the key cannot have changed any of it.
+/// Without one an HMAC is not looked at.
 /// Throws: CheckpointError that names `source` and the key or offset, if the
 /// text is not what to_json() wrote, bit for bit, or breaks a rule of the
 /// format (chunks that leave a hole or overlap, bytes of a file that belong to
 /// no chunk or to two, limits).
-Manifest parse_manifest(std::string_view text, const std::string& source);
+Manifest parse_manifest(
+    std::string_view text,
+    const std::string& source,
+    std::string_view hmac_key = {});
 
 /// `created`, `weft_version` and `torch_version` of this process, now.
 void stamp(Manifest& manifest);

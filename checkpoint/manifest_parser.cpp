@@ -26,6 +26,7 @@ enum class In {
   kChunk,
   kNumbers,
   kHashes,
+  kDigests,
   kText, // of the trainer: kept as it is
   kIgnored,
 };
@@ -36,10 +37,10 @@ struct Member {
   In in;
   std::string_view name;
   Is is;
+  bool is_needed = true;
 };
 
-// Every member of version 1; all are needed. A member's bit in `seen` is its
-// position here.
+// Every member of version 1. A member's bit in `seen` is its position here.
 constexpr std::array kMembers = {
     Member{In::kRoot, "format", Is::kString},
     Member{In::kRoot, "version", Is::kInteger},
@@ -52,10 +53,12 @@ constexpr std::array kMembers = {
     Member{In::kRoot, "tensors", Is::kObject},
     Member{In::kRoot, "state", Is::kObject},
     Member{In::kRoot, "layout", Is::kObject},
+    Member{In::kRoot, "hmac_sha256", Is::kString, false},
     Member{In::kRoot, "xxh3", Is::kString},
     Member{In::kFile, "bytes", Is::kInteger},
     Member{In::kFile, "header_bytes", Is::kInteger},
     Member{In::kFile, "header_xxh3", Is::kString},
+    Member{In::kFile, "header_sha256", Is::kString, false},
     Member{In::kTensor, "dtype", Is::kString},
     Member{In::kTensor, "shape", Is::kList},
     Member{In::kTensor, "placements", Is::kString},
@@ -66,6 +69,7 @@ constexpr std::array kMembers = {
     Member{In::kChunk, "shape", Is::kList},
     Member{In::kChunk, "bytes", Is::kList},
     Member{In::kChunk, "xxh3", Is::kList},
+    Member{In::kChunk, "sha256", Is::kList, false},
 };
 
 const char* name_of(Is is) {
@@ -111,7 +115,8 @@ class ManifestScan : public JsonScan {
     const auto closed = stack_.back();
     stack_.pop_back();
     for (size_t i = 0; i < kMembers.size(); ++i) {
-      if (kMembers[i].in == closed.in && ((closed.seen >> i) & 1U) == 0) {
+      if (kMembers[i].in == closed.in && kMembers[i].is_needed &&
+          ((closed.seen >> i) & 1U) == 0) {
         fail(fmt::format("\"{}\" is missing", kMembers[i].name));
       }
     }
@@ -140,6 +145,8 @@ class ManifestScan : public JsonScan {
   void on_string(const std::string& value) override {
     if (in() == In::kHashes) {
       chunk_->piece_hashes.push_back(hash_in(value));
+    } else if (in() == In::kDigests) {
+      chunk_->piece_sha256.push_back(digest_in(value));
     } else if (expects(Is::kString)) {
       take_string(value);
     }
@@ -224,6 +231,9 @@ class ManifestScan : public JsonScan {
     if (member_->name == "xxh3") {
       return In::kHashes;
     }
+    if (member_->name == "sha256") {
+      return In::kDigests;
+    }
     range_.clear();
     numbers_ = member_->name == "offset"  ? &chunk_->offset
                : member_->name == "bytes" ? &range_
@@ -262,6 +272,8 @@ class ManifestScan : public JsonScan {
       manifest_.torch_version = value;
     } else if (name == "header_xxh3") {
       file_->header_hash = hash_in(value);
+    } else if (name == "header_sha256") {
+      file_->header_sha256 = digest_in(value);
     } else if (name == "dtype") {
       const auto dtype = from_format_name(value);
       if (!dtype) {
@@ -289,6 +301,14 @@ class ManifestScan : public JsonScan {
     const auto value = from_hex(text);
     if (!value) {
       fail(fmt::format("{} is no hash", in_quotes(text)));
+    }
+    return *value;
+  }
+
+  Sha256 digest_in(const std::string& text) const {
+    const auto value = sha256_from_hex(text);
+    if (!value) {
+      fail(fmt::format("{} is no SHA-256", in_quotes(text)));
     }
     return *value;
   }
@@ -330,9 +350,34 @@ void check_hash(std::string_view text, const std::string& source) {
   }
 }
 
+// The right HMAC is not in the message: whoever reads that could use it.
+void check_hmac(
+    std::string_view text,
+    const std::string& source,
+    std::string_view key) {
+  const auto at = hmac_position(text);
+  if (at == std::string_view::npos) {
+    throw_damage(
+        source, "it has no HMAC, but a key was given: it was saved without");
+  }
+  const auto said = sha256_from_hex(text.substr(at, kHmacDigits.size()));
+  std::string zeroed(text);
+  zeroed.replace(at, kHmacDigits.size(), kHmacDigits);
+  zeroed.replace(hash_position(text), kHexDigits, kHashDigits);
+  if (!said || !is_equal(*said, hmac_sha256(key, zeroed))) {
+    throw_damage(
+        source,
+        "its HMAC is not the key's: it was saved with another key, or changed "
+        "by someone who does not know it");
+  }
+}
+
 } // namespace
 
-Manifest parse_manifest(std::string_view text, const std::string& source) {
+Manifest parse_manifest(
+    std::string_view text,
+    const std::string& source,
+    std::string_view hmac_key) {
   if (static_cast<int64_t>(text.size()) > limits::kManifestBytes) {
     throw_damage(
         source,
@@ -342,11 +387,19 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
             limits::kManifestBytes));
   }
   check_hash(text, source);
+  if (!hmac_key.empty()) {
+    check_hmac(text, source, hmac_key);
+  }
   ManifestScan scan(text, source);
   scan.run(text);
   auto manifest = scan.take();
   if (const auto fault = broken_rule(manifest)) {
     throw_damage(source, *fault);
+  }
+  if (!hmac_key.empty()) {
+    if (const auto fault = without_sha256(manifest)) {
+      throw_damage(source, *fault + ", but a key was given");
+    }
   }
   return manifest;
 }

@@ -17,13 +17,17 @@ namespace {
 using Ranges = std::map<std::string, std::vector<std::pair<int64_t, int64_t>>>;
 using Fault = std::optional<std::string>;
 
-Fault file_fault(const std::string& name, const FileRecord& file) {
-  constexpr int64_t kLeastHeader = 16; // a length and {}, padded
+Fault file_fault(
+    const std::string& name,
+    const FileRecord& file,
+    bool is_foreign) {
+  const int64_t least = is_foreign ? 10 : 16; // a length and {}, padded
+  const int64_t alignment = is_foreign ? 1 : 8;
   if (!is_plain_file_name(name) || !name.ends_with(".safetensors")) {
     return fmt::format(
         "{} cannot be the name of a tensor file", in_quotes(name));
   }
-  if (file.header_bytes < kLeastHeader || file.header_bytes % 8 != 0 ||
+  if (file.header_bytes < least || file.header_bytes % alignment != 0 ||
       file.header_bytes > limits::kHeaderBytes + 8 ||
       file.bytes < file.header_bytes) {
     return fmt::format(
@@ -54,6 +58,29 @@ Fault place_fault(const TensorRecord& tensor, const Chunk& chunk) {
   return std::nullopt;
 }
 
+// One hash for each piece, and a SHA-256 for all or for none.
+Fault hash_fault(const Manifest& manifest, const Chunk& chunk) {
+  const auto bytes = chunk.end - chunk.begin;
+  const auto pieces =
+      manifest.is_foreign
+          ? 0
+          : bytes / manifest.piece_bytes + (bytes % manifest.piece_bytes != 0);
+  for (const auto count :
+       {chunk.piece_hashes.size(),
+        chunk.piece_sha256.empty() ? chunk.piece_hashes.size()
+                                   : chunk.piece_sha256.size()}) {
+    if (static_cast<int64_t>(count) != pieces) {
+      return fmt::format(
+          "{} hashes for {} pieces at byte {} of {}",
+          count,
+          pieces,
+          chunk.begin,
+          chunk.file);
+    }
+  }
+  return std::nullopt;
+}
+
 Fault chunk_fault(
     const Manifest& manifest,
     const TensorRecord& tensor,
@@ -78,18 +105,7 @@ Fault chunk_fault(
         plain_name(tensor.dtype),
         to_text(chunk.shape));
   }
-  const auto bytes = chunk.end - chunk.begin;
-  const auto pieces =
-      bytes / manifest.piece_bytes + (bytes % manifest.piece_bytes != 0);
-  if (static_cast<int64_t>(chunk.piece_hashes.size()) != pieces) {
-    return fmt::format(
-        "{} hashes for {} pieces at byte {} of {}",
-        chunk.piece_hashes.size(),
-        pieces,
-        chunk.begin,
-        chunk.file);
-  }
-  return std::nullopt;
+  return hash_fault(manifest, chunk);
 }
 
 Fault tensor_fault(
@@ -151,7 +167,7 @@ std::optional<std::string> broken_rule(const Manifest& manifest) {
         limits::kTensors);
   }
   for (const auto& [name, file] : manifest.files) {
-    if (auto fault = file_fault(name, file)) {
+    if (auto fault = file_fault(name, file, manifest.is_foreign)) {
       return fault;
     }
   }
@@ -167,6 +183,25 @@ std::optional<std::string> broken_rule(const Manifest& manifest) {
   for (const auto& [name, file] : manifest.files) {
     if (auto fault = range_fault(file, ranges[name])) {
       return fmt::format("file {}: {}", name, *fault);
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> without_sha256(const Manifest& manifest) {
+  for (const auto& [name, file] : manifest.files) {
+    if (!file.header_sha256) {
+      return fmt::format("file {}: its header has no SHA-256", name);
+    }
+  }
+  for (const auto& [name, tensor] : manifest.tensors) {
+    for (const auto& chunk : tensor.chunks) {
+      if (chunk.piece_sha256.size() != chunk.piece_hashes.size()) {
+        return fmt::format(
+            "tensor {}: its pieces in {} have no SHA-256",
+            in_quotes(name),
+            chunk.file);
+      }
     }
   }
   return std::nullopt;

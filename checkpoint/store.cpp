@@ -29,14 +29,6 @@ constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
 constexpr const char* kLatestName = "latest";
 
-std::string random_hex() {
-  uint64_t value = 0;
-  if (::getrandom(&value, sizeof(value), 0) != sizeof(value)) {
-    throw std::system_error(errno, std::generic_category(), "getrandom");
-  }
-  return to_hex(value);
-}
-
 std::string step_name(int64_t step) {
   return fmt::format("{}{}", kStepPrefix, step);
 }
@@ -119,6 +111,14 @@ bool is_same_folder(const Folder& open, const fs::path& path) {
 
 } // namespace
 
+std::string random_hex() {
+  uint64_t value = 0;
+  if (::getrandom(&value, sizeof(value), 0) != sizeof(value)) {
+    throw std::system_error(errno, std::generic_category(), "getrandom");
+  }
+  return to_hex(value);
+}
+
 std::vector<StepFolder> list_steps(const fs::path& checkpoints) {
   std::vector<StepFolder> steps;
   if (!is_there(checkpoints)) {
@@ -160,16 +160,30 @@ std::optional<int64_t> read_latest(const fs::path& checkpoints) {
 }
 
 fs::path begin_step(const fs::path& checkpoints, int64_t step) {
+  return join_step(checkpoints, step, random_hex());
+}
+
+fs::path
+join_step(const fs::path& checkpoints, int64_t step, const std::string& nonce) {
   make_folders(checkpoints);
-  auto path =
-      checkpoints /
-      fmt::format("{}{}-{}", kTemporaryPrefix, step_name(step), random_hex());
-  Folder::create(path);
+  auto path = checkpoints /
+              fmt::format("{}{}-{}", kTemporaryPrefix, step_name(step), nonce);
+  try {
+    Folder::create(path);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::file_exists) {
+      throw;
+    }
+  }
   return path;
 }
 
-void write_manifest(const Folder& folder, const Manifest& manifest, bool sync) {
-  const auto text = to_json(manifest);
+void write_manifest(
+    const Folder& folder,
+    const Manifest& manifest,
+    bool sync,
+    std::string_view hmac_key) {
+  const auto text = to_json(manifest, hmac_key);
   auto file = folder.create_file(kManifestName);
   const std::array parts = {std::as_bytes(std::span(text))};
   file.write_at(0, parts);
@@ -274,7 +288,7 @@ fs::path set_step_aside(const fs::path& checkpoints, int64_t step) {
   return checkpoints / name;
 }
 
-Manifest read_manifest(const Folder& step_folder) {
+Manifest read_manifest(const Folder& step_folder, std::string_view hmac_key) {
   const auto source = (step_folder.path() / kManifestName).string();
   const auto file = step_folder.open_file(kManifestName);
   try {
@@ -290,14 +304,14 @@ Manifest read_manifest(const Folder& step_folder) {
     std::string text(static_cast<size_t>(size), '\0');
     const auto got = file.read_at(0, std::as_writable_bytes(std::span(text)));
     text.resize(static_cast<size_t>(got));
-    return parse_manifest(text, source);
+    return parse_manifest(text, source, hmac_key);
   } catch (const std::system_error& error) {
     throw_damage(source, "it cannot be read: " + error.code().message());
   }
 }
 
-Manifest read_manifest(const fs::path& step_folder) {
-  return read_manifest(Folder::open(step_folder));
+Manifest read_manifest(const fs::path& step_folder, std::string_view hmac_key) {
+  return read_manifest(Folder::open(step_folder), hmac_key);
 }
 
 StepPin::StepPin(const fs::path& step_folder)

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/folder.h"
@@ -37,10 +38,23 @@ std::filesystem::path begin_step(
     const std::filesystem::path& checkpoints,
     int64_t step);
 
+/// The same with a name that several ranks know: whoever comes first makes it.
+std::filesystem::path join_step(
+    const std::filesystem::path& checkpoints,
+    int64_t step,
+    const std::string& nonce);
+
+/// 16 random hexadecimal digits, for names.
+std::string random_hex();
+
 /// Writes manifest.json into a folder that has all its files; with `sync`, it
 /// is on the disk when it returns.
 /// Throws: mesh::UsageError as to_json().
-void write_manifest(const Folder& folder, const Manifest& manifest, bool sync);
+void write_manifest(
+    const Folder& folder,
+    const Manifest& manifest,
+    bool sync,
+    std::string_view hmac_key = {});
 
 /// Makes `temporary` the checkpoint of `step`: when it returns, the next load
 /// finds it, after a power loss too if `sync`. Then moves `latest`. Until the
@@ -77,10 +91,15 @@ std::filesystem::path set_step_aside(
     const std::filesystem::path& checkpoints,
     int64_t step);
 
+/// `hmac_key`: see parse_manifest().
 /// Throws: CheckpointError if the manifest is missing, unreadable or damaged;
 /// mesh::UsageError if there is no such folder.
-Manifest read_manifest(const std::filesystem::path& step_folder);
-Manifest read_manifest(const Folder& step_folder);
+Manifest read_manifest(
+    const std::filesystem::path& step_folder,
+    std::string_view hmac_key = {});
+Manifest read_manifest(
+    const Folder& step_folder,
+    std::string_view hmac_key = {});
 
 /// The right to change a folder `checkpoints/`; given back when the object or
 /// the process ends. Makes the folder where it is missing.

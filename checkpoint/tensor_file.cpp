@@ -79,7 +79,8 @@ TensorHeader describe(
 // Hands parts on to the file in large writes, in the order they come in.
 class Stream {
  public:
-  Stream(const File& file, bool sync) : file_(file), sync_(sync) {}
+  Stream(const File& file, bool sync, Pace* pace)
+      : file_(file), sync_(sync), pace_(pace) {}
 
   // `part` must live until flush().
   void append(ConstBytes part) {
@@ -91,6 +92,9 @@ class Stream {
   }
 
   void flush() {
+    if (pace_ != nullptr) {
+      pace_->spend(waiting_);
+    }
     file_.write_at(position_, parts_);
     position_ += waiting_;
     waiting_ = 0;
@@ -113,6 +117,7 @@ class Stream {
 
   const File& file_;
   bool sync_;
+  Pace* pace_;
   std::vector<ConstBytes> parts_;
   int64_t position_ = 0;
   int64_t waiting_ = 0;
@@ -153,6 +158,9 @@ WrittenFile write_tensor_file(
   auto header = describe(name, tensors, options);
   const auto head = make_header(header);
   WrittenFile written{name, {header.bytes, header.bytes, hash(head)}, {}};
+  if (options.sha256) {
+    written.record.header_sha256 = sha256(std::as_bytes(std::span(head)));
+  }
   std::vector<const FileTensor*> order;
   for (const auto& tensor : tensors) {
     order.push_back(&tensor);
@@ -166,7 +174,7 @@ WrittenFile write_tensor_file(
 
   auto file = folder.create_file(name);
   reserve(file, written.record.bytes);
-  Stream stream(file, options.sync);
+  Stream stream(file, options.sync, options.pace);
   stream.append(std::as_bytes(std::span(head)));
   const auto piece = static_cast<size_t>(options.piece_bytes);
   for (const auto* tensor : order) {
@@ -178,6 +186,9 @@ WrittenFile write_tensor_file(
     for (size_t at = 0; at < data.size(); at += piece) {
       const auto part = data.subspan(at, std::min(piece, data.size() - at));
       chunk.piece_hashes.push_back(hash(part));
+      if (options.sha256) {
+        chunk.piece_sha256.push_back(sha256(part));
+      }
       stream.append(part);
     }
     written.chunks.emplace_back(tensor->key, std::move(chunk));

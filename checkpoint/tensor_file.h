@@ -12,6 +12,7 @@
 
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/pace.h"
 
 namespace weft::checkpoint {
 
@@ -30,6 +31,10 @@ struct WriteOptions {
   int64_t piece_bytes = kDefaultPieceBytes;
   /// On the disk when the call returns.
   bool sync = true;
+  /// SHA-256 of the header and of every piece, beside XXH3.
+  bool sha256 = false;
+  /// Slows the writing down; none: as fast as it goes.
+  Pace* pace = nullptr;
 };
 
 struct WrittenFile {

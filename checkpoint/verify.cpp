@@ -18,9 +18,7 @@ namespace {
 class Verifier {
  public:
   Verifier(const Folder& folder, const Manifest& manifest)
-      : folder_(folder), manifest_(manifest) {
-    buffer_.resize(static_cast<size_t>(manifest.piece_bytes));
-  }
+      : folder_(folder), manifest_(manifest) {}
 
   std::vector<Damage> run() {
     look_for_foreign_entries();
@@ -84,6 +82,10 @@ class Verifier {
       }
       bad = 0;
     };
+    // Not more than the file was found to have, whatever a piece may have.
+    buffer_.resize(static_cast<size_t>(std::max(
+        static_cast<int64_t>(buffer_.size()),
+        std::min(manifest_.piece_bytes, size))));
     int64_t at = 0;
     for (; at < size; at += manifest_.piece_bytes) {
       const auto length = std::min(manifest_.piece_bytes, size - at);
@@ -130,10 +132,12 @@ std::string to_string(const Damage& damage) {
   return text + (text.empty() ? "" : ": ") + damage.what;
 }
 
-std::vector<Damage> verify(const std::filesystem::path& step_folder) {
+std::vector<Damage> verify(
+    const std::filesystem::path& step_folder,
+    std::string_view hmac_key) {
   const StepPin pin(step_folder);
   try {
-    const auto manifest = read_manifest(pin.folder());
+    const auto manifest = read_manifest(pin.folder(), hmac_key);
     return Verifier(pin.folder(), manifest).run();
   } catch (const CheckpointError& error) {
     return {{kManifestName, "", -1, error.what_without_backtrace()}};

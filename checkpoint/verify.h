@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace weft::checkpoint {
@@ -22,8 +23,10 @@ struct Damage {
 std::string to_string(const Damage& damage);
 
 /// Reads every byte of every file of a step folder and reports all damages that
-/// it can find; none if it is sound.
+/// it can find; none if it is sound. `hmac_key`: see parse_manifest().
 /// Throws: mesh::UsageError if there is no such folder.
-std::vector<Damage> verify(const std::filesystem::path& step_folder);
+std::vector<Damage> verify(
+    const std::filesystem::path& step_folder,
+    std::string_view hmac_key = {});
 
 } // namespace weft::checkpoint

@@ -75,8 +75,8 @@ without_old_cmake() {
 install_packages() {
   if ! command -v dpkg-query >/dev/null; then
     say "not a Debian system: g++, cmake >= $CMAKE_MINIMUM, ninja, yaml-cpp," \
-      "CLI11, nlohmann-json, fmt, xxHash, zlib, SentencePiece, PCRE2 and" \
-      "GoogleTest are expected to be installed"
+      "CLI11, nlohmann-json, fmt, xxHash, OpenSSL, zlib, SentencePiece," \
+      "PCRE2 and GoogleTest are expected to be installed"
     return
   fi
   local missing
