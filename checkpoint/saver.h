@@ -50,13 +50,16 @@ struct SaveStats {
   std::chrono::duration<double> total{};
   /// Whether the plan of the save before was used again.
   bool plan_was_cached = false;
+  /// On the first rank: what could not be done after the commit, such as to
+  /// delete old steps; mostly empty.
+  std::string note;
 };
 
 /// Saves the steps of one run: plans once, as long as the state's tensors stay
 /// the same, and writes in the background if asked to.
 ///
-/// Every method but check() is collective: all ranks of the world, in the same
-/// order. Not thread-safe.
+/// save() and save_async() are collective: all ranks of the world, in the same
+/// order; the others are this rank's own. Not thread-safe.
 class Saver {
  public:
   /// Collective; blocks. Writes nothing yet.
@@ -83,14 +86,15 @@ class Saver {
 
   /// Whether a save is in flight on this rank.
   bool is_in_flight() const;
-  /// Not collective, returns at once. Throws: SaveError, once, if an
-  /// asynchronous save has failed: on every rank, though not at the same call.
+  /// Returns at once. Throws: SaveError (mesh::DisagreementError,
+  /// mesh::CommError), once, if an asynchronous save has failed: on every rank,
+  /// though not at the same call.
   void check();
   /// Blocks until nothing is in flight.
   /// Throws: as check().
   void wait();
 
-  /// Of the last save that ended.
+  /// Of the last save that went well.
   SaveStats stats() const;
 
  private:

@@ -38,16 +38,6 @@ make_item(const std::string& key, const at::Tensor& tensor, const char* op) {
         "\" is ",
         dtensor::describe(tensor),
         ": a pending sum has no value yet. Redistribute it first.");
-    TORCH_CHECK_VALUE(
-        dtensor::has_local_boxes(impl->spec(), tensor.sizes()),
-        "[",
-        op,
-        "] \"",
-        key,
-        "\" is ",
-        dtensor::describe(tensor),
-        ": its ranks hold rows that are not adjacent, and a checkpoint has "
-        "boxes. Redistribute it first.");
   }
   return result;
 }
@@ -72,17 +62,6 @@ void check_mesh(
       "dtensor::on_mesh(tensor, mesh) with a mesh of all ranks.");
 }
 
-std::vector<std::string> describe_all(const std::vector<StateItem>& items) {
-  std::vector<std::string> lines;
-  for (const auto& [item, dtype, local, whole] : items) {
-    std::ostringstream out;
-    out << item.key << ' ' << c10::toString(dtype) << ' '
-        << c10::IntArrayRef(item.sizes) << ' ' << item.spec.to_string();
-    lines.push_back(out.str());
-  }
-  return lines;
-}
-
 } // namespace
 
 std::vector<StateItem> list_items(const StateDicts& dicts, const char* op) {
@@ -100,6 +79,17 @@ std::vector<StateItem> list_items(const StateDicts& dicts, const char* op) {
     }
   }
   return items;
+}
+
+std::vector<std::string> describe_items(const std::vector<StateItem>& items) {
+  std::vector<std::string> lines;
+  for (const auto& [item, dtype, local, whole] : items) {
+    std::ostringstream out;
+    out << item.key << ' ' << c10::toString(dtype) << ' '
+        << c10::IntArrayRef(item.sizes) << ' ' << item.spec.to_string();
+    lines.push_back(out.str());
+  }
+  return lines;
 }
 
 std::optional<mesh::World> find_world(
@@ -139,7 +129,7 @@ void check_items_agree(
   auto group = world->group();
   mesh::check_same_lines(
       group,
-      describe_all(items),
+      describe_items(items),
       {.op = "checkpoint",
        .what = "the state",
        .hint = "Save and load the same tensors on every rank.",

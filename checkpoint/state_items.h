@@ -23,10 +23,11 @@ struct StateItem {
 
 /// All tensors of `dicts`, by key.
 /// Throws: c10::ValueError for a tensor that is Partial, deferred or undefined,
-/// of which ranks hold rows that are not adjacent (a StridedShard that stands
-/// alone), or that lies on a mesh that does not hold every rank of the world
-/// once.
+/// or that lies on a mesh that does not hold every rank of the world once.
 std::vector<StateItem> list_items(const StateDicts& dicts, const char* op);
+
+/// What ranks must have alike, a line a tensor.
+std::vector<std::string> describe_items(const std::vector<StateItem>& items);
 
 /// The world that the tensors live in, or `given`; none: one rank alone.
 std::optional<mesh::World> find_world(

@@ -1,6 +1,7 @@
 #include "mesh/exchange.h"
 
 #include <algorithm>
+#include <numeric>
 #include <sstream>
 
 #include <ATen/ops/empty.h>
@@ -59,7 +60,7 @@ std::string line_or_nothing(
              : detail::concat("nothing (it has ", lines.size(), " entries)");
 }
 
-[[noreturn]] void throw_difference(
+std::string difference_between(
     const std::vector<std::string>& texts,
     const std::vector<int64_t>& ranks,
     const LinesMessage& message) {
@@ -73,7 +74,7 @@ std::string line_or_nothing(
   while (i < first.size() && i < other.size() && first[i] == other[i]) {
     ++i;
   }
-  throw_error<DisagreementError>(detail::concat(
+  return detail::concat(
       "[",
       message.op,
       "] ",
@@ -92,10 +93,18 @@ std::string line_or_nothing(
       message.hint,
       " (",
       message.where,
-      ")"));
+      ")");
 }
 
 } // namespace
+
+std::string describe_difference(
+    const std::vector<std::string>& texts,
+    const LinesMessage& message) {
+  std::vector<int64_t> ranks(texts.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return difference_between(texts, ranks, message);
+}
 
 void check_same_lines(
     Communicator& group,
@@ -106,10 +115,10 @@ void check_same_lines(
   const auto hashes = all_gather_text(group, hash_of(text), message.op, device);
   for (const auto& hash : hashes) {
     if (hash != hashes.front()) {
-      throw_difference(
+      throw_error<DisagreementError>(difference_between(
           all_gather_text(group, text, message.op, device),
           group.ranks(),
-          message);
+          message));
     }
   }
 }

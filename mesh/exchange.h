@@ -29,6 +29,12 @@ struct LinesMessage {
   std::string where;
 };
 
+/// That sentence; `texts` are of all ranks, lines ended by line feeds, and not
+/// all equal.
+std::string describe_difference(
+    const std::vector<std::string>& texts,
+    const LinesMessage& message);
+
 /// Compares lists of lines, e.g. one a parameter, of all ranks of a group; only
 /// a hash travels while they are equal.
 /// Collective: all ranks of `group`; blocks.

@@ -1,0 +1,213 @@
+#include "checkpoint/saver.h"
+
+#include <future>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "checkpoint/joint_save.h"
+#include "checkpoint/save_plan.h"
+#include "checkpoint/staging.h"
+#include "checkpoint/state_items.h"
+#include "checkpoint/store.h"
+
+// Note [Saving in the background]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The caller's thread plans and copies; a thread of its own writes and commits.
+// That one talks to the other ranks through groups of its own (RankTree), so it
+// never comes between the collectives of training. No process is forked: a
+// child of one with threads and devices could do little safely.
+
+namespace weft::checkpoint {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr const char* kSaveOp = "checkpoint.save";
+
+bool is_same(const SaveItem& a, const SaveItem& b) {
+  return a.key == b.key && a.spec == b.spec && a.sizes == b.sizes &&
+         a.item_bytes == b.item_bytes;
+}
+
+// What this rank writes of `chunk`, in the memory of the tensor where possible.
+at::Tensor held_part(const StateItem& item, const HeldBox& held) {
+  auto part = item.local;
+  for (size_t d = 0; d < held.at.size(); ++d) {
+    part = part.narrow(static_cast<int64_t>(d), held.at[d], held.box.sizes[d]);
+  }
+  return part.resolve_conj().resolve_neg();
+}
+
+// Who writes what, kept while the state's tensors are the same.
+class PlanCache {
+ public:
+  /// Returns whether the last plan serves.
+  bool update(
+      const std::vector<StateItem>& items,
+      const std::optional<mesh::World>& world) {
+    bool same = plan_.has_value() && plan_->items().size() == items.size();
+    for (size_t i = 0; same && i < items.size(); ++i) {
+      same = is_same(plan_->items()[i], items[i].item);
+    }
+    if (same) {
+      return true;
+    }
+    std::vector<SaveItem> all;
+    for (const auto& item : items) {
+      all.push_back(item.item);
+    }
+    plan_.emplace(std::move(all), world ? world->world_size() : 1);
+    chunks_ = plan_->chunks_of(rank_of(world));
+    return false;
+  }
+
+  const std::vector<PlannedChunk>& chunks() const { return chunks_; }
+
+ private:
+  std::optional<SavePlan> plan_;
+  std::vector<PlannedChunk> chunks_;
+};
+
+// `data[i]` is what chunk i holds.
+std::vector<std::vector<FileTensor>> to_files(
+    const std::vector<PlannedChunk>& chunks,
+    const std::vector<StateItem>& items,
+    std::vector<at::Tensor> data) {
+  std::vector<std::vector<FileTensor>> files;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const auto part = static_cast<size_t>(chunks[i].part);
+    if (files.size() <= part) {
+      files.resize(part + 1);
+    }
+    const auto& item = items[chunks[i].item].item;
+    files[part].push_back(
+        {.key = item.key,
+         .offset = chunks[i].held.box.offset,
+         .global_shape = item.sizes,
+         .data = std::move(data[i])});
+  }
+  return files;
+}
+
+} // namespace
+
+struct Saver::State {
+  std::filesystem::path checkpoints;
+  SaverOptions options;
+  std::optional<mesh::RankTree> tree;
+  std::string nonce;
+  int64_t saves = 0;
+  PlanCache plan;
+  Staging staging;
+  SaveStats last;
+  /// Of the save in flight; becomes `last`.
+  std::future<SaveStats> in_flight;
+
+  // What is to be written, in the tensors' own memory or a copy of it.
+  JointSave prepare(
+      const StateDicts& dicts,
+      const StepContent& content,
+      bool copies,
+      SaveStats& stats) {
+    JointSave save{
+        .checkpoints = checkpoints,
+        .content = content,
+        .options = options,
+        .nonce = fmt::format("{}-{}", nonce, saves++),
+        .items = list_items(dicts, kSaveOp),
+        .files = {}};
+    stats.plan_was_cached = plan.update(save.items, options.world);
+    std::vector<at::Tensor> data;
+    for (const auto& chunk : plan.chunks()) {
+      data.push_back(held_part(save.items[chunk.item], chunk.held));
+      stats.bytes += static_cast<int64_t>(data.back().nbytes());
+    }
+    if (copies) {
+      data = staging.copy(data);
+      stats.staging_bytes = staging.bytes();
+    } else {
+      for (auto& tensor : data) {
+        tensor = tensor.cpu().contiguous();
+      }
+    }
+    save.files = to_files(plan.chunks(), save.items, std::move(data));
+    if (copies) { // The tensors themselves may go.
+      for (auto& item : save.items) {
+        item.local = at::Tensor();
+        item.whole = at::Tensor();
+      }
+    }
+    return save;
+  }
+};
+
+Saver::Saver(std::filesystem::path checkpoints, SaverOptions options)
+    : state_(std::make_unique<State>()) {
+  state_->checkpoints = std::move(checkpoints);
+  state_->options = std::move(options);
+  if (state_->options.world) {
+    state_->tree.emplace(*state_->options.world);
+  }
+  state_->nonce = agree_on_nonce(state_->tree);
+}
+
+Saver::~Saver() {
+  if (state_->in_flight.valid()) {
+    state_->in_flight.wait();
+  }
+}
+
+std::filesystem::path Saver::save(
+    const StateDicts& dicts,
+    const StepContent& content) {
+  wait();
+  const auto start = Clock::now();
+  SaveStats stats;
+  auto joint = state_->prepare(dicts, content, /*copies=*/false, stats);
+  joint.options.bytes_per_second = 0;
+  stats.note = save_jointly(joint, state_->tree);
+  stats.blocked = stats.total = Clock::now() - start;
+  state_->last = stats;
+  return step_path(state_->checkpoints, content.step);
+}
+
+void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
+  const auto start = Clock::now();
+  wait();
+  SaveStats stats;
+  auto joint = state_->prepare(dicts, content, /*copies=*/true, stats);
+  stats.blocked = Clock::now() - start;
+  state_->in_flight = std::async(
+      std::launch::async,
+      [start, stats, joint = std::move(joint), state = state_.get()]() mutable {
+        stats.note = save_jointly(joint, state->tree);
+        stats.total = Clock::now() - start;
+        return stats;
+      });
+}
+
+bool Saver::is_in_flight() const {
+  return state_->in_flight.valid() &&
+         state_->in_flight.wait_for(std::chrono::seconds(0)) !=
+             std::future_status::ready;
+}
+
+void Saver::check() {
+  if (state_->in_flight.valid() && !is_in_flight()) {
+    state_->last = state_->in_flight.get();
+  }
+}
+
+void Saver::wait() {
+  if (state_->in_flight.valid()) {
+    state_->in_flight.wait();
+    check();
+  }
+}
+
+SaveStats Saver::stats() const {
+  return state_->last;
+}
+
+} // namespace weft::checkpoint
