@@ -9,10 +9,10 @@
 #include <fmt/format.h>
 
 #include "checkpoint/folder.h"
-#include "checkpoint/json_scan.h"
 #include "checkpoint/limits.h"
 #include "checkpoint/tensor_header.h"
 #include "checkpoint/text.h"
+#include "checkpoint/weight_index.h"
 #include "mesh/error.h"
 #include "recipes/hub/small_file.h"
 
@@ -24,63 +24,10 @@ using checkpoint::in_quotes;
 using checkpoint::throw_damage;
 
 constexpr const char* kSingleName = "model.safetensors";
-constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kIndexName = checkpoint::kWeightIndexName;
 // A model of a million tensors in files of one each would have as many.
 constexpr size_t kMostFiles = 10'000;
 constexpr int64_t kBlockBytes = 1 << 20;
-
-// {"metadata": {...}, "weight_map": {"<tensor>": "<file>", ...}}
-class IndexScan : public checkpoint::JsonScan {
- public:
-  explicit IndexScan(const std::string& source)
-      : JsonScan(source, /*most_depth=*/8) {}
-
-  void on_key(const std::string& name) override {
-    if (depth_ == 1) {
-      in_map_ = name == "weight_map";
-      has_map_ = has_map_ || in_map_;
-    }
-    key_ = name;
-  }
-  void on_begin(bool is_object) override {
-    ++depth_;
-    if (in_map_ && (depth_ != 2 || !is_object)) {
-      fail("the name of a file was expected");
-    }
-  }
-  void on_end() override { --depth_; }
-  void on_integer(int64_t /*value*/) override { on_other("a number"); }
-  void on_string(const std::string& value) override {
-    if (!in_map_) {
-      return;
-    }
-    if (depth_ != 2) {
-      fail("a map was expected");
-    }
-    if (!checkpoint::is_plain_file_name(value)) {
-      fail(fmt::format(
-          "{} cannot be the name of a file beside it", in_quotes(value)));
-    }
-    if (files.size() >= static_cast<size_t>(checkpoint::limits::kTensors)) {
-      fail(fmt::format("more than {} tensors", checkpoint::limits::kTensors));
-    }
-    files.emplace(key_, value);
-  }
-  void on_other(const char* what) override {
-    if (in_map_) {
-      fail(fmt::format("{} is not expected", what));
-    }
-  }
-  bool has_map() const { return has_map_; }
-
-  std::map<std::string, std::string> files;
-
- private:
-  std::string key_;
-  int depth_ = 0;
-  bool in_map_ = false;
-  bool has_map_ = false;
-};
 
 checkpoint::File open_weights(
     const checkpoint::Folder& folder,
@@ -108,14 +55,9 @@ checkpoint::File open_weights(
 
 std::map<std::string, std::string> read_index(
     const checkpoint::Folder& folder) {
-  const auto source = (folder.path() / kIndexName).string();
-  IndexScan scan(source);
-  scan.run(
-      read_small_file(folder, kIndexName, checkpoint::limits::kManifestBytes));
-  if (!scan.has_map()) {
-    throw_damage(source, "there is no weight_map");
-  }
-  return std::move(scan.files);
+  return checkpoint::parse_weight_index(
+      read_small_file(folder, kIndexName, checkpoint::limits::kManifestBytes),
+      (folder.path() / kIndexName).string());
 }
 
 // A file of torch's distributed checkpoints has pieces of tensors.
