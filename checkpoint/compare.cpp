@@ -29,9 +29,9 @@ constexpr int64_t kBlockBytes = 4 << 20;
 constexpr int64_t kCachedPieces = 32;
 
 struct Side {
-  explicit Side(const std::filesystem::path& path)
+  Side(const std::filesystem::path& path, std::string_view hmac_key)
       : pin(path),
-        manifest(read_manifest(pin.folder())),
+        manifest(read_manifest(pin.folder(), hmac_key)),
         reader(pin.folder(), manifest, kCachedPieces) {}
 
   StepPin pin;
@@ -145,8 +145,16 @@ class TensorDifference {
 
 class Comparer {
  public:
-  Comparer(const std::filesystem::path& a, const std::filesystem::path& b)
-      : a_(a), b_(b) {}
+  Comparer(
+      const std::filesystem::path& a,
+      const std::filesystem::path& b,
+      std::string_view hmac_key,
+      const Progress& progress)
+      : a_(a, hmac_key), b_(b, hmac_key), progress_(progress) {
+    for (const auto& [name, tensor] : a_.manifest.tensors) {
+      total_ += bytes_of(tensor);
+    }
+  }
 
   Comparison run() {
     if (a_.manifest.step != b_.manifest.step) {
@@ -163,6 +171,8 @@ class Comparer {
       } else {
         compare_tensor(name, tensor, other->second);
       }
+      before_ += bytes_of(tensor);
+      tell(name, before_);
     }
     for (const auto& [name, tensor] : b_.manifest.tensors) {
       if (!a_.manifest.tensors.contains(name)) {
@@ -174,6 +184,17 @@ class Comparer {
   }
 
  private:
+  static int64_t bytes_of(const TensorRecord& tensor) {
+    return element_count(tensor.shape) *
+           static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  }
+
+  void tell(const std::string& name, int64_t done) const {
+    if (progress_) {
+      progress_(done, total_, name);
+    }
+  }
+
   void add(const std::string& name, const std::string& what) {
     result_.differences.push_back({name, what, 0, 0, {}});
   }
@@ -225,6 +246,7 @@ class Comparer {
       return;
     }
     TensorDifference difference(a.dtype);
+    int64_t in_tensor = 0;
     const auto item = static_cast<int64_t>(c10::elementSize(a.dtype));
     for (const auto& chunk : a.chunks) {
       for_each_block(
@@ -239,6 +261,8 @@ class Comparer {
             b_.reader.read_box(name, offset, shape, buffer_b_);
             difference.add_block(offset, shape, buffer_a_, buffer_b_);
             result_.bytes += static_cast<int64_t>(size);
+            in_tensor += static_cast<int64_t>(size);
+            tell(name, before_ + in_tensor);
           });
     }
     ++result_.tensors;
@@ -249,6 +273,10 @@ class Comparer {
 
   Side a_;
   Side b_;
+  const Progress& progress_;
+  // Bytes: of all tensors of A, and of those that are done.
+  int64_t total_ = 0;
+  int64_t before_ = 0;
   std::vector<std::byte> buffer_a_;
   std::vector<std::byte> buffer_b_;
   Comparison result_;
@@ -258,8 +286,10 @@ class Comparer {
 
 Comparison compare(
     const std::filesystem::path& a,
-    const std::filesystem::path& b) {
-  return Comparer(a, b).run();
+    const std::filesystem::path& b,
+    std::string_view hmac_key,
+    const Progress& progress) {
+  return Comparer(a, b, hmac_key, progress).run();
 }
 
 } // namespace weft::checkpoint

@@ -3,7 +3,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "checkpoint/progress.h"
 
 namespace weft::checkpoint {
 
@@ -32,10 +35,13 @@ struct Comparison {
 /// Compares two step folders: step, `state`, and each tensor's name, dtype,
 /// global shape and bits, however either is cut in chunks. Ignores times,
 /// paths, versions, meshes, placements and `layout`. Verifies what it reads,
-/// and holds a few MiB at a time. Throws: CheckpointError if one is damaged;
+/// and holds a few MiB at a time. `hmac_key`: both must have been saved with
+/// it, see parse_manifest(). Throws: CheckpointError if one is damaged;
 /// mesh::UsageError if there is no such folder.
 Comparison compare(
     const std::filesystem::path& a,
-    const std::filesystem::path& b);
+    const std::filesystem::path& b,
+    std::string_view hmac_key = {},
+    const Progress& progress = {});
 
 } // namespace weft::checkpoint

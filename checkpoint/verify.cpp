@@ -17,14 +17,23 @@ namespace {
 
 class Verifier {
  public:
-  Verifier(const Folder& folder, const Manifest& manifest)
-      : folder_(folder), manifest_(manifest) {}
+  Verifier(
+      const Folder& folder,
+      const Manifest& manifest,
+      const Progress& progress)
+      : folder_(folder), manifest_(manifest), progress_(progress) {
+    for (const auto& [name, file] : manifest.files) {
+      total_ += file.bytes;
+    }
+  }
 
   std::vector<Damage> run() {
     look_for_foreign_entries();
     auto chunks = chunks_by_file(manifest_);
     for (const auto& [name, record] : manifest_.files) {
       check_file(name, chunks[name]);
+      before_ += record.bytes;
+      tell(name, 0);
     }
     return std::move(damages_);
   }
@@ -91,6 +100,8 @@ class Verifier {
       const auto length = std::min(manifest_.piece_bytes, size - at);
       const auto fault = file.read_piece(
           chunk, at, std::span(buffer_).first(static_cast<size_t>(length)));
+      in_file_ += length;
+      tell(name, in_file_);
       if (fault) {
         first = bad == 0 ? *fault : first;
         ++bad;
@@ -99,6 +110,13 @@ class Verifier {
       }
     }
     report(at);
+  }
+
+  void tell(const std::string& name, int64_t in_file) {
+    in_file_ = in_file;
+    if (progress_) {
+      progress_(before_ + in_file, total_, name);
+    }
   }
 
   // The damage names the file.
@@ -117,6 +135,11 @@ class Verifier {
 
   const Folder& folder_;
   const Manifest& manifest_;
+  const Progress& progress_;
+  // Bytes: of all files, of those that are done, and of the one under way.
+  int64_t total_ = 0;
+  int64_t before_ = 0;
+  int64_t in_file_ = 0;
   std::map<std::string, int64_t> sizes_;
   std::vector<std::byte> buffer_;
   std::vector<Damage> damages_;
@@ -134,11 +157,12 @@ std::string to_string(const Damage& damage) {
 
 std::vector<Damage> verify(
     const std::filesystem::path& step_folder,
-    std::string_view hmac_key) {
+    std::string_view hmac_key,
+    const Progress& progress) {
   const StepPin pin(step_folder);
   try {
     const auto manifest = read_manifest(pin.folder(), hmac_key);
-    return Verifier(pin.folder(), manifest).run();
+    return Verifier(pin.folder(), manifest, progress).run();
   } catch (const CheckpointError& error) {
     return {{kManifestName, "", -1, error.what_without_backtrace()}};
   }

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/progress.h"
+
 namespace weft::checkpoint {
 
 /// One thing that is wrong with a checkpoint.
@@ -27,6 +29,7 @@ std::string to_string(const Damage& damage);
 /// Throws: mesh::UsageError if there is no such folder.
 std::vector<Damage> verify(
     const std::filesystem::path& step_folder,
-    std::string_view hmac_key = {});
+    std::string_view hmac_key = {},
+    const Progress& progress = {});
 
 } // namespace weft::checkpoint
