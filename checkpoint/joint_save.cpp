@@ -124,7 +124,7 @@ struct Verdict {
   std::string note = {};
 };
 
-std::string to_text(const Verdict& verdict) {
+std::string verdict_text(const Verdict& verdict) {
   return Json{verdict.error, verdict.is_disagreement, verdict.note}.dump(
       -1, ' ', false, Json::error_handler_t::replace);
 }
@@ -216,7 +216,8 @@ std::string save_jointly(const JointSave& save, Tree& tree) {
   const auto reports = gather(tree, to_bytes(report, save.items));
   std::string text;
   if (is_first(save)) {
-    text = to_text(Commit(save, temporary).judge(reports, report.agreement));
+    text =
+        verdict_text(Commit(save, temporary).judge(reports, report.agreement));
   }
   auto verdict = to_verdict(broadcast(tree, text));
   if (verdict.is_disagreement) {

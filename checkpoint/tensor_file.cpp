@@ -1,13 +1,10 @@
 #include "checkpoint/tensor_file.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <system_error>
 
 #include <fmt/format.h>
 
+#include "checkpoint/file_stream.h"
 #include "checkpoint/hash.h"
 #include "checkpoint/limits.h"
 #include "checkpoint/tensor_header.h"
@@ -76,74 +73,6 @@ TensorHeader describe(
   return header;
 }
 
-// Hands parts on to the file in large writes, in the order they come in.
-class Stream {
- public:
-  Stream(const File& file, bool sync, Pace* pace)
-      : file_(file), sync_(sync), pace_(pace) {}
-
-  // `part` must live until flush().
-  void append(ConstBytes part) {
-    parts_.push_back(part);
-    waiting_ += static_cast<int64_t>(part.size());
-    if (waiting_ >= kBatchBytes || parts_.size() >= kBatchParts) {
-      flush();
-    }
-  }
-
-  void flush() {
-    if (pace_ != nullptr) {
-      pace_->spend(waiting_);
-    }
-    file_.write_at(position_, parts_);
-    position_ += waiting_;
-    waiting_ = 0;
-    parts_.clear();
-    // The disk begins while the next bytes are hashed; the sync at the end
-    // finds less to do. Only a hint, so its result does not matter.
-    if (sync_ && position_ - started_ >= kWritebackBytes) {
-      ::sync_file_range(
-          file_.fd(), started_, position_ - started_, SYNC_FILE_RANGE_WRITE);
-      started_ = position_;
-    }
-  }
-
- private:
-  // Large enough to cost few calls; small enough that bytes are still in the
-  // processor's cache from hashing when the kernel copies them.
-  static constexpr int64_t kBatchBytes = 4 << 20;
-  static constexpr size_t kBatchParts = 512;
-  static constexpr int64_t kWritebackBytes = 8 << 20;
-
-  const File& file_;
-  bool sync_;
-  Pace* pace_;
-  std::vector<ConstBytes> parts_;
-  int64_t position_ = 0;
-  int64_t waiting_ = 0;
-  int64_t started_ = 0;
-};
-
-// Blocks on the disk for all of it: a full disk is found before the first
-// write, and writing does not allocate piece by piece. Where a file system
-// cannot (not posix_fallocate: that would write zeros), the writes do.
-void reserve(const File& file, int64_t bytes) {
-  while (::fallocate(file.fd(), 0, 0, bytes) != 0) {
-    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
-      throw std::system_error(
-          errno,
-          std::generic_category(),
-          fmt::format(
-              "[checkpoint] reserve {} bytes for {}",
-              bytes,
-              file.path().string()));
-    }
-    if (errno != EINTR) {
-      return;
-    }
-  }
-}
-
 } // namespace
 
 std::string tensor_file_name(int64_t writer, int64_t index) {
@@ -173,8 +102,7 @@ WrittenFile write_tensor_file(
   });
 
   auto file = folder.create_file(name);
-  reserve(file, written.record.bytes);
-  Stream stream(file, options.sync, options.pace);
+  FileStream stream(file, written.record.bytes, options.sync, options.pace);
   stream.append(std::as_bytes(std::span(head)));
   const auto piece = static_cast<size_t>(options.piece_bytes);
   for (const auto* tensor : order) {
@@ -193,10 +121,7 @@ WrittenFile write_tensor_file(
     }
     written.chunks.emplace_back(tensor->key, std::move(chunk));
   }
-  stream.flush();
-  if (options.sync) {
-    file.sync();
-  }
+  stream.finish();
   file.close();
   return written;
 }
