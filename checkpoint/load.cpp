@@ -1,193 +1,164 @@
 #include "checkpoint/load.h"
 
+#include <algorithm>
 #include <functional>
-#include <numeric>
-#include <set>
-#include <span>
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
 
 #include "checkpoint/error.h"
+#include "checkpoint/load_reading.h"
+#include "checkpoint/load_replicas.h"
+#include "checkpoint/load_selection.h"
 #include "checkpoint/state_items.h"
 #include "checkpoint/store.h"
-#include "checkpoint/tensor_file.h"
 #include "mesh/error.h"
+#include "mesh/exchange.h"
+
+// Note [How ranks load together]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What can be checked with the manifest alone is checked by every rank alike.
+// Then each reads, and whoever fails goes on to the next exchange, so nobody
+// waits for a rank that is gone. With one reader of a part for all that hold it
+// there is an exchange of a flag before the values of each batch travel; in any
+// case there is one of the errors before load() says that all is well. With
+// all_or_nothing no tensor changes before that one.
 
 namespace weft::checkpoint {
 namespace {
 
-constexpr const char* kOp = "checkpoint.load";
-constexpr size_t kMostListed = 5;
+constexpr const char* kLoadOp = "checkpoint.load";
+/// Of parts that are read by one rank and then sent.
+constexpr int64_t kBatchBytes = 256 << 20;
 
-std::string list(const std::vector<std::string>& keys) {
-  std::string text;
-  for (size_t i = 0; i < keys.size() && i < kMostListed; ++i) {
-    text.append(i == 0 ? "\"" : ", \"").append(keys[i]).append("\"");
-  }
-  if (keys.size() > kMostListed) {
-    text.append(" and ")
-        .append(std::to_string(keys.size() - kMostListed))
-        .append(" more");
-  }
-  return text;
-}
+constexpr char kDamaged = 'd';
+constexpr char kUnfit = 'u';
 
-// The same on every rank: it looks at nothing but the manifest and what all
-// ranks ask for alike.
-void check_keys(
-    const std::filesystem::path& folder,
-    const Manifest& manifest,
-    const std::vector<StateItem>& items,
-    const StateDicts& dicts,
-    bool strict) {
-  std::set<std::string> wanted;
-  std::vector<std::string> missing;
-  for (const auto& item : items) {
-    wanted.insert(item.item.key);
-    if (!manifest.tensors.contains(item.item.key)) {
-      missing.push_back(item.item.key);
-    }
-  }
-  std::vector<std::string> unexpected;
-  for (const auto& [key, record] : manifest.tensors) {
-    const auto part = key.substr(0, key.find('.'));
-    if (strict && dicts.contains(part) && !wanted.contains(key)) {
-      unexpected.push_back(key);
-    }
-  }
-  TORCH_CHECK_VALUE(
-      missing.empty(),
-      "[",
-      kOp,
-      "] ",
-      folder.string(),
-      " lacks ",
-      list(missing),
-      unexpected.empty() ? "" : "; it has ",
-      list(unexpected),
-      ". It is of another model, or of another part of one.");
-  TORCH_CHECK_VALUE(
-      unexpected.empty(),
-      "[",
-      kOp,
-      "] ",
-      folder.string(),
-      " has ",
-      list(unexpected),
-      ", which nothing asked for. Load a state with those tensors, or pass "
-      "LoadOptions.strict = false to leave them.");
-}
-
-void check_shapes(
-    const std::filesystem::path& folder,
-    const Manifest& manifest,
-    const std::vector<StateItem>& items) {
-  for (const auto& item : items) {
-    const auto& record = manifest.tensors.at(item.item.key);
-    TORCH_CHECK_VALUE(
-        record.shape == item.item.sizes && record.dtype == item.dtype,
-        "[",
-        kOp,
-        "] \"",
-        item.item.key,
-        "\": ",
-        c10::IntArrayRef(record.shape),
-        " ",
-        c10::toString(record.dtype),
-        " in ",
-        folder.string(),
-        " vs ",
-        c10::IntArrayRef(item.item.sizes),
-        " ",
-        c10::toString(item.dtype),
-        " to load into. Build the model that was saved, or convert it.");
-  }
-}
-
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
-}
-
-/// Where the values can be read to at once: the tensor itself, or none.
-bool is_readable_into(const at::Tensor& local) {
-  return local.is_contiguous() && local.device().is_cpu() && !local.is_neg() &&
-         !local.is_conj();
-}
-
-/// Reads one rank's part of every tensor, and afterwards puts in place what
-/// could not be, or must not yet be.
-class Reading {
- public:
-  Reading(
-      const Folder& folder,
-      const Manifest& manifest,
-      const std::vector<StateItem>& items,
-      bool all_or_nothing)
-      : reader_(folder, manifest),
-        items_(items),
-        all_or_nothing_(all_or_nothing) {}
-
-  void read() {
-    for (const auto& item : items_) {
-      const auto& local = item.local;
-      if (local.numel() == 0) {
-        continue;
-      }
-      const bool in_place = !all_or_nothing_ && is_readable_into(local);
-      const auto target =
-          in_place ? local
-                   : at::empty(local.sizes(), at::TensorOptions(local.dtype()));
-      const auto box = dtensor::local_box(item.item.spec, item.item.sizes);
-      reader_.read_box(item.item.key, box.offset, box.sizes, bytes_of(target));
-      if (!in_place) {
-        staged_.emplace_back(local, target);
-      }
-    }
-  }
-
-  void put_in_place() {
-    const at::NoGradGuard no_grad;
-    for (const auto& [local, values] : staged_) {
-      local.copy_(values);
-    }
-    for (const auto& item : items_) {
-      // Written behind autograd's back.
-      const auto& changed = item.whole.defined() ? item.whole : item.local;
-      changed.unsafeGetTensorImpl()->bump_version();
-    }
-  }
-
-  int64_t bytes_read() const { return reader_.bytes_read(); }
-
- private:
-  ChunkReader reader_;
-  const std::vector<StateItem>& items_;
-  bool all_or_nothing_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> staged_;
-};
-
-/// "" if `act` went well, else what is wrong.
+/// "" if `act` went well, else what is wrong, and of which kind.
 std::string error_of(const std::function<void()>& act) {
   try {
     act();
     return "";
+  } catch (const ConversionError& error) {
+    return kUnfit + std::string(error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
+    return kDamaged + std::string(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return error.what();
+    return kDamaged + std::string(error.what());
   }
 }
 
 /// `errors` by rank; an empty one means that all went well there.
 void throw_first_error(const std::vector<std::string>& errors) {
   for (size_t rank = 0; rank < errors.size(); ++rank) {
-    if (!errors[rank].empty()) {
-      mesh::throw_error<CheckpointError>(
-          errors.size() == 1
-              ? errors[rank]
-              : mesh::detail::concat(errors[rank], " (rank ", rank, ")"));
+    if (errors[rank].empty()) {
+      continue;
     }
+    auto text = errors[rank].substr(1);
+    if (errors.size() > 1) {
+      text += mesh::detail::concat(" (rank ", rank, ")");
+    }
+    if (errors[rank].front() == kUnfit) {
+      mesh::throw_error<c10::ValueError>(text);
+    }
+    mesh::throw_error<CheckpointError>(text);
+  }
+}
+
+bool fails_anywhere(const mesh::World& world, const std::string& error) {
+  const auto flag = at::full({1}, error.empty() ? 0 : 1, at::kInt);
+  auto group = world.group();
+  group.all_reduce(flag, mesh::ReduceOp::kMax, "checkpoint").wait();
+  return flag.item<int>() != 0;
+}
+
+ReadBy choose_readers(ReadBy asked, const std::optional<mesh::World>& world) {
+  // In an imagined world nobody sends anything.
+  if (!world || world->world_size() == 1 || world->backend() == "fake") {
+    return ReadBy::kEveryRank;
+  }
+  if (asked != ReadBy::kAuto) {
+    return asked;
+  }
+  return world->local_world_size() < world->world_size() ? ReadBy::kOneReplica
+                                                         : ReadBy::kEveryRank;
+}
+
+// Ranks that disagree would wait for each other, or load different steps.
+void check_ranks_agree(
+    const std::vector<StateItem>& items,
+    const Manifest& manifest,
+    const LoadOptions& options,
+    const std::optional<mesh::World>& world) {
+  if (!world) {
+    return;
+  }
+  auto lines = describe_items(items);
+  for (const auto* patterns : {&options.include, &options.exclude}) {
+    lines.push_back(c10::Join(" ", *patterns));
+  }
+  for (const auto& rule : options.rename) {
+    lines.push_back(rule.pattern + " -> " + rule.replacement);
+  }
+  lines.push_back(mesh::detail::concat(
+      "step ",
+      manifest.step,
+      ", strictness ",
+      static_cast<int>(options.strictness),
+      ", read_by ",
+      static_cast<int>(options.read_by),
+      ", convert_dtype ",
+      options.convert_dtype));
+  auto group = world->group();
+  mesh::check_same_lines(
+      group,
+      lines,
+      {.op = kLoadOp,
+       .what = "what to load",
+       .hint = "Load the same tensors with the same options on every rank.",
+       .where = mesh::detail::concat(
+           "rank ", world->rank(), "/", world->world_size())});
+}
+
+/// Returns what is wrong on this rank. `reading` is none if `error` says so.
+std::string read_one_replica(
+    const std::vector<LoadTarget>& targets,
+    const mesh::World& world,
+    std::optional<LoadReading>& reading,
+    std::string error) {
+  const LoadReplicas replicas(targets, world);
+  for (const auto& [first, last] : replicas.batches(kBatchBytes)) {
+    if (error.empty()) {
+      error = error_of([&, first = first, last = last] {
+        for (size_t i = first; i < last; ++i) {
+          if (replicas.is_reader(i)) {
+            reading->read(i);
+          }
+        }
+      });
+    }
+    if (fails_anywhere(world, error)) {
+      break;
+    }
+    std::vector<at::Tensor> parts;
+    for (size_t i = first; i < last; ++i) {
+      parts.push_back(reading->buffer(i));
+    }
+    replicas.broadcast(first, parts);
+    parts.clear();
+    error = error_of([&, first = first, last = last] {
+      for (size_t i = first; i < last; ++i) {
+        reading->settle(i);
+      }
+    });
+  }
+  return error;
+}
+
+void read_own(size_t targets, LoadReading& reading) {
+  for (size_t i = 0; i < targets; ++i) {
+    reading.read(i);
+    reading.settle(i);
   }
 }
 
@@ -195,10 +166,12 @@ void throw_first_error(const std::vector<std::string>& errors) {
 
 Manifest read_manifest(
     const std::filesystem::path& step_folder,
-    const std::optional<mesh::World>& world) {
+    const std::optional<mesh::World>& world,
+    std::string_view hmac_key) {
   Manifest manifest;
   throw_first_error(exchange_texts(
-      world, error_of([&] { manifest = read_manifest(step_folder); })));
+      world,
+      error_of([&] { manifest = read_manifest(step_folder, hmac_key); })));
   return manifest;
 }
 
@@ -207,23 +180,38 @@ LoadStats load(
     const Manifest& manifest,
     const StateDicts& dicts,
     const LoadOptions& options) {
-  const auto items = list_items(dicts, kOp);
+  const auto items = list_items(dicts, kLoadOp);
   const auto world = find_world(items, options.world);
-  check_items_agree(items, world);
-  check_keys(step_folder, manifest, items, dicts, options.strict);
-  check_shapes(step_folder, manifest, items);
+  check_ranks_agree(items, manifest, options, world);
+  std::vector<std::string> parts;
+  for (const auto& [part, dict] : dicts) {
+    parts.push_back(part);
+  }
+  auto selection = select_tensors(step_folder, manifest, items, parts, options);
+  const auto& targets = selection.targets;
 
   LoadStats stats;
+  stats.read_by = choose_readers(options.read_by, world);
   std::optional<StepPin> pin;
-  std::optional<Reading> reading;
-  const auto own = error_of([&] {
+  std::optional<LoadReading> reading;
+  auto own = error_of([&] {
     pin.emplace(step_folder);
-    reading.emplace(pin->folder(), manifest, items, options.all_or_nothing);
-    reading->read();
-    stats.bytes_read = reading->bytes_read();
+    reading.emplace(pin->folder(), manifest, targets, options.all_or_nothing);
+    if (stats.read_by == ReadBy::kEveryRank) {
+      read_own(targets.size(), *reading);
+    }
   });
+  if (stats.read_by == ReadBy::kOneReplica) {
+    own = read_one_replica(targets, *world, reading, std::move(own));
+  }
   throw_first_error(exchange_texts(world, own));
   reading->put_in_place();
+  stats.bytes_read = reading->bytes_read();
+  for (const auto& target : targets) {
+    stats.loaded.push_back(target.item.item.key);
+  }
+  stats.missing = std::move(selection.missing);
+  stats.unexpected = std::move(selection.unexpected);
   return stats;
 }
 
@@ -231,8 +219,12 @@ LoadStats load(
     const std::filesystem::path& step_folder,
     const StateDicts& dicts,
     const LoadOptions& options) {
-  const auto world = find_world(list_items(dicts, kOp), options.world);
-  return load(step_folder, read_manifest(step_folder, world), dicts, options);
+  const auto world = find_world(list_items(dicts, kLoadOp), options.world);
+  return load(
+      step_folder,
+      read_manifest(step_folder, world, options.hmac_key),
+      dicts,
+      options);
 }
 
 } // namespace weft::checkpoint

@@ -107,7 +107,9 @@ std::string load_checkpoint(
         step,
         manifest,
         {{kModelPart, shared}},
-        {.all_or_nothing = false, .strict = false, .world = world});
+        {.all_or_nothing = false,
+         .strictness = checkpoint::Strictness::kAllowUnexpected,
+         .world = world});
   } catch (const c10::ValueError& error) {
     refuse_source(source, error.what_without_backtrace());
   }

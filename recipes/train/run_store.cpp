@@ -7,6 +7,7 @@
 
 #include "checkpoint/error.h"
 #include "checkpoint/load.h"
+#include "checkpoint/newest.h"
 #include "checkpoint/store.h"
 #include "mesh/error.h"
 #include "mesh/exchange.h"
@@ -189,55 +190,42 @@ void RunStore::set_old_ones_aside() {
       old_metrics.string()));
 }
 
-std::optional<RunStore::Resumed> RunStore::try_load(
+RunStore::Resumed RunStore::load_step(
     const fs::path& folder,
+    const checkpoint::Manifest& manifest,
     const checkpoint::StateDicts& dicts,
-    const More& more) {
-  try {
-    const auto manifest = checkpoint::read_manifest(folder, world_);
-    Resumed resumed{
-        .state = parse_train_state(manifest.state, folder.string()),
-        .layout = parse_run_layout(manifest.layout, folder.string()),
-        .folder = folder,
-        .more = {}};
-    auto all = dicts;
-    if (more) {
-      resumed.more = more(manifest, resumed.layout);
-      all.insert(resumed.more.begin(), resumed.more.end());
-    }
-    // Should this one fail, the next one or nobody uses the tensors.
-    checkpoint::load(
-        folder, manifest, all, {.all_or_nothing = false, .world = world_});
-    return resumed;
-  } catch (const checkpoint::CheckpointError& error) {
-    say(fmt::format(
-        "cannot resume from {}: {}",
-        folder.string(),
-        error.what_without_backtrace()));
-    return std::nullopt;
+    const More& more) const {
+  Resumed resumed{
+      .state = parse_train_state(manifest.state, folder.string()),
+      .layout = parse_run_layout(manifest.layout, folder.string()),
+      .folder = folder,
+      .more = {}};
+  auto all = dicts;
+  if (more) {
+    resumed.more = more(manifest, resumed.layout);
+    all.insert(resumed.more.begin(), resumed.more.end());
   }
+  // Should this one fail, the next one or nobody uses the tensors.
+  checkpoint::load(
+      folder, manifest, all, {.all_or_nothing = false, .world = world_});
+  return resumed;
 }
 
 std::optional<RunStore::Resumed> RunStore::resume(
     const checkpoint::StateDicts& dicts,
     const More& more) {
-  // Rank 0's list counts, and all read the same folders.
-  const auto names = on_first_rank<mesh::UsageError>(world_, [&] {
-    std::string text;
-    for (const auto& step : checkpoint::list_steps(path_)) {
-      text += fmt::format("{}\n", step.step);
-    }
-    return text;
-  });
-  std::vector<int64_t> damaged;
-  std::istringstream steps(names);
   std::optional<Resumed> resumed;
-  for (int64_t step = 0; !resumed && steps >> step;) {
-    resumed = try_load(checkpoint::step_path(path_, step), dicts, more);
-    if (!resumed) {
-      damaged.push_back(step);
-    }
-  }
+  const auto newest = checkpoint::find_newest(
+      path_,
+      world_,
+      [&](const auto& step, const checkpoint::Manifest& manifest) {
+        resumed = load_step(step.path, manifest, dicts, more);
+      },
+      [&](const auto& step, const std::string& reason) {
+        say(fmt::format(
+            "cannot resume from {}: {}", step.path.string(), reason));
+      });
+  const auto& damaged = newest.damaged;
   if (!resumed && !damaged.empty()) {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
         "none of the {} checkpoints in {} can be loaded; the newest is step "

@@ -65,10 +65,11 @@ class RunStore {
 
   void open(bool fresh);
   void set_old_ones_aside();
-  std::optional<Resumed> try_load(
+  Resumed load_step(
       const std::filesystem::path& folder,
+      const checkpoint::Manifest& manifest,
       const checkpoint::StateDicts& dicts,
-      const More& more);
+      const More& more) const;
   bool is_first() const { return world_.rank() == 0; }
   void say(const std::string& text) const;
 
