@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -9,12 +10,12 @@
 
 #include "checkpoint/compare.h"
 #include "checkpoint/error.h"
-#include "checkpoint/folder.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
 #include "mesh/error.h"
 #include "recipes/cli/checkpoint_text.h"
 #include "recipes/cli/commands.h"
+#include "recipes/cli/progress_bar.h"
 
 namespace weft::recipes::cli {
 namespace {
@@ -22,75 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::CheckpointError;
 using Json = nlohmann::ordered_json;
-
-std::string sentence_of(const CheckpointError& error) {
-  return error.what_without_backtrace();
-}
-
-// One row of `ls`; a checkpoint that cannot be read is a row as well.
-Json describe_step(const checkpoint::StepFolder& step, bool is_latest) {
-  Json row = {{"step", step.step}, {"path", step.path.string()}};
-  try {
-    const auto manifest = checkpoint::read_manifest(step.path);
-    row["created"] = manifest.created;
-    row["bytes"] = bytes_of(manifest);
-    row["tensors"] = manifest.tensors.size();
-    row["files"] = manifest.files.size();
-    row["damage"] = nullptr;
-  } catch (const CheckpointError& error) {
-    row["damage"] = sentence_of(error);
-  }
-  row["latest"] = is_latest;
-  return row;
-}
-
-void list(const CheckpointArguments& arguments) {
-  const auto checkpoints = checkpoints_of(arguments.path);
-  const auto folder = checkpoint::Folder::open(checkpoints);
-  if (folder.has(checkpoint::kManifestName)) {
-    mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{} is one checkpoint; ls lists those of a run. To look into this one: "
-        "weft checkpoint inspect {}",
-        arguments.path,
-        arguments.path));
-  }
-  const auto latest = checkpoint::read_latest(checkpoints);
-  Json rows = Json::array();
-  for (const auto& step : checkpoint::list_steps(checkpoints)) {
-    rows.push_back(describe_step(step, step.step == latest));
-  }
-  if (arguments.json) {
-    print(Json{{"checkpoints", checkpoints.string()}, {"steps", rows}});
-    return;
-  }
-  if (rows.empty()) {
-    print(fmt::format("no checkpoints in {}", checkpoints.string()));
-    return;
-  }
-  print(fmt::format(
-      "{:>10}  {:<20}  {:>10}  {:>7}  {:>5}",
-      "step",
-      "saved",
-      "size",
-      "tensors",
-      "files"));
-  for (const auto& row : rows) {
-    const auto step = row["step"].get<int64_t>();
-    if (!row["damage"].is_null()) {
-      print(fmt::format(
-          "{:>10}  damaged: {}", step, row["damage"].get<std::string>()));
-      continue;
-    }
-    print(fmt::format(
-        "{:>10}  {:<20}  {:>10}  {:>7}  {:>5}{}",
-        step,
-        row["created"].get<std::string>(),
-        size_text(row["bytes"].get<int64_t>()),
-        row["tensors"].get<int64_t>(),
-        row["files"].get<int64_t>(),
-        row["latest"].get<bool>() ? "  latest" : ""));
-  }
-}
 
 Json describe(const checkpoint::Damage& damage) {
   return {
@@ -101,11 +33,14 @@ Json describe(const checkpoint::Damage& damage) {
 }
 
 void verify(const CheckpointArguments& arguments) {
+  const auto key = read_key(arguments.hmac_key_file);
+  ProgressBar bar("verifying", arguments.wants_progress());
   Json folders = Json::array();
   size_t count = 0;
   std::string first;
   for (const auto& path : steps_of(arguments.path)) {
-    const auto damages = checkpoint::verify(path);
+    const auto damages = checkpoint::verify(path, key, bar.callback());
+    bar.erase();
     if (!damages.empty() && first.empty()) {
       first = (path / checkpoint::to_string(damages.front())).string();
     }
@@ -118,7 +53,7 @@ void verify(const CheckpointArguments& arguments) {
       }
     }
     if (!arguments.json && damages.empty()) {
-      const auto manifest = checkpoint::read_manifest(path);
+      const auto manifest = checkpoint::read_manifest(path, key);
       print(fmt::format(
           "{}: sound, {} in {} files",
           path.string(),
@@ -149,10 +84,24 @@ Json describe(const checkpoint::Difference& difference) {
   return row;
 }
 
+// What is no matter of values first, then the largest differences.
+void sort_by_size(std::vector<checkpoint::Difference>& differences) {
+  std::ranges::stable_sort(
+      differences, [](const auto& left, const auto& right) {
+        const bool left_has = left.elements > 0;
+        const bool right_has = right.elements > 0;
+        return left_has != right_has ? right_has : left.max_abs > right.max_abs;
+      });
+}
+
 void diff(const CheckpointArguments& arguments) {
+  const auto key = read_key(arguments.hmac_key_file);
   const auto a = newest_step_of(arguments.path);
   const auto b = newest_step_of(arguments.other);
-  const auto result = checkpoint::compare(a, b);
+  ProgressBar bar("comparing", arguments.wants_progress());
+  auto result = checkpoint::compare(a, b, key, bar.callback());
+  bar.erase();
+  sort_by_size(result.differences);
   const auto count = result.differences.size();
   if (arguments.json) {
     Json rows = Json::array();
@@ -187,57 +136,59 @@ void diff(const CheckpointArguments& arguments) {
   }
 }
 
-CLI::App* add(
+CLI::App& add(
     CLI::App& checkpoint,
     const std::string& name,
     const std::string& text,
     const std::shared_ptr<CheckpointArguments>& arguments,
     void (*run)(const CheckpointArguments&)) {
   auto* command = checkpoint.add_subcommand(name, text);
-  command->add_flag("--json", arguments->json, "One line of JSON on stdout");
+  add_key(*command, arguments->hmac_key_file);
+  add_json(*command, *arguments);
   command->callback([arguments, run] { run(*arguments); });
-  return command;
+  return *command;
 }
 
 } // namespace
 
 void add_checkpoint(CLI::App& app) {
   auto* command = app.add_subcommand(
-      "checkpoint", "Look at checkpoints, bring models in and out");
+      "checkpoint",
+      "Look at checkpoints, cut them anew, bring models in and out");
   command->require_subcommand(1);
+  add_checkpoint_store(*command);
   const auto arguments = std::make_shared<CheckpointArguments>();
-  const char* any =
-      "A step folder; or a run, or its folder of checkpoints, for its newest";
-  add(*command, "ls", "List the checkpoints of a run", arguments, list)
-      ->add_option(
-          "run", arguments->path, "A run, or its folder of checkpoints")
-      ->required();
-  add(*command,
-      "verify",
-      "Read every byte and report all damage (exit 4)",
-      arguments,
-      verify)
-      ->add_option(
+  auto& verifier =
+      add(*command,
+          "verify",
+          "Read every byte and report all damage (exit 4)",
+          arguments,
+          verify);
+  verifier
+      .add_option(
           "folder",
           arguments->path,
           "A step folder; or a run, or its folder of checkpoints, for all")
       ->required();
-  auto* differ = add(
+  add_quiet(verifier, *arguments);
+  auto& differ = add(
       *command,
       "diff",
       "Compare values, step and state, whatever the meshes (exit 1: differ)",
       arguments,
       diff);
-  differ->add_option("a", arguments->path, any)->required();
-  differ->add_option("b", arguments->other, any)->required();
-  auto* inspector =
+  differ.add_option("a", arguments->path, kAnyFolder)->required();
+  differ.add_option("b", arguments->other, kAnyFolder)->required();
+  add_quiet(differ, *arguments);
+  auto& inspector =
       add(*command,
           "inspect",
           "Show what a checkpoint holds, or where one tensor lies in it",
           arguments,
           inspect_checkpoint);
-  inspector->add_option("folder", arguments->path, any)->required();
-  inspector->add_option("tensor", arguments->other, "Only this one");
+  inspector.add_option("folder", arguments->path, kAnyFolder)->required();
+  inspector.add_option("tensor", arguments->other, "Only this one");
+  add_checkpoint_reshard(*command);
   add_checkpoint_hub(*command);
 }
 

@@ -150,7 +150,8 @@ void print_tensor(
 void inspect_checkpoint(const CheckpointArguments& arguments) {
   const auto path = newest_step_of(arguments.path);
   const checkpoint::StepPin pin(path);
-  const auto manifest = checkpoint::read_manifest(pin.folder());
+  const auto manifest = checkpoint::read_manifest(
+      pin.folder(), read_key(arguments.hmac_key_file));
   const auto& name = arguments.other;
   const auto tensor = manifest.tensors.find(name);
   if (!name.empty() && tensor == manifest.tensors.end()) {

@@ -1,13 +1,22 @@
 #include "recipes/cli/checkpoint_text.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <map>
 #include <system_error>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
 
 #include "checkpoint/folder.h"
 #include "checkpoint/store.h"
+#include "mesh/error.h"
 
 namespace weft::recipes::cli {
 namespace {
@@ -19,7 +28,69 @@ bool is_folder(const fs::path& path) {
   return fs::is_directory(path, ignored);
 }
 
+[[noreturn]] void refuse_key(const std::string& file, const std::string& why) {
+  mesh::throw_error<mesh::UsageError>(
+      fmt::format("--hmac-key-file {}: {}", file, why));
+}
+
 } // namespace
+
+const char* const kAnyFolder =
+    "A step folder; or a run, or its folder of checkpoints, for its newest";
+
+void add_json(CLI::App& command, OutputOptions& options) {
+  command.add_flag("--json", options.json, "One line of JSON on stdout");
+}
+
+void add_quiet(CLI::App& command, OutputOptions& options) {
+  command.add_flag(
+      "--quiet", options.quiet, "No progress (without a terminal: never)");
+}
+
+void add_key(CLI::App& command, std::string& file) {
+  command.add_option(
+      "--hmac-key-file,--hmac_key_file",
+      file,
+      "A file with the key that manifests are signed with; others are refused");
+}
+
+std::string read_key(const std::string& file) {
+  constexpr size_t kMost = 4096;
+  if (file.empty()) {
+    return {};
+  }
+  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) {
+    refuse_key(file, std::strerror(errno));
+  }
+  const checkpoint::File opened(fd, file);
+  std::string key(kMost + 1, '\0');
+  size_t size = 0;
+  while (size < key.size()) {
+    const auto got = ::read(fd, key.data() + size, key.size() - size);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got < 0) {
+      refuse_key(file, std::strerror(errno));
+    }
+    if (got == 0) {
+      break;
+    }
+    size += static_cast<size_t>(got);
+  }
+  if (size > kMost) {
+    refuse_key(file, fmt::format("more than {} bytes", kMost));
+  }
+  key.resize(size);
+  if (key.ends_with('\n')) {
+    key.pop_back();
+  }
+  if (key.empty()) {
+    refuse_key(file, "it is empty");
+  }
+  return key;
+}
 
 void print(const std::string& text) {
   std::printf("%s\n", text.c_str());
@@ -59,6 +130,18 @@ int64_t bytes_of(const checkpoint::TensorRecord& tensor) {
     bytes += chunk.end - chunk.begin;
   }
   return bytes;
+}
+
+std::string mesh_of(const checkpoint::Manifest& manifest) {
+  std::map<std::string, int64_t> counts;
+  for (const auto& [name, tensor] : manifest.tensors) {
+    if (!tensor.mesh.empty()) {
+      ++counts[tensor.mesh];
+    }
+  }
+  const auto most = std::ranges::max_element(
+      counts, {}, &std::pair<const std::string, int64_t>::second);
+  return most == counts.end() ? "" : most->first;
 }
 
 fs::path checkpoints_of(const fs::path& path) {

@@ -16,11 +16,31 @@ class App;
 /// What the subcommands of `weft checkpoint` share.
 namespace weft::recipes::cli {
 
-struct CheckpointArguments {
+/// How a subcommand speaks.
+struct OutputOptions {
+  bool json = false;
+  bool quiet = false;
+
+  bool wants_progress() const { return !json && !quiet; }
+};
+
+struct CheckpointArguments : OutputOptions {
   std::string path;
   std::string other; // diff's second folder, inspect's tensor
-  bool json = false;
+  std::string hmac_key_file;
+  bool verify = false; // of ls
 };
+
+/// --json, and --quiet for what shows progress.
+void add_json(CLI::App& command, OutputOptions& options);
+void add_quiet(CLI::App& command, OutputOptions& options);
+/// --hmac-key-file.
+void add_key(CLI::App& command, std::string& file);
+
+/// What a file holds, without the line feed at its end; empty for none. It may
+/// be a pipe.
+/// Throws: mesh::UsageError if it cannot be read, is empty or over 4 KiB.
+std::string read_key(const std::string& file);
 
 /// To stdout, with a line feed.
 void print(const std::string& text);
@@ -34,6 +54,8 @@ std::string shape_text(const std::vector<int64_t>& shape);
 /// Of all files without the manifest; of all chunks.
 int64_t bytes_of(const checkpoint::Manifest& manifest);
 int64_t bytes_of(const checkpoint::TensorRecord& tensor);
+/// The mesh of most of the tensors that were on one; empty: none was.
+std::string mesh_of(const checkpoint::Manifest& manifest);
 
 /// `path`/checkpoints if `path` is the folder of a run, else `path`.
 std::filesystem::path checkpoints_of(const std::filesystem::path& path);
@@ -46,8 +68,13 @@ std::vector<std::filesystem::path> steps_of(const std::filesystem::path& path);
 /// The first of them; says on stderr which it takes.
 std::filesystem::path newest_step_of(const std::filesystem::path& path);
 
-/// Adds `import` and `export`.
+/// A step folder; or a run, or its folder of checkpoints, for its newest.
+extern const char* const kAnyFolder;
+
+/// Each adds subcommands: `import` and `export`; `ls` and `prune`; `reshard`.
 void add_checkpoint_hub(CLI::App& checkpoint);
+void add_checkpoint_store(CLI::App& checkpoint);
+void add_checkpoint_reshard(CLI::App& checkpoint);
 
 /// `weft checkpoint inspect`.
 void inspect_checkpoint(const CheckpointArguments& arguments);

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <map>
 #include <optional>
-#include <random>
 #include <system_error>
 #include <utility>
 
@@ -14,13 +12,13 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/dtype.h"
 #include "checkpoint/folder.h"
 #include "mesh/error.h"
 #include "recipes/hub/checkpoint_weights.h"
 #include "recipes/hub/config.h"
+#include "recipes/hub/new_folder.h"
 #include "recipes/hub/small_file.h"
 #include "recipes/hub/weight_writer.h"
 
@@ -28,7 +26,6 @@ namespace weft::recipes::hub {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 constexpr int64_t kBlockElements = 16 << 20;
 constexpr int64_t kMostOtherBytes = 256 << 20;
@@ -60,70 +57,6 @@ Sources sources_of(const TensorMap& map) {
   return sources;
 }
 
-// By file; wider dtypes first, so that each tensor is aligned.
-std::vector<std::vector<Planned>> plan_shards(
-    std::vector<Planned> tensors,
-    int64_t max_bytes) {
-  std::ranges::stable_sort(tensors, std::greater<>(), [](const Planned& each) {
-    return c10::elementSize(each.dtype);
-  });
-  std::vector<std::vector<Planned>> shards(1);
-  int64_t bytes = 0;
-  for (auto& tensor : tensors) {
-    if (!shards.back().empty() && bytes + tensor.bytes() > max_bytes) {
-      shards.emplace_back();
-      bytes = 0;
-    }
-    bytes += tensor.bytes();
-    shards.back().push_back(std::move(tensor));
-  }
-  return shards;
-}
-
-std::string shard_name(size_t index, size_t count) {
-  return count == 1 ? "model.safetensors"
-                    : fmt::format(
-                          "model-{:05}-of-{:05}.safetensors", index + 1, count);
-}
-
-// A new folder beside the one that it becomes.
-class NewFolder {
- public:
-  explicit NewFolder(const fs::path& path) : path_(path) {
-    const auto above =
-        path.has_parent_path() ? path.parent_path() : fs::path(".");
-    checkpoint::make_folders(above);
-    parent_.emplace(checkpoint::Folder::open(above));
-    name_ = fmt::format(
-        ".{}.tmp-{:08x}", path.filename().string(), std::random_device()());
-    folder_.emplace(checkpoint::Folder::create(above / name_));
-  }
-  ~NewFolder() {
-    if (!done_) {
-      std::error_code ignored;
-      fs::remove_all(folder_->path(), ignored);
-    }
-  }
-  NewFolder(const NewFolder&) = delete;
-  NewFolder& operator=(const NewFolder&) = delete;
-
-  const checkpoint::Folder& folder() const { return *folder_; }
-
-  void commit() {
-    folder_->sync();
-    parent_->rename(name_, path_.filename().string());
-    done_ = true;
-    parent_->sync();
-  }
-
- private:
-  fs::path path_;
-  std::string name_;
-  std::optional<checkpoint::Folder> parent_;
-  std::optional<checkpoint::Folder> folder_;
-  bool done_ = false;
-};
-
 class Export {
  public:
   Export(
@@ -146,32 +79,30 @@ class Export {
  private:
   void write_weights() {
     std::vector<Planned> tensors;
+    int64_t total = 0;
     for (const auto& [name, shape] : weights_.map().hub) {
       const auto& first = *sources_.at(name).front().first;
       tensors.push_back(
           {name, options_.dtype.value_or(weights_.dtype(first)), shape});
+      total += tensors.back().bytes();
     }
     dtype_ = tensors.front().dtype;
     const auto shards =
         plan_shards(std::move(tensors), options_.max_shard_bytes);
-    Json index{{"metadata", {}}, {"weight_map", Json::object()}};
     for (size_t i = 0; i < shards.size(); ++i) {
-      const auto name = shard_name(i, shards.size());
-      WeightWriter writer(folder_, name, shards[i]);
+      WeightWriter writer(folder_, shard_name(i, shards.size()), shards[i]);
       for (const auto& tensor : shards[i]) {
         write_tensor(tensor, writer);
-        index["weight_map"][tensor.name] = name;
         done_.bytes += tensor.bytes();
         ++done_.tensors;
+        if (options_.progress) {
+          options_.progress(done_.bytes, total, tensor.name);
+        }
       }
       writer.finish();
       ++done_.files;
     }
-    if (shards.size() > 1) {
-      index["metadata"] = {{"total_size", done_.bytes}};
-      write_small_file(
-          folder_, "model.safetensors.index.json", index.dump(2) + "\n");
-    }
+    write_shard_index(folder_, shards);
   }
 
   void write_tensor(const Planned& tensor, WeightWriter& writer) {
@@ -306,14 +237,6 @@ std::string describe(const Exported& exported) {
     text += fmt::format(", {} adapters merged", exported.merged);
   }
   return text + fmt::format(", beside {}", fmt::join(exported.others, ", "));
-}
-
-void check_is_free(const fs::path& folder) {
-  std::error_code ignored;
-  if (fs::symlink_status(folder, ignored).type() != fs::file_type::not_found) {
-    mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{} exists already; nothing is overwritten", folder.string()));
-  }
 }
 
 Exported export_model(

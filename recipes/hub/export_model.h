@@ -8,6 +8,9 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "checkpoint/progress.h"
+#include "recipes/hub/new_folder.h"
+
 namespace weft::recipes::hub {
 
 struct ExportOptions {
@@ -15,6 +18,7 @@ struct ExportOptions {
   std::optional<at::ScalarType> dtype = std::nullopt;
   /// Bytes of tensors in one file, unless one tensor has more; at least 1.
   int64_t max_shard_bytes = 5'000'000'000;
+  checkpoint::Progress progress = {};
 };
 
 struct Exported {
@@ -31,9 +35,6 @@ struct Exported {
 
 /// "12 tensors, 1.5 MB in 1 file, beside config.json".
 std::string describe(const Exported& exported);
-
-/// Throws: mesh::UsageError if there is anything at `folder`.
-void check_is_free(const std::filesystem::path& folder);
 
 /// Writes the model of a checkpoint as a new Hugging Face folder, `folder`,
 /// which appears whole or not at all: config.json, weights with adapters

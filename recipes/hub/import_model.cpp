@@ -84,16 +84,20 @@ class Import {
   Import(
       const WeightReader& reader,
       const fs::path& temporary,
-      int64_t max_file_bytes)
+      int64_t max_file_bytes,
+      const checkpoint::Progress& progress)
       : reader_(reader),
         folder_(checkpoint::Folder::open(temporary)),
-        max_file_bytes_(max_file_bytes) {}
+        max_file_bytes_(max_file_bytes),
+        progress_(progress) {}
 
   void write_files(checkpoint::Manifest& manifest) {
     for (const auto& [name, tensor] : reader_.map().model) {
       auto& record = manifest.tensors["model." + name];
       record.dtype = kMasterDtype;
       record.shape = tensor.shape;
+      total_ += checkpoint::element_count(tensor.shape) *
+                static_cast<int64_t>(c10::elementSize(kMasterDtype));
     }
     int64_t index = 0;
     for (const auto& parts : plan_files(reader_.map(), max_file_bytes_)) {
@@ -109,11 +113,15 @@ class Import {
  private:
   checkpoint::WrittenFile write_file(
       const std::vector<PartToWrite>& parts,
-      int64_t index) const {
+      int64_t index) {
     std::vector<checkpoint::FileTensor> tensors;
     for (const auto& [name, box] : parts) {
       auto data = at::empty(box.shape, at::TensorOptions().dtype(kMasterDtype));
       reader_.read(*name, box, data);
+      done_ += static_cast<int64_t>(data.nbytes());
+      if (progress_) {
+        progress_(done_, total_, *name);
+      }
       tensors.push_back(
           {.key = "model." + *name,
            .offset = box.offset,
@@ -127,6 +135,9 @@ class Import {
   const WeightReader& reader_;
   checkpoint::Folder folder_;
   int64_t max_file_bytes_;
+  const checkpoint::Progress& progress_;
+  int64_t done_ = 0;
+  int64_t total_ = 0;
 };
 
 } // namespace
@@ -134,7 +145,8 @@ class Import {
 Imported import_model(
     const fs::path& folder,
     const fs::path& checkpoints,
-    int64_t max_file_bytes) {
+    int64_t max_file_bytes,
+    const checkpoint::Progress& progress) {
   const at::NoGradGuard no_grad;
   const auto config = read_config(folder);
   auto layout = layout_of(folder);
@@ -152,7 +164,7 @@ Imported import_model(
   checkpoint::Manifest manifest;
   manifest.layout = std::move(layout);
   checkpoint::stamp(manifest);
-  Import(reader, temporary, max_file_bytes).write_files(manifest);
+  Import(reader, temporary, max_file_bytes, progress).write_files(manifest);
   checkpoint::commit_step(checkpoints, temporary, 0, /*sync=*/true);
   clean_up.release();
   Imported imported{

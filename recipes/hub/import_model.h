@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "checkpoint/progress.h"
+
 namespace weft::recipes::hub {
 
 struct Imported {
@@ -22,6 +24,7 @@ struct Imported {
 Imported import_model(
     const std::filesystem::path& folder,
     const std::filesystem::path& checkpoints,
-    int64_t max_file_bytes = int64_t{128} << 20);
+    int64_t max_file_bytes = int64_t{128} << 20,
+    const checkpoint::Progress& progress = {});
 
 } // namespace weft::recipes::hub

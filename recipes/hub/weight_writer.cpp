@@ -1,5 +1,6 @@
 #include "recipes/hub/weight_writer.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <functional>
@@ -7,9 +8,11 @@
 #include <span>
 
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/dtype.h"
+#include "checkpoint/weight_index.h"
 
 namespace weft::recipes::hub {
 namespace {
@@ -79,6 +82,50 @@ void WeightWriter::finish() {
   TORCH_INTERNAL_ASSERT(position_ == end_, position_, " of ", end_);
   file_.sync();
   file_.close();
+}
+
+std::vector<std::vector<Planned>> plan_shards(
+    std::vector<Planned> tensors,
+    int64_t max_bytes) {
+  std::ranges::stable_sort(tensors, std::greater<>(), [](const Planned& each) {
+    return c10::elementSize(each.dtype);
+  });
+  std::vector<std::vector<Planned>> shards(1);
+  int64_t bytes = 0;
+  for (auto& tensor : tensors) {
+    if (!shards.back().empty() && bytes + tensor.bytes() > max_bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    bytes += tensor.bytes();
+    shards.back().push_back(std::move(tensor));
+  }
+  return shards;
+}
+
+std::string shard_name(size_t index, size_t count) {
+  return count == 1 ? "model.safetensors"
+                    : fmt::format(
+                          "model-{:05}-of-{:05}.safetensors", index + 1, count);
+}
+
+void write_shard_index(
+    const checkpoint::Folder& folder,
+    const std::vector<std::vector<Planned>>& shards) {
+  if (shards.size() == 1) {
+    return;
+  }
+  auto files = nlohmann::ordered_json::object();
+  int64_t bytes = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    for (const auto& tensor : shards[i]) {
+      files[tensor.name] = shard_name(i, shards.size());
+      bytes += tensor.bytes();
+    }
+  }
+  const nlohmann::ordered_json index{
+      {"metadata", {{"total_size", bytes}}}, {"weight_map", std::move(files)}};
+  write_small_file(folder, checkpoint::kWeightIndexName, index.dump(2) + "\n");
 }
 
 void write_small_file(

@@ -43,6 +43,20 @@ class WeightWriter {
   int64_t end_ = 0;
 };
 
+/// Cut in files of at most `max_bytes`, unless one tensor has more; wider
+/// dtypes first, so that each tensor is aligned. At least one file.
+std::vector<std::vector<Planned>> plan_shards(
+    std::vector<Planned> tensors,
+    int64_t max_bytes);
+
+/// "model.safetensors", or "model-00001-of-00003.safetensors".
+std::string shard_name(size_t index, size_t count);
+
+/// Writes model.safetensors.index.json, unless there is one file only.
+void write_shard_index(
+    const checkpoint::Folder& folder,
+    const std::vector<std::vector<Planned>>& shards);
+
 /// Writes a whole small file, to the disk.
 void write_small_file(
     const checkpoint::Folder& folder,
