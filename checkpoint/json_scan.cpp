@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/limits.h"
 #include "checkpoint/text.h"
 
 namespace weft::checkpoint {
@@ -121,6 +122,7 @@ struct JsonScan::Adapter {
 void JsonScan::run(std::string_view text) {
   position_ = 0;
   frames_.clear();
+  open_keys_ = 0;
   // The parser would take a NUL for the end, and skip a byte order mark.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos) {
     position_ = static_cast<int64_t>(nul);
@@ -146,6 +148,7 @@ void JsonScan::begin(bool is_object) {
 }
 
 void JsonScan::end() {
+  open_keys_ -= frames_.back().keys.size();
   frames_.pop_back();
   on_end();
 }
@@ -153,6 +156,10 @@ void JsonScan::end() {
 void JsonScan::key(const std::string& name) {
   auto& frame = frames_.back();
   frame.key = name;
+  // Short keys cost ten times their text to remember.
+  if (++open_keys_ > static_cast<size_t>(limits::kOpenKeys)) {
+    fail(fmt::format("more than {} keys", limits::kOpenKeys));
+  }
   if (!frame.keys.insert(name).second) {
     fail("the key stands twice");
   }

@@ -10,8 +10,8 @@ namespace weft::checkpoint {
 
 /// Goes through a JSON text of unknown origin, event by event, without building
 /// a tree: memory stays in proportion to what the derived class keeps. Refuses
-/// what the format refuses everywhere: duplicate keys, depth, NUL bytes, a byte
-/// order mark, invalid UTF-8, anything after the end.
+/// what the format refuses everywhere: duplicate keys, depth, too many keys,
+/// NUL bytes, a byte order mark, invalid UTF-8, anything after the end.
 class JsonScan {
  public:
   virtual ~JsonScan() = default;
@@ -55,6 +55,7 @@ class JsonScan {
   std::string source_;
   int64_t most_depth_;
   int64_t position_ = 0;
+  size_t open_keys_ = 0;
   std::vector<Frame> frames_;
 };
 

@@ -14,6 +14,8 @@ constexpr int64_t kManifestBytes = 64 << 20;
 constexpr int64_t kManifestDepth = 32;
 /// Tensors of one file, and of one checkpoint.
 constexpr int64_t kTensors = 1'000'000;
+/// JSON: keys of all objects that are open at one place.
+constexpr int64_t kOpenKeys = kTensors + 100'000;
 /// Bytes of a tensor's name and of a file's name.
 constexpr int64_t kTensorName = 512;
 constexpr int64_t kFileName = 255;

@@ -1,6 +1,7 @@
 #include "checkpoint/manifest_rules.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 #include <fmt/format.h>
@@ -35,6 +36,23 @@ Fault file_fault(
         name,
         file.header_bytes,
         file.bytes);
+  }
+  return std::nullopt;
+}
+
+// Where case does not count, one of them would replace the other.
+Fault case_fault(const Manifest& manifest) {
+  std::unordered_map<std::string, std::string_view> names;
+  for (const auto& [name, file] : manifest.files) {
+    auto lower = name;
+    std::ranges::transform(lower, lower.begin(), [](char c) {
+      return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    });
+    const auto [other, is_new] = names.emplace(std::move(lower), name);
+    if (!is_new) {
+      return fmt::format(
+          "files {} and {} differ in case only", other->second, name);
+    }
   }
   return std::nullopt;
 }
@@ -170,6 +188,9 @@ std::optional<std::string> broken_rule(const Manifest& manifest) {
     if (auto fault = file_fault(name, file, manifest.is_foreign)) {
       return fault;
     }
+  }
+  if (auto fault = case_fault(manifest); fault && !manifest.is_foreign) {
+    return fault;
   }
   Ranges ranges;
   for (const auto& [name, tensor] : manifest.tensors) {
