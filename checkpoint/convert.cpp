@@ -67,12 +67,15 @@ bool is_inside(double value, const WholeRange& range) {
     at::ScalarType from,
     at::ScalarType to,
     const char* why) {
+  // As short as it is in its own dtype.
+  const bool is_single = at::isFloatingType(from) && from != at::kDouble;
   TORCH_CHECK_VALUE(
       false,
       "[checkpoint.load] ",
       in_quotes(name),
       " holds ",
-      fmt::format("{}", value),
+      is_single ? fmt::format("{}", static_cast<float>(value))
+                : fmt::format("{}", value),
       " as ",
       plain_name(from),
       ", which ",

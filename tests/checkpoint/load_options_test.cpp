@@ -1,0 +1,582 @@
+// What load() is asked to leave, rename and convert, who reads, and which step.
+
+#include "checkpoint/load.h"
+#include "checkpoint/newest.h"
+#include "checkpoint/save.h"
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <mutex>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "checkpoint/convert.h"
+#include "checkpoint/error.h"
+#include "checkpoint/store.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "mesh/error.h"
+#include "tests/checkpoint/sample.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/run_ranks.h"
+
+namespace weft::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using dtensor::Replicate;
+using dtensor::Shard;
+using dtensor::StateDict;
+using test::message_of_thrown;
+using test::RankContext;
+using test::run_ranks;
+using test::ScratchFolder;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+at::Tensor counted(at::IntArrayRef sizes, double start = 1) {
+  return at::arange(c10::multiply_integers(sizes), at::kFloat)
+      .add_(start)
+      .view(sizes);
+}
+
+class LoadWith : public ::testing::Test {
+ protected:
+  fs::path save_one(const StateDicts& dicts, int64_t step = 1) {
+    return save(scratch_.path(), dicts, {.step = step, .sync = false});
+  }
+
+  ScratchFolder scratch_;
+};
+
+TEST(KeyPatterns, MatchPartByPart) {
+  for (const auto& [pattern, key] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"model.a", "model.a"},
+           {"model.*.weight", "model.0.weight"},
+           {"model.layer?.*", "model.layer3.bias"},
+           {"model.**", "model.a"},
+           {"model.**", "model.a.b.c"},
+           {"**", "x"},
+           {"**.bias", "model.a.b.bias"},
+           {"**.bias", "bias"},
+           {"**.a.**.w", "m.a.a.w"},
+           {"model.*attn*.w", "model.self_attn_2.w"}}) {
+    EXPECT_TRUE(key_matches(pattern, key)) << pattern << " " << key;
+  }
+  for (const auto& [pattern, key] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"model.*", "model.a.b"},
+           {"model", "model.a"},
+           {"model.a", "model"},
+           {"*.a", "x.y.a"},
+           {"**.bias", "a.bias.x"},
+           {"model.?", "model.ab"},
+           {"", "a"}}) {
+    EXPECT_FALSE(key_matches(pattern, key)) << pattern << " " << key;
+  }
+}
+
+TEST_F(LoadWith, AllThatDoesNotFitIsListedAtOnce) {
+  const auto folder = save_one(
+      {{"model",
+        {{"a", at::ones({2})}, {"b", at::ones({3})}, {"n", at::ones({4})}}},
+       {"other", {{"x", at::ones({1})}}}});
+  const StateDicts dicts{
+      {"model",
+       {{"a", at::zeros({4})},
+        {"c", at::zeros({3})},
+        {"d", at::zeros({3})},
+        {"n", at::zeros({4}, at::kLong)}}}};
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>([&] { load(folder, dicts); }),
+      AllOf(
+          HasSubstr("step-1 does not fit"),
+          HasSubstr("2 tensors are missing: \"model.c\", \"model.d\""),
+          HasSubstr("1 tensor is unexpected: \"model.b\""),
+          HasSubstr("2 tensors have another shape or dtype"),
+          HasSubstr("\"model.a\" [2] float32 in the checkpoint vs [4] float32"),
+          HasSubstr("\"model.n\" [4] float32 in the checkpoint vs [4] int64"),
+          Not(HasSubstr("other.x"))));
+  EXPECT_TRUE(at::equal(dicts.at("model").at("a"), at::zeros({4})));
+}
+
+TEST_F(LoadWith, LongListsAreCutButCounted) {
+  StateDict saved;
+  for (int i = 0; i < 20; ++i) {
+    saved["t" + std::to_string(i)] = at::ones({1});
+  }
+  const auto folder = save_one({{"model", saved}});
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>([&] {
+        load(folder, {{"model", {{"t0", at::zeros({1})}}}});
+      }),
+      AllOf(
+          HasSubstr("19 tensors are unexpected"),
+          HasSubstr("and 14 more"),
+          Not(HasSubstr("t9"))));
+}
+
+TEST_F(LoadWith, StrictnessSaysWhichSideMayHaveMore) {
+  const auto folder =
+      save_one({{"model", {{"a", at::ones({2})}, {"b", at::ones({3})}}}});
+  struct Case {
+    Strictness strictness;
+    bool more_in_state;
+    bool more_in_checkpoint;
+    bool loads;
+  };
+  for (const auto& [strictness, more_in_state, more_in_checkpoint, loads] :
+       {Case{Strictness::kExact, true, false, false},
+        Case{Strictness::kExact, false, true, false},
+        Case{Strictness::kExact, false, false, true},
+        Case{Strictness::kAllowUnexpected, false, true, true},
+        Case{Strictness::kAllowUnexpected, true, true, false},
+        Case{Strictness::kAllowMissing, true, false, true},
+        Case{Strictness::kAllowMissing, true, true, false},
+        Case{Strictness::kAllowBoth, true, true, true}}) {
+    StateDict model{{"a", at::zeros({2})}};
+    if (more_in_state) {
+      model["c"] = at::full({1}, 7.0F);
+    }
+    if (!more_in_checkpoint) {
+      model["b"] = at::zeros({3});
+    }
+    const auto attempt = [&, strictness = strictness] {
+      return load(folder, {{"model", model}}, {.strictness = strictness});
+    };
+    SCOPED_TRACE(static_cast<int>(strictness));
+    if (!loads) {
+      EXPECT_THROW(attempt(), c10::ValueError);
+      EXPECT_TRUE(at::equal(model["a"], at::zeros({2})));
+      continue;
+    }
+    const auto stats = attempt();
+    EXPECT_EQ(stats.loaded.front(), "model.a");
+    EXPECT_EQ(stats.loaded.size(), more_in_checkpoint ? 1U : 2U);
+    EXPECT_EQ(stats.missing.size(), more_in_state ? 1U : 0U);
+    EXPECT_EQ(stats.unexpected.size(), more_in_checkpoint ? 1U : 0U);
+    EXPECT_TRUE(at::equal(model["a"], at::ones({2})));
+    if (more_in_state) {
+      EXPECT_THAT(stats.missing, ElementsAre("model.c"));
+      EXPECT_TRUE(at::equal(model["c"], at::full({1}, 7.0F)));
+    }
+    if (more_in_checkpoint) {
+      EXPECT_THAT(stats.unexpected, ElementsAre("model.b"));
+    }
+  }
+}
+
+TEST_F(LoadWith, IncludeAndExcludeLeaveTheRestAlone) {
+  const auto folder = save_one(
+      {{"model",
+        {{"layers.0.weight", at::ones({2})},
+         {"layers.0.bias", at::ones({2})},
+         {"layers.1.weight", at::ones({2})},
+         {"head.weight", at::ones({2})}}}});
+  StateDict model;
+  for (const auto* name :
+       {"layers.0.weight", "layers.0.bias", "layers.1.weight", "extra"}) {
+    model[name] = at::zeros({2});
+  }
+  const auto stats = load(
+      folder,
+      {{"model", model}},
+      {.include = {"model.layers.**"}, .exclude = {"**.bias"}});
+  EXPECT_THAT(
+      stats.loaded,
+      ElementsAre("model.layers.0.weight", "model.layers.1.weight"));
+  EXPECT_THAT(stats.missing, IsEmpty());
+  EXPECT_THAT(stats.unexpected, IsEmpty());
+  for (const auto& [name, tensor] : model) {
+    const bool expected = name.ends_with("weight");
+    EXPECT_EQ(tensor.sum().item<float>(), expected ? 2 : 0) << name;
+  }
+  for (const bool is_include : {true, false}) {
+    LoadOptions options;
+    (is_include ? options.include : options.exclude) = {"model.*"};
+    options.include.emplace_back("model.layers.**");
+    const auto message = message_of_thrown<c10::ValueError>([&] {
+      options.exclude.emplace_back("model.layer.0.weight");
+      load(folder, {{"model", model}}, options);
+    });
+    EXPECT_THAT(
+        message,
+        AllOf(
+            HasSubstr("\"model.layer.0.weight\" of exclude matches no tensor"),
+            HasSubstr("`**` goes across")));
+  }
+}
+
+TEST_F(LoadWith, RenamedTensorsFindTheirPlace) {
+  const auto folder = save_one(
+      {{"model",
+        {{"module.blocks.0.w", counted({3})},
+         {"module.blocks.1.w", counted({3}, 10)},
+         {"scale", counted({1}, 5)}}}});
+  const auto first = at::zeros({3});
+  const auto second = at::zeros({3});
+  const auto scale = at::zeros({1});
+  const auto stats = load(
+      folder,
+      {{"net",
+        {{"layers.0.weight", first},
+         {"layers.1.weight", second},
+         {"scale", scale}}}},
+      {.rename = {
+           {R"(\bmodule\.)", ""},
+           {R"(blocks\.(\d+)\.w$)", "layers.$1.weight"},
+           {"^model", "net"}}});
+  EXPECT_EQ(stats.loaded.size(), 3U);
+  EXPECT_TRUE(at::equal(first, counted({3})));
+  EXPECT_TRUE(at::equal(second, counted({3}, 10)));
+  EXPECT_TRUE(at::equal(scale, counted({1}, 5)));
+
+  const auto attempt = [&](const std::vector<RenameRule>& rules) {
+    return message_of_thrown<c10::ValueError>([&] {
+      load(folder, {{"net", {{"w", first}}}}, {.rename = rules});
+    });
+  };
+  EXPECT_THAT(
+      attempt({{R"(^.*blocks\.\d\.)", "net."}}),
+      AllOf(
+          HasSubstr("\"model.module.blocks.0.w\""),
+          HasSubstr("\"model.module.blocks.1.w\""),
+          HasSubstr("both renamed to \"net.w\"")));
+  EXPECT_THAT(
+      attempt({{"(", ""}}), HasSubstr("\"(\" is no regular expression"));
+  EXPECT_THAT(attempt({{".*", ""}}), HasSubstr("leaves nothing of"));
+}
+
+TEST_F(LoadWith, DtypesAreConvertedWhereValuesFit) {
+  const auto folder = save_one(
+      {{"model",
+        {{"w", counted({4}, 0.1)},
+         {"step", at::full({}, 12, at::kLong)},
+         {"float_step", at::full({}, 12.0F)},
+         {"flags", at::tensor({0, 1, 1}, at::kInt)},
+         {"big", at::full({2}, 1e30)},
+         {"half", at::full({2}, 0.5F)},
+         {"wide", at::full({2}, 300, at::kLong)},
+         {"negative", at::full({2}, -1, at::kInt)},
+         {"complex", at::ones({1}, at::kComplexFloat)}}}});
+  const auto load_as = [&](const std::string& name, const at::Tensor& into) {
+    load(
+        folder,
+        {{"model", {{name, into}}}},
+        {.strictness = Strictness::kAllowUnexpected, .convert_dtype = true});
+    return into;
+  };
+  for (const auto dtype :
+       {at::kHalf, at::kBFloat16, at::kDouble, at::kFloat8_e4m3fn}) {
+    EXPECT_TRUE(at::equal(
+        load_as("w", at::zeros({4}, dtype)).to(at::kDouble),
+        counted({4}, 0.1).to(dtype).to(at::kDouble)))
+        << dtype;
+  }
+  EXPECT_EQ(load_as("step", at::zeros({})).item<float>(), 12);
+  EXPECT_EQ(load_as("float_step", at::zeros({}, at::kLong)).item<int>(), 12);
+  EXPECT_TRUE(at::equal(
+      load_as("flags", at::zeros({3}, at::kBool)),
+      at::tensor({0, 1, 1}, at::kInt).to(at::kBool)));
+  EXPECT_EQ(load_as("wide", at::zeros({2}, at::kShort)).sum().item<int>(), 600);
+
+  const auto refused = [&](const std::string& name, at::ScalarType dtype) {
+    const auto into = at::zeros({2}, dtype);
+    const auto message =
+        message_of_thrown<c10::ValueError>([&] { load_as(name, into); });
+    EXPECT_EQ(into.to(at::kDouble).sum().item<double>(), 0) << name;
+    return message;
+  };
+  EXPECT_THAT(
+      refused("big", at::kHalf),
+      AllOf(
+          HasSubstr("\"model.big\" holds 1e+30 as float32"),
+          HasSubstr("too large for float16")));
+  EXPECT_THAT(refused("half", at::kInt), HasSubstr("0.5 as float32"));
+  EXPECT_THAT(refused("half", at::kInt), HasSubstr("no whole number"));
+  EXPECT_THAT(refused("wide", at::kByte), HasSubstr("300 as int64"));
+  EXPECT_THAT(refused("wide", at::kBFloat16), HasSubstr("out of the range"));
+  EXPECT_THAT(refused("negative", at::kUInt64), HasSubstr("-1 as int32"));
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>(
+          [&] { load_as("complex", at::zeros({1})); }),
+      HasSubstr("complex64"));
+}
+
+TEST(Conversion, KeepsEveryValueOfEveryDtypeOrRefuses) {
+  const std::vector<at::ScalarType> integral{
+      at::kBool,
+      at::kByte,
+      at::kChar,
+      at::kUInt16,
+      at::kShort,
+      at::kUInt32,
+      at::kInt,
+      at::kUInt64,
+      at::kLong};
+  const std::vector<at::ScalarType> floating{
+      at::kHalf,
+      at::kBFloat16,
+      at::kFloat,
+      at::kDouble,
+      at::kFloat8_e4m3fn,
+      at::kFloat8_e5m2};
+  auto all = integral;
+  all.insert(all.end(), floating.begin(), floating.end());
+  for (const auto from : all) {
+    for (const auto to : all) {
+      for (const double value : {0.0, 1.0, 200.0, -3.0, 70000.0, 5e9}) {
+        const auto tensor = at::full({1}, value, at::kDouble).to(at::kFloat);
+        if (!at::isFloatingType(from) &&
+            (value < 0 || value > (from == at::kBool ? 1 : 127))) {
+          continue; // No value of every such dtype.
+        }
+        const auto source = tensor.to(from);
+        const auto before = source.to(at::kDouble).item<double>();
+        if (!std::isfinite(before)) {
+          continue;
+        }
+        const bool rounds = at::isFloatingType(from) && at::isFloatingType(to);
+        try {
+          const auto after =
+              convert_exactly(source, to, "x").to(at::kDouble).item<double>();
+          EXPECT_TRUE(rounds ? std::isfinite(after) : after == before)
+              << from << " " << to << " " << before << " " << after;
+        } catch (const c10::ValueError&) {
+          EXPECT_NE(before, 0) << from << " " << to;
+          EXPECT_NE(before, 1) << from << " " << to;
+        }
+      }
+    }
+  }
+}
+
+// ---- who reads --------------------------------------------------------------
+
+StateDicts repeated_state(const mesh::DeviceMesh& mesh, bool with_values) {
+  const auto make = [&](at::IntArrayRef sizes, double start) {
+    return with_values ? counted(sizes, start) : at::zeros(sizes);
+  };
+  const auto place = [&](const at::Tensor& whole,
+                         const dtensor::Placements& placements) {
+    return dtensor::distribute_tensor(whole, mesh, placements, std::nullopt);
+  };
+  StateDict model;
+  for (int i = 0; i < 6; ++i) {
+    model["everywhere" + std::to_string(i)] =
+        place(make({40, 30}, i), {Replicate(), Replicate()});
+    model["columns" + std::to_string(i)] =
+        place(make({40, 30}, 100 + i), {Replicate(), Shard(1)});
+    model["rows" + std::to_string(i)] =
+        place(make({7, 30}, 200 + i), {Shard(0), Replicate()});
+  }
+  model["cut_twice"] = place(make({4, 9}, 3), {Shard(0), Shard(1)});
+  model["large"] = place(make({600, 1000}, 1), {Replicate(), Shard(0)});
+  model["number"] = place(make({}, 9), {Replicate(), Replicate()});
+  model["plain"] = make({50}, 4);
+  model["flags"] =
+      place(make({9}, 0).fmod(2).to(at::kBool), {Replicate(), Replicate()});
+  return {{"model", std::move(model)}};
+}
+
+TEST_F(LoadWith, OneReplicaReadsForAll) {
+  run_ranks(4, [&](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    save(
+        scratch_.path(),
+        repeated_state(mesh, true),
+        {.step = 1, .sync = false});
+  });
+  const auto manifest = read_manifest(scratch_.path() / "step-1");
+  int64_t on_disk = 0;
+  int64_t headers = 0;
+  for (const auto& [name, file] : manifest.files) {
+    on_disk += file.bytes;
+    headers += file.header_bytes;
+  }
+  for (const auto& [dp, tp] : {std::pair{2, 2}, {4, 1}, {1, 4}, {3, 1}}) {
+    for (const bool all_or_nothing : {true, false}) {
+      std::mutex mutex;
+      int64_t read = 0;
+      int64_t read_by_each = 0;
+      run_ranks(dp * tp, [&, dp = dp, tp = tp](RankContext& self) {
+        const auto mesh = self.mesh({dp, tp}, {"dp", "tp"});
+        const auto expected = repeated_state(mesh, true);
+        for (const auto read_by : {ReadBy::kOneReplica, ReadBy::kEveryRank}) {
+          const auto dicts = repeated_state(mesh, false);
+          const auto stats = load(
+              scratch_.path() / "step-1",
+              dicts,
+              {.all_or_nothing = all_or_nothing, .read_by = read_by});
+          EXPECT_EQ(stats.read_by, read_by);
+          for (const auto& [name, tensor] : dicts.at("model")) {
+            const auto& other = expected.at("model").at(name);
+            EXPECT_TRUE(
+                dtensor::is_dtensor(tensor)
+                    ? at::equal(
+                          dtensor::to_local(tensor), dtensor::to_local(other))
+                    : at::equal(tensor, other))
+                << name;
+          }
+          const std::lock_guard lock(mutex);
+          (read_by == ReadBy::kOneReplica ? read : read_by_each) +=
+              stats.bytes_read;
+        }
+      });
+      SCOPED_TRACE(testing::Message() << dp << "x" << tp);
+      EXPECT_GT(read, on_disk - headers);
+      if (dp == 2 && tp == 2) { // No piece is shared by parts.
+        EXPECT_LE(read, on_disk - headers + dp * tp * headers);
+        EXPECT_GT(read_by_each, read * 3 / 2);
+      }
+    }
+  }
+}
+
+TEST_F(LoadWith, TheDefaultOnOneHostIsThatEveryRankReads) {
+  run_ranks(2, [&](RankContext& self) {
+    const auto mesh = self.mesh({2, 1}, {"dp", "tp"});
+    const auto dicts = repeated_state(mesh, true);
+    save(scratch_.path(), dicts, {.step = 1, .sync = false});
+    EXPECT_EQ(
+        load(scratch_.path() / "step-1", dicts).read_by, ReadBy::kEveryRank);
+  });
+}
+
+void flip_byte(const fs::path& folder, const std::string& tensor) {
+  const auto manifest = read_manifest(folder);
+  const auto& chunk = manifest.tensors.at(tensor).chunks.at(0);
+  std::fstream file(
+      folder / chunk.file, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(chunk.begin + 1);
+  const auto old = file.get();
+  file.seekp(chunk.begin + 1);
+  file.put(static_cast<char>(old ^ 4));
+}
+
+// The rank that reads for all meets damage: nobody waits for its values.
+TEST_F(LoadWith, AReaderThatFailsStopsAll) {
+  run_ranks(4, [&](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    save(
+        scratch_.path(),
+        repeated_state(mesh, true),
+        {.step = 1, .sync = false});
+    auto group = self.world.group();
+    if (self.rank == 0) {
+      flip_byte(scratch_.path() / "step-1", "model.columns3");
+    }
+    group.barrier();
+    const auto dicts = repeated_state(mesh, false);
+    EXPECT_THAT(
+        message_of_thrown<CheckpointError>([&] {
+          load(
+              scratch_.path() / "step-1",
+              dicts,
+              {.read_by = ReadBy::kOneReplica});
+        }),
+        AllOf(HasSubstr("model.columns3"), HasSubstr("(rank ")));
+    for (const auto& [name, tensor] : dicts.at("model")) {
+      const auto local =
+          dtensor::is_dtensor(tensor) ? dtensor::to_local(tensor) : tensor;
+      EXPECT_FALSE(local.any().item<bool>()) << name;
+    }
+  });
+}
+
+TEST_F(LoadWith, RanksThatAskForDifferentThingsAreNamed) {
+  run_ranks(2, [&](RankContext& self) {
+    const auto mesh = self.mesh({2, 1}, {"dp", "tp"});
+    const auto dicts = repeated_state(mesh, true);
+    save(scratch_.path(), dicts, {.step = 1, .sync = false});
+    LoadOptions options;
+    options.read_by = self.rank == 0 ? ReadBy::kEveryRank : ReadBy::kOneReplica;
+    EXPECT_THAT(
+        message_of_thrown<mesh::DisagreementError>(
+            [&] { load(scratch_.path() / "step-1", dicts, options); }),
+        HasSubstr("read_by"));
+  });
+}
+
+// ---- the newest sound step --------------------------------------------------
+
+TEST_F(LoadWith, TheNewestSoundStepIsFound) {
+  run_ranks(3, [&](RankContext& self) {
+    const auto mesh = self.mesh({3, 1}, {"dp", "tp"});
+    const auto make = [&](double value) {
+      return StateDicts{
+          {"model",
+           {{"w",
+             dtensor::distribute_tensor(
+                 at::full({6, 2}, value),
+                 mesh,
+                 {Shard(0), Replicate()},
+                 std::nullopt)}}}};
+    };
+    const auto into = make(0);
+    EXPECT_FALSE(load_newest(scratch_.path() / "none", into));
+    for (const int64_t step : {10, 20, 30, 40}) {
+      save(
+          scratch_.path(),
+          make(static_cast<double>(step)),
+          {.step = step, .sync = false});
+    }
+    auto group = self.world.group();
+    group.barrier();
+    if (self.rank == 0) {
+      flip_byte(scratch_.path() / "step-30", "model.w");
+      fs::remove(scratch_.path() / "step-40" / kManifestName);
+    }
+    group.barrier();
+    std::vector<std::string> reasons;
+    const auto loaded = load_newest(
+        scratch_.path(), into, {}, [&](const auto& step, const auto& reason) {
+          reasons.push_back(std::to_string(step.step) + ": " + reason);
+        });
+    ASSERT_TRUE(loaded);
+    EXPECT_EQ(loaded->folder.step, 20);
+    EXPECT_EQ(loaded->manifest.step, 20);
+    EXPECT_THAT(loaded->stats.loaded, ElementsAre("model.w"));
+    EXPECT_THAT(loaded->damaged, ElementsAre(40, 30));
+    EXPECT_TRUE(at::equal(
+        dtensor::to_local(into.at("model").at("w")), at::full({2, 2}, 20.0F)));
+    if (self.rank == 0) {
+      ASSERT_EQ(reasons.size(), 2U);
+      EXPECT_THAT(
+          reasons[0], AllOf(HasSubstr("40: "), HasSubstr("manifest.json")));
+      EXPECT_THAT(reasons[1], AllOf(HasSubstr("30: "), HasSubstr("model.w")));
+    } else {
+      EXPECT_THAT(reasons, IsEmpty());
+    }
+    group.barrier();
+    if (self.rank == 0) {
+      flip_byte(scratch_.path() / "step-20", "model.w");
+      flip_byte(scratch_.path() / "step-10", "model.w");
+    }
+    group.barrier();
+    EXPECT_THAT(
+        message_of_thrown<CheckpointError>(
+            [&] { load_newest(scratch_.path(), into); }),
+        AllOf(
+            HasSubstr("none of the 4 checkpoints"),
+            HasSubstr("the newest is step 40")));
+    // Another model is no damage: the search ends.
+    const StateDicts other{{"model", {{"v", at::zeros({1})}}}};
+    save(scratch_.path(), make(1), {.step = 50, .sync = false});
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          load_newest(scratch_.path(), other, {.world = self.world});
+        }),
+        HasSubstr("1 tensor is missing: \"model.v\""));
+  });
+}
+
+} // namespace
+} // namespace weft::checkpoint
