@@ -96,6 +96,8 @@ struct Saver::State {
   std::filesystem::path checkpoints;
   SaverOptions options;
   std::optional<mesh::RankTree> tree;
+  /// The background's; made when there is one.
+  std::optional<mesh::RankTree> background_tree;
   std::string nonce;
   int64_t saves = 0;
   PlanCache plan;
@@ -147,7 +149,7 @@ Saver::Saver(std::filesystem::path checkpoints, SaverOptions options)
   state_->checkpoints = std::move(checkpoints);
   state_->options = std::move(options);
   if (state_->options.world) {
-    state_->tree.emplace(*state_->options.world);
+    state_->tree = mesh::RankTree::shared(*state_->options.world);
   }
   state_->nonce = agree_on_nonce(state_->tree);
 }
@@ -177,11 +179,14 @@ void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
   wait();
   SaveStats stats;
   auto joint = state_->prepare(dicts, content, /*copies=*/true, stats);
+  if (state_->tree && !state_->background_tree) {
+    state_->background_tree.emplace(*state_->options.world);
+  }
   stats.blocked = Clock::now() - start;
   state_->in_flight = std::async(
       std::launch::async,
       [start, stats, joint = std::move(joint), state = state_.get()]() mutable {
-        stats.note = save_jointly(joint, state->tree);
+        stats.note = save_jointly(joint, state->background_tree);
         stats.total = Clock::now() - start;
         return stats;
       });

@@ -94,6 +94,12 @@ RankTree::RankTree(const World& world, int64_t fan_in)
   }
 }
 
+RankTree RankTree::shared(const World& world) {
+  return world.world_size() <= kFanIn
+             ? RankTree(world.world_size(), {world.group()})
+             : RankTree(world);
+}
+
 std::vector<std::string> RankTree::gather(
     std::string_view text,
     std::string_view what) {

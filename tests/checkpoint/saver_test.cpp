@@ -82,7 +82,7 @@ StateDicts state_of(const mesh::DeviceMesh& mesh, double value) {
 
 void fill(const StateDicts& dicts, double value) {
   for (const auto& [name, tensor] : dicts.at("model")) {
-    dtensor::to_local(tensor).fill_(value);
+    tensor.fill_(value);
   }
 }
 
