@@ -1,7 +1,7 @@
 // Weft's side of bench/peer/checkpoint_exchange.py:
 //
 //   checkpoint_exchange_state save RUN DP TP
-//   checkpoint_exchange_state load PATH DP TP [--floats]
+//   checkpoint_exchange_state load PATH DP TP [--consolidated]
 //
 // saves the tensors of tests/checkpoint/oracle/tensors.json as step 7 of RUN,
 // or loads them from PATH, a step folder or files of other programs, on a mesh
@@ -45,8 +45,8 @@ void exchange(const std::vector<std::string>& words) {
   const auto dp = std::stoll(words.at(2));
   const auto tp = std::stoll(words.at(3));
   auto tensors = exchange_tensors(WEFT_ORACLE);
-  if (words.size() > 4 && words[4] == "--floats") {
-    tensors = only_floats(std::move(tensors));
+  if (words.size() > 4 && words[4] == "--consolidated") {
+    tensors = consolidable(std::move(tensors));
   }
   run_ranks(static_cast<int>(dp * tp), [&](RankContext& self) {
     const auto mesh = self.mesh({dp, tp}, {"dp", "tp"});
@@ -75,7 +75,8 @@ int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() < 4 || (words[0] != "save" && words[0] != "load")) {
     std::fputs(
-        "checkpoint_exchange_state save|load PATH DP TP [--floats]\n", stderr);
+        "checkpoint_exchange_state save|load PATH DP TP [--consolidated]\n",
+        stderr);
     return 2;
   }
   try {

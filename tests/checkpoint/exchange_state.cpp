@@ -71,9 +71,9 @@ std::vector<ExchangeTensor> exchange_tensors(
   return tensors;
 }
 
-std::vector<ExchangeTensor> only_floats(std::vector<ExchangeTensor> tensors) {
+std::vector<ExchangeTensor> consolidable(std::vector<ExchangeTensor> tensors) {
   std::erase_if(tensors, [](const ExchangeTensor& tensor) {
-    return !at::isFloatingType(tensor.dtype);
+    return !at::isFloatingType(tensor.dtype) || tensor.shape.empty();
   });
   return tensors;
 }

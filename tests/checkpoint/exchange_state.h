@@ -30,8 +30,9 @@ struct ExchangeTensor {
 std::vector<ExchangeTensor> exchange_tensors(
     const std::filesystem::path& oracle);
 
-/// Those of floating-point dtypes, which is all that PyTorch consolidates.
-std::vector<ExchangeTensor> only_floats(std::vector<ExchangeTensor> tensors);
+/// What PyTorch 2.15 consolidates: it fails on dtypes that are not floating
+/// point, and writes zero for tensors of no dims.
+std::vector<ExchangeTensor> consolidable(std::vector<ExchangeTensor> tensors);
 
 /// Their values by name.
 std::map<std::string, at::Tensor> exchange_values(

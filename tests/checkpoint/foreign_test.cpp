@@ -53,7 +53,7 @@ Tensors read_foreign(const Folder& folder, const Manifest& manifest) {
 
 struct Source {
   const char* path;
-  bool floats_only;
+  bool is_consolidated;
 };
 std::ostream& operator<<(std::ostream& out, const Source& source) {
   return out << fs::path(source.path).stem().string();
@@ -70,8 +70,8 @@ class WrittenByPyTorch : public ::testing::TestWithParam<Source> {
             fs::is_directory(path_)
                 ? describe_foreign(folder_)
                 : describe_foreign(folder_, path_.filename().string())) {
-    if (GetParam().floats_only) {
-      tensors_ = only_floats(std::move(tensors_));
+    if (GetParam().is_consolidated) {
+      tensors_ = consolidable(std::move(tensors_));
     }
   }
 
