@@ -78,7 +78,7 @@ struct ChunkReader::State {
   std::list<CachedPiece> cache; // the last used first
   int64_t bytes_read = 0;
 
-  Touched& touch(const std::string& name);
+  Touched& touch(const std::string& tensor, const Chunk& chunk);
   void read(
       const std::string& tensor,
       const Chunk& chunk,
@@ -106,8 +106,11 @@ struct ChunkReader::State {
 };
 
 // A reader of a checkpoint with very many files keeps few open.
-Touched& ChunkReader::State::touch(const std::string& name) {
+Touched& ChunkReader::State::touch(
+    const std::string& tensor,
+    const Chunk& chunk) {
   constexpr int64_t kMostOpen = 128;
+  const auto& name = chunk.file;
   const auto found = files.find(name);
   if (found != files.end() && found->second.file) {
     return found->second;
@@ -123,12 +126,21 @@ Touched& ChunkReader::State::touch(const std::string& name) {
     }
     open_files = 0;
   }
-  CheckedFile file(folder, manifest, name, chunks[name]);
-  bytes_read += file.header_bytes();
-  ++open_files;
-  auto& touched = files[name];
-  touched.file.emplace(std::move(file));
-  return touched;
+  try {
+    CheckedFile file(folder, manifest, name, chunks[name]);
+    bytes_read += file.header_bytes();
+    ++open_files;
+    auto& touched = files[name];
+    touched.file.emplace(std::move(file));
+    return touched;
+  } catch (const CheckpointError& error) {
+    mesh::throw_error<CheckpointError>(fmt::format(
+        "{}; it has {} at {} of tensor {}",
+        error.what_without_backtrace(),
+        to_text(chunk.shape),
+        to_text(chunk.offset),
+        in_quotes(tensor)));
+  }
 }
 
 void ChunkReader::State::read_piece(
@@ -208,7 +220,7 @@ void ChunkReader::State::read_overlap(
     const std::vector<int64_t>& shape,
     int64_t item,
     MutableBytes out) {
-  auto& file = touch(chunk.file);
+  auto& file = touch(tensor, chunk);
   auto in_chunk = overlap.in_chunk;
   auto in_target = overlap.in_target;
   auto row_dims = overlap.shape.size(); // the dims before it are walked
@@ -280,7 +292,7 @@ void ChunkReader::read(
       chunk.end - chunk.begin,
       " into ",
       out.size());
-  state_->read(tensor, chunk, state_->touch(chunk.file), begin, out);
+  state_->read(tensor, chunk, state_->touch(tensor, chunk), begin, out);
 }
 
 void ChunkReader::read_box(

@@ -61,12 +61,33 @@ class Verifier {
       const bool is_header = size != sizes_.end() &&
                              size->second == manifest_.files.at(name).bytes;
       damages_.push_back(
-          {name, "", is_header ? 0 : -1, without_path(error, name)});
+          {name,
+           "",
+           is_header ? 0 : -1,
+           without_path(error, name) + lost_with(chunks)});
       return;
     }
     for (const auto& placed : chunks) {
       check_chunk(name, *file, placed);
     }
+  }
+
+  // What nobody can read now.
+  static std::string lost_with(const std::vector<PlacedChunk>& chunks) {
+    constexpr size_t kMostListed = 5;
+    std::string text;
+    for (size_t i = 0; i < std::min(kMostListed, chunks.size()); ++i) {
+      text += fmt::format(
+          "{} {} at {} of {}",
+          i == 0 ? "; it has" : ",",
+          to_text(chunks[i].chunk->shape),
+          to_text(chunks[i].chunk->offset),
+          in_quotes(*chunks[i].key));
+    }
+    if (chunks.size() > kMostListed) {
+      text += fmt::format(" and {} more", chunks.size() - kMostListed);
+    }
+    return text;
   }
 
   // Neighbouring bad pieces make one damage.

@@ -1,3 +1,5 @@
+#include <sys/resource.h>
+
 #include <cstring>
 #include <random>
 
@@ -234,6 +236,23 @@ TEST(HostileHeader, DepthCostsNothing) {
           R"(,"__metadata__":{"DCP_SHARDING_INFO":"{\"a\":{\"more\":)" +
           escaped + "\"}}",
       8);
+}
+
+TEST(HostileHeader, TooManyKeys) {
+  constexpr int64_t kMostKib = 512 << 10;
+  std::string json = "{\"__metadata__\":{";
+  for (int64_t i = 0; i < 4 * limits::kOpenKeys; ++i) {
+    json += "\"" + std::to_string(i) + "\":\"\",";
+  }
+  json.back() = '}';
+  json += '}';
+  ASSERT_LT(json.size(), 100'000'000);
+  rusage before{};
+  ::getrusage(RUSAGE_SELF, &before);
+  EXPECT_THAT(refused(json), HasSubstr("more than 1100000 keys"));
+  rusage after{};
+  ::getrusage(RUSAGE_SELF, &after);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, kMostKib);
 }
 
 TEST(HostileHeader, TooManyTensors) {

@@ -110,6 +110,11 @@ Tensors sample_tensors(uint64_t seed) {
   return tensors;
 }
 
+at::Tensor sample_matrix(uint64_t seed, int64_t rows, int64_t columns) {
+  std::mt19937_64 rng(seed);
+  return random_tensor({rows, columns}, at::kFloat, rng);
+}
+
 fs::path write_sample(
     const fs::path& checkpoints,
     const Tensors& tensors,
@@ -141,21 +146,21 @@ fs::path write_sample(
           folder,
           checkpoint::tensor_file_name(row * options.grid.columns + column, 0),
           pieces,
-          {options.step, options.piece_bytes, options.sync});
+          {options.step, options.piece_bytes, options.sync, options.sha256});
       manifest.files[written.name] = written.record;
       for (const auto& [key, chunk] : written.chunks) {
         manifest.tensors.at(key).chunks.push_back(chunk);
       }
     }
   }
-  checkpoint::write_manifest(folder, manifest, options.sync);
+  checkpoint::write_manifest(folder, manifest, options.sync, options.hmac_key);
   checkpoint::commit_step(checkpoints, temporary, options.step, options.sync);
   return checkpoint::step_path(checkpoints, options.step);
 }
 
-Tensors read_sample(const fs::path& step_folder) {
+Tensors read_sample(const fs::path& step_folder, const std::string& hmac_key) {
   const auto folder = checkpoint::Folder::open(step_folder);
-  const auto manifest = checkpoint::read_manifest(folder);
+  const auto manifest = checkpoint::read_manifest(folder, hmac_key);
   checkpoint::ChunkReader reader(folder, manifest);
   Tensors tensors;
   for (const auto& [name, record] : manifest.tensors) {

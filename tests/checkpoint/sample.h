@@ -41,6 +41,9 @@ struct Grid {
 /// values.
 Tensors sample_tensors(uint64_t seed);
 
+/// float32, any bits. Equal seeds give equal values.
+at::Tensor sample_matrix(uint64_t seed, int64_t rows, int64_t columns);
+
 struct SampleOptions {
   int64_t step = 20;
   Grid grid;
@@ -48,6 +51,8 @@ struct SampleOptions {
   int64_t piece_bytes = 4096;
   std::string state = R"({"cursor": {"sample": 320}, "seed": 42})";
   bool sync = false;
+  bool sha256 = false;
+  std::string hmac_key = {};
 };
 
 /// Writes and commits `tensors` as the ranks of `grid` would, each its own
@@ -58,7 +63,9 @@ std::filesystem::path write_sample(
     const SampleOptions& options = {});
 
 /// Reads all tensors of a step folder, whole.
-Tensors read_sample(const std::filesystem::path& step_folder);
+Tensors read_sample(
+    const std::filesystem::path& step_folder,
+    const std::string& hmac_key = {});
 
 /// Same names, dtypes, shapes and bits.
 void expect_equal(const Tensors& a, const Tensors& b);
