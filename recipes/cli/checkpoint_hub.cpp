@@ -45,6 +45,8 @@ struct HubArguments : OutputOptions {
   std::vector<std::string> include;
   std::vector<std::string> exclude;
   std::string dtype;
+  /// "model" or "ema".
+  std::string weights = "model";
   int64_t max_shard_bytes = hub::ExportOptions().max_shard_bytes;
 };
 
@@ -220,6 +222,7 @@ void export_model(const HubArguments& arguments) {
   hub::ExportOptions options;
   options.dtype = dtype_of(arguments.dtype);
   options.max_shard_bytes = arguments.max_shard_bytes;
+  options.averaged = arguments.weights == "ema";
   options.progress = bar.callback();
   const auto done = hub::export_model(step, arguments.to, options);
   bar.erase();
@@ -355,6 +358,13 @@ void add_export(CLI::App& checkpoint) {
           "huggingface: the model, adapters merged; safetensors: tensors under "
           "their own names. Default: huggingface")
       ->check(CLI::IsMember({"huggingface", "safetensors"}));
+  command
+      .add_option(
+          "--weights",
+          arguments->weights,
+          "Of huggingface: those of the model, or ema, their running average "
+          "(ema.decay). Default: model")
+      ->check(CLI::IsMember({"model", "ema"}));
   command
       .add_option(
           "--include",

@@ -44,11 +44,15 @@ void eval(const EvalArguments& arguments) {
   const auto recipe = load_for_inference(arguments, reads_data);
   const auto samples = reads_data ? heldout_samples(recipe)
                                   : token_windows(recipe, arguments.tokens);
-  check_weights(recipe, arguments.checkpoint);
+  check_weights(recipe, arguments.checkpoint, arguments.weight_kind());
   const auto mesh =
       join_mesh(recipe, "data (the size of its files)", samples.fingerprint);
-  const auto model =
-      load_model(recipe, mesh, arguments.checkpoint, say_on_stderr);
+  const auto model = load_model(
+      recipe,
+      mesh,
+      arguments.checkpoint,
+      say_on_stderr,
+      arguments.weight_kind());
   const auto result = evaluate(
       *model, mesh, samples, recipe.train.micro_batch_size, say_on_stderr);
   if (mesh.world().rank() == 0) {

@@ -10,6 +10,7 @@
 #include "checkpoint/error.h"
 #include "mesh/env.h"
 #include "mesh/job_rank.h"
+#include "recipes/train/stop_signal.h"
 #include "recipes/train/trainer.h"
 
 namespace weft::recipes::cli {
@@ -60,6 +61,9 @@ int report_exception(const std::string& op) {
     throw;
   } catch (const mesh::UsageError& error) {
     return report_failure(op, ExitCode::kUsage, error.what_without_backtrace());
+  } catch (const PreemptedError& error) {
+    return report_failure(
+        op, ExitCode::kPreempted, error.what_without_backtrace());
   } catch (const NonFiniteError& error) {
     return report_failure(
         op, ExitCode::kNonFinite, error.what_without_backtrace());

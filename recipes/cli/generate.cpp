@@ -235,7 +235,7 @@ void run_generate(const GenerateArguments& arguments) {
   const auto tokenizer = find_tokenizer(recipe, arguments.tokenizer);
   const auto prompts = prompt_tokens(recipe, arguments.prompt, tokenizer.get());
   const auto options = options_of(arguments, recipe, tokenizer.get(), prompts);
-  check_weights(recipe, arguments.checkpoint);
+  check_weights(recipe, arguments.checkpoint, arguments.weight_kind());
   const auto to_run =
       recipe_to_generate(recipe, longest_of(prompts, options.max_new_tokens));
   const auto mesh = join_mesh(
@@ -247,8 +247,12 @@ void run_generate(const GenerateArguments& arguments) {
     say_tokenizer(recipe, tokenizer.get());
     say_length(recipe, to_run);
   }
-  const auto model =
-      load_model(to_run, mesh, arguments.checkpoint, say_on_stderr);
+  const auto model = load_model(
+      to_run,
+      mesh,
+      arguments.checkpoint,
+      say_on_stderr,
+      arguments.weight_kind());
   const auto start = Clock::now();
   const bool has_several = prompts.size() > 1 || arguments.num_samples > 1;
   Output output(tokenizer.get(), prompts, has_several);

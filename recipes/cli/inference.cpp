@@ -31,6 +31,13 @@ void add_inference_arguments(
       "A step folder, or that of a run: its newest checkpoint. Default: what "
       "weft train would go on from, or else the weights that a new run begins "
       "with (model.from, checkpoint.init_from)");
+  command
+      .add_option(
+          "--weights",
+          arguments.weights,
+          "Those of the model, or their running average (ema.decay)")
+      ->check(CLI::IsMember({"model", "ema"}))
+      ->capture_default_str();
   command.add_flag(
       "--json",
       arguments.json,

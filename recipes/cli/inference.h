@@ -7,13 +7,20 @@
 #include "recipes/cli/program.h"
 #include "recipes/config/recipe.h"
 #include "recipes/models/model.h"
+#include "recipes/train/initial_weights.h"
 
 namespace weft::recipes::cli {
 
 /// What commands that ask a model and do not train it have in common.
 struct InferenceArguments : RecipeArguments {
   std::string checkpoint;
+  /// "model" or "ema".
+  std::string weights = "model";
   bool json = false;
+
+  WeightKind weight_kind() const {
+    return weights == "ema" ? WeightKind::kAveraged : WeightKind::kTrained;
+  }
 };
 
 /// Makes them the command's arguments; see add_recipe_arguments().

@@ -153,12 +153,27 @@ struct EvalConfig {
   bool operator==(const EvalConfig&) const = default;
 };
 
+/// A running average of the weights.
+struct EmaConfig {
+  double decay = 0;
+  bool eval = false;
+  bool operator==(const EmaConfig&) const = default;
+};
+
 struct CheckpointConfig {
   int64_t every = 0;
   int64_t keep = 3;
   bool async = true;
+  double max_mb_per_s = 0;
+  bool sync = true;
+  std::string checksum = "xxh3";
+  std::string hmac_key_file;
   std::string resume = "auto";
   std::string init_from;
+  std::vector<std::string> init_include;
+  std::vector<std::string> init_exclude;
+  std::vector<std::string> init_rename;
+  std::string init_strict = "exact";
   std::string export_to;
   bool operator==(const CheckpointConfig&) const = default;
 };
@@ -218,6 +233,7 @@ struct Recipe {
   LoraConfig lora;
   OptimizerConfig optimizer;
   LrScheduleConfig lr_schedule;
+  EmaConfig ema;
   EvalConfig eval;
   CheckpointConfig checkpoint;
   LogConfig log;

@@ -20,6 +20,7 @@ std::span<const Key> schema() {
           keys::lora_keys(),
           keys::optimizer_keys(),
           keys::lifecycle_keys(),
+          keys::checkpoint_keys(),
           keys::seeing_keys(),
           keys::link_keys()}) {
       all.insert(all.end(), part.begin(), part.end());
@@ -48,6 +49,9 @@ std::span<const Section> sections() {
        "low-rank updates of them trained, as is nothing else."},
       {"optimizer", "How parameters are updated."},
       {"lr_schedule", "How the learning rate changes over the steps."},
+      {"ema",
+       "A running average of the weights that are trained, in float32 beside "
+       "them: `weft eval` and `weft generate` take it with `--weights ema`."},
       {"eval", "Loss on what is held out."},
       {"checkpoint", "Saving and resuming."},
       {"log", "What a run writes beside `metrics.jsonl` and `report.html`."},

@@ -45,6 +45,7 @@ std::vector<Key> train_keys();
 std::vector<Key> lora_keys();
 std::vector<Key> optimizer_keys();
 std::vector<Key> lifecycle_keys();
+std::vector<Key> checkpoint_keys();
 std::vector<Key> seeing_keys();
 std::vector<Key> link_keys();
 

@@ -4,6 +4,16 @@ namespace weft::recipes::keys {
 
 std::vector<Key> lifecycle_keys() {
   return {
+      {.path = "ema.decay",
+       .field = member<&Recipe::ema, &EmaConfig::decay>,
+       .doc = "After each step the average becomes decay x itself + (1 - "
+              "decay) x the weights; it begins at the weights. Such as 0.999. "
+              "0: there is none.",
+       .range = {.least = 0, .most = 1, .most_excluded = true}},
+      {.path = "ema.eval",
+       .field = member<&Recipe::ema, &EmaConfig::eval>,
+       .doc = "Measure the held-out loss of the average too, as "
+              "`ema_eval_loss`."},
       {.path = "eval.every",
        .field = member<&Recipe::eval, &EvalConfig::every>,
        .doc = "Held-out loss each so many steps, and at the end. 0: only at "
@@ -15,6 +25,11 @@ std::vector<Key> lifecycle_keys() {
        .doc = "Global batches of what is held out; no more than there are. 0: "
               "never evaluate.",
        .range = between(0, kMostCount)},
+  };
+}
+
+std::vector<Key> checkpoint_keys() {
+  return {
       {.path = "checkpoint.every",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::every>,
        .doc = "Save each so many steps, and the last one. 0: only the last.",
@@ -26,8 +41,30 @@ std::vector<Key> lifecycle_keys() {
        .range = between(0, kMostCount)},
       {.path = "checkpoint.async",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::async>,
-       .doc = "Write while training goes on; this version waits for the "
-              "write all the same, and says so."},
+       .doc = "Training waits while what is saved is copied, and goes on while "
+              "it is written. The last save of a run is waited for. false: "
+              "wait for each."},
+      {.path = "checkpoint.max_mb_per_s",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::max_mb_per_s>,
+       .doc = "The most that a rank writes in a second while training goes "
+              "on. 0: as fast as it can.",
+       .unit = "1e6 bytes",
+       .range = or_else(0, between(0.001, 1e6))},
+      {.path = "checkpoint.sync",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::sync>,
+       .doc = "A checkpoint counts once it is on the disk. false: once the "
+              "kernel has it, so that a crash of the machine may lose it."},
+      {.path = "checkpoint.checksum",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::checksum>,
+       .doc = "What accidents are found by. sha256: that beside xxh3; takes "
+              "longer, and other programs know it.",
+       .choices = {"xxh3", "sha256"}},
+      {.path = "checkpoint.hmac_key_file",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::hmac_key_file>,
+       .doc = "A file with a secret of 16 to 4096 bytes (a line feed at its "
+              "end does not count). Checkpoints are signed with it, by "
+              "HMAC-SHA256, and the run goes on only from those that are. "
+              "Empty: none is."},
       {.path = "checkpoint.resume",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::resume>,
        .doc = "auto: go on from the run's newest sound checkpoint, if there "
@@ -38,6 +75,27 @@ std::vector<Key> lifecycle_keys() {
        .doc = "A new run's model begins with the weights of this checkpoint: a "
               "step folder, or a run's folder and so its newest. Adapters "
               "that it lacks begin as always. Empty: random weights."},
+      {.path = "checkpoint.init_include",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::init_include>,
+       .doc = "Globs of the model's tensors that init_from fills, such as "
+              "`model.layers.**`: `*` stays between two dots. Others begin as "
+              "always. Empty: all."},
+      {.path = "checkpoint.init_exclude",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::init_exclude>,
+       .doc = "Globs of those that it does not, such as `lm_head.weight`."},
+      {.path = "checkpoint.init_rename",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::init_rename>,
+       .doc =
+           "Rules, in order, by which init_from's names, as `weft checkpoint "
+           "inspect` shows them, become `model.` and the names here: "
+           "`pattern -> replacement`, a regular expression (ECMAScript) "
+           "and a text with $1 for its first group."},
+      {.path = "checkpoint.init_strict",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::init_strict>,
+       .doc = "Of the tensors that are to be filled. missing_ok: init_from may "
+              "lack some, which begin as always. unexpected_ok: it may have "
+              "more. both_ok: either.",
+       .choices = {"exact", "missing_ok", "unexpected_ok", "both_ok"}},
       {.path = "checkpoint.export_to",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::export_to>,
        .doc = "At the end the model is written to this new folder in Hugging "

@@ -1,9 +1,13 @@
 #include "recipes/config/validate.h"
 
 #include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "mesh/error.h"
 #include "recipes/config/validate_model.h"
 
 namespace weft::recipes {
@@ -160,6 +164,54 @@ void check_origin(const Recipe& recipe) {
   }
 }
 
+void check_average(const Recipe& recipe) {
+  if (recipe.ema.eval && recipe.ema.decay == 0) {
+    refuse(
+        recipe,
+        "ema.eval",
+        "there is no average to evaluate: set ema.decay, such as 0.999");
+  }
+}
+
+void check_saving(const Recipe& recipe) {
+  const auto& checkpoint = recipe.checkpoint;
+  if (checkpoint.max_mb_per_s > 0 && !checkpoint.async) {
+    refuse(
+        recipe,
+        "checkpoint.max_mb_per_s",
+        fmt::format(
+            "{} slows what is written while training goes on, and "
+            "checkpoint.async=false waits for it",
+            checkpoint.max_mb_per_s));
+  }
+}
+
+// How init_from is read.
+void check_init_rules(const Recipe& recipe) {
+  const auto& checkpoint = recipe.checkpoint;
+  const std::array<std::pair<const char*, bool>, 4> rules{{
+      {"checkpoint.init_include", !checkpoint.init_include.empty()},
+      {"checkpoint.init_exclude", !checkpoint.init_exclude.empty()},
+      {"checkpoint.init_rename", !checkpoint.init_rename.empty()},
+      {"checkpoint.init_strict", checkpoint.init_strict != "exact"},
+  }};
+  for (const auto& [key, is_given] : rules) {
+    if (is_given && checkpoint.init_from.empty()) {
+      refuse(
+          recipe,
+          key,
+          "says how checkpoint.init_from is read, and that is empty");
+    }
+  }
+  try {
+    const checkpoint::Renaming rename(init_rename_rules(recipe));
+  } catch (const mesh::UsageError&) {
+    throw;
+  } catch (const c10::ValueError& error) {
+    refuse(recipe, "checkpoint.init_rename", error.what_without_backtrace());
+  }
+}
+
 void check_trace(const Recipe& recipe) {
   if (recipe.trace.steps > 0 && recipe.trace.first > recipe.train.steps) {
     refuse(
@@ -184,10 +236,36 @@ void validate(Recipe& recipe, int64_t world_size) {
   check_recomputed(recipe);
   check_adapters(recipe);
   check_origin(recipe);
+  check_average(recipe);
+  check_saving(recipe);
+  check_init_rules(recipe);
   check_trace(recipe);
   if (recipe.output_dir.empty()) {
     recipe.output_dir = "outputs/" + recipe.name;
   }
+}
+
+std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe) {
+  constexpr std::string_view kArrow = " -> ";
+  std::vector<checkpoint::RenameRule> rules;
+  for (auto rule : recipe.checkpoint.init_rename) {
+    if (rule.ends_with(" ->")) { // YAML has taken the last space off
+      rule += ' ';
+    }
+    const auto arrow = rule.find(kArrow);
+    if (arrow == std::string::npos || arrow == 0) {
+      refuse(
+          recipe,
+          "checkpoint.init_rename",
+          fmt::format(
+              "\"{}\" is no rule; write \"pattern -> replacement\", such as "
+              "\"^model\\.encoder\\. -> model.\"",
+              rule));
+    }
+    rules.push_back(
+        {rule.substr(0, arrow), rule.substr(arrow + kArrow.size())});
+  }
+  return rules;
 }
 
 int64_t accumulation_steps(const Recipe& recipe) {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "checkpoint/key_pattern.h"
 #include "recipes/config/recipe.h"
 
 namespace weft::recipes {
@@ -11,6 +13,10 @@ namespace weft::recipes {
 /// shows the numbers that are used. Needs no data and no ranks.
 /// Throws: mesh::UsageError at the offending key, with both numbers.
 void validate(Recipe& recipe, int64_t world_size);
+
+/// checkpoint.init_rename, taken apart.
+/// Throws: mesh::UsageError at the key for a text that is no rule.
+std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe);
 
 /// How many micro-batches a validated recipe adds up for one step.
 int64_t accumulation_steps(const Recipe& recipe);

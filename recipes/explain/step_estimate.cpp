@@ -50,11 +50,17 @@ class DryRun {
       const at::NoGradGuard no_grad;
       dtensor::full_tensor(loss);
     }
-    auto total = at::zeros({1}, at::kDouble);
+    job_.mesh.group("tp")
+        .all_reduce(at::zeros({1}, at::kDouble), mesh::ReduceOp::kSum, "stop")
+        .wait();
+    auto total = at::zeros({2}, at::kDouble);
     job_.mesh.group("dp")
         .all_reduce(total, mesh::ReduceOp::kSum, "loss")
         .wait();
     dtensor::grad_norm(job_.model->parameters());
+    if (job_.average) {
+      job_.average->begin();
+    }
     job_.optimizer->step();
   }
 

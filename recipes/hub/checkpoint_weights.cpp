@@ -18,6 +18,7 @@ namespace weft::recipes::hub {
 namespace {
 
 constexpr std::string_view kWeight = ".weight";
+constexpr const char* kAveragePrefix = "ema.";
 
 std::string key_of(const std::string& name) {
   return "model." + name;
@@ -47,14 +48,20 @@ std::string text_in(const nlohmann::json& layout, const char* key) {
 
 } // namespace
 
-CheckpointWeights::CheckpointWeights(const std::filesystem::path& step_folder)
+CheckpointWeights::CheckpointWeights(
+    const std::filesystem::path& step_folder,
+    bool averaged)
     : pin_(step_folder),
       manifest_(checkpoint::read_manifest(pin_.folder())),
       reader_(pin_.folder(), manifest_),
-      source_(step_folder.string()) {
+      source_(step_folder.string()),
+      averaged_(averaged) {
   read_layout();
   map_ = tensor_map(recipe_.model);
   check_tensors();
+  if (averaged_) {
+    check_average();
+  }
 }
 
 // Of a run its recipe, of an imported model its config.json.
@@ -118,8 +125,24 @@ void CheckpointWeights::check_tensors() {
   }
 }
 
+void CheckpointWeights::check_average() const {
+  const auto first = manifest_.tensors.lower_bound(kAveragePrefix);
+  if (first == manifest_.tensors.end() ||
+      !first->first.starts_with(kAveragePrefix)) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{}: it holds no average of the weights; train with ema.decay",
+        source_));
+  }
+}
+
+std::string CheckpointWeights::stored_key(const std::string& name) const {
+  const auto averaged = std::string(kAveragePrefix) + name;
+  return averaged_ && manifest_.tensors.contains(averaged) ? averaged
+                                                           : key_of(name);
+}
+
 at::ScalarType CheckpointWeights::dtype(const std::string& name) const {
-  return manifest_.tensors.at(key_of(name)).dtype;
+  return manifest_.tensors.at(stored_key(name)).dtype;
 }
 
 at::Tensor CheckpointWeights::read_stored(
@@ -127,7 +150,7 @@ at::Tensor CheckpointWeights::read_stored(
     const Box& box) {
   auto data = at::empty(box.shape, at::TensorOptions().dtype(dtype(name)));
   reader_.read_box(
-      key_of(name),
+      stored_key(name),
       box.offset,
       box.shape,
       {static_cast<std::byte*>(data.mutable_data_ptr()), data.nbytes()});

@@ -16,9 +16,14 @@ namespace weft::recipes::hub {
 /// The model of a checkpoint, with adapters merged into its weights.
 class CheckpointWeights {
  public:
+  /// `averaged`: the running average of the weights (part "ema") where there is
+  /// one, the weights elsewhere.
   /// Throws: mesh::UsageError if it holds no language model of ours, whole and
-  /// with nothing beside it; checkpoint::CheckpointError if it is damaged.
-  explicit CheckpointWeights(const std::filesystem::path& step_folder);
+  /// with nothing beside it, or no average; checkpoint::CheckpointError if it
+  /// is damaged.
+  explicit CheckpointWeights(
+      const std::filesystem::path& step_folder,
+      bool averaged = false);
 
   const ModelConfig& model() const { return recipe_.model; }
   /// Tokens of a sequence that it was trained on; 0: not trained here.
@@ -37,12 +42,15 @@ class CheckpointWeights {
  private:
   void read_layout();
   void check_tensors();
+  void check_average() const;
+  std::string stored_key(const std::string& name) const;
   at::Tensor read_stored(const std::string& name, const Box& box);
 
   checkpoint::StepPin pin_;
   checkpoint::Manifest manifest_;
   checkpoint::ChunkReader reader_;
   std::string source_;
+  bool averaged_;
   Recipe recipe_;
   std::string config_;
   TensorMap map_;

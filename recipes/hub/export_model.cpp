@@ -251,7 +251,7 @@ Exported export_model(
     mesh::throw_error<mesh::UsageError>(
         fmt::format("files of {} bytes: at least 1", options.max_shard_bytes));
   }
-  CheckpointWeights weights(step_folder);
+  CheckpointWeights weights(step_folder, options.averaged);
   NewFolder made(path);
   auto exported = Export(weights, made.folder(), options).run();
   made.commit();

@@ -18,6 +18,8 @@ struct ExportOptions {
   std::optional<at::ScalarType> dtype = std::nullopt;
   /// Bytes of tensors in one file, unless one tensor has more; at least 1.
   int64_t max_shard_bytes = 5'000'000'000;
+  /// The running average of the weights, where training kept one (ema.decay).
+  bool averaged = false;
   checkpoint::Progress progress = {};
 };
 
@@ -42,8 +44,9 @@ std::string describe(const Exported& exported);
 /// from (model.from). Verifies what it reads; one tensor is in memory at a
 /// time, and of a large one a part.
 /// Throws: mesh::UsageError if the checkpoint holds no language model of ours,
-/// or `folder` exists; checkpoint::CheckpointError if it is damaged;
-/// std::system_error with path and errno.
+/// no average where one is asked for, or `folder` exists;
+/// checkpoint::CheckpointError if it is damaged; std::system_error with path
+/// and errno.
 Exported export_model(
     const std::filesystem::path& step_folder,
     const std::filesystem::path& folder,

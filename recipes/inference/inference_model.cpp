@@ -17,7 +17,7 @@
 #include "recipes/config/validate.h"
 #include "recipes/models/registry.h"
 #include "recipes/train/ddp_config.h"
-#include "recipes/train/initial_weights.h"
+#include "recipes/train/hmac_key.h"
 #include "recipes/train/planner_links.h"
 #include "recipes/train/run_store.h"
 #include "recipes/train/train_job.h"
@@ -138,10 +138,11 @@ std::string load_newest(
     const mesh::DeviceMesh& mesh,
     Model& model,
     const std::vector<std::string>& steps,
+    WeightKind kind,
     const SayLine& say) {
   for (const auto& step : steps) {
     try {
-      return load_model_weights(recipe, model, mesh, step);
+      return load_model_weights(recipe, model, mesh, step, kind);
     } catch (const checkpoint::CheckpointError& error) {
       if (steps.size() == 1) {
         throw;
@@ -184,14 +185,24 @@ void validate_for_inference(Recipe& recipe, int64_t world_size) {
   train.global_batch_size = recipe.mesh.dp * train.micro_batch_size;
 }
 
-void check_weights(const Recipe& recipe, const std::string& checkpoint) {
+void check_weights(
+    const Recipe& recipe,
+    const std::string& checkpoint,
+    WeightKind kind) {
+  const auto hmac_key = read_hmac_key(recipe);
   const auto steps = find_weights(recipe, checkpoint);
+  if (steps.empty() && kind == WeightKind::kAveraged) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "--weights: {} holds no checkpoint, and only one that was trained with "
+        "ema.decay has averaged weights",
+        place_of_weights(recipe, checkpoint).string()));
+  }
   if (steps.empty()) {
     check_initial_weights(recipe);
   }
   for (const auto& step : steps) {
     try {
-      check_same_model(recipe, step, checkpoint::read_manifest(step));
+      check_same_model(recipe, step, checkpoint::read_manifest(step, hmac_key));
       return;
     } catch (const checkpoint::CheckpointError&) {
       continue; // Named when it is loaded.
@@ -214,7 +225,8 @@ std::shared_ptr<Model> load_model(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     const std::string& checkpoint,
-    const SayLine& say) {
+    const SayLine& say,
+    WeightKind kind) {
   const auto& world = mesh.world();
   const at::NoGradGuard no_grad;
   auto model = place_model(recipe, mesh, world.device());
@@ -223,7 +235,7 @@ std::shared_ptr<Model> load_model(
   const auto steps = agreed_steps(recipe, world, checkpoint);
   const auto line = steps.empty()
                         ? load_model_weights(recipe, *model, mesh)
-                        : load_newest(recipe, mesh, *model, steps, say);
+                        : load_newest(recipe, mesh, *model, steps, kind, say);
   if (world.rank() == 0) {
     say(line);
   }

@@ -7,6 +7,7 @@
 #include "mesh/device_mesh.h"
 #include "recipes/config/recipe.h"
 #include "recipes/models/model.h"
+#include "recipes/train/initial_weights.h"
 
 namespace weft::recipes {
 
@@ -18,8 +19,12 @@ void validate_for_inference(Recipe& recipe, int64_t world_size);
 
 /// Looks, without communication, for the weights that load_weights() would
 /// take, and whether the run that left them had the recipe's model.
-/// Throws: mesh::UsageError if there are none, or at the keys that differ.
-void check_weights(const Recipe& recipe, const std::string& checkpoint);
+/// Throws: mesh::UsageError if there are none, of that kind, or at the keys
+/// that differ.
+void check_weights(
+    const Recipe& recipe,
+    const std::string& checkpoint,
+    WeightKind kind = WeightKind::kTrained);
 
 /// The mesh of a validated recipe.
 /// Collective: all ranks of `world`; blocks.
@@ -43,6 +48,7 @@ std::shared_ptr<Model> load_model(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     const std::string& checkpoint,
-    const SayLine& say);
+    const SayLine& say,
+    WeightKind kind = WeightKind::kTrained);
 
 } // namespace weft::recipes

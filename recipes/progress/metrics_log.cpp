@@ -94,6 +94,9 @@ std::string metrics_line(const StepMetrics& metrics) {
   if (metrics.eval_loss) {
     line["eval_loss"] = *metrics.eval_loss;
   }
+  if (metrics.ema_eval_loss) {
+    line["ema_eval_loss"] = *metrics.ema_eval_loss;
+  }
   return line.dump();
 }
 

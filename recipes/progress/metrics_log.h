@@ -27,6 +27,8 @@ struct StepMetrics {
   /// On a CUDA device: the most memory its tensors have taken. Units: MiB.
   std::optional<double> peak_device_mb = std::nullopt;
   std::optional<double> eval_loss = std::nullopt;
+  /// The same of the average of the weights.
+  std::optional<double> ema_eval_loss = std::nullopt;
 };
 
 /// The most memory this process has had resident. Units: MiB.

@@ -108,9 +108,16 @@ void Progress::step_done(const StepMetrics& metrics) {
   }
 }
 
-void Progress::eval_done(int64_t step, double eval_loss) {
-  message(fmt::format(
-      "step {}/{}  eval_loss {:.4f}", step, options_.total_steps, eval_loss));
+void Progress::eval_done(const StepMetrics& metrics) {
+  auto line = fmt::format(
+      "step {}/{}  eval_loss {:.4f}",
+      metrics.step,
+      options_.total_steps,
+      metrics.eval_loss.value_or(0));
+  if (metrics.ema_eval_loss) {
+    line += fmt::format("  ema_eval_loss {:.4f}", *metrics.ema_eval_loss);
+  }
+  message(line);
 }
 
 void Progress::message(std::string_view text) {

@@ -31,8 +31,8 @@ class Progress {
 
   /// After every step, the steps before a resumed one left out.
   void step_done(const StepMetrics& metrics);
-  /// After an evaluation at `step`.
-  void eval_done(int64_t step, double eval_loss);
+  /// After the evaluation of a step, which has an eval_loss.
+  void eval_done(const StepMetrics& metrics);
   /// A line of its own, above the bar.
   void message(std::string_view text);
 

@@ -181,6 +181,9 @@ void TensorBoardLog::write(const StepMetrics& metrics) {
   if (metrics.eval_loss) {
     put_scalar(summary, "validation_metrics/loss", *metrics.eval_loss);
   }
+  if (metrics.ema_eval_loss) {
+    put_scalar(summary, "validation_metrics/ema_loss", *metrics.ema_eval_loss);
+  }
   write_record(event(metrics.step, 5, summary));
 }
 

@@ -19,19 +19,25 @@ bool has_initial_weights(const Recipe& recipe);
 /// Throws: as load_model_weights().
 void check_initial_weights(const Recipe& recipe);
 
+/// Which of a checkpoint's weights: as they were trained, or averaged over the
+/// steps (ema.decay), where an average is kept.
+enum class WeightKind { kTrained, kAveraged };
+
 /// Fills a model that lies on `mesh` with the weights of `checkpoint`, a step
-/// folder or a run's; if that is empty, with those of checkpoint.init_from or
-/// model.from. Each rank reads its own part alone. Adapters (lora_A, lora_B)
-/// that are not there keep their values. Returns a line for the user.
+/// folder or a run's, signed if the recipe has a key; if it is empty, with
+/// those of checkpoint.init_from, read as its rules say, or model.from. Each
+/// rank reads its own part alone. Adapters (lora_A, lora_B) that are not there
+/// keep their values. Returns a line for the user.
 /// Collective: all ranks of `mesh`; blocks.
-/// Throws: mesh::UsageError at the key if there is no checkpoint or model, or
-/// it has other tensors than the model; checkpoint::CheckpointError if it is
-/// damaged.
+/// Throws: mesh::UsageError at the key if there is no checkpoint or model, it
+/// has other tensors than the model, or no average; checkpoint::CheckpointError
+/// if it is damaged.
 std::string load_model_weights(
     const Recipe& recipe,
     Model& model,
     const mesh::DeviceMesh& mesh,
-    const std::string& checkpoint = "");
+    const std::string& checkpoint = "",
+    WeightKind kind = WeightKind::kTrained);
 
 /// The same for the model of a job, from where the recipe says.
 std::string load_initial_weights(const Recipe& recipe, TrainJob& job);

@@ -17,6 +17,7 @@
 #include "recipes/train/planner_links.h"
 #include "recipes/train/run_outputs.h"
 #include "recipes/train/run_store.h"
+#include "recipes/train/stop_signal.h"
 #include "recipes/train/trainer.h"
 
 namespace weft::recipes {
@@ -69,10 +70,6 @@ class Run {
   void run() {
     say(trainer_.describe());
     say(links_text(recipe_));
-    if (recipe_.checkpoint.async) {
-      say("checkpoint.async: this version saves synchronously; training waits "
-          "for each save");
-    }
     const int64_t first = resume();
     if (first >= recipe_.train.steps) {
       say(fmt::format(
@@ -93,9 +90,7 @@ class Run {
       }
     });
     trainer_.set_tracer(&tracer_);
-    for (int64_t step = first; step < recipe_.train.steps; ++step) {
-      run_step(step);
-    }
+    run_steps(first);
     say(tracer_.finish());
     export_at(recipe_.train.steps);
     say(fmt::format(
@@ -116,11 +111,12 @@ class Run {
     dicts.erase(kCommHookPart);
     const auto found =
         store_.resume(dicts, [&](const auto& manifest, const auto& layout) {
-          return hook_state_to_load(job, manifest, layout.mesh);
+          return more_to_load(job, manifest, layout.mesh);
         });
     if (found) {
       adopt_state(job, dicts, recipe_);
       adopt_hook_state(found->more);
+      check_average(found->more);
       trainer_.start_from(found->state);
       if (found->layout.mesh == job.mesh.to_string() &&
           !found->layout.buckets.empty()) {
@@ -147,6 +143,13 @@ class Run {
     }
   }
 
+  void check_average(const checkpoint::StateDicts& loaded) {
+    if (trainer_.job().average && !loaded.contains(kAveragePart)) {
+      trainer_.job().average->forget();
+      say("ema: the checkpoint has no average; it begins at the weights");
+    }
+  }
+
   // By rank 0; the others are done.
   void export_at(int64_t step) {
     const auto& folder = recipe_.checkpoint.export_to;
@@ -161,30 +164,53 @@ class Run {
     say(fmt::format("exported {}: {}", folder, hub::describe(done)));
   }
 
+  void run_steps(int64_t first) {
+    const StopSignal stop;
+    trainer_.set_stop_request(StopSignal::has_come);
+    for (int64_t step = first; step < recipe_.train.steps; ++step) {
+      run_step(step);
+    }
+  }
+
   void run_step(int64_t step) {
     tracer_.begin_step(step + 1);
+    store_.saver().look();
     auto metrics = trainer_.train_step(step);
     const bool is_last = step + 1 == recipe_.train.steps;
     if (recipe_.eval.batches > 0 &&
         (is_last || is_due(step + 1, recipe_.eval.every))) {
-      const auto span = tracer_.span("eval");
-      metrics.eval_loss = trainer_.evaluate();
+      evaluate(metrics);
     }
-    if (is_last || is_due(step + 1, recipe_.checkpoint.every)) {
+    const bool stops = trainer_.should_stop() && !is_last;
+    bool saved = false;
+    if (is_last || stops || is_due(step + 1, recipe_.checkpoint.every)) {
       const auto span = tracer_.span("checkpoint");
-      const bool saved = save(metrics) || (is_last && save(metrics));
-      if (is_last && !saved) {
-        throw_last_not_saved(metrics.step);
-      }
+      saved = save(metrics, is_last || stops);
+    }
+    if (is_last && !saved) {
+      throw_last_not_saved(metrics.step);
     }
     const auto note = tracer_.end_step(step + 1);
     if (outputs_) {
       outputs_->step_done(metrics);
     }
     say(note);
+    if (stops) {
+      throw_preempted(metrics.step, saved);
+    }
   }
 
-  bool save(StepMetrics& metrics) {
+  void evaluate(StepMetrics& metrics) {
+    const auto span = tracer_.span("eval");
+    metrics.eval_loss = trainer_.evaluate();
+    if (recipe_.ema.eval) {
+      metrics.ema_eval_loss = trainer_.evaluate_average();
+    }
+  }
+
+  // Returns whether the step is saved; one that is saved in the background is
+  // not, yet. `waits`: the process will end.
+  bool save(StepMetrics& metrics, bool waits) {
     const auto start = Clock::now();
     auto& job = trainer_.job();
     const RunLayout layout{
@@ -195,9 +221,15 @@ class Run {
         .links = recipe_.links,
         .recipe = stored_text(recipe_),
         .metrics_line = metrics_line(metrics)};
-    const bool saved = store_.save(
-        state_dicts(job), trainer_.state_after(metrics.step), layout);
-    metrics.checkpoint_ms +=
+    const auto content =
+        store_.content(trainer_.state_after(metrics.step), layout);
+    bool saved = false;
+    if (waits) {
+      saved = store_.saver().save_now(state_dicts(job), content);
+    } else {
+      store_.saver().save(state_dicts(job), content);
+    }
+    metrics.checkpoint_ms =
         std::chrono::duration<double, std::milli>(Clock::now() - start).count();
     return saved;
   }
@@ -209,6 +241,21 @@ class Run {
         "checkpoint before.",
         step,
         store_.path().string()));
+  }
+
+  [[noreturn]] void throw_preempted(int64_t step, bool saved) const {
+    mesh::throw_error<PreemptedError>(
+        saved ? fmt::format(
+                    "SIGTERM: step {} is saved in {}, and the same command "
+                    "goes on from there",
+                    step,
+                    store_.path().string())
+              : fmt::format(
+                    "SIGTERM: ended after step {}, which could not be saved in "
+                    "{}, tried twice; the same command goes on from the "
+                    "checkpoint before",
+                    step,
+                    store_.path().string()));
   }
 
   Trainer trainer_;

@@ -69,7 +69,7 @@ void RunOutputs::step_done(const StepMetrics& metrics) {
   }
   progress_.step_done(metrics);
   if (metrics.eval_loss) {
-    progress_.eval_done(metrics.step, *metrics.eval_loss);
+    progress_.eval_done(metrics);
     refresh_report(/*is_last=*/false);
   }
 }

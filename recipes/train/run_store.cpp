@@ -13,6 +13,7 @@
 #include "mesh/exchange.h"
 #include "recipes/models/registry.h"
 #include "recipes/progress/metrics_log.h"
+#include "recipes/train/hmac_key.h"
 
 namespace weft::recipes {
 namespace {
@@ -123,9 +124,10 @@ std::string metrics_path(const Recipe& recipe) {
 }
 
 void look_at_newest(const Recipe& recipe, const Look& look) {
+  const auto hmac_key = read_hmac_key(recipe);
   for (const auto& step : checkpoint::list_steps(checkpoints_path(recipe))) {
     try {
-      look(step, checkpoint::read_manifest(step.path));
+      look(step, checkpoint::read_manifest(step.path, hmac_key));
       return;
     } catch (const checkpoint::CheckpointError&) {
       continue; // Named when the run tries to load it.
@@ -147,11 +149,19 @@ RunStore::RunStore(
     : recipe_(recipe),
       world_(world),
       path_(checkpoints_path(recipe)),
-      say_(std::move(say)) {
+      say_(std::move(say)),
+      hmac_key_(read_hmac_key(recipe, [this](const std::string& text) {
+        this->say(text);
+      })) {
   on_first_rank<mesh::UsageError>(world_, [&] {
     open(fresh || recipe.checkpoint.resume == "never");
     return "";
   });
+  saver_ = std::make_unique<RunSaver>(
+      path_,
+      saver_options(recipe_, world_, hmac_key_),
+      recipe_.checkpoint.async,
+      [this](const std::string& text) { this->say(text); });
 }
 
 RunStore::~RunStore() = default;
@@ -224,7 +234,8 @@ std::optional<RunStore::Resumed> RunStore::resume(
       [&](const auto& step, const std::string& reason) {
         say(fmt::format(
             "cannot resume from {}: {}", step.path.string(), reason));
-      });
+      },
+      hmac_key_);
   const auto& damaged = newest.damaged;
   if (!resumed && !damaged.empty()) {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
@@ -248,30 +259,13 @@ std::optional<RunStore::Resumed> RunStore::resume(
   return resumed;
 }
 
-bool RunStore::save(
-    const checkpoint::StateDicts& dicts,
+checkpoint::StepContent RunStore::content(
     const TrainState& state,
-    const RunLayout& layout) {
-  try {
-    checkpoint::save(
-        path_,
-        dicts,
-        {.step = state.step,
-         .state = to_json(state, recipe_),
-         .layout = to_json(layout),
-         .world = world_});
-  } catch (const checkpoint::SaveError& error) {
-    say(error.what_without_backtrace());
-    return false;
-  }
-  if (is_first() && recipe_.checkpoint.keep > 0) {
-    try {
-      checkpoint::prune_steps(path_, recipe_.checkpoint.keep);
-    } catch (const std::exception& error) {
-      say(fmt::format("old checkpoints were not deleted: {}", error.what()));
-    }
-  }
-  return true;
+    const RunLayout& layout) const {
+  return {
+      .step = state.step,
+      .state = to_json(state, recipe_),
+      .layout = to_json(layout)};
 }
 
 } // namespace weft::recipes

@@ -10,6 +10,7 @@
 #include "checkpoint/store.h"
 #include "mesh/world.h"
 #include "recipes/config/recipe.h"
+#include "recipes/train/run_saver.h"
 #include "recipes/train/train_state.h"
 
 namespace weft::recipes {
@@ -37,7 +38,7 @@ class RunStore {
   /// never`, the checkpoints that are there are set aside, as checkpoints.old.
   /// Collective: all ranks; blocks.
   /// Throws: mesh::UsageError, on all ranks, if another run has the folder or
-  /// it cannot be written.
+  /// it cannot be written; as read_hmac_key().
   RunStore(const Recipe& recipe, const mesh::World& world, bool fresh, Say say);
   ~RunStore();
 
@@ -50,13 +51,12 @@ class RunStore {
       const checkpoint::StateDicts& dicts,
       const More& more = {});
 
-  /// Saves, then deletes what checkpoint.keep does not keep. Returns false if
-  /// the save failed, after saying why: nothing is lost, try the next time.
-  /// Collective: all ranks; blocks.
-  bool save(
-      const checkpoint::StateDicts& dicts,
+  /// Saves the steps of the run.
+  RunSaver& saver() { return *saver_; }
+  /// What a step folder holds beside its tensors.
+  checkpoint::StepContent content(
       const TrainState& state,
-      const RunLayout& layout);
+      const RunLayout& layout) const;
 
   const std::filesystem::path& path() const { return path_; }
 
@@ -77,8 +77,11 @@ class RunStore {
   mesh::World world_;
   std::filesystem::path path_;
   Say say_;
+  std::string hmac_key_;
   /// Rank 0's, until the run ends.
   std::unique_ptr<Lock> lock_;
+  /// Ends before the lock does.
+  std::unique_ptr<RunSaver> saver_;
 };
 
 /// outputs/<name>/checkpoints.

@@ -101,6 +101,9 @@ TrainJob make_train_job(
   recompute_activations(recipe, *job.model);
   job.optimizer = std::make_unique<FusedAdamW>(
       job.model->parameters(), adamw_options(recipe));
+  if (recipe.ema.decay > 0) {
+    job.average = std::make_unique<WeightAverage>(*job.model, recipe.ema.decay);
+  }
   return job;
 }
 
@@ -108,22 +111,34 @@ checkpoint::StateDicts state_dicts(TrainJob& job) {
   checkpoint::StateDicts dicts{
       {"model", job.ddp->state_dict(job.model->computed_buffers())},
       {"optimizer", job.ddp->optimizer_state_dict(*job.optimizer)}};
+  if (job.average && job.average->has_begun()) {
+    dicts.emplace(kAveragePart, job.average->state_dict(job.mesh));
+  }
   if (auto hook = job.ddp->comm_hook_state_dict(); !hook.empty()) {
     dicts.emplace(kCommHookPart, std::move(hook));
   }
   return dicts;
 }
 
-checkpoint::StateDicts hook_state_to_load(
-    const TrainJob& job,
+bool has_part(const checkpoint::Manifest& manifest, const std::string& part) {
+  const auto prefix = part + ".";
+  const auto first = manifest.tensors.lower_bound(prefix);
+  return first != manifest.tensors.end() && first->first.starts_with(prefix);
+}
+
+checkpoint::StateDicts more_to_load(
+    TrainJob& job,
     const checkpoint::Manifest& manifest,
     const std::string& saved_on_mesh) {
-  const auto prefix = std::string(kCommHookPart) + ".";
   checkpoint::StateDicts dicts;
+  if (job.average && has_part(manifest, kAveragePart)) {
+    dicts.emplace(kAveragePart, job.average->state_dict(job.mesh));
+  }
   if (job.ddp->comm_hook() == nullptr ||
       saved_on_mesh != job.mesh.to_string()) {
     return dicts;
   }
+  const auto prefix = std::string(kCommHookPart) + ".";
   for (const auto& [key, record] : manifest.tensors) {
     // A row a rank: see ddp/hook_state_rows.h.
     if (key.starts_with(prefix) && record.shape.size() == 2) {

@@ -11,6 +11,7 @@
 #include "recipes/config/recipe.h"
 #include "recipes/models/model.h"
 #include "recipes/train/adamw.h"
+#include "recipes/train/weight_average.h"
 
 namespace weft::recipes {
 
@@ -20,6 +21,8 @@ struct TrainJob {
   std::shared_ptr<Model> model;
   std::unique_ptr<ddp::DistributedDataParallel<Model>> ddp;
   std::unique_ptr<FusedAdamW> optimizer;
+  /// None with ema.decay = 0.
+  std::unique_ptr<WeightAverage> average;
   /// What a loss is multiplied by for backward: replicas where gradients are
   /// means over them.
   double loss_scale = 1;
@@ -46,15 +49,22 @@ TrainJob make_train_job(
 /// The part of a checkpoint that holds what the comm hook keeps.
 constexpr const char* kCommHookPart = "comm_hook";
 
-/// What a checkpoint of the job holds: "model" and "optimizer", which share
-/// memory with the job, and a copy of what the comm hook keeps.
+/// The part that holds the average of the weights.
+constexpr const char* kAveragePart = "ema";
+
+bool has_part(const checkpoint::Manifest& manifest, const std::string& part);
+
+/// What a checkpoint of the job holds: "model", "optimizer" and the average of
+/// the weights once it has begun, which share memory with the job, and a copy
+/// of what the comm hook keeps.
 /// Collective: all ranks, where there is a comm hook.
 checkpoint::StateDicts state_dicts(TrainJob& job);
 
-/// Tensors for the comm hook's state in a checkpoint; none if there is none, or
-/// if it was saved on another mesh than the job's.
-checkpoint::StateDicts hook_state_to_load(
-    const TrainJob& job,
+/// Tensors for what not every checkpoint of the run has: the comm hook's state,
+/// none if there is none or it was saved on another mesh than the job's; and
+/// the average of the weights, which then begins.
+checkpoint::StateDicts more_to_load(
+    TrainJob& job,
     const checkpoint::Manifest& manifest,
     const std::string& saved_on_mesh);
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include "dtensor/clip_grad.h"
@@ -75,10 +76,16 @@ int64_t Trainer::global_tokens() const {
   return targets_per_step(recipe_);
 }
 
-double Trainer::sum_over_replicas(double value) {
-  auto total = at::full({1}, value, at::kDouble);
+// The sum over the replicas. With it travels whether one of them is to stop,
+// which tensor-parallel ranks have told each other.
+double Trainer::join_ranks(double value) {
+  const bool is_asked = stop_is_asked_ && stop_is_asked_();
+  auto stop = at::full({1}, is_asked ? 1 : 0, at::kDouble);
+  job_.mesh.group("tp").all_reduce(stop, mesh::ReduceOp::kSum, "stop").wait();
+  auto total = at::tensor({value, stop.item<double>()}, at::kDouble);
   job_.mesh.group("dp").all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
-  return total.item<double>();
+  should_stop_ = total[1].item<double>() > 0;
+  return total[0].item<double>();
 }
 
 double Trainer::comm_ms() const {
@@ -149,9 +156,15 @@ double Trainer::clip_gradients() {
 
 void Trainer::update(double lr) {
   const auto phase = span("optimizer");
+  if (job_.average) {
+    job_.average->begin();
+  }
   job_.optimizer->set_lr(lr);
   job_.optimizer->step();
   job_.optimizer->zero_grad();
+  if (job_.average) {
+    job_.average->update();
+  }
 }
 
 TraceSpan Trainer::span(std::string_view phase) const {
@@ -164,7 +177,7 @@ StepMetrics Trainer::train_step(int64_t step) {
   StepMetrics metrics;
   metrics.step = step + 1;
   const double own_loss = accumulate_gradients(step, metrics.data_ms);
-  metrics.loss = sum_over_replicas(own_loss);
+  metrics.loss = join_ranks(own_loss);
   metrics.grad_norm = clip_gradients();
   world_.check();
   if (!std::isfinite(metrics.loss)) {
@@ -200,9 +213,15 @@ double Trainer::evaluate() {
     }
   }
   job_.model->train();
-  const double mean = sum_over_replicas(sum) / static_cast<double>(batches);
+  const double mean = join_ranks(sum) / static_cast<double>(batches);
   world_.check();
   return mean;
+}
+
+double Trainer::evaluate_average() {
+  job_.average->swap();
+  const auto back = c10::make_scope_exit([&] { job_.average->swap(); });
+  return evaluate();
 }
 
 void Trainer::start_from(const TrainState& state) {

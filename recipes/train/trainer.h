@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -35,6 +36,8 @@ class Trainer {
   /// The mean loss of the held-out batches.
   /// Collective: all ranks; blocks.
   double evaluate();
+  /// The same with the averaged weights; ema.decay is not 0.
+  double evaluate_average();
 
   /// Counts on from an earlier process's last step; before the first step.
   void start_from(const TrainState& state);
@@ -43,6 +46,13 @@ class Trainer {
   /// From now on phases of a step are spans of `tracer`, which outlives this;
   /// null: of none.
   void set_tracer(const StepTracer* tracer) { tracer_ = tracer; }
+  /// Ranks tell each other, in train_step() and evaluate(), whether this has
+  /// said yes on one of them.
+  void set_stop_request(std::function<bool()> is_asked) {
+    stop_is_asked_ = std::move(is_asked);
+  }
+  /// Whether it has, as of the last of those: the same on all ranks.
+  bool should_stop() const { return should_stop_; }
 
   TrainJob& job() { return job_; }
   const Recipe& recipe() const { return recipe_; }
@@ -51,7 +61,7 @@ class Trainer {
 
  private:
   int64_t global_tokens() const;
-  double sum_over_replicas(double value);
+  double join_ranks(double value);
   at::Tensor forward_backward(const Batch& batch, int64_t step);
   double accumulate_gradients(int64_t step, double& data_ms);
   double clip_gradients();
@@ -65,6 +75,8 @@ class Trainer {
   std::string data_fingerprint_;
   TrainJob job_;
   const StepTracer* tracer_ = nullptr;
+  std::function<bool()> stop_is_asked_;
+  bool should_stop_ = false;
   /// What was done before this process began.
   TrainState start_;
 };

@@ -45,7 +45,7 @@ TEST(Progress, WritesPlainLinesInAFile) {
         for (int64_t step = 1; step <= 25; ++step) {
           progress.step_done(metrics_at(step));
           if (step == 20) {
-            progress.eval_done(step, 2.5);
+            progress.eval_done({.step = step, .eval_loss = 2.5});
           }
         }
       });
@@ -63,7 +63,7 @@ TEST(Progress, RedrawsOneLineOnATerminal) {
       [](Progress& progress) {
         progress.message("hello");
         progress.step_done(metrics_at(1));
-        progress.eval_done(1, 2.5);
+        progress.eval_done({.step = 1, .eval_loss = 2.5});
         progress.step_done(metrics_at(2));
       });
   const std::string half =

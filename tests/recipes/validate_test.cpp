@@ -1,5 +1,6 @@
 #include "recipes/config/validate.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "mesh/error.h"
@@ -7,6 +8,9 @@
 
 namespace weft::recipes {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 using Overrides = std::vector<std::string>;
 
@@ -129,6 +133,76 @@ TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
           .trace.steps,
       9);
   EXPECT_EQ(resolved(1, {"train.steps=1"}).trace.steps, 0) << "off";
+}
+
+TEST(Validate, AnAverageIsThereToEvaluate) {
+  EXPECT_EQ(
+      validation_refusal(1, {"ema.eval=true"}),
+      "override ema.eval=true: ema.eval: there is no average to evaluate: set "
+      "ema.decay, such as 0.999");
+  EXPECT_EQ(validation_refusal(1, {"ema={decay: 0.9, eval: true}"}), "");
+  EXPECT_THAT(validation_refusal(1, {"ema.decay=1"}), HasSubstr("ema.decay: "));
+  EXPECT_THAT(
+      validation_refusal(1, {"ema.decay=-0.1"}), HasSubstr("ema.decay: "));
+}
+
+TEST(Validate, OnlyWhatIsWrittenInTheBackgroundIsSlowed) {
+  EXPECT_EQ(
+      validation_refusal(
+          1, {"checkpoint.max_mb_per_s=50", "checkpoint.async=false"}),
+      "override checkpoint.max_mb_per_s=50: checkpoint.max_mb_per_s: 50 slows "
+      "what is written while training goes on, and checkpoint.async=false "
+      "waits for it");
+  EXPECT_EQ(validation_refusal(1, {"checkpoint.max_mb_per_s=50"}), "");
+  EXPECT_THAT(
+      validation_refusal(1, {"checkpoint.max_mb_per_s=-1"}),
+      HasSubstr("checkpoint.max_mb_per_s: "));
+  EXPECT_THAT(
+      validation_refusal(1, {"checkpoint.checksum=md5"}),
+      HasSubstr("checkpoint.checksum: "));
+  EXPECT_THAT(
+      validation_refusal(1, {"checkpoint.sync=3"}),
+      HasSubstr("checkpoint.sync: "));
+}
+
+TEST(Validate, RulesNeedSomethingToRead) {
+  for (const auto* rule :
+       {"checkpoint.init_include=[\"a.*\"]",
+        "checkpoint.init_exclude=[\"a.*\"]",
+        "checkpoint.init_rename=[\"a -> b\"]",
+        "checkpoint.init_strict=missing_ok"}) {
+    EXPECT_THAT(
+        validation_refusal(1, {rule}),
+        HasSubstr("says how checkpoint.init_from is read, and that is empty"));
+    EXPECT_EQ(validation_refusal(1, {rule, "checkpoint.init_from=x"}), "");
+  }
+  EXPECT_THAT(
+      validation_refusal(
+          1, {"checkpoint.init_from=x", "checkpoint.init_strict=lax"}),
+      HasSubstr("checkpoint.init_strict: "));
+}
+
+TEST(Validate, RenameRulesAreRules) {
+  const auto with = [](const std::string& rules) {
+    return Overrides{
+        "checkpoint.init_from=x", "checkpoint.init_rename=" + rules};
+  };
+  const auto rules = init_rename_rules(
+      resolved(1, with("['^a\\. -> model.b.', 'c ->', 'd -> e -> f']")));
+  ASSERT_EQ(rules.size(), 3);
+  EXPECT_EQ(rules[0].pattern, "^a\\.");
+  EXPECT_EQ(rules[0].replacement, "model.b.");
+  EXPECT_EQ(rules[1].pattern, "c");
+  EXPECT_EQ(rules[1].replacement, "");
+  EXPECT_EQ(rules[2].replacement, "e -> f");
+  EXPECT_THAT(
+      validation_refusal(1, with("['a=b']")),
+      HasSubstr("checkpoint.init_rename: \"a=b\" is no rule"));
+  EXPECT_THAT(
+      validation_refusal(1, with("[' -> b']")), HasSubstr("is no rule"));
+  EXPECT_THAT(
+      validation_refusal(1, with("['( -> b']")),
+      AllOf(HasSubstr("checkpoint.init_rename: "), HasSubstr("\"(\"")));
 }
 
 TEST(Validate, NamesTheRunsFolder) {

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "checkpoint/saver.h"
+#include "mesh/world.h"
+#include "recipes/config/recipe.h"
+
+namespace weft::recipes {
+
+/// What the recipe says about saving.
+checkpoint::SaverOptions saver_options(
+    const Recipe& recipe,
+    const mesh::World& world,
+    std::string hmac_key);
+
+/// Saves the steps of one run, in the background if the recipe says so, and
+/// tells the user what became of each. A failed save loses nothing, and
+/// training goes on.
+///
+/// save() and save_now() are collective: all ranks, the same calls; look() is
+/// this rank's own. Throws: mesh::CommError if a peer is lost.
+class RunSaver {
+ public:
+  /// A line for the user; called on rank 0 only.
+  using Say = std::function<void(const std::string&)>;
+
+  /// Collective; blocks.
+  RunSaver(
+      std::filesystem::path checkpoints,
+      checkpoint::SaverOptions options,
+      bool is_async,
+      Say say);
+
+  /// Begins to save; without `is_async` it also ends.
+  void save(
+      const checkpoint::StateDicts& dicts,
+      const checkpoint::StepContent& content);
+  /// Waits for what is in flight, then saves; if that fails, tries once more.
+  /// Returns whether the step is saved.
+  bool save_now(
+      const checkpoint::StateDicts& dicts,
+      const checkpoint::StepContent& content);
+  /// Says what has become of the save in flight, if that is known by now.
+  void look();
+
+ private:
+  bool try_save(
+      const checkpoint::StateDicts& dicts,
+      const checkpoint::StepContent& content);
+  void settle();
+  void end_flight();
+
+  checkpoint::Saver saver_;
+  bool is_async_;
+  Say say_;
+  /// The step that is in flight.
+  std::optional<int64_t> in_flight_;
+};
+
+} // namespace weft::recipes

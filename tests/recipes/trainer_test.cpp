@@ -1,0 +1,155 @@
+// What the trainer keeps beside the model, on several ranks.
+
+#include "recipes/train/trainer.h"
+
+#include <atomic>
+#include <csignal>
+#include <map>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "dtensor/dtensor.h"
+#include "recipes/config/validate.h"
+#include "recipes/train/stop_signal.h"
+#include "tests/recipes/fixtures.h"
+#include "tests/support/run_ranks.h"
+
+namespace weft::recipes {
+namespace {
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  TrainerTest() {
+    std::string text;
+    for (int i = 0; i < 2000; ++i) {
+      text += "line " + std::to_string(i * 7919 % 1000) + "\n";
+    }
+    folder_.write("text.txt", text);
+  }
+
+  Recipe recipe(int64_t dp, int64_t tp, const std::string& more = "") const {
+    auto recipe = parse_recipe(
+        fmt::format(
+            "mesh: {{dp: {}, tp: {}}}\n"
+            "model: {{dim: 16, layers: 1, heads: 4, kv_heads: 2, ffn_dim: "
+            "24}}\n"
+            "data: {{paths: [\"{}\"], sequence_length: 16}}\n"
+            "train: {{steps: 9, global_batch_size: 8}}\n"
+            "optimizer: {{lr: 1.0e-2}}\n"
+            "eval: {{batches: 1}}\n"
+            "{}",
+            dp,
+            tp,
+            folder_ / "text.txt",
+            more),
+        "test");
+    validate(recipe, dp * tp);
+    return recipe;
+  }
+
+  TempFolder folder_;
+};
+
+using Whole = std::map<std::string, at::Tensor>;
+
+Whole whole_of(const dtensor::StateDict& state) {
+  const at::NoGradGuard no_grad;
+  Whole whole;
+  for (const auto& [name, tensor] : state) {
+    whole[name] = dtensor::full_tensor(tensor).clone();
+  }
+  return whole;
+}
+
+TEST_F(TrainerTest, AllRanksStopIfOneIsToldTo) {
+  for (int guilty = 0; guilty < 4; ++guilty) {
+    test::run_ranks(4, [&](test::RankContext& self) {
+      Trainer trainer(recipe(2, 2), self.world);
+      bool is_told = false;
+      trainer.set_stop_request([&] { return is_told; });
+      trainer.train_step(0);
+      EXPECT_FALSE(trainer.should_stop());
+      is_told = self.rank == guilty;
+      trainer.train_step(1);
+      EXPECT_TRUE(trainer.should_stop()) << self.rank << " " << guilty;
+    });
+  }
+}
+
+TEST_F(TrainerTest, AStopDuringAnEvaluationIsKnownAtItsEnd) {
+  test::run_ranks(2, [&](test::RankContext& self) {
+    Trainer trainer(recipe(1, 2), self.world);
+    bool is_told = false;
+    trainer.set_stop_request([&] { return is_told; });
+    trainer.train_step(0);
+    is_told = self.rank == 1;
+    trainer.evaluate();
+    EXPECT_TRUE(trainer.should_stop());
+  });
+}
+
+TEST(StopSignal, RemembersInsteadOfEndingTheProcess) {
+  {
+    const StopSignal stop;
+    EXPECT_FALSE(StopSignal::has_come());
+    std::raise(SIGTERM);
+    std::raise(SIGTERM);
+    EXPECT_TRUE(StopSignal::has_come());
+  }
+  {
+    const StopSignal again;
+    EXPECT_FALSE(StopSignal::has_come());
+  }
+  EXPECT_EXIT(std::raise(SIGTERM), ::testing::KilledBySignal(SIGTERM), "");
+}
+
+// The average is that of the whole weights, wherever they lie.
+TEST_F(TrainerTest, AveragesTheWeightsOverTheSteps) {
+  for (const auto& [dp, tp] :
+       {std::pair{1, 1}, std::pair{2, 2}, std::pair{1, 4}}) {
+    test::run_ranks(dp * tp, [&, dp = dp, tp = tp](test::RankContext& self) {
+      Trainer trainer(recipe(dp, tp, "ema: {decay: 0.8}\n"), self.world);
+      auto& job = trainer.job();
+      const auto weights = [&] { return whole_of(job.ddp->state_dict()); };
+      auto expected = weights();
+      EXPECT_FALSE(state_dicts(job).contains("ema")) << "no step yet";
+      for (int64_t step = 0; step < 3; ++step) {
+        trainer.train_step(step);
+        for (auto& [name, tensor] : weights()) {
+          expected[name] = at::lerp(expected[name], tensor, 1 - 0.8);
+        }
+      }
+      const auto average = whole_of(state_dicts(job).at("ema"));
+      EXPECT_EQ(average.size(), job.model->named_parameters().size());
+      for (const auto& [name, tensor] : average) {
+        EXPECT_TRUE(at::equal(tensor, expected.at(name))) << name;
+      }
+    });
+  }
+}
+
+TEST_F(TrainerTest, EvaluatesTheAverageAndGoesOnWithTheWeights) {
+  for (const auto* dtype : {"float32", "bfloat16"}) {
+    test::run_ranks(2, [&](test::RankContext& self) {
+      auto one = recipe(1, 2, "ema: {decay: 0.5}\n");
+      one.train.dtype = dtype;
+      Trainer trainer(one, self.world);
+      trainer.train_step(0);
+      trainer.train_step(1);
+      const auto weights = whole_of(trainer.job().ddp->state_dict());
+      const double own = trainer.evaluate();
+      const double averaged = trainer.evaluate_average();
+      EXPECT_GT(averaged, own) << "it lags behind";
+      EXPECT_EQ(trainer.evaluate(), own);
+      for (const auto& [name, tensor] :
+           whole_of(trainer.job().ddp->state_dict())) {
+        EXPECT_TRUE(at::equal(tensor, weights.at(name))) << name;
+      }
+    });
+  }
+}
+
+} // namespace
+} // namespace weft::recipes
