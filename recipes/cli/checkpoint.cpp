@@ -189,7 +189,8 @@ void add_checkpoint(CLI::App& app) {
   inspector.add_option("folder", arguments->path, kAnyFolder)->required();
   inspector.add_option("tensor", arguments->other, "Only this one");
   add_checkpoint_reshard(*command);
-  add_checkpoint_hub(*command);
+  add_checkpoint_import(*command);
+  add_checkpoint_export(*command);
 }
 
 } // namespace weft::recipes::cli

@@ -54,7 +54,33 @@ void add_key(CLI::App& command, std::string& file) {
       "A file with the key that manifests are signed with; others are refused");
 }
 
+void add_rename(CLI::App& command, std::vector<std::string>& texts) {
+  command
+      .add_option(
+          "--rename",
+          texts,
+          "REGEX=REPLACEMENT for names of tensors; several, in turn")
+      ->allow_extra_args(false);
+}
+
+std::vector<checkpoint::RenameRule> rules_of(
+    const std::vector<std::string>& texts) {
+  std::vector<checkpoint::RenameRule> rules;
+  for (const auto& text : texts) {
+    const auto equals = text.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      mesh::throw_error<mesh::UsageError>(fmt::format(
+          "--rename {}: a regular expression, =, and what its matches become: "
+          "--rename '^module\\.='",
+          text));
+    }
+    rules.push_back({text.substr(0, equals), text.substr(equals + 1)});
+  }
+  return rules;
+}
+
 std::string read_key(const std::string& file) {
+  constexpr size_t kLeast = 16; // as checkpoint.hmac_key_file
   constexpr size_t kMost = 4096;
   if (file.empty()) {
     return {};
@@ -64,7 +90,7 @@ std::string read_key(const std::string& file) {
     refuse_key(file, std::strerror(errno));
   }
   const checkpoint::File opened(fd, file);
-  std::string key(kMost + 1, '\0');
+  std::string key(kMost + 2, '\0');
   size_t size = 0;
   while (size < key.size()) {
     const auto got = ::read(fd, key.data() + size, key.size() - size);
@@ -79,15 +105,18 @@ std::string read_key(const std::string& file) {
     }
     size += static_cast<size_t>(got);
   }
-  if (size > kMost) {
-    refuse_key(file, fmt::format("more than {} bytes", kMost));
-  }
   key.resize(size);
   if (key.ends_with('\n')) {
     key.pop_back();
   }
-  if (key.empty()) {
-    refuse_key(file, "it is empty");
+  if (key.size() < kLeast || key.size() > kMost) {
+    refuse_key(
+        file,
+        fmt::format(
+            "a key has {} to {} bytes, and this one {}",
+            kLeast,
+            kMost,
+            key.size() > kMost ? "more" : std::to_string(key.size())));
   }
   return key;
 }

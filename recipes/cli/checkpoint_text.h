@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/key_pattern.h"
 #include "checkpoint/manifest.h"
 
 namespace CLI {
@@ -37,9 +38,17 @@ void add_quiet(CLI::App& command, OutputOptions& options);
 /// --hmac-key-file.
 void add_key(CLI::App& command, std::string& file);
 
+/// --rename.
+void add_rename(CLI::App& command, std::vector<std::string>& texts);
+
+/// Rules of "REGEX=REPLACEMENT".
+/// Throws: mesh::UsageError if one has no "=" or nothing before it.
+std::vector<checkpoint::RenameRule> rules_of(
+    const std::vector<std::string>& texts);
+
 /// What a file holds, without the line feed at its end; empty for none. It may
 /// be a pipe.
-/// Throws: mesh::UsageError if it cannot be read, is empty or over 4 KiB.
+/// Throws: mesh::UsageError if it cannot be read or has not 16 to 4096 bytes.
 std::string read_key(const std::string& file);
 
 /// To stdout, with a line feed.
@@ -71,10 +80,11 @@ std::filesystem::path newest_step_of(const std::filesystem::path& path);
 /// A step folder; or a run, or its folder of checkpoints, for its newest.
 extern const char* const kAnyFolder;
 
-/// Each adds subcommands: `import` and `export`; `ls` and `prune`; `reshard`.
-void add_checkpoint_hub(CLI::App& checkpoint);
+/// Each adds a subcommand; the second `ls` and `prune`.
+void add_checkpoint_import(CLI::App& checkpoint);
 void add_checkpoint_store(CLI::App& checkpoint);
 void add_checkpoint_reshard(CLI::App& checkpoint);
+void add_checkpoint_export(CLI::App& checkpoint);
 
 /// `weft checkpoint inspect`.
 void inspect_checkpoint(const CheckpointArguments& arguments);

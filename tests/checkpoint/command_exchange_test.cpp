@@ -354,8 +354,8 @@ TEST_F(ExchangeCommand, ImportBadInput) {
 }
 
 TEST_F(ExchangeCommand, KeysOfManifests) {
-  write_file(at("key"), "secret\n");
-  write_file(at("other"), "guess\n");
+  write_file(at("key"), "a secret of ours\n");
+  write_file(at("other"), "a guess of theirs");
   write_file(at("empty"), "");
   const auto single = (fs::path(WEFT_ORACLE) / "single.safetensors").string();
   EXPECT_EQ(
