@@ -202,8 +202,8 @@ void add_checkpoint_import(CLI::App& checkpoint) {
   command.add_option(
       "--prefix",
       arguments->prefix,
-      "Before each name; default: model. unless all begin with model. or "
-      "optimizer.");
+      "Before each name; default: model. unless all begin with a part of the "
+      "state, model. optimizer. or ema.");
   command.add_option("--step", arguments->step, "Its step; default: 0")
       ->check(CLI::Range(int64_t{0}, int64_t{999'999'999'999'999'999}));
   command.add_flag(

@@ -1,7 +1,4 @@
-// `weft checkpoint ls|prune|reshard|import|export` as a user calls them.
-
-#include <algorithm>
-#include <cstring>
+// `weft checkpoint reshard|import|export` as a user calls them.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -10,9 +7,8 @@
 
 #include "checkpoint/foreign.h"
 #include "checkpoint/store.h"
-#include "checkpoint/tensor_file.h"
 #include "tests/checkpoint/sample.h"
-#include "tests/integration/process.h"
+#include "tests/checkpoint/weft_checkpoint.h"
 
 namespace weft::test {
 namespace {
@@ -20,159 +16,12 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-struct Said {
-  std::optional<int> code;
-  std::string output;
-  std::string error;
-  std::string last_error_line;
-
-  json parsed() const {
-    EXPECT_EQ(code, 0) << error;
-    EXPECT_EQ(lines_of(output).size(), 1) << output;
-    return json::parse(output);
-  }
-};
-
-class ExchangeCommand : public ::testing::Test {
- protected:
-  ExchangeCommand() {
-    for (const int64_t step : {10, 20, 30}) {
-      SampleOptions options;
-      options.step = step;
-      options.grid = {2, 2};
-      write_sample(
-          checkpoints(), sample_tensors(static_cast<uint64_t>(step)), options);
-    }
-  }
-
-  fs::path at(const std::string& name) const { return scratch_.path() / name; }
-  fs::path checkpoints() const { return at("run") / "checkpoints"; }
-  fs::path step(int64_t n) const {
-    return checkpoint::step_path(checkpoints(), n);
-  }
-
-  Said run(std::vector<std::string> words) const {
-    Process process(std::move(words), scratch_.path());
-    const auto code = process.wait();
-    return {code, process.output(), process.error(), process.last_error_line()};
-  }
-  Said call(const std::vector<std::string>& words) const {
-    std::vector<std::string> all = {WEFT_WEFT, "checkpoint"};
-    all.insert(all.end(), words.begin(), words.end());
-    return run(std::move(all));
-  }
-  // The one line that a refusal is.
-  void expect_refused(
-      const std::vector<std::string>& words,
-      int code,
-      const std::string& text) const {
-    const auto said = call(words);
-    SCOPED_TRACE(::testing::PrintToString(words));
-    EXPECT_EQ(said.code, code) << said.error;
-    EXPECT_EQ(said.output, "");
-    EXPECT_THAT(
-        said.last_error_line,
-        AllOf(
-            StartsWith("ERROR " + std::to_string(code) + " rank=0 op="),
-            HasSubstr(text)));
-  }
-  void expect_equal_steps(const std::string& a, const std::string& b) const {
-    const auto said = call({"diff", a, b, "--json"});
-    EXPECT_EQ(said.code, 0) << said.output << said.error;
-  }
-  std::vector<int64_t> steps() const {
-    std::vector<int64_t> found;
-    for (const auto& each : checkpoint::list_steps(checkpoints())) {
-      found.push_back(each.step);
-    }
-    return found;
-  }
-
-  ScratchFolder scratch_;
-};
-
-TEST_F(ExchangeCommand, LsSaysWhatIsValidAndHowItKnows) {
-  auto bytes = read_file(step(20) / "shard-00001-00000.safetensors");
-  bytes.back() ^= 1;
-  write_file(step(20) / "shard-00001-00000.safetensors", bytes);
-  const auto quick = call({"ls", "run", "--json"}).parsed()["steps"];
-  EXPECT_EQ(quick[1]["valid"], "manifest");
-  EXPECT_TRUE(quick[1]["damage"].is_null());
-  const auto all = call({"ls", "run", "--verify", "--json"}).parsed()["steps"];
-  EXPECT_EQ(all[0]["valid"], "bytes");
-  EXPECT_TRUE(all[1]["valid"].is_null());
-  EXPECT_THAT(
-      all[1]["damage"].get<std::string>(),
-      HasSubstr("shard-00001-00000.safetensors"));
-  for (const char* key :
-       {"step",
-        "path",
-        "created",
-        "bytes",
-        "mesh",
-        "tensors",
-        "files",
-        "valid",
-        "damage",
-        "latest"}) {
-    EXPECT_TRUE(all[0].contains(key)) << key;
-  }
-  const auto text = call({"ls", "run", "--verify"});
-  EXPECT_EQ(text.code, 0);
-  EXPECT_EQ(text.error, "");
-  EXPECT_THAT(
-      lines_of(text.output)[0],
-      AllOf(HasSubstr("mesh"), HasSubstr("files"), HasSubstr("valid")));
-  EXPECT_THAT(lines_of(text.output)[2], HasSubstr("damaged: shard-00001"));
-}
-
-TEST_F(ExchangeCommand, PruneKeepsTheNewestAndTheLatest) {
-  write_file(checkpoints() / "latest", "step-10\n");
-  const auto would =
-      call({"prune", "run", "--keep", "1", "--dry-run", "--json"}).parsed();
-  EXPECT_EQ(would["dry_run"], true);
-  EXPECT_EQ(would["deleted"], json({20}));
-  EXPECT_THAT(steps(), ElementsAre(30, 20, 10));
-  const auto did = call({"prune", "run", "--keep", "1", "--json"}).parsed();
-  EXPECT_EQ(did["deleted"], json({20}));
-  EXPECT_EQ(did["kept"], json({30, 10}));
-  EXPECT_EQ(did["pinned"], json::array());
-  EXPECT_THAT(steps(), ElementsAre(30, 10));
-  EXPECT_THAT(
-      call({"prune", "run", "--keep", "1"}).output, HasSubstr("nothing"));
-}
-
-TEST_F(ExchangeCommand, PruneLeavesWhatIsReadAndWhereOthersWrite) {
-  {
-    const checkpoint::StepPin pin(step(10));
-    const auto said = call({"prune", "run", "--keep", "1", "--json"}).parsed();
-    EXPECT_EQ(said["deleted"], json({20}));
-    EXPECT_EQ(said["pinned"], json({10}));
-    EXPECT_THAT(
-        call({"prune", "run", "--keep", "1"}).output,
-        HasSubstr("step 10 stayed"));
-  }
-  const checkpoint::StoreLock lock(checkpoints());
-  expect_refused({"prune", "run", "--keep", "1"}, 2, "process");
-  EXPECT_THAT(steps(), ElementsAre(30, 10));
-}
-
-TEST_F(ExchangeCommand, PruneBadInput) {
-  expect_refused({"prune", "run"}, 2, "--keep");
-  for (const char* keep : {"0", "-1", "x", "99999999999999999999"}) {
-    expect_refused({"prune", "run", "--keep", keep}, 2, "--keep");
-  }
-  expect_refused({"prune", "nowhere", "--keep", "1"}, 2, "nowhere");
-  EXPECT_FALSE(fs::exists(at("nowhere")));
-  expect_refused({"prune", step(10).string(), "--keep", "1"}, 2, "inspect");
-  EXPECT_THAT(steps(), ElementsAre(30, 20, 10));
-}
+using ExchangeCommand = WeftCheckpoint;
 
 TEST_F(ExchangeCommand, ReshardWritesAnEqualCheckpoint) {
   const auto said =
@@ -351,72 +200,6 @@ TEST_F(ExchangeCommand, ImportBadInput) {
   expect_refused(
       {"import", single, "out", "--rename", "^.*$=model.x"}, 2, "both become");
   EXPECT_FALSE(fs::exists(at("out")));
-}
-
-TEST_F(ExchangeCommand, KeysOfManifests) {
-  write_file(at("key"), "a secret of ours\n");
-  write_file(at("other"), "a guess of theirs");
-  write_file(at("empty"), "");
-  const auto single = (fs::path(WEFT_ORACLE) / "single.safetensors").string();
-  EXPECT_EQ(
-      call({"import", single, "signed", "--hmac-key-file", "key"}).code, 0);
-  EXPECT_EQ(call({"verify", "signed", "--hmac_key_file", "key"}).code, 0);
-  EXPECT_EQ(call({"verify", "signed", "--hmac_key_file", "other"}).code, 4);
-  EXPECT_EQ(call({"verify", "signed"}).code, 0);
-  EXPECT_EQ(call({"verify", "run", "--hmac_key_file", "key"}).code, 4);
-  EXPECT_EQ(
-      call({"reshard",
-            "signed",
-            "again",
-            "--mesh",
-            "dp=2",
-            "--hmac_key_file",
-            "key"})
-          .code,
-      0);
-  const std::vector<std::string> keyed = {"--hmac_key_file", "key"};
-  for (std::vector<std::string> words :
-       {std::vector<std::string>{"diff", "signed", "again"},
-        {"inspect", "again"},
-        {"inspect", "again", "model.scale"},
-        {"ls", "again", "--verify"}}) {
-    words.insert(words.end(), keyed.begin(), keyed.end());
-    EXPECT_EQ(call(words).code, 0) << ::testing::PrintToString(words);
-  }
-  expect_refused({"inspect", "again", "--hmac_key_file", "other"}, 4, "HMAC");
-  expect_refused(
-      {"diff", "signed", "run", "--hmac_key_file", "key"}, 4, "HMAC");
-  for (const char* file : {"empty", "nowhere", "run"}) {
-    expect_refused({"inspect", "again", "--hmac_key_file", file}, 2, file);
-  }
-}
-
-TEST_F(ExchangeCommand, DiffNamesTheLargestFirst) {
-  auto tensors = sample_tensors(2);
-  for (const auto& [name, tensor] : tensors) {
-    if (tensor.is_floating_point()) {
-      tensors[name] = at::zeros_like(tensor);
-    }
-  }
-  auto changed = tensors;
-  const auto change = [&](const std::string& name, double by) {
-    changed[name] = tensors[name].clone();
-    changed[name].view(-1)[0] = by;
-  };
-  change("model.cube", 0.5);
-  change("model.embed.weight", 0.25);
-  change("model.uneven.weight", 2);
-  changed.erase("model.steps");
-  write_sample(at("a"), tensors);
-  write_sample(at("b"), changed);
-  const auto said = call({"diff", "a", "b"});
-  EXPECT_EQ(said.code, 1);
-  const auto lines = lines_of(said.output);
-  ASSERT_EQ(lines.size(), 4);
-  EXPECT_THAT(lines[0], StartsWith("model.steps: only in A"));
-  EXPECT_THAT(lines[1], StartsWith("model.uneven.weight"));
-  EXPECT_THAT(lines[2], StartsWith("model.cube"));
-  EXPECT_THAT(lines[3], StartsWith("model.embed.weight"));
 }
 
 // A file system that is full, as far as one can have without being root: no
