@@ -8,6 +8,20 @@ class Optimizer;
 
 namespace weft::dtensor {
 
+/// An optimizer that says itself what it knows of each parameter, as one must
+/// whose state is divided over ranks.
+class OptimizerWithState {
+ public:
+  virtual ~OptimizerWithState() = default;
+  /// As optimizer_state_dict().
+  /// Collective: as the optimizer says.
+  virtual StateDict state_dict(const torch::nn::Module& module) = 0;
+  /// As load_optimizer_state_dict().
+  virtual void load_state_dict(
+      const torch::nn::Module& module,
+      const StateDict& state) = 0;
+};
+
 /// What `optimizer` knows of each parameter of `module`, by the parameter's
 /// name instead of an index: `state.<fqn>.exp_avg`, `state.<fqn>.step`,
 /// `param_groups.<fqn>.lr`, ... Moments are DTensors on `mesh`, placed like

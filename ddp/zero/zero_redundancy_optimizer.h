@@ -12,6 +12,7 @@
 #include "ddp/join/joinable.h"
 #include "ddp/zero/partition.h"
 #include "ddp/zero/zero_bucket.h"
+#include "dtensor/optimizer_state.h"
 #include "dtensor/state_dict.h"
 #include "mesh/device_mesh.h"
 
@@ -46,7 +47,8 @@ struct ZeroRedundancyOptimizerOptions {
 /// Source: torch/distributed/optim/zero_redundancy_optimizer.py; Rajbhandari
 /// et al., https://arxiv.org/abs/1910.02054 (stage 1).
 class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
-                                public Joinable {
+                                public Joinable,
+                                public dtensor::OptimizerWithState {
  public:
   /// `dp` has one dim: the replicas, whose parameters and gradients are equal.
   /// Collective: all ranks of `dp` with the same groups; blocks.
@@ -91,14 +93,14 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   /// share memory with this rank's part of the state.
   /// Collective: all replicas; blocks.
   /// Throws: as optimizer_state_dict(), on all ranks.
-  dtensor::StateDict state_dict(const torch::nn::Module& module);
+  dtensor::StateDict state_dict(const torch::nn::Module& module) override;
   /// The way back; takes also tensors placed otherwise, e.g. a plain
   /// optimizer's, and plain ones of the whole's sizes.
   /// Collective: all ranks of the mesh; blocks.
   /// Throws: c10::ValueError naming a key that is missing or does not fit.
   void load_state_dict(
       const torch::nn::Module& module,
-      const dtensor::StateDict& state);
+      const dtensor::StateDict& state) override;
   /// state_dict() in whole plain tensors on the rank at `to` of dp and at the
   /// origin of other mesh dims; nothing on others.
   /// Collective: all ranks of the mesh; blocks.
