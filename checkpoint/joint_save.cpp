@@ -164,15 +164,19 @@ class Commit {
                 save_.content.step, rank, "write: " + reports[rank].error)};
       }
     }
-    const auto error = error_of_save([&] { commit(std::move(reports)); });
+    std::string note;
+    const auto error =
+        error_of_save([&] { note = commit(std::move(reports)); });
     if (!error.empty()) {
       return {.error = not_saved(save_.content.step, 0, "commit: " + error)};
     }
-    return {.note = prune()};
+    const auto not_deleted = prune();
+    const auto* between = note.empty() || not_deleted.empty() ? "" : "; ";
+    return {.note = note + between + not_deleted};
   }
 
  private:
-  void commit(std::vector<RankReport> reports) const {
+  std::string commit(std::vector<RankReport> reports) const {
     Manifest manifest;
     manifest.step = save_.content.step;
     manifest.piece_bytes = piece_bytes_of(save_);
@@ -186,7 +190,7 @@ class Commit {
     const bool sync = save_.options.sync;
     write_manifest(
         Folder::open(temporary_), manifest, sync, save_.options.hmac_key);
-    commit_step(save_.checkpoints, temporary_, manifest.step, sync);
+    return commit_step(save_.checkpoints, temporary_, manifest.step, sync);
   }
 
   // The save stands, whatever happens here.
@@ -206,11 +210,13 @@ class Commit {
 } // namespace
 
 std::string save_jointly(const JointSave& save, Tree& tree) {
-  std::filesystem::path temporary;
+  // The others may have it where this rank could not make it.
+  const auto temporary =
+      temporary_path(save.checkpoints, save.content.step, save.nonce);
   RankReport report{
       .error = {}, .agreement = hash(joined(lines_of(save))), .files = {}};
   report.error = error_of_save([&] {
-    temporary = join_step(save.checkpoints, save.content.step, save.nonce);
+    join_step(save.checkpoints, save.content.step, save.nonce);
     report.files = write_files(save, temporary);
   });
   const auto reports = gather(tree, to_bytes(report, save.items));
@@ -227,7 +233,7 @@ std::string save_jointly(const JointSave& save, Tree& tree) {
     return verdict.note;
   }
   // All have written by now. With another step its folder is another one.
-  if (!temporary.empty() && (is_first(save) || verdict.is_disagreement)) {
+  if (is_first(save) || verdict.is_disagreement) {
     abandon_step(temporary);
   }
   if (verdict.is_disagreement) {

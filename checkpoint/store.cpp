@@ -163,11 +163,18 @@ fs::path begin_step(const fs::path& checkpoints, int64_t step) {
   return join_step(checkpoints, step, random_hex());
 }
 
+fs::path temporary_path(
+    const fs::path& checkpoints,
+    int64_t step,
+    const std::string& nonce) {
+  return checkpoints /
+         fmt::format("{}{}-{}", kTemporaryPrefix, step_name(step), nonce);
+}
+
 fs::path
 join_step(const fs::path& checkpoints, int64_t step, const std::string& nonce) {
   make_folders(checkpoints);
-  auto path = checkpoints /
-              fmt::format("{}{}-{}", kTemporaryPrefix, step_name(step), nonce);
+  auto path = temporary_path(checkpoints, step, nonce);
   try {
     Folder::create(path);
   } catch (const std::system_error& error) {
@@ -193,7 +200,39 @@ void write_manifest(
   file.close();
 }
 
-void commit_step(
+namespace {
+
+// The folder has its name; with the error goes that name, too.
+void sync_renamed(
+    const Folder& parent,
+    const std::string& name,
+    const std::string& temporary) {
+  try {
+    parent.sync();
+  } catch (const std::system_error&) {
+    parent.rename(name, temporary);
+    throw;
+  }
+}
+
+// Returns why not, if so.
+std::string
+move_latest(const Folder& parent, const std::string& temporary, bool sync) {
+  try {
+    parent.rename_over(temporary, kLatestName);
+    if (sync) {
+      parent.sync();
+    }
+    return "";
+  } catch (const std::system_error& error) {
+    delete_temporary(parent.path() / temporary);
+    return fmt::format("`latest` was not moved: {}", error.what());
+  }
+}
+
+} // namespace
+
+std::string commit_step(
     const fs::path& checkpoints,
     const fs::path& temporary,
     int64_t step,
@@ -208,6 +247,9 @@ void commit_step(
       Folder::open(temporary).sync();
     }
     parent.rename(temporary.filename().string(), name);
+    if (sync) {
+      sync_renamed(parent, name, temporary.filename().string());
+    }
   } catch (const std::system_error& error) {
     delete_temporary(checkpoints / latest);
     if (error.code() == std::errc::file_exists ||
@@ -219,13 +261,7 @@ void commit_step(
     }
     throw;
   }
-  if (sync) {
-    parent.sync();
-  }
-  parent.rename_over(latest, kLatestName);
-  if (sync) {
-    parent.sync();
-  }
+  return move_latest(parent, latest, sync);
 }
 
 void abandon_step(const fs::path& temporary) noexcept {

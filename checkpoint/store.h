@@ -44,6 +44,12 @@ std::filesystem::path join_step(
     int64_t step,
     const std::string& nonce);
 
+/// What join_step() returns, whether it is there or not.
+std::filesystem::path temporary_path(
+    const std::filesystem::path& checkpoints,
+    int64_t step,
+    const std::string& nonce);
+
 /// 16 random hexadecimal digits, for names.
 std::string random_hex();
 
@@ -58,9 +64,10 @@ void write_manifest(
 
 /// Makes `temporary` the checkpoint of `step`: when it returns, the next load
 /// finds it, after a power loss too if `sync`. Then moves `latest`. Until the
-/// rename nothing has changed for a reader.
+/// rename nothing has changed for a reader, and an error takes that back.
+/// Returns why `latest` could not be moved, mostly nothing: the step stands.
 /// Throws: mesh::UsageError if step-<step> exists: nothing is overwritten.
-void commit_step(
+std::string commit_step(
     const std::filesystem::path& checkpoints,
     const std::filesystem::path& temporary,
     int64_t step,
