@@ -1,4 +1,6 @@
-// kill -9 at random moments of saves: what is committed always loads, whole.
+// kill -9 at random moments of saves, and saves that delete what is being read:
+// what is committed always loads, whole. crash_points_test.cpp has the moments
+// one by one.
 
 #include <csignal>
 
@@ -7,7 +9,10 @@
 
 #include <chrono>
 #include <filesystem>
+#include <iostream>
+#include <optional>
 #include <random>
+#include <set>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -18,6 +23,7 @@
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
+#include "mesh/error.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -106,6 +112,52 @@ TEST(KilledSaves, WhatIsCommittedAlwaysLoads) {
   for (const auto& step : list_steps(folder)) {
     EXPECT_THAT(verify(step.path), ::testing::IsEmpty());
   }
+  fs::remove_all(folder);
+}
+
+// Another process keeps the newest step only, and saves the next one at once.
+TEST(ReadersAndWriters, AStepIsReadWholeOrSaidToBeGone) {
+  constexpr int kReads = 300;
+  std::string name = fs::temp_directory_path() / "weft_read_XXXXXX";
+  const fs::path folder = mkdtemp(name.data());
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const StoreLock lock(folder);
+    for (int64_t step = 1;; ++step) {
+      save(folder, state_of(step), {.step = step, .sync = false});
+      prune_steps(folder, 1);
+    }
+  }
+  int read = 0;
+  int gone = 0;
+  std::set<int64_t> seen;
+  while (read < kReads) {
+    const auto steps = list_steps(folder);
+    if (steps.empty()) {
+      std::this_thread::yield();
+      continue;
+    }
+    const auto& [step, path] = steps.back(); // the next to be deleted
+    std::optional<StepPin> pin;
+    try {
+      pin.emplace(path);
+    } catch (const c10::Error&) {
+      ++gone;
+      continue;
+    }
+    EXPECT_NO_FATAL_FAILURE(expect_sound(path, step));
+    ++read;
+    seen.insert(step);
+  }
+  EXPECT_THROW(StoreLock{folder}, mesh::UsageError) << "a second writer";
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status)) << "the writer failed";
+  EXPECT_GT(seen.size(), 10U) << "nothing was deleted meanwhile";
+  std::cout << read << " reads of " << seen.size() << " steps; " << gone
+            << " were gone\n";
   fs::remove_all(folder);
 }
 
