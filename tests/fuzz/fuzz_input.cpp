@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -52,18 +53,20 @@ void check_promises(
   promise(header.bytes + data_bytes == file_bytes, "bytes are left over");
 }
 
-std::string with_right_digests(std::string text, bool has_hmac) {
+void put(std::string& text, size_t at, std::string_view digits) {
+  std::ranges::copy(digits, text.begin() + static_cast<int64_t>(at));
+}
+
+void make_digests_right(std::string& text, bool has_hmac) {
   const auto at = checkpoint::hash_position(text);
-  text.replace(at, checkpoint::kHexDigits, checkpoint::kHashDigits);
+  put(text, at, checkpoint::kHashDigits);
   if (has_hmac) {
     const auto hmac_at = checkpoint::hmac_position(text);
-    const auto zeros = checkpoint::kHmacDigits;
-    text.replace(hmac_at, zeros.size(), zeros);
+    put(text, hmac_at, checkpoint::kHmacDigits);
     const auto hmac = checkpoint::hmac_sha256(kFuzzKey, text);
-    text.replace(hmac_at, zeros.size(), checkpoint::to_hex(hmac));
+    put(text, hmac_at, checkpoint::to_hex(hmac));
   }
-  const auto digits = checkpoint::to_hex(checkpoint::hash(text));
-  return text.replace(at, checkpoint::kHexDigits, digits);
+  put(text, at, checkpoint::to_hex(checkpoint::hash(text)));
 }
 
 bool ends_with_hash(std::string_view text) {
@@ -112,7 +115,7 @@ FuzzVerdict fuzz_manifest(std::string_view input) {
   const bool has_hmac =
       checkpoint::hmac_position(text) != std::string_view::npos;
   if (ends_with_hash(text)) {
-    text = with_right_digests(std::move(text), has_hmac);
+    make_digests_right(text, has_hmac);
   }
   const auto key = has_hmac ? kFuzzKey : std::string_view();
   try {
