@@ -1,7 +1,5 @@
 #include "recipes/bench/deferred_memory.h"
 
-#include <fstream>
-
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
@@ -13,11 +11,6 @@
 
 namespace weft::recipes::bench {
 namespace {
-
-// Makes the peak what is resident now.
-void reset_peak() {
-  std::ofstream("/proc/self/clear_refs") << "5";
-}
 
 torch::nn::Sequential build(const DeferredMemoryOptions& options) {
   const dtensor::DeferredInit scope;

@@ -14,6 +14,7 @@
 #include "recipes/bench/random.h"
 #include "recipes/bench/redistribute.h"
 #include "recipes/bench/reducer.h"
+#include "recipes/bench/save_plan.h"
 #include "recipes/bench/startup.h"
 #include "recipes/bench/step.h"
 #include "recipes/cli/commands.h"
@@ -162,6 +163,34 @@ void add_checkpoint_bench(CLI::App& bench) {
       [options] { print_result(bench::run_checkpoint(*options)); });
 }
 
+void add_save_plan(CLI::App& bench) {
+  auto options = std::make_shared<bench::SavePlanOptions>();
+  auto* command = bench.add_subcommand(
+      "save_plan",
+      "Times planning a save, and merging all ranks' reports of it, on a mesh "
+      "that is imagined");
+  const auto add = [&](const char* flag, int64_t& value, const char* help) {
+    command->add_option(flag, value, help)->check(CLI::Range(1, 1 << 24));
+  };
+  add("--ranks", options->ranks, "dp times tp");
+  add("--dp", options->dp, "Data-parallel ranks");
+  add("--tp", options->tp, "Tensor-parallel ranks");
+  add("--zero",
+      options->zero,
+      "Cut the optimizer's moments over so many data-parallel ranks");
+  add("--layers", options->layers, "");
+  add("--dim", options->dim, "");
+  add("--ffn_dim", options->ffn_dim, "");
+  add("--heads", options->heads, "");
+  add("--kv_heads", options->kv_heads, "");
+  add("--vocab", options->vocab, "");
+  command->add_option(
+      "--folder", options->folder, "Where the manifest is written, and goes");
+  add_json_flag(*command);
+  command->callback(
+      [options] { print_result(bench::run_save_plan(*options)); });
+}
+
 void add_dispatch(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "dispatch", "Times an op on DTensors against the same op on tensors");
@@ -242,6 +271,7 @@ void add_bench(CLI::App& app) {
   add_redistribute(*command);
   add_reducer(*command);
   add_checkpoint_bench(*command);
+  add_save_plan(*command);
   add_deferred_memory(*command);
 }
 
