@@ -1,21 +1,22 @@
 #include "recipes/train/stop_signal.h"
 
-#include <csignal>
+#include <atomic>
 
 namespace weft::recipes {
 namespace {
 
-// All that a handler may touch.
-volatile std::sig_atomic_t signal_has_come = 0;
+// All that the handler touches, on whatever thread it runs.
+std::atomic<bool> signal_has_come{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
 
 void remember_signal(int /*signal*/) {
-  signal_has_come = 1;
+  signal_has_come = true;
 }
 
 } // namespace
 
 StopSignal::StopSignal() {
-  signal_has_come = 0;
+  signal_has_come = false;
   struct sigaction action {};
   action.sa_handler = remember_signal;
   // A save that is under way is not disturbed.
@@ -29,7 +30,7 @@ StopSignal::~StopSignal() {
 }
 
 bool StopSignal::has_come() {
-  return signal_has_come != 0;
+  return signal_has_come;
 }
 
 } // namespace weft::recipes

@@ -18,7 +18,7 @@ using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-constexpr int kSteps = 80;
+constexpr int kSteps = 40;
 
 class PreemptTest : public ProcessTest {
  protected:

@@ -196,6 +196,37 @@ TEST_F(ResumeTest, GoesOnOnAnyOtherMesh) {
   }
 }
 
+// Each leg takes the samples after those of the one before.
+TEST_F(ResumeTest, GoesOnFromMeshToMesh) {
+  const auto words = [&](const Mesh& mesh, const std::string& run, int steps) {
+    return run_words(
+        mesh,
+        run,
+        {"lr_schedule.type=constant", "train.steps=" + std::to_string(steps)});
+  };
+  expect_success(words({2, 2}, "straight", kSteps));
+  int done = 0;
+  for (const auto& [mesh, steps] :
+       {std::pair{Mesh{2, 2}, 7}, {Mesh{1, 2}, 13}, {Mesh{3, 1}, kSteps}}) {
+    SCOPED_TRACE(::testing::Message() << mesh);
+    Process run(words(mesh, "legs", steps), folder_);
+    ASSERT_EQ(run.wait(), 0) << run.error();
+    EXPECT_THAT(
+        run.output(),
+        HasSubstr(
+            done == 0 ? "starts from step 0"
+                      : "step " + std::to_string(done) + ", " +
+                            std::to_string(done * 24) + " samples and " +
+                            std::to_string(done * 24 * 32) + " tokens done"));
+    done = steps;
+  }
+  expect_whole_metrics("legs");
+  for (int i = 0; i < kSteps; ++i) {
+    const double straight = metrics("straight")[i].at("loss");
+    EXPECT_NEAR(metrics("legs")[i].at("loss"), straight, 1e-4 * straight) << i;
+  }
+}
+
 TEST_F(ResumeTest, AFinishedRunSaysSo) {
   expect_success(run_words({1, 2}, "run"));
   const auto before = metrics_text("run");

@@ -119,6 +119,13 @@ TEST_F(SavingTest, SignedCheckpointsNeedTheirKey) {
       output_of(run_words(
           2, 1, "run", {"checkpoint.hmac_key_file=key", "train.steps=8"})),
       HasSubstr("resumes from run/checkpoints/step-6"));
+  output_of(
+      {WEFT_WEFT,
+       "eval",
+       "tiny.yaml",
+       "model.kv_heads=12",
+       "output_dir=run",
+       "checkpoint.hmac_key_file=key"});
   EXPECT_THAT(
       refused(
           4,
@@ -182,7 +189,8 @@ TEST_F(SavingTest, AnAverageMayBeginLate) {
       HasSubstr("resumes from run/checkpoints/step-8"));
 }
 
-TEST_F(SavingTest, TheAverageIsEvaluatedAndContinued) {
+TEST_F(SavingTest, TheAverageIsEvaluatedAndExported) {
+  write("other.yaml", "data: {paths: [corpus.txt], sequence_length: 32}\n");
   output_of(run_words(2, 2, "run", kAveraged));
   const auto loss_of = [&](const std::string& weights, int tp) {
     Words words{
@@ -203,7 +211,24 @@ TEST_F(SavingTest, TheAverageIsEvaluatedAndContinued) {
   EXPECT_GT(averaged, loss_of("model", 1));
   EXPECT_NEAR(loss_of("ema", 2), averaged, 1e-4);
 
+  // And exported.
+  output_of(
+      {WEFT_WEFT, "checkpoint", "export", "run", "averaged", "--weights=ema"});
+  const auto exported = nlohmann::json::parse(output_of(
+      {WEFT_WEFT,
+       "eval",
+       "other.yaml",
+       "--json",
+       "model.from=averaged",
+       "output_dir=none"}));
+  EXPECT_NEAR(exported.at("loss").get<double>(), averaged, 1e-6);
+
   output_of(run_words(1, 1, "plain"));
+  EXPECT_THAT(
+      refused(
+          2,
+          {WEFT_WEFT, "checkpoint", "export", "plain", "no", "--weights=ema"}),
+      HasSubstr("it holds no average of the weights"));
   EXPECT_THAT(
       refused(
           2,
