@@ -48,8 +48,8 @@ stat_of() {
   awk -v name="stat::$1:" '$1 == name {value = $2} END {print value + 0}' "$2"
 }
 
-# fuzz TARGET: slices of a minute at most, as a crash ends one, until all of the
-# processor time is used.
+# fuzz TARGET: slices, as a crash ends one, until all of the processor time is
+# used.
 fuzz() {
   local target=$1 log=build-fuzz/$1.log
   local crashes=build-fuzz/crashes/$target corpus=build-fuzz/corpus/$target
@@ -61,15 +61,15 @@ fuzz() {
     {
       time "build-fuzz/$target" "$corpus" "tests/fuzz/corpus/$target" \
         -dict="tests/fuzz/$target.dict" -artifact_prefix="$crashes/" \
-        -max_total_time=$((seconds - used < 60 ? seconds - used : 60)) \
+        -max_total_time=$((seconds - used < 300 ? seconds - used : 300)) \
         -max_len=8192 -timeout=5 -rss_limit_mb=512 -malloc_limit_mb=128 \
         -print_final_stats=1 >"$log" 2>&1 || true
-    } 2>build-fuzz/time
+    } 2>"build-fuzz/$target.time"
     rss=$(stat_of peak_rss_mb "$log")
     ((rss <= peak)) || peak=$rss
     executions=$((executions + $(stat_of number_of_executed_units "$log")))
     ((executions > 0)) || die 1 "it does not run; see $log"
-    slice=$(<build-fuzz/time)
+    slice=$(<"build-fuzz/$target.time")
     used=$((used + (${slice%.*} > 0 ? ${slice%.*} : 1)))
   done
   local found
