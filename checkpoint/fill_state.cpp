@@ -108,7 +108,8 @@ Listing listing_of_rank0(
   const auto text = broadcast_text(group, own);
   TORCH_CHECK_VALUE(text.starts_with('{'), text, " (rank 0)");
   Listing listing;
-  for (const auto& [name, value] : nlohmann::json::parse(text).items()) {
+  const auto parsed = nlohmann::json::parse(text);
+  for (const auto& [name, value] : parsed.items()) {
     listing[name] = {
         value.at(0).get<std::vector<int64_t>>(),
         static_cast<at::ScalarType>(value.at(1).get<int>())};
