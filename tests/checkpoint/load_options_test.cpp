@@ -4,8 +4,8 @@
 #include "checkpoint/newest.h"
 #include "checkpoint/save.h"
 
+#include <cmath>
 #include <filesystem>
-#include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,23 +14,15 @@
 #include "checkpoint/convert.h"
 #include "checkpoint/error.h"
 #include "checkpoint/saver.h"
-#include "checkpoint/store.h"
-#include "dtensor/dtensor.h"
-#include "mesh/error.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
-#include "tests/support/run_ranks.h"
 
 namespace weft::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using dtensor::Replicate;
-using dtensor::Shard;
 using dtensor::StateDict;
 using test::message_of_thrown;
-using test::RankContext;
-using test::run_ranks;
 using test::ScratchFolder;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
