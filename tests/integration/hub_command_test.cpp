@@ -79,7 +79,7 @@ TEST_F(HubCommandTest, ARunBeginsWithAFolderAndEndsWithOne) {
 // The paths of a recipe are those of the folder where it was trained.
 TEST_F(HubCommandTest, ExportsFromElsewhereFindTheModelThatARunBeganWith) {
   expect_success(tune(1, 1));
-  expect_success(checkpoint({"import", "model", "in"}));
+  expect_success(checkpoint({"import", "model", "in", "--as", "model"}));
   fs::create_directories(folder_ / "elsewhere/model");
   write("elsewhere/model/tokenizer.json", "{\"another\": \"tokenizer\"}");
   for (const std::string from : {"outputs/tuned", "in"}) {
@@ -108,7 +108,7 @@ TEST_F(HubCommandTest, ARunGoesOnWhenItsFolderIsGone) {
 }
 
 TEST_F(HubCommandTest, CheckpointsGoInAndOut) {
-  expect_success(checkpoint({"import", "model", "in"}));
+  expect_success(checkpoint({"import", "model", "in", "--as", "model"}));
   expect_success(checkpoint({"verify", "in"}));
   Process run(
       checkpoint(
@@ -139,7 +139,7 @@ TEST_F(HubCommandTest, CheckpointsGoInAndOut) {
       HasSubstr("out exists already"));
   EXPECT_THAT(
       failure(checkpoint({"import", "nowhere", "x"}), 2),
-      HasSubstr("there is no such folder"));
+      HasSubstr("there is no such file or folder"));
   EXPECT_FALSE(fs::exists(folder_ / "x"));
 }
 
