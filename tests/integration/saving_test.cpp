@@ -110,7 +110,9 @@ TEST_F(SavingTest, SignedCheckpointsNeedTheirKey) {
           HasSubstr("checkpoint.hmac_key_file: \"short\""),
           HasSubstr("16 to 4096 bytes")));
   EXPECT_FALSE(fs::exists(folder_ / "run"));
-  output_of(run_words(1, 2, "run", with_key));
+  EXPECT_THAT(
+      output_of(run_words(1, 2, "run", with_key)),
+      HasSubstr("checkpoint.hmac_key_file: other users may read it"));
   const auto manifest =
       read_text(folder_ / "run/checkpoints/step-6/manifest.json");
   EXPECT_THAT(manifest, AllOf(HasSubstr("sha256"), HasSubstr("hmac_sha256")));

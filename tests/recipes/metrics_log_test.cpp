@@ -49,6 +49,7 @@ TEST(MetricsLog, LinesReadBackExactly) {
   StepMetrics evaluated = some_metrics();
   evaluated.step = 8;
   evaluated.eval_loss = 2.0 / 3.0;
+  evaluated.ema_eval_loss = 0.75;
   log.write(evaluated);
 
   const auto lines = lines_of(path);
@@ -72,6 +73,7 @@ TEST(MetricsLog, LinesReadBackExactly) {
   EXPECT_FALSE(first.contains("eval_loss"));
   const auto second = nlohmann::json::parse(lines[1]);
   EXPECT_EQ(second["eval_loss"].get<double>(), 2.0 / 3.0);
+  EXPECT_EQ(second["ema_eval_loss"].get<double>(), 0.75);
 }
 
 TEST(MetricsLog, NonFiniteIsNull) {

@@ -46,6 +46,8 @@ TEST(Progress, WritesPlainLinesInAFile) {
           progress.step_done(metrics_at(step));
           if (step == 20) {
             progress.eval_done({.step = step, .eval_loss = 2.5});
+            progress.eval_done(
+                {.step = step, .eval_loss = 2.5, .ema_eval_loss = 2.25});
           }
         }
       });
@@ -54,7 +56,9 @@ TEST(Progress, WritesPlainLinesInAFile) {
   EXPECT_EQ(
       text,
       "step 1/25" + rest + "step 10/25" + rest + "step 20/25" + rest +
-          "step 20/25  eval_loss 2.5000\n" + "step 25/25" + rest);
+          "step 20/25  eval_loss 2.5000\n" +
+          "step 20/25  eval_loss 2.5000  ema_eval_loss 2.2500\n" +
+          "step 25/25" + rest);
 }
 
 TEST(Progress, RedrawsOneLineOnATerminal) {
