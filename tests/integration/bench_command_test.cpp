@@ -111,6 +111,62 @@ TEST_F(BenchCommandTest, StepComparesOverlapsWithinOneRun) {
   EXPECT_THAT(run.last_error_line(), HasSubstr("--steps 5"));
 }
 
+TEST_F(BenchCommandTest, CheckpointTimesWhatAlsoThePeerDoes) {
+  const auto target = (folder_ / "state").string();
+  const auto result = result_of({"checkpoint", target, "12", "--json"});
+  ASSERT_TRUE(result.is_object());
+  EXPECT_EQ(result.at("mb"), 12);
+  EXPECT_EQ(result.at("save_mb"), 12) << "each byte once";
+  EXPECT_GE(result.at("load_mb"), 12);
+  for (const char* time :
+       {"save",
+        "save_nosync",
+        "load_same",
+        "load_same_all_or_nothing",
+        "load_reshard",
+        "async_block_first",
+        "async_block",
+        "async_blocked",
+        "async_total",
+        "raw_write",
+        "memcpy"}) {
+    EXPECT_GT(result.at(std::string(time) + "_s"), 0) << time;
+  }
+  EXPECT_GE(result.at("async_staging_mb"), 6) << "half of the ranks' bytes";
+  EXPECT_FALSE(std::filesystem::exists(target));
+}
+
+// Three replicas of a model that is cut in two, of which one writes each part.
+TEST_F(BenchCommandTest, SavePlanMergesEveryImaginedRanksReport) {
+  const Words shape{
+      "save_plan",
+      "--ranks=6",
+      "--dp=3",
+      "--tp=2",
+      "--layers=2",
+      "--dim=64",
+      "--ffn_dim=128",
+      "--heads=4",
+      "--kv_heads=2",
+      "--vocab=96"};
+  Process run(bench(shape), folder_);
+  ASSERT_EQ(run.wait(), 0) << run.error();
+  const auto result = nlohmann::json::parse(run.output());
+  // Parameters: embeddings, head, last norm; per layer 2 norms and 7 matrices.
+  constexpr int kParameters = 3 + 2 * 9;
+  EXPECT_EQ(result.at("tensors"), 4 * kParameters);
+  // Of a parameter and its two moments: matrices in two, norms whole; counts.
+  EXPECT_EQ(result.at("chunks"), 3 * (2 * 16 + 5) + kParameters);
+  EXPECT_GT(result.at("plan_first_s"), 0);
+  EXPECT_GT(result.at("merge_s"), 0);
+
+  auto wrong = shape;
+  wrong[1] = "--ranks=7";
+  Process refused(bench(wrong), folder_);
+  EXPECT_EQ(refused.wait(), 2);
+  EXPECT_THAT(refused.last_error_line(), HasSubstr("--ranks 7"));
+}
+
 TEST_F(BenchCommandTest, StartupSaysHowLongEachPhaseTook) {
   const auto result = result_of(
       {"startup", "--dp=1", "--tp=2", "--dim=32", "--layers=1", "--seq=16"});
