@@ -45,7 +45,7 @@ struct Resharded {
 /// cut as ranks of another mesh would have saved it: each tensor keeps its
 /// placements, of which StridedShards count the new parts. State and layout are
 /// carried over. One process, no communication; verifies what it reads, and
-/// holds a few MiB at a time.
+/// holds a few MiB at a time. What is cut along columns is read once a part.
 ///
 /// A tensor that was on no mesh is replicated, as is one whose placements are
 /// not understood; a Shard of given sizes becomes one of equal parts where they

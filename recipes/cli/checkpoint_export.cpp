@@ -167,7 +167,7 @@ void add_checkpoint_export(CLI::App& checkpoint) {
   add_key(command, arguments->hmac_key_file);
   add_json(command, *arguments);
   add_quiet(command, *arguments);
-  command.callback([arguments] { export_any(*arguments); });
+  command.callback([arguments] { as_usage([&] { export_any(*arguments); }); });
 }
 
 } // namespace weft::recipes::cli

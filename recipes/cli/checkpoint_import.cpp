@@ -212,7 +212,7 @@ void add_checkpoint_import(CLI::App& checkpoint) {
   add_key(command, arguments->hmac_key_file);
   add_json(command, *arguments);
   add_quiet(command, *arguments);
-  command.callback([arguments] { import_any(*arguments); });
+  command.callback([arguments] { as_usage([&] { import_any(*arguments); }); });
 }
 
 } // namespace weft::recipes::cli

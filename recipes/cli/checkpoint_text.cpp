@@ -79,6 +79,16 @@ std::vector<checkpoint::RenameRule> rules_of(
   return rules;
 }
 
+void as_usage(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const mesh::UsageError&) {
+    throw;
+  } catch (const c10::ValueError& error) {
+    mesh::throw_error<mesh::UsageError>(error.what_without_backtrace());
+  }
+}
+
 std::string read_key(const std::string& file) {
   constexpr size_t kLeast = 16; // as checkpoint.hmac_key_file
   constexpr size_t kMost = 4096;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,11 @@ void add_rename(CLI::App& command, std::vector<std::string>& texts);
 /// Throws: mesh::UsageError if one has no "=" or nothing before it.
 std::vector<checkpoint::RenameRule> rules_of(
     const std::vector<std::string>& texts);
+
+/// Runs `body`, in which a value that cannot be used is one of the command
+/// line: a pattern that is none, a name of which a rule leaves nothing. Throws:
+/// mesh::UsageError for a c10::ValueError.
+void as_usage(const std::function<void()>& body);
 
 /// What a file holds, without the line feed at its end; empty for none. It may
 /// be a pipe.

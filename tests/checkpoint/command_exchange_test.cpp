@@ -136,7 +136,8 @@ TEST_F(ExchangeCommand, ExportBadInput) {
   refused({"run", "out", "--exclude", "**"}, 2, "no tensor is left");
   refused({"run", "out", "--rename", "x"}, 2, "--rename");
   refused({"run", "out", "--rename", "(=x"}, 2, "(");
-  refused({"run", "out", "--rename", ".*=x"}, 2, "both become");
+  refused({"run", "out", "--rename", "^.*$=x"}, 2, "both become");
+  refused({"run", "out", "--rename", "^.*$="}, 2, "rename");
   refused({"run", "out", "--max-shard-size", "0"}, 2, "at least 1 byte");
   expect_refused(
       {"export", "run", "out", "--include", "model.**"}, 2, "--format");
