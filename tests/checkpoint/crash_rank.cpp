@@ -83,15 +83,18 @@ class CrashRank {
              .piece_bytes = 16 << 10}) {}
 
   void save_sound(int64_t step) {
-    fill(dicts_, step);
-    saver_.save(dicts_, {.step = step});
+    Json result;
+    try_save(step, result);
+    if (result["save"] != "saved") {
+      throw std::runtime_error(result.dump());
+    }
   }
 
   Json report(const std::function<void()>& ready) {
     Json result;
     try_save(kCrashStep, result);
     ready();
-    if (result["save"] != "lost") {
+    if (result["save"] != "cut off") {
       if (world_.rank() == 0 && !run_.ballast.empty()) {
         fs::remove(run_.ballast);
       }
@@ -123,7 +126,7 @@ class CrashRank {
       result["save"] = "refused";
       result["error"] = message_of(error);
     } catch (const std::exception& error) {
-      result["save"] = "lost";
+      result["save"] = "cut off";
       result["error"] = message_of(error);
     }
     result["seconds"] =

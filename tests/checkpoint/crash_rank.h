@@ -29,7 +29,7 @@ constexpr int64_t kCrashKeep = 2;
 constexpr int64_t kNextRunStep = 9;
 
 /// What a rank lived to tell, as JSON: `save` ("saved", "refused" by a
-/// SaveError, "lost" for anything else), `error`, `seconds`, `note`; and
+/// SaveError, "cut off" by anything else), `error`, `seconds`, `note`; and
 /// `next`, of the save after it. `ready` is called before step 3 is saved and
 /// before step 4, and returns when that may begin.
 std::string run_crash_rank(

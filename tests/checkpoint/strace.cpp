@@ -72,6 +72,7 @@ Strace::Strace(
   if (!fault.empty()) {
     words.insert(words.end(), {"-e", "inject=" + calls + ":" + fault});
   }
+  kills_ = fault.starts_with("signal=KILL");
   const auto messages = log.string() + ".stderr";
   strace_ = start(words, messages);
   const auto limit = Clock::now() + std::chrono::seconds(10);
@@ -88,10 +89,30 @@ Strace::Strace(
   }
 }
 
+bool Strace::ends_within(std::chrono::milliseconds limit) {
+  const auto end = Clock::now() + limit;
+  while (strace_ > 0 && ::waitpid(strace_, nullptr, WNOHANG) == 0) {
+    if (Clock::now() > end) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  strace_ = -1;
+  return true;
+}
+
+// One that is told to leave while its process dies waits for a thread that it
+// would have to bury first.
 Strace::~Strace() {
-  if (strace_ > 0) {
-    ::kill(strace_, SIGINT);
-    ::waitpid(strace_, nullptr, 0);
+  constexpr std::chrono::seconds kLimit(3);
+  if (kills_ && ends_within(kLimit)) {
+    return;
+  }
+  for (const int signal : {SIGINT, SIGKILL}) {
+    if (strace_ > 0) {
+      ::kill(strace_, signal);
+      ends_within(kLimit);
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <stdexcept>
 #include <string>
@@ -35,7 +36,10 @@ class Strace {
   Strace& operator=(const Strace&) = delete;
 
  private:
+  bool ends_within(std::chrono::milliseconds limit);
+
   pid_t strace_;
+  bool kills_ = false;
 };
 
 class StraceMissing : public std::runtime_error {
