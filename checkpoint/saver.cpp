@@ -102,9 +102,33 @@ struct Saver::State {
   int64_t saves = 0;
   PlanCache plan;
   Staging staging;
+  /// Of the staging's memory.
+  std::future<void> reserving;
   SaveStats last;
   /// Of the save in flight; becomes `last`.
   std::future<SaveStats> in_flight;
+
+  // By the chunks of the plan.
+  std::vector<at::Tensor> parts_to_write(
+      const std::vector<StateItem>& items) const {
+    std::vector<at::Tensor> parts;
+    for (const auto& chunk : plan.chunks()) {
+      parts.push_back(held_part(items[chunk.item], chunk.held));
+    }
+    return parts;
+  }
+
+  void wait_for_memory() {
+    if (reserving.valid()) {
+      reserving.get();
+    }
+  }
+
+  void make_background_tree() {
+    if (tree && !background_tree) {
+      background_tree.emplace(*options.world);
+    }
+  }
 
   // What is to be written, in the tensors' own memory or a copy of it.
   JointSave prepare(
@@ -120,12 +144,12 @@ struct Saver::State {
         .items = list_items(dicts, kSaveOp),
         .files = {}};
     stats.plan_was_cached = plan.update(save.items, options.world);
-    std::vector<at::Tensor> data;
-    for (const auto& chunk : plan.chunks()) {
-      data.push_back(held_part(save.items[chunk.item], chunk.held));
-      stats.bytes += static_cast<int64_t>(data.back().nbytes());
+    auto data = parts_to_write(save.items);
+    for (const auto& part : data) {
+      stats.bytes += static_cast<int64_t>(part.nbytes());
     }
     if (copies) {
+      wait_for_memory();
       data = staging.copy(data);
       stats.staging_bytes = staging.bytes();
     } else {
@@ -155,6 +179,9 @@ Saver::Saver(std::filesystem::path checkpoints, SaverOptions options)
 }
 
 Saver::~Saver() {
+  if (state_->reserving.valid()) {
+    state_->reserving.wait();
+  }
   if (state_->in_flight.valid()) {
     state_->in_flight.wait();
   }
@@ -179,9 +206,7 @@ void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
   wait();
   SaveStats stats;
   auto joint = state_->prepare(dicts, content, /*copies=*/true, stats);
-  if (state_->tree && !state_->background_tree) {
-    state_->background_tree.emplace(*state_->options.world);
-  }
+  state_->make_background_tree();
   stats.blocked = Clock::now() - start;
   state_->in_flight = std::async(
       std::launch::async,
@@ -189,6 +214,19 @@ void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
         stats.note = save_jointly(joint, state->background_tree);
         stats.total = Clock::now() - start;
         return stats;
+      });
+}
+
+void Saver::prepare_async(const StateDicts& dicts) {
+  wait();
+  state_->make_background_tree();
+  state_->wait_for_memory();
+  const auto items = list_items(dicts, kSaveOp);
+  state_->plan.update(items, state_->options.world);
+  state_->reserving = std::async(
+      std::launch::async,
+      [state = state_.get(), parts = state_->parts_to_write(items)] {
+        state->staging.reserve(parts);
       });
 }
 

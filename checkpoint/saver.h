@@ -84,6 +84,11 @@ class Saver {
   /// the next check(), wait(), save() or save_async().
   void save_async(const StateDicts& dicts, const StepContent& content);
 
+  /// Makes ready what the first save_async() of these tensors would otherwise
+  /// wait for: the plan, groups of ranks, and, in the background, the memory.
+  /// Collective; blocks.
+  void prepare_async(const StateDicts& dicts);
+
   /// Whether a save is in flight on this rank.
   bool is_in_flight() const;
   /// Returns at once. Throws: SaveError (mesh::DisagreementError,

@@ -2,7 +2,7 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
+#include <optional>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -46,26 +46,44 @@ void finish_copies(c10::Device device) {
   guard.synchronizeStream(guard.getStream(device));
 }
 
+std::optional<c10::Device> device_of(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    if (!tensor.device().is_cpu()) {
+      return tensor.device();
+    }
+  }
+  return std::nullopt;
+}
+
 } // namespace
+
+void Staging::grow(const std::vector<at::Tensor>& tensors) {
+  int64_t needed = 0;
+  for (const auto& tensor : tensors) {
+    needed += rounded_up(static_cast<int64_t>(tensor.nbytes()));
+  }
+  if (bytes() >= needed) {
+    return;
+  }
+  memory_ = at::Tensor(); // never both at once
+  const auto device = device_of(tensors);
+  memory_ =
+      device && device->is_cuda()
+          ? at::empty(
+                {needed}, at::TensorOptions(at::kByte).pinned_memory(true))
+          : pageable(needed);
+}
+
+void Staging::reserve(const std::vector<at::Tensor>& tensors) {
+  grow(tensors);
+  if (memory_.defined()) {
+    memory_.zero_();
+  }
+}
 
 std::vector<at::Tensor> Staging::copy(const std::vector<at::Tensor>& tensors) {
   const at::NoGradGuard no_grad;
-  int64_t needed = 0;
-  std::optional<c10::Device> device;
-  for (const auto& tensor : tensors) {
-    needed += rounded_up(static_cast<int64_t>(tensor.nbytes()));
-    if (!tensor.device().is_cpu()) {
-      device = tensor.device();
-    }
-  }
-  if (bytes() < needed) {
-    memory_ = at::Tensor(); // never both at once
-    memory_ =
-        device && device->is_cuda()
-            ? at::empty(
-                  {needed}, at::TensorOptions(at::kByte).pinned_memory(true))
-            : pageable(needed);
-  }
+  grow(tensors);
   std::vector<at::Tensor> copies;
   int64_t at = 0;
   for (const auto& tensor : tensors) {
@@ -76,7 +94,7 @@ std::vector<at::Tensor> Staging::copy(const std::vector<at::Tensor>& tensors) {
     copies.back().copy_(tensor, /*non_blocking=*/true);
     at += rounded_up(size);
   }
-  if (device) {
+  if (const auto device = device_of(tensors)) {
     finish_copies(*device);
   }
   return copies;

@@ -16,9 +16,14 @@ class Staging {
   /// the next call. Memory is pinned if one of the tensors is on a CUDA device.
   std::vector<at::Tensor> copy(const std::vector<at::Tensor>& tensors);
 
+  /// Memory for copies of as much as `tensors`, its pages there.
+  void reserve(const std::vector<at::Tensor>& tensors);
+
   int64_t bytes() const { return memory_.defined() ? memory_.numel() : 0; }
 
  private:
+  void grow(const std::vector<at::Tensor>& tensors);
+
   at::Tensor memory_;
 };
 

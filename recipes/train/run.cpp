@@ -90,6 +90,9 @@ class Run {
       }
     });
     trainer_.set_tracer(&tracer_);
+    if (recipe_.checkpoint.every > 0) {
+      store_.saver().prepare(state_dicts(trainer_.job()));
+    }
     run_steps(first);
     say(tracer_.finish());
     export_at(recipe_.train.steps);

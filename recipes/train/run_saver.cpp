@@ -46,6 +46,12 @@ RunSaver::RunSaver(
       is_async_(is_async),
       say_(std::move(say)) {}
 
+void RunSaver::prepare(const checkpoint::StateDicts& dicts) {
+  if (is_async_) {
+    saver_.prepare_async(dicts);
+  }
+}
+
 void RunSaver::save(
     const checkpoint::StateDicts& dicts,
     const checkpoint::StepContent& content) {

@@ -36,6 +36,10 @@ class RunSaver {
       bool is_async,
       Say say);
 
+  /// Makes ready what the first save in the background would wait for.
+  /// Collective; blocks.
+  void prepare(const checkpoint::StateDicts& dicts);
+
   /// Begins to save; without `is_async` it also ends.
   void save(
       const checkpoint::StateDicts& dicts,

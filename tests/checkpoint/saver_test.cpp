@@ -129,6 +129,7 @@ TEST_F(Savers, TensorsMayChangeWhileTheyAreWritten) {
         folder_,
         {.world = self.world, .bytes_per_second = 4'000, .sha256 = true});
     auto dicts = state_of(mesh, 1);
+    saver.prepare_async(dicts);
     for (int64_t step = 1; step <= 3; ++step) {
       fill(dicts, static_cast<double>(step));
       saver.save_async(dicts, {.step = step});
