@@ -12,10 +12,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/dtype.h"
+#include "checkpoint/files/tensor_file.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/text.h"
 #include "checkpoint/store.h"
-#include "checkpoint/tensor_file.h"
-#include "checkpoint/text.h"
 
 namespace weft::checkpoint {
 namespace {

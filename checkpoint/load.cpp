@@ -7,9 +7,9 @@
 #include <c10/util/StringUtil.h>
 
 #include "checkpoint/error.h"
-#include "checkpoint/load_reading.h"
-#include "checkpoint/load_replicas.h"
-#include "checkpoint/load_selection.h"
+#include "checkpoint/load/load_reading.h"
+#include "checkpoint/load/load_replicas.h"
+#include "checkpoint/load/load_selection.h"
 #include "checkpoint/state_items.h"
 #include "checkpoint/store.h"
 #include "mesh/error.h"

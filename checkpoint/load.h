@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/key_pattern.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/load/key_pattern.h"
 #include "checkpoint/save.h"
 #include "mesh/world.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/load.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "mesh/world.h"

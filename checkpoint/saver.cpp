@@ -6,9 +6,9 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/joint_save.h"
-#include "checkpoint/save_plan.h"
-#include "checkpoint/staging.h"
+#include "checkpoint/save/joint_save.h"
+#include "checkpoint/save/save_plan.h"
+#include "checkpoint/save/staging.h"
 #include "checkpoint/state_items.h"
 #include "checkpoint/store.h"
 

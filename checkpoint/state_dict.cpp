@@ -6,8 +6,8 @@
 
 #include <torch/torch.h>
 
-#include "checkpoint/fill_state.h"
-#include "checkpoint/text.h"
+#include "checkpoint/format/text.h"
+#include "checkpoint/load/fill_state.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/optimizer_state.h"

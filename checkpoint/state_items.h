@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "checkpoint/save.h"
-#include "checkpoint/save_plan.h"
+#include "checkpoint/save/save_plan.h"
 
 namespace weft::checkpoint {
 

@@ -15,9 +15,9 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/hash.h"
-#include "checkpoint/limits.h"
-#include "checkpoint/text.h"
+#include "checkpoint/format/hash.h"
+#include "checkpoint/format/limits.h"
+#include "checkpoint/format/text.h"
 #include "mesh/error.h"
 
 namespace weft::checkpoint {

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/folder.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/format/manifest.h"
 
 /// The folder `checkpoints/` of a run. One process changes it at a time, which
 /// holds a StoreLock; any number read.

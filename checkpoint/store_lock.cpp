@@ -11,8 +11,8 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/format/text.h"
 #include "checkpoint/store.h"
-#include "checkpoint/text.h"
 #include "mesh/error.h"
 
 namespace weft::checkpoint {

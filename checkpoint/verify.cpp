@@ -7,10 +7,10 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/checked_file.h"
 #include "checkpoint/error.h"
+#include "checkpoint/files/checked_file.h"
+#include "checkpoint/format/text.h"
 #include "checkpoint/store.h"
-#include "checkpoint/text.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -14,9 +14,10 @@ command -v "$clang" >/dev/null || die 2 "$clang is needed (Debian: clang)"
 torch=$(libtorch_dir)
 [[ -n $torch ]] || die 2 "no libtorch: run make first"
 
-sources=(checkpoint/{digest,dtype,folder,hash,json_scan,manifest}.cpp
-         checkpoint/{manifest_parser,manifest_rules,tensor_header}.cpp
-         checkpoint/{tensor_header_parser,text,tiling}.cpp
+sources=(checkpoint/format/{digest,dtype,hash,json_scan,manifest}.cpp
+         checkpoint/format/{manifest_parser,manifest_rules,tensor_header}.cpp
+         checkpoint/format/{tensor_header_parser,text,tiling}.cpp
+         checkpoint/files/folder.cpp
          tests/fuzz/fuzz_input.cpp)
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -DFMT_HEADER_ONLY
        '-DWEFT_VERSION="fuzz"' -I. -isystem "$torch/include"
@@ -32,7 +33,7 @@ build() {
     objects+=("$object")
     # Headers are few and change together.
     if [[ ! -f $object ]] ||
-      [[ -n $(find checkpoint/*.h tests/fuzz/*.h mesh/error.h "$source" \
+      [[ -n $(find checkpoint/*.h checkpoint/{format,files}/*.h tests/fuzz/*.h mesh/error.h "$source" \
                 -newer "$object" -print -quit) ]]; then
       "$clang" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source" \
         -o "$object" || die 1 "$source does not compile"

@@ -10,11 +10,11 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/hash.h"
-#include "checkpoint/rank_report.h"
-#include "checkpoint/save_plan.h"
+#include "checkpoint/format/hash.h"
+#include "checkpoint/format/tensor_header.h"
+#include "checkpoint/save/rank_report.h"
+#include "checkpoint/save/save_plan.h"
 #include "checkpoint/store.h"
-#include "checkpoint/tensor_header.h"
 #include "mesh/error.h"
 #include "recipes/bench/process_memory.h"
 

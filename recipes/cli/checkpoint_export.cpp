@@ -8,7 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/key_pattern.h"
+#include "checkpoint/load/key_pattern.h"
 #include "mesh/error.h"
 #include "recipes/cli/checkpoint_text.h"
 #include "recipes/cli/progress_bar.h"

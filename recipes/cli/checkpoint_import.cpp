@@ -12,10 +12,10 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/folder.h"
-#include "checkpoint/foreign.h"
-#include "checkpoint/import_tensors.h"
-#include "checkpoint/key_pattern.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/load/key_pattern.h"
+#include "checkpoint/transfer/foreign.h"
+#include "checkpoint/transfer/import_tensors.h"
 #include "mesh/error.h"
 #include "recipes/cli/checkpoint_text.h"
 #include "recipes/cli/progress_bar.h"

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/dtype.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/store.h"
 #include "mesh/error.h"
 #include "recipes/cli/checkpoint_text.h"

@@ -6,7 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/reshard.h"
+#include "checkpoint/transfer/reshard.h"
 #include "recipes/cli/checkpoint_text.h"
 #include "recipes/cli/progress_bar.h"
 

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/error.h"
-#include "checkpoint/folder.h"
+#include "checkpoint/files/folder.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
 #include "mesh/error.h"

@@ -14,7 +14,7 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
-#include "checkpoint/folder.h"
+#include "checkpoint/files/folder.h"
 #include "checkpoint/store.h"
 #include "mesh/error.h"
 

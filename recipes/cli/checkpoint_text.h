@@ -8,8 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/key_pattern.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/load/key_pattern.h"
 
 namespace CLI {
 class App;

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpoint/key_pattern.h"
+#include "checkpoint/load/key_pattern.h"
 #include "recipes/config/recipe.h"
 
 namespace weft::recipes {

@@ -9,7 +9,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/text.h"
+#include "checkpoint/format/text.h"
 #include "mesh/error.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/load_weights.h"

@@ -8,7 +8,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/folder.h"
+#include "checkpoint/files/folder.h"
 #include "mesh/error.h"
 #include "recipes/hub/small_file.h"
 

@@ -13,8 +13,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "checkpoint/dtype.h"
-#include "checkpoint/folder.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/format/dtype.h"
 #include "mesh/error.h"
 #include "recipes/hub/checkpoint_weights.h"
 #include "recipes/hub/config.h"

@@ -8,7 +8,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "checkpoint/key_pattern.h"
+#include "checkpoint/load/key_pattern.h"
 #include "checkpoint/progress.h"
 
 namespace weft::recipes::hub {

@@ -10,11 +10,11 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/folder.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/files/tensor_file.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/text.h"
 #include "checkpoint/store.h"
-#include "checkpoint/tensor_file.h"
-#include "checkpoint/text.h"
 #include "mesh/error.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/small_file.h"

@@ -8,11 +8,11 @@
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
-#include "checkpoint/folder.h"
-#include "checkpoint/limits.h"
-#include "checkpoint/tensor_header.h"
-#include "checkpoint/text.h"
-#include "checkpoint/weight_index.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/format/limits.h"
+#include "checkpoint/format/tensor_header.h"
+#include "checkpoint/format/text.h"
+#include "checkpoint/format/weight_index.h"
 #include "mesh/error.h"
 #include "recipes/hub/small_file.h"
 

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/text.h"
+#include "checkpoint/format/text.h"
 #include "mesh/error.h"
 #include "recipes/config/schema.h"
 #include "recipes/hub/config.h"

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/folder.h"
+#include "checkpoint/files/folder.h"
 
 namespace weft::recipes::hub {
 

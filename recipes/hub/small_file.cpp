@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/error.h"
-#include "checkpoint/json_scan.h"
+#include "checkpoint/format/json_scan.h"
 #include "mesh/error.h"
 
 namespace weft::recipes::hub {

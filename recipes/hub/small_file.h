@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/folder.h"
+#include "checkpoint/files/folder.h"
 
 namespace weft::recipes::hub {
 

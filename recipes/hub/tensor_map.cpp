@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/limits.h"
+#include "checkpoint/format/limits.h"
 #include "mesh/error.h"
 #include "recipes/hub/config.h"
 

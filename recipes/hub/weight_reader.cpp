@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "checkpoint/dtype.h"
-#include "checkpoint/text.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/text.h"
 #include "mesh/error.h"
 
 namespace weft::recipes::hub {

@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/dtype.h"
-#include "checkpoint/weight_index.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/weight_index.h"
 
 namespace weft::recipes::hub {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpoint/folder.h"
+#include "checkpoint/files/folder.h"
 
 namespace weft::recipes::hub {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/save.h"
 #include "ddp/distributed_data_parallel.h"
 #include "mesh/device_mesh.h"

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/foreign.h"
 #include "checkpoint/store.h"
+#include "checkpoint/transfer/foreign.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/checkpoint/weft_checkpoint.h"
 

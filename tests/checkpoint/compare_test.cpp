@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/error.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 #include "mesh/error.h"
 #include "tests/checkpoint/sample.h"
 

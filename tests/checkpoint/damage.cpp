@@ -7,9 +7,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/hash.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/manifest_format.h"
+#include "checkpoint/format/hash.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_format.h"
 #include "tests/checkpoint/sample.h"
 
 namespace weft::test {

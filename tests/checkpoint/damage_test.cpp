@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/error.h"
+#include "checkpoint/files/tensor_file.h"
 #include "checkpoint/load.h"
 #include "checkpoint/store.h"
-#include "checkpoint/tensor_file.h"
 #include "checkpoint/verify.h"
 #include "mesh/error.h"
 #include "tests/checkpoint/sample.h"

@@ -1,10 +1,10 @@
-#include "checkpoint/digest.h"
+#include "checkpoint/format/digest.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/limits.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/limits.h"
+#include "checkpoint/format/manifest.h"
 #include "mesh/error.h"
 #include "tests/support/expect_error.h"
 

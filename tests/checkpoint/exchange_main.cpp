@@ -15,9 +15,9 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/foreign.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
+#include "checkpoint/transfer/foreign.h"
 #include "tests/checkpoint/exchange_state.h"
 #include "tests/support/run_ranks.h"
 

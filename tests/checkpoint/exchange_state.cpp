@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/dtype.h"
+#include "checkpoint/format/dtype.h"
 #include "dtensor/dtensor.h"
 
 namespace weft::test {

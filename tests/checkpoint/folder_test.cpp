@@ -1,4 +1,4 @@
-#include "checkpoint/folder.h"
+#include "checkpoint/files/folder.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

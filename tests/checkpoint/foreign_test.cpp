@@ -1,7 +1,7 @@
 // Checkpoints that PyTorch wrote (tests/checkpoint/oracle, made by
 // bench/peer/checkpoint_exchange.py), and files that nobody should have.
 
-#include "checkpoint/foreign.h"
+#include "checkpoint/transfer/foreign.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,10 +11,10 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/error.h"
-#include "checkpoint/import_tensors.h"
+#include "checkpoint/files/tensor_file.h"
 #include "checkpoint/load.h"
 #include "checkpoint/store.h"
-#include "checkpoint/tensor_file.h"
+#include "checkpoint/transfer/import_tensors.h"
 #include "checkpoint/verify.h"
 #include "mesh/error.h"
 #include "tests/checkpoint/exchange_state.h"

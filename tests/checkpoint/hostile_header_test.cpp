@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/error.h"
-#include "checkpoint/limits.h"
-#include "checkpoint/tensor_header.h"
+#include "checkpoint/format/limits.h"
+#include "checkpoint/format/tensor_header.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
 

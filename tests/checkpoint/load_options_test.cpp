@@ -11,8 +11,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpoint/convert.h"
 #include "checkpoint/error.h"
+#include "checkpoint/load/convert.h"
 #include "checkpoint/saver.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 
 #include <functional>
 #include <random>
@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/error.h"
-#include "checkpoint/limits.h"
+#include "checkpoint/format/limits.h"
+#include "checkpoint/format/tiling.h"
 #include "checkpoint/store.h"
-#include "checkpoint/tiling.h"
 #include "mesh/error.h"
 #include "tests/checkpoint/damage.h"
 #include "tests/checkpoint/sample.h"

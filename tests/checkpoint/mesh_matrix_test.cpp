@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpoint/hash.h"
+#include "checkpoint/format/hash.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"

@@ -1,6 +1,6 @@
 // Checkpoints cut for another mesh: as its ranks would have saved them.
 
-#include "checkpoint/reshard.h"
+#include "checkpoint/transfer/reshard.h"
 
 #include <set>
 #include <tuple>

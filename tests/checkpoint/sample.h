@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 
 namespace weft::test {
 

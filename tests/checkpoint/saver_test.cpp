@@ -11,7 +11,7 @@
 #include <torch/torch.h>
 
 #include "checkpoint/load.h"
-#include "checkpoint/save_plan.h"
+#include "checkpoint/save/save_plan.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
 #include "dtensor/dtensor.h"

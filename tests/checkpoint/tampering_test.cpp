@@ -6,11 +6,11 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/digest.h"
 #include "checkpoint/error.h"
-#include "checkpoint/hash.h"
-#include "checkpoint/limits.h"
-#include "checkpoint/manifest_format.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/format/hash.h"
+#include "checkpoint/format/limits.h"
+#include "checkpoint/format/manifest_format.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
 #include "mesh/error.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/tensor_file.h"
+#include "checkpoint/files/tensor_file.h"
 
 #include <sys/resource.h>
 
@@ -9,10 +9,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/dtype.h"
 #include "checkpoint/error.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/tensor_header.h"
 #include "checkpoint/store.h"
-#include "checkpoint/tensor_header.h"
 #include "checkpoint/verify.h"
 #include "mesh/error.h"
 #include "tests/checkpoint/sample.h"

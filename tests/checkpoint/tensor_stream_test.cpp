@@ -1,6 +1,6 @@
 // Files written from bytes that come one after the other.
 
-#include "checkpoint/tensor_stream.h"
+#include "checkpoint/files/tensor_stream.h"
 
 #include <functional>
 #include <map>

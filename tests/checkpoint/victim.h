@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/folder.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/save.h"
 #include "tests/checkpoint/sample.h"
 

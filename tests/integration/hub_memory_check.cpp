@@ -12,7 +12,7 @@
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
-#include "checkpoint/folder.h"
+#include "checkpoint/files/folder.h"
 #include "dtensor/dtensor.h"
 #include "mesh/device_mesh.h"
 #include "mesh/exchange.h"

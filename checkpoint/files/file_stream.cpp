@@ -1,0 +1,193 @@
+#include "checkpoint/files/file_stream.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <system_error>
+
+#include <fmt/format.h>
+
+namespace weft::checkpoint {
+namespace {
+
+// Large enough to cost few calls; small enough that bytes are still in the
+// processor's cache from hashing when they are copied on.
+constexpr int64_t kBatchBytes = 4 << 20;
+constexpr size_t kBatchParts = 512;
+// What every disk's blocks divide.
+constexpr int64_t kDiskBlockBytes = 4096;
+// Below this a file has little to gain.
+constexpr int64_t kLeastDirectBytes = 1 << 20;
+
+// Where a file system cannot (not posix_fallocate: that would write zeros), the
+// writes find a full disk.
+void reserve(const File& file, int64_t bytes) {
+  while (::fallocate(file.fd(), 0, 0, bytes) != 0) {
+    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG || errno == EIO) {
+      throw std::system_error(
+          errno,
+          std::generic_category(),
+          fmt::format(
+              "[checkpoint] reserve {} bytes for {}",
+              bytes,
+              file.path().string()));
+    }
+    if (errno != EINTR) {
+      return;
+    }
+  }
+}
+
+// False where the file system has no such thing.
+bool set_direct(const File& file, bool direct) {
+  const int flags = ::fcntl(file.fd(), F_GETFL);
+  return flags >= 0 && ::fcntl(
+                           file.fd(),
+                           F_SETFL,
+                           direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+}
+
+std::byte* new_buffer() {
+  void* memory = std::aligned_alloc(kDiskBlockBytes, kBatchBytes);
+  if (memory == nullptr) {
+    throw std::bad_alloc();
+  }
+  return static_cast<std::byte*>(memory);
+}
+
+// Some file systems want larger blocks, or go on after a short write where no
+// block begins.
+void write_direct(
+    const File& file,
+    int64_t position,
+    std::span<const std::byte> bytes) {
+  const std::array parts = {bytes};
+  try {
+    file.write_at(position, parts);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::invalid_argument ||
+        !set_direct(file, false)) {
+      throw;
+    }
+    file.write_at(position, parts);
+  }
+}
+
+} // namespace
+
+void FileStream::Free::operator()(std::byte* memory) const {
+  std::free(memory);
+}
+
+FileStream::FileStream(const File& file, int64_t bytes, bool sync, Pace* pace)
+    : file_(file), sync_(sync), pace_(pace) {
+  reserve(file_, bytes);
+  if (sync_ && bytes >= kLeastDirectBytes && set_direct(file_, true)) {
+    is_direct_ = true;
+    filling_.reset(new_buffer());
+    writing_.reset(new_buffer());
+  }
+}
+
+FileStream::~FileStream() {
+  if (under_way_.valid()) {
+    under_way_.wait();
+  }
+}
+
+void FileStream::append(std::span<const std::byte> part) {
+  if (is_direct_) {
+    append_direct(part);
+    return;
+  }
+  parts_.push_back(part);
+  waiting_ += static_cast<int64_t>(part.size());
+  if (waiting_ >= kBatchBytes || parts_.size() >= kBatchParts) {
+    write_parts();
+  }
+}
+
+void FileStream::append_direct(std::span<const std::byte> part) {
+  while (!part.empty()) {
+    const auto size =
+        std::min(part.size(), static_cast<size_t>(kBatchBytes - filled_));
+    std::memcpy(filling_.get() + filled_, part.data(), size);
+    filled_ += static_cast<int64_t>(size);
+    part = part.subspan(size);
+    if (filled_ == kBatchBytes) {
+      write_buffer();
+    }
+  }
+}
+
+// The other buffer is filled while the disk has this one.
+void FileStream::write_buffer() {
+  wait_for_disk();
+  spend(filled_);
+  std::swap(filling_, writing_);
+  const std::span<const std::byte> bytes(
+      writing_.get(), static_cast<size_t>(filled_));
+  under_way_ =
+      std::async(std::launch::async, [this, bytes, position = position_] {
+        write_direct(file_, position, bytes);
+      });
+  position_ += filled_;
+  filled_ = 0;
+}
+
+void FileStream::wait_for_disk() {
+  if (under_way_.valid()) {
+    under_way_.get();
+  }
+}
+
+void FileStream::write_parts() {
+  spend(waiting_);
+  file_.write_at(position_, parts_);
+  position_ += waiting_;
+  waiting_ = 0;
+  parts_.clear();
+}
+
+void FileStream::spend(int64_t bytes) {
+  if (pace_ != nullptr) {
+    pace_->spend(bytes);
+  }
+}
+
+// Whole blocks as before; what is left through the page cache.
+void FileStream::end_direct() {
+  const auto rest = filled_ % kDiskBlockBytes;
+  filled_ -= rest;
+  const auto blocks = filled_;
+  if (blocks > 0) {
+    write_buffer();
+  }
+  wait_for_disk();
+  if (rest > 0) {
+    set_direct(file_, false);
+    auto* memory = blocks > 0 ? writing_.get() : filling_.get();
+    const std::array tail = {
+        std::span<const std::byte>(memory + blocks, static_cast<size_t>(rest))};
+    file_.write_at(position_, tail);
+    position_ += rest;
+  }
+}
+
+void FileStream::finish() {
+  if (is_direct_) {
+    end_direct();
+  } else {
+    write_parts();
+  }
+  if (sync_) {
+    file_.sync();
+  }
+}
+
+} // namespace weft::checkpoint

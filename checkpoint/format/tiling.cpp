@@ -1,0 +1,193 @@
+#include "checkpoint/format/tiling.h"
+
+#include <algorithm>
+#include <bit>
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include "checkpoint/format/limits.h"
+#include "checkpoint/format/text.h"
+
+namespace weft::checkpoint {
+namespace {
+
+// Note [Tiling by corners]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// Let f(x) be the number of boxes that hold element x. Give each corner of a
+// box a sign: + where an even number of its coordinates are ends, - where it is
+// odd. Then f(x) is the sum of the signs of all corners that are nowhere beyond
+// x, and the corners with their sums are determined by f. So boxes tile the
+// whole if and only if their corners, added up, are the whole's corners: all
+// others cancel. That takes 2^dims steps a box, in any number of boxes, where
+// comparing boxes in pairs would be quadratic. Dims along which no box is cut
+// are left out.
+//
+// The first corner, in row-major order, where the sums differ is the first
+// element that is not held exactly once: all corners that are nowhere beyond it
+// come no later in that order. The difference there is f minus 1.
+//
+// A corner is one number, as there can be millions: along each dim only the
+// coordinates count at which some box begins or ends.
+using Corner = unsigned __int128;
+
+struct Box {
+  const std::vector<int64_t>& offset;
+  const std::vector<int64_t>& shape;
+};
+
+// A dim along which boxes are cut.
+struct CutDim {
+  size_t dim;
+  std::vector<int64_t> coordinates; // ascending, each once
+  int bits = 0;
+
+  Corner index_of(int64_t coordinate) const {
+    const auto found = std::ranges::lower_bound(coordinates, coordinate);
+    return static_cast<Corner>(found - coordinates.begin());
+  }
+};
+
+std::vector<CutDim> cut_dims(
+    const std::vector<int64_t>& shape,
+    const std::vector<Chunk>& chunks) {
+  std::vector<CutDim> dims;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (std::ranges::any_of(chunks, [&](const Chunk& chunk) {
+          return chunk.shape[d] != shape[d];
+        })) {
+      dims.push_back({d, {}});
+    }
+  }
+  return dims;
+}
+
+// Returns how many bits a corner takes.
+int number_coordinates(
+    const std::vector<int64_t>& shape,
+    const std::vector<Chunk>& chunks,
+    std::vector<CutDim>& dims) {
+  int bits = 0;
+  for (auto& [d, coordinates, own_bits] : dims) {
+    coordinates = {0, shape[d]};
+    for (const auto& chunk : chunks) {
+      coordinates.push_back(chunk.offset[d]);
+      coordinates.push_back(chunk.offset[d] + chunk.shape[d]);
+    }
+    std::ranges::sort(coordinates);
+    coordinates.erase(
+        std::unique(coordinates.begin(), coordinates.end()), coordinates.end());
+    own_bits = std::bit_width(coordinates.size() - 1);
+    bits += own_bits;
+  }
+  return bits;
+}
+
+// Those with an even number of ends go to `even`.
+void add_corners(
+    const Box& box,
+    const std::vector<CutDim>& dims,
+    std::vector<Corner>& even,
+    std::vector<Corner>& odd) {
+  for (size_t ends = 0; ends < size_t{1} << dims.size(); ++ends) {
+    Corner corner = 0;
+    for (size_t i = 0; i < dims.size(); ++i) {
+      const auto d = dims[i].dim;
+      const bool end = ((ends >> i) & 1U) != 0;
+      corner = corner << dims[i].bits |
+               dims[i].index_of(box.offset[d] + (end ? box.shape[d] : 0));
+    }
+    (std::popcount(ends) % 2 == 0 ? even : odd).push_back(corner);
+  }
+}
+
+std::vector<int64_t>
+element_at(Corner corner, const std::vector<CutDim>& dims, size_t dim_count) {
+  std::vector<int64_t> element(dim_count, 0);
+  for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
+    const auto mask = (Corner{1} << dim->bits) - 1;
+    element[dim->dim] = dim->coordinates[static_cast<size_t>(corner & mask)];
+    corner >>= dim->bits;
+  }
+  return element;
+}
+
+// The first that one list has more often than the other; both are sorted.
+std::optional<Corner> first_difference(
+    const std::vector<Corner>& a,
+    const std::vector<Corner>& b) {
+  const auto [in_a, in_b] = std::ranges::mismatch(a, b);
+  if (in_a == a.end() || in_b == b.end()) {
+    return in_a != a.end()   ? std::optional(*in_a)
+           : in_b != b.end() ? std::optional(*in_b)
+                             : std::nullopt;
+  }
+  return std::min(*in_a, *in_b);
+}
+
+int64_t count_of(const std::vector<Corner>& sorted, Corner corner) {
+  const auto [begin, end] =
+      std::equal_range(sorted.begin(), sorted.end(), corner);
+  return end - begin;
+}
+
+} // namespace
+
+std::optional<std::string> tiling_fault(
+    const std::vector<int64_t>& shape,
+    const std::vector<Chunk>& chunks) {
+  auto dims = cut_dims(shape, chunks);
+  const auto most = static_cast<size_t>(limits::kChunkCorners) >> dims.size();
+  if (chunks.size() > most) {
+    return fmt::format(
+        "{} chunks cut along {} dims; at most {} are allowed",
+        chunks.size(),
+        dims.size(),
+        most);
+  }
+  constexpr int kCornerBits = 128;
+  const auto bits = number_coordinates(shape, chunks, dims);
+  TORCH_INTERNAL_ASSERT(bits <= kCornerBits, "corners of ", bits, " bits");
+  std::vector<Corner> plus;
+  std::vector<Corner> minus;
+  plus.reserve(((chunks.size() + 1) << dims.size()) / 2 + 1);
+  minus.reserve(plus.capacity());
+  const std::vector<int64_t> origin(shape.size(), 0);
+  add_corners({origin, shape}, dims, minus, plus);
+  for (const auto& chunk : chunks) {
+    add_corners({chunk.offset, chunk.shape}, dims, plus, minus);
+  }
+  std::ranges::sort(plus);
+  std::ranges::sort(minus);
+  if (const auto corner = first_difference(plus, minus)) {
+    return fmt::format(
+        "element {} of {} is in {} chunks",
+        to_text(element_at(*corner, dims, shape.size())),
+        to_text(shape),
+        count_of(plus, *corner) - count_of(minus, *corner) + 1);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> range_fault(
+    const FileRecord& file,
+    std::vector<std::pair<int64_t, int64_t>>& ranges) {
+  std::ranges::sort(ranges);
+  int64_t position = file.header_bytes;
+  for (const auto& [begin, end] : ranges) {
+    if (begin != position) {
+      return fmt::format(
+          "byte {} belongs to {} chunk",
+          std::min(begin, position),
+          begin > position ? "no" : "more than one");
+    }
+    position = end;
+  }
+  if (position != file.bytes) {
+    return fmt::format(
+        "byte {} belongs to no chunk", std::min(position, file.bytes));
+  }
+  return std::nullopt;
+}
+
+} // namespace weft::checkpoint

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/files/tensor_file.h"
+#include "checkpoint/saver.h"
+#include "checkpoint/state_items.h"
+#include "mesh/rank_tree.h"
+
+namespace weft::checkpoint {
+
+/// One save as this rank sees it. What all ranks must give alike: everything
+/// but `files`.
+struct JointSave {
+  std::filesystem::path checkpoints;
+  StepContent content;
+  SaverOptions options;
+  /// Ends the temporary folder's name: new for each save of each run.
+  std::string nonce;
+  /// What is saved, every tensor of it.
+  std::vector<StateItem> items;
+  /// The first, second... file of this rank.
+  std::vector<std::vector<FileTensor>> files;
+};
+
+/// Writes this rank's files, tells the first rank, which commits, and learns
+/// whether that went well. Returns what could not be cleaned up afterwards, a
+/// sentence, on the first rank; mostly nothing.
+/// Collective: all ranks of `tree`; blocks. Without a tree one rank is alone.
+/// Throws, on all ranks: SaveError; mesh::DisagreementError.
+std::string save_jointly(
+    const JointSave& save,
+    std::optional<mesh::RankTree>& tree);
+
+/// Random text, the same on all ranks.
+/// Collective: all ranks of `tree`; blocks.
+std::string agree_on_nonce(std::optional<mesh::RankTree>& tree);
+
+} // namespace weft::checkpoint

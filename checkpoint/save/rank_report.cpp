@@ -1,0 +1,138 @@
+#include "checkpoint/save/rank_report.h"
+
+#include <cstring>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace weft::checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+using Binary = Json::binary_t;
+
+Json to_binary(const std::vector<Sha256>& digests) {
+  Binary bytes;
+  for (const auto& digest : digests) {
+    const auto* data = reinterpret_cast<const uint8_t*>(digest.data());
+    bytes.insert(bytes.end(), data, data + digest.size());
+  }
+  return bytes;
+}
+
+std::vector<Sha256> to_digests(const Json& json) {
+  const auto& bytes = json.get_binary();
+  std::vector<Sha256> digests(bytes.size() / sizeof(Sha256));
+  if (!digests.empty()) {
+    std::memcpy(digests.data(), bytes.data(), digests.size() * sizeof(Sha256));
+  }
+  return digests;
+}
+
+Json to_json(const WrittenFile& file, const std::map<std::string, size_t>& at) {
+  Json chunks = Json::array();
+  for (const auto& [key, chunk] : file.chunks) {
+    chunks.push_back(
+        {at.at(key),
+         chunk.offset,
+         chunk.shape,
+         chunk.begin,
+         chunk.end,
+         chunk.piece_hashes,
+         to_binary(chunk.piece_sha256)});
+  }
+  const auto& record = file.record;
+  std::vector<Sha256> header;
+  if (record.header_sha256) {
+    header.push_back(*record.header_sha256);
+  }
+  return {
+      file.name,
+      record.bytes,
+      record.header_bytes,
+      record.header_hash,
+      to_binary(header),
+      std::move(chunks)};
+}
+
+WrittenFile to_file(const Json& json, const std::vector<StateItem>& items) {
+  WrittenFile file{
+      .name = json.at(0),
+      .record =
+          {.bytes = json.at(1),
+           .header_bytes = json.at(2),
+           .header_hash = json.at(3)},
+      .chunks = {}};
+  if (const auto header = to_digests(json.at(4)); !header.empty()) {
+    file.record.header_sha256 = header.front();
+  }
+  for (const auto& chunk : json.at(5)) {
+    file.chunks.emplace_back(
+        items.at(chunk.at(0)).item.key,
+        Chunk{
+            .file = file.name,
+            .offset = chunk.at(1),
+            .shape = chunk.at(2),
+            .begin = chunk.at(3),
+            .end = chunk.at(4),
+            .piece_hashes = chunk.at(5),
+            .piece_sha256 = to_digests(chunk.at(6))});
+  }
+  return file;
+}
+
+} // namespace
+
+std::string to_bytes(
+    const RankReport& report,
+    const std::vector<StateItem>& items) {
+  std::map<std::string, size_t> numbers;
+  for (size_t i = 0; i < items.size(); ++i) {
+    numbers[items[i].item.key] = i;
+  }
+  Json files = Json::array();
+  for (const auto& file : report.files) {
+    files.push_back(to_json(file, numbers));
+  }
+  const Json all = {report.error, report.agreement, std::move(files)};
+  std::string bytes;
+  Json::to_msgpack(all, bytes);
+  return bytes;
+}
+
+RankReport report_from_bytes(
+    std::string_view bytes,
+    const std::vector<StateItem>& items,
+    uint64_t agreement) {
+  const auto json = Json::from_msgpack(bytes.begin(), bytes.end());
+  RankReport report{.error = json.at(0), .agreement = json.at(1), .files = {}};
+  if (report.agreement == agreement) {
+    for (const auto& file : json.at(2)) {
+      report.files.push_back(to_file(file, items));
+    }
+  }
+  return report;
+}
+
+void add_tensors(const std::vector<StateItem>& items, Manifest& manifest) {
+  for (const auto& [item, dtype, local, whole] : items) {
+    auto& record = manifest.tensors[item.key];
+    record.dtype = dtype;
+    record.shape = item.sizes;
+    if (item.spec.mesh_ndim() > 0) {
+      record.placements = dtensor::to_string(item.spec.placements());
+      record.mesh = item.spec.mesh().to_string();
+    }
+  }
+}
+
+void add_files(RankReport report, Manifest& manifest) {
+  for (auto& file : report.files) {
+    manifest.files[file.name] = file.record;
+    for (auto& [key, chunk] : file.chunks) {
+      manifest.tensors.at(key).chunks.push_back(std::move(chunk));
+    }
+  }
+}
+
+} // namespace weft::checkpoint

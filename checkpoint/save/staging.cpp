@@ -1,0 +1,103 @@
+#include "checkpoint/save/staging.h"
+
+#include <sys/mman.h>
+
+#include <optional>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace weft::checkpoint {
+namespace {
+
+// What vector instructions and direct transfers like.
+constexpr int64_t kAlignment = 64;
+
+int64_t rounded_up(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// In large pages where the kernel has some: the first copy then waits for few
+// page faults.
+at::Tensor pageable(int64_t bytes) {
+  const auto size = static_cast<size_t>(bytes);
+  void* memory = ::mmap(
+      nullptr,
+      size,
+      PROT_READ | PROT_WRITE,
+      MAP_PRIVATE | MAP_ANONYMOUS,
+      -1,
+      0);
+  if (memory == MAP_FAILED) {
+    return at::empty({bytes}, at::kByte); // throws, naming the size
+  }
+  ::madvise(memory, size, MADV_HUGEPAGE);
+  return at::from_blob(
+      memory,
+      {bytes},
+      [size](void* address) { ::munmap(address, size); },
+      at::kByte);
+}
+
+void finish_copies(c10::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
+}
+
+std::optional<c10::Device> device_of(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    if (!tensor.device().is_cpu()) {
+      return tensor.device();
+    }
+  }
+  return std::nullopt;
+}
+
+} // namespace
+
+void Staging::grow(const std::vector<at::Tensor>& tensors) {
+  int64_t needed = 0;
+  for (const auto& tensor : tensors) {
+    needed += rounded_up(static_cast<int64_t>(tensor.nbytes()));
+  }
+  if (bytes() >= needed) {
+    return;
+  }
+  memory_ = at::Tensor(); // never both at once
+  const auto device = device_of(tensors);
+  memory_ =
+      device && device->is_cuda()
+          ? at::empty(
+                {needed}, at::TensorOptions(at::kByte).pinned_memory(true))
+          : pageable(needed);
+}
+
+void Staging::reserve(const std::vector<at::Tensor>& tensors) {
+  grow(tensors);
+  if (memory_.defined()) {
+    memory_.zero_();
+  }
+}
+
+std::vector<at::Tensor> Staging::copy(const std::vector<at::Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  grow(tensors);
+  std::vector<at::Tensor> copies;
+  int64_t at = 0;
+  for (const auto& tensor : tensors) {
+    const auto size = static_cast<int64_t>(tensor.nbytes());
+    copies.push_back(memory_.narrow(0, at, size)
+                         .view(tensor.scalar_type())
+                         .view(tensor.sizes()));
+    copies.back().copy_(tensor, /*non_blocking=*/true);
+    at += rounded_up(size);
+  }
+  if (const auto device = device_of(tensors)) {
+    finish_copies(*device);
+  }
+  return copies;
+}
+
+} // namespace weft::checkpoint
