@@ -120,21 +120,4 @@ int64_t rank_of(const std::optional<mesh::World>& world) {
   return world ? world->rank() : 0;
 }
 
-void check_items_agree(
-    const std::vector<StateItem>& items,
-    const std::optional<mesh::World>& world) {
-  if (!world) {
-    return;
-  }
-  auto group = world->group();
-  mesh::check_same_lines(
-      group,
-      describe_items(items),
-      {.op = "checkpoint",
-       .what = "the state",
-       .hint = "Save and load the same tensors on every rank.",
-       .where = mesh::detail::concat(
-           "rank ", world->rank(), "/", world->world_size())});
-}
-
 } // namespace weft::checkpoint

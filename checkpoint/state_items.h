@@ -42,11 +42,4 @@ std::vector<std::string> exchange_texts(
 
 int64_t rank_of(const std::optional<mesh::World>& world);
 
-/// Collective: all ranks; blocks.
-/// Throws: mesh::DisagreementError naming the first rank and tensor that
-/// differ.
-void check_items_agree(
-    const std::vector<StateItem>& items,
-    const std::optional<mesh::World>& world);
-
 } // namespace weft::checkpoint

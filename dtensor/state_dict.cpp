@@ -56,16 +56,31 @@ bool is_placed(const at::Tensor& tensor) {
 
 } // namespace
 
+namespace {
+
+// Who keeps something computed from `tensor` sees that `view` was written to.
+at::Tensor with_version_of(const at::Tensor& tensor, at::Tensor view) {
+  if (!tensor.is_inference() && !view.is_inference()) {
+    view.unsafeGetTensorImpl()->set_version_counter(
+        tensor.unsafeGetTensorImpl()->version_counter());
+  }
+  return view;
+}
+
+} // namespace
+
 at::Tensor on_mesh(const at::Tensor& tensor, const mesh::DeviceMesh& mesh) {
   Placements placements(mesh.ndim(), Replicate());
   const auto* impl = dtensor_impl(tensor);
   if (!impl) {
     const auto plain = tensor.detach();
-    return make_dtensor(
-        plain,
-        DTensorSpec(mesh, placements),
-        plain.sizes(),
-        dense_strides(plain.sizes(), plain.strides()));
+    return with_version_of(
+        tensor,
+        make_dtensor(
+            plain,
+            DTensorSpec(mesh, placements),
+            plain.sizes(),
+            dense_strides(plain.sizes(), plain.strides())));
   }
   require_values(tensor, kStateDictOp);
   const auto& spec = impl->spec();
@@ -76,11 +91,13 @@ at::Tensor on_mesh(const at::Tensor& tensor, const mesh::DeviceMesh& mesh) {
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     placements[mesh.mesh_dim(names[i])] = spec.placement(i);
   }
-  return make_dtensor(
-      impl->local(),
-      DTensorSpec(mesh, placements),
-      impl->sizes(),
-      impl->strides());
+  return with_version_of(
+      tensor,
+      make_dtensor(
+          impl->local(),
+          DTensorSpec(mesh, placements),
+          impl->sizes(),
+          impl->strides()));
 }
 
 mesh::DeviceMesh joint_mesh(

@@ -1,12 +1,8 @@
 #include "recipes/cli/checkpoint_text.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <system_error>
 
@@ -15,6 +11,7 @@
 #include <CLI/CLI.hpp>
 
 #include "checkpoint/files/folder.h"
+#include "checkpoint/hmac_key.h"
 #include "checkpoint/store.h"
 #include "mesh/error.h"
 
@@ -26,11 +23,6 @@ namespace fs = std::filesystem;
 bool is_folder(const fs::path& path) {
   std::error_code ignored;
   return fs::is_directory(path, ignored);
-}
-
-[[noreturn]] void refuse_key(const std::string& file, const std::string& why) {
-  mesh::throw_error<mesh::UsageError>(
-      fmt::format("--hmac-key-file {}: {}", file, why));
 }
 
 } // namespace
@@ -90,45 +82,15 @@ void as_usage(const std::function<void()>& body) {
 }
 
 std::string read_key(const std::string& file) {
-  constexpr size_t kLeast = 16; // as checkpoint.hmac_key_file
-  constexpr size_t kMost = 4096;
   if (file.empty()) {
     return {};
   }
-  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) {
-    refuse_key(file, std::strerror(errno));
+  try {
+    return checkpoint::read_hmac_key(file).text;
+  } catch (const mesh::UsageError& error) {
+    mesh::throw_error<mesh::UsageError>(
+        fmt::format("--hmac-key-file {}", error.what_without_backtrace()));
   }
-  const checkpoint::File opened(fd, file);
-  std::string key(kMost + 2, '\0');
-  size_t size = 0;
-  while (size < key.size()) {
-    const auto got = ::read(fd, key.data() + size, key.size() - size);
-    if (got < 0 && errno == EINTR) {
-      continue;
-    }
-    if (got < 0) {
-      refuse_key(file, std::strerror(errno));
-    }
-    if (got == 0) {
-      break;
-    }
-    size += static_cast<size_t>(got);
-  }
-  key.resize(size);
-  if (key.ends_with('\n')) {
-    key.pop_back();
-  }
-  if (key.size() < kLeast || key.size() > kMost) {
-    refuse_key(
-        file,
-        fmt::format(
-            "a key has {} to {} bytes, and this one {}",
-            kLeast,
-            kMost,
-            key.size() > kMost ? "more" : std::to_string(key.size())));
-  }
-  return key;
 }
 
 void print(const std::string& text) {

@@ -24,6 +24,7 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/state_dict.h"
 #include "mesh/error.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
@@ -385,6 +386,24 @@ TEST_F(SaveLoad, AFailedSaveLeavesAllAsItWas) {
   ASSERT_EQ(list_steps(folder_).size(), 2U);
   EXPECT_EQ(list_steps(folder_)[0].step, 3);
   EXPECT_EQ(list_steps(folder_)[1].step, 1);
+}
+
+// As DDP, which casts parameters again only when their version has changed.
+TEST_F(SaveLoad, WhatIsLoadedIsSeenByWhoKeepsSomethingOfTheParameter) {
+  run_ranks(2, [&](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"dp"});
+    const torch::nn::Linear module(3, 2);
+    const auto dict = dtensor::module_state_dict(*module, mesh);
+    save(folder_, {{"model", dict}}, {.step = 1, .sync = false});
+    const auto before = module->weight._version();
+    load(step_path(folder_, 1), {{"model", dict}});
+    EXPECT_GT(module->weight._version(), before);
+    const auto sharded = dtensor::distribute_tensor(
+        at::ones({4}), mesh, {Shard(0)}, std::nullopt);
+    dtensor::on_mesh(sharded, mesh).zero_();
+    EXPECT_EQ(sharded._version(), dtensor::on_mesh(sharded, mesh)._version());
+    EXPECT_GT(sharded._version(), 0);
+  });
 }
 
 TEST_F(SaveLoad, ASavedStepIsNeverOverwritten) {
