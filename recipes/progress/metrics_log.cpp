@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -108,28 +109,18 @@ void MetricsLog::check_writable(const std::string& path) {
   }
 }
 
-MetricsLog::MetricsLog(const std::string& path, int64_t last_step)
-    : path_(path) {
+MetricsLog::MetricsLog(const std::string& path, int64_t last_step) {
   check_writable(path);
   last_step_ = cut_after(path, last_step);
-  errno = 0;
-  file_.open(path, std::ios::app);
-  if (!file_) {
-    refuse(path, std::strerror(errno));
-  }
+  file_.emplace(path);
 }
 
-void MetricsLog::write(const StepMetrics& metrics) {
-  write_line(metrics_line(metrics));
+std::string MetricsLog::write(const StepMetrics& metrics) {
+  return write_line(metrics_line(metrics));
 }
 
-void MetricsLog::write_line(const std::string& line) {
-  errno = 0;
-  file_ << line << '\n' << std::flush;
-  if (!file_) {
-    mesh::throw_error<c10::Error>(fmt::format(
-        "[metrics] cannot write \"{}\": {}", path_, std::strerror(errno)));
-  }
+std::string MetricsLog::write_line(const std::string& line) {
+  return file_->append(line + '\n');
 }
 
 } // namespace weft::recipes

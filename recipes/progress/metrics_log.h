@@ -1,9 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <optional>
 #include <string>
+
+#include "recipes/progress/patient_file.h"
 
 namespace weft::recipes {
 
@@ -37,8 +38,9 @@ double peak_rss_mb();
 /// The line of metrics.jsonl for one step, without its end.
 std::string metrics_line(const StepMetrics& metrics);
 
-/// metrics.jsonl: one line of JSON a step, with every digit, on disk before
-/// write() returns (but not synced). A number that is not finite becomes null.
+/// metrics.jsonl: one line of JSON a step, with every digit, with the kernel
+/// before write() returns, or waiting for room. A number that is not finite
+/// becomes null.
 class MetricsLog {
  public:
   /// Opens `path`, making its folders, and cuts all lines of steps after
@@ -50,18 +52,18 @@ class MetricsLog {
   /// The step of the last line that is left; 0: there is none.
   int64_t last_step() const { return last_step_; }
 
-  /// Throws: c10::Error naming the file, e.g. when the disk is full.
-  void write(const StepMetrics& metrics);
-  void write_line(const std::string& line);
+  /// Both return what the user should know, as PatientFile; mostly nothing.
+  std::string write(const StepMetrics& metrics);
+  std::string write_line(const std::string& line);
+  std::string finish() { return file_->finish(); }
 
   /// Throws: mesh::UsageError if `path` cannot be written. Changes nothing in
   /// it.
   static void check_writable(const std::string& path);
 
  private:
-  std::string path_;
   int64_t last_step_ = 0;
-  std::ofstream file_;
+  std::optional<PatientFile> file_;
 };
 
 } // namespace weft::recipes

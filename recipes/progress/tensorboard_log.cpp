@@ -140,21 +140,16 @@ TensorBoardLog::TensorBoardLog(
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   path_ = error ? folder : free_path(folder);
-  errno = 0;
-  if (!error) {
-    file_.open(path_, std::ios::binary);
-  }
-  if (error || !file_) {
+  if (error) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "output_dir: cannot write \"{}\": {}",
-        path_,
-        error ? error.message() : std::strerror(errno)));
+        "output_dir: cannot write \"{}\": {}", path_, error.message()));
   }
+  file_.emplace(path_);
   write_record(event(0, 3, "brain.Event:2"));
   write_record(event(first_step, 7, session_start()));
 }
 
-void TensorBoardLog::write(const StepMetrics& metrics) {
+std::string TensorBoardLog::write(const StepMetrics& metrics) {
   constexpr double kMibPerGib = 1024;
   const std::array<std::pair<std::string_view, double>, 10> scalars = {{
       {"loss_metrics/global_avg_loss", metrics.loss},
@@ -184,22 +179,17 @@ void TensorBoardLog::write(const StepMetrics& metrics) {
   if (metrics.ema_eval_loss) {
     put_scalar(summary, "validation_metrics/ema_loss", *metrics.ema_eval_loss);
   }
-  write_record(event(metrics.step, 5, summary));
+  return write_record(event(metrics.step, 5, summary));
 }
 
 // A record: its length, the length's checksum, the bytes and their checksum.
-void TensorBoardLog::write_record(std::string_view bytes) {
+std::string TensorBoardLog::write_record(std::string_view bytes) {
   std::string record;
   put_fixed(record, static_cast<uint64_t>(bytes.size()));
   put_fixed(record, masked_crc32c(record));
   record.append(bytes);
   put_fixed(record, masked_crc32c(bytes));
-  errno = 0;
-  file_ << record << std::flush;
-  if (!file_) {
-    mesh::throw_error<c10::Error>(fmt::format(
-        "[tensorboard] cannot write \"{}\": {}", path_, std::strerror(errno)));
-  }
+  return file_->append(record);
 }
 
 } // namespace weft::recipes

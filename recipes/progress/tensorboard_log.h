@@ -1,11 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "recipes/progress/metrics_log.h"
+#include "recipes/progress/patient_file.h"
 
 namespace weft::recipes {
 
@@ -25,17 +26,17 @@ class TensorBoardLog {
   /// Throws: mesh::UsageError if it cannot be written.
   TensorBoardLog(const std::string& folder, int64_t first_step, int64_t ranks);
 
-  /// In the file before it returns, but not synced.
-  /// Throws: c10::Error naming the file, e.g. when the disk is full.
-  void write(const StepMetrics& metrics);
+  /// Both return what the user should know, as PatientFile; mostly nothing.
+  std::string write(const StepMetrics& metrics);
+  std::string finish() { return file_->finish(); }
 
   const std::string& path() const { return path_; }
 
  private:
-  void write_record(std::string_view bytes);
+  std::string write_record(std::string_view bytes);
 
   std::string path_;
-  std::ofstream file_;
+  std::optional<PatientFile> file_;
   double ranks_;
 };
 

@@ -39,7 +39,7 @@ void RunOutputs::begin(
   const int64_t step = resumed ? resumed->state.step : 0;
   metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step);
   if (resumed && metrics_->last_step() + 1 == step) {
-    metrics_->write_line(resumed->layout.metrics_line); // Killed before it.
+    say(metrics_->write_line(resumed->layout.metrics_line)); // Killed there.
   }
   std::ofstream(in_folder(recipe_, "recipe.yaml")) << to_yaml(recipe_);
   if (recipe_.log.tensorboard) {
@@ -63,9 +63,9 @@ void RunOutputs::begin(
 }
 
 void RunOutputs::step_done(const StepMetrics& metrics) {
-  metrics_->write(metrics);
+  say(metrics_->write(metrics));
   if (tensorboard_) {
-    tensorboard_->write(metrics);
+    say(tensorboard_->write(metrics));
   }
   progress_.step_done(metrics);
   if (metrics.eval_loss) {
@@ -75,6 +75,12 @@ void RunOutputs::step_done(const StepMetrics& metrics) {
 }
 
 void RunOutputs::end() {
+  if (metrics_) {
+    say(metrics_->finish());
+  }
+  if (tensorboard_) {
+    say(tensorboard_->finish());
+  }
   refresh_report(/*is_last=*/true);
 }
 

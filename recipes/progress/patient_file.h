@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace weft::recipes {
+
+/// A file that grows while a run goes on, and that must not end the run: what
+/// cannot be written, e.g. to a full disk, waits in memory until it can be.
+class PatientFile {
+ public:
+  /// Opens `path` to append to it; makes it if it is missing.
+  /// Throws: mesh::UsageError naming output_dir, the path and the reason.
+  explicit PatientFile(std::string path);
+  ~PatientFile();
+  PatientFile(const PatientFile&) = delete;
+  PatientFile& operator=(const PatientFile&) = delete;
+
+  /// With the kernel when it returns, or waiting. Returns a sentence for the
+  /// user when writing begins to fail or works again; otherwise nothing.
+  std::string append(std::string_view bytes);
+  /// Tries once more. Returns a sentence on what is lost; mostly nothing.
+  std::string finish();
+
+ private:
+  bool write_waiting();
+
+  std::string path_;
+  int fd_ = -1;
+  int error_ = 0;
+  std::string waiting_;
+};
+
+} // namespace weft::recipes
