@@ -1,5 +1,7 @@
 #include "checkpoint/save/joint_save.h"
 
+#include <map>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -117,6 +119,26 @@ std::string lines_difference(Tree& tree, const JointSave& save) {
                               .where = fmt::format("{} ranks", texts.size())});
 }
 
+// Ranks of several hosts may have written to several disks.
+void check_files_are_here(const Folder& folder, const Manifest& manifest) {
+  std::map<std::string, int64_t> here;
+  for (const auto& entry : folder.list()) {
+    here[entry.name] = entry.bytes;
+  }
+  for (const auto& [name, file] : manifest.files) {
+    const auto found = here.find(name);
+    if (found == here.end() || found->second != file.bytes) {
+      mesh::throw_error<SaveError>(fmt::format(
+          "{} has {} of the {} bytes of {} that its rank wrote. Ranks see "
+          "different folders under this name: save to one that all hosts share",
+          folder.path().string(),
+          found == here.end() ? 0 : found->second,
+          file.bytes,
+          name));
+    }
+  }
+}
+
 /// What the first rank makes of the reports.
 struct Verdict {
   std::string error = {};
@@ -187,9 +209,10 @@ class Commit {
       add_files(std::move(report), manifest);
     }
     stamp(manifest);
+    const auto folder = Folder::open(temporary_);
+    check_files_are_here(folder, manifest);
     const bool sync = save_.options.sync;
-    write_manifest(
-        Folder::open(temporary_), manifest, sync, save_.options.hmac_key);
+    write_manifest(folder, manifest, sync, save_.options.hmac_key);
     return commit_step(save_.checkpoints, temporary_, manifest.step, sync);
   }
 

@@ -1,5 +1,6 @@
 // How runs save: in the background, signed, with an average of the weights.
 
+#include <algorithm>
 #include <csignal>
 #include <regex>
 
@@ -97,6 +98,28 @@ TEST_F(SavingTest, InTheBackgroundAndNotTheSameIsSaved) {
     EXPECT_EQ(diff("back/checkpoints/" + step, "wait/checkpoints/" + step), 0)
         << step;
   }
+}
+
+// As hosts whose output_dir is a disk of their own.
+TEST_F(SavingTest, RanksThatSeeDifferentFoldersAreTold) {
+  auto words = run_words(1, 2, "run", {"train.steps=2"});
+  const auto program = std::find(words.begin(), words.end(), "--") + 1;
+  words.insert(
+      program,
+      {"sh",
+       "-c",
+       "mkdir -p host$RANK && cp -r *.yaml *.txt host$RANK/ && cd host$RANK && "
+       "exec \"$@\"",
+       "sh"});
+  const auto line = refused(4, words);
+  EXPECT_THAT(line, HasSubstr("could not be saved"));
+  Process again(words, folder_);
+  again.wait();
+  EXPECT_THAT(
+      again.output() + again.error(),
+      AllOf(
+          HasSubstr("shard-00001-00000.safetensors"),
+          HasSubstr("one that all hosts share")));
 }
 
 TEST_F(SavingTest, SignedCheckpointsNeedTheirKey) {
