@@ -31,8 +31,12 @@ constexpr const char* kLoadOp = "checkpoint.load";
 /// Of parts that are read by one rank and then sent.
 constexpr int64_t kBatchBytes = 256 << 20;
 
+// Only the first is the checkpoint's fault, and may be answered by an older
+// one.
 constexpr char kDamaged = 'd';
 constexpr char kUnfit = 'u';
+constexpr char kNoFolder = 'n';
+constexpr char kFailed = 'f';
 
 /// "" if `act` went well, else what is wrong, and of which kind.
 std::string error_of(const std::function<void()>& act) {
@@ -41,10 +45,14 @@ std::string error_of(const std::function<void()>& act) {
     return "";
   } catch (const ConversionError& error) {
     return kUnfit + std::string(error.what_without_backtrace());
-  } catch (const c10::Error& error) {
+  } catch (const CheckpointError& error) {
     return kDamaged + std::string(error.what_without_backtrace());
+  } catch (const mesh::UsageError& error) {
+    return kNoFolder + std::string(error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    return kFailed + std::string(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return kDamaged + std::string(error.what());
+    return kFailed + std::string(error.what());
   }
 }
 
@@ -58,10 +66,16 @@ void throw_first_error(const std::vector<std::string>& errors) {
     if (errors.size() > 1) {
       text += mesh::detail::concat(" (rank ", rank, ")");
     }
-    if (errors[rank].front() == kUnfit) {
-      mesh::throw_error<c10::ValueError>(text);
+    switch (errors[rank].front()) {
+      case kDamaged:
+        mesh::throw_error<CheckpointError>(text);
+      case kUnfit:
+        mesh::throw_error<c10::ValueError>(text);
+      case kNoFolder:
+        mesh::throw_error<mesh::UsageError>(text);
+      default:
+        mesh::throw_error<c10::Error>("[checkpoint.load] " + text);
     }
-    mesh::throw_error<CheckpointError>(text);
   }
 }
 
@@ -128,21 +142,19 @@ std::string read_one_replica(
     std::string error) {
   const LoadReplicas replicas(targets, world);
   for (const auto& [first, last] : replicas.batches(kBatchBytes)) {
+    std::vector<at::Tensor> parts;
     if (error.empty()) {
       error = error_of([&, first = first, last = last] {
         for (size_t i = first; i < last; ++i) {
           if (replicas.is_reader(i)) {
             reading->read(i);
           }
+          parts.push_back(reading->buffer(i));
         }
       });
     }
     if (fails_anywhere(world, error)) {
       break;
-    }
-    std::vector<at::Tensor> parts;
-    for (size_t i = first; i < last; ++i) {
-      parts.push_back(reading->buffer(i));
     }
     replicas.broadcast(first, parts);
     parts.clear();

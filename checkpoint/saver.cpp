@@ -1,6 +1,9 @@
 #include "checkpoint/saver.h"
 
+#include <exception>
 #include <future>
+#include <memory>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -11,6 +14,7 @@
 #include "checkpoint/save/staging.h"
 #include "checkpoint/state_items.h"
 #include "checkpoint/store.h"
+#include "mesh/error.h"
 
 // Note [Saving in the background]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -118,9 +122,27 @@ struct Saver::State {
     return parts;
   }
 
+  // Where there was none, the copy asks again.
   void wait_for_memory() {
     if (reserving.valid()) {
-      reserving.get();
+      reserving.wait();
+      reserving = {};
+    }
+  }
+
+  // What became of the save in flight, unless it went well. Ranks learn of a
+  // failure at different calls, so it must not keep one of them from the next
+  // save.
+  std::exception_ptr settle() {
+    try {
+      if (in_flight.valid()) {
+        last = in_flight.get();
+      }
+      return nullptr;
+    } catch (const SaveError&) {
+      return std::current_exception();
+    } catch (const mesh::DisagreementError&) {
+      return std::current_exception();
     }
   }
 
@@ -143,6 +165,24 @@ struct Saver::State {
         .nonce = fmt::format("{}-{}", nonce, saves++),
         .items = list_items(dicts, kSaveOp),
         .files = {}};
+    // From here on the other ranks count on this one's report.
+    try {
+      add_files(save, copies, stats);
+    } catch (const c10::Error& error) {
+      save.error = error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      save.error = error.what();
+    }
+    if (copies) { // The tensors themselves may go.
+      for (auto& item : save.items) {
+        item.local = at::Tensor();
+        item.whole = at::Tensor();
+      }
+    }
+    return save;
+  }
+
+  void add_files(JointSave& save, bool copies, SaveStats& stats) {
     stats.plan_was_cached = plan.update(save.items, options.world);
     auto data = parts_to_write(save.items);
     for (const auto& part : data) {
@@ -158,13 +198,6 @@ struct Saver::State {
       }
     }
     save.files = to_files(plan.chunks(), save.items, std::move(data));
-    if (copies) { // The tensors themselves may go.
-      for (auto& item : save.items) {
-        item.local = at::Tensor();
-        item.whole = at::Tensor();
-      }
-    }
-    return save;
   }
 };
 
@@ -190,7 +223,7 @@ Saver::~Saver() {
 std::filesystem::path Saver::save(
     const StateDicts& dicts,
     const StepContent& content) {
-  wait();
+  const auto earlier = state_->settle();
   const auto start = Clock::now();
   SaveStats stats;
   auto joint = state_->prepare(dicts, content, /*copies=*/false, stats);
@@ -198,23 +231,35 @@ std::filesystem::path Saver::save(
   stats.note = save_jointly(joint, state_->tree);
   stats.blocked = stats.total = Clock::now() - start;
   state_->last = stats;
+  if (earlier) {
+    std::rethrow_exception(earlier);
+  }
   return step_path(state_->checkpoints, content.step);
 }
 
 void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
   const auto start = Clock::now();
-  wait();
+  const auto earlier = state_->settle();
   SaveStats stats;
-  auto joint = state_->prepare(dicts, content, /*copies=*/true, stats);
+  auto joint = std::make_shared<JointSave>(
+      state_->prepare(dicts, content, /*copies=*/true, stats));
   state_->make_background_tree();
   stats.blocked = Clock::now() - start;
-  state_->in_flight = std::async(
-      std::launch::async,
-      [start, stats, joint = std::move(joint), state = state_.get()]() mutable {
-        stats.note = save_jointly(joint, state->background_tree);
-        stats.total = Clock::now() - start;
-        return stats;
-      });
+  const auto act = [start, stats, joint, state = state_.get()]() mutable {
+    stats.note = save_jointly(*joint, state->background_tree);
+    stats.total = Clock::now() - start;
+    return stats;
+  };
+  try {
+    state_->in_flight = std::async(std::launch::async, act);
+  } catch (const std::system_error&) {
+    // No thread can be had; the others wait for this rank's report.
+    state_->in_flight = std::async(std::launch::deferred, act);
+    state_->in_flight.wait();
+  }
+  if (earlier) {
+    std::rethrow_exception(earlier);
+  }
 }
 
 void Saver::prepare_async(const StateDicts& dicts) {

@@ -70,8 +70,8 @@ class Saver {
   Saver& operator=(const Saver&) = delete;
 
   /// Waits for the save in flight, then saves. Returns the step's folder.
-  /// Throws: as checkpoint::save(); SaveError also if the save in flight fails,
-  /// and then this one was not begun.
+  /// Throws: as checkpoint::save(); SaveError also, once this step is saved, if
+  /// the save that was in flight has failed.
   std::filesystem::path save(
       const StateDicts& dicts,
       const StepContent& content);
@@ -80,8 +80,9 @@ class Saver {
   /// memory that is kept for the next time; returns. The tensors may change
   /// then. The rest happens on a thread of its own: the step is committed, and
   /// older ones go, once all ranks have written.
-  /// Throws: as save(), but for what goes wrong afterwards: that throws from
-  /// the next check(), wait(), save() or save_async().
+  /// Throws: c10::ValueError as save(). What goes wrong afterwards throws from
+  /// the next check(), wait(), save() or save_async(), from the latter two when
+  /// theirs is under way.
   void save_async(const StateDicts& dicts, const StepContent& content);
 
   /// Makes ready what the first save_async() of these tensors would otherwise

@@ -79,14 +79,14 @@ int64_t total_bytes(const std::vector<StateItem>& items) {
   return bytes;
 }
 
+bool hashes_sha256(const JointSave& save) {
+  return save.options.sha256 || !save.options.hmac_key.empty();
+}
+
 int64_t piece_bytes_of(const JointSave& save) {
   return save.options.piece_bytes > 0
              ? save.options.piece_bytes
-             : choose_piece_bytes(total_bytes(save.items));
-}
-
-bool hashes_sha256(const JointSave& save) {
-  return save.options.sha256 || !save.options.hmac_key.empty();
+             : choose_piece_bytes(total_bytes(save.items), hashes_sha256(save));
 }
 
 std::vector<WrittenFile> write_files(
@@ -192,9 +192,7 @@ class Commit {
     if (!error.empty()) {
       return {.error = not_saved(save_.content.step, 0, "commit: " + error)};
     }
-    const auto not_deleted = prune();
-    const auto* between = note.empty() || not_deleted.empty() ? "" : "; ";
-    return {.note = note + between + not_deleted};
+    return {.note = note};
   }
 
  private:
@@ -216,19 +214,25 @@ class Commit {
     return commit_step(save_.checkpoints, temporary_, manifest.step, sync);
   }
 
-  // The save stands, whatever happens here.
-  std::string prune() const {
-    if (save_.options.keep == 0) {
-      return "";
-    }
-    const auto error = error_of_save(
-        [&] { prune_steps(save_.checkpoints, save_.options.keep); });
-    return error.empty() ? "" : "old checkpoints were not deleted: " + error;
-  }
-
   const JointSave& save_;
   std::filesystem::path temporary_;
 };
+
+// The save stands, whatever happens here, and nobody waits for it. Returns
+// `note` and what went wrong.
+std::string prune(const JointSave& save, const std::string& note) {
+  if (!is_first(save) || save.options.keep == 0) {
+    return note;
+  }
+  const auto error =
+      error_of_save([&] { prune_steps(save.checkpoints, save.options.keep); });
+  return error.empty() ? note
+                       : fmt::format(
+                             "{}{}old checkpoints were not deleted: {}",
+                             note,
+                             note.empty() ? "" : "; ",
+                             error);
+}
 
 } // namespace
 
@@ -238,27 +242,37 @@ std::string save_jointly(const JointSave& save, Tree& tree) {
       temporary_path(save.checkpoints, save.content.step, save.nonce);
   RankReport report{
       .error = {}, .agreement = hash(joined(lines_of(save))), .files = {}};
-  report.error = error_of_save([&] {
-    join_step(save.checkpoints, save.content.step, save.nonce);
-    report.files = write_files(save, temporary);
-  });
+  report.error = save.error;
+  if (report.error.empty()) {
+    report.error = error_of_save([&] {
+      join_step(save.checkpoints, save.content.step, save.nonce);
+      report.files = write_files(save, temporary);
+    });
+  }
   const auto reports = gather(tree, to_bytes(report, save.items));
   std::string text;
   if (is_first(save)) {
-    text =
-        verdict_text(Commit(save, temporary).judge(reports, report.agreement));
+    Verdict own;
+    const auto error = error_of_save([&] {
+      own = Commit(save, temporary).judge(reports, report.agreement);
+    });
+    if (!error.empty()) {
+      own = {.error = not_saved(save.content.step, 0, "commit: " + error)};
+    }
+    if (!own.error.empty() || own.is_disagreement) {
+      abandon_step(temporary); // All have written by now.
+    }
+    text = verdict_text(own);
   }
   auto verdict = to_verdict(broadcast(tree, text));
   if (verdict.is_disagreement) {
     verdict.error = broadcast(tree, lines_difference(tree, save));
   }
   if (verdict.error.empty()) {
-    return verdict.note;
+    return prune(save, verdict.note);
   }
-  // All have written by now. With another step its folder is another one.
-  if (is_first(save) || verdict.is_disagreement) {
-    abandon_step(temporary);
-  }
+  // With another step, or on a host of another disk, it is another folder.
+  abandon_step(temporary);
   if (verdict.is_disagreement) {
     mesh::throw_error<mesh::DisagreementError>(verdict.error);
   }

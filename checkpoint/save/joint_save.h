@@ -23,6 +23,8 @@ struct JointSave {
   std::string nonce;
   /// What is saved, every tensor of it.
   std::vector<StateItem> items;
+  /// Why this rank has nothing to write, if so; the others learn of it.
+  std::string error = {};
   /// The first, second... file of this rank.
   std::vector<std::vector<FileTensor>> files;
 };

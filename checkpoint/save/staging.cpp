@@ -2,7 +2,7 @@
 
 #include <sys/mman.h>
 
-#include <optional>
+#include <algorithm>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -46,13 +46,17 @@ void finish_copies(c10::Device device) {
   guard.synchronizeStream(guard.getStream(device));
 }
 
-std::optional<c10::Device> device_of(const std::vector<at::Tensor>& tensors) {
+// But for the CPU.
+std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::Device> devices;
   for (const auto& tensor : tensors) {
-    if (!tensor.device().is_cpu()) {
-      return tensor.device();
+    const auto device = tensor.device();
+    if (!device.is_cpu() &&
+        std::ranges::find(devices, device) == devices.end()) {
+      devices.push_back(device);
     }
   }
-  return std::nullopt;
+  return devices;
 }
 
 } // namespace
@@ -66,12 +70,12 @@ void Staging::grow(const std::vector<at::Tensor>& tensors) {
     return;
   }
   memory_ = at::Tensor(); // never both at once
-  const auto device = device_of(tensors);
+  const bool is_cuda = std::ranges::any_of(
+      devices_of(tensors), [](c10::Device device) { return device.is_cuda(); });
   memory_ =
-      device && device->is_cuda()
-          ? at::empty(
-                {needed}, at::TensorOptions(at::kByte).pinned_memory(true))
-          : pageable(needed);
+      is_cuda ? at::empty(
+                    {needed}, at::TensorOptions(at::kByte).pinned_memory(true))
+              : pageable(needed);
 }
 
 void Staging::reserve(const std::vector<at::Tensor>& tensors) {
@@ -94,8 +98,8 @@ std::vector<at::Tensor> Staging::copy(const std::vector<at::Tensor>& tensors) {
     copies.back().copy_(tensor, /*non_blocking=*/true);
     at += rounded_up(size);
   }
-  if (const auto device = device_of(tensors)) {
-    finish_copies(*device);
+  for (const auto& device : devices_of(tensors)) {
+    finish_copies(device);
   }
   return copies;
 }

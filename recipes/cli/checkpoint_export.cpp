@@ -77,6 +77,11 @@ void export_model(const ExportArguments& arguments) {
 }
 
 void export_tensors(const ExportArguments& arguments) {
+  if (arguments.weights != "model") {
+    mesh::throw_error<mesh::UsageError>(
+        "--weights is for models; of --format safetensors choose with "
+        "--include 'ema.**'");
+  }
   hub::ExportTensorsOptions options;
   options.include = arguments.include;
   options.exclude = arguments.exclude;

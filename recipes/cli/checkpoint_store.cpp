@@ -164,6 +164,24 @@ std::string step_words(const std::vector<int64_t>& steps) {
       "{} {}", steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", "));
 }
 
+// A damaged step must not be all that is left of a run.
+void check_kept(const fs::path& checkpoints, const std::vector<int64_t>& old) {
+  for (const auto& step : checkpoint::list_steps(checkpoints)) {
+    if (std::ranges::find(old, step.step) != old.end()) {
+      continue;
+    }
+    try {
+      checkpoint::read_manifest(step.path);
+    } catch (const checkpoint::CheckpointError& error) {
+      mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+          "step {} would be kept, and is damaged: {}. Nothing is deleted: move "
+          "it away first, or keep more",
+          step.step,
+          error.what_without_backtrace()));
+    }
+  }
+}
+
 void prune(const PruneArguments& arguments) {
   const auto checkpoints = store_of(arguments.run, "prune");
   std::optional<checkpoint::StoreLock> lock;
@@ -171,6 +189,7 @@ void prune(const PruneArguments& arguments) {
     lock.emplace(checkpoints);
   }
   const auto old = old_steps(checkpoints, arguments.keep);
+  check_kept(checkpoints, old);
   const auto gone = arguments.dry_run
                         ? old
                         : checkpoint::prune_steps(checkpoints, arguments.keep);

@@ -60,6 +60,7 @@ class Run {
             world.rank() == 0 ? std::make_unique<RunOutputs>(recipe_)
                               : nullptr),
         store_(recipe_, world, fresh, [this](const auto& text) { say(text); }),
+        starts_over_(fresh || recipe_.checkpoint.resume == "never"),
         tracer_(
             recipe_.trace,
             recipe_.output_dir,
@@ -90,6 +91,9 @@ class Run {
       }
     });
     trainer_.set_tracer(&tracer_);
+    if (auto& average = trainer_.job().average) {
+      average->begin();
+    }
     if (recipe_.checkpoint.every > 0) {
       store_.saver().prepare(state_dicts(trainer_.job()));
     }
@@ -250,9 +254,12 @@ class Run {
     mesh::throw_error<PreemptedError>(
         saved ? fmt::format(
                     "SIGTERM: step {} is saved in {}, and the same command "
-                    "goes on from there",
+                    "goes on from there{}",
                     step,
-                    store_.path().string())
+                    store_.path().string(),
+                    starts_over_ ? ", without --fresh or checkpoint.resume: "
+                                   "never"
+                                 : "")
               : fmt::format(
                     "SIGTERM: ended after step {}, which could not be saved in "
                     "{}, tried twice; the same command goes on from the "
@@ -265,6 +272,8 @@ class Run {
   const Recipe& recipe_;
   std::unique_ptr<RunOutputs> outputs_;
   RunStore store_;
+  /// What was there before; the same command would do so again.
+  bool starts_over_;
   StepTracer tracer_;
 };
 
