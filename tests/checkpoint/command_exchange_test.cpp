@@ -225,8 +225,8 @@ TEST_F(ExchangeCommand, NoRoom) {
     const auto said = run(
         {"/bin/bash",
          "-c",
-         "trap '' XFSZ; ulimit -f 4; exec " + std::string(WEFT_WEFT) +
-             " checkpoint " + words});
+         "trap '' XFSZ; ulimit -f 4; exec \"$0\" checkpoint " + words,
+         WEFT_WEFT});
     EXPECT_EQ(said.code, 1) << said.error;
     EXPECT_THAT(
         said.last_error_line,
