@@ -430,7 +430,8 @@ TEST_F(InferenceTest, RanksThatWereToldOtherThingsAreRefused) {
   train_it();
   const auto line_of = [&](const std::string& command) {
     return refused(
-        launched(2, {"sh", "-c", "exec " WEFT_WEFT " " + command + " --json"}),
+        launched(
+            2, {"sh", "-c", "exec \"$0\" " + command + " --json", WEFT_WEFT}),
         5);
   };
   for (const std::string flag :
