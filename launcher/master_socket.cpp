@@ -1,5 +1,6 @@
 #include "launcher/master_socket.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #include <fmt/format.h>
 
@@ -71,10 +73,37 @@ std::string listening_inode(int port) {
   return "";
 }
 
-} // namespace
+std::string claim_name(int port) {
+  return fmt::format("weftrun-master-port-{}", port);
+}
 
-std::string describe_port_owner(int port) {
-  const std::string inode = listening_inode(port);
+/// The inode of the socket by which a launcher claims `port`, or an empty
+/// string.
+std::string claiming_inode(int port) {
+  std::ifstream file("/proc/net/unix");
+  for (std::string line; std::getline(file, line);) {
+    if (line.ends_with(" @" + claim_name(port))) {
+      std::istringstream columns(line);
+      std::string skipped, inode;
+      for (int i = 0; i < 6; ++i) {
+        columns >> skipped;
+      }
+      columns >> inode;
+      return inode;
+    }
+  }
+  return "";
+}
+
+[[noreturn]] void throw_in_use(int port) {
+  throw LaunchError(fmt::format(
+      "--master-port {} is in use{}. Give another port, or none: weftrun then "
+      "takes a free one.",
+      port,
+      describe_port_owner(port)));
+}
+
+std::string describe_socket_owner(const std::string& inode) {
   if (inode.empty()) {
     return "";
   }
@@ -98,24 +127,40 @@ std::string describe_port_owner(int port) {
   return "";
 }
 
+} // namespace
+
+std::string describe_port_owner(int port) {
+  const std::string inode = listening_inode(port);
+  return describe_socket_owner(inode.empty() ? claiming_inode(port) : inode);
+}
+
+// Note [A port that nobody listens at]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Weft's rank 0 serves the store on the socket that it inherits, but other
+// programs (torch's TCPStore among them) bind MASTER_PORT themselves. A socket
+// that is bound and does not listen serves both: the kernel gives its port to
+// nobody who asks for any free one, and lets a socket with SO_REUSEADDR listen
+// there by name. It would let a second launcher that is given the same port
+// bind too, so each launcher also claims the port by a name in the abstract
+// namespace of Unix sockets, which belongs to the network namespace, as ports
+// do, and goes with its owner.
+
 MasterSocket::MasterSocket(const std::string& address, int port) {
   const AddressInfo info = resolve(address, port);
   fd_ = UniqueFd(socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd_) {
     throw_errno("socket");
   }
-  if (port != 0) { // connections of an ended run may linger in TIME_WAIT
+  const auto reuse = [&] {
     const int on = 1;
     setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  };
+  if (port != 0) { // connections of an ended run may linger in TIME_WAIT
+    reuse();
   }
-  if (bind(fd_.get(), info->ai_addr, info->ai_addrlen) != 0 ||
-      listen(fd_.get(), SOMAXCONN) != 0) {
+  if (bind(fd_.get(), info->ai_addr, info->ai_addrlen) != 0) {
     if (errno == EADDRINUSE) {
-      throw LaunchError(fmt::format(
-          "--master-port {} is in use{}. Give another port, or none: weftrun "
-          "then takes a free one.",
-          port,
-          describe_port_owner(port)));
+      throw_in_use(port);
     }
     if (errno == EADDRNOTAVAIL) {
       throw LaunchError(fmt::format(
@@ -123,9 +168,25 @@ MasterSocket::MasterSocket(const std::string& address, int port) {
           "it out.",
           address));
     }
-    throw_errno(fmt::format("listening at {}:{}", address, port));
+    throw_errno(fmt::format("binding {}:{}", address, port));
   }
   port_ = bound_port(fd_.get());
+  reuse();
+  claim();
+}
+
+void MasterSocket::claim() {
+  claim_ = UniqueFd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string name = claim_name(port_);
+  name.copy(address.sun_path + 1, sizeof(address.sun_path) - 1);
+  const auto size =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  if (bind(claim_.get(), reinterpret_cast<const sockaddr*>(&address), size) !=
+      0) {
+    throw_in_use(port_);
+  }
 }
 
 } // namespace weft::launcher

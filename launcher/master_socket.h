@@ -6,14 +6,14 @@
 
 namespace weft::launcher {
 
-/// The socket at which the workers will meet rank 0, listening from before the
-/// first worker starts: nobody else can take the port in between. Rank 0
-/// inherits it.
+/// Keeps the port at which the workers will meet rank 0 from before the first
+/// of them starts, without listening there: see Note [A port that nobody
+/// listens at]. Rank 0 inherits the socket, and listens on it or on its own.
 class MasterSocket {
  public:
-  /// Listens at `address`; port 0 takes any free one.
-  /// Throws: LaunchError if the port is in use (naming the process that
-  /// listens there, where /proc shows it) or the address is not this host's.
+  /// Binds `address`; port 0 takes any free one.
+  /// Throws: LaunchError if the port is in use (naming the process that has
+  /// it, where /proc shows it) or the address is not this host's.
   MasterSocket(const std::string& address, int port);
 
   int fd() const { return fd_.get(); }
@@ -22,12 +22,15 @@ class MasterSocket {
   void close() { fd_.reset(); }
 
  private:
+  void claim();
+
   UniqueFd fd_;
+  UniqueFd claim_;
   int port_ = 0;
 };
 
-/// " by process 12 (name)" for the process that listens at the TCP port, or
-/// an empty string.
+/// " by process 12 (name)" for the process that listens at the TCP port or, a
+/// launcher, keeps it; or an empty string.
 std::string describe_port_owner(int port);
 
 } // namespace weft::launcher

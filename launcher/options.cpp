@@ -164,7 +164,7 @@ std::unique_ptr<CLI::App> make_app(Flags& flags) {
   app->footer(
       "A flag may be written with underscores, and PET_<FLAG> stands in for "
       "one not given.\nThe first worker reads standard input, the others "
-      "/dev/null. Rank 0 inherits the socket that\nlistens at MASTER_PORT as "
+      "/dev/null. Rank 0 inherits a socket that\nis bound to MASTER_PORT as "
       "descriptor WEFT_MASTER_FD. When the run is over, whatever the workers\n"
       "left in their process groups is killed.");
   FlagTable table(*app);

@@ -1,10 +1,18 @@
 #include "mesh/rendezvous.h"
 
+#include <cerrno>
+#include <chrono>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <thread>
 #include <utility>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -20,7 +28,11 @@ namespace {
 
 constexpr const char* kAddressKey = "outside_address";
 
-/// The listening socket that weftrun passes on, or none.
+/// Set by weftrun for runs over several hosts, where MASTER_ADDR is the
+/// launcher on this host: this host's address for the others.
+constexpr const char* kBindAddress = "WEFT_BIND_ADDR";
+
+/// The socket that weftrun passes on, bound, or none.
 std::optional<int> inherited_listener(uint16_t port) {
   const auto fd =
       env::get_int("WEFT_MASTER_FD", 0, std::numeric_limits<int32_t>::max());
@@ -61,6 +73,61 @@ int open_listener(const JobEnvironment& job) {
   }
 }
 
+/// Until now the socket only kept the port: a program that wants to listen at
+/// MASTER_PORT by a socket of its own can.
+void start_listening(int fd, const JobEnvironment& job) {
+  if (listen(fd, SOMAXCONN) != 0) {
+    throw_error<CommError>(detail::concat(
+        "[rendezvous] cannot listen at MASTER_PORT=",
+        job.master_port,
+        ": ",
+        std::strerror(errno),
+        ". Another program took it while this one started. (rank ",
+        job.rank,
+        "/",
+        job.world_size,
+        ")"));
+  }
+}
+
+/// Whether somebody listens at a numeric address of this host.
+bool is_served(const std::string& address, uint16_t port) {
+  sockaddr_storage target{};
+  socklen_t size = sizeof(sockaddr_in);
+  auto& v4 = reinterpret_cast<sockaddr_in&>(target);
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(target);
+  if (inet_pton(AF_INET, address.c_str(), &v4.sin_addr) == 1) {
+    v4.sin_family = AF_INET;
+    v4.sin_port = htons(port);
+  } else if (inet_pton(AF_INET6, address.c_str(), &v6.sin6_addr) == 1) {
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = htons(port);
+    size = sizeof(sockaddr_in6);
+  } else {
+    return true; // c10d shall say what is wrong with it
+  }
+  const int fd = socket(target.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const bool connected =
+      connect(fd, reinterpret_cast<const sockaddr*>(&target), size) == 0;
+  close(fd);
+  return connected;
+}
+
+/// Waits until rank 0 serves. c10d would ask only once a second.
+void wait_for_server(
+    const std::string& address,
+    uint16_t port,
+    std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + timeout;
+  while (!is_served(address, port)) {
+    if (Clock::now() >= deadline) {
+      throw std::runtime_error("timed out: rank 0 does not serve the store");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
 c10d::TCPStoreOptions store_options(
     const JobEnvironment& job,
     std::chrono::milliseconds timeout) {
@@ -72,7 +139,9 @@ c10d::TCPStoreOptions store_options(
       job.rank == 0 && !env::is_true("TORCHELASTIC_USE_AGENT_STORE");
   if (options.isServer) {
     options.masterListenFd = inherited_listener(job.master_port);
-    if (!options.masterListenFd) {
+    if (options.masterListenFd) {
+      start_listening(*options.masterListenFd, job);
+    } else {
       options.masterListenFd = open_listener(job);
     }
   }
@@ -96,11 +165,14 @@ c10::intrusive_ptr<c10d::Store> connect_store(
     prefix.append(job.job_key).append("/");
   }
   prefix.append(env::get("TORCHELASTIC_RESTART_COUNT").value_or("0"));
+  const bool is_local = is_loopback(job.master_address);
+  const std::string address =
+      is_local ? loopback_number(job.master_address) : job.master_address;
   try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(
-        is_loopback(job.master_address) ? loopback_number(job.master_address)
-                                        : job.master_address,
-        options);
+    if (is_local && !options.isServer) {
+      wait_for_server(address, job.master_port, timeout);
+    }
+    auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
     return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
   } catch (const std::exception& cause) {
     if (!is_loopback(job.master_address)) {
@@ -132,7 +204,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(
 // way to it shows rank 0's host its own real address.
 
 void publish_address(c10d::Store& store, const JobEnvironment& job) {
-  if (is_loopback(job.master_address)) {
+  if (is_loopback(job.master_address) || env::get(kBindAddress)) {
     return;
   }
   const auto own = local_address_towards(job.master_address);
@@ -142,6 +214,9 @@ void publish_address(c10d::Store& store, const JobEnvironment& job) {
 }
 
 std::string listening_address(c10d::Store& store, const JobEnvironment& job) {
+  if (auto given = env::get(kBindAddress)) {
+    return *std::move(given);
+  }
   if (is_loopback(job.master_address)) {
     return "127.0.0.1";
   }

@@ -34,6 +34,31 @@ bool can_connect(int port) {
              sizeof(address)) == 0;
 }
 
+/// A server that binds `port` of all addresses by itself.
+class Listener {
+ public:
+  explicit Listener(int port)
+      : fd_(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    const int off = 0;
+    setsockopt(fd_.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    address.sin6_port = htons(static_cast<uint16_t>(port));
+    listens_ = bind(
+                   fd_.get(),
+                   reinterpret_cast<const sockaddr*>(&address),
+                   sizeof(address)) == 0 &&
+               listen(fd_.get(), 16) == 0;
+  }
+  bool listens() const { return listens_; }
+
+ private:
+  UniqueFd fd_;
+  bool listens_ = false;
+};
+
 TEST(Weftrun, SucceedsSilently) {
   WeftrunProcess run({"--nproc-per-node=3", "true"});
   EXPECT_EQ(run.wait(), 0);
@@ -181,7 +206,7 @@ TEST(Weftrun, AProgramThatCannotStartIsNamed) {
   EXPECT_THAT(run.last_error_line(), HasSubstr("'" + path + "' could not"));
 }
 
-TEST(Weftrun, RankZeroInheritsTheListeningSocket) {
+TEST(Weftrun, RankZeroInheritsASocketThatOnlyKeepsThePort) {
   WeftrunProcess run(shell(
       2,
       "if [ $RANK = 0 ]; then readlink /proc/$$/fd/$WEFT_MASTER_FD; "
@@ -190,10 +215,12 @@ TEST(Weftrun, RankZeroInheritsTheListeningSocket) {
   run.wait_for("\n", 2);
   EXPECT_THAT(run.output(), StartsWith("socket:["));
   const int port = std::stoi(run.output().substr(run.output().find('=') + 1));
+  EXPECT_FALSE(can_connect(port));
+  const Listener own(port); // as torch's TCPStore in a Python rank 0
+  EXPECT_TRUE(own.listens());
   EXPECT_TRUE(can_connect(port));
   run.close_input();
   EXPECT_EQ(run.wait(), 0);
-  EXPECT_FALSE(can_connect(port));
 }
 
 TEST(Weftrun, LaunchesAtOnceHavePortsOfTheirOwn) {
@@ -224,6 +251,21 @@ TEST(Weftrun, ABusyPortIsNamedWithItsOwner) {
       StartsWith(
           "ERROR 2 rank=0 op=launch --master-port " + port +
           " is in use by process " + std::to_string(getpid()) + " ("));
+}
+
+TEST(Weftrun, ASecondRunAtAFixedPortIsRefused) {
+  const int port = MasterSocket("127.0.0.1", 0).port();
+  const std::string flag = "--master-port=" + std::to_string(port);
+  WeftrunProcess first(shell(1, "echo ready; cat > /dev/null", {flag}));
+  first.wait_for("ready");
+  WeftrunProcess second({flag, "true"});
+  EXPECT_EQ(second.wait(), 2);
+  EXPECT_THAT(
+      second.last_error_line(),
+      HasSubstr(
+          "in use by process " + std::to_string(first.pid()) + " (weftrun)"));
+  first.close_input();
+  EXPECT_EQ(first.wait(), 0);
 }
 
 TEST(Weftrun, AFixedPortIsKept) {

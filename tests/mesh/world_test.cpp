@@ -271,8 +271,7 @@ TEST(World, AHostWhoseOwnNameIsLoopbackListensWhereOthersSeeIt) {
 }
 
 TEST(World, ALaunchersSocketIsTakenOver) {
-  const BoundSocket socket;
-  ASSERT_EQ(listen(socket.fd, 16), 0);
+  const BoundSocket socket; // does not listen: rank 0 shall
   const LauncherEnv env({{"WEFT_MASTER_FD", std::to_string(socket.fd)}});
   const auto timeout = std::chrono::seconds(30);
   const auto server = connect_store(job_of(0, socket.port), timeout);
@@ -332,6 +331,29 @@ TEST(World, NobodyServingIsATimeout) {
         connect_store(job_of(1, free_port()), std::chrono::milliseconds(1500));
       }),
       AllOf(HasSubstr("[rendezvous]"), HasSubstr("rank 1/2, store localhost")));
+}
+
+TEST(World, ARankThatIsEarlyWaitsForTheServer) {
+  const LauncherEnv env({});
+  const uint16_t port = free_port();
+  std::string seen;
+  std::thread early([&] {
+    seen = connect_store(job_of(1, port), std::chrono::seconds(30))
+               ->get_to_str("key");
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto server = connect_store(job_of(0, port), std::chrono::seconds(30));
+  server->set("key", std::string("value"));
+  early.join();
+  EXPECT_EQ(seen, "value");
+}
+
+TEST(World, ALaunchersAddressForOtherHostsIsUsed) {
+  const LauncherEnv env({{"WEFT_BIND_ADDR", std::string("192.0.2.7")}});
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  publish_address(*store, job_of(0, 20000));
+  EXPECT_EQ(store->getNumKeys(), 0);
+  EXPECT_EQ(listening_address(*store, job_of(0, 20000)), "192.0.2.7");
 }
 
 TEST(World, AnUnknownHostIsNamed) {
