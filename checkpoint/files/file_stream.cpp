@@ -4,13 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <system_error>
-
-#include <fmt/format.h>
 
 namespace weft::checkpoint {
 namespace {
@@ -23,25 +20,6 @@ constexpr size_t kBatchParts = 512;
 constexpr int64_t kDiskBlockBytes = 4096;
 // Below this a file has little to gain.
 constexpr int64_t kLeastDirectBytes = 1 << 20;
-
-// Where a file system cannot (not posix_fallocate: that would write zeros), the
-// writes find a full disk.
-void reserve(const File& file, int64_t bytes) {
-  while (::fallocate(file.fd(), 0, 0, bytes) != 0) {
-    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG || errno == EIO) {
-      throw std::system_error(
-          errno,
-          std::generic_category(),
-          fmt::format(
-              "[checkpoint] reserve {} bytes for {}",
-              bytes,
-              file.path().string()));
-    }
-    if (errno != EINTR) {
-      return;
-    }
-  }
-}
 
 // False where the file system has no such thing.
 bool set_direct(const File& file, bool direct) {
@@ -86,7 +64,7 @@ void FileStream::Free::operator()(std::byte* memory) const {
 
 FileStream::FileStream(const File& file, int64_t bytes, bool sync, Pace* pace)
     : file_(file), sync_(sync), pace_(pace) {
-  reserve(file_, bytes);
+  file_.reserve(bytes);
   if (sync_ && bytes >= kLeastDirectBytes && set_direct(file_, true)) {
     is_direct_ = true;
     filling_.reset(new_buffer());

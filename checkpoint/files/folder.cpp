@@ -144,6 +144,19 @@ void File::write_at(
   }
 }
 
+void File::reserve(int64_t bytes) const {
+  while (bytes > 0 && ::fallocate(fd_, 0, 0, bytes) != 0) {
+    const int error = errno;
+    if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO) {
+      const auto call = fmt::format("reserve {} bytes for", bytes);
+      throw_errno(call.c_str(), path_, error);
+    }
+    if (error != EINTR) {
+      return; // The writes find a full disk.
+    }
+  }
+}
+
 void File::sync() const {
   if (::fdatasync(fd_) != 0) {
     throw_errno("fdatasync", path_);

@@ -32,6 +32,10 @@ class File {
   void write_at(
       int64_t offset,
       std::span<const std::span<const std::byte>> parts) const;
+  /// Takes room on the disk for `bytes`, where the file system can: a full disk
+  /// is found before the first write. Not posix_fallocate: that writes zeros
+  /// where it cannot.
+  void reserve(int64_t bytes) const;
   /// Content and size are on the disk when it returns. A failure is final: the
   /// kernel may have dropped what it could not write.
   void sync() const;

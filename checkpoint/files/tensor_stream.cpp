@@ -1,13 +1,9 @@
 #include "checkpoint/files/tensor_stream.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <numeric>
-#include <system_error>
 #include <tuple>
 
 #include <c10/util/Exception.h>
@@ -50,23 +46,6 @@ TensorHeader header_of(
 
 } // namespace
 
-void reserve_bytes(const File& file, int64_t bytes) {
-  while (bytes > 0 && ::fallocate(file.fd(), 0, 0, bytes) != 0) {
-    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
-      throw std::system_error(
-          errno,
-          std::generic_category(),
-          fmt::format(
-              "[checkpoint] reserve {} bytes for {}",
-              bytes,
-              file.path().string()));
-    }
-    if (errno != EINTR) {
-      return;
-    }
-  }
-}
-
 TensorStream::TensorStream(
     const Folder& folder,
     std::string name,
@@ -98,7 +77,7 @@ TensorStream::TensorStream(
     written_.chunks.emplace_back(tensors[i].key, std::move(chunk));
   }
   written_.name = std::move(name);
-  reserve_bytes(file_, written_.record.bytes);
+  file_.reserve(written_.record.bytes);
   const std::array parts = {bytes};
   file_.write_at(0, parts);
   position_ = header.bytes;

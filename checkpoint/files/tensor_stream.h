@@ -57,11 +57,6 @@ class TensorStream {
   std::vector<std::byte> piece_;
 };
 
-/// Takes room on the disk for a file of `bytes`, where the file system can: a
-/// full disk is found before the first write.
-/// Throws: std::system_error with path and errno.
-void reserve_bytes(const File& file, int64_t bytes);
-
 /// Goes through a row-major tensor of `shape` in boxes of at most `most_bytes`,
 /// one run of its bytes each, from the first to the last.
 void for_each_run(
