@@ -324,6 +324,26 @@ fs::path set_step_aside(const fs::path& checkpoints, int64_t step) {
   return checkpoints / name;
 }
 
+namespace {
+
+// A step under another's name would be gone on from as if it were that one.
+void check_name(const Folder& step_folder, const Manifest& manifest) {
+  const auto path = fs::absolute(step_folder.path()).lexically_normal();
+  const auto name =
+      path.has_filename() ? path.filename() : path.parent_path().filename();
+  const auto step = step_of(name.string());
+  if (step && *step != manifest.step) {
+    throw_damage(
+        (step_folder.path() / kManifestName).string(),
+        fmt::format(
+            "it is of step {}, the folder's name says {}",
+            manifest.step,
+            *step));
+  }
+}
+
+} // namespace
+
 Manifest read_manifest(const Folder& step_folder, std::string_view hmac_key) {
   const auto source = (step_folder.path() / kManifestName).string();
   const auto file = step_folder.open_file(kManifestName);
@@ -340,7 +360,9 @@ Manifest read_manifest(const Folder& step_folder, std::string_view hmac_key) {
     std::string text(static_cast<size_t>(size), '\0');
     const auto got = file.read_at(0, std::as_writable_bytes(std::span(text)));
     text.resize(static_cast<size_t>(got));
-    return parse_manifest(text, source, hmac_key);
+    auto manifest = parse_manifest(text, source, hmac_key);
+    check_name(step_folder, manifest);
+    return manifest;
   } catch (const std::system_error& error) {
     throw_damage(source, "it cannot be read: " + error.code().message());
   }

@@ -252,12 +252,25 @@ TEST_F(Corruption, FilesOfAnotherStep) {
     const auto theirs = test::read_file(other / file);
     ASSERT_EQ(theirs.size(), victim.content(file).size());
     victim.replace(file, theirs);
-    // Of the two, the manifest is believed.
-    const auto& named = file == kManifestName ? victim.files()[0] : file;
-    victim.expect_found(named, "", count);
+    victim.expect_found(file, "", count);
     victim.restore(file);
   }
   report("of another step", count);
+  victim.expect_sound();
+}
+
+TEST_F(Corruption, AStepUnderAnothersName) {
+  Victim victim(write(test::sample_tensors(1)), test::sample_tensors(1));
+  const auto other = write(test::sample_tensors(2), "other", 30);
+  DamageCount count;
+  for (const auto& file : victim.files()) {
+    victim.replace(file, test::read_file(other / file));
+  }
+  victim.expect_found(kManifestName, "", count);
+  for (const auto& file : victim.files()) {
+    victim.restore(file);
+  }
+  report("under another's name", count);
   victim.expect_sound();
 }
 

@@ -236,7 +236,7 @@ const std::vector<Edit>& edits() {
        false},
       {"another step in the manifest",
        [](Tamperer& t) { t.manifest["step"] = 21; },
-       false,
+       true,
        ""},
       {"more bytes in the manifest",
        [](Tamperer& t) {
