@@ -1,6 +1,7 @@
 #include "ddp/hook_state_rows.h"
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,52 @@ at::Tensor row_of(const dtensor::StateDict& rows, const char* key) {
   check_bytes(found != rows.end(), "an entry is missing");
   const auto* impl = dtensor::dtensor_impl(found->second);
   return impl ? impl->local() : found->second;
+}
+
+// The values that `sizes` asks for, as long as they are at most `most`.
+std::optional<size_t> count_values(
+    const std::vector<int64_t>& sizes,
+    size_t most) {
+  size_t count = 1;
+  for (const int64_t size : sizes) {
+    if (size < 0 ||
+        __builtin_mul_overflow(count, static_cast<size_t>(size), &count)) {
+      return std::nullopt;
+    }
+  }
+  return count <= most ? std::optional(count) : std::nullopt;
+}
+
+// One tensor's entry of the header, checked before anything is allocated.
+struct Entry {
+  std::string name;
+  std::vector<int64_t> sizes;
+  at::ScalarType dtype;
+  size_t bytes;
+};
+
+Entry read_entry(const nlohmann::json& item, size_t bytes_left) {
+  try {
+    const auto code = item.at("dtype").get<int>();
+    const auto dtype = static_cast<at::ScalarType>(code);
+    check_bytes(
+        code >= 0 && code < static_cast<int>(at::ScalarType::NumOptions) &&
+            (at::isFloatingType(dtype) || at::isComplexType(dtype) ||
+             at::isIntegralType(dtype, /*includeBool=*/true)),
+        "a dtype is unknown");
+    auto sizes = item.at("sizes").get<std::vector<int64_t>>();
+    const auto width = c10::elementSize(dtype);
+    const auto count = count_values(sizes, bytes_left / width);
+    check_bytes(count.has_value(), "the values are cut off");
+    return {
+        item.at("name").get<std::string>(),
+        std::move(sizes),
+        dtype,
+        *count * width};
+  } catch (const nlohmann::json::exception&) {
+    check_bytes(false, "an entry of the header is incomplete");
+    throw;
+  }
 }
 
 } // namespace
@@ -84,22 +131,13 @@ CommHook::State unpack_hook_state(const at::Tensor& bytes) {
   from += length;
   CommHook::State state;
   for (const auto& item : header) {
-    const auto dtype = item.value("dtype", -1);
-    check_bytes(
-        dtype >= 0 && dtype < static_cast<int>(at::ScalarType::NumOptions) &&
-            item.contains("sizes") && item.contains("name"),
-        "an entry of the header is incomplete");
-    const auto tensor = at::empty(
-        item["sizes"].get<std::vector<int64_t>>(),
-        static_cast<at::ScalarType>(dtype));
-    check_bytes(
-        tensor.nbytes() <= static_cast<size_t>(end - from),
-        "the values are cut off");
-    if (tensor.nbytes() > 0) {
-      std::memcpy(tensor.mutable_data_ptr(), from, tensor.nbytes());
-      from += tensor.nbytes();
+    auto entry = read_entry(item, static_cast<size_t>(end - from));
+    const auto tensor = at::empty(entry.sizes, entry.dtype);
+    if (entry.bytes > 0) {
+      std::memcpy(tensor.mutable_data_ptr(), from, entry.bytes);
+      from += entry.bytes;
     }
-    state.emplace(item["name"].get<std::string>(), tensor);
+    state.emplace(std::move(entry.name), tensor);
   }
   return state;
 }

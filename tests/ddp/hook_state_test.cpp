@@ -1,4 +1,6 @@
 // What a comm hook keeps, as rows of a checkpoint.
+#include <cstring>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -55,6 +57,36 @@ TEST(HookStateRows, RefuseOtherBytes) {
   auto garbled = packed.clone();
   garbled.narrow(0, 8, 4).fill_('?');
   EXPECT_THAT(refused(garbled), HasSubstr("header is no list"));
+}
+
+/// What pack_hook_state() would write before the values.
+at::Tensor with_header(const std::string& text) {
+  const uint64_t length = text.size();
+  auto bytes = at::zeros(
+      {static_cast<int64_t>(sizeof(length) + text.size() + 8)}, at::kByte);
+  auto* to = bytes.mutable_data_ptr<uint8_t>();
+  std::memcpy(to, &length, sizeof(length));
+  std::memcpy(to + sizeof(length), text.data(), text.size());
+  return bytes;
+}
+
+TEST(HookStateRows, RefuseHeadersThatAskForTooMuch) {
+  for (const char* header :
+       {R"([{"name": "x", "dtype": 6, "sizes": [4611686018427387904]}])",
+        R"([{"name": "x", "dtype": 6, "sizes": [4294967296, 4294967296]}])",
+        R"([{"name": "x", "dtype": 6, "sizes": [-1]}])",
+        R"([{"name": "x", "dtype": 6, "sizes": [3]}])",
+        R"([{"name": "x", "dtype": 1000, "sizes": [1]}])",
+        R"([{"name": "x", "dtype": "6", "sizes": [1]}])",
+        R"([{"name": 1, "dtype": 6, "sizes": [1]}])",
+        R"([{"dtype": 6, "sizes": [1]}])",
+        R"([7])"}) {
+    SCOPED_TRACE(header);
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(
+            [&] { unpack_hook_state(with_header(header)); }),
+        HasSubstr("no state of a comm hook"));
+  }
 }
 
 /// Trains some steps with PowerSGD; other data on each rank.
