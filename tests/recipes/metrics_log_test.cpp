@@ -132,11 +132,13 @@ TEST(MetricsLog, LinesAfterTheResumedStepAreCut) {
   EXPECT_TRUE(lines_of(path).empty()) << "a new run starts over";
 }
 
-TEST(MetricsLog, AFullDiskIsAnError) {
+TEST(MetricsLog, AFullDiskIsToldOnceAndWaitedFor) {
   MetricsLog log("/dev/full");
   EXPECT_THAT(
-      message_of<c10::Error>([&] { log.write(some_metrics()); }),
-      HasSubstr("[metrics] cannot write \"/dev/full\": No space left"));
+      log.write(some_metrics()),
+      HasSubstr("cannot write \"/dev/full\": No space left"));
+  EXPECT_EQ(log.write(some_metrics()), "");
+  EXPECT_THAT(log.finish(), HasSubstr("bytes are lost: No space left"));
 }
 
 TEST(PeakRss, HoldsWhatWasTouched) {
