@@ -25,7 +25,7 @@ struct ExportArguments : OutputOptions {
   std::string to;
   std::vector<std::string> rename; // REGEX=REPLACEMENT
   std::string hmac_key_file;
-  std::string format = "huggingface";
+  std::string format; // empty: what OUT's name says
   std::vector<std::string> include;
   std::vector<std::string> exclude;
   std::string dtype;
@@ -113,8 +113,10 @@ void export_tensors(const ExportArguments& arguments) {
 }
 
 void export_any(const ExportArguments& arguments) {
-  arguments.format == "safetensors" ? export_tensors(arguments)
-                                    : export_model(arguments);
+  const bool is_one_file =
+      arguments.format.empty() && arguments.to.ends_with(".safetensors");
+  arguments.format == "safetensors" || is_one_file ? export_tensors(arguments)
+                                                   : export_model(arguments);
 }
 
 } // namespace
@@ -133,7 +135,9 @@ void add_checkpoint_export(CLI::App& checkpoint) {
           "--format",
           arguments->format,
           "huggingface: the model, adapters merged; safetensors: tensors under "
-          "their own names. Default: huggingface")
+          "their own names. Default: safetensors if OUT ends with "
+          ".safetensors, "
+          "else huggingface")
       ->check(CLI::IsMember({"huggingface", "safetensors"}));
   command
       .add_option(

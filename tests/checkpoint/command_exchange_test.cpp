@@ -209,7 +209,7 @@ TEST_F(ExchangeCommand, NoRoom) {
   for (const std::string words :
        {"reshard run out --mesh dp=1",
         "export run out --format safetensors",
-        "export run out.safetensors --format safetensors",
+        "export run out.safetensors",
         "import run/checkpoints/copy.safetensors out"}) {
     SCOPED_TRACE(words);
     if (!fs::exists(checkpoints() / "copy.safetensors")) {
