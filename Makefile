@@ -23,6 +23,7 @@ quickstart: setup ## build weft and train a small Llama on 4 ranks
 
 .PHONY: test
 test: build ## build everything and run the tests (ARGS=-R to choose)
+	@scripts/setup.sh tests
 	@scripts/test.sh $(ARGS)
 
 .PHONY: check-ops

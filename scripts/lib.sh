@@ -12,8 +12,10 @@ CUPTI_VERSION=13.5.25
 CMAKE_MINIMUM=3.25
 DEBIAN_LIBRARIES=(libcli11-dev libeigen3-dev libfmt-dev libgmock-dev
                   libgtest-dev libpcre2-dev libsentencepiece-dev libssl-dev
-                  libxxhash-dev libyaml-cpp-dev nlohmann-json3-dev strace
-                  zlib1g-dev)
+                  libxxhash-dev libyaml-cpp-dev nlohmann-json3-dev zlib1g-dev)
+# What tests run beside Weft: faults in system calls, other launchers, two hosts
+# on one. A test whose program is missing is skipped by name.
+TEST_PACKAGES=(iproute2 munge openmpi-bin slurm-client slurmctld slurmd strace)
 
 say() {
   printf '%s: %s\n' "$step" "$*"

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
+# scripts/setup.sh [tests]
 # Installs what a build needs and is not there yet: Debian packages, and
 # libtorch from its wheel in .venv. Run again after an interruption, it repairs
 # what was left half done; with nothing to do it takes a fraction of a second.
+# With `tests`, instead, the programs that tests run if they are there; what
+# cannot be installed is said and is no failure.
 #
 #   WEFT_CUDA=on|off   the wheel with all CUDA libraries, or without (default:
 #                      with, where an NVIDIA GPU is present)
@@ -43,12 +46,16 @@ missing_packages() {
   if [[ -z ${LIBTORCH:-} && ! -x .venv/bin/python ]]; then
     find_python >/dev/null || echo python3-venv
   fi
-  local installed
-  installed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' \
-                "${DEBIAN_LIBRARIES[@]}" 2>/dev/null || true)
-  local library
-  for library in "${DEBIAN_LIBRARIES[@]}"; do
-    grep -qx "$library installed" <<<"$installed" || echo "$library"
+  not_installed "${DEBIAN_LIBRARIES[@]}"
+}
+
+# Prints those of the packages that are not installed.
+not_installed() {
+  local installed package
+  installed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' "$@" \
+                2>/dev/null || true)
+  for package in "$@"; do
+    grep -qx "$package installed" <<<"$installed" || echo "$package"
   done
 }
 
@@ -105,6 +112,28 @@ install_packages() {
   say "installing ${missing[*]}"
   "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >/dev/null ||
     die 1 "apt-get install failed"
+}
+
+# Of their services only munge's starts by itself (a Unix socket); Slurm's wait
+# for /etc/slurm/slurm.conf. Tests start their own, elsewhere.
+install_test_packages() {
+  command -v dpkg-query >/dev/null || return 0
+  local missing
+  mapfile -t missing < <(not_installed "${TEST_PACKAGES[@]}")
+  ((${#missing[@]})) || return 0
+  local as_root=()
+  ((EUID == 0)) || as_root=(sudo -n)
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get
+             -qq -o DPkg::Lock::Timeout=300)
+  say "installing ${missing[*]} for tests"
+  "${apt[@]}" update >/dev/null 2>&1 || true
+  local package without=()
+  for package in "${missing[@]}"; do
+    "${apt[@]}" install -y --no-install-recommends "$package" \
+      >/dev/null 2>&1 || without+=("$package")
+  done
+  ((${#without[@]} == 0)) || say "not installed: ${without[*]}. Tests that" \
+    "want them are skipped; for them: sudo apt-get install ${without[*]}"
 }
 
 want_cuda() {
@@ -203,6 +232,10 @@ install_cmake() {
   pip_install "cmake>=$CMAKE_MINIMUM"
 }
 
+if [[ ${1:-} == tests ]]; then
+  [[ ${WEFT_PACKAGES:-on} == off ]] || install_test_packages
+  exit
+fi
 [[ ${WEFT_PACKAGES:-on} == off ]] || install_packages
 if [[ -n ${LIBTORCH:-} ]]; then
   if [[ ! -f $LIBTORCH/include/torch/csrc/api/include/torch/torch.h ||

@@ -1,4 +1,5 @@
-// Ranks as srun, mpirun and mpiexec start them, by the variables that they set.
+// Ranks as srun, mpirun and mpiexec start them, by the variables that they set;
+// and as the real mpirun and torchrun do. For the real srun: slurm_test.cpp.
 
 #include <unistd.h>
 
@@ -6,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/integration/process_fixture.h"
+#include "tests/integration/slurm_cluster.h"
 
 namespace weft::test {
 namespace {
@@ -75,6 +77,23 @@ class ClustersTest : public ProcessTest {
     fs::remove_all(folder_ / "run");
     return result;
   }
+
+  /// Four ranks of the real `launcher` compute what weftrun's do.
+  void expect_same_losses(const Words& launcher) const {
+    const Words overrides{"mesh.dp=2", "mesh.tp=2"};
+    expect_success(launched(4, train(overrides)));
+    const auto expected = losses(metrics());
+    ASSERT_EQ(expected.size(), 8);
+    fs::remove_all(folder_ / "outputs");
+
+    auto words = launcher;
+    const auto command = train(overrides);
+    words.insert(words.end(), command.begin(), command.end());
+    Process run(words, folder_, {{"TMPDIR", folder_}});
+    ASSERT_EQ(run.wait(), 0) << run.error();
+    EXPECT_THAT(run.output(), HasSubstr("on dp=2 tp=2"));
+    EXPECT_EQ(losses(metrics()), expected);
+  }
 };
 
 TEST_F(ClustersTest, EveryLaunchersRanksTrainTheSame) {
@@ -86,6 +105,29 @@ TEST_F(ClustersTest, EveryLaunchersRanksTrainTheSame) {
   EXPECT_EQ(losses_of(srun), expected);
   EXPECT_EQ(losses_of(mpirun), expected);
   EXPECT_EQ(losses_of(mpiexec), expected);
+}
+
+TEST_F(ClustersTest, OpenMpisMpirunStartsRanks) {
+  const auto mpirun = find_program("mpirun");
+  if (mpirun.empty()) {
+    GTEST_SKIP() << "no mpirun";
+  }
+  expect_same_losses(
+      {mpirun,
+       "--allow-run-as-root",
+       "--oversubscribe",
+       "--mca",
+       "oob_tcp_if_include",
+       "lo",
+       "-n",
+       "4"});
+}
+
+TEST_F(ClustersTest, TorchrunStartsRanks) {
+  if (!fs::exists(WEFT_TORCHRUN)) {
+    GTEST_SKIP() << "no .venv-peer with torchrun (make peer)";
+  }
+  expect_same_losses({WEFT_TORCHRUN, "--no-python", "--nproc-per-node", "4"});
 }
 
 TEST_F(ClustersTest, ABatchScriptsProcessIsOneRankAndSaysSo) {

@@ -1,0 +1,222 @@
+// Ranks that a real Slurm starts: one controller and two nodes on this machine.
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <stdexcept>
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/integration/process_fixture.h"
+#include "tests/integration/slurm_cluster.h"
+
+namespace weft::test {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+/// An address of this machine that is not loopback, or "".
+std::string own_address() {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) {
+    return "";
+  }
+  std::string result;
+  for (const auto* one = all; one != nullptr; one = one->ifa_next) {
+    std::array<char, NI_MAXHOST> text{};
+    if (result.empty() && one->ifa_addr != nullptr &&
+        one->ifa_addr->sa_family == AF_INET &&
+        (one->ifa_flags & IFF_LOOPBACK) == 0 &&
+        getnameinfo(
+            one->ifa_addr,
+            sizeof(sockaddr_in),
+            text.data(),
+            text.size(),
+            nullptr,
+            0,
+            NI_NUMERICHOST) == 0) {
+      result = text.data();
+    }
+  }
+  freeifaddrs(all);
+  return result;
+}
+
+class SlurmTest : public ProcessTest {
+ protected:
+  void SetUp() override {
+    const auto obstacle = SlurmCluster::obstacle();
+    if (!obstacle.empty()) {
+      GTEST_SKIP() << "no Slurm: " << obstacle;
+    }
+    try {
+      slurm_ = std::make_unique<SlurmCluster>(folder_ / "slurm");
+    } catch (const std::runtime_error& error) {
+      GTEST_SKIP() << "Slurm does not start here: " << error.what();
+    }
+  }
+
+  void TearDown() override {
+    if (slurm_) {
+      EXPECT_THAT(slurm_->end(), IsEmpty()) << "still runs";
+    }
+  }
+
+  static Words quickstart(const std::string& output, const Words& overrides) {
+    Words words = train(
+        {"output_dir=" + output, "data.paths=[corpus.txt]"},
+        WEFT_RECIPES "/quickstart.yaml");
+    words.insert(words.end(), overrides.begin(), overrides.end());
+    return words;
+  }
+
+  static Words short_run(const std::string& output) {
+    return quickstart(
+        output, {"train.steps=4", "eval.every=2", "eval.batches=2"});
+  }
+
+  /// Under weftrun.
+  std::vector<double> expected(const Words& command) const {
+    expect_success(launched(4, command));
+    return losses(metrics("expected"));
+  }
+
+  Process srun(
+      const Words& options,
+      const Words& command,
+      const Process::Variables& more = {}) const {
+    Words words{find_program("srun")};
+    words.insert(words.end(), options.begin(), options.end());
+    words.insert(words.end(), command.begin(), command.end());
+    auto variables = slurm_->variables();
+    variables.insert(more.begin(), more.end());
+    return Process(words, folder_, variables);
+  }
+
+  /// The number of the job whose batch script runs `command` with srun.
+  std::string sbatch(const Words& options, const Words& command) const {
+    std::string script = "#!/bin/bash\n#SBATCH --ntasks=4 --output=job.txt\n";
+    for (const auto& option : options) {
+      script += "#SBATCH " + option + "\n";
+    }
+    script += "srun --kill-on-bad-exit=1";
+    for (const auto& word : command) {
+      script += " '" + word + "'";
+    }
+    write("job.sh", script + "\n");
+    const Words words{
+        "sbatch",
+        "--parsable",
+        "--chdir=" + folder_.string(),
+        (folder_ / "job.sh").string()};
+    return lines_of(slurm_->ask(words)).at(0);
+  }
+
+  std::string state_of(const std::string& job) const {
+    const auto text = slurm_->ask({"scontrol", "-o", "show", "job", job});
+    const std::string key = " JobState=";
+    const auto begin = text.find(key) + key.size();
+    return text.substr(begin, text.find(' ', begin) - begin);
+  }
+
+  template <class Condition>
+  void wait_until(const std::string& job, const Condition& condition) const {
+    const auto end = std::chrono::steady_clock::now() + seconds(60);
+    while (!condition()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), end)
+          << state_of(job) << "\n"
+          << read_text(folder_ / "job.txt");
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+
+  std::unique_ptr<SlurmCluster> slurm_;
+};
+
+TEST_F(SlurmTest, SrunsTasksTrainLikeWeftrunsWorkers) {
+  const auto same = expected(short_run("expected"));
+  ASSERT_EQ(same.size(), 6);
+  auto one = srun({"--nodes=1", "--ntasks=4"}, short_run("one"));
+  EXPECT_EQ(one.wait(), 0) << one.error();
+  EXPECT_THAT(one.output(), HasSubstr("on dp=2 tp=2"));
+  EXPECT_EQ(losses(metrics("one")), same);
+
+  // The nodes have names that no resolver knows.
+  const auto address = own_address();
+  if (address.empty()) {
+    GTEST_SKIP() << "two nodes: this machine has only loopback addresses";
+  }
+  auto two = srun(
+      {"--nodes=2", "--ntasks-per-node=2"},
+      short_run("two"),
+      {{"MASTER_ADDR", address}});
+  EXPECT_EQ(two.wait(), 0) << two.error();
+  EXPECT_EQ(losses(metrics("two")), same);
+}
+
+TEST_F(SlurmTest, WeftrunIsATaskOfSrun) {
+  const auto same = expected(short_run("expected"));
+  auto run = srun({"--ntasks=1"}, launched(4, short_run("run")));
+  EXPECT_EQ(run.wait(), 0) << run.error();
+  EXPECT_EQ(losses(metrics("run")), same);
+}
+
+TEST_F(SlurmTest, ABatchScriptTrainsTheSame) {
+  const auto same = expected(short_run("expected"));
+  const auto job = sbatch({"--nodes=1"}, short_run("run"));
+  ASSERT_NO_FATAL_FAILURE(
+      wait_until(job, [&] { return state_of(job) == "COMPLETED"; }));
+  EXPECT_THAT(read_text(folder_ / "job.txt"), HasSubstr("on dp=2 tp=2"));
+  EXPECT_EQ(losses(metrics("run")), same);
+}
+
+// Slurm ends the first run with SIGTERM, which has it save its step.
+TEST_F(SlurmTest, ARequeuedJobGoesOnWhereItWasBitForBit) {
+  const auto command = [](const std::string& output) {
+    return quickstart(output, {"train.steps=30", "eval.every=0"});
+  };
+  const auto same = expected(command("expected"));
+  const auto job =
+      sbatch({"--nodes=1 --requeue --open-mode=append"}, command("run"));
+  ASSERT_NO_FATAL_FAILURE(wait_until(
+      job, [&] { return lines_of(metrics_text("run")).size() > 3; }));
+  slurm_->ask({"scontrol", "requeue", job});
+  ASSERT_NO_FATAL_FAILURE(
+      wait_until(job, [&] { return state_of(job) == "PENDING"; }));
+  const auto before = metrics("run").size();
+  EXPECT_LT(before, 30);
+  // Slurm would wait two minutes.
+  slurm_->ask({"scontrol", "update", "jobid=" + job, "starttime=now"});
+  ASSERT_NO_FATAL_FAILURE(
+      wait_until(job, [&] { return state_of(job) == "COMPLETED"; }));
+  const auto said = read_text(folder_ / "job.txt");
+  EXPECT_THAT(said, HasSubstr("is saved in run/checkpoints"));
+  EXPECT_THAT(
+      said,
+      HasSubstr("resumes from run/checkpoints/step-" + std::to_string(before)))
+      << said;
+  EXPECT_EQ(losses(metrics("run")), same);
+}
+
+TEST_F(SlurmTest, ATasksExitCodeAndReasonAreSruns) {
+  auto run = srun({"--ntasks=4"}, quickstart("run", {"model.dmi=64"}));
+  EXPECT_EQ(run.wait(), 2);
+  const auto lines = lines_of(run.error());
+  EXPECT_EQ(
+      std::ranges::count_if(
+          lines, [](auto& line) { return line.starts_with("ERROR 2 rank="); }),
+      4)
+      << run.error();
+}
+
+} // namespace
+} // namespace weft::test
