@@ -19,23 +19,25 @@ std::vector<std::string> worker_environment(
           entry.substr(0, equals), entry.substr(equals + 1));
     }
   }
-  // On one host the local rank is the rank, and the one group is group 0.
-  const std::string rank = std::to_string(local_rank);
-  const std::string size = std::to_string(options.worker_count);
-  for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"}) {
-    variables[name] = rank;
+  const Placement& place = facts.placement;
+  const auto set = [&](const char* name, int value) {
+    variables[name] = std::to_string(value);
+  };
+  for (const char* name : {"RANK", "ROLE_RANK"}) {
+    set(name, place.first_rank + local_rank);
   }
-  for (const char* name :
-       {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) {
-    variables[name] = size;
+  for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"}) {
+    set(name, place.world_size);
   }
-  variables["GROUP_RANK"] = "0";
-  variables["GROUP_WORLD_SIZE"] = "1";
+  set("LOCAL_RANK", local_rank);
+  set("LOCAL_WORLD_SIZE", options.worker_count);
+  set("GROUP_RANK", place.node_rank);
+  set("GROUP_WORLD_SIZE", place.node_count);
   variables["ROLE_NAME"] = options.role;
-  variables["MASTER_ADDR"] = options.master_addr;
-  variables["MASTER_PORT"] = std::to_string(facts.master_port);
-  variables["TORCHELASTIC_RESTART_COUNT"] = "0";
-  variables["TORCHELASTIC_MAX_RESTARTS"] = "0";
+  variables["MASTER_ADDR"] = place.master_addr;
+  set("MASTER_PORT", place.master_port);
+  set("TORCHELASTIC_RESTART_COUNT", place.restart_count);
+  set("TORCHELASTIC_MAX_RESTARTS", options.max_restarts);
   variables["TORCHELASTIC_RUN_ID"] = options.run_id;
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   variables["TORCHELASTIC_ERROR_FILE"] = facts.error_file;
@@ -47,7 +49,11 @@ std::vector<std::string> worker_environment(
   // Those of a weftrun around this one are not for its workers.
   variables.erase("WEFT_MASTER_FD");
   variables.erase("WEFT_STDERR_TTY");
-  if (local_rank == 0) {
+  variables.erase("WEFT_BIND_ADDR");
+  if (!place.bind_address.empty()) {
+    variables["WEFT_BIND_ADDR"] = place.bind_address;
+  }
+  if (local_rank == 0 && facts.master_fd >= 0) {
     variables["WEFT_MASTER_FD"] = std::to_string(facts.master_fd);
   }
   if (facts.stderr_is_terminal) {

@@ -4,13 +4,15 @@
 #include <vector>
 
 #include "launcher/options.h"
+#include "launcher/placement.h"
 
 namespace weft::launcher {
 
 /// What a worker's environment needs besides the options.
 struct LaunchFacts {
-  int master_port = 0;
-  /// The listening socket that rank 0 inherits.
+  /// With the port of the store in it.
+  Placement placement;
+  /// The socket bound to that port, which rank 0 inherits; -1: none is.
   int master_fd = -1;
   /// When the outermost weftrun started, if it is this one. Units: seconds
   /// since the epoch.
@@ -22,7 +24,8 @@ struct LaunchFacts {
 
 /// The environment of worker `local_rank` as NAME=value, made from `base`
 /// (this process's): torchrun's variables, WEFT_LAUNCH_T0 (kept if set),
-/// WEFT_STDERR_TTY=1 (on a terminal only) and, for rank 0, WEFT_MASTER_FD.
+/// WEFT_STDERR_TTY=1 (on a terminal only), over several hosts WEFT_BIND_ADDR
+/// (this host's address for the others) and, for rank 0, WEFT_MASTER_FD.
 /// Source: torch/distributed/elastic/agent/server/local_elastic_agent.py.
 std::vector<std::string> worker_environment(
     const std::vector<std::string>& base,

@@ -14,23 +14,26 @@
 namespace weft::launcher {
 namespace {
 
-constexpr pid_t kDismissed = 0;
+constexpr pid_t kForget = 0;
 
-/// Reads process groups until told to go (true) or the writer is dead (false).
-bool read_groups(int fd, std::vector<pid_t>& groups) {
+/// Reads process groups until the writer is gone, and returns those that are
+/// left.
+std::vector<pid_t> read_groups(int fd) {
+  std::vector<pid_t> groups;
   for (;;) {
-    pid_t message = kDismissed; // so small that a pipe never splits it
+    pid_t message = kForget; // so small that a pipe never splits it
     const ssize_t size = read(fd, &message, sizeof(message));
     if (size < 0 && errno == EINTR) {
       continue;
     }
     if (size != sizeof(message)) {
-      return false;
+      return groups;
     }
-    if (message == kDismissed) {
-      return true;
+    if (message == kForget) {
+      groups.clear();
+    } else {
+      groups.push_back(message);
     }
-    groups.push_back(message);
   }
 }
 
@@ -50,15 +53,12 @@ bool read_groups(int fd, std::vector<pid_t>& groups) {
       close(other);
     }
   }
-  std::vector<pid_t> groups;
-  if (!read_groups(0, groups)) {
-    for (const pid_t group : groups) {
-      kill(-group, SIGKILL);
-    }
-    if (!temporary.empty()) {
-      std::error_code ignored;
-      std::filesystem::remove_all(temporary, ignored);
-    }
+  for (const pid_t group : read_groups(0)) {
+    kill(-group, SIGKILL);
+  }
+  if (!temporary.empty()) {
+    std::error_code ignored;
+    std::filesystem::remove_all(temporary, ignored);
   }
   _exit(0);
 }
@@ -91,8 +91,8 @@ void Guard::watch(pid_t process_group) {
   send(process_group);
 }
 
-void Guard::dismiss() {
-  send(kDismissed);
+void Guard::forget() {
+  send(kForget);
 }
 
 void Guard::send(pid_t message) {

@@ -15,14 +15,14 @@ class Guard {
  public:
   /// Forks. `temporary` is removed when this process dies (may be empty).
   explicit Guard(const std::filesystem::path& temporary);
-  /// Ends this guard's watch; unless dismissed, the groups are killed.
+  /// Ends this guard's watch; groups that are not forgotten are killed.
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
   void watch(pid_t process_group);
   /// The groups are gone: their ids may name others from now on.
-  void dismiss();
+  void forget();
 
  private:
   void send(pid_t message);

@@ -2,15 +2,22 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <optional>
 
+#include <sys/epoll.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include "launcher/environment.h"
+#include "launcher/error.h"
 #include "launcher/guard.h"
 #include "launcher/log_dir.h"
 #include "launcher/master_socket.h"
 #include "launcher/output.h"
 #include "launcher/program.h"
+#include "launcher/rendezvous/make_hosts.h"
 #include "launcher/report.h"
 #include "launcher/signals.h"
 #include "launcher/supervisor.h"
@@ -19,48 +26,8 @@
 namespace weft::launcher {
 namespace {
 
-struct Surroundings {
-  const Options& options;
-  const std::string& start_time;
-  const LogDir& logs;
-  const SignalQueue& signals;
-  Guard& guard;
-  Output& output;
-};
-
-std::vector<Worker> spawn_all(
-    const std::string& program,
-    MasterSocket& master,
-    Surroundings& around) {
-  const Options& options = around.options;
-  const auto base = own_environment();
-  ExecReport exec_report;
-  std::vector<Worker> workers;
-  for (int rank = 0; rank < options.worker_count; ++rank) {
-    const WorkerStreams streams = around.output.open(rank);
-    const LaunchFacts facts{
-        .master_port = master.port(),
-        .master_fd = master.fd(),
-        .start_time = around.start_time,
-        .error_file = around.logs.file(rank, "error.json"),
-        .stderr_is_terminal = around.output.stderr_is_terminal(rank)};
-    workers.push_back(spawn(
-        {.rank = rank,
-         .program = program,
-         .arguments = options.command,
-         .environment = worker_environment(base, options, facts, rank),
-         .standard_input = streams.input.get(),
-         .standard_output = streams.output.get(),
-         .standard_error = streams.error.get(),
-         .inherited_fd = rank == 0 ? master.fd() : -1},
-        around.signals,
-        exec_report));
-    around.guard.watch(workers.back().pid);
-  }
-  exec_report.wait(options.command.front());
-  master.close();
-  return workers;
-}
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
 
 std::string host_name() {
   char name[256] = "";
@@ -68,37 +35,271 @@ std::string host_name() {
   return name;
 }
 
-} // namespace
+/// The ERROR line at the end of a report, and what stands before it.
+std::pair<std::string, std::string> split_last_line(std::string text) {
+  if (text.empty()) {
+    return {};
+  }
+  const size_t end = text.rfind('\n', text.size() - 2);
+  const size_t start = end == std::string::npos ? 0 : end + 1;
+  std::string line = text.substr(start, text.size() - 1 - start);
+  text.resize(start);
+  return {text, line};
+}
 
-int launch(const Options& options, const std::string& start_time) {
-  const std::string program = find_program(options.command.front());
-  MasterSocket master(options.master_addr, options.master_port);
-  SignalQueue signals(options.signals);
-  const LogDir logs(options);
-  Guard guard(logs.temporary());
-  Output output(options, logs);
-  Surroundings around{options, start_time, logs, signals, guard, output};
-  const auto workers = spawn_all(program, master, around);
-  Supervisor supervisor(workers, output, signals, options.shutdown_timeout);
-  const Outcome outcome = supervisor.run();
-  guard.dismiss();
-  const bool kept = logs.temporary().empty();
-  output.say(report(
+/// How long ago the first worker failed.
+milliseconds age_of_failure(const Outcome& outcome) {
+  const auto cause = root_cause(outcome);
+  return cause ? std::chrono::duration_cast<milliseconds>(
+                     Clock::now() - cause->seen)
+               : milliseconds(0);
+}
+
+/// A run from its first start to its end.
+class Launch {
+ public:
+  Launch(const Options& options, const std::string& start_time)
+      : options_(options),
+        start_time_(start_time),
+        program_(find_program(options.command.front())),
+        signals_(options.signals),
+        logs_(options),
+        guard_(logs_.temporary()),
+        output_(options, logs_),
+        hosts_(make_hosts(
+            options,
+            host_name(),
+            [this](std::string_view line) { output_.say(line); })),
+        wake_fd_(make_wake_fd()) {}
+
+  int run();
+
+ private:
+  UniqueFd make_wake_fd() const;
+  /// Waits until `done` (may be empty) or for `limit`, and returns the signal
+  /// that came instead, or 0.
+  int wait(
+      const std::function<bool()>& done,
+      std::optional<milliseconds> limit = std::nullopt);
+  std::vector<Worker> spawn_all(const LaunchFacts& common, MasterSocket* store);
+  /// Returns the host's part of the verdict, its report said.
+  HostEnd attempt(Placement placement);
+  Verdict await_verdict();
+  int finish(const Verdict& verdict);
+  int finish_by_signal(int signal);
+  void flush();
+
+  const Options& options_;
+  const std::string& start_time_;
+  const std::string program_;
+  SignalQueue signals_;
+  LogDir logs_;
+  Guard guard_;
+  Output output_;
+  const std::unique_ptr<Hosts> hosts_;
+  const UniqueFd wake_fd_;
+};
+
+UniqueFd Launch::make_wake_fd() const {
+  UniqueFd fd(epoll_create1(EPOLL_CLOEXEC));
+  for (const int source : {signals_.fd(), hosts_->fd()}) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (source >= 0 &&
+        epoll_ctl(fd.get(), EPOLL_CTL_ADD, source, &event) != 0) {
+      throw_errno("epoll_ctl");
+    }
+  }
+  return fd;
+}
+
+int Launch::wait(
+    const std::function<bool()>& done,
+    std::optional<milliseconds> limit) {
+  const auto deadline = Clock::now() + limit.value_or(milliseconds(0));
+  for (;;) {
+    if (done && done()) {
+      return 0;
+    }
+    const auto left =
+        limit ? std::chrono::ceil<milliseconds>(deadline - Clock::now())
+              : milliseconds(-1);
+    if (limit && left <= milliseconds(0)) {
+      return 0;
+    }
+    if (output_.wait(wake_fd_.get(), left)) {
+      for (const int signal : signals_.take()) {
+        if (signal != SIGCHLD) {
+          return signal;
+        }
+      }
+      hosts_->dispatch();
+    }
+  }
+}
+
+std::vector<Worker> Launch::spawn_all(
+    const LaunchFacts& common,
+    MasterSocket* store) {
+  const auto base = own_environment();
+  ExecReport exec_report;
+  std::vector<Worker> workers;
+  for (int local_rank = 0; local_rank < options_.worker_count; ++local_rank) {
+    const WorkerStreams streams = output_.open(local_rank);
+    LaunchFacts facts = common;
+    facts.error_file = logs_.file(local_rank, "error.json");
+    facts.stderr_is_terminal = output_.stderr_is_terminal(local_rank);
+    workers.push_back(spawn(
+        {.rank = facts.placement.first_rank + local_rank,
+         .program = program_,
+         .arguments = options_.command,
+         .environment = worker_environment(base, options_, facts, local_rank),
+         .standard_input = streams.input.get(),
+         .standard_output = streams.output.get(),
+         .standard_error = streams.error.get(),
+         .inherited_fd = local_rank == 0 ? facts.master_fd : -1},
+        signals_,
+        exec_report));
+    guard_.watch(workers.back().pid);
+  }
+  exec_report.wait(options_.command.front());
+  if (store != nullptr) {
+    store->close();
+  }
+  return workers;
+}
+
+HostEnd Launch::attempt(Placement placement) {
+  logs_.begin_attempt(placement.restart_count);
+  output_.begin_attempt(placement.first_rank);
+  LaunchFacts facts;
+  std::optional<MasterSocket> store;
+  if (placement.master_port == 0) {
+    const bool alone = placement.node_count == 1;
+    placement.master_addr = alone ? options_.hosts.address : "127.0.0.1";
+    store.emplace(placement.master_addr, alone ? options_.hosts.port : 0);
+    placement.master_port = store->port();
+    facts.master_fd = store->fd();
+    hosts_->serve_store(store->port());
+  }
+  facts.placement = placement;
+  facts.start_time = start_time_;
+  const auto workers = spawn_all(facts, store ? &*store : nullptr);
+  Supervisor supervisor(
+      workers, output_, signals_, *hosts_, options_.shutdown_timeout);
+  const Outcome outcome = supervisor.run(wake_fd_.get());
+  guard_.forget();
+  const auto local = [&](int rank) { return rank - placement.first_rank; };
+  const bool kept = logs_.temporary().empty();
+  auto [text, line] = split_last_line(report(
       outcome,
       {.host = host_name(),
-       .worker_count = options.worker_count,
-       .tail = [&](int rank) { return output.tail(rank); },
-       .error_file = [&](int rank) { return logs.file(rank, "error.json"); },
-       .logs = kept ? logs.attempt() : std::filesystem::path()}));
-  // A slow reader gets all of it, unless a signal says that it is enough.
-  while (output.pending()) {
-    if (output.wait(signals.fd(), std::chrono::milliseconds(-1)) &&
+       .worker_count = options_.worker_count,
+       .tail = [&](int rank) { return output_.tail(local(rank)); },
+       .error_file =
+           [&](int rank) { return logs_.file(local(rank), "error.json"); },
+       .logs = kept ? logs_.attempt() : std::filesystem::path()}));
+  output_.say(text);
+  return {
+      .code = exit_code(outcome),
+      .signal = outcome.requested_signal,
+      .age = age_of_failure(outcome),
+      .line = line};
+}
+
+Verdict Launch::await_verdict() {
+  std::optional<Verdict> verdict;
+  const auto decided = [&] {
+    verdict = hosts_->take_verdict();
+    return verdict.has_value();
+  };
+  int first_signal = 0;
+  while (const int signal = wait(decided)) {
+    if (first_signal != 0) { // whoever asks twice does not wait for others
+      return {
+          .code = 128 + signal,
+          .line = fmt::format(
+              "ERROR {} rank=0 op=launch stopped by signal {} ({}) while "
+              "other hosts still ran",
+              128 + signal,
+              signal,
+              signal_name(signal)),
+          .note = "",
+          .restart_after = std::nullopt};
+    }
+    first_signal = signal;
+    hosts_->report_signal(signal);
+  }
+  return *verdict;
+}
+
+int Launch::finish_by_signal(int signal) {
+  hosts_->report_signal(signal);
+  return finish(
+      {.code = 128 + signal,
+       .line = fmt::format(
+           "ERROR {} rank=0 op=launch stopped by signal {} ({}), no worker "
+           "running",
+           128 + signal,
+           signal,
+           signal_name(signal)),
+       .note = "",
+       .restart_after = std::nullopt});
+}
+
+int Launch::finish(const Verdict& verdict) {
+  output_.say(verdict.note);
+  if (!verdict.line.empty()) {
+    output_.say(verdict.line + "\n");
+  }
+  flush();
+  return verdict.code;
+}
+
+/// A slow reader gets all of it, unless a signal says that it is enough.
+void Launch::flush() {
+  while (output_.pending()) {
+    if (output_.wait(signals_.fd(), milliseconds(-1)) &&
         std::ranges::any_of(
-            signals.take(), [](int signal) { return signal != SIGCHLD; })) {
+            signals_.take(), [](int signal) { return signal != SIGCHLD; })) {
       break;
     }
   }
-  return exit_code(outcome);
+}
+
+int Launch::run() {
+  for (;;) {
+    hosts_->ready();
+    std::optional<Placement> placement;
+    std::optional<Verdict> over;
+    const int signal = wait([&] {
+      placement = hosts_->take_placement();
+      over = hosts_->take_verdict();
+      return placement || over;
+    });
+    if (signal != 0) {
+      return finish_by_signal(signal);
+    }
+    if (over) {
+      return finish(*over);
+    }
+    hosts_->end(attempt(*placement));
+    const Verdict verdict = await_verdict();
+    if (!verdict.restart_after) {
+      return finish(verdict);
+    }
+    output_.say(verdict.line + "\n");
+    output_.say(verdict.note);
+    if (const int stop = wait(nullptr, verdict.restart_after)) {
+      return finish_by_signal(stop);
+    }
+  }
+}
+
+} // namespace
+
+int launch(const Options& options, const std::string& start_time) {
+  return Launch(options, start_time).run();
 }
 
 } // namespace weft::launcher

@@ -48,7 +48,7 @@ fs::path temporary_root() {
 
 } // namespace
 
-LogDir::LogDir(const Options& options) {
+LogDir::LogDir(const Options& options) : worker_count_(options.worker_count) {
   fs::path parent;
   if (options.log_dir.empty()) {
     parent = make_unique_folder(temporary_root() / "weftrun_");
@@ -62,8 +62,12 @@ LogDir::LogDir(const Options& options) {
   std::string run_id = options.run_id;
   std::ranges::replace(run_id, '/', '_');
   root_ = make_unique_folder(parent / (run_id + "_"));
+}
+
+void LogDir::begin_attempt(int number) {
+  attempt_ = number;
   make_folder(attempt());
-  for (int rank = 0; rank < options.worker_count; ++rank) {
+  for (int rank = 0; rank < worker_count_; ++rank) {
     make_folder(attempt() / std::to_string(rank));
   }
 }

@@ -21,16 +21,9 @@ namespace {
 
 /// Flags as written; checked together once all are known.
 struct Flags {
-  std::string nnodes = "1:1";
+  HostFlags hosts;
   std::string nproc_per_node = "1";
-  int node_rank = 0;
-  std::string master_addr;
-  int master_port = 0;
-  bool standalone = false;
-  std::string rdzv_backend = "static";
-  std::string rdzv_endpoint;
   std::string rdzv_id;
-  std::string rdzv_conf;
   int max_restarts = 0;
   double monitor_interval = 0.1;
   std::string role = "default";
@@ -78,39 +71,16 @@ class FlagTable {
 
 void add_process_flags(FlagTable& table, Flags& flags) {
   table.add(
-      "--nnodes", flags.nnodes, "Hosts; 1 is all that this version supports");
-  table.add(
       "--nproc-per-node",
       flags.nproc_per_node,
       "Workers: a number, cpu, gpu or auto (gpu if there is one, else cpu)");
-  table.add("--node-rank", flags.node_rank, "This host's rank; 0");
-  table.add(
-      "--master-addr",
-      flags.master_addr,
-      "Address at which rank 0 is met; 127.0.0.1");
   table
       .add(
-          "--master-port",
-          flags.master_port,
-          "Port at which rank 0 is met; 0 or none: a free one")
-      ->check(CLI::Range(0, 65535));
-  table.add("--standalone", flags.standalone, "One host, a run id of its own");
-  table
-      .add(
-          "--rdzv-backend",
-          flags.rdzv_backend,
-          "static or c10d; the same on one host")
-      ->check(CLI::IsMember({"static", "c10d"}));
-  table.add(
-      "--rdzv-endpoint",
-      flags.rdzv_endpoint,
-      "host:port; with static it is the master's address and port");
-  table.add("--rdzv-id", flags.rdzv_id, "The run's id; none");
-  table.add("--rdzv-conf", flags.rdzv_conf, "Accepted; unused on one host");
-  table.add(
-      "--max-restarts",
-      flags.max_restarts,
-      "0 is all that this version supports");
+          "--max-restarts",
+          flags.max_restarts,
+          "Starts of all workers after a failure: exit codes 1 and from 128; "
+          "others would end alike")
+      ->check(CLI::Range(0, 1000000));
   table.add(
       "--monitor-interval",
       flags.monitor_interval,
@@ -122,11 +92,56 @@ void add_process_flags(FlagTable& table, Flags& flags) {
       "Accepted and implied: weftrun starts programs");
 }
 
+void add_host_flags(FlagTable& table, Flags& flags) {
+  HostFlags& hosts = flags.hosts;
+  table.add("--nnodes", hosts.nnodes, "Hosts, each with a weftrun; 1");
+  table.add("--node-rank", hosts.node_rank, "This host's rank (static); 0");
+  table.add(
+      "--master-addr",
+      hosts.master_addr,
+      "Address at which rank 0 is met, or host 0's launcher; 127.0.0.1");
+  table
+      .add(
+          "--master-port",
+          hosts.master_port,
+          "Its port; 0 or none: a free one, over several hosts 29500")
+      ->check(CLI::Range(0, 65535));
+  table.add(
+      "--rdzv-endpoint",
+      hosts.rdzv_endpoint,
+      "host:port, both in one; over several hosts where host 0 listens");
+  table
+      .add(
+          "--rdzv-backend",
+          hosts.rdzv_backend,
+          "static (by --node-rank) or c10d (as hosts come; port 29400)")
+      ->check(CLI::IsMember({"static", "c10d"}));
+  table.add("--rdzv-id", flags.rdzv_id, "The run's id; none");
+  table.add(
+      "--rdzv-conf",
+      hosts.rdzv_conf,
+      "join_timeout=600, keep_alive_interval=5, keep_alive_max_attempt=3, "
+      "is_host=");
+  table.add(
+      "--local-addr",
+      hosts.local_addr,
+      "This host's address for the others; that on the way to host 0");
+  table.add(
+      "--token-file",
+      hosts.token_file,
+      "File with the secret of all hosts of a run, mode 0600");
+  table
+      .add(
+          "--token-fd", hosts.token_fd, "The same from an inherited descriptor")
+      ->check(CLI::Range(-1, 1048576));
+  table.add("--standalone", hosts.standalone, "One host, a run id of its own");
+}
+
 void add_output_flags(FlagTable& table, Flags& flags) {
   table.add(
       "--log-dir",
       flags.log_dir,
-      "Logs go to <log-dir>/<run-id>_*/attempt_0/<local rank>/");
+      "Logs go to <log-dir>/<run-id>_*/attempt_<n>/<local rank>/");
   table.add(
       "-r,--redirects",
       flags.redirects,
@@ -156,7 +171,8 @@ void add_output_flags(FlagTable& table, Flags& flags) {
 
 std::unique_ptr<CLI::App> make_app(Flags& flags) {
   auto app = std::make_unique<CLI::App>(
-      "Starts one worker a rank on this host, as torchrun does, and ends with "
+      "Starts one worker a rank, on this host or with other weftruns on "
+      "several,\nas torchrun does, and ends with "
       "the exit code of\nthe first one that fails.");
   app->formatter(std::make_shared<HelpFormatter>());
   app->get_formatter()->column_width(32);
@@ -169,6 +185,7 @@ std::unique_ptr<CLI::App> make_app(Flags& flags) {
       "left in their process groups is killed.");
   FlagTable table(*app);
   add_process_flags(table, flags);
+  add_host_flags(table, flags);
   add_output_flags(table, flags);
   return app;
 }
@@ -238,57 +255,6 @@ SplitArguments split(
   return split;
 }
 
-void refuse_unsupported(const Flags& flags) {
-  if (flags.nnodes != "1" && flags.nnodes != "1:1") {
-    throw LaunchError(fmt::format(
-        "--nnodes {}: several hosts are not supported by this version, only "
-        "1.",
-        flags.nnodes));
-  }
-  if (flags.node_rank != 0) {
-    throw LaunchError(fmt::format(
-        "--node-rank {}: several hosts are not supported by this version, "
-        "only rank 0.",
-        flags.node_rank));
-  }
-  if (flags.max_restarts != 0) {
-    throw LaunchError(fmt::format(
-        "--max-restarts {}: restarts are not supported by this version, only "
-        "0. Run weftrun again instead: a recipe resumes by itself.",
-        flags.max_restarts));
-  }
-}
-
-/// Where rank 0 is met, from --master-* or a static --rdzv-endpoint.
-void set_master(const Flags& flags, Options& options) {
-  options.master_port = flags.master_port;
-  if (!flags.master_addr.empty()) {
-    options.master_addr = flags.master_addr;
-  }
-  if (flags.rdzv_endpoint.empty() || flags.rdzv_backend != "static" ||
-      flags.standalone) {
-    return;
-  }
-  const size_t colon = flags.rdzv_endpoint.rfind(':');
-  const std::string host = flags.rdzv_endpoint.substr(0, colon);
-  if (flags.master_addr.empty() && !host.empty()) {
-    options.master_addr = host;
-  }
-  if (flags.master_port == 0 && colon != std::string::npos) {
-    const std::string port = flags.rdzv_endpoint.substr(colon + 1);
-    const char* end = port.data() + port.size();
-    const auto [stop, error] =
-        std::from_chars(port.data(), end, options.master_port);
-    if (error != std::errc() || stop != end || options.master_port < 0 ||
-        options.master_port > 65535) {
-      throw LaunchError(fmt::format(
-          "--rdzv-endpoint {}: '{}' is not a port from 0 to 65535.",
-          flags.rdzv_endpoint,
-          port));
-    }
-  }
-}
-
 std::vector<int> parse_local_ranks(const std::string& text, int count) {
   std::vector<int> ranks;
   std::istringstream stream(text);
@@ -331,19 +297,19 @@ void set_output(const Flags& flags, Options& options) {
 }
 
 Options check(const Flags& flags) {
-  refuse_unsupported(flags);
   Options options;
+  options.hosts = check_hosts(flags.hosts);
+  options.max_restarts = flags.max_restarts;
   options.worker_count = worker_count(flags.nproc_per_node);
   options.role = flags.role;
   if (!flags.rdzv_id.empty()) {
     options.run_id = flags.rdzv_id;
-  } else if (flags.standalone) {
+  } else if (flags.hosts.standalone) {
     options.run_id = fmt::format(
         "{:x}-{:x}",
         std::chrono::system_clock::now().time_since_epoch().count(),
         getpid());
   }
-  set_master(flags, options);
   set_output(flags, options);
   options.signals = parse_signals(flags.signals_to_handle);
   options.shutdown_timeout = std::chrono::milliseconds(

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/host_options.h"
 #include "launcher/stream_selection.h"
 
 namespace weft::launcher {
@@ -15,9 +16,8 @@ struct Options {
   int worker_count = 1;
   std::string role = "default";
   std::string run_id = "none";
-  std::string master_addr = "127.0.0.1";
-  /// 0: any free port.
-  int master_port = 0;
+  HostOptions hosts;
+  int max_restarts = 0;
   /// Empty: a temporary folder.
   std::string log_dir;
   StreamSelection redirects;

@@ -42,14 +42,14 @@ void replace_all(
 std::string expand_prefix(
     std::string_view line_template,
     const std::string& role,
-    int local_rank) {
+    int local_rank,
+    int rank) {
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
-  const std::string rank = std::to_string(local_rank);
   std::string prefix(line_template);
   replace_all(prefix, "${role_name}", role);
-  replace_all(prefix, "${local_rank}", rank);
-  replace_all(prefix, "${rank}", rank);
+  replace_all(prefix, "${local_rank}", std::to_string(local_rank));
+  replace_all(prefix, "${rank}", std::to_string(rank));
   replace_all(prefix, "${hostname}", host);
   return prefix;
 }
@@ -87,6 +87,12 @@ bool Output::stderr_is_terminal(int local_rank) const {
   return isatty(STDERR_FILENO) == 1 && shown(local_rank) &&
          !options_.redirects.has(local_rank, kStderr) &&
          !options_.tee.has(local_rank, kStderr);
+}
+
+void Output::begin_attempt(int first_rank) {
+  first_rank_ = first_rank;
+  pipes_.clear();
+  tails_.assign(tails_.size(), LineTail());
 }
 
 WorkerStreams Output::open(int local_rank) {
@@ -140,7 +146,10 @@ UniqueFd Output::open_pipe(int local_rank, int stream) {
   }
   if (options_.tee.has(local_rank, stream)) {
     pipe->prefix = expand_prefix(
-        options_.log_line_prefix_template, options_.role, local_rank);
+        options_.log_line_prefix_template,
+        options_.role,
+        local_rank,
+        first_rank_ + local_rank);
     pipe->file_fd = open_file(local_rank, stream);
     pipe->file = std::make_unique<Sink>(pipe->file_fd.get());
   }

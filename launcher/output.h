@@ -30,6 +30,8 @@ class Output {
   Output(const Options& options, const LogDir& logs);
   ~Output();
 
+  /// Forgets the workers of an earlier attempt, whose output is drained.
+  void begin_attempt(int first_rank);
   /// Opens the streams of a worker. Standard output is inherited unless a flag
   /// says otherwise; standard error comes through a pipe.
   WorkerStreams open(int local_rank);
@@ -66,6 +68,7 @@ class Output {
 
   const Options& options_;
   const LogDir& logs_;
+  int first_rank_ = 0;
   Sink console_output_;
   Sink console_error_;
   std::vector<std::unique_ptr<Pipe>> pipes_;
@@ -77,6 +80,7 @@ class Output {
 std::string expand_prefix(
     std::string_view line_template,
     const std::string& role,
-    int local_rank);
+    int local_rank,
+    int rank);
 
 } // namespace weft::launcher

@@ -24,17 +24,23 @@ Supervisor::Supervisor(
     const std::vector<Worker>& workers,
     Output& output,
     SignalQueue& signals,
+    Hosts& hosts,
     milliseconds shutdown_timeout)
     : workers_(workers),
       output_(output),
       signals_(signals),
+      hosts_(hosts),
       shutdown_timeout_(shutdown_timeout) {}
 
-Outcome Supervisor::run() {
+Outcome Supervisor::run(int wake_fd) {
   collect_exits(); // SIGCHLD may have come before the queue was looked at
   while (outcome_.exits.size() < workers_.size() && !gave_up_) {
-    if (output_.wait(signals_.fd(), time_left())) {
+    if (output_.wait(wake_fd, time_left())) {
       handle_signals();
+      hosts_.dispatch();
+    }
+    if (const auto order = hosts_.take_order()) {
+      obey(*order);
     }
     advance();
   }
@@ -79,6 +85,7 @@ void Supervisor::handle_request(int signal) {
         "weftrun: {} received and forwarded; workers have {} s to end\n",
         signal_name(signal),
         shutdown_timeout_.count() / 1000.0));
+    hosts_.report_signal(signal);
     stop(signal, shutdown_timeout_);
   } else if (signal == SIGQUIT) {
     kill_all();
@@ -86,6 +93,18 @@ void Supervisor::handle_request(int signal) {
     output_.say(fmt::format(
         "weftrun: {} received; already ending, SIGQUIT ends at once\n",
         signal_name(signal)));
+  }
+}
+
+void Supervisor::obey(const StopOrder& order) {
+  if (phase_ != Phase::kRunning && phase_ != Phase::kSettling) {
+    return;
+  }
+  if (order.requested && phase_ == Phase::kRunning) {
+    outcome_.requested_signal = order.signal;
+    stop(order.signal, shutdown_timeout_);
+  } else {
+    stop(SIGTERM, std::min(shutdown_timeout_, kFailureGrace));
   }
 }
 
@@ -121,6 +140,7 @@ void Supervisor::advance() {
   switch (phase_) {
     case Phase::kRunning:
       if (root_cause(outcome_)) {
+        hosts_.report_failure();
         enter(Phase::kSettling, kCauseWindow);
       }
       break;

@@ -5,13 +5,14 @@
 
 #include "launcher/outcome.h"
 #include "launcher/output.h"
+#include "launcher/rendezvous/hosts.h"
 #include "launcher/signals.h"
 #include "launcher/worker.h"
 
 namespace weft::launcher {
 
-/// Watches the workers of a run until all have ended, and ends them when one
-/// fails or a signal asks for it.
+/// Watches the workers of an attempt until all have ended, and ends them when
+/// one fails, here or on another host, or a signal asks for it.
 //
 //            a worker fails            kCauseWindow
 //   Running ----------------> Settling ------------> Stopping
@@ -27,10 +28,12 @@ class Supervisor {
       const std::vector<Worker>& workers,
       Output& output,
       SignalQueue& signals,
+      Hosts& hosts,
       std::chrono::milliseconds shutdown_timeout);
 
+  /// `wake_fd` is readable when signals or hosts have something to say.
   /// Returns when no worker runs any more and their process groups are gone.
-  Outcome run();
+  Outcome run(int wake_fd);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -39,6 +42,7 @@ class Supervisor {
   std::chrono::milliseconds time_left() const;
   void handle_signals();
   void handle_request(int signal);
+  void obey(const StopOrder& order);
   void collect_exits();
   void advance();
   void enter(Phase phase, std::chrono::milliseconds duration);
@@ -50,6 +54,7 @@ class Supervisor {
   const std::vector<Worker>& workers_;
   Output& output_;
   SignalQueue& signals_;
+  Hosts& hosts_;
   std::chrono::milliseconds shutdown_timeout_;
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_;

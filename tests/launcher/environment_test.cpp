@@ -20,8 +20,11 @@ std::map<std::string, std::string> environment(
   options.worker_count = worker_count;
   options.role = "trainer";
   options.run_id = "job";
+  Placement placement;
+  placement.world_size = worker_count;
+  placement.master_port = 1234;
   const LaunchFacts facts{
-      .master_port = 1234,
+      .placement = placement,
       .master_fd = 7,
       .start_time = "12.5",
       .error_file = "/logs/error.json"};

@@ -139,7 +139,8 @@ TEST(Logs, WorkersKeepTheirOwnUmask) {
 
 TEST(Logs, PrefixTemplatesAreExpanded) {
   EXPECT_EQ(
-      expand_prefix("${role_name}/${rank}/${local_rank}> ", "w", 3), "w/3/3> ");
+      expand_prefix("${role_name}/${rank}/${local_rank}> ", "w", 3, 7),
+      "w/7/3> ");
   const TemporaryFolder folder;
   WeftrunProcess run(
       shell(1, "echo a", {"-t1", "--log-dir", folder.path()}),

@@ -58,8 +58,8 @@ TEST(Options, DefaultsAreTorchruns) {
   EXPECT_EQ(options.worker_count, 1);
   EXPECT_EQ(options.role, "default");
   EXPECT_EQ(options.run_id, "none");
-  EXPECT_EQ(options.master_addr, "127.0.0.1");
-  EXPECT_EQ(options.master_port, 0);
+  EXPECT_EQ(options.hosts.address, "127.0.0.1");
+  EXPECT_EQ(options.hosts.port, 0);
   EXPECT_EQ(options.shutdown_timeout, milliseconds(30000));
   EXPECT_THAT(options.signals, ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
   EXPECT_FALSE(options.redirects.any());
@@ -103,8 +103,8 @@ TEST(Options, FlagsAreSpelledAsTorchrunAllows) {
        "p"});
   EXPECT_TRUE(options.redirects.has(1, StreamSelection::kStderr));
   EXPECT_FALSE(options.tee.has(1, StreamSelection::kStdout));
-  EXPECT_EQ(options.master_port, 1234);
-  EXPECT_EQ(options.master_addr, "localhost");
+  EXPECT_EQ(options.hosts.port, 1234);
+  EXPECT_EQ(options.hosts.address, "localhost");
   EXPECT_THAT(options.local_ranks_filter, ElementsAre(1));
   EXPECT_EQ(options.run_id, "7");
   EXPECT_THAT(options.signals, ElementsAre(SIGUSR1, SIGTERM));
@@ -123,8 +123,8 @@ TEST(Options, AnEmptyValueLeavesTheDefault) {
 
 TEST(Options, StaticEndpointIsTheMaster) {
   const auto options = parse({"--rdzv-endpoint", "127.0.0.2:4321", "p"});
-  EXPECT_EQ(options.master_addr, "127.0.0.2");
-  EXPECT_EQ(options.master_port, 4321);
+  EXPECT_EQ(options.hosts.address, "127.0.0.2");
+  EXPECT_EQ(options.hosts.port, 4321);
   EXPECT_THAT(
       error_of({"--rdzv-endpoint", "a:70000", "p"}), HasSubstr("'70000'"));
 }
@@ -156,13 +156,20 @@ TEST(Options, ShutdownTimeoutAlsoComesFromTorchElastic) {
 
 TEST(Options, WhatOneHostCannotDoIsRefused) {
   EXPECT_THAT(
-      error_of({"--nnodes=2", "p"}),
-      StartsWith("--nnodes 2: several hosts are not supported"));
-  EXPECT_THAT(error_of({"--nnodes=1:2", "p"}), HasSubstr("several hosts"));
-  EXPECT_THAT(error_of({"--node-rank=1", "p"}), HasSubstr("several hosts"));
+      error_of({"--nnodes=1:2", "p"}),
+      HasSubstr("--nnodes 1:2: the number of hosts cannot change"));
+  EXPECT_THAT(error_of({"--nnodes=two", "p"}), HasSubstr("--nnodes two is"));
   EXPECT_THAT(
-      error_of({"--max-restarts=3", "p"}),
-      StartsWith("--max-restarts 3: restarts are not supported"));
+      error_of({"--nnodes=2", "p"}), HasSubstr("where host 0 is: --rdzv-end"));
+  EXPECT_THAT(
+      error_of({"--node-rank=1", "p"}), HasSubstr("with --nnodes 1 it is 0"));
+  EXPECT_THAT(error_of({"--max-restarts=-1", "p"}), HasSubstr("-1"));
+  EXPECT_THAT(
+      error_of({"--rdzv-conf=join_time=3", "p"}),
+      HasSubstr("join_time=3: there is no such setting"));
+  EXPECT_THAT(
+      error_of({"--rdzv-conf=join_timeout=never", "p"}),
+      HasSubstr("join_timeout=never is not a number of seconds"));
 }
 
 TEST(Options, BadValuesAreNamed) {

@@ -176,7 +176,7 @@ TEST(Weftrun, TheLastLineStandsAlone) {
 TEST(Weftrun, UsageErrorsAreExitCodeTwo) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
       {{"--nproc=2", "true"}, ".*Did you mean --nproc-per-node\\?.*"},
-      {{"--nnodes=2", "true"}, ".*several hosts are not supported.*"},
+      {{"--nnodes=2", "true"}, ".*needs to know where host 0 is.*"},
       {{}, ".*no program to start.*"},
       {{"no-such-program"}, ".*'no-such-program' is not in PATH.*"},
       {{"/no/such"}, ".*'/no/such' does not exist.*"},
