@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "mesh/crash_handler.h"
+
 namespace weft::mesh {
 namespace {
 
@@ -20,6 +22,7 @@ uint64_t Ledger::begin(LedgerEntry entry) {
   entry.end_ns = 0;
   const std::lock_guard lock(mutex_);
   entry.sequence = next_sequence_++;
+  note_collective(entry.sequence, entry.op, entry.name);
   ++counts_[entry.op];
   total_bytes_ += entry.bytes;
   if (capacity_ > 0) {

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
+#include <string_view>
 #include <thread>
 
 #include "checkpoint/error.h"
 #include "mesh/env.h"
+#include "mesh/error_file.h"
 #include "mesh/job_rank.h"
 #include "recipes/train/stop_signal.h"
 #include "recipes/train/trainer.h"
@@ -22,6 +25,26 @@ std::string rank() {
   } catch (const mesh::UsageError&) {
     return mesh::env::get("RANK").value_or("0"); // what is reported, maybe
   }
+}
+
+/// For the launcher, which finds by its time who failed first.
+void leave_error_file(mesh::ExitCode code, const std::string& sentence) {
+  const auto path = mesh::env::get("TORCHELASTIC_ERROR_FILE");
+  if (path) {
+    mesh::write_error_file(
+        path->c_str(),
+        {.code = static_cast<int>(code),
+         .rank = std::atoll(rank().c_str()),
+         .time_ns = mesh::error_time_ns(),
+         .message = sentence,
+         .callstack = ""});
+  }
+}
+
+/// libtorch says it by an error of no type of its own.
+bool is_out_of_memory(const c10::Error& error) {
+  return std::string_view(error.what_without_backtrace())
+             .find("can't allocate memory") != std::string_view::npos;
 }
 
 // Every rank finds the same mistake in a recipe. Rank 0 speaks first and the
@@ -38,6 +61,7 @@ int report_failure(
     const std::string& op,
     mesh::ExitCode code,
     const std::string& sentence) {
+  leave_error_file(code, sentence);
   if (code == mesh::ExitCode::kUsage) {
     let_rank_zero_speak();
   }
@@ -80,9 +104,13 @@ int report_exception(const std::string& op) {
     return report_failure(
         op, ExitCode::kOutOfMemory, error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    return report_failure(op, ExitCode::kNo, error.what_without_backtrace());
+    return report_failure(
+        op,
+        is_out_of_memory(error) ? ExitCode::kOutOfMemory : ExitCode::kNo,
+        error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
-    return report_failure(op, ExitCode::kOutOfMemory, "out of memory");
+    return report_failure(
+        op, ExitCode::kOutOfMemory, "out of memory (std::bad_alloc)");
   } catch (const std::exception& error) {
     return report_failure(op, ExitCode::kNo, error.what());
   }

@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "mesh/crash_handler.h"
 #include "mesh/error.h"
 #include "recipes/cli/commands.h"
 #include "recipes/cli/failure.h"
@@ -45,6 +46,7 @@ std::string name_of(const char* path) {
 } // namespace
 
 int main(int argc, char** argv, ModelTypes models) {
+  mesh::install_crash_handler();
   keep_freed_memory();
   Program program(
       "Trains transformers in two dimensions: data x tensor parallel.",

@@ -1,0 +1,98 @@
+#include "mesh/callstack.h"
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <cstring>
+
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <link.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+namespace weft::mesh {
+namespace {
+
+constexpr int kMaxFrames = 64;
+constexpr size_t kSymbolBytes = 512;
+
+struct Program {
+  std::array<char, PATH_MAX> path{};
+  uintptr_t base = 0;
+};
+Program program;
+
+void find_program() {
+  const ssize_t size =
+      readlink("/proc/self/exe", program.path.data(), program.path.size() - 1);
+  program.path[static_cast<size_t>(std::max<ssize_t>(size, 0))] = '\0';
+  dl_iterate_phdr( // the first is the program
+      [](dl_phdr_info* info, size_t /*size*/, void* base) {
+        *static_cast<uintptr_t*>(base) = info->dlpi_addr;
+        return 1;
+      },
+      &program.base);
+}
+
+uintptr_t program_counter(const void* context) {
+  [[maybe_unused]] const auto* machine =
+      &static_cast<const ucontext_t*>(context)->uc_mcontext;
+#if defined(__x86_64__)
+  return static_cast<uintptr_t>(machine->gregs[REG_RIP]);
+#elif defined(__aarch64__)
+  return machine->pc;
+#else
+  return 0;
+#endif
+}
+
+void put_frame(SafeWriter& out, int number, uintptr_t address) {
+  out << "#" << Decimal{number} << " ";
+  Dl_info found{};
+  // A return address may lie behind its function, when that never returns.
+  const uintptr_t inside = number == 0 ? address : address - 1;
+  if (dladdr(reinterpret_cast<void*>(inside), &found) == 0) {
+    out << Hex{address} << "\n";
+    return;
+  }
+  const auto base = reinterpret_cast<uintptr_t>(found.dli_fbase);
+  // The program's own name may be relative to a folder left long ago.
+  out << (base == program.base ? program.path.data() : found.dli_fname) << "(+"
+      << Hex{address - base} << ")";
+  if (found.dli_sname != nullptr) {
+    out << " "
+        << std::string_view(
+               found.dli_sname, strnlen(found.dli_sname, kSymbolBytes))
+        << "+" << Hex{address - reinterpret_cast<uintptr_t>(found.dli_saddr)};
+  }
+  out << "\n";
+}
+
+} // namespace
+
+void prepare_callstack() {
+  void* frame = nullptr;
+  backtrace(&frame, 1); // the first call loads a library
+  find_program();
+}
+
+void write_callstack(SafeWriter& out, const void* context) {
+  std::array<void*, kMaxFrames> frames;
+  const int count = backtrace(frames.data(), kMaxFrames);
+  const auto end = frames.begin() + count;
+  const uintptr_t crashed = program_counter(context);
+  auto begin = std::find_if(frames.begin(), end, [&](const void* frame) {
+    return reinterpret_cast<uintptr_t>(frame) == crashed;
+  });
+  int number = 0;
+  if (begin == end) { // a call of nothing, say: the stack begins at its caller
+    put_frame(out, number++, crashed);
+    begin = frames.begin() + std::min(count, 3);
+  }
+  for (; begin != end; ++begin) {
+    put_frame(out, number++, reinterpret_cast<uintptr_t>(*begin));
+  }
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace weft::mesh {
+
+/// Where a crash is reported, and as whose.
+struct CrashContext {
+  /// Empty: to standard error alone.
+  std::string error_file;
+  int64_t rank = 0;
+};
+
+/// From now on a crash of this process (SIGSEGV, SIGBUS, SIGFPE, SIGILL,
+/// SIGABRT, an uncaught exception) leaves an error file (mesh/error_file.h)
+/// with the signal, the address, the thread, the newest collective and a
+/// backtrace, and a last line `ERROR <code> rank=<r> op=crash ...` on standard
+/// error. Then it dies of the signal as if nobody had looked, or goes on to the
+/// handler that was there before. A stack overflow is reported in the thread
+/// that calls this; in others the kernel ends the process without a word.
+/// To be called once, early; later calls only change the context.
+void install_crash_handler(const CrashContext& context);
+
+/// The same with what the launcher says: TORCHELASTIC_ERROR_FILE, and the rank.
+void install_crash_handler();
+
+/// Tells a crash's report which collective began last. For ledgers; costs some
+/// nanoseconds.
+void note_collective(
+    uint64_t sequence,
+    std::string_view op,
+    std::string_view name);
+
+} // namespace weft::mesh
