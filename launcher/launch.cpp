@@ -12,9 +12,11 @@
 
 #include "launcher/environment.h"
 #include "launcher/error.h"
+#include "launcher/evidence.h"
 #include "launcher/guard.h"
 #include "launcher/log_dir.h"
 #include "launcher/master_socket.h"
+#include "launcher/memory_watch.h"
 #include "launcher/output.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous/make_hosts.h"
@@ -51,8 +53,16 @@ std::pair<std::string, std::string> split_last_line(std::string text) {
 milliseconds age_of_failure(const Outcome& outcome) {
   const auto cause = root_cause(outcome);
   return cause ? std::chrono::duration_cast<milliseconds>(
-                     Clock::now() - cause->seen)
+                     std::chrono::system_clock::now() - failure_time(*cause))
                : milliseconds(0);
+}
+
+std::vector<pid_t> pids(const std::vector<Worker>& workers) {
+  std::vector<pid_t> result;
+  for (const auto& worker : workers) {
+    result.push_back(worker.pid);
+  }
+  return result;
 }
 
 /// A run from its first start to its end.
@@ -187,18 +197,22 @@ HostEnd Launch::attempt(Placement placement) {
   const auto workers = spawn_all(facts, store ? &*store : nullptr);
   Supervisor supervisor(
       workers, output_, signals_, *hosts_, options_.shutdown_timeout);
-  const Outcome outcome = supervisor.run(wake_fd_.get());
+  MemoryWatch memory(pids(workers));
+  Outcome outcome = supervisor.run(wake_fd_.get());
   guard_.forget();
   const auto local = [&](int rank) { return rank - placement.first_rank; };
   const bool kept = logs_.temporary().empty();
-  auto [text, line] = split_last_line(report(
-      outcome,
-      {.host = host_name(),
-       .worker_count = options_.worker_count,
-       .tail = [&](int rank) { return output_.tail(local(rank)); },
-       .error_file =
-           [&](int rank) { return logs_.file(local(rank), "error.json"); },
-       .logs = kept ? logs_.attempt() : std::filesystem::path()}));
+  const ReportSources sources{
+      .host = host_name(),
+      .worker_count = options_.worker_count,
+      .tail = [&](int rank) { return output_.tail(local(rank)); },
+      .error =
+          [&](int rank) {
+            return read_error_file(logs_.file(local(rank), "error.json"));
+          },
+      .logs = kept ? logs_.attempt() : std::filesystem::path()};
+  add_evidence(outcome, sources, memory);
+  auto [text, line] = split_last_line(report(outcome, sources));
   output_.say(text);
   return {
       .code = exit_code(outcome),

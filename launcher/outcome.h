@@ -1,7 +1,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <sys/types.h>
@@ -11,8 +13,23 @@ namespace weft::launcher {
 /// A process that lost a peer or ran into a timeout ends with this code: it is
 /// seldom the cause of anything.
 constexpr int kPeerLost = 150;
+/// As of a process that the kernel kills for its memory.
+constexpr int kNoMemory = 137;
 /// Failures this close to the first one may be its cause.
 constexpr std::chrono::milliseconds kCauseWindow{200};
+
+/// What a failure is, where that is known beyond its code and signal.
+enum class Finding {
+  kNone,
+  /// It is another failure's consequence: a connection was lost.
+  kLostPeer,
+  /// The kernel killed it for the memory it used.
+  kOutOfMemory,
+  /// An allocation failed, and nobody dealt with it.
+  kBadAlloc,
+  /// It was killed, and not by the kernel for its memory.
+  kKilledBySomebody
+};
 
 /// How a worker ended.
 struct WorkerExit {
@@ -27,7 +44,18 @@ struct WorkerExit {
   std::chrono::system_clock::time_point when;
   /// It ended after all workers were told to.
   bool stopped = false;
+  /// Its host's name; empty: this one.
+  std::string host = {};
+  /// When it failed, by its own account. Units: nanoseconds since the epoch.
+  std::optional<int64_t> failed_at_ns = {};
+  Finding finding = Finding::kNone;
+  /// The most memory it had, and what it might have; 0: not known.
+  int64_t peak_rss_bytes = 0;
+  int64_t memory_limit_bytes = 0;
 };
+
+/// By its own account or, without one, when it was seen to have ended.
+std::chrono::system_clock::time_point failure_time(const WorkerExit& exit);
 
 /// How the run ended.
 struct Outcome {
@@ -41,14 +69,17 @@ struct Outcome {
   std::vector<int> stuck;
 };
 
-/// The failure that the others follow from: the first one, but an exit that
-/// says "peer lost" gives way to any other failure within kCauseWindow.
-/// Nothing if no worker failed by itself.
+/// The failure that the others follow from: the first one by failure_time(),
+/// but a lost peer gives way to any other failure within kCauseWindow. Nothing
+/// if no worker failed by itself.
 std::optional<WorkerExit> root_cause(const Outcome& outcome);
 
+/// Whether it is another failure's consequence.
+bool lost_a_peer(const WorkerExit& exit);
+
 /// The launcher's exit code: 0 if all workers exited 0, else the root cause's
-/// code; after a signal from outside the code that all workers share, else
-/// 128 + that signal.
+/// code, 137 if it ran out of memory; after a signal from outside the code that
+/// all workers share, else 128 + that signal.
 int exit_code(const Outcome& outcome);
 
 } // namespace weft::launcher

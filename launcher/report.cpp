@@ -2,19 +2,19 @@
 
 #include <algorithm>
 #include <ctime>
-#include <fstream>
 
 #include <signal.h>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
+#include "launcher/backtrace.h"
 #include "launcher/signals.h"
 
 namespace weft::launcher {
 namespace {
 
-constexpr size_t kErrorFileBytes = 1 << 16;
+constexpr size_t kFrames = 12;
+constexpr int64_t kMebibyte = 1 << 20;
 
 std::string local_time(std::chrono::system_clock::time_point when) {
   using std::chrono::milliseconds;
@@ -28,11 +28,35 @@ std::string local_time(std::chrono::system_clock::time_point when) {
   return fmt::format("{}.{:03d}", text, since.count() % 1000);
 }
 
-std::string describe(const WorkerExit& exit) {
-  if (exit.signal == 0) {
-    return fmt::format("exit code {}", exit.code);
+std::string by_kernel(const WorkerExit& exit) {
+  std::string text = "out of memory: killed by the kernel";
+  if (exit.peak_rss_bytes > 0) {
+    text += fmt::format(" at {} MiB", exit.peak_rss_bytes / kMebibyte);
   }
-  return fmt::format("signal {} ({})", exit.signal, signal_name(exit.signal));
+  if (exit.memory_limit_bytes > 0) {
+    text += fmt::format(" (limit {} MiB)", exit.memory_limit_bytes / kMebibyte);
+  }
+  return text;
+}
+
+std::string describe(const WorkerExit& exit) {
+  if (exit.finding == Finding::kOutOfMemory) {
+    return by_kernel(exit);
+  }
+  std::string text =
+      exit.signal == 0
+          ? fmt::format("exit code {}", exit.code)
+          : fmt::format(
+                "signal {} ({})", exit.signal, signal_name(exit.signal));
+  if (exit.finding == Finding::kBadAlloc) {
+    text += ", out of memory: an allocation failed";
+    if (exit.peak_rss_bytes > 0) {
+      text += fmt::format(" at {} MiB", exit.peak_rss_bytes / kMebibyte);
+    }
+  } else if (exit.finding == Finding::kKilledBySomebody) {
+    text += " by somebody; not the kernel's out-of-memory killer";
+  }
+  return text;
 }
 
 /// Without bytes that could rewrite what a terminal shows.
@@ -53,20 +77,51 @@ std::string failed_rank_line(
     const WorkerExit& exit,
     bool is_cause,
     const std::string& host) {
-  const bool out_of_memory = exit.signal == SIGKILL && !exit.stopped;
+  const bool by_nobody_knows_whom =
+      exit.signal == SIGKILL && !exit.stopped && exit.finding == Finding::kNone;
   return fmt::format(
-      "  rank {:<4} pid {:<8} {}, {} on {}{}{}\n",
+      "  rank {:<4} pid {:<8} {}{}, {} on {}{}{}\n",
       exit.rank,
       exit.pid,
       describe(exit),
-      local_time(exit.when),
-      host,
-      out_of_memory ? " (out of memory? see dmesg)" : "",
+      by_nobody_knows_whom ? " (out of memory? see dmesg)" : "",
+      local_time(failure_time(exit)),
+      exit.host.empty() ? host : exit.host,
+      lost_a_peer(exit) ? " (lost a peer)" : "",
       is_cause ? "  <- first cause" : "");
 }
 
 std::string join(const std::vector<int>& ranks) {
   return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+std::string indent(const std::string& title, const auto& lines) {
+  std::string text = fmt::format("  {}:\n", title);
+  for (const auto& line : lines) {
+    text += fmt::format("    | {}\n", printable(line));
+  }
+  return text;
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+/// Whether standard error says already what the error file does.
+bool is_said(
+    const std::vector<std::string>& message,
+    const std::vector<std::string>& said) {
+  return std::ranges::all_of(message, [&](const std::string& line) {
+    return std::ranges::any_of(said, [&](const std::string& other) {
+      return other.find(line) != std::string::npos;
+    });
+  });
 }
 
 std::string last_words(int rank, const ReportSources& sources) {
@@ -75,20 +130,16 @@ std::string last_words(int rank, const ReportSources& sources) {
   if (lines.empty()) {
     text += fmt::format("  rank {} wrote nothing to stderr\n", rank);
   } else {
-    text += fmt::format("  last words of rank {}:\n", rank);
-    for (const auto& line : lines) {
-      text += fmt::format("    | {}\n", printable(line));
-    }
+    text += indent(fmt::format("last words of rank {}", rank), lines);
   }
-  const std::string message = read_error_file(sources.error_file(rank));
-  if (!message.empty()) {
-    text += fmt::format("  error file of rank {}:\n", rank);
-    for (size_t begin = 0; begin < message.size();) {
-      const size_t end = std::min(message.find('\n', begin), message.size());
-      text += fmt::format(
-          "    | {}\n", printable(message.substr(begin, end - begin)));
-      begin = end + 1;
-    }
+  const ErrorFile error = sources.error(rank);
+  const auto message = split_lines(error.message);
+  if (!is_said(message, lines)) {
+    text += indent(fmt::format("error file of rank {}", rank), message);
+  }
+  const auto frames = readable_frames(error.callstack, kFrames);
+  if (!frames.empty()) {
+    text += indent(fmt::format("backtrace of rank {}", rank), frames);
   }
   return text;
 }
@@ -131,11 +182,14 @@ own_error_line(const Outcome& outcome, const WorkerExit* cause, int code) {
         signal_name(outcome.requested_signal),
         how);
   }
+  const char* how = cause->finding == Finding::kOutOfMemory ? ""
+                    : cause->signal != 0                    ? "killed by "
+                                                            : "ended with ";
   return fmt::format(
       "ERROR {} rank={} op=launch worker {}{}",
       code,
       cause->rank,
-      cause->signal != 0 ? "killed by " : "ended with ",
+      how,
       describe(*cause));
 }
 
@@ -160,7 +214,9 @@ std::string who_failed(
   std::string failed;
   std::vector<int> stopped;
   int count = 0;
-  for (const auto& exit : outcome.exits) {
+  auto exits = outcome.exits;
+  std::ranges::stable_sort(exits, {}, failure_time);
+  for (const auto& exit : exits) {
     if (exit.code != 0 && (!exit.stopped || exit.rank == cause.rank)) {
       failed += failed_rank_line(exit, exit.rank == cause.rank, sources.host);
       ++count;
@@ -184,24 +240,6 @@ std::string who_failed(
 }
 
 } // namespace
-
-std::string read_error_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes(kErrorFileBytes, '\0');
-  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  bytes.resize(
-      static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
-  const auto json = nlohmann::json::parse(bytes, nullptr, false);
-  if (!json.is_object() || !json.contains("message")) {
-    return "";
-  }
-  const auto& message = json["message"];
-  if (message.is_object() && message.contains("message") &&
-      message["message"].is_string()) {
-    return message["message"];
-  }
-  return message.is_string() ? message.get<std::string>() : "";
-}
 
 std::string report(const Outcome& outcome, const ReportSources& sources) {
   const int code = exit_code(outcome);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <fmt/format.h>
@@ -17,6 +18,14 @@ constexpr milliseconds kFailureGrace{5000};
 /// How long a killed process may take to vanish; one that waits for a dead
 /// disk never does.
 constexpr milliseconds kKillGrace{3000};
+
+/// Returns the most memory that the ended process had. Units: bytes.
+int64_t reap(pid_t pid) {
+  rusage usage{};
+  while (wait4(pid, nullptr, 0, &usage) < 0 && errno == EINTR) {
+  }
+  return usage.ru_maxrss * int64_t{1024};
+}
 
 } // namespace
 
@@ -48,11 +57,11 @@ Outcome Supervisor::run(int wake_fd) {
   // theirs still: ended workers are reaped only now.
   signal_groups(SIGKILL);
   output_.drain();
+  for (auto& exit : outcome_.exits) {
+    exit.peak_rss_bytes = reap(exit.pid);
+  }
   for (const auto& worker : workers_) {
-    if (ended(worker.rank)) {
-      while (waitpid(worker.pid, nullptr, 0) < 0 && errno == EINTR) {
-      }
-    } else {
+    if (!ended(worker.rank)) {
       outcome_.stuck.push_back(worker.rank);
     }
   }

@@ -14,6 +14,7 @@ WorkerExit exited(int rank, int code, int seen_ms, bool stopped = false) {
   exit.rank = rank;
   exit.code = code;
   exit.seen = std::chrono::steady_clock::time_point(milliseconds(seen_ms));
+  exit.when = std::chrono::system_clock::time_point(milliseconds(seen_ms));
   exit.stopped = stopped;
   return exit;
 }
@@ -68,6 +69,48 @@ TEST(Outcome, OfFailuresSeenAtOnceASignalComesFirst) {
       failure({exited(0, 1, 10), exited(1, 1, 10), killed(2, SIGKILL, 10)});
   EXPECT_EQ(root_cause(outcome)->rank, 2);
   EXPECT_EQ(exit_code(outcome), 137);
+}
+
+WorkerExit with_time(WorkerExit exit, double failed_at_ms) {
+  exit.failed_at_ns = static_cast<int64_t>(failed_at_ms * 1e6);
+  return exit;
+}
+
+TEST(Outcome, OfFailuresSeenAtOnceTheFirstByTheirOwnAccountIsTheCause) {
+  const auto outcome = failure(
+      {with_time(exited(0, 3, 10), 5.000002),
+       with_time(exited(1, 4, 10), 5.000001),
+       with_time(exited(2, 5, 10), 5.000003)});
+  EXPECT_EQ(root_cause(outcome)->rank, 1);
+  EXPECT_EQ(exit_code(outcome), 4);
+}
+
+TEST(Outcome, ACauseThatIsSlowToEndIsStillTheCause) {
+  const auto outcome = failure(
+      {exited(0, 1, 100),
+       with_time(exited(1, 3, 900, /*stopped=*/true), 90),
+       // Failed because it was told to end, or was ended.
+       with_time(exited(2, 4, 900, /*stopped=*/true), 400),
+       with_time(killed(3, SIGTERM, 900, /*stopped=*/true), 80)});
+  EXPECT_EQ(root_cause(outcome)->rank, 1);
+  EXPECT_EQ(exit_code(outcome), 3);
+}
+
+TEST(Outcome, WhoeverSpeaksOfALostConnectionGivesWay) {
+  auto reset = with_time(killed(0, SIGABRT, 10), 9);
+  reset.finding = Finding::kLostPeer;
+  const auto outcome = failure({reset, with_time(killed(1, SIGABRT, 12), 11)});
+  EXPECT_EQ(root_cause(outcome)->rank, 1);
+  EXPECT_EQ(root_cause(failure({reset}))->rank, 0);
+}
+
+TEST(Outcome, OutOfMemoryIs137HoweverItEnded) {
+  auto exit = killed(0, SIGABRT, 10);
+  exit.finding = Finding::kBadAlloc;
+  EXPECT_EQ(exit_code(failure({exit})), 137);
+  exit = exited(0, 1, 10);
+  exit.finding = Finding::kOutOfMemory;
+  EXPECT_EQ(exit_code(failure({exit})), 137);
 }
 
 TEST(Outcome, AfterASignalTheWorkersSharedCodeCounts) {

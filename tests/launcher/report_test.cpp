@@ -42,7 +42,10 @@ class Report : public ::testing::Test {
                tail.append(stderr_[rank]);
                return tail;
              },
-         .error_file = [&](int rank) { return folder_ / std::to_string(rank); },
+         .error =
+             [&](int rank) {
+               return read_error_file(folder_ / std::to_string(rank));
+             },
          .logs = ""});
   }
 
@@ -129,8 +132,64 @@ TEST_F(Report, ShowsTheMessageOfAnErrorFile) {
   EXPECT_THAT(report, HasSubstr("    | second\n"));
 }
 
+TEST_F(Report, AMessageThatStandardErrorHasIsNotRepeated) {
+  add(0, 3);
+  stderr_[0] = "ERROR 3 rank=0 op=train loss is nan\n";
+  std::ofstream(folder_ / "0")
+      << R"({"message": {"message": "loss is nan", "extraInfo": {}}})";
+  EXPECT_THAT(text(), Not(HasSubstr("error file")));
+}
+
+TEST_F(Report, ShowsTheBacktraceOfTheCause) {
+  add(0, 139, SIGSEGV);
+  std::ofstream(folder_ / "0") << R"({"message": {"message": "SIGSEGV",
+    "extraInfo": {"timestamp_ns": "1000000000",
+    "py_callstack": "#0 /lib/libx.so(+0x12) _ZN1x1yEv+0x2\nSIGSEGV"}}})";
+  EXPECT_THAT(
+      text(),
+      HasSubstr("  backtrace of rank 0:\n    | #0 x::y() in libx.so\n"));
+}
+
+TEST_F(Report, MarksConsequencesAndSortsByTime) {
+  using std::chrono::milliseconds;
+  add(0, 150).when += milliseconds(30);
+  auto& other = add(1, 134, SIGABRT);
+  other.finding = Finding::kLostPeer;
+  other.host = "shuttle";
+  other.when += milliseconds(20);
+  add(2, 3).when += milliseconds(25);
+  const auto report = text();
+  const auto place = [&](const char* part) {
+    EXPECT_THAT(report, HasSubstr(part));
+    return report.find(part);
+  };
+  EXPECT_LT(
+      place(" on shuttle (lost a peer)\n  rank 2 "),
+      place(" on loom  <- first cause\n  rank 0 "));
+  place(" on loom (lost a peer)\n");
+}
+
+TEST_F(Report, TellsWhoKilledAWorkerWhereThatIsKnown) {
+  auto& exit = add(1, 137, SIGKILL);
+  EXPECT_THAT(
+      text(), HasSubstr("signal 9 (SIGKILL) (out of memory? see dmesg)"));
+  exit.finding = Finding::kKilledBySomebody;
+  EXPECT_THAT(
+      text(),
+      EndsWith(
+          "\nERROR 137 rank=1 op=launch worker killed by signal 9 "
+          "(SIGKILL) by somebody; not the kernel's out-of-memory killer\n"));
+  exit.finding = Finding::kOutOfMemory;
+  exit.peak_rss_bytes = 700LL << 20;
+  exit.memory_limit_bytes = 512LL << 20;
+  EXPECT_THAT(
+      text(),
+      EndsWith("\nERROR 137 rank=1 op=launch worker out of memory: killed by "
+               "the kernel at 700 MiB (limit 512 MiB)\n"));
+}
+
 TEST_F(Report, ABrokenErrorFileIsNoMessage) {
-  EXPECT_EQ(read_error_file(folder_ / "absent"), "");
+  EXPECT_EQ(read_error_file(folder_ / "absent").message, "");
   for (const char* content :
        {"",
         "{",
@@ -139,10 +198,10 @@ TEST_F(Report, ABrokenErrorFileIsNoMessage) {
         "{\"message\": {\"message\": []}}"}) {
     SCOPED_TRACE(content);
     std::ofstream(folder_ / "f") << content;
-    EXPECT_EQ(read_error_file(folder_ / "f"), "");
+    EXPECT_EQ(read_error_file(folder_ / "f").message, "");
   }
   std::ofstream(folder_ / "f") << R"({"message": "plain"})";
-  EXPECT_EQ(read_error_file(folder_ / "f"), "plain");
+  EXPECT_EQ(read_error_file(folder_ / "f").message, "plain");
   EXPECT_THAT(text(), Not(HasSubstr("error file")));
 }
 
