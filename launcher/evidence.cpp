@@ -19,7 +19,7 @@ bool contains_any(std::string_view text, auto&& words) {
 }
 
 /// The error file's message or, without one, the last lines of standard error.
-std::string last_words(int rank, const ReportSources& sources) {
+std::string words_of(int rank, const ReportSources& sources) {
   std::string words = sources.error(rank).message;
   if (words.empty()) {
     for (const auto& line : sources.tail(rank).lines()) {
@@ -64,7 +64,7 @@ void add_evidence(
       continue;
     }
     exit.failed_at_ns = sources.error(exit.rank).time_ns;
-    exit.finding = find_in_words(exit, last_words(exit.rank, sources));
+    exit.finding = find_in_words(exit, words_of(exit.rank, sources));
     memory.explain(exit);
   }
 }

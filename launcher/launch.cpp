@@ -153,6 +153,8 @@ std::vector<Worker> Launch::spawn_all(
     MasterSocket* store) {
   const auto base = own_environment();
   ExecReport exec_report;
+  const auto cpus =
+      numa_cpus(options_.numa_binding, options_.worker_count, own_numa_host());
   std::vector<Worker> workers;
   for (int local_rank = 0; local_rank < options_.worker_count; ++local_rank) {
     const WorkerStreams streams = output_.open(local_rank);
@@ -167,7 +169,8 @@ std::vector<Worker> Launch::spawn_all(
          .standard_input = streams.input.get(),
          .standard_output = streams.output.get(),
          .standard_error = streams.error.get(),
-         .inherited_fd = local_rank == 0 ? facts.master_fd : -1},
+         .inherited_fd = local_rank == 0 ? facts.master_fd : -1,
+         .cpus = cpus.empty() ? std::set<int>() : cpus[local_rank]},
         signals_,
         exec_report));
     guard_.watch(workers.back().pid);

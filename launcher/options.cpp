@@ -28,6 +28,7 @@ struct Flags {
   double monitor_interval = 0.1;
   std::string role = "default";
   bool no_python = false;
+  std::string numa_binding;
   std::string log_dir;
   std::string redirects = "0";
   std::string tee = "0";
@@ -90,6 +91,11 @@ void add_process_flags(FlagTable& table, Flags& flags) {
       "--no-python",
       flags.no_python,
       "Accepted and implied: weftrun starts programs");
+  table.add(
+      "--numa-binding",
+      flags.numa_binding,
+      "node, socket, exclusive or core-complex: CPUs of each worker; node and "
+      "socket change nothing on a host with one NUMA node");
 }
 
 void add_host_flags(FlagTable& table, Flags& flags) {
@@ -301,6 +307,7 @@ Options check(const Flags& flags) {
   options.hosts = check_hosts(flags.hosts);
   options.max_restarts = flags.max_restarts;
   options.worker_count = worker_count(flags.nproc_per_node);
+  options.numa_binding = parse_numa_binding(flags.numa_binding);
   options.role = flags.role;
   if (!flags.rdzv_id.empty()) {
     options.run_id = flags.rdzv_id;

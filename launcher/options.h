@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "launcher/host_options.h"
+#include "launcher/numa_binding.h"
 #include "launcher/stream_selection.h"
 
 namespace weft::launcher {
@@ -14,6 +15,7 @@ namespace weft::launcher {
 struct Options {
   /// Workers to start, one rank each.
   int worker_count = 1;
+  NumaBinding numa_binding = NumaBinding::kNone;
   std::string role = "default";
   std::string run_id = "none";
   HostOptions hosts;

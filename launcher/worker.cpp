@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "launcher/error.h"
+#include "launcher/numa_binding.h"
 
 namespace weft::launcher {
 namespace {
@@ -40,6 +41,9 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
     if (streams[target] >= 0) {
       dup2(streams[target], target);
     }
+  }
+  if (!spec.cpus.empty()) {
+    bind_to_cpus(spec.cpus);
   }
   if (spec.inherited_fd >= 0) {
     fcntl(spec.inherited_fd, F_SETFD, 0);

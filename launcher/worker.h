@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct WorkerSpec {
   int standard_error = -1;
   /// Stays open in the worker, under the same number; -1: none.
   int inherited_fd = -1;
+  /// It may run on these; empty: on all that this process may use.
+  std::set<int> cpus = {};
 };
 
 /// A process that was started. Its pid is its session's and process group's.
