@@ -296,6 +296,7 @@ bool remove_step(const fs::path& checkpoints, int64_t step) {
   const auto temporary = fmt::format(
       "{}deleted-{}-{}", kTemporaryPrefix, step_name(step), random_hex());
   parent.rename(step_name(step), temporary);
+  parent.sync(); // or a power failure may bring back the name without the files
   delete_temporary(checkpoints / temporary);
   return true;
 }
