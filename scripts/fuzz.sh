@@ -1,24 +1,28 @@
 #!/usr/bin/env bash
-# scripts/fuzz.sh [SECONDS] [header|manifest]: libFuzzer on what reads untrusted
-# files, under ASan and UBSan, in build-fuzz/. SECONDS (60) of processor time
-# for each target (both), and one JSON line each. What it finds stays in
-# build-fuzz/crashes/. Exit 1: it found something.
+# scripts/fuzz.sh [SECONDS] [header|manifest|recipe]: libFuzzer on what reads
+# files that others wrote, under ASan and UBSan, in build-fuzz/. SECONDS (60) of
+# processor time for each target (all), and one JSON line each. What it finds
+# stays in build-fuzz/crashes/. Exit 1: it found something.
 step=fuzz
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 seconds=${1:-60}
-targets=(header manifest)
+targets=(header manifest recipe)
 (($# < 2)) || targets=("$2")
 clang=${CLANGXX:-clang++}
 command -v "$clang" >/dev/null || die 2 "$clang is needed (Debian: clang)"
 torch=$(libtorch_dir)
 [[ -n $torch ]] || die 2 "no libtorch: run make first"
 
-sources=(checkpoint/format/{digest,dtype,hash,json_scan,manifest}.cpp
-         checkpoint/format/{manifest_parser,manifest_rules,tensor_header}.cpp
-         checkpoint/format/{tensor_header_parser,text,tiling}.cpp
-         checkpoint/files/folder.cpp
-         tests/fuzz/fuzz_input.cpp)
+checkpoint=(checkpoint/format/{digest,dtype,hash,json_scan,manifest}.cpp
+            checkpoint/format/{manifest_parser,manifest_rules}.cpp
+            checkpoint/format/{tensor_header,tensor_header_parser}.cpp
+            checkpoint/format/{text,tiling}.cpp checkpoint/files/folder.cpp
+            tests/fuzz/fuzz_input.cpp)
+recipe=(recipes/config/{recipe,schema,schema_lifecycle,schema_model}.cpp
+        recipes/config/{schema_parallel,schema_text,schema_train}.cpp
+        recipes/config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
+        mesh/error.cpp tests/fuzz/recipe_input.cpp)
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -DFMT_HEADER_ONLY
        '-DWEFT_VERSION="fuzz"' -I. -isystem "$torch/include"
        -isystem "$torch/include/torch/csrc/api/include"
@@ -26,22 +30,43 @@ flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -DFMT_HEADER_ONLY
 
 # build TARGET
 build() {
-  local source object objects=()
+  local source object objects=() sources=("${checkpoint[@]}")
+  [[ $1 != recipe ]] || sources=("${recipe[@]}")
   mkdir -p build-fuzz
   for source in "${sources[@]}" "tests/fuzz/$1_fuzz.cpp"; do
     object=build-fuzz/$(basename "$source" .cpp).o
     objects+=("$object")
     # Headers are few and change together.
     if [[ ! -f $object ]] ||
-      [[ -n $(find checkpoint/*.h checkpoint/{format,files}/*.h tests/fuzz/*.h mesh/error.h "$source" \
+      [[ -n $(find checkpoint/*.h checkpoint/{format,files}/*.h \
+                recipes/config/*.h tests/fuzz/*.h mesh/error.h "$source" \
                 -newer "$object" -print -quit) ]]; then
       "$clang" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source" \
         -o "$object" || die 1 "$source does not compile"
     fi
   done
   "$clang" "${flags[@]}" -fsanitize=fuzzer "${objects[@]}" -o "build-fuzz/$1" \
-    -L"$torch/lib" -Wl,-rpath,"$torch/lib" -lc10 -lcrypto ||
+    -L"$torch/lib" -Wl,-rpath,"$torch/lib" -lc10 -lcrypto -lyaml-cpp ||
     die 1 "$1 does not link"
+}
+
+# seeds TARGET: prints the folders with what it begins with.
+seeds() {
+  echo "tests/fuzz/corpus/$1"
+  if [[ $1 == recipe ]]; then
+    mkdir -p build-fuzz/recipes
+    cp recipes/*.yaml build-fuzz/recipes/
+    echo build-fuzz/recipes
+  fi
+}
+
+# limits TARGET: prints the limits of one input.
+limits() {
+  if [[ $1 == recipe ]]; then
+    echo -timeout=1 -rss_limit_mb=256 -max_len=16384
+  else
+    echo -timeout=5 -rss_limit_mb=512 -max_len=8192
+  fi
 }
 
 # stat NAME LOG: the last value of libFuzzer's "stat::NAME: value".
@@ -56,14 +81,17 @@ fuzz() {
   local crashes=build-fuzz/crashes/$target corpus=build-fuzz/corpus/$target
   local used=0 executions=0 peak=0 rss slice wall=$SECONDS
   mkdir -p "$crashes" "$corpus"
+  local limits seeds
+  read -ra limits < <(limits "$target")
+  mapfile -t seeds < <(seeds "$target")
   local found_before
   found_before=$(find "$crashes" -type f | wc -l)
   while ((used < seconds)); do
     {
-      time "build-fuzz/$target" "$corpus" "tests/fuzz/corpus/$target" \
+      time "build-fuzz/$target" "$corpus" "${seeds[@]}" \
         -dict="tests/fuzz/$target.dict" -artifact_prefix="$crashes/" \
         -max_total_time=$((seconds - used < 300 ? seconds - used : 300)) \
-        -max_len=8192 -timeout=5 -rss_limit_mb=512 -malloc_limit_mb=128 \
+        "${limits[@]}" -malloc_limit_mb=128 \
         -print_final_stats=1 >"$log" 2>&1 || true
     } 2>"build-fuzz/$target.time"
     rss=$(stat_of peak_rss_mb "$log")

@@ -470,7 +470,104 @@ def manifest_corpus():
     add("no-not-json", b'{{"x", "xxh3": "' + H0.encode() + b'"\n}\n')
 
 
+# A recipe that needs no more; keys are put in its place of `optimizer`.
+RECIPE = """name: r
+mesh: {dp: 1, tp: 1}
+model: {dim: 8, layers: 1, heads: 2, ffn_dim: 16}
+data: {paths: [a.txt], sequence_length: 8}
+train: {steps: 3, global_batch_size: 2}
+optimizer: {lr: 1.0e-3}
+"""
+
+
+def recipe_corpus():
+    corpus = Corpus("recipe")
+
+    def add(name, content):
+        if isinstance(content, str):
+            content = content.encode()
+        corpus.add(name + ".yaml", content)
+
+    def replace(name, old, new):
+        assert RECIPE.count(old) == 1, old
+        add(name, RECIPE.replace(old, new))
+
+    add("ok-least", RECIPE)
+    add("ok-mark", "\ufeff" + RECIPE)
+    add("ok-crlf", RECIPE.replace("\n", "\r\n"))
+    add("ok-comments", "# a\n\n" + RECIPE + "# b")
+    add("ok-no-line-end", RECIPE[:-1])
+    add("ok-document", "---\n" + RECIPE + "...\n")
+    add("ok-json", json.dumps({
+        "name": "r", "mesh": {"dp": 1, "tp": 1},
+        "model": {"dim": 8, "layers": 1, "heads": 2, "ffn_dim": 16},
+        "data": {"paths": ["a.txt"], "sequence_length": 8},
+        "train": {"steps": 3, "global_batch_size": 2},
+        "optimizer": {"lr": 0.001}}))
+    add("no-empty", "")
+    add("no-comment-alone", "# a\n")
+    add("no-list", "- 1\n- 2\n")
+    add("no-word", "word")
+    add("no-null", "~\n")
+    add("no-mark-alone", "\ufeff")
+    add("no-two-documents", RECIPE + "---\n" + RECIPE)
+    add("no-utf-16", RECIPE.encode("utf-16"))
+    add("no-bad-utf-8", RECIPE.encode() + b"# \xff\n")
+    add("no-long-utf-8", RECIPE.encode() + b"# \xc0\xaf\n")
+    add("no-surrogate", RECIPE.encode() + b"# \xed\xa0\x80\n")
+    add("no-nul", RECIPE.replace("name: r", "name: r\0"))
+    add("no-control", RECIPE.replace("name: r", "name: r\x07"))
+    add("no-escape", RECIPE.replace("name: r", "name: \x1b[31m"))
+    add("no-cut", RECIPE[:70])
+    for name, text in (("map", "{foo:"), ("map-2", "{foo: {"), ("list", "[1, "),
+                       ("quote", "'a"), ("double-quote", '"a'),
+                       ("key", "? a"), ("block", "a: |"), ("colon", ":"),
+                       ("brace", "}"), ("bracket", "]"), ("comma", ","),
+                       ("percent", "%YAML 9.9\n---\n"), ("at", "@a: 1"),
+                       ("backquote", "`a`: 1"), ("tab", "a:\n\tb: 1\n")):
+        add(f"no-open-{name}", text)
+        add(f"no-behind-{name}", RECIPE + text)
+    for name, text in (("braces", "{a: " * 40), ("brackets", "[" * 40),
+                       ("closed", "{a: " * 40 + "1" + "}" * 40),
+                       ("many", "[" * 4000), ("dashes", "- " * 40 + "1"),
+                       ("questions", "? " * 40 + "1"),
+                       ("indents", "".join(" " * i + "a:\n" for i in range(40)))):
+        add(f"no-deep-{name}", text)
+    lr = "{lr: 1.0e-3}"
+    for name, value in (("anchor", "&a {lr: 1.0e-3}"), ("alias", "*a"),
+                        ("tag", "!!map {lr: 1.0e-3}"), ("merge", "{<<: {lr: 1}}"),
+                        ("word", "fast"), ("null", "~"), ("list", "[1]"),
+                        ("unknown", "{lr: 1, momentun: 2}"),
+                        ("repeated", "{lr: 1, lr: 1}"), ("dotted", "{a.lr: 1}"),
+                        ("empty-key", "{'': 1, lr: 1}"), ("nan", "{lr: .nan}"),
+                        ("inf", "{lr: .inf}"), ("huge", "{lr: 1e999}"),
+                        ("negative", "{lr: -1}"), ("text", "{lr: '1'}"),
+                        ("list-key", "{[lr]: 1}"), ("map-key", "{{lr: 1}: 1}")):
+        replace(f"no-optimizer-{name}", lr, value)
+    for name, value in (("half", "0.5"), ("octal", "0o7"), ("octal-11", "007"),
+                        ("hex", "0x1F"), ("exponent", "1e3"),
+                        ("huge", "9" * 40), ("too-large", "9223372036854775808"),
+                        ("underscore", "1_000"), ("text", "'3'"), ("no", "no"),
+                        ("true", "true"), ("negative", "-1"), ("plus", "+ 3"),
+                        ("nan", ".nan"), ("nothing", ""), ("seconds", "3:20"),
+                        ("date", "2001-01-01"), ("list", "[3]")):
+        replace(f"no-steps-{name}", "steps: 3", f"steps: {value}")
+    for name, value in (("number", "12"), ("null", "~"),
+                        ("slash", "a/b"), ("block", "|\n  a\n  b"),
+                        ("map", "{a: b}")):
+        replace(f"no-name-{name}", "name: r", f"name: {value}")
+    replace("ok-name-no", "name: r", "name: no")  # a text since YAML 1.2
+    replace("ok-name-quoted", "name: r", 'name: "no"')
+    replace("ok-steps-large", "steps: 3", "steps: 1000000000")
+    replace("no-unknown-section", "name: r", "nane: r")
+    replace("no-repeated-section", "name: r", "name: r\nname: r")
+    add("no-many-keys", "".join(f"a{i}: 1\n" for i in range(400)))
+    add("no-long-key", "a" * 3000 + ": 1\n")
+    add("no-long-value", "name: " + "a" * 3000 + "\n")
+
+
 header_corpus()
 manifest_corpus()
+recipe_corpus()
 files = [path for path in FOLDER.rglob("*") if path.is_file()]
 print(f"{len(files)} files, {sum(path.stat().st_size for path in files)} bytes")

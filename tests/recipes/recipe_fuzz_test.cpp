@@ -1,108 +1,19 @@
-#include <random>
+#include <filesystem>
 
 #include <gtest/gtest.h>
 
 #include "mesh/error.h"
 #include "recipes/config/recipe.h"
 #include "recipes/config/validate.h"
+#include "tests/fuzz/recipe_input.h"
+#include "tests/fuzz/recipe_mutator.h"
 #include "tests/recipes/fixtures.h"
 
 namespace weft::recipes {
 namespace {
 
-constexpr std::string_view kFragments[] = {
-    "{",
-    "}",
-    "[",
-    "]",
-    ":",
-    ": ",
-    ",",
-    "- ",
-    "? ",
-    "\n",
-    "\r\n",
-    "\t",
-    "  ",
-    "#",
-    "'",
-    "\"",
-    "&a ",
-    "*a",
-    "!!int ",
-    "! ",
-    "|\n",
-    ">-\n",
-    "---\n",
-    "...\n",
-    "%TAG\n",
-    "<<: ",
-    "~",
-    "null",
-    ".nan",
-    "-.inf",
-    "1e999",
-    "0o7",
-    "0x1F",
-    "no",
-    "-1",
-    "\\",
-    "\\x00",
-    "\\U0010ffff",
-    "\xef\xbb\xbf",
-    "\xff",
-    "\xc3\xa9",
-    "@",
-    "`",
-    "{foo:",
-    "99999999999999999999",
-    "model:",
-    "dp: 2",
-    "[[[[[[[[",
-    "{a: {a: {a: {a: "};
-
-// Changes a text in a few places, always in the same way for a seed.
-class Mutator {
- public:
-  explicit Mutator(uint64_t seed) : random_(seed) {}
-
-  std::string mutate(std::string text) {
-    for (uint64_t n = 1 + below(6); n > 0; --n) {
-      change(text);
-    }
-    return text;
-  }
-
-  uint64_t below(uint64_t limit) { return random_() % limit; }
-
- private:
-  void change(std::string& text) {
-    const size_t at = below(text.size() + 1);
-    const size_t length = std::min(text.size() - at, below(12));
-    switch (below(6)) {
-      case 0:
-        text.insert(at, kFragments[below(std::size(kFragments))]);
-        break;
-      case 1:
-        text.replace(at, length, kFragments[below(std::size(kFragments))]);
-        break;
-      case 2:
-        text.erase(at, length);
-        break;
-      case 3:
-        text.insert(below(text.size() + 1), text.substr(at, length * 4));
-        break;
-      case 4:
-        text.insert(at, 1, static_cast<char>(below(256)));
-        break;
-      default:
-        text.resize(at);
-        break;
-    }
-  }
-
-  std::mt19937_64 random_;
-};
+namespace fs = std::filesystem;
+using test::RecipeMutator;
 
 // Loads, validates and writes a recipe; false if it was refused. Anything but
 // a UsageError that is one line and names its place fails the test.
@@ -132,7 +43,7 @@ TEST(RecipeFuzz, MutatedRecipesAreLoadedOrRefused) {
       least_and("train:\n  steps: 3\noptimizer: {lr: 1}\n")};
   const char* wanted = std::getenv("WEFT_FUZZ_RUNS");
   const int64_t runs = wanted == nullptr ? 4000 : std::atoll(wanted);
-  Mutator mutator(/*seed=*/1);
+  RecipeMutator mutator(/*seed=*/1);
   int64_t loaded = 0;
   for (int64_t run = 0; run < runs && !::testing::Test::HasFailure(); ++run) {
     const std::string text = mutator.mutate(seeds[mutator.below(seeds.size())]);
@@ -143,6 +54,57 @@ TEST(RecipeFuzz, MutatedRecipesAreLoadedOrRefused) {
   }
   EXPECT_GT(loaded, runs / 100) << "hardly a mutation is harmless";
   EXPECT_LT(loaded, runs * 9 / 10) << "hardly a mutation does harm";
+}
+
+std::vector<std::string> texts_in(const fs::path& folder) {
+  std::vector<fs::path> paths;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".yaml") {
+      paths.push_back(entry.path());
+    }
+  }
+  std::ranges::sort(paths); // the seed counts from here on
+  std::vector<std::string> texts;
+  for (const auto& path : paths) {
+    texts.push_back(read_text(path.string()));
+  }
+  return texts;
+}
+
+// The long form is scripts/fuzz.sh.
+TEST(RecipeFuzz, EveryRefusalSaysLineAndColumn) {
+  constexpr int kRuns = 2000;
+  auto seeds = texts_in(WEFT_SOURCE_DIR "/recipes");
+  const auto recipes = seeds.size();
+  ASSERT_GE(recipes, 8);
+  for (auto& text : texts_in(WEFT_SOURCE_DIR "/tests/fuzz/corpus/recipe")) {
+    seeds.push_back(std::move(text));
+  }
+  RecipeMutator mutator(/*seed=*/2);
+  int accepted = 0;
+  for (int run = 0; run < kRuns; ++run) {
+    // As many from whole recipes as from pieces of grammar.
+    const auto count = run % 2 == 0 ? recipes : seeds.size();
+    const auto text = mutator.mutate(seeds[mutator.below(count)]);
+    SCOPED_TRACE(::testing::PrintToString(text));
+    accepted += test::fuzz_recipe(text).is_accepted ? 1 : 0;
+  }
+  EXPECT_GT(accepted, kRuns / 100);
+  EXPECT_LT(accepted, kRuns * 9 / 10);
+}
+
+// Names begin with what a reader must do: see tests/fuzz/make_corpus.py.
+TEST(RecipeFuzz, ThePiecesOfGrammarAreReadOrRefused) {
+  int count = 0;
+  for (const auto& entry :
+       fs::directory_iterator(WEFT_SOURCE_DIR "/tests/fuzz/corpus/recipe")) {
+    const auto name = entry.path().filename().string();
+    const auto verdict = test::fuzz_recipe(read_text(entry.path().string()));
+    EXPECT_EQ(verdict.is_accepted, name.starts_with("ok-"))
+        << name << ": " << verdict.error;
+    ++count;
+  }
+  EXPECT_GT(count, 50);
 }
 
 } // namespace
