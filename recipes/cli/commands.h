@@ -18,6 +18,7 @@ void add_explain(Program& program);
 void add_bench(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_report(CLI::App& app);
+void add_doctor(CLI::App& app);
 void add_tokenize(CLI::App& app);
 
 } // namespace weft::recipes::cli

@@ -36,6 +36,7 @@ void add_commands(Program& program) {
   add_checkpoint(program);
   add_report(program);
   add_tokenize(program);
+  add_doctor(program);
 }
 
 // The program's own name, for the words on how to call it.
