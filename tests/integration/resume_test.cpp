@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-constexpr int kSteps = 20;
+constexpr int kAllSteps = 20;
 
 struct Mesh {
   int dp;
@@ -37,7 +37,7 @@ class ResumeTest : public ProcessTest {
     Words words{
         "mesh.dp=" + std::to_string(mesh.dp),
         "mesh.tp=" + std::to_string(mesh.tp),
-        "train.steps=" + std::to_string(kSteps),
+        "train.steps=" + std::to_string(kAllSteps),
         "train.global_batch_size=24",
         "train.micro_batch_size=" + std::to_string(24 / mesh.dp / 2),
         "model.kv_heads=12",
@@ -60,7 +60,7 @@ class ResumeTest : public ProcessTest {
   }
 
   int diff(const std::string& a, const std::string& b) const {
-    const std::string step = "/checkpoints/step-" + std::to_string(kSteps);
+    const std::string step = "/checkpoints/step-" + std::to_string(kAllSteps);
     Process run({WEFT_WEFT, "checkpoint", "diff", a + step, b + step}, folder_);
     const int code = run.wait().value_or(-1);
     if (code != 0) {
@@ -71,8 +71,8 @@ class ResumeTest : public ProcessTest {
 
   void expect_whole_metrics(const std::string& run) const {
     const auto lines = metrics(run);
-    ASSERT_EQ(lines.size(), kSteps);
-    for (int i = 0; i < kSteps; ++i) {
+    ASSERT_EQ(lines.size(), kAllSteps);
+    for (int i = 0; i < kAllSteps; ++i) {
       EXPECT_EQ(lines[i].at("step"), i + 1);
       EXPECT_EQ(lines[i].at("tokens"), (i + 1) * 24 * 32);
     }
@@ -204,10 +204,10 @@ TEST_F(ResumeTest, GoesOnFromMeshToMesh) {
         run,
         {"lr_schedule.type=constant", "train.steps=" + std::to_string(steps)});
   };
-  expect_success(words({2, 2}, "straight", kSteps));
+  expect_success(words({2, 2}, "straight", kAllSteps));
   int done = 0;
   for (const auto& [mesh, steps] :
-       {std::pair{Mesh{2, 2}, 7}, {Mesh{1, 2}, 13}, {Mesh{3, 1}, kSteps}}) {
+       {std::pair{Mesh{2, 2}, 7}, {Mesh{1, 2}, 13}, {Mesh{3, 1}, kAllSteps}}) {
     SCOPED_TRACE(::testing::Message() << mesh);
     Process run(words(mesh, "legs", steps), folder_);
     ASSERT_EQ(run.wait(), 0) << run.error();
@@ -221,7 +221,7 @@ TEST_F(ResumeTest, GoesOnFromMeshToMesh) {
     done = steps;
   }
   expect_whole_metrics("legs");
-  for (int i = 0; i < kSteps; ++i) {
+  for (int i = 0; i < kAllSteps; ++i) {
     const double straight = metrics("straight")[i].at("loss");
     EXPECT_NEAR(metrics("legs")[i].at("loss"), straight, 1e-4 * straight) << i;
   }
@@ -241,7 +241,7 @@ TEST_F(ResumeTest, AFinishedRunSaysSo) {
       fresh.output(),
       AllOf(HasSubstr("starts from step 0"), HasSubstr("checkpoints.old")));
   EXPECT_TRUE(fs::exists(folder_ / "run/checkpoints.old/step-20"));
-  EXPECT_EQ(metrics("run").size(), kSteps);
+  EXPECT_EQ(metrics("run").size(), kAllSteps);
   EXPECT_EQ(read_text(folder_ / "run/metrics.jsonl.old"), before);
 
   Process longer(run_words({1, 2}, "run", {"train.steps=22"}), folder_);
