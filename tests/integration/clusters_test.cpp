@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/integration/clusters_doc.h"
+#include "tests/integration/own_address.h"
 #include "tests/integration/process_fixture.h"
 #include "tests/integration/slurm_cluster.h"
 
@@ -128,6 +130,28 @@ TEST_F(ClustersTest, TorchrunStartsRanks) {
     GTEST_SKIP() << "no .venv-peer with torchrun (make peer)";
   }
   expect_same_losses({WEFT_TORCHRUN, "--no-python", "--nproc-per-node", "4"});
+}
+
+TEST_F(ClustersTest, TheLoopOfTheDocumentStartsTwoHosts) {
+  const auto address = own_address();
+  if (address.empty()) {
+    GTEST_SKIP() << "this machine has only loopback addresses";
+  }
+  write("recipe.yaml", recipe_of_docs());
+  // In place of ssh: the command in a shell of its own.
+  write("ssh.sh", "shift\nexec sh -c \"$*\"\n");
+  auto loop = replaced(
+      script_in_docs("Bare SSH", 0),
+      "hosts=(node1 node2)",
+      "hosts=(" + address + " " + address + ")");
+  loop = replaced(loop, ":29500", ":" + std::to_string(free_port()));
+  write("loop.sh", loop);
+  auto variables = path_with_weft();
+  variables["SSH"] = "sh ssh.sh";
+  Process run({find_program("bash"), "loop.sh"}, folder_, variables);
+  ASSERT_EQ(run.wait(), 0) << run.error();
+  EXPECT_THAT(run.output(), HasSubstr("on dp=2 tp=4"));
+  EXPECT_EQ(metrics().size(), 6);
 }
 
 TEST_F(ClustersTest, ABatchScriptsProcessIsOneRankAndSaysSo) {

@@ -185,7 +185,7 @@ void SlurmCluster::write_configuration() const {
        << "FirstJobId=" << 16 * getpid() << "\n";
   for (const auto* node : kNodes) {
     file << "NodeName=" << node << " NodeHostname=" << host.data()
-         << " NodeAddr=127.0.0.1 Port=" << free_port() << " CPUs=4\n";
+         << " NodeAddr=127.0.0.1 Port=" << free_port() << " CPUs=64\n";
   }
 }
 

@@ -13,7 +13,7 @@ namespace weft::test {
 std::string find_program(const std::string& name);
 
 /// A real Slurm on loopback: munged, slurmctld, and a slurmd for each of the
-/// nodes node1 and node2, which claim four processors each. Their files are in
+/// nodes node1 and node2, which claim 64 processors each. Their files are in
 /// a folder of their own. They end with this object, and also with the test's
 /// process, however that ends.
 class SlurmCluster {

@@ -1,18 +1,14 @@
 // Ranks that a real Slurm starts: one controller and two nodes on this machine.
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <stdexcept>
-
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/integration/clusters_doc.h"
+#include "tests/integration/own_address.h"
 #include "tests/integration/process_fixture.h"
 #include "tests/integration/slurm_cluster.h"
 
@@ -23,33 +19,6 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-
-/// An address of this machine that is not loopback, or "".
-std::string own_address() {
-  ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) {
-    return "";
-  }
-  std::string result;
-  for (const auto* one = all; one != nullptr; one = one->ifa_next) {
-    std::array<char, NI_MAXHOST> text{};
-    if (result.empty() && one->ifa_addr != nullptr &&
-        one->ifa_addr->sa_family == AF_INET &&
-        (one->ifa_flags & IFF_LOOPBACK) == 0 &&
-        getnameinfo(
-            one->ifa_addr,
-            sizeof(sockaddr_in),
-            text.data(),
-            text.size(),
-            nullptr,
-            0,
-            NI_NUMERICHOST) == 0) {
-      result = text.data();
-    }
-  }
-  freeifaddrs(all);
-  return result;
-}
 
 class SlurmTest : public ProcessTest {
  protected:
@@ -119,6 +88,27 @@ class SlurmTest : public ProcessTest {
         "--chdir=" + folder_.string(),
         (folder_ / "job.sh").string()};
     return lines_of(slurm_->ask(words)).at(0);
+  }
+
+  /// Runs a script of docs/clusters.md on two nodes of four ranks.
+  void expect_trains(const std::string& script, const std::string& address)
+      const {
+    write("recipe.yaml", recipe_of_docs());
+    write("job.sh", script);
+    auto variables = path_with_weft();
+    variables.merge(slurm_->variables());
+    // No resolver knows the nodes' names.
+    variables["MASTER_ADDR"] = address;
+    Process sbatch(
+        {find_program("sbatch"), "--parsable", "--output=job.txt", "job.sh"},
+        folder_,
+        variables);
+    ASSERT_EQ(sbatch.wait(), 0) << sbatch.error();
+    const auto job = lines_of(sbatch.output()).at(0);
+    ASSERT_NO_FATAL_FAILURE(
+        wait_until(job, [&] { return state_of(job) == "COMPLETED"; }));
+    EXPECT_THAT(read_text(folder_ / "job.txt"), HasSubstr("on dp=2 tp=4"));
+    EXPECT_EQ(metrics().size(), 6);
   }
 
   std::string state_of(const std::string& job) const {
@@ -205,6 +195,21 @@ TEST_F(SlurmTest, ARequeuedJobGoesOnWhereItWasBitForBit) {
       HasSubstr("resumes from run/checkpoints/step-" + std::to_string(before)))
       << said;
   EXPECT_EQ(losses(metrics("run")), same);
+}
+
+TEST_F(SlurmTest, TheScriptsOfTheDocumentTrainOnTwoNodes) {
+  const auto address = own_address();
+  if (address.empty()) {
+    GTEST_SKIP() << "this machine has only loopback addresses";
+  }
+  ASSERT_NO_FATAL_FAILURE(expect_trains(script_in_docs("Slurm", 0), address));
+  fs::remove_all(folder_ / "outputs");
+  auto script = script_in_docs("Slurm", 2);
+  const auto begin = script.find("$(scontrol show hostnames");
+  const auto end = script.find("head -n 1)", begin);
+  ASSERT_NE(end, std::string::npos) << script;
+  script.replace(begin, end + 10 - begin, address);
+  expect_trains(script, address);
 }
 
 TEST_F(SlurmTest, ATasksExitCodeAndReasonAreSruns) {
