@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# scripts/fuzz.sh [SECONDS] [header|manifest|recipe]: libFuzzer on what reads
-# files that others wrote, under ASan and UBSan, in build-fuzz/. SECONDS (60) of
-# processor time for each target (all), and one JSON line each. What it finds
+# scripts/fuzz.sh [SECONDS] [header|manifest|recipe|rendezvous]: libFuzzer on
+# what reads files and connections of others, under ASan and UBSan, in
+# build-fuzz/. SECONDS (60) of processor time for each target (all), and one JSON line each. What it finds
 # stays in build-fuzz/crashes/. Exit 1: it found something.
 step=fuzz
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 seconds=${1:-60}
-targets=(header manifest recipe)
+targets=(header manifest recipe rendezvous)
 (($# < 2)) || targets=("$2")
 clang=${CLANGXX:-clang++}
 command -v "$clang" >/dev/null || die 2 "$clang is needed (Debian: clang)"
@@ -23,6 +23,8 @@ recipe=(recipes/config/{recipe,schema,schema_lifecycle,schema_model}.cpp
         recipes/config/{schema_parallel,schema_text,schema_train}.cpp
         recipes/config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
         mesh/error.cpp tests/fuzz/recipe_input.cpp)
+rendezvous=(launcher/rendezvous/{address,event_loop,gate,handshake,key}.cpp
+            launcher/rendezvous/{link,messages,splice}.cpp)
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -DFMT_HEADER_ONLY
        '-DWEFT_VERSION="fuzz"' -I. -isystem "$torch/include"
        -isystem "$torch/include/torch/csrc/api/include"
@@ -32,6 +34,7 @@ flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -DFMT_HEADER_ONLY
 build() {
   local source object objects=() sources=("${checkpoint[@]}")
   [[ $1 != recipe ]] || sources=("${recipe[@]}")
+  [[ $1 != rendezvous ]] || sources=("${rendezvous[@]}")
   mkdir -p build-fuzz
   for source in "${sources[@]}" "tests/fuzz/$1_fuzz.cpp"; do
     object=build-fuzz/$(basename "$source" .cpp).o
@@ -39,7 +42,7 @@ build() {
     # Headers are few and change together.
     if [[ ! -f $object ]] ||
       [[ -n $(find checkpoint/*.h checkpoint/{format,files}/*.h \
-                recipes/config/*.h tests/fuzz/*.h mesh/error.h "$source" \
+                recipes/config/*.h launcher/rendezvous/*.h tests/fuzz/*.h mesh/error.h "$source" \
                 -newer "$object" -print -quit) ]]; then
       "$clang" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source" \
         -o "$object" || die 1 "$source does not compile"

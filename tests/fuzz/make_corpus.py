@@ -566,8 +566,24 @@ def recipe_corpus():
     add("no-long-value", "name: " + "a" * 3000 + "\n")
 
 
+def rendezvous_corpus():
+    """Names say nothing here: tests/fuzz/rendezvous_fuzz.cpp lets nobody in."""
+    corpus = Corpus("rendezvous")
+    answer = b"WEFTRUN1" + b"c\0\0\0" + bytes(4 + 8 + 32 + 32 + 32)
+    corpus.add("raw", b"\0" + answer)
+    corpus.add("raw-short", b"\0" + answer[:50])
+    corpus.add("raw-long", b"\0" + answer * 3)
+    corpus.add("stream", b"\1")
+    corpus.add("other-token", b"\2" + bytes(32))
+    corpus.add("replayed", b"\3")
+    corpus.add("replayed-changed", b"\3" + bytes(90) + b"\1")
+    corpus.add("frame", struct.pack("<I", 2) + b"{}" + bytes(32))
+    corpus.add("frame-huge", struct.pack("<I", 2**32 - 1) + bytes(64))
+
+
 header_corpus()
 manifest_corpus()
+rendezvous_corpus()
 recipe_corpus()
 files = [path for path in FOLDER.rglob("*") if path.is_file()]
 print(f"{len(files)} files, {sum(path.stat().st_size for path in files)} bytes")
