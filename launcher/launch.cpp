@@ -49,12 +49,17 @@ std::pair<std::string, std::string> split_last_line(std::string text) {
   return {text, line};
 }
 
-/// How long ago the first worker failed.
-milliseconds age_of_failure(const Outcome& outcome) {
-  const auto cause = root_cause(outcome);
-  return cause ? std::chrono::duration_cast<milliseconds>(
-                     std::chrono::system_clock::now() - failure_time(*cause))
-               : milliseconds(0);
+HostEnd host_end(const Outcome& outcome, const std::string& line) {
+  HostEnd end;
+  end.code = exit_code(outcome);
+  end.signal = outcome.requested_signal;
+  end.line = line;
+  if (const auto cause = root_cause(outcome)) {
+    end.lost_peer = lost_a_peer(*cause);
+    end.age = std::chrono::duration_cast<milliseconds>(
+        std::chrono::system_clock::now() - failure_time(*cause));
+  }
+  return end;
 }
 
 std::vector<pid_t> pids(const std::vector<Worker>& workers) {
@@ -217,11 +222,7 @@ HostEnd Launch::attempt(Placement placement) {
   add_evidence(outcome, sources, memory);
   auto [text, line] = split_last_line(report(outcome, sources));
   output_.say(text);
-  return {
-      .code = exit_code(outcome),
-      .signal = outcome.requested_signal,
-      .age = age_of_failure(outcome),
-      .line = line};
+  return host_end(outcome, line);
 }
 
 Verdict Launch::await_verdict() {

@@ -17,6 +17,8 @@ struct HostEnd {
   int code = 0;
   /// The signal from outside that ended them, or 0.
   int signal = 0;
+  /// Its first failure follows from another: it only lost a connection.
+  bool lost_peer = false;
   /// How long ago the failure was seen. Hosts' clocks may differ.
   std::chrono::milliseconds age{0};
   /// `ERROR <code> rank=<r> ...`; empty if the code is 0.

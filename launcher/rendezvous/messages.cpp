@@ -28,6 +28,7 @@ json to_message(const HostEnd& end) {
       {"type", "end"},
       {"code", end.code},
       {"signal", end.signal},
+      {"lost_peer", end.lost_peer ? 1 : 0},
       {"age_ms", end.age.count()},
       {"line", end.line.substr(0, 8192)}};
 }
@@ -36,6 +37,7 @@ HostEnd read_end(const json& message) {
   return {
       .code = int_of(message, "code", 0),
       .signal = int_of(message, "signal", 0),
+      .lost_peer = int_of(message, "lost_peer", 0) != 0,
       .age = milliseconds(int_of(message, "age_ms", 0)),
       .line = text_of(message, "line")};
 }

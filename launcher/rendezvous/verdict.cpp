@@ -84,7 +84,7 @@ Verdict judge(const std::vector<HostReport>& reports) {
     return !is_lost(report) && report.failed > first + kCauseWindow;
   });
   const auto cause = std::ranges::min(failed, {}, [](const HostReport& report) {
-    const bool follows = !is_lost(report) && report.end.code == kPeerLost;
+    const bool follows = !is_lost(report) && report.end.lost_peer;
     return std::tuple(follows, report.failed, report.node_rank);
   });
   return of(cause);

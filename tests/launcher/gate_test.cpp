@@ -7,8 +7,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "launcher/error.h"
+#include "launcher/rendezvous/messages.h"
 #include "launcher/rendezvous/token.h"
 #include "launcher/rendezvous/verdict.h"
 #include "tests/launcher/run_weftrun.h"
@@ -119,6 +121,7 @@ HostReport failed(int node, int code, int after_ms) {
   report.first_rank = 2 * node;
   report.worker_count = 2;
   report.end.code = code;
+  report.end.lost_peer = code == 150;
   report.end.line = "ERROR " + std::to_string(code) + " rank=x";
   report.failed = std::chrono::steady_clock::time_point(
       std::chrono::hours(1) + milliseconds(after_ms));
@@ -130,6 +133,32 @@ TEST(Verdict, IsTheFirstCauseOnAnyHost) {
   EXPECT_EQ(verdict.code, 134);
   EXPECT_EQ(verdict.line, "ERROR 134 rank=x (host h1, node rank 1)");
   EXPECT_EQ(judge({failed(0, 3, 0), failed(1, 134, 100)}).code, 3);
+}
+
+// A program that is not ours ends with another code when its peer is gone.
+TEST(Verdict, WhoOnlyLostAPeerIsNotTheCauseWhateverItsCode) {
+  auto follower = failed(0, 1, 0);
+  follower.end.lost_peer = true;
+  const auto verdict = judge({follower, failed(1, 134, 100)});
+  EXPECT_EQ(verdict.code, 134);
+  EXPECT_THAT(verdict.line, HasSubstr("host h1"));
+  EXPECT_EQ(judge({follower}).code, 1);
+}
+
+TEST(Messages, AnEndArrivesAsItWasSent) {
+  HostEnd end;
+  end.code = 1;
+  end.signal = 15;
+  end.lost_peer = true;
+  end.age = milliseconds(250);
+  end.line = "ERROR 1 rank=2 op=launch exited";
+  const HostEnd read = read_end(to_message(end));
+  EXPECT_EQ(read.code, end.code);
+  EXPECT_EQ(read.signal, end.signal);
+  EXPECT_TRUE(read.lost_peer);
+  EXPECT_EQ(read.age, end.age);
+  EXPECT_EQ(read.line, end.line);
+  EXPECT_FALSE(read_end(to_message(HostEnd())).lost_peer);
 }
 
 TEST(Verdict, ALostHostComesBeforeThoseWhoLostIt) {
