@@ -1,15 +1,10 @@
 // Launchers of several hosts, all on this one.
-#include <fstream>
-#include <memory>
-
 #include <signal.h>
-#include <sys/stat.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/master_socket.h"
-#include "tests/launcher/run_weftrun.h"
+#include "tests/launcher/several_hosts.h"
 
 namespace weft::launcher {
 namespace {
@@ -18,36 +13,6 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 using Flags = std::vector<std::string>;
-
-class SeveralHosts : public ::testing::Test {
- protected:
-  std::string token(const std::string& name, char fill) const {
-    const std::string path = folder_ / name;
-    std::ofstream(path) << std::string(64, fill) << "\n";
-    chmod(path.c_str(), 0600);
-    return path;
-  }
-
-  std::unique_ptr<WeftrunProcess> host(
-      int node,
-      const std::string& script,
-      const Flags& more = {},
-      int workers = 1) const {
-    Flags flags{
-        "--nnodes=2",
-        "--node-rank=" + std::to_string(node),
-        "--rdzv-endpoint=127.0.0.1:" + std::to_string(port_),
-        "--token-file=" + token_,
-        "--rdzv-id=job",
-        "--rdzv-conf=keep_alive_interval=0.5"};
-    flags.insert(flags.end(), more.begin(), more.end());
-    return std::make_unique<WeftrunProcess>(shell(workers, script, flags));
-  }
-
-  const TemporaryFolder folder_;
-  const std::string token_ = token("token", 'a');
-  const int port_ = MasterSocket("127.0.0.1", 0).port();
-};
 
 TEST_F(SeveralHosts, RankTheirWorkersInOrder) {
   const std::string script =
