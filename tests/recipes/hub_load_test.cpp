@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -16,6 +17,7 @@
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
 #include "dtensor/dtensor.h"
+#include "mesh/error.h"
 #include "recipes/config/recipe.h"
 #include "recipes/config/validate.h"
 #include "recipes/hub/config.h"
