@@ -87,15 +87,15 @@ Guard::~Guard() {
   }
 }
 
-void Guard::watch(pid_t process_group) {
-  send(process_group);
+void Guard::watch_me() const {
+  send(getpgrp());
 }
 
-void Guard::forget() {
+void Guard::forget() const {
   send(kForget);
 }
 
-void Guard::send(pid_t message) {
+void Guard::send(pid_t message) const {
   while (write(pipe_.get(), &message, sizeof(message)) < 0 && errno == EINTR) {
   }
 }

@@ -20,12 +20,14 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  void watch(pid_t process_group);
+  /// Watches the process group of the caller: a child that is to execute
+  /// something. Only itself can say so before it starts anything.
+  void watch_me() const;
   /// The groups are gone: their ids may name others from now on.
-  void forget();
+  void forget() const;
 
  private:
-  void send(pid_t message);
+  void send(pid_t message) const;
 
   pid_t pid_ = -1;
   UniqueFd pipe_;

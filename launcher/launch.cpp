@@ -177,8 +177,8 @@ std::vector<Worker> Launch::spawn_all(
          .inherited_fd = local_rank == 0 ? facts.master_fd : -1,
          .cpus = cpus.empty() ? std::set<int>() : cpus[local_rank]},
         signals_,
-        exec_report));
-    guard_.watch(workers.back().pid);
+        exec_report,
+        guard_));
   }
   exec_report.wait(options_.command.front());
   if (store != nullptr) {

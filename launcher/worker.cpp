@@ -28,8 +28,10 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
     const WorkerSpec& spec,
     const SignalQueue& signals,
     int report_fd,
+    const Guard& guard,
     pid_t launcher) {
   setsid();
+  guard.watch_me();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) { // it died before prctl could see it
     _exit(128 + SIGKILL);
@@ -88,14 +90,15 @@ void ExecReport::wait(const std::string& program) {
 Worker spawn(
     const WorkerSpec& spec,
     const SignalQueue& signals,
-    const ExecReport& report) {
+    const ExecReport& report,
+    const Guard& guard) {
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid < 0) {
     throw_errno(fmt::format("fork of worker {}", spec.rank));
   }
   if (pid == 0) {
-    run_child(spec, signals, report.write_end(), launcher);
+    run_child(spec, signals, report.write_end(), guard, launcher);
   }
   return {.rank = spec.rank, .pid = pid};
 }

@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include "launcher/guard.h"
 #include "launcher/signals.h"
 #include "launcher/unique_fd.h"
 
@@ -50,12 +51,13 @@ class ExecReport {
 };
 
 /// Forks and executes: in a session of its own, killed by the kernel when this
-/// process dies. To be called from the thread that lives as long as the
-/// process: PR_SET_PDEATHSIG means the thread's death.
+/// process dies, and watched by `guard`. To be called from the thread that
+/// lives as long as the process: PR_SET_PDEATHSIG means the thread's death.
 /// Throws: LaunchError if the fork fails.
 Worker spawn(
     const WorkerSpec& spec,
     const SignalQueue& signals,
-    const ExecReport& report);
+    const ExecReport& report,
+    const Guard& guard);
 
 } // namespace weft::launcher
