@@ -18,15 +18,18 @@ bool contains_any(std::string_view text, auto&& words) {
   });
 }
 
-/// The error file's message or, without one, the last lines of standard error.
-std::string words_of(int rank, const ReportSources& sources) {
-  std::string words = sources.error(rank).message;
-  if (words.empty()) {
-    for (const auto& line : sources.tail(rank).lines()) {
-      words += line + '\n';
-    }
+/// By the error file's message or, without one, the last lines of standard
+/// error.
+Finding find(const WorkerExit& exit, const ReportSources& sources) {
+  std::string last_lines;
+  for (const auto& line : sources.tail(exit.rank).lines()) {
+    last_lines += line + '\n';
   }
-  return words;
+  const std::string message = sources.error(exit.rank).message;
+  const Finding by_lines = find_in_words(exit, last_lines);
+  // A crash handler's message says SIGABRT, and not what it was for.
+  const bool by_message = !message.empty() && by_lines != Finding::kBadAlloc;
+  return by_message ? find_in_words(exit, message) : by_lines;
 }
 
 } // namespace
@@ -64,7 +67,7 @@ void add_evidence(
       continue;
     }
     exit.failed_at_ns = sources.error(exit.rank).time_ns;
-    exit.finding = find_in_words(exit, words_of(exit.rank, sources));
+    exit.finding = find(exit, sources);
     memory.explain(exit);
   }
 }

@@ -18,6 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 /// Shell for a worker that leaves an error file as weft does.
 std::string leave_error(const std::string& message, const char* time_ns) {
@@ -126,6 +127,17 @@ class SmallCgroup {
   std::filesystem::path folder_;
   bool made_ = false;
 };
+
+TEST(Cause, ACrashHandlersMessageDoesNotHideAFailedAllocation) {
+  WeftrunProcess run(shell(
+      1,
+      "echo \"DefaultCPUAllocator: can't allocate memory\" >&2; " +
+          leave_error("SIGABRT in thread main", "$(date +%s%N)") +
+          "ulimit -c 0; kill -ABRT $$"));
+  EXPECT_EQ(run.wait(), 137);
+  EXPECT_THAT(run.last_error_line(), StartsWith("ERROR 137 rank=0 "));
+  EXPECT_THAT(run.last_error_line(), HasSubstr("an allocation failed"));
+}
 
 TEST(Cause, AKillByTheKernelForMemoryIsNamed) {
   const SmallCgroup cgroup(64 << 20);
