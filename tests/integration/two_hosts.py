@@ -165,7 +165,9 @@ def main():
     if os.geteuid() != 0 or shutil.which("ip") is None:
         print("skipped: not root, or no ip")
         return 77
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    signal.alarm(150)  # ctest's end of patience would leave the namespaces
     with tempfile.TemporaryDirectory() as folder, Network() as network:
         hosts = Hosts(network, programs, pathlib.Path(folder))
         try:
