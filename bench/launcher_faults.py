@@ -154,6 +154,8 @@ class Killed:
         words = "--nproc-per-node", 4, "--", "sh", "-c", self.GRANDCHILDREN
         for _ in range(kills):
             self.kill(words, 0.15)
+        if not self.bench.sample:
+            self.count_orphans()  # else with those of train()
         code, output, _ = self.bench.run("--nproc-per-node", 4, "--", "sh", "-c",
                                          "echo well")
         return code == 0 and output.count("well") == 4
