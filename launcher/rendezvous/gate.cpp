@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 
 constexpr size_t kMostStrangers = 64;
 constexpr size_t kMostStreams = 16384;
-constexpr std::chrono::seconds kPatience{2};
+constexpr std::chrono::seconds kAnswerTime{2};
 constexpr std::chrono::seconds kBetweenNotes{10};
 /// At most so many at a time: the loop has other work, too.
 constexpr int kAccepts = 32;
@@ -97,7 +97,7 @@ void Gate::greet(UniqueFd fd) {
       {.fd = std::move(fd),
        .challenge = nonce,
        .incoming = "",
-       .deadline = Clock::now() + kPatience});
+       .deadline = Clock::now() + kAnswerTime});
   const auto stranger = std::prev(strangers_.end());
   loop_.watch(stranger->fd.get(), EPOLLIN, [this, stranger](uint32_t) {
     hear(stranger);

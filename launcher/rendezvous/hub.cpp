@@ -137,8 +137,8 @@ void Hub::admit(UniqueFd fd, const Bits256& session) {
       [](const std::string&) {});
 }
 
-int Hub::place_for(const json& message) const {
-  const int wanted = int_of(message, "node", 0);
+int Hub::place_for(const JoinRequest& request) const {
+  const int wanted = request.node_rank;
   if (!options_.hosts.ranked_by_arrival) {
     const bool free = wanted > 0 && wanted < std::ssize(members_) &&
                       members_[static_cast<size_t>(wanted)] == nullptr;
@@ -150,82 +150,60 @@ int Hub::place_for(const json& message) const {
                                  : static_cast<int>(found - members_.begin());
 }
 
-std::string Hub::objection(const json& message, int& code, bool& is_fatal)
-    const {
-  const std::string host = text_of(message, "host");
-  const std::string& here = members_.front()->report.host;
-  code = 5;
-  is_fatal = true;
-  if (const auto version = text_of(message, "version");
-      version != WEFT_VERSION) {
-    return fmt::format(
-        "weftrun is {} on host {} and {} on host {}. Install the same version "
-        "on all hosts.",
-        version,
-        host,
-        WEFT_VERSION,
-        here);
+std::optional<Objection> Hub::objection(const JoinRequest& request) const {
+  if (auto other = objection_to(
+          request,
+          {.host = members_.front()->report.host,
+           .command = command_,
+           .node_count = static_cast<int>(members_.size())})) {
+    return other;
   }
-  if (text_of(message, "command") != command_) {
-    return fmt::format(
-        "hosts {} and {} were given different programs or arguments. Start "
-        "the same command on all hosts.",
-        here,
-        host);
-  }
-  code = 2;
-  const int count = int_of(message, "nodes", 0);
-  if (count != std::ssize(members_)) {
-    return fmt::format(
-        "--nnodes is {} on host {} and {} on host {}. Give all the same.",
-        count,
-        host,
-        members_.size(),
-        here);
-  }
-  is_fatal = false;
   if (phase_ != Phase::kGathering) {
-    return fmt::format(
-        "run '{}' has all its {} hosts and runs. Choose another --rdzv-id and "
-        "--rdzv-endpoint for another run.",
-        options_.run_id,
-        members_.size());
+    return Objection{
+        .why = fmt::format(
+            "run '{}' has all its {} hosts and runs. Choose another --rdzv-id "
+            "and --rdzv-endpoint for another run.",
+            options_.run_id,
+            members_.size())};
   }
-  if (place_for(message) < 0) {
-    return options_.hosts.ranked_by_arrival
-               ? fmt::format("all {} hosts are there.", members_.size())
-               : fmt::format(
-                     "--node-rank {} is taken. Give each host its own, 0 to "
-                     "{}.",
-                     int_of(message, "node", 0),
-                     members_.size() - 1);
+  if (place_for(request) < 0) {
+    return Objection{
+        .why = options_.hosts.ranked_by_arrival
+                   ? fmt::format("all {} hosts are there.", members_.size())
+                   : fmt::format(
+                         "--node-rank {} is taken. Give each host its own, 0 "
+                         "to {}.",
+                         request.node_rank,
+                         members_.size() - 1)};
   }
-  return "";
+  return std::nullopt;
+}
+
+void Hub::refuse(Link& link, const Objection& objection) {
+  Verdict verdict;
+  verdict.code = objection.code;
+  verdict.line = fmt::format(
+      "ERROR {} rank=0 op=launch {}", objection.code, objection.why);
+  link.send(to_message(verdict));
+  if (objection.is_fatal && phase_ == Phase::kGathering) {
+    announce(verdict);
+  }
 }
 
 void Hub::join(Link& link, const json& message) {
   if (text_of(message, "type") != "join") {
     return;
   }
-  int code = 0;
-  bool is_fatal = false;
-  const std::string why = objection(message, code, is_fatal);
-  if (!why.empty()) {
-    Verdict verdict;
-    verdict.code = code;
-    verdict.line = fmt::format("ERROR {} rank=0 op=launch {}", code, why);
-    link.send(to_message(verdict));
-    if (is_fatal && phase_ == Phase::kGathering) {
-      announce(verdict);
-    }
+  const auto request = read_join(message);
+  if (const auto why = objection(request)) {
+    refuse(link, *why);
     return;
   }
-  const int node = place_for(message);
+  const int node = place_for(request);
   auto member = std::make_unique<Member>();
-  member->report.host = text_of(message, "host");
+  member->report.host = request.host;
   member->report.node_rank = node;
-  member->report.worker_count =
-      std::clamp(int_of(message, "workers", 1), 1, 4096);
+  member->report.worker_count = request.worker_count;
   member->ready = true;
   const auto found = std::ranges::find_if(
       lobby_, [&](const auto& guest) { return guest.get() == &link; });

@@ -10,6 +10,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "launcher/options.h"
+#include "launcher/rendezvous/admission.h"
 #include "launcher/rendezvous/event_loop.h"
 #include "launcher/rendezvous/gate.h"
 #include "launcher/rendezvous/hosts.h"
@@ -59,10 +60,10 @@ class Hub : public Hosts {
   void say_who_is_missing();
   void admit(UniqueFd fd, const Bits256& session);
   void join(Link& link, const nlohmann::json& message);
-  /// Empty: it may join. `is_fatal`: nobody can start then.
-  std::string
-  objection(const nlohmann::json& message, int& code, bool& is_fatal) const;
-  int place_for(const nlohmann::json& message) const;
+  /// Nothing: it may join.
+  std::optional<Objection> objection(const JoinRequest& request) const;
+  void refuse(Link& link, const Objection& objection);
+  int place_for(const JoinRequest& request) const;
   void hear(Member& member, const nlohmann::json& message);
   void lose(Member& member, const std::string& why);
   void start_if_all_are_ready();

@@ -1,0 +1,69 @@
+#include "launcher/rendezvous/admission.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "launcher/rendezvous/messages.h"
+
+namespace weft::launcher {
+namespace {
+
+constexpr int kUsage = 2;
+constexpr int kDisagreement = 5;
+constexpr int kMostWorkers = 4096;
+
+} // namespace
+
+JoinRequest read_join(const nlohmann::json& message) {
+  return {
+      .host = text_of(message, "host"),
+      .version = text_of(message, "version"),
+      .command = text_of(message, "command"),
+      .node_count = int_of(message, "nodes", 0),
+      .node_rank = int_of(message, "node", 0),
+      .worker_count =
+          std::clamp(int_of(message, "workers", 1), 1, kMostWorkers)};
+}
+
+std::optional<Objection> objection_to(
+    const JoinRequest& request,
+    const Terms& terms) {
+  if (request.version != WEFT_VERSION) {
+    return Objection{
+        .code = kDisagreement,
+        .why = fmt::format(
+            "weftrun is {} on host {} and {} on host {}. Install the same "
+            "version on all hosts.",
+            request.version,
+            request.host,
+            WEFT_VERSION,
+            terms.host),
+        .is_fatal = true};
+  }
+  if (request.command != terms.command) {
+    return Objection{
+        .code = kDisagreement,
+        .why = fmt::format(
+            "hosts {} and {} were given different programs or arguments. "
+            "Start the same command on all hosts.",
+            terms.host,
+            request.host),
+        .is_fatal = true};
+  }
+  if (request.node_count != terms.node_count) {
+    return Objection{
+        .code = kUsage,
+        .why = fmt::format(
+            "--nnodes is {} on host {} and {} on host {}. Give all the same.",
+            request.node_count,
+            request.host,
+            terms.node_count,
+            terms.host),
+        .is_fatal = true};
+  }
+  return std::nullopt;
+}
+
+} // namespace weft::launcher
