@@ -9,21 +9,22 @@
 namespace weft::launcher {
 namespace {
 
-/// torchrun's flags that mean nothing to a launcher of programs on one host.
-constexpr std::array<std::string_view, 13> kNotApplicable{
+/// torchrun's flags that mean nothing to a launcher of programs.
+constexpr std::array<std::string_view, 8> kNotApplicable{
     "-m",
     "--module",
     "--run-path",
     "--start-method",
     "--event-log-handler",
     "--logs-specs",
-    "--local-addr",
-    "--numa-binding",
-    "--virtual-local-rank",
     "--print-completion",
-    "--duplicate-stdout-filters",
-    "--duplicate-stderr-filters",
     "--use-env"};
+
+/// torchrun's flags that would mean something.
+constexpr std::array<std::string_view, 3> kMissing{
+    "--virtual-local-rank",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters"};
 
 /// Levenshtein's distance.
 size_t edits(std::string_view left, std::string_view right) {
@@ -63,8 +64,13 @@ std::string unknown_flag_message(
   if (std::ranges::find(kNotApplicable, flag) != kNotApplicable.end()) {
     return fmt::format(
         "{} does not apply: weftrun starts programs, not Python functions or "
-        "modules, on one host. Leave it out (for Python: weftrun -- python3 "
-        "...).",
+        "modules. Leave it out (for Python: weftrun -- python3 ...).",
+        flag);
+  }
+  if (std::ranges::find(kMissing, flag) != kMissing.end()) {
+    return fmt::format(
+        "{} of torchrun is not supported by this version of weftrun. Leave it "
+        "out.",
         flag);
   }
   return fmt::format(

@@ -213,6 +213,9 @@ TEST(Options, AnUnknownFlagGetsTheNearestValidOne) {
   EXPECT_THAT(
       error_of({"--start_method=fork", "p"}),
       StartsWith("--start-method does not apply"));
+  EXPECT_THAT(
+      error_of({"--virtual-local-rank", "p"}),
+      StartsWith("--virtual-local-rank of torchrun is not supported"));
 }
 
 TEST(Options, HelpAndVersionAreTexts) {
