@@ -75,8 +75,8 @@ TEST(Cause, AKillBySomebodyIsNotTakenForTheKernels) {
 
 /// This program as a worker that takes all the memory it gets.
 std::string hungry_worker() {
-  return std::filesystem::read_symlink("/proc/self/exe").string() +
-         " --gtest_also_run_disabled_tests --gtest_catch_exceptions=0 "
+  return "'" + std::filesystem::read_symlink("/proc/self/exe").string() +
+         "' --gtest_also_run_disabled_tests --gtest_catch_exceptions=0 "
          "--gtest_filter=Cause.DISABLED_HungryWorker";
 }
 
