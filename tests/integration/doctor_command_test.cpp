@@ -76,7 +76,7 @@ TEST_F(DoctorCommandTest, SaysWhatThisHostHas) {
 
 TEST_F(DoctorCommandTest, NamesWhatWouldNotWork) {
   Process run(
-      {"/bin/sh", "-c", "ulimit -n 100; exec " WEFT_WEFT " doctor --json"},
+      {"/bin/sh", "-c", "ulimit -n 100; exec \"$0\" doctor --json", WEFT_WEFT},
       folder_);
   EXPECT_EQ(run.wait(), 1);
   EXPECT_THAT(
