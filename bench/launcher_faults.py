@@ -362,7 +362,8 @@ def memory(bench):
     code, _, errors = bench.run(
         "--nproc-per-node", 4, "--", "sh", "-c",
         "[ $RANK != 2 ] && exec sleep 100; ulimit -c 0; ulimit -v 3000000; "
-        f"RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 exec '{bench.weft}' train "
+        "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
+        f"exec '{bench.weft}' train "
         f"'{ROOT}/recipes/quickstart.yaml' data.paths=[{text}] output_dir=large "
         "mesh.dp=1 mesh.tp=1 model.dim=8192 model.ffn_dim=32768")
     line = last_line(errors)
