@@ -118,6 +118,8 @@ struct TrainConfig {
   double label_smoothing = 0;
   std::string activation_checkpoint = "none";
   std::vector<std::string> activation_checkpoint_modules;
+  std::string non_finite = "stop";
+  int64_t non_finite_streak = 10;
   int64_t log_every = 10;
   bool operator==(const TrainConfig&) const = default;
 };

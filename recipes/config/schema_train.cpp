@@ -93,6 +93,19 @@ std::vector<Key> train_keys() {
            member<&Recipe::train, &TrainConfig::activation_checkpoint_modules>,
        .doc = "Globs of the names of modules that selective computes again, "
               "such as `model.layers.*.mlp`."},
+      {.path = "train.non_finite",
+       .field = member<&Recipe::train, &TrainConfig::non_finite>,
+       .doc = "What becomes of a step whose loss, or norm of the gradients, is "
+              "not a finite number. stop: the run ends, with 3. skip: nothing "
+              "is updated, and data and schedule go on. All ranks do the same; "
+              "the step, the rank and the samples or the parameter are named.",
+       .choices = {"stop", "skip"}},
+      {.path = "train.non_finite_streak",
+       .field = member<&Recipe::train, &TrainConfig::non_finite_streak>,
+       .doc = "Of train.non_finite=skip: at most so many steps in a row are "
+              "skipped; one more ends the run, with 3.",
+       .unit = "steps",
+       .range = between(1, kMostCount)},
       {.path = "train.log_every",
        .field = member<&Recipe::train, &TrainConfig::log_every>,
        .doc = "A line of progress each so many steps, where there is no "

@@ -224,6 +224,31 @@ void check_trace(const Recipe& recipe) {
   }
 }
 
+// What would end a run that is to skip such a step, or keep it from getting
+// well again.
+void check_non_finite(const Recipe& recipe) {
+  if (recipe.train.non_finite != "skip") {
+    return;
+  }
+  constexpr const char* kKey = "train.non_finite";
+  if (recipe.ddp.check_for_nan_in_grad) {
+    refuse(
+        recipe,
+        kKey,
+        "skip goes on where ddp.check_for_nan_in_grad ends the run; leave that "
+        "out");
+  }
+  if (recipe.ddp.comm_hook.ends_with("powersgd")) {
+    refuse(
+        recipe,
+        kKey,
+        fmt::format(
+            "skip does not go with ddp.comm_hook={}, which adds what it could "
+            "not send to the next step's gradients, NaN too; stop does",
+            recipe.ddp.comm_hook));
+  }
+}
+
 } // namespace
 
 void validate(Recipe& recipe, int64_t world_size) {
@@ -240,6 +265,7 @@ void validate(Recipe& recipe, int64_t world_size) {
   check_saving(recipe);
   check_init_rules(recipe);
   check_trace(recipe);
+  check_non_finite(recipe);
   if (recipe.output_dir.empty()) {
     recipe.output_dir = "outputs/" + recipe.name;
   }
