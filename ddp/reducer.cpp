@@ -313,6 +313,7 @@ void Reducer::begin_backward() {
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self = shared_from_this()] { self->end_backward(); });
   is_running_ = true;
+  local_norms_.clear();
   begin_ns_ = now_ns();
   statistics_.on_backward_begin(RuntimeStatistics::Clock::now());
   if (has_buckets_) {
@@ -596,6 +597,7 @@ void Reducer::replace_groups(
   dp_ = dp;
   config_.groups = std::move(groups);
   buckets_.clear();
+  local_norms_.clear();
   waiting_for_.clear();
   futures_.clear();
   layout_.clear();

@@ -20,6 +20,7 @@
 #include "ddp/gradient_bucket.h"
 #include "ddp/gradient_hooks.h"
 #include "ddp/join/joined_reduction.h"
+#include "ddp/local_norms.h"
 #include "ddp/module_state.h"
 #include "ddp/options.h"
 #include "ddp/parameter_cast.h"
@@ -145,6 +146,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool begin_iteration();
   void set_sample_rate(int64_t every);
   void write_statistics(DDPLoggingData& data) const;
+  /// See ddp/local_norms.h.
+  void keep_local_norms();
+  std::vector<LocalNorm> local_norms() const;
 
   /// Makes the first backward's buckets these, an earlier bucket_names() of
   /// the same parameters on the same mesh, instead of planned ones.
@@ -250,6 +254,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // In reducer_report.cpp.
   void record_use();
+  void keep_local_norm(size_t bucket);
 
   // In reducer_launch.cpp: how a bucket is reduced.
   void launch(size_t bucket);
@@ -361,6 +366,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
   /// By group but the first.
   std::vector<GroupUse> group_use_;
+
+  bool keeps_local_norms_ = false;
+  /// By bucket, of the last backward; undefined where nothing was reduced.
+  std::vector<at::Tensor> local_norms_;
 
   int64_t backwards_ = 0;
   RuntimeStatistics statistics_;

@@ -92,6 +92,7 @@ void Reducer::launch(size_t index) {
   auto& bucket = buckets_[index];
   if (!bucket.layout().pending) {
     bucket.fill(divisor(bucket));
+    keep_local_norm(index);
   }
   if (config_.options.check_for_nan_in_grad) {
     check_finite(bucket);
@@ -176,6 +177,7 @@ void Reducer::check_finite(const GradientBucket& bucket) {
 void Reducer::reduce_pending_sums(size_t index) {
   auto& bucket = buckets_[index];
   bucket.fill(divisor(bucket));
+  keep_local_norm(index);
   const auto& spec = *bucket.layout().pending;
   const auto name = mesh::detail::concat(
       "ddp bucket ", index, "/", buckets_.size(), " pending sums");

@@ -1,7 +1,23 @@
 // What the reducer says of the backward passes that it saw.
+#include <torch/torch.h>
+
 #include "ddp/reducer.h"
 
 namespace weft::ddp {
+namespace {
+
+at::Tensor norm_of(const at::Tensor& gradients) {
+  const auto dtype = gradients.scalar_type();
+  const bool is_low = dtype == at::kHalf || dtype == at::kBFloat16;
+  return at::linalg_vector_norm(
+      gradients,
+      2,
+      /*dim=*/std::nullopt,
+      /*keepdim=*/false,
+      is_low ? std::optional(at::kFloat) : std::nullopt);
+}
+
+} // namespace
 
 GradientUse Reducer::last_use() const {
   const std::lock_guard lock(mutex_);
@@ -43,6 +59,45 @@ void Reducer::record_use() {
   statistics_.on_unused(unused, bytes);
   statistics_.on_ready_order(ready_);
   statistics_.on_buckets_reduced(static_cast<int64_t>(buckets_.size()));
+}
+
+void Reducer::keep_local_norms() {
+  const std::lock_guard lock(mutex_);
+  keeps_local_norms_ = true;
+}
+
+// Read by nobody unless the norm of all is not finite: stays on its device.
+void Reducer::keep_local_norm(size_t index) {
+  if (!keeps_local_norms_) {
+    return;
+  }
+  const auto& bucket = buckets_[index];
+  local_norms_.resize(buckets_.size());
+  if (bucket.layout().memory == BucketMemory::kFlat) {
+    local_norms_[index] = norm_of(bucket.gradients_only());
+    return;
+  }
+  std::vector<at::Tensor> norms;
+  for (const auto& view : bucket.views()) {
+    norms.push_back(norm_of(view.is_sparse() ? view._values() : view));
+  }
+  local_norms_[index] = norm_of(at::stack(norms));
+}
+
+std::vector<LocalNorm> Reducer::local_norms() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<LocalNorm> result;
+  for (size_t i = 0; i < local_norms_.size(); ++i) {
+    if (!local_norms_[i].defined()) {
+      continue;
+    }
+    auto& norm = result.emplace_back();
+    norm.norm = local_norms_[i].item<double>();
+    for (const auto& slot : buckets_[i].slots()) {
+      norm.parameters.push_back(names_[slot.parameter]);
+    }
+  }
+  return result;
 }
 
 bool Reducer::begin_iteration() {

@@ -95,16 +95,23 @@ double grad_norm(const std::vector<at::Tensor>& parameters) {
   return std::sqrt(total);
 }
 
-double clip_grad_norm_(
+void clip_grads_with_norm_(
     const std::vector<at::Tensor>& parameters,
-    double max_norm) {
-  const double norm = grad_norm(parameters);
-  const double scale = max_norm / (norm + 1e-6);
-  if (scale < 1.0) {
+    double max_norm,
+    double total_norm) {
+  const double scale = max_norm / (total_norm + 1e-6);
+  if (std::isfinite(total_norm) && scale < 1.0) {
     const at::NoGradGuard no_grad;
     auto locals = local_gradients(parameters);
     at::_foreach_mul_(locals, scale);
   }
+}
+
+double clip_grad_norm_(
+    const std::vector<at::Tensor>& parameters,
+    double max_norm) {
+  const double norm = grad_norm(parameters);
+  clip_grads_with_norm_(parameters, max_norm, norm);
   return norm;
 }
 

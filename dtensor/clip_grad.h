@@ -22,4 +22,11 @@ double clip_grad_norm_(
 /// The joint 2-norm of the gradients, as clip_grad_norm_ computes it.
 double grad_norm(const std::vector<at::Tensor>& parameters);
 
+/// What clip_grad_norm_ does once it has the norm. A `total_norm` that is not
+/// finite leaves the gradients as they are, to be looked at.
+void clip_grads_with_norm_(
+    const std::vector<at::Tensor>& parameters,
+    double max_norm,
+    double total_norm);
+
 } // namespace weft::dtensor
