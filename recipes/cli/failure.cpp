@@ -13,8 +13,8 @@
 #include "mesh/env.h"
 #include "mesh/error_file.h"
 #include "mesh/job_rank.h"
+#include "recipes/train/non_finite.h"
 #include "recipes/train/stop_signal.h"
-#include "recipes/train/trainer.h"
 
 namespace weft::recipes::cli {
 namespace {
@@ -55,6 +55,12 @@ void let_rank_zero_speak() {
   }
 }
 
+/// What all ranks have agreed on, with the same words.
+bool is_said_by_rank_zero(mesh::ExitCode code) {
+  return code == mesh::ExitCode::kPreempted ||
+         code == mesh::ExitCode::kNonFinite;
+}
+
 } // namespace
 
 int report_failure(
@@ -64,6 +70,9 @@ int report_failure(
   leave_error_file(code, sentence);
   if (code == mesh::ExitCode::kUsage) {
     let_rank_zero_speak();
+  }
+  if (is_said_by_rank_zero(code) && rank() != "0") {
+    return static_cast<int>(code);
   }
   std::string line = sentence;
   std::ranges::replace(line, '\n', ' ');

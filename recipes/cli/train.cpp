@@ -6,6 +6,7 @@
 
 #include "mesh/device.h"
 #include "mesh/env.h"
+#include "mesh/error.h"
 #include "mesh/job_rank.h"
 #include "mesh/world.h"
 #include "recipes/cli/commands.h"
@@ -14,6 +15,7 @@
 #include "recipes/data/batch_loader.h"
 #include "recipes/train/run.h"
 #include "recipes/train/run_store.h"
+#include "recipes/train/stop_signal.h"
 #include "recipes/train/threads.h"
 
 namespace weft::recipes::cli {
@@ -23,7 +25,18 @@ struct TrainArguments : RecipeArguments {
   bool fresh = false;
 };
 
+// Variables that make no sense are refused later, and said then.
+int64_t rank_or_zero() {
+  try {
+    return mesh::read_job_rank(mesh::env::get).rank;
+  } catch (const mesh::UsageError&) {
+    return 0;
+  }
+}
+
 void train(const TrainArguments& arguments) {
+  handle_stop_signals(
+      rank_or_zero(), mesh::env::get("TORCHELASTIC_ERROR_FILE").value_or(""));
   // Everything that can be wrong is looked at before any rank waits for
   // another.
   auto recipe = arguments.load();

@@ -50,14 +50,14 @@ class DryRun {
       const at::NoGradGuard no_grad;
       dtensor::full_tensor(loss);
     }
+    dtensor::grad_norm(job_.model->parameters());
     job_.mesh.group("tp")
-        .all_reduce(at::zeros({1}, at::kDouble), mesh::ReduceOp::kSum, "stop")
+        .all_reduce(at::zeros({2}, at::kDouble), mesh::ReduceOp::kSum, "stop")
         .wait();
-    auto total = at::zeros({2}, at::kDouble);
+    auto total = at::zeros({3}, at::kDouble);
     job_.mesh.group("dp")
         .all_reduce(total, mesh::ReduceOp::kSum, "loss")
         .wait();
-    dtensor::grad_norm(job_.model->parameters());
     if (job_.average) {
       job_.average->begin();
     }

@@ -98,6 +98,9 @@ std::string metrics_line(const StepMetrics& metrics) {
   if (metrics.ema_eval_loss) {
     line["ema_eval_loss"] = *metrics.ema_eval_loss;
   }
+  if (metrics.skipped) {
+    line["skipped"] = true;
+  }
   return line.dump();
 }
 

@@ -30,6 +30,8 @@ struct StepMetrics {
   std::optional<double> eval_loss = std::nullopt;
   /// The same of the average of the weights.
   std::optional<double> ema_eval_loss = std::nullopt;
+  /// Loss or gradients were not finite: nothing was updated.
+  bool skipped = false;
 };
 
 /// The most memory this process has had resident. Units: MiB.

@@ -1,5 +1,6 @@
 #include "recipes/train/run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "checkpoint/error.h"
 #include "mesh/error.h"
+#include "mesh/exchange.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/export_model.h"
 #include "recipes/trace/step_tracer.h"
@@ -54,7 +56,8 @@ std::string stored_text(Recipe recipe) {
 class Run {
  public:
   Run(const Recipe& recipe, const mesh::World& world, bool fresh)
-      : trainer_(with_earlier_links(recipe, fresh), world),
+      : world_(world),
+        trainer_(with_earlier_links(recipe, fresh), world),
         recipe_(trainer_.recipe()),
         outputs_(
             world.rank() == 0 ? std::make_unique<RunOutputs>(recipe_)
@@ -84,6 +87,15 @@ class Run {
       return;
     }
     check_export(recipe_);
+    train_from(first);
+    say(tracer_.finish());
+    export_at(recipe_.train.steps);
+    say(fmt::format(
+        "done: {} steps, see {}", recipe_.train.steps, recipe_.output_dir));
+  }
+
+ private:
+  void train_from(int64_t first) {
     // Whatever ends the run, its report says how far it came.
     const auto end = c10::make_scope_exit([this] {
       if (outputs_) {
@@ -98,13 +110,8 @@ class Run {
       store_.saver().prepare(state_dicts(trainer_.job()));
     }
     run_steps(first);
-    say(tracer_.finish());
-    export_at(recipe_.train.steps);
-    say(fmt::format(
-        "done: {} steps, see {}", recipe_.train.steps, recipe_.output_dir));
   }
 
- private:
   void say(const std::string& text) {
     if (outputs_) {
       outputs_->say(text);
@@ -163,6 +170,7 @@ class Run {
     if (!outputs_ || folder.empty()) {
       return;
     }
+    set_run_phase(RunPhase::kSaved);
     const auto done =
         hub::export_model(checkpoint::step_path(store_.path(), step), folder);
     for (const auto& note : done.notes) {
@@ -172,8 +180,8 @@ class Run {
   }
 
   void run_steps(int64_t first) {
-    const StopSignal stop;
-    trainer_.set_stop_request(StopSignal::has_come);
+    set_run_phase(RunPhase::kTraining);
+    trainer_.set_stop_request(is_stop_asked);
     for (int64_t step = first; step < recipe_.train.steps; ++step) {
       run_step(step);
     }
@@ -183,16 +191,16 @@ class Run {
     tracer_.begin_step(step + 1);
     store_.saver().look();
     auto metrics = trainer_.train_step(step);
+    say(trainer_.skip_note());
     const bool is_last = step + 1 == recipe_.train.steps;
-    if (recipe_.eval.batches > 0 &&
-        (is_last || is_due(step + 1, recipe_.eval.every))) {
-      evaluate(metrics);
-    }
-    const bool stops = trainer_.should_stop() && !is_last;
+    const bool is_whole = evaluate_if_due(metrics);
+    // A last step that has all that belongs to it is no preemption.
+    bool stops = trainer_.should_stop() && !(is_last && is_whole);
     bool saved = false;
     if (is_last || stops || is_due(step + 1, recipe_.checkpoint.every)) {
       const auto span = tracer_.span("checkpoint");
       saved = save(metrics, is_last || stops);
+      stops = stops || (trainer_.should_stop() && !is_last);
     }
     if (is_last && !saved) {
       throw_last_not_saved(metrics.step);
@@ -207,12 +215,27 @@ class Run {
     }
   }
 
-  void evaluate(StepMetrics& metrics) {
-    const auto span = tracer_.span("eval");
-    metrics.eval_loss = trainer_.evaluate();
-    if (recipe_.ema.eval) {
-      metrics.ema_eval_loss = trainer_.evaluate_average();
+  // Returns false if the evaluation is left out, or cut short, because the run
+  // is to stop.
+  bool evaluate_if_due(StepMetrics& metrics) {
+    const bool is_last = metrics.step == recipe_.train.steps;
+    if (recipe_.eval.batches == 0 ||
+        !(is_last || is_due(metrics.step, recipe_.eval.every))) {
+      return true;
     }
+    if (trainer_.should_stop()) {
+      return false;
+    }
+    const auto span = tracer_.span("eval");
+    const auto loss = trainer_.evaluate();
+    const auto average =
+        loss && recipe_.ema.eval ? trainer_.evaluate_average() : std::nullopt;
+    if (!loss || (recipe_.ema.eval && !average)) {
+      return false;
+    }
+    metrics.eval_loss = loss;
+    metrics.ema_eval_loss = average;
+    return true;
   }
 
   // Returns whether the step is saved; one that is saved in the background is
@@ -230,11 +253,13 @@ class Run {
         .metrics_line = metrics_line(metrics)};
     const auto content =
         store_.content(trainer_.state_after(metrics.step), layout);
-    bool saved = false;
-    if (waits) {
-      saved = store_.saver().save_now(state_dicts(job), content);
-    } else {
-      store_.saver().save(state_dicts(job), content);
+    const auto dicts = state_dicts(job);
+    auto& saver = store_.saver();
+    bool saved =
+        waits ? saver.save_now(dicts, content) : saver.save(dicts, content);
+    // Asked to stop meanwhile, the run needs no other step.
+    if (!waits && trainer_.agree_to_stop()) {
+      saved = saved || saver.finish() || saver.save_now(dicts, content);
     }
     metrics.checkpoint_ms =
         std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -250,24 +275,43 @@ class Run {
         store_.path().string()));
   }
 
+  // "SIGTERM", "SIGTERM on rank 3". Collective.
+  std::string who_asked() const {
+    auto group = world_.group();
+    const auto names = mesh::all_gather_text(
+        group, stop_signal_name(), "who asks the run to stop");
+    const auto first = std::ranges::find_if(
+        names, [](const auto& name) { return !name.empty(); });
+    if (first == names.end() || std::ranges::count(names, *first) > 1) {
+      return first == names.end() ? "asked to stop" : *first;
+    }
+    return names.size() == 1
+               ? *first
+               : fmt::format("{} on rank {}", *first, first - names.begin());
+  }
+
   [[noreturn]] void throw_preempted(int64_t step, bool saved) const {
+    const auto who = who_asked();
     mesh::throw_error<PreemptedError>(
         saved ? fmt::format(
-                    "SIGTERM: step {} is saved in {}, and the same command "
+                    "{}: step {} is saved in {}, and the same command "
                     "goes on from there{}",
+                    who,
                     step,
                     store_.path().string(),
                     starts_over_ ? ", without --fresh or checkpoint.resume: "
                                    "never"
                                  : "")
               : fmt::format(
-                    "SIGTERM: ended after step {}, which could not be saved in "
+                    "{}: ended after step {}, which could not be saved in "
                     "{}, tried twice; the same command goes on from the "
                     "checkpoint before",
+                    who,
                     step,
                     store_.path().string()));
   }
 
+  mesh::World world_;
   Trainer trainer_;
   const Recipe& recipe_;
   std::unique_ptr<RunOutputs> outputs_;

@@ -52,13 +52,12 @@ void RunSaver::prepare(const checkpoint::StateDicts& dicts) {
   }
 }
 
-void RunSaver::save(
+bool RunSaver::save(
     const checkpoint::StateDicts& dicts,
     const checkpoint::StepContent& content) {
-  settle();
+  finish();
   if (!is_async_) {
-    try_save(dicts, content);
-    return;
+    return try_save(dicts, content);
   }
   try {
     saver_.save_async(dicts, content);
@@ -66,12 +65,13 @@ void RunSaver::save(
   } catch (const checkpoint::SaveError& error) {
     say_(error.what_without_backtrace());
   }
+  return false;
 }
 
 bool RunSaver::save_now(
     const checkpoint::StateDicts& dicts,
     const checkpoint::StepContent& content) {
-  settle();
+  finish();
   return try_save(dicts, content) || try_save(dicts, content);
 }
 
@@ -96,23 +96,22 @@ bool RunSaver::try_save(
   return true;
 }
 
-void RunSaver::settle() {
-  if (in_flight_) {
-    end_flight();
-  }
+bool RunSaver::finish() {
+  return in_flight_ && end_flight();
 }
 
-void RunSaver::end_flight() {
+bool RunSaver::end_flight() {
   const auto step = *std::exchange(in_flight_, std::nullopt);
   try {
     saver_.wait();
   } catch (const checkpoint::SaveError& error) {
     say_(error.what_without_backtrace());
-    return;
+    return false;
   }
   const auto stats = saver_.stats();
   say_(describe_save(step, stats));
   say_(stats.note);
+  return true;
 }
 
 } // namespace weft::recipes

@@ -22,8 +22,8 @@ checkpoint::SaverOptions saver_options(
 /// tells the user what became of each. A failed save loses nothing, and
 /// training goes on.
 ///
-/// save() and save_now() are collective: all ranks, the same calls; look() is
-/// this rank's own. Throws: mesh::CommError if a peer is lost.
+/// save(), save_now() and finish() are collective: all ranks, the same calls;
+/// look() is this rank's own. Throws: mesh::CommError if a peer is lost.
 class RunSaver {
  public:
   /// A line for the user; called on rank 0 only.
@@ -40,8 +40,9 @@ class RunSaver {
   /// Collective; blocks.
   void prepare(const checkpoint::StateDicts& dicts);
 
-  /// Begins to save; without `is_async` it also ends.
-  void save(
+  /// Begins to save; without `is_async` it also ends. Returns whether the step
+  /// is saved by now.
+  bool save(
       const checkpoint::StateDicts& dicts,
       const checkpoint::StepContent& content);
   /// Waits for what is in flight, then saves; if that fails, tries once more.
@@ -49,6 +50,9 @@ class RunSaver {
   bool save_now(
       const checkpoint::StateDicts& dicts,
       const checkpoint::StepContent& content);
+  /// Right after save(): waits for what it left in flight. Returns whether that
+  /// step is saved now; false if nothing was in flight.
+  bool finish();
   /// Says what has become of the save in flight, if that is known by now.
   void look();
 
@@ -56,8 +60,7 @@ class RunSaver {
   bool try_save(
       const checkpoint::StateDicts& dicts,
       const checkpoint::StepContent& content);
-  void settle();
-  void end_flight();
+  bool end_flight();
 
   checkpoint::Saver saver_;
   bool is_async_;

@@ -47,7 +47,7 @@ auto parse(const std::string& text, const std::string& source, Read read) {
 
 std::string to_json(const TrainState& state, const Recipe& recipe) {
   const auto& schedule = recipe.lr_schedule;
-  return Json{
+  Json object{
       {"step", state.step},
       {"tokens", state.tokens},
       {"rng", {{"seed", recipe.seed}, {"step", state.step}}},
@@ -62,8 +62,11 @@ std::string to_json(const TrainState& state, const Recipe& recipe) {
         {"total_steps", recipe.train.steps},
         {"warmup_steps", schedule.warmup_steps},
         {"peak_lr", recipe.optimizer.lr},
-        {"min_ratio", schedule.min_ratio}}}}
-      .dump();
+        {"min_ratio", schedule.min_ratio}}}};
+  if (state.skipped_in_a_row > 0) {
+    object["skipped_in_a_row"] = state.skipped_in_a_row;
+  }
+  return object.dump();
 }
 
 std::string to_json(const RunLayout& layout) {
@@ -86,7 +89,8 @@ TrainState parse_train_state(
         .step = object.at("step"),
         .tokens = object.at("tokens"),
         .next_sample = object.at("data").at("next_sample"),
-        .data_fingerprint = object.at("data").at("fingerprint")};
+        .data_fingerprint = object.at("data").at("fingerprint"),
+        .skipped_in_a_row = object.value("skipped_in_a_row", int64_t{0})};
   });
 }
 

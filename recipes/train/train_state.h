@@ -20,6 +20,8 @@ struct TrainState {
   int64_t next_sample = 0;
   /// Of the run: names and sizes of its data files.
   std::string data_fingerprint;
+  /// Steps that were not finite and skipped, up to this one.
+  int64_t skipped_in_a_row = 0;
 
   bool operator==(const TrainState&) const = default;
 };

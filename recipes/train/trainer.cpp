@@ -6,6 +6,7 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
+#include "ddp/local_norms.h"
 #include "dtensor/clip_grad.h"
 #include "dtensor/random_state.h"
 #include "mesh/device.h"
@@ -53,16 +54,6 @@ dtensor::RandomState random_state_of(const Recipe& recipe, int64_t step) {
       .sequence = static_cast<uint64_t>(step + 1) << 32};
 }
 
-[[noreturn]] void
-throw_non_finite(const char* what, double value, int64_t step) {
-  mesh::throw_error<NonFiniteError>(fmt::format(
-      "the {} of step {} is {}: nothing was updated. Lower optimizer.lr, or "
-      "look at the data of that step.",
-      what,
-      step + 1,
-      value));
-}
-
 } // namespace
 
 Trainer::Trainer(Recipe recipe, const mesh::World& world)
@@ -70,22 +61,30 @@ Trainer::Trainer(Recipe recipe, const mesh::World& world)
       world_(world),
       loader_(open_data(recipe_, world)),
       data_fingerprint_(loader_.data().fingerprint_text()),
-      job_(make_train_job(recipe_, make_mesh(recipe_, world))) {}
+      job_(make_train_job(recipe_, make_mesh(recipe_, world))),
+      non_finite_(recipe_.train) {}
 
 int64_t Trainer::global_tokens() const {
   return targets_per_step(recipe_);
 }
 
-// The sum over the replicas. With it travels whether one of them is to stop,
-// which tensor-parallel ranks have told each other.
-double Trainer::join_ranks(double value) {
+// The sum over the replicas. With it travels whether a rank is to stop, and
+// whether what it has is finite: tensor-parallel ranks may differ in that.
+double Trainer::join_ranks(double value, bool is_finite) {
   const bool is_asked = stop_is_asked_ && stop_is_asked_();
-  auto stop = at::full({1}, is_asked ? 1 : 0, at::kDouble);
-  job_.mesh.group("tp").all_reduce(stop, mesh::ReduceOp::kSum, "stop").wait();
-  auto total = at::tensor({value, stop.item<double>()}, at::kDouble);
+  auto counts =
+      at::tensor({is_asked ? 1.0 : 0.0, is_finite ? 0.0 : 1.0}, at::kDouble);
+  job_.mesh.group("tp").all_reduce(counts, mesh::ReduceOp::kSum, "stop").wait();
+  auto total = at::cat({at::full({1}, value, at::kDouble), counts});
   job_.mesh.group("dp").all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
   should_stop_ = total[1].item<double>() > 0;
+  is_finite_ = total[2].item<double>() == 0;
   return total[0].item<double>();
+}
+
+bool Trainer::agree_to_stop() {
+  join_ranks(0);
+  return should_stop_;
 }
 
 double Trainer::comm_ms() const {
@@ -120,8 +119,11 @@ at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
 }
 
 // All micro-batches of a step; gradients are reduced with the last one's.
-double Trainer::accumulate_gradients(int64_t step, double& data_ms) {
+std::vector<MicroLoss> Trainer::accumulate_gradients(
+    int64_t step,
+    double& data_ms) {
   std::vector<at::Tensor> losses;
+  std::vector<MicroLoss> result;
   const int64_t first_sample = state_after(step).next_sample;
   const int64_t micro_steps = loader_.accumulation_steps();
   for (int64_t a = 0; a < micro_steps; ++a) {
@@ -132,6 +134,9 @@ double Trainer::accumulate_gradients(int64_t step, double& data_ms) {
       data_ms += milliseconds_since(start);
       return next;
     }();
+    result.push_back(
+        {.first_sample = first_sample + batch.first_sample,
+         .samples = batch.input.size(0)});
     if (a + 1 < micro_steps) {
       const auto local_only = job_.ddp->no_sync();
       losses.push_back(forward_backward(batch, step));
@@ -139,22 +144,23 @@ double Trainer::accumulate_gradients(int64_t step, double& data_ms) {
       losses.push_back(forward_backward(batch, step));
     }
   }
-  double loss_sum = 0;
-  for (const auto& loss : losses) {
-    loss_sum += loss.item<double>();
+  for (size_t i = 0; i < losses.size(); ++i) {
+    result[i].loss = losses[i].item<double>();
   }
-  return loss_sum;
+  return result;
 }
 
-double Trainer::clip_gradients() {
+double Trainer::gradient_norm() const {
   const auto phase = span("clip");
-  const auto parameters = job_.model->parameters();
-  const double max_norm = recipe_.train.max_grad_norm;
-  return max_norm > 0 ? dtensor::clip_grad_norm_(parameters, max_norm)
-                      : dtensor::grad_norm(parameters);
+  return dtensor::grad_norm(job_.model->parameters());
 }
 
-void Trainer::update(double lr) {
+void Trainer::update(double lr, double gradient_norm) {
+  if (recipe_.train.max_grad_norm > 0) {
+    const auto phase = span("clip");
+    dtensor::clip_grads_with_norm_(
+        job_.model->parameters(), recipe_.train.max_grad_norm, gradient_norm);
+  }
   const auto phase = span("optimizer");
   if (job_.average) {
     job_.average->begin();
@@ -171,24 +177,44 @@ TraceSpan Trainer::span(std::string_view phase) const {
   return tracer_ ? tracer_->span(phase) : TraceSpan(nullptr, phase);
 }
 
+// Before the gradients are scaled, or anything else is done to them.
+void Trainer::skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses) {
+  auto world = world_.group();
+  skip_note_ = non_finite_.on_non_finite(
+      step + 1,
+      explain_non_finite(world, find_non_finite(*job_.model, losses)));
+  job_.optimizer->zero_grad();
+}
+
 StepMetrics Trainer::train_step(int64_t step) {
   const auto start = Clock::now();
   const double comm_before = comm_ms();
+  if (!keeps_local_norms_) {
+    job_.ddp->synchronize_parameters();
+    ddp::keep_local_norms(job_.model->parameters());
+    keeps_local_norms_ = true;
+  }
   StepMetrics metrics;
   metrics.step = step + 1;
-  const double own_loss = accumulate_gradients(step, metrics.data_ms);
-  metrics.loss = join_ranks(own_loss);
-  metrics.grad_norm = clip_gradients();
+  const auto losses = accumulate_gradients(step, metrics.data_ms);
+  double own_loss = 0;
+  for (const auto& each : losses) {
+    own_loss += each.loss;
+  }
+  metrics.grad_norm = gradient_norm();
+  metrics.loss = join_ranks(
+      own_loss, std::isfinite(own_loss) && std::isfinite(metrics.grad_norm));
   world_.check();
-  if (!std::isfinite(metrics.loss)) {
-    throw_non_finite("loss", metrics.loss, step);
-  }
-  if (!std::isfinite(metrics.grad_norm)) {
-    throw_non_finite("gradient norm", metrics.grad_norm, step);
-  }
   metrics.lr = learning_rate(
       recipe_.lr_schedule, recipe_.optimizer.lr, recipe_.train.steps, step);
-  update(metrics.lr);
+  metrics.skipped = !is_finite_;
+  if (metrics.skipped) {
+    skip_or_stop(step, losses);
+  } else {
+    non_finite_.on_finite();
+    skip_note_.clear();
+    update(metrics.lr, metrics.grad_norm);
+  }
 
   metrics.tokens = state_after(step + 1).tokens;
   metrics.comm_ms = comm_ms() - comm_before;
@@ -200,25 +226,29 @@ StepMetrics Trainer::train_step(int64_t step) {
   return metrics;
 }
 
-double Trainer::evaluate() {
+std::optional<double> Trainer::evaluate() {
   const at::NoGradGuard no_grad;
   job_.model->eval();
+  const auto back = c10::make_scope_exit([&] { job_.model->train(); });
   const int64_t batches = loader_.num_heldout_batches(recipe_.eval.batches);
+  const int64_t micro_steps = loader_.accumulation_steps();
   double sum = 0;
-  for (int64_t b = 0; b < batches; ++b) {
-    for (int64_t a = 0; a < loader_.accumulation_steps(); ++a) {
-      const auto batch = to_device(loader_.heldout(b, a), world_.device());
-      sum += token_loss((*job_.ddp)(batch.input), batch.target, global_tokens())
-                 .item<double>();
+  for (int64_t i = 0; i < batches * micro_steps; ++i) {
+    // It may take longer than there is time.
+    if (stop_is_asked_ && agree_to_stop()) {
+      return std::nullopt;
     }
+    const auto batch = to_device(
+        loader_.heldout(i / micro_steps, i % micro_steps), world_.device());
+    sum += token_loss((*job_.ddp)(batch.input), batch.target, global_tokens())
+               .item<double>();
   }
-  job_.model->train();
   const double mean = join_ranks(sum) / static_cast<double>(batches);
   world_.check();
   return mean;
 }
 
-double Trainer::evaluate_average() {
+std::optional<double> Trainer::evaluate_average() {
   job_.average->swap();
   const auto back = c10::make_scope_exit([&] { job_.average->swap(); });
   return evaluate();
@@ -226,6 +256,7 @@ double Trainer::evaluate_average() {
 
 void Trainer::start_from(const TrainState& state) {
   start_ = state;
+  non_finite_.set_streak(state.skipped_in_a_row);
 }
 
 // Of which this process does those after start_.
@@ -235,7 +266,8 @@ TrainState Trainer::state_after(int64_t step) const {
       .step = step,
       .tokens = start_.tokens + own * global_tokens(),
       .next_sample = start_.next_sample + own * recipe_.train.global_batch_size,
-      .data_fingerprint = data_fingerprint_};
+      .data_fingerprint = data_fingerprint_,
+      .skipped_in_a_row = non_finite_.streak()};
 }
 
 std::string Trainer::describe() const {

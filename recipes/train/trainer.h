@@ -1,23 +1,21 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "mesh/world.h"
 #include "recipes/config/recipe.h"
 #include "recipes/data/batch_loader.h"
 #include "recipes/progress/metrics_log.h"
 #include "recipes/trace/step_tracer.h"
+#include "recipes/train/non_finite.h"
 #include "recipes/train/train_job.h"
 #include "recipes/train/train_state.h"
 
 namespace weft::recipes {
-
-/// A loss or gradient is not a finite number.
-class NonFiniteError : public c10::Error {
-  using c10::Error::Error;
-};
 
 /// Trains what a recipe describes. Only composes: data, model, ddp, optimizer.
 class Trainer {
@@ -29,15 +27,20 @@ class Trainer {
   Trainer(Recipe recipe, const mesh::World& world);
 
   /// One optimizer step over a whole global batch; `step` counts from 0. Its
-  /// samples follow those of the step before.
+  /// samples follow those of the step before. Where the loss or a gradient is
+  /// not finite, the step may be skipped: see train.non_finite.
   /// Collective: all ranks; blocks.
+  /// Throws: NonFiniteError, on all ranks, if it is not to be skipped.
   StepMetrics train_step(int64_t step);
+  /// Why the last step was skipped, for the user; empty: it was not.
+  const std::string& skip_note() const { return skip_note_; }
 
-  /// The mean loss of the held-out batches.
+  /// The mean loss of the held-out batches; none if a rank was asked to stop
+  /// before its end.
   /// Collective: all ranks; blocks.
-  double evaluate();
+  std::optional<double> evaluate();
   /// The same with the averaged weights; ema.decay is not 0.
-  double evaluate_average();
+  std::optional<double> evaluate_average();
 
   /// Counts on from an earlier process's last step; before the first step.
   void start_from(const TrainState& state);
@@ -46,11 +49,13 @@ class Trainer {
   /// From now on phases of a step are spans of `tracer`, which outlives this;
   /// null: of none.
   void set_tracer(const StepTracer* tracer) { tracer_ = tracer; }
-  /// Ranks tell each other, in train_step() and evaluate(), whether this has
-  /// said yes on one of them.
+  /// Ranks tell each other, in train_step(), evaluate() and agree_to_stop(),
+  /// whether this has said yes on one of them.
   void set_stop_request(std::function<bool()> is_asked) {
     stop_is_asked_ = std::move(is_asked);
   }
+  /// Collective: all ranks; blocks. Returns should_stop().
+  bool agree_to_stop();
   /// Whether it has, as of the last of those: the same on all ranks.
   bool should_stop() const { return should_stop_; }
 
@@ -61,11 +66,12 @@ class Trainer {
 
  private:
   int64_t global_tokens() const;
-  double join_ranks(double value);
+  double join_ranks(double value, bool is_finite = true);
   at::Tensor forward_backward(const Batch& batch, int64_t step);
-  double accumulate_gradients(int64_t step, double& data_ms);
-  double clip_gradients();
-  void update(double lr);
+  std::vector<MicroLoss> accumulate_gradients(int64_t step, double& data_ms);
+  double gradient_norm() const;
+  void update(double lr, double gradient_norm);
+  void skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses);
   double comm_ms() const;
   TraceSpan span(std::string_view phase) const;
 
@@ -77,6 +83,10 @@ class Trainer {
   const StepTracer* tracer_ = nullptr;
   std::function<bool()> stop_is_asked_;
   bool should_stop_ = false;
+  bool is_finite_ = true;
+  bool keeps_local_norms_ = false;
+  NonFinitePolicy non_finite_;
+  std::string skip_note_;
   /// What was done before this process began.
   TrainState start_;
 };

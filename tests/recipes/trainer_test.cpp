@@ -2,9 +2,8 @@
 
 #include "recipes/train/trainer.h"
 
-#include <atomic>
-#include <csignal>
 #include <map>
+#include <optional>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,7 +11,6 @@
 
 #include "dtensor/dtensor.h"
 #include "recipes/config/validate.h"
-#include "recipes/train/stop_signal.h"
 #include "tests/recipes/fixtures.h"
 #include "tests/support/run_ranks.h"
 
@@ -78,31 +76,32 @@ TEST_F(TrainerTest, AllRanksStopIfOneIsToldTo) {
   }
 }
 
-TEST_F(TrainerTest, AStopDuringAnEvaluationIsKnownAtItsEnd) {
-  test::run_ranks(2, [&](test::RankContext& self) {
-    Trainer trainer(recipe(1, 2), self.world);
-    bool is_told = false;
-    trainer.set_stop_request([&] { return is_told; });
-    trainer.train_step(0);
-    is_told = self.rank == 1;
-    trainer.evaluate();
-    EXPECT_TRUE(trainer.should_stop());
-  });
+// Whoever is asked, and whenever: all leave it after the same micro-batch.
+TEST_F(TrainerTest, AStopCutsAnEvaluationShortOnAllRanks) {
+  for (int guilty = 0; guilty < 4; ++guilty) {
+    test::run_ranks(4, [&](test::RankContext& self) {
+      auto whole = recipe(2, 2);
+      whole.eval.batches = 4;
+      Trainer trainer(whole, self.world);
+      int asked = 0;
+      // Before each of the micro-batches, and at the end.
+      trainer.set_stop_request(
+          [&] { return ++asked > 2 && self.rank == guilty; });
+      EXPECT_EQ(trainer.evaluate(), std::nullopt);
+      EXPECT_EQ(asked, 3);
+      EXPECT_TRUE(trainer.should_stop());
+    });
+  }
 }
 
-TEST(StopSignal, RemembersInsteadOfEndingTheProcess) {
-  {
-    const StopSignal stop;
-    EXPECT_FALSE(StopSignal::has_come());
-    std::raise(SIGTERM);
-    std::raise(SIGTERM);
-    EXPECT_TRUE(StopSignal::has_come());
-  }
-  {
-    const StopSignal again;
-    EXPECT_FALSE(StopSignal::has_come());
-  }
-  EXPECT_EXIT(std::raise(SIGTERM), ::testing::KilledBySignal(SIGTERM), "");
+TEST_F(TrainerTest, AnEvaluationThatWasDoneWhenTheStopCameCounts) {
+  test::run_ranks(2, [&](test::RankContext& self) {
+    Trainer trainer(recipe(1, 2), self.world);
+    int asked = 0;
+    trainer.set_stop_request([&] { return ++asked > 1 && self.rank == 1; });
+    EXPECT_NE(trainer.evaluate(), std::nullopt);
+    EXPECT_TRUE(trainer.should_stop());
+  });
 }
 
 // The average is that of the whole weights, wherever they lie.
@@ -139,8 +138,8 @@ TEST_F(TrainerTest, EvaluatesTheAverageAndGoesOnWithTheWeights) {
       trainer.train_step(0);
       trainer.train_step(1);
       const auto weights = whole_of(trainer.job().ddp->state_dict());
-      const double own = trainer.evaluate();
-      const double averaged = trainer.evaluate_average();
+      const double own = trainer.evaluate().value();
+      const double averaged = trainer.evaluate_average().value();
       EXPECT_GT(averaged, own) << "it lags behind";
       EXPECT_EQ(trainer.evaluate(), own);
       for (const auto& [name, tensor] :
