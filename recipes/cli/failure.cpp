@@ -55,10 +55,10 @@ void let_rank_zero_speak() {
   }
 }
 
-/// What all ranks have agreed on, with the same words.
-bool is_said_by_rank_zero(mesh::ExitCode code) {
-  return code == mesh::ExitCode::kPreempted ||
-         code == mesh::ExitCode::kNonFinite;
+/// What the ranks that train have agreed on, with the same words.
+bool is_said_by_rank_zero(const std::string& op, mesh::ExitCode code) {
+  return op == "train" && (code == mesh::ExitCode::kPreempted ||
+                           code == mesh::ExitCode::kNonFinite);
 }
 
 } // namespace
@@ -71,7 +71,7 @@ int report_failure(
   if (code == mesh::ExitCode::kUsage) {
     let_rank_zero_speak();
   }
-  if (is_said_by_rank_zero(code) && rank() != "0") {
+  if (is_said_by_rank_zero(op, code) && rank() != "0") {
     return static_cast<int>(code);
   }
   std::string line = sentence;

@@ -7,8 +7,8 @@
 namespace weft::recipes::cli {
 
 /// Writes the last line of a failed run, "ERROR <code> rank=<r> op=<op>
-/// <sentence>", to stderr and returns the exit code. What ranks end with
-/// together (kNonFinite, kPreempted), rank 0 alone says.
+/// <sentence>", to stderr and returns the exit code. What ranks that
+/// train end with together (kNonFinite, kPreempted), rank 0 alone says.
 int report_failure(
     const std::string& op,
     mesh::ExitCode code,

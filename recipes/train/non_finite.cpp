@@ -22,25 +22,30 @@ namespace {
 
 using Kind = NonFiniteFinding::Kind;
 
+at::Tensor part_of(const at::Tensor& tensor) {
+  const auto* impl = dtensor::dtensor_impl(tensor);
+  const auto local = (impl ? impl->local() : tensor).detach();
+  return local.is_sparse() ? local._values() : local;
+}
+
+double sum_of_part(const at::Tensor& tensor) {
+  const auto part = part_of(tensor);
+  return part.is_floating_point() ? part.sum().item<double>() : 0;
+}
+
 // The largest magnitude of what this rank holds of a tensor; NaN if there is
 // one.
 double largest(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return 0;
   }
-  const auto* impl = dtensor::dtensor_impl(tensor);
-  auto local = (impl ? impl->local() : tensor).detach();
-  if (local.is_sparse()) {
-    local = local._values();
-  }
-  return local.numel() == 0 ? 0 : local.abs().max().item<double>();
+  const auto part = part_of(tensor);
+  return part.numel() == 0 ? 0 : part.abs().max().item<double>();
 }
 
 double norm_of_part(const at::Tensor& tensor) {
-  const auto* impl = dtensor::dtensor_impl(tensor);
-  const auto local = impl ? impl->local() : tensor;
   return at::linalg_vector_norm(
-             local.is_sparse() ? local._values() : local,
+             part_of(tensor),
              2,
              /*dim=*/std::nullopt,
              /*keepdim=*/false,
@@ -223,6 +228,25 @@ NonFiniteFinding find_non_finite(
     return *std::move(loss);
   }
   return find_gradient(parameters);
+}
+
+bool are_weights_finite(const torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  const auto parameters = module.parameters();
+  return std::ranges::all_of(parameters, [](const auto& parameter) {
+    // The sum of finite numbers may overflow.
+    return std::isfinite(sum_of_part(parameter)) ||
+           std::isfinite(largest(parameter));
+  });
+}
+
+void throw_non_finite_weights(int64_t step, const std::string& reason) {
+  mesh::throw_error<NonFiniteError>(fmt::format(
+      "step {}: {} after the update: not saved, checkpoints stay as they were. "
+      "Lower optimizer.lr or optimizer.weight_decay, and run the same command "
+      "again: it goes on from the newest of them.",
+      step,
+      reason));
 }
 
 std::string explain_non_finite(const std::vector<NonFiniteFinding>& findings) {

@@ -55,6 +55,13 @@ NonFiniteFinding find_non_finite(
     const torch::nn::Module& module,
     const std::vector<MicroLoss>& losses);
 
+/// Whether what this rank holds of the parameters is finite: a pass over them.
+bool are_weights_finite(const torch::nn::Module& module);
+/// Throws: NonFiniteError that says why step `step`, from 1, is not saved.
+[[noreturn]] void throw_non_finite_weights(
+    int64_t step,
+    const std::string& reason);
+
 /// What explains best what `findings`, of all ranks in order, say: "the loss of
 /// samples 16 to 23 is nan on ranks 2 and 3".
 std::string explain_non_finite(const std::vector<NonFiniteFinding>& findings);
@@ -70,7 +77,7 @@ class NonFinitePolicy {
  public:
   explicit NonFinitePolicy(const TrainConfig& config) : config_(config) {}
 
-  /// `step`, from 1, was finite.
+  /// A step was finite.
   void on_finite() { streak_ = 0; }
   /// `step`, from 1, is not, for the reason of explain_non_finite(). Returns
   /// what the user is to be told, if it is skipped.

@@ -19,7 +19,9 @@
 #include "recipes/train/planner_links.h"
 #include "recipes/train/run_outputs.h"
 #include "recipes/train/run_store.h"
+#include "recipes/train/sentinel.h"
 #include "recipes/train/stop_signal.h"
+#include "recipes/train/straggler.h"
 #include "recipes/train/trainer.h"
 
 namespace weft::recipes {
@@ -69,7 +71,14 @@ class Run {
             recipe_.output_dir,
             world,
             trainer_.job().mesh,
-            *trainer_.job().model) {}
+            *trainer_.job().model),
+        sentinel_(
+            recipe_,
+            trainer_.job(),
+            [this](const auto& text) { say(text); }),
+        stragglers_(recipe_, trainer_.job().mesh, [this](const auto& text) {
+          say(text);
+        }) {}
 
   void run() {
     say(trainer_.describe());
@@ -103,6 +112,8 @@ class Run {
       }
     });
     trainer_.set_tracer(&tracer_);
+    trainer_.set_sentinel(&sentinel_);
+    trainer_.set_phase_clock(stragglers_.clock());
     if (auto& average = trainer_.job().average) {
       average->begin();
     }
@@ -182,6 +193,7 @@ class Run {
   void run_steps(int64_t first) {
     set_run_phase(RunPhase::kTraining);
     trainer_.set_stop_request(is_stop_asked);
+    sentinel_.begin(trainer_.state_after(first));
     for (int64_t step = first; step < recipe_.train.steps; ++step) {
       run_step(step);
     }
@@ -196,9 +208,15 @@ class Run {
     const bool is_whole = evaluate_if_due(metrics);
     // A last step that has all that belongs to it is no preemption.
     bool stops = trainer_.should_stop() && !(is_last && is_whole);
+    const bool saves =
+        is_last || stops || is_due(step + 1, recipe_.checkpoint.every);
+    if (saves || sentinel_.is_due(step + 1)) {
+      sentinel_.check(trainer_.state_after(step + 1));
+    }
     bool saved = false;
-    if (is_last || stops || is_due(step + 1, recipe_.checkpoint.every)) {
+    if (saves) {
       const auto span = tracer_.span("checkpoint");
+      const PhaseClock::Span time(stragglers_.clock(), "checkpoint");
       saved = save(metrics, is_last || stops);
       stops = stops || (trainer_.should_stop() && !is_last);
     }
@@ -210,6 +228,7 @@ class Run {
       outputs_->step_done(metrics);
     }
     say(note);
+    stragglers_.step_done();
     if (stops) {
       throw_preempted(metrics.step, saved);
     }
@@ -227,6 +246,7 @@ class Run {
       return false;
     }
     const auto span = tracer_.span("eval");
+    const PhaseClock::Span time(stragglers_.clock(), "eval");
     const auto loss = trainer_.evaluate();
     const auto average =
         loss && recipe_.ema.eval ? trainer_.evaluate_average() : std::nullopt;
@@ -242,6 +262,7 @@ class Run {
   // not, yet. `waits`: the process will end.
   bool save(StepMetrics& metrics, bool waits) {
     const auto start = Clock::now();
+    trainer_.check_weights(metrics.step);
     auto& job = trainer_.job();
     const RunLayout layout{
         .mesh = job.mesh.to_string(),
@@ -319,6 +340,8 @@ class Run {
   /// What was there before; the same command would do so again.
   bool starts_over_;
   StepTracer tracer_;
+  Sentinel sentinel_;
+  StragglerWatch stragglers_;
 };
 
 } // namespace

@@ -17,6 +17,7 @@
 #include "recipes/train/loss.h"
 #include "recipes/train/lr_schedule.h"
 #include "recipes/train/planner_links.h"
+#include "recipes/train/sentinel.h"
 
 namespace weft::recipes {
 namespace {
@@ -173,8 +174,10 @@ void Trainer::update(double lr, double gradient_norm) {
   }
 }
 
-TraceSpan Trainer::span(std::string_view phase) const {
-  return tracer_ ? tracer_->span(phase) : TraceSpan(nullptr, phase);
+Trainer::PhaseSpan Trainer::span(std::string_view phase) const {
+  return {
+      tracer_ ? tracer_->span(phase) : TraceSpan(nullptr, phase),
+      PhaseClock::Span(phase_clock_, phase)};
 }
 
 // Before the gradients are scaled, or anything else is done to them.
@@ -213,7 +216,13 @@ StepMetrics Trainer::train_step(int64_t step) {
   } else {
     non_finite_.on_finite();
     skip_note_.clear();
+    if (sentinel_) {
+      sentinel_->before_update();
+    }
     update(metrics.lr, metrics.grad_norm);
+    if (sentinel_) {
+      sentinel_->after_update(state_after(step + 1));
+    }
   }
 
   metrics.tokens = state_after(step + 1).tokens;

@@ -12,10 +12,13 @@
 #include "recipes/progress/metrics_log.h"
 #include "recipes/trace/step_tracer.h"
 #include "recipes/train/non_finite.h"
+#include "recipes/train/phase_clock.h"
 #include "recipes/train/train_job.h"
 #include "recipes/train/train_state.h"
 
 namespace weft::recipes {
+
+class Sentinel;
 
 /// Trains what a recipe describes. Only composes: data, model, ddp, optimizer.
 class Trainer {
@@ -32,6 +35,11 @@ class Trainer {
   /// Collective: all ranks; blocks.
   /// Throws: NonFiniteError, on all ranks, if it is not to be skipped.
   StepMetrics train_step(int64_t step);
+  /// Before step `step`, counted from 1, is saved: an update can overflow where
+  /// loss and gradients did not.
+  /// Collective: all ranks; blocks.
+  /// Throws: NonFiniteError, on all ranks, if a weight is not finite on one.
+  void check_weights(int64_t step);
   /// Why the last step was skipped, for the user; empty: it was not.
   const std::string& skip_note() const { return skip_note_; }
 
@@ -49,6 +57,10 @@ class Trainer {
   /// From now on phases of a step are spans of `tracer`, which outlives this;
   /// null: of none.
   void set_tracer(const StepTracer* tracer) { tracer_ = tracer; }
+  /// The same: `clock` counts the time of phases, and `sentinel` hears of every
+  /// update.
+  void set_phase_clock(PhaseClock* clock) { phase_clock_ = clock; }
+  void set_sentinel(Sentinel* sentinel) { sentinel_ = sentinel; }
   /// Ranks tell each other, in train_step(), evaluate() and agree_to_stop(),
   /// whether this has said yes on one of them.
   void set_stop_request(std::function<bool()> is_asked) {
@@ -73,7 +85,11 @@ class Trainer {
   void update(double lr, double gradient_norm);
   void skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses);
   double comm_ms() const;
-  TraceSpan span(std::string_view phase) const;
+  struct PhaseSpan {
+    TraceSpan trace;
+    PhaseClock::Span time;
+  };
+  PhaseSpan span(std::string_view phase) const;
 
   Recipe recipe_;
   mesh::World world_;
@@ -81,6 +97,8 @@ class Trainer {
   std::string data_fingerprint_;
   TrainJob job_;
   const StepTracer* tracer_ = nullptr;
+  PhaseClock* phase_clock_ = nullptr;
+  Sentinel* sentinel_ = nullptr;
   std::function<bool()> stop_is_asked_;
   bool should_stop_ = false;
   bool is_finite_ = true;
