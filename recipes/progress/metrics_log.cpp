@@ -23,6 +23,8 @@ double peak_rss_mb() {
 
 namespace {
 
+constexpr const char* kEvalCut = "eval_cut";
+
 [[noreturn]] void refuse(const std::string& path, const std::string& reason) {
   mesh::throw_error<mesh::UsageError>(
       fmt::format("output_dir: cannot write \"{}\": {}", path, reason));
@@ -101,7 +103,28 @@ std::string metrics_line(const StepMetrics& metrics) {
   if (metrics.skipped) {
     line["skipped"] = true;
   }
+  if (metrics.eval_cut) {
+    line[kEvalCut] = true;
+  }
   return line.dump();
+}
+
+bool lacks_evaluation(const std::string& line) {
+  const auto json = nlohmann::json::parse(line, nullptr, false);
+  return json.is_object() && json.value(kEvalCut, false);
+}
+
+std::string with_evaluation(
+    const std::string& line,
+    double eval_loss,
+    std::optional<double> ema_eval_loss) {
+  auto json = nlohmann::ordered_json::parse(line);
+  json.erase(kEvalCut);
+  json["eval_loss"] = eval_loss;
+  if (ema_eval_loss) {
+    json["ema_eval_loss"] = *ema_eval_loss;
+  }
+  return json.dump();
 }
 
 void MetricsLog::check_writable(const std::string& path) {

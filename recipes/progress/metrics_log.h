@@ -32,6 +32,8 @@ struct StepMetrics {
   std::optional<double> ema_eval_loss = std::nullopt;
   /// Loss or gradients were not finite: nothing was updated.
   bool skipped = false;
+  /// It was due, but the run was asked to stop.
+  bool eval_cut = false;
 };
 
 /// The most memory this process has had resident. Units: MiB.
@@ -39,6 +41,14 @@ double peak_rss_mb();
 
 /// The line of metrics.jsonl for one step, without its end.
 std::string metrics_line(const StepMetrics& metrics);
+
+/// Whether the step of a line has an evaluation to be caught up with.
+bool lacks_evaluation(const std::string& line);
+/// The line with it.
+std::string with_evaluation(
+    const std::string& line,
+    double eval_loss,
+    std::optional<double> ema_eval_loss);
 
 /// metrics.jsonl: one line of JSON a step, with every digit, with the kernel
 /// before write() returns, or waiting for room. A number that is not finite

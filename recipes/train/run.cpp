@@ -155,7 +155,25 @@ class Run {
     if (!found && has_initial_weights(recipe_)) {
       say(load_initial_weights(recipe_, job));
     }
+    if (found && lacks_evaluation(found->layout.metrics_line)) {
+      catch_up(found->state.step, found->layout.metrics_line);
+    }
     return found ? found->state.step : 0;
+  }
+
+  // With the evaluation that the process before had no time for.
+  void catch_up(int64_t step, const std::string& line) {
+    StepMetrics metrics{.step = step};
+    evaluate_if_due(metrics);
+    if (outputs_ && metrics.eval_loss) {
+      say(fmt::format(
+          "step {}  eval_loss {:.4f}, which was cut short",
+          step,
+          *metrics.eval_loss));
+      outputs_->replace_line(
+          step,
+          with_evaluation(line, *metrics.eval_loss, metrics.ema_eval_loss));
+    }
   }
 
   void adopt_hook_state(const checkpoint::StateDicts& loaded) {
@@ -242,6 +260,7 @@ class Run {
         !(is_last || is_due(metrics.step, recipe_.eval.every))) {
       return true;
     }
+    metrics.eval_cut = true; // unless it comes to its end
     if (trainer_.should_stop()) {
       return false;
     }
@@ -253,6 +272,7 @@ class Run {
     if (!loss || (recipe_.ema.eval && !average)) {
       return false;
     }
+    metrics.eval_cut = false;
     metrics.eval_loss = loss;
     metrics.ema_eval_loss = average;
     return true;

@@ -62,6 +62,11 @@ void RunOutputs::begin(
               : "starts from step 0");
 }
 
+void RunOutputs::replace_line(int64_t step, const std::string& line) {
+  metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step - 1);
+  say(metrics_->write_line(line));
+}
+
 void RunOutputs::step_done(const StepMetrics& metrics) {
   say(metrics_->write(metrics));
   if (tensorboard_) {

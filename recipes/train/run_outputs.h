@@ -30,6 +30,9 @@ class RunOutputs {
       const torch::nn::Module& model,
       const mesh::DeviceMesh& mesh);
 
+  /// Writes the line of the step that was resumed from anew.
+  void replace_line(int64_t step, const std::string& line);
+
   /// After a step and all that belongs to it.
   void step_done(const StepMetrics& metrics);
 
