@@ -368,7 +368,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<GroupUse> group_use_;
 
   bool keeps_local_norms_ = false;
-  /// By bucket, of the last backward; undefined where nothing was reduced.
+  /// Sums of squares by bucket, of the last backward; undefined where nothing
+  /// was reduced.
   std::vector<at::Tensor> local_norms_;
 
   int64_t backwards_ = 0;

@@ -1,0 +1,124 @@
+// `weft` with a model that does wrong when it is told to, for tests: in the
+// environment, WEFT_FAULT="RANK STEP PARAMETER VALUE[, ...]" makes one element
+// of a gradient VALUE in the backward of a step, counted from 1 in this
+// process; VALUE "TERM" or "USR1" raises that signal instead.
+
+#include <csignal>
+#include <cstdlib>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "dtensor/dtensor_impl.h"
+#include "recipes/cli/main.h"
+
+namespace weft::test {
+namespace {
+
+struct Fault {
+  int64_t step = 0;
+  std::string parameter;
+  std::string value;
+};
+
+// This rank's.
+std::vector<Fault> own_faults() {
+  const char* rank = std::getenv("RANK");
+  const char* text = std::getenv("WEFT_FAULT");
+  std::istringstream all(text == nullptr ? "" : text);
+  std::vector<Fault> own;
+  for (std::string one; std::getline(all, one, ',');) {
+    std::istringstream words(one);
+    std::string whose;
+    Fault fault;
+    words >> whose >> fault.step >> fault.parameter >> fault.value;
+    if (whose == (rank == nullptr ? "0" : rank)) {
+      own.push_back(fault);
+    }
+  }
+  return own;
+}
+
+at::Tensor spoil(const at::Tensor& gradient, const std::string& value) {
+  if (value == "TERM" || value == "USR1") {
+    std::raise(value == "TERM" ? SIGTERM : SIGUSR1);
+    return gradient;
+  }
+  const at::NoGradGuard no_grad;
+  const auto* impl = dtensor::dtensor_impl(gradient);
+  auto local = (impl ? impl->local() : gradient).clone();
+  local.view(-1)[0].fill_(std::stod(value));
+  return impl ? dtensor::make_dtensor(
+                    local, impl->spec(), impl->sizes(), impl->strides())
+              : local;
+}
+
+// Each token for itself.
+class FaultyImpl : public recipes::Model {
+ public:
+  explicit FaultyImpl(int64_t width)
+      : up(register_module("up", torch::nn::Embedding(256, width))),
+        down(register_module("down", torch::nn::Linear(width, 256))) {}
+
+  at::Tensor forward(const at::Tensor& tokens) override {
+    if (!is_listening_) {
+      is_listening_ = true;
+      listen();
+    }
+    return down(torch::relu(up(tokens)));
+  }
+
+ private:
+  void listen() {
+    const auto faults = own_faults();
+    for (auto& item : named_parameters()) {
+      auto step = std::make_shared<int64_t>(0);
+      item.value().register_hook(
+          [=, name = item.key()](const at::Tensor& gradient) {
+            ++*step;
+            auto result = gradient;
+            for (const auto& fault : faults) {
+              if (fault.step == *step && fault.parameter == name) {
+                result = spoil(result, fault.value);
+              }
+            }
+            return result;
+          });
+    }
+  }
+
+  torch::nn::Embedding up;
+  torch::nn::Linear down;
+  bool is_listening_ = false;
+};
+
+recipes::ModelType faulty() {
+  return recipes::model_type<int64_t>(
+      {.name = "faulty",
+       .title = "faulty model",
+       .config =
+           [](recipes::ModelOptions& options) {
+             return options.get<int64_t>("width", {.fallback = 32});
+           },
+       .outputs = [](const int64_t& /*width*/) { return int64_t{256}; },
+       .make = [](const int64_t& width) -> std::shared_ptr<recipes::Model> {
+         return std::make_shared<FaultyImpl>(width);
+       },
+       .plan = [](const recipes::PlanOptions& options,
+                  const int64_t& /*width*/) -> tp::ParallelizePlan {
+         return {
+             {"up", tp::ColwiseParallel()},
+             {"down",
+              tp::RowwiseParallel({.output_layouts = options.logits()})}};
+       }});
+}
+
+} // namespace
+} // namespace weft::test
+
+int main(int argc, char** argv) {
+  return weft::recipes::cli::main(argc, argv, {weft::test::faulty()});
+}
