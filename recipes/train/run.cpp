@@ -209,6 +209,8 @@ class Run {
   }
 
   void run_steps(int64_t first) {
+    // All have come so far: none ends at once where another saves.
+    trainer_.agree_to_stop();
     set_run_phase(RunPhase::kTraining);
     trainer_.set_stop_request(is_stop_asked);
     sentinel_.begin(trainer_.state_after(first));
