@@ -5,15 +5,16 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "mesh/error.h"
 #include "mesh/failure.h"
 
 namespace weft::mesh {
 namespace {
 
-constexpr size_t kLongestValue = 4096;
+constexpr size_t kLongestValue = size_t{64} * 1024;
 constexpr size_t kShownBytes = 160;
-constexpr char kSeparator = '\n';
 constexpr const char* kAgreed = "=";
 
 uint64_t fnv1a(std::string_view text) {
@@ -119,40 +120,96 @@ std::string first_missing(
   return "All ranks have come.";
 }
 
-/// Reads all ranks' values and returns the verdict.
+/// Fields and values, for the store.
+std::string pack(const std::vector<Agreed>& values) {
+  using nlohmann::json;
+  auto list = json::array();
+  for (const auto& value : values) {
+    list.push_back({value.field, digest(value.value)});
+  }
+  return list.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::vector<Agreed> unpack(const std::string& text) {
+  std::vector<Agreed> values;
+  for (const auto& pair : nlohmann::json::parse(text)) {
+    values.push_back({pair.at(0), pair.at(1)});
+  }
+  return values;
+}
+
+/// Where the values of `other` are not rank 0's.
+std::string first_difference(
+    const std::vector<Agreed>& first,
+    int64_t rank,
+    const std::vector<Agreed>& other) {
+  const Agreed nothing{"nothing more", ""};
+  for (size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
+    const auto& ours = i < first.size() ? first[i] : nothing;
+    const auto& theirs = i < other.size() ? other[i] : nothing;
+    if (ours.field != theirs.field) {
+      return describe_difference(
+          "what is compared", ours.field, rank, theirs.field);
+    }
+    if (ours.value != theirs.value) {
+      return describe_difference(ours.field, ours.value, rank, theirs.value);
+    }
+  }
+  // What is not UTF-8 looks alike once it is packed.
+  return describe_difference("a value", "its bytes", rank, "others");
+}
+
+/// Where one comparison keeps its values.
+struct AgreementKeys {
+  std::string prefix;
+  std::string verdict() const { return prefix + "verdict"; }
+  std::string hash(int64_t rank) const {
+    return detail::concat(prefix, "hash/", rank);
+  }
+  std::string values(int64_t rank) const {
+    return detail::concat(prefix, "values/", rank);
+  }
+};
+
+/// Compares all ranks' hashes, and returns the verdict.
 std::string judge(
     const AgreementParty& party,
-    const std::string& prefix,
-    std::string_view field,
+    const AgreementKeys& keys,
+    const std::string& own_hash,
     const std::string& own) {
-  std::vector<std::string> keys;
-  keys.reserve(party.world_size);
+  std::vector<std::string> hashes;
   for (int64_t rank = 0; rank < party.world_size; ++rank) {
-    keys.push_back(prefix + std::to_string(rank));
+    hashes.push_back(keys.hash(rank));
   }
-  const auto values = with_store(
+  return with_store(
       party,
       "agreement",
-      [&] { return first_missing(party, keys); },
-      [&] {
-        party.store.wait(keys, party.timeout);
-        return party.store.multiGet(keys);
+      [&] { return first_missing(party, hashes); },
+      [&]() -> std::string {
+        party.store.wait(hashes, party.timeout);
+        const auto found = party.store.multiGet(hashes);
+        for (int64_t rank = 0; rank < party.world_size; ++rank) {
+          if (std::string(found[rank].begin(), found[rank].end()) == own_hash) {
+            continue;
+          }
+          return first_difference(
+              unpack(own),
+              rank,
+              unpack(party.store.get_to_str(keys.values(rank))));
+        }
+        return kAgreed;
       });
-  std::string verdict = kAgreed;
-  for (int64_t rank = 0; rank < party.world_size; ++rank) {
-    const std::string text(values[rank].begin(), values[rank].end());
-    const size_t end = text.find(kSeparator);
-    const std::string other_field = text.substr(0, end);
-    if (other_field != field) {
-      return describe_difference(
-          "what is compared", std::string(field), rank, other_field);
-    }
-    const std::string other = text.substr(end + 1);
-    if (other != own) {
-      return describe_difference(field, own, rank, other);
-    }
+}
+
+/// Of the values themselves, however long.
+std::string hash_of(const std::vector<Agreed>& values) {
+  std::string text;
+  for (const auto& value : values) {
+    text += detail::concat(
+        value.field.size(), ' ', value.field, value.value.size(), ' ');
+    text += value.value;
   }
-  return verdict;
+  return std::to_string(fnv1a(text));
 }
 
 } // namespace
@@ -160,32 +217,33 @@ std::string judge(
 void check_agreement(
     const AgreementParty& party,
     int64_t sequence,
-    std::string_view field,
-    std::string_view value) {
-  const std::string prefix = detail::concat("agreement/", sequence, "/");
-  const std::string verdict_key = prefix + "verdict";
-  const std::string own = digest(value);
+    const std::vector<Agreed>& values) {
+  const AgreementKeys keys{detail::concat("agreement/", sequence, "/")};
+  const auto own = pack(values);
+  const auto own_hash = hash_of(values);
   const auto nobody = [] { return std::string("Rank 0 gave no verdict."); };
   with_store(party, "agreement", nobody, [&] {
-    party.store.set(
-        prefix + std::to_string(party.rank),
-        detail::concat(field, kSeparator, own));
+    party.store.set(keys.values(party.rank), own);
+    party.store.set(keys.hash(party.rank), own_hash);
   });
   std::string verdict;
   if (party.rank == 0) {
-    verdict = judge(party, prefix, field, own);
+    verdict = judge(party, keys, own_hash, own);
     with_store(party, "agreement", nobody, [&] {
-      party.store.set(verdict_key, verdict);
+      party.store.set(keys.verdict(), verdict);
     });
   } else {
     verdict = with_store(party, "agreement", nobody, [&] {
-      party.store.wait({verdict_key}, party.timeout);
-      return party.store.get_to_str(verdict_key);
+      party.store.wait({keys.verdict()}, party.timeout);
+      return party.store.get_to_str(keys.verdict());
     });
   }
   if (verdict != kAgreed) {
     throw_error<DisagreementError>(verdict);
   }
+  with_store(party, "agreement", nobody, [&] {
+    party.store.deleteKey(keys.values(party.rank));
+  });
 }
 
 void meet(const AgreementParty& party) {

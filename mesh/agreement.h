@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
-#include <string_view>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "mesh/world.h"
 
 namespace weft::mesh {
 
@@ -16,17 +18,18 @@ struct AgreementParty {
   std::chrono::milliseconds timeout;
 };
 
-/// Compares what all ranks give as `value`. `sequence` is the same on all
-/// ranks and new for each comparison. Rank 0 reads all values; the others wait
-/// for its verdict.
+/// Compares what all ranks give as `values`, in one round. `sequence` is the
+/// same on all ranks and new for each comparison. Rank 0 reads a hash of every
+/// rank's values, and all of those of the first rank that has others; the
+/// others wait for its verdict.
 /// Collective: all ranks; blocks.
 /// Throws: DisagreementError on every rank, naming the first that differs from
-/// rank 0; CommError if not all come in time.
+/// rank 0 and the first field in which it does; CommError if not all come in
+/// time.
 void check_agreement(
     const AgreementParty& party,
     int64_t sequence,
-    std::string_view field,
-    std::string_view value);
+    const std::vector<Agreed>& values);
 
 /// Blocks until all ranks have called it.
 /// Throws: CommError saying how many came, if they do not all in time.

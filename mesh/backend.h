@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -60,6 +61,10 @@ class Backend {
   int64_t rank() const { return members_.rank; }
   int64_t size() const { return static_cast<int64_t>(members_.ranks.size()); }
 
+  /// What all ranks must call next, hashed: a backend that can see whether the
+  /// others do says so instead of mixing up messages.
+  virtual void announce(uint64_t identity) { identity_ = identity; }
+
   virtual std::string_view kind() const = 0;
   virtual bool supports(c10::DeviceType device) const = 0;
 
@@ -94,8 +99,12 @@ class Backend {
   /// empty if nothing is known of that.
   virtual std::string failure() const { return {}; }
 
+ protected:
+  uint64_t identity() const { return identity_; }
+
  private:
   GroupMembers members_;
+  std::atomic<uint64_t> identity_ = 0;
 };
 
 } // namespace weft::mesh

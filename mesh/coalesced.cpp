@@ -133,6 +133,7 @@ Work Communicator::all_reduce_coalesced(
       tensors,
       [&](LedgerEntry call, const Tensors& picked, const auto&) {
         check_op(*state_, call, op);
+        call.argument = static_cast<int64_t>(op);
         const Packed packed = Packed::input(picked);
         return launch(
             state_,
@@ -192,6 +193,7 @@ Work Communicator::reduce_scatter_coalesced(
       inputs,
       [&](LedgerEntry call, const Tensors& picked, const auto& indices) {
         check_op(*state_, call, reduce_op);
+        call.argument = static_cast<int64_t>(reduce_op);
         const Packed from = Packed::input(rank_major(picked, size()));
         const Packed to = Packed::output(pick(outputs, indices));
         const std::vector<int64_t> counts(size(), to.buffer().numel());
@@ -218,6 +220,7 @@ Work Communicator::broadcast_coalesced(
       tensors,
       [&](LedgerEntry call, const Tensors& picked, const auto&) {
         check_root(*state_, call, root);
+        call.argument = root;
         const Packed packed = Packed::input(picked);
         return launch(
             state_,

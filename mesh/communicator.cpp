@@ -10,13 +10,21 @@
 #include "mesh/error.h"
 #include "mesh/ledger.h"
 #include "mesh/packing.h"
+#include "mesh/watch/watch.h"
 #include "mesh/work.h"
 
 namespace weft::mesh {
 
-Communicator::Communicator(std::shared_ptr<Backend> backend)
+Communicator::Communicator(
+    std::shared_ptr<Backend> backend,
+    const std::shared_ptr<Watch>& watch,
+    const std::string& key)
     : state_(std::make_shared<State>()) {
   state_->backend = std::move(backend);
+  if (watch && size() > 1) {
+    state_->watch = watch;
+    watch->add(key, state_);
+  }
 }
 
 Communicator::~Communicator() = default;
@@ -46,7 +54,7 @@ Ledger& Communicator::ledger() const {
 }
 
 void Communicator::abort() {
-  state_->fail("The group was aborted on this rank");
+  state_->fail({"The group was aborted on this rank"});
 }
 
 void Communicator::check() const {
@@ -58,6 +66,7 @@ Work Communicator::all_reduce(
     ReduceOp op,
     std::string_view name) {
   LedgerEntry call = make_call("all_reduce", name, tensor);
+  call.argument = static_cast<int64_t>(op);
   check_tensor(*state_, call, tensor);
   check_op(*state_, call, op);
   if (tensor.numel() == 0) {
@@ -123,6 +132,7 @@ Work Communicator::all_gather_uneven(
     return Work();
   }
   call.bytes = total_bytes(outputs);
+  call.parts = to.counts();
   const Packed from = Packed::input({input});
   return launch(
       state_,
@@ -139,6 +149,7 @@ Work Communicator::reduce_scatter(
     ReduceOp op,
     std::string_view name) {
   LedgerEntry call = make_call("reduce_scatter", name, input);
+  call.argument = static_cast<int64_t>(op);
   check_tensor(*state_, call, input);
   check_tensor(*state_, call, output);
   check_op(*state_, call, op);
@@ -172,6 +183,7 @@ Work Communicator::reduce_scatter_uneven(
     ReduceOp op,
     std::string_view name) {
   LedgerEntry call = make_call("reduce_scatter_uneven", name, output);
+  call.argument = static_cast<int64_t>(op);
   check_tensor(*state_, call, output);
   check_parts(*state_, call, inputs);
   check_op(*state_, call, op);
@@ -188,6 +200,7 @@ Work Communicator::reduce_scatter_uneven(
   const at::NoGradGuard no_grad;
   const Packed from = Packed::input(inputs);
   const Packed to = Packed::output({output});
+  call.parts = from.counts();
   return launch(
       state_,
       std::move(call),
@@ -216,6 +229,8 @@ Work Communicator::all_to_all(
   const Packed from = Packed::input(inputs);
   const Packed to = Packed::output(outputs);
   call.shape = {from.buffer().numel()};
+  call.parts = from.counts();
+  call.parts.insert(call.parts.end(), to.counts().begin(), to.counts().end());
   call.bytes = std::max(total_bytes(outputs), total_bytes(inputs));
   return launch(
       state_,
@@ -232,6 +247,7 @@ Work Communicator::broadcast(
     int64_t root,
     std::string_view name) {
   LedgerEntry call = make_call("broadcast", name, tensor);
+  call.argument = root;
   check_tensor(*state_, call, tensor);
   check_root(*state_, call, root);
   if (tensor.numel() == 0) {

@@ -12,6 +12,7 @@ namespace weft::mesh {
 
 class Backend;
 class Ledger;
+class Watch;
 
 /// How a reduction combines what the ranks contribute.
 enum class ReduceOp { kSum, kAvg, kMin, kMax, kProduct };
@@ -28,7 +29,8 @@ class Work {
   explicit Work(std::shared_ptr<State> state);
 
   /// Blocks until the outputs hold the result; a second call returns at once.
-  /// Throws: CommError if the collective failed, timed out or lost a peer.
+  /// Throws: CommError if the collective failed, timed out or lost a peer;
+  /// DisagreementError if ranks called different things.
   void wait();
   bool is_completed() const;
 
@@ -45,12 +47,17 @@ class Work {
 /// Work::wait(). Tensors may be non-contiguous unless said otherwise. A group
 /// of one rank never communicates, tensors without elements are not sent, and
 /// neither leaves a ledger entry. `name` says in the ledger and in errors what
-/// is moved (a parameter's or module's name).
+/// is moved (a parameter's or module's name), the same on all ranks.
 /// Throws: c10::ValueError for wrong arguments, before anything is sent;
+/// DisagreementError, on all ranks, if they call different things;
 /// CommError once the group has failed.
 class Communicator {
  public:
-  explicit Communicator(std::shared_ptr<Backend> backend);
+  /// `watch` looks after the group, which it knows as `key`; null: nobody does.
+  explicit Communicator(
+      std::shared_ptr<Backend> backend,
+      const std::shared_ptr<Watch>& watch = nullptr,
+      const std::string& key = {});
   Communicator(const Communicator&) = default;
   Communicator(Communicator&&) = default;
   Communicator& operator=(const Communicator&) = default;

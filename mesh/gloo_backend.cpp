@@ -3,9 +3,15 @@
 #include <csignal>
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -27,6 +33,15 @@ class Group final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
+  // Messages find each other by their tags, so those of different calls never
+  // meet: gloo ends the process of a rank that gets more than it has room for.
+  template <class Start>
+  auto with_tag(uint32_t tag, const Start& start) {
+    const std::lock_guard lock(mutex_);
+    collectiveCounter_ = tag;
+    return start(*this);
+  }
+
   // gloo's closeConnections() leaves whoever waits for a message waiting until
   // its timeout. Failing every connection, as gloo does after a timeout, wakes
   // them and closes the sockets, which the peers notice.
@@ -41,6 +56,9 @@ class Group final : public c10d::ProcessGroupGloo {
       }
     }
   }
+
+ private:
+  std::mutex mutex_;
 };
 
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
@@ -75,6 +93,103 @@ class GlooPending final : public Pending {
  private:
   Works works_;
   std::function<void()> finish_;
+};
+
+/// An all_to_all in two messages: how much there is for whom, and that. Ranks
+/// that differ over the first never send the second.
+class CountedPending final : public Pending {
+ public:
+  using StartPayload = std::function<c10::intrusive_ptr<c10d::Work>()>;
+
+  /// `received`: what the others say they have for this rank, once `counts` is
+  /// done; `wanted`: what it expects.
+  CountedPending(
+      c10::intrusive_ptr<c10d::Work> counts,
+      at::Tensor received,
+      std::vector<int64_t> wanted,
+      StartPayload start)
+      : state_(std::make_shared<State>()), counts_(std::move(counts)) {
+    counts_->getFuture()->addCallback(
+        [state = state_,
+         received = std::move(received),
+         wanted = std::move(wanted),
+         start = std::move(start)](c10::ivalue::Future& future) {
+          go_on(*state, future, received, wanted, start);
+        });
+  }
+
+  void wait() override {
+    counts_->wait();
+    const auto payload = [&] {
+      std::unique_lock lock(state_->mutex);
+      state_->changed.wait(
+          lock, [&] { return state_->payload || state_->error; });
+      if (state_->error) {
+        std::rethrow_exception(state_->error);
+      }
+      return state_->payload;
+    }();
+    payload->wait();
+  }
+  bool is_completed() const override {
+    const std::lock_guard lock(state_->mutex);
+    return state_->error || (state_->payload && state_->payload->isCompleted());
+  }
+  bool when_completed(std::function<void()> /*callback*/) override {
+    return false;
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    c10::intrusive_ptr<c10d::Work> payload;
+    std::exception_ptr error;
+  };
+
+  static void go_on(
+      State& state,
+      const c10::ivalue::Future& counts,
+      const at::Tensor& received,
+      const std::vector<int64_t>& wanted,
+      const StartPayload& start) {
+    c10::intrusive_ptr<c10d::Work> payload;
+    std::exception_ptr error;
+    try {
+      if (counts.hasError()) {
+        std::rethrow_exception(counts.exception_ptr());
+      }
+      check_counts(received, wanted);
+      payload = start();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(state.mutex);
+    state.payload = std::move(payload);
+    state.error = std::move(error);
+    state.changed.notify_all();
+  }
+
+  static void check_counts(
+      const at::Tensor& received,
+      const std::vector<int64_t>& wanted) {
+    for (size_t rank = 0; rank < wanted.size(); ++rank) {
+      const auto sent = received[static_cast<int64_t>(rank)].item<int64_t>();
+      if (sent != wanted[rank]) {
+        throw_error<CommError>(detail::concat(
+            "Rank ",
+            rank,
+            " of the group sends ",
+            sent,
+            " bytes, ",
+            wanted[rank],
+            " are expected"));
+      }
+    }
+  }
+
+  std::shared_ptr<State> state_;
+  c10::intrusive_ptr<c10d::Work> counts_;
 };
 
 std::unique_ptr<Pending> pending(
@@ -117,7 +232,8 @@ class GlooBackend final : public Backend {
     std::vector<at::Tensor> tensors{tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = to_c10d(op);
-    auto work = group_->allreduce(tensors, options);
+    auto work =
+        start([&](Group& group) { return group.allreduce(tensors, options); });
     if (op != ReduceOp::kAvg) {
       return pending(std::move(work));
     }
@@ -129,11 +245,11 @@ class GlooBackend final : public Backend {
       const at::Tensor& input,
       const Counts& counts) override {
     if (bytes_in(output) <= kSmallBytes) {
-      return all_to_all(
-          output,
-          input.repeat({size()}),
-          counts,
-          Counts(counts.size(), input.numel()));
+      return pending(exchange(
+          bytes_of(output),
+          bytes_of(input.repeat({size()})),
+          byte_counts(counts, output),
+          byte_counts(Counts(counts.size(), input.numel()), input)));
     }
     Works works;
     int64_t offset = 0;
@@ -161,8 +277,7 @@ class GlooBackend final : public Backend {
       ReduceOp op) override {
     const at::Tensor parts =
         at::empty({size(), output.numel()}, output.options());
-    auto work = start_all_to_all(
-        *group_,
+    auto work = exchange(
         bytes_of(parts.view({-1})),
         bytes_of(input),
         byte_counts(Counts(counts.size(), output.numel()), output),
@@ -177,12 +292,29 @@ class GlooBackend final : public Backend {
       const at::Tensor& input,
       const Counts& output_counts,
       const Counts& input_counts) override {
-    return pending(start_all_to_all(
-        *group_,
-        bytes_of(output),
-        bytes_of(input),
-        byte_counts(output_counts, output),
-        byte_counts(input_counts, input)));
+    // What the others send is known to them alone.
+    auto sent = at::tensor(byte_counts(input_counts, input), at::kLong);
+    auto received = at::empty_like(sent);
+    auto counts = exchange(
+        bytes_of(received),
+        bytes_of(sent),
+        Counts(size(), sizeof(int64_t)),
+        Counts(size(), sizeof(int64_t)));
+    auto wanted = byte_counts(output_counts, output);
+    return std::make_unique<CountedPending>(
+        std::move(counts),
+        std::move(received),
+        wanted,
+        [group = group_,
+         tag = next_tag(),
+         to = bytes_of(output),
+         from = bytes_of(input),
+         wanted,
+         sizes = byte_counts(input_counts, input)] {
+          return group->with_tag(tag, [&](Group& tagged) {
+            return start_all_to_all(tagged, to, from, wanted, sizes);
+          });
+        });
   }
 
   std::unique_ptr<Pending> broadcast(const at::Tensor& tensor, int64_t root)
@@ -191,7 +323,7 @@ class GlooBackend final : public Backend {
   }
 
   std::unique_ptr<Pending> barrier() override {
-    return pending(group_->barrier());
+    return pending(start([](Group& group) { return group.barrier(); }));
   }
 
   void abort() noexcept override {
@@ -202,13 +334,41 @@ class GlooBackend final : public Backend {
   }
 
  private:
+  /// The number of the message and a hash of the call, so that only the same
+  /// message of the same call has it.
+  uint32_t next_tag() {
+    constexpr uint32_t kNumberBits = 12;
+    constexpr uint64_t kSpread = 0x9e3779b97f4a7c15;
+    const uint32_t number = next_message_++;
+    return (number << (32 - kNumberBits)) |
+           static_cast<uint32_t>((identity() * kSpread) >> (32 + kNumberBits));
+  }
+
+  template <class Start>
+  c10::intrusive_ptr<c10d::Work> start(const Start& start) {
+    return group_->with_tag(next_tag(), start);
+  }
+
+  /// An all_to_all of bytes whose counts all ranks know.
+  c10::intrusive_ptr<c10d::Work> exchange(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const Counts& output_counts,
+      const Counts& input_counts) {
+    return start([&](Group& group) {
+      return start_all_to_all(
+          group, output, input, output_counts, input_counts);
+    });
+  }
+
   c10::intrusive_ptr<c10d::Work> start_broadcast(
       const at::Tensor& tensor,
       int64_t root) {
     std::vector<at::Tensor> tensors{bytes_of(tensor)};
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    return group_->broadcast(tensors, options);
+    return start(
+        [&](Group& group) { return group.broadcast(tensors, options); });
   }
 
   /// Everyone sends everyone everything and adds in rank order.
@@ -218,8 +378,7 @@ class GlooBackend final : public Backend {
     const at::Tensor parts =
         at::empty({size(), tensor.numel()}, tensor.options());
     const Counts counts = byte_counts(Counts(size(), tensor.numel()), tensor);
-    auto work = start_all_to_all(
-        *group_,
+    auto work = exchange(
         bytes_of(parts.view({-1})),
         bytes_of(tensor.repeat({size()})),
         counts,
@@ -230,6 +389,7 @@ class GlooBackend final : public Backend {
   }
 
   c10::intrusive_ptr<Group> group_;
+  std::atomic<uint32_t> next_message_ = 0;
 };
 
 // gloo writes to its sockets in a way that raises SIGPIPE once the peer is

@@ -249,6 +249,16 @@ class Stages {
     }
   }
 
+  void announce(uint64_t identity) {
+    const std::lock_guard lock(mutex_);
+    identity_ = identity;
+    for (const auto& group : {groups_.inside, groups_.leaders, all_}) {
+      if (group) {
+        group->announce(identity);
+      }
+    }
+  }
+
   void abort() noexcept {
     const std::lock_guard lock(mutex_);
     for (const auto& group : {groups_.inside, groups_.leaders, all_}) {
@@ -263,6 +273,7 @@ class Stages {
   std::shared_ptr<Backend> all() {
     if (!all_) {
       auto connected = groups_.connect_all();
+      connected->announce(identity_);
       const std::lock_guard lock(mutex_);
       all_ = std::move(connected);
     }
@@ -338,6 +349,8 @@ class Stages {
   /// Guards `all_` against abort(), which comes from other threads.
   std::mutex mutex_;
   std::shared_ptr<Backend> all_;
+  /// Of the call that runs.
+  uint64_t identity_ = 0;
   /// Group ranks, host after host.
   std::vector<int64_t> order_;
 };
@@ -398,9 +411,12 @@ class HierarchicalBackend final : public Backend {
  private:
   std::unique_ptr<Pending> start(std::function<void(Stages&)> run) {
     return std::make_unique<WorkerPending>(
-        worker_, worker_->start([stages = stages_, run = std::move(run)] {
-          run(*stages);
-        }));
+        worker_,
+        worker_->start(
+            [stages = stages_, called = identity(), run = std::move(run)] {
+              stages->announce(called);
+              run(*stages);
+            }));
   }
 
   std::shared_ptr<Stages> stages_;

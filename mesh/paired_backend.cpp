@@ -14,6 +14,10 @@ class PairedBackend final : public Backend {
         device_(std::move(device)),
         host_(std::move(host)) {}
 
+  void announce(uint64_t identity) override {
+    device_->announce(identity);
+    host_->announce(identity);
+  }
   std::string_view kind() const override { return device_->kind(); }
   bool supports(c10::DeviceType type) const override {
     return device_->supports(type) || host_->supports(type);

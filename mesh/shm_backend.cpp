@@ -91,6 +91,7 @@ class ShmBackend final : public Backend {
   ShmShape shape() const { return group_->shape(); }
 
   std::unique_ptr<Pending> start(std::unique_ptr<ShmCall> call) {
+    call->set_identity(identity());
     auto operation = progress_->start(*group_, std::move(call));
     if (operation->done && operation->failure.empty()) {
       return nullptr;

@@ -36,6 +36,9 @@ class ShmCall {
   virtual ~ShmCall() = default;
 
   ShmKind kind() const { return kind_; }
+  /// What Backend::announce() said of it.
+  uint64_t identity() const { return identity_; }
+  void set_identity(uint64_t identity) { identity_ = identity; }
   /// How many rounds this rank needs.
   virtual uint64_t rounds() const = 0;
   /// Whether round `round` may be written before the one before it was read.
@@ -61,6 +64,7 @@ class ShmCall {
  private:
   ShmKind kind_;
   ShmShape shape_;
+  uint64_t identity_ = 0;
 };
 
 /// Tensors as Backend has them. `slot_bytes` is what fits a slot.

@@ -68,7 +68,8 @@ void ShmGroup::remember(const ShmCall& call) {
   for (const uint64_t part :
        {static_cast<uint64_t>(call.kind()),
         static_cast<uint64_t>(call.dtype()),
-        static_cast<uint64_t>(call.detail())}) {
+        static_cast<uint64_t>(call.detail()),
+        call.identity()}) {
     history_ = (history_ ^ part) * 0x100000001b3;
   }
 }
@@ -139,6 +140,7 @@ bool ShmGroup::try_write(ShmOperation& operation) {
       static_cast<uint32_t>(call.kind()),
       static_cast<uint32_t>(call.dtype()),
       call.detail(),
+      call.identity(),
       operation.rounds,
       history_};
   uint64_t* const bytes = segment_.bytes_for(shape_.rank, at);
@@ -197,7 +199,8 @@ void ShmGroup::check(const ShmOperation& operation, int64_t peer, uint64_t at)
   if (theirs.sequence == operation.sequence &&
       theirs.kind == static_cast<uint32_t>(call.kind()) &&
       theirs.dtype == static_cast<uint32_t>(call.dtype()) &&
-      theirs.detail == call.detail() && sent == call.bytes_from(peer)) {
+      theirs.detail == call.detail() && sent == call.bytes_from(peer) &&
+      theirs.identity == call.identity()) {
     return;
   }
   throw_error<CommError>(detail::concat(
@@ -212,7 +215,8 @@ void ShmGroup::check(const ShmOperation& operation, int64_t peer, uint64_t at)
           static_cast<c10::ScalarType>(theirs.dtype),
           sent,
           theirs.sequence),
-      theirs.detail == call.detail() ? "" : " with another root or reduction"));
+      theirs.detail == call.detail() ? "" : " with another root or reduction",
+      theirs.identity == call.identity() ? "" : " or another name or shape"));
 }
 
 } // namespace weft::mesh

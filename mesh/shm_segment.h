@@ -39,6 +39,8 @@ struct ShmRoundHeader {
   uint32_t dtype;
   /// The reduction or the root.
   int64_t detail;
+  /// Backend::announce().
+  uint64_t identity;
   /// Rounds that this rank needs for the collective.
   uint64_t rounds;
   /// What the rank called before, hashed.

@@ -12,6 +12,7 @@ class StagedBackend final : public Backend {
   StagedBackend(std::shared_ptr<Backend> host, c10::DeviceType device)
       : Backend(host->members()), host_(std::move(host)), device_(device) {}
 
+  void announce(uint64_t identity) override { host_->announce(identity); }
   std::string_view kind() const override { return "staged"; }
   bool supports(c10::DeviceType device) const override {
     return device == device_;

@@ -7,21 +7,23 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "mesh/call.h"
 #include "mesh/collective_observer.h"
 #include "mesh/failure.h"
+#include "mesh/watch/watch.h"
 
 namespace weft::mesh {
 
-std::string GroupState::failure() const {
+GroupFailure GroupState::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
 }
 
-void GroupState::fail(const std::string& reason) {
+void GroupState::fail(const GroupFailure& failure) {
   {
     const std::lock_guard lock(mutex_);
-    if (failure_.empty()) {
-      failure_ = reason;
+    if (failure_.reason.empty()) {
+      failure_ = failure;
     }
   }
   backend->abort();
@@ -47,21 +49,25 @@ ErrorContext GroupState::describe(const LedgerEntry& call) const {
 
 void GroupState::throw_failure(
     const LedgerEntry& call,
-    const std::string& reason) const {
-  throw_error<CommError>(detail::concat(
-      "[", call.op, "] ", reason, ". (", describe(call).text, ")"));
+    const GroupFailure& failure) const {
+  const auto text = detail::concat(
+      "[", call.op, "] ", failure.reason, ". (", describe(call).text, ")");
+  if (failure.is_disagreement) {
+    throw_error<DisagreementError>(text);
+  }
+  throw_error<CommError>(text);
 }
 
 void check_usable(GroupState& group, const LedgerEntry& call) {
-  auto reason = group.failure();
-  if (reason.empty()) {
-    reason = group.backend->failure();
-    if (!reason.empty()) {
-      group.fail(reason);
+  auto failure = group.failure();
+  if (failure.reason.empty()) {
+    failure.reason = group.backend->failure();
+    if (!failure.reason.empty()) {
+      group.fail(failure);
     }
   }
-  if (!reason.empty()) {
-    group.throw_failure(call, reason);
+  if (!failure.reason.empty()) {
+    group.throw_failure(call, failure);
   }
 }
 
@@ -84,13 +90,16 @@ struct Work::State {
 };
 
 std::exception_ptr Work::State::translate(const std::exception& cause) const {
-  const std::string earlier = group->failure();
-  const std::string reason =
-      earlier.empty() ? failure_reason(cause, group->backend->members().timeout)
-                      : earlier;
-  group->fail(reason);
+  auto failure = group->failure();
+  if (failure.reason.empty()) {
+    failure.reason = failure_reason(cause, group->backend->members().timeout);
+    if (const auto watch = group->watch.lock()) {
+      failure = watch->explain(failure);
+    }
+  }
+  group->fail(failure);
   try {
-    group->throw_failure(call, reason);
+    group->throw_failure(call, failure);
   } catch (...) {
     return std::current_exception();
   }
@@ -98,6 +107,7 @@ std::exception_ptr Work::State::translate(const std::exception& cause) const {
 
 void Work::State::run() {
   const auto start = std::chrono::steady_clock::now();
+  group->ledger->begin_wait(call.sequence);
   try {
     // Both may write to views of parameters.
     const at::NoGradGuard no_grad;
@@ -108,6 +118,7 @@ void Work::State::run() {
   } catch (const std::exception& cause) {
     error = translate(cause);
   }
+  group->ledger->end_wait(call.sequence);
   if (!ended_by_backend) {
     group->ledger->end(call.sequence);
   }
@@ -170,7 +181,9 @@ Work launch(
   const at::NoGradGuard no_grad;
   const bool recorded = group->backend->size() > 1;
   if (recorded) {
+    call.identity = identity_of(call);
     call.sequence = group->ledger->begin(call);
+    group->backend->announce(call.identity);
     if (auto* observer = collective_observer()) {
       observer->launched(group->backend->members(), *group->ledger, call);
     }

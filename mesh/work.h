@@ -13,28 +13,39 @@
 
 namespace weft::mesh {
 
+class Watch;
+
+/// Why a group can no longer be used; without a reason, it can.
+struct GroupFailure {
+  std::string reason;
+  /// The ranks called different things: a DisagreementError.
+  bool is_disagreement = false;
+};
+
 /// What all copies of a Communicator and their Works share.
 struct GroupState {
   std::shared_ptr<Backend> backend;
   std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
+  /// Who finds out why a collective failed; may be null.
+  std::weak_ptr<Watch> watch;
 
-  /// Why the group can no longer be used; empty while it can.
-  std::string failure() const;
-  /// Keeps the first reason and hangs up, so that peers learn of it soon.
-  void fail(const std::string& reason);
+  GroupFailure failure() const;
+  /// Keeps the first failure and hangs up, so that peers learn of it soon.
+  void fail(const GroupFailure& failure);
 
   /// "rank 1/4, group "tp/0", tensor "wq" [2, 3]".
   ErrorContext describe(const LedgerEntry& call) const;
   [[noreturn]] void throw_failure(
       const LedgerEntry& call,
-      const std::string& reason) const;
+      const GroupFailure& failure) const;
 
  private:
   mutable std::mutex mutex_;
-  std::string failure_;
+  GroupFailure failure_;
 };
 
-/// Throws: CommError if the group has failed, now also on its device.
+/// Throws: CommError or DisagreementError if the group has failed, now also on
+/// its device.
 void check_usable(GroupState& group, const LedgerEntry& call);
 
 using Start = std::function<std::unique_ptr<Pending>(Backend&)>;

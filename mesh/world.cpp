@@ -24,6 +24,7 @@
 #include "mesh/rendezvous.h"
 #include "mesh/shm_backend.h"
 #include "mesh/staged_backend.h"
+#include "mesh/watch/watch.h"
 
 namespace weft::mesh {
 
@@ -34,6 +35,8 @@ struct World::State {
   c10::Device tensors{c10::DeviceType::CPU};
   /// Null where nothing communicates: a fake world, or one rank.
   c10::intrusive_ptr<c10d::Store> store;
+  /// Null where there is no store, or nobody is to look.
+  std::shared_ptr<Watch> watch;
   std::atomic<int64_t> next_id = 0;
   std::atomic<int64_t> next_agreement = 0;
 
@@ -45,11 +48,26 @@ struct World::State {
   std::shared_ptr<ShmProgress> shm;
   bool aborted = false;
 
+  State() = default;
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  // Says that this rank has ended before its groups hang up.
+  ~State() { watch.reset(); }
+
   std::once_flag world_group_made;
   std::optional<Communicator> world_group;
 
   bool is_fake() const { return options.backend == "fake"; }
   bool is_nccl() const { return options.backend == "nccl"; }
+  void begin_watch() {
+    if (options.watch.enabled) {
+      watch = std::make_shared<Watch>(
+          c10::make_intrusive<c10d::PrefixStore>("watch", store),
+          job.rank,
+          job.world_size,
+          options.watch);
+    }
+  }
   void open_tensor_device() {
     if (is_nccl()) {
       tensors = open_device("cuda", job.local_rank, job.local_world_size);
@@ -302,6 +320,7 @@ World World::from_env(WorldOptions options) {
       state->options.bind_address =
           listening_address(*state->store, state->job);
     }
+    state->begin_watch();
   } else {
     drop_inherited_listener(state->job.master_port);
   }
@@ -327,6 +346,7 @@ World World::from_store(
     state->store =
         c10::make_intrusive<c10d::PrefixStore>("weft", std::move(store));
     state->publish_domain();
+    state->begin_watch();
   }
   return World(std::move(state));
 }
@@ -385,7 +405,8 @@ Communicator World::make_group(
         key,
         "\" was made before. Give each group a name of its own.");
   }
-  Communicator made(state_->connect(std::move(members), std::move(key)));
+  Communicator made(
+      state_->connect(std::move(members), key), state_->watch, key);
   const std::lock_guard lock(state_->mutex);
   state_->groups.push_back(made);
   if (state_->aborted) {
@@ -405,9 +426,13 @@ Communicator World::group() const {
 
 void World::check_agreement(std::string_view field, std::string_view value)
     const {
+  check_agreement({{std::string(field), std::string(value)}});
+}
+
+void World::check_agreement(const std::vector<Agreed>& values) const {
   const int64_t sequence = state_->next_agreement++;
   if (state_->store) {
-    mesh::check_agreement(state_->party(), sequence, field, value);
+    mesh::check_agreement(state_->party(), sequence, values);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "mesh/communicator.h"
+#include "mesh/watch/options.h"
 
 namespace c10d {
 class Store;
@@ -29,6 +30,15 @@ struct WorldOptions {
   /// The address gloo listens on; empty: loopback when MASTER_ADDR is a
   /// loopback address, else this host's address on the way to MASTER_ADDR.
   std::string bind_address;
+  /// How ranks that wait in vain find out why.
+  WatchOptions watch;
+};
+
+/// Something that must be the same on all ranks: what it is called in a
+/// message, and its value.
+struct Agreed {
+  std::string field;
+  std::string value;
 };
 
 /// All ranks of a job and the store they meet in. Cheap to copy.
@@ -82,6 +92,9 @@ class World {
   /// Throws: DisagreementError naming the first differing rank, the field and
   /// both values.
   void check_agreement(std::string_view field, std::string_view value) const;
+  /// The same for many values in one round; all ranks give the same fields in
+  /// the same order, or the first that is not the same is named.
+  void check_agreement(const std::vector<Agreed>& values) const;
 
   /// Communicator::check() of every group.
   void check() const;

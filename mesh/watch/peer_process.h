@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+namespace weft::mesh {
+
+/// Who this process is, for peer_process_text() elsewhere.
+std::string own_process_text();
+
+/// What has become of a process that does not answer, as far as one of its
+/// host can see: "process 12 is stopped (SIGSTOP, or a debugger)". Empty if
+/// `process` is of another host, or seems to be well.
+std::string peer_process_text(const std::string& process);
+
+} // namespace weft::mesh

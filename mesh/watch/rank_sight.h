@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mesh/ledger.h"
+
+namespace weft::mesh {
+
+/// One group, as one rank sees it.
+struct GroupSight {
+  /// The same on all members, and of no other group.
+  std::string key;
+  /// What messages call it.
+  std::string name;
+  /// World ranks.
+  std::vector<int64_t> ranks;
+  /// What this rank's next collective in it will be.
+  uint64_t next_sequence = 0;
+  /// Those under way and the newest ones, in order.
+  std::vector<LedgerEntry> entries;
+};
+
+/// What one rank does, as it tells the others.
+struct RankSight {
+  int64_t rank = 0;
+  std::vector<GroupSight> groups;
+  /// "the forward pass of step 12"; empty if nobody noted it.
+  std::string activity;
+  /// When it was told; entries' times are on the same clock.
+  int64_t now_ns = 0;
+  /// It has ended all that it had to do.
+  bool has_ended = false;
+};
+
+/// A rank's answer to an inquiry.
+struct RankAnswer {
+  /// Without one, `sight` holds nothing but the rank.
+  bool came = false;
+  RankSight sight;
+  /// What is known of a rank that did not answer: "process 12 is stopped".
+  std::string absence;
+};
+
+/// For the store.
+std::string to_text(const RankSight& sight);
+/// Throws: std::exception if it is no such text.
+RankSight rank_sight_from(const std::string& text);
+
+} // namespace weft::mesh

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mesh/watch/rank_sight.h"
+
+namespace weft::mesh {
+
+/// Why no collective of the world will come to its end.
+struct Verdict {
+  /// For a user: ranks, ops, tensors, and what to do.
+  std::string sentence;
+};
+
+/// Ranks of one group that called different things as the same number; the
+/// oldest such call. `answers`: one a rank.
+std::optional<Verdict> find_mismatch(const std::vector<RankAnswer>& answers);
+
+/// Ranks that wait for one that has ended.
+std::optional<Verdict> find_ended(const std::vector<RankAnswer>& answers);
+
+/// Ranks that wait for each other in a circle, each in another collective. The
+/// answers are of slightly different moments: certain if two inquiries in a row
+/// give the same sentence.
+std::optional<Verdict> find_circle(const std::vector<RankAnswer>& answers);
+
+/// For whom `rank` waits, and what they do: "ranks 0 to 2 have waited 15 s in
+/// all_reduce #813 ... for rank 3, ...". Empty if it waits for nobody.
+std::string describe_wait(const std::vector<RankAnswer>& answers, int64_t rank);
+
+/// "rank 3", "ranks 0 to 2", "ranks 0, 2 and 5".
+std::string ranks_text(const std::vector<int64_t>& ranks);
+
+} // namespace weft::mesh
