@@ -174,6 +174,15 @@ void Trainer::update(double lr, double gradient_norm) {
   }
 }
 
+void Trainer::check_weights(int64_t step) {
+  join_ranks(0, are_weights_finite(*job_.model));
+  if (!is_finite_) {
+    auto world = world_.group();
+    throw_non_finite_weights(
+        step, explain_non_finite(world, find_non_finite(*job_.model, {})));
+  }
+}
+
 Trainer::PhaseSpan Trainer::span(std::string_view phase) const {
   return {
       tracer_ ? tracer_->span(phase) : TraceSpan(nullptr, phase),
