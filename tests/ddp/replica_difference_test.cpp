@@ -40,7 +40,7 @@ std::vector<NamedTensor> some_tensors() {
 
 class ReplicaDifferenceTest : public ::testing::TestWithParam<int> {};
 
-TEST_P(ReplicaDifferenceTest, EqualReplicasSendOneMessageOfHashes) {
+TEST_P(ReplicaDifferenceTest, EqualReplicasSendOneSmallMessage) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto dp = self.mesh({self.world_size}, {"dp"});
     auto& ledger = dp.group("dp").ledger();
@@ -49,8 +49,8 @@ TEST_P(ReplicaDifferenceTest, EqualReplicasSendOneMessageOfHashes) {
     const auto entries = ledger.entries();
     ASSERT_EQ(entries.size(), self.world_size > 1 ? 1U : 0U);
     for (const auto& entry : entries) {
-      EXPECT_EQ(entry.op, "all_gather");
-      EXPECT_EQ(entry.bytes, 8 * 7 * self.world_size);
+      EXPECT_EQ(entry.op, "all_reduce");
+      EXPECT_EQ(entry.bytes, 24);
     }
     EXPECT_FALSE(find_replica_difference({}, dp));
   });
@@ -75,12 +75,33 @@ TEST_P(ReplicaDifferenceTest, TheFirstTensorThatDiffersIsMeasured) {
     EXPECT_EQ(found->index, 1U);
     EXPECT_EQ(found->first_rank, 0);
     EXPECT_THAT(found->ranks, ElementsAre(n - 1));
+    EXPECT_EQ(found->is_outvoted, n > 2) << "of two no one is most";
     EXPECT_NEAR(found->largest, 0.25, 1e-6);
     EXPECT_THAT(found->nan_ranks, IsEmpty());
   });
 }
 
-TEST_P(ReplicaDifferenceTest, AllRanksThatDifferFromTheFirstAreNamed) {
+TEST_P(ReplicaDifferenceTest, OfMoreThanTwoTheOddOneIsNamed) {
+  run_ranks(GetParam(), [](RankContext& self) {
+    if (self.world_size < 3) {
+      return;
+    }
+    const auto dp = self.mesh({self.world_size}, {"dp"});
+    auto tensors = some_tensors();
+    if (self.rank == 0) {
+      tensors[4].tensor[1] = true;
+    }
+    const auto found = find_replica_difference(tensors, dp);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->name, "e");
+    EXPECT_EQ(found->first_rank, 1);
+    EXPECT_THAT(found->ranks, ElementsAre(0));
+    EXPECT_TRUE(found->is_outvoted);
+    EXPECT_EQ(found->largest, 1.0);
+  });
+}
+
+TEST_P(ReplicaDifferenceTest, WhereAllDifferAllButTheFirstAreNamed) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto n = self.world_size;
     const auto dp = self.mesh({n}, {"dp"});
@@ -95,6 +116,7 @@ TEST_P(ReplicaDifferenceTest, AllRanksThatDifferFromTheFirstAreNamed) {
       }
       EXPECT_EQ(found->name, "c");
       EXPECT_EQ(found->ranks, others);
+      EXPECT_FALSE(found->is_outvoted);
       EXPECT_EQ(found->largest, 2.0 * static_cast<double>(n - 1));
     }
   });
@@ -200,6 +222,31 @@ TEST(ReplicaDifference, OnATwoDimMeshAllRanksLearnOfIt) {
   });
 }
 
+TEST(ReplicaDifference, CopiesOverOtherMeshDimsCountToo) {
+  run_ranks(4, [](RankContext& self) {
+    const auto mesh = self.mesh({1, 4}, {"dp", "tp"});
+    std::vector<NamedTensor> tensors{
+        {"own", at::full({2}, self.rank)},
+        {"cut",
+         dtensor::distribute_tensor(
+             wave({8, 4}, 0.2), mesh["tp"], {dtensor::Shard(0)})},
+        {"whole",
+         dtensor::distribute_tensor(
+             wave({5}, 0.3), mesh["tp"], {dtensor::Replicate()})}};
+    EXPECT_FALSE(find_replica_difference(tensors, mesh["dp"]));
+    if (self.rank == 2) {
+      local_part(tensors[2].tensor)[4] += 0.5;
+    }
+    const auto found = find_replica_difference(tensors, mesh["dp"]);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->name, "whole");
+    EXPECT_EQ(found->first_rank, 0);
+    EXPECT_THAT(found->ranks, ElementsAre(2));
+    EXPECT_TRUE(found->is_outvoted);
+    EXPECT_NEAR(found->largest, 0.5, 1e-12);
+  });
+}
+
 TEST(ReplicaDifference, OtherTensorsAreRefusedByName) {
   run_ranks(2, [](RankContext& self) {
     const auto dp = self.mesh({2}, {"dp"});
@@ -230,7 +277,7 @@ TEST(CheckReplicasEqual, NamesParameterModuleRanksAndSize) {
     const Normed model;
     check_replicas_equal(model, dp);
     const at::NoGradGuard no_grad;
-    if (self.rank > 0) {
+    if (self.rank == 0) {
       model.body->bias[1] += 0.5;
     }
     EXPECT_THAT(
@@ -238,8 +285,8 @@ TEST(CheckReplicasEqual, NamesParameterModuleRanksAndSize) {
             [&] { check_replicas_equal(model, dp); }),
         AllOf(
             HasSubstr("parameter body.bias of body (Linear) has other values "
-                      "on ranks 1, 2 than on rank 0; the largest difference "
-                      "is 0.5. "),
+                      "on rank 0 than on rank 1; the largest difference is "
+                      "0.5. "),
             HasSubstr("rank " + std::to_string(self.rank) + "/3, mesh dp=3")));
     check_replicas_equal(model, dp, {"body.bias"});
     if (self.rank == 2) {
