@@ -180,6 +180,14 @@ struct CheckpointConfig {
   bool operator==(const CheckpointConfig&) const = default;
 };
 
+/// Watching over what must be the same on several ranks.
+struct SentinelConfig {
+  int64_t every = 10;
+  bool seal = true;
+  int64_t straggler_every = 5;
+  bool operator==(const SentinelConfig&) const = default;
+};
+
 struct LogConfig {
   bool tensorboard = false;
   bool operator==(const LogConfig&) const = default;
@@ -238,6 +246,7 @@ struct Recipe {
   EmaConfig ema;
   EvalConfig eval;
   CheckpointConfig checkpoint;
+  SentinelConfig sentinel;
   LogConfig log;
   TraceConfig trace;
   /// "default" or "measure".

@@ -46,6 +46,7 @@ std::vector<Key> lora_keys();
 std::vector<Key> optimizer_keys();
 std::vector<Key> lifecycle_keys();
 std::vector<Key> checkpoint_keys();
+std::vector<Key> sentinel_keys();
 std::vector<Key> seeing_keys();
 std::vector<Key> link_keys();
 

@@ -104,6 +104,30 @@ std::vector<Key> checkpoint_keys() {
   };
 }
 
+std::vector<Key> sentinel_keys() {
+  return {
+      {.path = "sentinel.every",
+       .field = member<&Recipe::sentinel, &SentinelConfig::every>,
+       .doc = "Compare over all ranks each so many steps, and before every "
+              "save. 0: never, and nothing is hashed.",
+       .unit = "steps",
+       .range = between(0, kMostCount)},
+      {.path = "sentinel.seal",
+       .field = member<&Recipe::sentinel, &SentinelConfig::seal>,
+       .doc = "Hash the state after each update, and again before the next: "
+              "bits that changed meanwhile changed by themselves, which names "
+              "the rank even where only two, or none, have copies. Costs two "
+              "passes over the state a step; on the CPU only."},
+      {.path = "sentinel.straggler_every",
+       .field = member<&Recipe::sentinel, &SentinelConfig::straggler_every>,
+       .doc = "Compare how long ranks are busy each so many steps; one that is "
+              "slow four times in a row is named, with the phase. 0: never; on "
+              "the CPU only.",
+       .unit = "steps",
+       .range = between(0, kMostCount)},
+  };
+}
+
 std::vector<Key> seeing_keys() {
   using Budget = CommunicationBudgetConfig;
   return {
