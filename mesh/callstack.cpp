@@ -35,15 +35,15 @@ void find_program() {
       &program.base);
 }
 
-uintptr_t program_counter(const void* context) {
+void* program_counter(const void* context) {
   [[maybe_unused]] const auto* machine =
       &static_cast<const ucontext_t*>(context)->uc_mcontext;
 #if defined(__x86_64__)
-  return static_cast<uintptr_t>(machine->gregs[REG_RIP]);
+  return reinterpret_cast<void*>(machine->gregs[REG_RIP]);
 #elif defined(__aarch64__)
-  return machine->pc;
+  return reinterpret_cast<void*>(machine->pc);
 #else
-  return 0;
+  return nullptr;
 #endif
 }
 
@@ -77,21 +77,28 @@ void prepare_callstack() {
   find_program();
 }
 
+size_t read_callstack(std::span<void*> frames, const void* context) {
+  const int count = backtrace(frames.data(), static_cast<int>(frames.size()));
+  const auto end = frames.begin() + count;
+  void* const interrupted = program_counter(context);
+  const auto begin = std::find(frames.begin(), end, interrupted);
+  if (begin != end) {
+    return static_cast<size_t>(
+        std::move(begin, end, frames.begin()) - frames.begin());
+  }
+  // A call of nothing, say: the stack begins at its caller, and the handler's
+  // frames are this one's, its caller's and the kernel's.
+  frames[0] = interrupted;
+  const auto rest = std::min(frames.begin() + 3, end);
+  return static_cast<size_t>(
+      std::move(rest, end, frames.begin() + 1) - frames.begin());
+}
+
 void write_callstack(SafeWriter& out, const void* context) {
   std::array<void*, kMaxFrames> frames;
-  const int count = backtrace(frames.data(), kMaxFrames);
-  const auto end = frames.begin() + count;
-  const uintptr_t crashed = program_counter(context);
-  auto begin = std::find_if(frames.begin(), end, [&](const void* frame) {
-    return reinterpret_cast<uintptr_t>(frame) == crashed;
-  });
-  int number = 0;
-  if (begin == end) { // a call of nothing, say: the stack begins at its caller
-    put_frame(out, number++, crashed);
-    begin = frames.begin() + std::min(count, 3);
-  }
-  for (; begin != end; ++begin) {
-    put_frame(out, number++, reinterpret_cast<uintptr_t>(*begin));
+  const size_t count = read_callstack(frames, context);
+  for (size_t i = 0; i < count; ++i) {
+    put_frame(out, static_cast<int>(i), reinterpret_cast<uintptr_t>(frames[i]));
   }
 }
 

@@ -1,11 +1,19 @@
 #pragma once
 
+#include <cstddef>
+#include <span>
+
 #include "mesh/safe_writer.h"
 
 namespace weft::mesh {
 
 /// Loads what write_callstack() needs. To be called once, early.
 void prepare_callstack();
+
+/// Stores where this thread is and where it returns to, the innermost first, in
+/// a signal handler from where the signal came: `context` is the handler's.
+/// Says how many. As async-signal-safe as glibc's backtrace().
+size_t read_callstack(std::span<void*> frames, const void* context);
 
 /// Writes the frames of this thread, the innermost first, one a line:
 /// "#3 /lib/libx.so(+0x1234) _ZN1x1yEv+0x12", as weftrun and addr2line read

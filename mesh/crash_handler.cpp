@@ -10,15 +10,16 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <new>
 #include <typeinfo>
 
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "mesh/callstack.h"
+#include "mesh/crash_stack.h"
 #include "mesh/env.h"
 #include "mesh/error_file.h"
 #include "mesh/job_rank.h"
@@ -28,7 +29,8 @@ namespace weft::mesh {
 namespace {
 
 constexpr std::array kFatal{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-constexpr size_t kStackBytes = 256 * 1024;
+/// Of an exception that says so; weft's ExitCode::kOutOfMemory.
+constexpr int kOutOfMemoryCode = 137;
 /// A report that takes longer waits for a lock of the crashed thread.
 constexpr unsigned kReportSeconds = 5;
 
@@ -56,6 +58,17 @@ class Note {
                ? std::string_view()
                : std::string_view(text_.data(), size_);
   }
+  /// The same for a thread that others overtake.
+  std::string copy() {
+    std::string copy(kBytes, '\0');
+    if (busy_.exchange(true, std::memory_order_acquire)) {
+      return "";
+    }
+    std::memcpy(copy.data(), text_.data(), size_);
+    copy.resize(size_);
+    busy_.store(false, std::memory_order_release);
+    return copy;
+  }
 
  private:
   std::atomic<bool> busy_{false};
@@ -71,12 +84,17 @@ struct State {
   std::array<struct sigaction, kFatal.size()> before{};
   std::terminate_handler terminate_before = nullptr;
   Note<1024> exception;
+  std::atomic<bool> is_out_of_memory{false};
   Note<256> collective;
   std::atomic<pid_t> reporter{0};
   std::atomic<int> signal{0};
   // Used by the one thread that reports.
   std::array<char, 48 * 1024> callstack{};
   std::array<char, 2048> message{};
+  // Read again if the report crashes.
+  std::atomic<int> code{0};
+  std::atomic<size_t> message_bytes{0};
+  std::atomic<bool> has_last_line{false};
 };
 State state;
 
@@ -112,11 +130,25 @@ void describe(SafeWriter& out, const siginfo_t& info) {
   }
 }
 
+/// The one that the launcher and the user look for.
+void write_last_line() {
+  if (state.has_last_line.exchange(true)) {
+    return;
+  }
+  SafeWriter out(STDERR_FILENO);
+  out << "ERROR " << Decimal{state.code} << " rank=" << Decimal{state.rank}
+      << " op=crash "
+      << std::string_view(state.message.data(), state.message_bytes) << "\n";
+}
+
 void report(const siginfo_t& info, const void* context) {
   SafeWriter message(state.message);
   describe(message, info);
+  state.message_bytes = message.view().size();
+  const bool has_no_memory = info.si_signo == SIGABRT && state.is_out_of_memory;
+  state.code = has_no_memory ? kOutOfMemoryCode : 128 + info.si_signo;
   ErrorRecord record{
-      .code = 128 + info.si_signo,
+      .code = state.code,
       .rank = state.rank,
       .time_ns = error_time_ns(),
       .message = message.view(),
@@ -130,12 +162,11 @@ void report(const siginfo_t& info, const void* context) {
   if (has_file) {
     write_error_file(path, record);
   }
-  SafeWriter out(STDERR_FILENO);
   if (!has_file) {
+    SafeWriter out(STDERR_FILENO);
     out << record.callstack;
   }
-  out << "ERROR " << Decimal{record.code} << " rank=" << Decimal{record.rank}
-      << " op=crash " << record.message << "\n";
+  write_last_line();
 }
 
 /// Gives the signals back to whoever had them.
@@ -152,6 +183,9 @@ bool had_handler(int signal) {
 }
 
 [[noreturn]] void die_of(int signal) {
+  if (state.code == kOutOfMemoryCode) {
+    _exit(kOutOfMemoryCode); // no core: what is wrong is not in there
+  }
   ::signal(signal, SIG_DFL);
   sigset_t only;
   sigemptyset(&only);
@@ -162,6 +196,7 @@ bool had_handler(int signal) {
 }
 
 void give_up(int /*alarm*/) {
+  write_last_line();
   die_of(state.signal);
 }
 
@@ -191,6 +226,9 @@ void on_crash(int signal, siginfo_t* info, void* context) {
     alarm(0);
   } else if (reporter != self) {
     wait_for_the_end();
+  } else { // while it looked for a backtrace, say
+    write_last_line();
+    die_of(state.signal);
   }
   restore_handlers();
   if (!had_handler(signal)) {
@@ -216,9 +254,13 @@ void on_terminate() {
     state.exception.set({"an uncaught ", shown});
     try {
       throw;
+    } catch (const std::bad_alloc&) {
+      state.is_out_of_memory = true;
     } catch (const std::exception& error) {
       state.exception.set(
           {"an uncaught ", shown, ": ", first_line(error.what())});
+      state.is_out_of_memory =
+          std::strstr(error.what(), "can't allocate memory") != nullptr;
     } catch (...) {
     }
   }
@@ -228,36 +270,12 @@ void on_terminate() {
   std::abort();
 }
 
-/// Room for a handler where a thread's own stack is used up.
-void set_alternate_stack() {
-  stack_t current{};
-  sigaltstack(nullptr, &current);
-  if ((current.ss_flags & SS_DISABLE) == 0) {
-    return; // a sanitizer's, say
-  }
-  void* memory = mmap(
-      nullptr,
-      kStackBytes,
-      PROT_READ | PROT_WRITE,
-      MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK,
-      -1,
-      0);
-  if (memory != MAP_FAILED) {
-    const stack_t stack{.ss_sp = memory, .ss_flags = 0, .ss_size = kStackBytes};
-    sigaltstack(&stack, nullptr);
-  }
-}
-
 void set_handlers() {
   struct sigaction action {};
   action.sa_sigaction = on_crash;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  // A crash in the handler comes to the handler.
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigemptyset(&action.sa_mask);
-  // A crash in the handler finds its signal blocked: the kernel then ends the
-  // process by that signal.
-  for (const int signal : kFatal) {
-    sigaddset(&action.sa_mask, signal);
-  }
   for (size_t i = 0; i < kFatal.size(); ++i) {
     sigaction(kFatal[i], &action, &state.before[i]);
   }
@@ -276,7 +294,7 @@ void install_crash_handler(const CrashContext& context) {
     return;
   }
   prepare_callstack();
-  set_alternate_stack();
+  prepare_thread_for_crash();
   set_handlers();
 }
 
@@ -298,12 +316,17 @@ void note_collective(
   if (!state.installed.load(std::memory_order_relaxed)) {
     return;
   }
+  prepare_thread_for_crash();
   std::array<char, 32> number;
   SafeWriter digits(number);
   digits << " #" << Decimal{static_cast<int64_t>(sequence)};
   const bool named = !name.empty();
   state.collective.set(
       {op, named ? " of " : "", named ? name : "", digits.view()});
+}
+
+std::string newest_collective() {
+  return state.collective.copy();
 }
 
 } // namespace weft::mesh

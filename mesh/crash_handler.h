@@ -18,8 +18,11 @@ struct CrashContext {
 /// with the signal, the address, the thread, the newest collective and a
 /// backtrace, and a last line `ERROR <code> rank=<r> op=crash ...` on standard
 /// error. Then it dies of the signal as if nobody had looked, or goes on to the
-/// handler that was there before. A stack overflow is reported in the thread
-/// that calls this; in others the kernel ends the process without a word.
+/// handler that was there before. After a std::bad_alloc that nobody catches it
+/// exits with 137. A stack overflow is reported in threads that have called
+/// this, prepare_thread_for_crash() (mesh/crash_stack.h)
+/// or note_collective(); in others the kernel
+/// ends the process without a word.
 /// To be called once, early; later calls only change the context.
 void install_crash_handler(const CrashContext& context);
 
@@ -32,5 +35,9 @@ void note_collective(
     uint64_t sequence,
     std::string_view op,
     std::string_view name);
+
+/// What note_collective() was told last: "all_reduce of layers.0.wq #812";
+/// empty if nothing was, or somebody tells it just now.
+std::string newest_collective();
 
 } // namespace weft::mesh

@@ -9,6 +9,7 @@
 
 #include "mesh/crash_handler.h"
 #include "mesh/error.h"
+#include "mesh/watch/stacks.h"
 #include "recipes/cli/commands.h"
 #include "recipes/cli/failure.h"
 #include "recipes/cli/program.h"
@@ -48,6 +49,7 @@ std::string name_of(const char* path) {
 
 int main(int argc, char** argv, ModelTypes models) {
   mesh::install_crash_handler();
+  mesh::install_stack_signal();
   keep_freed_memory();
   Program program(
       "Trains transformers in two dimensions: data x tensor parallel.",

@@ -1,6 +1,8 @@
 #include "mesh/crash_handler.h"
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +16,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +24,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "mesh/crash_stack.h"
 #include "mesh/error_file.h"
 
 namespace weft::mesh {
@@ -137,9 +141,18 @@ TEST_F(CrashHandler, AnUncaughtExceptionIsNamed) {
   EXPECT_THAT(said(), HasSubstr("terminate called after throwing"));
 }
 
-TEST_F(CrashHandler, AnExhaustedMemoryIsNamed) {
-  EXPECT_EQ(crash([] { throw std::bad_alloc(); }), SIGABRT);
+TEST_F(CrashHandler, AnExhaustedMemoryIsNamedAndHasItsOwnCode) {
+  EXPECT_EQ(crash([] { throw std::bad_alloc(); }), -137);
   EXPECT_THAT(message(), HasSubstr("an uncaught std::bad_alloc"));
+  EXPECT_EQ(error().at("errorCode"), 137);
+  EXPECT_THAT(said(), HasSubstr("\nERROR 137 rank=3 op=crash SIGABRT by an "));
+}
+
+TEST_F(CrashHandler, LibtorchsWordsForNoMemoryCountToo) {
+  const std::string words =
+      "DefaultCPUAllocator: can't allocate memory: you "
+      "tried to allocate 64 bytes.";
+  EXPECT_EQ(crash([&] { throw std::runtime_error(words); }), -137);
 }
 
 TEST_F(CrashHandler, ASignalFromOutsideNamesItsSender) {
@@ -167,6 +180,69 @@ int exhaust_stack(int depth) {
 TEST_F(CrashHandler, AStackOverflowIsReportedToo) {
   EXPECT_EQ(crash([] { exhaust_stack(0); }), SIGSEGV);
   EXPECT_THAT(message(), StartsWith("SIGSEGV at address 0x"));
+}
+
+TEST_F(CrashHandler, AStackOverflowOfAThreadThatCommunicatesIsReported) {
+  EXPECT_EQ(
+      crash([] {
+        std::thread([] {
+          pthread_setname_np(pthread_self(), "weaver");
+          note_collective(7, "all_reduce", "");
+          exhaust_stack(0);
+        }).join();
+      }),
+      SIGSEGV);
+  EXPECT_THAT(message(), HasSubstr(" in thread weaver, last collective "));
+}
+
+TEST_F(CrashHandler, ThreadsTakeTheirSecondStacksWithThem) {
+  const auto mappings = [] {
+    std::ifstream maps("/proc/self/maps");
+    return std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
+  };
+  EXPECT_EQ(
+      crash([&] {
+        std::thread(prepare_thread_for_crash).join();
+        const auto before = mappings();
+        for (int i = 0; i < 50; ++i) {
+          std::thread(prepare_thread_for_crash).join();
+        }
+        _exit(mappings() > before + 10);
+      }),
+      0);
+}
+
+#if defined(__x86_64__)
+// Its caller is where nothing is mapped: whoever looks for it crashes.
+extern "C" void weft_test_lose_caller();
+asm(R"(
+.text
+.type weft_test_lose_caller, @function
+weft_test_lose_caller:
+  .cfi_startproc
+  movq $0x1234, (%rsp)
+  ud2
+  .cfi_endproc
+.size weft_test_lose_caller, . - weft_test_lose_caller
+)");
+
+TEST_F(CrashHandler, ACrashOfTheReportItselfLosesTheBacktraceAlone) {
+  EXPECT_EQ(crash([] { weft_test_lose_caller(); }), SIGILL);
+  EXPECT_THAT(message(), StartsWith("SIGILL at address 0x"));
+  EXPECT_EQ(said(), "ERROR 132 rank=3 op=crash " + message() + "\n");
+}
+#endif
+
+TEST_F(CrashHandler, AReportThatDoesNotEndIsCutShort) {
+  // Opened for writing, a pipe that nobody reads waits.
+  ASSERT_EQ(mkfifo((folder_ / "error.json.part").c_str(), 0600), 0);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(crash([] { *nowhere() = 1; }), SIGSEGV);
+  const auto took = std::chrono::steady_clock::now() - begin;
+  EXPECT_GT(took, std::chrono::seconds(4));
+  EXPECT_LT(took, std::chrono::seconds(8));
+  EXPECT_THAT(
+      said(), StartsWith("ERROR 139 rank=3 op=crash SIGSEGV at address 0x10"));
 }
 
 TEST_F(CrashHandler, WithoutAFileTheBacktraceGoesToStandardError) {

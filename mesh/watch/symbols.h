@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weft::mesh {
+
+/// Names of functions of this process, from its dynamic symbols or, where a
+/// program does not export them, from its file. Not thread-safe.
+class Symbols {
+ public:
+  /// "weft::mesh::ShmBell::wait(...) in weft", "libmkl_core.so.2 +0x1234",
+  /// "0x7f..." . `is_return`: the address behind a call.
+  std::string describe(const void* address, bool is_return);
+
+ private:
+  struct Function {
+    uint64_t begin = 0;
+    uint64_t size = 0;
+    std::string name;
+  };
+  using Functions = std::vector<Function>;
+
+  /// In the order of their addresses.
+  static Functions read_functions(const std::string& path);
+  std::string_view find(const std::string& path, uint64_t offset);
+
+  std::map<const void*, std::string> known_;
+  std::map<std::string, Functions> files_;
+};
+
+} // namespace weft::mesh

@@ -1,0 +1,278 @@
+#include "mesh/watch/stacks.h"
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mesh/crash_handler.h"
+#include "mesh/watch/thread_capture.h"
+
+namespace weft::mesh {
+
+// With names to look for.
+
+[[gnu::noinline]] void weave_in_a_loop(const std::atomic<bool>& is_over) {
+  while (!is_over) {
+  }
+  asm volatile("");
+}
+
+[[gnu::noinline]] void wait_for_yarn(const std::atomic<bool>& is_over) {
+  while (!is_over) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  asm volatile("");
+}
+
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+/// Threads that end with this, and have begun when it is made.
+class NamedThreads {
+ public:
+  using Body = std::function<void(const std::atomic<bool>& is_over)>;
+
+  NamedThreads() = default;
+  ~NamedThreads() {
+    is_over_ = true;
+    for (auto& thread : threads_) {
+      thread.join();
+    }
+  }
+  NamedThreads(const NamedThreads&) = delete;
+  NamedThreads& operator=(const NamedThreads&) = delete;
+
+  void add(const char* name, const Body& body) {
+    std::atomic<bool> has_begun{false};
+    threads_.emplace_back([this, name, body, &has_begun] {
+      pthread_setname_np(pthread_self(), name);
+      has_begun = true;
+      body(is_over_);
+    });
+    while (!has_begun) {
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  std::atomic<bool> is_over_{false};
+  std::vector<std::thread> threads_;
+};
+
+TEST(ThreadStacks, NameThreadsAndTheirFunctions) {
+  NamedThreads threads;
+  threads.add("busy", weave_in_a_loop);
+  threads.add("idle", wait_for_yarn);
+  std::this_thread::sleep_for(milliseconds(10));
+  const std::string stacks = thread_stacks();
+  EXPECT_THAT(stacks, HasSubstr(" (busy), runs\n"));
+  EXPECT_THAT(
+      stacks,
+      HasSubstr("weft::mesh::weave_in_a_loop(std::atomic<bool>"
+                " const&) in "));
+  EXPECT_THAT(stacks, HasSubstr(" (idle), sleeps\n  #0 clock_nanosleep in "));
+  EXPECT_THAT(stacks, HasSubstr("weft::mesh::wait_for_yarn("));
+}
+
+TEST(ThreadStacks, OfThreadsThatDoTheSameStandTogetherOnce) {
+  NamedThreads threads;
+  for (const char* name : {"one", "two", "three"}) {
+    threads.add(name, wait_for_yarn);
+  }
+  std::this_thread::sleep_for(milliseconds(10));
+  const std::string stacks = thread_stacks();
+  const std::string function = "weft::mesh::wait_for_yarn(";
+  EXPECT_EQ(stacks.find(function), stacks.rfind(function)) << stacks;
+  EXPECT_THAT(
+      stacks,
+      AllOf(
+          StartsWith("threads "),
+          HasSubstr(" (one), "),
+          HasSubstr(" (two), "),
+          HasSubstr(" (three), sleep\n")));
+}
+
+TEST(ThreadStacks, AreCutToSize) {
+  NamedThreads threads;
+  threads.add("busy", weave_in_a_loop);
+  EXPECT_THAT(thread_stacks(10), HasSubstr(" more stacks are left out\n"));
+}
+
+TEST(ThreadStacks, AThreadThatBlocksSignalsIsNamedAtOnce) {
+  NamedThreads threads;
+  threads.add("deaf", [](const std::atomic<bool>& is_over) {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    wait_for_yarn(is_over);
+  });
+  std::this_thread::sleep_for(milliseconds(10));
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(
+      thread_stacks(),
+      HasSubstr(" (deaf), sleeps: no stack, it blocks signal"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(400));
+}
+
+// It blocks signals in the kernel: vfork's caller waits for its child.
+TEST(ThreadStacks, AThreadThatDoesNotAnswerIsNamedAfterTheLimit) {
+  NamedThreads threads;
+  std::atomic<bool> is_in_vfork{false};
+  threads.add("parent", [&](const std::atomic<bool>& /*is_over*/) {
+    is_in_vfork = true;
+    const pid_t child = vfork();
+    if (child == 0) {
+      const timespec second{.tv_sec = 1, .tv_nsec = 0};
+      nanosleep(&second, nullptr);
+      _exit(0);
+    }
+    waitpid(child, nullptr, 0);
+  });
+  while (!is_in_vfork) {
+    std::this_thread::yield();
+  }
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_THAT(
+      thread_stacks(),
+      AllOf(HasSubstr(" (parent), "), HasSubstr("no answer in 500 ms")));
+  // Its answer comes late, and is nobody else's.
+  std::this_thread::sleep_for(milliseconds(700));
+  for (int i = 0; i < 200; ++i) {
+    for (const auto& thread : capture_threads(milliseconds(500))) {
+      EXPECT_EQ(thread.obstacle, "");
+    }
+  }
+}
+
+TEST(ThreadStacks, MoreThreadsThanAreAskedAtOnce) {
+  NamedThreads threads;
+  for (int i = 0; i < 150; ++i) {
+    threads.add("many", wait_for_yarn);
+  }
+  const auto captured = capture_threads(milliseconds(2000));
+  EXPECT_EQ(captured.size(), 150U);
+  for (const auto& thread : captured) {
+    EXPECT_GT(thread.frames.size(), 2U) << thread.obstacle;
+  }
+}
+
+/// Runs `body` in a process of its own and returns what it wrote to standard
+/// error.
+std::string said_by(const std::function<void()>& body) {
+  std::string name = ::testing::TempDir() + "weft_stacks_XXXXXX";
+  const int file = mkstemp(name.data());
+  const pid_t pid = fork();
+  if (pid == 0) {
+    dup2(file, STDERR_FILENO);
+    body();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  EXPECT_EQ(status, 0);
+  std::ifstream written(name);
+  std::string said{std::istreambuf_iterator<char>(written), {}};
+  close(file);
+  std::filesystem::remove(name);
+  return said;
+}
+
+off_t size_of_stderr() {
+  return lseek(STDERR_FILENO, 0, SEEK_END);
+}
+
+/// Until standard error, a file, has not grown for a while.
+void wait_for_report(off_t before) {
+  off_t size = before;
+  for (int quiet = 0; quiet < 10;) {
+    std::this_thread::sleep_for(milliseconds(20));
+    const off_t now = size_of_stderr();
+    quiet = now > before && now == size ? quiet + 1 : 0;
+    size = now;
+  }
+}
+
+TEST(StackSignal, WritesAllStacksAndTheNewestCollective) {
+  const std::string said = said_by([] {
+    install_crash_handler({.error_file = "", .rank = 3});
+    install_stack_signal(3);
+    note_collective(812, "all_reduce", "layers.0.wq.weight");
+    NamedThreads threads;
+    threads.add("weaver", wait_for_yarn);
+    kill(getpid(), SIGUSR2);
+    wait_for_report(0);
+  });
+  EXPECT_THAT(
+      said,
+      AllOf(
+          StartsWith(
+              "rank=3 stacks of 2 threads, last collective all_reduce of "
+              "layers.0.wq.weight #812\nrank=3 thread "),
+          HasSubstr("weft::mesh::wait_for_yarn("),
+          HasSubstr(" (weaver), sleeps\n"),
+          HasSubstr("weft::mesh::(anonymous namespace)::wait_for_report(")));
+}
+
+TEST(StackSignal, AThousandInARowDoNoHarm) {
+  const std::string said = said_by([] {
+    install_stack_signal(0);
+    NamedThreads threads;
+    threads.add("busy", weave_in_a_loop);
+    std::atomic<int> failures{0};
+    // What SA_RESTART restarts: reads that wait.
+    threads.add("reader", [&](const std::atomic<bool>& is_over) {
+      int ends[2];
+      failures += pipe(ends) != 0;
+      std::thread writer([&] {
+        while (!is_over) {
+          std::this_thread::sleep_for(milliseconds(5));
+          failures += write(ends[1], "y", 1) != 1;
+        }
+        failures += write(ends[1], "z", 1) != 1;
+      });
+      for (char byte = 'y'; byte != 'z';) {
+        failures += read(ends[0], &byte, 1) != 1;
+      }
+      writer.join();
+    });
+    for (int i = 0; i < 1000; ++i) {
+      errno = 77;
+      kill(getpid(), SIGUSR2);
+      failures += errno != 77;
+      if (i % 10 == 0) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+    }
+    wait_for_report(0);
+    dprintf(STDERR_FILENO, "failures %d\n", failures.load());
+  });
+  EXPECT_THAT(said, HasSubstr("failures 0\n"));
+  EXPECT_THAT(said, HasSubstr("weft::mesh::weave_in_a_loop("));
+}
+
+} // namespace
+} // namespace weft::mesh
