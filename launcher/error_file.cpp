@@ -1,10 +1,11 @@
 #include "launcher/error_file.h"
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
+
+#include "launcher/numbers.h"
 
 namespace weft::launcher {
 namespace {
@@ -29,14 +30,6 @@ std::string text_at(const nlohmann::json& object, const char* key) {
                                                      : std::string();
 }
 
-std::optional<int64_t> number(const std::string& text) {
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && stop == end ? std::optional(value)
-                                             : std::nullopt;
-}
-
 } // namespace
 
 ErrorFile read_error_file(const std::filesystem::path& path) {
@@ -53,7 +46,7 @@ ErrorFile read_error_file(const std::filesystem::path& path) {
   file.message = text_at(message, "message");
   const auto extra = message.find("extraInfo");
   if (extra != message.end() && extra->is_object()) {
-    file.time_ns = number(text_at(*extra, "timestamp_ns"));
+    file.time_ns = whole_number<int64_t>(text_at(*extra, "timestamp_ns"));
     const std::string callstack = text_at(*extra, "py_callstack");
     file.callstack = callstack.starts_with("#0 ") ? callstack : "";
   }

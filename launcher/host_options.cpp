@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "launcher/error.h"
+#include "launcher/numbers.h"
 
 namespace weft::launcher {
 namespace {
@@ -20,22 +21,12 @@ constexpr int kMostHosts = 4096;
 constexpr int kStaticPort = 29500;
 constexpr int kArrivalPort = 29400;
 
-std::optional<int> to_int(std::string_view text, int least, int most) {
-  int value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || value < least || value > most) {
-    return std::nullopt;
-  }
-  return value;
-}
-
 int node_count(const std::string& nnodes) {
   const size_t colon = nnodes.find(':');
-  const auto least = to_int(nnodes.substr(0, colon), 1, kMostHosts);
+  const auto least = whole_number(nnodes.substr(0, colon), 1, kMostHosts);
   const auto most = colon == std::string::npos
                         ? least
-                        : to_int(nnodes.substr(colon + 1), 1, kMostHosts);
+                        : whole_number(nnodes.substr(colon + 1), 1, kMostHosts);
   if (!least || !most) {
     throw LaunchError(fmt::format(
         "--nnodes {} is not a number of hosts from 1 to {}, as 2 or 2:2.",
@@ -71,7 +62,7 @@ void read_endpoint(const HostFlags& flags, HostOptions& options) {
     return;
   }
   const std::string port = text.substr(colon + 1);
-  const auto number = to_int(port, 0, 65535);
+  const auto number = whole_number(port, 0, 65535);
   if (!number) {
     throw LaunchError(fmt::format(
         "--rdzv-endpoint {}: '{}' is not a port from 0 to 65535.", text, port));
@@ -107,7 +98,7 @@ bool to_bool(const std::string& key, const std::string& value) {
 
 int whole(const std::string& key, const std::string& value, int least) {
   constexpr int kMost = 1000000;
-  const auto number = to_int(value, least, kMost);
+  const auto number = whole_number(value, least, kMost);
   if (!number) {
     throw LaunchError(fmt::format(
         "--rdzv-conf {}={} is not a whole number from {} to {}.",

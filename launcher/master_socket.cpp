@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "launcher/error.h"
+#include "launcher/small_file.h"
 
 namespace weft::launcher {
 namespace {
@@ -117,10 +118,10 @@ std::string describe_socket_owner(const std::string& inode) {
     }
     for (const auto& descriptor : descriptors) {
       if (fs::read_symlink(descriptor.path(), error) == wanted) {
-        std::string name;
-        std::getline(std::ifstream(process.path() / "comm"), name);
         return fmt::format(
-            " by process {} ({})", process.path().filename().string(), name);
+            " by process {} ({})",
+            process.path().filename().string(),
+            first_line(process.path() / "comm").value_or("?"));
       }
     }
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <fstream>
 #include <sstream>
 
@@ -11,6 +10,9 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
+
+#include "launcher/numbers.h"
+#include "launcher/small_file.h"
 
 namespace weft::launcher {
 namespace {
@@ -20,21 +22,14 @@ namespace fs = std::filesystem;
 /// Version 1 writes "no limit" as a number near the largest one.
 constexpr int64_t kNoLimit = int64_t{1} << 62;
 
-std::optional<int64_t> number(std::string_view text) {
-  int64_t value = 0;
-  const auto [stop, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && stop != text.data() ? std::optional(value)
-                                                     : std::nullopt;
-}
-
 /// The number in a line "<key> <number>".
 std::optional<int64_t> value_of(const fs::path& path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     if (line.size() > key.size() && line.starts_with(key) &&
         line[key.size()] == ' ') {
-      return number(std::string_view(line).substr(key.size() + 1));
+      return leading_number<int64_t>(
+          std::string_view(line).substr(key.size() + 1));
     }
   }
   return std::nullopt;
@@ -140,10 +135,8 @@ std::optional<int64_t> memory_limit(const MemoryCgroup& cgroup) {
   const char* name = cgroup.is_v2 ? "memory.max" : "memory.limit_in_bytes";
   std::optional<int64_t> limit;
   for (fs::path folder = cgroup.folder;; folder = folder.parent_path()) {
-    std::ifstream file(folder / name);
-    std::string text;
-    std::getline(file, text);
-    const auto value = number(text); // not of "max"
+    const auto value = leading_number<int64_t>(
+        first_line(folder / name).value_or("")); // none in "max"
     if (value && *value < kNoLimit) {
       limit = std::min(*value, limit.value_or(*value));
     }

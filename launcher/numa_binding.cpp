@@ -1,9 +1,7 @@
 #include "launcher/numa_binding.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -13,26 +11,14 @@
 #include <fmt/format.h>
 
 #include "launcher/error.h"
+#include "launcher/numbers.h"
+#include "launcher/small_file.h"
 
 namespace weft::launcher {
 namespace {
 
 namespace fs = std::filesystem;
 using Cpus = std::set<int>;
-
-std::optional<std::string> read_line(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  return std::getline(file, line) ? std::optional(line) : std::nullopt;
-}
-
-std::optional<int> to_int(std::string_view text) {
-  int value = 0;
-  const auto [stop, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && stop != text.data() ? std::optional(value)
-                                                     : std::nullopt;
-}
 
 Cpus common(const Cpus& a, const Cpus& b) {
   Cpus result;
@@ -46,10 +32,10 @@ class Topology {
   explicit Topology(const NumaHost& host)
       : allowed_(host.allowed_cpus),
         system_(host.root / "sys" / "devices" / "system") {
-    const auto online = read_line(system_ / "node" / "online");
+    const auto online = first_line(system_ / "node" / "online");
     for (const int node : parse_cpu_list(online.value_or(""))) {
-      const auto cpus =
-          read_line(system_ / "node" / fmt::format("node{}", node) / "cpulist");
+      const auto cpus = first_line(
+          system_ / "node" / fmt::format("node{}", node) / "cpulist");
       nodes_[node] = common(parse_cpu_list(cpus.value_or("")), allowed_);
     }
     // Some nodes are memory alone, and a container may not see the others.
@@ -62,15 +48,15 @@ class Topology {
   const std::map<int, Cpus>& nodes() const { return nodes_; }
 
   int socket(int cpu) const {
-    const auto text = read_line(of_cpu(cpu) / "topology/physical_package_id");
-    return to_int(text.value_or("0")).value_or(0);
+    const auto text = first_line(of_cpu(cpu) / "topology/physical_package_id");
+    return leading_number<int>(text.value_or("0")).value_or(0);
   }
   /// Groups of the CPUs that share a core, by their first one.
   std::map<int, Cpus> cores(const Cpus& cpus) const {
     std::map<int, Cpus> groups;
     for (const int cpu : cpus) {
       const auto text =
-          read_line(of_cpu(cpu) / "topology/thread_siblings_list");
+          first_line(of_cpu(cpu) / "topology/thread_siblings_list");
       groups[first_of(text, cpu)].insert(cpu);
     }
     return groups;
@@ -105,14 +91,14 @@ class Topology {
     for (int index = 0;; ++index) {
       const fs::path cache =
           of_cpu(cpu) / "cache" / fmt::format("index{}", index);
-      const auto level = read_line(cache / "level");
+      const auto level = first_line(cache / "level");
       if (!level) {
         return shared;
       }
-      if (read_line(cache / "type") != "Instruction" &&
-          to_int(*level).value_or(0) > highest) {
-        highest = to_int(*level).value_or(0);
-        shared = read_line(cache / "shared_cpu_list");
+      if (first_line(cache / "type") != "Instruction" &&
+          leading_number<int>(*level).value_or(0) > highest) {
+        highest = leading_number<int>(*level).value_or(0);
+        shared = first_line(cache / "shared_cpu_list");
       }
     }
   }
@@ -249,9 +235,10 @@ std::vector<int> device_numa_nodes(const fs::path& root, const char* visible) {
   std::vector<int> nodes;
   for (const auto& address : addresses) {
     const auto text =
-        read_line(root / "sys/bus/pci/devices" / address / "numa_node");
+        first_line(root / "sys/bus/pci/devices" / address / "numa_node");
     // -1 where there is one node.
-    nodes.push_back(std::max(0, to_int(text.value_or("0")).value_or(0)));
+    nodes.push_back(
+        std::max(0, leading_number<int>(text.value_or("0")).value_or(0)));
   }
   if (visible == nullptr) {
     return nodes;
@@ -259,7 +246,7 @@ std::vector<int> device_numa_nodes(const fs::path& root, const char* visible) {
   std::vector<int> chosen;
   std::istringstream list(visible);
   for (std::string part; std::getline(list, part, ',');) {
-    const auto index = to_int(part);
+    const auto index = leading_number<int>(part);
     if (!index || *index < 0 || *index >= static_cast<int>(nodes.size())) {
       break; // as CUDA reads it; a name instead of a number is not looked up
     }
@@ -273,9 +260,10 @@ std::set<int> parse_cpu_list(const std::string& text) {
   std::istringstream stream(text);
   for (std::string part; std::getline(stream, part, ',');) {
     const size_t dash = part.find('-');
-    const auto first = to_int(part);
-    const auto last =
-        dash == std::string::npos ? first : to_int(part.substr(dash + 1));
+    const auto first = leading_number<int>(part);
+    const auto last = dash == std::string::npos
+                          ? first
+                          : leading_number<int>(part.substr(dash + 1));
     for (int cpu = first.value_or(0); first && last && cpu <= *last; ++cpu) {
       cpus.insert(cpu);
     }

@@ -1,27 +1,13 @@
 #include "launcher/stream_selection.h"
 
 #include <algorithm>
-#include <charconv>
-#include <optional>
 
 #include <fmt/format.h>
 
 #include "launcher/error.h"
+#include "launcher/numbers.h"
 
 namespace weft::launcher {
-namespace {
-
-std::optional<int> number(std::string_view text) {
-  int value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || value < 0) {
-    return std::nullopt;
-  }
-  return value;
-}
-
-} // namespace
 
 StreamSelection StreamSelection::parse(
     std::string_view flag,
@@ -36,8 +22,8 @@ StreamSelection StreamSelection::parse(
   };
   StreamSelection selection;
   if (text.find(':') == std::string_view::npos) {
-    const auto streams = number(text);
-    if (!streams || *streams > 3) {
+    const auto streams = whole_number(text, 0, 3);
+    if (!streams) {
       throw malformed(text);
     }
     selection.all_ = *streams;
@@ -50,9 +36,9 @@ StreamSelection StreamSelection::parse(
     if (colon == std::string_view::npos) {
       throw malformed(part);
     }
-    const auto rank = number(part.substr(0, colon));
-    const auto streams = number(part.substr(colon + 1));
-    if (!rank || !streams || *streams > 3) {
+    const auto rank = whole_number<int>(part.substr(0, colon), 0);
+    const auto streams = whole_number(part.substr(colon + 1), 0, 3);
+    if (!rank || !streams) {
       throw malformed(part);
     }
     selection.by_rank_[*rank] = *streams;

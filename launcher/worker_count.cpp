@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cstdlib>
 #include <string_view>
 
@@ -11,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "launcher/error.h"
+#include "launcher/numbers.h"
 
 namespace weft::launcher {
 namespace {
@@ -68,17 +68,15 @@ int worker_count(const std::string& text) {
     }
     return count;
   }
-  int count = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, count);
-  if (error != std::errc() || stop != end || count < 1 || count > kMaxWorkers) {
+  const auto count = whole_number(text, 1, kMaxWorkers);
+  if (!count) {
     throw LaunchError(fmt::format(
         "--nproc-per-node {}: not a number from 1 to {}, and not auto, cpu or "
         "gpu.",
         text,
         kMaxWorkers));
   }
-  return count;
+  return *count;
 }
 
 } // namespace weft::launcher

@@ -73,19 +73,8 @@ TEST(Cause, AKillBySomebodyIsNotTakenForTheKernels) {
       HasSubstr("by somebody; not the kernel's out-of-memory killer"));
 }
 
-/// This program as a worker that takes all the memory it gets.
-std::string hungry_worker() {
-  return "'" + std::filesystem::read_symlink("/proc/self/exe").string() +
-         "' --gtest_also_run_disabled_tests --gtest_catch_exceptions=0 "
-         "--gtest_filter=Cause.DISABLED_HungryWorker";
-}
-
-TEST(Cause, DISABLED_HungryWorker) {
-  std::vector<std::string> blocks;
-  for (;;) {
-    blocks.emplace_back(1 << 20, 'x');
-  }
-}
+/// A worker that takes all the memory it gets, for a shell.
+const std::string kHungryWorker = "'" WEFT_HUNGRY_WORKER "'";
 
 TEST(Cause, AnAllocationThatFailsIsOutOfMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -94,7 +83,7 @@ TEST(Cause, AnAllocationThatFailsIsOutOfMemory) {
   WeftrunProcess run(shell(
       2,
       "ulimit -c 0; ulimit -v 300000; if [ $RANK = 1 ]; then exec " +
-          hungry_worker() + "; fi; sleep 100"));
+          kHungryWorker + "; fi; sleep 100"));
   EXPECT_EQ(run.wait(), 137);
   EXPECT_THAT(
       run.last_error_line(),
@@ -147,7 +136,7 @@ TEST(Cause, AKillByTheKernelForMemoryIsNamed) {
   WeftrunProcess run(shell(
       2,
       "if [ $RANK = 1 ]; then echo $$ > " + cgroup.processes() + "; exec " +
-          hungry_worker() + "; fi; sleep 100"));
+          kHungryWorker + "; fi; sleep 100"));
   EXPECT_EQ(run.wait(), 137);
   EXPECT_THAT(
       run.last_error_line(),

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+namespace weft::launcher {
+
+/// The whole number that `text` begins with, whatever follows it.
+template <typename T>
+std::optional<T> leading_number(std::string_view text) {
+  T value = 0;
+  const auto [stop, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() ? std::optional(value) : std::nullopt;
+}
+
+/// The whole number that `text` is, if it is one from `least` to `most`.
+template <typename T>
+std::optional<T> whole_number(
+    std::string_view text,
+    T least = std::numeric_limits<T>::min(),
+    T most = std::numeric_limits<T>::max()) {
+  T value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end && value >= least && value <= most
+             ? std::optional(value)
+             : std::nullopt;
+}
+
+} // namespace weft::launcher
