@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include "launcher/virtual_device.h"
+
 namespace weft::launcher {
 
 std::vector<std::string> worker_environment(
@@ -29,7 +31,7 @@ std::vector<std::string> worker_environment(
   for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"}) {
     set(name, place.world_size);
   }
-  set("LOCAL_RANK", local_rank);
+  set("LOCAL_RANK", options.virtual_local_rank ? 0 : local_rank);
   set("LOCAL_WORLD_SIZE", options.worker_count);
   set("GROUP_RANK", place.node_rank);
   set("GROUP_WORLD_SIZE", place.node_count);
@@ -58,6 +60,9 @@ std::vector<std::string> worker_environment(
   }
   if (facts.stderr_is_terminal) {
     variables["WEFT_STDERR_TTY"] = "1";
+  }
+  if (options.virtual_local_rank) {
+    set_virtual_device(variables, local_rank);
   }
   std::vector<std::string> environment;
   environment.reserve(variables.size());

@@ -25,7 +25,8 @@ struct LaunchFacts {
 /// The environment of worker `local_rank` as NAME=value, made from `base`
 /// (this process's): torchrun's variables, WEFT_LAUNCH_T0 (kept if set),
 /// WEFT_STDERR_TTY=1 (on a terminal only), over several hosts WEFT_BIND_ADDR
-/// (this host's address for the others) and, for rank 0, WEFT_MASTER_FD.
+/// (this host's address for the others) and, for rank 0, WEFT_MASTER_FD. See
+/// set_virtual_device() for what --virtual-local-rank changes.
 /// Source: torch/distributed/elastic/agent/server/local_elastic_agent.py.
 std::vector<std::string> worker_environment(
     const std::vector<std::string>& base,

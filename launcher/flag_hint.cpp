@@ -20,12 +20,6 @@ constexpr std::array<std::string_view, 8> kNotApplicable{
     "--print-completion",
     "--use-env"};
 
-/// torchrun's flags that would mean something.
-constexpr std::array<std::string_view, 3> kMissing{
-    "--virtual-local-rank",
-    "--duplicate-stdout-filters",
-    "--duplicate-stderr-filters"};
-
 /// Levenshtein's distance.
 size_t edits(std::string_view left, std::string_view right) {
   std::vector<size_t> row(right.size() + 1);
@@ -65,12 +59,6 @@ std::string unknown_flag_message(
     return fmt::format(
         "{} does not apply: weftrun starts programs, not Python functions or "
         "modules. Leave it out (for Python: weftrun -- python3 ...).",
-        flag);
-  }
-  if (std::ranges::find(kMissing, flag) != kMissing.end()) {
-    return fmt::format(
-        "{} of torchrun is not supported by this version of weftrun. Leave it "
-        "out.",
         flag);
   }
   return fmt::format(

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "launcher/host_options.h"
+#include "launcher/line_filter.h"
 #include "launcher/numa_binding.h"
 #include "launcher/stream_selection.h"
 
@@ -16,6 +17,8 @@ struct Options {
   /// Workers to start, one rank each.
   int worker_count = 1;
   NumaBinding numa_binding = NumaBinding::kNone;
+  /// Each worker is local rank 0 of a host with one device, its own.
+  bool virtual_local_rank = false;
   std::string role = "default";
   std::string run_id = "none";
   HostOptions hosts;
@@ -29,6 +32,9 @@ struct Options {
   std::string log_line_prefix_template = "[${role_name}${local_rank}]:";
   /// Local ranks whose output reaches the console; empty: all.
   std::vector<int> local_ranks_filter;
+  /// Lines of streams in `tee` that are also copied to one file for all ranks.
+  LineFilter stdout_filter;
+  LineFilter stderr_filter;
   /// Signals that are forwarded to the workers and end the run.
   std::vector<int> signals;
   /// From a forwarded signal to SIGKILL.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "launcher/error.h"
+#include "launcher/whole_lines.h"
 
 namespace weft::launcher {
 namespace {
@@ -18,6 +19,16 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kReadBytes = 1 << 16;
 /// How long a pipe that is held open may delay the end.
 constexpr milliseconds kQuiet{200};
+
+UniqueFd create_file(const std::filesystem::path& path) {
+  // O_APPEND: a worker may hand the file on to processes of its own.
+  UniqueFd fd(::open(
+      path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600));
+  if (!fd) {
+    throw_errno("log " + path.string());
+  }
+  return fd;
+}
 
 UniqueFd open_null(int flags) {
   UniqueFd fd(::open("/dev/null", flags | O_CLOEXEC));
@@ -54,16 +65,45 @@ std::string expand_prefix(
   return prefix;
 }
 
+/// A file, written through a sink.
+struct Output::File {
+  explicit File(const std::filesystem::path& path)
+      : fd(create_file(path)), sink(fd.get()) {}
+
+  UniqueFd fd;
+  Sink sink;
+};
+
+/// A file for those lines of all workers that match.
+struct Output::Filtered {
+  Filtered(const LineFilter& lines, const std::filesystem::path& path)
+      : filter(lines), file(path) {}
+
+  const LineFilter& filter;
+  File file;
+};
+
 /// A pipe from one stream of one worker, and where its bytes go.
 struct Output::Pipe {
+  /// The line as it is to be shown; a copy goes to `filtered`.
+  std::string prefixed(std::string_view line) {
+    std::string text = prefix;
+    text += line;
+    if (filtered != nullptr && filtered->filter.matches(line)) {
+      filtered->file.sink.push(text);
+    }
+    return text;
+  }
+
   UniqueFd read_end;
   /// nullptr: not shown.
   Sink* console = nullptr;
-  /// With a prefix, only whole lines go to the console.
+  /// With --tee: then only whole lines go to the console and `filtered`.
+  std::unique_ptr<File> file;
   std::string prefix;
-  std::string unfinished;
-  UniqueFd file_fd;
-  std::unique_ptr<Sink> file;
+  WholeLines lines{kReadBytes};
+  /// nullptr: no lines are wanted.
+  Filtered* filtered = nullptr;
   LineTail* tail = nullptr;
 };
 
@@ -93,6 +133,15 @@ void Output::begin_attempt(int first_rank) {
   first_rank_ = first_rank;
   pipes_.clear();
   tails_.assign(tails_.size(), LineTail());
+  const auto open_filtered = [&](const LineFilter& filter, const char* name) {
+    return filter.any()
+               ? std::make_unique<Filtered>(filter, logs_.attempt() / name)
+               : nullptr;
+  };
+  filtered_output_ =
+      open_filtered(options_.stdout_filter, "filtered_stdout.log");
+  filtered_error_ =
+      open_filtered(options_.stderr_filter, "filtered_stderr.log");
 }
 
 WorkerStreams Output::open(int local_rank) {
@@ -104,31 +153,24 @@ WorkerStreams Output::open(int local_rank) {
   if (options_.tee.has(local_rank, kStdout)) {
     streams.output = open_pipe(local_rank, kStdout);
   } else if (options_.redirects.has(local_rank, kStdout)) {
-    streams.output = open_file(local_rank, kStdout);
+    streams.output = create_file(log_of(local_rank, kStdout));
   } else if (!shown(local_rank)) {
     streams.output = open_null(O_WRONLY);
   }
   constexpr int kStderr = StreamSelection::kStderr;
   if (options_.redirects.has(local_rank, kStderr) &&
       !options_.tee.has(local_rank, kStderr)) {
-    streams.error = open_file(local_rank, kStderr);
+    streams.error = create_file(log_of(local_rank, kStderr));
   } else {
     streams.error = open_pipe(local_rank, kStderr);
   }
   return streams;
 }
 
-UniqueFd Output::open_file(int local_rank, int stream) const {
-  const auto path = logs_.file(
+std::filesystem::path Output::log_of(int local_rank, int stream) const {
+  return logs_.file(
       local_rank,
       stream == StreamSelection::kStdout ? "stdout.log" : "stderr.log");
-  // O_APPEND: the worker may hand the file on to processes of its own.
-  UniqueFd fd(::open(
-      path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600));
-  if (!fd) {
-    throw_errno("log " + path.string());
-  }
-  return fd;
 }
 
 UniqueFd Output::open_pipe(int local_rank, int stream) {
@@ -150,8 +192,8 @@ UniqueFd Output::open_pipe(int local_rank, int stream) {
         options_.role,
         local_rank,
         first_rank_ + local_rank);
-    pipe->file_fd = open_file(local_rank, stream);
-    pipe->file = std::make_unique<Sink>(pipe->file_fd.get());
+    pipe->file = std::make_unique<File>(log_of(local_rank, stream));
+    pipe->filtered = is_error ? filtered_error_.get() : filtered_output_.get();
   }
   if (is_error) {
     pipe->tail = &tails_[static_cast<size_t>(local_rank)];
@@ -210,35 +252,24 @@ void Output::forward(Pipe& pipe, std::string_view bytes) {
     pipe.tail->append(bytes);
   }
   if (pipe.file != nullptr) {
-    pipe.file->push(bytes);
+    pipe.file->sink.push(bytes);
   }
   if (pipe.console == nullptr) {
     return;
   }
-  if (pipe.prefix.empty()) {
+  if (pipe.file == nullptr) {
     pipe.console->push(bytes);
     return;
   }
   std::string lines;
-  for (size_t end; (end = bytes.find('\n')) != std::string_view::npos;
-       bytes.remove_prefix(end + 1)) {
-    lines += pipe.prefix + pipe.unfinished;
-    lines += bytes.substr(0, end + 1);
-    pipe.unfinished.clear();
-  }
-  pipe.unfinished += bytes;
-  if (pipe.unfinished.size() > kReadBytes) { // no line is worth more memory
-    lines += pipe.prefix + pipe.unfinished + "\n";
-    pipe.unfinished.clear();
-  }
+  pipe.lines.append(
+      bytes, [&](std::string_view line) { lines += pipe.prefixed(line); });
   pipe.console->push(lines);
 }
 
 void Output::close_pipe(Pipe& pipe) {
-  if (!pipe.unfinished.empty() && pipe.console != nullptr) {
-    pipe.console->push(pipe.prefix + pipe.unfinished + "\n");
-    pipe.unfinished.clear();
-  }
+  pipe.lines.finish(
+      [&](std::string_view line) { pipe.console->push(pipe.prefixed(line)); });
   pipe.read_end.reset();
 }
 

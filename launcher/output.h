@@ -55,10 +55,12 @@ class Output {
   LineTail tail(int local_rank) const;
 
  private:
+  struct File;
+  struct Filtered;
   struct Pipe;
 
   UniqueFd open_pipe(int local_rank, int stream);
-  UniqueFd open_file(int local_rank, int stream) const;
+  std::filesystem::path log_of(int local_rank, int stream) const;
   bool shown(int local_rank) const;
   bool any_open() const;
   bool move(int fd, std::chrono::milliseconds timeout, bool even_if_full);
@@ -71,6 +73,9 @@ class Output {
   int first_rank_ = 0;
   Sink console_output_;
   Sink console_error_;
+  /// Null without a filter.
+  std::unique_ptr<Filtered> filtered_output_;
+  std::unique_ptr<Filtered> filtered_error_;
   std::vector<std::unique_ptr<Pipe>> pipes_;
   std::vector<LineTail> tails_;
   std::string buffer_;

@@ -15,8 +15,10 @@ using ::testing::Pair;
 std::map<std::string, std::string> environment(
     int local_rank,
     const std::vector<std::string>& base = {},
-    int worker_count = 4) {
+    int worker_count = 4,
+    bool virtual_local_rank = false) {
   Options options;
+  options.virtual_local_rank = virtual_local_rank;
   options.worker_count = worker_count;
   options.role = "trainer";
   options.run_id = "job";
@@ -98,6 +100,26 @@ TEST(Environment, TheOutermostStartTimeCounts) {
   EXPECT_THAT(
       environment(0, {"WEFT_LAUNCH_T0=1.25"}),
       Contains(Pair("WEFT_LAUNCH_T0", "1.25")));
+}
+
+TEST(Environment, AVirtualLocalRankSeesItsDeviceAsTheFirst) {
+  const auto first = environment(3, {}, 4, true);
+  EXPECT_EQ(first.at("RANK"), "3");
+  EXPECT_EQ(first.at("LOCAL_RANK"), "0");
+  EXPECT_EQ(first.at("LOCAL_WORLD_SIZE"), "4");
+  EXPECT_EQ(first.at("CUDA_VISIBLE_DEVICES"), "3");
+  EXPECT_EQ(first.at("WEFT_CUDA_DEVICE"), "0");
+  const auto listed =
+      environment(1, {"CUDA_VISIBLE_DEVICES=GPU-a, GPU-b"}, 2, true);
+  EXPECT_EQ(listed.at("CUDA_VISIBLE_DEVICES"), "GPU-b");
+  EXPECT_EQ(listed.count("HIP_VISIBLE_DEVICES"), 0);
+  const auto hip = environment(
+      1, {"CUDA_VISIBLE_DEVICES=5,6", "HIP_VISIBLE_DEVICES=7,8"}, 2, true);
+  EXPECT_EQ(hip.at("CUDA_VISIBLE_DEVICES"), "8");
+  EXPECT_EQ(hip.at("HIP_VISIBLE_DEVICES"), "8");
+  const auto none = environment(1, {"CUDA_VISIBLE_DEVICES="}, 2, true);
+  EXPECT_EQ(none.at("CUDA_VISIBLE_DEVICES"), "");
+  EXPECT_EQ(none.at("LOCAL_RANK"), "0");
 }
 
 } // namespace

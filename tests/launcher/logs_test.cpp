@@ -72,6 +72,34 @@ TEST(Logs, TeeGoesToFilesAndPrefixedToTheConsole) {
   EXPECT_EQ(read_file(attempt(folder.path()) / "0/stderr.log"), "err 0\n");
 }
 
+TEST(Logs, LinesThatMatchAreCopiedForAllRanks) {
+  const TemporaryFolder folder;
+  WeftrunProcess run(shell(
+      3,
+      "echo \"loss $RANK\"; echo other; echo 'a,b' >&2; echo 'a b' >&2; "
+      "printf 'last loss'",
+      {"--tee=3",
+       "--local-ranks-filter=0,2",
+       "--log-dir",
+       folder.path(),
+       "--duplicate-stdout-filters=loss,nothing",
+       "--duplicate_stderr_filters=a,,b"}));
+  EXPECT_EQ(run.wait(), 0) << run.error();
+  const fs::path logs = attempt(folder.path());
+  EXPECT_THAT(
+      lines_of(read_file(logs / "filtered_stdout.log")),
+      UnorderedElementsAre(
+          "[default0]:loss 0",
+          "[default0]:last loss",
+          "[default2]:loss 2",
+          "[default2]:last loss"));
+  EXPECT_THAT(
+      lines_of(read_file(logs / "filtered_stderr.log")),
+      UnorderedElementsAre("[default0]:a,b", "[default2]:a,b"));
+  EXPECT_EQ(mode(logs / "filtered_stdout.log"), 0600);
+  EXPECT_EQ(count(run.output(), "other\n"), 2);
+}
+
 TEST(Logs, EachRankMayHaveItsOwnStreams) {
   const TemporaryFolder folder;
   WeftrunProcess run(

@@ -192,6 +192,40 @@ TEST(Options, BadValuesAreNamed) {
   EXPECT_THAT(error_of({"--role", "x"}), StartsWith("no program to start"));
 }
 
+TEST(Options, FiltersNeedAFolderAndAStream) {
+  const auto options = parse(
+      {"--duplicate_stdout_filters=loss,a,,b",
+       "--tee=0:1",
+       "--log-dir=logs",
+       "p"});
+  EXPECT_TRUE(options.stdout_filter.any());
+  EXPECT_FALSE(options.stderr_filter.any());
+  EXPECT_THAT(
+      error_of({"--duplicate-stdout-filters=loss", "--tee=1", "p"}),
+      HasSubstr("there is no --log-dir"));
+  EXPECT_THAT(
+      error_of(
+          {"--duplicate-stderr-filters=loss",
+           "--tee=1",
+           "--redirects=3",
+           "--log-dir=logs",
+           "p"}),
+      HasSubstr("which is no worker's stderr. Add --tee 2"));
+  const Variable filters("PET_DUPLICATE_STDERR_FILTERS", "warning");
+  EXPECT_TRUE(parse({"--tee=3", "--log-dir=logs", "p"}).stderr_filter.any());
+}
+
+TEST(Options, AVirtualLocalRankNeedsADeviceForEachWorker) {
+  const std::vector<const char*> two{
+      "--virtual-local-rank", "--nproc-per-node=2", "p"};
+  EXPECT_TRUE(parse(two).virtual_local_rank);
+  const Variable one("CUDA_VISIBLE_DEVICES", "3");
+  EXPECT_THAT(
+      error_of(two), HasSubstr("CUDA_VISIBLE_DEVICES=3 has 1 for 2 workers"));
+  const Variable none("CUDA_VISIBLE_DEVICES", "");
+  EXPECT_EQ(error_of(two), "no error");
+}
+
 TEST(Options, AnUnknownFlagGetsTheNearestValidOne) {
   const auto nearest = [](const char* flag) {
     const std::string message = error_of({flag, "p"});
@@ -213,9 +247,6 @@ TEST(Options, AnUnknownFlagGetsTheNearestValidOne) {
   EXPECT_THAT(
       error_of({"--start_method=fork", "p"}),
       StartsWith("--start-method does not apply"));
-  EXPECT_THAT(
-      error_of({"--virtual-local-rank", "p"}),
-      StartsWith("--virtual-local-rank of torchrun is not supported"));
 }
 
 TEST(Options, HelpAndVersionAreTexts) {

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+namespace weft::launcher {
+
+// Workers that all believe to be local rank 0 of a host with one device.
+// Source: torch/distributed/elastic/agent/server/local_elastic_agent.py.
+
+/// Makes a worker see one device: entry `local_rank` of the list that stands in
+/// its variables (HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES), or that
+/// number if there is none. An empty list, no devices at all, stays.
+void set_virtual_device(
+    std::map<std::string, std::string>& variables,
+    int local_rank);
+
+/// Throws: LaunchError if this process's variables list fewer devices than
+/// there are workers.
+void check_virtual_devices(int worker_count);
+
+} // namespace weft::launcher
