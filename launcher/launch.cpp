@@ -144,8 +144,13 @@ int Launch::wait(
     }
     if (output_.wait(wake_fd_.get(), left)) {
       for (const int signal : signals_.take()) {
-        if (signal != SIGCHLD) {
+        if (signals_.is_request(signal)) {
           return signal;
+        }
+        if (signals_.is_passed_on(signal)) {
+          output_.say(fmt::format(
+              "weftrun: {} received, but no worker runs\n",
+              signal_name(signal)));
         }
       }
       hosts_->dispatch();
@@ -278,8 +283,9 @@ int Launch::finish(const Verdict& verdict) {
 void Launch::flush() {
   while (output_.pending()) {
     if (output_.wait(signals_.fd(), milliseconds(-1)) &&
-        std::ranges::any_of(
-            signals_.take(), [](int signal) { return signal != SIGCHLD; })) {
+        std::ranges::any_of(signals_.take(), [&](int signal) {
+          return signals_.is_request(signal);
+        })) {
       break;
     }
   }

@@ -13,6 +13,8 @@ namespace weft::launcher {
 /// A process that lost a peer or ran into a timeout ends with this code: it is
 /// seldom the cause of anything.
 constexpr int kPeerLost = 150;
+/// A process that was told to end, and has ended in order, says so with this.
+constexpr int kPreempted = 143;
 /// As of a process that the kernel kills for its memory.
 constexpr int kNoMemory = 137;
 /// Failures this close to the first one may be its cause.

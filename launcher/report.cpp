@@ -200,7 +200,8 @@ std::optional<WorkerExit> culprit(const Outcome& outcome) {
     return root_cause(outcome);
   }
   for (const auto& exit : outcome.exits) {
-    if (exit.code != 0 && exit.code != 128 + outcome.requested_signal) {
+    if (exit.code != 0 && exit.code != kPreempted &&
+        exit.code != 128 + outcome.requested_signal) {
       return exit;
     }
   }

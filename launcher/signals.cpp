@@ -65,6 +65,12 @@ SignalQueue::SignalQueue(const std::vector<int>& handled) {
     sigaddset(&mask, signal);
     handled_.push_back(signal);
   }
+  for (const int signal : {SIGUSR1, SIGUSR2}) {
+    if (std::ranges::count(handled, signal) == 0) {
+      sigaddset(&mask, signal);
+      passed_on_.push_back(signal);
+    }
+  }
   sigprocmask(SIG_BLOCK, &mask, &old_mask_);
   // A shell starts background jobs with SIGINT ignored, and an ignored SIGCHLD
   // would reap the workers unseen.
@@ -92,11 +98,21 @@ std::vector<int> SignalQueue::take() {
   return signals;
 }
 
+bool SignalQueue::is_passed_on(int signal) const {
+  return std::ranges::count(passed_on_, signal) > 0;
+}
+
+bool SignalQueue::is_request(int signal) const {
+  return signal != SIGCHLD && !is_passed_on(signal);
+}
+
 void SignalQueue::restore() const {
   ::signal(SIGPIPE, SIG_DFL);
   sigset_t mask = old_mask_;
-  for (const int signal : handled_) {
-    sigdelset(&mask, signal);
+  for (const auto* signals : {&handled_, &passed_on_}) {
+    for (const int signal : *signals) {
+      sigdelset(&mask, signal);
+    }
   }
   sigprocmask(SIG_SETMASK, &mask, nullptr);
 }

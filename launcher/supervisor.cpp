@@ -81,6 +81,8 @@ void Supervisor::handle_signals() {
   for (const int signal : signals_.take()) {
     if (signal == SIGCHLD) {
       collect_exits();
+    } else if (signals_.is_passed_on(signal)) {
+      pass_on(signal);
     } else {
       handle_request(signal);
     }
@@ -103,6 +105,22 @@ void Supervisor::handle_request(int signal) {
         "weftrun: {} received; already ending, SIGQUIT ends at once\n",
         signal_name(signal)));
   }
+}
+
+void Supervisor::pass_on(int signal) {
+  output_.say(fmt::format(
+      "weftrun: {} received and passed on to the workers\n",
+      signal_name(signal)));
+  signal_groups(signal);
+  if (signal == SIGUSR1) {
+    passed_on_ = signal;
+  }
+}
+
+/// As weft train does, when Slurm says that the time is nearly over. The others
+/// need the time for it that SIGTERM would give them, and no restart.
+bool Supervisor::obeys_what_was_passed_on(const WorkerExit& exit) const {
+  return passed_on_ != 0 && exit.code == kPreempted && exit.signal == 0;
 }
 
 void Supervisor::obey(const StopOrder& order) {
@@ -148,9 +166,14 @@ void Supervisor::advance() {
   const bool over = phase_ != Phase::kRunning && Clock::now() >= deadline_;
   switch (phase_) {
     case Phase::kRunning:
-      if (root_cause(outcome_)) {
-        hosts_.report_failure();
-        enter(Phase::kSettling, kCauseWindow);
+      if (const auto cause = root_cause(outcome_)) {
+        if (obeys_what_was_passed_on(*cause)) {
+          outcome_.requested_signal = passed_on_;
+          enter(Phase::kStopping, shutdown_timeout_);
+        } else {
+          hosts_.report_failure();
+          enter(Phase::kSettling, kCauseWindow);
+        }
       }
       break;
     case Phase::kSettling:

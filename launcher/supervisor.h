@@ -18,7 +18,8 @@ namespace weft::launcher {
 //   Running ----------------> Settling ------------> Stopping
 //      |                                 SIGTERM        |
 //      +------------------------------------------------+ its time is over,
-//            a signal comes: it is forwarded            | or SIGQUIT
+//            a signal comes: it is forwarded,           | or SIGQUIT
+//            or a worker obeys one that was passed on   |
 //                                                       v SIGKILL
 //   from each state: all workers ended -> done        Killed
 class Supervisor {
@@ -42,6 +43,8 @@ class Supervisor {
   std::chrono::milliseconds time_left() const;
   void handle_signals();
   void handle_request(int signal);
+  void pass_on(int signal);
+  bool obeys_what_was_passed_on(const WorkerExit& exit) const;
   void obey(const StopOrder& order);
   void collect_exits();
   void advance();
@@ -59,6 +62,8 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_;
   bool gave_up_ = false;
+  /// The last of the signals that ask workers to save and end; 0: none.
+  int passed_on_ = 0;
   Outcome outcome_;
 };
 
