@@ -1,5 +1,6 @@
 #include "checkpoint/save/joint_save.h"
 
+#include <chrono>
 #include <map>
 
 #include <fmt/format.h>
@@ -186,9 +187,11 @@ class Commit {
                 save_.content.step, rank, "write: " + reports[rank].error)};
       }
     }
-    std::string note;
-    const auto error =
-        error_of_save([&] { note = commit(std::move(reports)); });
+    auto note = describe_slow_writer(reports);
+    const auto error = error_of_save([&] {
+      const auto more = commit(std::move(reports));
+      note += (note.empty() || more.empty() ? "" : "; ") + more;
+    });
     if (!error.empty()) {
       return {.error = not_saved(save_.content.step, 0, "commit: " + error)};
     }
@@ -243,12 +246,16 @@ std::string save_jointly(const JointSave& save, Tree& tree) {
   RankReport report{
       .error = {}, .agreement = hash(joined(lines_of(save))), .files = {}};
   report.error = save.error;
+  const auto start = std::chrono::steady_clock::now();
   if (report.error.empty()) {
     report.error = error_of_save([&] {
       join_step(save.checkpoints, save.content.step, save.nonce);
       report.files = write_files(save, temporary);
     });
   }
+  report.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
+          .count();
   const auto reports = gather(tree, to_bytes(report, save.items));
   std::string text;
   if (is_first(save)) {

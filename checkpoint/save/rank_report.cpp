@@ -1,8 +1,10 @@
 #include "checkpoint/save/rank_report.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 namespace weft::checkpoint {
@@ -94,7 +96,8 @@ std::string to_bytes(
   for (const auto& file : report.files) {
     files.push_back(to_json(file, numbers));
   }
-  const Json all = {report.error, report.agreement, std::move(files)};
+  const Json all = {
+      report.error, report.agreement, std::move(files), report.seconds};
   std::string bytes;
   Json::to_msgpack(all, bytes);
   return bytes;
@@ -105,13 +108,60 @@ RankReport report_from_bytes(
     const std::vector<StateItem>& items,
     uint64_t agreement) {
   const auto json = Json::from_msgpack(bytes.begin(), bytes.end());
-  RankReport report{.error = json.at(0), .agreement = json.at(1), .files = {}};
+  RankReport report{
+      .error = json.at(0),
+      .agreement = json.at(1),
+      .files = {},
+      .seconds = json.at(3)};
   if (report.agreement == agreement) {
     for (const auto& file : json.at(2)) {
       report.files.push_back(to_file(file, items));
     }
   }
   return report;
+}
+
+std::string describe_slow_writer(const std::vector<RankReport>& reports) {
+  constexpr double kTimes = 2;
+  constexpr double kLeastSeconds = 0.2;
+  std::vector<double> seconds;
+  std::vector<double> per_byte;
+  size_t slowest = 0;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const auto& report = reports[rank];
+    int64_t bytes = 0;
+    for (const auto& file : report.files) {
+      bytes += file.record.bytes;
+    }
+    if (bytes == 0) { // Others write what it has.
+      continue;
+    }
+    seconds.push_back(report.seconds);
+    per_byte.push_back(report.seconds / static_cast<double>(bytes));
+    if (per_byte.back() >= *std::ranges::max_element(per_byte)) {
+      slowest = rank;
+    }
+  }
+  if (seconds.empty()) {
+    return {};
+  }
+  const auto lower_median = [](std::vector<double> values) {
+    const auto middle = values.begin() + (values.size() - 1) / 2;
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+  };
+  const double own = reports[slowest].seconds;
+  const double others = lower_median(seconds);
+  if (own < others + kLeastSeconds || own < kTimes * others ||
+      *std::ranges::max_element(per_byte) < kTimes * lower_median(per_byte)) {
+    return {};
+  }
+  return fmt::format(
+      "rank {} is slow: it wrote its part of the checkpoint in {:.2f} s, the "
+      "others in {:.2f} s",
+      slowest,
+      own,
+      others);
 }
 
 void add_tensors(const std::vector<StateItem>& items, Manifest& manifest) {

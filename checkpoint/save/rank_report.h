@@ -19,6 +19,8 @@ struct RankReport {
   /// checkpoint in common.
   uint64_t agreement = 0;
   std::vector<WrittenFile> files;
+  /// How long it wrote.
+  double seconds = 0;
 };
 
 /// A compact form. Tensors go by their number in `items`, which the reader of
@@ -31,6 +33,11 @@ RankReport report_from_bytes(
     std::string_view bytes,
     const std::vector<StateItem>& items,
     uint64_t agreement);
+
+/// "rank 3 is slow: ..." of the one that wrote the fewest bytes a second, if it
+/// took more than twice as long as most, in all and for each byte, and 0.2 s
+/// more; empty: none did.
+std::string describe_slow_writer(const std::vector<RankReport>& reports);
 
 /// Tensors as `items` say, still without chunks.
 void add_tensors(const std::vector<StateItem>& items, Manifest& manifest);

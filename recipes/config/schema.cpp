@@ -57,9 +57,8 @@ std::span<const Section> sections() {
       {"checkpoint", "Saving and resuming."},
       {"sentinel",
        "Watching over replicas, memory and the speed of ranks. What must be "
-       "the "
-       "same on several ranks (weights, the optimizer's state, the average of "
-       "the weights, computed buffers, random numbers, step, learning rate, "
+       "the same on several ranks (weights, the optimizer's state, the average "
+       "of the weights, computed buffers, random numbers, step, learning rate, "
        "data cursor) is hashed and compared, also before every save; where it "
        "differs all ranks stop with exit code 5 and a message that names the "
        "tensor, the odd rank and the steps, and nothing is saved. Not seen is "

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -14,7 +15,7 @@ namespace {
 /// Of what the others need.
 constexpr double kLeastShare = 0.1;
 constexpr double kLeastMs = 0.5;
-constexpr double kNoiseFactor = 3;
+constexpr double kNoiseFactor = 5;
 constexpr size_t kMostChanges = 256;
 
 using PhaseMs = std::array<double, kPhases>;
@@ -83,13 +84,16 @@ std::vector<StragglerNews> StragglerDetector::add_round(
     others[phase] = lower_median(values);
   }
   const double typical = lower_median(sums);
+  const double mean = std::accumulate(sums.begin(), sums.end(), 0.0) /
+                      static_cast<double>(sums.size());
   for (size_t i = 0; i < times.size(); ++i) {
     auto& rank = ranks_[i];
-    const double behind = sums[i] - typical;
-    if (!rank.behind.empty() && !rank.is_slow) {
-      keep_last(changes_, std::abs(behind - rank.behind.back()), kMostChanges);
+    if (!rank.behind.empty()) {
+      keep_last(
+          changes_, std::abs(sums[i] - mean - rank.from_mean), kMostChanges);
     }
-    keep_last(rank.behind, behind, kRounds);
+    rank.from_mean = sums[i] - mean;
+    keep_last(rank.behind, sums[i] - typical, kRounds);
     keep_last(rank.own, own[i], kRounds);
     keep_last(rank.others, others, kRounds);
   }

@@ -20,9 +20,10 @@ namespace weft::recipes {
 // ranks exchange, phase by phase, the median of these. A rank is behind in a
 // round if its sum over the phases is more than a margin above the lower median
 // over the ranks (so of two the slower one, and of four two that are). The
-// margin is a tenth, and at least three times what the distances between ranks
-// vary from one round to the next. A rank that is behind in four rounds in a
-// row is slow, and one that is not in four in a row is so no longer.
+// margin is a tenth, and at least five times what a rank's distance to the mean
+// typically changes from one round to the next. A rank that is behind in four
+// rounds in a row is slow, and one that is not in four in a row is so no
+// longer.
 
 /// One rank is slow, or is so no longer.
 struct StragglerNews {
@@ -53,6 +54,7 @@ class StragglerDetector {
     std::vector<double> behind;
     std::vector<std::array<double, kPhases>> own;
     std::vector<std::array<double, kPhases>> others;
+    double from_mean = 0;
     int64_t slow_rounds = 0;
     int64_t fast_rounds = 0;
     bool is_slow = false;
@@ -62,7 +64,7 @@ class StragglerDetector {
   StragglerNews describe(size_t rank) const;
 
   std::vector<Rank> ranks_;
-  /// Of how much distances changed from one round to the next.
+  /// How much distances to the mean changed from one round to the next.
   std::vector<double> changes_;
 };
 

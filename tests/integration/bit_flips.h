@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "mesh/world.h"
+#include "recipes/config/recipe.h"
+#include "recipes/train/sentinel.h"
+#include "recipes/train/trainer.h"
+
+namespace weft::recipes {
+
+/// One bit of one rank's memory that is turned over while it trains.
+struct Flip {
+  enum class Where {
+    kWeight,
+    /// Before it is reduced over the replicas, and after.
+    kOwnGradient,
+    kReducedGradient,
+  };
+  /// In the course of a step.
+  enum class When { kBetweenSteps, kForward, kBackward, kBeforeUpdate };
+
+  Where where = Where::kWeight;
+  When when = When::kBetweenSteps;
+  int64_t rank = 0;
+  /// From 0; the bit changes in the course of it.
+  int64_t step = 0;
+  /// Of the model's parameters; the element (modulo the number of those that
+  /// the rank has) and the bit, 0 the mantissa's lowest.
+  size_t tensor = 0;
+  int64_t element = 0;
+  int bit = 0;
+};
+
+/// A mantissa bit of a weight, anywhere, at any time of one of the steps
+/// [1, steps).
+Flip random_flip(
+    std::mt19937_64& random,
+    int64_t ranks,
+    size_t tensors,
+    int64_t steps);
+
+struct FlipResult {
+  /// The error; empty: there was none.
+  std::string message;
+  /// After how many steps it came; one that flips in step 3 and is found at the
+  /// end of step 3 has 1.
+  int64_t steps_until = 0;
+  /// The rank that the error names alone; -1: none, or several.
+  int64_t named = -1;
+  /// What the user was told besides (rank 0).
+  std::vector<std::string> notes;
+};
+
+/// Trains with a sentinel, as `weft train` does, from step 0 for
+/// recipe.train.steps; one that was found ends it.
+/// Collective: all ranks of `world`.
+FlipResult train_with_flip(
+    const Recipe& recipe,
+    const mesh::World& world,
+    const std::vector<Flip>& flips);
+
+/// The only rank that an error of the sentinel blames; -1: none, or several.
+int64_t blamed_rank(const std::string& message);
+
+} // namespace weft::recipes

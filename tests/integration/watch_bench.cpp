@@ -1,0 +1,261 @@
+// What watching over a run finds, and what it costs: weftrun --nproc-per-node N
+// -- integration_watch_bench MODE RECIPE COUNT SEED [key=value ...]. Rank 0
+// prints one line of JSON. MODE is
+//   flips      COUNT mantissa bits of weights, a short run each
+//   gradients  COUNT mantissa bits of reduced gradients
+//   cost       COUNT pairs of steps, with and without the sentinel in turn
+//   straggler  COUNT steps; SEED is RANK:PHASE:PERCENT, by which one rank's
+//              phase is made longer ("none:none:0": nobody's)
+// bench/bit_flips.py and bench/stragglers.py run it.
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <map>
+#include <thread>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+#include <nlohmann/json.hpp>
+
+#include "ddp/module_state.h"
+#include "dtensor/module_call.h"
+#include "mesh/world.h"
+#include "recipes/bench/timing.h"
+#include "recipes/config/validate.h"
+#include "recipes/train/straggler.h"
+#include "tests/integration/bit_flips.h"
+
+namespace weft::recipes {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using BenchClock = std::chrono::steady_clock;
+
+double ms_since(BenchClock::time_point start) {
+  return std::chrono::duration<double, std::milli>(BenchClock::now() - start)
+      .count();
+}
+
+size_t parameters_of_recipe(const Recipe& recipe, const mesh::World& world) {
+  Trainer trainer(recipe, world);
+  return ddp::parameters_of(*trainer.job().model).size();
+}
+
+Json bench_flips(
+    const Recipe& recipe,
+    const mesh::World& world,
+    int64_t count,
+    uint64_t seed,
+    bool gradients) {
+  std::mt19937_64 random(seed);
+  const auto tensors = parameters_of_recipe(recipe, world);
+  std::map<int64_t, int64_t> steps_until;
+  int64_t found = 0;
+  int64_t right = 0;
+  int64_t wrong = 0;
+  Json missed = Json::array();
+  for (int64_t i = 0; i < count; ++i) {
+    auto flip =
+        random_flip(random, world.world_size(), tensors, recipe.train.steps);
+    if (gradients) {
+      flip.where = Flip::Where::kReducedGradient;
+    }
+    const auto result = train_with_flip(recipe, world, {flip});
+    if (result.message.empty()) {
+      missed.push_back({flip.rank, flip.step, flip.tensor, flip.bit});
+      continue;
+    }
+    ++found;
+    ++steps_until[result.steps_until];
+    right += result.named == flip.rank ? 1 : 0;
+    wrong += result.named >= 0 && result.named != flip.rank ? 1 : 0;
+  }
+  Json by_steps;
+  for (const auto& [steps, times] : steps_until) {
+    by_steps[std::to_string(steps)] = times;
+  }
+  return {
+      {"flips", count},
+      {"found", found},
+      {"named_right", right},
+      {"named_wrong", wrong},
+      {"steps_until", by_steps},
+      {"not_found", missed}};
+}
+
+Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
+  constexpr int64_t kWarmup = 6;
+  Trainer trainer(recipe, world);
+  Sentinel sentinel(recipe, trainer.job(), [](const std::string&) {});
+  std::vector<double> with;
+  std::vector<double> without;
+  std::vector<double> ratios;
+  int64_t step = 0;
+  const auto timed = [&](bool watched) {
+    trainer.set_sentinel(watched ? &sentinel : nullptr);
+    if (watched) { // Not timed: what the step before would have sealed.
+      sentinel.begin(trainer.state_after(step));
+    }
+    const auto start = BenchClock::now();
+    trainer.train_step(step++);
+    if (watched && static_cast<int64_t>(with.size()) %
+                           std::max<int64_t>(recipe.sentinel.every, 1) ==
+                       0) {
+      sentinel.check(trainer.state_after(step));
+    }
+    return ms_since(start);
+  };
+  while (step < kWarmup) {
+    timed(step % 2 == 0);
+  }
+  for (int64_t i = 0; i < pairs; ++i) {
+    const bool first = i % 2 == 0;
+    const double a = timed(first);
+    const double b = timed(!first);
+    with.push_back(first ? a : b);
+    without.push_back(first ? b : a);
+    ratios.push_back(with.back() / without.back());
+  }
+  // By itself: what a step spends in it, while all ranks do the same.
+  trainer.set_sentinel(nullptr);
+  std::vector<double> alone;
+  std::vector<double> compare;
+  sentinel.begin(trainer.state_after(step));
+  for (int64_t i = 0; i < pairs; ++i) {
+    const auto state = trainer.state_after(step);
+    const auto start = BenchClock::now();
+    sentinel.before_update();
+    sentinel.after_update(state);
+    alone.push_back(ms_since(start));
+    const auto check = BenchClock::now();
+    sentinel.check(state);
+    compare.push_back(ms_since(check));
+  }
+  return {
+      {"pairs", pairs},
+      {"with_ms", bench::median(with)},
+      {"without_ms", bench::median(without)},
+      {"ratio", bench::median(ratios)},
+      {"seal_ms", bench::median(alone)},
+      {"check_ms", bench::median(compare)}};
+}
+
+/// Makes a phase of one rank longer by a share of what the rank's step took
+/// lately, waiting for others left out.
+class Slower {
+ public:
+  Slower(Trainer& trainer, const std::string& text, int64_t rank) {
+    const auto colon = text.find(':');
+    const auto second = text.find(':', colon + 1);
+    phase_ = text.substr(colon + 1, second - colon - 1);
+    share_ = std::stod(text.substr(second + 1)) / 100;
+    if (text.substr(0, colon) != std::to_string(rank)) {
+      share_ = 0;
+    }
+    const auto parameters = ddp::parameters_of(*trainer.job().model);
+    if (phase_ == "backward") {
+      parameters.back().tensor.register_hook(
+          [this](const at::Tensor&) { rest(); });
+    } else if (phase_ == "forward") {
+      for (const auto& item : trainer.job().model->named_modules()) {
+        if (item.key().ends_with("layers.0")) {
+          dtensor::module_hooks(*item.value())
+              .before.emplace_back([this](std::vector<at::Tensor>&) {
+                if (at::GradMode::is_enabled()) {
+                  rest();
+                }
+              });
+        }
+      }
+    }
+  }
+  /// `busy_ms`: of a step, on this rank.
+  void set_busy(double busy_ms) { busy_ms_ = busy_ms; }
+  void between_steps() {
+    if (phase_ == "other") {
+      rest();
+    }
+  }
+
+ private:
+  void rest() const {
+    std::this_thread::sleep_for(
+        std::chrono::duration<double, std::milli>(busy_ms_ * share_));
+  }
+  std::string phase_;
+  double share_ = 0;
+  double busy_ms_ = 0;
+};
+
+Json bench_straggler(
+    const Recipe& recipe,
+    const mesh::World& world,
+    int64_t steps,
+    const std::string& slower) {
+  constexpr int64_t kSettle = 40;
+  Trainer trainer(recipe, world);
+  Json said = Json::array();
+  int64_t step = 0;
+  StragglerWatch watch(
+      recipe, trainer.job().mesh, [&](const std::string& text) {
+        said.push_back({step + 1 - kSettle, text});
+      });
+  trainer.set_phase_clock(watch.clock());
+  Slower slow(trainer, slower, world.rank());
+  std::vector<double> busy;
+  const auto start = BenchClock::now();
+  for (; step < steps + kSettle; ++step) {
+    const auto metrics = trainer.train_step(step);
+    if (step < kSettle) {
+      busy.push_back(metrics.step_ms - metrics.comm_ms);
+    } else {
+      // Micro-batches of a step rest in turn.
+      slow.set_busy(
+          bench::median(busy) /
+          static_cast<double>(accumulation_steps(recipe)));
+      slow.between_steps();
+    }
+    watch.step_done();
+  }
+  return {
+      {"steps", steps},
+      {"slower", slower},
+      {"busy_ms", bench::median(busy)},
+      {"step_ms", ms_since(start) / static_cast<double>(step)},
+      {"seconds", ms_since(start) / 1e3},
+      {"said", said}};
+}
+
+int run(int argc, char** argv) {
+  if (argc < 5) {
+    std::fputs("usage: MODE RECIPE COUNT SEED [key=value ...]\n", stderr);
+    return 2;
+  }
+  const std::string mode = argv[1];
+  const std::vector<std::string> overrides(argv + 5, argv + argc);
+  auto recipe = load_recipe(argv[2], overrides);
+  const auto world = mesh::World::from_env();
+  validate(recipe, world.world_size());
+  torch::set_num_threads(1);
+  const int64_t count = std::stoll(argv[3]);
+  Json result;
+  if (mode == "cost") {
+    result = bench_cost(recipe, world, count);
+  } else if (mode == "straggler") {
+    result = bench_straggler(recipe, world, count, argv[4]);
+  } else {
+    result = bench_flips(
+        recipe, world, count, std::stoull(argv[4]), mode == "gradients");
+  }
+  if (world.rank() == 0) {
+    std::cout << result.dump() << std::endl;
+  }
+  return 0;
+}
+
+} // namespace
+} // namespace weft::recipes
+
+int main(int argc, char** argv) {
+  return weft::recipes::run(argc, argv);
+}
