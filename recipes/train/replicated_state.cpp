@@ -25,9 +25,11 @@ const AdamWParamState* adamw_state(
 // One number for all parameters.
 int64_t hash_of_optimizer_steps(TrainJob& job) {
   std::vector<int64_t> steps;
-  for (const auto& item : ddp::parameters_of(*job.model)) {
-    const auto* state = adamw_state(*job.optimizer, item.tensor);
-    steps.push_back(state ? state->step() : 0);
+  for (const auto& group : job.optimizer->param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto* state = adamw_state(*job.optimizer, parameter);
+      steps.push_back(state ? state->step() : 0);
+    }
   }
   return ddp::hash_of(steps.data(), steps.size() * sizeof(int64_t));
 }

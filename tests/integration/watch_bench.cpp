@@ -7,6 +7,8 @@
 //   straggler  COUNT steps; SEED is RANK:PHASE:PERCENT, by which one rank's
 //              phase is made longer ("none:none:0": nobody's)
 // bench/bit_flips.py and bench/stragglers.py run it.
+#include <time.h>
+
 #include <chrono>
 #include <cstdio>
 #include <iostream>
@@ -30,6 +32,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using BenchClock = std::chrono::steady_clock;
+
+/// Of this thread: other processes do not show in it.
+double cpu_ms() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e3 +
+         static_cast<double>(now.tv_nsec) * 1e-6;
+}
 
 double ms_since(BenchClock::time_point start) {
   return std::chrono::duration<double, std::milli>(BenchClock::now() - start)
@@ -120,16 +130,27 @@ Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
   trainer.set_sentinel(nullptr);
   std::vector<double> alone;
   std::vector<double> compare;
+  double seal_cpu = 0;
+  double check_cpu = 0;
+  const double step_cpu_start = cpu_ms();
+  for (int64_t i = 0; i < 10; ++i) {
+    trainer.train_step(step++);
+  }
+  const double step_cpu = (cpu_ms() - step_cpu_start) / 10;
   sentinel.begin(trainer.state_after(step));
   for (int64_t i = 0; i < pairs; ++i) {
     const auto state = trainer.state_after(step);
     const auto start = BenchClock::now();
+    const auto cpu = cpu_ms();
     sentinel.before_update();
     sentinel.after_update(state);
     alone.push_back(ms_since(start));
     const auto check = BenchClock::now();
+    const auto middle_cpu = cpu_ms();
     sentinel.check(state);
     compare.push_back(ms_since(check));
+    seal_cpu += middle_cpu - cpu;
+    check_cpu += cpu_ms() - middle_cpu;
   }
   return {
       {"pairs", pairs},
@@ -137,7 +158,10 @@ Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
       {"without_ms", bench::median(without)},
       {"ratio", bench::median(ratios)},
       {"seal_ms", bench::median(alone)},
-      {"check_ms", bench::median(compare)}};
+      {"check_ms", bench::median(compare)},
+      {"step_cpu_ms", step_cpu},
+      {"seal_cpu_ms", seal_cpu / static_cast<double>(pairs)},
+      {"check_cpu_ms", check_cpu / static_cast<double>(pairs)}};
 }
 
 /// Makes a phase of one rank longer by a share of what the rank's step took
