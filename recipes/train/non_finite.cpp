@@ -53,6 +53,11 @@ double norm_of_part(const at::Tensor& tensor) {
       .item<double>();
 }
 
+std::string number_text(double value) {
+  // A NaN's sign says nothing.
+  return std::isnan(value) ? "nan" : fmt::format("{:.4g}", value);
+}
+
 // Parameters by name, and their place counted from the loss: backward comes to
 // the last ones first.
 class FromTheLoss {
@@ -94,7 +99,8 @@ std::optional<NonFiniteFinding> find_weight(const FromTheLoss& parameters) {
       return NonFiniteFinding{
           .kind = Kind::kWeight,
           .order = parameters.order(name),
-          .what = fmt::format("the weight {} holds {}", name, value)};
+          .what =
+              fmt::format("the weight {} holds {}", name, number_text(value))};
     }
   }
   return std::nullopt;
@@ -111,7 +117,7 @@ std::optional<NonFiniteFinding> find_loss(
               "the loss of samples {} to {} is {}",
               each.first_sample,
               each.first_sample + each.samples - 1,
-              each.loss)};
+              number_text(each.loss))};
     }
   }
   return std::nullopt;
@@ -129,20 +135,16 @@ NonFiniteFinding worst_gradient(
     found.emplace_back(
         is_finite, is_finite ? -value : parameters.order(name), name);
   }
-  const auto& [is_finite, key, name] = *std::ranges::min_element(found);
+  const auto& [is_finite, unused, name] = *std::ranges::min_element(found);
   return {
       .kind = Kind::kGradient,
       .order = parameters.order(name),
-      .what = is_finite
-                  ? fmt::format(
-                        "the gradient of {} reaches {:.4g}, too large for a "
-                        "norm,",
-                        name,
-                        -key)
-                  : fmt::format(
-                        "the gradient of {} is {}",
-                        name,
-                        largest(parameters.tensor(name).grad()))};
+      .what = fmt::format(
+          "the gradient of {} {} {}{}",
+          name,
+          is_finite ? "reaches" : "is",
+          number_text(largest(parameters.tensor(name).grad())),
+          is_finite ? ", too large for a norm," : "")};
 }
 
 // What this rank brought: buckets from before their reduction, and gradients
@@ -186,8 +188,8 @@ NonFiniteFinding find_gradient(const FromTheLoss& parameters) {
       .order = -most.norm,
       .what = fmt::format(
           "the norm of the gradients overflows; the largest one of a rank, "
-          "{:.4g}, with {}, is",
-          most.norm,
+          "{}, with {}, is",
+          number_text(most.norm),
           name)};
 }
 

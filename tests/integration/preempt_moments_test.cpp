@@ -19,8 +19,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
 
@@ -45,13 +45,6 @@ class PreemptMomentsTest : public ProcessTest {
         "output_dir=" + output};
     words.insert(words.end(), more.begin(), more.end());
     return train(words);
-  }
-
-  static Words with_usr1(int ranks, const Words& command) {
-    auto words = launched(ranks, command);
-    words.insert(
-        words.begin() + 1, "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1");
-    return words;
   }
 
   void wait_for_metrics(Process& run, const std::string& output) const {
@@ -220,7 +213,7 @@ TEST_F(PreemptMomentsTest, SavesAreWholeAndOneLineSaysSo) {
 }
 
 TEST_F(PreemptMomentsTest, Usr1IsAWarningOfTheScheduler) {
-  const auto words = with_usr1(2, endless(1, 2, "run"));
+  const auto words = launched(2, endless(1, 2, "run"));
   for (int i = 0; i < 2; ++i) { // and the requeued job goes on
     Process run(words, folder_);
     const auto before = metrics("run").size();
@@ -244,28 +237,41 @@ TEST_F(PreemptMomentsTest, Usr1IsAWarningOfTheScheduler) {
   }
 }
 
-// It was asked to end, by whomever: weftrun does not start it again.
-TEST_F(PreemptMomentsTest, APreemptedRunIsNotRestarted) {
+// One that was told by itself is started again, and goes on; once weftrun is
+// told, that is the end.
+TEST_F(PreemptMomentsTest, ARunThatIsToldThroughWeftrunIsNotRestarted) {
   auto words = launched(2, endless(2, 1, "run"));
   words.insert(words.begin() + 1, "--max-restarts=3");
   Process run(words, folder_);
   ASSERT_NO_FATAL_FAILURE(wait_for_metrics(run, "run"));
-  const auto workers = workers_of(run.pid());
-  ASSERT_TRUE(workers.contains(1));
-  tell(workers.at(1).pid(), "TERM");
-  EXPECT_EQ(run.wait(kSoon), 143) << run.error();
+  {
+    const auto workers = workers_of(run.pid());
+    ASSERT_TRUE(workers.contains(1));
+    tell(workers.at(1).pid(), "TERM");
+  }
+  ASSERT_NO_FATAL_FAILURE(
+      wait_for_output(run, "resumes from run/checkpoints/step-"));
   EXPECT_THAT(
-      run.last_error_line(),
-      StartsWith("ERROR 143 rank=0 op=train SIGTERM on rank 1: step "));
+      run.error(),
+      AllOf(
+          HasSubstr("ERROR 143 rank=0 op=train SIGTERM on rank 1: step "),
+          HasSubstr("weftrun: restart 1 of 3")));
+  run.send(SIGTERM);
+  EXPECT_EQ(run.wait(kSoon), 143) << run.error();
+  EXPECT_THAT(run.error(), Not(HasSubstr("restart 2")));
   expect_whole("run");
 }
 
-// `weft eval` has nothing to save.
-TEST_F(PreemptMomentsTest, OtherCommandsEndAsEver) {
+// Who has nothing to save ends as ever.
+TEST_F(PreemptMomentsTest, OtherCommandsDieOfTheSignal) {
   Process run(
-      {WEFT_WEFT, "generate", "tiny.yaml", "--checkpoint", "absent"}, folder_);
+      {WEFT_WEFT, "bench", "step", "--steps", "1000000", "--dim", "48"},
+      folder_);
+  std::this_thread::sleep_for(seconds(2));
+  ASSERT_FALSE(run.wait(seconds(0))) << run.error();
   run.send(SIGUSR1);
-  EXPECT_THAT(run.wait(kSoon), AnyOf(128 + SIGUSR1, 2));
+  EXPECT_EQ(run.wait(kSoon), 128 + SIGUSR1);
+  EXPECT_EQ(error_lines(run), 0) << run.error();
 }
 
 } // namespace
