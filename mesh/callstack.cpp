@@ -94,6 +94,11 @@ size_t read_callstack(std::span<void*> frames, const void* context) {
       std::move(rest, end, frames.begin() + 1) - frames.begin());
 }
 
+size_t read_program_counter(std::span<void*> frames, const void* context) {
+  frames[0] = program_counter(context);
+  return 1;
+}
+
 void write_callstack(SafeWriter& out, const void* context) {
   std::array<void*, kMaxFrames> frames;
   const size_t count = read_callstack(frames, context);

@@ -24,6 +24,7 @@
 #include "mesh/error_file.h"
 #include "mesh/job_rank.h"
 #include "mesh/safe_writer.h"
+#include "mesh/watch/thread_capture.h"
 
 namespace weft::mesh {
 namespace {
@@ -218,6 +219,9 @@ void wait_for_the_end() {
 }
 
 void on_crash(int signal, siginfo_t* info, void* context) {
+  if (!sent_by_a_process(*info)) {
+    escape_capture();
+  }
   pid_t reporter = 0;
   const auto self = static_cast<pid_t>(syscall(SYS_gettid));
   if (state.reporter.compare_exchange_strong(reporter, self)) {

@@ -25,7 +25,7 @@ namespace weft::mesh {
 namespace {
 
 constexpr std::chrono::milliseconds kCaptureLimit(500);
-constexpr size_t kShownFrames = 32;
+constexpr size_t kShownFrames = 48;
 constexpr size_t kReportBytes = 256 * 1024;
 
 /// Threads of one stack, and its lines.
@@ -34,6 +34,18 @@ struct StackGroup {
   std::string lines;
   bool is_in_weft = false;
 };
+
+/// Who was asked for stacks may still be in its handler, which returns through
+/// one frame of the C library.
+void leave_out_handler(Symbols& symbols, std::vector<void*>& frames) {
+  for (size_t i = 0; i + 1 < std::min<size_t>(frames.size(), 5); ++i) {
+    if (symbols.describe(frames[i], i > 0).find("::on_stack_signal(") !=
+        std::string::npos) {
+      frames.erase(frames.begin(), frames.begin() + static_cast<int>(i) + 2);
+      return;
+    }
+  }
+}
 
 std::string show_frames(Symbols& symbols, const std::vector<void*>& frames) {
   std::string lines;
@@ -85,6 +97,7 @@ std::vector<StackGroup> group_stacks(std::vector<CapturedThread> threads) {
   std::vector<StackGroup> groups;
   Symbols symbols;
   for (auto& thread : threads) {
+    leave_out_handler(symbols, thread.frames);
     const auto same = std::ranges::find_if(
         groups, [&](const auto& group) { return stands_with(thread, group); });
     if (same != groups.end()) {
@@ -124,7 +137,8 @@ std::vector<std::string> show_stacks(
 /// What the handler and the thread that it wakes share.
 struct StackSignal {
   sem_t requests{};
-  std::atomic<bool> is_installed{false};
+  /// The process that has the thread: not a child of fork().
+  std::atomic<pid_t> server{0};
   std::atomic<int64_t> rank{0};
 };
 StackSignal stack_signal;
@@ -204,7 +218,7 @@ std::string thread_stacks(size_t most_bytes) {
 
 void install_stack_signal(int64_t rank) {
   stack_signal.rank = rank;
-  if (stack_signal.is_installed.exchange(true)) {
+  if (stack_signal.server.exchange(getpid()) == getpid()) {
     return;
   }
   sem_init(&stack_signal.requests, 0, 0);

@@ -22,11 +22,11 @@ namespace weft::mesh {
 std::string thread_stacks(size_t most_bytes = 64 * 1024);
 
 /// From now on SIGUSR2 makes this process write its threads' stacks and its
-/// newest collective to standard error, each line group headed by rank=<r>; the
+/// newest collective to standard error, each stack headed by rank=<r>; the
 /// run goes on. The handler only wakes a thread, which is started here. Signals
 /// that come while it writes become one more report. Replaces an earlier
 /// handler; later calls only change the rank. A child of fork() has no reports
-/// until it calls exec and this.
+/// until it calls this, too.
 void install_stack_signal(int64_t rank);
 
 /// The same with the rank that the launcher says.

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <csetjmp>
 #include <csignal>
 #include <cstdint>
 #include <filesystem>
@@ -52,6 +53,9 @@ struct CaptureSlot {
   std::atomic<uint64_t> state{state_of(0, Phase::kFree)};
   size_t count = 0;
   std::array<void*, kCapturedFrames> frames{};
+  /// Who writes, and back to where if that crashes.
+  std::atomic<pid_t> writer{0};
+  sigjmp_buf way_out{};
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -72,6 +76,16 @@ struct CaptureRequest {
   }
 };
 
+void write_frames(CaptureSlot& slot, const void* context) {
+  slot.writer = static_cast<pid_t>(syscall(SYS_gettid));
+  if (sigsetjmp(slot.way_out, 0) == 0) {
+    slot.count = read_callstack(slot.frames, context);
+  } else {
+    slot.count = read_program_counter(slot.frames, context);
+  }
+  slot.writer = 0;
+}
+
 void on_capture(int /*signal*/, siginfo_t* info, void* context) {
   if (info->si_code != SI_QUEUE || info->si_pid != getpid()) {
     return;
@@ -82,7 +96,7 @@ void on_capture(int /*signal*/, siginfo_t* info, void* context) {
   uint64_t asked = state_of(request.ticket, Phase::kAsked);
   if (slot.state.compare_exchange_strong(
           asked, state_of(request.ticket, Phase::kWriting))) {
-    slot.count = read_callstack(slot.frames, context);
+    write_frames(slot, context);
     slot.state = state_of(request.ticket, Phase::kDone);
   }
   errno = error;
@@ -284,6 +298,16 @@ std::vector<CapturedThread> capture_threads(std::chrono::milliseconds limit) {
   }
   round.collect(limit);
   return threads;
+}
+
+void escape_capture() {
+  const auto self = static_cast<pid_t>(syscall(SYS_gettid));
+  for (auto& slot : capture_slots) {
+    if (slot.writer == self) {
+      slot.writer = 0;
+      siglongjmp(slot.way_out, 1);
+    }
+  }
 }
 
 } // namespace weft::mesh

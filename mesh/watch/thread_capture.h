@@ -27,4 +27,9 @@ struct CapturedThread {
 /// those that never are (poll, nanosleep, ...: EINTR; signal(7)). Thread-safe.
 std::vector<CapturedThread> capture_threads(std::chrono::milliseconds limit);
 
+/// For a handler of crashes: if this thread crashed because it looked at its
+/// stack for capture_threads() (in code whose unwind tables are wrong), goes on
+/// there, and the crash has not been; else returns.
+void escape_capture();
+
 } // namespace weft::mesh
