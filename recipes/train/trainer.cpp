@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <limits>
 
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
@@ -222,6 +223,9 @@ StepMetrics Trainer::train_step(int64_t step) {
   metrics.skipped = !is_finite_;
   if (metrics.skipped) {
     skip_or_stop(step, losses);
+    if (std::isfinite(metrics.loss)) { // so it is the norm, maybe of others
+      metrics.grad_norm = std::numeric_limits<double>::quiet_NaN();
+    }
   } else {
     non_finite_.on_finite();
     skip_note_.clear();
