@@ -55,15 +55,16 @@ std::vector<StateTensor> replicated_tensors(TrainJob& job) {
       add(item.name, item.tensor);
     }
   }
+  if (job.average && job.average->has_begun()) {
+    for (const auto& [name, tensor] : job.average->state_dict(job.mesh)) {
+      add("the average of " + name, tensor);
+    }
+  }
+  // Last: it comes with the first update, and what was there keeps its place.
   for (const auto& item : parameters) {
     if (const auto* state = adamw_state(*job.optimizer, item.tensor)) {
       add("exp_avg of " + item.name, state->exp_avg());
       add("exp_avg_sq of " + item.name, state->exp_avg_sq());
-    }
-  }
-  if (job.average && job.average->has_begun()) {
-    for (const auto& [name, tensor] : job.average->state_dict(job.mesh)) {
-      add("the average of " + name, tensor);
     }
   }
   return result;
