@@ -65,6 +65,10 @@ std::optional<WorkerExit> root_cause(const Outcome& outcome) {
   });
 }
 
+int code_of_request(int signal) {
+  return signal == SIGUSR1 ? kPreempted : 128 + signal;
+}
+
 int exit_code(const Outcome& outcome) {
   if (outcome.requested_signal == 0) {
     const auto cause = root_cause(outcome);
@@ -75,7 +79,7 @@ int exit_code(const Outcome& outcome) {
                      std::ranges::all_of(exits, [&](const WorkerExit& exit) {
                        return exit.code == exits.front().code;
                      });
-  return alike ? exits.front().code : 128 + outcome.requested_signal;
+  return alike ? exits.front().code : code_of_request(outcome.requested_signal);
 }
 
 } // namespace weft::launcher

@@ -79,9 +79,13 @@ std::optional<WorkerExit> root_cause(const Outcome& outcome);
 /// Whether it is another failure's consequence.
 bool lost_a_peer(const WorkerExit& exit);
 
+/// 128 + a signal that ended the run; 143 for SIGUSR1, which asks for the same
+/// as SIGTERM.
+int code_of_request(int signal);
+
 /// The launcher's exit code: 0 if all workers exited 0, else the root cause's
 /// code, 137 if it ran out of memory; after a signal from outside the code that
-/// all workers share, else 128 + that signal.
+/// all workers share, else code_of_request().
 int exit_code(const Outcome& outcome);
 
 } // namespace weft::launcher

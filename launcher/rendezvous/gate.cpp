@@ -7,8 +7,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include <fmt/format.h>
-
 #include "launcher/rendezvous/address.h"
 
 namespace weft::launcher {
@@ -19,7 +17,6 @@ using std::chrono::milliseconds;
 constexpr size_t kMostStrangers = 64;
 constexpr size_t kMostStreams = 16384;
 constexpr std::chrono::seconds kAnswerTime{2};
-constexpr std::chrono::seconds kBetweenNotes{10};
 /// At most so many at a time: the loop has other work, too.
 constexpr int kAccepts = 32;
 constexpr milliseconds kStoreRetry{5};
@@ -53,7 +50,7 @@ Gate::Gate(
       control_key_(control_key(token)),
       job_(job),
       on_control_(std::move(on_control)),
-      say_(std::move(say)) {
+      refusals_(std::move(say)) {
   loop_.watch(listener_.get(), EPOLLIN, [this](uint32_t) { accept_some(); });
 }
 
@@ -85,7 +82,7 @@ void Gate::accept_some() {
 void Gate::greet(UniqueFd fd) {
   if (strangers_.size() >= kMostStrangers) {
     // Whoever knows the token answers at once, so the oldest does not.
-    turn_away(strangers_.begin(), "too many at once");
+    turn_away(strangers_.begin(), Refusal::kTooMany);
   }
   const Bits256 nonce = random_bits();
   const std::string challenge = make_challenge(nonce);
@@ -114,7 +111,7 @@ void Gate::hear(const std::list<Stranger>::iterator& stranger) {
       judge(stranger);
     }
   } else if (size == 0 || (errno != EAGAIN && errno != EINTR)) {
-    turn_away(stranger, "no answer");
+    turn_away(stranger, Refusal::kNoAnswer);
   }
 }
 
@@ -122,17 +119,17 @@ void Gate::judge(const std::list<Stranger>::iterator& stranger) {
   const std::string answer = stranger->incoming;
   Claim claim;
   if (!read_answer(answer, claim)) {
-    turn_away(stranger, "no weftrun");
+    turn_away(stranger, Refusal::kNoWeftrun);
     return;
   }
   const bool is_control = claim.role == Role::kControl;
   if (!is_control && claim.epoch != epoch_) {
-    turn_away(stranger, "of an earlier start");
+    turn_away(stranger, Refusal::kEarlierStart);
     return;
   }
   const Bits256& key = is_control ? control_key_ : epoch_key_;
   if (!is_proven(answer, stranger->challenge, view(key))) {
-    turn_away(stranger, "another token");
+    turn_away(stranger, Refusal::kOtherToken);
     return;
   }
   const bool is_ours = is_equal(view(claim.job), view(job_));
@@ -144,7 +141,7 @@ void Gate::judge(const std::list<Stranger>::iterator& stranger) {
   if (send(stranger->fd.get(), reply.data(), reply.size(), MSG_NOSIGNAL) !=
           static_cast<ssize_t>(reply.size()) ||
       !is_ours) {
-    turn_away(stranger, "another run's id");
+    turn_away(stranger, Refusal::kOtherJob);
     return;
   }
   loop_.forget(stranger->fd.get());
@@ -162,26 +159,11 @@ void Gate::judge(const std::list<Stranger>::iterator& stranger) {
 
 void Gate::turn_away(
     const std::list<Stranger>::iterator& stranger,
-    const char* why) {
+    Refusal why) {
   loop_.forget(stranger->fd.get());
   const std::string host = peer_address(stranger->fd.get()).host();
   strangers_.erase(stranger);
-  note_refusal(host, why);
-}
-
-void Gate::note_refusal(const std::string& host, const char* why) {
-  ++refusals_;
-  const auto now = Clock::now();
-  if (now >= next_note_) {
-    say_(fmt::format(
-        "weftrun: refused {} at the gate ({}){}\n",
-        host.empty() ? "somebody" : host,
-        why,
-        refusals_ > 1 ? fmt::format(", and {} others before", refusals_ - 1)
-                      : ""));
-    refusals_ = 0;
-    next_note_ = now + kBetweenNotes;
-  }
+  refusals_.note(host, why);
 }
 
 bool Gate::connect_store(Waiting& waiting) {
@@ -214,7 +196,7 @@ void Gate::connect_waiting() {
 void Gate::tick() {
   const auto now = Clock::now();
   while (!strangers_.empty() && strangers_.front().deadline <= now) {
-    turn_away(strangers_.begin(), "no answer in time");
+    turn_away(strangers_.begin(), Refusal::kLate);
   }
   connect_waiting();
   streams_.remove_if([](const Splice& stream) { return !stream.is_open(); });

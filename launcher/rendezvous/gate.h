@@ -10,6 +10,7 @@
 #include "launcher/rendezvous/event_loop.h"
 #include "launcher/rendezvous/handshake.h"
 #include "launcher/rendezvous/hosts.h"
+#include "launcher/rendezvous/refusals.h"
 #include "launcher/rendezvous/splice.h"
 
 namespace weft::launcher {
@@ -38,6 +39,8 @@ class Gate {
   void begin_epoch(uint64_t epoch, const Bits256& random);
   /// The store listens, or will soon, at this port of the loopback address.
   void serve_store(int port) { store_port_ = port; }
+  /// See Refusals.
+  const std::string& refused_host() const { return refusals_.likely_host(); }
   /// Ends what is late; to be called several times a second.
   void tick();
 
@@ -61,10 +64,7 @@ class Gate {
   void greet(UniqueFd fd);
   void hear(const std::list<Stranger>::iterator& stranger);
   void judge(const std::list<Stranger>::iterator& stranger);
-  void turn_away(
-      const std::list<Stranger>::iterator& stranger,
-      const char* why);
-  void note_refusal(const std::string& host, const char* why);
+  void turn_away(const std::list<Stranger>::iterator& stranger, Refusal why);
   void connect_waiting();
   bool connect_store(Waiting& waiting);
 
@@ -74,15 +74,13 @@ class Gate {
   const Bits256 control_key_;
   const Bits256 job_;
   OnControl on_control_;
-  Say say_;
+  Refusals refusals_;
   uint64_t epoch_ = 0;
   Bits256 epoch_key_{};
   int store_port_ = 0;
   std::list<Stranger> strangers_;
   std::list<Waiting> waiting_;
   std::list<Splice> streams_;
-  int64_t refusals_ = 0;
-  Clock::time_point next_note_{};
 };
 
 } // namespace weft::launcher

@@ -101,16 +101,18 @@ void Hub::say_who_is_missing() {
     return;
   }
   if (now - gathering_since_ >= options_.hosts.join_timeout) {
+    const std::string& refused = gate_.refused_host();
     announce(
         {.code = kPeerLost,
          .line = fmt::format(
              "ERROR {} rank=0 op=launch {} of {} hosts came within {} s "
-             "(--rdzv-conf join_timeout). Start weftrun on the others, with "
+             "(--rdzv-conf join_timeout){}. Start weftrun on the others, with "
              "the same --rdzv-endpoint, --rdzv-id and token.",
              kPeerLost,
              there,
              count,
-             options_.hosts.join_timeout.count() / 1000.0),
+             options_.hosts.join_timeout.count() / 1000.0,
+             refused.empty() ? "" : "; refused was " + refused),
          .note = "",
          .restart_after = std::nullopt});
   } else if (now >= next_note_) {
@@ -225,7 +227,7 @@ void Hub::hear(Member& member, const json& message) {
   } else if (type == "failed") {
     fail(member, milliseconds(0));
   } else if (type == "signal") {
-    const int signal = int_of(message, "signal", SIGTERM);
+    const int signal = int_of(message, "signal", SIGTERM, kSignals);
     if (phase_ == Phase::kRunning) {
       stop_all({.signal = signal, .requested = true}, &member);
     } else if (phase_ == Phase::kResting) {

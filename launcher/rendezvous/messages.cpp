@@ -1,5 +1,6 @@
 #include "launcher/rendezvous/messages.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "launcher/rendezvous/key.h"
@@ -9,11 +10,29 @@ namespace weft::launcher {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-int int_of(const json& message, const char* name, int otherwise) {
+namespace {
+
+constexpr Range kExitCodes{0, 255};
+/// More is no time that a weftrun would mean.
+constexpr Range kMilliseconds{0, 24 * 60 * 60 * 1000};
+
+/// A failure has a line that says so, whatever was sent.
+std::string error_line(int code, const std::string& line) {
+  return code == 0 || line.starts_with("ERROR ")
+             ? line
+             : fmt::format("ERROR {} rank=0 op=launch failed", code);
+}
+
+} // namespace
+
+int int_of(const json& message, const char* name, int otherwise, Range range) {
   const auto found = message.find(name);
-  return found != message.end() && found->is_number_integer()
-             ? found->get<int>()
-             : otherwise;
+  if (found == message.end() || !found->is_number_integer()) {
+    return otherwise;
+  }
+  const auto value = found->get<int64_t>();
+  return value < range.least || value > range.most ? otherwise
+                                                   : static_cast<int>(value);
 }
 
 std::string text_of(const json& message, const char* name) {
@@ -34,12 +53,28 @@ json to_message(const HostEnd& end) {
 }
 
 HostEnd read_end(const json& message) {
-  return {
-      .code = int_of(message, "code", 0),
-      .signal = int_of(message, "signal", 0),
+  HostEnd end{
+      .code = int_of(message, "code", 1, kExitCodes),
+      .signal = int_of(message, "signal", 0, kSignals),
       .lost_peer = int_of(message, "lost_peer", 0) != 0,
-      .age = milliseconds(int_of(message, "age_ms", 0)),
+      .age = milliseconds(int_of(message, "age_ms", 0, kMilliseconds)),
       .line = text_of(message, "line")};
+  end.line = error_line(end.code, end.line);
+  return end;
+}
+
+std::optional<Placement> read_placement(const json& message, int worker_count) {
+  constexpr Range kCounts{0, 1 << 24};
+  Placement place;
+  place.node_rank = int_of(message, "node", -1, kCounts);
+  place.node_count = int_of(message, "nodes", 0, kCounts);
+  place.first_rank = int_of(message, "first", -1, kCounts);
+  place.world_size = int_of(message, "world", 0, kCounts);
+  place.restart_count = int_of(message, "restarts", 0, kCounts);
+  const bool fits = place.node_rank > 0 && place.node_rank < place.node_count &&
+                    place.first_rank > 0 &&
+                    place.first_rank + worker_count <= place.world_size;
+  return fits ? std::optional(place) : std::nullopt;
 }
 
 json to_message(const Verdict& verdict) {
@@ -54,10 +89,10 @@ json to_message(const Verdict& verdict) {
 
 Verdict read_verdict(const json& message) {
   Verdict verdict;
-  verdict.code = int_of(message, "code", 2);
-  verdict.line = text_of(message, "line");
+  verdict.code = int_of(message, "code", 2, kExitCodes);
+  verdict.line = error_line(verdict.code, text_of(message, "line"));
   verdict.note = text_of(message, "note");
-  const int delay = int_of(message, "restart_ms", -1);
+  const int delay = int_of(message, "restart_ms", -1, kMilliseconds);
   if (delay >= 0) {
     verdict.restart_after = milliseconds(delay);
   }

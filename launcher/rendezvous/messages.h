@@ -1,5 +1,7 @@
 #pragma once
 
+#include <limits>
+#include <optional>
 #include <string>
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,14 +11,33 @@
 
 namespace weft::launcher {
 
-// What launchers tell each other over a Link. Fields that are missing or of
-// another type read as their defaults.
+// What launchers tell each other over a Link. Fields that are missing, of
+// another type or out of range read as their defaults.
 
-int int_of(const nlohmann::json& message, const char* name, int otherwise);
+struct Range {
+  int least;
+  int most;
+};
+constexpr Range kAnyInt{
+    std::numeric_limits<int>::min(),
+    std::numeric_limits<int>::max()};
+constexpr Range kSignals{1, 64};
+
+int int_of(
+    const nlohmann::json& message,
+    const char* name,
+    int otherwise,
+    Range range = kAnyInt);
 std::string text_of(const nlohmann::json& message, const char* name);
 
 nlohmann::json to_message(const HostEnd& end);
 HostEnd read_end(const nlohmann::json& message);
+/// A host's place among the others, without ports and addresses; nothing if
+/// its ranks would not fit in.
+std::optional<Placement> read_placement(
+    const nlohmann::json& message,
+    int worker_count);
+
 nlohmann::json to_message(const Verdict& verdict);
 Verdict read_verdict(const nlohmann::json& message);
 

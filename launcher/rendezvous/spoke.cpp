@@ -195,7 +195,7 @@ void Spoke::hear(const json& message) {
     start(message);
   } else if (type == "stop") {
     order_ = {
-        .signal = int_of(message, "signal", SIGTERM),
+        .signal = int_of(message, "signal", SIGTERM, kSignals),
         .requested = int_of(message, "requested", 0) != 0};
   } else if (type == "verdict") {
     verdict_ = read_verdict(message);
@@ -204,25 +204,21 @@ void Spoke::hear(const json& message) {
 }
 
 void Spoke::start(const json& message) {
-  Claim claim;
-  claim.role = Role::kStream;
-  claim.node = static_cast<uint32_t>(int_of(message, "node", 0));
-  claim.epoch = static_cast<uint64_t>(int_of(message, "epoch", 0));
-  claim.job = job_;
   Bits256 random{};
-  if (!from_hex(text_of(message, "random"), random)) {
+  const auto placed = read_placement(message, options_.worker_count);
+  if (!placed || !from_hex(text_of(message, "random"), random)) {
     give_up(2, "host 0 sent a start that this weftrun does not understand.");
     return;
   }
+  Claim claim;
+  claim.role = Role::kStream;
+  claim.node = static_cast<uint32_t>(placed->node_rank);
+  claim.epoch = static_cast<uint64_t>(int_of(message, "epoch", 0));
+  claim.job = job_;
   order_.reset();
   forwarder_ = std::make_unique<Forwarder>(
       loop_, *gate_, claim, epoch_key(token_, job_, claim.epoch, random));
-  Placement place;
-  place.node_rank = int_of(message, "node", 0);
-  place.node_count = int_of(message, "nodes", 1);
-  place.first_rank = int_of(message, "first", 0);
-  place.world_size = int_of(message, "world", 1);
-  place.restart_count = int_of(message, "restarts", 0);
+  Placement place = *placed;
   place.master_port = forwarder_->port();
   place.bind_address = options_.hosts.local_addr.empty()
                            ? link_->own_host()

@@ -53,7 +53,7 @@ Verdict of_signal(const std::vector<HostReport>& reports, int signal) {
     return !is_lost(report) && report.end.code == reports.front().end.code;
   });
   Verdict verdict;
-  verdict.code = alike ? reports.front().end.code : 128 + signal;
+  verdict.code = alike ? reports.front().end.code : code_of_request(signal);
   for (const auto& report : reports) {
     if (verdict.line.empty() && report.end.code == verdict.code) {
       verdict.line = report.end.line;

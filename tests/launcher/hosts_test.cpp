@@ -93,6 +93,34 @@ TEST_F(SeveralHosts, ALostHostIsNamed) {
   }
 }
 
+TEST_F(SeveralHosts, HostZeroSaysAtOnceWhoHasAnotherTokenAndGoesOnWaiting) {
+  const auto first = host(0, "echo $RANK");
+  const auto begun = std::chrono::steady_clock::now();
+  const auto other = host(1, "true", {"--token-file=" + token("other", 'b')});
+  first->wait_for("another token");
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(2));
+  EXPECT_EQ(other->wait(), 2); // after three tries
+  const auto friendly = host(1, "echo $RANK");
+  EXPECT_EQ(first->wait(), 0);
+  EXPECT_EQ(first->output(), "0\n");
+  EXPECT_EQ(
+      first->error(),
+      "weftrun: refused at the gate: 127.0.0.1 (another token). If it belongs "
+      "to this run, copy host 0's --token-file to it and start weftrun there "
+      "again\n");
+}
+
+TEST_F(SeveralHosts, WhoWaitsInVainNamesWhomItRefused) {
+  const auto first = host(0, "true", {"--rdzv-conf=join_timeout=2"});
+  const auto other = host(1, "true", {"--token-file=" + token("other", 'b')});
+  EXPECT_EQ(other->wait(), 2);
+  EXPECT_EQ(first->wait(), 150);
+  EXPECT_THAT(
+      first->last_error_line(),
+      HasSubstr("1 of 2 hosts came within 2 s (--rdzv-conf join_timeout); "
+                "refused was 127.0.0.1 (another token). Start weftrun on"));
+}
+
 TEST_F(SeveralHosts, AWrongTokenIdOrCommandIsRefusedAtOnce) {
   const auto first = host(0, "echo never");
   const auto other = host(1, "true", {"--token-file=" + token("other", 'b')});

@@ -60,6 +60,14 @@ TEST(PassedOn, WhoTakesItAsARequestToEndHasTimeAndIsNotRestarted) {
       StartsWith("ERROR 143 rank=0 op=launch stopped by signal 10 (SIGUSR1)"));
 }
 
+TEST(PassedOn, TheCodeSaysSoWhereOthersEndOtherwise) {
+  WeftrunProcess run(shell(
+      2, "trap 'sleep $RANK; exit $((143 - 143 * RANK))' USR1; " + kRest));
+  run.wait_for("ready", 2);
+  run.send(SIGUSR1);
+  EXPECT_EQ(run.wait(), 143);
+}
+
 TEST(PassedOn, AnotherFailureAfterItIsAFailure) {
   WeftrunProcess run(shell(2, "trap '[ $RANK = 0 ] || exit 3' USR1; " + kRest));
   run.wait_for("ready", 2);
