@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # scripts/fuzz.sh [SECONDS] [header|manifest|recipe|rendezvous]: libFuzzer on
 # what reads files and connections of others, under ASan and UBSan, in
-# build-fuzz/. SECONDS (60) of processor time for each target (all), and one JSON line each. What it finds
-# stays in build-fuzz/crashes/. Exit 1: it found something.
+# build-fuzz/. SECONDS (60) of processor time for each target (all), and one
+# JSON line each. What it finds stays in build-fuzz/crashes/. Exit 1: it found
+# something.
 step=fuzz
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -23,8 +24,11 @@ recipe=(recipes/config/{recipe,schema,schema_lifecycle,schema_model}.cpp
         recipes/config/{schema_parallel,schema_text,schema_train}.cpp
         recipes/config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
         mesh/error.cpp tests/fuzz/recipe_input.cpp)
-rendezvous=(launcher/rendezvous/{address,event_loop,gate,handshake,key}.cpp
-            launcher/rendezvous/{link,messages,splice}.cpp)
+rendezvous=(launcher/restarts.cpp launcher/rendezvous/{address,admission}.cpp
+            launcher/rendezvous/{dialer,event_loop,forwarder,gate}.cpp
+            launcher/rendezvous/{handshake,hub,key,link,messages}.cpp
+            launcher/rendezvous/{refusals,splice,spoke,verdict}.cpp
+            tests/fuzz/rendezvous_input.cpp)
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -DFMT_HEADER_ONLY
        '-DWEFT_VERSION="fuzz"' -I. -isystem "$torch/include"
        -isystem "$torch/include/torch/csrc/api/include"

@@ -579,6 +579,15 @@ def rendezvous_corpus():
     corpus.add("replayed-changed", b"\3" + bytes(90) + b"\1")
     corpus.add("frame", struct.pack("<I", 2) + b"{}" + bytes(32))
     corpus.add("frame-huge", struct.pack("<I", 2**32 - 1) + bytes(64))
+    corpus.add("end", b'join\n{"type":"end","code":3,"signal":0,"age_ms":5,'
+               b'"lost_peer":0,"line":"ERROR 3 rank=2 op=launch nan"}\n')
+    corpus.add("stops", b'join\n{"type":"failed"}\n{"type":"signal","signal":15}')
+    corpus.add("join", b'{"type":"join","host":"h","node":1,"nodes":2,'
+               b'"workers":2,"version":"fuzz","command":"00"}\n{"type":"ready"}')
+    corpus.add("start", b'{"type":"start","epoch":1,"random":"' + b"a" * 64 +
+               b'","node":1,"nodes":2,"first":2,"world":4,"restarts":0}\n'
+               b'{"type":"stop","signal":15,"requested":1}\n'
+               b'{"type":"verdict","code":1,"line":"x","restart_ms":1000}')
 
 
 header_corpus()
