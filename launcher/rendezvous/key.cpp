@@ -1,9 +1,13 @@
 #include "launcher/rendezvous/key.h"
 
+#include <dlfcn.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <openssl/opensslv.h>
 #include <sys/random.h>
+
+#include <fmt/format.h>
 
 #include "launcher/error.h"
 
@@ -22,6 +26,44 @@ void check(bool ok) {
   }
 }
 
+/// What is used of libcrypto. Loading it takes longer than all else that
+/// weftrun does before it starts its workers, and one host never needs it: it
+/// is loaded with the first digest.
+struct OpenSsl {
+  decltype(&::EVP_sha256) evp_sha256;
+  decltype(&::EVP_Digest) digest;
+  decltype(&::HMAC) hmac;
+  decltype(&::CRYPTO_memcmp) compare;
+};
+
+OpenSsl load_openssl() {
+  const std::string name =
+      fmt::format("libcrypto.so.{}", OPENSSL_SHLIB_VERSION);
+  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const auto find = [&]<typename F>(F& function, const char* symbol) {
+    function = library == nullptr ? nullptr
+                                  : reinterpret_cast<F>(dlsym(library, symbol));
+    if (function == nullptr) {
+      throw LaunchError(fmt::format(
+          "several hosts need {} of OpenSSL: {}. Install it (Debian: "
+          "libssl3).",
+          name,
+          dlerror()));
+    }
+  };
+  OpenSsl openssl{};
+  find(openssl.evp_sha256, "EVP_sha256");
+  find(openssl.digest, "EVP_Digest");
+  find(openssl.hmac, "HMAC");
+  find(openssl.compare, "CRYPTO_memcmp");
+  return openssl;
+}
+
+const OpenSsl& openssl() {
+  static const OpenSsl loaded = load_openssl();
+  return loaded;
+}
+
 } // namespace
 
 Bits256 random_bits() {
@@ -37,12 +79,12 @@ Bits256 sha256(std::string_view text) {
   Bits256 digest;
   unsigned int size = 0;
   check(
-      EVP_Digest(
+      openssl().digest(
           text.data(),
           text.size(),
           bytes(digest),
           &size,
-          EVP_sha256(),
+          openssl().evp_sha256(),
           nullptr) == 1);
   return digest;
 }
@@ -51,8 +93,8 @@ Bits256 hmac_sha256(std::string_view key, std::string_view text) {
   Bits256 digest;
   unsigned int size = 0;
   check(
-      HMAC(
-          EVP_sha256(),
+      openssl().hmac(
+          openssl().evp_sha256(),
           key.data(),
           static_cast<int>(key.size()),
           reinterpret_cast<const unsigned char*>(text.data()),
@@ -64,7 +106,7 @@ Bits256 hmac_sha256(std::string_view key, std::string_view text) {
 
 bool is_equal(std::string_view a, std::string_view b) {
   return a.size() == b.size() &&
-         CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+         openssl().compare(a.data(), b.data(), a.size()) == 0;
 }
 
 std::string to_hex(const Bits256& bits) {
