@@ -57,6 +57,13 @@ LogDir::LogDir(const Options& options) : worker_count_(options.worker_count) {
     }
   } else {
     parent = fs::absolute(options.log_dir);
+    std::error_code error;
+    if (fs::exists(parent, error) && !fs::is_directory(parent, error)) {
+      throw LaunchError(fmt::format(
+          "--log-dir {} is no folder. Name one, or leave the flag out: without "
+          "--redirects and --tee, nothing is kept then.",
+          options.log_dir));
+    }
     make_folders(parent);
   }
   std::string run_id = options.run_id;

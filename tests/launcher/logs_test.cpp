@@ -157,6 +157,13 @@ TEST(Logs, ATemporaryFolderGoesUnlessItHoldsLogs) {
   EXPECT_FALSE(fs::is_empty(folder.path()));
 }
 
+TEST(Logs, AFileIsNoFolderForThem) {
+  WeftrunProcess run(shell(1, "true", {"--log-dir=/dev/null"}));
+  EXPECT_EQ(run.wait(), 2);
+  EXPECT_THAT(run.error(), HasSubstr("--log-dir /dev/null is no folder."));
+  EXPECT_EQ(count(run.error(), "\n"), 1);
+}
+
 TEST(Logs, WorkersKeepTheirOwnUmask) {
   WeftrunProcess run(shell(1, "umask"));
   EXPECT_EQ(run.wait(), 0);
