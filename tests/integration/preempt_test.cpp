@@ -40,7 +40,10 @@ class PreemptTest : public ProcessTest {
   }
 
   /// The last step that the run did.
-  int64_t expect_preempted(Process& run, const std::string& output) const {
+  int64_t expect_preempted(
+      Process& run,
+      const std::string& output,
+      const std::string& who = "SIGTERM") const {
     EXPECT_EQ(run.wait(), 143) << run.output() << run.error();
     const auto step = static_cast<int64_t>(metrics(output).size());
     EXPECT_LT(step, kSteps);
@@ -52,7 +55,7 @@ class PreemptTest : public ProcessTest {
         AllOf(
             StartsWith("ERROR 143 rank="),
             HasSubstr(
-                "op=train SIGTERM: step " + std::to_string(step) +
+                "op=train " + who + ": step " + std::to_string(step) +
                 " is saved in " + output + "/checkpoints")));
     return step;
   }
@@ -93,7 +96,7 @@ TEST_F(PreemptTest, OneRankThatIsToldEndsAll) {
   const auto workers = workers_of(run.pid());
   ASSERT_TRUE(workers.contains(3));
   kill(workers.at(3).pid(), SIGTERM);
-  expect_preempted(run, "run");
+  expect_preempted(run, "run", "SIGTERM on rank 3");
 }
 
 // And asked twice it saves all the same.
