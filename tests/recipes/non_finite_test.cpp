@@ -131,11 +131,16 @@ class NonFiniteTest : public ::testing::Test {
   TempFolder folder_;
 };
 
+at::Tensor own_part(const at::Tensor& tensor) {
+  const auto* impl = dtensor::dtensor_impl(tensor);
+  return impl ? impl->local() : tensor;
+}
+
 // `gradient` with another first element on this rank.
 at::Tensor with_value(const at::Tensor& gradient, double value) {
   const at::NoGradGuard no_grad;
   const auto* impl = dtensor::dtensor_impl(gradient);
-  auto local = (impl ? impl->local() : gradient).clone();
+  auto local = own_part(gradient).clone();
   local.view(-1)[0].fill_(value);
   return impl ? dtensor::make_dtensor(
                     local, impl->spec(), impl->sizes(), impl->strides())
@@ -299,7 +304,7 @@ TEST_F(NonFiniteTest, AResumedRunIsTheSameAcrossSkippedSteps) {
         auto to = state_dicts(second.job());
         for (auto& [part, dict] : to) {
           for (auto& [name, tensor] : dict) {
-            tensor.copy_(from.at(part).at(name));
+            own_part(tensor).copy_(own_part(from.at(part).at(name)));
           }
         }
         adopt_state(second.job(), to, one);

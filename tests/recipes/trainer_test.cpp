@@ -81,7 +81,7 @@ TEST_F(TrainerTest, AStopCutsAnEvaluationShortOnAllRanks) {
   for (int guilty = 0; guilty < 4; ++guilty) {
     test::run_ranks(4, [&](test::RankContext& self) {
       auto whole = recipe(2, 2);
-      whole.eval.batches = 4;
+      whole.train.micro_batch_size = 1; // four of them
       Trainer trainer(whole, self.world);
       int asked = 0;
       // Before each of the micro-batches, and at the end.
