@@ -451,6 +451,17 @@ std::optional<Verdict> find_circle(const std::vector<RankAnswer>& answers) {
   return Verdict{text + ". " + kSameCalls};
 }
 
+bool waits_alike(
+    const std::vector<RankAnswer>& answers,
+    int64_t rank,
+    int64_t other) {
+  const auto ours = waits_of(answers, answers[static_cast<size_t>(rank)]);
+  const auto theirs = waits_of(answers, answers[static_cast<size_t>(other)]);
+  return !ours.empty() && !theirs.empty() &&
+         ours.front().group->key == theirs.front().group->key &&
+         ours.front().entry->sequence == theirs.front().entry->sequence;
+}
+
 std::string describe_wait(
     const std::vector<RankAnswer>& answers,
     int64_t rank) {

@@ -8,10 +8,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "mesh/error.h"
-#include "mesh/failure.h"
 #include "mesh/watch/activity.h"
-#include "mesh/watch/peer_process.h"
+#include "mesh/watch/flight_files.h"
 
 namespace weft::mesh {
 namespace {
@@ -21,9 +19,8 @@ using std::chrono::nanoseconds;
 using WatchClock = std::chrono::steady_clock;
 
 constexpr milliseconds kGlance{100};
-constexpr auto kListenAtMost = std::chrono::hours(1);
-/// How long answers may take: of ranks that all wait, and after a failure,
-/// when one that does not answer may be the reason.
+/// How long answers may take: while ranks wait; and after a failure, when one
+/// that does not answer may be the reason.
 constexpr milliseconds kPatientLimit{1000};
 constexpr milliseconds kFailedLimit{400};
 /// Of two ranks that wait, the first asks first.
@@ -31,24 +28,11 @@ constexpr milliseconds kStagger{20};
 constexpr int64_t kMostStagger = 10;
 constexpr nanoseconds kLongestPause = std::chrono::seconds(10);
 constexpr size_t kEntriesTold = 16;
-/// Whoever reads answers reads none that is older.
-constexpr uint64_t kRoundsKept = 16;
 
-constexpr const char* kVerdictKey = "verdict";
-constexpr const char* kSeenKey = "seen";
-constexpr const char* kEndedKey = "ended";
 constexpr const char* kStalled = "stalled";
 constexpr const char* kFailed = "failed";
-constexpr const char* kLook = "look";
+constexpr const char* kVerdictRung = "verdict";
 constexpr const char* kBye = "bye";
-
-std::vector<uint8_t> bytes_from(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
-void name_this_thread(const char* name) {
-  pthread_setname_np(pthread_self(), name);
-}
 
 } // namespace
 
@@ -58,9 +42,8 @@ Watch::Watch(
     int64_t world_size,
     WatchOptions options)
     : rank_(rank),
-      world_size_(world_size),
       options_(std::move(options)),
-      store_(std::move(store)),
+      board_(std::move(store), rank, world_size),
       next_look_(options_.stall),
       next_warning_(options_.warn_after) {
   listener_ = std::thread([this] { listen(); });
@@ -81,32 +64,22 @@ Watch::~Watch() {
   try {
     let_others_hear();
     if (last.has_ended) {
-      store_->set(key("ended", 0, rank_), to_text(last));
-      store_->add(kEndedKey, 1);
+      board_.end(last);
     }
-    store_->set(key("ask", round, rank_), std::string(kBye));
+    board_.ring_self(round, kBye);
   } catch (const std::exception&) {
     // The store has gone, and the listener knows.
   }
   listener_.join();
 }
 
-/// No group has failed.
-bool Watch::is_sound() const {
-  return std::ranges::all_of(groups(), [](const auto& entry) {
-    const auto group = entry.second.lock();
-    return !group || group->failure().reason.empty();
-  });
-}
-
-/// Rank 0 takes the store with it.
+// Rank 0 takes the store with it.
 void Watch::let_others_hear() {
   if (rank_ != 0 || !verdict_) {
     return;
   }
   const auto deadline = WatchClock::now() + kFailedLimit;
-  while (store_->add(kSeenKey, 0) < world_size_ &&
-         WatchClock::now() < deadline) {
+  while (!board_.all_have_heard() && WatchClock::now() < deadline) {
     std::this_thread::sleep_for(milliseconds(2));
   }
 }
@@ -143,9 +116,7 @@ GroupFailure Watch::explain(const GroupFailure& failure) {
   return result;
 }
 
-std::string Watch::key(const char* what, uint64_t round, int64_t rank) const {
-  return detail::concat(what, "/", round, "/", rank);
-}
+// What this rank knows of itself.
 
 Watch::Groups Watch::groups() const {
   const std::lock_guard lock(mutex_);
@@ -171,43 +142,88 @@ RankSight Watch::sight() const {
   return result;
 }
 
+// No group has failed.
+bool Watch::is_sound() const {
+  return std::ranges::all_of(groups(), [](const auto& entry) {
+    const auto group = entry.second.lock();
+    return !group || group->failure().reason.empty();
+  });
+}
+
+nanoseconds Watch::longest_wait() const {
+  const int64_t now_ns = ledger_now_ns();
+  int64_t longest_ns = 0;
+  for (const auto& [key, weak] : groups()) {
+    if (const auto group = weak.lock()) {
+      const int64_t since_ns = group->ledger->waiting_since_ns();
+      longest_ns = std::max(longest_ns, since_ns > 0 ? now_ns - since_ns : 0);
+    }
+  }
+  return nanoseconds(longest_ns);
+}
+
+// Once: what comes after a failure is of no interest.
+void Watch::leave_record() {
+  const auto prefix = flight_record_prefix(options_.flight_record);
+  if (prefix.empty() || std::exchange(has_record_, true)) {
+    return;
+  }
+  std::vector<GroupRecord> records;
+  for (const auto& [key, weak] : groups()) {
+    if (const auto group = weak.lock()) {
+      const auto& members = group->backend->members();
+      records.push_back(
+          {.name = members.name,
+           .backend = std::string(group->backend->kind()),
+           .ranks = members.ranks,
+           .timeout = members.timeout,
+           .next_sequence = group->ledger->next_sequence(),
+           .entries = group->ledger->entries()});
+    }
+  }
+  try {
+    write_flight_record(records, rank_, prefix);
+  } catch (const std::exception& error) {
+    std::fprintf(
+        stderr,
+        "WARNING rank=%lld op=flight_record %s\n",
+        static_cast<long long>(rank_),
+        error.what());
+  }
+}
+
 // The listener.
 
 void Watch::listen() {
-  name_this_thread("weft_listen");
+  pthread_setname_np(pthread_self(), "weft_listen");
   try {
-    const auto store = store_->clone();
-    store->set(key("process", 0, rank_), own_process_text());
-    while (true) {
-      const auto round = [&] {
-        const std::lock_guard lock(mutex_);
-        return round_;
-      }();
-      const auto rung = key("ask", round, rank_);
-      store->wait({rung}, kListenAtMost);
-      const auto question = store->get_to_str(rung);
-      {
-        const std::lock_guard lock(mutex_);
-        if (is_over_) {
-          return;
-        }
-        // Before the answer: who has it may ask again.
-        ++round_;
-        answered_at_ = WatchClock::now();
+    auto board = board_.clone();
+    board.introduce();
+    for (uint64_t round = 0;; ++round) {
+      const auto question = board.await_question(round);
+      if (!begin_answer()) {
+        return;
       }
-      store->set(key("answer", round, rank_), to_text(sight()));
-      if (round >= kRoundsKept) {
-        store->deleteKey(key("ask", round - kRoundsKept, rank_));
-        store->deleteKey(key("answer", round - kRoundsKept, rank_));
+      board.answer(round, sight());
+      if (question != kStalled) {
+        leave_record();
       }
-      if (store->check({kVerdictKey})) {
-        take({store->get_to_str(kVerdictKey)});
-        store->add(kSeenKey, 1);
+      if (const auto verdict = board.verdict()) {
+        take(*verdict);
+        board.note_heard();
       }
     }
   } catch (const std::exception&) {
     // The store is gone, and whoever had it: nobody asks any more.
   }
+}
+
+// Counts before the answer: who has it may ask again. False at the end.
+bool Watch::begin_answer() {
+  const std::lock_guard lock(mutex_);
+  ++round_;
+  answered_at_ = WatchClock::now();
+  return !is_over_;
 }
 
 void Watch::take(const Verdict& verdict) {
@@ -226,8 +242,7 @@ void Watch::take(const Verdict& verdict) {
 // The one that looks.
 
 void Watch::look() {
-  name_this_thread("weft_watch");
-  const auto stagger = std::min(rank_, kMostStagger) * kStagger;
+  pthread_setname_np(pthread_self(), "weft_watch");
   Lock lock(mutex_);
   while (true) {
     changed_.wait_for(
@@ -242,40 +257,40 @@ void Watch::look() {
     lock.unlock();
     const auto waited = longest_wait();
     lock.lock();
-    if (waited < options_.stall) {
+    if (waited >= options_.stall) {
+      look_into(lock, waited);
+    } else {
       next_look_ = options_.stall;
       next_warning_ = options_.warn_after;
       circle_.clear();
-    } else if (!verdict_ && waited >= next_look_ + stagger) {
-      // Another's inquiry a moment ago has told that one enough.
-      if (WatchClock::now() - answered_at_ > options_.stall / 2) {
-        inquire(lock, kStalled);
-      }
-      next_look_ = waited + std::clamp<nanoseconds>(
-                                waited / 2, options_.stall, kLongestPause);
     }
   }
 }
 
-nanoseconds Watch::longest_wait() const {
-  const int64_t now_ns = ledger_now_ns();
-  int64_t longest_ns = 0;
-  for (const auto& [key, weak] : groups()) {
-    if (const auto group = weak.lock()) {
-      const int64_t since_ns = group->ledger->waiting_since_ns();
-      longest_ns = std::max(longest_ns, since_ns > 0 ? now_ns - since_ns : 0);
-    }
+void Watch::look_into(Lock& lock, nanoseconds waited) {
+  const auto stagger = std::min(rank_, kMostStagger) * kStagger;
+  if (verdict_ || waited < next_look_ + stagger) {
+    return;
   }
-  return nanoseconds(longest_ns);
+  // Another's inquiry a moment ago has told that one enough.
+  if (WatchClock::now() - answered_at_ > options_.stall / 2) {
+    inquire(lock, kStalled);
+  }
+  next_look_ = waited + std::clamp<nanoseconds>(
+                            waited / 2, options_.stall, kLongestPause);
 }
 
 void Watch::inquire(Lock& lock, const char* question) {
   const uint64_t wanted = wanted_;
+  asked_ = std::max(asked_, round_);
   lock.unlock();
   std::string whereabouts;
   try {
-    const auto answers =
-        ask(question, question == kFailed ? kFailedLimit : kPatientLimit);
+    if (!asking_) {
+      asking_ = board_.clone();
+    }
+    const auto answers = asking_->ask(
+        asked_, question, question == kFailed ? kFailedLimit : kPatientLimit);
     judge(answers);
     whereabouts = describe_wait(answers, rank_);
     warn(answers, whereabouts);
@@ -302,81 +317,10 @@ void Watch::judge(const std::vector<RankAnswer>& answers) {
     circle_ = text;
   }
   if (verdict) {
-    announce(*verdict);
+    take(asking_->leave_verdict(*verdict));
+    // All have counted the inquiry before.
+    asking_->ring(++asked_, kVerdictRung);
   }
-}
-
-std::vector<RankAnswer> Watch::ask(
-    const std::string& question,
-    milliseconds limit) {
-  if (!asking_) {
-    asking_ = store_->clone();
-  }
-  const auto round = ring(question);
-  std::vector<std::string> keys;
-  for (int64_t rank = 0; rank < world_size_; ++rank) {
-    keys.push_back(key("answer", round, rank));
-  }
-  bool all_came = true;
-  try {
-    asking_->wait(keys, limit);
-  } catch (const std::exception&) {
-    all_came = false;
-  }
-  const bool some_ended = asking_->add(kEndedKey, 0) > 0;
-  std::vector<RankAnswer> answers;
-  for (int64_t rank = 0; rank < world_size_; ++rank) {
-    const auto& from = keys[static_cast<size_t>(rank)];
-    // One that has ended may have answered just before.
-    const auto ended = key("ended", 0, rank);
-    if (some_ended && asking_->check({ended})) {
-      answers.push_back(came(ended));
-    } else {
-      answers.push_back(
-          all_came || asking_->check({from}) ? came(from) : absent(rank));
-    }
-  }
-  return answers;
-}
-
-RankAnswer Watch::came(const std::string& from) {
-  return {true, rank_sight_from(asking_->get_to_str(from)), {}};
-}
-
-/// Wakes all listeners; returns the number of the inquiry.
-uint64_t Watch::ring(const std::string& question) {
-  const auto round = [&] {
-    const std::lock_guard lock(mutex_);
-    return rung_ = std::max(round_, rung_);
-  }();
-  std::vector<std::string> keys;
-  for (int64_t rank = 0; rank < world_size_; ++rank) {
-    keys.push_back(key("ask", round, rank));
-  }
-  asking_->multiSet(keys, std::vector(keys.size(), bytes_from(question)));
-  return round;
-}
-
-RankAnswer Watch::absent(int64_t rank) {
-  RankAnswer answer;
-  answer.sight.rank = rank;
-  const auto process = key("process", 0, rank);
-  if (asking_->check({process})) {
-    answer.absence = peer_process_text(asking_->get_to_str(process));
-  }
-  return answer;
-}
-
-/// Tells all ranks; the first verdict of all counts.
-void Watch::announce(const Verdict& verdict) {
-  const auto first =
-      asking_->compareSet(kVerdictKey, {}, bytes_from(verdict.sentence));
-  {
-    const std::lock_guard lock(mutex_);
-    ++rung_;
-  }
-  ring(kLook);
-  take({std::string(first.begin(), first.end())});
 }
 
 void Watch::warn(
@@ -387,10 +331,10 @@ void Watch::warn(
     return;
   }
   next_warning_ = 2 * waited;
-  // One of those that wait is enough.
+  // One of those that wait for the same is enough.
   const auto is_first = std::ranges::none_of(answers, [&](const auto& answer) {
     return answer.sight.rank < rank_ && answer.came &&
-           describe_wait(answers, answer.sight.rank) == whereabouts;
+           waits_alike(answers, answer.sight.rank, rank_);
   });
   if (is_first) {
     std::fprintf(

@@ -1,0 +1,153 @@
+#include "mesh/watch/notice_board.h"
+
+#include <exception>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "mesh/error.h"
+#include "mesh/watch/peer_process.h"
+
+namespace weft::mesh {
+namespace {
+
+constexpr auto kListenAtMost = std::chrono::hours(24);
+/// Whoever reads answers reads none that is older.
+constexpr uint64_t kRoundsKept = 16;
+
+constexpr const char* kVerdict = "verdict";
+constexpr const char* kHeard = "heard";
+constexpr const char* kEnded = "ended";
+
+std::string process_key(int64_t rank) {
+  return detail::concat("process/", rank);
+}
+
+std::string ended_key(int64_t rank) {
+  return detail::concat("ended/", rank);
+}
+
+std::string question_key(uint64_t round, int64_t rank) {
+  return detail::concat("question/", round, "/", rank);
+}
+
+std::string answer_key(uint64_t round, int64_t rank) {
+  return detail::concat("answer/", round, "/", rank);
+}
+
+std::vector<uint8_t> bytes_from(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+} // namespace
+
+NoticeBoard::NoticeBoard(
+    c10::intrusive_ptr<c10d::Store> store,
+    int64_t rank,
+    int64_t world_size)
+    : store_(std::move(store)), rank_(rank), world_size_(world_size) {}
+
+NoticeBoard NoticeBoard::clone() const {
+  return {store_->clone(), rank_, world_size_};
+}
+
+void NoticeBoard::introduce() {
+  store_->set(process_key(rank_), own_process_text());
+}
+
+std::string NoticeBoard::await_question(uint64_t round) {
+  const auto key = question_key(round, rank_);
+  store_->wait({key}, kListenAtMost);
+  return store_->get_to_str(key);
+}
+
+void NoticeBoard::answer(uint64_t round, const RankSight& sight) {
+  store_->set(answer_key(round, rank_), to_text(sight));
+  if (round >= kRoundsKept) {
+    store_->deleteKey(question_key(round - kRoundsKept, rank_));
+    store_->deleteKey(answer_key(round - kRoundsKept, rank_));
+  }
+}
+
+std::vector<RankAnswer> NoticeBoard::ask(
+    uint64_t round,
+    const std::string& question,
+    std::chrono::milliseconds limit) {
+  ring(round, question);
+  std::vector<std::string> keys;
+  for (int64_t rank = 0; rank < world_size_; ++rank) {
+    keys.push_back(answer_key(round, rank));
+  }
+  bool all_came = true;
+  try {
+    store_->wait(keys, limit);
+  } catch (const std::exception&) {
+    all_came = false;
+  }
+  const bool some_ended = store_->add(kEnded, 0) > 0;
+  std::vector<RankAnswer> answers;
+  for (int64_t rank = 0; rank < world_size_; ++rank) {
+    const auto& key = keys[static_cast<size_t>(rank)];
+    // One that has ended may have answered just before.
+    if (some_ended && store_->check({ended_key(rank)})) {
+      answers.push_back(answer_at(ended_key(rank)));
+    } else {
+      answers.push_back(
+          all_came || store_->check({key}) ? answer_at(key) : absent(rank));
+    }
+  }
+  return answers;
+}
+
+void NoticeBoard::ring(uint64_t round, const std::string& question) {
+  std::vector<std::string> keys;
+  for (int64_t rank = 0; rank < world_size_; ++rank) {
+    keys.push_back(question_key(round, rank));
+  }
+  store_->multiSet(keys, std::vector(keys.size(), bytes_from(question)));
+}
+
+void NoticeBoard::ring_self(uint64_t round, const std::string& question) {
+  store_->set(question_key(round, rank_), question);
+}
+
+Verdict NoticeBoard::leave_verdict(const Verdict& verdict) {
+  const auto counts =
+      store_->compareSet(kVerdict, {}, bytes_from(verdict.sentence));
+  return {std::string(counts.begin(), counts.end())};
+}
+
+std::optional<Verdict> NoticeBoard::verdict() {
+  if (!store_->check({kVerdict})) {
+    return std::nullopt;
+  }
+  return Verdict{store_->get_to_str(kVerdict)};
+}
+
+void NoticeBoard::note_heard() {
+  store_->add(kHeard, 1);
+}
+
+bool NoticeBoard::all_have_heard() {
+  return store_->add(kHeard, 0) >= world_size_;
+}
+
+void NoticeBoard::end(const RankSight& last) {
+  store_->set(ended_key(rank_), to_text(last));
+  store_->add(kEnded, 1);
+}
+
+RankAnswer NoticeBoard::answer_at(const std::string& key) {
+  return {true, rank_sight_from(store_->get_to_str(key)), {}};
+}
+
+RankAnswer NoticeBoard::absent(int64_t rank) {
+  RankAnswer answer;
+  answer.sight.rank = rank;
+  if (store_->check({process_key(rank)})) {
+    answer.absence = peer_process_text(store_->get_to_str(process_key(rank)));
+  }
+  return answer;
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "mesh/watch/rank_sight.h"
+#include "mesh/watch/verdict.h"
+
+namespace c10d {
+class Store;
+} // namespace c10d
+
+namespace weft::mesh {
+
+/// Where ranks ask and answer each other: keys of the store. Inquiries have
+/// numbers, from 0, and each rank hears all of them in order. One thread at a
+/// time; a thread that waits in a board needs one of its own, over a clone of
+/// the store.
+/// Throws, in every method: std::exception if the store is gone.
+class NoticeBoard {
+ public:
+  NoticeBoard(
+      c10::intrusive_ptr<c10d::Store> store,
+      int64_t rank,
+      int64_t world_size);
+  /// The same board, for another thread.
+  NoticeBoard clone() const;
+
+  /// Says which process this rank is.
+  void introduce();
+
+  /// Blocks until somebody asks as number `round`; returns what.
+  std::string await_question(uint64_t round);
+  void answer(uint64_t round, const RankSight& sight);
+
+  /// Asks all ranks, this one too, as number `round`, and waits for answers,
+  /// at most `limit`. Answers are by rank.
+  std::vector<RankAnswer> ask(
+      uint64_t round,
+      const std::string& question,
+      std::chrono::milliseconds limit);
+  /// Wakes all listeners with a question.
+  void ring(uint64_t round, const std::string& question);
+  /// Wakes this rank's own.
+  void ring_self(uint64_t round, const std::string& question);
+
+  /// Leaves a verdict, unless there is one. Returns the one that counts.
+  Verdict leave_verdict(const Verdict& verdict);
+  std::optional<Verdict> verdict();
+  /// Counts a rank that knows the verdict.
+  void note_heard();
+  bool all_have_heard();
+
+  /// This rank has ended all it had to do, and answers no more.
+  void end(const RankSight& last);
+
+ private:
+  RankAnswer answer_at(const std::string& key);
+  RankAnswer absent(int64_t rank);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int64_t rank_;
+  int64_t world_size_;
+};
+
+} // namespace weft::mesh
