@@ -20,7 +20,7 @@ TEST(SlowWriter, IsNamedWithItsTimeAndTheOthers) {
       describe_slow_writer(
           {report_of(0.31, 100), report_of(0.3, 100), report_of(1.2, 100)}),
       "rank 2 is slow: it wrote its part of the checkpoint in 1.20 s, the "
-      "others in 0.30 s");
+      "others in 0.31 s");
   EXPECT_EQ(
       describe_slow_writer({report_of(2, 100), report_of(0.5, 100)}),
       "rank 0 is slow: it wrote its part of the checkpoint in 2.00 s, the "

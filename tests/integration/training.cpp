@@ -65,7 +65,7 @@ Trace train(const Recipe& recipe) {
         for (int64_t step = 0; step < recipe.train.steps; ++step) {
           own.losses.push_back(trainer.train_step(step).loss);
         }
-        own.eval_loss = trainer.evaluate();
+        own.eval_loss = trainer.evaluate().value();
         own.final = whole_parameters(trainer.job());
         const std::lock_guard lock(mutex);
         if (self.rank == 0) {
