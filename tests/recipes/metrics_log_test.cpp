@@ -88,6 +88,21 @@ TEST(MetricsLog, NonFiniteIsNull) {
   EXPECT_TRUE(line["grad_norm"].is_null());
 }
 
+TEST(MetricsLog, AnEvaluationIsAddedToTheLineThatLacksIt) {
+  StepMetrics metrics{.step = 3, .loss = 1.5, .skipped = true};
+  EXPECT_FALSE(lacks_evaluation(metrics_line(metrics)));
+  metrics.eval_cut = true;
+  const auto line = metrics_line(metrics);
+  EXPECT_TRUE(lacks_evaluation(line));
+  EXPECT_FALSE(lacks_evaluation("")) << "of a folder without one";
+  const auto whole = nlohmann::json::parse(with_evaluation(line, 0.25, 0.5));
+  EXPECT_FALSE(whole.contains("eval_cut"));
+  EXPECT_EQ(whole["eval_loss"], 0.25);
+  EXPECT_EQ(whole["ema_eval_loss"], 0.5);
+  EXPECT_EQ(whole["skipped"], true);
+  EXPECT_EQ(whole["step"], 3);
+}
+
 TEST(MetricsLog, StartsOver) {
   const TempFolder folder;
   const std::string path = folder.write("m.jsonl", "old\n");
