@@ -121,7 +121,7 @@ std::vector<Key> sentinel_keys() {
       {.path = "sentinel.straggler_every",
        .field = member<&Recipe::sentinel, &SentinelConfig::straggler_every>,
        .doc = "Compare how long ranks are busy each so many steps; one that is "
-              "slow four times in a row is named, with the phase. 0: never; on "
+              "slow in three of four is named, with the phase. 0: never; on "
               "the CPU only.",
        .unit = "steps",
        .range = between(0, kMostCount)},

@@ -56,6 +56,16 @@ void keep_last(auto& list, auto value, size_t most) {
   }
 }
 
+// One round may be spoiled, by the others' bad luck.
+bool is_persistent(const std::vector<double>& behind, double margin) {
+  constexpr double kSpoiled = 1.0 / 3;
+  return behind.size() == StragglerDetector::kRounds &&
+         *std::ranges::min_element(behind) > margin * kSpoiled &&
+         std::ranges::count_if(behind, [&](double each) {
+           return each > margin;
+         }) >= StragglerDetector::kRounds - 1;
+}
+
 double mean_of(const std::vector<PhaseMs>& rounds, size_t phase) {
   double sum = 0;
   for (const auto& round : rounds) {
@@ -102,11 +112,10 @@ std::vector<StragglerNews> StragglerDetector::add_round(
   std::vector<StragglerNews> news;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     auto& rank = ranks_[i];
-    const bool is_behind =
-        rank.behind.back() > (rank.is_slow ? margin / 2 : margin);
-    rank.slow_rounds = is_behind ? rank.slow_rounds + 1 : 0;
+    const bool is_behind = rank.behind.back() > margin / 2;
     rank.fast_rounds = is_behind ? 0 : rank.fast_rounds + 1;
-    if ((rank.is_slow ? rank.fast_rounds : rank.slow_rounds) >= kRounds) {
+    if (rank.is_slow ? rank.fast_rounds >= kRounds
+                     : is_persistent(rank.behind, margin)) {
       rank.is_slow = !rank.is_slow;
       news.push_back(describe(i));
     }

@@ -21,9 +21,9 @@ namespace weft::recipes {
 // round if its sum over the phases is more than a margin above the lower median
 // over the ranks (so of two the slower one, and of four two that are). The
 // margin is a tenth, and at least five times what a rank's distance to the mean
-// typically changes from one round to the next. A rank that is behind in four
-// rounds in a row is slow, and one that is not in four in a row is so no
-// longer.
+// typically changes from one round to the next. A rank that is behind in three
+// of four rounds, and by a third of the margin in the other, is slow; one that
+// is not by half of it in four in a row is so no longer.
 
 /// One rank is slow, or is so no longer.
 struct StragglerNews {
@@ -55,7 +55,6 @@ class StragglerDetector {
     std::vector<std::array<double, kPhases>> own;
     std::vector<std::array<double, kPhases>> others;
     double from_mean = 0;
-    int64_t slow_rounds = 0;
     int64_t fast_rounds = 0;
     bool is_slow = false;
   };
