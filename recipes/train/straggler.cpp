@@ -15,7 +15,7 @@ namespace {
 /// Of what the others need.
 constexpr double kLeastShare = 0.1;
 constexpr double kLeastMs = 0.5;
-constexpr double kNoiseFactor = 5;
+constexpr double kNoiseFactor = 6;
 constexpr size_t kMostChanges = 256;
 
 using PhaseMs = std::array<double, kPhases>;
@@ -58,7 +58,7 @@ void keep_last(auto& list, auto value, size_t most) {
 
 // One round may be spoiled, by the others' bad luck.
 bool is_persistent(const std::vector<double>& behind, double margin) {
-  constexpr double kSpoiled = 1.0 / 3;
+  constexpr double kSpoiled = 0.5;
   return behind.size() == StragglerDetector::kRounds &&
          *std::ranges::min_element(behind) > margin * kSpoiled &&
          std::ranges::count_if(behind, [&](double each) {
