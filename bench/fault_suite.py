@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""What is done to training runs on purpose, and what must come of it.
+
+bench/fault_suite.py [--only F1,F16,F18,...] [--runs N] [--seed 1] [--sample]
+                     [--bin build/bin] [--out FILE]
+
+  F1   kill -9 of a random rank at a random step, under --max-restarts: the
+       group restarts from its last checkpoint, and ends bit for bit as a run
+       that nobody disturbed
+  F20  SIGSTOP of a random rank: named while the others wait, and after
+       comm.timeout_s the group restarts
+
+Prints a table (fault, injection, expected, seen), the same as JSON to --out;
+exits 1 if anything is not as it must be. --sample does a little of each, for
+ctest. Needs `ninja -C build weft weftrun faulty_weft gloo_abort odd_collective
+mesh_test`.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+
+import fault_ranks
+from fault_runs import ROOT, Programs, write_inputs
+
+FAULTS = {"F1": fault_ranks.killed, "F20": fault_ranks.stopped}
+RUNS = {"F1": 200, "F20": 8}
+SAMPLE = {"F1": 2, "F20": 1}
+
+
+class Suite:
+    """What the faults share: programs, a folder, dice and how often."""
+
+    def __init__(self, options, folder):
+        self.folder, self.options = folder, options
+        self.sample = options.sample
+        self.programs = Programs(options.bin.resolve(), folder)
+
+    def rows(self, name):
+        counts = SAMPLE if self.sample else RUNS
+        self.dice = random.Random(f"{name}.{self.options.seed}")
+        self.runs = self.options.runs or counts.get(name, 1)
+        for row in FAULTS[name](self):
+            print(f"| {name} {row['fault']} | {row['injection']} | "
+                  f"{row['expected']} | {row['seen']} |"
+                  + ("" if row["ok"] else "  <- WRONG"), flush=True)
+            yield {"id": name, "seed": self.options.seed, **row}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(FAULTS))
+    parser.add_argument("--runs", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sample", action="store_true")
+    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin")
+    parser.add_argument("--out", type=pathlib.Path)
+    options = parser.parse_args()
+    names = options.only.split(",")
+    if unknown := [name for name in names if name not in FAULTS]:
+        parser.error(f"{unknown[0]} is none of {', '.join(FAULTS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    print("| fault | injection | expected | seen |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory(prefix="weft_faults_") as folder:
+        write_inputs(pathlib.Path(folder))
+        suite = Suite(options, pathlib.Path(folder))
+        rows = [row for name in names for row in suite.rows(name)]
+    if options.out:
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
