@@ -1,5 +1,6 @@
 #include "mesh/rendezvous.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -14,6 +15,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include <c10/util/Logging.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -156,9 +159,24 @@ void drop_inherited_listener(uint16_t port) {
   }
 }
 
+namespace {
+
+// Every run ends with one rank leaving before the others, and it takes the
+// store along: c10d has a warning and a backtrace for each thread that hears in
+// it. What fails is thrown besides. The variable is PyTorch's.
+void keep_c10d_quiet() {
+  constexpr int kErrors = 2; // 0: info, 1: warnings
+  if (!env::get("TORCH_CPP_LOG_LEVEL")) {
+    FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, kErrors);
+  }
+}
+
+} // namespace
+
 c10::intrusive_ptr<c10d::Store> connect_store(
     const JobEnvironment& job,
     std::chrono::milliseconds timeout) {
+  keep_c10d_quiet();
   const auto options = store_options(job, timeout);
   std::string prefix = "weft/";
   if (!job.job_key.empty()) {

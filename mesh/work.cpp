@@ -93,6 +93,7 @@ std::exception_ptr Work::State::translate(const std::exception& cause) const {
   auto failure = group->failure();
   if (failure.reason.empty()) {
     failure.reason = failure_reason(cause, group->backend->members().timeout);
+    failure.is_timeout = failure.reason.starts_with("Timed out");
     if (const auto watch = group->watch.lock()) {
       failure = watch->explain(failure);
     }

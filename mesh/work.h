@@ -20,6 +20,7 @@ struct GroupFailure {
   std::string reason;
   /// The ranks called different things: a DisagreementError.
   bool is_disagreement = false;
+  bool is_timeout = false;
 };
 
 /// What all copies of a Communicator and their Works share.

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <sstream>
 #include <utility>
 
-#include "mesh/communicator.h"
 #include "mesh/error.h"
-#include "mesh/failure.h"
+#include "mesh/watch/wording.h"
 
 namespace weft::mesh {
 namespace {
@@ -53,67 +51,6 @@ const LedgerEntry* longest_wait(const GroupSight& group) {
     }
   }
   return found;
-}
-
-std::string reduction_text(int64_t argument) {
-  switch (static_cast<ReduceOp>(argument)) {
-    case ReduceOp::kSum:
-      return "";
-    case ReduceOp::kAvg:
-      return " to the average";
-    case ReduceOp::kMin:
-      return " to the minimum";
-    case ReduceOp::kMax:
-      return " to the maximum";
-    case ReduceOp::kProduct:
-      return " to the product";
-  }
-  return "";
-}
-
-std::string bytes_text(int64_t bytes) {
-  constexpr double kKibi = 1024;
-  std::ostringstream out;
-  out.precision(3);
-  const auto count = static_cast<double>(bytes);
-  if (count < kKibi) {
-    out << bytes << " bytes";
-  } else if (count < kKibi * kKibi) {
-    out << count / kKibi << " KiB";
-  } else {
-    out << count / (kKibi * kKibi) << " MiB";
-  }
-  return out.str();
-}
-
-std::string shape_text(const LedgerEntry& entry) {
-  std::ostringstream out;
-  out << "[";
-  for (size_t i = 0; i < entry.shape.size(); ++i) {
-    out << (i == 0 ? "" : ", ") << entry.shape[i];
-  }
-  out << "] " << c10::toString(entry.dtype);
-  return out.str();
-}
-
-/// "all_reduce #12 ("layers.0.wq" [2, 3] Float, 24 bytes)".
-std::string call_text(const LedgerEntry& entry) {
-  std::ostringstream out;
-  out << entry.op << " #" << entry.sequence;
-  if (entry.op.starts_with("broadcast")) {
-    out << " from rank " << entry.argument << " of the group";
-  } else if (entry.op.find("reduce") != std::string::npos) {
-    out << reduction_text(entry.argument);
-  }
-  if (entry.op == "barrier") {
-    return out.str() + (entry.name.empty() ? "" : " \"" + entry.name + "\"");
-  }
-  out << " (";
-  if (!entry.name.empty()) {
-    out << "\"" << entry.name << "\" ";
-  }
-  out << shape_text(entry) << ", " << bytes_text(entry.bytes) << ")";
-  return out.str();
 }
 
 std::string call_verb(const std::vector<int64_t>& ranks) {
@@ -271,13 +208,6 @@ std::vector<Wait> waits_of(
   return waits;
 }
 
-std::string seconds_text(int64_t nanoseconds) {
-  std::ostringstream out;
-  out.precision(3);
-  out << static_cast<double>(nanoseconds) * 1e-9 << " s";
-  return out.str();
-}
-
 /// What a rank does that another waits for.
 std::string doing_text(const RankAnswer& answer, const Wait& waited_for) {
   const auto& sight = answer.sight;
@@ -375,24 +305,6 @@ class CircleSearch {
 
 } // namespace
 
-std::string ranks_text(const std::vector<int64_t>& ranks) {
-  if (ranks.size() == 1) {
-    return detail::concat("rank ", ranks[0]);
-  }
-  const bool is_range =
-      ranks.size() > 2 &&
-      ranks.back() - ranks.front() + 1 == static_cast<int64_t>(ranks.size());
-  if (is_range) {
-    return detail::concat("ranks ", ranks.front(), " to ", ranks.back());
-  }
-  std::string text = "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    const char* before = i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ";
-    text += detail::concat(before, ranks[i]);
-  }
-  return text;
-}
-
 std::optional<Verdict> find_mismatch(const std::vector<RankAnswer>& answers) {
   for (const auto& [key, members] : members_by_group(answers)) {
     if (auto text = first_mismatch(members)) {
@@ -449,6 +361,17 @@ std::optional<Verdict> find_circle(const std::vector<RankAnswer>& answers) {
         next);
   }
   return Verdict{text + ". " + kSameCalls};
+}
+
+std::vector<int64_t> late_ranks(
+    const std::vector<RankAnswer>& answers,
+    int64_t rank) {
+  const auto waits = waits_of(answers, answers[static_cast<size_t>(rank)]);
+  auto late = waits.empty() ? std::vector<int64_t>() : waits.front().missing;
+  std::erase_if(late, [&](int64_t other) {
+    return !answers[static_cast<size_t>(other)].came;
+  });
+  return late;
 }
 
 bool waits_alike(

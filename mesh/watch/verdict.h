@@ -30,13 +30,15 @@ std::optional<Verdict> find_circle(const std::vector<RankAnswer>& answers);
 /// all_reduce #813 ... for rank 3, ...". Empty if it waits for nobody.
 std::string describe_wait(const std::vector<RankAnswer>& answers, int64_t rank);
 
+/// The ranks that answered but have not come to what `rank` waits for longest.
+std::vector<int64_t> late_ranks(
+    const std::vector<RankAnswer>& answers,
+    int64_t rank);
+
 /// Whether both wait in the same call: one of them is enough to say so.
 bool waits_alike(
     const std::vector<RankAnswer>& answers,
     int64_t rank,
     int64_t other);
-
-/// "rank 3", "ranks 0 to 2", "ranks 0, 2 and 5".
-std::string ranks_text(const std::vector<int64_t>& ranks);
 
 } // namespace weft::mesh

@@ -10,6 +10,7 @@
 
 #include "mesh/watch/activity.h"
 #include "mesh/watch/flight_files.h"
+#include "mesh/watch/stacks.h"
 
 namespace weft::mesh {
 namespace {
@@ -32,6 +33,7 @@ constexpr size_t kEntriesTold = 16;
 constexpr const char* kStalled = "stalled";
 constexpr const char* kFailed = "failed";
 constexpr const char* kVerdictRung = "verdict";
+constexpr const char* kStacks = "stacks";
 constexpr const char* kBye = "bye";
 
 } // namespace
@@ -101,6 +103,7 @@ void Watch::add(
 
 GroupFailure Watch::explain(const GroupFailure& failure) {
   Lock lock(mutex_);
+  wants_stacks_ = wants_stacks_ || failure.is_timeout;
   const uint64_t own = ++wanted_;
   changed_.notify_all();
   changed_.wait_for(lock, 3 * kFailedLimit, [&] {
@@ -208,6 +211,9 @@ void Watch::listen() {
       if (question != kStalled) {
         leave_record();
       }
+      if (question.starts_with(kStacks)) {
+        show_stacks(question);
+      }
       if (const auto verdict = board.verdict()) {
         take(*verdict);
         board.note_heard();
@@ -215,6 +221,18 @@ void Watch::listen() {
     }
   } catch (const std::exception&) {
     // The store is gone, and whoever had it: nobody asks any more.
+  }
+}
+
+void Watch::show_stacks(const std::string& question) {
+  const auto own = " " + std::to_string(rank_) + " ";
+  if (question.find(own) != std::string::npos &&
+      !std::exchange(has_shown_stacks_, true)) {
+    std::fprintf(
+        stderr,
+        "rank=%lld is waited for in vain; its threads:\n%s",
+        static_cast<long long>(rank_),
+        thread_stacks().c_str());
   }
 }
 
@@ -292,6 +310,7 @@ void Watch::inquire(Lock& lock, const char* question) {
     const auto answers = asking_->ask(
         asked_, question, question == kFailed ? kFailedLimit : kPatientLimit);
     judge(answers);
+    ask_for_stacks(answers);
     whereabouts = describe_wait(answers, rank_);
     warn(answers, whereabouts);
   } catch (const std::exception&) {
@@ -320,6 +339,23 @@ void Watch::judge(const std::vector<RankAnswer>& answers) {
     take(asking_->leave_verdict(*verdict));
     // All have counted the inquiry before.
     asking_->ring(++asked_, kVerdictRung);
+  }
+}
+
+// Of ranks that live and were waited for in vain, once.
+void Watch::ask_for_stacks(const std::vector<RankAnswer>& answers) {
+  std::string question = kStacks;
+  {
+    const std::lock_guard lock(mutex_);
+    if (verdict_ || !std::exchange(wants_stacks_, false)) {
+      return;
+    }
+  }
+  for (const int64_t rank : late_ranks(answers, rank_)) {
+    question += " " + std::to_string(rank) + " ";
+  }
+  if (question != kStacks) {
+    asking_->ring(++asked_, question);
   }
 }
 

@@ -61,12 +61,14 @@ class Watch {
 
   void listen();
   bool begin_answer();
+  void show_stacks(const std::string& question);
   void take(const Verdict& verdict);
 
   void look();
   void look_into(Lock& lock, std::chrono::nanoseconds waited);
   void inquire(Lock& lock, const char* question);
   void judge(const std::vector<RankAnswer>& answers);
+  void ask_for_stacks(const std::vector<RankAnswer>& answers);
   void warn(
       const std::vector<RankAnswer>& answers,
       const std::string& whereabouts);
@@ -92,7 +94,12 @@ class Watch {
   std::optional<Verdict> verdict_;
   /// What the newest inquiry said of those that are waited for.
   std::string whereabouts_;
+  /// A thread in explain() has waited for its whole time.
+  bool wants_stacks_ = false;
+
+  // Used by the thread that listens alone.
   bool has_record_ = false;
+  bool has_shown_stacks_ = false;
 
   // Used by the thread that looks alone.
   std::optional<NoticeBoard> asking_;

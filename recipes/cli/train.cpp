@@ -47,6 +47,9 @@ void train(const TrainArguments& arguments) {
   validate(recipe, job.world_size);
   mesh::WorldOptions options;
   options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
+  if (!mesh::env::get("TORCH_FR_DUMP_TEMP_FILE")) {
+    options.watch.flight_record = recipe.output_dir + "/flight/rank_";
+  }
   if (recipe.device == "cuda") {
     mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
     options.backend = "nccl";

@@ -5,6 +5,7 @@
 #include "dtensor/dtype_support.h"
 #include "recipes/models/registry.h"
 #include "recipes/train/ddp_config.h"
+#include "recipes/train/preflight.h"
 #include "recipes/train/recompute.h"
 #include "tp/lora.h"
 
@@ -88,6 +89,7 @@ TrainJob make_train_job(
   TrainJob job;
   job.mesh = mesh;
   job.model = place_model(recipe, mesh, device.value_or(mesh.world().device()));
+  check_models_agree(*job.model, mesh.world());
   job.ddp = std::make_unique<ddp::DistributedDataParallel<Model>>(
       job.model, mesh["dp"], ddp_options(recipe));
   dtensor::materialize(

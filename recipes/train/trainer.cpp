@@ -13,11 +13,13 @@
 #include "mesh/device.h"
 #include "mesh/error.h"
 #include "mesh/ledger.h"
+#include "mesh/watch/activity.h"
 #include "recipes/data/staging.h"
 #include "recipes/models/registry.h"
 #include "recipes/train/loss.h"
 #include "recipes/train/lr_schedule.h"
 #include "recipes/train/planner_links.h"
+#include "recipes/train/preflight.h"
 #include "recipes/train/sentinel.h"
 
 namespace weft::recipes {
@@ -32,7 +34,6 @@ double milliseconds_since(Clock::time_point start) {
 
 // Fills in recipe.links, if they are to be measured.
 mesh::DeviceMesh make_mesh(Recipe& recipe, const mesh::World& world) {
-  world.check_agreement("recipe", to_yaml(recipe));
   auto mesh = mesh::DeviceMesh::create(
       world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
   settle_links(recipe, mesh);
@@ -42,8 +43,7 @@ mesh::DeviceMesh make_mesh(Recipe& recipe, const mesh::World& world) {
 BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
   // Row-major mesh: tp ranks of one replica are neighbours.
   auto loader = BatchLoader::open(recipe, world.rank() / recipe.mesh.tp);
-  world.check_agreement(
-      "data (names and sizes of the files)", loader.data().fingerprint_text());
+  check_runs_agree(recipe, loader.data().fingerprint_text(), world);
   return loader;
 }
 
@@ -184,7 +184,8 @@ void Trainer::check_weights(int64_t step) {
   }
 }
 
-Trainer::PhaseSpan Trainer::span(std::string_view phase) const {
+Trainer::PhaseSpan Trainer::span(const char* phase) const {
+  mesh::note_activity(phase, step_);
   return {
       tracer_ ? tracer_->span(phase) : TraceSpan(nullptr, phase),
       PhaseClock::Span(phase_clock_, phase)};
@@ -208,7 +209,7 @@ StepMetrics Trainer::train_step(int64_t step) {
     keeps_local_norms_ = true;
   }
   StepMetrics metrics;
-  metrics.step = step + 1;
+  metrics.step = step_ = step + 1;
   const auto losses = accumulate_gradients(step, metrics.data_ms);
   double own_loss = 0;
   for (const auto& each : losses) {

@@ -89,7 +89,8 @@ class Trainer {
     TraceSpan trace;
     PhaseClock::Span time;
   };
-  PhaseSpan span(std::string_view phase) const;
+  /// `phase` is a literal.
+  PhaseSpan span(const char* phase) const;
 
   Recipe recipe_;
   mesh::World world_;
@@ -97,6 +98,8 @@ class Trainer {
   std::string data_fingerprint_;
   TrainJob job_;
   const StepTracer* tracer_ = nullptr;
+  /// The one under way, from 1; 0 before the first.
+  int64_t step_ = 0;
   PhaseClock* phase_clock_ = nullptr;
   Sentinel* sentinel_ = nullptr;
   std::function<bool()> stop_is_asked_;

@@ -1,0 +1,93 @@
+// Ranks that do not fit together, or do not come: the real programs.
+
+#include <chrono>
+#include <csignal>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/integration/process_fixture.h"
+
+namespace weft::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class WatchedRunTest : public ProcessTest {
+ protected:
+  /// Each rank with settings of its own, from its RANK.
+  static Words by_rank(int ranks, const std::string& settings) {
+    return launched(
+        ranks,
+        {"sh", "-c", "exec \"$0\" train tiny.yaml " + settings, WEFT_WEFT});
+  }
+
+  void expect_disagreement(
+      const Words& words,
+      const std::string& field,
+      const std::string& first,
+      const std::string& other) const {
+    Process run(words, folder_);
+    EXPECT_EQ(run.wait(), 5) << run.error();
+    EXPECT_THAT(
+        run.last_error_line(),
+        HasSubstr(
+            "[agreement] " + field + ": rank 0 has '" + first +
+            "' vs rank 1 has '" + other + "'"));
+    EXPECT_FALSE(fs::exists(folder_ / "outputs/tiny/metrics.jsonl"));
+  }
+};
+
+TEST_F(WatchedRunTest, OtherRecipesAreNamedByKeyBeforeAnythingBegins) {
+  expect_disagreement(
+      by_rank(2, "optimizer.lr=0.0$((RANK + 1))"),
+      "recipe, optimizer.lr",
+      "0.01",
+      "0.02");
+  expect_disagreement(
+      by_rank(2, "mesh.dp=$((2 - RANK)) mesh.tp=$((1 + RANK))"),
+      "recipe, mesh.dp",
+      "2",
+      "1");
+}
+
+// A rank that hangs: who waits for it says which process, and that it is
+// stopped; nothing of the run is left behind.
+TEST_F(WatchedRunTest, AStoppedRankIsNamedAfterTheTimeout) {
+  auto words = launched(
+      4,
+      train(
+          {"mesh.dp=2",
+           "mesh.tp=2",
+           "train.steps=100000",
+           "comm.timeout_s=3",
+           "eval.every=0",
+           "checkpoint.every=0",
+           "output_dir=stopped"}));
+  Process run(words, folder_);
+  while (!fs::exists(folder_ / "stopped/metrics.jsonl") ||
+         lines_of(metrics_text("stopped")).size() < 2) {
+    ASSERT_FALSE(run.wait(std::chrono::seconds(0))) << run.error();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  auto workers = workers_of(run.pid());
+  const auto stopped = workers.at(3).pid();
+  kill(stopped, SIGSTOP);
+  EXPECT_EQ(run.wait(), 150) << run.error();
+  EXPECT_THAT(
+      run.last_error_line(),
+      AllOf(
+          HasSubstr("Timed out after 3 s"),
+          HasSubstr(
+              "rank 3 gives no sign of life (process " +
+              std::to_string(stopped) + " is stopped (SIGSTOP))")));
+  for (const auto& [rank, worker] : workers) {
+    EXPECT_TRUE(worker.ends_within(std::chrono::seconds(1))) << rank;
+  }
+  EXPECT_TRUE(fs::exists(folder_ / "stopped/flight/rank_0"));
+  EXPECT_TRUE(fs::exists(folder_ / "stopped/flight/rank0.json"));
+}
+
+} // namespace
+} // namespace weft::test
