@@ -30,6 +30,8 @@ constexpr int64_t kMostStagger = 10;
 constexpr nanoseconds kLongestPause = std::chrono::seconds(10);
 constexpr size_t kEntriesTold = 16;
 
+constexpr const char* kStoreIsGone = "Rank 0 has ended, and the store with it";
+
 constexpr const char* kStalled = "stalled";
 constexpr const char* kFailed = "failed";
 constexpr const char* kVerdictRung = "verdict";
@@ -107,7 +109,7 @@ GroupFailure Watch::explain(const GroupFailure& failure) {
   const uint64_t own = ++wanted_;
   changed_.notify_all();
   changed_.wait_for(lock, 3 * kFailedLimit, [&] {
-    return verdict_ || made_ >= own || is_over_;
+    return verdict_ || made_ >= own || is_over_ || store_is_gone_;
   });
   if (verdict_) {
     return {verdict_->sentence, true};
@@ -220,7 +222,11 @@ void Watch::listen() {
       }
     }
   } catch (const std::exception&) {
-    // The store is gone, and whoever had it: nobody asks any more.
+    // Nobody asks any more.
+    const std::lock_guard lock(mutex_);
+    store_is_gone_ = true;
+    whereabouts_ = kStoreIsGone;
+    changed_.notify_all();
   }
 }
 
@@ -261,11 +267,17 @@ void Watch::take(const Verdict& verdict) {
 
 void Watch::look() {
   pthread_setname_np(pthread_self(), "weft_watch");
+  try {
+    // Now: it would try for long once the store has gone.
+    asking_ = board_.clone();
+  } catch (const std::exception&) {
+    return; // The listener finds the same.
+  }
   Lock lock(mutex_);
   while (true) {
     changed_.wait_for(
         lock, kGlance, [&] { return is_over_ || wanted_ > made_; });
-    if (is_over_) {
+    if (is_over_ || store_is_gone_) {
       return;
     }
     if (wanted_ > made_) {
@@ -304,9 +316,6 @@ void Watch::inquire(Lock& lock, const char* question) {
   lock.unlock();
   std::string whereabouts;
   try {
-    if (!asking_) {
-      asking_ = board_.clone();
-    }
     const auto answers = asking_->ask(
         asked_, question, question == kFailed ? kFailedLimit : kPatientLimit);
     judge(answers);
@@ -314,7 +323,7 @@ void Watch::inquire(Lock& lock, const char* question) {
     whereabouts = describe_wait(answers, rank_);
     warn(answers, whereabouts);
   } catch (const std::exception&) {
-    whereabouts = "The store does not answer: rank 0 may have ended";
+    whereabouts = kStoreIsGone;
   }
   lock.lock();
   whereabouts_ = std::move(whereabouts);

@@ -84,6 +84,7 @@ class Watch {
   std::condition_variable changed_;
   Groups groups_;
   bool is_over_ = false;
+  bool store_is_gone_ = false;
   /// The inquiry that this rank answers next.
   uint64_t round_ = 0;
   /// When it last answered one.
