@@ -13,132 +13,136 @@ RESUMES = r"^(?:resumes from \S+: step (\d+),|starts from step (0))"
 MESHES = [(2, 2), (2, 2), (2, 1), (1, 2)]
 
 
-class Restarts:
-    """What came of runs that lost a rank and were started again."""
+class Hit:
+    """A run of which one rank is hit a random moment after a random step, and
+    what came of it; `figures` holds seconds since then."""
 
-    def __init__(self, suite):
-        self.suite, self.programs = suite, suite.programs
-        self.dice = suite.dice
-        self.wrong, self.alike, self.blamed = [], 0, 0
-        self.detected, self.restarted, self.stepped = [], [], []
-        self.lost = []
+    def __init__(self, suite, number, *changes):
+        self.programs = suite.programs
+        self.mesh = MESHES[number % len(MESHES)]
+        self.output = f"hit{number}"
+        self.rank = suite.dice.randrange(self.mesh[0] * self.mesh[1])
+        step, pause = suite.dice.randrange(1, STEPS), suite.dice.uniform(0, 0.03)
+        self.run = self.programs.train(self.mesh, self.output, *changes,
+                                       restarts=3)
+        self.run.await_line(rf"^step {step}/{STEPS} ")
+        time.sleep(pause)
+        self.process = self.run.workers().get(self.rank)
+        self.figures = {"mesh": "{}x{}".format(*self.mesh), "rank": self.rank,
+                        "step": step}
 
-    def at_some_step(self, mesh, number, *changes):
-        """A run, and the rank whose turn it is, a random moment after a random
-        step."""
-        run = self.programs.train(mesh, f"hit{number}", *changes, restarts=3)
-        step = self.dice.randrange(1, STEPS)
-        run.await_line(rf"^step {step}/{STEPS} ")
-        time.sleep(self.dice.uniform(0, 0.03))
-        return run, self.dice.randrange(mesh[0] * mesh[1])
+    def send(self, number):
+        os.kill(self.process, number)
+        self.hit_at = time.monotonic()
+        self.run.end(180)
 
-    def judge(self, mesh, number, run, hit_at, expected_error):
-        """After the run has ended: times since it was hit, and how it ended."""
+    def note(self, name, pattern):
+        """When, since the hit, a line said so."""
+        found = self.run.find(pattern, self.hit_at)
+        self.figures[name] = found and found[0] - self.hit_at
+
+    def judge(self):
+        """Restarted, from where, and whether it ended as it must."""
         problems = []
-        resumed = run.find(RESUMES, hit_at)
-        stepped = resumed and run.find(rf"^step \d+/{STEPS} ", resumed[0])
-        said = run.find(expected_error, hit_at)
-        self.blamed += said is not None
-        if not said:
-            problems.append("the wrong rank is blamed")
-        if not resumed or not stepped:
-            problems.append("no restart")
-        else:
+        resumed = self.run.find(RESUMES, self.hit_at)
+        stepped = resumed and self.run.find(rf"^step \d+/{STEPS} ", resumed[0])
+        if stepped:
             begun = int(resumed[1][1] or resumed[1][2])
-            self.restarted.append(resumed[0] - hit_at)
-            self.stepped.append(stepped[0] - hit_at)
-            self.lost.append(steps_done(run, resumed[0]) - begun)
-        if run.process.returncode != 0:
-            problems.append(f"exit {run.process.returncode}")
+            self.figures |= {
+                "resumed": resumed[0] - self.hit_at,
+                "stepped": stepped[0] - self.hit_at,
+                "lost": steps_done(self.run, resumed[0]) - begun}
         else:
-            problems += self.programs.differences(mesh, f"hit{number}")
-            self.alike += not problems
-        if problems:
-            self.wrong.append(f"run {number}: {', '.join(problems)}")
-            print(f"{self.wrong[-1]}\n{run.text()}", file=sys.stderr)
-        shutil.rmtree(run.folder / f"hit{number}", ignore_errors=True)
-
-    def summary(self):
-        return (f"first step again after {spread(self.stepped)}; "
-                f"{spread(self.lost, '')} steps lost")
+            problems.append("no restart")
+        if self.run.process.returncode != 0:
+            problems.append(f"exit {self.run.process.returncode}")
+        else:
+            problems += self.programs.differences(self.mesh, self.output)
+        self.figures["problems"] = problems
+        if problems or not self.figures["named"]:
+            print(f"{self.figures}\n{self.run.told()}", file=sys.stderr)
+        shutil.rmtree(self.run.folder / self.output, ignore_errors=True)
 
 
 def killed(suite):
     """F1"""
-    found, first_line, hits = Restarts(suite), [], 0
+    hits = []
     for number in range(suite.runs):
-        mesh = MESHES[number % len(MESHES)]
-        run, rank = found.at_some_step(mesh, number)
-        process = run.workers().get(rank)
-        if process is None:
-            run.end()
+        hit = Hit(suite, number)
+        if hit.process is None:
+            hit.run.end()
             continue  # it was over
-        os.kill(process, signal.SIGKILL)
-        hit_at, hits = time.monotonic(), hits + 1
-        run.end()
-        survivor = run.find(
-            rf"^ERROR 150 .*connection closed by rank {rank} of the world",
-            hit_at)
-        launcher = run.find(rf"^ERROR 137 rank={rank} op=launch worker killed "
-                            r"by signal 9 \(SIGKILL\) by somebody", hit_at)
-        first_line += [survivor[0] - hit_at] if survivor else []
-        found.detected += [launcher[0] - hit_at] if launcher else []
-        found.judge(mesh, number, run, hit_at,
-                    rf"^ERROR 137 rank={rank} op=launch worker killed by "
-                    r"signal 9")
-    yield row(
+        hit.send(signal.SIGKILL)
+        hit.note("survivor", r"^ERROR 150 .*connection closed by rank "
+                 rf"{hit.rank} of the world")
+        hit.note("named", rf"^ERROR 137 rank={hit.rank} op=launch worker killed "
+                 r"by signal 9 \(SIGKILL\) by somebody")
+        hit.judge()
+        hits.append(hit.figures)
+    yield summary_of_kills(hits)
+
+
+def summary_of_kills(hits):
+    alike = sum(not hit["problems"] for hit in hits)
+    named = sum(hit["named"] is not None for hit in hits)
+    return {**row(
         "a rank dies",
-        f"kill -9 of a random rank at a random step of {STEPS}, {hits} times on "
-        "2x2, 2x1 and 1x2, a save every 4 steps, --max-restarts 3",
+        f"kill -9 of a random rank at a random step of {STEPS}, {len(hits)} "
+        "times on 2x2, 2x1 and 1x2, a save every 4 steps, --max-restarts 3",
         "the group restarts; losses, tensors and state at the end are those of "
         "a run that nobody disturbed; weftrun names the rank",
-        f"{found.alike} of {hits} identical, {found.blamed} of {hits} named; "
-        f"a survivor's line after {spread(first_line)}, weftrun's (all ranks "
-        f"gone) after {spread(found.detected)}, loaded again after "
-        f"{spread(found.restarted)} (1 s of it is the pause), "
-        + found.summary(),
-        not found.wrong and hits > 0 and found.alike == hits)
+        f"{alike} of {len(hits)} identical, {named} of {len(hits)} named; a "
+        f"survivor's line after {spread(hits, 'survivor')}, weftrun's, all "
+        f"ranks gone, after {spread(hits, 'named')}, " + restart_text(hits),
+        hits and alike == named == len(hits)), "figures": hits}
+
+
+def restart_text(hits):
+    return (f"resumed after {spread(hits, 'resumed')} of which 1 s is a pause, "
+            f"first step after {spread(hits, 'stepped')}; steps lost "
+            f"{spread(hits, 'lost', '')}")
 
 
 def stopped(suite):
     """F20"""
     timeout = 3 if suite.sample else 20
-    found, warned, failed, gone, wrong_blame = Restarts(suite), [], [], [], 0
+    hits = []
     for number in range(suite.runs):
-        mesh = MESHES[number % len(MESHES)]
-        run, rank = found.at_some_step(mesh, number, f"comm.timeout_s={timeout}")
-        process = run.workers()[rank]
-        os.kill(process, signal.SIGSTOP)
-        hit_at = time.monotonic()
-        run.end(180)
-        sign = (rf"rank {rank} gives no sign of life \(process {process} is "
-                r"stopped \(SIGSTOP\)\)")
-        warning = run.find(rf"^WARNING rank=\d+ op=watch .*{sign}", hit_at)
-        error = run.find(rf"^ERROR 150 rank=\d+ op=train .*{sign}", hit_at)
-        restart = run.find(r"^weftrun: restart 1 of", hit_at)
-        warned += [warning[0] - hit_at] if warning else []
-        failed += [error[0] - hit_at] if error else []
-        gone += [restart[0] - hit_at] if restart else []
-        wrong_blame += blames_another(run, rank, hit_at)
-        found.judge(mesh, number, run, hit_at,
-                    rf"^ERROR 150 rank=\d+ op=train .*{sign}")
-    yield row(
+        hit = Hit(suite, number, f"comm.timeout_s={timeout}")
+        hit.send(signal.SIGSTOP)
+        sign = (rf"rank {hit.rank} gives no sign of life \(process "
+                rf"{hit.process} is stopped \(SIGSTOP\)\)")
+        hit.note("warned", rf"^WARNING rank=\d+ op=watch .*{sign}")
+        hit.note("named", rf"^ERROR 150 rank=\d+ op=train .*{sign}")
+        hit.note("gone", r"^weftrun: restart 1 of")
+        hit.figures["wrong_blame"] = blames_another(hit)
+        hit.judge()
+        hits.append(hit.figures)
+    yield summary_of_stops(hits, timeout, suite.sample)
+
+
+def summary_of_stops(hits, timeout, is_sample=False):
+    alike = sum(not hit["problems"] for hit in hits)
+    named, warned = (sum(hit[key] is not None for hit in hits)
+                     for key in ("named", "warned"))
+    wrong = sum(hit["wrong_blame"] for hit in hits)
+    return {**row(
         "a rank stops",
-        f"SIGSTOP of a random rank at a random step of {STEPS}, {suite.runs} "
+        f"SIGSTOP of a random rank at a random step of {STEPS}, {len(hits)} "
         f"times on 2x2, 2x1 and 1x2, comm.timeout_s {timeout}",
-        "named while the others wait and when the time is over; all ends, "
+        "named while the others wait, and when the time is over; all ends, "
         "restarts, and ends as it must; nobody else is blamed",
-        f"{found.alike} of {suite.runs} identical, {found.blamed} of "
-        f"{suite.runs} named, others blamed {wrong_blame}; WARNING after "
-        f"{spread(warned)}, ERROR after {spread(failed)}, all processes gone "
-        f"after {spread(gone)}, " + found.summary(),
-        not found.wrong and wrong_blame == 0
-        and (suite.sample or len(warned) == suite.runs))
+        f"{alike} of {len(hits)} identical, {named} of {len(hits)} named, "
+        f"others blamed {wrong}; WARNING after {spread(hits, 'warned')}, ERROR "
+        f"150 after {spread(hits, 'named')}, all processes gone after "
+        f"{spread(hits, 'gone')}, " + restart_text(hits),
+        alike == named == len(hits) and wrong == 0
+        and (is_sample or warned == len(hits))), "figures": hits}
 
 
-def blames_another(run, rank, hit_at):
+def blames_another(hit):
     """Lines that say of a rank that was not hit that it shows no life."""
     return sum(
-        int(other) != rank
-        for when, line in run.lines if when >= hit_at
+        int(other) != hit.rank
+        for when, line in hit.run.lines if when >= hit.hit_at
         for other in re.findall(r"rank (\d+) gives no sign of life", line))

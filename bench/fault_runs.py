@@ -45,6 +45,7 @@ class Run:
 
     def __init__(self, words, folder, **more):
         self.folder, self.lines = folder, []
+        self.began = time.monotonic()
         self.process = subprocess.Popen(
             [str(word) for word in words], cwd=folder, text=True,
             env=clean_environment(**more), stdin=subprocess.DEVNULL,
@@ -94,6 +95,12 @@ class Run:
 
     def text(self):
         return "\n".join(line for _, line in self.lines)
+
+    def told(self):
+        """What ranks and launcher said, without steps and c10d's remarks."""
+        return "\n".join(
+            f"{when - self.began:7.2f} {line[:400]}" for when, line in self.lines
+            if re.match("ERROR|WARNING|weftrun|  rank|  then|resumes", line))
 
     def last_error(self):
         said = [line for _, line in self.lines if line.startswith("ERROR ")]
@@ -166,7 +173,7 @@ def losses(output):
 
 def digests(output):
     """Of the files with tensors; and what the manifest says of the rest, but
-    for times and this run's folder."""
+    for times, this run's folder and how long it waits."""
     folder = output / "checkpoints" / f"step-{STEPS}"
     if not folder.exists():
         return None
@@ -176,8 +183,8 @@ def digests(output):
     for name in "created", "xxh3":
         del manifest[name]
     del manifest["layout"]["metrics_line"]
-    manifest["layout"]["recipe"] = manifest["layout"]["recipe"].replace(
-        f"output_dir: {output.name}\n", "")
+    manifest["layout"]["recipe"] = re.sub(
+        r"(output_dir|timeout_s): .*\n", "", manifest["layout"]["recipe"])
     return found, manifest
 
 
@@ -188,11 +195,13 @@ def steps_done(run, before):
     return steps[-1] if steps else 0
 
 
-def spread(values, unit=" s"):
+def spread(hits, name, unit=" s"):
+    """Median and most of a figure that not all of them need have."""
+    values = [hit[name] for hit in hits if hit.get(name) is not None]
     if not values:
         return "none"
-    return (f"{statistics.median(values):.2f}{unit} (at most "
-            f"{max(values):.2f}{unit})")
+    return (f"{statistics.median(values):.3g}{unit} (at most "
+            f"{max(values):.3g}{unit})")
 
 
 def row(fault, injection, expected, seen, good):

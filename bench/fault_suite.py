@@ -7,6 +7,9 @@ bench/fault_suite.py [--only F1,F16,F18,...] [--runs N] [--seed 1] [--sample]
   F1   kill -9 of a random rank at a random step, under --max-restarts: the
        group restarts from its last checkpoint, and ends bit for bit as a run
        that nobody disturbed
+  F18  collectives that do not fit: shape, dtype, op, reduction, order, root,
+       group; one is skipped, one called twice
+  F19  gloo's abort, without Weft's checks
   F20  SIGSTOP of a random rank: named while the others wait, and after
        comm.timeout_s the group restarts
 
@@ -24,12 +27,14 @@ import signal
 import sys
 import tempfile
 
+import fault_calls
 import fault_ranks
 from fault_runs import ROOT, Programs, write_inputs
 
-FAULTS = {"F1": fault_ranks.killed, "F20": fault_ranks.stopped}
-RUNS = {"F1": 200, "F20": 8}
-SAMPLE = {"F1": 2, "F20": 1}
+FAULTS = {"F1": fault_ranks.killed, "F18": fault_calls.mismatched,
+          "F19": fault_calls.gloo_abort, "F20": fault_ranks.stopped}
+RUNS = {"F1": 200, "F18": 3, "F19": 20, "F20": 8}
+SAMPLE = {"F1": 2, "F18": 1, "F19": 1, "F20": 1}
 
 
 class Suite:
