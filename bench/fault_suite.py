@@ -12,6 +12,7 @@ bench/fault_suite.py [--only F1,F16,F18,...] [--runs N] [--seed 1] [--sample]
   F19  gloo's abort, without Weft's checks
   F20  SIGSTOP of a random rank: named while the others wait, and after
        comm.timeout_s the group restarts
+  F24  addresses that accept and say nothing; hosts whose cable is cut (root)
 
 Prints a table (fault, injection, expected, seen), the same as JSON to --out;
 exits 1 if anything is not as it must be. --sample does a little of each, for
@@ -28,13 +29,15 @@ import sys
 import tempfile
 
 import fault_calls
+import fault_network
 import fault_ranks
 from fault_runs import ROOT, Programs, write_inputs
 
 FAULTS = {"F1": fault_ranks.killed, "F18": fault_calls.mismatched,
-          "F19": fault_calls.gloo_abort, "F20": fault_ranks.stopped}
-RUNS = {"F1": 200, "F18": 3, "F19": 20, "F20": 8}
-SAMPLE = {"F1": 2, "F18": 1, "F19": 1, "F20": 1}
+          "F19": fault_calls.gloo_abort, "F20": fault_ranks.stopped,
+          "F24": fault_network.partition}
+RUNS = {"F1": 200, "F18": 3, "F19": 20, "F20": 8, "F24": 3}
+SAMPLE = {"F1": 2, "F18": 1, "F19": 1, "F20": 1, "F24": 1}
 
 
 class Suite:
