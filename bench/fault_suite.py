@@ -7,17 +7,21 @@ bench/fault_suite.py [--only F1,F16,F18,...] [--runs N] [--seed 1] [--sample]
   F1   kill -9 of a random rank at a random step, under --max-restarts: the
        group restarts from its last checkpoint, and ends bit for bit as a run
        that nobody disturbed
+  F16  nan, inf, 1e38 in a gradient, policies stop and skip
+  F17  bits of weights flip (bench/bit_flips.py)
   F18  collectives that do not fit: shape, dtype, op, reduction, order, root,
        group; one is skipped, one called twice
   F19  gloo's abort, without Weft's checks
   F20  SIGSTOP of a random rank: named while the others wait, and after
        comm.timeout_s the group restarts
+  F21  a rank is slow (bench/stragglers.py)
   F24  addresses that accept and say nothing; hosts whose cable is cut (root)
+  F25  runs that are told to end (bench/end_signals.py)
 
 Prints a table (fault, injection, expected, seen), the same as JSON to --out;
 exits 1 if anything is not as it must be. --sample does a little of each, for
 ctest. Needs `ninja -C build weft weftrun faulty_weft gloo_abort odd_collective
-mesh_test`.
+integration_watch_bench`.
 """
 
 import argparse
@@ -30,14 +34,20 @@ import tempfile
 
 import fault_calls
 import fault_network
+import fault_numbers
 import fault_ranks
 from fault_runs import ROOT, Programs, write_inputs
 
-FAULTS = {"F1": fault_ranks.killed, "F18": fault_calls.mismatched,
-          "F19": fault_calls.gloo_abort, "F20": fault_ranks.stopped,
-          "F24": fault_network.partition}
-RUNS = {"F1": 200, "F18": 3, "F19": 20, "F20": 8, "F24": 3}
-SAMPLE = {"F1": 2, "F18": 1, "F19": 1, "F20": 1, "F24": 1}
+FAULTS = {
+    "F1": fault_ranks.killed, "F16": fault_numbers.not_finite,
+    "F17": fault_numbers.flipped, "F18": fault_calls.mismatched,
+    "F19": fault_calls.gloo_abort, "F20": fault_ranks.stopped,
+    "F21": fault_numbers.slowed, "F24": fault_network.partition,
+    "F25": fault_numbers.told_to_end}
+# How often each is done; of F17 flips, of F21 steps.
+RUNS = {"F1": 200, "F16": 1, "F17": 100, "F18": 3, "F19": 20, "F20": 8,
+        "F21": 80, "F24": 3, "F25": 10}
+SAMPLE = {"F1": 2, "F18": 1, "F19": 1, "F24": 1}
 
 
 class Suite:
@@ -61,14 +71,15 @@ class Suite:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default=",".join(FAULTS))
+    parser.add_argument("--only")
     parser.add_argument("--runs", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample", action="store_true")
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin")
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
-    names = options.only.split(",")
+    names = (options.only or ",".join(
+        SAMPLE if options.sample else FAULTS)).split(",")
     if unknown := [name for name in names if name not in FAULTS]:
         parser.error(f"{unknown[0]} is none of {', '.join(FAULTS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
