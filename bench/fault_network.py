@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -117,9 +118,35 @@ def partition(suite):
         print(*waits, sep="\n", file=sys.stderr)
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return
+    yield loopback_down(suite)
     for way, said in (("down", "ip link set down"),
                       ("lost", "each packet lost in silence, both ways")):
         yield from partitions_of_hosts(suite, way, said)
+
+
+def loopback_down(suite):
+    """One host whose loopback goes: ranks there share memory."""
+    programs, enter = suite.programs, ["nsenter", "-U", "-n", "-t"]
+    run = Run(
+        ["unshare", "-rn", "sh", "-c", 'ip link set lo up; exec "$@"', "sh",
+         *programs.launched(4, programs.weft, "train", "faults.yaml",
+                            "mesh.dp=2", "mesh.tp=2", "output_dir=alone",
+                            f"comm.timeout_s={PATIENCE}")], suite.folder)
+    run.await_line("^step 9/")
+    inside = [*enter, str(run.process.pid), "ip", "link"]
+    subprocess.run([*inside, "set", "lo", "down"], check=True)
+    is_down = "state DOWN" in subprocess.run(
+        [*inside, "show", "lo"], check=True, capture_output=True,
+        text=True).stdout
+    code = run.end(60)
+    problems = [] if code == 0 else [f"exit {code}: {run.last_error()}"]
+    problems = problems or programs.differences((2, 2), "alone")
+    return row(
+        "the loopback of one host",
+        "unshare -rn, ip link set lo down at step 9 of a run on 2x2",
+        "exit 150 in time, or, as its ranks share memory, an end as it must be",
+        ", ".join(problems) or "exit 0, bit for bit as undisturbed",
+        is_down and not problems)
 
 
 def partitions_of_hosts(suite, way, said):

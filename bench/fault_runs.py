@@ -70,6 +70,7 @@ class Run:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
         for reader in self.readers:
             reader.join(10)
         self.ended_at = time.monotonic()
