@@ -52,7 +52,11 @@ struct World::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
   // Says that this rank has ended before its groups hang up.
-  ~State() { watch.reset(); }
+  ~State() {
+    if (watch) {
+      watch->end();
+    }
+  }
 
   std::once_flag world_group_made;
   std::optional<Communicator> world_group;
@@ -61,7 +65,7 @@ struct World::State {
   bool is_nccl() const { return options.backend == "nccl"; }
   void begin_watch() {
     if (options.watch.enabled) {
-      watch = std::make_shared<Watch>(
+      watch = Watch::begin(
           c10::make_intrusive<c10d::PrefixStore>("watch", store),
           job.rank,
           job.world_size,

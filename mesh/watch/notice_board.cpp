@@ -55,6 +55,10 @@ void NoticeBoard::introduce() {
   store_->set(process_key(rank_), own_process_text());
 }
 
+std::string NoticeBoard::process_of(int64_t rank) {
+  return store_->get_to_str(process_key(rank));
+}
+
 std::string NoticeBoard::await_question(uint64_t round) {
   const auto key = question_key(round, rank_);
   store_->wait({key}, kListenAtMost);

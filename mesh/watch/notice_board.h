@@ -33,6 +33,8 @@ class NoticeBoard {
 
   /// Says which process this rank is.
   void introduce();
+  /// Blocks until that rank has said so.
+  std::string process_of(int64_t rank);
 
   /// Blocks until somebody asks as number `round`; returns what.
   std::string await_question(uint64_t round);

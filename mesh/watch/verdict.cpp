@@ -209,7 +209,11 @@ std::vector<Wait> waits_of(
 }
 
 /// What a rank does that another waits for.
-std::string doing_text(const RankAnswer& answer, const Wait& waited_for) {
+std::string doing_text(
+    const std::vector<RankAnswer>& answers,
+    int64_t rank,
+    const Wait& waited_for) {
+  const auto& answer = answers[static_cast<size_t>(rank)];
   const auto& sight = answer.sight;
   if (!answer.came) {
     return "gives no sign of life" +
@@ -219,11 +223,11 @@ std::string doing_text(const RankAnswer& answer, const Wait& waited_for) {
   if (!sight.activity.empty()) {
     text = "is in " + sight.activity;
   }
-  for (const auto& group : sight.groups) {
-    if (const auto* entry = longest_wait(group)) {
-      return text + (text.empty() ? "" : ", and ") + "waits in " +
-             call_text(*entry) + " of group \"" + group.name + "\"";
-    }
+  if (const auto own = waits_of(answers, answer); !own.empty()) {
+    const auto& wait = own.front();
+    return text + (text.empty() ? "" : ", and ") + "waits in " +
+           call_text(*wait.entry) + " of group \"" + wait.group->name + "\"" +
+           (wait.missing.empty() ? "" : " for " + ranks_text(wait.missing));
   }
   const auto* group = sight_of(answer, waited_for.group->key);
   if (!group) {
@@ -239,6 +243,24 @@ std::string doing_text(const RankAnswer& answer, const Wait& waited_for) {
                     (last->end_ns == 0 ? "is at " : "was last at ") +
                     call_text(*last)
               : text;
+}
+
+/// Those that are waited for, those that they wait for, and so on.
+std::vector<int64_t> chain_of(
+    const std::vector<RankAnswer>& answers,
+    const Wait& wait) {
+  auto chain = wait.missing;
+  for (size_t i = 0; i < chain.size(); ++i) {
+    const auto& next = answers[static_cast<size_t>(chain[i])];
+    for (const auto& further : waits_of(answers, next)) {
+      for (const int64_t rank : further.missing) {
+        if (std::ranges::find(chain, rank) == chain.end()) {
+          chain.push_back(rank);
+        }
+      }
+    }
+  }
+  return chain;
 }
 
 /// The members that wait for the same call as `wait`.
@@ -404,12 +426,9 @@ std::string describe_wait(
         wait.group->name,
         "\" for ",
         ranks_text(wait.missing));
-    for (const int64_t missing : wait.missing) {
-      text += detail::concat(
-          "; rank ",
-          missing,
-          " ",
-          doing_text(answers[static_cast<size_t>(missing)], wait));
+    for (const int64_t late : chain_of(answers, wait)) {
+      text +=
+          detail::concat("; rank ", late, " ", doing_text(answers, late, wait));
     }
     return text;
   }

@@ -10,6 +10,7 @@
 
 #include "mesh/watch/activity.h"
 #include "mesh/watch/flight_files.h"
+#include "mesh/watch/peer_process.h"
 #include "mesh/watch/stacks.h"
 
 namespace weft::mesh {
@@ -24,6 +25,8 @@ constexpr milliseconds kGlance{100};
 /// that does not answer may be the reason.
 constexpr milliseconds kPatientLimit{1000};
 constexpr milliseconds kFailedLimit{400};
+constexpr milliseconds kEndLimit{2000};
+constexpr int kThreads = 2;
 /// Of two ranks that wait, the first asks first.
 constexpr milliseconds kStagger{20};
 constexpr int64_t kMostStagger = 10;
@@ -40,41 +43,62 @@ constexpr const char* kBye = "bye";
 
 } // namespace
 
-Watch::Watch(
+std::shared_ptr<Watch> Watch::begin(
     c10::intrusive_ptr<c10d::Store> store,
     int64_t rank,
     int64_t world_size,
-    WatchOptions options)
-    : rank_(rank),
-      options_(std::move(options)),
-      board_(std::move(store), rank, world_size),
-      next_look_(options_.stall),
-      next_warning_(options_.warn_after) {
-  listener_ = std::thread([this] { listen(); });
-  looker_ = std::thread([this] { look(); });
+    WatchOptions options) {
+  auto watch = std::make_shared<Watch>(
+      NoticeBoard(std::move(store), rank, world_size),
+      rank,
+      std::move(options));
+  for (const auto body : {&Watch::listen, &Watch::look}) {
+    std::thread([watch, body] {
+      (*watch.*body)();
+      watch->note_thread_ended();
+    }).detach();
+  }
+  return watch;
 }
 
-Watch::~Watch() {
+Watch::Watch(NoticeBoard board, int64_t rank, WatchOptions options)
+    : rank_(rank),
+      options_(std::move(options)),
+      board_(std::move(board)),
+      next_look_(options_.stall),
+      next_warning_(options_.warn_after) {}
+
+void Watch::end() {
   auto last = sight();
   last.has_ended = std::uncaught_exceptions() == 0 && is_sound();
-  uint64_t round = 0;
-  {
+  Lock lock(mutex_);
+  last_ = std::move(last);
+  is_over_ = true;
+  changed_.notify_all();
+  changed_.wait_for(
+      lock, kEndLimit, [&] { return threads_ended_ == kThreads; });
+}
+
+void Watch::note_thread_ended() {
+  const std::lock_guard lock(mutex_);
+  ++threads_ended_;
+  changed_.notify_all();
+}
+
+void Watch::say_goodbye() {
+  const auto round = [&] {
     const std::lock_guard lock(mutex_);
-    is_over_ = true;
-    round = round_;
-    changed_.notify_all();
-  }
-  looker_.join();
+    return round_;
+  }();
   try {
     let_others_hear();
-    if (last.has_ended) {
-      board_.end(last);
+    if (last_.has_ended) {
+      asking_->end(last_);
     }
-    board_.ring_self(round, kBye);
+    asking_->ring_self(round, kBye);
   } catch (const std::exception&) {
     // The store has gone, and the listener knows.
   }
-  listener_.join();
 }
 
 // Rank 0 takes the store with it.
@@ -83,7 +107,7 @@ void Watch::let_others_hear() {
     return;
   }
   const auto deadline = WatchClock::now() + kFailedLimit;
-  while (!board_.all_have_heard() && WatchClock::now() < deadline) {
+  while (!asking_->all_have_heard() && WatchClock::now() < deadline) {
     std::this_thread::sleep_for(milliseconds(2));
   }
 }
@@ -115,10 +139,19 @@ GroupFailure Watch::explain(const GroupFailure& failure) {
     return {verdict_->sentence, true};
   }
   auto result = failure;
-  if (!whereabouts_.empty()) {
-    result.reason += ". " + whereabouts_;
+  const auto more =
+      made_ >= own || store_is_gone_ ? whereabouts_ : describe_keeper();
+  if (!more.empty()) {
+    result.reason += ". " + more;
   }
   return result;
+}
+
+// Nobody but the store could keep an inquiry so long.
+std::string Watch::describe_keeper() const {
+  const auto state = peer_process_text(keeper_);
+  return "Rank 0, which has the store, gives no sign of life" +
+         (state.empty() ? "" : " (" + state + ")");
 }
 
 // What this rank knows of itself.
@@ -270,6 +303,9 @@ void Watch::look() {
   try {
     // Now: it would try for long once the store has gone.
     asking_ = board_.clone();
+    auto keeper = asking_->process_of(0);
+    const std::lock_guard lock(mutex_);
+    keeper_ = std::move(keeper);
   } catch (const std::exception&) {
     return; // The listener finds the same.
   }
@@ -278,6 +314,8 @@ void Watch::look() {
     changed_.wait_for(
         lock, kGlance, [&] { return is_over_ || wanted_ > made_; });
     if (is_over_ || store_is_gone_) {
+      lock.unlock();
+      say_goodbye();
       return;
     }
     if (wanted_ > made_) {

@@ -32,15 +32,21 @@ namespace weft::mesh {
 /// Looks after one rank's groups. Thread-safe.
 class Watch {
  public:
-  Watch(
+  /// Its threads run until end().
+  static std::shared_ptr<Watch> begin(
       c10::intrusive_ptr<c10d::Store> store,
       int64_t rank,
       int64_t world_size,
       WatchOptions options);
-  /// Tells the others that this rank has ended, unless a group has failed.
-  ~Watch();
+  /// For begin().
+  Watch(NoticeBoard board, int64_t rank, WatchOptions options);
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
+
+  /// Tells the others that this rank has ended, unless a group has failed. A
+  /// store that does not answer is waited for two seconds, not longer: then
+  /// its threads are left to it.
+  void end();
 
   /// From now on `group`, which all its members know as `key`, is looked at.
   void add(const std::string& key, const std::shared_ptr<GroupState>& group);
@@ -55,6 +61,7 @@ class Watch {
 
   Groups groups() const;
   RankSight sight() const;
+  std::string describe_keeper() const;
   bool is_sound() const;
   std::chrono::nanoseconds longest_wait() const;
   void leave_record();
@@ -73,17 +80,22 @@ class Watch {
       const std::vector<RankAnswer>& answers,
       const std::string& whereabouts);
 
+  void say_goodbye();
   void let_others_hear();
+  void note_thread_ended();
 
   const int64_t rank_;
   const WatchOptions options_;
-  /// Of whoever destroys this.
-  NoticeBoard board_;
+  /// Cloned, never used.
+  const NoticeBoard board_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Groups groups_;
   bool is_over_ = false;
+  /// What to tell the others at the end.
+  RankSight last_;
+  int threads_ended_ = 0;
   bool store_is_gone_ = false;
   /// The inquiry that this rank answers next.
   uint64_t round_ = 0;
@@ -95,6 +107,8 @@ class Watch {
   std::optional<Verdict> verdict_;
   /// What the newest inquiry said of those that are waited for.
   std::string whereabouts_;
+  /// Who has the store: peer_process_text().
+  std::string keeper_;
   /// A thread in explain() has waited for its whole time.
   bool wants_stacks_ = false;
 
@@ -111,9 +125,6 @@ class Watch {
   std::chrono::nanoseconds next_warning_;
   /// A circle of waiting ranks seen by the inquiry before.
   std::string circle_;
-
-  std::thread listener_;
-  std::thread looker_;
 };
 
 } // namespace weft::mesh

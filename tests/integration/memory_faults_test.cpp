@@ -28,9 +28,15 @@ class FailedAllocation : public ProcessTest {
   /// The run in which rank 1's allocation number `fail_at` fails; 0: none does,
   /// and they are counted.
   Words run(long fail_at) const {
+    // The loader takes no path with a space in it.
+    const auto library = folder_ / "fail_allocation.so";
+    if (!fs::exists(library)) {
+      fs::create_symlink(WEFT_FAIL_ALLOCATION, library);
+    }
     const std::string script =
-        "if [ \"$RANK\" = 1 ]; then export LD_PRELOAD=\"" WEFT_FAIL_ALLOCATION
-        "\" " +
+        std::string(
+            "if [ \"$RANK\" = 1 ]; then export "
+            "LD_PRELOAD=./fail_allocation.so ") +
         (fail_at == 0 ? "WEFT_COUNT_FILE=count"
                       : "WEFT_FAIL_AT=" + std::to_string(fail_at)) +
         "; fi; exec \"" WEFT_WEFT

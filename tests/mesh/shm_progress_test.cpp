@@ -336,8 +336,8 @@ TEST(ShmProgress, APolledWorkEndsWhenAPeerGoes) {
   }
   EXPECT_TRUE(work.is_completed());
   EXPECT_THAT(
-      message_of_thrown<CommError>([&] { work.wait(); }),
-      HasSubstr("A peer is gone"));
+      message_of_thrown<DisagreementError>([&] { work.wait(); }),
+      HasSubstr("Rank 1 has ended, but rank 0 waits for it in all_reduce #0"));
   other.join();
 }
 

@@ -112,6 +112,22 @@ TEST(Verdict, ARankThatDoesNotAnswerIsNamed) {
   EXPECT_TRUE(late_ranks(answers, 0).empty());
 }
 
+// Rank 0 waits for 1, which waits for 2.
+TEST(Verdict, ChainsAreFollowedToTheirEnd) {
+  RankAnswer silent;
+  silent.sight.rank = 2;
+  const std::vector<RankAnswer> answers{
+      answer(0, {group("a", {0, 1}, {barrier(0, true)})}),
+      answer(
+          1, {group("a", {0, 1}, {}), group("b", {1, 2}, {barrier(4, true)})}),
+      silent};
+  EXPECT_EQ(
+      describe_wait(answers, 0),
+      "rank 0 has waited 20 s in barrier #0 of group \"a\" for rank 1; rank 1 "
+      "waits in barrier #4 of group \"b\" for rank 2; rank 2 gives no sign of "
+      "life");
+}
+
 TEST(Verdict, ARankThatHasEndedIsNotWaitedFor) {
   auto ended = answer(1, {group("w", {0, 1}, {barrier(6, false)})});
   ended.sight.has_ended = true;
