@@ -79,7 +79,9 @@ void StatisticsChannel::sum(const at::Tensor& statistics) {
     const auto own = header_of(statistics);
     agree(group_, &own);
   }
-  group_.all_reduce(statistics, mesh::ReduceOp::kSum, kSumName).wait();
+  // As a shadow sends it, which knows no shape.
+  group_.all_reduce(statistics.view({-1}), mesh::ReduceOp::kSum, kSumName)
+      .wait();
 }
 
 void StatisticsChannel::set_announcing(bool announces) {
