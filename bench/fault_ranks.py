@@ -46,13 +46,13 @@ class Hit:
         problems = []
         resumed = self.run.find(RESUMES, self.hit_at)
         stepped = resumed and self.run.find(rf"^step \d+/{STEPS} ", resumed[0])
-        if stepped:
-            begun = int(resumed[1][1] or resumed[1][2])
+        begun = resumed and int(resumed[1][1] or resumed[1][2])
+        if resumed:
             self.figures |= {
                 "resumed": resumed[0] - self.hit_at,
-                "stepped": stepped[0] - self.hit_at,
+                "stepped": stepped and stepped[0] - self.hit_at,
                 "lost": steps_done(self.run, resumed[0]) - begun}
-        else:
+        if not resumed or not (stepped or begun == STEPS):
             problems.append("no restart")
         if self.run.process.returncode != 0:
             problems.append(f"exit {self.run.process.returncode}")
@@ -109,6 +109,9 @@ def stopped(suite):
     hits = []
     for number in range(suite.runs):
         hit = Hit(suite, number, f"comm.timeout_s={timeout}")
+        if hit.process is None:
+            hit.run.end()
+            continue  # it was over
         hit.send(signal.SIGSTOP)
         sign = (rf"rank {hit.rank} gives no sign of life \(process "
                 rf"{hit.process} is stopped \(SIGSTOP\)\)")
