@@ -1,6 +1,7 @@
 // How buckets are reduced, and what replicas tell each other meanwhile.
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 #include <torch/torch.h>
@@ -179,8 +180,8 @@ void Reducer::reduce_pending_sums(size_t index) {
   bucket.fill(divisor(bucket));
   keep_local_norm(index);
   const auto& spec = *bucket.layout().pending;
-  const auto name = mesh::detail::concat(
-      "ddp bucket ", index, "/", buckets_.size(), " pending sums");
+  // Without its number: ranks that hold other parts have other buckets.
+  constexpr std::string_view name = "ddp bucket pending sums";
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     if (!spec.placement(i).is_partial()) {
       continue;
