@@ -1,5 +1,6 @@
 #include "mesh/watch/notice_board.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -12,6 +13,8 @@ namespace weft::mesh {
 namespace {
 
 constexpr auto kListenAtMost = std::chrono::hours(24);
+/// How often one that waits for answers looks whether they are still worth it.
+constexpr auto kGlance = std::chrono::milliseconds(100);
 /// Whoever reads answers reads none that is older.
 constexpr uint64_t kRoundsKept = 16;
 
@@ -76,18 +79,14 @@ void NoticeBoard::answer(uint64_t round, const RankSight& sight) {
 std::vector<RankAnswer> NoticeBoard::ask(
     uint64_t round,
     const std::string& question,
-    std::chrono::milliseconds limit) {
+    std::chrono::milliseconds limit,
+    const std::function<bool()>& is_urgent) {
   ring(round, question);
   std::vector<std::string> keys;
   for (int64_t rank = 0; rank < world_size_; ++rank) {
     keys.push_back(answer_key(round, rank));
   }
-  bool all_came = true;
-  try {
-    store_->wait(keys, limit);
-  } catch (const std::exception&) {
-    all_came = false;
-  }
+  const bool all_came = all_come(keys, limit, is_urgent);
   const bool some_ended = store_->add(kEnded, 0) > 0;
   std::vector<RankAnswer> answers;
   for (int64_t rank = 0; rank < world_size_; ++rank) {
@@ -132,13 +131,35 @@ void NoticeBoard::note_heard() {
   store_->add(kHeard, 1);
 }
 
-bool NoticeBoard::all_have_heard() {
-  return store_->add(kHeard, 0) >= world_size_;
+int64_t NoticeBoard::heard() {
+  return store_->add(kHeard, 0);
 }
 
 void NoticeBoard::end(const RankSight& last) {
   store_->set(ended_key(rank_), to_text(last));
   store_->add(kEnded, 1);
+}
+
+bool NoticeBoard::all_come(
+    const std::vector<std::string>& keys,
+    std::chrono::milliseconds limit,
+    const std::function<bool()>& is_urgent) {
+  using WaitClock = std::chrono::steady_clock;
+  const auto deadline = WaitClock::now() + limit;
+  while (true) {
+    const auto end = std::min(deadline, WaitClock::now() + kGlance);
+    try {
+      store_->wait(
+          keys,
+          std::chrono::ceil<std::chrono::milliseconds>(end - WaitClock::now()));
+      return true;
+    } catch (const std::exception&) {
+      // Before its time: the store is gone, as the next to use it will find.
+      if (WaitClock::now() < end || end == deadline || is_urgent()) {
+        return false;
+      }
+    }
+  }
 }
 
 RankAnswer NoticeBoard::answer_at(const std::string& key) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,6 +29,7 @@ class NoticeBoard {
       c10::intrusive_ptr<c10d::Store> store,
       int64_t rank,
       int64_t world_size);
+  int64_t world_size() const { return world_size_; }
   /// The same board, for another thread.
   NoticeBoard clone() const;
 
@@ -41,11 +43,13 @@ class NoticeBoard {
   void answer(uint64_t round, const RankSight& sight);
 
   /// Asks all ranks, this one too, as number `round`, and waits for answers,
-  /// at most `limit`. Answers are by rank.
+  /// at most `limit`, and about a tenth of a second once `is_urgent`. Answers
+  /// are by rank.
   std::vector<RankAnswer> ask(
       uint64_t round,
       const std::string& question,
-      std::chrono::milliseconds limit);
+      std::chrono::milliseconds limit,
+      const std::function<bool()>& is_urgent);
   /// Wakes all listeners with a question.
   void ring(uint64_t round, const std::string& question);
   /// Wakes this rank's own.
@@ -54,14 +58,19 @@ class NoticeBoard {
   /// Leaves a verdict, unless there is one. Returns the one that counts.
   Verdict leave_verdict(const Verdict& verdict);
   std::optional<Verdict> verdict();
-  /// Counts a rank that knows the verdict.
+  /// Counts a rank that knows why a collective has failed.
   void note_heard();
-  bool all_have_heard();
+  /// How many have been counted.
+  int64_t heard();
 
   /// This rank has ended all it had to do, and answers no more.
   void end(const RankSight& last);
 
  private:
+  bool all_come(
+      const std::vector<std::string>& keys,
+      std::chrono::milliseconds limit,
+      const std::function<bool()>& is_urgent);
   RankAnswer answer_at(const std::string& key);
   RankAnswer absent(int64_t rank);
 

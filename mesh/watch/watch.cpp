@@ -25,6 +25,9 @@ constexpr milliseconds kGlance{100};
 /// that does not answer may be the reason.
 constexpr milliseconds kPatientLimit{1000};
 constexpr milliseconds kFailedLimit{400};
+/// How long a thread whose collective has failed waits for the reason, the
+/// asking thread's last look and a busy machine included.
+constexpr milliseconds kExplainLimit{2000};
 constexpr milliseconds kEndLimit{2000};
 constexpr int kThreads = 2;
 /// Of two ranks that wait, the first asks first.
@@ -65,6 +68,7 @@ Watch::Watch(NoticeBoard board, int64_t rank, WatchOptions options)
     : rank_(rank),
       options_(std::move(options)),
       board_(std::move(board)),
+      audience_(board_.world_size()),
       next_look_(options_.stall),
       next_warning_(options_.warn_after) {}
 
@@ -101,14 +105,25 @@ void Watch::say_goodbye() {
   }
 }
 
-// Rank 0 takes the store with it.
+// Rank 0 takes the store with it, and others may be about to ask.
 void Watch::let_others_hear() {
-  if (rank_ != 0 || !verdict_) {
+  const bool has_failed = [&] {
+    const std::lock_guard lock(mutex_);
+    return verdict_ || made_ > 0;
+  }();
+  if (rank_ != 0 || !has_failed) {
     return;
   }
-  const auto deadline = WatchClock::now() + kFailedLimit;
-  while (!asking_->all_have_heard() && WatchClock::now() < deadline) {
+  const auto deadline = WatchClock::now() + kPatientLimit;
+  while (asking_->heard() < audience_ && WatchClock::now() < deadline) {
     std::this_thread::sleep_for(milliseconds(2));
+  }
+}
+
+// Counted once: it knows why a collective has failed.
+void Watch::note_heard(NoticeBoard& board) {
+  if (!has_heard_.exchange(true)) {
+    board.note_heard();
   }
 }
 
@@ -132,7 +147,7 @@ GroupFailure Watch::explain(const GroupFailure& failure) {
   wants_stacks_ = wants_stacks_ || failure.is_timeout;
   const uint64_t own = ++wanted_;
   changed_.notify_all();
-  changed_.wait_for(lock, 3 * kFailedLimit, [&] {
+  changed_.wait_for(lock, kExplainLimit, [&] {
     return verdict_ || made_ >= own || is_over_ || store_is_gone_;
   });
   if (verdict_) {
@@ -251,7 +266,7 @@ void Watch::listen() {
       }
       if (const auto verdict = board.verdict()) {
         take(*verdict);
-        board.note_heard();
+        note_heard(board);
       }
     }
   } catch (const std::exception&) {
@@ -355,11 +370,18 @@ void Watch::inquire(Lock& lock, const char* question) {
   std::string whereabouts;
   try {
     const auto answers = asking_->ask(
-        asked_, question, question == kFailed ? kFailedLimit : kPatientLimit);
+        asked_,
+        question,
+        question == kFailed ? kFailedLimit : kPatientLimit,
+        [&] { return question == kStalled && is_urgent(wanted); });
+    audience_ = std::ranges::count_if(answers, &RankAnswer::came);
     judge(answers);
     ask_for_stacks(answers);
     whereabouts = describe_wait(answers, rank_);
     warn(answers, whereabouts);
+    if (question == kFailed) {
+      note_heard(*asking_);
+    }
   } catch (const std::exception&) {
     whereabouts = kStoreIsGone;
   }
@@ -367,6 +389,12 @@ void Watch::inquire(Lock& lock, const char* question) {
   whereabouts_ = std::move(whereabouts);
   made_ = std::max(made_, wanted);
   changed_.notify_all();
+}
+
+// A thread waits in explain(), or the end has come.
+bool Watch::is_urgent(uint64_t wanted) const {
+  const std::lock_guard lock(mutex_);
+  return is_over_ || wanted_ > wanted;
 }
 
 void Watch::judge(const std::vector<RankAnswer>& answers) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -51,8 +52,8 @@ class Watch {
   /// From now on `group`, which all its members know as `key`, is looked at.
   void add(const std::string& key, const std::shared_ptr<GroupState>& group);
 
-  /// Why a collective has really failed, if the ranks can find out in about a
-  /// second, else `failure` with what is known of the others.
+  /// Why a collective has really failed, if the ranks can find out in at
+  /// most two seconds, else `failure` with what is known of the others.
   GroupFailure explain(const GroupFailure& failure);
 
  private:
@@ -74,6 +75,7 @@ class Watch {
   void look();
   void look_into(Lock& lock, std::chrono::nanoseconds waited);
   void inquire(Lock& lock, const char* question);
+  bool is_urgent(uint64_t wanted) const;
   void judge(const std::vector<RankAnswer>& answers);
   void ask_for_stacks(const std::vector<RankAnswer>& answers);
   void warn(
@@ -82,6 +84,7 @@ class Watch {
 
   void say_goodbye();
   void let_others_hear();
+  void note_heard(NoticeBoard& board);
   void note_thread_ended();
 
   const int64_t rank_;
@@ -111,6 +114,7 @@ class Watch {
   std::string keeper_;
   /// A thread in explain() has waited for its whole time.
   bool wants_stacks_ = false;
+  std::atomic<bool> has_heard_ = false;
 
   // Used by the thread that listens alone.
   bool has_record_ = false;
@@ -118,8 +122,9 @@ class Watch {
 
   // Used by the thread that looks alone.
   std::optional<NoticeBoard> asking_;
-  /// The newest inquiry that it made.
+  /// The newest inquiry that it made, and how many ranks answered that.
   uint64_t asked_ = 0;
+  int64_t audience_;
   /// How long a wait has to be to be looked into next, and to be told.
   std::chrono::nanoseconds next_look_;
   std::chrono::nanoseconds next_warning_;
