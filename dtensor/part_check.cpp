@@ -12,6 +12,7 @@
 #include "mesh/communicator.h"
 #include "mesh/error.h"
 #include "mesh/exchange.h"
+#include "mesh/fnv.h"
 
 namespace weft::dtensor {
 namespace {
@@ -182,14 +183,9 @@ void check_replicas(const at::Tensor& local, const DTensorSpec& spec) {
   }
 }
 
-// The same on every host, which std::hash need not be.
 int64_t hash_of(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
   // Its negative is a number too.
-  return static_cast<int64_t>(hash >> 1);
+  return static_cast<int64_t>(mesh::fnv1a(text) >> 1);
 }
 
 // Whether all ranks of `mesh` give one text: only a hash travels.

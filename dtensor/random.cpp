@@ -9,6 +9,7 @@
 #include "dtensor/random_arithmetic.h"
 #include "dtensor/random_blocks.h"
 #include "mesh/device_plugin.h"
+#include "mesh/fnv.h"
 
 namespace weft::dtensor {
 namespace {
@@ -172,11 +173,7 @@ void fill_random(
 } // namespace
 
 uint64_t stream_of(std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char c : name) {
-    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ULL;
-  }
-  return hash;
+  return mesh::fnv1a(name);
 }
 
 void fill_uniform(

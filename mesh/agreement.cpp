@@ -9,6 +9,7 @@
 
 #include "mesh/error.h"
 #include "mesh/failure.h"
+#include "mesh/fnv.h"
 
 namespace weft::mesh {
 namespace {
@@ -16,14 +17,6 @@ namespace {
 constexpr size_t kLongestValue = size_t{64} * 1024;
 constexpr size_t kShownBytes = 160;
 constexpr const char* kAgreed = "=";
-
-uint64_t fnv1a(std::string_view text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const unsigned char c : text) {
-    hash = (hash ^ c) * 1099511628211ULL;
-  }
-  return hash;
-}
 
 /// The value, or if it is long its beginning and a hash of it all.
 std::string digest(std::string_view value) {

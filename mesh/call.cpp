@@ -6,34 +6,30 @@
 #include <c10/util/accumulate.h>
 
 #include "mesh/error.h"
+#include "mesh/fnv.h"
 #include "mesh/row_reduction.h"
 
 namespace weft::mesh {
 
 namespace {
 
-// FNV-1a, by eight bytes.
-uint64_t mix(uint64_t hash, uint64_t part) {
-  return (hash ^ part) * 0x100000001b3;
-}
-
 uint64_t mix(uint64_t hash, std::string_view text) {
-  return mix(hash, std::hash<std::string_view>{}(text));
+  return fnv1a(hash, std::hash<std::string_view>{}(text));
 }
 
 uint64_t mix(uint64_t hash, const std::vector<int64_t>& numbers) {
   for (const int64_t number : numbers) {
-    hash = mix(hash, static_cast<uint64_t>(number));
+    hash = fnv1a(hash, static_cast<uint64_t>(number));
   }
-  return mix(hash, numbers.size());
+  return fnv1a(hash, numbers.size());
 }
 
 } // namespace
 
 uint64_t identity_of(const LedgerEntry& call) {
-  uint64_t hash = mix(mix(0xcbf29ce484222325, call.op), call.name);
-  hash = mix(hash, static_cast<uint64_t>(call.dtype));
-  hash = mix(hash, static_cast<uint64_t>(call.argument));
+  uint64_t hash = mix(mix(kFnvBasis, call.op), call.name);
+  hash = fnv1a(hash, static_cast<uint64_t>(call.dtype));
+  hash = fnv1a(hash, static_cast<uint64_t>(call.argument));
   if (call.op == "all_to_all") {
     return hash;
   }
@@ -41,7 +37,8 @@ uint64_t identity_of(const LedgerEntry& call) {
     return mix(hash, call.parts);
   }
   if (call.op == "all_gather" || call.op == "reduce_scatter") {
-    return mix(hash, static_cast<uint64_t>(c10::multiply_integers(call.shape)));
+    return fnv1a(
+        hash, static_cast<uint64_t>(c10::multiply_integers(call.shape)));
   }
   return mix(hash, call.shape);
 }

@@ -8,6 +8,7 @@
 #include <ATen/ops/full.h>
 
 #include "mesh/error.h"
+#include "mesh/fnv.h"
 
 namespace weft::mesh {
 namespace {
@@ -26,13 +27,8 @@ std::vector<int64_t> all_gather_sizes(
   return {data, data + sizes.numel()};
 }
 
-// FNV-1a: the same on every host, which std::hash need not be.
 std::string hash_of(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  return std::to_string(hash);
+  return std::to_string(fnv1a(text));
 }
 
 std::string join(const std::vector<std::string>& lines) {

@@ -6,6 +6,7 @@
 
 #include "mesh/env.h"
 #include "mesh/error.h"
+#include "mesh/fnv.h"
 #include "mesh/job_variables.h"
 #include "mesh/slurm_list.h"
 #include "mesh/sockets.h"
@@ -111,10 +112,7 @@ std::string find_address(const JobVariables& variables, const JobRank& job) {
 
 /// FNV-1a, its weak low bits mixed with the high ones.
 uint64_t mixed_hash_of(std::string_view text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const unsigned char c : text) {
-    hash = (hash ^ c) * 1099511628211ULL;
-  }
+  const uint64_t hash = fnv1a(text);
   return hash ^ (hash >> 32);
 }
 

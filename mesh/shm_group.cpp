@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mesh/error.h"
+#include "mesh/fnv.h"
 
 namespace weft::mesh {
 namespace {
@@ -63,14 +64,13 @@ bool ShmGroup::progress() {
   return moved;
 }
 
-// FNV-1a.
 void ShmGroup::remember(const ShmCall& call) {
   for (const uint64_t part :
        {static_cast<uint64_t>(call.kind()),
         static_cast<uint64_t>(call.dtype()),
         static_cast<uint64_t>(call.detail()),
         call.identity()}) {
-    history_ = (history_ ^ part) * 0x100000001b3;
+    history_ = fnv1a(history_, part);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "mesh/fnv.h"
 #include "recipes/tokens/tokenizer.h"
 #include "recipes/tokens/utf8.h"
 
@@ -39,13 +40,8 @@ std::string read_tokenizer_file(const std::string& path) {
   return std::move(content).str();
 }
 
-// FNV-1a. Source: Fowler, Noll and Vo, draft-eastlake-fnv.
 std::string content_fingerprint(std::string_view content) {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char byte : content) {
-    hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3ULL;
-  }
-  return fmt::format("{:016x}", hash);
+  return fmt::format("{:016x}", mesh::fnv1a(content));
 }
 
 void check_text(std::string_view text) {

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "recipes/train/list_ranks.h"
+
 namespace weft::recipes {
 namespace {
 
@@ -40,17 +42,6 @@ std::string describe_vote(const Divergence& found) {
 }
 
 } // namespace
-
-std::string list_ranks(const std::vector<int64_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += fmt::format(
-        "{}{}",
-        i == 0 ? "" : (i + 1 == ranks.size() ? " and " : ", "),
-        ranks[i]);
-  }
-  return text;
-}
 
 std::string describe(const Divergence& found) {
   auto text =

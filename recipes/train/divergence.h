@@ -36,9 +36,6 @@ struct Divergence {
 /// sentences.
 std::string describe(const Divergence& divergence);
 
-/// "rank 3", "ranks 0 and 1", "ranks 0, 1 and 3".
-std::string list_ranks(const std::vector<int64_t>& ranks);
-
 /// What ranks had where none could be told to be wrong, kept in the run's
 /// folder: the next run does those steps again, to the bit, and sees who was.
 struct UndecidedRecord {

@@ -8,14 +8,14 @@
 #include <tuple>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
 #include "ddp/local_norms.h"
-#include "dtensor/dtensor_impl.h"
+#include "ddp/module_state.h"
 #include "mesh/error.h"
 #include "mesh/exchange.h"
+#include "recipes/train/list_ranks.h"
 
 namespace weft::recipes {
 namespace {
@@ -23,8 +23,7 @@ namespace {
 using Kind = NonFiniteFinding::Kind;
 
 at::Tensor part_of(const at::Tensor& tensor) {
-  const auto* impl = dtensor::dtensor_impl(tensor);
-  const auto local = (impl ? impl->local() : tensor).detach();
+  const auto local = ddp::local_part(tensor);
   return local.is_sparse() ? local._values() : local;
 }
 
@@ -193,15 +192,6 @@ NonFiniteFinding find_gradient(const FromTheLoss& parameters) {
           name)};
 }
 
-std::string list_of_ranks(const std::vector<size_t>& ranks) {
-  if (ranks.size() == 1) {
-    return fmt::format("rank {}", ranks.front());
-  }
-  const std::vector<size_t> all_but_last(ranks.begin(), ranks.end() - 1);
-  return fmt::format(
-      "ranks {} and {}", fmt::join(all_but_last, ", "), ranks.back());
-}
-
 std::string finding_to_text(const NonFiniteFinding& finding) {
   return nlohmann::json{
       static_cast<int>(finding.kind), finding.order, finding.what}
@@ -259,13 +249,13 @@ std::string explain_non_finite(const std::vector<NonFiniteFinding>& findings) {
   if (first.kind == Kind::kNothing) {
     return "the loss or the norm of the gradients is not finite";
   }
-  std::vector<size_t> ranks;
+  std::vector<int64_t> ranks;
   for (size_t rank = 0; rank < findings.size(); ++rank) {
     if (findings[rank] == first) {
-      ranks.push_back(rank);
+      ranks.push_back(static_cast<int64_t>(rank));
     }
   }
-  return fmt::format("{} on {}", first.what, list_of_ranks(ranks));
+  return fmt::format("{} on {}", first.what, list_ranks(ranks));
 }
 
 std::string explain_non_finite(

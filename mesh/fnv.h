@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace weft::mesh {
+
+inline constexpr uint64_t kFnvBasis = 0xcbf29ce484222325;
+
+/// FNV-1a of one unit more.
+inline constexpr uint64_t fnv1a(uint64_t hash, uint64_t unit) {
+  return (hash ^ unit) * 0x100000001b3;
+}
+
+/// FNV-1a of bytes, going on from `hash`: the same on every host, which
+/// std::hash need not be.
+/// Source: Fowler, Noll and Vo, draft-eastlake-fnv.
+inline constexpr uint64_t fnv1a(
+    std::string_view bytes,
+    uint64_t hash = kFnvBasis) {
+  for (const char c : bytes) {
+    hash = fnv1a(hash, static_cast<unsigned char>(c));
+  }
+  return hash;
+}
+
+} // namespace weft::mesh
