@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -151,6 +152,27 @@ c10d::TCPStoreOptions store_options(
   return options;
 }
 
+/// c10d's client waits without a limit for the first answer of whoever listens
+/// at the port. A thread of its own does that here; if none comes, it is left
+/// behind with its connection.
+c10::intrusive_ptr<c10d::Store> open_store(
+    const std::string& address,
+    const c10d::TCPStoreOptions& options) {
+  constexpr std::chrono::milliseconds kSlack{500}; // its own limit comes first
+  using Result = c10::intrusive_ptr<c10d::Store>;
+  std::packaged_task<Result()> task([address, options]() -> Result {
+    return c10::make_intrusive<c10d::TCPStore>(address, options);
+  });
+  auto store = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (store.wait_for(options.timeout + kSlack) != std::future_status::ready) {
+    throw std::runtime_error(
+        "timed out: whoever listens at MASTER_PORT does not answer as rank 0's "
+        "store does; is the port another program's?");
+  }
+  return store.get();
+}
+
 } // namespace
 
 void drop_inherited_listener(uint16_t port) {
@@ -190,8 +212,8 @@ c10::intrusive_ptr<c10d::Store> connect_store(
     if (is_local && !options.isServer) {
       wait_for_server(address, job.master_port, timeout);
     }
-    auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
-    return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
+    return c10::make_intrusive<c10d::PrefixStore>(
+        prefix, open_store(address, options));
   } catch (const std::exception& cause) {
     if (!is_loopback(job.master_address)) {
       // Names may turn up late, so this is asked last: it throws if the name is

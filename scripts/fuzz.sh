@@ -24,7 +24,8 @@ recipe=(recipes/config/{recipe,schema,schema_lifecycle,schema_model}.cpp
         recipes/config/{schema_parallel,schema_text,schema_train}.cpp
         recipes/config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
         mesh/error.cpp tests/fuzz/recipe_input.cpp)
-rendezvous=(launcher/restarts.cpp launcher/rendezvous/{address,admission}.cpp
+rendezvous=(launcher/{outcome,restarts}.cpp
+            launcher/rendezvous/{address,admission}.cpp
             launcher/rendezvous/{dialer,event_loop,forwarder,gate}.cpp
             launcher/rendezvous/{handshake,hub,key,link,messages}.cpp
             launcher/rendezvous/{refusals,splice,spoke,verdict}.cpp

@@ -79,14 +79,16 @@ void NoticeBoard::answer(uint64_t round, const RankSight& sight) {
 std::vector<RankAnswer> NoticeBoard::ask(
     uint64_t round,
     const std::string& question,
-    std::chrono::milliseconds limit,
-    const std::function<bool()>& is_urgent) {
+    const Patience& patience) {
   ring(round, question);
   std::vector<std::string> keys;
   for (int64_t rank = 0; rank < world_size_; ++rank) {
     keys.push_back(answer_key(round, rank));
   }
-  const bool all_came = all_come(keys, limit, is_urgent);
+  const auto more = patience.most - patience.least;
+  const bool all_came = all_come(keys, patience.least, patience.is_urgent) ||
+                        (more.count() > 0 && has_silent_rank(keys) &&
+                         all_come(keys, more, patience.is_urgent));
   const bool some_ended = store_->add(kEnded, 0) > 0;
   std::vector<RankAnswer> answers;
   for (int64_t rank = 0; rank < world_size_; ++rank) {
@@ -160,6 +162,17 @@ bool NoticeBoard::all_come(
       }
     }
   }
+}
+
+// One that may only be slow.
+bool NoticeBoard::has_silent_rank(const std::vector<std::string>& keys) {
+  for (int64_t rank = 0; rank < world_size_; ++rank) {
+    if (!store_->check({keys[static_cast<size_t>(rank)]}) &&
+        absent(rank).absence.empty()) {
+      return true;
+    }
+  }
+  return false;
 }
 
 RankAnswer NoticeBoard::answer_at(const std::string& key) {

@@ -42,14 +42,17 @@ class NoticeBoard {
   std::string await_question(uint64_t round);
   void answer(uint64_t round, const RankSight& sight);
 
-  /// Asks all ranks, this one too, as number `round`, and waits for answers,
-  /// at most `limit`, and about a tenth of a second once `is_urgent`. Answers
-  /// are by rank.
-  std::vector<RankAnswer> ask(
-      uint64_t round,
-      const std::string& question,
-      std::chrono::milliseconds limit,
-      const std::function<bool()>& is_urgent);
+  /// How long answers may take.
+  struct Patience {
+    std::chrono::milliseconds least;
+    /// Where a rank is silent whose process is not known to be gone or stopped.
+    std::chrono::milliseconds most;
+    /// From then on a tenth of a second.
+    std::function<bool()> is_urgent;
+  };
+  /// Asks all ranks, this one too, as number `round`. Answers are by rank.
+  std::vector<RankAnswer>
+  ask(uint64_t round, const std::string& question, const Patience& patience);
   /// Wakes all listeners with a question.
   void ring(uint64_t round, const std::string& question);
   /// Wakes this rank's own.
@@ -71,6 +74,7 @@ class NoticeBoard {
       const std::vector<std::string>& keys,
       std::chrono::milliseconds limit,
       const std::function<bool()>& is_urgent);
+  bool has_silent_rank(const std::vector<std::string>& keys);
   RankAnswer answer_at(const std::string& key);
   RankAnswer absent(int64_t rank);
 

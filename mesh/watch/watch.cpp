@@ -22,19 +22,17 @@ using WatchClock = std::chrono::steady_clock;
 
 constexpr milliseconds kGlance{100};
 /// How long answers may take: while ranks wait; and after a failure, when one
-/// that does not answer may be the reason.
+/// that is known not to live may be the reason.
 constexpr milliseconds kPatientLimit{1000};
 constexpr milliseconds kFailedLimit{400};
 /// How long a thread whose collective has failed waits for the reason, the
 /// asking thread's last look and a busy machine included.
 constexpr milliseconds kExplainLimit{2000};
 constexpr milliseconds kEndLimit{2000};
-constexpr int kThreads = 2;
 /// Of two ranks that wait, the first asks first.
 constexpr milliseconds kStagger{20};
 constexpr int64_t kMostStagger = 10;
 constexpr nanoseconds kLongestPause = std::chrono::seconds(10);
-constexpr size_t kEntriesTold = 16;
 
 constexpr const char* kStoreIsGone = "Rank 0 has ended, and the store with it";
 
@@ -55,12 +53,8 @@ std::shared_ptr<Watch> Watch::begin(
       NoticeBoard(std::move(store), rank, world_size),
       rank,
       std::move(options));
-  for (const auto body : {&Watch::listen, &Watch::look}) {
-    std::thread([watch, body] {
-      (*watch.*body)();
-      watch->note_thread_ended();
-    }).detach();
-  }
+  watch->do_aside(&Watch::listen);
+  watch->do_aside(&Watch::look);
   return watch;
 }
 
@@ -74,19 +68,26 @@ Watch::Watch(NoticeBoard board, int64_t rank, WatchOptions options)
 
 void Watch::end() {
   auto last = sight();
-  last.has_ended = std::uncaught_exceptions() == 0 && is_sound();
+  last.has_ended = std::uncaught_exceptions() == 0 && groups_.is_sound();
   Lock lock(mutex_);
   last_ = std::move(last);
   is_over_ = true;
   changed_.notify_all();
-  changed_.wait_for(
-      lock, kEndLimit, [&] { return threads_ended_ == kThreads; });
+  changed_.wait_for(lock, kEndLimit, [&] { return threads_ == 0; });
 }
 
-void Watch::note_thread_ended() {
-  const std::lock_guard lock(mutex_);
-  ++threads_ended_;
-  changed_.notify_all();
+// In a thread of its own.
+void Watch::do_aside(std::function<void(Watch&)> chore) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++threads_;
+  }
+  std::thread([watch = shared_from_this(), chore = std::move(chore)] {
+    chore(*watch);
+    const std::lock_guard lock(watch->mutex_);
+    --watch->threads_;
+    watch->changed_.notify_all();
+  }).detach();
 }
 
 void Watch::say_goodbye() {
@@ -130,13 +131,11 @@ void Watch::note_heard(NoticeBoard& board) {
 void Watch::add(
     const std::string& key,
     const std::shared_ptr<GroupState>& group) {
-  std::optional<Verdict> verdict;
-  {
+  groups_.add(key, group);
+  const auto verdict = [&] {
     const std::lock_guard lock(mutex_);
-    std::erase_if(groups_, [](const auto& g) { return g.second.expired(); });
-    groups_.emplace_back(key, group);
-    verdict = verdict_;
-  }
+    return verdict_;
+  }();
   if (verdict) {
     group->fail({verdict->sentence, true});
   }
@@ -169,80 +168,13 @@ std::string Watch::describe_keeper() const {
          (state.empty() ? "" : " (" + state + ")");
 }
 
-// What this rank knows of itself.
-
-Watch::Groups Watch::groups() const {
-  const std::lock_guard lock(mutex_);
-  return groups_;
-}
-
 RankSight Watch::sight() const {
   RankSight result;
   result.rank = rank_;
   result.activity = activity_text();
-  for (const auto& [key, weak] : groups()) {
-    if (const auto group = weak.lock()) {
-      const auto& members = group->backend->members();
-      result.groups.push_back(
-          {.key = key,
-           .name = members.name,
-           .ranks = members.ranks,
-           .next_sequence = group->ledger->next_sequence(),
-           .entries = group->ledger->newest(kEntriesTold)});
-    }
-  }
+  result.groups = groups_.sights();
   result.now_ns = ledger_now_ns();
   return result;
-}
-
-// No group has failed.
-bool Watch::is_sound() const {
-  return std::ranges::all_of(groups(), [](const auto& entry) {
-    const auto group = entry.second.lock();
-    return !group || group->failure().reason.empty();
-  });
-}
-
-nanoseconds Watch::longest_wait() const {
-  const int64_t now_ns = ledger_now_ns();
-  int64_t longest_ns = 0;
-  for (const auto& [key, weak] : groups()) {
-    if (const auto group = weak.lock()) {
-      const int64_t since_ns = group->ledger->waiting_since_ns();
-      longest_ns = std::max(longest_ns, since_ns > 0 ? now_ns - since_ns : 0);
-    }
-  }
-  return nanoseconds(longest_ns);
-}
-
-// Once: what comes after a failure is of no interest.
-void Watch::leave_record() {
-  const auto prefix = flight_record_prefix(options_.flight_record);
-  if (prefix.empty() || std::exchange(has_record_, true)) {
-    return;
-  }
-  std::vector<GroupRecord> records;
-  for (const auto& [key, weak] : groups()) {
-    if (const auto group = weak.lock()) {
-      const auto& members = group->backend->members();
-      records.push_back(
-          {.name = members.name,
-           .backend = std::string(group->backend->kind()),
-           .ranks = members.ranks,
-           .timeout = members.timeout,
-           .next_sequence = group->ledger->next_sequence(),
-           .entries = group->ledger->entries()});
-    }
-  }
-  try {
-    write_flight_record(records, rank_, prefix);
-  } catch (const std::exception& error) {
-    std::fprintf(
-        stderr,
-        "WARNING rank=%lld op=flight_record %s\n",
-        static_cast<long long>(rank_),
-        error.what());
-  }
 }
 
 // The listener.
@@ -258,12 +190,7 @@ void Watch::listen() {
         return;
       }
       board.answer(round, sight());
-      if (question != kStalled) {
-        leave_record();
-      }
-      if (question.starts_with(kStacks)) {
-        show_stacks(question);
-      }
+      begin_chores(question);
       if (const auto verdict = board.verdict()) {
         take(*verdict);
         note_heard(board);
@@ -278,16 +205,44 @@ void Watch::listen() {
   }
 }
 
-void Watch::show_stacks(const std::string& question) {
+// What takes long, each once: what comes after a failure is of no interest.
+// Others wait for this rank's next answer meanwhile.
+void Watch::begin_chores(const std::string& question) {
+  const auto prefix = flight_record_prefix(options_.flight_record);
+  if (question != kStalled && !prefix.empty() &&
+      !std::exchange(has_record_, true)) {
+    do_aside([prefix, records = groups_.records()](Watch& watch) {
+      leave_record(prefix, records, watch.rank_);
+    });
+  }
   const auto own = " " + std::to_string(rank_) + " ";
-  if (question.find(own) != std::string::npos &&
+  if (question.starts_with(kStacks) && question.find(own) != question.npos &&
       !std::exchange(has_shown_stacks_, true)) {
+    do_aside(&Watch::show_stacks);
+  }
+}
+
+void Watch::leave_record(
+    const std::string& prefix,
+    const std::vector<GroupRecord>& records,
+    int64_t rank) {
+  try {
+    write_flight_record(records, rank, prefix);
+  } catch (const std::exception& error) {
     std::fprintf(
         stderr,
-        "rank=%lld is waited for in vain; its threads:\n%s",
-        static_cast<long long>(rank_),
-        thread_stacks().c_str());
+        "WARNING rank=%lld op=flight_record %s\n",
+        static_cast<long long>(rank),
+        error.what());
   }
+}
+
+void Watch::show_stacks() {
+  std::fprintf(
+      stderr,
+      "rank=%lld is waited for in vain; its threads:\n%s",
+      static_cast<long long>(rank_),
+      thread_stacks().c_str());
 }
 
 // Counts before the answer: who has it may ask again. False at the end.
@@ -304,11 +259,7 @@ void Watch::take(const Verdict& verdict) {
     verdict_ = verdict;
     changed_.notify_all();
   }
-  for (const auto& [key, weak] : groups()) {
-    if (const auto group = weak.lock()) {
-      group->fail({verdict.sentence, true});
-    }
-  }
+  groups_.fail({verdict.sentence, true});
 }
 
 // The one that looks.
@@ -338,7 +289,7 @@ void Watch::look() {
       continue;
     }
     lock.unlock();
-    const auto waited = longest_wait();
+    const auto waited = groups_.longest_wait();
     lock.lock();
     if (waited >= options_.stall) {
       look_into(lock, waited);
@@ -369,17 +320,20 @@ void Watch::inquire(Lock& lock, const char* question) {
   lock.unlock();
   std::string whereabouts;
   try {
-    const auto answers = asking_->ask(
+    const bool has_failed = question == kFailed;
+    auto answers = asking_->ask(
         asked_,
         question,
-        question == kFailed ? kFailedLimit : kPatientLimit,
-        [&] { return question == kStalled && is_urgent(wanted); });
+        {has_failed ? kFailedLimit : kPatientLimit, kPatientLimit, [&] {
+           return !has_failed && is_urgent(wanted);
+         }});
+    answers[static_cast<size_t>(rank_)] = {true, sight(), {}};
     audience_ = std::ranges::count_if(answers, &RankAnswer::came);
     judge(answers);
     ask_for_stacks(answers);
     whereabouts = describe_wait(answers, rank_);
     warn(answers, whereabouts);
-    if (question == kFailed) {
+    if (has_failed) {
       note_heard(*asking_);
     }
   } catch (const std::exception&) {
@@ -437,7 +391,7 @@ void Watch::ask_for_stacks(const std::vector<RankAnswer>& answers) {
 void Watch::warn(
     const std::vector<RankAnswer>& answers,
     const std::string& whereabouts) {
-  const auto waited = longest_wait();
+  const auto waited = groups_.longest_wait();
   if (whereabouts.empty() || waited < next_warning_) {
     return;
   }

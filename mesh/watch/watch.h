@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "mesh/watch/group_list.h"
 #include "mesh/watch/notice_board.h"
 #include "mesh/watch/options.h"
 #include "mesh/watch/rank_sight.h"
@@ -31,7 +33,7 @@ namespace weft::mesh {
 // all its groups with it. While nobody waits, nothing is sent.
 
 /// Looks after one rank's groups. Thread-safe.
-class Watch {
+class Watch : public std::enable_shared_from_this<Watch> {
  public:
   /// Its threads run until end().
   static std::shared_ptr<Watch> begin(
@@ -58,18 +60,18 @@ class Watch {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  using Groups = std::vector<std::pair<std::string, std::weak_ptr<GroupState>>>;
 
-  Groups groups() const;
   RankSight sight() const;
   std::string describe_keeper() const;
-  bool is_sound() const;
-  std::chrono::nanoseconds longest_wait() const;
-  void leave_record();
 
   void listen();
   bool begin_answer();
-  void show_stacks(const std::string& question);
+  void begin_chores(const std::string& question);
+  static void leave_record(
+      const std::string& prefix,
+      const std::vector<GroupRecord>& records,
+      int64_t rank);
+  void show_stacks();
   void take(const Verdict& verdict);
 
   void look();
@@ -85,20 +87,20 @@ class Watch {
   void say_goodbye();
   void let_others_hear();
   void note_heard(NoticeBoard& board);
-  void note_thread_ended();
+  void do_aside(std::function<void(Watch&)> chore);
 
   const int64_t rank_;
   const WatchOptions options_;
   /// Cloned, never used.
   const NoticeBoard board_;
+  GroupList groups_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  Groups groups_;
   bool is_over_ = false;
   /// What to tell the others at the end.
   RankSight last_;
-  int threads_ended_ = 0;
+  int threads_ = 0;
   bool store_is_gone_ = false;
   /// The inquiry that this rank answers next.
   uint64_t round_ = 0;

@@ -22,7 +22,11 @@ class DebugLevelTest : public ::testing::Test {
  protected:
   void SetUp() override { set(""); }
   void TearDown() override {
-    set(value_.value_or(""));
+    if (value_) {
+      set(*value_);
+    } else {
+      env::unset(kVariable);
+    }
     set_debug_level(level_);
   }
 

@@ -333,6 +333,23 @@ TEST(World, NobodyServingIsATimeout) {
       AllOf(HasSubstr("[rendezvous]"), HasSubstr("rank 1/2, store localhost")));
 }
 
+// c10d itself would wait for ever.
+TEST(World, AStrangerThatAcceptsAndSaysNothingIsATimeout) {
+  const LauncherEnv env({});
+  const uint16_t port = free_port();
+  const int stranger = listen_at("127.0.0.1", port);
+  ASSERT_EQ(listen(stranger, 1), 0);
+  EXPECT_THAT(
+      message_of_thrown<CommError>([&] {
+        connect_store(job_of(1, port), std::chrono::milliseconds(300));
+      }),
+      AllOf(
+          HasSubstr("[rendezvous] Timed out after 0.3 s"),
+          HasSubstr("does not answer as rank 0's store does"),
+          HasSubstr("store localhost:" + std::to_string(port))));
+  close(stranger);
+}
+
 TEST(World, ARankThatIsEarlyWaitsForTheServer) {
   const LauncherEnv env({});
   const uint16_t port = free_port();
