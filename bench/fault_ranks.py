@@ -113,7 +113,8 @@ def stopped(suite):
             hit.run.end()
             continue  # it was over
         hit.send(signal.SIGSTOP)
-        sign = (rf"rank {hit.rank} gives no sign of life \(process "
+        keeper = ", which has the store," if hit.rank == 0 else ""
+        sign = (rf"[Rr]ank {hit.rank}{keeper} gives no sign of life \(process "
                 rf"{hit.process} is stopped \(SIGSTOP\)\)")
         hit.note("warned", rf"^WARNING rank=\d+ op=watch .*{sign}")
         hit.note("named", rf"^ERROR 150 rank=\d+ op=train .*{sign}")
@@ -148,4 +149,4 @@ def blames_another(hit):
     return sum(
         int(other) != hit.rank
         for when, line in hit.run.lines if when >= hit.hit_at
-        for other in re.findall(r"rank (\d+) gives no sign of life", line))
+        for other in re.findall(r"[Rr]ank (\d+)[^0-9]* gives no sign of life", line))

@@ -12,7 +12,9 @@ bench/launcher_faults.py [--sample] [--seed 1] [--only killed,ports,...]
             is refused; the death of host 0 ends the others;
   memory    a rank that is killed for its memory, or refused some, is named so;
   restarts  a program that fails at each start: attempts, time, the first error;
-  strangers who do not know the token knock at the gate of a run over two hosts.
+  strangers who do not know the token knock at the gate of a run over two hosts;
+  training  the same while two hosts train, and, since strangers and ranks share
+            this machine's cores, as many of them at another program's port.
 
 --sample does a little of each, for ctest. Prints a row for each fault and one
 line of JSON; exits 1 if anything is not as it must be.
@@ -26,6 +28,7 @@ import pathlib
 import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -72,11 +75,11 @@ class Bench:
         output, errors = process.communicate(timeout=120)
         return process.returncode, output, errors
 
-    def host(self, node, port, *words):
+    def host(self, node, port, *words, **options):
         return self.start(
             "--nnodes", 2, "--node-rank", node, "--rdzv-id", JOB,
             "--rdzv-endpoint", f"127.0.0.1:{port}", "--token-file", self.token,
-            *words)
+            *words, **options)
 
     def end(self):
         for process in self.started:
@@ -412,6 +415,79 @@ def strangers(bench):
         unknown == 0 and codes == (0, 0) and steps.good())
 
 
+RECIPE = """name: strangers
+mesh: {dp: 2, tp: 1}
+model: {dim: 64, layers: 2, heads: 4, ffn_dim: 128}
+data: {paths: [corpus.txt], sequence_length: 64}
+train: {steps: 1000000, global_batch_size: 8, log_every: 1}
+eval: {batches: 0}
+checkpoint: {every: 0}
+"""
+# Hangs up on whoever comes, without a word but the gate's first.
+LISTENER = """import socket
+door = socket.create_server(("127.0.0.1", 0), backlog=1000)
+print(door.getsockname()[1], flush=True)
+while True:
+    guest, _ = door.accept()
+    guest.sendall(bytes(40))
+    guest.close()
+"""
+
+
+class StepTimes:
+    """Milliseconds of the steps of `weft train`."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def count(self):
+        return self.path.read_text().count("\n") if self.path.exists() else 0
+
+    def median_of(self, act):
+        """While `act` goes on."""
+        first = self.count()
+        act()
+        lines = self.path.read_text().splitlines()[first + 1:self.count()]
+        return statistics.median(json.loads(line)["step_ms"] for line in lines)
+
+
+def training(bench):
+    folder = bench.folder / "training"
+    folder.mkdir()
+    (folder / "corpus.txt").write_text("to be trained on, again\n" * 5000)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    port, seconds = free_port(), 0.5 if bench.sample else 5
+    hosts = [bench.host(node, port, "--", bench.weft, "train",
+                        str(folder / "recipe.yaml"),
+                        f"data.paths=[{folder}/corpus.txt]",
+                        f"output_dir={folder}/out", stdout=subprocess.DEVNULL)
+             for node in (0, 1)]
+    steps = StepTimes(folder / "out/metrics.jsonl")
+    wait_until(lambda: steps.count() > 20)
+    other = subprocess.Popen([sys.executable, "-c", LISTENER], text=True,
+                             stdout=subprocess.PIPE)
+    elsewhere = int(other.stdout.readline())
+    quiet = steps.median_of(lambda: time.sleep(seconds))
+    seen = {}
+    for kind in ("wrong_token", "replay", "garbage", "huge_length"):
+        at_gate, at_other = (
+            steps.median_of(lambda: getattr(
+                gate_strangers.Crowd(there, TOKEN, JOB, bench.dice), kind)(seconds))
+            for there in (port, elsewhere))
+        seen[kind] = at_gate, at_other
+    other.kill()
+    other.communicate()
+    hosts[0].terminate()
+    codes = [host.communicate(timeout=60) and host.returncode for host in hosts]
+    texts = [f"{gate_strangers.NAMES[kind]} {at_gate:.1f} ms ({at_other:.1f})"
+             for kind, (at_gate, at_other) in seen.items()]
+    yield row("Strangers while two hosts train",
+              "training goes on, and ends in order when it is told to",
+              f"a step takes {quiet:.1f} ms; with strangers at the gate (at "
+              f"another port): {', '.join(texts)}; exits {codes}",
+              codes == [143, 143])
+
+
 def row(fault, must, seen, good):
     print(f"| {fault} | {must} | {seen} |" + ("" if good else "  <- WRONG"),
           flush=True)
@@ -419,7 +495,7 @@ def row(fault, must, seen, good):
 
 
 FAULTS = {fault.__name__: fault for fault in
-          (killed, ports, epochs, memory, restarts, strangers)}
+          (killed, ports, epochs, memory, restarts, strangers, training)}
 
 
 def main():

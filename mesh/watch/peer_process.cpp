@@ -2,6 +2,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <sstream>
 
 #include <unistd.h>
@@ -33,6 +34,30 @@ std::string start_of(const std::string& stat) {
   return field;
 }
 
+struct PeerProcess {
+  std::string pid;
+  /// Of /proc/PID/stat: R, S, D, T, ...; 0: there is no such process.
+  char state = 0;
+};
+
+/// None if it is of another host.
+std::optional<PeerProcess> find_process(const std::string& process) {
+  std::istringstream in(process);
+  PeerProcess found;
+  std::string start;
+  std::string domain;
+  in >> found.pid >> start;
+  std::getline(in >> std::ws, domain);
+  if (domain.empty() || domain != shm_domain()) {
+    return std::nullopt;
+  }
+  const auto stat = stat_of(found.pid);
+  if (!stat.empty() && start_of(stat) == start) {
+    found.state = stat.front();
+  }
+  return found;
+}
+
 } // namespace
 
 std::string own_process_text() {
@@ -41,32 +66,31 @@ std::string own_process_text() {
 }
 
 std::string peer_process_text(const std::string& process) {
-  std::istringstream in(process);
-  std::string pid;
-  std::string start;
-  std::string domain;
-  in >> pid >> start;
-  std::getline(in >> std::ws, domain);
-  if (domain.empty() || domain != shm_domain()) {
+  const auto found = find_process(process);
+  if (!found) {
     return {};
   }
-  const auto stat = stat_of(pid);
-  if (stat.empty() || start_of(stat) != start) {
-    return "process " + pid + " is gone";
-  }
-  switch (stat.front()) {
+  const auto name = "process " + found->pid;
+  switch (found->state) {
+    case 0:
+      return name + " is gone";
     case 'T':
-      return "process " + pid + " is stopped (SIGSTOP)";
+      return name + " is stopped (SIGSTOP)";
     case 't':
-      return "process " + pid + " is stopped by a debugger";
+      return name + " is stopped by a debugger";
     case 'Z':
     case 'X':
-      return "process " + pid + " has died";
+      return name + " has died";
     case 'D':
-      return "process " + pid + " waits for a disk or a network file system";
+      return name + " waits for a disk or a network file system";
     default:
       return {};
   }
+}
+
+bool is_stopped_process(const std::string& process) {
+  const auto found = find_process(process);
+  return found && (found->state == 'T' || found->state == 't');
 }
 
 } // namespace weft::mesh

@@ -8,8 +8,11 @@ namespace weft::mesh {
 std::string own_process_text();
 
 /// What has become of a process that does not answer, as far as one of its
-/// host can see: "process 12 is stopped (SIGSTOP, or a debugger)". Empty if
+/// host can see: "process 12 is stopped (SIGSTOP)". Empty if
 /// `process` is of another host, or seems to be well.
 std::string peer_process_text(const std::string& process);
+
+/// Whether it is known to be stopped.
+bool is_stopped_process(const std::string& process);
 
 } // namespace weft::mesh

@@ -42,6 +42,12 @@ constexpr const char* kVerdictRung = "verdict";
 constexpr const char* kStacks = "stacks";
 constexpr const char* kBye = "bye";
 
+std::string describe_keeper(const std::string& process) {
+  const auto state = peer_process_text(process);
+  return "Rank 0, which has the store, gives no sign of life" +
+         (state.empty() ? "" : " (" + state + ")");
+}
+
 } // namespace
 
 std::shared_ptr<Watch> Watch::begin(
@@ -153,19 +159,13 @@ GroupFailure Watch::explain(const GroupFailure& failure) {
     return {verdict_->sentence, true};
   }
   auto result = failure;
+  // Nobody but the store could keep an inquiry so long.
   const auto more =
-      made_ >= own || store_is_gone_ ? whereabouts_ : describe_keeper();
+      made_ >= own || store_is_gone_ ? whereabouts_ : describe_keeper(keeper_);
   if (!more.empty()) {
     result.reason += ". " + more;
   }
   return result;
-}
-
-// Nobody but the store could keep an inquiry so long.
-std::string Watch::describe_keeper() const {
-  const auto state = peer_process_text(keeper_);
-  return "Rank 0, which has the store, gives no sign of life" +
-         (state.empty() ? "" : " (" + state + ")");
 }
 
 RankSight Watch::sight() const {
@@ -208,18 +208,24 @@ void Watch::listen() {
 // What takes long, each once: what comes after a failure is of no interest.
 // Others wait for this rank's next answer meanwhile.
 void Watch::begin_chores(const std::string& question) {
-  const auto prefix = flight_record_prefix(options_.flight_record);
-  if (question != kStalled && !prefix.empty() &&
-      !std::exchange(has_record_, true)) {
-    do_aside([prefix, records = groups_.records()](Watch& watch) {
-      leave_record(prefix, records, watch.rank_);
-    });
+  if (question != kStalled) {
+    begin_record();
   }
   const auto own = " " + std::to_string(rank_) + " ";
   if (question.starts_with(kStacks) && question.find(own) != question.npos &&
       !std::exchange(has_shown_stacks_, true)) {
     do_aside(&Watch::show_stacks);
   }
+}
+
+void Watch::begin_record() {
+  const auto prefix = flight_record_prefix(options_.flight_record);
+  if (prefix.empty() || has_record_.exchange(true)) {
+    return;
+  }
+  do_aside([prefix, records = groups_.records()](Watch& watch) {
+    leave_record(prefix, records, watch.rank_);
+  });
 }
 
 void Watch::leave_record(
@@ -316,26 +322,14 @@ void Watch::look_into(Lock& lock, nanoseconds waited) {
 
 void Watch::inquire(Lock& lock, const char* question) {
   const uint64_t wanted = wanted_;
+  const auto keeper = keeper_;
   asked_ = std::max(asked_, round_);
   lock.unlock();
   std::string whereabouts;
   try {
-    const bool has_failed = question == kFailed;
-    auto answers = asking_->ask(
-        asked_,
-        question,
-        {has_failed ? kFailedLimit : kPatientLimit, kPatientLimit, [&] {
-           return !has_failed && is_urgent(wanted);
-         }});
-    answers[static_cast<size_t>(rank_)] = {true, sight(), {}};
-    audience_ = std::ranges::count_if(answers, &RankAnswer::came);
-    judge(answers);
-    ask_for_stacks(answers);
-    whereabouts = describe_wait(answers, rank_);
-    warn(answers, whereabouts);
-    if (has_failed) {
-      note_heard(*asking_);
-    }
+    // Its store takes questions, and answers none.
+    whereabouts = is_stopped_process(keeper) ? miss_keeper(question, keeper)
+                                             : ask_around(question, wanted);
   } catch (const std::exception&) {
     whereabouts = kStoreIsGone;
   }
@@ -343,6 +337,42 @@ void Watch::inquire(Lock& lock, const char* question) {
   whereabouts_ = std::move(whereabouts);
   made_ = std::max(made_, wanted);
   changed_.notify_all();
+}
+
+std::string Watch::ask_around(const char* question, uint64_t wanted) {
+  const bool has_failed = question == kFailed;
+  auto answers = asking_->ask(
+      asked_,
+      question,
+      {has_failed ? kFailedLimit : kPatientLimit, kPatientLimit, [&] {
+         return !has_failed && is_urgent(wanted);
+       }});
+  if (auto& own = answers[static_cast<size_t>(rank_)]; !own.came) {
+    own = {true, sight(), {}};
+  }
+  audience_ = std::ranges::count_if(answers, &RankAnswer::came);
+  judge(answers);
+  ask_for_stacks(answers);
+  auto whereabouts = describe_wait(answers, rank_);
+  warn(answers, whereabouts);
+  if (has_failed) {
+    note_heard(*asking_);
+  }
+  return whereabouts;
+}
+
+// Without the store, and so without the others.
+std::string Watch::miss_keeper(
+    const char* question,
+    const std::string& keeper) {
+  auto whereabouts = describe_keeper(keeper);
+  if (question == kFailed) {
+    begin_record();
+  }
+  if (is_time_to_warn() && rank_ == 1) {
+    say(whereabouts);
+  }
+  return whereabouts;
 }
 
 // A thread waits in explain(), or the end has come.
@@ -388,26 +418,37 @@ void Watch::ask_for_stacks(const std::vector<RankAnswer>& answers) {
   }
 }
 
+bool Watch::is_time_to_warn() {
+  const auto waited = groups_.longest_wait();
+  if (waited < next_warning_) {
+    return false;
+  }
+  next_warning_ = 2 * waited;
+  return true;
+}
+
+// One of those that wait for the same is enough.
 void Watch::warn(
     const std::vector<RankAnswer>& answers,
     const std::string& whereabouts) {
-  const auto waited = groups_.longest_wait();
-  if (whereabouts.empty() || waited < next_warning_) {
+  if (whereabouts.empty() || !is_time_to_warn()) {
     return;
   }
-  next_warning_ = 2 * waited;
-  // One of those that wait for the same is enough.
   const auto is_first = std::ranges::none_of(answers, [&](const auto& answer) {
     return answer.sight.rank < rank_ && answer.came &&
            waits_alike(answers, answer.sight.rank, rank_);
   });
   if (is_first) {
-    std::fprintf(
-        stderr,
-        "WARNING rank=%lld op=watch %s\n",
-        static_cast<long long>(rank_),
-        whereabouts.c_str());
+    say(whereabouts);
   }
+}
+
+void Watch::say(const std::string& warning) const {
+  std::fprintf(
+      stderr,
+      "WARNING rank=%lld op=watch %s\n",
+      static_cast<long long>(rank_),
+      warning.c_str());
 }
 
 } // namespace weft::mesh

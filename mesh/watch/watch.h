@@ -62,11 +62,11 @@ class Watch : public std::enable_shared_from_this<Watch> {
   using Lock = std::unique_lock<std::mutex>;
 
   RankSight sight() const;
-  std::string describe_keeper() const;
 
   void listen();
   bool begin_answer();
   void begin_chores(const std::string& question);
+  void begin_record();
   static void leave_record(
       const std::string& prefix,
       const std::vector<GroupRecord>& records,
@@ -77,12 +77,16 @@ class Watch : public std::enable_shared_from_this<Watch> {
   void look();
   void look_into(Lock& lock, std::chrono::nanoseconds waited);
   void inquire(Lock& lock, const char* question);
+  std::string ask_around(const char* question, uint64_t wanted);
+  std::string miss_keeper(const char* question, const std::string& keeper);
   bool is_urgent(uint64_t wanted) const;
   void judge(const std::vector<RankAnswer>& answers);
   void ask_for_stacks(const std::vector<RankAnswer>& answers);
+  bool is_time_to_warn();
   void warn(
       const std::vector<RankAnswer>& answers,
       const std::string& whereabouts);
+  void say(const std::string& warning) const;
 
   void say_goodbye();
   void let_others_hear();
@@ -118,8 +122,9 @@ class Watch : public std::enable_shared_from_this<Watch> {
   bool wants_stacks_ = false;
   std::atomic<bool> has_heard_ = false;
 
+  std::atomic<bool> has_record_ = false;
+
   // Used by the thread that listens alone.
-  bool has_record_ = false;
   bool has_shown_stacks_ = false;
 
   // Used by the thread that looks alone.

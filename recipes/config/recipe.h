@@ -184,7 +184,7 @@ struct CheckpointConfig {
 struct SentinelConfig {
   int64_t every = 10;
   bool seal = true;
-  int64_t straggler_every = 5;
+  int64_t straggler_every = 4;
   bool operator==(const SentinelConfig&) const = default;
 };
 

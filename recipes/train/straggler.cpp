@@ -14,6 +14,7 @@ namespace {
 
 /// Of what the others need.
 constexpr double kLeastShare = 0.1;
+constexpr double kMostShare = 0.3;
 constexpr double kLeastMs = 0.5;
 constexpr double kNoiseFactor = 6;
 constexpr size_t kMostChanges = 256;
@@ -107,8 +108,12 @@ std::vector<StragglerNews> StragglerDetector::add_round(
     keep_last(rank.own, own[i], kRounds);
     keep_last(rank.others, others, kRounds);
   }
-  const double margin =
-      std::max({kLeastShare * typical, kNoiseFactor * noise_ms(), kLeastMs});
+  const double margin = std::max(
+      kLeastMs,
+      std::clamp(
+          kNoiseFactor * noise_ms(),
+          kLeastShare * typical,
+          kMostShare * typical));
   std::vector<StragglerNews> news;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     auto& rank = ranks_[i];

@@ -20,10 +20,11 @@ namespace weft::recipes {
 // ranks exchange, phase by phase, the median of these. A rank is behind in a
 // round if its sum over the phases is more than a margin above the lower median
 // over the ranks (so of two the slower one, and of four two that are). The
-// margin is a tenth, and at least six times what a rank's distance to the mean
-// typically changes from one round to the next. A rank that is behind in three
-// of four rounds, and by half of the margin in the other, is slow; one that is
-// not by half of it in four in a row is so no longer.
+// margin is six times what a rank's distance to the mean typically changes from
+// one round to the next, but at least a tenth and at most three tenths. A rank
+// that is behind in three of four rounds, and by half of the margin in the
+// other, is slow; one that is not by half of it in four in a row is so no
+// longer.
 
 /// One rank is slow, or is so no longer.
 struct StragglerNews {

@@ -168,13 +168,21 @@ Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
 /// lately, waiting for others left out.
 class Slower {
  public:
-  Slower(Trainer& trainer, const std::string& text, int64_t rank) {
+  /// `parts`: how often forward and backward run in a step.
+  Slower(
+      Trainer& trainer,
+      const std::string& text,
+      int64_t rank,
+      int64_t parts) {
     const auto colon = text.find(':');
     const auto second = text.find(':', colon + 1);
     phase_ = text.substr(colon + 1, second - colon - 1);
     share_ = std::stod(text.substr(second + 1)) / 100;
     if (text.substr(0, colon) != std::to_string(rank)) {
       share_ = 0;
+    }
+    if (phase_ != "other") {
+      share_ /= static_cast<double>(parts);
     }
     const auto parameters = ddp::parameters_of(*trainer.job().model);
     if (phase_ == "backward") {
@@ -225,7 +233,7 @@ Json bench_straggler(
         said.push_back({step + 1 - kSettle, text});
       });
   trainer.set_phase_clock(watch.clock());
-  Slower slow(trainer, slower, world.rank());
+  Slower slow(trainer, slower, world.rank(), accumulation_steps(recipe));
   std::vector<double> busy;
   const auto start = BenchClock::now();
   for (; step < steps + kSettle; ++step) {
@@ -233,10 +241,7 @@ Json bench_straggler(
     if (step < kSettle) {
       busy.push_back(metrics.step_ms - metrics.comm_ms);
     } else {
-      // Micro-batches of a step rest in turn.
-      slow.set_busy(
-          bench::median(busy) /
-          static_cast<double>(accumulation_steps(recipe)));
+      slow.set_busy(bench::median(busy));
       slow.between_steps();
     }
     watch.step_done();

@@ -37,6 +37,44 @@ class WatchedRunTest : public ProcessTest {
             "' vs rank 1 has '" + other + "'"));
     EXPECT_FALSE(fs::exists(folder_ / "outputs/tiny/metrics.jsonl"));
   }
+
+  void expect_stop_is_named(int rank, const std::string& sign) const {
+    const auto words = launched(
+        4,
+        train(
+            {"mesh.dp=2",
+             "mesh.tp=2",
+             "train.steps=100000",
+             "comm.timeout_s=3",
+             "eval.every=0",
+             "checkpoint.every=0",
+             "output_dir=stopped"}));
+    Process run(words, folder_);
+    while (!fs::exists(folder_ / "stopped/metrics.jsonl") ||
+           lines_of(metrics_text("stopped")).size() < 2) {
+      ASSERT_FALSE(run.wait(std::chrono::seconds(0))) << run.error();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    auto workers = workers_of(run.pid());
+    const auto stopped = workers.at(rank).pid();
+    kill(stopped, SIGSTOP);
+    EXPECT_EQ(run.wait(), 150) << run.error();
+    EXPECT_THAT(
+        run.last_error_line(),
+        AllOf(
+            HasSubstr("Timed out after 3 s"),
+            HasSubstr(
+                sign + " (process " + std::to_string(stopped) +
+                " is stopped (SIGSTOP))")))
+        << run.error();
+    for (const auto& [each, worker] : workers) {
+      EXPECT_TRUE(worker.ends_within(std::chrono::seconds(1))) << each;
+    }
+    const auto witness = std::to_string(rank == 0 ? 1 : 0);
+    EXPECT_TRUE(fs::exists(folder_ / ("stopped/flight/rank_" + witness)));
+    EXPECT_TRUE(
+        fs::exists(folder_ / ("stopped/flight/rank" + witness + ".json")));
+  }
 };
 
 TEST_F(WatchedRunTest, OtherRecipesAreNamedByKeyBeforeAnythingBegins) {
@@ -55,38 +93,12 @@ TEST_F(WatchedRunTest, OtherRecipesAreNamedByKeyBeforeAnythingBegins) {
 // A rank that hangs: who waits for it says which process, and that it is
 // stopped; nothing of the run is left behind.
 TEST_F(WatchedRunTest, AStoppedRankIsNamedAfterTheTimeout) {
-  auto words = launched(
-      4,
-      train(
-          {"mesh.dp=2",
-           "mesh.tp=2",
-           "train.steps=100000",
-           "comm.timeout_s=3",
-           "eval.every=0",
-           "checkpoint.every=0",
-           "output_dir=stopped"}));
-  Process run(words, folder_);
-  while (!fs::exists(folder_ / "stopped/metrics.jsonl") ||
-         lines_of(metrics_text("stopped")).size() < 2) {
-    ASSERT_FALSE(run.wait(std::chrono::seconds(0))) << run.error();
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  auto workers = workers_of(run.pid());
-  const auto stopped = workers.at(3).pid();
-  kill(stopped, SIGSTOP);
-  EXPECT_EQ(run.wait(), 150) << run.error();
-  EXPECT_THAT(
-      run.last_error_line(),
-      AllOf(
-          HasSubstr("Timed out after 3 s"),
-          HasSubstr(
-              "rank 3 gives no sign of life (process " +
-              std::to_string(stopped) + " is stopped (SIGSTOP))")));
-  for (const auto& [rank, worker] : workers) {
-    EXPECT_TRUE(worker.ends_within(std::chrono::seconds(1))) << rank;
-  }
-  EXPECT_TRUE(fs::exists(folder_ / "stopped/flight/rank_0"));
-  EXPECT_TRUE(fs::exists(folder_ / "stopped/flight/rank0.json"));
+  expect_stop_is_named(3, "rank 3 gives no sign of life");
+}
+
+// The one that everybody would ask.
+TEST_F(WatchedRunTest, AStoppedRank0IsNamedAfterTheTimeout) {
+  expect_stop_is_named(0, "Rank 0, which has the store, gives no sign of life");
 }
 
 } // namespace
