@@ -99,15 +99,31 @@ def flipped(suite):
 
 def slowed(suite):
     """F21"""
-    for found in script(suite, "stragglers.py", "--only", "sleep", "--steps",
-                        suite.runs):
+    found = script(suite, "stragglers.py", "--only", "sleep", "--steps",
+                   suite.runs)
+    for case in found:
+        rank, phase, _ = case["slower"].split(":")
+        named = [(step, text) for step, text in case["said"]
+                 if text.startswith(f"rank {rank} is slow: ") and step > 0]
+        case["steps"] = named[0][0] if named else None
+        case["phase"] = bool(named) and f": {phase} takes" in named[0][1]
+        case["others"] = len(case["said"]) - len(named)
+    for percent in sorted({int(case["slower"].split(":")[2]) for case in found}):
+        cases = [case for case in found
+                 if case["slower"].endswith(f":{percent}")]
+        steps = sorted(case["steps"] for case in cases if case["steps"])
+        phases = sum(case["phase"] for case in cases)
+        others = sum(case["others"] for case in cases)
+        quick = sum(each <= 20 for each in steps)
         yield {**row(
-            f"a slow rank, {found['mesh']}, {found['slower']}",
-            f"sleeps (rank:phase:percent of its busy time), {found['steps']} "
-            "steps",
-            "a warning with rank and phase",
-            "; ".join(map(str, found["said"])) or "nothing", True),
-            "figures": found}
+            "a rank is slow",
+            f"one rank's forward, backward or pause between steps is longer by "
+            f"{percent} % of its busy time; {len(cases)} times on 2x1, 1x2, 2x2",
+            "a warning with rank and phase within 20 steps",
+            f"{len(steps)} of {len(cases)} named, {quick} within 20 steps, "
+            f"{phases} with the phase; after steps {steps}; other lines {others}",
+            percent < 50 or (quick == len(cases) and others == 0)),
+            "figures": cases}
 
 
 def told_to_end(suite):

@@ -457,7 +457,9 @@ def training(bench):
     (folder / "corpus.txt").write_text("to be trained on, again\n" * 5000)
     (folder / "recipe.yaml").write_text(RECIPE)
     port, seconds = free_port(), 0.5 if bench.sample else 5
-    hosts = [bench.host(node, port, "--", bench.weft, "train",
+    # Each host believes all cores to be its own.
+    hosts = [bench.host(node, port, "--", "env", "OMP_NUM_THREADS=1", bench.weft,
+                        "train",
                         str(folder / "recipe.yaml"),
                         f"data.paths=[{folder}/corpus.txt]",
                         f"output_dir={folder}/out", stdout=subprocess.DEVNULL)
