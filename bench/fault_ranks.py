@@ -145,8 +145,10 @@ def summary_of_stops(hits, timeout, is_sample=False):
 
 
 def blames_another(hit):
-    """Lines that say of a rank that was not hit that it shows no life."""
+    """Lines that say of a rank that was not hit that it shows no life. The one
+    that was, woken up to be ended, finds the others gone."""
     return sum(
         int(other) != hit.rank
-        for when, line in hit.run.lines if when >= hit.hit_at
+        for when, line in hit.run.lines
+        if when >= hit.hit_at and f" rank={hit.rank} " not in line
         for other in re.findall(r"[Rr]ank (\d+)[^0-9]* gives no sign of life", line))

@@ -29,6 +29,7 @@ constexpr milliseconds kFailedLimit{400};
 /// asking thread's last look and a busy machine included.
 constexpr milliseconds kExplainLimit{2000};
 constexpr milliseconds kEndLimit{2000};
+constexpr int kThreadsAtStore = 2;
 /// Of two ranks that wait, the first asks first.
 constexpr milliseconds kStagger{20};
 constexpr int64_t kMostStagger = 10;
@@ -79,7 +80,9 @@ void Watch::end() {
   last_ = std::move(last);
   is_over_ = true;
   changed_.notify_all();
-  changed_.wait_for(lock, kEndLimit, [&] { return threads_ == 0; });
+  changed_.wait_for(lock, kEndLimit, [&] {
+    return threads_ <= (misses_keeper_ ? kThreadsAtStore : 0);
+  });
 }
 
 // In a thread of its own.
@@ -323,13 +326,15 @@ void Watch::look_into(Lock& lock, nanoseconds waited) {
 void Watch::inquire(Lock& lock, const char* question) {
   const uint64_t wanted = wanted_;
   const auto keeper = keeper_;
+  // Its store takes questions, and answers none.
+  misses_keeper_ = is_stopped_process(keeper);
+  const bool misses_keeper = misses_keeper_;
   asked_ = std::max(asked_, round_);
   lock.unlock();
   std::string whereabouts;
   try {
-    // Its store takes questions, and answers none.
-    whereabouts = is_stopped_process(keeper) ? miss_keeper(question, keeper)
-                                             : ask_around(question, wanted);
+    whereabouts = misses_keeper ? miss_keeper(question, keeper)
+                                : ask_around(question, wanted);
   } catch (const std::exception&) {
     whereabouts = kStoreIsGone;
   }

@@ -47,8 +47,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
   Watch& operator=(const Watch&) = delete;
 
   /// Tells the others that this rank has ended, unless a group has failed. A
-  /// store that does not answer is waited for two seconds, not longer: then
-  /// its threads are left to it.
+  /// store that does not answer is waited for two seconds, not longer, and one
+  /// whose process is stopped not at all: its threads are left to it.
   void end();
 
   /// From now on `group`, which all its members know as `key`, is looked at.
@@ -118,6 +118,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
   std::string whereabouts_;
   /// Who has the store: peer_process_text().
   std::string keeper_;
+  /// It was stopped when this rank last wanted to ask.
+  bool misses_keeper_ = false;
   /// A thread in explain() has waited for its whole time.
   bool wants_stacks_ = false;
   std::atomic<bool> has_heard_ = false;
