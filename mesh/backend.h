@@ -91,6 +91,9 @@ class Backend {
       const at::Tensor& tensor,
       int64_t root) = 0;
   virtual std::unique_ptr<Pending> barrier() = 0;
+  /// Waits until all ranks have announced the same, where a collective that
+  /// ranks call differently would not say so by itself. Null: it does.
+  virtual std::unique_ptr<Pending> agree() { return nullptr; }
 
   /// Makes what is under way fail soon. Called from any thread.
   virtual void abort() noexcept = 0;

@@ -54,6 +54,9 @@ class PairedBackend final : public Backend {
   }
   std::unique_ptr<Pending> barrier() override { return host_->barrier(); }
 
+  // Of which the announcement is part.
+  std::unique_ptr<Pending> agree() override { return host_->barrier(); }
+
   void abort() noexcept override {
     host_->abort();
     device_->abort();

@@ -6,9 +6,11 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 
 #include "mesh/call.h"
 #include "mesh/collective_observer.h"
+#include "mesh/debug_level.h"
 #include "mesh/failure.h"
 #include "mesh/watch/watch.h"
 
@@ -173,6 +175,23 @@ bool Work::is_completed() const {
   return !state_->pending || state_->pending->is_completed();
 }
 
+namespace {
+
+// What PyTorch's wrapper of process groups does at this level.
+void agree_first(GroupState& group, const LedgerEntry& call) {
+  if (get_debug_level() != DebugLevel::kDetail) {
+    return;
+  }
+  if (const auto pending = group.backend->agree()) {
+    group.ledger->begin_wait(call.sequence);
+    const auto end =
+        c10::make_scope_exit([&] { group.ledger->end_wait(call.sequence); });
+    pending->wait();
+  }
+}
+
+} // namespace
+
 Work launch(
     const std::shared_ptr<GroupState>& group,
     LedgerEntry call,
@@ -194,6 +213,9 @@ Work launch(
   state->call = std::move(call);
   const auto began = std::chrono::steady_clock::now();
   try {
+    if (recorded) {
+      agree_first(*group, state->call);
+    }
     state->pending = start(*group->backend);
   } catch (const std::exception& cause) {
     group->ledger->end(state->call.sequence);

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "mesh/communicator.h"
+#include "mesh/debug_level.h"
 #include "mesh/error.h"
 #include "mesh/fake_backend.h"
 #include "tests/support/expect_error.h"
@@ -13,6 +14,18 @@ namespace weft::mesh {
 namespace {
 
 using ::testing::HasSubstr;
+
+struct Barrier final : Pending {
+  explicit Barrier(std::string text) : refusal(std::move(text)) {}
+  void wait() override {
+    if (!refusal.empty()) {
+      throw std::runtime_error(refusal);
+    }
+  }
+  bool is_completed() const override { return true; }
+  bool when_completed(std::function<void()>) override { return false; }
+  std::string refusal;
+};
 
 /// Counts what it is asked to do, for tensors of one device type.
 class Counting final : public Backend {
@@ -42,7 +55,8 @@ class Counting final : public Backend {
   Result broadcast(const Tensor&, int64_t) override { return count(); }
   Result barrier() override {
     ++barriers;
-    return nullptr;
+    identity_at_barrier = identity();
+    return std::make_unique<Barrier>(refusal);
   }
   void abort() noexcept override { ++aborts; }
   std::string failure() const override { return failure_; }
@@ -50,6 +64,9 @@ class Counting final : public Backend {
   int calls = 0;
   int barriers = 0;
   int aborts = 0;
+  uint64_t identity_at_barrier = 0;
+  /// What a barrier fails with.
+  std::string refusal;
   std::string failure_;
 
  private:
@@ -87,6 +104,25 @@ TEST_F(PairedBackend, BarriersAreTheHosts) {
   group.barrier();
   EXPECT_EQ(host->barriers, 1);
   EXPECT_EQ(device->barriers, 0);
+}
+
+// NCCL itself would hang, or mix up values.
+TEST_F(PairedBackend, InDetailRanksAgreeBeforeTheDeviceBegins) {
+  const auto level = get_debug_level();
+  set_debug_level(DebugLevel::kDetail);
+  const auto there = at::ones({4}, at::kMeta);
+  group.all_reduce(there, ReduceOp::kSum, "wq");
+  EXPECT_EQ(host->barriers, 1);
+  EXPECT_EQ(device->calls, 1);
+  const auto identity = host->identity_at_barrier;
+  group.all_reduce(there, ReduceOp::kSum, "wk");
+  EXPECT_NE(host->identity_at_barrier, identity);
+  host->refusal = "another call";
+  EXPECT_THAT(
+      test::message_of_thrown<CommError>([&] { group.all_reduce(there); }),
+      HasSubstr("another call"));
+  EXPECT_EQ(device->calls, 2);
+  set_debug_level(level);
 }
 
 TEST_F(PairedBackend, OneCollectiveHasOneDevice) {
