@@ -47,7 +47,7 @@ FAULTS = {
 # How often each is done; of F17 flips, of F21 steps.
 RUNS = {"F1": 200, "F16": 1, "F17": 100, "F18": 3, "F19": 20, "F20": 8,
         "F21": 80, "F24": 3, "F25": 10}
-SAMPLE = {"F1": 2, "F18": 1, "F19": 1}
+SAMPLE = {"F1": 2, "F18": 1, "F19": 1, "F20": 1}
 
 
 class Suite:
