@@ -6,9 +6,9 @@ namespace weft::mesh {
 
 /// How much is said and checked beyond what is always. The level is libtorch's
 /// own, one for the process: kInfo logs what was set up, kDetail what happens
-/// in each sampled iteration too. At kDetail ranks also agree on each collective
-/// over NCCL before it begins; over the host each is checked at every level.
-/// Source: torch/csrc/distributed/c10d/debug.h.
+/// in each sampled iteration too. At kDetail ranks also agree on each
+/// collective over NCCL before it begins; over the host each is checked at
+/// every level. Source: torch/csrc/distributed/c10d/debug.h.
 enum class DebugLevel { kOff, kInfo, kDetail };
 
 DebugLevel get_debug_level() noexcept;
