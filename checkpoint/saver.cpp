@@ -1,5 +1,6 @@
 #include "checkpoint/saver.h"
 
+#include <atomic>
 #include <exception>
 #include <future>
 #include <memory>
@@ -111,6 +112,8 @@ struct Saver::State {
   SaveStats last;
   /// Of the save in flight; becomes `last`.
   std::future<SaveStats> in_flight;
+  /// That save, too.
+  std::atomic<bool> hurries = false;
 
   // By the chunks of the plan.
   std::vector<at::Tensor> parts_to_write(
@@ -244,6 +247,8 @@ void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
   auto joint = std::make_shared<JointSave>(
       state_->prepare(dicts, content, /*copies=*/true, stats));
   state_->make_background_tree();
+  state_->hurries = false;
+  joint->hurries = &state_->hurries;
   stats.blocked = Clock::now() - start;
   const auto act = [start, stats, joint, state = state_.get()]() mutable {
     stats.note = save_jointly(*joint, state->background_tree);
@@ -273,6 +278,10 @@ void Saver::prepare_async(const StateDicts& dicts) {
       [state = state_.get(), parts = state_->parts_to_write(items)] {
         state->staging.reserve(parts);
       });
+}
+
+void Saver::hurry() {
+  state_->hurries = true;
 }
 
 bool Saver::is_in_flight() const {

@@ -90,6 +90,9 @@ class Saver {
   /// Collective; blocks.
   void prepare_async(const StateDicts& dicts);
 
+  /// From now on the save in flight is no longer held to `bytes_per_second` on
+  /// this rank: somebody waits for it.
+  void hurry();
   /// Whether a save is in flight on this rank.
   bool is_in_flight() const;
   /// Returns at once. Throws: SaveError (mesh::DisagreementError,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <thread>
@@ -10,9 +11,11 @@ namespace weft::checkpoint {
 /// Holds a writer to so many bytes a second.
 class Pace {
  public:
-  /// 0: any.
-  explicit Pace(int64_t bytes_per_second)
-      : bytes_per_second_(bytes_per_second), next_(Clock::now()) {}
+  /// 0: any. Once `hurries` (may be null; outlives this) is set: any, too.
+  Pace(int64_t bytes_per_second, const std::atomic<bool>* hurries)
+      : bytes_per_second_(bytes_per_second),
+        hurries_(hurries),
+        next_(Clock::now()) {}
 
   /// Waits until the bytes that were spent before have had their time. A pause
   /// of the writer is not made up for.
@@ -20,7 +23,12 @@ class Pace {
     if (bytes_per_second_ <= 0) {
       return;
     }
-    std::this_thread::sleep_until(next_);
+    while (Clock::now() < next_) {
+      if (hurries_ && *hurries_) {
+        return;
+      }
+      std::this_thread::sleep_until(std::min(next_, Clock::now() + kGlance));
+    }
     next_ = std::max(next_, Clock::now()) +
             std::chrono::duration_cast<Clock::duration>(
                 std::chrono::duration<double>(
@@ -30,7 +38,9 @@ class Pace {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kGlance{20};
   int64_t bytes_per_second_;
+  const std::atomic<bool>* hurries_;
   Clock::time_point next_;
 };
 

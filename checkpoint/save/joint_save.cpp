@@ -94,7 +94,7 @@ std::vector<WrittenFile> write_files(
     const JointSave& save,
     const std::filesystem::path& temporary) {
   std::vector<WrittenFile> written;
-  Pace pace(save.options.bytes_per_second);
+  Pace pace(save.options.bytes_per_second, save.hurries);
   for (size_t i = 0; i < save.files.size(); ++i) {
     written.push_back(write_tensor_file(
         Folder::open(temporary),

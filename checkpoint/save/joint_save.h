@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -25,6 +26,8 @@ struct JointSave {
   std::vector<StateItem> items;
   /// Why this rank has nothing to write, if so; the others learn of it.
   std::string error = {};
+  /// Once set, `options.bytes_per_second` no longer holds. Null: it does.
+  const std::atomic<bool>* hurries = nullptr;
   /// The first, second... file of this rank.
   std::vector<std::vector<FileTensor>> files;
 };

@@ -1,5 +1,7 @@
 #include "mesh/watch/rank_sight.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 namespace weft::mesh {
@@ -66,6 +68,12 @@ GroupSight group_from(const json& value) {
 }
 
 } // namespace
+
+const LedgerEntry* find_entry(const GroupSight& group, uint64_t sequence) {
+  const auto entry = std::ranges::find(
+      group.entries, sequence, [](const auto& e) { return e.sequence; });
+  return entry == group.entries.end() ? nullptr : &*entry;
+}
 
 std::string to_text(const RankSight& sight) {
   auto groups = json::array();

@@ -22,6 +22,9 @@ struct GroupSight {
   std::vector<LedgerEntry> entries;
 };
 
+/// The entry with that number; nullptr if it is not among those told.
+const LedgerEntry* find_entry(const GroupSight& group, uint64_t sequence);
+
 /// What one rank does, as it tells the others.
 struct RankSight {
   int64_t rank = 0;

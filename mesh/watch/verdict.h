@@ -26,19 +26,4 @@ std::optional<Verdict> find_ended(const std::vector<RankAnswer>& answers);
 /// give the same sentence.
 std::optional<Verdict> find_circle(const std::vector<RankAnswer>& answers);
 
-/// For whom `rank` waits, and what they do: "ranks 0 to 2 have waited 15 s in
-/// all_reduce #813 ... for rank 3, ...". Empty if it waits for nobody.
-std::string describe_wait(const std::vector<RankAnswer>& answers, int64_t rank);
-
-/// The ranks that answered but have not come to what `rank` waits for longest.
-std::vector<int64_t> late_ranks(
-    const std::vector<RankAnswer>& answers,
-    int64_t rank);
-
-/// Whether both wait in the same call: one of them is enough to say so.
-bool waits_alike(
-    const std::vector<RankAnswer>& answers,
-    int64_t rank,
-    int64_t other);
-
 } // namespace weft::mesh

@@ -27,10 +27,11 @@ namespace weft::mesh {
 // Each rank has two threads. One listens: it sleeps in the store until somebody
 // asks, and answers with what its ledgers say. The other looks at its own
 // ledgers; when a thread of this rank has waited for long, or a collective has
-// failed, it asks all ranks at once and compares the answers (verdict.h). If
-// ranks called different things, or wait for each other in a circle, it leaves
-// the verdict on the board and rings again: every rank's listener then fails
-// all its groups with it. While nobody waits, nothing is sent.
+// failed, it asks all ranks at once and compares the answers (verdict.h,
+// waits.h). If ranks called different things, or wait for each other in a
+// circle, it leaves the verdict on the board and rings again: every rank's
+// listener then fails all its groups with it. While nobody waits, nothing is
+// sent.
 
 /// Looks after one rank's groups. Thread-safe.
 class Watch : public std::enable_shared_from_this<Watch> {

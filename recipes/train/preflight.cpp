@@ -7,6 +7,7 @@
 
 #include "ddp/module_state.h"
 #include "dtensor/dtensor_impl.h"
+#include "mesh/debug_level.h"
 #include "recipes/config/schema.h"
 
 namespace weft::recipes {
@@ -42,7 +43,10 @@ void check_runs_agree(
     const mesh::World& world) {
   std::vector<mesh::Agreed> values{
       {"the version of weft", WEFT_VERSION},
-      {"the version of libtorch", TORCH_VERSION}};
+      {"the version of libtorch", TORCH_VERSION},
+      // At this level alone the ranks' calls differ.
+      {"whether TORCH_DISTRIBUTED_DEBUG is DETAIL",
+       mesh::get_debug_level() == mesh::DebugLevel::kDetail ? "yes" : "no"}};
   for (const Key& key : schema()) {
     if (applies(key, recipe)) {
       values.push_back(

@@ -55,7 +55,9 @@ void RunSaver::prepare(const checkpoint::StateDicts& dicts) {
 bool RunSaver::save(
     const checkpoint::StateDicts& dicts,
     const checkpoint::StepContent& content) {
-  finish();
+  if (in_flight_) {
+    end_flight();
+  }
   if (!is_async_) {
     return try_save(dicts, content);
   }
@@ -97,6 +99,7 @@ bool RunSaver::try_save(
 }
 
 bool RunSaver::finish() {
+  saver_.hurry();
   return in_flight_ && end_flight();
 }
 

@@ -45,13 +45,13 @@ class RunSaver {
   bool save(
       const checkpoint::StateDicts& dicts,
       const checkpoint::StepContent& content);
-  /// Waits for what is in flight, then saves; if that fails, tries once more.
-  /// Returns whether the step is saved.
+  /// Waits for what is in flight, which may now write as fast as it can, then
+  /// saves; if that fails, tries once more. Returns whether the step is saved.
   bool save_now(
       const checkpoint::StateDicts& dicts,
       const checkpoint::StepContent& content);
-  /// Right after save(): waits for what it left in flight. Returns whether that
-  /// step is saved now; false if nothing was in flight.
+  /// Right after save(): waits, as above, for what it left in flight. Returns
+  /// whether that step is saved now; false if nothing was in flight.
   bool finish();
   /// Says what has become of the save in flight, if that is known by now.
   void look();

@@ -16,11 +16,17 @@ using ::testing::HasSubstr;
 
 class WatchedRunTest : public ProcessTest {
  protected:
-  /// Each rank with settings of its own, from its RANK.
-  static Words by_rank(int ranks, const std::string& settings) {
+  /// Each rank with settings and an environment of its own, from its RANK.
+  static Words by_rank(
+      int ranks,
+      const std::string& settings,
+      const std::string& before = "") {
     return launched(
         ranks,
-        {"sh", "-c", "exec \"$0\" train tiny.yaml " + settings, WEFT_WEFT});
+        {"sh",
+         "-c",
+         before + "exec \"$0\" train tiny.yaml " + settings,
+         WEFT_WEFT});
   }
 
   void expect_disagreement(
@@ -88,6 +94,16 @@ TEST_F(WatchedRunTest, OtherRecipesAreNamedByKeyBeforeAnythingBegins) {
       "recipe, mesh.dp",
       "2",
       "1");
+}
+
+// One of the two levels has collectives that the other lacks.
+TEST_F(WatchedRunTest, DetailOnOneRankAloneIsNamedBeforeAnythingBegins) {
+  expect_disagreement(
+      by_rank(
+          2, "", "[ $RANK = 0 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL; "),
+      "whether TORCH_DISTRIBUTED_DEBUG is DETAIL",
+      "no",
+      "yes");
 }
 
 // A rank that hangs: who waits for it says which process, and that it is

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "mesh/watch/rank_sight.h"
+#include "mesh/watch/waits.h"
 #include "mesh/watch/wording.h"
 
 namespace weft::mesh {
