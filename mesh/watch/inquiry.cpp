@@ -53,7 +53,7 @@ void Watch::look() {
       return;
     }
     if (wanted_ > made_) {
-      inquire(lock, kFailed);
+      inquire(lock, Reason::kFailed);
       continue;
     }
     lock.unlock();
@@ -74,15 +74,26 @@ void Watch::look_into(Lock& lock, nanoseconds waited) {
   if (verdict_ || waited < next_look_ + stagger) {
     return;
   }
+  const auto now = WatchClock::now();
+  const bool warns =
+      waited >= next_warning_ && now - warned_at_ > options_.stall;
   // Another's inquiry a moment ago has told that one enough.
-  if (WatchClock::now() - answered_at_ > options_.stall / 2) {
-    inquire(lock, kStalled);
+  if (now - answered_at_ > options_.stall / 2) {
+    inquire(lock, warns ? Reason::kWarns : Reason::kStalled);
+  } else if (warns) {
+    next_look_ = waited + options_.stall / 2;
+    return;
   }
-  next_look_ = waited + std::clamp<nanoseconds>(
-                            waited / 2, options_.stall, kLongestPause);
+  if (waited >= next_warning_) {
+    next_warning_ = 2 * waited;
+  }
+  next_look_ = std::min(
+      next_warning_,
+      waited +
+          std::clamp<nanoseconds>(waited / 2, options_.stall, kLongestPause));
 }
 
-void Watch::inquire(Lock& lock, const char* question) {
+void Watch::inquire(Lock& lock, Reason reason) {
   const uint64_t wanted = wanted_;
   const auto keeper = keeper_;
   // Its store takes questions, and answers none.
@@ -92,8 +103,8 @@ void Watch::inquire(Lock& lock, const char* question) {
   lock.unlock();
   std::string whereabouts;
   try {
-    whereabouts = misses_keeper ? miss_keeper(question, keeper)
-                                : ask_around(question, wanted);
+    whereabouts = misses_keeper ? miss_keeper(reason, keeper)
+                                : ask_around(reason, wanted);
   } catch (const std::exception&) {
     whereabouts = kStoreIsGone;
   }
@@ -103,11 +114,11 @@ void Watch::inquire(Lock& lock, const char* question) {
   changed_.notify_all();
 }
 
-std::string Watch::ask_around(const char* question, uint64_t wanted) {
-  const bool has_failed = question == kFailed;
+std::string Watch::ask_around(Reason reason, uint64_t wanted) {
+  const bool has_failed = reason == Reason::kFailed;
   auto answers = asking_->ask(
       asked_,
-      question,
+      has_failed ? kFailed : kStalled,
       {has_failed ? kFailedLimit : kPatientLimit, kPatientLimit, [&] {
          return !has_failed && is_urgent(wanted);
        }});
@@ -118,7 +129,10 @@ std::string Watch::ask_around(const char* question, uint64_t wanted) {
   judge(answers);
   ask_for_stacks(answers);
   auto whereabouts = describe_wait(answers, rank_);
-  warn(answers, whereabouts);
+  if (reason == Reason::kWarns && is_first_to_wait(answers)) {
+    warn(whereabouts);
+    asking_->ring(++asked_, kWarned);
+  }
   if (has_failed) {
     note_heard(*asking_);
   }
@@ -126,15 +140,13 @@ std::string Watch::ask_around(const char* question, uint64_t wanted) {
 }
 
 // Without the store, and so without the others.
-std::string Watch::miss_keeper(
-    const char* question,
-    const std::string& keeper) {
+std::string Watch::miss_keeper(Reason reason, const std::string& keeper) {
   auto whereabouts = keeper_text(keeper);
-  if (question == kFailed) {
+  if (reason == Reason::kFailed) {
     begin_record();
   }
-  if (is_time_to_warn() && rank_ == 1) {
-    say(whereabouts);
+  if (reason == Reason::kWarns && rank_ == 1) {
+    warn(whereabouts);
   }
   return whereabouts;
 }
@@ -182,37 +194,23 @@ void Watch::ask_for_stacks(const std::vector<RankAnswer>& answers) {
   }
 }
 
-bool Watch::is_time_to_warn() {
-  const auto waited = groups_.longest_wait();
-  if (waited < next_warning_) {
-    return false;
-  }
-  next_warning_ = 2 * waited;
-  return true;
-}
-
-// One of those that wait for the same is enough.
-void Watch::warn(
-    const std::vector<RankAnswer>& answers,
-    const std::string& whereabouts) {
-  if (whereabouts.empty() || !is_time_to_warn()) {
-    return;
-  }
-  const auto is_first = std::ranges::none_of(answers, [&](const auto& answer) {
+// Of those that wait for the same: one of them is enough to say so.
+bool Watch::is_first_to_wait(const std::vector<RankAnswer>& answers) const {
+  return std::ranges::none_of(answers, [&](const auto& answer) {
     return answer.sight.rank < rank_ && answer.came &&
            waits_alike(answers, answer.sight.rank, rank_);
   });
-  if (is_first) {
-    say(whereabouts);
-  }
 }
 
-void Watch::say(const std::string& warning) const {
+void Watch::warn(const std::string& whereabouts) const {
+  if (whereabouts.empty()) {
+    return;
+  }
   std::fprintf(
       stderr,
       "WARNING rank=%lld op=watch %s\n",
       static_cast<long long>(rank_),
-      warning.c_str());
+      whereabouts.c_str());
 }
 
 } // namespace weft::mesh

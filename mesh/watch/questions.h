@@ -6,6 +6,8 @@ namespace weft::mesh {
 
 /// A thread waits for long.
 inline constexpr const char* kStalled = "stalled";
+/// Nobody asks: the user has been told of ranks that wait for long.
+inline constexpr const char* kWarned = "warned";
 /// A collective has failed.
 inline constexpr const char* kFailed = "failed";
 /// Nobody asks: a verdict is on the board.

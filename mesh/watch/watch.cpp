@@ -167,7 +167,7 @@ void Watch::listen() {
     board.introduce();
     for (uint64_t round = 0;; ++round) {
       const auto question = board.await_question(round);
-      if (!begin_answer()) {
+      if (!begin_answer(question)) {
         return;
       }
       board.answer(round, sight());
@@ -189,7 +189,7 @@ void Watch::listen() {
 // What takes long, each once: what comes after a failure is of no interest.
 // Others wait for this rank's next answer meanwhile.
 void Watch::begin_chores(const std::string& question) {
-  if (question != kStalled) {
+  if (question != kStalled && question != kWarned) {
     begin_record();
   }
   const auto own = " " + std::to_string(rank_) + " ";
@@ -233,10 +233,13 @@ void Watch::show_stacks() {
 }
 
 // Counts before the answer: who has it may ask again. False at the end.
-bool Watch::begin_answer() {
+bool Watch::begin_answer(const std::string& question) {
   const std::lock_guard lock(mutex_);
   ++round_;
   answered_at_ = WatchClock::now();
+  if (question == kWarned) {
+    warned_at_ = answered_at_;
+  }
   return !is_over_;
 }
 

@@ -61,11 +61,14 @@ class Watch : public std::enable_shared_from_this<Watch> {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  /// Why this rank asks. kWarns: a thread has waited for so long that a user
+  /// may want to know.
+  enum class Reason { kStalled, kWarns, kFailed };
 
   RankSight sight() const;
 
   void listen();
-  bool begin_answer();
+  bool begin_answer(const std::string& question);
   void begin_chores(const std::string& question);
   void begin_record();
   static void leave_record(
@@ -77,17 +80,14 @@ class Watch : public std::enable_shared_from_this<Watch> {
 
   void look();
   void look_into(Lock& lock, std::chrono::nanoseconds waited);
-  void inquire(Lock& lock, const char* question);
-  std::string ask_around(const char* question, uint64_t wanted);
-  std::string miss_keeper(const char* question, const std::string& keeper);
+  void inquire(Lock& lock, Reason reason);
+  std::string ask_around(Reason reason, uint64_t wanted);
+  std::string miss_keeper(Reason reason, const std::string& keeper);
   bool is_urgent(uint64_t wanted) const;
   void judge(const std::vector<RankAnswer>& answers);
   void ask_for_stacks(const std::vector<RankAnswer>& answers);
-  bool is_time_to_warn();
-  void warn(
-      const std::vector<RankAnswer>& answers,
-      const std::string& whereabouts);
-  void say(const std::string& warning) const;
+  bool is_first_to_wait(const std::vector<RankAnswer>& answers) const;
+  void warn(const std::string& whereabouts) const;
 
   void say_goodbye();
   void let_others_hear();
@@ -109,8 +109,9 @@ class Watch : public std::enable_shared_from_this<Watch> {
   bool store_is_gone_ = false;
   /// The inquiry that this rank answers next.
   uint64_t round_ = 0;
-  /// When it last answered one.
+  /// When it last answered one, and heard that the user has been told.
   std::chrono::steady_clock::time_point answered_at_;
+  std::chrono::steady_clock::time_point warned_at_;
   /// How many inquiries threads in explain() want, and were made for them.
   uint64_t wanted_ = 0;
   uint64_t made_ = 0;

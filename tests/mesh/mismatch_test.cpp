@@ -230,17 +230,59 @@ TEST(ASlowRank, IsWaitedFor) {
     run_ranks(
         3,
         [](RankContext& self) {
+          auto group = self.world.group();
+          group.barrier();
           if (self.rank == 1) {
             std::this_thread::sleep_for(std::chrono::milliseconds(2500));
           }
           auto sum = at::ones({4});
-          auto group = self.world.group();
           group.all_reduce(sum).wait();
           EXPECT_EQ(sum[0].item<float>(), 3);
         },
         std::chrono::seconds(30),
         backend);
   }
+}
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (auto at = text.find(part); at != text.npos;
+       at = text.find(part, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+// The first of those that wait says so when its time has come, though others
+// have asked before; and again after twice the time.
+TEST(ASlowRank, IsSaidToBeWaitedForOnce) {
+  WorldOptions options;
+  options.watch.warn_after = std::chrono::milliseconds(800);
+  ::testing::internal::CaptureStderr();
+  run_ranks(
+      4,
+      [](RankContext& self) {
+        auto group = self.world.group();
+        group.barrier();
+        std::this_thread::sleep_for(
+            self.rank == 3 ? std::chrono::milliseconds(3000)
+                           : std::chrono::milliseconds(40 * (2 - self.rank)));
+        auto sum = at::ones({4});
+        group.all_reduce(sum, ReduceOp::kSum, "late").wait();
+        EXPECT_EQ(sum[0].item<float>(), 4);
+      },
+      options);
+  const auto said = ::testing::internal::GetCapturedStderr();
+  const auto warnings = count_of(said, "WARNING rank=");
+  EXPECT_GE(warnings, 1) << said;
+  EXPECT_LE(warnings, 2) << said;
+  EXPECT_EQ(
+      count_of(said, "WARNING rank=0 op=watch ranks 0 to 2 have waited "),
+      warnings)
+      << said;
+  EXPECT_EQ(count_of(said, " in all_reduce #1 (\"late\" [4] Float, "), warnings)
+      << said;
+  EXPECT_EQ(count_of(said, " for rank 3; rank 3 "), warnings) << said;
 }
 
 } // namespace

@@ -21,12 +21,9 @@ std::string message_of(const std::exception& error) {
 /// One run of all ranks.
 class Run {
  public:
-  Run(int n, std::chrono::milliseconds timeout, const std::string& backend) {
+  Run(int n, const mesh::WorldOptions& options) {
     auto store = c10::make_intrusive<c10d::HashStore>();
-    store->setTimeout(timeout);
-    mesh::WorldOptions options;
-    options.timeout = timeout;
-    options.backend = backend;
+    store->setTimeout(options.timeout);
     for (int rank = 0; rank < n; ++rank) {
       ranks_.push_back(
           {rank, n, mesh::World::from_store(store, rank, n, options)});
@@ -94,7 +91,17 @@ void run_ranks(
     const std::function<void(RankContext&)>& body,
     std::chrono::milliseconds timeout,
     const std::string& backend) {
-  Run run(n, timeout, backend);
+  mesh::WorldOptions options;
+  options.timeout = timeout;
+  options.backend = backend;
+  run_ranks(n, body, options);
+}
+
+void run_ranks(
+    int n,
+    const std::function<void(RankContext&)>& body,
+    const mesh::WorldOptions& options) {
+  Run run(n, options);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < n; ++rank) {
     threads.emplace_back([&run, &body, rank] { run.run(rank, body); });

@@ -33,5 +33,10 @@ void run_ranks(
     const std::function<void(RankContext&)>& body,
     std::chrono::milliseconds timeout = std::chrono::seconds(30),
     const std::string& backend = "cpu");
+/// With other options, too.
+void run_ranks(
+    int n,
+    const std::function<void(RankContext&)>& body,
+    const mesh::WorldOptions& options);
 
 } // namespace weft::test
