@@ -4,6 +4,8 @@
 //   flips      COUNT mantissa bits of weights, a short run each
 //   gradients  COUNT mantissa bits of reduced gradients
 //   cost       COUNT pairs of steps, with and without the sentinel in turn
+//   checks     COUNT calls' worth of what is noted of each collective, and what
+//              the threads that watch take beside COUNT / 100 steps
 //   straggler  COUNT steps; SEED is RANK:PHASE:PERCENT, by which one rank's
 //              phase is made longer ("none:none:0": nobody's)
 // bench/bit_flips.py and bench/stragglers.py run it.
@@ -11,6 +13,8 @@
 
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <thread>
@@ -21,6 +25,8 @@
 
 #include "ddp/module_state.h"
 #include "dtensor/module_call.h"
+#include "mesh/call.h"
+#include "mesh/ledger.h"
 #include "mesh/world.h"
 #include "recipes/bench/timing.h"
 #include "recipes/config/validate.h"
@@ -164,6 +170,79 @@ Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
       {"check_cpu_ms", check_cpu / static_cast<double>(pairs)}};
 }
 
+/// What the threads that mesh/watch/ has in this process have run for.
+double watch_threads_ms() {
+  double sum = 0;
+  for (const auto& task :
+       std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::ifstream(task.path() / "comm") >> name;
+    if (name == "weft_listen" || name == "weft_watch") {
+      double ns = 0;
+      std::ifstream(task.path() / "schedstat") >> ns;
+      sum += ns * 1e-6;
+    }
+  }
+  return sum;
+}
+
+/// Of one collective: its entry, with the hash that ranks compare.
+double bookkeeping_ms(int64_t calls) {
+  mesh::Ledger ledger;
+  const auto tensor = at::empty({64, 64});
+  const double start = cpu_ms();
+  for (int64_t i = 0; i < calls; ++i) {
+    auto call =
+        mesh::make_call("all_reduce", "model.layers.0.wq.weight", tensor);
+    call.identity = mesh::identity_of(call);
+    const auto sequence = ledger.begin(std::move(call));
+    ledger.begin_wait(sequence);
+    ledger.end_wait(sequence);
+    ledger.end(sequence);
+  }
+  return (cpu_ms() - start) / static_cast<double>(calls);
+}
+
+Json bench_checks(
+    const Recipe& recipe,
+    const mesh::World& world,
+    int64_t calls) {
+  constexpr int64_t kWarmup = 6;
+  const int64_t steps = std::max<int64_t>(calls / 100, 1);
+  Trainer trainer(recipe, world);
+  const auto called = [&] {
+    uint64_t sum = 0;
+    for (const std::string dim : {"dp", "tp"}) {
+      sum += trainer.job().mesh.group(dim).ledger().next_sequence();
+    }
+    return static_cast<double>(sum);
+  };
+  int64_t step = 0;
+  while (step < kWarmup) {
+    trainer.train_step(step++);
+  }
+  const double called_before = called();
+  const double watched_before = watch_threads_ms();
+  const double cpu_before = cpu_ms();
+  for (int64_t i = 0; i < steps; ++i) {
+    trainer.train_step(step++);
+  }
+  const auto per_step = [&](double sum) {
+    return sum / static_cast<double>(steps);
+  };
+  const double step_cpu = per_step(cpu_ms() - cpu_before);
+  const double watch_cpu = per_step(watch_threads_ms() - watched_before);
+  const double calls_a_step = per_step(called() - called_before);
+  const double call_cpu = bookkeeping_ms(calls);
+  return {
+      {"steps", steps},
+      {"step_cpu_ms", step_cpu},
+      {"calls_a_step", calls_a_step},
+      {"call_us", call_cpu * 1e3},
+      {"watch_threads_ms", watch_cpu},
+      {"percent", 100 * (calls_a_step * call_cpu + watch_cpu) / step_cpu}};
+}
+
 /// Makes a phase of one rank longer by a share of what the rank's step took
 /// lately, waiting for others left out.
 class Slower {
@@ -270,6 +349,8 @@ int run(int argc, char** argv) {
   Json result;
   if (mode == "cost") {
     result = bench_cost(recipe, world, count);
+  } else if (mode == "checks") {
+    result = bench_checks(recipe, world, count);
   } else if (mode == "straggler") {
     result = bench_straggler(recipe, world, count, argv[4]);
   } else {
