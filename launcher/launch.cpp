@@ -195,6 +195,12 @@ std::vector<Worker> Launch::spawn_all(
 HostEnd Launch::attempt(Placement placement) {
   logs_.begin_attempt(placement.restart_count);
   output_.begin_attempt(placement.first_rank);
+  const bool kept = logs_.temporary().empty();
+  if (kept && options_.log_dir.empty()) {
+    output_.say(fmt::format(
+        "weftrun: no --log-dir: the workers' files are in {}\n",
+        logs_.attempt().string()));
+  }
   LaunchFacts facts;
   std::optional<MasterSocket> store;
   if (placement.master_port == 0) {
@@ -214,7 +220,6 @@ HostEnd Launch::attempt(Placement placement) {
   Outcome outcome = supervisor.run(wake_fd_.get());
   guard_.forget();
   const auto local = [&](int rank) { return rank - placement.first_rank; };
-  const bool kept = logs_.temporary().empty();
   const ReportSources sources{
       .host = host_name(),
       .worker_count = options_.worker_count,

@@ -77,7 +77,8 @@ int exit_code(const Outcome& outcome) {
   const auto& exits = outcome.exits;
   const bool alike = !exits.empty() && outcome.stuck.empty() &&
                      std::ranges::all_of(exits, [&](const WorkerExit& exit) {
-                       return exit.code == exits.front().code;
+                       return exit.code == exits.front().code &&
+                              exit.signal != outcome.requested_signal;
                      });
   return alike ? exits.front().code : code_of_request(outcome.requested_signal);
 }

@@ -88,7 +88,9 @@ std::string failed_rank_line(
       local_time(failure_time(exit)),
       exit.host.empty() ? host : exit.host,
       lost_a_peer(exit) ? " (lost a peer)" : "",
-      is_cause ? "  <- first cause" : "");
+      !is_cause           ? ""
+      : lost_a_peer(exit) ? "  <- first to say so"
+                          : "  <- first cause");
 }
 
 std::string join(const std::vector<int>& ranks) {

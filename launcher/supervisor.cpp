@@ -117,10 +117,12 @@ void Supervisor::pass_on(int signal) {
   }
 }
 
-/// As weft train does, when Slurm says that the time is nearly over. The others
-/// need the time for it that SIGTERM would give them, and no restart.
+/// As weft train does, when Slurm says that the time is nearly over, and as a
+/// program does that has no handler for it, or none yet. The others need the
+/// time for it that SIGTERM would give them, and no restart.
 bool Supervisor::obeys_what_was_passed_on(const WorkerExit& exit) const {
-  return passed_on_ != 0 && exit.code == kPreempted && exit.signal == 0;
+  return passed_on_ != 0 && (exit.signal == passed_on_ ||
+                             (exit.signal == 0 && exit.code == kPreempted));
 }
 
 void Supervisor::obey(const StopOrder& order) {

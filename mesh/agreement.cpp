@@ -1,8 +1,10 @@
 #include "mesh/agreement.h"
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -10,6 +12,7 @@
 #include "mesh/error.h"
 #include "mesh/failure.h"
 #include "mesh/fnv.h"
+#include "mesh/watch/wording.h"
 
 namespace weft::mesh {
 namespace {
@@ -17,6 +20,8 @@ namespace {
 constexpr size_t kLongestValue = size_t{64} * 1024;
 constexpr size_t kShownBytes = 160;
 constexpr const char* kAgreed = "=";
+/// For how long rank 0 waits for others to hear of a difference.
+constexpr std::chrono::seconds kHearLimit{2};
 
 /// The value, or if it is long its beginning and a hash of it all.
 std::string digest(std::string_view value) {
@@ -60,7 +65,8 @@ std::string describe_difference(
       rank,
       " has '",
       excerpt(other, from),
-      "'. Start every rank with the same program, recipe and overrides.");
+      "'. Start every rank with the same program, recipe, overrides and "
+      "environment.");
 }
 
 [[noreturn]] void throw_absent(
@@ -156,6 +162,8 @@ std::string first_difference(
 struct AgreementKeys {
   std::string prefix;
   std::string verdict() const { return prefix + "verdict"; }
+  /// How many know it.
+  std::string heard() const { return prefix + "heard"; }
   std::string hash(int64_t rank) const {
     return detail::concat(prefix, "hash/", rank);
   }
@@ -194,6 +202,15 @@ std::string judge(
       });
 }
 
+/// Rank 0 takes the store with it, and with that the verdict.
+void let_others_hear(const AgreementParty& party, const AgreementKeys& keys) {
+  const auto deadline = std::chrono::steady_clock::now() + kHearLimit;
+  while (party.store.add(keys.heard(), 0) < party.world_size - 1 &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
 /// Of the values themselves, however long.
 std::string hash_of(const std::vector<Agreed>& values) {
   std::string text;
@@ -224,11 +241,16 @@ void check_agreement(
     verdict = judge(party, keys, own_hash, own);
     with_store(party, "agreement", nobody, [&] {
       party.store.set(keys.verdict(), verdict);
+      if (verdict != kAgreed) {
+        let_others_hear(party, keys);
+      }
     });
   } else {
     verdict = with_store(party, "agreement", nobody, [&] {
       party.store.wait({keys.verdict()}, party.timeout);
-      return party.store.get_to_str(keys.verdict());
+      auto text = party.store.get_to_str(keys.verdict());
+      party.store.add(keys.heard(), text != kAgreed ? 1 : 0);
+      return text;
     });
   }
   if (verdict != kAgreed) {
@@ -240,14 +262,27 @@ void check_agreement(
 }
 
 void meet(const AgreementParty& party) {
+  const auto key = [](int64_t rank) {
+    return detail::concat("arrived/", rank);
+  };
   const auto who = [&] {
+    std::vector<int64_t> missing;
+    for (int64_t rank = 0; rank < party.world_size; ++rank) {
+      if (!party.store.check({key(rank)})) {
+        missing.push_back(rank);
+      }
+    }
+    const auto came = party.world_size - static_cast<int64_t>(missing.size());
     return detail::concat(
-        party.store.add("arrived", 0),
+        came,
         " of ",
         party.world_size,
-        " ranks came.");
+        " ranks came, without ",
+        ranks_text(missing),
+        ".");
   };
   with_store(party, "rendezvous", who, [&] {
+    party.store.set(key(party.rank), std::string("1"));
     if (party.store.add("arrived", 1) == party.world_size) {
       party.store.set("all_arrived", std::string("1"));
     }

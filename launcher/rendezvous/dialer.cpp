@@ -50,11 +50,10 @@ void Dialer::tick() {
   if (!fd_) {
     finish(DialResult::kUnreachable, std::strerror(error_));
   } else if (Clock::now() >= deadline_) {
-    if (state_ == State::kConnecting) {
-      finish(DialResult::kUnreachable, "no answer");
-    } else {
-      finish(DialResult::kNoGate, "it says nothing");
-    }
+    // A stopped or busy weftrun is as silent as another's program.
+    finish(
+        DialResult::kUnreachable,
+        state_ == State::kConnecting ? "no answer" : "it says nothing");
   }
 }
 

@@ -13,7 +13,7 @@ namespace weft::launcher {
 /// What became of a call at the gate.
 enum class DialResult {
   kWelcome,
-  /// Nobody there, yet.
+  /// Nobody there, yet, or nobody who says anything.
   kUnreachable,
   /// Somebody is there who is no weftrun.
   kNoGate,

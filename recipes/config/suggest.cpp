@@ -67,6 +67,9 @@ std::string list_keys(std::string_view section) {
       names.push_back(leaf_of(path));
     }
   }
+  if (names.empty()) {
+    return fmt::format("{} is no section; {}", section, list_keys(""));
+  }
   return fmt::format(
       "{} has {}",
       section.empty() ? "a recipe" : section,

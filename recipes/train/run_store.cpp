@@ -55,6 +55,20 @@ std::string on_first_rank(
   return answer.substr(1);
 }
 
+// Those of an earlier failure (mesh/watch/flight_files.h) would be taken for
+// what the same ranks did in the next one.
+void set_flight_records_aside(const fs::path& run) {
+  const auto records = run / "flight";
+  if (!fs::exists(records)) {
+    return;
+  }
+  int number = 1;
+  while (fs::exists(run / fmt::format("flight-{}", number))) {
+    ++number;
+  }
+  fs::rename(records, run / fmt::format("flight-{}", number));
+}
+
 // As it was resolved, with what its model has come to ask for since.
 Recipe parse_earlier(
     const Recipe& recipe,
@@ -175,6 +189,7 @@ void RunStore::say(const std::string& text) const {
 void RunStore::open(bool fresh) {
   MetricsLog::check_writable(metrics_path(recipe_));
   lock_ = std::make_unique<Lock>(path_);
+  set_flight_records_aside(recipe_.output_dir);
   checkpoint::remove_temporaries(path_);
   if (fresh && !checkpoint::list_steps(path_).empty()) {
     set_old_ones_aside();

@@ -34,11 +34,12 @@ class RunStore {
   using Say = std::function<void(const std::string&)>;
 
   /// Takes the folder for this run until it ends: rank 0 locks it, clears what
-  /// killed saves left and tries to write. With `fresh`, or `checkpoint.resume:
-  /// never`, the checkpoints that are there are set aside, as checkpoints.old.
-  /// Collective: all ranks; blocks.
-  /// Throws: mesh::UsageError, on all ranks, if another run has the folder or
-  /// it cannot be written; as read_hmac_key().
+  /// killed saves left, sets flight records of an earlier failure aside, as
+  /// flight-1, flight-2, ..., and tries to write. With `fresh`, or
+  /// `checkpoint.resume: never`, the checkpoints that are there are set aside,
+  /// as checkpoints.old. Collective: all ranks; blocks. Throws:
+  /// mesh::UsageError, on all ranks, if another run has the folder or it cannot
+  /// be written; as read_hmac_key().
   RunStore(const Recipe& recipe, const mesh::World& world, bool fresh, Say say);
   ~RunStore();
 

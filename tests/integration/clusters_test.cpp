@@ -194,7 +194,7 @@ TEST_F(ClustersTest, ARankThatDoesNotComeEndsTheRunInTime) {
       AllOf(
           StartsWith("ERROR 150 rank=0 op=train [rendezvous] Timed out after "
                      "1 s"),
-          HasSubstr("1 of 2 ranks came")));
+          HasSubstr("1 of 2 ranks came, without rank 1.")));
 }
 
 } // namespace

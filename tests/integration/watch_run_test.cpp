@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class WatchedRunTest : public ProcessTest {
  protected:
@@ -41,6 +42,7 @@ class WatchedRunTest : public ProcessTest {
         HasSubstr(
             "[agreement] " + field + ": rank 0 has '" + first +
             "' vs rank 1 has '" + other + "'"));
+    EXPECT_THAT(run.error(), Not(HasSubstr("ERROR 150")));
     EXPECT_FALSE(fs::exists(folder_ / "outputs/tiny/metrics.jsonl"));
   }
 
@@ -55,6 +57,7 @@ class WatchedRunTest : public ProcessTest {
              "eval.every=0",
              "checkpoint.every=0",
              "output_dir=stopped"}));
+    fs::create_directories(folder_ / "stopped/flight/rank_of_an_earlier_run");
     Process run(words, folder_);
     while (!fs::exists(folder_ / "stopped/metrics.jsonl") ||
            lines_of(metrics_text("stopped")).size() < 2) {
@@ -80,6 +83,12 @@ class WatchedRunTest : public ProcessTest {
     EXPECT_TRUE(fs::exists(folder_ / ("stopped/flight/rank_" + witness)));
     EXPECT_TRUE(
         fs::exists(folder_ / ("stopped/flight/rank" + witness + ".json")));
+    for (const auto& [name, is_there] :
+         {std::pair("flight", false), std::pair("flight-1", true)}) {
+      EXPECT_EQ(
+          fs::exists(folder_ / "stopped" / name / "rank_of_an_earlier_run"),
+          is_there);
+    }
   }
 };
 

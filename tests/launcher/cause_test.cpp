@@ -59,7 +59,7 @@ TEST(Cause, IsWhoeverLostThePeersAndNotThePeers) {
 TEST(Cause, APeerThatIsAloneWithItsLossIsTheCause) {
   WeftrunProcess run(shell(1, "echo 'Connection reset by peer' >&2; exit 1"));
   EXPECT_EQ(run.wait(), 1);
-  EXPECT_THAT(run.error(), HasSubstr(" (lost a peer)  <- first cause\n"));
+  EXPECT_THAT(run.error(), HasSubstr(" (lost a peer)  <- first to say so\n"));
 }
 
 TEST(Cause, AKillBySomebodyIsNotTakenForTheKernels) {

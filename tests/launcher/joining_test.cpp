@@ -61,6 +61,23 @@ TEST_F(SeveralHosts, AListenerThatIsNoWeftrunIsToldApart) {
   EXPECT_EQ(other->output() + first->output(), "");
 }
 
+// A weftrun that is stopped for a while may be behind it.
+TEST_F(SeveralHosts, AListenerThatSaysNothingIsWaitedFor) {
+  const auto silent = listen_at(loopback(0));
+  const std::string endpoint =
+      "127.0.0.1:" + std::to_string(own_address(silent.get()).port());
+  const auto other = host(
+      1,
+      "echo never",
+      {"--rdzv-endpoint=" + endpoint, "--rdzv-conf=join_timeout=12"});
+  EXPECT_EQ(other->wait(), 150);
+  EXPECT_THAT(
+      other->last_error_line(),
+      HasSubstr(
+          "host 0 was not there at " + endpoint +
+          " within 12 s (--rdzv-conf join_timeout): it says nothing."));
+}
+
 TEST_F(SeveralHosts, AnUnknownNameOfHost0IsSaid) {
   const std::string endpoint = "--rdzv-endpoint=no-such-host.invalid:29400";
   const auto other = host(1, "echo never", {endpoint});

@@ -60,6 +60,20 @@ TEST(PassedOn, WhoTakesItAsARequestToEndHasTimeAndIsNotRestarted) {
       StartsWith("ERROR 143 rank=0 op=launch stopped by signal 10 (SIGUSR1)"));
 }
 
+// As weft train in its first moments.
+TEST(PassedOn, WhoHasNoHandlerYetEndsTheRunAllTheSame) {
+  WeftrunProcess run(
+      shell(2, "echo ready; exec sleep 100", {"--max-restarts=3"}));
+  run.wait_for("ready", 2);
+  run.send(SIGUSR1);
+  EXPECT_EQ(run.wait(), 143);
+  EXPECT_EQ(count(run.output(), "ready"), 2);
+  EXPECT_THAT(run.error(), Not(HasSubstr("restart 1")));
+  EXPECT_THAT(
+      run.last_error_line(),
+      StartsWith("ERROR 143 rank=0 op=launch stopped by signal 10 (SIGUSR1)"));
+}
+
 TEST(PassedOn, TheCodeSaysSoWhereOthersEndOtherwise) {
   WeftrunProcess run(shell(
       2, "trap 'sleep $RANK; exit $((143 - 143 * RANK))' USR1; " + kRest));
