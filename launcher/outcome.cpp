@@ -12,12 +12,6 @@ namespace {
 using std::chrono::nanoseconds;
 using std::chrono::system_clock;
 
-/// Whether it ended because weftrun ended it.
-bool obeyed(const WorkerExit& exit) {
-  return exit.stopped && (!exit.failed_at_ns || exit.code == 128 + SIGTERM ||
-                          exit.code == 128 + SIGKILL);
-}
-
 int code_of(const WorkerExit& exit) {
   const bool no_memory = exit.finding == Finding::kOutOfMemory ||
                          exit.finding == Finding::kBadAlloc;
@@ -25,6 +19,11 @@ int code_of(const WorkerExit& exit) {
 }
 
 } // namespace
+
+bool obeyed(const WorkerExit& exit) {
+  return exit.stopped && (!exit.failed_at_ns || exit.code == 128 + SIGTERM ||
+                          exit.code == 128 + SIGKILL);
+}
 
 system_clock::time_point failure_time(const WorkerExit& exit) {
   return exit.failed_at_ns

@@ -76,6 +76,9 @@ struct Outcome {
 /// if no worker failed by itself.
 std::optional<WorkerExit> root_cause(const Outcome& outcome);
 
+/// Whether it ended because weftrun ended it, and not by itself.
+bool obeyed(const WorkerExit& exit);
+
 /// Whether it is another failure's consequence.
 bool lost_a_peer(const WorkerExit& exit);
 

@@ -220,7 +220,7 @@ std::string who_failed(
   auto exits = outcome.exits;
   std::ranges::stable_sort(exits, {}, failure_time);
   for (const auto& exit : exits) {
-    if (exit.code != 0 && (!exit.stopped || exit.rank == cause.rank)) {
+    if (exit.code != 0 && (!obeyed(exit) || exit.rank == cause.rank)) {
       failed += failed_rank_line(exit, exit.rank == cause.rank, sources.host);
       ++count;
     } else if (exit.stopped) {

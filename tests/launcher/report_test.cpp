@@ -169,6 +169,17 @@ TEST_F(Report, MarksConsequencesAndSortsByTime) {
   place(" on loom (lost a peer)\n");
 }
 
+// Told to end when it had failed already.
+TEST_F(Report, WhoFailedByItselfWasNotEndedByWeftrun) {
+  add(2, 137, SIGKILL);
+  add(0, 150, 0, /*stopped=*/true).failed_at_ns = 1'000'000'000;
+  add(1, 150, 0, /*stopped=*/true);
+  const auto report = text();
+  EXPECT_THAT(report, HasSubstr("2 of 4 workers failed"));
+  EXPECT_THAT(report, HasSubstr("  rank 0    pid 100      exit code 150, "));
+  EXPECT_THAT(report, HasSubstr("then ended by weftrun: rank 1\n"));
+}
+
 TEST_F(Report, TellsWhoKilledAWorkerWhereThatIsKnown) {
   auto& exit = add(1, 137, SIGKILL);
   EXPECT_THAT(
