@@ -91,6 +91,9 @@ void Watch::look_into(Lock& lock, nanoseconds waited) {
       next_warning_,
       waited +
           std::clamp<nanoseconds>(waited / 2, options_.stall, kLongestPause));
+  if (!circle_.empty()) { // Certain, if it is still there.
+    next_look_ = waited + options_.stall / 2;
+  }
 }
 
 void Watch::inquire(Lock& lock, Reason reason) {
