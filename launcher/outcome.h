@@ -88,7 +88,7 @@ int code_of_request(int signal);
 
 /// The launcher's exit code: 0 if all workers exited 0, else the root cause's
 /// code, 137 if it ran out of memory; after a signal from outside the code that
-/// all workers share, else code_of_request().
+/// all workers share, else, or if they died of that signal, code_of_request().
 int exit_code(const Outcome& outcome);
 
 } // namespace weft::launcher

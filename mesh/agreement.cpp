@@ -4,11 +4,11 @@
 #include <chrono>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "mesh/await_count.h"
 #include "mesh/error.h"
 #include "mesh/failure.h"
 #include "mesh/fnv.h"
@@ -21,7 +21,7 @@ constexpr size_t kLongestValue = size_t{64} * 1024;
 constexpr size_t kShownBytes = 160;
 constexpr const char* kAgreed = "=";
 /// For how long rank 0 waits for others to hear of a difference.
-constexpr std::chrono::seconds kHearLimit{2};
+constexpr std::chrono::seconds kDifferenceLimit{2};
 
 /// The value, or if it is long its beginning and a hash of it all.
 std::string digest(std::string_view value) {
@@ -202,15 +202,6 @@ std::string judge(
       });
 }
 
-/// Rank 0 takes the store with it, and with that the verdict.
-void let_others_hear(const AgreementParty& party, const AgreementKeys& keys) {
-  const auto deadline = std::chrono::steady_clock::now() + kHearLimit;
-  while (party.store.add(keys.heard(), 0) < party.world_size - 1 &&
-         std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-}
-
 /// Of the values themselves, however long.
 std::string hash_of(const std::vector<Agreed>& values) {
   std::string text;
@@ -242,14 +233,17 @@ void check_agreement(
     with_store(party, "agreement", nobody, [&] {
       party.store.set(keys.verdict(), verdict);
       if (verdict != kAgreed) {
-        let_others_hear(party, keys);
+        await_count(
+            party.store, keys.heard(), party.world_size - 1, kDifferenceLimit);
       }
     });
   } else {
     verdict = with_store(party, "agreement", nobody, [&] {
       party.store.wait({keys.verdict()}, party.timeout);
       auto text = party.store.get_to_str(keys.verdict());
-      party.store.add(keys.heard(), text != kAgreed ? 1 : 0);
+      if (text != kAgreed) {
+        party.store.add(keys.heard(), 1);
+      }
       return text;
     });
   }

@@ -32,7 +32,8 @@ void check_agreement(
     const std::vector<Agreed>& values);
 
 /// Blocks until all ranks have called it.
-/// Throws: CommError saying how many came, if they do not all in time.
+/// Throws: CommError saying how many came and which ranks did not, if not
+/// all do in time.
 void meet(const AgreementParty& party);
 
 } // namespace weft::mesh

@@ -6,6 +6,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "mesh/await_count.h"
 #include "mesh/error.h"
 #include "mesh/watch/peer_process.h"
 
@@ -14,7 +15,7 @@ namespace {
 
 constexpr auto kListenAtMost = std::chrono::hours(24);
 /// How often one that waits for answers looks whether they are still worth it.
-constexpr auto kGlance = std::chrono::milliseconds(100);
+constexpr auto kAnswerGlance = std::chrono::milliseconds(100);
 /// Whoever reads answers reads none that is older.
 constexpr uint64_t kRoundsKept = 16;
 
@@ -133,8 +134,8 @@ void NoticeBoard::note_heard() {
   store_->add(kHeard, 1);
 }
 
-int64_t NoticeBoard::heard() {
-  return store_->add(kHeard, 0);
+void NoticeBoard::await_heard(int64_t count, std::chrono::milliseconds limit) {
+  await_count(*store_, kHeard, count, limit);
 }
 
 void NoticeBoard::end(const RankSight& last) {
@@ -149,7 +150,7 @@ bool NoticeBoard::all_come(
   using WaitClock = std::chrono::steady_clock;
   const auto deadline = WaitClock::now() + limit;
   while (true) {
-    const auto end = std::min(deadline, WaitClock::now() + kGlance);
+    const auto end = std::min(deadline, WaitClock::now() + kAnswerGlance);
     try {
       store_->wait(
           keys,

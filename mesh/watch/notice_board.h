@@ -63,8 +63,8 @@ class NoticeBoard {
   std::optional<Verdict> verdict();
   /// Counts a rank that knows why a collective has failed.
   void note_heard();
-  /// How many have been counted.
-  int64_t heard();
+  /// Waits until so many have been counted, for `limit` at most.
+  void await_heard(int64_t count, std::chrono::milliseconds limit);
 
   /// This rank has ended all it had to do, and answers no more.
   void end(const RankSight& last);

@@ -102,10 +102,7 @@ void Watch::let_others_hear() {
   if (rank_ != 0 || !has_failed) {
     return;
   }
-  const auto deadline = WatchClock::now() + kHearLimit;
-  while (asking_->heard() < audience_ && WatchClock::now() < deadline) {
-    std::this_thread::sleep_for(milliseconds(2));
-  }
+  asking_->await_heard(audience_, kHearLimit);
 }
 
 // Counted once: it knows why a collective has failed.

@@ -11,6 +11,7 @@
 
 #include "mesh/communicator.h"
 #include "mesh/error.h"
+#include "tests/support/count.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 
@@ -20,6 +21,7 @@
 namespace weft::mesh {
 namespace {
 
+using test::count;
 using test::message_of_thrown;
 using test::RankContext;
 using test::run_ranks;
@@ -244,15 +246,6 @@ TEST(ASlowRank, IsWaitedFor) {
   }
 }
 
-size_t count_of(const std::string& text, const std::string& part) {
-  size_t count = 0;
-  for (auto at = text.find(part); at != text.npos;
-       at = text.find(part, at + 1)) {
-    ++count;
-  }
-  return count;
-}
-
 // The first of those that wait says so when its time has come, though others
 // have asked before; and again after twice the time.
 TEST(ASlowRank, IsSaidToBeWaitedForOnce) {
@@ -273,16 +266,16 @@ TEST(ASlowRank, IsSaidToBeWaitedForOnce) {
       },
       options);
   const auto said = ::testing::internal::GetCapturedStderr();
-  const auto warnings = count_of(said, "WARNING rank=");
+  const auto warnings = count(said, "WARNING rank=");
   EXPECT_GE(warnings, 1) << said;
   EXPECT_LE(warnings, 2) << said;
   EXPECT_EQ(
-      count_of(said, "WARNING rank=0 op=watch ranks 0 to 2 have waited "),
+      count(said, "WARNING rank=0 op=watch ranks 0 to 2 have waited "),
       warnings)
       << said;
-  EXPECT_EQ(count_of(said, " in all_reduce #1 (\"late\" [4] Float, "), warnings)
+  EXPECT_EQ(count(said, " in all_reduce #1 (\"late\" [4] Float, "), warnings)
       << said;
-  EXPECT_EQ(count_of(said, " for rank 3; rank 3 "), warnings) << said;
+  EXPECT_EQ(count(said, " for rank 3; rank 3 "), warnings) << said;
 }
 
 } // namespace

@@ -11,11 +11,13 @@
 #include "mesh/error.h"
 #include "recipes/report/write_file.h"
 #include "tests/recipes/fixtures.h"
+#include "tests/support/count.h"
 
 namespace weft::recipes {
 namespace {
 
 using nlohmann::json;
+using test::count;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -56,15 +58,6 @@ json data_of(const std::string& page) {
 
 json data_of_run(const TempFolder& run) {
   return data_of(read_text(write_report(run.path())))["runs"][0];
-}
-
-size_t count(const std::string& text, const std::string& part) {
-  size_t n = 0;
-  for (size_t at = text.find(part); at != std::string::npos;
-       at = text.find(part, at + 1)) {
-    ++n;
-  }
-  return n;
 }
 
 TEST(Report, HoldsTheRun) {
