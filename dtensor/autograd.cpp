@@ -12,6 +12,7 @@
 #include "dtensor/graph_nodes.h"
 #include "dtensor/saved_tensor_hooks.h"
 #include "dtensor/scopes.h"
+#include "dtensor/write_counter.h"
 
 namespace weft::dtensor {
 
@@ -111,7 +112,8 @@ at::Tensor to_local_recorded(
 // it is needed; a strong one would be a cycle for leaves); without a graph it
 // is strong and dies with the input. Hooks that take what the graph would have
 // saved (activation checkpointing) hold the tensor as long as they live. An
-// entry never serves another version of the data or the other grad mode.
+// entry never serves another version of the data, which is counted by a
+// WriteCounter under InferenceMode, or the other grad mode.
 at::Tensor find_shared(DTensorImpl& impl, const DTensorImpl::Shared& wanted) {
   std::erase_if(impl.shared, [&](const auto& entry) {
     return entry.version != wanted.version ||
@@ -143,18 +145,22 @@ at::Tensor enter_local(
   require_values(dtensor, name);
   const bool graph = records_graph(dtensor);
   const auto grad_spec = want.with(grad);
+  std::shared_ptr<const WriteCounter> writes;
+  if (dtensor.is_inference() && !(impl->spec() == want)) {
+    writes = watch_writes(impl->spec(), impl->local());
+  }
   DTensorImpl::Shared entry{
       .spec_id = want.id(),
       .grad_id = grad_spec.id(),
       .version = dtensor.is_inference()
-                     ? 0
-                     : static_cast<uint32_t>(
-                           impl->version_counter().current_version()),
+                     ? (writes ? writes->count() : 0)
+                     : impl->version_counter().current_version(),
       .grad_mode = graph,
       .weak =
           c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
               c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()),
-      .strong = {}};
+      .strong = {},
+      .writes = writes};
   if (auto shared = find_shared(*impl, entry); shared.defined()) {
     return shared;
   }

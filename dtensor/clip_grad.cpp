@@ -4,6 +4,7 @@
 
 #include <torch/torch.h>
 
+#include "dtensor/copied_view.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 
@@ -104,6 +105,9 @@ void clip_grads_with_norm_(
     const at::NoGradGuard no_grad;
     auto locals = local_gradients(parameters);
     at::_foreach_mul_(locals, scale);
+    for (const auto& parameter : parameters) {
+      note_write(parameter.grad(), "clip_grads_with_norm_");
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include "dtensor/copied_view.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
@@ -229,6 +230,7 @@ void require_values(const at::Tensor& tensor, std::string_view op) {
       describe(tensor),
       ", which has no values yet. Call "
       "weft::dtensor::materialize(model, seed) first.");
+  refresh(tensor);
 }
 
 namespace {

@@ -69,8 +69,10 @@ struct DeferredState {
 };
 
 bool is_deferred(const at::Tensor& tensor);
-/// Throws: c10::ValueError naming `op` and the tensor if its values are still
-/// to come.
+/// To be called before the local tensor of a user's DTensor is read: brings a
+/// copied view up to date, see refresh(), as all ranks of its mesh do together.
+/// Throws: c10::ValueError naming `op` and the tensor if it has not been
+/// materialized.
 void require_values(const at::Tensor& tensor, std::string_view op);
 
 /// Gives every deferred parameter and buffer of `module` its values: this

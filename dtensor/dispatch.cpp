@@ -8,6 +8,7 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include "dtensor/copied_view.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
@@ -97,14 +98,16 @@ bool make_written_whole(const c10::OperatorHandle& op, Arguments arguments) {
             !impl->spec().is_replicated()) {
           const auto to = impl->spec().with(
               Placements(impl->spec().mesh_ndim(), Replicate()));
-          impl->reset_local(
-              redistribute_local(
-                  impl->local(),
-                  impl->sizes(),
-                  impl->spec(),
-                  to,
-                  op.schema().name()),
-              to);
+          auto whole = redistribute_local(
+              impl->local(),
+              impl->sizes(),
+              impl->spec(),
+              to,
+              op.schema().name());
+          // It may be a view, which the write has to go through.
+          auto link = make_copied_view(*impl, whole, to);
+          impl->reset_local(std::move(whole), to);
+          impl->copied_view = std::move(link);
           any = true;
         }
       });
@@ -136,6 +139,11 @@ void dispatch(
     replicate_plain(op, DTensorSpec(*reader.common()), *stack);
     dispatch(op, keys, stack);
     return;
+  }
+  if (reader.has_copied_view()) {
+    for_each_tensor(arguments, [](const at::Tensor& tensor, size_t, int64_t) {
+      refresh(tensor);
+    });
   }
   std::shared_ptr<const OpPlan> plan;
   try {

@@ -115,6 +115,7 @@ void DTensorImpl::move_local(at::Tensor local) {
 void DTensorImpl::reset_local(at::Tensor local, DTensorSpec spec) {
   local_ = std::move(local);
   spec_ = std::move(spec);
+  copied_view.reset();
   shared.clear();
 }
 
@@ -133,6 +134,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
   copy_tensor_metadata(
       this, copy.get(), version_counter, allow_tensor_metadata_change);
   copy->deferred = deferred;
+  copy->copied_view = copied_view;
   return copy;
 }
 
@@ -148,6 +150,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
       std::move(version_counter),
       allow_tensor_metadata_change);
   copy->deferred = deferred;
+  copy->copied_view = copied_view;
   return copy;
 }
 
@@ -162,6 +165,7 @@ void DTensorImpl::shallow_copy_from(
   local_ = source->local_;
   spec_ = source->spec_;
   deferred = source->deferred;
+  copied_view = source->copied_view;
   shared.clear();
 }
 

@@ -13,8 +13,10 @@
 
 namespace weft::dtensor {
 
-struct ParameterInfo;
+struct CopiedView;
 struct DeferredState;
+struct ParameterInfo;
+class WriteCounter;
 
 /// The tensor behind a DTensor: global sizes, strides and dtype; this rank's
 /// local tensor; and the spec that relates them. Dispatch key PrivateUse3, no
@@ -60,16 +62,17 @@ class DTensorImpl final : public c10::TensorImpl {
   struct Shared {
     const void* spec_id;
     const void* grad_id;
-    uint32_t version;
+    uint64_t version;
     bool grad_mode;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak;
     at::Tensor strong;
+    /// What `version` counts under InferenceMode.
+    std::shared_ptr<const WriteCounter> writes;
   };
   std::vector<Shared> shared;
 
-  /// A view op had to communicate: writes to this tensor would not reach the
-  /// one it shows.
-  bool is_copied_view = false;
+  /// Set if this is a view whose local tensor is a copy.
+  std::shared_ptr<CopiedView> copied_view;
 
   /// Made when it is first asked for: few tensors ever are.
   const c10::Storage& storage() const override;

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/comm_debug.h"
+#include "dtensor/copied_view.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute.h"
@@ -16,7 +17,7 @@ DTensorSpec replicated(const DTensorSpec& spec) {
 }
 
 bool is_ready(const DTensorImpl& impl) {
-  return !impl.deferred && !impl.is_copied_view;
+  return !impl.deferred && !impl.copied_view;
 }
 
 bool is_whole_scalar(const at::Tensor& tensor) {
@@ -155,6 +156,28 @@ at::Tensor ListCall::whole_scalar(const at::Tensor& tensor, size_t argument)
       op_.schema().name());
 }
 
+std::vector<at::Tensor> ListCall::writes_to_note() const {
+  std::vector<at::Tensor> tensors;
+  const void* mesh = nullptr;
+  bool is_watched = false;
+  for (size_t i = 0; i < count_; ++i) {
+    if (!arguments_[i].isTensorList() || !is_written(i)) {
+      continue;
+    }
+    for (const auto& element : arguments_[i].toListRef()) {
+      const auto* impl = dtensor_impl(element.toTensor());
+      if (impl && impl->spec().mesh().id() != mesh) {
+        mesh = impl->spec().mesh().id();
+        is_watched = are_writes_watched(impl->spec());
+      }
+      if (impl && is_watched) {
+        tensors.push_back(element.toTensor());
+      }
+    }
+  }
+  return tensors;
+}
+
 void ListCall::unwrap_scalars() const {
   for (size_t i = 0; i < count_; ++i) {
     auto& value = arguments_[i];
@@ -243,8 +266,8 @@ at::Tensor ListCall::aligned(size_t argument, size_t index) const {
                                        : tensor;
   }
   require_values(tensor, op_.schema().name());
-  if (is_written(argument) && impl->is_copied_view) {
-    refuse(argument, index, "is a view that is a copy. Use what it shows");
+  if (is_written(argument)) {
+    check_write(tensor, op_.schema().name());
   }
   if (argument == first_list_) {
     if (impl->spec().has_partial()) {
@@ -323,9 +346,7 @@ void ListCall::refuse_pending_writes() const {
     if (impl && impl->spec().has_partial()) {
       refuse(first_list_, k, "is a pending reduction. Redistribute it");
     }
-    if (impl && impl->is_copied_view) {
-      refuse(first_list_, k, "is a view that is a copy. Use what it shows");
-    }
+    check_write(tensor, op_.schema().name());
   }
 }
 

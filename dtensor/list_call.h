@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -32,6 +33,10 @@ class ListCall {
   /// Collective: all ranks of the tensors' meshes.
   /// Throws: c10::ValueError for what cannot be brought there.
   void align_to_first() const;
+
+  /// Tensors whose note_write() is due when the op has run; none where no
+  /// writes are watched.
+  std::vector<at::Tensor> writes_to_note() const;
 
   /// Replaces single whole DTensors that an op reads as numbers.
   void unwrap_scalars() const;

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include "dtensor/copied_view.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
@@ -86,6 +87,14 @@ void wrap_results(
   value = std::move(results);
 }
 
+void note_writes(
+    const c10::OperatorHandle& op,
+    const std::vector<at::Tensor>& written) {
+  for (const auto& tensor : written) {
+    note_write(tensor, op.schema().name());
+  }
+}
+
 void run_elementwise(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -98,8 +107,10 @@ void run_elementwise(
   }
   const at::AutoDispatchBelowADInplaceOrView below;
   if (!returns) {
+    const auto written = call.writes_to_note();
     call.to_locals();
     op.callBoxed(stack);
+    note_writes(op, written);
     return;
   }
   const auto metas = result_metas(call);
@@ -114,12 +125,14 @@ void run_fused(
     Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const ListCall call(op, *stack);
+  const auto written = call.writes_to_note();
   if (call.is_aligned(/*dense=*/false)) {
     call.to_locals();
   } else {
     call.align_to_first();
   }
   op.callBoxed(stack);
+  note_writes(op, written);
 }
 
 at::Tensor placed_at(
@@ -228,9 +241,11 @@ void run_unscale(
       note_cuts(cuts, impl->spec());
     }
   }
+  const auto written = call.writes_to_note();
   call.to_locals();
   const auto found = call.argument(1).toTensor();
   op.callBoxed(stack);
+  note_writes(op, written);
   for (const auto& [mesh, dims] : cuts) {
     for (size_t i = 0; i < dims.size(); ++i) {
       if (dims[i]) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include <ATen/MemoryOverlap.h>
 #include <torch/torch.h>
 
 #include "dtensor/dtensor_impl.h"
@@ -103,10 +104,26 @@ OutputMeta meta_of(const TensorArgument& argument) {
   return {argument.sizes().vec(), argument.tensor.strides().vec()};
 }
 
+// Of an expanded tensor this rank's part may have each element once, where
+// another rank's has not: the global strides tell.
+void check_overlap(const OpCall& call, const at::Tensor& written) {
+  TORCH_CHECK_VALUE(
+      at::has_internal_overlap(written) != at::MemOverlap::Yes,
+      "[",
+      call.name(),
+      "] writes to a tensor of which several elements share memory, e.g. an "
+      "expanded one; arguments ",
+      describe_arguments(call),
+      ". Write to a clone() of it. (",
+      call.mesh().describe_rank(),
+      ")");
+}
+
 // An op may not change what a DTensor is, so an out= tensor has to have the
 // right sizes already.
 void check_outs(const OpCall& call, const std::vector<OutputMeta>& expected) {
   for (size_t i = 0; i < call.outs.size() && i < expected.size(); ++i) {
+    check_overlap(call, call.outs[i].tensor);
     TORCH_CHECK_VALUE(
         call.outs[i].sizes() == c10::IntArrayRef(expected[i].sizes),
         "[",
@@ -150,6 +167,7 @@ std::vector<OutputMeta> output_metas(const OpCall& call, const Rule& rule) {
       ")");
   for (const auto& input : call.tensors) {
     if (is_written(call, input.argument)) {
+      check_overlap(call, input.tensor);
       metas.push_back(meta_of(input));
     }
   }
@@ -487,9 +505,6 @@ OpPlan make_op_plan(const OpCall& call) {
   plan.writes = call.is_inplace();
   plan.inputs = plan_inputs(call, chosen);
   plan.outs = plan_outs(call, chosen);
-  plan.copied_view =
-      rule->view &&
-      std::ranges::any_of(plan.inputs, [](auto& i) { return i.to != nullptr; });
   if (!plan.writes && metas.empty()) {
     plan.whole_results =
         call.common.with(Placements(call.mesh().ndim(), Replicate())).id();

@@ -50,8 +50,6 @@ struct OpPlan {
   bool writes = false;
   /// The result shares memory with an argument.
   bool is_view = false;
-  /// A view whose input had to move: its result is a copy.
-  bool copied_view = false;
   /// See Rule::reshapes.
   bool reshapes = false;
 };

@@ -189,6 +189,7 @@ void CallReader::read_tensor(const at::Tensor& tensor) {
     return;
   }
   has_deferred_ |= impl->deferred != nullptr;
+  has_copied_view_ |= impl->copied_view != nullptr;
   if (!common_ && impl->spec().mesh_ndim() != 0) {
     common_ = &impl->spec();
   }

@@ -23,6 +23,7 @@ class CallReader {
   const PlanKey& key() const { return key_; }
   bool cachable() const { return cachable_; }
   bool has_deferred() const { return has_deferred_; }
+  bool has_copied_view() const { return has_copied_view_; }
   /// A plain tensor of one dim or more is among the arguments.
   bool has_plain() const { return has_plain_; }
   /// The first DTensor that lies on a mesh of one dim or more, or null.
@@ -48,6 +49,7 @@ class CallReader {
   PlanKey key_;
   bool cachable_ = true;
   bool has_deferred_ = false;
+  bool has_copied_view_ = false;
   bool has_plain_ = false;
   const DTensorSpec* common_ = nullptr;
 };

@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/comm_debug.h"
+#include "dtensor/copied_view.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/explain.h"
@@ -60,24 +61,6 @@ void make_viewable(c10::IValue& value, c10::IntArrayRef sizes) {
   }
 }
 
-// See OpPlan::copied_view.
-void refuse_write_to_copy(
-    const c10::OperatorHandle& op,
-    const at::Tensor& written) {
-  const auto* impl = dtensor_impl(written);
-  TORCH_CHECK_VALUE(
-      !impl->is_copied_view,
-      "[",
-      op.schema().name(),
-      "] writes to ",
-      describe(written),
-      ", a view that had to be communicated and is a copy: the write would "
-      "be lost. Write to the tensor it was taken from, or clone() it first. "
-      "(",
-      impl->spec().mesh().describe_rank(),
-      ")");
-}
-
 // One call of an op by its plan.
 class PlanRun {
  public:
@@ -96,6 +79,10 @@ class PlanRun {
   void run() {
     const bool normal_view = makes_normal_view();
     check_moves();
+    check_writes();
+    if (plan_.is_view) {
+      base_ = stack_[first_].toTensor();
+    }
     enter_inputs();
     enter_outs();
     for (const auto& [argument, value] : plan_.local_arguments) {
@@ -104,9 +91,15 @@ class PlanRun {
     if (plan_.reshapes) {
       make_viewable(stack_[first_], stack_[first_ + 1].toIntVector());
     }
+    if (plan_.is_view) {
+      shown_ = stack_[first_].toTensor();
+    }
     op_.callBoxed(&stack_);
     if (plan_.writes || !plan_.outs.empty()) {
       leave_outs();
+      for (const auto& tensor : written_) {
+        note_write(tensor, op_.schema().name());
+      }
       return_written(stack_, returns_, written_);
       return;
     }
@@ -156,6 +149,22 @@ class PlanRun {
     }
   }
 
+  // Before anything is sent for this call.
+  void check_writes() {
+    ArgumentReplacer arguments(&stack_[first_]);
+    for (const auto& input : plan_.inputs) {
+      if (input.is_written) {
+        check_write(
+            arguments.get(input.argument, input.list_index),
+            op_.schema().name());
+      }
+    }
+    for (const auto& out : plan_.outs) {
+      check_write(
+          arguments.get(out.argument, out.list_index), op_.schema().name());
+    }
+  }
+
   void enter_inputs() {
     ArgumentReplacer arguments(&stack_[first_]);
     for (const auto& input : plan_.inputs) {
@@ -168,7 +177,6 @@ class PlanRun {
       const auto tensor = arguments.get(input.argument, input.list_index);
       auto* impl = dtensor_impl(tensor);
       if (input.is_written) {
-        refuse_write_to_copy(op_, tensor);
         written_.push_back(tensor);
       }
       arguments.set(
@@ -184,19 +192,18 @@ class PlanRun {
     const DTensorSpec to(mesh_, input.to);
     const detail::MoveScope move(
         tensor, from, to, /*is_implicit=*/true, cheaper_);
-    return redistribute_local(
-        dtensor_impl(tensor)->local(),
-        tensor.sizes(),
-        from,
-        to,
-        op_.schema().name());
+    const auto& local = dtensor_impl(tensor)->local();
+    auto result = redistribute_local(
+        local, tensor.sizes(), from, to, op_.schema().name());
+    // A part of a replicated tensor is a view of it. A write to such a view
+    // would reach this rank's replica alone.
+    return plan_.is_view && result.is_alias_of(local) ? result.clone() : result;
   }
 
   void enter_outs() {
     ArgumentReplacer arguments(&stack_[first_]);
     for (const auto& out : plan_.outs) {
       written_.push_back(arguments.get(out.argument, out.list_index));
-      refuse_write_to_copy(op_, written_.back());
       const auto& local = dtensor_impl(written_.back())->local();
       results_.push_back(
           out.result ? at::empty(out.result_sizes, local.options()) : local);
@@ -244,6 +251,26 @@ class PlanRun {
     });
   }
 
+  // Which tensor the result shows, if that is a copy: see Note [Copied views].
+  std::shared_ptr<CopiedView> shown_copy(const at::Tensor& result) {
+    if (!plan_.is_view || !result.has_storage()) {
+      return nullptr;
+    }
+    const auto* base = dtensor_impl(base_);
+    if (result.is_alias_of(base->local())) {
+      return base->copied_view;
+    }
+    if (!copied_view_ && result.is_alias_of(shown_)) {
+      copied_view_ = make_copied_view(*base, shown_, shown_spec());
+    }
+    return copied_view_;
+  }
+
+  DTensorSpec shown_spec() const {
+    const auto* spec = plan_.inputs.at(0).to;
+    return DTensorSpec(mesh_, spec ? spec : plan_.inputs.at(0).from);
+  }
+
   void wrap_planned() {
     size_t next = 0;
     wrap_results(stack_, returns_, [&](at::Tensor local) {
@@ -251,9 +278,10 @@ class PlanRun {
       if (!local.defined()) {
         return local;
       }
+      auto copied_view = shown_copy(local);
       auto result =
           wrap(std::move(local), output.spec, output.sizes, output.strides);
-      dtensor_impl(result)->is_copied_view = plan_.copied_view;
+      dtensor_impl(result)->copied_view = std::move(copied_view);
       return result;
     });
   }
@@ -266,6 +294,10 @@ class PlanRun {
   const size_t returns_;
   /// For a CommDebugMode that asks: see cheaper_placements().
   std::string cheaper_;
+  /// A view op's input, and the local tensor that it ran on.
+  at::Tensor base_;
+  at::Tensor shown_;
+  std::shared_ptr<CopiedView> copied_view_;
   c10::SmallVector<at::Tensor, 2> written_;
   /// What is written to for each of the plan's outs.
   c10::SmallVector<at::Tensor, 2> results_;

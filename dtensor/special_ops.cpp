@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/autograd.h"
+#include "dtensor/copied_view.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
@@ -119,25 +120,36 @@ at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) {
 // --- lazy views --------------------------------------------------------------
 
 // A local tensor that is only marked as conjugated or negated would be sent as
-// it lies in memory: values are made at once, and the view is a copy.
-at::Tensor
-copied_view(const at::Tensor& self, const DTensorSpec& spec, at::Tensor local) {
+// it lies in memory: values are computed at once, and the view is a copy.
+at::Tensor lazy_view(
+    const at::Tensor& self,
+    const DTensorSpec& spec,
+    CopiedView::Values values,
+    at::Tensor (*compute)(const at::Tensor&)) {
+  auto local = compute(local_of(self, spec));
+  auto link = make_copied_view(*dtensor_impl(self), local, spec, values);
   auto view =
       make_dtensor(std::move(local), spec, self.sizes(), self.strides());
-  dtensor_impl(view)->is_copied_view = true;
+  dtensor_impl(view)->copied_view = std::move(link);
   return view;
 }
 
 at::Tensor conj(const at::Tensor& self) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto& spec = spec_of(self);
-  return copied_view(self, spec, at::conj_physical(local_of(self, spec)));
+  return lazy_view(
+      self,
+      spec_of(self),
+      CopiedView::Values::kConjugated,
+      [](const at::Tensor& local) { return at::conj_physical(local); });
 }
 
 at::Tensor neg_view(const at::Tensor& self) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto spec = negatable(spec_of(self));
-  return copied_view(self, spec, at::neg(local_of(self, spec)));
+  return lazy_view(
+      self,
+      negatable(spec_of(self)),
+      CopiedView::Values::kNegated,
+      [](const at::Tensor& local) { return at::neg(local); });
 }
 
 // --- rrelu -------------------------------------------------------------------

@@ -46,13 +46,13 @@ shared_cast(const at::Tensor& self, at::ScalarType dtype, const Cast& cast) {
   DTensorImpl::Shared want{
       .spec_id = cast_id(dtype),
       .grad_id = nullptr,
-      .version =
-          static_cast<uint32_t>(impl->version_counter().current_version()),
+      .version = impl->version_counter().current_version(),
       .grad_mode = graph,
       .weak =
           c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
               c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()),
-      .strong = {}};
+      .strong = {},
+      .writes = nullptr};
   const auto found = std::ranges::find_if(
       impl->shared, [&](const auto& entry) { return serves(entry, want); });
   if (found != impl->shared.end()) {

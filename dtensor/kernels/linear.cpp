@@ -134,7 +134,7 @@ c10::DimVector output_sizes(const at::Tensor& input, const at::Tensor& weight) {
 
 bool lies_ready(const at::Tensor& tensor, LinearPlan::Entry want) {
   const auto* impl = dtensor_impl(tensor);
-  return impl->spec().id() == want && !impl->deferred &&
+  return impl->spec().id() == want && !impl->deferred && !impl->copied_view &&
          impl->is_contiguous() && impl->local().is_contiguous();
 }
 

@@ -30,7 +30,8 @@ struct NormRegion {
 };
 
 bool is_ready(const DTensorImpl* impl) {
-  return impl && !impl->deferred && impl->spec().mesh_ndim() != 0;
+  return impl && !impl->deferred && !impl->copied_view &&
+         impl->spec().mesh_ndim() != 0;
 }
 
 // Whole, on the input's mesh, and no style says how the norm is to be cut.

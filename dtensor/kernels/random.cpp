@@ -7,6 +7,7 @@
 
 #include <torch/torch.h>
 
+#include "dtensor/copied_view.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
@@ -349,12 +350,16 @@ at::Tensor draw_dtensor(
 
 void write_value(const at::Tensor& self, const at::Tensor& value) {
   auto* impl = dtensor_impl(self);
+  refresh(value);
+  refresh(self);
+  check_write(self, "random");
   impl->local().copy_(redistribute_local(
       dtensor_impl(value)->local(),
       value.sizes(),
       spec_of(value),
       impl->spec(),
       "random"));
+  note_write(self, "random");
 }
 
 void refuse_generator(
@@ -397,18 +402,13 @@ void random_fill(
     random_fill_unplaced(op, args, stack);
     return;
   } else {
-    TORCH_CHECK_VALUE(
-        !impl->is_copied_view,
-        "[",
-        args.op(),
-        "] writes to ",
-        describe(self),
-        ", a view that had to be communicated and is a copy: the write would "
-        "be lost. Write to the tensor it was taken from.");
+    refresh(self);
+    check_write(self, args.op());
     const auto draw = read_draw(args, self.scalar_type());
     fill_part(
         impl->local(), next_random_part(impl->spec(), self.sizes()), draw);
     keep_own_term(impl->local(), impl->spec());
+    note_write(self, args.op());
   }
   torch::jit::drop(*stack, arguments);
   stack->emplace_back(std::move(result));

@@ -14,6 +14,7 @@
 #include "tests/dtensor/op_check/dispatch_check.h"
 #include "tests/dtensor/op_check/placement_search.h"
 #include "tests/dtensor/op_check/strategy_check.h"
+#include "tests/dtensor/op_check/view_chains.h"
 
 namespace weft::dtensor::check {
 namespace {
@@ -186,7 +187,31 @@ void check_all_dispatch(
   }
 }
 
+void check_all_view_chains(const Options& options, Report& report) {
+  ChainFamilies all;
+  for (const auto& shape :
+       std::vector<std::vector<int64_t>>{{2}, {3}, {2, 2}}) {
+    LockstepRanks ranks(shape);
+    const auto families = check_view_chains(
+        ranks,
+        shape,
+        {.programs = options.full ? 4000 : 150, .seed = options.seed},
+        report);
+    for (const auto& [family, counts] : families) {
+      all[family].right += counts.right;
+      all[family].refused += counts.refused;
+    }
+  }
+  for (const auto& [family, counts] : all) {
+    std::cout << "  " << family << ": " << counts.right << " right, "
+              << counts.refused << " refused\n";
+  }
+}
+
 void print(const Report& report) {
+  for (const auto& [text, n] : report.refusals) {
+    std::cout << "  " << n << " x " << text << "\n";
+  }
   for (const auto& failure : report.failures) {
     std::cout << "FAILED " << failure.part << " " << failure.op << " ("
               << failure.where << ")\n  " << failure.what << "\n  "
@@ -322,6 +347,9 @@ int run(const Options& options) {
   if (options.has('C')) {
     check_kernels(ops, options, report);
   }
+  timed('D', "view chains", [](const auto&, const Options& of, Report& to) {
+    check_all_view_chains(of, to);
+  });
   handle_table(options, report);
   print(report);
   if (!options.json.empty()) {
@@ -345,8 +373,8 @@ int main(int argc, char** argv) {
       "--parts",
       options.parts,
       "A: each strategy by hand; B: placements that rules do not know; C: the "
-      "dispatcher, on ranks that "
-      "communicate");
+      "dispatcher, on ranks that communicate; D: random chains of views that "
+      "are written and read");
   app.add_flag("--full,!--quick", options.full, "all cases, or a sample");
   app.add_option(
       "--combinations",

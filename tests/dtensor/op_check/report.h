@@ -55,6 +55,8 @@ struct Report {
   std::map<std::string, OpResult> ops;
   /// By part.
   std::map<std::string, int64_t> cases;
+  /// How often part D's programs were refused, by how the error begins.
+  std::map<std::string, int64_t> refusals;
   int64_t samples = 0;
   /// Packets that have a rule, but no kernel that a CPU can run.
   std::set<std::string> other_devices;
