@@ -1,5 +1,6 @@
 #include "dtensor/list_call.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <torch/torch.h>
 
 #include "dtensor/comm_debug.h"
@@ -18,6 +19,12 @@ DTensorSpec replicated(const DTensorSpec& spec) {
 
 bool is_ready(const DTensorImpl& impl) {
   return !impl.deferred && !impl.copied_view;
+}
+
+// Such a tensor may not be written to, which not every rank's part shows.
+bool overlaps(const at::Tensor& tensor) {
+  return !tensor.is_non_overlapping_and_dense() &&
+         at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
 }
 
 bool is_whole_scalar(const at::Tensor& tensor) {
@@ -64,7 +71,7 @@ bool ListCall::is_aligned_list(
       continue;
     }
     const auto* leader = is_first ? impl : dtensor_impl(first[i].toTensor());
-    if (!leader || !is_ready(*impl)) {
+    if (!leader || !is_ready(*impl) || (is_first && overlaps(tensor))) {
       return false;
     }
     const bool alike =

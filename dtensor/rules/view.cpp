@@ -153,7 +153,8 @@ ViewDims part_of(const OpCall& call, const StrategyContext& context) {
 }
 
 // unfold(dim, size, step): the windows of `dim`, whose rows are a new last
-// dim. Windows that lie side by side split it.
+// dim. Windows that lie side by side split it, if every rank has some: the op
+// refuses a tensor shorter than a window.
 ViewDims window_dims(const OpCall& call, const StrategyContext& context) {
   const int64_t ndim = call.tensors[0].dim();
   if (ndim == 0) {
@@ -162,9 +163,12 @@ ViewDims window_dims(const OpCall& call, const StrategyContext& context) {
   const int64_t dim = call.dim_argument(1, ndim);
   const int64_t size = call.arguments[2].toInt();
   auto dims = rules::kept_dims(ndim);
-  const bool splits =
-      size > 0 && size == call.arguments[3].toInt() &&
-      call.tensors[0].sizes()[dim] == context.outputs.at(0).sizes[dim] * size;
+  const int64_t windows = context.outputs.at(0).sizes[dim];
+  const auto& spec = call.tensors[0].spec;
+  const bool splits = size > 0 && size == call.arguments[3].toInt() &&
+                      call.tensors[0].sizes()[dim] == windows * size &&
+                      windows % context.all_shards == 0 &&
+                      (!spec || spec->is_chunked());
   if (!splits) {
     dims[dim] = ViewDim();
   }
