@@ -31,6 +31,16 @@ bool is_pending_sum_of(const DTensorSpec& gradient, const DTensorSpec& leaf) {
   return true;
 }
 
+// A leaf that is Partial itself has a gradient that is Partial in the same way,
+// which stays so.
+bool is_to_be_reduced(
+    const DTensorSpec& gradient,
+    const DTensorSpec& leaf,
+    int64_t mesh_dim) {
+  return gradient.placement(mesh_dim).is_partial(ReduceOp::kSum) &&
+         leaf.placement(mesh_dim).is_replicate();
+}
+
 void reduce_pending(const mesh::DeviceMesh& mesh) {
   auto& pending = mesh.extension<PendingGradients>();
   std::vector<at::Tensor> leaves;
@@ -43,7 +53,8 @@ void reduce_pending(const mesh::DeviceMesh& mesh) {
     std::vector<at::Tensor> locals;
     for (const auto& leaf : leaves) {
       auto* grad = dtensor_impl(leaf.grad());
-      if (grad && grad->spec().placement(i).is_partial()) {
+      if (grad &&
+          is_to_be_reduced(grad->spec(), dtensor_impl(leaf)->spec(), i)) {
         locals.push_back(grad->local());
         grad->reset_local(grad->local(), grad->spec().with(i, Replicate()));
       }
@@ -121,7 +132,8 @@ void make_gradient_partial(
     const DTensorSpec& partial) {
   auto* impl = dtensor_impl(gradient);
   for (int64_t i = 0; i < partial.mesh_ndim(); ++i) {
-    if (partial.placement(i).is_partial() &&
+    // Equal averages, minima and maxima are what they reduce to.
+    if (partial.placement(i).is_partial(ReduceOp::kSum) &&
         !impl->spec().placement(i).is_partial() &&
         partial.mesh().coordinate(i) != 0) {
       const at::NoGradGuard no_grad;

@@ -13,8 +13,8 @@ namespace weft::dtensor {
 /// Collective: its effect, at the end of each backward, over the leaf's mesh.
 void keep_gradient_placed(const at::Tensor& leaf);
 
-/// Turns a whole gradient into the equal pending sum, in the same memory: rank
-/// 0 of each mesh dim keeps the values, the others hold zeros.
+/// Turns a replicated gradient into the equal Partial one, in the same memory:
+/// of a sum, rank 0 of each mesh dim keeps the values, the others hold zeros.
 void make_gradient_partial(
     const at::Tensor& gradient,
     const class DTensorSpec& partial);
