@@ -57,6 +57,12 @@ constexpr std::array kExplanations{
         "requires_grad_(false) before the model is wrapped, or run partial "
         "backward passes under no_sync()."},
     Explanation{
+        GradientProblem::kUnusable,
+        "a gradient that cannot be reduced: it is sparse and was dense or the "
+        "reverse, is part of a graph, or has another shape or dtype than its "
+        "parameter had",
+        "That rank's error says what is wrong with it."},
+    Explanation{
         GradientProblem::kWrongHookResult,
         "the comm hook failed, or returned something else than a tensor of the "
         "bucket's shape, dtype and device",

@@ -34,6 +34,8 @@ enum class GradientProblem : int64_t {
   kNotFinite,
   kNoForward,
   kWrongHookResult,
+  /// It does not fit into its bucket: see Reducer::check_gradient().
+  kUnusable,
   /// Of the first parameter, which stands for the module.
   kModuleChanged,
 };

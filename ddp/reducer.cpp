@@ -391,7 +391,11 @@ void Reducer::mark_problems() {
       parameter.problem = GradientProblem::kNoForward;
     }
   }
-  if (own_error_) {
+  const bool is_of_gradient =
+      std::ranges::any_of(parameters_, [](const auto& parameter) {
+        return parameter.problem == GradientProblem::kUnusable;
+      });
+  if (own_error_ && !is_of_gradient) {
     parameters_.front().problem = GradientProblem::kModuleChanged;
   }
 }

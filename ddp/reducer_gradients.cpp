@@ -104,12 +104,20 @@ void Reducer::put(Parameter& parameter) {
   if (!parameter.bucket) {
     return;
   }
-  check_gradient(parameter);
   auto& bucket = buckets_[*parameter.bucket];
-  if (const double by = divisor(bucket); std::isinf(by)) {
+  try {
+    check_gradient(parameter);
+    if (const double by = divisor(bucket); std::isinf(by)) {
+      bucket.put_nothing(parameter.slot);
+    } else {
+      bucket.put(parameter.slot, local_part(gradient(parameter)), by);
+    }
+  } catch (const c10::Error&) {
+    // See Note [Order of reductions]: said at the end, on all replicas.
+    parameter.problem = GradientProblem::kUnusable;
+    own_error_ = own_error_ ? own_error_ : std::current_exception();
     bucket.put_nothing(parameter.slot);
-  } else {
-    bucket.put(parameter.slot, local_part(gradient(parameter)), by);
+    return;
   }
   if (is_viewed(parameter) && !bucket.layout().is_batched) {
     set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));
@@ -137,7 +145,12 @@ void Reducer::keep(Parameter& parameter) {
     return;
   }
   place(parameter);
-  check_gradient(parameter);
+  try {
+    check_gradient(parameter);
+  } catch (const c10::Error&) {
+    // It stays where it is: what reduces it finds the same, on all replicas.
+    return;
+  }
   auto& bucket = buckets_[*parameter.bucket];
   bucket.keep(parameter.slot, local_part(gradient(parameter)));
   set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));

@@ -38,6 +38,16 @@ struct Optional : torch::nn::Module {
   torch::nn::Linear used, optional;
 };
 
+struct Words : torch::nn::Module {
+  Words()
+      : embedding(register_module("embedding", torch::nn::Embedding(8, 6))) {
+    to(at::kDouble);
+    test::fill_parameters(*this);
+  }
+  at::Tensor forward(const at::Tensor& tokens) { return embedding(tokens); }
+  torch::nn::Embedding embedding;
+};
+
 class Failure : public ::testing::TestWithParam<int> {};
 
 TEST_P(Failure, AMissingGradientIsNamedOnEveryRankAndTrainingCanGoOn) {
@@ -162,6 +172,61 @@ TEST_P(Failure, AGraphOfGradientsIsRefused) {
         HasSubstr("create_graph"));
     model->zero_grad();
     run(false);
+  });
+}
+
+// Runs steps of which the last rank alone spoils every other one, and expects
+// that rank's error there and the others' about it here.
+template <class Step>
+void expect_one_rank_spoils(
+    RankContext& self,
+    const Step& step,
+    const std::string& own,
+    const std::string& parameter) {
+  const bool spoils = self.rank == self.world_size - 1;
+  for (const bool spoilt : {true, false, true, false}) {
+    if (!spoilt) {
+      step(false);
+      continue;
+    }
+    const auto text = message_of_thrown<c10::ValueError>([&] { step(spoils); });
+    if (spoils) {
+      EXPECT_THAT(text, HasSubstr(own));
+    } else {
+      EXPECT_THAT(text, HasSubstr("a gradient that cannot be reduced"));
+      EXPECT_THAT(
+          text,
+          HasSubstr(
+              "rank " + std::to_string(self.world_size - 1) + ": " +
+              parameter));
+    }
+  }
+}
+
+TEST_P(Failure, AGraphOfGradientsOnOneRankFailsOnAll) {
+  run_ranks(GetParam(), [](RankContext& self) {
+    auto model = std::make_shared<Mlp>();
+    DistributedDataParallel ddp(model, self.mesh({self.world_size}, {"dp"}));
+    const auto step = [&](bool spoils) {
+      model->zero_grad();
+      ddp(wave({2, 6}, 0.1)).pow(2).sum().backward({}, {}, spoils);
+    };
+    expect_one_rank_spoils(self, step, "create_graph", "a.weight");
+  });
+}
+
+TEST_P(Failure, ASparseGradientOnOneRankFailsOnAll) {
+  run_ranks(GetParam(), [](RankContext& self) {
+    auto model = std::make_shared<Words>();
+    DistributedDataParallel ddp(model, self.mesh({self.world_size}, {"dp"}));
+    const auto step = [&](bool spoils) {
+      model->zero_grad();
+      model->embedding->options.sparse(spoils);
+      ddp(at::arange(4)).pow(2).sum().backward();
+    };
+    step(false);
+    expect_one_rank_spoils(
+        self, step, "was dense in the first step", "embedding.weight");
   });
 }
 
