@@ -13,7 +13,8 @@ namespace weft::ddp {
 
 /// Dtypes to compute, reduce and keep buffers in; one that is not given stays
 /// as it is. Parameters that are not of floating point, and those that DDP
-/// ignores, are left alone.
+/// ignores, are left alone. Of float16, small gradients become 0 unless the
+/// loss is scaled, which is up to the caller; bfloat16 needs no scaling.
 /// Source: torch/nn/parallel/distributed.py, _MixedPrecision.
 struct MixedPrecision {
   /// Of the parameters while forward and backward run.

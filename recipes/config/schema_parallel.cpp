@@ -125,12 +125,15 @@ std::vector<Key> ddp_keys() {
       {.path = "ddp.param_dtype",
        .field = member<&Recipe::ddp, &DdpConfig::param_dtype>,
        .doc = "Compute forward and backward in this type; parameters, their "
-              "gradients and the optimizer stay in train.dtype.",
-       .choices = {"none", "bfloat16", "float16"}},
+              "gradients and the optimizer stay in train.dtype. float16 is "
+              "not offered: without a gradient scaler, small gradients "
+              "become 0 in it.",
+       .choices = {"none", "bfloat16"}},
       {.path = "ddp.reduce_dtype",
        .field = member<&Recipe::ddp, &DdpConfig::reduce_dtype>,
-       .doc = "Reduce gradients in this type. none: in param_dtype.",
-       .choices = {"none", "float32", "bfloat16", "float16"}},
+       .doc = "Reduce gradients in this type. none: in param_dtype. float16 "
+              "is not offered, as in ddp.param_dtype.",
+       .choices = {"none", "float32", "bfloat16"}},
   };
 }
 

@@ -17,7 +17,7 @@ std::optional<c10::ScalarType> dtype_of(const std::string& name) {
   if (name == "float32") {
     return c10::ScalarType::Float;
   }
-  return name == "float16" ? c10::ScalarType::Half : c10::ScalarType::BFloat16;
+  return c10::ScalarType::BFloat16;
 }
 
 ddp::BucketMode mode_of(const std::string& name) {

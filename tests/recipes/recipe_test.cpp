@@ -96,6 +96,18 @@ TEST(Recipe, RefusesUnknownAndRepeatedKeysAtTheKey) {
   }
 }
 
+// Small gradients become 0 in it, and there is no gradient scaler.
+TEST(Recipe, RefusesFloat16) {
+  EXPECT_EQ(
+      recipe_refusal("ddp: {param_dtype: float16}\n"),
+      "r.yaml:1:20: ddp.param_dtype: expected one of none, bfloat16, found "
+      "float16");
+  EXPECT_EQ(
+      recipe_refusal("ddp: {reduce_dtype: float16}\n"),
+      "r.yaml:1:21: ddp.reduce_dtype: expected one of none, float32, bfloat16, "
+      "found float16");
+}
+
 TEST(Recipe, RefusesWrongTypesAtTheValue) {
   const BadRecipe cases[] = {
       {"model:\n  dim: wide\n",
