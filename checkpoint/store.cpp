@@ -236,12 +236,16 @@ std::string commit_step(
     const fs::path& checkpoints,
     const fs::path& temporary,
     int64_t step,
-    bool sync) {
+    bool sync,
+    MoveLatest move) {
   const auto parent = Folder::open(checkpoints);
   const auto name = step_name(step);
+  const bool moves =
+      move == MoveLatest::kAlways || read_latest(checkpoints) < step;
   // Whatever needs room on the disk comes before the rename, so that a full
   // one cannot fail a save that is committed already.
-  const auto latest = write_temporary(parent, kLatestName, name + "\n", sync);
+  const auto latest =
+      moves ? write_temporary(parent, kLatestName, name + "\n", sync) : "";
   try {
     if (sync) {
       Folder::open(temporary).sync();
@@ -251,7 +255,9 @@ std::string commit_step(
       sync_renamed(parent, name, temporary.filename().string());
     }
   } catch (const std::system_error& error) {
-    delete_temporary(checkpoints / latest);
+    if (moves) {
+      delete_temporary(checkpoints / latest);
+    }
     if (error.code() == std::errc::file_exists ||
         error.code() == std::errc::directory_not_empty) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
@@ -261,7 +267,7 @@ std::string commit_step(
     }
     throw;
   }
-  return move_latest(parent, latest, sync);
+  return moves ? move_latest(parent, latest, sync) : "";
 }
 
 void abandon_step(const fs::path& temporary) noexcept {

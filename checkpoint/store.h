@@ -62,6 +62,15 @@ void write_manifest(
     bool sync,
     std::string_view hmac_key = {});
 
+/// Which step `latest` names after a commit.
+enum class MoveLatest {
+  /// The one committed: a run goes on from what it saved last.
+  kAlways,
+  /// The one committed, unless `latest` names a higher one: for a step that is
+  /// added to those of a run from outside.
+  kForward,
+};
+
 /// Makes `temporary` the checkpoint of `step`: when it returns, the next load
 /// finds it, after a power loss too if `sync`. Then moves `latest`. Until the
 /// rename nothing has changed for a reader, and an error takes that back.
@@ -71,7 +80,8 @@ std::string commit_step(
     const std::filesystem::path& checkpoints,
     const std::filesystem::path& temporary,
     int64_t step,
-    bool sync);
+    bool sync,
+    MoveLatest move = MoveLatest::kAlways);
 
 /// Deletes one temporary folder, as after a failed save.
 void abandon_step(const std::filesystem::path& temporary) noexcept;
@@ -115,6 +125,11 @@ class StoreLock {
   /// Throws: mesh::UsageError naming the folder and the process that holds it,
   /// or why the folder cannot be written.
   explicit StoreLock(const std::filesystem::path& checkpoints);
+
+  static bool has_file(const std::filesystem::path& checkpoints);
+  /// Removes the lock file, while the lock is held. Whoever has opened it
+  /// meanwhile finds that it is gone, and makes another.
+  void remove_file() const noexcept;
 
  private:
   File file_;

@@ -1,10 +1,12 @@
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <system_error>
@@ -66,13 +68,10 @@ std::string read_all(const File& file) {
   return text.substr(0, text.find('\n'));
 }
 
-} // namespace
-
-StoreLock::StoreLock(const std::filesystem::path& checkpoints)
-    : file_(open_lock(checkpoints)) {
-  while (::flock(file_.fd(), LOCK_EX | LOCK_NB) != 0) {
+void take(const File& file, const std::filesystem::path& checkpoints) {
+  while (::flock(file.fd(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
-      const auto holder = read_all(file_);
+      const auto holder = read_all(file);
       refuse_lock(
           checkpoints,
           fmt::format(
@@ -83,6 +82,27 @@ StoreLock::StoreLock(const std::filesystem::path& checkpoints)
     if (errno != EINTR) {
       refuse_errno(checkpoints, errno);
     }
+  }
+}
+
+// Whether the file that was locked still has its name: see
+// StoreLock::remove_file().
+bool is_in_place(const File& file) {
+  struct stat ours {};
+  struct stat named {};
+  return ::fstat(file.fd(), &ours) == 0 &&
+         ::lstat(file.path().c_str(), &named) == 0 &&
+         ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
+}
+
+} // namespace
+
+StoreLock::StoreLock(const std::filesystem::path& checkpoints)
+    : file_(open_lock(checkpoints)) {
+  take(file_, checkpoints);
+  while (!is_in_place(file_)) {
+    file_ = open_lock(checkpoints);
+    take(file_, checkpoints);
   }
   // The text is for people; the lock is the kernel's, and ends with the
   // process.
@@ -96,6 +116,14 @@ StoreLock::StoreLock(const std::filesystem::path& checkpoints)
   } catch (const std::system_error& error) { // full: found before any step
     refuse_errno(checkpoints, error.code().value());
   }
+}
+
+bool StoreLock::has_file(const std::filesystem::path& checkpoints) {
+  return std::filesystem::exists(checkpoints / kLockName);
+}
+
+void StoreLock::remove_file() const noexcept {
+  ::unlink(file_.path().c_str());
 }
 
 } // namespace weft::checkpoint

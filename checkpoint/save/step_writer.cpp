@@ -44,6 +44,8 @@ StepWriter::StepWriter(
     Manifest manifest,
     StepWriterOptions options)
     : checkpoints_(checked(checkpoints, manifest.step)),
+      is_folder_new_(!std::filesystem::exists(checkpoints)),
+      is_lock_new_(!StoreLock::has_file(checkpoints)),
       manifest_(std::move(manifest)),
       options_(std::move(options)),
       lock_(checkpoints) {
@@ -52,8 +54,16 @@ StepWriter::StepWriter(
 }
 
 StepWriter::~StepWriter() {
-  if (!temporary_.empty()) {
-    abandon_step(temporary_);
+  if (temporary_.empty()) {
+    return;
+  }
+  abandon_step(temporary_);
+  if (is_lock_new_) {
+    lock_.remove_file();
+  }
+  if (is_folder_new_) {
+    std::error_code ignored; // others may have put something there
+    std::filesystem::remove(checkpoints_, ignored);
   }
 }
 
@@ -101,7 +111,12 @@ std::filesystem::path StepWriter::commit() {
   stamp(manifest_);
   write_manifest(
       Folder::open(temporary_), manifest_, options_.sync, options_.hmac_key);
-  commit_step(checkpoints_, temporary_, manifest_.step, options_.sync);
+  commit_step(
+      checkpoints_,
+      temporary_,
+      manifest_.step,
+      options_.sync,
+      MoveLatest::kForward);
   temporary_.clear();
   return step_path(checkpoints_, manifest_.step);
 }

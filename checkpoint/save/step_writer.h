@@ -63,6 +63,9 @@ class StepWriter {
 
  private:
   std::filesystem::path checkpoints_;
+  /// What was not there before, and goes if nothing is committed.
+  bool is_folder_new_;
+  bool is_lock_new_;
   Manifest manifest_;
   StepWriterOptions options_;
   StoreLock lock_;

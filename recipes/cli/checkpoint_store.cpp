@@ -126,6 +126,23 @@ void print_rows(const Json& rows) {
   }
 }
 
+// Whoever asks for a verification is told of damage by the exit code, too.
+void refuse_damaged(const Json& rows) {
+  std::string damaged;
+  for (const auto& row : rows) {
+    if (!row["damage"].is_null()) {
+      damaged += fmt::format(
+          "{}step {}: {}",
+          damaged.empty() ? "" : "; ",
+          row["step"].get<int64_t>(),
+          row["damage"].get<std::string>());
+    }
+  }
+  if (!damaged.empty()) {
+    mesh::throw_error<CheckpointError>(damaged);
+  }
+}
+
 void list(const CheckpointArguments& arguments) {
   const auto key = read_key(arguments.hmac_key_file);
   const auto checkpoints = store_of(arguments.path, "ls");
@@ -143,6 +160,9 @@ void list(const CheckpointArguments& arguments) {
     print(fmt::format("no checkpoints in {}", checkpoints.string()));
   } else {
     print_rows(rows);
+  }
+  if (arguments.verify) {
+    refuse_damaged(rows);
   }
 }
 

@@ -165,7 +165,12 @@ Imported import_model(
   manifest.layout = std::move(layout);
   checkpoint::stamp(manifest);
   Import(reader, temporary, max_file_bytes, progress).write_files(manifest);
-  checkpoint::commit_step(checkpoints, temporary, 0, /*sync=*/true);
+  checkpoint::commit_step(
+      checkpoints,
+      temporary,
+      0,
+      /*sync=*/true,
+      checkpoint::MoveLatest::kForward);
   clean_up.release();
   Imported imported{
       .path = path, .tensors = std::ssize(manifest.tensors), .bytes = 0};

@@ -68,6 +68,10 @@ TEST_F(ExchangeCommand, ExportAndImportOfOneFile) {
   EXPECT_EQ(back["tensors"], 10);
   expect_equal(read_sample(at("back/step-30")), sample_tensors(30));
   EXPECT_EQ(call({"verify", "back"}).code, 0);
+  // An older step, added later, is not what a run goes on from.
+  EXPECT_EQ(
+      call({"import", "all.safetensors", "back", "--step", "10"}).code, 0);
+  EXPECT_EQ(read_file(at("back/latest")), "step-30\n");
   // Plain files, of which any reader of safetensors knows enough.
   const auto header = read_file(at("all.safetensors")).substr(0, 200);
   EXPECT_THAT(header, Not(HasSubstr("DCP_SHARDING_INFO")));

@@ -28,7 +28,9 @@ TEST_F(StoreCommand, LsSaysWhatIsValidAndHowItKnows) {
   const auto quick = call({"ls", "run", "--json"}).parsed()["steps"];
   EXPECT_EQ(quick[1]["valid"], "manifest");
   EXPECT_TRUE(quick[1]["damage"].is_null());
-  const auto all = call({"ls", "run", "--verify", "--json"}).parsed()["steps"];
+  const auto verified = call({"ls", "run", "--verify", "--json"});
+  EXPECT_EQ(verified.code, 4);
+  const auto all = json::parse(verified.output)["steps"];
   EXPECT_EQ(all[0]["valid"], "bytes");
   EXPECT_TRUE(all[1]["valid"].is_null());
   EXPECT_THAT(
@@ -48,12 +50,27 @@ TEST_F(StoreCommand, LsSaysWhatIsValidAndHowItKnows) {
     EXPECT_TRUE(all[0].contains(key)) << key;
   }
   const auto text = call({"ls", "run", "--verify"});
-  EXPECT_EQ(text.code, 0);
-  EXPECT_EQ(text.error, "");
+  EXPECT_EQ(text.code, 4);
+  EXPECT_THAT(text.error, HasSubstr("step 20: shard-00001"));
   EXPECT_THAT(
       lines_of(text.output)[0],
       AllOf(HasSubstr("mesh"), HasSubstr("files"), HasSubstr("valid")));
   EXPECT_THAT(lines_of(text.output)[2], HasSubstr("damaged: shard-00001"));
+}
+
+TEST_F(StoreCommand, AFailedReshardLeavesNothing) {
+  auto bytes = read_file(step(20) / "shard-00001-00000.safetensors");
+  bytes.back() ^= 1;
+  write_file(step(20) / "shard-00001-00000.safetensors", bytes);
+  const auto words = [&](const std::string& to) {
+    return std::vector<std::string>{
+        "reshard", step(20).string(), to, "--mesh", "dp=2"};
+  };
+  EXPECT_EQ(call(words("new/checkpoints")).code, 4);
+  EXPECT_FALSE(fs::exists(at("new/checkpoints")));
+  fs::create_directory(at("mine"));
+  EXPECT_EQ(call(words("mine")).code, 4);
+  EXPECT_TRUE(fs::is_empty(at("mine")));
 }
 
 TEST_F(StoreCommand, PruneKeepsTheNewestAndTheLatest) {
@@ -129,6 +146,8 @@ TEST_F(StoreCommand, KeysOfManifests) {
     EXPECT_EQ(call(words).code, 0) << ::testing::PrintToString(words);
   }
   expect_refused({"inspect", "again", "--hmac_key_file", "other"}, 4, "HMAC");
+  expect_refused(
+      {"ls", "again", "--verify", "--hmac_key_file", "other"}, 4, "HMAC");
   expect_refused(
       {"diff", "signed", "run", "--hmac_key_file", "key"}, 4, "HMAC");
   for (const char* file : {"empty", "nowhere", "run"}) {

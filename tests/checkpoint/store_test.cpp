@@ -122,6 +122,20 @@ TEST_F(Store, CommitNeverOverwrites) {
   EXPECT_THROW(commit_step(checkpoints_, other, 4, true), mesh::UsageError);
 }
 
+TEST_F(Store, AStepFromOutsideMovesLatestForwardOnly) {
+  save(3);
+  for (const auto& [step, latest] :
+       std::vector<std::pair<int64_t, int64_t>>{{2, 3}, {5, 5}, {4, 5}}) {
+    const auto temporary = begin_step(checkpoints_, step);
+    Manifest manifest;
+    manifest.step = step;
+    write_manifest(Folder::open(temporary), manifest, true);
+    commit_step(checkpoints_, temporary, step, true, MoveLatest::kForward);
+    EXPECT_EQ(read_latest(checkpoints_), latest);
+  }
+  EXPECT_THAT(steps(), ElementsAre(5, 4, 3, 2));
+}
+
 TEST_F(Store, OnlyTemporaryFoldersAreAbandoned) {
   save(3);
   abandon_step(step_path(checkpoints_, 3));
