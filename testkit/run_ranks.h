@@ -62,9 +62,9 @@ class RankError : public std::runtime_error {
 /// Runs `body` on `n` ranks, each a thread of this process with a world of its
 /// own, through shared memory or, if `backend` is "gloo", over sockets on
 /// loopback. An exception on one rank aborts the worlds of all, so that no
-/// collective of another rank waits for it. Worlds are torn down when all ranks
-/// are done. `timeout` bounds every collective and rendezvous.
-/// Throws: RankError for the first rank that failed.
+/// collective of another rank waits for it; a group that is being made does.
+/// Worlds are torn down when all ranks are done. `timeout` bounds every
+/// collective and rendezvous. Throws: RankError for the first rank that failed.
 void run_ranks(
     int n,
     const std::function<void(RankContext&)>& body,
