@@ -1,7 +1,7 @@
 # cmake -DROOT=<repository> -P check_layers.cmake
 # Fails on an include that points up or sideways.
 cmake_minimum_required(VERSION 3.25)
-set(layers mesh dtensor cuda tp ddp checkpoint recipes launcher)
+set(layers mesh dtensor cuda tp ddp checkpoint recipes launcher testkit)
 set(may_mesh mesh)
 set(may_dtensor mesh dtensor)
 set(may_cuda mesh dtensor cuda)
@@ -10,6 +10,7 @@ set(may_ddp mesh dtensor ddp)
 set(may_checkpoint mesh dtensor checkpoint)
 set(may_recipes mesh dtensor tp ddp checkpoint recipes)
 set(may_launcher launcher)
+set(may_testkit mesh testkit)
 set(bad 0)
 foreach(module ${layers})
   file(GLOB_RECURSE files ${ROOT}/${module}/*.h ${ROOT}/${module}/*.cpp

@@ -4,7 +4,7 @@
 step=lint
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-LIBRARIES=(mesh dtensor cuda tp ddp checkpoint recipes)
+LIBRARIES=(mesh dtensor cuda tp ddp checkpoint recipes testkit)
 ALL=("${LIBRARIES[@]}" launcher bench tests)
 found=0
 
@@ -35,7 +35,7 @@ check_calls() {
     '(->|\.)(_?(allreduce|allgather|alltoall)\w*|\w+_single|_reduce_scatter_base)\(' \
     '^mesh/' "${LIBRARIES[@]}"
   forbid "c10d belongs in mesh/, and its NCCL in cuda/" \
-    '#include <torch/csrc/distributed/c10d/' '^(mesh|cuda)/' "${LIBRARIES[@]}"
+    '#include <torch/csrc/distributed/c10d/' '^((mesh|cuda)/|testkit/run_ranks\.cpp)' "${LIBRARIES[@]}"
   forbid "read the environment in mesh/env.cpp" \
     '\b(secure_)?getenv\(' '^mesh/env\.cpp' "${LIBRARIES[@]}"
   forbid "ranks may be threads of one process: no thread_local" \

@@ -18,7 +18,7 @@ function(build source folder)
   run(${CMAKE_COMMAND} -G Ninja -S "${source}" -B "${folder}"
       "-DCMAKE_PREFIX_PATH=${prefix}"
       "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror"
-      "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}")
+      "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}" ${ARGN})
   run(${CMAKE_COMMAND} --build "${folder}")
 endfunction()
 
@@ -50,7 +50,11 @@ endfunction()
 file(REMOVE_RECURSE "${SCRATCH}")
 set(prefix "${SCRATCH}/prefix with space")
 run(${CMAKE_COMMAND} --install "${BUILD}" --prefix "${prefix}")
-build("${SOURCE}" "${SCRATCH}/build")
+# weft::dtensor needs none of what other components are linked with.
+foreach(package fmt yaml-cpp nlohmann_json ZLIB OpenSSL PCRE2 SentencePiece)
+  list(APPEND without -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON)
+endforeach()
+build("${SOURCE}" "${SCRATCH}/build" ${without})
 run("${SCRATCH}/build/consumer")
 set(expected "rank 3/4, mesh dp=2 tp=2: \
 DTensor [4, 3] Float [S(0)] on tp=2, local [2, 3]\n")
@@ -61,6 +65,12 @@ endif()
 foreach(program weft weftrun)
   run("${prefix}/bin/${program}" --help)
 endforeach()
+
+# The code blocks of README.md and docs/*.md.
+build("${SOURCE}/../outside" "${SCRATCH}/outside"
+      "-DROOT=${SOURCE}/../.." -DCMAKE_BUILD_TYPE=Debug)
+run(${CMAKE_COMMAND} -E env OMP_NUM_THREADS=1
+    ${CMAKE_COMMAND} -E chdir "${SCRATCH}" "${SCRATCH}/outside/outside")
 
 # The example of docs/your_own_model.md: alone, on four ranks, and on four that
 # go on from where two left off.
