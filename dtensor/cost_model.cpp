@@ -79,6 +79,18 @@ double step_us(
                    mesh::collective_us(collective_of(kind), ranks, bytes, link);
 }
 
+double received_bytes(StepKind kind, double ranks, double bytes) {
+  const double moved = bytes * (ranks - 1) / ranks;
+  switch (kind) {
+    case StepKind::kLocal:
+      return 0;
+    case StepKind::kAllReduce:
+      return 2 * moved;
+    default:
+      return moved;
+  }
+}
+
 double redistribute_cost(
     const Placement& from,
     const Placement& to,

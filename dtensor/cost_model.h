@@ -42,4 +42,8 @@ bool commute(const Placement& a, const Placement& b);
 double
 step_us(StepKind kind, int64_t ranks, double bytes, const mesh::LinkCost& link);
 
+/// Bytes that the busiest of `ranks` ranks receives in one step; `bytes` as
+/// step_us() has it.
+double received_bytes(StepKind kind, double ranks, double bytes);
+
 } // namespace weft::dtensor

@@ -43,8 +43,8 @@ double moved_bytes(const OpCall& call, const OpPlan& plan) {
       bytes += redistributed_bytes(
           *input.spec,
           DTensorSpec(call.mesh(), planned.to),
-          static_cast<double>(input.tensor.numel()) *
-              static_cast<double>(input.tensor.element_size()));
+          input.tensor.sizes(),
+          static_cast<int64_t>(input.tensor.element_size()));
     }
   }
   return bytes;

@@ -8,7 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/redistribute_plan.h"
 #include "mesh/scope_kind.h"
 
 namespace weft::dtensor {
@@ -50,19 +50,6 @@ std::shared_ptr<ScopeState> changed(const Change& change) {
   return state;
 }
 
-// What one rank receives on one mesh dim of `shards` ranks, when the mesh dim's
-// ranks hold `bytes` together.
-double step_bytes(const RedistributeStep& step, double bytes, double shards) {
-  const double moved = bytes * (shards - 1) / shards;
-  if (step.from.is_partial()) {
-    return step.to.is_shard() ? moved : 2 * moved;
-  }
-  if (step.from.is_shard()) {
-    return step.to.is_shard() ? moved / shards : moved;
-  }
-  return 0;
-}
-
 } // namespace
 
 ImplicitReplication::ImplicitReplication()
@@ -84,20 +71,20 @@ bool implicit_replication_enabled() {
 double redistributed_bytes(
     const DTensorSpec& from,
     const DTensorSpec& to,
-    double bytes) {
-  // What the other mesh dims hold of the tensor while a step runs.
-  auto placements = from.placements();
+    c10::IntArrayRef global_sizes,
+    int64_t element_size) {
+  const auto plan = find_plan(
+      fitted(from, global_sizes),
+      fitted(to, global_sizes),
+      global_sizes,
+      element_size);
   double total = 0;
-  for (const auto& step : plan_redistribute(from, to)) {
-    double held = bytes;
-    for (int64_t i = 0; i < from.mesh_ndim(); ++i) {
-      if (i != step.mesh_dim && placements[i].is_shard()) {
-        held /= static_cast<double>(from.mesh().size(i));
-      }
+  for (const auto& step : plan->steps) {
+    double ranks = 1;
+    for (const int64_t i : step.mesh_dims) {
+      ranks *= static_cast<double>(from.mesh().size(i));
     }
-    total += step_bytes(
-        step, held, static_cast<double>(from.mesh().size(step.mesh_dim)));
-    placements[step.mesh_dim] = step.to;
+    total += received_bytes(step.kind, ranks, step.bytes);
   }
   return total;
 }
@@ -126,12 +113,12 @@ void refuse_implicit_redistribution(
     const DTensorSpec& to,
     c10::function_ref<std::string()> operands) {
   auto* state = current();
+  if (from == to) {
+    return;
+  }
   const auto bytes = redistributed_bytes(
-      from,
-      to,
-      static_cast<double>(tensor.numel()) *
-          static_cast<double>(tensor.element_size()));
-  if (from == to || (bytes == 0 && !state->redistribution.strict)) {
+      from, to, tensor.sizes(), static_cast<int64_t>(tensor.element_size()));
+  if (bytes == 0 && !state->redistribution.strict) {
     return;
   }
   const auto message = c10::str(

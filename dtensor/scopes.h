@@ -92,11 +92,13 @@ inline void check_implicit_redistribution(
   }
 }
 
-/// Bytes that this rank receives when a tensor of `bytes` (the whole's) goes
-/// from one spec to another, by the plan of plan_redistribute(); for messages.
+/// Bytes that the busiest rank receives when a tensor of these sizes goes from
+/// one spec to another by the plan of find_plan(), which is the one that runs;
+/// for messages. Throws: as fitted().
 double redistributed_bytes(
     const DTensorSpec& from,
     const DTensorSpec& to,
-    double bytes);
+    c10::IntArrayRef global_sizes,
+    int64_t element_size);
 
 } // namespace weft::dtensor

@@ -196,13 +196,15 @@ TEST(ExplicitRedistributionTest, CountsTheBytesOfEveryStep) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
     const auto bytes = [&](Placements from, Placements to) {
-      return redistributed_bytes({mesh, from}, {mesh, to}, 1024);
+      return redistributed_bytes({mesh, from}, {mesh, to}, {16, 16}, 4);
     };
     EXPECT_EQ(bytes({kR, kR}, {Shard(0), kR}), 0);
     EXPECT_EQ(bytes({Shard(0), kR}, {kR, kR}), 512);
     EXPECT_EQ(bytes({Shard(0), Shard(0)}, {kR, kR}), 256 + 512);
     EXPECT_EQ(bytes({Partial(), kR}, {kR, kR}), 1024);
     EXPECT_EQ(bytes({Partial(), kR}, {Shard(0), kR}), 512);
+    // One exchange in which two of the four ranks swap their parts.
+    EXPECT_EQ(bytes({Shard(0), Shard(1)}, {Shard(1), Shard(0)}), 256);
   });
 }
 
