@@ -11,6 +11,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/redistribute_plan.h"
 #include "mesh/error.h"
 
 namespace weft::dtensor {
@@ -464,6 +465,30 @@ bool returns_view(const OpCall& call) {
   return alias && !alias->isWrite();
 }
 
+// Pure: prices depend on global sizes alone.
+bool moves_together(const OpCall& call, const OpPlan& plan) {
+  const auto is_moved = [](const OpPlan::Input& input) { return input.to; };
+  if (std::ranges::count_if(plan.inputs, is_moved) < 2) {
+    return false;
+  }
+  std::vector<std::shared_ptr<const RedistributePlan>> plans;
+  size_t next = 0;
+  for (const auto& input : call.tensors) {
+    if (!input.spec) {
+      continue;
+    }
+    const auto& planned = plan.inputs[next++];
+    if (planned.to) {
+      plans.push_back(find_plan(
+          *input.spec,
+          DTensorSpec(call.mesh(), planned.to),
+          input.sizes(),
+          static_cast<int64_t>(input.tensor.element_size())));
+    }
+  }
+  return is_cheaper_together(plans);
+}
+
 } // namespace
 
 std::string describe_arguments(const OpCall& call) {
@@ -504,6 +529,7 @@ OpPlan make_op_plan(const OpCall& call) {
   plan.is_view = returns_view(call);
   plan.writes = call.is_inplace();
   plan.inputs = plan_inputs(call, chosen);
+  plan.moves_together = moves_together(call, plan);
   plan.outs = plan_outs(call, chosen);
   if (!plan.writes && metas.empty()) {
     plan.whole_results =

@@ -48,6 +48,8 @@ struct OpPlan {
   /// Set if every rank has the results whole: their sizes are the tensors'.
   const DTensorSpec::Entry* whole_results = nullptr;
   bool writes = false;
+  /// Several inputs are moved, at less cost together than one by one.
+  bool moves_together = false;
   /// The result shares memory with an argument.
   bool is_view = false;
   /// See Rule::reshapes.

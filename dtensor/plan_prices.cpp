@@ -1,6 +1,8 @@
 #include "dtensor/plan_prices.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "dtensor/region.h"
 
@@ -8,6 +10,9 @@ namespace weft::dtensor {
 namespace {
 
 using Dims = std::vector<int64_t>;
+
+// Into a common message and out of it, at 20 GB/s each.
+constexpr double kPackUsPerByte = 1e-4;
 
 // What the largest part has left of `size` rows after `cuts`.
 int64_t largest_part(const DimCuts& cuts, int64_t size) {
@@ -125,6 +130,44 @@ void PlanPrices::price(PlanStep& step) const {
                  static_cast<double>(ranks - 1);
   }
   step.us = step_us(step.kind, ranks, step.bytes, link);
+  step.least_us = step_us(step.kind, ranks, 0, link);
+}
+
+bool is_cheaper_together(
+    const std::vector<std::shared_ptr<const RedistributePlan>>& plans) {
+  // Messages in the order in which each plan sends them.
+  std::vector<std::vector<const PlanStep*>> rounds;
+  for (const auto& plan : plans) {
+    size_t round = 0;
+    for (const auto& step : plan->steps) {
+      if (step.kind != StepKind::kLocal) {
+        rounds.resize(std::max(rounds.size(), round + 1));
+        rounds[round++].push_back(&step);
+      }
+    }
+  }
+  double saved_us = 0;
+  for (const auto& round : rounds) {
+    struct Message {
+      int64_t parts = 0;
+      double bytes = 0;
+      double least_us = 0;
+    };
+    std::map<std::pair<StepKind, Dims>, Message> messages;
+    for (const auto* step : round) {
+      auto& message = messages[{step->kind, step->mesh_dims}];
+      message.parts += 1;
+      message.bytes += step->bytes;
+      message.least_us = step->least_us;
+    }
+    for (const auto& [key, message] : messages) {
+      if (message.parts > 1) {
+        saved_us += message.least_us * static_cast<double>(message.parts - 1) -
+                    kPackUsPerByte * message.bytes;
+      }
+    }
+  }
+  return saved_us > 0;
 }
 
 } // namespace weft::dtensor

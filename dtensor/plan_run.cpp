@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <ranges>
 #include <utility>
 
 #include <ATen/TensorUtils.h>
@@ -14,6 +15,7 @@
 #include "dtensor/explain.h"
 #include "dtensor/op_arguments.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/redistribute_run.h"
 #include "dtensor/scopes.h"
 
 namespace weft::dtensor {
@@ -165,7 +167,38 @@ class PlanRun {
     }
   }
 
+  // What moved() would have brought of each input that is moved, in their
+  // order.
+  void move_together() {
+    ArgumentReplacer arguments(&stack_[first_]);
+    std::vector<RedistributeRun> runs;
+    std::optional<detail::MoveScope> move;
+    for (const auto& input : plan_.inputs) {
+      if (input.to) {
+        const auto tensor = arguments.get(input.argument, input.list_index);
+        const DTensorSpec from(mesh_, input.from);
+        const DTensorSpec to(mesh_, input.to);
+        if (!move) {
+          move.emplace(tensor, from, to, /*is_implicit=*/true, cheaper_);
+        }
+        runs.emplace_back(
+            dtensor_impl(tensor)->local(),
+            tensor.sizes(),
+            from,
+            to,
+            op_.schema().name());
+      }
+    }
+    finish_together(runs, op_.schema().name());
+    for (const auto& run : std::ranges::reverse_view(runs)) {
+      moved_.push_back(run.result());
+    }
+  }
+
   void enter_inputs() {
+    if (plan_.moves_together) {
+      move_together();
+    }
     ArgumentReplacer arguments(&stack_[first_]);
     for (const auto& input : plan_.inputs) {
       if (input.list_index < 0 && !input.is_written) {
@@ -187,7 +220,12 @@ class PlanRun {
     arguments.close();
   }
 
-  at::Tensor moved(const at::Tensor& tensor, const OpPlan::Input& input) const {
+  at::Tensor moved(const at::Tensor& tensor, const OpPlan::Input& input) {
+    if (plan_.moves_together) {
+      auto result = std::move(moved_.back());
+      moved_.pop_back();
+      return result;
+    }
     const DTensorSpec from(mesh_, input.from);
     const DTensorSpec to(mesh_, input.to);
     const detail::MoveScope move(
@@ -294,6 +332,8 @@ class PlanRun {
   const size_t returns_;
   /// For a CommDebugMode that asks: see cheaper_placements().
   std::string cheaper_;
+  /// Of move_together(), the last input's first.
+  std::vector<at::Tensor> moved_;
   /// A view op's input, and the local tensor that it ran on.
   at::Tensor base_;
   at::Tensor shown_;

@@ -113,6 +113,28 @@ void RedistributeRun::run_up_to_message() {
   }
 }
 
+void finish_together(
+    std::vector<RedistributeRun>& runs,
+    std::string_view name) {
+  for (;;) {
+    std::vector<StepMessage> messages;
+    std::vector<RedistributeRun*> waiting;
+    for (auto& run : runs) {
+      if (run.message()) {
+        messages.push_back(*run.message());
+        waiting.push_back(&run);
+      }
+    }
+    if (messages.empty()) {
+      return;
+    }
+    send_together(messages, name).wait();
+    for (auto* run : waiting) {
+      run->advance();
+    }
+  }
+}
+
 StartedRedistribution::StartedRedistribution(
     at::Tensor dtensor,
     const DTensorSpec& to,

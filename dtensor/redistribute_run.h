@@ -51,6 +51,11 @@ class RedistributeRun {
   std::optional<StepMessage> message_;
 };
 
+/// Goes on with all of them to their results: messages that are due at the same
+/// time go out together, those of one kind, group and dtype as one.
+/// Collective: the groups of their messages, with lists that are alike; blocks.
+void finish_together(std::vector<RedistributeRun>& runs, std::string_view name);
+
 /// A redistribution on the tensor's own mesh whose last message is under way.
 /// Below autograd.
 /// Lifetime: keeps the tensor alive, which nobody may write to meanwhile.

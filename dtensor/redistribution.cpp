@@ -206,23 +206,7 @@ std::vector<at::Tensor> move_together(
     runs.emplace_back(
         impl->local(), impl->sizes(), impl->spec(), moves.targets[i], name);
   }
-  for (;;) {
-    std::vector<StepMessage> messages;
-    std::vector<RedistributeRun*> waiting;
-    for (auto& run : runs) {
-      if (run.message()) {
-        messages.push_back(*run.message());
-        waiting.push_back(&run);
-      }
-    }
-    if (messages.empty()) {
-      break;
-    }
-    send_together(messages, name).wait();
-    for (auto* run : waiting) {
-      run->advance();
-    }
-  }
+  finish_together(runs, name);
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < runs.size(); ++i) {
     const auto* impl = dtensor_impl(moves.dtensors[i]);

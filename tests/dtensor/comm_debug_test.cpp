@@ -131,6 +131,40 @@ TEST(CommDebugModeTest, TellsBackwardAndWhatNobodyAskedFor) {
   });
 }
 
+TEST(CommDebugModeTest, ArgumentsOfOneOpTravelTogether) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"tp"});
+    const auto pending = [&](std::vector<int64_t> sizes, uint64_t seed) {
+      return distributed(random(sizes, seed), mesh, {Partial()});
+    };
+    const auto atan2 = [](const at::Tensor& a, const at::Tensor& b) {
+      return a.atan2(b);
+    };
+    const auto messages = [&](std::vector<int64_t> sizes) {
+      at::Tensor y;
+      Counts counts;
+      {
+        const CommDebugMode mode;
+        y = atan2(pending(sizes, 1), pending(sizes, 2));
+        counts = mode.get_comm_counts();
+      }
+      dtensor::test::expect_close(
+          full_tensor(y),
+          atan2(random(sizes, 1), random(sizes, 2)),
+          1e-12,
+          "atan2");
+      return counts;
+    };
+    EXPECT_EQ(messages({4, 4}), (Counts{{"reduce_scatter_uneven", 1}}));
+    // Copying these would take longer than another message.
+    EXPECT_EQ(messages({512, 512}), (Counts{{"reduce_scatter", 2}}));
+    // Of two dtypes.
+    const CommDebugMode mode;
+    at::atan2(pending({4}, 1), pending({4}, 2).to(at::kFloat));
+    EXPECT_EQ(mode.get_comm_counts(), (Counts{{"reduce_scatter", 2}}));
+  });
+}
+
 TEST(CommDebugModeTest, CountsAreTheLedgers) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
