@@ -69,8 +69,9 @@ const DTensorSpec& spec_of(const at::Tensor& tensor) {
   const auto* impl = dtensor_impl(tensor);
   TORCH_CHECK_VALUE(
       impl != nullptr,
-      "[spec_of] not a DTensor but a plain tensor of sizes ",
-      tensor.sizes(),
+      "[spec_of] not a DTensor but ",
+      tensor.defined() ? c10::str("a plain tensor of sizes ", tensor.sizes())
+                       : "an undefined tensor",
       ". Make one with distribute_tensor() or from_local().");
   return impl->spec();
 }
@@ -83,6 +84,7 @@ at::Tensor from_local(
   if (options.run_check) {
     check_parts_of_all_ranks(local, mesh, placements, options);
   }
+  check_is_dense(local, mesh, "from_local");
   WEFT_CHECK(
       !is_dtensor(local),
       "from_local",
@@ -148,6 +150,7 @@ at::Tensor distribute_tensor(
   if (src_data_rank) {
     check_wholes_of_all_ranks(tensor, mesh, placements);
   }
+  check_is_dense(tensor, mesh, "distribute_tensor");
   const auto spec = make_spec(mesh, placements, tensor.sizes());
   if (is_dtensor(tensor)) {
     WEFT_CHECK(
@@ -189,6 +192,9 @@ at::Tensor distribute_tensor(
 }
 
 std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return "an undefined tensor";
+  }
   const auto* impl = dtensor_impl(tensor);
   const auto name = parameter_name(tensor);
   const auto prefix = name.empty() ? "" : "\"" + name + "\" ";

@@ -6,13 +6,26 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include "dtensor/deferred_init.h"
 #include "dtensor/dispatch.h"
+#include "dtensor/libtorch_overrides.h"
+#include "dtensor/redistribute.h"
 
 namespace weft::dtensor {
 namespace {
 
-// A storage of no bytes, one a tensor so that no two DTensors count as
-// aliases, whose data pointer explains itself.
+// Which memory a DTensor shows: see memory_shown_by() in
+// libtorch_overrides.cpp.
+void show_memory(const c10::Storage& storage, const at::Tensor& local) {
+  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(
+      nullptr,
+      local.has_storage() ? local.storage().unsafeGetStorageImpl() : nullptr,
+      &keep_shown_memory,
+      local.device()));
+}
+
+// A storage of no bytes, one a tensor because autograd counts who holds it,
+// whose data pointer explains itself.
 c10::Storage no_data(const at::Tensor& local) {
   auto storage = c10::Storage(
       c10::Storage::use_byte_size_t(),
@@ -24,6 +37,7 @@ c10::Storage no_data(const at::Tensor& local) {
       ->release_data_and_set_meta_custom_data_ptr_error_msg_(
           "a DTensor has no data of its own: use weft::dtensor::to_local(x) "
           "for this rank's part or full_tensor(x) for the whole.");
+  show_memory(storage, local);
   return storage;
 }
 
@@ -115,6 +129,10 @@ void DTensorImpl::move_local(at::Tensor local) {
 void DTensorImpl::reset_local(at::Tensor local, DTensorSpec spec) {
   local_ = std::move(local);
   spec_ = std::move(spec);
+  if (storage_ &&
+      storage_.unsafeGetStorageImpl()->throw_on_immutable_data_ptr()) {
+    show_memory(storage_, local_);
+  }
   copied_view.reset();
   shared.clear();
 }
@@ -155,17 +173,33 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
 }
 
 // Without this, set_data and Module::to(dtype) would change the sizes and
-// leave the old data behind them.
+// leave the old data behind them. A tensor that is set to values of its own
+// sizes keeps its placement, which optimizers and the reducer know it by:
+// vector_to_parameters() sets all to parts of a replicated vector.
 void DTensorImpl::shallow_copy_from(
     const c10::intrusive_ptr<c10::TensorImpl>& impl) {
   auto* source = static_cast<const DTensorImpl*>(impl.get());
+  const bool had_these_sizes = sizes() == source->sizes();
   source->storage();
   copy_tensor_metadata(
       source, this, version_counter(), allow_tensor_metadata_change());
-  local_ = source->local_;
-  spec_ = source->spec_;
+  const bool stays = !spec_.has_partial() && !(spec_ == source->spec_) &&
+                     spec_.mesh_ndim() > 0 &&
+                     spec_.mesh() == source->spec_.mesh() && had_these_sizes;
+  if (stays && !source->deferred) {
+    require_values(at::Tensor(impl), "set_data");
+    local_ = redistribute_local(
+        source->local_, sizes(), source->spec_, spec_, "set_data");
+    if (local_.is_alias_of(source->local_)) {
+      local_ = local_.clone(); // A part would keep the whole alive.
+    }
+    copied_view.reset();
+  } else {
+    local_ = source->local_;
+    spec_ = source->spec_;
+    copied_view = source->copied_view;
+  }
   deferred = source->deferred;
-  copied_view = source->copied_view;
   shared.clear();
 }
 

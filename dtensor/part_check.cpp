@@ -32,12 +32,28 @@ std::string describe_optional(
   return numbers ? c10::str(", ", what, " ", c10::IntArrayRef(*numbers)) : "";
 }
 
+// What a tensor is that cannot be cut into parts; empty if it can.
+std::string what_is_not_dense(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return "an undefined tensor";
+  }
+  if (tensor.is_nested()) {
+    return "a nested tensor";
+  }
+  if (tensor.is_quantized()) {
+    return "a quantized tensor";
+  }
+  return tensor.layout() == at::kStrided
+             ? ""
+             : c10::str("a tensor of layout ", tensor.layout());
+}
+
 std::string to_text(
     const at::Tensor& local,
     const Placements& placements,
     const FromLocalOptions& options) {
-  if (!local.defined()) {
-    return "an undefined tensor\t";
+  if (const auto what = what_is_not_dense(local); !what.empty()) {
+    return what + "\t";
   }
   std::ostringstream text;
   text << (dtensor_impl(local) ? "a DTensor"
@@ -209,8 +225,9 @@ void check_wholes_of_all_ranks(
   if (mesh.size() == 1) {
     return;
   }
-  const auto own = !whole.defined()
-                       ? "an undefined tensor"
+  const auto not_dense = what_is_not_dense(whole);
+  const auto own = !not_dense.empty()
+                       ? not_dense
                        : c10::str(
                              whole.is_leaf() ? "" : "a result of ",
                              dtensor_impl(whole) ? "a DTensor " : "",
@@ -238,6 +255,23 @@ void check_wholes_of_all_ranks(
         texts[r],
         ". Pass the same on every rank; only values may differ.");
   }
+}
+
+void check_is_dense(
+    const at::Tensor& tensor,
+    const mesh::DeviceMesh& mesh,
+    const char* op) {
+  const auto what = what_is_not_dense(tensor);
+  WEFT_CHECK(
+      what.empty(),
+      op,
+      context_of(mesh),
+      "the tensor is ",
+      what,
+      ". A DTensor has dense values: pass ",
+      tensor.defined() ? "tensor.to_dense(), or its values as a tensor of "
+                         "their own."
+                       : "a tensor that has some.");
 }
 
 std::vector<int64_t> whole_sizes(
@@ -300,8 +334,9 @@ void check_parts_of_all_ranks(
     claims.push_back(parse_claim(text));
   }
   check_same_kind(claims, mesh);
+  check_is_dense(local, mesh, kFromLocal);
   WEFT_CHECK(
-      local.defined() && !dtensor_impl(local),
+      !dtensor_impl(local),
       kFromLocal,
       context_of(mesh),
       "not a plain tensor but ",

@@ -16,6 +16,13 @@ std::vector<int64_t> whole_sizes(
     c10::IntArrayRef local_sizes,
     const DTensorSpec& spec);
 
+/// Throws: c10::ValueError for what no DTensor can have as values: undefined,
+/// sparse, quantized and nested tensors.
+void check_is_dense(
+    const at::Tensor& tensor,
+    const mesh::DeviceMesh& mesh,
+    const char* op);
+
 /// Reductions of several kinds that wait on one tensor would have to be taken
 /// in one order. Sums and averages may be mixed.
 /// Throws: c10::ValueError.

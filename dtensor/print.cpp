@@ -64,6 +64,9 @@ void print(std::ostream& stream, const at::Tensor& tensor, int64_t line_size) {
     return;
   }
   stream << describe(tensor);
+  if (const auto& spec = dtensor_impl(tensor)->spec(); spec.mesh_ndim() > 0) {
+    stream << " on rank " << spec.mesh().rank();
+  }
   print_local(stream, tensor, line_size);
 }
 

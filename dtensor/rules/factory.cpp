@@ -66,9 +66,18 @@ Rule::LocalArguments part_sizes_and_strides(const LocalCall& local) {
   return {{1, sizes}, {2, dense_strides(sizes, strides)}};
 }
 
+// eye(n) and eye(n, m), into a tensor that is there.
+std::vector<OutputMeta> eye_sizes(const OpCall& call) {
+  const int64_t rows = rules::argument(call, "n").toInt();
+  const auto columns = rules::argument(call, "m");
+  return {rules::contiguous({rows, columns.isInt() ? columns.toInt() : rows})};
+}
+
 } // namespace
 
 void add_factory_rules(RuleTable& table) {
+  // Made whole on every rank, which keeps its part.
+  table.add("eye", {.infer = eye_sizes});
   table.add(
       "zeros_like", {.strategies = like_input_or_partial, .value_free = true});
   // Uninitialised memory is written to next (1 / x is empty_like, fill_ and

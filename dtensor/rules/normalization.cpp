@@ -369,9 +369,66 @@ std::vector<OutputMeta> batch_norm_backward_sizes(const OpCall& call) {
   return outputs;
 }
 
+// --- weight norm -------------------------------------------------------------
+
+// v * g / |v|: all but one dim of v are normalised together, which are of
+// length 1 in g and the norms.
+std::string kept_dim(const OpCall& call, const char* tensor) {
+  const int64_t ndim = tensor_argument(call, tensor)->dim();
+  const int64_t dim = rules::argument(call, "dim").toInt();
+  std::string names(ndim, '.');
+  names.at(dim < 0 ? dim + ndim : dim) = 'k';
+  return names;
+}
+
+std::vector<Strategy> weight_norm(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto names = kept_dim(call, "v");
+  auto strategies =
+      rules::cut_named_dims(call, {{"v", names}, {"g", names}}, {names, names});
+  rules::keep_filled_cuts(strategies, call, context);
+  return strategies;
+}
+
+std::vector<OutputMeta> weight_norm_sizes(const OpCall& call) {
+  return {
+      contiguous_like(tensor_argument(call, "v")),
+      contiguous_like(tensor_argument(call, "g"))};
+}
+
+std::vector<Strategy> weight_norm_backward(
+    const OpCall& call,
+    const StrategyContext& context) {
+  const auto names = kept_dim(call, "saved_v");
+  auto strategies = rules::cut_named_dims(
+      call,
+      {{"grad_w", names},
+       {"saved_v", names},
+       {"saved_g", names},
+       {"saved_norms", names}},
+      {names, names});
+  rules::keep_filled_cuts(strategies, call, context);
+  rules::add_linear(strategies, call, {"grad_w"});
+  return strategies;
+}
+
+std::vector<OutputMeta> weight_norm_backward_sizes(const OpCall& call) {
+  return {
+      contiguous_like(tensor_argument(call, "saved_v")),
+      contiguous_like(tensor_argument(call, "saved_g"))};
+}
+
 } // namespace
 
 void add_normalization_rules(RuleTable& table) {
+  table.add(
+      "_weight_norm_interface",
+      {.strategies = weight_norm, .infer = weight_norm_sizes});
+  table.add(
+      "_weight_norm_interface_backward",
+      {.strategies = weight_norm_backward,
+       .infer = weight_norm_backward_sizes});
   table.add(
       "native_layer_norm",
       {.strategies = layer_norm, .infer = layer_norm_sizes});

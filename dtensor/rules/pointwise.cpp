@@ -116,22 +116,29 @@ Carries rsub_carries(const OpCall& call) {
          (alpha.value_or(1) > 0 ? falling(0) : rising(0));
 }
 
-// self * factor and self / factor, where the factor's sign may be known.
-Carries scale_carries(const OpCall& call) {
-  const double factor = real_number(call.arguments[1]).value_or(0);
+// self * factor, where the factor's sign may be known. An infinite factor makes
+// NaNs of zeros, and infinities of both signs of terms, whose sum is a NaN.
+Carries scale_carries(double factor) {
+  if (std::isinf(factor)) {
+    return {};
+  }
   const auto order = factor > 0 ? rising(0) : falling(0);
   return linear({0}) + (factor != 0 ? order : Carries());
 }
 
 Carries mul_carries(const OpCall& call) {
-  return scale_carries(call) + linear({1}) + multiplicative({0, 1});
+  return scale_carries(real_number(call.arguments[1]).value_or(0)) +
+         linear({1}) + multiplicative({0, 1});
 }
 
-// Rounding every term is not rounding their sum.
+// Rounding every term is not rounding their sum. A tensor to divide by is taken
+// to hold no zeros: its values are not looked at.
 Carries div_carries(const OpCall& call) {
-  const bool rounds =
-      call.op.schema().argumentIndexWithName("rounding_mode").has_value();
-  return rounds ? Carries() : scale_carries(call) + multiplicative({0, 1});
+  if (call.op.schema().argumentIndexWithName("rounding_mode").has_value()) {
+    return {};
+  }
+  const auto divisor = real_number(call.arguments[1]);
+  return scale_carries(divisor ? 1 / *divisor : 0) + multiplicative({0, 1});
 }
 
 // self * log(other) is 0 where both are 0: terms of self that add up to 0 there

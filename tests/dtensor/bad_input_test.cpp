@@ -303,5 +303,32 @@ TEST(BadInput, PlainGradients) {
   });
 }
 
+TEST(BadInput, TensorsWithoutDenseValues) {
+  on_two_ranks([](const Ranks& ranks) {
+    const auto sparse = random({4, 6}, 1).to_sparse();
+    const auto place = [&](const at::Tensor& tensor) {
+      return [&] { distribute_tensor(tensor, ranks.mesh, {Shard(0)}); };
+    };
+    const auto take = [&](const at::Tensor& tensor, bool run_check = false) {
+      return [&, run_check] {
+        from_local(tensor, ranks.mesh, {Shard(0)}, {.run_check = run_check});
+      };
+    };
+    const at::Tensor none;
+    ranks.expect_refused(
+        place(none), {"[distribute_tensor]", "an undefined tensor"});
+    ranks.expect_refused(
+        place(sparse),
+        {"[distribute_tensor]", "a tensor of layout Sparse", "to_dense()"});
+    ranks.expect_refused(take(none), {"[from_local]", "an undefined tensor"});
+    ranks.expect_refused(
+        take(sparse, true), {"[from_local]", "a tensor of layout Sparse"});
+    // On one rank alone.
+    const auto mixed = ranks.self.rank == 0 ? sparse : random({4, 6}, 1);
+    ranks.expect_refused(
+        place(mixed), {"[distribute_tensor]", "rank 0 has a tensor of layout"});
+  });
+}
+
 } // namespace
 } // namespace weft::dtensor

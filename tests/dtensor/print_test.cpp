@@ -45,7 +45,10 @@ TEST(Print, ShowsTheSpecAndThisRanksValues) {
     EXPECT_THAT(
         text,
         AllOf(
-            HasSubstr("DTensor [4, 2] Float [S(0)] on tp=2, local [2, 2]"),
+            HasSubstr(c10::str(
+                "DTensor [4, 2] Float [S(0)] on tp=2, local [2, 2] on rank ",
+                self.rank,
+                "\n")),
             HasSubstr(self.rank == 0 ? " 2  3" : " 6  7"),
             Not(HasSubstr(self.rank == 0 ? "6" : " 0  1"))));
     EXPECT_EQ(to_string(x), text);

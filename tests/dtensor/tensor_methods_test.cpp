@@ -156,5 +156,114 @@ TEST(TensorMethods, BackwardTakesADistributedGradient) {
   });
 }
 
+TEST(TensorMethods, IsAliasOfTellsWhichMemoryIsShared) {
+  run_ranks(2, [](RankContext& self) {
+    const WholeAndPlaced pair(self);
+    const auto& x = pair.x;
+    EXPECT_TRUE(x.is_alias_of(x));
+    EXPECT_TRUE(x.t().is_alias_of(x));
+    EXPECT_TRUE(x.detach().is_alias_of(x.view({2, 2, 6})));
+    EXPECT_FALSE(x.clone().is_alias_of(x));
+    EXPECT_FALSE(x.is_alias_of(pair.whole));
+    EXPECT_FALSE(pair.whole.is_alias_of(x));
+    EXPECT_TRUE(to_local(x).is_alias_of(x));
+    EXPECT_TRUE(pair.whole.t().is_alias_of(pair.whole));
+  });
+}
+
+TEST(TensorMethods, IndexPutTakesAMaskAndAValue) {
+  run_ranks(2, [](RankContext& self) {
+    const WholeAndPlaced pair(self);
+    auto expected = pair.whole.clone();
+    expected.index_put_({expected > 0}, at::zeros({}, at::kDouble));
+    auto plain = pair.x.clone();
+    plain.index_put_({plain > 0}, at::zeros({}, at::kDouble));
+    expect_close(full_tensor(plain), expected, 0, "a plain value");
+    auto placed = pair.x.clone();
+    placed.index_put_(
+        {placed > 0}, distributed(at::zeros({}, at::kDouble), pair.mesh, {kR}));
+    expect_close(full_tensor(placed), expected, 0, "a DTensor");
+    auto number = pair.x.clone();
+    number.index_put_({number > 0}, 0);
+    expect_close(full_tensor(number), expected, 0, "a number");
+  });
+}
+
+TEST(TensorMethods, SetDataKeepsThePlacement) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"tp"});
+    std::vector<at::Tensor> parameters{
+        distributed(random({6, 4}, 1), mesh, {Shard(0)}),
+        distributed(random({5, 3}, 2), mesh, {Shard(1)}),
+        distributed(random({7}, 3), mesh, {kR})};
+    std::vector<at::Tensor> plain{
+        random({6, 4}, 1), random({5, 3}, 2), random({7}, 3)};
+    using namespace torch::nn::utils;
+    vector_to_parameters(parameters_to_vector(parameters) * 2, parameters);
+    vector_to_parameters(parameters_to_vector(plain) * 2, plain);
+    const std::vector<Placement> expected{Shard(0), Shard(1), kR};
+    for (size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_EQ(spec_of(parameters[i]).placement(0), expected[i]);
+      expect_close(full_tensor(parameters[i]), plain[i], 0, "values");
+    }
+    // Other sizes: whatever comes.
+    parameters[0].set_data(distributed(random({3, 2}, 4), mesh, {kR}));
+    EXPECT_EQ(spec_of(parameters[0]).placement(0), kR);
+  });
+}
+
+TEST(TensorMethods, WeightNormAndEye) {
+  run_ranks(3, [](RankContext& self) {
+    const auto mesh = self.mesh({3}, {"tp"});
+    for (const int64_t dim : {0, 1}) {
+      const auto v = random({7, 4}, 1);
+      const auto g = random(
+          dim == 0 ? std::vector<int64_t>{7, 1} : std::vector<int64_t>{1, 4},
+          2);
+      const auto run = [&](const at::Tensor& v, const at::Tensor& g) {
+        const auto w = at::_weight_norm(v, g, dim);
+        w.square().sum().backward();
+        return w;
+      };
+      auto whole_v = v.clone().requires_grad_();
+      auto whole_g = g.clone().requires_grad_();
+      const auto expected = run(whole_v, whole_g);
+      for (const int64_t cut : {0, 1}) {
+        auto placed_v =
+            distribute_tensor(v.clone().requires_grad_(), mesh, {Shard(cut)});
+        auto placed_g =
+            distribute_tensor(g.clone().requires_grad_(), mesh, {Shard(cut)});
+        expect_close(
+            full_tensor(run(placed_v, placed_g)), expected, 1e-12, "w");
+        expect_close(full_tensor(placed_v.grad()), whole_v.grad(), 1e-12, "dv");
+        expect_close(full_tensor(placed_g.grad()), whole_g.grad(), 1e-12, "dg");
+      }
+    }
+    auto w = distributed(random({5, 4}, 3), mesh, {Shard(0)});
+    torch::nn::init::eye_(w);
+    expect_close(full_tensor(w), at::eye(5, 4, at::kDouble), 0, "eye_");
+    EXPECT_EQ(spec_of(w).placement(0), Shard(0));
+  });
+}
+
+TEST(TensorMethods, PendingSumsAreReducedBeforeAnInfiniteFactor) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"tp"});
+    // Terms 3 and -1: divided by 0 one by one they would add up to a NaN.
+    const auto x = from_local(
+        at::full({2}, self.rank == 0 ? 3.0 : -1.0), mesh, {Partial()});
+    const auto infinity = at::full({2}, INFINITY);
+    EXPECT_TRUE(full_tensor(x / 0.0).equal(infinity));
+    EXPECT_TRUE(full_tensor(x * INFINITY).equal(infinity));
+    EXPECT_TRUE(full_tensor(x / INFINITY).equal(at::zeros({2})));
+    EXPECT_TRUE(spec_of(x / 2.0).has_partial());
+    const auto largest = from_local(
+        at::full({2}, self.rank == 0 ? 3.0 : 0.0),
+        mesh,
+        {Partial(ReduceOp::kMax)});
+    EXPECT_TRUE(full_tensor(largest / 0.0).equal(infinity));
+  });
+}
+
 } // namespace
 } // namespace weft::dtensor
