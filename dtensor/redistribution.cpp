@@ -31,6 +31,11 @@ DTensorSpec target_of(
     refuse_mixed_partials(placements, mesh, "redistribute");
     return fitted(DTensorSpec(mesh, normalized), dtensor.sizes());
   } catch (const c10::ValueError& error) {
+    const auto where = " (" + mesh.describe_rank() + ")";
+    std::string reason = error.what_without_backtrace();
+    if (reason.ends_with(where)) {
+      reason.resize(reason.size() - where.size());
+    }
     mesh::throw_error<c10::ValueError>(c10::str(
         "[redistribute] ",
         describe(dtensor),
@@ -39,10 +44,8 @@ DTensorSpec target_of(
         " on ",
         mesh.to_string(),
         ": ",
-        error.what_without_backtrace(),
-        " (",
-        mesh.describe_rank(),
-        ")"));
+        reason,
+        where));
   }
 }
 

@@ -210,7 +210,8 @@ TEST(Refusal, TwoMeshes) {
   const auto y = distributed(at::ones({4}), fake_line(0, 2), {Shard(0)});
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>([&] { x + y; }),
-      HasSubstr("[aten::add] mixes meshes: tp=2 vs tp=2"));
+      HasSubstr("[aten::add] mixes meshes: tp=2 vs tp=2 of another "
+                "DeviceMesh::create()"));
 }
 
 TEST(Item, IsKnownWhereTheValueIsWhole) {
