@@ -244,7 +244,9 @@ double strategy_cost(
 // these are offered once more with each such cut of the inputs, where the dims
 // in question are of one size. The others (chunked_only) are dropped as soon
 // as any input is cut otherwise along any mesh dim, since what they counted on
-// may be gone.
+// may be gone. A Shard of given sizes counts the rows that the cuts of the mesh
+// dims before it leave, which may be more or fewer once those dims' placements
+// have been chosen: what does not add up then is dropped, too.
 
 bool is_other_cut(const Placement& placement) {
   return placement.is_shard() && !placement.is_chunked();
@@ -322,14 +324,54 @@ replicated_strategy(const OpCall& call, const Rule& rule, int64_t mesh_dim) {
   return replicated;
 }
 
-Strategy
-choose(const OpCall& call, const Rule& rule, const StrategyContext& context) {
+// The placements that are being chosen: by tensor, one a mesh dim, Replicate
+// on those that come later.
+struct Choices {
+  std::vector<Placements> inputs;
+  std::vector<Placements> outputs;
+};
+
+bool given_rows_fit(
+    const OpCall& call,
+    const StrategyContext& context,
+    const Choices& before,
+    const Strategy& strategy) {
+  const auto fits = [&](Placements placements,
+                        const Placement& next,
+                        c10::IntArrayRef sizes) {
+    placements[context.mesh_dim] = next;
+    return dtensor::given_rows_fit(placements, call.mesh().shape(), sizes);
+  };
+  for (size_t i = 0; i < before.inputs.size(); ++i) {
+    if (!fits(before.inputs[i], strategy.inputs[i], call.tensors[i].sizes())) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < before.outputs.size(); ++i) {
+    if (!fits(
+            before.outputs[i],
+            output_of(strategy, i),
+            context.outputs[i].sizes)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Strategy choose(
+    const OpCall& call,
+    const Rule& rule,
+    const StrategyContext& context,
+    const Choices& before) {
   std::vector<Strategy> candidates;
   // Without sizes of results, e.g. of a mask's, every rank needs them whole.
   if (rule.strategies && !context.outputs.empty()) {
     candidates = rule.strategies(call, context);
     if (has_other_cut(call)) {
       add_other_cuts(call, rule, context, candidates);
+      std::erase_if(candidates, [&](const Strategy& candidate) {
+        return !given_rows_fit(call, context, before, candidate);
+      });
     }
   }
   candidates.push_back(replicated_strategy(call, rule, context.mesh_dim));
@@ -369,12 +411,14 @@ Chosen choose_all(
     const Rule& rule,
     const std::vector<OutputMeta>& metas) {
   const int64_t mesh_ndim = call.mesh().ndim();
-  std::vector<Placements> inputs(call.tensors.size(), Placements(mesh_ndim));
-  std::vector<Placements> outputs(metas.size(), Placements(mesh_ndim));
+  Choices choices{
+      std::vector<Placements>(call.tensors.size(), Placements(mesh_ndim)),
+      std::vector<Placements>(metas.size(), Placements(mesh_ndim))};
+  auto& [inputs, outputs] = choices;
   for (int64_t d = 0; d < mesh_ndim; ++d) {
     const StrategyContext context{
         d, call.mesh().size(d), call.mesh().size(), metas};
-    const auto strategy = choose(call, rule, context);
+    const auto strategy = choose(call, rule, context, choices);
     for (size_t i = 0; i < inputs.size(); ++i) {
       inputs[i][d] = strategy.inputs[i];
     }

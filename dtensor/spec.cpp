@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "mesh/error.h"
@@ -221,13 +222,23 @@ void refuse_rows(
       ". Give each rank's rows of what the mesh dims before leave.");
 }
 
-// Rows that add up: for whatever the cuts before may leave on any rank.
-void check_rows(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
+// The first cut whose given rows do not add up to what the cuts before it may
+// leave on any rank, and what that is.
+struct Misfit {
+  DimCut cut;
+  int64_t given;
+  int64_t left;
+};
+
+std::optional<Misfit> find_misfit(
+    const Placements& placements,
+    const std::vector<int64_t>& mesh_shape,
+    c10::IntArrayRef global_sizes) {
   for (size_t d = 0; d < global_sizes.size(); ++d) {
     std::set<int64_t> left{global_sizes[d]};
     const auto cuts = dtensor::cuts_of(
-        spec.placements(),
-        spec.mesh().shape(),
+        placements,
+        mesh_shape,
         static_cast<int64_t>(d),
         /*all_sizes=*/true);
     for (const auto& cut : cuts) {
@@ -235,8 +246,8 @@ void check_rows(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
           std::accumulate(cut.sizes.begin(), cut.sizes.end(), int64_t{0});
       std::set<int64_t> next;
       for (const int64_t size : left) {
-        if (!cut.sizes.empty()) {
-          refuse_rows(spec, global_sizes, cut, given, size);
+        if (!cut.sizes.empty() && given != size) {
+          return Misfit{cut, given, size};
         }
         for (int64_t r = 0; r < cut.shards; ++r) {
           next.insert(cut_length(cut, size, r));
@@ -244,6 +255,15 @@ void check_rows(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
       }
       left = std::move(next);
     }
+  }
+  return std::nullopt;
+}
+
+void check_rows(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
+  const auto misfit =
+      find_misfit(spec.placements(), spec.mesh().shape(), global_sizes);
+  if (misfit) {
+    refuse_rows(spec, global_sizes, misfit->cut, misfit->given, misfit->left);
   }
 }
 
@@ -308,6 +328,13 @@ std::vector<int64_t> lengths(const std::vector<RowRanges>& ranges) {
 }
 
 } // namespace
+
+bool given_rows_fit(
+    const Placements& placements,
+    const std::vector<int64_t>& mesh_shape,
+    c10::IntArrayRef global_sizes) {
+  return !find_misfit(placements, mesh_shape, global_sizes);
+}
 
 DTensorSpec fitted(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
   if (spec.is_chunked()) {

@@ -73,6 +73,13 @@ class DTensorSpec {
 /// to what the cuts before it left on each rank; the same on all ranks.
 DTensorSpec fitted(const DTensorSpec& spec, c10::IntArrayRef global_sizes);
 
+/// Whether the rows of each Shard of given sizes add up to what the cuts before
+/// it leave on each rank: what fitted() refuses otherwise.
+bool given_rows_fit(
+    const Placements& placements,
+    const std::vector<int64_t>& mesh_shape,
+    c10::IntArrayRef global_sizes);
+
 /// The sizes of this rank's part of a tensor, or of that of the rank at
 /// `coordinate` (one number a mesh dim) of the mesh. Any placements.
 /// Throws: as fitted().
