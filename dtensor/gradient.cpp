@@ -20,25 +20,15 @@ struct PendingGradients {
   std::vector<at::Tensor> leaves;
 };
 
-bool is_pending_sum_of(const DTensorSpec& gradient, const DTensorSpec& leaf) {
-  for (int64_t i = 0; i < leaf.mesh_ndim(); ++i) {
+bool is_pending_sum_of(const DTensorSpec& gradient, const DTensorSpec& kept) {
+  for (int64_t i = 0; i < kept.mesh_ndim(); ++i) {
     const auto& from = gradient.placement(i);
-    const auto& to = leaf.placement(i);
+    const auto& to = kept.placement(i);
     if (from != to && !(from.is_partial(ReduceOp::kSum) && to.is_replicate())) {
       return false;
     }
   }
   return true;
-}
-
-// A leaf that is Partial itself has a gradient that is Partial in the same way,
-// which stays so.
-bool is_to_be_reduced(
-    const DTensorSpec& gradient,
-    const DTensorSpec& leaf,
-    int64_t mesh_dim) {
-  return gradient.placement(mesh_dim).is_partial(ReduceOp::kSum) &&
-         leaf.placement(mesh_dim).is_replicate();
 }
 
 void reduce_pending(const mesh::DeviceMesh& mesh) {
@@ -53,8 +43,7 @@ void reduce_pending(const mesh::DeviceMesh& mesh) {
     std::vector<at::Tensor> locals;
     for (const auto& leaf : leaves) {
       auto* grad = dtensor_impl(leaf.grad());
-      if (grad &&
-          is_to_be_reduced(grad->spec(), dtensor_impl(leaf)->spec(), i)) {
+      if (grad && grad->spec().placement(i).is_partial(ReduceOp::kSum)) {
         locals.push_back(grad->local());
         grad->reset_local(grad->local(), grad->spec().with(i, Replicate()));
       }
@@ -85,8 +74,13 @@ void reduce_at_end_of_backward(
 }
 
 at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
+  if (!gradient.defined()) {
+    return gradient; // A derivative formula found that there is none.
+  }
   const auto* impl = dtensor_impl(gradient);
-  const auto& spec = leaf_impl.spec();
+  // What the terms of a Partial leaf reduce to has one gradient. Kept as terms
+  // of the leaf's own reduction it could not be told from a sum that waits.
+  const auto spec = leaf_impl.spec().without_partial();
   if (spec.mesh_ndim() == 0 || (impl && impl->spec().mesh_ndim() == 0)) {
     return gradient;
   }
@@ -95,7 +89,10 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
   // What derivative formulas of libtorch make for "none".
   if (!impl && gradient.sizes() == leaf.sizes() &&
       !gradient.any().item<bool>()) {
-    return at::zeros_like(leaf.detach());
+    auto zeros = at::zeros_like(leaf.detach());
+    auto* zeros_impl = dtensor_impl(zeros);
+    zeros_impl->reset_local(zeros_impl->local(), spec);
+    return zeros;
   }
   TORCH_CHECK_VALUE(
       impl,

@@ -4,12 +4,13 @@
 
 namespace weft::dtensor {
 
-/// Keeps a leaf's gradient where the leaf lies. A gradient that arrives
-/// elsewhere is redistributed; one that is a pending sum where the leaf is
-/// whole (norm weights under sequence parallelism) waits for the end of
-/// backward and is reduced there together with the others of its mesh, in one
-/// collective a mesh dim. Does nothing for a tensor without requires_grad, and
-/// nothing the second time.
+/// Keeps a leaf's gradient where the leaf lies, replicated where that is
+/// Partial: it is the gradient with respect to what the leaf's terms reduce to,
+/// whatever the reduction. A gradient that arrives elsewhere is redistributed;
+/// a Partial sum that is to be replicated (norm weights under sequence
+/// parallelism) waits for the end of backward and is reduced there together
+/// with the others of its mesh, in one collective a mesh dim. Does nothing for
+/// a tensor without requires_grad, and nothing the second time.
 /// Collective: its effect, at the end of each backward, over the leaf's mesh.
 void keep_gradient_placed(const at::Tensor& leaf);
 

@@ -288,34 +288,6 @@ TEST(Training, FloatAndBfloat16FollowOneRank) {
       0.1);
 }
 
-// The gradient of a Partial leaf is Partial in the same way. What another mesh
-// dim adds to it is summed there alone.
-TEST(Gradients, OfPartialLeavesAreThoseOfOneRank) {
-  run_ranks(4, [](RankContext& self) {
-    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
-    const auto whole = random({4, 6}, 1);
-    const auto weight = random({6, 4}, 2);
-    const auto run = [&](const at::Tensor& x, const at::Tensor& w) {
-      x.requires_grad_();
-      x.mm(w).square().sum().backward();
-    };
-    auto expected = whole.clone();
-    run(expected, weight);
-    for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-      for (const auto& w :
-           {Placements{Replicate(), Shard(1)},
-            Placements{Replicate(), Replicate()}}) {
-        auto x = distribute_tensor(whole, mesh, {Partial(op), Replicate()});
-        x = x.detach().requires_grad_();
-        keep_gradient_placed(x);
-        run(x, distributed(weight, mesh, w));
-        expect_close(
-            full_tensor(x.grad()), expected.grad(), 1e-10, to_string(w));
-      }
-    }
-  });
-}
-
 TEST(ClipGrad, CountsEveryElementOnce) {
   run_ranks(4, [](RankContext& self) {
     const auto line = self.mesh({4}, {"tp"});

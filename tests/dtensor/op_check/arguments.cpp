@@ -88,6 +88,12 @@ bool has_out_argument(const c10::FunctionSchema& schema) {
   });
 }
 
+bool has_tensor_argument(const c10::FunctionSchema& schema) {
+  return std::ranges::any_of(schema.arguments(), [](const auto& argument) {
+    return argument.type()->repr_str().find("Tensor") != std::string::npos;
+  });
+}
+
 bool is_written(const c10::FunctionSchema& schema, size_t index) {
   const auto* alias = schema.arguments()[index].alias_info();
   return alias && alias->isWrite();

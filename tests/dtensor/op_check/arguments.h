@@ -32,6 +32,8 @@ std::string short_name(const c10::OperatorHandle& op);
 std::string packet_of(const c10::OperatorHandle& op);
 
 bool has_out_argument(const c10::FunctionSchema& schema);
+/// What has none, e.g. a factory, is never called with a DTensor.
+bool has_tensor_argument(const c10::FunctionSchema& schema);
 /// Whether the op writes to argument `index`.
 bool is_written(const c10::FunctionSchema& schema, size_t index);
 /// Whether the op returns tensors that it wrote to, or nothing.

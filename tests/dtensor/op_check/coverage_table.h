@@ -47,4 +47,10 @@ Coverage count_coverage(const Report& report, const Registry& registry);
 /// docs/dtensor_ops.md: what each op does with cut tensors.
 std::string coverage_table(const Report& report, const Registry& registry);
 
+/// Its last sections: part D's programs and part E's cases by family.
+std::string chain_table(const Report& report);
+std::string leaf_table(const Report& report);
+/// Those sections as they stand in `file`, or nothing.
+std::string kept_tables(const std::filesystem::path& file);
+
 } // namespace weft::dtensor::check

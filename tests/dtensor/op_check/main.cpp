@@ -12,6 +12,7 @@
 #include "dtensor/rule.h"
 #include "tests/dtensor/op_check/coverage_table.h"
 #include "tests/dtensor/op_check/dispatch_check.h"
+#include "tests/dtensor/op_check/leaf_check.h"
 #include "tests/dtensor/op_check/placement_search.h"
 #include "tests/dtensor/op_check/strategy_check.h"
 #include "tests/dtensor/op_check/view_chains.h"
@@ -25,6 +26,7 @@ struct Options {
   std::string parts = "A,C";
   bool full = false;
   int64_t combinations = 8;
+  int64_t leaf_cases = 64;
   uint64_t seed = 0;
   std::string json;
   std::string registry;
@@ -187,22 +189,43 @@ void check_all_dispatch(
   }
 }
 
+void check_all_leaves(
+    const std::vector<CheckedOp>& ops,
+    const Options& options,
+    Report& report) {
+  const std::vector<std::vector<int64_t>> shapes{{2}, {3}, {2, 2}, {2, 3}};
+  for (size_t s = 0; s < shapes.size(); ++s) {
+    const auto begin = Clock::now();
+    LockstepRanks ranks(shapes[s]);
+    for (const auto& op : ops) {
+      for (const auto& sample : op.samples) {
+        const auto seed = hash_of(sample.name() + sample.text) + options.seed;
+        if (options.full || seed / 7 % shapes.size() == s) {
+          check_leaves(
+              sample,
+              ranks,
+              shapes[s],
+              {.cases = options.full ? options.leaf_cases : 2, .seed = seed},
+              report);
+        }
+      }
+    }
+    std::cout << "leaves on " << c10::IntArrayRef(shapes[s]) << ": "
+              << seconds_since(begin) << " s" << std::endl;
+  }
+}
+
 void check_all_view_chains(const Options& options, Report& report) {
-  ChainFamilies all;
   for (const auto& shape :
-       std::vector<std::vector<int64_t>>{{2}, {3}, {2, 2}}) {
+       std::vector<std::vector<int64_t>>{{2}, {3}, {2, 2}, {2, 3}}) {
     LockstepRanks ranks(shape);
-    const auto families = check_view_chains(
+    check_view_chains(
         ranks,
         shape,
-        {.programs = options.full ? 4000 : 150, .seed = options.seed},
+        {.programs = options.full ? 3000 : 120, .seed = options.seed},
         report);
-    for (const auto& [family, counts] : families) {
-      all[family].right += counts.right;
-      all[family].refused += counts.refused;
-    }
   }
-  for (const auto& [family, counts] : all) {
+  for (const auto& [family, counts] : report.chains) {
     std::cout << "  " << family << ": " << counts.right << " right, "
               << counts.refused << " refused\n";
   }
@@ -286,22 +309,28 @@ void handle_table(const Options& options, Report& report) {
   if (options.registry.empty()) {
     return;
   }
-  const auto table = coverage_table(report, Registry(options.registry));
+  // The figures of parts D and E are those of the last full run.
+  const auto& there =
+      options.check_table.empty() ? options.write_table : options.check_table;
+  const auto table = coverage_table(report, Registry(options.registry)) +
+                     (options.full && options.has('D') && options.has('E')
+                          ? chain_table(report) + leaf_table(report)
+                          : kept_tables(there));
   if (!options.write_table.empty()) {
     std::ofstream(options.write_table) << table;
   }
   if (!options.check_table.empty()) {
     std::ifstream file(options.check_table);
-    const std::string there(
+    const std::string text(
         (std::istreambuf_iterator<char>(file)),
         std::istreambuf_iterator<char>());
-    if (there != table) {
+    if (text != table) {
       report.fail(
           {"table",
            "",
            options.check_table,
            "--write-table writes it anew",
-           first_difference(there, table)});
+           first_difference(text, table)});
     }
   }
 }
@@ -350,6 +379,7 @@ int run(const Options& options) {
   timed('D', "view chains", [](const auto&, const Options& of, Report& to) {
     check_all_view_chains(of, to);
   });
+  timed('E', "leaves", check_all_leaves);
   handle_table(options, report);
   print(report);
   if (!options.json.empty()) {
@@ -374,13 +404,19 @@ int main(int argc, char** argv) {
       options.parts,
       "A: each strategy by hand; B: placements that rules do not know; C: the "
       "dispatcher, on ranks that communicate; D: random chains of views that "
-      "are written and read");
+      "are written and read; E: gradients of leaves that are placed in every "
+      "way");
   app.add_flag("--full,!--quick", options.full, "all cases, or a sample");
   app.add_option(
       "--combinations",
       options.combinations,
       "part C, full: placements of a sample's tensors on a mesh that are tried "
       "at most; a quarter of it for forms in place and out=");
+  app.add_option(
+      "--leaf-cases",
+      options.leaf_cases,
+      "part E, full: placements of a sample's tensors on a mesh that are tried "
+      "at most");
   app.add_option("--seed", options.seed, "of what the checks pick");
   app.add_option("--json", options.json, "file for the figures");
   app.add_option(

@@ -318,7 +318,8 @@ std::vector<CheckedOp> load_samples(
 
 std::vector<c10::OperatorHandle> ops_with_rules() {
   return select_ops([](const auto& op) {
-    return !has_out_argument(op.schema()) && runs_on_cpu(op);
+    return !has_out_argument(op.schema()) && has_tensor_argument(op.schema()) &&
+           runs_on_cpu(op);
   });
 }
 
@@ -329,7 +330,8 @@ std::vector<c10::OperatorHandle> out_forms() {
 
 std::vector<c10::OperatorHandle> ops_of_other_devices() {
   return select_ops([](const auto& op) {
-    return !has_out_argument(op.schema()) && !can_run(op);
+    return !has_out_argument(op.schema()) && has_tensor_argument(op.schema()) &&
+           !can_run(op);
   });
 }
 

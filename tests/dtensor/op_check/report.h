@@ -12,7 +12,7 @@ namespace weft::dtensor::check {
 constexpr int64_t kFailuresPerOp = 3;
 
 struct Failure {
-  /// "samples", "strategies", "search", "dispatch".
+  /// "samples", "strategies", "search", "dispatch", "chains", "leaves".
   std::string part;
   /// "add.Tensor".
   std::string op;
@@ -40,6 +40,9 @@ struct OpResult {
   bool refuses = false;
   int64_t dispatched = 0;
   int64_t refused = 0;
+  /// Cases of the leaf check.
+  int64_t leaves_right = 0;
+  int64_t leaves_refused = 0;
   /// Valid strategies that the rule does not know.
   std::set<std::string> lacking;
 };
@@ -49,6 +52,12 @@ inline std::string without_overload(const std::string& name) {
   return name.substr(0, name.find('.'));
 }
 
+/// What came of part D's programs with a view op or a placement in them.
+struct ChainCounts {
+  int64_t right = 0;
+  int64_t refused = 0;
+};
+
 struct Report {
   std::vector<Failure> failures;
   /// By "add.Tensor".
@@ -57,6 +66,8 @@ struct Report {
   std::map<std::string, int64_t> cases;
   /// How often part D's programs were refused, by how the error begins.
   std::map<std::string, int64_t> refusals;
+  /// By name of the view op, "base [S(0)]" or "in a graph".
+  std::map<std::string, ChainCounts> chains;
   int64_t samples = 0;
   /// Packets that have a rule, but no kernel that a CPU can run.
   std::set<std::string> other_devices;

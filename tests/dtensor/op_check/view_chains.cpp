@@ -573,7 +573,7 @@ class Program {
 };
 
 void count(
-    ChainFamilies& all,
+    std::map<std::string, ChainCounts>& all,
     const std::set<std::string>& families,
     bool refused) {
   for (const auto& family : families) {
@@ -588,12 +588,11 @@ std::string first_words(const std::string& refusal) {
 
 } // namespace
 
-ChainFamilies check_view_chains(
+void check_view_chains(
     LockstepRanks& ranks,
     const std::vector<int64_t>& mesh_shape,
     const ChainOptions& options,
     Report& report) {
-  ChainFamilies all;
   for (int64_t i = 0; i < options.programs; ++i) {
     const uint64_t seed = (options.seed << 20) + static_cast<uint64_t>(i);
     std::mutex mutex;
@@ -641,9 +640,8 @@ ChainFamilies check_view_chains(
     if (refused) {
       ++report.refusals[first_words(errors[0])];
     }
-    count(all, families, refused);
+    count(report.chains, families, refused);
   }
-  return all;
 }
 
 } // namespace weft::dtensor::check
