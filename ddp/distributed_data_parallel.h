@@ -111,14 +111,17 @@ class DistributedDataParallelBase : public Joinable {
   /// reduce_op is kSum or a group has a divisor of its own, one whose result
   /// is not what it declares, and options that it cannot work with.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
-  /// What the hook needs to go on exactly after a restart, a row a rank. Empty
-  /// without a hook that keeps a state.
+  /// What the hook needs to go on exactly after a restart, and the buckets that
+  /// it is for: a part of a checkpoint. Its tensors' sizes change from step to
+  /// step, so read it back with checkpoint::load_part(). Empty without a hook
+  /// that keeps a state.
   /// Collective: all ranks of the model's mesh; blocks.
   dtensor::StateDict comm_hook_state_dict() const;
   /// Null if none is registered.
   std::shared_ptr<CommHook> comm_hook() const;
-  /// This rank's row of a state to be loaded into. Shape: [1, n].
-  at::Tensor comm_hook_row(const at::Tensor& row) const;
+  /// Gives the registered hook such a state, and the first backward its
+  /// buckets. On a mesh of another shape that is possible if all ranks kept the
+  /// same, as those of post_localSGD_hook() do.
   /// Collective: as comm_hook_state_dict().
   /// Throws: c10::ValueError if there is no hook or the state is of another
   /// number of ranks.

@@ -1,5 +1,6 @@
 #include "recipes/train/train_job.h"
 
+#include "checkpoint/load_part.h"
 #include "dtensor/async_tp.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtype_support.h"
@@ -130,24 +131,15 @@ bool has_part(const checkpoint::Manifest& manifest, const std::string& part) {
 
 checkpoint::StateDicts more_to_load(
     TrainJob& job,
-    const checkpoint::Manifest& manifest,
-    const std::string& saved_on_mesh) {
+    const checkpoint::Manifest& manifest) {
   checkpoint::StateDicts dicts;
   if (job.average && has_part(manifest, kAveragePart)) {
     dicts.emplace(kAveragePart, job.average->state_dict(job.mesh));
   }
-  if (job.ddp->comm_hook() == nullptr ||
-      saved_on_mesh != job.mesh.to_string()) {
-    return dicts;
-  }
-  const auto prefix = std::string(kCommHookPart) + ".";
-  for (const auto& [key, record] : manifest.tensors) {
-    // A row a rank: see ddp/hook_state_rows.h.
-    if (key.starts_with(prefix) && record.shape.size() == 2) {
-      const auto row = at::zeros(
-          {1, record.shape[1]}, at::TensorOptions().dtype(record.dtype));
-      dicts[kCommHookPart].emplace(
-          key.substr(prefix.size()), job.ddp->comm_hook_row(row));
+  if (job.ddp->comm_hook() != nullptr) {
+    auto part = checkpoint::empty_part(manifest, kCommHookPart, job.mesh);
+    if (!part.empty()) {
+      dicts.emplace(kCommHookPart, std::move(part));
     }
   }
   return dicts;
