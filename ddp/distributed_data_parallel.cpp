@@ -208,22 +208,12 @@ void DistributedDataParallelBase::before_forward(
 }
 
 void DistributedDataParallelBase::after_forward(
-    const std::vector<at::Tensor>& outputs,
-    bool is_known) {
-  WEFT_CHECK(
-      is_known || !state_->reducer->searches_graph(),
-      "ddp",
-      where(state_->dp),
-      "find_unused_parameters searches the graph of forward()'s outputs, but "
-      "the module returns something else than tensors and vectors, tuples, "
-      "optionals or maps of them. Return these, or set static_graph.");
+    const std::vector<at::Tensor>& outputs) {
   if (state_->joined) {
     state_->joined->end_forward(outputs);
   }
   state_->end_forward();
-  if (is_known || !at::GradMode::is_enabled()) {
-    state_->reducer->end_forward(outputs, state_->module->is_training());
-  }
+  state_->reducer->end_forward(outputs, state_->module->is_training());
 }
 
 void DistributedDataParallelBase::join(
@@ -359,11 +349,6 @@ void DistributedDataParallelBase::register_comm_hook(
   if (hook->can_be_tried()) {
     const auto& first = state.reduced.front().tensor;
     try_hook(*hook, state.groups.front(), local_part(first).device());
-  // Before there are buckets nothing is kept of them, and the first backward
-  // of a resumed run makes the same ones.
-  if (state_->reducer->has_buckets()) {
-    own.emplace(kBucketNames, pack_text(nlohmann::json(bucket_names()).dump()));
-  }
   }
   state.reducer->set_comm_hook(std::move(hook));
 }
@@ -373,6 +358,11 @@ dtensor::StateDict DistributedDataParallelBase::comm_hook_state_dict() const {
   auto own = hook ? hook->state_dict() : CommHook::State();
   if (own.empty()) {
     return {};
+  }
+  // Before there are buckets nothing is kept of them, and the first backward
+  // of a resumed run makes the same ones.
+  if (state_->reducer->has_buckets()) {
+    own.emplace(kBucketNames, pack_text(nlohmann::json(bucket_names()).dump()));
   }
   return to_rows(own, dtensor::joint_mesh(*state_->module, state_->dp));
 }
