@@ -42,11 +42,14 @@ void check_dtypes(const Recipe& recipe, c10::Device device) {
   }
 }
 
-dtensor::AsyncTp async_mode(const std::string& name) {
+// auto is off on GPUs as long as it was not measured there.
+dtensor::AsyncTp async_mode(const Recipe& recipe) {
+  const auto& name = recipe.tp.async_tp;
   if (name == "on") {
     return dtensor::AsyncTp::kOn;
   }
-  return name == "off" ? dtensor::AsyncTp::kOff : dtensor::AsyncTp::kAuto;
+  return name == "off" || recipe.device == "cuda" ? dtensor::AsyncTp::kOff
+                                                  : dtensor::AsyncTp::kAuto;
 }
 
 void add_adapters(const Recipe& recipe, Model& model) {
@@ -75,7 +78,7 @@ std::shared_ptr<Model> place_model(
   // A run on the meta device cuts what one on the recipe's would.
   dtensor::set_async_tp(
       mesh,
-      async_mode(recipe.tp.async_tp),
+      async_mode(recipe),
       dtensor::default_async_tp_prices(
           recipe.device == "cuda" ? "nccl" : "cpu"));
   tp::parallelize_module(*model, mesh["tp"], model_plan(recipe));
