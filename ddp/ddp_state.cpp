@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
 #include "ddp/gradient_hooks.h"
 #include "ddp/join/ddp_join.h"
@@ -282,6 +283,36 @@ void DistributedDataParallelBase::State::check_hook(
         group.divisor,
         ". Use a hook that does not divide.");
   }
+}
+
+void DistributedDataParallelBase::State::adopt_buckets(
+    const std::string& names) const {
+  const auto parsed = nlohmann::json::parse(names, nullptr, false);
+  std::vector<std::vector<std::string>> layout;
+  try {
+    layout = parsed.get<std::vector<std::vector<std::string>>>();
+  } catch (const nlohmann::json::exception&) {
+    WEFT_CHECK(
+        false,
+        "load_comm_hook_state_dict",
+        where(),
+        "the buckets of the hook's state are no lists of names.");
+  }
+  if (!reducer->has_buckets()) {
+    reducer->set_bucket_layout(layout);
+    return;
+  }
+  const auto made = reducer->bucket_names();
+  WEFT_CHECK(
+      made == layout,
+      "load_comm_hook_state_dict",
+      where(),
+      "the hook's state is for ",
+      layout.size(),
+      " buckets and a backward has already made ",
+      made.size(),
+      " others here. Load it before the first backward, which then makes those "
+      "of the state.");
 }
 
 DDPLoggingData DistributedDataParallelBase::State::get_logging_data() const {

@@ -68,6 +68,9 @@ struct DistributedDataParallelBase::State {
   void check_known() const;
   void add_optimizers(std::shared_ptr<OptimizerInBackward> added);
   void check_hook(const CommHook& hook) const;
+  /// Has the first backward make the buckets of a saved hook's state, as JSON.
+  /// Throws: c10::ValueError if others were made already.
+  void adopt_buckets(const std::string& names) const;
   DDPLoggingData get_logging_data() const;
 
  private:

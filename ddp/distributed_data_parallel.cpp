@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
 #include "ddp/bucket_plan.h"
 #include "ddp/ddp_state.h"
@@ -20,6 +21,9 @@ namespace weft::ddp {
 namespace {
 
 using mesh::ReduceOp;
+
+/// An entry that a hook's state gets: the buckets that it is for.
+constexpr const char* kBucketNames = "ddp/buckets";
 
 mesh::ErrorContext where(const mesh::DeviceMesh& dp) {
   return {dp.describe_rank()};
@@ -204,22 +208,12 @@ void DistributedDataParallelBase::before_forward(
 }
 
 void DistributedDataParallelBase::after_forward(
-    const std::vector<at::Tensor>& outputs,
-    bool is_known) {
-  WEFT_CHECK(
-      is_known || !state_->reducer->searches_graph(),
-      "ddp",
-      where(state_->dp),
-      "find_unused_parameters searches the graph of forward()'s outputs, but "
-      "the module returns something else than tensors and vectors, tuples, "
-      "optionals or maps of them. Return these, or set static_graph.");
+    const std::vector<at::Tensor>& outputs) {
   if (state_->joined) {
     state_->joined->end_forward(outputs);
   }
   state_->end_forward();
-  if (is_known || !at::GradMode::is_enabled()) {
-    state_->reducer->end_forward(outputs, state_->module->is_training());
-  }
+  state_->reducer->end_forward(outputs, state_->module->is_training());
 }
 
 void DistributedDataParallelBase::join(
@@ -361,20 +355,20 @@ void DistributedDataParallelBase::register_comm_hook(
 
 dtensor::StateDict DistributedDataParallelBase::comm_hook_state_dict() const {
   const auto hook = comm_hook();
-  const auto own = hook ? hook->state_dict() : CommHook::State();
+  auto own = hook ? hook->state_dict() : CommHook::State();
   if (own.empty()) {
     return {};
+  }
+  // Before there are buckets nothing is kept of them, and the first backward
+  // of a resumed run makes the same ones.
+  if (state_->reducer->has_buckets()) {
+    own.emplace(kBucketNames, pack_text(nlohmann::json(bucket_names()).dump()));
   }
   return to_rows(own, dtensor::joint_mesh(*state_->module, state_->dp));
 }
 
 std::shared_ptr<CommHook> DistributedDataParallelBase::comm_hook() const {
   return state_->reducer ? state_->reducer->comm_hook() : nullptr;
-}
-
-at::Tensor DistributedDataParallelBase::comm_hook_row(
-    const at::Tensor& row) const {
-  return as_row(row, dtensor::joint_mesh(*state_->module, state_->dp));
 }
 
 void DistributedDataParallelBase::load_comm_hook_state_dict(
@@ -386,8 +380,18 @@ void DistributedDataParallelBase::load_comm_hook_state_dict(
       "load_comm_hook_state_dict",
       where(state_->dp),
       "there is no hook. Register the one that the state was saved with.");
-  hook->load_state_dict(
-      from_rows(rows, dtensor::joint_mesh(*state_->module, state_->dp)));
+  auto loaded = from_rows(
+      rows,
+      dtensor::joint_mesh(*state_->module, state_->dp),
+      /*not_elsewhere=*/{kBucketNames});
+  const auto names = loaded.extract(kBucketNames);
+  if (names) {
+    state_->adopt_buckets(unpack_text(names.mapped()));
+  }
+  hook->load_state_dict(loaded);
+  if (!names && state_->reducer->has_buckets()) {
+    hook->on_rebuilt_buckets();
+  }
 }
 
 void DistributedDataParallelBase::register_buffer_comm_hook(

@@ -6,7 +6,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -21,6 +20,7 @@
 #include "ddp/module_state.h"
 #include "ddp/optimizer_in_backward.h"
 #include "ddp/options.h"
+#include "ddp/output_tensors.h"
 #include "dtensor/module_call.h"
 #include "dtensor/optimizer_state.h"
 #include "dtensor/state_dict.h"
@@ -111,17 +111,21 @@ class DistributedDataParallelBase : public Joinable {
   /// reduce_op is kSum or a group has a divisor of its own, one whose result
   /// is not what it declares, and options that it cannot work with.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
-  /// What the hook needs to go on exactly after a restart, a row a rank. Empty
-  /// without a hook that keeps a state.
+  /// What the hook needs to go on exactly after a restart, and the buckets that
+  /// it is for: a part of a checkpoint. Its tensors' sizes change from step to
+  /// step, so read it back with checkpoint::load_part(). Empty without a hook
+  /// that keeps a state.
   /// Collective: all ranks of the model's mesh; blocks.
   dtensor::StateDict comm_hook_state_dict() const;
   /// Null if none is registered.
   std::shared_ptr<CommHook> comm_hook() const;
-  /// This rank's row of a state to be loaded into. Shape: [1, n].
-  at::Tensor comm_hook_row(const at::Tensor& row) const;
+  /// Gives the registered hook such a state, and the first backward its
+  /// buckets. On a mesh of another shape that is possible if all ranks kept the
+  /// same, as those of post_localSGD_hook() do.
   /// Collective: as comm_hook_state_dict().
-  /// Throws: c10::ValueError if there is no hook or the state is of another
-  /// number of ranks.
+  /// Throws: c10::ValueError, before anything changes, if there is no hook, a
+  /// backward has already made other buckets, or entries belong to the ranks of
+  /// another mesh.
   void load_comm_hook_state_dict(const dtensor::StateDict& state);
 
   /// Has `hook` bring the replicas' buffers together, instead of a broadcast
@@ -201,14 +205,7 @@ class DistributedDataParallelBase : public Joinable {
 
   /// `samples`: rows of the first tensor among forward()'s arguments.
   void before_forward(std::optional<int64_t> samples);
-  /// Tensors, and vectors, tuples, pairs, optionals and maps of them at any
-  /// depth, are looked at; numbers and texts are passed over.
-  template <class T>
-  void after_forward(const T& output) {
-    std::vector<at::Tensor> tensors;
-    const bool is_known = collect(tensors, output);
-    after_forward(tensors, is_known);
-  }
+  void after_forward(const std::vector<at::Tensor>& outputs);
 
   /// An argument of forward() in the dtype that the module computes in.
   at::Tensor cast_input(const at::Tensor& input) const;
@@ -232,42 +229,6 @@ class DistributedDataParallelBase : public Joinable {
  private:
   void leave_join() override;
   void abort_join() override;
-  void after_forward(const std::vector<at::Tensor>& outputs, bool is_known);
-
-  using Tensors = std::vector<at::Tensor>;
-  // False if there may be tensors in what is not looked at.
-  static bool collect(Tensors& all, const at::Tensor& each) {
-    all.push_back(each);
-    return true;
-  }
-  static bool collect(Tensors&, const std::string&) { return true; }
-  template <class T>
-  static bool collect(Tensors& all, const std::optional<T>& each) {
-    return !each || collect(all, *each);
-  }
-  template <class A, class B>
-  static bool collect(Tensors& all, const std::pair<A, B>& each) {
-    return collect(all, each.first) & collect(all, each.second);
-  }
-  template <class... T>
-  static bool collect(Tensors& all, const std::tuple<T...>& each) {
-    return std::apply(
-        [&](const auto&... part) { return (true & ... & collect(all, part)); },
-        each);
-  }
-  template <class T>
-  static bool collect(Tensors& all, const T& each) {
-    if constexpr (requires { each.begin() != each.end(); }) {
-      bool is_known = true;
-      for (const auto& part : each) {
-        is_known = collect(all, part) && is_known;
-      }
-      return is_known;
-    } else {
-      return std::is_arithmetic_v<T>;
-    }
-  }
-
   std::unique_ptr<State> state_;
 };
 
@@ -299,12 +260,13 @@ class DistributedDataParallel : public DistributedDataParallelBase {
       const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module.ptr(), dp_mesh, options) {}
 
-  /// The module's forward(), with the hooks that act on it.
+  /// The module's forward(), with the hooks that act on it. Where its output
+  /// has its tensors says ddp/output_tensors.h.
   template <class... Args>
   auto forward(Args&&... args) {
     before_forward(samples_of(args...));
     auto output = call_module(prepare(std::forward<Args>(args))...);
-    after_forward(output);
+    after_forward(tensors_of(output));
     return output;
   }
 

@@ -1,6 +1,8 @@
 #include "ddp/hook_state_rows.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,15 +11,20 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "ddp/tensor_hash.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "mesh/error.h"
+#include "mesh/exchange.h"
 
 namespace weft::ddp {
 namespace {
 
 constexpr const char* kBytes = "state";
 constexpr const char* kSizes = "state_bytes";
+constexpr const char* kCommon = "common";
+/// An entry of "common": the mesh, and which entries are in the rows.
+constexpr const char* kSavedBy = "ddp/saved_by";
 constexpr size_t kLengthBytes = sizeof(uint64_t);
 
 void check_bytes(bool condition, const char* what) {
@@ -28,13 +35,6 @@ void check_bytes(bool condition, const char* what) {
       "these bytes are no state of a comm hook: ",
       what,
       ". Load what comm_hook_state_dict() gave.");
-}
-
-at::Tensor row_of(const dtensor::StateDict& rows, const char* key) {
-  const auto found = rows.find(key);
-  check_bytes(found != rows.end(), "an entry is missing");
-  const auto* impl = dtensor::dtensor_impl(found->second);
-  return impl ? impl->local() : found->second;
 }
 
 // The values that `sizes` asks for, as long as they are at most `most`.
@@ -81,6 +81,142 @@ Entry read_entry(const nlohmann::json& item, size_t bytes_left) {
     check_bytes(false, "an entry of the header is incomplete");
     throw;
   }
+}
+
+at::Tensor as_row(const at::Tensor& row, const mesh::DeviceMesh& mesh) {
+  return dtensor::from_local(
+      row,
+      mesh,
+      dtensor::Placements(static_cast<size_t>(mesh.ndim()), dtensor::Shard(0)));
+}
+
+/// Dims of one rank change nothing about who has which row.
+std::vector<int64_t> proper_shape(const mesh::DeviceMesh& mesh) {
+  std::vector<int64_t> shape;
+  for (const int64_t size : mesh.shape()) {
+    if (size > 1) {
+      shape.push_back(size);
+    }
+  }
+  return shape;
+}
+
+/// The names of entries that all ranks have alike, and of all the others.
+struct EntryNames {
+  std::set<std::string> alike;
+  std::set<std::string> own;
+};
+
+std::string describe_entry(const at::Tensor& tensor) {
+  return mesh::detail::concat(
+      tensor.scalar_type(), tensor.sizes(), hash_of_bits(tensor));
+}
+
+// One mesh dim after the other: the ranks of a line come to know what they all
+// have, and then the lines.
+EntryNames compare_ranks(
+    const CommHook::State& state,
+    const mesh::DeviceMesh& mesh) {
+  auto alike = nlohmann::json::object();
+  std::set<std::string> all;
+  for (const auto& [name, tensor] : state) {
+    alike[name] = describe_entry(tensor.detach().cpu());
+    all.insert(name);
+  }
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
+    const auto text = nlohmann::json{{"alike", alike}, {"all", all}}.dump();
+    for (const auto& other : mesh::all_gather_text(
+             mesh.group(dim), text, "comm hook state", mesh.world().device())) {
+      const auto told = nlohmann::json::parse(other);
+      all.merge(told.at("all").get<std::set<std::string>>());
+      auto both = nlohmann::json::object();
+      for (const auto& [name, value] : alike.items()) {
+        if (told.at("alike").value(name, "") == value) {
+          both[name] = value;
+        }
+      }
+      alike = std::move(both);
+    }
+  }
+  EntryNames names;
+  for (const auto& name : all) {
+    (alike.contains(name) ? names.alike : names.own).insert(name);
+  }
+  return names;
+}
+
+struct SavedBy {
+  std::string mesh;
+  std::vector<int64_t> shape;
+  std::set<std::string> own;
+};
+
+SavedBy read_saved_by(CommHook::State& state) {
+  const auto entry = state.extract(kSavedBy);
+  check_bytes(!entry.empty(), "it is not said who saved them");
+  try {
+    const auto told = nlohmann::json::parse(unpack_text(entry.mapped()));
+    return {
+        told.at("mesh").get<std::string>(),
+        told.at("shape").get<std::vector<int64_t>>(),
+        told.at("own").get<std::set<std::string>>()};
+  } catch (const nlohmann::json::exception&) {
+    check_bytes(false, "it is not said who saved them");
+    throw;
+  }
+}
+
+void check_nothing_is_lost(
+    const SavedBy& saved,
+    const mesh::DeviceMesh& mesh,
+    const std::set<std::string>& not_elsewhere) {
+  std::vector<std::string> lost;
+  std::set_difference(
+      saved.own.begin(),
+      saved.own.end(),
+      not_elsewhere.begin(),
+      not_elsewhere.end(),
+      std::back_inserter(lost));
+  if (lost.empty()) {
+    return;
+  }
+  WEFT_CHECK(
+      false,
+      "load_comm_hook_state_dict",
+      mesh::ErrorContext{mesh.describe_rank()},
+      "the hook's state was saved on ",
+      saved.mesh,
+      " and cannot go on on ",
+      mesh.to_string(),
+      ": each rank keeps ",
+      lost.size(),
+      " entries of its own, such as ",
+      lost.front(),
+      ", which belong to its part of the batch and of the model. Load on a "
+      "mesh of the same shape, or do not load the hook's state: it starts "
+      "anew then.");
+}
+
+/// This rank's row, flat.
+at::Tensor own_row(
+    const dtensor::StateDict& rows,
+    const char* key,
+    const mesh::DeviceMesh& mesh) {
+  const auto found = rows.find(key);
+  check_bytes(found != rows.end(), "an entry is missing");
+  const auto& all = found->second;
+  check_bytes(
+      all.dim() == 2 && all.size(0) == mesh.size(),
+      "there is not one row a rank");
+  const auto* impl = dtensor::dtensor_impl(all);
+  if (impl && impl->spec().mesh().ranks() == mesh.ranks() &&
+      impl->local().size(0) == 1) {
+    return impl->local()[0];
+  }
+  const auto& ranks = mesh.ranks();
+  const auto index =
+      std::find(ranks.begin(), ranks.end(), mesh.rank()) - ranks.begin();
+  return (impl ? dtensor::full_tensor(all) : all)[index];
 }
 
 } // namespace
@@ -142,17 +278,44 @@ CommHook::State unpack_hook_state(const at::Tensor& bytes) {
   return state;
 }
 
-at::Tensor as_row(const at::Tensor& row, const mesh::DeviceMesh& mesh) {
-  return dtensor::from_local(
-      row,
-      mesh,
-      dtensor::Placements(static_cast<size_t>(mesh.ndim()), dtensor::Shard(0)));
+at::Tensor pack_text(const std::string& text) {
+  const auto entry = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  std::copy(text.begin(), text.end(), entry.mutable_data_ptr<uint8_t>());
+  return entry;
+}
+
+std::string unpack_text(const at::Tensor& entry) {
+  const auto here = entry.cpu().contiguous();
+  check_bytes(here.scalar_type() == at::kByte, "a text is none");
+  const auto* from = here.const_data_ptr<uint8_t>();
+  return {from, from + here.numel()};
 }
 
 dtensor::StateDict to_rows(
     const CommHook::State& state,
     const mesh::DeviceMesh& mesh) {
-  const auto packed = pack_hook_state(state);
+  const auto entries = compare_ranks(state, mesh);
+  CommHook::State common;
+  CommHook::State own;
+  for (const auto& [name, tensor] : state) {
+    (entries.alike.contains(name) ? common : own).emplace(name, tensor);
+  }
+  common.emplace(
+      kSavedBy,
+      pack_text(nlohmann::json{
+          {"mesh", mesh.to_string()},
+          {"shape", proper_shape(mesh)},
+          {"own", entries.own}}
+                    .dump()));
+  const auto replicated = dtensor::Placements(
+      static_cast<size_t>(mesh.ndim()), dtensor::Replicate());
+  dtensor::StateDict rows{
+      {kCommon,
+       dtensor::from_local(pack_hook_state(common), mesh, replicated)}};
+  if (entries.own.empty()) {
+    return rows;
+  }
+  const auto packed = pack_hook_state(own);
   const auto size = at::full({1, 1}, packed.numel(), at::kLong);
   const auto longest = size.view({1}).clone();
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
@@ -162,23 +325,36 @@ dtensor::StateDict to_rows(
   }
   const auto row = at::zeros({1, longest.item<int64_t>()}, at::kByte);
   row[0].narrow(0, 0, packed.numel()).copy_(packed);
-  return {{kBytes, as_row(row, mesh)}, {kSizes, as_row(size, mesh)}};
+  rows.emplace(kBytes, as_row(row, mesh));
+  rows.emplace(kSizes, as_row(size, mesh));
+  return rows;
 }
 
 CommHook::State from_rows(
     const dtensor::StateDict& rows,
-    const mesh::DeviceMesh& mesh) {
-  const auto row = row_of(rows, kBytes);
-  const auto size = row_of(rows, kSizes);
-  WEFT_CHECK(
-      row.dim() == 2 && row.size(0) == 1 && size.numel() == 1,
-      "ddp",
-      mesh::ErrorContext{mesh.describe_rank()},
-      "the state of a comm hook has a row for each rank it was saved by; this "
-      "rank got ",
-      row.dim() == 2 ? row.size(0) : 0,
-      " of them. Resume on the same mesh, or without the hook's state.");
-  return unpack_hook_state(row[0].narrow(0, 0, size.item<int64_t>()));
+    const mesh::DeviceMesh& mesh,
+    const std::set<std::string>& not_elsewhere) {
+  const auto found = rows.find(kCommon);
+  check_bytes(found != rows.end(), "an entry is missing");
+  const auto& packed = found->second;
+  auto state = unpack_hook_state(
+      dtensor::is_dtensor(packed) ? dtensor::full_tensor(packed) : packed);
+  const auto saved = read_saved_by(state);
+  if (saved.shape != proper_shape(mesh)) {
+    check_nothing_is_lost(saved, mesh, not_elsewhere);
+    for (const auto& name : not_elsewhere) {
+      state.erase(name);
+    }
+    return state;
+  }
+  if (saved.own.empty()) {
+    return state;
+  }
+  const auto size = own_row(rows, kSizes, mesh).item<int64_t>();
+  const auto row = own_row(rows, kBytes, mesh);
+  check_bytes(size >= 0 && size <= row.numel(), "a row is cut off");
+  state.merge(unpack_hook_state(row.narrow(0, 0, size)));
+  return state;
 }
 
 } // namespace weft::ddp

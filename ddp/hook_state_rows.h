@@ -1,5 +1,8 @@
 #pragma once
 
+#include <set>
+#include <string>
+
 #include <ATen/core/Tensor.h>
 
 #include "ddp/comm_hook.h"
@@ -14,19 +17,28 @@ at::Tensor pack_hook_state(const CommHook::State& state);
 /// Throws: c10::ValueError if `bytes` is none.
 CommHook::State unpack_hook_state(const at::Tensor& bytes);
 
-/// Rows of all ranks, [1, n] each, as one tensor cut over all dims of `mesh`.
-at::Tensor as_row(const at::Tensor& row, const mesh::DeviceMesh& mesh);
-
-/// The states of all ranks as tensors of a row a rank, cut over all dims of
-/// `mesh`: what a rank keeps is not what another one keeps.
+/// The states of all ranks, as tensors for a checkpoint. "common": the entries
+/// that all ranks have alike, the same on each. "state" and "state_bytes": a
+/// row a rank with its other entries, cut over all dims of `mesh`; left out
+/// where no rank has any.
 /// Collective: all ranks of `mesh`; blocks.
 dtensor::StateDict to_rows(
     const CommHook::State& state,
     const mesh::DeviceMesh& mesh);
-/// This rank's own.
-/// Throws: c10::ValueError if `rows` is of another number of ranks.
+
+/// What of this was saved for this rank. Tensors may be placed anyhow, also
+/// plain and whole. On a mesh of another shape than the one that they were
+/// saved on there are only the entries that all ranks had alike.
+/// Collective: all ranks of `mesh`; blocks.
+/// `not_elsewhere` names entries that are left out there.
+/// Throws: c10::ValueError, on all ranks, if other entries are some ranks' own.
 CommHook::State from_rows(
     const dtensor::StateDict& rows,
-    const mesh::DeviceMesh& mesh);
+    const mesh::DeviceMesh& mesh,
+    const std::set<std::string>& not_elsewhere = {});
+
+/// Text as an entry of a state. Shape [n], bytes.
+at::Tensor pack_text(const std::string& text);
+std::string unpack_text(const at::Tensor& entry);
 
 } // namespace weft::ddp

@@ -117,8 +117,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Called for every parameter, by index, once its .grad() is final.
   void set_after_reduction(std::function<void(size_t)> after);
   void set_static_graph();
-  /// Whether forwards are searched for unused parameters.
-  bool searches_graph() const { return search_ != nullptr; }
   /// Listens no more: backward passes only add to .grad().
   void remove_autograd_hooks();
 

@@ -13,6 +13,43 @@ namespace weft::ddp {
 namespace {
 
 constexpr int64_t kBlockBytes = 4096;
+/// Blocks of a row; see Note [Sums that know places].
+constexpr int64_t kRowBlocks = 64;
+
+// Note [Sums that know places]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Blocks stand in rows of 64. Summed over its row a block is multiplied by the
+// row's odd number, summed over its column by the column's: two sums of all
+// blocks, modulo 2^64. One changed word changes both, as odd numbers have
+// inverses. Two blocks that change places are in different rows or different
+// columns, so one of the sums changes by the difference of their words times
+// twice the distance, which is less than 2^64. Only the sums of rows and of
+// columns are ever wider than the values, so that this costs two passes over
+// them and no memory of their size. The last, shorter row is a row more.
+
+// Shape: [n, words] to [words].
+at::Tensor weighted_sum(const at::Tensor& values) {
+  const auto odd =
+      at::arange(values.size(0), values.options().dtype(at::kLong)) * 2 + 1;
+  return (values * odd.unsqueeze(1)).sum(0, /*keepdim=*/false, at::kLong);
+}
+
+// Shape: [blocks, words], int32, to [2, words], int64.
+at::Tensor sums_with_places(const at::Tensor& blocks) {
+  const int64_t rows = blocks.size(0) / kRowBlocks;
+  const int64_t words = blocks.size(1);
+  const auto last =
+      blocks.narrow(0, rows * kRowBlocks, blocks.size(0) - rows * kRowBlocks);
+  auto by_row = last.sum(0, /*keepdim=*/false, at::kLong) * (2 * rows + 1);
+  auto by_column = weighted_sum(last);
+  if (rows > 0) {
+    const auto whole =
+        blocks.narrow(0, 0, rows * kRowBlocks).view({rows, kRowBlocks, words});
+    by_row += weighted_sum(whole.sum(1, /*keepdim=*/false, at::kLong));
+    by_column += weighted_sum(whole.sum(0, /*keepdim=*/false, at::kLong));
+  }
+  return at::stack({by_row, by_column});
+}
 
 } // namespace
 
@@ -47,11 +84,10 @@ at::Tensor sum_of_blocks(const at::Tensor& dense) {
   if (whole == 0) {
     return rest;
   }
-  const auto sums = bytes.narrow(0, 0, whole)
-                        .view(at::kInt)
-                        .view({-1, kBlockBytes / kWord})
-                        .sum(0, /*keepdim=*/false, at::kLong);
-  return at::cat({sums.view(at::kByte), rest});
+  const auto blocks =
+      bytes.narrow(0, 0, whole).view(at::kInt).view({-1, kBlockBytes / kWord});
+  const auto sums = sums_with_places(blocks);
+  return at::cat({sums.view({-1}).view(at::kByte), rest});
 }
 
 } // namespace detail

@@ -12,9 +12,10 @@ int64_t hash_of(const void* data, size_t bytes);
 
 /// A hash of the bits of this rank's part of a tensor: of two parts of one
 /// size and dtype that differ, all but one pair in 2^64 have different ones.
-/// What lies on a device is summed there first, 4 KiB onto 8 KiB, and only the
-/// sums come to the host: a changed element always changes them, two may cancel
-/// out.
+/// What lies on a device is summed there first, blocks of 4 KiB onto 16 KiB,
+/// and only the sums come to the host: a changed element always changes them,
+/// and so do two elements or blocks that change places; two other changes may
+/// cancel out.
 int64_t hash_of_bits(const at::Tensor& tensor);
 
 namespace detail {

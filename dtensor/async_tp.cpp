@@ -100,7 +100,12 @@ void set_async_tp(
 }
 
 AsyncTp async_tp(const mesh::DeviceMesh& mesh) {
-  return mesh.root().extension<AsyncTpState>().get().mode;
+  const auto choice = mesh.root().extension<AsyncTpState>().get();
+  // Never run on GPUs so far: there it has to be asked for.
+  return choice.mode == AsyncTp::kAuto && !choice.prices &&
+                 mesh.world().device().is_cuda()
+             ? AsyncTp::kOff
+             : choice.mode;
 }
 
 double moved_product_us(

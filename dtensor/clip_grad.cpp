@@ -1,5 +1,6 @@
 #include "dtensor/clip_grad.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <torch/torch.h>
@@ -24,39 +25,29 @@ std::vector<at::Tensor> local_gradients(
   return locals;
 }
 
-// The sum of squares of the gradients that are cut over the same dims of the
-// same mesh; over no dims it needs no reduction.
-struct SumOfSquares {
-  mesh::DeviceMesh mesh;
-  std::vector<int64_t> cut;
-  double value = 0;
-};
+} // namespace
 
-double& sum_of(
-    std::vector<SumOfSquares>& sums,
+double& GradNorm::sum_of(
     const mesh::DeviceMesh& mesh,
     const std::vector<int64_t>& cut) {
-  for (auto& sum : sums) {
+  for (auto& sum : sums_) {
     if (sum.cut == cut && sum.mesh == mesh) {
       return sum.value;
     }
   }
-  return sums.emplace_back(mesh, cut).value;
+  return sums_.emplace_back(mesh, cut).value;
 }
 
-} // namespace
-
-double grad_norm(const std::vector<at::Tensor>& parameters) {
+GradNorm::GradNorm(const std::vector<at::Tensor>& parameters) {
   const at::NoGradGuard no_grad;
   const auto locals = local_gradients(parameters);
   if (locals.empty()) {
-    return 0.0;
+    return;
   }
   const auto all = at::stack(at::_foreach_norm(locals, 2)).to(at::kDouble);
   // On the meta device there are none: what follows only has to be done.
   const auto norms =
       all.is_meta() ? at::zeros({all.numel()}, at::kDouble) : all.cpu();
-  std::vector<SumOfSquares> sums;
   size_t next = 0;
   for (const auto& parameter : parameters) {
     if (!parameter.grad().defined()) {
@@ -81,19 +72,55 @@ double grad_norm(const std::vector<at::Tensor>& parameters) {
         mesh = impl->spec().mesh();
       }
     }
-    sum_of(sums, mesh, cut) += norm * norm;
+    sum_of(mesh, cut) += norm * norm;
   }
+}
+
+bool GradNorm::is_finite() const {
+  return std::all_of(sums_.begin(), sums_.end(), [](const auto& sum) {
+    return std::isfinite(sum.value);
+  });
+}
+
+double GradNorm::join() const {
+  return join(mesh::DeviceMesh(), at::empty({0}, at::kDouble));
+}
+
+double GradNorm::join(const mesh::DeviceMesh& line, const at::Tensor& riders)
+    const {
+  const at::NoGradGuard no_grad;
+  bool is_waiting = riders.numel() > 0;
   double total = 0;
-  for (const auto& sum : sums) {
+  for (const auto& sum : sums_) {
     auto value = at::full({1}, sum.value, at::kDouble);
-    for (const int64_t i : sum.cut) {
-      sum.mesh.group(i)
-          .all_reduce(value, mesh::ReduceOp::kSum, "grad_norm")
-          .wait();
+    const bool rides = is_waiting && sum.cut.size() == 1 &&
+                       sum.mesh.group(sum.cut.front()).ranks() == line.ranks();
+    if (rides) {
+      value = at::cat({value, riders});
+      is_waiting = false;
     }
-    total += value.item<double>();
+    for (const int64_t i : sum.cut) {
+      if (sum.mesh.size(i) > 1) {
+        sum.mesh.group(i)
+            .all_reduce(value, mesh::ReduceOp::kSum, "grad_norm")
+            .wait();
+      }
+    }
+    total += value[0].item<double>();
+    if (rides) {
+      riders.copy_(value.narrow(0, 1, riders.numel()));
+    }
+  }
+  if (is_waiting && line.size() > 1) {
+    line.group(int64_t{0})
+        .all_reduce(riders, mesh::ReduceOp::kSum, "grad_norm")
+        .wait();
   }
   return std::sqrt(total);
+}
+
+double grad_norm(const std::vector<at::Tensor>& parameters) {
+  return GradNorm(parameters).join();
 }
 
 void clip_grads_with_norm_(

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include "mesh/device_mesh.h"
 
 namespace weft::dtensor {
 
@@ -21,6 +24,38 @@ double clip_grad_norm_(
 
 /// The joint 2-norm of the gradients, as clip_grad_norm_ computes it.
 double grad_norm(const std::vector<at::Tensor>& parameters);
+
+/// That norm in two halves, for who has more to say in the same message.
+class GradNorm {
+ public:
+  /// What this rank has of the sums of squares. Not collective.
+  /// Throws: c10::ValueError for a gradient that is a pending sum.
+  explicit GradNorm(const std::vector<at::Tensor>& parameters);
+
+  /// Whether they are finite here; on other ranks they may not be.
+  bool is_finite() const;
+
+  /// Collective: as grad_norm().
+  double join() const;
+  /// The same; `riders`, doubles on the CPU, become their sums over the ranks
+  /// of `line`, a mesh of one dim: in the norm's own message, where gradients
+  /// are cut over that dim alone. The norm's bits are those of join().
+  /// Collective: all ranks of `line` too.
+  double join(const mesh::DeviceMesh& line, const at::Tensor& riders) const;
+
+ private:
+  /// Of the gradients that are cut over the same dims of the same mesh; over
+  /// no dims it needs no reduction.
+  struct SumOfSquares {
+    mesh::DeviceMesh mesh;
+    std::vector<int64_t> cut;
+    double value = 0;
+  };
+
+  double& sum_of(const mesh::DeviceMesh& mesh, const std::vector<int64_t>& cut);
+
+  std::vector<SumOfSquares> sums_;
+};
 
 /// What clip_grad_norm_ does once it has the norm. A `total_norm` that is not
 /// finite leaves the gradients as they are, to be looked at.

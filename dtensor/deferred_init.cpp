@@ -415,11 +415,25 @@ void move_to(const at::Tensor& tensor, c10::Device device) {
 
 } // namespace
 
+namespace {
+
+// This rank's own; none if the tensor lies on no mesh.
+std::optional<c10::Device> device_of_mesh(const at::Tensor& tensor) {
+  const auto* impl = dtensor_impl(tensor);
+  return impl && impl->spec().mesh_ndim() > 0
+             ? std::optional(impl->spec().mesh().world().device())
+             : std::nullopt;
+}
+
+} // namespace
+
 void materialize_tensor(
     const at::Tensor& tensor,
     uint64_t seed,
     const std::string& name,
-    c10::Device device) {
+    std::optional<c10::Device> wanted) {
+  const auto device = wanted.value_or(
+      device_of_mesh(tensor).value_or(c10::Device(c10::DeviceType::CPU)));
   if (device.is_meta()) {
     ensure_meta_kernels();
   }
@@ -457,7 +471,15 @@ void materialize_tensor(
   keep_gradient_placed(tensor);
 }
 
-void materialize(torch::nn::Module& module, uint64_t seed, c10::Device device) {
+void materialize(
+    torch::nn::Module& module,
+    uint64_t seed,
+    std::optional<c10::Device> device) {
+  for (const auto& tensors : {module.parameters(), module.buffers()}) {
+    for (const auto& tensor : tensors) {
+      device = device ? device : device_of_mesh(tensor);
+    }
+  }
   for (const auto& item : module.named_parameters()) {
     materialize_tensor(item.value(), seed, item.key(), device);
   }

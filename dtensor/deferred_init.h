@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -78,18 +79,20 @@ void require_values(const at::Tensor& tensor, std::string_view op);
 /// Gives every deferred parameter and buffer of `module` its values: this
 /// rank's part under its placement, the same on every mesh for one seed.
 /// Random streams are keyed by (seed, the tensor's name in the module). Values
-/// are computed on `device`, and those that exist already are moved there.
+/// are computed on `device`, and those that exist already are moved there; by
+/// default on this rank's device in the world of the module's mesh, or the CPU
+/// where nothing lies on a mesh.
 /// Collective: none; every rank computes alone.
 void materialize(
     torch::nn::Module& module,
     uint64_t seed,
-    c10::Device device = c10::Device(c10::DeviceType::CPU));
+    std::optional<c10::Device> device = std::nullopt);
 /// The same for one tensor; `name` keys its random stream.
 void materialize_tensor(
     const at::Tensor& tensor,
     uint64_t seed,
     const std::string& name,
-    c10::Device device = c10::Device(c10::DeviceType::CPU));
+    std::optional<c10::Device> device = std::nullopt);
 
 /// Where a deferred or unplaced tensor is to lie; its values follow at once if
 /// it has them, at materialize() otherwise.

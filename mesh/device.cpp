@@ -1,6 +1,7 @@
 #include "mesh/device.h"
 
 #include <limits>
+#include <string>
 
 #include "mesh/device_plugin.h"
 #include "mesh/env.h"
@@ -13,8 +14,14 @@ constexpr int64_t kMostDevices = std::numeric_limits<c10::DeviceIndex>::max();
 
 // A failed collective is to end its kernels, not the process: the rank says
 // itself what happened and ends with its own code. See Note [Streams].
+// Launchers set 1, torchrun's choice, for programs that do not say so: whoever
+// wants another one for weft says it under weft's name.
 void leave_failures_to_us() {
-  env::set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
+  constexpr const char* kTorchs = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+  constexpr const char* kOurs = "WEFT_NCCL_ASYNC_ERROR_HANDLING";
+  const auto mode = env::get_int(kOurs, 0, 3).value_or(2);
+  env::unset(kTorchs);
+  env::set_default(kTorchs, std::to_string(mode).c_str());
 }
 
 } // namespace

@@ -179,10 +179,26 @@ std::string to_json(const Manifest& manifest, std::string_view hmac_key) {
   add(out, "{}{}{}", kHashBefore, kHashDigits, kHashAfter);
   std::string text = fmt::to_string(out);
   if (static_cast<int64_t>(text.size()) > limits::kManifestBytes) {
+    size_t chunks = 0;
+    size_t pieces = 0;
+    for (const auto& [name, tensor] : manifest.tensors) {
+      chunks += tensor.chunks.size();
+      for (const auto& chunk : tensor.chunks) {
+        pieces += chunk.piece_hashes.size();
+      }
+    }
     refuse(fmt::format(
-        "a manifest of {} bytes; at most {} are allowed. Take larger pieces.",
+        "a manifest of {} bytes; at most {} are allowed. It has {} tensors, "
+        "which {} ranks wrote in {} chunks of {} pieces: cut tensors over "
+        "fewer "
+        "ranks (a sharded optimizer in whole parameters, not in rows), or take "
+        "larger pieces.",
         text.size(),
-        limits::kManifestBytes));
+        limits::kManifestBytes,
+        manifest.tensors.size(),
+        manifest.files.size(),
+        chunks,
+        pieces));
   }
   if (!hmac_key.empty()) {
     const auto hmac = to_hex(hmac_sha256(hmac_key, text));

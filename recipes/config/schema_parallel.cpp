@@ -66,7 +66,8 @@ std::vector<Key> tp_keys() {
               "gradients of weights come while their input's gradient is "
               "reduced (auto, on); gathers and reduce_scatters go in parts "
               "beside the parts of a product, always (on) or where the cost "
-              "model says that it saves time (auto: on GPUs).",
+              "model says that it saves time (auto). auto is off on GPUs, "
+              "where it was never measured.",
        .choices = {"auto", "on", "off"}},
   };
 }

@@ -4,6 +4,9 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "recipes/data/data_error.h"
 
 namespace weft::recipes {
 
@@ -26,7 +29,7 @@ Batch TextDataset::train(std::span<const int64_t> samples) {
   for (const int64_t sample : samples) {
     offsets.push_back(order_.train_offset(sample));
   }
-  return read(offsets);
+  return read(offsets, "sample", samples);
 }
 
 Batch TextDataset::heldout(std::span<const int64_t> samples) {
@@ -34,7 +37,7 @@ Batch TextDataset::heldout(std::span<const int64_t> samples) {
   for (const int64_t sample : samples) {
     offsets.push_back(order_.heldout_offset(sample));
   }
-  return read(offsets);
+  return read(offsets, "held-out sample", samples);
 }
 
 std::string TextDataset::fingerprint_text() const {
@@ -45,7 +48,10 @@ std::string TextDataset::describe() const {
   return tokens_->describe();
 }
 
-Batch TextDataset::read(const std::vector<int64_t>& offsets) {
+Batch TextDataset::read(
+    const std::vector<int64_t>& offsets,
+    const char* kind,
+    std::span<const int64_t> samples) {
   const auto batch_size = static_cast<int64_t>(offsets.size());
   const int64_t length = order_.sequence_length();
   Batch batch{
@@ -54,8 +60,18 @@ Batch TextDataset::read(const std::vector<int64_t>& offsets) {
   std::vector<int64_t> tokens(static_cast<size_t>(length) + 1);
   auto* input = batch.input.mutable_data_ptr<int64_t>();
   auto* target = batch.target.mutable_data_ptr<int64_t>();
-  for (const int64_t offset : offsets) {
-    tokens_->read(offset, tokens);
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    try {
+      tokens_->read(offsets[i], tokens);
+    } catch (const DataError& error) {
+      mesh::throw_error<DataError>(fmt::format(
+          "{} (in {} {}, which is the tokens {} to {} of all files)",
+          error.what_without_backtrace(),
+          kind,
+          samples[i],
+          offsets[i],
+          offsets[i] + length));
+    }
     input = std::copy(tokens.begin(), tokens.end() - 1, input);
     target = std::copy(tokens.begin() + 1, tokens.end(), target);
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "recipes/data/dataset.h"
@@ -25,7 +26,11 @@ class TextDataset : public Dataset {
   std::string describe() const override;
 
  private:
-  Batch read(const std::vector<int64_t>& offsets);
+  // `kind` and `samples` are for messages.
+  Batch read(
+      const std::vector<int64_t>& offsets,
+      const char* kind,
+      std::span<const int64_t> samples);
 
   std::unique_ptr<TokenSource> tokens_;
   SampleOrder order_;

@@ -50,14 +50,15 @@ class DryRun {
       const at::NoGradGuard no_grad;
       dtensor::full_tensor(loss);
     }
-    dtensor::grad_norm(job_.model->parameters());
-    job_.mesh.group("tp")
-        .all_reduce(at::zeros({2}, at::kDouble), mesh::ReduceOp::kSum, "stop")
-        .wait();
-    auto total = at::zeros({3}, at::kDouble);
-    job_.mesh.group("dp")
-        .all_reduce(total, mesh::ReduceOp::kSum, "loss")
-        .wait();
+    // See Note [Messages of a step].
+    dtensor::GradNorm(job_.model->parameters())
+        .join(job_.mesh["tp"], at::zeros({2}, at::kDouble));
+    if (job_.mesh.size("dp") > 1) {
+      auto total = at::zeros({3}, at::kDouble);
+      job_.mesh.group("dp")
+          .all_reduce(total, mesh::ReduceOp::kSum, "loss")
+          .wait();
+    }
     if (job_.average) {
       job_.average->begin();
     }

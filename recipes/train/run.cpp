@@ -135,12 +135,12 @@ class Run {
     auto dicts = state_dicts(job);
     dicts.erase(kCommHookPart);
     const auto found =
-        store_.resume(dicts, [&](const auto& manifest, const auto& layout) {
-          return more_to_load(job, manifest, layout.mesh);
+        store_.resume(dicts, [&](const auto& manifest, const auto&) {
+          return more_to_load(job, manifest);
         });
     if (found) {
       adopt_state(job, dicts, recipe_);
-      adopt_hook_state(found->more);
+      adopt_hook_state(found->more, found->layout.mesh);
       check_average(found->more);
       trainer_.start_from(found->state);
       if (found->layout.mesh == job.mesh.to_string() &&
@@ -176,13 +176,25 @@ class Run {
     }
   }
 
-  void adopt_hook_state(const checkpoint::StateDicts& loaded) {
-    auto& ddp = *trainer_.job().ddp;
-    if (const auto part = loaded.find(kCommHookPart); part != loaded.end()) {
-      ddp.load_comm_hook_state_dict(part->second);
-    } else if (recipe_.ddp.comm_hook.ends_with("powersgd")) {
-      say("the comm hook starts anew: its state was saved on another mesh, or "
-          "not at all");
+  void adopt_hook_state(
+      const checkpoint::StateDicts& loaded,
+      const std::string& saved_on_mesh) {
+    auto& job = trainer_.job();
+    const auto part = loaded.find(kCommHookPart);
+    if (part == loaded.end()) {
+      if (recipe_.ddp.comm_hook.ends_with("powersgd")) {
+        say("the comm hook starts anew: the checkpoint has no state of it");
+      }
+      return;
+    }
+    try {
+      job.ddp->load_comm_hook_state_dict(part->second);
+    } catch (const c10::ValueError& error) {
+      if (saved_on_mesh == job.mesh.to_string()) {
+        throw;
+      }
+      say(fmt::format(
+          "the comm hook starts anew: {}", error.what_without_backtrace()));
     }
   }
 

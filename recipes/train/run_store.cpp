@@ -29,6 +29,22 @@ bool is_fixed(std::string_view key) {
          key == "train.dtype" || key == "optimizer.type";
 }
 
+// Note [Starting over]
+// ~~~~~~~~~~~~~~~~~~~~
+// --fresh renames the checkpoints and then the metrics, and a process can end
+// at any moment. The first rename decides: from checkpoints to
+// checkpoints.aside. As long as that folder is there, metrics that are not
+// empty belong to it, because whoever holds the lock of checkpoints first ends
+// what was begun, before anything is written: metrics, then the folder, get
+// their last names.
+constexpr const char* kAside = ".aside";
+constexpr const char* kOld = ".old";
+
+fs::path with_suffix(fs::path path, const char* suffix) {
+  path += suffix;
+  return path;
+}
+
 constexpr char kDone = '+';
 constexpr char kFailed = '-';
 
@@ -191,24 +207,35 @@ void RunStore::open(bool fresh) {
   lock_ = std::make_unique<Lock>(path_);
   set_flight_records_aside(recipe_.output_dir);
   checkpoint::remove_temporaries(path_);
+  end_setting_aside();
   if (fresh && !checkpoint::list_steps(path_).empty()) {
-    set_old_ones_aside();
+    fs::rename(path_, with_suffix(path_, kAside));
+    // The folder's own lock is held until that of its successor is. Another
+    // process may come between: then it owns what is there, and ends what was
+    // begun here.
+    lock_ = std::make_unique<Lock>(path_);
+    end_setting_aside();
   }
   // Better refused now than at the first save.
   checkpoint::abandon_step(checkpoint::begin_step(path_, 0));
 }
 
-void RunStore::set_old_ones_aside() {
-  auto old = path_;
-  old += ".old";
-  fs::remove_all(old);
-  fs::rename(path_, old);
-  lock_.reset();
-  lock_ = std::make_unique<Lock>(path_);
+// See Note [Starting over].
+void RunStore::end_setting_aside() {
+  const auto aside = with_suffix(path_, kAside);
+  if (!fs::exists(aside)) {
+    return;
+  }
+  const auto old = with_suffix(path_, kOld);
   const fs::path metrics = metrics_path(recipe_);
-  auto old_metrics = metrics;
-  old_metrics += ".old";
-  fs::rename(metrics, old_metrics);
+  const auto old_metrics = with_suffix(metrics, kOld);
+  // Empty: moved by a process that ended then; one that looked whether it can
+  // be written has made another.
+  if (fs::is_regular_file(metrics) && fs::file_size(metrics) > 0) {
+    fs::rename(metrics, old_metrics);
+  }
+  fs::remove_all(old);
+  fs::rename(aside, old);
   say(fmt::format(
       "the checkpoints and metrics that were there are now {} and {}",
       old.string(),

@@ -65,7 +65,7 @@ class RunStore {
   struct Lock;
 
   void open(bool fresh);
-  void set_old_ones_aside();
+  void end_setting_aside();
   Resumed load_step(
       const std::filesystem::path& folder,
       const checkpoint::Manifest& manifest,

@@ -1,5 +1,6 @@
 #include "recipes/train/train_job.h"
 
+#include "checkpoint/load_part.h"
 #include "dtensor/async_tp.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtype_support.h"
@@ -41,11 +42,14 @@ void check_dtypes(const Recipe& recipe, c10::Device device) {
   }
 }
 
-dtensor::AsyncTp async_mode(const std::string& name) {
+// auto is off on GPUs as long as it was not measured there.
+dtensor::AsyncTp async_mode(const Recipe& recipe) {
+  const auto& name = recipe.tp.async_tp;
   if (name == "on") {
     return dtensor::AsyncTp::kOn;
   }
-  return name == "off" ? dtensor::AsyncTp::kOff : dtensor::AsyncTp::kAuto;
+  return name == "off" || recipe.device == "cuda" ? dtensor::AsyncTp::kOff
+                                                  : dtensor::AsyncTp::kAuto;
 }
 
 void add_adapters(const Recipe& recipe, Model& model) {
@@ -74,7 +78,7 @@ std::shared_ptr<Model> place_model(
   // A run on the meta device cuts what one on the recipe's would.
   dtensor::set_async_tp(
       mesh,
-      async_mode(recipe.tp.async_tp),
+      async_mode(recipe),
       dtensor::default_async_tp_prices(
           recipe.device == "cuda" ? "nccl" : "cpu"));
   tp::parallelize_module(*model, mesh["tp"], model_plan(recipe));
@@ -130,24 +134,15 @@ bool has_part(const checkpoint::Manifest& manifest, const std::string& part) {
 
 checkpoint::StateDicts more_to_load(
     TrainJob& job,
-    const checkpoint::Manifest& manifest,
-    const std::string& saved_on_mesh) {
+    const checkpoint::Manifest& manifest) {
   checkpoint::StateDicts dicts;
   if (job.average && has_part(manifest, kAveragePart)) {
     dicts.emplace(kAveragePart, job.average->state_dict(job.mesh));
   }
-  if (job.ddp->comm_hook() == nullptr ||
-      saved_on_mesh != job.mesh.to_string()) {
-    return dicts;
-  }
-  const auto prefix = std::string(kCommHookPart) + ".";
-  for (const auto& [key, record] : manifest.tensors) {
-    // A row a rank: see ddp/hook_state_rows.h.
-    if (key.starts_with(prefix) && record.shape.size() == 2) {
-      const auto row = at::zeros(
-          {1, record.shape[1]}, at::TensorOptions().dtype(record.dtype));
-      dicts[kCommHookPart].emplace(
-          key.substr(prefix.size()), job.ddp->comm_hook_row(row));
+  if (job.ddp->comm_hook() != nullptr) {
+    auto part = checkpoint::empty_part(manifest, kCommHookPart, job.mesh);
+    if (!part.empty()) {
+      dicts.emplace(kCommHookPart, std::move(part));
     }
   }
   return dicts;

@@ -61,12 +61,10 @@ bool has_part(const checkpoint::Manifest& manifest, const std::string& part);
 checkpoint::StateDicts state_dicts(TrainJob& job);
 
 /// Tensors for what not every checkpoint of the run has: the comm hook's state,
-/// none if there is none or it was saved on another mesh than the job's; and
-/// the average of the weights, which then begins.
+/// and the average of the weights, which then begins.
 checkpoint::StateDicts more_to_load(
     TrainJob& job,
-    const checkpoint::Manifest& manifest,
-    const std::string& saved_on_mesh);
+    const checkpoint::Manifest& manifest);
 
 /// After `dicts`, from state_dicts(), were loaded into: steps of the optimizer
 /// are taken over; learning rate, betas and decay stay the recipe's.

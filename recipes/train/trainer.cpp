@@ -70,18 +70,43 @@ int64_t Trainer::global_tokens() const {
   return targets_per_step(recipe_);
 }
 
+// Note [Messages of a step]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// After backward ranks tell each other the loss, the norm of the gradients,
+// whether one of them is to stop and whether all of it is finite: in one
+// message over tp and one over dp, and none over a mesh dim of one rank. The
+// norm is a sum over tp, the loss one over dp; in one message over all ranks
+// the norm's terms would be added in another order, so that a run would not
+// repeat its bits over gloo and NCCL, and on several hosts that message is made
+// of one inside each host and one between them anyway.
+
 // The sum over the replicas. With it travels whether a rank is to stop, and
 // whether what it has is finite: tensor-parallel ranks may differ in that.
-double Trainer::join_ranks(double value, bool is_finite) {
+double Trainer::join_ranks(
+    double value,
+    bool is_finite,
+    const dtensor::GradNorm& norm) {
   const bool is_asked = stop_is_asked_ && stop_is_asked_();
-  auto counts =
+  is_finite = is_finite && norm.is_finite();
+  const auto counts =
       at::tensor({is_asked ? 1.0 : 0.0, is_finite ? 0.0 : 1.0}, at::kDouble);
-  job_.mesh.group("tp").all_reduce(counts, mesh::ReduceOp::kSum, "stop").wait();
+  gradient_norm_ = norm.join(job_.mesh["tp"], counts);
+  if (!std::isfinite(gradient_norm_)) {
+    counts[1] = 1; // the sum overflowed, alike on these ranks
+  }
   auto total = at::cat({at::full({1}, value, at::kDouble), counts});
-  job_.mesh.group("dp").all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
+  if (job_.mesh.size("dp") > 1) {
+    job_.mesh.group("dp")
+        .all_reduce(total, mesh::ReduceOp::kSum, "loss")
+        .wait();
+  }
   should_stop_ = total[1].item<double>() > 0;
   is_finite_ = total[2].item<double>() == 0;
   return total[0].item<double>();
+}
+
+double Trainer::join_ranks(double value, bool is_finite) {
+  return join_ranks(value, is_finite, dtensor::GradNorm({}));
 }
 
 bool Trainer::agree_to_stop() {
@@ -152,11 +177,6 @@ std::vector<MicroLoss> Trainer::accumulate_gradients(
   return result;
 }
 
-double Trainer::gradient_norm() const {
-  const auto phase = span("clip");
-  return dtensor::grad_norm(job_.model->parameters());
-}
-
 void Trainer::update(double lr, double gradient_norm) {
   if (recipe_.train.max_grad_norm > 0) {
     const auto phase = span("clip");
@@ -215,9 +235,14 @@ StepMetrics Trainer::train_step(int64_t step) {
   for (const auto& each : losses) {
     own_loss += each.loss;
   }
-  metrics.grad_norm = gradient_norm();
-  metrics.loss = join_ranks(
-      own_loss, std::isfinite(own_loss) && std::isfinite(metrics.grad_norm));
+  {
+    const auto phase = span("clip");
+    metrics.loss = join_ranks(
+        own_loss,
+        std::isfinite(own_loss),
+        dtensor::GradNorm(job_.model->parameters()));
+    metrics.grad_norm = gradient_norm_;
+  }
   world_.check();
   metrics.lr = learning_rate(
       recipe_.lr_schedule, recipe_.optimizer.lr, recipe_.train.steps, step);

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dtensor/clip_grad.h"
 #include "mesh/world.h"
 #include "recipes/config/recipe.h"
 #include "recipes/data/batch_loader.h"
@@ -78,10 +79,12 @@ class Trainer {
 
  private:
   int64_t global_tokens() const;
+  // See Note [Messages of a step].
   double join_ranks(double value, bool is_finite = true);
+  double
+  join_ranks(double value, bool is_finite, const dtensor::GradNorm& norm);
   at::Tensor forward_backward(const Batch& batch, int64_t step);
   std::vector<MicroLoss> accumulate_gradients(int64_t step, double& data_ms);
-  double gradient_norm() const;
   void update(double lr, double gradient_norm);
   void skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses);
   double comm_ms() const;
@@ -105,6 +108,7 @@ class Trainer {
   std::function<bool()> stop_is_asked_;
   bool should_stop_ = false;
   bool is_finite_ = true;
+  double gradient_norm_ = 0;
   bool keeps_local_norms_ = false;
   NonFinitePolicy non_finite_;
   std::string skip_note_;

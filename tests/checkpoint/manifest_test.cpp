@@ -1,6 +1,7 @@
 #include "checkpoint/format/manifest.h"
 
 #include <functional>
+#include <iterator>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -78,6 +79,46 @@ TEST(ManifestFile, ComesBack) {
   EXPECT_EQ(tensor.chunks[2].end, 96);
   EXPECT_EQ(back.tensors.at("empty").dtype, at::kHalf);
   EXPECT_EQ(to_json(back), text);
+}
+
+// An optimizer's moments, each cut into rows over all ranks: 93 MB.
+TEST(ManifestFile, ComesBackFromFourThousandRanks) {
+  constexpr int64_t kRanks = 4096;
+  constexpr int64_t kMoments = 160;
+  constexpr int64_t kHeader = 64;
+  constexpr int64_t kBytes = 32;
+  Manifest manifest;
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    manifest.files["rank-" + std::to_string(10'000 + rank) + ".safetensors"] = {
+        kHeader + kMoments * kBytes, kHeader, 5};
+  }
+  for (int64_t i = 0; i < kMoments; ++i) {
+    auto& tensor = manifest.tensors
+                       ["optimizer.state.model.layers." +
+                        std::to_string(1000 + i) + ".weight.exp_avg"];
+    tensor.shape = {kRanks, 8};
+    tensor.placements = "[S(0)]";
+    tensor.mesh = "dp=4096";
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      const int64_t begin = kHeader + i * kBytes;
+      tensor.chunks.push_back(
+          {"rank-" + std::to_string(10'000 + rank) + ".safetensors",
+           {rank, 0},
+           {1, 8},
+           begin,
+           begin + kBytes,
+           {static_cast<uint64_t>(rank)}});
+    }
+  }
+  const auto text = to_json(manifest);
+  EXPECT_GT(text.size(), size_t{64} << 20);
+  EXPECT_LT(text.size() / (kRanks * kMoments), 250) << "bytes a chunk";
+  const auto back = parse_manifest(text, "it");
+  EXPECT_EQ(back.files.size(), kRanks);
+  ASSERT_EQ(back.tensors.size(), kMoments);
+  const auto& last = std::prev(back.tensors.end())->second.chunks;
+  ASSERT_EQ(last.size(), kRanks);
+  EXPECT_EQ(last.back().piece_hashes, (std::vector<uint64_t>{kRanks - 1}));
 }
 
 TEST(ManifestFile, EveryFlippedBitIsFound) {

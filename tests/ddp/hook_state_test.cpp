@@ -1,10 +1,14 @@
 // What a comm hook keeps, as rows of a checkpoint.
 #include <cstring>
+#include <filesystem>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "checkpoint/load_part.h"
+#include "checkpoint/store.h"
+#include "ddp/comm_hooks/post_local_sgd_hook.h"
 #include "ddp/comm_hooks/power_sgd_hook.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/hook_state_rows.h"
@@ -16,11 +20,13 @@
 namespace weft::ddp {
 namespace {
 
+namespace fs = std::filesystem;
 using test::message_of_thrown;
 using test::Mlp;
 using test::RankContext;
 using test::run_ranks;
 using test::wave;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 void expect_equal(const CommHook::State& a, const CommHook::State& b) {
@@ -91,9 +97,9 @@ TEST(HookStateRows, RefuseHeadersThatAskForTooMuch) {
 
 /// Trains some steps with PowerSGD; other data on each rank.
 struct Training {
-  explicit Training(const mesh::DeviceMesh& dp)
+  explicit Training(const mesh::DeviceMesh& dp, double bucket_cap_mb = 1e-4)
       : model(std::make_shared<Mlp>(at::kFloat)),
-        ddp(model, dp, {.bucket_cap_mb = 1e-4}),
+        ddp(model, dp, {.bucket_cap_mb = bucket_cap_mb}),
         hook(std::make_shared<PowerSGDHook>(PowerSGDOptions{
             .start_powerSGD_iter = 2,
             .min_compression_rate = 1.1})),
@@ -139,6 +145,159 @@ TEST(HookStateRows, ResumeAHookToTheBit) {
       EXPECT_TRUE(at::equal(
           second.model->parameters()[i], whole.model->parameters()[i]));
     }
+  });
+}
+
+class HookStateInCheckpoints : public ::testing::Test {
+ protected:
+  HookStateInCheckpoints() {
+    std::string name = fs::temp_directory_path() / "weft_hook_XXXXXX";
+    folder_ = mkdtemp(name.data());
+  }
+  ~HookStateInCheckpoints() override { fs::remove_all(folder_); }
+
+  // What docs/ddp.md shows.
+  void save(const RankContext& self, Training& training, int64_t step) {
+    checkpoint::save(
+        folder_,
+        {{"model", training.ddp.state_dict()},
+         {"comm_hook", training.ddp.comm_hook_state_dict()}},
+        {.step = step, .world = self.world});
+  }
+  void load(
+      const RankContext& self,
+      Training& training,
+      const mesh::DeviceMesh& mesh,
+      int64_t step) {
+    const auto folder = checkpoint::step_path(folder_, step);
+    const checkpoint::StateDicts state{{"model", training.ddp.state_dict()}};
+    checkpoint::load(folder, state, {.world = self.world});
+    training.ddp.load_comm_hook_state_dict(
+        checkpoint::load_part(folder, "comm_hook", mesh));
+  }
+
+  fs::path folder_;
+};
+
+std::vector<at::Tensor> copies_of(const torch::nn::Module& module) {
+  std::vector<at::Tensor> copies;
+  for (const auto& parameter : module.parameters()) {
+    copies.push_back(parameter.detach().clone());
+  }
+  return copies;
+}
+
+// The state is of other sizes before the first step, in the steps that only
+// average, and later.
+TEST_F(HookStateInCheckpoints, ResumeInAnotherProcessToTheBit) {
+  for (const int stop : {0, 1, 3, 6}) {
+    SCOPED_TRACE(stop);
+    std::vector<at::Tensor> whole;
+    run_ranks(3, [&](RankContext& self) {
+      const auto dp = self.mesh({3}, {"dp"});
+      Training training(dp);
+      training.run(self.rank, 0, stop);
+      save(self, training, stop);
+      training.run(self.rank, stop, 9);
+      if (self.rank == 0) {
+        whole = copies_of(*training.model);
+      }
+    });
+    run_ranks(3, [&](RankContext& self) {
+      const auto dp = self.mesh({3}, {"dp"});
+      // Caps of its own: it takes over the buckets that were saved.
+      Training training(dp, /*bucket_cap_mb=*/stop > 0 ? 25 : 1e-4);
+      load(self, training, dp, stop);
+      training.run(self.rank, stop, 9);
+      const auto resumed = copies_of(*training.model);
+      for (size_t i = 0; i < whole.size(); ++i) {
+        EXPECT_TRUE(at::equal(resumed[i], whole[i])) << i;
+      }
+    });
+  }
+}
+
+TEST_F(HookStateInCheckpoints, OfRanksOfTheirOwnAreRefusedOnOtherMeshes) {
+  run_ranks(2, [&](RankContext& self) {
+    Training training(self.mesh({2}, {"dp"}));
+    training.run(self.rank, 0, 5);
+    save(self, training, 5);
+  });
+  run_ranks(3, [&](RankContext& self) {
+    const auto dp = self.mesh({3}, {"dp"});
+    Training training(dp);
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(
+            [&] { load(self, training, dp, 5); }),
+        AllOf(
+            HasSubstr("saved on dp=2"),
+            HasSubstr("cannot go on on dp=3"),
+            HasSubstr("3 entries of its own, such as error."),
+            HasSubstr("do not load the hook's state")));
+    training.run(self.rank, 5, 7); // as if it had not been tried
+  });
+}
+
+TEST_F(HookStateInCheckpoints, AlikeOnAllRanksGoesOnOnAnyMesh) {
+  const auto hook_of = [](const mesh::DeviceMesh& dp) {
+    return post_localSGD_hook(
+        {.subgroup = dp.group("dp"), .start_localSGD_iter = 1000});
+  };
+  const auto step = [](DistributedDataParallel<Mlp>& ddp, int64_t rank) {
+    ddp(wave({4, 6}, 0.3 * static_cast<double>(rank))).sum().backward();
+  };
+  run_ranks(2, [&](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp"});
+    DistributedDataParallel<Mlp> ddp(std::make_shared<Mlp>(), dp);
+    ddp.register_comm_hook(hook_of(dp));
+    step(ddp, self.rank);
+    step(ddp, self.rank);
+    checkpoint::save(
+        folder_,
+        {{"comm_hook", ddp.comm_hook_state_dict()}},
+        {.step = 2, .world = self.world});
+  });
+  run_ranks(3, [&](RankContext& self) {
+    const auto dp = self.mesh({3}, {"dp"});
+    DistributedDataParallel<Mlp> ddp(std::make_shared<Mlp>(), dp);
+    ddp.register_comm_hook(hook_of(dp));
+    ddp.load_comm_hook_state_dict(checkpoint::load_part(
+        checkpoint::step_path(folder_, 2), "comm_hook", dp));
+    EXPECT_EQ(ddp.comm_hook()->state_dict().at("iter").item<int64_t>(), 2);
+    step(ddp, self.rank);
+    EXPECT_EQ(ddp.comm_hook()->state_dict().at("iter").item<int64_t>(), 3);
+  });
+}
+
+TEST_F(HookStateInCheckpoints, AreRefusedOnceThereAreOtherBuckets) {
+  run_ranks(2, [&](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp"});
+    Training training(dp);
+    training.run(self.rank, 0, 4);
+    save(self, training, 4);
+    load(self, training, dp, 4); // the same buckets
+    Training other(dp, 25);
+    other.run(self.rank, 0, 4);
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] { load(self, other, dp, 4); }),
+        HasSubstr("Load it before the first backward"));
+  });
+}
+
+TEST_F(HookStateInCheckpoints, AreAPartThatThereMustBe) {
+  run_ranks(2, [&](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp"});
+    Training training(dp);
+    checkpoint::save(
+        folder_,
+        {{"model", training.ddp.state_dict()}},
+        {.step = 1, .world = self.world});
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          checkpoint::load_part(
+              checkpoint::step_path(folder_, 1), "comm_hook", dp);
+        }),
+        AllOf(HasSubstr("no part \"comm_hook\""), HasSubstr("model")));
   });
 }
 

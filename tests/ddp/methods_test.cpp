@@ -37,6 +37,42 @@ at::Tensor part(const RankContext& self) {
   return part_of(wave({self.world_size * kRows, 6}, 0.1), self.rank, kRows);
 }
 
+struct Cloned : torch::nn::Cloneable<Cloned> {
+  Cloned() { reset(); }
+  void reset() override {
+    layer = register_module("layer", torch::nn::Linear(4, 2));
+    to(at::kDouble);
+    test::fill_parameters(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return layer(x); }
+  torch::nn::Linear layer{nullptr};
+};
+
+// DDP listens to the original's parameters alone; the copy is wrapped anew.
+TEST(Clone, OfTheModuleIsNotWrapped) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp"});
+    const auto model = std::make_shared<Cloned>();
+    DistributedDataParallel<Cloned> ddp(model, dp);
+    const auto x = wave({3, 4}, static_cast<double>(self.rank));
+    ddp(x).sum().backward();
+    const auto reduced = model->layer->weight.grad().clone();
+
+    const auto copy = std::dynamic_pointer_cast<Cloned>(model->clone());
+    ASSERT_NE(copy, nullptr);
+    EXPECT_TRUE(at::equal(copy->layer->weight, model->layer->weight));
+    copy->forward(x).sum().backward();
+    EXPECT_TRUE(
+        at::allclose(copy->layer->weight.grad(), x.sum(0).expand({2, 4})));
+    EXPECT_TRUE(at::equal(model->layer->weight.grad(), reduced));
+
+    copy->zero_grad();
+    DistributedDataParallel<Cloned> again(copy, dp);
+    again(x).sum().backward();
+    EXPECT_TRUE(at::allclose(copy->layer->weight.grad(), reduced));
+  });
+}
+
 class Methods : public ::testing::TestWithParam<int> {};
 
 TEST_P(Methods, RemovedHooksReduceNothing) {

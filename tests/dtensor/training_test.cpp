@@ -310,6 +310,18 @@ TEST(ClipGrad, CountsEveryElementOnce) {
     add(grid, {Replicate(), Replicate()});
     const double expected = at::cat(plain).norm().item<double>();
     EXPECT_NEAR(grad_norm(parameters), expected, 1e-12 * expected);
+    // What rides with it changes no bit, and comes back summed.
+    for (const auto& mesh : {line, grid["dp"], grid["tp"]}) {
+      const auto riders =
+          at::tensor({1.0, static_cast<double>(self.rank)}, at::kDouble);
+      EXPECT_EQ(GradNorm(parameters).join(mesh, riders), grad_norm(parameters));
+      EXPECT_EQ(riders[0].item<double>(), mesh.size());
+      double ranks = 0;
+      for (const int64_t rank : mesh.ranks()) {
+        ranks += static_cast<double>(rank);
+      }
+      EXPECT_EQ(riders[1].item<double>(), ranks);
+    }
     EXPECT_NEAR(clip_grad_norm_(parameters, 1.0), expected, 1e-12 * expected);
     EXPECT_NEAR(grad_norm(parameters), 1.0, 1e-6);
     EXPECT_NEAR(clip_grad_norm_(parameters, 2.0), 1.0, 1e-6);

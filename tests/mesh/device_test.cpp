@@ -65,6 +65,32 @@ TEST(Device, TheTransportIsNcclUnlessTheEnvironmentSaysSo) {
   env::unset("WEFT_CUDA_TRANSPORT");
 }
 
+// weftrun and torchrun export 1, which ends the process with SIGABRT.
+TEST(OpenDevice, WeftChoosesWhatAFailedCollectiveDoes) {
+  const char* torchs = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+  const char* ours = "WEFT_NCCL_ASYNC_ERROR_HANDLING";
+  env::unset("WEFT_CUDA_LIBRARY");
+  env::set_default("WEFT_CUDA_LIBRARY", "/nowhere/libweft_cuda.so");
+  const auto chosen = [&] {
+    env::unset(torchs);
+    env::set_default(torchs, "1");
+    EXPECT_THROW(open_device("cuda", 0, 1), UsageError);
+    return env::get(torchs);
+  };
+  env::unset(ours);
+  EXPECT_EQ(chosen(), "2");
+  env::set_default(ours, "1");
+  EXPECT_EQ(chosen(), "1");
+  env::unset(ours);
+  env::set_default(ours, "abort");
+  EXPECT_THAT(
+      message_of_thrown<UsageError>([] { open_device("cuda", 0, 1); }),
+      HasSubstr("WEFT_NCCL_ASYNC_ERROR_HANDLING=abort"));
+  for (const auto* name : {torchs, ours, "WEFT_CUDA_LIBRARY"}) {
+    env::unset(name);
+  }
+}
+
 TEST(DevicePlugin, AFittingLibraryIsTaken) {
   const auto& plugin = load_device_plugin(fake("no_device"));
   EXPECT_EQ(plugin.abi, DevicePlugin::kAbi);

@@ -15,11 +15,13 @@
 
 #include "checkpoint/files/folder.h"
 #include "checkpoint/load.h"
+#include "checkpoint/load_part.h"
 #include "checkpoint/newest.h"
 #include "checkpoint/save.h"
 #include "checkpoint/saver.h"
 #include "checkpoint/state_dict.h"
 #include "checkpoint/transfer/foreign.h"
+#include "ddp/comm_hooks/power_sgd_hook.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/join/join.h"
 #include "ddp/join/joined_optimizer.h"

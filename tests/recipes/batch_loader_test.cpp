@@ -1,5 +1,6 @@
 #include "recipes/data/batch_loader.h"
 
+#include <fstream>
 #include <set>
 
 #include <ATen/ops/cat.h>
@@ -9,7 +10,9 @@
 
 #include "mesh/error.h"
 #include "recipes/config/validate.h"
+#include "recipes/data/data_error.h"
 #include "recipes/data/text_dataset.h"
+#include "recipes/data/token_source.h"
 #include "tests/recipes/fixtures.h"
 
 namespace weft::recipes {
@@ -69,6 +72,49 @@ class BatchLoaderTest : public ::testing::Test {
   TempFolder folder_;
   int64_t num_tokens_ = 0;
 };
+
+// The file was in order when it was opened; a device would end the process with
+// an assertion of its own.
+TEST(TokenBatches, ATokenOutsideOfTheVocabularyIsNamedBeforeItReachesADevice) {
+  const TempFolder folder;
+  std::vector<uint16_t> tokens(200, 7);
+  const auto bytes = [&] {
+    return std::string_view(
+        reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2);
+  };
+  const auto path = folder.write("tokens.bin", bytes());
+  const int64_t size = std::ssize(tokens);
+  BatchLoader loader(
+      std::make_unique<TextDataset>(
+          std::make_unique<FileTokens>(
+              std::vector<std::string>{path},
+              FileTokens::Options{
+                  .format = TokenFormat::kRaw, .vocab_size = 900}),
+          SampleOrder(size, kLength, /*seed=*/42)),
+      {.global_batch_size = 1});
+  const SampleOrder order(size, kLength, /*seed=*/42);
+  const int64_t first = order.train_offset(3);
+  loader.train(3, 0);
+  tokens[static_cast<size_t>(first + 2)] = 920;
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file << bytes();
+  }
+  const auto message =
+      message_of<DataError>([&] { loader.train(/*next_sample=*/3, 0); });
+  EXPECT_NE(message.find(path), std::string::npos) << message;
+  EXPECT_NE(
+      message.find(
+          "token 920 (number " + std::to_string(first + 2) +
+          " of the file) is outside of the vocabulary of 900"),
+      std::string::npos)
+      << message;
+  EXPECT_NE(
+      message.find(
+          "in sample 3, which is the tokens " + std::to_string(first) + " to "),
+      std::string::npos)
+      << message;
+}
 
 TEST_F(BatchLoaderTest, GivesTokensAndTheTokensOneFurther) {
   BatchLoader data = loader({.global_batch_size = 3, .micro_batch_size = 3});

@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/dtensor.h"
+#include "mesh/ledger.h"
 #include "recipes/config/validate.h"
 #include "tests/recipes/fixtures.h"
 #include "tests/support/run_ranks.h"
@@ -102,6 +103,33 @@ TEST_F(TrainerTest, AnEvaluationThatWasDoneWhenTheStopCameCounts) {
     EXPECT_NE(trainer.evaluate(), std::nullopt);
     EXPECT_TRUE(trainer.should_stop());
   });
+}
+
+// One over each mesh dim that has ranks; the ledger has those of 1 rank, too.
+TEST_F(TrainerTest, AStepSendsLossNormAndStopInOneMessageAMeshDim) {
+  for (const auto& [dp, tp] :
+       {std::pair{2, 2}, std::pair{2, 1}, std::pair{1, 2}, std::pair{1, 1}}) {
+    test::run_ranks(dp * tp, [&, dp = dp, tp = tp](test::RankContext& self) {
+      Trainer trainer(recipe(dp, tp), self.world);
+      trainer.train_step(0);
+      const auto count = [&](const char* dim) {
+        int64_t found = 0;
+        for (const auto& entry :
+             trainer.job().mesh.group(dim).ledger().entries()) {
+          for (const auto* name : {"loss", "stop", "grad_norm"}) {
+            found += entry.name == name ? 1 : 0;
+          }
+        }
+        return found;
+      };
+      const auto before = std::pair{count("dp"), count("tp")};
+      const auto metrics = trainer.train_step(1);
+      EXPECT_EQ(count("dp") - before.first, dp > 1 ? 1 : 0);
+      EXPECT_EQ(count("tp") - before.second, tp > 1 ? 1 : 0);
+      EXPECT_GT(metrics.grad_norm, 0);
+      EXPECT_FALSE(metrics.skipped);
+    });
+  }
 }
 
 // The average is that of the whole weights, wherever they lie.
