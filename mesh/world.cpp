@@ -24,6 +24,7 @@
 #include "mesh/rendezvous.h"
 #include "mesh/shm_backend.h"
 #include "mesh/staged_backend.h"
+#include "mesh/stoppable_store.h"
 #include "mesh/watch/watch.h"
 
 namespace weft::mesh {
@@ -46,7 +47,9 @@ struct World::State {
   std::vector<Communicator> groups;
   std::shared_ptr<GlooDevice> device;
   std::shared_ptr<ShmProgress> shm;
-  bool aborted = false;
+  /// Also looked at, without the mutex, by those that make a group.
+  std::shared_ptr<std::atomic<bool>> aborted =
+      std::make_shared<std::atomic<bool>>(false);
 
   State() = default;
   State(const State&) = delete;
@@ -88,7 +91,12 @@ struct World::State {
   void publish_domain() const;
   HostLayout host_layout(const GroupMembers& members) const;
   c10::intrusive_ptr<c10d::Store> group_store(const std::string& key) const {
-    return c10::make_intrusive<c10d::PrefixStore>("group/" + key, store);
+    return make_stoppable_store(
+        c10::make_intrusive<c10d::PrefixStore>("group/" + key, store),
+        [flag = aborted] {
+          return *flag ? std::string("The world was aborted on this rank")
+                       : std::string();
+        });
   }
   std::shared_ptr<Backend> connect_host(
       const GroupMembers& members,
@@ -413,7 +421,7 @@ Communicator World::make_group(
       state_->connect(std::move(members), key), state_->watch, key);
   const std::lock_guard lock(state_->mutex);
   state_->groups.push_back(made);
-  if (state_->aborted) {
+  if (*state_->aborted) {
     made.abort();
   }
   return made;
@@ -459,7 +467,7 @@ void World::abort() const {
   std::vector<Communicator> groups;
   {
     const std::lock_guard lock(state_->mutex);
-    state_->aborted = true;
+    *state_->aborted = true;
     groups = state_->groups;
   }
   for (Communicator& group : groups) {
@@ -468,3 +476,21 @@ void World::abort() const {
 }
 
 } // namespace weft::mesh
+void World::note_part() const noexcept {
+  if (state_->watch) {
+    state_->watch->note_part();
+  }
+}
+
+void World::note_exception(
+    std::string_view what,
+    const std::exception_ptr& cause) const noexcept {
+  try {
+    if (state_->watch) {
+      state_->watch->note_exception(what, cause);
+    }
+  } catch (...) {
+    // What is under way matters more.
+  }
+}
+

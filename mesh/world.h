@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -107,6 +109,23 @@ class World {
   /// with CommError, here and soon on the other ranks.
   void abort() const;
 
+  /// Runs `body`, a part of a step, named `what` in messages ("the forward
+  /// pass"). An exception that leaves it goes on to the caller; ranks that then
+  /// wait in a collective for this one, for longer than a second, end with a
+  /// CommError that names this rank, `what` and the exception. Nobody ends
+  /// where the waiting rank left by an exception at the same call, or this rank
+  /// goes on: enters another part, or calls a collective.
+  template <class Body>
+  decltype(auto) tell_peers(std::string_view what, Body&& body) const {
+    note_part();
+    try {
+      return std::forward<Body>(body)();
+    } catch (...) {
+      note_exception(what, std::current_exception());
+      throw;
+    }
+  }
+
   struct State;
 
  private:
@@ -115,3 +134,6 @@ class World {
 };
 
 } // namespace weft::mesh
+  void note_part() const noexcept;
+  void note_exception(std::string_view what, const std::exception_ptr& cause)
+      const noexcept;
