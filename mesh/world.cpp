@@ -26,6 +26,7 @@
 #include "mesh/staged_backend.h"
 #include "mesh/stoppable_store.h"
 #include "mesh/watch/watch.h"
+#include "mesh/usable_cores.h"
 
 namespace weft::mesh {
 
@@ -89,6 +90,7 @@ struct World::State {
   std::shared_ptr<GlooDevice> gloo_device();
   std::shared_ptr<ShmProgress> shm_progress();
   void publish_domain() const;
+  int64_t host_cores() const;
   HostLayout host_layout(const GroupMembers& members) const;
   c10::intrusive_ptr<c10d::Store> group_store(const std::string& key) const {
     return make_stoppable_store(
@@ -126,8 +128,15 @@ std::shared_ptr<GlooDevice> World::State::gloo_device() {
 
 std::shared_ptr<ShmProgress> World::State::shm_progress() {
   const std::lock_guard lock(mutex);
+  {
+    const std::lock_guard lock(mutex);
+    if (shm) {
+      return shm;
+    }
+  }
+  const auto cores = host_cores();
   if (!shm) {
-    shm = make_shm_progress(job.local_world_size);
+    shm = make_shm_progress(job.local_world_size, cores);
   }
   return shm;
 }
@@ -137,8 +146,25 @@ std::string domain_key(int64_t rank) {
   return "shm_domain/" + std::to_string(rank);
 }
 } // namespace
+std::string cores_key(int64_t rank) {
+  return "cores/" + std::to_string(rank);
+}
 
 /// Where the others look for this rank's host. What the store says already
+/// Of the ranks of this host together: one that keeps to cores of its own
+/// leaves the others to the other ranks, and all may share a few.
+int64_t World::State::host_cores() const {
+  std::vector<CoreShare> shares{own_core_share()};
+  const int64_t first = job.rank - job.local_rank;
+  for (int64_t local = 0; local < job.local_world_size; ++local) {
+    const auto key = cores_key(first + local);
+    if (local != job.local_rank && store->check({key})) {
+      shares.push_back(CoreShare::from_text(store->get_to_str(key)));
+    }
+  }
+  return count_cores(shares);
+}
+
 /// holds: whoever made it may know better.
 void World::State::publish_domain() const {
   if (options.backend != "gloo" && !store->check({domain_key(job.rank)})) {
@@ -148,6 +174,7 @@ void World::State::publish_domain() const {
         domain.empty() ? detail::concat("rank ", job.rank) : domain);
   }
 }
+  store->set(cores_key(job.rank), own_core_share().to_text());
 
 /// Which members share a host: the same on all of them.
 HostLayout World::State::host_layout(const GroupMembers& members) const {
