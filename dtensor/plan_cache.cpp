@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dtensor/dtensor_impl.h"
+#include "dtensor/mesh_difference.h"
 
 namespace weft::dtensor {
 
@@ -84,9 +85,7 @@ void unify_meshes(OpCall& call) {
         "[",
         call.name(),
         "] mixes meshes: ",
-        call.mesh().to_string(),
-        " vs ",
-        input.spec->mesh().to_string(),
+        describe_meshes(call.mesh(), input.spec->mesh()),
         "; arguments ",
         describe_arguments(call),
         ". Redistribute to one mesh first. (",

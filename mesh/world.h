@@ -50,9 +50,13 @@ class World {
   /// says which); without them, a world of one rank that opens no socket. On
   /// one host the store listens on loopback only.
   /// Collective: all ranks; blocks until all have come.
+  /// Ranks of a launcher report their crashes from now on
+  /// (mesh/crash_handler.h), but for signals that have a handler; not with
+  /// WEFT_CRASH_HANDLER=0.
   /// Throws: UsageError naming the variables that are missing, malformed or
-  /// contradict each other; CommError if the others do not come in time, or
-  /// rank 0 cannot listen.
+  /// contradict each other, or if this process has a world of several ranks
+  /// from here already; CommError if the others do not come in time, or rank 0
+  /// cannot listen.
   static World from_env(WorldOptions options = {});
 
   /// A world that meets in `store`, e.g. one thread a rank over a HashStore.
@@ -105,10 +109,6 @@ class World {
   /// of groups. Collective in order, not in time: it communicates nothing.
   int64_t next_id() const;
 
-  /// Fails what is under way in every group of this world and all later calls
-  /// with CommError, here and soon on the other ranks.
-  void abort() const;
-
   /// Runs `body`, a part of a step, named `what` in messages ("the forward
   /// pass"). An exception that leaves it goes on to the caller; ranks that then
   /// wait in a collective for this one, for longer than a second, end with a
@@ -126,14 +126,18 @@ class World {
     }
   }
 
+  /// Fails what is under way in every group of this world and all later calls
+  /// with CommError, here and soon on the other ranks.
+  void abort() const;
+
   struct State;
 
  private:
   explicit World(std::shared_ptr<State> state);
+  void note_part() const noexcept;
+  void note_exception(std::string_view what, const std::exception_ptr& cause)
+      const noexcept;
   std::shared_ptr<State> state_;
 };
 
 } // namespace weft::mesh
-  void note_part() const noexcept;
-  void note_exception(std::string_view what, const std::exception_ptr& cause)
-      const noexcept;
