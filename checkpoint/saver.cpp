@@ -15,6 +15,7 @@
 #include "checkpoint/save/staging.h"
 #include "checkpoint/state_items.h"
 #include "checkpoint/store.h"
+#include "mesh/caller.h"
 #include "mesh/error.h"
 
 // Note [Saving in the background]
@@ -250,7 +251,13 @@ void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
   state_->hurries = false;
   joint->hurries = &state_->hurries;
   stats.blocked = Clock::now() - start;
-  const auto act = [start, stats, joint, state = state_.get()]() mutable {
+  // One save at a time, in a thread or, where none can be had, in this one.
+  const auto act = [start,
+                    stats,
+                    joint,
+                    state = state_.get(),
+                    caller = mesh::Caller::current()]() mutable {
+    const mesh::CallFor call_for(caller);
     stats.note = save_jointly(*joint, state->background_tree);
     stats.total = Clock::now() - start;
     return stats;

@@ -261,13 +261,16 @@ class DistributedDataParallel : public DistributedDataParallelBase {
       : DistributedDataParallel(module.ptr(), dp_mesh, options) {}
 
   /// The module's forward(), with the hooks that act on it. Where its output
-  /// has its tensors says ddp/output_tensors.h.
+  /// has its tensors says ddp/output_tensors.h. What it throws on some ranks
+  /// alone, the others are told: see World::tell_peers().
   template <class... Args>
   auto forward(Args&&... args) {
-    before_forward(samples_of(args...));
-    auto output = call_module(prepare(std::forward<Args>(args))...);
-    after_forward(tensors_of(output));
-    return output;
+    return mesh().world().tell_peers("the forward pass", [&] {
+      before_forward(samples_of(args...));
+      auto output = call_module(prepare(std::forward<Args>(args))...);
+      after_forward(tensors_of(output));
+      return output;
+    });
   }
 
   template <class... Args>

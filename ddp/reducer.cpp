@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <stdexcept>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
@@ -306,12 +308,46 @@ void Reducer::on_gradient(size_t index) {
   }
 }
 
+namespace {
+
+/// Tells the peers of a backward pass that does not come to its end. The engine
+/// drops the callback that holds this when a node throws.
+class BackwardPart {
+ public:
+  explicit BackwardPart(mesh::World world) : world_(std::move(world)) {}
+  BackwardPart(const BackwardPart&) = delete;
+  BackwardPart& operator=(const BackwardPart&) = delete;
+  ~BackwardPart() {
+    if (has_come_to_its_end_) {
+      return;
+    }
+    try {
+      world_.tell_peers("the backward pass", [] {
+        throw std::runtime_error("see what backward() threw there");
+      });
+    } catch (const std::exception&) {
+      // The engine throws the one that was meant.
+    }
+  }
+  void end() { has_come_to_its_end_ = true; }
+
+ private:
+  mesh::World world_;
+  bool has_come_to_its_end_ = false;
+};
+
+} // namespace
+
 void Reducer::begin_backward() {
   if (is_running_) {
     return;
   }
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [self = shared_from_this()] { self->end_backward(); });
+      [self = shared_from_this(),
+       part = std::make_shared<BackwardPart>(dp_.world())] {
+        part->end();
+        self->end_backward();
+      });
   is_running_ = true;
   local_norms_.clear();
   begin_ns_ = now_ns();

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include "dtensor/placement.h"
 #include "mesh/device_mesh.h"
 #include "mesh/error.h"
@@ -13,18 +11,6 @@ namespace weft::dtensor {
 /// The rank and its place on `mesh`, for messages.
 inline mesh::ErrorContext context_of(const mesh::DeviceMesh& mesh) {
   return {mesh.describe_rank()};
-}
-
-/// Two meshes that should have been one, for messages.
-inline std::string describe_both(
-    const mesh::DeviceMesh& first,
-    const mesh::DeviceMesh& second) {
-  const auto text = first.to_string() + " vs " + second.to_string();
-  return first.to_string() == second.to_string()
-             ? text +
-                   " of another DeviceMesh::create(), which has groups of "
-                   "its own (create a mesh once and pass copies of it)"
-             : text;
 }
 
 /// `placements` of a tensor of `ndim` dims, none of which counts from the end.

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "dtensor/dtensor_impl.h"
-#include "dtensor/mesh_arguments.h"
+#include "dtensor/mesh_difference.h"
 
 namespace weft::dtensor {
 
@@ -85,7 +85,7 @@ void unify_meshes(OpCall& call) {
         "[",
         call.name(),
         "] mixes meshes: ",
-        describe_both(call.mesh(), input.spec->mesh()),
+        describe_meshes(call.mesh(), input.spec->mesh()),
         "; arguments ",
         describe_arguments(call),
         ". Redistribute to one mesh first. (",

@@ -1,10 +1,12 @@
 #include "launcher/environment.h"
 
+#include <algorithm>
 #include <map>
 
 #include <unistd.h>
 
 #include "launcher/virtual_device.h"
+#include "mesh/usable_cores.h"
 
 namespace weft::launcher {
 
@@ -45,7 +47,9 @@ std::vector<std::string> worker_environment(
   variables["TORCHELASTIC_ERROR_FILE"] = facts.error_file;
   variables.try_emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   if (options.worker_count > 1) {
-    variables.try_emplace("OMP_NUM_THREADS", "1");
+    const auto threads = mesh::usable_cores() / options.worker_count;
+    variables.try_emplace(
+        "OMP_NUM_THREADS", std::to_string(std::max<int64_t>(threads, 1)));
   }
   variables.try_emplace("WEFT_LAUNCH_T0", facts.start_time);
   // Those of a weftrun around this one are not for its workers.

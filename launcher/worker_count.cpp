@@ -5,12 +5,11 @@
 #include <cstdlib>
 #include <string_view>
 
-#include <sched.h>
-
 #include <fmt/format.h>
 
 #include "launcher/error.h"
 #include "launcher/numbers.h"
+#include "mesh/usable_cores.h"
 
 namespace weft::launcher {
 namespace {
@@ -18,12 +17,7 @@ namespace {
 constexpr int kMaxWorkers = 4096;
 
 int count_cpus() {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  if (sched_getaffinity(0, sizeof(cpus), &cpus) != 0) {
-    return 1;
-  }
-  return std::max(1, CPU_COUNT(&cpus));
+  return static_cast<int>(mesh::usable_cores());
 }
 
 } // namespace

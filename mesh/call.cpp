@@ -30,6 +30,7 @@ uint64_t identity_of(const LedgerEntry& call) {
   uint64_t hash = mix(mix(kFnvBasis, call.op), call.name);
   hash = fnv1a(hash, static_cast<uint64_t>(call.dtype));
   hash = fnv1a(hash, static_cast<uint64_t>(call.argument));
+  hash = fnv1a(hash, static_cast<uint64_t>(call.caller));
   if (call.op == "all_to_all") {
     return hash;
   }

@@ -24,8 +24,8 @@ LedgerEntry
 make_call(std::string op, std::string_view name, const at::Tensor& tensor);
 
 /// A hash of what must be the same on all ranks: op, name, dtype, reduction or
-/// root and, but for parts of different sizes, the shape; of all_gather and
-/// reduce_scatter the number of elements.
+/// root, caller and, but for parts of different sizes, the shape; of all_gather
+/// and reduce_scatter the number of elements.
 uint64_t identity_of(const LedgerEntry& call);
 
 int64_t total_bytes(const std::vector<at::Tensor>& tensors);

@@ -41,6 +41,12 @@ class Work {
 /// One group of ranks and its collectives: the only way to the wire. Cheap to
 /// copy; copies share the group, its order of calls and its ledger.
 ///
+/// A group serves one caller. Several threads of a rank may use it only where
+/// the program orders their calls: one was joined before the other was started,
+/// autograd's threads run backward for the caller, or CallFor (mesh/caller.h)
+/// says so. Threads whose order chance decides each need a group of their own
+/// (World::make_group(), DeviceMesh::from_group()); on one group they fail.
+///
 /// Every method below is collective over the group: all its ranks call the
 /// same methods in the same order with the same dtype, and with matching
 /// sizes. Each starts the operation and returns; the result is valid after
@@ -49,8 +55,8 @@ class Work {
 /// neither leaves a ledger entry. `name` says in the ledger and in errors what
 /// is moved (a parameter's or module's name), the same on all ranks.
 /// Throws: c10::ValueError for wrong arguments, before anything is sent;
-/// DisagreementError, on all ranks, if they call different things;
-/// CommError once the group has failed.
+/// DisagreementError, on all ranks, if they call different things or threads
+/// call in no order that they share; CommError once the group has failed.
 class Communicator {
  public:
   /// `watch` looks after the group, which it knows as `key`; null: nobody does.

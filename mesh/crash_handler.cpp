@@ -274,21 +274,23 @@ void on_terminate() {
   std::abort();
 }
 
-void set_handlers() {
+/// `all`: also of signals that have a handler already.
+void set_handlers(bool all) {
   struct sigaction action {};
   action.sa_sigaction = on_crash;
   // A crash in the handler comes to the handler.
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < kFatal.size(); ++i) {
-    sigaction(kFatal[i], &action, &state.before[i]);
+    sigaction(kFatal[i], nullptr, &state.before[i]);
+    if (all || state.before[i].sa_handler == SIG_DFL) {
+      sigaction(kFatal[i], &action, nullptr);
+    }
   }
   state.terminate_before = std::set_terminate(on_terminate);
 }
 
-} // namespace
-
-void install_crash_handler(const CrashContext& context) {
+void install(const CrashContext& context, bool all) {
   const size_t length =
       std::min(context.error_file.size(), state.error_file.size() - 1);
   std::memcpy(state.error_file.data(), context.error_file.data(), length);
@@ -299,10 +301,10 @@ void install_crash_handler(const CrashContext& context) {
   }
   prepare_callstack();
   prepare_thread_for_crash();
-  set_handlers();
+  set_handlers(all);
 }
 
-void install_crash_handler() {
+CrashContext context_of_launcher() {
   CrashContext context;
   context.error_file = env::get("TORCHELASTIC_ERROR_FILE").value_or("");
   try {
@@ -310,7 +312,24 @@ void install_crash_handler() {
   } catch (const std::exception&) {
     // Variables that make no sense: said when they are used.
   }
-  install_crash_handler(context);
+  return context;
+}
+
+} // namespace
+
+void install_crash_handler(const CrashContext& context) {
+  install(context, /*all=*/true);
+}
+
+void install_crash_handler() {
+  install_crash_handler(context_of_launcher());
+}
+
+void install_crash_handler_of_rank() {
+  if (!state.installed.load() && env::get("TORCHELASTIC_ERROR_FILE") &&
+      env::get("WEFT_CRASH_HANDLER").value_or("1") != "0") {
+    install(context_of_launcher(), /*all=*/false);
+  }
 }
 
 void note_collective(

@@ -29,6 +29,11 @@ void install_crash_handler(const CrashContext& context);
 /// The same with what the launcher says: TORCHELASTIC_ERROR_FILE, and the rank.
 void install_crash_handler();
 
+/// The same in a rank of a launcher (TORCHELASTIC_ERROR_FILE is set), for the
+/// signals that nobody handles yet; not where WEFT_CRASH_HANDLER is 0. What
+/// World::from_env() does. Costs nothing once the handler is installed.
+void install_crash_handler_of_rank();
+
 /// Tells a crash's report which collective began last. For ledgers; costs some
 /// nanoseconds.
 void note_collective(

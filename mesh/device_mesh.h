@@ -18,6 +18,11 @@ namespace weft::mesh {
 /// Row-major: shape {2, 4} named {"dp", "tp"} puts rank 5 at (1, 1). A slice
 /// keeps to this rank's row: mesh["tp"] holds the ranks that share its dp
 /// coordinate.
+///
+/// A mesh serves one caller, as its groups do (Communicator): DTensors on it
+/// are used by one thread, or by several whose calls the program orders. Meshes
+/// that create() makes of the same world may share groups; a thread of its own
+/// takes one that from_group() makes of a group of its own.
 /// Source: torch/distributed/device_mesh.py.
 class DeviceMesh {
  public:

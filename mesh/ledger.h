@@ -29,6 +29,8 @@ struct LedgerEntry {
   /// Elements of every rank's part, where they may differ; of all_to_all what
   /// this rank sends to, then receives from, each. Only while under way.
   std::vector<int64_t> parts;
+  /// Which of the threads that call on the group: see Note [One caller].
+  int64_t caller = 0;
   /// A hash of what is the same on all ranks: see identity_of().
   uint64_t identity = 0;
   /// Nanoseconds on the monotonic clock; end is 0 while under way.

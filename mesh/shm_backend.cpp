@@ -120,8 +120,10 @@ std::string target_of(const char* link) {
 
 } // namespace
 
-std::shared_ptr<ShmProgress> make_shm_progress(int64_t local_ranks) {
-  return std::make_shared<ShmProgress>(local_ranks);
+std::shared_ptr<ShmProgress> make_shm_progress(
+    int64_t local_ranks,
+    int64_t cores) {
+  return std::make_shared<ShmProgress>(local_ranks, cores);
 }
 
 std::string shm_domain() {

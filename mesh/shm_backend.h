@@ -16,7 +16,9 @@ namespace weft::mesh {
 class ShmProgress;
 
 /// What all groups of one rank share; see ShmProgress.
-std::shared_ptr<ShmProgress> make_shm_progress(int64_t local_ranks);
+std::shared_ptr<ShmProgress> make_shm_progress(
+    int64_t local_ranks,
+    int64_t cores);
 
 /// Names what processes must have in common to share memory: the host, its
 /// start, the namespaces and the user. Equal for two ranks that may be in one

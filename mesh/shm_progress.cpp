@@ -1,7 +1,5 @@
 #include "mesh/shm_progress.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -30,12 +28,6 @@ constexpr milliseconds kSeldom{5};
 // After so many looks without work it waits to be called.
 constexpr int kIdleLooks = 100;
 
-// Of the host: a rank that keeps to cores of its own leaves the others to the
-// other ranks.
-int64_t online_cores() {
-  return std::max<int64_t>(::sysconf(_SC_NPROCESSORS_ONLN), 1);
-}
-
 void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -46,8 +38,8 @@ void pause() {
 
 } // namespace
 
-ShmProgress::ShmProgress(int64_t local_ranks)
-    : local_ranks_(local_ranks), cores_(online_cores()) {}
+ShmProgress::ShmProgress(int64_t local_ranks, int64_t cores)
+    : local_ranks_(local_ranks), cores_(cores) {}
 
 ShmProgress::~ShmProgress() {
   {

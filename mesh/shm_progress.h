@@ -26,8 +26,8 @@ namespace weft::mesh {
 /// What a rank has under way in all its groups of shared memory. Thread-safe.
 class ShmProgress {
  public:
-  /// `local_ranks`: how many ranks share this host's cores.
-  explicit ShmProgress(int64_t local_ranks);
+  /// `local_ranks`: how many ranks share `cores` of this host.
+  ShmProgress(int64_t local_ranks, int64_t cores);
   ~ShmProgress();
   ShmProgress(const ShmProgress&) = delete;
   ShmProgress& operator=(const ShmProgress&) = delete;

@@ -30,6 +30,10 @@ namespace weft::mesh {
 namespace {
 
 constexpr const char* kKey = "socket";
+
+std::string coming_key(int64_t rank) {
+  return "coming/" + std::to_string(rank);
+}
 constexpr size_t kPage = 4096;
 // Descriptors a message.
 constexpr size_t kBellsAMessage = 200;
@@ -194,6 +198,12 @@ void ShmSegment::lead(
   };
   std::vector<Member> others;
   bells_.resize(static_cast<size_t>(size_));
+  // Where a wait can be stopped; then they are at the socket.
+  std::vector<std::string> coming;
+  for (int64_t i = 1; i < size_; ++i) {
+    coming.push_back(coming_key(i));
+  }
+  store.wait(coming, members.timeout);
   for (int64_t i = 1; i < size_; ++i) {
     auto socket = accept_unix(listener, deadline);
     auto message = receive_message(socket, deadline);
@@ -237,6 +247,7 @@ void ShmSegment::follow(
   const auto deadline = std::chrono::steady_clock::now() + members.timeout;
   store.wait({kKey}, members.timeout);
   const auto socket = connect_unix(store.get_to_str(kKey));
+  store.set(coming_key(own_), std::vector<uint8_t>{1});
   send_message(
       socket, bytes_of_value(Hello{own_, ::getpid()}), {own_bell.descriptor()});
   auto message = receive_message(socket, deadline);

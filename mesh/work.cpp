@@ -13,6 +13,7 @@
 #include "mesh/debug_level.h"
 #include "mesh/failure.h"
 #include "mesh/watch/watch.h"
+#include "mesh/watch/wording.h"
 
 namespace weft::mesh {
 
@@ -190,6 +191,32 @@ void agree_first(GroupState& group, const LedgerEntry& call) {
   }
 }
 
+// Fails the group if this thread's calls have no order that all ranks share.
+void note_caller(GroupState& group, LedgerEntry& call) {
+  const auto entry = group.callers.enter(call);
+  call.caller = entry.caller;
+  if (entry.conflict.empty()) {
+    return;
+  }
+  const auto& members = group.backend->members();
+  GroupFailure failure{
+      detail::concat(
+          "Threads of rank ",
+          members.ranks[static_cast<size_t>(members.rank)],
+          " call on group \"",
+          members.name,
+          "\" in an order that differs between ranks: ",
+          entry.conflict,
+          ". ",
+          kOneCaller),
+      true};
+  if (const auto watch = group.watch.lock()) {
+    failure = watch->tell(failure);
+  }
+  group.fail(failure);
+  group.throw_failure(call, failure);
+}
+
 } // namespace
 
 Work launch(
@@ -200,7 +227,10 @@ Work launch(
   check_usable(*group, call);
   const at::NoGradGuard no_grad;
   const bool recorded = group->backend->size() > 1;
+  const auto began = std::chrono::steady_clock::now();
+  std::unique_lock order(group->launch_mutex);
   if (recorded) {
+    note_caller(*group, call);
     call.identity = identity_of(call);
     call.sequence = group->ledger->begin(call);
     group->backend->announce(call.identity);
@@ -211,7 +241,6 @@ Work launch(
   auto state = std::make_shared<Work::State>();
   state->group = group;
   state->call = std::move(call);
-  const auto began = std::chrono::steady_clock::now();
   try {
     if (recorded) {
       agree_first(*group, state->call);
@@ -219,8 +248,10 @@ Work launch(
     state->pending = start(*group->backend);
   } catch (const std::exception& cause) {
     group->ledger->end(state->call.sequence);
+    order.unlock();
     std::rethrow_exception(state->translate(cause));
   }
+  order.unlock();
   // In shared memory this thread moves data here already, the last rank all.
   if (recorded) {
     group->ledger->add_blocked(std::chrono::steady_clock::now() - began);

@@ -7,21 +7,15 @@
 #include <vector>
 
 #include "mesh/backend.h"
+#include "mesh/caller.h"
 #include "mesh/communicator.h"
 #include "mesh/error.h"
+#include "mesh/group_failure.h"
 #include "mesh/ledger.h"
 
 namespace weft::mesh {
 
 class Watch;
-
-/// Why a group can no longer be used; without a reason, it can.
-struct GroupFailure {
-  std::string reason;
-  /// The ranks called different things: a DisagreementError.
-  bool is_disagreement = false;
-  bool is_timeout = false;
-};
 
 /// What all copies of a Communicator and their Works share.
 struct GroupState {
@@ -29,6 +23,10 @@ struct GroupState {
   std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
   /// Who finds out why a collective failed; may be null.
   std::weak_ptr<Watch> watch;
+  /// Held while a call is numbered and sent, so that both have one order.
+  std::mutex launch_mutex;
+  /// Guarded by launch_mutex.
+  Callers callers;
 
   GroupFailure failure() const;
   /// Keeps the first failure and hangs up, so that peers learn of it soon.

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "mesh/agreement.h"
+#include "mesh/crash_handler.h"
 #include "mesh/debug_level.h"
 #include "mesh/device.h"
 #include "mesh/device_plugin.h"
@@ -24,6 +25,8 @@
 #include "mesh/rendezvous.h"
 #include "mesh/shm_backend.h"
 #include "mesh/staged_backend.h"
+#include "mesh/stoppable_store.h"
+#include "mesh/usable_cores.h"
 #include "mesh/watch/watch.h"
 
 namespace weft::mesh {
@@ -46,7 +49,9 @@ struct World::State {
   std::vector<Communicator> groups;
   std::shared_ptr<GlooDevice> device;
   std::shared_ptr<ShmProgress> shm;
-  bool aborted = false;
+  /// Also looked at, without the mutex, by those that make a group.
+  std::shared_ptr<std::atomic<bool>> aborted =
+      std::make_shared<std::atomic<bool>>(false);
 
   State() = default;
   State(const State&) = delete;
@@ -85,10 +90,16 @@ struct World::State {
   }
   std::shared_ptr<GlooDevice> gloo_device();
   std::shared_ptr<ShmProgress> shm_progress();
+  int64_t host_cores() const;
   void publish_domain() const;
   HostLayout host_layout(const GroupMembers& members) const;
   c10::intrusive_ptr<c10d::Store> group_store(const std::string& key) const {
-    return c10::make_intrusive<c10d::PrefixStore>("group/" + key, store);
+    return make_stoppable_store(
+        c10::make_intrusive<c10d::PrefixStore>("group/" + key, store),
+        [flag = aborted] {
+          return *flag ? std::string("The world was aborted on this rank")
+                       : std::string();
+        });
   }
   std::shared_ptr<Backend> connect_host(
       const GroupMembers& members,
@@ -117,9 +128,16 @@ std::shared_ptr<GlooDevice> World::State::gloo_device() {
 }
 
 std::shared_ptr<ShmProgress> World::State::shm_progress() {
+  {
+    const std::lock_guard lock(mutex);
+    if (shm) {
+      return shm;
+    }
+  }
+  const auto cores = host_cores();
   const std::lock_guard lock(mutex);
   if (!shm) {
-    shm = make_shm_progress(job.local_world_size);
+    shm = make_shm_progress(job.local_world_size, cores);
   }
   return shm;
 }
@@ -128,7 +146,24 @@ namespace {
 std::string domain_key(int64_t rank) {
   return "shm_domain/" + std::to_string(rank);
 }
+std::string cores_key(int64_t rank) {
+  return "cores/" + std::to_string(rank);
+}
 } // namespace
+
+/// Of the ranks of this host together: one that keeps to cores of its own
+/// leaves the others to the other ranks, and all may share a few.
+int64_t World::State::host_cores() const {
+  std::vector<CoreShare> shares{own_core_share()};
+  const int64_t first = job.rank - job.local_rank;
+  for (int64_t local = 0; local < job.local_world_size; ++local) {
+    const auto key = cores_key(first + local);
+    if (local != job.local_rank && store->check({key})) {
+      shares.push_back(CoreShare::from_text(store->get_to_str(key)));
+    }
+  }
+  return count_cores(shares);
+}
 
 /// Where the others look for this rank's host. What the store says already
 /// holds: whoever made it may know better.
@@ -139,6 +174,7 @@ void World::State::publish_domain() const {
         domain_key(job.rank),
         domain.empty() ? detail::concat("rank ", job.rank) : domain);
   }
+  store->set(cores_key(job.rank), own_core_share().to_text());
 }
 
 /// Which members share a host: the same on all of them.
@@ -308,14 +344,46 @@ void check_backend(const std::string& backend) {
 
 World::World(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
+namespace {
+
+/// The world of several ranks that this process has, as it has its environment.
+struct ProcessWorld {
+  std::mutex mutex;
+  std::weak_ptr<World::State> state;
+};
+ProcessWorld process_world;
+
+void check_is_first(
+    const std::weak_ptr<World::State>& other,
+    const JobEnvironment& job) {
+  if (!other.expired()) {
+    throw_error<UsageError>(detail::concat(
+        "[world] This process has made a World from its environment already, "
+        "and it still lives. Make one and pass it on: copies are cheap and "
+        "share their groups. (rank ",
+        job.rank,
+        "/",
+        job.world_size,
+        ")"));
+  }
+}
+
+} // namespace
+
 World World::from_env(WorldOptions options) {
   check_backend(options.backend);
   set_debug_level_from_env();
   auto state = std::make_shared<State>();
   state->job = own_job_environment();
   state->options = std::move(options);
+  install_crash_handler_of_rank();
+  const std::lock_guard lock(process_world.mutex);
+  if (state->job.world_size > 1 && !state->is_fake()) {
+    check_is_first(process_world.state, state->job);
+  }
   state->open_tensor_device();
   if (state->job.world_size > 1 && !state->is_fake()) {
+    process_world.state = state;
     state->store = connect_store(state->job, state->options.timeout);
     publish_address(*state->store, state->job);
     state->publish_domain();
@@ -413,7 +481,7 @@ Communicator World::make_group(
       state_->connect(std::move(members), key), state_->watch, key);
   const std::lock_guard lock(state_->mutex);
   state_->groups.push_back(made);
-  if (state_->aborted) {
+  if (*state_->aborted) {
     made.abort();
   }
   return made;
@@ -444,6 +512,24 @@ int64_t World::next_id() const {
   return state_->next_id++;
 }
 
+void World::note_part() const noexcept {
+  if (state_->watch) {
+    state_->watch->note_part();
+  }
+}
+
+void World::note_exception(
+    std::string_view what,
+    const std::exception_ptr& cause) const noexcept {
+  try {
+    if (state_->watch) {
+      state_->watch->note_exception(what, cause);
+    }
+  } catch (...) {
+    // What is under way matters more.
+  }
+}
+
 void World::check() const {
   std::vector<Communicator> groups;
   {
@@ -459,7 +545,7 @@ void World::abort() const {
   std::vector<Communicator> groups;
   {
     const std::lock_guard lock(state_->mutex);
-    state_->aborted = true;
+    *state_->aborted = true;
     groups = state_->groups;
   }
   for (Communicator& group : groups) {

@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -48,9 +50,13 @@ class World {
   /// says which); without them, a world of one rank that opens no socket. On
   /// one host the store listens on loopback only.
   /// Collective: all ranks; blocks until all have come.
+  /// Ranks of a launcher report their crashes from now on
+  /// (mesh/crash_handler.h), but for signals that have a handler; not with
+  /// WEFT_CRASH_HANDLER=0.
   /// Throws: UsageError naming the variables that are missing, malformed or
-  /// contradict each other; CommError if the others do not come in time, or
-  /// rank 0 cannot listen.
+  /// contradict each other, or if this process has a world of several ranks
+  /// from here already; CommError if the others do not come in time, or rank 0
+  /// cannot listen.
   static World from_env(WorldOptions options = {});
 
   /// A world that meets in `store`, e.g. one thread a rank over a HashStore.
@@ -103,6 +109,23 @@ class World {
   /// of groups. Collective in order, not in time: it communicates nothing.
   int64_t next_id() const;
 
+  /// Runs `body`, a part of a step, named `what` in messages ("the forward
+  /// pass"). An exception that leaves it goes on to the caller; ranks that then
+  /// wait in a collective for this one, for longer than a second, end with a
+  /// CommError that names this rank, `what` and the exception. Nobody ends
+  /// where the waiting rank left by an exception at the same call, or this rank
+  /// goes on: enters another part, or calls a collective.
+  template <class Body>
+  decltype(auto) tell_peers(std::string_view what, Body&& body) const {
+    note_part();
+    try {
+      return std::forward<Body>(body)();
+    } catch (...) {
+      note_exception(what, std::current_exception());
+      throw;
+    }
+  }
+
   /// Fails what is under way in every group of this world and all later calls
   /// with CommError, here and soon on the other ranks.
   void abort() const;
@@ -111,6 +134,9 @@ class World {
 
  private:
   explicit World(std::shared_ptr<State> state);
+  void note_part() const noexcept;
+  void note_exception(std::string_view what, const std::exception_ptr& cause)
+      const noexcept;
   std::shared_ptr<State> state_;
 };
 

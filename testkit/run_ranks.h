@@ -62,7 +62,7 @@ class RankError : public std::runtime_error {
 /// Runs `body` on `n` ranks, each a thread of this process with a world of its
 /// own, through shared memory or, if `backend` is "gloo", over sockets on
 /// loopback. An exception on one rank aborts the worlds of all, so that no
-/// collective of another rank waits for it; a group that is being made does.
+/// collective of another rank waits for it, and no group that is being made.
 /// Worlds are torn down when all ranks are done. `timeout` bounds every
 /// collective and rendezvous. Throws: RankError for the first rank that failed.
 void run_ranks(

@@ -9,7 +9,7 @@
 #include "dtensor/kernels/random.h"
 #include "dtensor/kernels/region.h"
 #include "dtensor/libtorch_overrides.h"
-#include "dtensor/mesh_arguments.h"
+#include "dtensor/mesh_difference.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/scopes.h"
 
@@ -48,7 +48,7 @@ void refuse_other_mesh(
       "[",
       op,
       "] mixes meshes: ",
-      describe_both(common.mesh(), other),
+      describe_meshes(common.mesh(), other),
       "; operands ",
       describe_operands(operands),
       ". Bring them to one mesh first: full_tensor(x), then "

@@ -57,6 +57,14 @@ std::vector<GroupRecord> GroupList::records() const {
   return result;
 }
 
+std::map<std::string, uint64_t> GroupList::positions() const {
+  std::map<std::string, uint64_t> result;
+  for (const auto& [key, group] : living()) {
+    result.emplace(key, group->ledger->next_sequence());
+  }
+  return result;
+}
+
 std::chrono::nanoseconds GroupList::longest_wait() const {
   const int64_t now_ns = ledger_now_ns();
   int64_t longest_ns = 0;

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,6 +26,8 @@ class GroupList {
   std::vector<GroupSight> sights() const;
   /// Each with all that its ledger still has.
   std::vector<GroupRecord> records() const;
+  /// The number of each group's next collective, by key.
+  std::map<std::string, uint64_t> positions() const;
   /// For how long a thread has waited in a collective; 0: none waits.
   std::chrono::nanoseconds longest_wait() const;
   /// Whether none has failed.

@@ -130,6 +130,7 @@ std::string Watch::ask_around(Reason reason, uint64_t wanted) {
   }
   audience_ = std::ranges::count_if(answers, &RankAnswer::came);
   judge(answers);
+  take_what_counts(*asking_);
   ask_for_stacks(answers);
   auto whereabouts = describe_wait(answers, rank_);
   if (reason == Reason::kWarns && is_first_to_wait(answers)) {
@@ -164,6 +165,9 @@ void Watch::judge(const std::vector<RankAnswer>& answers) {
   auto verdict = find_mismatch(answers);
   if (!verdict) {
     verdict = find_ended(answers);
+  }
+  if (!verdict) {
+    verdict = find_departed(answers);
   }
   if (!verdict) {
     const auto circle = find_circle(answers);

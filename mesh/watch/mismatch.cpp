@@ -58,6 +58,13 @@ std::vector<SameCall> by_call(const Members& members, uint64_t sequence) {
   return sets;
 }
 
+std::string caller_text(const LedgerEntry& entry) {
+  return entry.caller == 0
+             ? std::string(" in the thread that made the group")
+             : detail::concat(
+                   " in calling thread ", entry.caller, " of the group");
+}
+
 /// The odd ones first.
 std::string mismatch_text(std::vector<SameCall> sets, const GroupSight& group) {
   std::ranges::stable_sort(
@@ -67,6 +74,9 @@ std::string mismatch_text(std::vector<SameCall> sets, const GroupSight& group) {
       sets[0].ranks.front() < sets[1].ranks.front()) {
     std::swap(sets[0], sets[1]);
   }
+  const bool same_caller = std::ranges::all_of(sets, [&](const auto& s) {
+    return s.entry->caller == sets.front().entry->caller;
+  });
   std::string text = detail::concat(
       "Ranks called different collectives in group \"", group.name, "\": ");
   for (size_t i = 0; i < sets.size(); ++i) {
@@ -74,9 +84,10 @@ std::string mismatch_text(std::vector<SameCall> sets, const GroupSight& group) {
         i == 0 ? "" : ", ",
         ranks_text(sets[i].ranks),
         call_verb(sets[i].ranks),
-        call_text(*sets[i].entry));
+        call_text(*sets[i].entry),
+        same_caller ? "" : caller_text(*sets[i].entry));
   }
-  return text + ". " + kSameCalls;
+  return text + ". " + (same_caller ? kSameCalls : kOneCaller);
 }
 
 /// What all members' entries have in common, oldest first.

@@ -20,6 +20,8 @@ constexpr auto kAnswerGlance = std::chrono::milliseconds(100);
 constexpr uint64_t kRoundsKept = 16;
 
 constexpr const char* kVerdict = "verdict";
+constexpr char kDisagreement = 'd';
+constexpr char kLoss = 'l';
 constexpr const char* kHeard = "heard";
 constexpr const char* kEnded = "ended";
 
@@ -41,6 +43,15 @@ std::string answer_key(uint64_t round, int64_t rank) {
 
 std::vector<uint8_t> bytes_from(const std::string& text) {
   return {text.begin(), text.end()};
+}
+
+// The kind, then the sentence.
+std::string to_text(const Verdict& verdict) {
+  return (verdict.is_disagreement ? kDisagreement : kLoss) + verdict.sentence;
+}
+
+Verdict verdict_from(const std::string& text) {
+  return {text.substr(1), text.starts_with(kDisagreement)};
 }
 
 } // namespace
@@ -119,15 +130,15 @@ void NoticeBoard::ring_self(uint64_t round, const std::string& question) {
 
 Verdict NoticeBoard::leave_verdict(const Verdict& verdict) {
   const auto counts =
-      store_->compareSet(kVerdict, {}, bytes_from(verdict.sentence));
-  return {std::string(counts.begin(), counts.end())};
+      store_->compareSet(kVerdict, {}, bytes_from(to_text(verdict)));
+  return verdict_from({counts.begin(), counts.end()});
 }
 
 std::optional<Verdict> NoticeBoard::verdict() {
   if (!store_->check({kVerdict})) {
     return std::nullopt;
   }
-  return Verdict{store_->get_to_str(kVerdict)};
+  return verdict_from(store_->get_to_str(kVerdict));
 }
 
 void NoticeBoard::note_heard() {

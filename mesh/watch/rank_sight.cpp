@@ -18,6 +18,7 @@ json to_json(const LedgerEntry& entry) {
       {"dtype", static_cast<int>(entry.dtype)},
       {"argument", entry.argument},
       {"bytes", entry.bytes},
+      {"caller", entry.caller},
       {"parts", entry.parts},
       {"identity", entry.identity},
       {"start_ns", entry.start_ns},
@@ -34,6 +35,7 @@ LedgerEntry entry_from(const json& value) {
   entry.dtype = static_cast<c10::ScalarType>(value.at("dtype").get<int>());
   entry.argument = value.at("argument");
   entry.bytes = value.at("bytes");
+  entry.caller = value.at("caller");
   entry.parts = value.at("parts").get<std::vector<int64_t>>();
   entry.identity = value.at("identity");
   entry.start_ns = value.at("start_ns");
@@ -52,6 +54,7 @@ json to_json(const GroupSight& group) {
       {"name", group.name},
       {"ranks", group.ranks},
       {"next_sequence", group.next_sequence},
+      {"left_at", group.left_at},
       {"entries", std::move(entries)}};
 }
 
@@ -61,6 +64,7 @@ GroupSight group_from(const json& value) {
   group.name = value.at("name");
   group.ranks = value.at("ranks").get<std::vector<int64_t>>();
   group.next_sequence = value.at("next_sequence");
+  group.left_at = value.at("left_at");
   for (const auto& entry : value.at("entries")) {
     group.entries.push_back(entry_from(entry));
   }
@@ -86,7 +90,9 @@ std::string to_text(const RankSight& sight) {
       {"groups", std::move(groups)},
       {"activity", sight.activity},
       {"now_ns", sight.now_ns},
-      {"has_ended", sight.has_ended}}
+      {"has_ended", sight.has_ended},
+      {"departure", sight.departure},
+      {"departed_ns", sight.departed_ns}}
       .dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -100,6 +106,8 @@ RankSight rank_sight_from(const std::string& text) {
   sight.activity = value.at("activity");
   sight.now_ns = value.at("now_ns");
   sight.has_ended = value.at("has_ended");
+  sight.departure = value.at("departure");
+  sight.departed_ns = value.at("departed_ns");
   return sight;
 }
 

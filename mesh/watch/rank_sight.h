@@ -20,6 +20,9 @@ struct GroupSight {
   uint64_t next_sequence = 0;
   /// Those under way and the newest ones, in order.
   std::vector<LedgerEntry> entries;
+  /// What next_sequence was when this rank left by an exception; -1: it did
+  /// not, or the group was made since.
+  int64_t left_at = -1;
 };
 
 /// The entry with that number; nullptr if it is not among those told.
@@ -35,6 +38,10 @@ struct RankSight {
   int64_t now_ns = 0;
   /// It has ended all that it had to do.
   bool has_ended = false;
+  /// What it left by an exception, and which: "the forward pass by ...: ...".
+  /// Empty if nothing.
+  std::string departure;
+  int64_t departed_ns = 0;
 };
 
 /// A rank's answer to an inquiry.

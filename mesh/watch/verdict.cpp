@@ -1,6 +1,7 @@
 #include "mesh/watch/verdict.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "mesh/error.h"
@@ -77,6 +78,68 @@ std::optional<Verdict> find_ended(const std::vector<RankAnswer>& answers) {
             wait.group->name,
             "\". ",
             kSameCalls)};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+using std::chrono::nanoseconds;
+
+/// How long a rank is waited for that left by an exception and may go on.
+constexpr nanoseconds kReturnLimit = std::chrono::seconds(1);
+
+/// Left by an exception, long ago, and called nothing since.
+bool has_departed(const RankSight& sight) {
+  return !sight.departure.empty() &&
+         nanoseconds(sight.now_ns - sight.departed_ns) >= kReturnLimit &&
+         std::ranges::all_of(sight.groups, [](const GroupSight& group) {
+           return group.left_at == static_cast<int64_t>(group.next_sequence);
+         });
+}
+
+/// Whether both left by an exception before the same call of that group.
+bool left_alike(
+    const RankSight& one,
+    const RankSight& other,
+    const std::string& key) {
+  const auto left_at = [&](const RankSight& sight) {
+    const auto group = std::ranges::find(sight.groups, key, &GroupSight::key);
+    return group == sight.groups.end() ? int64_t{-1} : group->left_at;
+  };
+  return left_at(one) >= 0 && left_at(one) == left_at(other);
+}
+
+} // namespace
+
+std::optional<Verdict> find_departed(const std::vector<RankAnswer>& answers) {
+  for (const auto& answer : answers) {
+    for (const auto& wait : waits_of(answers, answer)) {
+      const nanoseconds waited(answer.sight.now_ns - wait.entry->wait_ns);
+      for (const int64_t rank : wait.missing) {
+        const auto& sight = answers[static_cast<size_t>(rank)].sight;
+        if (waited < kReturnLimit || !has_departed(sight) ||
+            left_alike(answer.sight, sight, wait.group->key)) {
+          continue;
+        }
+        const auto waiting = waiting_with(answers, wait);
+        return Verdict{
+            detail::concat(
+                "Rank ",
+                rank,
+                " left ",
+                sight.departure,
+                ". ",
+                "It was waited for by ",
+                ranks_text(waiting),
+                " in ",
+                call_text(*wait.entry),
+                " of group \"",
+                wait.group->name,
+                "\""),
+            /*is_disagreement=*/false};
       }
     }
   }

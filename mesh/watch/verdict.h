@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "mesh/group_failure.h"
 #include "mesh/watch/rank_sight.h"
 
 namespace weft::mesh {
@@ -12,6 +13,10 @@ namespace weft::mesh {
 struct Verdict {
   /// For a user: ranks, ops, tensors, and what to do.
   std::string sentence;
+  /// Ranks called different things; otherwise one is as good as lost.
+  bool is_disagreement = true;
+
+  GroupFailure failure() const { return {sentence, is_disagreement}; }
 };
 
 /// Ranks of one group that called different things as the same number; the
@@ -20,6 +25,10 @@ std::optional<Verdict> find_mismatch(const std::vector<RankAnswer>& answers);
 
 /// Ranks that wait for one that has ended.
 std::optional<Verdict> find_ended(const std::vector<RankAnswer>& answers);
+
+/// Ranks that have waited for a second for one that left by an exception, and
+/// did not themselves leave at the same call.
+std::optional<Verdict> find_departed(const std::vector<RankAnswer>& answers);
 
 /// Ranks that wait for each other in a circle, each in another collective. The
 /// answers are of slightly different moments: certain if two inquiries in a row

@@ -5,8 +5,11 @@
 
 #include <pthread.h>
 
+#include <c10/util/Exception.h>
+
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "mesh/error.h"
 #include "mesh/watch/activity.h"
 #include "mesh/watch/flight_files.h"
 #include "mesh/watch/questions.h"
@@ -121,8 +124,56 @@ void Watch::add(
     return verdict_;
   }();
   if (verdict) {
-    group->fail({verdict->sentence, true});
+    group->fail(verdict->failure());
   }
+}
+
+// Those whose collectives fail because this rank hangs up ask why, and find it.
+GroupFailure Watch::tell(const GroupFailure& failure) {
+  Verdict verdict{failure.reason, failure.is_disagreement};
+  try {
+    auto board = board_.clone();
+    verdict = board.leave_verdict(verdict);
+    note_heard(board);
+  } catch (const std::exception&) {
+    // The store has gone: they find this rank gone, too.
+  }
+  take(verdict);
+  return verdict.failure();
+}
+
+namespace {
+
+std::string text_of_cause(const std::exception_ptr& cause) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "something that is no std::exception";
+  }
+}
+
+} // namespace
+
+void Watch::note_exception(
+    std::string_view what,
+    const std::exception_ptr& cause) {
+  auto text = text_of_cause(cause);
+  auto positions = groups_.positions();
+  const std::lock_guard lock(mutex_);
+  // One that left a part within this one by the same has said so already.
+  if (has_departed_ && departure_.positions == positions &&
+      departure_.text.ends_with(text)) {
+    return;
+  }
+  departure_ = {
+      detail::concat(what, " by an exception: ", text),
+      ledger_now_ns(),
+      std::move(positions)};
+  has_departed_ = true;
 }
 
 GroupFailure Watch::explain(const GroupFailure& failure) {
@@ -134,7 +185,7 @@ GroupFailure Watch::explain(const GroupFailure& failure) {
     return verdict_ || made_ >= own || is_over_ || store_is_gone_;
   });
   if (verdict_) {
-    return {verdict_->sentence, true};
+    return verdict_->failure();
   }
   auto result = failure;
   // Nobody but the store could keep an inquiry so long.
@@ -151,6 +202,17 @@ RankSight Watch::sight() const {
   result.rank = rank_;
   result.activity = activity_text();
   result.groups = groups_.sights();
+  if (has_departed_) {
+    const std::lock_guard lock(mutex_);
+    result.departure = departure_.text;
+    result.departed_ns = departure_.at_ns;
+    for (auto& group : result.groups) {
+      const auto position = departure_.positions.find(group.key);
+      group.left_at = position == departure_.positions.end()
+                          ? -1
+                          : static_cast<int64_t>(position->second);
+    }
+  }
   result.now_ns = ledger_now_ns();
   return result;
 }
@@ -169,10 +231,7 @@ void Watch::listen() {
       }
       board.answer(round, sight());
       begin_chores(question);
-      if (const auto verdict = board.verdict()) {
-        take(*verdict);
-        note_heard(board);
-      }
+      take_what_counts(board);
     }
   } catch (const std::exception&) {
     // Nobody asks any more.
@@ -240,13 +299,20 @@ bool Watch::begin_answer(const std::string& question) {
   return !is_over_;
 }
 
+void Watch::take_what_counts(NoticeBoard& board) {
+  if (const auto verdict = board.verdict()) {
+    take(*verdict);
+    note_heard(board);
+  }
+}
+
 void Watch::take(const Verdict& verdict) {
   {
     const std::lock_guard lock(mutex_);
     verdict_ = verdict;
     changed_.notify_all();
   }
-  groups_.fail({verdict.sentence, true});
+  groups_.fail(verdict.failure());
 }
 
 } // namespace weft::mesh

@@ -4,11 +4,14 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -28,9 +31,10 @@ namespace weft::mesh {
 // asks, and answers with what its ledgers say. The other looks at its own
 // ledgers; when a thread of this rank has waited for long, or a collective has
 // failed, it asks all ranks at once and compares the answers (verdict.h,
-// waits.h). If ranks called different things, or wait for each other in a
-// circle, it leaves the verdict on the board and rings again: every rank's
-// listener then fails all its groups with it. While nobody waits, nothing is
+// waits.h). If ranks called different things, wait for each other in a circle,
+// or for one that left a step by an exception, it leaves the verdict on the
+// board and rings again: every rank's listener then fails all its groups with
+// it. While nobody waits, nothing is
 // sent.
 
 /// Looks after one rank's groups. Thread-safe.
@@ -55,6 +59,15 @@ class Watch : public std::enable_shared_from_this<Watch> {
   /// From now on `group`, which all its members know as `key`, is looked at.
   void add(const std::string& key, const std::shared_ptr<GroupState>& group);
 
+  /// Tells all ranks why no collective of the world will end, as this one
+  /// found out by itself; what counts if another has told something before.
+  GroupFailure tell(const GroupFailure& failure);
+
+  /// This rank left `what` by `cause`. See World::tell_peers().
+  void note_exception(std::string_view what, const std::exception_ptr& cause);
+  /// It goes on, whatever it left before.
+  void note_part() { has_departed_ = false; }
+
   /// Why a collective has really failed, if the ranks can find out in at
   /// most two seconds, else `failure` with what is known of the others.
   GroupFailure explain(const GroupFailure& failure);
@@ -77,6 +90,7 @@ class Watch : public std::enable_shared_from_this<Watch> {
       int64_t rank);
   void show_stacks();
   void take(const Verdict& verdict);
+  void take_what_counts(NoticeBoard& board);
 
   void look();
   void look_into(Lock& lock, std::chrono::nanoseconds waited);
@@ -127,6 +141,15 @@ class Watch : public std::enable_shared_from_this<Watch> {
   std::atomic<bool> has_heard_ = false;
 
   std::atomic<bool> has_record_ = false;
+
+  /// What this rank left by an exception, and where it was then.
+  struct Departure {
+    std::string text;
+    int64_t at_ns = 0;
+    std::map<std::string, uint64_t> positions;
+  };
+  Departure departure_;
+  std::atomic<bool> has_departed_ = false;
 
   // Used by the thread that listens alone.
   bool has_shown_stacks_ = false;

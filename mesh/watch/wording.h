@@ -14,6 +14,12 @@ inline constexpr const char* kSameCalls =
     "the same names, shapes and dtypes: look for what depends on the rank or "
     "on its data";
 
+/// What to do about threads.
+inline constexpr const char* kOneCaller =
+    "A group serves one caller: have one thread call, start a thread after the "
+    "one before it was joined, or give each a group of its own "
+    "(World::make_group(), DeviceMesh::from_group())";
+
 /// "all_reduce #12 ("layers.0.wq" [2, 3] Float, 24 bytes)".
 std::string call_text(const LedgerEntry& entry);
 

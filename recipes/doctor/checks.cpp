@@ -13,7 +13,6 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netdb.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -26,6 +25,7 @@
 #include <fmt/format.h>
 
 #include "mesh/device.h"
+#include "mesh/usable_cores.h"
 
 namespace weft::recipes {
 namespace {
@@ -82,16 +82,13 @@ Check versions() {
 }
 
 Check cpu() {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  sched_getaffinity(0, sizeof(cpus), &cpus);
   const std::string nodes = read_line("/sys/devices/system/node/online");
   return {
       "cpu",
       fmt::format(
           "{}; {} of {} CPUs to use; NUMA nodes {}; vectors {}",
           value_of("/proc/cpuinfo", "model name"),
-          CPU_COUNT(&cpus),
+          mesh::usable_cores(),
           sysconf(_SC_NPROCESSORS_ONLN),
           nodes.empty() ? "unknown" : nodes,
           at::get_cpu_capability()),

@@ -1,12 +1,15 @@
 #include "recipes/train/threads.h"
 
+#include <algorithm>
+
 #include "mesh/env.h"
 
 namespace weft::recipes {
 
 std::optional<int> threads_per_rank(
     const mesh::JobRank& job,
-    const mesh::VariableLookup& lookup) {
+    const mesh::VariableLookup& lookup,
+    int64_t cores) {
   if (lookup("OMP_NUM_THREADS")) {
     return std::nullopt;
   }
@@ -15,7 +18,10 @@ std::optional<int> threads_per_rank(
       cores && job.source == mesh::JobSource::kSlurm) {
     return static_cast<int>(mesh::env::to_int(kSlurms, *cores, 1, 1 << 16));
   }
-  return job.local_world_size > 1 ? std::optional(1) : std::nullopt;
+  if (job.local_world_size > 1) {
+    return static_cast<int>(std::max<int64_t>(cores / job.local_world_size, 1));
+  }
+  return std::nullopt;
 }
 
 } // namespace weft::recipes

@@ -1,4 +1,8 @@
 // What users get wrong, and peers that go away.
+#include <atomic>
+#include <future>
+#include <stdexcept>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -48,7 +52,74 @@ struct Words : torch::nn::Module {
   torch::nn::Embedding embedding;
 };
 
+/// Fails in forward where it is told to.
+struct Fragile : torch::nn::Module {
+  Fragile()
+      : linear(register_module("linear", torch::nn::Linear(6, 6))),
+        last(register_module("last", torch::nn::Linear(6, 6))) {
+    to(at::kDouble);
+    test::fill_parameters(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (fails) {
+      throw std::runtime_error("sample 7 is damaged");
+    }
+    auto y = linear(x);
+    if (fails_in_backward) { // once the last layer has its gradients
+      y.register_hook([](const at::Tensor&) -> at::Tensor {
+        throw std::runtime_error("a gradient is odd");
+      });
+    }
+    return last(y);
+  }
+  bool fails = false;
+  bool fails_in_backward = false;
+  torch::nn::Linear linear;
+  torch::nn::Linear last;
+};
+
+// The process lives on, as a test or a notebook's does.
+void tell_of_exception(int n, bool in_backward) {
+  std::promise<void> over;
+  const auto is_over = over.get_future().share();
+  std::atomic<int> told = 0;
+  run_ranks(
+      n,
+      [&](RankContext& self) {
+        auto model = std::make_shared<Fragile>();
+        DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
+        const auto x = wave({2, 6}, 0.1);
+        ddp(x).mean().backward();
+        if (self.rank == n - 1) {
+          (in_backward ? model->fails_in_backward : model->fails) = true;
+          EXPECT_THROW(ddp(x).mean().backward(), std::runtime_error);
+          if (n > 1) {
+            is_over.wait();
+          }
+          return;
+        }
+        EXPECT_THAT(
+            message_of_thrown<mesh::CommError>(
+                [&] { ddp(x).mean().backward(); }),
+            HasSubstr(
+                "Rank " + std::to_string(n - 1) + " left the " +
+                (in_backward ? "backward pass by an exception"
+                             : "forward pass by an exception: sample 7 is "
+                               "damaged")));
+        if (++told == n - 1) {
+          over.set_value();
+        }
+      },
+      std::chrono::minutes(5));
+}
+
 class Failure : public ::testing::TestWithParam<int> {};
+
+TEST_P(Failure, AnExceptionInOneRanksStepIsToldToTheOthers) {
+  for (const bool in_backward : {false, true}) {
+    tell_of_exception(GetParam(), in_backward);
+  }
+}
 
 TEST_P(Failure, AMissingGradientIsNamedOnEveryRankAndTrainingCanGoOn) {
   for (const int failing_step : {0, 1, 2}) {

@@ -210,8 +210,9 @@ TEST(Refusal, TwoMeshes) {
   const auto y = distributed(at::ones({4}), fake_line(0, 2), {Shard(0)});
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>([&] { x + y; }),
-      HasSubstr("[aten::add] mixes meshes: tp=2 vs tp=2 of another "
-                "DeviceMesh::create()"));
+      HasSubstr("[aten::add] mixes meshes: tp=2 vs tp=2, two DeviceMesh "
+                "objects of the same shape and ranks that were made apart, so "
+                "that their groups are not the same. Make one and copy it"));
 }
 
 TEST(Item, IsKnownWhereTheValueIsWhole) {

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <random>
+#include <string>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -33,6 +35,17 @@ void tell(pid_t pid, const std::string& signal) {
       std::system(("kill -" + signal + " " + std::to_string(pid)).c_str()), 0);
 }
 
+bool handles(pid_t pid, int signal) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("SigCgt:")) {
+      const auto mask = std::stoull(line.substr(7), nullptr, 16);
+      return ((mask >> (signal - 1)) & 1) != 0;
+    }
+  }
+  return false;
+}
+
 class PreemptMomentsTest : public ProcessTest {
  protected:
   static Words
@@ -45,6 +58,14 @@ class PreemptMomentsTest : public ProcessTest {
         "output_dir=" + output};
     words.insert(words.end(), more.begin(), more.end());
     return train(words);
+  }
+
+  /// Until process `pid` of `run` has a handler of `signal`.
+  static void wait_for_handler(Process& run, pid_t pid, int signal) {
+    while (!handles(pid, signal)) {
+      ASSERT_FALSE(run.wait(seconds(0))) << run.output() << run.error();
+      std::this_thread::sleep_for(milliseconds(2));
+    }
   }
 
   void wait_for_metrics(Process& run, const std::string& output) const {
@@ -107,8 +128,8 @@ TEST_F(PreemptMomentsTest, ARankThatWaitsForOthersDoesNotWaitForTheTimeout) {
   for (const int rank : {0, 1}) {
     Process run(
         endless(2, 1, "run"), folder_, rank_variables(rank, 2, free_port()));
-    std::this_thread::sleep_for(milliseconds(1500));
-    ASSERT_FALSE(run.wait(seconds(0))) << run.error();
+    ASSERT_NO_FATAL_FAILURE(
+        wait_for_handler(run, run.pid(), rank == 0 ? SIGTERM : SIGUSR1));
     tell(run.pid(), rank == 0 ? "TERM" : "USR1");
     EXPECT_EQ(run.wait(kSoon), 143);
     EXPECT_EQ(
@@ -120,7 +141,7 @@ TEST_F(PreemptMomentsTest, ARankThatWaitsForOthersDoesNotWaitForTheTimeout) {
   }
   // By its launcher, who tells rank 0 as well.
   Process run(endless(2, 1, "run"), folder_, rank_variables(1, 2, free_port()));
-  std::this_thread::sleep_for(milliseconds(1500));
+  ASSERT_NO_FATAL_FAILURE(wait_for_handler(run, run.pid(), SIGTERM));
   run.send(SIGTERM);
   EXPECT_EQ(run.wait(kSoon), 143);
   EXPECT_EQ(run.error(), "");
@@ -132,7 +153,7 @@ TEST_F(PreemptMomentsTest, OneRankThatEndsBeforeTheFirstStepEndsAll) {
   while (workers.size() < 2) {
     workers = workers_of(run.pid());
   }
-  std::this_thread::sleep_for(milliseconds(500));
+  ASSERT_NO_FATAL_FAILURE(wait_for_handler(run, workers.at(1).pid(), SIGTERM));
   tell(workers.at(1).pid(), "TERM");
   EXPECT_EQ(run.wait(kSoon), 143) << run.error();
   EXPECT_THAT(run.last_error_line(), StartsWith("ERROR 143 rank="));
@@ -267,8 +288,8 @@ TEST_F(PreemptMomentsTest, OtherCommandsDieOfTheSignal) {
   Process run(
       {WEFT_WEFT, "bench", "step", "--dp=1", "--tp=1", "--steps=1000000"},
       folder_);
-  std::this_thread::sleep_for(seconds(2));
-  ASSERT_FALSE(run.wait(seconds(0))) << run.error();
+  // A crash's; SIGUSR1 has none.
+  ASSERT_NO_FATAL_FAILURE(wait_for_handler(run, run.pid(), SIGSEGV));
   run.send(SIGUSR1);
   EXPECT_EQ(run.wait(kSoon), 128 + SIGUSR1);
   EXPECT_EQ(error_lines(run), 0) << run.error();

@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "mesh/usable_cores.h"
+
 namespace weft::launcher {
 namespace {
 
@@ -63,7 +65,8 @@ TEST(Environment, IsTorchruns) {
           {"TORCHELASTIC_USE_AGENT_STORE", "False"},
           {"TORCHELASTIC_ERROR_FILE", "/logs/error.json"},
           {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
-          {"OMP_NUM_THREADS", "1"},
+          {"OMP_NUM_THREADS",
+           std::to_string(std::max<int64_t>(mesh::usable_cores() / 4, 1))},
           {"WEFT_LAUNCH_T0", "12.5"}}));
 }
 

@@ -105,6 +105,60 @@ TEST_F(CrashHandler, ASegfaultLeavesTorchrunsErrorFile) {
   EXPECT_EQ(said(), "ERROR 139 rank=3 op=crash " + message() + "\n");
 }
 
+// As World::from_env() has it.
+class CrashHandlerOfRank : public CrashHandler {
+ protected:
+  int crash_rank(
+      const std::function<void()>& before,
+      const std::function<void()>& body) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      dup2(open((folder_ / "stderr").c_str(), O_WRONLY | O_CREAT, 0600), 2);
+      const rlimit no_core{.rlim_cur = 0, .rlim_max = 0};
+      setrlimit(RLIMIT_CORE, &no_core);
+      setenv("TORCHELASTIC_ERROR_FILE", (folder_ / "error.json").c_str(), 1);
+      before();
+      install_crash_handler_of_rank();
+      run_uncaught(body);
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : -WEXITSTATUS(status);
+  }
+};
+
+TEST_F(CrashHandlerOfRank, ReportsACrash) {
+  EXPECT_EQ(crash_rank([] {}, [] { *nowhere() = 1; }), SIGSEGV);
+  EXPECT_THAT(message(), StartsWith("SIGSEGV at address 0x10 in thread "));
+  EXPECT_THAT(said(), HasSubstr(" op=crash SIGSEGV"));
+}
+
+TEST_F(CrashHandlerOfRank, IsNotThereWhereItIsNotWanted) {
+  EXPECT_EQ(
+      crash_rank(
+          [] { setenv("WEFT_CRASH_HANDLER", "0", 1); }, [] { *nowhere() = 1; }),
+      SIGSEGV);
+  EXPECT_EQ(said(), "");
+  EXPECT_EQ(
+      crash_rank(
+          [] { unsetenv("TORCHELASTIC_ERROR_FILE"); }, [] { *nowhere() = 1; }),
+      SIGSEGV);
+  EXPECT_EQ(said(), "");
+}
+
+TEST_F(CrashHandlerOfRank, LeavesOthersHandlersAlone) {
+  const auto own = [] {
+    signal(SIGSEGV, [](int) { _exit(9); });
+    signal(SIGFPE, SIG_IGN);
+  };
+  EXPECT_EQ(crash_rank(own, [] { *nowhere() = 1; }), -9);
+  EXPECT_EQ(said(), "");
+  EXPECT_EQ(crash_rank(own, [] { raise(SIGFPE); }), 0);
+  EXPECT_EQ(crash_rank(own, [] { std::abort(); }), SIGABRT);
+  EXPECT_THAT(message(), StartsWith("SIGABRT"));
+}
+
 TEST_F(CrashHandler, TheFirstFrameIsWhereItCrashed) {
   ASSERT_EQ(crash([] { std::abort(); }), SIGABRT);
   const std::string frames = error().at("extraInfo").at("py_callstack");

@@ -39,5 +39,25 @@ TEST(RunRanks, AnExceptionFailsTheTestAndEndsTheOthers) {
       "rank 1 threw: broken");
 }
 
+// The others are making the group, in which it will never be.
+TEST(RunRanks, AnExceptionBeforeTheFirstGroupEndsTheOthers) {
+  for (const std::string backend : {"cpu", "gloo"}) {
+    for (const int64_t thrower : {0, 1, 2}) {
+      EXPECT_NONFATAL_FAILURE_ON_ALL_THREADS(
+          run_ranks(
+              3,
+              [&](RankContext& self) {
+                if (self.rank == thrower) {
+                  throw std::runtime_error("broken");
+                }
+                self.world.group().barrier();
+              },
+              std::chrono::minutes(10),
+              backend),
+          "threw: broken");
+    }
+  }
+}
+
 } // namespace
 } // namespace weft::test

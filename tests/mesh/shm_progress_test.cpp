@@ -19,6 +19,7 @@
 
 #include "mesh/communicator.h"
 #include "mesh/error.h"
+#include "mesh/ledger.h"
 #include "mesh/world.h"
 #include "tests/mesh/shm_values.h"
 #include "tests/support/expect_error.h"
@@ -309,7 +310,9 @@ TEST(ShmProgress, ALossIsNoticedWhileAnotherGroupIsWaitedFor) {
       return;
     }
     std::thread waits([&] { EXPECT_NO_THROW(alive.barrier()); });
-    std::this_thread::sleep_for(milliseconds(50));
+    while (alive.ledger().waiting_since_ns() == 0) {
+      std::this_thread::yield();
+    }
     EXPECT_THAT(
         message_of_thrown<CommError>([&] { dying->barrier(); }),
         HasSubstr("A peer is gone: connection closed by rank 1"));

@@ -149,12 +149,22 @@ TEST(ThreadStacks, AThreadThatBlocksSignalsIsNamedAtOnce) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(400));
 }
 
+/// 'D' while the kernel does not let signals through.
+char state_of_thread(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const auto name_end = line.rfind(')');
+  return name_end == std::string::npos ? '?' : line.at(name_end + 2);
+}
+
 // It blocks signals in the kernel: vfork's caller waits for its child.
 TEST(ThreadStacks, AThreadThatDoesNotAnswerIsNamedAfterTheLimit) {
   NamedThreads threads;
-  std::atomic<bool> is_in_vfork{false};
+  std::atomic<pid_t> parent{0};
+  std::atomic<bool> is_back{false};
   threads.add("parent", [&](const std::atomic<bool>& /*is_over*/) {
-    is_in_vfork = true;
+    parent = static_cast<pid_t>(syscall(SYS_gettid));
     const pid_t child = vfork();
     if (child == 0) {
       const timespec second{.tv_sec = 1, .tv_nsec = 0};
@@ -162,16 +172,18 @@ TEST(ThreadStacks, AThreadThatDoesNotAnswerIsNamedAfterTheLimit) {
       _exit(0);
     }
     waitpid(child, nullptr, 0);
+    is_back = true;
   });
-  while (!is_in_vfork) {
+  while (parent == 0 || state_of_thread(parent) != 'D') {
     std::this_thread::yield();
   }
-  std::this_thread::sleep_for(milliseconds(50));
   EXPECT_THAT(
       thread_stacks(),
       AllOf(HasSubstr(" (parent), "), HasSubstr("no answer in 500 ms")));
   // Its answer comes late, and is nobody else's.
-  std::this_thread::sleep_for(milliseconds(700));
+  while (!is_back) {
+    std::this_thread::yield();
+  }
   for (int i = 0; i < 200; ++i) {
     for (const auto& thread : capture_threads(milliseconds(500))) {
       EXPECT_EQ(thread.obstacle, "");

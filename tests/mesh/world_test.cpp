@@ -402,6 +402,40 @@ TEST(World, FromEnvSaysHowManyRanksCame) {
           HasSubstr("1 of 3 ranks came, without ranks ")));
 }
 
+TEST(World, FromEnvIsForOneWorldAProcess) {
+  const BoundSocket socket;
+  const LauncherEnv env(
+      {{"RANK", "0"},
+       {"WORLD_SIZE", "2"},
+       {"MASTER_ADDR", "127.0.0.1"},
+       {"MASTER_PORT", std::to_string(socket.port)},
+       {"WEFT_MASTER_FD", std::to_string(socket.fd)}});
+  JobEnvironment other = job_of(1, socket.port);
+  WorldOptions options;
+  options.watch.enabled = false;
+  std::thread peer([&] {
+    const auto store = connect_store(other, std::chrono::seconds(30));
+    store->set("arrived/1", std::string("1"));
+    if (store->add("arrived", 1) == 2) {
+      store->set("all_arrived", std::string("1"));
+    }
+  });
+  {
+    const auto world = World::from_env(options);
+    EXPECT_THAT(
+        message_of_thrown<UsageError>([&] { World::from_env(options); }),
+        AllOf(
+            HasSubstr("[world] This process has made a World from its "
+                      "environment already"),
+            HasSubstr("Make one and pass it on"),
+            HasSubstr("(rank 0/2)")));
+  }
+  peer.join();
+  // What is gone is not in the way.
+  const LauncherEnv alone({});
+  EXPECT_EQ(World::from_env().world_size(), 1);
+}
+
 TEST(World, AnAddressOfThisHostIsFound) {
   EXPECT_EQ(local_address_towards("127.0.0.1"), "127.0.0.1");
   EXPECT_TRUE(is_loopback("localhost"));

@@ -15,19 +15,23 @@ using mesh::JobSource;
 std::optional<int> threads(
     JobSource source,
     int64_t local_world_size,
-    const std::map<std::string, std::string>& variables = {}) {
+    const std::map<std::string, std::string>& variables = {},
+    int64_t cores = 2) {
   mesh::JobRank job;
   job.source = source;
   job.world_size = 8;
   job.local_world_size = local_world_size;
-  return threads_per_rank(job, [&](const char* name) {
+  const auto lookup = [&](const char* name) {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt
                                     : std::optional(found->second);
-  });
+  };
+  return threads_per_rank(job, lookup, cores);
 }
 
-TEST(Threads, RanksThatShareAHostTakeOne) {
+TEST(Threads, RanksThatShareAHostDivideItsCores) {
+  EXPECT_EQ(threads(JobSource::kOpenMpi, 4, {}, 64), 16);
+  EXPECT_EQ(threads(JobSource::kOpenMpi, 3, {}, 8), 2);
   EXPECT_EQ(threads(JobSource::kSlurm, 4), 1);
   EXPECT_EQ(threads(JobSource::kOpenMpi, 2), 1);
   EXPECT_EQ(threads(JobSource::kSlurm, 1), std::nullopt);

@@ -40,7 +40,15 @@ TEST(TraceSpan, RecordsItsLifetime) {
 }
 
 TEST(TraceSpan, IsNothingWithoutARecorder) {
-  const TraceSpan span(nullptr, "forward");
+  TraceRecorder recorder;
+  {
+    const TraceSpan outer(&recorder, "step");
+    const TraceSpan span(nullptr, "forward");
+  }
+  const auto events = recorder.take();
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_EQ(events[0].name, "step");
+  EXPECT_EQ(recorder.dropped(), 0);
 }
 
 TEST(TraceRecorder, CountsWhatIsTooMuch) {
