@@ -87,12 +87,15 @@ void check_tensor(
       ", where the backend ",
       group.backend->kind(),
       " cannot move it.");
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      tensor.scalar_type() == call.dtype,
       call.op,
-      tensor.scalar_type(),
-      call.dtype,
       where(),
-      "All tensors of one call share a dtype.");
+      "all tensors of one call share a dtype: ",
+      tensor.scalar_type(),
+      " vs ",
+      call.dtype,
+      ". Convert them, or call once for each dtype.");
 }
 
 void check_op(const GroupState& group, const LedgerEntry& call, ReduceOp op) {
@@ -122,12 +125,15 @@ void check_parts(
     const GroupState& group,
     const LedgerEntry& call,
     const std::vector<at::Tensor>& parts) {
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      static_cast<int64_t>(parts.size()) == group.backend->size(),
       call.op,
-      static_cast<int64_t>(parts.size()),
-      group.backend->size(),
       group.describe(call),
-      "One part for every rank of the group is needed.");
+      "parts == ranks of the group: ",
+      parts.size(),
+      " vs ",
+      group.backend->size(),
+      ". One part for every rank of the group is needed.");
   for (const at::Tensor& part : parts) {
     check_tensor(group, call, part);
   }
@@ -138,13 +144,15 @@ void check_root(
     const LedgerEntry& call,
     int64_t root) {
   const auto where = [&] { return group.describe(call); };
-  WEFT_CHECK_LE(call.op, 0, root, where(), "A root is a rank of the group.");
-  WEFT_CHECK_LT(
+  WEFT_CHECK(
+      0 <= root && root < group.backend->size(),
       call.op,
-      root,
-      group.backend->size(),
       where(),
-      "A root is a rank of the group, not of the world.");
+      "0 <= root < ranks of the group: ",
+      root,
+      " vs ",
+      group.backend->size(),
+      ". A root is a rank of the group, not of the world.");
 }
 
 } // namespace weft::mesh

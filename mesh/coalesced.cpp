@@ -98,22 +98,30 @@ void check_counterparts(
     const Tensors& wholes,
     const Tensors& parts) {
   LedgerEntry call = make_call(op, name, {});
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      wholes.size() == parts.size(),
       op,
-      wholes.size(),
-      parts.size(),
       group.describe(call),
-      "Inputs and outputs come in pairs.");
+      "inputs and outputs come in pairs: ",
+      wholes.size(),
+      " vs ",
+      parts.size(),
+      " tensors.");
   for (size_t i = 0; i < wholes.size(); ++i) {
     call = make_call(op, name, parts[i]);
     check_tensor(group, call, parts[i]);
     check_tensor(group, call, wholes[i]);
-    WEFT_CHECK_EQ(
+    WEFT_CHECK(
+        wholes[i].numel() == group.backend->size() * parts[i].numel(),
         op,
-        wholes[i].numel(),
-        group.backend->size() * parts[i].numel(),
         group.describe(call),
-        "Pair ",
+        "elements of the whole == ranks * elements of the part: ",
+        wholes[i].numel(),
+        " vs ",
+        group.backend->size(),
+        " * ",
+        parts[i].numel(),
+        ". Pair ",
         i,
         " does not hold one part for every rank.");
   }

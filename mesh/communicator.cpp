@@ -89,12 +89,17 @@ Work Communicator::all_gather(
   check_tensor(*state_, call, input);
   check_tensor(*state_, call, output);
   const auto where = [&] { return state_->describe(call); };
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      output.numel() == size() * input.numel(),
       call.op,
-      output.numel(),
-      size() * input.numel(),
       where(),
-      "The output holds one input of every rank.");
+      "elements of the output == ranks * elements of the input: ",
+      output.numel(),
+      " vs ",
+      size(),
+      " * ",
+      input.numel(),
+      ". The output holds one input of every rank.");
   WEFT_CHECK(
       output.is_contiguous(),
       call.op,
@@ -120,12 +125,17 @@ Work Communicator::all_gather_uneven(
   LedgerEntry call = make_call("all_gather_uneven", name, input);
   check_tensor(*state_, call, input);
   check_parts(*state_, call, outputs);
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      outputs[rank()].numel() == input.numel(),
       call.op,
-      outputs[rank()].numel(),
-      input.numel(),
       state_->describe(call),
-      "This rank's output has the size of its input.");
+      "elements of output ",
+      rank(),
+      " == elements of the input: ",
+      outputs[rank()].numel(),
+      " vs ",
+      input.numel(),
+      ". This rank's output has the size of its input.");
   const at::NoGradGuard no_grad;
   const Packed to = Packed::output(outputs);
   if (to.buffer().numel() == 0) {
@@ -154,12 +164,17 @@ Work Communicator::reduce_scatter(
   check_tensor(*state_, call, output);
   check_op(*state_, call, op);
   const auto where = [&] { return state_->describe(call); };
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      input.numel() == size() * output.numel(),
       call.op,
-      input.numel(),
-      size() * output.numel(),
       where(),
-      "The input holds one part for every rank.");
+      "elements of the input == ranks * elements of the output: ",
+      input.numel(),
+      " vs ",
+      size(),
+      " * ",
+      output.numel(),
+      ". The input holds one part for every rank.");
   WEFT_CHECK(
       output.is_contiguous(),
       call.op,
@@ -187,12 +202,17 @@ Work Communicator::reduce_scatter_uneven(
   check_tensor(*state_, call, output);
   check_parts(*state_, call, inputs);
   check_op(*state_, call, op);
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      output.numel() == inputs[rank()].numel(),
       call.op,
-      output.numel(),
-      inputs[rank()].numel(),
       state_->describe(call),
-      "The output has the size of this rank's own part.");
+      "elements of the output == elements of input ",
+      rank(),
+      ": ",
+      output.numel(),
+      " vs ",
+      inputs[rank()].numel(),
+      ". The output has the size of this rank's own part.");
   call.bytes = total_bytes(inputs);
   if (call.bytes == 0) {
     return Work();
@@ -219,12 +239,19 @@ Work Communicator::all_to_all(
       "all_to_all", name, inputs.empty() ? at::Tensor() : inputs.front());
   check_parts(*state_, call, inputs);
   check_parts(*state_, call, outputs);
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      outputs[rank()].numel() == inputs[rank()].numel(),
       call.op,
-      outputs[rank()].numel(),
-      inputs[rank()].numel(),
       state_->describe(call),
-      "What a rank sends itself is what it receives from itself.");
+      "elements of output ",
+      rank(),
+      " == elements of input ",
+      rank(),
+      ": ",
+      outputs[rank()].numel(),
+      " vs ",
+      inputs[rank()].numel(),
+      ". What a rank sends itself is what it receives from itself.");
   const at::NoGradGuard no_grad;
   const Packed from = Packed::input(inputs);
   const Packed to = Packed::output(outputs);

@@ -111,8 +111,15 @@ void check_shape(
     return ErrorContext{
         detail::concat("rank ", world.rank(), "/", world.world_size())};
   };
-  WEFT_CHECK_EQ(
-      kOp, shape.size(), names.size(), where(), "Every mesh dim has a name.");
+  WEFT_CHECK(
+      shape.size() == names.size(),
+      kOp,
+      where(),
+      "mesh dims == names of mesh dims: ",
+      shape.size(),
+      " vs ",
+      names.size(),
+      ". Every mesh dim has a name.");
   std::set<std::string> seen;
   for (size_t i = 0; i < shape.size(); ++i) {
     WEFT_CHECK(
@@ -124,15 +131,27 @@ void check_shape(
         "The name \"",
         names[i],
         "\" stands for two mesh dims.");
-    WEFT_CHECK_LE(
-        kOp, 1, shape[i], where(), "Mesh dim \"", names[i], "\" has no ranks.");
+    WEFT_CHECK(
+        1 <= shape[i],
+        kOp,
+        where(),
+        "ranks of mesh dim \"",
+        names[i],
+        "\" >= 1: ",
+        shape[i],
+        " vs 1. Mesh dim \"",
+        names[i],
+        "\" has no ranks.");
   }
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      product(shape) == world.world_size(),
       kOp,
-      product(shape),
-      world.world_size(),
       where(),
-      "The mesh ",
+      "ranks of the mesh == ranks of the world: ",
+      product(shape),
+      " vs ",
+      world.world_size(),
+      ". The mesh ",
       format(names, shape),
       " must hold every rank of the world once.");
 }
