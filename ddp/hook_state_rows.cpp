@@ -190,7 +190,8 @@ void check_nothing_is_lost(
       mesh.to_string(),
       ": each rank keeps ",
       lost.size(),
-      " entries of its own, such as ",
+      lost.size() == 1 ? " entry" : " entries",
+      " of its own, such as ",
       lost.front(),
       ", which belong to its part of the batch and of the model. Load on a "
       "mesh of the same shape, or do not load the hook's state: it starts "
