@@ -17,6 +17,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "mesh/caller.h"
 #include "mesh/communicator.h"
 #include "mesh/error.h"
 #include "mesh/ledger.h"
@@ -309,7 +310,10 @@ TEST(ShmProgress, ALossIsNoticedWhileAnotherGroupIsWaitedFor) {
       alive.barrier();
       return;
     }
-    std::thread waits([&] { EXPECT_NO_THROW(alive.barrier()); });
+    std::thread waits([&, own = Caller::current()] {
+      const CallFor call_for(own); // as on the other rank
+      EXPECT_NO_THROW(alive.barrier());
+    });
     while (alive.ledger().waiting_since_ns() == 0) {
       std::this_thread::yield();
     }
