@@ -378,13 +378,14 @@ std::string chain_table(const Report& report) {
   return out.str();
 }
 
-std::string kept_tables(const std::filesystem::path& file) {
+std::pair<std::string, std::string> kept_tables(
+    const std::filesystem::path& file) {
   std::ifstream stream(file);
   const std::string text(
       (std::istreambuf_iterator<char>(stream)),
       std::istreambuf_iterator<char>());
-  const auto begin = text.find(kChainsHeading);
-  return begin == std::string::npos ? "" : text.substr(begin);
+  const auto begin = std::min(text.find(kChainsHeading), text.size());
+  return {text.substr(0, begin), text.substr(begin)};
 }
 
 } // namespace weft::dtensor::check

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/dtensor/op_check/report.h"
@@ -50,7 +51,8 @@ std::string coverage_table(const Report& report, const Registry& registry);
 /// Its last sections: part D's programs and part E's cases by family.
 std::string chain_table(const Report& report);
 std::string leaf_table(const Report& report);
-/// Those sections as they stand in `file`, or nothing.
-std::string kept_tables(const std::filesystem::path& file);
+/// The table as it stands in `file`: up to those sections, and from there on.
+std::pair<std::string, std::string> kept_tables(
+    const std::filesystem::path& file);
 
 } // namespace weft::dtensor::check

@@ -12,7 +12,7 @@ namespace weft::dtensor::check {
 struct LeafOptions {
   /// Cases of one sample on one mesh: all if there are no more, else this many
   /// picked by `seed`.
-  int64_t cases = 64;
+  int64_t cases = 16;
   uint64_t seed = 0;
 };
 
