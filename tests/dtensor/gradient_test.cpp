@@ -21,16 +21,17 @@ using dtensor::test::kR;
 using dtensor::test::random;
 using weft::test::RankContext;
 using weft::test::run_ranks;
-using Op = std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>;
+using ProductOp =
+    std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>;
 
-struct Case {
+struct ProductCase {
   const char* name;
-  Op op;
+  ProductOp op;
   std::vector<int64_t> x;
   std::vector<int64_t> w;
 };
 
-std::vector<Case> products() {
+std::vector<ProductCase> products() {
   return {
       {"mm", [](auto x, auto w) { return x.mm(w); }, {4, 6}, {6, 3}},
       {"conv1d",
@@ -58,7 +59,7 @@ std::vector<Case> products() {
 // one tensor, the same for every term: it is replicated where the leaf is
 // Partial. It is computed twice, so that the second one is added to the first.
 void check_leaf(
-    const Case& each,
+    const ProductCase& each,
     const mesh::DeviceMesh& mesh,
     const Placements& of_x,
     const Placements& of_w) {
