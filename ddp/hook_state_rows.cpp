@@ -90,12 +90,13 @@ at::Tensor as_row(const at::Tensor& row, const mesh::DeviceMesh& mesh) {
       dtensor::Placements(static_cast<size_t>(mesh.ndim()), dtensor::Shard(0)));
 }
 
-/// Dims of one rank change nothing about who has which row.
-std::vector<int64_t> proper_shape(const mesh::DeviceMesh& mesh) {
-  std::vector<int64_t> shape;
-  for (const int64_t size : mesh.shape()) {
-    if (size > 1) {
-      shape.push_back(size);
+/// "dp=2", "tp=4": dims of one rank change nothing about who has which row.
+std::vector<std::string> proper_shape(const mesh::DeviceMesh& mesh) {
+  std::vector<std::string> shape;
+  for (int64_t i = 0; i < mesh.ndim(); ++i) {
+    if (mesh.size(i) > 1) {
+      shape.push_back(
+          mesh::detail::concat(mesh.mesh_dim_names()[i], "=", mesh.size(i)));
     }
   }
   return shape;
@@ -147,7 +148,7 @@ EntryNames compare_ranks(
 
 struct SavedBy {
   std::string mesh;
-  std::vector<int64_t> shape;
+  std::vector<std::string> shape;
   std::set<std::string> own;
 };
 
@@ -158,7 +159,7 @@ SavedBy read_saved_by(CommHook::State& state) {
     const auto told = nlohmann::json::parse(unpack_text(entry.mapped()));
     return {
         told.at("mesh").get<std::string>(),
-        told.at("shape").get<std::vector<int64_t>>(),
+        told.at("shape").get<std::vector<std::string>>(),
         told.at("own").get<std::set<std::string>>()};
   } catch (const nlohmann::json::exception&) {
     check_bytes(false, "it is not said who saved them");

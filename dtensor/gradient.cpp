@@ -1,8 +1,10 @@
 #include "dtensor/gradient.h"
 
+#include <map>
 #include <mutex>
 
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/torch.h>
 
 #include "dtensor/autograd.h"
@@ -13,11 +15,13 @@
 namespace weft::dtensor {
 namespace {
 
-// The leaves whose gradients wait for the end of the backward under way.
-// Lives in the mesh, so ranks that are threads of one process have their own.
+// The leaves whose gradients wait for the end of their backward pass, by the
+// engine's number of it: one that failed never comes to its end, and must not
+// keep the next one from reducing. Lives in the mesh, so ranks that are threads
+// of one process have their own.
 struct PendingGradients {
   std::mutex mutex;
-  std::vector<at::Tensor> leaves;
+  std::map<int, std::vector<at::Tensor>> leaves_of;
 };
 
 bool is_pending_sum_of(const DTensorSpec& gradient, const DTensorSpec& kept) {
@@ -31,12 +35,15 @@ bool is_pending_sum_of(const DTensorSpec& gradient, const DTensorSpec& kept) {
   return true;
 }
 
-void reduce_pending(const mesh::DeviceMesh& mesh) {
+void reduce_pending(const mesh::DeviceMesh& mesh, int pass) {
   auto& pending = mesh.extension<PendingGradients>();
   std::vector<at::Tensor> leaves;
   {
     const std::lock_guard lock(pending.mutex);
-    leaves.swap(pending.leaves);
+    leaves.swap(pending.leaves_of[pass]);
+    // Passes inside of this one have ended.
+    pending.leaves_of.erase(
+        pending.leaves_of.find(pass), pending.leaves_of.end());
   }
   const at::NoGradGuard no_grad;
   for (int64_t i = 0; i < mesh.ndim(); ++i) {
@@ -60,17 +67,19 @@ void reduce_at_end_of_backward(
     const at::Tensor& leaf,
     const mesh::DeviceMesh& mesh) {
   auto& pending = mesh.extension<PendingGradients>();
+  const int pass = torch::autograd::get_current_graph_task_id();
   const std::lock_guard lock(pending.mutex);
-  if (pending.leaves.empty()) {
+  auto& leaves = pending.leaves_of[pass];
+  if (leaves.empty()) {
     torch::autograd::Engine::get_default_engine().queue_callback(
-        [mesh] { reduce_pending(mesh); });
+        [mesh, pass] { reduce_pending(mesh, pass); });
   }
-  for (const auto& other : pending.leaves) {
+  for (const auto& other : leaves) {
     if (other.is_same(leaf)) {
       return;
     }
   }
-  pending.leaves.push_back(leaf);
+  leaves.push_back(leaf);
 }
 
 at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {

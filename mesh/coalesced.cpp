@@ -118,9 +118,7 @@ void check_counterparts(
         "elements of the whole == ranks * elements of the part: ",
         wholes[i].numel(),
         " vs ",
-        group.backend->size(),
-        " * ",
-        parts[i].numel(),
+        group.backend->size() * parts[i].numel(),
         ". Pair ",
         i,
         " does not hold one part for every rank.");

@@ -96,9 +96,7 @@ Work Communicator::all_gather(
       "elements of the output == ranks * elements of the input: ",
       output.numel(),
       " vs ",
-      size(),
-      " * ",
-      input.numel(),
+      size() * input.numel(),
       ". The output holds one input of every rank.");
   WEFT_CHECK(
       output.is_contiguous(),
@@ -171,9 +169,7 @@ Work Communicator::reduce_scatter(
       "elements of the input == ranks * elements of the output: ",
       input.numel(),
       " vs ",
-      size(),
-      " * ",
-      output.numel(),
+      size() * output.numel(),
       ". The input holds one part for every rank.");
   WEFT_CHECK(
       output.is_contiguous(),

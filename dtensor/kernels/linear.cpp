@@ -68,7 +68,7 @@ LinearPlacements plan_linear(
     } else if (!output_grad.empty() && output_grad[i].is_partial()) {
       plan.push(r, r, r, r, p, p, p);
       plan.output_grad.back() = p;
-    } else if (input[i].is_shard() && input[i] != last) {
+    } else if (input[i].is_shard() && !input[i].is_shard(last.tensor_dim())) {
       plan.push(r, r, input[i], input[i], p, p, input[i]);
     } else {
       plan.push(r, r, r, r, r, r, r);

@@ -109,5 +109,32 @@ TEST(LeafGradient, OfAProductInBfloat16IsCountedOnce) {
   });
 }
 
+// A pass that failed never came to its end, where sums are reduced.
+TEST(LeafGradient, IsReducedAfterAPassThatFailed) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"tp"});
+    const auto a = random({4, 6}, 1);
+    const auto rows = random({6, 4}, 2);
+    auto x = distributed(a.clone().requires_grad_(), mesh, {kR});
+    const auto data = distributed(rows, mesh, {Shard(0)});
+    auto fails = distributed(a.clone().requires_grad_(), mesh, {kR});
+    fails.register_hook([](const at::Tensor& gradient) {
+      TORCH_CHECK_VALUE(false, "this pass fails");
+      return gradient;
+    });
+    // What was computed last goes first.
+    const auto failing = (fails * 2).sum();
+    const auto product = data.mm(x).sum();
+    EXPECT_THROW((failing + product).backward(), c10::ValueError);
+    EXPECT_TRUE(x.grad().defined());
+    x.mutable_grad().reset();
+    data.mm(x).sum().backward();
+    EXPECT_EQ(spec_of(x.grad()).placement(0), kR);
+    auto alone = a.clone().requires_grad_();
+    rows.mm(alone).sum().backward();
+    expect_close(full_tensor(x.grad()), alone.grad(), 1e-12, "gradient");
+  });
+}
+
 } // namespace
 } // namespace weft::dtensor

@@ -207,6 +207,23 @@ TEST(Linear, TwoMeshDims) {
   });
 }
 
+TEST(Linear, AnInputWhoseFeaturesAreCutInStridesIsMadeWhole) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"tp"});
+    const auto x = random({4, 8}, 1);
+    const auto w = random({5, 8}, 2);
+    for (const auto& cut : {StridedShard(1, 2), Shard(1, {3, 5}), Shard(1)}) {
+      expect_close(
+          full_tensor(at::linear(
+              distributed(x, mesh, {cut}),
+              distributed(w, mesh, {Replicate()}))),
+          at::linear(x, w),
+          1e-12,
+          cut.to_string());
+    }
+  });
+}
+
 TEST(Linear, SecondDerivative) {
   const auto x = random({3, 4}, 1);
   const auto w = random({5, 4}, 2);

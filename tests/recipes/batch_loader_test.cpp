@@ -1,5 +1,6 @@
 #include "recipes/data/batch_loader.h"
 
+#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -96,10 +97,13 @@ TEST(TokenBatches, ATokenOutsideOfTheVocabularyIsNamedBeforeItReachesADevice) {
   const int64_t first = order.train_offset(3);
   loader.train(3, 0);
   tokens[static_cast<size_t>(first + 2)] = 920;
+  // With the time that it had: a newer one would be what is noticed.
+  const auto written = std::filesystem::last_write_time(path);
   {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file << bytes();
   }
+  std::filesystem::last_write_time(path, written);
   const auto message =
       message_of<DataError>([&] { loader.train(/*next_sample=*/3, 0); });
   EXPECT_NE(message.find(path), std::string::npos) << message;
