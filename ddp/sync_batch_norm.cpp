@@ -355,13 +355,10 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   if (is_tracked && batch.count > 0) {
     update_running(running_mean, running_var, batch, factor);
   }
+  const auto whole_weight = whole_if_any(weight);
+  const auto whole_bias = whole_if_any(bias);
   const auto output = Normalize::apply(
-      local,
-      whole_if_any(weight),
-      whole_if_any(bias),
-      batch,
-      channel_,
-      options.eps());
+      local, whole_weight, whole_bias, batch, channel_, options.eps());
   if (!dtensor::is_dtensor(input)) {
     return output;
   }

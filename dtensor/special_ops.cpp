@@ -79,7 +79,9 @@ bool equal(const at::Tensor& self, const at::Tensor& other) {
     return false;
   }
   const auto spec = spec_of(self).without_partial();
-  const bool same = at::equal(local_of(self, spec), local_of(other, spec));
+  const auto own = local_of(self, spec);
+  const auto others = local_of(other, spec);
+  const bool same = at::equal(own, others);
   auto flag = at::full({1}, same ? 1 : 0, at::kLong);
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     if (spec.placement(i).is_shard()) {

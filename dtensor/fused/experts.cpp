@@ -347,12 +347,16 @@ at::Tensor experts_of_dtensors(
         tensor, spec.with(plan.weights), plan.weights_grad, name);
   };
   const auto x_local = enter_tokens(x_placed);
+  const auto index_local = enter_tokens(kernels::place(index, spec));
+  const auto weight_local = enter_tokens(kernels::place(weight, spec));
+  const auto gate_up_local = enter_weights(gate_up_placed);
+  const auto down_local = enter_weights(down_placed);
   const auto operands = make_operands(
       x_local,
-      enter_tokens(kernels::place(index, spec)),
-      enter_tokens(kernels::place(weight, spec)),
-      enter_weights(gate_up_placed),
-      enter_weights(down_placed),
+      index_local,
+      weight_local,
+      gate_up_local,
+      down_local,
       gate_up.size(0));
   return leave_local(
       run_local(operands, plan, gate_up_placed, name).view(x_local.sizes()),

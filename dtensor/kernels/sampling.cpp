@@ -236,11 +236,10 @@ at::Tensor binomial(
   const auto n = place(count, spec).expand(sizes);
   const auto p = place(probability, spec).expand(sizes);
   const auto part = next_random_part(spec, sizes);
-  const auto result = sample_binomial(
-      part.indices(),
-      part.key,
-      local_values(n, spec, "binomial"),
-      local_values(p, spec, "binomial"));
+  const auto counts = local_values(n, spec, "binomial");
+  const auto probabilities = local_values(p, spec, "binomial");
+  const auto result =
+      sample_binomial(part.indices(), part.key, counts, probabilities);
   return wrap(result, count.options(), spec, sizes);
 }
 

@@ -33,8 +33,11 @@ struct AttentionImpl : torch::nn::Module {
     const auto split = [&](Linear& linear) {
       return linear(x).unflatten(-1, {heads, -1}).transpose(1, 2);
     };
+    const auto q = split(query);
+    const auto k = split(key);
+    const auto v = split(value);
     const auto y = at::scaled_dot_product_attention(
-        split(query), split(key), split(value), {}, 0.0, /*is_causal=*/true);
+        q, k, v, {}, 0.0, /*is_causal=*/true);
     return out(y.transpose(1, 2).flatten(2));
   }
 };
@@ -65,7 +68,9 @@ struct BlockImpl : torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x) {
     const auto y = norm(x);
-    return x + call(attention, y) + call(mlp, y);
+    const auto attended = call(attention, y);
+    const auto passed = call(mlp, y);
+    return x + attended + passed;
   }
 };
 TORCH_MODULE(Block);
@@ -89,7 +94,8 @@ struct TransformerImpl : weft::recipes::Model {
   }
 
   at::Tensor forward(const at::Tensor& bytes) override {
-    auto x = embed(bytes) + position->weight.narrow(0, 0, bytes.size(1));
+    const auto embedded = embed(bytes);
+    auto x = embedded + position->weight.narrow(0, 0, bytes.size(1));
     for (const auto& block : *blocks) {
       x = call(std::static_pointer_cast<BlockImpl>(block), x);
     }

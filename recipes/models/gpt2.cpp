@@ -44,12 +44,11 @@ Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Config& config)
 }
 
 at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x, LayerCache* cache) {
+  const auto q_BHTd = split_heads(q_proj(x), heads_);
+  const auto k_BHTd = split_heads(k_proj(x), heads_);
+  const auto v_BHTd = split_heads(v_proj(x), heads_);
   const auto y_BTD = merge_heads(causal_attention(
-      split_heads(q_proj(x), heads_),
-      split_heads(k_proj(x), heads_),
-      split_heads(v_proj(x), heads_),
-      is_training() ? attention_dropout_ : 0.0,
-      cache));
+      q_BHTd, k_BHTd, v_BHTd, is_training() ? attention_dropout_ : 0.0, cache));
   return torch::dropout(c_proj(y_BTD), dropout_, is_training());
 }
 

@@ -69,7 +69,9 @@ LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) {
 }
 
 at::Tensor LlamaMLPImpl::forward(const at::Tensor& x) {
-  return down_proj(dtensor::swiglu(gate_proj(x), up_proj(x)));
+  const auto gate = gate_proj(x);
+  const auto up = up_proj(x);
+  return down_proj(dtensor::swiglu(gate, up));
 }
 
 LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(

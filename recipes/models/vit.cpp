@@ -69,10 +69,13 @@ VitAttentionImpl::VitAttentionImpl(const VitConfig& config)
 }
 
 at::Tensor VitAttentionImpl::forward(const at::Tensor& x) {
+  const auto q_BTD = q_proj(x);
+  const auto k_BTD = k_proj(x);
+  const auto v_BTD = v_proj(x);
   const auto y_BTD = attend(
-      q_proj(x),
-      k_proj(x),
-      v_proj(x),
+      q_BTD,
+      k_BTD,
+      v_BTD,
       heads_,
       is_training() ? attention_dropout_ : 0.0,
       /*is_causal=*/false);

@@ -290,8 +290,10 @@ TEST(HostileHeader, MutationsAreReadOrRefused) {
         case 2:
           json.insert(at, 1, alphabet[below(alphabet.size())]);
           break;
-        default:
-          json.insert(at, json.substr(below(json.size()), 1 + below(20)));
+        default: {
+          const auto from = below(json.size());
+          json.insert(at, json.substr(from, 1 + below(20)));
+        }
       }
     }
     try {

@@ -307,7 +307,8 @@ TEST(ManifestFile, MutationsAreReadOrRefused) {
     if (below(2) == 0) {
       text[at] = alphabet[below(alphabet.size())];
     } else {
-      text.insert(at, text.substr(below(text.size()), 1 + below(20)));
+      const auto from = below(text.size());
+      text.insert(at, text.substr(from, 1 + below(20)));
     }
     try {
       parse_manifest(test::with_right_hash(text), "it");

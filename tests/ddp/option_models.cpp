@@ -61,7 +61,8 @@ struct OptionBranches : OptionModel {
     if (kind == 1) {
       return head(at::tanh(right(x)));
     }
-    return head(at::tanh(left(x)) * right(x));
+    const auto y = at::tanh(left(x));
+    return head(y * right(x));
   }
   Linear first = register_module("first", Linear(4, 6));
   Linear never = register_module("never", Linear(2, 2));

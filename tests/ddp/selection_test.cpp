@@ -213,7 +213,8 @@ struct Changing : torch::nn::Module {
     test::fill_parameters(*this);
   }
   at::Tensor forward(const at::Tensor& x) {
-    return uses_both ? one(x) + other(x) : one(x);
+    const auto y = one(x);
+    return uses_both ? y + other(x) : y;
   }
   bool uses_both = true;
   torch::nn::Linear one, other;

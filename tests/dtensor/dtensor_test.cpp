@@ -43,7 +43,8 @@ TEST(SharedGradients, LeavesOfOneRegionKeepTheirOwn) {
     };
     const auto a = leaf();
     const auto b = leaf();
-    ((to_local(a) + to_local(b)) * weights).sum().backward();
+    const auto own_a = to_local(a);
+    ((own_a + to_local(b)) * weights).sum().backward();
     {
       const at::NoGradGuard no_grad;
       a.grad().mul_(2);
@@ -63,8 +64,8 @@ TEST(SharedGradients, SlicesOfAReplicatedGradientAreCopies) {
         distributed(random({4}, 2).requires_grad_(), mesh, {Replicate()});
     const auto y = redistribute(x, {Replicate()}) + z;
     // x has another use, so that autograd adds up two gradients of it.
-    const auto loss = (full_tensor(y) * weights).sum() +
-                      (full_tensor(x * 2.0) * weights).sum();
+    const auto of_y = (full_tensor(y) * weights).sum();
+    const auto loss = of_y + (full_tensor(x * 2.0) * weights).sum();
     loss.backward();
     expect_close(full_tensor(x.grad()), weights * 3, 1e-12, "x");
     expect_close(full_tensor(z.grad()), weights, 1e-12, "z");

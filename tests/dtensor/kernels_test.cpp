@@ -279,7 +279,8 @@ TEST(SharedGather, ThreeProjectionsGatherOnceAndReduceOnce) {
       const auto h = x * 1.0;
       ledger.reset();
       auto sum = torch::linear(h, weights[0]);
-      sum = sum + torch::linear(h, weights[1]) + torch::linear(h, weights[2]);
+      sum = sum + torch::linear(h, weights[1]);
+      sum = sum + torch::linear(h, weights[2]);
       EXPECT_THAT(ledger.counts(), ElementsAre(Pair("all_gather", 1)));
       const auto loss = to_local(sum).sum();
       ledger.reset();
@@ -334,7 +335,8 @@ TEST(SharedGather, UnmodifiedLinearModulesShareItToo) {
         ledger.reset();
         auto sum = modules[0](x);
         EXPECT_EQ(spec_of(sum).placements(), Placements{Shard(dim + 1)});
-        sum = sum + modules[1](x) + modules[2](x);
+        sum = sum + modules[1](x);
+        sum = sum + modules[2](x);
         EXPECT_THAT(ledger.counts(), ElementsAre(Pair("all_gather", 1)));
         const auto loss = to_local(sum).sum();
         ledger.reset();

@@ -51,7 +51,8 @@ TEST(Random, VectorLogarithmIsExactEnough) {
   double logs[kBlocksAtOnce];
   for (int i = 0; i < 2000; ++i) {
     for (auto& value : x) {
-      value = std::ldexp(unit(any) + 0x1p-53, -static_cast<int>(any() % 60));
+      const double fraction = unit(any) + 0x1p-53;
+      value = std::ldexp(fraction, -static_cast<int>(any() % 60));
     }
     x[0] = 0x1p-53;
     x[1] = 1 - 0x1p-53;

@@ -35,7 +35,7 @@ TEST_F(ExplainCommandTest, PrintsMemoryAndCollectives) {
   EXPECT_EQ(code, 0) << error;
   EXPECT_THAT(output, HasSubstr("6 ranks (dp=2 tp=3)"));
   EXPECT_THAT(output, HasSubstr("optimizer state"));
-  EXPECT_THAT(output, HasSubstr("model.layers.*.mlp.up_proj.weight"));
+  EXPECT_THAT(output, HasSubstr("model.layers.*.mlp.gate_proj.weight"));
   EXPECT_THAT(output, HasSubstr("ddp bucket *"));
   EXPECT_THAT(error, IsEmpty());
   EXPECT_FALSE(fs::exists(folder_ / "outputs")) << "nothing is started";

@@ -56,7 +56,7 @@ TEST_F(SeeingTest, ARunLeavesAReportATraceAndEvents) {
           "clip",
           "optimizer",
           "model.layers.0.mlp",
-          "all_gather model.layers.0.mlp.up_proj.weight"}) {
+          "all_gather model.layers.0.mlp.gate_proj.weight"}) {
       EXPECT_TRUE(own.contains(name)) << name << " of rank " << rank;
     }
   }

@@ -223,10 +223,11 @@ class MoeTraining {
     const int64_t own = kMoeBatch / kMoeAccumulation / mesh_.size("dp");
     const int64_t first = (a * mesh_.size("dp") + mesh_.coordinate("dp")) * own;
     const auto logits = (*ddp_)(token_rows(step, 0).narrow(0, first, own));
-    const auto loss =
-        loss_sum(logits, token_rows(step, 3).narrow(0, first, own)) /
-            static_cast<double>(kMoeBatch * kMoeLength) +
-        model_->auxiliary_loss() / static_cast<double>(kMoeBatch);
+    const auto sum =
+        loss_sum(logits, token_rows(step, 3).narrow(0, first, own));
+    const auto auxiliary = model_->auxiliary_loss();
+    const auto loss = sum / static_cast<double>(kMoeBatch * kMoeLength) +
+                      auxiliary / static_cast<double>(kMoeBatch);
     loss.backward();
     note_experts(first, result);
     return loss.item<double>();

@@ -37,7 +37,8 @@ struct BlockImpl : torch::nn::Module {
     down = register_module("down", torch::nn::Linear(inside, dim));
   }
   at::Tensor forward(const at::Tensor& x) {
-    return down(gate(x).sigmoid() * up(x));
+    const auto gated = gate(x).sigmoid();
+    return down(gated * up(x));
   }
   torch::nn::Linear gate{nullptr};
   torch::nn::Linear up{nullptr};

@@ -32,7 +32,8 @@ struct AdaptedImpl : torch::nn::Module {
     gate = register_module("gate", torch::nn::Linear(kIn, kIn));
   }
   at::Tensor forward(const at::Tensor& x) {
-    return gate(x).sigmoid() * down(torch::tanh(up(x)));
+    const auto gated = gate(x).sigmoid();
+    return gated * down(torch::tanh(up(x)));
   }
   torch::nn::Linear up{nullptr};
   torch::nn::Linear down{nullptr};

@@ -260,7 +260,8 @@ struct Block : torch::nn::Module {
           gate(register_module("gate", torch::nn::Linear(6, 7))),
           down(register_module("down", torch::nn::Linear(7, 6))) {}
     at::Tensor forward(const at::Tensor& x) {
-      return down(at::sigmoid(gate(x)) * up(x));
+      const auto gated = at::sigmoid(gate(x));
+      return down(gated * up(x));
     }
     torch::nn::Linear up, gate, down;
   };
