@@ -3,7 +3,8 @@
 #
 #   WeftCuda_FOUND, WeftCuda_REASON (what is missing)
 #   WeftCuda_INCLUDE_DIRS, WeftCuda_LIBRARIES
-#   WeftCuda_NVCC (empty: no kernels), WeftCuda_NVCC_FLAGS
+#   WeftCuda_NVCC (empty: no kernels), WeftCuda_NVCC_FLAGS,
+#   WeftCuda_HOST_COMPILER
 #   WeftCuda_SUMMARY (for the status line)
 #
 # Looked at, in order: the wheels beside libtorch, CUDA_HOME, /usr/local/cuda,
@@ -43,6 +44,11 @@ endif()
 find_path(WeftCuda_NCCL_INCLUDE_DIR nccl.h
           HINTS ${_weft_site}/nvidia/nccl ${_weft_toolkits}
           PATH_SUFFIXES include)
+# The compiler of host code: nvcc knows few versions of Clang.
+find_program(WeftCuda_HOST_COMPILER g++)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR NOT WeftCuda_HOST_COMPILER)
+  set(WeftCuda_HOST_COMPILER ${CMAKE_CXX_COMPILER})
+endif()
 find_program(WeftCuda_NVCC nvcc
              HINTS $ENV{CUDA_HOME} /usr/local/cuda PATH_SUFFIXES bin)
 mark_as_advanced(

@@ -2,8 +2,11 @@
 # header; and weft_add_module(), one library per folder.
 add_library(weft_warnings INTERFACE)
 target_compile_options(weft_warnings INTERFACE -Wall -Wextra -Werror
+  # Clang reports what libstdc++'s own stable_sort() calls. GCC does not, and
+  # still reports what Weft calls.
+  $<$<CXX_COMPILER_ID:Clang>:-Wno-deprecated-declarations>
   # In a batch every source is an included file; the linker sees one name.
-  $<$<BOOL:${WEFT_UNITY}>:-Wno-subobject-linkage>)
+  $<$<AND:$<BOOL:${WEFT_UNITY}>,$<CXX_COMPILER_ID:GNU>>:-Wno-subobject-linkage>)
 if(WEFT_SANITIZE)
   target_compile_options(weft_warnings INTERFACE
     -fsanitize=${WEFT_SANITIZE} -fno-omit-frame-pointer)
@@ -20,6 +23,13 @@ function(weft_batch target)
     UNITY_BUILD ${WEFT_UNITY} UNITY_BUILD_BATCH_SIZE 10)
 endfunction()
 
+# Without them ccache could not use a precompiled header.
+if(WEFT_IS_CLANG)
+  set(WEFT_PCH_OPTIONS "SHELL:-Xclang -fno-pch-timestamp")
+else()
+  set(WEFT_PCH_OPTIONS -fpch-preprocess)
+endif()
+
 # weft_use_pch(<target>): batches with the shared precompiled header.
 function(weft_use_pch target)
   weft_batch(${target})
@@ -32,11 +42,11 @@ function(weft_use_pch target)
     endif()
     add_library(weft_pch OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
     target_link_libraries(weft_pch PRIVATE libtorch::libtorch weft_warnings)
-    target_compile_options(weft_pch PUBLIC -fpch-preprocess)
+    target_compile_options(weft_pch PRIVATE ${WEFT_PCH_OPTIONS})
     target_precompile_headers(weft_pch PRIVATE <torch/torch.h>)
   endif()
   # CMake compiles programs with -fPIE, which does not match the header's.
-  target_compile_options(${target} PRIVATE -fpch-preprocess -fPIC)
+  target_compile_options(${target} PRIVATE ${WEFT_PCH_OPTIONS} -fPIC)
   target_precompile_headers(${target} REUSE_FROM weft_pch)
 endfunction()
 

@@ -132,7 +132,7 @@ EntryNames compare_ranks(
       all.merge(told.at("all").get<std::set<std::string>>());
       auto both = nlohmann::json::object();
       for (const auto& [name, value] : alike.items()) {
-        if (told.at("alike").value(name, "") == value) {
+        if (told.at("alike").value(name, "") == value.get<std::string>()) {
           both[name] = value;
         }
       }

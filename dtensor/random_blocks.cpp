@@ -5,19 +5,8 @@
 
 #include <bit>
 
+#include "dtensor/for_each_processor.h"
 #include "dtensor/random_arithmetic.h"
-
-// The widest vectors that the processor has are chosen when the program
-// starts. (Sanitizers cannot instrument that choice.)
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define WEFT_FOR_EACH_PROCESSOR \
-  __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define WEFT_FOR_EACH_PROCESSOR
-#endif
-// Into the copy for each processor.
-#define WEFT_INLINE inline __attribute__((always_inline))
 
 namespace weft::dtensor {
 namespace {

@@ -74,8 +74,8 @@ Engine& hooked_engine() {
 
 // Before the first backward pass: an engine starts its threads once.
 const bool kInstalled = [] {
-  const bool is_libtorchs =
-      typeid(Engine::get_default_engine()) == typeid(Engine);
+  const Engine& engine = Engine::get_default_engine();
+  const bool is_libtorchs = typeid(engine) == typeid(Engine);
   if (is_libtorchs) {
     torch::autograd::set_default_engine_stub(&hooked_engine);
   }

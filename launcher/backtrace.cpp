@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -62,8 +63,7 @@ class MappedFile {
 
 std::span<const Elf64_Shdr> sections(const MappedFile& file) {
   const auto header = file.at<Elf64_Ehdr>(0, 1);
-  if (header.empty() ||
-      !std::equal(ELFMAG, ELFMAG + SELFMAG, header[0].e_ident) ||
+  if (header.empty() || std::memcmp(header[0].e_ident, ELFMAG, SELFMAG) != 0 ||
       header[0].e_ident[EI_CLASS] != ELFCLASS64) {
     return {};
   }

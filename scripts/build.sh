@@ -16,13 +16,22 @@ cached() {
   sed -n "s/^$1:[A-Z]*=//p" build/CMakeCache.txt
 }
 
+# Says what a build with g++ costs where nobody asked for g++.
+cost() {
+  [[ -n ${CXX:-} || $1 != */g++ ]] || echo "; clang ${CLANG_VERSIONS[-1]} or" \
+    "newer, which is not installed, would take half the time"
+}
+
 # Ninja configures again by itself when a CMake file changed. What it cannot
-# see: another libtorch, or that the whole folder was moved.
+# see: another libtorch or compiler, or that the whole folder was moved.
 configure() {
-  local fresh=() cuda=${WEFT_CUDA:-auto}
+  local fresh=() cuda=${WEFT_CUDA:-auto} cxx
+  cxx=$(compiler)
+  [[ -n $cxx ]] || die 2 "there is no C++ compiler: run make setup, or set CXX"
   if [[ -f build/build.ninja && -f build/CMakeCache.txt ]]; then
     if [[ $(cached CMAKE_HOME_DIRECTORY) == "$PWD" &&
-          $(cached Libtorch_ROOT_DIR) == "$libtorch" ]]; then
+          $(cached Libtorch_ROOT_DIR) == "$libtorch" &&
+          $(cached CMAKE_CXX_COMPILER) == "$cxx" ]]; then
       [[ $(cached WEFT_CUDA) == "$cuda" ]] && return
     else
       fresh=(--fresh)
@@ -30,12 +39,13 @@ configure() {
   fi
   say "configuring"
   mkdir -p build
-  "$cmake" "${fresh[@]}" --preset release "-DWEFT_CUDA=$cuda" >build/configure.log 2>&1 || {
-    local code=$?
+  CXX=${CXX:-$cxx} "$cmake" "${fresh[@]}" --preset release \
+    "-DWEFT_CUDA=$cuda" >build/configure.log 2>&1 || {
     rm -f build/build.ninja
     cat build/configure.log >&2
-    die "$code" "configuring failed"
+    die 2 "configuring failed"
   }
+  say "$(sed -n 's/^-- \(compiler: .*\)/\1/p' build/configure.log)$(cost "$cxx")"
 }
 
 configure

@@ -3,15 +3,16 @@
 # what reads files and connections of others, under ASan and UBSan, in
 # build-fuzz/. SECONDS (60) of processor time for each target (all), and one
 # JSON line each. What it finds stays in build-fuzz/crashes/. Exit 1: it found
-# something.
+# something. CXX may name the clang.
 step=fuzz
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 seconds=${1:-60}
 targets=(header manifest recipe rendezvous)
 (($# < 2)) || targets=("$2")
-clang=${CLANGXX:-clang++}
-command -v "$clang" >/dev/null || die 2 "$clang is needed (Debian: clang)"
+clang=$(compiler)
+[[ $clang == *clang* ]] || clang=clang++
+command -v "$clang" >/dev/null || die 2 "$clang is needed (Debian: clang-19)"
 torch=$(libtorch_dir)
 [[ -n $torch ]] || die 2 "no libtorch: run make first"
 

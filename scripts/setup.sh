@@ -8,6 +8,8 @@
 #
 #   WEFT_CUDA=on|off   the wheel with all CUDA libraries, or without (default:
 #                      with, where an NVIDIA GPU is present)
+#   CXX=PROGRAM        compile with it and install no compiler (default: clang,
+#                      where the distribution has a new one, else g++)
 #   LIBTORCH=DIR       use this libtorch (include/ and lib/) and make no .venv
 #   WEFT_PACKAGES=off  leave Debian packages alone
 step=setup
@@ -37,9 +39,36 @@ sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
   return 1
 }
 
+# Prints the packages of the newest clang that the distribution has, or nothing.
+clang_packages() {
+  local version candidate lists
+  lists=$(apt-cache policy "${CLANG_VERSIONS[@]/#/clang-}" 2>/dev/null)
+  for version in "${CLANG_VERSIONS[@]}"; do
+    candidate=$(awk -v package="clang-$version:" \
+      '/^[^ ]/ {here = $1 == package}
+       here && $1 == "Candidate:" {print $2}' <<<"$lists")
+    if [[ -n $candidate && $candidate != "(none)" ]]; then
+      printf '%s\n' "clang-$version" "lld-$version"
+      return
+    fi
+  done
+}
+
+# Prints what a compiler takes: clang, or where there is none, g++.
+compiler_packages() {
+  local clang
+  [[ -z ${CXX:-} && $(compiler) != *clang* ]] || return 0
+  clang=$(clang_packages)
+  if [[ -n $clang ]]; then
+    printf '%s\n' "$clang"
+  else
+    command -v g++ >/dev/null || echo g++
+  fi
+}
+
 # Prints the packages that are missing.
 missing_packages() {
-  command -v g++ >/dev/null || echo g++
+  compiler_packages
   command -v ninja >/dev/null || echo ninja-build
   command -v ccache >/dev/null || echo ccache
   cmake_is_new_enough || echo cmake
@@ -79,9 +108,18 @@ without_old_cmake() {
   done
 }
 
+# Of the packages on standard input those that must be there: g++ does, too.
+without_clang_beside_gcc() {
+  if command -v g++ >/dev/null; then
+    grep -vE '^(clang|lld)-' || true
+  else
+    cat
+  fi
+}
+
 install_packages() {
   if ! command -v dpkg-query >/dev/null; then
-    say "not a Debian system: g++, cmake >= $CMAKE_MINIMUM, ninja, yaml-cpp," \
+    say "not a Debian system: clang or g++, cmake >= $CMAKE_MINIMUM, ninja, yaml-cpp," \
       "CLI11, nlohmann-json, fmt, xxHash, OpenSSL, zlib, SentencePiece," \
       "PCRE2 and GoogleTest are expected to be installed"
     return
@@ -95,7 +133,8 @@ install_packages() {
     if sudo -n true 2>/dev/null; then
       as_root=(sudo -n)
     else
-      mapfile -t missing < <(without_old_cmake "${missing[@]}")
+      mapfile -t missing < <(without_old_cmake "${missing[@]}" |
+                               without_clang_beside_gcc)
       ((${#missing[@]})) || return 0
       say "Debian packages are missing. Run this, then the same make again:" >&2
       printf '\n  sudo sh -c "apt-get update && apt-get install -y %s"\n\n' \
@@ -107,7 +146,7 @@ install_packages() {
              -qq -o DPkg::Lock::Timeout=300)
   say "updating package lists"
   "${apt[@]}" update || die 1 "apt-get update failed"
-  mapfile -t missing < <(without_old_cmake "${missing[@]}")
+  mapfile -t missing < <(without_old_cmake $(missing_packages))
   ((${#missing[@]})) || return 0
   say "installing ${missing[*]}"
   "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >/dev/null ||

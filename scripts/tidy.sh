@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # scripts/tidy.sh [FILE...]: clang-tidy over the sources, or the files named.
-# Without the precompiled header, which clang cannot read.
+# Without the precompiled header, which another clang cannot read.
 step=tidy
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 clang_tidy=$(command -v clang-tidy-14 || command -v clang-tidy) ||
   die 2 "clang-tidy is missing: sudo apt-get install clang-tidy"
 libtorch=$(libtorch_dir)
-LIBTORCH=${LIBTORCH:+$libtorch} "$(tool cmake)" --preset nopch >/dev/null
+CXX=$(compiler) LIBTORCH=${LIBTORCH:+$libtorch} "$(tool cmake)" --preset nopch >/dev/null
 
 files=("$@")
 if ((! $#)); then

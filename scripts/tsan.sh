@@ -7,7 +7,7 @@ step=tsan
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # Lines are enough of debug information, and -O0 takes twice as long.
-"$(tool cmake)" --preset tsan -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1"
+CXX=$(compiler) "$(tool cmake)" --preset tsan -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1"
 "$(tool cmake)" --build build-tsan --target shm_test --parallel "$(jobs)"
 
 options="suppressions=$PWD/scripts/tsan.supp"

@@ -4,20 +4,15 @@
 #include <bit>
 #include <cmath>
 
-// The widest vectors that the processor has are chosen when the program
-// starts. (Sanitizers cannot instrument that choice.)
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define WEFT_FOR_EACH_PROCESSOR \
-  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define WEFT_FOR_EACH_PROCESSOR
-#endif
-// Into the copy for each processor.
-#define WEFT_INLINE inline __attribute__((always_inline))
+#include "dtensor/for_each_processor.h"
+
 #define WEFT_LAMBDA __attribute__((always_inline))
 // Pointers of one loop lie in different tensors.
+#ifdef __clang__
+#define WEFT_VECTORS _Pragma("clang loop vectorize(assume_safety)")
+#else
 #define WEFT_VECTORS _Pragma("GCC ivdep")
+#endif
 
 namespace weft::dtensor::fused {
 namespace {

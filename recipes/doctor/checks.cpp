@@ -65,19 +65,20 @@ std::optional<uint64_t> number(std::string_view text) {
                                                      : std::nullopt;
 }
 
+#ifdef __clang__
+constexpr std::string_view kCompiler = "Clang " __clang_version__;
+#else
+constexpr std::string_view kCompiler = "GCC " __VERSION__;
+#endif
+
 Check versions() {
   return {
       "versions",
       fmt::format(
-          "weft {}, libtorch {}, compiled by {} {}",
+          "weft {}, libtorch {}, compiled by {}",
           WEFT_VERSION,
           TORCH_VERSION,
-#ifdef __clang__
-          "Clang",
-#else
-          "GCC",
-#endif
-          __VERSION__),
+          kCompiler),
       ""};
 }
 

@@ -225,7 +225,7 @@ TEST(DeferredInit, SeedAndNameMakeTheValues) {
 TEST(DeferredInit, ValuesHaveTheirDistribution) {
   const int64_t n = 1 << 20;
   const auto uniform = local_of(materialized(
-      [n] { return torch::empty({n}).uniform_(-1, 3); },
+      [&] { return torch::empty({n}).uniform_(-1, 3); },
       fake_line(0, 1),
       Replicate()));
   EXPECT_GE(uniform.min().item<float>(), -1);
@@ -235,7 +235,7 @@ TEST(DeferredInit, ValuesHaveTheirDistribution) {
   EXPECT_NEAR(uniform.mean().item<double>(), 1, 4 / std::sqrt(12.0) * error);
   EXPECT_NEAR(uniform.std().item<double>(), 4 / std::sqrt(12.0), error);
   const auto normal = local_of(materialized(
-      [n] { return torch::empty({n}).normal_(0.5, 2); },
+      [&] { return torch::empty({n}).normal_(0.5, 2); },
       fake_line(0, 1),
       Replicate()));
   EXPECT_NEAR(normal.mean().item<double>(), 0.5, 2 * error);
@@ -627,10 +627,10 @@ TEST(DeferredInit, NoRankHoldsTheWhole) {
   const int64_t rows = 1 << 15; // 8 GiB.
   const int64_t before = resident_bytes();
   ASSERT_GT(before, 0);
-  const auto weight = deferred([rows] {
+  const auto weight = deferred([&] {
     return torch::randn({rows, 1 << 16}).mul_(0.5);
   });
-  const auto zeros = deferred([rows] { return torch::zeros({rows, 1 << 16}); });
+  const auto zeros = deferred([&] { return torch::zeros({rows, 1 << 16}); });
   EXPECT_LT(resident_bytes() - before, 64 << 20);
   for (const auto& tensor : {weight, zeros}) {
     set_placements(tensor, fake_line(1023, 1024), {Shard(0)});

@@ -70,7 +70,8 @@ void expect_case(
   const auto& stored = stored_cases().at(name).at(rank);
   at::Tensor loss;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    EXPECT_EQ(place_of(outputs[i]), stored.at("placements").at(i));
+    EXPECT_EQ(
+        place_of(outputs[i]), stored.at("placements").at(i).get<std::string>());
     const auto y = local_of(outputs[i]);
     expect_stored(y.detach(), stored.at("outputs").at(i), "output");
     const auto term = (y.pow(2) * wave(y.sizes(), 0.7)).sum();
