@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <string_view>
@@ -454,6 +455,38 @@ TEST(TpTrafficOfSharedHeads, IsThatOfWholeHeads) {
       EXPECT_LE(calls_of(ours.all()), calls_of(peer.all()));
     }
   }
+}
+
+std::string order_of(const TrafficCase& each) {
+  const auto entries = run_step(each, each.model == "mlp" ? 2 : 1, 2);
+  std::string text = describe(each) + "\n";
+  for (const auto& entry : entries.forward) {
+    text += fmt::format("  forward {} {}\n", entry.op, entry.name);
+  }
+  for (const auto& entry : entries.backward) {
+    text += fmt::format("  backward {} {}\n", entry.op, entry.name);
+  }
+  return text;
+}
+
+// Which collective comes first follows from a model's text: whoever compiled
+// it, programs of one run send the same in the same order.
+TEST(TpTrafficOrder, IsTheStoredOneWhateverTheCompiler) {
+  std::string order;
+  for (const char* model : {"llama", "gpt2", "moe", "vit", "mlp"}) {
+    const bool has_tokens =
+        model != std::string_view("vit") && model != std::string_view("mlp");
+    for (const bool sequence : {true, false}) {
+      order += order_of(
+          {.model = model,
+           .sequence_parallel = sequence,
+           .length = has_tokens ? 6 : 0});
+    }
+  }
+  std::ifstream file(WEFT_TEST_INTEGRATION_FOLDER "/oracle/step_order.txt");
+  const std::string stored(
+      (std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  EXPECT_EQ(order, stored);
 }
 
 } // namespace

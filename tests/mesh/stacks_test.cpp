@@ -301,7 +301,7 @@ TEST(StackSignal, WritesAllStacksAndTheNewestCollective) {
               "layers.0.wq.weight #812\nrank=3 thread "),
           HasSubstr("weft::mesh::wait_for_yarn("),
           HasSubstr(" (weaver), sleeps\n"),
-          HasSubstr("weft::mesh::(anonymous namespace)::said_by("),
+          HasSubstr("weft::mesh::(anonymous namespace)::said_by"),
           Not(HasSubstr("on_stack_signal"))));
 }
 
