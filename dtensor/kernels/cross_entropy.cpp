@@ -72,6 +72,12 @@ void check_loss(
       " vs logits ",
       logits.sizes(),
       ".");
+  // On all ranks: one without rows would not come to libtorch's own check.
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !weight.defined() || !weight.requires_grad() ||
+          target.is_floating_point() || !at::GradMode::is_enabled(),
+      "[cross_entropy] class weights have no gradient where the target is "
+      "classes. Pass weight.detach(), or probabilities.");
   TORCH_CHECK_VALUE(
       options.label_smoothing >= 0 && options.label_smoothing <= 1,
       "[cross_entropy] 0 <= label_smoothing <= 1: ",
@@ -105,6 +111,21 @@ at::Tensor call_libtorch(const LossInputs& inputs, int64_t reduction) {
       inputs.part.label_smoothing);
 }
 
+// libtorch's op refuses some parts without rows. The graph is that of a part
+// with rows: backward sends the same gradients.
+at::Tensor loss_without_rows(const LossInputs& inputs) {
+  const auto& logits = inputs.logits;
+  auto loss = logits.to(at::promote_types(logits.scalar_type(), at::kFloat))
+                  .sum(inputs.part.dim);
+  if (inputs.target.is_floating_point()) {
+    loss = loss + inputs.target.sum(inputs.part.dim);
+    if (inputs.weight.defined()) {
+      loss = loss + inputs.weight.sum();
+    }
+  }
+  return loss;
+}
+
 // What each row counts in a mean.
 at::Tensor counts_of(const LossInputs& inputs, const at::Tensor& loss) {
   if (inputs.target.is_floating_point()) {
@@ -121,7 +142,9 @@ RowLosses losses_of_rows(const LossInputs& inputs) {
     check_targets(inputs.target, inputs.part.classes, inputs.part.ignore_index);
     return row_losses(inputs.logits, inputs.target, inputs.weight, inputs.part);
   }
-  const auto loss = call_libtorch(inputs, at::Reduction::None);
+  const auto loss = inputs.logits.numel() == 0
+                        ? loss_without_rows(inputs)
+                        : call_libtorch(inputs, at::Reduction::None);
   const bool is_mean = inputs.reduction == at::Reduction::Mean;
   return {loss, {}, is_mean ? counts_of(inputs, loss) : at::Tensor()};
 }
@@ -207,7 +230,15 @@ LossInputs enter_loss(
       enter(target, target.is_floating_point() ? layout.logits : layout.rows);
   inputs.logits = enter(x, layout.logits);
   if (options.weight.defined()) {
-    inputs.weight = enter(options.weight, layout.weight);
+    // Each rank's gradient of it is that of its rows.
+    Placements grad;
+    for (int64_t i = 0; i < layout.rows.mesh_ndim(); ++i) {
+      grad.push_back(
+          layout.rows.placement(i).is_shard() ? Partial()
+                                              : layout.weight.placement(i));
+    }
+    inputs.weight = enter_local(
+        place(options.weight, layout.weight), layout.weight, grad, kLossName);
   }
   inputs.part = {
       .groups = layout.groups,
@@ -219,9 +250,7 @@ LossInputs enter_loss(
   if (!layout.groups.empty()) {
     inputs.part.ranges = local_ranges(layout.logits, x.sizes())[class_dim(x)];
   }
-  // libtorch's op refuses some parts without rows.
-  inputs.needs_own = !layout.groups.empty() || options.z_loss != 0 ||
-                     inputs.logits.numel() == 0;
+  inputs.needs_own = !layout.groups.empty() || options.z_loss != 0;
   inputs.z_loss = options.z_loss;
   inputs.reduction = options.reduction;
   return inputs;
@@ -252,7 +281,7 @@ at::Tensor distributed_loss(
     return leave_local(
         terms(inputs)[0], rows, sizes, row_major_strides(sizes), kLossName);
   }
-  if (!rows.has_shard() && !inputs.needs_own) {
+  if (!rows.has_shard() && !inputs.needs_own && x.numel() != 0) {
     return leave_local(
         call_libtorch(inputs, options.reduction), rows, {}, {}, kLossName);
   }

@@ -370,6 +370,114 @@ TEST(Losses, ProbabilitiesHaveGradients) {
   });
 }
 
+// Seven rows, or two, of which some ranks get none.
+struct LearningWeight {
+  int64_t rows;
+  double label_smoothing;
+  int64_t reduction;
+};
+
+std::string describe(const LearningWeight& each) {
+  return std::to_string(each.rows) + " rows, smoothing " +
+         std::to_string(each.label_smoothing) + ", reduction " +
+         std::to_string(each.reduction);
+}
+
+// What `loss` leaves in the gradients, or zeros.
+std::vector<at::Tensor> gradients(
+    const at::Tensor& loss,
+    const std::vector<at::Tensor>& leaves) {
+  loss.sum().backward();
+  std::vector<at::Tensor> result;
+  for (const auto& leaf : leaves) {
+    const auto& grad = leaf.grad();
+    result.push_back(
+        !grad.defined()    ? at::zeros(leaf.sizes(), at::kDouble)
+        : is_dtensor(grad) ? full_tensor(grad)
+                           : grad);
+  }
+  return result;
+}
+
+void check_learning_weight(
+    const LearningWeight& each,
+    const mesh::DeviceMesh& mesh,
+    const Placements& rows) {
+  const auto x = random({each.rows, 5}, 1);
+  const auto target = random({each.rows, 5}, 2).softmax(1);
+  const auto weight = random({5}, 3).abs() + 0.25;
+  const CrossEntropyOptions options{
+      .reduction = each.reduction, .label_smoothing = each.label_smoothing};
+
+  auto alone = options;
+  alone.weight = weight.clone().requires_grad_();
+  const auto leaf = x.clone().requires_grad_();
+  const auto loss = cross_entropy(leaf, target, alone);
+  const auto expected = gradients(loss, {leaf, alone.weight});
+
+  auto together = options;
+  together.weight =
+      distribute_tensor(weight, mesh, Placements(mesh.ndim(), Replicate()))
+          .detach()
+          .requires_grad_();
+  const auto logits =
+      distribute_tensor(x, mesh, rows).detach().requires_grad_();
+  const auto found_loss =
+      cross_entropy(logits, distribute_tensor(target, mesh, rows), together);
+  const auto what = describe(each);
+  expect_close(full_tensor(found_loss).detach(), loss.detach(), 1e-12, what);
+  const auto found = gradients(found_loss, {logits, together.weight});
+  expect_close(found[0], expected[0], 1e-12, what + ", gradient of logits");
+  expect_close(found[1], expected[1], 1e-12, what + ", gradient of weight");
+}
+
+TEST(Losses, AWeightThatLearnsGetsTheGradientOfAllRows) {
+  std::vector<LearningWeight> cases;
+  for (const int64_t rows : {7, 2}) {
+    for (const auto reduction :
+         {at::Reduction::Mean, at::Reduction::Sum, at::Reduction::None}) {
+      cases.push_back({rows, 0, reduction});
+      cases.push_back({rows, 0.2, reduction});
+    }
+  }
+  for (const int64_t ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](RankContext& self) {
+      for (const auto& each : cases) {
+        check_learning_weight(each, line(self), {Shard(0)});
+        check_learning_weight(each, line(self), {Replicate()});
+      }
+    });
+  }
+  run_ranks(4, [&](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    for (const auto& each : cases) {
+      check_learning_weight(each, mesh, {Shard(0), Replicate()});
+      check_learning_weight(each, mesh, {Shard(0), Shard(0)});
+    }
+  });
+}
+
+TEST(Losses, AWeightDoesNotLearnFromClassesOnAnyRank) {
+  run_ranks(3, [](RankContext& self) {
+    const auto mesh = line(self);
+    const auto weight =
+        distribute_tensor(random({5}, 3).abs(), mesh, {Replicate()})
+            .detach()
+            .requires_grad_();
+    const auto target =
+        distribute_tensor(at::arange(2, at::kLong), mesh, {Shard(0)});
+    // The last rank has no rows.
+    const auto logits = distribute_tensor(random({2, 5}, 1), mesh, {Shard(0)});
+    EXPECT_THROW(
+        cross_entropy(logits, target, {.weight = weight}),
+        c10::NotImplementedError);
+    const at::NoGradGuard no_grad;
+    EXPECT_TRUE(full_tensor(cross_entropy(logits, target, {.weight = weight}))
+                    .isfinite()
+                    .item<bool>());
+  });
+}
+
 TEST(Losses, WhatDoesNotFitIsAnErrorEverywhere) {
   const auto logits = random({4, 6}, 1);
   const auto target = at::arange(4, at::kLong);
