@@ -25,6 +25,37 @@ std::vector<at::Tensor> local_gradients(
   return locals;
 }
 
+bool is_half(const at::Tensor& tensor) {
+  return at::isReducedFloatingType(tensor.scalar_type());
+}
+
+// The norm of each tensor, added up in float32 at least: half precision cannot
+// hold the squares.
+at::Tensor norms_of(const std::vector<at::Tensor>& tensors) {
+  if (std::none_of(tensors.begin(), tensors.end(), is_half)) {
+    return at::stack(at::_foreach_norm(tensors, 2)).to(at::kDouble);
+  }
+  if (std::all_of(tensors.begin(), tensors.end(), is_half)) {
+    return at::stack(at::_foreach_norm(tensors, 2, at::kFloat)).to(at::kDouble);
+  }
+  std::vector<at::Tensor> norms;
+  for (const auto& tensor : tensors) {
+    norms.push_back(at::linalg_vector_norm(
+        tensor,
+        2,
+        {},
+        /*keepdim=*/false,
+        at::promote_types(tensor.scalar_type(), at::kFloat)));
+  }
+  return at::stack(norms).to(at::kDouble);
+}
+
+// Finite numbers of float32 may have squares that are not.
+double norm_in_double(const at::Tensor& tensor) {
+  return at::linalg_vector_norm(tensor, 2, {}, /*keepdim=*/false, at::kDouble)
+      .item<double>();
+}
+
 } // namespace
 
 double& GradNorm::sum_of(
@@ -44,7 +75,7 @@ GradNorm::GradNorm(const std::vector<at::Tensor>& parameters) {
   if (locals.empty()) {
     return;
   }
-  const auto all = at::stack(at::_foreach_norm(locals, 2)).to(at::kDouble);
+  const auto all = norms_of(locals);
   // On the meta device there are none: what follows only has to be done.
   const auto norms =
       all.is_meta() ? at::zeros({all.numel()}, at::kDouble) : all.cpu();
@@ -53,7 +84,11 @@ GradNorm::GradNorm(const std::vector<at::Tensor>& parameters) {
     if (!parameter.grad().defined()) {
       continue;
     }
-    const double norm = norms[static_cast<int64_t>(next++)].item<double>();
+    const auto index = static_cast<int64_t>(next++);
+    double norm = norms[index].item<double>();
+    if (!std::isfinite(norm)) {
+      norm = norm_in_double(locals[static_cast<size_t>(index)]);
+    }
     std::vector<int64_t> cut;
     mesh::DeviceMesh mesh;
     if (const auto* impl = dtensor_impl(parameter.grad())) {

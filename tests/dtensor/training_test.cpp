@@ -21,6 +21,8 @@ namespace {
 using dtensor::test::distributed;
 using dtensor::test::expect_close;
 using dtensor::test::fake_line;
+using dtensor::test::kR;
+using dtensor::test::line;
 using dtensor::test::random;
 using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
@@ -76,13 +78,11 @@ at::Tensor
 loss_of(const Tensors& p, const at::Tensor& tokens, const at::Tensor& targets) {
   auto x = torch::embedding(p[kEmbedding], tokens);
   auto h = at::rms_norm(x, {kC}, p[kNorm], 1e-6);
-  const auto a = at::scaled_dot_product_attention(
-      heads(torch::linear(h, p[kQuery])),
-      heads(torch::linear(h, p[kKey])),
-      heads(torch::linear(h, p[kValue])),
-      {},
-      0.0,
-      /*is_causal=*/true);
+  const auto q = heads(torch::linear(h, p[kQuery]));
+  const auto k = heads(torch::linear(h, p[kKey]));
+  const auto v = heads(torch::linear(h, p[kValue]));
+  const auto a =
+      at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true);
   x = x + torch::linear(a.transpose(1, 2).reshape({kB, kT, kC}), p[kOut]);
   h = at::rms_norm(x, {kC}, p[kNorm2], 1e-6);
   h = torch::silu(torch::linear(h, p[kUp], p[kUpBias]));
@@ -335,6 +335,53 @@ TEST(ClipGrad, PlainParametersAndMissingGradients) {
   const auto b = at::zeros({2}).requires_grad_();
   EXPECT_NEAR(clip_grad_norm_({a, b}, 1.0), std::sqrt(18.0), 1e-6);
   EXPECT_EQ(grad_norm({b}), 0);
+}
+
+double norm_of_gradient(const at::Tensor& grad) {
+  const auto parameter = at::zeros_like(grad).requires_grad_();
+  parameter.mutable_grad() = grad;
+  return grad_norm({parameter});
+}
+
+TEST(ClipGrad, SquaresThatTheDtypeCannotHoldAreAddedUpInAWiderOne) {
+  EXPECT_NEAR(
+      norm_of_gradient(at::full({16}, 30000.0, at::kHalf)), 120000, 0.5);
+  EXPECT_NEAR(norm_of_gradient(at::full({16}, 1e-4, at::kHalf)), 4e-4, 1e-7);
+  EXPECT_NEAR(
+      norm_of_gradient(at::full({16}, 1e30, at::kFloat)) / 4e30, 1, 1e-6);
+  EXPECT_TRUE(
+      std::isnan(norm_of_gradient(at::full({2}, std::nan(""), at::kHalf))));
+
+  auto parameter = at::zeros({16}, at::kHalf).requires_grad_();
+  parameter.mutable_grad() = at::full({16}, 30000.0, at::kHalf);
+  EXPECT_NEAR(clip_grad_norm_({parameter}, 1.0), 120000, 0.5);
+  EXPECT_NEAR(norm_of_gradient(parameter.grad()), 1.0, 1e-3);
+}
+
+TEST(ClipGrad, TheNormOfBfloat16DoesNotDependOnTheCut) {
+  const auto whole = random({999, 7}, 5).to(at::kBFloat16);
+  const double expected = whole.to(at::kDouble).norm().item<double>();
+  EXPECT_NEAR(norm_of_gradient(whole) / expected, 1, 1e-6);
+  for (const int ranks : {2, 3}) {
+    run_ranks(ranks, [&](RankContext& self) {
+      const auto mesh = line(self);
+      for (const auto& placement : {kR, Shard(0), Shard(1)}) {
+        EXPECT_NEAR(
+            norm_of_gradient(distributed(whole, mesh, {placement})) / expected,
+            1,
+            1e-6);
+      }
+      // Beside another dtype.
+      const auto half = at::zeros({999, 7}, at::kBFloat16).requires_grad_();
+      half.mutable_grad() = whole;
+      const auto full = at::zeros({2}, at::kDouble).requires_grad_();
+      full.mutable_grad() = at::full({2}, 3.0, at::kDouble);
+      EXPECT_NEAR(
+          grad_norm({half, full}) / std::hypot(expected, std::sqrt(18.0)),
+          1,
+          1e-6);
+    });
+  }
 }
 
 TEST(ClipGrad, APendingSumIsRefused) {
