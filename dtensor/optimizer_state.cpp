@@ -1,7 +1,10 @@
 #include "dtensor/optimizer_state.h"
 
 #include <functional>
+#include <map>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <c10/util/ScopeExit.h>
@@ -112,28 +115,54 @@ State& find_or_make(Slot& slot) {
   return static_cast<State&>(*slot);
 }
 
+// Lists a moment, if it is there. Where its parameter learns, one that the
+// first step would make is made now; a frozen parameter keeps what it has.
+template <class Get, class Make>
+void list_moment(
+    ParameterState& result,
+    std::string name,
+    bool is_to_be_made,
+    const Get& get,
+    const Make& make) {
+  if (is_to_be_made && !get().defined()) {
+    make();
+  }
+  if (get().defined()) {
+    result.moments.push_back({std::move(name), get()});
+  }
+}
+
 template <class State, class Options, class Slot>
-ParameterState
-adam_state(Options& options, Slot& slot, const at::Tensor& parameter) {
+ParameterState adam_state(
+    Options& options,
+    Slot& slot,
+    const at::Tensor& parameter,
+    bool learns) {
   ParameterState result;
   result.group = adam_group(options);
-  if (!parameter.requires_grad()) {
+  if (!learns && !has_optimizer_state(slot.get())) {
     return result;
   }
   auto& state = find_or_make<State>(slot);
-  if (!state.exp_avg().defined()) {
-    state.exp_avg(at::zeros_like(parameter));
-    state.exp_avg_sq(at::zeros_like(parameter));
-  }
-  if (options.amsgrad() && !state.max_exp_avg_sq().defined()) {
-    state.max_exp_avg_sq(at::zeros_like(parameter));
-  }
   result.numbers = {step_number(state)};
-  result.moments = {
-      {"exp_avg", state.exp_avg()}, {"exp_avg_sq", state.exp_avg_sq()}};
-  if (options.amsgrad()) {
-    result.moments.push_back({"max_exp_avg_sq", state.max_exp_avg_sq()});
-  }
+  list_moment(
+      result,
+      "exp_avg",
+      learns,
+      [&] { return state.exp_avg(); },
+      [&] { state.exp_avg(at::zeros_like(parameter)); });
+  list_moment(
+      result,
+      "exp_avg_sq",
+      learns,
+      [&] { return state.exp_avg_sq(); },
+      [&] { state.exp_avg_sq(at::zeros_like(parameter)); });
+  list_moment(
+      result,
+      "max_exp_avg_sq",
+      learns && options.amsgrad(),
+      [&] { return state.max_exp_avg_sq(); },
+      [&] { state.max_exp_avg_sq(at::zeros_like(parameter)); });
   return result;
 }
 
@@ -143,13 +172,15 @@ template <class Slot>
 ParameterState sgd_state(
     torch::optim::SGDOptions& options,
     Slot& slot,
-    const at::Tensor& parameter) {
+    const at::Tensor& parameter,
+    bool learns) {
   ParameterState result;
   result.group = {
       lr_number(options),
       momentum_number(options),
       weight_decay_number(options)};
-  if (!parameter.requires_grad() || options.momentum() == 0) {
+  const bool needs_momentum = learns && options.momentum() != 0;
+  if (!needs_momentum && !has_optimizer_state(slot.get())) {
     return result;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -159,10 +190,12 @@ ParameterState sgd_state(
       "] SGD with dampening has no momentum before its first step. Take one, "
       "or set dampening to 0.");
   auto& state = find_or_make<torch::optim::SGDParamState>(slot);
-  if (!state.momentum_buffer().defined()) {
-    state.momentum_buffer(at::zeros_like(parameter));
-  }
-  result.moments = {{"momentum_buffer", state.momentum_buffer()}};
+  list_moment(
+      result,
+      "momentum_buffer",
+      needs_momentum,
+      [&] { return state.momentum_buffer(); },
+      [&] { state.momentum_buffer(at::zeros_like(parameter)); });
   return result;
 }
 
@@ -170,7 +203,8 @@ template <class Slot>
 ParameterState adagrad_state(
     torch::optim::AdagradOptions& options,
     Slot& slot,
-    const at::Tensor& parameter) {
+    const at::Tensor& parameter,
+    bool learns) {
   ParameterState result;
   result.group = {
       lr_number(options),
@@ -180,14 +214,20 @@ ParameterState adagrad_state(
           [&](double v) { options.lr_decay(v); }),
       eps_number(options),
       weight_decay_number(options)};
-  if (parameter.requires_grad()) {
-    auto& state = find_or_make<torch::optim::AdagradParamState>(slot);
-    if (!state.sum().defined()) {
-      state.sum(at::full_like(parameter, options.initial_accumulator_value()));
-    }
-    result.numbers = {step_number(state)};
-    result.moments = {{"sum", state.sum()}};
+  if (!learns && !has_optimizer_state(slot.get())) {
+    return result;
   }
+  auto& state = find_or_make<torch::optim::AdagradParamState>(slot);
+  result.numbers = {step_number(state)};
+  list_moment(
+      result,
+      "sum",
+      learns,
+      [&] { return state.sum(); },
+      [&] {
+        state.sum(
+            at::full_like(parameter, options.initial_accumulator_value()));
+      });
   return result;
 }
 
@@ -195,7 +235,8 @@ template <class Slot>
 ParameterState rmsprop_state(
     torch::optim::RMSpropOptions& options,
     Slot& slot,
-    const at::Tensor& parameter) {
+    const at::Tensor& parameter,
+    bool learns) {
   ParameterState result;
   result.group = {
       lr_number(options),
@@ -206,27 +247,29 @@ ParameterState rmsprop_state(
       eps_number(options),
       weight_decay_number(options),
       momentum_number(options)};
-  if (!parameter.requires_grad()) {
+  if (!learns && !has_optimizer_state(slot.get())) {
     return result;
   }
   auto& state = find_or_make<torch::optim::RMSpropParamState>(slot);
-  if (!state.square_avg().defined()) {
-    state.square_avg(at::zeros_like(parameter));
-  }
-  if (options.momentum() > 0 && !state.momentum_buffer().defined()) {
-    state.momentum_buffer(at::zeros_like(parameter));
-  }
-  if (options.centered() && !state.grad_avg().defined()) {
-    state.grad_avg(at::zeros_like(parameter));
-  }
   result.numbers = {step_number(state)};
-  result.moments = {{"square_avg", state.square_avg()}};
-  if (options.momentum() > 0) {
-    result.moments.push_back({"momentum_buffer", state.momentum_buffer()});
-  }
-  if (options.centered()) {
-    result.moments.push_back({"grad_avg", state.grad_avg()});
-  }
+  list_moment(
+      result,
+      "square_avg",
+      learns,
+      [&] { return state.square_avg(); },
+      [&] { state.square_avg(at::zeros_like(parameter)); });
+  list_moment(
+      result,
+      "momentum_buffer",
+      learns && options.momentum() > 0,
+      [&] { return state.momentum_buffer(); },
+      [&] { state.momentum_buffer(at::zeros_like(parameter)); });
+  list_moment(
+      result,
+      "grad_avg",
+      learns && options.centered(),
+      [&] { return state.grad_avg(); },
+      [&] { state.grad_avg(at::zeros_like(parameter)); });
   return result;
 }
 
@@ -234,22 +277,23 @@ template <class Slot>
 ParameterState read_state(
     torch::optim::OptimizerOptions& options,
     Slot& slot,
-    const at::Tensor& parameter) {
+    const at::Tensor& parameter,
+    bool learns) {
   namespace optim = torch::optim;
   if (auto* adamw = dynamic_cast<optim::AdamWOptions*>(&options)) {
-    return adam_state<optim::AdamWParamState>(*adamw, slot, parameter);
+    return adam_state<optim::AdamWParamState>(*adamw, slot, parameter, learns);
   }
   if (auto* adam = dynamic_cast<optim::AdamOptions*>(&options)) {
-    return adam_state<optim::AdamParamState>(*adam, slot, parameter);
+    return adam_state<optim::AdamParamState>(*adam, slot, parameter, learns);
   }
   if (auto* sgd = dynamic_cast<optim::SGDOptions*>(&options)) {
-    return sgd_state(*sgd, slot, parameter);
+    return sgd_state(*sgd, slot, parameter, learns);
   }
   if (auto* adagrad = dynamic_cast<optim::AdagradOptions*>(&options)) {
-    return adagrad_state(*adagrad, slot, parameter);
+    return adagrad_state(*adagrad, slot, parameter, learns);
   }
   if (auto* rmsprop = dynamic_cast<optim::RMSpropOptions*>(&options)) {
-    return rmsprop_state(*rmsprop, slot, parameter);
+    return rmsprop_state(*rmsprop, slot, parameter, learns);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
@@ -259,16 +303,25 @@ ParameterState read_state(
       "Adagrad and RMSprop can; for others, build a StateDict by hand.");
 }
 
-/// Visits every parameter that the optimizer and the module share.
-void for_each_state(
-    torch::optim::Optimizer& optimizer,
-    const torch::nn::Module& module,
-    const std::function<void(const std::string& fqn, ParameterState)>& visit) {
-  const at::NoGradGuard no_grad;
+std::unordered_map<const c10::TensorImpl*, std::string> parameter_names(
+    const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, std::string> names;
   for (const auto& item : module.named_parameters()) {
     names.emplace(item.value().unsafeGetTensorImpl(), item.key());
   }
+  return names;
+}
+
+/// Visits every parameter that the optimizer and the module share. Of those
+/// that learn, or of which `holds` says that there is a state, what the first
+/// step would make is made.
+void for_each_state(
+    torch::optim::Optimizer& optimizer,
+    const torch::nn::Module& module,
+    const std::function<bool(const std::string& fqn)>& holds,
+    const std::function<void(const std::string& fqn, ParameterState)>& visit) {
+  const at::NoGradGuard no_grad;
+  const auto names = parameter_names(module);
   for (auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       const auto found = names.find(parameter.unsafeGetTensorImpl());
@@ -287,10 +340,32 @@ void for_each_state(
           optimizer.state().erase(parameter.unsafeGetTensorImpl());
         }
       });
-      auto state = read_state(group.options(), slot, parameter);
+      auto state = read_state(
+          group.options(),
+          slot,
+          parameter,
+          parameter.requires_grad() || holds(found->second));
       visit(found->second, std::move(state));
     }
   }
+}
+
+/// The parameters' names, and which group of the optimizer each is in.
+std::vector<std::pair<std::string, size_t>> groups_of(
+    const torch::optim::Optimizer& optimizer,
+    const torch::nn::Module& module) {
+  const auto names = parameter_names(module);
+  std::vector<std::pair<std::string, size_t>> result;
+  const auto& groups = optimizer.param_groups();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (const auto& parameter : groups[i].params()) {
+      const auto found = names.find(parameter.unsafeGetTensorImpl());
+      if (found != names.end()) {
+        result.emplace_back(found->second, i);
+      }
+    }
+  }
+  return result;
 }
 
 at::Tensor to_tensor(const Number& number) {
@@ -317,6 +392,35 @@ const at::Tensor& entry(const StateDict& state, const std::string& key) {
       key,
       "\" is missing.");
   return found->second;
+}
+
+/// What follows the prefix in the keys of a state, but no names of modules.
+std::vector<std::string> names_after(
+    const StateDict& state,
+    const std::string& prefix) {
+  std::vector<std::string> names;
+  for (auto it = state.lower_bound(prefix);
+       it != state.end() && it->first.starts_with(prefix);
+       ++it) {
+    auto name = it->first.substr(prefix.size());
+    if (name.find('.') == std::string::npos) {
+      names.push_back(std::move(name));
+    }
+  }
+  return names;
+}
+
+at::Tensor values_of(const at::Tensor& number) {
+  return local_of(number).to(at::kDouble).reshape({-1});
+}
+
+std::string to_text(const at::Tensor& values) {
+  std::string text;
+  const auto whole = values.cpu().contiguous();
+  for (int64_t i = 0; i < whole.numel(); ++i) {
+    text += c10::str(i == 0 ? "" : ", ", whole.const_data_ptr<double>()[i]);
+  }
+  return text;
 }
 
 void take_number(
@@ -361,6 +465,13 @@ void take_moment(
 
 } // namespace
 
+bool has_optimizer_state(const torch::optim::OptimizerParamState* state) {
+  // Adagrad makes what its first step begins with when it is made itself.
+  const auto* adagrad =
+      dynamic_cast<const torch::optim::AdagradParamState*>(state);
+  return state && (!adagrad || adagrad->step() != 0);
+}
+
 StateDict optimizer_state_dict(
     torch::optim::Optimizer& optimizer,
     const torch::nn::Module& module,
@@ -369,6 +480,7 @@ StateDict optimizer_state_dict(
   for_each_state(
       optimizer,
       module,
+      [](const std::string&) { return false; },
       [&](const std::string& fqn, const ParameterState& state) {
         for (const auto& number : state.group) {
           result.emplace(
@@ -388,13 +500,51 @@ StateDict optimizer_state_dict(
   return result;
 }
 
+void check_numbers_of_groups(
+    const std::vector<std::pair<std::string, size_t>>& groups,
+    const StateDict& state) {
+  // The first parameter of a group that has the number.
+  std::map<std::pair<size_t, std::string>, std::string> firsts;
+  for (const auto& [fqn, group] : groups) {
+    for (const auto& name : names_after(state, "param_groups." + fqn + ".")) {
+      const auto& first = firsts.try_emplace({group, name}, fqn).first->second;
+      const auto expected =
+          values_of(state.at("param_groups." + first + "." + name));
+      const auto found =
+          values_of(state.at("param_groups." + fqn + "." + name));
+      TORCH_CHECK_VALUE(
+          expected.is_meta() || at::equal(expected, found),
+          "[load_optimizer_state_dict] ",
+          name,
+          " of \"",
+          first,
+          "\" is ",
+          to_text(expected),
+          " and of \"",
+          fqn,
+          "\" ",
+          to_text(found),
+          ", but both are in group ",
+          group,
+          " of this optimizer, which has one ",
+          name,
+          ". Give it the groups of parameters that were saved, or make the "
+          "numbers equal in the state.");
+    }
+  }
+}
+
 void load_optimizer_state_dict(
     torch::optim::Optimizer& optimizer,
     const torch::nn::Module& module,
     const StateDict& dict) {
+  check_numbers_of_groups(groups_of(optimizer, module), dict);
   for_each_state(
       optimizer,
       module,
+      [&](const std::string& fqn) {
+        return !names_after(dict, "state." + fqn + ".").empty();
+      },
       [&](const std::string& fqn, const ParameterState& state) {
         for (const auto& number : state.group) {
           take_number(dict, "param_groups." + fqn + "." + number.name, number);

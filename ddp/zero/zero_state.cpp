@@ -38,8 +38,17 @@ at::Tensor without_rows(const ZeroEntry& entry) {
   const auto local = local_part(entry.parameter);
   auto sizes = local.sizes().vec();
   sizes[entry.part.placement.tensor_dim()] = 0;
-  return at::empty(sizes, local.options())
-      .requires_grad_(entry.parameter.requires_grad());
+  return at::empty(sizes, local.options());
+}
+
+bool holds_state(ZeroBucket& bucket, const ZeroEntry& entry) {
+  if (!entry.own.defined()) {
+    return false;
+  }
+  const auto& state = bucket.inner().optimizer->state();
+  const auto found = state.find(entry.own.unsafeGetTensorImpl());
+  return found != state.end() &&
+         dtensor::has_optimizer_state(found->second.get());
 }
 
 // SGD with dampening has a momentum only after its first step.
@@ -77,6 +86,9 @@ ZeroStateAccess::ZeroStateAccess(
       name_of(entry);
     }
     add_held(bucket);
+  }
+  note_frozen_state(buckets);
+  for (auto& bucket : buckets) {
     add_rest(bucket, factory);
   }
 }
@@ -112,6 +124,37 @@ void ZeroStateAccess::add_held(ZeroBucket& bucket) {
   }
 }
 
+// What a parameter's holder has of it from before it was frozen has the same
+// keys on all replicas.
+void ZeroStateAccess::note_frozen_state(std::vector<ZeroBucket>& buckets) {
+  std::vector<const ZeroEntry*> frozen;
+  std::vector<int64_t> flags;
+  for (auto& bucket : buckets) {
+    for (const auto& entry : bucket.entries()) {
+      if (!entry.parameter.requires_grad()) {
+        frozen.push_back(&entry);
+        flags.push_back(holds_state(bucket, entry) ? 1 : 0);
+      }
+    }
+  }
+  if (frozen.empty()) {
+    return;
+  }
+  auto found = at::tensor(flags, at::kLong).to(device_);
+  dp_.group(int64_t{0})
+      .all_reduce(found, mesh::ReduceOp::kMax, "zero state")
+      .wait();
+  if (found.is_meta()) {
+    return;
+  }
+  found = found.cpu();
+  for (size_t i = 0; i < frozen.size(); ++i) {
+    if (found[static_cast<int64_t>(i)].item<int64_t>() != 0) {
+      frozen_with_state_.insert(frozen[i]);
+    }
+  }
+}
+
 void ZeroStateAccess::add_rest(
     ZeroBucket& bucket,
     const ZeroOptimizerFactory& factory) {
@@ -123,7 +166,8 @@ void ZeroStateAccess::add_rest(
       reader.stand_in.register_parameter(
           "p" + std::to_string(reader.entries.size()),
           tensors.back(),
-          entry.parameter.requires_grad());
+          entry.parameter.requires_grad() ||
+              frozen_with_state_.contains(&entry));
       reader.entries.push_back(&entry);
     }
   }
@@ -240,6 +284,13 @@ dtensor::StateDict ZeroStateAccess::state_dict() {
 
 void ZeroStateAccess::load(const dtensor::StateDict& state) {
   const at::NoGradGuard no_grad;
+  std::vector<std::pair<std::string, size_t>> groups;
+  for (const auto& reader : readers_) {
+    for (const auto* entry : reader.entries) {
+      groups.emplace_back(name_of(*entry), entry->group);
+    }
+  }
+  dtensor::check_numbers_of_groups(groups, state);
   dtensor::StateDict fitted;
   for (const auto& [name, own] : read()) {
     const auto found = state.find(name);

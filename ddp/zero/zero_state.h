@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <exception>
+#include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -46,6 +48,7 @@ class ZeroStateAccess {
   };
 
   void add_held(ZeroBucket& bucket);
+  void note_frozen_state(std::vector<ZeroBucket>& buckets);
   void add_rest(ZeroBucket& bucket, const ZeroOptimizerFactory& factory);
   const std::string& name_of(const ZeroEntry& entry) const;
   dtensor::StateDict read();
@@ -60,6 +63,8 @@ class ZeroStateAccess {
   c10::Device device_;
   std::unordered_map<const c10::TensorImpl*, std::string> names_;
   std::vector<Reader> readers_;
+  /// Frozen parameters of which a replica has state.
+  std::set<const ZeroEntry*> frozen_with_state_;
   /// Numbers that one rank knows, and whether that is this one.
   std::map<std::string, bool> numbers_;
 };

@@ -101,6 +101,55 @@ TEST_P(ZeroState, HasThePlainOptimizersKeysAndValues) {
   });
 }
 
+TEST_P(ZeroState, KeepsWhatWasKnownOfAParameterThatIsFrozenNow) {
+  run_ranks(GetParam(), [](RankContext& self) {
+    const auto dp = self.mesh({self.world_size}, {"dp"});
+    for (const auto& [name, make] : zero_cases()) {
+      for (const auto& options : both_partitions()) {
+        const auto what = name + " " + test::zero_options_name(options);
+        ZeroModel model;
+        ZeroModel plain;
+        ZeroRedundancyOptimizer optimizer(model.groups(), make, dp, options);
+        const auto expected = make(plain.groups());
+        const auto set_frozen = [](ZeroModel& each, bool is_frozen) {
+          for (const auto* parameter : {"wide", "bias", "half"}) {
+            auto tensor = each.named_parameters()[parameter];
+            tensor.mutable_grad() = at::Tensor();
+            tensor.set_requires_grad(!is_frozen);
+          }
+        };
+        // One that never learned has nothing.
+        set_frozen(model, true);
+        set_frozen(plain, true);
+        expect_same_state(
+            optimizer.state_dict(model),
+            dtensor::optimizer_state_dict(*expected, plain, dp),
+            what + " frozen from the start");
+        set_frozen(model, false);
+        set_frozen(plain, false);
+        train(model, optimizer, 0, 2);
+        train(plain, *expected, 0, 2);
+        set_frozen(model, true);
+        set_frozen(plain, true);
+        const auto state = optimizer.state_dict(model);
+        expect_same_state(
+            state, dtensor::optimizer_state_dict(*expected, plain, dp), what);
+        EXPECT_TRUE(name == "sgd" || state.contains("state.wide.step")) << what;
+
+        // It comes back in another optimizer, whose parameters learn again.
+        ZeroModel again;
+        ZeroRedundancyOptimizer other(again.groups(), make, dp, options);
+        other.load_state_dict(again, state);
+        set_frozen(plain, false);
+        expect_same_state(
+            other.state_dict(again),
+            dtensor::optimizer_state_dict(*expected, plain, dp),
+            what + " thawed");
+      }
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(
     WorldSize,
     ZeroState,
@@ -366,6 +415,29 @@ TEST(ZeroStateErrors, NameTheKeyAndComeOnAllRanks) {
             [&] { optimizer->load(input); }),
         HasSubstr("load_state_dict()"));
   });
+}
+
+TEST(ZeroStateErrors, NumbersOfTwoGroupsAreNotLoadedIntoOne) {
+  for (const auto& options : both_partitions()) {
+    run_ranks(3, [&](RankContext& self) {
+      const auto dp = self.mesh({3}, {"dp"});
+      ZeroModel model;
+      const auto make =
+          zero_case<torch::optim::AdamW>("", torch::optim::AdamWOptions(0.1))
+              .make;
+      ZeroRedundancyOptimizer two(model.groups(), make, dp, options);
+      two.param_groups()[0].options().set_lr(0.5);
+      train(model, two, 0, 1);
+      const auto state = two.state_dict(model);
+      test::ParamGroups one_group;
+      one_group.emplace_back(model.parameters());
+      ZeroRedundancyOptimizer one(std::move(one_group), make, dp, options);
+      EXPECT_THAT(
+          message_of_thrown<c10::ValueError>(
+              [&] { one.load_state_dict(model, state); }),
+          AllOf(HasSubstr("lr of \""), HasSubstr("group 0")));
+    });
+  }
 }
 
 // Before the first step the owner has no momentum to save; the other rank,
