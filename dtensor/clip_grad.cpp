@@ -50,12 +50,6 @@ at::Tensor norms_of(const std::vector<at::Tensor>& tensors) {
   return at::stack(norms).to(at::kDouble);
 }
 
-// Finite numbers of float32 may have squares that are not.
-double norm_in_double(const at::Tensor& tensor) {
-  return at::linalg_vector_norm(tensor, 2, {}, /*keepdim=*/false, at::kDouble)
-      .item<double>();
-}
-
 } // namespace
 
 double& GradNorm::sum_of(
@@ -84,11 +78,7 @@ GradNorm::GradNorm(const std::vector<at::Tensor>& parameters) {
     if (!parameter.grad().defined()) {
       continue;
     }
-    const auto index = static_cast<int64_t>(next++);
-    double norm = norms[index].item<double>();
-    if (!std::isfinite(norm)) {
-      norm = norm_in_double(locals[static_cast<size_t>(index)]);
-    }
+    const double norm = norms[static_cast<int64_t>(next++)].item<double>();
     std::vector<int64_t> cut;
     mesh::DeviceMesh mesh;
     if (const auto* impl = dtensor_impl(parameter.grad())) {

@@ -345,8 +345,13 @@ TEST(StateDictOf, SeveralOptimizersShareAModel) {
   auto state = get_optimizer_state_dict(model, {&sgd, &adamw});
   EXPECT_TRUE(state.contains("state.first.up.weight.momentum_buffer"));
   EXPECT_TRUE(state.contains("state.second.up.weight.exp_avg_sq"));
-  state["param_groups.second.up.weight.lr"] = at::full({}, 0.7, at::kDouble);
+  for (auto& [key, value] : state) {
+    if (key.starts_with("param_groups.second.") && key.ends_with(".lr")) {
+      value = at::full({}, 0.7, at::kDouble);
+    }
+  }
   set_optimizer_state_dict(model, {&sgd, &adamw}, state);
+  EXPECT_EQ(adamw.param_groups()[0].options().get_lr(), 0.7);
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>([&] {
         AdamW all(model.parameters());

@@ -347,8 +347,6 @@ TEST(ClipGrad, SquaresThatTheDtypeCannotHoldAreAddedUpInAWiderOne) {
   EXPECT_NEAR(
       norm_of_gradient(at::full({16}, 30000.0, at::kHalf)), 120000, 0.5);
   EXPECT_NEAR(norm_of_gradient(at::full({16}, 1e-4, at::kHalf)), 4e-4, 1e-7);
-  EXPECT_NEAR(
-      norm_of_gradient(at::full({16}, 1e30, at::kFloat)) / 4e30, 1, 1e-6);
   EXPECT_TRUE(
       std::isnan(norm_of_gradient(at::full({2}, std::nan(""), at::kHalf))));
 
