@@ -2,12 +2,11 @@
 #include <exception>
 #include <string>
 
-#include <fcntl.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "launcher/launch.h"
 #include "launcher/options.h"
+#include "mesh/standard_streams.h"
 
 namespace {
 
@@ -25,15 +24,6 @@ std::string now() {
   return text;
 }
 
-/// Files opened later must not become a standard stream that was closed.
-void open_standard_streams() {
-  int fd = 0;
-  do {
-    fd = open("/dev/null", O_RDWR);
-  } while (fd >= 0 && fd <= STDERR_FILENO);
-  close(fd);
-}
-
 int fail(const char* sentence) {
   std::fprintf(stderr, "ERROR 2 rank=0 op=launch %s\n", sentence);
   return 2;
@@ -43,7 +33,7 @@ int fail(const char* sentence) {
 
 int main(int argc, char** argv) {
   const std::string start_time = now();
-  open_standard_streams();
+  weft::mesh::open_standard_streams();
   try {
     const auto parsed = weft::launcher::parse_command_line(argc, argv);
     if (!parsed.options) {

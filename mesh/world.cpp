@@ -25,6 +25,7 @@
 #include "mesh/rendezvous.h"
 #include "mesh/shm_backend.h"
 #include "mesh/staged_backend.h"
+#include "mesh/standard_streams.h"
 #include "mesh/stoppable_store.h"
 #include "mesh/usable_cores.h"
 #include "mesh/watch/watch.h"
@@ -371,6 +372,7 @@ void check_is_first(
 } // namespace
 
 World World::from_env(WorldOptions options) {
+  open_standard_streams();
   check_backend(options.backend);
   set_debug_level_from_env();
   auto state = std::make_shared<State>();

@@ -9,6 +9,7 @@
 
 #include "mesh/crash_handler.h"
 #include "mesh/error.h"
+#include "mesh/standard_streams.h"
 #include "mesh/watch/stacks.h"
 #include "recipes/cli/commands.h"
 #include "recipes/cli/failure.h"
@@ -48,6 +49,7 @@ std::string name_of(const char* path) {
 } // namespace
 
 int main(int argc, char** argv, ModelTypes models) {
+  mesh::open_standard_streams();
   mesh::install_crash_handler();
   mesh::install_stack_signal();
   keep_freed_memory();
