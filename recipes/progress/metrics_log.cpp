@@ -51,29 +51,47 @@ std::optional<int64_t> step_of(const std::string& line) {
   return json.at("step").get<int64_t>();
 }
 
-/// Cuts `path` after the last line up to `last_step`; returns that line's step.
-int64_t cut_after(const std::string& path, int64_t last_step) {
-  if (!std::filesystem::is_regular_file(path)) {
-    return 0; // A device or pipe keeps nothing to cut.
-  }
+/// What of a file stays.
+struct Kept {
+  int64_t step = 0;
+  int64_t bytes = 0;
+  /// Lines among them that are of no step, or of one out of order.
+  int64_t odd_lines = 0;
+  int64_t first_odd_line = 0;
+};
+
+/// Everything up to the last line of a step up to `last_step`.
+Kept find_kept(const std::string& path, int64_t last_step) {
   std::ifstream file(path);
-  int64_t kept_step = 0;
-  int64_t kept_bytes = 0;
+  Kept kept;
+  Kept seen;
+  int64_t number = 0;
   for (std::string line; std::getline(file, line) && !file.eof();) {
+    ++number;
+    seen.bytes += static_cast<int64_t>(line.size()) + 1;
     const auto step = step_of(line);
-    if (!step || *step > last_step || *step <= kept_step) {
-      break;
+    if (step && *step > seen.step && *step <= last_step) {
+      seen.step = *step;
+      kept = seen;
+    } else if (seen.odd_lines++ == 0) {
+      seen.first_odd_line = number;
     }
-    kept_step = *step;
-    kept_bytes += static_cast<int64_t>(line.size()) + 1;
   }
-  file.close();
+  return kept;
+}
+
+/// Cuts `path` after what stays.
+Kept cut_after(const std::string& path, int64_t last_step) {
+  if (!std::filesystem::is_regular_file(path)) {
+    return {}; // A device or pipe keeps nothing to cut.
+  }
+  const auto kept = find_kept(path, last_step);
   std::error_code error;
-  std::filesystem::resize_file(path, kept_bytes, error);
+  std::filesystem::resize_file(path, kept.bytes, error);
   if (error) {
     refuse(path, error.message());
   }
-  return kept_step;
+  return kept;
 }
 
 } // namespace
@@ -137,7 +155,17 @@ void MetricsLog::check_writable(const std::string& path) {
 
 MetricsLog::MetricsLog(const std::string& path, int64_t last_step) {
   check_writable(path);
-  last_step_ = cut_after(path, last_step);
+  const auto kept = cut_after(path, last_step);
+  last_step_ = kept.step;
+  if (kept.odd_lines > 0) {
+    notice_ = fmt::format(
+        "{} of \"{}\" stay as they are, though no step can be read there; the "
+        "first is line {}",
+        kept.odd_lines == 1 ? "1 line"
+                            : fmt::format("{} lines", kept.odd_lines),
+        path,
+        kept.first_odd_line);
+  }
   file_.emplace(path);
 }
 

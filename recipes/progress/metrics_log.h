@@ -55,14 +55,17 @@ std::string with_evaluation(
 /// becomes null.
 class MetricsLog {
  public:
-  /// Opens `path`, making its folders, and cuts all lines of steps after
-  /// `last_step` and what follows a line that cannot be read: a killed run may
-  /// have written them. 0 starts the file over.
-  /// Throws: mesh::UsageError if it cannot be written.
+  /// Opens `path`, making its folders, and cuts it after the last line of a
+  /// step up to `last_step`: a killed run may have written more. Lines before
+  /// it stay, also those that cannot be read. 0 starts the file over. Throws:
+  /// mesh::UsageError if it cannot be written.
   explicit MetricsLog(const std::string& path, int64_t last_step = 0);
 
   /// The step of the last line that is left; 0: there is none.
   int64_t last_step() const { return last_step_; }
+
+  /// What the user should know of lines that cannot be read; mostly nothing.
+  const std::string& notice() const { return notice_; }
 
   /// Both return what the user should know, as PatientFile; mostly nothing.
   std::string write(const StepMetrics& metrics);
@@ -75,6 +78,7 @@ class MetricsLog {
 
  private:
   int64_t last_step_ = 0;
+  std::string notice_;
   std::optional<PatientFile> file_;
 };
 

@@ -38,6 +38,7 @@ void RunOutputs::begin(
     const mesh::DeviceMesh& mesh) {
   const int64_t step = resumed ? resumed->state.step : 0;
   metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step);
+  say(metrics_->notice());
   if (resumed && metrics_->last_step() + 1 == step) {
     say(metrics_->write_line(resumed->layout.metrics_line)); // Killed there.
   }

@@ -14,6 +14,7 @@
 namespace weft::recipes {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 StepMetrics some_metrics() {
@@ -145,6 +146,43 @@ TEST(MetricsLog, LinesAfterTheResumedStepAreCut) {
   }
   EXPECT_EQ(MetricsLog(path, 0).last_step(), 0);
   EXPECT_TRUE(lines_of(path).empty()) << "a new run starts over";
+}
+
+std::string line_of_step(int64_t step) {
+  auto metrics = some_metrics();
+  metrics.step = step;
+  return metrics_line(metrics);
+}
+
+// A bad sector, an editor, another program: the history around it stays.
+TEST(MetricsLog, LinesThatCannotBeReadCostNoOthers) {
+  const TempFolder folder;
+  const std::string path = folder / "metrics.jsonl";
+  for (const auto& bad :
+       {std::string("no JSON"),
+        std::string("{}"),
+        std::string(),
+        std::string(3, '\0'),
+        line_of_step(900),
+        line_of_step(1)}) {
+    std::string before;
+    for (int64_t step = 1; step <= 6; ++step) {
+      before += (step == 3 ? bad : line_of_step(step)) + "\n";
+    }
+    folder.write("metrics.jsonl", before + line_of_step(7) + "\n{\"step\":8");
+    const MetricsLog log(path, 6);
+    EXPECT_EQ(read_text(path), before) << bad;
+    EXPECT_EQ(log.last_step(), 6) << bad;
+    EXPECT_THAT(
+        log.notice(), AllOf(HasSubstr("1 line of"), HasSubstr("line 3")));
+  }
+  // The last one: its step is written again.
+  folder.write(
+      "metrics.jsonl", line_of_step(1) + "\n" + line_of_step(2) + "\nx\n");
+  const MetricsLog log(path, 3);
+  EXPECT_EQ(log.last_step(), 2);
+  EXPECT_EQ(log.notice(), "");
+  EXPECT_EQ(lines_of(path).size(), 2U);
 }
 
 TEST(MetricsLog, AFullDiskIsToldOnceAndWaitedFor) {
