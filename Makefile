@@ -7,7 +7,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 # What the scripts read from the environment may be given to make as well.
-export LIBTORCH WEFT_CUDA WEFT_PACKAGES JOBS TEST_JOBS NPROC PYTHON
+export LIBTORCH WEFT_CUDA WEFT_PACKAGES JOBS TEST_JOBS NPROC PYTHON TEST RETRY
 PREFIX ?= /usr/local
 ARGS ?=
 
@@ -22,7 +22,7 @@ quickstart: setup ## build weft and train a small Llama on 4 ranks
 	@scripts/quickstart.sh $(ARGS)
 
 .PHONY: test
-test: build ## build everything and run the tests (ARGS=-R to choose)
+test: build ## build everything and run the tests (ARGS="-L ddp", TEST=A.B)
 	@scripts/setup.sh tests
 	@scripts/test.sh $(ARGS)
 

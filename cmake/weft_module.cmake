@@ -30,24 +30,46 @@ else()
   set(WEFT_PCH_OPTIONS -fpch-preprocess)
 endif()
 
-# weft_use_pch(<target>): batches with the shared precompiled header.
-function(weft_use_pch target)
+# Compiles a target with the precompiled header of another, which is made of
+# `headers` at its first use.
+function(weft_reuse_pch target from)
+  cmake_parse_arguments(ARG "" "" "HEADERS;OPTIONS;LIBRARIES" ${ARGN})
   weft_batch(${target})
+  target_compile_options(${target} PRIVATE ${ARG_OPTIONS})
   if(NOT WEFT_PCH)
     return()
   endif()
-  if(NOT TARGET weft_pch)
+  if(NOT TARGET ${from})
     if(NOT EXISTS ${PROJECT_BINARY_DIR}/pch.cpp)
       file(WRITE ${PROJECT_BINARY_DIR}/pch.cpp "")
     endif()
-    add_library(weft_pch OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
-    target_link_libraries(weft_pch PRIVATE libtorch::libtorch weft_warnings)
-    target_compile_options(weft_pch PRIVATE ${WEFT_PCH_OPTIONS})
-    target_precompile_headers(weft_pch PRIVATE <torch/torch.h>)
+    add_library(${from} OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
+    target_link_libraries(${from} PRIVATE ${ARG_LIBRARIES} weft_warnings)
+    target_compile_options(${from} PRIVATE ${ARG_OPTIONS} ${WEFT_PCH_OPTIONS})
+    target_precompile_headers(${from} PRIVATE ${ARG_HEADERS})
   endif()
   # CMake compiles programs with -fPIE, which does not match the header's.
   target_compile_options(${target} PRIVATE ${WEFT_PCH_OPTIONS} -fPIC)
-  target_precompile_headers(${target} REUSE_FROM weft_pch)
+  target_precompile_headers(${target} REUSE_FROM ${from})
+endfunction()
+
+# weft_use_pch(<target>): batches with the shared precompiled header.
+function(weft_use_pch target)
+  weft_reuse_pch(${target} weft_pch
+    HEADERS <torch/torch.h> LIBRARIES libtorch::libtorch)
+endfunction()
+
+# weft_use_test_pch(<target>): the same for tests, with GoogleTest's headers.
+# Tests are not optimised in a release build: half of their compile time would
+# go there, and their own code takes little of the time that they run.
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  set(WEFT_TEST_OPTIONS -O0)
+endif()
+function(weft_use_test_pch target)
+  weft_reuse_pch(${target} weft_test_pch
+    HEADERS <torch/torch.h> <gmock/gmock.h> <gtest/gtest.h>
+    OPTIONS ${WEFT_TEST_OPTIONS}
+    LIBRARIES libtorch::libtorch GTest::gmock GTest::gtest)
 endfunction()
 
 # weft_add_module(<name> SOURCES ... HEADERS ... DEPS ... PRIVATE_DEPS ...)

@@ -1,10 +1,11 @@
-include(GoogleTest)
-
-# weft_add_test(<module> SOURCES ... DEPS ... [NO_TORCH] [PROCESSORS n]): one
-# dense binary build/bin/<module>_test per module; every TEST becomes a ctest.
-# Ranks are threads of the test's process (tests/support/run_ranks.h).
+# weft_add_test(<module> SOURCES ... DEPS ... [NO_TORCH] [PROCESSORS n]
+#               [ALONE regex...]): one binary build/bin/<module>_test per module.
+# Every suite is an entry of ctest, whose tests share a process
+# (scripts/run_suite.sh); a test Suite.Name that matches an ALONE has a process
+# and an entry of its own. Ranks are threads of that process
+# (tests/support/run_ranks.h).
 function(weft_add_test module)
-  cmake_parse_arguments(ARG "NO_TORCH" "PROCESSORS" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH" "PROCESSORS" "SOURCES;DEPS;ALONE" ${ARGN})
   add_executable(${module}_test ${ARG_SOURCES})
   target_include_directories(${module}_test PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${module}_test
@@ -12,15 +13,33 @@ function(weft_add_test module)
             weft_warnings)
   if(NOT ARG_NO_TORCH)
     target_link_libraries(${module}_test PRIVATE libtorch::libtorch)
-    weft_use_pch(${module}_test)
+    weft_use_test_pch(${module}_test)
   else()
     weft_batch(${module}_test)
+    target_compile_options(${module}_test PRIVATE ${WEFT_TEST_OPTIONS})
   endif()
   if(NOT ARG_PROCESSORS)
     set(ARG_PROCESSORS 1)
   endif()
-  gtest_discover_tests(${module}_test
-    TEST_PREFIX "${module}." DISCOVERY_TIMEOUT 60 DISCOVERY_MODE PRE_TEST
-    PROPERTIES TIMEOUT 120 LABELS ${module}
-      PROCESSORS ${ARG_PROCESSORS} ENVIRONMENT "OMP_NUM_THREADS=1")
+  weft_discover_suites(${module}_test ${module} ${ARG_PROCESSORS} "${ARG_ALONE}")
+endfunction()
+
+# The entries of a binary are found when ctest runs: see discover_suites.cmake.
+function(weft_discover_suites binary module processors alone)
+  list(JOIN alone "|" alone)
+  set(definition ${CMAKE_CURRENT_BINARY_DIR}/${module}_suites.cmake)
+  # What takes a test too long is run_suite.sh's to find out; the limit of an
+  # entry is for when that fails.
+  file(GENERATE OUTPUT ${definition} CONTENT
+"set(WEFT_BINARY \"$<TARGET_FILE:${binary}>\")
+set(WEFT_MODULE \"${module}\")
+set(WEFT_ALONE [==[${alone}]==])
+set(WEFT_PROPERTIES [==[TIMEOUT 1500 SKIP_RETURN_CODE 77 LABELS ${module} PROCESSORS ${processors} ENVIRONMENT \"OMP_NUM_THREADS=1\"]==])
+set(WEFT_SOURCE \"${PROJECT_SOURCE_DIR}\")
+set(WEFT_FOLDER \"${PROJECT_BINARY_DIR}/tests/outcomes\")
+set(WEFT_DEFINITION \"${definition}\")
+include(\"${PROJECT_SOURCE_DIR}/cmake/discover_suites.cmake\")
+")
+  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/tests/outcomes)
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${definition})
 endfunction()

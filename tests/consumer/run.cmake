@@ -1,5 +1,6 @@
 # cmake -DSOURCE=<this folder> -DBUILD=<Weft's build> -DSCRATCH=<folder>
-#       -P run.cmake
+#       -DCOMPILER=<Weft's> -DOTHER_COMPILER=<g++, where that is clang>
+#       -DLAUNCHER=<ccache> -P run.cmake
 # Installs Weft to a scratch prefix, builds the consumer and the example
 # against it and runs them.
 cmake_minimum_required(VERSION 3.25)
@@ -14,8 +15,13 @@ function(run)
   set(output "${text}" PARENT_SCOPE)
 endfunction()
 
-function(build source folder)
+# As in cmake/ccache.cmake.
+set(ENV{CCACHE_SLOPPINESS}
+    pch_defines,time_macros,include_file_mtime,include_file_ctime)
+
+function(build compiler source folder)
   run(${CMAKE_COMMAND} -G Ninja -S "${source}" -B "${folder}"
+      "-DCMAKE_CXX_COMPILER=${compiler}"
       "-DCMAKE_PREFIX_PATH=${prefix}"
       "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror"
       "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}" ${ARGN})
@@ -54,7 +60,7 @@ run(${CMAKE_COMMAND} --install "${BUILD}" --prefix "${prefix}")
 foreach(package fmt yaml-cpp nlohmann_json ZLIB OpenSSL PCRE2 SentencePiece)
   list(APPEND without -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON)
 endforeach()
-build("${SOURCE}" "${SCRATCH}/build" ${without})
+build("${OTHER_COMPILER}" "${SOURCE}" "${SCRATCH}/build" ${without})
 run("${SCRATCH}/build/consumer")
 set(expected "rank 3/4, mesh dp=2 tp=2: \
 DTensor [4, 3] Float [S(0)] on tp=2, local [2, 3]\n")
@@ -67,14 +73,14 @@ foreach(program weft weftrun)
 endforeach()
 
 # The code blocks of README.md and docs/*.md.
-build("${SOURCE}/../outside" "${SCRATCH}/outside"
+build("${COMPILER}" "${SOURCE}/../outside" "${SCRATCH}/outside"
       "-DROOT=${SOURCE}/../.." -DCMAKE_BUILD_TYPE=Debug)
 run(${CMAKE_COMMAND} -E env OMP_NUM_THREADS=1
     ${CMAKE_COMMAND} -E chdir "${SCRATCH}" "${SCRATCH}/outside/outside")
 
 # The example of docs/your_own_model.md: alone, on four ranks, and on four that
 # go on from where two left off.
-build("${SOURCE}/../../examples/own_model" "${SCRATCH}/own_model")
+build("${COMPILER}" "${SOURCE}/../../examples/own_model" "${SCRATCH}/own_model")
 set(own_model "${SCRATCH}/own_model/own_model")
 set(weftrun "${prefix}/bin/weftrun" --nproc-per-node)
 set(saved "--save=${SCRATCH}/checkpoints")
