@@ -38,6 +38,27 @@ const NamedTensor* find_deferred(const std::vector<NamedTensor>& tensors) {
   return found == tensors.end() ? nullptr : &*found;
 }
 
+/// Forward with max_norm writes to the rows that it looks up, other ones on
+/// each replica.
+void check_embeddings(
+    const torch::nn::Module& module,
+    const mesh::DeviceMesh& dp) {
+  for (const auto& item : module.named_modules("", /*include_self=*/true)) {
+    const auto* embedding = item.value()->as<torch::nn::EmbeddingImpl>();
+    const auto* bag = item.value()->as<torch::nn::EmbeddingBagImpl>();
+    const bool has_max_norm = (embedding && embedding->options.max_norm()) ||
+                              (bag && bag->options.max_norm());
+    WEFT_CHECK(
+        !has_max_norm,
+        "ddp",
+        where(dp),
+        item.key().empty() ? "the module" : "\"" + item.key() + "\"",
+        " is an Embedding with max_norm, whose forward changes the rows that "
+        "it looks up: replicas would drift apart. Build it without, and limit "
+        "the rows of all replicas after the optimizer's step.");
+  }
+}
+
 void check_arguments(
     const torch::nn::Module* module,
     const mesh::DeviceMesh& dp,
@@ -51,6 +72,9 @@ void check_arguments(
       " given. Pass the replicas' dim alone, e.g. mesh[\"dp\"].");
   WEFT_CHECK(
       module != nullptr, "ddp", where(dp), "the module is null. Pass a model.");
+  if (dp.size() > 1) {
+    check_embeddings(*module, dp);
+  }
   WEFT_CHECK(
       options.reduce_op == ReduceOp::kAvg ||
           options.reduce_op == ReduceOp::kSum,

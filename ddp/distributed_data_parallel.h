@@ -245,7 +245,8 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   /// `dp_mesh` has one dim: the replicas. For a group that is no part of a
   /// mesh, DeviceMesh::from_group() makes one.
   /// Throws: c10::ValueError for a mesh of several dims, a module without
-  /// trainable parameters or an impossible option; mesh::DisagreementError if
+  /// trainable parameters or with an Embedding that has max_norm, or an
+  /// impossible option; mesh::DisagreementError if
   /// the replicas' models differ.
   DistributedDataParallel(
       std::shared_ptr<M> module,

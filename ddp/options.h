@@ -68,7 +68,9 @@ struct DistributedDataParallelOptions {
   /// one's values. Without, that is up to the caller.
   bool init_sync = true;
   /// After backward, .grad() of a parameter is a view of a bucket; otherwise a
-  /// tensor of its own, at the price of a copy and its memory.
+  /// tensor of its own, at the price of a copy and its memory. The next
+  /// backward pass writes to the same memory: clone a gradient that is to be
+  /// kept beyond zero_grad(). PyTorch's default is false.
   bool gradient_as_bucket_view = true;
   /// kAvg, or kSum for a loss that is already divided by the global count.
   /// With kSum, gradients must be zeroed between synchronised backward passes.

@@ -103,6 +103,27 @@ TEST_P(Misuse, ASecondWrapperIsRefusedWhileTheFirstListens) {
   });
 }
 
+TEST_P(Misuse, AnEmbeddingWithMaxNormIsRefused) {
+  run_ranks(GetParam(), [](RankContext& self) {
+    const auto mesh = self.mesh({self.world_size}, {"dp"});
+    torch::nn::Sequential model(
+        torch::nn::Linear(2, 2),
+        torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 2).max_norm(1)));
+    torch::nn::EmbeddingBag bag(
+        torch::nn::EmbeddingBagOptions(4, 2).max_norm(1));
+    const auto wrap = [&](const auto& module) {
+      return message_of_thrown<c10::ValueError>(
+          [&] { DistributedDataParallel(module.ptr(), mesh); });
+    };
+    EXPECT_THAT(
+        wrap(model),
+        AllOf(
+            HasSubstr("\"1\" is an Embedding with max_norm"),
+            HasSubstr("Build it without")));
+    EXPECT_THAT(wrap(bag), HasSubstr("the module is an Embedding"));
+  });
+}
+
 TEST_P(Misuse, OptionsThatDifferAreNamedOnAllRanks) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto mesh = self.mesh({self.world_size}, {"dp"});
