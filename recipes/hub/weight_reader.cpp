@@ -76,6 +76,12 @@ std::map<std::string, std::string> names_in(
   }
   for (const auto& [name, original] : map.copies) {
     add(name);
+    // safetensors' save_model() keeps one name of those that share memory,
+    // which may be the copy's.
+    if (names.contains(name) && !names.contains(original)) {
+      names.emplace(original, names.at(name));
+      names.erase(name);
+    }
   }
   return names;
 }

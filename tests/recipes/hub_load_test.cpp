@@ -291,6 +291,37 @@ TEST(Hub, NamesMayComeWithoutThePrefixAndWithBuffersAndCopies) {
   });
 }
 
+// As safetensors' save_model() writes a tied model: of the names that share
+// memory, one; the others stand in the metadata.
+TEST(Hub, TiedWeightsMayHaveTheNameOfTheHead) {
+  for (const std::string name : {"llama_tied", "gpt2"}) {
+    const TempFolder temp;
+    const auto folder = copy_hub_folder(name, temp);
+    const std::string embedding =
+        name == "gpt2" ? "transformer.wte.weight" : "model.embed_tokens.weight";
+    std::string shard = "model.safetensors";
+    const auto index_path = folder / "model.safetensors.index.json";
+    if (std::filesystem::exists(index_path)) {
+      auto index = nlohmann::json::parse(read_text(index_path));
+      auto& files = index.at("weight_map");
+      shard = files.at(embedding).get<std::string>();
+      files.erase(embedding);
+      files["lm_head.weight"] = shard;
+      std::ofstream(index_path) << index;
+    }
+    auto file = TensorFile::read(folder / shard);
+    file.rename(embedding, "lm_head.weight");
+    file.header["__metadata__"][embedding] = "lm_head.weight";
+    file.write(folder / shard);
+    test::run_ranks(2, [&](test::RankContext& rank) {
+      const auto recipe = hub_job_recipe(folder, 1, 2);
+      auto job = make_train_job(recipe, rank.mesh({1, 2}, {"dp", "tp"}));
+      load_initial_weights(recipe, job);
+      expect_as_transformers(name, recipe, job);
+    });
+  }
+}
+
 // A model that has diverged is a model still.
 TEST(Hub, ACopyOfWhatIsNotANumberIsACopy) {
   const TempFolder temp;
