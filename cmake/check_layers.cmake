@@ -20,7 +20,7 @@ foreach(module ${layers})
     foreach(line ${lines})
       string(REGEX REPLACE "^#include \"([a-z]+)/.*" "\\1" used "${line}")
       # Compiled into both, without libtorch.
-      if(module STREQUAL "launcher" AND line MATCHES "mesh/(standard_streams|usable_cores).h")
+      if(module STREQUAL "launcher" AND line MATCHES "mesh/(prepare_process|usable_cores).h")
         continue()
       endif()
       if(used IN_LIST layers AND NOT used IN_LIST may_${module})

@@ -1,12 +1,15 @@
+#include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <exception>
 #include <string>
 
 #include <time.h>
+#include <unistd.h>
 
 #include "launcher/launch.h"
 #include "launcher/options.h"
-#include "mesh/standard_streams.h"
+#include "mesh/prepare_process.h"
 
 namespace {
 
@@ -33,7 +36,12 @@ int fail(const char* sentence) {
 
 int main(int argc, char** argv) {
   const std::string start_time = now();
-  weft::mesh::open_standard_streams();
+  weft::mesh::prepare_process();
+  char folder[PATH_MAX];
+  if (getcwd(folder, sizeof(folder)) == nullptr && errno == ENOENT) {
+    return fail(
+        "the working directory has been removed: change to one that exists");
+  }
   try {
     const auto parsed = weft::launcher::parse_command_line(argc, argv);
     if (!parsed.options) {

@@ -108,6 +108,7 @@ bool SignalQueue::is_request(int signal) const {
 
 void SignalQueue::restore() const {
   ::signal(SIGPIPE, SIG_DFL);
+  ::signal(SIGXFSZ, SIG_DFL);
   sigset_t mask = old_mask_;
   for (const auto* signals : {&handled_, &passed_on_}) {
     for (const int signal : *signals) {

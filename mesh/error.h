@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <locale>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -47,6 +48,7 @@ namespace detail {
 template <class... Args>
 std::string concat(const Args&... args) {
   std::ostringstream out;
+  out.imbue(std::locale::classic()); // 4000, not 4.000
   (out << ... << args);
   return out.str();
 }

@@ -1,11 +1,13 @@
-#include "mesh/standard_streams.h"
+#include "mesh/prepare_process.h"
 
+#include <csignal>
 #include <initializer_list>
 
 #include <fcntl.h>
 #include <unistd.h>
 
 namespace weft::mesh {
+namespace {
 
 void open_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
@@ -18,6 +20,21 @@ void open_standard_streams() {
       close(opened);
     }
   }
+}
+
+void report_file_size_limit_as_error() {
+  struct sigaction action {};
+  if (sigaction(SIGXFSZ, nullptr, &action) == 0 &&
+      action.sa_handler == SIG_DFL) {
+    std::signal(SIGXFSZ, SIG_IGN);
+  }
+}
+
+} // namespace
+
+void prepare_process() {
+  open_standard_streams();
+  report_file_size_limit_as_error();
 }
 
 } // namespace weft::mesh

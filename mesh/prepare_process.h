@@ -2,11 +2,15 @@
 
 namespace weft::mesh {
 
-/// Opens /dev/null for standard input, output and error where the parent has
-/// closed them (`<&- >&-`): the next file that the process opens would take
-/// their place, and be written what is printed.
-/// Called by weftrun, cli::main() and World::from_env() before they open
-/// anything. Without libtorch.
-void open_standard_streams();
+/// What a program does before it opens anything, so that what its parent left
+/// does no harm:
+/// - /dev/null takes the place of standard streams that are closed (`<&- >&-`).
+///   The next file that is opened would, and be written what is printed.
+/// - A write beyond the limit of file sizes (`ulimit -f`) is an error, EFBIG,
+/// that
+///   is reported, instead of SIGXFSZ, which ends the process without a word. A
+///   handler of the program's own stays.
+/// Called by weftrun, cli::main() and World::from_env(). Needs no libtorch.
+void prepare_process();
 
 } // namespace weft::mesh

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "mesh/error.h"
+#include "mesh/resource_limits.h"
 
 namespace weft::mesh {
 namespace {
@@ -103,8 +104,13 @@ std::vector<Descriptor> descriptors_of(msghdr& message) {
 } // namespace
 
 void throw_system_error(const char* what) {
-  throw_error<CommError>(
-      detail::concat("[shared memory] ", what, ": ", std::strerror(errno)));
+  const int error = errno;
+  throw_error<CommError>(detail::concat(
+      "[shared memory] ",
+      what,
+      ": ",
+      std::strerror(error),
+      limit_behind(error)));
 }
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {

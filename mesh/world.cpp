@@ -22,10 +22,11 @@
 #include "mesh/hierarchical_backend.h"
 #include "mesh/nccl_backend.h"
 #include "mesh/paired_backend.h"
+#include "mesh/prepare_process.h"
 #include "mesh/rendezvous.h"
+#include "mesh/resource_limits.h"
 #include "mesh/shm_backend.h"
 #include "mesh/staged_backend.h"
-#include "mesh/standard_streams.h"
 #include "mesh/stoppable_store.h"
 #include "mesh/usable_cores.h"
 #include "mesh/watch/watch.h"
@@ -372,7 +373,7 @@ void check_is_first(
 } // namespace
 
 World World::from_env(WorldOptions options) {
-  open_standard_streams();
+  prepare_process();
   check_backend(options.backend);
   set_debug_level_from_env();
   auto state = std::make_shared<State>();
@@ -382,6 +383,7 @@ World World::from_env(WorldOptions options) {
   const std::lock_guard lock(process_world.mutex);
   if (state->job.world_size > 1 && !state->is_fake()) {
     check_is_first(process_world.state, state->job);
+    check_open_file_limit();
   }
   state->open_tensor_device();
   if (state->job.world_size > 1 && !state->is_fake()) {

@@ -20,6 +20,7 @@ checkpoint=(checkpoint/format/{digest,dtype,hash,json_scan,manifest}.cpp
             checkpoint/format/{manifest_parser,manifest_rules}.cpp
             checkpoint/format/{tensor_header,tensor_header_parser}.cpp
             checkpoint/format/{text,tiling}.cpp checkpoint/files/folder.cpp
+            mesh/{error,resource_limits}.cpp
             tests/fuzz/fuzz_input.cpp)
 recipe=(recipes/config/{recipe,schema,schema_lifecycle,schema_model}.cpp
         recipes/config/{schema_parallel,schema_text,schema_train}.cpp

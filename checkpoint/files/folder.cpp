@@ -19,6 +19,7 @@
 
 #include "checkpoint/format/limits.h"
 #include "checkpoint/format/text.h"
+#include "mesh/resource_limits.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -31,7 +32,11 @@ namespace {
   throw std::system_error(
       error,
       std::generic_category(),
-      fmt::format("[checkpoint] {} {}", call, path.string()));
+      fmt::format(
+          "[checkpoint] {} {}{}",
+          call,
+          path.string(),
+          mesh::limit_behind(error)));
 }
 
 // Inside the folder, without following links. Kernels before 5.6 and some

@@ -1,15 +1,25 @@
 #include "recipes/cli/main.h"
 
 #include <malloc.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <climits>
+#include <clocale>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
+#include <locale>
 #include <memory>
+#include <string>
+#include <string_view>
 
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include "mesh/crash_handler.h"
 #include "mesh/error.h"
-#include "mesh/standard_streams.h"
+#include "mesh/prepare_process.h"
 #include "mesh/watch/stacks.h"
 #include "recipes/cli/commands.h"
 #include "recipes/cli/failure.h"
@@ -41,15 +51,64 @@ void add_commands(Program& program) {
   add_doctor(program);
 }
 
+// Numbers of recipes, command lines and answers are those of the C locale,
+// whatever a host program has set: 0.7 and 4000, not 0,7 and 4.000.
+void use_numbers_of_c_locale() {
+  std::setlocale(LC_NUMERIC, "C");
+  std::locale::global(
+      std::locale(std::locale(), std::locale::classic(), std::locale::numeric));
+}
+
 // The program's own name, for the words on how to call it.
 std::string name_of(const char* path) {
   return std::filesystem::path(path).filename().string();
 }
 
+// An answer that nobody can read is none. A run of training keeps what it says
+// elsewhere, too.
+int report_unwritten_output(const std::string& command) {
+  errno = 0;
+  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (is_written || command == "train") {
+    return 0;
+  }
+  return report_failure(
+      command,
+      mesh::ExitCode::kUsage,
+      fmt::format(
+          "cannot write to stdout{}{}",
+          errno == 0 ? "" : ": ",
+          errno == 0 ? "" : std::strerror(errno)));
+}
+
+// Before libtorch is initialised, whose libraries end a process without a
+// working directory with words about themselves.
+void refuse_removed_working_directory(
+    int /*argc*/,
+    char** /*argv*/,
+    char** /*environment*/) {
+  char path[PATH_MAX];
+  if (::getcwd(path, sizeof(path)) == nullptr && errno == ENOENT) {
+    constexpr std::string_view kSentence =
+        "ERROR 2 rank=0 op=weft the working directory has been removed: change "
+        "to one that exists\n";
+    [[maybe_unused]] const auto written =
+        ::write(STDERR_FILENO, kSentence.data(), kSentence.size());
+    ::_exit(static_cast<int>(mesh::ExitCode::kUsage));
+  }
+}
+
+// Programs alone may have such a section, which the loader runs before the
+// initialisers of shared libraries.
+[[gnu::section(".preinit_array"),
+  gnu::used]] void (*const kBeforeLibtorch)(int, char**, char**) =
+    &refuse_removed_working_directory;
+
 } // namespace
 
 int main(int argc, char** argv, ModelTypes models) {
-  mesh::open_standard_streams();
+  mesh::prepare_process();
+  use_numbers_of_c_locale();
   mesh::install_crash_handler();
   mesh::install_stack_signal();
   keep_freed_memory();
@@ -65,7 +124,8 @@ int main(int argc, char** argv, ModelTypes models) {
     program.parse(words_to_parse(program, argc, argv), argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
-      return program.exit(error); // --help, --version
+      program.exit(error); // --help, --version
+      return report_unwritten_output("weft");
     }
     return report_failure(
         "usage", mesh::ExitCode::kUsage, explain_usage(program, error));
@@ -73,7 +133,7 @@ int main(int argc, char** argv, ModelTypes models) {
     const auto& used = program.get_subcommands();
     return report_exception(used.empty() ? "weft" : used[0]->get_name());
   }
-  return 0;
+  return report_unwritten_output(program.get_subcommands().at(0)->get_name());
 }
 
 } // namespace weft::recipes::cli

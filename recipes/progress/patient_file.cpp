@@ -10,14 +10,22 @@
 #include <fmt/format.h>
 
 #include "mesh/error.h"
+#include "mesh/resource_limits.h"
 
 namespace weft::recipes {
+namespace {
+
+std::string reason(int error) {
+  return std::strerror(error) + mesh::limit_behind(error);
+}
+
+} // namespace
 
 PatientFile::PatientFile(std::string path) : path_(std::move(path)) {
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd_ < 0) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "output_dir: cannot write \"{}\": {}", path_, std::strerror(errno)));
+        "output_dir: cannot write \"{}\": {}", path_, reason(errno)));
   }
 }
 
@@ -35,7 +43,7 @@ std::string PatientFile::append(std::string_view bytes) {
         "cannot write \"{}\": {}. Training goes on; what belongs there waits "
         "in memory",
         path_,
-        std::strerror(error_));
+        reason(error_));
   }
   return was_full && !is_full
              ? fmt::format("\"{}\" is written again; nothing is missing", path_)
@@ -48,7 +56,7 @@ std::string PatientFile::finish() {
                                "\"{}\": the last {} bytes are lost: {}",
                                path_,
                                waiting_.size(),
-                               std::strerror(error_));
+                               reason(error_));
 }
 
 // What was written of a line stays; the next try goes on behind it.

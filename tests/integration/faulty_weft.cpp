@@ -1,10 +1,13 @@
 // `weft` with a model that does wrong when it is told to, for tests: in the
 // environment, WEFT_FAULT="RANK STEP PARAMETER VALUE[, ...]" makes one element
 // of a gradient VALUE in the backward of a step, counted from 1 in this
-// process; VALUE "TERM" or "USR1" raises that signal instead.
+// process; VALUE "TERM" or "USR1" raises that signal instead. WEFT_LOCALE=1
+// makes it a program that writes numbers as 1.234,5.
 
+#include <clocale>
 #include <csignal>
 #include <cstdlib>
+#include <locale>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -116,9 +119,24 @@ recipes::ModelType faulty() {
        }});
 }
 
+// As in German.
+class CommaNumbers : public std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+void set_locale() {
+  if (std::getenv("WEFT_LOCALE") != nullptr) {
+    std::setlocale(LC_ALL, "de_DE.UTF-8"); // Where it is installed.
+    std::locale::global(std::locale(std::locale(), new CommaNumbers));
+  }
+}
+
 } // namespace
 } // namespace weft::test
 
 int main(int argc, char** argv) {
+  weft::test::set_locale();
   return weft::recipes::cli::main(argc, argv, {weft::test::faulty()});
 }

@@ -1,5 +1,5 @@
-// Programs whose standard streams the caller has closed: what they print goes
-// nowhere, least of all into files that they open.
+// What programs do where their parent leaves them closed streams, low limits or
+// no working directory: one sentence and its exit code, and whole files.
 
 #include <string>
 
@@ -11,6 +11,11 @@
 
 namespace weft::test {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 class ClosedStreams : public ProcessTest {
  protected:
@@ -62,6 +67,116 @@ TEST_F(ClosedStreams, TakeNothingOfWhatARunPrints) {
            "output_dir=launched"}));
   EXPECT_EQ(run(words, "<&- >&- 2>&-"), 0);
   expect_whole_run("launched");
+}
+
+class Limits : public ProcessTest {
+ protected:
+  struct Result {
+    int code;
+    std::string output;
+    std::string error;
+  };
+
+  /// `words` from a shell that first runs `before`.
+  Result run(const std::string& before, const Words& words) const {
+    Words shell{"/bin/sh", "-c", before + "; exec \"$0\" \"$@\""};
+    shell.insert(shell.end(), words.begin(), words.end());
+    Process process(shell, folder_);
+    const int code = process.wait().value_or(-1);
+    return {code, process.output(), process.error()};
+  }
+};
+
+TEST_F(Limits, AFileSizeLimitFailsASaveAndNotTheRun) {
+  const auto words = train(
+      {"mesh.dp=1",
+       "mesh.tp=1",
+       "train.steps=4",
+       "checkpoint.every=2",
+       "model.ffn_dim=1000",
+       "output_dir=out"});
+  const auto [code, output, error] = run("ulimit -f 64", words);
+  EXPECT_EQ(code, 4) << output << error; // The last step could not be saved.
+  EXPECT_THAT(output, HasSubstr("step 2 was not saved"));
+  EXPECT_THAT(output, HasSubstr("(ulimit -f is 32 KiB): File too large"));
+  EXPECT_THAT(output, HasSubstr("step 4 was not saved"));
+  EXPECT_THAT(error, HasSubstr("ERROR 4 rank=0"));
+  // With room again it goes on.
+  EXPECT_EQ(run("true", words).code, 0);
+}
+
+TEST_F(Limits, SharedMemoryIsRefusedByTheLimitsName) {
+  const auto words =
+      launched(2, train({"mesh.dp=2", "mesh.tp=1", "output_dir=out"}));
+  const auto [code, output, error] = run("ulimit -f 8", words);
+  EXPECT_NE(code, 0);
+  EXPECT_THAT(output + error, HasSubstr("File too large (ulimit -f is "));
+}
+
+TEST_F(Limits, TooFewOpenFilesAreRefusedBeforeTheStart) {
+  const auto words =
+      launched(2, train({"mesh.dp=2", "mesh.tp=1", "output_dir=out"}));
+  const auto [code, output, error] = run("ulimit -n 40", words);
+  EXPECT_EQ(code, 2) << output << error;
+  EXPECT_THAT(error, HasSubstr("open files: ulimit -n is 40"));
+}
+
+TEST_F(Limits, AnAnswerThatCannotBeWrittenIsAnError) {
+  EXPECT_EQ(run("true", train({"output_dir=out"})).code, 0);
+  for (const auto& words :
+       {Words{WEFT_WEFT, "--version"},
+        Words{WEFT_WEFT, "doctor"},
+        Words{WEFT_WEFT, "checkpoint", "ls", "out", "--json"},
+        Words{WEFT_WEFT, "checkpoint", "inspect", "out"},
+        Words{WEFT_WEFT, "checkpoint", "diff", "out", "out", "--json"}}) {
+    const auto [code, output, error] = run("exec >/dev/full", words);
+    EXPECT_EQ(code, 2) << words.back() << error;
+    EXPECT_THAT(error, HasSubstr("cannot write to stdout")) << words.back();
+  }
+  // What a run says is in its files, too.
+  EXPECT_EQ(
+      run("exec >/dev/full", train({"output_dir=out", "train.steps=8"})).code,
+      0);
+}
+
+TEST_F(Limits, NumbersDoNotDependOnTheLocaleOfTheProgram) {
+  write("faulty.yaml", R"(name: locale
+model: {type: faulty, options: {width: 1200}}
+data: {paths: [corpus.txt], sequence_length: 16}
+train: {steps: 2, global_batch_size: 8}
+eval: {batches: 0}
+)");
+  const auto start = [&](const std::string& override) {
+    return run(
+        "export WEFT_LOCALE=1",
+        {WEFT_FAULTY, "train", "faulty.yaml", override, "output_dir=out"});
+  };
+  const auto [code, output, error] = start("optimizer.lr=2.5e-3");
+  EXPECT_EQ(code, 0) << output << error;
+  const auto recipe = read_text(folder_ / "out" / "recipe.yaml");
+  EXPECT_THAT(recipe, HasSubstr("width: 1200"));
+  EXPECT_THAT(recipe, HasSubstr("0.0025"));
+  const auto refused = start("train.micro_batch_size=4001");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.error, HasSubstr("4001"));
+}
+
+TEST_F(Limits, ARemovedWorkingDirectoryIsOneSentence) {
+  const std::string gone = "mkdir gone; cd gone; rmdir ../gone";
+  for (const auto& words :
+       {Words{WEFT_WEFT, "--version"},
+        Words{WEFT_WEFT, "checkpoint", "ls", folder_.string()},
+        train({}, (folder_ / "tiny.yaml").string()),
+        launched(2, train({}, (folder_ / "tiny.yaml").string()))}) {
+    const auto [code, output, error] = run(gone, words);
+    EXPECT_EQ(code, 2) << words.back();
+    EXPECT_EQ(output, "");
+    EXPECT_THAT(
+        lines_of(error),
+        ElementsAre(AllOf(
+            StartsWith("ERROR 2 rank=0 op="),
+            HasSubstr("the working directory has been removed"))));
+  }
 }
 
 } // namespace
