@@ -163,13 +163,14 @@ TEST(ThreadStacks, AThreadThatDoesNotAnswerIsNamedAfterTheLimit) {
   NamedThreads threads;
   std::atomic<pid_t> parent{0};
   std::atomic<bool> is_back{false};
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   threads.add("parent", [&](const std::atomic<bool>& /*is_over*/) {
     parent = static_cast<pid_t>(syscall(SYS_gettid));
     const pid_t child = vfork();
     if (child == 0) {
-      const timespec second{.tv_sec = 1, .tv_nsec = 0};
-      nanosleep(&second, nullptr);
-      _exit(0);
+      char released = 0;
+      _exit(read(ends[0], &released, 1) == 1 ? 0 : 1);
     }
     waitpid(child, nullptr, 0);
     is_back = true;
@@ -180,12 +181,15 @@ TEST(ThreadStacks, AThreadThatDoesNotAnswerIsNamedAfterTheLimit) {
   EXPECT_THAT(
       thread_stacks(),
       AllOf(HasSubstr(" (parent), "), HasSubstr("no answer in 500 ms")));
+  EXPECT_EQ(write(ends[1], "", 1), 1);
   // Its answer comes late, and is nobody else's.
   while (!is_back) {
     std::this_thread::yield();
   }
+  close(ends[0]);
+  close(ends[1]);
   for (int i = 0; i < 200; ++i) {
-    for (const auto& thread : capture_threads(milliseconds(500))) {
+    for (const auto& thread : capture_threads(milliseconds(20'000))) {
       EXPECT_EQ(thread.obstacle, "");
     }
   }
