@@ -111,8 +111,12 @@ fail() {
 }
 
 [[ -z ${TEST:-} ]] || keep is_asked_for
-[[ ${WEFT_TEST_AGAIN:-} != on ]] || keep has_failed
+# A run that was killed has left no outcomes: then all tests run again.
+if [[ ${WEFT_TEST_AGAIN:-} == on && -e $outcomes ]]; then
+  keep has_failed
+fi
 count=${#pending[@]}
+rm -f "$outcomes"
 : >"$outcomes.new"
 while ((${#pending[@]})); do
   run_pending
