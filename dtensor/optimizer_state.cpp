@@ -116,19 +116,21 @@ State& find_or_make(Slot& slot) {
 }
 
 // Lists a moment, if it is there. Where its parameter learns, one that the
-// first step would make is made now; a frozen parameter keeps what it has.
-template <class Get, class Make>
+// first step would make is made now, of `value`; a frozen parameter keeps what
+// it has.
 void list_moment(
     ParameterState& result,
     std::string name,
+    at::Tensor& moment,
     bool is_to_be_made,
-    const Get& get,
-    const Make& make) {
-  if (is_to_be_made && !get().defined()) {
-    make();
+    const at::Tensor& parameter,
+    double value = 0) {
+  if (is_to_be_made && !moment.defined()) {
+    moment = value == 0 ? at::zeros_like(parameter)
+                        : at::full_like(parameter, value);
   }
-  if (get().defined()) {
-    result.moments.push_back({std::move(name), get()});
+  if (moment.defined()) {
+    result.moments.push_back({std::move(name), moment});
   }
 }
 
@@ -145,24 +147,14 @@ ParameterState adam_state(
   }
   auto& state = find_or_make<State>(slot);
   result.numbers = {step_number(state)};
-  list_moment(
-      result,
-      "exp_avg",
-      learns,
-      [&] { return state.exp_avg(); },
-      [&] { state.exp_avg(at::zeros_like(parameter)); });
-  list_moment(
-      result,
-      "exp_avg_sq",
-      learns,
-      [&] { return state.exp_avg_sq(); },
-      [&] { state.exp_avg_sq(at::zeros_like(parameter)); });
+  list_moment(result, "exp_avg", state.exp_avg(), learns, parameter);
+  list_moment(result, "exp_avg_sq", state.exp_avg_sq(), learns, parameter);
   list_moment(
       result,
       "max_exp_avg_sq",
+      state.max_exp_avg_sq(),
       learns && options.amsgrad(),
-      [&] { return state.max_exp_avg_sq(); },
-      [&] { state.max_exp_avg_sq(at::zeros_like(parameter)); });
+      parameter);
   return result;
 }
 
@@ -193,9 +185,9 @@ ParameterState sgd_state(
   list_moment(
       result,
       "momentum_buffer",
+      state.momentum_buffer(),
       needs_momentum,
-      [&] { return state.momentum_buffer(); },
-      [&] { state.momentum_buffer(at::zeros_like(parameter)); });
+      parameter);
   return result;
 }
 
@@ -222,12 +214,10 @@ ParameterState adagrad_state(
   list_moment(
       result,
       "sum",
+      state.sum(),
       learns,
-      [&] { return state.sum(); },
-      [&] {
-        state.sum(
-            at::full_like(parameter, options.initial_accumulator_value()));
-      });
+      parameter,
+      options.initial_accumulator_value());
   return result;
 }
 
@@ -252,24 +242,19 @@ ParameterState rmsprop_state(
   }
   auto& state = find_or_make<torch::optim::RMSpropParamState>(slot);
   result.numbers = {step_number(state)};
-  list_moment(
-      result,
-      "square_avg",
-      learns,
-      [&] { return state.square_avg(); },
-      [&] { state.square_avg(at::zeros_like(parameter)); });
+  list_moment(result, "square_avg", state.square_avg(), learns, parameter);
   list_moment(
       result,
       "momentum_buffer",
+      state.momentum_buffer(),
       learns && options.momentum() > 0,
-      [&] { return state.momentum_buffer(); },
-      [&] { state.momentum_buffer(at::zeros_like(parameter)); });
+      parameter);
   list_moment(
       result,
       "grad_avg",
+      state.grad_avg(),
       learns && options.centered(),
-      [&] { return state.grad_avg(); },
-      [&] { state.grad_avg(at::zeros_like(parameter)); });
+      parameter);
   return result;
 }
 

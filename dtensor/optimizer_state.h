@@ -52,8 +52,9 @@ StateDict optimizer_state_dict(
 /// Throws: c10::ValueError, naming two parameters and both numbers, if `state`
 /// has different learning rates, betas, ... for parameters that are in one
 /// group of an optimizer, which has one of each. `groups`: the parameters'
-/// names, and which group each is in. Source:
-/// torch/distributed/checkpoint/state_dict.py, _unflatten_optim_state_dict.
+/// names, and which group each is in.
+/// Source: torch/distributed/checkpoint/state_dict.py,
+/// _unflatten_optim_state_dict.
 void check_numbers_of_groups(
     const std::vector<std::pair<std::string, size_t>>& groups,
     const StateDict& state);
