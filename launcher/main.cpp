@@ -1,11 +1,8 @@
-#include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <exception>
 #include <string>
 
 #include <time.h>
-#include <unistd.h>
 
 #include "launcher/launch.h"
 #include "launcher/options.h"
@@ -37,10 +34,8 @@ int fail(const char* sentence) {
 int main(int argc, char** argv) {
   const std::string start_time = now();
   weft::mesh::prepare_process();
-  char folder[PATH_MAX];
-  if (getcwd(folder, sizeof(folder)) == nullptr && errno == ENOENT) {
-    return fail(
-        "the working directory has been removed: change to one that exists");
+  if (weft::mesh::is_working_directory_removed()) {
+    return fail(weft::mesh::kWorkingDirectoryRemoved);
   }
   try {
     const auto parsed = weft::launcher::parse_command_line(argc, argv);

@@ -1,5 +1,7 @@
 #include "mesh/prepare_process.h"
 
+#include <cerrno>
+#include <climits>
 #include <csignal>
 #include <initializer_list>
 
@@ -31,6 +33,11 @@ void report_file_size_limit_as_error() {
 }
 
 } // namespace
+
+bool is_working_directory_removed() {
+  char path[PATH_MAX];
+  return getcwd(path, sizeof(path)) == nullptr && errno == ENOENT;
+}
 
 void prepare_process() {
   open_standard_streams();

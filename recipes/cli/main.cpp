@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <climits>
 #include <clocale>
 #include <cstdio>
 #include <cstring>
@@ -12,7 +11,6 @@
 #include <locale>
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -87,13 +85,11 @@ void refuse_removed_working_directory(
     int /*argc*/,
     char** /*argv*/,
     char** /*environment*/) {
-  char path[PATH_MAX];
-  if (::getcwd(path, sizeof(path)) == nullptr && errno == ENOENT) {
-    constexpr std::string_view kSentence =
-        "ERROR 2 rank=0 op=weft the working directory has been removed: change "
-        "to one that exists\n";
-    [[maybe_unused]] const auto written =
-        ::write(STDERR_FILENO, kSentence.data(), kSentence.size());
+  if (mesh::is_working_directory_removed()) {
+    ::dprintf(
+        STDERR_FILENO,
+        "ERROR 2 rank=0 op=weft %s\n",
+        mesh::kWorkingDirectoryRemoved);
     ::_exit(static_cast<int>(mesh::ExitCode::kUsage));
   }
 }

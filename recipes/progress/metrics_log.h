@@ -57,8 +57,8 @@ class MetricsLog {
  public:
   /// Opens `path`, making its folders, and cuts it after the last line of a
   /// step up to `last_step`: a killed run may have written more. Lines before
-  /// it stay, also those that cannot be read. 0 starts the file over. Throws:
-  /// mesh::UsageError if it cannot be written.
+  /// it stay, also those that cannot be read. 0 starts the file over.
+  /// Throws: mesh::UsageError if it cannot be written.
   explicit MetricsLog(const std::string& path, int64_t last_step = 0);
 
   /// The step of the last line that is left; 0: there is none.

@@ -1,6 +1,6 @@
 # cmake -DSOURCE=<this folder> -DBUILD=<Weft's build> -DSCRATCH=<folder>
 #       -DCOMPILER=<Weft's> -DOTHER_COMPILER=<g++, where that is clang>
-#       -DLAUNCHER=<ccache> -P run.cmake
+#       -DLAUNCHER=<ccache> -DSLOPPINESS=<its> -P run.cmake
 # Installs Weft to a scratch prefix, builds the consumer and the example
 # against it and runs them.
 cmake_minimum_required(VERSION 3.25)
@@ -15,9 +15,7 @@ function(run)
   set(output "${text}" PARENT_SCOPE)
 endfunction()
 
-# As in cmake/ccache.cmake.
-set(ENV{CCACHE_SLOPPINESS}
-    pch_defines,time_macros,include_file_mtime,include_file_ctime)
+set(ENV{CCACHE_SLOPPINESS} ${SLOPPINESS})
 
 function(build compiler source folder)
   run(${CMAKE_COMMAND} -G Ninja -S "${source}" -B "${folder}"
