@@ -84,7 +84,8 @@ TEST_P(Layouts, TrainLikeOneRank) {
   const auto corpus = corpus_path();
   for (const bool tied : {false, true}) {
     for (const int64_t accumulation : {1, 3}) {
-      const auto expected = train({1, 1, false, tied, accumulation}, corpus);
+      const auto& expected =
+          train_once(recipe_of({1, 1, false, tied, accumulation}, corpus));
       expect_training_happened(expected, kSteps);
       for (const bool sequence : {false, true}) {
         const Layout layout{dp, tp, sequence, tied, accumulation};
@@ -102,7 +103,8 @@ TEST_P(Layouts, TrainLikeOneRank) {
 TEST_P(Layouts, DropTheSameAsOneRank) {
   const auto [dp, tp] = GetParam();
   const auto corpus = corpus_path();
-  const auto expected = train({1, 1, false, false, 1, 0.3}, corpus);
+  const auto& expected =
+      train_once(recipe_of({1, 1, false, false, 1, 0.3}, corpus));
   expect_training_happened(expected, kSteps);
   const Layout layout{dp, tp, tp > 1, false, 3, 0.3};
   SCOPED_TRACE(name_of(layout));
@@ -111,8 +113,9 @@ TEST_P(Layouts, DropTheSameAsOneRank) {
 
 TEST(LayoutsWithDropout, MasksMatter) {
   const auto corpus = corpus_path();
-  const auto with = train({1, 1, false, false, 1, 0.3}, corpus);
-  const auto without = train({1, 1, false, false, 1}, corpus);
+  const auto& with =
+      train_once(recipe_of({1, 1, false, false, 1, 0.3}, corpus));
+  const auto& without = train_once(recipe_of({1, 1, false, false, 1}, corpus));
   EXPECT_EQ(with.initial.size(), without.initial.size());
   EXPECT_GT(std::abs(with.losses[5] - without.losses[5]), 1e-3);
 }
@@ -184,7 +187,7 @@ class DdpSection : public ::testing::TestWithParam<DdpVariant> {};
 TEST_P(DdpSection, TrainsLikeOneRank) {
   const auto& variant = GetParam();
   const auto corpus = corpus_path();
-  const auto expected = train({1, 1, false, false, 3}, corpus);
+  const auto& expected = train_once(recipe_of({1, 1, false, false, 3}, corpus));
   for (const auto& [dp, tp] : {std::pair(2, 2), std::pair(3, 1)}) {
     const Layout layout{dp, tp, tp > 1, false, 3};
     SCOPED_TRACE(name_of(layout));

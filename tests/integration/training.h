@@ -28,6 +28,10 @@ std::string digits_path();
 /// process.
 Trace train(const Recipe& recipe);
 
+/// The same, once in this process: of a recipe that was trained before, the
+/// trace of that time. For what many meshes are compared with.
+const Trace& train_once(const Recipe& recipe);
+
 double relative_distance(const at::Tensor& a, const at::Tensor& b);
 
 /// Losses within `tolerance` of each other, relative; parameters too, in their
