@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/files/folder.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

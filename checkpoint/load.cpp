@@ -12,8 +12,8 @@
 #include "checkpoint/load/load_selection.h"
 #include "checkpoint/state_items.h"
 #include "checkpoint/store.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 
 // Note [How ranks load together]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -8,7 +8,7 @@
 
 #include "dtensor/factories.h"
 #include "dtensor/placement.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 

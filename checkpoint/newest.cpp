@@ -4,7 +4,7 @@
 
 #include "checkpoint/error.h"
 #include "checkpoint/state_items.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

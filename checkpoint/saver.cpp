@@ -15,8 +15,8 @@
 #include "checkpoint/save/staging.h"
 #include "checkpoint/state_items.h"
 #include "checkpoint/store.h"
-#include "mesh/caller.h"
-#include "mesh/error.h"
+#include "mesh/communicator/caller.h"
+#include "mesh/error/error.h"
 
 // Note [Saving in the background]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

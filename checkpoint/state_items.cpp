@@ -5,8 +5,8 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -18,7 +18,7 @@
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/limits.h"
 #include "checkpoint/format/text.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

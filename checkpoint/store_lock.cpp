@@ -15,7 +15,7 @@
 
 #include "checkpoint/format/text.h"
 #include "checkpoint/store.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

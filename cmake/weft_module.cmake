@@ -72,20 +72,25 @@ function(weft_use_test_pch target)
     LIBRARIES libtorch::libtorch GTest::gmock GTest::gtest)
 endfunction()
 
-# weft_add_module(<name> SOURCES ... HEADERS ... DEPS ... PRIVATE_DEPS ...)
+# weft_add_module(<name> [NO_TORCH] SOURCES ... HEADERS ... DEPS ...
+#                 PRIVATE_DEPS ...)
 function(weft_add_module name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(
+    ARG "NO_TORCH" "" "SOURCES;HEADERS;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(weft_${name} ${ARG_SOURCES})
   add_library(weft::${name} ALIAS weft_${name})
   target_sources(weft_${name} PUBLIC
     FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS})
   target_compile_features(weft_${name} PUBLIC cxx_std_20)
   target_link_libraries(weft_${name}
-    PUBLIC libtorch::libtorch ${ARG_DEPS}
+    PUBLIC ${ARG_DEPS}
     PRIVATE ${ARG_PRIVATE_DEPS} $<BUILD_INTERFACE:weft_warnings>)
+  if(NOT ARG_NO_TORCH)
+    target_link_libraries(weft_${name} PUBLIC libtorch::libtorch)
+    weft_use_pch(weft_${name})
+  endif()
   set_target_properties(weft_${name} PROPERTIES
     EXPORT_NAME ${name} VERIFY_INTERFACE_HEADER_SETS ON)
-  weft_use_pch(weft_${name})
   install(TARGETS weft_${name} EXPORT weft-targets
     FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/weft)
 endfunction()

@@ -5,7 +5,7 @@
 #include <torch/csrc/cuda/nccl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 // Note [NCCL's headers]
 // ~~~~~~~~~~~~~~~~~~~~~

@@ -4,7 +4,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include "mesh/device_plugin.h"
+#include "mesh/device/device_plugin.h"
 
 namespace weft::cuda {
 

@@ -12,8 +12,8 @@
 #include "cuda/nccl_group.h"
 #include "cuda/side_stream.h"
 #include "cuda/tensor_kernels.h"
-#include "mesh/device_plugin.h"
-#include "mesh/error.h"
+#include "mesh/device/device_plugin.h"
+#include "mesh/error/error.h"
 
 namespace weft::cuda {
 namespace {

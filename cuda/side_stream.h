@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "mesh/device_plugin.h"
+#include "mesh/device/device_plugin.h"
 
 namespace weft::cuda {
 

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "mesh/device_plugin.h"
+#include "mesh/device/device_plugin.h"
 
 // The kernels over tensors, on the current stream.
 namespace weft::cuda {

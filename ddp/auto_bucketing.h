@@ -5,7 +5,7 @@
 
 #include <c10/core/Device.h>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::ddp {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <map>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

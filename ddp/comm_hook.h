@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::ddp {
 

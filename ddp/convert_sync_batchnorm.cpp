@@ -7,7 +7,7 @@
 
 #include "ddp/parameter_owners.h"
 #include "ddp/sync_batch_norm.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

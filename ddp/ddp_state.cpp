@@ -11,7 +11,7 @@
 #include "ddp/join/ddp_join.h"
 #include "ddp/optimizer_in_backward.h"
 #include "ddp/replicas.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

@@ -15,7 +15,7 @@
 #include "ddp/unused_parameters.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/deferred_init.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

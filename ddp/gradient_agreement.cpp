@@ -10,7 +10,7 @@
 #include <torch/torch.h>
 
 #include "ddp/gather_numbers.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

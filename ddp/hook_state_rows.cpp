@@ -14,8 +14,8 @@
 #include "ddp/tensor_hash.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

@@ -11,9 +11,9 @@
 #include "ddp/parameter_owners.h"
 #include "ddp/sync_batch_norm.h"
 #include "dtensor/dtensor_impl.h"
-#include "mesh/debug_level.h"
-#include "mesh/env.h"
-#include "mesh/error.h"
+#include "mesh/bootstrap/debug_level.h"
+#include "mesh/bootstrap/env.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

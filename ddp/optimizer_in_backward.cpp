@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "ddp/gradient_hooks.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 

@@ -13,7 +13,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/gradient.h"
 #include "dtensor/parameter_info.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 // Note [Order of reductions]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -27,7 +27,7 @@
 #include "ddp/runtime_statistics.h"
 #include "ddp/unused_parameters.h"
 #include "mesh/device_mesh.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 

@@ -9,7 +9,7 @@
 #include "ddp/gradient_kind.h"
 #include "ddp/reducer.h"
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

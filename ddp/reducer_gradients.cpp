@@ -9,7 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/gradient.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 

@@ -9,7 +9,7 @@
 #include "ddp/reducer.h"
 #include "ddp/sparse_sum.h"
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 

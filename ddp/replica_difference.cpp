@@ -8,7 +8,7 @@
 #include "ddp/replica_vote.h"
 #include "ddp/replicas.h"
 #include "ddp/tensor_hash.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

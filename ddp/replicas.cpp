@@ -7,8 +7,8 @@
 #include <torch/torch.h>
 
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

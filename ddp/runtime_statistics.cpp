@@ -1,6 +1,6 @@
 #include "ddp/runtime_statistics.h"
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "ddp/comm_hook.h"
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::ddp {
 

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "ddp/sync_batch_norm.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

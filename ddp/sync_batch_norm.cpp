@@ -13,7 +13,7 @@
 
 #include "ddp/module_state.h"
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

@@ -9,7 +9,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/pimpl.h>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::ddp {

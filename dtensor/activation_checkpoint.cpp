@@ -16,7 +16,7 @@
 #include "dtensor/module_call.h"
 #include "dtensor/random_state.h"
 #include "dtensor/saved_tensor_hooks.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

@@ -6,7 +6,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
-#include "mesh/scope_kind.h"
+#include "mesh/communicator/scope_kind.h"
 
 namespace weft::dtensor {
 namespace {

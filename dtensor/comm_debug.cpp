@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/module_call.h"
-#include "mesh/backend.h"
+#include "mesh/communicator/backend.h"
 
 namespace weft::dtensor {
 

@@ -12,7 +12,7 @@
 
 #include "dtensor/scopes.h"
 #include "dtensor/spec.h"
-#include "mesh/collective_observer.h"
+#include "mesh/communicator/collective_observer.h"
 
 namespace torch::nn {
 class Module;

@@ -6,7 +6,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribute_plan.h"
 #include "dtensor/step_message.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 // Note [From mesh to mesh]
 // ~~~~~~~~~~~~~~~~~~~~~~~~

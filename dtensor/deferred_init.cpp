@@ -14,7 +14,7 @@
 #include "dtensor/parameter_info.h"
 #include "dtensor/random.h"
 #include "dtensor/redistribute.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

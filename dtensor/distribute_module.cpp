@@ -8,7 +8,7 @@
 #include "dtensor/mesh_arguments.h"
 #include "dtensor/module_call.h"
 #include "dtensor/parameter_info.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

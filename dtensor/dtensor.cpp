@@ -9,8 +9,8 @@
 #include "dtensor/parameter_info.h"
 #include "dtensor/part_check.h"
 #include "dtensor/redistribute.h"
-#include "mesh/communicator.h"
-#include "mesh/error.h"
+#include "mesh/communicator/communicator.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

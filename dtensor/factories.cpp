@@ -8,7 +8,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/gradient.h"
 #include "dtensor/redistribute.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

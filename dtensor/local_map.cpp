@@ -7,7 +7,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/mesh_arguments.h"
 #include "dtensor/redistribute.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

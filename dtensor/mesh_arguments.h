@@ -2,7 +2,7 @@
 
 #include "dtensor/placement.h"
 #include "mesh/device_mesh.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 // What functions that take a mesh and placements share.
 

@@ -12,7 +12,7 @@
 #include "dtensor/parameter_info.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribute_plan.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

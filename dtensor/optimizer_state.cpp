@@ -16,7 +16,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

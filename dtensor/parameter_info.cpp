@@ -1,6 +1,6 @@
 #include "dtensor/parameter_info.h"
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 

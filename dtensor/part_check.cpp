@@ -7,12 +7,12 @@
 
 #include <torch/torch.h>
 
+#include "base/fnv.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/mesh_arguments.h"
-#include "mesh/communicator.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
-#include "mesh/fnv.h"
+#include "mesh/communicator/communicator.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::dtensor {
 

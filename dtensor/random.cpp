@@ -6,10 +6,10 @@
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 
+#include "base/fnv.h"
 #include "dtensor/random_arithmetic.h"
 #include "dtensor/random_blocks.h"
-#include "mesh/device_plugin.h"
-#include "mesh/fnv.h"
+#include "mesh/device/device_plugin.h"
 
 namespace weft::dtensor {
 namespace {

@@ -12,8 +12,8 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/random_sampling.h"
 #include "dtensor/region.h"
-#include "mesh/error.h"
-#include "mesh/scope_kind.h"
+#include "mesh/communicator/scope_kind.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribute_run.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "dtensor/cost_model.h"
 #include "dtensor/spec.h"
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::dtensor {
 

@@ -9,7 +9,7 @@
 
 #include "dtensor/redistribute_plan.h"
 #include "dtensor/step_message.h"
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::dtensor {
 

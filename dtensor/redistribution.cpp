@@ -13,7 +13,7 @@
 #include "dtensor/part_check.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribute_run.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

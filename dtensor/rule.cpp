@@ -3,7 +3,7 @@
 #include <mutex>
 
 #include "dtensor/register_sharding.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

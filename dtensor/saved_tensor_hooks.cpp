@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
-#include "mesh/scope_kind.h"
+#include "mesh/communicator/scope_kind.h"
 
 namespace weft::dtensor {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute_plan.h"
-#include "mesh/scope_kind.h"
+#include "mesh/communicator/scope_kind.h"
 
 namespace weft::dtensor {
 namespace {

@@ -9,7 +9,7 @@
 #include <optional>
 #include <set>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 

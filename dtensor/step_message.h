@@ -8,7 +8,7 @@
 
 #include "dtensor/redistribute_plan.h"
 #include "dtensor/region.h"
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::dtensor {
 

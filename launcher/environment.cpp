@@ -5,8 +5,8 @@
 
 #include <unistd.h>
 
+#include "base/usable_cores.h"
 #include "launcher/virtual_device.h"
-#include "mesh/usable_cores.h"
 
 namespace weft::launcher {
 

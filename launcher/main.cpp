@@ -4,9 +4,9 @@
 
 #include <time.h>
 
+#include "base/prepare_process.h"
 #include "launcher/launch.h"
 #include "launcher/options.h"
-#include "mesh/prepare_process.h"
 
 namespace {
 

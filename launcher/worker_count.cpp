@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "base/usable_cores.h"
 #include "launcher/error.h"
 #include "launcher/numbers.h"
-#include "mesh/usable_cores.h"
 
 namespace weft::launcher {
 namespace {

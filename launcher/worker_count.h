@@ -6,7 +6,7 @@
 namespace weft::launcher {
 
 /// How many workers `--nproc-per-node text` asks for: a number, "cpu" (cores
-/// that this process may use, see mesh/usable_cores.h), "gpu" (NVIDIA devices)
+/// that this process may use, see base/usable_cores.h), "gpu" (NVIDIA devices)
 /// or "auto" (gpu if there are any, else cpu). Throws: LaunchError if it is
 /// none of these, or "gpu" without a GPU.
 int worker_count(const std::string& text);

@@ -8,11 +8,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "mesh/await_count.h"
-#include "mesh/error.h"
-#include "mesh/failure.h"
-#include "mesh/fnv.h"
-#include "mesh/watch/wording.h"
+#include "base/fnv.h"
+#include "mesh/bootstrap/await_count.h"
+#include "mesh/communicator/wording.h"
+#include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 
 namespace weft::mesh {
 namespace {

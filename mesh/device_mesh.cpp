@@ -11,7 +11,7 @@
 #include <typeinfo>
 #include <utility>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::mesh {
 

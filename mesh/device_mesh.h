@@ -9,7 +9,7 @@
 #include <typeinfo>
 #include <vector>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 #include "mesh/world.h"
 
 namespace weft::mesh {

@@ -6,7 +6,7 @@
 #include <map>
 #include <mutex>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::mesh {
 namespace {

@@ -6,7 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::mesh {
 namespace {

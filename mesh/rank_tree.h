@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 #include "mesh/world.h"
 
 namespace weft::mesh {

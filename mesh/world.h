@@ -12,8 +12,8 @@
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include "mesh/communicator.h"
-#include "mesh/watch/options.h"
+#include "mesh/communicator/communicator.h"
+#include "mesh/watchdog/options.h"
 
 namespace c10d {
 class Store;
@@ -51,12 +51,11 @@ class World {
   /// one host the store listens on loopback only.
   /// Collective: all ranks; blocks until all have come.
   /// Ranks of a launcher report their crashes from now on
-  /// (mesh/crash_handler.h), but for signals that have a handler; not with
-  /// WEFT_CRASH_HANDLER=0.
-  /// Throws: UsageError naming the variables that are missing, malformed or
-  /// contradict each other, or if this process has a world of several ranks
-  /// from here already; CommError if the others do not come in time, or rank 0
-  /// cannot listen.
+  /// (mesh/crash/crash_handler.h), but for signals that have a handler; not
+  /// with WEFT_CRASH_HANDLER=0. Throws: UsageError naming the variables that
+  /// are missing, malformed or contradict each other, or if this process has a
+  /// world of several ranks from here already; CommError if the others do not
+  /// come in time, or rank 0 cannot listen.
   static World from_env(WorldOptions options = {});
 
   /// A world that meets in `store`, e.g. one thread a rank over a HashStore.

@@ -20,12 +20,12 @@ checkpoint=(checkpoint/format/{digest,dtype,hash,json_scan,manifest}.cpp
             checkpoint/format/{manifest_parser,manifest_rules}.cpp
             checkpoint/format/{tensor_header,tensor_header_parser}.cpp
             checkpoint/format/{text,tiling}.cpp checkpoint/files/folder.cpp
-            mesh/{error,resource_limits}.cpp
+            mesh/error/{error,resource_limits}.cpp
             tests/fuzz/fuzz_input.cpp)
 recipe=(recipes/config/{recipe,schema,schema_lifecycle,schema_model}.cpp
         recipes/config/{schema_parallel,schema_text,schema_train}.cpp
         recipes/config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
-        mesh/error.cpp tests/fuzz/recipe_input.cpp)
+        mesh/error/error.cpp tests/fuzz/recipe_input.cpp)
 rendezvous=(launcher/{outcome,restarts}.cpp
             launcher/rendezvous/{address,admission}.cpp
             launcher/rendezvous/{dialer,event_loop,forwarder,gate}.cpp
@@ -49,7 +49,7 @@ build() {
     # Headers are few and change together.
     if [[ ! -f $object ]] ||
       [[ -n $(find checkpoint/*.h checkpoint/{format,files}/*.h \
-                recipes/config/*.h launcher/rendezvous/*.h tests/fuzz/*.h mesh/error.h "$source" \
+                recipes/config/*.h launcher/rendezvous/*.h tests/fuzz/*.h mesh/error/error.h "$source" \
                 -newer "$object" -print -quit) ]]; then
       "$clang" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source" \
         -o "$object" || die 1 "$source does not compile"

@@ -4,7 +4,7 @@
 step=lint
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-LIBRARIES=(mesh dtensor cuda tp ddp checkpoint recipes testkit)
+LIBRARIES=(base mesh dtensor cuda tp ddp checkpoint recipes testkit)
 ALL=("${LIBRARIES[@]}" launcher bench tests)
 found=0
 
@@ -36,8 +36,8 @@ check_calls() {
     '^mesh/' "${LIBRARIES[@]}"
   forbid "c10d belongs in mesh/, and its NCCL in cuda/" \
     '#include <torch/csrc/distributed/c10d/' '^((mesh|cuda)/|testkit/run_ranks\.cpp)' "${LIBRARIES[@]}"
-  forbid "read the environment in mesh/env.cpp" \
-    '\b(secure_)?getenv\(' '^mesh/env\.cpp' "${LIBRARIES[@]}"
+  forbid "read the environment in mesh/bootstrap/env.cpp" \
+    '\b(secure_)?getenv\(' '^mesh/bootstrap/env\.cpp' "${LIBRARIES[@]}"
   forbid "ranks may be threads of one process: no thread_local" \
     '\bthread_local\b' "$none" "${LIBRARIES[@]}"
   forbid "ranks may be threads of one process: no mutable static" \

@@ -1,6 +1,6 @@
 #include "tp/expert_parallel.h"
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tp/module_tensors.h"
 
 namespace weft::tp {

@@ -1,6 +1,6 @@
 #include "tp/layout.h"
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::tp {
 

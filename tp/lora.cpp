@@ -13,7 +13,7 @@
 #include "dtensor/module_call.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/placement.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tp/module_pattern.h"
 
 namespace weft::tp {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "mesh/edit_distance.h"
+#include "base/edit_distance.h"
 
 namespace weft::tp {
 namespace {

@@ -9,7 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/mesh_arguments.h"
 #include "dtensor/module_call.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tp/module_pattern.h"
 
 namespace weft::tp {

@@ -1,7 +1,7 @@
 // PrepareModuleInput, PrepareModuleOutput and both in one.
 
 #include "dtensor/module_call.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tp/module_tensors.h"
 #include "tp/style.h"
 

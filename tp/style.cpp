@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/parameter_info.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tp/module_tensors.h"
 
 namespace weft::tp {

@@ -7,7 +7,7 @@
 #include "checkpoint/files/checked_file.h"
 #include "checkpoint/files/tensor_file.h"
 #include "checkpoint/format/text.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

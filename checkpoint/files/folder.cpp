@@ -19,7 +19,7 @@
 
 #include "checkpoint/format/limits.h"
 #include "checkpoint/format/text.h"
-#include "mesh/resource_limits.h"
+#include "mesh/error/resource_limits.h"
 
 namespace weft::checkpoint {
 namespace {

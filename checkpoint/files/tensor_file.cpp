@@ -9,7 +9,7 @@
 #include "checkpoint/format/limits.h"
 #include "checkpoint/format/tensor_header.h"
 #include "checkpoint/format/text.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -12,7 +12,7 @@
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/text.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -16,7 +16,7 @@
 #include "checkpoint/format/manifest_format.h"
 #include "checkpoint/format/manifest_rules.h"
 #include "checkpoint/format/text.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -10,7 +10,7 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/limits.h"
 #include "checkpoint/format/text.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

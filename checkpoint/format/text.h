@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/error.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 /// What messages and files say: names, shapes, JSON strings.
 namespace weft::checkpoint {

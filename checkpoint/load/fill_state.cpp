@@ -13,8 +13,8 @@
 #include "checkpoint/save/held_boxes.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 
 // Note [Values from rank 0]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -6,7 +6,7 @@
 
 #include "checkpoint/load/convert.h"
 #include "checkpoint/save/held_boxes.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -12,8 +12,8 @@
 #include "checkpoint/format/text.h"
 #include "checkpoint/save/rank_report.h"
 #include "checkpoint/store.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 
 // Note [How ranks save together]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/format/text.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -15,7 +15,7 @@
 #include "checkpoint/format/text.h"
 #include "checkpoint/format/tiling.h"
 #include "checkpoint/format/weight_index.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

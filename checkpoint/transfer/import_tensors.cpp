@@ -9,7 +9,7 @@
 #include "checkpoint/files/tensor_file.h"
 #include "checkpoint/format/text.h"
 #include "checkpoint/save/step_writer.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

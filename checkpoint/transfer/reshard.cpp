@@ -13,7 +13,7 @@
 #include "checkpoint/store.h"
 #include "checkpoint/transfer/respec.h"
 #include "mesh/device_mesh.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "mesh/world.h"
 
 namespace weft::checkpoint {

@@ -8,7 +8,7 @@
 
 #include "checkpoint/format/text.h"
 #include "dtensor/placement.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

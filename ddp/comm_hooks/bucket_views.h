@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "ddp/comm_hook.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 

@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 

@@ -9,7 +9,7 @@
 #include <torch/torch.h>
 
 #include "ddp/replicas.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 // Note [Shadows]
 // ~~~~~~~~~~~~~~

@@ -14,7 +14,7 @@
 #include "ddp/join/joinable.h"
 #include "ddp/join/joined_reduction.h"
 #include "ddp/sync_batch_norm.h"
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::ddp {
 

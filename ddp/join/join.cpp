@@ -8,7 +8,7 @@
 #include <torch/torch.h>
 
 #include "ddp/join/join_state.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 

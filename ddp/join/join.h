@@ -9,7 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include "ddp/join/joinable.h"
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::ddp {
 

@@ -5,7 +5,7 @@
 
 #include <torch/torch.h>
 
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
 
 // Note [Join]
 // ~~~~~~~~~~~

@@ -12,7 +12,7 @@
 
 #include "ddp/join/join.h"
 #include "mesh/device_mesh.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 

@@ -7,7 +7,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::ddp {

@@ -1,7 +1,7 @@
 #include "ddp/join/joined_optimizer.h"
 
 #include "ddp/zero/zero_redundancy_optimizer.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 #include "ddp/module_state.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

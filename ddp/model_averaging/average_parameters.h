@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::ddp {
 

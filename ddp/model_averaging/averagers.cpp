@@ -6,7 +6,7 @@
 
 #include "ddp/model_averaging/average_parameters.h"
 #include "ddp/model_averaging/subgroups.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

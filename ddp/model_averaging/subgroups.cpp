@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 

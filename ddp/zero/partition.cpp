@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 // Note [Parts of parameters]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~

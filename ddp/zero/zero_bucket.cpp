@@ -9,7 +9,7 @@
 #include "ddp/module_state.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::ddp {
 namespace {

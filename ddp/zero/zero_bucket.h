@@ -11,7 +11,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "ddp/zero/partition.h"
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::ddp {
 

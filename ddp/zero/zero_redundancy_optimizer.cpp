@@ -20,8 +20,8 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/module_call.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 
 // Note [Buckets of the sharded optimizer]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -9,7 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/optimizer_state.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 // Note [State of a divided optimizer]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "dtensor/fused/grouped_mm.h"
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::dtensor {
 

@@ -18,7 +18,7 @@
 #include "dtensor/fused/fused_ops.h"
 #include "dtensor/fused/grouped_mm.h"
 #include "dtensor/kernels/kernels.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::dtensor {
 namespace {

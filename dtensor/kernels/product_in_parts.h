@@ -9,7 +9,7 @@
 
 #include "dtensor/region.h"
 #include "dtensor/spec.h"
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::dtensor::kernels {
 

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "dtensor/cut.h"
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::dtensor::kernels {
 

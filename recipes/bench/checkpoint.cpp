@@ -16,7 +16,7 @@
 #include "checkpoint/saver.h"
 #include "checkpoint/store.h"
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "recipes/bench/process_memory.h"
 #include "recipes/bench/timing.h"

@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 
 #include "mesh/agreement.h" // c10d::Store, whole
-#include "mesh/error.h"
-#include "mesh/rendezvous.h"
+#include "mesh/bootstrap/rendezvous.h"
+#include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "recipes/bench/timing.h"
 

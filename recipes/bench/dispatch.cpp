@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "recipes/bench/timing.h"
 

@@ -15,7 +15,7 @@
 #include "checkpoint/save/rank_report.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/store.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/bench/process_memory.h"
 
 namespace weft::recipes::bench {

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/bench/checkpoint.h"
 #include "recipes/bench/collective.h"
 #include "recipes/bench/deferred_memory.h"

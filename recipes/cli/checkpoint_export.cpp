@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/load/key_pattern.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/cli/checkpoint_text.h"
 #include "recipes/cli/progress_bar.h"
 #include "recipes/hub/export_model.h"

@@ -16,7 +16,7 @@
 #include "checkpoint/load/key_pattern.h"
 #include "checkpoint/transfer/foreign.h"
 #include "checkpoint/transfer/import_tensors.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/cli/checkpoint_text.h"
 #include "recipes/cli/progress_bar.h"
 #include "recipes/hub/config.h"

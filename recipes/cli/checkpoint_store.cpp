@@ -14,7 +14,7 @@
 #include "checkpoint/files/folder.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/cli/checkpoint_text.h"
 #include "recipes/cli/progress_bar.h"
 

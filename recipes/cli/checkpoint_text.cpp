@@ -13,7 +13,7 @@
 #include "checkpoint/files/folder.h"
 #include "checkpoint/hmac_key.h"
 #include "checkpoint/store.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes::cli {
 namespace {

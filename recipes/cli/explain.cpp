@@ -12,7 +12,7 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/cli/commands.h"
 #include "recipes/cli/program.h"
 #include "recipes/config/validate.h"

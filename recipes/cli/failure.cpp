@@ -9,10 +9,10 @@
 #include <string_view>
 #include <thread>
 
+#include "base/error_report.h"
 #include "checkpoint/error.h"
-#include "mesh/env.h"
-#include "mesh/error_file.h"
-#include "mesh/job_rank.h"
+#include "mesh/bootstrap/env.h"
+#include "mesh/bootstrap/job_rank.h"
 #include "recipes/train/non_finite.h"
 #include "recipes/train/stop_signal.h"
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes::cli {
 

@@ -8,10 +8,10 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include "mesh/device.h"
-#include "mesh/env.h"
-#include "mesh/error.h"
-#include "mesh/job_rank.h"
+#include "mesh/bootstrap/env.h"
+#include "mesh/bootstrap/job_rank.h"
+#include "mesh/device/device.h"
+#include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "recipes/inference/inference_model.h"
 #include "recipes/models/registry.h"

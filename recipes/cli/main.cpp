@@ -15,10 +15,10 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include "mesh/crash_handler.h"
-#include "mesh/error.h"
-#include "mesh/prepare_process.h"
-#include "mesh/watch/stacks.h"
+#include "base/prepare_process.h"
+#include "mesh/crash/crash_handler.h"
+#include "mesh/crash/stacks.h"
+#include "mesh/error/error.h"
 #include "recipes/cli/commands.h"
 #include "recipes/cli/failure.h"
 #include "recipes/cli/program.h"

@@ -4,10 +4,10 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
-#include "mesh/device.h"
-#include "mesh/env.h"
-#include "mesh/error.h"
-#include "mesh/job_rank.h"
+#include "mesh/bootstrap/env.h"
+#include "mesh/bootstrap/job_rank.h"
+#include "mesh/device/device.h"
+#include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "recipes/cli/commands.h"
 #include "recipes/cli/program.h"

@@ -15,7 +15,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/schema.h"
 #include "recipes/config/suggest.h"
 #include "recipes/config/yaml_tree.h"

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "mesh/edit_distance.h"
+#include "base/edit_distance.h"
 
 namespace weft::recipes {
 

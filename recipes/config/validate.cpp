@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/validate_model.h"
 
 namespace weft::recipes {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/recipe.h"
 #include "recipes/data/digit_images.h"
 #include "recipes/data/text_dataset.h"

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes {
 

@@ -12,7 +12,7 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/data/sample_order.h"
 #include "recipes/data/text_corpus.h"
 

@@ -15,7 +15,7 @@
 
 #include <fmt/format.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes {
 namespace {

@@ -24,8 +24,8 @@
 
 #include <fmt/format.h>
 
-#include "mesh/device.h"
-#include "mesh/usable_cores.h"
+#include "base/usable_cores.h"
+#include "mesh/device/device.h"
 
 namespace weft::recipes {
 namespace {

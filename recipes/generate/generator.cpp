@@ -7,7 +7,7 @@
 
 #include "dtensor/cut.h"
 #include "dtensor/dtensor.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
 #include "mesh/world.h"
 
 namespace weft::recipes {

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/schema.h"
 #include "recipes/models/registry.h"
 #include "recipes/tokens/tokenizer_file.h"

@@ -9,7 +9,7 @@
 
 #include "dtensor/random.h"
 #include "dtensor/random_arithmetic.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/train/trainer.h"
 
 namespace weft::recipes {

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/format/text.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/load_weights.h"
 

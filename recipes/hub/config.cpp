@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/files/folder.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/hub/small_file.h"
 
 namespace weft::recipes::hub {

@@ -15,7 +15,7 @@
 
 #include "checkpoint/files/folder.h"
 #include "checkpoint/format/dtype.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/hub/checkpoint_weights.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/new_folder.h"

@@ -14,7 +14,7 @@
 #include "checkpoint/files/tensor_stream.h"
 #include "checkpoint/format/text.h"
 #include "checkpoint/store.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/hub/new_folder.h"
 #include "recipes/hub/weight_writer.h"
 

@@ -15,7 +15,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/text.h"
 #include "checkpoint/store.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/small_file.h"
 #include "recipes/hub/weight_reader.h"

@@ -7,8 +7,8 @@
 
 #include "checkpoint/error.h"
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 #include "recipes/hub/weight_reader.h"
 
 namespace weft::recipes::hub {

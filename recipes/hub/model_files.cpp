@@ -13,7 +13,7 @@
 #include "checkpoint/format/tensor_header.h"
 #include "checkpoint/format/text.h"
 #include "checkpoint/format/weight_index.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/hub/small_file.h"
 
 namespace weft::recipes::hub {

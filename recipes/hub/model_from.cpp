@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/format/text.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/schema.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/tensor_map.h"

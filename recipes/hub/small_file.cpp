@@ -6,7 +6,7 @@
 
 #include "checkpoint/error.h"
 #include "checkpoint/format/json_scan.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes::hub {
 

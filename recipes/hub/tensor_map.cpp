@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/format/limits.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/hub/config.h"
 
 namespace weft::recipes::hub {

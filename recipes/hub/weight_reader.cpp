@@ -13,7 +13,7 @@
 
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/text.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes::hub {
 namespace {

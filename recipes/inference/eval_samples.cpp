@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/data/batch_loader.h"
 #include "recipes/data/token_file.h"
 #include "recipes/models/registry.h"

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/data/staging.h"
 #include "recipes/train/loss.h"
 #include "recipes/train/trainer.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/models/gpt2_plan.h"
 #include "recipes/models/llama_plan.h"
 #include "recipes/models/mlp_plan.h"

@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes {
 

@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
-#include "mesh/error.h"
-#include "mesh/resource_limits.h"
+#include "mesh/error/error.h"
+#include "mesh/error/resource_limits.h"
 
 namespace weft::recipes {
 namespace {

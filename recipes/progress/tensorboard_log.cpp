@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes {
 namespace {

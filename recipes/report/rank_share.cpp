@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/report/write_file.h"
 
 namespace weft::recipes {

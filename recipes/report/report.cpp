@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/report/assets.h"
 #include "recipes/report/write_file.h"
 

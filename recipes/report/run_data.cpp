@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/yaml_tree.h"
 
 namespace weft::recipes {

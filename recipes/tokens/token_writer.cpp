@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/data/data_error.h"
 #include "recipes/data/token_layout.h"
 

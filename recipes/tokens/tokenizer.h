@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes {
 

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "mesh/fnv.h"
+#include "base/fnv.h"
 #include "recipes/tokens/tokenizer.h"
 #include "recipes/tokens/utf8.h"
 

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/report/write_file.h"
 #include "recipes/trace/module_spans.h"
 #include "recipes/trace/op_spans.h"

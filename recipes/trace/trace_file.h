@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "recipes/trace/trace_recorder.h"
 
 namespace weft::recipes {

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/hmac_key.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "ddp/local_norms.h"
 #include "ddp/module_state.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 #include "recipes/train/list_ranks.h"
 
 namespace weft::recipes {

@@ -8,7 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 #include "recipes/config/recipe.h"
 
 namespace weft::recipes {

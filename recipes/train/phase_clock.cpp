@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "recipes/trace/trace_recorder.h"
 
 namespace weft::recipes {

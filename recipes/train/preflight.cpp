@@ -7,7 +7,7 @@
 
 #include "ddp/module_state.h"
 #include "dtensor/dtensor_impl.h"
-#include "mesh/debug_level.h"
+#include "mesh/bootstrap/debug_level.h"
 #include "recipes/config/schema.h"
 
 namespace weft::recipes {

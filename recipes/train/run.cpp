@@ -10,8 +10,8 @@
 #include <fmt/format.h>
 
 #include "checkpoint/error.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/export_model.h"
 #include "recipes/trace/step_tracer.h"

@@ -9,8 +9,8 @@
 #include "checkpoint/load.h"
 #include "checkpoint/newest.h"
 #include "checkpoint/store.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 #include "recipes/models/registry.h"
 #include "recipes/progress/metrics_log.h"
 #include "recipes/train/hmac_key.h"
@@ -71,7 +71,7 @@ std::string on_first_rank(
   return answer.substr(1);
 }
 
-// Those of an earlier failure (mesh/watch/flight_files.h) would be taken for
+// Those of an earlier failure (mesh/watchdog/flight_files.h) would be taken for
 // what the same ranks did in the next one.
 void set_flight_records_aside(const fs::path& run) {
   const auto records = run / "flight";

@@ -7,8 +7,8 @@
 
 #include "checkpoint/store.h"
 #include "ddp/replica_vote.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 #include "recipes/train/run_store.h"
 #include "recipes/train/sentinel.h"
 

@@ -10,9 +10,9 @@
 #include <cstring>
 #include <string_view>
 
-#include "mesh/error.h"
-#include "mesh/error_file.h"
-#include "mesh/safe_writer.h"
+#include "base/error_report.h"
+#include "base/safe_writer.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes {
 namespace {

@@ -26,7 +26,7 @@ enum class RunPhase {
 
 /// From now on, until the process ends, SIGTERM and SIGUSR1 do what RunPhase
 /// says, on whatever thread they arrive; more of them change nothing.
-/// `error_file` (may be empty) is the launcher's, see mesh/error_file.h.
+/// `error_file` (may be empty) is the launcher's, see base/error_report.h.
 void handle_stop_signals(int64_t rank, const std::string& error_file);
 
 /// kStarting to begin with. Once kSaved, a signal that was remembered ends the

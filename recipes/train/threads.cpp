@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "mesh/env.h"
+#include "mesh/bootstrap/env.h"
 
 namespace weft::recipes {
 

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/error.h"
-#include "mesh/error.h"
-#include "mesh/exchange.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes {
 namespace {

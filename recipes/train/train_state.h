@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 #include "recipes/config/recipe.h"
 
 namespace weft::recipes {

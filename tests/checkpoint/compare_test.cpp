@@ -9,7 +9,7 @@
 
 #include "checkpoint/error.h"
 #include "checkpoint/format/manifest.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 
 namespace weft::checkpoint {

@@ -7,7 +7,7 @@
 #include "checkpoint/load.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 
 namespace weft::checkpoint {

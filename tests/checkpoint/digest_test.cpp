@@ -5,7 +5,7 @@
 
 #include "checkpoint/format/limits.h"
 #include "checkpoint/format/manifest.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/support/expect_error.h"
 
 namespace weft::checkpoint {

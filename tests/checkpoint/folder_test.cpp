@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/error.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
 

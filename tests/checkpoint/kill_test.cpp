@@ -23,7 +23,7 @@
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::checkpoint {
 namespace {

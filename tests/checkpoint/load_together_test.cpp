@@ -14,7 +14,7 @@
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

@@ -11,7 +11,7 @@
 #include "checkpoint/format/limits.h"
 #include "checkpoint/format/tiling.h"
 #include "checkpoint/store.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/checkpoint/damage.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"

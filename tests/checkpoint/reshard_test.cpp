@@ -15,7 +15,7 @@
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/checkpoint/exchange_state.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"

@@ -25,7 +25,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/state_dict.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 #include "tp/parallelize_module.h"

@@ -15,7 +15,7 @@
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "mesh/rank_tree.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

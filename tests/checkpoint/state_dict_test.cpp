@@ -14,7 +14,7 @@
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/optimizer_state.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

@@ -13,7 +13,7 @@
 
 #include "checkpoint/error.h"
 #include "checkpoint/verify.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
 

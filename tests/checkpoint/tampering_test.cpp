@@ -13,7 +13,7 @@
 #include "checkpoint/format/manifest_format.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/checkpoint/victim.h"
 #include "tests/support/expect_error.h"
 

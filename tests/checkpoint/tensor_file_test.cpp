@@ -14,7 +14,7 @@
 #include "checkpoint/format/tensor_header.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
 

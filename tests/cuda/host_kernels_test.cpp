@@ -6,7 +6,7 @@
 
 #include "cuda/kernels.h"
 #include "dtensor/random.h"
-#include "mesh/reduction.h"
+#include "mesh/communicator/reduction.h"
 
 namespace weft::cuda {
 namespace {

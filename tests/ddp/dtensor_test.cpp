@@ -7,7 +7,7 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/parameter_info.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/ddp/models.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

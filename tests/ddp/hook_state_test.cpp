@@ -12,7 +12,7 @@
 #include "ddp/comm_hooks/power_sgd_hook.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/hook_state_rows.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/ddp/models.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

@@ -10,7 +10,7 @@
 #include <torch/torch.h>
 
 #include "ddp/distributed_data_parallel.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/ddp/join_counter.h"
 #include "tests/ddp/join_training.h"
 #include "tests/ddp/models.h"

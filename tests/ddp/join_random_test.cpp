@@ -13,7 +13,7 @@
 
 #include <gtest/gtest.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/ddp/join_counter.h"
 #include "tests/ddp/join_reference.h"
 #include "tests/ddp/join_training.h"

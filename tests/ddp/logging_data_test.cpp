@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/dtensor.h"
-#include "mesh/debug_level.h"
+#include "mesh/bootstrap/debug_level.h"
 #include "tests/ddp/models.h"
 #include "tests/support/run_ranks.h"
 

@@ -6,7 +6,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/module_call.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/ddp/models.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 
 namespace weft::test {
 

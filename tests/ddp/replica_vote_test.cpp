@@ -8,7 +8,7 @@
 #include <torch/torch.h>
 
 #include "ddp/tensor_hash.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/support/run_ranks.h"
 
 namespace weft::ddp {

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include "ddp/distributed_data_parallel.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/ddp/models.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

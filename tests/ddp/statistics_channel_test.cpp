@@ -5,8 +5,8 @@
 
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/sync_batch_norm.h"
-#include "mesh/error.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
+#include "mesh/error/error.h"
 #include "tests/ddp/models.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

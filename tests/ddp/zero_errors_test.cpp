@@ -11,7 +11,7 @@
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/ddp/zero_cases.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

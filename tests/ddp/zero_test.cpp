@@ -12,7 +12,7 @@
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/module_call.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/ddp/zero_cases.h"
 #include "tests/support/run_ranks.h"
 

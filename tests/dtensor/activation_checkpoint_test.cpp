@@ -14,7 +14,7 @@
 #include "dtensor/parameter_info.h"
 #include "dtensor/random_state.h"
 #include "dtensor/saved_tensor_hooks.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/support/run_ranks.h"
 
 namespace weft::dtensor {

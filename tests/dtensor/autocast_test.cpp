@@ -9,7 +9,7 @@
 #include "dtensor/autocast.h"
 #include "dtensor/deferred_init.h"
 #include "dtensor/parameter_info.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/dtensor/on_ranks.h"
 
 namespace weft::dtensor {

@@ -10,7 +10,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/dtensor/on_ranks.h"
 
 namespace weft::dtensor {

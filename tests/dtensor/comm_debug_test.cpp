@@ -9,7 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/explain.h"
 #include "dtensor/module_call.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "mesh/world.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/run_ranks.h"

@@ -4,7 +4,7 @@
 
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribution.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"

@@ -14,7 +14,7 @@
 #include "dtensor/fused/grouped_mm.h"
 #include "dtensor/meta_kernels.h"
 #include "dtensor/parameter_info.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/dtensor/on_ranks.h"
 #include "tests/support/expect_error.h"
 

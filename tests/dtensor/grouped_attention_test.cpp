@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/random_state.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/dtensor/on_ranks.h"
 
 namespace weft::dtensor {

@@ -13,7 +13,7 @@
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/gradient.h"
 #include "dtensor/scopes.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"

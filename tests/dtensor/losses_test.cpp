@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/losses.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/dtensor/on_ranks.h"
 
 namespace weft::dtensor {

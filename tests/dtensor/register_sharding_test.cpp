@@ -7,7 +7,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/register_sharding.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"

@@ -3,7 +3,7 @@
 #include <cctype>
 #include <stdexcept>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/recipe.h"
 
 namespace weft::test {

@@ -6,7 +6,7 @@
 
 #include "ddp/module_state.h"
 #include "dtensor/module_call.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes {
 namespace {

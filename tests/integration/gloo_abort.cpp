@@ -15,7 +15,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "mesh/crash_handler.h"
+#include "mesh/crash/crash_handler.h"
 
 namespace {
 

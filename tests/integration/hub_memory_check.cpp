@@ -14,8 +14,8 @@
 
 #include "checkpoint/files/folder.h"
 #include "dtensor/dtensor.h"
+#include "mesh/communicator/exchange.h"
 #include "mesh/device_mesh.h"
-#include "mesh/exchange.h"
 #include "mesh/world.h"
 #include "recipes/bench/process_memory.h"
 #include "recipes/config/validate.h"

@@ -10,8 +10,8 @@
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
-#include "mesh/communicator.h"
-#include "mesh/crash_handler.h"
+#include "mesh/communicator/communicator.h"
+#include "mesh/crash/crash_handler.h"
 #include "mesh/world.h"
 #include "recipes/cli/failure.h"
 

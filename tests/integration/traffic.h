@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
+#include "mesh/communicator/ledger.h"
 #include "mesh/device_mesh.h"
-#include "mesh/ledger.h"
 
 namespace weft::recipes {
 

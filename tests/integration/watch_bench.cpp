@@ -25,8 +25,8 @@
 
 #include "ddp/module_state.h"
 #include "dtensor/module_call.h"
-#include "mesh/call.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/call.h"
+#include "mesh/communicator/ledger.h"
 #include "mesh/world.h"
 #include "recipes/bench/timing.h"
 #include "recipes/config/validate.h"
@@ -170,7 +170,7 @@ Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
       {"check_cpu_ms", check_cpu / static_cast<double>(pairs)}};
 }
 
-/// What the threads that mesh/watch/ has in this process have run for.
+/// What the threads that mesh/watchdog/ has in this process have run for.
 double watch_threads_ms() {
   double sum = 0;
   for (const auto& task :

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/usable_cores.h"
+#include "base/usable_cores.h"
 
 namespace weft::launcher {
 namespace {

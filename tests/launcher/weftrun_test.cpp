@@ -12,9 +12,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/usable_cores.h"
 #include "launcher/error.h"
 #include "launcher/master_socket.h"
-#include "mesh/usable_cores.h"
 #include "tests/launcher/run_weftrun.h"
 
 namespace weft::launcher {

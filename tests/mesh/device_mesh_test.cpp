@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "mesh/communicator/ledger.h"
 #include "mesh/device_mesh.h"
-#include "mesh/error.h"
-#include "mesh/ledger.h"
+#include "mesh/error/error.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 

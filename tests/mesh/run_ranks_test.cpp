@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "mesh/communicator.h"
+#include "mesh/communicator/communicator.h"
 
 namespace weft::test {
 namespace {

@@ -15,11 +15,11 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "mesh/env.h"
-#include "mesh/error.h"
-#include "mesh/ledger.h"
-#include "mesh/rendezvous.h"
-#include "mesh/sockets.h"
+#include "mesh/bootstrap/env.h"
+#include "mesh/bootstrap/rendezvous.h"
+#include "mesh/bootstrap/sockets.h"
+#include "mesh/communicator/ledger.h"
+#include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

@@ -9,7 +9,7 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/validate.h"
 #include "recipes/data/data_error.h"
 #include "recipes/data/text_dataset.h"

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "mesh/error.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
+#include "mesh/error/error.h"
 #include "recipes/config/validate.h"
 #include "recipes/explain/estimate_text.h"
 #include "recipes/explain/measured.h"

@@ -17,8 +17,7 @@
 namespace weft::recipes {
 
 inline std::filesystem::path stored_hub_folder(const std::string& name) {
-  return std::filesystem::path(WEFT_SOURCE_DIR) / "tests/recipes/oracle/hub" /
-         name;
+  return std::filesystem::path(WEFT_SOURCE_DIR) / "tests/hf/oracle/hub" / name;
 }
 
 inline nlohmann::json stored_hub_results(const std::string& name) {

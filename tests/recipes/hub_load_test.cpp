@@ -17,7 +17,7 @@
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/recipe.h"
 #include "recipes/config/validate.h"
 #include "recipes/hub/config.h"

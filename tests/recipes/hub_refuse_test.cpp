@@ -9,7 +9,7 @@
 
 #include "checkpoint/error.h"
 #include "checkpoint/store.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/validate.h"
 #include "recipes/hub/export_model.h"
 #include "recipes/hub/import_model.h"

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/recipes/fixtures.h"
 
 namespace weft::recipes {

@@ -18,7 +18,7 @@
 #include "dtensor/deferred_init.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/scopes.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "recipes/models/moe.h"
 #include "recipes/models/moe_plan.h"
 #include "recipes/train/adamw.h"

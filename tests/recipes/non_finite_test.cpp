@@ -14,7 +14,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/validate.h"
 #include "recipes/train/train_state.h"
 #include "recipes/train/trainer.h"

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/schema.h"
 #include "recipes/config/validate.h"
 #include "recipes/explain/step_estimate.h"

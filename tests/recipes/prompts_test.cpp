@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/validate.h"
 #include "recipes/generate/prompts.h"
 #include "recipes/generate/text_stream.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/validate.h"
 #include "recipes/train/train_job.h"
 #include "tests/recipes/fixtures.h"

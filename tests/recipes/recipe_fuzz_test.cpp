@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/recipe.h"
 #include "recipes/config/validate.h"
 #include "tests/fuzz/recipe_input.h"

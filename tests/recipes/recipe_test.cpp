@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/config/validate.h"
 #include "tests/recipes/fixtures.h"
 

@@ -8,7 +8,7 @@
 #include <torch/nn/module.h>
 #include <nlohmann/json.hpp>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "recipes/report/write_file.h"
 #include "tests/recipes/fixtures.h"
 #include "tests/support/count.h"

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/store.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/recipes/fixtures.h"
 #include "tests/support/run_ranks.h"
 

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/recipes/fixtures.h"
 
 namespace weft::recipes {

@@ -39,7 +39,7 @@ inline std::string open_error(
 }
 
 inline const std::string kTokenizers =
-    WEFT_SOURCE_DIR "/tests/recipes/oracle/tokens/";
+    WEFT_SOURCE_DIR "/tests/tokenizers/oracle/tokens/";
 
 inline TokenizeOptions to(
     const TempFolder& folder,

@@ -10,7 +10,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/dtensor.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "recipes/config/validate.h"
 #include "tests/recipes/fixtures.h"
 #include "tests/support/run_ranks.h"

@@ -12,7 +12,7 @@
 
 #include "dtensor/async_tp.h"
 #include "dtensor/scopes.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"
 #include "tp/lora.h"

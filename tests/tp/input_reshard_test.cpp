@@ -5,7 +5,7 @@
 
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/module_call.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"
 #include "tp/input_reshard.h"

@@ -9,7 +9,7 @@
 #include "dtensor/linear_adapter.h"
 #include "dtensor/parameter_info.h"
 #include "dtensor/random_state.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"
 #include "tp/lora.h"

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/module_call.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"
 

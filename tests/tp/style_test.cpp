@@ -6,7 +6,7 @@
 
 #include "dtensor/module_call.h"
 #include "dtensor/scopes.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"

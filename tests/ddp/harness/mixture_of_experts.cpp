@@ -1,6 +1,6 @@
 #include "tests/ddp/harness/mixture_of_experts.h"
 
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 
 namespace weft::test {
 namespace {

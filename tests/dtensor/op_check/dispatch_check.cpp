@@ -9,7 +9,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/random_state.h"
-#include "mesh/ledger.h"
+#include "mesh/communicator/ledger.h"
 #include "tests/dtensor/op_check/one_rank.h"
 #include "tests/dtensor/op_check/parts_of_op.h"
 #include "tests/dtensor/parts.h"

@@ -10,7 +10,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/dtensor.h"
-#include "mesh/error.h"
+#include "mesh/error/error.h"
 #include "tests/dtensor/op_check/arguments.h"
 #include "tests/dtensor/parts.h"
 

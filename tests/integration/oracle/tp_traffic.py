@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Writes tp_traffic.json: what PyTorch's tensor parallelism sends for the
-models of recipes/models/.
+models of models/.
 
     .venv-peer/bin/python tests/integration/oracle/tp_traffic.py
 
 Each is written here as PyTorch's tutorials write models for tensor parallelism
-(attention computes with this rank's heads), with the plan that recipes/models/
+(attention computes with this rank's heads), with the plan that models/
 has, put so that PyTorch sends least: a block's input is prepared once
 (PrepareModuleInput), not by each of the Linears that share it. Two and three
 gloo ranks run a step; CommDebugMode counts the collectives, and those of a

@@ -1,0 +1,61 @@
+#include "base/error_report.h"
+
+#include <array>
+#include <cstring>
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/safe_writer.h"
+
+namespace weft::mesh {
+namespace {
+
+constexpr int64_t kNanoseconds = 1'000'000'000;
+constexpr size_t kPathBytes = 4096;
+
+void write_record(int fd, const ErrorRecord& record) {
+  SafeWriter out(fd);
+  out << "{\"message\": {\"message\": ";
+  out.open_string() << record.message;
+  out.close_string() << ", \"extraInfo\": {\"py_callstack\": ";
+  // torchrun shows this one alone: it ends as Python's do, with the message.
+  out.open_string() << record.callstack << record.message;
+  out.close_string() << ", \"timestamp\": \""
+                     << Decimal{record.time_ns / kNanoseconds}
+                     << "\", \"timestamp_ns\": \"" << Decimal{record.time_ns}
+                     << "\", \"rank\": \"" << Decimal{record.rank}
+                     << "\"}, \"errorCode\": " << Decimal{record.code}
+                     << "}}\n";
+}
+
+} // namespace
+
+int64_t error_time_ns() {
+  timespec time{};
+  clock_gettime(CLOCK_REALTIME, &time);
+  return time.tv_sec * kNanoseconds + time.tv_nsec;
+}
+
+bool write_error_file(const char* path, const ErrorRecord& record) {
+  constexpr std::string_view kSuffix = ".part";
+  std::array<char, kPathBytes> part;
+  const size_t length = std::strlen(path);
+  if (length == 0 || length + kSuffix.size() >= part.size()) {
+    return false;
+  }
+  std::memcpy(part.data(), path, length);
+  std::memcpy(part.data() + length, kSuffix.data(), kSuffix.size());
+  part[length + kSuffix.size()] = '\0';
+  const int fd = open(
+      part.data(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) {
+    return false;
+  }
+  write_record(fd, record);
+  return close(fd) == 0 && rename(part.data(), path) == 0;
+}
+
+} // namespace weft::mesh

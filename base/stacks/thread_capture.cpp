@@ -1,0 +1,313 @@
+#include "base/stacks/thread_capture.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <csetjmp>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <span>
+#include <thread>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/stacks/callstack.h"
+
+namespace weft::mesh {
+namespace {
+
+using CaptureClock = std::chrono::steady_clock;
+
+constexpr size_t kCaptureSlots = 64;
+constexpr size_t kCapturedFrames = 64;
+constexpr std::chrono::microseconds kCapturePause(200);
+/// For a thread that has begun to answer when its time is over.
+constexpr std::chrono::milliseconds kCaptureGrace(50);
+
+// Note [Capture slots]
+// ~~~~~~~~~~~~~~~~~~~~
+// A thread writes its frames into a slot that whoever asks has reserved for
+// it. The slot's state is a ticket, which is never used twice, and a phase.
+// The handler takes the slot by turning (ticket, asked) into (ticket, writing);
+// who gives up waiting turns (ticket, asked) into (ticket, free). So a handler
+// that comes late finds another state and writes nothing, and a slot whose
+// handler got stuck while it wrote is never lent again.
+
+enum class Phase : uint64_t { kFree, kAsked, kWriting, kDone };
+
+constexpr uint64_t state_of(uint64_t ticket, Phase phase) {
+  return ticket << 2 | static_cast<uint64_t>(phase);
+}
+
+constexpr Phase phase_of(uint64_t state) {
+  return static_cast<Phase>(state & 3);
+}
+
+struct CaptureSlot {
+  std::atomic<uint64_t> state{state_of(0, Phase::kFree)};
+  size_t count = 0;
+  std::array<void*, kCapturedFrames> frames{};
+  /// Who writes, and back to where if that crashes.
+  std::atomic<pid_t> writer{0};
+  sigjmp_buf way_out{};
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+/// All that the handlers touch, on whatever thread they run.
+std::array<CaptureSlot, kCaptureSlots> capture_slots;
+
+/// What a request carries: a slot's index and the ticket.
+struct CaptureRequest {
+  uint64_t ticket = 0;
+  size_t slot = 0;
+
+  void* pack() const {
+    return reinterpret_cast<void*>(ticket * kCaptureSlots + slot);
+  }
+  static CaptureRequest unpack(const void* packed) {
+    const auto number = reinterpret_cast<uintptr_t>(packed);
+    return {number / kCaptureSlots, number % kCaptureSlots};
+  }
+};
+
+void write_frames(CaptureSlot& slot, const void* context) {
+  slot.writer = static_cast<pid_t>(syscall(SYS_gettid));
+  if (sigsetjmp(slot.way_out, 0) == 0) {
+    slot.count = read_callstack(slot.frames, context);
+  } else {
+    slot.count = read_program_counter(slot.frames, context);
+  }
+  slot.writer = 0;
+}
+
+void on_capture(int /*signal*/, siginfo_t* info, void* context) {
+  if (info->si_code != SI_QUEUE || info->si_pid != getpid()) {
+    return;
+  }
+  const int error = errno;
+  const auto request = CaptureRequest::unpack(info->si_value.sival_ptr);
+  auto& slot = capture_slots[request.slot];
+  uint64_t asked = state_of(request.ticket, Phase::kAsked);
+  if (slot.state.compare_exchange_strong(
+          asked, state_of(request.ticket, Phase::kWriting))) {
+    write_frames(slot, context);
+    slot.state = state_of(request.ticket, Phase::kDone);
+  }
+  errno = error;
+}
+
+/// Installs the handler for a signal that nobody uses; 0: there is none.
+int install_capture_handler() {
+  prepare_callstack();
+  for (int signal = SIGRTMAX - 1; signal >= SIGRTMIN; --signal) {
+    struct sigaction action {};
+    if (sigaction(signal, nullptr, &action) == 0 &&
+        action.sa_handler == SIG_DFL) {
+      action.sa_sigaction = on_capture;
+      action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
+      sigemptyset(&action.sa_mask);
+      return sigaction(signal, &action, nullptr) == 0 ? signal : 0;
+    }
+  }
+  return 0;
+}
+
+/// Of /proc/self/task/<id>/status.
+struct ThreadStatus {
+  char state = '?';
+  /// Signal n is bit n - 1.
+  uint64_t blocked = 0;
+};
+
+ThreadStatus read_status(const std::filesystem::path& task) {
+  constexpr std::string_view kState = "State:\t";
+  constexpr std::string_view kBlocked = "SigBlk:\t";
+  ThreadStatus status;
+  std::ifstream file(task / "status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(kState) && line.size() > kState.size()) {
+      status.state = line[kState.size()];
+    } else if (line.starts_with(kBlocked)) {
+      std::from_chars(
+          line.data() + kBlocked.size(),
+          line.data() + line.size(),
+          status.blocked,
+          16);
+    }
+  }
+  return status;
+}
+
+struct AskedThread {
+  CapturedThread* thread = nullptr;
+  CaptureRequest request;
+};
+
+/// One round of questions, which needs a slot for each thread.
+class CaptureRound {
+ public:
+  explicit CaptureRound(int signal, uint64_t& next_ticket)
+      : signal_(signal), next_ticket_(next_ticket) {}
+
+  /// False if no slot is left.
+  bool ask(CapturedThread& thread) {
+    while (next_slot_ < kCaptureSlots &&
+           phase_of(capture_slots[next_slot_].state) != Phase::kFree) {
+      reclaim(capture_slots[next_slot_]);
+      next_slot_ += phase_of(capture_slots[next_slot_].state) != Phase::kFree;
+    }
+    if (next_slot_ == kCaptureSlots) {
+      return false;
+    }
+    const CaptureRequest request{next_ticket_++, next_slot_++};
+    capture_slots[request.slot].state = state_of(request.ticket, Phase::kAsked);
+    siginfo_t info{};
+    info.si_signo = signal_;
+    info.si_code = SI_QUEUE;
+    info.si_pid = getpid();
+    info.si_uid = getuid();
+    info.si_value.sival_ptr = request.pack();
+    if (syscall(SYS_rt_tgsigqueueinfo, getpid(), thread.id, signal_, &info) !=
+        0) {
+      capture_slots[request.slot].state =
+          state_of(request.ticket, Phase::kFree);
+      thread.obstacle = errno == ESRCH ? "it has ended" : "cannot be asked";
+    } else {
+      asked_.push_back({&thread, request});
+    }
+    return true;
+  }
+
+  void collect(std::chrono::milliseconds limit) {
+    const auto deadline = CaptureClock::now() + limit;
+    for (auto& one : asked_) {
+      wait_for(one, deadline);
+      take(one, limit);
+    }
+    asked_.clear();
+    next_slot_ = 0;
+  }
+
+ private:
+  /// What a thread said after nobody waited for it any more.
+  static void reclaim(CaptureSlot& slot) {
+    uint64_t state = slot.state;
+    if (phase_of(state) == Phase::kDone) {
+      slot.state = state_of(state >> 2, Phase::kFree);
+    }
+  }
+
+  static bool is_done(const AskedThread& one) {
+    return phase_of(capture_slots[one.request.slot].state) == Phase::kDone;
+  }
+
+  static void wait_for(
+      const AskedThread& one,
+      CaptureClock::time_point deadline) {
+    while (!is_done(one) && CaptureClock::now() < deadline) {
+      std::this_thread::sleep_for(kCapturePause);
+    }
+    uint64_t asked = state_of(one.request.ticket, Phase::kAsked);
+    const uint64_t free = state_of(one.request.ticket, Phase::kFree);
+    if (is_done(one) ||
+        capture_slots[one.request.slot].state.compare_exchange_strong(
+            asked, free)) {
+      return;
+    }
+    const auto grace = CaptureClock::now() + kCaptureGrace;
+    while (!is_done(one) && CaptureClock::now() < grace) {
+      std::this_thread::sleep_for(kCapturePause);
+    }
+  }
+
+  static void take(const AskedThread& one, std::chrono::milliseconds limit) {
+    auto& slot = capture_slots[one.request.slot];
+    if (is_done(one)) {
+      const auto frames = std::span(slot.frames).first(slot.count);
+      one.thread->frames.assign(frames.begin(), frames.end());
+      slot.state = state_of(one.request.ticket, Phase::kFree);
+    } else {
+      one.thread->obstacle =
+          "no answer in " + std::to_string(limit.count()) + " ms";
+    }
+  }
+
+  const int signal_;
+  uint64_t& next_ticket_;
+  size_t next_slot_ = 0;
+  std::vector<AskedThread> asked_;
+};
+
+std::vector<CapturedThread> other_threads(int signal) {
+  const auto self = static_cast<pid_t>(syscall(SYS_gettid));
+  std::vector<CapturedThread> threads;
+  std::error_code error;
+  for (const auto& task :
+       std::filesystem::directory_iterator("/proc/self/task", error)) {
+    const std::string number = task.path().filename();
+    CapturedThread thread;
+    std::from_chars(number.data(), number.data() + number.size(), thread.id);
+    if (thread.id == self) {
+      continue;
+    }
+    std::ifstream comm(task.path() / "comm");
+    std::getline(comm, thread.name);
+    const auto status = read_status(task.path());
+    thread.state = status.state;
+    if (signal == 0) {
+      thread.obstacle = "no real-time signal is free to ask with";
+    } else if ((status.blocked >> (signal - 1) & 1) != 0) {
+      thread.obstacle = "it blocks signal " + std::to_string(signal);
+    }
+    threads.push_back(std::move(thread));
+  }
+  std::ranges::sort(threads, {}, &CapturedThread::id);
+  return threads;
+}
+
+/// What captures share: one at a time is made.
+struct Capturer {
+  std::mutex mutex;
+  int signal = -1;
+  uint64_t next_ticket = 1;
+};
+Capturer capturer;
+
+} // namespace
+
+std::vector<CapturedThread> capture_threads(std::chrono::milliseconds limit) {
+  const std::lock_guard lock(capturer.mutex);
+  if (capturer.signal < 0) {
+    capturer.signal = install_capture_handler();
+  }
+  auto threads = other_threads(capturer.signal);
+  CaptureRound round(capturer.signal, capturer.next_ticket);
+  for (auto& thread : threads) {
+    if (thread.obstacle.empty() && !round.ask(thread)) {
+      round.collect(limit);
+      if (!round.ask(thread)) {
+        thread.obstacle = "earlier questions were never answered";
+      }
+    }
+  }
+  round.collect(limit);
+  return threads;
+}
+
+void escape_capture() {
+  const auto self = static_cast<pid_t>(syscall(SYS_gettid));
+  for (auto& slot : capture_slots) {
+    if (slot.writer == self) {
+      slot.writer = 0;
+      siglongjmp(slot.way_out, 1);
+    }
+  }
+}
+
+} // namespace weft::mesh

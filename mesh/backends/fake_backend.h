@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "mesh/communicator/backend.h"
+
+namespace weft::mesh {
+
+/// A group whose other members contribute nothing: sums keep this rank's
+/// value, others' parts are zero. Nothing is sent. Also the exact thing for a
+/// group of one. Works on any device, meta too.
+/// Source: torch/csrc/distributed/c10d/FakeProcessGroup.hpp.
+class FakeBackend final : public Backend {
+ public:
+  FakeBackend(GroupMembers members, std::string kind);
+
+  std::string_view kind() const override { return kind_; }
+  bool supports(c10::DeviceType) const override { return true; }
+
+  std::unique_ptr<Pending> all_reduce(const at::Tensor& tensor, ReduceOp op)
+      override;
+  std::unique_ptr<Pending> all_gather(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const Counts& counts) override;
+  std::unique_ptr<Pending> reduce_scatter(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const Counts& counts,
+      ReduceOp op) override;
+  std::unique_ptr<Pending> all_to_all(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const Counts& output_counts,
+      const Counts& input_counts) override;
+  std::unique_ptr<Pending> broadcast(const at::Tensor& tensor, int64_t root)
+      override;
+  std::unique_ptr<Pending> barrier() override;
+  void abort() noexcept override {}
+
+ private:
+  /// This rank's part of a buffer that holds counts[r] elements of each rank.
+  at::Tensor own_part(const at::Tensor& buffer, const Counts& counts) const;
+
+  std::string kind_;
+};
+
+} // namespace weft::mesh

@@ -1,0 +1,236 @@
+#include "mesh/backends/shm/shm_progress.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <ATen/Parallel.h>
+
+#include "mesh/error/error.h"
+
+namespace weft::mesh {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// How long to look for a peer before sleeping: where every thread has a core
+// of its own, about what waking up would take; else next to nothing, for the
+// peer may need this core.
+constexpr microseconds kSpin{100};
+constexpr microseconds kShortSpin{2};
+// How long to sleep, and how often to see whether the peers still live.
+constexpr milliseconds kSleep{100};
+// How often the caretaker looks: with cores to spare, and without.
+constexpr microseconds kEager{100};
+constexpr milliseconds kSeldom{5};
+// After so many looks without work it waits to be called.
+constexpr int kIdleLooks = 100;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+} // namespace
+
+ShmProgress::ShmProgress(int64_t local_ranks, int64_t cores)
+    : local_ranks_(local_ranks), cores_(cores) {}
+
+ShmProgress::~ShmProgress() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+    duty_.notify_all();
+  }
+  if (caretaker_.joinable()) {
+    caretaker_.join();
+  }
+}
+
+std::shared_ptr<ShmOperation> ShmProgress::start(
+    ShmGroup& group,
+    std::unique_ptr<ShmCall> call) {
+  const std::lock_guard lock(mutex_);
+  if (group.is_idle()) {
+    active_.push_back(&group);
+    group.segment().own().asleep.store(is_asleep_ ? 1 : 0);
+  }
+  auto operation = group.push(std::move(call));
+  progress();
+  if (!operation->done) {
+    wake_caretaker();
+  }
+  return operation;
+}
+
+void ShmProgress::wait(ShmOperation& operation) {
+  Lock lock(mutex_);
+  while (!operation.done) {
+    if (is_polled_) {
+      ++followers_;
+      followed_.wait(lock);
+      --followers_;
+    } else {
+      is_polled_ = true;
+      poll(lock, operation);
+      is_polled_ = false;
+      followed_.notify_all();
+    }
+  }
+  if (!operation.failure.empty()) {
+    throw_error<CommError>(operation.failure);
+  }
+}
+
+bool ShmProgress::is_done(const ShmOperation& operation) {
+  if (!operation.done) {
+    const std::lock_guard lock(mutex_);
+    progress();
+  }
+  return operation.done;
+}
+
+bool ShmProgress::when_done(
+    ShmOperation& operation,
+    std::function<void()> callback) {
+  const std::lock_guard lock(mutex_);
+  if (operation.done) {
+    return false;
+  }
+  operation.callback = std::move(callback);
+  return true;
+}
+
+void ShmProgress::abort(ShmGroup& group, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  fail(group, reason);
+  ShmBell::ring(bell_.descriptor());
+}
+
+void ShmProgress::forget(ShmGroup& group) {
+  const std::lock_guard lock(mutex_);
+  std::erase(active_, &group);
+}
+
+bool ShmProgress::progress() {
+  bool moved = false;
+  for (size_t i = 0; i < active_.size(); ++i) {
+    try {
+      moved = active_[i]->progress() || moved;
+    } catch (const std::exception& error) {
+      active_[i]->fail(error.what());
+      moved = true;
+    }
+  }
+  std::erase_if(active_, [](const ShmGroup* group) {
+    if (group->is_idle()) {
+      group->segment().own().asleep.store(0);
+    }
+    return group->is_idle();
+  });
+  if (moved && followers_ > 0) {
+    followed_.notify_all();
+  }
+  return moved;
+}
+
+// In all groups, whichever is waited for: nobody else may look.
+void ShmProgress::check_peers() {
+  next_check_ = Clock::now() + kSleep;
+  for (auto* group : std::vector(active_)) {
+    const auto trouble = group->trouble();
+    // What came just now, or was the last thing that a lost rank did.
+    if (!trouble.empty() && !progress() && !group->is_idle()) {
+      fail(*group, trouble);
+    }
+  }
+}
+
+void ShmProgress::fail(ShmGroup& group, const std::string& reason) {
+  group.fail(reason);
+  std::erase(active_, &group);
+  followed_.notify_all();
+}
+
+void ShmProgress::poll(Lock& lock, ShmOperation& operation) {
+  const auto threads = local_ranks_ * at::get_num_threads();
+  const auto spin = threads <= cores_ ? kSpin : kShortSpin;
+  auto give_up = Clock::now() + spin;
+  while (true) {
+    if (progress()) {
+      give_up = Clock::now() + spin;
+    }
+    if (operation.done) {
+      return;
+    }
+    const auto now = Clock::now();
+    if (now > next_check_) {
+      check_peers();
+    } else if (now < give_up) {
+      lock.unlock();
+      pause();
+      lock.lock();
+    } else {
+      sleep(lock);
+      give_up = Clock::now() + spin;
+    }
+  }
+}
+
+void ShmProgress::sleep(Lock& lock) {
+  set_asleep(true);
+  if (!progress()) {
+    lock.unlock();
+    bell_.wait(kSleep);
+    lock.lock();
+    if (!progress()) {
+      check_peers(); // Rung by one that leaves, or not at all.
+    }
+  }
+  set_asleep(false);
+}
+
+void ShmProgress::set_asleep(bool asleep) {
+  is_asleep_ = asleep;
+  for (const auto* group : active_) {
+    group->segment().own().asleep.store(asleep ? 1 : 0);
+  }
+}
+
+void ShmProgress::wake_caretaker() {
+  if (!caretaker_.joinable()) {
+    caretaker_ = std::thread([this] { look_after(); });
+  } else if (is_off_duty_) {
+    duty_.notify_all();
+  }
+}
+
+void ShmProgress::look_after() {
+  const microseconds pause =
+      cores_ >= 2 * local_ranks_ ? kEager : microseconds(kSeldom);
+  int idle_looks = 0;
+  Lock lock(mutex_);
+  while (!is_over_) {
+    if (idle_looks < kIdleLooks) {
+      duty_.wait_for(lock, pause);
+    } else {
+      is_off_duty_ = true;
+      duty_.wait(lock, [&] { return is_over_ || !active_.empty(); });
+      is_off_duty_ = false;
+    }
+    idle_looks = active_.empty() ? idle_looks + 1 : 0;
+    if (!is_polled_) {
+      progress();
+      if (Clock::now() > next_check_) {
+        check_peers();
+      }
+    }
+  }
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "mesh/backends/shm/shm_group.h"
+
+namespace weft::mesh {
+
+// Note [Who moves the data]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Starting a collective writes what fits into this rank's slot and returns. The
+// rest is done by whoever waits for any collective of this rank: it moves all
+// that are under way on, in each group the oldest. So no rank blocks on one
+// group while another group needs it, whatever the order in which ranks wait,
+// and the ranks' own threads do the work. One more thread looks after what
+// nobody waits for: often where there are cores to spare, so that collectives
+// and arithmetic overlap; seldom where it would take the ranks' own.
+
+/// What a rank has under way in all its groups of shared memory. Thread-safe.
+class ShmProgress {
+ public:
+  /// `local_ranks`: how many ranks share `cores` of this host.
+  ShmProgress(int64_t local_ranks, int64_t cores);
+  ~ShmProgress();
+  ShmProgress(const ShmProgress&) = delete;
+  ShmProgress& operator=(const ShmProgress&) = delete;
+
+  const ShmBell& bell() const { return bell_; }
+
+  std::shared_ptr<ShmOperation> start(
+      ShmGroup& group,
+      std::unique_ptr<ShmCall> call);
+  /// Blocks until the operation is over.
+  /// Throws: CommError if it has no result.
+  void wait(ShmOperation& operation);
+  /// Whether it is over, after moving on what can be.
+  bool is_done(const ShmOperation& operation);
+  /// False if the operation is over already; then nothing is called.
+  bool when_done(ShmOperation& operation, std::function<void()> callback);
+  /// Fails what is under way in `group`, here and on the other ranks.
+  void abort(ShmGroup& group, const std::string& reason);
+  /// Lets go of a group, which is not used any more.
+  void forget(ShmGroup& group);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  bool progress();
+  void check_peers();
+  void fail(ShmGroup& group, const std::string& reason);
+  void poll(Lock& lock, ShmOperation& operation);
+  void sleep(Lock& lock);
+  void set_asleep(bool asleep);
+  void wake_caretaker();
+  void look_after();
+
+  ShmBell bell_;
+  int64_t local_ranks_;
+  int64_t cores_;
+
+  std::mutex mutex_;
+  /// Groups with something under way.
+  std::vector<ShmGroup*> active_;
+  /// When to see next whether the peers still live.
+  std::chrono::steady_clock::time_point next_check_;
+  /// One waiting thread polls for all; the others follow it.
+  bool is_polled_ = false;
+  bool is_asleep_ = false;
+  int followers_ = 0;
+  std::condition_variable followed_;
+
+  std::thread caretaker_;
+  /// Whether the caretaker waits for work, and not for time to pass.
+  bool is_off_duty_ = false;
+  bool is_over_ = false;
+  std::condition_variable duty_;
+};
+
+} // namespace weft::mesh

@@ -1,0 +1,331 @@
+#include "mesh/backends/shm/shm_segment.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <string>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "mesh/error/error.h"
+
+// Note [Who is alive]
+// ~~~~~~~~~~~~~~~~~~~
+// Every rank locks one byte of the memory through an opening of its own. The
+// system drops such a lock when the last descriptor of that opening is closed,
+// so also when the process is killed, and tells anybody who asks whether it is
+// held. That needs no process numbers, which differ between containers, and no
+// connection a pair.
+
+namespace weft::mesh {
+namespace {
+
+constexpr const char* kKey = "socket";
+
+std::string coming_key(int64_t rank) {
+  return "coming/" + std::to_string(rank);
+}
+constexpr size_t kPage = 4096;
+// Descriptors a message.
+constexpr size_t kBellsAMessage = 200;
+
+size_t round_up(size_t bytes) {
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+struct flock byte_of(int64_t rank) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = rank;
+  lock.l_len = 1;
+  return lock;
+}
+
+template <class T>
+std::string bytes_of_value(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+
+template <class T>
+T value_of_bytes(const std::string& bytes) {
+  T value{};
+  std::memcpy(&value, bytes.data(), std::min(sizeof(value), bytes.size()));
+  return value;
+}
+
+struct Hello {
+  int64_t rank;
+  int64_t process;
+};
+
+} // namespace
+
+ShmBell::ShmBell() : descriptor_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (descriptor_.get() < 0) {
+    throw_system_error("eventfd");
+  }
+}
+
+void ShmBell::wait(std::chrono::milliseconds at_most) const {
+  pollfd poll{descriptor_.get(), POLLIN, 0};
+  if (::poll(&poll, 1, static_cast<int>(at_most.count())) == 1) {
+    uint64_t rings = 0;
+    [[maybe_unused]] const auto read =
+        ::read(descriptor_.get(), &rings, sizeof(rings));
+  }
+}
+
+void ShmBell::ring(int descriptor) {
+  const uint64_t once = 1;
+  [[maybe_unused]] const auto written =
+      ::write(descriptor, &once, sizeof(once));
+}
+
+/// The memory, and where it is in this process.
+class ShmSegment::Mapping {
+ public:
+  static std::shared_ptr<Mapping> make(size_t bytes) {
+    Descriptor memory(
+        static_cast<int>(::syscall(SYS_memfd_create, "weft", MFD_CLOEXEC)));
+    if (memory.get() < 0) {
+      throw_system_error("memfd_create");
+    }
+    if (::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0) {
+      throw_system_error("ftruncate");
+    }
+    return std::make_shared<Mapping>(std::move(memory), bytes);
+  }
+
+  Mapping(Descriptor memory, size_t bytes)
+      : memory_(std::move(memory)), bytes_(bytes) {
+    void* at = ::mmap(
+        nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, memory_.get(), 0);
+    if (at == MAP_FAILED) {
+      throw_system_error("mmap");
+    }
+    begin_ = static_cast<std::byte*>(at);
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping() { ::munmap(begin_, bytes_); }
+
+  std::byte* begin() const { return begin_; }
+  int descriptor() const { return memory_.get(); }
+
+  /// Another opening of the same memory, with locks of its own.
+  Descriptor open_again() const {
+    const auto path = "/proc/self/fd/" + std::to_string(memory_.get());
+    Descriptor result(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (result.get() < 0) {
+      throw_system_error("opening the memory again");
+    }
+    return result;
+  }
+
+ private:
+  Descriptor memory_;
+  size_t bytes_;
+  std::byte* begin_ = nullptr;
+};
+
+bool ShmSegment::is_supported() noexcept {
+  try {
+    const auto mapping = Mapping::make(kPage);
+    mapping->begin()[0] = std::byte{1};
+    const auto again = mapping->open_again();
+    auto lock = byte_of(0);
+    const ShmBell bell;
+    listen_unix(1);
+    return ::fcntl(again.get(), F_OFD_SETLK, &lock) == 0;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+ShmSegment::ShmSegment(
+    const GroupMembers& members,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    size_t slot_bytes,
+    const ShmBell& own_bell)
+    : own_(members.rank),
+      size_(static_cast<int64_t>(members.ranks.size())),
+      slot_bytes_(slot_bytes) {
+  const auto ranks = static_cast<size_t>(size_);
+  layout_.rank_bytes = round_up(ranks * sizeof(ShmRank));
+  layout_.header_bytes =
+      round_up(sizeof(ShmRoundHeader) + ranks * sizeof(uint64_t));
+  layout_.slot_bytes = round_up(slot_bytes);
+  layout_.total =
+      layout_.rank_bytes +
+      ranks * kShmSlots * (layout_.header_bytes + layout_.slot_bytes);
+  if (own_ == 0) {
+    lead(members, *store, own_bell);
+  } else {
+    follow(members, *store, own_bell);
+  }
+}
+
+ShmSegment::~ShmSegment() {
+  if (memory_ != nullptr) {
+    leave();
+  }
+}
+
+// Everyone comes and says who it is, gets the memory and all bells, joins, and
+// goes on when all have: then every rank's lock is held.
+void ShmSegment::lead(
+    const GroupMembers& members,
+    c10d::Store& store,
+    const ShmBell& own_bell) {
+  const auto deadline = std::chrono::steady_clock::now() + members.timeout;
+  mapping_ = Mapping::make(layout_.total);
+  const auto listener = listen_unix(static_cast<int>(size_));
+  store.set(
+      kKey, std::vector<uint8_t>(listener.name.begin(), listener.name.end()));
+  struct Member {
+    Descriptor socket;
+    bool same_process;
+  };
+  std::vector<Member> others;
+  bells_.resize(static_cast<size_t>(size_));
+  // Where a wait can be stopped; then they are at the socket.
+  std::vector<std::string> coming;
+  for (int64_t i = 1; i < size_; ++i) {
+    coming.push_back(coming_key(i));
+  }
+  store.wait(coming, members.timeout);
+  for (int64_t i = 1; i < size_; ++i) {
+    auto socket = accept_unix(listener, deadline);
+    auto message = receive_message(socket, deadline);
+    const auto hello = value_of_bytes<Hello>(message.bytes);
+    if (hello.rank <= 0 || hello.rank >= size_ ||
+        message.descriptors.size() != 1) {
+      throw_error<CommError>("[shared memory] a stranger came to the socket");
+    }
+    bells_[static_cast<size_t>(hello.rank)] = std::move(message.descriptors[0]);
+    others.push_back({std::move(socket), hello.process == ::getpid()});
+  }
+  bells_[0] = Descriptor(::fcntl(own_bell.descriptor(), F_DUPFD_CLOEXEC, 0));
+  join();
+  for (const auto& member : others) {
+    // The receiver takes the reference over.
+    auto* shared =
+        member.same_process ? new std::shared_ptr<Mapping>(mapping_) : nullptr;
+    send_message(
+        member.socket, bytes_of_value(shared), {mapping_->descriptor()});
+    for (size_t begin = 0; begin < bells_.size(); begin += kBellsAMessage) {
+      std::vector<int> bells;
+      const auto end = std::min(begin + kBellsAMessage, bells_.size());
+      for (size_t r = begin; r < end; ++r) {
+        bells.push_back(bells_[r].get());
+      }
+      send_message(member.socket, "bells", bells);
+    }
+  }
+  for (const auto& member : others) {
+    receive_message(member.socket, deadline);
+  }
+  for (const auto& member : others) {
+    send_message(member.socket, "go");
+  }
+}
+
+void ShmSegment::follow(
+    const GroupMembers& members,
+    c10d::Store& store,
+    const ShmBell& own_bell) {
+  const auto deadline = std::chrono::steady_clock::now() + members.timeout;
+  store.wait({kKey}, members.timeout);
+  const auto socket = connect_unix(store.get_to_str(kKey));
+  store.set(coming_key(own_), std::vector<uint8_t>{1});
+  send_message(
+      socket, bytes_of_value(Hello{own_, ::getpid()}), {own_bell.descriptor()});
+  auto message = receive_message(socket, deadline);
+  auto* shared = value_of_bytes<std::shared_ptr<Mapping>*>(message.bytes);
+  if (shared != nullptr) {
+    mapping_ = std::move(*shared);
+    delete shared;
+  } else {
+    mapping_ = std::make_shared<Mapping>(
+        std::move(message.descriptors.at(0)), layout_.total);
+  }
+  while (bells_.size() < static_cast<size_t>(size_)) {
+    auto bells = receive_message(socket, deadline);
+    std::ranges::move(bells.descriptors, std::back_inserter(bells_));
+  }
+  join();
+  send_message(socket, "joined");
+  receive_message(socket, deadline);
+}
+
+void ShmSegment::join() {
+  memory_ = mapping_->begin();
+  lock_ = mapping_->open_again();
+  auto lock = byte_of(own_);
+  if (::fcntl(lock_.get(), F_OFD_SETLK, &lock) != 0) {
+    throw_system_error("locking the own byte");
+  }
+}
+
+ShmRank& ShmSegment::rank(int64_t r) const {
+  // New pages are zero, which is what the words begin with.
+  return *std::launder(reinterpret_cast<ShmRank*>(
+      memory_ + static_cast<size_t>(r) * sizeof(ShmRank)));
+}
+
+ShmRoundHeader& ShmSegment::header(int64_t r, uint64_t round) const {
+  return *std::launder(
+      reinterpret_cast<ShmRoundHeader*>(slot(r, round) - layout_.header_bytes));
+}
+
+uint64_t* ShmSegment::bytes_for(int64_t r, uint64_t round) const {
+  return std::launder(reinterpret_cast<uint64_t*>(
+      slot(r, round) - layout_.header_bytes + sizeof(ShmRoundHeader)));
+}
+
+std::byte* ShmSegment::slot(int64_t r, uint64_t round) const {
+  const auto index = static_cast<size_t>(r) * kShmSlots + round % kShmSlots;
+  return memory_ + layout_.rank_bytes +
+         index * (layout_.header_bytes + layout_.slot_bytes) +
+         layout_.header_bytes;
+}
+
+void ShmSegment::ring_others() const {
+  for (int64_t r = 0; r < size_; ++r) {
+    if (r != own_ && rank(r).asleep.load() != 0) {
+      ShmBell::ring(bells_[static_cast<size_t>(r)].get());
+    }
+  }
+}
+
+int64_t ShmSegment::lost_rank() const {
+  for (int64_t r = 0; r < size_; ++r) {
+    if (r == own_) {
+      continue;
+    }
+    auto lock = byte_of(r);
+    if (rank(r).left.load() != 0 ||
+        ::fcntl(lock_.get(), F_OFD_GETLK, &lock) != 0 ||
+        lock.l_type == F_UNLCK) {
+      return r;
+    }
+  }
+  return -1;
+}
+
+void ShmSegment::leave() const {
+  own().left.store(1);
+  ring_others();
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,253 @@
+#include "mesh/bootstrap/job_rank.h"
+
+#include <array>
+#include <cstdio>
+#include <limits>
+#include <mutex>
+#include <numeric>
+
+#include "mesh/bootstrap/env.h"
+#include "mesh/bootstrap/job_variables.h"
+#include "mesh/bootstrap/slurm_list.h"
+#include "mesh/bootstrap/sockets.h"
+#include "mesh/error/error.h"
+
+namespace weft::mesh {
+namespace {
+
+constexpr int64_t kMostRanks = std::numeric_limits<int32_t>::max();
+/// Slurm's steps from here on are no tasks of srun: the batch script, the
+/// shell of salloc, what a prolog starts.
+constexpr int64_t kFirstSpecialStep = 0xfffffff0;
+
+/// The names under which a launcher tells a rank its place.
+struct PlaceNames {
+  const char* rank;
+  const char* world_size;
+  const char* local_rank;
+  const char* local_world_size;
+};
+
+constexpr PlaceNames kTorchrun{
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE"};
+constexpr PlaceNames kOpenMpi{
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr PlaceNames kHydra{
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS"};
+constexpr PlaceNames kPmi{
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_LOCAL_RANK",
+    "PMI_LOCAL_SIZE"};
+constexpr PlaceNames kPmix{
+    "PMIX_RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE"};
+
+// Note [Which launcher]
+// ~~~~~~~~~~~~~~~~~~~~~
+// The launcher nearest to the process counts, and several can have left
+// variables. RANK and WORLD_SIZE come first: torchrun, weftrun and people set
+// them on purpose. mpirun, and Hydra's mpiexec even on one host, start their
+// daemons with srun inside a Slurm job, so their ranks carry the Slurm step of
+// the daemon (SLURM_PROCID=0 of 1 for all of them): they come before Slurm and
+// are known by what only they set, OMPI_COMM_WORLD_* and MPI_LOCALRANKID. A
+// PMI_RANK without that may be srun's own (--mpi=pmi2), where Slurm's variables
+// say more. PMIX_RANK is the last: it comes without a size.
+//
+// Slurm's variables count only in a step of srun. In a batch script and in the
+// shell of salloc SLURM_NTASKS may be 4 where one process was started: a world
+// of 4 would wait for ever.
+
+bool is_slurm_task(const JobVariables& variables) {
+  const auto step = variables.number("SLURM_STEP_ID", 0, kMostSlurmId);
+  return step && *step < kFirstSpecialStep;
+}
+
+/// Who started this process, RANK and WORLD_SIZE aside.
+JobSource find_other_source(const JobVariables& variables) {
+  if (variables.has_any({kOpenMpi.rank, kOpenMpi.world_size})) {
+    return JobSource::kOpenMpi;
+  }
+  if (variables.has(kHydra.rank) && variables.has(kHydra.local_rank)) {
+    return JobSource::kHydra;
+  }
+  if (is_slurm_task(variables)) {
+    return JobSource::kSlurm;
+  }
+  if (variables.has_any({kPmi.rank, kPmi.world_size})) {
+    return JobSource::kPmi;
+  }
+  return variables.has(kPmix.rank) ? JobSource::kPmix : JobSource::kNone;
+}
+
+JobSource find_source(const JobVariables& variables) {
+  if (variables.has(kTorchrun.rank)) {
+    return JobSource::kTorchrun;
+  }
+  const JobSource source = find_other_source(variables);
+  if (!variables.has(kTorchrun.world_size) || source == JobSource::kPmix) {
+    return source;
+  }
+  if (source == JobSource::kNone) {
+    return JobSource::kTorchrun;
+  }
+  throw_error<UsageError>(detail::concat(
+      "[environment] RANK is not set, but ",
+      variables.show(kTorchrun.world_size),
+      " is. Set both, or unset WORLD_SIZE: ",
+      to_string(source),
+      " says how many ranks there are."));
+}
+
+/// Where a launcher says nothing about hosts, a loopback MASTER_ADDR does.
+JobRank read_place(
+    const JobVariables& variables,
+    const PlaceNames& names,
+    JobSource source) {
+  JobRank job;
+  job.source = source;
+  job.world_size =
+      variables.required(names.world_size, names.rank, 1, kMostRanks);
+  job.rank =
+      variables.required(names.rank, names.world_size, 0, job.world_size - 1);
+  const bool one_host = job.world_size == 1 ||
+                        is_loopback(variables.text("MASTER_ADDR").value_or(""));
+  job.local_world_size =
+      variables.number(names.local_world_size, 1, job.world_size)
+          .value_or(one_host ? job.world_size : 1);
+  job.local_rank =
+      variables.number(names.local_rank, 0, job.local_world_size - 1)
+          .value_or(one_host ? job.rank : 0);
+  return job;
+}
+
+/// For launchers that always say where a rank is on its host.
+JobRank read_full_place(
+    const JobVariables& variables,
+    const PlaceNames& names,
+    JobSource source) {
+  if (variables.has_any({names.local_rank, names.local_world_size})) {
+    variables.required_text(names.local_rank, names.local_world_size);
+    variables.required_text(names.local_world_size, names.local_rank);
+  } else if (
+      variables.required(names.world_size, names.rank, 1, kMostRanks) > 1) {
+    throw_error<UsageError>(detail::concat(
+        "[environment] ",
+        variables.show(names.rank),
+        " comes without ",
+        names.local_rank,
+        " and ",
+        names.local_world_size,
+        ", so which ranks share a host is unknown. Set RANK, WORLD_SIZE, "
+        "LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT."));
+  }
+  return read_place(variables, names, source);
+}
+
+JobRank read_slurm_place(const JobVariables& variables) {
+  constexpr const char* kStep = "SLURM_STEP_ID";
+  const char* size_name =
+      variables.first_set({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
+  const char* counts_name = variables.first_set(
+      {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
+  JobRank job;
+  job.source = JobSource::kSlurm;
+  job.world_size = variables.required(size_name, kStep, 1, kMostRanks);
+  job.rank = variables.required("SLURM_PROCID", kStep, 0, job.world_size - 1);
+  const auto counts = expand_task_counts(
+      counts_name, variables.required_text(counts_name, kStep));
+  const auto tasks = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  if (tasks != job.world_size) {
+    throw_error<UsageError>(detail::concat(
+        "[environment] ",
+        variables.show(counts_name),
+        " has ",
+        tasks,
+        " tasks, but ",
+        variables.show(size_name),
+        ". They are not of one step; start the ranks with srun."));
+  }
+  const int64_t host = variables.required(
+      "SLURM_NODEID", kStep, 0, static_cast<int64_t>(counts.size()) - 1);
+  job.local_world_size = counts[host];
+  job.local_rank =
+      variables.required("SLURM_LOCALID", kStep, 0, job.local_world_size - 1);
+  return job;
+}
+
+/// A process that no launcher started, maybe in a Slurm job.
+JobRank alone(const JobVariables& variables) {
+  JobRank job;
+  const auto tasks = variables.text("SLURM_NTASKS").value_or("1");
+  if (variables.has("SLURM_JOB_ID") && tasks != "1") {
+    job.note = detail::concat(
+        "this Slurm job has SLURM_NTASKS=",
+        tasks,
+        ", but this process is not a task of srun: it is one rank, alone. "
+        "Start it with srun, or with weftrun.");
+  }
+  return job;
+}
+
+} // namespace
+
+const char* to_string(JobSource source) {
+  constexpr std::array<const char*, 7> kNames{
+      "nobody", "torchrun", "Open MPI", "Hydra", "Slurm", "PMI", "PMIx"};
+  return kNames.at(static_cast<size_t>(source));
+}
+
+JobRank read_job_rank(const VariableLookup& lookup) {
+  const JobVariables variables(lookup);
+  switch (const JobSource source = find_source(variables)) {
+    case JobSource::kNone:
+      return alone(variables);
+    case JobSource::kTorchrun:
+      return read_place(variables, kTorchrun, source);
+    case JobSource::kOpenMpi:
+      return read_full_place(variables, kOpenMpi, source);
+    case JobSource::kHydra:
+      return read_full_place(variables, kHydra, source);
+    case JobSource::kSlurm:
+      return read_slurm_place(variables);
+    case JobSource::kPmi:
+      return read_full_place(variables, kPmi, source);
+    case JobSource::kPmix:
+      if (!variables.has(kPmix.world_size)) {
+        throw_error<UsageError>(detail::concat(
+            "[environment] ",
+            variables.show(kPmix.rank),
+            " comes without the number of ranks. Set WORLD_SIZE."));
+      }
+      return read_place(variables, kPmix, source);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+JobRank own_job_rank() {
+  auto job = read_job_rank(env::get);
+  say_note(job);
+  return job;
+}
+
+void say_note(const JobRank& job) {
+  static std::once_flag said;
+  if (!job.note.empty()) {
+    std::call_once(said, [&] {
+      std::fprintf(stderr, "[weft] note: %s\n", job.note.c_str());
+    });
+  }
+}
+
+} // namespace weft::mesh

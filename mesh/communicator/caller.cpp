@@ -1,0 +1,171 @@
+#include "mesh/communicator/caller.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <filesystem>
+#include <string_view>
+
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/wording.h"
+#include "mesh/error/error.h"
+
+namespace weft::mesh {
+
+struct CallingThread {
+  int64_t number = 0;
+  std::string name;
+  /// Of libtorch's engine: it runs backward passes for others.
+  bool is_autograds = false;
+  mutable std::atomic<bool> has_ended = false;
+};
+
+namespace {
+
+using ThreadHandle = std::shared_ptr<const CallingThread>;
+
+/// What a thread knows of itself.
+struct ThreadSlot {
+  ThreadHandle own;
+  /// Whom it calls for; null: itself.
+  ThreadHandle called_for;
+};
+
+void end_thread(void* memory) {
+  const std::unique_ptr<ThreadSlot> slot(static_cast<ThreadSlot*>(memory));
+  slot->own->has_ended = true;
+}
+
+int64_t own_thread_number() {
+  return static_cast<int64_t>(::syscall(SYS_gettid));
+}
+
+ThreadHandle make_thread() {
+  constexpr std::string_view kEngine = "pt_autograd";
+  constexpr size_t kNameBytes = 16;
+  std::array<char, kNameBytes> name{};
+  pthread_getname_np(pthread_self(), name.data(), name.size());
+  auto thread = std::make_shared<CallingThread>();
+  thread->number = own_thread_number();
+  thread->name = name.data();
+  thread->is_autograds = thread->name.starts_with(kEngine);
+  return thread;
+}
+
+/// The key of each thread's slot.
+class ThreadSlots {
+ public:
+  ThreadSlots() {
+    TORCH_INTERNAL_ASSERT(pthread_key_create(&key_, end_thread) == 0);
+  }
+
+  ThreadSlot& own() const {
+    if (void* found = pthread_getspecific(key_)) {
+      return *static_cast<ThreadSlot*>(found);
+    }
+    auto slot = std::make_unique<ThreadSlot>();
+    slot->own = make_thread();
+    pthread_setspecific(key_, slot.get());
+    return *slot.release();
+  }
+
+ private:
+  pthread_key_t key_{};
+};
+
+ThreadSlot& own_slot() {
+  static const ThreadSlots slots;
+  return slots.own();
+}
+
+const ThreadHandle& calling_thread() {
+  const auto& slot = own_slot();
+  return slot.called_for ? slot.called_for : slot.own;
+}
+
+/// All threads of this process but `own`.
+std::set<int64_t> living_threads(int64_t own) {
+  std::set<int64_t> result;
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/task", error)) {
+    const auto text = entry.path().filename().string();
+    int64_t number = 0;
+    std::from_chars(text.data(), text.data() + text.size(), number);
+    if (number != own) {
+      result.insert(number);
+    }
+  }
+  return result;
+}
+
+std::string describe_thread(const CallingThread& thread) {
+  return detail::concat("thread ", thread.number, " (", thread.name, ")");
+}
+
+} // namespace
+
+Caller Caller::current() {
+  return Caller(calling_thread());
+}
+
+CallFor::CallFor(Caller caller) {
+  auto& slot = own_slot();
+  before_ = std::exchange(slot.called_for, std::move(caller.thread_));
+}
+
+CallFor::~CallFor() {
+  own_slot().called_for = std::move(before_);
+}
+
+Callers::Callers() : last_(calling_thread()) {
+  known_.push_back({last_, 0});
+  // Groups that the process's first thread makes are made in the open: who was
+  // there before may be told of them. Others may be made by whoever is first.
+  if (last_->number != ::getpid()) {
+    beside_ = living_threads(last_->number);
+    newest_ = describe_thread(*last_) + " made the group";
+  }
+}
+
+Callers::Entry Callers::enter(const LedgerEntry& call) {
+  const auto& thread = calling_thread();
+  if (thread == last_) {
+    return {last_caller_, {}};
+  }
+  const auto known = std::ranges::find(known_, thread, &Known::thread);
+  if (known != known_.end()) {
+    last_ = thread;
+    last_caller_ = known->caller;
+    return {last_caller_, {}};
+  }
+  if (thread->is_autograds) {
+    return {last_caller_, {}};
+  }
+  if (beside_.contains(thread->number)) {
+    return {
+        next_caller_,
+        detail::concat(
+            describe_thread(*thread),
+            " calls ",
+            call_text(call),
+            " and lived already when ",
+            newest_)};
+  }
+  std::erase_if(
+      known_, [](const Known& k) { return k.thread->has_ended.load(); });
+  last_ = thread;
+  last_caller_ = next_caller_++;
+  known_.push_back({last_, last_caller_});
+  beside_ = living_threads(thread->number);
+  newest_ =
+      describe_thread(*thread) + " made its first call, " + call_text(call);
+  return {last_caller_, {}};
+}
+
+} // namespace weft::mesh

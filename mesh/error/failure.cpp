@@ -1,0 +1,74 @@
+#include "mesh/error/failure.h"
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+#include <string_view>
+
+#include <c10/util/Exception.h>
+
+namespace weft::mesh {
+namespace {
+
+template <size_t N>
+bool contains_any(
+    const std::string& text,
+    const std::array<std::string_view, N>& words) {
+  for (const auto word : words) {
+    if (text.find(word) != std::string::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The first sentence, without gloo's "[/path/pair.cc:123] ".
+std::string first_cause(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  std::string text =
+      c10_error ? c10_error->what_without_backtrace() : error.what();
+  const size_t path = text.find("[/");
+  const size_t path_end = text.find("] ", path);
+  if (path != std::string::npos && path_end != std::string::npos) {
+    text.erase(path, path_end + 2 - path);
+  }
+  text = text.substr(0, std::min(text.find('\n'), text.find(". ")));
+  while (text.ends_with('.')) {
+    text.pop_back();
+  }
+  return text;
+}
+
+} // namespace
+
+std::string format_seconds(std::chrono::milliseconds duration) {
+  std::ostringstream out;
+  out << std::chrono::duration<double>(duration).count() << " s";
+  return out.str();
+}
+
+std::string failure_reason(
+    const std::exception& error,
+    std::chrono::milliseconds timeout) {
+  constexpr std::array<std::string_view, 5> kTimedOut{
+      "imed out", "imeout", "TIMEOUT", "time out", "onnect timeout"};
+  constexpr std::array<std::string_view, 6> kPeerLost{
+      "losed by peer",
+      "reset by peer",
+      "roken pipe",
+      "onnection closed",
+      "ocket closed",
+      "onnection refused"};
+  const std::string cause = first_cause(error);
+  // A lost peer first: gloo's text for it may name a timeout as well.
+  if (contains_any(cause, kPeerLost)) {
+    return "A peer is gone: " + cause;
+  }
+  if (contains_any(cause, kTimedOut)) {
+    return "Timed out after " + format_seconds(timeout) +
+           ", not all ranks took part: " + cause;
+  }
+  return cause;
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,58 @@
+#include "mesh/error/resource_limits.h"
+
+#include <cerrno>
+
+#include <sys/resource.h>
+
+#include "mesh/error/error.h"
+
+namespace weft::mesh {
+namespace {
+
+// Found by runs of two ranks: 32 fail at their first save.
+constexpr rlim_t kLeastOpenFiles = 64;
+
+/// The limit, if there is one. The shells' units differ.
+std::string
+limit_text(__rlimit_resource resource, const char* option, bool is_of_memory) {
+  rlimit limit{};
+  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return "";
+  }
+  return detail::concat(
+      " (ulimit ",
+      option,
+      " is ",
+      is_of_memory ? limit.rlim_cur / 1024 : limit.rlim_cur,
+      is_of_memory ? " KiB)" : ")");
+}
+
+} // namespace
+
+std::string limit_behind(int error) {
+  switch (error) {
+    case EMFILE:
+      return limit_text(RLIMIT_NOFILE, "-n", /*is_of_memory=*/false);
+    case EFBIG:
+      return limit_text(RLIMIT_FSIZE, "-f", /*is_of_memory=*/true);
+    case ENOMEM:
+      return limit_text(RLIMIT_AS, "-v", /*is_of_memory=*/true);
+    default:
+      return "";
+  }
+}
+
+void check_open_file_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+      limit.rlim_cur < kLeastOpenFiles) {
+    throw_error<UsageError>(detail::concat(
+        "[world] open files: ulimit -n is ",
+        limit.rlim_cur,
+        ", and a rank needs ",
+        kLeastOpenFiles,
+        " at least. Raise it before the start."));
+  }
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,31 @@
+#include "mesh/watchdog/activity.h"
+
+#include <atomic>
+
+#include "mesh/error/error.h"
+
+namespace weft::mesh {
+namespace {
+
+// One rank is one process; two words that do not belong together for a moment
+// do no harm.
+std::atomic<const char*> noted_activity{nullptr};
+std::atomic<int64_t> noted_step{0};
+
+} // namespace
+
+void note_activity(const char* what, int64_t step) {
+  noted_step.store(step, std::memory_order_relaxed);
+  noted_activity.store(what, std::memory_order_relaxed);
+}
+
+std::string activity_text() {
+  const char* what = noted_activity.load(std::memory_order_relaxed);
+  return what == nullptr ? std::string()
+                         : detail::concat(
+                               what,
+                               " of step ",
+                               noted_step.load(std::memory_order_relaxed));
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,96 @@
+#include "mesh/watchdog/peer_process.h"
+
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <sstream>
+
+#include <unistd.h>
+
+#include "mesh/backends/shm/shm_backend.h"
+#include "mesh/error/error.h"
+
+namespace weft::mesh {
+namespace {
+
+/// What follows the name, which is in parentheses and may hold any character.
+/// Empty if there is no such process.
+std::string stat_of(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  const std::string text{
+      std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const auto end = text.rfind(") ");
+  return end == std::string::npos ? std::string() : text.substr(end + 2);
+}
+
+/// When the process began: its number may be another's by now.
+std::string start_of(const std::string& stat) {
+  constexpr int kFieldsBefore = 19; // of those after the name
+  std::istringstream in(stat);
+  std::string field;
+  for (int i = 0; i <= kFieldsBefore; ++i) {
+    in >> field;
+  }
+  return field;
+}
+
+struct PeerProcess {
+  std::string pid;
+  /// Of /proc/PID/stat: R, S, D, T, ...; 0: there is no such process.
+  char state = 0;
+};
+
+/// None if it is of another host.
+std::optional<PeerProcess> find_process(const std::string& process) {
+  std::istringstream in(process);
+  PeerProcess found;
+  std::string start;
+  std::string domain;
+  in >> found.pid >> start;
+  std::getline(in >> std::ws, domain);
+  if (domain.empty() || domain != shm_domain()) {
+    return std::nullopt;
+  }
+  const auto stat = stat_of(found.pid);
+  if (!stat.empty() && start_of(stat) == start) {
+    found.state = stat.front();
+  }
+  return found;
+}
+
+} // namespace
+
+std::string own_process_text() {
+  const auto pid = std::to_string(getpid());
+  return detail::concat(pid, " ", start_of(stat_of(pid)), " ", shm_domain());
+}
+
+std::string peer_process_text(const std::string& process) {
+  const auto found = find_process(process);
+  if (!found) {
+    return {};
+  }
+  const auto name = "process " + found->pid;
+  switch (found->state) {
+    case 0:
+      return name + " is gone";
+    case 'T':
+      return name + " is stopped (SIGSTOP)";
+    case 't':
+      return name + " is stopped by a debugger";
+    case 'Z':
+    case 'X':
+      return name + " has died";
+    case 'D':
+      return name + " waits for a disk or a network file system";
+    default:
+      return {};
+  }
+}
+
+bool is_stopped_process(const std::string& process) {
+  const auto found = find_process(process);
+  return found && (found->state == 'T' || found->state == 't');
+}
+
+} // namespace weft::mesh
