@@ -7,17 +7,17 @@
 
 #include "mesh/communicator/backend.h"
 #include "mesh/communicator/call.h"
+#include "mesh/communicator/group_watch.h"
 #include "mesh/communicator/ledger.h"
 #include "mesh/communicator/packing.h"
 #include "mesh/communicator/work.h"
 #include "mesh/error/error.h"
-#include "mesh/watchdog/watch.h"
 
 namespace weft::mesh {
 
 Communicator::Communicator(
     std::shared_ptr<Backend> backend,
-    const std::shared_ptr<Watch>& watch,
+    const std::shared_ptr<GroupWatch>& watch,
     const std::string& key)
     : state_(std::make_shared<State>()) {
   state_->backend = std::move(backend);

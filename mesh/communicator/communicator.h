@@ -12,7 +12,7 @@ namespace weft::mesh {
 
 class Backend;
 class Ledger;
-class Watch;
+class GroupWatch;
 
 /// How a reduction combines what the ranks contribute.
 enum class ReduceOp { kSum, kAvg, kMin, kMax, kProduct };
@@ -63,7 +63,7 @@ class Communicator {
   /// `watch` looks after the group, which it knows as `key`; null: nobody does.
   explicit Communicator(
       std::shared_ptr<Backend> backend,
-      const std::shared_ptr<Watch>& watch = nullptr,
+      const std::shared_ptr<GroupWatch>& watch = nullptr,
       const std::string& key = {});
   Communicator(const Communicator&) = default;
   Communicator(Communicator&&) = default;

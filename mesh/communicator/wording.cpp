@@ -4,7 +4,6 @@
 
 #include "mesh/communicator/communicator.h"
 #include "mesh/error/error.h"
-#include "mesh/watchdog/peer_process.h"
 
 namespace weft::mesh {
 namespace {
@@ -69,12 +68,6 @@ std::string call_text(const LedgerEntry& entry) {
   }
   out << shape_text(entry) << ", " << bytes_text(entry.bytes) << ")";
   return out.str();
-}
-
-std::string keeper_text(const std::string& process) {
-  const auto state = peer_process_text(process);
-  return "Rank 0, which has the store, gives no sign of life" +
-         (state.empty() ? "" : " (" + state + ")");
 }
 
 std::string seconds_text(int64_t nanoseconds) {

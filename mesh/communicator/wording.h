@@ -26,12 +26,6 @@ std::string call_text(const LedgerEntry& entry);
 /// "rank 3", "ranks 0 to 2", "ranks 0, 2 and 5".
 std::string ranks_text(const std::vector<int64_t>& ranks);
 
-/// Of rank 0, whose process is `process` (peer_process.h) and does not answer.
-std::string keeper_text(const std::string& process);
-/// Of rank 0 that has ended.
-inline constexpr const char* kStoreIsGone =
-    "Rank 0 has ended, and the store with it";
-
 /// "15.2 s".
 std::string seconds_text(int64_t nanoseconds);
 

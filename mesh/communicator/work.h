@@ -15,14 +15,14 @@
 
 namespace weft::mesh {
 
-class Watch;
+class GroupWatch;
 
 /// What all copies of a Communicator and their Works share.
 struct GroupState {
   std::shared_ptr<Backend> backend;
   std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
   /// Who finds out why a collective failed; may be null.
-  std::weak_ptr<Watch> watch;
+  std::weak_ptr<GroupWatch> watch;
   /// Held while a call is numbered and sent, so that both have one order.
   std::mutex launch_mutex;
   /// Guarded by launch_mutex.

@@ -93,4 +93,10 @@ bool is_stopped_process(const std::string& process) {
   return found && (found->state == 'T' || found->state == 't');
 }
 
+std::string keeper_text(const std::string& process) {
+  const auto state = peer_process_text(process);
+  return "Rank 0, which has the store, gives no sign of life" +
+         (state.empty() ? "" : " (" + state + ")");
+}
+
 } // namespace weft::mesh

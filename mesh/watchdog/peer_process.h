@@ -15,4 +15,10 @@ std::string peer_process_text(const std::string& process);
 /// Whether it is known to be stopped.
 bool is_stopped_process(const std::string& process);
 
+/// What is said of rank 0, whose process is `process`, when it does not answer.
+std::string keeper_text(const std::string& process);
+/// What is said of rank 0 when it has ended.
+inline constexpr const char* kStoreIsGone =
+    "Rank 0 has ended, and the store with it";
+
 } // namespace weft::mesh

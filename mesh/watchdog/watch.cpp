@@ -14,6 +14,7 @@
 #include "mesh/error/error.h"
 #include "mesh/watchdog/activity.h"
 #include "mesh/watchdog/flight_files.h"
+#include "mesh/watchdog/peer_process.h"
 #include "mesh/watchdog/questions.h"
 
 namespace weft::mesh {

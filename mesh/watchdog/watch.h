@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "mesh/communicator/group_watch.h"
 #include "mesh/communicator/work.h"
 #include "mesh/watchdog/group_list.h"
 #include "mesh/watchdog/notice_board.h"
@@ -38,7 +39,7 @@ namespace weft::mesh {
 // sent.
 
 /// Looks after one rank's groups. Thread-safe.
-class Watch : public std::enable_shared_from_this<Watch> {
+class Watch : public GroupWatch, public std::enable_shared_from_this<Watch> {
  public:
   /// Its threads run until end().
   static std::shared_ptr<Watch> begin(
@@ -56,21 +57,15 @@ class Watch : public std::enable_shared_from_this<Watch> {
   /// whose process is stopped not at all: its threads are left to it.
   void end();
 
-  /// From now on `group`, which all its members know as `key`, is looked at.
-  void add(const std::string& key, const std::shared_ptr<GroupState>& group);
-
-  /// Tells all ranks why no collective of the world will end, as this one
-  /// found out by itself; what counts if another has told something before.
-  GroupFailure tell(const GroupFailure& failure);
+  void add(const std::string& key, const std::shared_ptr<GroupState>& group)
+      override;
+  GroupFailure tell(const GroupFailure& failure) override;
+  GroupFailure explain(const GroupFailure& failure) override;
 
   /// This rank left `what` by `cause`. See World::tell_peers().
   void note_exception(std::string_view what, const std::exception_ptr& cause);
   /// It goes on, whatever it left before.
   void note_part() { has_departed_ = false; }
-
-  /// Why a collective has really failed, if the ranks can find out in at
-  /// most two seconds, else `failure` with what is known of the others.
-  GroupFailure explain(const GroupFailure& failure);
 
  private:
   using Lock = std::unique_lock<std::mutex>;
