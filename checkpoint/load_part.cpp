@@ -6,8 +6,8 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
-#include "dtensor/factories.h"
-#include "dtensor/placement.h"
+#include "dtensor/init/factories.h"
+#include "dtensor/spec/placement.h"
 #include "mesh/error/error.h"
 
 namespace weft::checkpoint {

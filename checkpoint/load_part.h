@@ -5,7 +5,7 @@
 
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/load.h"
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/state_dict.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::checkpoint {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/state_dict.h"
 #include "mesh/world.h"
 
 namespace weft::checkpoint {

@@ -8,9 +8,9 @@
 
 #include "checkpoint/format/text.h"
 #include "checkpoint/load/fill_state.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/optimizer_state.h"
+#include "dtensor/nn/optimizer_state.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 
 namespace weft::checkpoint {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/state_dict.h"
 #include "mesh/device_mesh.h"
 
 namespace torch::nn {
@@ -67,12 +67,12 @@ dtensor::StateDict get_model_state_dict(
 
 /// What the optimizers know of the module's parameters, by name:
 /// `state.<fqn>.exp_avg`, `param_groups.<fqn>.lr`, ...; see
-/// dtensor/optimizer_state.h. State that an optimizer has not made yet is made
-/// now, as its first step would. Numbers are copies.
-/// Collective: all ranks of the mesh with full_state_dict, or where an
-/// optimizer's state is divided over ranks; blocks.
-/// Throws: as dtensor::optimizer_state_dict(); c10::ValueError if two
-/// optimizers have a parameter in common, or there is none.
+/// dtensor/nn/optimizer_state.h. State that an optimizer has not made yet is
+/// made now, as its first step would. Numbers are copies. Collective: all ranks
+/// of the mesh with full_state_dict, or where an optimizer's state is divided
+/// over ranks; blocks. Throws: as dtensor::optimizer_state_dict();
+/// c10::ValueError if two optimizers have a parameter in common, or there is
+/// none.
 dtensor::StateDict get_optimizer_state_dict(
     const torch::nn::Module& module,
     const Optimizers& optimizers,

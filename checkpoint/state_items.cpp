@@ -2,9 +2,9 @@
 
 #include <sstream>
 
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 

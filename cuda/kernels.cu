@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "dtensor/random_arithmetic.h"
+#include "dtensor/random/random_arithmetic.h"
 
 namespace weft::cuda {
 namespace {

@@ -29,7 +29,7 @@ struct Numbers {
 
 // Each returns what the launch returned.
 
-/// Fills the dense `data` of `box` as dtensor/random.h says.
+/// Fills the dense `data` of `box` as dtensor/random/random.h says.
 cudaError_t fill_random(
     void* data,
     Dtype dtype,

@@ -14,7 +14,7 @@
 #include "ddp/replica_difference.h"
 #include "ddp/unused_parameters.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
-#include "dtensor/deferred_init.h"
+#include "dtensor/init/deferred_init.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

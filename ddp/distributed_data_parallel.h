@@ -21,9 +21,9 @@
 #include "ddp/optimizer_in_backward.h"
 #include "ddp/options.h"
 #include "ddp/output_tensors.h"
-#include "dtensor/module_call.h"
-#include "dtensor/optimizer_state.h"
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/optimizer_state.h"
+#include "dtensor/nn/state_dict.h"
+#include "dtensor/scopes/module_call.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::ddp {
@@ -188,7 +188,7 @@ class DistributedDataParallelBase : public Joinable {
   /// Source: torch.distributed.checkpoint.state_dict.get_model_state_dict.
   dtensor::StateDict state_dict(const std::set<std::string>& ignore = {}) const;
   /// The same for an optimizer of the module's parameters; see
-  /// dtensor/optimizer_state.h. Of a ZeroRedundancyOptimizer its own.
+  /// dtensor/nn/optimizer_state.h. Of a ZeroRedundancyOptimizer its own.
   /// Collective: all ranks of the model's mesh, for that one.
   dtensor::StateDict optimizer_state_dict(
       torch::optim::Optimizer& optimizer) const;

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "ddp/module_state.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::ddp {
 namespace {

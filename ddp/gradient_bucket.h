@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
-#include "dtensor/spec.h"
+#include "dtensor/spec/spec.h"
 
 namespace weft::ddp {
 

@@ -1,7 +1,7 @@
 #include "ddp/gradient_kind.h"
 
 #include "ddp/module_state.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::ddp {
 namespace {

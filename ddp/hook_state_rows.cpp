@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 
 #include "ddp/tensor_hash.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "ddp/comm_hook.h"
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/state_dict.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::ddp {

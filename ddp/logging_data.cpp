@@ -10,7 +10,7 @@
 #include "ddp/bucket_plan.h"
 #include "ddp/parameter_owners.h"
 #include "ddp/sync_batch_norm.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/bootstrap/debug_level.h"
 #include "mesh/bootstrap/env.h"
 #include "mesh/error/error.h"

@@ -4,7 +4,7 @@
 
 #include <torch/nn/module.h>
 
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::ddp {
 namespace {

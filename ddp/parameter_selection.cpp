@@ -9,8 +9,8 @@
 #include <torch/torch.h>
 
 #include "ddp/parameter_owners.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

@@ -10,9 +10,9 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/gradient.h"
-#include "dtensor/parameter_info.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/gradient.h"
+#include "dtensor/tensor/parameter_info.h"
 #include "mesh/error/error.h"
 
 // Note [Order of reductions]
@@ -39,7 +39,7 @@
 // Note [Pending sums]
 // ~~~~~~~~~~~~~~~~~~~
 // A parameter whose gradient is a pending sum over tensor-parallel ranks has it
-// reduced here rather than by dtensor/gradient.cpp: such gradients share
+// reduced here rather than by dtensor/tensor/gradient.cpp: such gradients share
 // buckets of their own, which at the end of backward are summed over their mesh
 // and then reduced over the replicas. Under no_sync() they stay pending sums.
 // These buckets follow the reversed order of parameters, which is the same on

@@ -8,7 +8,7 @@
 #include "ddp/auto_bucketing.h"
 #include "ddp/gradient_kind.h"
 #include "ddp/reducer.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

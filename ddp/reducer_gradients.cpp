@@ -6,9 +6,9 @@
 
 #include "ddp/gradient_kind.h"
 #include "ddp/reducer.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/gradient.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/gradient.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

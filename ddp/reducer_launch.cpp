@@ -8,7 +8,7 @@
 
 #include "ddp/reducer.h"
 #include "ddp/sparse_sum.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

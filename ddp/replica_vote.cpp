@@ -10,7 +10,7 @@
 #include "ddp/gather_numbers.h"
 #include "ddp/module_state.h"
 #include "ddp/tensor_hash.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::ddp {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 

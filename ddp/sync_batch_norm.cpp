@@ -12,7 +12,7 @@
 #include <torch/nn/init.h>
 
 #include "ddp/module_state.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

@@ -5,10 +5,10 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/module_call.h"
-#include "dtensor/saved_tensor_hooks.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/scopes/saved_tensor_hooks.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::tp {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/placement.h"
+#include "dtensor/spec/placement.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::tp {

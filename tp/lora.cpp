@@ -5,14 +5,14 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/deferred_init.h"
-#include "dtensor/distribute_module.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/linear_adapter.h"
-#include "dtensor/module_call.h"
-#include "dtensor/parameter_info.h"
-#include "dtensor/placement.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/kernels/linear_adapter.h"
+#include "dtensor/nn/distribute_module.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/spec/placement.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_info.h"
 #include "mesh/error/error.h"
 #include "tp/module_pattern.h"
 

@@ -1,7 +1,7 @@
 #include "tp/module_tensors.h"
 
-#include "dtensor/dtensor.h"
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/tensor/dtensor.h"
 
 namespace weft::tp {
 

@@ -5,10 +5,10 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/distribute_module.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/mesh_arguments.h"
-#include "dtensor/module_call.h"
+#include "dtensor/nn/distribute_module.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/spec/mesh_arguments.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "tp/module_pattern.h"
 

@@ -1,6 +1,6 @@
 // PrepareModuleInput, PrepareModuleOutput and both in one.
 
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
 #include "mesh/error/error.h"
 #include "tp/module_tensors.h"
 #include "tp/style.h"

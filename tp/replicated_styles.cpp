@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/parameter_info.h"
+#include "dtensor/tensor/parameter_info.h"
 #include "tp/module_tensors.h"
 #include "tp/style.h"
 

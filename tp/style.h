@@ -11,7 +11,7 @@
 
 #include <torch/nn/module.h>
 
-#include "dtensor/placement.h"
+#include "dtensor/spec/placement.h"
 #include "mesh/device_mesh.h"
 #include "tp/layout.h"
 

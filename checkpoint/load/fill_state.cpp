@@ -11,8 +11,8 @@
 #include "checkpoint/format/text.h"
 #include "checkpoint/load/key_differences.h"
 #include "checkpoint/save/held_boxes.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 

@@ -5,7 +5,7 @@
 
 #include <c10/util/ArrayRef.h>
 
-#include "dtensor/spec.h"
+#include "dtensor/spec/spec.h"
 
 namespace weft::checkpoint {
 

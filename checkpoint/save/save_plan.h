@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "checkpoint/save/held_boxes.h"
-#include "dtensor/spec.h"
+#include "dtensor/spec/spec.h"
 
 namespace weft::checkpoint {
 

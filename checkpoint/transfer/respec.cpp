@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/format/text.h"
-#include "dtensor/placement.h"
+#include "dtensor/spec/placement.h"
 #include "mesh/error/error.h"
 
 namespace weft::checkpoint {
@@ -113,7 +113,7 @@ std::vector<size_t> dims_in(
   return dims;
 }
 
-// See Note [Order of cuts] in dtensor/cut.cpp: the split factor of a
+// See Note [Order of cuts] in dtensor/spec/cut.cpp: the split factor of a
 // StridedShard counts parts that later mesh dims make, which are of other
 // numbers now; what is left of it cuts chunks that no mesh dim made.
 Placement restrided(

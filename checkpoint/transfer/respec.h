@@ -5,7 +5,7 @@
 
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/transfer/reshard.h"
-#include "dtensor/spec.h"
+#include "dtensor/spec/spec.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::checkpoint {

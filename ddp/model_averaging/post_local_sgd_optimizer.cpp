@@ -6,7 +6,7 @@
 
 #include "ddp/model_averaging/average_parameters.h"
 #include "ddp/module_state.h"
-#include "dtensor/optimizer_state.h"
+#include "dtensor/nn/optimizer_state.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

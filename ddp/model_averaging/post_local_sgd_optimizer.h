@@ -6,7 +6,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "ddp/model_averaging/averagers.h"
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/state_dict.h"
 
 namespace weft::ddp {
 

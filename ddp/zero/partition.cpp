@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 
 // Note [Parts of parameters]

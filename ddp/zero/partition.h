@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtensor/placement.h"
+#include "dtensor/spec/placement.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::ddp {

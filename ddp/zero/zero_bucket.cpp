@@ -7,8 +7,8 @@
 #include <torch/torch.h>
 
 #include "ddp/module_state.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

@@ -17,9 +17,9 @@
 #include "ddp/optimizer_in_backward.h"
 #include "ddp/zero/zero_optimizer_state.h"
 #include "ddp/zero/zero_state.h"
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/module_call.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 

@@ -12,8 +12,8 @@
 #include "ddp/join/joinable.h"
 #include "ddp/zero/partition.h"
 #include "ddp/zero/zero_bucket.h"
-#include "dtensor/optimizer_state.h"
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/optimizer_state.h"
+#include "dtensor/nn/state_dict.h"
 #include "mesh/device_mesh.h"
 
 namespace torch::nn {

@@ -6,9 +6,9 @@
 #include <torch/torch.h>
 
 #include "ddp/module_state.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/optimizer_state.h"
+#include "dtensor/nn/optimizer_state.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 
 // Note [State of a divided optimizer]

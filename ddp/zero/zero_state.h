@@ -11,7 +11,7 @@
 #include <torch/nn/module.h>
 
 #include "ddp/zero/zero_bucket.h"
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/state_dict.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::ddp {

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "dtensor/for_each_processor.h"
+#include "base/for_each_processor.h"
 
 #define WEFT_LAMBDA __attribute__((always_inline))
 // Pointers of one loop lie in different tensors.

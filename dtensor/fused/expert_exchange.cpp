@@ -6,8 +6,8 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/comm_debug.h"
-#include "dtensor/graph_nodes.h"
+#include "dtensor/scopes/comm_debug.h"
+#include "dtensor/tensor/graph_nodes.h"
 
 namespace weft::dtensor {
 namespace {

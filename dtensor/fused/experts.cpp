@@ -11,13 +11,13 @@
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
-#include "dtensor/autograd.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/fused/expert_exchange.h"
 #include "dtensor/fused/fused_ops.h"
 #include "dtensor/fused/grouped_mm.h"
 #include "dtensor/kernels/kernels.h"
+#include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 
 namespace weft::dtensor {

@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/torch.h>
 
-#include "dtensor/graph_nodes.h"
+#include "dtensor/tensor/graph_nodes.h"
 
 namespace weft::dtensor {
 namespace {

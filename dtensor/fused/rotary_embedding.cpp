@@ -2,12 +2,12 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include "dtensor/dispatch/register_sharding.h"
 #include "dtensor/fused/cpu_loops.h"
 #include "dtensor/fused/fused_ops.h"
 #include "dtensor/fused/rows.h"
-#include "dtensor/graph_nodes.h"
-#include "dtensor/register_sharding.h"
 #include "dtensor/rules/named_dims.h"
+#include "dtensor/tensor/graph_nodes.h"
 
 namespace weft::dtensor {
 namespace {

@@ -7,11 +7,11 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "dtensor/autocast.h"
-#include "dtensor/dispatch.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/dispatch/dispatch.h"
 #include "dtensor/kernels/kernels.h"
-#include "dtensor/parameter_info.h"
+#include "dtensor/scopes/autocast.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_info.h"
 
 namespace weft::dtensor::kernels {
 namespace {

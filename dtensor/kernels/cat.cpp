@@ -6,10 +6,10 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/region.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor::kernels {
 namespace {

@@ -5,12 +5,12 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/autograd.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/kernels/cross_entropy.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/row_loss.h"
-#include "dtensor/losses.h"
+#include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor {
 namespace kernels {

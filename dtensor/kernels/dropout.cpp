@@ -9,9 +9,9 @@
 #include <ATen/ops/feature_dropout_native.h>
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/random.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor::kernels {
 namespace {

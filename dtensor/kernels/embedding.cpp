@@ -4,12 +4,12 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/autograd.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/op_layout.h"
-#include "dtensor/parameter_info.h"
+#include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_info.h"
 
 namespace weft::dtensor::kernels {
 namespace {

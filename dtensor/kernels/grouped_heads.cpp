@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/cut.h"
+#include "dtensor/spec/cut.h"
 
 namespace weft::dtensor::kernels {
 

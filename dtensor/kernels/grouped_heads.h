@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtensor/spec.h"
+#include "dtensor/spec/spec.h"
 
 namespace weft::dtensor::kernels {
 

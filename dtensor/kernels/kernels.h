@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtensor/spec.h"
+#include "dtensor/spec/spec.h"
 
 namespace torch {
 class Library;

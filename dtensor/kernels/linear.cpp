@@ -11,18 +11,18 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/async_tp.h"
-#include "dtensor/autograd.h"
-#include "dtensor/comm_debug.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/graph_nodes.h"
+#include "dtensor/kernels/async_tp.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/linear_backward.h"
 #include "dtensor/kernels/op_layout.h"
 #include "dtensor/kernels/product_in_parts.h"
-#include "dtensor/mesh_arguments.h"
-#include "dtensor/parameter_info.h"
+#include "dtensor/scopes/comm_debug.h"
+#include "dtensor/spec/mesh_arguments.h"
+#include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/graph_nodes.h"
+#include "dtensor/tensor/parameter_info.h"
 
 namespace weft::dtensor::kernels {
 namespace {

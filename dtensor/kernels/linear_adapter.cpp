@@ -1,10 +1,10 @@
-#include "dtensor/linear_adapter.h"
+#include "dtensor/kernels/linear_adapter.h"
 
 #include <torch/torch.h>
 
-#include "dtensor/autograd.h"
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/linear_backward.h"
+#include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor::kernels {
 namespace {

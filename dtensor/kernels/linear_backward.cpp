@@ -5,13 +5,13 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/torch.h>
 
-#include "dtensor/autograd.h"
-#include "dtensor/comm_debug.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/graph_nodes.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/product_in_parts.h"
+#include "dtensor/scopes/comm_debug.h"
+#include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/graph_nodes.h"
 
 namespace weft::dtensor::kernels {
 namespace {

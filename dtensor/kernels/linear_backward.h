@@ -2,8 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtensor/linear_adapter.h"
-#include "dtensor/spec.h"
+#include "dtensor/kernels/linear_adapter.h"
+#include "dtensor/spec/spec.h"
 
 namespace weft::dtensor::kernels {
 

@@ -4,8 +4,8 @@
 #include <ATen/ops/matmul_native.h>
 #include <torch/torch.h>
 
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor::kernels {
 

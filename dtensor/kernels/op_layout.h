@@ -2,10 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtensor/autograd.h"
 #include "dtensor/kernels/kernels.h"
-#include "dtensor/mesh_arguments.h"
-#include "dtensor/parameter_info.h"
+#include "dtensor/spec/mesh_arguments.h"
+#include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/parameter_info.h"
 
 // What a style asks of an op that uses a parameter.
 

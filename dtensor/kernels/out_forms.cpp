@@ -6,9 +6,9 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/random.h"
+#include "dtensor/tensor/dtensor.h"
 
 namespace weft::dtensor::kernels {
 namespace {

@@ -1,17 +1,17 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "dtensor/autograd.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/fused/fused_ops.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/random.h"
 #include "dtensor/kernels/region.h"
-#include "dtensor/libtorch_overrides.h"
-#include "dtensor/mesh_difference.h"
-#include "dtensor/parameter_info.h"
-#include "dtensor/scopes.h"
+#include "dtensor/scopes/scopes.h"
+#include "dtensor/spec/mesh_difference.h"
+#include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/libtorch_overrides.h"
+#include "dtensor/tensor/parameter_info.h"
 
 namespace weft::dtensor {
 namespace kernels {

@@ -5,8 +5,8 @@
 #include <c10/util/accumulate.h>
 #include <torch/torch.h>
 
-#include "dtensor/async_tp.h"
-#include "dtensor/cut.h"
+#include "dtensor/kernels/async_tp.h"
+#include "dtensor/spec/cut.h"
 #include "mesh/link_cost.h"
 
 namespace weft::dtensor::kernels {

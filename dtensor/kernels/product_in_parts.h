@@ -7,8 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtensor/region.h"
-#include "dtensor/spec.h"
+#include "dtensor/spec/region.h"
+#include "dtensor/spec/spec.h"
 #include "mesh/communicator/communicator.h"
 
 namespace weft::dtensor::kernels {

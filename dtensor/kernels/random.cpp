@@ -7,12 +7,12 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/copied_view.h"
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/random_sampling.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/random/random_sampling.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/copied_view.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor::kernels {
 namespace {

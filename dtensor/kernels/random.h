@@ -10,8 +10,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include "dtensor/random_state.h"
-#include "dtensor/spec.h"
+#include "dtensor/random/random_state.h"
+#include "dtensor/spec/spec.h"
 
 namespace torch {
 class Library;

@@ -4,9 +4,9 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/region.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor::kernels {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include "dtensor/spec.h"
+#include "dtensor/spec/spec.h"
 
 namespace torch {
 class Library;

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtensor/cut.h"
+#include "dtensor/spec/cut.h"
 #include "mesh/communicator/communicator.h"
 
 namespace weft::dtensor::kernels {

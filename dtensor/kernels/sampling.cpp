@@ -5,12 +5,12 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/random.h"
-#include "dtensor/random_sampling.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/random/random_sampling.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor::kernels {
 namespace {

@@ -3,10 +3,10 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/autograd.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
 #include "dtensor/kernels/kernels.h"
+#include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor::kernels {
 namespace {

@@ -3,9 +3,9 @@
 // kernel is drawn by its own counter, which knows nothing of parts: with it,
 // only whole tensors.
 
-#include "dtensor/rule.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
+#include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {
 namespace {

@@ -4,10 +4,10 @@
 
 #include <array>
 
-#include "dtensor/rule.h"
 #include "dtensor/rules/memory_format.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
+#include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {
 namespace {

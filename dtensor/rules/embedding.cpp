@@ -2,9 +2,9 @@
 // are cut is looked up by the kernel above autograd, which knows which rows a
 // rank has.
 
-#include "dtensor/rule.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
+#include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {
 namespace {

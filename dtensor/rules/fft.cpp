@@ -4,8 +4,8 @@
 
 #include <ATen/ops/zeros.h>
 
-#include "dtensor/rule.h"
 #include "dtensor/rules/named_dims.h"
+#include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {
 namespace {

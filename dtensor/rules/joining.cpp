@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "dtensor/rule.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
+#include "dtensor/rules/rule.h"
 #include "dtensor/rules/view_dims.h"
 
 namespace weft::dtensor {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "dtensor/rule.h"
+#include "dtensor/rules/rule.h"
 
 namespace weft::dtensor::rules {
 

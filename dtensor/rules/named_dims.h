@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/rule.h"
+#include "dtensor/rules/rule.h"
 
 // Note [Dims by name]
 // ~~~~~~~~~~~~~~~~~~~

@@ -3,7 +3,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtensor/rule.h"
+#include "dtensor/rules/rule.h"
 
 // Note [Pending reductions]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~

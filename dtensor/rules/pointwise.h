@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtensor/rule.h"
+#include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "dtensor/op_plan.h"
+#include "dtensor/dispatch/op_plan.h"
 #include "dtensor/rules/pointwise.h"
 
 namespace weft::dtensor {

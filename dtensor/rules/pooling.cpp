@@ -1,11 +1,11 @@
 // Pooling: each channel of each sample is alone. Positions overlap and stay
 // whole.
 
-#include "dtensor/rule.h"
 #include "dtensor/rules/memory_format.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
 #include "dtensor/rules/planes.h"
+#include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {
 namespace {

@@ -1,11 +1,11 @@
 // Other sizes of planes, and other places in them: upsampling, grid sampling,
 // pads, patches, and channels that become positions.
 
-#include "dtensor/rule.h"
 #include "dtensor/rules/memory_format.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
 #include "dtensor/rules/planes.h"
+#include "dtensor/rules/rule.h"
 #include "dtensor/rules/view_dims.h"
 
 namespace weft::dtensor {

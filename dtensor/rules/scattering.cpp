@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "dtensor/rule.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
+#include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {
 namespace {

@@ -1,9 +1,9 @@
 // What goes back through views of a part, and what writes to such a part:
 // zeros, or the whole, around the part. Diagonals, forward and backward.
 
-#include "dtensor/rule.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
+#include "dtensor/rules/rule.h"
 #include "dtensor/rules/view_dims.h"
 
 namespace weft::dtensor {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "dtensor/rule.h"
+#include "dtensor/rules/rule.h"
 
 // Note [Views as runs of dims]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~

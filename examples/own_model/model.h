@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
 #include "recipes/models/model.h"
 
 namespace own {
@@ -36,8 +36,8 @@ struct AttentionImpl : torch::nn::Module {
     const auto q = split(query);
     const auto k = split(key);
     const auto v = split(value);
-    const auto y = at::scaled_dot_product_attention(
-        q, k, v, {}, 0.0, /*is_causal=*/true);
+    const auto y =
+        at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true);
     return out(y.transpose(1, 2).flatten(2));
   }
 };

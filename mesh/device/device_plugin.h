@@ -35,7 +35,7 @@ struct DeviceGroup {
 };
 
 /// This rank's box of a whole tensor, to be filled with random numbers: what
-/// dtensor/random.h says of them.
+/// dtensor/random/random.h says of them.
 struct RandomFill {
   c10::IntArrayRef offset;
   c10::IntArrayRef global_sizes;

@@ -15,7 +15,7 @@
 #include "checkpoint/load.h"
 #include "checkpoint/saver.h"
 #include "checkpoint/store.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "recipes/bench/process_memory.h"

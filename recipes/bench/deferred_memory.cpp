@@ -3,8 +3,8 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 #include "recipes/bench/process_memory.h"

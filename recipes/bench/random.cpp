@@ -8,8 +8,8 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/random_state.h"
+#include "dtensor/random/random_state.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/world.h"
 #include "recipes/bench/timing.h"
 

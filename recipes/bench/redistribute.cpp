@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 #include "recipes/bench/timing.h"

@@ -9,8 +9,8 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/async_tp.h"
-#include "dtensor/deferred_init.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/kernels/async_tp.h"
 #include "mesh/bootstrap/env.h"
 #include "mesh/bootstrap/job_rank.h"
 #include "mesh/device/device.h"

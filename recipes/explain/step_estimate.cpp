@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "dtensor/clip_grad.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/nn/clip_grad.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/world.h"
 #include "recipes/config/validate.h"
 #include "recipes/explain/measured.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/explain.h"
+#include "dtensor/debug/explain.h"
 #include "mesh/link_cost.h"
 #include "recipes/config/recipe.h"
 

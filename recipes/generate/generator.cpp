@@ -5,8 +5,8 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/cut.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/spec/cut.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/world.h"
 

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "dtensor/random.h"
-#include "dtensor/random_arithmetic.h"
+#include "dtensor/random/random.h"
+#include "dtensor/random/random_arithmetic.h"
 #include "mesh/error/error.h"
 #include "recipes/train/trainer.h"
 

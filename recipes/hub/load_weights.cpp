@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/error.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 #include "recipes/hub/weight_reader.h"

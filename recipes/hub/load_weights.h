@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/state_dict.h"
 #include "mesh/world.h"
 #include "recipes/config/recipe.h"
 

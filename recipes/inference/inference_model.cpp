@@ -11,7 +11,7 @@
 
 #include "checkpoint/error.h"
 #include "checkpoint/store.h"
-#include "dtensor/deferred_init.h"
+#include "dtensor/init/deferred_init.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 #include "recipes/config/validate.h"

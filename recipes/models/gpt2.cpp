@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
 #include "recipes/models/layers.h"
 
 namespace weft::recipes {

@@ -3,7 +3,7 @@
 #include "recipes/models/llama.h"
 
 #include "dtensor/fused/fused_ops.h"
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
 
 namespace weft::recipes {
 namespace {

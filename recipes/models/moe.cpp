@@ -2,10 +2,10 @@
 
 #include "recipes/models/moe.h"
 
-#include "dtensor/autograd.h"
-#include "dtensor/dtensor.h"
 #include "dtensor/fused/experts.h"
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/dtensor.h"
 
 namespace weft::recipes {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "recipes/models/vit.h"
 
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
 #include "recipes/models/layers.h"
 
 namespace weft::recipes {

@@ -9,7 +9,7 @@
 #include <torch/nn/module.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "recipes/report/write_file.h"
 

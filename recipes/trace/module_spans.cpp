@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
 
 namespace weft::recipes {
 namespace {

@@ -7,8 +7,8 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/parameter_info.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/parameter_info.h"
 
 // Note [Recorder of a thread]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -10,7 +10,7 @@
 
 #include "checkpoint/load.h"
 #include "checkpoint/store.h"
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/state_dict.h"
 #include "mesh/error/error.h"
 #include "recipes/config/validate.h"
 #include "recipes/hub/load_weights.h"

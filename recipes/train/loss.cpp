@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "dtensor/losses.h"
-#include "dtensor/scopes.h"
+#include "dtensor/kernels/cross_entropy.h"
+#include "dtensor/scopes/scopes.h"
 
 namespace weft::recipes {
 namespace {

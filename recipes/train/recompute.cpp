@@ -11,8 +11,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "dtensor/activation_checkpoint.h"
-#include "dtensor/module_call.h"
+#include "dtensor/nn/activation_checkpoint.h"
+#include "dtensor/scopes/module_call.h"
 #include "tp/module_pattern.h"
 
 namespace weft::recipes {

@@ -5,7 +5,7 @@
 #include "ddp/module_state.h"
 #include "ddp/replica_vote.h"
 #include "ddp/tensor_hash.h"
-#include "dtensor/random_state.h"
+#include "dtensor/random/random_state.h"
 
 namespace weft::recipes {
 namespace {

@@ -1,9 +1,9 @@
 #include "recipes/train/train_job.h"
 
 #include "checkpoint/load_part.h"
-#include "dtensor/async_tp.h"
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtype_support.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/kernels/async_tp.h"
+#include "dtensor/kernels/dtype_support.h"
 #include "recipes/models/registry.h"
 #include "recipes/train/ddp_config.h"
 #include "recipes/train/preflight.h"

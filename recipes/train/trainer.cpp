@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include "ddp/local_norms.h"
-#include "dtensor/clip_grad.h"
-#include "dtensor/random_state.h"
+#include "dtensor/nn/clip_grad.h"
+#include "dtensor/random/random_state.h"
 #include "mesh/communicator/ledger.h"
 #include "mesh/device/device.h"
 #include "mesh/error/error.h"

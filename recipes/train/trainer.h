@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtensor/clip_grad.h"
+#include "dtensor/nn/clip_grad.h"
 #include "mesh/world.h"
 #include "recipes/config/recipe.h"
 #include "recipes/data/batch_loader.h"

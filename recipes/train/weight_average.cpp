@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::recipes {
 namespace {

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/state_dict.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::recipes {

@@ -15,7 +15,7 @@
 #include "checkpoint/saver.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 
 namespace weft::test {
 namespace {

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/format/dtype.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 
 namespace weft::test {
 namespace {

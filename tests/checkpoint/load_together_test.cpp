@@ -13,7 +13,7 @@
 #include "checkpoint/newest.h"
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"

@@ -14,8 +14,8 @@
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/run_ranks.h"
 

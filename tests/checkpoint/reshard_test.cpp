@@ -14,7 +14,7 @@
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "tests/checkpoint/exchange_state.h"
 #include "tests/checkpoint/sample.h"

@@ -14,7 +14,7 @@
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "mesh/rank_tree.h"
 #include "tests/support/expect_error.h"

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/ones.h>
 
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/device_mesh.h"
 
 // Plays rank 3 of a 2 x 2 mesh whose other ranks do not exist.

@@ -13,10 +13,10 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/random.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/random/random.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/backends/nccl_backend.h"
 #include "mesh/bootstrap/env.h"
 #include "mesh/communicator/ledger.h"

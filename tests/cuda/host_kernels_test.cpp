@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "cuda/kernels.h"
-#include "dtensor/random.h"
+#include "dtensor/random/random.h"
 #include "mesh/communicator/reduction.h"
 
 namespace weft::cuda {

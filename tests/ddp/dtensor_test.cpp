@@ -4,9 +4,9 @@
 #include <torch/torch.h>
 
 #include "ddp/distributed_data_parallel.h"
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/parameter_info.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/parameter_info.h"
 #include "mesh/error/error.h"
 #include "tests/ddp/models.h"
 #include "tests/support/expect_error.h"

@@ -7,7 +7,7 @@
 
 #include "ddp/comm_hooks/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
-#include "dtensor/clip_grad.h"
+#include "dtensor/nn/clip_grad.h"
 
 namespace weft::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/bootstrap/debug_level.h"
 #include "tests/ddp/models.h"
 #include "tests/support/run_ranks.h"

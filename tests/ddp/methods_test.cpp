@@ -4,8 +4,8 @@
 #include <torch/torch.h>
 
 #include "ddp/distributed_data_parallel.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "tests/ddp/models.h"
 #include "tests/support/expect_error.h"

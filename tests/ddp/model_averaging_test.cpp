@@ -13,7 +13,7 @@
 #include "ddp/model_averaging/averagers.h"
 #include "ddp/model_averaging/post_local_sgd_optimizer.h"
 #include "ddp/model_averaging/subgroups.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "tests/ddp/models.h"
 #include "tests/ddp/oracle/oracle.h"
 #include "tests/support/expect_error.h"

@@ -3,9 +3,9 @@
 #include <map>
 #include <set>
 
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/parameter_info.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/parameter_info.h"
 #include "tests/ddp/models.h"
 
 namespace weft::test {

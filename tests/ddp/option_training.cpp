@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "ddp/distributed_data_parallel.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 
 namespace weft::test {
 namespace {

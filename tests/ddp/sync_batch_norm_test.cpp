@@ -6,7 +6,7 @@
 
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/sync_batch_norm.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "tests/ddp/models.h"
 #include "tests/support/expect_error.h"

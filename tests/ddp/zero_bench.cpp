@@ -14,8 +14,8 @@
 
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/world.h"
 #include "recipes/bench/timing.h"
 #include "recipes/models/llama.h"

@@ -10,8 +10,8 @@
 #include <torch/torch.h>
 
 #include "ddp/zero/zero_redundancy_optimizer.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/state_dict.h"
+#include "dtensor/nn/state_dict.h"
+#include "dtensor/tensor/dtensor.h"
 #include "tests/ddp/models.h"
 
 namespace weft::test {

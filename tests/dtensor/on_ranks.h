@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/run_ranks.h"
 

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::dtensor::test {
@@ -35,7 +35,7 @@ at::Tensor join(
     c10::IntArrayRef sizes);
 
 /// The same for a mesh of any number of dims and any placements: one part a
-/// rank, row-major. Rows are cut by dtensor/cut.h, which local_ranges_test
+/// rank, row-major. Rows are cut by dtensor/spec/cut.h, which local_ranges_test
 /// checks; terms of an outer Partial are cut in those of an inner one.
 std::vector<at::Tensor> cut_all(
     const at::Tensor& whole,

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "ddp/module_state.h"
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
 #include "mesh/error/error.h"
 
 namespace weft::recipes {

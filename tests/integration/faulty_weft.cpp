@@ -15,7 +15,7 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "recipes/cli/main.h"
 
 namespace weft::test {

@@ -13,7 +13,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/files/folder.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"

@@ -8,8 +8,8 @@
 #include <torch/torch.h>
 
 #include "ddp/distributed_data_parallel.h"
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/dtensor.h"
 #include "recipes/models/llama_plan.h"
 #include "recipes/train/loss.h"
 #include "tests/integration/traffic.h"

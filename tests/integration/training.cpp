@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "tests/support/run_ranks.h"
 
 namespace weft::recipes {

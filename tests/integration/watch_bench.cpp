@@ -24,7 +24,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ddp/module_state.h"
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
 #include "mesh/communicator/call.h"
 #include "mesh/communicator/ledger.h"
 #include "mesh/world.h"

@@ -9,8 +9,8 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/deferred_init.h"
-#include "dtensor/scopes.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/scopes/scopes.h"
 #include "recipes/generate/generator.h"
 #include "recipes/generate/sampling.h"
 #include "recipes/models/gpt2_plan.h"

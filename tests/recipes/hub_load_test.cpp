@@ -16,7 +16,7 @@
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "recipes/config/recipe.h"
 #include "recipes/config/validate.h"

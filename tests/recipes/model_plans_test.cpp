@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/scopes.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/scopes/scopes.h"
+#include "dtensor/tensor/dtensor.h"
 #include "recipes/models/gpt2_plan.h"
 #include "recipes/models/mlp_plan.h"
 #include "recipes/models/vit_plan.h"

@@ -15,9 +15,9 @@
 #include <nlohmann/json.hpp>
 
 #include "ddp/distributed_data_parallel.h"
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
-#include "dtensor/scopes.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/scopes/scopes.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/communicator/ledger.h"
 #include "recipes/models/moe.h"
 #include "recipes/models/moe_plan.h"

@@ -12,8 +12,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 #include "recipes/config/validate.h"
 #include "recipes/train/train_state.h"

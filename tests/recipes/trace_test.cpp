@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/clip_grad.h"
+#include "dtensor/nn/clip_grad.h"
 #include "recipes/config/validate.h"
 #include "recipes/trace/op_spans.h"
 #include "recipes/trace/step_tracer.h"

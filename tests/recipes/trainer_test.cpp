@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/communicator/ledger.h"
 #include "recipes/config/validate.h"
 #include "tests/recipes/fixtures.h"

@@ -10,8 +10,8 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/async_tp.h"
-#include "dtensor/scopes.h"
+#include "dtensor/kernels/async_tp.h"
+#include "dtensor/scopes/scopes.h"
 #include "mesh/communicator/ledger.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/ledger.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"

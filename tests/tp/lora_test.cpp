@@ -5,10 +5,10 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/gradient.h"
-#include "dtensor/linear_adapter.h"
-#include "dtensor/parameter_info.h"
-#include "dtensor/random_state.h"
+#include "dtensor/kernels/linear_adapter.h"
+#include "dtensor/random/random_state.h"
+#include "dtensor/tensor/gradient.h"
+#include "dtensor/tensor/parameter_info.h"
 #include "mesh/communicator/ledger.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"

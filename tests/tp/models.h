@@ -8,8 +8,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/dtensor.h"
 #include "tp/parallelize_module.h"
 
 namespace weft::tp {

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "dtensor/module_call.h"
-#include "dtensor/parameter_info.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/tensor/parameter_info.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"

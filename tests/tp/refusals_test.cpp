@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
 #include "mesh/communicator/ledger.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/module_call.h"
+#include "dtensor/scopes/module_call.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"
 

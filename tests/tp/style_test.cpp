@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "dtensor/module_call.h"
-#include "dtensor/scopes.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/scopes/scopes.h"
 #include "mesh/communicator/ledger.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"

@@ -1,6 +1,6 @@
 #include "tests/ddp/harness/model.h"
 
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "tests/ddp/models.h"
 
 namespace weft::test {

@@ -12,7 +12,7 @@
 #include <torch/torch.h>
 
 #include "ddp/options.h"
-#include "dtensor/placement.h"
+#include "dtensor/spec/placement.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::test {

@@ -4,8 +4,8 @@
 
 #include "ddp/comm_hooks/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
-#include "dtensor/deferred_init.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/dtensor.h"
 #include "tests/ddp/harness/mixture_of_experts.h"
 #include "tests/ddp/harness/nested_wrapped_module.h"
 #include "tests/ddp/harness/transformer.h"

@@ -4,9 +4,9 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/op_plan.h"
+#include "dtensor/dispatch/op_plan.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tests/dtensor/op_check/parts_of_op.h"
 #include "tests/dtensor/parts.h"
 

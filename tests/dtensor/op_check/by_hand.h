@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dtensor/rule.h"
+#include "dtensor/rules/rule.h"
 #include "mesh/device_mesh.h"
 #include "tests/dtensor/op_check/op_samples.h"
 

@@ -6,9 +6,9 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/random_state.h"
+#include "dtensor/random/random_state.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/ledger.h"
 #include "tests/dtensor/op_check/one_rank.h"
 #include "tests/dtensor/op_check/parts_of_op.h"

@@ -5,9 +5,9 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/gradient.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/gradient.h"
 #include "tests/dtensor/op_check/one_rank.h"
 #include "tests/dtensor/op_check/parts_of_op.h"
 #include "tests/dtensor/parts.h"

@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/rule.h"
+#include "dtensor/rules/rule.h"
 #include "tests/dtensor/op_check/coverage_table.h"
 #include "tests/dtensor/op_check/dispatch_check.h"
 #include "tests/dtensor/op_check/leaf_check.h"

@@ -2,9 +2,9 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/random_state.h"
+#include "dtensor/random/random_state.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tests/dtensor/parts.h"
 
 namespace weft::dtensor::check {

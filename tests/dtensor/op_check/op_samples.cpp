@@ -6,8 +6,8 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/rule.h"
+#include "dtensor/dispatch/dispatch.h"
+#include "dtensor/rules/rule.h"
 
 namespace weft::dtensor::check {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/rule.h"
+#include "dtensor/rules/rule.h"
 #include "tests/dtensor/op_check/op_samples.h"
 
 namespace weft::dtensor::check {

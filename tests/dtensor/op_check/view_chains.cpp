@@ -9,7 +9,7 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "tests/dtensor/op_check/arguments.h"
 #include "tests/dtensor/parts.h"

@@ -6,7 +6,7 @@
 The value and the gradient of the logits, in float64, of F.cross_entropy with
 every combination of sizes, reductions, smoothing, weights and targets below.
 A z-loss is written out with torch.logsumexp, on the rows that count; a mean
-divides it by their number. tests/dtensor/losses_test.cpp has the same inputs.
+divides it by their number. tests/dtensor/kernels/cross_entropy_test.cpp has the same inputs.
 NaN is stored as null.
 """
 

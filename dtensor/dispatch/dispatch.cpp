@@ -1,0 +1,240 @@
+#include "dtensor/dispatch/dispatch.h"
+
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include "dtensor/dispatch/op_arguments.h"
+#include "dtensor/dispatch/plan_cache.h"
+#include "dtensor/dispatch/plan_run.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/kernels/kernels.h"
+#include "dtensor/ops/special_ops.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/scopes/scopes.h"
+#include "dtensor/tensor/copied_view.h"
+#include "dtensor/tensor/dtensor_impl.h"
+
+// Note [Dispatch]
+// ~~~~~~~~~~~~~~~
+// Every aten op that libtorch does not itself compose from others has a boxed
+// kernel at PrivateUse3, below autograd: it looks the call up in the mesh's
+// plan cache, asks the op's rule on a miss, redistributes, calls the op on the
+// local tensors and wraps the results. A few composite ops have kernels above
+// autograd instead, see kernels/.
+
+namespace weft::dtensor {
+namespace {
+
+using Stack = torch::jit::Stack;
+
+void refuse_plain(const c10::OperatorHandle& op, Arguments arguments) {
+  const auto call = read_call(op, arguments);
+  TORCH_CHECK_VALUE(
+      false,
+      "[",
+      call.name(),
+      "] mixes DTensors with a plain tensor; arguments ",
+      describe_arguments(call),
+      ". Make it a DTensor with distribute_tensor() (a whole tensor) or "
+      "from_local() (this rank's part). (",
+      call.mesh().describe_rank(),
+      ")");
+}
+
+// See ImplicitReplication.
+void replicate_plain(
+    const c10::OperatorHandle& op,
+    const DTensorSpec& common,
+    Stack& stack) {
+  const auto whole = common.with(Placements(common.mesh_ndim(), Replicate()));
+  const size_t count = op.schema().arguments().size();
+  ArgumentReplacer arguments(&stack[stack.size() - count]);
+  const std::vector<c10::IValue> originals(
+      stack.end() - static_cast<int64_t>(count), stack.end());
+  for_each_tensor(
+      originals,
+      [&](const at::Tensor& tensor, size_t argument, int64_t list_index) {
+        if (!dtensor_impl(tensor) && tensor.dim() != 0) {
+          arguments.set(
+              argument,
+              list_index,
+              make_dtensor(tensor, whole, tensor.sizes(), tensor.strides()));
+        }
+      });
+  arguments.close();
+}
+
+// Derivative formulas of libtorch make plain tensors (zeros of global sizes,
+// masks), which are the same on every rank. What a user's own autograd
+// function makes is not known to be.
+bool runs_formula_of_libtorch() {
+  const auto node = torch::autograd::get_current_node();
+  return node && node->name().find("CppNode") == std::string::npos;
+}
+
+// Derivative formulas write to tensors that they have just made; AccumulateGrad
+// to a leaf's gradient, which stays where it lies.
+bool writes_to_its_own() {
+  const auto node = torch::autograd::get_current_node();
+  return runs_formula_of_libtorch() &&
+         !dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+}
+
+// What such a formula writes to and that cannot take the write where it lies is
+// made whole, in place. False if all are.
+bool make_written_whole(const c10::OperatorHandle& op, Arguments arguments) {
+  bool any = false;
+  const auto& schema = op.schema().arguments();
+  for_each_tensor(
+      arguments, [&](const at::Tensor& tensor, size_t argument, int64_t) {
+        const auto* alias = schema[argument].alias_info();
+        auto* impl = dtensor_impl(tensor);
+        if (impl && alias && alias->isWrite() &&
+            !impl->spec().is_replicated()) {
+          const auto to = impl->spec().with(
+              Placements(impl->spec().mesh_ndim(), Replicate()));
+          auto whole = redistribute_local(
+              impl->local(),
+              impl->sizes(),
+              impl->spec(),
+              to,
+              op.schema().name());
+          // It may be a view, which the write has to go through.
+          auto link = make_copied_view(*impl, whole, to);
+          impl->reset_local(std::move(whole), to);
+          impl->copied_view = std::move(link);
+          any = true;
+        }
+      });
+  return any;
+}
+
+void dispatch(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    Stack* stack) {
+  // Inside DeferredInit, the op's own tensors are no parameters to be.
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+      c10::DispatchKeySet(c10::DispatchKey::DeferredInit));
+  const auto arguments =
+      torch::jit::last(*stack, op.schema().arguments().size());
+  const CallReader reader(op, arguments);
+  if (reader.has_deferred() && run_deferred(read_call(op, arguments), *stack)) {
+    return;
+  }
+  if (!reader.common()) {
+    run_unplaced(op, *stack);
+    return;
+  }
+  if (reader.has_plain()) {
+    if (!implicit_replication_enabled() && !runs_formula_of_libtorch()) {
+      refuse_plain(op, arguments);
+    }
+    replicate_plain(op, DTensorSpec(*reader.common()), *stack);
+    dispatch(op, keys, stack);
+    return;
+  }
+  if (reader.has_copied_view()) {
+    for_each_tensor(arguments, [](const at::Tensor& tensor, size_t, int64_t) {
+      refresh(tensor);
+    });
+  }
+  std::shared_ptr<const OpPlan> plan;
+  try {
+    plan = find_plan(reader, op, arguments);
+  } catch (const c10::ValueError&) {
+    if (!writes_to_its_own() || !make_written_whole(op, arguments)) {
+      throw;
+    }
+    dispatch(op, keys, stack);
+    return;
+  }
+  run_plan(op, *plan, reader.common()->mesh(), *stack);
+}
+
+// Whether libtorch makes an op of others, so that those come here instead. A
+// few (silu_backward) have both that and a kernel of their own: with a rule
+// they run in one piece.
+bool is_composed(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(
+             c10::DispatchKey::CompositeImplicitAutograd) &&
+         !(op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && find_rule(op));
+}
+
+// Libraries unregister their kernels when destroyed: kept for the process.
+struct DispatchRegistration {
+  torch::Library below_autograd{
+      torch::Library::IMPL,
+      "aten",
+      c10::DispatchKey::PrivateUse3,
+      __FILE__,
+      __LINE__};
+  torch::Library above_autograd{
+      torch::Library::IMPL,
+      "aten",
+      c10::DispatchKey::AutogradPrivateUse3,
+      __FILE__,
+      __LINE__};
+  // Ops of other namespaces that have no rule are refused as aten's are; those
+  // without gradients say so in backward, as on other devices.
+  torch::Library others{
+      torch::Library::IMPL,
+      "_",
+      c10::DispatchKey::PrivateUse3,
+      __FILE__,
+      __LINE__};
+  torch::Library others_above_autograd{
+      torch::Library::IMPL,
+      "_",
+      c10::DispatchKey::AutogradPrivateUse3,
+      __FILE__,
+      __LINE__};
+  torch::Library deferred{
+      torch::Library::IMPL,
+      "_",
+      c10::DispatchKey::DeferredInit,
+      __FILE__,
+      __LINE__};
+
+  DispatchRegistration() {
+    auto taken = register_kernels(above_autograd, below_autograd);
+    taken.merge(register_special_ops(below_autograd));
+    for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      if (name.name.rfind("aten::", 0) != 0) {
+        continue;
+      }
+      const auto op = c10::Dispatcher::singleton().findOp(name);
+      const auto full = c10::toString(name);
+      if (op && op->hasSchema() && !taken.contains(full) && !is_composed(*op)) {
+        below_autograd.impl(
+            full.c_str(),
+            torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+      }
+    }
+    others.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+    others_above_autograd.fallback(
+        torch::autograd::basicAutogradNotImplementedFallback());
+    register_deferred_init(deferred);
+  }
+};
+
+} // namespace
+
+void dispatch_boxed(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    Stack* stack) {
+  dispatch(op, keys, stack);
+}
+
+void ensure_dispatch_registered() {
+  static const DispatchRegistration registration;
+}
+
+} // namespace weft::dtensor

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include "dtensor/dispatch/op_arguments.h"
+#include "dtensor/dispatch/op_plan.h"
+
+namespace weft::dtensor {
+
+/// What identifies a plan: see Note [Plan cache].
+using PlanKey = c10::SmallVector<int64_t, 96>;
+
+/// Reads a call's key and what has to be known of its tensors, without touching
+/// a reference count.
+class CallReader {
+ public:
+  CallReader(const c10::OperatorHandle& op, Arguments arguments);
+
+  const PlanKey& key() const { return key_; }
+  bool cachable() const { return cachable_; }
+  bool has_deferred() const { return has_deferred_; }
+  bool has_copied_view() const { return has_copied_view_; }
+  /// A plain tensor of one dim or more is among the arguments.
+  bool has_plain() const { return has_plain_; }
+  /// The first DTensor that lies on a mesh of one dim or more, or null.
+  const DTensorSpec* common() const { return common_; }
+
+ private:
+  enum Tag : int64_t {
+    kNone,
+    kTensor,
+    kPlain,
+    kInt,
+    kDouble,
+    kBool,
+    kList,
+    kDevice,
+    kText
+  };
+
+  void read(const c10::IValue& value);
+  void read_list(c10::ArrayRef<c10::IValue> list);
+  void read_tensor(const at::Tensor& tensor);
+
+  PlanKey key_;
+  bool cachable_ = true;
+  bool has_deferred_ = false;
+  bool has_copied_view_ = false;
+  bool has_plain_ = false;
+  const DTensorSpec* common_ = nullptr;
+};
+
+/// The plan of the call that `reader` has read, from the mesh's cache or new.
+/// `arguments` are that call's.
+std::shared_ptr<const OpPlan> find_plan(
+    const CallReader& reader,
+    const c10::OperatorHandle& op,
+    Arguments arguments);
+
+} // namespace weft::dtensor

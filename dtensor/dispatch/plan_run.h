@@ -1,0 +1,22 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "dtensor/dispatch/op_plan.h"
+
+namespace weft::dtensor {
+
+/// Runs the call whose arguments are on the stack by its plan: redistributes,
+/// calls the op on the local tensors, wraps what it returns.
+/// Collective: all ranks of `mesh`, if the plan moves anything.
+void run_plan(
+    const c10::OperatorHandle& op,
+    const OpPlan& plan,
+    const mesh::DeviceMesh& mesh,
+    torch::jit::Stack& stack);
+
+/// Runs a call whose DTensors all lie on no mesh.
+void run_unplaced(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+} // namespace weft::dtensor

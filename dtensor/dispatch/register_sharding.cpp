@@ -1,0 +1,155 @@
+#include "dtensor/dispatch/register_sharding.h"
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include "dtensor/dispatch/dispatch.h"
+
+namespace weft::dtensor {
+namespace {
+
+// Note [Rules of own ops]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// Ops belong to the process (libtorch's dispatcher does), so their rules do:
+// the built-in ones are a table made at the first look, and those that users
+// register stand beside it, guarded by a mutex. They are only ever added, so
+// that a pointer to one stays valid; looked for where no plan is cached.
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::unique_ptr<const Rule>> rules;
+  // Libraries unregister their kernels when destroyed.
+  std::deque<torch::Library> kernels;
+};
+
+Registry& registry() {
+  static const auto registry = std::make_unique<Registry>();
+  return *registry;
+}
+
+// The overloads that `text` names.
+std::vector<c10::OperatorHandle> find_ops(const std::string& text) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto colons = text.find("::");
+  TORCH_CHECK_VALUE(
+      colons != std::string::npos && colons != 0,
+      "[register_sharding] \"",
+      text,
+      "\" names no namespace. Write e.g. \"my_ops::scale\".");
+  std::vector<c10::OperatorHandle> ops;
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name == text || c10::toString(name) == text) {
+      const auto op = dispatcher.findOp(name);
+      if (op && op->hasSchema()) {
+        ops.push_back(*op);
+      }
+    }
+  }
+  TORCH_CHECK_VALUE(
+      !ops.empty(),
+      "[register_sharding] no op \"",
+      text,
+      "\" is defined. Define it first, with TORCH_LIBRARY or torch::Library.");
+  return ops;
+}
+
+bool writes_arguments(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments()) {
+    if (argument.alias_info() && argument.alias_info()->isWrite()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void check_op(const c10::OperatorHandle& op, const Rule& rule) {
+  using c10::DispatchKey;
+  const auto name = c10::toString(op.operator_name());
+  TORCH_CHECK_VALUE(
+      !find_rule(op),
+      "[register_sharding] \"",
+      name,
+      "\" has a sharding rule already.");
+  const bool composed =
+      op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+      !op.hasKernelForDispatchKey(DispatchKey::CPU) &&
+      !op.hasKernelForDispatchKey(DispatchKey::CUDA);
+  TORCH_CHECK_VALUE(
+      !composed,
+      "[register_sharding] \"",
+      name,
+      "\" is made of other ops, whose rules it follows: it runs on DTensors as "
+      "it is. To run it in one piece, register it for a device (m.impl(name, "
+      "DispatchKey::CPU, kernel)), with an autograd kernel of its own.");
+  TORCH_CHECK_VALUE(
+      name.starts_with("aten::") ||
+          !op.hasKernelForDispatchKey(DispatchKey::PrivateUse3),
+      "[register_sharding] \"",
+      name,
+      "\" has a kernel for DTensors (PrivateUse3) already.");
+  const bool has_meta =
+      op.hasKernelForDispatchKey(DispatchKey::Meta) ||
+      op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+      op.hasKernelForDispatchKey(
+          DispatchKey::CompositeExplicitAutogradNonFunctional);
+  TORCH_CHECK_VALUE(
+      !rule.strategies || rule.infer || has_meta ||
+          writes_arguments(op.schema()),
+      "[register_sharding] nothing tells the output sizes of \"",
+      name,
+      "\" from its inputs'. Set Rule::infer, or register a Meta kernel first.");
+}
+
+} // namespace
+
+void register_sharding(const std::string& op, const Rule& rule) {
+  ensure_dispatch_registered();
+  const auto ops = find_ops(op);
+  auto& all = registry();
+  for (const auto& handle : ops) {
+    check_op(handle, rule);
+  }
+  const auto space = op.substr(0, op.find("::"));
+  const std::lock_guard lock(all.mutex);
+  TORCH_CHECK_VALUE(
+      all.rules.emplace(op, std::make_unique<const Rule>(rule)).second,
+      "[register_sharding] \"",
+      op,
+      "\" has a sharding rule already.");
+  torch::Library library(
+      torch::Library::IMPL,
+      space,
+      c10::DispatchKey::PrivateUse3,
+      __FILE__,
+      __LINE__);
+  for (const auto& handle : ops) {
+    if (!handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse3)) {
+      library.impl(
+          c10::toString(handle.operator_name()).c_str(),
+          torch::CppFunction::makeFromBoxedFunction<&dispatch_boxed>());
+    }
+  }
+  all.kernels.push_back(std::move(library));
+}
+
+const Rule* find_registered_rule(const c10::OperatorHandle& op) {
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  if (all.rules.empty()) {
+    return nullptr;
+  }
+  for (const auto& name :
+       {c10::toString(op.operator_name()), op.operator_name().name}) {
+    if (const auto it = all.rules.find(name); it != all.rules.end()) {
+      return it->second.get();
+    }
+  }
+  return nullptr;
+}
+
+} // namespace weft::dtensor

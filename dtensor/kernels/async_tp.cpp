@@ -1,0 +1,163 @@
+#include "dtensor/kernels/async_tp.h"
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+
+namespace weft::dtensor {
+namespace {
+
+struct AsyncTpChoice {
+  AsyncTp mode = AsyncTp::kAuto;
+  std::optional<AsyncTpPrices> prices;
+};
+
+// Of a root mesh.
+class AsyncTpState {
+ public:
+  void set(const AsyncTpChoice& choice) {
+    const std::lock_guard lock(mutex_);
+    choice_ = choice;
+  }
+  AsyncTpChoice get() const {
+    const std::lock_guard lock(mutex_);
+    return choice_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  AsyncTpChoice choice_;
+};
+
+AsyncTpPrices prices_of(
+    const mesh::DeviceMesh& mesh,
+    const AsyncTpChoice& choice) {
+  return choice.prices ? *choice.prices
+                       : default_async_tp_prices(mesh.world().backend());
+}
+
+// Of a message of a `parts`th of the rows.
+double part_us(const MovedProduct& product, int64_t parts) {
+  return step_us(
+      product.kind,
+      product.ranks,
+      product.bytes / static_cast<double>(parts),
+      product.link);
+}
+
+// The rank's own rows need no message; those of a part come after its own.
+double gather_beside_us(
+    const MovedProduct& product,
+    int64_t parts,
+    double product_us) {
+  const double own = product_us / static_cast<double>(product.ranks);
+  const double message = part_us(product, parts);
+  double now = own;
+  for (int64_t part = 1; part <= parts; ++part) {
+    now = std::max(now, static_cast<double>(part) * message) +
+          (product_us - own) / static_cast<double>(parts);
+  }
+  return now;
+}
+
+// A part's message follows its product and the message before.
+double scatter_beside_us(
+    const MovedProduct& product,
+    int64_t parts,
+    double product_us) {
+  const double piece = product_us / static_cast<double>(parts);
+  const double message = part_us(product, parts);
+  double sent = 0;
+  for (int64_t part = 1; part <= parts; ++part) {
+    sent = std::max(sent, static_cast<double>(part) * piece) + message;
+  }
+  return sent;
+}
+
+// What cutting has to save before kAuto does it: prices are rough.
+constexpr double kWorthwhile = 0.97;
+// A product that is cut finer loses more than its messages save.
+constexpr int64_t kMostParts = 8;
+
+} // namespace
+
+AsyncTpPrices default_async_tp_prices(std::string_view backend) {
+  if (backend == "nccl") {
+    return {.tflops = 400, .overlap = 1};
+  }
+  return {.tflops = 0.05, .overlap = 0};
+}
+
+void set_async_tp(const mesh::DeviceMesh& mesh, AsyncTp mode) {
+  mesh.root().extension<AsyncTpState>().set({mode, std::nullopt});
+}
+
+void set_async_tp(
+    const mesh::DeviceMesh& mesh,
+    AsyncTp mode,
+    const AsyncTpPrices& prices) {
+  mesh.root().extension<AsyncTpState>().set({mode, prices});
+}
+
+AsyncTp async_tp(const mesh::DeviceMesh& mesh) {
+  const auto choice = mesh.root().extension<AsyncTpState>().get();
+  // Never run on GPUs so far: there it has to be asked for.
+  return choice.mode == AsyncTp::kAuto && !choice.prices &&
+                 mesh.world().device().is_cuda()
+             ? AsyncTp::kOff
+             : choice.mode;
+}
+
+double moved_product_us(
+    const MovedProduct& product,
+    int64_t parts,
+    const AsyncTpPrices& prices) {
+  const double product_us = product.flops / (prices.tflops * 1e6);
+  const double behind = part_us(product, 1) + product_us;
+  if (parts == 0) {
+    return behind;
+  }
+  const double beside = product.kind == StepKind::kAllGather
+                            ? gather_beside_us(product, parts, product_us)
+                            : scatter_beside_us(product, parts, product_us);
+  const double more_messages =
+      static_cast<double>(parts) * part_us(product, parts) -
+      part_us(product, 1);
+  return prices.overlap * beside +
+         (1 - prices.overlap) * (behind + more_messages);
+}
+
+int64_t choose_parts(
+    const mesh::DeviceMesh& mesh,
+    const MovedProduct& product,
+    int64_t most) {
+  const auto choice = mesh.root().extension<AsyncTpState>().get();
+  if (choice.mode == AsyncTp::kOff) {
+    return 0;
+  }
+  const bool forced = choice.mode == AsyncTp::kOn;
+  auto prices = prices_of(mesh, choice);
+  if (forced) {
+    prices.overlap = 1;
+  }
+  // One part of a product cannot run beside its own message.
+  const int64_t least = product.kind == StepKind::kAllGather ? 1 : 2;
+  int64_t best = 0;
+  double best_us = kWorthwhile * moved_product_us(product, 0, prices);
+  for (int64_t parts = least; parts <= std::min(most, kMostParts); parts *= 2) {
+    const double us = moved_product_us(product, parts, prices);
+    if ((forced && best == 0) || us < kWorthwhile * best_us) {
+      best = parts;
+      best_us = us;
+    }
+  }
+  return best;
+}
+
+bool may_cut_products(const mesh::DeviceMesh& mesh) {
+  const auto choice = mesh.root().extension<AsyncTpState>().get();
+  return choice.mode == AsyncTp::kOn ||
+         (choice.mode == AsyncTp::kAuto && prices_of(mesh, choice).overlap > 0);
+}
+
+} // namespace weft::dtensor

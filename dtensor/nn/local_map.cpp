@@ -1,0 +1,227 @@
+#include "dtensor/nn/local_map.h"
+
+#include <numeric>
+
+#include <torch/torch.h>
+
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/spec/mesh_arguments.h"
+#include "dtensor/tensor/dtensor.h"
+#include "mesh/error/error.h"
+
+namespace weft::dtensor {
+namespace {
+
+// Parts that differ between ranks: what a tensor of global sizes is cut into
+// that its mesh dims do not divide.
+bool is_uneven(const at::Tensor& dtensor) {
+  const auto& spec = spec_of(dtensor);
+  auto sizes = dtensor.sizes().vec();
+  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
+    const auto& placement = spec.placement(i);
+    if (placement.has_shard_sizes()) {
+      return true;
+    }
+    if (placement.is_shard()) {
+      auto& rows = sizes[placement.tensor_dim()];
+      if (rows % spec.mesh().size(i) != 0) {
+        return true;
+      }
+      rows /= spec.mesh().size(i);
+    }
+  }
+  return false;
+}
+
+struct LocalMap {
+  TensorFunction function;
+  std::vector<Placements> out_placements;
+  LocalMapOptions options;
+
+  std::vector<at::Tensor> operator()(
+      const std::vector<at::Tensor>& inputs) const;
+
+ private:
+  at::Tensor
+  enter(const at::Tensor& input, size_t i, const mesh::DeviceMesh& mesh) const;
+  at::Tensor leave(
+      const at::Tensor& output,
+      size_t i,
+      const mesh::DeviceMesh& mesh,
+      bool uneven) const;
+};
+
+at::Tensor LocalMap::enter(
+    const at::Tensor& input,
+    size_t i,
+    const mesh::DeviceMesh& mesh) const {
+  WEFT_CHECK(
+      spec_of(input).mesh() == mesh,
+      "local_map",
+      context_of(mesh),
+      "input ",
+      i,
+      " lies on another mesh than ",
+      mesh.to_string(),
+      ": ",
+      describe(input),
+      ".");
+  auto placed = input;
+  if (!options.in_placements.empty()) {
+    const auto& wanted = options.in_placements[i];
+    WEFT_CHECK(
+        wanted,
+        "local_map",
+        context_of(mesh),
+        "input ",
+        i,
+        " is a DTensor, and in_placements have none for it: ",
+        describe(input),
+        ".");
+    const auto target = spec_of(input).with(normalized(*wanted, input.dim()));
+    WEFT_CHECK(
+        options.redistribute_inputs ||
+            fitted(target, input.sizes()) == spec_of(input),
+        "local_map",
+        context_of(mesh),
+        "input ",
+        i,
+        " lies as in_placements say: ",
+        describe(input),
+        " vs ",
+        to_string(target.placements()),
+        ". Redistribute it, or set redistribute_inputs.");
+    placed = redistribute(input, target.placements());
+  }
+  return to_local(
+      placed,
+      options.in_grad_placements.empty() ? std::nullopt
+                                         : options.in_grad_placements[i]);
+}
+
+// Rows of a cut dim on all ranks of a mesh dim.
+std::vector<int64_t>
+exchange_rows(int64_t rows, const mesh::DeviceMesh& mesh, int64_t mesh_dim) {
+  const auto mine = at::full({1}, rows, at::kLong);
+  auto all = at::empty({mesh.size(mesh_dim)}, at::kLong);
+  mesh.group(mesh_dim).all_gather(all, mine, "local_map").wait();
+  return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
+}
+
+// The global sizes of an output, and its cuts as they are.
+std::vector<int64_t> agree_on_sizes(
+    const at::Tensor& output,
+    Placements& placements,
+    const mesh::DeviceMesh& mesh) {
+  auto sizes = output.sizes().vec();
+  std::vector<bool> cut(sizes.size());
+  for (int64_t d = 0; d < mesh.ndim(); ++d) {
+    auto& placement = placements[d];
+    if (!placement.is_shard()) {
+      continue;
+    }
+    const int64_t dim = placement.tensor_dim();
+    WEFT_CHECK(
+        !cut[dim],
+        "local_map",
+        context_of(mesh),
+        "two mesh dims cut dim ",
+        dim,
+        " of an output of parts that may differ: ",
+        to_string(placements),
+        ". Give out_sizes.");
+    cut[dim] = true;
+    auto rows = exchange_rows(sizes[dim], mesh, d);
+    sizes[dim] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+    if (placement.is_chunked()) {
+      placement = Shard(dim, std::move(rows));
+    }
+  }
+  return sizes;
+}
+
+at::Tensor LocalMap::leave(
+    const at::Tensor& output,
+    size_t i,
+    const mesh::DeviceMesh& mesh,
+    bool uneven) const {
+  WEFT_CHECK(
+      !is_dtensor(output),
+      "local_map",
+      context_of(mesh),
+      "output ",
+      i,
+      " is a DTensor, where the function is to return this rank's part: ",
+      describe(output),
+      ".");
+  auto placements = normalized(out_placements[i], output.dim());
+  FromLocalOptions how;
+  if (!options.out_sizes.empty()) {
+    how.sizes = options.out_sizes[i];
+  } else if (uneven) {
+    how.sizes = agree_on_sizes(output, placements, mesh);
+  }
+  return from_local(output, mesh, placements, how);
+}
+
+std::vector<at::Tensor> LocalMap::operator()(
+    const std::vector<at::Tensor>& inputs) const {
+  auto mesh = options.mesh;
+  bool any = false;
+  bool uneven = false;
+  for (const auto& input : inputs) {
+    if (is_dtensor(input)) {
+      any = true;
+      mesh = mesh ? mesh : spec_of(input).mesh();
+      uneven |= is_uneven(input);
+    }
+  }
+  if (!any) {
+    return function(inputs);
+  }
+  const auto check_count = [&](const char* what, size_t given, size_t needed) {
+    WEFT_CHECK(
+        given == needed,
+        "local_map",
+        context_of(*mesh),
+        what,
+        ": ",
+        given,
+        " vs ",
+        needed,
+        ". Give one for each.");
+  };
+  if (!options.in_placements.empty()) {
+    check_count("in_placements", options.in_placements.size(), inputs.size());
+  }
+  if (!options.in_grad_placements.empty()) {
+    check_count(
+        "in_grad_placements", options.in_grad_placements.size(), inputs.size());
+  }
+  std::vector<at::Tensor> locals;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    locals.push_back(
+        is_dtensor(inputs[i]) ? enter(inputs[i], i, *mesh) : inputs[i]);
+  }
+  auto outputs = function(locals);
+  check_count("out_placements", out_placements.size(), outputs.size());
+  if (!options.out_sizes.empty()) {
+    check_count("out_sizes", options.out_sizes.size(), outputs.size());
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    outputs[i] = leave(outputs[i], i, *mesh, uneven);
+  }
+  return outputs;
+}
+
+} // namespace
+
+TensorFunction local_map(
+    TensorFunction function,
+    std::vector<Placements> out_placements,
+    LocalMapOptions options) {
+  return LocalMap{
+      std::move(function), std::move(out_placements), std::move(options)};
+}
+
+} // namespace weft::dtensor

@@ -1,0 +1,546 @@
+#include "dtensor/nn/optimizer_state.h"
+
+#include <functional>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <c10/util/ScopeExit.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+#include <torch/torch.h>
+
+#include "dtensor/tensor/dtensor_impl.h"
+#include "mesh/error/error.h"
+
+namespace weft::dtensor {
+namespace {
+
+constexpr const char* kOptimizerOp = "optimizer_state_dict";
+
+/// One number of an optimizer, e.g. a learning rate, that reads and writes.
+struct Number {
+  std::string name;
+  at::ScalarType dtype;
+  std::function<std::vector<double>()> get;
+  std::function<void(const std::vector<double>&)> set;
+};
+
+/// One tensor of an optimizer, e.g. a moment.
+struct Moment {
+  std::string name;
+  at::Tensor tensor;
+};
+
+struct ParameterState {
+  std::vector<Number> group;
+  std::vector<Number> numbers;
+  std::vector<Moment> moments;
+};
+
+template <class Get, class Set>
+Number number(std::string name, Get get, Set set) {
+  return {
+      std::move(name),
+      at::kDouble,
+      [get] { return std::vector<double>{get()}; },
+      [set](const std::vector<double>& v) { set(v.front()); }};
+}
+
+template <class Options>
+Number lr_number(Options& options) {
+  return number(
+      "lr", [&] { return options.lr(); }, [&](double v) { options.lr(v); });
+}
+
+template <class Options>
+Number eps_number(Options& options) {
+  return number(
+      "eps", [&] { return options.eps(); }, [&](double v) { options.eps(v); });
+}
+
+template <class Options>
+Number weight_decay_number(Options& options) {
+  return number(
+      "weight_decay",
+      [&] { return options.weight_decay(); },
+      [&](double v) { options.weight_decay(v); });
+}
+
+template <class Options>
+Number momentum_number(Options& options) {
+  return number(
+      "momentum",
+      [&] { return options.momentum(); },
+      [&](double v) { options.momentum(v); });
+}
+
+template <class State>
+Number step_number(State& state) {
+  auto result = number(
+      "step",
+      [&state] { return static_cast<double>(state.step()); },
+      [&state](double v) { state.step(static_cast<int64_t>(v)); });
+  result.dtype = at::kLong;
+  return result;
+}
+
+template <class Options>
+std::vector<Number> adam_group(Options& options) {
+  return {
+      lr_number(options),
+      {"betas",
+       at::kDouble,
+       [&options] {
+         const auto [first, second] = options.betas();
+         return std::vector<double>{first, second};
+       },
+       [&options](const std::vector<double>& v) {
+         options.betas(std::make_tuple(v.at(0), v.at(1)));
+       }},
+      eps_number(options),
+      weight_decay_number(options)};
+}
+
+template <class State, class Slot>
+State& find_or_make(Slot& slot) {
+  if (!slot) {
+    slot = std::make_unique<State>();
+  }
+  return static_cast<State&>(*slot);
+}
+
+// Lists a moment, if it is there. Where its parameter learns, one that the
+// first step would make is made now, of `value`; a frozen parameter keeps what
+// it has.
+void list_moment(
+    ParameterState& result,
+    std::string name,
+    at::Tensor& moment,
+    bool is_to_be_made,
+    const at::Tensor& parameter,
+    double value = 0) {
+  if (is_to_be_made && !moment.defined()) {
+    moment = value == 0 ? at::zeros_like(parameter)
+                        : at::full_like(parameter, value);
+  }
+  if (moment.defined()) {
+    result.moments.push_back({std::move(name), moment});
+  }
+}
+
+template <class State, class Options, class Slot>
+ParameterState adam_state(
+    Options& options,
+    Slot& slot,
+    const at::Tensor& parameter,
+    bool learns) {
+  ParameterState result;
+  result.group = adam_group(options);
+  if (!learns && !has_optimizer_state(slot.get())) {
+    return result;
+  }
+  auto& state = find_or_make<State>(slot);
+  result.numbers = {step_number(state)};
+  list_moment(result, "exp_avg", state.exp_avg(), learns, parameter);
+  list_moment(result, "exp_avg_sq", state.exp_avg_sq(), learns, parameter);
+  list_moment(
+      result,
+      "max_exp_avg_sq",
+      state.max_exp_avg_sq(),
+      learns && options.amsgrad(),
+      parameter);
+  return result;
+}
+
+// The first step would copy the gradient into the momentum; zeros give the
+// same unless the gradient is dampened.
+template <class Slot>
+ParameterState sgd_state(
+    torch::optim::SGDOptions& options,
+    Slot& slot,
+    const at::Tensor& parameter,
+    bool learns) {
+  ParameterState result;
+  result.group = {
+      lr_number(options),
+      momentum_number(options),
+      weight_decay_number(options)};
+  const bool needs_momentum = learns && options.momentum() != 0;
+  if (!needs_momentum && !has_optimizer_state(slot.get())) {
+    return result;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      slot || options.dampening() == 0,
+      "[",
+      kOptimizerOp,
+      "] SGD with dampening has no momentum before its first step. Take one, "
+      "or set dampening to 0.");
+  auto& state = find_or_make<torch::optim::SGDParamState>(slot);
+  list_moment(
+      result,
+      "momentum_buffer",
+      state.momentum_buffer(),
+      needs_momentum,
+      parameter);
+  return result;
+}
+
+template <class Slot>
+ParameterState adagrad_state(
+    torch::optim::AdagradOptions& options,
+    Slot& slot,
+    const at::Tensor& parameter,
+    bool learns) {
+  ParameterState result;
+  result.group = {
+      lr_number(options),
+      number(
+          "lr_decay",
+          [&] { return options.lr_decay(); },
+          [&](double v) { options.lr_decay(v); }),
+      eps_number(options),
+      weight_decay_number(options)};
+  if (!learns && !has_optimizer_state(slot.get())) {
+    return result;
+  }
+  auto& state = find_or_make<torch::optim::AdagradParamState>(slot);
+  result.numbers = {step_number(state)};
+  list_moment(
+      result,
+      "sum",
+      state.sum(),
+      learns,
+      parameter,
+      options.initial_accumulator_value());
+  return result;
+}
+
+template <class Slot>
+ParameterState rmsprop_state(
+    torch::optim::RMSpropOptions& options,
+    Slot& slot,
+    const at::Tensor& parameter,
+    bool learns) {
+  ParameterState result;
+  result.group = {
+      lr_number(options),
+      number(
+          "alpha",
+          [&] { return options.alpha(); },
+          [&](double v) { options.alpha(v); }),
+      eps_number(options),
+      weight_decay_number(options),
+      momentum_number(options)};
+  if (!learns && !has_optimizer_state(slot.get())) {
+    return result;
+  }
+  auto& state = find_or_make<torch::optim::RMSpropParamState>(slot);
+  result.numbers = {step_number(state)};
+  list_moment(result, "square_avg", state.square_avg(), learns, parameter);
+  list_moment(
+      result,
+      "momentum_buffer",
+      state.momentum_buffer(),
+      learns && options.momentum() > 0,
+      parameter);
+  list_moment(
+      result,
+      "grad_avg",
+      state.grad_avg(),
+      learns && options.centered(),
+      parameter);
+  return result;
+}
+
+template <class Slot>
+ParameterState read_state(
+    torch::optim::OptimizerOptions& options,
+    Slot& slot,
+    const at::Tensor& parameter,
+    bool learns) {
+  namespace optim = torch::optim;
+  if (auto* adamw = dynamic_cast<optim::AdamWOptions*>(&options)) {
+    return adam_state<optim::AdamWParamState>(*adamw, slot, parameter, learns);
+  }
+  if (auto* adam = dynamic_cast<optim::AdamOptions*>(&options)) {
+    return adam_state<optim::AdamParamState>(*adam, slot, parameter, learns);
+  }
+  if (auto* sgd = dynamic_cast<optim::SGDOptions*>(&options)) {
+    return sgd_state(*sgd, slot, parameter, learns);
+  }
+  if (auto* adagrad = dynamic_cast<optim::AdagradOptions*>(&options)) {
+    return adagrad_state(*adagrad, slot, parameter, learns);
+  }
+  if (auto* rmsprop = dynamic_cast<optim::RMSpropOptions*>(&options)) {
+    return rmsprop_state(*rmsprop, slot, parameter, learns);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "[",
+      kOptimizerOp,
+      "] the state of this optimizer cannot be read. Adam, AdamW, SGD, "
+      "Adagrad and RMSprop can; for others, build a StateDict by hand.");
+}
+
+std::unordered_map<const c10::TensorImpl*, std::string> parameter_names(
+    const torch::nn::Module& module) {
+  std::unordered_map<const c10::TensorImpl*, std::string> names;
+  for (const auto& item : module.named_parameters()) {
+    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  }
+  return names;
+}
+
+/// Visits every parameter that the optimizer and the module share. Of those
+/// that learn, or of which `holds` says that there is a state, what the first
+/// step would make is made.
+void for_each_state(
+    torch::optim::Optimizer& optimizer,
+    const torch::nn::Module& module,
+    const std::function<bool(const std::string& fqn)>& holds,
+    const std::function<void(const std::string& fqn, ParameterState)>& visit) {
+  const at::NoGradGuard no_grad;
+  const auto names = parameter_names(module);
+  for (auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto found = names.find(parameter.unsafeGetTensorImpl());
+      TORCH_CHECK_VALUE(
+          found != names.end(),
+          "[",
+          kOptimizerOp,
+          "] the optimizer updates a tensor of sizes ",
+          parameter.sizes(),
+          " that is no parameter of the module. Pass the module whose "
+          "parameters() it was made with.");
+      auto& slot = optimizer.state()[parameter.unsafeGetTensorImpl()];
+      // An empty one would be taken for a state by the next step.
+      const auto drop_empty = c10::make_scope_exit([&] {
+        if (!slot) {
+          optimizer.state().erase(parameter.unsafeGetTensorImpl());
+        }
+      });
+      auto state = read_state(
+          group.options(),
+          slot,
+          parameter,
+          parameter.requires_grad() || holds(found->second));
+      visit(found->second, std::move(state));
+    }
+  }
+}
+
+/// The parameters' names, and which group of the optimizer each is in.
+std::vector<std::pair<std::string, size_t>> groups_of(
+    const torch::optim::Optimizer& optimizer,
+    const torch::nn::Module& module) {
+  const auto names = parameter_names(module);
+  std::vector<std::pair<std::string, size_t>> result;
+  const auto& groups = optimizer.param_groups();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (const auto& parameter : groups[i].params()) {
+      const auto found = names.find(parameter.unsafeGetTensorImpl());
+      if (found != names.end()) {
+        result.emplace_back(found->second, i);
+      }
+    }
+  }
+  return result;
+}
+
+at::Tensor to_tensor(const Number& number) {
+  const auto values = number.get();
+  auto tensor = at::empty(
+      values.size() == 1
+          ? std::vector<int64_t>{}
+          : std::vector<int64_t>{static_cast<int64_t>(values.size())},
+      at::kDouble);
+  std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<double>());
+  return tensor.to(number.dtype);
+}
+
+const at::Tensor& local_of(const at::Tensor& tensor) {
+  const auto* impl = dtensor_impl(tensor);
+  return impl ? impl->local() : tensor;
+}
+
+const at::Tensor& entry(const StateDict& state, const std::string& key) {
+  const auto found = state.find(key);
+  TORCH_CHECK_VALUE(
+      found != state.end(),
+      "[load_optimizer_state_dict] \"",
+      key,
+      "\" is missing.");
+  return found->second;
+}
+
+/// What follows the prefix in the keys of a state, but no names of modules.
+std::vector<std::string> names_after(
+    const StateDict& state,
+    const std::string& prefix) {
+  std::vector<std::string> names;
+  for (auto it = state.lower_bound(prefix);
+       it != state.end() && it->first.starts_with(prefix);
+       ++it) {
+    auto name = it->first.substr(prefix.size());
+    if (name.find('.') == std::string::npos) {
+      names.push_back(std::move(name));
+    }
+  }
+  return names;
+}
+
+at::Tensor values_of(const at::Tensor& number) {
+  return local_of(number).to(at::kDouble).reshape({-1});
+}
+
+std::string to_text(const at::Tensor& values) {
+  std::string text;
+  const auto whole = values.cpu().contiguous();
+  for (int64_t i = 0; i < whole.numel(); ++i) {
+    text += c10::str(i == 0 ? "" : ", ", whole.const_data_ptr<double>()[i]);
+  }
+  return text;
+}
+
+void take_number(
+    const StateDict& state,
+    const std::string& key,
+    const Number& number) {
+  const auto values =
+      local_of(entry(state, key)).to(at::kDouble).reshape({-1}).contiguous();
+  const auto expected = number.get().size();
+  TORCH_CHECK_VALUE(
+      values.numel() == static_cast<int64_t>(expected),
+      "[load_optimizer_state_dict] \"",
+      key,
+      "\" has ",
+      values.numel(),
+      " elements; there should be ",
+      expected,
+      ".");
+  const auto* data = values.const_data_ptr<double>();
+  number.set({data, data + values.numel()});
+}
+
+void take_moment(
+    const StateDict& state,
+    const std::string& key,
+    const Moment& moment) {
+  const auto& from = local_of(entry(state, key));
+  const auto& to = local_of(moment.tensor);
+  TORCH_CHECK_VALUE(
+      from.sizes() == to.sizes(),
+      "[load_optimizer_state_dict] \"",
+      key,
+      "\" is ",
+      from.sizes(),
+      " on this rank and should be ",
+      to.sizes(),
+      ".");
+  if (!from.is_alias_of(to)) {
+    at::Tensor(to).copy_(from);
+  }
+}
+
+} // namespace
+
+bool has_optimizer_state(const torch::optim::OptimizerParamState* state) {
+  // Adagrad makes what its first step begins with when it is made itself.
+  const auto* adagrad =
+      dynamic_cast<const torch::optim::AdagradParamState*>(state);
+  return state && (!adagrad || adagrad->step() != 0);
+}
+
+StateDict optimizer_state_dict(
+    torch::optim::Optimizer& optimizer,
+    const torch::nn::Module& module,
+    const mesh::DeviceMesh& mesh) {
+  StateDict result;
+  for_each_state(
+      optimizer,
+      module,
+      [](const std::string&) { return false; },
+      [&](const std::string& fqn, const ParameterState& state) {
+        for (const auto& number : state.group) {
+          result.emplace(
+              "param_groups." + fqn + "." + number.name,
+              on_mesh(to_tensor(number), mesh));
+        }
+        for (const auto& number : state.numbers) {
+          result.emplace(
+              "state." + fqn + "." + number.name,
+              on_mesh(to_tensor(number), mesh));
+        }
+        for (const auto& moment : state.moments) {
+          result.emplace(
+              "state." + fqn + "." + moment.name, on_mesh(moment.tensor, mesh));
+        }
+      });
+  return result;
+}
+
+void check_numbers_of_groups(
+    const std::vector<std::pair<std::string, size_t>>& groups,
+    const StateDict& state) {
+  // The first parameter of a group that has the number.
+  std::map<std::pair<size_t, std::string>, std::string> firsts;
+  for (const auto& [fqn, group] : groups) {
+    for (const auto& name : names_after(state, "param_groups." + fqn + ".")) {
+      const auto& first = firsts.try_emplace({group, name}, fqn).first->second;
+      const auto expected =
+          values_of(state.at("param_groups." + first + "." + name));
+      const auto found =
+          values_of(state.at("param_groups." + fqn + "." + name));
+      TORCH_CHECK_VALUE(
+          expected.is_meta() || at::equal(expected, found),
+          "[load_optimizer_state_dict] ",
+          name,
+          " of \"",
+          first,
+          "\" is ",
+          to_text(expected),
+          " and of \"",
+          fqn,
+          "\" ",
+          to_text(found),
+          ", but both are in group ",
+          group,
+          " of this optimizer, which has one ",
+          name,
+          ". Give it the groups of parameters that were saved, or make the "
+          "numbers equal in the state.");
+    }
+  }
+}
+
+void load_optimizer_state_dict(
+    torch::optim::Optimizer& optimizer,
+    const torch::nn::Module& module,
+    const StateDict& dict) {
+  check_numbers_of_groups(groups_of(optimizer, module), dict);
+  for_each_state(
+      optimizer,
+      module,
+      [&](const std::string& fqn) {
+        return !names_after(dict, "state." + fqn + ".").empty();
+      },
+      [&](const std::string& fqn, const ParameterState& state) {
+        for (const auto& number : state.group) {
+          take_number(dict, "param_groups." + fqn + "." + number.name, number);
+        }
+        for (const auto& number : state.numbers) {
+          take_number(dict, "state." + fqn + "." + number.name, number);
+        }
+        for (const auto& moment : state.moments) {
+          take_moment(dict, "state." + fqn + "." + moment.name, moment);
+        }
+      });
+}
+
+} // namespace weft::dtensor

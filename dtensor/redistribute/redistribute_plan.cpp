@@ -1,0 +1,199 @@
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "dtensor/redistribute/cost_model.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/spec/cut.h"
+
+namespace weft::dtensor {
+namespace {
+
+using CutLists = std::vector<DimCuts>;
+
+int64_t dims_named(const Placements& placements) {
+  int64_t dims = 0;
+  for (const auto& placement : placements) {
+    if (placement.is_shard()) {
+      dims = std::max(dims, placement.tensor_dim() + 1);
+    }
+  }
+  return dims;
+}
+
+CutLists
+all_cuts(const Placements& placements, c10::IntArrayRef shape, int64_t dims) {
+  CutLists cuts;
+  for (int64_t d = 0; d < dims; ++d) {
+    cuts.push_back(cuts_of(placements, shape, d));
+  }
+  return cuts;
+}
+
+bool is_last(const DimCuts& cuts, int64_t mesh_dim) {
+  return !cuts.empty() && cuts.back().mesh_dim == mesh_dim;
+}
+
+// Note [Steps of a redistribution]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Every step changes one mesh dim's placement. Cuts of a tensor dim are undone
+// from the last in their order to the first (see Note [Order of cuts]), down
+// to those that the target begins with too, and the target's are put behind
+// them in its order: so no step changes what another mesh dim's cut is. Only
+// placements and the mesh's shape decide, never sizes or a coordinate: all
+// ranks of the mesh take the same steps.
+class Planner {
+ public:
+  Planner(const DTensorSpec& from, const DTensorSpec& to)
+      : shape_(from.mesh().shape()),
+        current_(from.placements()),
+        target_(to.placements()) {}
+
+  std::vector<RedistributeStep> plan() {
+    const int64_t dims = std::max(dims_named(current_), dims_named(target_));
+    target_cuts_ = all_cuts(target_, shape_, dims);
+    for (size_t i = 0; i < current_.size(); ++i) {
+      if (shape_[i] == 1) {
+        move(i, target_[i]);
+      }
+    }
+    give_up_cuts();
+    reduce_inner_first();
+    reach_target();
+    return std::move(steps_);
+  }
+
+ private:
+  void move(size_t i, const Placement& placement) {
+    if (current_[i] != placement) {
+      steps_.push_back({static_cast<int64_t>(i), current_[i], placement});
+      current_[i] = placement;
+    }
+  }
+
+  DimCuts cuts(int64_t tensor_dim) const {
+    return cuts_of(current_, shape_, tensor_dim);
+  }
+
+  // How many of the first cuts are the target's first ones.
+  size_t kept(const DimCuts& cuts, int64_t tensor_dim) const {
+    const auto& target = target_cuts_[tensor_dim];
+    size_t count = 0;
+    while (count < cuts.size() && count < target.size() &&
+           cuts[count] == target[count]) {
+      ++count;
+    }
+    return count;
+  }
+
+  // The innermost mesh dim whose cut is not kept and is the last of its dim.
+  int64_t next_to_give_up() const {
+    for (size_t i = current_.size(); i-- > 0;) {
+      if (current_[i].is_shard() && shape_[i] > 1) {
+        const int64_t dim = current_[i].tensor_dim();
+        const auto list = cuts(dim);
+        if (is_last(list, static_cast<int64_t>(i)) &&
+            kept(list, dim) < list.size()) {
+          return static_cast<int64_t>(i);
+        }
+      }
+    }
+    return -1;
+  }
+
+  // Whether `mesh_dim` may take its target's cut now: nothing else has to be
+  // done with the tensor dim before.
+  bool can_cut(size_t mesh_dim) {
+    const Placement before = current_[mesh_dim];
+    current_[mesh_dim] = target_[mesh_dim];
+    const int64_t dim = target_[mesh_dim].tensor_dim();
+    const auto list = cuts(dim);
+    current_[mesh_dim] = before;
+    return is_last(list, static_cast<int64_t>(mesh_dim)) &&
+           kept(list, dim) == list.size();
+  }
+
+  // One step from the last cut of a dim: S(a) to S(b) is one all_to_all, S to
+  // P(sum) moves nothing. Rows of one dim change ranks in one all_to_all too,
+  // where each rank has one range of them before and after.
+  bool can_go_directly(size_t mesh_dim) {
+    const auto& from = current_[mesh_dim];
+    const auto& to = target_[mesh_dim];
+    if (!to.is_shard()) {
+      return to.is_partial(ReduceOp::kSum);
+    }
+    if (!can_cut(mesh_dim)) {
+      return false;
+    }
+    const int64_t dim = to.tensor_dim();
+    const auto mine = [&](const DimCut& cut) {
+      return cut.mesh_dim == static_cast<int64_t>(mesh_dim);
+    };
+    return from.tensor_dim() != dim ||
+           (cuts(dim).back().split_factor == 1 &&
+            std::ranges::find_if(target_cuts_[dim], mine)->split_factor == 1);
+  }
+
+  void give_up_cuts() {
+    for (int64_t i = next_to_give_up(); i >= 0; i = next_to_give_up()) {
+      move(i, can_go_directly(i) ? target_[i] : Replicate());
+    }
+  }
+
+  // A reduction that does not commute with one of an inner mesh dim waits for
+  // all the inner ones.
+  void reduce_inner_first() {
+    for (size_t i = 0; i < current_.size(); ++i) {
+      if (!current_[i].is_partial() || current_[i] == target_[i]) {
+        continue;
+      }
+      const auto inner = std::span(current_).subspan(i + 1);
+      const bool waits = std::ranges::any_of(inner, [&](const auto& other) {
+        return other.is_partial() && !commute(current_[i], other);
+      });
+      for (size_t j = current_.size(); waits && j-- > i + 1;) {
+        if (current_[j].is_partial()) {
+          move(j, Replicate());
+        }
+      }
+    }
+  }
+
+  // Cuts of one dim come in their order, which need not be the mesh's.
+  void reach_target() {
+    for (bool changed = true; changed;) {
+      changed = false;
+      for (size_t i = 0; i < current_.size(); ++i) {
+        if (current_[i] == target_[i] ||
+            (target_[i].is_shard() && !current_[i].is_shard() && !can_cut(i))) {
+          continue;
+        }
+        if (current_[i].is_partial() && target_[i].is_partial() &&
+            !is_scaling(current_[i], target_[i])) {
+          move(i, Replicate());
+        }
+        move(i, target_[i]);
+        changed = true;
+      }
+    }
+  }
+
+  const std::vector<int64_t>& shape_;
+  Placements current_;
+  const Placements& target_;
+  CutLists target_cuts_;
+  std::vector<RedistributeStep> steps_;
+};
+
+} // namespace
+
+std::vector<RedistributeStep> plan_redistribute(
+    const DTensorSpec& from,
+    const DTensorSpec& to) {
+  if (from == to) {
+    return {};
+  }
+  return Planner(from, to).plan();
+}
+
+} // namespace weft::dtensor

@@ -1,0 +1,215 @@
+#include "dtensor/tensor/dtensor_impl.h"
+
+#include <mutex>
+#include <utility>
+
+#include <c10/core/AutogradState.h>
+#include <c10/core/DispatchKeySet.h>
+
+#include "dtensor/dispatch/dispatch.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/libtorch_overrides.h"
+
+namespace weft::dtensor {
+namespace {
+
+// Which memory a DTensor shows: see memory_shown_by() in
+// libtorch_overrides.cpp.
+void show_memory(const c10::Storage& storage, const at::Tensor& local) {
+  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(
+      nullptr,
+      local.has_storage() ? local.storage().unsafeGetStorageImpl() : nullptr,
+      &keep_shown_memory,
+      local.device()));
+}
+
+// A storage of no bytes, one a tensor because autograd counts who holds it,
+// whose data pointer explains itself.
+c10::Storage no_data(const at::Tensor& local) {
+  auto storage = c10::Storage(
+      c10::Storage::use_byte_size_t(),
+      0,
+      at::DataPtr(nullptr, local.device()),
+      /*allocator=*/nullptr,
+      /*resizable=*/false);
+  storage.unsafeGetStorageImpl()
+      ->release_data_and_set_meta_custom_data_ptr_error_msg_(
+          "a DTensor has no data of its own: use weft::dtensor::to_local(x) "
+          "for this rank's part or full_tensor(x) for the whole.");
+  show_memory(storage, local);
+  return storage;
+}
+
+c10::DispatchKeySet keys(const at::Tensor& local) {
+  const auto backend = local.key_set().highestBackendKey();
+  return c10::DispatchKeySet(c10::DispatchKey::PrivateUse3) |
+         c10::getAutocastRelatedKeySetFromBackend(backend);
+}
+
+// Whether another tensor has the memory of `local`: a view of this DTensor, or
+// what it is a view of.
+bool is_shared(const at::Tensor& local) {
+  return local.use_count() > 1 ||
+         (local.has_storage() && local.storage().use_count() > 1);
+}
+
+// What every thread that has a DTensor needs.
+void prepare_thread() {
+  ensure_dispatch_registered();
+  // A view written to in place is made anew from its base by the ops that made
+  // it, not by as_strided, which knows no shards.
+  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+}
+
+// Guards second references, which any thread that asks may set.
+struct SecondReferences {
+  std::mutex mutex;
+};
+
+} // namespace
+
+DTensorImpl::DTensorImpl(
+    at::Tensor local,
+    DTensorSpec spec,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides)
+    : TensorImpl(keys(local), local.dtype(), local.device()),
+      local_(std::move(local)),
+      spec_(std::move(spec)) {
+  prepare_thread();
+  set_sizes_and_strides(sizes, strides);
+}
+
+DTensorImpl::DTensorImpl(WithData, const at::Tensor& memory)
+    : TensorImpl(c10::Storage(memory.storage()), keys(memory), memory.dtype()),
+      local_(memory) {
+  prepare_thread();
+  set_sizes_and_strides(memory.sizes(), memory.strides());
+  set_storage_offset(memory.storage_offset());
+}
+
+// Autograd asks for the storage when it is about to add into a gradient, and
+// does so if nobody else refers to it: whether somebody else has the memory is
+// looked up then. See Note [Gradients that share memory].
+const c10::Storage& DTensorImpl::storage() const {
+  auto* self = const_cast<DTensorImpl*>(this);
+  std::call_once(storage_made_, [self] {
+    if (!self->storage_) {
+      self->storage_ = no_data(self->local_);
+    }
+  });
+  if (storage_.use_count() == 1 && is_shared(local_)) {
+    const std::lock_guard lock(
+        spec_.mesh().extension<SecondReferences>().mutex);
+    if (!second_reference_) {
+      self->second_reference_ = storage_;
+    }
+  }
+  return storage_;
+}
+
+// What reads the data pointer asks this first and storage_ then.
+bool DTensorImpl::has_storage() const {
+  return static_cast<bool>(storage());
+}
+
+// A parameter is described on the CPU and may get its values elsewhere.
+void DTensorImpl::move_local(at::Tensor local) {
+  const auto autocast_of = [](const at::Tensor& tensor) {
+    return c10::getAutocastRelatedKeySetFromBackend(
+        tensor.key_set().highestBackendKey());
+  };
+  key_set_ = (key_set_ - autocast_of(local_)) | autocast_of(local);
+  set_storage_offset(0);
+  set_storage_keep_dtype(no_data(local));
+  reset_local(std::move(local), spec_);
+}
+
+void DTensorImpl::reset_local(at::Tensor local, DTensorSpec spec) {
+  local_ = std::move(local);
+  spec_ = std::move(spec);
+  if (storage_ &&
+      storage_.unsafeGetStorageImpl()->throw_on_immutable_data_ptr()) {
+    show_memory(storage_, local_);
+  }
+  copied_view.reset();
+  shared.clear();
+}
+
+void DTensorImpl::set_global_geometry(
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides) {
+  set_sizes_and_strides(sizes, strides);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
+    const c10::VariableVersion& version_counter,
+    bool allow_tensor_metadata_change) const {
+  auto copy =
+      c10::make_intrusive<DTensorImpl>(local_, spec_, sizes(), strides());
+  storage(); // To be shared: autograd asks who else holds it.
+  copy_tensor_metadata(
+      this, copy.get(), version_counter, allow_tensor_metadata_change);
+  copy->deferred = deferred;
+  copy->copied_view = copied_view;
+  return copy;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
+    c10::VariableVersion&& version_counter,
+    bool allow_tensor_metadata_change) const {
+  auto copy =
+      c10::make_intrusive<DTensorImpl>(local_, spec_, sizes(), strides());
+  storage(); // To be shared: autograd asks who else holds it.
+  copy_tensor_metadata(
+      this,
+      copy.get(),
+      std::move(version_counter),
+      allow_tensor_metadata_change);
+  copy->deferred = deferred;
+  copy->copied_view = copied_view;
+  return copy;
+}
+
+// Without this, set_data and Module::to(dtype) would change the sizes and
+// leave the old data behind them. A tensor that is set to values of its own
+// sizes keeps its placement, which optimizers and the reducer know it by:
+// vector_to_parameters() sets all to parts of a replicated vector.
+void DTensorImpl::shallow_copy_from(
+    const c10::intrusive_ptr<c10::TensorImpl>& impl) {
+  auto* source = static_cast<const DTensorImpl*>(impl.get());
+  const bool had_these_sizes = sizes() == source->sizes();
+  source->storage();
+  copy_tensor_metadata(
+      source, this, version_counter(), allow_tensor_metadata_change());
+  const bool stays = !spec_.has_partial() && !(spec_ == source->spec_) &&
+                     spec_.mesh_ndim() > 0 &&
+                     spec_.mesh() == source->spec_.mesh() && had_these_sizes;
+  if (stays && !source->deferred) {
+    require_values(at::Tensor(impl), "set_data");
+    local_ = redistribute_local(
+        source->local_, sizes(), source->spec_, spec_, "set_data");
+    if (local_.is_alias_of(source->local_)) {
+      local_ = local_.clone(); // A part would keep the whole alive.
+    }
+    copied_view.reset();
+  } else {
+    local_ = source->local_;
+    spec_ = source->spec_;
+    copied_view = source->copied_view;
+  }
+  deferred = source->deferred;
+  shared.clear();
+}
+
+at::Tensor make_dtensor(
+    at::Tensor local,
+    const DTensorSpec& spec,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides) {
+  return at::detail::make_tensor<DTensorImpl>(
+      std::move(local), spec, sizes, strides);
+}
+
+} // namespace weft::dtensor
