@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/rules/rule.h"
 #include "dtensor/scopes/comm_debug.h"
 #include "mesh/link_cost.h"
 
@@ -54,9 +53,5 @@ double estimated_us(
     int64_t ranks,
     int64_t bytes,
     const mesh::LinkCost& link);
-
-/// Which single input of an op, placed otherwise, would make it move less, in
-/// words; empty if none would.
-std::string cheaper_placements(const OpCall& call);
 
 } // namespace weft::dtensor

@@ -12,8 +12,6 @@
 #include "dtensor/dispatch/plan_cache.h"
 #include "dtensor/dispatch/plan_run.h"
 #include "dtensor/init/deferred_init.h"
-#include "dtensor/kernels/kernels.h"
-#include "dtensor/ops/special_ops.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/tensor/copied_view.h"
@@ -114,7 +112,9 @@ bool make_written_whole(const c10::OperatorHandle& op, Arguments arguments) {
   return any;
 }
 
-void dispatch(
+} // namespace
+
+void dispatch_boxed(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     Stack* stack) {
@@ -137,7 +137,7 @@ void dispatch(
       refuse_plain(op, arguments);
     }
     replicate_plain(op, DTensorSpec(*reader.common()), *stack);
-    dispatch(op, keys, stack);
+    dispatch_boxed(op, keys, stack);
     return;
   }
   if (reader.has_copied_view()) {
@@ -152,89 +152,10 @@ void dispatch(
     if (!writes_to_its_own() || !make_written_whole(op, arguments)) {
       throw;
     }
-    dispatch(op, keys, stack);
+    dispatch_boxed(op, keys, stack);
     return;
   }
   run_plan(op, *plan, reader.common()->mesh(), *stack);
-}
-
-// Whether libtorch makes an op of others, so that those come here instead. A
-// few (silu_backward) have both that and a kernel of their own: with a rule
-// they run in one piece.
-bool is_composed(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(
-             c10::DispatchKey::CompositeImplicitAutograd) &&
-         !(op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && find_rule(op));
-}
-
-// Libraries unregister their kernels when destroyed: kept for the process.
-struct DispatchRegistration {
-  torch::Library below_autograd{
-      torch::Library::IMPL,
-      "aten",
-      c10::DispatchKey::PrivateUse3,
-      __FILE__,
-      __LINE__};
-  torch::Library above_autograd{
-      torch::Library::IMPL,
-      "aten",
-      c10::DispatchKey::AutogradPrivateUse3,
-      __FILE__,
-      __LINE__};
-  // Ops of other namespaces that have no rule are refused as aten's are; those
-  // without gradients say so in backward, as on other devices.
-  torch::Library others{
-      torch::Library::IMPL,
-      "_",
-      c10::DispatchKey::PrivateUse3,
-      __FILE__,
-      __LINE__};
-  torch::Library others_above_autograd{
-      torch::Library::IMPL,
-      "_",
-      c10::DispatchKey::AutogradPrivateUse3,
-      __FILE__,
-      __LINE__};
-  torch::Library deferred{
-      torch::Library::IMPL,
-      "_",
-      c10::DispatchKey::DeferredInit,
-      __FILE__,
-      __LINE__};
-
-  DispatchRegistration() {
-    auto taken = register_kernels(above_autograd, below_autograd);
-    taken.merge(register_special_ops(below_autograd));
-    for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-      if (name.name.rfind("aten::", 0) != 0) {
-        continue;
-      }
-      const auto op = c10::Dispatcher::singleton().findOp(name);
-      const auto full = c10::toString(name);
-      if (op && op->hasSchema() && !taken.contains(full) && !is_composed(*op)) {
-        below_autograd.impl(
-            full.c_str(),
-            torch::CppFunction::makeFromBoxedFunction<&dispatch>());
-      }
-    }
-    others.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
-    others_above_autograd.fallback(
-        torch::autograd::basicAutogradNotImplementedFallback());
-    register_deferred_init(deferred);
-  }
-};
-
-} // namespace
-
-void dispatch_boxed(
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet keys,
-    Stack* stack) {
-  dispatch(op, keys, stack);
-}
-
-void ensure_dispatch_registered() {
-  static const DispatchRegistration registration;
 }
 
 } // namespace weft::dtensor

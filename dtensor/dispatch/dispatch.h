@@ -6,10 +6,6 @@
 
 namespace weft::dtensor {
 
-/// Registers the DTensor kernels with libtorch's dispatcher, once a process.
-/// Called by whatever makes the first DTensor.
-void ensure_dispatch_registered();
-
 /// The kernel, below autograd, of every op that runs by a rule; see
 /// Note [Dispatch].
 void dispatch_boxed(

@@ -11,7 +11,6 @@
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/redistribute/redistribute_plan.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "dtensor/tensor/parameter_info.h"
 #include "mesh/error/error.h"
 
 namespace weft::dtensor {
@@ -534,24 +533,6 @@ bool moves_together(const OpCall& call, const OpPlan& plan) {
 }
 
 } // namespace
-
-std::string describe_arguments(const OpCall& call) {
-  std::string text = "(";
-  const auto add = [&](const TensorArgument& input, const char* prefix) {
-    text += text.size() > 1 ? ", " : "";
-    const auto name = parameter_name(input.tensor);
-    text += prefix + (name.empty() ? "" : "\"" + name + "\" ");
-    text += c10::str(input.sizes()) + " ";
-    text += input.spec ? to_string(input.spec->placements()) : "plain";
-  };
-  for (const auto& input : call.tensors) {
-    add(input, "");
-  }
-  for (const auto& out : call.outs) {
-    add(out, "out ");
-  }
-  return text + ")";
-}
 
 OpPlan make_op_plan(const OpCall& call) {
   const Rule* rule = find_rule(call.op);

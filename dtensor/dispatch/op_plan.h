@@ -62,7 +62,4 @@ struct OpPlan {
 /// cannot keep its tensor's placement.
 OpPlan make_op_plan(const OpCall& call);
 
-/// "(S(0), R)": the placements of a call's tensors, for messages.
-std::string describe_arguments(const OpCall& call);
-
 } // namespace weft::dtensor

@@ -8,7 +8,7 @@
 #include <ATen/TensorUtils.h>
 #include <torch/torch.h>
 
-#include "dtensor/debug/explain.h"
+#include "dtensor/dispatch/cheaper_placements.h"
 #include "dtensor/dispatch/op_arguments.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/redistribute/redistribute_run.h"
@@ -17,6 +17,7 @@
 #include "dtensor/tensor/copied_view.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/implicit_redistribution.h"
 
 namespace weft::dtensor {
 namespace {

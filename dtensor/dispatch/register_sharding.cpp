@@ -3,33 +3,26 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include <torch/library.h>
 #include <torch/torch.h>
 
 #include "dtensor/dispatch/dispatch.h"
+#include "dtensor/tensor/registration.h"
 
 namespace weft::dtensor {
 namespace {
 
-// Note [Rules of own ops]
-// ~~~~~~~~~~~~~~~~~~~~~~~
-// Ops belong to the process (libtorch's dispatcher does), so their rules do:
-// the built-in ones are a table made at the first look, and those that users
-// register stand beside it, guarded by a mutex. They are only ever added, so
-// that a pointer to one stays valid; looked for where no plan is cached.
-struct Registry {
+// Libraries unregister their kernels when destroyed: kept for the process.
+struct Registrations {
   std::mutex mutex;
-  std::unordered_map<std::string, std::unique_ptr<const Rule>> rules;
-  // Libraries unregister their kernels when destroyed.
-  std::deque<torch::Library> kernels;
+  std::deque<torch::Library> libraries;
 };
 
-Registry& registry() {
-  static const auto registry = std::make_unique<Registry>();
-  return *registry;
+Registrations& registrations() {
+  static const auto all = std::make_unique<Registrations>();
+  return *all;
 }
 
 // The overloads that `text` names.
@@ -110,14 +103,14 @@ void check_op(const c10::OperatorHandle& op, const Rule& rule) {
 void register_sharding(const std::string& op, const Rule& rule) {
   ensure_dispatch_registered();
   const auto ops = find_ops(op);
-  auto& all = registry();
   for (const auto& handle : ops) {
     check_op(handle, rule);
   }
   const auto space = op.substr(0, op.find("::"));
+  auto& all = registrations();
   const std::lock_guard lock(all.mutex);
   TORCH_CHECK_VALUE(
-      all.rules.emplace(op, std::make_unique<const Rule>(rule)).second,
+      add_registered_rule(op, rule),
       "[register_sharding] \"",
       op,
       "\" has a sharding rule already.");
@@ -134,22 +127,7 @@ void register_sharding(const std::string& op, const Rule& rule) {
           torch::CppFunction::makeFromBoxedFunction<&dispatch_boxed>());
     }
   }
-  all.kernels.push_back(std::move(library));
-}
-
-const Rule* find_registered_rule(const c10::OperatorHandle& op) {
-  auto& all = registry();
-  const std::lock_guard lock(all.mutex);
-  if (all.rules.empty()) {
-    return nullptr;
-  }
-  for (const auto& name :
-       {c10::toString(op.operator_name()), op.operator_name().name}) {
-    if (const auto it = all.rules.find(name); it != all.rules.end()) {
-      return it->second.get();
-    }
-  }
-  return nullptr;
+  all.libraries.push_back(std::move(library));
 }
 
 } // namespace weft::dtensor

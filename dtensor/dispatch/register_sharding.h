@@ -21,7 +21,4 @@ namespace weft::dtensor {
 /// Source: torch/distributed/tensor/experimental/_register_sharding.py.
 void register_sharding(const std::string& op, const Rule& rule);
 
-/// The rule that register_sharding() gave an op, or null.
-const Rule* find_registered_rule(const c10::OperatorHandle& op);
-
 } // namespace weft::dtensor

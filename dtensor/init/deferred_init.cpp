@@ -5,7 +5,6 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "dtensor/dispatch/dispatch.h"
 #include "dtensor/init/meta_kernels.h"
 #include "dtensor/random/random.h"
 #include "dtensor/redistribute/redistribute.h"
@@ -14,6 +13,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/gradient.h"
 #include "dtensor/tensor/parameter_info.h"
+#include "dtensor/tensor/registration.h"
 #include "mesh/error/error.h"
 
 namespace weft::dtensor {
@@ -78,13 +78,8 @@ std::optional<InitStep> read_step(const OpCall& call) {
   return std::nullopt;
 }
 
-bool overwrites_all(const InitStep& step) {
-  return step.kind == Kind::kFill || step.kind == Kind::kUniform ||
-         step.kind == Kind::kNormal;
-}
-
 void append(DeferredState& state, const InitStep& step) {
-  if (overwrites_all(step)) {
+  if (step.overwrites_all()) {
     state.steps.clear();
     state.stream = nullptr;
   }
@@ -202,36 +197,6 @@ at::Tensor shard_of_memory(const DTensorImpl& impl, const LocalBox& box) {
 
 DeferredInit::DeferredInit()
     : guard_((ensure_dispatch_registered(), c10::DispatchKey::DeferredInit)) {}
-
-bool DeferredState::is_random() const {
-  return whole || std::ranges::any_of(steps, [](const auto& step) {
-           return step.kind == Kind::kUniform || step.kind == Kind::kNormal;
-         });
-}
-
-bool DeferredState::overwrites() const {
-  return !steps.empty() && overwrites_all(steps.front());
-}
-
-bool is_deferred(const at::Tensor& tensor) {
-  const auto* impl = dtensor_impl(tensor);
-  return impl && impl->deferred;
-}
-
-void require_values(const at::Tensor& tensor, std::string_view op) {
-  const auto* impl = dtensor_impl(tensor);
-  TORCH_CHECK_VALUE(
-      !impl || !impl->deferred ||
-          (impl->spec().mesh_ndim() == 0 && impl->deferred->steps.empty() &&
-           !impl->deferred->whole),
-      "[",
-      op,
-      "] uses ",
-      describe(tensor),
-      ", which has no values yet. Call "
-      "weft::dtensor::materialize(model, seed) first.");
-  refresh(tensor);
-}
 
 namespace {
 

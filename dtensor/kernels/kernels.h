@@ -27,12 +27,6 @@ class Library;
 
 namespace weft::dtensor {
 
-/// Registers the kernels of linear, embedding, the norms, attention and cross
-/// entropy; returns their full names.
-std::set<std::string> register_kernels(
-    torch::Library& above,
-    torch::Library& below);
-
 namespace kernels {
 
 at::Tensor linear(

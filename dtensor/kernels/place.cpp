@@ -1,16 +1,11 @@
-#include <torch/library.h>
 #include <torch/torch.h>
 
-#include "dtensor/fused/fused_ops.h"
 #include "dtensor/kernels/kernels.h"
-#include "dtensor/kernels/random.h"
-#include "dtensor/kernels/region.h"
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/spec/mesh_difference.h"
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "dtensor/tensor/libtorch_overrides.h"
 #include "dtensor/tensor/parameter_info.h"
 
 namespace weft::dtensor {
@@ -131,41 +126,5 @@ std::string label(const char* op, const at::Tensor& parameter) {
 }
 
 } // namespace kernels
-
-std::set<std::string> register_kernels(
-    torch::Library& above,
-    torch::Library& below) {
-  link_libtorch_overrides();
-  register_rms_norm();
-  std::set<std::string> names;
-  const auto add = [&](const char* name, auto function) {
-    above.impl(name, function);
-    below.impl(name, function);
-    names.insert(std::string("aten::") + name);
-  };
-  add("linear", TORCH_FN(kernels::linear));
-  add("matmul", TORCH_FN(kernels::matmul));
-  above.impl("addmm", TORCH_FN(kernels::addmm));
-  add("embedding", TORCH_FN(kernels::embedding));
-  add("rms_norm", TORCH_FN(kernels::rms_norm));
-  add("layer_norm", TORCH_FN(kernels::layer_norm));
-  add("scaled_dot_product_attention",
-      TORCH_FN(kernels::scaled_dot_product_attention));
-  add("cross_entropy_loss", TORCH_FN(kernels::cross_entropy_loss));
-  add("embedding_bag", TORCH_FN(kernels::embedding_bag_unpadded));
-  add("embedding_bag.padding_idx", TORCH_FN(kernels::embedding_bag));
-  add("value_selecting_reduction_backward",
-      TORCH_FN(kernels::value_selecting_reduction_backward));
-  add("one_hot", TORCH_FN(kernels::one_hot));
-  names.merge(kernels::register_casts(above, below));
-  kernels::register_mean_losses(above);
-  names.merge(kernels::register_gradients(above, below));
-  kernels::register_elementwise_losses(above);
-  names.merge(kernels::register_random(above, below));
-  names.merge(kernels::register_out_forms(below));
-  names.merge(kernels::register_regions(above, below));
-  names.merge(kernels::register_own_tensors(above, below));
-  return names;
-}
 
 } // namespace weft::dtensor

@@ -4,8 +4,8 @@
 
 #include <torch/nn/module.h>
 
-#include "dtensor/init/deferred_init.h"
 #include "dtensor/spec/mesh_arguments.h"
+#include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"

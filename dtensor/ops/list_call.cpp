@@ -3,12 +3,13 @@
 #include <ATen/MemoryOverlap.h>
 #include <torch/torch.h>
 
-#include "dtensor/init/deferred_init.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/scopes/comm_debug.h"
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/tensor/copied_view.h"
+#include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/implicit_redistribution.h"
 
 namespace weft::dtensor {
 namespace {

@@ -6,12 +6,13 @@
 #include <ATen/OpMathType.h>
 #include <torch/torch.h>
 
-#include "dtensor/init/deferred_init.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/scopes/comm_debug.h"
 #include "dtensor/scopes/scopes.h"
+#include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/implicit_redistribution.h"
 
 namespace weft::dtensor {
 namespace {

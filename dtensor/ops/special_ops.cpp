@@ -7,12 +7,12 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "dtensor/init/deferred_init.h"
 #include "dtensor/ops/joined_reduction.h"
 #include "dtensor/ops/list_ops.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/copied_view.h"
+#include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "dtensor/redistribute/redistribute_plan.h"
 #include "dtensor/spec/region.h"
 
 namespace weft::dtensor {
@@ -131,6 +132,27 @@ void PlanPrices::price(PlanStep& step) const {
   }
   step.us = step_us(step.kind, ranks, step.bytes, link);
   step.least_us = step_us(step.kind, ranks, 0, link);
+}
+
+double redistributed_bytes(
+    const DTensorSpec& from,
+    const DTensorSpec& to,
+    c10::IntArrayRef global_sizes,
+    int64_t element_size) {
+  const auto plan = find_plan(
+      fitted(from, global_sizes),
+      fitted(to, global_sizes),
+      global_sizes,
+      element_size);
+  double total = 0;
+  for (const auto& step : plan->steps) {
+    double ranks = 1;
+    for (const int64_t i : step.mesh_dims) {
+      ranks *= static_cast<double>(from.mesh().size(i));
+    }
+    total += received_bytes(step.kind, ranks, step.bytes);
+  }
+  return total;
 }
 
 bool is_cheaper_together(

@@ -66,10 +66,4 @@ double redistribute_cost(
     int64_t shards,
     const mesh::LinkCost& link);
 
-/// The same values under another spec, below autograd.
-at::Tensor redistribute_dtensor(
-    const at::Tensor& dtensor,
-    const DTensorSpec& to,
-    std::string_view name);
-
 } // namespace weft::dtensor

@@ -52,6 +52,15 @@ RedistributePlan search_plan(
     c10::IntArrayRef global_sizes,
     int64_t element_size);
 
+/// Bytes that the busiest rank receives when a tensor of these sizes goes from
+/// one spec to another by the plan of find_plan(), which is the one that runs;
+/// for messages. Throws: as fitted().
+double redistributed_bytes(
+    const DTensorSpec& from,
+    const DTensorSpec& to,
+    c10::IntArrayRef global_sizes,
+    int64_t element_size);
+
 /// Whether the messages of several plans cost less if those of one kind over
 /// the same ranks go out as one, which copies them. The same on every rank.
 bool is_cheaper_together(

@@ -56,29 +56,4 @@ class RedistributeRun {
 /// Collective: the groups of their messages, with lists that are alike; blocks.
 void finish_together(std::vector<RedistributeRun>& runs, std::string_view name);
 
-/// A redistribution on the tensor's own mesh whose last message is under way.
-/// Below autograd.
-/// Lifetime: keeps the tensor alive, which nobody may write to meanwhile.
-class StartedRedistribution {
- public:
-  /// Casts to `dtype` and sends; waits for all messages but the last.
-  /// Collective: all ranks of the mesh.
-  /// Throws: as redistribute_local().
-  StartedRedistribution(
-      at::Tensor dtensor,
-      const DTensorSpec& to,
-      at::ScalarType dtype,
-      std::string_view name);
-
-  bool is_completed() const;
-  /// Blocks; the result as a DTensor. Once.
-  at::Tensor finish();
-
- private:
-  at::Tensor source_;
-  DTensorSpec to_;
-  RedistributeRun run_;
-  mesh::Work work_;
-};
-
 } // namespace weft::dtensor

@@ -7,7 +7,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/index.h>
 
-#include "dtensor/dispatch/op_plan.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/pending.h"
 #include "dtensor/rules/rule.h"

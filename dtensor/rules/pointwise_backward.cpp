@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "dtensor/dispatch/op_plan.h"
 #include "dtensor/rules/pointwise.h"
 
 namespace weft::dtensor {

@@ -1,9 +1,11 @@
 #include "dtensor/rules/rule.h"
 
+#include <memory>
 #include <mutex>
 
-#include "dtensor/dispatch/register_sharding.h"
-#include "mesh/error/error.h"
+#include <c10/util/Exception.h>
+
+#include "dtensor/tensor/parameter_info.h"
 
 namespace weft::dtensor {
 namespace {
@@ -38,6 +40,22 @@ RuleTable make_table() {
 const RuleTable& built_in_rules() {
   static const RuleTable table = make_table();
   return table;
+}
+
+// Note [Rules of own ops]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// Ops belong to the process (libtorch's dispatcher does), so their rules do:
+// the built-in ones are a table made at the first look, and those that users
+// register stand beside it, guarded by a mutex. They are only ever added, so
+// that a pointer to one stays valid; looked for where no plan is cached.
+struct RegisteredRules {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::unique_ptr<const Rule>> rules;
+};
+
+RegisteredRules& registered_rules() {
+  static const auto registered = std::make_unique<RegisteredRules>();
+  return *registered;
 }
 
 int64_t normalized_dim(int64_t dim, int64_t ndim) {
@@ -106,6 +124,27 @@ std::string without_out(std::string overload) {
   return overload;
 }
 
+bool add_registered_rule(const std::string& op, const Rule& rule) {
+  auto& all = registered_rules();
+  const std::lock_guard lock(all.mutex);
+  return all.rules.emplace(op, std::make_unique<const Rule>(rule)).second;
+}
+
+const Rule* find_registered_rule(const c10::OperatorHandle& op) {
+  auto& all = registered_rules();
+  const std::lock_guard lock(all.mutex);
+  if (all.rules.empty()) {
+    return nullptr;
+  }
+  for (const auto& name :
+       {c10::toString(op.operator_name()), op.operator_name().name}) {
+    if (const auto it = all.rules.find(name); it != all.rules.end()) {
+      return it->second.get();
+    }
+  }
+  return nullptr;
+}
+
 const Rule* find_rule(const c10::OperatorHandle& op) {
   if (const Rule* rule = find_registered_rule(op)) {
     return rule;
@@ -129,6 +168,24 @@ const Rule* find_rule(const c10::OperatorHandle& op) {
 
 std::vector<std::pair<std::string, const Rule*>> all_rules() {
   return built_in_rules().list();
+}
+
+std::string describe_arguments(const OpCall& call) {
+  std::string text = "(";
+  const auto add = [&](const TensorArgument& input, const char* prefix) {
+    text += text.size() > 1 ? ", " : "";
+    const auto name = parameter_name(input.tensor);
+    text += prefix + (name.empty() ? "" : "\"" + name + "\" ");
+    text += c10::str(input.sizes()) + " ";
+    text += input.spec ? to_string(input.spec->placements()) : "plain";
+  };
+  for (const auto& input : call.tensors) {
+    add(input, "");
+  }
+  for (const auto& out : call.outs) {
+    add(out, "out ");
+  }
+  return text + ")";
 }
 
 } // namespace weft::dtensor

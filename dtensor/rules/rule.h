@@ -118,8 +118,18 @@ struct Rule {
 /// ("aten::sum.dim_IntList"; looked for first); null if there is none.
 const Rule* find_rule(const c10::OperatorHandle& op);
 
-/// All rules, for tests: name and rule.
+/// The rule that register_sharding() gave an op, or null.
+const Rule* find_registered_rule(const c10::OperatorHandle& op);
+
+/// Gives an op the rule that find_registered_rule() finds, for
+/// register_sharding(); `op` as there. Returns whether it had none.
+bool add_registered_rule(const std::string& op, const Rule& rule);
+
+/// All built-in rules, for tests: name and rule.
 std::vector<std::pair<std::string, const Rule*>> all_rules();
+
+/// "(S(0), R)": the placements of a call's tensors, for messages.
+std::string describe_arguments(const OpCall& call);
 
 /// Where the rules of a family are put, see rules/*.cpp.
 class RuleTable {

@@ -5,10 +5,6 @@
 #include <set>
 #include <string>
 
-#include <c10/util/Exception.h>
-
-#include "dtensor/redistribute/redistribute_plan.h"
-#include "dtensor/tensor/dtensor.h"
 #include "mesh/communicator/scope_kind.h"
 
 namespace weft::dtensor {
@@ -68,32 +64,18 @@ bool implicit_replication_enabled() {
   return state && state->implicit_replication;
 }
 
-double redistributed_bytes(
-    const DTensorSpec& from,
-    const DTensorSpec& to,
-    c10::IntArrayRef global_sizes,
-    int64_t element_size) {
-  const auto plan = find_plan(
-      fitted(from, global_sizes),
-      fitted(to, global_sizes),
-      global_sizes,
-      element_size);
-  double total = 0;
-  for (const auto& step : plan->steps) {
-    double ranks = 1;
-    for (const int64_t i : step.mesh_dims) {
-      ranks *= static_cast<double>(from.mesh().size(i));
-    }
-    total += received_bytes(step.kind, ranks, step.bytes);
-  }
-  return total;
-}
-
 namespace detail {
 
-bool explicit_redistribution_enabled() {
+const ExplicitRedistributionOptions* explicit_redistribution() {
   const auto* state = current();
-  return state && state->redistribution.enable;
+  return state && state->redistribution.enable ? &state->redistribution
+                                               : nullptr;
+}
+
+bool is_first_warning(std::string_view op) {
+  auto* state = current();
+  const std::lock_guard lock(state->mutex);
+  return state->warned.emplace(op).second;
 }
 
 bool moves_are_watched() {
@@ -105,49 +87,6 @@ WatchMoves::WatchMoves()
     : guard_(kind(), changed([](ScopeState& state) {
                state.watch_moves = true;
              })) {}
-
-void refuse_implicit_redistribution(
-    std::string_view op,
-    const at::Tensor& tensor,
-    const DTensorSpec& from,
-    const DTensorSpec& to,
-    c10::function_ref<std::string()> operands) {
-  auto* state = current();
-  if (from == to) {
-    return;
-  }
-  const auto bytes = redistributed_bytes(
-      from, to, tensor.sizes(), static_cast<int64_t>(tensor.element_size()));
-  if (bytes == 0 && !state->redistribution.strict) {
-    return;
-  }
-  const auto message = c10::str(
-      "[",
-      op,
-      "] would redistribute ",
-      describe(tensor),
-      " from ",
-      to_string(from.placements()),
-      " to ",
-      to_string(to.placements()),
-      ": ",
-      static_cast<int64_t>(bytes),
-      " bytes to each rank, which an ExplicitRedistribution scope forbids; "
-      "operands ",
-      operands(),
-      ". Call redistribute(x, ",
-      to_string(to.placements()),
-      ") before it, or end the scope. (",
-      from.mesh().describe_rank(),
-      ")");
-  if (state->redistribution.mode == ExplicitRedistribution::Mode::kRaise) {
-    TORCH_CHECK_VALUE(false, message);
-  }
-  const std::lock_guard lock(state->mutex);
-  if (state->warned.emplace(op).second) {
-    TORCH_WARN(message);
-  }
-}
 
 } // namespace detail
 } // namespace weft::dtensor

@@ -1,14 +1,8 @@
 #pragma once
 
-#include <functional>
-#include <string>
 #include <string_view>
 
-#include <ATen/core/Tensor.h>
-#include <c10/util/FunctionRef.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
-
-#include "dtensor/spec/spec.h"
 
 namespace weft::dtensor {
 
@@ -55,7 +49,11 @@ class ExplicitRedistribution {
 bool implicit_replication_enabled();
 
 namespace detail {
-bool explicit_redistribution_enabled();
+/// What the innermost ExplicitRedistribution of this thread asks for; null if
+/// nothing does.
+const ExplicitRedistributionOptions* explicit_redistribution();
+/// Whether the innermost scope, which there is, has not warned of `op` yet.
+bool is_first_warning(std::string_view op);
 /// Whether somebody wants to know of an op's moves before it makes them: an
 /// ExplicitRedistribution, or a WatchMoves.
 bool moves_are_watched();
@@ -68,37 +66,6 @@ class WatchMoves {
  private:
   c10::DebugInfoGuard guard_;
 };
-
-void refuse_implicit_redistribution(
-    std::string_view op,
-    const at::Tensor& tensor,
-    const DTensorSpec& from,
-    const DTensorSpec& to,
-    c10::function_ref<std::string()> operands);
 } // namespace detail
-
-/// To be called by whatever brings `tensor` from one spec to another because
-/// an op needs it so. `operands` describes all the op's tensors; asked only on
-/// failure. Costs a look at a thread-local pointer where no scope is open.
-/// Throws: c10::ValueError inside an ExplicitRedistribution, on every rank.
-inline void check_implicit_redistribution(
-    std::string_view op,
-    const at::Tensor& tensor,
-    const DTensorSpec& from,
-    const DTensorSpec& to,
-    c10::function_ref<std::string()> operands) {
-  if (detail::explicit_redistribution_enabled()) [[unlikely]] {
-    detail::refuse_implicit_redistribution(op, tensor, from, to, operands);
-  }
-}
-
-/// Bytes that the busiest rank receives when a tensor of these sizes goes from
-/// one spec to another by the plan of find_plan(), which is the one that runs;
-/// for messages. Throws: as fitted().
-double redistributed_bytes(
-    const DTensorSpec& from,
-    const DTensorSpec& to,
-    c10::IntArrayRef global_sizes,
-    int64_t element_size);
 
 } // namespace weft::dtensor

@@ -6,12 +6,13 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/init/deferred_init.h"
 #include "dtensor/scopes/saved_tensor_hooks.h"
 #include "dtensor/scopes/scopes.h"
+#include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/graph_nodes.h"
+#include "dtensor/tensor/implicit_redistribution.h"
 #include "dtensor/tensor/write_counter.h"
 
 namespace weft::dtensor {

@@ -8,6 +8,7 @@
 #include "dtensor/scopes/comm_debug.h"
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/implicit_redistribution.h"
 
 namespace weft::dtensor {
 

@@ -6,10 +6,10 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/DispatchKeySet.h>
 
-#include "dtensor/dispatch/dispatch.h"
-#include "dtensor/init/deferred_init.h"
 #include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/libtorch_overrides.h"
+#include "dtensor/tensor/registration.h"
 
 namespace weft::dtensor {
 namespace {

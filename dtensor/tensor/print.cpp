@@ -8,7 +8,7 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 

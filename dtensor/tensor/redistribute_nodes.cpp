@@ -12,13 +12,14 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/torch.h>
 
-#include "dtensor/init/deferred_init.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/redistribute/redistribute_run.h"
 #include "dtensor/scopes/comm_debug.h"
 #include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/graph_nodes.h"
+#include "dtensor/tensor/started_redistribution.h"
 
 namespace weft::dtensor {
 namespace {

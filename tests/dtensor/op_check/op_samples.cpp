@@ -6,8 +6,8 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/dispatch/dispatch.h"
 #include "dtensor/rules/rule.h"
+#include "dtensor/tensor/registration.h"
 
 namespace weft::dtensor::check {
 namespace {

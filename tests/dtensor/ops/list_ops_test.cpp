@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "dtensor/dispatch/dispatch.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/registration.h"
 #include "mesh/communicator/ledger.h"
 #include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "dtensor/redistribute/redistribute_plan.h"
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/parameter_info.h"
@@ -60,7 +61,7 @@ TEST(ImplicitReplicationTest, NestsAndEndsWithItsScope) {
       EXPECT_TRUE(implicit_replication_enabled());
     }
     EXPECT_TRUE(implicit_replication_enabled());
-    EXPECT_FALSE(detail::explicit_redistribution_enabled());
+    EXPECT_EQ(detail::explicit_redistribution(), nullptr);
     throw std::runtime_error("on the way");
   } catch (const std::runtime_error&) {
   }
