@@ -7,10 +7,10 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "ddp/gradient_hooks.h"
-#include "ddp/join/ddp_join.h"
-#include "ddp/optimizer_in_backward.h"
-#include "ddp/replicas.h"
+#include "data_parallel/parameters/gradient_hooks.h"
+#include "data_parallel/replicas/replicas.h"
+#include "ddp/ddp_join.h"
+#include "ddp/reducer/optimizer_in_backward.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

@@ -6,11 +6,11 @@
 #include <unordered_set>
 #include <vector>
 
-#include "ddp/bucket_plan.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/logging_data.h"
 #include "ddp/parameter_selection.h"
-#include "ddp/reducer.h"
+#include "ddp/reducer/bucket_plan.h"
+#include "ddp/reducer/logging_data.h"
+#include "ddp/reducer/reducer.h"
 
 namespace weft::ddp {
 

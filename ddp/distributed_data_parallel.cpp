@@ -7,12 +7,12 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "ddp/bucket_plan.h"
+#include "data_parallel/comm_hooks/hook_state_rows.h"
+#include "data_parallel/replicas/replica_difference.h"
+#include "ddp/ddp_join.h"
 #include "ddp/ddp_state.h"
-#include "ddp/hook_state_rows.h"
-#include "ddp/join/ddp_join.h"
-#include "ddp/replica_difference.h"
-#include "ddp/unused_parameters.h"
+#include "ddp/reducer/bucket_plan.h"
+#include "ddp/reducer/unused_parameters.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/init/deferred_init.h"
 #include "mesh/error/error.h"

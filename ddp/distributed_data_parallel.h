@@ -13,14 +13,14 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/pimpl.h>
 
-#include "ddp/comm_hook.h"
-#include "ddp/join/join.h"
-#include "ddp/join/joinable.h"
-#include "ddp/logging_data.h"
-#include "ddp/module_state.h"
-#include "ddp/optimizer_in_backward.h"
-#include "ddp/options.h"
+#include "data_parallel/comm_hooks/comm_hook.h"
+#include "data_parallel/join/join.h"
+#include "data_parallel/join/joinable.h"
+#include "data_parallel/parameters/module_state.h"
 #include "ddp/output_tensors.h"
+#include "ddp/reducer/logging_data.h"
+#include "ddp/reducer/optimizer_in_backward.h"
+#include "ddp/reducer/options.h"
 #include "dtensor/nn/optimizer_state.h"
 #include "dtensor/nn/state_dict.h"
 #include "dtensor/scopes/module_call.h"

@@ -8,7 +8,7 @@
 
 #include <torch/torch.h>
 
-#include "ddp/parameter_owners.h"
+#include "data_parallel/parameters/parameter_owners.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"

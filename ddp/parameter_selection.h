@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/options.h"
-#include "ddp/reducer.h"
+#include "ddp/reducer/options.h"
+#include "ddp/reducer/reducer.h"
 #include "mesh/device_mesh.h"
 
 namespace torch::nn {

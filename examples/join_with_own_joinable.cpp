@@ -9,9 +9,9 @@
 
 #include <torch/torch.h>
 
+#include "data_parallel/join/join.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/join/join.h"
-#include "ddp/join/joined_optimizer.h"
+#include "ddp/joined_optimizer.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 

@@ -4,7 +4,7 @@
 step=lint
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-LIBRARIES=(base mesh dtensor cuda tp ddp checkpoint recipes testkit)
+LIBRARIES=(base mesh dtensor cuda tp data_parallel ddp checkpoint recipes testkit)
 ALL=("${LIBRARIES[@]}" launcher bench tests)
 found=0
 

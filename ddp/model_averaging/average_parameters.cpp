@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include "ddp/module_state.h"
+#include "data_parallel/parameters/module_state.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

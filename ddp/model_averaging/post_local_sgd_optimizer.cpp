@@ -4,8 +4,8 @@
 
 #include <torch/torch.h>
 
+#include "data_parallel/parameters/module_state.h"
 #include "ddp/model_averaging/average_parameters.h"
-#include "ddp/module_state.h"
 #include "dtensor/nn/optimizer_state.h"
 #include "mesh/error/error.h"
 

@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-#include "ddp/module_state.h"
+#include "data_parallel/parameters/module_state.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"

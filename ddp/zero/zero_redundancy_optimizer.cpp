@@ -12,9 +12,9 @@
 
 #include <torch/torch.h>
 
-#include "ddp/join/join.h"
-#include "ddp/module_state.h"
-#include "ddp/optimizer_in_backward.h"
+#include "data_parallel/join/join.h"
+#include "data_parallel/parameters/module_state.h"
+#include "ddp/reducer/optimizer_in_backward.h"
 #include "ddp/zero/zero_optimizer_state.h"
 #include "ddp/zero/zero_state.h"
 #include "dtensor/init/deferred_init.h"

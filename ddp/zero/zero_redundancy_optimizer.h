@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
-#include "ddp/join/joinable.h"
+#include "data_parallel/join/joinable.h"
 #include "ddp/zero/partition.h"
 #include "ddp/zero/zero_bucket.h"
 #include "dtensor/nn/optimizer_state.h"

@@ -3,9 +3,9 @@
 #include <optional>
 #include <string>
 
-#include "ddp/comm_hooks/default_hooks.h"
-#include "ddp/comm_hooks/power_sgd_hook.h"
-#include "ddp/comm_hooks/quantization_hooks.h"
+#include "data_parallel/comm_hooks/default_hooks.h"
+#include "data_parallel/comm_hooks/power_sgd_hook.h"
+#include "data_parallel/comm_hooks/quantization_hooks.h"
 
 namespace weft::recipes {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <memory>
 
-#include "ddp/comm_hook.h"
-#include "ddp/options.h"
+#include "data_parallel/comm_hooks/comm_hook.h"
+#include "ddp/reducer/options.h"
 #include "recipes/config/recipe.h"
 
 namespace weft::recipes {

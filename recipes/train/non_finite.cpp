@@ -11,8 +11,8 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "ddp/local_norms.h"
-#include "ddp/module_state.h"
+#include "data_parallel/parameters/module_state.h"
+#include "ddp/reducer/local_norms.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 #include "recipes/train/list_ranks.h"

@@ -5,7 +5,7 @@
 
 #include <torch/version.h>
 
-#include "ddp/module_state.h"
+#include "data_parallel/parameters/module_state.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/bootstrap/debug_level.h"
 #include "recipes/config/schema.h"

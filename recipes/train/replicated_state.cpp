@@ -2,9 +2,9 @@
 
 #include <bit>
 
-#include "ddp/module_state.h"
-#include "ddp/replica_vote.h"
-#include "ddp/tensor_hash.h"
+#include "data_parallel/parameters/module_state.h"
+#include "data_parallel/replicas/replica_vote.h"
+#include "data_parallel/replicas/tensor_hash.h"
 #include "dtensor/random/random_state.h"
 
 namespace weft::recipes {

@@ -1,7 +1,7 @@
 #include "recipes/train/sentinel.h"
 
-#include "ddp/replica_vote.h"
-#include "ddp/tensor_hash.h"
+#include "data_parallel/replicas/replica_vote.h"
+#include "data_parallel/replicas/tensor_hash.h"
 
 namespace weft::recipes {
 namespace {

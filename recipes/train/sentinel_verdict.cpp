@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/store.h"
-#include "ddp/replica_vote.h"
+#include "data_parallel/replicas/replica_vote.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 #include "recipes/train/run_store.h"

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "ddp/replica_vote.h"
+#include "data_parallel/replicas/replica_vote.h"
 #include "recipes/trace/trace_recorder.h"
 
 namespace weft::recipes {

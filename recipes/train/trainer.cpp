@@ -7,7 +7,7 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
-#include "ddp/local_norms.h"
+#include "ddp/reducer/local_norms.h"
 #include "dtensor/nn/clip_grad.h"
 #include "dtensor/random/random_state.h"
 #include "mesh/communicator/ledger.h"

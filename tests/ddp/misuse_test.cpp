@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "ddp/comm_hooks/default_hooks.h"
+#include "data_parallel/comm_hooks/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
 #include "mesh/error/error.h"
 #include "tests/ddp/models.h"

@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "ddp/module_state.h"
+#include "data_parallel/parameters/module_state.h"
 #include "dtensor/scopes/module_call.h"
 #include "mesh/error/error.h"
 

@@ -11,7 +11,7 @@
 
 #include <torch/torch.h>
 
-#include "ddp/options.h"
+#include "ddp/reducer/options.h"
 #include "dtensor/spec/placement.h"
 #include "mesh/device_mesh.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/comm_hook.h"
+#include "data_parallel/comm_hooks/comm_hook.h"
 #include "tests/ddp/harness/model.h"
 
 namespace weft::test {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "ddp/comm_hooks/default_hooks.h"
+#include "data_parallel/comm_hooks/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/tensor/dtensor.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/options.h"
+#include "ddp/reducer/options.h"
 #include "tests/ddp/harness/model.h"
 #include "tests/ddp/harness/module_with_delay.h"
 

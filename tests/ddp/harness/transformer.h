@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "ddp/sync_batch_norm.h"
+#include "ddp/batch_norm/sync_batch_norm.h"
 #include "tests/ddp/harness/model.h"
 
 namespace weft::test {

@@ -7,7 +7,7 @@ Trains the models of option_models.py on 1, 2 and 3 ranks over gloo, for each
 case of option_cases.py with the options that its name lists ("a+b": both), and
 stores, in full precision, every rank's losses and the parameters, buffers and
 last gradients at the end.
-tests/ddp/options_test.cpp compares with them under the same names. Results that
+tests/ddp/options/options_test.cpp compares with them under the same names. Results that
 are equal up to the order of additions are stored once. What PyTorch refuses is
 stored as the text of its error; notes say which of its results are no model.
 """

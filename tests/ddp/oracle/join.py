@@ -6,7 +6,7 @@
 Trains the models of option_models.py over gloo on ranks that have different
 numbers of batches, with the options of option_cases.py, and stores, in full
 precision, the parameters and buffers that the ranks have at the end.
-tests/ddp/join_test.cpp compares with them; tests/ddp/join_training.h has the
+tests/ddp/join/join_test.cpp compares with them; tests/ddp/join/join_training.h has the
 same inputs. What PyTorch refuses, or hangs in, is stored as an error. With names
 of cases only these are made anew.
 """
@@ -59,7 +59,7 @@ FEATURES = {
     "counter": {"joinables": "counter"},
     "zero": {"joinables": "zero"},
 }
-# As those of tests/ddp/join_cases.cpp.
+# As those of tests/ddp/join/join_cases.cpp.
 COUNTS = {
     "": [(5, 3), (3, 5), (8, 0), (0, 8), (4, 4), (5, 3, 8), (0, 4, 2), (5,), (0,)],
     "no_sync": [(6, 2), (2, 4), (5, 3), (3, 4), (4, 0, 6), (3, 6, 1)],

@@ -1,4 +1,4 @@
-"""The cases of ddp_options.py; tests/ddp/option_cases.cpp has the same."""
+"""The cases of ddp_options.py; tests/ddp/options/option_cases.cpp has the same."""
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

@@ -1,4 +1,4 @@
-"""The models of tests/ddp/option_models.h in Python: same values, same names."""
+"""The models of tests/ddp/options/option_models.h in Python: same values, same names."""
 
 import torch
 from torch import nn

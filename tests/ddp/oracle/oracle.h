@@ -9,7 +9,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "ddp/comm_hook.h"
+#include "data_parallel/comm_hooks/comm_hook.h"
 
 namespace weft::test {
 

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "data_parallel/comm_hooks/comm_hook.h"
+
+namespace weft::ddp {
+
+/// Numbers as an entry of a hook's state. Shape [n].
+at::Tensor to_entry(const std::vector<int64_t>& numbers);
+
+/// The entry `key` of `state`, as `count` numbers.
+/// Throws: c10::ValueError naming the hook and the key, if it is missing or
+/// does not hold `count` integers.
+std::vector<int64_t> numbers_of(
+    const CommHook& hook,
+    const CommHook::State& state,
+    const std::string& key,
+    int64_t count);
+
+/// Throws: c10::ValueError saying that the hook has no entry `key`.
+[[noreturn]] void refuse_entry(const CommHook& hook, const std::string& key);
+
+} // namespace weft::ddp

@@ -1,0 +1,100 @@
+#include "data_parallel/parameters/gradient_hooks.h"
+
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace weft::ddp {
+namespace {
+
+using torch::autograd::PostAccumulateGradHook;
+using torch::autograd::impl::post_acc_grad_hooks;
+using torch::autograd::impl::set_post_acc_grad_hooks;
+
+using Callback = GradientHooks::Callback;
+
+/// Runs in the accumulation itself. A hook behind the node would have the
+/// engine copy the node's inputs and outputs: three times the price.
+struct Hook final : PostAccumulateGradHook {
+  void operator()(const at::Tensor& leaf) override {
+    if (before) {
+      (*before)(leaf);
+    }
+    if (const auto alive = callback.lock()) {
+      (*alive)(index);
+    }
+  }
+
+  std::weak_ptr<Callback> callback;
+  size_t index = 0;
+  Listener listener = Listener::kReducer;
+  std::weak_ptr<void> owner;
+  /// A leaf has one such hook: what it had before is called first.
+  std::unique_ptr<PostAccumulateGradHook> before;
+};
+
+/// A chain of hooks without those of GradientHooks that are gone.
+std::unique_ptr<PostAccumulateGradHook> without_dead(
+    std::unique_ptr<PostAccumulateGradHook> first) {
+  std::vector<std::unique_ptr<PostAccumulateGradHook>> living;
+  auto hook = std::move(first);
+  while (auto* own = dynamic_cast<Hook*>(hook.get())) {
+    auto before = std::move(own->before);
+    if (!own->callback.expired()) {
+      living.push_back(std::move(hook));
+    }
+    hook = std::move(before);
+  }
+  // What is left is nobody's of ours, and the oldest.
+  for (; !living.empty(); living.pop_back()) {
+    static_cast<Hook&>(*living.back()).before = std::move(hook);
+    hook = std::move(living.back());
+  }
+  return hook;
+}
+
+} // namespace
+
+struct GradientHooks::State {
+  std::shared_ptr<Callback> callback;
+};
+
+GradientHooks::GradientHooks(
+    const std::vector<at::Tensor>& parameters,
+    Callback callback,
+    Listener listener,
+    std::weak_ptr<void> owner)
+    : state_(std::make_unique<State>()) {
+  state_->callback = std::make_shared<Callback>(std::move(callback));
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    auto hook = std::make_unique<Hook>();
+    hook->callback = state_->callback;
+    hook->index = i;
+    hook->listener = listener;
+    hook->owner = owner;
+    hook->before = without_dead(std::move(post_acc_grad_hooks(parameters[i])));
+    set_post_acc_grad_hooks(parameters[i], std::move(hook));
+  }
+}
+
+std::vector<std::shared_ptr<void>> GradientHooks::owners_of(
+    const at::Tensor& parameter,
+    Listener listener) {
+  std::vector<std::shared_ptr<void>> owners;
+  const auto* hook =
+      dynamic_cast<const Hook*>(post_acc_grad_hooks(parameter).get());
+  while (hook) {
+    auto owner = hook->owner.lock();
+    if (hook->listener == listener && owner && !hook->callback.expired()) {
+      owners.push_back(std::move(owner));
+    }
+    hook = dynamic_cast<const Hook*>(hook->before.get());
+  }
+  return owners;
+}
+
+GradientHooks::~GradientHooks() = default;
+
+} // namespace weft::ddp

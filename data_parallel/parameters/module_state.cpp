@@ -1,0 +1,40 @@
+#include "data_parallel/parameters/module_state.h"
+
+#include <unordered_set>
+
+#include <torch/nn/module.h>
+
+#include "dtensor/tensor/dtensor_impl.h"
+
+namespace weft::ddp {
+namespace {
+
+std::vector<NamedTensor> first_of_each(
+    const torch::OrderedDict<std::string, at::Tensor>& named) {
+  std::vector<NamedTensor> result;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : named) {
+    if (item.value().defined() &&
+        seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      result.push_back({item.key(), item.value()});
+    }
+  }
+  return result;
+}
+
+} // namespace
+
+std::vector<NamedTensor> parameters_of(const torch::nn::Module& module) {
+  return first_of_each(module.named_parameters());
+}
+
+std::vector<NamedTensor> buffers_of(const torch::nn::Module& module) {
+  return first_of_each(module.named_buffers());
+}
+
+at::Tensor local_part(const at::Tensor& tensor) {
+  const auto* impl = dtensor::dtensor_impl(tensor);
+  return impl ? impl->local() : tensor.detach();
+}
+
+} // namespace weft::ddp

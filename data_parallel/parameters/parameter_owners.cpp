@@ -1,0 +1,48 @@
+#include "data_parallel/parameters/parameter_owners.h"
+
+#include <torch/nn/module.h>
+
+namespace weft::ddp {
+
+std::string type_name(const torch::nn::Module& module) {
+  std::string name = module.name();
+  const size_t colon = name.rfind(':');
+  name.erase(0, colon == std::string::npos ? 0 : colon + 1);
+  if (name.ends_with("Impl")) {
+    name.erase(name.size() - 4);
+  }
+  return name;
+}
+
+std::string describe(const Owner& owner) {
+  return (owner.module.empty() ? "the model" : owner.module) + " (" +
+         owner.type + ")";
+}
+
+ParameterOwners::ParameterOwners(const torch::nn::Module& module) {
+  const auto add = [&](const std::string& name,
+                       const torch::nn::Module& owner) {
+    const auto add_all = [&](const auto& named) {
+      for (const auto& entry : named) {
+        if (entry.value().defined()) {
+          owners_[entry.value().unsafeGetTensorImpl()].push_back(
+              {name, type_name(owner), entry.key()});
+        }
+      }
+    };
+    add_all(owner.named_parameters(/*recurse=*/false));
+    add_all(owner.named_buffers(/*recurse=*/false));
+  };
+  // named_modules() has the module itself only if a shared_ptr holds it.
+  add("", module);
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    add(item.key(), *item.value());
+  }
+}
+
+const std::vector<Owner>& ParameterOwners::of(const at::Tensor& tensor) const {
+  const auto found = owners_.find(tensor.unsafeGetTensorImpl());
+  return found == owners_.end() ? nobody_ : found->second;
+}
+
+} // namespace weft::ddp

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "data_parallel/parameters/module_state.h"
+#include "mesh/device_mesh.h"
+
+namespace weft::ddp {
+
+/// Compares number, names, sizes, strides, dtypes, placements and
+/// requires_grad of the replicas' parameters and buffers, and `options`, a line
+/// an option.
+/// Collective: all ranks of `dp`; blocks.
+/// Throws, on all ranks: mesh::DisagreementError naming the first that differs
+/// and the values of rank 0 and of the first rank that differs from it.
+void check_replicas_agree(
+    const std::vector<NamedTensor>& parameters,
+    const std::vector<NamedTensor>& buffers,
+    const std::vector<std::string>& options,
+    const mesh::DeviceMesh& dp);
+
+/// Overwrites the tensors (of a DTensor this rank's part) with those of `root`,
+/// a rank of `group`; many in one message.
+/// Collective: all ranks of `group`; blocks.
+void broadcast_from(
+    int64_t root,
+    const std::vector<NamedTensor>& tensors,
+    mesh::Communicator& group,
+    std::string_view name);
+
+} // namespace weft::ddp

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "data_parallel/join/join.h"
+#include "data_parallel/join/joinable.h"
+#include "ddp/batch_norm/sync_batch_norm.h"
+#include "ddp/ddp_state.h"
+#include "ddp/reducer/join_protocol.h"
+#include "mesh/communicator/communicator.h"
+
+namespace weft::ddp {
+
+/// The part that a DistributedDataParallel plays in one Join: what a rank with
+/// inputs tells the others in forward and backward, and what one without does
+/// instead. See Note [Shadows].
+class DdpJoin : public JoinHook,
+                public JoinedReduction,
+                public std::enable_shared_from_this<DdpJoin> {
+ public:
+  using State = DistributedDataParallelBase::State;
+
+  /// Throws: c10::ValueError for a kwarg of a wrong type, or one that cannot
+  /// be.
+  DdpJoin(
+      DistributedDataParallelBase& ddp,
+      State& state,
+      Join& join,
+      const JoinKwargs& kwargs);
+  DdpJoin(const DdpJoin&) = delete;
+  DdpJoin& operator=(const DdpJoin&) = delete;
+  ~DdpJoin() override;
+
+  /// Before a forward. `samples`: of its inputs, if it has any.
+  void begin_forward(std::optional<int64_t> samples);
+  /// Before buffers are brought together: those of which replica all adopt.
+  int64_t before_buffers(BufferCommHookLocation location);
+  /// Right before the module's own forward, and after it.
+  void before_module();
+  void end_forward(const std::vector<at::Tensor>& outputs);
+  bool is_in_iteration() const { return is_open_; }
+  /// This rank took part in iterations without inputs.
+  bool has_shadowed() const { return has_shadowed_; }
+
+  /// Brings what an optimizer keeps of the module's parameters, as a rank that
+  /// trained last has it, to all.
+  /// Collective: all replicas, once they have run out of inputs.
+  void share_optimizer_state(torch::optim::Optimizer& optimizer);
+
+  void main_hook() override;
+  void post_hook(bool is_last_joiner) override;
+  bool has_agreed_error() const override { return has_agreed_error_; }
+
+  void before_reach() override;
+  void begin() override;
+  void confirm() override;
+  double divisor(size_t group, double initial) override;
+  void gradients_done() override;
+  void end(bool is_completed, bool has_agreed_error) override;
+
+ private:
+  enum class Division { kInitial, kEffective, kBySamples };
+
+  mesh::Communicator& replicas() const;
+  bool has_events() const;
+  void send_event(int64_t event);
+  std::pair<int64_t, int64_t> read_event();
+  void send_weights();
+  double total_weight(size_t group);
+  double own_weight() const;
+  bool shadow_forward();
+  void set_announcing(bool announces);
+  void begin_paused_backward();
+  void end_statistics();
+  void shadow_statistics();
+  const std::vector<int64_t>& roots();
+
+  DistributedDataParallelBase& ddp_;
+  State& state_;
+  Join& join_;
+  c10::Device device_;
+  Division division_ = Division::kInitial;
+  bool has_buffers_ = false;
+  std::vector<std::shared_ptr<StatisticsChannel>> channels_;
+
+  /// Reductions that this rank's gradients were part of.
+  int64_t trained_ = 0;
+  /// This rank's forward has begun an iteration that was not reduced yet.
+  bool is_open_ = false;
+  /// Of this rank's forwards of the iteration.
+  int64_t samples_ = 0;
+  /// Shadows expect statistics until they are told of the end.
+  bool is_in_statistics_ = false;
+  bool has_agreed_error_ = false;
+  bool has_shadowed_ = false;
+
+  at::Tensor event_;
+  std::optional<mesh::Work> event_work_;
+  /// By group, if they are needed.
+  std::vector<at::Tensor> weights_;
+  std::vector<std::optional<mesh::Work>> weight_works_;
+  /// By group: the replica whose values all get at the end.
+  std::vector<int64_t> roots_;
+};
+
+} // namespace weft::ddp

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data_parallel/parameters/module_state.h"
+#include "ddp/reducer/options.h"
+#include "mesh/device_mesh.h"
+
+namespace weft::ddp {
+
+/// What DDP knows of itself, under PyTorch's names. Lists are lists here, where
+/// PyTorch has text, and a variable that is not set is none instead of "N/A".
+/// Units: bytes; nanoseconds, points in time on the monotonic clock, as in a
+/// ledger. Times are those of the last sampled iteration, 0 if not measured.
+/// Source: torch/csrc/distributed/c10d/logger.cpp.
+struct DDPLoggingData {
+  // Known from construction on.
+
+  std::string module_name;
+  int64_t world_size = 0;
+  int64_t rank = 0;
+  /// The last sampled one, from 1; 0 before.
+  int64_t iteration = 0;
+  std::vector<std::string> dtypes;
+  int64_t num_parameter_tensors = 0;
+  int64_t total_parameter_size_bytes = 0;
+  std::vector<int64_t> bucket_sizes;
+  int64_t bucket_cap_bytes = 0;
+  /// Empty on the CPU.
+  std::vector<int64_t> device_ids;
+  int64_t output_device = -1;
+  bool broadcast_buffers = false;
+  bool find_unused_parameters = false;
+  bool gradient_as_bucket_view = false;
+  bool static_graph = false;
+  std::string backend_name;
+  /// The model has SyncBatchNorm layers.
+  bool has_sync_bn = false;
+  bool is_multi_device_module = false;
+  /// None where the group does not tell.
+  std::optional<int64_t> gloo_num_threads;
+
+  // The environment.
+
+  std::optional<std::string> master_port;
+  std::optional<std::string> master_addr;
+  std::optional<std::string> torch_distributed_debug;
+  std::optional<std::string> cuda_visible_devices;
+  std::optional<std::string> gloo_socket_ifname;
+  std::optional<std::string> gloo_device_transport;
+  std::optional<std::string> nccl_socket_ifname;
+  std::optional<std::string> nccl_blocking_wait;
+  std::optional<std::string> nccl_async_error_handling;
+  std::optional<std::string> nccl_debug;
+  std::optional<std::string> nccl_nthreads;
+  std::optional<std::string> nccl_ib_timeout;
+
+  // Known once it runs.
+
+  int64_t unused_parameter_size = 0;
+  int64_t num_buckets_reduced = 0;
+  bool has_rebuilt_buckets = false;
+  std::vector<int64_t> rebuilt_bucket_sizes;
+  std::vector<std::vector<size_t>> rebuilt_per_bucket_param_indices;
+  std::vector<size_t> prev_iteration_grad_ready_order_indices;
+  int64_t forward_compute_time = 0;
+  int64_t forward_compute_time_start = 0;
+  int64_t backward_compute_time = 0;
+  int64_t backward_compute_time_start = 0;
+  int64_t backward_compute_time_end = 0;
+  int64_t backward_comm_time = 0;
+  int64_t backward_comm_time_start = 0;
+  int64_t backward_comm_time_end = 0;
+  int64_t backward_compute_comm_overlap_time = 0;
+  int64_t avg_forward_compute_time = 0;
+  int64_t avg_backward_compute_time = 0;
+  int64_t avg_backward_comm_time = 0;
+  int64_t avg_backward_compute_comm_overlap_time = 0;
+  /// Empty without a hook.
+  std::string comm_hook;
+  bool join_uneven_inputs = false;
+  /// In all iterations so far the same parameters got gradients.
+  bool can_set_static_graph = false;
+  bool has_error = false;
+  std::string error;
+};
+
+/// The data as one line, an object with the fields in their order; null for a
+/// variable that is not set.
+std::string to_json(const DDPLoggingData& data);
+
+/// What is known at construction, of the model, the mesh, the options and the
+/// environment. `parameters` are those to be reduced; bucket_sizes stay empty.
+DDPLoggingData describe_construction(
+    const torch::nn::Module& module,
+    const std::vector<NamedTensor>& parameters,
+    const mesh::DeviceMesh& dp,
+    const DistributedDataParallelOptions& options);
+
+/// Buckets given by their parameters' names, as bucket_names() has them, as
+/// places in `parameters`.
+std::vector<std::vector<size_t>> bucket_indices(
+    const std::vector<std::vector<std::string>>& buckets,
+    const std::vector<NamedTensor>& parameters);
+
+/// Writes the data to stderr where the debug level wants it: what was set up
+/// from kInfo on, what a sampled iteration took from kDetail on.
+void log_construction(const DDPLoggingData& data);
+void log_iteration(const DDPLoggingData& data);
+
+} // namespace weft::ddp

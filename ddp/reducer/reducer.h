@@ -1,0 +1,384 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "data_parallel/comm_hooks/comm_hook.h"
+#include "data_parallel/parameters/gradient_hooks.h"
+#include "data_parallel/parameters/module_state.h"
+#include "data_parallel/parameters/parameter_cast.h"
+#include "ddp/reducer/bucket_plan.h"
+#include "ddp/reducer/gradient_agreement.h"
+#include "ddp/reducer/gradient_bucket.h"
+#include "ddp/reducer/join_protocol.h"
+#include "ddp/reducer/local_norms.h"
+#include "ddp/reducer/options.h"
+#include "ddp/reducer/runtime_statistics.h"
+#include "ddp/reducer/unused_parameters.h"
+#include "mesh/device_mesh.h"
+#include "mesh/error/error.h"
+
+namespace weft::ddp {
+
+/// Over whom gradients are reduced, and by what their sum is divided.
+struct ReductionGroup {
+  mesh::Communicator group;
+  double divisor = 1.0;
+};
+
+/// A parameter that the reducer looks after.
+struct ReducedParameter {
+  NamedTensor state;
+  /// Those that have it, e.g. "layers.0.wq (Linear)".
+  std::string modules = {};
+  /// Into the reducer's groups; 0 is the replicas'.
+  size_t group = 0;
+  /// Its gradient waits for that of DistributedDataParallelOptions::
+  /// param_to_hook_all_reduce.
+  bool is_delayed = false;
+  /// In which its gradient is reduced.
+  c10::ScalarType reduce_dtype = c10::ScalarType::Float;
+  /// Computed with in low precision.
+  bool is_cast = false;
+};
+
+struct ReducerConfig {
+  BucketCaps caps;
+  DistributedDataParallelOptions options;
+  std::vector<ReductionGroup> groups;
+  /// Of the parameters that are cast; null if none is.
+  std::shared_ptr<ParameterCast> cast;
+};
+
+/// Reduces the gradients of some parameters over the replicas while backward
+/// runs. See Note [Order of reductions] and Note [Pending sums].
+/// Collective: every backward that reaches a parameter, unless paused; over
+/// all ranks of `dp`, and over the meshes of the parameters whose gradients
+/// are pending sums. What fails there comes out of backward().
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  /// `parameters` require gradients and have their values. While `paused` is
+  /// not 0, backward passes only add to .grad().
+  static std::shared_ptr<Reducer> create(
+      std::vector<ReducedParameter> parameters,
+      const mesh::DeviceMesh& dp,
+      ReducerConfig config,
+      std::shared_ptr<const std::atomic<int>> paused);
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+  ~Reducer();
+
+  /// Before a forward: forgets a backward that failed half way, and gives the
+  /// parameters of `cast` their low precision. `needs_backward`: gradients will
+  /// be asked for.
+  void begin_forward(bool needs_backward);
+  /// Something that only this rank may see makes the backward to come wrong:
+  /// `error` is thrown here at its end, and another one on the other ranks.
+  void report(std::exception_ptr error);
+  /// After it: tells the reducer of the model's outputs, so that the end of the
+  /// outermost backward ends a reduction, also when gradients arrive in nested
+  /// ones, and so that unused parameters are found.
+  /// `is_shared`: all replicas run this forward, so that it may communicate.
+  void end_forward(const std::vector<at::Tensor>& outputs, bool is_shared);
+
+  /// Forgets the buckets and a backward that failed half way, and reduces over
+  /// `groups` from now on.
+  void replace_groups(
+      const mesh::DeviceMesh& dp,
+      std::vector<ReductionGroup> groups);
+
+  /// In a Join; null outside of one.
+  void set_join(std::shared_ptr<JoinedReduction> join);
+  /// Takes part in the message of reachable parameters, and in the reduction,
+  /// of an iteration of the replicas that have inputs: with what this one
+  /// accumulated, or zeros. `meanwhile` runs while gradients come there.
+  void shadow_reach();
+  void shadow_backward(const std::function<void()>& meanwhile);
+  /// Leaves no .grad(), as zero_grad() on the replicas that have inputs.
+  void drop_gradients();
+
+  /// See ParameterCast::full().
+  at::Tensor full_precision(const at::Tensor& parameter) const;
+
+  /// Reduces through `hook` from the next backward on.
+  void set_comm_hook(std::shared_ptr<CommHook> hook);
+  const std::shared_ptr<CommHook>& comm_hook() const { return hook_; }
+  /// Called for every parameter, by index, once its .grad() is final.
+  void set_after_reduction(std::function<void(size_t)> after);
+  void set_static_graph();
+  /// Listens no more: backward passes only add to .grad().
+  void remove_autograd_hooks();
+
+  /// Whether backward() leaves the wait for the reductions to finalize().
+  void require_manual_finalization(bool required);
+  bool should_finalize_after_backward() const;
+  /// Throws: c10::ValueError unless all buckets are under way.
+  void finalize();
+  /// Throws: c10::ValueError naming the parameters whose gradients are awaited
+  /// if the last backward did not end in a reduction.
+  void check_finalized() const;
+
+  /// Names of the parameters of each bucket, in the order of their reduction:
+  /// planned from the reversed order of parameters until the first backward,
+  /// and from the order of that backward from then on.
+  std::vector<std::vector<std::string>> bucket_names() const;
+  /// Bytes of each of them.
+  std::vector<int64_t> bucket_sizes() const;
+  bool has_buckets() const;
+  bool is_shadow() const { return is_shadow_; }
+  /// What the last synchronised backward did with the parameters here.
+  GradientUse last_use() const;
+  /// An iteration begins that will be reduced; whether that measured the one
+  /// before.
+  bool begin_iteration();
+  void set_sample_rate(int64_t every);
+  void write_statistics(DDPLoggingData& data) const;
+  /// See ddp/reducer/local_norms.h.
+  void keep_local_norms();
+  std::vector<LocalNorm> local_norms() const;
+
+  /// Makes the first backward's buckets these, an earlier bucket_names() of
+  /// the same parameters on the same mesh, instead of planned ones.
+  /// Throws: c10::ValueError for an unknown or repeated name, or once there are
+  /// buckets; backward() throws if the layout does not fit its gradients.
+  void set_bucket_layout(const std::vector<std::vector<std::string>>& layout);
+
+ private:
+  struct Parameter : ReducedParameter {
+    /// Where a gradient that is a pending sum lies.
+    std::optional<dtensor::DTensorSpec> pending;
+    bool is_sparse = false;
+    bool is_dtensor = false;
+    /// Its place once buckets exist; none if there is nothing to reduce.
+    std::optional<size_t> bucket;
+    size_t slot = 0;
+
+    // Of the backward under way.
+    bool is_ready = false;
+    int64_t times_seen = 0;
+    GradientProblem problem = GradientProblem::kNone;
+    /// .grad() as it was where this rank had nothing to add to it.
+    at::Tensor untouched;
+
+    c10::ScalarType full_dtype = c10::ScalarType::Float;
+    /// A gradient came since the last synchronised backward.
+    bool is_used = false;
+    /// static_graph: how often a gradient comes in each backward.
+    int64_t times_expected = 1;
+    /// Some replica has a gradient.
+    bool is_used_anywhere = true;
+    int64_t last_used = 0;
+    /// When its gradient came in the first backward, from that one's begin.
+    int64_t ready_ns = 0;
+  };
+
+  Reducer(
+      std::vector<ReducedParameter> parameters,
+      const mesh::DeviceMesh& dp,
+      ReducerConfig config,
+      std::shared_ptr<const std::atomic<int>> paused);
+
+  std::vector<at::Tensor> leaves() const;
+  void listen();
+  void start_search();
+  void on_gradient(size_t index);
+  void begin_backward();
+  void learn_graph();
+  void mark_ready(size_t index);
+  void mark_unused();
+  void send_reach(bool has_inputs);
+  void end_backward();
+  void mark_problems();
+  void reduce_all();
+  /// Runs what throws where ranks agreed on a problem; this rank's own error,
+  /// if there is one, says more.
+  void fail_with_own_error(void (Reducer::*run)());
+  void finish_backward();
+
+  // In reducer_buckets.cpp: which bucket a gradient goes to.
+  using Plan = std::vector<std::vector<size_t>>;
+  /// Dtype, device, pending sum, group, sparse parameter, used by anybody.
+  using BucketKey = std::
+      tuple<c10::ScalarType, c10::Device, const void*, size_t, size_t, bool>;
+  BucketKey key_of(const Parameter& parameter) const;
+  /// What its gradient takes in a bucket.
+  static int64_t reduced_bytes(const Parameter& parameter);
+  std::optional<size_t> trigger() const;
+  Plan current_plan() const;
+  Plan plan(const std::vector<size_t>& order) const;
+  void insert_delayed(Plan& buckets) const;
+  void make_buckets();
+  void check_layout(const Plan& layout, const Plan& planned) const;
+  int64_t kind_of_bucket(const std::vector<size_t>& bucket) const;
+  void adopt_kinds(const std::vector<int64_t>& kinds);
+  BucketLayout layout_of(const std::vector<size_t>& bucket) const;
+  bool is_reduced(const Parameter& parameter) const;
+  void choose_caps(const std::vector<size_t>& order);
+
+  // In reducer_gradients.cpp: how a gradient gets there and back.
+  bool is_viewed(const Parameter& parameter) const;
+  /// Brings the gradient to its place, and into its bucket if it has one.
+  void put(Parameter& parameter);
+  void put_unused(Parameter& parameter);
+  void keep(Parameter& parameter);
+  void place(Parameter& parameter);
+  void check_gradient(const Parameter& parameter) const;
+  void publish();
+  void publish_slot(GradientBucket& bucket, size_t slot);
+
+  // In reducer_precision.cpp: parameters of low precision.
+  const at::Tensor& gradient(const Parameter& parameter) const;
+  void set_gradient(Parameter& parameter, const at::Tensor& gradient);
+  /// Brings a gradient of low precision to full.
+  void absorb(Parameter& parameter);
+  void restore_precision();
+  /// After a forward that no backward follows, unless another one's is to come.
+  void end_forward_without_backward();
+
+  // In reducer_join.cpp: where replicas may have run out of inputs.
+  void begin_join();
+  void put_accumulated();
+
+  // In reducer_report.cpp.
+  void record_use();
+  void keep_local_norm(size_t bucket);
+
+  // In reducer_launch.cpp: how a bucket is reduced.
+  void launch(size_t bucket);
+  void launch_ready_buckets();
+  void launch_remaining();
+  void wait_for_buckets();
+  BucketFuture start(size_t bucket);
+  GradBucket as_seen_by_hook(size_t bucket) const;
+  void check_finite(const GradientBucket& bucket);
+  void reduce_pending_sums(size_t bucket);
+  bool is_skipped(const GradientBucket& bucket) const;
+  void order_buckets();
+  void take_result(size_t bucket, const at::Tensor& result);
+  void report_hook(size_t bucket);
+
+  // What replicas tell each other at the end of a backward.
+  bool has_status_message() const;
+  /// What it says is known only after the reductions.
+  bool is_status_late() const;
+  void send_status();
+  void receive_status();
+  void send_use_in_groups();
+  void receive_use_in_groups();
+  bool is_any_problem() const;
+  bool is_problem_elsewhere();
+  bool is_on_any_part(bool is_here);
+  std::vector<GradientProblem> problems() const;
+  BackwardReport report() const;
+
+  size_t index_of(const Parameter& parameter) const {
+    return static_cast<size_t>(&parameter - parameters_.data());
+  }
+
+  void reset();
+  void clear();
+  bool may_be_missing(const Parameter& parameter) const;
+  double divisor(const GradientBucket& bucket) const;
+  Replicas replicas() const;
+  mesh::ErrorContext where() const;
+
+  mesh::DeviceMesh dp_;
+  ReducerConfig config_;
+  std::shared_ptr<const std::atomic<int>> paused_;
+  std::vector<Parameter> parameters_;
+  std::vector<std::string> names_;
+  std::vector<std::string> modules_;
+  c10::Device device_;
+  /// Those that parameters lie on.
+  std::vector<mesh::DeviceMesh> tensor_meshes_;
+  std::shared_ptr<CommHook> hook_;
+  std::shared_ptr<JoinedReduction> join_;
+  std::function<void(size_t)> after_reduction_;
+  bool is_finalized_manually_ = false;
+
+  /// Recursive: hooks and optimizers may ask DDP for what it knows.
+  mutable std::recursive_mutex mutex_;
+  std::vector<GradientBucket> buckets_;
+  /// Buckets before this one are reduced as soon as they are full; the others
+  /// hold pending sums.
+  size_t pending_begin_ = 0;
+  bool has_buckets_ = false;
+  /// static_graph: times_expected was seen in a backward of this replica.
+  bool has_seen_graph_ = false;
+  /// What set_bucket_layout() was given; empty if nothing.
+  Plan layout_;
+
+  // Since the last synchronised backward.
+  int64_t forwards_ = 0;
+  /// By parameter: the graph of no forward reaches it. Empty if nobody looked.
+  std::vector<bool> is_unreachable_;
+  /// By parameter: how many replicas' graphs reach it, and last how many have
+  /// inputs; the message.
+  at::Tensor reach_;
+  std::optional<mesh::Work> reach_work_;
+
+  // Of the backward under way.
+  std::vector<size_t> ready_;
+  std::vector<size_t> waiting_for_;
+  /// Buckets in the order of their launches, and how many of them need not wait
+  /// for the end of backward. Empty until the first launch.
+  std::vector<size_t> launch_order_;
+  size_t early_launches_ = 0;
+  size_t launched_ = 0;
+  std::vector<std::optional<BucketFuture>> futures_;
+  bool is_running_ = false;
+  bool is_join_begun_ = false;
+  bool is_completed_ = false;
+  /// What goes wrong is thrown on all replicas.
+  bool has_agreed_error_ = false;
+  /// This replica has no inputs.
+  bool is_shadow_ = false;
+  bool is_launched_ = false;
+  bool is_restore_queued_ = false;
+  /// The forward under way cast the parameters.
+  bool has_lowered_ = false;
+  /// Backward goes to all leaves, not to chosen inputs.
+  bool is_to_all_leaves_ = false;
+  /// What report() was given, or a comm hook threw: says more than what all
+  /// ranks know.
+  std::exception_ptr own_error_;
+  bool passed_output_ = false;
+  int64_t begin_ns_ = 0;
+  /// How many replicas use each parameter, and how many report a problem.
+  at::Tensor status_;
+  std::optional<mesh::Work> status_work_;
+  struct GroupUse {
+    at::Tensor counts;
+    mesh::Work work;
+  };
+  /// By group but the first.
+  std::vector<GroupUse> group_use_;
+
+  bool keeps_local_norms_ = false;
+  /// Sums of squares by bucket, of the last backward; undefined where nothing
+  /// was reduced.
+  std::vector<at::Tensor> local_norms_;
+
+  int64_t backwards_ = 0;
+  RuntimeStatistics statistics_;
+  /// What the search of the last backward found.
+  std::optional<std::vector<size_t>> last_unreachable_;
+
+  /// Null unless find_unused_parameters.
+  std::unique_ptr<UnusedParameters> search_;
+  /// Last: nothing is called once it is gone.
+  std::unique_ptr<GradientHooks> hooks_;
+};
+
+} // namespace weft::ddp

@@ -1,0 +1,201 @@
+// How a gradient gets to its place, into its bucket and back.
+#include <cmath>
+#include <utility>
+
+#include <torch/torch.h>
+
+#include "ddp/reducer/gradient_kind.h"
+#include "ddp/reducer/reducer.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/gradient.h"
+#include "mesh/error/error.h"
+
+namespace weft::ddp {
+
+void Reducer::place(Parameter& parameter) {
+  if (!parameter.is_dtensor) {
+    return;
+  }
+  const auto* impl = dtensor::dtensor_impl(parameter.state.tensor);
+  const auto grad = gradient(parameter);
+  auto* grad_impl = dtensor::dtensor_impl(grad);
+  if (!grad_impl) {
+    return;
+  }
+  const auto& want = parameter.pending ? *parameter.pending : impl->spec();
+  if (grad_impl->spec() == want) {
+    return;
+  }
+  if (is_pending(grad_impl->spec())) {
+    // Not as in the first backward: reduced at once.
+    set_gradient(
+        parameter,
+        dtensor::redistribute(
+            grad, grad_impl->spec().without_partial().placements()));
+  } else if (grad_impl->spec().has_partial()) {
+    grad_impl->reset_local(
+        grad_impl->local(), grad_impl->spec().without_partial());
+  }
+  if (parameter.pending) {
+    dtensor::make_gradient_partial(gradient(parameter), want);
+  }
+}
+
+void Reducer::check_gradient(const Parameter& parameter) const {
+  const auto grad = gradient(parameter);
+  const auto local = local_part(grad);
+  WEFT_CHECK(
+      local.is_sparse() == parameter.is_sparse,
+      "ddp",
+      where(),
+      "the gradient of ",
+      parameter.state.name,
+      parameter.is_sparse ? " was sparse in the first step and is dense now. "
+                          : " is sparse and was dense in the first step. ",
+      "Set EmbeddingOptions.sparse before the model is wrapped.");
+  WEFT_CHECK(
+      !grad.requires_grad(),
+      "ddp",
+      where(),
+      "the gradient of ",
+      parameter.state.name,
+      " is itself part of a graph: backward() with create_graph cannot be "
+      "reduced over replicas. Run it under no_sync() or on module().");
+  const auto own = local_part(parameter.state.tensor);
+  WEFT_CHECK(
+      local.sizes() == own.sizes() &&
+          c10::isComplexType(local.scalar_type()) ==
+              c10::isComplexType(parameter.full_dtype),
+      "ddp",
+      where(),
+      "the gradient of ",
+      parameter.state.name,
+      " changed from ",
+      own.sizes(),
+      " ",
+      parameter.full_dtype,
+      " to ",
+      local.sizes(),
+      " ",
+      local.scalar_type(),
+      " on this rank. Wrap the model after it was converted or placed.");
+}
+
+// Whether .grad() shares memory with the bucket after backward.
+bool Reducer::is_viewed(const Parameter& parameter) const {
+  const auto& options = config_.options;
+  const bool keeps_low = options.mixed_precision &&
+                         options.mixed_precision->keep_low_precision_grads;
+  return parameter.bucket && options.gradient_as_bucket_view &&
+         buckets_[*parameter.bucket].layout().memory == BucketMemory::kFlat &&
+         (keeps_low || parameter.reduce_dtype == parameter.full_dtype);
+}
+
+void Reducer::put(Parameter& parameter) {
+  if (!parameter.bucket && !parameter.is_dtensor) {
+    return;
+  }
+  if (!gradient(parameter).defined()) {
+    put_unused(parameter);
+    return;
+  }
+  place(parameter);
+  if (!parameter.bucket) {
+    return;
+  }
+  auto& bucket = buckets_[*parameter.bucket];
+  try {
+    check_gradient(parameter);
+    if (const double by = divisor(bucket); std::isinf(by)) {
+      bucket.put_nothing(parameter.slot);
+    } else {
+      bucket.put(parameter.slot, local_part(gradient(parameter)), by);
+    }
+  } catch (const c10::Error&) {
+    // See Note [Order of reductions]: said at the end, on all replicas.
+    parameter.problem = GradientProblem::kUnusable;
+    own_error_ = own_error_ ? own_error_ : std::current_exception();
+    bucket.put_nothing(parameter.slot);
+    return;
+  }
+  if (is_viewed(parameter) && !bucket.layout().is_batched) {
+    set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));
+  }
+}
+
+void Reducer::put_unused(Parameter& parameter) {
+  if (!parameter.bucket) {
+    return;
+  }
+  const auto grad = gradient(parameter);
+  if (grad.defined() && parameter.problem == GradientProblem::kNone) {
+    if (!parameter.is_used) {
+      parameter.untouched = local_part(grad).clone();
+    }
+    put(parameter);
+  } else {
+    buckets_[*parameter.bucket].put_nothing(parameter.slot);
+  }
+}
+
+// Into the bucket right away, or it would lie in memory twice.
+void Reducer::keep(Parameter& parameter) {
+  if (!is_viewed(parameter) || parameter.reduce_dtype != parameter.full_dtype) {
+    return;
+  }
+  place(parameter);
+  try {
+    check_gradient(parameter);
+  } catch (const c10::Error&) {
+    // It stays where it is: what reduces it finds the same, on all replicas.
+    return;
+  }
+  auto& bucket = buckets_[*parameter.bucket];
+  bucket.keep(parameter.slot, local_part(gradient(parameter)));
+  set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));
+}
+
+void Reducer::publish() {
+  for (auto& bucket : buckets_) {
+    for (size_t slot = 0; slot < bucket.slots().size(); ++slot) {
+      publish_slot(bucket, slot);
+    }
+  }
+}
+
+void Reducer::publish_slot(GradientBucket& bucket, size_t slot_index) {
+  const auto& slot = bucket.slots()[slot_index];
+  auto& parameter = parameters_[slot.parameter];
+  const auto grad = gradient(parameter);
+  if (!parameter.is_used_anywhere) {
+    if (parameter.untouched.defined()) {
+      local_part(grad).copy_(parameter.untouched);
+    }
+    return;
+  }
+  if (bucket.layout().memory == BucketMemory::kSparse) {
+    set_gradient(parameter, slot.view);
+    return;
+  }
+  if (is_viewed(parameter)) {
+    set_gradient(parameter, slot.gradient);
+  } else if (!grad.defined()) {
+    const auto* impl = dtensor::dtensor_impl(parameter.state.tensor);
+    const auto own = slot.view.to(parameter.full_dtype, false, /*copy=*/true);
+    set_gradient(
+        parameter,
+        impl ? dtensor::make_dtensor(
+                   own, impl->spec(), impl->sizes(), impl->strides())
+             : own);
+  } else if (auto local = local_part(grad); !local.is_same(slot.view)) {
+    local.copy_(slot.view);
+  }
+  if (auto* impl = dtensor::dtensor_impl(gradient(parameter));
+      impl && impl->spec().has_partial()) {
+    impl->reset_local(
+        impl->local(), dtensor::dtensor_impl(parameter.state.tensor)->spec());
+  }
+}
+
+} // namespace weft::ddp

@@ -1,0 +1,79 @@
+// Reductions in which some replicas have no inputs. See Note [Shadows] in
+// join/ddp_join.cpp.
+#include <utility>
+
+#include <c10/util/ScopeExit.h>
+#include <torch/torch.h>
+
+#include "ddp/reducer/reducer.h"
+
+namespace weft::ddp {
+
+void Reducer::set_join(std::shared_ptr<JoinedReduction> join) {
+  const std::lock_guard lock(mutex_);
+  join_ = std::move(join);
+  // A Join that failed leaves a backward half done.
+  if (!join_ && (is_join_begun_ || (is_running_ && !is_launched_))) {
+    clear();
+  }
+}
+
+void Reducer::drop_gradients() {
+  const std::lock_guard lock(mutex_);
+  for (auto& parameter : parameters_) {
+    set_gradient(parameter, at::Tensor());
+    parameter.is_used = false;
+  }
+}
+
+void Reducer::begin_join() {
+  if (join_ && !std::exchange(is_join_begun_, true)) {
+    join_->begin();
+  }
+}
+
+void Reducer::shadow_reach() {
+  const std::lock_guard lock(mutex_);
+  send_reach(false);
+}
+
+void Reducer::shadow_backward(const std::function<void()>& meanwhile) {
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_grad;
+  const auto end = c10::make_scope_exit([this] {
+    clear();
+    is_shadow_ = false;
+  });
+  is_shadow_ = true;
+  is_join_begun_ = true;
+  if (has_buckets_) {
+    put_accumulated();
+    reduce_all();
+    meanwhile();
+  } else {
+    // The others make buckets once their gradients have come.
+    meanwhile();
+    join_->confirm();
+    make_buckets();
+    put_accumulated();
+    launch_remaining();
+  }
+  finish_backward();
+}
+
+void Reducer::put_accumulated() {
+  for (auto& parameter : parameters_) {
+    parameter.is_ready = true;
+    if (parameter.is_used && gradient(parameter).defined()) {
+      put(parameter);
+      continue;
+    }
+    // What an earlier reduction left: nobody here calls zero_grad().
+    set_gradient(parameter, at::Tensor());
+    if (parameter.bucket) {
+      buckets_[*parameter.bucket].put_nothing(parameter.slot);
+    }
+  }
+}
+
+} // namespace weft::ddp

@@ -1,0 +1,255 @@
+// What the sharded optimizer refuses, and how parameters are divided.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "data_parallel/parameters/module_state.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/joined_optimizer.h"
+#include "ddp/reducer/optimizer_in_backward.h"
+#include "ddp/zero/partition.h"
+#include "ddp/zero/zero_redundancy_optimizer.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/dtensor.h"
+#include "mesh/error/error.h"
+#include "tests/ddp/zero/zero_cases.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/run_ranks.h"
+
+namespace weft::ddp {
+namespace {
+
+using test::message_of_thrown;
+using test::ParamGroups;
+using test::RankContext;
+using test::run_ranks;
+using test::wave;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+at::Tensor leaf(at::IntArrayRef sizes) {
+  return wave(sizes, 0.1, at::kFloat).requires_grad_();
+}
+
+template <class E = c10::ValueError>
+std::string zero_error(
+    std::vector<at::Tensor> parameters,
+    const mesh::DeviceMesh& mesh,
+    ZeroRedundancyOptimizerOptions options = {}) {
+  return message_of_thrown<E>([&] {
+    make_zero<torch::optim::SGD>(
+        std::move(parameters), torch::optim::SGDOptions(0.1), mesh, options);
+  });
+}
+
+TEST(ZeroErrors, NameTheParameterAndComeBeforeAnythingIsSent) {
+  run_ranks(4, [](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    const auto dp = mesh["dp"];
+    EXPECT_THAT(
+        zero_error({leaf({2})}, mesh),
+        AllOf(HasSubstr("2 vs 1"), HasSubstr("Pass a slice")));
+    EXPECT_THAT(zero_error({}, dp), HasSubstr("there are no parameters"));
+    EXPECT_THAT(
+        zero_error({leaf({2}), at::Tensor()}, dp),
+        HasSubstr("parameter 1 is undefined"));
+    EXPECT_THAT(
+        zero_error({leaf({2}), leaf({3}) * 2}, dp),
+        AllOf(HasSubstr("group 0 parameter 1 [3]"), HasSubstr("no leaf")));
+    const auto twice = leaf({4});
+    EXPECT_THAT(
+        zero_error({twice, leaf({2}), twice}, dp),
+        AllOf(HasSubstr("parameter 2 [4]"), HasSubstr("comes twice")));
+    EXPECT_THAT(
+        zero_error({leaf({3}).detach().to_sparse()}, dp),
+        HasSubstr("is sparse"));
+    at::Tensor deferred;
+    {
+      const dtensor::DeferredInit scope;
+      deferred = torch::randn({4});
+    }
+    EXPECT_THAT(zero_error({deferred}, dp), HasSubstr("materialize"));
+    const auto fused = leaf({2});
+    const auto in_backward = apply_optimizer_in_backward(
+        [](auto p) {
+          return std::make_unique<torch::optim::SGD>(std::move(p), 0.1);
+        },
+        {fused});
+    EXPECT_THAT(
+        zero_error({fused}, dp), HasSubstr("has an optimizer in backward"));
+    const auto on_dp = dtensor::distribute_tensor(
+        leaf({4}), dp, {dtensor::Shard(0)}, std::nullopt);
+    EXPECT_THAT(
+        zero_error({on_dp}, dp), HasSubstr("on the replicas' mesh dim \"dp\""));
+    const auto elsewhere = dtensor::distribute_tensor(
+        leaf({4}),
+        self.mesh({4}, {"other"}),
+        {dtensor::Shard(0)},
+        std::nullopt);
+    EXPECT_THAT(
+        zero_error({elsewhere}, dp), HasSubstr("one DeviceMesh::create()"));
+    EXPECT_THAT(
+        zero_error({leaf({2})}, dp, {.bucket_cap_mb = 0}),
+        HasSubstr("bucket_cap_mb is 0"));
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          make_zero<torch::optim::LBFGS>(
+              std::vector<at::Tensor>{leaf({2})},
+              torch::optim::LBFGSOptions(0.1),
+              dp);
+        }),
+        HasSubstr("LBFGS cannot be divided"));
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          ZeroRedundancyOptimizer optimizer(
+              ParamGroups{{{leaf({2})}}}, nullptr, dp);
+        }),
+        HasSubstr("the factory is empty"));
+    EXPECT_EQ(dp.group("dp").ledger().entries().size(), 0U);
+  });
+}
+
+TEST(ZeroErrors, NameWhereTheReplicasDiffer) {
+  run_ranks(3, [](RankContext& self) {
+    const auto dp = self.mesh({3}, {"dp"});
+    EXPECT_THAT(
+        zero_error<mesh::DisagreementError>(
+            {leaf({2}), leaf({self.rank == 2 ? 5 : 4})}, dp),
+        AllOf(
+            HasSubstr("rank 0 has group 0 parameter 1 [4]"),
+            HasSubstr("rank 2 has group 0 parameter 1 [5]")));
+    EXPECT_THAT(
+        zero_error<mesh::DisagreementError>(
+            {leaf({2})},
+            dp,
+            {.partition = self.rank == 1 ? ZeroPartition::kEvenSplit
+                                         : ZeroPartition::kWholeParameters}),
+        AllOf(HasSubstr("kWholeParameters"), HasSubstr("kEvenSplit")));
+    // An added group is compared when it is first used.
+    const auto optimizer = make_zero<torch::optim::SGD>(
+        std::vector<at::Tensor>{leaf({2})}, torch::optim::SGDOptions(0.1), dp);
+    optimizer->add_param_group(std::vector<at::Tensor>{leaf({1 + self.rank})});
+    EXPECT_THAT(
+        message_of_thrown<mesh::DisagreementError>([&] { optimizer->step(); }),
+        HasSubstr("group 1 parameter 0 [1]"));
+  });
+}
+
+TEST(ZeroErrors, SparseGradientsNeedWholeParameters) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp"});
+    for (const auto partition :
+         {ZeroPartition::kEvenSplit, ZeroPartition::kWholeParameters}) {
+      auto parameter = leaf({4, 3});
+      auto plain = leaf({4, 3});
+      const auto sgd = torch::optim::SGDOptions(0.1);
+      const auto optimizer = make_zero<torch::optim::SGD>(
+          std::vector<at::Tensor>{parameter},
+          sgd,
+          dp,
+          {.partition = partition});
+      const auto gradient = at::eye(4, 3).to_sparse(1);
+      parameter.mutable_grad() = gradient;
+      plain.mutable_grad() = gradient;
+      if (partition == ZeroPartition::kEvenSplit) {
+        EXPECT_THAT(
+            message_of_thrown<c10::ValueError>([&] { optimizer->step(); }),
+            AllOf(HasSubstr("is sparse"), HasSubstr("kWholeParameters")));
+      } else {
+        torch::optim::SGD expected({plain}, sgd);
+        optimizer->step();
+        expected.step();
+        EXPECT_TRUE(at::equal(parameter, plain));
+      }
+    }
+  });
+}
+
+TEST(ZeroErrors, ParametersCannotBeTakenAway) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp"});
+    const auto optimizer = make_zero<torch::optim::SGD>(
+        std::vector<at::Tensor>{leaf({2}), leaf({3})},
+        torch::optim::SGDOptions(0.1),
+        dp);
+    optimizer->param_groups()[0].params().pop_back();
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] { optimizer->step(); }),
+        AllOf(HasSubstr("2 vs 1"), HasSubstr("removed from group 0")));
+  });
+}
+
+// A plain optimizer's way to its state would make all of it on each rank.
+TEST(ZeroState, IsWhatDistributedDataParallelGivesOfTheOptimizer) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"dp"});
+    const torch::nn::Linear linear(4, 3);
+    DistributedDataParallel<torch::nn::LinearImpl> model(linear, mesh);
+    const auto optimizer = make_zero<torch::optim::Adam>(
+        linear->parameters(), torch::optim::AdamOptions(0.1), mesh);
+    model(at::ones({2, 4})).sum().backward();
+    optimizer->step();
+    const auto own = optimizer->state_dict(*linear);
+    const auto state = model.optimizer_state_dict(*optimizer);
+    ASSERT_EQ(state.size(), own.size());
+    for (const auto& [key, value] : own) {
+      EXPECT_TRUE(local_part(state.at(key)).equal(local_part(value))) << key;
+    }
+    model.load_optimizer_state_dict(*optimizer, state);
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(
+            [&] { JoinedOptimizer(*optimizer, model); }),
+        HasSubstr("is a joinable itself"));
+  });
+}
+
+TEST(ZeroParts, TheLargestGoFirstToWhoHasLeast) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp"});
+    PartPlanner planner(dp, ZeroPartition::kWholeParameters);
+    const auto owners = [&](const std::vector<at::Tensor>& parameters) {
+      std::vector<int64_t> result;
+      for (const auto& part : planner.plan(parameters)) {
+        result.push_back(part.kind == ZeroPart::Kind::kOwned ? part.owner : -1);
+      }
+      return result;
+    };
+    EXPECT_THAT(
+        owners(
+            {leaf({3}), leaf({9}), leaf({}), leaf({5}), leaf({0}), leaf({5})}),
+        ElementsAre(0, 0, -1, 1, -1, 1));
+    // The next group starts from there: 12 and 10 elements, twice as large.
+    EXPECT_THAT(
+        owners({leaf({1}), wave({4}, 0.1, at::kDouble)}), ElementsAre(0, 1));
+    EXPECT_THAT(planner.owned_bytes(), ElementsAre(52, 72));
+  });
+}
+
+TEST(ZeroParts, OfCutParametersLieBehindTheCutsOfTheOtherDims) {
+  run_ranks(4, [](RankContext& self) {
+    const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
+    const auto reversed = self.mesh({2, 2}, {"tp", "dp"});
+    const auto placement_of = [&](const mesh::DeviceMesh& root,
+                                  at::IntArrayRef sizes,
+                                  const dtensor::Placement& on_tp) {
+      PartPlanner planner(root["dp"], ZeroPartition::kEvenSplit);
+      const auto parameter = dtensor::distribute_tensor(
+          leaf(sizes), root["tp"], {on_tp}, std::nullopt);
+      const auto part = planner.plan({parameter}).front();
+      return part.kind == ZeroPart::Kind::kEverywhere
+                 ? "everywhere"
+                 : part.placement.to_string();
+    };
+    using dtensor::Shard;
+    EXPECT_EQ(placement_of(mesh, {8, 6}, Shard(1)), "S(0)");
+    EXPECT_EQ(placement_of(mesh, {8, 6}, Shard(0)), "_S(0, 2)");
+    EXPECT_EQ(placement_of(reversed, {8, 6}, Shard(0)), "S(0)");
+    // Rows of given numbers: the whole by its columns, or everywhere.
+    EXPECT_EQ(placement_of(mesh, {8, 6}, Shard(0, {3, 5})), "S(1, [6, 0])");
+    EXPECT_EQ(placement_of(mesh, {8}, Shard(0, {3, 5})), "everywhere");
+  });
+}
+
+} // namespace
+} // namespace weft::ddp
