@@ -12,10 +12,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/files/tensor_file.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/text.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
+#include "checkpoint/tensors/tensor_file.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/progress.h"
+#include "checkpoint/files/progress.h"
 
 namespace weft::checkpoint {
 

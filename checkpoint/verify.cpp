@@ -7,10 +7,10 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/error.h"
-#include "checkpoint/files/checked_file.h"
-#include "checkpoint/format/text.h"
-#include "checkpoint/store.h"
+#include "checkpoint/files/error.h"
+#include "checkpoint/files/text.h"
+#include "checkpoint/store/store.h"
+#include "checkpoint/tensors/checked_file.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -19,7 +19,7 @@ torch=$(libtorch_dir)
 checkpoint=(checkpoint/format/{digest,dtype,hash,json_scan,manifest}.cpp
             checkpoint/format/{manifest_parser,manifest_rules}.cpp
             checkpoint/format/{tensor_header,tensor_header_parser}.cpp
-            checkpoint/format/{text,tiling}.cpp checkpoint/files/folder.cpp
+            checkpoint/files/text.cpp checkpoint/format/tiling.cpp checkpoint/files/folder.cpp
             mesh/error/{error,resource_limits}.cpp
             tests/fuzz/fuzz_input.cpp)
 recipe=(recipes/config/{recipe,schema,schema_lifecycle,schema_model}.cpp
@@ -48,7 +48,7 @@ build() {
     objects+=("$object")
     # Headers are few and change together.
     if [[ ! -f $object ]] ||
-      [[ -n $(find checkpoint/*.h checkpoint/{format,files}/*.h \
+      [[ -n $(find checkpoint \
                 recipes/config/*.h launcher/rendezvous/*.h tests/fuzz/*.h mesh/error/error.h "$source" \
                 -newer "$object" -print -quit) ]]; then
       "$clang" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source" \

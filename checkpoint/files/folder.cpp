@@ -17,8 +17,8 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/format/limits.h"
-#include "checkpoint/format/text.h"
+#include "checkpoint/files/limits.h"
+#include "checkpoint/files/text.h"
 #include "mesh/error/resource_limits.h"
 
 namespace weft::checkpoint {

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/format/limits.h"
-#include "checkpoint/format/text.h"
+#include "checkpoint/files/limits.h"
+#include "checkpoint/files/text.h"
 
 namespace weft::checkpoint {
 namespace {

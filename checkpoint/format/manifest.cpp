@@ -8,14 +8,14 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
-#include "checkpoint/error.h"
+#include "checkpoint/files/error.h"
+#include "checkpoint/files/limits.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/json_scan.h"
-#include "checkpoint/format/limits.h"
 #include "checkpoint/format/manifest_format.h"
 #include "checkpoint/format/manifest_rules.h"
-#include "checkpoint/format/text.h"
 #include "mesh/error/error.h"
 
 namespace weft::checkpoint {

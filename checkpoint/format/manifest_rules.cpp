@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 
 #include "checkpoint/files/folder.h"
+#include "checkpoint/files/limits.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/limits.h"
-#include "checkpoint/format/text.h"
 #include "checkpoint/format/tiling.h"
 
 namespace weft::checkpoint {

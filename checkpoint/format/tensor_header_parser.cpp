@@ -4,11 +4,11 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/files/limits.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/json_scan.h"
-#include "checkpoint/format/limits.h"
 #include "checkpoint/format/tensor_header.h"
-#include "checkpoint/format/text.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -6,8 +6,8 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include "checkpoint/format/limits.h"
-#include "checkpoint/format/text.h"
+#include "checkpoint/files/limits.h"
+#include "checkpoint/files/text.h"
 
 namespace weft::checkpoint {
 namespace {

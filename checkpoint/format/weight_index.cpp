@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include "checkpoint/files/folder.h"
+#include "checkpoint/files/limits.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/json_scan.h"
-#include "checkpoint/format/limits.h"
-#include "checkpoint/format/text.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/text.h"
 
 namespace weft::checkpoint {
 namespace {

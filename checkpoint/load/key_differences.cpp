@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "checkpoint/format/text.h"
+#include "checkpoint/files/text.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "checkpoint/format/text.h"
+#include "checkpoint/files/text.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpoint/files/tensor_file.h"
 #include "checkpoint/load/load_selection.h"
+#include "checkpoint/tensors/tensor_file.h"
 
 namespace weft::checkpoint {
 

@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/text.h"
 #include "checkpoint/load/convert.h"
 #include "checkpoint/load/key_differences.h"
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/load.h"
-#include "checkpoint/state_items.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/state_items.h"
 
 namespace weft::checkpoint {
 

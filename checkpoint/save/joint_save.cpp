@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/files/pace.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/text.h"
 #include "checkpoint/save/rank_report.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 

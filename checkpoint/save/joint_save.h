@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/files/tensor_file.h"
-#include "checkpoint/saver.h"
-#include "checkpoint/state_items.h"
+#include "checkpoint/save/saver.h"
+#include "checkpoint/save/state_items.h"
+#include "checkpoint/tensors/tensor_file.h"
 #include "mesh/rank_tree.h"
 
 namespace weft::checkpoint {

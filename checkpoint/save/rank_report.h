@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/files/tensor_file.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/state_items.h"
+#include "checkpoint/save/state_items.h"
+#include "checkpoint/tensors/tensor_file.h"
 
 namespace weft::checkpoint {
 

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/format/text.h"
+#include "checkpoint/files/text.h"
 #include "mesh/error/error.h"
 
 namespace weft::checkpoint {

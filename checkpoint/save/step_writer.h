@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "checkpoint/files/folder.h"
-#include "checkpoint/files/tensor_file.h"
-#include "checkpoint/files/tensor_stream.h"
+#include "checkpoint/files/progress.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/progress.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
+#include "checkpoint/tensors/tensor_file.h"
+#include "checkpoint/tensors/tensor_stream.h"
 
 namespace weft::checkpoint {
 

@@ -9,10 +9,10 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/files/limits.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/limits.h"
 #include "checkpoint/format/tensor_header.h"
-#include "checkpoint/format/text.h"
 #include "checkpoint/format/tiling.h"
 #include "checkpoint/format/weight_index.h"
 #include "mesh/error/error.h"

@@ -6,9 +6,9 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/files/tensor_file.h"
-#include "checkpoint/format/text.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/save/step_writer.h"
+#include "checkpoint/tensors/tensor_file.h"
 #include "mesh/error/error.h"
 
 namespace weft::checkpoint {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "checkpoint/files/folder.h"
+#include "checkpoint/files/progress.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/progress.h"
 
 namespace weft::checkpoint {
 

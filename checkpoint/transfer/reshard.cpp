@@ -5,12 +5,12 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/files/tensor_file.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/text.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/step_writer.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
+#include "checkpoint/tensors/tensor_file.h"
 #include "checkpoint/transfer/respec.h"
 #include "mesh/device_mesh.h"
 #include "mesh/error/error.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/progress.h"
+#include "checkpoint/files/progress.h"
 
 namespace weft::checkpoint {
 

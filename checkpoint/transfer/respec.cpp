@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/format/text.h"
+#include "checkpoint/files/text.h"
 #include "dtensor/spec/placement.h"
 #include "mesh/error/error.h"
 

@@ -11,9 +11,9 @@
 
 #include <torch/torch.h>
 
-#include "checkpoint/load.h"
-#include "checkpoint/save.h"
-#include "checkpoint/store.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/store/store.h"
 #include "ddp/distributed_data_parallel.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/nn/activation_checkpoint.h"

@@ -12,9 +12,9 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/load.h"
-#include "checkpoint/saver.h"
-#include "checkpoint/store.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/saver.h"
+#include "checkpoint/store/store.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "mesh/world.h"

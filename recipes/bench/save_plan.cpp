@@ -14,7 +14,7 @@
 #include "checkpoint/format/tensor_header.h"
 #include "checkpoint/save/rank_report.h"
 #include "checkpoint/save/save_plan.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
 #include "mesh/error/error.h"
 #include "recipes/bench/process_memory.h"
 

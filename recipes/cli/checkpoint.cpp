@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/compare.h"
-#include "checkpoint/error.h"
-#include "checkpoint/store.h"
+#include "checkpoint/files/error.h"
+#include "checkpoint/store/store.h"
 #include "checkpoint/verify.h"
 #include "mesh/error/error.h"
 #include "recipes/cli/checkpoint_text.h"

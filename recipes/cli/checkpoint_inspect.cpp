@@ -9,7 +9,7 @@
 
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
 #include "mesh/error/error.h"
 #include "recipes/cli/checkpoint_text.h"
 #include "recipes/config/suggest.h"

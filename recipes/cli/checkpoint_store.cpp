@@ -10,9 +10,9 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/error.h"
+#include "checkpoint/files/error.h"
 #include "checkpoint/files/folder.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
 #include "checkpoint/verify.h"
 #include "mesh/error/error.h"
 #include "recipes/cli/checkpoint_text.h"

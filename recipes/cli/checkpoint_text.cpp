@@ -12,7 +12,7 @@
 
 #include "checkpoint/files/folder.h"
 #include "checkpoint/hmac_key.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
 #include "mesh/error/error.h"
 
 namespace weft::recipes::cli {

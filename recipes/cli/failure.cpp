@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "base/error_report.h"
-#include "checkpoint/error.h"
+#include "checkpoint/files/error.h"
 #include "mesh/bootstrap/env.h"
 #include "mesh/bootstrap/job_rank.h"
 #include "recipes/train/non_finite.h"

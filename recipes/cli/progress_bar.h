@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/progress.h"
+#include "checkpoint/files/progress.h"
 
 namespace weft::recipes::cli {
 

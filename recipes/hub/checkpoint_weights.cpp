@@ -9,7 +9,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/format/text.h"
+#include "checkpoint/files/text.h"
 #include "mesh/error/error.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/load_weights.h"

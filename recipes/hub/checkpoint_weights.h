@@ -6,8 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpoint/files/tensor_file.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
+#include "checkpoint/tensors/tensor_file.h"
 #include "recipes/config/recipe.h"
 #include "recipes/hub/box.h"
 

@@ -8,7 +8,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "checkpoint/progress.h"
+#include "checkpoint/files/progress.h"
 #include "recipes/hub/new_folder.h"
 
 namespace weft::recipes::hub {

@@ -10,10 +10,10 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include "checkpoint/files/tensor_file.h"
-#include "checkpoint/files/tensor_stream.h"
-#include "checkpoint/format/text.h"
-#include "checkpoint/store.h"
+#include "checkpoint/files/text.h"
+#include "checkpoint/store/store.h"
+#include "checkpoint/tensors/tensor_file.h"
+#include "checkpoint/tensors/tensor_stream.h"
 #include "mesh/error/error.h"
 #include "recipes/hub/new_folder.h"
 #include "recipes/hub/weight_writer.h"

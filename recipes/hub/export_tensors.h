@@ -8,8 +8,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "checkpoint/files/progress.h"
 #include "checkpoint/load/key_pattern.h"
-#include "checkpoint/progress.h"
 
 namespace weft::recipes::hub {
 

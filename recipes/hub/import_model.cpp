@@ -11,10 +11,10 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/files/folder.h"
-#include "checkpoint/files/tensor_file.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/text.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
+#include "checkpoint/tensors/tensor_file.h"
 #include "mesh/error/error.h"
 #include "recipes/hub/config.h"
 #include "recipes/hub/small_file.h"

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "checkpoint/progress.h"
+#include "checkpoint/files/progress.h"
 
 namespace weft::recipes::hub {
 

@@ -5,7 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
-#include "checkpoint/error.h"
+#include "checkpoint/files/error.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"

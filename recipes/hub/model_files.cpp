@@ -9,9 +9,9 @@
 #include <fmt/format.h>
 
 #include "checkpoint/files/folder.h"
-#include "checkpoint/format/limits.h"
+#include "checkpoint/files/limits.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/tensor_header.h"
-#include "checkpoint/format/text.h"
 #include "checkpoint/format/weight_index.h"
 #include "mesh/error/error.h"
 #include "recipes/hub/small_file.h"

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/format/text.h"
+#include "checkpoint/files/text.h"
 #include "mesh/error/error.h"
 #include "recipes/config/schema.h"
 #include "recipes/hub/config.h"

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/error.h"
+#include "checkpoint/files/error.h"
 #include "checkpoint/format/json_scan.h"
 #include "mesh/error/error.h"
 

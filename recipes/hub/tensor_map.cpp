@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/format/limits.h"
+#include "checkpoint/files/limits.h"
 #include "mesh/error/error.h"
 #include "recipes/hub/config.h"
 

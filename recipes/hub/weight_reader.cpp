@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/text.h"
 #include "mesh/error/error.h"
 
 namespace weft::recipes::hub {

@@ -9,8 +9,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "checkpoint/error.h"
-#include "checkpoint/store.h"
+#include "checkpoint/files/error.h"
+#include "checkpoint/store/store.h"
 #include "dtensor/init/deferred_init.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"

@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "checkpoint/load.h"
-#include "checkpoint/store.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/store/store.h"
 #include "dtensor/nn/state_dict.h"
 #include "mesh/error/error.h"
 #include "recipes/config/validate.h"

@@ -9,7 +9,7 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
-#include "checkpoint/error.h"
+#include "checkpoint/files/error.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 #include "recipes/hub/config.h"

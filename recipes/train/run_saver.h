@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/saver.h"
+#include "checkpoint/save/saver.h"
 #include "mesh/world.h"
 #include "recipes/config/recipe.h"
 

@@ -5,10 +5,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "checkpoint/error.h"
-#include "checkpoint/load.h"
-#include "checkpoint/newest.h"
-#include "checkpoint/store.h"
+#include "checkpoint/files/error.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/load/newest.h"
+#include "checkpoint/store/store.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 #include "recipes/models/registry.h"

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/save.h"
-#include "checkpoint/store.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/store/store.h"
 #include "mesh/world.h"
 #include "recipes/config/recipe.h"
 #include "recipes/train/run_saver.h"

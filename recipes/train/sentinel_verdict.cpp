@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
 #include "data_parallel/replicas/replica_vote.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"

@@ -1,6 +1,6 @@
 #include "recipes/train/train_job.h"
 
-#include "checkpoint/load_part.h"
+#include "checkpoint/load/load_part.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/kernels/async_tp.h"
 #include "dtensor/kernels/dtype_support.h"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/save.h"
+#include "checkpoint/save/save.h"
 #include "ddp/distributed_data_parallel.h"
 #include "mesh/device_mesh.h"
 #include "recipes/config/recipe.h"

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/error.h"
+#include "checkpoint/files/error.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/error.h"
+#include "checkpoint/files/error.h"
 #include "checkpoint/format/manifest.h"
 #include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"

@@ -9,8 +9,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/files/tensor_file.h"
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
+#include "checkpoint/tensors/tensor_file.h"
 
 namespace weft::test {
 namespace {

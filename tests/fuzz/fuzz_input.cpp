@@ -7,14 +7,14 @@
 #include <cstdint>
 #include <cstring>
 
-#include "checkpoint/error.h"
+#include "checkpoint/files/error.h"
 #include "checkpoint/files/folder.h"
+#include "checkpoint/files/text.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/manifest_format.h"
 #include "checkpoint/format/tensor_header.h"
-#include "checkpoint/format/text.h"
 
 namespace weft::test {
 namespace {

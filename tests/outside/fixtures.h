@@ -14,12 +14,12 @@
 #include <torch/library.h>
 
 #include "checkpoint/files/folder.h"
-#include "checkpoint/load.h"
-#include "checkpoint/load_part.h"
-#include "checkpoint/newest.h"
-#include "checkpoint/save.h"
-#include "checkpoint/saver.h"
-#include "checkpoint/state_dict.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/load/load_part.h"
+#include "checkpoint/load/newest.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/save/saver.h"
+#include "checkpoint/state_dict/state_dict.h"
 #include "checkpoint/transfer/foreign.h"
 #include "data_parallel/comm_hooks/power_sgd_hook.h"
 #include "data_parallel/join/join.h"

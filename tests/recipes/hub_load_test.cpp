@@ -13,8 +13,8 @@
 #include <torch/torch.h>
 
 #include "checkpoint/compare.h"
-#include "checkpoint/save.h"
-#include "checkpoint/store.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/store/store.h"
 #include "checkpoint/verify.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"

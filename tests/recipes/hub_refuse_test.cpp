@@ -7,8 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/error.h"
-#include "checkpoint/store.h"
+#include "checkpoint/files/error.h"
+#include "checkpoint/store/store.h"
 #include "mesh/error/error.h"
 #include "recipes/config/validate.h"
 #include "recipes/hub/export_model.h"

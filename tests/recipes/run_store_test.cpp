@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/store.h"
+#include "checkpoint/store/store.h"
 #include "mesh/error/error.h"
 #include "tests/recipes/fixtures.h"
 #include "tests/support/run_ranks.h"

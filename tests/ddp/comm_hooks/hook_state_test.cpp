@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpoint/load_part.h"
-#include "checkpoint/store.h"
+#include "checkpoint/load/load_part.h"
+#include "checkpoint/store/store.h"
 #include "data_parallel/comm_hooks/hook_state_rows.h"
 #include "data_parallel/comm_hooks/post_local_sgd_hook.h"
 #include "data_parallel/comm_hooks/power_sgd_hook.h"

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpoint/load.h"
-#include "checkpoint/save.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/nn/optimizer_state.h"
 #include "dtensor/tensor/dtensor.h"

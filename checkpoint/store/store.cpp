@@ -1,0 +1,389 @@
+#include "checkpoint/store/store.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <span>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "checkpoint/files/limits.h"
+#include "checkpoint/files/text.h"
+#include "checkpoint/format/hash.h"
+#include "mesh/error/error.h"
+
+namespace weft::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kStepPrefix = "step-";
+constexpr std::string_view kTemporaryPrefix = ".tmp-";
+constexpr const char* kLatestName = "latest";
+
+std::string step_name(int64_t step) {
+  return fmt::format("{}{}", kStepPrefix, step);
+}
+
+// The N of "step-N", if it is written the one way that step_name() writes it.
+std::optional<int64_t> step_of(std::string_view name) {
+  constexpr size_t kMostDigits = 18;
+  if (!name.starts_with(kStepPrefix)) {
+    return std::nullopt;
+  }
+  const auto digits = name.substr(kStepPrefix.size());
+  int64_t step = 0;
+  const auto [end, error] =
+      std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  const bool is_number =
+      error == std::errc() && end == digits.data() + digits.size();
+  if (!is_number || digits.size() > kMostDigits || step < 0 ||
+      std::to_string(step) != digits) {
+    return std::nullopt;
+  }
+  return step;
+}
+
+bool is_there(const fs::path& path) {
+  struct stat status {};
+  return ::lstat(path.c_str(), &status) == 0;
+}
+
+// Deletes what already has a temporary name. What cannot be deleted
+// now is left for remove_temporaries().
+void delete_temporary(const fs::path& path) {
+  std::error_code ignored;
+  fs::remove_all(path, ignored);
+}
+
+// Writes a small file under a temporary name and returns that name.
+std::string write_temporary(
+    const Folder& folder,
+    const std::string& name,
+    std::string_view text,
+    bool sync) {
+  auto temporary = fmt::format("{}{}-{}", kTemporaryPrefix, name, random_hex());
+  auto file = folder.create_file(temporary);
+  const std::array parts = {std::as_bytes(std::span(text))};
+  try {
+    file.write_at(0, parts);
+    if (sync) {
+      file.sync();
+    }
+    file.close();
+  } catch (const std::system_error&) {
+    delete_temporary(folder.path() / temporary);
+    throw;
+  }
+  return temporary;
+}
+
+// flock() without waiting; false if another holds it.
+bool try_lock(const Folder& folder, int kind) {
+  while (::flock(folder.fd(), kind | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) {
+      return false;
+    }
+    if (errno != EINTR) {
+      throw std::system_error(
+          errno,
+          std::generic_category(),
+          fmt::format("[checkpoint] lock {}", folder.path().string()));
+    }
+  }
+  return true;
+}
+
+bool is_same_folder(const Folder& open, const fs::path& path) {
+  struct stat ours {};
+  struct stat theirs {};
+  return ::fstat(open.fd(), &ours) == 0 && ::stat(path.c_str(), &theirs) == 0 &&
+         ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
+}
+
+} // namespace
+
+std::string random_hex() {
+  uint64_t value = 0;
+  if (::getrandom(&value, sizeof(value), 0) != sizeof(value)) {
+    throw std::system_error(errno, std::generic_category(), "getrandom");
+  }
+  return to_hex(value);
+}
+
+std::vector<StepFolder> list_steps(const fs::path& checkpoints) {
+  std::vector<StepFolder> steps;
+  if (!is_there(checkpoints)) {
+    return steps;
+  }
+  for (const auto& entry : Folder::open(checkpoints).list()) {
+    const auto step = step_of(entry.name);
+    if (step && entry.is_folder) {
+      steps.push_back({*step, checkpoints / entry.name});
+    }
+  }
+  std::ranges::sort(steps, std::greater<>(), &StepFolder::step);
+  return steps;
+}
+
+fs::path step_path(const fs::path& checkpoints, int64_t step) {
+  return checkpoints / step_name(step);
+}
+
+std::optional<int64_t> read_latest(const fs::path& checkpoints) {
+  constexpr size_t kMost = 64;
+  try {
+    const auto folder = Folder::open(checkpoints);
+    if (!folder.has(kLatestName)) {
+      return std::nullopt;
+    }
+    std::string text(kMost, '\0');
+    const auto file = folder.open_file(kLatestName);
+    const auto size = file.read_at(0, std::as_writable_bytes(std::span(text)));
+    text.resize(static_cast<size_t>(size));
+    if (text.ends_with('\n')) {
+      text.pop_back();
+    }
+    const auto step = step_of(text);
+    return step && folder.has(text) ? step : std::nullopt;
+  } catch (const CheckpointError&) {
+    return std::nullopt; // not a file: then it names nothing
+  }
+}
+
+fs::path begin_step(const fs::path& checkpoints, int64_t step) {
+  return join_step(checkpoints, step, random_hex());
+}
+
+fs::path temporary_path(
+    const fs::path& checkpoints,
+    int64_t step,
+    const std::string& nonce) {
+  return checkpoints /
+         fmt::format("{}{}-{}", kTemporaryPrefix, step_name(step), nonce);
+}
+
+fs::path
+join_step(const fs::path& checkpoints, int64_t step, const std::string& nonce) {
+  make_folders(checkpoints);
+  auto path = temporary_path(checkpoints, step, nonce);
+  try {
+    Folder::create(path);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::file_exists) {
+      throw;
+    }
+  }
+  return path;
+}
+
+void write_manifest(
+    const Folder& folder,
+    const Manifest& manifest,
+    bool sync,
+    std::string_view hmac_key) {
+  const auto text = to_json(manifest, hmac_key);
+  auto file = folder.create_file(kManifestName);
+  const std::array parts = {std::as_bytes(std::span(text))};
+  file.write_at(0, parts);
+  if (sync) {
+    file.sync();
+  }
+  file.close();
+}
+
+namespace {
+
+// The folder has its name; with the error goes that name, too.
+void sync_renamed(
+    const Folder& parent,
+    const std::string& name,
+    const std::string& temporary) {
+  try {
+    parent.sync();
+  } catch (const std::system_error&) {
+    parent.rename(name, temporary);
+    throw;
+  }
+}
+
+// Returns why not, if so.
+std::string
+move_latest(const Folder& parent, const std::string& temporary, bool sync) {
+  try {
+    parent.rename_over(temporary, kLatestName);
+    if (sync) {
+      parent.sync();
+    }
+    return "";
+  } catch (const std::system_error& error) {
+    delete_temporary(parent.path() / temporary);
+    return fmt::format("`latest` was not moved: {}", error.what());
+  }
+}
+
+} // namespace
+
+std::string commit_step(
+    const fs::path& checkpoints,
+    const fs::path& temporary,
+    int64_t step,
+    bool sync,
+    MoveLatest move) {
+  const auto parent = Folder::open(checkpoints);
+  const auto name = step_name(step);
+  const bool moves =
+      move == MoveLatest::kAlways || read_latest(checkpoints) < step;
+  // Whatever needs room on the disk comes before the rename, so that a full
+  // one cannot fail a save that is committed already.
+  const auto latest =
+      moves ? write_temporary(parent, kLatestName, name + "\n", sync) : "";
+  try {
+    if (sync) {
+      Folder::open(temporary).sync();
+    }
+    parent.rename(temporary.filename().string(), name);
+    if (sync) {
+      sync_renamed(parent, name, temporary.filename().string());
+    }
+  } catch (const std::system_error& error) {
+    if (moves) {
+      delete_temporary(checkpoints / latest);
+    }
+    if (error.code() == std::errc::file_exists ||
+        error.code() == std::errc::directory_not_empty) {
+      mesh::throw_error<mesh::UsageError>(fmt::format(
+          "[checkpoint] {} exists and is not overwritten. Move it away, or "
+          "save another step.",
+          (checkpoints / name).string()));
+    }
+    throw;
+  }
+  return moves ? move_latest(parent, latest, sync) : "";
+}
+
+void abandon_step(const fs::path& temporary) noexcept {
+  if (temporary.filename().string().starts_with(kTemporaryPrefix)) {
+    delete_temporary(temporary);
+  }
+}
+
+int64_t remove_temporaries(const fs::path& checkpoints) {
+  int64_t count = 0;
+  if (!is_there(checkpoints)) {
+    return count;
+  }
+  for (const auto& entry : Folder::open(checkpoints).list()) {
+    if (entry.name.starts_with(kTemporaryPrefix)) {
+      delete_temporary(checkpoints / entry.name);
+      ++count;
+    }
+  }
+  return count;
+}
+
+bool remove_step(const fs::path& checkpoints, int64_t step) {
+  const auto path = step_path(checkpoints, step);
+  const auto folder = Folder::open(path);
+  // A reader that comes now finds the lock taken and says so; one that was here
+  // before keeps its files.
+  if (!try_lock(folder, LOCK_EX)) {
+    return false;
+  }
+  const auto parent = Folder::open(checkpoints);
+  const auto temporary = fmt::format(
+      "{}deleted-{}-{}", kTemporaryPrefix, step_name(step), random_hex());
+  parent.rename(step_name(step), temporary);
+  parent.sync(); // or a power failure may bring back the name without the files
+  delete_temporary(checkpoints / temporary);
+  return true;
+}
+
+std::vector<int64_t> prune_steps(const fs::path& checkpoints, int64_t keep) {
+  if (keep < 1) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "[checkpoint] keep {} checkpoints: at least 1 is needed", keep));
+  }
+  const auto steps = list_steps(checkpoints);
+  const auto latest = read_latest(checkpoints);
+  std::vector<int64_t> gone;
+  for (size_t i = static_cast<size_t>(keep); i < steps.size(); ++i) {
+    if (steps[i].step != latest && remove_step(checkpoints, steps[i].step)) {
+      gone.push_back(steps[i].step);
+    }
+  }
+  return gone;
+}
+
+fs::path set_step_aside(const fs::path& checkpoints, int64_t step) {
+  const auto name = fmt::format("damaged-{}-{}", step_name(step), random_hex());
+  const auto parent = Folder::open(checkpoints);
+  parent.rename(step_name(step), name);
+  parent.sync();
+  return checkpoints / name;
+}
+
+namespace {
+
+// A step under another's name would be gone on from as if it were that one.
+void check_name(const Folder& step_folder, const Manifest& manifest) {
+  const auto path = fs::absolute(step_folder.path()).lexically_normal();
+  const auto name =
+      path.has_filename() ? path.filename() : path.parent_path().filename();
+  const auto step = step_of(name.string());
+  if (step && *step != manifest.step) {
+    throw_damage(
+        (step_folder.path() / kManifestName).string(),
+        fmt::format(
+            "it is of step {}, the folder's name says {}",
+            manifest.step,
+            *step));
+  }
+}
+
+} // namespace
+
+Manifest read_manifest(const Folder& step_folder, std::string_view hmac_key) {
+  const auto source = (step_folder.path() / kManifestName).string();
+  const auto file = step_folder.open_file(kManifestName);
+  try {
+    const auto size = file.size();
+    if (size > limits::kManifestBytes) {
+      throw_damage(
+          source,
+          fmt::format(
+              "{} bytes; at most {} are allowed",
+              size,
+              limits::kManifestBytes));
+    }
+    std::string text(static_cast<size_t>(size), '\0');
+    const auto got = file.read_at(0, std::as_writable_bytes(std::span(text)));
+    text.resize(static_cast<size_t>(got));
+    auto manifest = parse_manifest(text, source, hmac_key);
+    check_name(step_folder, manifest);
+    return manifest;
+  } catch (const std::system_error& error) {
+    throw_damage(source, "it cannot be read: " + error.code().message());
+  }
+}
+
+Manifest read_manifest(const fs::path& step_folder, std::string_view hmac_key) {
+  return read_manifest(Folder::open(step_folder), hmac_key);
+}
+
+StepPin::StepPin(const fs::path& step_folder)
+    : folder_(Folder::open(step_folder)) {
+  if (!try_lock(folder_, LOCK_SH) || !is_same_folder(folder_, step_folder)) {
+    throw_damage(step_folder.string(), "it is being deleted");
+  }
+}
+
+} // namespace weft::checkpoint
