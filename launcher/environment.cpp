@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/usable_cores.h"
-#include "launcher/virtual_device.h"
+#include "launcher/process/virtual_device.h"
 
 namespace weft::launcher {
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "launcher/options.h"
-#include "launcher/placement.h"
+#include "launcher/options/options.h"
+#include "launcher/process/placement.h"
 
 namespace weft::launcher {
 

@@ -11,19 +11,19 @@
 #include <fmt/format.h>
 
 #include "launcher/environment.h"
-#include "launcher/error.h"
-#include "launcher/evidence.h"
-#include "launcher/guard.h"
-#include "launcher/log_dir.h"
-#include "launcher/master_socket.h"
-#include "launcher/memory_watch.h"
-#include "launcher/output.h"
+#include "launcher/output/log_dir.h"
+#include "launcher/output/output.h"
+#include "launcher/process/error.h"
+#include "launcher/process/guard.h"
+#include "launcher/process/master_socket.h"
+#include "launcher/process/memory_watch.h"
+#include "launcher/process/signals.h"
+#include "launcher/process/worker.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous/make_hosts.h"
-#include "launcher/report.h"
-#include "launcher/signals.h"
+#include "launcher/report/evidence.h"
+#include "launcher/report/report.h"
 #include "launcher/supervisor.h"
-#include "launcher/worker.h"
 
 namespace weft::launcher {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "launcher/options.h"
+#include "launcher/options/options.h"
 
 namespace weft::launcher {
 

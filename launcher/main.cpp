@@ -6,7 +6,7 @@
 
 #include "base/prepare_process.h"
 #include "launcher/launch.h"
-#include "launcher/options.h"
+#include "launcher/options/options.h"
 
 namespace {
 

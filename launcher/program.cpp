@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/error.h"
+#include "launcher/process/error.h"
 
 namespace weft::launcher {
 namespace {

@@ -3,11 +3,11 @@
 #include <chrono>
 #include <vector>
 
-#include "launcher/outcome.h"
-#include "launcher/output.h"
+#include "launcher/output/output.h"
+#include "launcher/process/outcome.h"
+#include "launcher/process/signals.h"
+#include "launcher/process/worker.h"
 #include "launcher/rendezvous/hosts.h"
-#include "launcher/signals.h"
-#include "launcher/worker.h"
 
 namespace weft::launcher {
 

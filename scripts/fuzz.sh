@@ -26,11 +26,11 @@ recipe=(recipes/config/{recipe,schema,schema_lifecycle,schema_model}.cpp
         recipes/config/{schema_parallel,schema_text,schema_train}.cpp
         recipes/config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
         mesh/error/error.cpp tests/fuzz/recipe_input.cpp)
-rendezvous=(launcher/{outcome,restarts}.cpp
-            launcher/rendezvous/{address,admission}.cpp
-            launcher/rendezvous/{dialer,event_loop,forwarder,gate}.cpp
-            launcher/rendezvous/{handshake,hub,key,link,messages}.cpp
-            launcher/rendezvous/{refusals,splice,spoke,verdict}.cpp
+rendezvous=(launcher/process/outcome.cpp launcher/rendezvous/restarts.cpp
+            launcher/connection/address.cpp launcher/rendezvous/admission.cpp
+            launcher/connection/{dialer,event_loop,forwarder}.cpp launcher/rendezvous/gate.cpp
+            launcher/connection/{handshake,key}.cpp launcher/rendezvous/{hub,link,messages}.cpp
+            launcher/rendezvous/{refusals,spoke,verdict}.cpp launcher/connection/splice.cpp
             tests/fuzz/rendezvous_input.cpp)
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -DFMT_HEADER_ONLY
        '-DWEFT_VERSION="fuzz"' -I. -isystem "$torch/include"
@@ -49,7 +49,7 @@ build() {
     # Headers are few and change together.
     if [[ ! -f $object ]] ||
       [[ -n $(find checkpoint \
-                recipes/config/*.h launcher/rendezvous/*.h tests/fuzz/*.h mesh/error/error.h "$source" \
+                recipes/config/*.h launcher tests/fuzz/*.h mesh/error/error.h "$source" \
                 -newer "$object" -print -quit) ]]; then
       "$clang" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source" \
         -o "$object" || die 1 "$source does not compile"

@@ -7,7 +7,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include "launcher/rendezvous/address.h"
+#include "launcher/connection/address.h"
 
 namespace weft::launcher {
 namespace {

@@ -7,11 +7,11 @@
 #include <memory>
 #include <string>
 
-#include "launcher/rendezvous/event_loop.h"
-#include "launcher/rendezvous/handshake.h"
+#include "launcher/connection/event_loop.h"
+#include "launcher/connection/handshake.h"
+#include "launcher/connection/splice.h"
 #include "launcher/rendezvous/hosts.h"
 #include "launcher/rendezvous/refusals.h"
-#include "launcher/rendezvous/splice.h"
 
 namespace weft::launcher {
 

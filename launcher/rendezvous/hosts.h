@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "launcher/placement.h"
+#include "launcher/process/placement.h"
 
 namespace weft::launcher {
 

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/outcome.h"
-#include "launcher/rendezvous/address.h"
+#include "launcher/connection/address.h"
+#include "launcher/process/outcome.h"
 #include "launcher/rendezvous/messages.h"
 
 namespace weft::launcher {

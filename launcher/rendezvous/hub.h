@@ -9,14 +9,14 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "launcher/options.h"
+#include "launcher/connection/event_loop.h"
+#include "launcher/options/options.h"
 #include "launcher/rendezvous/admission.h"
-#include "launcher/rendezvous/event_loop.h"
 #include "launcher/rendezvous/gate.h"
 #include "launcher/rendezvous/hosts.h"
 #include "launcher/rendezvous/link.h"
+#include "launcher/rendezvous/restarts.h"
 #include "launcher/rendezvous/verdict.h"
-#include "launcher/restarts.h"
 
 namespace weft::launcher {
 

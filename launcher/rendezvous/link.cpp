@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/rendezvous/address.h"
+#include "launcher/connection/address.h"
 #include "launcher/rendezvous/messages.h"
 
 namespace weft::launcher {

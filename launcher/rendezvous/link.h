@@ -7,9 +7,9 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "launcher/rendezvous/event_loop.h"
-#include "launcher/rendezvous/key.h"
-#include "launcher/unique_fd.h"
+#include "base/unique_fd.h"
+#include "launcher/connection/event_loop.h"
+#include "launcher/connection/key.h"
 
 namespace weft::launcher {
 

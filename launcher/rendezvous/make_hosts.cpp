@@ -5,13 +5,13 @@
 
 #include <fmt/format.h>
 
-#include "launcher/error.h"
-#include "launcher/master_socket.h"
-#include "launcher/rendezvous/address.h"
+#include "launcher/connection/address.h"
+#include "launcher/connection/token.h"
+#include "launcher/process/error.h"
+#include "launcher/process/master_socket.h"
 #include "launcher/rendezvous/hub.h"
 #include "launcher/rendezvous/one_host.h"
 #include "launcher/rendezvous/spoke.h"
-#include "launcher/rendezvous/token.h"
 
 namespace weft::launcher {
 namespace {

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "launcher/options.h"
+#include "launcher/options/options.h"
 #include "launcher/rendezvous/hosts.h"
 
 namespace weft::launcher {

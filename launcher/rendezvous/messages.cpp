@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/rendezvous/key.h"
+#include "launcher/connection/key.h"
 
 namespace weft::launcher {
 

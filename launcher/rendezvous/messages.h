@@ -6,7 +6,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "launcher/options.h"
+#include "launcher/options/options.h"
 #include "launcher/rendezvous/hosts.h"
 
 namespace weft::launcher {

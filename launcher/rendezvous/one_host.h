@@ -1,7 +1,7 @@
 #pragma once
 
 #include "launcher/rendezvous/hosts.h"
-#include "launcher/restarts.h"
+#include "launcher/rendezvous/restarts.h"
 
 namespace weft::launcher {
 

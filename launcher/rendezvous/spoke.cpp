@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/outcome.h"
+#include "launcher/process/outcome.h"
 #include "launcher/rendezvous/messages.h"
 
 namespace weft::launcher {

@@ -7,10 +7,10 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "launcher/options.h"
-#include "launcher/rendezvous/dialer.h"
-#include "launcher/rendezvous/event_loop.h"
-#include "launcher/rendezvous/forwarder.h"
+#include "launcher/connection/dialer.h"
+#include "launcher/connection/event_loop.h"
+#include "launcher/connection/forwarder.h"
+#include "launcher/options/options.h"
 #include "launcher/rendezvous/hosts.h"
 #include "launcher/rendezvous/link.h"
 

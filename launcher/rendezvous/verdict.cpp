@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/outcome.h"
+#include "launcher/process/outcome.h"
 
 namespace weft::launcher {
 namespace {

@@ -15,7 +15,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/rendezvous/address.h"
+#include "launcher/connection/address.h"
 #include "launcher/rendezvous/gate.h"
 #include "launcher/rendezvous/hub.h"
 #include "launcher/rendezvous/link.h"

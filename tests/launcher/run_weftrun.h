@@ -9,7 +9,7 @@
 
 #include <sys/types.h>
 
-#include "launcher/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace weft::launcher {
 

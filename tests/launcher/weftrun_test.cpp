@@ -13,8 +13,8 @@
 #include <gtest/gtest.h>
 
 #include "base/usable_cores.h"
-#include "launcher/error.h"
-#include "launcher/master_socket.h"
+#include "launcher/process/error.h"
+#include "launcher/process/master_socket.h"
 #include "tests/launcher/run_weftrun.h"
 
 namespace weft::launcher {

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "launcher/connection/address.h"
+#include "launcher/connection/event_loop.h"
+#include "launcher/connection/handshake.h"
+
+namespace weft::launcher {
+
+/// What became of a call at the gate.
+enum class DialResult {
+  kWelcome,
+  /// Nobody there, yet, or nobody who says anything.
+  kUnreachable,
+  /// Somebody is there who is no weftrun.
+  kNoGate,
+  /// The gate hung up on our answer: it has another token.
+  kRefused,
+  kOtherJob,
+};
+
+/// Connects to the gate and proves itself. See Note [The gate].
+class Dialer {
+ public:
+  struct Outcome {
+    DialResult result = DialResult::kUnreachable;
+    /// Of the last error, where there is one.
+    std::string why;
+    UniqueFd fd;
+    Bits256 session{};
+  };
+  using Done = std::function<void(Outcome)>;
+
+  /// `done` is called once, from the loop or from tick().
+  /// Lifetime: `loop` outlives this object.
+  Dialer(
+      EventLoop& loop,
+      const Address& address,
+      Claim claim,
+      const Bits256& key,
+      Done done);
+  ~Dialer();
+  Dialer(const Dialer&) = delete;
+  Dialer& operator=(const Dialer&) = delete;
+
+  /// Notices that the gate does not answer.
+  void tick();
+  bool is_over() const { return !done_; }
+
+ private:
+  enum class State { kConnecting, kChallenge, kReply };
+
+  void handle();
+  bool receive(size_t size);
+  void answer();
+  void read_verdict();
+  void finish(DialResult result, const std::string& why = "");
+
+  EventLoop& loop_;
+  Claim claim_;
+  Bits256 key_;
+  Done done_;
+  UniqueFd fd_;
+  State state_ = State::kConnecting;
+  Bits256 challenge_{};
+  std::string answer_;
+  std::string incoming_;
+  int error_ = 0;
+  std::chrono::steady_clock::time_point deadline_;
+};
+
+} // namespace weft::launcher

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+
+#include "launcher/connection/address.h"
+#include "launcher/connection/dialer.h"
+#include "launcher/connection/event_loop.h"
+#include "launcher/connection/splice.h"
+
+namespace weft::launcher {
+
+/// What the workers of another host than 0 meet at: a loopback port whose
+/// connections go on, through the gate, to rank 0's store. For one start.
+class Forwarder {
+ public:
+  /// Lifetime: `loop` outlives this object.
+  /// Throws: LaunchError if there is no port.
+  Forwarder(
+      EventLoop& loop,
+      const Address& gate,
+      const Claim& claim,
+      const Bits256& epoch_key);
+  ~Forwarder();
+  Forwarder(const Forwarder&) = delete;
+  Forwarder& operator=(const Forwarder&) = delete;
+
+  int port() const { return own_address(listener_.get()).port(); }
+  void tick();
+
+ private:
+  struct Call {
+    UniqueFd local;
+    std::unique_ptr<Dialer> dialer;
+    int failures = 0;
+  };
+
+  void accept_some();
+  void dial(Call& call);
+
+  EventLoop& loop_;
+  const Address gate_;
+  const Claim claim_;
+  const Bits256 key_;
+  UniqueFd listener_;
+  std::list<Call> calls_;
+  std::list<Splice> streams_;
+};
+
+} // namespace weft::launcher

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "launcher/connection/key.h"
+
+namespace weft::launcher {
+
+// Note [The gate]
+// ~~~~~~~~~~~~~~~
+// Host 0's launcher listens at the endpoint. Both sides prove that they know
+// the token before either looks at anything else, in three messages of fixed
+// size, so that nothing a stranger sends is ever taken for a length:
+//
+//   host 0 -> challenge: magic, nonce
+//          <- answer:    magic, role, node, epoch, job, own nonce, MAC
+//   host 0 -> reply:     status, MAC
+//
+// Both MACs are over both nonces, so neither can be replayed. A control
+// connection is keyed by the token alone; a stream to the store by a key made
+// of the token, the job, the number of the start ("epoch") and a random number
+// that host 0 draws for it: a worker of an earlier start cannot make one.
+
+/// What a connection is for.
+enum class Role : char { kControl = 'c', kStream = 's' };
+
+enum class GateStatus : char { kWelcome = 0, kOtherJob = 1 };
+
+/// What the side that connects says of itself.
+struct Claim {
+  Role role = Role::kControl;
+  uint32_t node = 0;
+  uint64_t epoch = 0;
+  /// SHA-256 of the job's id.
+  Bits256 job{};
+  Bits256 nonce{};
+};
+
+constexpr size_t kChallengeSize = 8 + 32;
+constexpr size_t kAnswerSize = 8 + 4 + 4 + 8 + 32 + 32 + 32;
+constexpr size_t kReplySize = 8 + 32;
+
+std::string make_challenge(const Bits256& nonce);
+/// False if it is none.
+bool read_challenge(std::string_view message, Bits256& nonce);
+
+std::string
+make_answer(const Claim& claim, const Bits256& challenge, std::string_view key);
+/// Reads the claim, which nothing proves yet. False if it is none.
+bool read_answer(std::string_view message, Claim& claim);
+/// Whether the answer's author knows the key, and the challenge.
+bool is_proven(
+    std::string_view answer,
+    const Bits256& challenge,
+    std::string_view key);
+
+std::string make_reply(
+    GateStatus status,
+    std::string_view answer,
+    const Bits256& challenge,
+    std::string_view key);
+/// False if its author does not know the key.
+bool read_reply(
+    std::string_view message,
+    std::string_view answer,
+    const Bits256& challenge,
+    std::string_view key,
+    GateStatus& status);
+
+/// The key of control connections.
+Bits256 control_key(const std::string& token);
+/// The key of streams to the store of one start.
+Bits256 epoch_key(
+    const std::string& token,
+    const Bits256& job,
+    uint64_t epoch,
+    const Bits256& random);
+/// The key of what follows on one connection.
+Bits256
+session_key(const Claim& claim, const Bits256& challenge, std::string_view key);
+
+} // namespace weft::launcher

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "launcher/connection/event_loop.h"
+
+namespace weft::launcher {
+
+/// Carries bytes between two connected sockets, both ways, until both ends
+/// have closed.
+class Splice {
+ public:
+  /// Lifetime: `loop` outlives this object.
+  Splice(EventLoop& loop, UniqueFd one, UniqueFd other);
+  ~Splice();
+  Splice(const Splice&) = delete;
+  Splice& operator=(const Splice&) = delete;
+
+  bool is_open() const { return bool(ends_[0].fd); }
+
+ private:
+  struct End {
+    UniqueFd fd;
+    /// Read here, to be written to the other end.
+    std::string pending;
+    bool at_end = false;
+    bool told_other = false;
+  };
+
+  void handle();
+  bool move(End& from, End& to);
+  void watch(End& end, const End& other);
+  void close();
+
+  EventLoop& loop_;
+  std::array<End, 2> ends_;
+};
+
+} // namespace weft::launcher

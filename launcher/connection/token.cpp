@@ -1,0 +1,90 @@
+#include "launcher/connection/token.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "base/unique_fd.h"
+#include "launcher/process/error.h"
+
+namespace weft::launcher {
+namespace {
+
+constexpr size_t kLeast = 32;
+constexpr size_t kMost = 1024;
+constexpr const char* kRecipe =
+    "Make one, the same on all hosts: (umask 077; openssl rand -hex 32 > "
+    "token)";
+
+UniqueFd open_private(const std::string& path) {
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) {
+    throw_errno("--token-file " + path);
+  }
+  struct stat status {};
+  fstat(fd.get(), &status);
+  if (!S_ISREG(status.st_mode)) {
+    throw LaunchError(
+        fmt::format("--token-file {} is not a regular file.", path));
+  }
+  if (status.st_uid != geteuid() && status.st_uid != 0) {
+    throw LaunchError(fmt::format(
+        "--token-file {} belongs to user {}, not to you ({}).",
+        path,
+        status.st_uid,
+        geteuid()));
+  }
+  if ((status.st_mode & 077) != 0) {
+    throw LaunchError(fmt::format(
+        "--token-file {} has mode {:04o}: others may read or write it. Run "
+        "chmod 600 {}.",
+        path,
+        status.st_mode & 07777,
+        path));
+  }
+  return fd;
+}
+
+} // namespace
+
+std::string read_token(const std::string& path, int fd) {
+  if (path.empty() == (fd < 0)) {
+    throw LaunchError(
+        path.empty() ? fmt::format(
+                           "several hosts need a token: --token-file PATH or "
+                           "--token-fd N. {}, and copy it.",
+                           kRecipe)
+                     : "--token-file and --token-fd: give one of them.");
+  }
+  const std::string origin =
+      path.empty() ? fmt::format("--token-fd {}", fd) : "--token-file " + path;
+  const UniqueFd input = path.empty() ? UniqueFd(fd) : open_private(path);
+  std::string text(kMost + 2, '\0');
+  size_t size = 0;
+  for (ssize_t got = 1; got > 0 && size < text.size();) {
+    got = read(input.get(), text.data() + size, text.size() - size);
+    if (got < 0 && errno == EINTR) {
+      got = 1;
+    } else if (got < 0) {
+      throw_errno(origin);
+    } else {
+      size += static_cast<size_t>(got);
+    }
+  }
+  text.resize(size);
+  text.erase(text.find_last_not_of(" \t\r\n") + 1);
+  if (text.size() < kLeast || text.size() > kMost) {
+    throw LaunchError(fmt::format(
+        "{} holds {} bytes; a token has {} to {}. {}",
+        origin,
+        text.size(),
+        kLeast,
+        kMost,
+        kRecipe));
+  }
+  return text;
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,286 @@
+#include "launcher/options/command_line.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <type_traits>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "launcher/options/flag_hint.h"
+#include "launcher/process/error.h"
+
+namespace weft::launcher {
+namespace {
+
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: weftrun [flags] [--] program args...\n";
+  }
+};
+
+/// Adds flags that take a value, or none if bound to a bool, each with its
+/// environment variable.
+class FlagTable {
+ public:
+  explicit FlagTable(CLI::App& app) : app_(app) {}
+
+  template <typename T>
+  CLI::Option* add(const std::string& names, T& value, const char* help) {
+    CLI::Option* option = nullptr;
+    if constexpr (std::is_same_v<T, bool>) {
+      option = app_.add_flag(names, value, help);
+    } else {
+      option = app_.add_option(names, value, help);
+    }
+    std::string variable = "PET_" + option->get_lnames().front();
+    for (char& c : variable) {
+      c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    }
+    return option->envname(variable)->take_last();
+  }
+
+ private:
+  CLI::App& app_;
+};
+
+void add_process_flags(FlagTable& table, Flags& flags) {
+  table.add(
+      "--nproc-per-node",
+      flags.nproc_per_node,
+      "Workers: a number, cpu, gpu or auto (gpu if there is one, else cpu)");
+  table
+      .add(
+          "--max-restarts",
+          flags.max_restarts,
+          "Starts of all workers after a failure: exit codes 1 and from 128; "
+          "others would end alike")
+      ->check(CLI::Range(0, 1000000));
+  table.add(
+      "--monitor-interval",
+      flags.monitor_interval,
+      "Accepted and unused: an exit is seen when it happens");
+  table.add("--role", flags.role, "Name of the workers' role");
+  table.add(
+      "--no-python",
+      flags.no_python,
+      "Accepted and implied: weftrun starts programs");
+  table.add(
+      "--numa-binding",
+      flags.numa_binding,
+      "node, socket, exclusive or core-complex: CPUs of each worker; node and "
+      "socket change nothing on a host with one NUMA node");
+  table.add(
+      "--virtual-local-rank",
+      flags.virtual_local_rank,
+      "LOCAL_RANK is 0 everywhere, and each worker sees only its own device");
+}
+
+void add_host_flags(FlagTable& table, Flags& flags) {
+  HostFlags& hosts = flags.hosts;
+  table.add("--nnodes", hosts.nnodes, "Hosts, each with a weftrun; 1");
+  table.add("--node-rank", hosts.node_rank, "This host's rank (static); 0");
+  table.add(
+      "--master-addr",
+      hosts.master_addr,
+      "Address at which rank 0 is met, or host 0's launcher; 127.0.0.1");
+  table
+      .add(
+          "--master-port",
+          hosts.master_port,
+          "Its port; 0 or none: a free one, over several hosts 29500")
+      ->check(CLI::Range(0, 65535));
+  table.add(
+      "--rdzv-endpoint",
+      hosts.rdzv_endpoint,
+      "host:port, both in one; over several hosts where host 0 listens");
+  table
+      .add(
+          "--rdzv-backend",
+          hosts.rdzv_backend,
+          "static (by --node-rank) or c10d (as hosts come; port 29400)")
+      ->check(CLI::IsMember({"static", "c10d"}));
+  table.add("--rdzv-id", flags.rdzv_id, "The run's id; none");
+  table.add(
+      "--rdzv-conf",
+      hosts.rdzv_conf,
+      "join_timeout=600, keep_alive_interval=5, keep_alive_max_attempt=3, "
+      "is_host=");
+  table.add(
+      "--local-addr",
+      hosts.local_addr,
+      "This host's address for the others; that on the way to host 0");
+  table.add(
+      "--token-file",
+      hosts.token_file,
+      "File with the secret of all hosts of a run, mode 0600");
+  table
+      .add(
+          "--token-fd", hosts.token_fd, "The same from an inherited descriptor")
+      ->check(CLI::Range(-1, 1048576));
+  table.add("--standalone", hosts.standalone, "One host, a run id of its own");
+}
+
+void add_output_flags(FlagTable& table, Flags& flags) {
+  table.add(
+      "--log-dir",
+      flags.log_dir,
+      "Logs go to <log-dir>/<run-id>_*/attempt_<n>/<local rank>/");
+  table.add(
+      "-r,--redirects",
+      flags.redirects,
+      "Output to files: 1 stdout, 2 stderr, 3 both, or 0:1,1:3 by local rank");
+  table.add(
+      "-t,--tee", flags.tee, "Output to files and, prefixed, to the console");
+  table.add(
+      "--log-line-prefix-template",
+      flags.log_line_prefix_template,
+      "Prefix of --tee: ${role_name}, ${rank}, ${local_rank}, ${hostname}");
+  table.add(
+      "--local-ranks-filter",
+      flags.local_ranks_filter,
+      "Local ranks whose output reaches the console, e.g. 0,1");
+  table.add(
+      "--duplicate-stdout-filters",
+      flags.duplicate_stdout_filters,
+      "Lines of --tee that have one of these texts (a,b; ,, is a comma) go to "
+      "attempt_<n>/filtered_stdout.log, too");
+  table.add(
+      "--duplicate-stderr-filters",
+      flags.duplicate_stderr_filters,
+      "The same of standard error, to filtered_stderr.log");
+  table.add(
+      "--signals-to-handle",
+      flags.signals_to_handle,
+      "Signals that are forwarded to the workers and end the run; SIGUSR1 and "
+      "SIGUSR2, where they are not among these, are passed on and end nothing");
+  table
+      .add(
+          "--shutdown-timeout",
+          flags.shutdown_timeout,
+          "Seconds from such a signal to SIGKILL (also "
+          "TORCH_ELASTIC_SHUTDOWN_TIMEOUT)")
+      ->check(CLI::Range(0.0, 1e6));
+}
+
+std::unique_ptr<CLI::App> make_app(Flags& flags) {
+  auto app = std::make_unique<CLI::App>(
+      "Starts one worker a rank, on this host or with other weftruns on "
+      "several,\nas torchrun does, and ends with "
+      "the exit code of\nthe first one that fails.");
+  app->formatter(std::make_shared<HelpFormatter>());
+  app->get_formatter()->column_width(32);
+  app->set_version_flag("--version", "weftrun " WEFT_VERSION);
+  app->footer(
+      "A flag may be written with underscores, and PET_<FLAG> stands in for "
+      "one not given.\nThe first worker reads standard input, the others "
+      "/dev/null. Rank 0 inherits a socket that\nis bound to MASTER_PORT as "
+      "descriptor WEFT_MASTER_FD. When the run is over, whatever the workers\n"
+      "left in their process groups is killed.");
+  FlagTable table(*app);
+  add_process_flags(table, flags);
+  add_host_flags(table, flags);
+  add_output_flags(table, flags);
+  return app;
+}
+
+std::vector<std::string> long_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+/// The arguments up to the program, each as --name or --name=value with
+/// dashes; CLI11 alone cannot tell an unknown flag from the program's.
+struct SplitArguments {
+  std::vector<std::string> flags;
+  std::vector<std::string> command;
+};
+
+SplitArguments split(
+    const CLI::App& app,
+    const std::vector<std::string>& arguments) {
+  SplitArguments split;
+  size_t i = 0;
+  for (; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument == "--") {
+      ++i;
+      break;
+    }
+    if (argument.size() < 2 || argument.front() != '-') {
+      break;
+    }
+    const bool is_long = argument.starts_with("--");
+    const size_t equals = argument.find('=');
+    size_t name_end = std::min(equals, argument.size());
+    std::string name = argument.substr(0, name_end);
+    std::ranges::replace(name, '_', '-');
+    const CLI::Option* option = app.get_option_no_throw(name);
+    if (option == nullptr && !is_long) { // -r3
+      name_end = 2;
+      option = app.get_option_no_throw(name.substr(0, 2));
+    }
+    if (option == nullptr) {
+      throw LaunchError(unknown_flag_message(name, long_names(app)));
+    }
+    name = "--" + option->get_lnames().front();
+    std::optional<std::string> value;
+    if (name_end < argument.size()) {
+      value = argument.substr(name_end + (name_end == equals ? 1 : 0));
+    } else if (option->get_items_expected_max() > 0) {
+      if (++i == arguments.size()) {
+        throw LaunchError(fmt::format("{} needs a value.", name));
+      }
+      value = arguments[i];
+    }
+    // An empty value, as an unset shell variable gives, leaves the default.
+    if (!value) {
+      split.flags.push_back(name);
+    } else if (!value->empty()) {
+      split.flags.push_back(name + "=" + *value);
+    }
+  }
+  split.command.assign(arguments.begin() + i, arguments.end());
+  return split;
+}
+
+} // namespace
+
+CommandLine read_command_line(int argc, const char* const* argv) {
+  CommandLine line;
+  const auto app = make_app(line.flags);
+  SplitArguments arguments =
+      split(*app, std::vector<std::string>(argv + 1, argv + argc));
+  // A flag wins over PET_SHUTDOWN_TIMEOUT, which wins over torchrun's own
+  // variable for it.
+  const char* timeout = std::getenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+  const char* pet_timeout = std::getenv("PET_SHUTDOWN_TIMEOUT");
+  if (timeout != nullptr && *timeout != '\0' &&
+      (pet_timeout == nullptr || *pet_timeout == '\0')) {
+    arguments.flags.insert(
+        arguments.flags.begin(), std::string("--shutdown-timeout=") + timeout);
+  }
+  try {
+    std::ranges::reverse(arguments.flags); // as CLI11 wants a vector
+    app->parse(arguments.flags);
+  } catch (const CLI::CallForHelp&) {
+    line.text = app->help();
+  } catch (const CLI::CallForVersion& version) {
+    line.text = std::string(version.what()) + "\n";
+  } catch (const CLI::ParseError& error) {
+    throw LaunchError(error.what());
+  }
+  line.command = std::move(arguments.command);
+  return line;
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/options/host_options.h"
+
+namespace weft::launcher {
+
+/// Flags as they are written; to be checked together once all are known.
+struct Flags {
+  HostFlags hosts;
+  std::string nproc_per_node = "1";
+  std::string rdzv_id;
+  int max_restarts = 0;
+  double monitor_interval = 0.1;
+  std::string role = "default";
+  bool no_python = false;
+  std::string numa_binding;
+  bool virtual_local_rank = false;
+  std::string log_dir;
+  std::string redirects = "0";
+  std::string tee = "0";
+  std::string log_line_prefix_template;
+  std::string local_ranks_filter;
+  std::string duplicate_stdout_filters;
+  std::string duplicate_stderr_filters;
+  std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+  double shutdown_timeout = 30;
+};
+
+/// A command line taken apart, or a text to print instead of running anything.
+struct CommandLine {
+  Flags flags;
+  /// The program and its arguments.
+  std::vector<std::string> command;
+  /// Of --help or --version; empty: neither was given.
+  std::string text;
+};
+
+/// Reads `weftrun [flags] [--] program args...` and the PET_* variables.
+/// Throws: LaunchError on a flag that is unknown, or without its value.
+CommandLine read_command_line(int argc, const char* const* argv);
+
+} // namespace weft::launcher

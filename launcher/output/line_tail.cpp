@@ -1,0 +1,75 @@
+#include "launcher/output/line_tail.h"
+
+#include <algorithm>
+
+namespace weft::launcher {
+namespace {
+
+/// What a terminal would show of a line with carriage returns.
+std::string_view visible(std::string_view line) {
+  while (line.ends_with('\r')) {
+    line.remove_suffix(1);
+  }
+  return line.substr(line.rfind('\r') + 1); // npos + 1 is 0
+}
+
+std::string_view after_code(std::string_view line) {
+  constexpr std::string_view kWord = "ERROR ";
+  if (!line.starts_with(kWord)) {
+    return {};
+  }
+  line.remove_prefix(kWord.size());
+  const size_t digits =
+      std::min(line.find_first_not_of("0123456789"), line.size());
+  return digits == 0 ? std::string_view() : line.substr(digits);
+}
+
+} // namespace
+
+void LineTail::append(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const size_t end = std::min(bytes.find('\n'), bytes.size());
+    const size_t room = kLineBytes - line_.size();
+    line_.append(bytes.substr(0, std::min(end, room)));
+    if (end == bytes.size()) {
+      return;
+    }
+    end_line();
+    bytes.remove_prefix(end + 1);
+  }
+}
+
+void LineTail::end_line() {
+  const std::string_view text = visible(line_);
+  if (after_code(text).starts_with(" rank=")) {
+    error_line_ = text;
+  }
+  lines_.emplace_back(text);
+  if (lines_.size() > kLines) {
+    lines_.pop_front();
+  }
+  line_.clear();
+}
+
+std::vector<std::string> LineTail::lines() const {
+  std::vector<std::string> result(lines_.begin(), lines_.end());
+  result.emplace_back(visible(line_));
+  while (!result.empty() && result.back().empty()) {
+    result.pop_back();
+  }
+  if (result.size() > kLines) {
+    result.erase(result.begin());
+  }
+  return result;
+}
+
+std::string LineTail::error_line(int code) const {
+  const std::string start = "ERROR " + std::to_string(code) + " rank=";
+  const std::string_view unfinished = visible(line_);
+  if (unfinished.starts_with(start)) {
+    return std::string(unfinished);
+  }
+  return error_line_.starts_with(start) ? error_line_ : "";
+}
+
+} // namespace weft::launcher

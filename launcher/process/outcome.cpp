@@ -1,0 +1,85 @@
+#include "launcher/process/outcome.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include <signal.h>
+
+namespace weft::launcher {
+
+namespace {
+
+using std::chrono::nanoseconds;
+using std::chrono::system_clock;
+
+int code_of(const WorkerExit& exit) {
+  const bool no_memory = exit.finding == Finding::kOutOfMemory ||
+                         exit.finding == Finding::kBadAlloc;
+  return no_memory ? kNoMemory : exit.code;
+}
+
+} // namespace
+
+bool obeyed(const WorkerExit& exit) {
+  return exit.stopped && (!exit.failed_at_ns || exit.code == 128 + SIGTERM ||
+                          exit.code == 128 + SIGKILL);
+}
+
+system_clock::time_point failure_time(const WorkerExit& exit) {
+  return exit.failed_at_ns
+             ? system_clock::time_point(
+                   std::chrono::duration_cast<system_clock::duration>(
+                       nanoseconds(*exit.failed_at_ns)))
+             : exit.when;
+}
+
+bool lost_a_peer(const WorkerExit& exit) {
+  return exit.code == kPeerLost || exit.finding == Finding::kLostPeer;
+}
+
+std::optional<WorkerExit> root_cause(const Outcome& outcome) {
+  std::vector<WorkerExit> failures;
+  for (const auto& exit : outcome.exits) {
+    if (exit.code != 0 && !exit.stopped) {
+      failures.push_back(exit);
+    }
+  }
+  if (failures.empty()) {
+    return std::nullopt;
+  }
+  const auto latest =
+      std::ranges::min(failures, {}, &WorkerExit::when).when + kCauseWindow;
+  // One that failed before weftrun ended the others may have been slow to go.
+  for (const auto& exit : outcome.exits) {
+    if (exit.code != 0 && exit.stopped && !obeyed(exit)) {
+      failures.push_back(exit);
+    }
+  }
+  std::erase_if(failures, [&](const WorkerExit& exit) {
+    return failure_time(exit) > latest;
+  });
+  return std::ranges::min(failures, {}, [](const WorkerExit& exit) {
+    return std::tuple(
+        lost_a_peer(exit), failure_time(exit), exit.signal == 0, exit.rank);
+  });
+}
+
+int code_of_request(int signal) {
+  return signal == SIGUSR1 ? kPreempted : 128 + signal;
+}
+
+int exit_code(const Outcome& outcome) {
+  if (outcome.requested_signal == 0) {
+    const auto cause = root_cause(outcome);
+    return cause ? code_of(*cause) : 0;
+  }
+  const auto& exits = outcome.exits;
+  const bool alike = !exits.empty() && outcome.stuck.empty() &&
+                     std::ranges::all_of(exits, [&](const WorkerExit& exit) {
+                       return exit.code == exits.front().code &&
+                              exit.signal != outcome.requested_signal;
+                     });
+  return alike ? exits.front().code : code_of_request(outcome.requested_signal);
+}
+
+} // namespace weft::launcher

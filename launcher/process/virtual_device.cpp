@@ -1,0 +1,72 @@
+#include "launcher/process/virtual_device.h"
+
+#include <cstdlib>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "launcher/process/error.h"
+
+namespace weft::launcher {
+namespace {
+
+constexpr const char* kCuda = "CUDA_VISIBLE_DEVICES";
+constexpr const char* kHip = "HIP_VISIBLE_DEVICES";
+
+std::vector<std::string> listed_devices(const std::string& list) {
+  std::vector<std::string> devices;
+  std::istringstream stream(list);
+  for (std::string part; std::getline(stream, part, ',');) {
+    const size_t begin = part.find_first_not_of(' ');
+    const size_t end = part.find_last_not_of(' ');
+    if (begin != std::string::npos) {
+      devices.push_back(part.substr(begin, end - begin + 1));
+    }
+  }
+  return devices;
+}
+
+} // namespace
+
+void set_virtual_device(
+    std::map<std::string, std::string>& variables,
+    int local_rank) {
+  // Where each rank sees its own device alone, weft asks to be told.
+  variables.try_emplace("WEFT_CUDA_DEVICE", "0");
+  const auto hip = variables.find(kHip);
+  const bool has_hip = hip != variables.end() && !hip->second.empty();
+  const auto list = has_hip ? hip : variables.find(kCuda);
+  if (list == variables.end()) {
+    variables[kCuda] = std::to_string(local_rank);
+    return;
+  }
+  const auto devices = listed_devices(list->second);
+  if (devices.empty()) {
+    return;
+  }
+  const std::string device = devices.at(static_cast<size_t>(local_rank));
+  list->second = device;
+  variables[kCuda] = device;
+}
+
+void check_virtual_devices(int worker_count) {
+  const char* list = std::getenv(kHip);
+  const bool has_hip = list != nullptr && *list != '\0';
+  if (!has_hip) {
+    list = std::getenv(kCuda);
+  }
+  const auto count = listed_devices(list == nullptr ? "" : list).size();
+  if (count != 0 && count < static_cast<size_t>(worker_count)) {
+    throw LaunchError(fmt::format(
+        "--virtual-local-rank gives each worker a device of its own, but "
+        "{}={} has {} for {} workers. Start fewer, or name more.",
+        has_hip ? kHip : kCuda,
+        list,
+        count,
+        worker_count));
+  }
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,106 @@
+#include "launcher/process/worker.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "launcher/process/error.h"
+#include "launcher/process/numa_binding.h"
+
+namespace weft::launcher {
+namespace {
+
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (const auto& string : strings) {
+    result.push_back(const_cast<char*>(string.c_str()));
+  }
+  result.push_back(nullptr);
+  return result;
+}
+
+[[noreturn]] void run_child(
+    const WorkerSpec& spec,
+    const SignalQueue& signals,
+    int report_fd,
+    const Guard& guard,
+    pid_t launcher) {
+  setsid();
+  guard.watch_me();
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != launcher) { // it died before prctl could see it
+    _exit(128 + SIGKILL);
+  }
+  // Descriptors 0 to 2 are open in the launcher, so the others lie above.
+  const int streams[] = {
+      spec.standard_input, spec.standard_output, spec.standard_error};
+  for (int target = 0; target < 3; ++target) {
+    if (streams[target] >= 0) {
+      dup2(streams[target], target);
+    }
+  }
+  if (!spec.cpus.empty()) {
+    bind_to_cpus(spec.cpus);
+  }
+  if (spec.inherited_fd >= 0) {
+    fcntl(spec.inherited_fd, F_SETFD, 0);
+  }
+  const auto arguments = pointers(spec.arguments);
+  const auto environment = pointers(spec.environment);
+  signals.restore();
+  execve(spec.program.c_str(), arguments.data(), environment.data());
+  const int error = errno;
+  (void)!write(report_fd, &error, sizeof(error));
+  _exit(2);
+}
+
+} // namespace
+
+ExecReport::ExecReport() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    throw_errno("pipe");
+  }
+  read_end_ = UniqueFd(ends[0]);
+  write_end_ = UniqueFd(ends[1]);
+}
+
+void ExecReport::wait(const std::string& program) {
+  write_end_.reset();
+  int error = 0;
+  ssize_t size = 0;
+  do {
+    size = read(read_end_.get(), &error, sizeof(error));
+  } while (size < 0 && errno == EINTR);
+  if (size == sizeof(error)) {
+    throw LaunchError(fmt::format(
+        "program '{}' could not be started: {}.{}",
+        program,
+        std::strerror(error),
+        error == ENOEXEC ? " A script needs a first line such as #!/bin/sh."
+                         : ""));
+  }
+}
+
+Worker spawn(
+    const WorkerSpec& spec,
+    const SignalQueue& signals,
+    const ExecReport& report,
+    const Guard& guard) {
+  const pid_t launcher = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) {
+    throw_errno(fmt::format("fork of worker {}", spec.rank));
+  }
+  if (pid == 0) {
+    run_child(spec, signals, report.write_end(), guard, launcher);
+  }
+  return {.rank = spec.rank, .pid = pid};
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,227 @@
+#include "launcher/report/backtrace.h"
+
+#include <cxxabi.h>
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include <elf.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <fmt/format.h>
+
+#include "base/unique_fd.h"
+
+namespace weft::launcher {
+namespace {
+
+constexpr size_t kMostNameBytes = 100;
+
+/// A file in memory while this lives.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path) {
+    const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    struct stat status {};
+    if (!fd || fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
+      return;
+    }
+    const auto size = static_cast<size_t>(status.st_size);
+    void* memory = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+    if (memory != MAP_FAILED) {
+      bytes_ = {static_cast<const char*>(memory), size};
+    }
+  }
+  ~MappedFile() {
+    if (!bytes_.empty()) {
+      munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+    }
+  }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  /// `count` of T at `offset`; none if the file does not have them.
+  template <class T>
+  std::span<const T> at(uint64_t offset, uint64_t count) const {
+    if (offset > bytes_.size() || offset % alignof(T) != 0 ||
+        count > (bytes_.size() - offset) / sizeof(T)) {
+      return {};
+    }
+    return {reinterpret_cast<const T*>(bytes_.data() + offset), count};
+  }
+
+ private:
+  std::span<const char> bytes_;
+};
+
+std::span<const Elf64_Shdr> sections(const MappedFile& file) {
+  const auto header = file.at<Elf64_Ehdr>(0, 1);
+  if (header.empty() || std::memcmp(header[0].e_ident, ELFMAG, SELFMAG) != 0 ||
+      header[0].e_ident[EI_CLASS] != ELFCLASS64) {
+    return {};
+  }
+  return file.at<Elf64_Shdr>(header[0].e_shoff, header[0].e_shnum);
+}
+
+std::string_view name_in(std::span<const char> names, uint64_t offset) {
+  if (offset >= names.size()) {
+    return {};
+  }
+  const auto begin = names.begin() + static_cast<std::ptrdiff_t>(offset);
+  return {begin, std::find(begin, names.end(), '\0')};
+}
+
+struct Frame {
+  int number = 0;
+  std::string module;
+  uint64_t offset = 0;
+  /// As the process found it; may be empty.
+  std::string symbol;
+};
+
+std::optional<uint64_t> parse_hex(std::string_view text) {
+  uint64_t value = 0;
+  const auto [stop, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  return error == std::errc() ? std::optional(value) : std::nullopt;
+}
+
+std::optional<Frame> parse_frame(std::string_view line) {
+  const size_t space = line.find(' ');
+  const size_t module_end = line.find("(+0x");
+  const size_t offset_end = line.find(')', module_end);
+  if (!line.starts_with('#') || space == std::string_view::npos ||
+      offset_end == std::string_view::npos || module_end < space) {
+    return std::nullopt;
+  }
+  Frame frame;
+  std::from_chars(line.data() + 1, line.data() + space, frame.number);
+  frame.module = line.substr(space + 1, module_end - space - 1);
+  const auto offset =
+      parse_hex(line.substr(module_end + 4, offset_end - module_end - 4));
+  if (!offset) {
+    return std::nullopt;
+  }
+  frame.offset = *offset;
+  const size_t symbol = offset_end + 2;
+  if (symbol < line.size()) {
+    frame.symbol = line.substr(symbol, line.rfind('+') - symbol);
+  }
+  return frame;
+}
+
+std::string demangle(const std::string& symbol) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status),
+      &std::free);
+  return name ? name.get() : symbol;
+}
+
+std::string shorten(std::string name) {
+  if (name.size() > kMostNameBytes) {
+    name.resize(kMostNameBytes);
+    name += "...";
+  }
+  return name;
+}
+
+/// How every abort() ends, whatever it is about.
+bool is_about_aborting(const std::string& symbol) {
+  constexpr std::array<std::string_view, 7> kNames{
+      "abort",
+      "gsignal",
+      "raise",
+      "pthread_kill",
+      "_ZSt9terminatev",
+      "_ZN9__gnu_cxx27__verbose_terminate_handlerEv",
+      "__cxa_throw"};
+  return std::ranges::find(kNames, symbol) != kNames.end();
+}
+
+/// glibc's and libstdc++'s inner functions have no name that is exported.
+bool is_inner(const Frame& frame) {
+  return frame.symbol.empty() &&
+         (frame.module.find("/libc.so") != std::string::npos ||
+          frame.module.find("/libstdc++.so") != std::string::npos);
+}
+
+/// The first frame of whoever aborted, or threw; all of them if none did.
+std::vector<Frame>::const_iterator after_abort(
+    const std::vector<Frame>& frames) {
+  auto begin = frames.begin();
+  for (auto frame = frames.begin(); frame != frames.end(); ++frame) {
+    if (is_about_aborting(frame->symbol)) {
+      begin = frame + 1;
+    } else if (!is_inner(*frame)) {
+      break;
+    }
+  }
+  return begin;
+}
+
+std::string show(const Frame& frame) {
+  const std::string module = std::filesystem::path(frame.module).filename();
+  // A return address may lie behind its function.
+  const std::string symbol =
+      !frame.symbol.empty()
+          ? frame.symbol
+          : symbol_at(frame.module, frame.offset - (frame.number == 0 ? 0 : 1));
+  if (symbol.empty()) {
+    return fmt::format("#{} {} +{:#x}", frame.number, module, frame.offset);
+  }
+  return fmt::format(
+      "#{} {} in {}", frame.number, shorten(demangle(symbol)), module);
+}
+
+} // namespace
+
+std::string symbol_at(const std::filesystem::path& path, uint64_t offset) {
+  const MappedFile file(path);
+  const auto all = sections(file);
+  for (const auto& table : all) {
+    if (table.sh_type != SHT_SYMTAB || table.sh_link >= all.size()) {
+      continue;
+    }
+    const auto& strings = all[table.sh_link];
+    const auto names = file.at<char>(strings.sh_offset, strings.sh_size);
+    for (const auto& symbol : file.at<Elf64_Sym>(
+             table.sh_offset, table.sh_size / sizeof(Elf64_Sym))) {
+      if (ELF64_ST_TYPE(symbol.st_info) == STT_FUNC &&
+          offset >= symbol.st_value &&
+          offset - symbol.st_value < symbol.st_size) {
+        return std::string(name_in(names, symbol.st_name));
+      }
+    }
+  }
+  return "";
+}
+
+std::vector<std::string> readable_frames(
+    std::string_view callstack,
+    size_t most) {
+  std::vector<Frame> frames;
+  while (!callstack.empty()) {
+    const size_t end = std::min(callstack.find('\n'), callstack.size());
+    if (auto frame = parse_frame(callstack.substr(0, end))) {
+      frames.push_back(std::move(*frame));
+    }
+    callstack.remove_prefix(std::min(end + 1, callstack.size()));
+  }
+  std::vector<std::string> lines;
+  for (auto frame = after_abort(frames);
+       frame != frames.end() && lines.size() < most;
+       ++frame) {
+    lines.push_back(show(*frame));
+  }
+  return lines;
+}
+
+} // namespace weft::launcher

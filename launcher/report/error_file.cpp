@@ -1,0 +1,56 @@
+#include "launcher/report/error_file.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "base/numbers.h"
+
+namespace weft::launcher {
+namespace {
+
+constexpr size_t kMostBytes = 1 << 20;
+
+std::string read_some(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return "";
+  }
+  std::string bytes(kMostBytes, '\0');
+  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  bytes.resize(
+      static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  return bytes;
+}
+
+std::string text_at(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>()
+                                                     : std::string();
+}
+
+} // namespace
+
+ErrorFile read_error_file(const std::filesystem::path& path) {
+  const auto json = nlohmann::json::parse(read_some(path), nullptr, false);
+  ErrorFile file;
+  if (!json.is_object() || !json.contains("message")) {
+    return file;
+  }
+  const auto& message = json["message"];
+  if (!message.is_object()) {
+    file.message = text_at(json, "message");
+    return file;
+  }
+  file.message = text_at(message, "message");
+  const auto extra = message.find("extraInfo");
+  if (extra != message.end() && extra->is_object()) {
+    file.time_ns = whole_number<int64_t>(text_at(*extra, "timestamp_ns"));
+    const std::string callstack = text_at(*extra, "py_callstack");
+    file.callstack = callstack.starts_with("#0 ") ? callstack : "";
+  }
+  return file;
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,271 @@
+#include "launcher/report/report.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include <signal.h>
+
+#include <fmt/format.h>
+
+#include "launcher/process/signals.h"
+#include "launcher/report/backtrace.h"
+
+namespace weft::launcher {
+namespace {
+
+constexpr size_t kFrames = 12;
+constexpr int64_t kMebibyte = 1 << 20;
+
+std::string local_time(std::chrono::system_clock::time_point when) {
+  using std::chrono::milliseconds;
+  const auto since =
+      std::chrono::duration_cast<milliseconds>(when.time_since_epoch());
+  const std::time_t seconds = since.count() / 1000;
+  std::tm parts{};
+  localtime_r(&seconds, &parts);
+  char text[32] = "";
+  std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &parts);
+  return fmt::format("{}.{:03d}", text, since.count() % 1000);
+}
+
+std::string by_kernel(const WorkerExit& exit) {
+  std::string text = "out of memory: killed by the kernel";
+  if (exit.peak_rss_bytes > 0) {
+    text += fmt::format(" at {} MiB", exit.peak_rss_bytes / kMebibyte);
+  }
+  if (exit.memory_limit_bytes > 0) {
+    text += fmt::format(" (limit {} MiB)", exit.memory_limit_bytes / kMebibyte);
+  }
+  return text;
+}
+
+std::string describe(const WorkerExit& exit) {
+  if (exit.finding == Finding::kOutOfMemory) {
+    return by_kernel(exit);
+  }
+  std::string text =
+      exit.signal == 0
+          ? fmt::format("exit code {}", exit.code)
+          : fmt::format(
+                "signal {} ({})", exit.signal, signal_name(exit.signal));
+  if (exit.finding == Finding::kBadAlloc) {
+    text += ", out of memory: an allocation failed";
+    if (exit.peak_rss_bytes > 0) {
+      text += fmt::format(" at {} MiB", exit.peak_rss_bytes / kMebibyte);
+    }
+  } else if (exit.finding == Finding::kKilledBySomebody) {
+    text += " by somebody; not the kernel's out-of-memory killer";
+  }
+  return text;
+}
+
+/// Without bytes that could rewrite what a terminal shows.
+std::string printable(const std::string& line) {
+  std::string result;
+  for (const char c : line) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < 0x20 && c != '\t') || byte == 0x7f) {
+      result += fmt::format("\\x{:02x}", byte);
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::string failed_rank_line(
+    const WorkerExit& exit,
+    bool is_cause,
+    const std::string& host) {
+  const bool by_nobody_knows_whom =
+      exit.signal == SIGKILL && !exit.stopped && exit.finding == Finding::kNone;
+  return fmt::format(
+      "  rank {:<4} pid {:<8} {}{}, {} on {}{}{}\n",
+      exit.rank,
+      exit.pid,
+      describe(exit),
+      by_nobody_knows_whom ? " (out of memory? see dmesg)" : "",
+      local_time(failure_time(exit)),
+      exit.host.empty() ? host : exit.host,
+      lost_a_peer(exit) ? " (lost a peer)" : "",
+      !is_cause           ? ""
+      : lost_a_peer(exit) ? "  <- first to say so"
+                          : "  <- first cause");
+}
+
+std::string join(const std::vector<int>& ranks) {
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+std::string indent(const std::string& title, const auto& lines) {
+  std::string text = fmt::format("  {}:\n", title);
+  for (const auto& line : lines) {
+    text += fmt::format("    | {}\n", printable(line));
+  }
+  return text;
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+/// Whether standard error says already what the error file does.
+bool is_said(
+    const std::vector<std::string>& message,
+    const std::vector<std::string>& said) {
+  return std::ranges::all_of(message, [&](const std::string& line) {
+    return std::ranges::any_of(said, [&](const std::string& other) {
+      return other.find(line) != std::string::npos;
+    });
+  });
+}
+
+std::string last_words(int rank, const ReportSources& sources) {
+  std::string text;
+  const auto lines = sources.tail(rank).lines();
+  if (lines.empty()) {
+    text += fmt::format("  rank {} wrote nothing to stderr\n", rank);
+  } else {
+    text += indent(fmt::format("last words of rank {}", rank), lines);
+  }
+  const ErrorFile error = sources.error(rank);
+  const auto message = split_lines(error.message);
+  if (!is_said(message, lines)) {
+    text += indent(fmt::format("error file of rank {}", rank), message);
+  }
+  const auto frames = readable_frames(error.callstack, kFrames);
+  if (!frames.empty()) {
+    text += indent(fmt::format("backtrace of rank {}", rank), frames);
+  }
+  return text;
+}
+
+/// The cause's own ERROR line; else that of a rank that failed alike, as when
+/// only rank 0 says what all ranks found.
+std::string workers_error_line(
+    const Outcome& outcome,
+    const WorkerExit* cause,
+    int code,
+    const ReportSources& sources) {
+  if (cause != nullptr) {
+    auto line = sources.tail(cause->rank).error_line(code);
+    if (!line.empty()) {
+      return line;
+    }
+  }
+  for (const auto& exit : outcome.exits) {
+    if (exit.code == code) {
+      auto line = sources.tail(exit.rank).error_line(code);
+      if (!line.empty()) {
+        return line;
+      }
+    }
+  }
+  return "";
+}
+
+std::string
+own_error_line(const Outcome& outcome, const WorkerExit* cause, int code) {
+  if (outcome.requested_signal != 0) {
+    const std::string how =
+        outcome.killed ? "; workers were killed, not having ended in time" : "";
+    const int rank = cause != nullptr ? cause->rank : 0;
+    return fmt::format(
+        "ERROR {} rank={} op=launch stopped by signal {} ({}){}",
+        code,
+        rank,
+        outcome.requested_signal,
+        signal_name(outcome.requested_signal),
+        how);
+  }
+  const char* how = cause->finding == Finding::kOutOfMemory ? ""
+                    : cause->signal != 0                    ? "killed by "
+                                                            : "ended with ";
+  return fmt::format(
+      "ERROR {} rank={} op=launch worker {}{}",
+      code,
+      cause->rank,
+      how,
+      describe(*cause));
+}
+
+/// Whom the report is about: the root cause or, if a signal from outside ended
+/// the run, the first worker that did not end as asked.
+std::optional<WorkerExit> culprit(const Outcome& outcome) {
+  if (outcome.requested_signal == 0) {
+    return root_cause(outcome);
+  }
+  for (const auto& exit : outcome.exits) {
+    if (exit.code != 0 && exit.code != kPreempted &&
+        exit.code != 128 + outcome.requested_signal) {
+      return exit;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string who_failed(
+    const Outcome& outcome,
+    const WorkerExit& cause,
+    const ReportSources& sources) {
+  std::string failed;
+  std::vector<int> stopped;
+  int count = 0;
+  auto exits = outcome.exits;
+  std::ranges::stable_sort(exits, {}, failure_time);
+  for (const auto& exit : exits) {
+    if (exit.code != 0 && (!obeyed(exit) || exit.rank == cause.rank)) {
+      failed += failed_rank_line(exit, exit.rank == cause.rank, sources.host);
+      ++count;
+    } else if (exit.stopped) {
+      stopped.push_back(exit.rank);
+    }
+  }
+  std::ranges::sort(stopped);
+  std::string text = fmt::format(
+      "weftrun: {} of {} workers failed\n{}",
+      count,
+      sources.worker_count,
+      failed);
+  if (!stopped.empty()) {
+    text += fmt::format(
+        "  then ended by weftrun{}: rank {}\n",
+        outcome.killed ? ", some by SIGKILL" : "",
+        join(stopped));
+  }
+  return text + last_words(cause.rank, sources);
+}
+
+} // namespace
+
+std::string report(const Outcome& outcome, const ReportSources& sources) {
+  const int code = exit_code(outcome);
+  if (code == 0) {
+    return "";
+  }
+  const auto found = culprit(outcome);
+  const WorkerExit* cause = found ? &*found : nullptr;
+  std::string text;
+  if (cause != nullptr) {
+    text += who_failed(outcome, *cause, sources);
+  }
+  if (!outcome.stuck.empty()) {
+    text += fmt::format(
+        "  not even SIGKILL has ended rank {}: it waits for the kernel\n",
+        join(outcome.stuck));
+  }
+  if (!sources.logs.empty()) {
+    text += fmt::format("  logs: {}\n", sources.logs.string());
+  }
+  const std::string line = workers_error_line(outcome, cause, code, sources);
+  return text + (line.empty() ? own_error_line(outcome, cause, code) : line) +
+         "\n";
+}
+
+} // namespace weft::launcher
