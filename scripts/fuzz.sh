@@ -22,9 +22,9 @@ checkpoint=(checkpoint/format/{digest,dtype,hash,json_scan,manifest}.cpp
             checkpoint/files/text.cpp checkpoint/format/tiling.cpp checkpoint/files/folder.cpp
             mesh/error/{error,resource_limits}.cpp
             tests/fuzz/fuzz_input.cpp)
-recipe=(recipes/config/{recipe,schema,schema_lifecycle,schema_model}.cpp
-        recipes/config/{schema_parallel,schema_text,schema_train}.cpp
-        recipes/config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
+recipe=(config/{recipe,schema,schema_lifecycle,schema_model}.cpp
+        config/{schema_parallel,schema_text,schema_train}.cpp
+        config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
         mesh/error/error.cpp tests/fuzz/recipe_input.cpp)
 rendezvous=(launcher/process/outcome.cpp launcher/rendezvous/restarts.cpp
             launcher/connection/address.cpp launcher/rendezvous/admission.cpp
@@ -49,7 +49,7 @@ build() {
     # Headers are few and change together.
     if [[ ! -f $object ]] ||
       [[ -n $(find checkpoint \
-                recipes/config/*.h launcher tests/fuzz/*.h mesh/error/error.h "$source" \
+                config launcher tests/fuzz/*.h mesh/error/error.h "$source" \
                 -newer "$object" -print -quit) ]]; then
       "$clang" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source" \
         -o "$object" || die 1 "$source does not compile"

@@ -11,7 +11,9 @@ CXX=$(compiler) LIBTORCH=${LIBTORCH:+$libtorch} "$(tool cmake)" --preset nopch >
 
 files=("$@")
 if ((! $#)); then
-  mapfile -t files < <(find base mesh dtensor tp data_parallel ddp checkpoint recipes launcher \
+  mapfile -t files < <(find base mesh dtensor tp data_parallel ddp checkpoint \
+                         config tokenizers models data hf train inference cli \
+                         launcher \
                          -name '*.cpp' 2>/dev/null | sort)
 fi
 say "${#files[@]} files, ${JOBS:-$(jobs)} at once"

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/scopes/module_call.h"
-#include "recipes/models/model.h"
+#include "models/model.h"
 
 namespace own {
 

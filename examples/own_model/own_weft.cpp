@@ -4,9 +4,9 @@
 
 #include <memory>
 
+#include "cli/main.h"
 #include "model.h"
 #include "plan.h"
-#include "recipes/cli/main.h"
 
 namespace own {
 namespace {

@@ -65,6 +65,18 @@ DTensor [4, 3] Float [S(0)] on tp=2, local [2, 3]\n")
 if(NOT output STREQUAL expected)
   message(FATAL_ERROR "the consumer printed: ${output}")
 endif()
+# A component that there was once is refused with the names of today.
+file(WRITE "${SCRATCH}/old_component.cmake"
+     "cmake_minimum_required(VERSION 3.25)\n"
+     "find_package(weft 0.1 REQUIRED COMPONENTS recipes)\n")
+execute_process(
+  COMMAND ${CMAKE_COMMAND} "-DCMAKE_PREFIX_PATH=${prefix}"
+          -P "${SCRATCH}/old_component.cmake"
+  RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE output)
+string(REGEX REPLACE "[ \n]+" " " output "${output}")
+if(status EQUAL 0 OR NOT output MATCHES "config, tokenizers, models, data, hf,")
+  message(FATAL_ERROR "COMPONENTS recipes: ${status} ${output}")
+endif()
 # The installed programs find libtorch too.
 foreach(program weft weftrun)
   run("${prefix}/bin/${program}" --help)

@@ -13,6 +13,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "data/batch_staging.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/random/random.h"
 #include "dtensor/tensor/dtensor.h"
@@ -24,10 +25,9 @@
 #include "mesh/device/device.h"
 #include "mesh/device/device_plugin.h"
 #include "mesh/error/error.h"
-#include "recipes/data/staging.h"
-#include "recipes/train/adamw.h"
-#include "recipes/train/loss.h"
-#include "recipes/train/train_job.h"
+#include "train/setup/adamw.h"
+#include "train/setup/loss.h"
+#include "train/setup/train_job.h"
 
 namespace weft {
 namespace {

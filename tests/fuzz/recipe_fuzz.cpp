@@ -3,23 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "recipes/hub/config.h"
-#include "recipes/models/registry.h"
 #include "tests/fuzz/recipe_input.h"
 #include "tests/fuzz/recipe_mutator.h"
 #include "tests/fuzz/verdict.h"
-
-// What a recipe's text does not need, and what would want all of libtorch. No
-// model is linked in beside Weft's own.
-namespace weft::recipes {
-
-void hub::adopt_config(Recipe&) {}
-
-std::vector<std::string> linked_model_names(const Recipe&) {
-  return {};
-}
-
-} // namespace weft::recipes
 
 // libFuzzer's own interface.
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);

@@ -3,8 +3,8 @@
 #include <cctype>
 #include <stdexcept>
 
+#include "config/recipe.h"
 #include "mesh/error/error.h"
-#include "recipes/config/recipe.h"
 
 namespace weft::test {
 namespace {

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "config/recipe.h"
 #include "mesh/world.h"
-#include "recipes/config/recipe.h"
-#include "recipes/train/sentinel.h"
-#include "recipes/train/trainer.h"
+#include "train/health/sentinel.h"
+#include "train/trainer.h"
 
 namespace weft::recipes {
 

@@ -9,11 +9,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "recipes/config/validate.h"
+#include "tests/config/fixtures.h"
 #include "tests/integration/bit_flips.h"
 #include "tests/integration/training.h"
-#include "tests/recipes/fixtures.h"
 #include "tests/support/run_ranks.h"
+#include "train/setup/validate.h"
 
 namespace weft::recipes {
 namespace {

@@ -15,8 +15,8 @@
 
 #include <torch/torch.h>
 
+#include "cli/main.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "recipes/cli/main.h"
 
 namespace weft::test {
 namespace {

@@ -13,17 +13,18 @@
 #include <fmt/format.h>
 
 #include "checkpoint/files/folder.h"
+#include "cli/bench/process_memory.h"
 #include "dtensor/tensor/dtensor.h"
+#include "hf/config_json.h"
+#include "hf/tensor_map.h"
+#include "hf/weight_writer.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
-#include "recipes/bench/process_memory.h"
-#include "recipes/config/validate.h"
-#include "recipes/hub/config.h"
-#include "recipes/hub/tensor_map.h"
-#include "recipes/hub/weight_writer.h"
-#include "recipes/train/initial_weights.h"
-#include "recipes/train/train_job.h"
+#include "train/setup/initial_weights.h"
+#include "train/setup/load_recipe.h"
+#include "train/setup/train_job.h"
+#include "train/setup/validate.h"
 
 namespace weft::recipes {
 namespace {

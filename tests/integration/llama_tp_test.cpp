@@ -10,10 +10,10 @@
 #include "ddp/distributed_data_parallel.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/tensor/dtensor.h"
-#include "recipes/models/llama_plan.h"
-#include "recipes/train/loss.h"
+#include "models/llama_plan.h"
 #include "tests/integration/traffic.h"
 #include "tests/support/run_ranks.h"
+#include "train/setup/loss.h"
 
 namespace weft::recipes {
 namespace {

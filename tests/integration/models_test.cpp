@@ -12,8 +12,8 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "recipes/config/validate.h"
 #include "tests/integration/training.h"
+#include "train/setup/validate.h"
 
 namespace weft::recipes {
 namespace {

@@ -10,10 +10,10 @@
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
+#include "cli/failure.h"
 #include "mesh/communicator/communicator.h"
 #include "mesh/crash/crash_handler.h"
 #include "mesh/world.h"
-#include "recipes/cli/failure.h"
 
 namespace weft::test {
 namespace {

@@ -18,11 +18,11 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "recipes/config/validate.h"
-#include "recipes/train/loss.h"
-#include "recipes/train/train_job.h"
 #include "tests/integration/traffic.h"
 #include "tests/support/run_ranks.h"
+#include "train/setup/loss.h"
+#include "train/setup/train_job.h"
+#include "train/setup/validate.h"
 
 namespace weft::recipes {
 namespace {

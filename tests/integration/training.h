@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "recipes/train/trainer.h"
+#include "train/trainer.h"
 
 namespace weft::recipes {
 

@@ -23,15 +23,16 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/bench/timing.h"
 #include "data_parallel/parameters/module_state.h"
 #include "dtensor/scopes/module_call.h"
 #include "mesh/communicator/call.h"
 #include "mesh/communicator/ledger.h"
 #include "mesh/world.h"
-#include "recipes/bench/timing.h"
-#include "recipes/config/validate.h"
-#include "recipes/train/straggler.h"
 #include "tests/integration/bit_flips.h"
+#include "train/health/straggler.h"
+#include "train/setup/load_recipe.h"
+#include "train/setup/validate.h"
 
 namespace weft::recipes {
 namespace {

@@ -1,4 +1,4 @@
-#include "recipes/cli/progress_bar.h"
+#include "cli/progress_bar.h"
 
 #include <cstdlib>
 #include <string>

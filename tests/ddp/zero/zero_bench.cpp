@@ -12,13 +12,13 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/bench/timing.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/scopes/module_call.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/world.h"
-#include "recipes/bench/timing.h"
-#include "recipes/models/llama.h"
+#include "models/llama.h"
 
 namespace weft {
 namespace {

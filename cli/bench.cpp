@@ -1,0 +1,278 @@
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "cli/bench/checkpoint.h"
+#include "cli/bench/collective.h"
+#include "cli/bench/deferred_memory.h"
+#include "cli/bench/dispatch.h"
+#include "cli/bench/random.h"
+#include "cli/bench/redistribute.h"
+#include "cli/bench/reducer.h"
+#include "cli/bench/save_plan.h"
+#include "cli/bench/startup.h"
+#include "cli/bench/step.h"
+#include "cli/commands.h"
+#include "mesh/error/error.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+// Results are JSON with or without it.
+void add_json_flag(CLI::App& command) {
+  command.add_flag_function(
+      "--json", [](int64_t) {}, "One line of JSON (the only form there is)");
+}
+
+void add_model_flags(
+    CLI::App& command,
+    const std::shared_ptr<bench::StepOptions>& options) {
+  command.add_option("--dp", options->dp, "Data-parallel ranks");
+  command.add_option("--tp", options->tp, "Tensor-parallel ranks");
+  command.add_option("--dim", options->dim);
+  command.add_option("--layers", options->layers);
+  command.add_option("--heads", options->heads);
+  command.add_option("--kv_heads", options->kv_heads, "0: as heads");
+  command.add_option("--ffn_dim", options->ffn_dim, "0: 4 * dim");
+  command.add_option("--seq", options->seq);
+  command.add_option("--batch", options->batch, "Samples per replica");
+  command.add_option("--vocab", options->vocab);
+  command.add_option("--sp", options->sequence_parallel, "0 or 1");
+  command.add_option("--threads", options->threads, "Per rank");
+  command.add_option("--bucket_mb", options->bucket_mb);
+  command
+      .add_option(
+          "--comm",
+          options->comm,
+          "auto; gloo: sockets on one host too; none: every collective "
+          "replaced "
+          "by nothing, the limit")
+      ->check(CLI::IsMember({"auto", "gloo", "none"}));
+  command.add_option("--device", options->device, "cpu, or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  command.add_option("--dtype", options->dtype, "float32, or bfloat16")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  add_json_flag(command);
+}
+
+void print_result(const std::optional<std::string>& result) {
+  if (result) {
+    std::printf("%s\n", result->c_str());
+  }
+}
+
+void add_step(CLI::App& bench) {
+  auto options = std::make_shared<bench::StepOptions>();
+  auto* command = bench.add_subcommand(
+      "step",
+      "Times training steps of a Llama on random tokens, like "
+      "bench/peer/train_step.py");
+  add_model_flags(*command, options);
+  command->add_option("--steps", options->steps, "Steps that are timed");
+  command->add_option("--warmup", options->warmup);
+  command
+      ->add_option(
+          "--join",
+          options->join,
+          "Run every other N steps inside a Join, and compare; steps must be "
+          "a multiple of 2 N")
+      ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option(
+          "--async_tp",
+          options->async_tp,
+          "N steps with tp.async off, N on, N auto, and again; compares them; "
+          "steps must be a multiple of 3 N")
+      ->check(CLI::NonNegativeNumber);
+  command->callback([options] {
+    if (options->async_tp > 0 &&
+        (options->join > 0 || options->steps % (3 * options->async_tp) != 0)) {
+      mesh::throw_error<mesh::UsageError>(fmt::format(
+          "[bench] --steps {} is no multiple of three times --async_tp {}, or "
+          "--join is given as well.",
+          options->steps,
+          options->async_tp));
+    }
+    if (options->join > 0 && options->steps % (2 * options->join) != 0) {
+      mesh::throw_error<mesh::UsageError>(fmt::format(
+          "[bench] --steps {} is no multiple of twice --join {}.",
+          options->steps,
+          options->join));
+    }
+    print_result(bench::run_step(*options));
+  });
+}
+
+void add_startup(CLI::App& bench) {
+  auto options = std::make_shared<bench::StepOptions>();
+  auto* command = bench.add_subcommand(
+      "startup",
+      "Times each phase from the launch to the end of the first training "
+      "step");
+  add_model_flags(*command, options);
+  command->callback([options] { print_result(bench::run_startup(*options)); });
+}
+
+void add_collective(CLI::App& bench) {
+  auto options = std::make_shared<bench::CollectiveOptions>();
+  auto* command = bench.add_subcommand(
+      "collective",
+      "Times every collective over sockets and shared memory in turn; under "
+      "weftrun");
+  command->add_option("--ops", options->ops, "Some of them: a,b; default: all")
+      ->delimiter(',')
+      ->check(CLI::IsMember(bench::collective_names()));
+  command
+      ->add_option(
+          "--sizes",
+          options->sizes,
+          "Of a rank's largest tensor: 1KB,64MB; default: 1KB to 64MB")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(false));
+  command->add_option("--backend", options->backend, "auto: both in turn")
+      ->check(CLI::IsMember({"auto", "gloo", "shm"}));
+  command->add_option("--dtype", options->dtype, "float32, bfloat16, ...")
+      ->check(CLI::IsMember(
+          {"float32", "float64", "bfloat16", "float16", "int32", "int64"}));
+  command->add_option("--rounds", options->rounds)
+      ->check(CLI::Range(1, 1 << 20));
+  add_json_flag(*command);
+  command->callback(
+      [options] { print_result(bench::run_collective(*options)); });
+}
+
+void add_checkpoint_bench(CLI::App& bench) {
+  auto options = std::make_shared<bench::CheckpointOptions>();
+  auto* command = bench.add_subcommand(
+      "checkpoint",
+      "Times saving and loading, like bench/peer/checkpoint.py; under "
+      "weftrun");
+  command
+      ->add_option(
+          "folder", options->folder, "Is made, used and deleted: a new path")
+      ->required();
+  command->add_option("mb", options->mb, "Size of the state, MiB")
+      ->check(CLI::Range(12, 1 << 20));
+  command->add_option("--threads", options->threads, "Per rank");
+  add_json_flag(*command);
+  command->callback(
+      [options] { print_result(bench::run_checkpoint(*options)); });
+}
+
+void add_save_plan(CLI::App& bench) {
+  auto options = std::make_shared<bench::SavePlanOptions>();
+  auto* command = bench.add_subcommand(
+      "save_plan",
+      "Times planning a save, and merging all ranks' reports of it, on a mesh "
+      "that is imagined");
+  const auto add = [&](const char* flag, int64_t& value, const char* help) {
+    command->add_option(flag, value, help)->check(CLI::Range(1, 1 << 24));
+  };
+  add("--ranks", options->ranks, "dp times tp");
+  add("--dp", options->dp, "Data-parallel ranks");
+  add("--tp", options->tp, "Tensor-parallel ranks");
+  add("--zero",
+      options->zero,
+      "Cut the optimizer's moments over so many data-parallel ranks");
+  add("--layers", options->layers, "");
+  add("--dim", options->dim, "");
+  add("--ffn_dim", options->ffn_dim, "");
+  add("--heads", options->heads, "");
+  add("--kv_heads", options->kv_heads, "");
+  add("--vocab", options->vocab, "");
+  command->add_option(
+      "--folder", options->folder, "Where the manifest is written, and goes");
+  add_json_flag(*command);
+  command->callback(
+      [options] { print_result(bench::run_save_plan(*options)); });
+}
+
+void add_dispatch(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "dispatch", "Times an op on DTensors against the same op on tensors");
+  auto only = std::make_shared<std::string>();
+  command->add_option("--only", *only, "One op, e.g. mm_grad; default: all");
+  add_json_flag(*command);
+  command->callback([only] { print_result(bench::run_dispatch(*only)); });
+}
+
+void add_random(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "random", "Times random ops on DTensors against libtorch's generator");
+  add_json_flag(*command);
+  command->callback([] { print_result(bench::run_random()); });
+}
+
+void add_reducer(CLI::App& bench) {
+  auto options = std::make_shared<bench::ReducerOptions>();
+  auto* command = bench.add_subcommand(
+      "reducer",
+      "Times backward with DDP against plain backward, like "
+      "bench/peer/reducer.py; alone or under weftrun");
+  command->add_option("--widths", options->widths, "Of the layers: 64,256")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 16));
+  command->add_option("--layers", options->layers)
+      ->check(CLI::Range(1, 1 << 16));
+  command->add_option("--batch", options->batch)->check(CLI::Range(1, 1 << 20));
+  command->add_option("--rounds", options->rounds)
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--warmup", options->warmup)
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--threads", options->threads, "Per rank");
+  command->add_option("--bucket_mb", options->bucket_mb);
+  command->add_flag(
+      "--keep_gradients",
+      options->keep_gradients,
+      "zero_grad() keeps the gradients' memory");
+  add_json_flag(*command);
+  command->callback([options] { print_result(bench::run_reducer(*options)); });
+}
+
+void add_redistribute(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "redistribute",
+      "Times moves between placements, like bench/peer/redistribute.py; under "
+      "weftrun");
+  add_json_flag(*command);
+  command->callback([] { print_result(bench::run_redistribute()); });
+}
+
+void add_deferred_memory(CLI::App& bench) {
+  auto options = std::make_shared<bench::DeferredMemoryOptions>();
+  auto* command = bench.add_subcommand(
+      "deferred-memory",
+      "Measures what a model built in DeferredInit costs each rank; under "
+      "weftrun");
+  command->add_option("--layers", options->layers, "Square linear layers")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--dim", options->dim, "Their size")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--threads", options->threads, "Per rank");
+  add_json_flag(*command);
+  command->callback(
+      [options] { print_result(bench::run_deferred_memory(*options)); });
+}
+
+} // namespace
+
+void add_bench(CLI::App& app) {
+  auto* command = app.add_subcommand("bench", "Measure");
+  command->require_subcommand(1);
+  add_step(*command);
+  add_startup(*command);
+  add_collective(*command);
+  add_dispatch(*command);
+  add_random(*command);
+  add_redistribute(*command);
+  add_reducer(*command);
+  add_checkpoint_bench(*command);
+  add_save_plan(*command);
+  add_deferred_memory(*command);
+}
+
+} // namespace weft::recipes::cli

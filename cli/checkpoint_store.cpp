@@ -1,0 +1,281 @@
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/files/error.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/store/store.h"
+#include "checkpoint/verify.h"
+#include "cli/checkpoint_text.h"
+#include "cli/progress_bar.h"
+#include "mesh/error/error.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::CheckpointError;
+using Json = nlohmann::ordered_json;
+
+struct PruneArguments : OutputOptions {
+  std::string run;
+  int64_t keep = 0;
+  bool dry_run = false;
+};
+
+// The folder checkpoints/ that a user named, which is not one checkpoint.
+fs::path store_of(const std::string& path, const char* command) {
+  const auto checkpoints = checkpoints_of(path);
+  if (checkpoint::Folder::open(checkpoints).has(checkpoint::kManifestName)) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{} is one checkpoint; {} is for those of a run. To look into this "
+        "one: weft checkpoint inspect {}",
+        path,
+        command,
+        path));
+  }
+  return checkpoints;
+}
+
+// A checkpoint that cannot be read is a row as well. "valid": what was looked
+// at, "manifest" or "bytes"; null for a damaged one.
+Json describe_step(
+    const checkpoint::StepFolder& step,
+    const CheckpointArguments& arguments,
+    const std::string& key,
+    ProgressBar& bar) {
+  Json row = {{"step", step.step}, {"path", step.path.string()}};
+  std::optional<std::string> damage;
+  try {
+    const auto manifest = checkpoint::read_manifest(step.path, key);
+    row["created"] = manifest.created;
+    row["bytes"] = bytes_of(manifest);
+    row["mesh"] = mesh_of(manifest);
+    row["tensors"] = manifest.tensors.size();
+    row["files"] = manifest.files.size();
+    if (arguments.verify) {
+      const auto damages = checkpoint::verify(step.path, key, bar.callback());
+      if (!damages.empty()) {
+        damage = to_string(damages.front());
+      }
+    }
+  } catch (const CheckpointError& error) {
+    damage = error.what_without_backtrace();
+  }
+  row["valid"] = damage             ? Json()
+                 : arguments.verify ? Json("bytes")
+                                    : Json("manifest");
+  row["damage"] = damage ? Json(*damage) : Json();
+  return row;
+}
+
+std::string text_of(const Json& row, const char* key) {
+  const auto found = row.find(key);
+  if (found == row.end()) {
+    return "-";
+  }
+  if (found->is_string()) {
+    const auto text = found->get<std::string>();
+    return text.empty() ? "-" : text;
+  }
+  return std::string_view(key) == "bytes" ? size_text(found->get<int64_t>())
+                                          : found->dump();
+}
+
+std::vector<std::string> cells_of(const Json& row) {
+  std::vector<std::string> cells;
+  for (const char* key :
+       {"step", "created", "bytes", "mesh", "tensors", "files", "valid"}) {
+    cells.push_back(text_of(row, key));
+  }
+  if (!row["damage"].is_null()) {
+    cells.back() = "damaged: " + row["damage"].get<std::string>();
+  }
+  cells.back() += row["latest"].get<bool>() ? "  latest" : "";
+  return cells;
+}
+
+void print_rows(const Json& rows) {
+  std::vector<std::vector<std::string>> lines = {
+      {"step", "saved", "size", "mesh", "tensors", "files", "valid"}};
+  for (const auto& row : rows) {
+    lines.push_back(cells_of(row));
+  }
+  std::vector<size_t> widths(lines.front().size(), 0);
+  for (const auto& line : lines) {
+    for (size_t i = 0; i + 1 < line.size(); ++i) {
+      widths[i] = std::max(widths[i], line[i].size());
+    }
+  }
+  for (const auto& line : lines) {
+    std::string text;
+    for (size_t i = 0; i + 1 < line.size(); ++i) {
+      const bool is_text = i == 1 || i == 3;
+      text += is_text ? fmt::format("{:<{}}  ", line[i], widths[i])
+                      : fmt::format("{:>{}}  ", line[i], widths[i]);
+    }
+    print(text + line.back());
+  }
+}
+
+// Whoever asks for a verification is told of damage by the exit code, too.
+void refuse_damaged(const Json& rows) {
+  std::string damaged;
+  for (const auto& row : rows) {
+    if (!row["damage"].is_null()) {
+      damaged += fmt::format(
+          "{}step {}: {}",
+          damaged.empty() ? "" : "; ",
+          row["step"].get<int64_t>(),
+          row["damage"].get<std::string>());
+    }
+  }
+  if (!damaged.empty()) {
+    mesh::throw_error<CheckpointError>(damaged);
+  }
+}
+
+void list(const CheckpointArguments& arguments) {
+  const auto key = read_key(arguments.hmac_key_file);
+  const auto checkpoints = store_of(arguments.path, "ls");
+  const auto latest = checkpoint::read_latest(checkpoints);
+  ProgressBar bar("verifying", arguments.wants_progress());
+  Json rows = Json::array();
+  for (const auto& step : checkpoint::list_steps(checkpoints)) {
+    rows.push_back(describe_step(step, arguments, key, bar));
+    rows.back()["latest"] = step.step == latest;
+  }
+  bar.erase();
+  if (arguments.json) {
+    print(Json{{"checkpoints", checkpoints.string()}, {"steps", rows}});
+  } else if (rows.empty()) {
+    print(fmt::format("no checkpoints in {}", checkpoints.string()));
+  } else {
+    print_rows(rows);
+  }
+  if (arguments.verify) {
+    refuse_damaged(rows);
+  }
+}
+
+// What prune_steps() will try to delete.
+std::vector<int64_t> old_steps(const fs::path& checkpoints, int64_t keep) {
+  const auto latest = checkpoint::read_latest(checkpoints);
+  const auto steps = checkpoint::list_steps(checkpoints);
+  std::vector<int64_t> old;
+  for (size_t i = static_cast<size_t>(keep); i < steps.size(); ++i) {
+    if (steps[i].step != latest) {
+      old.push_back(steps[i].step);
+    }
+  }
+  return old;
+}
+
+std::string step_words(const std::vector<int64_t>& steps) {
+  return fmt::format(
+      "{} {}", steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", "));
+}
+
+// A damaged step must not be all that is left of a run.
+void check_kept(const fs::path& checkpoints, const std::vector<int64_t>& old) {
+  for (const auto& step : checkpoint::list_steps(checkpoints)) {
+    if (std::ranges::find(old, step.step) != old.end()) {
+      continue;
+    }
+    try {
+      checkpoint::read_manifest(step.path);
+    } catch (const checkpoint::CheckpointError& error) {
+      mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+          "step {} would be kept, and is damaged: {}. Nothing is deleted: move "
+          "it away first, or keep more",
+          step.step,
+          error.what_without_backtrace()));
+    }
+  }
+}
+
+void prune(const PruneArguments& arguments) {
+  const auto checkpoints = store_of(arguments.run, "prune");
+  std::optional<checkpoint::StoreLock> lock;
+  if (!arguments.dry_run) {
+    lock.emplace(checkpoints);
+  }
+  const auto old = old_steps(checkpoints, arguments.keep);
+  check_kept(checkpoints, old);
+  const auto gone = arguments.dry_run
+                        ? old
+                        : checkpoint::prune_steps(checkpoints, arguments.keep);
+  std::vector<int64_t> pinned;
+  for (const auto step : old) {
+    if (std::ranges::find(gone, step) == gone.end()) {
+      pinned.push_back(step);
+    }
+  }
+  std::vector<int64_t> kept;
+  for (const auto& step : checkpoint::list_steps(checkpoints)) {
+    const bool is_gone = std::ranges::find(gone, step.step) != gone.end();
+    if (!is_gone) {
+      kept.push_back(step.step);
+    }
+  }
+  if (arguments.json) {
+    print(Json{
+        {"checkpoints", checkpoints.string()},
+        {"dry_run", arguments.dry_run},
+        {"deleted", gone},
+        {"kept", kept},
+        {"pinned", pinned}});
+    return;
+  }
+  print(
+      gone.empty() ? "nothing to delete"
+                   : fmt::format(
+                         "{} {}",
+                         arguments.dry_run ? "would delete" : "deleted",
+                         step_words(gone)));
+  if (!pinned.empty()) {
+    print(fmt::format(
+        "{} stayed: another process reads there", step_words(pinned)));
+  }
+}
+
+} // namespace
+
+void add_checkpoint_store(CLI::App& checkpoint) {
+  const auto listed = std::make_shared<CheckpointArguments>();
+  auto* lister =
+      checkpoint.add_subcommand("ls", "List the checkpoints of a run");
+  lister->add_option("run", listed->path, "A run, or its folder of checkpoints")
+      ->required();
+  lister->add_flag(
+      "--verify",
+      listed->verify,
+      "Read every byte; without, only manifests are looked at");
+  add_key(*lister, listed->hmac_key_file);
+  add_json(*lister, *listed);
+  add_quiet(*lister, *listed);
+  lister->callback([listed] { list(*listed); });
+
+  const auto pruned = std::make_shared<PruneArguments>();
+  auto* pruner = checkpoint.add_subcommand(
+      "prune", "Delete all checkpoints of a run but the newest, and latest");
+  pruner->add_option("run", pruned->run, "A run, or its folder of checkpoints")
+      ->required();
+  pruner->add_option("--keep", pruned->keep, "How many stay")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}));
+  pruner->add_flag(
+      "--dry-run,--dry_run", pruned->dry_run, "Only say what would go");
+  add_json(*pruner, *pruned);
+  pruner->callback([pruned] { prune(*pruned); });
+}
+
+} // namespace weft::recipes::cli

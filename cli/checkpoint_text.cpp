@@ -1,0 +1,175 @@
+#include "cli/checkpoint_text.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <map>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+
+#include "checkpoint/files/folder.h"
+#include "checkpoint/hmac_key.h"
+#include "checkpoint/store/store.h"
+#include "mesh/error/error.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
+} // namespace
+
+const char* const kAnyFolder =
+    "A step folder; or a run, or its folder of checkpoints, for its newest";
+
+void add_json(CLI::App& command, OutputOptions& options) {
+  command.add_flag("--json", options.json, "One line of JSON on stdout");
+}
+
+void add_quiet(CLI::App& command, OutputOptions& options) {
+  command.add_flag(
+      "--quiet", options.quiet, "No progress (without a terminal: never)");
+}
+
+void add_key(CLI::App& command, std::string& file) {
+  command.add_option(
+      "--hmac-key-file,--hmac_key_file",
+      file,
+      "A file with the key that manifests are signed with; others are refused");
+}
+
+void add_rename(CLI::App& command, std::vector<std::string>& texts) {
+  command
+      .add_option(
+          "--rename",
+          texts,
+          "REGEX=REPLACEMENT for names of tensors; several, in turn")
+      ->allow_extra_args(false);
+}
+
+std::vector<checkpoint::RenameRule> rules_of(
+    const std::vector<std::string>& texts) {
+  std::vector<checkpoint::RenameRule> rules;
+  for (const auto& text : texts) {
+    const auto equals = text.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      mesh::throw_error<mesh::UsageError>(fmt::format(
+          "--rename {}: a regular expression, =, and what its matches become: "
+          "--rename '^module\\.='",
+          text));
+    }
+    rules.push_back({text.substr(0, equals), text.substr(equals + 1)});
+  }
+  return rules;
+}
+
+void as_usage(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const mesh::UsageError&) {
+    throw;
+  } catch (const c10::ValueError& error) {
+    mesh::throw_error<mesh::UsageError>(error.what_without_backtrace());
+  }
+}
+
+std::string read_key(const std::string& file) {
+  if (file.empty()) {
+    return {};
+  }
+  try {
+    return checkpoint::read_hmac_key(file).text;
+  } catch (const mesh::UsageError& error) {
+    mesh::throw_error<mesh::UsageError>(
+        fmt::format("--hmac-key-file {}", error.what_without_backtrace()));
+  }
+}
+
+void print(const std::string& text) {
+  std::printf("%s\n", text.c_str());
+}
+
+// Also for names that are not UTF-8, which a folder may have.
+void print(const nlohmann::ordered_json& json) {
+  print(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+std::string size_text(int64_t bytes) {
+  constexpr double kStep = 1024;
+  if (bytes < 1024) {
+    return fmt::format("{} B", bytes);
+  }
+  double size = static_cast<double>(bytes) / kStep;
+  for (const char* unit : {"KiB", "MiB", "GiB"}) {
+    if (size < kStep) {
+      return fmt::format("{:.1f} {}", size, unit);
+    }
+    size /= kStep;
+  }
+  return fmt::format("{:.1f} TiB", size);
+}
+
+int64_t bytes_of(const checkpoint::Manifest& manifest) {
+  int64_t bytes = 0;
+  for (const auto& [name, file] : manifest.files) {
+    bytes += file.bytes;
+  }
+  return bytes;
+}
+
+int64_t bytes_of(const checkpoint::TensorRecord& tensor) {
+  int64_t bytes = 0;
+  for (const auto& chunk : tensor.chunks) {
+    bytes += chunk.end - chunk.begin;
+  }
+  return bytes;
+}
+
+std::string mesh_of(const checkpoint::Manifest& manifest) {
+  std::map<std::string, int64_t> counts;
+  for (const auto& [name, tensor] : manifest.tensors) {
+    if (!tensor.mesh.empty()) {
+      ++counts[tensor.mesh];
+    }
+  }
+  const auto most = std::ranges::max_element(
+      counts, {}, &std::pair<const std::string, int64_t>::second);
+  return most == counts.end() ? "" : most->first;
+}
+
+fs::path checkpoints_of(const fs::path& path) {
+  return is_folder(path / "checkpoints") ? path / "checkpoints" : path;
+}
+
+std::vector<fs::path> steps_of(const fs::path& path) {
+  const auto folder = checkpoint::Folder::open(path);
+  std::vector<fs::path> paths;
+  if (!folder.has(checkpoint::kManifestName)) {
+    for (const auto& step : checkpoint::list_steps(checkpoints_of(path))) {
+      paths.push_back(step.path);
+    }
+  }
+  return paths.empty() ? std::vector{path} : paths;
+}
+
+fs::path newest_step_of(const fs::path& path) {
+  auto newest = steps_of(path).front();
+  if (newest != path) {
+    std::fprintf(stderr, "taking %s\n", newest.c_str());
+  }
+  return newest;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+} // namespace weft::recipes::cli

@@ -1,0 +1,89 @@
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/inference.h"
+#include "cli/program.h"
+#include "inference/eval_samples.h"
+#include "inference/evaluate.h"
+#include "inference/inference_model.h"
+#include "mesh/world.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+struct EvalArguments : InferenceArguments {
+  std::string tokens;
+};
+
+std::string result_text(const Evaluation& result, const std::string& what) {
+  return fmt::format(
+      "loss {:.6f}  perplexity {:.4f}  over {} targets of {}\n",
+      result.loss,
+      result.perplexity,
+      result.targets,
+      what);
+}
+
+std::string result_json(const Evaluation& result) {
+  return nlohmann::ordered_json{
+             {"loss", result.loss},
+             {"perplexity", result.perplexity},
+             {"tokens", result.targets},
+             {"samples", result.samples}}
+             .dump() +
+         "\n";
+}
+
+void eval(const EvalArguments& arguments) {
+  const bool reads_data = arguments.tokens.empty();
+  const auto recipe = load_for_inference(arguments, reads_data);
+  const auto samples = reads_data ? heldout_samples(recipe)
+                                  : token_windows(recipe, arguments.tokens);
+  check_weights(recipe, arguments.checkpoint, arguments.weight_kind());
+  const auto mesh =
+      join_mesh(recipe, "data (the size of its files)", samples.fingerprint);
+  const auto model = load_model(
+      recipe,
+      mesh,
+      arguments.checkpoint,
+      say_on_stderr,
+      arguments.weight_kind());
+  const auto result = evaluate(
+      *model, mesh, samples, recipe.train.micro_batch_size, say_on_stderr);
+  if (mesh.world().rank() == 0) {
+    write_to_stdout(
+        arguments.json ? result_json(result)
+                       : result_text(result, samples.text));
+  }
+}
+
+} // namespace
+
+void add_eval(Program& program) {
+  auto arguments = std::make_shared<EvalArguments>();
+  auto* command = program.add_subcommand(
+      "eval",
+      "Measure the loss of a recipe's model; trains and writes nothing");
+  add_inference_arguments(
+      program, *command, *arguments, "mesh.tp=4 train.micro_batch_size=16");
+  command->add_option(
+      "--tokens",
+      arguments->tokens,
+      "A file of raw little-endian uint16 tokens, e.g. of weft tokenize; the "
+      "recipe then needs no data. Default: the recipe's held-out data, its "
+      "last 1 %");
+  command->footer(
+      "Tokens are cut into windows of data.sequence_length + 1, which begin "
+      "every data.sequence_length tokens from the start; what remains at the "
+      "end is dropped. The loss is the mean over all predicted tokens.\n"
+      "A replica takes train.micro_batch_size windows at a time (default: at "
+      "most 8).");
+  command->callback([arguments] { eval(*arguments); });
+}
+
+} // namespace weft::recipes::cli

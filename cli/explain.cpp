@@ -1,0 +1,141 @@
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cli/explain/estimate_text.h"
+#include "cli/explain/measured.h"
+#include "cli/explain/step_estimate.h"
+#include "cli/program.h"
+#include "data/find_files.h"
+#include "mesh/error/error.h"
+#include "train/setup/validate.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+// A mesh keeps a list of its ranks.
+constexpr int64_t kMostRanks = int64_t{1} << 20;
+
+struct ExplainArguments : RecipeArguments {
+  int64_t world_size = 0;
+  int64_t ranks_per_host = 0;
+  std::optional<std::string> measured;
+  bool json = false;
+};
+
+int64_t world_size_of(const Recipe& recipe, const ExplainArguments& arguments) {
+  const auto [dp, tp] = recipe.mesh;
+  if (arguments.world_size == 0 && (dp == -1 || tp == -1)) {
+    refuse(
+        recipe,
+        dp == -1 ? "mesh.dp" : "mesh.tp",
+        "-1 is the rest of the world, of which nothing is said; give "
+        "--world-size");
+  }
+  return arguments.world_size == 0 ? dp * tp : arguments.world_size;
+}
+
+// What a reader might not expect.
+std::vector<std::string> notes_of(
+    const Recipe& recipe,
+    const std::optional<MeasuredRun>& measured) {
+  std::vector<std::string> notes;
+  try {
+    find_files(recipe.data.paths, place_of(recipe, "data.paths"));
+  } catch (const mesh::UsageError& error) {
+    notes.push_back(
+        fmt::format("{} (not needed here)", error.what_without_backtrace()));
+  }
+  if (measured && measured->steps == 0) {
+    notes.emplace_back(
+        "the run was not traced: no times of single collectives. Train with "
+        "trace.steps=5 for them");
+  }
+  if (recipe.cost_model == "measure" && recipe.links == LinksConfig()) {
+    notes.emplace_back(
+        "cost_model: measure measures in weft train; the recipe.yaml of a run "
+        "has its prices, and the table's are taken here");
+  }
+  return notes;
+}
+
+// Nothing is left to be done, and libtorch takes a fifth of a second to take
+// back what it registered, op by op.
+[[noreturn]] void end_at_once() {
+  std::_Exit(static_cast<int>(mesh::ExitCode::kDone));
+}
+
+void explain(const ExplainArguments& arguments) {
+  at::set_num_threads(1); // nothing to compute: they would only wait
+  auto recipe = arguments.load();
+  validate(recipe, world_size_of(recipe, arguments));
+  std::optional<MeasuredRun> measured;
+  if (arguments.measured) {
+    measured = read_measured(*arguments.measured, recipe);
+  }
+  const auto estimate =
+      estimate_step(recipe, {.ranks_per_host = arguments.ranks_per_host});
+  const EstimateContext context{
+      .recipe = recipe,
+      .measured = measured ? &*measured : nullptr,
+      .over_budget = over_budget(estimate, recipe.communication_budget),
+      .notes = notes_of(recipe, measured)};
+  const auto text = arguments.json ? to_json(estimate, context) + "\n"
+                                   : to_text(estimate, context);
+  if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
+    mesh::throw_error<mesh::UsageError>(
+        fmt::format("cannot write to stdout: {}", std::strerror(errno)));
+  }
+  if (!context.over_budget.empty()) {
+    // Exit 1: the answer is no.
+    mesh::throw_error<c10::Error>(
+        fmt::format("over budget: {}", fmt::join(context.over_budget, "; ")));
+  }
+  end_at_once();
+}
+
+} // namespace
+
+void add_explain(Program& program) {
+  auto arguments = std::make_shared<ExplainArguments>();
+  auto* command = program.add_subcommand(
+      "explain",
+      "Say what a step of a recipe holds in memory and sends, without starting "
+      "anything");
+  add_recipe_arguments(program, *command, *arguments, "mesh.tp=4");
+  command
+      ->add_option(
+          "--world-size",
+          arguments->world_size,
+          "Ranks; default: what the recipe's mesh needs")
+      ->check(CLI::Range(int64_t{1}, kMostRanks));
+  command
+      ->add_option(
+          "--ranks-per-host",
+          arguments->ranks_per_host,
+          "Neighbours that share a host, whose links are faster; default: 8 "
+          "with device: cuda, else all")
+      ->check(CLI::Range(int64_t{1}, kMostRanks));
+  command->add_option(
+      "--measured",
+      arguments->measured,
+      "Folder of a run, outputs/NAME: puts its times beside the estimates. "
+      "With trace.steps=5 it has those of each collective");
+  command->add_flag("--json", arguments->json, "One line of JSON");
+  command->footer(
+      "Exits with 1 if the step is over the recipe's communication_budget.");
+  command->callback([arguments] { explain(*arguments); });
+}
+
+} // namespace weft::recipes::cli

@@ -1,0 +1,385 @@
+#include "cli/explain/step_estimate.h"
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "cli/explain/measured.h"
+#include "cli/explain/memory_meter.h"
+#include "dtensor/nn/clip_grad.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "mesh/world.h"
+#include "train/setup/loss.h"
+#include "train/setup/train_job.h"
+#include "train/setup/validate.h"
+#include "train/store/planner_links.h"
+
+namespace weft::recipes {
+namespace {
+
+// What the trainer does in a step, on tensors of the meta device. A test
+// compares the collectives with those of the trainer's ledgers.
+class DryRun {
+ public:
+  DryRun(const Recipe& recipe, const mesh::DeviceMesh& mesh)
+      : recipe_(recipe), job_(make_train_job(recipe, mesh, at::kMeta)) {}
+
+  TrainJob& job() { return job_; }
+
+  at::Tensor forward() {
+    const auto batch = recipe_.train.micro_batch_size;
+    const auto& model = recipe_.model;
+    if (recipe_.data.type != "digits") {
+      const auto tokens =
+          whole({batch, recipe_.data.sequence_length}, at::kLong);
+      return loss(tokens, tokens);
+    }
+    return loss(
+        whole(
+            {batch, model.channels, model.image_size, model.image_size},
+            at::kFloat),
+        whole({batch}, at::kLong));
+  }
+
+  void update(const at::Tensor& loss) {
+    {
+      // Reading it adds up what waits to be.
+      const at::NoGradGuard no_grad;
+      dtensor::full_tensor(loss);
+    }
+    // See Note [Messages of a step].
+    dtensor::GradNorm(job_.model->parameters())
+        .join(job_.mesh["tp"], at::zeros({2}, at::kDouble));
+    if (job_.mesh.size("dp") > 1) {
+      auto total = at::zeros({3}, at::kDouble);
+      job_.mesh.group("dp")
+          .all_reduce(total, mesh::ReduceOp::kSum, "loss")
+          .wait();
+    }
+    if (job_.average) {
+      job_.average->begin();
+    }
+    job_.optimizer->step();
+  }
+
+ private:
+  // On each rank of a replica, as a batch is. Not plain: the meta device's
+  // kernels come before those of DTensors.
+  at::Tensor whole(c10::IntArrayRef sizes, at::ScalarType dtype) const {
+    return dtensor::from_local(
+        at::empty(sizes, at::TensorOptions(dtype).device(at::kMeta)),
+        job_.mesh["tp"],
+        {dtensor::Replicate()});
+  }
+
+  at::Tensor loss(const at::Tensor& input, const at::Tensor& target) {
+    return training_loss(recipe_, *job_.model, (*job_.ddp)(input), target);
+  }
+
+  const Recipe& recipe_;
+  TrainJob job_;
+};
+
+mesh::LinkCost price_of(const Recipe& recipe, bool between_hosts) {
+  return mesh::default_link_cost(
+      recipe.device == "cuda" ? "nccl" : "shm", between_hosts);
+}
+
+// What the planner assumes, whatever hosts the ranks of a run lie on.
+mesh::LinkCost planned_price(const Recipe& recipe) {
+  return mesh::default_link_cost(recipe.device == "cuda" ? "nccl" : "gloo");
+}
+
+// Neighbours share a host.
+bool spans_hosts(const std::vector<int64_t>& ranks, int64_t ranks_per_host) {
+  return std::ranges::any_of(ranks, [&](int64_t rank) {
+    return rank / ranks_per_host != ranks.front() / ranks_per_host;
+  });
+}
+
+std::vector<LinkEstimate> find_links(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    int64_t ranks_per_host) {
+  constexpr int64_t kDevicesOfAHost = 8;
+  if (ranks_per_host == 0) {
+    ranks_per_host = recipe.device == "cuda" ? kDevicesOfAHost : mesh.size();
+  }
+  std::vector<LinkEstimate> links;
+  for (const auto& name : mesh.mesh_dim_names()) {
+    const auto& group = mesh.group(name);
+    const bool between = spans_hosts(group.ranks(), ranks_per_host);
+    links.push_back(
+        {name,
+         group.size(),
+         between,
+         given_link(recipe, name).value_or(price_of(recipe, between))});
+  }
+  return links;
+}
+
+// Adds records of a part of the step that happens `times` times.
+class Collector {
+ public:
+  explicit Collector(StepEstimate& estimate) : estimate_(estimate) {}
+
+  void add(
+      const std::vector<dtensor::CommRecord>& records,
+      const char* phase,
+      int64_t times) {
+    for (const auto& record : records) {
+      auto& group = find(record, record.is_backward ? "backward" : phase);
+      group.count += times;
+      group.bytes += times * record.bytes;
+      group.most_bytes = std::max(group.most_bytes, record.bytes);
+      group.estimated_us +=
+          static_cast<double>(times) *
+          dtensor::estimated_us(
+              record.op, record.ranks, record.bytes, link(record.mesh_dim));
+    }
+  }
+
+ private:
+  const mesh::LinkCost& link(const std::string& mesh_dim) const {
+    for (const auto& known : estimate_.links) {
+      if (known.mesh_dim == mesh_dim) {
+        return known.cost;
+      }
+    }
+    return estimate_.links.front().cost; // of several dims: the outermost's
+  }
+
+  CollectiveGroup& find(
+      const dtensor::CommRecord& record,
+      const std::string& phase) {
+    CollectiveGroup key{
+        .phase = phase,
+        .op = record.op,
+        .mesh_dim = record.mesh_dim,
+        .ranks = record.ranks,
+        .name = without_numbers(record.name),
+        .is_implicit = record.is_implicit,
+        .from = record.from,
+        .to = record.to,
+        .cheaper = record.cheaper};
+    for (auto& group : estimate_.collectives) {
+      if (group.phase == key.phase && group.op == key.op &&
+          group.mesh_dim == key.mesh_dim && group.name == key.name &&
+          group.is_implicit == key.is_implicit && group.from == key.from &&
+          group.to == key.to) {
+        return group;
+      }
+    }
+    return estimate_.collectives.emplace_back(std::move(key));
+  }
+
+  StepEstimate& estimate_;
+};
+
+int64_t local_bytes(const std::vector<at::Tensor>& tensors) {
+  std::set<const void*> seen;
+  int64_t bytes = 0;
+  for (const auto& tensor : tensors) {
+    const auto* impl = dtensor::dtensor_impl(tensor);
+    const auto& local = impl ? impl->local() : tensor;
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      bytes += static_cast<int64_t>(local.nbytes());
+    }
+  }
+  return bytes;
+}
+
+// The most that a backward holds beside parameters and their gradients, which
+// arrive one by one and stay.
+class PeakTally {
+ public:
+  PeakTally(MemoryMeter& meter, const std::vector<at::Tensor>& parameters)
+      : meter_(meter), base_(meter.live_bytes()) {
+    for (const auto& parameter : parameters) {
+      if (!parameter.requires_grad()) {
+        continue;
+      }
+      const int64_t bytes = local_bytes({parameter});
+      parameter.register_hook([this, bytes](const at::Tensor& /*gradient*/) {
+        look();
+        gradients_ += grows_ ? bytes : 0;
+      });
+    }
+  }
+
+  /// Before a forward.
+  void begin() { meter_.reset_peak(); }
+  /// After a backward: the next one adds to what this one left.
+  void end() {
+    gradients_ = meter_.live_bytes() - base_;
+    grows_ = false;
+  }
+
+  /// What is held now.
+  int64_t held() const { return meter_.live_bytes() - base_ - gradients_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  void look() {
+    peak_ = std::max(peak_, meter_.peak_bytes() - base_ - gradients_);
+    meter_.reset_peak();
+  }
+
+  MemoryMeter& meter_;
+  int64_t base_;
+  int64_t gradients_ = 0;
+  int64_t peak_ = 0;
+  bool grows_ = true;
+};
+
+at::Tensor
+run_micro_batch(DryRun& run, PeakTally& tally, MemoryEstimate& memory) {
+  tally.begin();
+  const auto loss = run.forward();
+  memory.saved_activations = std::max(memory.saved_activations, tally.held());
+  loss.backward();
+  tally.end();
+  return loss.detach();
+}
+
+void run_step(
+    DryRun& run,
+    const mesh::DeviceMesh& mesh,
+    MemoryMeter& meter,
+    StepEstimate& estimate) {
+  auto& job = run.job();
+  auto& memory = estimate.memory;
+  Collector collector(estimate);
+  PeakTally tally(meter, job.model->parameters());
+  const auto record = [&](const char* phase, int64_t times, const auto& body) {
+    const dtensor::CommDebugMode mode(
+        {.mesh = mesh, .module = job.model.get(), .find_cheaper = true});
+    body();
+    collector.add(mode.records(), phase, times);
+  };
+  const int64_t base = meter.live_bytes();
+  at::Tensor loss;
+  if (estimate.micro_batches > 1) {
+    // All but the last one are alike.
+    record("forward", estimate.micro_batches - 1, [&] {
+      const auto local_only = job.ddp->no_sync();
+      run_micro_batch(run, tally, memory);
+    });
+  }
+  record("forward", 1, [&] { loss = run_micro_batch(run, tally, memory); });
+  memory.peak_activations = tally.peak();
+  memory.gradients = meter.live_bytes() - base;
+  const int64_t before = meter.live_bytes();
+  record("update", 1, [&] { run.update(loss); });
+  memory.optimizer = meter.live_bytes() - before;
+}
+
+// Plans are made from tensors of global sizes. Those of all layers are made
+// here, with two of them and nobody looking.
+void make_plans(const Recipe& recipe, const mesh::DeviceMesh& mesh) {
+  auto two_layers = recipe;
+  two_layers.model.layers = std::min<int64_t>(2, recipe.model.layers);
+  DryRun run(two_layers, mesh);
+  const auto loss = run.forward();
+  loss.backward();
+  run.update(loss.detach());
+}
+
+} // namespace
+
+int64_t StepEstimate::collective_count() const {
+  int64_t sum = 0;
+  for (const auto& group : collectives) {
+    sum += group.count;
+  }
+  return sum;
+}
+
+int64_t StepEstimate::implicit_count() const {
+  int64_t sum = 0;
+  for (const auto& group : collectives) {
+    sum += group.is_implicit ? group.count : 0;
+  }
+  return sum;
+}
+
+int64_t StepEstimate::bytes() const {
+  int64_t sum = 0;
+  for (const auto& group : collectives) {
+    sum += group.bytes;
+  }
+  return sum;
+}
+
+double StepEstimate::estimated_us() const {
+  double sum = 0;
+  for (const auto& group : collectives) {
+    sum += group.estimated_us;
+  }
+  return sum;
+}
+
+StepEstimate estimate_step(
+    const Recipe& recipe,
+    const EstimateOptions& options) {
+  MemoryMeter meter;
+  StepEstimate estimate;
+  estimate.world_size = recipe.mesh.dp * recipe.mesh.tp;
+  estimate.micro_batches = accumulation_steps(recipe);
+  const auto world = mesh::World::fake(0, estimate.world_size);
+  const auto mesh = mesh::DeviceMesh::create(
+      world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
+  estimate.links = find_links(recipe, mesh, options.ranks_per_host);
+  // Planned as a run would, whose price list does not know of hosts.
+  for (const auto& name : mesh.mesh_dim_names()) {
+    mesh::set_link_cost(
+        mesh, name, given_link(recipe, name).value_or(planned_price(recipe)));
+  }
+  make_plans(recipe, mesh);
+  DryRun run(recipe, mesh);
+  run.job().ddp->synchronize_parameters();
+  const auto parameters = run.job().model->parameters();
+  for (const auto& parameter : parameters) {
+    estimate.parameter_count += parameter.numel();
+  }
+  estimate.memory.parameters = local_bytes(parameters);
+  std::vector<at::Tensor> buffers;
+  for (const auto& buffer : run.job().model->buffers()) {
+    buffers.push_back(buffer);
+  }
+  estimate.memory.buffers = local_bytes(buffers);
+  run_step(run, mesh, meter, estimate);
+  return estimate;
+}
+
+std::vector<std::string> over_budget(
+    const StepEstimate& estimate,
+    const CommunicationBudgetConfig& budget) {
+  std::vector<std::string> over;
+  const double mb = static_cast<double>(estimate.bytes()) * 1e-6;
+  if (budget.mb_per_step > 0 && mb > budget.mb_per_step) {
+    over.push_back(fmt::format(
+        "{:.2f} MB a step, communication_budget.mb_per_step={}",
+        mb,
+        budget.mb_per_step));
+  }
+  if (budget.collectives_per_step > 0 &&
+      estimate.collective_count() > budget.collectives_per_step) {
+    over.push_back(fmt::format(
+        "{} collectives a step, communication_budget.collectives_per_step={}",
+        estimate.collective_count(),
+        budget.collectives_per_step));
+  }
+  if (budget.implicit >= 0 && estimate.implicit_count() > budget.implicit) {
+    over.push_back(fmt::format(
+        "{} implicit collectives a step, communication_budget.implicit={}",
+        estimate.implicit_count(),
+        budget.implicit));
+  }
+  return over;
+}
+
+} // namespace weft::recipes

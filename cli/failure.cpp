@@ -1,0 +1,128 @@
+#include "cli/failure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <string_view>
+#include <thread>
+
+#include "base/error_report.h"
+#include "checkpoint/files/error.h"
+#include "mesh/bootstrap/env.h"
+#include "mesh/bootstrap/job_rank.h"
+#include "train/health/non_finite.h"
+#include "train/stop_signal.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+std::string rank() {
+  try {
+    return std::to_string(mesh::own_job_rank().rank);
+  } catch (const mesh::UsageError&) {
+    return mesh::env::get("RANK").value_or("0"); // what is reported, maybe
+  }
+}
+
+/// For the launcher, which finds by its time who failed first.
+void leave_error_file(mesh::ExitCode code, const std::string& sentence) {
+  const auto path = mesh::env::get("TORCHELASTIC_ERROR_FILE");
+  if (path) {
+    mesh::write_error_file(
+        path->c_str(),
+        {.code = static_cast<int>(code),
+         .rank = std::atoll(rank().c_str()),
+         .time_ns = mesh::error_time_ns(),
+         .message = sentence,
+         .callstack = ""});
+  }
+}
+
+/// libtorch says it by an error of no type of its own.
+bool is_out_of_memory(const c10::Error& error) {
+  return std::string_view(error.what_without_backtrace())
+             .find("can't allocate memory") != std::string_view::npos;
+}
+
+// Every rank finds the same mistake in a recipe. Rank 0 speaks first and the
+// launcher ends the others; one that is alone with its mistake speaks too.
+void let_rank_zero_speak() {
+  if (rank() != "0") {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+}
+
+/// What the ranks that train have agreed on, with the same words.
+bool is_said_by_rank_zero(const std::string& op, mesh::ExitCode code) {
+  return op == "train" && (code == mesh::ExitCode::kPreempted ||
+                           code == mesh::ExitCode::kNonFinite);
+}
+
+} // namespace
+
+int report_failure(
+    const std::string& op,
+    mesh::ExitCode code,
+    const std::string& sentence) {
+  leave_error_file(code, sentence);
+  if (code == mesh::ExitCode::kUsage) {
+    let_rank_zero_speak();
+  }
+  if (is_said_by_rank_zero(op, code) && rank() != "0") {
+    return static_cast<int>(code);
+  }
+  std::string line = sentence;
+  std::ranges::replace(line, '\n', ' ');
+  std::fflush(stdout);
+  std::fprintf(
+      stderr,
+      "ERROR %d rank=%s op=%s %s\n",
+      static_cast<int>(code),
+      rank().c_str(),
+      op.c_str(),
+      line.c_str());
+  std::fflush(stderr);
+  return static_cast<int>(code);
+}
+
+int report_exception(const std::string& op) {
+  using mesh::ExitCode;
+  try {
+    throw;
+  } catch (const mesh::UsageError& error) {
+    return report_failure(op, ExitCode::kUsage, error.what_without_backtrace());
+  } catch (const PreemptedError& error) {
+    return report_failure(
+        op, ExitCode::kPreempted, error.what_without_backtrace());
+  } catch (const NonFiniteError& error) {
+    return report_failure(
+        op, ExitCode::kNonFinite, error.what_without_backtrace());
+  } catch (const checkpoint::CheckpointError& error) {
+    return report_failure(
+        op, ExitCode::kCheckpoint, error.what_without_backtrace());
+  } catch (const mesh::DisagreementError& error) {
+    return report_failure(
+        op, ExitCode::kDisagreement, error.what_without_backtrace());
+  } catch (const c10::DistError& error) {
+    return report_failure(
+        op, ExitCode::kPeerLost, error.what_without_backtrace());
+  } catch (const c10::OutOfMemoryError& error) { // of a device
+    return report_failure(
+        op, ExitCode::kOutOfMemory, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    return report_failure(
+        op,
+        is_out_of_memory(error) ? ExitCode::kOutOfMemory : ExitCode::kNo,
+        error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return report_failure(
+        op, ExitCode::kOutOfMemory, "out of memory (std::bad_alloc)");
+  } catch (const std::exception& error) {
+    return report_failure(op, ExitCode::kNo, error.what());
+  }
+}
+
+} // namespace weft::recipes::cli

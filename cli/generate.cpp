@@ -1,0 +1,401 @@
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/inference.h"
+#include "cli/program.h"
+#include "inference/generator.h"
+#include "inference/inference_model.h"
+#include "inference/prompts.h"
+#include "inference/text_stream.h"
+#include "mesh/world.h"
+#include "models/registry.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Prompts = std::vector<std::vector<int64_t>>;
+
+constexpr int64_t kNewTokens = 128;
+constexpr int64_t kMostTokensOrSamples = int64_t{1} << 40;
+
+struct GenerateArguments : InferenceArguments {
+  PromptWords prompt;
+  std::optional<std::string> tokenizer;
+  std::optional<int64_t> max_new_tokens;
+  std::optional<int64_t> seed;
+  std::optional<std::vector<int64_t>> eos;
+  int64_t num_samples = 1;
+  bool no_cache = false;
+  SamplingOptions sampling;
+};
+
+// What the user gets on stdout: rank 0's first sample as it grows, the others
+// when they are there.
+class Output {
+ public:
+  Output(const Tokenizer* tokenizer, const Prompts& prompts, bool has_several)
+      : tokenizer_(tokenizer), prompts_(prompts), has_several_(has_several) {}
+
+  // A sample has another token; those of one that began later are kept.
+  void add(const Continuation& sample) {
+    if (!stream_ && sample.sample == 0) {
+      begin(sample);
+    }
+    if (sample.sample == 0) {
+      add_token(sample.tokens.back());
+    }
+  }
+
+  void end(const std::vector<Continuation>& all) {
+    for (const auto& sample : all) {
+      if (sample.sample != 0) {
+        begin(sample);
+        for (const int64_t token : sample.tokens) {
+          add_token(token);
+        }
+      }
+      write_to_stdout(stream_->finish() + "\n");
+    }
+  }
+
+ private:
+  void begin(const Continuation& sample) {
+    const auto& prompt = prompts_[sample.prompt];
+    stream_.emplace(tokenizer_, prompt);
+    if (has_several_) {
+      write_to_stdout(fmt::format("--- {} ---\n", sample.sample));
+    }
+    write_to_stdout(text_after(tokenizer_, {}, prompt));
+    separator_ = tokenizer_ == nullptr ? " " : "";
+  }
+
+  void add_token(int64_t token) {
+    write_to_stdout(std::exchange(separator_, "") + stream_->add(token));
+  }
+
+  const Tokenizer* tokenizer_;
+  const Prompts& prompts_;
+  bool has_several_;
+  std::optional<TextStream> stream_;
+  std::string separator_;
+};
+
+std::string results_json(
+    const std::vector<Continuation>& all,
+    const Prompts& prompts,
+    const Tokenizer* tokenizer,
+    uint64_t seed) {
+  auto samples = nlohmann::ordered_json::array();
+  for (const auto& each : all) {
+    const auto& prompt = prompts[each.prompt];
+    nlohmann::ordered_json sample{
+        {"prompt", each.prompt},
+        {"prompt_tokens", prompt},
+        {"tokens", each.tokens},
+        {"finish_reason", each.ended ? "eos" : "length"}};
+    if (tokenizer != nullptr) {
+      sample["text"] = text_after(tokenizer, prompt, each.tokens);
+    }
+    samples.push_back(std::move(sample));
+  }
+  const nlohmann::ordered_json result{{"seed", seed}, {"samples", samples}};
+  // Models may write half a character.
+  return result.dump(
+             -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
+         "\n";
+}
+
+void say_speed(const std::vector<Continuation>& all, Clock::time_point start) {
+  size_t tokens = 0;
+  for (const auto& each : all) {
+    tokens += each.tokens.size();
+  }
+  const double seconds =
+      std::chrono::duration<double>(Clock::now() - start).count();
+  say_on_stderr(fmt::format(
+      "{} tokens in {:.2f} s, prompts included: {:.0f} tokens/s",
+      tokens,
+      seconds,
+      static_cast<double>(tokens) / seconds));
+}
+
+// Models may have more tokens than their tokenizer, and sample them.
+void say_unknown(
+    const std::vector<Continuation>& all,
+    const Tokenizer* tokenizer) {
+  if (tokenizer == nullptr) {
+    return;
+  }
+  int64_t unknown = 0;
+  for (const auto& each : all) {
+    unknown += std::ranges::count_if(each.tokens, [&](int64_t token) {
+      return token >= tokenizer->vocab_size();
+    });
+  }
+  if (unknown > 0) {
+    say_on_stderr(fmt::format(
+        "{} tokens are beyond the {} of the tokenizer ({}) and were written as "
+        "nothing; --json has their numbers, and --tokenizer takes another",
+        unknown,
+        tokenizer->vocab_size(),
+        tokenizer->describe()));
+  }
+}
+
+// Whose text it is, where that is not plain.
+void say_tokenizer(const Recipe& recipe, const Tokenizer* tokenizer) {
+  if (tokenizer == nullptr) {
+    say_on_stderr(fmt::format(
+        "tokens are written as numbers, for want of a tokenizer: {}",
+        why_no_tokenizer(recipe)));
+  } else if (!recipe.model.from.empty()) {
+    say_on_stderr(fmt::format("text is that of {}", tokenizer->describe()));
+  }
+}
+
+// What every rank has to have been told alike.
+std::string told(
+    const Prompts& prompts,
+    int64_t num_samples,
+    const GenerationOptions& options) {
+  const auto& sampling = options.sampling;
+  return nlohmann::json{
+      prompts,
+      num_samples,
+      options.max_new_tokens,
+      options.eos,
+      options.use_cache,
+      sampling.temperature,
+      sampling.top_k,
+      sampling.top_p,
+      sampling.seed}
+      .dump();
+}
+
+void say_length(const Recipe& recipe, const Recipe& to_run) {
+  if (to_run.data.sequence_length > recipe.data.sequence_length) {
+    say_on_stderr(fmt::format(
+        "up to {} tokens: longer than the data.sequence_length of {}",
+        to_run.data.sequence_length,
+        recipe.data.sequence_length));
+  }
+}
+
+void check_generates(const Recipe& recipe) {
+  if (model_input(recipe) != ModelInput::kTokens) {
+    refuse(
+        recipe,
+        "model.type",
+        fmt::format(
+            "a {} classifies images: it has no next token. weft eval measures "
+            "it",
+            model_title(recipe)));
+  }
+}
+
+GenerationOptions options_of(
+    const GenerateArguments& arguments,
+    const Recipe& recipe,
+    const Tokenizer* tokenizer,
+    const Prompts& prompts) {
+  GenerationOptions options{
+      .sampling = arguments.sampling,
+      .max_new_tokens = room_for_new_tokens(
+          recipe, prompts, arguments.max_new_tokens, kNewTokens),
+      .eos = arguments.eos ? *arguments.eos : end_tokens(recipe, tokenizer),
+      .use_cache = !arguments.no_cache};
+  options.sampling.seed =
+      static_cast<uint64_t>(arguments.seed.value_or(recipe.seed));
+  return options;
+}
+
+int64_t longest_of(const Prompts& prompts, int64_t max_new_tokens) {
+  size_t length = 0;
+  for (const auto& prompt : prompts) {
+    length = std::max(length, prompt.size());
+  }
+  return static_cast<int64_t>(length) + max_new_tokens;
+}
+
+void run_generate(const GenerateArguments& arguments) {
+  auto recipe = load_for_inference(arguments, /*reads_data=*/false);
+  check_generates(recipe);
+  const auto tokenizer = find_tokenizer(recipe, arguments.tokenizer);
+  const auto prompts = prompt_tokens(recipe, arguments.prompt, tokenizer.get());
+  const auto options = options_of(arguments, recipe, tokenizer.get(), prompts);
+  check_weights(recipe, arguments.checkpoint, arguments.weight_kind());
+  const auto to_run =
+      recipe_to_generate(recipe, longest_of(prompts, options.max_new_tokens));
+  const auto mesh = join_mesh(
+      to_run,
+      "prompts and how they are continued",
+      told(prompts, arguments.num_samples, options));
+  const bool is_first = mesh.world().rank() == 0;
+  if (is_first) {
+    say_tokenizer(recipe, tokenizer.get());
+    say_length(recipe, to_run);
+  }
+  const auto model = load_model(
+      to_run,
+      mesh,
+      arguments.checkpoint,
+      say_on_stderr,
+      arguments.weight_kind());
+  const auto start = Clock::now();
+  const bool has_several = prompts.size() > 1 || arguments.num_samples > 1;
+  Output output(tokenizer.get(), prompts, has_several);
+  const auto all = gather_continuations(
+      mesh,
+      generate(
+          *model,
+          mesh,
+          prompts,
+          arguments.num_samples,
+          options,
+          [&](const auto& sample) {
+            if (is_first && !arguments.json) {
+              output.add(sample);
+            }
+          }));
+  if (is_first && arguments.json) {
+    write_to_stdout(
+        results_json(all, prompts, tokenizer.get(), options.sampling.seed));
+  } else if (is_first) {
+    output.end(all);
+  }
+  if (is_first) {
+    say_unknown(all, tokenizer.get());
+    say_speed(all, start);
+  }
+}
+
+// CLI::Range lets nan pass.
+CLI::Validator number_in(double least, double most) {
+  const CLI::Range range(least, most);
+  return {
+      [range](std::string& text) {
+        double value = 0;
+        const bool is_number =
+            CLI::detail::lexical_cast(text, value) && !std::isnan(value);
+        return is_number ? range(text) : "\"" + text + "\" is no number";
+      },
+      fmt::format("FLOAT in [{} - {}]", least, most)};
+}
+
+void add_prompt_options(CLI::App& command, GenerateArguments& arguments) {
+  command
+      .add_option(
+          "--prompt",
+          arguments.prompt.texts,
+          "The text to continue; may be given several times")
+      ->allow_extra_args(false);
+  command.add_option(
+      "--prompt-file",
+      arguments.prompt.file,
+      "A file with the text to continue");
+  command
+      .add_option(
+          "--prompt-tokens",
+          arguments.prompt.tokens,
+          "The tokens to continue: 1,2,3")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_option(
+      "--tokenizer",
+      arguments.tokenizer,
+      "byte, a SentencePiece *.model, a tokenizer.json, or a folder with one; "
+      "default: the recipe's, or model.from's");
+}
+
+void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
+  auto& sampling = arguments.sampling;
+  command
+      .add_option(
+          "--max-new-tokens",
+          arguments.max_new_tokens,
+          "Tokens to add at most; default: 128, or as many as the model has "
+          "positions for")
+      ->check(CLI::Range(int64_t{1}, kMostTokensOrSamples));
+  command
+      .add_option(
+          "--temperature",
+          sampling.temperature,
+          "What logits are divided by; 0: always the likeliest token")
+      ->check(number_in(0, 1e6))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--top-k",
+          sampling.top_k,
+          "Choose among the so many likeliest tokens; 0: among all")
+      ->check(CLI::Range(int64_t{0}, kMostTokensOrSamples))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--top-p",
+          sampling.top_p,
+          "Choose among the likeliest tokens that together have this "
+          "probability")
+      ->check(number_in(0, 1))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--seed",
+          arguments.seed,
+          "Of the choices; default: the recipe's. The same seed gives the same "
+          "tokens, on any mesh")
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
+}
+
+void add_sample_options(CLI::App& command, GenerateArguments& arguments) {
+  command
+      .add_option(
+          "--num-samples",
+          arguments.num_samples,
+          "Continuations of each prompt; replicas (mesh.dp) share them")
+      ->check(CLI::Range(int64_t{1}, kMostTokensOrSamples))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--eos-token-id",
+          arguments.eos,
+          "Tokens that end a sample: 2 or 2,3; -1: none. Default: those of "
+          "tokenizer and model.from")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_flag(
+      "--no-cache",
+      arguments.no_cache,
+      "Compute keys and values anew for each token, to compare");
+}
+
+} // namespace
+
+void add_generate(Program& program) {
+  auto arguments = std::make_shared<GenerateArguments>();
+  auto* command = program.add_subcommand(
+      "generate", "Continue a text with a recipe's model");
+  add_inference_arguments(
+      program, *command, *arguments, "mesh.tp=4 train.dtype=bfloat16");
+  add_prompt_options(*command, *arguments);
+  add_sampling_options(*command, *arguments);
+  add_sample_options(*command, *arguments);
+  command->footer(
+      "Prompt and continuation go to stdout as the tokens come, all else to "
+      "stderr.");
+  command->callback([arguments] { run_generate(*arguments); });
+}
+
+} // namespace weft::recipes::cli

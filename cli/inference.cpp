@@ -1,0 +1,97 @@
+#include "cli/inference.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include "inference/inference_model.h"
+#include "mesh/bootstrap/env.h"
+#include "mesh/bootstrap/job_rank.h"
+#include "mesh/device/device.h"
+#include "mesh/error/error.h"
+#include "mesh/world.h"
+#include "models/registry.h"
+#include "train/setup/threads.h"
+
+namespace weft::recipes::cli {
+
+void add_inference_arguments(
+    const Program& program,
+    CLI::App& command,
+    InferenceArguments& arguments,
+    const std::string& examples) {
+  add_recipe_arguments(program, command, arguments, examples);
+  command.add_option(
+      "--checkpoint",
+      arguments.checkpoint,
+      "A step folder, or that of a run: its newest checkpoint. Default: what "
+      "weft train would go on from, or else the weights that a new run begins "
+      "with (model.from, checkpoint.init_from)");
+  command
+      .add_option(
+          "--weights",
+          arguments.weights,
+          "Those of the model, or their running average (ema.decay)")
+      ->check(CLI::IsMember({"model", "ema"}))
+      ->capture_default_str();
+  command.add_flag(
+      "--json",
+      arguments.json,
+      "One line of JSON on stdout, all else on stderr");
+}
+
+Recipe load_for_inference(
+    const InferenceArguments& arguments,
+    bool reads_data) {
+  auto own = arguments;
+  if (!reads_data) {
+    own.overrides.emplace_back("data.paths=[none]");
+  }
+  auto recipe = own.load();
+  const auto job = mesh::own_job_rank();
+  if (const auto threads = threads_per_rank(job, mesh::env::get)) {
+    at::set_num_threads(*threads);
+  }
+  // No text is read: its bytes need no place in the vocabulary.
+  const auto type = recipe.data.type;
+  if (!reads_data && model_input(recipe) == ModelInput::kTokens) {
+    recipe.data.type = "tokens";
+  }
+  validate_for_inference(recipe, job.world_size);
+  recipe.data.type = type;
+  return recipe;
+}
+
+mesh::DeviceMesh join_mesh(
+    const Recipe& recipe,
+    const std::string& field,
+    const std::string& value) {
+  mesh::WorldOptions options;
+  options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
+  if (recipe.device == "cuda") {
+    const auto job = mesh::own_job_rank();
+    mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
+    options.backend = "nccl";
+  }
+  const auto world = mesh::World::from_env(options);
+  world.check_agreement(field, value);
+  return make_inference_mesh(recipe, world);
+}
+
+void say_on_stderr(const std::string& line) {
+  std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+void write_to_stdout(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
+      std::fflush(stdout) != 0) {
+    mesh::throw_error<mesh::UsageError>(
+        fmt::format("cannot write to stdout: {}", std::strerror(errno)));
+  }
+}
+
+} // namespace weft::recipes::cli

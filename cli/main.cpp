@@ -1,0 +1,135 @@
+#include "cli/main.h"
+
+#include <malloc.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <clocale>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <locale>
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "base/prepare_process.h"
+#include "cli/commands.h"
+#include "cli/failure.h"
+#include "cli/program.h"
+#include "cli/usage.h"
+#include "mesh/crash/crash_handler.h"
+#include "mesh/crash/stacks.h"
+#include "mesh/error/error.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+// A training step frees its activations and asks for as much again. By default
+// glibc gives large blocks back to the kernel each time, which then zeroes new
+// pages for every step (5 to 8 % of the step of a small model). Keep them.
+void keep_freed_memory() {
+  constexpr int kMebibyte = 1 << 20;
+  mallopt(M_MMAP_THRESHOLD, 32 * kMebibyte); // the largest that glibc takes
+  mallopt(M_TRIM_THRESHOLD, 1024 * kMebibyte);
+  mallopt(M_TOP_PAD, 64 * kMebibyte);
+}
+
+void add_commands(Program& program) {
+  add_train(program);
+  add_eval(program);
+  add_generate(program);
+  add_explain(program);
+  add_bench(program);
+  add_checkpoint(program);
+  add_report(program);
+  add_tokenize(program);
+  add_doctor(program);
+}
+
+// Numbers of recipes, command lines and answers are those of the C locale,
+// whatever a host program has set: 0.7 and 4000, not 0,7 and 4.000.
+void use_numbers_of_c_locale() {
+  std::setlocale(LC_NUMERIC, "C");
+  std::locale::global(
+      std::locale(std::locale(), std::locale::classic(), std::locale::numeric));
+}
+
+// The program's own name, for the words on how to call it.
+std::string name_of(const char* path) {
+  return std::filesystem::path(path).filename().string();
+}
+
+// An answer that nobody can read is none. A run of training keeps what it says
+// elsewhere, too.
+int report_unwritten_output(const std::string& command) {
+  errno = 0;
+  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (is_written || command == "train") {
+    return 0;
+  }
+  return report_failure(
+      command,
+      mesh::ExitCode::kUsage,
+      fmt::format(
+          "cannot write to stdout{}{}",
+          errno == 0 ? "" : ": ",
+          errno == 0 ? "" : std::strerror(errno)));
+}
+
+// Before libtorch is initialised, whose libraries end a process without a
+// working directory with words about themselves.
+void refuse_removed_working_directory(
+    int /*argc*/,
+    char** /*argv*/,
+    char** /*environment*/) {
+  if (mesh::is_working_directory_removed()) {
+    ::dprintf(
+        STDERR_FILENO,
+        "ERROR 2 rank=0 op=weft %s\n",
+        mesh::kWorkingDirectoryRemoved);
+    ::_exit(static_cast<int>(mesh::ExitCode::kUsage));
+  }
+}
+
+// Programs alone may have such a section, which the loader runs before the
+// initialisers of shared libraries.
+[[gnu::section(".preinit_array"),
+  gnu::used]] void (*const kBeforeLibtorch)(int, char**, char**) =
+    &refuse_removed_working_directory;
+
+} // namespace
+
+int main(int argc, char** argv, ModelTypes models) {
+  mesh::prepare_process();
+  use_numbers_of_c_locale();
+  mesh::install_crash_handler();
+  mesh::install_stack_signal();
+  keep_freed_memory();
+  Program program(
+      "Trains transformers in two dimensions: data x tensor parallel.",
+      known_models(std::move(models)));
+  program.name(argc > 0 ? name_of(argv[0]) : "weft");
+  program.set_version_flag("--version", "weft 0.1.0");
+  program.require_subcommand(1);
+  add_commands(program);
+  try {
+    check_model_types(*program.models().types);
+    program.parse(words_to_parse(program, argc, argv), argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {
+      program.exit(error); // --help, --version
+      return report_unwritten_output("weft");
+    }
+    return report_failure(
+        "usage", mesh::ExitCode::kUsage, explain_usage(program, error));
+  } catch (...) {
+    const auto& used = program.get_subcommands();
+    return report_exception(used.empty() ? "weft" : used[0]->get_name());
+  }
+  return report_unwritten_output(program.get_subcommands().at(0)->get_name());
+}
+
+} // namespace weft::recipes::cli

@@ -1,0 +1,48 @@
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "train/report/report.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+struct ReportArguments {
+  std::vector<std::string> runs;
+  std::string output;
+};
+
+void report(const ReportArguments& arguments) {
+  std::string path = arguments.output;
+  if (!path.empty()) {
+    write_report(arguments.runs, path);
+  } else if (arguments.runs.size() == 1) {
+    path = write_report(arguments.runs.front());
+  } else {
+    path = "report.html";
+    write_report(arguments.runs, path);
+  }
+  std::printf("%s\n", path.c_str());
+}
+
+} // namespace
+
+void add_report(CLI::App& app) {
+  auto arguments = std::make_shared<ReportArguments>();
+  auto* command = app.add_subcommand(
+      "report", "Draw a run, or several on top of each other, as one page");
+  command->add_option("runs", arguments->runs, "Folders of runs, outputs/NAME")
+      ->required();
+  command->add_option(
+      "-o,--output",
+      arguments->output,
+      "Where to write the page; one run: RUN/report.html, several: "
+      "./report.html");
+  command->callback([arguments] { report(*arguments); });
+}
+
+} // namespace weft::recipes::cli

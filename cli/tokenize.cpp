@@ -1,0 +1,105 @@
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "data/tokenize.h"
+#include "data/tokenize_bar.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+struct TokenizeArguments {
+  std::string tokenizer;
+  std::string format = "raw";
+  std::string dtype;
+  TokenizeOptions options;
+};
+
+TokenizeOptions options_of(const TokenizeArguments& arguments) {
+  TokenizeOptions options = arguments.options;
+  for (const auto format : {TokenFormat::kLlmC, TokenFormat::kMegatron}) {
+    if (arguments.format == to_string(format)) {
+      options.format = format;
+    }
+  }
+  if (!arguments.dtype.empty()) {
+    options.type =
+        arguments.dtype == "uint32" ? TokenType::kUint32 : TokenType::kUint16;
+  }
+  return options;
+}
+
+void run_tokenize(const TokenizeArguments& arguments) {
+  const auto tokenizer = open_tokenizer(arguments.tokenizer);
+  TokenizeProgress done;
+  {
+    TokenizeBar bar(stderr, ::isatty(::fileno(stderr)) == 1);
+    done = tokenize(
+        *tokenizer,
+        options_of(arguments),
+        [&](const TokenizeProgress& progress) { bar.show(progress); });
+  }
+  fmt::print(
+      "{}: {} tokens of {} document{} by {}\n",
+      arguments.options.output,
+      done.tokens,
+      done.documents,
+      done.documents == 1 ? "" : "s",
+      tokenizer->describe());
+}
+
+} // namespace
+
+void add_tokenize(CLI::App& app) {
+  auto arguments = std::make_shared<TokenizeArguments>();
+  TokenizeOptions& options = arguments->options;
+  auto* command = app.add_subcommand(
+      "tokenize", "Turn text into a file of tokens, for data.type: tokens");
+  command
+      ->add_option(
+          "tokenizer",
+          arguments->tokenizer,
+          "byte, a SentencePiece *.model, a tokenizer.json, or a folder with "
+          "one of them")
+      ->required();
+  command
+      ->add_option(
+          "inputs", options.inputs, "Files, folders and globs of text in UTF-8")
+      ->required();
+  command
+      ->add_option(
+          "-o,--output",
+          options.output,
+          "The file to write; an earlier output of this command is replaced, "
+          "another file refused")
+      ->required();
+  command->add_flag(
+      "--force",
+      options.force,
+      "Replace OUT, OUT.json and OUT.idx whatever they are");
+  command->add_flag(
+      "--bos", options.bos, "Begin every document with the begin token");
+  command->add_flag(
+      "--eos", options.eos, "End every document with the end token");
+  command->add_option(
+      "--document-separator",
+      options.document_separator,
+      "Text that ends documents inside of a file; else a file is a document");
+  command->add_option("--format", arguments->format, "raw, llm.c or megatron")
+      ->check(CLI::IsMember({"raw", "llm.c", "megatron"}));
+  command
+      ->add_option(
+          "--dtype",
+          arguments->dtype,
+          "uint16 or uint32; default: uint16 if the vocabulary fits")
+      ->check(CLI::IsMember({"uint16", "uint32"}));
+  command->callback([arguments] { run_tokenize(*arguments); });
+}
+
+} // namespace weft::recipes::cli

@@ -1,0 +1,82 @@
+#include <chrono>
+#include <memory>
+
+#include <ATen/Parallel.h>
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cli/program.h"
+#include "data/batch_loader.h"
+#include "mesh/bootstrap/env.h"
+#include "mesh/bootstrap/job_rank.h"
+#include "mesh/device/device.h"
+#include "mesh/error/error.h"
+#include "mesh/world.h"
+#include "train/run.h"
+#include "train/setup/threads.h"
+#include "train/setup/validate.h"
+#include "train/stop_signal.h"
+#include "train/store/run_store.h"
+
+namespace weft::recipes::cli {
+namespace {
+
+struct TrainArguments : RecipeArguments {
+  bool fresh = false;
+};
+
+// Variables that make no sense are refused later, and said then.
+int64_t rank_or_zero() {
+  try {
+    return mesh::read_job_rank(mesh::env::get).rank;
+  } catch (const mesh::UsageError&) {
+    return 0;
+  }
+}
+
+void train(const TrainArguments& arguments) {
+  handle_stop_signals(
+      rank_or_zero(), mesh::env::get("TORCHELASTIC_ERROR_FILE").value_or(""));
+  // Everything that can be wrong is looked at before any rank waits for
+  // another.
+  auto recipe = arguments.load();
+  const auto job = mesh::own_job_rank();
+  if (const auto threads = threads_per_rank(job, mesh::env::get)) {
+    at::set_num_threads(*threads);
+  }
+  validate(recipe, job.world_size);
+  mesh::WorldOptions options;
+  options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
+  if (!mesh::env::get("TORCH_FR_DUMP_TEMP_FILE")) {
+    options.watch.flight_record = recipe.output_dir + "/flight/rank_";
+  }
+  if (recipe.device == "cuda") {
+    mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
+    options.backend = "nccl";
+  }
+  const auto loader = BatchLoader::open(recipe, 0);
+  const bool fresh = arguments.fresh || recipe.checkpoint.resume == "never";
+  if (!fresh) {
+    check_run_fits(recipe, loader.data().fingerprint_text());
+  }
+  const auto world = mesh::World::from_env(options);
+  run_training(recipe, world, fresh);
+}
+
+} // namespace
+
+void add_train(Program& program) {
+  auto arguments = std::make_shared<TrainArguments>();
+  auto* command =
+      program.add_subcommand("train", "Train what a recipe describes");
+  add_recipe_arguments(
+      program, *command, *arguments, "mesh.tp=4 train.steps=20");
+  command->add_flag(
+      "--fresh",
+      arguments->fresh,
+      "Start over; the run's checkpoints and metrics are kept, once, as "
+      "checkpoints.old and metrics.jsonl.old");
+  command->callback([arguments] { train(*arguments); });
+}
+
+} // namespace weft::recipes::cli

@@ -1,0 +1,306 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weft::recipes {
+
+struct ModelType; // models/registry.h
+using ModelTypes = std::vector<ModelType>;
+/// The model types that are linked into a program beside Weft's own; see
+/// known_models().
+struct KnownModels {
+  /// Null if there are none.
+  std::shared_ptr<const ModelTypes> types;
+  std::vector<std::string> names;
+};
+
+/// A map of a recipe whose keys no schema knows: by name, values as YAML.
+using OptionMap = std::map<std::string, std::string, std::less<>>;
+
+/// What the keys mean stands in schema_*.cpp, from which docs/recipe.md is
+/// made.
+struct MeshConfig {
+  int64_t dp = -1;
+  int64_t tp = 1;
+  bool operator==(const MeshConfig&) const = default;
+};
+
+/// How rotary frequencies are stretched for sequences longer than those that a
+/// model was first trained on.
+struct RopeScalingConfig {
+  std::string rope_type = "none";
+  double factor = 8.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 8192;
+  bool operator==(const RopeScalingConfig&) const = default;
+};
+
+/// Which of these a model has stands in schema_model.cpp.
+struct ModelConfig {
+  std::string from;
+  std::string type = "llama";
+  int64_t dim = 0;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t ffn_dim = 0;
+  int64_t vocab_size = 256;
+  int64_t max_position_embeddings = 0;
+  double rope_theta = 10000.0;
+  double norm_eps = 1e-5;
+  bool tie_embeddings = false;
+  double attention_dropout = 0;
+  double dropout = 0;
+  int64_t num_experts = 0;
+  int64_t num_experts_per_tok = 2;
+  double router_aux_loss_coef = 0.01;
+  double router_z_loss_coef = 0;
+  int64_t image_size = 8;
+  int64_t patch_size = 2;
+  int64_t channels = 1;
+  int64_t num_classes = 10;
+  RopeScalingConfig rope_scaling;
+  /// Of a model that a program links in.
+  OptionMap options;
+  bool operator==(const ModelConfig&) const = default;
+};
+
+struct TpConfig {
+  bool sequence_parallel = true;
+  bool loss_parallel = true;
+  /// `tp.async`, which is no name in C++.
+  std::string async_tp = "auto";
+  bool operator==(const TpConfig&) const = default;
+};
+
+struct DdpConfig {
+  double bucket_cap_mb = 25.0;
+  std::string bucket_mode = "concatenated";
+  bool auto_bucketing = false;
+  bool gradient_as_bucket_view = true;
+  bool batched_grad_copy = false;
+  bool static_graph = false;
+  bool check_for_nan_in_grad = false;
+  std::string comm_hook = "none";
+  int64_t power_sgd_rank = 1;
+  int64_t power_sgd_start = 1000;
+  std::string param_dtype = "none";
+  std::string reduce_dtype = "none";
+  bool operator==(const DdpConfig&) const = default;
+};
+
+struct CommConfig {
+  int64_t timeout_s = 300;
+  bool operator==(const CommConfig&) const = default;
+};
+
+struct DataConfig {
+  std::string type = "text";
+  std::vector<std::string> paths;
+  std::string tokenizer = "byte";
+  std::string format = "auto";
+  std::string dtype = "auto";
+  int64_t sequence_length = 128;
+  bool operator==(const DataConfig&) const = default;
+};
+
+struct TrainConfig {
+  int64_t steps = 1000;
+  int64_t global_batch_size = 16;
+  int64_t micro_batch_size = 0;
+  double max_grad_norm = 1.0;
+  std::string dtype = "float32";
+  double z_loss = 0;
+  double label_smoothing = 0;
+  std::string activation_checkpoint = "none";
+  std::vector<std::string> activation_checkpoint_modules;
+  std::string non_finite = "stop";
+  int64_t non_finite_streak = 10;
+  int64_t log_every = 10;
+  bool operator==(const TrainConfig&) const = default;
+};
+
+/// Adapters of low rank, trained in place of the weights.
+struct LoraConfig {
+  int64_t rank = 0;
+  double alpha = 16.0;
+  double dropout = 0;
+  std::vector<std::string> targets;
+  bool operator==(const LoraConfig&) const = default;
+};
+
+struct OptimizerConfig {
+  std::string type = "adamw";
+  double lr = 1e-3;
+  std::array<double, 2> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  bool operator==(const OptimizerConfig&) const = default;
+};
+
+struct LrScheduleConfig {
+  std::string type = "cosine";
+  int64_t warmup_steps = 0;
+  double min_ratio = 0.1;
+  bool operator==(const LrScheduleConfig&) const = default;
+};
+
+struct EvalConfig {
+  int64_t every = 0;
+  int64_t batches = 8;
+  bool operator==(const EvalConfig&) const = default;
+};
+
+/// A running average of the weights.
+struct EmaConfig {
+  double decay = 0;
+  bool eval = false;
+  bool operator==(const EmaConfig&) const = default;
+};
+
+struct CheckpointConfig {
+  int64_t every = 0;
+  int64_t keep = 3;
+  bool async = true;
+  double max_mb_per_s = 0;
+  bool sync = true;
+  std::string checksum = "xxh3";
+  std::string hmac_key_file;
+  std::string resume = "auto";
+  std::string init_from;
+  std::vector<std::string> init_include;
+  std::vector<std::string> init_exclude;
+  std::vector<std::string> init_rename;
+  std::string init_strict = "exact";
+  std::string export_to;
+  bool operator==(const CheckpointConfig&) const = default;
+};
+
+/// Watching over what must be the same on several ranks.
+struct SentinelConfig {
+  int64_t every = 10;
+  bool seal = true;
+  int64_t straggler_every = 4;
+  bool operator==(const SentinelConfig&) const = default;
+};
+
+struct LogConfig {
+  bool tensorboard = false;
+  bool operator==(const LogConfig&) const = default;
+};
+
+struct TraceConfig {
+  int64_t first = 3;
+  int64_t steps = 0;
+  bool operator==(const TraceConfig&) const = default;
+};
+
+/// 0: the cost model's.
+struct LinksConfig {
+  double dp_latency_us = 0;
+  double dp_bandwidth_gb_s = 0;
+  double tp_latency_us = 0;
+  double tp_bandwidth_gb_s = 0;
+  bool operator==(const LinksConfig&) const = default;
+};
+
+struct CommunicationBudgetConfig {
+  double mb_per_step = 0;
+  int64_t collectives_per_step = 0;
+  int64_t implicit = -1;
+  bool operator==(const CommunicationBudgetConfig&) const = default;
+};
+
+/// Where the values of a recipe were written, for error messages, and what the
+/// program that read them knows; two recipes that say the same are equal
+/// wherever that was.
+struct Origins {
+  /// The file, or what stands for it.
+  std::string source;
+  /// By dotted key: "recipes/x.yaml:12:7" or "override mesh.dp=3".
+  std::map<std::string, std::string, std::less<>> places;
+  KnownModels models;
+  bool operator==(const Origins& /*other*/) const { return true; }
+};
+
+/// A training run: model, mesh, data and how to train.
+struct Recipe {
+  std::string name;
+  std::string device = "cpu";
+  int64_t seed = 42;
+  std::string output_dir;
+  MeshConfig mesh;
+  ModelConfig model;
+  TpConfig tp;
+  DdpConfig ddp;
+  CommConfig comm;
+  DataConfig data;
+  TrainConfig train;
+  LoraConfig lora;
+  OptimizerConfig optimizer;
+  LrScheduleConfig lr_schedule;
+  EmaConfig ema;
+  EvalConfig eval;
+  CheckpointConfig checkpoint;
+  SentinelConfig sentinel;
+  LogConfig log;
+  TraceConfig trace;
+  /// "default" or "measure".
+  std::string cost_model = "default";
+  LinksConfig links;
+  CommunicationBudgetConfig communication_budget;
+  Origins origins;
+
+  bool operator==(const Recipe&) const = default;
+};
+
+/// Reads a recipe strictly, then the overrides (`key.path=YAML value`) in order
+/// on top; `source` stands for the file in messages. `models`: what model.type
+/// may be beside Weft's own. To be followed by complete().
+/// Throws: mesh::UsageError: "FILE:LINE:COLUMN: KEY: what is wrong".
+Recipe read_recipe(
+    std::string_view text,
+    const std::string& source,
+    std::span<const std::string> overrides = {},
+    KnownModels models = {});
+
+/// Checks, once all values are there, that the recipe has all keys that its
+/// model and data need, and no others. The name defaults to the file's.
+/// Throws: mesh::UsageError, as read_recipe().
+void complete(Recipe& recipe);
+
+/// Reads what to_yaml() wrote. Folders that it names, which may be gone or
+/// others now, are not looked into.
+/// Throws: mesh::UsageError, as read_recipe().
+Recipe parse_stored_recipe(
+    std::string_view text,
+    const std::string& source,
+    KnownModels models = {});
+
+/// Every key with its value; loading it again gives an equal recipe.
+std::string to_yaml(const Recipe& recipe);
+
+/// The value of a key of the schema, or of an option, as YAML; of an option
+/// that is not there "nothing".
+std::string value_of(const Recipe& recipe, std::string_view path);
+
+/// The keys whose values differ, options one by one.
+std::vector<std::string> differing_keys(const Recipe& a, const Recipe& b);
+
+/// "recipes/x.yaml:12:7: mesh.dp" or "override mesh.dp=3: mesh.dp"; only the
+/// file where `key` was not written.
+std::string place_of(const Recipe& recipe, std::string_view key);
+
+/// Throws: mesh::UsageError "<place_of(key)>: <message>".
+[[noreturn]] void
+refuse(const Recipe& recipe, std::string_view key, const std::string& message);
+
+} // namespace weft::recipes

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <vector>
+
+#include "config/schema.h"
+
+/// What the tables of keys, schema_*.cpp, are written with.
+namespace weft::recipes::keys {
+
+/// member<&Recipe::mesh, &MeshConfig::dp>(recipe) is recipe.mesh.dp.
+template <auto... Members>
+auto& member(Recipe& recipe) {
+  return (recipe.*....*Members);
+}
+
+constexpr Range at_least(double least) {
+  return {.least = least};
+}
+
+constexpr Range between(double least, double most) {
+  return {.least = least, .most = most};
+}
+
+constexpr Range above(double least, double most) {
+  return {.least = least, .most = most, .least_excluded = true};
+}
+
+constexpr Range or_else(int64_t special, Range range) {
+  range.special = special;
+  return range;
+}
+
+inline constexpr double kMostSize = 1 << 24;
+inline constexpr double kMostCount = 1e9;
+
+/// The tables, in the order of the documentation.
+std::vector<Key> run_keys();
+std::vector<Key> model_keys();
+std::vector<Key> rope_scaling_keys();
+std::vector<Key> tp_keys();
+std::vector<Key> ddp_keys();
+std::vector<Key> comm_keys();
+std::vector<Key> data_keys();
+std::vector<Key> train_keys();
+std::vector<Key> lora_keys();
+std::vector<Key> optimizer_keys();
+std::vector<Key> lifecycle_keys();
+std::vector<Key> checkpoint_keys();
+std::vector<Key> sentinel_keys();
+std::vector<Key> seeing_keys();
+std::vector<Key> link_keys();
+
+} // namespace weft::recipes::keys

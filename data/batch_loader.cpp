@@ -1,0 +1,189 @@
+#include "data/batch_loader.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "config/recipe.h"
+#include "data/digit_images.h"
+#include "data/text_dataset.h"
+#include "data/token_source.h"
+#include "mesh/error/error.h"
+#include "models/registry.h"
+#include "tokenizers/tokenizer.h"
+
+namespace weft::recipes {
+namespace {
+
+std::unique_ptr<Dataset> sample(
+    const Recipe& recipe,
+    std::unique_ptr<TokenSource> tokens) {
+  const SampleOrder order(
+      tokens->size(),
+      recipe.data.sequence_length,
+      static_cast<uint64_t>(recipe.seed),
+      place_of(recipe, "data.sequence_length"));
+  return std::make_unique<TextDataset>(std::move(tokens), order);
+}
+
+std::unique_ptr<Dataset> open_text(const Recipe& recipe) {
+  if (recipe.data.tokenizer != "byte") {
+    refuse(
+        recipe,
+        "data.tokenizer",
+        fmt::format(
+            "training takes text as bytes only; turn it into tokens first: "
+            "`weft tokenize {} {} -o {}.bin`, and give data.type: tokens and "
+            "data.paths: [{}.bin]",
+            recipe.data.tokenizer,
+            fmt::join(recipe.data.paths, " "),
+            recipe.name,
+            recipe.name));
+  }
+  return sample(
+      recipe,
+      std::make_unique<ByteTokens>(
+          TextCorpus(recipe.data.paths, place_of(recipe, "data.paths"))));
+}
+
+// That text which the recipe's tokenizer makes, and reads, is the model's.
+void check_tokenizer(const Recipe& recipe, const FileTokens& tokens) {
+  if (recipe.data.tokenizer == "byte") { // the default: nothing is said
+    return;
+  }
+  const auto tokenizer = open_tokenizer(recipe.data.tokenizer);
+  if (tokenizer->vocab_size() > model_outputs(recipe)) {
+    refuse(
+        recipe,
+        "data.tokenizer",
+        fmt::format(
+            "{} does not fit model.vocab_size={}",
+            tokenizer->describe(),
+            model_outputs(recipe)));
+  }
+  for (const TokenFile& file : tokens.files()) {
+    if (file.origin() &&
+        file.origin()->fingerprint != tokenizer->fingerprint_text()) {
+      refuse(
+          recipe,
+          "data.tokenizer",
+          fmt::format(
+              "\"{}\" was written by another tokenizer, {}, than {}",
+              file.file().path,
+              file.origin()->tokenizer,
+              tokenizer->describe()));
+    }
+  }
+}
+
+std::unique_ptr<Dataset> open_tokens(const Recipe& recipe) {
+  const DataConfig& data = recipe.data;
+  FileTokens::Options options{.vocab_size = model_outputs(recipe)};
+  for (const auto format :
+       {TokenFormat::kRaw, TokenFormat::kLlmC, TokenFormat::kMegatron}) {
+    if (data.format == to_string(format)) {
+      options.format = format;
+    }
+  }
+  for (const auto type : {TokenType::kUint16, TokenType::kUint32}) {
+    if (data.dtype == to_string(type)) {
+      options.type = type;
+    }
+  }
+  auto tokens = std::make_unique<FileTokens>(
+      data.paths, options, place_of(recipe, "data.paths"));
+  check_tokenizer(recipe, *tokens);
+  return sample(recipe, std::move(tokens));
+}
+
+std::unique_ptr<Dataset> open_digits(const Recipe& recipe) {
+  return std::make_unique<DigitImages>(
+      recipe.data.paths,
+      static_cast<uint64_t>(recipe.seed),
+      place_of(recipe, "data.paths"));
+}
+
+std::unique_ptr<Dataset> open_data(const Recipe& recipe) {
+  const std::string& type = recipe.data.type;
+  return type == "digits"   ? open_digits(recipe)
+         : type == "tokens" ? open_tokens(recipe)
+                            : open_text(recipe);
+}
+
+} // namespace
+
+BatchLoader::BatchLoader(std::unique_ptr<Dataset> data, BatchShape shape)
+    : data_(std::move(data)), shape_(shape) {
+  const mesh::ErrorContext where{fmt::format(
+      "dp={}, micro_batch_size={}", shape.dp, shape.micro_batch_size)};
+  WEFT_CHECK(
+      shape.dp > 0 && shape.micro_batch_size > 0 && shape.global_batch_size > 0,
+      "batches",
+      where,
+      "A batch size is not positive.");
+  const int64_t left_over =
+      shape.global_batch_size % (shape.dp * shape.micro_batch_size);
+  WEFT_CHECK_EQ(
+      "batches",
+      left_over,
+      0,
+      where,
+      "global_batch_size ",
+      shape.global_batch_size,
+      " must be a multiple of dp * micro_batch_size.");
+  WEFT_CHECK(
+      shape.dp_rank >= 0 && shape.dp_rank < shape.dp,
+      "batches",
+      where,
+      "dp_rank ",
+      shape.dp_rank,
+      " is outside of [0, dp).");
+}
+
+BatchLoader BatchLoader::open(const Recipe& recipe, int64_t dp_rank) {
+  return {
+      open_data(recipe),
+      {.global_batch_size = recipe.train.global_batch_size,
+       .micro_batch_size = recipe.train.micro_batch_size,
+       .dp = recipe.mesh.dp,
+       .dp_rank = dp_rank}};
+}
+
+int64_t BatchLoader::accumulation_steps() const {
+  return shape_.global_batch_size / (shape_.dp * shape_.micro_batch_size);
+}
+
+int64_t BatchLoader::first_sample(int64_t accumulation) const {
+  return (accumulation * shape_.dp + shape_.dp_rank) * shape_.micro_batch_size;
+}
+
+std::vector<int64_t> BatchLoader::samples_from(int64_t first) const {
+  std::vector<int64_t> samples(static_cast<size_t>(shape_.micro_batch_size));
+  std::iota(samples.begin(), samples.end(), first);
+  return samples;
+}
+
+Batch BatchLoader::train(int64_t next_sample, int64_t accumulation) {
+  const int64_t first = first_sample(accumulation);
+  Batch batch = data_->train(samples_from(next_sample + first));
+  batch.first_sample = first;
+  return batch;
+}
+
+Batch BatchLoader::heldout(int64_t batch_index, int64_t accumulation) {
+  const int64_t first = first_sample(accumulation);
+  Batch batch = data_->heldout(
+      samples_from(batch_index * shape_.global_batch_size + first));
+  batch.first_sample = first;
+  return batch;
+}
+
+int64_t BatchLoader::num_heldout_batches(int64_t wanted) const {
+  const int64_t full = data_->num_heldout_samples() / shape_.global_batch_size;
+  return std::min(wanted, std::max<int64_t>(full, 1));
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "checkpoint/store/store.h"
+#include "checkpoint/tensors/tensor_file.h"
+#include "config/recipe.h"
+#include "hf/box.h"
+
+namespace weft::recipes::hub {
+
+/// The model of a checkpoint, with adapters merged into its weights.
+class CheckpointWeights {
+ public:
+  /// `averaged`: the running average of the weights (part "ema") where there is
+  /// one, the weights elsewhere.
+  /// Throws: mesh::UsageError if it holds no language model of ours, whole and
+  /// with nothing beside it, or no average; checkpoint::CheckpointError if it
+  /// is damaged.
+  explicit CheckpointWeights(
+      const std::filesystem::path& step_folder,
+      bool averaged = false);
+
+  const ModelConfig& model() const { return recipe_.model; }
+  /// Tokens of a sequence that it was trained on; 0: not trained here.
+  int64_t sequence_length() const { return recipe_.data.sequence_length; }
+  /// The folder that the model came from; empty: none.
+  const std::string& from() const { return recipe_.model.from; }
+  /// Its config.json, if the checkpoint has it.
+  const std::string& config() const { return config_; }
+  const TensorMap& map() const { return map_; }
+  int64_t num_adapters() const { return num_adapters_; }
+
+  at::ScalarType dtype(const std::string& name) const;
+  /// A box of a parameter, as float32 where an adapter is merged into it.
+  at::Tensor read(const std::string& name, const Box& box);
+
+ private:
+  void read_layout();
+  void check_tensors();
+  void check_average() const;
+  std::string stored_key(const std::string& name) const;
+  at::Tensor read_stored(const std::string& name, const Box& box);
+
+  checkpoint::StepPin pin_;
+  checkpoint::Manifest manifest_;
+  checkpoint::ChunkReader reader_;
+  std::string source_;
+  bool averaged_;
+  Recipe recipe_;
+  std::string config_;
+  TensorMap map_;
+  int64_t num_adapters_ = 0;
+};
+
+} // namespace weft::recipes::hub

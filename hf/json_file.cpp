@@ -1,0 +1,49 @@
+#include "hf/json_file.h"
+
+#include <span>
+
+#include <fmt/format.h>
+
+#include "checkpoint/files/error.h"
+#include "checkpoint/format/json_scan.h"
+#include "mesh/error/error.h"
+
+namespace weft::recipes::hub {
+
+std::string read_small_file(
+    const checkpoint::Folder& folder,
+    const std::string& name,
+    int64_t most_bytes) {
+  try {
+    const auto file = folder.open_file(name);
+    const auto bytes = file.size();
+    if (bytes > most_bytes) {
+      mesh::throw_error<mesh::UsageError>(fmt::format(
+          "{}: {} bytes; it can have at most {}",
+          file.path().string(),
+          bytes,
+          most_bytes));
+    }
+    std::string text(static_cast<size_t>(bytes), '\0');
+    const auto got = file.read_at(0, std::as_writable_bytes(std::span(text)));
+    text.resize(static_cast<size_t>(got));
+    return text;
+  } catch (const checkpoint::CheckpointError& error) {
+    // No folder of a model, rather than a damaged one.
+    mesh::throw_error<mesh::UsageError>(error.what_without_backtrace());
+  }
+}
+
+nlohmann::ordered_json parse_json_object(
+    std::string_view text,
+    const std::string& source) {
+  constexpr int64_t kMostDepth = 32;
+  try {
+    checkpoint::check_json_object(text, source, kMostDepth);
+  } catch (const checkpoint::CheckpointError& error) {
+    mesh::throw_error<mesh::UsageError>(error.what_without_backtrace());
+  }
+  return nlohmann::ordered_json::parse(text);
+}
+
+} // namespace weft::recipes::hub

@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <array>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "checkpoint/files/text.h"
+#include "config/schema.h"
+#include "hf/config_json.h"
+#include "hf/tensor_map.h"
+#include "mesh/error/error.h"
+
+namespace weft::recipes::hub {
+namespace {
+
+constexpr const char* kFromKey = "model.from";
+
+bool is_written(const Recipe& recipe, std::string_view key) {
+  return recipe.origins.places.contains(key);
+}
+
+// Whether a recipe says by 0 that it leaves a size to others.
+bool is_left_open(const Recipe& recipe, std::string_view key) {
+  return (key == "model.kv_heads" || key == "model.max_position_embeddings") &&
+         value_of(recipe, key) == "0";
+}
+
+// As written by a run: all that the folder said then, which may be gone.
+bool is_resolved(const Recipe& recipe) {
+  return std::ranges::all_of(
+      std::array{
+          "model.type",
+          "model.dim",
+          "model.layers",
+          "model.heads",
+          "model.ffn_dim",
+          "model.vocab_size"},
+      [&](const char* key) { return is_written(recipe, key); });
+}
+
+void adopt(
+    Recipe& recipe,
+    const Recipe& theirs,
+    const HubConfig::Given& given,
+    const std::string& source) {
+  const Key* key = find_key(given.key);
+  const auto place = fmt::format("{} ({})", source, given.hub_key);
+  const auto value = value_of(theirs, given.key);
+  if (is_written(recipe, given.key) && !is_left_open(recipe, given.key) &&
+      value_of(recipe, given.key) != value) {
+    refuse(
+        recipe,
+        given.key,
+        fmt::format(
+            "{}, but {} says {}, and the model is that of model.from ({}). "
+            "Leave the key out",
+            value_of(recipe, given.key),
+            place,
+            value,
+            place_of(recipe, kFromKey)));
+  }
+  auto& fields = const_cast<Recipe&>(theirs); // only read
+  std::visit([&](auto field) { field(recipe) = field(fields); }, key->field);
+  if (!is_written(recipe, given.key)) {
+    recipe.origins.places.insert_or_assign(given.key, place);
+  }
+}
+
+} // namespace
+
+std::string lasting_path(const std::filesystem::path& folder) {
+  std::error_code error;
+  const auto absolute =
+      std::filesystem::absolute(folder, error).lexically_normal().string();
+  return error || !checkpoint::is_utf8(absolute) ? folder.string() : absolute;
+}
+
+void check_values(const HubConfig& config, const std::string& source) {
+  Recipe recipe;
+  recipe.model = config.model;
+  for (const auto& given : config.given) {
+    Key key = *find_key(given.key);
+    // The 0 by which a recipe leaves a size to others is a size here.
+    key.range.special.reset();
+    if (const auto fault = find_fault(key, recipe); !fault.empty()) {
+      mesh::throw_error<mesh::UsageError>(
+          fmt::format("{}: {}: {}", source, given.hub_key, fault));
+    }
+  }
+  check_tensor_count(config.model, source);
+}
+
+void adopt_config(Recipe& recipe) {
+  const std::filesystem::path folder = recipe.model.from;
+  if (folder.empty()) {
+    return;
+  }
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder, ignored) && is_resolved(recipe)) {
+    return; // Missed where its weights are needed.
+  }
+  HubConfig config;
+  try {
+    config = read_config(folder);
+  } catch (const mesh::UsageError& error) {
+    refuse(recipe, kFromKey, error.what_without_backtrace());
+  }
+  Recipe theirs;
+  theirs.model = config.model;
+  for (const auto& given : config.given) {
+    adopt(recipe, theirs, given, (folder / kConfigName).string());
+  }
+}
+
+} // namespace weft::recipes::hub

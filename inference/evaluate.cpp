@@ -1,0 +1,90 @@
+#include "inference/evaluate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "data/batch_staging.h"
+#include "mesh/error/error.h"
+#include "train/setup/loss.h"
+#include "train/trainer.h"
+
+namespace weft::recipes {
+namespace {
+
+using EvalClock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kBetweenLines(10);
+
+// Of the samples [first, first + batch_size), as far as there are any.
+double summed_loss_of(
+    Model& model,
+    const EvalSamples& samples,
+    int64_t first,
+    int64_t batch_size,
+    c10::Device device) {
+  const int64_t count =
+      std::clamp<int64_t>(samples.count - first, 0, batch_size);
+  if (count == 0) {
+    return 0;
+  }
+  std::vector<int64_t> numbers(static_cast<size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), first);
+  const auto batch = to_device(samples.read(numbers), device);
+  return token_loss(model.forward(batch.input), batch.target, 1)
+      .to(at::kDouble)
+      .item<double>();
+}
+
+double over_replicas(const mesh::DeviceMesh& mesh, double value) {
+  auto total = at::full({1}, value, at::kDouble);
+  mesh.group("dp").all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
+  return total.item<double>();
+}
+
+} // namespace
+
+Evaluation evaluate(
+    Model& model,
+    const mesh::DeviceMesh& mesh,
+    const EvalSamples& samples,
+    int64_t batch_size,
+    const SayLine& say) {
+  const at::NoGradGuard no_grad;
+  const auto& world = mesh.world();
+  const int64_t own = mesh.coordinate("dp") * batch_size;
+  const int64_t step = mesh.size("dp") * batch_size;
+  double sum = 0;
+  auto said = EvalClock::now();
+  for (int64_t first = 0; first < samples.count; first += step) {
+    sum += over_replicas(
+        mesh,
+        summed_loss_of(
+            model, samples, first + own, batch_size, world.device()));
+    if (world.rank() == 0 && EvalClock::now() - said > kBetweenLines) {
+      said = EvalClock::now();
+      say(fmt::format(
+          "{} of {} samples",
+          std::min(first + step, samples.count),
+          samples.count));
+    }
+  }
+  world.check();
+  Evaluation result{
+      .targets = samples.count * samples.targets, .samples = samples.count};
+  result.loss = sum / static_cast<double>(result.targets);
+  if (!std::isfinite(result.loss)) {
+    mesh::throw_error<NonFiniteError>(fmt::format(
+        "the loss is {}: the weights, or what the model makes of them in this "
+        "dtype, are no finite numbers.",
+        result.loss));
+  }
+  result.perplexity = std::exp(result.loss);
+  return result;
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,194 @@
+#include "inference/generator.h"
+
+#include <algorithm>
+
+#include <torch/torch.h>
+#include <nlohmann/json.hpp>
+
+#include "dtensor/spec/cut.h"
+#include "dtensor/tensor/dtensor.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/world.h"
+
+namespace weft::recipes {
+namespace {
+
+// Tokens between two signs of life.
+constexpr int64_t kTokensATick = 16;
+
+// Replicas work on samples of different numbers and lengths, and those that are
+// done wait: from time to time all say whether they still work, so that nobody
+// waits for longer than a communicator allows.
+class Replicas {
+ public:
+  explicit Replicas(const mesh::DeviceMesh& mesh) : mesh_(mesh) {}
+
+  void token_done() {
+    if (++tokens_ % kTokensATick == 0) {
+      tick(/*works=*/true);
+    }
+  }
+
+  // Until the last one is done.
+  void finish() {
+    while (tick(/*works=*/false)) {
+    }
+  }
+
+ private:
+  bool tick(bool works) {
+    if (mesh_.size("dp") == 1) {
+      return false;
+    }
+    const auto flag = at::full({1}, works ? 1 : 0, at::kLong);
+    mesh_.group("dp")
+        .all_reduce(flag, mesh::ReduceOp::kMax, "replicas that generate")
+        .wait();
+    return flag.item<int64_t>() != 0;
+  }
+
+  const mesh::DeviceMesh& mesh_;
+  int64_t tokens_ = 0;
+};
+
+// [rows, V] float on the CPU, whole and the same on every rank of "tp".
+at::Tensor whole_logits(const at::Tensor& logits_B1V) {
+  const auto whole = dtensor::is_dtensor(logits_B1V)
+                         ? dtensor::full_tensor(logits_B1V)
+                         : logits_B1V;
+  return whole.select(1, 0).to(at::kCPU, at::kFloat);
+}
+
+// Samples of one prompt, token by token.
+class PromptRun {
+ public:
+  PromptRun(
+      Model& model,
+      c10::Device device,
+      std::span<const int64_t> prompt,
+      const GenerationOptions& options)
+      : model_(model),
+        device_(device),
+        prompt_(prompt),
+        options_(options),
+        cache_(static_cast<int64_t>(prompt.size()) + options.max_new_tokens) {}
+
+  void run(
+      std::span<Continuation> samples,
+      const OnToken& on_token,
+      Replicas& replicas) {
+    auto logits_BV = forward(at::tensor(prompt_, at::kLong).unsqueeze(0));
+    const auto rows = static_cast<int64_t>(samples.size());
+    logits_BV = logits_BV.expand({rows, logits_BV.size(1)});
+    cache_.repeat_rows(rows);
+    for (int64_t i = 0; i < options_.max_new_tokens; ++i) {
+      const auto next = choose(samples, logits_BV, on_token);
+      replicas.token_done();
+      const bool done = std::ranges::all_of(samples, &Continuation::ended);
+      if (done || i + 1 == options_.max_new_tokens) {
+        return;
+      }
+      logits_BV = forward(at::tensor(next, at::kLong).unsqueeze(1));
+    }
+  }
+
+ private:
+  at::Tensor forward(const at::Tensor& tokens_BT) {
+    const auto here = tokens_BT.to(device_);
+    return whole_logits(
+        options_.use_cache ? model_.forward_cached(here, cache_)
+                           : model_.Model::forward_cached(here, cache_));
+  }
+
+  // A token a row; rows that have ended get one that nobody looks at.
+  std::vector<int64_t> choose(
+      std::span<Continuation> samples,
+      const at::Tensor& logits_BV,
+      const OnToken& on_token) {
+    std::vector<int64_t> next;
+    for (size_t row = 0; row < samples.size(); ++row) {
+      auto& sample = samples[row];
+      if (!sample.ended) {
+        const auto position = prompt_.size() + sample.tokens.size();
+        sample.tokens.push_back(choose_token(
+            logits_BV[static_cast<int64_t>(row)],
+            options_.sampling,
+            sample.sample,
+            static_cast<int64_t>(position)));
+        sample.ended =
+            std::ranges::count(options_.eos, sample.tokens.back()) > 0;
+        on_token(sample);
+      }
+      next.push_back(sample.tokens.back());
+    }
+    return next;
+  }
+
+  Model& model_;
+  c10::Device device_;
+  std::span<const int64_t> prompt_;
+  const GenerationOptions& options_;
+  KvCache cache_;
+};
+
+} // namespace
+
+std::vector<Continuation> generate(
+    Model& model,
+    const mesh::DeviceMesh& mesh,
+    std::span<const std::vector<int64_t>> prompts,
+    int64_t num_samples,
+    const GenerationOptions& options,
+    const OnToken& on_token) {
+  const at::NoGradGuard no_grad;
+  const auto own = dtensor::shard_range(
+      static_cast<int64_t>(prompts.size()) * num_samples,
+      mesh.size("dp"),
+      mesh.coordinate("dp"));
+  std::vector<Continuation> samples;
+  for (int64_t i = own.begin; i < own.begin + own.length; ++i) {
+    samples.push_back(
+        {.prompt = static_cast<size_t>(i / num_samples),
+         .sample = i,
+         .tokens = {}});
+  }
+  Replicas replicas(mesh);
+  for (auto first = samples.begin(); first != samples.end();) {
+    const auto last = std::find_if(first, samples.end(), [&](const auto& s) {
+      return s.prompt != first->prompt;
+    });
+    PromptRun(model, mesh.world().device(), prompts[first->prompt], options)
+        .run({first, last}, on_token, replicas);
+    first = last;
+  }
+  replicas.finish();
+  mesh.world().check();
+  return samples;
+}
+
+std::vector<Continuation> gather_continuations(
+    const mesh::DeviceMesh& mesh,
+    const std::vector<Continuation>& own) {
+  auto list = nlohmann::json::array();
+  if (mesh.coordinate("tp") == 0) {
+    for (const auto& each : own) {
+      list.push_back({each.prompt, each.sample, each.ended, each.tokens});
+    }
+  }
+  auto group = mesh.world().group();
+  std::vector<Continuation> all;
+  for (const auto& text :
+       mesh::all_gather_text(group, list.dump(), "generated tokens")) {
+    for (const auto& each : nlohmann::json::parse(text)) {
+      all.push_back(
+          {.prompt = each.at(0),
+           .sample = each.at(1),
+           .tokens = each.at(3),
+           .ended = each.at(2)});
+    }
+  }
+  std::ranges::sort(all, {}, &Continuation::sample);
+  return all;
+}
+
+} // namespace weft::recipes

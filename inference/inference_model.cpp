@@ -1,0 +1,250 @@
+#include "inference/inference_model.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <sstream>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "checkpoint/files/error.h"
+#include "checkpoint/store/store.h"
+#include "dtensor/init/deferred_init.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
+#include "models/registry.h"
+#include "train/setup/checkpoint_key.h"
+#include "train/setup/ddp_config.h"
+#include "train/setup/train_job.h"
+#include "train/setup/validate.h"
+#include "train/store/planner_links.h"
+#include "train/store/run_store.h"
+
+namespace weft::recipes {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Samples that a replica takes at once unless the recipe says.
+constexpr int64_t kMostSamples = 8;
+
+// Steps that `folder` names, the newest first: it is one, holds them, or is a
+// run's.
+std::vector<fs::path> steps_in(const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::exists(folder / checkpoint::kManifestName, ignored)) {
+    return {folder};
+  }
+  std::vector<fs::path> found;
+  for (const auto& place : {folder, folder / "checkpoints"}) {
+    for (const auto& step : checkpoint::list_steps(place)) {
+      found.push_back(step.path);
+    }
+  }
+  return found;
+}
+
+fs::path place_of_weights(const Recipe& recipe, const std::string& checkpoint) {
+  return checkpoint.empty() ? checkpoints_path(recipe) : fs::path(checkpoint);
+}
+
+// Empty: where a new run's weights come from.
+std::vector<fs::path> find_weights(
+    const Recipe& recipe,
+    const std::string& checkpoint) {
+  const auto place = place_of_weights(recipe, checkpoint);
+  auto steps = steps_in(place);
+  if (!steps.empty() || (checkpoint.empty() && has_initial_weights(recipe))) {
+    return steps;
+  }
+  mesh::throw_error<mesh::UsageError>(
+      checkpoint.empty()
+          ? fmt::format(
+                "{} holds no checkpoint: the recipe's run has not saved one. "
+                "Train first, or give --checkpoint or model.from.",
+                place.string())
+          : fmt::format(
+                "--checkpoint: \"{}\" holds no checkpoint. Give a step folder, "
+                "such as outputs/quickstart/checkpoints/step-200, or a run's "
+                "folder.",
+                checkpoint));
+}
+
+// What changes the function that weights belong to, rather than training.
+// `adapted`: adapters are among the weights.
+bool shapes_model(const std::string& key, bool adapted) {
+  return (key.starts_with("model.") || (adapted && key.starts_with("lora."))) &&
+         key != "model.from" && !key.ends_with("dropout") &&
+         !key.starts_with("model.router_");
+}
+
+// Keys that give tensors of the same shapes another meaning, e.g. model.heads.
+void check_same_model(
+    const Recipe& recipe,
+    const fs::path& step,
+    const checkpoint::Manifest& manifest) {
+  std::optional<RunLayout> layout;
+  try {
+    layout = parse_run_layout(manifest.layout, step.string());
+  } catch (const checkpoint::CheckpointError&) {
+    return; // Imported: there was no recipe.
+  }
+  auto earlier = parse_stored_recipe(
+      layout->recipe, step.string() + " (recipe)", recipe.origins.models);
+  resolve_options(earlier);
+  std::vector<std::string> differences;
+  for (const auto& key : differing_keys(recipe, earlier)) {
+    if (shapes_model(key, earlier.lora.rank > 0)) {
+      differences.push_back(fmt::format(
+          "{} is {} there and {} here",
+          key,
+          value_of(earlier, key),
+          value_of(recipe, key)));
+    }
+  }
+  if (!differences.empty()) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{} is of another model: {}. Give the recipe that it was trained with.",
+        step.string(),
+        fmt::join(differences, "; ")));
+  }
+}
+
+// Rank 0's list counts.
+std::vector<std::string> agreed_steps(
+    const Recipe& recipe,
+    const mesh::World& world,
+    const std::string& checkpoint) {
+  std::string own;
+  if (world.rank() == 0) {
+    for (const auto& step : steps_in(place_of_weights(recipe, checkpoint))) {
+      own += step.string() + "\n";
+    }
+  }
+  auto group = world.group();
+  std::istringstream lines(
+      mesh::all_gather_text(group, own, "checkpoints").front());
+  std::vector<std::string> steps;
+  for (std::string line; std::getline(lines, line);) {
+    steps.push_back(line);
+  }
+  return steps;
+}
+
+std::string load_newest(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    Model& model,
+    const std::vector<std::string>& steps,
+    WeightKind kind,
+    const SayLine& say) {
+  for (const auto& step : steps) {
+    try {
+      return load_model_weights(recipe, model, mesh, step, kind);
+    } catch (const checkpoint::CheckpointError& error) {
+      if (steps.size() == 1) {
+        throw;
+      }
+      if (mesh.world().rank() == 0) {
+        say(fmt::format(
+            "cannot load {}: {}", step, error.what_without_backtrace()));
+      }
+    }
+  }
+  mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+      "none of {} checkpoints can be loaded, the newest being {}; `weft "
+      "checkpoint verify` says what is wrong with them.",
+      steps.size(),
+      steps.front()));
+}
+
+// As DDP does in training, but once and for all.
+void cast_parameters(const Recipe& recipe, Model& model) {
+  const auto precision = ddp_options(recipe).mixed_precision;
+  if (!precision || !precision->param_dtype) {
+    return;
+  }
+  for (auto& parameter : model.parameters()) {
+    parameter.set_data(parameter.to(*precision->param_dtype));
+  }
+}
+
+} // namespace
+
+void validate_for_inference(Recipe& recipe, int64_t world_size) {
+  auto& train = recipe.train;
+  const int64_t global = train.global_batch_size;
+  if (train.micro_batch_size == 0) {
+    train.micro_batch_size = std::clamp<int64_t>(global, 1, kMostSamples);
+  }
+  // A multiple of whatever the replicas take.
+  train.global_batch_size = 0;
+  validate(recipe, world_size);
+  train.global_batch_size = recipe.mesh.dp * train.micro_batch_size;
+}
+
+void check_weights(
+    const Recipe& recipe,
+    const std::string& checkpoint,
+    WeightKind kind) {
+  const auto hmac_key = read_hmac_key(recipe);
+  const auto steps = find_weights(recipe, checkpoint);
+  if (steps.empty() && kind == WeightKind::kAveraged) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "--weights: {} holds no checkpoint, and only one that was trained with "
+        "ema.decay has averaged weights",
+        place_of_weights(recipe, checkpoint).string()));
+  }
+  if (steps.empty()) {
+    check_initial_weights(recipe);
+  }
+  for (const auto& step : steps) {
+    try {
+      check_same_model(recipe, step, checkpoint::read_manifest(step, hmac_key));
+      return;
+    } catch (const checkpoint::CheckpointError&) {
+      continue; // Named when it is loaded.
+    }
+  }
+}
+
+mesh::DeviceMesh make_inference_mesh(
+    const Recipe& recipe,
+    const mesh::World& world) {
+  world.check_agreement("recipe", to_yaml(recipe));
+  auto mesh = mesh::DeviceMesh::create(
+      world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
+  auto with_links = recipe;
+  settle_links(with_links, mesh);
+  return mesh;
+}
+
+std::shared_ptr<Model> load_model(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    const std::string& checkpoint,
+    const SayLine& say,
+    WeightKind kind) {
+  const auto& world = mesh.world();
+  const at::NoGradGuard no_grad;
+  auto model = place_model(recipe, mesh, world.device());
+  dtensor::materialize(
+      *model, static_cast<uint64_t>(recipe.seed), world.device());
+  const auto steps = agreed_steps(recipe, world, checkpoint);
+  const auto line = steps.empty()
+                        ? load_model_weights(recipe, *model, mesh)
+                        : load_newest(recipe, mesh, *model, steps, kind, say);
+  if (world.rank() == 0) {
+    say(line);
+  }
+  for (auto& parameter : model->parameters()) {
+    parameter.set_requires_grad(false);
+  }
+  cast_parameters(recipe, *model);
+  model->eval();
+  return model;
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,108 @@
+#include "inference/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "dtensor/random/random.h"
+#include "dtensor/random/random_arithmetic.h"
+#include "mesh/error/error.h"
+#include "train/trainer.h"
+
+namespace weft::recipes {
+namespace {
+
+constexpr double kNoChance = -std::numeric_limits<double>::infinity();
+
+// A tiny temperature makes quotients that no float holds. Those of the
+// distances to the largest are then -inf, which is no chance, and 0 for the
+// largest itself; only what is added back to all of them has to be kept finite.
+at::Tensor divided(const at::Tensor& scores, double temperature) {
+  constexpr double kLargest = 1e30;
+  const auto exact = scores.to(at::kDouble);
+  const auto largest = exact.amax(-1, /*keepdim=*/true);
+  const auto added = (largest / temperature).clamp(-kLargest, kLargest);
+  return ((exact - largest) / temperature + added).to(at::kFloat);
+}
+
+void check_finite(const at::Tensor& logits, int64_t position) {
+  const auto largest = logits.max().item<double>(); // nan if one is
+  if (!std::isfinite(largest)) {
+    mesh::throw_error<NonFiniteError>(fmt::format(
+        "the largest logit of token {} is {}: the weights, or what the model "
+        "makes of them in this dtype, are no finite numbers.",
+        position,
+        std::isnan(largest) ? std::abs(largest) : largest)); // never "-nan"
+  }
+}
+
+at::Tensor keep_likeliest(const at::Tensor& scores, int64_t count) {
+  const auto values =
+      std::get<0>(scores.topk(std::min(count, scores.size(-1)), -1));
+  return scores.masked_fill(
+      scores < values.narrow(-1, values.size(-1) - 1, 1), kNoChance);
+}
+
+at::Tensor keep_nucleus(const at::Tensor& scores, double probability) {
+  // Stable, so that tokens that are as likely leave alike everywhere.
+  const auto [sorted, order] =
+      at::sort(scores, /*stable=*/true, /*dim=*/-1, /*descending=*/false);
+  auto removed = sorted.softmax(-1).cumsum(-1) <= 1 - probability;
+  removed.narrow(-1, removed.size(-1) - 1, 1).fill_(false);
+  return scores.masked_fill(removed.scatter(-1, order, removed), kNoChance);
+}
+
+} // namespace
+
+at::Tensor warp_logits(
+    const at::Tensor& logits,
+    const SamplingOptions& options) {
+  auto scores = logits.to(at::kFloat);
+  if (options.temperature != 0 && options.temperature != 1) {
+    scores = divided(scores, options.temperature);
+  }
+  if (options.top_k > 0) {
+    scores = keep_likeliest(scores, options.top_k);
+  }
+  if (options.top_p < 1) {
+    scores = keep_nucleus(scores, options.top_p);
+  }
+  return scores;
+}
+
+double sampling_number(uint64_t seed, int64_t sample, int64_t position) {
+  const auto block = dtensor::philox(
+      seed,
+      dtensor::stream_of(fmt::format("generate {}", sample)),
+      static_cast<uint64_t>(position));
+  const uint64_t bits =
+      (static_cast<uint64_t>(block.words[0]) << 32 | block.words[1]) >> 11;
+  return static_cast<double>(bits) * 0x1p-53;
+}
+
+int64_t choose_token(
+    const at::Tensor& logits,
+    const SamplingOptions& options,
+    int64_t sample,
+    int64_t position) {
+  check_finite(logits, position);
+  if (options.temperature == 0) {
+    return logits.argmax().item<int64_t>();
+  }
+  const auto sums = warp_logits(logits, options)
+                        .to(at::kDouble)
+                        .softmax(-1)
+                        .cumsum(-1)
+                        .contiguous();
+  const auto* begin = sums.const_data_ptr<double>();
+  const auto* end = begin + sums.numel();
+  const double number =
+      sampling_number(options.seed, sample, position) * *(end - 1);
+  // The first whose sum is above: never one without a chance.
+  return std::upper_bound(begin, end - 1, number) - begin;
+}
+
+} // namespace weft::recipes

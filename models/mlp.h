@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+
+#include <torch/torch.h>
+
+#include "models/model.h"
+
+namespace weft::recipes {
+
+struct MlpConfig {
+  int64_t image_size = 8;
+  int64_t channels = 1;
+  /// Hidden layers.
+  int64_t layers = 2;
+  /// Their width.
+  int64_t ffn_dim = 256;
+  int64_t num_classes = 10;
+  /// Probability that training drops a value of a hidden layer.
+  double dropout = 0;
+};
+
+/// Linears with ReLU between them, on flattened images.
+class MlpClassifierImpl : public Model {
+ public:
+  explicit MlpClassifierImpl(const MlpConfig& config);
+  /// Shapes: pixels [B, C, H, W] to logits [B, classes].
+  at::Tensor forward(const at::Tensor& pixels) override;
+
+  torch::nn::ModuleList layers;
+  torch::nn::Linear head{nullptr};
+
+ private:
+  double dropout_;
+};
+TORCH_MODULE(MlpClassifier);
+
+} // namespace weft::recipes

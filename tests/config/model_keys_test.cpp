@@ -1,0 +1,230 @@
+#include <regex>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/schema.h"
+#include "mesh/error/error.h"
+#include "tests/config/fixtures.h"
+#include "train/setup/load_recipe.h"
+#include "train/setup/validate.h"
+
+namespace weft::recipes {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr std::string_view kGpt2 =
+    "model: {type: gpt2, dim: 64, layers: 2, heads: 4, ffn_dim: 128}\n"
+    "data: {paths: [text.txt]}\n";
+constexpr std::string_view kMoe =
+    "model: {type: moe, dim: 64, layers: 2, heads: 4, ffn_dim: 128, "
+    "num_experts: 4}\n"
+    "data: {paths: [text.txt]}\n";
+constexpr std::string_view kVit =
+    "model: {type: vit, dim: 64, layers: 2, heads: 4, ffn_dim: 128}\n"
+    "data: {type: digits, paths: [digits.csv.gz]}\n";
+constexpr std::string_view kMlp =
+    "model: {type: mlp, layers: 2, ffn_dim: 128}\n"
+    "data: {type: digits, paths: [digits.csv.gz]}\n";
+
+Recipe resolved_text(
+    std::string_view text,
+    const std::vector<std::string>& overrides = {},
+    int64_t world_size = 1) {
+  Recipe recipe = parse_recipe(text, "r.yaml", overrides);
+  validate(recipe, world_size);
+  return recipe;
+}
+
+std::string whole_refusal(
+    std::string_view text,
+    const std::vector<std::string>& overrides,
+    int64_t world_size = 1) {
+  return message_of<mesh::UsageError>(
+      [&] { resolved_text(text, overrides, world_size); });
+}
+
+// Without the place and the key.
+std::string model_refusal(
+    std::string_view text,
+    const std::vector<std::string>& overrides,
+    int64_t world_size = 1) {
+  const std::regex place(".*[ :][a-z_]+(\\.[a-z_]+)+: ");
+  return std::regex_replace(
+      whole_refusal(text, overrides, world_size), place, "");
+}
+
+TEST(ModelKeys, EveryTypeNeedsItsOwn) {
+  for (const auto text : {kGpt2, kMoe, kVit, kMlp}) {
+    EXPECT_EQ(model_refusal(text, {}), "") << text;
+    const Recipe recipe = resolved_text(text);
+    EXPECT_EQ(parse_recipe(to_yaml(recipe), "r.yaml"), recipe) << text;
+  }
+  EXPECT_EQ(
+      whole_refusal("model: {type: vit, dim: 64, layers: 2, ffn_dim: 1}\n", {}),
+      "r.yaml: model.heads: required, but not there");
+  EXPECT_EQ(
+      whole_refusal(kLeastRecipe, {"model.type=moe"}),
+      "r.yaml: model.num_experts: required, but not there");
+}
+
+TEST(ModelKeys, RefusesThoseOfOtherTypes) {
+  EXPECT_EQ(
+      whole_refusal(kMlp, {"model.heads=4"}),
+      "override model.heads=4: model.heads: model.type mlp has no such key; "
+      "llama, gpt2, moe, vit have");
+  EXPECT_EQ(
+      whole_refusal(kLeastRecipe, {"model.num_experts=4"}),
+      "override model.num_experts=4: model.num_experts: model.type llama has "
+      "no such key; moe has");
+  EXPECT_EQ(
+      whole_refusal(kVit, {"data.sequence_length=64"}),
+      "override data.sequence_length=64: data.sequence_length: data.type "
+      "digits has no such key; text, tokens have");
+  const std::vector<std::pair<std::string_view, std::string>> others = {
+      {kGpt2, "model.kv_heads=2"},
+      {kGpt2, "model.tie_embeddings=true"},
+      {kGpt2, "model.rope_theta=1"},
+      {kGpt2, "model.rope_scaling.rope_type=linear"},
+      {kLeastRecipe, "model.dropout=0.1"},
+      {kLeastRecipe, "model.max_position_embeddings=512"},
+      {kLeastRecipe, "model.image_size=8"},
+      {kVit, "model.vocab_size=256"},
+      {kVit, "model.kv_heads=4"},
+      {kMlp, "model.dim=4"},
+      {kMlp, "model.patch_size=2"},
+      {kMlp, "model.attention_dropout=0"},
+      {kMlp, "tp.sequence_parallel=true"},
+      {kMoe, "model.dropout=0"}};
+  for (const auto& [text, key] : others) {
+    EXPECT_THAT(whole_refusal(text, {key}), HasSubstr("has no such key"))
+        << key;
+  }
+}
+
+TEST(ModelKeys, WrittenRecipesHaveOnlyTheirOwn) {
+  const std::string mlp = to_yaml(resolved_text(kMlp));
+  EXPECT_THAT(mlp, HasSubstr("model:\n  type: mlp\n  layers: 2\n"));
+  EXPECT_THAT(mlp, HasSubstr("  image_size: 8\n"));
+  EXPECT_THAT(mlp, Not(HasSubstr("heads")));
+  EXPECT_THAT(mlp, Not(HasSubstr("rope")));
+  EXPECT_THAT(mlp, Not(HasSubstr("tokenizer")));
+  const std::string llama = to_yaml(resolved_text(
+      kLeastRecipe, {"model.rope_scaling={rope_type: llama3, factor: 32.0}"}));
+  EXPECT_THAT(
+      llama,
+      HasSubstr("  rope_scaling:\n    rope_type: llama3\n    factor: 32.0\n"));
+  EXPECT_EQ(resolved_text(llama).model.rope_scaling.factor, 32.0);
+  EXPECT_THAT(llama, HasSubstr("\ntp:\n  sequence_parallel: true\n"));
+}
+
+TEST(ModelKeys, NestedSectionsAreReadStrictly) {
+  EXPECT_EQ(
+      whole_refusal(kLeastRecipe, {"model.rope_scaling=llama3"}),
+      "override model.rope_scaling=llama3: model.rope_scaling: expected a map, "
+      "found the text \"llama3\"");
+  EXPECT_EQ(
+      whole_refusal(kLeastRecipe, {"model.rope_scaling.type=linear"}),
+      "override model.rope_scaling.type=linear: model.rope_scaling.type: "
+      "unknown key; did you mean model.type?");
+  EXPECT_EQ(
+      whole_refusal(kLeastRecipe, {"model.rope_scaling.rope_type=yarn"}),
+      "override model.rope_scaling.rope_type=yarn: "
+      "model.rope_scaling.rope_type: expected one of none, linear, llama3, "
+      "found yarn");
+  EXPECT_EQ(
+      model_refusal(
+          kLeastRecipe,
+          {"model.rope_scaling={rope_type: llama3, high_freq_factor: 1}"}),
+      "1 is not above model.rope_scaling.low_freq_factor=1");
+}
+
+TEST(ModelKeys, DataFitsTheModel) {
+  EXPECT_EQ(
+      whole_refusal(kMlp, {"data.type=text"}),
+      "override data.type=text: data.type: model.type=mlp is a model of "
+      "images: it needs data.type=digits, not text");
+  EXPECT_EQ(
+      model_refusal(kLeastRecipe, {"data.type=digits"}),
+      "model.type=llama is a model of language: it needs data.type=text or "
+      "tokens, not digits");
+  EXPECT_EQ(
+      model_refusal(kVit, {"model.image_size=16"}),
+      "16, but data.type=digits has 8");
+  EXPECT_EQ(
+      model_refusal(kVit, {"model.channels=3"}),
+      "3, but data.type=digits has 1");
+  EXPECT_EQ(
+      model_refusal(kVit, {"model.num_classes=9"}),
+      "9 is smaller than the number of digits, 10");
+  EXPECT_EQ(model_refusal(kVit, {"model.num_classes=11"}), "");
+}
+
+TEST(ModelKeys, SizesFitEachOther) {
+  EXPECT_EQ(
+      model_refusal(kVit, {"model.patch_size=3"}),
+      "model.image_size=8 is not divisible by 3; it can be 1, 2, 4 or 8");
+  EXPECT_EQ(
+      model_refusal(kMoe, {"model.num_experts_per_tok=5"}),
+      "5 is more than model.num_experts=4");
+  EXPECT_EQ(
+      model_refusal(kGpt2, {"model.max_position_embeddings=64"}),
+      "64 is smaller than data.sequence_length=128");
+  EXPECT_EQ(resolved_text(kGpt2).model.max_position_embeddings, 128);
+  EXPECT_EQ(resolved_text(kGpt2).model.kv_heads, 0) << "not a key of gpt2";
+  EXPECT_EQ(resolved_text(kMoe).model.kv_heads, 4);
+  EXPECT_EQ(model_refusal(kGpt2, {"model.dim=60"}), "") << "heads of 15";
+  EXPECT_EQ(
+      model_refusal(kGpt2, {"mesh.tp=3"}, 3),
+      "4 is not divisible by mesh.tp=3; with 4 heads mesh.tp can be 1, 2 or 4");
+  EXPECT_EQ(model_refusal(kMlp, {"mesh.tp=3"}, 3), "");
+}
+
+TEST(ModelKeys, RecomputationNamesItsModules) {
+  EXPECT_EQ(
+      model_refusal(kLeastRecipe, {"train.activation_checkpoint=selective"}),
+      "selective needs train.activation_checkpoint_modules, such as "
+      "[\"model.layers.*.mlp\"]");
+  EXPECT_EQ(
+      model_refusal(
+          kLeastRecipe,
+          {"train.activation_checkpoint=full",
+           "train.activation_checkpoint_modules=[x]"}),
+      "only train.activation_checkpoint=selective looks at it, and that is "
+      "full");
+  EXPECT_EQ(
+      model_refusal(
+          kLeastRecipe,
+          {"train.activation_checkpoint=selective",
+           "train.activation_checkpoint_modules=['model.layers.*.mlp']"}),
+      "");
+}
+
+TEST(ModelKeys, AdaptersNameTheirTargets) {
+  EXPECT_EQ(
+      model_refusal(kLeastRecipe, {"lora.rank=4"}),
+      "4 without lora.targets; name the Linears that get an adapter, such as "
+      "[\"model.layers.*.self_attn.*\"]");
+  const Recipe recipe =
+      resolved_text(kLeastRecipe, {"lora={rank: 4, targets: ['*.q_proj']}"});
+  EXPECT_EQ(recipe.lora.targets, (std::vector<std::string>{"*.q_proj"}));
+  EXPECT_EQ(parse_recipe(to_yaml(recipe), "r.yaml"), recipe);
+}
+
+TEST(ModelKeys, ConditionsNameKeysWithChoices) {
+  for (const Key& key : schema()) {
+    if (key.only.key.empty()) {
+      continue;
+    }
+    const Key* other = find_key(key.only.key);
+    ASSERT_NE(other, nullptr) << key.path;
+    for (const auto value : key.only.values) {
+      EXPECT_THAT(other->choices, ::testing::Contains(value)) << key.path;
+    }
+  }
+}
+
+} // namespace
+} // namespace weft::recipes

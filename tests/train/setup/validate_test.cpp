@@ -1,0 +1,222 @@
+#include "train/setup/validate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mesh/error/error.h"
+#include "tests/config/fixtures.h"
+#include "train/setup/load_recipe.h"
+
+namespace weft::recipes {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Overrides = std::vector<std::string>;
+
+Recipe resolved(int64_t world_size, const Overrides& overrides) {
+  Recipe recipe = parse_recipe(kLeastRecipe, "r.yaml", overrides);
+  validate(recipe, world_size);
+  return recipe;
+}
+
+std::string validation_refusal(int64_t world_size, const Overrides& overrides) {
+  return message_of<mesh::UsageError>([&] { resolved(world_size, overrides); });
+}
+
+TEST(Validate, FillsInTheRestOfTheMesh) {
+  EXPECT_EQ(resolved(8, {"mesh.tp=2"}).mesh, (MeshConfig{.dp = 4, .tp = 2}));
+  EXPECT_EQ(
+      resolved(8, {"mesh={dp: 4, tp: -1}"}).mesh,
+      (MeshConfig{.dp = 4, .tp = 2}));
+  EXPECT_EQ(resolved(1, {}).mesh, (MeshConfig{.dp = 1, .tp = 1}));
+  EXPECT_EQ(
+      validation_refusal(8, {"mesh.tp=3"}),
+      "r.yaml: mesh.dp: -1 cannot be filled in: the world size 8 is not "
+      "divisible by mesh.tp=3");
+  EXPECT_EQ(
+      validation_refusal(8, {"mesh.tp=-1"}),
+      "override mesh.tp=-1: mesh.tp: mesh.dp and mesh.tp are both -1; give "
+      "one");
+}
+
+TEST(Validate, TheMeshIsTheWorld) {
+  EXPECT_EQ(
+      validation_refusal(1, {"mesh={dp: 2, tp: 2}"}),
+      "override mesh={dp: 2, tp: 2}: mesh.dp: the mesh dp=2 x tp=2 needs 4 "
+      "ranks, but the world size is 1. Start 4 ranks (weftrun "
+      "--nproc-per-node 4), or set mesh.dp=-1");
+  EXPECT_EQ(validation_refusal(4, {"mesh={dp: 2, tp: 2}"}), "");
+}
+
+TEST(Validate, NamesTheLineOfTheFile) {
+  Recipe recipe = parse_recipe(
+      "mesh: {dp: 1, tp: 3}\n" + std::string(kLeastRecipe), "r.yaml");
+  EXPECT_EQ(
+      message_of<mesh::UsageError>([&] { validate(recipe, 3); }),
+      "r.yaml:2:36: model.heads: 4 is not divisible by mesh.tp=3; with 4 heads "
+      "and 4 kv heads mesh.tp can be 1, 2 or 4");
+}
+
+TEST(Validate, HeadsDivide) {
+  EXPECT_EQ(resolved(1, {}).model.kv_heads, 4);
+  EXPECT_EQ(
+      validation_refusal(
+          6,
+          {"mesh.tp=6", "model.dim=96", "model.heads=12", "model.kv_heads=4"}),
+      "override model.kv_heads=4: model.kv_heads: 4 neither divides mesh.tp=6 "
+      "nor is a multiple of it; with 12 heads and 4 kv heads mesh.tp can be 1, "
+      "2, 4 or 12");
+  EXPECT_EQ(validation_refusal(4, {"mesh.tp=4", "model.kv_heads=2"}), "")
+      << "a kv head on two ranks";
+  EXPECT_EQ(
+      validation_refusal(1, {"model.kv_heads=3"}),
+      "override model.kv_heads=3: model.kv_heads: model.heads=4 is not "
+      "divisible by 3");
+  EXPECT_EQ(
+      validation_refusal(1, {"model.dim=66"}),
+      "override model.dim=66: model.dim: 66 is not divisible by "
+      "model.heads=4");
+  EXPECT_EQ(
+      validation_refusal(1, {"model.dim=60"}),
+      "override model.dim=60: model.dim: 60 / model.heads=4 is 15, but rotary "
+      "embeddings need an even size of a head");
+}
+
+TEST(Validate, WhatMayBeUnevenOverTp) {
+  EXPECT_EQ(
+      validation_refusal(
+          4,
+          {"mesh.tp=4",
+           "model.ffn_dim=129",
+           "model.vocab_size=257",
+           "data.sequence_length=17"}),
+      "");
+}
+
+TEST(Validate, TheVocabularyHoldsAllBytes) {
+  EXPECT_EQ(
+      validation_refusal(1, {"model.vocab_size=255"}),
+      "override model.vocab_size=255: model.vocab_size: 255 is smaller than "
+      "the vocabulary of data.tokenizer=byte, 256");
+}
+
+TEST(Validate, BatchesDivide) {
+  const Recipe whole = resolved(4, {"train.global_batch_size=12"});
+  EXPECT_EQ(whole.train.micro_batch_size, 3);
+  EXPECT_EQ(accumulation_steps(whole), 1);
+  const Recipe parts =
+      resolved(2, {"train.global_batch_size=12", "train.micro_batch_size=2"});
+  EXPECT_EQ(accumulation_steps(parts), 3);
+  EXPECT_EQ(
+      validation_refusal(3, {"train.global_batch_size=16"}),
+      "override train.global_batch_size=16: train.global_batch_size: 16 is not "
+      "divisible by mesh.dp=3; the nearest that is: 15 or 18");
+  EXPECT_EQ(
+      validation_refusal(2, {"train.micro_batch_size=3"}),
+      "r.yaml: train.global_batch_size: 16 is not divisible by mesh.dp=2 x "
+      "train.micro_batch_size=3 = 6; the nearest that is: 12 or 18");
+  EXPECT_EQ(
+      validation_refusal(2, {"train.micro_batch_size=32"}),
+      "r.yaml: train.global_batch_size: 16 is not divisible by mesh.dp=2 x "
+      "train.micro_batch_size=32 = 64; the nearest that is: 64");
+}
+
+TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
+  EXPECT_EQ(
+      validation_refusal(
+          1, {"train.steps=5", "trace.steps=1", "trace.first=6"}),
+      "override trace.first=6: trace.first: 6 is after the last step, "
+      "train.steps=5");
+  EXPECT_EQ(
+      resolved(1, {"train.steps=5", "trace.steps=9", "trace.first=5"})
+          .trace.steps,
+      9);
+  EXPECT_EQ(resolved(1, {"train.steps=1"}).trace.steps, 0) << "off";
+}
+
+TEST(Validate, AnAverageIsThereToEvaluate) {
+  EXPECT_EQ(
+      validation_refusal(1, {"ema.eval=true"}),
+      "override ema.eval=true: ema.eval: there is no average to evaluate: set "
+      "ema.decay, such as 0.999");
+  EXPECT_EQ(validation_refusal(1, {"ema={decay: 0.9, eval: true}"}), "");
+  EXPECT_THAT(validation_refusal(1, {"ema.decay=1"}), HasSubstr("ema.decay: "));
+  EXPECT_THAT(
+      validation_refusal(1, {"ema.decay=-0.1"}), HasSubstr("ema.decay: "));
+}
+
+TEST(Validate, OnlyWhatIsWrittenInTheBackgroundIsSlowed) {
+  EXPECT_EQ(
+      validation_refusal(
+          1, {"checkpoint.max_mb_per_s=50", "checkpoint.async=false"}),
+      "override checkpoint.max_mb_per_s=50: checkpoint.max_mb_per_s: 50 slows "
+      "what is written while training goes on, and checkpoint.async=false "
+      "waits for it");
+  EXPECT_EQ(validation_refusal(1, {"checkpoint.max_mb_per_s=50"}), "");
+  EXPECT_THAT(
+      validation_refusal(1, {"checkpoint.max_mb_per_s=-1"}),
+      HasSubstr("checkpoint.max_mb_per_s: "));
+  EXPECT_THAT(
+      validation_refusal(1, {"checkpoint.checksum=md5"}),
+      HasSubstr("checkpoint.checksum: "));
+  EXPECT_THAT(
+      validation_refusal(1, {"checkpoint.sync=3"}),
+      HasSubstr("checkpoint.sync: "));
+}
+
+TEST(Validate, RulesNeedSomethingToRead) {
+  for (const auto* rule :
+       {"checkpoint.init_include=[\"a.*\"]",
+        "checkpoint.init_exclude=[\"a.*\"]",
+        "checkpoint.init_rename=[\"a -> b\"]",
+        "checkpoint.init_strict=missing_ok"}) {
+    EXPECT_THAT(
+        validation_refusal(1, {rule}),
+        HasSubstr("says how checkpoint.init_from is read, and that is empty"));
+    EXPECT_EQ(validation_refusal(1, {rule, "checkpoint.init_from=x"}), "");
+  }
+  EXPECT_THAT(
+      validation_refusal(
+          1, {"checkpoint.init_from=x", "checkpoint.init_strict=lax"}),
+      HasSubstr("checkpoint.init_strict: "));
+}
+
+TEST(Validate, RenameRulesAreRules) {
+  const auto with = [](const std::string& rules) {
+    return Overrides{
+        "checkpoint.init_from=x", "checkpoint.init_rename=" + rules};
+  };
+  const auto rules = init_rename_rules(
+      resolved(1, with("['^a\\. -> model.b.', 'c ->', 'd -> e -> f']")));
+  ASSERT_EQ(rules.size(), 3);
+  EXPECT_EQ(rules[0].pattern, "^a\\.");
+  EXPECT_EQ(rules[0].replacement, "model.b.");
+  EXPECT_EQ(rules[1].pattern, "c");
+  EXPECT_EQ(rules[1].replacement, "");
+  EXPECT_EQ(rules[2].replacement, "e -> f");
+  EXPECT_THAT(
+      validation_refusal(1, with("['a=b']")),
+      HasSubstr("checkpoint.init_rename: \"a=b\" is no rule"));
+  EXPECT_THAT(
+      validation_refusal(1, with("[' -> b']")), HasSubstr("is no rule"));
+  EXPECT_THAT(
+      validation_refusal(1, with("['( -> b']")),
+      AllOf(HasSubstr("checkpoint.init_rename: "), HasSubstr("\"(\"")));
+}
+
+TEST(Validate, NamesTheRunsFolder) {
+  EXPECT_EQ(resolved(1, {}).output_dir, "outputs/r");
+  EXPECT_EQ(resolved(1, {"output_dir=/tmp/x"}).output_dir, "/tmp/x");
+}
+
+TEST(Validate, ASecondTimeChangesNothing) {
+  const Recipe once = resolved(4, {"mesh.tp=2"});
+  Recipe twice = once;
+  validate(twice, 4);
+  EXPECT_EQ(twice, once);
+}
+
+} // namespace
+} // namespace weft::recipes

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tokenizers/tokenizer.h"
+
+namespace weft::recipes {
+
+/// Opens a SentencePiece model.
+/// Throws: TokenizerError.
+std::unique_ptr<Tokenizer> open_sentence_piece(const std::string& path);
+
+} // namespace weft::recipes

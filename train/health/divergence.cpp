@@ -1,0 +1,127 @@
+#include "train/health/divergence.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "train/health/list_ranks.h"
+
+namespace weft::recipes {
+namespace {
+
+std::string describe_broken_seal(const Divergence& found) {
+  return fmt::format(
+      "bits of {} changed on {} after step {}{}, when nothing writes there: "
+      "memory is to be suspected",
+      found.what,
+      list_ranks(found.odd),
+      found.step,
+      found.is_before_update
+          ? fmt::format(", before the update of step {}", found.step + 1)
+          : "");
+}
+
+std::string describe_vote(const Divergence& found) {
+  const auto when = fmt::format(
+      "after step {}; after step {} they were equal",
+      found.step,
+      found.good_step);
+  if (found.odd.empty()) {
+    return fmt::format(
+        "{} have different bits of {} {}. None of them are in the majority",
+        list_ranks(found.undecided),
+        found.what,
+        when);
+  }
+  return fmt::format(
+      "{} {} other bits of {} than {} {}",
+      list_ranks(found.odd),
+      found.odd.size() == 1 ? "has" : "have",
+      found.what,
+      list_ranks(found.agreed),
+      when);
+}
+
+} // namespace
+
+std::string describe(const Divergence& found) {
+  auto text =
+      found.is_broken_seal ? describe_broken_seal(found) : describe_vote(found);
+  if (found.largest) {
+    text += fmt::format(
+        ". The largest difference between copies is now {:.3g}",
+        *found.largest);
+  }
+  if (!found.nan_ranks.empty()) {
+    text += fmt::format(", with NaNs on {}", list_ranks(found.nan_ranks));
+  }
+  return text + ".";
+}
+
+std::filesystem::path undecided_path(const Recipe& recipe) {
+  return std::filesystem::path(recipe.output_dir) / "sentinel.json";
+}
+
+std::string to_json(const UndecidedRecord& record, const Recipe& recipe) {
+  return nlohmann::ordered_json{
+             {"what", record.what},
+             {"step", record.step},
+             {"undecided", record.undecided},
+             {"values", record.values},
+             {"recipe", to_yaml(recipe)}}
+             .dump(1) +
+         "\n";
+}
+
+std::optional<UndecidedRecord> parse_undecided(
+    const std::string& json,
+    const Recipe& recipe) {
+  const auto all = nlohmann::json::parse(json, nullptr, false);
+  try {
+    if (all.is_discarded() || all.at("recipe") != to_yaml(recipe)) {
+      return std::nullopt;
+    }
+    return UndecidedRecord{
+        .what = all.at("what"),
+        .step = all.at("step"),
+        .undecided = all.at("undecided"),
+        .values = all.at("values")};
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+}
+
+std::string describe_replay(
+    const UndecidedRecord& record,
+    const std::vector<int64_t>& now) {
+  std::vector<int64_t> right;
+  std::vector<int64_t> wrong;
+  for (const auto rank : record.undecided) {
+    const auto at = static_cast<size_t>(rank);
+    const bool is_same = at < now.size() && at < record.values.size() &&
+                         record.values[at] == now[at];
+    (is_same ? right : wrong).push_back(rank);
+  }
+  if (right.empty() || wrong.empty()) {
+    return fmt::format(
+        "sentinel: step {} is done again, and {}: what made the last run stop "
+        "cannot be told",
+        record.step,
+        right.empty()
+            ? fmt::format(
+                  "each rank now has other bits of {} than any of {} had",
+                  record.what,
+                  list_ranks(record.undecided))
+            : fmt::format("the bits of {} differ again", record.what));
+  }
+  return fmt::format(
+      "sentinel: step {} is done again, and {} {} the bits of {} that {} had: "
+      "what {} had when the last run stopped was wrong",
+      record.step,
+      list_ranks(right),
+      right.size() == 1 ? "has" : "have",
+      record.what,
+      right.size() == 1 ? "it" : "they",
+      list_ranks(wrong));
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,230 @@
+#include "train/health/straggler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "data_parallel/replicas/replica_vote.h"
+#include "train/trace/trace_recorder.h"
+
+namespace weft::recipes {
+namespace {
+
+/// Of what the others need.
+constexpr double kLeastShare = 0.1;
+constexpr double kMostShare = 0.3;
+constexpr double kLeastMs = 0.5;
+constexpr double kNoiseFactor = 6;
+constexpr size_t kMostChanges = 256;
+
+using PhaseMs = std::array<double, kPhases>;
+
+// Of an even number the lower one of the two in the middle.
+double lower_median(std::vector<double> values) {
+  const auto middle = values.begin() + (values.size() - 1) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// What runs in few steps does not make each step longer.
+bool is_regular(size_t phase) {
+  return phase != static_cast<size_t>(Phase::kEval) &&
+         phase != static_cast<size_t>(Phase::kCheckpoint);
+}
+
+double sum_of(const PhaseMs& phases) {
+  double sum = 0;
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    sum += is_regular(phase) ? phases[phase] : 0;
+  }
+  return sum;
+}
+
+PhaseMs to_ms(const PhaseTimes& times) {
+  PhaseMs result;
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    result[phase] = static_cast<double>(times[phase]) * 1e-6;
+  }
+  return result;
+}
+
+void keep_last(auto& list, auto value, size_t most) {
+  list.push_back(std::move(value));
+  if (list.size() > most) {
+    list.erase(list.begin());
+  }
+}
+
+// One round may be spoiled, by the others' bad luck.
+bool is_persistent(const std::vector<double>& behind, double margin) {
+  constexpr double kSpoiled = 0.5;
+  return behind.size() == StragglerDetector::kRounds &&
+         *std::ranges::min_element(behind) > margin * kSpoiled &&
+         std::ranges::count_if(behind, [&](double each) {
+           return each > margin;
+         }) >= StragglerDetector::kRounds - 1;
+}
+
+double mean_of(const std::vector<PhaseMs>& rounds, size_t phase) {
+  double sum = 0;
+  for (const auto& round : rounds) {
+    sum += round[phase];
+  }
+  return sum / static_cast<double>(rounds.size());
+}
+
+} // namespace
+
+std::vector<StragglerNews> StragglerDetector::add_round(
+    const std::vector<PhaseTimes>& times) {
+  ranks_.resize(times.size());
+  std::vector<PhaseMs> own;
+  std::vector<double> sums;
+  for (const auto& each : times) {
+    own.push_back(to_ms(each));
+    sums.push_back(sum_of(own.back()));
+  }
+  PhaseMs others;
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    std::vector<double> values;
+    for (const auto& each : own) {
+      values.push_back(each[phase]);
+    }
+    others[phase] = lower_median(values);
+  }
+  const double typical = lower_median(sums);
+  const double mean = std::accumulate(sums.begin(), sums.end(), 0.0) /
+                      static_cast<double>(sums.size());
+  for (size_t i = 0; i < times.size(); ++i) {
+    auto& rank = ranks_[i];
+    if (!rank.behind.empty()) {
+      keep_last(
+          changes_, std::abs(sums[i] - mean - rank.from_mean), kMostChanges);
+    }
+    rank.from_mean = sums[i] - mean;
+    keep_last(rank.behind, sums[i] - typical, kRounds);
+    keep_last(rank.own, own[i], kRounds);
+    keep_last(rank.others, others, kRounds);
+  }
+  const double margin = std::max(
+      kLeastMs,
+      std::clamp(
+          kNoiseFactor * noise_ms(),
+          kLeastShare * typical,
+          kMostShare * typical));
+  std::vector<StragglerNews> news;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    auto& rank = ranks_[i];
+    const bool is_behind = rank.behind.back() > margin / 2;
+    rank.fast_rounds = is_behind ? 0 : rank.fast_rounds + 1;
+    if (rank.is_slow ? rank.fast_rounds >= kRounds
+                     : is_persistent(rank.behind, margin)) {
+      rank.is_slow = !rank.is_slow;
+      news.push_back(describe(i));
+    }
+  }
+  return news;
+}
+
+double StragglerDetector::noise_ms() const {
+  return changes_.empty() ? 0 : lower_median(changes_);
+}
+
+StragglerNews StragglerDetector::describe(size_t index) const {
+  const auto& rank = ranks_[index];
+  StragglerNews news{
+      .rank = static_cast<int64_t>(index),
+      .is_slow = rank.is_slow,
+      .cost_ms = lower_median(rank.behind)};
+  double most = -1;
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    const double own = mean_of(rank.own, phase);
+    const double others = mean_of(rank.others, phase);
+    if (is_regular(phase) && own - others > most) {
+      most = own - others;
+      news.phase = static_cast<Phase>(phase);
+      news.own_ms = own;
+      news.others_ms = others;
+    }
+  }
+  return news;
+}
+
+std::string describe(const StragglerNews& news, int64_t steps, double step_ms) {
+  if (!news.is_slow) {
+    return fmt::format(
+        "rank {} is as fast as the others again, over the last {} steps",
+        news.rank,
+        steps);
+  }
+  return fmt::format(
+      "rank {} is slow: {} takes it {:.1f} ms a step, the others {:.1f} ms, "
+      "over the last {} steps; they wait {:.1f} ms for it, {:.0f} % of a step",
+      news.rank,
+      name_of(news.phase),
+      news.own_ms,
+      news.others_ms,
+      steps,
+      news.cost_ms,
+      100 * news.cost_ms / std::max(step_ms, news.cost_ms));
+}
+
+StragglerWatch::StragglerWatch(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    Say say)
+    : mesh_(mesh),
+      every_(recipe.sentinel.straggler_every),
+      say_(std::move(say)) {
+  if (every_ > 0 && mesh.size() > 1 && mesh.world().device().is_cpu()) {
+    clock_.emplace(std::vector{mesh.group("dp"), mesh.group("tp")});
+    round_start_ns_ = monotonic_ns();
+  }
+}
+
+// Of the steps in which a phase ran.
+PhaseTimes StragglerWatch::round_median() const {
+  PhaseTimes result{};
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    std::vector<double> values;
+    for (const auto& step : steps_) {
+      if (step[phase] > 0) {
+        values.push_back(static_cast<double>(step[phase]));
+      }
+    }
+    result[phase] =
+        values.empty() ? 0 : static_cast<int64_t>(lower_median(values));
+  }
+  return result;
+}
+
+void StragglerWatch::step_done() {
+  if (!clock_) {
+    return;
+  }
+  steps_.push_back(clock_->take());
+  if (static_cast<int64_t>(steps_.size()) < every_) {
+    return;
+  }
+  const auto own = round_median();
+  const auto rows = ddp::gather_over_mesh({own.begin(), own.end()}, mesh_);
+  std::vector<PhaseTimes> ranks(rows.size());
+  for (size_t at = 0; at < rows.size(); ++at) {
+    std::ranges::copy(
+        rows[at], ranks[static_cast<size_t>(mesh_.ranks()[at])].begin());
+  }
+  const auto now = monotonic_ns();
+  const double step_ms = static_cast<double>(now - round_start_ns_) * 1e-6 /
+                         static_cast<double>(every_);
+  round_start_ns_ = now;
+  steps_.clear();
+  for (const auto& news : detector_.add_round(ranks)) {
+    if (mesh_.rank() == 0) {
+      say_(describe(news, StragglerDetector::kRounds * every_, step_ms));
+    }
+  }
+}
+
+} // namespace weft::recipes

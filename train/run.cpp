@@ -1,0 +1,397 @@
+#include "train/run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+
+#include "checkpoint/files/error.h"
+#include "hf/config_json.h"
+#include "hf/export_model.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
+#include "train/health/sentinel.h"
+#include "train/health/straggler.h"
+#include "train/run_outputs.h"
+#include "train/setup/initial_weights.h"
+#include "train/stop_signal.h"
+#include "train/store/planner_links.h"
+#include "train/store/run_store.h"
+#include "train/trace/step_tracer.h"
+#include "train/trainer.h"
+
+namespace weft::recipes {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool is_due(int64_t step, int64_t every) {
+  return every > 0 && step % every == 0;
+}
+
+// That the folder that the run will become is not there yet.
+void check_export(const Recipe& recipe) {
+  constexpr const char* kExportKey = "checkpoint.export_to";
+  const auto& folder = recipe.checkpoint.export_to;
+  if (folder.empty()) {
+    return;
+  }
+  try {
+    hub::check_is_free(folder);
+  } catch (const mesh::UsageError& error) {
+    refuse(recipe, kExportKey, error.what_without_backtrace());
+  }
+}
+
+// As a checkpoint keeps it: model.from wherever it is read.
+std::string stored_text(Recipe recipe) {
+  if (!recipe.model.from.empty()) {
+    recipe.model.from = hub::lasting_path(recipe.model.from);
+  }
+  return to_yaml(recipe);
+}
+
+class Run {
+ public:
+  Run(const Recipe& recipe, const mesh::World& world, bool fresh)
+      : world_(world),
+        trainer_(with_earlier_links(recipe, fresh), world),
+        recipe_(trainer_.recipe()),
+        outputs_(
+            world.rank() == 0 ? std::make_unique<RunOutputs>(recipe_)
+                              : nullptr),
+        store_(recipe_, world, fresh, [this](const auto& text) { say(text); }),
+        starts_over_(fresh || recipe_.checkpoint.resume == "never"),
+        tracer_(
+            recipe_.trace,
+            recipe_.output_dir,
+            world,
+            trainer_.job().mesh,
+            *trainer_.job().model),
+        sentinel_(
+            recipe_,
+            trainer_.job(),
+            [this](const auto& text) { say(text); }),
+        stragglers_(recipe_, trainer_.job().mesh, [this](const auto& text) {
+          say(text);
+        }) {}
+
+  void run() {
+    say(trainer_.describe());
+    say(links_text(recipe_));
+    const int64_t first = resume();
+    if (first >= recipe_.train.steps) {
+      say(fmt::format(
+          "finished already, at step {}: see {}. A larger train.steps goes on, "
+          "--fresh starts over",
+          first,
+          recipe_.output_dir));
+      if (!std::filesystem::exists(recipe_.checkpoint.export_to)) {
+        export_at(first);
+      }
+      return;
+    }
+    check_export(recipe_);
+    train_from(first);
+    say(tracer_.finish());
+    export_at(recipe_.train.steps);
+    say(fmt::format(
+        "done: {} steps, see {}", recipe_.train.steps, recipe_.output_dir));
+  }
+
+ private:
+  void train_from(int64_t first) {
+    // Whatever ends the run, its report says how far it came.
+    const auto end = c10::make_scope_exit([this] {
+      if (outputs_) {
+        outputs_->end();
+      }
+    });
+    trainer_.set_tracer(&tracer_);
+    trainer_.set_sentinel(&sentinel_);
+    trainer_.set_phase_clock(stragglers_.clock());
+    if (auto& average = trainer_.job().average) {
+      average->begin();
+    }
+    if (recipe_.checkpoint.every > 0) {
+      store_.saver().prepare(state_dicts(trainer_.job()));
+    }
+    run_steps(first);
+  }
+
+  void say(const std::string& text) {
+    if (outputs_) {
+      outputs_->say(text);
+    }
+  }
+
+  /// Returns the first step to do, from 0.
+  int64_t resume() {
+    auto& job = trainer_.job();
+    auto dicts = state_dicts(job);
+    dicts.erase(kCommHookPart);
+    const auto found =
+        store_.resume(dicts, [&](const auto& manifest, const auto&) {
+          return more_to_load(job, manifest);
+        });
+    if (found) {
+      adopt_state(job, dicts, recipe_);
+      adopt_hook_state(found->more, found->layout.mesh);
+      check_average(found->more);
+      trainer_.start_from(found->state);
+      if (found->layout.mesh == job.mesh.to_string() &&
+          !found->layout.buckets.empty()) {
+        job.ddp->set_bucket_layout(found->layout.buckets.at(
+            static_cast<size_t>(job.mesh.coordinate("tp"))));
+      }
+    }
+    if (outputs_) {
+      outputs_->begin(found, *job.model, job.mesh);
+    }
+    if (!found && has_initial_weights(recipe_)) {
+      say(load_initial_weights(recipe_, job));
+    }
+    if (found && lacks_evaluation(found->layout.metrics_line)) {
+      catch_up(found->state.step, found->layout.metrics_line);
+    }
+    return found ? found->state.step : 0;
+  }
+
+  // With the evaluation that the process before had no time for.
+  void catch_up(int64_t step, const std::string& line) {
+    StepMetrics metrics{.step = step};
+    evaluate_if_due(metrics);
+    if (outputs_ && metrics.eval_loss) {
+      say(fmt::format(
+          "step {}  eval_loss {:.4f}, which was cut short",
+          step,
+          *metrics.eval_loss));
+      outputs_->replace_line(
+          step,
+          with_evaluation(line, *metrics.eval_loss, metrics.ema_eval_loss));
+    }
+  }
+
+  void adopt_hook_state(
+      const checkpoint::StateDicts& loaded,
+      const std::string& saved_on_mesh) {
+    auto& job = trainer_.job();
+    const auto part = loaded.find(kCommHookPart);
+    if (part == loaded.end()) {
+      if (recipe_.ddp.comm_hook.ends_with("powersgd")) {
+        say("the comm hook starts anew: the checkpoint has no state of it");
+      }
+      return;
+    }
+    try {
+      job.ddp->load_comm_hook_state_dict(part->second);
+    } catch (const c10::ValueError& error) {
+      if (saved_on_mesh == job.mesh.to_string()) {
+        throw;
+      }
+      say(fmt::format(
+          "the comm hook starts anew: {}", error.what_without_backtrace()));
+    }
+  }
+
+  void check_average(const checkpoint::StateDicts& loaded) {
+    if (trainer_.job().average && !loaded.contains(kAveragePart)) {
+      trainer_.job().average->forget();
+      say("ema: the checkpoint has no average; it begins at the weights");
+    }
+  }
+
+  // By rank 0; the others are done.
+  void export_at(int64_t step) {
+    const auto& folder = recipe_.checkpoint.export_to;
+    if (!outputs_ || folder.empty()) {
+      return;
+    }
+    set_run_phase(RunPhase::kSaved);
+    const auto done =
+        hub::export_model(checkpoint::step_path(store_.path(), step), folder);
+    for (const auto& note : done.notes) {
+      say(note);
+    }
+    say(fmt::format("exported {}: {}", folder, hub::describe(done)));
+  }
+
+  void run_steps(int64_t first) {
+    // All have come so far: none ends at once where another saves.
+    trainer_.agree_to_stop();
+    set_run_phase(RunPhase::kTraining);
+    trainer_.set_stop_request(is_stop_asked);
+    sentinel_.begin(trainer_.state_after(first));
+    for (int64_t step = first; step < recipe_.train.steps; ++step) {
+      run_step(step);
+    }
+  }
+
+  void run_step(int64_t step) {
+    tracer_.begin_step(step + 1);
+    store_.saver().look();
+    auto metrics = trainer_.train_step(step);
+    say(trainer_.skip_note());
+    const bool is_last = step + 1 == recipe_.train.steps;
+    const bool is_whole = evaluate_if_due(metrics);
+    // A last step that has all that belongs to it is no preemption.
+    bool stops = trainer_.should_stop() && !(is_last && is_whole);
+    const bool saves =
+        is_last || stops || is_due(step + 1, recipe_.checkpoint.every);
+    if (saves || sentinel_.is_due(step + 1)) {
+      sentinel_.check(trainer_.state_after(step + 1));
+    }
+    bool saved = false;
+    if (saves) {
+      const auto span = tracer_.span("checkpoint");
+      const PhaseClock::Span time(stragglers_.clock(), "checkpoint");
+      saved = save(metrics, is_last || stops);
+      stops = stops || (trainer_.should_stop() && !is_last);
+    }
+    if (is_last && !saved) {
+      throw_last_not_saved(metrics.step);
+    }
+    const auto note = tracer_.end_step(step + 1);
+    if (outputs_) {
+      outputs_->step_done(metrics);
+    }
+    say(note);
+    stragglers_.step_done();
+    if (stops) {
+      throw_preempted(metrics.step, saved);
+    }
+  }
+
+  // Returns false if the evaluation is left out, or cut short, because the run
+  // is to stop.
+  bool evaluate_if_due(StepMetrics& metrics) {
+    const bool is_last = metrics.step == recipe_.train.steps;
+    if (recipe_.eval.batches == 0 ||
+        !(is_last || is_due(metrics.step, recipe_.eval.every))) {
+      return true;
+    }
+    metrics.eval_cut = true; // unless it comes to its end
+    if (trainer_.should_stop()) {
+      return false;
+    }
+    const auto span = tracer_.span("eval");
+    const PhaseClock::Span time(stragglers_.clock(), "eval");
+    const auto loss = trainer_.evaluate();
+    const auto average =
+        loss && recipe_.ema.eval ? trainer_.evaluate_average() : std::nullopt;
+    if (!loss || (recipe_.ema.eval && !average)) {
+      return false;
+    }
+    metrics.eval_cut = false;
+    metrics.eval_loss = loss;
+    metrics.ema_eval_loss = average;
+    return true;
+  }
+
+  // Returns whether the step is saved; one that is saved in the background is
+  // not, yet. `waits`: the process will end.
+  bool save(StepMetrics& metrics, bool waits) {
+    const auto start = Clock::now();
+    trainer_.check_weights(metrics.step);
+    auto& job = trainer_.job();
+    const RunLayout layout{
+        .mesh = job.mesh.to_string(),
+        .buckets =
+            gather_bucket_names(job.mesh.group("tp"), job.ddp->bucket_names()),
+        .cost_model = recipe_.cost_model,
+        .links = recipe_.links,
+        .recipe = stored_text(recipe_),
+        .metrics_line = metrics_line(metrics)};
+    const auto content =
+        store_.content(trainer_.state_after(metrics.step), layout);
+    const auto dicts = state_dicts(job);
+    auto& saver = store_.saver();
+    bool saved =
+        waits ? saver.save_now(dicts, content) : saver.save(dicts, content);
+    // Asked to stop meanwhile, the run needs no other step.
+    if (!waits && trainer_.agree_to_stop()) {
+      saved = saved || saver.finish() || saver.save_now(dicts, content);
+    }
+    metrics.checkpoint_ms =
+        std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    return saved;
+  }
+
+  [[noreturn]] void throw_last_not_saved(int64_t step) const {
+    mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+        "step {}, the last one, could not be saved in {}, tried twice. Make "
+        "room there and run the same command again: it goes on from the "
+        "checkpoint before.",
+        step,
+        store_.path().string()));
+  }
+
+  // "SIGTERM", "SIGTERM on rank 3". Collective.
+  std::string who_asked() const {
+    auto group = world_.group();
+    const auto names = mesh::all_gather_text(
+        group, stop_signal_name(), "who asks the run to stop");
+    const auto first = std::ranges::find_if(
+        names, [](const auto& name) { return !name.empty(); });
+    if (first == names.end() || std::ranges::count(names, *first) > 1) {
+      return first == names.end() ? "asked to stop" : *first;
+    }
+    return names.size() == 1
+               ? *first
+               : fmt::format("{} on rank {}", *first, first - names.begin());
+  }
+
+  [[noreturn]] void throw_preempted(int64_t step, bool saved) const {
+    const auto who = who_asked();
+    mesh::throw_error<PreemptedError>(
+        saved ? fmt::format(
+                    "{}: step {} is saved in {}, and the same command "
+                    "goes on from there{}",
+                    who,
+                    step,
+                    store_.path().string(),
+                    starts_over_ ? ", without --fresh or checkpoint.resume: "
+                                   "never"
+                                 : "")
+              : fmt::format(
+                    "{}: ended after step {}, which could not be saved in "
+                    "{}, tried twice; the same command goes on from the "
+                    "checkpoint before",
+                    who,
+                    step,
+                    store_.path().string()));
+  }
+
+  mesh::World world_;
+  Trainer trainer_;
+  const Recipe& recipe_;
+  std::unique_ptr<RunOutputs> outputs_;
+  RunStore store_;
+  /// What was there before; the same command would do so again.
+  bool starts_over_;
+  StepTracer tracer_;
+  Sentinel sentinel_;
+  StragglerWatch stragglers_;
+};
+
+} // namespace
+
+void run_training(const Recipe& recipe, const mesh::World& world, bool fresh) {
+  const auto steps = checkpoint::list_steps(checkpoints_path(recipe));
+  const bool begins =
+      fresh || steps.empty() || recipe.checkpoint.resume == "never";
+  if (begins) {
+    check_initial_weights(recipe);
+  }
+  // A run that has ended may have become that folder.
+  if (begins || steps.front().step < recipe.train.steps) {
+    check_export(recipe);
+  }
+  Run(recipe, world, fresh).run();
+}
+
+} // namespace weft::recipes

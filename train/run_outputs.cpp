@@ -1,0 +1,97 @@
+#include "train/run_outputs.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
+
+namespace weft::recipes {
+namespace {
+
+std::string in_folder(const Recipe& recipe, const char* name) {
+  return (std::filesystem::path(recipe.output_dir) / name).string();
+}
+
+} // namespace
+
+RunOutputs::RunOutputs(const Recipe& recipe)
+    : recipe_(recipe),
+      progress_(
+          stdout,
+          {.total_steps = recipe.train.steps,
+           .log_every = recipe.train.log_every,
+           .is_terminal = ::isatty(STDOUT_FILENO) == 1}),
+      report_(recipe.output_dir) {}
+
+void RunOutputs::say(const std::string& text) {
+  if (!text.empty()) {
+    progress_.message(text);
+  }
+}
+
+void RunOutputs::begin(
+    const std::optional<RunStore::Resumed>& resumed,
+    const torch::nn::Module& model,
+    const mesh::DeviceMesh& mesh) {
+  const int64_t step = resumed ? resumed->state.step : 0;
+  metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step);
+  say(metrics_->notice());
+  if (resumed && metrics_->last_step() + 1 == step) {
+    say(metrics_->write_line(resumed->layout.metrics_line)); // Killed there.
+  }
+  std::ofstream(in_folder(recipe_, "recipe.yaml")) << to_yaml(recipe_);
+  if (recipe_.log.tensorboard) {
+    tensorboard_ = std::make_unique<TensorBoardLog>(
+        in_folder(recipe_, "tensorboard"),
+        step + 1,
+        recipe_.mesh.dp * recipe_.mesh.tp);
+  }
+  say(report_.write_layout(model, mesh));
+  say(resumed ? fmt::format(
+                    "resumes from {}: step {}, {} samples and {} tokens "
+                    "done{}",
+                    resumed->folder.string(),
+                    step,
+                    resumed->state.next_sample,
+                    resumed->state.tokens,
+                    resumed->layout.mesh == mesh.to_string()
+                        ? ""
+                        : fmt::format(" on {}", resumed->layout.mesh))
+              : "starts from step 0");
+}
+
+void RunOutputs::replace_line(int64_t step, const std::string& line) {
+  metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step - 1);
+  say(metrics_->write_line(line));
+}
+
+void RunOutputs::step_done(const StepMetrics& metrics) {
+  say(metrics_->write(metrics));
+  if (tensorboard_) {
+    say(tensorboard_->write(metrics));
+  }
+  progress_.step_done(metrics);
+  if (metrics.eval_loss) {
+    progress_.eval_done(metrics);
+    refresh_report(/*is_last=*/false);
+  }
+}
+
+void RunOutputs::end() {
+  if (metrics_) {
+    say(metrics_->finish());
+  }
+  if (tensorboard_) {
+    say(tensorboard_->finish());
+  }
+  refresh_report(/*is_last=*/true);
+}
+
+void RunOutputs::refresh_report(bool is_last) {
+  say(report_.refresh(is_last));
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,45 @@
+#include "train/setup/checkpoint_key.h"
+
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "checkpoint/hmac_key.h"
+#include "mesh/error/error.h"
+
+namespace weft::recipes {
+namespace {
+
+constexpr const char* kHmacKey = "checkpoint.hmac_key_file";
+
+} // namespace
+
+std::string read_hmac_key(
+    const Recipe& recipe,
+    const std::function<void(const std::string&)>& warn) {
+  const auto& path = recipe.checkpoint.hmac_key_file;
+  if (path.empty()) {
+    return "";
+  }
+  // Every rank reads it, more than once.
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored) &&
+      !std::filesystem::is_regular_file(path, ignored)) {
+    refuse(
+        recipe, kHmacKey, fmt::format("\"{}\": is not a regular file", path));
+  }
+  try {
+    auto key = checkpoint::read_hmac_key(path);
+    if (warn && key.others_may_read) {
+      warn(fmt::format(
+          "{}: other users may read it, and so sign checkpoints: chmod 600 {}",
+          place_of(recipe, kHmacKey),
+          path));
+    }
+    return key.text;
+  } catch (const mesh::UsageError& error) {
+    refuse(recipe, kHmacKey, error.what_without_backtrace());
+  }
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,85 @@
+#include "train/setup/ddp_config.h"
+
+#include <optional>
+#include <string>
+
+#include "data_parallel/comm_hooks/default_hooks.h"
+#include "data_parallel/comm_hooks/power_sgd_hook.h"
+#include "data_parallel/comm_hooks/quantization_hooks.h"
+
+namespace weft::recipes {
+namespace {
+
+std::optional<c10::ScalarType> dtype_of(const std::string& name) {
+  if (name == "none") {
+    return std::nullopt;
+  }
+  if (name == "float32") {
+    return c10::ScalarType::Float;
+  }
+  return c10::ScalarType::BFloat16;
+}
+
+ddp::BucketMode mode_of(const std::string& name) {
+  if (name == "coalesced") {
+    return ddp::BucketMode::kCoalesced;
+  }
+  return name == "per_parameter" ? ddp::BucketMode::kPerParameter
+                                 : ddp::BucketMode::kConcatenated;
+}
+
+} // namespace
+
+ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe) {
+  const auto& config = recipe.ddp;
+  ddp::DistributedDataParallelOptions options;
+  options.bucket_cap_mb = config.bucket_cap_mb;
+  options.reduce_op =
+      config.comm_hook == "none" ? mesh::ReduceOp::kSum : mesh::ReduceOp::kAvg;
+  // The rotary tables are its only buffers, and constants.
+  options.forward_sync_buffers = false;
+  options.bucket_mode = mode_of(config.bucket_mode);
+  options.auto_bucketing = config.auto_bucketing;
+  options.gradient_as_bucket_view = config.gradient_as_bucket_view;
+  options.batched_grad_copy = config.batched_grad_copy;
+  options.static_graph = config.static_graph;
+  options.check_for_nan_in_grad = config.check_for_nan_in_grad;
+  const auto param_dtype = dtype_of(
+      config.param_dtype == "none" && recipe.train.dtype != "float32"
+          ? recipe.train.dtype
+          : config.param_dtype);
+  const auto reduce_dtype = dtype_of(config.reduce_dtype);
+  if (param_dtype || reduce_dtype) {
+    options.mixed_precision = ddp::MixedPrecision{
+        .param_dtype = param_dtype, .reduce_dtype = reduce_dtype};
+  }
+  return options;
+}
+
+std::shared_ptr<ddp::CommHook> make_comm_hook(const DdpConfig& config) {
+  const ddp::PowerSGDOptions power_sgd{
+      .matrix_approximation_rank = config.power_sgd_rank,
+      .start_powerSGD_iter = config.power_sgd_start};
+  const auto& name = config.comm_hook;
+  if (name == "bf16_compress") {
+    return ddp::bf16_compress_hook();
+  }
+  if (name == "fp16_compress") {
+    return ddp::fp16_compress_hook();
+  }
+  if (name == "quantization_pertensor") {
+    return ddp::quantization_pertensor_hook();
+  }
+  if (name == "quantization_perchannel") {
+    return ddp::quantization_perchannel_hook();
+  }
+  if (name == "powersgd") {
+    return std::make_shared<ddp::PowerSGDHook>(power_sgd);
+  }
+  if (name == "batched_powersgd") {
+    return std::make_shared<ddp::BatchedPowerSGDHook>(power_sgd);
+  }
+  return nullptr;
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,354 @@
+#include "train/setup/initial_weights.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "checkpoint/load/load.h"
+#include "checkpoint/store/store.h"
+#include "dtensor/nn/state_dict.h"
+#include "hf/load_weights.h"
+#include "mesh/error/error.h"
+#include "train/setup/checkpoint_key.h"
+#include "train/setup/validate.h"
+
+namespace weft::recipes {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kInitKey = "checkpoint.init_from";
+constexpr const char* kModelPart = "model";
+constexpr const char* kModelPrefix = "model.";
+
+// A checkpoint, and what messages call the place that named it.
+struct Source {
+  fs::path path;
+  std::string place;
+  std::string hmac_key = {};
+};
+
+[[noreturn]] void refuse_source(
+    const Source& source,
+    const std::string& message) {
+  mesh::throw_error<mesh::UsageError>(
+      fmt::format("{}: {}", source.place, message));
+}
+
+// Of a step folder, a folder of them, or a run's.
+fs::path find_step(const Source& source) {
+  std::error_code ignored;
+  if (fs::exists(source.path / checkpoint::kManifestName, ignored)) {
+    return source.path;
+  }
+  for (const auto& folder : {source.path, source.path / "checkpoints"}) {
+    if (const auto steps = checkpoint::list_steps(folder); !steps.empty()) {
+      return steps.front().path;
+    }
+  }
+  refuse_source(
+      source,
+      fmt::format(
+          "\"{}\" holds no checkpoint. Give a step folder, such as "
+          "outputs/quickstart/checkpoints/step-200, or a run's folder",
+          source.path.string()));
+}
+
+// What the checkpoint has of the model; both have all else alike.
+dtensor::StateDict shared_tensors(
+    const Source& source,
+    const dtensor::StateDict& model,
+    const checkpoint::Manifest& manifest) {
+  const auto prefix = std::string(kModelPart) + ".";
+  dtensor::StateDict shared;
+  std::vector<std::string> missing;
+  for (const auto& [name, tensor] : model) {
+    if (manifest.tensors.contains(prefix + name)) {
+      shared.emplace(name, tensor);
+    } else if (!hub::is_adapter(name)) {
+      missing.push_back(name);
+    }
+  }
+  std::vector<std::string> unknown;
+  for (const auto& [key, record] : manifest.tensors) {
+    if (key.starts_with(prefix) && !model.contains(key.substr(prefix.size()))) {
+      unknown.push_back(key.substr(prefix.size()));
+    }
+  }
+  const auto some = [](std::vector<std::string> names) {
+    const size_t count = names.size();
+    names.resize(std::min<size_t>(count, 3));
+    return fmt::format(
+        "{}{}", fmt::join(names, ", "), count > 3 ? ", ..." : "");
+  };
+  if (!missing.empty() || !unknown.empty()) {
+    refuse_source(
+        source,
+        fmt::format(
+            "{} is of another model: {} of the model's tensors are not in it "
+            "({}), {} of its tensors not in the model ({})",
+            source.path.string(),
+            missing.size(),
+            some(missing),
+            unknown.size(),
+            some(unknown)));
+  }
+  return shared;
+}
+
+constexpr const char* kRuleHint =
+    " In a recipe these are checkpoint.init_rename, init_include, init_exclude "
+    "and init_strict.";
+
+// How checkpoint.init_from is read.
+struct InitRules {
+  const Recipe& recipe;
+
+  bool any() const {
+    const auto& checkpoint = recipe.checkpoint;
+    return !checkpoint.init_include.empty() ||
+           !checkpoint.init_exclude.empty() ||
+           !checkpoint.init_rename.empty() || checkpoint.init_strict != "exact";
+  }
+
+  checkpoint::Strictness strictness() const {
+    using checkpoint::Strictness;
+    const auto& strict = recipe.checkpoint.init_strict;
+    if (strict == "both_ok") {
+      return Strictness::kAllowBoth;
+    }
+    if (strict == "missing_ok") {
+      return Strictness::kAllowMissing;
+    }
+    return strict == "unexpected_ok" ? Strictness::kAllowUnexpected
+                                     : Strictness::kExact;
+  }
+};
+
+// The checkpoint's tensors as the rules name them.
+std::set<std::string> renamed_keys(
+    const Recipe& recipe,
+    const checkpoint::Manifest& manifest) {
+  constexpr const char* kRenameKey = "checkpoint.init_rename";
+  const checkpoint::Renaming rename(init_rename_rules(recipe));
+  std::set<std::string> keys;
+  for (const auto& [name, record] : manifest.tensors) {
+    std::string key;
+    try {
+      key = rename(name);
+    } catch (const c10::ValueError& error) {
+      refuse(recipe, kRenameKey, error.what_without_backtrace());
+    }
+    if (!keys.insert(key).second) {
+      refuse(
+          recipe,
+          kRenameKey,
+          fmt::format(
+              "\"{}\" becomes \"{}\", as another tensor does: make the "
+              "pattern narrower",
+              name,
+              key));
+    }
+  }
+  return keys;
+}
+
+// As patterns of whole keys; each has to match something.
+std::vector<std::string> model_patterns(
+    const Recipe& recipe,
+    const char* key,
+    const std::vector<std::string>& patterns,
+    const std::set<std::string>& keys) {
+  std::vector<std::string> result;
+  for (const auto& pattern : patterns) {
+    result.push_back(kModelPrefix + pattern);
+    if (std::ranges::none_of(keys, [&](const std::string& each) {
+          return checkpoint::key_matches(result.back(), each);
+        })) {
+      refuse(
+          recipe,
+          key,
+          fmt::format(
+              "\"{}\" matches no tensor of the model or of init_from. `*` "
+              "stays between two dots, `**` goes across",
+              pattern));
+    }
+  }
+  return result;
+}
+
+// An adapter begins as always where the checkpoint has none.
+dtensor::StateDict without_new_adapters(
+    const dtensor::StateDict& model,
+    const std::set<std::string>& keys) {
+  dtensor::StateDict result;
+  for (const auto& [name, tensor] : model) {
+    if (!hub::is_adapter(name) || keys.contains(kModelPrefix + name)) {
+      result.emplace(name, tensor);
+    }
+  }
+  return result;
+}
+
+std::string load_by_rules(
+    const Source& source,
+    const InitRules& rules,
+    const dtensor::StateDict& state,
+    const mesh::World& world) {
+  const auto& recipe = rules.recipe;
+  const auto step = find_step(source);
+  const auto manifest = checkpoint::read_manifest(step, world);
+  auto keys = renamed_keys(recipe, manifest);
+  const auto wanted = without_new_adapters(state, keys);
+  for (const auto& [name, tensor] : state) {
+    keys.insert(kModelPrefix + name);
+  }
+  const auto& init = recipe.checkpoint;
+  checkpoint::LoadStats stats;
+  try {
+    stats = checkpoint::load(
+        step,
+        manifest,
+        {{kModelPart, wanted}},
+        {.all_or_nothing = false,
+         .strictness = rules.strictness(),
+         .include = model_patterns(
+             recipe, "checkpoint.init_include", init.init_include, keys),
+         .exclude = model_patterns(
+             recipe, "checkpoint.init_exclude", init.init_exclude, keys),
+         .rename = init_rename_rules(recipe),
+         .world = world});
+  } catch (const mesh::UsageError&) {
+    throw;
+  } catch (const c10::ValueError& error) {
+    refuse_source(
+        source, std::string(error.what_without_backtrace()) + kRuleHint);
+  }
+  return fmt::format(
+      "begins with weights of {} ({} of the model's {} tensors; {} are not in "
+      "it, {} of it were left)",
+      step.string(),
+      stats.loaded.size(),
+      state.size(),
+      stats.missing.size(),
+      stats.unexpected.size());
+}
+
+// What to fill from where: averaged, if asked, what has an average.
+checkpoint::StateDicts parts_of(
+    const Source& source,
+    const dtensor::StateDict& shared,
+    const checkpoint::Manifest& manifest,
+    WeightKind kind) {
+  if (kind == WeightKind::kTrained) {
+    return {{kModelPart, shared}};
+  }
+  if (!has_part(manifest, kAveragePart)) {
+    refuse_source(
+        source,
+        fmt::format(
+            "{} holds no average of the weights; train with ema.decay",
+            source.path.string()));
+  }
+  const auto prefix = std::string(kAveragePart) + ".";
+  checkpoint::StateDicts parts;
+  for (const auto& [name, tensor] : shared) {
+    const bool averaged = manifest.tensors.contains(prefix + name);
+    parts[averaged ? kAveragePart : kModelPart].emplace(name, tensor);
+  }
+  return parts;
+}
+
+std::string load_checkpoint(
+    const Source& source,
+    const dtensor::StateDict& state,
+    const mesh::World& world,
+    WeightKind kind = WeightKind::kTrained) {
+  const auto step = find_step(source);
+  const auto manifest = checkpoint::read_manifest(step, world, source.hmac_key);
+  const auto shared = shared_tensors(source, state, manifest);
+  const auto parts = parts_of(source, shared, manifest, kind);
+  try {
+    // Nobody goes on with a model that could not be loaded.
+    checkpoint::load(
+        step,
+        manifest,
+        parts,
+        {.all_or_nothing = false,
+         .strictness = checkpoint::Strictness::kAllowUnexpected,
+         .world = world});
+  } catch (const c10::ValueError& error) {
+    refuse_source(source, error.what_without_backtrace());
+  }
+  return fmt::format(
+      "begins with the {}weights of {} ({} tensors)",
+      kind == WeightKind::kAveraged ? "averaged " : "",
+      step.string(),
+      shared.size());
+}
+
+Source init_source(const Recipe& recipe) {
+  return {
+      .path = recipe.checkpoint.init_from, .place = place_of(recipe, kInitKey)};
+}
+
+} // namespace
+
+bool has_initial_weights(const Recipe& recipe) {
+  return !recipe.checkpoint.init_from.empty() || !recipe.model.from.empty();
+}
+
+void check_initial_weights(const Recipe& recipe) {
+  if (!recipe.checkpoint.init_from.empty()) {
+    find_step(init_source(recipe));
+  } else if (!recipe.model.from.empty()) {
+    hub::check_weights(recipe);
+  }
+}
+
+std::string load_model_weights(
+    const Recipe& recipe,
+    Model& model,
+    const mesh::DeviceMesh& mesh,
+    const std::string& checkpoint,
+    WeightKind kind) {
+  const auto& world = mesh.world();
+  const auto state =
+      dtensor::module_state_dict(model, mesh, model.computed_buffers());
+  if (!checkpoint.empty()) {
+    return load_checkpoint(
+        {.path = checkpoint,
+         .place = "--checkpoint",
+         .hmac_key = read_hmac_key(recipe)},
+        state,
+        world,
+        kind);
+  }
+  if (!recipe.checkpoint.init_from.empty()) {
+    const InitRules rules{recipe};
+    return rules.any() ? load_by_rules(init_source(recipe), rules, state, world)
+                       : load_checkpoint(init_source(recipe), state, world);
+  }
+  if (recipe.model.from.empty()) {
+    refuse(
+        recipe,
+        "model.from",
+        "there are no weights. Name a checkpoint, or the folder of a model "
+        "here");
+  }
+  const auto loaded = hub::load_weights(recipe, state, world);
+  return fmt::format(
+      "begins with the weights of {} ({} tensors)",
+      recipe.model.from,
+      loaded.tensors);
+}
+
+std::string load_initial_weights(const Recipe& recipe, TrainJob& job) {
+  return load_model_weights(recipe, *job.model, job.mesh);
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "config/recipe.h"
+
+namespace weft::recipes {
+
+/// Reads a recipe from its file, as read_recipe() does, takes what model.from
+/// names from the transformers folder there, and makes it complete().
+/// Throws: mesh::UsageError: "FILE:LINE:COLUMN: KEY: what is wrong".
+Recipe load_recipe(
+    const std::string& path,
+    std::span<const std::string> overrides = {},
+    KnownModels models = {});
+
+/// The same for a text; `source` stands for the file in messages.
+Recipe parse_recipe(
+    std::string_view text,
+    const std::string& source,
+    std::span<const std::string> overrides = {},
+    KnownModels models = {});
+
+} // namespace weft::recipes

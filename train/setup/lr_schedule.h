@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+#include "config/recipe.h"
+
+namespace weft::recipes {
+
+/// The learning rate of `step`, counted from 0. It grows linearly to `peak_lr`
+/// over the first warmup_steps, then goes from `peak_lr` at step warmup_steps
+/// to min_ratio * peak_lr at the last step along half a cosine or a line, or
+/// stays.
+double learning_rate(
+    const LrScheduleConfig& schedule,
+    double peak_lr,
+    int64_t total_steps,
+    int64_t step);
+
+} // namespace weft::recipes

@@ -1,0 +1,162 @@
+#include "train/setup/train_job.h"
+
+#include "checkpoint/load/load_part.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/kernels/async_tp.h"
+#include "dtensor/kernels/dtype_support.h"
+#include "models/registry.h"
+#include "tp/lora.h"
+#include "train/setup/ddp_config.h"
+#include "train/setup/preflight.h"
+#include "train/setup/recompute.h"
+
+namespace weft::recipes {
+namespace {
+
+std::shared_ptr<Model> build_deferred(const Recipe& recipe) {
+  const dtensor::DeferredInit scope;
+  return make_model(recipe);
+}
+
+torch::optim::AdamWOptions adamw_options(const Recipe& recipe) {
+  const auto& adamw = recipe.optimizer;
+  return torch::optim::AdamWOptions(adamw.lr)
+      .betas({adamw.betas[0], adamw.betas[1]})
+      .eps(adamw.eps)
+      .weight_decay(adamw.weight_decay);
+}
+
+// What is computed in has to be possible on the device.
+void check_dtypes(const Recipe& recipe, c10::Device device) {
+  const auto computed_in = ddp_options(recipe).mixed_precision;
+  if (!computed_in || !computed_in->param_dtype || device.is_meta()) {
+    return;
+  }
+  try {
+    dtensor::check_dtype(device, *computed_in->param_dtype);
+  } catch (const c10::ValueError& error) {
+    refuse(
+        recipe,
+        recipe.ddp.param_dtype == "none" ? "train.dtype" : "ddp.param_dtype",
+        error.what_without_backtrace());
+  }
+}
+
+// auto is off on GPUs as long as it was not measured there.
+dtensor::AsyncTp async_mode(const Recipe& recipe) {
+  const auto& name = recipe.tp.async_tp;
+  if (name == "on") {
+    return dtensor::AsyncTp::kOn;
+  }
+  return name == "off" || recipe.device == "cuda" ? dtensor::AsyncTp::kOff
+                                                  : dtensor::AsyncTp::kAuto;
+}
+
+void add_adapters(const Recipe& recipe, Model& model) {
+  const auto& lora = recipe.lora;
+  if (lora.rank == 0) {
+    return;
+  }
+  try {
+    tp::add_lora(
+        model,
+        lora.targets,
+        {.rank = lora.rank, .alpha = lora.alpha, .dropout = lora.dropout});
+  } catch (const c10::ValueError& error) {
+    refuse(recipe, "lora.targets", error.what_without_backtrace());
+  }
+}
+
+} // namespace
+
+std::shared_ptr<Model> place_model(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    c10::Device device) {
+  check_dtypes(recipe, device);
+  auto model = build_deferred(recipe);
+  // A run on the meta device cuts what one on the recipe's would.
+  dtensor::set_async_tp(
+      mesh,
+      async_mode(recipe),
+      dtensor::default_async_tp_prices(
+          recipe.device == "cuda" ? "nccl" : "cpu"));
+  tp::parallelize_module(*model, mesh["tp"], model_plan(recipe));
+  add_adapters(recipe, *model);
+  return model;
+}
+
+TrainJob make_train_job(
+    const Recipe& recipe,
+    const mesh::DeviceMesh& mesh,
+    std::optional<c10::Device> device) {
+  TrainJob job;
+  job.mesh = mesh;
+  job.model = place_model(recipe, mesh, device.value_or(mesh.world().device()));
+  check_models_agree(*job.model, mesh.world());
+  job.ddp = std::make_unique<ddp::DistributedDataParallel<Model>>(
+      job.model, mesh["dp"], ddp_options(recipe));
+  dtensor::materialize(
+      *job.model,
+      static_cast<uint64_t>(recipe.seed),
+      device.value_or(mesh.world().device()));
+  if (auto hook = make_comm_hook(recipe.ddp)) {
+    job.loss_scale = static_cast<double>(mesh.size("dp"));
+    job.ddp->register_comm_hook(std::move(hook));
+  }
+  recompute_activations(recipe, *job.model);
+  job.optimizer = std::make_unique<FusedAdamW>(
+      job.model->parameters(), adamw_options(recipe));
+  if (recipe.ema.decay > 0) {
+    job.average = std::make_unique<WeightAverage>(*job.model, recipe.ema.decay);
+  }
+  return job;
+}
+
+checkpoint::StateDicts state_dicts(TrainJob& job) {
+  checkpoint::StateDicts dicts{
+      {"model", job.ddp->state_dict(job.model->computed_buffers())},
+      {"optimizer", job.ddp->optimizer_state_dict(*job.optimizer)}};
+  if (job.average && job.average->has_begun()) {
+    dicts.emplace(kAveragePart, job.average->state_dict(job.mesh));
+  }
+  if (auto hook = job.ddp->comm_hook_state_dict(); !hook.empty()) {
+    dicts.emplace(kCommHookPart, std::move(hook));
+  }
+  return dicts;
+}
+
+bool has_part(const checkpoint::Manifest& manifest, const std::string& part) {
+  const auto prefix = part + ".";
+  const auto first = manifest.tensors.lower_bound(prefix);
+  return first != manifest.tensors.end() && first->first.starts_with(prefix);
+}
+
+checkpoint::StateDicts more_to_load(
+    TrainJob& job,
+    const checkpoint::Manifest& manifest) {
+  checkpoint::StateDicts dicts;
+  if (job.average && has_part(manifest, kAveragePart)) {
+    dicts.emplace(kAveragePart, job.average->state_dict(job.mesh));
+  }
+  if (job.ddp->comm_hook() != nullptr) {
+    auto part = checkpoint::empty_part(manifest, kCommHookPart, job.mesh);
+    if (!part.empty()) {
+      dicts.emplace(kCommHookPart, std::move(part));
+    }
+  }
+  return dicts;
+}
+
+void adopt_state(
+    TrainJob& job,
+    const checkpoint::StateDicts& dicts,
+    const Recipe& recipe) {
+  job.ddp->load_optimizer_state_dict(*job.optimizer, dicts.at("optimizer"));
+  for (auto& group : job.optimizer->param_groups()) {
+    group.set_options(
+        std::make_unique<torch::optim::AdamWOptions>(adamw_options(recipe)));
+  }
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,302 @@
+#include "train/setup/validate.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "mesh/error/error.h"
+#include "train/setup/validate_model.h"
+
+namespace weft::recipes {
+namespace {
+
+// One of the two is -1: it becomes the rest of the world.
+void fill_rest(
+    const Recipe& recipe,
+    std::string_view key,
+    int64_t& open,
+    std::string_view other_key,
+    int64_t other,
+    int64_t world_size) {
+  if (world_size % other != 0) {
+    refuse(
+        recipe,
+        key,
+        fmt::format(
+            "-1 cannot be filled in: the world size {} is not divisible by "
+            "{}={}",
+            world_size,
+            other_key,
+            other));
+  }
+  open = world_size / other;
+}
+
+void resolve_mesh(Recipe& recipe, int64_t world_size) {
+  auto& [dp, tp] = recipe.mesh;
+  if (dp == -1 && tp == -1) {
+    refuse(recipe, "mesh.tp", "mesh.dp and mesh.tp are both -1; give one");
+  }
+  if (dp == -1) {
+    fill_rest(recipe, "mesh.dp", dp, "mesh.tp", tp, world_size);
+  } else if (tp == -1) {
+    fill_rest(recipe, "mesh.tp", tp, "mesh.dp", dp, world_size);
+  }
+  if (dp * tp != world_size) {
+    refuse(
+        recipe,
+        "mesh.dp",
+        fmt::format(
+            "the mesh dp={} x tp={} needs {} ranks, but the world size is {}. "
+            "Start {} ranks (weftrun --nproc-per-node {}), or set mesh.dp=-1",
+            dp,
+            tp,
+            dp * tp,
+            world_size,
+            dp * tp,
+            dp * tp));
+  }
+}
+
+void check_link(
+    const Recipe& recipe,
+    std::string_view mesh_dim,
+    double latency_us,
+    double bandwidth_gb_s) {
+  if ((latency_us > 0) == (bandwidth_gb_s > 0)) {
+    return;
+  }
+  const bool lacks_bandwidth = latency_us > 0;
+  refuse(
+      recipe,
+      fmt::format(
+          "links.{}_{}",
+          mesh_dim,
+          lacks_bandwidth ? "latency_us" : "bandwidth_gb_s"),
+      fmt::format(
+          "{} without a links.{}_{}. Give both, or leave both to cost_model",
+          lacks_bandwidth ? latency_us : bandwidth_gb_s,
+          mesh_dim,
+          lacks_bandwidth ? "bandwidth_gb_s" : "latency_us"));
+}
+
+// "12 or 18": the multiples of `unit` around `value`.
+std::string nearest_multiples(int64_t value, int64_t unit) {
+  const int64_t below = value / unit * unit;
+  return below == 0 ? fmt::format("{}", unit)
+                    : fmt::format("{} or {}", below, below + unit);
+}
+
+void resolve_batch(Recipe& recipe) {
+  TrainConfig& train = recipe.train;
+  const int64_t dp = recipe.mesh.dp;
+  const int64_t global = train.global_batch_size;
+  if (train.micro_batch_size == 0 && global % dp == 0) {
+    train.micro_batch_size = global / dp;
+  }
+  const int64_t unit = dp * std::max<int64_t>(train.micro_batch_size, 1);
+  if (global % unit != 0) {
+    refuse(
+        recipe,
+        "train.global_batch_size",
+        fmt::format(
+            "{} is not divisible by mesh.dp={}{}; the nearest that is: {}",
+            global,
+            dp,
+            train.micro_batch_size == 0
+                ? ""
+                : fmt::format(
+                      " x train.micro_batch_size={} = {}",
+                      train.micro_batch_size,
+                      unit),
+            nearest_multiples(global, unit)));
+  }
+}
+
+void check_recomputed(const Recipe& recipe) {
+  const TrainConfig& train = recipe.train;
+  const bool named = !train.activation_checkpoint_modules.empty();
+  if (named != (train.activation_checkpoint == "selective")) {
+    refuse(
+        recipe,
+        named ? "train.activation_checkpoint_modules"
+              : "train.activation_checkpoint",
+        named ? fmt::format(
+                    "only train.activation_checkpoint=selective looks at it, "
+                    "and that is {}",
+                    train.activation_checkpoint)
+              : "selective needs train.activation_checkpoint_modules, such as "
+                "[\"model.layers.*.mlp\"]");
+  }
+}
+
+void check_adapters(const Recipe& recipe) {
+  if (recipe.lora.rank > 0 && recipe.lora.targets.empty()) {
+    refuse(
+        recipe,
+        "lora.rank",
+        fmt::format(
+            "{} without lora.targets; name the Linears that get an adapter, "
+            "such as [\"model.layers.*.self_attn.*\"]",
+            recipe.lora.rank));
+  }
+  if (recipe.lora.rank == 0 && !recipe.lora.targets.empty()) {
+    refuse(
+        recipe,
+        "lora.targets",
+        "adapters need a rank: without lora.rank all weights would be trained. "
+        "Set lora.rank, or remove lora.targets");
+  }
+}
+
+void check_origin(const Recipe& recipe) {
+  if (!recipe.model.from.empty() && !recipe.checkpoint.init_from.empty()) {
+    refuse(
+        recipe,
+        "checkpoint.init_from",
+        fmt::format(
+            "a model begins with the weights of one: model.from={} names them "
+            "already",
+            recipe.model.from));
+  }
+}
+
+void check_average(const Recipe& recipe) {
+  if (recipe.ema.eval && recipe.ema.decay == 0) {
+    refuse(
+        recipe,
+        "ema.eval",
+        "there is no average to evaluate: set ema.decay, such as 0.999");
+  }
+}
+
+void check_saving(const Recipe& recipe) {
+  const auto& checkpoint = recipe.checkpoint;
+  if (checkpoint.max_mb_per_s > 0 && !checkpoint.async) {
+    refuse(
+        recipe,
+        "checkpoint.max_mb_per_s",
+        fmt::format(
+            "{} slows what is written while training goes on, and "
+            "checkpoint.async=false waits for it",
+            checkpoint.max_mb_per_s));
+  }
+}
+
+// How init_from is read.
+void check_init_rules(const Recipe& recipe) {
+  const auto& checkpoint = recipe.checkpoint;
+  const std::array<std::pair<const char*, bool>, 4> rules{{
+      {"checkpoint.init_include", !checkpoint.init_include.empty()},
+      {"checkpoint.init_exclude", !checkpoint.init_exclude.empty()},
+      {"checkpoint.init_rename", !checkpoint.init_rename.empty()},
+      {"checkpoint.init_strict", checkpoint.init_strict != "exact"},
+  }};
+  for (const auto& [key, is_given] : rules) {
+    if (is_given && checkpoint.init_from.empty()) {
+      refuse(
+          recipe,
+          key,
+          "says how checkpoint.init_from is read, and that is empty");
+    }
+  }
+  try {
+    const checkpoint::Renaming rename(init_rename_rules(recipe));
+  } catch (const mesh::UsageError&) {
+    throw;
+  } catch (const c10::ValueError& error) {
+    refuse(recipe, "checkpoint.init_rename", error.what_without_backtrace());
+  }
+}
+
+void check_trace(const Recipe& recipe) {
+  if (recipe.trace.steps > 0 && recipe.trace.first > recipe.train.steps) {
+    refuse(
+        recipe,
+        "trace.first",
+        fmt::format(
+            "{} is after the last step, train.steps={}",
+            recipe.trace.first,
+            recipe.train.steps));
+  }
+}
+
+// What would end a run that is to skip such a step, or keep it from getting
+// well again.
+void check_non_finite(const Recipe& recipe) {
+  if (recipe.train.non_finite != "skip") {
+    return;
+  }
+  constexpr const char* kKey = "train.non_finite";
+  if (recipe.ddp.check_for_nan_in_grad) {
+    refuse(
+        recipe,
+        kKey,
+        "skip goes on where ddp.check_for_nan_in_grad ends the run; leave that "
+        "out");
+  }
+  if (recipe.ddp.comm_hook.ends_with("powersgd")) {
+    refuse(
+        recipe,
+        kKey,
+        fmt::format(
+            "skip does not go with ddp.comm_hook={}, which adds what it could "
+            "not send to the next step's gradients, NaN too; stop does",
+            recipe.ddp.comm_hook));
+  }
+}
+
+} // namespace
+
+void validate(Recipe& recipe, int64_t world_size) {
+  resolve_mesh(recipe, world_size);
+  resolve_model(recipe);
+  const auto& links = recipe.links;
+  check_link(recipe, "dp", links.dp_latency_us, links.dp_bandwidth_gb_s);
+  check_link(recipe, "tp", links.tp_latency_us, links.tp_bandwidth_gb_s);
+  resolve_batch(recipe);
+  check_recomputed(recipe);
+  check_adapters(recipe);
+  check_origin(recipe);
+  check_average(recipe);
+  check_saving(recipe);
+  check_init_rules(recipe);
+  check_trace(recipe);
+  check_non_finite(recipe);
+  if (recipe.output_dir.empty()) {
+    recipe.output_dir = "outputs/" + recipe.name;
+  }
+}
+
+std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe) {
+  constexpr std::string_view kArrow = " -> ";
+  std::vector<checkpoint::RenameRule> rules;
+  for (auto rule : recipe.checkpoint.init_rename) {
+    if (rule.ends_with(" ->")) { // YAML has taken the last space off
+      rule += ' ';
+    }
+    const auto arrow = rule.find(kArrow);
+    if (arrow == std::string::npos || arrow == 0) {
+      refuse(
+          recipe,
+          "checkpoint.init_rename",
+          fmt::format(
+              "\"{}\" is no rule; write \"pattern -> replacement\", such as "
+              "\"^model\\.encoder\\. -> model.\"",
+              rule));
+    }
+    rules.push_back(
+        {rule.substr(0, arrow), rule.substr(arrow + kArrow.size())});
+  }
+  return rules;
+}
+
+int64_t accumulation_steps(const Recipe& recipe) {
+  return recipe.train.global_batch_size /
+         (recipe.mesh.dp * recipe.train.micro_batch_size);
+}
+
+} // namespace weft::recipes

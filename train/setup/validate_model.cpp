@@ -1,0 +1,258 @@
+#include "train/setup/validate_model.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "config/schema.h"
+#include "data/digit_images.h"
+#include "data/text_corpus.h"
+#include "models/registry.h"
+
+namespace weft::recipes {
+namespace {
+
+// "1, 2 or 4".
+std::string either(std::vector<std::string> choices) {
+  const std::string last = choices.back();
+  choices.pop_back();
+  return choices.empty()
+             ? last
+             : fmt::format("{} or {}", fmt::join(choices, ", "), last);
+}
+
+// Ranks share the kv heads evenly, or one kv head's queries.
+bool kv_heads_fit(int64_t kv_heads, int64_t tp) {
+  return kv_heads % tp == 0 || tp % kv_heads == 0;
+}
+
+// What mesh.tp may be for these heads.
+std::string tp_choices(int64_t heads, int64_t kv_heads) {
+  std::vector<std::string> choices;
+  for (int64_t tp = 1; tp <= heads && choices.size() < 12; ++tp) {
+    if (heads % tp == 0 && kv_heads_fit(kv_heads, tp)) {
+      choices.push_back(std::to_string(tp));
+    }
+  }
+  return either(std::move(choices));
+}
+
+bool has_key(const Recipe& recipe, std::string_view key) {
+  return applies(*find_key(key), recipe);
+}
+
+void check_head_size(const Recipe& recipe) {
+  const ModelConfig& model = recipe.model;
+  if (model.dim % model.heads != 0) {
+    refuse(
+        recipe,
+        "model.dim",
+        fmt::format(
+            "{} is not divisible by model.heads={}", model.dim, model.heads));
+  }
+  if (model.dim / model.heads % 2 != 0 && has_key(recipe, "model.rope_theta")) {
+    refuse(
+        recipe,
+        "model.dim",
+        fmt::format(
+            "{} / model.heads={} is {}, but rotary embeddings need an even "
+            "size of a head",
+            model.dim,
+            model.heads,
+            model.dim / model.heads));
+  }
+}
+
+// That every rank of "tp" gets whole heads.
+void check_heads_over_tp(const Recipe& recipe, int64_t kv_heads) {
+  const int64_t heads = recipe.model.heads;
+  const int64_t tp = recipe.mesh.tp;
+  const bool even = heads % tp == 0;
+  if (even && kv_heads_fit(kv_heads, tp)) {
+    return;
+  }
+  const auto fault =
+      even ? fmt::format(
+                 "{} neither divides mesh.tp={} nor is a multiple of it",
+                 kv_heads,
+                 tp)
+           : fmt::format("{} is not divisible by mesh.tp={}", heads, tp);
+  refuse(
+      recipe,
+      even ? "model.kv_heads" : "model.heads",
+      fmt::format(
+          "{}; with {} heads{} mesh.tp can be {}",
+          fault,
+          heads,
+          has_key(recipe, "model.kv_heads")
+              ? fmt::format(" and {} kv heads", kv_heads)
+              : "",
+          tp_choices(heads, kv_heads)));
+}
+
+void resolve_heads(Recipe& recipe) {
+  ModelConfig& model = recipe.model;
+  const int64_t kv_heads = model.kv_heads == 0 ? model.heads : model.kv_heads;
+  check_head_size(recipe);
+  if (model.heads % kv_heads != 0) {
+    refuse(
+        recipe,
+        "model.kv_heads",
+        fmt::format(
+            "model.heads={} is not divisible by {}", model.heads, kv_heads));
+  }
+  check_heads_over_tp(recipe, kv_heads);
+  if (has_key(recipe, "model.kv_heads")) {
+    model.kv_heads = kv_heads;
+  }
+}
+
+void check_rope_scaling(const Recipe& recipe) {
+  const auto& scaling = recipe.model.rope_scaling;
+  if (scaling.rope_type == "llama3" &&
+      scaling.high_freq_factor <= scaling.low_freq_factor) {
+    refuse(
+        recipe,
+        "model.rope_scaling.high_freq_factor",
+        fmt::format(
+            "{} is not above model.rope_scaling.low_freq_factor={}",
+            scaling.high_freq_factor,
+            scaling.low_freq_factor));
+  }
+}
+
+void resolve_positions(Recipe& recipe) {
+  int64_t& positions = recipe.model.max_position_embeddings;
+  if (positions == 0) {
+    positions = recipe.data.sequence_length;
+  }
+  if (positions < recipe.data.sequence_length) {
+    refuse(
+        recipe,
+        "model.max_position_embeddings",
+        fmt::format(
+            "{} is smaller than data.sequence_length={}",
+            positions,
+            recipe.data.sequence_length));
+  }
+}
+
+void check_experts(const Recipe& recipe) {
+  const ModelConfig& model = recipe.model;
+  if (model.num_experts_per_tok > model.num_experts) {
+    refuse(
+        recipe,
+        "model.num_experts_per_tok",
+        fmt::format(
+            "{} is more than model.num_experts={}",
+            model.num_experts_per_tok,
+            model.num_experts));
+  }
+}
+
+// "1, 2, 4 or 8".
+std::string divisors_of(int64_t value) {
+  std::vector<std::string> divisors;
+  for (int64_t d = 1; d <= value; ++d) {
+    if (value % d == 0) {
+      divisors.push_back(std::to_string(d));
+    }
+  }
+  return either(std::move(divisors));
+}
+
+void check_patches(const Recipe& recipe) {
+  const ModelConfig& model = recipe.model;
+  if (model.image_size % model.patch_size != 0) {
+    refuse(
+        recipe,
+        "model.patch_size",
+        fmt::format(
+            "model.image_size={} is not divisible by {}; it can be {}",
+            model.image_size,
+            model.patch_size,
+            divisors_of(model.image_size)));
+  }
+}
+
+// Where to point: models that are linked in have options in place of `key`.
+std::string_view own_key(const Recipe& recipe, std::string_view key) {
+  return has_key(recipe, key) ? key : "model.options";
+}
+
+void check_digits(const Recipe& recipe) {
+  const ModelConfig& model = recipe.model;
+  const auto check = [&](std::string_view key, int64_t value, int64_t digits) {
+    if (value != digits) {
+      refuse(
+          recipe,
+          key,
+          fmt::format("{}, but data.type=digits has {}", value, digits));
+    }
+  };
+  check("model.image_size", model.image_size, DigitImages::kSize);
+  check("model.channels", model.channels, DigitImages::kChannels);
+  const int64_t classes = model_outputs(recipe);
+  if (classes < DigitImages::kClasses) {
+    refuse(
+        recipe,
+        own_key(recipe, "model.num_classes"),
+        fmt::format(
+            "{} is smaller than the number of digits, {}",
+            classes,
+            DigitImages::kClasses));
+  }
+}
+
+void check_vocabulary(const Recipe& recipe) {
+  const int64_t tokens = model_outputs(recipe);
+  if (recipe.data.type == "text" && recipe.data.tokenizer == "byte" &&
+      tokens < TextCorpus::kVocabSize) {
+    refuse(
+        recipe,
+        own_key(recipe, "model.vocab_size"),
+        fmt::format(
+            "{} is smaller than the vocabulary of data.tokenizer=byte, {}",
+            tokens,
+            TextCorpus::kVocabSize));
+  }
+}
+
+void check_data(const Recipe& recipe) {
+  const bool reads_text = model_input(recipe) == ModelInput::kTokens;
+  if (reads_text != (recipe.data.type != "digits")) {
+    refuse(
+        recipe,
+        "data.type",
+        fmt::format(
+            "model.type={} is a model of {}: it needs data.type={}, not {}",
+            recipe.model.type,
+            reads_text ? "language" : "images",
+            reads_text ? "text or tokens" : "digits",
+            recipe.data.type));
+  }
+  reads_text ? check_vocabulary(recipe) : check_digits(recipe);
+}
+
+} // namespace
+
+void resolve_model(Recipe& recipe) {
+  resolve_options(recipe);
+  check_data(recipe);
+  if (has_key(recipe, "model.heads")) {
+    resolve_heads(recipe);
+  }
+  if (has_key(recipe, "model.rope_scaling.rope_type")) {
+    check_rope_scaling(recipe);
+  }
+  if (has_key(recipe, "model.max_position_embeddings")) {
+    resolve_positions(recipe);
+  }
+  if (has_key(recipe, "model.num_experts")) {
+    check_experts(recipe);
+  }
+  if (has_key(recipe, "model.patch_size")) {
+    check_patches(recipe);
+  }
+}
+
+} // namespace weft::recipes

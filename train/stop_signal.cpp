@@ -1,0 +1,138 @@
+#include "train/stop_signal.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <climits>
+#include <cstring>
+#include <string_view>
+
+#include "base/error_report.h"
+#include "base/safe_writer.h"
+#include "mesh/error/error.h"
+
+namespace weft::recipes {
+namespace {
+
+constexpr std::array kStopSignals{SIGTERM, SIGUSR1};
+
+// All that the handler touches, on whatever thread it runs.
+struct StopState {
+  std::atomic<int> signal{0};
+  std::atomic<RunPhase> phase{RunPhase::kStarting};
+  std::atomic<bool> is_handled{false};
+  /// One thread ends the process.
+  std::atomic<bool> is_ending{false};
+  // Written before there is a handler.
+  int64_t rank = 0;
+  std::array<char, PATH_MAX> error_file{};
+};
+StopState stop_state;
+static_assert(std::atomic<RunPhase>::is_always_lock_free);
+
+std::string_view name_of_stop(int signal) {
+  return signal == SIGUSR1 ? "SIGUSR1" : "SIGTERM";
+}
+
+// Async-signal-safe.
+void describe_stop(mesh::SafeWriter& out, int signal) {
+  out << name_of_stop(signal)
+      << (stop_state.phase == RunPhase::kStarting
+              ? " before the first step: nothing was to be saved, and the same "
+                "command starts again"
+              : " after the last step, which is saved: the same command does "
+                "what is left");
+}
+
+// Async-signal-safe.
+[[noreturn]] void end_process(int signal, bool has_line) {
+  if (stop_state.is_ending.exchange(true)) {
+    for (;;) {
+      pause(); // another thread is at it
+    }
+  }
+  constexpr int kCode = static_cast<int>(mesh::ExitCode::kPreempted);
+  std::array<char, 256> text;
+  mesh::SafeWriter message(text);
+  describe_stop(message, signal);
+  if (stop_state.error_file[0] != '\0') {
+    mesh::write_error_file(
+        stop_state.error_file.data(),
+        {.code = kCode,
+         .rank = stop_state.rank,
+         .time_ns = mesh::error_time_ns(),
+         .message = message.view(),
+         .callstack = ""});
+  }
+  if (has_line) {
+    mesh::SafeWriter out(STDERR_FILENO);
+    out << "ERROR " << mesh::Decimal{kCode}
+        << " rank=" << mesh::Decimal{stop_state.rank} << " op=train "
+        << message.view() << "\n";
+  }
+  _exit(kCode);
+}
+
+// The parent is the launcher, which tells all ranks.
+bool was_told_with_all(const siginfo_t& info) {
+  return info.si_code == SI_USER && info.si_pid == getppid();
+}
+
+void on_stop_signal(int signal, siginfo_t* info, void* /*context*/) {
+  int none = 0;
+  stop_state.signal.compare_exchange_strong(none, signal);
+  if (stop_state.phase != RunPhase::kTraining) {
+    end_process(signal, stop_state.rank == 0 || !was_told_with_all(*info));
+  }
+}
+
+} // namespace
+
+void handle_stop_signals(int64_t rank, const std::string& error_file) {
+  if (stop_state.is_handled.exchange(true)) {
+    return;
+  }
+  stop_state.rank = rank;
+  const size_t length =
+      std::min(error_file.size(), stop_state.error_file.size() - 1);
+  std::memcpy(stop_state.error_file.data(), error_file.data(), length);
+  struct sigaction action {};
+  action.sa_sigaction = on_stop_signal;
+  // What is under way, a save above all, is not disturbed.
+  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (const int signal : kStopSignals) {
+    sigaddset(&action.sa_mask, signal);
+  }
+  for (const int signal : kStopSignals) {
+    sigaction(signal, &action, nullptr);
+  }
+}
+
+void set_run_phase(RunPhase phase) {
+  stop_state.phase = phase;
+  const int signal = stop_state.signal;
+  if (phase == RunPhase::kSaved && signal != 0) {
+    sigset_t more; // would wait for itself
+    sigemptyset(&more);
+    for (const int each : kStopSignals) {
+      sigaddset(&more, each);
+    }
+    pthread_sigmask(SIG_BLOCK, &more, nullptr);
+    end_process(signal, /*has_line=*/stop_state.rank == 0);
+  }
+}
+
+bool is_stop_asked() {
+  return stop_state.signal != 0;
+}
+
+std::string stop_signal_name() {
+  const int signal = stop_state.signal;
+  return signal == 0 ? "" : std::string(name_of_stop(signal));
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,313 @@
+#include "train/store/run_store.h"
+
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "checkpoint/files/error.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/load/newest.h"
+#include "checkpoint/store/store.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
+#include "models/registry.h"
+#include "train/metrics/metrics_log.h"
+#include "train/setup/checkpoint_key.h"
+
+namespace weft::recipes {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What a run cannot change between its start and its end. Where it began
+/// (model.from) does not matter any more.
+bool is_fixed(std::string_view key) {
+  return (key.starts_with("model.") && key != "model.from") ||
+         key.starts_with("lora.") ||
+         (key.starts_with("data.") && key != "data.paths") || key == "seed" ||
+         key == "train.dtype" || key == "optimizer.type";
+}
+
+// Note [Starting over]
+// ~~~~~~~~~~~~~~~~~~~~
+// --fresh renames the checkpoints and then the metrics, and a process can end
+// at any moment. The first rename decides: from checkpoints to
+// checkpoints.aside. As long as that folder is there, metrics that are not
+// empty belong to it, because whoever holds the lock of checkpoints first ends
+// what was begun, before anything is written: metrics, then the folder, get
+// their last names.
+constexpr const char* kAside = ".aside";
+constexpr const char* kOld = ".old";
+
+fs::path with_suffix(fs::path path, const char* suffix) {
+  path += suffix;
+  return path;
+}
+
+constexpr char kDone = '+';
+constexpr char kFailed = '-';
+
+/// Runs `act` on rank 0 and hands its text, or its failure, to all ranks.
+template <class E>
+std::string on_first_rank(
+    const mesh::World& world,
+    const std::function<std::string()>& act) {
+  std::string own;
+  if (world.rank() == 0) {
+    try {
+      own = kDone + act();
+    } catch (const c10::Error& error) {
+      own = kFailed + std::string(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      own = kFailed + std::string(error.what());
+    }
+  }
+  auto group = world.group();
+  const auto answer = mesh::all_gather_text(group, own, "run folder").front();
+  if (answer.empty() || answer.front() != kDone) {
+    mesh::throw_error<E>(answer.substr(std::min<size_t>(answer.size(), 1)));
+  }
+  return answer.substr(1);
+}
+
+// Those of an earlier failure (mesh/watchdog/flight_files.h) would be taken for
+// what the same ranks did in the next one.
+void set_flight_records_aside(const fs::path& run) {
+  const auto records = run / "flight";
+  if (!fs::exists(records)) {
+    return;
+  }
+  int number = 1;
+  while (fs::exists(run / fmt::format("flight-{}", number))) {
+    ++number;
+  }
+  fs::rename(records, run / fmt::format("flight-{}", number));
+}
+
+// As it was resolved, with what its model has come to ask for since.
+Recipe parse_earlier(
+    const Recipe& recipe,
+    const std::string& text,
+    const std::string& source) {
+  auto earlier =
+      parse_stored_recipe(text, source + " (recipe)", recipe.origins.models);
+  resolve_options(earlier);
+  return earlier;
+}
+
+std::string describe_difference(
+    const Recipe& recipe,
+    const Recipe& earlier,
+    std::string_view key) {
+  return fmt::format(
+      "{} is {} in the run and {} here",
+      key,
+      value_of(earlier, key),
+      value_of(recipe, key));
+}
+
+void check_same_run(
+    const Recipe& recipe,
+    const std::string& data_fingerprint,
+    const checkpoint::StepFolder& step,
+    const checkpoint::Manifest& manifest) {
+  const auto source = step.path.string();
+  const auto state = parse_train_state(manifest.state, source);
+  const auto layout = parse_run_layout(manifest.layout, source);
+  const auto earlier = parse_earlier(recipe, layout.recipe, source);
+  std::vector<std::string> differences;
+  for (const auto& key : differing_keys(recipe, earlier)) {
+    if (is_fixed(key)) {
+      differences.push_back(describe_difference(recipe, earlier, key));
+    }
+  }
+  if (differences.empty() && state.data_fingerprint != data_fingerprint) {
+    differences.push_back(fmt::format(
+        "data.paths names other files, or files of other sizes, than those "
+        "that the run was trained on ({})",
+        value_of(earlier, "data.paths")));
+  }
+  if (!differences.empty()) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{} holds a run of another model or other data, at step {}: {}. "
+        "Choose another name or output_dir, or start over with --fresh.",
+        recipe.output_dir,
+        state.step,
+        fmt::join(differences, "; ")));
+  }
+}
+
+} // namespace
+
+struct RunStore::Lock {
+  explicit Lock(const fs::path& path) : lock(path) {}
+  checkpoint::StoreLock lock;
+};
+
+fs::path checkpoints_path(const Recipe& recipe) {
+  return fs::path(recipe.output_dir) / "checkpoints";
+}
+
+std::string metrics_path(const Recipe& recipe) {
+  return fs::path(recipe.output_dir) / "metrics.jsonl";
+}
+
+void look_at_newest(const Recipe& recipe, const Look& look) {
+  const auto hmac_key = read_hmac_key(recipe);
+  for (const auto& step : checkpoint::list_steps(checkpoints_path(recipe))) {
+    try {
+      look(step, checkpoint::read_manifest(step.path, hmac_key));
+      return;
+    } catch (const checkpoint::CheckpointError&) {
+      continue; // Named when the run tries to load it.
+    }
+  }
+}
+
+void check_run_fits(const Recipe& recipe, const std::string& data_fingerprint) {
+  look_at_newest(recipe, [&](const auto& step, const auto& manifest) {
+    check_same_run(recipe, data_fingerprint, step, manifest);
+  });
+}
+
+RunStore::RunStore(
+    const Recipe& recipe,
+    const mesh::World& world,
+    bool fresh,
+    Say say)
+    : recipe_(recipe),
+      world_(world),
+      path_(checkpoints_path(recipe)),
+      say_(std::move(say)),
+      hmac_key_(read_hmac_key(recipe, [this](const std::string& text) {
+        this->say(text);
+      })) {
+  on_first_rank<mesh::UsageError>(world_, [&] {
+    open(fresh || recipe.checkpoint.resume == "never");
+    return "";
+  });
+  saver_ = std::make_unique<RunSaver>(
+      path_,
+      saver_options(recipe_, world_, hmac_key_),
+      recipe_.checkpoint.async,
+      [this](const std::string& text) { this->say(text); });
+}
+
+RunStore::~RunStore() = default;
+
+void RunStore::say(const std::string& text) const {
+  if (is_first()) {
+    say_(text);
+  }
+}
+
+void RunStore::open(bool fresh) {
+  MetricsLog::check_writable(metrics_path(recipe_));
+  lock_ = std::make_unique<Lock>(path_);
+  set_flight_records_aside(recipe_.output_dir);
+  checkpoint::remove_temporaries(path_);
+  end_setting_aside();
+  if (fresh && !checkpoint::list_steps(path_).empty()) {
+    fs::rename(path_, with_suffix(path_, kAside));
+    // The folder's own lock is held until that of its successor is. Another
+    // process may come between: then it owns what is there, and ends what was
+    // begun here.
+    lock_ = std::make_unique<Lock>(path_);
+    end_setting_aside();
+  }
+  // Better refused now than at the first save.
+  checkpoint::abandon_step(checkpoint::begin_step(path_, 0));
+}
+
+// See Note [Starting over].
+void RunStore::end_setting_aside() {
+  const auto aside = with_suffix(path_, kAside);
+  if (!fs::exists(aside)) {
+    return;
+  }
+  const auto old = with_suffix(path_, kOld);
+  const fs::path metrics = metrics_path(recipe_);
+  const auto old_metrics = with_suffix(metrics, kOld);
+  // Empty: moved by a process that ended then; one that looked whether it can
+  // be written has made another.
+  if (fs::is_regular_file(metrics) && fs::file_size(metrics) > 0) {
+    fs::rename(metrics, old_metrics);
+  }
+  fs::remove_all(old);
+  fs::rename(aside, old);
+  say(fmt::format(
+      "the checkpoints and metrics that were there are now {} and {}",
+      old.string(),
+      old_metrics.string()));
+}
+
+RunStore::Resumed RunStore::load_step(
+    const fs::path& folder,
+    const checkpoint::Manifest& manifest,
+    const checkpoint::StateDicts& dicts,
+    const More& more) const {
+  Resumed resumed{
+      .state = parse_train_state(manifest.state, folder.string()),
+      .layout = parse_run_layout(manifest.layout, folder.string()),
+      .folder = folder,
+      .more = {}};
+  auto all = dicts;
+  if (more) {
+    resumed.more = more(manifest, resumed.layout);
+    all.insert(resumed.more.begin(), resumed.more.end());
+  }
+  // Should this one fail, the next one or nobody uses the tensors.
+  checkpoint::load(
+      folder, manifest, all, {.all_or_nothing = false, .world = world_});
+  return resumed;
+}
+
+std::optional<RunStore::Resumed> RunStore::resume(
+    const checkpoint::StateDicts& dicts,
+    const More& more) {
+  std::optional<Resumed> resumed;
+  const auto newest = checkpoint::find_newest(
+      path_,
+      world_,
+      [&](const auto& step, const checkpoint::Manifest& manifest) {
+        resumed = load_step(step.path, manifest, dicts, more);
+      },
+      [&](const auto& step, const std::string& reason) {
+        say(fmt::format(
+            "cannot resume from {}: {}", step.path.string(), reason));
+      },
+      hmac_key_);
+  const auto& damaged = newest.damaged;
+  if (!resumed && !damaged.empty()) {
+    mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+        "none of the {} checkpoints in {} can be loaded; the newest is step "
+        "{}. `weft checkpoint verify {}` says what is wrong with them; --fresh "
+        "starts over.",
+        damaged.size(),
+        path_.string(),
+        damaged.front(),
+        path_.string()));
+  }
+  on_first_rank<mesh::UsageError>(world_, [&] {
+    for (const int64_t step : damaged) {
+      say(fmt::format(
+          "step {} is damaged and now called {}",
+          step,
+          checkpoint::set_step_aside(path_, step).string()));
+    }
+    return "";
+  });
+  return resumed;
+}
+
+checkpoint::StepContent RunStore::content(
+    const TrainState& state,
+    const RunLayout& layout) const {
+  return {
+      .step = state.step,
+      .state = to_json(state, recipe_),
+      .layout = to_json(layout)};
+}
+
+} // namespace weft::recipes

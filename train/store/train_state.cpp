@@ -1,0 +1,122 @@
+#include "train/store/train_state.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/files/error.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
+
+namespace weft::recipes {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json links_to_json(const LinksConfig& links) {
+  return {
+      {"dp_latency_us", links.dp_latency_us},
+      {"dp_bandwidth_gb_s", links.dp_bandwidth_gb_s},
+      {"tp_latency_us", links.tp_latency_us},
+      {"tp_bandwidth_gb_s", links.tp_bandwidth_gb_s}};
+}
+
+// All zero in folders of before there were any.
+LinksConfig links_from_json(const Json& planner) {
+  const auto links = planner.value("links", Json::object());
+  return {
+      .dp_latency_us = links.value("dp_latency_us", 0.0),
+      .dp_bandwidth_gb_s = links.value("dp_bandwidth_gb_s", 0.0),
+      .tp_latency_us = links.value("tp_latency_us", 0.0),
+      .tp_bandwidth_gb_s = links.value("tp_bandwidth_gb_s", 0.0)};
+}
+
+template <class Read>
+auto parse(const std::string& text, const std::string& source, Read read) {
+  try {
+    return read(Json::parse(text));
+  } catch (const nlohmann::json::exception& error) {
+    mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+        "{}: not written by weft train: {}. It holds tensors to import, not a "
+        "run to go on with.",
+        source,
+        error.what()));
+  }
+}
+
+} // namespace
+
+std::string to_json(const TrainState& state, const Recipe& recipe) {
+  const auto& schedule = recipe.lr_schedule;
+  Json object{
+      {"step", state.step},
+      {"tokens", state.tokens},
+      {"rng", {{"seed", recipe.seed}, {"step", state.step}}},
+      {"data",
+       {{"next_sample", state.next_sample},
+        {"seed", recipe.seed},
+        {"sequence_length", recipe.data.sequence_length},
+        {"fingerprint", state.data_fingerprint}}},
+      {"lr_schedule",
+       {{"type", schedule.type},
+        {"step", state.step},
+        {"total_steps", recipe.train.steps},
+        {"warmup_steps", schedule.warmup_steps},
+        {"peak_lr", recipe.optimizer.lr},
+        {"min_ratio", schedule.min_ratio}}}};
+  if (state.skipped_in_a_row > 0) {
+    object["skipped_in_a_row"] = state.skipped_in_a_row;
+  }
+  return object.dump();
+}
+
+std::string to_json(const RunLayout& layout) {
+  return Json{
+      {"mesh", layout.mesh},
+      {"planner",
+       {{"cost_model", layout.cost_model},
+        {"links", links_to_json(layout.links)}}},
+      {"buckets", layout.buckets},
+      {"recipe", layout.recipe},
+      {"metrics_line", layout.metrics_line}}
+      .dump();
+}
+
+TrainState parse_train_state(
+    const std::string& json,
+    const std::string& source) {
+  return parse(json, source, [](const Json& object) {
+    return TrainState{
+        .step = object.at("step"),
+        .tokens = object.at("tokens"),
+        .next_sample = object.at("data").at("next_sample"),
+        .data_fingerprint = object.at("data").at("fingerprint"),
+        .skipped_in_a_row = object.value("skipped_in_a_row", int64_t{0})};
+  });
+}
+
+RunLayout parse_run_layout(const std::string& json, const std::string& source) {
+  return parse(json, source, [](const Json& object) {
+    return RunLayout{
+        .mesh = object.at("mesh"),
+        .buckets = object.at("buckets"),
+        .cost_model = object.at("planner").at("cost_model"),
+        .links = links_from_json(object.at("planner")),
+        .recipe = object.at("recipe"),
+        .metrics_line = object.at("metrics_line")};
+  });
+}
+
+std::vector<BucketNames> gather_bucket_names(
+    mesh::Communicator& tp,
+    const BucketNames& own) {
+  std::vector<BucketNames> result;
+  if (!own.empty()) {
+    for (const auto& text :
+         mesh::all_gather_text(tp, Json(own).dump(), "bucket layout")) {
+      result.push_back(Json::parse(text));
+    }
+  }
+  return result;
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,78 @@
+#include "train/trace/module_spans.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtensor/scopes/module_call.h"
+
+namespace weft::recipes {
+namespace {
+
+// The calls of one module that have not returned; more than one where it
+// calls itself.
+struct OpenCalls {
+  std::string name;
+  std::shared_ptr<TraceRecorder> recorder;
+  std::vector<int64_t> starts;
+};
+
+// "weft::recipes::LlamaForCausalLMImpl" is LlamaForCausalLM.
+std::string type_name(const torch::nn::Module& module) {
+  std::string name = module.name();
+  const size_t colon = name.rfind(':');
+  name.erase(0, colon == std::string::npos ? 0 : colon + 1);
+  if (name.ends_with("Impl")) {
+    name.erase(name.size() - 4);
+  }
+  return name;
+}
+
+void begin_call(OpenCalls& calls) {
+  if (!calls.recorder->is_on()) {
+    calls.starts.clear(); // of a call that threw
+    return;
+  }
+  calls.starts.push_back(monotonic_ns());
+}
+
+void end_call(OpenCalls& calls) {
+  if (calls.starts.empty()) {
+    return;
+  }
+  const int64_t start_ns = calls.starts.back();
+  calls.starts.pop_back();
+  if (calls.recorder->is_on()) {
+    calls.recorder->add(
+        {calls.name,
+         "module",
+         start_ns,
+         monotonic_ns(),
+         calls.recorder->track(),
+         ""});
+  }
+}
+
+} // namespace
+
+void add_module_spans(
+    torch::nn::Module& model,
+    const std::shared_ptr<TraceRecorder>& recorder) {
+  // Hooks are modules as well: the list is made before there are more.
+  for (const auto& item : model.named_modules()) {
+    auto& module = *item.value();
+    if (dynamic_cast<dtensor::ModuleHooks*>(&module)) {
+      continue;
+    }
+    auto calls = std::make_shared<OpenCalls>(
+        item.key().empty() ? type_name(module) : item.key(), recorder);
+    auto& hooks = dtensor::module_hooks(module);
+    hooks.before.insert(
+        hooks.before.begin(),
+        [calls](std::vector<at::Tensor>& /*inputs*/) { begin_call(*calls); });
+    hooks.after.emplace_back(
+        [calls](std::vector<at::Tensor>& /*outputs*/) { end_call(*calls); });
+  }
+}
+
+} // namespace weft::recipes

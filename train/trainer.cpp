@@ -1,0 +1,338 @@
+#include "train/trainer.h"
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+
+#include "data/batch_staging.h"
+#include "ddp/reducer/local_norms.h"
+#include "dtensor/nn/clip_grad.h"
+#include "dtensor/random/random_state.h"
+#include "mesh/communicator/ledger.h"
+#include "mesh/device/device.h"
+#include "mesh/error/error.h"
+#include "mesh/watchdog/activity.h"
+#include "models/registry.h"
+#include "train/health/sentinel.h"
+#include "train/setup/loss.h"
+#include "train/setup/lr_schedule.h"
+#include "train/setup/preflight.h"
+#include "train/store/planner_links.h"
+
+namespace weft::recipes {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start)
+      .count();
+}
+
+// Fills in recipe.links, if they are to be measured.
+mesh::DeviceMesh make_mesh(Recipe& recipe, const mesh::World& world) {
+  auto mesh = mesh::DeviceMesh::create(
+      world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
+  settle_links(recipe, mesh);
+  return mesh;
+}
+
+BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
+  // Row-major mesh: tp ranks of one replica are neighbours.
+  auto loader = BatchLoader::open(recipe, world.rank() / recipe.mesh.tp);
+  check_runs_agree(recipe, loader.data().fingerprint_text(), world);
+  return loader;
+}
+
+// Random ops of a step start from its number, and count the samples of a
+// micro-batch where the global batch has them: dropout does not depend on the
+// mesh, on accumulation, or on where a run was resumed.
+dtensor::RandomState random_state_of(const Recipe& recipe, int64_t step) {
+  return {
+      .seed = static_cast<uint64_t>(recipe.seed),
+      .sequence = static_cast<uint64_t>(step + 1) << 32};
+}
+
+} // namespace
+
+Trainer::Trainer(Recipe recipe, const mesh::World& world)
+    : recipe_(std::move(recipe)),
+      world_(world),
+      loader_(open_data(recipe_, world)),
+      data_fingerprint_(loader_.data().fingerprint_text()),
+      job_(make_train_job(recipe_, make_mesh(recipe_, world))),
+      non_finite_(recipe_.train) {}
+
+int64_t Trainer::global_tokens() const {
+  return targets_per_step(recipe_);
+}
+
+// Note [Messages of a step]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// After backward ranks tell each other the loss, the norm of the gradients,
+// whether one of them is to stop and whether all of it is finite: in one
+// message over tp and one over dp, and none over a mesh dim of one rank. The
+// norm is a sum over tp, the loss one over dp; in one message over all ranks
+// the norm's terms would be added in another order, so that a run would not
+// repeat its bits over gloo and NCCL, and on several hosts that message is made
+// of one inside each host and one between them anyway.
+
+// The sum over the replicas. With it travels whether a rank is to stop, and
+// whether what it has is finite: tensor-parallel ranks may differ in that.
+double Trainer::join_ranks(
+    double value,
+    bool is_finite,
+    const dtensor::GradNorm& norm) {
+  const bool is_asked = stop_is_asked_ && stop_is_asked_();
+  is_finite = is_finite && norm.is_finite();
+  const auto counts =
+      at::tensor({is_asked ? 1.0 : 0.0, is_finite ? 0.0 : 1.0}, at::kDouble);
+  gradient_norm_ = norm.join(job_.mesh["tp"], counts);
+  if (!std::isfinite(gradient_norm_)) {
+    counts[1] = 1; // the sum overflowed, alike on these ranks
+  }
+  auto total = at::cat({at::full({1}, value, at::kDouble), counts});
+  if (job_.mesh.size("dp") > 1) {
+    job_.mesh.group("dp")
+        .all_reduce(total, mesh::ReduceOp::kSum, "loss")
+        .wait();
+  }
+  should_stop_ = total[1].item<double>() > 0;
+  is_finite_ = total[2].item<double>() == 0;
+  return total[0].item<double>();
+}
+
+double Trainer::join_ranks(double value, bool is_finite) {
+  return join_ranks(value, is_finite, dtensor::GradNorm({}));
+}
+
+bool Trainer::agree_to_stop() {
+  join_ranks(0);
+  return should_stop_;
+}
+
+double Trainer::comm_ms() const {
+  int64_t blocked = 0;
+  for (const auto* dim : {"dp", "tp"}) {
+    blocked += job_.mesh.group(dim).ledger().blocked_ns();
+  }
+  return static_cast<double>(blocked) * 1e-6;
+}
+
+// The loss is left where it is: reading it would make the host wait for a
+// device.
+at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
+  const dtensor::RandomScope random(
+      job_.mesh,
+      random_state_of(recipe_, step),
+      dtensor::RandomBatch{
+          .dim = 0,
+          .first_sample = batch.first_sample,
+          .samples = batch.input.size(0),
+          .global_samples = recipe_.train.global_batch_size});
+  at::Tensor loss;
+  {
+    const auto phase = span("forward");
+    const auto here = to_device(batch, world_.device());
+    loss = training_loss(
+        recipe_, *job_.model, (*job_.ddp)(here.input), here.target);
+  }
+  const auto phase = span("backward");
+  (job_.loss_scale == 1.0 ? loss : loss * job_.loss_scale).backward();
+  return loss.detach();
+}
+
+// All micro-batches of a step; gradients are reduced with the last one's.
+std::vector<MicroLoss> Trainer::accumulate_gradients(
+    int64_t step,
+    double& data_ms) {
+  std::vector<at::Tensor> losses;
+  std::vector<MicroLoss> result;
+  const int64_t first_sample = state_after(step).next_sample;
+  const int64_t micro_steps = loader_.accumulation_steps();
+  for (int64_t a = 0; a < micro_steps; ++a) {
+    const auto batch = [&] {
+      const auto phase = span("data");
+      const auto start = Clock::now();
+      auto next = loader_.train(first_sample, a);
+      data_ms += milliseconds_since(start);
+      return next;
+    }();
+    result.push_back(
+        {.first_sample = first_sample + batch.first_sample,
+         .samples = batch.input.size(0)});
+    if (a + 1 < micro_steps) {
+      const auto local_only = job_.ddp->no_sync();
+      losses.push_back(forward_backward(batch, step));
+    } else {
+      losses.push_back(forward_backward(batch, step));
+    }
+  }
+  for (size_t i = 0; i < losses.size(); ++i) {
+    result[i].loss = losses[i].item<double>();
+  }
+  return result;
+}
+
+void Trainer::update(double lr, double gradient_norm) {
+  if (recipe_.train.max_grad_norm > 0) {
+    const auto phase = span("clip");
+    dtensor::clip_grads_with_norm_(
+        job_.model->parameters(), recipe_.train.max_grad_norm, gradient_norm);
+  }
+  const auto phase = span("optimizer");
+  if (job_.average) {
+    job_.average->begin();
+  }
+  job_.optimizer->set_lr(lr);
+  job_.optimizer->step();
+  job_.optimizer->zero_grad();
+  if (job_.average) {
+    job_.average->update();
+  }
+}
+
+void Trainer::check_weights(int64_t step) {
+  join_ranks(0, are_weights_finite(*job_.model));
+  if (!is_finite_) {
+    auto world = world_.group();
+    throw_non_finite_weights(
+        step, explain_non_finite(world, find_non_finite(*job_.model, {})));
+  }
+}
+
+Trainer::PhaseSpan Trainer::span(const char* phase) const {
+  mesh::note_activity(phase, step_);
+  return {
+      tracer_ ? tracer_->span(phase) : TraceSpan(nullptr, phase),
+      PhaseClock::Span(phase_clock_, phase)};
+}
+
+// Before the gradients are scaled, or anything else is done to them.
+void Trainer::skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses) {
+  auto world = world_.group();
+  skip_note_ = non_finite_.on_non_finite(
+      step + 1,
+      explain_non_finite(world, find_non_finite(*job_.model, losses)));
+  job_.optimizer->zero_grad();
+}
+
+StepMetrics Trainer::train_step(int64_t step) {
+  const auto start = Clock::now();
+  const double comm_before = comm_ms();
+  if (!keeps_local_norms_) {
+    job_.ddp->synchronize_parameters();
+    ddp::keep_local_norms(job_.model->parameters());
+    keeps_local_norms_ = true;
+  }
+  StepMetrics metrics;
+  metrics.step = step_ = step + 1;
+  const auto losses = accumulate_gradients(step, metrics.data_ms);
+  double own_loss = 0;
+  for (const auto& each : losses) {
+    own_loss += each.loss;
+  }
+  {
+    const auto phase = span("clip");
+    metrics.loss = join_ranks(
+        own_loss,
+        std::isfinite(own_loss),
+        dtensor::GradNorm(job_.model->parameters()));
+    metrics.grad_norm = gradient_norm_;
+  }
+  world_.check();
+  metrics.lr = learning_rate(
+      recipe_.lr_schedule, recipe_.optimizer.lr, recipe_.train.steps, step);
+  metrics.skipped = !is_finite_;
+  if (metrics.skipped) {
+    skip_or_stop(step, losses);
+    if (std::isfinite(metrics.loss)) { // so it is the norm, maybe of others
+      metrics.grad_norm = std::numeric_limits<double>::quiet_NaN();
+    }
+  } else {
+    non_finite_.on_finite();
+    skip_note_.clear();
+    if (sentinel_) {
+      sentinel_->before_update();
+    }
+    update(metrics.lr, metrics.grad_norm);
+    if (sentinel_) {
+      sentinel_->after_update(state_after(step + 1));
+    }
+  }
+
+  metrics.tokens = state_after(step + 1).tokens;
+  metrics.comm_ms = comm_ms() - comm_before;
+  metrics.step_ms = milliseconds_since(start);
+  metrics.tokens_per_s =
+      static_cast<double>(global_tokens()) / metrics.step_ms * 1e3;
+  metrics.peak_rss_mb = peak_rss_mb();
+  metrics.peak_device_mb = mesh::peak_device_mb(world_.device());
+  return metrics;
+}
+
+std::optional<double> Trainer::evaluate() {
+  const at::NoGradGuard no_grad;
+  job_.model->eval();
+  const auto back = c10::make_scope_exit([&] { job_.model->train(); });
+  const int64_t batches = loader_.num_heldout_batches(recipe_.eval.batches);
+  const int64_t micro_steps = loader_.accumulation_steps();
+  double sum = 0;
+  for (int64_t i = 0; i < batches * micro_steps; ++i) {
+    // It may take longer than there is time.
+    if (stop_is_asked_ && agree_to_stop()) {
+      return std::nullopt;
+    }
+    const auto batch = to_device(
+        loader_.heldout(i / micro_steps, i % micro_steps), world_.device());
+    sum += token_loss((*job_.ddp)(batch.input), batch.target, global_tokens())
+               .item<double>();
+  }
+  const double mean = join_ranks(sum) / static_cast<double>(batches);
+  world_.check();
+  return mean;
+}
+
+std::optional<double> Trainer::evaluate_average() {
+  job_.average->swap();
+  const auto back = c10::make_scope_exit([&] { job_.average->swap(); });
+  return evaluate();
+}
+
+void Trainer::start_from(const TrainState& state) {
+  start_ = state;
+  non_finite_.set_streak(state.skipped_in_a_row);
+}
+
+// Of which this process does those after start_.
+TrainState Trainer::state_after(int64_t step) const {
+  const int64_t own = step - start_.step;
+  return {
+      .step = step,
+      .tokens = start_.tokens + own * global_tokens(),
+      .next_sample = start_.next_sample + own * recipe_.train.global_batch_size,
+      .data_fingerprint = data_fingerprint_,
+      .skipped_in_a_row = non_finite_.streak()};
+}
+
+std::string Trainer::describe() const {
+  int64_t count = 0;
+  for (const auto& parameter : job_.model->parameters()) {
+    count += parameter.numel();
+  }
+  return fmt::format(
+      "{}: {} with {:.2f} M parameters on dp={} tp={}, {}, {} steps of {}",
+      recipe_.name,
+      model_title(recipe_),
+      static_cast<double>(count) * 1e-6,
+      recipe_.mesh.dp,
+      recipe_.mesh.tp,
+      loader_.data().describe(),
+      recipe_.train.steps,
+      describe_batch(recipe_));
+}
+
+} // namespace weft::recipes
