@@ -17,7 +17,7 @@ checkpoints' folder while it saves step 3; then, once for every call and rank:
 Afterwards every step folder is verified and loaded: whole, and of one step.
 Nothing that was committed may be gone but by retention; where all ranks live
 they must all be refused, told which rank, path and reason, and save the next
-step, with nothing left behind. tests/checkpoint/crash/crash_judge.cpp has the rules.
+step, with nothing left behind. tests/checkpoint/crash/crash_checker.cpp has the rules.
 --sample N tries N of each kind and mode, chosen by --seed. Prints a table and
 one line of JSON; exits 1 if anything is not as it must be.
 """

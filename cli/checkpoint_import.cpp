@@ -14,7 +14,7 @@
 
 #include "checkpoint/files/folder.h"
 #include "checkpoint/load/key_pattern.h"
-#include "checkpoint/transfer/foreign.h"
+#include "checkpoint/transfer/describe_safetensors.h"
 #include "checkpoint/transfer/import_tensors.h"
 #include "cli/checkpoint_text.h"
 #include "cli/progress_bar.h"

@@ -13,7 +13,7 @@
 #include "data_parallel/join/joinable.h"
 #include "ddp/batch_norm/sync_batch_norm.h"
 #include "ddp/ddp_state.h"
-#include "ddp/reducer/join_protocol.h"
+#include "ddp/reducer/join_reducer_hook.h"
 #include "mesh/communicator/communicator.h"
 
 namespace weft::ddp {

@@ -11,7 +11,7 @@
 
 #include "data_parallel/join/join.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/joined_optimizer.h"
+#include "ddp/joinable_optimizer.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/spec/cut.h"
+#include "dtensor/spec/dim_shards.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/world.h"

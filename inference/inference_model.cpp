@@ -19,7 +19,7 @@
 #include "train/setup/ddp_config.h"
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
-#include "train/store/planner_links.h"
+#include "train/store/link_costs.h"
 #include "train/store/run_store.h"
 
 namespace weft::recipes {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "launcher/options/options.h"
-#include "launcher/process/placement.h"
+#include "launcher/process/rank_assignment.h"
 
 namespace weft::launcher {
 

@@ -7,7 +7,7 @@
 #include "launcher/process/outcome.h"
 #include "launcher/process/signals.h"
 #include "launcher/process/worker.h"
-#include "launcher/rendezvous/hosts.h"
+#include "launcher/rendezvous/rendezvous.h"
 
 namespace weft::launcher {
 

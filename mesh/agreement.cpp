@@ -10,7 +10,7 @@
 
 #include "base/fnv.h"
 #include "mesh/bootstrap/await_count.h"
-#include "mesh/communicator/wording.h"
+#include "mesh/communicator/format.h"
 #include "mesh/error/error.h"
 #include "mesh/error/failure.h"
 

@@ -20,16 +20,16 @@
 #include "mesh/backends/paired_backend.h"
 #include "mesh/backends/shm/shm_backend.h"
 #include "mesh/backends/staged_backend.h"
+#include "mesh/bootstrap/cancellable_store.h"
 #include "mesh/bootstrap/debug_level.h"
 #include "mesh/bootstrap/rendezvous.h"
-#include "mesh/bootstrap/stoppable_store.h"
 #include "mesh/crash/crash_handler.h"
 #include "mesh/device/device.h"
 #include "mesh/device/device_plugin.h"
 #include "mesh/error/error.h"
 #include "mesh/error/failure.h"
 #include "mesh/error/resource_limits.h"
-#include "mesh/watchdog/watch.h"
+#include "mesh/watchdog/watchdog.h"
 
 namespace weft::mesh {
 

@@ -1,6 +1,6 @@
 #include "models/llama_plan.h"
 
-#include "tp/shared_heads.h"
+#include "tp/replicated_kv_heads.h"
 
 namespace weft::recipes {
 

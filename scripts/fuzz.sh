@@ -26,11 +26,11 @@ recipe=(config/{recipe,schema,schema_lifecycle,schema_model}.cpp
         config/{schema_parallel,schema_text,schema_train}.cpp
         config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
         mesh/error/error.cpp tests/fuzz/recipe_input.cpp)
-rendezvous=(launcher/process/outcome.cpp launcher/rendezvous/restarts.cpp
+rendezvous=(launcher/process/outcome.cpp launcher/rendezvous/restart_policy.cpp
             launcher/connection/address.cpp launcher/rendezvous/admission.cpp
-            launcher/connection/{dialer,event_loop,forwarder}.cpp launcher/rendezvous/gate.cpp
+            launcher/connection/{dialer,event_loop,forwarder}.cpp launcher/rendezvous/auth_listener.cpp
             launcher/connection/{handshake,key}.cpp launcher/rendezvous/{hub,link,messages}.cpp
-            launcher/rendezvous/{refusals,spoke,verdict}.cpp launcher/connection/splice.cpp
+            launcher/rendezvous/{refusals,spoke,verdict}.cpp launcher/connection/relay.cpp
             tests/fuzz/rendezvous_input.cpp)
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -DFMT_HEADER_ONLY
        '-DWEFT_VERSION="fuzz"' -I. -isystem "$torch/include"

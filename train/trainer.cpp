@@ -11,16 +11,16 @@
 #include "ddp/reducer/local_norms.h"
 #include "dtensor/nn/clip_grad.h"
 #include "dtensor/random/random_state.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/device/device.h"
 #include "mesh/error/error.h"
 #include "mesh/watchdog/activity.h"
 #include "models/registry.h"
-#include "train/health/sentinel.h"
+#include "train/health/integrity_checker.h"
 #include "train/setup/loss.h"
 #include "train/setup/lr_schedule.h"
 #include "train/setup/preflight.h"
-#include "train/store/planner_links.h"
+#include "train/store/link_costs.h"
 
 namespace weft::recipes {
 namespace {

@@ -8,9 +8,9 @@
 #include <memory>
 #include <span>
 
+#include <control_connection.h>
 #include <dlfcn.h>
 #include <elf.h>
-#include <link.h>
 
 namespace weft::mesh {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/files/folder.h"
-#include "checkpoint/files/pace.h"
+#include "checkpoint/files/rate_limiter.h"
 
 namespace weft::checkpoint {
 

@@ -7,9 +7,9 @@
 #include <c10/util/StringUtil.h>
 
 #include "checkpoint/files/error.h"
-#include "checkpoint/load/load_reading.h"
 #include "checkpoint/load/load_replicas.h"
 #include "checkpoint/load/load_selection.h"
+#include "checkpoint/load/shard_loader.h"
 #include "checkpoint/save/state_items.h"
 #include "checkpoint/store/store.h"
 #include "mesh/communicator/exchange.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/save/held_boxes.h"
+#include "checkpoint/save/held_shards.h"
 #include "dtensor/spec/spec.h"
 
 namespace weft::checkpoint {

@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/save/joint_save.h"
+#include "checkpoint/save/collective_save.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/staging.h"
 #include "checkpoint/save/state_items.h"

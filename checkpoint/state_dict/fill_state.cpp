@@ -10,7 +10,7 @@
 
 #include "checkpoint/files/text.h"
 #include "checkpoint/load/key_differences.h"
-#include "checkpoint/save/held_boxes.h"
+#include "checkpoint/save/held_shards.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"

@@ -11,7 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "checkpoint/files/folder.h"
-#include "checkpoint/files/pace.h"
+#include "checkpoint/files/rate_limiter.h"
 #include "checkpoint/format/manifest.h"
 
 namespace weft::checkpoint {

@@ -11,7 +11,7 @@
 #include "checkpoint/save/step_writer.h"
 #include "checkpoint/store/store.h"
 #include "checkpoint/tensors/tensor_file.h"
-#include "checkpoint/transfer/respec.h"
+#include "checkpoint/transfer/remap_spec.h"
 #include "mesh/device_mesh.h"
 #include "mesh/error/error.h"
 #include "mesh/world.h"

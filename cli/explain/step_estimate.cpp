@@ -15,7 +15,7 @@
 #include "train/setup/loss.h"
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
-#include "train/store/planner_links.h"
+#include "train/store/link_costs.h"
 
 namespace weft::recipes {
 namespace {

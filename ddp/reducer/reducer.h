@@ -21,7 +21,7 @@
 #include "ddp/reducer/bucket_plan.h"
 #include "ddp/reducer/gradient_agreement.h"
 #include "ddp/reducer/gradient_bucket.h"
-#include "ddp/reducer/join_protocol.h"
+#include "ddp/reducer/join_reducer_hook.h"
 #include "ddp/reducer/local_norms.h"
 #include "ddp/reducer/options.h"
 #include "ddp/reducer/runtime_statistics.h"

@@ -8,7 +8,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "dtensor/spec/cut.h"
+#include "dtensor/spec/dim_shards.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor {

@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/spec/cut.h"
+#include "dtensor/spec/dim_shards.h"
 
 namespace weft::dtensor::kernels {
 

@@ -12,10 +12,10 @@
 #include <torch/torch.h>
 
 #include "dtensor/kernels/async_tp.h"
+#include "dtensor/kernels/chunked_matmul.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/linear_backward.h"
 #include "dtensor/kernels/op_layout.h"
-#include "dtensor/kernels/product_in_parts.h"
 #include "dtensor/scopes/comm_debug.h"
 #include "dtensor/spec/mesh_arguments.h"
 #include "dtensor/tensor/autograd.h"

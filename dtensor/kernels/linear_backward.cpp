@@ -5,8 +5,8 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/torch.h>
 
+#include "dtensor/kernels/chunked_matmul.h"
 #include "dtensor/kernels/kernels.h"
-#include "dtensor/kernels/product_in_parts.h"
 #include "dtensor/scopes/comm_debug.h"
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"

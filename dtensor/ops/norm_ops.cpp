@@ -8,7 +8,7 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "dtensor/ops/joined_reduction.h"
+#include "dtensor/ops/cross_shard_reduction.h"
 #include "dtensor/tensor/autograd.h"
 
 namespace weft::dtensor {

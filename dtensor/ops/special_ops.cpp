@@ -7,8 +7,8 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "dtensor/ops/joined_reduction.h"
-#include "dtensor/ops/list_ops.h"
+#include "dtensor/ops/cross_shard_reduction.h"
+#include "dtensor/ops/foreach_ops.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/copied_view.h"

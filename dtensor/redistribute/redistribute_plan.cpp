@@ -4,7 +4,7 @@
 
 #include "dtensor/redistribute/cost_model.h"
 #include "dtensor/redistribute/redistribute.h"
-#include "dtensor/spec/cut.h"
+#include "dtensor/spec/dim_shards.h"
 
 namespace weft::dtensor {
 namespace {

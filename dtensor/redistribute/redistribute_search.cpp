@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "dtensor/redistribute/plan_prices.h"
+#include "dtensor/redistribute/plan_costs.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/redistribute/redistribute_plan.h"
 #include "dtensor/spec/region.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 
 namespace weft::dtensor {
 namespace {

@@ -4,7 +4,7 @@
 // only whole tensors.
 
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 #include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {

@@ -6,7 +6,7 @@
 
 #include "dtensor/rules/memory_format.h"
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 #include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {

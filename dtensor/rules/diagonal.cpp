@@ -1,7 +1,7 @@
 // Ops that put numbers on the diagonal of matrices, or add them up there.
 
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 
 namespace weft::dtensor {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <ATen/TensorIterator.h>
 
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 #include "dtensor/rules/pointwise.h"
 
 namespace weft::dtensor {

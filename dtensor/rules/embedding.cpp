@@ -3,7 +3,7 @@
 // rank has.
 
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 #include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {

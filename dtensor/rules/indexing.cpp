@@ -8,7 +8,7 @@
 #include <ATen/ops/index.h>
 
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 #include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {

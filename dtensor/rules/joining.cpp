@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 #include "dtensor/rules/rule.h"
 #include "dtensor/rules/view_dims.h"
 

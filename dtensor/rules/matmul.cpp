@@ -5,7 +5,7 @@
 #include <set>
 
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 #include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {

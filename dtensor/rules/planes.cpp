@@ -1,7 +1,7 @@
 #include "dtensor/rules/planes.h"
 
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 
 namespace weft::dtensor::rules {
 

@@ -1,7 +1,7 @@
 // Ops that compute each output element from the elements at the same place.
 
 #include "dtensor/rules/pointwise.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 
 #include <algorithm>
 #include <cmath>

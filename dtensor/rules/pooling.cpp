@@ -3,7 +3,7 @@
 
 #include "dtensor/rules/memory_format.h"
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 #include "dtensor/rules/planes.h"
 #include "dtensor/rules/rule.h"
 

@@ -2,7 +2,7 @@
 // zeros, or the whole, around the part. Diagonals, forward and backward.
 
 #include "dtensor/rules/named_dims.h"
-#include "dtensor/rules/pending.h"
+#include "dtensor/rules/partial.h"
 #include "dtensor/rules/rule.h"
 #include "dtensor/rules/view_dims.h"
 

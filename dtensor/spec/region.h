@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtensor/spec/cut.h"
+#include "dtensor/spec/dim_shards.h"
 #include "dtensor/spec/placement.h"
 
 namespace weft::dtensor {

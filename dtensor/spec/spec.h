@@ -8,7 +8,7 @@
 
 #include <c10/util/ArrayRef.h>
 
-#include "dtensor/spec/cut.h"
+#include "dtensor/spec/dim_shards.h"
 #include "dtensor/spec/placement.h"
 #include "mesh/device_mesh.h"
 

@@ -5,10 +5,10 @@
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/spec/mesh_arguments.h"
 #include "dtensor/tensor/autograd.h"
+#include "dtensor/tensor/cross_rank_checks.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/gradient.h"
 #include "dtensor/tensor/parameter_info.h"
-#include "dtensor/tensor/part_check.h"
 #include "mesh/communicator/communicator.h"
 #include "mesh/error/error.h"
 

@@ -9,10 +9,10 @@
 
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/redistribute/redistribute_run.h"
+#include "dtensor/tensor/cross_rank_checks.h"
 #include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/graph_nodes.h"
 #include "dtensor/tensor/parameter_info.h"
-#include "dtensor/tensor/part_check.h"
 #include "dtensor/tensor/started_redistribution.h"
 #include "mesh/error/error.h"
 

@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "launcher/connection/address.h"
-#include "launcher/connection/dialer.h"
+#include "launcher/connection/connector.h"
 #include "launcher/connection/event_loop.h"
-#include "launcher/connection/splice.h"
+#include "launcher/connection/relay.h"
 
 namespace weft::launcher {
 

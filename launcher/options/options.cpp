@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "base/numbers.h"
+#include "base/parse_int.h"
 #include "launcher/options/command_line.h"
 #include "launcher/options/worker_count.h"
 #include "launcher/process/error.h"

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "base/numbers.h"
+#include "base/parse_int.h"
 #include "base/usable_cores.h"
 #include "launcher/process/error.h"
 

@@ -7,7 +7,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "launcher/output/whole_lines.h"
+#include "launcher/output/line_buffer.h"
 #include "launcher/process/error.h"
 
 namespace weft::launcher {

@@ -12,7 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/first_line.h"
-#include "base/numbers.h"
+#include "base/parse_int.h"
 
 namespace weft::launcher {
 namespace {

@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/first_line.h"
-#include "base/numbers.h"
+#include "base/parse_int.h"
 #include "launcher/process/error.h"
 
 namespace weft::launcher {

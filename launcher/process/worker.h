@@ -7,7 +7,7 @@
 #include <sys/types.h>
 
 #include "base/unique_fd.h"
-#include "launcher/process/guard.h"
+#include "launcher/process/orphan_reaper.h"
 #include "launcher/process/signals.h"
 
 namespace weft::launcher {

@@ -7,7 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "launcher/options/options.h"
-#include "launcher/rendezvous/hosts.h"
+#include "launcher/rendezvous/rendezvous.h"
 
 namespace weft::launcher {
 

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/numbers.h"
+#include "base/parse_int.h"
 
 namespace weft::launcher {
 namespace {

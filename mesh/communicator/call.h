@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "mesh/communicator/communicator.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/communicator/work.h"
 
 // Note [Order of checks]

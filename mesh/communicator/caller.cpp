@@ -11,8 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "mesh/communicator/ledger.h"
-#include "mesh/communicator/wording.h"
+#include "mesh/communicator/flight_recorder.h"
+#include "mesh/communicator/format.h"
 #include "mesh/error/error.h"
 
 namespace weft::mesh {

@@ -5,7 +5,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "mesh/communicator/communicator.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 
 namespace weft::mesh {
 

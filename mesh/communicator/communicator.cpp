@@ -7,8 +7,8 @@
 
 #include "mesh/communicator/backend.h"
 #include "mesh/communicator/call.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/communicator/group_watch.h"
-#include "mesh/communicator/ledger.h"
 #include "mesh/communicator/packing.h"
 #include "mesh/communicator/work.h"
 #include "mesh/error/error.h"

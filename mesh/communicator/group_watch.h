@@ -10,7 +10,7 @@ namespace weft::mesh {
 struct GroupState;
 
 /// Looks after one rank's groups and finds out why their collectives fail. The
-/// watchdog is one (mesh/watchdog/watch.h). Thread-safe.
+/// watchdog is one (mesh/watchdog/watchdog.h). Thread-safe.
 class GroupWatch {
  public:
   virtual ~GroupWatch() = default;

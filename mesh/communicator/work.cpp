@@ -11,8 +11,8 @@
 #include "mesh/bootstrap/debug_level.h"
 #include "mesh/communicator/call.h"
 #include "mesh/communicator/collective_observer.h"
+#include "mesh/communicator/format.h"
 #include "mesh/communicator/group_watch.h"
-#include "mesh/communicator/wording.h"
 #include "mesh/error/failure.h"
 
 namespace weft::mesh {

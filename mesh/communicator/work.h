@@ -9,7 +9,7 @@
 #include "mesh/communicator/backend.h"
 #include "mesh/communicator/caller.h"
 #include "mesh/communicator/communicator.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/error/error.h"
 #include "mesh/error/group_failure.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 
 namespace weft::mesh {
 

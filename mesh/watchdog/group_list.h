@@ -11,7 +11,7 @@
 
 #include "mesh/communicator/work.h"
 #include "mesh/watchdog/flight_record.h"
-#include "mesh/watchdog/rank_sight.h"
+#include "mesh/watchdog/rank_status.h"
 
 namespace weft::mesh {
 

@@ -3,9 +3,9 @@
 #include <set>
 #include <utility>
 
-#include "mesh/communicator/wording.h"
+#include "mesh/communicator/format.h"
 #include "mesh/error/error.h"
-#include "mesh/watchdog/verdict.h"
+#include "mesh/watchdog/hang_diagnosis.h"
 
 namespace weft::mesh {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "mesh/communicator/wording.h"
+#include "mesh/communicator/format.h"
 #include "mesh/error/error.h"
 
 namespace weft::mesh {

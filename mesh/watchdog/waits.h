@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "mesh/watchdog/rank_sight.h"
+#include "mesh/watchdog/rank_status.h"
 
 namespace weft::mesh {
 

@@ -12,7 +12,7 @@
 #include "cli/explain/estimate_text.h"
 #include "cli/explain/measured.h"
 #include "cli/explain/step_estimate.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 #include "tests/support/run_ranks.h"

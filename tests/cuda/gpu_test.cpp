@@ -20,7 +20,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/backends/nccl_backend.h"
 #include "mesh/bootstrap/env.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/communicator/reduction.h"
 #include "mesh/device/device.h"
 #include "mesh/device/device_plugin.h"

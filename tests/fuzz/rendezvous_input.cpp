@@ -16,11 +16,11 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/connection/address.h"
-#include "launcher/rendezvous/gate.h"
-#include "launcher/rendezvous/hub.h"
-#include "launcher/rendezvous/link.h"
+#include "launcher/rendezvous/auth_listener.h"
+#include "launcher/rendezvous/control_connection.h"
 #include "launcher/rendezvous/messages.h"
-#include "launcher/rendezvous/spoke.h"
+#include "launcher/rendezvous/rendezvous_client.h"
+#include "launcher/rendezvous/rendezvous_server.h"
 
 namespace weft::launcher {
 namespace {

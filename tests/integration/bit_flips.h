@@ -8,7 +8,7 @@
 
 #include "config/recipe.h"
 #include "mesh/world.h"
-#include "train/health/sentinel.h"
+#include "train/health/integrity_checker.h"
 #include "train/trainer.h"
 
 namespace weft::recipes {

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "mesh/communicator/communicator.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::recipes {

@@ -27,7 +27,7 @@
 #include "data_parallel/parameters/module_state.h"
 #include "dtensor/scopes/module_call.h"
 #include "mesh/communicator/call.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/world.h"
 #include "tests/integration/bit_flips.h"
 #include "train/health/straggler.h"

@@ -18,7 +18,7 @@
 #include "mesh/bootstrap/env.h"
 #include "mesh/bootstrap/rendezvous.h"
 #include "mesh/bootstrap/sockets.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "tests/support/expect_error.h"

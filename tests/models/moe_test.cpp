@@ -18,7 +18,7 @@
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/tensor/dtensor.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "models/moe.h"
 #include "models/moe_plan.h"
 #include "tests/models/formula.h"

@@ -12,7 +12,7 @@
 
 #include "dtensor/kernels/async_tp.h"
 #include "dtensor/scopes/scopes.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"
 #include "tp/lora.h"

@@ -9,7 +9,7 @@
 #include "dtensor/random/random_state.h"
 #include "dtensor/tensor/gradient.h"
 #include "dtensor/tensor/parameter_info.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"
 #include "tp/lora.h"

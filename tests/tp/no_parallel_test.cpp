@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/scopes/module_call.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"
 

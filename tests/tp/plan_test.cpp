@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/stack.h"

@@ -6,7 +6,7 @@
 
 #include "dtensor/scopes/module_call.h"
 #include "dtensor/scopes/scopes.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 #include "tests/tp/models.h"

@@ -10,7 +10,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/tensor/dtensor.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/config/fixtures.h"
 #include "tests/support/run_ranks.h"
 #include "train/setup/load_recipe.h"

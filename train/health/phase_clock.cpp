@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "train/trace/trace_recorder.h"
 
 namespace weft::recipes {

@@ -3,7 +3,7 @@
 #include <bit>
 
 #include "data_parallel/parameters/module_state.h"
-#include "data_parallel/replicas/replica_vote.h"
+#include "data_parallel/replicas/replica_comparison.h"
 #include "data_parallel/replicas/tensor_hash.h"
 #include "dtensor/random/random_state.h"
 

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "data_parallel/replicas/replica_vote.h"
+#include "data_parallel/replicas/replica_comparison.h"
 #include "train/trace/trace_recorder.h"
 
 namespace weft::recipes {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "train/metrics/patient_file.h"
+#include "train/metrics/buffered_append_file.h"
 
 namespace weft::recipes {
 

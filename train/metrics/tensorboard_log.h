@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "train/metrics/buffered_append_file.h"
 #include "train/metrics/metrics_log.h"
-#include "train/metrics/patient_file.h"
 
 namespace weft::recipes {
 

@@ -11,7 +11,7 @@
 #include "mesh/device_mesh.h"
 #include "models/model.h"
 #include "train/setup/adamw.h"
-#include "train/setup/weight_average.h"
+#include "train/setup/ema_weights.h"
 
 namespace weft::recipes {
 

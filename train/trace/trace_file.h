@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "train/trace/trace_recorder.h"
 
 namespace weft::recipes {

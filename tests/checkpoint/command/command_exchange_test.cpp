@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/store/store.h"
-#include "checkpoint/transfer/foreign.h"
+#include "checkpoint/transfer/describe_safetensors.h"
 #include "tests/checkpoint/command/weft_checkpoint.h"
 #include "tests/checkpoint/sample.h"
 

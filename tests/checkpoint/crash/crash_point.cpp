@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "tests/checkpoint/crash/crash_judge.h"
+#include "tests/checkpoint/crash/crash_checker.h"
 #include "tests/checkpoint/crash/fork_child.h"
 #include "tests/checkpoint/crash/strace.h"
 

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/verify.h"
-#include "tests/checkpoint/damage/victim.h"
+#include "tests/checkpoint/damage/killed_worker.h"
 
 // Damage of every kind, one after the other: verify() and load() find each.
 namespace weft::checkpoint {

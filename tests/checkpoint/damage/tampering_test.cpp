@@ -14,7 +14,7 @@
 #include "checkpoint/store/store.h"
 #include "checkpoint/verify.h"
 #include "mesh/error/error.h"
-#include "tests/checkpoint/damage/victim.h"
+#include "tests/checkpoint/damage/killed_worker.h"
 #include "tests/support/expect_error.h"
 
 // Changes by someone who makes the hashes right again, as a tool that knows the

@@ -17,7 +17,7 @@
 
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/save.h"
-#include "checkpoint/transfer/foreign.h"
+#include "checkpoint/transfer/describe_safetensors.h"
 #include "tests/checkpoint/transfer/exchange_state.h"
 #include "tests/support/run_ranks.h"
 

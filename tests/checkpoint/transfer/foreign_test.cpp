@@ -1,7 +1,7 @@
 // Checkpoints that PyTorch wrote (tests/checkpoint/oracle, made by
 // bench/peer/checkpoint_exchange.py), and files that nobody should have.
 
-#include "checkpoint/transfer/foreign.h"
+#include "checkpoint/transfer/describe_safetensors.h"
 
 #include <algorithm>
 #include <cstring>

@@ -8,7 +8,7 @@
 
 #include "data_parallel/comm_hooks/power_sgd_hook.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/joined_optimizer.h"
+#include "ddp/joinable_optimizer.h"
 #include "tests/ddp/join/join_counter.h"
 #include "tests/ddp/join/join_reference.h"
 #include "tests/ddp/join/join_training.h"

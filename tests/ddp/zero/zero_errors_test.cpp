@@ -5,7 +5,7 @@
 
 #include "data_parallel/parameters/module_state.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/joined_optimizer.h"
+#include "ddp/joinable_optimizer.h"
 #include "ddp/reducer/optimizer_in_backward.h"
 #include "ddp/zero/partition.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"

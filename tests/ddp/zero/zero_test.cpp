@@ -12,7 +12,7 @@
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/scopes/module_call.h"
 #include "dtensor/tensor/dtensor.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/ddp/zero/zero_cases.h"
 #include "tests/support/run_ranks.h"
 

@@ -14,7 +14,7 @@
 #include "dtensor/fused/grouped_mm.h"
 #include "dtensor/init/meta_kernels.h"
 #include "dtensor/tensor/parameter_info.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/dtensor/on_ranks.h"
 #include "tests/support/expect_error.h"
 

@@ -12,7 +12,7 @@
 
 #include "dtensor/fused/fused_ops.h"
 #include "dtensor/tensor/dtensor.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"

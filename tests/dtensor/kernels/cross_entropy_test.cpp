@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/kernels/cross_entropy.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/dtensor/on_ranks.h"
 
 namespace weft::dtensor {

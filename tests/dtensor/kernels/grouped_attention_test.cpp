@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/random/random_state.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/dtensor/on_ranks.h"
 
 namespace weft::dtensor {

@@ -14,7 +14,7 @@
 #include "dtensor/scopes/saved_tensor_hooks.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/parameter_info.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/support/run_ranks.h"
 
 namespace weft::dtensor {

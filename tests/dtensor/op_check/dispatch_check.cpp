@@ -9,7 +9,7 @@
 #include "dtensor/random/random_state.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/dtensor/op_check/one_rank.h"
 #include "tests/dtensor/op_check/parts_of_op.h"
 #include "tests/dtensor/parts.h"

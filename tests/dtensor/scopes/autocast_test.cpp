@@ -9,7 +9,7 @@
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/scopes/autocast.h"
 #include "dtensor/tensor/parameter_info.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/dtensor/on_ranks.h"
 
 namespace weft::dtensor {

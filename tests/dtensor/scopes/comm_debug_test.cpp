@@ -9,7 +9,7 @@
 #include "dtensor/scopes/comm_debug.h"
 #include "dtensor/scopes/module_call.h"
 #include "dtensor/tensor/dtensor.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/world.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/run_ranks.h"

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "dtensor/spec/cut.h"
+#include "dtensor/spec/dim_shards.h"
 #include "dtensor/spec/placement.h"
 #include "dtensor/spec/spec.h"
 #include "tests/dtensor/parts.h"

@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/redistribute/redistribute.h"
-#include "dtensor/spec/cut.h"
+#include "dtensor/spec/dim_shards.h"
 #include "dtensor/spec/placement.h"
 #include "dtensor/spec/spec.h"
 #include "tests/dtensor/parts.h"

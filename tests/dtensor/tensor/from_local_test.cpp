@@ -6,7 +6,7 @@
 
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/expect_error.h"

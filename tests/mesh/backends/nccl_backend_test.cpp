@@ -9,9 +9,9 @@
 #include <torch/torch.h>
 
 #include "mesh/communicator/communicator.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/error/error.h"
-#include "tests/mesh/device/memory_group.h"
+#include "tests/mesh/device/in_process_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 

@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "mesh/communicator/communicator.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "tests/support/run_ranks.h"
 
 namespace weft::mesh {

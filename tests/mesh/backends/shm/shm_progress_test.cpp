@@ -19,7 +19,7 @@
 
 #include "mesh/communicator/caller.h"
 #include "mesh/communicator/communicator.h"
-#include "mesh/communicator/ledger.h"
+#include "mesh/communicator/flight_recorder.h"
 #include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "tests/mesh/backends/shm/shm_values.h"

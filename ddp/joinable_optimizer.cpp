@@ -1,0 +1,59 @@
+#include "ddp/joinable_optimizer.h"
+
+#include "ddp/zero/zero_redundancy_optimizer.h"
+#include "mesh/error/error.h"
+
+namespace weft::ddp {
+namespace {
+
+class SharedState : public JoinHook {
+ public:
+  SharedState(
+      torch::optim::Optimizer& optimizer,
+      DistributedDataParallelBase& ddp)
+      : optimizer_(optimizer), ddp_(ddp) {}
+
+  void post_hook(bool) override { ddp_.share_joined_optimizer(optimizer_); }
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  DistributedDataParallelBase& ddp_;
+};
+
+} // namespace
+
+JoinedOptimizer::JoinedOptimizer(
+    torch::optim::Optimizer& optimizer,
+    DistributedDataParallelBase& ddp)
+    : optimizer_(optimizer), ddp_(ddp) {
+  WEFT_CHECK(
+      dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer) == nullptr,
+      "join",
+      mesh::ErrorContext{"JoinedOptimizer"},
+      "a ZeroRedundancyOptimizer is a joinable itself: its state is nowhere "
+      "twice. Pass it to the Join.");
+}
+
+std::shared_ptr<JoinHook> JoinedOptimizer::join_hook(const JoinKwargs&) {
+  WEFT_CHECK(
+      ddp_.join_config().enable && !join_config().is_first_joinable,
+      "join",
+      mesh::ErrorContext{"JoinedOptimizer"},
+      "a JoinedOptimizer goes behind the DistributedDataParallel that it was "
+      "made with. Pass the wrapped model first, then this.");
+  return std::make_shared<SharedState>(optimizer_, ddp_);
+}
+
+c10::Device JoinedOptimizer::join_device() const {
+  return ddp_.join_device();
+}
+
+mesh::Communicator JoinedOptimizer::join_process_group() const {
+  return ddp_.join_process_group();
+}
+
+mesh::DeviceMesh JoinedOptimizer::join_row() const {
+  return ddp_.join_row();
+}
+
+} // namespace weft::ddp

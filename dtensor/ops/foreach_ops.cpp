@@ -1,0 +1,354 @@
+#include "dtensor/ops/foreach_ops.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include "dtensor/ops/foreach_call.h"
+#include "dtensor/ops/foreach_norm.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/copied_view.h"
+#include "dtensor/tensor/deferred_state.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+
+// Note [Ops on lists]
+// ~~~~~~~~~~~~~~~~~~~
+// An op on lists computes on the i-th tensors of its lists together, and each
+// group of i-th tensors may lie on another mesh than the next one. Three ways:
+// - Elementwise ops whose i-th tensors all lie alike, with nothing pending, run
+//   in one call on the local tensors: the way of optimizers.
+// - In all other cases a foreach op does what libtorch's own fallback does: it
+//   calls the op on single tensors that it stands for, whose rule knows what
+//   moves and which pending reductions may wait.
+// - The steps of fused optimizers have no such form. Gradients are brought to
+//   where their parameter lies; state has to lie there already.
+
+namespace weft::dtensor {
+namespace {
+
+using Stack = torch::jit::Stack;
+
+// libtorch's own foreach kernel: a loop over the op on single tensors.
+void run_each(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const ListCall call(op, *stack);
+  call.refuse_plain_elements();
+  call.unwrap_scalars();
+  op.callBoxedForDispatchKey(
+      c10::DispatchKey::CompositeExplicitAutograd, *stack);
+}
+
+// What the results of an elementwise op look like: the tensors of its first
+// list, which the arguments are about to lose.
+struct ResultMeta {
+  DTensorSpec spec;
+  c10::DimVector sizes;
+  c10::DimVector strides;
+};
+
+std::vector<std::optional<ResultMeta>> result_metas(const ListCall& call) {
+  std::vector<std::optional<ResultMeta>> metas;
+  for (const auto& element : call.first_list()) {
+    auto& meta = metas.emplace_back();
+    if (const auto* impl = dtensor_impl(element.toTensor())) {
+      meta = ResultMeta{
+          impl->spec(),
+          c10::DimVector(impl->sizes()),
+          c10::DimVector(impl->strides())};
+    }
+  }
+  return metas;
+}
+
+void wrap_results(
+    const std::vector<std::optional<ResultMeta>>& metas,
+    c10::IValue& value) {
+  auto results = std::move(value).toTensorList();
+  for (size_t i = 0; i < metas.size(); ++i) {
+    if (metas[i]) {
+      results.set(
+          i,
+          make_dtensor(
+              results.get(i),
+              metas[i]->spec,
+              metas[i]->sizes,
+              metas[i]->strides));
+    }
+  }
+  value = std::move(results);
+}
+
+void note_writes(
+    const c10::OperatorHandle& op,
+    const std::vector<at::Tensor>& written) {
+  for (const auto& tensor : written) {
+    note_write(tensor, op.schema().name());
+  }
+}
+
+void run_elementwise(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    Stack* stack) {
+  const ListCall call(op, *stack);
+  const bool returns = !op.schema().returns().empty();
+  if (!call.is_aligned(/*dense=*/returns)) {
+    run_each(op, keys, stack);
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (!returns) {
+    const auto written = call.writes_to_note();
+    call.to_locals();
+    op.callBoxed(stack);
+    note_writes(op, written);
+    return;
+  }
+  const auto metas = result_metas(call);
+  call.to_locals();
+  op.callBoxed(stack);
+  wrap_results(metas, stack->back());
+}
+
+void run_fused(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const ListCall call(op, *stack);
+  const auto written = call.writes_to_note();
+  if (call.is_aligned(/*dense=*/false)) {
+    call.to_locals();
+  } else {
+    call.align_to_first();
+  }
+  op.callBoxed(stack);
+  note_writes(op, written);
+}
+
+at::Tensor placed_at(
+    const at::Tensor& tensor,
+    const DTensorSpec& to,
+    const std::string& name) {
+  const auto* impl = dtensor_impl(tensor);
+  if (!impl || impl->spec() == to || impl->spec().mesh() != to.mesh()) {
+    return tensor;
+  }
+  require_values(tensor, name);
+  return make_dtensor(
+      redistribute_local(impl->local(), impl->sizes(), impl->spec(), to, name),
+      to,
+      impl->sizes(),
+      impl->strides());
+}
+
+at::Tensor made_whole(const at::Tensor& tensor, const std::string& name) {
+  const auto* impl = dtensor_impl(tensor);
+  return impl ? placed_at(
+                    tensor,
+                    impl->spec().with(
+                        Placements(impl->spec().mesh_ndim(), Replicate())),
+                    name)
+              : tensor;
+}
+
+// libtorch's functional form of an op that writes: copies, and the op on those.
+// What the op does not move, as it writes to it, is brought to where the first
+// list's tensors lie before; numbers to every rank.
+void run_functional(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const ListCall call(op, *stack);
+  const auto& name = op.schema().name();
+  std::vector<std::optional<DTensorSpec>> places;
+  for (const auto& element : call.first_list()) {
+    const auto* impl = dtensor_impl(element.toTensor());
+    places.push_back(
+        impl ? std::optional(impl->spec().without_partial()) : std::nullopt);
+  }
+  for (size_t i = 0; i < op.schema().arguments().size(); ++i) {
+    auto& value = call.argument(i);
+    if (value.isTensor()) {
+      value = made_whole(value.toTensor(), name);
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorList().copy();
+      for (size_t k = 0; k < list.size(); ++k) {
+        const at::Tensor tensor = list.get(k);
+        const bool follows = k < places.size() && places[k] && tensor.dim() > 0;
+        list.set(
+            k,
+            follows ? placed_at(tensor, *places[k], name)
+                    : made_whole(tensor, name));
+      }
+      value = std::move(list);
+    }
+  }
+  op.callBoxedForDispatchKey(
+      c10::DispatchKey::CompositeExplicitAutograd, *stack);
+}
+
+// ---- gradient scalers -------------------------------------------------------
+
+// The meshes whose dims cut some of the gradients: ranks of those see other
+// parts, and have to agree on what they saw.
+struct Cuts {
+  mesh::DeviceMesh mesh;
+  std::vector<bool> dims;
+};
+
+void note_cuts(std::vector<Cuts>& all, const DTensorSpec& spec) {
+  if (!spec.has_shard()) {
+    return;
+  }
+  auto cuts = std::ranges::find_if(
+      all, [&](const Cuts& known) { return known.mesh == spec.mesh(); });
+  if (cuts == all.end()) {
+    all.push_back({spec.mesh(), std::vector<bool>(spec.mesh_ndim())});
+    cuts = all.end() - 1;
+  }
+  for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
+    if (spec.placement(i).is_shard()) {
+      cuts->dims[i] = true;
+    }
+  }
+}
+
+// Multiplies all gradients by inv_scale; found_inf becomes 1 on every rank if
+// any rank found an element that is not finite.
+// Collective: all ranks of the gradients' meshes.
+void run_unscale(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const ListCall call(op, *stack);
+  call.refuse_plain_elements();
+  call.refuse_pending_writes();
+  std::vector<Cuts> cuts;
+  for (const auto& element : call.first_list()) {
+    if (const auto* impl = dtensor_impl(element.toTensor())) {
+      note_cuts(cuts, impl->spec());
+    }
+  }
+  const auto written = call.writes_to_note();
+  call.to_locals();
+  const auto found = call.argument(1).toTensor();
+  op.callBoxed(stack);
+  note_writes(op, written);
+  for (const auto& [mesh, dims] : cuts) {
+    for (size_t i = 0; i < dims.size(); ++i) {
+      if (dims[i]) {
+        mesh.group(static_cast<int64_t>(i))
+            .all_reduce(found, ReduceOp::kMax, "found_inf")
+            .wait();
+      }
+    }
+  }
+}
+
+// ---- registration -----------------------------------------------------------
+
+// Ops on elements at the same place: those run on the parts as they are.
+const std::set<std::string_view>& elementwise_names() {
+  static const std::set<std::string_view> names{
+      "abs",   "acos",       "add",       "addcdiv",   "addcmul", "asin",
+      "atan",  "ceil",       "clamp_max", "clamp_min", "copy",    "cos",
+      "cosh",  "div",        "erf",       "erfc",      "exp",     "expm1",
+      "floor", "frac",       "lerp",      "lgamma",    "log",     "log10",
+      "log1p", "log2",       "maximum",   "minimum",   "mul",     "neg",
+      "pow",   "reciprocal", "round",     "rsqrt",     "sigmoid", "sign",
+      "sin",   "sinh",       "sqrt",      "sub",       "tan",     "tanh",
+      "trunc", "zero"};
+  return names;
+}
+
+using BoxedKernel =
+    void(const c10::OperatorHandle&, c10::DispatchKeySet, Stack*);
+
+bool has_out_argument(const c10::FunctionSchema& schema) {
+  return std::ranges::any_of(schema.arguments(), [](const auto& argument) {
+    return argument.is_out();
+  });
+}
+
+enum class Way { kNone, kEach, kElementwise, kFused, kFunctional, kUnscale };
+
+Way way_of(const c10::OperatorHandle& op) {
+  std::string_view name = op.schema().name();
+  const bool has_loop =
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+  if (name == "aten::_amp_foreach_non_finite_check_and_unscale_") {
+    return Way::kUnscale;
+  }
+  const auto functional =
+      has_out_argument(op.schema()) ? Way::kEach : Way::kFunctional;
+  if (name.starts_with("aten::_amp_foreach_")) {
+    return functional;
+  }
+  for (const auto* optimizer : {"adam", "adamw", "sgd", "adagrad"}) {
+    const auto fused = std::string("aten::_fused_") + optimizer;
+    if (name == fused + "_") {
+      return Way::kFused;
+    }
+    if (name == fused) {
+      return functional;
+    }
+  }
+  if (!name.starts_with("aten::_foreach_") || !has_loop) {
+    return Way::kNone;
+  }
+  name.remove_prefix(std::string_view("aten::_foreach_").size());
+  if (name.ends_with('_')) {
+    name.remove_suffix(1);
+  }
+  return elementwise_names().contains(name) && !has_out_argument(op.schema())
+             ? Way::kElementwise
+             : Way::kEach;
+}
+
+torch::CppFunction kernel_of(Way way) {
+  using torch::CppFunction;
+  switch (way) {
+    case Way::kElementwise:
+      return CppFunction::makeFromBoxedFunction<&run_elementwise>();
+    case Way::kFused:
+      return CppFunction::makeFromBoxedFunction<&run_fused>();
+    case Way::kFunctional:
+      return CppFunction::makeFromBoxedFunction<&run_functional>();
+    case Way::kUnscale:
+      return CppFunction::makeFromBoxedFunction<&run_unscale>();
+    default:
+      return CppFunction::makeFromBoxedFunction<&run_each>();
+  }
+}
+
+} // namespace
+
+std::set<std::string> register_list_ops(torch::Library& library) {
+  std::set<std::string> taken{"aten::_foreach_norm.Scalar"};
+  library.impl("_foreach_norm.Scalar", TORCH_FN(foreach_norm));
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    const auto way = op && op->hasSchema() ? way_of(*op) : Way::kNone;
+    const auto full = c10::toString(name);
+    if (way == Way::kNone || taken.contains(full)) {
+      continue;
+    }
+    library.impl(full.c_str(), kernel_of(way));
+    taken.insert(full);
+  }
+  return taken;
+}
+
+} // namespace weft::dtensor

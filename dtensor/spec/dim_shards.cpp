@@ -1,0 +1,167 @@
+#include "dtensor/spec/dim_shards.h"
+
+#include <algorithm>
+
+namespace weft::dtensor {
+
+// Note [Uneven shards]
+// ~~~~~~~~~~~~~~~~~~~~
+// The split is at::chunk's: ceil(size / num_shards) rows each, so trailing
+// shards can be short or empty (5 rows over 4 ranks: 2, 2, 1, 0).
+ShardRange shard_range(int64_t size, int64_t num_shards, int64_t index) {
+  const int64_t chunk = (size + num_shards - 1) / num_shards;
+  const int64_t begin = std::min(index * chunk, size);
+  return {begin, std::min(chunk, size - begin), chunk};
+}
+
+namespace {
+
+// Adds rows that come after all that are there.
+void append(RowRanges& ranges, int64_t begin, int64_t length) {
+  if (length == 0) {
+    return;
+  }
+  if (!ranges.empty() && ranges.back().length == 0) {
+    ranges.pop_back();
+  }
+  if (!ranges.empty() && ranges.back().begin + ranges.back().length == begin) {
+    ranges.back().length += length;
+  } else {
+    ranges.push_back({begin, length});
+  }
+}
+
+// The first row of rank `index`, for a cut whose parts are one range each.
+int64_t cut_begin(const DimCut& cut, int64_t size, int64_t index) {
+  if (cut.sizes.empty()) {
+    return shard_range(size, cut.shards, index).begin;
+  }
+  int64_t begin = 0;
+  for (int64_t r = 0; r < index; ++r) {
+    begin += cut.sizes[r];
+  }
+  return begin;
+}
+
+// The rows of `outer` that stand at the positions `inner`.
+RowRanges select(const RowRanges& outer, const RowRanges& inner) {
+  RowRanges selected;
+  auto from = outer.begin();
+  int64_t passed = 0;
+  for (const auto& range : inner) {
+    int64_t position = range.begin;
+    int64_t left = range.length;
+    while (left > 0) {
+      while (position >= passed + from->length) {
+        passed += from->length;
+        ++from;
+      }
+      const int64_t skipped = position - passed;
+      const int64_t taken = std::min(left, from->length - skipped);
+      append(selected, from->begin + skipped, taken);
+      position += taken;
+      left -= taken;
+    }
+  }
+  return selected;
+}
+
+} // namespace
+
+// Note [Order of cuts]
+// ~~~~~~~~~~~~~~~~~~~~
+// Mesh dims cut a tensor dim in mesh order, each what the ones before it left.
+// A StridedShard puts its mesh dim behind later ones: its split factor counts
+// the parts that those have made already. With the mesh dims a and b,
+// [_S(0, b), S(0)] means that b cuts first and a cuts what b left. Read from
+// the last mesh dim to the first, each goes to the front of the order, or as
+// far behind others as its split factor divides by their ranks. A StridedShard
+// whose factor that uses up is an ordinary cut, of however many rows: every
+// rank holds one range. What is left of a factor cuts chunks: no mesh dim made
+// them, and a rank holds a part of each.
+//
+// So a cut is described by what comes before it in the order alone, and the
+// last one can be undone, or another put behind it, without changing what the
+// others are: that is what redistributions are made of.
+DimCuts cuts_of(
+    const Placements& placements,
+    c10::IntArrayRef mesh_shape,
+    int64_t tensor_dim,
+    bool all_sizes) {
+  DimCuts order;
+  for (size_t i = placements.size(); i-- > 0;) {
+    const auto& placement = placements[i];
+    const int64_t shards = mesh_shape[i];
+    if (!placement.is_shard(tensor_dim) ||
+        (shards == 1 && !(all_sizes && placement.has_shard_sizes()))) {
+      continue;
+    }
+    DimCut cut{
+        static_cast<int64_t>(i),
+        shards,
+        placement.split_factor(),
+        placement.shard_sizes()};
+    auto behind = order.begin();
+    for (auto other = behind;
+         other != order.end() &&
+         cut.split_factor % (other->shards * other->split_factor) == 0;
+         ++other) {
+      if (other->shards > 1) {
+        cut.split_factor /= other->shards;
+        behind = other + 1;
+      }
+    }
+    order.insert(behind, std::move(cut));
+  }
+  return order;
+}
+
+int64_t cut_length(const DimCut& cut, int64_t size, int64_t index) {
+  if (!cut.sizes.empty()) {
+    return cut.sizes[index];
+  }
+  if (cut.split_factor == 1) {
+    return shard_range(size, cut.shards, index).length;
+  }
+  const int64_t chunk = shard_range(size, cut.split_factor, 0).length;
+  if (chunk == 0) {
+    return 0;
+  }
+  return size / chunk * shard_range(chunk, cut.shards, index).length +
+         shard_range(size % chunk, cut.shards, index).length;
+}
+
+RowRanges cut_ranges(const DimCut& cut, int64_t size, int64_t index) {
+  if (cut.split_factor == 1) {
+    return {{cut_begin(cut, size, index), cut_length(cut, size, index)}};
+  }
+  RowRanges ranges{{0, 0}};
+  const int64_t chunks = std::min(cut.split_factor, size);
+  for (int64_t c = 0; c < chunks; ++c) {
+    const auto chunk = shard_range(size, cut.split_factor, c);
+    const auto part = shard_range(chunk.length, cut.shards, index);
+    append(ranges, chunk.begin + part.begin, part.length);
+  }
+  return ranges;
+}
+
+RowRanges
+rows_at(const DimCuts& cuts, int64_t size, c10::IntArrayRef coordinate) {
+  RowRanges rows{{0, size}};
+  int64_t left = size;
+  for (const auto& cut : cuts) {
+    const int64_t index = coordinate[cut.mesh_dim];
+    const auto inner = cut_ranges(cut, left, index);
+    left = cut_length(cut, left, index);
+    if (rows.size() == 1 && inner.size() == 1) {
+      rows = {{rows[0].begin + inner[0].begin, left}};
+    } else if (left > 0) {
+      rows = select(rows, inner);
+    } else {
+      rows = {{rows[0].begin, 0}};
+    }
+  }
+  return rows;
+}
+
+} // namespace weft::dtensor

@@ -1,0 +1,361 @@
+#include "dtensor/tensor/cross_rank_checks.h"
+
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include <torch/torch.h>
+
+#include "base/fnv.h"
+#include "dtensor/spec/mesh_arguments.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "mesh/communicator/communicator.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
+
+namespace weft::dtensor {
+namespace {
+
+constexpr const char* kFromLocal = "from_local";
+
+// What one rank gives; written without a check that could throw there alone.
+struct Claim {
+  // All that has to be the same on every rank.
+  std::string common;
+  std::vector<int64_t> local_sizes;
+};
+
+std::string describe_optional(
+    const std::string& what,
+    const std::optional<std::vector<int64_t>>& numbers) {
+  return numbers ? c10::str(", ", what, " ", c10::IntArrayRef(*numbers)) : "";
+}
+
+// What a tensor is that cannot be cut into parts; empty if it can.
+std::string what_is_not_dense(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return "an undefined tensor";
+  }
+  if (tensor.is_nested()) {
+    return "a nested tensor";
+  }
+  if (tensor.is_quantized()) {
+    return "a quantized tensor";
+  }
+  return tensor.layout() == at::kStrided
+             ? ""
+             : c10::str("a tensor of layout ", tensor.layout());
+}
+
+std::string to_text(
+    const at::Tensor& local,
+    const Placements& placements,
+    const FromLocalOptions& options) {
+  if (const auto what = what_is_not_dense(local); !what.empty()) {
+    return what + "\t";
+  }
+  std::ostringstream text;
+  text << (dtensor_impl(local) ? "a DTensor"
+                               : c10::toString(local.scalar_type()))
+       << " on " << local.device().type() << " of " << local.dim()
+       << " dims under " << to_string(placements)
+       << describe_optional("global sizes", options.sizes)
+       << describe_optional("global strides", options.strides);
+  if (options.grad_placements) {
+    text << ", gradient " << to_string(*options.grad_placements);
+  }
+  text << '\t';
+  for (const int64_t size : local.sizes()) {
+    text << size << ' ';
+  }
+  return text.str();
+}
+
+Claim parse_claim(const std::string& text) {
+  const auto tab = text.find('\t');
+  Claim claim{text.substr(0, tab), {}};
+  std::istringstream numbers(text.substr(tab + 1));
+  for (int64_t size = 0; numbers >> size;) {
+    claim.local_sizes.push_back(size);
+  }
+  return claim;
+}
+
+// Every rank's text, in the mesh's order, which is that of its ranks().
+std::vector<std::string> gather_over_mesh(
+    const mesh::DeviceMesh& mesh,
+    const std::string& own) {
+  std::vector<std::string> texts{own};
+  for (int64_t i = mesh.ndim(); i-- > 0;) {
+    std::string lines;
+    for (const auto& text : texts) {
+      lines += text + '\n';
+    }
+    texts.clear();
+    for (const auto& gathered :
+         mesh::all_gather_text(mesh.group(i), lines, kFromLocal)) {
+      std::istringstream in(gathered);
+      for (std::string line; std::getline(in, line);) {
+        texts.push_back(line);
+      }
+    }
+  }
+  return texts;
+}
+
+std::vector<int64_t> coordinate_at(const mesh::DeviceMesh& mesh, size_t index) {
+  std::vector<int64_t> coordinate(mesh.ndim());
+  auto rest = static_cast<int64_t>(index);
+  for (int64_t i = mesh.ndim(); i-- > 0;) {
+    coordinate[i] = rest % mesh.size(i);
+    rest /= mesh.size(i);
+  }
+  return coordinate;
+}
+
+void check_same_kind(
+    const std::vector<Claim>& claims,
+    const mesh::DeviceMesh& mesh) {
+  for (size_t r = 0; r < claims.size(); ++r) {
+    WEFT_CHECK(
+        claims[r].common == claims[0].common,
+        kFromLocal,
+        context_of(mesh),
+        "ranks hold parts of different sizes or dtypes, or give different "
+        "placements: rank ",
+        mesh.ranks()[0],
+        " has ",
+        claims[0].common,
+        " vs rank ",
+        mesh.ranks()[r],
+        " has ",
+        claims[r].common,
+        ". Pass parts of one tensor, and the same arguments, on every rank.");
+  }
+}
+
+void check_sizes(
+    const std::vector<Claim>& claims,
+    const DTensorSpec& spec,
+    c10::IntArrayRef sizes,
+    bool are_given) {
+  for (size_t r = 0; r < claims.size(); ++r) {
+    const auto expected =
+        local_sizes_at(spec, sizes, coordinate_at(spec.mesh(), r));
+    WEFT_CHECK(
+        claims[r].local_sizes == expected,
+        kFromLocal,
+        context_of(spec.mesh()),
+        "ranks hold parts of different sizes or dtypes than their placements "
+        "say: rank ",
+        spec.mesh().ranks()[r],
+        " has ",
+        c10::IntArrayRef(claims[r].local_sizes),
+        " vs ",
+        c10::IntArrayRef(expected),
+        " as its part of global ",
+        sizes,
+        " under ",
+        to_string(spec.placements()),
+        are_given ? "."
+                  : ", if every rank has a part like rank 0's. Give "
+                    "options.sizes.");
+  }
+}
+
+bool equal_values(const at::Tensor& a, const at::Tensor& b) {
+  const auto same = a.eq(b);
+  const auto both_nan = a.ne(a).logical_and_(b.ne(b));
+  return same.logical_or(both_nan).all().item<bool>();
+}
+
+void check_replicas(const at::Tensor& local, const DTensorSpec& spec) {
+  const auto& mesh = spec.mesh();
+  std::string differs;
+  for (int64_t i = 0; i < mesh.ndim(); ++i) {
+    if (!spec.placement(i).is_replicate() || mesh.size(i) == 1) {
+      continue;
+    }
+    const auto first = local.detach().clone(at::MemoryFormat::Contiguous);
+    mesh.group(i).broadcast(first, 0, kFromLocal).wait();
+    if (differs.empty() && !equal_values(local.detach(), first)) {
+      differs = mesh.mesh_dim_names()[i];
+    }
+  }
+  const auto answers = gather_over_mesh(mesh, differs);
+  for (size_t r = 0; r < answers.size(); ++r) {
+    WEFT_CHECK(
+        answers[r].empty(),
+        kFromLocal,
+        context_of(mesh),
+        "rank ",
+        mesh.ranks()[r],
+        " holds other values than the first rank of mesh dim \"",
+        answers[r],
+        "\", which replicates them under ",
+        to_string(spec.placements()),
+        ". Broadcast them first, or say what they are: Shard or Partial.");
+  }
+}
+
+int64_t hash_of(const std::string& text) {
+  // Its negative is a number too.
+  return static_cast<int64_t>(mesh::fnv1a(text) >> 1);
+}
+
+// Whether all ranks of `mesh` give one text: only a hash travels.
+bool is_same_text(const mesh::DeviceMesh& mesh, const std::string& text) {
+  const int64_t hash = hash_of(text);
+  auto largest = at::tensor({hash, -hash}, at::kLong);
+  for (int64_t i = 0; i < mesh.ndim(); ++i) {
+    mesh.group(i)
+        .all_reduce(largest, ReduceOp::kMax, "distribute_tensor")
+        .wait();
+  }
+  return largest[0].item<int64_t>() == -largest[1].item<int64_t>();
+}
+
+} // namespace
+
+void check_wholes_of_all_ranks(
+    const at::Tensor& whole,
+    const mesh::DeviceMesh& mesh,
+    const Placements& placements) {
+  if (mesh.size() == 1) {
+    return;
+  }
+  const auto not_dense = what_is_not_dense(whole);
+  const auto own = !not_dense.empty()
+                       ? not_dense
+                       : c10::str(
+                             whole.is_leaf() ? "" : "a result of ",
+                             dtensor_impl(whole) ? "a DTensor " : "",
+                             whole.scalar_type(),
+                             " ",
+                             whole.sizes(),
+                             " under ",
+                             to_string(placements));
+  if (is_same_text(mesh, own)) {
+    return;
+  }
+  const auto texts = gather_over_mesh(mesh, own);
+  for (size_t r = 0; r < texts.size(); ++r) {
+    WEFT_CHECK(
+        texts[r] == texts[0],
+        "distribute_tensor",
+        context_of(mesh),
+        "tensors of one shape and dtype, placed alike: rank ",
+        mesh.ranks()[0],
+        " has ",
+        texts[0],
+        " vs rank ",
+        mesh.ranks()[r],
+        " has ",
+        texts[r],
+        ". Pass the same on every rank; only values may differ.");
+  }
+}
+
+void check_is_dense(
+    const at::Tensor& tensor,
+    const mesh::DeviceMesh& mesh,
+    const char* op) {
+  const auto what = what_is_not_dense(tensor);
+  WEFT_CHECK(
+      what.empty(),
+      op,
+      context_of(mesh),
+      "the tensor is ",
+      what,
+      ". A DTensor has dense values: pass ",
+      tensor.defined() ? "tensor.to_dense(), or its values as a tensor of "
+                         "their own."
+                       : "a tensor that has some.");
+}
+
+std::vector<int64_t> whole_sizes(
+    c10::IntArrayRef local_sizes,
+    const DTensorSpec& spec) {
+  auto sizes = local_sizes.vec();
+  for (int64_t i = spec.mesh_ndim(); i-- > 0;) {
+    const auto& placement = spec.placement(i);
+    if (!placement.is_shard()) {
+      continue;
+    }
+    auto& size = sizes[placement.tensor_dim()];
+    const auto& rows = placement.shard_sizes();
+    size = rows.empty() ? size * spec.mesh().size(i)
+                        : std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  }
+  return sizes;
+}
+
+void refuse_mixed_partials(
+    const Placements& placements,
+    const mesh::DeviceMesh& mesh,
+    const char* op) {
+  const auto is_linear = [](const Placement& placement) {
+    return placement.is_partial(ReduceOp::kSum) ||
+           placement.is_partial(ReduceOp::kAvg);
+  };
+  const Placement* first = nullptr;
+  for (const auto& placement : placements) {
+    if (!placement.is_partial()) {
+      continue;
+    }
+    WEFT_CHECK(
+        !first || placement == *first ||
+            (is_linear(placement) && is_linear(*first)),
+        op,
+        context_of(mesh),
+        "one kind of pending reduction: ",
+        first->to_string(),
+        " vs ",
+        placement.to_string(),
+        " in ",
+        to_string(placements),
+        ". Which comes first would be open. Redistribute one of them.");
+    first = &placement;
+  }
+}
+
+void check_parts_of_all_ranks(
+    const at::Tensor& local,
+    const mesh::DeviceMesh& mesh,
+    const Placements& placements,
+    const FromLocalOptions& options) {
+  if (mesh.size() == 1 || mesh.group(0).backend() == "fake") {
+    return;
+  }
+  std::vector<Claim> claims;
+  for (const auto& text :
+       gather_over_mesh(mesh, to_text(local, placements, options))) {
+    claims.push_back(parse_claim(text));
+  }
+  check_same_kind(claims, mesh);
+  check_is_dense(local, mesh, kFromLocal);
+  WEFT_CHECK(
+      !dtensor_impl(local),
+      kFromLocal,
+      context_of(mesh),
+      "not a plain tensor but ",
+      claims[0].common,
+      ". Use redistribute() for a DTensor.");
+  // From here on every rank sees the same.
+  Placements normal;
+  for (const auto& placement : placements) {
+    normal.push_back(placement.normalized(
+        options.sizes ? static_cast<int64_t>(options.sizes->size())
+                      : local.dim()));
+  }
+  const DTensorSpec spec(mesh, normal);
+  check_sizes(
+      claims,
+      spec,
+      options.sizes ? *options.sizes : whole_sizes(claims[0].local_sizes, spec),
+      options.sizes.has_value());
+  check_replicas(local, spec);
+}
+
+} // namespace weft::dtensor

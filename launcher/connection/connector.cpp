@@ -1,0 +1,148 @@
+#include "launcher/connection/connector.h"
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+namespace weft::launcher {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+/// For a connection, and again for its gate to answer. A little longer than
+/// the gate's own patience.
+constexpr std::chrono::seconds kPatience{3};
+
+} // namespace
+
+Dialer::Dialer(
+    EventLoop& loop,
+    const Address& address,
+    Claim claim,
+    const Bits256& key,
+    Done done)
+    : loop_(loop),
+      claim_(claim),
+      key_(key),
+      done_(std::move(done)),
+      fd_(start_connecting(address)),
+      deadline_(Clock::now() + kPatience) {
+  error_ = errno;
+  claim_.nonce = random_bits();
+  if (fd_) {
+    loop_.watch(fd_.get(), EPOLLOUT, [this](uint32_t) { handle(); });
+  }
+}
+
+Dialer::~Dialer() {
+  if (fd_) {
+    loop_.forget(fd_.get());
+  }
+}
+
+void Dialer::tick() {
+  if (is_over()) {
+    return;
+  }
+  if (!fd_) {
+    finish(DialResult::kUnreachable, std::strerror(error_));
+  } else if (Clock::now() >= deadline_) {
+    // A stopped or busy weftrun is as silent as another's program.
+    finish(
+        DialResult::kUnreachable,
+        state_ == State::kConnecting ? "no answer" : "it says nothing");
+  }
+}
+
+void Dialer::handle() {
+  if (is_over()) {
+    return;
+  }
+  if (state_ == State::kConnecting) {
+    int error = 0;
+    socklen_t size = sizeof(error);
+    getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error != 0) {
+      finish(DialResult::kUnreachable, std::strerror(error));
+      return;
+    }
+    sockaddr_storage peer{};
+    size = sizeof(peer);
+    if (getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&peer), &size) !=
+        0) {
+      return; // not yet
+    }
+    state_ = State::kChallenge;
+    deadline_ = Clock::now() + kPatience;
+    loop_.change(fd_.get(), EPOLLIN);
+  } else if (state_ == State::kChallenge && receive(kChallengeSize)) {
+    answer();
+  } else if (state_ == State::kReply && receive(kReplySize)) {
+    read_verdict();
+  }
+}
+
+/// Whether `incoming_` has all `size` bytes of a message.
+bool Dialer::receive(size_t size) {
+  std::array<char, kAnswerSize> buffer;
+  const ssize_t got =
+      recv(fd_.get(), buffer.data(), size - incoming_.size(), 0);
+  if (got > 0) {
+    incoming_.append(buffer.data(), static_cast<size_t>(got));
+    return incoming_.size() == size;
+  }
+  if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+    finish(
+        state_ == State::kReply ? DialResult::kRefused : DialResult::kNoGate,
+        "it closed the connection");
+  }
+  return false;
+}
+
+void Dialer::answer() {
+  if (!read_challenge(incoming_, challenge_)) {
+    finish(DialResult::kNoGate, "it says something else");
+    return;
+  }
+  incoming_.clear();
+  answer_ = make_answer(claim_, challenge_, view(key_));
+  // So short that a new connection takes it whole.
+  if (send(fd_.get(), answer_.data(), answer_.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(answer_.size())) {
+    finish(DialResult::kUnreachable, std::strerror(errno));
+    return;
+  }
+  state_ = State::kReply;
+}
+
+void Dialer::read_verdict() {
+  GateStatus status = GateStatus::kWelcome;
+  if (!read_reply(incoming_, answer_, challenge_, view(key_), status)) {
+    finish(DialResult::kRefused, "it does not know the token");
+  } else if (status == GateStatus::kWelcome) {
+    finish(DialResult::kWelcome);
+  } else {
+    finish(DialResult::kOtherJob);
+  }
+}
+
+void Dialer::finish(DialResult result, const std::string& why) {
+  if (fd_) {
+    loop_.forget(fd_.get());
+  }
+  Outcome outcome;
+  outcome.result = result;
+  outcome.why = why;
+  if (result == DialResult::kWelcome) {
+    outcome.fd = std::move(fd_);
+    outcome.session = session_key(claim_, challenge_, view(key_));
+  }
+  fd_.reset();
+  const auto done = std::exchange(done_, nullptr);
+  done(std::move(outcome));
+}
+
+} // namespace weft::launcher

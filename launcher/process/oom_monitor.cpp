@@ -1,0 +1,80 @@
+#include "launcher/process/oom_monitor.h"
+
+#include <chrono>
+
+#include <signal.h>
+
+namespace weft::launcher {
+namespace {
+
+/// A worker may move to a cgroup of its own when it starts.
+constexpr std::chrono::milliseconds kFirstLook{20};
+constexpr std::chrono::milliseconds kLongestPause{1000};
+
+} // namespace
+
+MemoryWatch::MemoryWatch(std::vector<pid_t> pids)
+    : pids_(std::move(pids)), host_kills_before_(host_oom_kills()) {
+  look();
+  thread_ = std::thread([this] { watch(); });
+}
+
+MemoryWatch::~MemoryWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.notify_one();
+  thread_.join();
+}
+
+void MemoryWatch::watch() {
+  std::unique_lock lock(mutex_);
+  for (auto pause = kFirstLook; !stopping_;
+       pause = std::min(2 * pause, kLongestPause)) {
+    if (!stop_.wait_for(lock, pause, [&] { return stopping_; })) {
+      look();
+    }
+  }
+}
+
+void MemoryWatch::look() {
+  for (const pid_t pid : pids_) {
+    const auto cgroup = memory_cgroup(pid);
+    const auto known = charged_.find(pid);
+    // Version 1 shows a dead process in the root: the last one counts.
+    if (!cgroup || (!cgroup->is_v2 && cgroup->folder == cgroup->mount / "") ||
+        (known != charged_.end() &&
+         known->second.cgroup.folder == cgroup->folder)) {
+      continue;
+    }
+    charged_[pid] = {
+        .cgroup = *cgroup,
+        .kills_before = oom_kills(*cgroup).value_or(0),
+        .limit = memory_limit(*cgroup)};
+  }
+}
+
+Finding MemoryWatch::who_killed(pid_t pid, const Charged* charged) {
+  const auto kills = charged ? oom_kills(charged->cgroup) : std::nullopt;
+  if ((kills && *kills > charged->kills_before) || log_.says_killed(pid)) {
+    return Finding::kOutOfMemory;
+  }
+  const auto on_host = host_oom_kills();
+  const bool none_on_host =
+      on_host && host_kills_before_ && *on_host == *host_kills_before_;
+  return none_on_host || kills ? Finding::kKilledBySomebody : Finding::kNone;
+}
+
+void MemoryWatch::explain(WorkerExit& exit) {
+  if (exit.signal != SIGKILL || exit.stopped) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  const auto found = charged_.find(exit.pid);
+  const Charged* charged = found == charged_.end() ? nullptr : &found->second;
+  exit.finding = who_killed(exit.pid, charged);
+  exit.memory_limit_bytes = charged != nullptr ? charged->limit.value_or(0) : 0;
+}
+
+} // namespace weft::launcher

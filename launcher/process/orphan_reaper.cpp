@@ -1,0 +1,103 @@
+#include "launcher/process/orphan_reaper.h"
+
+#include <cerrno>
+#include <vector>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "launcher/process/error.h"
+
+namespace weft::launcher {
+namespace {
+
+constexpr pid_t kForget = 0;
+
+/// Reads process groups until the writer is gone, and returns those that are
+/// left.
+std::vector<pid_t> read_groups(int fd) {
+  std::vector<pid_t> groups;
+  for (;;) {
+    pid_t message = kForget; // so small that a pipe never splits it
+    const ssize_t size = read(fd, &message, sizeof(message));
+    if (size < 0 && errno == EINTR) {
+      continue;
+    }
+    if (size != sizeof(message)) {
+      return groups;
+    }
+    if (message == kForget) {
+      groups.clear();
+    } else {
+      groups.push_back(message);
+    }
+  }
+}
+
+[[noreturn]] void stand_guard(int fd, const std::filesystem::path& temporary) {
+  // Nothing of the run may hang on this process: no terminal, no pipe that a
+  // reader waits on, no working folder, no signal meant for weftrun.
+  setsid();
+  (void)!chdir("/");
+  prctl(PR_SET_NAME, "weft-guard");
+  sigset_t all;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, nullptr);
+  dup2(fd, 0);
+  if (close_range(1, ~0U, 0) != 0) {
+    const long limit = sysconf(_SC_OPEN_MAX);
+    for (int other = 1; other < limit; ++other) {
+      close(other);
+    }
+  }
+  for (const pid_t group : read_groups(0)) {
+    kill(-group, SIGKILL);
+  }
+  if (!temporary.empty()) {
+    std::error_code ignored;
+    std::filesystem::remove_all(temporary, ignored);
+  }
+  _exit(0);
+}
+
+} // namespace
+
+Guard::Guard(const std::filesystem::path& temporary) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    throw_errno("pipe");
+  }
+  const UniqueFd read_end(ends[0]);
+  pipe_ = UniqueFd(ends[1]);
+  pid_ = fork();
+  if (pid_ < 0) {
+    throw_errno("fork");
+  }
+  if (pid_ == 0) {
+    stand_guard(read_end.get(), temporary);
+  }
+}
+
+Guard::~Guard() {
+  pipe_.reset();
+  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void Guard::watch_me() const {
+  send(getpgrp());
+}
+
+void Guard::forget() const {
+  send(kForget);
+}
+
+void Guard::send(pid_t message) const {
+  while (write(pipe_.get(), &message, sizeof(message)) < 0 && errno == EINTR) {
+  }
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,205 @@
+#include "launcher/rendezvous/control_connection.h"
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "launcher/connection/address.h"
+#include "launcher/rendezvous/messages.h"
+
+namespace weft::launcher {
+namespace {
+
+constexpr size_t kLengthSize = 4;
+constexpr size_t kCodeSize = 32;
+constexpr uint32_t kMostBytes = 64 * 1024;
+/// What may wait for a peer that does not read.
+constexpr size_t kMostQueued = 1024 * 1024;
+
+} // namespace
+
+Link::Link(
+    EventLoop& loop,
+    UniqueFd fd,
+    const Bits256& key,
+    bool is_host0,
+    KeepAlive keep_alive)
+    : loop_(loop),
+      fd_(std::move(fd)),
+      key_(key),
+      own_direction_(is_host0 ? 'h' : 'n'),
+      other_direction_(is_host0 ? 'n' : 'h'),
+      keep_alive_(keep_alive) {
+  loop_.watch(fd_.get(), EPOLLIN, [this](uint32_t events) { handle(events); });
+}
+
+Link::~Link() {
+  if (fd_) {
+    loop_.forget(fd_.get());
+  }
+}
+
+void Link::listen(OnMessage on_message, OnLost on_lost) {
+  on_message_ = std::move(on_message);
+  on_lost_ = std::move(on_lost);
+}
+
+std::string Link::own_host() const {
+  return own_address(fd_.get()).host();
+}
+
+Bits256 Link::code(char direction, uint64_t number, std::string_view text)
+    const {
+  std::string signed_text(1, direction);
+  signed_text.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  signed_text.append(text);
+  return hmac_sha256(view(key_), signed_text);
+}
+
+void Link::send(const nlohmann::json& message) {
+  if (!fd_) {
+    return;
+  }
+  const std::string text =
+      message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const auto size = static_cast<uint32_t>(text.size());
+  if (size > kMostBytes || outgoing_.size() > kMostQueued) {
+    lose("it does not read");
+    return;
+  }
+  outgoing_.append(reinterpret_cast<const char*>(&size), kLengthSize);
+  outgoing_.append(text);
+  outgoing_.append(view(code(own_direction_, sent_++, text)));
+  last_sent_ = Clock::now();
+  if (!write_some()) {
+    lose("its connection broke");
+  }
+}
+
+bool Link::write_some() {
+  while (!outgoing_.empty()) {
+    const ssize_t size =
+        ::send(fd_.get(), outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL);
+    if (size < 0) {
+      if (errno != EAGAIN && errno != EINTR) {
+        return false;
+      }
+      break;
+    }
+    outgoing_.erase(0, static_cast<size_t>(size));
+  }
+  loop_.change(fd_.get(), outgoing_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
+  return true;
+}
+
+void Link::handle(uint32_t) {
+  const bool open = read_some();
+  take_frames();
+  if (!fd_) {
+    return;
+  }
+  if (!open) {
+    lose("its connection closed");
+  } else if (!outgoing_.empty() && !write_some()) {
+    lose("its connection broke");
+  }
+}
+
+bool Link::read_some() {
+  std::array<char, 16384> buffer;
+  const ssize_t size = recv(fd_.get(), buffer.data(), buffer.size(), 0);
+  if (size > 0) {
+    incoming_.append(buffer.data(), static_cast<size_t>(size));
+    last_heard_ = Clock::now();
+  }
+  return size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+void Link::take_frames() {
+  while (fd_ && incoming_.size() >= kLengthSize) {
+    uint32_t size = 0;
+    std::memcpy(&size, incoming_.data(), kLengthSize);
+    if (size > kMostBytes) {
+      lose("it sent a message that is too long");
+      return;
+    }
+    if (incoming_.size() < kLengthSize + size + kCodeSize) {
+      return;
+    }
+    const std::string text = incoming_.substr(kLengthSize, size);
+    const std::string received =
+        incoming_.substr(kLengthSize + size, kCodeSize);
+    incoming_.erase(0, kLengthSize + size + kCodeSize);
+    if (!is_equal(received, view(code(other_direction_, received_++, text)))) {
+      lose("a message of it was changed on the way");
+      return;
+    }
+    const auto message = nlohmann::json::parse(text, nullptr, false);
+    if (!message.is_object()) {
+      lose("it sent no JSON");
+      return;
+    }
+    if (text_of(message, "type") != "ping" && on_message_) {
+      const auto handler = on_message_; // may end this link's owner's interest
+      handler(message);
+    }
+  }
+}
+
+void Link::tick() {
+  if (!fd_) {
+    return;
+  }
+  const auto now = Clock::now();
+  if (now - last_heard_ > keep_alive_.interval * keep_alive_.attempts) {
+    lose(fmt::format(
+        "no sign of life for {} s",
+        static_cast<double>(
+            (keep_alive_.interval * keep_alive_.attempts).count()) /
+            1000));
+  } else if (now - last_sent_ >= keep_alive_.interval) {
+    send({{"type", "ping"}});
+  }
+}
+
+void Link::lose(const std::string& why) {
+  loop_.forget(fd_.get());
+  fd_.reset();
+  if (on_lost_) {
+    const auto handler = std::exchange(on_lost_, nullptr);
+    handler(why);
+  }
+}
+
+// Closing a socket with unread bytes resets the connection, and what was sent
+// last may then never be read.
+void Link::finish(std::chrono::milliseconds patience) {
+  if (!fd_) {
+    return;
+  }
+  on_lost_ = nullptr;
+  on_message_ = nullptr;
+  write_some();
+  shutdown(fd_.get(), SHUT_WR);
+  const auto deadline = Clock::now() + patience;
+  std::array<char, 4096> buffer;
+  for (auto now = Clock::now(); now < deadline; now = Clock::now()) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - now);
+    pollfd polled{.fd = fd_.get(), .events = POLLIN, .revents = 0};
+    poll(&polled, 1, static_cast<int>(left.count()));
+    const ssize_t size = recv(fd_.get(), buffer.data(), buffer.size(), 0);
+    if (size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR)) {
+      break;
+    }
+  }
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,106 @@
+#include "launcher/rendezvous/make_rendezvous.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "launcher/connection/address.h"
+#include "launcher/connection/token.h"
+#include "launcher/process/error.h"
+#include "launcher/process/master_socket.h"
+#include "launcher/rendezvous/rendezvous_client.h"
+#include "launcher/rendezvous/rendezvous_server.h"
+#include "launcher/rendezvous/single_host.h"
+
+namespace weft::launcher {
+namespace {
+
+bool must_be_host0(const HostOptions& hosts) {
+  return hosts.ranked_by_arrival ? hosts.is_host.value_or(false)
+                                 : hosts.node_rank == 0;
+}
+
+bool may_be_host0(const HostOptions& hosts) {
+  return must_be_host0(hosts) ||
+         (hosts.ranked_by_arrival && hosts.is_host.value_or(true));
+}
+
+[[noreturn]] void throw_unable(const HostOptions& hosts, int error) {
+  const std::string where = fmt::format("{}:{}", hosts.address, hosts.port);
+  if (error == EADDRINUSE) {
+    throw LaunchError(fmt::format(
+        "port {} of the endpoint {} is in use{}. Give another --rdzv-endpoint, "
+        "the same on all hosts.",
+        hosts.port,
+        where,
+        describe_port_owner(hosts.port)));
+  }
+  if (error == EADDRNOTAVAIL) {
+    throw LaunchError(fmt::format(
+        "the endpoint {} is not an address of this host, but --node-rank is 0. "
+        "Give each host its own --node-rank, and the endpoint of host 0.",
+        where));
+  }
+  throw LaunchError(
+      fmt::format("cannot listen at {}: {}.", where, std::strerror(error)));
+}
+
+/// A socket that listens at the endpoint, if this is host 0.
+UniqueFd listen_if_host0(const HostOptions& hosts) {
+  if (!may_be_host0(hosts)) {
+    return {};
+  }
+  const std::string& host = hosts.local_addr.empty() || !must_be_host0(hosts)
+                                ? hosts.address
+                                : hosts.local_addr;
+  std::string why;
+  const auto address = resolve(host, hosts.port, why);
+  if (!address) {
+    if (!must_be_host0(hosts)) {
+      return {}; // a name of another host, and its launcher's affair
+    }
+    throw LaunchError(fmt::format(
+        "host 0's name '{}' is unknown here ({}). Give --rdzv-endpoint a name "
+        "or address that all hosts know.",
+        host,
+        why));
+  }
+  // Debian's /etc/hosts gives a host's own name 127.0.1.1.
+  if (address->is_loopback() && host != "localhost" && host != "::1" &&
+      !host.starts_with("127.")) {
+    throw LaunchError(fmt::format(
+        "the endpoint's name {} is {} on this host, where no other can reach "
+        "it. Give --local-addr, this host's address for the others.",
+        host,
+        address->host()));
+  }
+  UniqueFd listener = listen_at(*address);
+  if (!listener && must_be_host0(hosts)) {
+    throw_unable(hosts, errno);
+  }
+  if (!listener && errno != EADDRNOTAVAIL && errno != EADDRINUSE) {
+    throw_unable(hosts, errno);
+  }
+  return listener;
+}
+
+} // namespace
+
+std::unique_ptr<Hosts>
+make_hosts(const Options& options, const std::string& host_name, Say say) {
+  const HostOptions& hosts = options.hosts;
+  if (hosts.node_count == 1) {
+    return std::make_unique<OneHost>(
+        options.worker_count, options.max_restarts);
+  }
+  const std::string token = read_token(hosts.token_file, hosts.token_fd);
+  UniqueFd listener = listen_if_host0(hosts);
+  if (listener) {
+    return std::make_unique<Hub>(
+        options, host_name, std::move(listener), token, std::move(say));
+  }
+  return std::make_unique<Spoke>(options, host_name, token, std::move(say));
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "launcher/options/options.h"
+#include "launcher/rendezvous/rendezvous.h"
+
+namespace weft::launcher {
+
+/// This launcher's part in the run that the options describe: alone, the one
+/// that the others meet at (host 0), or one of those others.
+/// Throws: LaunchError if it cannot be any.
+std::unique_ptr<Hosts>
+make_hosts(const Options& options, const std::string& host_name, Say say);
+
+} // namespace weft::launcher

@@ -1,0 +1,93 @@
+#include "launcher/rendezvous/run_result.h"
+
+#include <algorithm>
+#include <iterator>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include "launcher/process/outcome.h"
+
+namespace weft::launcher {
+namespace {
+
+bool is_lost(const HostReport& report) {
+  return !report.loss.empty();
+}
+
+bool has_failed(const HostReport& report) {
+  return is_lost(report) || report.end.code != 0;
+}
+
+std::string who(const HostReport& report) {
+  return fmt::format("host {}, node rank {}", report.host, report.node_rank);
+}
+
+std::string ranks(const HostReport& report) {
+  const int last = report.first_rank + report.worker_count - 1;
+  return report.worker_count == 1
+             ? fmt::format("rank {}", last)
+             : fmt::format("ranks {} to {}", report.first_rank, last);
+}
+
+Verdict of(const HostReport& cause) {
+  Verdict verdict;
+  if (is_lost(cause)) {
+    verdict.code = kPeerLost;
+    verdict.line = fmt::format(
+        "ERROR {} rank={} op=launch {}, {} was lost: {}",
+        kPeerLost,
+        cause.first_rank,
+        who(cause),
+        ranks(cause),
+        cause.loss);
+    return verdict;
+  }
+  verdict.code = cause.end.code;
+  verdict.line = fmt::format("{} ({})", cause.end.line, who(cause));
+  return verdict;
+}
+
+Verdict of_signal(const std::vector<HostReport>& reports, int signal) {
+  const bool alike = std::ranges::all_of(reports, [&](const auto& report) {
+    return !is_lost(report) && report.end.code == reports.front().end.code;
+  });
+  Verdict verdict;
+  verdict.code = alike ? reports.front().end.code : code_of_request(signal);
+  for (const auto& report : reports) {
+    if (verdict.line.empty() && report.end.code == verdict.code) {
+      verdict.line = report.end.line;
+    }
+  }
+  if (verdict.line.empty() && verdict.code != 0) {
+    verdict.line = fmt::format(
+        "ERROR {} rank=0 op=launch stopped by signal {}", verdict.code, signal);
+  }
+  return verdict;
+}
+
+} // namespace
+
+Verdict judge(const std::vector<HostReport>& reports) {
+  for (const auto& report : reports) {
+    if (!is_lost(report) && report.end.signal != 0) {
+      return of_signal(reports, report.end.signal);
+    }
+  }
+  std::vector<HostReport> failed;
+  std::ranges::copy_if(reports, std::back_inserter(failed), has_failed);
+  if (failed.empty()) {
+    return {};
+  }
+  const auto first = std::ranges::min(failed, {}, &HostReport::failed).failed;
+  std::erase_if(failed, [&](const HostReport& report) {
+    return !is_lost(report) && report.failed > first + kCauseWindow;
+  });
+  const auto cause = std::ranges::min(failed, {}, [](const HostReport& report) {
+    const bool follows = !is_lost(report) && report.end.lost_peer;
+    return std::tuple(follows, report.failed, report.node_rank);
+  });
+  return of(cause);
+}
+
+} // namespace weft::launcher

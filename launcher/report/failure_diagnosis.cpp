@@ -1,0 +1,75 @@
+#include "launcher/report/failure_diagnosis.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <string>
+
+#include <signal.h>
+
+namespace weft::launcher {
+namespace {
+
+bool contains_any(std::string_view text, auto&& words) {
+  return std::ranges::any_of(words, [&](std::string_view word) {
+    return std::ranges::search(text, word, [](char a, char b) {
+             return std::tolower(static_cast<unsigned char>(a)) == b;
+           }).size() == word.size();
+  });
+}
+
+/// By the error file's message or, without one, the last lines of standard
+/// error.
+Finding find(const WorkerExit& exit, const ReportSources& sources) {
+  std::string last_lines;
+  for (const auto& line : sources.tail(exit.rank).lines()) {
+    last_lines += line + '\n';
+  }
+  const std::string message = sources.error(exit.rank).message;
+  const Finding by_lines = find_in_words(exit, last_lines);
+  // A crash handler's message says SIGABRT, and not what it was for.
+  const bool by_message = !message.empty() && by_lines != Finding::kBadAlloc;
+  return by_message ? find_in_words(exit, message) : by_lines;
+}
+
+} // namespace
+
+Finding find_in_words(const WorkerExit& exit, std::string_view words) {
+  constexpr std::array<std::string_view, 7> kLostPeerWords{
+      "connection reset by peer",
+      "connection closed",
+      "closed by peer",
+      "socket closed",
+      "broken pipe",
+      "a peer is gone",
+      "peer lost"};
+  constexpr std::array<std::string_view, 3> kNoMemoryWords{
+      "bad_alloc", "can't allocate memory", "out of memory"};
+  // A signal that it did not send itself has nothing to do with its words.
+  if (exit.signal != 0 && exit.signal != SIGABRT) {
+    return Finding::kNone;
+  }
+  if ((exit.signal == SIGABRT || exit.code == kNoMemory) &&
+      contains_any(words, kNoMemoryWords)) {
+    return Finding::kBadAlloc;
+  }
+  return exit.code == kPeerLost || contains_any(words, kLostPeerWords)
+             ? Finding::kLostPeer
+             : Finding::kNone;
+}
+
+void add_evidence(
+    Outcome& outcome,
+    const ReportSources& sources,
+    MemoryWatch& memory) {
+  for (auto& exit : outcome.exits) {
+    if (exit.code == 0) {
+      continue;
+    }
+    exit.failed_at_ns = sources.error(exit.rank).time_ns;
+    exit.finding = find(exit, sources);
+    memory.explain(exit);
+  }
+}
+
+} // namespace weft::launcher

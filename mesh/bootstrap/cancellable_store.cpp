@@ -1,0 +1,89 @@
+#include "mesh/bootstrap/cancellable_store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include <c10/util/StringUtil.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "mesh/error/error.h"
+
+namespace weft::mesh {
+namespace {
+
+using std::chrono::milliseconds;
+using WaitClock = std::chrono::steady_clock;
+
+constexpr milliseconds kStopGlance{100};
+
+class StoppableStore final : public c10d::PrefixStore {
+ public:
+  StoppableStore(
+      c10::intrusive_ptr<c10d::Store> store,
+      std::function<std::string()> why_stop)
+      : PrefixStore("stoppable", std::move(store)),
+        why_stop_(std::move(why_stop)) {}
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<StoppableStore>(store_->clone(), why_stop_);
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    wait({key});
+    return PrefixStore::get(key);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(
+      const std::vector<std::string>& keys) override {
+    wait(keys);
+    return PrefixStore::multiGet(keys);
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    wait(keys, getTimeout());
+  }
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout)
+      override {
+    const auto deadline = WaitClock::now() + timeout;
+    while (true) {
+      if (const auto why = why_stop_(); !why.empty()) {
+        throw_error<CommError>(why);
+      }
+      const auto end = std::min(deadline, WaitClock::now() + kStopGlance);
+      try {
+        PrefixStore::wait(
+            keys,
+            std::max(
+                std::chrono::ceil<milliseconds>(end - WaitClock::now()),
+                milliseconds(1)));
+        return;
+      } catch (const std::exception&) {
+        if (WaitClock::now() < end) {
+          throw; // Before its time: the store is gone.
+        }
+        if (end == deadline) {
+          throw_error<CommError>(detail::concat(
+              "wait timeout after ",
+              timeout.count(),
+              "ms, keys: ",
+              c10::Join(", ", keys)));
+        }
+      }
+    }
+  }
+
+ private:
+  std::function<std::string()> why_stop_;
+};
+
+} // namespace
+
+c10::intrusive_ptr<c10d::Store> make_stoppable_store(
+    c10::intrusive_ptr<c10d::Store> store,
+    std::function<std::string()> why_stop) {
+  return c10::make_intrusive<StoppableStore>(
+      std::move(store), std::move(why_stop));
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,114 @@
+#include "mesh/watchdog/rank_status.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+namespace weft::mesh {
+namespace {
+
+using nlohmann::json;
+
+json to_json(const LedgerEntry& entry) {
+  return {
+      {"sequence", entry.sequence},
+      {"op", entry.op},
+      {"name", entry.name},
+      {"shape", entry.shape},
+      {"dtype", static_cast<int>(entry.dtype)},
+      {"argument", entry.argument},
+      {"bytes", entry.bytes},
+      {"caller", entry.caller},
+      {"parts", entry.parts},
+      {"identity", entry.identity},
+      {"start_ns", entry.start_ns},
+      {"end_ns", entry.end_ns},
+      {"wait_ns", entry.wait_ns}};
+}
+
+LedgerEntry entry_from(const json& value) {
+  LedgerEntry entry;
+  entry.sequence = value.at("sequence");
+  entry.op = value.at("op");
+  entry.name = value.at("name");
+  entry.shape = value.at("shape").get<std::vector<int64_t>>();
+  entry.dtype = static_cast<c10::ScalarType>(value.at("dtype").get<int>());
+  entry.argument = value.at("argument");
+  entry.bytes = value.at("bytes");
+  entry.caller = value.at("caller");
+  entry.parts = value.at("parts").get<std::vector<int64_t>>();
+  entry.identity = value.at("identity");
+  entry.start_ns = value.at("start_ns");
+  entry.end_ns = value.at("end_ns");
+  entry.wait_ns = value.at("wait_ns");
+  return entry;
+}
+
+json to_json(const GroupSight& group) {
+  auto entries = json::array();
+  for (const auto& entry : group.entries) {
+    entries.push_back(to_json(entry));
+  }
+  return {
+      {"key", group.key},
+      {"name", group.name},
+      {"ranks", group.ranks},
+      {"next_sequence", group.next_sequence},
+      {"left_at", group.left_at},
+      {"entries", std::move(entries)}};
+}
+
+GroupSight group_from(const json& value) {
+  GroupSight group;
+  group.key = value.at("key");
+  group.name = value.at("name");
+  group.ranks = value.at("ranks").get<std::vector<int64_t>>();
+  group.next_sequence = value.at("next_sequence");
+  group.left_at = value.at("left_at");
+  for (const auto& entry : value.at("entries")) {
+    group.entries.push_back(entry_from(entry));
+  }
+  return group;
+}
+
+} // namespace
+
+const LedgerEntry* find_entry(const GroupSight& group, uint64_t sequence) {
+  const auto entry = std::ranges::find(
+      group.entries, sequence, [](const auto& e) { return e.sequence; });
+  return entry == group.entries.end() ? nullptr : &*entry;
+}
+
+std::string to_text(const RankSight& sight) {
+  auto groups = json::array();
+  for (const auto& group : sight.groups) {
+    groups.push_back(to_json(group));
+  }
+  // Names are users': they need not be UTF-8.
+  return json{
+      {"rank", sight.rank},
+      {"groups", std::move(groups)},
+      {"activity", sight.activity},
+      {"now_ns", sight.now_ns},
+      {"has_ended", sight.has_ended},
+      {"departure", sight.departure},
+      {"departed_ns", sight.departed_ns}}
+      .dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+RankSight rank_sight_from(const std::string& text) {
+  const auto value = json::parse(text);
+  RankSight sight;
+  sight.rank = value.at("rank");
+  for (const auto& group : value.at("groups")) {
+    sight.groups.push_back(group_from(group));
+  }
+  sight.activity = value.at("activity");
+  sight.now_ns = value.at("now_ns");
+  sight.has_ended = value.at("has_ended");
+  sight.departure = value.at("departure");
+  sight.departed_ns = value.at("departed_ns");
+  return sight;
+}
+
+} // namespace weft::mesh

@@ -1,0 +1,164 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "mesh/communicator/group_watch.h"
+#include "mesh/communicator/work.h"
+#include "mesh/watchdog/group_list.h"
+#include "mesh/watchdog/hang_diagnosis.h"
+#include "mesh/watchdog/options.h"
+#include "mesh/watchdog/rank_status.h"
+#include "mesh/watchdog/status_exchange.h"
+
+namespace weft::mesh {
+
+// Note [How ranks find out]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Each rank has two threads. One listens: it sleeps in the store until somebody
+// asks, and answers with what its ledgers say. The other looks at its own
+// ledgers; when a thread of this rank has waited for long, or a collective has
+// failed, it asks all ranks at once and compares the answers (hang_diagnosis.h,
+// waits.h). If ranks called different things, wait for each other in a circle,
+// or for one that left a step by an exception, it leaves the verdict on the
+// board and rings again: every rank's listener then fails all its groups with
+// it. While nobody waits, nothing is
+// sent.
+
+/// Looks after one rank's groups. Thread-safe.
+class Watch : public GroupWatch, public std::enable_shared_from_this<Watch> {
+ public:
+  /// Its threads run until end().
+  static std::shared_ptr<Watch> begin(
+      c10::intrusive_ptr<c10d::Store> store,
+      int64_t rank,
+      int64_t world_size,
+      WatchOptions options);
+  /// For begin().
+  Watch(NoticeBoard board, int64_t rank, WatchOptions options);
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  /// Tells the others that this rank has ended, unless a group has failed. A
+  /// store that does not answer is waited for two seconds, not longer, and one
+  /// whose process is stopped not at all: its threads are left to it.
+  void end();
+
+  void add(const std::string& key, const std::shared_ptr<GroupState>& group)
+      override;
+  GroupFailure tell(const GroupFailure& failure) override;
+  GroupFailure explain(const GroupFailure& failure) override;
+
+  /// This rank left `what` by `cause`. See World::tell_peers().
+  void note_exception(std::string_view what, const std::exception_ptr& cause);
+  /// It goes on, whatever it left before.
+  void note_part() { has_departed_ = false; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  /// Why this rank asks. kWarns: a thread has waited for so long that a user
+  /// may want to know.
+  enum class Reason { kStalled, kWarns, kFailed };
+
+  RankSight sight() const;
+
+  void listen();
+  bool begin_answer(const std::string& question);
+  void begin_chores(const std::string& question);
+  void begin_record();
+  static void leave_record(
+      const std::string& prefix,
+      const std::vector<GroupRecord>& records,
+      int64_t rank);
+  void show_stacks();
+  void take(const Verdict& verdict);
+  void take_what_counts(NoticeBoard& board);
+
+  void look();
+  void look_into(Lock& lock, std::chrono::nanoseconds waited);
+  void inquire(Lock& lock, Reason reason);
+  std::string ask_around(Reason reason, uint64_t wanted);
+  std::string miss_keeper(Reason reason, const std::string& keeper);
+  bool is_urgent(uint64_t wanted) const;
+  void judge(const std::vector<RankAnswer>& answers);
+  void ask_for_stacks(const std::vector<RankAnswer>& answers);
+  bool is_first_to_wait(const std::vector<RankAnswer>& answers) const;
+  void warn(const std::string& whereabouts) const;
+
+  void say_goodbye();
+  void let_others_hear();
+  void note_heard(NoticeBoard& board);
+  void do_aside(std::function<void(Watch&)> chore);
+
+  const int64_t rank_;
+  const WatchOptions options_;
+  /// Cloned, never used.
+  const NoticeBoard board_;
+  GroupList groups_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_over_ = false;
+  /// What to tell the others at the end.
+  RankSight last_;
+  int threads_ = 0;
+  bool store_is_gone_ = false;
+  /// The inquiry that this rank answers next.
+  uint64_t round_ = 0;
+  /// When it last answered one, and heard that the user has been told.
+  std::chrono::steady_clock::time_point answered_at_;
+  std::chrono::steady_clock::time_point warned_at_;
+  /// How many inquiries threads in explain() want, and were made for them.
+  uint64_t wanted_ = 0;
+  uint64_t made_ = 0;
+  std::optional<Verdict> verdict_;
+  /// What the newest inquiry said of those that are waited for.
+  std::string whereabouts_;
+  /// Who has the store: peer_process_text().
+  std::string keeper_;
+  /// It was stopped when this rank last wanted to ask.
+  bool misses_keeper_ = false;
+  /// A thread in explain() has waited for its whole time.
+  bool wants_stacks_ = false;
+  std::atomic<bool> has_heard_ = false;
+
+  std::atomic<bool> has_record_ = false;
+
+  /// What this rank left by an exception, and where it was then.
+  struct Departure {
+    std::string text;
+    int64_t at_ns = 0;
+    std::map<std::string, uint64_t> positions;
+  };
+  Departure departure_;
+  std::atomic<bool> has_departed_ = false;
+
+  // Used by the thread that listens alone.
+  bool has_shown_stacks_ = false;
+
+  // Used by the thread that looks alone.
+  std::optional<NoticeBoard> asking_;
+  /// The newest inquiry that it made, and how many ranks answered that.
+  uint64_t asked_ = 0;
+  int64_t audience_;
+  /// How long a wait has to be to be looked into next, and to be told.
+  std::chrono::nanoseconds next_look_;
+  std::chrono::nanoseconds next_warning_;
+  /// A circle of waiting ranks seen by the inquiry before.
+  std::string circle_;
+};
+
+} // namespace weft::mesh

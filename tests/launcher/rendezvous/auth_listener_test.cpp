@@ -1,0 +1,177 @@
+// Who is let in, and who is not, by the messages alone.
+#include "launcher/connection/handshake.h"
+
+#include <fstream>
+
+#include <sys/stat.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "launcher/connection/token.h"
+#include "launcher/process/error.h"
+#include "launcher/rendezvous/messages.h"
+#include "launcher/rendezvous/run_result.h"
+#include "tests/launcher/run_weftrun.h"
+
+namespace weft::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Claim some_claim() {
+  Claim claim;
+  claim.role = Role::kStream;
+  claim.node = 3;
+  claim.epoch = 7;
+  claim.job = sha256("job");
+  claim.nonce = random_bits();
+  return claim;
+}
+
+TEST(Handshake, WhoKnowsTheKeyIsProvenAndReadAsWritten) {
+  const Bits256 challenge = random_bits();
+  const std::string answer = make_answer(some_claim(), challenge, "key");
+  ASSERT_EQ(answer.size(), kAnswerSize);
+  EXPECT_TRUE(is_proven(answer, challenge, "key"));
+  Claim read;
+  ASSERT_TRUE(read_answer(answer, read));
+  EXPECT_EQ(read.role, Role::kStream);
+  EXPECT_EQ(read.node, 3);
+  EXPECT_EQ(read.epoch, 7);
+  EXPECT_EQ(read.job, sha256("job"));
+}
+
+TEST(Handshake, AnyChangedByteIsRefused) {
+  const Bits256 challenge = random_bits();
+  const std::string answer = make_answer(some_claim(), challenge, "key");
+  for (size_t i = 0; i < answer.size(); ++i) {
+    std::string changed = answer;
+    changed[i] ^= 1;
+    EXPECT_FALSE(is_proven(changed, challenge, "key")) << i;
+  }
+}
+
+TEST(Handshake, AnotherKeyAndAReplayAreRefused) {
+  const Bits256 challenge = random_bits();
+  const std::string answer = make_answer(some_claim(), challenge, "key");
+  EXPECT_FALSE(is_proven(answer, challenge, "other key"));
+  EXPECT_FALSE(is_proven(answer, random_bits(), "key"));
+}
+
+TEST(Handshake, AGateThatDoesNotKnowTheKeyIsNoticed) {
+  const Bits256 challenge = random_bits();
+  const std::string answer = make_answer(some_claim(), challenge, "key");
+  GateStatus status = GateStatus::kOtherJob;
+  EXPECT_TRUE(read_reply(
+      make_reply(GateStatus::kWelcome, answer, challenge, "key"),
+      answer,
+      challenge,
+      "key",
+      status));
+  EXPECT_EQ(status, GateStatus::kWelcome);
+  EXPECT_FALSE(read_reply(
+      make_reply(GateStatus::kWelcome, answer, challenge, "other"),
+      answer,
+      challenge,
+      "key",
+      status));
+}
+
+TEST(Handshake, EachStartHasAKeyOfItsOwn) {
+  const Bits256 job = sha256("job");
+  const Bits256 random = random_bits();
+  const auto key = epoch_key("token", job, 1, random);
+  EXPECT_NE(key, epoch_key("token", job, 2, random));
+  EXPECT_NE(key, epoch_key("token", job, 1, random_bits()));
+  EXPECT_NE(key, epoch_key("token", sha256("other"), 1, random));
+  EXPECT_NE(key, epoch_key("other", job, 1, random));
+}
+
+std::string token_error(const std::string& path, mode_t mode) {
+  chmod(path.c_str(), mode);
+  try {
+    read_token(path, -1);
+  } catch (const LaunchError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Token, IsReadFromAPrivateFileAlone) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "token";
+  const std::string secret(64, 'a');
+  std::ofstream(path) << secret << "\n";
+  EXPECT_EQ(token_error(path, 0600), "no error");
+  EXPECT_EQ(read_token(path, -1), secret);
+  EXPECT_THAT(token_error(path, 0640), HasSubstr("Run chmod 600"));
+  EXPECT_THAT(token_error(path, 0640), Not(HasSubstr(secret)));
+  std::ofstream(path) << "short\n";
+  EXPECT_THAT(token_error(path, 0600), HasSubstr("a token has 32 to 1024"));
+}
+
+HostReport failed(int node, int code, int after_ms) {
+  HostReport report;
+  report.host = "h" + std::to_string(node);
+  report.node_rank = node;
+  report.first_rank = 2 * node;
+  report.worker_count = 2;
+  report.end.code = code;
+  report.end.lost_peer = code == 150;
+  report.end.line = "ERROR " + std::to_string(code) + " rank=x";
+  report.failed = std::chrono::steady_clock::time_point(
+      std::chrono::hours(1) + milliseconds(after_ms));
+  return report;
+}
+
+TEST(Verdict, IsTheFirstCauseOnAnyHost) {
+  const auto verdict = judge({failed(0, 150, 0), failed(1, 134, 100)});
+  EXPECT_EQ(verdict.code, 134);
+  EXPECT_EQ(verdict.line, "ERROR 134 rank=x (host h1, node rank 1)");
+  EXPECT_EQ(judge({failed(0, 3, 0), failed(1, 134, 100)}).code, 3);
+}
+
+// A program that is not ours ends with another code when its peer is gone.
+TEST(Verdict, WhoOnlyLostAPeerIsNotTheCauseWhateverItsCode) {
+  auto follower = failed(0, 1, 0);
+  follower.end.lost_peer = true;
+  const auto verdict = judge({follower, failed(1, 134, 100)});
+  EXPECT_EQ(verdict.code, 134);
+  EXPECT_THAT(verdict.line, HasSubstr("host h1"));
+  EXPECT_EQ(judge({follower}).code, 1);
+}
+
+TEST(Messages, AnEndArrivesAsItWasSent) {
+  HostEnd end;
+  end.code = 1;
+  end.signal = 15;
+  end.lost_peer = true;
+  end.age = milliseconds(250);
+  end.line = "ERROR 1 rank=2 op=launch exited";
+  const HostEnd read = read_end(to_message(end));
+  EXPECT_EQ(read.code, end.code);
+  EXPECT_EQ(read.signal, end.signal);
+  EXPECT_TRUE(read.lost_peer);
+  EXPECT_EQ(read.age, end.age);
+  EXPECT_EQ(read.line, end.line);
+  EXPECT_FALSE(read_end(to_message(HostEnd())).lost_peer);
+}
+
+TEST(Verdict, ALostHostComesBeforeThoseWhoLostIt) {
+  auto lost = failed(1, 0, 15000);
+  lost.loss = "no sign of life for 15 s";
+  const auto verdict = judge({failed(0, 150, 0), lost});
+  EXPECT_EQ(verdict.code, 150);
+  EXPECT_EQ(
+      verdict.line,
+      "ERROR 150 rank=2 op=launch host h1, node rank 1, ranks 2 to 3 was lost: "
+      "no sign of life for 15 s");
+  EXPECT_EQ(judge({failed(0, 134, 0), lost}).code, 134);
+}
+
+} // namespace
+} // namespace weft::launcher

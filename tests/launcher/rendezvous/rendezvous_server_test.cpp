@@ -1,0 +1,162 @@
+// Host 0, and guests who say of themselves what they like.
+#include "launcher/rendezvous/rendezvous_server.h"
+
+#include <array>
+#include <functional>
+#include <memory>
+
+#include <poll.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "launcher/connection/connector.h"
+#include "launcher/rendezvous/messages.h"
+
+namespace weft::launcher {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+class HubTest : public ::testing::Test {
+ protected:
+  /// A launcher that has come in and says `join`, with changes.
+  class Guest {
+   public:
+    Guest(HubTest& test, const json& changes)
+        : join_(
+              {{"type", "join"},
+               {"host", "guest"},
+               {"node", 1},
+               {"nodes", test.options_.hosts.node_count},
+               {"workers", 2},
+               {"version", WEFT_VERSION},
+               {"command", command_digest(test.options_)}}),
+          dialer_(
+              test.loop_,
+              test.gate_,
+              claim_of(test.options_),
+              control_key(test.token_),
+              [this, &test](Dialer::Outcome outcome) {
+                enter(test.loop_, std::move(outcome));
+              }) {
+      join_.update(changes);
+    }
+    const json& heard() const { return heard_; }
+    /// Host 0 reads what it says before what later ones say.
+    bool has_joined() const { return link_ != nullptr; }
+
+   private:
+    static Claim claim_of(const Options& options) {
+      Claim claim;
+      claim.job = sha256(options.run_id);
+      return claim;
+    }
+    void enter(EventLoop& loop, Dialer::Outcome outcome) {
+      ASSERT_EQ(outcome.result, DialResult::kWelcome);
+      link_ = std::make_unique<Link>(
+          loop,
+          std::move(outcome.fd),
+          outcome.session,
+          /*is_host0=*/false,
+          KeepAlive{milliseconds(5000), 3});
+      link_->listen(
+          [this](const json& message) { heard_ = message; },
+          [](const std::string&) {});
+      link_->send(join_);
+    }
+
+    json join_;
+    json heard_;
+    std::unique_ptr<Link> link_;
+    Dialer dialer_;
+  };
+
+  HubTest() { hub_.ready(); }
+
+  static Options three_hosts() {
+    Options options;
+    options.run_id = "job";
+    options.hosts.node_count = 3;
+    options.command = {"program"};
+    return options;
+  }
+
+  bool until(const std::function<bool()>& done) {
+    for (int i = 0; i < 1000; ++i) {
+      if (done()) {
+        return true;
+      }
+      std::array<pollfd, 2> polled{
+          pollfd{.fd = hub_.fd(), .events = POLLIN, .revents = 0},
+          pollfd{.fd = loop_.fd(), .events = POLLIN, .revents = 0}};
+      poll(polled.data(), polled.size(), 10);
+      hub_.dispatch();
+      loop_.dispatch();
+    }
+    return false;
+  }
+  bool answered(const Guest& guest) {
+    return until([&] { return !guest.heard().is_null(); });
+  }
+
+  const Options options_ = three_hosts();
+  const std::string token_ = std::string(64, 'a');
+  UniqueFd listener_ = listen_at(loopback(0));
+  const Address gate_ = own_address(listener_.get());
+  EventLoop loop_{milliseconds(10)};
+  Hub hub_{
+      options_,
+      "first",
+      std::move(listener_),
+      token_,
+      [](std::string_view) {}};
+};
+
+TEST_F(HubTest, MixedVersionsAreNamedAndStartNothing) {
+  const Guest guest(*this, {{"version", "0.0.1"}});
+  ASSERT_TRUE(answered(guest));
+  const Verdict told = read_verdict(guest.heard());
+  EXPECT_EQ(told.code, 5);
+  EXPECT_THAT(told.line, HasSubstr("weftrun is 0.0.1 on host guest and "));
+  EXPECT_THAT(told.line, HasSubstr("Install the same version on all hosts."));
+  const auto own = hub_.take_verdict();
+  ASSERT_TRUE(own);
+  EXPECT_EQ(own->code, 5);
+  EXPECT_EQ(own->line, told.line);
+}
+
+TEST_F(HubTest, ATakenNodeRankIsRefusedAndTheOthersStart) {
+  const Guest first(*this, {{"node", 1}});
+  ASSERT_TRUE(until([&] { return first.has_joined(); }));
+  const Guest twin(*this, {{"node", 1}});
+  ASSERT_TRUE(answered(twin));
+  EXPECT_EQ(read_verdict(twin.heard()).code, 2);
+  EXPECT_THAT(
+      read_verdict(twin.heard()).line,
+      HasSubstr("--node-rank 1 is taken. Give each host its own, 0 to 2."));
+  EXPECT_FALSE(hub_.take_verdict());
+  const Guest last(*this, {{"node", 2}, {"workers", 4}});
+  std::optional<Placement> place;
+  ASSERT_TRUE(
+      until([&] { return (place = hub_.take_placement()).has_value(); }));
+  EXPECT_EQ(place->world_size, 1 + 2 + 4);
+  ASSERT_TRUE(answered(first) && answered(last));
+  EXPECT_EQ(int_of(first.heard(), "first", -1), 1);
+  EXPECT_EQ(int_of(last.heard(), "first", -1), 3);
+}
+
+TEST_F(HubTest, AnotherNumberOfHostsIsNamed) {
+  const Guest guest(*this, {{"nodes", 4}});
+  ASSERT_TRUE(answered(guest));
+  EXPECT_EQ(
+      read_verdict(guest.heard()).line,
+      "ERROR 2 rank=0 op=launch --nnodes is 4 on host guest and 3 on host "
+      "first. Give all the same.");
+}
+
+} // namespace
+} // namespace weft::launcher

@@ -1,0 +1,130 @@
+#include "train/store/link_costs.h"
+
+#include <cmath>
+#include <mutex>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "mesh/error/error.h"
+#include "tests/config/fixtures.h"
+#include "tests/support/run_ranks.h"
+#include "train/run.h"
+#include "train/setup/load_recipe.h"
+#include "train/setup/validate.h"
+#include "train/store/train_state.h"
+#include "train/trainer.h"
+
+namespace weft::recipes {
+namespace {
+
+Recipe recipe_in(const TempFolder& folder, const std::string& more) {
+  auto recipe = parse_recipe(
+      fmt::format(
+          "name: links\n"
+          "mesh: {{dp: 2, tp: 2}}\n"
+          "model: {{dim: 32, layers: 1, heads: 4, ffn_dim: 48}}\n"
+          "data: {{paths: [\"{}\"], sequence_length: 16}}\n"
+          "train: {{steps: 2, global_batch_size: 8}}\n"
+          "output_dir: {}\n"
+          "{}",
+          folder.write("text.txt", std::string(4000, 'w')),
+          folder / "run",
+          more),
+      "test");
+  validate(recipe, 4);
+  return recipe;
+}
+
+// What a Trainer makes of a recipe's links, on each rank.
+std::vector<LinksConfig> settled(const Recipe& recipe) {
+  std::vector<LinksConfig> links;
+  std::mutex mutex;
+  test::run_ranks(4, [&](test::RankContext& self) {
+    const Trainer trainer(recipe, self.world);
+    const std::lock_guard lock(mutex);
+    links.push_back(trainer.recipe().links);
+  });
+  return links;
+}
+
+TEST(PlannerLinks, TheTableNeedsNoNumbers) {
+  const TempFolder folder;
+  for (const auto& links : settled(recipe_in(folder, ""))) {
+    EXPECT_EQ(links, LinksConfig());
+  }
+}
+
+TEST(PlannerLinks, MeasuredOnesAreTheSameOnAllRanks) {
+  const TempFolder folder;
+  const auto all = settled(recipe_in(folder, "cost_model: measure\n"));
+  for (const auto& links : all) {
+    EXPECT_EQ(links, all[0]);
+    for (const double number : {links.dp_bandwidth_gb_s, links.tp_latency_us}) {
+      EXPECT_TRUE(std::isfinite(number) && number > 0) << number;
+    }
+  }
+}
+
+TEST(PlannerLinks, GivenOnesAreNotMeasured) {
+  const TempFolder folder;
+  const auto all = settled(recipe_in(
+      folder,
+      "cost_model: measure\n"
+      "links: {tp_latency_us: 7.5, tp_bandwidth_gb_s: 3.25}\n"));
+  for (const auto& links : all) {
+    EXPECT_EQ(links.tp_latency_us, 7.5);
+    EXPECT_EQ(links.tp_bandwidth_gb_s, 3.25);
+    EXPECT_GT(links.dp_bandwidth_gb_s, 0);
+  }
+}
+
+TEST(PlannerLinks, AResumedRunKeepsWhatWasMeasured) {
+  const TempFolder folder;
+  auto recipe = recipe_in(folder, "cost_model: measure\n");
+  test::run_ranks(4, [&](test::RankContext& self) {
+    run_training(recipe, self.world, /*fresh=*/false);
+  });
+  const auto written =
+      parse_recipe(read_text(folder / "run/recipe.yaml"), "recipe.yaml").links;
+  EXPECT_GT(written.tp_bandwidth_gb_s, 0);
+  EXPECT_EQ(with_earlier_links(recipe, /*fresh=*/false).links, written);
+  EXPECT_EQ(with_earlier_links(recipe, /*fresh=*/true).links, LinksConfig());
+  auto other_mesh = recipe;
+  other_mesh.mesh = {4, 1};
+  EXPECT_EQ(
+      with_earlier_links(other_mesh, /*fresh=*/false).links, LinksConfig());
+  auto by_table = recipe;
+  by_table.cost_model = "default";
+  EXPECT_EQ(with_earlier_links(by_table, /*fresh=*/false).links, written);
+}
+
+TEST(PlannerLinks, ALatencyAloneIsRefused) {
+  const TempFolder folder;
+  EXPECT_EQ(
+      message_of<mesh::UsageError>(
+          [&] { recipe_in(folder, "links: {dp_latency_us: 4}\n"); }),
+      "test:7:24: links.dp_latency_us: 4 without a links.dp_bandwidth_gb_s. "
+      "Give both, or leave both to cost_model");
+  EXPECT_EQ(
+      message_of<mesh::UsageError>(
+          [&] { recipe_in(folder, "links: {tp_bandwidth_gb_s: 4}\n"); }),
+      "test:7:28: links.tp_bandwidth_gb_s: 4 without a links.tp_latency_us. "
+      "Give both, or leave both to cost_model");
+}
+
+TEST(PlannerLinks, AMeshDimOfOneRankHasNone) {
+  const TempFolder folder;
+  auto recipe = recipe_in(folder, "cost_model: measure\n");
+  recipe.mesh = {1, 4};
+  for (const auto& links : settled(recipe)) {
+    EXPECT_EQ(links.dp_bandwidth_gb_s, 0);
+    EXPECT_GT(links.tp_bandwidth_gb_s, 0);
+  }
+  EXPECT_EQ(links_text(recipe), "");
+  recipe.links = {.dp_latency_us = 4, .dp_bandwidth_gb_s = 2.5};
+  EXPECT_EQ(links_text(recipe), "links: dp 4 us, 2.5 GB/s");
+}
+
+} // namespace
+} // namespace weft::recipes

@@ -1,0 +1,193 @@
+// What the sentinel does once something differs: who it is, and how far apart.
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "checkpoint/store/store.h"
+#include "data_parallel/replicas/replica_comparison.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
+#include "train/health/integrity_checker.h"
+#include "train/store/run_store.h"
+
+namespace weft::recipes {
+namespace {
+
+std::string read_record_file(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The text of the mesh's first rank.
+std::string from_first_rank(
+    const mesh::DeviceMesh& mesh,
+    const std::string& own) {
+  constexpr const char* kName = "the sentinel's record";
+  const auto row = mesh::all_gather_text(mesh.group("tp"), own, kName);
+  return mesh::all_gather_text(mesh.group("dp"), row[0], kName)[0];
+}
+
+} // namespace
+
+void Sentinel::throw_difference(const std::vector<ddp::CopiedNumber>& numbers) {
+  auto found = broken_seals();
+  if (!found) {
+    const auto vote = ddp::find_odd_copies(numbers, job_.mesh);
+    found = difference(vote);
+    keep_undecided(*found, vote);
+  }
+  mesh::throw_error<mesh::DisagreementError>(fmt::format(
+      "[sentinel] {} {} ({})",
+      describe(*found),
+      advice(*found),
+      job_.mesh.describe_rank()));
+}
+
+// The oldest of all ranks', and whoever found the same.
+std::optional<Divergence> Sentinel::broken_seals() const {
+  std::vector<int64_t> own{-1, 0, 0};
+  if (broken_) {
+    own = {
+        static_cast<int64_t>(broken_->tensor),
+        broken_->step,
+        broken_->is_before_update ? 1 : 0};
+  }
+  const auto rows = ddp::gather_over_mesh(own, job_.mesh);
+  const std::vector<int64_t>* first = nullptr;
+  for (const auto& row : rows) {
+    if (row[0] >= 0 && (!first || row[1] < (*first)[1])) {
+      first = &row;
+    }
+  }
+  if (!first) {
+    return std::nullopt;
+  }
+  const auto tensor = static_cast<size_t>((*first)[0]);
+  Divergence found;
+  found.is_broken_seal = true;
+  found.what = tensors_.at(tensor).name;
+  found.good_step = good_step_;
+  found.step = (*first)[1];
+  found.is_before_update = (*first)[2] != 0;
+  for (size_t at = 0; at < rows.size(); ++at) {
+    if (rows[at] == *first) {
+      found.odd.push_back(job_.mesh.ranks()[at]);
+    }
+  }
+  measure(found, tensor);
+  return found;
+}
+
+Divergence Sentinel::difference(const ddp::OddCopies& vote) const {
+  const size_t values = numbers_.size() + tensors_.size();
+  const size_t record = (vote.index - 1) / values;
+  const size_t item = (vote.index - 1) % values;
+  Divergence found;
+  found.step = history_.at(record).step;
+  found.good_step = record > 0 ? history_[record - 1].step : good_step_;
+  found.agreed = vote.agreed;
+  found.odd = vote.odd;
+  found.undecided = vote.undecided;
+  if (item < numbers_.size()) {
+    found.what = numbers_[item].name;
+  } else {
+    found.what = tensors_[item - numbers_.size()].name;
+    measure(found, item - numbers_.size());
+  }
+  return found;
+}
+
+// From any copy: the distance is the same both ways.
+void Sentinel::measure(Divergence& found, size_t tensor) const {
+  const auto& item = tensors_.at(tensor);
+  bool has_copies = false;
+  for (int64_t dim = 0; dim < job_.mesh.ndim(); ++dim) {
+    has_copies = has_copies ||
+                 ((item.mesh_dims >> dim & 1U) != 0 && job_.mesh.size(dim) > 1);
+  }
+  if (!has_copies) {
+    return;
+  }
+  const auto distance = ddp::measure_copies(
+      item.tensor, item.mesh_dims, job_.mesh, job_.mesh.ranks().at(0));
+  found.largest = distance.largest;
+  found.nan_ranks = distance.nan_ranks;
+}
+
+void Sentinel::keep_undecided(
+    const Divergence& found,
+    const ddp::OddCopies& vote) {
+  if (found.undecided.empty() || job_.mesh.rank() != 0) {
+    return;
+  }
+  UndecidedRecord record{
+      .what = found.what,
+      .step = found.step,
+      .undecided = found.undecided,
+      .values = std::vector<int64_t>(vote.values.size())};
+  for (size_t at = 0; at < vote.values.size(); ++at) {
+    record.values[static_cast<size_t>(job_.mesh.ranks()[at])] = vote.values[at];
+  }
+  std::ofstream(undecided_path(recipe_)) << to_json(record, recipe_);
+}
+
+void Sentinel::read_undecided(int64_t step) {
+  const bool is_first = job_.mesh.rank() == 0;
+  const auto text = from_first_rank(
+      job_.mesh,
+      is_first ? read_record_file(undecided_path(recipe_)) : std::string());
+  undecided_ = parse_undecided(text, recipe_);
+  if (undecided_ && undecided_->step <= step) {
+    undecided_.reset();
+  }
+}
+
+// All ranks hold the record, and have the same history.
+void Sentinel::compare_with_undecided() {
+  if (!undecided_) {
+    return;
+  }
+  const auto record = std::ranges::find(
+      history_, undecided_->step, [](const Record& each) { return each.step; });
+  const auto tensor = std::ranges::find(
+      tensors_, undecided_->what, [](const auto& each) { return each.name; });
+  if (record == history_.end() || tensor == tensors_.end()) {
+    return;
+  }
+  const auto at =
+      numbers_.size() + static_cast<size_t>(tensor - tensors_.begin());
+  const auto rows = ddp::gather_over_mesh({record->values.at(at)}, job_.mesh);
+  std::vector<int64_t> now(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    now[static_cast<size_t>(job_.mesh.ranks()[i])] = rows[i][0];
+  }
+  if (job_.mesh.rank() == 0) {
+    say_(describe_replay(*undecided_, now));
+    std::error_code ignored; // It is no longer ahead.
+    std::filesystem::remove(undecided_path(recipe_), ignored);
+  }
+  undecided_.reset();
+}
+
+std::string Sentinel::advice(const Divergence& found) const {
+  const auto steps = checkpoint::list_steps(checkpoints_path(recipe_));
+  auto text = std::string("Nothing was saved since. The same command ");
+  text += steps.empty()
+              ? std::string("begins again")
+              : fmt::format(
+                    "goes on from step {}, whose state was compared before it "
+                    "was saved",
+                    steps.front().step);
+  if (!found.undecided.empty()) {
+    text += fmt::format(
+        ", does step {} again and then says which rank was wrong", found.step);
+  }
+  return text +
+         ". If it happens again on one rank, take its host out of the job.";
+}
+
+} // namespace weft::recipes

@@ -1,0 +1,108 @@
+#include "train/store/link_costs.h"
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "mesh/measure_links.h"
+#include "train/store/run_store.h"
+#include "train/store/train_state.h"
+
+namespace weft::recipes {
+namespace {
+
+// A mesh dim's numbers in a recipe.
+struct Link {
+  std::string_view mesh_dim;
+  double& latency_us;
+  double& bandwidth_gb_s;
+
+  void set(const mesh::LinkCost& cost) const {
+    latency_us = cost.latency_us;
+    bandwidth_gb_s = cost.bandwidth_gb_s;
+  }
+};
+
+// In the order of the mesh's dims.
+std::array<Link, 2> links_of(LinksConfig& links) {
+  return {
+      Link{"dp", links.dp_latency_us, links.dp_bandwidth_gb_s},
+      Link{"tp", links.tp_latency_us, links.tp_bandwidth_gb_s}};
+}
+
+std::string mesh_text(const Recipe& recipe) {
+  return fmt::format("dp={} tp={}", recipe.mesh.dp, recipe.mesh.tp);
+}
+
+} // namespace
+
+std::string links_text(const Recipe& recipe) {
+  std::string text;
+  for (const auto* mesh_dim : {"dp", "tp"}) {
+    if (const auto cost = given_link(recipe, mesh_dim)) {
+      text += fmt::format(
+          "{}{} {:.3g} us, {:.3g} GB/s",
+          text.empty() ? "links: " : "; ",
+          mesh_dim,
+          cost->latency_us,
+          cost->bandwidth_gb_s);
+    }
+  }
+  return text;
+}
+
+Recipe with_earlier_links(Recipe recipe, bool fresh) {
+  if (fresh || recipe.checkpoint.resume == "never") {
+    return recipe;
+  }
+  look_at_newest(recipe, [&](const auto& step, const auto& manifest) {
+    auto layout = parse_run_layout(manifest.layout, step.path.string());
+    if (layout.mesh != mesh_text(recipe)) {
+      return;
+    }
+    const auto earlier = links_of(layout.links);
+    for (const auto& link : links_of(recipe.links)) {
+      if (!given_link(recipe, link.mesh_dim)) {
+        const auto& source = earlier[link.mesh_dim == "dp" ? 0 : 1];
+        link.set({source.latency_us, source.bandwidth_gb_s});
+      }
+    }
+  });
+  return recipe;
+}
+
+std::optional<mesh::LinkCost> given_link(
+    const Recipe& recipe,
+    std::string_view mesh_dim) {
+  const auto& links = recipe.links;
+  const mesh::LinkCost cost =
+      mesh_dim == "dp"
+          ? mesh::LinkCost{links.dp_latency_us, links.dp_bandwidth_gb_s}
+          : mesh::LinkCost{links.tp_latency_us, links.tp_bandwidth_gb_s};
+  return cost.bandwidth_gb_s > 0 ? std::optional(cost) : std::nullopt;
+}
+
+void settle_links(Recipe& recipe, const mesh::DeviceMesh& mesh) {
+  std::vector<Link> open;
+  for (const auto& link : links_of(recipe.links)) {
+    // Between the ranks of a dim of one there is no link.
+    if (mesh.size(link.mesh_dim) > 1 && !given_link(recipe, link.mesh_dim)) {
+      open.push_back(link);
+    }
+  }
+  if (recipe.cost_model == "measure" && !open.empty()) {
+    const auto measured = mesh::measure_link_costs(mesh);
+    for (const auto& link : open) {
+      link.set(measured[mesh.mesh_dim(link.mesh_dim)]);
+    }
+  }
+  for (const auto& name : mesh.mesh_dim_names()) {
+    if (const auto cost = given_link(recipe, name)) {
+      mesh::set_link_cost(mesh, name, *cost);
+    }
+  }
+}
+
+} // namespace weft::recipes
