@@ -13,8 +13,8 @@ namespace weft::mesh {
 /// into `b`; the longer one's size where one has more than 64 characters.
 /// Source: Damerau (1964), in the optimal string alignment variant.
 inline int64_t edit_distance(std::string_view a, std::string_view b) {
-  constexpr size_t kMost = 64; // Beyond it, no name is near.
-  if (a.size() > kMost || b.size() > kMost) {
+  constexpr size_t kMax = 64; // Beyond it, no name is near.
+  if (a.size() > kMax || b.size() > kMax) {
     return static_cast<int64_t>(std::max(a.size(), b.size()));
   }
   std::vector<int64_t> before(b.size() + 1);

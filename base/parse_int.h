@@ -9,7 +9,7 @@ namespace weft::launcher {
 
 /// The whole number that `text` begins with, whatever follows it.
 template <typename T>
-std::optional<T> leading_number(std::string_view text) {
+std::optional<T> parse_leading_int(std::string_view text) {
   T value = 0;
   const auto [stop, error] =
       std::from_chars(text.data(), text.data() + text.size(), value);
@@ -18,7 +18,7 @@ std::optional<T> leading_number(std::string_view text) {
 
 /// The whole number that `text` is, if it is one from `least` to `most`.
 template <typename T>
-std::optional<T> whole_number(
+std::optional<T> parse_int(
     std::string_view text,
     T least = std::numeric_limits<T>::min(),
     T most = std::numeric_limits<T>::max()) {

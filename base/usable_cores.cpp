@@ -17,9 +17,9 @@ namespace fs = std::filesystem;
 
 std::set<int> allowed_cpus() {
   // As many as the kernel has: it refuses a set that is too small.
-  constexpr int kMost = 1 << 20;
+  constexpr int kMax = 1 << 20;
   std::set<int> cpus;
-  for (int count = CPU_SETSIZE; count <= kMost; count *= 2) {
+  for (int count = CPU_SETSIZE; count <= kMax; count *= 2) {
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(
         CPU_ALLOC(count), [](cpu_set_t* s) { CPU_FREE(s); });
     const size_t bytes = CPU_ALLOC_SIZE(count);
@@ -93,7 +93,7 @@ bool has_word(const std::string& list, const std::string& word) {
 
 // Lines of /proc/self/cgroup are "0::/path" for version 2, and
 // "4:cpu,cpuacct:/path" for each hierarchy of version 1.
-CoreShare own_core_share(const fs::path& root) {
+CoreShare current_core_share(const fs::path& root) {
   CoreShare share;
   share.cpus = allowed_cpus();
   const auto mount = root / "sys/fs/cgroup";
@@ -161,7 +161,7 @@ int64_t count_cores(const std::vector<CoreShare>& shares) {
 }
 
 int64_t usable_cores(const fs::path& root) {
-  return count_cores({own_core_share(root)});
+  return count_cores({current_core_share(root)});
 }
 
 } // namespace weft::mesh

@@ -25,7 +25,7 @@ struct CoreShare {
 };
 
 /// This process's. `root` stands before the paths of /proc and /sys, for tests.
-CoreShare own_core_share(const std::filesystem::path& root = "/");
+CoreShare current_core_share(const std::filesystem::path& root = "/");
 
 /// How many cores processes of one host may keep busy together; at least 1.
 int64_t count_cores(const std::vector<CoreShare>& shares);

@@ -60,8 +60,8 @@ def flips(options, folder):
                               ((2, 2), 10, True), ((2, 2), 1, True),
                               ((1, 1), 10, True), ((3, 1), 1, False)):
         got = bench(mesh, "flips", recipe, options.flips, options.seed,
-                    f"sentinel.every={every}",
-                    f"sentinel.seal={str(seal).lower()}",
+                    f"integrity_check.every={every}",
+                    f"integrity_check.hash_weights={str(seal).lower()}",
                     f"output_dir={folder}/out")
         yield "flips", mesh, {"every": every, "seal": seal, **got}
 
@@ -70,7 +70,7 @@ def gradients(options, folder):
     recipe = write_recipe(folder, 24)
     for mesh, every, seal in (((2, 1), 1, True), ((3, 1), 1, True)):
         got = bench(mesh, "gradients", recipe, options.flips, options.seed,
-                    f"sentinel.every={every}", f"output_dir={folder}/out")
+                    f"integrity_check.every={every}", f"output_dir={folder}/out")
         yield "gradients", mesh, {"every": every, "seal": seal, **got}
 
 
@@ -78,7 +78,7 @@ def cost(options, folder):
     del folder
     for every, seal in ((10, "true"), (1, "true"), (1, "false"), (10, "false")):
         got = bench((2, 2), "cost", "recipes/quickstart.yaml", options.pairs, 0,
-                    f"sentinel.every={every}", f"sentinel.seal={seal}",
+                    f"integrity_check.every={every}", f"integrity_check.hash_weights={seal}",
                     "train.steps=100000")
         yield "cost", (2, 2), {"every": every, "seal": seal, **got}
 

@@ -47,7 +47,7 @@ def spoil(suite, policy, value, mesh, number):
     output = f"{policy}{dp}{tp}{value}{number}"
     run = Run(suite.programs.launched(
         dp * tp, suite.programs.faulty, "train", "faulty.yaml", f"mesh.dp={dp}",
-        f"mesh.tp={tp}", f"output_dir={output}", f"train.non_finite={policy}"),
+        f"mesh.tp={tp}", f"output_dir={output}", f"train.on_non_finite={policy}"),
         suite.folder, WEFT_FAULT=f"{rank} {step} {name} {value}")
     code = run.end()
     checkpoints = suite.folder / output / "checkpoints"
@@ -86,7 +86,7 @@ def flipped(suite):
                         suite.runs, "--seed", suite.options.seed):
         all_found = found["found"] == found["flips"]
         yield {**row(
-            f"a bit of a weight flips, {found['mesh']}, sentinel.every "
+            f"a bit of a weight flips, {found['mesh']}, integrity_check.every "
             f"{found['every']}, seal {found['seal']}",
             f"{found['flips']} mantissa bits at random (tensor, element, bit, "
             "rank, step)",

@@ -34,8 +34,8 @@ import sys
 import tempfile
 import time
 
-import gate_strangers
-from gate_peer import Host, Peer, epoch_key
+import unauthenticated_peers
+from rendezvous_peer import Host, Peer, epoch_key
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORKER = [sys.executable, str(ROOT / "bench/launcher_worker.py")]
@@ -396,9 +396,9 @@ def strangers(bench):
     folder.mkdir()
     words = "--", *WORKER, str(folder)
     first, second = (bench.host(node, port, *words) for node in (0, 1))
-    steps = gate_strangers.Steps(folder)
+    steps = unauthenticated_peers.Steps(folder)
     wait_until(steps.have_begun)
-    found = gate_strangers.visit(port, first.pid, steps, TOKEN, JOB,
+    found = unauthenticated_peers.visit(port, first.pid, steps, TOKEN, JOB,
                                  0.2 if bench.sample else 5, bench.dice)
     (folder / "end").touch()
     errors = [host.communicate(timeout=60)[1] for host in (first, second)]
@@ -474,14 +474,14 @@ def training(bench):
     for kind in ("wrong_token", "replay", "garbage", "huge_length"):
         at_gate, at_other = (
             steps.median_of(lambda: getattr(
-                gate_strangers.Crowd(there, TOKEN, JOB, bench.dice), kind)(seconds))
+                unauthenticated_peers.Crowd(there, TOKEN, JOB, bench.dice), kind)(seconds))
             for there in (port, elsewhere))
         seen[kind] = at_gate, at_other
     other.kill()
     other.communicate()
     hosts[0].terminate()
     codes = [host.communicate(timeout=60) and host.returncode for host in hosts]
-    texts = [f"{gate_strangers.NAMES[kind]} {at_gate:.1f} ms ({at_other:.1f})"
+    texts = [f"{unauthenticated_peers.NAMES[kind]} {at_gate:.1f} ms ({at_other:.1f})"
              for kind, (at_gate, at_other) in seen.items()]
     yield row("Strangers while two hosts train",
               "training goes on, and ends in order when it is told to",

@@ -1,6 +1,6 @@
 """Speaks to the gate of weftrun's host 0, as a friend and as a stranger.
 
-Note [The gate] in launcher/connection/handshake.h has the messages.
+Note [Rendezvous handshake] in launcher/connection/handshake.h has the messages.
 """
 
 import hashlib

@@ -38,7 +38,7 @@ def overrides(flags, folder):
         f"data.sequence_length={flags.seq}",
         f"train.global_batch_size={flags.batch * flags.dp}",
         f"train.micro_batch_size={flags.batch}",
-        f"train.steps={WARMUP + flags.steps}", f"trace.first={WARMUP + 1}",
+        f"train.steps={WARMUP + flags.steps}", f"trace.first_step={WARMUP + 1}",
         f"trace.steps={flags.steps}", "eval.every=0", "checkpoint.every=0",
         f"output_dir={folder}"]
 

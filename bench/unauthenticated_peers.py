@@ -9,7 +9,7 @@ import statistics
 import struct
 import time
 
-from gate_peer import ANSWER, Peer, control_key
+from rendezvous_peer import ANSWER, Peer, control_key
 
 # The gate's two seconds, and what a busy host may add.
 LONGEST = 3.0

@@ -226,9 +226,9 @@ class Comparer {
   }
 
   static std::string shortened(const Json& value) {
-    constexpr size_t kMost = 60;
+    constexpr size_t kMax = 60;
     const auto text = value.dump();
-    return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+    return text.size() <= kMax ? text : text.substr(0, kMax) + "...";
   }
 
   void compare_tensor(

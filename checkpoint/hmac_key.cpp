@@ -16,8 +16,8 @@
 namespace weft::checkpoint {
 namespace {
 
-constexpr size_t kLeastKeyBytes = 16;
-constexpr size_t kMostKeyBytes = 4096;
+constexpr size_t kMinKeyBytes = 16;
+constexpr size_t kMaxKeyBytes = 4096;
 
 [[noreturn]] void refuse_key(const std::string& path, const std::string& why) {
   mesh::throw_error<mesh::UsageError>(fmt::format("\"{}\": {}", path, why));
@@ -25,7 +25,7 @@ constexpr size_t kMostKeyBytes = 4096;
 
 // All of it, but no more than shows that it is too long.
 std::string read_start(int fd, const std::string& path) {
-  std::string text(kMostKeyBytes + 2, '\0');
+  std::string text(kMaxKeyBytes + 2, '\0');
   size_t size = 0;
   while (size < text.size()) {
     const auto got = ::read(fd, text.data() + size, text.size() - size);
@@ -56,15 +56,15 @@ HmacKey read_hmac_key(const std::string& path) {
     key.text.pop_back();
   }
   const auto size = key.text.size();
-  if (size < kLeastKeyBytes || size > kMostKeyBytes) {
+  if (size < kMinKeyBytes || size > kMaxKeyBytes) {
     refuse_key(
         path,
         fmt::format(
             "a key has {} to {} bytes, and this one {}. `openssl rand -hex 32` "
             "makes one",
-            kLeastKeyBytes,
-            kMostKeyBytes,
-            size > kMostKeyBytes ? "more" : std::to_string(size)));
+            kMinKeyBytes,
+            kMaxKeyBytes,
+            size > kMaxKeyBytes ? "more" : std::to_string(size)));
   }
   return key;
 }

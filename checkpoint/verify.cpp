@@ -27,8 +27,8 @@ class Verifier {
     }
   }
 
-  std::vector<Damage> run() {
-    look_for_foreign_entries();
+  std::vector<Corruption> run() {
+    check_for_unknown_entries();
     auto chunks = chunks_by_file(manifest_);
     for (const auto& [name, record] : manifest_.files) {
       check_file(name, chunks[name]);
@@ -39,7 +39,7 @@ class Verifier {
   }
 
  private:
-  void look_for_foreign_entries() {
+  void check_for_unknown_entries() {
     for (const auto& entry : folder_.list()) {
       sizes_[entry.name] = entry.bytes;
       if (entry.name != kManifestName &&
@@ -64,7 +64,7 @@ class Verifier {
           {name,
            "",
            is_header ? 0 : -1,
-           without_path(error, name) + lost_with(chunks)});
+           without_path(error, name) + describe_lost_chunks(chunks)});
       return;
     }
     for (const auto& placed : chunks) {
@@ -73,10 +73,11 @@ class Verifier {
   }
 
   // What nobody can read now.
-  static std::string lost_with(const std::vector<PlacedChunk>& chunks) {
-    constexpr size_t kMostListed = 5;
+  static std::string describe_lost_chunks(
+      const std::vector<PlacedChunk>& chunks) {
+    constexpr size_t kMaxListed = 5;
     std::string text;
-    for (size_t i = 0; i < std::min(kMostListed, chunks.size()); ++i) {
+    for (size_t i = 0; i < std::min(kMaxListed, chunks.size()); ++i) {
       text += fmt::format(
           "{} {} at {} of {}",
           i == 0 ? "; it has" : ",",
@@ -84,8 +85,8 @@ class Verifier {
           to_text(chunks[i].chunk->offset),
           in_quotes(*chunks[i].key));
     }
-    if (chunks.size() > kMostListed) {
-      text += fmt::format(" and {} more", chunks.size() - kMostListed);
+    if (chunks.size() > kMaxListed) {
+      text += fmt::format(" and {} more", chunks.size() - kMaxListed);
     }
     return text;
   }
@@ -163,12 +164,12 @@ class Verifier {
   int64_t in_file_ = 0;
   std::map<std::string, int64_t> sizes_;
   std::vector<std::byte> buffer_;
-  std::vector<Damage> damages_;
+  std::vector<Corruption> damages_;
 };
 
 } // namespace
 
-std::string to_string(const Damage& damage) {
+std::string to_string(const Corruption& damage) {
   auto text = damage.file;
   if (!damage.tensor.empty()) {
     text += (text.empty() ? "tensor " : ": tensor ") + in_quotes(damage.tensor);
@@ -176,7 +177,7 @@ std::string to_string(const Damage& damage) {
   return text + (text.empty() ? "" : ": ") + damage.what;
 }
 
-std::vector<Damage> verify(
+std::vector<Corruption> verify(
     const std::filesystem::path& step_folder,
     std::string_view hmac_key,
     const Progress& progress) {

@@ -11,7 +11,7 @@
 namespace weft::checkpoint {
 
 /// One thing that is wrong with a checkpoint.
-struct Damage {
+struct Corruption {
   /// Empty: the folder as a whole.
   std::string file;
   /// Empty: no tensor's data.
@@ -22,12 +22,12 @@ struct Damage {
 };
 
 /// "shard-00000-00000.safetensors: tensor "w" at byte 4096: ...".
-std::string to_string(const Damage& damage);
+std::string to_string(const Corruption& damage);
 
 /// Reads every byte of every file of a step folder and reports all damages that
 /// it can find; none if it is sound. `hmac_key`: see parse_manifest().
 /// Throws: mesh::UsageError if there is no such folder.
-std::vector<Damage> verify(
+std::vector<Corruption> verify(
     const std::filesystem::path& step_folder,
     std::string_view hmac_key = {},
     const Progress& progress = {});

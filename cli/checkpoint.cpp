@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 using checkpoint::CheckpointError;
 using Json = nlohmann::ordered_json;
 
-Json describe(const checkpoint::Damage& damage) {
+Json describe(const checkpoint::Corruption& damage) {
   return {
       {"file", damage.file},
       {"tensor", damage.tensor},

@@ -59,7 +59,7 @@ TensorSource open_tensors(const fs::path& path) {
           "anew with weft checkpoint reshard",
           path.string()));
     }
-    auto manifest = checkpoint::describe_foreign(folder);
+    auto manifest = checkpoint::describe_safetensors(folder);
     return {std::move(folder), std::move(manifest)};
   }
   if (fs::status(path, ignored).type() == fs::file_type::not_found) {
@@ -69,7 +69,7 @@ TensorSource open_tensors(const fs::path& path) {
   auto folder = checkpoint::Folder::open(
       path.has_parent_path() ? path.parent_path() : fs::path("."));
   auto manifest =
-      checkpoint::describe_foreign(folder, path.filename().string());
+      checkpoint::describe_safetensors(folder, path.filename().string());
   return {std::move(folder), std::move(manifest)};
 }
 

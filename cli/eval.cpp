@@ -51,10 +51,10 @@ void eval(const EvalArguments& arguments) {
       recipe,
       mesh,
       arguments.checkpoint,
-      say_on_stderr,
+      log_to_stderr,
       arguments.weight_kind());
   const auto result = evaluate(
-      *model, mesh, samples, recipe.train.micro_batch_size, say_on_stderr);
+      *model, mesh, samples, recipe.train.micro_batch_size, log_to_stderr);
   if (mesh.world().rank() == 0) {
     write_to_stdout(
         arguments.json ? result_json(result)

@@ -25,7 +25,7 @@ namespace weft::recipes::cli {
 namespace {
 
 // A mesh keeps a list of its ranks.
-constexpr int64_t kMostRanks = int64_t{1} << 20;
+constexpr int64_t kMaxRanks = int64_t{1} << 20;
 
 struct ExplainArguments : RecipeArguments {
   int64_t world_size = 0;
@@ -72,8 +72,8 @@ std::vector<std::string> notes_of(
 
 // Nothing is left to be done, and libtorch takes a fifth of a second to take
 // back what it registered, op by op.
-[[noreturn]] void end_at_once() {
-  std::_Exit(static_cast<int>(mesh::ExitCode::kDone));
+[[noreturn]] void exit_without_cleanup() {
+  std::_Exit(static_cast<int>(mesh::ExitCode::kSuccess));
 }
 
 void explain(const ExplainArguments& arguments) {
@@ -102,7 +102,7 @@ void explain(const ExplainArguments& arguments) {
     mesh::throw_error<c10::Error>(
         fmt::format("over budget: {}", fmt::join(context.over_budget, "; ")));
   }
-  end_at_once();
+  exit_without_cleanup();
 }
 
 } // namespace
@@ -119,14 +119,14 @@ void add_explain(Program& program) {
           "--world-size",
           arguments->world_size,
           "Ranks; default: what the recipe's mesh needs")
-      ->check(CLI::Range(int64_t{1}, kMostRanks));
+      ->check(CLI::Range(int64_t{1}, kMaxRanks));
   command
       ->add_option(
           "--ranks-per-host",
           arguments->ranks_per_host,
           "Neighbours that share a host, whose links are faster; default: 8 "
           "with device: cuda, else all")
-      ->check(CLI::Range(int64_t{1}, kMostRanks));
+      ->check(CLI::Range(int64_t{1}, kMaxRanks));
   command->add_option(
       "--measured",
       arguments->measured,

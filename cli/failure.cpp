@@ -21,7 +21,7 @@ namespace {
 
 std::string rank() {
   try {
-    return std::to_string(mesh::own_job_rank().rank);
+    return std::to_string(mesh::current_job_rank().rank);
   } catch (const mesh::UsageError&) {
     return mesh::env::get("RANK").value_or("0"); // what is reported, maybe
   }
@@ -49,7 +49,7 @@ bool is_out_of_memory(const c10::Error& error) {
 
 // Every rank finds the same mistake in a recipe. Rank 0 speaks first and the
 // launcher ends the others; one that is alone with its mistake speaks too.
-void let_rank_zero_speak() {
+void defer_to_rank_zero() {
   if (rank() != "0") {
     std::this_thread::sleep_for(std::chrono::seconds(1));
   }
@@ -69,7 +69,7 @@ int report_failure(
     const std::string& sentence) {
   leave_error_file(code, sentence);
   if (code == mesh::ExitCode::kUsage) {
-    let_rank_zero_speak();
+    defer_to_rank_zero();
   }
   if (is_said_by_rank_zero(op, code) && rank() != "0") {
     return static_cast<int>(code);
@@ -115,13 +115,14 @@ int report_exception(const std::string& op) {
   } catch (const c10::Error& error) {
     return report_failure(
         op,
-        is_out_of_memory(error) ? ExitCode::kOutOfMemory : ExitCode::kNo,
+        is_out_of_memory(error) ? ExitCode::kOutOfMemory
+                                : ExitCode::kCheckFailed,
         error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     return report_failure(
         op, ExitCode::kOutOfMemory, "out of memory (std::bad_alloc)");
   } catch (const std::exception& error) {
-    return report_failure(op, ExitCode::kNo, error.what());
+    return report_failure(op, ExitCode::kCheckFailed, error.what());
   }
 }
 

@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 using Prompts = std::vector<std::vector<int64_t>>;
 
 constexpr int64_t kNewTokens = 128;
-constexpr int64_t kMostTokensOrSamples = int64_t{1} << 40;
+constexpr int64_t kMaxTokensOrSamples = int64_t{1} << 40;
 
 struct GenerateArguments : InferenceArguments {
   PromptWords prompt;
@@ -117,14 +117,14 @@ std::string results_json(
          "\n";
 }
 
-void say_speed(const std::vector<Continuation>& all, Clock::time_point start) {
+void log_speed(const std::vector<Continuation>& all, Clock::time_point start) {
   size_t tokens = 0;
   for (const auto& each : all) {
     tokens += each.tokens.size();
   }
   const double seconds =
       std::chrono::duration<double>(Clock::now() - start).count();
-  say_on_stderr(fmt::format(
+  log_to_stderr(fmt::format(
       "{} tokens in {:.2f} s, prompts included: {:.0f} tokens/s",
       tokens,
       seconds,
@@ -132,7 +132,7 @@ void say_speed(const std::vector<Continuation>& all, Clock::time_point start) {
 }
 
 // Models may have more tokens than their tokenizer, and sample them.
-void say_unknown(
+void log_unknown_tokens(
     const std::vector<Continuation>& all,
     const Tokenizer* tokenizer) {
   if (tokenizer == nullptr) {
@@ -145,7 +145,7 @@ void say_unknown(
     });
   }
   if (unknown > 0) {
-    say_on_stderr(fmt::format(
+    log_to_stderr(fmt::format(
         "{} tokens are beyond the {} of the tokenizer ({}) and were written as "
         "nothing; --json has their numbers, and --tokenizer takes another",
         unknown,
@@ -155,13 +155,13 @@ void say_unknown(
 }
 
 // Whose text it is, where that is not plain.
-void say_tokenizer(const Recipe& recipe, const Tokenizer* tokenizer) {
+void log_tokenizer(const Recipe& recipe, const Tokenizer* tokenizer) {
   if (tokenizer == nullptr) {
-    say_on_stderr(fmt::format(
+    log_to_stderr(fmt::format(
         "tokens are written as numbers, for want of a tokenizer: {}",
         why_no_tokenizer(recipe)));
   } else if (!recipe.model.from.empty()) {
-    say_on_stderr(fmt::format("text is that of {}", tokenizer->describe()));
+    log_to_stderr(fmt::format("text is that of {}", tokenizer->describe()));
   }
 }
 
@@ -184,9 +184,9 @@ std::string told(
       .dump();
 }
 
-void say_length(const Recipe& recipe, const Recipe& to_run) {
+void log_length(const Recipe& recipe, const Recipe& to_run) {
   if (to_run.data.sequence_length > recipe.data.sequence_length) {
-    say_on_stderr(fmt::format(
+    log_to_stderr(fmt::format(
         "up to {} tokens: longer than the data.sequence_length of {}",
         to_run.data.sequence_length,
         recipe.data.sequence_length));
@@ -212,7 +212,7 @@ GenerationOptions options_of(
     const Prompts& prompts) {
   GenerationOptions options{
       .sampling = arguments.sampling,
-      .max_new_tokens = room_for_new_tokens(
+      .max_new_tokens = clamp_new_tokens(
           recipe, prompts, arguments.max_new_tokens, kNewTokens),
       .eos = arguments.eos ? *arguments.eos : end_tokens(recipe, tokenizer),
       .use_cache = !arguments.no_cache};
@@ -244,14 +244,14 @@ void run_generate(const GenerateArguments& arguments) {
       told(prompts, arguments.num_samples, options));
   const bool is_first = mesh.world().rank() == 0;
   if (is_first) {
-    say_tokenizer(recipe, tokenizer.get());
-    say_length(recipe, to_run);
+    log_tokenizer(recipe, tokenizer.get());
+    log_length(recipe, to_run);
   }
   const auto model = load_model(
       to_run,
       mesh,
       arguments.checkpoint,
-      say_on_stderr,
+      log_to_stderr,
       arguments.weight_kind());
   const auto start = Clock::now();
   const bool has_several = prompts.size() > 1 || arguments.num_samples > 1;
@@ -276,8 +276,8 @@ void run_generate(const GenerateArguments& arguments) {
     output.end(all);
   }
   if (is_first) {
-    say_unknown(all, tokenizer.get());
-    say_speed(all, start);
+    log_unknown_tokens(all, tokenizer.get());
+    log_speed(all, start);
   }
 }
 
@@ -327,7 +327,7 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
           arguments.max_new_tokens,
           "Tokens to add at most; default: 128, or as many as the model has "
           "positions for")
-      ->check(CLI::Range(int64_t{1}, kMostTokensOrSamples));
+      ->check(CLI::Range(int64_t{1}, kMaxTokensOrSamples));
   command
       .add_option(
           "--temperature",
@@ -340,7 +340,7 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
           "--top-k",
           sampling.top_k,
           "Choose among the so many likeliest tokens; 0: among all")
-      ->check(CLI::Range(int64_t{0}, kMostTokensOrSamples))
+      ->check(CLI::Range(int64_t{0}, kMaxTokensOrSamples))
       ->capture_default_str();
   command
       .add_option(
@@ -365,7 +365,7 @@ void add_sample_options(CLI::App& command, GenerateArguments& arguments) {
           "--num-samples",
           arguments.num_samples,
           "Continuations of each prompt; replicas (mesh.dp) share them")
-      ->check(CLI::Range(int64_t{1}, kMostTokensOrSamples))
+      ->check(CLI::Range(int64_t{1}, kMaxTokensOrSamples))
       ->capture_default_str();
   command
       .add_option(

@@ -52,7 +52,7 @@ Recipe load_for_inference(
     own.overrides.emplace_back("data.paths=[none]");
   }
   auto recipe = own.load();
-  const auto job = mesh::own_job_rank();
+  const auto job = mesh::current_job_rank();
   if (const auto threads = threads_per_rank(job, mesh::env::get)) {
     at::set_num_threads(*threads);
   }
@@ -73,7 +73,7 @@ mesh::DeviceMesh join_mesh(
   mesh::WorldOptions options;
   options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
   if (recipe.device == "cuda") {
-    const auto job = mesh::own_job_rank();
+    const auto job = mesh::current_job_rank();
     mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
     options.backend = "nccl";
   }
@@ -82,7 +82,7 @@ mesh::DeviceMesh join_mesh(
   return make_inference_mesh(recipe, world);
 }
 
-void say_on_stderr(const std::string& line) {
+void log_to_stderr(const std::string& line) {
   std::fprintf(stderr, "%s\n", line.c_str());
 }
 

@@ -19,7 +19,7 @@ struct InferenceArguments : RecipeArguments {
   bool json = false;
 
   WeightKind weight_kind() const {
-    return weights == "ema" ? WeightKind::kAveraged : WeightKind::kTrained;
+    return weights == "ema" ? WeightKind::kEma : WeightKind::kTrained;
   }
 };
 
@@ -44,7 +44,7 @@ mesh::DeviceMesh join_mesh(
     const std::string& value);
 
 /// On stderr: stdout is for results.
-void say_on_stderr(const std::string& line);
+void log_to_stderr(const std::string& line);
 
 /// Throws: mesh::UsageError if stdout does not take it.
 void write_to_stdout(const std::string& text);

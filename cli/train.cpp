@@ -40,7 +40,7 @@ void train(const TrainArguments& arguments) {
   // Everything that can be wrong is looked at before any rank waits for
   // another.
   auto recipe = arguments.load();
-  const auto job = mesh::own_job_rank();
+  const auto job = mesh::current_job_rank();
   if (const auto threads = threads_per_rank(job, mesh::env::get)) {
     at::set_num_threads(*threads);
   }

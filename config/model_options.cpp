@@ -18,12 +18,12 @@ std::string option_key(std::string_view name) {
 }
 
 template <class T>
-std::string option_fault(const Option<T>& option, const T& value) {
+std::string option_error(const Option<T>& option, const T& value) {
   if constexpr (std::is_same_v<T, std::string>) {
-    return choice_fault(option.choices, value);
+    return choice_error(option.choices, value);
   } else if constexpr (
       std::is_same_v<T, int64_t> || std::is_same_v<T, double>) {
-    return number_fault(
+    return number_error(
         {.least = option.least, .most = option.most},
         static_cast<double>(value),
         write_value(value));
@@ -48,7 +48,7 @@ T ModelOptions::get(const std::string& name, const Option<T>& option) {
       refuse(name, error.what());
     }
   }
-  if (const auto fault = option_fault(option, value); !fault.empty()) {
+  if (const auto fault = option_error(option, value); !fault.empty()) {
     refuse(name, fault);
   }
   asked_.insert_or_assign(name, write_value(value));

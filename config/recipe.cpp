@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "config/renamed_keys.h"
 #include "config/schema.h"
 #include "config/suggest.h"
 #include "config/yaml_tree.h"
@@ -30,9 +31,9 @@ bool is_control(char c) {
 
 // For a message, which is one line.
 std::string shortened_line(std::string text) {
-  constexpr size_t kMost = 80;
-  if (text.size() > kMost) {
-    text = text.substr(0, kMost) + "...";
+  constexpr size_t kMax = 80;
+  if (text.size() > kMax) {
+    text = text.substr(0, kMax) + "...";
   }
   std::replace_if(text.begin(), text.end(), is_control, ' ');
   return text;
@@ -41,11 +42,16 @@ std::string shortened_line(std::string text) {
 // Puts the values of one text into a recipe.
 class RecipeReader {
  public:
-  // `is_override`: places name the override, not lines.
-  RecipeReader(Recipe& recipe, std::string source, bool is_override)
-      : recipe_(recipe),
-        source_(std::move(source)),
-        is_override_(is_override) {}
+  enum class Text {
+    kRecipe,
+    /// What to_yaml() wrote, perhaps when keys had other names.
+    kStored,
+    /// Places name the override, not lines.
+    kOverride
+  };
+
+  RecipeReader(Recipe& recipe, std::string source, Text text)
+      : recipe_(recipe), source_(std::move(source)), text_(text) {}
 
   YamlNode parse(std::string_view text) const {
     try {
@@ -71,7 +77,16 @@ class RecipeReader {
   void read(const std::string& path, const YamlNode& value, Position near) {
     const Position where =
         value.kind == YamlNode::Kind::kNull ? near : value.where;
-    if (const Key* map = find_options(path)) {
+    if (const auto* renamed = find_renamed_key(path)) {
+      refuse_renamed(*renamed, near);
+      read(std::string(renamed->now), value, near);
+    } else if (const auto* section = find_renamed_section(path)) {
+      if (value.kind != YamlNode::Kind::kMap || value.keys.empty()) {
+        refuse_renamed(*section, near);
+      } else {
+        read_map(value, path + ".");
+      }
+    } else if (const Key* map = find_options(path)) {
       read_option(*map, path, value, where);
     } else if (const Key* key = find_key(path); key && !is_option_map(*key)) {
       read_key(*key, value, where);
@@ -92,8 +107,16 @@ class RecipeReader {
   }
 
  private:
+  // Of a recipe that a user writes.
+  void refuse_renamed(const RenamedKey& key, Position near) const {
+    if (text_ != Text::kStored) {
+      refuse_at(
+          place(near), fmt::format("{} is called {} now", key.before, key.now));
+    }
+  }
+
   std::string place(Position where) const {
-    return is_override_ || where.line == 0
+    return text_ == Text::kOverride || where.line == 0
                ? source_
                : fmt::format("{}:{}:{}", source_, where.line, where.column);
   }
@@ -171,7 +194,7 @@ class RecipeReader {
           place(inside ? error.where() : where),
           fmt::format("{}: {}", key.path, error.what()));
     }
-    const std::string fault = find_fault(key, recipe_);
+    const std::string fault = find_value_error(key, recipe_);
     if (!fault.empty()) {
       refuse_at(place(where), fmt::format("{}: {}", key.path, fault));
     }
@@ -181,7 +204,7 @@ class RecipeReader {
 
   Recipe& recipe_;
   std::string source_;
-  bool is_override_;
+  Text text_;
 };
 
 void apply_override(Recipe& recipe, const std::string& text) {
@@ -190,7 +213,7 @@ void apply_override(Recipe& recipe, const std::string& text) {
   if (equals == std::string::npos || equals == 0) {
     refuse_at(source, "expected key.path=value");
   }
-  RecipeReader reader(recipe, source, /*is_override=*/true);
+  RecipeReader reader(recipe, source, RecipeReader::Text::kOverride);
   reader.read(
       text.substr(0, equals), reader.parse(text.substr(equals + 1)), {});
 }
@@ -207,8 +230,8 @@ void check_presence(const Recipe& recipe) {
               "{} {} has no such key; {} {}",
               key.only.key,
               value_of(recipe, key.only.key),
-              fmt::join(holders(key.only), ", "),
-              holders(key.only).size() == 1 ? "has" : "have"));
+              fmt::join(enabling_values(key.only), ", "),
+              enabling_values(key.only).size() == 1 ? "has" : "have"));
     }
     if (applies(key, recipe) && key.required && !written) {
       refuse(recipe, key.path, "required, but not there");
@@ -234,6 +257,19 @@ std::string stem_of(const std::string& source) {
   return std::filesystem::path(source).stem().string();
 }
 
+Recipe read_values(
+    std::string_view text,
+    const std::string& source,
+    RecipeReader::Text kind,
+    KnownModels models) {
+  Recipe recipe;
+  recipe.origins.source = source;
+  recipe.origins.models = std::move(models);
+  RecipeReader reader(recipe, source, kind);
+  reader.read_document(reader.parse(text));
+  return recipe;
+}
+
 } // namespace
 
 Recipe read_recipe(
@@ -241,11 +277,8 @@ Recipe read_recipe(
     const std::string& source,
     std::span<const std::string> overrides,
     KnownModels models) {
-  Recipe recipe;
-  recipe.origins.source = source;
-  recipe.origins.models = std::move(models);
-  RecipeReader reader(recipe, source, /*is_override=*/false);
-  reader.read_document(reader.parse(text));
+  auto recipe =
+      read_values(text, source, RecipeReader::Text::kRecipe, std::move(models));
   for (const std::string& override_text : overrides) {
     apply_override(recipe, override_text);
   }
@@ -256,7 +289,7 @@ void complete(Recipe& recipe) {
   check_presence(recipe);
   if (recipe.name.empty()) {
     recipe.name = stem_of(recipe.origins.source);
-    const std::string fault = find_fault(*find_key("name"), recipe);
+    const std::string fault = find_value_error(*find_key("name"), recipe);
     if (!fault.empty()) {
       refuse(recipe, "name", fault + "; give the recipe a name");
     }
@@ -267,7 +300,8 @@ Recipe parse_stored_recipe(
     std::string_view text,
     const std::string& source,
     KnownModels models) {
-  auto recipe = read_recipe(text, source, {}, std::move(models));
+  auto recipe =
+      read_values(text, source, RecipeReader::Text::kStored, std::move(models));
   complete(recipe);
   return recipe;
 }

@@ -91,7 +91,7 @@ struct DdpConfig {
   bool check_for_nan_in_grad = false;
   std::string comm_hook = "none";
   int64_t power_sgd_rank = 1;
-  int64_t power_sgd_start = 1000;
+  int64_t power_sgd_start_iter = 1000;
   std::string param_dtype = "none";
   std::string reduce_dtype = "none";
   bool operator==(const DdpConfig&) const = default;
@@ -122,8 +122,8 @@ struct TrainConfig {
   double label_smoothing = 0;
   std::string activation_checkpoint = "none";
   std::vector<std::string> activation_checkpoint_modules;
-  std::string non_finite = "stop";
-  int64_t non_finite_streak = 10;
+  std::string on_non_finite = "stop";
+  int64_t max_consecutive_non_finite = 10;
   int64_t log_every = 10;
   bool operator==(const TrainConfig&) const = default;
 };
@@ -133,7 +133,7 @@ struct LoraConfig {
   int64_t rank = 0;
   double alpha = 16.0;
   double dropout = 0;
-  std::vector<std::string> targets;
+  std::vector<std::string> target_modules;
   bool operator==(const LoraConfig&) const = default;
 };
 
@@ -171,7 +171,7 @@ struct CheckpointConfig {
   int64_t keep = 3;
   bool async = true;
   double max_mb_per_s = 0;
-  bool sync = true;
+  bool fsync = true;
   std::string checksum = "xxh3";
   std::string hmac_key_file;
   std::string resume = "auto";
@@ -185,11 +185,16 @@ struct CheckpointConfig {
 };
 
 /// Watching over what must be the same on several ranks.
-struct SentinelConfig {
+struct IntegrityCheckConfig {
   int64_t every = 10;
-  bool seal = true;
-  int64_t straggler_every = 4;
-  bool operator==(const SentinelConfig&) const = default;
+  bool hash_weights = true;
+  bool operator==(const IntegrityCheckConfig&) const = default;
+};
+
+/// Comparing how long ranks are busy.
+struct StragglerDetectionConfig {
+  int64_t every = 4;
+  bool operator==(const StragglerDetectionConfig&) const = default;
 };
 
 struct LogConfig {
@@ -198,7 +203,7 @@ struct LogConfig {
 };
 
 struct TraceConfig {
-  int64_t first = 3;
+  int64_t first_step = 3;
   int64_t steps = 0;
   bool operator==(const TraceConfig&) const = default;
 };
@@ -215,7 +220,7 @@ struct LinksConfig {
 struct CommunicationBudgetConfig {
   double mb_per_step = 0;
   int64_t collectives_per_step = 0;
-  int64_t implicit = -1;
+  int64_t implicit_collectives = -1;
   bool operator==(const CommunicationBudgetConfig&) const = default;
 };
 
@@ -250,7 +255,8 @@ struct Recipe {
   EmaConfig ema;
   EvalConfig eval;
   CheckpointConfig checkpoint;
-  SentinelConfig sentinel;
+  IntegrityCheckConfig integrity_check;
+  StragglerDetectionConfig straggler_detection;
   LogConfig log;
   TraceConfig trace;
   /// "default" or "measure".
@@ -277,8 +283,9 @@ Recipe read_recipe(
 /// Throws: mesh::UsageError, as read_recipe().
 void complete(Recipe& recipe);
 
-/// Reads what to_yaml() wrote. Folders that it names, which may be gone or
-/// others now, are not looked into.
+/// Reads what to_yaml() wrote, also when keys had other names (renamed_keys()).
+/// Folders that it names, which may be gone or others now, are not looked
+/// into.
 /// Throws: mesh::UsageError, as read_recipe().
 Recipe parse_stored_recipe(
     std::string_view text,

@@ -21,8 +21,9 @@ std::span<const Key> schema() {
           keys::optimizer_keys(),
           keys::lifecycle_keys(),
           keys::checkpoint_keys(),
-          keys::sentinel_keys(),
-          keys::seeing_keys(),
+          keys::integrity_check_keys(),
+          keys::straggler_detection_keys(),
+          keys::observability_keys(),
           keys::link_keys()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
@@ -55,8 +56,8 @@ std::span<const Section> sections() {
        "them: `weft eval` and `weft generate` take it with `--weights ema`."},
       {"eval", "Loss on what is held out."},
       {"checkpoint", "Saving and resuming."},
-      {"sentinel",
-       "Watching over replicas, memory and the speed of ranks. What must be "
+      {"integrity_check",
+       "Watching over replicas and memory. What must be "
        "the same on several ranks (weights, the optimizer's state, the average "
        "of the weights, computed buffers, random numbers, step, learning rate, "
        "data cursor) is hashed and compared, also before every save; where it "
@@ -64,6 +65,7 @@ std::span<const Section> sections() {
        "tensor, the odd rank and the steps, and nothing is saved. Not seen is "
        "what goes wrong on all replicas alike, such as a gradient before it is "
        "reduced."},
+      {"straggler_detection", "Watching over the speed of ranks."},
       {"log", "What a run writes beside `metrics.jsonl` and `report.html`."},
       {"trace",
        "A Chrome trace of some steps, `trace.json` in the run's folder: "

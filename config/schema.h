@@ -30,8 +30,8 @@ struct Range {
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
   /// `least` and `most` themselves are not taken.
-  bool least_excluded = false;
-  bool most_excluded = false;
+  bool min_excluded = false;
+  bool max_excluded = false;
   /// One more number that is taken, with a meaning of its own.
   std::optional<int64_t> special = std::nullopt;
 };
@@ -60,7 +60,7 @@ struct Key {
   /// not written.
   Condition only = {};
   /// What a default that is filled in later will be, e.g. "outputs/<name>".
-  std::string_view later_default = "";
+  std::string_view computed_default = "";
 };
 
 struct Section {
@@ -83,7 +83,7 @@ bool is_section(std::string_view path);
 /// level "".
 std::string_view section_of(std::string_view path);
 /// The values with which it holds, in words.
-std::vector<std::string_view> holders(const Condition& condition);
+std::vector<std::string_view> enabling_values(const Condition& condition);
 /// Whether the key means something in `recipe`.
 bool applies(const Key& key, const Recipe& recipe);
 
@@ -97,12 +97,12 @@ std::string default_value(const Key& key);
 /// What is wrong with a number, with `written` for it in the message, or with a
 /// text; empty: nothing.
 std::string
-number_fault(const Range& range, double value, const std::string& written);
-std::string choice_fault(
+number_error(const Range& range, double value, const std::string& written);
+std::string choice_error(
     std::span<const std::string_view> choices,
     const std::string& value);
 /// What is wrong with the value that `recipe` has for `key`; empty: nothing.
-std::string find_fault(const Key& key, const Recipe& recipe);
+std::string find_value_error(const Key& key, const Recipe& recipe);
 
 /// docs/recipe.md.
 std::string schema_markdown();

@@ -22,7 +22,7 @@ constexpr Range between(double least, double most) {
 }
 
 constexpr Range above(double least, double most) {
-  return {.least = least, .most = most, .least_excluded = true};
+  return {.least = least, .most = most, .min_excluded = true};
 }
 
 constexpr Range or_else(int64_t special, Range range) {
@@ -30,8 +30,8 @@ constexpr Range or_else(int64_t special, Range range) {
   return range;
 }
 
-inline constexpr double kMostSize = 1 << 24;
-inline constexpr double kMostCount = 1e9;
+inline constexpr double kMaxSize = 1 << 24;
+inline constexpr double kMaxCount = 1e9;
 
 /// The tables, in the order of the documentation.
 std::vector<Key> run_keys();
@@ -46,8 +46,9 @@ std::vector<Key> lora_keys();
 std::vector<Key> optimizer_keys();
 std::vector<Key> lifecycle_keys();
 std::vector<Key> checkpoint_keys();
-std::vector<Key> sentinel_keys();
-std::vector<Key> seeing_keys();
+std::vector<Key> integrity_check_keys();
+std::vector<Key> straggler_detection_keys();
+std::vector<Key> observability_keys();
 std::vector<Key> link_keys();
 
 } // namespace weft::recipes::keys

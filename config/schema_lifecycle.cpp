@@ -9,7 +9,7 @@ std::vector<Key> lifecycle_keys() {
        .doc = "After each step the average becomes decay x itself + (1 - "
               "decay) x the weights; it begins at the weights. Such as 0.999. "
               "0: there is none.",
-       .range = {.least = 0, .most = 1, .most_excluded = true}},
+       .range = {.least = 0, .most = 1, .max_excluded = true}},
       {.path = "ema.eval",
        .field = member<&Recipe::ema, &EmaConfig::eval>,
        .doc = "Measure the held-out loss of the average too, as "
@@ -19,12 +19,12 @@ std::vector<Key> lifecycle_keys() {
        .doc = "Held-out loss each so many steps, and at the end. 0: only at "
               "the end.",
        .unit = "steps",
-       .range = between(0, kMostCount)},
+       .range = between(0, kMaxCount)},
       {.path = "eval.batches",
        .field = member<&Recipe::eval, &EvalConfig::batches>,
        .doc = "Global batches of what is held out; no more than there are. 0: "
               "never evaluate.",
-       .range = between(0, kMostCount)},
+       .range = between(0, kMaxCount)},
   };
 }
 
@@ -34,11 +34,11 @@ std::vector<Key> checkpoint_keys() {
        .field = member<&Recipe::checkpoint, &CheckpointConfig::every>,
        .doc = "Save each so many steps, and the last one. 0: only the last.",
        .unit = "steps",
-       .range = between(0, kMostCount)},
+       .range = between(0, kMaxCount)},
       {.path = "checkpoint.keep",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::keep>,
        .doc = "Older checkpoints are deleted. 0: none is.",
-       .range = between(0, kMostCount)},
+       .range = between(0, kMaxCount)},
       {.path = "checkpoint.async",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::async>,
        .doc = "Training waits while what is saved is copied, and goes on while "
@@ -50,8 +50,8 @@ std::vector<Key> checkpoint_keys() {
               "on. 0: as fast as it can.",
        .unit = "1e6 bytes",
        .range = or_else(0, between(0.001, 1e6))},
-      {.path = "checkpoint.sync",
-       .field = member<&Recipe::checkpoint, &CheckpointConfig::sync>,
+      {.path = "checkpoint.fsync",
+       .field = member<&Recipe::checkpoint, &CheckpointConfig::fsync>,
        .doc = "A checkpoint counts once it is on the disk. false: once the "
               "kernel has it, so that a crash of the machine may lose it."},
       {.path = "checkpoint.checksum",
@@ -104,42 +104,51 @@ std::vector<Key> checkpoint_keys() {
   };
 }
 
-std::vector<Key> sentinel_keys() {
+std::vector<Key> integrity_check_keys() {
   return {
-      {.path = "sentinel.every",
-       .field = member<&Recipe::sentinel, &SentinelConfig::every>,
+      {.path = "integrity_check.every",
+       .field = member<&Recipe::integrity_check, &IntegrityCheckConfig::every>,
        .doc = "Compare over all ranks each so many steps, and before every "
               "save. 0: never, and nothing is hashed.",
        .unit = "steps",
-       .range = between(0, kMostCount)},
-      {.path = "sentinel.seal",
-       .field = member<&Recipe::sentinel, &SentinelConfig::seal>,
+       .range = between(0, kMaxCount)},
+      {.path = "integrity_check.hash_weights",
+       .field = member<
+           &Recipe::integrity_check,
+           &IntegrityCheckConfig::hash_weights>,
        .doc = "Hash the state after each update, and again before the next: "
               "bits that changed meanwhile changed by themselves, which names "
               "the rank even where only two, or none, have copies. Costs two "
               "passes over the state a step; on the CPU only."},
-      {.path = "sentinel.straggler_every",
-       .field = member<&Recipe::sentinel, &SentinelConfig::straggler_every>,
+  };
+}
+
+std::vector<Key> straggler_detection_keys() {
+  return {
+      {.path = "straggler_detection.every",
+       .field = member<
+           &Recipe::straggler_detection,
+           &StragglerDetectionConfig::every>,
        .doc = "Compare how long ranks are busy each so many steps; one that is "
               "slow in three of four is named, with the phase. 0: never; on "
               "the CPU only.",
        .unit = "steps",
-       .range = between(0, kMostCount)},
+       .range = between(0, kMaxCount)},
   };
 }
 
-std::vector<Key> seeing_keys() {
+std::vector<Key> observability_keys() {
   using Budget = CommunicationBudgetConfig;
   return {
       {.path = "log.tensorboard",
        .field = member<&Recipe::log, &LogConfig::tensorboard>,
        .doc = "Write TensorBoard's event files too, in the run's folder under "
               "`tensorboard/`."},
-      {.path = "trace.first",
-       .field = member<&Recipe::trace, &TraceConfig::first>,
+      {.path = "trace.first_step",
+       .field = member<&Recipe::trace, &TraceConfig::first_step>,
        .doc = "The first step to trace. The first two of a process are "
               "unlike the others.",
-       .range = between(1, kMostCount)},
+       .range = between(1, kMaxCount)},
       {.path = "trace.steps",
        .field = member<&Recipe::trace, &TraceConfig::steps>,
        .doc = "So many steps are traced. 0: none.",
@@ -155,13 +164,14 @@ std::vector<Key> seeing_keys() {
        .field =
            member<&Recipe::communication_budget, &Budget::collectives_per_step>,
        .doc = "The most collectives of a step on one rank. 0: any number.",
-       .range = between(0, kMostCount)},
-      {.path = "communication_budget.implicit",
-       .field = member<&Recipe::communication_budget, &Budget::implicit>,
+       .range = between(0, kMaxCount)},
+      {.path = "communication_budget.implicit_collectives",
+       .field =
+           member<&Recipe::communication_budget, &Budget::implicit_collectives>,
        .doc = "The most collectives of a step that no style or line of the "
               "model asked for, but an op whose inputs did not lie right. -1: "
               "any number.",
-       .range = or_else(-1, between(0, kMostCount))},
+       .range = or_else(-1, between(0, kMaxCount))},
   };
 }
 

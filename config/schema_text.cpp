@@ -24,11 +24,11 @@ std::string range_text(const Range& range) {
     text = fmt::format("{} or ", *range.special);
   }
   if (std::isfinite(range.least)) {
-    text += (range.least_excluded ? "above " : "at least ") +
+    text += (range.min_excluded ? "above " : "at least ") +
             number_text(range.least);
   }
   if (std::isfinite(range.most)) {
-    text += (range.most_excluded ? ", below " : ", at most ") +
+    text += (range.max_excluded ? ", below " : ", at most ") +
             number_text(range.most);
   }
   return text;
@@ -36,9 +36,9 @@ std::string range_text(const Range& range) {
 
 bool is_in(const Range& range, double value) {
   const bool high_enough =
-      range.least_excluded ? value > range.least : value >= range.least;
+      range.min_excluded ? value > range.least : value >= range.least;
   const bool low_enough =
-      range.most_excluded ? value < range.most : value <= range.most;
+      range.max_excluded ? value < range.most : value <= range.most;
   return (high_enough && low_enough) ||
          (range.special && value == static_cast<double>(*range.special));
 }
@@ -48,7 +48,7 @@ std::string join(const std::vector<std::string_view>& words) {
 }
 
 // A run's name is a folder's: nothing that leaves outputs/ or hides in it.
-std::string name_fault(const std::string& name) {
+std::string name_error(const std::string& name) {
   const auto is_fine = [](unsigned char c) {
     return c < 0x80 &&
            (std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-');
@@ -62,27 +62,27 @@ std::string name_fault(const std::string& name) {
                     write_value(name));
 }
 
-std::string text_fault(const Key& key, const std::string& value) {
+std::string string_error(const Key& key, const std::string& value) {
   if (key.path == "name") {
-    return name_fault(value);
+    return name_error(value);
   }
-  return choice_fault(key.choices, value);
+  return choice_error(key.choices, value);
 }
 
 // Of a model's type, which programs add to.
-std::string type_fault(const Key& key, const Recipe& recipe) {
+std::string type_error(const Key& key, const Recipe& recipe) {
   const auto& type = recipe.model.type;
   const auto& linked = recipe.origins.models.names;
   auto choices = key.choices;
   choices.insert(choices.end(), linked.begin(), linked.end());
-  const auto fault = choice_fault(choices, type);
+  const auto fault = choice_error(choices, type);
   const auto nearest = nearest_name(type, choices);
   return fault.empty() || nearest.empty()
              ? fault
              : fmt::format("{}; did you mean {}?", fault, nearest);
 }
 
-std::string list_fault(const Key& key, const std::vector<std::string>& value) {
+std::string list_error(const Key& key, const std::vector<std::string>& value) {
   if (value.empty() && key.required) {
     return "expected at least one, found an empty list";
   }
@@ -99,7 +99,7 @@ std::string full_doc(const Key& key) {
                                     "{} Only where {} is {}.",
                                     key.doc,
                                     key.only.key,
-                                    join(holders(key.only)));
+                                    join(enabling_values(key.only)));
 }
 
 std::string key_row(const Key& key) {
@@ -133,7 +133,7 @@ std::string section_markdown(std::string_view name, std::string_view doc) {
 
 } // namespace
 
-std::vector<std::string_view> holders(const Condition& condition) {
+std::vector<std::string_view> enabling_values(const Condition& condition) {
   auto all = condition.values;
   if (condition.or_linked_in) {
     all.emplace_back("a program's own");
@@ -142,13 +142,13 @@ std::vector<std::string_view> holders(const Condition& condition) {
 }
 
 std::string
-number_fault(const Range& range, double value, const std::string& written) {
+number_error(const Range& range, double value, const std::string& written) {
   return is_in(range, value)
              ? ""
              : fmt::format("expected {}, found {}", range_text(range), written);
 }
 
-std::string choice_fault(
+std::string choice_error(
     std::span<const std::string_view> choices,
     const std::string& value) {
   if (choices.empty() ||
@@ -182,15 +182,15 @@ std::string default_value(const Key& key) {
   if (key.required) {
     return "required";
   }
-  if (!key.later_default.empty()) {
-    return std::string(key.later_default);
+  if (!key.computed_default.empty()) {
+    return std::string(key.computed_default);
   }
   Recipe defaults;
   return std::visit(
       [&](auto field) { return write_value(field(defaults)); }, key.field);
 }
 
-std::string find_fault(const Key& key, const Recipe& recipe) {
+std::string find_value_error(const Key& key, const Recipe& recipe) {
   auto& fields = const_cast<Recipe&>(recipe); // only read
   return std::visit(
       [&](auto field) -> std::string {
@@ -199,16 +199,16 @@ std::string find_fault(const Key& key, const Recipe& recipe) {
         if constexpr (std::is_same_v<Value, OptionMap>) {
           return ""; // The model reads them.
         } else if constexpr (std::is_same_v<Value, std::string>) {
-          return key.path == "model.type" ? type_fault(key, recipe)
-                                          : text_fault(key, value);
+          return key.path == "model.type" ? type_error(key, recipe)
+                                          : string_error(key, value);
         } else if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
-          return list_fault(key, value);
+          return list_error(key, value);
         } else if constexpr (std::is_same_v<Value, std::array<double, 2>>) {
           const bool first = is_in(key.range, value[0]);
-          return number_fault(
+          return number_error(
               key.range, first ? value[1] : value[0], write_value(value));
         } else {
-          return number_fault(
+          return number_error(
               key.range, static_cast<double>(value), write_value(value));
         }
       },

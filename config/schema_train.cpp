@@ -41,7 +41,7 @@ std::vector<Key> data_keys() {
        .field = member<&Recipe::data, &DataConfig::sequence_length>,
        .doc = "Length of a sample.",
        .unit = "tokens",
-       .range = between(1, kMostSize),
+       .range = between(1, kMaxSize),
        .only = {.key = "data.type", .values = {"text", "tokens"}}},
   };
 }
@@ -51,18 +51,18 @@ std::vector<Key> train_keys() {
       {.path = "train.steps",
        .field = member<&Recipe::train, &TrainConfig::steps>,
        .doc = "Optimizer steps.",
-       .range = between(1, kMostCount)},
+       .range = between(1, kMaxCount)},
       {.path = "train.global_batch_size",
        .field = member<&Recipe::train, &TrainConfig::global_batch_size>,
        .doc = "Samples a step takes, over all replicas; a multiple of dp x "
               "micro_batch_size, and that many times accumulated.",
        .unit = "samples",
-       .range = between(1, kMostSize)},
+       .range = between(1, kMaxSize)},
       {.path = "train.micro_batch_size",
        .field = member<&Recipe::train, &TrainConfig::micro_batch_size>,
        .doc = "Samples a replica takes at once. 0: global_batch_size / dp.",
        .unit = "samples",
-       .range = or_else(0, between(1, kMostSize))},
+       .range = or_else(0, between(1, kMaxSize))},
       {.path = "train.max_grad_norm",
        .field = member<&Recipe::train, &TrainConfig::max_grad_norm>,
        .doc = "Gradients are scaled down to this norm over all parameters. 0: "
@@ -93,25 +93,26 @@ std::vector<Key> train_keys() {
            member<&Recipe::train, &TrainConfig::activation_checkpoint_modules>,
        .doc = "Globs of the names of modules that selective computes again, "
               "such as `model.layers.*.mlp`."},
-      {.path = "train.non_finite",
-       .field = member<&Recipe::train, &TrainConfig::non_finite>,
+      {.path = "train.on_non_finite",
+       .field = member<&Recipe::train, &TrainConfig::on_non_finite>,
        .doc = "What becomes of a step whose loss, or norm of the gradients, is "
               "not a finite number. stop: the run ends, with 3. skip: nothing "
               "is updated, and data and schedule go on. All ranks do the same; "
               "the step, the rank and the samples or the parameter are named.",
        .choices = {"stop", "skip"}},
-      {.path = "train.non_finite_streak",
-       .field = member<&Recipe::train, &TrainConfig::non_finite_streak>,
-       .doc = "Of train.non_finite=skip: at most so many steps in a row are "
+      {.path = "train.max_consecutive_non_finite",
+       .field =
+           member<&Recipe::train, &TrainConfig::max_consecutive_non_finite>,
+       .doc = "Of train.on_non_finite=skip: at most so many steps in a row are "
               "skipped; one more ends the run, with 3.",
        .unit = "steps",
-       .range = between(1, kMostCount)},
+       .range = between(1, kMaxCount)},
       {.path = "train.log_every",
        .field = member<&Recipe::train, &TrainConfig::log_every>,
        .doc = "A line of progress each so many steps, where there is no "
               "terminal.",
        .unit = "steps",
-       .range = between(1, kMostCount)},
+       .range = between(1, kMaxCount)},
   };
 }
 
@@ -120,7 +121,7 @@ std::vector<Key> lora_keys() {
       {.path = "lora.rank",
        .field = member<&Recipe::lora, &LoraConfig::rank>,
        .doc = "Of the updates. 0: no adapters.",
-       .range = between(0, kMostSize)},
+       .range = between(0, kMaxSize)},
       {.path = "lora.alpha",
        .field = member<&Recipe::lora, &LoraConfig::alpha>,
        .doc = "Updates are scaled by alpha / rank.",
@@ -129,8 +130,8 @@ std::vector<Key> lora_keys() {
        .field = member<&Recipe::lora, &LoraConfig::dropout>,
        .doc = "Probability that training drops an input of an adapter.",
        .range = between(0, 0.999)},
-      {.path = "lora.targets",
-       .field = member<&Recipe::lora, &LoraConfig::targets>,
+      {.path = "lora.target_modules",
+       .field = member<&Recipe::lora, &LoraConfig::target_modules>,
        .doc = "Globs of the names of Linears, such as "
               "`model.layers.*.self_attn.q_proj`."},
   };
@@ -149,7 +150,7 @@ std::vector<Key> optimizer_keys() {
       {.path = "optimizer.betas",
        .field = member<&Recipe::optimizer, &OptimizerConfig::betas>,
        .doc = "Decay of the running averages of gradient and square.",
-       .range = {.least = 0, .most = 1, .most_excluded = true}},
+       .range = {.least = 0, .most = 1, .max_excluded = true}},
       {.path = "optimizer.eps",
        .field = member<&Recipe::optimizer, &OptimizerConfig::eps>,
        .doc = "Added to the denominator.",
@@ -166,7 +167,7 @@ std::vector<Key> optimizer_keys() {
        .field = member<&Recipe::lr_schedule, &LrScheduleConfig::warmup_steps>,
        .doc = "The rate grows linearly over the first so many steps.",
        .unit = "steps",
-       .range = between(0, kMostCount)},
+       .range = between(0, kMaxCount)},
       {.path = "lr_schedule.min_ratio",
        .field = member<&Recipe::lr_schedule, &LrScheduleConfig::min_ratio>,
        .doc = "The last step's rate as a part of the peak; constant ignores "

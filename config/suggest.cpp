@@ -46,7 +46,7 @@ bool abbreviates(std::string_view written, std::string_view name) {
 
 // How far `path` is from what was written: 0 is the right leaf in another
 // section, beyond the limit is no likeness.
-int64_t unlikeness(std::string_view written, std::string_view path) {
+int64_t key_distance(std::string_view written, std::string_view path) {
   constexpr int64_t kNone = 1000;
   const auto limit = static_cast<int64_t>(1 + leaf_of(written).size() / 4);
   int64_t leaf = edit_distance(leaf_of(written), leaf_of(path));
@@ -86,10 +86,10 @@ std::string suggest_key(std::string_view path) {
   }
   const auto nearest = std::min_element(
       paths.begin(), paths.end(), [&](std::string_view a, std::string_view b) {
-        return unlikeness(path, a) < unlikeness(path, b);
+        return key_distance(path, a) < key_distance(path, b);
       });
   constexpr int64_t kAlike = 100;
-  return unlikeness(path, *nearest) < kAlike
+  return key_distance(path, *nearest) < kAlike
              ? fmt::format("did you mean {}?", *nearest)
              : list_keys(section_of(path));
 }

@@ -92,10 +92,10 @@ Form form_of(const YamlNode& node) {
 }
 
 std::string shortened_text(const std::string& text) {
-  constexpr size_t kMost = 60;
-  return text.size() <= kMost
+  constexpr size_t kMax = 60;
+  return text.size() <= kMax
              ? text
-             : fmt::format("{}...", std::string_view(text).substr(0, kMost));
+             : fmt::format("{}...", std::string_view(text).substr(0, kMax));
 }
 
 std::string quoted(const std::string& text) {

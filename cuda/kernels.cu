@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256;
 /// Threads go on in strides of the grid: enough blocks to fill any device.
-constexpr int64_t kMostBlocks = int64_t{1} << 16;
+constexpr int64_t kMaxBlocks = int64_t{1} << 16;
 
 template <class... Parameters, class... Arguments>
 void launch(
@@ -22,7 +22,7 @@ void launch(
     Arguments... arguments) {
 #ifdef __CUDACC__
   const auto blocks = static_cast<unsigned>(
-      std::min((items + kThreads - 1) / kThreads, kMostBlocks));
+      std::min((items + kThreads - 1) / kThreads, kMaxBlocks));
   kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
 #else // tests/cuda runs the kernels without a GPU, as one thread.
   static_cast<void>(items);

@@ -11,12 +11,12 @@ enum class Dtype { kFloat, kDouble, kHalf, kBFloat16 };
 
 /// A box of a row-major whole, rows of its last dim by rows.
 struct Box {
-  static constexpr int kMostDims = 8;
+  static constexpr int kMaxDims = 8;
   int ndim = 0;
-  int64_t sizes[kMostDims] = {};
-  int64_t offset[kMostDims] = {};
+  int64_t sizes[kMaxDims] = {};
+  int64_t offset[kMaxDims] = {};
   /// The whole tensor's.
-  int64_t strides[kMostDims] = {};
+  int64_t strides[kMaxDims] = {};
 };
 
 struct Numbers {

@@ -52,7 +52,7 @@ std::string device_problem() {
       "). Look at CUDA_VISIBLE_DEVICES and nvidia-smi, or set device: cpu.");
 }
 
-std::string why_unusable() {
+std::string unusable_reason() {
   std::string reason = nccl_mismatch();
   if (reason.empty()) {
     reason = device_problem();
@@ -99,7 +99,7 @@ extern "C" const weft::mesh::DevicePlugin* weft_device_plugin() {
       .abi = weft::mesh::DevicePlugin::kAbi,
       .weft_version = WEFT_VERSION,
       .libtorch_version = TORCH_VERSION,
-      .why_unusable = cuda::why_unusable,
+      .unusable_reason = cuda::unusable_reason,
       .device_count = cuda::device_count,
       .device_name = cuda::device_name,
       .use_device = cuda::use_device,

@@ -64,7 +64,7 @@ bool reduce_rows(
 
 bool fill_random(const at::Tensor& local, const mesh::RandomFill& fill) {
   const auto dtype = kernel_dtype(local);
-  if (!dtype || local.dim() > Box::kMostDims || !local.is_contiguous() ||
+  if (!dtype || local.dim() > Box::kMaxDims || !local.is_contiguous() ||
       !has_kernels(local)) {
     return false;
   }

@@ -20,7 +20,7 @@ namespace weft::recipes {
 namespace {
 
 constexpr int64_t kPixels = DigitImages::kSize * DigitImages::kSize;
-constexpr int kMostInk = 16;
+constexpr int kMaxInk = 16;
 
 struct Rows {
   std::vector<float> pixels;
@@ -35,7 +35,7 @@ struct Rows {
 
 // The text of a file, compressed or not.
 std::string read_unzipped(const std::string& path) {
-  constexpr size_t kMost = 1 << 26; // 400,000 images
+  constexpr size_t kMax = 1 << 26; // 400,000 images
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(
       gzopen(path.c_str(), "rb"), gzclose);
   if (!file) {
@@ -47,7 +47,7 @@ std::string read_unzipped(const std::string& path) {
   while ((count = gzread(
               file.get(), part.data(), static_cast<unsigned>(part.size()))) >
              0 &&
-         text.size() < kMost) {
+         text.size() < kMax) {
     text.append(part.data(), static_cast<size_t>(count));
   }
   int status = Z_OK;
@@ -55,8 +55,8 @@ std::string read_unzipped(const std::string& path) {
   if (status != Z_OK && status != Z_STREAM_END) {
     refuse_file(path, fmt::format(": {}", reason));
   }
-  if (text.size() >= kMost) {
-    refuse_file(path, fmt::format(": more than {} bytes of text", kMost));
+  if (text.size() >= kMax) {
+    refuse_file(path, fmt::format(": more than {} bytes of text", kMax));
   }
   return text;
 }
@@ -80,11 +80,11 @@ int take_number(std::string_view& row, int most) {
 
 bool add_row(std::string_view row, Rows& rows) {
   for (int64_t i = 0; i < kPixels; ++i) {
-    const int ink = take_number(row, kMostInk);
+    const int ink = take_number(row, kMaxInk);
     if (ink < 0) {
       return false;
     }
-    rows.pixels.push_back(static_cast<float>(ink) / kMostInk);
+    rows.pixels.push_back(static_cast<float>(ink) / kMaxInk);
   }
   rows.digits.push_back(take_number(row, DigitImages::kClasses - 1));
   return rows.digits.back() >= 0 && row.empty();
@@ -108,7 +108,7 @@ void add_file(const std::string& path, Rows& rows) {
               "separated by commas",
               line,
               kPixels,
-              kMostInk));
+              kMaxInk));
     }
   }
 }

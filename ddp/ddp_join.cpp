@@ -11,8 +11,8 @@
 #include "data_parallel/replicas/replicas.h"
 #include "mesh/error/error.h"
 
-// Note [Shadows]
-// ~~~~~~~~~~~~~~
+// Note [Shadowing ranks]
+// ~~~~~~~~~~~~~~~~~~~~~~
 // An iteration begins with a rank's first forward since the last reduction and
 // ends with the next one, whatever is accumulated between. Where forward
 // communicates nothing the shadow of an iteration is that of its reduction: the
@@ -76,7 +76,7 @@ DdpJoin::DdpJoin(
   }
   has_buffers_ = syncs_buffers_in_forward(state.options) &&
                  !select_buffers(*state.module, state.options).empty();
-  channels_ = statistics_channels(*state.module);
+  channels_ = sync_batch_norm_groups(*state.module);
   set_announcing(true);
 }
 
@@ -117,7 +117,7 @@ void DdpJoin::begin_forward(std::optional<int64_t> samples) {
       state_.where(),
       "weight_by_samples counts the rows of forward()'s first tensor, and it "
       "was given none. Pass the inputs as tensors.");
-  join_.check_row();
+  join_.check_model_parallel_mesh();
   if (!is_open_) {
     Join::notify_join_context_async(ddp_);
     is_open_ = true;
@@ -204,7 +204,7 @@ void DdpJoin::begin_paused_backward() {
       [self = shared_from_this()] { self->end_statistics(); });
 }
 
-void DdpJoin::before_reach() {
+void DdpJoin::before_reachable() {
   send_event(kReach);
 }
 
@@ -302,7 +302,7 @@ bool DdpJoin::shadow_forward() {
         state_.sync_buffers(root);
         break;
       case kReach:
-        state_.reducer->shadow_reach();
+        state_.reducer->shadow_reachable();
         break;
       case kStatistics:
         shadow_statistics();

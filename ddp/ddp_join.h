@@ -20,9 +20,9 @@ namespace weft::ddp {
 
 /// The part that a DistributedDataParallel plays in one Join: what a rank with
 /// inputs tells the others in forward and backward, and what one without does
-/// instead. See Note [Shadows].
+/// instead. See Note [Shadowing ranks].
 class DdpJoin : public JoinHook,
-                public JoinedReduction,
+                public JoinReducerHook,
                 public std::enable_shared_from_this<DdpJoin> {
  public:
   using State = DistributedDataParallelBase::State;
@@ -58,7 +58,7 @@ class DdpJoin : public JoinHook,
   void post_hook(bool is_last_joiner) override;
   bool has_agreed_error() const override { return has_agreed_error_; }
 
-  void before_reach() override;
+  void before_reachable() override;
   void begin() override;
   void confirm() override;
   double divisor(size_t group, double initial) override;
@@ -88,7 +88,7 @@ class DdpJoin : public JoinHook,
   c10::Device device_;
   Division division_ = Division::kInitial;
   bool has_buffers_ = false;
-  std::vector<std::shared_ptr<StatisticsChannel>> channels_;
+  std::vector<std::shared_ptr<SyncBatchNormGroup>> channels_;
 
   /// Reductions that this rank's gradients were part of.
   int64_t trained_ = 0;

@@ -48,7 +48,7 @@ std::vector<std::vector<NamedTensor>> values_by_group(
   return by_group;
 }
 
-Reducer& DistributedDataParallelBase::State::made_reducer(
+Reducer& DistributedDataParallelBase::State::require_reducer(
     const char* what) const {
   WEFT_CHECK(
       reducer != nullptr,
@@ -92,17 +92,17 @@ void DistributedDataParallelBase::State::start(
         selection.cast, *options.mixed_precision->param_dtype);
   }
   logging = describe_construction(*module, reduced, dp, options);
-  check_nobody_listens();
+  check_no_hooks_registered();
   reducer = Reducer::create(selection.reduced, dp, std::move(config), paused);
   reducer->set_join(joined);
   take_over_optimizers();
   log_construction(get_logging_data());
 }
 
-void DistributedDataParallelBase::State::check_nobody_listens() const {
+void DistributedDataParallelBase::State::check_no_hooks_registered() const {
   for (const auto& item : reduced) {
     WEFT_CHECK(
-        GradientHooks::owners_of(item.tensor, Listener::kReducer).empty(),
+        GradientHooks::owners_of(item.tensor, HookOwner::kReducer).empty(),
         "ddp",
         where(),
         item.name,

@@ -52,7 +52,7 @@ struct DistributedDataParallelBase::State {
   std::shared_ptr<Reducer> reducer = {};
 
   /// Throws: c10::ValueError if there is none; `what` begins the message.
-  Reducer& made_reducer(const char* what) const;
+  Reducer& require_reducer(const char* what) const;
   mesh::ErrorContext where() const { return {dp.describe_rank()}; }
 
   void sync_initial_values(const ParameterSelection& selection) const;
@@ -75,7 +75,7 @@ struct DistributedDataParallelBase::State {
 
  private:
   void remember_known();
-  void check_nobody_listens() const;
+  void check_no_hooks_registered() const;
   void take_over_optimizers();
 };
 

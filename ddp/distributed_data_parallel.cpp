@@ -289,7 +289,7 @@ void DistributedDataParallelBase::abort_join() {
     auto group = item.group;
     group.abort();
   }
-  for (const auto& channel : statistics_channels(*state_->module)) {
+  for (const auto& channel : sync_batch_norm_groups(*state_->module)) {
     auto group = channel->group();
     group.abort();
   }
@@ -304,7 +304,7 @@ mesh::Communicator DistributedDataParallelBase::join_process_group() const {
 }
 
 // All dims but the replicas'.
-mesh::DeviceMesh DistributedDataParallelBase::join_row() const {
+mesh::DeviceMesh DistributedDataParallelBase::join_model_parallel_mesh() const {
   const auto joint = dtensor::joint_mesh(*state_->module, state_->dp);
   std::vector<std::string> dims;
   for (const auto& name : joint.mesh_dim_names()) {
@@ -319,13 +319,13 @@ bool DistributedDataParallelBase::is_in_join_iteration() const {
   return state_->joined && state_->joined->is_in_iteration();
 }
 
-void DistributedDataParallelBase::share_joined_optimizer(
+void DistributedDataParallelBase::sync_joinable_optimizer(
     torch::optim::Optimizer& optimizer) {
   WEFT_CHECK(
       state_->joined != nullptr,
       "join",
       where(state_->dp),
-      "JoinedOptimizer goes together with its DistributedDataParallel. Pass "
+      "JoinableOptimizer goes together with its DistributedDataParallel. Pass "
       "both to the Join.");
   state_->joined->share_optimizer_state(optimizer);
 }
@@ -351,7 +351,7 @@ std::vector<at::Tensor> DistributedDataParallelBase::cast_input(
 
 std::vector<std::vector<std::string>>
 DistributedDataParallelBase::bucket_names() const {
-  return state_->made_reducer("there are no buckets").bucket_names();
+  return state_->require_reducer("there are no buckets").bucket_names();
 }
 
 void DistributedDataParallelBase::set_bucket_layout(
@@ -446,7 +446,8 @@ DistributedDataParallelBase::register_fused_optim(
       parameters->push_back(item.tensor);
     }
   }
-  auto optimizers = OptimizerInBackward::unheard(*parameters, factory);
+  auto optimizers =
+      OptimizerInBackward::make_without_hooks(*parameters, factory);
   register_fused_optim(optimizers);
   return optimizers;
 }
@@ -480,11 +481,11 @@ void DistributedDataParallelBase::set_static_graph() {
 }
 
 void DistributedDataParallelBase::remove_autograd_hooks() {
-  state_->made_reducer("there are no hooks").remove_autograd_hooks();
+  state_->require_reducer("there are no hooks").remove_autograd_hooks();
 }
 
 void DistributedDataParallelBase::check_reducer_finalized() const {
-  state_->made_reducer("nothing was reduced").check_finalized();
+  state_->require_reducer("nothing was reduced").check_finalized();
 }
 
 void DistributedDataParallelBase::require_manual_backward_finalization(
@@ -498,7 +499,7 @@ bool DistributedDataParallelBase::should_finalize_after_backward() const {
 }
 
 void DistributedDataParallelBase::finalize_backward() {
-  state_->made_reducer("nothing was reduced").finalize();
+  state_->require_reducer("nothing was reduced").finalize();
 }
 
 void DistributedDataParallelBase::update_process_group(
@@ -529,17 +530,17 @@ void DistributedDataParallelBase::check_replicas() const {
 }
 
 DDPLoggingData DistributedDataParallelBase::get_ddp_logging_data() const {
-  state_->made_reducer("there is nothing to say");
+  state_->require_reducer("there is nothing to say");
   return state_->get_logging_data();
 }
 
 void DistributedDataParallelBase::set_ddp_runtime_logging_sample_rate(
     int64_t every) {
-  state_->made_reducer("nothing is measured").set_sample_rate(every);
+  state_->require_reducer("nothing is measured").set_sample_rate(every);
 }
 
 std::string DistributedDataParallelBase::describe_unused_parameters() const {
-  const auto& reducer = state_->made_reducer("nothing was used");
+  const auto& reducer = state_->require_reducer("nothing was used");
   return describe_unused(*state_->module, state_->reduced, reducer.last_use());
 }
 

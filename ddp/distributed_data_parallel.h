@@ -75,12 +75,12 @@ class DistributedDataParallelBase : public Joinable {
   std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;
-  mesh::DeviceMesh join_row() const override;
+  mesh::DeviceMesh join_model_parallel_mesh() const override;
   bool is_in_join_iteration() const override;
   /// Brings what `optimizer` keeps of the module's parameters, as a replica
-  /// that trained last has it, to all: what JoinedOptimizer does.
+  /// that trained last has it, to all: what JoinableOptimizer does.
   /// Collective: all replicas, in the post hooks of a Join of this.
-  void share_joined_optimizer(torch::optim::Optimizer& optimizer);
+  void sync_joinable_optimizer(torch::optim::Optimizer& optimizer);
 
   /// Compares the replicas, gives them the first one's values and starts to
   /// listen for gradients: at construction, or for a model whose parameters
@@ -263,10 +263,10 @@ class DistributedDataParallel : public DistributedDataParallelBase {
 
   /// The module's forward(), with the hooks that act on it. Where its output
   /// has its tensors says ddp/output_tensors.h. What it throws on some ranks
-  /// alone, the others are told: see World::tell_peers().
+  /// alone, the others are told: see World::run_and_report_errors().
   template <class... Args>
   auto forward(Args&&... args) {
-    return mesh().world().tell_peers("the forward pass", [&] {
+    return mesh().world().run_and_report_errors("the forward pass", [&] {
       before_forward(samples_of(args...));
       auto output = call_module(prepare(std::forward<Args>(args))...);
       after_forward(tensors_of(output));

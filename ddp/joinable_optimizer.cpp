@@ -13,7 +13,7 @@ class SharedState : public JoinHook {
       DistributedDataParallelBase& ddp)
       : optimizer_(optimizer), ddp_(ddp) {}
 
-  void post_hook(bool) override { ddp_.share_joined_optimizer(optimizer_); }
+  void post_hook(bool) override { ddp_.sync_joinable_optimizer(optimizer_); }
 
  private:
   torch::optim::Optimizer& optimizer_;
@@ -22,38 +22,38 @@ class SharedState : public JoinHook {
 
 } // namespace
 
-JoinedOptimizer::JoinedOptimizer(
+JoinableOptimizer::JoinableOptimizer(
     torch::optim::Optimizer& optimizer,
     DistributedDataParallelBase& ddp)
     : optimizer_(optimizer), ddp_(ddp) {
   WEFT_CHECK(
       dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer) == nullptr,
       "join",
-      mesh::ErrorContext{"JoinedOptimizer"},
+      mesh::ErrorContext{"JoinableOptimizer"},
       "a ZeroRedundancyOptimizer is a joinable itself: its state is nowhere "
       "twice. Pass it to the Join.");
 }
 
-std::shared_ptr<JoinHook> JoinedOptimizer::join_hook(const JoinKwargs&) {
+std::shared_ptr<JoinHook> JoinableOptimizer::join_hook(const JoinKwargs&) {
   WEFT_CHECK(
       ddp_.join_config().enable && !join_config().is_first_joinable,
       "join",
-      mesh::ErrorContext{"JoinedOptimizer"},
-      "a JoinedOptimizer goes behind the DistributedDataParallel that it was "
+      mesh::ErrorContext{"JoinableOptimizer"},
+      "a JoinableOptimizer goes behind the DistributedDataParallel that it was "
       "made with. Pass the wrapped model first, then this.");
   return std::make_shared<SharedState>(optimizer_, ddp_);
 }
 
-c10::Device JoinedOptimizer::join_device() const {
+c10::Device JoinableOptimizer::join_device() const {
   return ddp_.join_device();
 }
 
-mesh::Communicator JoinedOptimizer::join_process_group() const {
+mesh::Communicator JoinableOptimizer::join_process_group() const {
   return ddp_.join_process_group();
 }
 
-mesh::DeviceMesh JoinedOptimizer::join_row() const {
-  return ddp_.join_row();
+mesh::DeviceMesh JoinableOptimizer::join_model_parallel_mesh() const {
+  return ddp_.join_model_parallel_mesh();
 }
 
 } // namespace weft::ddp

@@ -14,12 +14,12 @@ namespace weft::ddp {
 /// optimizer keeps (momentum, numbers of steps, learning rates) of a rank that
 /// missed none. Without it the next epoch's replicas would drift apart.
 /// Optimizers that are applied in backward need none.
-class JoinedOptimizer : public Joinable {
+class JoinableOptimizer : public Joinable {
  public:
   /// Of the optimizers that optimizer_state_dict() knows. Lifetime: both live
   /// as long as this.
   /// Throws: c10::ValueError for a ZeroRedundancyOptimizer.
-  JoinedOptimizer(
+  JoinableOptimizer(
       torch::optim::Optimizer& optimizer,
       DistributedDataParallelBase& ddp);
 
@@ -27,7 +27,7 @@ class JoinedOptimizer : public Joinable {
   std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;
-  mesh::DeviceMesh join_row() const override;
+  mesh::DeviceMesh join_model_parallel_mesh() const override;
 
  private:
   torch::optim::Optimizer& optimizer_;

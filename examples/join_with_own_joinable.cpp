@@ -68,7 +68,7 @@ int main() {
   ddp::DistributedDataParallel<torch::nn::LinearImpl> model(linear, dp);
   torch::optim::SGD optimizer(
       linear->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  ddp::JoinedOptimizer joined_optimizer(optimizer, model);
+  ddp::JoinableOptimizer joined_optimizer(optimizer, model);
   SampleCounter counter(dp);
 
   int64_t own = 0;

@@ -133,8 +133,8 @@ class ConfigReader {
 
  private:
   static std::string shortened(std::string text) {
-    constexpr size_t kMost = 60;
-    return text.size() > kMost ? text.substr(0, kMost) + "..." : text;
+    constexpr size_t kMax = 60;
+    return text.size() > kMax ? text.substr(0, kMax) + "..." : text;
   }
   static std::string text_of(const Json& value) {
     return shortened(value.dump(-1, ' ', true, Json::error_handler_t::replace));
@@ -384,7 +384,7 @@ HubConfig parse_config(std::string_view text, const std::string& source) {
 HubConfig read_config(const std::filesystem::path& folder) {
   const auto opened = checkpoint::Folder::open(folder);
   return parse_config(
-      read_small_file(opened, kConfigName, kMostConfigBytes),
+      read_small_file(opened, kConfigName, kMaxConfigBytes),
       (folder / kConfigName).string());
 }
 

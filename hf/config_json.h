@@ -10,19 +10,19 @@
 namespace weft::recipes::hub {
 
 inline constexpr const char* kConfigName = "config.json";
-inline constexpr int64_t kMostConfigBytes = 1 << 20;
+inline constexpr int64_t kMaxConfigBytes = 1 << 20;
 
 /// What a folder's config.json says of a model.
 struct HubConfig {
   ModelConfig model;
-  struct Given {
+  struct KeyMapping {
     /// Of the recipe: "model.dim".
     std::string key;
     /// Of config.json: "hidden_size".
     std::string hub_key;
   };
   /// The keys that it settles, `type` first.
-  std::vector<Given> given;
+  std::vector<KeyMapping> given;
 };
 
 /// Reads config.json of a Llama (2 and 3), a GPT-2 or a Mixtral.
@@ -37,7 +37,7 @@ HubConfig parse_config(std::string_view text, const std::string& source);
 /// How a checkpoint names a folder that a model came from, for whoever reads it
 /// in another working directory: absolute, or as it is where that would not be
 /// UTF-8.
-std::string lasting_path(const std::filesystem::path& folder);
+std::string portable_path(const std::filesystem::path& folder);
 
 /// Throws: mesh::UsageError naming `source` and the key if a value is none that
 /// a recipe could have, or the model has more tensors than a checkpoint.

@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kBlockElements = 16 << 20;
-constexpr int64_t kMostOtherBytes = 256 << 20;
+constexpr int64_t kMaxOtherBytes = 256 << 20;
 
 // What a tokenizer and a generation need, and no weights.
 constexpr std::array kOtherFiles{
@@ -108,11 +108,11 @@ class Export {
   void write_tensor(const Planned& tensor, WeightWriter& writer) {
     const auto rows = tensor.shape.front();
     const auto columns = tensor.shape.size() == 1 ? 1 : tensor.shape[1];
-    const auto most_rows = std::max<int64_t>(kBlockElements / columns, 1);
-    for (int64_t row = 0; row < rows; row += most_rows) {
+    const auto max_rows = std::max<int64_t>(kBlockElements / columns, 1);
+    for (int64_t row = 0; row < rows; row += max_rows) {
       Box block{Sizes(tensor.shape.size(), 0), tensor.shape};
       block.offset.front() = row;
-      block.shape.front() = std::min(most_rows, rows - row);
+      block.shape.front() = std::min(max_rows, rows - row);
       auto values =
           at::empty(block.shape, at::TensorOptions().dtype(tensor.dtype));
       for (const auto& [name, piece] : sources_.at(tensor.name)) {
@@ -146,7 +146,7 @@ class Export {
     auto base = weights_.config();
     const auto from = open_from();
     if (base.empty() && from && from->has(kConfigName)) {
-      base = read_small_file(*from, kConfigName, kMostConfigBytes);
+      base = read_small_file(*from, kConfigName, kMaxConfigBytes);
     }
     if (base.empty() && !weights_.from().empty()) {
       done_.notes.push_back(config_note());
@@ -194,7 +194,7 @@ class Export {
       }
       try {
         write_small_file(
-            folder_, name, read_small_file(*from, name, kMostOtherBytes));
+            folder_, name, read_small_file(*from, name, kMaxOtherBytes));
         done_.others.emplace_back(name);
       } catch (const mesh::UsageError& error) {
         done_.notes.push_back(fmt::format(

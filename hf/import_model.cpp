@@ -44,11 +44,11 @@ std::vector<std::vector<PartToWrite>> plan_files(
     for (size_t d = 1; d < tensor.shape.size(); ++d) {
       row_bytes *= tensor.shape[d];
     }
-    const auto most_rows = std::max<int64_t>(max_file_bytes / row_bytes, 1);
-    for (int64_t row = 0; row < rows; row += most_rows) {
+    const auto max_rows = std::max<int64_t>(max_file_bytes / row_bytes, 1);
+    for (int64_t row = 0; row < rows; row += max_rows) {
       Box box{Sizes(tensor.shape.size(), 0), tensor.shape};
       box.offset.front() = row;
-      box.shape.front() = std::min(most_rows, rows - row);
+      box.shape.front() = std::min(max_rows, rows - row);
       const auto bytes = box.shape.front() * row_bytes;
       if (!files.back().empty() &&
           (in_last + bytes > max_file_bytes || row > 0)) {
@@ -64,7 +64,7 @@ std::vector<std::vector<PartToWrite>> plan_files(
 
 // What export_model() needs to know of the model.
 std::string layout_of(const fs::path& folder) {
-  const auto from = lasting_path(folder);
+  const auto from = portable_path(folder);
   if (!checkpoint::is_utf8(from)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
         "import: {}: the path is not UTF-8, but a checkpoint says in UTF-8 "
@@ -74,7 +74,7 @@ std::string layout_of(const fs::path& folder) {
   return nlohmann::ordered_json{
       {"config",
        read_small_file(
-           checkpoint::Folder::open(folder), kConfigName, kMostConfigBytes)},
+           checkpoint::Folder::open(folder), kConfigName, kMaxConfigBytes)},
       {"from", from}}
       .dump();
 }
@@ -160,7 +160,7 @@ Imported import_model(
   const checkpoint::StoreLock lock(checkpoints);
   const auto temporary = checkpoint::begin_step(checkpoints, 0);
   auto clean_up =
-      c10::make_scope_exit([&] { checkpoint::abandon_step(temporary); });
+      c10::make_scope_exit([&] { checkpoint::discard_step(temporary); });
   checkpoint::Manifest manifest;
   manifest.layout = std::move(layout);
   checkpoint::stamp(manifest);

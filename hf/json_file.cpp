@@ -13,16 +13,16 @@ namespace weft::recipes::hub {
 std::string read_small_file(
     const checkpoint::Folder& folder,
     const std::string& name,
-    int64_t most_bytes) {
+    int64_t max_bytes) {
   try {
     const auto file = folder.open_file(name);
     const auto bytes = file.size();
-    if (bytes > most_bytes) {
+    if (bytes > max_bytes) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
           "{}: {} bytes; it can have at most {}",
           file.path().string(),
           bytes,
-          most_bytes));
+          max_bytes));
     }
     std::string text(static_cast<size_t>(bytes), '\0');
     const auto got = file.read_at(0, std::as_writable_bytes(std::span(text)));
@@ -37,9 +37,9 @@ std::string read_small_file(
 nlohmann::ordered_json parse_json_object(
     std::string_view text,
     const std::string& source) {
-  constexpr int64_t kMostDepth = 32;
+  constexpr int64_t kMaxDepth = 32;
   try {
-    checkpoint::check_json_object(text, source, kMostDepth);
+    checkpoint::check_json_object(text, source, kMaxDepth);
   } catch (const checkpoint::CheckpointError& error) {
     mesh::throw_error<mesh::UsageError>(error.what_without_backtrace());
   }

@@ -15,7 +15,7 @@ namespace weft::recipes::hub {
 std::string read_small_file(
     const checkpoint::Folder& folder,
     const std::string& name,
-    int64_t most_bytes);
+    int64_t max_bytes);
 
 /// Parses one object of at most 32 levels; no key twice.
 /// Throws: mesh::UsageError naming `source` and the byte.

@@ -21,12 +21,12 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::in_quotes;
-using checkpoint::throw_damage;
+using checkpoint::throw_corrupt;
 
 constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = checkpoint::kWeightIndexName;
 // A model of a million tensors in files of one each would have as many.
-constexpr size_t kMostFiles = 10'000;
+constexpr size_t kMaxFiles = 10'000;
 constexpr int64_t kBlockBytes = 1 << 20;
 
 checkpoint::File open_weights(
@@ -123,7 +123,7 @@ void ModelFiles::State::add_file(const std::string& name) {
           .begin = entry.begin,
           .end = entry.end}});
     if (!is_new) {
-      throw_damage(
+      throw_corrupt(
           source,
           fmt::format(
               "tensor {} stands in {} already",
@@ -135,12 +135,12 @@ void ModelFiles::State::add_file(const std::string& name) {
 
 const checkpoint::File& ModelFiles::State::file_of(
     const FileTensor& tensor) const {
-  constexpr size_t kMostOpen = 64;
+  constexpr size_t kMaxOpen = 64;
   const auto found = open.find(tensor.file);
   if (found != open.end()) {
     return found->second;
   }
-  if (open.size() >= kMostOpen) {
+  if (open.size() >= kMaxOpen) {
     open.clear();
   }
   return open.emplace(tensor.file, folder.open_file(tensor.file)).first->second;
@@ -155,7 +155,7 @@ void ModelFiles::State::read(
   const auto got = file.read_at(begin, out);
   bytes_read += got;
   if (got != std::ssize(out)) {
-    throw_damage(
+    throw_corrupt(
         file.path().string(),
         fmt::format(
             "tensor {}: the file ends at byte {}, inside of it",
@@ -215,10 +215,10 @@ ModelFiles::ModelFiles(const fs::path& folder)
   for (const auto& [tensor, file] : index) {
     files.insert(file);
   }
-  if (files.size() > kMostFiles) {
-    throw_damage(
+  if (files.size() > kMaxFiles) {
+    throw_corrupt(
         (folder / kIndexName).string(),
-        fmt::format("{} files; at most {}", files.size(), kMostFiles));
+        fmt::format("{} files; at most {}", files.size(), kMaxFiles));
   }
   for (const auto& file : files) {
     state_->add_file(file);
@@ -271,13 +271,13 @@ void ModelFiles::read_box(
   const auto most =
       kBlockBytes / static_cast<int64_t>(c10::elementSize(tensor.dtype));
   // Columns of a long row come in several blocks too.
-  const auto most_columns = std::min(box.columns, most);
-  const auto most_rows = most / most_columns;
-  for (int64_t r = 0; r < box.rows; r += most_rows) {
-    for (int64_t c = 0; c < box.columns; c += most_columns) {
+  const auto max_columns = std::min(box.columns, most);
+  const auto max_rows = most / max_columns;
+  for (int64_t r = 0; r < box.rows; r += max_rows) {
+    for (int64_t c = 0; c < box.columns; c += max_columns) {
       const Row size{
-          std::min(most_rows, box.rows - r),
-          std::min(most_columns, box.columns - c)};
+          std::min(max_rows, box.rows - r),
+          std::min(max_columns, box.columns - c)};
       target.narrow(0, r, size.rows)
           .narrow(1, c, size.columns)
           .copy_(state_->read_block(

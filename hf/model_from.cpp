@@ -41,7 +41,7 @@ bool is_resolved(const Recipe& recipe) {
 void adopt(
     Recipe& recipe,
     const Recipe& theirs,
-    const HubConfig::Given& given,
+    const HubConfig::KeyMapping& given,
     const std::string& source) {
   const Key* key = find_key(given.key);
   const auto place = fmt::format("{} ({})", source, given.hub_key);
@@ -68,7 +68,7 @@ void adopt(
 
 } // namespace
 
-std::string lasting_path(const std::filesystem::path& folder) {
+std::string portable_path(const std::filesystem::path& folder) {
   std::error_code error;
   const auto absolute =
       std::filesystem::absolute(folder, error).lexically_normal().string();
@@ -82,7 +82,7 @@ void check_values(const HubConfig& config, const std::string& source) {
     Key key = *find_key(given.key);
     // The 0 by which a recipe leaves a size to others is a size here.
     key.range.special.reset();
-    if (const auto fault = find_fault(key, recipe); !fault.empty()) {
+    if (const auto fault = find_value_error(key, recipe); !fault.empty()) {
       mesh::throw_error<mesh::UsageError>(
           fmt::format("{}: {}: {}", source, given.hub_key, fault));
     }

@@ -224,7 +224,7 @@ TensorMap tensor_map(const ModelConfig& model) {
   return model.type == "gpt2" ? gpt2_map(sizes) : llama_map(sizes);
 }
 
-bool is_unneeded(std::string_view hub_name) {
+bool is_obsolete_buffer(std::string_view hub_name) {
   constexpr std::array kEndings{
       ".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"};
   return std::ranges::any_of(kEndings, [&](std::string_view ending) {

@@ -50,6 +50,6 @@ TensorMap tensor_map(const ModelConfig& model);
 
 /// Whether a tensor of that name is a buffer that nobody needs, written by
 /// older versions of transformers.
-bool is_unneeded(std::string_view hub_name);
+bool is_obsolete_buffer(std::string_view hub_name);
 
 } // namespace weft::recipes::hub

@@ -19,7 +19,7 @@ namespace weft::recipes::hub {
 namespace {
 
 // In one list of a message: a config.json may ask for a million.
-constexpr size_t kMostNames = 200;
+constexpr size_t kMaxNames = 200;
 
 bool is_plain_float(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 ||
@@ -32,8 +32,7 @@ void add_list(
     const char* what,
     const std::vector<std::string>& names) {
   if (!names.empty()) {
-    const auto some =
-        std::span(names).first(std::min(names.size(), kMostNames));
+    const auto some = std::span(names).first(std::min(names.size(), kMaxNames));
     faults.push_back(fmt::format(
         "{} {} ({}{})",
         names.size(),
@@ -134,7 +133,7 @@ void WeightReader::check_tensors() const {
   }
   std::vector<std::string> extra;
   for (const auto& [name, tensor] : files_.tensors()) {
-    if (!known.contains(name) && !is_unneeded(name)) {
+    if (!known.contains(name) && !is_obsolete_buffer(name)) {
       extra.push_back(fmt::format("{} in {}", name, tensor.file));
     }
   }
@@ -176,12 +175,12 @@ void WeightReader::check_copy(
     const std::string& original_name,
     const Sizes& offset,
     const at::Tensor& original) const {
-  constexpr int64_t kMostElements = 1 << 18;
-  const auto most_rows = std::max<int64_t>(
-      kMostElements / std::max<int64_t>(original.size(1), 1), 1);
-  for (int64_t r = 0; r < original.size(0); r += most_rows) {
+  constexpr int64_t kMaxElements = 1 << 18;
+  const auto max_rows = std::max<int64_t>(
+      kMaxElements / std::max<int64_t>(original.size(1), 1), 1);
+  for (int64_t r = 0; r < original.size(0); r += max_rows) {
     const auto rows =
-        original.narrow(0, r, std::min(most_rows, original.size(0) - r));
+        original.narrow(0, r, std::min(max_rows, original.size(0) - r));
     const auto other = at::empty(rows.sizes(), at::TensorOptions(rows.dtype()));
     files_.read_box(names_.at(copy), {offset[0] + r, offset[1]}, other);
     // The same bits but for zeros' signs and what is not a number.

@@ -53,7 +53,7 @@ Evaluation evaluate(
     const mesh::DeviceMesh& mesh,
     const EvalSamples& samples,
     int64_t batch_size,
-    const SayLine& say) {
+    const LogLine& log_line) {
   const at::NoGradGuard no_grad;
   const auto& world = mesh.world();
   const int64_t own = mesh.coordinate("dp") * batch_size;
@@ -67,7 +67,7 @@ Evaluation evaluate(
             model, samples, first + own, batch_size, world.device()));
     if (world.rank() == 0 && EvalClock::now() - said > kBetweenLines) {
       said = EvalClock::now();
-      say(fmt::format(
+      log_line(fmt::format(
           "{} of {} samples",
           std::min(first + step, samples.count),
           samples.count));

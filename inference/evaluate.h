@@ -21,7 +21,7 @@ struct Evaluation {
 
 /// The mean cross entropy of all targets of `samples`. Replicas take
 /// `batch_size` samples at a time, one after the other; at the end some have
-/// fewer, or none. `say` hears now and then how far it is.
+/// fewer, or none. `log_line` hears now and then how far it is.
 /// Collective: all ranks of `mesh`, which has the dims "dp" and "tp"; blocks.
 /// Throws: NonFiniteError if the loss is not a finite number.
 Evaluation evaluate(
@@ -29,6 +29,6 @@ Evaluation evaluate(
     const mesh::DeviceMesh& mesh,
     const EvalSamples& samples,
     int64_t batch_size,
-    const SayLine& say);
+    const LogLine& log_line);
 
 } // namespace weft::recipes

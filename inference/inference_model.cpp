@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Samples that a replica takes at once unless the recipe says.
-constexpr int64_t kMostSamples = 8;
+constexpr int64_t kMaxSamples = 8;
 
 // Steps that `folder` names, the newest first: it is one, holds them, or is a
 // run's.
@@ -74,7 +74,7 @@ std::vector<fs::path> find_weights(
 
 // What changes the function that weights belong to, rather than training.
 // `adapted`: adapters are among the weights.
-bool shapes_model(const std::string& key, bool adapted) {
+bool affects_model(const std::string& key, bool adapted) {
   return (key.starts_with("model.") || (adapted && key.starts_with("lora."))) &&
          key != "model.from" && !key.ends_with("dropout") &&
          !key.starts_with("model.router_");
@@ -96,7 +96,7 @@ void check_same_model(
   resolve_options(earlier);
   std::vector<std::string> differences;
   for (const auto& key : differing_keys(recipe, earlier)) {
-    if (shapes_model(key, earlier.lora.rank > 0)) {
+    if (affects_model(key, earlier.lora.rank > 0)) {
       differences.push_back(fmt::format(
           "{} is {} there and {} here",
           key,
@@ -139,7 +139,7 @@ std::string load_newest(
     Model& model,
     const std::vector<std::string>& steps,
     WeightKind kind,
-    const SayLine& say) {
+    const LogLine& log_line) {
   for (const auto& step : steps) {
     try {
       return load_model_weights(recipe, model, mesh, step, kind);
@@ -148,7 +148,7 @@ std::string load_newest(
         throw;
       }
       if (mesh.world().rank() == 0) {
-        say(fmt::format(
+        log_line(fmt::format(
             "cannot load {}: {}", step, error.what_without_backtrace()));
       }
     }
@@ -177,7 +177,7 @@ void validate_for_inference(Recipe& recipe, int64_t world_size) {
   auto& train = recipe.train;
   const int64_t global = train.global_batch_size;
   if (train.micro_batch_size == 0) {
-    train.micro_batch_size = std::clamp<int64_t>(global, 1, kMostSamples);
+    train.micro_batch_size = std::clamp<int64_t>(global, 1, kMaxSamples);
   }
   // A multiple of whatever the replicas take.
   train.global_batch_size = 0;
@@ -191,7 +191,7 @@ void check_weights(
     WeightKind kind) {
   const auto hmac_key = read_hmac_key(recipe);
   const auto steps = find_weights(recipe, checkpoint);
-  if (steps.empty() && kind == WeightKind::kAveraged) {
+  if (steps.empty() && kind == WeightKind::kEma) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
         "--weights: {} holds no checkpoint, and only one that was trained with "
         "ema.decay has averaged weights",
@@ -217,7 +217,7 @@ mesh::DeviceMesh make_inference_mesh(
   auto mesh = mesh::DeviceMesh::create(
       world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
   auto with_links = recipe;
-  settle_links(with_links, mesh);
+  resolve_link_costs(with_links, mesh);
   return mesh;
 }
 
@@ -225,7 +225,7 @@ std::shared_ptr<Model> load_model(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     const std::string& checkpoint,
-    const SayLine& say,
+    const LogLine& log_line,
     WeightKind kind) {
   const auto& world = mesh.world();
   const at::NoGradGuard no_grad;
@@ -233,11 +233,11 @@ std::shared_ptr<Model> load_model(
   dtensor::materialize(
       *model, static_cast<uint64_t>(recipe.seed), world.device());
   const auto steps = agreed_steps(recipe, world, checkpoint);
-  const auto line = steps.empty()
-                        ? load_model_weights(recipe, *model, mesh)
-                        : load_newest(recipe, mesh, *model, steps, kind, say);
+  const auto line =
+      steps.empty() ? load_model_weights(recipe, *model, mesh)
+                    : load_newest(recipe, mesh, *model, steps, kind, log_line);
   if (world.rank() == 0) {
-    say(line);
+    log_line(line);
   }
   for (auto& parameter : model->parameters()) {
     parameter.set_requires_grad(false);

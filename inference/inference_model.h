@@ -34,7 +34,7 @@ mesh::DeviceMesh make_inference_mesh(
     const mesh::World& world);
 
 /// A line for the user; called on rank 0 only.
-using SayLine = std::function<void(const std::string&)>;
+using LogLine = std::function<void(const std::string&)>;
 
 /// The model of a recipe with its weights, over the "tp" of `mesh` and the same
 /// on all of "dp", in the dtype that training computes in: no gradients, no
@@ -48,7 +48,7 @@ std::shared_ptr<Model> load_model(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     const std::string& checkpoint,
-    const SayLine& say,
+    const LogLine& log_line,
     WeightKind kind = WeightKind::kTrained);
 
 } // namespace weft::recipes

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMostPromptBytes = 64 << 20;
+constexpr int64_t kMaxPromptBytes = 64 << 20;
 constexpr const char* kBytes = "byte";
 constexpr int64_t kNumBytes = 256;
 
@@ -35,7 +35,7 @@ std::string read_prompt(const std::string& path) {
   if (!fs::is_regular_file(path, fault)) {
     refuse_prompt(fmt::format("--prompt-file: {} is not a file", path));
   }
-  if (static_cast<int64_t>(fs::file_size(path, fault)) > kMostPromptBytes) {
+  if (static_cast<int64_t>(fs::file_size(path, fault)) > kMaxPromptBytes) {
     refuse_prompt(fmt::format("--prompt-file: {} is over 64 MiB", path));
   }
   std::ifstream file(path, std::ios::binary);
@@ -116,8 +116,8 @@ std::unique_ptr<Tokenizer> tokenizer_in(const fs::path& folder) {
   return nullptr;
 }
 
-// Note [Whose tokens]
-// ~~~~~~~~~~~~~~~~~~~
+// Note [Tokenizer choice]
+// ~~~~~~~~~~~~~~~~~~~~~~~
 // The recipe that a run leaves has every key written, so that data.tokenizer:
 // byte may be what somebody wrote, or the default that nobody thought of.
 // It is believed where a model was trained on text (data.type: text), which is
@@ -223,7 +223,7 @@ std::optional<int64_t> longest_sequence(const Recipe& recipe) {
              : recipe.data.sequence_length;
 }
 
-int64_t room_for_new_tokens(
+int64_t clamp_new_tokens(
     const Recipe& recipe,
     const std::vector<std::vector<int64_t>>& prompts,
     std::optional<int64_t> wanted,

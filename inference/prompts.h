@@ -19,9 +19,9 @@ struct PromptWords {
 };
 
 /// The tokenizer of `path`, or else of the recipe's model: data.tokenizer, or
-/// what lies in the folder model.from; see Note [Whose tokens]. Null if there
-/// is none. Throws: mesh::UsageError if it cannot be read or knows more tokens
-/// than the model.
+/// what lies in the folder model.from; see Note [Tokenizer choice]. Null if
+/// there is none. Throws: mesh::UsageError if it cannot be read or knows more
+/// tokens than the model.
 std::unique_ptr<Tokenizer> find_tokenizer(
     const Recipe& recipe,
     const std::optional<std::string>& path);
@@ -52,7 +52,7 @@ std::optional<int64_t> longest_sequence(const Recipe& recipe);
 /// How many tokens follow the longest of `prompts`: `wanted`, or else
 /// `fallback`, as far as the model has room.
 /// Throws: mesh::UsageError if a prompt is too long, or with what is wanted.
-int64_t room_for_new_tokens(
+int64_t clamp_new_tokens(
     const Recipe& recipe,
     const std::vector<std::vector<int64_t>>& prompts,
     std::optional<int64_t> wanted,

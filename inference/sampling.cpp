@@ -39,14 +39,14 @@ void check_finite(const at::Tensor& logits, int64_t position) {
   }
 }
 
-at::Tensor keep_likeliest(const at::Tensor& scores, int64_t count) {
+at::Tensor keep_top_k(const at::Tensor& scores, int64_t count) {
   const auto values =
       std::get<0>(scores.topk(std::min(count, scores.size(-1)), -1));
   return scores.masked_fill(
       scores < values.narrow(-1, values.size(-1) - 1, 1), kNoChance);
 }
 
-at::Tensor keep_nucleus(const at::Tensor& scores, double probability) {
+at::Tensor keep_top_p(const at::Tensor& scores, double probability) {
   // Stable, so that tokens that are as likely leave alike everywhere.
   const auto [sorted, order] =
       at::sort(scores, /*stable=*/true, /*dim=*/-1, /*descending=*/false);
@@ -65,10 +65,10 @@ at::Tensor warp_logits(
     scores = divided(scores, options.temperature);
   }
   if (options.top_k > 0) {
-    scores = keep_likeliest(scores, options.top_k);
+    scores = keep_top_k(scores, options.top_k);
   }
   if (options.top_p < 1) {
-    scores = keep_nucleus(scores, options.top_p);
+    scores = keep_top_p(scores, options.top_p);
   }
   return scores;
 }

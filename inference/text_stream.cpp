@@ -6,7 +6,7 @@ namespace weft::recipes {
 namespace {
 
 // Tokens that are decoded together: more than change each other's text.
-constexpr size_t kMostTokens = 64;
+constexpr size_t kMaxTokens = 64;
 constexpr size_t kKeptTokens = 16;
 // What some tokenizers make of a part of a character.
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
@@ -73,7 +73,7 @@ std::string TextStream::add(int64_t token) {
   }
   auto result = text.substr(given_, certain - given_);
   given_ = certain;
-  if (certain == text.size() && tokens_.size() > kMostTokens) {
+  if (certain == text.size() && tokens_.size() > kMaxTokens) {
     forget_old_tokens();
   }
   return result;

@@ -13,7 +13,7 @@ namespace weft::launcher {
 std::vector<std::string> worker_environment(
     const std::vector<std::string>& base,
     const Options& options,
-    const LaunchFacts& facts,
+    const WorkerContext& context,
     int local_rank) {
   std::map<std::string, std::string> variables;
   for (const auto& entry : base) {
@@ -23,7 +23,7 @@ std::vector<std::string> worker_environment(
           entry.substr(0, equals), entry.substr(equals + 1));
     }
   }
-  const Placement& place = facts.placement;
+  const RankAssignment& place = context.rank_assignment;
   const auto set = [&](const char* name, int value) {
     variables[name] = std::to_string(value);
   };
@@ -44,14 +44,14 @@ std::vector<std::string> worker_environment(
   set("TORCHELASTIC_MAX_RESTARTS", options.max_restarts);
   variables["TORCHELASTIC_RUN_ID"] = options.run_id;
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
-  variables["TORCHELASTIC_ERROR_FILE"] = facts.error_file;
+  variables["TORCHELASTIC_ERROR_FILE"] = context.error_file;
   variables.try_emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   if (options.worker_count > 1) {
     const auto threads = mesh::usable_cores() / options.worker_count;
     variables.try_emplace(
         "OMP_NUM_THREADS", std::to_string(std::max<int64_t>(threads, 1)));
   }
-  variables.try_emplace("WEFT_LAUNCH_T0", facts.start_time);
+  variables.try_emplace("WEFT_LAUNCH_T0", context.start_time);
   // Those of a weftrun around this one are not for its workers.
   variables.erase("WEFT_MASTER_FD");
   variables.erase("WEFT_STDERR_TTY");
@@ -59,10 +59,10 @@ std::vector<std::string> worker_environment(
   if (!place.bind_address.empty()) {
     variables["WEFT_BIND_ADDR"] = place.bind_address;
   }
-  if (local_rank == 0 && facts.master_fd >= 0) {
-    variables["WEFT_MASTER_FD"] = std::to_string(facts.master_fd);
+  if (local_rank == 0 && context.master_fd >= 0) {
+    variables["WEFT_MASTER_FD"] = std::to_string(context.master_fd);
   }
-  if (facts.stderr_is_terminal) {
+  if (context.stderr_is_terminal) {
     variables["WEFT_STDERR_TTY"] = "1";
   }
   if (options.virtual_local_rank) {
@@ -77,7 +77,7 @@ std::vector<std::string> worker_environment(
   return environment;
 }
 
-std::vector<std::string> own_environment() {
+std::vector<std::string> current_environment() {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     environment.emplace_back(*entry);

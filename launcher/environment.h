@@ -9,9 +9,9 @@
 namespace weft::launcher {
 
 /// What a worker's environment needs besides the options.
-struct LaunchFacts {
+struct WorkerContext {
   /// With the port of the store in it.
-  Placement placement;
+  RankAssignment rank_assignment;
   /// The socket bound to that port, which rank 0 inherits; -1: none is.
   int master_fd = -1;
   /// When the outermost weftrun started, if it is this one. Units: seconds
@@ -31,10 +31,10 @@ struct LaunchFacts {
 std::vector<std::string> worker_environment(
     const std::vector<std::string>& base,
     const Options& options,
-    const LaunchFacts& facts,
+    const WorkerContext& context,
     int local_rank);
 
 /// This process's environment as NAME=value.
-std::vector<std::string> own_environment();
+std::vector<std::string> current_environment();
 
 } // namespace weft::launcher

@@ -49,13 +49,13 @@ std::pair<std::string, std::string> split_last_line(std::string text) {
   return {text, line};
 }
 
-HostEnd host_end(const Outcome& outcome, const std::string& line) {
-  HostEnd end;
+HostResult host_end(const Outcome& outcome, const std::string& line) {
+  HostResult end;
   end.code = exit_code(outcome);
   end.signal = outcome.requested_signal;
   end.line = line;
   if (const auto cause = root_cause(outcome)) {
-    end.lost_peer = lost_a_peer(*cause);
+    end.lost_peer = is_peer_loss(*cause);
     end.age = std::chrono::duration_cast<milliseconds>(
         std::chrono::system_clock::now() - failure_time(*cause));
   }
@@ -81,10 +81,10 @@ class Launch {
         logs_(options),
         guard_(logs_.temporary()),
         output_(options, logs_),
-        hosts_(make_hosts(
+        rendezvous_(make_rendezvous(
             options,
             host_name(),
-            [this](std::string_view line) { output_.say(line); })),
+            [this](std::string_view line) { output_.log_line(line); })),
         wake_fd_(make_wake_fd()) {}
 
   int run();
@@ -96,11 +96,13 @@ class Launch {
   int wait(
       const std::function<bool()>& done,
       std::optional<milliseconds> limit = std::nullopt);
-  std::vector<Worker> spawn_all(const LaunchFacts& common, MasterSocket* store);
+  std::vector<Worker> spawn_all(
+      const WorkerContext& common,
+      MasterSocket* store);
   /// Returns the host's part of the verdict, its report said.
-  HostEnd attempt(Placement placement);
-  Verdict await_verdict();
-  int finish(const Verdict& verdict);
+  HostResult attempt(RankAssignment rank_assignment);
+  RunResult await_verdict();
+  int finish(const RunResult& run_result);
   int finish_by_signal(int signal);
   void flush();
 
@@ -109,15 +111,15 @@ class Launch {
   const std::string program_;
   SignalQueue signals_;
   LogDir logs_;
-  Guard guard_;
+  OrphanReaper guard_;
   Output output_;
-  const std::unique_ptr<Hosts> hosts_;
+  const std::unique_ptr<Rendezvous> rendezvous_;
   const UniqueFd wake_fd_;
 };
 
 UniqueFd Launch::make_wake_fd() const {
   UniqueFd fd(epoll_create1(EPOLL_CLOEXEC));
-  for (const int source : {signals_.fd(), hosts_->fd()}) {
+  for (const int source : {signals_.fd(), rendezvous_->fd()}) {
     epoll_event event{};
     event.events = EPOLLIN;
     if (source >= 0 &&
@@ -144,42 +146,42 @@ int Launch::wait(
     }
     if (output_.wait(wake_fd_.get(), left)) {
       for (const int signal : signals_.take()) {
-        if (signals_.is_request(signal)) {
+        if (signals_.is_termination_request(signal)) {
           return signal;
         }
-        if (signals_.is_passed_on(signal)) {
-          output_.say(fmt::format(
+        if (signals_.is_forwarded_only(signal)) {
+          output_.log_line(fmt::format(
               "weftrun: {} received, but no worker runs\n",
               signal_name(signal)));
         }
       }
-      hosts_->dispatch();
+      rendezvous_->dispatch();
     }
   }
 }
 
 std::vector<Worker> Launch::spawn_all(
-    const LaunchFacts& common,
+    const WorkerContext& common,
     MasterSocket* store) {
-  const auto base = own_environment();
+  const auto base = current_environment();
   ExecReport exec_report;
-  const auto cpus =
-      numa_cpus(options_.numa_binding, options_.worker_count, own_numa_host());
+  const auto cpus = numa_cpus(
+      options_.numa_binding, options_.worker_count, current_numa_host());
   std::vector<Worker> workers;
   for (int local_rank = 0; local_rank < options_.worker_count; ++local_rank) {
     const WorkerStreams streams = output_.open(local_rank);
-    LaunchFacts facts = common;
-    facts.error_file = logs_.file(local_rank, "error.json");
-    facts.stderr_is_terminal = output_.stderr_is_terminal(local_rank);
+    WorkerContext context = common;
+    context.error_file = logs_.file(local_rank, "error.json");
+    context.stderr_is_terminal = output_.stderr_is_terminal(local_rank);
     workers.push_back(spawn(
-        {.rank = facts.placement.first_rank + local_rank,
+        {.rank = context.rank_assignment.first_rank + local_rank,
          .program = program_,
          .arguments = options_.command,
-         .environment = worker_environment(base, options_, facts, local_rank),
+         .environment = worker_environment(base, options_, context, local_rank),
          .standard_input = streams.input.get(),
          .standard_output = streams.output.get(),
          .standard_error = streams.error.get(),
-         .inherited_fd = local_rank == 0 ? facts.master_fd : -1,
+         .inherited_fd = local_rank == 0 ? context.master_fd : -1,
          .cpus = cpus.empty() ? std::set<int>() : cpus[local_rank]},
         signals_,
         exec_report,
@@ -192,34 +194,36 @@ std::vector<Worker> Launch::spawn_all(
   return workers;
 }
 
-HostEnd Launch::attempt(Placement placement) {
-  logs_.begin_attempt(placement.restart_count);
-  output_.begin_attempt(placement.first_rank);
+HostResult Launch::attempt(RankAssignment rank_assignment) {
+  logs_.begin_attempt(rank_assignment.restart_count);
+  output_.begin_attempt(rank_assignment.first_rank);
   const bool kept = logs_.temporary().empty();
   if (kept && options_.log_dir.empty()) {
-    output_.say(fmt::format(
+    output_.log_line(fmt::format(
         "weftrun: no --log-dir: the workers' files are in {}\n",
         logs_.attempt().string()));
   }
-  LaunchFacts facts;
+  WorkerContext context;
   std::optional<MasterSocket> store;
-  if (placement.master_port == 0) {
-    const bool alone = placement.node_count == 1;
-    placement.master_addr = alone ? options_.hosts.address : "127.0.0.1";
-    store.emplace(placement.master_addr, alone ? options_.hosts.port : 0);
-    placement.master_port = store->port();
-    facts.master_fd = store->fd();
-    hosts_->serve_store(store->port());
+  if (rank_assignment.master_port == 0) {
+    const bool alone = rank_assignment.node_count == 1;
+    rank_assignment.master_addr = alone ? options_.hosts.address : "127.0.0.1";
+    store.emplace(rank_assignment.master_addr, alone ? options_.hosts.port : 0);
+    rank_assignment.master_port = store->port();
+    context.master_fd = store->fd();
+    rendezvous_->serve_store(store->port());
   }
-  facts.placement = placement;
-  facts.start_time = start_time_;
-  const auto workers = spawn_all(facts, store ? &*store : nullptr);
+  context.rank_assignment = rank_assignment;
+  context.start_time = start_time_;
+  const auto workers = spawn_all(context, store ? &*store : nullptr);
   Supervisor supervisor(
-      workers, output_, signals_, *hosts_, options_.shutdown_timeout);
-  MemoryWatch memory(pids(workers));
+      workers, output_, signals_, *rendezvous_, options_.shutdown_timeout);
+  OomMonitor memory(pids(workers));
   Outcome outcome = supervisor.run(wake_fd_.get());
   guard_.forget();
-  const auto local = [&](int rank) { return rank - placement.first_rank; };
+  const auto local = [&](int rank) {
+    return rank - rank_assignment.first_rank;
+  };
   const ReportSources sources{
       .host = host_name(),
       .worker_count = options_.worker_count,
@@ -229,17 +233,17 @@ HostEnd Launch::attempt(Placement placement) {
             return read_error_file(logs_.file(local(rank), "error.json"));
           },
       .logs = kept ? logs_.attempt() : std::filesystem::path()};
-  add_evidence(outcome, sources, memory);
+  diagnose_failures(outcome, sources, memory);
   auto [text, line] = split_last_line(report(outcome, sources));
-  output_.say(text);
+  output_.log_line(text);
   return host_end(outcome, line);
 }
 
-Verdict Launch::await_verdict() {
-  std::optional<Verdict> verdict;
+RunResult Launch::await_verdict() {
+  std::optional<RunResult> run_result;
   const auto decided = [&] {
-    verdict = hosts_->take_verdict();
-    return verdict.has_value();
+    run_result = rendezvous_->take_result();
+    return run_result.has_value();
   };
   int first_signal = 0;
   while (const int signal = wait(decided)) {
@@ -256,13 +260,13 @@ Verdict Launch::await_verdict() {
           .restart_after = std::nullopt};
     }
     first_signal = signal;
-    hosts_->report_signal(signal);
+    rendezvous_->report_signal(signal);
   }
-  return *verdict;
+  return *run_result;
 }
 
 int Launch::finish_by_signal(int signal) {
-  hosts_->report_signal(signal);
+  rendezvous_->report_signal(signal);
   return finish(
       {.code = 128 + signal,
        .line = fmt::format(
@@ -275,13 +279,13 @@ int Launch::finish_by_signal(int signal) {
        .restart_after = std::nullopt});
 }
 
-int Launch::finish(const Verdict& verdict) {
-  output_.say(verdict.note);
-  if (!verdict.line.empty()) {
-    output_.say(verdict.line + "\n");
+int Launch::finish(const RunResult& run_result) {
+  output_.log_line(run_result.note);
+  if (!run_result.line.empty()) {
+    output_.log_line(run_result.line + "\n");
   }
   flush();
-  return verdict.code;
+  return run_result.code;
 }
 
 /// A slow reader gets all of it, unless a signal says that it is enough.
@@ -289,7 +293,7 @@ void Launch::flush() {
   while (output_.pending()) {
     if (output_.wait(signals_.fd(), milliseconds(-1)) &&
         std::ranges::any_of(signals_.take(), [&](int signal) {
-          return signals_.is_request(signal);
+          return signals_.is_termination_request(signal);
         })) {
       break;
     }
@@ -298,13 +302,13 @@ void Launch::flush() {
 
 int Launch::run() {
   for (;;) {
-    hosts_->ready();
-    std::optional<Placement> placement;
-    std::optional<Verdict> over;
+    rendezvous_->ready();
+    std::optional<RankAssignment> rank_assignment;
+    std::optional<RunResult> over;
     const int signal = wait([&] {
-      placement = hosts_->take_placement();
-      over = hosts_->take_verdict();
-      return placement || over;
+      rank_assignment = rendezvous_->take_rank_assignment();
+      over = rendezvous_->take_result();
+      return rank_assignment || over;
     });
     if (signal != 0) {
       return finish_by_signal(signal);
@@ -312,14 +316,14 @@ int Launch::run() {
     if (over) {
       return finish(*over);
     }
-    hosts_->end(attempt(*placement));
-    const Verdict verdict = await_verdict();
-    if (!verdict.restart_after) {
-      return finish(verdict);
+    rendezvous_->end(attempt(*rank_assignment));
+    const RunResult run_result = await_verdict();
+    if (!run_result.restart_after) {
+      return finish(run_result);
     }
-    output_.say(verdict.line + "\n");
-    output_.say(verdict.note);
-    if (const int stop = wait(nullptr, verdict.restart_after)) {
+    output_.log_line(run_result.line + "\n");
+    output_.log_line(run_result.note);
+    if (const int stop = wait(nullptr, run_result.restart_after)) {
       return finish_by_signal(stop);
     }
   }

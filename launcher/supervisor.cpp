@@ -33,12 +33,12 @@ Supervisor::Supervisor(
     const std::vector<Worker>& workers,
     Output& output,
     SignalQueue& signals,
-    Hosts& hosts,
+    Rendezvous& hosts,
     milliseconds shutdown_timeout)
     : workers_(workers),
       output_(output),
       signals_(signals),
-      hosts_(hosts),
+      rendezvous_(hosts),
       shutdown_timeout_(shutdown_timeout) {}
 
 Outcome Supervisor::run(int wake_fd) {
@@ -46,10 +46,10 @@ Outcome Supervisor::run(int wake_fd) {
   while (outcome_.exits.size() < workers_.size() && !gave_up_) {
     if (output_.wait(wake_fd, time_left())) {
       handle_signals();
-      hosts_.dispatch();
+      rendezvous_.dispatch();
     }
-    if (const auto order = hosts_.take_order()) {
-      obey(*order);
+    if (const auto order = rendezvous_.take_stop_request()) {
+      handle_stop_request(*order);
     }
     advance();
   }
@@ -81,8 +81,8 @@ void Supervisor::handle_signals() {
   for (const int signal : signals_.take()) {
     if (signal == SIGCHLD) {
       collect_exits();
-    } else if (signals_.is_passed_on(signal)) {
-      pass_on(signal);
+    } else if (signals_.is_forwarded_only(signal)) {
+      forward_signal(signal);
     } else {
       handle_request(signal);
     }
@@ -92,40 +92,41 @@ void Supervisor::handle_signals() {
 void Supervisor::handle_request(int signal) {
   if (phase_ == Phase::kRunning) {
     outcome_.requested_signal = signal;
-    output_.say(fmt::format(
+    output_.log_line(fmt::format(
         "weftrun: {} received and forwarded; workers have {} s to end\n",
         signal_name(signal),
         shutdown_timeout_.count() / 1000.0));
-    hosts_.report_signal(signal);
+    rendezvous_.report_signal(signal);
     stop(signal, shutdown_timeout_);
   } else if (signal == SIGQUIT) {
     kill_all();
   } else {
-    output_.say(fmt::format(
+    output_.log_line(fmt::format(
         "weftrun: {} received; already ending, SIGQUIT ends at once\n",
         signal_name(signal)));
   }
 }
 
-void Supervisor::pass_on(int signal) {
-  output_.say(fmt::format(
+void Supervisor::forward_signal(int signal) {
+  output_.log_line(fmt::format(
       "weftrun: {} received and passed on to the workers\n",
       signal_name(signal)));
   signal_groups(signal);
   if (signal == SIGUSR1) {
-    passed_on_ = signal;
+    forwarded_signal_ = signal;
   }
 }
 
 /// As weft train does, when Slurm says that the time is nearly over, and as a
 /// program does that has no handler for it, or none yet. The others need the
 /// time for it that SIGTERM would give them, and no restart.
-bool Supervisor::obeys_what_was_passed_on(const WorkerExit& exit) const {
-  return passed_on_ != 0 && (exit.signal == passed_on_ ||
-                             (exit.signal == 0 && exit.code == kPreempted));
+bool Supervisor::exited_on_forwarded_signal(const WorkerExit& exit) const {
+  return forwarded_signal_ != 0 &&
+         (exit.signal == forwarded_signal_ ||
+          (exit.signal == 0 && exit.code == kPreempted));
 }
 
-void Supervisor::obey(const StopOrder& order) {
+void Supervisor::handle_stop_request(const StopRequest& order) {
   if (phase_ != Phase::kRunning && phase_ != Phase::kSettling) {
     return;
   }
@@ -169,11 +170,11 @@ void Supervisor::advance() {
   switch (phase_) {
     case Phase::kRunning:
       if (const auto cause = root_cause(outcome_)) {
-        if (obeys_what_was_passed_on(*cause)) {
-          outcome_.requested_signal = passed_on_;
+        if (exited_on_forwarded_signal(*cause)) {
+          outcome_.requested_signal = forwarded_signal_;
           enter(Phase::kStopping, shutdown_timeout_);
         } else {
-          hosts_.report_failure();
+          rendezvous_.report_failure();
           enter(Phase::kSettling, kCauseWindow);
         }
       }

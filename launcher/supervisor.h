@@ -29,7 +29,7 @@ class Supervisor {
       const std::vector<Worker>& workers,
       Output& output,
       SignalQueue& signals,
-      Hosts& hosts,
+      Rendezvous& hosts,
       std::chrono::milliseconds shutdown_timeout);
 
   /// `wake_fd` is readable when signals or hosts have something to say.
@@ -43,9 +43,9 @@ class Supervisor {
   std::chrono::milliseconds time_left() const;
   void handle_signals();
   void handle_request(int signal);
-  void pass_on(int signal);
-  bool obeys_what_was_passed_on(const WorkerExit& exit) const;
-  void obey(const StopOrder& order);
+  void forward_signal(int signal);
+  bool exited_on_forwarded_signal(const WorkerExit& exit) const;
+  void handle_stop_request(const StopRequest& order);
   void collect_exits();
   void advance();
   void enter(Phase phase, std::chrono::milliseconds duration);
@@ -57,13 +57,13 @@ class Supervisor {
   const std::vector<Worker>& workers_;
   Output& output_;
   SignalQueue& signals_;
-  Hosts& hosts_;
+  Rendezvous& rendezvous_;
   std::chrono::milliseconds shutdown_timeout_;
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_;
   bool gave_up_ = false;
   /// The last of the signals that ask workers to save and end; 0: none.
-  int passed_on_ = 0;
+  int forwarded_signal_ = 0;
   Outcome outcome_;
 };
 

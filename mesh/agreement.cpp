@@ -70,7 +70,7 @@ std::string describe_difference(
 }
 
 [[noreturn]] void throw_absent(
-    const AgreementParty& party,
+    const AgreementContext& context,
     const std::string& what,
     const std::string& who,
     const std::exception& cause) {
@@ -78,20 +78,20 @@ std::string describe_difference(
       "[",
       what,
       "] ",
-      failure_reason(cause, party.timeout),
+      failure_reason(cause, context.timeout),
       ". ",
       who,
       " (rank ",
-      party.rank,
+      context.rank,
       "/",
-      party.world_size,
+      context.world_size,
       ")"));
 }
 
 /// Runs `body`; what the store throws becomes a CommError.
 template <class Body>
 auto with_store(
-    const AgreementParty& party,
+    const AgreementContext& context,
     const std::string& what,
     const std::function<std::string()>& who,
     const Body& body) {
@@ -104,15 +104,15 @@ auto with_store(
     } catch (const std::exception&) {
       missing = "The store does not answer.";
     }
-    throw_absent(party, what, missing, cause);
+    throw_absent(context, what, missing, cause);
   }
 }
 
 std::string first_missing(
-    const AgreementParty& party,
+    const AgreementContext& context,
     const std::vector<std::string>& keys) {
   for (size_t rank = 0; rank < keys.size(); ++rank) {
-    if (!party.store.check({keys[rank]})) {
+    if (!context.store.check({keys[rank]})) {
       return detail::concat("Rank ", rank, " has not come.");
     }
   }
@@ -120,7 +120,7 @@ std::string first_missing(
 }
 
 /// Fields and values, for the store.
-std::string pack(const std::vector<Agreed>& values) {
+std::string pack(const std::vector<AgreedValue>& values) {
   using nlohmann::json;
   auto list = json::array();
   for (const auto& value : values) {
@@ -129,8 +129,8 @@ std::string pack(const std::vector<Agreed>& values) {
   return list.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-std::vector<Agreed> unpack(const std::string& text) {
-  std::vector<Agreed> values;
+std::vector<AgreedValue> unpack(const std::string& text) {
+  std::vector<AgreedValue> values;
   for (const auto& pair : nlohmann::json::parse(text)) {
     values.push_back({pair.at(0), pair.at(1)});
   }
@@ -139,10 +139,10 @@ std::vector<Agreed> unpack(const std::string& text) {
 
 /// Where the values of `other` are not rank 0's.
 std::string first_difference(
-    const std::vector<Agreed>& first,
+    const std::vector<AgreedValue>& first,
     int64_t rank,
-    const std::vector<Agreed>& other) {
-  const Agreed nothing{"nothing more", ""};
+    const std::vector<AgreedValue>& other) {
+  const AgreedValue nothing{"nothing more", ""};
   for (size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
     const auto& ours = i < first.size() ? first[i] : nothing;
     const auto& theirs = i < other.size() ? other[i] : nothing;
@@ -174,36 +174,36 @@ struct AgreementKeys {
 
 /// Compares all ranks' hashes, and returns the verdict.
 std::string judge(
-    const AgreementParty& party,
+    const AgreementContext& context,
     const AgreementKeys& keys,
     const std::string& own_hash,
     const std::string& own) {
   std::vector<std::string> hashes;
-  for (int64_t rank = 0; rank < party.world_size; ++rank) {
+  for (int64_t rank = 0; rank < context.world_size; ++rank) {
     hashes.push_back(keys.hash(rank));
   }
   return with_store(
-      party,
+      context,
       "agreement",
-      [&] { return first_missing(party, hashes); },
+      [&] { return first_missing(context, hashes); },
       [&]() -> std::string {
-        party.store.wait(hashes, party.timeout);
-        const auto found = party.store.multiGet(hashes);
-        for (int64_t rank = 0; rank < party.world_size; ++rank) {
+        context.store.wait(hashes, context.timeout);
+        const auto found = context.store.multiGet(hashes);
+        for (int64_t rank = 0; rank < context.world_size; ++rank) {
           if (std::string(found[rank].begin(), found[rank].end()) == own_hash) {
             continue;
           }
           return first_difference(
               unpack(own),
               rank,
-              unpack(party.store.get_to_str(keys.values(rank))));
+              unpack(context.store.get_to_str(keys.values(rank))));
         }
         return kAgreed;
       });
 }
 
 /// Of the values themselves, however long.
-std::string hash_of(const std::vector<Agreed>& values) {
+std::string hash_of(const std::vector<AgreedValue>& values) {
   std::string text;
   for (const auto& value : values) {
     text += detail::concat(
@@ -216,33 +216,36 @@ std::string hash_of(const std::vector<Agreed>& values) {
 } // namespace
 
 void check_agreement(
-    const AgreementParty& party,
+    const AgreementContext& context,
     int64_t sequence,
-    const std::vector<Agreed>& values) {
+    const std::vector<AgreedValue>& values) {
   const AgreementKeys keys{detail::concat("agreement/", sequence, "/")};
   const auto own = pack(values);
   const auto own_hash = hash_of(values);
   const auto nobody = [] { return std::string("Rank 0 gave no verdict."); };
-  with_store(party, "agreement", nobody, [&] {
-    party.store.set(keys.values(party.rank), own);
-    party.store.set(keys.hash(party.rank), own_hash);
+  with_store(context, "agreement", nobody, [&] {
+    context.store.set(keys.values(context.rank), own);
+    context.store.set(keys.hash(context.rank), own_hash);
   });
   std::string verdict;
-  if (party.rank == 0) {
-    verdict = judge(party, keys, own_hash, own);
-    with_store(party, "agreement", nobody, [&] {
-      party.store.set(keys.verdict(), verdict);
+  if (context.rank == 0) {
+    verdict = judge(context, keys, own_hash, own);
+    with_store(context, "agreement", nobody, [&] {
+      context.store.set(keys.verdict(), verdict);
       if (verdict != kAgreed) {
         await_count(
-            party.store, keys.heard(), party.world_size - 1, kDifferenceLimit);
+            context.store,
+            keys.heard(),
+            context.world_size - 1,
+            kDifferenceLimit);
       }
     });
   } else {
-    verdict = with_store(party, "agreement", nobody, [&] {
-      party.store.wait({keys.verdict()}, party.timeout);
-      auto text = party.store.get_to_str(keys.verdict());
+    verdict = with_store(context, "agreement", nobody, [&] {
+      context.store.wait({keys.verdict()}, context.timeout);
+      auto text = context.store.get_to_str(keys.verdict());
       if (text != kAgreed) {
-        party.store.add(keys.heard(), 1);
+        context.store.add(keys.heard(), 1);
       }
       return text;
     });
@@ -250,37 +253,37 @@ void check_agreement(
   if (verdict != kAgreed) {
     throw_error<DisagreementError>(verdict);
   }
-  with_store(party, "agreement", nobody, [&] {
-    party.store.deleteKey(keys.values(party.rank));
+  with_store(context, "agreement", nobody, [&] {
+    context.store.deleteKey(keys.values(context.rank));
   });
 }
 
-void meet(const AgreementParty& party) {
+void rendezvous_barrier(const AgreementContext& context) {
   const auto key = [](int64_t rank) {
     return detail::concat("arrived/", rank);
   };
   const auto who = [&] {
     std::vector<int64_t> missing;
-    for (int64_t rank = 0; rank < party.world_size; ++rank) {
-      if (!party.store.check({key(rank)})) {
+    for (int64_t rank = 0; rank < context.world_size; ++rank) {
+      if (!context.store.check({key(rank)})) {
         missing.push_back(rank);
       }
     }
-    const auto came = party.world_size - static_cast<int64_t>(missing.size());
+    const auto came = context.world_size - static_cast<int64_t>(missing.size());
     return detail::concat(
         came,
         " of ",
-        party.world_size,
+        context.world_size,
         " ranks came, without ",
         ranks_text(missing),
         ".");
   };
-  with_store(party, "rendezvous", who, [&] {
-    party.store.set(key(party.rank), std::string("1"));
-    if (party.store.add("arrived", 1) == party.world_size) {
-      party.store.set("all_arrived", std::string("1"));
+  with_store(context, "rendezvous", who, [&] {
+    context.store.set(key(context.rank), std::string("1"));
+    if (context.store.add("arrived", 1) == context.world_size) {
+      context.store.set("all_arrived", std::string("1"));
     }
-    party.store.wait({"all_arrived"}, party.timeout);
+    context.store.wait({"all_arrived"}, context.timeout);
   });
 }
 

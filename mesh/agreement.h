@@ -11,7 +11,7 @@
 namespace weft::mesh {
 
 /// Who takes part in an agreement, and over what.
-struct AgreementParty {
+struct AgreementContext {
   c10d::Store& store;
   int64_t rank;
   int64_t world_size;
@@ -27,13 +27,13 @@ struct AgreementParty {
 /// rank 0 and the first field in which it does; CommError if not all come in
 /// time.
 void check_agreement(
-    const AgreementParty& party,
+    const AgreementContext& context,
     int64_t sequence,
-    const std::vector<Agreed>& values);
+    const std::vector<AgreedValue>& values);
 
 /// Blocks until all ranks have called it.
 /// Throws: CommError saying how many came and which ranks did not, if not
 /// all do in time.
-void meet(const AgreementParty& party);
+void rendezvous_barrier(const AgreementContext& context);
 
 } // namespace weft::mesh

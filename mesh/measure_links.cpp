@@ -16,10 +16,10 @@ constexpr int kTimes = 7;
 // Elements of float: up to where bandwidth is all that counts.
 constexpr std::array<int64_t, 4> kCounts{256, 8192, 65536, 262144};
 // Beyond these the fit has gone wrong, not the link.
-constexpr double kLeastLatencyUs = 0.1;
-constexpr double kMostLatencyUs = 1e5;
-constexpr double kLeastBandwidth = 1e-3;
-constexpr double kMostBandwidth = 1e5;
+constexpr double kMinLatencyUs = 0.1;
+constexpr double kMaxLatencyUs = 1e5;
+constexpr double kMinBandwidth = 1e-3;
+constexpr double kMaxBandwidth = 1e5;
 
 template <class Run>
 double median_us(const Run& run) {
@@ -85,10 +85,10 @@ LinkCost fit_link_cost(
   }
   const Eigen::Vector2d found = solver.solve(Eigen::VectorXd::Ones(rows));
   LinkCost cost;
-  cost.latency_us = std::clamp(found(0), kLeastLatencyUs, kMostLatencyUs);
+  cost.latency_us = std::clamp(found(0), kMinLatencyUs, kMaxLatencyUs);
   cost.bandwidth_gb_s =
-      found(1) > 0 ? std::clamp(1 / found(1), kLeastBandwidth, kMostBandwidth)
-                   : kMostBandwidth;
+      found(1) > 0 ? std::clamp(1 / found(1), kMinBandwidth, kMaxBandwidth)
+                   : kMaxBandwidth;
   return cost;
 }
 

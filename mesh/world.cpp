@@ -41,7 +41,7 @@ struct World::State {
   /// Null where nothing communicates: a fake world, or one rank.
   c10::intrusive_ptr<c10d::Store> store;
   /// Null where there is no store, or nobody is to look.
-  std::shared_ptr<Watch> watch;
+  std::shared_ptr<Watchdog> watch;
   std::atomic<int64_t> next_id = 0;
   std::atomic<int64_t> next_agreement = 0;
 
@@ -72,7 +72,7 @@ struct World::State {
   bool is_nccl() const { return options.backend == "nccl"; }
   void begin_watch() {
     if (options.watch.enabled) {
-      watch = Watch::begin(
+      watch = Watchdog::begin(
           c10::make_intrusive<c10d::PrefixStore>("watch", store),
           job.rank,
           job.world_size,
@@ -84,7 +84,7 @@ struct World::State {
       tensors = open_device("cuda", job.local_rank, job.local_world_size);
     }
   }
-  AgreementParty party() const {
+  AgreementContext context() const {
     return {*store, job.rank, job.world_size, options.timeout};
   }
   ErrorContext describe() const {
@@ -96,7 +96,7 @@ struct World::State {
   void publish_domain() const;
   HostLayout host_layout(const GroupMembers& members) const;
   c10::intrusive_ptr<c10d::Store> group_store(const std::string& key) const {
-    return make_stoppable_store(
+    return make_cancellable_store(
         c10::make_intrusive<c10d::PrefixStore>("group/" + key, store),
         [flag = aborted] {
           return *flag ? std::string("The world was aborted on this rank")
@@ -156,7 +156,7 @@ std::string cores_key(int64_t rank) {
 /// Of the ranks of this host together: one that keeps to cores of its own
 /// leaves the others to the other ranks, and all may share a few.
 int64_t World::State::host_cores() const {
-  std::vector<CoreShare> shares{own_core_share()};
+  std::vector<CoreShare> shares{current_core_share()};
   const int64_t first = job.rank - job.local_rank;
   for (int64_t local = 0; local < job.local_world_size; ++local) {
     const auto key = cores_key(first + local);
@@ -176,7 +176,7 @@ void World::State::publish_domain() const {
         domain_key(job.rank),
         domain.empty() ? detail::concat("rank ", job.rank) : domain);
   }
-  store->set(cores_key(job.rank), own_core_share().to_text());
+  store->set(cores_key(job.rank), current_core_share().to_text());
 }
 
 /// Which members share a host: the same on all of them.
@@ -377,7 +377,7 @@ World World::from_env(WorldOptions options) {
   check_backend(options.backend);
   set_debug_level_from_env();
   auto state = std::make_shared<State>();
-  state->job = own_job_environment();
+  state->job = current_job_environment();
   state->options = std::move(options);
   install_crash_handler_of_rank();
   const std::lock_guard lock(process_world.mutex);
@@ -391,7 +391,7 @@ World World::from_env(WorldOptions options) {
     state->store = connect_store(state->job, state->options.timeout);
     publish_address(*state->store, state->job);
     state->publish_domain();
-    meet(state->party());
+    rendezvous_barrier(state->context());
     if (state->options.bind_address.empty()) {
       state->options.bind_address =
           listening_address(*state->store, state->job);
@@ -505,10 +505,10 @@ void World::check_agreement(std::string_view field, std::string_view value)
   check_agreement({{std::string(field), std::string(value)}});
 }
 
-void World::check_agreement(const std::vector<Agreed>& values) const {
+void World::check_agreement(const std::vector<AgreedValue>& values) const {
   const int64_t sequence = state_->next_agreement++;
   if (state_->store) {
-    mesh::check_agreement(state_->party(), sequence, values);
+    mesh::check_agreement(state_->context(), sequence, values);
   }
 }
 
@@ -516,18 +516,18 @@ int64_t World::next_id() const {
   return state_->next_id++;
 }
 
-void World::note_part() const noexcept {
+void World::clear_step_error() const noexcept {
   if (state_->watch) {
-    state_->watch->note_part();
+    state_->watch->clear_step_error();
   }
 }
 
-void World::note_exception(
+void World::record_step_error(
     std::string_view what,
     const std::exception_ptr& cause) const noexcept {
   try {
     if (state_->watch) {
-      state_->watch->note_exception(what, cause);
+      state_->watch->record_step_error(what, cause);
     }
   } catch (...) {
     // What is under way matters more.

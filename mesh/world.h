@@ -33,12 +33,12 @@ struct WorldOptions {
   /// loopback address, else this host's address on the way to MASTER_ADDR.
   std::string bind_address;
   /// How ranks that wait in vain find out why.
-  WatchOptions watch;
+  WatchdogOptions watch;
 };
 
 /// Something that must be the same on all ranks: what it is called in a
 /// message, and its value.
-struct Agreed {
+struct AgreedValue {
   std::string field;
   std::string value;
 };
@@ -99,7 +99,7 @@ class World {
   void check_agreement(std::string_view field, std::string_view value) const;
   /// The same for many values in one round; all ranks give the same fields in
   /// the same order, or the first that is not the same is named.
-  void check_agreement(const std::vector<Agreed>& values) const;
+  void check_agreement(const std::vector<AgreedValue>& values) const;
 
   /// Communicator::check() of every group.
   void check() const;
@@ -115,12 +115,13 @@ class World {
   /// where the waiting rank left by an exception at the same call, or this rank
   /// goes on: enters another part, or calls a collective.
   template <class Body>
-  decltype(auto) tell_peers(std::string_view what, Body&& body) const {
-    note_part();
+  decltype(auto) run_and_report_errors(std::string_view what, Body&& body)
+      const {
+    clear_step_error();
     try {
       return std::forward<Body>(body)();
     } catch (...) {
-      note_exception(what, std::current_exception());
+      record_step_error(what, std::current_exception());
       throw;
     }
   }
@@ -133,8 +134,8 @@ class World {
 
  private:
   explicit World(std::shared_ptr<State> state);
-  void note_part() const noexcept;
-  void note_exception(std::string_view what, const std::exception_ptr& cause)
+  void clear_step_error() const noexcept;
+  void record_step_error(std::string_view what, const std::exception_ptr& cause)
       const noexcept;
   std::shared_ptr<State> state_;
 };

@@ -13,7 +13,7 @@ tp::ParallelizePlan llama_plan(
   const auto rows = RowwiseParallel({.output_layouts = stream});
   const auto keys = config.kv_heads % options.size == 0
                         ? columns
-                        : SharedHeads({.input_layouts = stream});
+                        : ReplicatedKvHeads({.input_layouts = stream});
   ParallelizePlan plan{
       {"model.embed_tokens",
        RowwiseParallel(

@@ -22,7 +22,7 @@ checkpoint=(checkpoint/format/{digest,dtype,hash,json_scan,manifest}.cpp
             checkpoint/files/text.cpp checkpoint/format/tiling.cpp checkpoint/files/folder.cpp
             mesh/error/{error,resource_limits}.cpp
             tests/fuzz/fuzz_input.cpp)
-recipe=(config/{recipe,schema,schema_lifecycle,schema_model}.cpp
+recipe=(config/{recipe,renamed_keys,schema,schema_lifecycle,schema_model}.cpp
         config/{schema_parallel,schema_text,schema_train}.cpp
         config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
         mesh/error/error.cpp tests/fuzz/recipe_input.cpp)

@@ -15,7 +15,7 @@ namespace weft::recipes {
 namespace {
 
 constexpr std::string_view kMetaspace = "\xe2\x96\x81"; // U+2581
-constexpr int32_t kMostTokens = 1 << 24;
+constexpr int32_t kMaxTokens = 1 << 24;
 
 uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 |
@@ -95,12 +95,12 @@ void BpeModel::read_vocabulary(const JsonNode& node) {
   std::unordered_map<int32_t, std::string> seen;
   for (const auto& [token, id] : node.value().items()) {
     const int32_t number = node.at(token).count();
-    if (number >= kMostTokens) {
+    if (number >= kMaxTokens) {
       node.refuse(fmt::format(
           "\"{}\" is number {}; the most is {}",
           token,
           number,
-          kMostTokens - 1));
+          kMaxTokens - 1));
     }
     const auto [other, is_new] = seen.emplace(number, token);
     if (!is_new) {
@@ -133,7 +133,7 @@ void BpeModel::read_options(const JsonNode& node) {
   }
   if (is_byte_level_ && ignore_merges_) {
     for (const auto& [token, id] : vocabulary_) {
-      if (auto bytes = spelt_bytes(token)) {
+      if (auto bytes = decode_byte_level(token)) {
         words_.emplace(*std::move(bytes), id);
       }
     }

@@ -44,7 +44,7 @@ const std::array<char32_t, 256>& byte_alphabet() {
   return kAlphabet;
 }
 
-std::optional<std::string> spelt_bytes(std::string_view text) {
+std::optional<std::string> decode_byte_level(std::string_view text) {
   std::string bytes;
   for (size_t i = 0; i < text.size(); i += utf8_length(text[i])) {
     const char32_t character = utf8_at(text, i);

@@ -13,6 +13,6 @@ const std::array<char32_t, 256>& byte_alphabet();
 
 /// The bytes that `text` spells; nullopt if it has a character that is not in
 /// the alphabet.
-std::optional<std::string> spelt_bytes(std::string_view text);
+std::optional<std::string> decode_byte_level(std::string_view text);
 
 } // namespace weft::recipes

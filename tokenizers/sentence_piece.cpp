@@ -93,13 +93,13 @@ class SentencePieceTokenizer : public Tokenizer {
 
   // The library takes a text whole, and 130 times its size in memory.
   void check_size(size_t size) const {
-    constexpr size_t kMost = 64 << 20;
-    if (size > kMost) {
+    constexpr size_t kMax = 64 << 20;
+    if (size > kMax) {
       fail(fmt::format(
           "a text of {} bytes is too long for SentencePiece at once, {} is the "
           "most; cut it into documents (--document-separator)",
           size,
-          kMost));
+          kMax));
     }
   }
 

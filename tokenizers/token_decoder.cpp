@@ -22,7 +22,7 @@ std::string joined(const Names& names) {
 Names from_byte_level(const Names& names) {
   std::string bytes;
   for (const std::string& name : names) {
-    bytes += spelt_bytes(name).value_or(name);
+    bytes += decode_byte_level(name).value_or(name);
   }
   return {bytes};
 }

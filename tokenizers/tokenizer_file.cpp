@@ -16,7 +16,7 @@ namespace weft::recipes {
 
 std::string read_tokenizer_file(const std::string& path) {
   namespace fs = std::filesystem;
-  constexpr uintmax_t kMostBytes = 256 << 20;
+  constexpr uintmax_t kMaxBytes = 256 << 20;
   const auto fail = [&](const std::string& reason) {
     mesh::throw_error<TokenizerError>(fmt::format("{}: {}", path, reason));
   };
@@ -28,8 +28,8 @@ std::string read_tokenizer_file(const std::string& path) {
   if (!fs::is_regular_file(status)) {
     fail("is not a regular file");
   }
-  if (fs::file_size(path, error) > kMostBytes) {
-    fail(fmt::format("is larger than {} bytes", kMostBytes));
+  if (fs::file_size(path, error) > kMaxBytes) {
+    fail(fmt::format("is larger than {} bytes", kMaxBytes));
   }
   std::ifstream file(path, std::ios::binary);
   std::ostringstream content;

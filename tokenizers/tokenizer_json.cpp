@@ -211,10 +211,10 @@ class BpeTokenizer : public Tokenizer {
     const std::string_view text = normalizers_.empty() ? part : changed;
     size_t done = begin;
     const auto encode_piece = [&](std::string_view piece) {
-      constexpr size_t kMostWaiting = 1 << 14;
+      constexpr size_t kMaxWaiting = 1 << 14;
       model_.encode(piece, tokens);
       done = std::min(done + piece.size(), begin + part.size());
-      if (tokens.size() >= kMostWaiting) {
+      if (tokens.size() >= kMaxWaiting) {
         sink(tokens, done);
         tokens.clear();
       }

@@ -46,7 +46,7 @@ class Resharding {
       : mesh_(std::move(mesh)), tensor_dim_(tensor_dim) {}
 
   Packed pack(const at::Tensor& tensor, const Memory& parameters) const {
-    if (!can_cut(tensor) || parameters.contains(memory_of(tensor))) {
+    if (!can_shard(tensor) || parameters.contains(memory_of(tensor))) {
       return std::make_shared<SavedPart>(tensor, false);
     }
     const at::NoGradGuard no_grad;
@@ -69,7 +69,7 @@ class Resharding {
   }
 
  private:
-  bool can_cut(const at::Tensor& tensor) const {
+  bool can_shard(const at::Tensor& tensor) const {
     if (!dtensor::is_dtensor(tensor)) {
       return false;
     }

@@ -148,9 +148,9 @@ void check_contradictions(
 
 // Where every parameter of the model is to lie: what the styles say, whole
 // otherwise. A tensor that two modules share has one place.
-class Places {
+class PlacementMap {
  public:
-  explicit Places(const mesh::DeviceMesh& mesh) : mesh_(mesh) {}
+  explicit PlacementMap(const mesh::DeviceMesh& mesh) : mesh_(mesh) {}
 
   void add(
       const NamedModule& owner,
@@ -214,7 +214,7 @@ void check_places(
     const std::vector<Step>& steps,
     const std::vector<NamedModule>& modules,
     const mesh::DeviceMesh& mesh) {
-  Places places(mesh);
+  PlacementMap places(mesh);
   const Placements whole(mesh.ndim(), Replicate());
   std::map<const Module*, std::set<std::string>> styled;
   for (const auto& step : steps) {

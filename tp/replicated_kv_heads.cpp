@@ -14,8 +14,8 @@ std::map<std::string, Placements> place_shared(const StyleTarget& target) {
   auto* linear = target.module.as<LinearImpl>();
   if (!linear) {
     mesh::throw_error<c10::ValueError>(
-        "[SharedHeads] " + target.name() + " is a " + target.module.name() +
-        ", not a Linear. Choose another style. (" +
+        "[ReplicatedKvHeads] " + target.name() + " is a " +
+        target.module.name() + ", not a Linear. Choose another style. (" +
         target.mesh.describe_rank() + ")");
   }
   const Placements whole(target.mesh.ndim(), Replicate());
@@ -28,9 +28,9 @@ std::map<std::string, Placements> place_shared(const StyleTarget& target) {
 
 } // namespace
 
-ParallelStyle SharedHeads(SharedHeadsOptions options) {
+ParallelStyle ReplicatedKvHeads(ReplicatedKvHeadsOptions options) {
   return ParallelStyle(StyleFunctions{
-      .name = "SharedHeads",
+      .name = "ReplicatedKvHeads",
       .places_parameters = true,
       .place = place_shared,
       .apply = [options](const StyleTarget& target) {

@@ -4,7 +4,7 @@
 
 namespace weft::tp {
 
-struct SharedHeadsOptions {
+struct ReplicatedKvHeadsOptions {
   /// How a plain input is taken to lie.
   Layout input_layouts = Replicate();
 };
@@ -15,6 +15,6 @@ struct SharedHeadsOptions {
 /// output is that of its own use; the ranks' are added up with the gradients of
 /// the input, which is gathered once for queries, keys and values, and of the
 /// weight. For a Linear.
-ParallelStyle SharedHeads(SharedHeadsOptions options = {});
+ParallelStyle ReplicatedKvHeads(ReplicatedKvHeadsOptions options = {});
 
 } // namespace weft::tp

@@ -13,7 +13,7 @@ using torch::nn::EmbeddingImpl;
 using torch::nn::LayerNormImpl;
 using torch::nn::LinearImpl;
 
-std::map<std::string, Placements> place_whole(const StyleTarget& target) {
+std::map<std::string, Placements> place_replicated(const StyleTarget& target) {
   std::map<std::string, Placements> places;
   for (const auto& item : target.module.named_parameters(/*recurse=*/false)) {
     places[item.key()] = Placements(target.mesh.ndim(), Replicate());
@@ -44,7 +44,9 @@ void apply_sequence(
   }
 }
 
-void apply_whole(const NoParallelOptions& options, const StyleTarget& target) {
+void apply_replicated(
+    const NoParallelOptions& options,
+    const StyleTarget& target) {
   const auto& mesh = target.mesh;
   dtensor::OpLayout layout;
   layout.input = options.input_layout.on(mesh);
@@ -82,7 +84,7 @@ ParallelStyle SequenceParallel(SequenceParallelOptions options) {
            [sequence](const StyleTarget& target) {
              sequence.check(
                  target.mesh, "SequenceParallel", target.name() + ": layouts");
-             return place_whole(target);
+             return place_replicated(target);
            },
        .apply =
            [sequence, local](const StyleTarget& target) {
@@ -108,11 +110,11 @@ ParallelStyle NoParallel(NoParallelOptions options) {
              check(options.input_layout, "input_layout");
              check(options.output_layout, "output_layout");
              check(options.desired_input_layout, "desired_input_layout");
-             return place_whole(target);
+             return place_replicated(target);
            },
        .apply =
            [options](const StyleTarget& target) {
-             apply_whole(options, target);
+             apply_replicated(options, target);
            }});
 }
 

@@ -18,7 +18,7 @@ mesh::ErrorContext where(const StyleTarget& target) {
 
 // Linear and Embedding in one: which dim of the weight to cut, and where the
 // op reads and leaves its tensors.
-struct CutWeight {
+struct ShardedWeight {
   const char* style;
   int64_t linear_dim;
   int64_t embedding_dim;
@@ -29,12 +29,12 @@ struct CutWeight {
 };
 
 // Where everything lies, one placement a mesh dim.
-struct CutLayouts {
+struct ShardedLayouts {
   Placements weight, bias, input, output;
 };
 
 void check_weight(
-    const CutWeight& cut,
+    const ShardedWeight& cut,
     const StyleTarget& target,
     const Placements& weight,
     int64_t tensor_dim) {
@@ -68,9 +68,9 @@ void check_weight(
 // A pending sum is what a cut along the summed dim leaves; the bias is added
 // to the sum.
 void check_output(
-    const CutWeight& cut,
+    const ShardedWeight& cut,
     const StyleTarget& target,
-    const CutLayouts& layouts,
+    const ShardedLayouts& layouts,
     bool has_bias) {
   for (size_t i = 0; i < layouts.output.size(); ++i) {
     if (!layouts.output[i].is_partial()) {
@@ -101,8 +101,8 @@ void check_output(
   }
 }
 
-CutLayouts layouts_of(
-    const CutWeight& cut,
+ShardedLayouts layouts_of(
+    const ShardedWeight& cut,
     const StyleTarget& target,
     int64_t tensor_dim,
     Placement default_input) {
@@ -117,7 +117,7 @@ CutLayouts layouts_of(
     layout->check(mesh, cut.style, target.name() + ": " + what);
     return layout->on(mesh);
   };
-  CutLayouts layouts;
+  ShardedLayouts layouts;
   layouts.weight = read(
       options.weight_layouts,
       "weight_layouts",
@@ -138,7 +138,9 @@ CutLayouts layouts_of(
   return layouts;
 }
 
-[[noreturn]] void refuse_type(const CutWeight& cut, const StyleTarget& target) {
+[[noreturn]] void refuse_type(
+    const ShardedWeight& cut,
+    const StyleTarget& target) {
   mesh::throw_error<c10::ValueError>(
       std::string("[") + cut.style + "] " + target.name() + " is a " +
       target.module.name() +
@@ -148,7 +150,7 @@ CutLayouts layouts_of(
 }
 
 void check_embedding(
-    const CutWeight& cut,
+    const ShardedWeight& cut,
     const StyleTarget& target,
     const EmbeddingImpl& embedding) {
   const auto& options = embedding.options;
@@ -167,7 +169,7 @@ void check_embedding(
 }
 
 void check_has_weight(
-    const CutWeight& cut,
+    const ShardedWeight& cut,
     const StyleTarget& target,
     const at::Tensor& weight) {
   WEFT_CHECK(
@@ -181,7 +183,9 @@ void check_has_weight(
       "that one.");
 }
 
-CutLayouts fit_layouts(const CutWeight& cut, const StyleTarget& target) {
+ShardedLayouts fit_layouts(
+    const ShardedWeight& cut,
+    const StyleTarget& target) {
   if (auto* linear = target.module.as<LinearImpl>()) {
     check_has_weight(cut, target, linear->weight);
     auto layouts = layouts_of(cut, target, cut.linear_dim, cut.linear_input);
@@ -198,8 +202,8 @@ CutLayouts fit_layouts(const CutWeight& cut, const StyleTarget& target) {
   refuse_type(cut, target);
 }
 
-std::map<std::string, Placements> place_cut(
-    const CutWeight& cut,
+std::map<std::string, Placements> place_sharded(
+    const ShardedWeight& cut,
     const StyleTarget& target) {
   const auto layouts = fit_layouts(cut, target);
   std::map<std::string, Placements> places{{"weight", layouts.weight}};
@@ -210,7 +214,7 @@ std::map<std::string, Placements> place_cut(
   return places;
 }
 
-void apply_cut(const CutWeight& cut, const StyleTarget& target) {
+void apply_sharded(const ShardedWeight& cut, const StyleTarget& target) {
   const auto layouts = fit_layouts(cut, target);
   dtensor::OpLayout layout;
   layout.input = layouts.input;
@@ -225,23 +229,24 @@ void apply_cut(const CutWeight& cut, const StyleTarget& target) {
   }
 }
 
-ParallelStyle cut_style(CutWeight cut) {
+ParallelStyle shard_style(ShardedWeight cut) {
   return ParallelStyle(
       {.name = cut.style,
        .places_parameters = true,
-       .place = [cut](const auto& target) { return place_cut(cut, target); },
-       .apply = [cut](const auto& target) { apply_cut(cut, target); }});
+       .place =
+           [cut](const auto& target) { return place_sharded(cut, target); },
+       .apply = [cut](const auto& target) { apply_sharded(cut, target); }});
 }
 
 } // namespace
 
 ParallelStyle ColwiseParallel(LayoutOptions options) {
-  return cut_style(
+  return shard_style(
       {"ColwiseParallel", 0, 1, Replicate(), Shard(-1), std::move(options)});
 }
 
 ParallelStyle RowwiseParallel(LayoutOptions options) {
-  return cut_style(
+  return shard_style(
       {"RowwiseParallel", 1, 0, Shard(-1), Replicate(), std::move(options)});
 }
 

@@ -50,7 +50,7 @@ void check_export(const Recipe& recipe) {
 // As a checkpoint keeps it: model.from wherever it is read.
 std::string stored_text(Recipe recipe) {
   if (!recipe.model.from.empty()) {
-    recipe.model.from = hub::lasting_path(recipe.model.from);
+    recipe.model.from = hub::portable_path(recipe.model.from);
   }
   return to_yaml(recipe);
 }
@@ -59,12 +59,16 @@ class Run {
  public:
   Run(const Recipe& recipe, const mesh::World& world, bool fresh)
       : world_(world),
-        trainer_(with_earlier_links(recipe, fresh), world),
+        trainer_(with_resumed_link_costs(recipe, fresh), world),
         recipe_(trainer_.recipe()),
         outputs_(
             world.rank() == 0 ? std::make_unique<RunOutputs>(recipe_)
                               : nullptr),
-        store_(recipe_, world, fresh, [this](const auto& text) { say(text); }),
+        store_(
+            recipe_,
+            world,
+            fresh,
+            [this](const auto& text) { log_line(text); }),
         starts_over_(fresh || recipe_.checkpoint.resume == "never"),
         tracer_(
             recipe_.trace,
@@ -72,20 +76,20 @@ class Run {
             world,
             trainer_.job().mesh,
             *trainer_.job().model),
-        sentinel_(
+        integrity_checker_(
             recipe_,
             trainer_.job(),
-            [this](const auto& text) { say(text); }),
+            [this](const auto& text) { log_line(text); }),
         stragglers_(recipe_, trainer_.job().mesh, [this](const auto& text) {
-          say(text);
+          log_line(text);
         }) {}
 
   void run() {
-    say(trainer_.describe());
-    say(links_text(recipe_));
+    log_line(trainer_.describe());
+    log_line(links_text(recipe_));
     const int64_t first = resume();
     if (first >= recipe_.train.steps) {
-      say(fmt::format(
+      log_line(fmt::format(
           "finished already, at step {}: see {}. A larger train.steps goes on, "
           "--fresh starts over",
           first,
@@ -97,9 +101,9 @@ class Run {
     }
     check_export(recipe_);
     train_from(first);
-    say(tracer_.finish());
+    log_line(tracer_.finish());
     export_at(recipe_.train.steps);
-    say(fmt::format(
+    log_line(fmt::format(
         "done: {} steps, see {}", recipe_.train.steps, recipe_.output_dir));
   }
 
@@ -112,7 +116,7 @@ class Run {
       }
     });
     trainer_.set_tracer(&tracer_);
-    trainer_.set_sentinel(&sentinel_);
+    trainer_.set_integrity_checker(&integrity_checker_);
     trainer_.set_phase_clock(stragglers_.clock());
     if (auto& average = trainer_.job().average) {
       average->begin();
@@ -123,9 +127,9 @@ class Run {
     run_steps(first);
   }
 
-  void say(const std::string& text) {
+  void log_line(const std::string& text) {
     if (outputs_) {
-      outputs_->say(text);
+      outputs_->log_line(text);
     }
   }
 
@@ -136,7 +140,7 @@ class Run {
     dicts.erase(kCommHookPart);
     const auto found =
         store_.resume(dicts, [&](const auto& manifest, const auto&) {
-          return more_to_load(job, manifest);
+          return optional_state_dicts(job, manifest);
         });
     if (found) {
       adopt_state(job, dicts, recipe_);
@@ -153,7 +157,7 @@ class Run {
       outputs_->begin(found, *job.model, job.mesh);
     }
     if (!found && has_initial_weights(recipe_)) {
-      say(load_initial_weights(recipe_, job));
+      log_line(load_initial_weights(recipe_, job));
     }
     if (found && lacks_evaluation(found->layout.metrics_line)) {
       catch_up(found->state.step, found->layout.metrics_line);
@@ -166,7 +170,7 @@ class Run {
     StepMetrics metrics{.step = step};
     evaluate_if_due(metrics);
     if (outputs_ && metrics.eval_loss) {
-      say(fmt::format(
+      log_line(fmt::format(
           "step {}  eval_loss {:.4f}, which was cut short",
           step,
           *metrics.eval_loss));
@@ -183,7 +187,8 @@ class Run {
     const auto part = loaded.find(kCommHookPart);
     if (part == loaded.end()) {
       if (recipe_.ddp.comm_hook.ends_with("powersgd")) {
-        say("the comm hook starts anew: the checkpoint has no state of it");
+        log_line(
+            "the comm hook starts anew: the checkpoint has no state of it");
       }
       return;
     }
@@ -193,7 +198,7 @@ class Run {
       if (saved_on_mesh == job.mesh.to_string()) {
         throw;
       }
-      say(fmt::format(
+      log_line(fmt::format(
           "the comm hook starts anew: {}", error.what_without_backtrace()));
     }
   }
@@ -201,7 +206,7 @@ class Run {
   void check_average(const checkpoint::StateDicts& loaded) {
     if (trainer_.job().average && !loaded.contains(kAveragePart)) {
       trainer_.job().average->forget();
-      say("ema: the checkpoint has no average; it begins at the weights");
+      log_line("ema: the checkpoint has no average; it begins at the weights");
     }
   }
 
@@ -215,17 +220,17 @@ class Run {
     const auto done =
         hub::export_model(checkpoint::step_path(store_.path(), step), folder);
     for (const auto& note : done.notes) {
-      say(note);
+      log_line(note);
     }
-    say(fmt::format("exported {}: {}", folder, hub::describe(done)));
+    log_line(fmt::format("exported {}: {}", folder, hub::describe(done)));
   }
 
   void run_steps(int64_t first) {
     // All have come so far: none ends at once where another saves.
-    trainer_.agree_to_stop();
+    trainer_.all_reduce_stop_request();
     set_run_phase(RunPhase::kTraining);
-    trainer_.set_stop_request(is_stop_asked);
-    sentinel_.begin(trainer_.state_after(first));
+    trainer_.set_stop_request(is_stop_requested);
+    integrity_checker_.begin(trainer_.state_after(first));
     for (int64_t step = first; step < recipe_.train.steps; ++step) {
       run_step(step);
     }
@@ -233,17 +238,17 @@ class Run {
 
   void run_step(int64_t step) {
     tracer_.begin_step(step + 1);
-    store_.saver().look();
+    store_.saver().poll();
     auto metrics = trainer_.train_step(step);
-    say(trainer_.skip_note());
+    log_line(trainer_.skip_note());
     const bool is_last = step + 1 == recipe_.train.steps;
     const bool is_whole = evaluate_if_due(metrics);
     // A last step that has all that belongs to it is no preemption.
     bool stops = trainer_.should_stop() && !(is_last && is_whole);
     const bool saves =
         is_last || stops || is_due(step + 1, recipe_.checkpoint.every);
-    if (saves || sentinel_.is_due(step + 1)) {
-      sentinel_.check(trainer_.state_after(step + 1));
+    if (saves || integrity_checker_.is_due(step + 1)) {
+      integrity_checker_.check(trainer_.state_after(step + 1));
     }
     bool saved = false;
     if (saves) {
@@ -259,7 +264,7 @@ class Run {
     if (outputs_) {
       outputs_->step_done(metrics);
     }
-    say(note);
+    log_line(note);
     stragglers_.step_done();
     if (stops) {
       throw_preempted(metrics.step, saved);
@@ -274,7 +279,7 @@ class Run {
         !(is_last || is_due(metrics.step, recipe_.eval.every))) {
       return true;
     }
-    metrics.eval_cut = true; // unless it comes to its end
+    metrics.eval_interrupted = true; // unless it comes to its end
     if (trainer_.should_stop()) {
       return false;
     }
@@ -286,7 +291,7 @@ class Run {
     if (!loss || (recipe_.ema.eval && !average)) {
       return false;
     }
-    metrics.eval_cut = false;
+    metrics.eval_interrupted = false;
     metrics.eval_loss = loss;
     metrics.ema_eval_loss = average;
     return true;
@@ -313,7 +318,7 @@ class Run {
     bool saved =
         waits ? saver.save_now(dicts, content) : saver.save(dicts, content);
     // Asked to stop meanwhile, the run needs no other step.
-    if (!waits && trainer_.agree_to_stop()) {
+    if (!waits && trainer_.all_reduce_stop_request()) {
       saved = saved || saver.finish() || saver.save_now(dicts, content);
     }
     metrics.checkpoint_ms =
@@ -331,7 +336,7 @@ class Run {
   }
 
   // "SIGTERM", "SIGTERM on rank 3". Collective.
-  std::string who_asked() const {
+  std::string stop_requester() const {
     auto group = world_.group();
     const auto names = mesh::all_gather_text(
         group, stop_signal_name(), "who asks the run to stop");
@@ -346,7 +351,7 @@ class Run {
   }
 
   [[noreturn]] void throw_preempted(int64_t step, bool saved) const {
-    const auto who = who_asked();
+    const auto who = stop_requester();
     mesh::throw_error<PreemptedError>(
         saved ? fmt::format(
                     "{}: step {} is saved in {}, and the same command "
@@ -374,8 +379,8 @@ class Run {
   /// What was there before; the same command would do so again.
   bool starts_over_;
   StepTracer tracer_;
-  Sentinel sentinel_;
-  StragglerWatch stragglers_;
+  IntegrityChecker integrity_checker_;
+  StragglerMonitor stragglers_;
 };
 
 } // namespace

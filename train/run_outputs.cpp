@@ -26,7 +26,7 @@ RunOutputs::RunOutputs(const Recipe& recipe)
            .is_terminal = ::isatty(STDOUT_FILENO) == 1}),
       report_(recipe.output_dir) {}
 
-void RunOutputs::say(const std::string& text) {
+void RunOutputs::log_line(const std::string& text) {
   if (!text.empty()) {
     progress_.message(text);
   }
@@ -38,9 +38,10 @@ void RunOutputs::begin(
     const mesh::DeviceMesh& mesh) {
   const int64_t step = resumed ? resumed->state.step : 0;
   metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step);
-  say(metrics_->notice());
+  log_line(metrics_->notice());
   if (resumed && metrics_->last_step() + 1 == step) {
-    say(metrics_->write_line(resumed->layout.metrics_line)); // Killed there.
+    log_line(
+        metrics_->write_line(resumed->layout.metrics_line)); // Killed there.
   }
   std::ofstream(in_folder(recipe_, "recipe.yaml")) << to_yaml(recipe_);
   if (recipe_.log.tensorboard) {
@@ -49,8 +50,9 @@ void RunOutputs::begin(
         step + 1,
         recipe_.mesh.dp * recipe_.mesh.tp);
   }
-  say(report_.write_layout(model, mesh));
-  say(resumed ? fmt::format(
+  log_line(report_.write_layout(model, mesh));
+  log_line(
+      resumed ? fmt::format(
                     "resumes from {}: step {}, {} samples and {} tokens "
                     "done{}",
                     resumed->folder.string(),
@@ -65,13 +67,13 @@ void RunOutputs::begin(
 
 void RunOutputs::replace_line(int64_t step, const std::string& line) {
   metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step - 1);
-  say(metrics_->write_line(line));
+  log_line(metrics_->write_line(line));
 }
 
 void RunOutputs::step_done(const StepMetrics& metrics) {
-  say(metrics_->write(metrics));
+  log_line(metrics_->write(metrics));
   if (tensorboard_) {
-    say(tensorboard_->write(metrics));
+    log_line(tensorboard_->write(metrics));
   }
   progress_.step_done(metrics);
   if (metrics.eval_loss) {
@@ -82,16 +84,16 @@ void RunOutputs::step_done(const StepMetrics& metrics) {
 
 void RunOutputs::end() {
   if (metrics_) {
-    say(metrics_->finish());
+    log_line(metrics_->finish());
   }
   if (tensorboard_) {
-    say(tensorboard_->finish());
+    log_line(tensorboard_->finish());
   }
   refresh_report(/*is_last=*/true);
 }
 
 void RunOutputs::refresh_report(bool is_last) {
-  say(report_.refresh(is_last));
+  log_line(report_.refresh(is_last));
 }
 
 } // namespace weft::recipes

@@ -21,7 +21,7 @@ class RunOutputs {
   explicit RunOutputs(const Recipe& recipe);
 
   /// A line for the user.
-  void say(const std::string& text);
+  void log_line(const std::string& text);
 
   /// Opens the files, cut to what was done before.
   /// Throws: mesh::UsageError if one cannot be written.

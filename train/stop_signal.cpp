@@ -77,7 +77,7 @@ void describe_stop(mesh::SafeWriter& out, int signal) {
 }
 
 // The parent is the launcher, which tells all ranks.
-bool was_told_with_all(const siginfo_t& info) {
+bool was_signalled_by_launcher(const siginfo_t& info) {
   return info.si_code == SI_USER && info.si_pid == getppid();
 }
 
@@ -85,7 +85,8 @@ void on_stop_signal(int signal, siginfo_t* info, void* /*context*/) {
   int none = 0;
   stop_state.signal.compare_exchange_strong(none, signal);
   if (stop_state.phase != RunPhase::kTraining) {
-    end_process(signal, stop_state.rank == 0 || !was_told_with_all(*info));
+    end_process(
+        signal, stop_state.rank == 0 || !was_signalled_by_launcher(*info));
   }
 }
 
@@ -126,7 +127,7 @@ void set_run_phase(RunPhase phase) {
   }
 }
 
-bool is_stop_asked() {
+bool is_stop_requested() {
   return stop_state.signal != 0;
 }
 

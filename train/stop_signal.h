@@ -34,7 +34,7 @@ void handle_stop_signals(int64_t rank, const std::string& error_file);
 void set_run_phase(RunPhase phase);
 
 /// Whether one of the signals has come.
-bool is_stop_asked();
+bool is_stop_requested();
 /// "SIGTERM" or "SIGUSR1", the first that came; empty: none has.
 std::string stop_signal_name();
 

@@ -36,7 +36,7 @@ double milliseconds_since(Clock::time_point start) {
 mesh::DeviceMesh make_mesh(Recipe& recipe, const mesh::World& world) {
   auto mesh = mesh::DeviceMesh::create(
       world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
-  settle_links(recipe, mesh);
+  resolve_link_costs(recipe, mesh);
   return mesh;
 }
 
@@ -82,15 +82,15 @@ int64_t Trainer::global_tokens() const {
 
 // The sum over the replicas. With it travels whether a rank is to stop, and
 // whether what it has is finite: tensor-parallel ranks may differ in that.
-double Trainer::join_ranks(
+double Trainer::all_reduce_scalar(
     double value,
     bool is_finite,
     const dtensor::GradNorm& norm) {
-  const bool is_asked = stop_is_asked_ && stop_is_asked_();
+  const bool is_asked = is_stop_requested_ && is_stop_requested_();
   is_finite = is_finite && norm.is_finite();
   const auto counts =
       at::tensor({is_asked ? 1.0 : 0.0, is_finite ? 0.0 : 1.0}, at::kDouble);
-  gradient_norm_ = norm.join(job_.mesh["tp"], counts);
+  gradient_norm_ = norm.all_reduce(job_.mesh["tp"], counts);
   if (!std::isfinite(gradient_norm_)) {
     counts[1] = 1; // the sum overflowed, alike on these ranks
   }
@@ -105,19 +105,19 @@ double Trainer::join_ranks(
   return total[0].item<double>();
 }
 
-double Trainer::join_ranks(double value, bool is_finite) {
-  return join_ranks(value, is_finite, dtensor::GradNorm({}));
+double Trainer::all_reduce_scalar(double value, bool is_finite) {
+  return all_reduce_scalar(value, is_finite, dtensor::GradNorm({}));
 }
 
-bool Trainer::agree_to_stop() {
-  join_ranks(0);
+bool Trainer::all_reduce_stop_request() {
+  all_reduce_scalar(0);
   return should_stop_;
 }
 
 double Trainer::comm_ms() const {
   int64_t blocked = 0;
   for (const auto* dim : {"dp", "tp"}) {
-    blocked += job_.mesh.group(dim).ledger().blocked_ns();
+    blocked += job_.mesh.group(dim).flight_recorder().blocked_ns();
   }
   return static_cast<double>(blocked) * 1e-6;
 }
@@ -196,7 +196,7 @@ void Trainer::update(double lr, double gradient_norm) {
 }
 
 void Trainer::check_weights(int64_t step) {
-  join_ranks(0, are_weights_finite(*job_.model));
+  all_reduce_scalar(0, are_weights_finite(*job_.model));
   if (!is_finite_) {
     auto world = world_.group();
     throw_non_finite_weights(
@@ -225,7 +225,7 @@ StepMetrics Trainer::train_step(int64_t step) {
   const double comm_before = comm_ms();
   if (!keeps_local_norms_) {
     job_.ddp->synchronize_parameters();
-    ddp::keep_local_norms(job_.model->parameters());
+    ddp::enable_local_norms(job_.model->parameters());
     keeps_local_norms_ = true;
   }
   StepMetrics metrics;
@@ -237,7 +237,7 @@ StepMetrics Trainer::train_step(int64_t step) {
   }
   {
     const auto phase = span("clip");
-    metrics.loss = join_ranks(
+    metrics.loss = all_reduce_scalar(
         own_loss,
         std::isfinite(own_loss),
         dtensor::GradNorm(job_.model->parameters()));
@@ -255,12 +255,12 @@ StepMetrics Trainer::train_step(int64_t step) {
   } else {
     non_finite_.on_finite();
     skip_note_.clear();
-    if (sentinel_) {
-      sentinel_->before_update();
+    if (integrity_checker_) {
+      integrity_checker_->before_update();
     }
     update(metrics.lr, metrics.grad_norm);
-    if (sentinel_) {
-      sentinel_->after_update(state_after(step + 1));
+    if (integrity_checker_) {
+      integrity_checker_->after_update(state_after(step + 1));
     }
   }
 
@@ -283,7 +283,7 @@ std::optional<double> Trainer::evaluate() {
   double sum = 0;
   for (int64_t i = 0; i < batches * micro_steps; ++i) {
     // It may take longer than there is time.
-    if (stop_is_asked_ && agree_to_stop()) {
+    if (is_stop_requested_ && all_reduce_stop_request()) {
       return std::nullopt;
     }
     const auto batch = to_device(
@@ -291,7 +291,7 @@ std::optional<double> Trainer::evaluate() {
     sum += token_loss((*job_.ddp)(batch.input), batch.target, global_tokens())
                .item<double>();
   }
-  const double mean = join_ranks(sum) / static_cast<double>(batches);
+  const double mean = all_reduce_scalar(sum) / static_cast<double>(batches);
   world_.check();
   return mean;
 }

@@ -19,7 +19,7 @@
 
 namespace weft::recipes {
 
-class Sentinel;
+class IntegrityChecker;
 
 /// Trains what a recipe describes. Only composes: data, model, ddp, optimizer.
 class Trainer {
@@ -32,7 +32,7 @@ class Trainer {
 
   /// One optimizer step over a whole global batch; `step` counts from 0. Its
   /// samples follow those of the step before. Where the loss or a gradient is
-  /// not finite, the step may be skipped: see train.non_finite.
+  /// not finite, the step may be skipped: see train.on_non_finite.
   /// Collective: all ranks; blocks.
   /// Throws: NonFiniteError, on all ranks, if it is not to be skipped.
   StepMetrics train_step(int64_t step);
@@ -58,17 +58,19 @@ class Trainer {
   /// From now on phases of a step are spans of `tracer`, which outlives this;
   /// null: of none.
   void set_tracer(const StepTracer* tracer) { tracer_ = tracer; }
-  /// The same: `clock` counts the time of phases, and `sentinel` hears of every
-  /// update.
+  /// The same: `clock` counts the time of phases, and `integrity_checker` hears
+  /// of every update.
   void set_phase_clock(PhaseClock* clock) { phase_clock_ = clock; }
-  void set_sentinel(Sentinel* sentinel) { sentinel_ = sentinel; }
-  /// Ranks tell each other, in train_step(), evaluate() and agree_to_stop(),
-  /// whether this has said yes on one of them.
+  void set_integrity_checker(IntegrityChecker* integrity_checker) {
+    integrity_checker_ = integrity_checker;
+  }
+  /// Ranks tell each other, in train_step(), evaluate() and
+  /// all_reduce_stop_request(), whether this has said yes on one of them.
   void set_stop_request(std::function<bool()> is_asked) {
-    stop_is_asked_ = std::move(is_asked);
+    is_stop_requested_ = std::move(is_asked);
   }
   /// Collective: all ranks; blocks. Returns should_stop().
-  bool agree_to_stop();
+  bool all_reduce_stop_request();
   /// Whether it has, as of the last of those: the same on all ranks.
   bool should_stop() const { return should_stop_; }
 
@@ -80,9 +82,11 @@ class Trainer {
  private:
   int64_t global_tokens() const;
   // See Note [Messages of a step].
-  double join_ranks(double value, bool is_finite = true);
-  double
-  join_ranks(double value, bool is_finite, const dtensor::GradNorm& norm);
+  double all_reduce_scalar(double value, bool is_finite = true);
+  double all_reduce_scalar(
+      double value,
+      bool is_finite,
+      const dtensor::GradNorm& norm);
   at::Tensor forward_backward(const Batch& batch, int64_t step);
   std::vector<MicroLoss> accumulate_gradients(int64_t step, double& data_ms);
   void update(double lr, double gradient_norm);
@@ -104,8 +108,8 @@ class Trainer {
   /// The one under way, from 1; 0 before the first.
   int64_t step_ = 0;
   PhaseClock* phase_clock_ = nullptr;
-  Sentinel* sentinel_ = nullptr;
-  std::function<bool()> stop_is_asked_;
+  IntegrityChecker* integrity_checker_ = nullptr;
+  std::function<bool()> is_stop_requested_;
   bool should_stop_ = false;
   bool is_finite_ = true;
   double gradient_norm_ = 0;

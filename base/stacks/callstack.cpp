@@ -5,9 +5,9 @@
 #include <climits>
 #include <cstring>
 
-#include <control_connection.h>
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <link.h>
 #include <ucontext.h>
 #include <unistd.h>
 

@@ -8,22 +8,22 @@
 #include <memory>
 #include <span>
 
-#include <control_connection.h>
 #include <dlfcn.h>
 #include <elf.h>
+#include <link.h>
 
 namespace weft::mesh {
 namespace {
 
-constexpr size_t kMostSymbolBytes = 100;
+constexpr size_t kMaxSymbolBytes = 100;
 
 std::string demangled(const char* symbol) {
   int status = 0;
   const std::unique_ptr<char, decltype(&std::free)> name(
       abi::__cxa_demangle(symbol, nullptr, nullptr, &status), &std::free);
   std::string shown = name ? name.get() : symbol;
-  if (shown.size() > kMostSymbolBytes) {
-    shown.resize(kMostSymbolBytes);
+  if (shown.size() > kMaxSymbolBytes) {
+    shown.resize(kMaxSymbolBytes);
     shown += "...";
   }
   return shown;
@@ -43,8 +43,8 @@ std::string hex_text(uint64_t number) {
 template <class T>
 std::vector<T>
 read_array(std::ifstream& file, uint64_t offset, uint64_t count) {
-  constexpr uint64_t kMostBytes = 1ULL << 30;
-  if (count > kMostBytes / sizeof(T)) {
+  constexpr uint64_t kMaxBytes = 1ULL << 30;
+  if (count > kMaxBytes / sizeof(T)) {
     return {};
   }
   std::vector<T> values(count);

@@ -12,7 +12,7 @@ namespace weft::mesh {
 /// program does not export them, from its file. Not thread-safe.
 class Symbols {
  public:
-  /// "weft::mesh::ShmBell::wait(...) in weft", "libmkl_core.so.2 +0x1234",
+  /// "weft::mesh::ShmDoorbell::wait(...) in weft", "libmkl_core.so.2 +0x1234",
   /// "0x7f..." . `is_return`: the address behind a call.
   std::string describe(const void* address, bool is_return);
 

@@ -55,7 +55,7 @@ struct CaptureSlot {
   std::array<void*, kCapturedFrames> frames{};
   /// Who writes, and back to where if that crashes.
   std::atomic<pid_t> writer{0};
-  sigjmp_buf way_out{};
+  sigjmp_buf remedy{};
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -78,7 +78,7 @@ struct CaptureRequest {
 
 void write_frames(CaptureSlot& slot, const void* context) {
   slot.writer = static_cast<pid_t>(syscall(SYS_gettid));
-  if (sigsetjmp(slot.way_out, 0) == 0) {
+  if (sigsetjmp(slot.remedy, 0) == 0) {
     slot.count = read_callstack(slot.frames, context);
   } else {
     slot.count = read_program_counter(slot.frames, context);
@@ -305,7 +305,7 @@ void escape_capture() {
   for (auto& slot : capture_slots) {
     if (slot.writer == self) {
       slot.writer = 0;
-      siglongjmp(slot.way_out, 1);
+      siglongjmp(slot.remedy, 1);
     }
   }
 }

@@ -199,7 +199,7 @@ def compare_adapted(weft, tokens):
         "train: {steps: 20, global_batch_size: 4}\n"
         "optimizer: {lr: 1.0e-2}\n"
         "eval: {batches: 0}\n"
-        'lora: {rank: 4, targets: ["**.self_attn.*", "**.up_proj"]}\n'
+        'lora: {rank: 4, target_modules: ["**.self_attn.*", "**.up_proj"]}\n'
         "checkpoint: {export_to: adapted_out}\n"
     )
     weft.run("train", "adapted.yaml", "mesh.dp=2", "mesh.tp=2", ranks=4)

@@ -19,7 +19,7 @@ constexpr size_t kBatchParts = 512;
 // What every disk's blocks divide.
 constexpr int64_t kDiskBlockBytes = 4096;
 // Below this a file has little to gain.
-constexpr int64_t kLeastDirectBytes = 1 << 20;
+constexpr int64_t kMinDirectBytes = 1 << 20;
 
 // False where the file system has no such thing.
 bool set_direct(const File& file, bool direct) {
@@ -62,10 +62,14 @@ void FileStream::Free::operator()(std::byte* memory) const {
   std::free(memory);
 }
 
-FileStream::FileStream(const File& file, int64_t bytes, bool sync, Pace* pace)
-    : file_(file), sync_(sync), pace_(pace) {
+FileStream::FileStream(
+    const File& file,
+    int64_t bytes,
+    bool sync,
+    RateLimiter* rate_limiter)
+    : file_(file), sync_(sync), rate_limiter_(rate_limiter) {
   file_.reserve(bytes);
-  if (sync_ && bytes >= kLeastDirectBytes && set_direct(file_, true)) {
+  if (sync_ && bytes >= kMinDirectBytes && set_direct(file_, true)) {
     is_direct_ = true;
     filling_.reset(new_buffer());
     writing_.reset(new_buffer());
@@ -106,7 +110,7 @@ void FileStream::append_direct(std::span<const std::byte> part) {
 // The other buffer is filled while the disk has this one.
 void FileStream::write_buffer() {
   wait_for_disk();
-  spend(filled_);
+  acquire(filled_);
   std::swap(filling_, writing_);
   const std::span<const std::byte> bytes(
       writing_.get(), static_cast<size_t>(filled_));
@@ -125,16 +129,16 @@ void FileStream::wait_for_disk() {
 }
 
 void FileStream::write_parts() {
-  spend(waiting_);
+  acquire(waiting_);
   file_.write_at(position_, parts_);
   position_ += waiting_;
   waiting_ = 0;
   parts_.clear();
 }
 
-void FileStream::spend(int64_t bytes) {
-  if (pace_ != nullptr) {
-    pace_->spend(bytes);
+void FileStream::acquire(int64_t bytes) {
+  if (rate_limiter_ != nullptr) {
+    rate_limiter_->acquire(bytes);
   }
 }
 

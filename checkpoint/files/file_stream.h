@@ -21,9 +21,13 @@ namespace weft::checkpoint {
 class FileStream {
  public:
   /// Reserves `bytes` on the disk: a full one is found before the first write.
-  /// `file` outlives this; no `pace`: as fast as it goes.
+  /// `file` outlives this; no `rate_limiter`: as fast as it goes.
   /// Throws: std::system_error with path and errno, as all of its methods.
-  FileStream(const File& file, int64_t bytes, bool sync, Pace* pace);
+  FileStream(
+      const File& file,
+      int64_t bytes,
+      bool sync,
+      RateLimiter* rate_limiter);
   ~FileStream();
   FileStream(const FileStream&) = delete;
   FileStream& operator=(const FileStream&) = delete;
@@ -43,12 +47,12 @@ class FileStream {
   void write_buffer();
   void wait_for_disk();
   void write_parts();
-  void spend(int64_t bytes);
+  void acquire(int64_t bytes);
   void end_direct();
 
   const File& file_;
   bool sync_;
-  Pace* pace_;
+  RateLimiter* rate_limiter_;
   int64_t position_ = 0;
   // Past the page cache.
   bool is_direct_ = false;

@@ -115,7 +115,7 @@ int64_t File::read_at(int64_t offset, std::span<std::byte> out) const {
 void File::write_at(
     int64_t offset,
     std::span<const std::span<const std::byte>> parts) const {
-  constexpr size_t kMostParts = 1024; // the kernel's IOV_MAX
+  constexpr size_t kMaxParts = 1024; // the kernel's IOV_MAX
   std::vector<iovec> left;
   left.reserve(parts.size());
   for (const auto& part : parts) {
@@ -125,7 +125,7 @@ void File::write_at(
   }
   size_t first = 0;
   while (first < left.size()) {
-    const auto count = std::min(left.size() - first, kMostParts);
+    const auto count = std::min(left.size() - first, kMaxParts);
     const auto wrote =
         ::pwritev(fd_, &left[first], static_cast<int>(count), offset);
     if (wrote < 0 && errno != EINTR) {
@@ -203,14 +203,14 @@ Folder Folder::create(const std::filesystem::path& path) {
 File Folder::open_file(const std::string& name) const {
   const auto where = path().string();
   if (!is_plain_file_name(name)) {
-    throw_damage(
+    throw_corrupt(
         where, in_quotes(name) + " cannot be the name of a file in it");
   }
   // Without O_NONBLOCK a FIFO would wait here for its other end.
   const int fd = open_beneath(
       this->fd(), name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
   if (fd < 0) {
-    throw_damage(
+    throw_corrupt(
         where,
         fmt::format(
             "{} {}",
@@ -222,7 +222,7 @@ File Folder::open_file(const std::string& name) const {
   }
   File file(fd, path() / name);
   if (!S_ISREG(status_of(file).st_mode)) {
-    throw_damage(where, name + " is not a regular file");
+    throw_corrupt(where, name + " is not a regular file");
   }
   return file;
 }

@@ -24,7 +24,7 @@ constexpr int64_t kFileName = 255;
 constexpr int64_t kDims = 8;
 /// Of one tensor: chunks times 2^(dims along which it is cut).
 constexpr int64_t kChunkCorners = 1 << 22;
-constexpr int64_t kLeastPieceBytes = 4 << 10;
-constexpr int64_t kMostPieceBytes = 1 << 30;
+constexpr int64_t kMinPieceBytes = 4 << 10;
+constexpr int64_t kMaxPieceBytes = 1 << 30;
 
 } // namespace weft::checkpoint::limits

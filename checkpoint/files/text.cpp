@@ -10,15 +10,15 @@
 
 namespace weft::checkpoint {
 
-void throw_damage(const std::string& where, const std::string& what) {
+void throw_corrupt(const std::string& where, const std::string& what) {
   mesh::throw_error<CheckpointError>(
       fmt::format("[checkpoint] {}: {}", where, what));
 }
 
 std::string in_quotes(std::string_view text) {
-  constexpr size_t kMost = 200;
+  constexpr size_t kMax = 200;
   std::string out = "\"";
-  for (const char c : text.substr(0, kMost)) {
+  for (const char c : text.substr(0, kMax)) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7f) {
       out += fmt::format("\\x{:02x}", byte);
@@ -26,7 +26,7 @@ std::string in_quotes(std::string_view text) {
       out += c;
     }
   }
-  out += text.size() > kMost ? "...\"" : "\"";
+  out += text.size() > kMax ? "...\"" : "\"";
   return out;
 }
 
@@ -63,9 +63,9 @@ bool is_utf8(std::string_view text) {
       }
       code = (code << 6) | (next & 0x3fU);
     }
-    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+    constexpr uint32_t kMin[] = {0, 0, 0x80, 0x800, 0x10000};
     const bool surrogate = code >= 0xd800 && code <= 0xdfff;
-    if (code < kLeast[length] || code > 0x10ffff || surrogate) {
+    if (code < kMin[length] || code > 0x10ffff || surrogate) {
       return false;
     }
     i += length;
@@ -81,14 +81,14 @@ bool has_control_bytes(std::string_view text) {
 }
 
 int64_t element_count(const std::vector<int64_t>& shape) {
-  constexpr int64_t kMost = int64_t{1} << 62;
+  constexpr int64_t kMax = int64_t{1} << 62;
   if (std::ranges::any_of(shape, [](int64_t size) { return size < 0; })) {
     return -1;
   }
   int64_t count = 1;
   // A size of 0 makes no room for sizes that would overflow beside it.
   for (const int64_t size : shape) {
-    if (size > 0 && count > kMost / size) {
+    if (size > 0 && count > kMax / size) {
       return -1;
     }
     count *= std::max<int64_t>(size, 1);

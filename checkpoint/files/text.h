@@ -12,7 +12,7 @@
 namespace weft::checkpoint {
 
 /// Throws a CheckpointError "[checkpoint] <where>: <what>".
-[[noreturn]] void throw_damage(
+[[noreturn]] void throw_corrupt(
     const std::string& where,
     const std::string& what);
 

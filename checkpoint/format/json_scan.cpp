@@ -140,8 +140,8 @@ void JsonScan::run(std::string_view text) {
 }
 
 void JsonScan::begin(bool is_object) {
-  if (static_cast<int64_t>(frames_.size()) >= most_depth_) {
-    fail(fmt::format("nested deeper than {}", most_depth_));
+  if (static_cast<int64_t>(frames_.size()) >= max_depth_) {
+    fail(fmt::format("nested deeper than {}", max_depth_));
   }
   on_begin(is_object);
   frames_.push_back({is_object, {}, {}});
@@ -179,7 +179,7 @@ std::string JsonScan::where() const {
 
 void JsonScan::fail(const std::string& what) const {
   const auto path = where();
-  throw_damage(
+  throw_corrupt(
       source_,
       fmt::format(
           "{}{}byte {}: {}", path, path.empty() ? "" : ", ", position_, what));

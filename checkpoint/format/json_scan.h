@@ -31,8 +31,8 @@ class JsonScan {
   virtual void on_other(const char* what) = 0;
 
  protected:
-  JsonScan(std::string source, int64_t most_depth)
-      : source_(std::move(source)), most_depth_(most_depth) {}
+  JsonScan(std::string source, int64_t max_depth)
+      : source_(std::move(source)), max_depth_(max_depth) {}
 
   /// Bytes read so far: right behind the bracket in on_begin() and on_end().
   int64_t position() const { return position_; }
@@ -53,7 +53,7 @@ class JsonScan {
   std::string where() const;
 
   std::string source_;
-  int64_t most_depth_;
+  int64_t max_depth_;
   int64_t position_ = 0;
   size_t open_keys_ = 0;
   std::vector<Frame> frames_;

@@ -122,27 +122,27 @@ void add_members(
 } // namespace
 
 int64_t choose_piece_bytes(int64_t total_bytes, bool sha256) {
-  constexpr int64_t kMostOfHashes = 8 << 20;
+  constexpr int64_t kMaxOfHashes = 8 << 20;
   constexpr int64_t kQuotes = 4; // and what separates two
   const auto digits = static_cast<int64_t>(
       kHexDigits + kQuotes + (sha256 ? kHmacDigits.size() + kQuotes : 0));
   auto piece = kDefaultPieceBytes;
-  while (piece < limits::kMostPieceBytes &&
-         total_bytes / piece >= kMostOfHashes / digits) {
+  while (piece < limits::kMaxPieceBytes &&
+         total_bytes / piece >= kMaxOfHashes / digits) {
     piece *= 2;
   }
   return piece;
 }
 
 std::string to_json(const Manifest& manifest, std::string_view hmac_key) {
-  if (manifest.is_foreign) {
+  if (manifest.has_no_hashes) {
     refuse("its files were described without hashes. Load and save them.");
   }
-  if (const auto fault = broken_rule(manifest)) {
+  if (const auto fault = find_violation(manifest)) {
     refuse(*fault);
   }
   if (!hmac_key.empty()) {
-    if (const auto fault = without_sha256(manifest)) {
+    if (const auto fault = find_missing_sha256(manifest)) {
       refuse(*fault + ", which a key for the HMAC needs");
     }
   }

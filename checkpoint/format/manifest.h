@@ -66,12 +66,12 @@ struct Manifest {
   std::string state = "{}";
   std::string layout = "{}";
   /// Made from safetensors files without a manifest: nothing has a hash.
-  bool is_foreign = false;
+  bool has_no_hashes = false;
 };
 
 /// A size of pieces for `total_bytes` of tensors: kDefaultPieceBytes, or twice
 /// that again and again until the hashes of all pieces take no more than 8 MiB
-/// of the manifest, as far as limits::kMostPieceBytes.
+/// of the manifest, as far as limits::kMaxPieceBytes.
 int64_t choose_piece_bytes(int64_t total_bytes, bool sha256 = false);
 
 /// The text of manifest.json, its own hash included, and with a key its HMAC.

@@ -331,7 +331,7 @@ void check_hash(std::string_view text, const std::string& source) {
   const auto at = text.size() < tail ? 0 : hash_position(text);
   if (at == 0 || !text.ends_with(kHashAfter) ||
       !text.substr(0, at).ends_with(kHashBefore)) {
-    throw_damage(
+    throw_corrupt(
         source,
         fmt::format(
             "its {} bytes do not end with its hash: it was cut off, or Weft "
@@ -344,7 +344,7 @@ void check_hash(std::string_view text, const std::string& source) {
   const auto said = text.substr(at, kHexDigits);
   const auto got = to_hex(hash(zeroed));
   if (said != got) {
-    throw_damage(
+    throw_corrupt(
         source,
         fmt::format("its hash is {}, it says {}", got, in_quotes(said)));
   }
@@ -357,7 +357,7 @@ void check_hmac(
     std::string_view key) {
   const auto at = hmac_position(text);
   if (at == std::string_view::npos) {
-    throw_damage(
+    throw_corrupt(
         source, "it has no HMAC, but a key was given: it was saved without");
   }
   const auto said = sha256_from_hex(text.substr(at, kHmacDigits.size()));
@@ -365,7 +365,7 @@ void check_hmac(
   zeroed.replace(at, kHmacDigits.size(), kHmacDigits);
   zeroed.replace(hash_position(text), kHexDigits, kHashDigits);
   if (!said || !is_equal(*said, hmac_sha256(key, zeroed))) {
-    throw_damage(
+    throw_corrupt(
         source,
         "its HMAC is not the key's: it was saved with another key, or changed "
         "by someone who does not know it");
@@ -379,7 +379,7 @@ Manifest parse_manifest(
     const std::string& source,
     std::string_view hmac_key) {
   if (static_cast<int64_t>(text.size()) > limits::kManifestBytes) {
-    throw_damage(
+    throw_corrupt(
         source,
         fmt::format(
             "{} bytes; at most {} are allowed",
@@ -393,12 +393,12 @@ Manifest parse_manifest(
   ManifestScan scan(text, source);
   scan.run(text);
   auto manifest = scan.take();
-  if (const auto fault = broken_rule(manifest)) {
-    throw_damage(source, *fault);
+  if (const auto fault = find_violation(manifest)) {
+    throw_corrupt(source, *fault);
   }
   if (!hmac_key.empty()) {
-    if (const auto fault = without_sha256(manifest)) {
-      throw_damage(source, *fault + ", but a key was given");
+    if (const auto fault = find_missing_sha256(manifest)) {
+      throw_corrupt(source, *fault + ", but a key was given");
     }
   }
   return manifest;

@@ -16,14 +16,14 @@ namespace weft::checkpoint {
 namespace {
 
 using Ranges = std::map<std::string, std::vector<std::pair<int64_t, int64_t>>>;
-using Fault = std::optional<std::string>;
+using RuleViolation = std::optional<std::string>;
 
-Fault file_fault(
+RuleViolation file_error(
     const std::string& name,
     const FileRecord& file,
-    bool is_foreign) {
-  const int64_t least = is_foreign ? 10 : 16; // a length and {}, padded
-  const int64_t alignment = is_foreign ? 1 : 8;
+    bool has_no_hashes) {
+  const int64_t least = has_no_hashes ? 10 : 16; // a length and {}, padded
+  const int64_t alignment = has_no_hashes ? 1 : 8;
   if (!is_plain_file_name(name) || !name.ends_with(".safetensors")) {
     return fmt::format(
         "{} cannot be the name of a tensor file", in_quotes(name));
@@ -41,7 +41,7 @@ Fault file_fault(
 }
 
 // Where case does not count, one of them would replace the other.
-Fault case_fault(const Manifest& manifest) {
+RuleViolation case_error(const Manifest& manifest) {
   std::unordered_map<std::string, std::string_view> names;
   for (const auto& [name, file] : manifest.files) {
     auto lower = name;
@@ -57,7 +57,7 @@ Fault case_fault(const Manifest& manifest) {
   return std::nullopt;
 }
 
-Fault place_fault(const TensorRecord& tensor, const Chunk& chunk) {
+RuleViolation offset_error(const TensorRecord& tensor, const Chunk& chunk) {
   const auto dims = tensor.shape.size();
   bool inside = chunk.offset.size() == dims && chunk.shape.size() == dims;
   const bool whole_is_empty = element_count(tensor.shape) == 0;
@@ -77,10 +77,10 @@ Fault place_fault(const TensorRecord& tensor, const Chunk& chunk) {
 }
 
 // One hash for each piece, and a SHA-256 for all or for none.
-Fault hash_fault(const Manifest& manifest, const Chunk& chunk) {
+RuleViolation hash_error(const Manifest& manifest, const Chunk& chunk) {
   const auto bytes = chunk.end - chunk.begin;
   const auto pieces =
-      manifest.is_foreign
+      manifest.has_no_hashes
           ? 0
           : bytes / manifest.piece_bytes + (bytes % manifest.piece_bytes != 0);
   for (const auto count :
@@ -99,11 +99,11 @@ Fault hash_fault(const Manifest& manifest, const Chunk& chunk) {
   return std::nullopt;
 }
 
-Fault chunk_fault(
+RuleViolation chunk_error(
     const Manifest& manifest,
     const TensorRecord& tensor,
     const Chunk& chunk) {
-  if (auto fault = place_fault(tensor, chunk)) {
+  if (auto fault = offset_error(tensor, chunk)) {
     return fault;
   }
   const auto file = manifest.files.find(chunk.file);
@@ -123,10 +123,10 @@ Fault chunk_fault(
         plain_name(tensor.dtype),
         to_text(chunk.shape));
   }
-  return hash_fault(manifest, chunk);
+  return hash_error(manifest, chunk);
 }
 
-Fault tensor_fault(
+RuleViolation tensor_error(
     const Manifest& manifest,
     const std::string& name,
     const TensorRecord& tensor) {
@@ -146,7 +146,7 @@ Fault tensor_fault(
   }
   std::unordered_set<std::string_view> files;
   for (const auto& chunk : tensor.chunks) {
-    if (auto fault = chunk_fault(manifest, tensor, chunk)) {
+    if (auto fault = chunk_error(manifest, tensor, chunk)) {
       return fault;
     }
     if (!files.insert(chunk.file).second) {
@@ -154,7 +154,7 @@ Fault tensor_fault(
     }
   }
   if (count > 0) {
-    return tiling_fault(tensor.shape, tensor.chunks);
+    return tiling_error(tensor.shape, tensor.chunks);
   }
   if (tensor.chunks.size() > 1 ||
       (tensor.chunks.size() == 1 && tensor.chunks[0].shape != tensor.shape)) {
@@ -165,18 +165,18 @@ Fault tensor_fault(
 
 } // namespace
 
-std::optional<std::string> broken_rule(const Manifest& manifest) {
+std::optional<std::string> find_violation(const Manifest& manifest) {
   constexpr int64_t kSteps = 1'000'000'000'000'000'000;
   if (manifest.step < 0 || manifest.step >= kSteps) {
     return fmt::format("step {}", manifest.step);
   }
-  if (manifest.piece_bytes < limits::kLeastPieceBytes ||
-      manifest.piece_bytes > limits::kMostPieceBytes) {
+  if (manifest.piece_bytes < limits::kMinPieceBytes ||
+      manifest.piece_bytes > limits::kMaxPieceBytes) {
     return fmt::format(
         "piece_bytes {}: {} to {} are allowed",
         manifest.piece_bytes,
-        limits::kLeastPieceBytes,
-        limits::kMostPieceBytes);
+        limits::kMinPieceBytes,
+        limits::kMaxPieceBytes);
   }
   if (manifest.tensors.size() > static_cast<size_t>(limits::kTensors)) {
     return fmt::format(
@@ -185,16 +185,16 @@ std::optional<std::string> broken_rule(const Manifest& manifest) {
         limits::kTensors);
   }
   for (const auto& [name, file] : manifest.files) {
-    if (auto fault = file_fault(name, file, manifest.is_foreign)) {
+    if (auto fault = file_error(name, file, manifest.has_no_hashes)) {
       return fault;
     }
   }
-  if (auto fault = case_fault(manifest); fault && !manifest.is_foreign) {
+  if (auto fault = case_error(manifest); fault && !manifest.has_no_hashes) {
     return fault;
   }
   Ranges ranges;
   for (const auto& [name, tensor] : manifest.tensors) {
-    if (auto fault = tensor_fault(manifest, name, tensor)) {
+    if (auto fault = tensor_error(manifest, name, tensor)) {
       return fmt::format("tensor {}: {}", in_quotes(name), *fault);
     }
     for (const auto& chunk : tensor.chunks) {
@@ -202,14 +202,14 @@ std::optional<std::string> broken_rule(const Manifest& manifest) {
     }
   }
   for (const auto& [name, file] : manifest.files) {
-    if (auto fault = range_fault(file, ranges[name])) {
+    if (auto fault = range_error(file, ranges[name])) {
       return fmt::format("file {}: {}", name, *fault);
     }
   }
   return std::nullopt;
 }
 
-std::optional<std::string> without_sha256(const Manifest& manifest) {
+std::optional<std::string> find_missing_sha256(const Manifest& manifest) {
   for (const auto& [name, file] : manifest.files) {
     if (!file.header_sha256) {
       return fmt::format("file {}: its header has no SHA-256", name);

@@ -197,7 +197,7 @@ void check_places(const TensorHeader& header, const std::string& source) {
   for (const auto& [name, tensor] : header.tensors) {
     const auto where = fmt::format("tensor {}", in_quotes(name));
     if (tensor.offset && tensor.offset->size() != tensor.shape.size()) {
-      throw_damage(
+      throw_corrupt(
           source,
           fmt::format(
               "{}: saved_offsets {} for shape {}",
@@ -216,7 +216,7 @@ void check_places(const TensorHeader& header, const std::string& source) {
                (*tensor.offset)[d] <= whole[d] - tensor.shape[d];
     }
     if (!inside) {
-      throw_damage(
+      throw_corrupt(
           source,
           fmt::format(
               "{}: shape {} is not inside global_shape {}",
@@ -243,7 +243,7 @@ void check_layout(
   for (auto* entry : order) {
     auto& tensor = entry->second;
     if (tensor.begin != position) {
-      throw_damage(
+      throw_corrupt(
           source,
           fmt::format(
               "tensor {} begins at {} of the data, where {} was expected: {}",
@@ -255,7 +255,7 @@ void check_layout(
     position = tensor.end;
   }
   if (position != data_bytes) {
-    throw_damage(
+    throw_corrupt(
         source,
         fmt::format(
             "the header describes {} bytes of data, the file has {}",
@@ -276,13 +276,13 @@ TensorHeader parse_header(
     const std::string& source) {
   uint64_t length = 0;
   if (bytes.size() < sizeof(length)) {
-    throw_damage(source, "byte 0: no header");
+    throw_corrupt(source, "byte 0: no header");
   }
   std::memcpy(&length, bytes.data(), sizeof(length));
   const auto json = bytes.substr(sizeof(length));
   if (length != json.size() || length > uint64_t{limits::kHeaderBytes} ||
       file_bytes < static_cast<int64_t>(bytes.size())) {
-    throw_damage(
+    throw_corrupt(
         source,
         fmt::format(
             "byte 0: a header of {} bytes, of which {} are there, in a file of "

@@ -37,7 +37,7 @@ struct Box {
 };
 
 // A dim along which boxes are cut.
-struct CutDim {
+struct ShardedDim {
   size_t dim;
   std::vector<int64_t> coordinates; // ascending, each once
   int bits = 0;
@@ -48,10 +48,10 @@ struct CutDim {
   }
 };
 
-std::vector<CutDim> cut_dims(
+std::vector<ShardedDim> sharded_dims(
     const std::vector<int64_t>& shape,
     const std::vector<Chunk>& chunks) {
-  std::vector<CutDim> dims;
+  std::vector<ShardedDim> dims;
   for (size_t d = 0; d < shape.size(); ++d) {
     if (std::ranges::any_of(chunks, [&](const Chunk& chunk) {
           return chunk.shape[d] != shape[d];
@@ -66,7 +66,7 @@ std::vector<CutDim> cut_dims(
 int number_coordinates(
     const std::vector<int64_t>& shape,
     const std::vector<Chunk>& chunks,
-    std::vector<CutDim>& dims) {
+    std::vector<ShardedDim>& dims) {
   int bits = 0;
   for (auto& [d, coordinates, own_bits] : dims) {
     coordinates = {0, shape[d]};
@@ -86,7 +86,7 @@ int number_coordinates(
 // Those with an even number of ends go to `even`.
 void add_corners(
     const Box& box,
-    const std::vector<CutDim>& dims,
+    const std::vector<ShardedDim>& dims,
     std::vector<Corner>& even,
     std::vector<Corner>& odd) {
   for (size_t ends = 0; ends < size_t{1} << dims.size(); ++ends) {
@@ -101,8 +101,10 @@ void add_corners(
   }
 }
 
-std::vector<int64_t>
-element_at(Corner corner, const std::vector<CutDim>& dims, size_t dim_count) {
+std::vector<int64_t> element_at(
+    Corner corner,
+    const std::vector<ShardedDim>& dims,
+    size_t dim_count) {
   std::vector<int64_t> element(dim_count, 0);
   for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
     const auto mask = (Corner{1} << dim->bits) - 1;
@@ -133,10 +135,10 @@ int64_t count_of(const std::vector<Corner>& sorted, Corner corner) {
 
 } // namespace
 
-std::optional<std::string> tiling_fault(
+std::optional<std::string> tiling_error(
     const std::vector<int64_t>& shape,
     const std::vector<Chunk>& chunks) {
-  auto dims = cut_dims(shape, chunks);
+  auto dims = sharded_dims(shape, chunks);
   const auto most = static_cast<size_t>(limits::kChunkCorners) >> dims.size();
   if (chunks.size() > most) {
     return fmt::format(
@@ -169,7 +171,7 @@ std::optional<std::string> tiling_fault(
   return std::nullopt;
 }
 
-std::optional<std::string> range_fault(
+std::optional<std::string> range_error(
     const FileRecord& file,
     std::vector<std::pair<int64_t, int64_t>>& ranges) {
   std::ranges::sort(ranges);

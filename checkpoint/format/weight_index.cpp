@@ -13,7 +13,7 @@ namespace {
 class IndexScan : public JsonScan {
  public:
   explicit IndexScan(const std::string& source)
-      : JsonScan(source, /*most_depth=*/8) {}
+      : JsonScan(source, /*max_depth=*/8) {}
 
   void on_key(const std::string& name) override {
     if (depth_ == 1) {
@@ -70,7 +70,7 @@ std::map<std::string, std::string> parse_weight_index(
   IndexScan scan(source);
   scan.run(text);
   if (!scan.has_map()) {
-    throw_damage(source, "there is no weight_map");
+    throw_corrupt(source, "there is no weight_map");
   }
   return std::move(scan.files);
 }

@@ -10,10 +10,10 @@
 namespace weft::checkpoint {
 namespace {
 
-constexpr size_t kMostListed = 5;
+constexpr size_t kMaxListed = 5;
 
 std::string first_of(const std::vector<std::string>& entries) {
-  const auto listed = std::min(entries.size(), kMostListed);
+  const auto listed = std::min(entries.size(), kMaxListed);
   auto text = fmt::format(
       "{}", fmt::join(entries.begin(), entries.begin() + listed, ", "));
   if (entries.size() > listed) {
@@ -25,7 +25,7 @@ std::string first_of(const std::vector<std::string>& entries) {
 std::vector<std::string> quoted(const std::vector<std::string>& keys) {
   std::vector<std::string> result;
   for (size_t i = 0; i < keys.size(); ++i) {
-    result.push_back(i < kMostListed ? in_quotes(keys[i]) : "");
+    result.push_back(i < kMaxListed ? in_quotes(keys[i]) : "");
   }
   return result;
 }
@@ -49,7 +49,7 @@ std::string to_string(const KeyDifferences& differences) {
   add(quoted(differences.unexpected),
       "tensor is unexpected",
       "tensors are unexpected");
-  add(differences.misfits,
+  add(differences.mismatched,
       "tensor has another shape or dtype",
       "tensors have another shape or dtype");
   return fmt::format("{}", fmt::join(groups, "; "));

@@ -11,10 +11,10 @@ struct KeyDifferences {
   std::vector<std::string> missing = {};
   std::vector<std::string> unexpected = {};
   /// "\"model.a\" [2] float32 vs [4] float32".
-  std::vector<std::string> misfits = {};
+  std::vector<std::string> mismatched = {};
 
   bool empty() const {
-    return missing.empty() && unexpected.empty() && misfits.empty();
+    return missing.empty() && unexpected.empty() && mismatched.empty();
   }
 };
 

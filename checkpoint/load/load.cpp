@@ -124,7 +124,7 @@ void check_ranks_agree(
       ", convert_dtype ",
       options.convert_dtype));
   auto group = world->group();
-  mesh::check_same_lines(
+  mesh::check_lines_match(
       group,
       lines,
       {.op = kLoadOp,
@@ -138,7 +138,7 @@ void check_ranks_agree(
 std::string read_one_replica(
     const std::vector<LoadTarget>& targets,
     const mesh::World& world,
-    std::optional<LoadReading>& reading,
+    std::optional<ShardLoader>& reading,
     std::string error) {
   const LoadReplicas replicas(targets, world);
   for (const auto& [first, last] : replicas.batches(kBatchBytes)) {
@@ -160,17 +160,17 @@ std::string read_one_replica(
     parts.clear();
     error = error_of([&, first = first, last = last] {
       for (size_t i = first; i < last; ++i) {
-        reading->settle(i);
+        reading->convert(i);
       }
     });
   }
   return error;
 }
 
-void read_own(size_t targets, LoadReading& reading) {
+void read_own(size_t targets, ShardLoader& reading) {
   for (size_t i = 0; i < targets; ++i) {
     reading.read(i);
-    reading.settle(i);
+    reading.convert(i);
   }
 }
 
@@ -205,7 +205,7 @@ LoadStats load(
   LoadStats stats;
   stats.read_by = choose_readers(options.read_by, world);
   std::optional<StepPin> pin;
-  std::optional<LoadReading> reading;
+  std::optional<ShardLoader> reading;
   auto own = error_of([&] {
     pin.emplace(step_folder);
     reading.emplace(pin->folder(), manifest, targets, options.all_or_nothing);
@@ -217,7 +217,7 @@ LoadStats load(
     own = read_one_replica(targets, *world, reading, std::move(own));
   }
   throw_first_error(exchange_texts(world, own));
-  reading->put_in_place();
+  reading->commit();
   stats.bytes_read = reading->bytes_read();
   for (const auto& target : targets) {
     stats.loaded.push_back(target.item.item.key);

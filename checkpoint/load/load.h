@@ -101,7 +101,7 @@ LoadStats load(
     const LoadOptions& options = {});
 
 /// The same with a manifest that was read before, or made by
-/// describe_foreign().
+/// describe_safetensors().
 LoadStats load(
     const std::filesystem::path& step_folder,
     const Manifest& manifest,

@@ -115,7 +115,7 @@ std::string hints(const KeyDifferences& differences, bool converts) {
         " Build the model that was saved, give LoadOptions.rename rules, or "
         "leave tensors out with include, exclude or strictness.";
   }
-  if (!differences.misfits.empty()) {
+  if (!differences.mismatched.empty()) {
     text += converts ? " Build the model that was saved."
                      : " Where only the dtype differs, "
                        "LoadOptions.convert_dtype loads it.";
@@ -148,7 +148,7 @@ LoadSelection select_tensors(
     }
     const auto& record = manifest.tensors.at(found->second);
     if (!fits(item, record, options)) {
-      differences.misfits.push_back(misfit(item, record));
+      differences.mismatched.push_back(misfit(item, record));
     }
     selection.targets.push_back({item, found->second, record.dtype});
     sources.erase(found);

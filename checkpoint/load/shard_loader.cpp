@@ -21,15 +21,15 @@ bool is_readable_into(const at::Tensor& local) {
          !local.is_conj();
 }
 
-std::vector<HeldBox> own_boxes(const SaveItem& item) {
+std::vector<HeldShard> own_boxes(const SaveItem& item) {
   std::vector<int64_t> coordinate;
   for (int64_t i = 0; i < item.spec.mesh_ndim(); ++i) {
     coordinate.push_back(item.spec.mesh().coordinate(i));
   }
-  return held_boxes(item.spec, item.sizes, coordinate);
+  return held_shards(item.spec, item.sizes, coordinate);
 }
 
-at::Tensor view_of(const at::Tensor& part, const HeldBox& held) {
+at::Tensor view_of(const at::Tensor& part, const HeldShard& held) {
   auto view = part;
   for (size_t d = 0; d < held.at.size(); ++d) {
     view = view.narrow(static_cast<int64_t>(d), held.at[d], held.box.sizes[d]);
@@ -39,7 +39,7 @@ at::Tensor view_of(const at::Tensor& part, const HeldBox& held) {
 
 } // namespace
 
-LoadReading::LoadReading(
+ShardLoader::ShardLoader(
     const Folder& folder,
     const Manifest& manifest,
     const std::vector<LoadTarget>& targets,
@@ -49,7 +49,7 @@ LoadReading::LoadReading(
       all_or_nothing_(all_or_nothing),
       buffers_(targets.size()) {}
 
-at::Tensor LoadReading::buffer(size_t i) {
+at::Tensor ShardLoader::buffer(size_t i) {
   const auto& [item, source, dtype] = targets_[i];
   if (!buffers_[i].defined()) {
     const bool in_place =
@@ -61,7 +61,7 @@ at::Tensor LoadReading::buffer(size_t i) {
   return buffers_[i];
 }
 
-void LoadReading::read(size_t i) {
+void ShardLoader::read(size_t i) {
   const auto& target = targets_[i];
   const auto part = buffer(i);
   for (const auto& held : own_boxes(target.item.item)) {
@@ -77,7 +77,7 @@ void LoadReading::read(size_t i) {
   }
 }
 
-void LoadReading::settle(size_t i) {
+void ShardLoader::convert(size_t i) {
   const at::NoGradGuard no_grad;
   const auto& [item, source, dtype] = targets_[i];
   auto values = buffer(i);
@@ -97,7 +97,7 @@ void LoadReading::settle(size_t i) {
   }
 }
 
-void LoadReading::put_in_place() {
+void ShardLoader::commit() {
   const at::NoGradGuard no_grad;
   for (const auto& [local, values] : staged_) {
     local.copy_(values);

@@ -19,11 +19,11 @@ class ConversionError : public c10::ValueError {
 
 /// Brings the values of one rank's parts from files to where they belong, a
 /// tensor at a time: buffer(), then read() or values from another rank, then
-/// settle(); at the end put_in_place().
+/// convert(); at the end commit().
 /// Lifetime: the folder's, the manifest's and the targets'.
-class LoadReading {
+class ShardLoader {
  public:
-  LoadReading(
+  ShardLoader(
       const Folder& folder,
       const Manifest& manifest,
       const std::vector<LoadTarget>& targets,
@@ -36,9 +36,9 @@ class LoadReading {
   void read(size_t i);
   /// buffer(i) has its values: converts them, and unless all_or_nothing puts
   /// them in place. Throws: ConversionError.
-  void settle(size_t i);
+  void convert(size_t i);
   /// Once all ranks have all values.
-  void put_in_place();
+  void commit();
 
   int64_t bytes_read() const { return reader_.bytes_read(); }
 

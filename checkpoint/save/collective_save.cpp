@@ -39,12 +39,12 @@ std::string broadcast(Tree& tree, const std::string& text) {
   return tree ? tree->broadcast(text, "checkpoint") : text;
 }
 
-bool is_first(const JointSave& save) {
+bool is_first(const CollectiveSave& save) {
   return rank_of(save.options.world) == 0;
 }
 
 // What all ranks must save alike, line by line.
-std::vector<std::string> lines_of(const JointSave& save) {
+std::vector<std::string> lines_of(const CollectiveSave& save) {
   auto lines = describe_items(save.items);
   lines.push_back(fmt::format("step {}", save.content.step));
   lines.push_back(save.checkpoints.string());
@@ -80,21 +80,21 @@ int64_t total_bytes(const std::vector<StateItem>& items) {
   return bytes;
 }
 
-bool hashes_sha256(const JointSave& save) {
+bool hashes_sha256(const CollectiveSave& save) {
   return save.options.sha256 || !save.options.hmac_key.empty();
 }
 
-int64_t piece_bytes_of(const JointSave& save) {
+int64_t piece_bytes_of(const CollectiveSave& save) {
   return save.options.piece_bytes > 0
              ? save.options.piece_bytes
              : choose_piece_bytes(total_bytes(save.items), hashes_sha256(save));
 }
 
 std::vector<WrittenFile> write_files(
-    const JointSave& save,
+    const CollectiveSave& save,
     const std::filesystem::path& temporary) {
   std::vector<WrittenFile> written;
-  Pace pace(save.options.bytes_per_second, save.hurries);
+  RateLimiter rate_limiter(save.options.bytes_per_second, save.is_unthrottled);
   for (size_t i = 0; i < save.files.size(); ++i) {
     written.push_back(write_tensor_file(
         Folder::open(temporary),
@@ -104,12 +104,12 @@ std::vector<WrittenFile> write_files(
          .piece_bytes = piece_bytes_of(save),
          .sync = save.options.sync,
          .sha256 = hashes_sha256(save),
-         .pace = &pace}));
+         .rate_limiter = &rate_limiter}));
   }
   return written;
 }
 
-std::string lines_difference(Tree& tree, const JointSave& save) {
+std::string lines_difference(Tree& tree, const CollectiveSave& save) {
   const auto texts = gather(tree, joined(lines_of(save)));
   return texts.empty() ? ""
                        : mesh::describe_difference(
@@ -168,7 +168,7 @@ std::string not_saved(int64_t step, size_t rank, const std::string& why) {
 // The first rank's part once all have written.
 class Commit {
  public:
-  Commit(const JointSave& save, std::filesystem::path temporary)
+  Commit(const CollectiveSave& save, std::filesystem::path temporary)
       : save_(save), temporary_(std::move(temporary)) {}
 
   Verdict judge(const std::vector<std::string>& texts, uint64_t agreement) {
@@ -217,13 +217,13 @@ class Commit {
     return commit_step(save_.checkpoints, temporary_, manifest.step, sync);
   }
 
-  const JointSave& save_;
+  const CollectiveSave& save_;
   std::filesystem::path temporary_;
 };
 
 // The save stands, whatever happens here, and nobody waits for it. Returns
 // `note` and what went wrong.
-std::string prune(const JointSave& save, const std::string& note) {
+std::string prune(const CollectiveSave& save, const std::string& note) {
   if (!is_first(save) || save.options.keep == 0) {
     return note;
   }
@@ -239,7 +239,7 @@ std::string prune(const JointSave& save, const std::string& note) {
 
 } // namespace
 
-std::string save_jointly(const JointSave& save, Tree& tree) {
+std::string save_collectively(const CollectiveSave& save, Tree& tree) {
   // The others may have it where this rank could not make it.
   const auto temporary =
       temporary_path(save.checkpoints, save.content.step, save.nonce);
@@ -267,7 +267,7 @@ std::string save_jointly(const JointSave& save, Tree& tree) {
       own = {.error = not_saved(save.content.step, 0, "commit: " + error)};
     }
     if (!own.error.empty() || own.is_disagreement) {
-      abandon_step(temporary); // All have written by now.
+      discard_step(temporary); // All have written by now.
     }
     text = verdict_text(own);
   }
@@ -279,7 +279,7 @@ std::string save_jointly(const JointSave& save, Tree& tree) {
     return prune(save, verdict.note);
   }
   // With another step, or on a host of another disk, it is another folder.
-  abandon_step(temporary);
+  discard_step(temporary);
   if (verdict.is_disagreement) {
     mesh::throw_error<mesh::DisagreementError>(verdict.error);
   }

@@ -16,7 +16,7 @@ namespace weft::checkpoint {
 
 /// One save as this rank sees it. What all ranks must give alike: everything
 /// but `files`.
-struct JointSave {
+struct CollectiveSave {
   std::filesystem::path checkpoints;
   StepContent content;
   SaverOptions options;
@@ -27,7 +27,7 @@ struct JointSave {
   /// Why this rank has nothing to write, if so; the others learn of it.
   std::string error = {};
   /// Once set, `options.bytes_per_second` no longer holds. Null: it does.
-  const std::atomic<bool>* hurries = nullptr;
+  const std::atomic<bool>* is_unthrottled = nullptr;
   /// The first, second... file of this rank.
   std::vector<std::vector<FileTensor>> files;
 };
@@ -37,8 +37,8 @@ struct JointSave {
 /// sentence, on the first rank; mostly nothing.
 /// Collective: all ranks of `tree`; blocks. Without a tree one rank is alone.
 /// Throws, on all ranks: SaveError; mesh::DisagreementError.
-std::string save_jointly(
-    const JointSave& save,
+std::string save_collectively(
+    const CollectiveSave& save,
     std::optional<mesh::RankTree>& tree);
 
 /// Random text, the same on all ranks.

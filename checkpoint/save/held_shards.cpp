@@ -31,7 +31,7 @@ std::vector<int64_t> begins_in_part(const dtensor::RowRanges& rows) {
 
 } // namespace
 
-std::vector<HeldBox> held_boxes(
+std::vector<HeldShard> held_shards(
     const dtensor::DTensorSpec& spec,
     c10::IntArrayRef global_sizes,
     c10::IntArrayRef coordinate) {
@@ -51,10 +51,10 @@ std::vector<HeldBox> held_boxes(
   for (const auto& rows : ranges) {
     begins.push_back(begins_in_part(rows));
   }
-  std::vector<HeldBox> boxes;
+  std::vector<HeldShard> boxes;
   std::vector<size_t> index(ranges.size(), 0);
   do {
-    HeldBox held;
+    HeldShard held;
     for (size_t d = 0; d < ranges.size(); ++d) {
       held.box.offset.push_back(ranges[d][index[d]].begin);
       held.box.sizes.push_back(ranges[d][index[d]].length);

@@ -10,7 +10,7 @@
 namespace weft::checkpoint {
 
 /// A box of a tensor that a rank holds, and where it begins in the rank's part.
-struct HeldBox {
+struct HeldShard {
   dtensor::LocalBox box;
   std::vector<int64_t> at;
 };
@@ -19,7 +19,7 @@ struct HeldBox {
 /// StridedShard that stands alone, whose rows are not adjacent; none if its
 /// part is empty.
 /// Throws: c10::ValueError if a placement cannot be fitted to the sizes.
-std::vector<HeldBox> held_boxes(
+std::vector<HeldShard> held_shards(
     const dtensor::DTensorSpec& spec,
     c10::IntArrayRef global_sizes,
     c10::IntArrayRef coordinate);

@@ -123,7 +123,7 @@ RankReport report_from_bytes(
 
 std::string describe_slow_writer(const std::vector<RankReport>& reports) {
   constexpr double kTimes = 2;
-  constexpr double kLeastSeconds = 0.2;
+  constexpr double kMinSeconds = 0.2;
   std::vector<double> seconds;
   std::vector<double> per_byte;
   size_t slowest = 0;
@@ -152,7 +152,7 @@ std::string describe_slow_writer(const std::vector<RankReport>& reports) {
   };
   const double own = reports[slowest].seconds;
   const double others = lower_median(seconds);
-  if (own < others + kLeastSeconds || own < kTimes * others ||
+  if (own < others + kMinSeconds || own < kTimes * others ||
       *std::ranges::max_element(per_byte) < kTimes * lower_median(per_byte)) {
     return {};
   }

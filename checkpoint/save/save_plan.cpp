@@ -86,7 +86,7 @@ class Coordinates {
 };
 
 // Items that the same sets of ranks hold alike: which mesh dims repeat them.
-struct Alike {
+struct ReplicaGroup {
   std::vector<size_t> items;
   std::vector<size_t> repeated;
   int64_t replicas = 1;
@@ -129,11 +129,11 @@ class MeshNumbers {
   std::vector<mesh::DeviceMesh> meshes_;
 };
 
-std::vector<Alike> alike(
+std::vector<ReplicaGroup> alike(
     const std::vector<SaveItem>& items,
     int64_t world_size) {
   MeshNumbers meshes;
-  std::map<std::pair<size_t, std::vector<size_t>>, Alike> found;
+  std::map<std::pair<size_t, std::vector<size_t>>, ReplicaGroup> found;
   for (size_t i = 0; i < items.size(); ++i) {
     const auto shape = mesh_shape(items[i], world_size);
     std::vector<size_t> repeated;
@@ -149,19 +149,21 @@ std::vector<Alike> alike(
     group.repeated = std::move(repeated);
     group.replicas = replicas;
   }
-  std::vector<Alike> result;
+  std::vector<ReplicaGroup> result;
   for (auto& [key, group] : found) {
     result.push_back(std::move(group));
   }
   // Those with the least choice first; the others even out what they leave.
-  std::ranges::stable_sort(result, {}, &Alike::replicas);
+  std::ranges::stable_sort(result, {}, &ReplicaGroup::replicas);
   return result;
 }
 
 // Which of the replicas of `group` each rank is, counted over its repeated
 // mesh dims.
-std::vector<int64_t>
-replica_of_ranks(const SaveItem& item, const Alike& group, int64_t world_size) {
+std::vector<int64_t> replica_of_ranks(
+    const SaveItem& item,
+    const ReplicaGroup& group,
+    int64_t world_size) {
   const auto shape = mesh_shape(item, world_size);
   std::vector<int64_t> replica(static_cast<size_t>(world_size), 0);
   for (int64_t index = 0; index < product(shape); ++index) {
@@ -179,7 +181,7 @@ replica_of_ranks(const SaveItem& item, const Alike& group, int64_t world_size) {
 // each to the replica with the least to write. `load` is every rank's so far.
 std::map<size_t, int64_t> choose_replicas(
     const std::vector<SaveItem>& items,
-    const Alike& group,
+    const ReplicaGroup& group,
     std::vector<int64_t>& load) {
   const auto world_size = static_cast<int64_t>(load.size());
   const auto replica_of =
@@ -259,7 +261,8 @@ std::vector<PlannedChunk> SavePlan::chunks_of(int64_t rank) const {
       chunks.push_back({i, part, {{origin, items_[i].sizes}, origin}});
       continue;
     }
-    for (auto& held : held_boxes(items_[i].spec, items_[i].sizes, coordinate)) {
+    for (auto& held :
+         held_shards(items_[i].spec, items_[i].sizes, coordinate)) {
       chunks.push_back({i, part++, std::move(held)});
     }
   }

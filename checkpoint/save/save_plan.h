@@ -23,7 +23,7 @@ struct PlannedChunk {
   size_t item = 0;
   /// Which of the rank's boxes of this tensor it is, from 0.
   int64_t part = 0;
-  HeldBox held;
+  HeldShard held;
 };
 
 /// Who writes what: each distinct box of each tensor once, by one of the ranks
@@ -33,7 +33,7 @@ struct PlannedChunk {
 class SavePlan {
  public:
   /// Time: the number of items times their replicas' choice, not the number of
-  /// boxes. Throws: c10::ValueError as held_boxes().
+  /// boxes. Throws: c10::ValueError as held_shards().
   SavePlan(std::vector<SaveItem> items, int64_t world_size);
 
   const std::vector<SaveItem>& items() const { return items_; }

@@ -37,7 +37,7 @@ bool is_same(const SaveItem& a, const SaveItem& b) {
 }
 
 // What this rank writes of `chunk`, in the memory of the tensor where possible.
-at::Tensor held_part(const StateItem& item, const HeldBox& held) {
+at::Tensor held_part(const StateItem& item, const HeldShard& held) {
   auto part = item.local;
   for (size_t d = 0; d < held.at.size(); ++d) {
     part = part.narrow(static_cast<int64_t>(d), held.at[d], held.box.sizes[d]);
@@ -114,7 +114,7 @@ struct Saver::State {
   /// Of the save in flight; becomes `last`.
   std::future<SaveStats> in_flight;
   /// That save, too.
-  std::atomic<bool> hurries = false;
+  std::atomic<bool> is_unthrottled = false;
 
   // By the chunks of the plan.
   std::vector<at::Tensor> parts_to_write(
@@ -157,12 +157,12 @@ struct Saver::State {
   }
 
   // What is to be written, in the tensors' own memory or a copy of it.
-  JointSave prepare(
+  CollectiveSave prepare(
       const StateDicts& dicts,
       const StepContent& content,
       bool copies,
       SaveStats& stats) {
-    JointSave save{
+    CollectiveSave save{
         .checkpoints = checkpoints,
         .content = content,
         .options = options,
@@ -186,7 +186,7 @@ struct Saver::State {
     return save;
   }
 
-  void add_files(JointSave& save, bool copies, SaveStats& stats) {
+  void add_files(CollectiveSave& save, bool copies, SaveStats& stats) {
     stats.plan_was_cached = plan.update(save.items, options.world);
     auto data = parts_to_write(save.items);
     for (const auto& part : data) {
@@ -232,7 +232,7 @@ std::filesystem::path Saver::save(
   SaveStats stats;
   auto joint = state_->prepare(dicts, content, /*copies=*/false, stats);
   joint.options.bytes_per_second = 0;
-  stats.note = save_jointly(joint, state_->tree);
+  stats.note = save_collectively(joint, state_->tree);
   stats.blocked = stats.total = Clock::now() - start;
   state_->last = stats;
   if (earlier) {
@@ -245,11 +245,11 @@ void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
   const auto start = Clock::now();
   const auto earlier = state_->settle();
   SaveStats stats;
-  auto joint = std::make_shared<JointSave>(
+  auto joint = std::make_shared<CollectiveSave>(
       state_->prepare(dicts, content, /*copies=*/true, stats));
   state_->make_background_tree();
-  state_->hurries = false;
-  joint->hurries = &state_->hurries;
+  state_->is_unthrottled = false;
+  joint->is_unthrottled = &state_->is_unthrottled;
   stats.blocked = Clock::now() - start;
   // One save at a time, in a thread or, where none can be had, in this one.
   const auto act = [start,
@@ -257,8 +257,8 @@ void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
                     joint,
                     state = state_.get(),
                     caller = mesh::Caller::current()]() mutable {
-    const mesh::CallFor call_for(caller);
-    stats.note = save_jointly(*joint, state->background_tree);
+    const mesh::CallerScope call_for(caller);
+    stats.note = save_collectively(*joint, state->background_tree);
     stats.total = Clock::now() - start;
     return stats;
   };
@@ -287,8 +287,8 @@ void Saver::prepare_async(const StateDicts& dicts) {
       });
 }
 
-void Saver::hurry() {
-  state_->hurries = true;
+void Saver::unthrottle() {
+  state_->is_unthrottled = true;
 }
 
 bool Saver::is_in_flight() const {

@@ -92,7 +92,7 @@ class Saver {
 
   /// From now on the save in flight is no longer held to `bytes_per_second` on
   /// this rank: somebody waits for it.
-  void hurry();
+  void unthrottle();
   /// Whether a save is in flight on this rank.
   bool is_in_flight() const;
   /// Returns at once. Throws: SaveError (mesh::DisagreementError,

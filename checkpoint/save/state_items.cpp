@@ -15,7 +15,7 @@ StateItem
 make_item(const std::string& key, const at::Tensor& tensor, const char* op) {
   TORCH_CHECK_VALUE(
       tensor.defined(), "[", op, "] \"", key, "\" is an undefined tensor.");
-  dtensor::require_values(tensor, op);
+  dtensor::check_materialized(tensor, op);
   StateItem result{
       .item =
           {.key = key,

@@ -57,7 +57,7 @@ StepWriter::~StepWriter() {
   if (temporary_.empty()) {
     return;
   }
-  abandon_step(temporary_);
+  discard_step(temporary_);
   if (is_lock_new_) {
     lock_.remove_file();
   }

@@ -32,11 +32,11 @@ using dtensor::StateDict;
 constexpr int64_t kBatchOfWholes = 32 << 20;
 
 /// What a rank needs to know of another's tensor.
-struct Given {
+struct TensorInfo {
   std::vector<int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
 };
-using Listing = std::map<std::string, Given>;
+using Listing = std::map<std::string, TensorInfo>;
 
 const at::Tensor& part_of(const at::Tensor& tensor) {
   const auto* impl = dtensor::dtensor_impl(tensor);
@@ -139,7 +139,7 @@ void check_ranks_give_alike(
     lines.push_back(line.str());
   }
   auto group = world.group();
-  mesh::check_same_lines(
+  mesh::check_lines_match(
       group,
       lines,
       {.op = options.op,
@@ -155,7 +155,7 @@ KeyDifferences compare_keys(const StateDict& targets, const Listing& given) {
     if (found == given.end()) {
       differences.missing.push_back(name);
     } else if (target.sizes() != found->second.sizes) {
-      differences.misfits.push_back(fmt::format(
+      differences.mismatched.push_back(fmt::format(
           "{} {} given vs {} to fill",
           in_quotes(name),
           to_text(found->second.sizes),
@@ -207,7 +207,7 @@ void take_part(const at::Tensor& target, const at::Tensor& whole) {
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     coordinate.push_back(spec.mesh().coordinate(i));
   }
-  for (const auto& held : held_boxes(spec, target.sizes(), coordinate)) {
+  for (const auto& held : held_shards(spec, target.sizes(), coordinate)) {
     auto to = impl->local();
     auto from = whole;
     for (size_t d = 0; d < held.at.size(); ++d) {

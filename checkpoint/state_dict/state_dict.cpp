@@ -204,7 +204,7 @@ StateDict state_of_optimizer(
     const Module& module,
     Optimizer& optimizer,
     const std::optional<DeviceMesh>& mesh) {
-  auto* own = dynamic_cast<dtensor::OptimizerWithState*>(&optimizer);
+  auto* own = dynamic_cast<dtensor::ShardedStateOptimizer*>(&optimizer);
   return own ? own->state_dict(module)
              : dtensor::optimizer_state_dict(
                    optimizer, module, mesh ? *mesh : DeviceMesh());
@@ -257,7 +257,7 @@ void load_optimizer(
     const Module& module,
     Optimizer& optimizer,
     const StateDict& state) {
-  if (auto* own = dynamic_cast<dtensor::OptimizerWithState*>(&optimizer)) {
+  if (auto* own = dynamic_cast<dtensor::ShardedStateOptimizer*>(&optimizer)) {
     own->load_state_dict(module, state);
   } else {
     dtensor::load_optimizer_state_dict(optimizer, module, state);

@@ -35,7 +35,7 @@ std::string step_name(int64_t step) {
 
 // The N of "step-N", if it is written the one way that step_name() writes it.
 std::optional<int64_t> step_of(std::string_view name) {
-  constexpr size_t kMostDigits = 18;
+  constexpr size_t kMaxDigits = 18;
   if (!name.starts_with(kStepPrefix)) {
     return std::nullopt;
   }
@@ -45,7 +45,7 @@ std::optional<int64_t> step_of(std::string_view name) {
       std::from_chars(digits.data(), digits.data() + digits.size(), step);
   const bool is_number =
       error == std::errc() && end == digits.data() + digits.size();
-  if (!is_number || digits.size() > kMostDigits || step < 0 ||
+  if (!is_number || digits.size() > kMaxDigits || step < 0 ||
       std::to_string(step) != digits) {
     return std::nullopt;
   }
@@ -139,13 +139,13 @@ fs::path step_path(const fs::path& checkpoints, int64_t step) {
 }
 
 std::optional<int64_t> read_latest(const fs::path& checkpoints) {
-  constexpr size_t kMost = 64;
+  constexpr size_t kMax = 64;
   try {
     const auto folder = Folder::open(checkpoints);
     if (!folder.has(kLatestName)) {
       return std::nullopt;
     }
-    std::string text(kMost, '\0');
+    std::string text(kMax, '\0');
     const auto file = folder.open_file(kLatestName);
     const auto size = file.read_at(0, std::as_writable_bytes(std::span(text)));
     text.resize(static_cast<size_t>(size));
@@ -270,7 +270,7 @@ std::string commit_step(
   return moves ? move_latest(parent, latest, sync) : "";
 }
 
-void abandon_step(const fs::path& temporary) noexcept {
+void discard_step(const fs::path& temporary) noexcept {
   if (temporary.filename().string().starts_with(kTemporaryPrefix)) {
     delete_temporary(temporary);
   }
@@ -323,7 +323,7 @@ std::vector<int64_t> prune_steps(const fs::path& checkpoints, int64_t keep) {
   return gone;
 }
 
-fs::path set_step_aside(const fs::path& checkpoints, int64_t step) {
+fs::path quarantine_step(const fs::path& checkpoints, int64_t step) {
   const auto name = fmt::format("damaged-{}-{}", step_name(step), random_hex());
   const auto parent = Folder::open(checkpoints);
   parent.rename(step_name(step), name);
@@ -340,7 +340,7 @@ void check_name(const Folder& step_folder, const Manifest& manifest) {
       path.has_filename() ? path.filename() : path.parent_path().filename();
   const auto step = step_of(name.string());
   if (step && *step != manifest.step) {
-    throw_damage(
+    throw_corrupt(
         (step_folder.path() / kManifestName).string(),
         fmt::format(
             "it is of step {}, the folder's name says {}",
@@ -357,7 +357,7 @@ Manifest read_manifest(const Folder& step_folder, std::string_view hmac_key) {
   try {
     const auto size = file.size();
     if (size > limits::kManifestBytes) {
-      throw_damage(
+      throw_corrupt(
           source,
           fmt::format(
               "{} bytes; at most {} are allowed",
@@ -371,7 +371,7 @@ Manifest read_manifest(const Folder& step_folder, std::string_view hmac_key) {
     check_name(step_folder, manifest);
     return manifest;
   } catch (const std::system_error& error) {
-    throw_damage(source, "it cannot be read: " + error.code().message());
+    throw_corrupt(source, "it cannot be read: " + error.code().message());
   }
 }
 
@@ -382,7 +382,7 @@ Manifest read_manifest(const fs::path& step_folder, std::string_view hmac_key) {
 StepPin::StepPin(const fs::path& step_folder)
     : folder_(Folder::open(step_folder)) {
   if (!try_lock(folder_, LOCK_SH) || !is_same_folder(folder_, step_folder)) {
-    throw_damage(step_folder.string(), "it is being deleted");
+    throw_corrupt(step_folder.string(), "it is being deleted");
   }
 }
 

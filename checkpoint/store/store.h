@@ -84,7 +84,7 @@ std::string commit_step(
     MoveLatest move = MoveLatest::kAlways);
 
 /// Deletes one temporary folder, as after a failed save.
-void abandon_step(const std::filesystem::path& temporary) noexcept;
+void discard_step(const std::filesystem::path& temporary) noexcept;
 
 /// Deletes what killed saves and deletions left. Only while the StoreLock is
 /// held, and no save is under way. Returns how many entries it removed.
@@ -104,7 +104,7 @@ bool remove_step(const std::filesystem::path& checkpoints, int64_t step);
 /// Moves a step out of the way, to "damaged-step-<step>-<random>", so that its
 /// number is free again. Nothing else looks at such a folder.
 /// Returns the new path.
-std::filesystem::path set_step_aside(
+std::filesystem::path quarantine_step(
     const std::filesystem::path& checkpoints,
     int64_t step);
 

@@ -24,7 +24,7 @@ std::string place_of(const HeaderTensor& tensor) {
 }
 
 // A foreign file need not say where in the whole its tensors lie.
-void leave_out_unsaid(HeaderTensor& ours, const HeaderTensor& theirs) {
+void drop_unreported(HeaderTensor& ours, const HeaderTensor& theirs) {
   if (!theirs.offset) {
     ours.offset.reset();
   }
@@ -40,9 +40,9 @@ void check_header(
     const std::vector<PlacedChunk>& chunks,
     const std::string& source) {
   const auto step = header.metadata.find(kStepKey);
-  if (!manifest.is_foreign && step != header.metadata.end() &&
+  if (!manifest.has_no_hashes && step != header.metadata.end() &&
       step->second != std::to_string(manifest.step)) {
-    throw_damage(
+    throw_corrupt(
         source,
         fmt::format(
             "it is of step {}, the manifest of step {}",
@@ -52,7 +52,7 @@ void check_header(
   for (const auto& [key, tensor, chunk] : chunks) {
     const auto found = header.tensors.find(*key);
     if (found == header.tensors.end()) {
-      throw_damage(
+      throw_corrupt(
           source,
           fmt::format("tensor {} is not in its header", in_quotes(*key)));
     }
@@ -63,13 +63,13 @@ void check_header(
         chunk->end,
         chunk->offset,
         tensor->shape};
-    if (manifest.is_foreign) {
-      leave_out_unsaid(said, found->second);
+    if (manifest.has_no_hashes) {
+      drop_unreported(said, found->second);
     }
     const auto theirs = place_of(found->second);
     const auto ours = place_of(said);
     if (theirs != ours) {
-      throw_damage(
+      throw_corrupt(
           source,
           fmt::format(
               "tensor {}: its header says {}; the manifest says {}",
@@ -79,8 +79,8 @@ void check_header(
     }
   }
   // A foreign file may hold copies of what another one has.
-  if (!manifest.is_foreign && header.tensors.size() != chunks.size()) {
-    throw_damage(
+  if (!manifest.has_no_hashes && header.tensors.size() != chunks.size()) {
+    throw_corrupt(
         source,
         fmt::format(
             "its header has {} tensors, the manifest {}",
@@ -92,11 +92,11 @@ void check_header(
 std::string read_checked_header(
     const File& file,
     const FileRecord& record,
-    bool is_foreign,
+    bool has_no_hashes,
     const std::string& source) {
   const auto size = file.size();
   if (size != record.bytes) {
-    throw_damage(
+    throw_corrupt(
         source,
         fmt::format(
             "it has {} bytes, the manifest says {}", size, record.bytes));
@@ -104,13 +104,13 @@ std::string read_checked_header(
   std::string bytes(static_cast<size_t>(record.header_bytes), '\0');
   if (file.read_at(0, std::as_writable_bytes(std::span(bytes))) !=
       record.header_bytes) {
-    throw_damage(source, "it became shorter while it was read");
+    throw_corrupt(source, "it became shorter while it was read");
   }
-  if (is_foreign) {
+  if (has_no_hashes) {
     return bytes;
   }
   if (const auto got = hash(bytes); got != record.header_hash) {
-    throw_damage(
+    throw_corrupt(
         source,
         fmt::format(
             "byte 0: its header has hash {}, the manifest says {}",
@@ -120,7 +120,7 @@ std::string read_checked_header(
   if (record.header_sha256) {
     const auto got = sha256(std::as_bytes(std::span(bytes)));
     if (got != *record.header_sha256) {
-      throw_damage(
+      throw_corrupt(
           source,
           fmt::format(
               "byte 0: its header has SHA-256 {}, the manifest says {}",
@@ -151,16 +151,17 @@ CheckedFile::CheckedFile(
     const std::vector<PlacedChunk>& chunks)
     : file_(folder.open_file(name)),
       piece_bytes_(manifest.piece_bytes),
-      is_foreign_(manifest.is_foreign),
+      has_no_hashes_(manifest.has_no_hashes),
       header_bytes_(manifest.files.at(name).header_bytes) {
   const auto source = file_.path().string();
   try {
     const auto& record = manifest.files.at(name);
-    const auto bytes = read_checked_header(file_, record, is_foreign_, source);
+    const auto bytes =
+        read_checked_header(file_, record, has_no_hashes_, source);
     const auto header = parse_header(bytes, record.bytes, source);
     check_header(header, manifest, chunks, source);
   } catch (const std::system_error& error) {
-    throw_damage(source, "it cannot be read: " + error.code().message());
+    throw_corrupt(source, "it cannot be read: " + error.code().message());
   }
 }
 
@@ -179,7 +180,7 @@ std::optional<std::string> CheckedFile::read_piece(
   if (got_bytes != static_cast<int64_t>(out.size())) {
     return fmt::format("byte {}: the file ends here", at + got_bytes);
   }
-  if (is_foreign_) {
+  if (has_no_hashes_) {
     return std::nullopt;
   }
   const auto differ = [&](const char* what, const auto& got, const auto& said) {

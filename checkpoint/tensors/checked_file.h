@@ -48,7 +48,7 @@ class CheckedFile {
  private:
   File file_;
   int64_t piece_bytes_;
-  bool is_foreign_;
+  bool has_no_hashes_;
   int64_t header_bytes_;
 };
 

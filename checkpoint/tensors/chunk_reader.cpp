@@ -16,14 +16,14 @@ using MutableBytes = std::span<std::byte>;
 
 // A file that was touched. Its checks are done once; the descriptor may be
 // closed meanwhile.
-struct Touched {
+struct OpenedFile {
   std::string_view name;
   std::optional<CheckedFile> file;
 };
 
 // A verified piece, of which the caller wanted only a part.
 struct CachedPiece {
-  const Touched* file = nullptr;
+  const OpenedFile* file = nullptr;
   int64_t begin = 0; // in the file
   std::vector<std::byte> bytes;
 };
@@ -71,30 +71,30 @@ int64_t flat_index(
 struct ChunkReader::State {
   const Folder& folder;
   const Manifest& manifest;
-  int64_t most_cached;
+  int64_t max_cached;
   std::map<std::string_view, std::vector<PlacedChunk>> chunks;
-  std::map<std::string, Touched, std::less<>> files;
+  std::map<std::string, OpenedFile, std::less<>> files;
   int64_t open_files = 0;
   std::list<CachedPiece> cache; // the last used first
   int64_t bytes_read = 0;
 
-  Touched& touch(const std::string& tensor, const Chunk& chunk);
+  OpenedFile& touch(const std::string& tensor, const Chunk& chunk);
   void read(
       const std::string& tensor,
       const Chunk& chunk,
-      Touched& file,
+      OpenedFile& file,
       int64_t begin,
       MutableBytes out);
   void read_piece(
       const std::string& tensor,
       const Chunk& chunk,
-      const Touched& file,
+      const OpenedFile& file,
       int64_t begin,
       MutableBytes out);
   const CachedPiece& piece(
       const std::string& tensor,
       const Chunk& chunk,
-      const Touched& file,
+      const OpenedFile& file,
       int64_t begin);
   void read_overlap(
       const std::string& tensor,
@@ -106,21 +106,21 @@ struct ChunkReader::State {
 };
 
 // A reader of a checkpoint with very many files keeps few open.
-Touched& ChunkReader::State::touch(
+OpenedFile& ChunkReader::State::touch(
     const std::string& tensor,
     const Chunk& chunk) {
-  constexpr int64_t kMostOpen = 128;
+  constexpr int64_t kMaxOpen = 128;
   const auto& name = chunk.file;
   const auto found = files.find(name);
   if (found != files.end() && found->second.file) {
     return found->second;
   }
   if (manifest.files.count(name) == 0) {
-    throw_damage(
+    throw_corrupt(
         folder.path().string(),
         fmt::format("file {} is not in the manifest", in_quotes(name)));
   }
-  if (open_files >= kMostOpen) {
+  if (open_files >= kMaxOpen) {
     for (auto& [other, touched] : files) {
       touched.file.reset();
     }
@@ -146,11 +146,11 @@ Touched& ChunkReader::State::touch(
 void ChunkReader::State::read_piece(
     const std::string& tensor,
     const Chunk& chunk,
-    const Touched& file,
+    const OpenedFile& file,
     int64_t begin,
     MutableBytes out) {
   if (const auto fault = file.file->read_piece(chunk, begin, out)) {
-    throw_damage(
+    throw_corrupt(
         (folder.path() / chunk.file).string(),
         fmt::format("tensor {}, {}", in_quotes(tensor), *fault));
   }
@@ -160,7 +160,7 @@ void ChunkReader::State::read_piece(
 const CachedPiece& ChunkReader::State::piece(
     const std::string& tensor,
     const Chunk& chunk,
-    const Touched& file,
+    const OpenedFile& file,
     int64_t begin) {
   const auto at = chunk.begin + begin;
   const auto found = std::ranges::find_if(cache, [&](const CachedPiece& piece) {
@@ -171,7 +171,7 @@ const CachedPiece& ChunkReader::State::piece(
     return cache.front();
   }
   CachedPiece fresh;
-  if (static_cast<int64_t>(cache.size()) >= most_cached) {
+  if (static_cast<int64_t>(cache.size()) >= max_cached) {
     fresh = std::move(cache.back());
     cache.pop_back();
   }
@@ -188,7 +188,7 @@ const CachedPiece& ChunkReader::State::piece(
 void ChunkReader::State::read(
     const std::string& tensor,
     const Chunk& chunk,
-    Touched& file,
+    OpenedFile& file,
     int64_t begin,
     MutableBytes out) {
   const auto size = chunk.end - chunk.begin;
@@ -302,7 +302,7 @@ void ChunkReader::read_box(
     std::span<std::byte> out) {
   const auto found = state_->manifest.tensors.find(tensor);
   if (found == state_->manifest.tensors.end()) {
-    throw_damage(
+    throw_corrupt(
         state_->folder.path().string(),
         fmt::format("there is no tensor {}", in_quotes(tensor)));
   }

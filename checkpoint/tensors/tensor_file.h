@@ -34,7 +34,7 @@ struct WriteOptions {
   /// SHA-256 of the header and of every piece, beside XXH3.
   bool sha256 = false;
   /// Slows the writing down; none: as fast as it goes.
-  Pace* pace = nullptr;
+  RateLimiter* rate_limiter = nullptr;
 };
 
 struct WrittenFile {

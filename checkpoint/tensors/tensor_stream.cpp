@@ -145,14 +145,14 @@ WrittenFile TensorStream::finish() {
 void for_each_run(
     const Indices& shape,
     int64_t item_bytes,
-    int64_t most_bytes,
+    int64_t max_bytes,
     const std::function<void(const Indices&, const Indices&)>& visit) {
   if (std::ranges::count(shape, 0) > 0) {
     return;
   }
   auto whole = shape.size(); // dims from here on fit into a run
   auto row = item_bytes;
-  while (whole > 0 && row <= most_bytes / shape[whole - 1]) {
+  while (whole > 0 && row <= max_bytes / shape[whole - 1]) {
     row *= shape[--whole];
   }
   Indices offset(shape.size(), 0);
@@ -161,7 +161,7 @@ void for_each_run(
     return;
   }
   const auto cut = whole - 1; // in runs of several rows; those before, singly
-  const auto rows = std::max<int64_t>(most_bytes / row, 1);
+  const auto rows = std::max<int64_t>(max_bytes / row, 1);
   auto box = shape;
   std::fill_n(box.begin(), cut, 1);
   while (true) {

@@ -57,12 +57,12 @@ class TensorStream {
   std::vector<std::byte> piece_;
 };
 
-/// Goes through a row-major tensor of `shape` in boxes of at most `most_bytes`,
+/// Goes through a row-major tensor of `shape` in boxes of at most `max_bytes`,
 /// one run of its bytes each, from the first to the last.
 void for_each_run(
     const std::vector<int64_t>& shape,
     int64_t item_bytes,
-    int64_t most_bytes,
+    int64_t max_bytes,
     const std::function<void(
         const std::vector<int64_t>& offset,
         const std::vector<int64_t>& shape)>& visit);

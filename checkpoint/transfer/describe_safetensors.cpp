@@ -22,8 +22,8 @@ namespace {
 
 constexpr std::string_view kSuffix = ".safetensors";
 // A file a rank and more; each costs an open and a parse.
-constexpr size_t kMostForeignFiles = 100'000;
-constexpr int64_t kMostSize = int64_t{1} << 61;
+constexpr size_t kMaxForeignFiles = 100'000;
+constexpr int64_t kMaxSize = int64_t{1} << 61;
 
 // What one file has of a tensor.
 struct ForeignPiece {
@@ -54,9 +54,9 @@ Chunk chunk_of(const ForeignPiece& piece) {
 }
 
 // Joins the pieces of one tensor.
-class Joiner {
+class PieceAssembler {
  public:
-  Joiner(const Folder& folder, const std::string& name)
+  PieceAssembler(const Folder& folder, const std::string& name)
       : folder_(folder), name_(name) {}
 
   TensorRecord join(const std::vector<ForeignPiece>& pieces) const {
@@ -66,7 +66,7 @@ class Joiner {
     record.shape = whole_shape(pieces);
     const auto count = element_count(record.shape);
     const auto item = static_cast<int64_t>(c10::elementSize(record.dtype));
-    if (count < 0 || count > kMostSize / item) {
+    if (count < 0 || count > kMaxSize / item) {
       fail(fmt::format("{} is too large", to_text(record.shape)));
     }
     // Of replicas that were each written, the first file's stands for all.
@@ -82,7 +82,7 @@ class Joiner {
       }
     }
     if (count > 0) {
-      if (const auto fault = tiling_fault(record.shape, record.chunks)) {
+      if (const auto fault = tiling_error(record.shape, record.chunks)) {
         fail(fmt::format(
             "{}. Its pieces in {} must hold each element once: is a file "
             "missing, or of another checkpoint?",
@@ -96,7 +96,7 @@ class Joiner {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw_damage(
+    throw_corrupt(
         folder_.path().string(),
         fmt::format("tensor {}: {}", in_quotes(name_), what));
   }
@@ -119,7 +119,7 @@ class Joiner {
             piece.file));
       }
       for (const auto offset : chunk_of(piece).offset) {
-        if (offset > kMostSize) {
+        if (offset > kMaxSize) {
           fail(fmt::format("{} is too far out", piece_text(piece)));
         }
       }
@@ -161,13 +161,13 @@ class Description {
       record.header_bytes = std::ssize(text);
       header = parse_header(text, record.bytes, source);
     } catch (const std::system_error& error) {
-      throw_damage(source, "it cannot be read: " + error.code().message());
+      throw_corrupt(source, "it cannot be read: " + error.code().message());
     }
     for (auto& [key, tensor] : header.tensors) {
       pieces_[key].push_back({name, std::move(tensor)});
     }
     if (pieces_.size() > static_cast<size_t>(limits::kTensors)) {
-      throw_damage(
+      throw_corrupt(
           folder_.path().string(),
           fmt::format("more than {} tensors", limits::kTensors));
     }
@@ -182,9 +182,9 @@ class Description {
   }
 
   Manifest take() {
-    manifest_.is_foreign = true;
+    manifest_.has_no_hashes = true;
     for (const auto& [name, pieces] : pieces_) {
-      manifest_.tensors[name] = Joiner(folder_, name).join(pieces);
+      manifest_.tensors[name] = PieceAssembler(folder_, name).join(pieces);
     }
     return std::move(manifest_);
   }
@@ -236,7 +236,7 @@ void check_numbered(const Folder& folder, const std::string& name) {
     const auto other =
         fmt::format("model-{:05}-of-{:05}.safetensors", i, count);
     if (!folder.has(other)) {
-      throw_damage(
+      throw_corrupt(
           folder.path().string(),
           fmt::format("{} is there, but not {}", name, other));
     }
@@ -248,7 +248,7 @@ Manifest describe_indexed(const Folder& folder) {
   const auto file = folder.open_file(kWeightIndexName);
   const auto size = file.size();
   if (size > limits::kManifestBytes) {
-    throw_damage(
+    throw_corrupt(
         source,
         fmt::format(
             "{} bytes; at most {} are allowed", size, limits::kManifestBytes));
@@ -264,7 +264,7 @@ Manifest describe_indexed(const Folder& folder) {
   Description description(folder);
   for (const auto& name : files) {
     if (!folder.has(name)) {
-      throw_damage(
+      throw_corrupt(
           source,
           fmt::format("it names {}, which is not there", in_quotes(name)));
     }
@@ -272,7 +272,7 @@ Manifest describe_indexed(const Folder& folder) {
   }
   for (const auto& [tensor, name] : index) {
     if (!description.has(tensor, name)) {
-      throw_damage(
+      throw_corrupt(
           source,
           fmt::format(
               "tensor {} is not in {}, where it should be",
@@ -291,7 +291,7 @@ bool is_of_a_rank(std::string_view name) {
 
 } // namespace
 
-Manifest describe_foreign(const Folder& folder) {
+Manifest describe_safetensors(const Folder& folder) {
   if (folder.has(kWeightIndexName)) {
     return describe_indexed(folder);
   }
@@ -299,11 +299,11 @@ Manifest describe_foreign(const Folder& folder) {
   if (names.empty()) {
     refuse_folder(folder);
   }
-  if (names.size() > kMostForeignFiles) {
-    throw_damage(
+  if (names.size() > kMaxForeignFiles) {
+    throw_corrupt(
         folder.path().string(),
         fmt::format(
-            "{} files; at most {} are read", names.size(), kMostForeignFiles));
+            "{} files; at most {} are read", names.size(), kMaxForeignFiles));
   }
   // One is enough: it names all the others.
   if (const auto numbered = std::ranges::find_if(
@@ -319,7 +319,7 @@ Manifest describe_foreign(const Folder& folder) {
   return description.take();
 }
 
-Manifest describe_foreign(const Folder& folder, const std::string& file) {
+Manifest describe_safetensors(const Folder& folder, const std::string& file) {
   if (is_of_a_rank(file)) {
     const auto names = tensor_files(folder);
     const auto count = std::ranges::count_if(names, is_of_a_rank);

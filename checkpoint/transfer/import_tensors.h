@@ -34,7 +34,7 @@ struct ImportedTensors {
   int64_t bytes = 0;
 };
 
-/// Writes the tensors that describe_foreign() found in `source` as a
+/// Writes the tensors that describe_safetensors() found in `source` as a
 /// checkpoint, `checkpoints`/step-<step>, in their dtypes and with hashes from
 /// here on. A few MiB are in memory at a time.
 /// Throws: mesh::UsageError if two tensors come to one key, a key has no part

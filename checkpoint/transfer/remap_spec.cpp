@@ -113,8 +113,8 @@ std::vector<size_t> dims_in(
   return dims;
 }
 
-// See Note [Order of cuts] in dtensor/spec/dim_shards.cpp: the split factor of
-// a StridedShard counts parts that later mesh dims make, which are of other
+// See Note [Order of shards] in dtensor/spec/dim_shards.cpp: the split factor
+// of a StridedShard counts parts that later mesh dims make, which are of other
 // numbers now; what is left of it cuts chunks that no mesh dim made.
 Placement restrided(
     const Stored& stored,
@@ -199,7 +199,7 @@ MeshSizes parse_mesh_sizes(std::string_view text) {
   return sizes;
 }
 
-Respec respec(
+RemappedSpec remap_spec(
     const std::string& name,
     const TensorRecord& tensor,
     const mesh::DeviceMesh& mesh) {

@@ -11,7 +11,7 @@
 namespace weft::checkpoint {
 
 /// How a tensor of a checkpoint lies on another mesh.
-struct Respec {
+struct RemappedSpec {
   dtensor::DTensorSpec spec;
   /// Why it is not the tensor's own placements; empty: it is.
   std::string note = {};
@@ -19,7 +19,7 @@ struct Respec {
 
 /// `mesh` has at least the dims of the tensor's mesh, see ReshardOptions.
 /// Throws: mesh::UsageError naming the tensor if it has not.
-Respec respec(
+RemappedSpec remap_spec(
     const std::string& name,
     const TensorRecord& tensor,
     const mesh::DeviceMesh& mesh);

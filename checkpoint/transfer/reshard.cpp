@@ -22,18 +22,18 @@ namespace {
 // A column shard's pieces hold rows of many runs.
 constexpr int64_t kReshardCachedPieces = 32;
 
-mesh::DeviceMesh imagined_mesh(const MeshSizes& mesh) {
-  constexpr int64_t kMostRanks = 65'536;
+mesh::DeviceMesh fake_mesh(const MeshSizes& mesh) {
+  constexpr int64_t kMaxRanks = 65'536;
   std::vector<std::string> names;
   std::vector<int64_t> shape;
   int64_t ranks = 1;
   for (const auto& [name, size] : mesh) {
     names.push_back(name);
     shape.push_back(size);
-    ranks = size > kMostRanks ? kMostRanks + 1 : ranks * size;
-    if (ranks > kMostRanks) {
+    ranks = size > kMaxRanks ? kMaxRanks + 1 : ranks * size;
+    if (ranks > kMaxRanks) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[checkpoint] reshard: a mesh of more than {} ranks", kMostRanks));
+          "[checkpoint] reshard: a mesh of more than {} ranks", kMaxRanks));
     }
   }
   return mesh::DeviceMesh::create(
@@ -49,7 +49,7 @@ class Resharder {
         options_(options),
         source_(read_manifest(pin_.folder(), options.hmac_key)),
         reader_(pin_.folder(), source_, kReshardCachedPieces),
-        mesh_(imagined_mesh(options.mesh)) {}
+        mesh_(fake_mesh(options.mesh)) {}
 
   Resharded run(const std::filesystem::path& checkpoints) {
     const SavePlan plan(list_items(), mesh_.size());
@@ -75,7 +75,7 @@ class Resharder {
   std::vector<SaveItem> list_items() {
     std::vector<SaveItem> items;
     for (const auto& [key, tensor] : source_.tensors) {
-      auto [spec, note] = respec(key, tensor, mesh_);
+      auto [spec, note] = remap_spec(key, tensor, mesh_);
       if (!note.empty()) {
         result_.notes.push_back(std::move(note));
       }

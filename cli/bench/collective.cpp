@@ -23,8 +23,8 @@ using mesh::Communicator;
 using Call = std::function<void()>;
 using Prepare = Call (*)(Communicator group, const at::Tensor& whole);
 
-constexpr uint64_t kLeastBytes = 1 << 10;
-constexpr uint64_t kMostBytes = 64 << 20;
+constexpr uint64_t kMinBytes = 1 << 10;
+constexpr uint64_t kMaxBytes = 64 << 20;
 
 struct Collective {
   std::string name;
@@ -111,7 +111,7 @@ Transport open_transport(
 }
 
 std::vector<Transport> open_transports(const std::string& backend) {
-  const auto job = mesh::own_job_environment();
+  const auto job = mesh::current_job_environment();
   if (job.world_size < 2 || job.local_world_size != job.world_size) {
     mesh::throw_error<mesh::UsageError>(
         "[bench] collective: needs two or more ranks of one host, has " +
@@ -208,7 +208,7 @@ nlohmann::ordered_json row_of(
 
 std::vector<CollectiveCase> cases_of(const CollectiveOptions& options) {
   auto sizes = options.sizes;
-  for (auto bytes = kLeastBytes; options.sizes.empty() && bytes <= kMostBytes;
+  for (auto bytes = kMinBytes; options.sizes.empty() && bytes <= kMaxBytes;
        bytes *= 4) {
     sizes.push_back(bytes);
   }

@@ -41,9 +41,9 @@ double time_of(const std::function<void()>& act) {
 enum class Cut { kRows, kColumns, kNone };
 
 // The items of a Llama's state, by key, as list_items() has them.
-class ImaginedState {
+class FakeState {
  public:
-  explicit ImaginedState(const SavePlanOptions& options)
+  explicit FakeState(const SavePlanOptions& options)
       : options_(options),
         mesh_(mesh::DeviceMesh::create(
             mesh::World::fake(0, options.ranks),
@@ -182,9 +182,9 @@ int64_t bytes_of(const std::vector<StateItem>& items) {
 // Every rank's report, as it is sent, and what each writes.
 struct Reports {
   std::vector<std::string> texts;
-  int64_t most_text = 0;
+  int64_t max_text = 0;
   int64_t text_sum = 0;
-  int64_t most_data = 0;
+  int64_t max_data = 0;
   int64_t data_sum = 0;
 };
 
@@ -202,9 +202,9 @@ Reports report_all(
     }
     reports.texts.push_back(to_bytes(report, items));
     const auto size = static_cast<int64_t>(reports.texts.back().size());
-    reports.most_text = std::max(reports.most_text, size);
+    reports.max_text = std::max(reports.max_text, size);
     reports.text_sum += size;
-    reports.most_data = std::max(reports.most_data, data);
+    reports.max_data = std::max(reports.max_data, data);
     reports.data_sum += data;
   }
   return reports;
@@ -245,17 +245,17 @@ void write_and_remove(
                                 temporary / checkpoint::kManifestName)) /
                             (1 << 20);
   } catch (...) {
-    checkpoint::abandon_step(temporary);
+    checkpoint::discard_step(temporary);
     throw;
   }
-  checkpoint::abandon_step(temporary);
+  checkpoint::discard_step(temporary);
 }
 
 } // namespace
 
 std::optional<std::string> run_save_plan(const SavePlanOptions& options) {
   check(options);
-  const ImaginedState state(options);
+  const FakeState state(options);
   const auto& items = state.items;
   nlohmann::ordered_json result;
   result["ranks"] = options.ranks;
@@ -284,9 +284,9 @@ std::optional<std::string> run_save_plan(const SavePlanOptions& options) {
   manifest.piece_bytes = checkpoint::choose_piece_bytes(bytes_of(items));
   const auto reports =
       report_all(*plan, items, agreement, manifest.piece_bytes);
-  result["rank_bytes_max"] = reports.most_data;
+  result["rank_bytes_max"] = reports.max_data;
   result["rank_bytes_mean"] = reports.data_sum / options.ranks;
-  result["report_bytes_max"] = reports.most_text;
+  result["report_bytes_max"] = reports.max_text;
   result["report_bytes_sum"] = reports.text_sum;
   result["merge_s"] = time_of([&] {
     add_tensors(items, manifest);

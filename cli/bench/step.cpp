@@ -305,7 +305,7 @@ std::optional<std::string> run_step(const StepOptions& options) {
   start.end("process");
   at::set_num_threads(static_cast<int>(options.threads));
   auto recipe = recipe_of(options);
-  const auto job_rank = mesh::own_job_rank();
+  const auto job_rank = mesh::current_job_rank();
   validate(recipe, job_rank.world_size);
   const auto world = make_world(options, job_rank);
   start.end("rendezvous");

@@ -34,9 +34,9 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kMebibyte = 1 << 20;
 /// What a few ranks of a small run need.
-constexpr uint64_t kLeastSharedMemory = 64 * kMebibyte;
-constexpr uint64_t kLeastMemory = 512 * kMebibyte;
-constexpr uint64_t kLeastFiles = 256;
+constexpr uint64_t kMinSharedMemory = 64 * kMebibyte;
+constexpr uint64_t kMinMemory = 512 * kMebibyte;
+constexpr uint64_t kMinFiles = 256;
 
 std::string read_line(const fs::path& path) {
   std::ifstream file(path);
@@ -134,11 +134,11 @@ Check memory() {
           available / kMebibyte,
           limit ? fmt::format("{} MiB", *limit / kMebibyte) : "none"),
       ""};
-  if (std::min(available, limit.value_or(available)) < kLeastMemory) {
+  if (std::min(available, limit.value_or(available)) < kMinMemory) {
     check.problem = fmt::format(
         "less than {} MiB: a rank needs some 300 MiB before its model. Free "
         "memory, or raise the limit.",
-        kLeastMemory / kMebibyte);
+        kMinMemory / kMebibyte);
   }
   return check;
 }
@@ -177,10 +177,10 @@ Check shared_memory() {
   const std::string error = try_shared_memory();
   if (!error.empty()) {
     check.problem = "1 MiB cannot be had: " + error;
-  } else if (room < kLeastSharedMemory) {
+  } else if (room < kMinSharedMemory) {
     check.problem = fmt::format(
         "less than {} MiB free. Of a container: docker run --shm-size=1g.",
-        kLeastSharedMemory / kMebibyte);
+        kMinSharedMemory / kMebibyte);
   }
   return check;
 }
@@ -269,7 +269,7 @@ Check limits() {
       ""};
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
-  if (files.rlim_cur < kLeastFiles) {
+  if (files.rlim_cur < kMinFiles) {
     check.problem = fmt::format(
         "{} open files are too few for connections and data. Run ulimit -n "
         "4096.",

@@ -115,8 +115,8 @@ std::string moved_text(const CollectiveGroup& group) {
 }
 
 std::string each_bytes(const CollectiveGroup& group) {
-  const bool even = group.bytes == group.count * group.most_bytes;
-  return (even ? "" : "<= ") + bytes_text(group.most_bytes);
+  const bool even = group.bytes == group.count * group.max_bytes;
+  return (even ? "" : "<= ") + bytes_text(group.max_bytes);
 }
 
 // "x1.8" where the estimate is 1.8 times too short, "/2.0" too long.
@@ -142,7 +142,7 @@ std::vector<std::string> collective_row(
   if (measured && measured->steps > 0) {
     const auto* call = measured->find(group.op, group.mesh_dim, group.name);
     row.push_back(call ? time_text(call->mean_us()) : "-");
-    row.push_back(call ? time_text(call->least_us) : "-");
+    row.push_back(call ? time_text(call->min_us) : "-");
     row.push_back(
         call ? off_text(
                    group.estimated_us / static_cast<double>(group.count),
@@ -218,7 +218,7 @@ std::string sum_text(const StepEstimate& estimate) {
 struct MeasuredStep {
   double mean_us = 0;
   /// If each took as long as the fastest of its kind.
-  double least_us = 0;
+  double min_us = 0;
 };
 
 std::optional<MeasuredStep> measured_step(
@@ -233,7 +233,7 @@ std::optional<MeasuredStep> measured_step(
     if (const auto* call =
             measured.find(group.op, group.mesh_dim, group.name)) {
       step.mean_us += count * call->mean_us();
-      step.least_us += count * call->least_us;
+      step.min_us += count * call->min_us;
     }
   }
   return step;
@@ -251,8 +251,8 @@ std::string measured_text(
         measured.steps,
         time_text(step->mean_us),
         off_text(estimated, step->mean_us),
-        time_text(step->least_us),
-        off_text(estimated, step->least_us));
+        time_text(step->min_us),
+        off_text(estimated, step->min_us));
   }
   if (measured.comm_ms) {
     text += fmt::format(
@@ -277,14 +277,14 @@ Json group_json(const CollectiveGroup& group, const MeasuredRun* measured) {
       {"cheaper", group.cheaper},
       {"count", group.count},
       {"bytes", group.bytes},
-      {"most_bytes", group.most_bytes},
+      {"most_bytes", group.max_bytes},
       {"estimated_us", group.estimated_us}};
   if (measured) {
     const auto* call = measured->find(group.op, group.mesh_dim, group.name);
     const auto count = static_cast<double>(group.count);
     json["measured_us"] = call ? Json(call->mean_us() * count) : Json(nullptr);
     json["measured_fastest_us"] =
-        call ? Json(call->least_us * count) : Json(nullptr);
+        call ? Json(call->min_us * count) : Json(nullptr);
   }
   return json;
 }
@@ -360,7 +360,7 @@ std::string to_json(
     json["measured"] = {
         {"traced_steps", measured->steps},
         {"collectives_us", step ? Json(step->mean_us) : Json(nullptr)},
-        {"fastest_us", step ? Json(step->least_us) : Json(nullptr)},
+        {"fastest_us", step ? Json(step->min_us) : Json(nullptr)},
         {"wait_us",
          measured->comm_ms ? Json(*measured->comm_ms * 1e3) : Json(nullptr)}};
   }

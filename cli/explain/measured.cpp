@@ -58,7 +58,7 @@ void read_event(
   ++call.count;
   const double us = event.value("dur", 0.0);
   call.us += us;
-  call.least_us = std::min(call.least_us, us);
+  call.min_us = std::min(call.min_us, us);
 }
 
 // A run need not have one.
@@ -84,7 +84,7 @@ void read_trace(const std::string& path, MeasuredRun& run) {
 }
 
 // What decides which collectives a step has, and how large they are.
-bool shapes_steps(std::string_view key) {
+bool affects_steps(std::string_view key) {
   for (const auto* section : {"mesh.", "model.", "tp.", "ddp."}) {
     if (key.starts_with(section)) {
       return true;
@@ -102,9 +102,9 @@ void check_same_step(const std::string& folder, const Recipe& recipe) {
         "{}: holds no recipe.yaml. Give the folder of a run, outputs/NAME",
         folder));
   }
-  const auto run = load_recipe(path, {}, recipe.origins.models);
+  const auto run = load_stored_recipe(path, recipe.origins.models);
   for (const auto& key : differing_keys(run, recipe)) {
-    if (shapes_steps(key)) {
+    if (affects_steps(key)) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
           "{}: was measured with another step: {} is {} there and {} here. "
           "Explain the run's own recipe: weft explain {} --measured {}",

@@ -16,7 +16,7 @@ struct MeasuredRun {
     int64_t count = 0;
     double us = 0;
     /// Of the one that waited least for other ranks.
-    double least_us = std::numeric_limits<double>::infinity();
+    double min_us = std::numeric_limits<double>::infinity();
 
     double mean_us() const { return us / static_cast<double>(count); }
   };

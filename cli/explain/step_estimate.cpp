@@ -52,7 +52,7 @@ class DryRun {
     }
     // See Note [Messages of a step].
     dtensor::GradNorm(job_.model->parameters())
-        .join(job_.mesh["tp"], at::zeros({2}, at::kDouble));
+        .all_reduce(job_.mesh["tp"], at::zeros({2}, at::kDouble));
     if (job_.mesh.size("dp") > 1) {
       auto total = at::zeros({3}, at::kDouble);
       job_.mesh.group("dp")
@@ -116,7 +116,8 @@ std::vector<LinkEstimate> find_links(
         {name,
          group.size(),
          between,
-         given_link(recipe, name).value_or(price_of(recipe, between))});
+         configured_link_cost(recipe, name)
+             .value_or(price_of(recipe, between))});
   }
   return links;
 }
@@ -134,7 +135,7 @@ class Collector {
       auto& group = find(record, record.is_backward ? "backward" : phase);
       group.count += times;
       group.bytes += times * record.bytes;
-      group.most_bytes = std::max(group.most_bytes, record.bytes);
+      group.max_bytes = std::max(group.max_bytes, record.bytes);
       group.estimated_us +=
           static_cast<double>(times) *
           dtensor::estimated_us(
@@ -336,7 +337,9 @@ StepEstimate estimate_step(
   // Planned as a run would, whose price list does not know of hosts.
   for (const auto& name : mesh.mesh_dim_names()) {
     mesh::set_link_cost(
-        mesh, name, given_link(recipe, name).value_or(planned_price(recipe)));
+        mesh,
+        name,
+        configured_link_cost(recipe, name).value_or(planned_price(recipe)));
   }
   make_plans(recipe, mesh);
   DryRun run(recipe, mesh);
@@ -373,11 +376,13 @@ std::vector<std::string> over_budget(
         estimate.collective_count(),
         budget.collectives_per_step));
   }
-  if (budget.implicit >= 0 && estimate.implicit_count() > budget.implicit) {
+  if (budget.implicit_collectives >= 0 &&
+      estimate.implicit_count() > budget.implicit_collectives) {
     over.push_back(fmt::format(
-        "{} implicit collectives a step, communication_budget.implicit={}",
+        "{} implicit collectives a step, "
+        "communication_budget.implicit_collectives={}",
         estimate.implicit_count(),
-        budget.implicit));
+        budget.implicit_collectives));
   }
   return over;
 }

@@ -28,7 +28,7 @@ struct CollectiveGroup {
   int64_t count = 0;
   /// Of all of them.
   int64_t bytes = 0;
-  int64_t most_bytes = 0;
+  int64_t max_bytes = 0;
   double estimated_us = 0;
 
   bool operator==(const CollectiveGroup&) const = default;

@@ -43,7 +43,7 @@ std::vector<int64_t> numbers_of(
   return {data, data + count};
 }
 
-void refuse_entry(const CommHook& hook, const std::string& key) {
+void throw_bad_entry(const CommHook& hook, const std::string& key) {
   mesh::throw_error<c10::ValueError>(mesh::detail::concat(
       "[ddp] the hook's state has no place for the entry \"",
       key,

@@ -23,6 +23,6 @@ std::vector<int64_t> numbers_of(
     int64_t count);
 
 /// Throws: c10::ValueError saying that the hook has no entry `key`.
-[[noreturn]] void refuse_entry(const CommHook& hook, const std::string& key);
+[[noreturn]] void throw_bad_entry(const CommHook& hook, const std::string& key);
 
 } // namespace weft::ddp

@@ -6,7 +6,7 @@ namespace weft::ddp {
 namespace {
 
 /// Squares of values below this are no float32 any more.
-constexpr double kLeastNorm = 1e-18;
+constexpr double kMinNorm = 1e-18;
 
 /// Makes `columns` orthogonal to a unit vector. Shapes: [b, n, k], [b, n, 1].
 void remove_projection(const at::Tensor& columns, const at::Tensor& unit) {
@@ -21,7 +21,7 @@ void orthogonalize_gram_schmidt(const at::Tensor& matrices, double epsilon) {
     auto norm = at::linalg_vector_norm(column, 2, {1}, /*keepdim=*/true);
     // PyTorch divides by zero here: the gradients of a parameter that was not
     // used would be NaN.
-    column.div_(epsilon > 0 ? norm.add_(epsilon) : norm.clamp_min_(kLeastNorm));
+    column.div_(epsilon > 0 ? norm.add_(epsilon) : norm.clamp_min_(kMinNorm));
     // What is left of a column that was parallel to an earlier one is rounding,
     // which may be parallel to it again: gradients of equal rows would come out
     // doubled.

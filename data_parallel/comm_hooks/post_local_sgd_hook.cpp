@@ -45,7 +45,7 @@ class PostLocalSGDHook : public CommHook {
   void load_state_dict(const State& state) override {
     for (const auto& [key, tensor] : state) {
       if (key != "iter") {
-        refuse_entry(*this, key);
+        throw_bad_entry(*this, key);
       }
     }
     iter_ = numbers_of(*this, state, "iter", 1).front();

@@ -34,9 +34,9 @@ at::Tensor as_matrix(const at::Tensor& gradient) {
 }
 
 /// Cuts `flat` into tensors, one behind the other.
-class Cutter {
+class FlatSplitter {
  public:
-  explicit Cutter(at::Tensor flat) : flat_(std::move(flat)) {}
+  explicit FlatSplitter(at::Tensor flat) : flat_(std::move(flat)) {}
 
   at::Tensor next(at::IntArrayRef sizes) {
     const int64_t numel = c10::multiply_integers(sizes);
@@ -50,7 +50,7 @@ class Cutter {
 };
 
 /// See Note [Factors that vanish].
-void revive(const at::Tensor& qs) {
+void reinit_vanished_columns(const at::Tensor& qs) {
   constexpr double kLostInRounding = 1e-15;
   at::Tensor(qs).nan_to_num_(0, 0, 0).add_(
       at::arange(qs.numel(), qs.options()).cos_(), kLostInRounding);
@@ -291,8 +291,8 @@ void PowerSGD::start_qs(Pass& pass) {
                                  /*non_blocking=*/false,
                                  /*copy=*/true)
                            : at::empty({q_numel}, options);
-  Cutter ps(pass.ps);
-  Cutter qs(pass.qs);
+  FlatSplitter ps(pass.ps);
+  FlatSplitter qs(pass.qs);
   for (auto& each : pass.matrices) {
     const auto b = each.stacked.size(0);
     const auto n = each.stacked.size(1);
@@ -301,7 +301,7 @@ void PowerSGD::start_qs(Pass& pass) {
     each.q = qs.next({b, m, rank_of(n, m)});
   }
   if (last.defined()) {
-    revive(pass.qs);
+    reinit_vanished_columns(pass.qs);
   } else {
     fill_with_random_numbers(pass.matrices, memory_.next_seed());
   }
@@ -325,7 +325,7 @@ void PowerSGD::take_message(Pass& pass) const {
   const auto plain_numel = pass.message.numel() - p_numel;
   const auto average =
       pass.message.narrow(0, 0, plain_numel).div_(pass.bucket.group.size());
-  Cutter cutter(average);
+  FlatSplitter cutter(average);
   for (at::Tensor& gradient : pass.plain) {
     gradient.copy_(cutter.next(gradient.sizes()));
   }

@@ -177,7 +177,7 @@ void PowerSGDMemory::load_state_dict(
   for (const auto& [key, tensor] : state) {
     if (key != "rng" && key != "iter" && key != "compression_stats" &&
         !loaded.load_tensor(hook, key, tensor)) {
-      refuse_entry(hook, key);
+      throw_bad_entry(hook, key);
     }
   }
   *this = std::move(loaded);

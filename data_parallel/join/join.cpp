@@ -42,7 +42,7 @@ Join::Join(
   }
   mesh::DeviceMesh row;
   for (const auto* each : joinables) {
-    row = row.ndim() == 0 ? each->join_row() : row;
+    row = row.ndim() == 0 ? each->join_model_parallel_mesh() : row;
   }
   const auto& first = *joinables.front();
   auto group = first.join_process_group();
@@ -75,7 +75,7 @@ void Join::run(const std::function<void()>& body) {
   }
   try {
     body();
-  } catch (const RowLeft&) {
+  } catch (const ModelParallelExit&) {
   } catch (const EarlyTerminationError&) {
     throw;
   } catch (const JoinError&) {
@@ -100,20 +100,20 @@ int64_t Join::active_ranks() {
   return state_->read_header();
 }
 
-void Join::check_row() {
+void Join::check_model_parallel_mesh() {
   auto& state = *state_;
-  if (state.has_row_left) {
-    throw RowLeft();
+  if (state.has_model_parallel_exit) {
+    throw ModelParallelExit();
   }
-  const auto row = state.vote(RowState::kActive);
-  if (row == RowState::kActive) {
+  const auto row = state.vote(ModelParallelVote::kActive);
+  if (row == ModelParallelVote::kActive) {
     return;
   }
-  state.has_row_left = true;
-  if (row == RowState::kOutOfInputs) {
-    throw RowLeft();
+  state.has_model_parallel_exit = true;
+  if (row == ModelParallelVote::kOutOfInputs) {
+    throw ModelParallelExit();
   }
-  state.fail_with_row();
+  state.fail_with_model_parallel_mesh();
 }
 
 std::optional<mesh::Work> Join::notify_join_context_async(Joinable& joinable) {
@@ -134,7 +134,7 @@ std::optional<mesh::Work> Join::notify_join_context_async(Joinable& joinable) {
 
 std::optional<mesh::Work> Join::notify_join_context(Joinable& joinable) {
   if (joinable.join_config_.enable && joinable.join_config_.is_first_joinable) {
-    joinable.join_->check_row();
+    joinable.join_->check_model_parallel_mesh();
   }
   auto work = notify_join_context_async(joinable);
   if (work) {

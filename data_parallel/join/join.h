@@ -86,7 +86,7 @@ class Join {
   /// Collective: the row, before each use of inputs that are the same there.
   /// Throws: JoinError if one of the row has failed; what ends the body, which
   /// is no std::exception, if one has no inputs.
-  void check_row();
+  void check_model_parallel_mesh();
 
  private:
   struct State;

@@ -19,8 +19,8 @@
 // Along dims on which ranks have the same inputs (tensor parallelism) they must
 // go through the same collectives within the model too. So before a rank uses
 // an input its row votes, and leaves as a whole once a member has no more: in
-// the others RowLeft ends the body. That all_reduce is among the ranks that
-// the model is about to wait for anyway.
+// the others ModelParallelExit ends the body. That all_reduce is among the
+// ranks that the model is about to wait for anyway.
 //
 // A body that fails between iterations says so in the next header, and all
 // ranks throw. One that fails within an iteration, or a hook that does, leaves
@@ -77,7 +77,7 @@ void Join::State::check_joinables() const {
         " and ",
         each->join_device(),
         ". Put all on one.");
-    const auto& theirs = each->join_row();
+    const auto& theirs = each->join_model_parallel_mesh();
     WEFT_CHECK(
         theirs.ndim() == 0 || theirs == row,
         "join",
@@ -131,7 +131,7 @@ void Join::State::rethrow_if_ended() const {
   }
 }
 
-RowState Join::State::vote(RowState own) const {
+ModelParallelVote Join::State::vote(ModelParallelVote own) const {
   rethrow_if_ended();
   if (row.size() <= 1) {
     return own;
@@ -141,7 +141,9 @@ RowState Join::State::vote(RowState own) const {
   for (int64_t i = 0; i < row.ndim(); ++i) {
     row.group(i).all_reduce(state, mesh::ReduceOp::kMax, "join row").wait();
   }
-  return state.is_meta() ? own : static_cast<RowState>(state.item<int64_t>());
+  return state.is_meta()
+             ? own
+             : static_cast<ModelParallelVote>(state.item<int64_t>());
 }
 
 void Join::State::send_header(bool is_active, bool is_failed) {
@@ -252,8 +254,8 @@ void Join::State::fail(const std::exception_ptr& error) {
     return;
   }
   try {
-    if (!std::exchange(has_row_left, true)) {
-      vote(RowState::kFailed);
+    if (!std::exchange(has_model_parallel_exit, true)) {
+      vote(ModelParallelVote::kFailed);
     }
     send_header(false, true);
     std::exchange(header_work, std::nullopt)->wait();
@@ -292,7 +294,7 @@ void Join::State::end_iteration() {
 }
 
 // A member of the row has failed, and this rank goes with it.
-void Join::State::fail_with_row() {
+void Join::State::fail_with_model_parallel_mesh() {
   if (is_in_iteration()) {
     abort();
   }
@@ -302,9 +304,9 @@ void Join::State::fail_with_row() {
 }
 
 void Join::State::shadow() {
-  if (!std::exchange(has_row_left, true) &&
-      vote(RowState::kOutOfInputs) == RowState::kFailed) {
-    fail_with_row();
+  if (!std::exchange(has_model_parallel_exit, true) &&
+      vote(ModelParallelVote::kOutOfInputs) == ModelParallelVote::kFailed) {
+    fail_with_model_parallel_mesh();
   }
   end_iteration();
   bool is_last = true;

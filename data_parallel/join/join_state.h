@@ -17,11 +17,11 @@
 namespace weft::ddp {
 
 /// What a rank says of itself in a vote of its row; the largest counts.
-enum class RowState : int64_t { kActive, kOutOfInputs, kFailed };
+enum class ModelParallelVote : int64_t { kActive, kOutOfInputs, kFailed };
 
 /// Ends the body of a rank whose row has left. No std::exception, which bodies
 /// may catch.
-struct RowLeft {};
+struct ModelParallelExit {};
 
 /// One rank's part in a Join. See Note [Join].
 struct Join::State {
@@ -33,7 +33,7 @@ struct Join::State {
   c10::Device device;
   std::vector<std::shared_ptr<JoinHook>> hooks = {};
   bool has_run = false;
-  bool has_row_left = false;
+  bool has_model_parallel_exit = false;
   /// What all ranks have thrown; bodies may have caught it.
   std::exception_ptr ended_by = {};
   /// Iterations that this rank began with inputs.
@@ -60,7 +60,7 @@ struct Join::State {
   void check_free() const;
   void enter(Join& join);
   void leave();
-  RowState vote(RowState own) const;
+  ModelParallelVote vote(ModelParallelVote own) const;
   void send_header(bool is_active, bool is_failed);
   int64_t read_header();
   std::string tell_all(const std::string& text);
@@ -68,7 +68,7 @@ struct Join::State {
   [[noreturn]] void throw_failed(const std::string& own);
   [[noreturn]] void throw_early(bool is_active);
   void fail(const std::exception_ptr& error);
-  [[noreturn]] void fail_with_row();
+  [[noreturn]] void fail_with_model_parallel_mesh();
   void abort() noexcept;
   bool is_in_iteration() const;
   void shadow();

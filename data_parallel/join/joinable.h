@@ -60,7 +60,7 @@ class Joinable {
   virtual mesh::Communicator join_process_group() const = 0;
   /// The ranks that have the same inputs as this one, e.g. those of tensor
   /// parallelism: they leave together. Of no dims if there are none.
-  virtual mesh::DeviceMesh join_row() const { return {}; }
+  virtual mesh::DeviceMesh join_model_parallel_mesh() const { return {}; }
   /// Whether collectives of the iteration that this rank announced last are
   /// still to come, e.g. while it accumulates gradients.
   virtual bool is_in_join_iteration() const { return false; }

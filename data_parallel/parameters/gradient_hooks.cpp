@@ -29,7 +29,7 @@ struct Hook final : PostAccumulateGradHook {
 
   std::weak_ptr<Callback> callback;
   size_t index = 0;
-  Listener listener = Listener::kReducer;
+  HookOwner hook_owner = HookOwner::kReducer;
   std::weak_ptr<void> owner;
   /// A leaf has one such hook: what it had before is called first.
   std::unique_ptr<PostAccumulateGradHook> before;
@@ -64,7 +64,7 @@ struct GradientHooks::State {
 GradientHooks::GradientHooks(
     const std::vector<at::Tensor>& parameters,
     Callback callback,
-    Listener listener,
+    HookOwner hook_owner,
     std::weak_ptr<void> owner)
     : state_(std::make_unique<State>()) {
   state_->callback = std::make_shared<Callback>(std::move(callback));
@@ -72,7 +72,7 @@ GradientHooks::GradientHooks(
     auto hook = std::make_unique<Hook>();
     hook->callback = state_->callback;
     hook->index = i;
-    hook->listener = listener;
+    hook->hook_owner = hook_owner;
     hook->owner = owner;
     hook->before = without_dead(std::move(post_acc_grad_hooks(parameters[i])));
     set_post_acc_grad_hooks(parameters[i], std::move(hook));
@@ -81,13 +81,13 @@ GradientHooks::GradientHooks(
 
 std::vector<std::shared_ptr<void>> GradientHooks::owners_of(
     const at::Tensor& parameter,
-    Listener listener) {
+    HookOwner hook_owner) {
   std::vector<std::shared_ptr<void>> owners;
   const auto* hook =
       dynamic_cast<const Hook*>(post_acc_grad_hooks(parameter).get());
   while (hook) {
     auto owner = hook->owner.lock();
-    if (hook->listener == listener && owner && !hook->callback.expired()) {
+    if (hook->hook_owner == hook_owner && owner && !hook->callback.expired()) {
       owners.push_back(std::move(owner));
     }
     hook = dynamic_cast<const Hook*>(hook->before.get());

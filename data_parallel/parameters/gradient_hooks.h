@@ -10,7 +10,7 @@
 namespace weft::ddp {
 
 /// Who listens to a parameter's gradient.
-enum class Listener { kReducer, kOptimizer };
+enum class HookOwner { kReducer, kOptimizer };
 
 /// Calls back whenever a backward has added to a parameter's gradient, once a
 /// backward and parameter, on the thread that runs the backward. Nothing is
@@ -25,7 +25,7 @@ class GradientHooks {
   GradientHooks(
       const std::vector<at::Tensor>& parameters,
       Callback callback,
-      Listener listener,
+      HookOwner hook_owner,
       std::weak_ptr<void> owner = {});
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -34,7 +34,7 @@ class GradientHooks {
   /// Owners of the hooks that listen to a parameter now, the latest first.
   static std::vector<std::shared_ptr<void>> owners_of(
       const at::Tensor& parameter,
-      Listener listener);
+      HookOwner hook_owner);
 
  private:
   struct State;

@@ -26,7 +26,7 @@ ParameterCast::ParameterCast(
     : parameters_(std::move(parameters)), dtype_(dtype) {}
 
 ParameterCast::~ParameterCast() {
-  if (is_low()) {
+  if (is_low_precision()) {
     restore();
   }
 }
@@ -40,7 +40,7 @@ at::Tensor ParameterCast::full(const at::Tensor& parameter) const {
   return {};
 }
 
-void ParameterCast::lower() {
+void ParameterCast::cast_to_low_precision() {
   for (auto& parameter : parameters_) {
     full_.push_back(parameter.variable_data());
     parameter.set_data(in_dtype(parameter, dtype_));

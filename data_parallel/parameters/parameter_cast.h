@@ -19,14 +19,14 @@ class ParameterCast {
   ParameterCast(const ParameterCast&) = delete;
   ParameterCast& operator=(const ParameterCast&) = delete;
 
-  bool is_low() const { return !full_.empty(); }
+  bool is_low_precision() const { return !full_.empty(); }
 
   /// The values of a parameter in full precision; undefined for one that is not
   /// cast, or not now.
   at::Tensor full(const at::Tensor& parameter) const;
 
   /// Gives every parameter its values in `dtype`; gradients must be elsewhere.
-  void lower();
+  void cast_to_low_precision();
   /// Gives them their own values back, or what was written to them meanwhile.
   void restore();
 

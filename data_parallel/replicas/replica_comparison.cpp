@@ -27,7 +27,7 @@ uint32_t bit_of(int64_t dim) {
 }
 
 /// The dims along which there are others to talk to.
-std::vector<int64_t> talking_dims(const mesh::DeviceMesh& mesh) {
+std::vector<int64_t> mesh_dims_with_peers(const mesh::DeviceMesh& mesh) {
   std::vector<int64_t> dims;
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
     if (mesh.size(dim) > 1 && mesh.group(dim).backend() != "fake") {
@@ -37,7 +37,7 @@ std::vector<int64_t> talking_dims(const mesh::DeviceMesh& mesh) {
   return dims;
 }
 
-at::Tensor least_along(
+at::Tensor min_along(
     const mesh::DeviceMesh& mesh,
     int64_t dim,
     const std::vector<int64_t>& own) {
@@ -46,7 +46,7 @@ at::Tensor least_along(
   return row;
 }
 
-int64_t hash_along(const std::vector<CopiedNumber>& numbers, int64_t dim) {
+int64_t hash_along(const std::vector<ReplicatedHash>& numbers, int64_t dim) {
   std::vector<int64_t> values;
   values.reserve(numbers.size());
   for (const auto& number : numbers) {
@@ -61,9 +61,9 @@ int64_t hash_along(const std::vector<CopiedNumber>& numbers, int64_t dim) {
 // that hears of no difference along these knows that the ranks there find along
 // the dim what it finds.
 bool are_nested(
-    const std::vector<CopiedNumber>& numbers,
+    const std::vector<ReplicatedHash>& numbers,
     const std::vector<int64_t>& dims) {
-  return std::ranges::all_of(numbers, [&](const CopiedNumber& number) {
+  return std::ranges::all_of(numbers, [&](const ReplicatedHash& number) {
     bool is_copied = true;
     return std::ranges::all_of(dims, [&](int64_t dim) {
       const bool was_copied = is_copied;
@@ -74,9 +74,9 @@ bool are_nested(
 }
 
 int64_t first_difference(
-    const std::vector<CopiedNumber>& numbers,
+    const std::vector<ReplicatedHash>& numbers,
     const mesh::DeviceMesh& mesh) {
-  const auto dims = talking_dims(mesh);
+  const auto dims = mesh_dims_with_peers(mesh);
   const auto count = static_cast<int64_t>(numbers.size());
   int64_t index = kNoIndex;
   for (const auto dim : dims) {
@@ -86,7 +86,7 @@ int64_t first_difference(
       row[i] = counts ? numbers[i].value : 0;
       row[i + numbers.size()] = ~row[i];
     }
-    const auto least = least_along(mesh, dim, row);
+    const auto least = min_along(mesh, dim, row);
     const auto* value = least.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < count; ++i) {
       // The largest is what the complements' least is the complement of.
@@ -97,7 +97,7 @@ int64_t first_difference(
     }
   }
   for (const auto dim : dims) {
-    index = least_along(mesh, dim, {index}).item<int64_t>();
+    index = min_along(mesh, dim, {index}).item<int64_t>();
   }
   TORCH_INTERNAL_ASSERT(index != kNoIndex, "the copies agree");
   return index;
@@ -156,7 +156,7 @@ Places majority_of(const Places& set, const std::vector<int64_t>& values) {
 void add_verdict(
     const Places& set,
     const mesh::DeviceMesh& mesh,
-    OddCopies& verdict) {
+    ReplicaMismatch& verdict) {
   const auto is_first = [&](size_t at) {
     return verdict.values[at] == verdict.values[set[0]];
   };
@@ -165,9 +165,10 @@ void add_verdict(
   }
   const auto majority = majority_of(set, verdict.values);
   for (const auto at : set) {
-    auto& list = majority.empty()                       ? verdict.undecided
-                 : std::ranges::count(majority, at) > 0 ? verdict.agreed
-                                                        : verdict.odd;
+    auto& list = majority.empty() ? verdict.tied_ranks
+                 : std::ranges::count(majority, at) > 0
+                     ? verdict.majority_ranks
+                     : verdict.mismatched_ranks;
     list.push_back(mesh.ranks()[at]);
   }
 }
@@ -186,7 +187,7 @@ uint32_t all_mesh_dims(const mesh::DeviceMesh& mesh) {
   return bit_of(mesh.ndim()) - 1;
 }
 
-uint32_t copied_mesh_dims(
+uint32_t replicated_mesh_dims(
     const at::Tensor& tensor,
     const mesh::DeviceMesh& dp) {
   const auto root = dp.root();
@@ -210,31 +211,31 @@ uint32_t copied_mesh_dims(
   return result;
 }
 
-bool copies_agree(
-    const std::vector<CopiedNumber>& numbers,
+bool replicas_match(
+    const std::vector<ReplicatedHash>& numbers,
     const mesh::DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
-  const auto dims = talking_dims(mesh);
+  const auto dims = mesh_dims_with_peers(mesh);
   bool agree = true;
   for (const auto dim : dims) {
     const auto own = hash_along(numbers, dim);
-    const auto least = least_along(mesh, dim, {own, ~own, agree ? 1 : 0});
+    const auto least = min_along(mesh, dim, {own, ~own, agree ? 1 : 0});
     const auto* value = least.const_data_ptr<int64_t>();
     agree = value[0] == ~value[1] && value[2] == 1;
   }
   if (!are_nested(numbers, dims)) {
     for (const auto dim : dims) {
-      agree = least_along(mesh, dim, {agree ? 1 : 0}).item<int64_t>() == 1;
+      agree = min_along(mesh, dim, {agree ? 1 : 0}).item<int64_t>() == 1;
     }
   }
   return agree;
 }
 
-OddCopies find_odd_copies(
-    const std::vector<CopiedNumber>& numbers,
+ReplicaMismatch find_replica_mismatch(
+    const std::vector<ReplicatedHash>& numbers,
     const mesh::DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
-  OddCopies verdict;
+  ReplicaMismatch verdict;
   verdict.index = static_cast<size_t>(first_difference(numbers, mesh));
   const auto& number = numbers[verdict.index];
   for (const auto& row : gather_over_mesh({number.value}, mesh)) {
@@ -243,13 +244,16 @@ OddCopies find_odd_copies(
   for (const auto& set : sets_of_copies(mesh, number.mesh_dims)) {
     add_verdict(set, mesh, verdict);
   }
-  for (auto* list : {&verdict.agreed, &verdict.odd, &verdict.undecided}) {
+  for (auto* list :
+       {&verdict.majority_ranks,
+        &verdict.mismatched_ranks,
+        &verdict.tied_ranks}) {
     std::ranges::sort(*list);
   }
   return verdict;
 }
 
-CopyDistance measure_copies(
+ReplicaDeviation measure_replica_deviation(
     const at::Tensor& tensor,
     uint32_t mesh_dims,
     const mesh::DeviceMesh& mesh,
@@ -260,7 +264,7 @@ CopyDistance measure_copies(
       coordinates(mesh, std::ranges::find(ranks, reference) - ranks.begin());
   const auto local = local_part(tensor);
   auto copy = local.contiguous().clone();
-  for (const auto dim : talking_dims(mesh)) {
+  for (const auto dim : mesh_dims_with_peers(mesh)) {
     if (has_dim(mesh_dims, dim)) {
       mesh.group(dim)
           .broadcast(copy, where[static_cast<size_t>(dim)], kVoteName)
@@ -277,7 +281,7 @@ CopyDistance measure_copies(
       {std::bit_cast<int64_t>(largest),
        at::isnan(own).any().item<bool>() ? 1 : 0},
       mesh);
-  CopyDistance distance;
+  ReplicaDeviation distance;
   for (size_t at = 0; at < rows.size(); ++at) {
     distance.largest =
         std::max(distance.largest, std::bit_cast<double>(rows[at][0]));
@@ -292,7 +296,7 @@ std::vector<std::vector<int64_t>> gather_over_mesh(
     const std::vector<int64_t>& own,
     const mesh::DeviceMesh& mesh) {
   auto all = own;
-  auto dims = talking_dims(mesh);
+  auto dims = mesh_dims_with_peers(mesh);
   std::ranges::reverse(dims);
   for (const auto dim : dims) {
     const auto rows = gather_numbers(

@@ -48,16 +48,17 @@ void check_structure(
 }
 
 ReplicaDifference
-describe_vote(OddCopies vote, const NamedTensor& item, size_t index) {
+describe_vote(ReplicaMismatch vote, const NamedTensor& item, size_t index) {
   ReplicaDifference found{
       .name = item.name,
       .index = index,
-      .first_rank = vote.agreed.empty() ? vote.undecided[0] : vote.agreed[0],
-      .ranks = std::move(vote.odd),
-      .is_outvoted = vote.undecided.empty(),
+      .first_rank = vote.majority_ranks.empty() ? vote.tied_ranks[0]
+                                                : vote.majority_ranks[0],
+      .ranks = std::move(vote.mismatched_ranks),
+      .has_majority = vote.tied_ranks.empty(),
       .largest = 0,
       .nan_ranks = {}};
-  for (const auto rank : vote.undecided) {
+  for (const auto rank : vote.tied_ranks) {
     if (rank != found.first_rank) {
       found.ranks.push_back(rank);
     }
@@ -84,21 +85,21 @@ std::optional<ReplicaDifference> find_replica_difference(
   }
   const at::NoGradGuard no_grad;
   const auto root = dp.root();
-  std::vector<CopiedNumber> numbers{
-      {hash_of_structure(tensors), copied_mesh_dims({}, dp)}};
+  std::vector<ReplicatedHash> numbers{
+      {hash_of_structure(tensors), replicated_mesh_dims({}, dp)}};
   for (const auto& item : tensors) {
     numbers.push_back(
-        {hash_of_bits(item.tensor), copied_mesh_dims(item.tensor, dp)});
+        {hash_of_bits(item.tensor), replicated_mesh_dims(item.tensor, dp)});
   }
-  if (copies_agree(numbers, root)) {
+  if (replicas_match(numbers, root)) {
     return std::nullopt;
   }
   check_structure(numbers[0].value, tensors, dp);
-  auto vote = find_odd_copies(numbers, root);
+  auto vote = find_replica_mismatch(numbers, root);
   const size_t index = vote.index - 1;
   const auto& item = tensors[index];
   auto found = describe_vote(std::move(vote), item, index);
-  const auto distance = measure_copies(
+  const auto distance = measure_replica_deviation(
       item.tensor, numbers[index + 1].mesh_dims, root, found.first_rank);
   found.largest = distance.largest;
   found.nan_ranks = distance.nan_ranks;

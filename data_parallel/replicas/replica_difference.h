@@ -23,7 +23,7 @@ struct ReplicaDifference {
   std::vector<int64_t> ranks;
   /// false: no bits are the most frequent, as between two replicas, and the
   /// first rank is the first of all.
-  bool is_outvoted = false;
+  bool has_majority = false;
   /// The largest absolute difference, over elements that are numbers on both
   /// sides. 0: the bits differ only in NaNs or in the sign of a zero.
   double largest = 0;

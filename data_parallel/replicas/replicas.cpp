@@ -62,7 +62,7 @@ void check_replicas_agree(
   const auto device = local_part(parameters.at(0).tensor).device();
   auto lines = describe_all(parameters, buffers);
   lines.insert(lines.end(), options.begin(), options.end());
-  mesh::check_same_lines(
+  mesh::check_lines_match(
       dp.group(int64_t{0}),
       lines,
       {.op = "ddp",

@@ -29,9 +29,10 @@ constexpr int64_t kRowBlocks = 64;
 
 // Shape: [n, words] to [words].
 at::Tensor weighted_sum(const at::Tensor& values) {
-  const auto odd =
+  const auto mismatched_ranks =
       at::arange(values.size(0), values.options().dtype(at::kLong)) * 2 + 1;
-  return (values * odd.unsqueeze(1)).sum(0, /*keepdim=*/false, at::kLong);
+  return (values * mismatched_ranks.unsqueeze(1))
+      .sum(0, /*keepdim=*/false, at::kLong);
 }
 
 // Shape: [blocks, words], int32, to [2, words], int64.

@@ -23,7 +23,7 @@ struct NormInSequential {
   std::shared_ptr<torch::nn::Module> layer;
 };
 
-struct FoundNorms {
+struct BatchNormLayers {
   std::vector<NormInSequential> in_sequentials;
   /// Fully qualified names and types of those that others call.
   std::vector<std::string> elsewhere;
@@ -31,7 +31,7 @@ struct FoundNorms {
 
 SyncBatchNorm synchronised(
     const torch::nn::Module& layer,
-    const std::shared_ptr<StatisticsChannel>& channel) {
+    const std::shared_ptr<SyncBatchNormGroup>& channel) {
   const auto as = [&]<class Norm>(const Norm* norm) {
     return norm ? SyncBatchNorm(
                       std::make_shared<SyncBatchNormImpl>(*norm, channel))
@@ -55,7 +55,7 @@ bool is_batch_norm(const torch::nn::Module& module) {
 void find_norms(
     torch::nn::Module& module,
     const std::string& path,
-    FoundNorms& found) {
+    BatchNormLayers& found) {
   auto* sequential = module.as<SequentialImpl>();
   for (const auto& child : module.named_children()) {
     const auto name = path.empty() ? child.key() : path + "." + child.key();
@@ -83,10 +83,10 @@ void replace(const NormInSequential& place, const SyncBatchNorm& norm) {
 
 } // namespace
 
-std::shared_ptr<StatisticsChannel> convert_sync_batchnorm(
+std::shared_ptr<SyncBatchNormGroup> convert_sync_batchnorm(
     torch::nn::Module& module,
     const mesh::DeviceMesh& dp_mesh) {
-  FoundNorms found;
+  BatchNormLayers found;
   find_norms(module, "", found);
   if (is_batch_norm(module)) {
     found.elsewhere.push_back("the module itself (" + type_name(module) + ")");
@@ -104,7 +104,7 @@ std::shared_ptr<StatisticsChannel> convert_sync_batchnorm(
   if (found.in_sequentials.empty()) {
     return nullptr;
   }
-  const auto channel = make_statistics_channel(dp_mesh);
+  const auto channel = make_sync_batch_norm_group(dp_mesh);
   // A layer at several places stays one.
   std::unordered_map<const torch::nn::Module*, SyncBatchNorm> made;
   for (const auto& place : found.in_sequentials) {

@@ -48,7 +48,7 @@ at::ScalarType statistics_dtype(const at::Tensor& input) {
 
 BatchStatistics batch_statistics(
     const at::Tensor& input,
-    StatisticsChannel& channel) {
+    SyncBatchNormGroup& channel) {
   const auto dtype = statistics_dtype(input);
   const auto channels = input.size(1);
   const auto table = at::zeros(
@@ -88,9 +88,9 @@ at::Tensor beside(const at::Tensor& channels, int64_t dim) {
 
 /// An autograd graph keeps values only.
 struct ChannelHolder : torch::CustomClassHolder {
-  explicit ChannelHolder(std::shared_ptr<StatisticsChannel> its)
+  explicit ChannelHolder(std::shared_ptr<SyncBatchNormGroup> its)
       : channel(std::move(its)) {}
-  std::shared_ptr<StatisticsChannel> channel;
+  std::shared_ptr<SyncBatchNormGroup> channel;
 };
 
 struct Normalize : torch::autograd::Function<Normalize> {
@@ -100,7 +100,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
       const std::optional<at::Tensor>& own_weight,
       const std::optional<at::Tensor>& own_bias,
       const BatchStatistics& batch,
-      const std::shared_ptr<StatisticsChannel>& channel,
+      const std::shared_ptr<SyncBatchNormGroup>& channel,
       double eps) {
     const auto weight = own_weight.value_or(at::Tensor());
     const auto bias = own_bias.value_or(at::Tensor());
@@ -247,14 +247,14 @@ void update_running(
 
 SyncBatchNormImpl::SyncBatchNormImpl(
     const torch::nn::BatchNormOptions& options_,
-    std::shared_ptr<StatisticsChannel> channel)
+    std::shared_ptr<SyncBatchNormGroup> channel)
     : options(options_), channel_(std::move(channel)) {
   WEFT_CHECK(
       channel_,
       kOp,
       mesh::ErrorContext{"construction"},
       "the channel is null. Make one for the model with "
-      "make_statistics_channel().");
+      "make_sync_batch_norm_group().");
   SyncBatchNormImpl::reset();
 }
 
@@ -382,9 +382,9 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
          << ", track_running_stats=" << options.track_running_stats() << ")";
 }
 
-std::vector<std::shared_ptr<StatisticsChannel>> statistics_channels(
+std::vector<std::shared_ptr<SyncBatchNormGroup>> sync_batch_norm_groups(
     const torch::nn::Module& module) {
-  std::vector<std::shared_ptr<StatisticsChannel>> channels;
+  std::vector<std::shared_ptr<SyncBatchNormGroup>> channels;
   // As a constant, a module lists its descendants, not itself.
   const auto add = [&](const torch::nn::Module& each) {
     const auto* layer = dynamic_cast<const SyncBatchNormImpl*>(&each);

@@ -17,9 +17,9 @@ namespace weft::ddp {
 /// The group over which the SyncBatchNorm layers of one model exchange
 /// statistics: one of their own, so that they need not be in order with
 /// gradient buckets. Ranks without inputs can shadow them: see Note [Join].
-class StatisticsChannel {
+class SyncBatchNormGroup {
  public:
-  explicit StatisticsChannel(mesh::Communicator group);
+  explicit SyncBatchNormGroup(mesh::Communicator group);
 
   /// Sums `statistics` over the ranks, in place; blocks.
   /// Collective: all ranks of the group that are not in shadow_pass().
@@ -47,7 +47,7 @@ class StatisticsChannel {
 
 /// A channel over the replicas' mesh, of one dim.
 /// Collective: all ranks of the mesh; blocks.
-std::shared_ptr<StatisticsChannel> make_statistics_channel(
+std::shared_ptr<SyncBatchNormGroup> make_sync_batch_norm_group(
     const mesh::DeviceMesh& dp_mesh);
 
 /// Batch normalization whose mean and variance, while it trains, are those of
@@ -62,14 +62,14 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   /// Layers of one model share one channel. A copy of the module does too.
   SyncBatchNormImpl(
       const torch::nn::BatchNormOptions& options,
-      std::shared_ptr<StatisticsChannel> channel);
+      std::shared_ptr<SyncBatchNormGroup> channel);
 
   /// Takes the place of a BatchNorm1d, 2d or 3d: same options and mode, the
   /// very same parameters and buffers.
   template <size_t D, class Derived>
   SyncBatchNormImpl(
       const torch::nn::BatchNormImplBase<D, Derived>& other,
-      std::shared_ptr<StatisticsChannel> channel)
+      std::shared_ptr<SyncBatchNormGroup> channel)
       : options(other.options),
         weight(other.weight),
         bias(other.bias),
@@ -95,7 +95,9 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 
   void pretty_print(std::ostream& stream) const override;
 
-  const std::shared_ptr<StatisticsChannel>& channel() const { return channel_; }
+  const std::shared_ptr<SyncBatchNormGroup>& channel() const {
+    return channel_;
+  }
 
   torch::nn::BatchNormOptions options;
   /// Undefined without `affine`.
@@ -109,7 +111,7 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   /// Counts a batch; returns how much of its statistics the running ones take.
   double next_average_factor();
 
-  std::shared_ptr<StatisticsChannel> channel_;
+  std::shared_ptr<SyncBatchNormGroup> channel_;
 };
 
 TORCH_MODULE(SyncBatchNorm);
@@ -122,13 +124,13 @@ TORCH_MODULE(SyncBatchNorm);
 /// elsewhere: a C++ module calls its members by their own type, whatever is
 /// registered under their name. Declare those as SyncBatchNorm.
 /// Source: torch/nn/modules/batchnorm.py, SyncBatchNorm.convert_sync_batchnorm.
-std::shared_ptr<StatisticsChannel> convert_sync_batchnorm(
+std::shared_ptr<SyncBatchNormGroup> convert_sync_batchnorm(
     torch::nn::Module& module,
     const mesh::DeviceMesh& dp_mesh);
 
 /// The channels of the SyncBatchNorm layers in a module, each once, in module
 /// order.
-std::vector<std::shared_ptr<StatisticsChannel>> statistics_channels(
+std::vector<std::shared_ptr<SyncBatchNormGroup>> sync_batch_norm_groups(
     const torch::nn::Module& module);
 
 } // namespace weft::ddp

@@ -71,10 +71,10 @@ Header agree(mesh::Communicator& group, const Header* own) {
 
 } // namespace
 
-StatisticsChannel::StatisticsChannel(mesh::Communicator group)
+SyncBatchNormGroup::SyncBatchNormGroup(mesh::Communicator group)
     : group_(std::move(group)) {}
 
-void StatisticsChannel::sum(const at::Tensor& statistics) {
+void SyncBatchNormGroup::sum(const at::Tensor& statistics) {
   if (announces_) {
     const auto own = header_of(statistics);
     agree(group_, &own);
@@ -84,18 +84,18 @@ void StatisticsChannel::sum(const at::Tensor& statistics) {
       .wait();
 }
 
-void StatisticsChannel::set_announcing(bool announces) {
+void SyncBatchNormGroup::set_announcing(bool announces) {
   announces_ = announces;
 }
 
-void StatisticsChannel::end_pass() {
+void SyncBatchNormGroup::end_pass() {
   if (announces_) {
     const Header own{kEnded, 0, 0, 0};
     agree(group_, &own);
   }
 }
 
-void StatisticsChannel::shadow_pass() {
+void SyncBatchNormGroup::shadow_pass() {
   while (true) {
     const auto [what, numel, dtype, device] = agree(group_, nullptr);
     if (what != kSum) {
@@ -110,7 +110,7 @@ void StatisticsChannel::shadow_pass() {
   }
 }
 
-std::shared_ptr<StatisticsChannel> make_statistics_channel(
+std::shared_ptr<SyncBatchNormGroup> make_sync_batch_norm_group(
     const mesh::DeviceMesh& dp_mesh) {
   WEFT_CHECK_EQ(
       "SyncBatchNorm",
@@ -124,7 +124,7 @@ std::shared_ptr<StatisticsChannel> make_statistics_channel(
       dp_mesh.world().next_id(),
       " at ",
       dp_mesh.ranks().front());
-  return std::make_shared<StatisticsChannel>(dp_mesh.world().make_group(
+  return std::make_shared<SyncBatchNormGroup>(dp_mesh.world().make_group(
       mesh::detail::concat(dp_mesh.mesh_dim_names().front(), " batch norm"),
       dp_mesh.ranks(),
       scope));

@@ -8,8 +8,8 @@
 namespace weft::ddp {
 namespace {
 
-constexpr int64_t kLeastCap = int64_t{64} << 10;
-constexpr int64_t kMostProbed = int64_t{8} << 20;
+constexpr int64_t kMinCap = int64_t{64} << 10;
+constexpr int64_t kMaxProbed = int64_t{8} << 20;
 constexpr int kProbes = 5;
 
 /// The fastest of some reductions. Unit: ns.
@@ -61,9 +61,9 @@ int64_t choose_cap(
   for (const auto& gradient : gradients) {
     total += gradient.bytes;
   }
-  int64_t best = kLeastCap;
+  int64_t best = kMinCap;
   double best_end = simulate_backward(gradients, cost, best);
-  for (int64_t cap = kLeastCap * 2; cap < total * 2; cap *= 2) {
+  for (int64_t cap = kMinCap * 2; cap < total * 2; cap *= 2) {
     const double end = simulate_backward(gradients, cost, cap);
     if (end <= best_end) {
       best = cap;
@@ -81,7 +81,7 @@ int64_t agree_on_cap(
   for (const auto& gradient : gradients) {
     total += gradient.bytes;
   }
-  const auto large = std::clamp(total, kLeastCap, kMostProbed);
+  const auto large = std::clamp(total, kMinCap, kMaxProbed);
   const double small_ns = time_reduction(group, 4, device);
   const double large_ns = time_reduction(group, large, device);
   const ReductionCost cost{

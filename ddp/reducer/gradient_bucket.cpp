@@ -90,7 +90,10 @@ std::vector<at::Tensor> GradientBucket::views() const {
   return views;
 }
 
-void GradientBucket::put(size_t slot, const at::Tensor& local, double divisor) {
+void GradientBucket::copy_to_bucket(
+    size_t slot,
+    const at::Tensor& local,
+    double divisor) {
   if (layout_.memory != BucketMemory::kFlat) {
     slots_[slot].view = local;
     if (divisor != 1.0) {
@@ -116,14 +119,14 @@ void GradientBucket::put(size_t slot, const at::Tensor& local, double divisor) {
   }
 }
 
-void GradientBucket::keep(size_t slot, const at::Tensor& local) {
+void GradientBucket::stash(size_t slot, const at::Tensor& local) {
   allocate();
   if (!is_same_memory(slots_[slot].view, local)) {
     slots_[slot].view.copy_(local);
   }
 }
 
-void GradientBucket::put_nothing(size_t slot) {
+void GradientBucket::fill_with_zeros(size_t slot) {
   if (layout_.memory == BucketMemory::kFlat) {
     allocate();
     slots_[slot].source = at::Tensor();

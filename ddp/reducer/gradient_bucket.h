@@ -73,12 +73,12 @@ class GradientBucket {
 
   /// Puts a gradient's local tensor, divided by `divisor`, into its slot. It
   /// may lie there already.
-  void put(size_t slot, const at::Tensor& local, double divisor);
+  void copy_to_bucket(size_t slot, const at::Tensor& local, double divisor);
   /// Puts a gradient into its slot at once, as it is: more is to be added.
-  void keep(size_t slot, const at::Tensor& local);
+  void stash(size_t slot, const at::Tensor& local);
   /// Puts zeros where there is no gradient.
-  void put_nothing(size_t slot);
-  /// Copies what put() left to do, if the layout is batched.
+  void fill_with_zeros(size_t slot);
+  /// Copies what copy_to_bucket() left to do, if the layout is batched.
   void fill(double divisor);
   /// Replaces what is reduced, e.g. by the sum.
   void set_sparse(const at::Tensor& sum) { slots_.at(0).view = sum; }

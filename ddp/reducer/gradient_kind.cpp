@@ -7,15 +7,15 @@ namespace weft::ddp {
 namespace {
 
 /// The spec of a gradient that is a pending sum.
-std::optional<dtensor::DTensorSpec> pending_spec(const at::Tensor& gradient) {
+std::optional<dtensor::DTensorSpec> partial_spec(const at::Tensor& gradient) {
   const auto* impl = dtensor::dtensor_impl(gradient);
-  return impl && ddp::is_pending(impl->spec()) ? std::optional(impl->spec())
+  return impl && ddp::is_partial(impl->spec()) ? std::optional(impl->spec())
                                                : std::nullopt;
 }
 
 } // namespace
 
-bool is_pending(const dtensor::DTensorSpec& spec) {
+bool is_partial(const dtensor::DTensorSpec& spec) {
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     if (spec.placement(i).is_partial() && spec.mesh().size(i) > 1) {
       return true;
@@ -28,7 +28,7 @@ int64_t kind_of(const at::Tensor& gradient) {
   if (local_part(gradient).is_sparse()) {
     return kSparseKind;
   }
-  const auto pending = pending_spec(gradient);
+  const auto pending = partial_spec(gradient);
   int64_t kind = 0;
   for (int64_t i = 0; pending && i < pending->mesh_ndim(); ++i) {
     kind |= pending->placement(i).is_partial() ? int64_t{1} << i : 0;
@@ -36,7 +36,7 @@ int64_t kind_of(const at::Tensor& gradient) {
   return kind;
 }
 
-std::optional<dtensor::DTensorSpec> pending_of_kind(
+std::optional<dtensor::DTensorSpec> partial_of_kind(
     dtensor::DTensorSpec spec,
     int64_t kind) {
   if (kind <= 0 || kind == kSparseKind) {

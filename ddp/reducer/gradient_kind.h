@@ -10,7 +10,7 @@
 namespace weft::ddp {
 
 /// The gradient is a pending sum of more than one term.
-bool is_pending(const dtensor::DTensorSpec& spec);
+bool is_partial(const dtensor::DTensorSpec& spec);
 
 constexpr int64_t kUnknownKind = -1;
 constexpr int64_t kSparseKind = int64_t{1} << 40;
@@ -21,7 +21,7 @@ int64_t kind_of(const at::Tensor& gradient);
 
 /// The spec of the gradient of a parameter at `spec`, or none if it is no
 /// pending sum.
-std::optional<dtensor::DTensorSpec> pending_of_kind(
+std::optional<dtensor::DTensorSpec> partial_of_kind(
     dtensor::DTensorSpec spec,
     int64_t kind);
 

@@ -6,15 +6,15 @@ namespace weft::ddp {
 
 /// What a reducer has to tell, and to know, where some ranks may have run out
 /// of inputs.
-class JoinedReduction {
+class JoinReducerHook {
  public:
-  JoinedReduction() = default;
-  JoinedReduction(const JoinedReduction&) = delete;
-  JoinedReduction& operator=(const JoinedReduction&) = delete;
-  virtual ~JoinedReduction() = default;
+  JoinReducerHook() = default;
+  JoinReducerHook(const JoinReducerHook&) = delete;
+  JoinReducerHook& operator=(const JoinReducerHook&) = delete;
+  virtual ~JoinReducerHook() = default;
 
   /// The message of reachable parameters follows.
-  virtual void before_reach() = 0;
+  virtual void before_reachable() = 0;
   /// A backward that reduces has begun; none of its collectives has. Waits for
   /// nobody.
   virtual void begin() = 0;

@@ -14,7 +14,7 @@ std::vector<std::shared_ptr<Reducer>> reducers_of(
   std::vector<std::shared_ptr<Reducer>> reducers;
   for (const auto& parameter : parameters) {
     for (const auto& owner :
-         GradientHooks::owners_of(parameter, Listener::kReducer)) {
+         GradientHooks::owners_of(parameter, HookOwner::kReducer)) {
       const auto reducer = std::static_pointer_cast<Reducer>(owner);
       if (std::ranges::find(reducers, reducer) == reducers.end()) {
         reducers.push_back(reducer);
@@ -26,9 +26,9 @@ std::vector<std::shared_ptr<Reducer>> reducers_of(
 
 } // namespace
 
-void keep_local_norms(const std::vector<at::Tensor>& parameters) {
+void enable_local_norms(const std::vector<at::Tensor>& parameters) {
   for (const auto& reducer : reducers_of(parameters)) {
-    reducer->keep_local_norms();
+    reducer->enable_local_norms();
   }
 }
 

@@ -18,7 +18,7 @@ struct LocalNorm {
 
 /// From now on the reducers of `parameters`, which listen already, keep what
 /// local_norms() gives: a pass over the gradients each backward.
-void keep_local_norms(const std::vector<at::Tensor>& parameters);
+void enable_local_norms(const std::vector<at::Tensor>& parameters);
 
 /// Of the last synchronised backward, bucket by bucket: who brought a number
 /// that the sum over the replicas (and over the mesh of gradients that are

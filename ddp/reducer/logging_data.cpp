@@ -205,7 +205,7 @@ DDPLoggingData describe_construction(
   data.find_unused_parameters = options.find_unused_parameters;
   data.gradient_as_bucket_view = options.gradient_as_bucket_view;
   data.static_graph = options.static_graph;
-  data.has_sync_bn = !statistics_channels(module).empty();
+  data.has_sync_bn = !sync_batch_norm_groups(module).empty();
   data.backend_name = group.backend();
   describe_environment(data);
   return data;

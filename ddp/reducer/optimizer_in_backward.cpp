@@ -60,7 +60,7 @@ OptimizerInBackward::OptimizerInBackward(
     : state_(std::make_shared<State>(parameters, factory)) {
   for (const auto& parameter : parameters) {
     WEFT_CHECK(
-        GradientHooks::owners_of(parameter, Listener::kReducer).empty(),
+        GradientHooks::owners_of(parameter, HookOwner::kReducer).empty(),
         "apply_optimizer_in_backward",
         mesh::ErrorContext{"parameters"},
         "a parameter of sizes ",
@@ -76,11 +76,11 @@ OptimizerInBackward::OptimizerInBackward(
           state->step(state->parameters[i]);
         }
       },
-      Listener::kOptimizer,
+      HookOwner::kOptimizer,
       state_);
 }
 
-std::shared_ptr<OptimizerInBackward> OptimizerInBackward::unheard(
+std::shared_ptr<OptimizerInBackward> OptimizerInBackward::make_without_hooks(
     const std::vector<at::Tensor>& parameters,
     const OptimizerFactory& factory) {
   return std::shared_ptr<OptimizerInBackward>(
@@ -89,7 +89,8 @@ std::shared_ptr<OptimizerInBackward> OptimizerInBackward::unheard(
 
 std::shared_ptr<OptimizerInBackward> OptimizerInBackward::of(
     const at::Tensor& parameter) {
-  const auto owners = GradientHooks::owners_of(parameter, Listener::kOptimizer);
+  const auto owners =
+      GradientHooks::owners_of(parameter, HookOwner::kOptimizer);
   return owners.empty()
              ? nullptr
              : std::shared_ptr<OptimizerInBackward>(new OptimizerInBackward(

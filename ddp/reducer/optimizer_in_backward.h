@@ -33,7 +33,7 @@ class OptimizerInBackward {
   /// Those that listen to `parameter` now; null if none do.
   static std::shared_ptr<OptimizerInBackward> of(const at::Tensor& parameter);
   /// The same that do not step by themselves.
-  static std::shared_ptr<OptimizerInBackward> unheard(
+  static std::shared_ptr<OptimizerInBackward> make_without_hooks(
       const std::vector<at::Tensor>& parameters,
       const OptimizerFactory& factory);
   OptimizerInBackward(const OptimizerInBackward&) = delete;

@@ -80,7 +80,7 @@ std::shared_ptr<Reducer> Reducer::create(
     std::shared_ptr<const std::atomic<int>> paused) {
   std::shared_ptr<Reducer> reducer(new Reducer(
       std::move(parameters), dp, std::move(config), std::move(paused)));
-  reducer->listen();
+  reducer->register_hooks();
   return reducer;
 }
 
@@ -97,8 +97,8 @@ Reducer::Reducer(
     const auto& tensor = item.state.tensor;
     if (const auto* impl = dtensor::dtensor_impl(tensor);
         impl && impl->spec().mesh_ndim() > 0) {
-      dtensor::parameter_info(tensor).gradient_reduced_elsewhere = true;
-      dtensor::keep_gradient_placed(tensor);
+      dtensor::parameter_info(tensor).gradient_reduced_by_ddp = true;
+      dtensor::match_gradient_placement(tensor);
       const auto& mesh = impl->spec().mesh();
       if (std::find(tensor_meshes_.begin(), tensor_meshes_.end(), mesh) ==
           tensor_meshes_.end()) {
@@ -120,8 +120,8 @@ Reducer::~Reducer() {
   restore_precision();
   for (const auto& parameter : parameters_) {
     if (dtensor::dtensor_impl(parameter.state.tensor)) {
-      dtensor::parameter_info(parameter.state.tensor)
-          .gradient_reduced_elsewhere = false;
+      dtensor::parameter_info(parameter.state.tensor).gradient_reduced_by_ddp =
+          false;
     }
   }
 }
@@ -134,12 +134,12 @@ std::vector<at::Tensor> Reducer::leaves() const {
   return leaves;
 }
 
-void Reducer::listen() {
+void Reducer::register_hooks() {
   // The hooks go first when this does.
   hooks_ = std::make_unique<GradientHooks>(
       leaves(),
       [this](size_t i) { on_gradient(i); },
-      Listener::kReducer,
+      HookOwner::kReducer,
       weak_from_this());
   start_search();
 }
@@ -202,9 +202,9 @@ void Reducer::begin_forward(bool needs_backward) {
   }
   own_error_ = nullptr;
   forwards_ += needs_backward ? 1 : 0;
-  has_lowered_ = config_.cast && !config_.cast->is_low();
-  if (has_lowered_) {
-    config_.cast->lower();
+  has_cast_parameters_ = config_.cast && !config_.cast->is_low_precision();
+  if (has_cast_parameters_) {
+    config_.cast->cast_to_low_precision();
     start_search();
   }
 }
@@ -225,9 +225,9 @@ void Reducer::end_forward(
         const std::lock_guard lock(self->mutex_);
         if (self->hooks_) {
           self->passed_output_ = true;
-          self->is_to_all_leaves_ =
+          self->accumulates_into_all_leaves_ =
               torch::autograd::get_current_graph_task_exec_info()->empty();
-          if (self->is_to_all_leaves_) {
+          if (self->accumulates_into_all_leaves_) {
             self->begin_join();
           }
           self->begin_backward();
@@ -249,43 +249,45 @@ void Reducer::end_forward(
       is_unreachable_[i] = is_unreachable_[i] && is_unused[i];
     }
     if (is_shared) {
-      send_reach(true);
+      all_reduce_reachable(true);
     }
   }
 }
 
-void Reducer::send_reach(bool has_inputs) {
+void Reducer::all_reduce_reachable(bool has_inputs) {
   if (!has_buckets_ || *paused_ != 0 || dp_.size() == 1) {
     return;
   }
   if (join_ && has_inputs) {
-    join_->before_reach();
+    join_->before_reachable();
   }
-  if (reach_work_) {
-    reach_work_->wait();
+  if (reachable_work_) {
+    reachable_work_->wait();
   }
   std::vector<int64_t> reach(parameters_.size() + 1, 0);
   for (size_t i = 0; has_inputs && i < is_unreachable_.size(); ++i) {
     reach[i] = is_unreachable_[i] ? 0 : 1;
   }
   reach.back() = has_inputs ? 1 : 0;
-  reach_ = at::tensor(reach, at::kLong).to(device_);
-  reach_work_ =
-      dp_.group(int64_t{0})
-          .all_reduce(reach_, mesh::ReduceOp::kSum, "ddp reachable parameters");
+  reachable_counts_ = at::tensor(reach, at::kLong).to(device_);
+  reachable_work_ = dp_.group(int64_t{0})
+                        .all_reduce(
+                            reachable_counts_,
+                            mesh::ReduceOp::kSum,
+                            "ddp reachable parameters");
 }
 
 void Reducer::on_gradient(size_t index) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
   auto& parameter = parameters_[index];
-  absorb(parameter);
+  upcast(parameter);
   if (!gradient(parameter).defined()) {
     return;
   }
   parameter.is_used = true;
   if (*paused_ != 0) {
-    keep(parameter);
+    stash(parameter);
     return;
   }
   begin_join();
@@ -322,7 +324,7 @@ class BackwardPart {
       return;
     }
     try {
-      world_.tell_peers("the backward pass", [] {
+      world_.run_and_report_errors("the backward pass", [] {
         throw std::runtime_error("see what backward() threw there");
       });
     } catch (const std::exception&) {
@@ -363,7 +365,7 @@ void Reducer::mark_unused() {
     auto& parameter = parameters_[i];
     if (is_unreachable_[i] && !parameter.is_ready) {
       parameter.is_ready = true;
-      put_unused(parameter);
+      copy_unused_to_bucket(parameter);
       if (parameter.bucket) {
         --waiting_for_[*parameter.bucket];
       }
@@ -381,7 +383,7 @@ void Reducer::mark_ready(size_t index) {
     parameter.ready_ns = now_ns() - begin_ns_;
     return;
   }
-  put(parameter);
+  copy_to_bucket(parameter);
   if (parameter.bucket) {
     --waiting_for_[*parameter.bucket];
     launch_ready_buckets();
@@ -447,7 +449,7 @@ void Reducer::end_backward() {
   });
   learn_graph();
   // A backward to chosen inputs, unless the loss depends on no parameter here.
-  if (ready_.empty() && !is_to_all_leaves_) {
+  if (ready_.empty() && !accumulates_into_all_leaves_) {
     return;
   }
   if (join_) {
@@ -481,7 +483,7 @@ void Reducer::reduce_all() {
   if (!has_buckets_) {
     make_buckets();
     for (const size_t i : ready_) {
-      put(parameters_[i]);
+      copy_to_bucket(parameters_[i]);
     }
   }
   statistics_.on_backward_compute_end(RuntimeStatistics::Clock::now());
@@ -496,7 +498,7 @@ void Reducer::finish_backward() {
     has_agreed_error_ = true;
     throw_problems(replicas(), problems());
   }
-  publish();
+  finalize_grads();
   ++backwards_;
   if (!is_shadow_) {
     record_use();
@@ -591,8 +593,8 @@ void Reducer::clear() {
   futures_.clear();
   launched_ = 0;
   launch_order_.clear();
-  reach_ = at::Tensor();
-  reach_work_.reset();
+  reachable_counts_ = at::Tensor();
+  reachable_work_.reset();
   is_running_ = false;
   is_launched_ = false;
   if (std::exchange(is_join_begun_, false) && join_) {
@@ -601,7 +603,7 @@ void Reducer::clear() {
   is_completed_ = false;
   has_agreed_error_ = false;
   passed_output_ = false;
-  is_to_all_leaves_ = false;
+  accumulates_into_all_leaves_ = false;
   own_error_ = nullptr;
   forwards_ = 0;
   is_unreachable_.clear();
@@ -641,7 +643,7 @@ void Reducer::replace_groups(
   waiting_for_.clear();
   futures_.clear();
   layout_.clear();
-  pending_begin_ = 0;
+  partial_begin_ = 0;
   has_buckets_ = false;
   has_seen_graph_ = false;
   for (auto& parameter : parameters_) {

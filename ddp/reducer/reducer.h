@@ -99,11 +99,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       std::vector<ReductionGroup> groups);
 
   /// In a Join; null outside of one.
-  void set_join(std::shared_ptr<JoinedReduction> join);
+  void set_join(std::shared_ptr<JoinReducerHook> join);
   /// Takes part in the message of reachable parameters, and in the reduction,
   /// of an iteration of the replicas that have inputs: with what this one
   /// accumulated, or zeros. `meanwhile` runs while gradients come there.
-  void shadow_reach();
+  void shadow_reachable();
   void shadow_backward(const std::function<void()>& meanwhile);
   /// Leaves no .grad(), as zero_grad() on the replicas that have inputs.
   void drop_gradients();
@@ -145,7 +145,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_sample_rate(int64_t every);
   void write_statistics(DDPLoggingData& data) const;
   /// See ddp/reducer/local_norms.h.
-  void keep_local_norms();
+  void enable_local_norms();
   std::vector<LocalNorm> local_norms() const;
 
   /// Makes the first backward's buckets these, an earlier bucket_names() of
@@ -190,14 +190,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       std::shared_ptr<const std::atomic<int>> paused);
 
   std::vector<at::Tensor> leaves() const;
-  void listen();
+  void register_hooks();
   void start_search();
   void on_gradient(size_t index);
   void begin_backward();
   void learn_graph();
   void mark_ready(size_t index);
   void mark_unused();
-  void send_reach(bool has_inputs);
+  void all_reduce_reachable(bool has_inputs);
   void end_backward();
   void mark_problems();
   void reduce_all();
@@ -229,26 +229,26 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // In reducer_gradients.cpp: how a gradient gets there and back.
   bool is_viewed(const Parameter& parameter) const;
   /// Brings the gradient to its place, and into its bucket if it has one.
-  void put(Parameter& parameter);
-  void put_unused(Parameter& parameter);
-  void keep(Parameter& parameter);
+  void copy_to_bucket(Parameter& parameter);
+  void copy_unused_to_bucket(Parameter& parameter);
+  void stash(Parameter& parameter);
   void place(Parameter& parameter);
   void check_gradient(const Parameter& parameter) const;
-  void publish();
-  void publish_slot(GradientBucket& bucket, size_t slot);
+  void finalize_grads();
+  void finalize_grad(GradientBucket& bucket, size_t slot);
 
   // In reducer_precision.cpp: parameters of low precision.
   const at::Tensor& gradient(const Parameter& parameter) const;
   void set_gradient(Parameter& parameter, const at::Tensor& gradient);
   /// Brings a gradient of low precision to full.
-  void absorb(Parameter& parameter);
+  void upcast(Parameter& parameter);
   void restore_precision();
   /// After a forward that no backward follows, unless another one's is to come.
   void end_forward_without_backward();
 
   // In reducer_join.cpp: where replicas may have run out of inputs.
   void begin_join();
-  void put_accumulated();
+  void copy_accumulated_to_bucket();
 
   // In reducer_report.cpp.
   void record_use();
@@ -262,7 +262,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   BucketFuture start(size_t bucket);
   GradBucket as_seen_by_hook(size_t bucket) const;
   void check_finite(const GradientBucket& bucket);
-  void reduce_pending_sums(size_t bucket);
+  void reduce_partial_bucket(size_t bucket);
   bool is_skipped(const GradientBucket& bucket) const;
   void order_buckets();
   void take_result(size_t bucket, const at::Tensor& result);
@@ -303,7 +303,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Those that parameters lie on.
   std::vector<mesh::DeviceMesh> tensor_meshes_;
   std::shared_ptr<CommHook> hook_;
-  std::shared_ptr<JoinedReduction> join_;
+  std::shared_ptr<JoinReducerHook> join_;
   std::function<void(size_t)> after_reduction_;
   bool is_finalized_manually_ = false;
 
@@ -312,7 +312,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<GradientBucket> buckets_;
   /// Buckets before this one are reduced as soon as they are full; the others
   /// hold pending sums.
-  size_t pending_begin_ = 0;
+  size_t partial_begin_ = 0;
   bool has_buckets_ = false;
   /// static_graph: times_expected was seen in a backward of this replica.
   bool has_seen_graph_ = false;
@@ -325,8 +325,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> is_unreachable_;
   /// By parameter: how many replicas' graphs reach it, and last how many have
   /// inputs; the message.
-  at::Tensor reach_;
-  std::optional<mesh::Work> reach_work_;
+  at::Tensor reachable_counts_;
+  std::optional<mesh::Work> reachable_work_;
 
   // Of the backward under way.
   std::vector<size_t> ready_;
@@ -347,9 +347,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_launched_ = false;
   bool is_restore_queued_ = false;
   /// The forward under way cast the parameters.
-  bool has_lowered_ = false;
+  bool has_cast_parameters_ = false;
   /// Backward goes to all leaves, not to chosen inputs.
-  bool is_to_all_leaves_ = false;
+  bool accumulates_into_all_leaves_ = false;
   /// What report() was given, or a comm hook threw: says more than what all
   /// ranks know.
   std::exception_ptr own_error_;

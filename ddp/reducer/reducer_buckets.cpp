@@ -205,7 +205,7 @@ void Reducer::adopt_kinds(const std::vector<int64_t>& kinds) {
     parameter.is_used_anywhere = kinds[i] != kUnknownKind;
     parameter.is_sparse = kinds[i] == kSparseKind;
     if (const auto* impl = dtensor::dtensor_impl(parameter.state.tensor)) {
-      parameter.pending = pending_of_kind(impl->spec(), kinds[i]);
+      parameter.pending = partial_of_kind(impl->spec(), kinds[i]);
     }
     if (options.static_graph) {
       parameter.times_expected = parameter.times_seen;
@@ -267,7 +267,7 @@ void Reducer::make_buckets() {
                       layout.memory == BucketMemory::kFlat &&
                       config_.groups.size() == 1 && !hook_ &&
                       !config_.options.find_unused_parameters;
-    pending_begin_ += layout.pending ? 0 : 1;
+    partial_begin_ += layout.pending ? 0 : 1;
     buckets_.emplace_back(
         std::move(assignment[b]), std::move(tensors), std::move(layout));
     if (!config_.options.lazy_bucket_allocation) {

@@ -27,7 +27,7 @@ void Reducer::place(Parameter& parameter) {
   if (grad_impl->spec() == want) {
     return;
   }
-  if (is_pending(grad_impl->spec())) {
+  if (is_partial(grad_impl->spec())) {
     // Not as in the first backward: reduced at once.
     set_gradient(
         parameter,
@@ -92,12 +92,12 @@ bool Reducer::is_viewed(const Parameter& parameter) const {
          (keeps_low || parameter.reduce_dtype == parameter.full_dtype);
 }
 
-void Reducer::put(Parameter& parameter) {
+void Reducer::copy_to_bucket(Parameter& parameter) {
   if (!parameter.bucket && !parameter.is_dtensor) {
     return;
   }
   if (!gradient(parameter).defined()) {
-    put_unused(parameter);
+    copy_unused_to_bucket(parameter);
     return;
   }
   place(parameter);
@@ -108,15 +108,16 @@ void Reducer::put(Parameter& parameter) {
   try {
     check_gradient(parameter);
     if (const double by = divisor(bucket); std::isinf(by)) {
-      bucket.put_nothing(parameter.slot);
+      bucket.fill_with_zeros(parameter.slot);
     } else {
-      bucket.put(parameter.slot, local_part(gradient(parameter)), by);
+      bucket.copy_to_bucket(
+          parameter.slot, local_part(gradient(parameter)), by);
     }
   } catch (const c10::Error&) {
     // See Note [Order of reductions]: said at the end, on all replicas.
     parameter.problem = GradientProblem::kUnusable;
     own_error_ = own_error_ ? own_error_ : std::current_exception();
-    bucket.put_nothing(parameter.slot);
+    bucket.fill_with_zeros(parameter.slot);
     return;
   }
   if (is_viewed(parameter) && !bucket.layout().is_batched) {
@@ -124,7 +125,7 @@ void Reducer::put(Parameter& parameter) {
   }
 }
 
-void Reducer::put_unused(Parameter& parameter) {
+void Reducer::copy_unused_to_bucket(Parameter& parameter) {
   if (!parameter.bucket) {
     return;
   }
@@ -133,14 +134,14 @@ void Reducer::put_unused(Parameter& parameter) {
     if (!parameter.is_used) {
       parameter.untouched = local_part(grad).clone();
     }
-    put(parameter);
+    copy_to_bucket(parameter);
   } else {
-    buckets_[*parameter.bucket].put_nothing(parameter.slot);
+    buckets_[*parameter.bucket].fill_with_zeros(parameter.slot);
   }
 }
 
 // Into the bucket right away, or it would lie in memory twice.
-void Reducer::keep(Parameter& parameter) {
+void Reducer::stash(Parameter& parameter) {
   if (!is_viewed(parameter) || parameter.reduce_dtype != parameter.full_dtype) {
     return;
   }
@@ -152,19 +153,19 @@ void Reducer::keep(Parameter& parameter) {
     return;
   }
   auto& bucket = buckets_[*parameter.bucket];
-  bucket.keep(parameter.slot, local_part(gradient(parameter)));
+  bucket.stash(parameter.slot, local_part(gradient(parameter)));
   set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));
 }
 
-void Reducer::publish() {
+void Reducer::finalize_grads() {
   for (auto& bucket : buckets_) {
     for (size_t slot = 0; slot < bucket.slots().size(); ++slot) {
-      publish_slot(bucket, slot);
+      finalize_grad(bucket, slot);
     }
   }
 }
 
-void Reducer::publish_slot(GradientBucket& bucket, size_t slot_index) {
+void Reducer::finalize_grad(GradientBucket& bucket, size_t slot_index) {
   const auto& slot = bucket.slots()[slot_index];
   auto& parameter = parameters_[slot.parameter];
   const auto grad = gradient(parameter);

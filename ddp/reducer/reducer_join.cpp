@@ -1,5 +1,5 @@
-// Reductions in which some replicas have no inputs. See Note [Shadows] in
-// join/ddp_join.cpp.
+// Reductions in which some replicas have no inputs. See Note [Shadowing ranks]
+// in join/ddp_join.cpp.
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
@@ -9,7 +9,7 @@
 
 namespace weft::ddp {
 
-void Reducer::set_join(std::shared_ptr<JoinedReduction> join) {
+void Reducer::set_join(std::shared_ptr<JoinReducerHook> join) {
   const std::lock_guard lock(mutex_);
   join_ = std::move(join);
   // A Join that failed leaves a backward half done.
@@ -32,9 +32,9 @@ void Reducer::begin_join() {
   }
 }
 
-void Reducer::shadow_reach() {
+void Reducer::shadow_reachable() {
   const std::lock_guard lock(mutex_);
-  send_reach(false);
+  all_reduce_reachable(false);
 }
 
 void Reducer::shadow_backward(const std::function<void()>& meanwhile) {
@@ -47,7 +47,7 @@ void Reducer::shadow_backward(const std::function<void()>& meanwhile) {
   is_shadow_ = true;
   is_join_begun_ = true;
   if (has_buckets_) {
-    put_accumulated();
+    copy_accumulated_to_bucket();
     reduce_all();
     meanwhile();
   } else {
@@ -55,23 +55,23 @@ void Reducer::shadow_backward(const std::function<void()>& meanwhile) {
     meanwhile();
     join_->confirm();
     make_buckets();
-    put_accumulated();
+    copy_accumulated_to_bucket();
     launch_remaining();
   }
   finish_backward();
 }
 
-void Reducer::put_accumulated() {
+void Reducer::copy_accumulated_to_bucket() {
   for (auto& parameter : parameters_) {
     parameter.is_ready = true;
     if (parameter.is_used && gradient(parameter).defined()) {
-      put(parameter);
+      copy_to_bucket(parameter);
       continue;
     }
     // What an earlier reduction left: nobody here calls zero_grad().
     set_gradient(parameter, at::Tensor());
     if (parameter.bucket) {
-      buckets_[*parameter.bucket].put_nothing(parameter.slot);
+      buckets_[*parameter.bucket].fill_with_zeros(parameter.slot);
     }
   }
 }

@@ -30,18 +30,18 @@ void Reducer::order_buckets() {
   for (size_t i = 0; i < buckets_.size(); ++i) {
     launch_order_.push_back(i);
   }
-  early_launches_ = pending_begin_;
+  early_launches_ = partial_begin_;
   if (buckets_.back().layout().has_flag) {
     early_launches_ = std::min(early_launches_, buckets_.size() - 1);
   }
-  if (!reach_work_) {
+  if (!reachable_work_) {
     return;
   }
-  std::exchange(reach_work_, std::nullopt)->wait();
-  if (reach_.is_meta()) {
+  std::exchange(reachable_work_, std::nullopt)->wait();
+  if (reachable_counts_.is_meta()) {
     return;
   }
-  const auto counts = reach_.cpu();
+  const auto counts = reachable_counts_.cpu();
   const auto reach = counts.accessor<int64_t, 1>();
   const int64_t with_inputs = reach[static_cast<int64_t>(parameters_.size())];
   const auto is_filled_by_all = [&](size_t bucket) {
@@ -175,7 +175,7 @@ void Reducer::check_finite(const GradientBucket& bucket) {
   }
 }
 
-void Reducer::reduce_pending_sums(size_t index) {
+void Reducer::reduce_partial_bucket(size_t index) {
   auto& bucket = buckets_[index];
   bucket.fill(divisor(bucket));
   keep_local_norm(index);
@@ -199,7 +199,7 @@ void Reducer::reduce_pending_sums(size_t index) {
 void Reducer::launch_remaining() {
   for (auto& parameter : parameters_) {
     if (!parameter.is_ready) {
-      put_unused(parameter);
+      copy_unused_to_bucket(parameter);
     }
   }
   order_buckets();
@@ -209,8 +209,8 @@ void Reducer::launch_remaining() {
       ++launched_;
       continue;
     }
-    if (next >= pending_begin_) {
-      reduce_pending_sums(next);
+    if (next >= partial_begin_) {
+      reduce_partial_bucket(next);
     }
     launch(next);
   }

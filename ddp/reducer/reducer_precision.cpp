@@ -16,7 +16,7 @@ void Reducer::set_gradient(Parameter& parameter, const at::Tensor& gradient) {
 
 // The first gradient that comes is of the parameter's own dtype; what autograd
 // adds to it later is added in full precision.
-void Reducer::absorb(Parameter& parameter) {
+void Reducer::upcast(Parameter& parameter) {
   if (!parameter.is_cast) {
     return;
   }
@@ -40,15 +40,15 @@ at::Tensor Reducer::full_precision(const at::Tensor& parameter) const {
 }
 
 void Reducer::end_forward_without_backward() {
-  if (has_lowered_) {
+  if (has_cast_parameters_) {
     restore_precision();
   }
 }
 
 void Reducer::restore_precision() {
   is_restore_queued_ = false;
-  has_lowered_ = false;
-  if (config_.cast && config_.cast->is_low()) {
+  has_cast_parameters_ = false;
+  if (config_.cast && config_.cast->is_low_precision()) {
     config_.cast->restore();
     start_search();
   }

@@ -16,13 +16,13 @@ at::Tensor sum_of_squares(const at::Tensor& gradients) {
   if (gradients.dim() == 1 && (dtype == at::kFloat || dtype == at::kDouble)) {
     return at::dot(gradients, gradients);
   }
-  const bool is_low = dtype == at::kHalf || dtype == at::kBFloat16;
+  const bool is_low_precision = dtype == at::kHalf || dtype == at::kBFloat16;
   return at::linalg_vector_norm(
              gradients,
              2,
              /*dim=*/std::nullopt,
              /*keepdim=*/false,
-             is_low ? std::optional(at::kFloat) : std::nullopt)
+             is_low_precision ? std::optional(at::kFloat) : std::nullopt)
       .square();
 }
 
@@ -70,7 +70,7 @@ void Reducer::record_use() {
   statistics_.on_buckets_reduced(static_cast<int64_t>(buckets_.size()));
 }
 
-void Reducer::keep_local_norms() {
+void Reducer::enable_local_norms() {
   const std::lock_guard lock(mutex_);
   keeps_local_norms_ = true;
 }

@@ -25,17 +25,17 @@ namespace weft::ddp {
 namespace {
 
 /// What cuts one tensor dim of a parameter, seen from dp.
-struct CutsOfDim {
+struct DimShardCounts {
   int64_t before = 1;
   int64_t after = 1;
   bool is_plain = true;
 };
 
-CutsOfDim cuts_beside(
+DimShardCounts other_shards_of_dim(
     const at::Tensor& parameter,
     const mesh::DeviceMesh& dp,
     int64_t tensor_dim) {
-  CutsOfDim cuts;
+  DimShardCounts cuts;
   const auto* impl = dtensor::dtensor_impl(parameter);
   const auto mesh_ndim = impl ? impl->spec().mesh_ndim() : 0;
   for (int64_t i = 0; i < mesh_ndim; ++i) {
@@ -52,10 +52,10 @@ CutsOfDim cuts_beside(
   return cuts;
 }
 
-std::optional<dtensor::Placement> cut_placement(
+std::optional<dtensor::Placement> shard_placement(
     const at::Tensor& parameter,
     const mesh::DeviceMesh& dp) {
-  const auto cuts = cuts_beside(parameter, dp, 0);
+  const auto cuts = other_shards_of_dim(parameter, dp, 0);
   if (!cuts.is_plain) {
     return std::nullopt;
   }
@@ -68,7 +68,7 @@ std::optional<dtensor::Placement> owned_placement(
     const mesh::DeviceMesh& dp,
     int64_t owner) {
   for (int64_t d = 0; d < parameter.dim(); ++d) {
-    const auto cuts = cuts_beside(parameter, dp, d);
+    const auto cuts = other_shards_of_dim(parameter, dp, d);
     if (cuts.is_plain && parameter.size(d) % cuts.before == 0) {
       std::vector<int64_t> rows(dp.size(), 0);
       rows[owner] = parameter.size(d) / cuts.before;
@@ -129,10 +129,10 @@ std::vector<ZeroPart> PartPlanner::plan(
       continue;
     }
     const auto cut = partition_ == ZeroPartition::kEvenSplit
-                         ? cut_placement(parameter, dp_)
+                         ? shard_placement(parameter, dp_)
                          : std::nullopt;
     if (cut) {
-      parts[i] = {.kind = Kind::kCut, .placement = *cut};
+      parts[i] = {.kind = Kind::kSharded, .placement = *cut};
     } else if (owned_placement(parameter, dp_, 0)) {
       parts[i].kind = Kind::kOwned;
     }

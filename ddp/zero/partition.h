@@ -27,11 +27,11 @@ struct ZeroPart {
   enum class Kind {
     /// Every replica: what is too small to be divided, or lies so that no
     /// placement could say it.
-    kEverywhere,
+    kReplicated,
     kOwned,
-    kCut,
+    kSharded,
   };
-  Kind kind = Kind::kEverywhere;
+  Kind kind = Kind::kReplicated;
   /// Of a kOwned parameter, as a rank of dp.
   int64_t owner = 0;
   /// Where the state lies over dp.

@@ -73,12 +73,12 @@ bool is_same_memory(const at::Tensor& a, const at::Tensor& b) {
 
 } // namespace
 
-ZeroInner ZeroInner::make(
+LocalOptimizer LocalOptimizer::make(
     const std::vector<ZeroEntry>& entries,
     const std::vector<at::Tensor>& tensors,
     const ZeroOptimizerFactory& factory,
     const std::vector<OptimizerParamGroup>& outer) {
-  ZeroInner inner;
+  LocalOptimizer inner;
   std::vector<OptimizerParamGroup> groups;
   for (size_t i = 0; i < entries.size(); ++i) {
     if (!tensors[i].defined()) {
@@ -102,7 +102,8 @@ ZeroInner ZeroInner::make(
   return inner;
 }
 
-void ZeroInner::copy_options(const std::vector<OptimizerParamGroup>& outer) {
+void LocalOptimizer::copy_options(
+    const std::vector<OptimizerParamGroup>& outer) {
   if (!optimizer) {
     return;
   }
@@ -125,17 +126,17 @@ ZeroBucket::ZeroBucket(
     : entries_(std::move(entries)),
       group_(std::move(group)),
       options_(std::move(options)),
-      is_cut_(entries_.front().part.kind == Kind::kCut) {
+      is_sharded_(entries_.front().part.kind == Kind::kSharded) {
   const at::NoGradGuard no_grad;
   if (options_.in_place && entries_.front().part.kind == Kind::kOwned) {
     lay_out();
   }
   for (auto& entry : entries_) {
     const auto& part = entry.part;
-    if (part.kind == Kind::kEverywhere ||
+    if (part.kind == Kind::kReplicated ||
         (part.kind == Kind::kOwned && part.owner == rank())) {
       entry.own = entry.parameter;
-    } else if (part.kind == Kind::kCut) {
+    } else if (part.kind == Kind::kSharded) {
       const auto rows =
           rows_of(entry.parameter, group_.size(), rank()).detach();
       // The first rank has what has no rows at all, to count its steps.
@@ -153,7 +154,7 @@ void ZeroBucket::make_inner(
   for (const auto& entry : entries_) {
     own.push_back(entry.own);
   }
-  inner_ = ZeroInner::make(entries_, own, factory, outer);
+  inner_ = LocalOptimizer::make(entries_, own, factory, outer);
 }
 
 void ZeroBucket::lay_out() {
@@ -195,7 +196,7 @@ void ZeroBucket::refresh() {
         move_to(entry.parameter, memory);
       }
       offset += local.numel();
-    } else if (is_cut_ && entry.own.defined()) {
+    } else if (is_sharded_ && entry.own.defined()) {
       const auto rows = rows_of(entry.parameter, group_.size(), rank());
       if (!is_same_memory(entry.own, rows)) {
         entry.own.set_data(rows);
@@ -211,7 +212,7 @@ void ZeroBucket::update(const std::vector<OptimizerParamGroup>& outer) {
     return;
   }
   inner_.copy_options(outer);
-  if (!is_cut_) {
+  if (!is_sharded_) {
     inner_.optimizer->step();
     return;
   }
@@ -233,7 +234,7 @@ std::vector<at::Tensor> ZeroBucket::parts_of(const ZeroEntry& entry) const {
   const auto local = local_part(entry.parameter);
   for (int64_t r = 0; r < group_.size(); ++r) {
     parts.push_back(
-        is_cut_                 ? rows_of(entry.parameter, group_.size(), r)
+        is_sharded_             ? rows_of(entry.parameter, group_.size(), r)
         : r == entry.part.owner ? local
                                 : at::empty({0}, local.options()));
   }
@@ -243,7 +244,7 @@ std::vector<at::Tensor> ZeroBucket::parts_of(const ZeroEntry& entry) const {
 std::vector<at::Tensor> ZeroBucket::parts_of_rank(int64_t r) const {
   std::vector<at::Tensor> parts;
   for (const auto& entry : entries_) {
-    if (is_cut_) {
+    if (is_sharded_) {
       parts.push_back(rows_of(entry.parameter, group_.size(), r));
     } else if (entry.part.owner == r) {
       parts.push_back(local_part(entry.parameter));
@@ -287,7 +288,7 @@ void ZeroBucket::gather_staged(Gather& gather) {
 }
 
 void ZeroBucket::start_gather() {
-  if (entries_.front().part.kind == Kind::kEverywhere) {
+  if (entries_.front().part.kind == Kind::kReplicated) {
     return;
   }
   const at::NoGradGuard no_grad;

@@ -35,13 +35,13 @@ struct ZeroEntry {
 };
 
 /// The groups of one optimizer, and which of the outer ones they are.
-struct ZeroInner {
+struct LocalOptimizer {
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   std::vector<size_t> groups;
 
   /// An optimizer of tensors[i] for entries[i], without those undefined; none
   /// if all are.
-  static ZeroInner make(
+  static LocalOptimizer make(
       const std::vector<ZeroEntry>& entries,
       const std::vector<at::Tensor>& tensors,
       const ZeroOptimizerFactory& factory,
@@ -67,7 +67,7 @@ class ZeroBucket {
       Options options);
 
   const std::vector<ZeroEntry>& entries() const { return entries_; }
-  ZeroInner& inner() { return inner_; }
+  LocalOptimizer& inner() { return inner_; }
   void make_inner(
       const ZeroOptimizerFactory& factory,
       const std::vector<torch::optim::OptimizerParamGroup>& outer);
@@ -99,8 +99,8 @@ class ZeroBucket {
   std::vector<ZeroEntry> entries_;
   mesh::Communicator group_;
   Options options_;
-  bool is_cut_;
-  ZeroInner inner_;
+  bool is_sharded_;
+  LocalOptimizer inner_;
   /// The parameters' memory, owner by owner; undefined unless they are views.
   at::Tensor flat_;
   std::vector<int64_t> flat_counts_;

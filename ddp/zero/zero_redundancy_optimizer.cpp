@@ -76,7 +76,7 @@ void check_parameter(
       " parameter ",
       index,
       " is undefined.");
-  dtensor::require_values(p, kZeroOp);
+  dtensor::check_materialized(p, kZeroOp);
   const auto text = [&] { return describe_parameter(group, index, p); };
   WEFT_CHECK(
       p.is_leaf(),
@@ -307,7 +307,7 @@ void ZeroRedundancyOptimizer::State::check_agreement(
       options.overlap_with_forward));
   lines.push_back(
       mesh::detail::concat("optimizer options ", typeid(defaults).name()));
-  mesh::check_same_lines(
+  mesh::check_lines_match(
       communicator,
       lines,
       {.op = kZeroOp,
@@ -427,7 +427,7 @@ mesh::Communicator ZeroRedundancyOptimizer::join_process_group() const {
   return zero_->group();
 }
 
-mesh::DeviceMesh ZeroRedundancyOptimizer::join_row() const {
+mesh::DeviceMesh ZeroRedundancyOptimizer::join_model_parallel_mesh() const {
   std::set<std::string> used;
   for (const auto& bucket : zero_->buckets) {
     for (const auto& entry : bucket.entries()) {

@@ -48,7 +48,7 @@ struct ZeroRedundancyOptimizerOptions {
 /// et al., https://arxiv.org/abs/1910.02054 (stage 1).
 class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
                                 public Joinable,
-                                public dtensor::OptimizerWithState {
+                                public dtensor::ShardedStateOptimizer {
  public:
   /// `dp` has one dim: the replicas, whose parameters and gradients are equal.
   /// Collective: all ranks of `dp` with the same groups; blocks.
@@ -116,7 +116,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;
-  mesh::DeviceMesh join_row() const override;
+  mesh::DeviceMesh join_model_parallel_mesh() const override;
 
   const mesh::DeviceMesh& mesh() const;
   /// Who has the state of each parameter, in the order of the groups.

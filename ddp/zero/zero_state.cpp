@@ -52,7 +52,7 @@ bool holds_state(ZeroBucket& bucket, const ZeroEntry& entry) {
 }
 
 // SGD with dampening has a momentum only after its first step.
-void make_state(ZeroInner& inner) {
+void make_state(LocalOptimizer& inner) {
   for (auto& group : inner.optimizer->param_groups()) {
     const auto* sgd =
         dynamic_cast<const torch::optim::SGDOptions*>(&group.options());
@@ -172,7 +172,8 @@ void ZeroStateAccess::add_rest(
     }
   }
   if (!reader.entries.empty()) {
-    reader.rest = ZeroInner::make(bucket.entries(), tensors, factory, groups_);
+    reader.rest =
+        LocalOptimizer::make(bucket.entries(), tensors, factory, groups_);
     make_state(reader.rest);
     readers_.push_back(std::move(reader));
   }
@@ -212,7 +213,7 @@ void ZeroStateAccess::read(Reader& reader, dtensor::StateDict& result) {
         *reader.entries.at(std::stoul(key.substr(begin + 1, end - begin - 1)));
     const auto name = key.substr(0, begin) + name_of(entry) + key.substr(end);
     reader.keys.emplace_back(key, name);
-    if (entry.part.kind == Kind::kEverywhere || !key.starts_with("state.")) {
+    if (entry.part.kind == Kind::kReplicated || !key.starts_with("state.")) {
       result.emplace(name, value);
     } else if (value.dim() == 0) {
       result.emplace(name, value);
@@ -239,7 +240,7 @@ void ZeroStateAccess::agree(const std::exception_ptr& error) {
       "] another replica could not read its part of the state.");
 }
 
-void ZeroStateAccess::take_numbers_of_leads(dtensor::StateDict& result) {
+void ZeroStateAccess::broadcast_numbers_from_leads(dtensor::StateDict& result) {
   if (numbers_.empty()) {
     return;
   }
@@ -274,7 +275,7 @@ dtensor::StateDict ZeroStateAccess::read() {
     error = std::current_exception();
   }
   agree(error);
-  take_numbers_of_leads(result);
+  broadcast_numbers_from_leads(result);
   return result;
 }
 

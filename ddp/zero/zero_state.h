@@ -39,8 +39,8 @@ class ZeroStateAccess {
   /// An optimizer of some entries, which a module calls "p0", "p1", ...
   struct Reader {
     /// Of what this rank does not hold; else the bucket's is used.
-    ZeroInner rest = {};
-    ZeroInner* inner = nullptr;
+    LocalOptimizer rest = {};
+    LocalOptimizer* inner = nullptr;
     std::vector<const ZeroEntry*> entries = {};
     torch::nn::Module stand_in = torch::nn::Module("stand_in");
     /// The keys of `inner`, and those by the names of parameters.
@@ -55,7 +55,7 @@ class ZeroStateAccess {
   void read(Reader& reader, dtensor::StateDict& result);
   at::Tensor place(const ZeroEntry& entry, const at::Tensor& moment) const;
   void agree(const std::exception_ptr& error);
-  void take_numbers_of_leads(dtensor::StateDict& result);
+  void broadcast_numbers_from_leads(dtensor::StateDict& result);
 
   std::vector<torch::optim::OptimizerParamGroup>& groups_;
   mesh::DeviceMesh dp_;

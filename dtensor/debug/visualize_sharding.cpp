@@ -15,8 +15,8 @@ namespace weft::dtensor {
 namespace {
 
 // More rows or columns than this are listed rank by rank.
-constexpr size_t kMostSegments = 24;
-constexpr size_t kMostLines = 64;
+constexpr size_t kMaxSegments = 24;
+constexpr size_t kMaxLines = 64;
 
 struct RankPart {
   int64_t rank;
@@ -143,7 +143,7 @@ class Picture {
     if (cut_dims_.size() == 2) {
       columns = segments_of(parts_, cut_dims_[1], sizes_[cut_dims_[1]]);
     }
-    return rows.size() > kMostSegments || columns.size() > kMostSegments
+    return rows.size() > kMaxSegments || columns.size() > kMaxSegments
                ? list()
                : grid(rows, columns);
   }
@@ -215,7 +215,7 @@ class Picture {
   // A rank a line: its rows of each dim.
   std::string list() const {
     std::string text;
-    for (size_t i = 0; i < std::min(parts_.size(), kMostLines); ++i) {
+    for (size_t i = 0; i < std::min(parts_.size(), kMaxLines); ++i) {
       text += c10::str("rank ", parts_[i].rank, ": [");
       for (size_t d = 0; d < sizes_.size(); ++d) {
         const bool is_cut =
@@ -226,8 +226,8 @@ class Picture {
       }
       text += "]\n";
     }
-    if (parts_.size() > kMostLines) {
-      text += c10::str("and ", parts_.size() - kMostLines, " ranks more\n");
+    if (parts_.size() > kMaxLines) {
+      text += c10::str("and ", parts_.size() - kMaxLines, " ranks more\n");
     }
     return text;
   }

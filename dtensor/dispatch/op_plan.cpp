@@ -509,7 +509,7 @@ bool returns_view(const OpCall& call) {
 }
 
 // Pure: prices depend on global sizes alone.
-bool moves_together(const OpCall& call, const OpPlan& plan) {
+bool is_coalesced(const OpCall& call, const OpPlan& plan) {
   const auto is_moved = [](const OpPlan::Input& input) { return input.to; };
   if (std::ranges::count_if(plan.inputs, is_moved) < 2) {
     return false;
@@ -529,7 +529,7 @@ bool moves_together(const OpCall& call, const OpPlan& plan) {
           static_cast<int64_t>(input.tensor.element_size())));
     }
   }
-  return is_cheaper_together(plans);
+  return is_cheaper_coalesced(plans);
 }
 
 } // namespace
@@ -554,17 +554,17 @@ OpPlan make_op_plan(const OpCall& call) {
   plan.is_view = returns_view(call);
   plan.writes = call.is_inplace();
   plan.inputs = plan_inputs(call, chosen);
-  plan.moves_together = moves_together(call, plan);
+  plan.is_coalesced = is_coalesced(call, plan);
   plan.outs = plan_outs(call, chosen);
   if (!plan.writes && metas.empty()) {
-    plan.whole_results =
+    plan.replicated_results =
         call.common.with(Placements(call.mesh().ndim(), Replicate())).id();
   }
   for (size_t i = 0; !plan.writes && i < metas.size(); ++i) {
     plan.outputs.push_back(
         {chosen.outputs[i].id(), metas[i].sizes, metas[i].strides});
   }
-  if (rule->localize && !plan.whole_results) {
+  if (rule->localize && !plan.replicated_results) {
     plan.local_arguments = rule->localize(local_call(call, chosen, metas));
   }
   return plan;

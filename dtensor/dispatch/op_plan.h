@@ -46,10 +46,10 @@ struct OpPlan {
   /// arguments that it writes to.
   std::vector<Output> outputs;
   /// Set if every rank has the results whole: their sizes are the tensors'.
-  const DTensorSpec::Entry* whole_results = nullptr;
+  const DTensorSpec::Entry* replicated_results = nullptr;
   bool writes = false;
   /// Several inputs are moved, at less cost together than one by one.
-  bool moves_together = false;
+  bool is_coalesced = false;
   /// The result shares memory with an argument.
   bool is_view = false;
   /// See Rule::reshapes.

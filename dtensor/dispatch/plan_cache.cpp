@@ -48,20 +48,20 @@ class PlanCache {
       return nullptr;
     }
     auto plan = it->second;
-    insert_young(key, plan);
+    insert_recent(key, plan);
     return plan;
   }
 
   void insert(const PlanKey& key, Plan plan) {
     const std::lock_guard lock(mutex_);
-    insert_young(key, std::move(plan));
+    insert_recent(key, std::move(plan));
   }
 
  private:
   static constexpr size_t kHalf = 4096;
   using Map = std::unordered_map<PlanKey, Plan, KeyHash>;
 
-  void insert_young(const PlanKey& key, Plan plan) {
+  void insert_recent(const PlanKey& key, Plan plan) {
     if (young_.size() >= kHalf) {
       old_ = std::exchange(young_, {});
     }

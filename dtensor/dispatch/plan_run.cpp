@@ -110,8 +110,8 @@ class PlanRun {
     if (normal_view) {
       normal.emplace(false);
     }
-    if (plan_.whole_results) {
-      wrap_whole();
+    if (plan_.replicated_results) {
+      wrap_replicated();
     } else {
       wrap_planned();
     }
@@ -133,7 +133,7 @@ class PlanRun {
     }
     const auto call = read_call(
         op_, Arguments(&stack_[first_], op_.schema().arguments().size()));
-    if (detail::finds_cheaper()) {
+    if (detail::is_finding_cheaper()) {
       cheaper_ = cheaper_placements(call);
     }
     for (size_t i = 0, next = 0; i < call.tensors.size(); ++i) {
@@ -173,7 +173,7 @@ class PlanRun {
   void move_together() {
     ArgumentReplacer arguments(&stack_[first_]);
     std::vector<RedistributeRun> runs;
-    std::optional<detail::MoveScope> move;
+    std::optional<detail::RedistributeScope> move;
     for (const auto& input : plan_.inputs) {
       if (input.to) {
         const auto tensor = arguments.get(input.argument, input.list_index);
@@ -190,14 +190,14 @@ class PlanRun {
             op_.schema().name());
       }
     }
-    finish_together(runs, op_.schema().name());
+    finish_coalesced(runs, op_.schema().name());
     for (const auto& run : std::ranges::reverse_view(runs)) {
       moved_.push_back(run.result());
     }
   }
 
   void enter_inputs() {
-    if (plan_.moves_together) {
+    if (plan_.is_coalesced) {
       move_together();
     }
     ArgumentReplacer arguments(&stack_[first_]);
@@ -222,14 +222,14 @@ class PlanRun {
   }
 
   at::Tensor moved(const at::Tensor& tensor, const OpPlan::Input& input) {
-    if (plan_.moves_together) {
+    if (plan_.is_coalesced) {
       auto result = std::move(moved_.back());
       moved_.pop_back();
       return result;
     }
     const DTensorSpec from(mesh_, input.from);
     const DTensorSpec to(mesh_, input.to);
-    const detail::MoveScope move(
+    const detail::RedistributeScope move(
         tensor, from, to, /*is_implicit=*/true, cheaper_);
     const auto& local = dtensor_impl(tensor)->local();
     auto result = redistribute_local(
@@ -279,11 +279,11 @@ class PlanRun {
         std::move(local), DTensorSpec(mesh_, spec), sizes, strides);
   }
 
-  void wrap_whole() {
+  void wrap_replicated() {
     wrap_results(stack_, returns_, [&](at::Tensor local) {
       return local.defined() ? wrap(
                                    local,
-                                   plan_.whole_results,
+                                   plan_.replicated_results,
                                    local.sizes(),
                                    local.strides())
                              : local;

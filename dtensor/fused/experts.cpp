@@ -185,7 +185,9 @@ ExpertPlan plan_experts(
   return plan;
 }
 
-void check_weights_lie_well(const at::Tensor& gate_up, const at::Tensor& down) {
+void check_weight_placements(
+    const at::Tensor& gate_up,
+    const at::Tensor& down) {
   const auto& spec = spec_of(gate_up);
   int64_t cuts = 0;
   bool well = spec == spec_of(down);
@@ -336,14 +338,15 @@ at::Tensor experts_of_dtensors(
   const auto x_placed = kernels::place(x, spec);
   const auto gate_up_placed = kernels::place(gate_up, spec);
   const auto down_placed = kernels::place(down, spec);
-  check_weights_lie_well(gate_up_placed, down_placed);
+  check_weight_placements(gate_up_placed, down_placed);
   const auto plan =
       plan_experts(spec_of(gate_up_placed), spec_of(x_placed), x.dim() - 1);
   const auto enter_tokens = [&](const at::Tensor& tensor) {
-    return enter_local(tensor, spec.with(plan.tokens), plan.tokens_grad, name);
+    return to_local_impl(
+        tensor, spec.with(plan.tokens), plan.tokens_grad, name);
   };
   const auto enter_weights = [&](const at::Tensor& tensor) {
-    return enter_local(
+    return to_local_impl(
         tensor, spec.with(plan.weights), plan.weights_grad, name);
   };
   const auto x_local = enter_tokens(x_placed);
@@ -358,7 +361,7 @@ at::Tensor experts_of_dtensors(
       gate_up_local,
       down_local,
       gate_up.size(0));
-  return leave_local(
+  return from_local_impl(
       run_local(operands, plan, gate_up_placed, name).view(x_local.sizes()),
       spec.with(plan.output),
       x.sizes(),
@@ -417,7 +420,7 @@ at::Tensor expert_counts(const at::Tensor& expert_index, int64_t num_experts) {
   auto sizes = expert_index.sizes().slice(0, sample_dims).vec();
   sizes.push_back(num_experts);
   const std::string name = "expert counts";
-  const auto counts = leave_local(
+  const auto counts = from_local_impl(
       count_local(to_local(expert_index), num_experts),
       spec.with(output),
       sizes,

@@ -98,7 +98,7 @@ void turn(
       });
 }
 
-at::Tensor with_whole_rows(const at::Tensor& tensor) {
+at::Tensor with_full_rows(const at::Tensor& tensor) {
   return tensor.size(-1) == 1 || tensor.stride(-1) == 1 ? tensor
                                                         : tensor.contiguous();
 }
@@ -124,13 +124,13 @@ at::Tensor rotary_on_cpu(
   if (x.is_meta() || x.numel() == 0) {
     return output;
   }
-  const auto c = with_whole_rows(cos);
-  const auto s = with_whole_rows(sin);
+  const auto c = with_full_rows(cos);
+  const auto s = with_full_rows(sin);
   // More dims are views of four if x lies without gaps.
-  if (with_whole_rows(output).is_same(output) &&
+  if (with_full_rows(output).is_same(output) &&
       (x.dim() <= 4 || output.is_contiguous())) {
     turn(
-        with_four_dims(with_whole_rows(x)),
+        with_four_dims(with_full_rows(x)),
         c,
         s,
         transposed,
@@ -139,7 +139,7 @@ at::Tensor rotary_on_cpu(
   }
   const auto dense = at::empty(x.sizes(), x.options());
   turn(
-      with_four_dims(with_whole_rows(x)),
+      with_four_dims(with_full_rows(x)),
       c,
       s,
       transposed,

@@ -72,9 +72,9 @@ Gradients composed_backward(
 
 // What the loops walk over: one row of all elements, in pieces, where all
 // tensors lie alike and without gaps, else rows along the last dim.
-class Walk {
+class ElementwiseLayout {
  public:
-  explicit Walk(std::initializer_list<at::Tensor*> inputs) {
+  explicit ElementwiseLayout(std::initializer_list<at::Tensor*> inputs) {
     const auto& first = **inputs.begin();
     flat_ = first.is_non_overlapping_and_dense() &&
             std::ranges::all_of(inputs, [&](const auto* tensor) {
@@ -118,7 +118,7 @@ at::Tensor swiglu_on_cpu(const at::Tensor& gate_, const at::Tensor& up_) {
   }
   auto gate = gate_;
   auto up = up_;
-  const Walk walk({&gate, &up});
+  const ElementwiseLayout walk({&gate, &up});
   auto output = walk.make_output(gate);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, gate.scalar_type(), "swiglu", [&] {
@@ -147,7 +147,7 @@ Gradients swiglu_on_cpu_backward(
   auto gate = gate_;
   auto up = up_;
   auto grad = grad_;
-  const Walk walk({&gate, &up, &grad});
+  const ElementwiseLayout walk({&gate, &up, &grad});
   auto gate_grad = walk.make_output(gate);
   auto up_grad = walk.make_output(gate);
   AT_DISPATCH_FLOATING_TYPES_AND2(

@@ -340,7 +340,7 @@ bool run_deferred(const OpCall& call, torch::jit::Stack& stack) {
       auto* deferred = dtensor_impl(each.tensor);
       if (deferred && deferred->deferred) {
         if (deferred->spec().mesh_ndim() != 0) {
-          require_values(each.tensor, call.name());
+          check_materialized(each.tensor, call.name());
         }
         flush(*deferred, call);
       }
@@ -433,7 +433,7 @@ void materialize_tensor(
     }
     impl->move_local(std::move(local));
   }
-  keep_gradient_placed(tensor);
+  match_gradient_placement(tensor);
 }
 
 void materialize(

@@ -61,14 +61,14 @@ at::Tensor build(
   auto local = make(local_sizes(print.whole, print.sizes), options);
   local = redistribute_local(
       local, print.sizes, print.whole, print.target, print.op);
-  auto result = leave_local(
+  auto result = from_local_impl(
       local,
       print.target,
       print.sizes,
       row_major_strides(print.sizes),
       print.op);
   result.set_requires_grad(print.options.requires_grad());
-  keep_gradient_placed(result);
+  match_gradient_placement(result);
   return result;
 }
 
@@ -94,7 +94,7 @@ at::Tensor fill_random(
   fill(whole);
   auto result = redistribute(whole, print.target.placements());
   result.set_requires_grad(print.options.requires_grad());
-  keep_gradient_placed(result);
+  match_gradient_placement(result);
   return result;
 }
 

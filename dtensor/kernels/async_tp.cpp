@@ -9,7 +9,7 @@ namespace {
 
 struct AsyncTpChoice {
   AsyncTp mode = AsyncTp::kAuto;
-  std::optional<AsyncTpPrices> prices;
+  std::optional<AsyncTpCosts> costs;
 };
 
 // Of a root mesh.
@@ -29,15 +29,15 @@ class AsyncTpState {
   AsyncTpChoice choice_;
 };
 
-AsyncTpPrices prices_of(
+AsyncTpCosts costs_of(
     const mesh::DeviceMesh& mesh,
     const AsyncTpChoice& choice) {
-  return choice.prices ? *choice.prices
-                       : default_async_tp_prices(mesh.world().backend());
+  return choice.costs ? *choice.costs
+                      : default_async_tp_costs(mesh.world().backend());
 }
 
 // Of a message of a `parts`th of the rows.
-double part_us(const MovedProduct& product, int64_t parts) {
+double part_us(const CommMatmul& product, int64_t parts) {
   return step_us(
       product.kind,
       product.ranks,
@@ -46,8 +46,8 @@ double part_us(const MovedProduct& product, int64_t parts) {
 }
 
 // The rank's own rows need no message; those of a part come after its own.
-double gather_beside_us(
-    const MovedProduct& product,
+double overlapped_gather_us(
+    const CommMatmul& product,
     int64_t parts,
     double product_us) {
   const double own = product_us / static_cast<double>(product.ranks);
@@ -61,8 +61,8 @@ double gather_beside_us(
 }
 
 // A part's message follows its product and the message before.
-double scatter_beside_us(
-    const MovedProduct& product,
+double overlapped_scatter_us(
+    const CommMatmul& product,
     int64_t parts,
     double product_us) {
   const double piece = product_us / static_cast<double>(parts);
@@ -77,11 +77,11 @@ double scatter_beside_us(
 // What cutting has to save before kAuto does it: prices are rough.
 constexpr double kWorthwhile = 0.97;
 // A product that is cut finer loses more than its messages save.
-constexpr int64_t kMostParts = 8;
+constexpr int64_t kMaxParts = 8;
 
 } // namespace
 
-AsyncTpPrices default_async_tp_prices(std::string_view backend) {
+AsyncTpCosts default_async_tp_costs(std::string_view backend) {
   if (backend == "nccl") {
     return {.tflops = 400, .overlap = 1};
   }
@@ -95,57 +95,57 @@ void set_async_tp(const mesh::DeviceMesh& mesh, AsyncTp mode) {
 void set_async_tp(
     const mesh::DeviceMesh& mesh,
     AsyncTp mode,
-    const AsyncTpPrices& prices) {
-  mesh.root().extension<AsyncTpState>().set({mode, prices});
+    const AsyncTpCosts& costs) {
+  mesh.root().extension<AsyncTpState>().set({mode, costs});
 }
 
 AsyncTp async_tp(const mesh::DeviceMesh& mesh) {
   const auto choice = mesh.root().extension<AsyncTpState>().get();
   // Never run on GPUs so far: there it has to be asked for.
-  return choice.mode == AsyncTp::kAuto && !choice.prices &&
+  return choice.mode == AsyncTp::kAuto && !choice.costs &&
                  mesh.world().device().is_cuda()
              ? AsyncTp::kOff
              : choice.mode;
 }
 
-double moved_product_us(
-    const MovedProduct& product,
+double comm_matmul_us(
+    const CommMatmul& product,
     int64_t parts,
-    const AsyncTpPrices& prices) {
-  const double product_us = product.flops / (prices.tflops * 1e6);
+    const AsyncTpCosts& costs) {
+  const double product_us = product.flops / (costs.tflops * 1e6);
   const double behind = part_us(product, 1) + product_us;
   if (parts == 0) {
     return behind;
   }
   const double beside = product.kind == StepKind::kAllGather
-                            ? gather_beside_us(product, parts, product_us)
-                            : scatter_beside_us(product, parts, product_us);
+                            ? overlapped_gather_us(product, parts, product_us)
+                            : overlapped_scatter_us(product, parts, product_us);
   const double more_messages =
       static_cast<double>(parts) * part_us(product, parts) -
       part_us(product, 1);
-  return prices.overlap * beside +
-         (1 - prices.overlap) * (behind + more_messages);
+  return costs.overlap * beside +
+         (1 - costs.overlap) * (behind + more_messages);
 }
 
-int64_t choose_parts(
+int64_t choose_num_chunks(
     const mesh::DeviceMesh& mesh,
-    const MovedProduct& product,
+    const CommMatmul& product,
     int64_t most) {
   const auto choice = mesh.root().extension<AsyncTpState>().get();
   if (choice.mode == AsyncTp::kOff) {
     return 0;
   }
   const bool forced = choice.mode == AsyncTp::kOn;
-  auto prices = prices_of(mesh, choice);
+  auto costs = costs_of(mesh, choice);
   if (forced) {
-    prices.overlap = 1;
+    costs.overlap = 1;
   }
   // One part of a product cannot run beside its own message.
   const int64_t least = product.kind == StepKind::kAllGather ? 1 : 2;
   int64_t best = 0;
-  double best_us = kWorthwhile * moved_product_us(product, 0, prices);
-  for (int64_t parts = least; parts <= std::min(most, kMostParts); parts *= 2) {
-    const double us = moved_product_us(product, parts, prices);
+  double best_us = kWorthwhile * comm_matmul_us(product, 0, costs);
+  for (int64_t parts = least; parts <= std::min(most, kMaxParts); parts *= 2) {
+    const double us = comm_matmul_us(product, parts, costs);
     if ((forced && best == 0) || us < kWorthwhile * best_us) {
       best = parts;
       best_us = us;
@@ -154,10 +154,10 @@ int64_t choose_parts(
   return best;
 }
 
-bool may_cut_products(const mesh::DeviceMesh& mesh) {
+bool may_chunk_matmuls(const mesh::DeviceMesh& mesh) {
   const auto choice = mesh.root().extension<AsyncTpState>().get();
   return choice.mode == AsyncTp::kOn ||
-         (choice.mode == AsyncTp::kAuto && prices_of(mesh, choice).overlap > 0);
+         (choice.mode == AsyncTp::kAuto && costs_of(mesh, choice).overlap > 0);
 }
 
 } // namespace weft::dtensor

@@ -15,11 +15,11 @@ namespace weft::dtensor {
 // reverse. Two things hide these messages behind arithmetic:
 //  - Backward, the gradients of the weights that share a gathered input come
 //    after the reduction of its gradient has been started, and before it is
-//    waited for. Costs nothing: see Note [Late nodes].
+//    waited for. Costs nothing: see Note [Deferred weight gradients].
 //  - A gather and the product that needs it, a product and the reduce_scatter
 //    that takes it (and backward the gather of that one's gradient), are cut
 //    into parts of rows: while one travels, others are multiplied. Costs more
-//    messages and smaller products: see Note [Products in parts].
+//    messages and smaller products: see Note [Chunked matmul].
 
 /// Whether the collectives of tensor-parallel layers overlap with arithmetic.
 enum class AsyncTp {
@@ -32,7 +32,7 @@ enum class AsyncTp {
 };
 
 /// What kAuto weighs. The same on all ranks, so that they cut alike.
-struct AsyncTpPrices {
+struct AsyncTpCosts {
   /// 1e12 floating-point operations a second of one rank's products.
   double tflops = 0;
   /// The share of a message's time that arithmetic can hide: 0 where the cores
@@ -42,7 +42,7 @@ struct AsyncTpPrices {
 
 /// Of a World's backend ("nccl", "cpu", "fake"), as default_link_cost(): not
 /// measured.
-AsyncTpPrices default_async_tp_prices(std::string_view backend);
+AsyncTpCosts default_async_tp_costs(std::string_view backend);
 
 /// From now on for all meshes with `mesh`'s root. To be called on all ranks
 /// with one value, between steps: the graph remembers.
@@ -55,11 +55,11 @@ void set_async_tp(const mesh::DeviceMesh& mesh, AsyncTp mode);
 void set_async_tp(
     const mesh::DeviceMesh& mesh,
     AsyncTp mode,
-    const AsyncTpPrices& prices);
+    const AsyncTpCosts& costs);
 AsyncTp async_tp(const mesh::DeviceMesh& mesh);
 
 /// A product whose rows are gathered before, or reduced and scattered after.
-struct MovedProduct {
+struct CommMatmul {
   /// kAllGather or kReduceScatter, over `ranks` ranks.
   StepKind kind = StepKind::kAllGather;
   int64_t ranks = 1;
@@ -72,19 +72,19 @@ struct MovedProduct {
 
 /// Microseconds of both, one after the other if `parts` is 0, else in so many
 /// messages with parts of the product beside them.
-double moved_product_us(
-    const MovedProduct& product,
+double comm_matmul_us(
+    const CommMatmul& product,
     int64_t parts,
-    const AsyncTpPrices& prices);
+    const AsyncTpCosts& costs);
 
 /// In how many messages the rows of `product` are to travel beside it; 0: in
 /// one, before or after it. At most `most`, which is 1 or more.
-int64_t choose_parts(
+int64_t choose_num_chunks(
     const mesh::DeviceMesh& mesh,
-    const MovedProduct& product,
+    const CommMatmul& product,
     int64_t most);
 
-/// Whether choose_parts() may say anything but 0 on this mesh. Cheap.
-bool may_cut_products(const mesh::DeviceMesh& mesh);
+/// Whether choose_num_chunks() may say anything but 0 on this mesh. Cheap.
+bool may_chunk_matmuls(const mesh::DeviceMesh& mesh);
 
 } // namespace weft::dtensor

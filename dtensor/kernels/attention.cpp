@@ -31,7 +31,7 @@ int64_t aligned_dim(const at::Tensor& tensor, int64_t dim, int64_t ndim) {
 
 // Whether `other` has the query's dim `dim` in parts that belong to the
 // query's, or only once for all of them, or whole groups of heads.
-bool goes_along(
+bool is_sharded_with(
     const at::Tensor& query,
     const at::Tensor& other,
     const Placement& cut) {
@@ -54,7 +54,7 @@ Placement cut_of_query(
   }
   const bool is_sequence = cut.tensor_dim() == q.dim() - 2;
   const bool fits =
-      is_sequence || (goes_along(q, k, cut) && goes_along(q, v, cut));
+      is_sequence || (is_sharded_with(q, k, cut) && is_sharded_with(q, v, cut));
   return fits ? cut : Replicate();
 }
 
@@ -173,7 +173,7 @@ void enter_mask(Attention& attention, const std::optional<at::Tensor>& mask) {
   if (mask && mask->defined()) {
     const auto placed = place(*mask, spec);
     const auto entering = beside_query(spec, attention.q, placed, true);
-    attention.mask = enter_local(
+    attention.mask = to_local_impl(
         placed, spec.with(entering.placements), entering.grad, kAttentionName);
     return;
   }
@@ -206,13 +206,13 @@ Attention enter_attention(
   }
   result.spec = common.with(placements);
   result.q_local =
-      enter_local(result.q, result.spec, placements, kAttentionName);
+      to_local_impl(result.q, result.spec, placements, kAttentionName);
   const auto enter = [&](const at::Tensor& tensor) {
     const bool whole_heads = has_groups(result.q, tensor) &&
                              !groups_lie_alike(result.spec, result.q, tensor);
     const auto entering =
         beside_query(result.spec, result.q, tensor, false, whole_heads);
-    const auto local = enter_local(
+    const auto local = to_local_impl(
         tensor,
         common.with(entering.placements),
         entering.grad,
@@ -319,7 +319,7 @@ at::Tensor scaled_dot_product_attention(
   const auto local = attend(attention, dropout_p, scale, enable_gqa);
   auto sizes = attention.q.sizes().vec();
   sizes.back() = attention.v.size(-1);
-  return leave_local(
+  return from_local_impl(
       local,
       attention.spec,
       sizes,

@@ -114,8 +114,8 @@ void cast_below(
   if (impl && result && impl->parameter_info && !result->parameter_info) {
     // Where its gradient goes is for the parameter alone.
     auto info = std::make_shared<ParameterInfo>(*impl->parameter_info);
-    info->gradient_reduced_elsewhere = false;
-    info->gradient_kept_placed = false;
+    info->gradient_reduced_by_ddp = false;
+    info->matches_gradient_placement = false;
     result->parameter_info = std::move(info);
   }
 }

@@ -32,13 +32,13 @@ std::optional<int64_t> only_difference(
 std::optional<RowRanges>
 rows_of_ranks(const DTensorSpec& cut, int64_t i, c10::IntArrayRef sizes) {
   const int64_t dim = cut.placement(i).tensor_dim();
-  const auto cuts = cuts_of(cut.placements(), cut.mesh().shape(), dim);
+  const auto cuts = dim_shards(cut.placements(), cut.mesh().shape(), dim);
   if (cuts.size() != 1 || cuts[0].split_factor > 1) {
     return std::nullopt;
   }
   RowRanges rows;
   for (int64_t rank = 0; rank < cut.mesh().size(i); ++rank) {
-    rows.push_back(cut_ranges(cuts[0], sizes[dim], rank)[0]);
+    rows.push_back(shard_rows(cuts[0], sizes[dim], rank)[0]);
   }
   return rows;
 }
@@ -54,7 +54,7 @@ std::vector<int64_t> sizes_here(
   }
   std::vector<int64_t> here;
   for (size_t d = 0; d < sizes.size(); ++d) {
-    const auto cuts = cuts_of(
+    const auto cuts = dim_shards(
         spec.placements(), spec.mesh().shape(), static_cast<int64_t>(d));
     here.push_back(row_count(rows_at(cuts, sizes[d], coordinate)));
   }
@@ -103,14 +103,14 @@ void multiply(
 }
 
 // One part of a gather on its way.
-struct ArrivingPart {
+struct IncomingChunk {
   mesh::Work work;
   /// By rank.
   std::vector<at::Tensor> pieces;
 };
 
-ArrivingPart send_part(
-    const RowParts& rows,
+IncomingChunk send_part(
+    const RowChunks& rows,
     const at::Tensor& local,
     int64_t part,
     std::string_view name) {
@@ -122,7 +122,7 @@ ArrivingPart send_part(
           rows.dim,
           {own.begin - rows.rows[group.rank()].begin, own.length})
           .contiguous();
-  ArrivingPart arriving;
+  IncomingChunk arriving;
   if (rows.is_even()) {
     auto sizes = input.sizes().vec();
     sizes.insert(sizes.begin(), group.size());
@@ -141,14 +141,14 @@ ArrivingPart send_part(
 }
 
 // One part of a reduce_scatter on its way.
-struct LeavingPart {
+struct OutgoingChunk {
   mesh::Work work;
   at::Tensor received;
   at::Tensor target;
 };
 
-LeavingPart multiply_and_send(
-    const RowParts& rows,
+OutgoingChunk matmul_and_send(
+    const RowChunks& rows,
     const at::Tensor& x,
     const at::Tensor& matrix,
     const at::Tensor& result,
@@ -164,7 +164,7 @@ LeavingPart multiply_and_send(
       at::empty({packed.size(0), matrix.size(1)}, result.options());
   multiply(buffer, packed, matrix, {});
   const auto own = rows.piece(group.rank(), part);
-  LeavingPart leaving;
+  OutgoingChunk leaving;
   leaving.target = take_rows(
       result,
       rows.dim,
@@ -191,21 +191,21 @@ LeavingPart multiply_and_send(
 
 } // namespace
 
-RowRange RowParts::piece(int64_t rank, int64_t part) const {
+RowRange RowChunks::piece(int64_t rank, int64_t part) const {
   const auto& own = rows[rank];
   const int64_t begin = own.length * part / parts;
   const int64_t end = own.length * (part + 1) / parts;
   return {own.begin + begin, end - begin};
 }
 
-bool RowParts::is_even() const {
+bool RowChunks::is_even() const {
   return std::ranges::all_of(
       rows, [&](const auto& row) { return row.length == rows[0].length; });
 }
 
-std::optional<RowParts> rows_in_parts(const RowMove& move) {
+std::optional<RowChunks> plan_row_chunks(const RowComm& move) {
   const auto& mesh = move.cut.mesh();
-  if (!may_cut_products(mesh)) {
+  if (!may_chunk_matmuls(mesh)) {
     return std::nullopt;
   }
   const auto i = only_difference(move.cut, move.together);
@@ -226,7 +226,7 @@ std::optional<RowParts> rows_in_parts(const RowMove& move) {
   }
   const auto fewest = std::ranges::min(
       *rows, {}, [](const auto& range) { return range.length; });
-  RowParts result{
+  RowChunks result{
       .group = mesh.group(*i),
       .dim = from.tensor_dim(),
       .whole = sizes_here(move.together, move.sizes),
@@ -235,7 +235,7 @@ std::optional<RowParts> rows_in_parts(const RowMove& move) {
   for (const int64_t size : result.whole) {
     elements *= static_cast<double>(size);
   }
-  result.parts = choose_parts(
+  result.parts = choose_num_chunks(
       mesh,
       {.kind = gathers ? StepKind::kAllGather : StepKind::kReduceScatter,
        .ranks = mesh.size(*i),
@@ -247,18 +247,18 @@ std::optional<RowParts> rows_in_parts(const RowMove& move) {
   return result.parts > 0 ? std::optional(std::move(result)) : std::nullopt;
 }
 
-GatheredProduct gather_and_multiply(
-    const RowParts& rows,
+AllGatherMatmulResult all_gather_matmul(
+    const RowChunks& rows,
     const at::Tensor& local,
     const at::Tensor& matrix,
     const at::Tensor& bias,
     std::string_view name) {
-  std::vector<ArrivingPart> arriving;
+  std::vector<IncomingChunk> arriving;
   for (int64_t part = 0; part < rows.parts; ++part) {
     arriving.push_back(send_part(rows, local, part, name));
   }
   auto sizes = rows.whole;
-  GatheredProduct result{
+  AllGatherMatmulResult result{
       .whole = at::empty(sizes, local.options()), .product = {}};
   sizes.back() = matrix.size(1);
   result.product = at::empty(sizes, local.options());
@@ -281,15 +281,15 @@ GatheredProduct gather_and_multiply(
   return result;
 }
 
-void multiply_and_scatter(
-    const RowParts& rows,
+void matmul_reduce_scatter(
+    const RowChunks& rows,
     const at::Tensor& x,
     const at::Tensor& matrix,
     const at::Tensor& result,
     std::string_view name) {
-  std::vector<LeavingPart> leaving;
+  std::vector<OutgoingChunk> leaving;
   for (int64_t part = 0; part < rows.parts; ++part) {
-    leaving.push_back(multiply_and_send(rows, x, matrix, result, part, name));
+    leaving.push_back(matmul_and_send(rows, x, matrix, result, part, name));
   }
   for (auto& part : leaving) {
     part.work.wait();

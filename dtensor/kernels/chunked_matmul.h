@@ -13,8 +13,8 @@
 
 namespace weft::dtensor::kernels {
 
-// Note [Products in parts]
-// ~~~~~~~~~~~~~~~~~~~~~~~~
+// Note [Chunked matmul]
+// ~~~~~~~~~~~~~~~~~~~~~
 // A product x M of rows that one mesh dim cuts, where each rank gathers all
 // rows of x before, or all ranks' products are summed and cut after. Part j of
 // a gather brings the j-th piece of every rank's rows, and of a reduce_scatter
@@ -29,7 +29,7 @@ namespace weft::dtensor::kernels {
 // float32 the same bits were seen where a part has a multiple of 16 rows.)
 
 /// How the rows of a product travel.
-struct RowParts {
+struct RowChunks {
   mesh::Communicator group;
   /// The tensor dim that is cut.
   int64_t dim = 0;
@@ -51,25 +51,25 @@ struct RowParts {
 /// in one message. The same on all ranks.
 /// Shapes: `sizes` are those of the tensor that moves; `other` is the length of
 /// the last dim on the product's other side, over all ranks.
-struct RowMove {
+struct RowComm {
   const DTensorSpec& cut;
   const DTensorSpec& together;
   c10::IntArrayRef sizes;
   c10::ScalarType dtype;
   int64_t other = 1;
 };
-std::optional<RowParts> rows_in_parts(const RowMove& move);
+std::optional<RowChunks> plan_row_chunks(const RowComm& move);
 
 /// Gathers the rows of x and multiplies them. Below autograd.
 /// Shapes: `local`: this rank's rows of x [.., rows, .., K]; `matrix` [K, N];
 /// `bias` [N] or undefined. Results: x with all rows, and x M + b.
 /// Collective: the group's ranks; blocks.
-struct GatheredProduct {
+struct AllGatherMatmulResult {
   at::Tensor whole;
   at::Tensor product;
 };
-GatheredProduct gather_and_multiply(
-    const RowParts& rows,
+AllGatherMatmulResult all_gather_matmul(
+    const RowChunks& rows,
     const at::Tensor& local,
     const at::Tensor& matrix,
     const at::Tensor& bias,
@@ -80,8 +80,8 @@ GatheredProduct gather_and_multiply(
 /// Shapes: `x` [.., all rows, .., K]; `matrix` [K, N]; `result` [.., this
 /// rank's rows, .., N], which is written. Collective: the group's ranks;
 /// blocks.
-void multiply_and_scatter(
-    const RowParts& rows,
+void matmul_reduce_scatter(
+    const RowChunks& rows,
     const at::Tensor& x,
     const at::Tensor& matrix,
     const at::Tensor& result,

@@ -223,7 +223,8 @@ LossInputs enter_loss(
     const CrossEntropyOptions& options,
     const LossLayout& layout) {
   const auto enter = [](const at::Tensor& tensor, const DTensorSpec& spec) {
-    return enter_local(place(tensor, spec), spec, spec.placements(), kLossName);
+    return to_local_impl(
+        place(tensor, spec), spec, spec.placements(), kLossName);
   };
   LossInputs inputs;
   inputs.target =
@@ -237,7 +238,7 @@ LossInputs enter_loss(
           layout.rows.placement(i).is_shard() ? Partial()
                                               : layout.weight.placement(i));
     }
-    inputs.weight = enter_local(
+    inputs.weight = to_local_impl(
         place(options.weight, layout.weight), layout.weight, grad, kLossName);
   }
   inputs.part = {
@@ -263,10 +264,10 @@ at::Tensor mean_over_ranks(
   const auto whole = pending.without_partial();
   const auto count = static_cast<int64_t>(sums.size());
   const auto all =
-      leave_local(at::stack(sums), pending, {count}, {1}, kLossName);
+      from_local_impl(at::stack(sums), pending, {count}, {1}, kLossName);
   const auto added =
-      enter_local(all, whole, whole.placements(), kLossName, {.asked = true});
-  return leave_local(quotient(added.unbind()), whole, {}, {}, kLossName);
+      to_local_impl(all, whole, whole.placements(), kLossName, {.asked = true});
+  return from_local_impl(quotient(added.unbind()), whole, {}, {}, kLossName);
 }
 
 at::Tensor distributed_loss(
@@ -278,11 +279,11 @@ at::Tensor distributed_loss(
   const auto& rows = layout.rows;
   if (options.reduction == at::Reduction::None) {
     const auto sizes = sizes_of_rows(x);
-    return leave_local(
+    return from_local_impl(
         terms(inputs)[0], rows, sizes, row_major_strides(sizes), kLossName);
   }
   if (!rows.has_shard() && !inputs.needs_own && x.numel() != 0) {
-    return leave_local(
+    return from_local_impl(
         call_libtorch(inputs, options.reduction), rows, {}, {}, kLossName);
   }
   Placements placements;
@@ -296,7 +297,7 @@ at::Tensor distributed_loss(
   }
   const auto local =
       options.reduction == at::Reduction::Mean ? quotient(sums) : sums[0];
-  return leave_local(local, spec, {}, {}, kLossName);
+  return from_local_impl(local, spec, {}, {}, kLossName);
 }
 
 at::Tensor plain_loss(

@@ -173,7 +173,7 @@ at::Tensor rrelu_with_noise(
     const at::Scalar& upper,
     bool training,
     std::optional<at::Generator> generator) {
-  refuse_generator("rrelu_with_noise", generator);
+  check_no_generator("rrelu_with_noise", generator);
   const at::AutoDispatchBelowADInplaceOrView below;
   const double a = lower.toDouble();
   const double b = upper.toDouble();

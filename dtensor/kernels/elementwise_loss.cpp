@@ -15,7 +15,7 @@ using Stack = torch::jit::Stack;
 
 // No loss may wait for its inputs' reductions, and autograd's formulas write to
 // tensors made of them.
-void reduce_pending(Stack& stack, size_t first, std::string_view op) {
+void reduce_partials(Stack& stack, size_t first, std::string_view op) {
   for (size_t i = first; i < stack.size(); ++i) {
     auto& argument = stack[i];
     const auto* impl =
@@ -37,7 +37,7 @@ void mean_of_elements(
   const auto index = schema.argumentIndexWithName("reduction");
   TORCH_INTERNAL_ASSERT(index, schema.name(), " has no reduction");
   const size_t first = stack->size() - schema.arguments().size();
-  reduce_pending(*stack, first, schema.name());
+  reduce_partials(*stack, first, schema.name());
   auto& reduction = (*stack)[first + static_cast<size_t>(*index)];
   if (reduction.toInt() != at::Reduction::Mean) {
     // Libtorch's own kernel, which this one stands before.

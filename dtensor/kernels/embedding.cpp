@@ -107,8 +107,8 @@ at::Tensor embedding(
       plan_embedding(spec_of(w).placements(), spec_of(i).placements(), i.dim());
 
   const auto w_local =
-      enter_local(w, spec.with(plan.weight), plan.weight_grad, name);
-  const auto i_local = enter_local(
+      to_local_impl(w, spec.with(plan.weight), plan.weight_grad, name);
+  const auto i_local = to_local_impl(
       i,
       spec.with(plan.indices),
       plan.indices,
@@ -126,8 +126,8 @@ at::Tensor embedding(
   }
   auto sizes = i.sizes().vec();
   sizes.push_back(w.size(1));
-  auto output =
-      leave_local(local, output_spec, sizes, row_major_strides(sizes), name);
+  auto output = from_local_impl(
+      local, output_spec, sizes, row_major_strides(sizes), name);
   if (layout.output) {
     Placements target;
     for (const auto& placement : *layout.output) {

@@ -135,12 +135,12 @@ Placements bags_of(const Placements& output) {
   return placements;
 }
 
-struct Looked {
+struct LookupResult {
   at::Tensor output;
   at::Tensor largest;
 };
 
-Looked look_up(
+LookupResult look_up(
     const at::Tensor& weight,
     const Bags& bags,
     bool scale_grad_by_freq,
@@ -159,7 +159,7 @@ Looked look_up(
   return {output.contiguous(), largest.contiguous()};
 }
 
-Looked look_up_part(
+LookupResult look_up_part(
     const at::Tensor& weight,
     const Bags& bags,
     int64_t begin,
@@ -214,7 +214,8 @@ Share enter_bags(
       !counts);
   const Placements whole(spec.mesh_ndim(), Replicate());
   const auto enter = [&](const at::Tensor& tensor, const Placements& grad) {
-    return enter_local(place(tensor, spec), spec.with(whole), grad, share.name);
+    return to_local_impl(
+        place(tensor, spec), spec.with(whole), grad, share.name);
   };
   std::optional<at::Tensor> samples;
   if (per_sample_weights && per_sample_weights->defined()) {
@@ -237,7 +238,7 @@ Share enter_bags(
       local_box(share.bag_spec, share.sizes));
   share.rows = spec.with(plan.weight);
   share.first_row = local_box(share.rows, w.sizes()).offset[0];
-  share.weight = enter_local(w, share.rows, plan.weight_grad, share.name);
+  share.weight = to_local_impl(w, share.rows, plan.weight_grad, share.name);
   return share;
 }
 
@@ -273,7 +274,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> embedding_bag(
   const auto leave = [&](const at::Tensor& local,
                          const DTensorSpec& where,
                          const std::vector<int64_t>& to) {
-    return leave_local(local, where, to, row_major_strides(to), share.name);
+    return from_local_impl(local, where, to, row_major_strides(to), share.name);
   };
   // libtorch, too, leaves what it did not need empty.
   const auto none = leave(

@@ -67,7 +67,7 @@ at::Tensor linalg_matrix_exp(const at::Tensor& self) {
 // The gradients of factorizations write to diagonals of what they saved, which
 // cannot be done where a matrix is cut, or pending: those are brought together
 // before autograd saves them. Batches stay cut.
-at::Tensor with_whole_matrices(const at::Tensor& tensor) {
+at::Tensor with_full_matrices(const at::Tensor& tensor) {
   const auto* impl = dtensor_impl(tensor);
   if (!impl) {
     return tensor;
@@ -81,7 +81,7 @@ at::Tensor with_whole_matrices(const at::Tensor& tensor) {
   return redistribute_to(tensor, impl->spec().with(placements), "linalg");
 }
 
-void on_whole_matrices(
+void on_full_matrices(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
@@ -89,7 +89,7 @@ void on_whole_matrices(
   for (size_t i = stack->size() - count; i < stack->size(); ++i) {
     auto& value = (*stack)[i];
     if (value.isTensor()) {
-      value = with_whole_matrices(value.toTensor());
+      value = with_full_matrices(value.toTensor());
     }
   }
   // Autograd's own kernel is the same at every autograd key.
@@ -123,7 +123,7 @@ std::set<std::string> register_gradients(
         "linalg_qr",
         "ormqr"}) {
     above.impl(
-        name, torch::CppFunction::makeFromBoxedFunction<&on_whole_matrices>());
+        name, torch::CppFunction::makeFromBoxedFunction<&on_full_matrices>());
   }
   return names;
 }

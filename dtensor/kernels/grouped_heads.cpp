@@ -22,7 +22,7 @@ bool groups_lie_alike(
     const DTensorSpec& spec,
     const at::Tensor& q,
     const at::Tensor& other) {
-  const auto cuts = cuts_of(
+  const auto cuts = dim_shards(
       spec.placements(), spec.mesh().shape(), q.dim() - 3, /*all_sizes=*/true);
   const int64_t heads = q.size(-3);
   const int64_t groups = other.size(-3);

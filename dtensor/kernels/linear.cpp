@@ -132,7 +132,7 @@ c10::DimVector output_sizes(const at::Tensor& input, const at::Tensor& weight) {
   return sizes;
 }
 
-bool lies_ready(const at::Tensor& tensor, LinearPlan::Entry want) {
+bool is_placed_as(const at::Tensor& tensor, LinearPlan::Entry want) {
   const auto* impl = dtensor_impl(tensor);
   return impl->spec().id() == want && !impl->deferred && !impl->copied_view &&
          impl->is_contiguous() && impl->local().is_contiguous();
@@ -158,8 +158,8 @@ struct LinearCall {
   }
   /// Weight and bias lie as they are wanted.
   bool is_in_place() const {
-    return lies_ready(w, plan.weight) &&
-           (!inside.defined() || lies_ready(inside, plan.bias));
+    return is_placed_as(w, plan.weight) &&
+           (!inside.defined() || is_placed_as(inside, plan.bias));
   }
 };
 
@@ -213,7 +213,7 @@ at::Tensor linear_scattered(
     const LinearCall& call,
     const at::Tensor& x,
     const DTensorSpec& to) {
-  const auto rows = rows_in_parts(
+  const auto rows = plan_row_chunks(
       {.cut = to,
        .together = call.at(call.plan.output),
        .sizes = call.sizes,
@@ -231,9 +231,9 @@ at::Tensor linear_scattered(
     const auto result = at::empty(sizes, local.options());
     output =
         make_dtensor(result, to, call.sizes, row_major_strides(call.sizes));
-    const detail::MoveScope move(
+    const detail::RedistributeScope move(
         output, call.at(call.plan.output), to, /*is_implicit=*/false);
-    multiply_and_scatter(*rows, local, call.w_local().t(), result, call.name);
+    matmul_reduce_scatter(*rows, local, call.w_local().t(), result, call.name);
   }
   return finish_in_place(call, x, std::move(output), /*is_scattered=*/true);
 }
@@ -243,8 +243,8 @@ at::Tensor enter_as(
     const LinearCall& call,
     LinearPlan::Entry want,
     LinearPlan::Entry grad,
-    const EnterOptions& options = {}) {
-  return enter_local(
+    const ToLocalImplOptions& options = {}) {
+  return to_local_impl(
       tensor, call.at(want), call.at(grad).placements(), call.name, options);
 }
 
@@ -258,11 +258,11 @@ struct EnteredInput {
 EnteredInput
 enter_input(const LinearCall& call, const at::Tensor& x, bool asked) {
   EnteredInput entered;
-  EnterOptions options{
+  ToLocalImplOptions options{
       .asked = asked,
       .in_two_steps = async_tp(call.spec.mesh()) != AsyncTp::kOff};
   if (call.is_in_place()) {
-    const auto rows = rows_in_parts(
+    const auto rows = plan_row_chunks(
         {.cut = spec_of(x),
          .together = call.at(call.plan.input),
          .sizes = x.sizes(),
@@ -270,7 +270,7 @@ enter_input(const LinearCall& call, const at::Tensor& x, bool asked) {
          .other = call.w.size(0)});
     if (rows) {
       options.move = [&, rows] {
-        auto moved = gather_and_multiply(
+        auto moved = all_gather_matmul(
             *rows,
             dtensor_impl(x)->local(),
             call.w_local().t(),
@@ -294,7 +294,7 @@ at::Tensor linear_region(const LinearCall& call, const at::Tensor& x_local) {
   if (call.inside.defined()) {
     b_local = enter_as(call.inside, call, plan.bias, plan.bias_grad);
   }
-  return leave_local(
+  return from_local_impl(
       at::linear(x_local, w_local, b_local),
       call.at(plan.output),
       call.sizes,
@@ -311,7 +311,7 @@ at::Tensor run_linear(
     const std::optional<DTensorSpec>& scatter_to) {
   const bool in_place = call.is_in_place();
   EnteredInput entered;
-  const bool x_ready = in_place && lies_ready(x, call.plan.input);
+  const bool x_ready = in_place && is_placed_as(x, call.plan.input);
   if (!x_ready) {
     entered = enter_input(call, x, asked);
   }

@@ -47,7 +47,7 @@ at::Tensor adapter_output(
       DTensorSpec(mesh, plan.weight).placements(),
       DTensorSpec(mesh, plan.weight_grad).placements());
   const bool drops = adapter.dropout > 0 && adapter.down->is_training();
-  const auto x_local = enter_local(
+  const auto x_local = to_local_impl(
       drops ? at::dropout(x, adapter.dropout, /*train=*/true) : x,
       input,
       DTensorSpec(mesh, plan.input_grad).placements(),
@@ -58,13 +58,14 @@ at::Tensor adapter_output(
   // Under autocast what is computed with has another dtype than parameters.
   const auto dtype = x_local.scalar_type();
   const auto down_local =
-      enter_local(down, input.with(where.down), where.down_grad, "lora_A")
+      to_local_impl(down, input.with(where.down), where.down_grad, "lora_A")
           .to(dtype);
   const auto up_local =
-      enter_local(up, input.with(where.up), where.up_grad, "lora_B").to(dtype);
+      to_local_impl(up, input.with(where.up), where.up_grad, "lora_B")
+          .to(dtype);
   const auto local =
       at::linear(at::linear(x_local, down_local), up_local) * adapter.scale;
-  return leave_local(
+  return from_local_impl(
       local,
       DTensorSpec(mesh, plan.output),
       sizes,

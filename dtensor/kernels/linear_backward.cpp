@@ -66,7 +66,7 @@ struct LinearNode : torch::autograd::Node {
         impl.spec() == together) {
       return std::nullopt;
     }
-    const auto rows = rows_in_parts(
+    const auto rows = plan_row_chunks(
         {.cut = impl.spec(),
          .together = together,
          .sizes = grad.sizes(),
@@ -76,9 +76,9 @@ struct LinearNode : torch::autograd::Node {
       return std::nullopt;
     }
     const at::AutoDispatchBelowADInplaceOrView below;
-    const detail::MoveScope move(
+    const detail::RedistributeScope move(
         grad, impl.spec(), together, /*is_implicit=*/false);
-    auto moved = gather_and_multiply(
+    auto moved = all_gather_matmul(
         *rows, impl.local(), dtensor_impl(w)->local(), {}, label("linear", w));
     return GatheredGradients{
         rows_of(moved.whole), leave_input_gradient(moved.product, x, w)};
@@ -146,7 +146,7 @@ struct LinearNode : torch::autograd::Node {
       return impl->local();
     }
     const auto& mesh = spec_of(w).mesh();
-    return enter_local(
+    return to_local_impl(
         tensor,
         DTensorSpec(mesh, want),
         DTensorSpec(mesh, grad).placements(),
@@ -162,7 +162,8 @@ struct LinearNode : torch::autograd::Node {
       const at::Tensor& w) {
     const DTensorSpec where(spec_of(w).mesh(), spec);
     return at::GradMode::is_enabled()
-               ? leave_local(local, where, sizes, strides, label("linear", w))
+               ? from_local_impl(
+                     local, where, sizes, strides, label("linear", w))
                : make_dtensor(local, where, sizes, strides);
   }
 };
@@ -179,7 +180,7 @@ struct BelowUnlessRecorded {
 };
 
 // The gradients of weight and bias, which nothing waits for: see
-// Note [Late nodes].
+// Note [Deferred weight gradients].
 struct LinearWeightBackward final : LinearNode {
   using LinearNode::LinearNode;
 
@@ -267,8 +268,9 @@ void record_linear(
   auto [pointer, node] = make_node<LinearBackward>();
   save_for_linear(*node, x, w, plan, is_scattered);
   auto edges = torch::autograd::collect_next_edges(x, w, b);
-  const auto turn = edges[1].is_valid() || edges[2].is_valid() ? late_turn_of(x)
-                                                               : std::nullopt;
+  const auto turn = edges[1].is_valid() || edges[2].is_valid()
+                        ? deferred_sequence_nr(x)
+                        : std::nullopt;
   if (turn) {
     auto [late_pointer, late] = make_node<LinearWeightBackward>(*turn);
     save_for_linear(*late, x, w, plan, is_scattered);

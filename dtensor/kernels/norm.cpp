@@ -128,7 +128,7 @@ NormRegion enter_norm(
   region.layout = layout;
   region.name = weight ? label("norm", *weight) : "norm";
   region.output = spec.with(placements);
-  region.input = enter_local(
+  region.input = to_local_impl(
       x,
       *region.output,
       placements,
@@ -136,18 +136,18 @@ NormRegion enter_norm(
       {.asked = layout.input.has_value()});
   if (weight && weight->defined()) {
     region.weight =
-        enter_local(place(*weight, spec), whole, parameter_grad, region.name);
+        to_local_impl(place(*weight, spec), whole, parameter_grad, region.name);
   }
   if (bias && bias->defined()) {
     region.bias =
-        enter_local(place(*bias, spec), whole, parameter_grad, region.name);
+        to_local_impl(place(*bias, spec), whole, parameter_grad, region.name);
   }
   return region;
 }
 
 at::Tensor leave_norm(const at::Tensor& local, const NormRegion& region) {
   const auto& sizes = region.sizes;
-  auto output = leave_local(
+  auto output = from_local_impl(
       local,
       *region.output,
       sizes,

@@ -13,13 +13,14 @@ namespace weft::dtensor::kernels {
 namespace {
 
 // Ops that are seldom large, on whole tensors.
-void run_whole(
+void run_replicated(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
     torch::jit::Stack* stack) {
   RegionDims dims;
-  dims.arguments.assign(op.schema().arguments().size(), RegionDims::kWhole);
-  dims.returns.assign(op.schema().returns().size(), RegionDims::kWhole);
+  dims.arguments.assign(
+      op.schema().arguments().size(), RegionDims::kReplicated);
+  dims.returns.assign(op.schema().returns().size(), RegionDims::kReplicated);
   run_region(op, *stack, dims, op.schema().name());
 }
 
@@ -40,14 +41,14 @@ at::Tensor affine_grid_generator(
     placements.assign(placements.size(), Replicate());
     spec = common.with(placements);
   }
-  const auto local = enter_local(t, spec, placements, name);
+  const auto local = to_local_impl(t, spec, placements, name);
   const auto whole = C10_AS_INTARRAYREF_SLOW(size);
   auto part = whole.vec();
   part.at(0) = local.size(0);
   std::vector<int64_t> sizes{whole[0]};
   sizes.insert(sizes.end(), whole.begin() + 2, whole.end());
   sizes.push_back(static_cast<int64_t>(whole.size()) - 2);
-  return leave_local(
+  return from_local_impl(
       at::affine_grid_generator(local, part, align_corners),
       spec,
       sizes,
@@ -94,7 +95,7 @@ std::set<std::string> register_own_tensors(
         "quantile.scalar"}) {
     for (auto* library : {&above, &below}) {
       library->impl(
-          name, torch::CppFunction::makeFromBoxedFunction<&run_whole>());
+          name, torch::CppFunction::makeFromBoxedFunction<&run_replicated>());
     }
     names.insert(std::string("aten::") + name);
   }

@@ -112,7 +112,7 @@ at::Tensor place(
     return from_local(tensor, like.mesh(), where);
   }
   // Unplaced: whole on every rank, and its gradient is to be so too.
-  return leave_local(
+  return from_local_impl(
       to_local(tensor),
       like.with(Placements(like.mesh_ndim(), Replicate())),
       tensor.sizes(),

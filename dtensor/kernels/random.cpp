@@ -362,7 +362,7 @@ void write_value(const at::Tensor& self, const at::Tensor& value) {
   note_write(self, "random");
 }
 
-void refuse_generator(
+void check_no_generator(
     std::string_view op,
     const std::optional<at::Generator>& generator) {
   TORCH_CHECK_VALUE(
@@ -391,7 +391,7 @@ void random_fill(
     return;
   }
   const auto generator = args.find("generator");
-  refuse_generator(
+  check_no_generator(
       args.op(),
       generator.isNone() ? std::nullopt
                          : std::optional(generator.toGenerator()));

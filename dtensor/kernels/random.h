@@ -66,7 +66,7 @@ at::Tensor draw_dtensor(
 void write_value(const at::Tensor& self, const at::Tensor& value);
 
 /// Throws: c10::ValueError if a generator was passed.
-void refuse_generator(
+void check_no_generator(
     std::string_view op,
     const std::optional<at::Generator>& generator);
 

@@ -31,11 +31,13 @@ enum Argument : size_t {
 RegionDims dims_of(const Stack& stack, size_t first) {
   const bool batched = stack[first + kInput].toTensor().dim() == 3;
   const bool batch_first = stack[first + kBatchFirst].toBool();
-  const int64_t batch = !batched ? RegionDims::kWhole : batch_first ? 0 : 1;
+  const int64_t batch = !batched      ? RegionDims::kReplicated
+                        : batch_first ? 0
+                                      : 1;
   RegionDims dims;
-  dims.arguments.assign(kCount, RegionDims::kWhole);
+  dims.arguments.assign(kCount, RegionDims::kReplicated);
   dims.arguments[kInput] = batch;
-  dims.arguments[kStates] = batched ? 1 : RegionDims::kWhole;
+  dims.arguments[kStates] = batched ? 1 : RegionDims::kReplicated;
   dims.returns = {batch, dims.arguments[kStates], dims.arguments[kStates]};
   dims.made_by_modules = {kStates};
   return dims;
@@ -118,9 +120,9 @@ void recurrent_cell(
     Stack* stack) {
   const size_t count = op.schema().arguments().size();
   const auto& input = (*stack)[stack->size() - count].toTensor();
-  const int64_t batch = input.dim() == 2 ? 0 : RegionDims::kWhole;
+  const int64_t batch = input.dim() == 2 ? 0 : RegionDims::kReplicated;
   RegionDims dims;
-  dims.arguments.assign(count, RegionDims::kWhole);
+  dims.arguments.assign(count, RegionDims::kReplicated);
   dims.arguments[kInput] = batch;
   dims.arguments[kStates] = batch;
   dims.returns.assign(op.schema().returns().size(), batch);

@@ -36,7 +36,7 @@ struct KernelRegion {
   Placements cuts;
 };
 
-Placements cut_along(const Placements& cuts, int64_t dim) {
+Placements sharded_along(const Placements& cuts, int64_t dim) {
   Placements placements;
   for (const auto& cut : cuts) {
     placements.push_back(
@@ -47,7 +47,7 @@ Placements cut_along(const Placements& cuts, int64_t dim) {
 
 // Every sample's gradient of what they share is a term of a sum.
 Placements gradient_along(const Placements& cuts, int64_t dim) {
-  auto placements = cut_along(cuts, dim);
+  auto placements = sharded_along(cuts, dim);
   for (size_t i = 0; i < cuts.size(); ++i) {
     if (cuts[i].is_shard() && dim < 0) {
       placements[i] = Partial();
@@ -61,7 +61,7 @@ KernelRegion find_region(
     const RegionDims& dims) {
   KernelRegion region;
   at::Tensor lead;
-  int64_t lead_dim = RegionDims::kWhole;
+  int64_t lead_dim = RegionDims::kReplicated;
   for (size_t i = 0; i < arguments.size(); ++i) {
     auto value = arguments[i];
     replace_tensors(value, i, [&](size_t, const at::Tensor& tensor) {
@@ -144,9 +144,9 @@ void run_region(
           if (!dims.made_by_modules.contains(argument)) {
             check_operands(name, region.common, {tensor});
           }
-          return enter_local(
+          return to_local_impl(
               place(tensor, region.common),
-              region.common.with(cut_along(region.cuts, dim)),
+              region.common.with(sharded_along(region.cuts, dim)),
               gradient_along(region.cuts, dim),
               name);
         });
@@ -163,9 +163,9 @@ void run_region(
           if (dim >= 0) {
             sizes[dim] = samples;
           }
-          return leave_local(
+          return from_local_impl(
               local.contiguous(),
-              region.common.with(cut_along(region.cuts, dim)),
+              region.common.with(sharded_along(region.cuts, dim)),
               sizes,
               row_major_strides(sizes),
               name);

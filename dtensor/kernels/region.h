@@ -24,9 +24,9 @@ namespace weft::dtensor::kernels {
 // autograd run on those local tensors; and the results are DTensors again.
 
 /// For each argument of an op's schema, and each of its returns, which dim
-/// holds the samples; kWhole for those that every sample needs.
+/// holds the samples; kReplicated for those that every sample needs.
 struct RegionDims {
-  static constexpr int64_t kWhole = -1;
+  static constexpr int64_t kReplicated = -1;
   std::vector<int64_t> arguments;
   std::vector<int64_t> returns;
   /// Arguments that libtorch's modules make themselves, as plain tensors: they

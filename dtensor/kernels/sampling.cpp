@@ -147,7 +147,7 @@ at::Tensor bernoulli_like(
     const at::Tensor& self,
     const at::Tensor& p,
     std::optional<at::Generator> generator) {
-  refuse_generator("bernoulli", generator);
+  check_no_generator("bernoulli", generator);
   require_placed(self, "bernoulli");
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto numbers = draw_dtensor(
@@ -173,7 +173,7 @@ at::Tensor normal_of_both(
     const at::Tensor& mean,
     const at::Tensor& std,
     std::optional<at::Generator> generator) {
-  refuse_generator("normal", generator);
+  check_no_generator("normal", generator);
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto sizes = at::infer_size(mean.sizes(), std.sizes());
   const auto spec = spec_of_result(mean, std, sizes);
@@ -187,7 +187,7 @@ at::Tensor normal_of_mean(
     const at::Tensor& mean,
     double std,
     std::optional<at::Generator> generator) {
-  refuse_generator("normal", generator);
+  check_no_generator("normal", generator);
   require_placed(mean, "normal");
   const at::AutoDispatchBelowADInplaceOrView below;
   TORCH_CHECK_VALUE(std >= 0, "[normal] std >= 0: ", std, ".");
@@ -204,7 +204,7 @@ at::Tensor normal_of_std(
     double mean,
     const at::Tensor& std,
     std::optional<at::Generator> generator) {
-  refuse_generator("normal", generator);
+  check_no_generator("normal", generator);
   require_placed(std, "normal");
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto z = draw_dtensor(
@@ -219,7 +219,7 @@ at::Tensor normal_of_std(
 at::Tensor poisson(
     const at::Tensor& rate,
     std::optional<at::Generator> generator) {
-  refuse_generator("poisson", generator);
+  check_no_generator("poisson", generator);
   require_placed(rate, "poisson");
   return draw_each(rate, "poisson", sample_poisson);
 }
@@ -228,7 +228,7 @@ at::Tensor binomial(
     const at::Tensor& count,
     const at::Tensor& probability,
     std::optional<at::Generator> generator) {
-  refuse_generator("binomial", generator);
+  check_no_generator("binomial", generator);
   require_placed(is_dtensor(count) ? count : probability, "binomial");
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto sizes = at::infer_size(count.sizes(), probability.sizes());
@@ -246,7 +246,7 @@ at::Tensor binomial(
 at::Tensor standard_gamma(
     const at::Tensor& alpha,
     std::optional<at::Generator> generator) {
-  refuse_generator("_standard_gamma", generator);
+  check_no_generator("_standard_gamma", generator);
   require_placed(alpha, "_standard_gamma");
   return draw_each(alpha, "_standard_gamma", sample_gamma);
 }
@@ -254,7 +254,7 @@ at::Tensor standard_gamma(
 at::Tensor sample_dirichlet(
     const at::Tensor& alpha,
     std::optional<at::Generator> generator) {
-  refuse_generator("_sample_dirichlet", generator);
+  check_no_generator("_sample_dirichlet", generator);
   require_placed(alpha, "_sample_dirichlet");
   const at::AutoDispatchBelowADInplaceOrView below;
   auto spec = spec_of(alpha).without_partial();
@@ -275,7 +275,7 @@ at::Tensor multinomial(
     c10::SymInt num_samples,
     bool replacement,
     std::optional<at::Generator> generator) {
-  refuse_generator("multinomial", generator);
+  check_no_generator("multinomial", generator);
   require_placed(weights, "multinomial");
   const at::AutoDispatchBelowADInplaceOrView below;
   const int64_t samples = num_samples.expect_int();

@@ -54,13 +54,13 @@ at::Tensor value_selecting_reduction_backward(
       spec_of(values).has_shard() ? spec_of(values) : spec_of(positions),
       at_dim);
   const auto spec = common.with(placements);
-  const auto v = enter_local(values, spec, placements, name);
-  const auto i = enter_local(positions, spec, placements, name);
+  const auto v = to_local_impl(values, spec, placements, name);
+  const auto i = to_local_impl(positions, spec, placements, name);
   auto local = v.sizes().vec();
   if (ndim > 0) {
     local[at_dim] = sizes[at_dim];
   }
-  return leave_local(
+  return from_local_impl(
       at::zeros(local, v.options()).scatter(at_dim, i, v),
       spec,
       sizes,
@@ -72,7 +72,7 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
   const at::NoGradGuard no_grad;
   const auto classes = class_count(self, num_classes);
   const auto spec = spec_of(self).without_partial();
-  const auto local = enter_local(self, spec, spec.placements(), "one_hot");
+  const auto local = to_local_impl(self, spec, spec.placements(), "one_hot");
   auto sizes = self.sizes().vec();
   sizes.push_back(classes);
   auto local_sizes = local.sizes().vec();
@@ -80,7 +80,7 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
   // Without a look at the values where a rank has none.
   const auto hot = local.numel() == 0 ? at::zeros(local_sizes, local.options())
                                       : at::one_hot(local, classes);
-  return leave_local(hot, spec, sizes, row_major_strides(sizes), "one_hot");
+  return from_local_impl(hot, spec, sizes, row_major_strides(sizes), "one_hot");
 }
 
 } // namespace weft::dtensor::kernels

@@ -136,7 +136,7 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
           const auto& place = *static_cast<Place*>(packed.get());
           return place.run->take(place.index);
         });
-    const WatchRandom watch(starts_);
+    const RandomRecorderGuard watch(starts_);
     return forward_();
   }
 
@@ -229,7 +229,8 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
 
   Forward forward_;
   GeneratorSnapshot generators_;
-  std::shared_ptr<RandomStarts> starts_ = std::make_shared<RandomStarts>();
+  std::shared_ptr<RandomStateRecorder> starts_ =
+      std::make_shared<RandomStateRecorder>();
   ActivationCheckpointOptions options_;
   at::ThreadLocalState state_;
   std::vector<SavedMeta> saved_;

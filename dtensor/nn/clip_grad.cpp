@@ -107,21 +107,22 @@ bool GradNorm::is_finite() const {
   });
 }
 
-double GradNorm::join() const {
-  return join(mesh::DeviceMesh(), at::empty({0}, at::kDouble));
+double GradNorm::all_reduce() const {
+  return all_reduce(mesh::DeviceMesh(), at::empty({0}, at::kDouble));
 }
 
-double GradNorm::join(const mesh::DeviceMesh& line, const at::Tensor& riders)
-    const {
+double GradNorm::all_reduce(
+    const mesh::DeviceMesh& line,
+    const at::Tensor& extra_sums) const {
   const at::NoGradGuard no_grad;
-  bool is_waiting = riders.numel() > 0;
+  bool is_waiting = extra_sums.numel() > 0;
   double total = 0;
   for (const auto& sum : sums_) {
     auto value = at::full({1}, sum.value, at::kDouble);
     const bool rides = is_waiting && sum.cut.size() == 1 &&
                        sum.mesh.group(sum.cut.front()).ranks() == line.ranks();
     if (rides) {
-      value = at::cat({value, riders});
+      value = at::cat({value, extra_sums});
       is_waiting = false;
     }
     for (const int64_t i : sum.cut) {
@@ -133,19 +134,19 @@ double GradNorm::join(const mesh::DeviceMesh& line, const at::Tensor& riders)
     }
     total += value[0].item<double>();
     if (rides) {
-      riders.copy_(value.narrow(0, 1, riders.numel()));
+      extra_sums.copy_(value.narrow(0, 1, extra_sums.numel()));
     }
   }
   if (is_waiting && line.size() > 1) {
     line.group(int64_t{0})
-        .all_reduce(riders, mesh::ReduceOp::kSum, "grad_norm")
+        .all_reduce(extra_sums, mesh::ReduceOp::kSum, "grad_norm")
         .wait();
   }
   return std::sqrt(total);
 }
 
 double grad_norm(const std::vector<at::Tensor>& parameters) {
-  return GradNorm(parameters).join();
+  return GradNorm(parameters).all_reduce();
 }
 
 void clip_grads_with_norm_(

@@ -36,12 +36,14 @@ class GradNorm {
   bool is_finite() const;
 
   /// Collective: as grad_norm().
-  double join() const;
-  /// The same; `riders`, doubles on the CPU, become their sums over the ranks
-  /// of `line`, a mesh of one dim: in the norm's own message, where gradients
-  /// are cut over that dim alone. The norm's bits are those of join().
+  double all_reduce() const;
+  /// The same; `extra_sums`, doubles on the CPU, become their sums over the
+  /// ranks of `line`, a mesh of one dim: in the norm's own message, where
+  /// gradients are cut over that dim alone. The norm's bits are those of
+  /// all_reduce().
   /// Collective: all ranks of `line` too.
-  double join(const mesh::DeviceMesh& line, const at::Tensor& riders) const;
+  double all_reduce(const mesh::DeviceMesh& line, const at::Tensor& extra_sums)
+      const;
 
  private:
   /// Of the gradients that are cut over the same dims of the same mesh; over

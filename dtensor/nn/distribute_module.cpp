@@ -253,7 +253,7 @@ at::Tensor distribute_parameter(
     set_placements(tensor, mesh, placements);
   }
   parameter_info(tensor).fqn = fqn_of(path, name);
-  keep_gradient_placed(tensor);
+  match_gradient_placement(tensor);
   return tensor;
 }
 

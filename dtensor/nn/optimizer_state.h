@@ -16,9 +16,9 @@ namespace weft::dtensor {
 
 /// An optimizer that says itself what it knows of each parameter, as one must
 /// whose state is divided over ranks.
-class OptimizerWithState {
+class ShardedStateOptimizer {
  public:
-  virtual ~OptimizerWithState() = default;
+  virtual ~ShardedStateOptimizer() = default;
   /// As optimizer_state_dict().
   /// Collective: as the optimizer says.
   virtual StateDict state_dict(const torch::nn::Module& module) = 0;

@@ -82,7 +82,7 @@ at::Tensor on_mesh(const at::Tensor& tensor, const mesh::DeviceMesh& mesh) {
             plain.sizes(),
             dense_strides(plain.sizes(), plain.strides())));
   }
-  require_values(tensor, kStateDictOp);
+  check_materialized(tensor, kStateDictOp);
   const auto& spec = impl->spec();
   if (spec.mesh_ndim() > 0) {
     check_slice(tensor, mesh);

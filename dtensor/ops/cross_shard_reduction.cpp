@@ -36,7 +36,10 @@ bool contains(const std::vector<int64_t>& dims, int64_t d) {
   return std::ranges::find(dims, d) != dims.end();
 }
 
-void set_output(JoinedReduction& reduction, c10::IntArrayRef sizes, bool keep) {
+void set_output(
+    CrossShardReduction& reduction,
+    c10::IntArrayRef sizes,
+    bool keep) {
   std::vector<int64_t> output_dim;
   for (size_t d = 0; d < sizes.size(); ++d) {
     output_dim.push_back(static_cast<int64_t>(reduction.sizes.size()));
@@ -62,7 +65,7 @@ void set_output(JoinedReduction& reduction, c10::IntArrayRef sizes, bool keep) {
 }
 
 bool can_stay(
-    const JoinedReduction& reduction,
+    const CrossShardReduction& reduction,
     Parts parts,
     c10::IntArrayRef sizes) {
   return parts == Parts::kAny ||
@@ -71,20 +74,20 @@ bool can_stay(
 
 } // namespace
 
-bool JoinedReduction::is_empty() const {
+bool CrossShardReduction::is_empty() const {
   return std::ranges::any_of(
       dims, [&](int64_t d) { return local.size(d) == 0; });
 }
 
-JoinedReduction reduce_parts(
+CrossShardReduction reduce_parts(
     const at::Tensor& self,
     at::OptionalIntArrayRef dims,
     bool keepdim,
     Parts parts,
     const char* name) {
-  require_values(self, name);
+  check_materialized(self, name);
   const auto& from = spec_of(self);
-  JoinedReduction reduction;
+  CrossShardReduction reduction;
   reduction.dims = reduced_dims(dims, self);
   reduction.input = from.without_partial();
   if (!can_stay(reduction, parts, self.sizes())) {
@@ -101,7 +104,7 @@ JoinedReduction reduce_parts(
   if (!(reduction.input == from)) {
     check_implicit_redistribution(
         name, self, from, reduction.input, [&] { return describe(self); });
-    const detail::MoveScope move(
+    const detail::RedistributeScope move(
         self, from, reduction.input, /*is_implicit=*/true);
     reduction.local = redistribute_local(
         reduction.local, self.sizes(), from, reduction.input, name);
@@ -111,7 +114,7 @@ JoinedReduction reduce_parts(
 }
 
 at::Tensor wrap_reduction(
-    const JoinedReduction& reduction,
+    const CrossShardReduction& reduction,
     const at::Tensor& local) {
   return make_dtensor(
       local,
@@ -121,7 +124,7 @@ at::Tensor wrap_reduction(
 }
 
 at::Tensor gather_parts(
-    const JoinedReduction& reduction,
+    const CrossShardReduction& reduction,
     int64_t mesh_dim,
     const at::Tensor& part,
     const char* name) {

@@ -13,8 +13,8 @@ namespace torch {
 class Library;
 } // namespace torch
 
-// Note [Joined reductions]
-// ~~~~~~~~~~~~~~~~~~~~~~~~
+// Note [Cross-shard reductions]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // The 2-norm of a cut dim, or the place of its maximum, is no reduction of the
 // parts' that a Partial could wait with. Below autograd these have kernels of
 // their own: each rank reduces its part, the mesh dims that cut a reduced dim
@@ -27,7 +27,7 @@ namespace weft::dtensor {
 
 /// A reduction along `dims` of a tensor as it lies: what each rank reduces, and
 /// where the result is.
-struct JoinedReduction {
+struct CrossShardReduction {
   at::Tensor local;
   DTensorSpec input;
   DTensorSpec output;
@@ -47,12 +47,12 @@ enum class Parts {
   /// Rows that lie together, or the dim is gathered.
   kBoxes,
   /// Reduced dims are gathered.
-  kWhole
+  kReplicated
 };
 
 /// Brings `self` to where its parts can be reduced. No or empty `dims`: all.
 /// Collective: all ranks of the mesh, if anything has to move.
-JoinedReduction reduce_parts(
+CrossShardReduction reduce_parts(
     const at::Tensor& self,
     at::OptionalIntArrayRef dims,
     bool keepdim,
@@ -61,13 +61,13 @@ JoinedReduction reduce_parts(
 
 /// The result of all ranks, from this rank's part of it.
 at::Tensor wrap_reduction(
-    const JoinedReduction& reduction,
+    const CrossShardReduction& reduction,
     const at::Tensor& local);
 
 /// Every rank's `part` of one mesh dim, one after the other in a new first dim.
 /// Collective: the ranks of that mesh dim.
 at::Tensor gather_parts(
-    const JoinedReduction& reduction,
+    const CrossShardReduction& reduction,
     int64_t mesh_dim,
     const at::Tensor& part,
     const char* name);
@@ -75,7 +75,7 @@ at::Tensor gather_parts(
 /// Register kernels below autograd, and add their full names to `taken`.
 void register_norms(torch::Library& library, std::set<std::string>& taken);
 /// argmax, argmin, max and min along a dim.
-void register_extrema(torch::Library& library, std::set<std::string>& taken);
+void register_min_max(torch::Library& library, std::set<std::string>& taken);
 /// var, std (and with mean) and logsumexp.
 void register_statistics(torch::Library& library, std::set<std::string>& taken);
 

@@ -28,14 +28,16 @@ bool overlaps(const at::Tensor& tensor) {
          at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
 }
 
-bool is_whole_scalar(const at::Tensor& tensor) {
+bool is_full_scalar(const at::Tensor& tensor) {
   const auto* impl = dtensor_impl(tensor);
   return !impl || (!impl->deferred && impl->spec().is_replicated());
 }
 
 } // namespace
 
-ListCall::ListCall(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+ForeachCall::ForeachCall(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack& stack)
     : op_(op), count_(op.schema().arguments().size()), first_list_(0) {
   arguments_ = &stack[stack.size() - count_];
   while (!arguments_[first_list_].isTensorList()) {
@@ -45,13 +47,13 @@ ListCall::ListCall(const c10::OperatorHandle& op, torch::jit::Stack& stack)
   }
 }
 
-c10::ArrayRef<c10::IValue> ListCall::first_list() const {
+c10::ArrayRef<c10::IValue> ForeachCall::first_list() const {
   return arguments_[first_list_].toListRef();
 }
 
 // ---- everything lies alike --------------------------------------------------
 
-bool ListCall::is_aligned_list(
+bool ForeachCall::is_aligned_list(
     c10::ArrayRef<c10::IValue> first,
     c10::ArrayRef<c10::IValue> list,
     bool dense) const {
@@ -86,7 +88,7 @@ bool ListCall::is_aligned_list(
   return true;
 }
 
-bool ListCall::is_aligned(bool dense) const {
+bool ForeachCall::is_aligned(bool dense) const {
   const auto first = first_list();
   for (const auto& element : first) {
     const auto* impl = dtensor_impl(element.toTensor());
@@ -101,18 +103,18 @@ bool ListCall::is_aligned(bool dense) const {
       if (!is_aligned_list(first, value.toListRef(), dense)) {
         return false;
       }
-    } else if (value.isTensor() && !is_whole_scalar(value.toTensor())) {
+    } else if (value.isTensor() && !is_full_scalar(value.toTensor())) {
       return false;
     }
   }
   return true;
 }
 
-void ListCall::to_locals() const {
+void ForeachCall::to_locals() const {
   for (size_t i = 0; i < count_; ++i) {
     auto& value = arguments_[i];
     if (value.isTensor()) {
-      value = whole_scalar(value.toTensor(), i);
+      value = full_scalar(value.toTensor(), i);
     } else if (value.isTensorList()) {
       auto list = std::move(value).toTensorList();
       if (list.use_count() > 1) {
@@ -130,18 +132,18 @@ void ListCall::to_locals() const {
 
 // ---- single tensors ---------------------------------------------------------
 
-bool ListCall::is_written(size_t argument) const {
+bool ForeachCall::is_written(size_t argument) const {
   const auto* alias = op_.schema().arguments()[argument].alias_info();
   return alias && alias->isWrite();
 }
 
-at::Tensor ListCall::whole_scalar(const at::Tensor& tensor, size_t argument)
+at::Tensor ForeachCall::full_scalar(const at::Tensor& tensor, size_t argument)
     const {
   const auto* impl = dtensor_impl(tensor);
   if (!impl) {
     return tensor;
   }
-  require_values(tensor, op_.schema().name());
+  check_materialized(tensor, op_.schema().name());
   if (impl->spec().is_replicated()) {
     return impl->local();
   }
@@ -164,7 +166,7 @@ at::Tensor ListCall::whole_scalar(const at::Tensor& tensor, size_t argument)
       op_.schema().name());
 }
 
-std::vector<at::Tensor> ListCall::writes_to_note() const {
+std::vector<at::Tensor> ForeachCall::writes_to_note() const {
   std::vector<at::Tensor> tensors;
   const void* mesh = nullptr;
   bool is_watched = false;
@@ -186,29 +188,29 @@ std::vector<at::Tensor> ListCall::writes_to_note() const {
   return tensors;
 }
 
-void ListCall::unwrap_scalars() const {
+void ForeachCall::unwrap_scalars() const {
   for (size_t i = 0; i < count_; ++i) {
     auto& value = arguments_[i];
     if (value.isTensor() && value.toTensor().defined() && !is_written(i)) {
-      value = whole_scalar(value.toTensor(), i);
+      value = full_scalar(value.toTensor(), i);
     }
   }
 }
 
 // ---- everything brought to the first list -----------------------------------
 
-const DTensorSpec* ListCall::spec_at(size_t index) const {
+const DTensorSpec* ForeachCall::spec_at(size_t index) const {
   const auto* impl = dtensor_impl(first_list()[index].toTensor());
   return impl ? &impl->spec() : nullptr;
 }
 
 // With a scale, the op divides the gradients by it in place.
-bool ListCall::scales_gradients() const {
+bool ForeachCall::scales_gradients() const {
   const auto index = op_.schema().argumentIndexWithName("grad_scale");
   return index && arguments_[*index].isTensor();
 }
 
-void ListCall::check_lengths() const {
+void ForeachCall::check_lengths() const {
   const size_t length = first_list().size();
   for (size_t i = 0; i < count_; ++i) {
     if (!arguments_[i].isTensorList()) {
@@ -233,7 +235,7 @@ void ListCall::check_lengths() const {
   }
 }
 
-at::Tensor ListCall::aligned_part(
+at::Tensor ForeachCall::aligned_part(
     size_t argument,
     size_t index,
     const DTensorSpec& to) const {
@@ -256,7 +258,7 @@ at::Tensor ListCall::aligned_part(
   check_implicit_redistribution(op_.schema().name(), tensor, from, to, [&] {
     return describe_group(index);
   });
-  const detail::MoveScope move(tensor, from, to, /*is_implicit=*/true);
+  const detail::RedistributeScope move(tensor, from, to, /*is_implicit=*/true);
   return redistribute_local(
       impl ? impl->local() : tensor,
       tensor.sizes(),
@@ -265,7 +267,7 @@ at::Tensor ListCall::aligned_part(
       op_.schema().name());
 }
 
-at::Tensor ListCall::aligned(size_t argument, size_t index) const {
+at::Tensor ForeachCall::aligned(size_t argument, size_t index) const {
   const auto& tensor = arguments_[argument].toListRef()[index].toTensor();
   const auto* impl = dtensor_impl(tensor);
   const auto* leader = spec_at(index);
@@ -273,7 +275,7 @@ at::Tensor ListCall::aligned(size_t argument, size_t index) const {
     return leader && tensor.dim() != 0 ? aligned_part(argument, index, *leader)
                                        : tensor;
   }
-  require_values(tensor, op_.schema().name());
+  check_materialized(tensor, op_.schema().name());
   if (is_written(argument)) {
     check_write(tensor, op_.schema().name());
   }
@@ -296,9 +298,9 @@ at::Tensor ListCall::aligned(size_t argument, size_t index) const {
       leader->mesh_ndim() != 0 ? *leader : replicated(impl->spec()));
 }
 
-void ListCall::align_to_first() const {
+void ForeachCall::align_to_first() const {
   check_lengths();
-  refuse_plain_elements();
+  check_no_plain_tensors();
   std::vector<std::pair<size_t, c10::List<at::Tensor>>> lists;
   for (size_t i = 0; i < count_; ++i) {
     if (arguments_[i].isTensorList()) {
@@ -315,14 +317,14 @@ void ListCall::align_to_first() const {
   }
   for (size_t i = 0; i < count_; ++i) {
     if (arguments_[i].isTensor()) {
-      arguments_[i] = whole_scalar(arguments_[i].toTensor(), i);
+      arguments_[i] = full_scalar(arguments_[i].toTensor(), i);
     }
   }
 }
 
 // ---- refusals ---------------------------------------------------------------
 
-void ListCall::refuse_plain_elements() const {
+void ForeachCall::check_no_plain_tensors() const {
   if (implicit_replication_enabled()) {
     return;
   }
@@ -345,11 +347,11 @@ void ListCall::refuse_plain_elements() const {
   }
 }
 
-void ListCall::refuse_pending_writes() const {
+void ForeachCall::check_no_partial_writes() const {
   const auto list = first_list();
   for (size_t k = 0; k < list.size(); ++k) {
     const auto& tensor = list[k].toTensor();
-    require_values(tensor, op_.schema().name());
+    check_materialized(tensor, op_.schema().name());
     const auto* impl = dtensor_impl(tensor);
     if (impl && impl->spec().has_partial()) {
       refuse(first_list_, k, "is a pending reduction. Redistribute it");
@@ -358,7 +360,7 @@ void ListCall::refuse_pending_writes() const {
   }
 }
 
-std::string ListCall::describe_group(size_t index) const {
+std::string ForeachCall::describe_group(size_t index) const {
   std::string text;
   for (size_t i = 0; i < count_; ++i) {
     if (!arguments_[i].isTensorList()) {
@@ -374,7 +376,7 @@ std::string ListCall::describe_group(size_t index) const {
   return text + ")";
 }
 
-std::string ListCall::describe_rank() const {
+std::string ForeachCall::describe_rank() const {
   for (size_t i = 0; i < count_; ++i) {
     if (!arguments_[i].isTensorList()) {
       continue;
@@ -388,7 +390,7 @@ std::string ListCall::describe_rank() const {
   return "no mesh";
 }
 
-void ListCall::refuse(size_t argument, size_t index, const std::string& why)
+void ForeachCall::refuse(size_t argument, size_t index, const std::string& why)
     const {
   C10_THROW_ERROR(
       ValueError,

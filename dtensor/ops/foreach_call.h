@@ -11,10 +11,10 @@
 namespace weft::dtensor {
 
 /// A call of an op on lists of tensors, its arguments on a stack. The i-th
-/// tensors of its lists belong together. See Note [Ops on lists].
-class ListCall {
+/// tensors of its lists belong together. See Note [Foreach ops].
+class ForeachCall {
  public:
-  ListCall(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+  ForeachCall(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
   c10::IValue& argument(size_t index) const { return arguments_[index]; }
   /// The first argument that is a list of tensors.
@@ -41,9 +41,9 @@ class ListCall {
   /// Replaces single whole DTensors that an op reads as numbers.
   void unwrap_scalars() const;
   /// Throws: c10::ValueError if a list has a plain tensor of one dim or more.
-  void refuse_plain_elements() const;
+  void check_no_plain_tensors() const;
   /// Throws: c10::ValueError if a tensor of the first list is pending.
-  void refuse_pending_writes() const;
+  void check_no_partial_writes() const;
 
  private:
   bool is_aligned_list(
@@ -52,7 +52,7 @@ class ListCall {
       bool dense) const;
   bool is_written(size_t argument) const;
   bool scales_gradients() const;
-  at::Tensor whole_scalar(const at::Tensor& tensor, size_t argument) const;
+  at::Tensor full_scalar(const at::Tensor& tensor, size_t argument) const;
   at::Tensor aligned(size_t argument, size_t index) const;
   at::Tensor aligned_part(size_t argument, size_t index, const DTensorSpec& to)
       const;

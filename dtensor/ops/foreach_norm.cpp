@@ -45,7 +45,7 @@ struct Group {
   std::vector<size_t> members;
 };
 
-std::vector<int64_t> cuts_of(const DTensorSpec& spec) {
+std::vector<int64_t> dim_shards(const DTensorSpec& spec) {
   std::vector<int64_t> cut;
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     if (spec.placement(i).is_shard()) {
@@ -60,7 +60,7 @@ void add_to_group(
     const DTensorSpec& spec,
     at::ScalarType dtype,
     size_t member) {
-  auto cut = cuts_of(spec);
+  auto cut = dim_shards(spec);
   if (cut.empty()) {
     return;
   }
@@ -109,7 +109,7 @@ at::Tensor part_of(const at::Tensor& self, const DTensorSpec& spec) {
   }
   check_implicit_redistribution(
       "aten::_foreach_norm", self, from, spec, [&] { return describe(self); });
-  const detail::MoveScope move(self, from, spec, /*is_implicit=*/true);
+  const detail::RedistributeScope move(self, from, spec, /*is_implicit=*/true);
   return redistribute_local(
       dtensor_impl(self)->local(),
       self.sizes(),
@@ -149,7 +149,7 @@ std::vector<at::Tensor> foreach_norm(
   std::vector<at::Tensor> parts;
   std::vector<DTensorSpec> specs;
   for (const auto& tensor : self) {
-    require_values(tensor, "aten::_foreach_norm");
+    check_materialized(tensor, "aten::_foreach_norm");
     specs.push_back(spec_of(tensor).without_partial());
     parts.push_back(part_of(tensor, specs.back()));
   }

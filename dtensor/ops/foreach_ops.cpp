@@ -17,8 +17,8 @@
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
-// Note [Ops on lists]
-// ~~~~~~~~~~~~~~~~~~~
+// Note [Foreach ops]
+// ~~~~~~~~~~~~~~~~~~
 // An op on lists computes on the i-th tensors of its lists together, and each
 // group of i-th tensors may lie on another mesh than the next one. Three ways:
 // - Elementwise ops whose i-th tensors all lie alike, with nothing pending, run
@@ -40,8 +40,8 @@ void run_each(
     c10::DispatchKeySet,
     Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const ListCall call(op, *stack);
-  call.refuse_plain_elements();
+  const ForeachCall call(op, *stack);
+  call.check_no_plain_tensors();
   call.unwrap_scalars();
   op.callBoxedForDispatchKey(
       c10::DispatchKey::CompositeExplicitAutograd, *stack);
@@ -55,7 +55,7 @@ struct ResultMeta {
   c10::DimVector strides;
 };
 
-std::vector<std::optional<ResultMeta>> result_metas(const ListCall& call) {
+std::vector<std::optional<ResultMeta>> result_metas(const ForeachCall& call) {
   std::vector<std::optional<ResultMeta>> metas;
   for (const auto& element : call.first_list()) {
     auto& meta = metas.emplace_back();
@@ -99,7 +99,7 @@ void run_elementwise(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     Stack* stack) {
-  const ListCall call(op, *stack);
+  const ForeachCall call(op, *stack);
   const bool returns = !op.schema().returns().empty();
   if (!call.is_aligned(/*dense=*/returns)) {
     run_each(op, keys, stack);
@@ -124,7 +124,7 @@ void run_fused(
     c10::DispatchKeySet,
     Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const ListCall call(op, *stack);
+  const ForeachCall call(op, *stack);
   const auto written = call.writes_to_note();
   if (call.is_aligned(/*dense=*/false)) {
     call.to_locals();
@@ -143,7 +143,7 @@ at::Tensor placed_at(
   if (!impl || impl->spec() == to || impl->spec().mesh() != to.mesh()) {
     return tensor;
   }
-  require_values(tensor, name);
+  check_materialized(tensor, name);
   return make_dtensor(
       redistribute_local(impl->local(), impl->sizes(), impl->spec(), to, name),
       to,
@@ -151,7 +151,7 @@ at::Tensor placed_at(
       impl->strides());
 }
 
-at::Tensor made_whole(const at::Tensor& tensor, const std::string& name) {
+at::Tensor to_full(const at::Tensor& tensor, const std::string& name) {
   const auto* impl = dtensor_impl(tensor);
   return impl ? placed_at(
                     tensor,
@@ -169,7 +169,7 @@ void run_functional(
     c10::DispatchKeySet,
     Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const ListCall call(op, *stack);
+  const ForeachCall call(op, *stack);
   const auto& name = op.schema().name();
   std::vector<std::optional<DTensorSpec>> places;
   for (const auto& element : call.first_list()) {
@@ -180,7 +180,7 @@ void run_functional(
   for (size_t i = 0; i < op.schema().arguments().size(); ++i) {
     auto& value = call.argument(i);
     if (value.isTensor()) {
-      value = made_whole(value.toTensor(), name);
+      value = to_full(value.toTensor(), name);
     } else if (value.isTensorList()) {
       auto list = value.toTensorList().copy();
       for (size_t k = 0; k < list.size(); ++k) {
@@ -189,7 +189,7 @@ void run_functional(
         list.set(
             k,
             follows ? placed_at(tensor, *places[k], name)
-                    : made_whole(tensor, name));
+                    : to_full(tensor, name));
       }
       value = std::move(list);
     }
@@ -232,9 +232,9 @@ void run_unscale(
     c10::DispatchKeySet,
     Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const ListCall call(op, *stack);
-  call.refuse_plain_elements();
-  call.refuse_pending_writes();
+  const ForeachCall call(op, *stack);
+  call.check_no_plain_tensors();
+  call.check_no_partial_writes();
   std::vector<Cuts> cuts;
   for (const auto& element : call.first_list()) {
     if (const auto* impl = dtensor_impl(element.toTensor())) {
@@ -282,51 +282,59 @@ bool has_out_argument(const c10::FunctionSchema& schema) {
   });
 }
 
-enum class Way { kNone, kEach, kElementwise, kFused, kFunctional, kUnscale };
+enum class ForeachKernel {
+  kNone,
+  kEach,
+  kElementwise,
+  kFused,
+  kFunctional,
+  kUnscale
+};
 
-Way way_of(const c10::OperatorHandle& op) {
+ForeachKernel foreach_kernel_of(const c10::OperatorHandle& op) {
   std::string_view name = op.schema().name();
   const bool has_loop =
       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   if (name == "aten::_amp_foreach_non_finite_check_and_unscale_") {
-    return Way::kUnscale;
+    return ForeachKernel::kUnscale;
   }
-  const auto functional =
-      has_out_argument(op.schema()) ? Way::kEach : Way::kFunctional;
+  const auto functional = has_out_argument(op.schema())
+                              ? ForeachKernel::kEach
+                              : ForeachKernel::kFunctional;
   if (name.starts_with("aten::_amp_foreach_")) {
     return functional;
   }
   for (const auto* optimizer : {"adam", "adamw", "sgd", "adagrad"}) {
     const auto fused = std::string("aten::_fused_") + optimizer;
     if (name == fused + "_") {
-      return Way::kFused;
+      return ForeachKernel::kFused;
     }
     if (name == fused) {
       return functional;
     }
   }
   if (!name.starts_with("aten::_foreach_") || !has_loop) {
-    return Way::kNone;
+    return ForeachKernel::kNone;
   }
   name.remove_prefix(std::string_view("aten::_foreach_").size());
   if (name.ends_with('_')) {
     name.remove_suffix(1);
   }
   return elementwise_names().contains(name) && !has_out_argument(op.schema())
-             ? Way::kElementwise
-             : Way::kEach;
+             ? ForeachKernel::kElementwise
+             : ForeachKernel::kEach;
 }
 
-torch::CppFunction kernel_of(Way way) {
+torch::CppFunction kernel_of(ForeachKernel way) {
   using torch::CppFunction;
   switch (way) {
-    case Way::kElementwise:
+    case ForeachKernel::kElementwise:
       return CppFunction::makeFromBoxedFunction<&run_elementwise>();
-    case Way::kFused:
+    case ForeachKernel::kFused:
       return CppFunction::makeFromBoxedFunction<&run_fused>();
-    case Way::kFunctional:
+    case ForeachKernel::kFunctional:
       return CppFunction::makeFromBoxedFunction<&run_functional>();
-    case Way::kUnscale:
+    case ForeachKernel::kUnscale:
       return CppFunction::makeFromBoxedFunction<&run_unscale>();
     default:
       return CppFunction::makeFromBoxedFunction<&run_each>();
@@ -335,14 +343,15 @@ torch::CppFunction kernel_of(Way way) {
 
 } // namespace
 
-std::set<std::string> register_list_ops(torch::Library& library) {
+std::set<std::string> register_foreach_ops(torch::Library& library) {
   std::set<std::string> taken{"aten::_foreach_norm.Scalar"};
   library.impl("_foreach_norm.Scalar", TORCH_FN(foreach_norm));
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
-    const auto way = op && op->hasSchema() ? way_of(*op) : Way::kNone;
+    const auto way =
+        op && op->hasSchema() ? foreach_kernel_of(*op) : ForeachKernel::kNone;
     const auto full = c10::toString(name);
-    if (way == Way::kNone || taken.contains(full)) {
+    if (way == ForeachKernel::kNone || taken.contains(full)) {
       continue;
     }
     library.impl(full.c_str(), kernel_of(way));

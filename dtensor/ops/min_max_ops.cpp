@@ -1,5 +1,5 @@
 // The largest and smallest of cut dims and their places, see
-// Note [Joined reductions].
+// Note [Cross-shard reductions].
 
 #include <limits>
 #include <optional>
@@ -15,7 +15,7 @@
 namespace weft::dtensor {
 namespace {
 
-struct Extremum {
+struct MinMax {
   at::Tensor values;
   at::Tensor indices;
 };
@@ -36,7 +36,7 @@ at::Scalar neutral(at::ScalarType dtype, bool largest) {
   return value;
 }
 
-Extremum along(const at::Tensor& tensor, int64_t dim, bool keepdim, bool max) {
+MinMax along(const at::Tensor& tensor, int64_t dim, bool keepdim, bool max) {
   auto [values, indices] =
       max ? at::max(tensor, dim, keepdim) : at::min(tensor, dim, keepdim);
   return {values, indices};
@@ -44,7 +44,7 @@ Extremum along(const at::Tensor& tensor, int64_t dim, bool keepdim, bool max) {
 
 // The better of every rank's pair: of equal values, and of NaNs, the first in
 // the whole.
-Extremum choose(const Extremum& all, bool max) {
+MinMax choose(const MinMax& all, bool max) {
   const auto best = max ? at::amax(all.values, 0) : at::amin(all.values, 0);
   auto chosen = all.values.eq(best);
   if (all.values.is_floating_point()) {
@@ -53,7 +53,7 @@ Extremum choose(const Extremum& all, bool max) {
   return {best, at::amin(all.indices.masked_fill(~chosen, kNoIndex), 0)};
 }
 
-Extremum join(Extremum part, const JoinedReduction& reduction, bool max) {
+MinMax join(MinMax part, const CrossShardReduction& reduction, bool max) {
   if (part.values.numel() == 0) {
     return part;
   }
@@ -67,8 +67,8 @@ Extremum join(Extremum part, const JoinedReduction& reduction, bool max) {
 }
 
 // This rank's pair along one dim, with the index in the whole dim.
-Extremum local_extremum(
-    const JoinedReduction& reduction,
+MinMax local_extremum(
+    const CrossShardReduction& reduction,
     c10::IntArrayRef global_sizes,
     bool keepdim,
     bool max) {
@@ -134,8 +134,8 @@ whole_index(int64_t index, const LocalBox& box, c10::IntArrayRef global_sizes) {
 }
 
 // The pair of the whole tensor.
-Extremum flat_extremum(
-    const JoinedReduction& reduction,
+MinMax flat_extremum(
+    const CrossShardReduction& reduction,
     c10::IntArrayRef global_sizes,
     bool max) {
   const auto& local = reduction.local;
@@ -182,7 +182,7 @@ argmin(const at::Tensor& self, std::optional<int64_t> dim, bool keepdim) {
 
 } // namespace
 
-void register_extrema(torch::Library& library, std::set<std::string>& taken) {
+void register_min_max(torch::Library& library, std::set<std::string>& taken) {
   const auto add = [&](const char* name, auto function) {
     library.impl(name, function);
     taken.insert(std::string("aten::") + name);

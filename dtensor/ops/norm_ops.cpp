@@ -1,4 +1,4 @@
-// Norms over cut dims, see Note [Joined reductions].
+// Norms over cut dims, see Note [Cross-shard reductions].
 
 #include <cmath>
 #include <limits>
@@ -16,7 +16,7 @@ namespace {
 
 // A part of no elements has no largest one, but leaves the others' alone.
 at::Tensor local_norm(
-    const JoinedReduction& reduction,
+    const CrossShardReduction& reduction,
     double order,
     bool keepdim,
     std::optional<at::ScalarType> dtype) {
@@ -32,8 +32,10 @@ at::Tensor local_norm(
 
 // The parts' norms joined: for order p (sum of n^p)^(1/p), for 0 their sum, for
 // inf and -inf their max and min.
-at::Tensor
-join_norms(at::Tensor norm, const JoinedReduction& reduction, double order) {
+at::Tensor join_norms(
+    at::Tensor norm,
+    const CrossShardReduction& reduction,
+    double order) {
   const bool infinite = std::isinf(order);
   const bool powers = !infinite && order != 0 && order != 1;
   const auto dtype = norm.scalar_type();

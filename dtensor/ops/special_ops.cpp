@@ -37,7 +37,7 @@ at::Tensor local_of(const at::Tensor& tensor, const DTensorSpec& spec) {
   if (!impl) {
     return tensor;
   }
-  require_values(tensor, "local");
+  check_materialized(tensor, "local");
   if (impl->spec().mesh_ndim() == 0 || impl->spec() == spec) {
     return impl->local();
   }
@@ -185,12 +185,12 @@ std::set<std::string> register_special_ops(torch::Library& library) {
   add("squeeze", TORCH_FN(squeeze));
   add("squeeze.dim", TORCH_FN(squeeze_dim));
   register_norms(library, taken);
-  register_extrema(library, taken);
+  register_min_max(library, taken);
   register_statistics(library, taken);
   add("_conj", TORCH_FN(conj));
   add("_neg_view", TORCH_FN(neg_view));
   add("rrelu_with_noise_functional", TORCH_FN(leaky_and_noise));
-  taken.merge(register_list_ops(library));
+  taken.merge(register_foreach_ops(library));
   return taken;
 }
 

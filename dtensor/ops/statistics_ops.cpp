@@ -1,5 +1,5 @@
 // Variances and logarithms of sums over cut dims, see
-// Note [Joined reductions].
+// Note [Cross-shard reductions].
 
 #include <optional>
 #include <tuple>
@@ -23,7 +23,7 @@ struct Moments {
   at::Tensor squares;
 };
 
-Moments local_moments(const JoinedReduction& reduction, bool keepdim) {
+Moments local_moments(const CrossShardReduction& reduction, bool keepdim) {
   const auto local =
       reduction.local.to(at::toOpMathType(reduction.local.scalar_type()));
   double count = 1;
@@ -46,8 +46,10 @@ Moments local_moments(const JoinedReduction& reduction, bool keepdim) {
 // All ranks' of one mesh dim in one.
 // Source: T. Chan, G. Golub, R. LeVeque, Updating formulae and a pairwise
 // algorithm for computing sample variances, 1979.
-Moments
-join(const Moments& part, const JoinedReduction& reduction, int64_t mesh_dim) {
+Moments join(
+    const Moments& part,
+    const CrossShardReduction& reduction,
+    int64_t mesh_dim) {
   const auto packed = at::stack({part.counts, part.means, part.squares});
   const auto all = gather_parts(reduction, mesh_dim, packed, "var");
   const auto counts = all.select(1, 0);
@@ -75,7 +77,7 @@ Statistics statistics(
       self,
       dim,
       keepdim,
-      self.is_floating_point() ? Parts::kAny : Parts::kWhole,
+      self.is_floating_point() ? Parts::kAny : Parts::kReplicated,
       "var");
   const auto wrap = [&](const at::Tensor& local) {
     return wrap_reduction(reduction, local);
@@ -144,7 +146,7 @@ logsumexp(const at::Tensor& self, at::IntArrayRef dim, bool keepdim) {
       self,
       dim,
       keepdim,
-      self.is_floating_point() ? Parts::kAny : Parts::kWhole,
+      self.is_floating_point() ? Parts::kAny : Parts::kReplicated,
       "logsumexp");
   auto part = at::logsumexp(reduction.local, reduction.dims, keepdim);
   for (const int64_t m : reduction.joined) {

@@ -35,13 +35,13 @@ c10::DebugInfoKind random_starts_kind() {
   return mesh::scope_kind(&kRandomStartsKind, 0x5b);
 }
 
-RandomStarts* current_starts() {
-  return static_cast<RandomStarts*>(
+RandomStateRecorder* current_starts() {
+  return static_cast<RandomStateRecorder*>(
       c10::ThreadLocalDebugInfo::get(random_starts_kind()));
 }
 
-std::shared_ptr<RandomStarts> within_current(
-    std::shared_ptr<RandomStarts> starts) {
+std::shared_ptr<RandomStateRecorder> within_current(
+    std::shared_ptr<RandomStateRecorder> starts) {
   if (auto* outer = current_starts()) {
     starts->set_outer(outer->shared_from_this());
   }
@@ -112,7 +112,7 @@ RandomScope::~RandomScope() {
   shared.batch = batch_;
 }
 
-void RandomStarts::note(
+void RandomStateRecorder::note(
     const mesh::DeviceMesh& root,
     const RandomState& state,
     const std::optional<RandomBatch>& batch) {
@@ -127,7 +127,7 @@ void RandomStarts::note(
   }
 }
 
-void RandomStarts::rewind(const std::function<void()>& body) const {
+void RandomStateRecorder::rewind(const std::function<void()>& body) const {
   std::vector<Start> starts;
   {
     const std::lock_guard lock(mutex_);
@@ -141,7 +141,8 @@ void RandomStarts::rewind(const std::function<void()>& body) const {
   body();
 }
 
-WatchRandom::WatchRandom(std::shared_ptr<RandomStarts> starts)
+RandomRecorderGuard::RandomRecorderGuard(
+    std::shared_ptr<RandomStateRecorder> starts)
     : guard_(random_starts_kind(), within_current(std::move(starts))) {}
 
 bool RandomPart::is_box() const {

@@ -78,11 +78,12 @@ class RandomScope {
 
 /// Where the sequences that random ops draw from stood before the first draw,
 /// for each mesh's root.
-class RandomStarts : public c10::DebugInfoBase,
-                     public std::enable_shared_from_this<RandomStarts> {
+class RandomStateRecorder
+    : public c10::DebugInfoBase,
+      public std::enable_shared_from_this<RandomStateRecorder> {
  public:
   /// Whose scope is around this one's.
-  void set_outer(std::shared_ptr<RandomStarts> outer) {
+  void set_outer(std::shared_ptr<RandomStateRecorder> outer) {
     outer_ = std::move(outer);
   }
   /// To be called by whatever draws.
@@ -101,14 +102,14 @@ class RandomStarts : public c10::DebugInfoBase,
   };
   mutable std::mutex mutex_;
   std::vector<Start> starts_;
-  std::shared_ptr<RandomStarts> outer_;
+  std::shared_ptr<RandomStateRecorder> outer_;
 };
 
 /// While one lives, random ops of this thread are noted in `starts`, and in
 /// those of the scopes around it.
-class WatchRandom {
+class RandomRecorderGuard {
  public:
-  explicit WatchRandom(std::shared_ptr<RandomStarts> starts);
+  explicit RandomRecorderGuard(std::shared_ptr<RandomStateRecorder> starts);
 
  private:
   c10::DebugInfoGuard guard_;

@@ -4,8 +4,8 @@
 
 #include "dtensor/redistribute/redistribute.h"
 
-// Note [What a step costs]
-// ~~~~~~~~~~~~~~~~~~~~~~~~
+// Note [Redistribution cost model]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A collective costs what mesh/link_cost.h says for the bytes of the whole
 // group, a step that moves nothing next to nothing: enough to prefer fewer
 // steps and smaller copies among plans that send the same. Prices depend on

@@ -68,8 +68,8 @@ std::vector<Region> regions_of_ranks(
 
 // Not where all ranks merely keep parts of what they have. All answer alike.
 bool moves_anything(const ExchangeMap& map, int64_t ranks) {
-  constexpr int64_t kMostRanks = 64; // Looking compares all pairs.
-  return ranks > kMostRanks || map.busiest() > 0;
+  constexpr int64_t kMaxRanks = 64; // Looking compares all pairs.
+  return ranks > kMaxRanks || map.busiest() > 0;
 }
 
 at::Tensor exchange_over_ranks(

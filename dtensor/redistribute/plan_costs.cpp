@@ -16,10 +16,10 @@ using Dims = std::vector<int64_t>;
 constexpr double kPackUsPerByte = 1e-4;
 
 // What the largest part has left of `size` rows after `cuts`.
-int64_t largest_part(const DimCuts& cuts, int64_t size) {
+int64_t largest_part(const DimShards& cuts, int64_t size) {
   for (const auto& cut : cuts) {
     // By the chunk rule, that of rank 0.
-    size = cut.sizes.empty() ? cut_length(cut, size, 0)
+    size = cut.sizes.empty() ? shard_length(cut, size, 0)
                              : std::ranges::max(cut.sizes);
   }
   return size;
@@ -27,7 +27,7 @@ int64_t largest_part(const DimCuts& cuts, int64_t size) {
 
 } // namespace
 
-PlanPrices::PlanPrices(
+PlanCosts::PlanCosts(
     const mesh::DeviceMesh& mesh,
     c10::IntArrayRef sizes,
     int64_t element_size)
@@ -41,7 +41,7 @@ PlanPrices::PlanPrices(
 }
 
 // A group is as slow as the slowest of its mesh dims.
-mesh::LinkCost PlanPrices::link_of(const Dims& dims) const {
+mesh::LinkCost PlanCosts::link_of(const Dims& dims) const {
   mesh::LinkCost link = links_[dims[0]];
   for (const int64_t i : dims) {
     link.latency_us = std::max(link.latency_us, links_[i].latency_us);
@@ -51,7 +51,7 @@ mesh::LinkCost PlanPrices::link_of(const Dims& dims) const {
   return link;
 }
 
-double PlanPrices::least_us(
+double PlanCosts::min_us(
     const Placements& current,
     const Placements& next,
     StepKind kind,
@@ -62,7 +62,7 @@ double PlanPrices::least_us(
   return may_be_a_name ? 0 : step_us(kind, ranks_of(dims), 0, link_of(dims));
 }
 
-int64_t PlanPrices::ranks_of(const Dims& dims) const {
+int64_t PlanCosts::ranks_of(const Dims& dims) const {
   int64_t ranks = 1;
   for (const int64_t i : dims) {
     ranks *= shape_[i];
@@ -71,38 +71,39 @@ int64_t PlanPrices::ranks_of(const Dims& dims) const {
 }
 
 // Bytes of the largest part under the cuts by mesh dims other than `dims`.
-double PlanPrices::largest_bytes(const Placements& placements, const Dims& dims)
+double PlanCosts::largest_bytes(const Placements& placements, const Dims& dims)
     const {
   double bytes = element_size_;
   for (size_t d = 0; d < sizes_.size(); ++d) {
-    const auto cuts = cuts_of(placements, shape_, static_cast<int64_t>(d));
+    const auto cuts = dim_shards(placements, shape_, static_cast<int64_t>(d));
     bytes *= static_cast<double>(
         largest_part(split_cuts(cuts, dims).outer, sizes_[d]));
   }
   return bytes;
 }
 
-bool PlanPrices::is_same_cut(const PlanStep& step) const {
+bool PlanCosts::is_same_sharding(const PlanStep& step) const {
   for (size_t d = 0; d < sizes_.size(); ++d) {
     const auto dim = static_cast<int64_t>(d);
-    if (cuts_of(step.from, shape_, dim) != cuts_of(step.to, shape_, dim)) {
+    if (dim_shards(step.from, shape_, dim) !=
+        dim_shards(step.to, shape_, dim)) {
       return false;
     }
   }
   return true;
 }
 
-double PlanPrices::busiest_bytes(const PlanStep& step) const {
-  std::vector<DimCuts> before;
-  std::vector<DimCuts> after;
+double PlanCosts::busiest_bytes(const PlanStep& step) const {
+  std::vector<DimShards> before;
+  std::vector<DimShards> after;
   std::vector<int64_t> left;
   for (size_t d = 0; d < sizes_.size(); ++d) {
     const auto dim = static_cast<int64_t>(d);
     const auto split =
-        split_cuts(cuts_of(step.from, shape_, dim), step.mesh_dims);
+        split_cuts(dim_shards(step.from, shape_, dim), step.mesh_dims);
     before.push_back(split.inner);
     after.push_back(
-        split_cuts(cuts_of(step.to, shape_, dim), step.mesh_dims).inner);
+        split_cuts(dim_shards(step.to, shape_, dim), step.mesh_dims).inner);
     left.push_back(largest_part(split.outer, sizes_[d]));
   }
   const ExchangeMap map(
@@ -111,8 +112,8 @@ double PlanPrices::busiest_bytes(const PlanStep& step) const {
   return element_size_ * static_cast<double>(map.busiest());
 }
 
-void PlanPrices::price(PlanStep& step) const {
-  if (step.kind == StepKind::kAllToAll && is_same_cut(step)) {
+void PlanCosts::set_cost(PlanStep& step) const {
+  if (step.kind == StepKind::kAllToAll && is_same_sharding(step)) {
     step.kind = StepKind::kLocal;
     step.us = step_us(step.kind, 1, 0, {});
     return;
@@ -131,7 +132,7 @@ void PlanPrices::price(PlanStep& step) const {
                  static_cast<double>(ranks - 1);
   }
   step.us = step_us(step.kind, ranks, step.bytes, link);
-  step.least_us = step_us(step.kind, ranks, 0, link);
+  step.min_us = step_us(step.kind, ranks, 0, link);
 }
 
 double redistributed_bytes(
@@ -155,7 +156,7 @@ double redistributed_bytes(
   return total;
 }
 
-bool is_cheaper_together(
+bool is_cheaper_coalesced(
     const std::vector<std::shared_ptr<const RedistributePlan>>& plans) {
   // Messages in the order in which each plan sends them.
   std::vector<std::vector<const PlanStep*>> rounds;
@@ -173,18 +174,18 @@ bool is_cheaper_together(
     struct Message {
       int64_t parts = 0;
       double bytes = 0;
-      double least_us = 0;
+      double min_us = 0;
     };
     std::map<std::pair<StepKind, Dims>, Message> messages;
     for (const auto* step : round) {
       auto& message = messages[{step->kind, step->mesh_dims}];
       message.parts += 1;
       message.bytes += step->bytes;
-      message.least_us = step->least_us;
+      message.min_us = step->min_us;
     }
     for (const auto& [key, message] : messages) {
       if (message.parts > 1) {
-        saved_us += message.least_us * static_cast<double>(message.parts - 1) -
+        saved_us += message.min_us * static_cast<double>(message.parts - 1) -
                     kPackUsPerByte * message.bytes;
       }
     }

@@ -11,7 +11,7 @@ namespace {
 
 // Plans that were made on a mesh. One that is full is emptied: plans are cheap.
 struct PlanTable {
-  static constexpr size_t kMost = 8192;
+  static constexpr size_t kMax = 8192;
   using Key =
       std::tuple<const void*, const void*, int64_t, std::vector<int64_t>>;
   std::mutex mutex;
@@ -36,7 +36,7 @@ std::shared_ptr<const RedistributePlan> find_plan(
   auto plan = std::make_shared<const RedistributePlan>(
       search_plan(from, to, global_sizes, element_size));
   const std::lock_guard lock(table.mutex);
-  if (table.plans.size() >= PlanTable::kMost) {
+  if (table.plans.size() >= PlanTable::kMax) {
     table.plans.clear();
   }
   return table.plans.emplace(std::move(key), std::move(plan)).first->second;

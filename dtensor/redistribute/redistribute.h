@@ -58,7 +58,7 @@ void check_partial_form(ReduceOp op, at::ScalarType dtype);
 /// Microseconds to move a tensor of `bytes` over one mesh dim of `shards` ranks
 /// and links that cost `link`; nothing between equal placements, infinite where
 /// no step exists, and far more than anything else where a pending sum would be
-/// made. See Note [What a step costs].
+/// made. See Note [Redistribution cost model].
 double redistribute_cost(
     const Placement& from,
     const Placement& to,

@@ -9,7 +9,7 @@
 namespace weft::dtensor {
 namespace {
 
-using CutLists = std::vector<DimCuts>;
+using CutLists = std::vector<DimShards>;
 
 int64_t dims_named(const Placements& placements) {
   int64_t dims = 0;
@@ -25,19 +25,19 @@ CutLists
 all_cuts(const Placements& placements, c10::IntArrayRef shape, int64_t dims) {
   CutLists cuts;
   for (int64_t d = 0; d < dims; ++d) {
-    cuts.push_back(cuts_of(placements, shape, d));
+    cuts.push_back(dim_shards(placements, shape, d));
   }
   return cuts;
 }
 
-bool is_last(const DimCuts& cuts, int64_t mesh_dim) {
+bool is_last(const DimShards& cuts, int64_t mesh_dim) {
   return !cuts.empty() && cuts.back().mesh_dim == mesh_dim;
 }
 
 // Note [Steps of a redistribution]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Every step changes one mesh dim's placement. Cuts of a tensor dim are undone
-// from the last in their order to the first (see Note [Order of cuts]), down
+// from the last in their order to the first (see Note [Order of shards]), down
 // to those that the target begins with too, and the target's are put behind
 // them in its order: so no step changes what another mesh dim's cut is. Only
 // placements and the mesh's shape decide, never sizes or a coordinate: all
@@ -57,7 +57,7 @@ class Planner {
         move(i, target_[i]);
       }
     }
-    give_up_cuts();
+    drop_shards();
     reduce_inner_first();
     reach_target();
     return std::move(steps_);
@@ -71,12 +71,12 @@ class Planner {
     }
   }
 
-  DimCuts cuts(int64_t tensor_dim) const {
-    return cuts_of(current_, shape_, tensor_dim);
+  DimShards cuts(int64_t tensor_dim) const {
+    return dim_shards(current_, shape_, tensor_dim);
   }
 
   // How many of the first cuts are the target's first ones.
-  size_t kept(const DimCuts& cuts, int64_t tensor_dim) const {
+  size_t kept(const DimShards& cuts, int64_t tensor_dim) const {
     const auto& target = target_cuts_[tensor_dim];
     size_t count = 0;
     while (count < cuts.size() && count < target.size() &&
@@ -87,7 +87,7 @@ class Planner {
   }
 
   // The innermost mesh dim whose cut is not kept and is the last of its dim.
-  int64_t next_to_give_up() const {
+  int64_t next_shard_to_drop() const {
     for (size_t i = current_.size(); i-- > 0;) {
       if (current_[i].is_shard() && shape_[i] > 1) {
         const int64_t dim = current_[i].tensor_dim();
@@ -103,7 +103,7 @@ class Planner {
 
   // Whether `mesh_dim` may take its target's cut now: nothing else has to be
   // done with the tensor dim before.
-  bool can_cut(size_t mesh_dim) {
+  bool can_shard(size_t mesh_dim) {
     const Placement before = current_[mesh_dim];
     current_[mesh_dim] = target_[mesh_dim];
     const int64_t dim = target_[mesh_dim].tensor_dim();
@@ -122,11 +122,11 @@ class Planner {
     if (!to.is_shard()) {
       return to.is_partial(ReduceOp::kSum);
     }
-    if (!can_cut(mesh_dim)) {
+    if (!can_shard(mesh_dim)) {
       return false;
     }
     const int64_t dim = to.tensor_dim();
-    const auto mine = [&](const DimCut& cut) {
+    const auto mine = [&](const DimShard& cut) {
       return cut.mesh_dim == static_cast<int64_t>(mesh_dim);
     };
     return from.tensor_dim() != dim ||
@@ -134,8 +134,8 @@ class Planner {
             std::ranges::find_if(target_cuts_[dim], mine)->split_factor == 1);
   }
 
-  void give_up_cuts() {
-    for (int64_t i = next_to_give_up(); i >= 0; i = next_to_give_up()) {
+  void drop_shards() {
+    for (int64_t i = next_shard_to_drop(); i >= 0; i = next_shard_to_drop()) {
       move(i, can_go_directly(i) ? target_[i] : Replicate());
     }
   }
@@ -165,7 +165,8 @@ class Planner {
       changed = false;
       for (size_t i = 0; i < current_.size(); ++i) {
         if (current_[i] == target_[i] ||
-            (target_[i].is_shard() && !current_[i].is_shard() && !can_cut(i))) {
+            (target_[i].is_shard() && !current_[i].is_shard() &&
+             !can_shard(i))) {
           continue;
         }
         if (current_[i].is_partial() && target_[i].is_partial() &&

@@ -28,7 +28,7 @@ struct PlanStep {
   /// Estimated microseconds.
   double us = 0;
   /// Those of `us` that it takes whatever it moves.
-  double least_us = 0;
+  double min_us = 0;
 };
 
 struct RedistributePlan {
@@ -63,7 +63,7 @@ double redistributed_bytes(
 
 /// Whether the messages of several plans cost less if those of one kind over
 /// the same ranks go out as one, which copies them. The same on every rank.
-bool is_cheaper_together(
+bool is_cheaper_coalesced(
     const std::vector<std::shared_ptr<const RedistributePlan>>& plans);
 
 /// The group over `mesh_dims`, row-major; made at the first call if there are

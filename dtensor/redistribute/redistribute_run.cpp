@@ -99,7 +99,7 @@ void RedistributeRun::run_up_to_message() {
   }
 }
 
-void finish_together(
+void finish_coalesced(
     std::vector<RedistributeRun>& runs,
     std::string_view name) {
   for (;;) {
@@ -114,7 +114,7 @@ void finish_together(
     if (messages.empty()) {
       return;
     }
-    send_together(messages, name).wait();
+    send_coalesced(messages, name).wait();
     for (auto* run : waiting) {
       run->advance();
     }

@@ -54,6 +54,8 @@ class RedistributeRun {
 /// Goes on with all of them to their results: messages that are due at the same
 /// time go out together, those of one kind, group and dtype as one.
 /// Collective: the groups of their messages, with lists that are alike; blocks.
-void finish_together(std::vector<RedistributeRun>& runs, std::string_view name);
+void finish_coalesced(
+    std::vector<RedistributeRun>& runs,
+    std::string_view name);
 
 } // namespace weft::dtensor

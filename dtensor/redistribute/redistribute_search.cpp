@@ -17,10 +17,10 @@
 // Note [Exchanges]), which reach any placements without pending reductions.
 // Edges that would change what another mesh dim's cut means do not exist:
 // the cuts that an edge undoes and makes are the last ones of their tensor dim,
-// see Note [Order of cuts]. Nor does a reduction before one of an inner mesh
+// see Note [Order of shards]. Nor does a reduction before one of an inner mesh
 // dim with which it does not commute. Dijkstra's algorithm finds the cheapest
 // way; of equal ones it takes the first in the order of mesh dims and
-// placements. Prices come from Note [What a step costs].
+// placements. Prices come from Note [Redistribution cost model].
 //
 // A group over several mesh dims has the ranks that differ in these dims alone.
 // All of them run the step that needs it and only they make it, so it may be
@@ -34,12 +34,12 @@ namespace weft::dtensor {
 namespace {
 
 // Exchanges over more ranks are not looked at: pricing one compares all pairs.
-constexpr int64_t kMostExchangeRanks = 64;
-constexpr int64_t kMostStates = 4096;
+constexpr int64_t kMaxExchangeRanks = 64;
+constexpr int64_t kMaxStates = 4096;
 
 using Dims = std::vector<int64_t>;
 
-bool is_prefix(const DimCuts& cuts, const DimCuts& of) {
+bool is_prefix(const DimShards& cuts, const DimShards& of) {
   return cuts.size() <= of.size() &&
          std::equal(cuts.begin(), cuts.end(), of.begin());
 }
@@ -59,8 +59,8 @@ class Search {
         to_(to.placements()) {
     for (size_t d = 0; d < sizes.size(); ++d) {
       const auto dim = static_cast<int64_t>(d);
-      from_cuts_.push_back(cuts_of(from_, shape_, dim));
-      to_cuts_.push_back(cuts_of(to_, shape_, dim));
+      from_cuts_.push_back(dim_shards(from_, shape_, dim));
+      to_cuts_.push_back(dim_shards(to_, shape_, dim));
     }
     for (int64_t i = 0; i < from.mesh_ndim(); ++i) {
       if (shape_[i] > 1) {
@@ -75,7 +75,7 @@ class Search {
   }
 
   RedistributePlan plan() {
-    if (states() > kMostStates) {
+    if (states() > kMaxStates) {
       return plain_plan();
     }
     nodes_.resize(states());
@@ -167,7 +167,7 @@ class Search {
     int64_t count = 1;
     for (const auto& list : candidates_) {
       count =
-          std::min(count * static_cast<int64_t>(list.size()), kMostStates + 1);
+          std::min(count * static_cast<int64_t>(list.size()), kMaxStates + 1);
     }
     return count;
   }
@@ -252,7 +252,7 @@ class Search {
         try_step(state, current, whole, StepKind::kAllGather, dims);
       }
       if (target != current && target != whole &&
-          prices_.ranks_of(dims) <= kMostExchangeRanks) {
+          prices_.ranks_of(dims) <= kMaxExchangeRanks) {
         try_step(state, current, target, StepKind::kAllToAll, dims);
       }
     }
@@ -266,13 +266,13 @@ class Search {
       const Dims& dims) {
     auto& node = nodes_[state_of(next)];
     const double least =
-        nodes_[state].us + prices_.least_us(current, next, kind, dims);
+        nodes_[state].us + prices_.min_us(current, next, kind, dims);
     if (node.is_closed || least >= node.us || least > nodes_[last_].us ||
-        !keeps_order(current, dims) || !keeps_cuts(current, next, dims)) {
+        !keeps_order(current, dims) || !keeps_sharding(current, next, dims)) {
       return;
     }
     PlanStep step{kind, dims, current, next};
-    prices_.price(step);
+    prices_.set_cost(step);
     const double us = nodes_[state].us + step.us;
     if (us < node.us) {
       node.us = us;
@@ -295,14 +295,14 @@ class Search {
     });
   }
 
-  bool keeps_cuts(
+  bool keeps_sharding(
       const Placements& current,
       const Placements& next,
       const Dims& dims) const {
     for (size_t d = 0; d < sizes_.size(); ++d) {
       const auto dim = static_cast<int64_t>(d);
-      const auto before = cuts_of(current, shape_, dim);
-      const auto after = cuts_of(next, shape_, dim);
+      const auto before = dim_shards(current, shape_, dim);
+      const auto after = dim_shards(next, shape_, dim);
       const auto old = split_cuts(before, dims);
       const auto made = split_cuts(after, dims);
       if (old.outer.size() + old.inner.size() != before.size() ||
@@ -330,7 +330,7 @@ class Search {
       next[plain.mesh_dim] = plain.to;
       PlanStep step{
           step_kind(plain.from, plain.to), {plain.mesh_dim}, current, next};
-      prices_.price(step);
+      prices_.set_cost(step);
       plan.us += step.us;
       plan.steps.push_back(std::move(step));
       current = next;
@@ -341,11 +341,11 @@ class Search {
   const mesh::DeviceMesh& mesh_;
   const std::vector<int64_t>& shape_;
   c10::IntArrayRef sizes_;
-  const PlanPrices prices_;
+  const PlanCosts prices_;
   Placements from_;
   Placements to_;
-  std::vector<DimCuts> from_cuts_;
-  std::vector<DimCuts> to_cuts_;
+  std::vector<DimShards> from_cuts_;
+  std::vector<DimShards> to_cuts_;
   /// Mesh dims of several ranks.
   Dims moving_;
   std::vector<std::vector<Placement>> candidates_;

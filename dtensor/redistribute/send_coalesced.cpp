@@ -55,7 +55,7 @@ void unpack(
 void send_as_one(
     const std::vector<const StepMessage*>& messages,
     std::string_view name,
-    SentTogether& sent) {
+    CoalescedSend& sent) {
   if (messages.size() == 1) {
     sent.works.push_back(send(*messages[0], name));
     return;
@@ -95,7 +95,7 @@ const at::Tensor& any_part(const StepMessage& message) {
 
 } // namespace
 
-void SentTogether::wait() {
+void CoalescedSend::wait() {
   for (auto& work : works) {
     work.wait();
   }
@@ -104,7 +104,7 @@ void SentTogether::wait() {
   }
 }
 
-SentTogether send_together(
+CoalescedSend send_coalesced(
     const std::vector<StepMessage>& messages,
     std::string_view name) {
   using Key = std::tuple<
@@ -133,7 +133,7 @@ SentTogether send_together(
     }
     found->second.push_back(&message);
   }
-  SentTogether sent;
+  CoalescedSend sent;
   for (const auto& [key, list] : lists) {
     send_as_one(list, name, sent);
   }

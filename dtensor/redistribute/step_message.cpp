@@ -34,20 +34,21 @@ Geometry geometry_of(const LocalStep& of) {
   const auto& shape = of.mesh.shape();
   const auto coordinate = own_coordinate(of.mesh);
   Geometry geometry;
-  std::vector<DimCuts> before;
-  std::vector<DimCuts> after;
+  std::vector<DimShards> before;
+  std::vector<DimShards> after;
   for (size_t d = 0; d < of.sizes.size(); ++d) {
     const auto dim = static_cast<int64_t>(d);
     auto split =
-        split_cuts(cuts_of(of.step.from, shape, dim), of.step.mesh_dims);
+        split_cuts(dim_shards(of.step.from, shape, dim), of.step.mesh_dims);
     int64_t left = of.sizes[d];
     for (const auto& cut : split.outer) {
-      left = cut_length(cut, left, coordinate[cut.mesh_dim]);
+      left = shard_length(cut, left, coordinate[cut.mesh_dim]);
     }
     geometry.left.push_back(left);
     before.push_back(std::move(split.inner));
     after.push_back(
-        split_cuts(cuts_of(of.step.to, shape, dim), of.step.mesh_dims).inner);
+        split_cuts(dim_shards(of.step.to, shape, dim), of.step.mesh_dims)
+            .inner);
   }
   geometry.before =
       group_regions(before, geometry.left, shape, of.step.mesh_dims);

@@ -61,13 +61,13 @@ mesh::Work send(const StepMessage& message, std::string_view name);
 /// What `works` lists are complete after all of them have been waited for and
 /// `unpack` has been called.
 /// Collective: the messages' groups, with the same list on all ranks.
-struct SentTogether {
+struct CoalescedSend {
   std::vector<mesh::Work> works;
   std::vector<std::function<void()>> unpack;
 
   void wait();
 };
-SentTogether send_together(
+CoalescedSend send_coalesced(
     const std::vector<StepMessage>& messages,
     std::string_view name);
 

@@ -28,7 +28,7 @@ std::vector<Strategy> along_dim(const OpCall& call, const StrategyContext&) {
   const auto& first = call.tensors[0];
   auto names = rules::all_dims(first.dim());
   for (const int64_t d : whole_dims(call)) {
-    names = rules::with_whole(names, d);
+    names = rules::with_full(names, d);
   }
   rules::NamedDims inputs;
   for (const auto& tensor : call.tensors) {

@@ -28,7 +28,7 @@ bool is_unsigned(at::ScalarType dtype) {
 }
 
 // Bools have no sums, integers no averages, complex numbers no order.
-bool is_reducible(at::ScalarType dtype, const Carry& carry) {
+bool is_reducible(at::ScalarType dtype, const PartialPassThrough& carry) {
   const bool orders =
       carry.from == ReduceOp::kMax || carry.from == ReduceOp::kMin;
   if (orders) {
@@ -42,22 +42,24 @@ bool is_reducible(at::ScalarType dtype, const Carry& carry) {
          !c10::isIntegralType(dtype, /*includeBool=*/true);
 }
 
-bool applies(const OpCall& call, const Carry& carry) {
+bool applies(const OpCall& call, const PartialPassThrough& carry) {
   return std::ranges::all_of(carry.arguments, [&](size_t argument) {
     const auto* tensor = tensor_at(call, argument);
     return tensor && is_reducible(tensor->scalar_type(), carry);
   });
 }
 
-Carries same(std::vector<size_t> arguments, const rules::Reductions& ops) {
-  Carries carries;
+PartialPassThroughs same(
+    std::vector<size_t> arguments,
+    const rules::Reductions& ops) {
+  PartialPassThroughs carries;
   for (const auto op : ops) {
     carries.push_back({arguments, op, op});
   }
   return carries;
 }
 
-Carries picking(Carries carries) {
+PartialPassThroughs picking(PartialPassThroughs carries) {
   for (auto& carry : carries) {
     carry.computes = false;
   }
@@ -66,43 +68,45 @@ Carries picking(Carries carries) {
 
 } // namespace
 
-Carries operator+(Carries left, const Carries& right) {
+PartialPassThroughs operator+(
+    PartialPassThroughs left,
+    const PartialPassThroughs& right) {
   left.insert(left.end(), right.begin(), right.end());
   return left;
 }
 
-Carries linear(std::vector<size_t> arguments) {
+PartialPassThroughs linear(std::vector<size_t> arguments) {
   return same(std::move(arguments), {ReduceOp::kSum, ReduceOp::kAvg});
 }
 
-Carries affine(std::vector<size_t> arguments) {
+PartialPassThroughs affine(std::vector<size_t> arguments) {
   return same(std::move(arguments), {ReduceOp::kAvg});
 }
 
-Carries rising(size_t argument) {
+PartialPassThroughs monotone_increasing(size_t argument) {
   return same({argument}, {ReduceOp::kMax, ReduceOp::kMin});
 }
 
-Carries falling(size_t argument) {
+PartialPassThroughs monotone_decreasing(size_t argument) {
   return {
       {{argument}, ReduceOp::kMax, ReduceOp::kMin},
       {{argument}, ReduceOp::kMin, ReduceOp::kMax}};
 }
 
-Carries multiplicative(std::vector<size_t> arguments) {
+PartialPassThroughs multiplicative(std::vector<size_t> arguments) {
   return same(std::move(arguments), {ReduceOp::kProduct});
 }
 
-Carries moves(std::vector<size_t> arguments) {
+PartialPassThroughs moves(std::vector<size_t> arguments) {
   return picking(same(std::move(arguments), rules::every_reduction()));
 }
 
-Carries mixes(std::vector<size_t> arguments) {
+PartialPassThroughs mixes(std::vector<size_t> arguments) {
   return picking(same(
       std::move(arguments), {ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax}));
 }
 
-Carries selects(std::vector<size_t> arguments, ReduceOp op) {
+PartialPassThroughs selects(std::vector<size_t> arguments, ReduceOp op) {
   return picking(same(std::move(arguments), {op}));
 }
 
@@ -141,7 +145,7 @@ std::vector<Strategy> shard_any_dim(
 void append_carries(
     std::vector<Strategy>& strategies,
     const OpCall& call,
-    const Carries& carries) {
+    const PartialPassThroughs& carries) {
   for (const auto& carry : carries) {
     if (!applies(call, carry)) {
       continue;
@@ -180,12 +184,12 @@ std::vector<OutputMeta> broadcast(const OpCall& call) {
       {output.sizes().vec(), output.strides().vec()}};
 }
 
-Rule elementwise(Carries carries) {
+Rule elementwise(PartialPassThroughs carries) {
   return elementwise(
       [carries = std::move(carries)](const OpCall&) { return carries; });
 }
 
-Rule elementwise(CarriesOf carries) {
+Rule elementwise(PartialPassThroughFn carries) {
   return {
       .strategies =
           [carries = std::move(carries)](

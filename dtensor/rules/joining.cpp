@@ -94,7 +94,7 @@ std::vector<Strategy> roll(const OpCall& call, const StrategyContext&) {
   const auto dims = call.dims_argument(2, ndim);
   auto names = dims.empty() ? std::string() : rules::all_dims(ndim);
   for (const int64_t d : dims) {
-    names = rules::with_whole(names, d);
+    names = rules::with_full(names, d);
   }
   auto strategies = rules::cut_named_dims(call, {{"self", names}}, {names});
   rules::add_pending(strategies, call, rules::every_reduction(), {"self"});

@@ -282,7 +282,7 @@ std::vector<Strategy> cross(const OpCall& call, const StrategyContext&) {
   const auto sizes = rules::broadcast_sizes(self.sizes(), other.sizes());
   const auto ndim = static_cast<int64_t>(sizes.size());
   const int64_t at = rules::argument_position(call, "dim");
-  const auto names = rules::with_whole(
+  const auto names = rules::with_full(
       rules::all_dims(ndim), call.dim_argument(at, self.dim()));
   auto strategies = rules::cut_named_dims(
       call,

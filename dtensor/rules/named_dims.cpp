@@ -152,7 +152,7 @@ std::string all_dims(int64_t ndim) {
   return names;
 }
 
-std::string with_whole(std::string names, int64_t dim) {
+std::string with_full(std::string names, int64_t dim) {
   if (dim >= 0 && dim < static_cast<int64_t>(names.size())) {
     names[dim] = '.';
   }

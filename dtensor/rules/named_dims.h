@@ -60,7 +60,7 @@ const TensorArgument* tensor_argument(
 /// "abc" for 3: each dim can be cut.
 std::string all_dims(int64_t ndim);
 /// `names` with a dim that has to be whole.
-std::string with_whole(std::string names, int64_t dim);
+std::string with_full(std::string names, int64_t dim);
 /// The `count` last dims whole.
 std::string with_whole_tail(std::string names, int64_t count);
 

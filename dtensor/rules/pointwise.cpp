@@ -16,7 +16,8 @@ namespace {
 // What a conversion leaves in order and what it adds up: rounding every term
 // of a pending sum to whole numbers is not rounding the sum, and narrowing
 // integers wraps.
-Carries converts(size_t argument, at::ScalarType from, at::ScalarType to) {
+PartialPassThroughs
+converts(size_t argument, at::ScalarType from, at::ScalarType to) {
   if (from == to) {
     return moves({argument});
   }
@@ -24,22 +25,23 @@ Carries converts(size_t argument, at::ScalarType from, at::ScalarType to) {
     return {};
   }
   if (c10::isComplexType(from) || c10::isComplexType(to)) {
-    return linear({argument}) +
-           (c10::isComplexType(to) ? multiplicative({argument}) : Carries());
+    return linear({argument}) + (c10::isComplexType(to)
+                                     ? multiplicative({argument})
+                                     : PartialPassThroughs());
   }
   if (!c10::isIntegralType(to, /*includeBool=*/false)) {
     return moves({argument});
   }
   if (!c10::isIntegralType(from, /*includeBool=*/false)) {
-    return rising(argument);
+    return monotone_increasing(argument);
   }
   const bool widens =
       c10::elementSize(to) > c10::elementSize(from) && c10::isSignedType(to);
   return linear({argument}) + multiplicative({argument}) +
-         (widens ? rising(argument) : Carries());
+         (widens ? monotone_increasing(argument) : PartialPassThroughs());
 }
 
-Carries to_copy_carries(const OpCall& call) {
+PartialPassThroughs to_copy_carries(const OpCall& call) {
   const auto from = call.tensors[0].tensor.scalar_type();
   if (!call.outs.empty()) {
     return converts(0, from, call.outs[0].tensor.scalar_type());
@@ -49,7 +51,7 @@ Carries to_copy_carries(const OpCall& call) {
 }
 
 // The destination's values are not read: in place it lies as the result does.
-Carries copy_carries(const OpCall& call) {
+PartialPassThroughs copy_carries(const OpCall& call) {
   auto carries = converts(
       1,
       call.tensors.back().tensor.scalar_type(),
@@ -63,7 +65,7 @@ Carries copy_carries(const OpCall& call) {
   return source_only + carries;
 }
 
-Rule copies(const CarriesOf& carries) {
+Rule copies(const PartialPassThroughFn& carries) {
   return {
       .strategies = [carries](
                         const OpCall& call, const StrategyContext& context) {
@@ -87,17 +89,17 @@ std::vector<Strategy> zero_strategies(
 // ---- arithmetic -------------------------------------------------------------
 
 // a + factor * b: order follows the factor's sign.
-Carries sum_carries(double factor) {
-  return linear({0, 1}) + affine({0}) + affine({1}) + rising(0) +
-         (factor >= 0 ? rising(1) : falling(1));
+PartialPassThroughs sum_carries(double factor) {
+  return linear({0, 1}) + affine({0}) + affine({1}) + monotone_increasing(0) +
+         (factor >= 0 ? monotone_increasing(1) : monotone_decreasing(1));
 }
 
-Carries add_carries(const OpCall& call) {
+PartialPassThroughs add_carries(const OpCall& call) {
   const auto alpha = real_number(call.arguments[2]);
   return sum_carries(alpha.value_or(1));
 }
 
-Carries sub_carries(const OpCall& call) {
+PartialPassThroughs sub_carries(const OpCall& call) {
   const auto alpha = real_number(call.arguments[2]);
   return sum_carries(-alpha.value_or(1));
 }
@@ -110,30 +112,32 @@ std::vector<OutputMeta> broadcast_reversed(const OpCall& call) {
 }
 
 // b - alpha * a.
-Carries rsub_carries(const OpCall& call) {
+PartialPassThroughs rsub_carries(const OpCall& call) {
   const auto alpha = real_number(call.arguments[2]);
-  return linear({0, 1}) + affine({0}) + affine({1}) + rising(1) +
-         (alpha.value_or(1) > 0 ? falling(0) : rising(0));
+  return linear({0, 1}) + affine({0}) + affine({1}) + monotone_increasing(1) +
+         (alpha.value_or(1) > 0 ? monotone_decreasing(0)
+                                : monotone_increasing(0));
 }
 
 // self * factor, where the factor's sign may be known. An infinite factor makes
 // NaNs of zeros, and infinities of both signs of terms, whose sum is a NaN.
-Carries scale_carries(double factor) {
+PartialPassThroughs scale_carries(double factor) {
   if (std::isinf(factor)) {
     return {};
   }
-  const auto order = factor > 0 ? rising(0) : falling(0);
-  return linear({0}) + (factor != 0 ? order : Carries());
+  const auto order =
+      factor > 0 ? monotone_increasing(0) : monotone_decreasing(0);
+  return linear({0}) + (factor != 0 ? order : PartialPassThroughs());
 }
 
-Carries mul_carries(const OpCall& call) {
+PartialPassThroughs mul_carries(const OpCall& call) {
   return scale_carries(real_number(call.arguments[1]).value_or(0)) +
          linear({1}) + multiplicative({0, 1});
 }
 
 // Rounding every term is not rounding their sum. A tensor to divide by is taken
 // to hold no zeros: its values are not looked at.
-Carries div_carries(const OpCall& call) {
+PartialPassThroughs div_carries(const OpCall& call) {
   if (call.op.schema().argumentIndexWithName("rounding_mode").has_value()) {
     return {};
   }
@@ -143,14 +147,15 @@ Carries div_carries(const OpCall& call) {
 
 // self * log(other) is 0 where both are 0: terms of self that add up to 0 there
 // give infinities of both signs. Other numbers have finite logarithms.
-Carries times_log_carries(const OpCall& call) {
+PartialPassThroughs times_log_carries(const OpCall& call) {
   const auto other = real_number(call.arguments[1]);
   const bool one_more = call.name().starts_with("aten::special_xlog1py");
-  return other && *other + (one_more ? 1 : 0) > 0 ? linear({0}) : Carries();
+  return other && *other + (one_more ? 1 : 0) > 0 ? linear({0})
+                                                  : PartialPassThroughs();
 }
 
 // self^exponent of a number.
-Carries power_carries(const OpCall& call) {
+PartialPassThroughs power_carries(const OpCall& call) {
   const auto exponent = real_number(call.arguments[1]);
   if (!call.arguments[0].isTensor() || !exponent ||
       *exponent != std::trunc(*exponent)) {
@@ -160,49 +165,53 @@ Carries power_carries(const OpCall& call) {
   const bool wraps = c10::isIntegralType(
       call.tensors[0].tensor.scalar_type(), /*includeBool=*/true);
   return multiplicative({0}) +
-         (odd && *exponent > 0 && !wraps ? rising(0) : Carries()) +
-         (*exponent == 1 ? linear({0}) : Carries());
+         (odd && *exponent > 0 && !wraps ? monotone_increasing(0)
+                                         : PartialPassThroughs()) +
+         (*exponent == 1 ? linear({0}) : PartialPassThroughs());
 }
 
 // self + weight * (end - self).
-Carries lerp_carries(const OpCall& call) {
+PartialPassThroughs lerp_carries(const OpCall& call) {
   const double weight = real_number(call.arguments[2]).value_or(-1);
   return linear({0, 1}) + affine({0}) + affine({1}) + affine({2}) +
-         (weight >= 0 && weight <= 1 ? rising(0) + rising(1) : Carries());
+         (weight >= 0 && weight <= 1
+              ? monotone_increasing(0) + monotone_increasing(1)
+              : PartialPassThroughs());
 }
 
 // ---- choices ----------------------------------------------------------------
 
-Carries masked_fill_carries(const OpCall& call) {
+PartialPassThroughs masked_fill_carries(const OpCall& call) {
   const auto value = real_number(call.arguments[2]);
   return mixes({0}) + mixes({2}) + moves({0, 2}) +
-         (value && *value == 0 ? linear({0}) : Carries());
+         (value && *value == 0 ? linear({0}) : PartialPassThroughs());
 }
 
 // One of two values, by their order.
-Carries ordered(size_t argument) {
+PartialPassThroughs ordered(size_t argument) {
   return selects({argument}, ReduceOp::kMax) +
          selects({argument}, ReduceOp::kMin);
 }
 
-Carries maximum_carries(const OpCall&) {
+PartialPassThroughs maximum_carries(const OpCall&) {
   return ordered(0) + ordered(1) + selects({0, 1}, ReduceOp::kMax);
 }
 
-Carries minimum_carries(const OpCall&) {
+PartialPassThroughs minimum_carries(const OpCall&) {
   return ordered(0) + ordered(1) + selects({0, 1}, ReduceOp::kMin);
 }
 
 // min(max(self, lower), upper).
-Carries clamp_carries(const OpCall&) {
+PartialPassThroughs clamp_carries(const OpCall&) {
   return ordered(0) + ordered(1) + ordered(2) +
          selects({0, 1}, ReduceOp::kMax) + selects({0, 2}, ReduceOp::kMin);
 }
 
 // A value in place of all others: the same on every rank.
-Carries fill_carries(const OpCall& call) {
+PartialPassThroughs fill_carries(const OpCall& call) {
   const auto value = real_number(call.arguments[1]);
-  return mixes({0}) + (value && *value == 0 ? linear({0}) : Carries());
+  return mixes({0}) +
+         (value && *value == 0 ? linear({0}) : PartialPassThroughs());
 }
 
 // ---- activations ------------------------------------------------------------
@@ -216,18 +225,21 @@ bool none_negative(const OpCall& call, size_t first, size_t last) {
   return true;
 }
 
-Carries elu_carries(const OpCall& call) {
-  return none_negative(call, 1, 3) ? rising(0) : Carries();
+PartialPassThroughs elu_carries(const OpCall& call) {
+  return none_negative(call, 1, 3) ? monotone_increasing(0)
+                                   : PartialPassThroughs();
 }
 
-Carries leaky_carries(const OpCall& call) {
-  return none_negative(call, 1, 1) ? rising(0) : Carries();
+PartialPassThroughs leaky_carries(const OpCall& call) {
+  return none_negative(call, 1, 1) ? monotone_increasing(0)
+                                   : PartialPassThroughs();
 }
 
-Carries threshold_carries(const OpCall& call) {
+PartialPassThroughs threshold_carries(const OpCall& call) {
   const auto threshold = real_number(call.arguments[1]);
   const auto value = real_number(call.arguments[2]);
-  return threshold && value && *value <= *threshold ? rising(0) : Carries();
+  return threshold && value && *value <= *threshold ? monotone_increasing(0)
+                                                    : PartialPassThroughs();
 }
 
 // ---- tables -----------------------------------------------------------------
@@ -275,20 +287,23 @@ void add_monotone_rules(RuleTable& table) {
       "hardshrink hardsigmoid hardtanh relu round sgn sigmoid sign sinh "
       "softshrink special_i1 special_log_ndtr special_modified_bessel_i1 tanh "
       "trunc",
-      elementwise(rising(0)));
-  table.add("erfc special_erfcx", elementwise(falling(0)));
+      elementwise(monotone_increasing(0)));
+  table.add("erfc special_erfcx", elementwise(monotone_decreasing(0)));
   table.add("elu", elementwise(elu_carries));
   table.add("celu leaky_relu", elementwise(leaky_carries));
   table.add("threshold", elementwise(threshold_carries));
-  table.add("logaddexp logaddexp2", elementwise(rising(0) + rising(1)));
+  table.add(
+      "logaddexp logaddexp2",
+      elementwise(monotone_increasing(0) + monotone_increasing(1)));
   table.add("clamp", elementwise(clamp_carries));
   table.add("maximum fmax clamp_min", elementwise(maximum_carries));
   table.add("minimum fmin clamp_max", elementwise(minimum_carries));
 }
 
 void add_arithmetic_rules(RuleTable& table) {
-  table.add("neg", elementwise(linear({0}) + falling(0)));
-  table.add("deg2rad rad2deg", elementwise(linear({0}) + rising(0)));
+  table.add("neg", elementwise(linear({0}) + monotone_decreasing(0)));
+  table.add(
+      "deg2rad rad2deg", elementwise(linear({0}) + monotone_increasing(0)));
   table.add(
       "conj_physical _conj_physical",
       elementwise(linear({0}) + multiplicative({0})));
@@ -302,17 +317,18 @@ void add_arithmetic_rules(RuleTable& table) {
   table.add("mul", elementwise(mul_carries));
   table.add("div", elementwise(div_carries));
   table.add("pow", elementwise(power_carries));
-  table.add("ldexp", elementwise(linear({0}) + rising(0)));
+  table.add("ldexp", elementwise(linear({0}) + monotone_increasing(0)));
   table.add("xlogy special_xlog1py", elementwise(times_log_carries));
   table.add("lerp", elementwise(lerp_carries));
   table.add(
       "addcmul",
       elementwise(
           linear({0, 1}) + linear({0, 2}) + affine({0}) + affine({1}) +
-          affine({2}) + rising(0)));
+          affine({2}) + monotone_increasing(0)));
   table.add(
       "addcdiv",
-      elementwise(linear({0, 1}) + affine({0}) + affine({1}) + rising(0)));
+      elementwise(
+          linear({0, 1}) + affine({0}) + affine({1}) + monotone_increasing(0)));
 }
 
 void add_choice_rules(RuleTable& table) {

@@ -12,7 +12,7 @@ namespace weft::dtensor {
 /// A pending reduction that an elementwise op may leave pending: where the
 /// tensors at these positions of the schema are Partial(from) and all others
 /// are whole, the results are Partial(to).
-struct Carry {
+struct PartialPassThrough {
   std::vector<size_t> arguments;
   ReduceOp from;
   ReduceOp to;
@@ -20,28 +20,30 @@ struct Carry {
   /// integers may wrap, and then order says nothing.
   bool computes = true;
 };
-using Carries = std::vector<Carry>;
-using CarriesOf = std::function<Carries(const OpCall&)>;
+using PartialPassThroughs = std::vector<PartialPassThrough>;
+using PartialPassThroughFn = std::function<PartialPassThroughs(const OpCall&)>;
 
-Carries operator+(Carries left, const Carries& right);
+PartialPassThroughs operator+(
+    PartialPassThroughs left,
+    const PartialPassThroughs& right);
 
 /// f(a + b) = f(a) + f(b), in these arguments together.
-Carries linear(std::vector<size_t> arguments);
+PartialPassThroughs linear(std::vector<size_t> arguments);
 /// Linear up to a constant: only averages pass.
-Carries affine(std::vector<size_t> arguments);
+PartialPassThroughs affine(std::vector<size_t> arguments);
 /// f(max(a, b)) = max(f(a), f(b)) in one argument, for every number; and min.
-Carries rising(size_t argument);
+PartialPassThroughs monotone_increasing(size_t argument);
 /// f(max(a, b)) = min(f(a), f(b)) in one argument, for every number.
-Carries falling(size_t argument);
+PartialPassThroughs monotone_decreasing(size_t argument);
 /// f(a * b) = f(a) * f(b), in these arguments together.
-Carries multiplicative(std::vector<size_t> arguments);
+PartialPassThroughs multiplicative(std::vector<size_t> arguments);
 /// Values are moved from these arguments, not computed; from no others.
-Carries moves(std::vector<size_t> arguments);
+PartialPassThroughs moves(std::vector<size_t> arguments);
 /// Values are moved from these arguments or from others: holds for reductions
 /// of which equal terms give that term.
-Carries mixes(std::vector<size_t> arguments);
+PartialPassThroughs mixes(std::vector<size_t> arguments);
 /// One reduction of these arguments.
-Carries selects(std::vector<size_t> arguments, ReduceOp op);
+PartialPassThroughs selects(std::vector<size_t> arguments, ReduceOp op);
 
 /// Cuts of any dim of the broadcast sizes; `outputs` says how the op's outputs
 /// lie when a dim is cut.
@@ -56,15 +58,15 @@ std::vector<Strategy> shard_any_dim(
 void append_carries(
     std::vector<Strategy>& strategies,
     const OpCall& call,
-    const Carries& carries);
+    const PartialPassThroughs& carries);
 
 /// Broadcast sizes, with the dims in memory in the inputs' order: what
 /// TensorIterator makes. One an output.
 std::vector<OutputMeta> broadcast(const OpCall& call);
 
 /// The rule of an elementwise op with these carries.
-Rule elementwise(Carries carries = {});
-Rule elementwise(CarriesOf carries);
+Rule elementwise(PartialPassThroughs carries = {});
+Rule elementwise(PartialPassThroughFn carries);
 
 /// The position of the argument called `name`.
 size_t argument_position(const OpCall& call, std::string_view name);

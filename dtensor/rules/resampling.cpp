@@ -177,7 +177,7 @@ std::vector<Strategy> channel_shuffle(
     const OpCall& call,
     const StrategyContext&) {
   const auto names =
-      rules::with_whole(rules::all_dims(call.tensors[0].dim()), 1);
+      rules::with_full(rules::all_dims(call.tensors[0].dim()), 1);
   auto strategies = rules::cut_named_dims(call, {{"self", names}}, {names});
   rules::add_pending(strategies, call, rules::every_reduction(), {"self"});
   return strategies;

@@ -65,7 +65,7 @@ std::vector<Strategy> gather(const OpCall& call, const StrategyContext&) {
 std::vector<Strategy> index_select(const OpCall& call, const StrategyContext&) {
   const int64_t dim = indexed_dim(call);
   const auto names =
-      rules::with_whole(rules::all_dims(call.tensors[0].dim()), dim);
+      rules::with_full(rules::all_dims(call.tensors[0].dim()), dim);
   const bool list = call.tensors[1].dim() == 1 && call.tensors[0].dim() > 0;
   auto strategies = rules::cut_named_dims(
       call,
@@ -87,37 +87,44 @@ std::vector<OutputMeta> index_select_sizes(const OpCall& call) {
 // --- placing ----------------------------------------------------------------
 
 // What becomes of elements that meet at one place.
-enum class Meeting : uint8_t { kReplace, kAdd, kMultiply, kMean, kMax, kMin };
+enum class ScatterReduceOp : uint8_t {
+  kReplace,
+  kAdd,
+  kMultiply,
+  kMean,
+  kMax,
+  kMin
+};
 
 // How the ops of this file name it.
-Meeting meeting_of(const OpCall& call) {
+ScatterReduceOp scatter_reduce_op_of(const OpCall& call) {
   const auto name = call.name();
   if (name.starts_with("aten::scatter_add") ||
       name.starts_with("aten::index_add")) {
-    return Meeting::kAdd;
+    return ScatterReduceOp::kAdd;
   }
   const auto reduce = rules::argument(call, "reduce");
   if (!reduce.isString()) {
-    return Meeting::kReplace;
+    return ScatterReduceOp::kReplace;
   }
   const auto& text = reduce.toStringRef();
-  return text == "add" || text == "sum"         ? Meeting::kAdd
-         : text == "multiply" || text == "prod" ? Meeting::kMultiply
-         : text == "mean"                       ? Meeting::kMean
-         : text == "amax"                       ? Meeting::kMax
-                                                : Meeting::kMin;
+  return text == "add" || text == "sum"         ? ScatterReduceOp::kAdd
+         : text == "multiply" || text == "prod" ? ScatterReduceOp::kMultiply
+         : text == "mean"                       ? ScatterReduceOp::kMean
+         : text == "amax"                       ? ScatterReduceOp::kMax
+                                                : ScatterReduceOp::kMin;
 }
 
 // The reduction that ranks finish what they have placed with.
-std::optional<ReduceOp> reduction_of(Meeting meeting) {
+std::optional<ReduceOp> reduction_of(ScatterReduceOp meeting) {
   switch (meeting) {
-    case Meeting::kAdd:
+    case ScatterReduceOp::kAdd:
       return ReduceOp::kSum;
-    case Meeting::kMultiply:
+    case ScatterReduceOp::kMultiply:
       return ReduceOp::kProduct;
-    case Meeting::kMax:
+    case ScatterReduceOp::kMax:
       return ReduceOp::kMax;
-    case Meeting::kMin:
+    case ScatterReduceOp::kMin:
       return ReduceOp::kMin;
     default:
       return std::nullopt;
@@ -130,32 +137,32 @@ bool includes_self(const OpCall& call) {
 }
 
 // Pending reductions on self and source together, and on either alone.
-void add_meeting(
+void add_scatter_reduce(
     std::vector<Strategy>& strategies,
     const OpCall& call,
     std::string_view source) {
-  const auto meeting = meeting_of(call);
+  const auto meeting = scatter_reduce_op_of(call);
   const auto linear = rules::linear_reductions(call);
   const bool floats = linear.size() > 1;
   rules::Reductions both;
   rules::Reductions either;
   switch (meeting) {
-    case Meeting::kReplace:
+    case ScatterReduceOp::kReplace:
       both = rules::every_reduction();
       either = rules::reductions_keeping(c10::IValue());
       break;
-    case Meeting::kAdd:
+    case ScatterReduceOp::kAdd:
       both = linear;
       if (floats && includes_self(call)) {
         either = {ReduceOp::kAvg};
       }
       break;
-    case Meeting::kMean:
+    case ScatterReduceOp::kMean:
       if (floats) {
         both = linear;
       }
       break;
-    case Meeting::kMultiply:
+    case ScatterReduceOp::kMultiply:
       both = {ReduceOp::kProduct};
       break;
     default:
@@ -164,7 +171,7 @@ void add_meeting(
   rules::add_pending(strategies, call, both, {"self", source});
   rules::add_pending(strategies, call, either, {"self"});
   rules::add_pending(strategies, call, either, {source});
-  if (meeting == Meeting::kMultiply && includes_self(call)) {
+  if (meeting == ScatterReduceOp::kMultiply && includes_self(call)) {
     rules::add_pending(strategies, call, linear, {"self"});
   }
 }
@@ -174,7 +181,7 @@ void add_cut_source(
     std::vector<Strategy>& strategies,
     const OpCall& call,
     const Strategy& cut) {
-  const auto op = reduction_of(meeting_of(call));
+  const auto op = reduction_of(scatter_reduce_op_of(call));
   if (!op || !includes_self(call)) {
     return;
   }
@@ -199,7 +206,7 @@ std::vector<Strategy> scatter_source(const OpCall& call) {
     add_cut_source(
         strategies, call, {{}, {Replicate(), Shard(dim), Shard(dim)}});
   }
-  add_meeting(strategies, call, "src");
+  add_scatter_reduce(strategies, call, "src");
   return strategies;
 }
 
@@ -211,14 +218,14 @@ std::vector<Strategy> scatter_number(const OpCall& call) {
   auto strategies =
       rules::cut_named_dims(call, {{"self", names}, {"index", names}}, {names});
   const auto linear = rules::linear_reductions(call);
-  const auto meeting = meeting_of(call);
+  const auto meeting = scatter_reduce_op_of(call);
   if (index.dim() > 0 && index.dim() == call.tensors[0].dim()) {
     add_cut_source(strategies, call, {{}, {Replicate(), Shard(dim)}});
   }
   rules::Reductions kept = linear;
-  if (meeting == Meeting::kReplace) {
+  if (meeting == ScatterReduceOp::kReplace) {
     kept = rules::reductions_keeping(rules::argument(call, "value"));
-  } else if (meeting == Meeting::kAdd) {
+  } else if (meeting == ScatterReduceOp::kAdd) {
     kept = {ReduceOp::kMin, ReduceOp::kMax};
     if (linear.size() > 1) {
       kept.push_back(ReduceOp::kAvg);
@@ -236,7 +243,7 @@ std::vector<Strategy> scatter(const OpCall& call, const StrategyContext&) {
 // which a part may have.
 bool asserts_on_single_elements(const OpCall& call) {
   return call.name().starts_with("aten::index_reduce") &&
-         meeting_of(call) == Meeting::kMultiply &&
+         scatter_reduce_op_of(call) == ScatterReduceOp::kMultiply &&
          c10::isReducedFloatingType(call.tensors[0].tensor.scalar_type());
 }
 
@@ -258,17 +265,17 @@ std::vector<Strategy> index_rows(const OpCall& call, const StrategyContext&) {
           strategies, call, {{}, {Replicate(), Shard(0), Shard(dim)}});
     }
   }
-  add_meeting(strategies, call, "source");
+  add_scatter_reduce(strategies, call, "source");
   return strategies;
 }
 
 // index_fill(self, dim, index, value).
 std::vector<Strategy> index_fill(const OpCall& call, const StrategyContext&) {
-  const auto names = rules::with_whole(
+  const auto names = rules::with_full(
       rules::all_dims(call.tensors[0].dim()), indexed_dim(call));
   auto strategies = rules::cut_named_dims(call, {{"self", names}}, {names});
   if (call.arguments[3].isTensor()) {
-    add_meeting(strategies, call, "value");
+    add_scatter_reduce(strategies, call, "value");
   } else {
     rules::add_pending(
         strategies,

@@ -133,7 +133,7 @@ std::vector<OutputMeta> histogramdd_sizes(const OpCall& call) {
 std::string segment_names(const OpCall& call) {
   const auto& data = *tensor_argument(call, "data");
   const int64_t at = rules::argument_position(call, "axis");
-  return rules::with_whole(
+  return rules::with_full(
       rules::all_dims(data.dim()), call.dim_argument(at, data.dim()));
 }
 

@@ -81,7 +81,7 @@ std::vector<Strategy> select_scatter(
     const StrategyContext&) {
   const int64_t ndim = call.tensors[0].dim();
   const auto names =
-      rules::with_whole(rules::all_dims(ndim), call.dim_argument(2, ndim));
+      rules::with_full(rules::all_dims(ndim), call.dim_argument(2, ndim));
   auto part = names;
   part.erase(call.dim_argument(2, ndim), 1);
   auto strategies =
@@ -96,7 +96,7 @@ std::vector<Strategy> slice_scatter(
     const StrategyContext&) {
   const int64_t ndim = call.tensors[0].dim();
   const auto names =
-      rules::with_whole(rules::all_dims(ndim), call.dim_argument(2, ndim));
+      rules::with_full(rules::all_dims(ndim), call.dim_argument(2, ndim));
   auto strategies =
       rules::cut_named_dims(call, {{"self", names}, {"src", names}}, {names});
   rules::add_pending(

@@ -58,7 +58,7 @@ ViewDims reshaped_dims(c10::IntArrayRef from, c10::IntArrayRef to) {
   return dims;
 }
 
-bool same_cuts(
+bool same_sharding(
     int64_t from,
     int64_t to,
     const OpCall& call,
@@ -92,7 +92,7 @@ std::vector<Strategy> follow_dims(
       continue;
     }
     const bool equal = from[dim] == to[j];
-    if (equal || same_cuts(from[dim], to[j], call, context)) {
+    if (equal || same_sharding(from[dim], to[j], call, context)) {
       strategies.push_back(
           {{Shard(static_cast<int64_t>(j))}, {Shard(dim)}, !equal});
     }

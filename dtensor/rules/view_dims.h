@@ -37,7 +37,7 @@ ViewDims reshaped_dims(c10::IntArrayRef from, c10::IntArrayRef to);
 
 /// Whether each rank's rows of a dim of `from` rows are its rows of one of
 /// `to`, in proportion, when both are cut by the chunk rule.
-bool same_cuts(
+bool same_sharding(
     int64_t from,
     int64_t to,
     const OpCall& call,

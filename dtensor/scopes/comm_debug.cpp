@@ -17,11 +17,11 @@ namespace weft::dtensor {
 // Note [Who caused a collective]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A collective is seen where it is launched, by the observer of mesh/. Why it
-// was launched is known above: MoveScope says of which tensor it is a step,
-// hooks of the modules in whose call it happens. Both are kept in a context
-// that nested modes share. In a backward the modules' calls are over, so nodes
-// that move gradients remember the module they were made in; and parameters,
-// whose names collectives carry, name theirs.
+// was launched is known above: RedistributeScope says of which tensor it is a
+// step, hooks of the modules in whose call it happens. Both are kept in a
+// context that nested modes share. In a backward the modules' calls are over,
+// so nodes that move gradients remember the module they were made in; and
+// parameters, whose names collectives carry, name theirs.
 
 namespace detail {
 
@@ -58,7 +58,7 @@ CommContext* current_context() {
 
 } // namespace
 
-MoveScope::MoveScope(
+RedistributeScope::RedistributeScope(
     const at::Tensor& tensor,
     const DTensorSpec& from,
     const DTensorSpec& to,
@@ -85,14 +85,14 @@ MoveScope::MoveScope(
   context_->moves.push_back(std::move(move));
 }
 
-MoveScope::~MoveScope() {
+RedistributeScope::~RedistributeScope() {
   if (context_) {
     const std::lock_guard lock(context_->mutex);
     context_->moves.pop_back();
   }
 }
 
-bool finds_cheaper() {
+bool is_finding_cheaper() {
   const auto* context = current_context();
   return context && context->find_cheaper;
 }
@@ -216,9 +216,9 @@ struct CommDebugMode::Recorder final : detail::CommObserver {
 
   std::string dim_of(
       const mesh::GroupMembers& group,
-      const mesh::Ledger& ledger) const {
+      const mesh::FlightRecorder& flight_recorder) const {
     for (int64_t i = 0; mesh && i < mesh->ndim(); ++i) {
-      if (&mesh->group(i).ledger() == &ledger) {
+      if (&mesh->group(i).flight_recorder() == &flight_recorder) {
         return mesh->mesh_dim_names()[i];
       }
     }
@@ -232,14 +232,14 @@ struct CommDebugMode::Recorder final : detail::CommObserver {
 
   void launched(
       const mesh::GroupMembers& group,
-      const mesh::Ledger& ledger,
-      const mesh::LedgerEntry& call) override {
+      const mesh::FlightRecorder& flight_recorder,
+      const mesh::FlightRecorderEntry& call) override {
     if (outer) {
-      outer->launched(group, ledger, call);
+      outer->launched(group, flight_recorder, call);
     }
     CommRecord record;
     record.op = call.op;
-    record.mesh_dim = dim_of(group, ledger);
+    record.mesh_dim = dim_of(group, flight_recorder);
     record.ranks = static_cast<int64_t>(group.ranks.size());
     record.bytes = call.bytes;
     record.shape = call.shape;
@@ -280,9 +280,9 @@ CommDebugMode::CommDebugMode(const CommDebugOptions& options)
       }
     }
   }
-  observe_ = std::make_unique<mesh::ObserveCollectives>(recorder_);
+  observe_ = std::make_unique<mesh::CollectiveObserverGuard>(recorder_);
   if (options.find_cheaper) {
-    watch_ = std::make_unique<detail::WatchMoves>();
+    watch_ = std::make_unique<detail::RedistributeObserverGuard>();
   }
 }
 

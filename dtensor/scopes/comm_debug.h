@@ -83,8 +83,8 @@ class CommDebugMode {
  private:
   struct Recorder;
   std::shared_ptr<Recorder> recorder_;
-  std::unique_ptr<mesh::ObserveCollectives> observe_;
-  std::unique_ptr<detail::WatchMoves> watch_;
+  std::unique_ptr<mesh::CollectiveObserverGuard> observe_;
+  std::unique_ptr<detail::RedistributeObserverGuard> watch_;
 };
 
 namespace detail {
@@ -93,24 +93,24 @@ struct CommContext;
 
 /// What a redistribution is of: while one lives, collectives are its steps.
 /// Costs a look at a thread-local pointer where no CommDebugMode is open.
-class MoveScope {
+class RedistributeScope {
  public:
-  MoveScope(
+  RedistributeScope(
       const at::Tensor& tensor,
       const DTensorSpec& from,
       const DTensorSpec& to,
       bool is_implicit,
       std::string_view cheaper = {});
-  MoveScope(const MoveScope&) = delete;
-  MoveScope& operator=(const MoveScope&) = delete;
-  ~MoveScope();
+  RedistributeScope(const RedistributeScope&) = delete;
+  RedistributeScope& operator=(const RedistributeScope&) = delete;
+  ~RedistributeScope();
 
  private:
   CommContext* context_;
 };
 
 /// Whether one that is open looks for CommRecord::cheaper.
-bool finds_cheaper();
+bool is_finding_cheaper();
 
 /// The module whose call this is, where a CommDebugMode knows; else empty.
 std::string current_module();

@@ -83,7 +83,7 @@ bool moves_are_watched() {
   return state && (state->redistribution.enable || state->watch_moves);
 }
 
-WatchMoves::WatchMoves()
+RedistributeObserverGuard::RedistributeObserverGuard()
     : guard_(kind(), changed([](ScopeState& state) {
                state.watch_moves = true;
              })) {}

@@ -55,13 +55,13 @@ const ExplicitRedistributionOptions* explicit_redistribution();
 /// Whether the innermost scope, which there is, has not warned of `op` yet.
 bool is_first_warning(std::string_view op);
 /// Whether somebody wants to know of an op's moves before it makes them: an
-/// ExplicitRedistribution, or a WatchMoves.
+/// ExplicitRedistribution, or a RedistributeObserverGuard.
 bool moves_are_watched();
 
 /// For a CommDebugMode that explains moves.
-class WatchMoves {
+class RedistributeObserverGuard {
  public:
-  WatchMoves();
+  RedistributeObserverGuard();
 
  private:
   c10::DebugInfoGuard guard_;

@@ -32,7 +32,7 @@ void append(RowRanges& ranges, int64_t begin, int64_t length) {
 }
 
 // The first row of rank `index`, for a cut whose parts are one range each.
-int64_t cut_begin(const DimCut& cut, int64_t size, int64_t index) {
+int64_t cut_begin(const DimShard& cut, int64_t size, int64_t index) {
   if (cut.sizes.empty()) {
     return shard_range(size, cut.shards, index).begin;
   }
@@ -68,8 +68,8 @@ RowRanges select(const RowRanges& outer, const RowRanges& inner) {
 
 } // namespace
 
-// Note [Order of cuts]
-// ~~~~~~~~~~~~~~~~~~~~
+// Note [Order of shards]
+// ~~~~~~~~~~~~~~~~~~~~~~
 // Mesh dims cut a tensor dim in mesh order, each what the ones before it left.
 // A StridedShard puts its mesh dim behind later ones: its split factor counts
 // the parts that those have made already. With the mesh dims a and b,
@@ -83,12 +83,12 @@ RowRanges select(const RowRanges& outer, const RowRanges& inner) {
 // So a cut is described by what comes before it in the order alone, and the
 // last one can be undone, or another put behind it, without changing what the
 // others are: that is what redistributions are made of.
-DimCuts cuts_of(
+DimShards dim_shards(
     const Placements& placements,
     c10::IntArrayRef mesh_shape,
     int64_t tensor_dim,
     bool all_sizes) {
-  DimCuts order;
+  DimShards order;
   for (size_t i = placements.size(); i-- > 0;) {
     const auto& placement = placements[i];
     const int64_t shards = mesh_shape[i];
@@ -96,7 +96,7 @@ DimCuts cuts_of(
         (shards == 1 && !(all_sizes && placement.has_shard_sizes()))) {
       continue;
     }
-    DimCut cut{
+    DimShard cut{
         static_cast<int64_t>(i),
         shards,
         placement.split_factor(),
@@ -116,7 +116,7 @@ DimCuts cuts_of(
   return order;
 }
 
-int64_t cut_length(const DimCut& cut, int64_t size, int64_t index) {
+int64_t shard_length(const DimShard& cut, int64_t size, int64_t index) {
   if (!cut.sizes.empty()) {
     return cut.sizes[index];
   }
@@ -131,9 +131,9 @@ int64_t cut_length(const DimCut& cut, int64_t size, int64_t index) {
          shard_range(size % chunk, cut.shards, index).length;
 }
 
-RowRanges cut_ranges(const DimCut& cut, int64_t size, int64_t index) {
+RowRanges shard_rows(const DimShard& cut, int64_t size, int64_t index) {
   if (cut.split_factor == 1) {
-    return {{cut_begin(cut, size, index), cut_length(cut, size, index)}};
+    return {{cut_begin(cut, size, index), shard_length(cut, size, index)}};
   }
   RowRanges ranges{{0, 0}};
   const int64_t chunks = std::min(cut.split_factor, size);
@@ -146,13 +146,13 @@ RowRanges cut_ranges(const DimCut& cut, int64_t size, int64_t index) {
 }
 
 RowRanges
-rows_at(const DimCuts& cuts, int64_t size, c10::IntArrayRef coordinate) {
+rows_at(const DimShards& cuts, int64_t size, c10::IntArrayRef coordinate) {
   RowRanges rows{{0, size}};
   int64_t left = size;
   for (const auto& cut : cuts) {
     const int64_t index = coordinate[cut.mesh_dim];
-    const auto inner = cut_ranges(cut, left, index);
-    left = cut_length(cut, left, index);
+    const auto inner = shard_rows(cut, left, index);
+    left = shard_length(cut, left, index);
     if (rows.size() == 1 && inner.size() == 1) {
       rows = {{rows[0].begin + inner[0].begin, left}};
     } else if (left > 0) {

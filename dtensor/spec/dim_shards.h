@@ -32,7 +32,7 @@ using RowRanges = std::vector<RowRange>;
 
 /// One mesh dim's cut of a tensor dim, which takes the place of what the cuts
 /// before it left.
-struct DimCut {
+struct DimShard {
   int64_t mesh_dim;
   /// Ranks of the mesh dim.
   int64_t shards;
@@ -41,29 +41,29 @@ struct DimCut {
   /// Rows of each rank; empty: by the chunk rule.
   std::vector<int64_t> sizes = {};
 
-  bool operator==(const DimCut&) const = default;
+  bool operator==(const DimShard&) const = default;
 };
-using DimCuts = c10::SmallVector<DimCut, 2>;
+using DimShards = c10::SmallVector<DimShard, 2>;
 
 /// The cuts of a tensor dim in the order in which they apply, the outermost
 /// first. Mesh dims of one rank cut nothing and are left out, but for Shards of
-/// given sizes with `all_sizes`. See Note [Order of cuts]. A function of its
+/// given sizes with `all_sizes`. See Note [Order of shards]. A function of its
 /// arguments alone.
-DimCuts cuts_of(
+DimShards dim_shards(
     const Placements& placements,
     c10::IntArrayRef mesh_shape,
     int64_t tensor_dim,
     bool all_sizes = false);
 
 /// How many of `size` rows the rank `index` of the cut's mesh dim holds.
-int64_t cut_length(const DimCut& cut, int64_t size, int64_t index);
+int64_t shard_length(const DimShard& cut, int64_t size, int64_t index);
 
 /// Where they are: in ascending order.
-RowRanges cut_ranges(const DimCut& cut, int64_t size, int64_t index);
+RowRanges shard_rows(const DimShard& cut, int64_t size, int64_t index);
 
 /// The rows of a dim of `size` rows that the rank at `coordinate` holds after
 /// all `cuts`; adjacent ones in one range, none as one empty range.
 RowRanges
-rows_at(const DimCuts& cuts, int64_t size, c10::IntArrayRef coordinate);
+rows_at(const DimShards& cuts, int64_t size, c10::IntArrayRef coordinate);
 
 } // namespace weft::dtensor

@@ -99,8 +99,8 @@ Placement parse_strided(std::string_view whole, std::string_view inner) {
 
 // Far beyond any tensor: keeps the dim and its code exact.
 void check_dim(int64_t tensor_dim) {
-  constexpr int64_t kMost = 1 << 20;
-  if (tensor_dim < -kMost || tensor_dim > kMost) {
+  constexpr int64_t kMax = 1 << 20;
+  if (tensor_dim < -kMax || tensor_dim > kMax) {
     mesh::throw_error<c10::ValueError>(
         "[placement] no tensor has the dim " + std::to_string(tensor_dim) +
         ".");

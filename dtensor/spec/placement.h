@@ -93,7 +93,7 @@ Placement Shard(int64_t tensor_dim, std::vector<int64_t> sizes);
 /// Cut along `tensor_dim` after it was cut in `split_factor` chunks: each rank
 /// holds its part of every chunk, one after the other. Two mesh dims on one
 /// tensor dim, the later one first: [_S(0, tp), S(0)] on dp x tp is the tp
-/// shard, cut again over dp. See Note [Order of cuts] in dim_shards.cpp.
+/// shard, cut again over dp. See Note [Order of shards] in dim_shards.cpp.
 /// Throws: c10::ValueError unless 1 <= `split_factor` < 2^31.
 /// Source: torch/distributed/tensor/placement_types.py, _StridedShard.
 Placement StridedShard(int64_t tensor_dim, int64_t split_factor);

@@ -140,8 +140,8 @@ bool is_plain(const at::Tensor& tensor) {
 
 // Shorter runs, and with several threads large parts, are better off in
 // libtorch's own copy.
-constexpr size_t kLeastRun = 64;
-constexpr size_t kMostOfOneThread = size_t{1} << 20;
+constexpr size_t kMinRun = 64;
+constexpr size_t kMaxOfOneThread = size_t{1} << 20;
 
 // None where it is no such copy.
 std::optional<BoxCopy> plan_box(
@@ -150,7 +150,7 @@ std::optional<BoxCopy> plan_box(
     const at::Tensor& part) {
   if (positions.empty() || !is_plain(tensor) || !is_plain(part) ||
       part.scalar_type() != tensor.scalar_type() ||
-      (part.nbytes() > kMostOfOneThread && at::get_num_threads() > 1) ||
+      (part.nbytes() > kMaxOfOneThread && at::get_num_threads() > 1) ||
       std::ranges::any_of(
           positions, [](const auto& rows) { return rows.size() != 1; })) {
     return std::nullopt;
@@ -169,7 +169,7 @@ std::optional<BoxCopy> plan_box(
     whole *= tensor.size(static_cast<int64_t>(d));
   }
   copy.run = static_cast<size_t>(run);
-  return copy.run < kLeastRun ? std::nullopt : std::optional(std::move(copy));
+  return copy.run < kMinRun ? std::nullopt : std::optional(std::move(copy));
 }
 
 // Calls `move(place in the tensor, place in the part)`, both in bytes, for
@@ -257,7 +257,7 @@ std::vector<int64_t> sizes_of(const Region& region) {
   return sizes;
 }
 
-SplitCuts split_cuts(const DimCuts& cuts, const std::vector<int64_t>& dims) {
+SplitCuts split_cuts(const DimShards& cuts, const std::vector<int64_t>& dims) {
   SplitCuts split;
   for (const auto& cut : cuts) {
     const bool is_inner = std::ranges::find(dims, cut.mesh_dim) != dims.end();
@@ -271,7 +271,7 @@ SplitCuts split_cuts(const DimCuts& cuts, const std::vector<int64_t>& dims) {
 }
 
 std::vector<Region> group_regions(
-    const std::vector<DimCuts>& inner,
+    const std::vector<DimShards>& inner,
     c10::IntArrayRef sizes,
     c10::IntArrayRef mesh_shape,
     const std::vector<int64_t>& mesh_dims) {

@@ -44,17 +44,17 @@ std::vector<int64_t> sizes_of(const Region& region);
 /// The cuts of a tensor dim by mesh dims other than `mesh_dims` come first:
 /// these, and those by `mesh_dims`.
 struct SplitCuts {
-  DimCuts outer;
-  DimCuts inner;
+  DimShards outer;
+  DimShards inner;
 };
 /// Nothing tells the two apart if one of `mesh_dims` is not behind all others:
 /// then the lists together are shorter than `cuts`.
-SplitCuts split_cuts(const DimCuts& cuts, const std::vector<int64_t>& dims);
+SplitCuts split_cuts(const DimShards& cuts, const std::vector<int64_t>& dims);
 
 /// What each rank of the group over `mesh_dims` (row-major) holds of a tensor
 /// of `sizes`, when inner cuts alone cut it. `inner`: one list a tensor dim.
 std::vector<Region> group_regions(
-    const std::vector<DimCuts>& inner,
+    const std::vector<DimShards>& inner,
     c10::IntArrayRef sizes,
     c10::IntArrayRef mesh_shape,
     const std::vector<int64_t>& mesh_dims);

@@ -192,15 +192,16 @@ std::vector<int64_t> own_coordinate(const DTensorSpec& spec) {
 }
 
 // All the mesh's cuts of one tensor dim.
-DimCuts cuts_of(const DTensorSpec& spec, int64_t tensor_dim) {
-  return dtensor::cuts_of(spec.placements(), spec.mesh().shape(), tensor_dim);
+DimShards dim_shards(const DTensorSpec& spec, int64_t tensor_dim) {
+  return dtensor::dim_shards(
+      spec.placements(), spec.mesh().shape(), tensor_dim);
 }
 
 // What every rank throws, whichever has the part in question.
 void refuse_rows(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes,
-    const DimCut& cut,
+    const DimShard& cut,
     int64_t given,
     int64_t size) {
   WEFT_CHECK(
@@ -225,7 +226,7 @@ void refuse_rows(
 // The first cut whose given rows do not add up to what the cuts before it may
 // leave on any rank, and what that is.
 struct Misfit {
-  DimCut cut;
+  DimShard cut;
   int64_t given;
   int64_t left;
 };
@@ -236,7 +237,7 @@ std::optional<Misfit> find_misfit(
     c10::IntArrayRef global_sizes) {
   for (size_t d = 0; d < global_sizes.size(); ++d) {
     std::set<int64_t> left{global_sizes[d]};
-    const auto cuts = dtensor::cuts_of(
+    const auto cuts = dtensor::dim_shards(
         placements,
         mesh_shape,
         static_cast<int64_t>(d),
@@ -250,7 +251,7 @@ std::optional<Misfit> find_misfit(
           return Misfit{cut, given, size};
         }
         for (int64_t r = 0; r < cut.shards; ++r) {
-          next.insert(cut_length(cut, size, r));
+          next.insert(shard_length(cut, size, r));
         }
       }
       left = std::move(next);
@@ -280,7 +281,7 @@ bool is_chunk_rule(const std::vector<int64_t>& rows) {
 
 // Whether any rank of the mesh holds a list of several ranges.
 bool has_ranges_at_any(
-    const DimCuts& cuts,
+    const DimShards& cuts,
     int64_t size,
     size_t next,
     std::vector<int64_t>& coordinate) {
@@ -364,7 +365,9 @@ std::vector<RowRanges> local_ranges_at(
   std::vector<RowRanges> ranges;
   for (size_t d = 0; d < global_sizes.size(); ++d) {
     ranges.push_back(rows_at(
-        cuts_of(spec, static_cast<int64_t>(d)), global_sizes[d], coordinate));
+        dim_shards(spec, static_cast<int64_t>(d)),
+        global_sizes[d],
+        coordinate));
   }
   return ranges;
 }
@@ -396,9 +399,9 @@ bool has_local_boxes(const DTensorSpec& spec, c10::IntArrayRef global_sizes) {
   }
   std::vector<int64_t> coordinate(spec.mesh_ndim(), 0);
   for (size_t d = 0; d < global_sizes.size(); ++d) {
-    const auto cuts = cuts_of(spec, static_cast<int64_t>(d));
+    const auto cuts = dim_shards(spec, static_cast<int64_t>(d));
     const bool interleaves = std::ranges::any_of(
-        cuts, [](const DimCut& cut) { return cut.split_factor > 1; });
+        cuts, [](const DimShard& cut) { return cut.split_factor > 1; });
     if (interleaves &&
         has_ranges_at_any(cuts, global_sizes[d], 0, coordinate)) {
       return false;

@@ -39,7 +39,7 @@ struct ToLocalBackward final : Node {
     // E.g. what sum() sends back: one number shown many times.
     const bool dense = grads[0].is_non_overlapping_and_dense();
     const bool shared = dense && is_shared_gradient(grads[0]);
-    auto result = leave_local(
+    auto result = from_local_impl(
         dense ? grads[0] : grads[0].contiguous(),
         *grad_spec,
         sizes,
@@ -69,7 +69,7 @@ struct FromLocalBackward final : Node {
         second[i] = Partial();
       }
     }
-    auto local = enter_local(grads[0], *grad_spec, second, label);
+    auto local = to_local_impl(grads[0], *grad_spec, second, label);
     for (int64_t i = 0; i < spec->mesh_ndim(); ++i) {
       if (spec->placement(i).is_partial(ReduceOp::kAvg)) {
         local = local / static_cast<double>(spec->mesh().size(i));
@@ -136,14 +136,14 @@ at::Tensor find_shared(DTensorImpl& impl, const DTensorImpl::Shared& wanted) {
 
 } // namespace
 
-at::Tensor enter_local(
+at::Tensor to_local_impl(
     const at::Tensor& dtensor,
     const DTensorSpec& want,
     const Placements& grad,
     std::string_view name,
-    const EnterOptions& options) {
+    const ToLocalImplOptions& options) {
   auto* impl = dtensor_impl(dtensor);
-  require_values(dtensor, name);
+  check_materialized(dtensor, name);
   const bool graph = records_graph(dtensor);
   const auto grad_spec = want.with(grad);
   std::shared_ptr<const WriteCounter> writes;
@@ -193,15 +193,15 @@ at::Tensor enter_local(
   return local;
 }
 
-std::optional<uint64_t> late_turn_of(const at::Tensor& entered) {
+std::optional<uint64_t> deferred_sequence_nr(const at::Tensor& entered) {
   const auto& leaving = entered.grad_fn();
   if (!leaving || leaving->num_outputs() == 0) {
     return std::nullopt;
   }
-  return turn_of(leaving->next_edge(0).function.get());
+  return sequence_nr_of(leaving->next_edge(0).function.get());
 }
 
-at::Tensor leave_local(
+at::Tensor from_local_impl(
     const at::Tensor& local,
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes,

@@ -18,13 +18,13 @@ at::Tensor redistribute_to(
     const DTensorSpec& to,
     std::string_view name);
 
-/// What enter_local() leaves to be said.
-struct EnterOptions {
+/// What to_local_impl() leaves to be said.
+struct ToLocalImplOptions {
   /// The user or a style said that the tensor is to lie so; otherwise moving it
   /// is implicit, see ExplicitRedistribution.
   bool asked = false;
   /// Backward, the gradient's move is started before the nodes that ask for a
-  /// late_turn_of() what is handed out run, and waited for after them.
+  /// deferred_sequence_nr() what is handed out run, and waited for after them.
   bool in_two_steps = false;
   /// Moves the values instead of a redistribution: the local tensor of what is
   /// wanted. Below autograd.
@@ -36,22 +36,22 @@ struct EnterOptions {
 /// will lie as `grad` says. Calls that ask the same of the same version of one
 /// tensor share one result: see Note [Shared redistribution].
 /// Collective: all ranks of the mesh, unless the tensor lies so already.
-at::Tensor enter_local(
+at::Tensor to_local_impl(
     const at::Tensor& dtensor,
     const DTensorSpec& want,
     const Placements& grad,
     std::string_view name,
-    const EnterOptions& options = {});
+    const ToLocalImplOptions& options = {});
 
 /// A place in backward's order: after the gradient of `entered`, which
-/// enter_local() handed out, has been sent, before it has arrived. None unless
-/// it moves in two steps. See Note [Late nodes].
-std::optional<uint64_t> late_turn_of(const at::Tensor& entered);
+/// to_local_impl() handed out, has been sent, before it has arrived. None
+/// unless it moves in two steps. See Note [Deferred weight gradients].
+std::optional<uint64_t> deferred_sequence_nr(const at::Tensor& entered);
 
 /// Wraps the local result of a region. The gradient that arrives is brought to
 /// `grad` (default: `spec` with Partial replaced by Replicate) before its local
 /// tensor is handed to the region.
-at::Tensor leave_local(
+at::Tensor from_local_impl(
     const at::Tensor& local,
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes,

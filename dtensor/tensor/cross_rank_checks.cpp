@@ -33,7 +33,7 @@ std::string describe_optional(
 }
 
 // What a tensor is that cannot be cut into parts; empty if it can.
-std::string what_is_not_dense(const at::Tensor& tensor) {
+std::string non_dense_reason(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return "an undefined tensor";
   }
@@ -52,7 +52,7 @@ std::string to_text(
     const at::Tensor& local,
     const Placements& placements,
     const FromLocalOptions& options) {
-  if (const auto what = what_is_not_dense(local); !what.empty()) {
+  if (const auto what = non_dense_reason(local); !what.empty()) {
     return what + "\t";
   }
   std::ostringstream text;
@@ -218,14 +218,14 @@ bool is_same_text(const mesh::DeviceMesh& mesh, const std::string& text) {
 
 } // namespace
 
-void check_wholes_of_all_ranks(
+void check_full_tensors_match(
     const at::Tensor& whole,
     const mesh::DeviceMesh& mesh,
     const Placements& placements) {
   if (mesh.size() == 1) {
     return;
   }
-  const auto not_dense = what_is_not_dense(whole);
+  const auto not_dense = non_dense_reason(whole);
   const auto own = !not_dense.empty()
                        ? not_dense
                        : c10::str(
@@ -261,7 +261,7 @@ void check_is_dense(
     const at::Tensor& tensor,
     const mesh::DeviceMesh& mesh,
     const char* op) {
-  const auto what = what_is_not_dense(tensor);
+  const auto what = non_dense_reason(tensor);
   WEFT_CHECK(
       what.empty(),
       op,
@@ -274,7 +274,7 @@ void check_is_dense(
                        : "a tensor that has some.");
 }
 
-std::vector<int64_t> whole_sizes(
+std::vector<int64_t> infer_global_sizes(
     c10::IntArrayRef local_sizes,
     const DTensorSpec& spec) {
   auto sizes = local_sizes.vec();
@@ -291,7 +291,7 @@ std::vector<int64_t> whole_sizes(
   return sizes;
 }
 
-void refuse_mixed_partials(
+void check_no_mixed_partials(
     const Placements& placements,
     const mesh::DeviceMesh& mesh,
     const char* op) {
@@ -320,7 +320,7 @@ void refuse_mixed_partials(
   }
 }
 
-void check_parts_of_all_ranks(
+void check_local_tensors_match(
     const at::Tensor& local,
     const mesh::DeviceMesh& mesh,
     const Placements& placements,
@@ -353,7 +353,8 @@ void check_parts_of_all_ranks(
   check_sizes(
       claims,
       spec,
-      options.sizes ? *options.sizes : whole_sizes(claims[0].local_sizes, spec),
+      options.sizes ? *options.sizes
+                    : infer_global_sizes(claims[0].local_sizes, spec),
       options.sizes.has_value());
   check_replicas(local, spec);
 }

@@ -12,7 +12,7 @@ namespace weft::dtensor {
 
 /// The whole's sizes if every rank has a part of `local_sizes`, or of the rows
 /// that a Shard of given sizes says.
-std::vector<int64_t> whole_sizes(
+std::vector<int64_t> infer_global_sizes(
     c10::IntArrayRef local_sizes,
     const DTensorSpec& spec);
 
@@ -26,7 +26,7 @@ void check_is_dense(
 /// Reductions of several kinds that wait on one tensor would have to be taken
 /// in one order. Sums and averages may be mixed.
 /// Throws: c10::ValueError.
-void refuse_mixed_partials(
+void check_no_mixed_partials(
     const Placements& placements,
     const mesh::DeviceMesh& mesh,
     const char* op);
@@ -35,7 +35,7 @@ void refuse_mixed_partials(
 /// Collective: all ranks of `mesh`, whatever they give; blocks.
 /// Throws: c10::ValueError on every rank unless sizes, dtypes, placements and
 /// what kinds of tensor they are agree.
-void check_wholes_of_all_ranks(
+void check_full_tensors_match(
     const at::Tensor& whole,
     const mesh::DeviceMesh& mesh,
     const Placements& placements);
@@ -44,7 +44,7 @@ void check_wholes_of_all_ranks(
 /// sizes, placements and, along mesh dims that replicate, values of all ranks.
 /// Collective: all ranks of `mesh`, whatever they give; blocks.
 /// Throws: c10::ValueError on every rank, naming the first that differs.
-void check_parts_of_all_ranks(
+void check_local_tensors_match(
     const at::Tensor& local,
     const mesh::DeviceMesh& mesh,
     const Placements& placements,

@@ -30,7 +30,7 @@ bool is_deferred(const at::Tensor& tensor) {
   return impl && impl->deferred;
 }
 
-void require_values(const at::Tensor& tensor, std::string_view op) {
+void check_materialized(const at::Tensor& tensor, std::string_view op) {
   const auto* impl = dtensor_impl(tensor);
   TORCH_CHECK_VALUE(
       !impl || !impl->deferred ||

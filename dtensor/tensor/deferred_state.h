@@ -51,6 +51,6 @@ bool is_deferred(const at::Tensor& tensor);
 /// copied view up to date, see refresh(), as all ranks of its mesh do together.
 /// Throws: c10::ValueError naming `op` and the tensor if it has not been
 /// materialized.
-void require_values(const at::Tensor& tensor, std::string_view op);
+void check_materialized(const at::Tensor& tensor, std::string_view op);
 
 } // namespace weft::dtensor

@@ -51,7 +51,7 @@ void check_distributable(const at::Tensor& tensor, const DTensorSpec& spec) {
       "distribute_tensor",
       context_of(mesh),
       "the tensor is not a leaf of the graph. Detach it, or use from_local().");
-  refuse_mixed_partials(spec.placements(), mesh, "distribute_tensor");
+  check_no_mixed_partials(spec.placements(), mesh, "distribute_tensor");
   for (int64_t i = 0; i < mesh.ndim(); ++i) {
     if (spec.placement(i).is_partial() && mesh.size(i) > 1) {
       check_partial_form(spec.placement(i).reduce_op(), tensor.scalar_type());
@@ -82,7 +82,7 @@ at::Tensor from_local(
     const Placements& placements,
     const FromLocalOptions& options) {
   if (options.run_check) {
-    check_parts_of_all_ranks(local, mesh, placements, options);
+    check_local_tensors_match(local, mesh, placements, options);
   }
   check_is_dense(local, mesh, "from_local");
   WEFT_CHECK(
@@ -92,12 +92,12 @@ at::Tensor from_local(
       "the tensor is a DTensor already: ",
       describe(local),
       ". Use redistribute().");
-  refuse_mixed_partials(placements, mesh, "from_local");
+  check_no_mixed_partials(placements, mesh, "from_local");
   const auto ndim =
       options.sizes ? static_cast<int64_t>(options.sizes->size()) : local.dim();
   const DTensorSpec given(mesh, normalized(placements, ndim));
   const auto sizes =
-      options.sizes ? *options.sizes : whole_sizes(local.sizes(), given);
+      options.sizes ? *options.sizes : infer_global_sizes(local.sizes(), given);
   const auto spec = fitted(given, sizes);
   const auto expected = local_sizes(spec, sizes);
   WEFT_CHECK(
@@ -119,7 +119,7 @@ at::Tensor from_local(
   if (options.grad_placements) {
     grad = make_spec(mesh, *options.grad_placements, sizes).placements();
   }
-  return leave_local(local, spec, sizes, strides, "from_local", grad);
+  return from_local_impl(local, spec, sizes, strides, "from_local", grad);
 }
 
 at::Tensor to_local(
@@ -130,7 +130,7 @@ at::Tensor to_local(
       grad_placements
           ? make_spec(spec.mesh(), *grad_placements, dtensor.sizes())
           : spec.without_partial();
-  return enter_local(dtensor, spec, grad.placements(), "to_local");
+  return to_local_impl(dtensor, spec, grad.placements(), "to_local");
 }
 
 at::Tensor full_tensor(
@@ -148,7 +148,7 @@ at::Tensor distribute_tensor(
     std::optional<int64_t> src_data_rank) {
   check_source(mesh, src_data_rank);
   if (src_data_rank) {
-    check_wholes_of_all_ranks(tensor, mesh, placements);
+    check_full_tensors_match(tensor, mesh, placements);
   }
   check_is_dense(tensor, mesh, "distribute_tensor");
   const auto spec = make_spec(mesh, placements, tensor.sizes());
@@ -180,14 +180,14 @@ at::Tensor distribute_tensor(
   const bool copy =
       local.is_alias_of(tensor) ||
       (local.is_alias_of(source) && local.numel() != source.numel());
-  auto result = leave_local(
+  auto result = from_local_impl(
       copy ? local.clone() : local,
       spec,
       tensor.sizes(),
       dense_strides(tensor.sizes(), tensor.strides()),
       "distribute_tensor");
   result.set_requires_grad(tensor.requires_grad());
-  keep_gradient_placed(result);
+  match_gradient_placement(result);
   return result;
 }
 

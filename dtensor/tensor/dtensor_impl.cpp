@@ -20,7 +20,7 @@ void show_memory(const c10::Storage& storage, const at::Tensor& local) {
   storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(
       nullptr,
       local.has_storage() ? local.storage().unsafeGetStorageImpl() : nullptr,
-      &keep_shown_memory,
+      &keep_base_memory,
       local.device()));
 }
 
@@ -187,7 +187,7 @@ void DTensorImpl::shallow_copy_from(
                      spec_.mesh_ndim() > 0 &&
                      spec_.mesh() == source->spec_.mesh() && had_these_sizes;
   if (stays && !source->deferred) {
-    require_values(at::Tensor(impl), "set_data");
+    check_materialized(at::Tensor(impl), "set_data");
     local_ = redistribute_local(
         source->local_, sizes(), source->spec_, spec_, "set_data");
     if (local_.is_alias_of(source->local_)) {

@@ -19,12 +19,12 @@ namespace {
 // engine's number of it: one that failed never comes to its end, and must not
 // keep the next one from reducing. Lives in the mesh, so ranks that are threads
 // of one process have their own.
-struct PendingGradients {
+struct PartialGradients {
   std::mutex mutex;
   std::map<int, std::vector<at::Tensor>> leaves_of;
 };
 
-bool is_pending_sum_of(const DTensorSpec& gradient, const DTensorSpec& kept) {
+bool is_partial_sum_of(const DTensorSpec& gradient, const DTensorSpec& kept) {
   for (int64_t i = 0; i < kept.mesh_ndim(); ++i) {
     const auto& from = gradient.placement(i);
     const auto& to = kept.placement(i);
@@ -35,8 +35,8 @@ bool is_pending_sum_of(const DTensorSpec& gradient, const DTensorSpec& kept) {
   return true;
 }
 
-void reduce_pending(const mesh::DeviceMesh& mesh, int pass) {
-  auto& pending = mesh.extension<PendingGradients>();
+void reduce_partials(const mesh::DeviceMesh& mesh, int pass) {
+  auto& pending = mesh.extension<PartialGradients>();
   std::vector<at::Tensor> leaves;
   {
     const std::lock_guard lock(pending.mutex);
@@ -66,13 +66,13 @@ void reduce_pending(const mesh::DeviceMesh& mesh, int pass) {
 void reduce_at_end_of_backward(
     const at::Tensor& leaf,
     const mesh::DeviceMesh& mesh) {
-  auto& pending = mesh.extension<PendingGradients>();
+  auto& pending = mesh.extension<PartialGradients>();
   const int pass = torch::autograd::get_current_graph_task_id();
   const std::lock_guard lock(pending.mutex);
   auto& leaves = pending.leaves_of[pass];
   if (leaves.empty()) {
     torch::autograd::Engine::get_default_engine().queue_callback(
-        [mesh, pass] { reduce_pending(mesh, pass); });
+        [mesh, pass] { reduce_partials(mesh, pass); });
   }
   for (const auto& other : leaves) {
     if (other.is_same(leaf)) {
@@ -115,7 +115,7 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
       ")");
   const auto name = parameter_name(leaf);
   const auto* existing = dtensor_impl(leaf.grad());
-  if (!is_pending_sum_of(impl->spec(), spec)) {
+  if (!is_partial_sum_of(impl->spec(), spec)) {
     return redistribute_to(gradient, spec, name + " gradient");
   }
   if (existing && !(existing->spec() == impl->spec())) {
@@ -125,7 +125,7 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
     make_gradient_partial(leaf.grad(), impl->spec());
   }
   if (!(impl->spec() == spec) &&
-      !leaf_impl.parameter_info->gradient_reduced_elsewhere) {
+      !leaf_impl.parameter_info->gradient_reduced_by_ddp) {
     reduce_at_end_of_backward(leaf, spec.mesh());
   }
   return gradient;
@@ -149,16 +149,16 @@ void make_gradient_partial(
   impl->reset_local(impl->local(), partial);
 }
 
-void keep_gradient_placed(const at::Tensor& leaf) {
+void match_gradient_placement(const at::Tensor& leaf) {
   auto* impl = dtensor_impl(leaf);
   if (!impl || !leaf.requires_grad() || !leaf.is_leaf()) {
     return;
   }
   auto& info = parameter_info(leaf);
-  if (info.gradient_kept_placed) {
+  if (info.matches_gradient_placement) {
     return;
   }
-  info.gradient_kept_placed = true;
+  info.matches_gradient_placement = true;
   // The hook lives in the leaf, so the leaf outlives it.
   leaf.register_hook([impl](const at::Tensor& gradient) {
     return place_gradient(*impl, gradient);

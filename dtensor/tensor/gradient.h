@@ -12,7 +12,7 @@ namespace weft::dtensor {
 /// with the others of its mesh, in one collective a mesh dim. Does nothing for
 /// a tensor without requires_grad, and nothing the second time.
 /// Collective: its effect, at the end of each backward, over the leaf's mesh.
-void keep_gradient_placed(const at::Tensor& leaf);
+void match_gradient_placement(const at::Tensor& leaf);
 
 /// Turns a replicated gradient into the equal Partial one, in the same memory:
 /// of a sum, rank 0 of each mesh dim keeps the values, the others hold zeros.

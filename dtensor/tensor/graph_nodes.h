@@ -61,21 +61,21 @@ at::Tensor share_gradient(
 
 /// In which dtypes values travel: forward, and their gradients backward; the
 /// tensor's own where nothing is said.
-struct TravelDtypes {
+struct CommDtypes {
   std::optional<at::ScalarType> forward = std::nullopt;
   std::optional<at::ScalarType> backward = std::nullopt;
 
-  bool operator==(const TravelDtypes&) const = default;
+  bool operator==(const CommDtypes&) const = default;
 };
 
 /// redistribute() to a spec of any mesh of the tensor's ranks: values are cast
-/// to `travel.forward`, moved, and cast to `result`. Differentiable.
+/// to `comm_dtypes.forward`, moved, and cast to `result`. Differentiable.
 at::Tensor redistribute_as(
     const at::Tensor& dtensor,
     const DTensorSpec& to,
     std::string_view name,
     at::ScalarType result,
-    const TravelDtypes& travel = {},
+    const CommDtypes& comm_dtypes = {},
     bool is_implicit = false);
 
 /// The same to another spec, by `move`, which returns this rank's part. Below
@@ -92,13 +92,13 @@ void record_redistribution(
     const at::Tensor& input,
     at::Tensor& output,
     std::string_view name,
-    const TravelDtypes& travel,
+    const CommDtypes& comm_dtypes,
     bool is_implicit = false);
 
 /// After redistribute_as(): from now on a node of its own sends `output`'s
-/// gradient. See Note [Late nodes].
+/// gradient. See Note [Deferred weight gradients].
 void send_gradient_early(at::Tensor& output);
 /// The place in backward's order behind `node`, if that sends a gradient.
-std::optional<uint64_t> turn_of(const torch::autograd::Node* node);
+std::optional<uint64_t> sequence_nr_of(const torch::autograd::Node* node);
 
 } // namespace weft::dtensor

@@ -26,15 +26,15 @@ namespace weft::dtensor {
 
 void link_libtorch_overrides() {}
 
-void keep_shown_memory(void* /*memory*/) {}
+void keep_base_memory(void* /*memory*/) {}
 
 namespace {
 
 const void* memory_shown_by(const c10::Storage& storage) {
   auto* impl = storage.unsafeGetStorageImpl();
   const auto& pointer = impl->_mutable_data_ptr_no_checks();
-  return pointer.get_deleter() == &keep_shown_memory ? pointer.get_context()
-                                                     : impl;
+  return pointer.get_deleter() == &keep_base_memory ? pointer.get_context()
+                                                    : impl;
 }
 
 } // namespace

@@ -8,6 +8,6 @@ void link_libtorch_overrides();
 
 /// Deletes nothing: the deleter of a DTensor's data pointer, whose context is
 /// the storage of its local tensor.
-void keep_shown_memory(void* memory);
+void keep_base_memory(void* memory);
 
 } // namespace weft::dtensor

@@ -38,9 +38,9 @@ struct ParameterInfo {
   std::shared_ptr<const LinearAdapter> adapter;
   /// Somebody else (ddp/) brings a Partial gradient to this parameter's
   /// placement; the callback at the end of backward leaves it alone.
-  bool gradient_reduced_elsewhere = false;
-  /// keep_gradient_placed() has been here.
-  bool gradient_kept_placed = false;
+  bool gradient_reduced_by_ddp = false;
+  /// match_gradient_placement() has been here.
+  bool matches_gradient_placement = false;
 };
 
 /// The info of a DTensor, made at the first call.

@@ -27,8 +27,8 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Note [Late nodes]
-// ~~~~~~~~~~~~~~~~~
+// Note [Deferred weight gradients]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Autograd runs the node that was made last among those that are ready. A move
 // in two steps is two nodes with a number between theirs left free: the later
 // one sends the gradient, the earlier one waits for it, and nodes that take the
@@ -59,7 +59,7 @@ struct RedistributeBackward final : Node {
   std::string module;
   bool is_implicit = false;
   at::ScalarType dtype = at::kFloat;
-  TravelDtypes travel;
+  CommDtypes comm_dtypes;
   /// What a SendGradient has sent already; null if there is none.
   std::shared_ptr<SentGradients> sent;
 
@@ -80,7 +80,7 @@ struct RedistributeBackward final : Node {
         *target,
         label,
         dtype,
-        {travel.backward, travel.forward},
+        {comm_dtypes.backward, comm_dtypes.forward},
         is_implicit);
     const bool aliases =
         !result.is_same(grads[0]) &&
@@ -101,7 +101,7 @@ struct SendGradient final : Node {
       auto& impl = require_dtensor_gradient(grads[0], "redistribute backward");
       if (!(impl.spec() == *target)) {
         const detail::ModuleScope in_module(module);
-        const detail::MoveScope move(
+        const detail::RedistributeScope move(
             grads[0], impl.spec(), *target, is_implicit);
         const at::AutoDispatchBelowADInplaceOrView below;
         sent->put(std::make_unique<StartedRedistribution>(
@@ -126,21 +126,22 @@ at::Tensor redistribute_as(
     const DTensorSpec& to,
     std::string_view name,
     at::ScalarType result,
-    const TravelDtypes& travel,
+    const CommDtypes& comm_dtypes,
     bool is_implicit) {
   auto* impl = dtensor_impl(dtensor);
   if (impl->spec() == to && dtensor.scalar_type() == result) {
     return dtensor;
   }
-  require_values(dtensor, name);
+  check_materialized(dtensor, name);
   at::Tensor output;
   {
     at::AutoDispatchBelowADInplaceOrView below;
-    const detail::MoveScope move(dtensor, impl->spec(), to, is_implicit);
+    const detail::RedistributeScope move(
+        dtensor, impl->spec(), to, is_implicit);
     const auto& local = impl->local();
     output = make_dtensor(
         redistribute_across(
-            travel.forward ? local.to(*travel.forward) : local,
+            comm_dtypes.forward ? local.to(*comm_dtypes.forward) : local,
             impl->sizes(),
             impl->spec(),
             to,
@@ -151,7 +152,7 @@ at::Tensor redistribute_as(
         impl->strides());
   }
   if (records_graph(dtensor)) {
-    record_redistribution(dtensor, output, name, travel, is_implicit);
+    record_redistribution(dtensor, output, name, comm_dtypes, is_implicit);
   }
   return output;
 }
@@ -166,7 +167,8 @@ at::Tensor redistribute_by(
   at::Tensor output;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const detail::MoveScope scope(dtensor, impl->spec(), to, is_implicit);
+    const detail::RedistributeScope scope(
+        dtensor, impl->spec(), to, is_implicit);
     output = make_dtensor(move(), to, impl->sizes(), impl->strides());
   }
   if (records_graph(dtensor)) {
@@ -179,7 +181,7 @@ void record_redistribution(
     const at::Tensor& input,
     at::Tensor& output,
     std::string_view name,
-    const TravelDtypes& travel,
+    const CommDtypes& comm_dtypes,
     bool is_implicit) {
   auto* node = record<RedistributeBackward>(input, output);
   node->target = dtensor_impl(input)->spec().without_partial();
@@ -187,7 +189,7 @@ void record_redistribution(
   node->module = detail::current_module();
   node->is_implicit = is_implicit;
   node->dtype = input.scalar_type();
-  node->travel = travel;
+  node->comm_dtypes = comm_dtypes;
 }
 
 at::Tensor redistribute_to(
@@ -216,7 +218,7 @@ void send_gradient_early(at::Tensor& output) {
   output = sent;
 }
 
-std::optional<uint64_t> turn_of(const Node* node) {
+std::optional<uint64_t> sequence_nr_of(const Node* node) {
   const auto* send = dynamic_cast<const SendGradient*>(node);
   return send ? std::optional(send->late_turn) : std::nullopt;
 }

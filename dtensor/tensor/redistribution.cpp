@@ -29,7 +29,7 @@ DTensorSpec target_of(
     for (const auto& placement : placements) {
       normalized.push_back(placement.normalized(dtensor.dim()));
     }
-    refuse_mixed_partials(placements, mesh, "redistribute");
+    check_no_mixed_partials(placements, mesh, "redistribute");
     return fitted(DTensorSpec(mesh, normalized), dtensor.sizes());
   } catch (const c10::ValueError& error) {
     const auto where = " (" + mesh.describe_rank() + ")";
@@ -55,7 +55,7 @@ std::string label_of(const at::Tensor& dtensor) {
   return name.empty() ? "redistribute" : name;
 }
 
-TravelDtypes travel_of(
+CommDtypes comm_dtypes_of(
     const at::Tensor& dtensor,
     const RedistributeOptions& options) {
   for (const auto& dtype : {options.forward_dtype, options.backward_dtype}) {
@@ -71,11 +71,11 @@ TravelDtypes travel_of(
         spec_of(dtensor).mesh().describe_rank(),
         ")");
   }
-  TravelDtypes travel{options.forward_dtype, options.backward_dtype};
-  if (travel.forward && !travel.backward) {
-    travel.backward = dtensor.scalar_type();
+  CommDtypes comm_dtypes{options.forward_dtype, options.backward_dtype};
+  if (comm_dtypes.forward && !comm_dtypes.backward) {
+    comm_dtypes.backward = dtensor.scalar_type();
   }
-  return travel;
+  return comm_dtypes;
 }
 
 // A part of a replicated tensor may be a view of it, which autograd does not
@@ -110,25 +110,25 @@ at::Tensor redistribute(
     const RedistributeOptions& options) {
   spec_of(dtensor);
   const auto target = target_of(dtensor, mesh, placements);
-  const auto travel = travel_of(dtensor, options);
+  const auto comm_dtypes = comm_dtypes_of(dtensor, options);
   auto result = redistribute_as(
       dtensor,
       target,
       label_of(dtensor),
-      travel.forward.value_or(dtensor.scalar_type()),
-      travel);
+      comm_dtypes.forward.value_or(dtensor.scalar_type()),
+      comm_dtypes);
   own_memory(dtensor, result);
   return result;
 }
 
 // ---- Under way ----------------------------------------------------------
 
-struct PendingRedistribution::State {
+struct RedistributeWork::State {
   std::mutex mutex;
   at::Tensor source;
   DTensorSpec target;
   std::string name;
-  TravelDtypes travel;
+  CommDtypes comm_dtypes;
   bool records = false;
   std::optional<StartedRedistribution> run;
   at::Tensor result;
@@ -142,16 +142,16 @@ struct PendingRedistribution::State {
     own_memory(source, output);
     if (records) {
       const at::AutoGradMode recording(true);
-      record_redistribution(source, output, name, travel);
+      record_redistribution(source, output, name, comm_dtypes);
     }
     return output;
   }
 };
 
-PendingRedistribution::PendingRedistribution(std::shared_ptr<State> state)
+RedistributeWork::RedistributeWork(std::shared_ptr<State> state)
     : state_(std::move(state)) {}
 
-at::Tensor PendingRedistribution::wait() {
+at::Tensor RedistributeWork::wait() {
   const std::lock_guard lock(state_->mutex);
   if (!state_->result.defined()) {
     state_->result = state_->finish();
@@ -161,31 +161,31 @@ at::Tensor PendingRedistribution::wait() {
   return state_->result;
 }
 
-bool PendingRedistribution::is_completed() const {
+bool RedistributeWork::is_completed() const {
   const std::lock_guard lock(state_->mutex);
   return state_->result.defined() || state_->run->is_completed();
 }
 
-PendingRedistribution redistribute_async(
+RedistributeWork redistribute_async(
     const at::Tensor& dtensor,
     const Placements& placements,
     const RedistributeOptions& options) {
   const auto& spec = spec_of(dtensor);
-  auto state = std::make_shared<PendingRedistribution::State>();
+  auto state = std::make_shared<RedistributeWork::State>();
   state->source = dtensor;
   state->target = target_of(dtensor, spec.mesh(), placements);
   state->name = label_of(dtensor);
-  state->travel = travel_of(dtensor, options);
+  state->comm_dtypes = comm_dtypes_of(dtensor, options);
   state->records = records_graph(dtensor);
-  const auto dtype = state->travel.forward.value_or(dtensor.scalar_type());
+  const auto dtype = state->comm_dtypes.forward.value_or(dtensor.scalar_type());
   if (state->target == spec && dtype == dtensor.scalar_type()) {
     state->result = dtensor;
-    return PendingRedistribution(std::move(state));
+    return RedistributeWork(std::move(state));
   }
-  require_values(dtensor, state->name);
+  check_materialized(dtensor, state->name);
   const at::AutoDispatchBelowADInplaceOrView below;
   state->run.emplace(dtensor, state->target, dtype, state->name);
-  return PendingRedistribution(std::move(state));
+  return RedistributeWork(std::move(state));
 }
 
 // ---- Many at once ---------------------------------------------------------
@@ -210,7 +210,7 @@ std::vector<at::Tensor> move_together(
     runs.emplace_back(
         impl->local(), impl->sizes(), impl->spec(), moves.targets[i], name);
   }
-  finish_together(runs, name);
+  finish_coalesced(runs, name);
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < runs.size(); ++i) {
     const auto* impl = dtensor_impl(moves.dtensors[i]);
@@ -280,7 +280,7 @@ std::vector<at::Tensor> coalesced(const Moves& moves, const std::string& name) {
   std::vector<size_t> indices;
   for (size_t i = 0; i < results.size(); ++i) {
     if (!(dtensor_impl(results[i])->spec() == moves.targets[i])) {
-      require_values(results[i], name);
+      check_materialized(results[i], name);
       moving.dtensors.push_back(results[i]);
       moving.targets.push_back(moves.targets[i]);
       indices.push_back(i);

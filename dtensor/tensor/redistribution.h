@@ -40,7 +40,7 @@ at::Tensor redistribute(
 
 /// A redistribution under way. Cheap to copy; copies share it.
 /// Lifetime: keeps the tensor alive, which nobody may write to meanwhile.
-class PendingRedistribution {
+class RedistributeWork {
  public:
   /// Blocks until the values have come and returns them as a DTensor, which is
   /// part of the graph if the tensor was where it started; the same one at
@@ -49,7 +49,7 @@ class PendingRedistribution {
   bool is_completed() const;
 
   struct State;
-  explicit PendingRedistribution(std::shared_ptr<State> state);
+  explicit RedistributeWork(std::shared_ptr<State> state);
 
  private:
   std::shared_ptr<State> state_;
@@ -60,7 +60,7 @@ class PendingRedistribution {
 /// Backward it blocks.
 /// Collective: all ranks of the mesh.
 /// Throws: as redistribute().
-PendingRedistribution redistribute_async(
+RedistributeWork redistribute_async(
     const at::Tensor& dtensor,
     const Placements& placements,
     const RedistributeOptions& options = {});

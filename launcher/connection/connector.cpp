@@ -18,14 +18,14 @@ constexpr std::chrono::seconds kPatience{3};
 
 } // namespace
 
-Dialer::Dialer(
+Connector::Connector(
     EventLoop& loop,
     const Address& address,
-    Claim claim,
+    ClientHello client_hello,
     const Bits256& key,
     Done done)
     : loop_(loop),
-      claim_(claim),
+      claim_(client_hello),
       key_(key),
       done_(std::move(done)),
       fd_(start_connecting(address)),
@@ -37,27 +37,27 @@ Dialer::Dialer(
   }
 }
 
-Dialer::~Dialer() {
+Connector::~Connector() {
   if (fd_) {
     loop_.forget(fd_.get());
   }
 }
 
-void Dialer::tick() {
+void Connector::tick() {
   if (is_over()) {
     return;
   }
   if (!fd_) {
-    finish(DialResult::kUnreachable, std::strerror(error_));
+    finish(ConnectResult::kUnreachable, std::strerror(error_));
   } else if (Clock::now() >= deadline_) {
     // A stopped or busy weftrun is as silent as another's program.
     finish(
-        DialResult::kUnreachable,
+        ConnectResult::kUnreachable,
         state_ == State::kConnecting ? "no answer" : "it says nothing");
   }
 }
 
-void Dialer::handle() {
+void Connector::handle() {
   if (is_over()) {
     return;
   }
@@ -66,7 +66,7 @@ void Dialer::handle() {
     socklen_t size = sizeof(error);
     getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
     if (error != 0) {
-      finish(DialResult::kUnreachable, std::strerror(error));
+      finish(ConnectResult::kUnreachable, std::strerror(error));
       return;
     }
     sockaddr_storage peer{};
@@ -86,7 +86,7 @@ void Dialer::handle() {
 }
 
 /// Whether `incoming_` has all `size` bytes of a message.
-bool Dialer::receive(size_t size) {
+bool Connector::receive(size_t size) {
   std::array<char, kAnswerSize> buffer;
   const ssize_t got =
       recv(fd_.get(), buffer.data(), size - incoming_.size(), 0);
@@ -96,15 +96,16 @@ bool Dialer::receive(size_t size) {
   }
   if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
     finish(
-        state_ == State::kReply ? DialResult::kRefused : DialResult::kNoGate,
+        state_ == State::kReply ? ConnectResult::kRefused
+                                : ConnectResult::kNotWeftrun,
         "it closed the connection");
   }
   return false;
 }
 
-void Dialer::answer() {
+void Connector::answer() {
   if (!read_challenge(incoming_, challenge_)) {
-    finish(DialResult::kNoGate, "it says something else");
+    finish(ConnectResult::kNotWeftrun, "it says something else");
     return;
   }
   incoming_.clear();
@@ -112,31 +113,31 @@ void Dialer::answer() {
   // So short that a new connection takes it whole.
   if (send(fd_.get(), answer_.data(), answer_.size(), MSG_NOSIGNAL) !=
       static_cast<ssize_t>(answer_.size())) {
-    finish(DialResult::kUnreachable, std::strerror(errno));
+    finish(ConnectResult::kUnreachable, std::strerror(errno));
     return;
   }
   state_ = State::kReply;
 }
 
-void Dialer::read_verdict() {
-  GateStatus status = GateStatus::kWelcome;
+void Connector::read_verdict() {
+  AuthStatus status = AuthStatus::kAccepted;
   if (!read_reply(incoming_, answer_, challenge_, view(key_), status)) {
-    finish(DialResult::kRefused, "it does not know the token");
-  } else if (status == GateStatus::kWelcome) {
-    finish(DialResult::kWelcome);
+    finish(ConnectResult::kRefused, "it does not know the token");
+  } else if (status == AuthStatus::kAccepted) {
+    finish(ConnectResult::kAccepted);
   } else {
-    finish(DialResult::kOtherJob);
+    finish(ConnectResult::kOtherJob);
   }
 }
 
-void Dialer::finish(DialResult result, const std::string& why) {
+void Connector::finish(ConnectResult result, const std::string& why) {
   if (fd_) {
     loop_.forget(fd_.get());
   }
   Outcome outcome;
   outcome.result = result;
   outcome.why = why;
-  if (result == DialResult::kWelcome) {
+  if (result == ConnectResult::kAccepted) {
     outcome.fd = std::move(fd_);
     outcome.session = session_key(claim_, challenge_, view(key_));
   }

@@ -11,22 +11,22 @@
 namespace weft::launcher {
 
 /// What became of a call at the gate.
-enum class DialResult {
-  kWelcome,
+enum class ConnectResult {
+  kAccepted,
   /// Nobody there, yet, or nobody who says anything.
   kUnreachable,
   /// Somebody is there who is no weftrun.
-  kNoGate,
+  kNotWeftrun,
   /// The gate hung up on our answer: it has another token.
   kRefused,
   kOtherJob,
 };
 
-/// Connects to the gate and proves itself. See Note [The gate].
-class Dialer {
+/// Connects to the gate and proves itself. See Note [Rendezvous handshake].
+class Connector {
  public:
   struct Outcome {
-    DialResult result = DialResult::kUnreachable;
+    ConnectResult result = ConnectResult::kUnreachable;
     /// Of the last error, where there is one.
     std::string why;
     UniqueFd fd;
@@ -36,15 +36,15 @@ class Dialer {
 
   /// `done` is called once, from the loop or from tick().
   /// Lifetime: `loop` outlives this object.
-  Dialer(
+  Connector(
       EventLoop& loop,
       const Address& address,
-      Claim claim,
+      ClientHello client_hello,
       const Bits256& key,
       Done done);
-  ~Dialer();
-  Dialer(const Dialer&) = delete;
-  Dialer& operator=(const Dialer&) = delete;
+  ~Connector();
+  Connector(const Connector&) = delete;
+  Connector& operator=(const Connector&) = delete;
 
   /// Notices that the gate does not answer.
   void tick();
@@ -57,10 +57,10 @@ class Dialer {
   bool receive(size_t size);
   void answer();
   void read_verdict();
-  void finish(DialResult result, const std::string& why = "");
+  void finish(ConnectResult result, const std::string& why = "");
 
   EventLoop& loop_;
-  Claim claim_;
+  ClientHello claim_;
   Bits256 key_;
   Done done_;
   UniqueFd fd_;

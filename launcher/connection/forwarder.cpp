@@ -9,19 +9,19 @@
 namespace weft::launcher {
 namespace {
 
-constexpr int kMostFailures = 20;
+constexpr int kMaxFailures = 20;
 
 } // namespace
 
 Forwarder::Forwarder(
     EventLoop& loop,
-    const Address& gate,
-    const Claim& claim,
-    const Bits256& epoch_key)
+    const Address& server,
+    const ClientHello& client_hello,
+    const Bits256& round_key)
     : loop_(loop),
-      gate_(gate),
-      claim_(claim),
-      key_(epoch_key),
+      server_address_(server),
+      claim_(client_hello),
+      key_(round_key),
       listener_(listen_at(loopback(0))) {
   if (!listener_) {
     throw_errno("listening at 127.0.0.1");
@@ -36,18 +36,22 @@ Forwarder::~Forwarder() {
 void Forwarder::accept_some() {
   while (UniqueFd fd = accept_one(listener_.get())) {
     calls_.push_back(
-        {.local = std::move(fd), .dialer = nullptr, .failures = 0});
-    dial(calls_.back());
+        {.local = std::move(fd), .connector = nullptr, .failures = 0});
+    connect_to_server(calls_.back());
   }
 }
 
-void Forwarder::dial(Call& call) {
-  call.dialer = std::make_unique<Dialer>(
-      loop_, gate_, claim_, key_, [this, &call](Dialer::Outcome outcome) {
-        if (outcome.result == DialResult::kWelcome) {
+void Forwarder::connect_to_server(Call& call) {
+  call.connector = std::make_unique<Connector>(
+      loop_,
+      server_address_,
+      claim_,
+      key_,
+      [this, &call](Connector::Outcome outcome) {
+        if (outcome.result == ConnectResult::kAccepted) {
           streams_.emplace_back(
               loop_, std::move(call.local), std::move(outcome.fd));
-        } else if (++call.failures == kMostFailures) {
+        } else if (++call.failures == kMaxFailures) {
           call.local.reset(); // as if nobody served
         }
       });
@@ -55,17 +59,17 @@ void Forwarder::dial(Call& call) {
 
 void Forwarder::tick() {
   for (auto call = calls_.begin(); call != calls_.end();) {
-    call->dialer->tick();
-    if (call->dialer->is_over() && !call->local) {
+    call->connector->tick();
+    if (call->connector->is_over() && !call->local) {
       call = calls_.erase(call);
       continue;
     }
-    if (call->dialer->is_over()) {
-      dial(*call);
+    if (call->connector->is_over()) {
+      connect_to_server(*call);
     }
     ++call;
   }
-  streams_.remove_if([](const Splice& stream) { return !stream.is_open(); });
+  streams_.remove_if([](const Relay& stream) { return !stream.is_open(); });
 }
 
 } // namespace weft::launcher

@@ -19,9 +19,9 @@ class Forwarder {
   /// Throws: LaunchError if there is no port.
   Forwarder(
       EventLoop& loop,
-      const Address& gate,
-      const Claim& claim,
-      const Bits256& epoch_key);
+      const Address& server,
+      const ClientHello& client_hello,
+      const Bits256& round_key);
   ~Forwarder();
   Forwarder(const Forwarder&) = delete;
   Forwarder& operator=(const Forwarder&) = delete;
@@ -32,20 +32,20 @@ class Forwarder {
  private:
   struct Call {
     UniqueFd local;
-    std::unique_ptr<Dialer> dialer;
+    std::unique_ptr<Connector> connector;
     int failures = 0;
   };
 
   void accept_some();
-  void dial(Call& call);
+  void connect_to_server(Call& call);
 
   EventLoop& loop_;
-  const Address gate_;
-  const Claim claim_;
+  const Address server_address_;
+  const ClientHello claim_;
   const Bits256 key_;
   UniqueFd listener_;
   std::list<Call> calls_;
-  std::list<Splice> streams_;
+  std::list<Relay> streams_;
 };
 
 } // namespace weft::launcher

@@ -25,11 +25,11 @@ void copy_to(std::string_view text, Bits256& bits) {
 }
 
 Bits256 answer_mac(
-    std::string_view claim,
+    std::string_view client_hello,
     const Bits256& challenge,
     std::string_view key) {
   std::string text = "answer";
-  text.append(view(challenge)).append(claim);
+  text.append(view(challenge)).append(client_hello);
   return hmac_sha256(key, text);
 }
 
@@ -58,18 +58,18 @@ bool read_challenge(std::string_view message, Bits256& nonce) {
 }
 
 std::string make_answer(
-    const Claim& claim,
+    const ClientHello& client_hello,
     const Bits256& challenge,
     std::string_view key) {
   std::string text(kMagic);
-  append(text, static_cast<uint64_t>(claim.role), 4);
-  append(text, claim.node, 4);
-  append(text, claim.epoch, 8);
-  text.append(view(claim.job)).append(view(claim.nonce));
+  append(text, static_cast<uint64_t>(client_hello.role), 4);
+  append(text, client_hello.node, 4);
+  append(text, client_hello.round, 8);
+  text.append(view(client_hello.job)).append(view(client_hello.nonce));
   return text.append(view(answer_mac(text, challenge, key)));
 }
 
-bool read_answer(std::string_view message, Claim& claim) {
+bool read_answer(std::string_view message, ClientHello& client_hello) {
   if (message.size() != kAnswerSize || !message.starts_with(kMagic)) {
     return false;
   }
@@ -78,15 +78,15 @@ bool read_answer(std::string_view message, Claim& claim) {
       role != static_cast<uint64_t>(Role::kStream)) {
     return false;
   }
-  claim.role = static_cast<Role>(role);
-  claim.node = static_cast<uint32_t>(number(message.substr(12, 4)));
-  claim.epoch = number(message.substr(16, 8));
-  copy_to(message.substr(24, 32), claim.job);
-  copy_to(message.substr(56, 32), claim.nonce);
+  client_hello.role = static_cast<Role>(role);
+  client_hello.node = static_cast<uint32_t>(number(message.substr(12, 4)));
+  client_hello.round = number(message.substr(16, 8));
+  copy_to(message.substr(24, 32), client_hello.job);
+  copy_to(message.substr(56, 32), client_hello.nonce);
   return true;
 }
 
-bool is_proven(
+bool verify_mac(
     std::string_view answer,
     const Bits256& challenge,
     std::string_view key) {
@@ -97,7 +97,7 @@ bool is_proven(
 }
 
 std::string make_reply(
-    GateStatus status,
+    AuthStatus status,
     std::string_view answer,
     const Bits256& challenge,
     std::string_view key) {
@@ -112,14 +112,14 @@ bool read_reply(
     std::string_view answer,
     const Bits256& challenge,
     std::string_view key,
-    GateStatus& status) {
+    AuthStatus& status) {
   if (message.size() != kReplySize ||
       !is_equal(
           message.substr(8),
           view(reply_mac(message[0], answer, challenge, key)))) {
     return false;
   }
-  status = static_cast<GateStatus>(message[0]);
+  status = static_cast<AuthStatus>(message[0]);
   return true;
 }
 
@@ -127,23 +127,23 @@ Bits256 control_key(const std::string& token) {
   return hmac_sha256(token, "weftrun control 1");
 }
 
-Bits256 epoch_key(
+Bits256 round_key(
     const std::string& token,
     const Bits256& job,
-    uint64_t epoch,
+    uint64_t round,
     const Bits256& random) {
   std::string text = "weftrun epoch 1";
-  append(text, epoch, 8);
+  append(text, round, 8);
   text.append(view(job)).append(view(random));
   return hmac_sha256(token, text);
 }
 
 Bits256 session_key(
-    const Claim& claim,
+    const ClientHello& client_hello,
     const Bits256& challenge,
     std::string_view key) {
   std::string text = "session";
-  text.append(view(challenge)).append(view(claim.nonce));
+  text.append(view(challenge)).append(view(client_hello.nonce));
   return hmac_sha256(key, text);
 }
 

@@ -8,8 +8,8 @@
 
 namespace weft::launcher {
 
-// Note [The gate]
-// ~~~~~~~~~~~~~~~
+// Note [Rendezvous handshake]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Host 0's launcher listens at the endpoint. Both sides prove that they know
 // the token before either looks at anything else, in three messages of fixed
 // size, so that nothing a stranger sends is ever taken for a length:
@@ -26,13 +26,13 @@ namespace weft::launcher {
 /// What a connection is for.
 enum class Role : char { kControl = 'c', kStream = 's' };
 
-enum class GateStatus : char { kWelcome = 0, kOtherJob = 1 };
+enum class AuthStatus : char { kAccepted = 0, kOtherJob = 1 };
 
 /// What the side that connects says of itself.
-struct Claim {
+struct ClientHello {
   Role role = Role::kControl;
   uint32_t node = 0;
-  uint64_t epoch = 0;
+  uint64_t round = 0;
   /// SHA-256 of the job's id.
   Bits256 job{};
   Bits256 nonce{};
@@ -46,18 +46,20 @@ std::string make_challenge(const Bits256& nonce);
 /// False if it is none.
 bool read_challenge(std::string_view message, Bits256& nonce);
 
-std::string
-make_answer(const Claim& claim, const Bits256& challenge, std::string_view key);
+std::string make_answer(
+    const ClientHello& client_hello,
+    const Bits256& challenge,
+    std::string_view key);
 /// Reads the claim, which nothing proves yet. False if it is none.
-bool read_answer(std::string_view message, Claim& claim);
+bool read_answer(std::string_view message, ClientHello& client_hello);
 /// Whether the answer's author knows the key, and the challenge.
-bool is_proven(
+bool verify_mac(
     std::string_view answer,
     const Bits256& challenge,
     std::string_view key);
 
 std::string make_reply(
-    GateStatus status,
+    AuthStatus status,
     std::string_view answer,
     const Bits256& challenge,
     std::string_view key);
@@ -67,18 +69,20 @@ bool read_reply(
     std::string_view answer,
     const Bits256& challenge,
     std::string_view key,
-    GateStatus& status);
+    AuthStatus& status);
 
 /// The key of control connections.
 Bits256 control_key(const std::string& token);
 /// The key of streams to the store of one start.
-Bits256 epoch_key(
+Bits256 round_key(
     const std::string& token,
     const Bits256& job,
-    uint64_t epoch,
+    uint64_t round,
     const Bits256& random);
 /// The key of what follows on one connection.
-Bits256
-session_key(const Claim& claim, const Bits256& challenge, std::string_view key);
+Bits256 session_key(
+    const ClientHello& client_hello,
+    const Bits256& challenge,
+    std::string_view key);
 
 } // namespace weft::launcher

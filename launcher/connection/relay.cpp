@@ -16,7 +16,7 @@ bool is_transient(int error) {
 
 } // namespace
 
-Splice::Splice(EventLoop& loop, UniqueFd one, UniqueFd other) : loop_(loop) {
+Relay::Relay(EventLoop& loop, UniqueFd one, UniqueFd other) : loop_(loop) {
   ends_[0].fd = std::move(one);
   ends_[1].fd = std::move(other);
   for (const auto& end : ends_) {
@@ -24,11 +24,11 @@ Splice::Splice(EventLoop& loop, UniqueFd one, UniqueFd other) : loop_(loop) {
   }
 }
 
-Splice::~Splice() {
+Relay::~Relay() {
   close();
 }
 
-void Splice::close() {
+void Relay::close() {
   for (auto& end : ends_) {
     if (end.fd) {
       loop_.forget(end.fd.get());
@@ -37,7 +37,7 @@ void Splice::close() {
   }
 }
 
-void Splice::handle() {
+void Relay::handle() {
   auto& [one, other] = ends_;
   if (!is_open()) {
     return;
@@ -52,7 +52,7 @@ void Splice::handle() {
 }
 
 /// False once the pair is broken.
-bool Splice::move(End& from, End& to) {
+bool Relay::move(End& from, End& to) {
   if (from.pending.empty() && !from.at_end) {
     from.pending.resize(kChunk);
     const ssize_t size =
@@ -78,7 +78,7 @@ bool Splice::move(End& from, End& to) {
   return true;
 }
 
-void Splice::watch(End& end, const End& other) {
+void Relay::watch(End& end, const End& other) {
   const bool reads = end.pending.empty() && !end.at_end;
   const bool writes = !other.pending.empty();
   loop_.change(

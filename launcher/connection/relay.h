@@ -10,13 +10,13 @@ namespace weft::launcher {
 
 /// Carries bytes between two connected sockets, both ways, until both ends
 /// have closed.
-class Splice {
+class Relay {
  public:
   /// Lifetime: `loop` outlives this object.
-  Splice(EventLoop& loop, UniqueFd one, UniqueFd other);
-  ~Splice();
-  Splice(const Splice&) = delete;
-  Splice& operator=(const Splice&) = delete;
+  Relay(EventLoop& loop, UniqueFd one, UniqueFd other);
+  ~Relay();
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
 
   bool is_open() const { return bool(ends_[0].fd); }
 

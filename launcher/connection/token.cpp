@@ -12,8 +12,8 @@
 namespace weft::launcher {
 namespace {
 
-constexpr size_t kLeast = 32;
-constexpr size_t kMost = 1024;
+constexpr size_t kMin = 32;
+constexpr size_t kMax = 1024;
 constexpr const char* kRecipe =
     "Make one, the same on all hosts: (umask 077; openssl rand -hex 32 > "
     "token)";
@@ -61,7 +61,7 @@ std::string read_token(const std::string& path, int fd) {
   const std::string origin =
       path.empty() ? fmt::format("--token-fd {}", fd) : "--token-file " + path;
   const UniqueFd input = path.empty() ? UniqueFd(fd) : open_private(path);
-  std::string text(kMost + 2, '\0');
+  std::string text(kMax + 2, '\0');
   size_t size = 0;
   for (ssize_t got = 1; got > 0 && size < text.size();) {
     got = read(input.get(), text.data() + size, text.size() - size);
@@ -75,13 +75,13 @@ std::string read_token(const std::string& path, int fd) {
   }
   text.resize(size);
   text.erase(text.find_last_not_of(" \t\r\n") + 1);
-  if (text.size() < kLeast || text.size() > kMost) {
+  if (text.size() < kMin || text.size() > kMax) {
     throw LaunchError(fmt::format(
         "{} holds {} bytes; a token has {} to {}. {}",
         origin,
         text.size(),
-        kLeast,
-        kMost,
+        kMin,
+        kMax,
         kRecipe));
   }
   return text;

@@ -17,21 +17,21 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kMostHosts = 4096;
+constexpr int kMaxHosts = 4096;
 constexpr int kStaticPort = 29500;
 constexpr int kArrivalPort = 29400;
 
 int node_count(const std::string& nnodes) {
   const size_t colon = nnodes.find(':');
-  const auto least = whole_number(nnodes.substr(0, colon), 1, kMostHosts);
+  const auto least = parse_int(nnodes.substr(0, colon), 1, kMaxHosts);
   const auto most = colon == std::string::npos
                         ? least
-                        : whole_number(nnodes.substr(colon + 1), 1, kMostHosts);
+                        : parse_int(nnodes.substr(colon + 1), 1, kMaxHosts);
   if (!least || !most) {
     throw LaunchError(fmt::format(
         "--nnodes {} is not a number of hosts from 1 to {}, as 2 or 2:2.",
         nnodes,
-        kMostHosts));
+        kMaxHosts));
   }
   if (*least != *most) {
     throw LaunchError(fmt::format(
@@ -62,7 +62,7 @@ void read_endpoint(const HostFlags& flags, HostOptions& options) {
     return;
   }
   const std::string port = text.substr(colon + 1);
-  const auto number = whole_number(port, 0, 65535);
+  const auto number = parse_int(port, 0, 65535);
   if (!number) {
     throw LaunchError(fmt::format(
         "--rdzv-endpoint {}: '{}' is not a port from 0 to 65535.", text, port));
@@ -97,15 +97,15 @@ bool to_bool(const std::string& key, const std::string& value) {
 }
 
 int whole(const std::string& key, const std::string& value, int least) {
-  constexpr int kMost = 1000000;
-  const auto number = whole_number(value, least, kMost);
+  constexpr int kMax = 1000000;
+  const auto number = parse_int(value, least, kMax);
   if (!number) {
     throw LaunchError(fmt::format(
         "--rdzv-conf {}={} is not a whole number from {} to {}.",
         key,
         value,
         least,
-        kMost));
+        kMax));
   }
   return *number;
 }

@@ -62,7 +62,7 @@ int worker_count(const std::string& text) {
     }
     return count;
   }
-  const auto count = whole_number(text, 1, kMaxWorkers);
+  const auto count = parse_int(text, 1, kMaxWorkers);
   if (!count) {
     throw LaunchError(fmt::format(
         "--nproc-per-node {}: not a number from 1 to {}, and not auto, cpu or "

@@ -2,7 +2,7 @@
 
 namespace weft::launcher {
 
-void WholeLines::append(std::string_view bytes, const OnLine& on_line) {
+void LineBuffer::append(std::string_view bytes, const OnLine& on_line) {
   for (size_t end; (end = bytes.find('\n')) != std::string_view::npos;
        bytes.remove_prefix(end + 1)) {
     const auto rest = bytes.substr(0, end + 1);
@@ -14,12 +14,12 @@ void WholeLines::append(std::string_view bytes, const OnLine& on_line) {
     }
   }
   unfinished_ += bytes;
-  if (unfinished_.size() > most_bytes_) {
+  if (unfinished_.size() > max_bytes_) {
     finish(on_line);
   }
 }
 
-void WholeLines::finish(const OnLine& on_line) {
+void LineBuffer::finish(const OnLine& on_line) {
   if (!unfinished_.empty()) {
     on_line(unfinished_ + "\n");
     unfinished_.clear();

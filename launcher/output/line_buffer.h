@@ -8,20 +8,20 @@
 namespace weft::launcher {
 
 /// Makes lines of bytes that come in pieces.
-class WholeLines {
+class LineBuffer {
  public:
   /// Gets a line with its newline.
   using OnLine = std::function<void(std::string_view line)>;
 
-  /// A line longer than `most_bytes` is cut: no line is worth more memory.
-  explicit WholeLines(size_t most_bytes) : most_bytes_(most_bytes) {}
+  /// A line longer than `max_bytes` is cut: no line is worth more memory.
+  explicit LineBuffer(size_t max_bytes) : max_bytes_(max_bytes) {}
 
   void append(std::string_view bytes, const OnLine& on_line);
   /// What is left, if anything, becomes a line.
   void finish(const OnLine& on_line);
 
  private:
-  size_t most_bytes_;
+  size_t max_bytes_;
   std::string unfinished_;
 };
 

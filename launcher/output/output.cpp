@@ -101,7 +101,7 @@ struct Output::Pipe {
   /// With --tee: then only whole lines go to the console and `filtered`.
   std::unique_ptr<File> file;
   std::string prefix;
-  WholeLines lines{kReadBytes};
+  LineBuffer lines{kReadBytes};
   /// nullptr: no lines are wanted.
   Filtered* filtered = nullptr;
   LineTail* tail = nullptr;
@@ -293,7 +293,7 @@ void Output::drain() {
   }
 }
 
-void Output::say(std::string_view lines) {
+void Output::log_line(std::string_view lines) {
   if (!lines.empty() && console_error_.mid_line()) {
     console_error_.push("\n");
   }

@@ -48,7 +48,7 @@ class Output {
   bool pending() const;
   /// Adds lines to this process's standard error, after what the workers
   /// wrote.
-  void say(std::string_view lines);
+  void log_line(std::string_view lines);
 
   /// The last lines of a worker's standard error, from a file if it went to
   /// one.

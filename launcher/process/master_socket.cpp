@@ -135,8 +135,8 @@ std::string describe_port_owner(int port) {
   return describe_socket_owner(inode.empty() ? claiming_inode(port) : inode);
 }
 
-// Note [A port that nobody listens at]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Note [Reserved master port]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Weft's rank 0 serves the store on the socket that it inherits, but other
 // programs (torch's TCPStore among them) bind MASTER_PORT themselves. A socket
 // that is bound and does not listen serves both: the kernel gives its port to

@@ -7,8 +7,8 @@
 namespace weft::launcher {
 
 /// Keeps the port at which the workers will meet rank 0 from before the first
-/// of them starts, without listening there: see Note [A port that nobody
-/// listens at]. Rank 0 inherits the socket, and listens on it or on its own.
+/// of them starts, without listening there: see Note [Reserved master port].
+/// Rank 0 inherits the socket, and listens on it or on its own.
 class MasterSocket {
  public:
   /// Binds `address`; port 0 takes any free one.

@@ -28,7 +28,7 @@ std::optional<int64_t> value_of(const fs::path& path, std::string_view key) {
   for (std::string line; std::getline(file, line);) {
     if (line.size() > key.size() && line.starts_with(key) &&
         line[key.size()] == ' ') {
-      return leading_number<int64_t>(
+      return parse_leading_int<int64_t>(
           std::string_view(line).substr(key.size() + 1));
     }
   }
@@ -135,7 +135,7 @@ std::optional<int64_t> memory_limit(const MemoryCgroup& cgroup) {
   const char* name = cgroup.is_v2 ? "memory.max" : "memory.limit_in_bytes";
   std::optional<int64_t> limit;
   for (fs::path folder = cgroup.folder;; folder = folder.parent_path()) {
-    const auto value = leading_number<int64_t>(
+    const auto value = parse_leading_int<int64_t>(
         first_line(folder / name).value_or("")); // none in "max"
     if (value && *value < kNoLimit) {
       limit = std::min(*value, limit.value_or(*value));
@@ -157,7 +157,7 @@ KernelLog::KernelLog(const fs::path& path)
   }
 }
 
-bool KernelLog::says_killed(pid_t pid) {
+bool KernelLog::reports_oom_kill(pid_t pid) {
   std::array<char, 8192> record; // one a call
   while (fd_) {
     const ssize_t size = read(fd_.get(), record.data(), record.size());

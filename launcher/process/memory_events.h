@@ -43,7 +43,7 @@ class KernelLog {
  public:
   explicit KernelLog(const std::filesystem::path& path = "/dev/kmsg");
   /// Whether it has said by now that it killed `pid` for memory.
-  bool says_killed(pid_t pid);
+  bool reports_oom_kill(pid_t pid);
 
  private:
   UniqueFd fd_;

@@ -49,7 +49,7 @@ class Topology {
 
   int socket(int cpu) const {
     const auto text = first_line(of_cpu(cpu) / "topology/physical_package_id");
-    return leading_number<int>(text.value_or("0")).value_or(0);
+    return parse_leading_int<int>(text.value_or("0")).value_or(0);
   }
   /// Groups of the CPUs that share a core, by their first one.
   std::map<int, Cpus> cores(const Cpus& cpus) const {
@@ -96,8 +96,8 @@ class Topology {
         return shared;
       }
       if (first_line(cache / "type") != "Instruction" &&
-          leading_number<int>(*level).value_or(0) > highest) {
-        highest = leading_number<int>(*level).value_or(0);
+          parse_leading_int<int>(*level).value_or(0) > highest) {
+        highest = parse_leading_int<int>(*level).value_or(0);
         shared = first_line(cache / "shared_cpu_list");
       }
     }
@@ -208,7 +208,7 @@ numa_cpus(NumaBinding binding, int worker_count, const NumaHost& host) {
   return result;
 }
 
-NumaHost own_numa_host() {
+NumaHost current_numa_host() {
   NumaHost host;
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
@@ -238,7 +238,7 @@ std::vector<int> device_numa_nodes(const fs::path& root, const char* visible) {
         first_line(root / "sys/bus/pci/devices" / address / "numa_node");
     // -1 where there is one node.
     nodes.push_back(
-        std::max(0, leading_number<int>(text.value_or("0")).value_or(0)));
+        std::max(0, parse_leading_int<int>(text.value_or("0")).value_or(0)));
   }
   if (visible == nullptr) {
     return nodes;
@@ -246,7 +246,7 @@ std::vector<int> device_numa_nodes(const fs::path& root, const char* visible) {
   std::vector<int> chosen;
   std::istringstream list(visible);
   for (std::string part; std::getline(list, part, ',');) {
-    const auto index = leading_number<int>(part);
+    const auto index = parse_leading_int<int>(part);
     if (!index || *index < 0 || *index >= static_cast<int>(nodes.size())) {
       break; // as CUDA reads it; a name instead of a number is not looked up
     }
@@ -260,10 +260,10 @@ std::set<int> parse_cpu_list(const std::string& text) {
   std::istringstream stream(text);
   for (std::string part; std::getline(stream, part, ',');) {
     const size_t dash = part.find('-');
-    const auto first = leading_number<int>(part);
+    const auto first = parse_leading_int<int>(part);
     const auto last = dash == std::string::npos
                           ? first
-                          : leading_number<int>(part.substr(dash + 1));
+                          : parse_leading_int<int>(part.substr(dash + 1));
     for (int cpu = first.value_or(0); first && last && cpu <= *last; ++cpu) {
       cpus.insert(cpu);
     }

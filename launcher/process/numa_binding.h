@@ -36,7 +36,7 @@ struct NumaHost {
 };
 
 /// This host as it is.
-NumaHost own_numa_host();
+NumaHost current_numa_host();
 
 /// The CPUs of each of `worker_count` local ranks: on the node of its
 /// accelerator or, without one, with the ranks spread over the nodes in order.

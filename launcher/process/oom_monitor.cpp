@@ -8,18 +8,18 @@ namespace weft::launcher {
 namespace {
 
 /// A worker may move to a cgroup of its own when it starts.
-constexpr std::chrono::milliseconds kFirstLook{20};
+constexpr std::chrono::milliseconds kFirstPoll{20};
 constexpr std::chrono::milliseconds kLongestPause{1000};
 
 } // namespace
 
-MemoryWatch::MemoryWatch(std::vector<pid_t> pids)
+OomMonitor::OomMonitor(std::vector<pid_t> pids)
     : pids_(std::move(pids)), host_kills_before_(host_oom_kills()) {
-  look();
+  poll();
   thread_ = std::thread([this] { watch(); });
 }
 
-MemoryWatch::~MemoryWatch() {
+OomMonitor::~OomMonitor() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -28,17 +28,17 @@ MemoryWatch::~MemoryWatch() {
   thread_.join();
 }
 
-void MemoryWatch::watch() {
+void OomMonitor::watch() {
   std::unique_lock lock(mutex_);
-  for (auto pause = kFirstLook; !stopping_;
+  for (auto pause = kFirstPoll; !stopping_;
        pause = std::min(2 * pause, kLongestPause)) {
     if (!stop_.wait_for(lock, pause, [&] { return stopping_; })) {
-      look();
+      poll();
     }
   }
 }
 
-void MemoryWatch::look() {
+void OomMonitor::poll() {
   for (const pid_t pid : pids_) {
     const auto cgroup = memory_cgroup(pid);
     const auto known = charged_.find(pid);
@@ -55,25 +55,26 @@ void MemoryWatch::look() {
   }
 }
 
-Finding MemoryWatch::who_killed(pid_t pid, const Charged* charged) {
+FailureCause OomMonitor::sigkill_source(pid_t pid, const Charged* charged) {
   const auto kills = charged ? oom_kills(charged->cgroup) : std::nullopt;
-  if ((kills && *kills > charged->kills_before) || log_.says_killed(pid)) {
-    return Finding::kOutOfMemory;
+  if ((kills && *kills > charged->kills_before) || log_.reports_oom_kill(pid)) {
+    return FailureCause::kOutOfMemory;
   }
   const auto on_host = host_oom_kills();
   const bool none_on_host =
       on_host && host_kills_before_ && *on_host == *host_kills_before_;
-  return none_on_host || kills ? Finding::kKilledBySomebody : Finding::kNone;
+  return none_on_host || kills ? FailureCause::kSigkillSourceUnknown
+                               : FailureCause::kNone;
 }
 
-void MemoryWatch::explain(WorkerExit& exit) {
+void OomMonitor::explain(WorkerExit& exit) {
   if (exit.signal != SIGKILL || exit.stopped) {
     return;
   }
   const std::lock_guard lock(mutex_);
   const auto found = charged_.find(exit.pid);
   const Charged* charged = found == charged_.end() ? nullptr : &found->second;
-  exit.finding = who_killed(exit.pid, charged);
+  exit.failure_cause = sigkill_source(exit.pid, charged);
   exit.memory_limit_bytes = charged != nullptr ? charged->limit.value_or(0) : 0;
 }
 

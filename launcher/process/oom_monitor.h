@@ -16,12 +16,12 @@ namespace weft::launcher {
 /// memory: remembers, while they live, to which memory cgroups they belong and
 /// how many processes each of them has lost so far. Looks at them now and then
 /// on a thread of its own; no process may be forked meanwhile.
-class MemoryWatch {
+class OomMonitor {
  public:
-  explicit MemoryWatch(std::vector<pid_t> pids);
-  ~MemoryWatch();
-  MemoryWatch(const MemoryWatch&) = delete;
-  MemoryWatch& operator=(const MemoryWatch&) = delete;
+  explicit OomMonitor(std::vector<pid_t> pids);
+  ~OomMonitor();
+  OomMonitor(const OomMonitor&) = delete;
+  OomMonitor& operator=(const OomMonitor&) = delete;
 
   /// Fills in, for a worker that SIGKILL has ended, who killed it if that can
   /// be known, and the limit.
@@ -34,8 +34,8 @@ class MemoryWatch {
     std::optional<int64_t> limit;
   };
   void watch();
-  void look();
-  Finding who_killed(pid_t pid, const Charged* charged);
+  void poll();
+  FailureCause sigkill_source(pid_t pid, const Charged* charged);
 
   const std::vector<pid_t> pids_;
   KernelLog log_;

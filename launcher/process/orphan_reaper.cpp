@@ -37,7 +37,7 @@ std::vector<pid_t> read_groups(int fd) {
   }
 }
 
-[[noreturn]] void stand_guard(int fd, const std::filesystem::path& temporary) {
+[[noreturn]] void reap_orphans(int fd, const std::filesystem::path& temporary) {
   // Nothing of the run may hang on this process: no terminal, no pipe that a
   // reader waits on, no working folder, no signal meant for weftrun.
   setsid();
@@ -65,7 +65,7 @@ std::vector<pid_t> read_groups(int fd) {
 
 } // namespace
 
-Guard::Guard(const std::filesystem::path& temporary) {
+OrphanReaper::OrphanReaper(const std::filesystem::path& temporary) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
     throw_errno("pipe");
@@ -77,25 +77,25 @@ Guard::Guard(const std::filesystem::path& temporary) {
     throw_errno("fork");
   }
   if (pid_ == 0) {
-    stand_guard(read_end.get(), temporary);
+    reap_orphans(read_end.get(), temporary);
   }
 }
 
-Guard::~Guard() {
+OrphanReaper::~OrphanReaper() {
   pipe_.reset();
   while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
-void Guard::watch_me() const {
+void OrphanReaper::register_self() const {
   send(getpgrp());
 }
 
-void Guard::forget() const {
+void OrphanReaper::forget() const {
   send(kForget);
 }
 
-void Guard::send(pid_t message) const {
+void OrphanReaper::send(pid_t message) const {
   while (write(pipe_.get(), &message, sizeof(message)) < 0 && errno == EINTR) {
   }
 }

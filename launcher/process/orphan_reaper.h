@@ -11,18 +11,18 @@ namespace weft::launcher {
 /// A process that outlives this one by a moment: if this one dies, by SIGKILL
 /// even, it kills the process groups it was told of. PR_SET_PDEATHSIG alone
 /// ends the workers, but not what they have started themselves.
-class Guard {
+class OrphanReaper {
  public:
   /// Forks. `temporary` is removed when this process dies (may be empty).
-  explicit Guard(const std::filesystem::path& temporary);
+  explicit OrphanReaper(const std::filesystem::path& temporary);
   /// Ends this guard's watch; groups that are not forgotten are killed.
-  ~Guard();
-  Guard(const Guard&) = delete;
-  Guard& operator=(const Guard&) = delete;
+  ~OrphanReaper();
+  OrphanReaper(const OrphanReaper&) = delete;
+  OrphanReaper& operator=(const OrphanReaper&) = delete;
 
   /// Watches the process group of the caller: a child that is to execute
   /// something. Only itself can say so before it starts anything.
-  void watch_me() const;
+  void register_self() const;
   /// The groups are gone: their ids may name others from now on.
   void forget() const;
 

@@ -13,14 +13,14 @@ using std::chrono::nanoseconds;
 using std::chrono::system_clock;
 
 int code_of(const WorkerExit& exit) {
-  const bool no_memory = exit.finding == Finding::kOutOfMemory ||
-                         exit.finding == Finding::kBadAlloc;
+  const bool no_memory = exit.failure_cause == FailureCause::kOutOfMemory ||
+                         exit.failure_cause == FailureCause::kBadAlloc;
   return no_memory ? kNoMemory : exit.code;
 }
 
 } // namespace
 
-bool obeyed(const WorkerExit& exit) {
+bool was_stopped_by_launcher(const WorkerExit& exit) {
   return exit.stopped && (!exit.failed_at_ns || exit.code == 128 + SIGTERM ||
                           exit.code == 128 + SIGKILL);
 }
@@ -33,8 +33,9 @@ system_clock::time_point failure_time(const WorkerExit& exit) {
              : exit.when;
 }
 
-bool lost_a_peer(const WorkerExit& exit) {
-  return exit.code == kPeerLost || exit.finding == Finding::kLostPeer;
+bool is_peer_loss(const WorkerExit& exit) {
+  return exit.code == kPeerLost ||
+         exit.failure_cause == FailureCause::kLostPeer;
 }
 
 std::optional<WorkerExit> root_cause(const Outcome& outcome) {
@@ -51,7 +52,7 @@ std::optional<WorkerExit> root_cause(const Outcome& outcome) {
       std::ranges::min(failures, {}, &WorkerExit::when).when + kCauseWindow;
   // One that failed before weftrun ended the others may have been slow to go.
   for (const auto& exit : outcome.exits) {
-    if (exit.code != 0 && exit.stopped && !obeyed(exit)) {
+    if (exit.code != 0 && exit.stopped && !was_stopped_by_launcher(exit)) {
       failures.push_back(exit);
     }
   }
@@ -60,11 +61,11 @@ std::optional<WorkerExit> root_cause(const Outcome& outcome) {
   });
   return std::ranges::min(failures, {}, [](const WorkerExit& exit) {
     return std::tuple(
-        lost_a_peer(exit), failure_time(exit), exit.signal == 0, exit.rank);
+        is_peer_loss(exit), failure_time(exit), exit.signal == 0, exit.rank);
   });
 }
 
-int code_of_request(int signal) {
+int exit_code_of_signal(int signal) {
   return signal == SIGUSR1 ? kPreempted : 128 + signal;
 }
 
@@ -79,7 +80,8 @@ int exit_code(const Outcome& outcome) {
                        return exit.code == exits.front().code &&
                               exit.signal != outcome.requested_signal;
                      });
-  return alike ? exits.front().code : code_of_request(outcome.requested_signal);
+  return alike ? exits.front().code
+               : exit_code_of_signal(outcome.requested_signal);
 }
 
 } // namespace weft::launcher

@@ -21,7 +21,7 @@ constexpr int kNoMemory = 137;
 constexpr std::chrono::milliseconds kCauseWindow{200};
 
 /// What a failure is, where that is known beyond its code and signal.
-enum class Finding {
+enum class FailureCause {
   kNone,
   /// It is another failure's consequence: a connection was lost.
   kLostPeer,
@@ -30,7 +30,7 @@ enum class Finding {
   /// An allocation failed, and nobody dealt with it.
   kBadAlloc,
   /// It was killed, and not by the kernel for its memory.
-  kKilledBySomebody
+  kSigkillSourceUnknown
 };
 
 /// How a worker ended.
@@ -50,7 +50,7 @@ struct WorkerExit {
   std::string host = {};
   /// When it failed, by its own account. Units: nanoseconds since the epoch.
   std::optional<int64_t> failed_at_ns = {};
-  Finding finding = Finding::kNone;
+  FailureCause failure_cause = FailureCause::kNone;
   /// The most memory it had, and what it might have; 0: not known.
   int64_t peak_rss_bytes = 0;
   int64_t memory_limit_bytes = 0;
@@ -77,18 +77,19 @@ struct Outcome {
 std::optional<WorkerExit> root_cause(const Outcome& outcome);
 
 /// Whether it ended because weftrun ended it, and not by itself.
-bool obeyed(const WorkerExit& exit);
+bool was_stopped_by_launcher(const WorkerExit& exit);
 
 /// Whether it is another failure's consequence.
-bool lost_a_peer(const WorkerExit& exit);
+bool is_peer_loss(const WorkerExit& exit);
 
 /// 128 + a signal that ended the run; 143 for SIGUSR1, which asks for the same
 /// as SIGTERM.
-int code_of_request(int signal);
+int exit_code_of_signal(int signal);
 
 /// The launcher's exit code: 0 if all workers exited 0, else the root cause's
 /// code, 137 if it ran out of memory; after a signal from outside the code that
-/// all workers share, else, or if they died of that signal, code_of_request().
+/// all workers share, else, or if they died of that signal,
+/// exit_code_of_signal().
 int exit_code(const Outcome& outcome);
 
 } // namespace weft::launcher

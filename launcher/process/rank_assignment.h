@@ -5,7 +5,7 @@
 namespace weft::launcher {
 
 /// One start of the workers ("attempt"): where this host stands in it.
-struct Placement {
+struct RankAssignment {
   int node_rank = 0;
   int node_count = 1;
   /// The rank of this host's first worker.

@@ -68,7 +68,7 @@ SignalQueue::SignalQueue(const std::vector<int>& handled) {
   for (const int signal : {SIGUSR1, SIGUSR2}) {
     if (std::ranges::count(handled, signal) == 0) {
       sigaddset(&mask, signal);
-      passed_on_.push_back(signal);
+      forwarded_signals_.push_back(signal);
     }
   }
   sigprocmask(SIG_BLOCK, &mask, &old_mask_);
@@ -98,19 +98,19 @@ std::vector<int> SignalQueue::take() {
   return signals;
 }
 
-bool SignalQueue::is_passed_on(int signal) const {
-  return std::ranges::count(passed_on_, signal) > 0;
+bool SignalQueue::is_forwarded_only(int signal) const {
+  return std::ranges::count(forwarded_signals_, signal) > 0;
 }
 
-bool SignalQueue::is_request(int signal) const {
-  return signal != SIGCHLD && !is_passed_on(signal);
+bool SignalQueue::is_termination_request(int signal) const {
+  return signal != SIGCHLD && !is_forwarded_only(signal);
 }
 
 void SignalQueue::restore() const {
   ::signal(SIGPIPE, SIG_DFL);
   ::signal(SIGXFSZ, SIG_DFL);
   sigset_t mask = old_mask_;
-  for (const auto* signals : {&handled_, &passed_on_}) {
+  for (const auto* signals : {&handled_, &forwarded_signals_}) {
     for (const int signal : *signals) {
       sigdelset(&mask, signal);
     }

@@ -33,15 +33,15 @@ class SignalQueue {
   /// The signals that have come since the last call.
   std::vector<int> take();
   /// Whether workers are to get it, and nothing else is to happen.
-  bool is_passed_on(int signal) const;
+  bool is_forwarded_only(int signal) const;
   /// Whether it ends the run.
-  bool is_request(int signal) const;
+  bool is_termination_request(int signal) const;
   /// In a forked child: defaults and the mask from before.
   void restore() const;
 
  private:
   std::vector<int> handled_;
-  std::vector<int> passed_on_;
+  std::vector<int> forwarded_signals_;
   sigset_t old_mask_;
   UniqueFd fd_;
 };

@@ -28,10 +28,10 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
     const WorkerSpec& spec,
     const SignalQueue& signals,
     int report_fd,
-    const Guard& guard,
+    const OrphanReaper& guard,
     pid_t launcher) {
   setsid();
-  guard.watch_me();
+  guard.register_self();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) { // it died before prctl could see it
     _exit(128 + SIGKILL);
@@ -91,7 +91,7 @@ Worker spawn(
     const WorkerSpec& spec,
     const SignalQueue& signals,
     const ExecReport& report,
-    const Guard& guard) {
+    const OrphanReaper& guard) {
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid < 0) {

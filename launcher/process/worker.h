@@ -58,6 +58,6 @@ Worker spawn(
     const WorkerSpec& spec,
     const SignalQueue& signals,
     const ExecReport& report,
-    const Guard& guard);
+    const OrphanReaper& guard);
 
 } // namespace weft::launcher

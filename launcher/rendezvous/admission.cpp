@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kUsage = 2;
 constexpr int kDisagreement = 5;
-constexpr int kMostWorkers = 4096;
+constexpr int kMaxWorkers = 4096;
 
 } // namespace
 
@@ -24,14 +24,14 @@ JoinRequest read_join(const nlohmann::json& message) {
       .node_count = int_of(message, "nodes", 0),
       .node_rank = int_of(message, "node", 0),
       .worker_count =
-          std::clamp(int_of(message, "workers", 1), 1, kMostWorkers)};
+          std::clamp(int_of(message, "workers", 1), 1, kMaxWorkers)};
 }
 
-std::optional<Objection> objection_to(
+std::optional<JoinRejection> find_rejection(
     const JoinRequest& request,
-    const Terms& terms) {
+    const JobSpec& job_spec) {
   if (request.version != WEFT_VERSION) {
-    return Objection{
+    return JoinRejection{
         .code = kDisagreement,
         .why = fmt::format(
             "weftrun is {} on host {} and {} on host {}. Install the same "
@@ -39,28 +39,28 @@ std::optional<Objection> objection_to(
             request.version,
             request.host,
             WEFT_VERSION,
-            terms.host),
+            job_spec.host),
         .is_fatal = true};
   }
-  if (request.command != terms.command) {
-    return Objection{
+  if (request.command != job_spec.command) {
+    return JoinRejection{
         .code = kDisagreement,
         .why = fmt::format(
             "hosts {} and {} were given different programs or arguments. "
             "Start the same command on all hosts.",
-            terms.host,
+            job_spec.host,
             request.host),
         .is_fatal = true};
   }
-  if (request.node_count != terms.node_count) {
-    return Objection{
+  if (request.node_count != job_spec.node_count) {
+    return JoinRejection{
         .code = kUsage,
         .why = fmt::format(
             "--nnodes is {} on host {} and {} on host {}. Give all the same.",
             request.node_count,
             request.host,
-            terms.node_count,
-            terms.host),
+            job_spec.node_count,
+            job_spec.host),
         .is_fatal = true};
   }
   return std::nullopt;

@@ -20,14 +20,14 @@ struct JoinRequest {
 };
 
 /// What all hosts of a run have in common, as host 0 has it.
-struct Terms {
+struct JobSpec {
   std::string host;
   std::string command;
   int node_count = 1;
 };
 
 /// Why a host may not join.
-struct Objection {
+struct JoinRejection {
   int code = 2;
   std::string why;
   /// The run cannot begin on any host.
@@ -37,8 +37,8 @@ struct Objection {
 JoinRequest read_join(const nlohmann::json& message);
 
 /// Compares version, command and number of hosts.
-std::optional<Objection> objection_to(
+std::optional<JoinRejection> find_rejection(
     const JoinRequest& request,
-    const Terms& terms);
+    const JobSpec& job_spec);
 
 } // namespace weft::launcher

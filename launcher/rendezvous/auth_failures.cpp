@@ -7,34 +7,34 @@ namespace {
 
 constexpr std::chrono::seconds kBetweenNotes{10};
 /// Who can choose an address could make each refusal a new one.
-constexpr size_t kMostAtOnce = 16;
+constexpr size_t kMaxAtOnce = 16;
 
-const char* describe(Refusal refusal) {
+const char* describe(AuthFailure refusal) {
   switch (refusal) {
-    case Refusal::kTooMany:
+    case AuthFailure::kTooMany:
       return "too many at once";
-    case Refusal::kNoAnswer:
+    case AuthFailure::kNoAnswer:
       return "no answer";
-    case Refusal::kLate:
+    case AuthFailure::kLate:
       return "no answer in time";
-    case Refusal::kNoWeftrun:
+    case AuthFailure::kNoWeftrun:
       return "no weftrun";
-    case Refusal::kEarlierStart:
+    case AuthFailure::kEarlierStart:
       return "of an earlier start";
-    case Refusal::kOtherToken:
+    case AuthFailure::kOtherToken:
       return "another token";
-    case Refusal::kOtherJob:
+    case AuthFailure::kOtherJob:
       return "another --rdzv-id";
   }
   return "";
 }
 
-const char* way_out(Refusal refusal) {
+const char* remedy(AuthFailure refusal) {
   switch (refusal) {
-    case Refusal::kOtherToken:
+    case AuthFailure::kOtherToken:
       return ". If it belongs to this run, copy host 0's --token-file to it "
              "and start weftrun there again";
-    case Refusal::kOtherJob:
+    case AuthFailure::kOtherJob:
       return ". If it belongs to this run, give it host 0's --rdzv-id";
     default:
       return "";
@@ -43,27 +43,31 @@ const char* way_out(Refusal refusal) {
 
 } // namespace
 
-Refusals::Refusals(Say say) : say_(std::move(say)) {}
+AuthFailureLog::AuthFailureLog(LogLine log_line)
+    : log_line_(std::move(log_line)) {}
 
-void Refusals::note(const std::string& host, Refusal refusal) {
+void AuthFailureLog::note(const std::string& host, AuthFailure refusal) {
   const std::string who = fmt::format(
       "{} ({})", host.empty() ? "somebody" : host, describe(refusal));
-  if (refusal == Refusal::kOtherToken || refusal == Refusal::kOtherJob) {
+  if (refusal == AuthFailure::kOtherToken ||
+      refusal == AuthFailure::kOtherJob) {
     likely_host_ = who;
   }
   const auto now = Clock::now();
   const bool is_new =
-      said_.size() < kMostAtOnce && said_.emplace(host, refusal).second;
-  ++unsaid_;
+      logged_.size() < kMaxAtOnce && logged_.emplace(host, refusal).second;
+  ++num_suppressed_;
   if (!is_new && now < next_note_) {
     return;
   }
-  say_(fmt::format(
+  log_line_(fmt::format(
       "weftrun: refused at the gate: {}{}{}\n",
       who,
-      unsaid_ > 1 ? fmt::format(", and {} others before", unsaid_ - 1) : "",
-      way_out(refusal)));
-  unsaid_ = 0;
+      num_suppressed_ > 1
+          ? fmt::format(", and {} others before", num_suppressed_ - 1)
+          : "",
+      remedy(refusal)));
+  num_suppressed_ = 0;
   next_note_ = now + kBetweenNotes;
 }
 

@@ -14,8 +14,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr size_t kMostStrangers = 64;
-constexpr size_t kMostStreams = 16384;
+constexpr size_t kMaxUnauthenticatedPeers = 64;
+constexpr size_t kMaxStreams = 16384;
 constexpr std::chrono::seconds kAnswerTime{2};
 /// At most so many at a time: the loop has other work, too.
 constexpr int kAccepts = 32;
@@ -37,52 +37,52 @@ int connection_state(int fd) {
 
 } // namespace
 
-Gate::Gate(
+AuthListener::AuthListener(
     EventLoop& loop,
     UniqueFd listener,
     const std::string& token,
     const Bits256& job,
     OnControl on_control,
-    Say say)
+    LogLine log_line)
     : loop_(loop),
       listener_(std::move(listener)),
       token_(token),
       control_key_(control_key(token)),
       job_(job),
       on_control_(std::move(on_control)),
-      refusals_(std::move(say)) {
+      auth_failures_(std::move(log_line)) {
   loop_.watch(listener_.get(), EPOLLIN, [this](uint32_t) { accept_some(); });
 }
 
-Gate::~Gate() {
+AuthListener::~AuthListener() {
   loop_.forget(listener_.get());
-  for (const auto& stranger : strangers_) {
-    loop_.forget(stranger.fd.get());
+  for (const auto& client : unauthenticated_peers_) {
+    loop_.forget(client.fd.get());
   }
 }
 
-void Gate::begin_epoch(uint64_t epoch, const Bits256& random) {
+void AuthListener::begin_round(uint64_t round, const Bits256& random) {
   streams_.clear();
   waiting_.clear();
   store_port_ = 0;
-  epoch_ = epoch;
-  epoch_key_ = epoch_key(token_, job_, epoch, random);
+  round_ = round;
+  round_key_ = round_key(token_, job_, round, random);
 }
 
-void Gate::accept_some() {
+void AuthListener::accept_some() {
   for (int i = 0; i < kAccepts; ++i) {
     UniqueFd fd = accept_one(listener_.get());
     if (!fd) {
       return;
     }
-    greet(std::move(fd));
+    send_challenge(std::move(fd));
   }
 }
 
-void Gate::greet(UniqueFd fd) {
-  if (strangers_.size() >= kMostStrangers) {
+void AuthListener::send_challenge(UniqueFd fd) {
+  if (unauthenticated_peers_.size() >= kMaxUnauthenticatedPeers) {
     // Whoever knows the token answers at once, so the oldest does not.
-    turn_away(strangers_.begin(), Refusal::kTooMany);
+    reject(unauthenticated_peers_.begin(), AuthFailure::kTooMany);
   }
   const Bits256 nonce = random_bits();
   const std::string challenge = make_challenge(nonce);
@@ -90,83 +90,86 @@ void Gate::greet(UniqueFd fd) {
       static_cast<ssize_t>(challenge.size())) {
     return;
   }
-  strangers_.push_back(
+  unauthenticated_peers_.push_back(
       {.fd = std::move(fd),
        .challenge = nonce,
        .incoming = "",
        .deadline = Clock::now() + kAnswerTime});
-  const auto stranger = std::prev(strangers_.end());
-  loop_.watch(stranger->fd.get(), EPOLLIN, [this, stranger](uint32_t) {
-    hear(stranger);
+  const auto client = std::prev(unauthenticated_peers_.end());
+  loop_.watch(client->fd.get(), EPOLLIN, [this, client](uint32_t) {
+    on_readable(client);
   });
 }
 
-void Gate::hear(const std::list<Stranger>::iterator& stranger) {
+void AuthListener::on_readable(
+    const std::list<UnauthenticatedPeer>::iterator& client) {
   std::array<char, kAnswerSize> buffer;
-  const size_t wanted = kAnswerSize - stranger->incoming.size();
-  const ssize_t size = recv(stranger->fd.get(), buffer.data(), wanted, 0);
+  const size_t wanted = kAnswerSize - client->incoming.size();
+  const ssize_t size = recv(client->fd.get(), buffer.data(), wanted, 0);
   if (size > 0) {
-    stranger->incoming.append(buffer.data(), static_cast<size_t>(size));
-    if (stranger->incoming.size() == kAnswerSize) {
-      judge(stranger);
+    client->incoming.append(buffer.data(), static_cast<size_t>(size));
+    if (client->incoming.size() == kAnswerSize) {
+      authenticate(client);
     }
   } else if (size == 0 || (errno != EAGAIN && errno != EINTR)) {
-    turn_away(stranger, Refusal::kNoAnswer);
+    reject(client, AuthFailure::kNoAnswer);
   }
 }
 
-void Gate::judge(const std::list<Stranger>::iterator& stranger) {
-  const std::string answer = stranger->incoming;
-  Claim claim;
-  if (!read_answer(answer, claim)) {
-    turn_away(stranger, Refusal::kNoWeftrun);
+void AuthListener::authenticate(
+    const std::list<UnauthenticatedPeer>::iterator& client) {
+  const std::string answer = client->incoming;
+  ClientHello client_hello;
+  if (!read_answer(answer, client_hello)) {
+    reject(client, AuthFailure::kNoWeftrun);
     return;
   }
-  const bool is_control = claim.role == Role::kControl;
-  if (!is_control && claim.epoch != epoch_) {
-    turn_away(stranger, Refusal::kEarlierStart);
+  const bool is_control = client_hello.role == Role::kControl;
+  if (!is_control && client_hello.round != round_) {
+    reject(client, AuthFailure::kEarlierStart);
     return;
   }
-  const Bits256& key = is_control ? control_key_ : epoch_key_;
-  if (!is_proven(answer, stranger->challenge, view(key))) {
-    turn_away(stranger, Refusal::kOtherToken);
+  const Bits256& key = is_control ? control_key_ : round_key_;
+  if (!verify_mac(answer, client->challenge, view(key))) {
+    reject(client, AuthFailure::kOtherToken);
     return;
   }
-  const bool is_ours = is_equal(view(claim.job), view(job_));
+  const bool is_ours = is_equal(view(client_hello.job), view(job_));
   const std::string reply = make_reply(
-      is_ours ? GateStatus::kWelcome : GateStatus::kOtherJob,
+      is_ours ? AuthStatus::kAccepted : AuthStatus::kOtherJob,
       answer,
-      stranger->challenge,
+      client->challenge,
       view(key));
-  if (send(stranger->fd.get(), reply.data(), reply.size(), MSG_NOSIGNAL) !=
+  if (send(client->fd.get(), reply.data(), reply.size(), MSG_NOSIGNAL) !=
           static_cast<ssize_t>(reply.size()) ||
       !is_ours) {
-    turn_away(stranger, Refusal::kOtherJob);
+    reject(client, AuthFailure::kOtherJob);
     return;
   }
-  loop_.forget(stranger->fd.get());
-  UniqueFd fd = std::move(stranger->fd);
-  const Bits256 session = session_key(claim, stranger->challenge, view(key));
-  strangers_.erase(stranger);
+  loop_.forget(client->fd.get());
+  UniqueFd fd = std::move(client->fd);
+  const Bits256 session =
+      session_key(client_hello, client->challenge, view(key));
+  unauthenticated_peers_.erase(client);
   if (is_control) {
     on_control_(std::move(fd), session);
-  } else if (streams_.size() + waiting_.size() < kMostStreams) {
+  } else if (streams_.size() + waiting_.size() < kMaxStreams) {
     waiting_.push_back(
         {.fd = std::move(fd), .store = UniqueFd(), .next_try = Clock::now()});
     connect_waiting();
   }
 }
 
-void Gate::turn_away(
-    const std::list<Stranger>::iterator& stranger,
-    Refusal why) {
-  loop_.forget(stranger->fd.get());
-  const std::string host = peer_address(stranger->fd.get()).host();
-  strangers_.erase(stranger);
-  refusals_.note(host, why);
+void AuthListener::reject(
+    const std::list<UnauthenticatedPeer>::iterator& client,
+    AuthFailure why) {
+  loop_.forget(client->fd.get());
+  const std::string host = peer_address(client->fd.get()).host();
+  unauthenticated_peers_.erase(client);
+  auth_failures_.note(host, why);
 }
 
-bool Gate::connect_store(Waiting& waiting) {
+bool AuthListener::connect_store(Waiting& waiting) {
   if (!waiting.store && store_port_ != 0 && Clock::now() >= waiting.next_try) {
     waiting.store = start_connecting(loopback(store_port_));
     waiting.next_try = Clock::now() + kStoreRetry;
@@ -182,7 +185,7 @@ bool Gate::connect_store(Waiting& waiting) {
 }
 
 /// Rank 0 may not serve the store yet.
-void Gate::connect_waiting() {
+void AuthListener::connect_waiting() {
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     if (connect_store(*it)) {
       streams_.emplace_back(loop_, std::move(it->fd), std::move(it->store));
@@ -193,13 +196,14 @@ void Gate::connect_waiting() {
   }
 }
 
-void Gate::tick() {
+void AuthListener::tick() {
   const auto now = Clock::now();
-  while (!strangers_.empty() && strangers_.front().deadline <= now) {
-    turn_away(strangers_.begin(), Refusal::kLate);
+  while (!unauthenticated_peers_.empty() &&
+         unauthenticated_peers_.front().deadline <= now) {
+    reject(unauthenticated_peers_.begin(), AuthFailure::kLate);
   }
   connect_waiting();
-  streams_.remove_if([](const Splice& stream) { return !stream.is_open(); });
+  streams_.remove_if([](const Relay& stream) { return !stream.is_open(); });
 }
 
 } // namespace weft::launcher

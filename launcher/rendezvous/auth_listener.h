@@ -17,37 +17,40 @@ namespace weft::launcher {
 
 /// Where the other hosts' launchers knock: lets in who proves to know the
 /// token, and connects streams of the current start to the store. Strangers
-/// get two seconds and a fixed number of bytes. See Note [The gate].
-class Gate {
+/// get two seconds and a fixed number of bytes. See Note [Rendezvous
+/// handshake].
+class AuthListener {
  public:
   using OnControl = std::function<void(UniqueFd, const Bits256& session)>;
 
   /// Takes over a listening socket.
   /// Lifetime: `loop` outlives this object.
-  Gate(
+  AuthListener(
       EventLoop& loop,
       UniqueFd listener,
       const std::string& token,
       const Bits256& job,
       OnControl on_control,
-      Say say);
-  ~Gate();
-  Gate(const Gate&) = delete;
-  Gate& operator=(const Gate&) = delete;
+      LogLine log_line);
+  ~AuthListener();
+  AuthListener(const AuthListener&) = delete;
+  AuthListener& operator=(const AuthListener&) = delete;
 
   /// Streams are for this start from now on; those of earlier ones end.
-  void begin_epoch(uint64_t epoch, const Bits256& random);
+  void begin_round(uint64_t round, const Bits256& random);
   /// The store listens, or will soon, at this port of the loopback address.
   void serve_store(int port) { store_port_ = port; }
-  /// See Refusals.
-  const std::string& refused_host() const { return refusals_.likely_host(); }
+  /// See AuthFailureLog.
+  const std::string& refused_host() const {
+    return auth_failures_.likely_host();
+  }
   /// Ends what is late; to be called several times a second.
   void tick();
 
  private:
   using Clock = std::chrono::steady_clock;
   /// Somebody who has proven nothing yet.
-  struct Stranger {
+  struct UnauthenticatedPeer {
     UniqueFd fd;
     Bits256 challenge{};
     std::string incoming;
@@ -61,10 +64,12 @@ class Gate {
   };
 
   void accept_some();
-  void greet(UniqueFd fd);
-  void hear(const std::list<Stranger>::iterator& stranger);
-  void judge(const std::list<Stranger>::iterator& stranger);
-  void turn_away(const std::list<Stranger>::iterator& stranger, Refusal why);
+  void send_challenge(UniqueFd fd);
+  void on_readable(const std::list<UnauthenticatedPeer>::iterator& client);
+  void authenticate(const std::list<UnauthenticatedPeer>::iterator& client);
+  void reject(
+      const std::list<UnauthenticatedPeer>::iterator& client,
+      AuthFailure why);
   void connect_waiting();
   bool connect_store(Waiting& waiting);
 
@@ -74,13 +79,13 @@ class Gate {
   const Bits256 control_key_;
   const Bits256 job_;
   OnControl on_control_;
-  Refusals refusals_;
-  uint64_t epoch_ = 0;
-  Bits256 epoch_key_{};
+  AuthFailureLog auth_failures_;
+  uint64_t round_ = 0;
+  Bits256 round_key_{};
   int store_port_ = 0;
-  std::list<Stranger> strangers_;
+  std::list<UnauthenticatedPeer> unauthenticated_peers_;
   std::list<Waiting> waiting_;
-  std::list<Splice> streams_;
+  std::list<Relay> streams_;
 };
 
 } // namespace weft::launcher

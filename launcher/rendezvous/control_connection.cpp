@@ -19,13 +19,13 @@ namespace {
 
 constexpr size_t kLengthSize = 4;
 constexpr size_t kCodeSize = 32;
-constexpr uint32_t kMostBytes = 64 * 1024;
+constexpr uint32_t kMaxBytes = 64 * 1024;
 /// What may wait for a peer that does not read.
-constexpr size_t kMostQueued = 1024 * 1024;
+constexpr size_t kMaxQueued = 1024 * 1024;
 
 } // namespace
 
-Link::Link(
+ControlConnection::ControlConnection(
     EventLoop& loop,
     UniqueFd fd,
     const Bits256& key,
@@ -40,38 +40,40 @@ Link::Link(
   loop_.watch(fd_.get(), EPOLLIN, [this](uint32_t events) { handle(events); });
 }
 
-Link::~Link() {
+ControlConnection::~ControlConnection() {
   if (fd_) {
     loop_.forget(fd_.get());
   }
 }
 
-void Link::listen(OnMessage on_message, OnLost on_lost) {
+void ControlConnection::listen(OnMessage on_message, OnLost on_lost) {
   on_message_ = std::move(on_message);
   on_lost_ = std::move(on_lost);
 }
 
-std::string Link::own_host() const {
+std::string ControlConnection::own_host() const {
   return own_address(fd_.get()).host();
 }
 
-Bits256 Link::code(char direction, uint64_t number, std::string_view text)
-    const {
+Bits256 ControlConnection::code(
+    char direction,
+    uint64_t number,
+    std::string_view text) const {
   std::string signed_text(1, direction);
   signed_text.append(reinterpret_cast<const char*>(&number), sizeof(number));
   signed_text.append(text);
   return hmac_sha256(view(key_), signed_text);
 }
 
-void Link::send(const nlohmann::json& message) {
+void ControlConnection::send(const nlohmann::json& message) {
   if (!fd_) {
     return;
   }
   const std::string text =
       message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   const auto size = static_cast<uint32_t>(text.size());
-  if (size > kMostBytes || outgoing_.size() > kMostQueued) {
-    lose("it does not read");
+  if (size > kMaxBytes || outgoing_.size() > kMaxQueued) {
+    on_disconnect("it does not read");
     return;
   }
   outgoing_.append(reinterpret_cast<const char*>(&size), kLengthSize);
@@ -79,11 +81,11 @@ void Link::send(const nlohmann::json& message) {
   outgoing_.append(view(code(own_direction_, sent_++, text)));
   last_sent_ = Clock::now();
   if (!write_some()) {
-    lose("its connection broke");
+    on_disconnect("its connection broke");
   }
 }
 
-bool Link::write_some() {
+bool ControlConnection::write_some() {
   while (!outgoing_.empty()) {
     const ssize_t size =
         ::send(fd_.get(), outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL);
@@ -99,20 +101,20 @@ bool Link::write_some() {
   return true;
 }
 
-void Link::handle(uint32_t) {
+void ControlConnection::handle(uint32_t) {
   const bool open = read_some();
   take_frames();
   if (!fd_) {
     return;
   }
   if (!open) {
-    lose("its connection closed");
+    on_disconnect("its connection closed");
   } else if (!outgoing_.empty() && !write_some()) {
-    lose("its connection broke");
+    on_disconnect("its connection broke");
   }
 }
 
-bool Link::read_some() {
+bool ControlConnection::read_some() {
   std::array<char, 16384> buffer;
   const ssize_t size = recv(fd_.get(), buffer.data(), buffer.size(), 0);
   if (size > 0) {
@@ -122,12 +124,12 @@ bool Link::read_some() {
   return size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
-void Link::take_frames() {
+void ControlConnection::take_frames() {
   while (fd_ && incoming_.size() >= kLengthSize) {
     uint32_t size = 0;
     std::memcpy(&size, incoming_.data(), kLengthSize);
-    if (size > kMostBytes) {
-      lose("it sent a message that is too long");
+    if (size > kMaxBytes) {
+      on_disconnect("it sent a message that is too long");
       return;
     }
     if (incoming_.size() < kLengthSize + size + kCodeSize) {
@@ -138,12 +140,12 @@ void Link::take_frames() {
         incoming_.substr(kLengthSize + size, kCodeSize);
     incoming_.erase(0, kLengthSize + size + kCodeSize);
     if (!is_equal(received, view(code(other_direction_, received_++, text)))) {
-      lose("a message of it was changed on the way");
+      on_disconnect("a message of it was changed on the way");
       return;
     }
     const auto message = nlohmann::json::parse(text, nullptr, false);
     if (!message.is_object()) {
-      lose("it sent no JSON");
+      on_disconnect("it sent no JSON");
       return;
     }
     if (text_of(message, "type") != "ping" && on_message_) {
@@ -153,13 +155,13 @@ void Link::take_frames() {
   }
 }
 
-void Link::tick() {
+void ControlConnection::tick() {
   if (!fd_) {
     return;
   }
   const auto now = Clock::now();
   if (now - last_heard_ > keep_alive_.interval * keep_alive_.attempts) {
-    lose(fmt::format(
+    on_disconnect(fmt::format(
         "no sign of life for {} s",
         static_cast<double>(
             (keep_alive_.interval * keep_alive_.attempts).count()) /
@@ -169,7 +171,7 @@ void Link::tick() {
   }
 }
 
-void Link::lose(const std::string& why) {
+void ControlConnection::on_disconnect(const std::string& why) {
   loop_.forget(fd_.get());
   fd_.reset();
   if (on_lost_) {
@@ -180,7 +182,7 @@ void Link::lose(const std::string& why) {
 
 // Closing a socket with unread bytes resets the connection, and what was sent
 // last may then never be read.
-void Link::finish(std::chrono::milliseconds patience) {
+void ControlConnection::finish(std::chrono::milliseconds patience) {
   if (!fd_) {
     return;
   }

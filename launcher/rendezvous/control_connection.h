@@ -22,22 +22,22 @@ struct KeepAlive {
 /// A control connection between two launchers that have proven themselves:
 /// JSON messages, each with a length that is checked against a limit and a code
 /// over the session's key, the direction and a running number.
-class Link {
+class ControlConnection {
  public:
   using OnMessage = std::function<void(const nlohmann::json&)>;
   /// `why` as in "host b was lost: <why>". Called once.
   using OnLost = std::function<void(const std::string& why)>;
 
   /// Lifetime: `loop` outlives this object.
-  Link(
+  ControlConnection(
       EventLoop& loop,
       UniqueFd fd,
       const Bits256& key,
       bool is_host0,
       KeepAlive keep_alive);
-  ~Link();
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
+  ~ControlConnection();
+  ControlConnection(const ControlConnection&) = delete;
+  ControlConnection& operator=(const ControlConnection&) = delete;
 
   void listen(OnMessage on_message, OnLost on_lost);
   void send(const nlohmann::json& message);
@@ -55,7 +55,7 @@ class Link {
   bool read_some();
   void take_frames();
   bool write_some();
-  void lose(const std::string& why);
+  void on_disconnect(const std::string& why);
   Bits256 code(char direction, uint64_t number, std::string_view text) const;
 
   EventLoop& loop_;

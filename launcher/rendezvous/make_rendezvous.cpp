@@ -87,20 +87,23 @@ UniqueFd listen_if_host0(const HostOptions& hosts) {
 
 } // namespace
 
-std::unique_ptr<Hosts>
-make_hosts(const Options& options, const std::string& host_name, Say say) {
+std::unique_ptr<Rendezvous> make_rendezvous(
+    const Options& options,
+    const std::string& host_name,
+    LogLine log_line) {
   const HostOptions& hosts = options.hosts;
   if (hosts.node_count == 1) {
-    return std::make_unique<OneHost>(
+    return std::make_unique<SingleHostRendezvous>(
         options.worker_count, options.max_restarts);
   }
   const std::string token = read_token(hosts.token_file, hosts.token_fd);
   UniqueFd listener = listen_if_host0(hosts);
   if (listener) {
-    return std::make_unique<Hub>(
-        options, host_name, std::move(listener), token, std::move(say));
+    return std::make_unique<RendezvousServer>(
+        options, host_name, std::move(listener), token, std::move(log_line));
   }
-  return std::make_unique<Spoke>(options, host_name, token, std::move(say));
+  return std::make_unique<RendezvousClient>(
+      options, host_name, token, std::move(log_line));
 }
 
 } // namespace weft::launcher

@@ -42,7 +42,7 @@ std::string text_of(const json& message, const char* name) {
              : std::string();
 }
 
-json to_message(const HostEnd& end) {
+json to_message(const HostResult& end) {
   return {
       {"type", "end"},
       {"code", end.code},
@@ -52,8 +52,8 @@ json to_message(const HostEnd& end) {
       {"line", end.line.substr(0, 8192)}};
 }
 
-HostEnd read_end(const json& message) {
-  HostEnd end{
+HostResult read_end(const json& message) {
+  HostResult end{
       .code = int_of(message, "code", 1, kExitCodes),
       .signal = int_of(message, "signal", 0, kSignals),
       .lost_peer = int_of(message, "lost_peer", 0) != 0,
@@ -63,9 +63,11 @@ HostEnd read_end(const json& message) {
   return end;
 }
 
-std::optional<Placement> read_placement(const json& message, int worker_count) {
+std::optional<RankAssignment> read_rank_assignment(
+    const json& message,
+    int worker_count) {
   constexpr Range kCounts{0, 1 << 24};
-  Placement place;
+  RankAssignment place;
   place.node_rank = int_of(message, "node", -1, kCounts);
   place.node_count = int_of(message, "nodes", 0, kCounts);
   place.first_rank = int_of(message, "first", -1, kCounts);
@@ -77,26 +79,26 @@ std::optional<Placement> read_placement(const json& message, int worker_count) {
   return fits ? std::optional(place) : std::nullopt;
 }
 
-json to_message(const Verdict& verdict) {
-  const auto delay = verdict.restart_after.value_or(milliseconds(-1));
+json to_message(const RunResult& run_result) {
+  const auto delay = run_result.restart_after.value_or(milliseconds(-1));
   return {
       {"type", "verdict"},
-      {"code", verdict.code},
-      {"line", verdict.line},
-      {"note", verdict.note},
+      {"code", run_result.code},
+      {"line", run_result.line},
+      {"note", run_result.note},
       {"restart_ms", delay.count()}};
 }
 
-Verdict read_verdict(const json& message) {
-  Verdict verdict;
-  verdict.code = int_of(message, "code", 2, kExitCodes);
-  verdict.line = error_line(verdict.code, text_of(message, "line"));
-  verdict.note = text_of(message, "note");
+RunResult read_result(const json& message) {
+  RunResult run_result;
+  run_result.code = int_of(message, "code", 2, kExitCodes);
+  run_result.line = error_line(run_result.code, text_of(message, "line"));
+  run_result.note = text_of(message, "note");
   const int delay = int_of(message, "restart_ms", -1, kMilliseconds);
   if (delay >= 0) {
-    verdict.restart_after = milliseconds(delay);
+    run_result.restart_after = milliseconds(delay);
   }
-  return verdict;
+  return run_result;
 }
 
 std::string command_digest(const Options& options) {

@@ -11,8 +11,8 @@
 
 namespace weft::launcher {
 
-// What launchers tell each other over a Link. Fields that are missing, of
-// another type or out of range read as their defaults.
+// What launchers tell each other over a ControlConnection. Fields that are
+// missing, of another type or out of range read as their defaults.
 
 struct Range {
   int least;
@@ -30,16 +30,16 @@ int int_of(
     Range range = kAnyInt);
 std::string text_of(const nlohmann::json& message, const char* name);
 
-nlohmann::json to_message(const HostEnd& end);
-HostEnd read_end(const nlohmann::json& message);
+nlohmann::json to_message(const HostResult& end);
+HostResult read_end(const nlohmann::json& message);
 /// A host's place among the others, without ports and addresses; nothing if
 /// its ranks would not fit in.
-std::optional<Placement> read_placement(
+std::optional<RankAssignment> read_rank_assignment(
     const nlohmann::json& message,
     int worker_count);
 
-nlohmann::json to_message(const Verdict& verdict);
-Verdict read_verdict(const nlohmann::json& message);
+nlohmann::json to_message(const RunResult& run_result);
+RunResult read_result(const nlohmann::json& message);
 
 /// What must be the same on all hosts, as a digest.
 std::string command_digest(const Options& options);

@@ -12,7 +12,7 @@
 namespace weft::launcher {
 
 /// How a host's workers ended.
-struct HostEnd {
+struct HostResult {
   /// 0: all of them well, or because they were told to.
   int code = 0;
   /// The signal from outside that ended them, or 0.
@@ -26,7 +26,7 @@ struct HostEnd {
 };
 
 /// What becomes of the run after an attempt, the same on all hosts.
-struct Verdict {
+struct RunResult {
   int code = 0;
   std::string line;
   /// Said before the line; may be empty.
@@ -36,7 +36,7 @@ struct Verdict {
 };
 
 /// Workers are to be stopped, because of what happened on another host.
-struct StopOrder {
+struct StopRequest {
   /// The signal that another host was sent, or SIGTERM after a failure.
   int signal = 0;
   /// Somebody asked for it.
@@ -45,10 +45,10 @@ struct StopOrder {
 
 /// The hosts of a run, as one of their launchers sees them: how they start
 /// together, and end together. Each attempt goes
-/// ready() -> take_placement() -> end() -> take_verdict().
-class Hosts {
+/// ready() -> take_rank_assignment() -> end() -> take_result().
+class Rendezvous {
  public:
-  virtual ~Hosts() = default;
+  virtual ~Rendezvous() = default;
 
   /// Readable when dispatch() has something to do.
   virtual int fd() const = 0;
@@ -57,7 +57,7 @@ class Hosts {
   /// Workers may be started. Collective: all hosts, before each attempt.
   virtual void ready() = 0;
   /// Once all hosts are ready.
-  virtual std::optional<Placement> take_placement() = 0;
+  virtual std::optional<RankAssignment> take_rank_assignment() = 0;
   /// Where the store of this attempt is served on this host.
   virtual void serve_store(int port) = 0;
 
@@ -65,16 +65,16 @@ class Hosts {
   virtual void report_failure() = 0;
   /// This launcher was sent a signal that is for the whole run.
   virtual void report_signal(int signal) = 0;
-  virtual std::optional<StopOrder> take_order() = 0;
+  virtual std::optional<StopRequest> take_stop_request() = 0;
 
   /// No worker runs on this host any more.
-  virtual void end(const HostEnd& end) = 0;
+  virtual void end(const HostResult& end) = 0;
   /// Once no host has workers any more; a verdict may also come early, when
   /// the run is over for another reason, and is then the last.
-  virtual std::optional<Verdict> take_verdict() = 0;
+  virtual std::optional<RunResult> take_result() = 0;
 };
 
 /// Says a line on standard error.
-using Say = std::function<void(std::string_view)>;
+using LogLine = std::function<void(std::string_view)>;
 
 } // namespace weft::launcher

@@ -28,56 +28,56 @@ constexpr int kRefusals = 3;
 
 } // namespace
 
-Spoke::Spoke(
+RendezvousClient::RendezvousClient(
     const Options& options,
     const std::string& host_name,
     const std::string& token,
-    Say say)
+    LogLine log_line)
     : options_(options),
       host_name_(host_name),
       token_(token),
       job_(sha256(options.run_id)),
-      say_(std::move(say)),
+      log_line_(std::move(log_line)),
       loop_(kTick),
-      next_dial_(Clock::now()),
+      next_connect_(Clock::now()),
       next_note_(Clock::now() + kFirstNote) {
   loop_.on_tick([this] { tick(); });
 }
 
-std::string Spoke::endpoint() const {
+std::string RendezvousClient::endpoint() const {
   return fmt::format("{}:{}", options_.hosts.address, options_.hosts.port);
 }
 
-void Spoke::ready() {
+void RendezvousClient::ready() {
   forwarder_.reset(); // workers of an earlier start are gone
   if (link_) {
     link_->send({{"type", "ready"}});
   } else {
-    dial();
+    connect_to_server();
   }
 }
 
-void Spoke::tick() {
-  if (dialer_) {
-    dialer_->tick();
-    if (dialer_->is_over()) {
-      dialer_.reset();
+void RendezvousClient::tick() {
+  if (connector_) {
+    connector_->tick();
+    if (connector_->is_over()) {
+      connector_.reset();
     }
   }
   if (link_) {
     link_->tick();
-  } else if (!dialer_ && !over_ && Clock::now() >= next_dial_) {
-    dial();
+  } else if (!connector_ && !over_ && Clock::now() >= next_connect_) {
+    connect_to_server();
   }
   if (forwarder_) {
     forwarder_->tick();
   }
 }
 
-void Spoke::dial() {
+void RendezvousClient::connect_to_server() {
   std::string why;
-  gate_ = resolve(options_.hosts.address, options_.hosts.port, why);
-  if (!gate_) {
+  server_address_ = resolve(options_.hosts.address, options_.hosts.port, why);
+  if (!server_address_) {
     if (Clock::now() - since_ >= kNamePatience) {
       give_up(
           2,
@@ -91,28 +91,28 @@ void Spoke::dial() {
     }
     return;
   }
-  Claim claim;
-  claim.role = Role::kControl;
-  claim.node = static_cast<uint32_t>(options_.hosts.node_rank);
-  claim.job = job_;
-  dialer_ = std::make_unique<Dialer>(
+  ClientHello client_hello;
+  client_hello.role = Role::kControl;
+  client_hello.node = static_cast<uint32_t>(options_.hosts.node_rank);
+  client_hello.job = job_;
+  connector_ = std::make_unique<Connector>(
       loop_,
-      *gate_,
-      claim,
+      *server_address_,
+      client_hello,
       control_key(token_),
-      [this](Dialer::Outcome outcome) { dialed(std::move(outcome)); });
+      [this](Connector::Outcome outcome) { on_connected(std::move(outcome)); });
 }
 
-void Spoke::dialed(Dialer::Outcome outcome) {
+void RendezvousClient::on_connected(Connector::Outcome outcome) {
   switch (outcome.result) {
-    case DialResult::kWelcome:
+    case ConnectResult::kAccepted:
       join(std::move(outcome));
       break;
-    case DialResult::kUnreachable:
+    case ConnectResult::kUnreachable:
       retry(outcome.why);
       break;
-    case DialResult::kNoGate:
-      if (++refusals_ < kRefusals) {
+    case ConnectResult::kNotWeftrun:
+      if (++auth_failures_ < kRefusals) {
         retry(outcome.why);
       } else {
         give_up(
@@ -124,8 +124,8 @@ void Spoke::dialed(Dialer::Outcome outcome) {
                 outcome.why));
       }
       break;
-    case DialResult::kRefused:
-      if (++refusals_ < kRefusals) {
+    case ConnectResult::kRefused:
+      if (++auth_failures_ < kRefusals) {
         retry(outcome.why);
       } else {
         give_up(
@@ -136,7 +136,7 @@ void Spoke::dialed(Dialer::Outcome outcome) {
                 endpoint()));
       }
       break;
-    case DialResult::kOtherJob:
+    case ConnectResult::kOtherJob:
       give_up(
           2,
           fmt::format(
@@ -148,9 +148,9 @@ void Spoke::dialed(Dialer::Outcome outcome) {
   }
 }
 
-void Spoke::retry(const std::string& why) {
+void RendezvousClient::retry(const std::string& why) {
   const auto now = Clock::now();
-  next_dial_ = now + kRedial;
+  next_connect_ = now + kRedial;
   if (now - since_ >= options_.hosts.join_timeout) {
     give_up(
         kPeerLost,
@@ -162,13 +162,13 @@ void Spoke::retry(const std::string& why) {
             why));
   } else if (now >= next_note_) {
     next_note_ = now + kNextNote;
-    say_(fmt::format(
+    log_line_(fmt::format(
         "weftrun: waiting for host 0 at {}: {}\n", endpoint(), why));
   }
 }
 
-void Spoke::join(Dialer::Outcome outcome) {
-  link_ = std::make_unique<Link>(
+void RendezvousClient::join(Connector::Outcome outcome) {
+  link_ = std::make_unique<ControlConnection>(
       loop_,
       std::move(outcome.fd),
       outcome.session,
@@ -177,8 +177,8 @@ void Spoke::join(Dialer::Outcome outcome) {
           options_.hosts.keep_alive_interval,
           options_.hosts.keep_alive_attempts});
   link_->listen(
-      [this](const json& message) { hear(message); },
-      [this](const std::string& why) { lose(why); });
+      [this](const json& message) { on_message(message); },
+      [this](const std::string& why) { on_disconnect(why); });
   link_->send(
       {{"type", "join"},
        {"host", host_name_},
@@ -189,7 +189,7 @@ void Spoke::join(Dialer::Outcome outcome) {
        {"command", command_digest(options_)}});
 }
 
-void Spoke::hear(const json& message) {
+void RendezvousClient::on_message(const json& message) {
   const std::string type = text_of(message, "type");
   if (type == "start") {
     start(message);
@@ -198,35 +198,38 @@ void Spoke::hear(const json& message) {
         .signal = int_of(message, "signal", SIGTERM, kSignals),
         .requested = int_of(message, "requested", 0) != 0};
   } else if (type == "verdict") {
-    verdict_ = read_verdict(message);
-    over_ = !verdict_->restart_after;
+    run_result_ = read_result(message);
+    over_ = !run_result_->restart_after;
   }
 }
 
-void Spoke::start(const json& message) {
+void RendezvousClient::start(const json& message) {
   Bits256 random{};
-  const auto placed = read_placement(message, options_.worker_count);
+  const auto placed = read_rank_assignment(message, options_.worker_count);
   if (!placed || !from_hex(text_of(message, "random"), random)) {
     give_up(2, "host 0 sent a start that this weftrun does not understand.");
     return;
   }
-  Claim claim;
-  claim.role = Role::kStream;
-  claim.node = static_cast<uint32_t>(placed->node_rank);
-  claim.epoch = static_cast<uint64_t>(int_of(message, "epoch", 0));
-  claim.job = job_;
+  ClientHello client_hello;
+  client_hello.role = Role::kStream;
+  client_hello.node = static_cast<uint32_t>(placed->node_rank);
+  client_hello.round = static_cast<uint64_t>(int_of(message, "epoch", 0));
+  client_hello.job = job_;
   order_.reset();
   forwarder_ = std::make_unique<Forwarder>(
-      loop_, *gate_, claim, epoch_key(token_, job_, claim.epoch, random));
-  Placement place = *placed;
+      loop_,
+      *server_address_,
+      client_hello,
+      round_key(token_, job_, client_hello.round, random));
+  RankAssignment place = *placed;
   place.master_port = forwarder_->port();
   place.bind_address = options_.hosts.local_addr.empty()
                            ? link_->own_host()
                            : options_.hosts.local_addr;
-  placement_ = place;
+  rank_assignment_ = place;
 }
 
-void Spoke::lose(const std::string& why) {
+void RendezvousClient::on_disconnect(const std::string& why) {
   if (over_) {
     return;
   }
@@ -234,41 +237,42 @@ void Spoke::lose(const std::string& why) {
   give_up(kPeerLost, fmt::format("host 0 at {} was lost: {}", endpoint(), why));
 }
 
-void Spoke::give_up(int code, const std::string& sentence) {
+void RendezvousClient::give_up(int code, const std::string& sentence) {
   over_ = true;
-  verdict_.emplace();
-  verdict_->code = code;
-  verdict_->line = fmt::format("ERROR {} rank=0 op=launch {}", code, sentence);
+  run_result_.emplace();
+  run_result_->code = code;
+  run_result_->line =
+      fmt::format("ERROR {} rank=0 op=launch {}", code, sentence);
 }
 
-std::optional<Placement> Spoke::take_placement() {
-  return std::exchange(placement_, std::nullopt);
+std::optional<RankAssignment> RendezvousClient::take_rank_assignment() {
+  return std::exchange(rank_assignment_, std::nullopt);
 }
 
-void Spoke::report_failure() {
+void RendezvousClient::report_failure() {
   if (link_) {
     link_->send({{"type", "failed"}});
   }
 }
 
-void Spoke::report_signal(int signal) {
+void RendezvousClient::report_signal(int signal) {
   if (link_) {
     link_->send({{"type", "signal"}, {"signal", signal}});
   }
 }
 
-std::optional<StopOrder> Spoke::take_order() {
+std::optional<StopRequest> RendezvousClient::take_stop_request() {
   return std::exchange(order_, std::nullopt);
 }
 
-void Spoke::end(const HostEnd& end) {
+void RendezvousClient::end(const HostResult& end) {
   if (link_) {
     link_->send(to_message(end));
   }
 }
 
-std::optional<Verdict> Spoke::take_verdict() {
-  return std::exchange(verdict_, std::nullopt);
+std::optional<RunResult> RendezvousClient::take_result() {
+  return std::exchange(run_result_, std::nullopt);
 }
 
 } // namespace weft::launcher

@@ -17,36 +17,36 @@
 namespace weft::launcher {
 
 /// Another host's view of a run over several hosts: it does what host 0 says.
-class Spoke : public Hosts {
+class RendezvousClient : public Rendezvous {
  public:
-  Spoke(
+  RendezvousClient(
       const Options& options,
       const std::string& host_name,
       const std::string& token,
-      Say say);
+      LogLine log_line);
 
   int fd() const override { return loop_.fd(); }
   void dispatch() override { loop_.dispatch(); }
   void ready() override;
-  std::optional<Placement> take_placement() override;
+  std::optional<RankAssignment> take_rank_assignment() override;
   void serve_store(int) override {}
   void report_failure() override;
   void report_signal(int signal) override;
-  std::optional<StopOrder> take_order() override;
-  void end(const HostEnd& end) override;
-  std::optional<Verdict> take_verdict() override;
+  std::optional<StopRequest> take_stop_request() override;
+  void end(const HostResult& end) override;
+  std::optional<RunResult> take_result() override;
 
  private:
   using Clock = std::chrono::steady_clock;
 
   void tick();
-  void dial();
-  void dialed(Dialer::Outcome outcome);
+  void connect_to_server();
+  void on_connected(Connector::Outcome outcome);
   void retry(const std::string& why);
-  void join(Dialer::Outcome outcome);
-  void hear(const nlohmann::json& message);
+  void join(Connector::Outcome outcome);
+  void on_message(const nlohmann::json& message);
   void start(const nlohmann::json& message);
-  void lose(const std::string& why);
+  void on_disconnect(const std::string& why);
   void give_up(int code, const std::string& sentence);
   std::string endpoint() const;
 
@@ -54,19 +54,19 @@ class Spoke : public Hosts {
   const std::string host_name_;
   const std::string token_;
   const Bits256 job_;
-  Say say_;
+  LogLine log_line_;
   EventLoop loop_;
-  std::optional<Address> gate_;
-  std::unique_ptr<Dialer> dialer_;
+  std::optional<Address> server_address_;
+  std::unique_ptr<Connector> connector_;
   Clock::time_point since_ = Clock::now();
-  Clock::time_point next_dial_;
+  Clock::time_point next_connect_;
   Clock::time_point next_note_;
-  int refusals_ = 0;
-  std::unique_ptr<Link> link_;
+  int auth_failures_ = 0;
+  std::unique_ptr<ControlConnection> link_;
   std::unique_ptr<Forwarder> forwarder_;
-  std::optional<Placement> placement_;
-  std::optional<StopOrder> order_;
-  std::optional<Verdict> verdict_;
+  std::optional<RankAssignment> rank_assignment_;
+  std::optional<StopRequest> order_;
+  std::optional<RunResult> run_result_;
   bool over_ = false;
 };
 

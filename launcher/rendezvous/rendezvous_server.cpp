@@ -30,27 +30,27 @@ milliseconds since(std::chrono::steady_clock::time_point then) {
 
 } // namespace
 
-Hub::Hub(
+RendezvousServer::RendezvousServer(
     const Options& options,
     const std::string& host_name,
     UniqueFd listener,
     const std::string& token,
-    Say say)
+    LogLine log_line)
     : options_(options),
       command_(command_digest(options)),
-      say_(std::move(say)),
+      log_line_(std::move(log_line)),
       loop_(kTick),
-      gate_(
+      auth_listener_(
           loop_,
           std::move(listener),
           token,
           sha256(options.run_id),
           [this](UniqueFd fd, const Bits256& session) {
-            admit(std::move(fd), session);
+            on_authenticated(std::move(fd), session);
           },
-          say_),
+          log_line_),
       members_(static_cast<size_t>(options.hosts.node_count)),
-      restarts_(options.max_restarts),
+      restart_policy_(options.max_restarts),
       next_note_(Clock::now() + kFirstNote) {
   members_.front() = std::make_unique<Member>();
   own().report.host = host_name;
@@ -58,7 +58,7 @@ Hub::Hub(
   loop_.on_tick([this] { tick(); });
 }
 
-Hub::~Hub() {
+RendezvousServer::~RendezvousServer() {
   for (const auto& member : members_) {
     if (member && member->link) {
       member->link->finish(kParting);
@@ -66,25 +66,26 @@ Hub::~Hub() {
   }
 }
 
-void Hub::tick() {
-  gate_.tick();
+void RendezvousServer::tick() {
+  auth_listener_.tick();
   for (const auto& member : members_) {
     if (member && member->link) {
       member->link->tick();
     }
   }
-  for (const auto& link : lobby_) {
+  for (const auto& link : pending_clients_) {
     link->tick();
   }
   // Members and guests that have left are dropped here, not in their handlers.
-  std::erase_if(lobby_, [](const auto& link) { return !link->is_open(); });
-  if (phase_ == Phase::kGathering) {
+  std::erase_if(
+      pending_clients_, [](const auto& link) { return !link->is_open(); });
+  if (phase_ == Phase::kWaitingForHosts) {
     for (auto& member : members_) {
       if (member && member->link && !member->link->is_open()) {
         member.reset();
       }
     }
-    say_who_is_missing();
+    log_missing_hosts();
   }
   if (stop_at_ && Clock::now() >= *stop_at_) {
     stop_at_.reset();
@@ -92,7 +93,7 @@ void Hub::tick() {
   }
 }
 
-void Hub::say_who_is_missing() {
+void RendezvousServer::log_missing_hosts() {
   const auto now = Clock::now();
   const auto there = std::ranges::count_if(
       members_, [](const auto& member) { return member != nullptr; });
@@ -101,8 +102,8 @@ void Hub::say_who_is_missing() {
     return;
   }
   if (now - gathering_since_ >= options_.hosts.join_timeout) {
-    const std::string& refused = gate_.refused_host();
-    announce(
+    const std::string& refused = auth_listener_.refused_host();
+    send_result(
         {.code = kPeerLost,
          .line = fmt::format(
              "ERROR {} rank=0 op=launch {} of {} hosts came within {} s "
@@ -117,15 +118,15 @@ void Hub::say_who_is_missing() {
          .restart_after = std::nullopt});
   } else if (now >= next_note_) {
     next_note_ = now + kNextNote;
-    say_(fmt::format(
+    log_line_(fmt::format(
         "weftrun: {} of {} hosts are there; waiting for the others\n",
         there,
         count));
   }
 }
 
-void Hub::admit(UniqueFd fd, const Bits256& session) {
-  lobby_.push_back(std::make_unique<Link>(
+void RendezvousServer::on_authenticated(UniqueFd fd, const Bits256& session) {
+  pending_clients_.push_back(std::make_unique<ControlConnection>(
       loop_,
       std::move(fd),
       session,
@@ -133,13 +134,13 @@ void Hub::admit(UniqueFd fd, const Bits256& session) {
       KeepAlive{
           options_.hosts.keep_alive_interval,
           options_.hosts.keep_alive_attempts}));
-  Link& link = *lobby_.back();
+  ControlConnection& link = *pending_clients_.back();
   link.listen(
       [this, &link](const json& message) { join(link, message); },
       [](const std::string&) {});
 }
 
-int Hub::place_for(const JoinRequest& request) const {
+int RendezvousServer::node_rank_for(const JoinRequest& request) const {
   const int wanted = request.node_rank;
   if (!options_.hosts.ranked_by_arrival) {
     const bool free = wanted > 0 && wanted < std::ssize(members_) &&
@@ -152,24 +153,25 @@ int Hub::place_for(const JoinRequest& request) const {
                                  : static_cast<int>(found - members_.begin());
 }
 
-std::optional<Objection> Hub::objection(const JoinRequest& request) const {
-  if (auto other = objection_to(
+std::optional<JoinRejection> RendezvousServer::rejection(
+    const JoinRequest& request) const {
+  if (auto other = find_rejection(
           request,
           {.host = members_.front()->report.host,
            .command = command_,
            .node_count = static_cast<int>(members_.size())})) {
     return other;
   }
-  if (phase_ != Phase::kGathering) {
-    return Objection{
+  if (phase_ != Phase::kWaitingForHosts) {
+    return JoinRejection{
         .why = fmt::format(
             "run '{}' has all its {} hosts and runs. Choose another --rdzv-id "
             "and --rdzv-endpoint for another run.",
             options_.run_id,
             members_.size())};
   }
-  if (place_for(request) < 0) {
-    return Objection{
+  if (node_rank_for(request) < 0) {
+    return JoinRejection{
         .why = options_.hosts.ranked_by_arrival
                    ? fmt::format("all {} hosts are there.", members_.size())
                    : fmt::format(
@@ -181,45 +183,50 @@ std::optional<Objection> Hub::objection(const JoinRequest& request) const {
   return std::nullopt;
 }
 
-void Hub::refuse(Link& link, const Objection& objection) {
-  Verdict verdict;
-  verdict.code = objection.code;
-  verdict.line = fmt::format(
-      "ERROR {} rank=0 op=launch {}", objection.code, objection.why);
-  link.send(to_message(verdict));
-  if (objection.is_fatal && phase_ == Phase::kGathering) {
-    announce(verdict);
+void RendezvousServer::reject_join(
+    ControlConnection& link,
+    const JoinRejection& rejection) {
+  RunResult run_result;
+  run_result.code = rejection.code;
+  run_result.line = fmt::format(
+      "ERROR {} rank=0 op=launch {}", rejection.code, rejection.why);
+  link.send(to_message(run_result));
+  if (rejection.is_fatal && phase_ == Phase::kWaitingForHosts) {
+    send_result(run_result);
   }
 }
 
-void Hub::join(Link& link, const json& message) {
+void RendezvousServer::join(ControlConnection& link, const json& message) {
   if (text_of(message, "type") != "join") {
     return;
   }
   const auto request = read_join(message);
-  if (const auto why = objection(request)) {
-    refuse(link, *why);
+  if (const auto why = rejection(request)) {
+    reject_join(link, *why);
     return;
   }
-  const int node = place_for(request);
+  const int node = node_rank_for(request);
   auto member = std::make_unique<Member>();
   member->report.host = request.host;
   member->report.node_rank = node;
   member->report.worker_count = request.worker_count;
   member->ready = true;
   const auto found = std::ranges::find_if(
-      lobby_, [&](const auto& guest) { return guest.get() == &link; });
+      pending_clients_,
+      [&](const auto& guest) { return guest.get() == &link; });
   member->link = std::move(*found);
-  lobby_.erase(found);
+  pending_clients_.erase(found);
   Member& joined = *member;
   joined.link->listen(
-      [this, &joined](const json& said) { hear(joined, said); },
-      [this, &joined](const std::string& loss) { lose(joined, loss); });
+      [this, &joined](const json& said) { on_message(joined, said); },
+      [this, &joined](const std::string& loss) {
+        on_disconnect(joined, loss);
+      });
   members_[static_cast<size_t>(node)] = std::move(member);
   start_if_all_are_ready();
 }
 
-void Hub::hear(Member& member, const json& message) {
+void RendezvousServer::on_message(Member& member, const json& message) {
   const std::string type = text_of(message, "type");
   if (type == "ready") {
     member.ready = true;
@@ -230,8 +237,8 @@ void Hub::hear(Member& member, const json& message) {
     const int signal = int_of(message, "signal", SIGTERM, kSignals);
     if (phase_ == Phase::kRunning) {
       stop_all({.signal = signal, .requested = true}, &member);
-    } else if (phase_ == Phase::kResting) {
-      announce(
+    } else if (phase_ == Phase::kBackoff) {
+      send_result(
           {.code = 128 + signal,
            .line = fmt::format(
                "ERROR {} rank={} op=launch stopped by signal {} on host {}",
@@ -247,34 +254,36 @@ void Hub::hear(Member& member, const json& message) {
   }
 }
 
-void Hub::lose(Member& member, const std::string& why) {
+void RendezvousServer::on_disconnect(Member& member, const std::string& why) {
   HostReport& report = member.report;
-  if (phase_ == Phase::kGathering) {
-    say_(fmt::format("weftrun: host {} left again: {}\n", report.host, why));
+  if (phase_ == Phase::kWaitingForHosts) {
+    log_line_(
+        fmt::format("weftrun: host {} left again: {}\n", report.host, why));
     return;
   }
   report.loss = why;
   report.failed = Clock::now();
-  if (phase_ == Phase::kResting) {
-    announce(judge({report}));
+  if (phase_ == Phase::kBackoff) {
+    send_result(decide_result({report}));
   } else if (phase_ == Phase::kRunning) {
-    say_(fmt::format("weftrun: host {} is lost: {}\n", report.host, why));
+    log_line_(fmt::format("weftrun: host {} is lost: {}\n", report.host, why));
     stop_all({.signal = SIGTERM, .requested = false}, &member);
-    conclude();
+    finish_attempt();
   }
 }
 
-void Hub::ready() {
+void RendezvousServer::ready() {
   own().ready = true;
   start_if_all_are_ready();
 }
 
-void Hub::start_if_all_are_ready() {
+void RendezvousServer::start_if_all_are_ready() {
   const bool all = std::ranges::all_of(members_, [](const auto& member) {
     return member && member->ready &&
            (!member->link || member->link->is_open());
   });
-  if (!all || (phase_ != Phase::kGathering && phase_ != Phase::kResting)) {
+  if (!all ||
+      (phase_ != Phase::kWaitingForHosts && phase_ != Phase::kBackoff)) {
     return;
   }
   phase_ = Phase::kRunning;
@@ -282,11 +291,11 @@ void Hub::start_if_all_are_ready() {
   stop_at_.reset();
   order_.reset();
   const Bits256 random = random_bits();
-  gate_.begin_epoch(++epoch_, random);
-  Placement place;
+  auth_listener_.begin_round(++round_, random);
+  RankAssignment place;
   place.node_count = static_cast<int>(members_.size());
   place.world_size = 0;
-  place.restart_count = restarts_.count();
+  place.restart_count = restart_policy_.count();
   for (const auto& member : members_) {
     member->report.first_rank = place.world_size;
     place.world_size += member->report.worker_count;
@@ -297,7 +306,7 @@ void Hub::start_if_all_are_ready() {
     if (member->link) {
       member->link->send(
           {{"type", "start"},
-           {"epoch", epoch_},
+           {"epoch", round_},
            {"random", to_hex(random)},
            {"node", member->report.node_rank},
            {"nodes", place.node_count},
@@ -310,10 +319,10 @@ void Hub::start_if_all_are_ready() {
   place.bind_address = options_.hosts.local_addr.empty()
                            ? members_.back()->link->own_host()
                            : options_.hosts.local_addr;
-  placement_ = place;
+  rank_assignment_ = place;
 }
 
-void Hub::fail(Member& member, milliseconds age) {
+void RendezvousServer::fail(Member& member, milliseconds age) {
   if (phase_ == Phase::kRunning) {
     member.report.failed = Clock::now() - age;
     if (!stop_at_) {
@@ -322,7 +331,9 @@ void Hub::fail(Member& member, milliseconds age) {
   }
 }
 
-void Hub::stop_all(const StopOrder& order, const Member* except) {
+void RendezvousServer::stop_all(
+    const StopRequest& order,
+    const Member* except) {
   if (except != &own()) {
     order_ = order;
   }
@@ -333,7 +344,7 @@ void Hub::stop_all(const StopOrder& order, const Member* except) {
       except);
 }
 
-void Hub::end(Member& member, const HostEnd& end) {
+void RendezvousServer::end(Member& member, const HostResult& end) {
   if (phase_ != Phase::kRunning || member.ended) {
     return;
   }
@@ -345,10 +356,10 @@ void Hub::end(Member& member, const HostEnd& end) {
       stop_all({.signal = SIGTERM, .requested = false}, &member);
     }
   }
-  conclude();
+  finish_attempt();
 }
 
-void Hub::conclude() {
+void RendezvousServer::finish_attempt() {
   std::vector<HostReport> reports;
   for (const auto& member : members_) {
     if (!member->ended && member->report.loss.empty()) {
@@ -356,23 +367,23 @@ void Hub::conclude() {
     }
     reports.push_back(member->report);
   }
-  Verdict verdict = judge(reports);
+  RunResult run_result = decide_result(reports);
   const bool may_restart = std::ranges::all_of(reports, [](const auto& report) {
     return report.loss.empty() && report.end.signal == 0;
   });
   if (may_restart) {
-    restarts_.decide(verdict, since(started_));
+    restart_policy_.decide(run_result, since(started_));
   }
-  announce(verdict);
+  send_result(run_result);
 }
 
-void Hub::announce(const Verdict& verdict) {
-  phase_ = verdict.restart_after ? Phase::kResting : Phase::kOver;
-  verdict_ = verdict;
-  broadcast(to_message(verdict));
+void RendezvousServer::send_result(const RunResult& run_result) {
+  phase_ = run_result.restart_after ? Phase::kBackoff : Phase::kOver;
+  run_result_ = run_result;
+  broadcast(to_message(run_result));
 }
 
-void Hub::broadcast(const json& message, const Member* except) {
+void RendezvousServer::broadcast(const json& message, const Member* except) {
   for (const auto& member : members_) {
     if (member && member->link && member.get() != except) {
       member->link->send(message);
@@ -380,19 +391,19 @@ void Hub::broadcast(const json& message, const Member* except) {
   }
 }
 
-std::optional<Placement> Hub::take_placement() {
-  return std::exchange(placement_, std::nullopt);
+std::optional<RankAssignment> RendezvousServer::take_rank_assignment() {
+  return std::exchange(rank_assignment_, std::nullopt);
 }
 
-void Hub::report_failure() {
+void RendezvousServer::report_failure() {
   fail(own(), milliseconds(0));
 }
 
-void Hub::report_signal(int signal) {
+void RendezvousServer::report_signal(int signal) {
   if (phase_ == Phase::kRunning) {
     stop_all({.signal = signal, .requested = true}, &own());
   } else if (phase_ != Phase::kOver) {
-    announce(
+    send_result(
         {.code = 128 + signal,
          .line = fmt::format(
              "ERROR {} rank=0 op=launch stopped by signal {} on host {}",
@@ -404,16 +415,16 @@ void Hub::report_signal(int signal) {
   }
 }
 
-std::optional<StopOrder> Hub::take_order() {
+std::optional<StopRequest> RendezvousServer::take_stop_request() {
   return std::exchange(order_, std::nullopt);
 }
 
-void Hub::end(const HostEnd& end) {
+void RendezvousServer::end(const HostResult& end) {
   this->end(own(), end);
 }
 
-std::optional<Verdict> Hub::take_verdict() {
-  return std::exchange(verdict_, std::nullopt);
+std::optional<RunResult> RendezvousServer::take_result() {
+  return std::exchange(run_result_, std::nullopt);
 }
 
 } // namespace weft::launcher

@@ -11,24 +11,24 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kFirstDelay = seconds(1);
-constexpr milliseconds kMostDelay = seconds(30);
+constexpr milliseconds kMaxDelay = seconds(30);
 /// An attempt that ran for so long was no failure to start.
 constexpr milliseconds kLasting = seconds(60);
 
 } // namespace
 
-bool is_worth_a_restart(int code) {
+bool is_retryable(int code) {
   return code == 1 || code >= 128;
 }
 
-void Restarts::decide(Verdict& verdict, milliseconds lasted) {
-  if (verdict.code == 0 || most_ == 0) {
+void RestartPolicy::decide(RunResult& run_result, milliseconds lasted) {
+  if (run_result.code == 0 || max_ == 0) {
     return;
   }
-  if (!is_worth_a_restart(verdict.code)) {
-    verdict.note = fmt::format(
+  if (!is_retryable(run_result.code)) {
+    run_result.note = fmt::format(
         "weftrun: not restarted: exit code {} says that it would end alike\n",
-        verdict.code);
+        run_result.code);
     return;
   }
   if (lasted >= kLasting) {
@@ -36,25 +36,25 @@ void Restarts::decide(Verdict& verdict, milliseconds lasted) {
     first_.reset();
   }
   if (!first_) {
-    first_ = {count_, verdict.code, verdict.line};
+    first_ = {count_, run_result.code, run_result.line};
   }
-  if (count_ < most_) {
-    delay_ = std::clamp(2 * delay_, kFirstDelay, kMostDelay);
+  if (count_ < max_) {
+    delay_ = std::clamp(2 * delay_, kFirstDelay, kMaxDelay);
     ++count_;
-    verdict.restart_after = delay_;
-    verdict.note = fmt::format(
+    run_result.restart_after = delay_;
+    run_result.note = fmt::format(
         "weftrun: restart {} of {} in {} s\n",
         count_,
-        most_,
+        max_,
         delay_.count() / 1000);
     return;
   }
-  verdict.note = fmt::format(
+  run_result.note = fmt::format(
       "weftrun: {} restarts did not help; the first error, of attempt {}:\n",
-      most_,
+      max_,
       first_->attempt);
-  verdict.code = first_->code;
-  verdict.line = first_->line;
+  run_result.code = first_->code;
+  run_result.line = first_->line;
 }
 
 } // namespace weft::launcher

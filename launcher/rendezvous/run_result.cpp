@@ -30,45 +30,48 @@ std::string ranks(const HostReport& report) {
              : fmt::format("ranks {} to {}", report.first_rank, last);
 }
 
-Verdict of(const HostReport& cause) {
-  Verdict verdict;
+RunResult of(const HostReport& cause) {
+  RunResult run_result;
   if (is_lost(cause)) {
-    verdict.code = kPeerLost;
-    verdict.line = fmt::format(
+    run_result.code = kPeerLost;
+    run_result.line = fmt::format(
         "ERROR {} rank={} op=launch {}, {} was lost: {}",
         kPeerLost,
         cause.first_rank,
         who(cause),
         ranks(cause),
         cause.loss);
-    return verdict;
+    return run_result;
   }
-  verdict.code = cause.end.code;
-  verdict.line = fmt::format("{} ({})", cause.end.line, who(cause));
-  return verdict;
+  run_result.code = cause.end.code;
+  run_result.line = fmt::format("{} ({})", cause.end.line, who(cause));
+  return run_result;
 }
 
-Verdict of_signal(const std::vector<HostReport>& reports, int signal) {
+RunResult of_signal(const std::vector<HostReport>& reports, int signal) {
   const bool alike = std::ranges::all_of(reports, [&](const auto& report) {
     return !is_lost(report) && report.end.code == reports.front().end.code;
   });
-  Verdict verdict;
-  verdict.code = alike ? reports.front().end.code : code_of_request(signal);
+  RunResult run_result;
+  run_result.code =
+      alike ? reports.front().end.code : exit_code_of_signal(signal);
   for (const auto& report : reports) {
-    if (verdict.line.empty() && report.end.code == verdict.code) {
-      verdict.line = report.end.line;
+    if (run_result.line.empty() && report.end.code == run_result.code) {
+      run_result.line = report.end.line;
     }
   }
-  if (verdict.line.empty() && verdict.code != 0) {
-    verdict.line = fmt::format(
-        "ERROR {} rank=0 op=launch stopped by signal {}", verdict.code, signal);
+  if (run_result.line.empty() && run_result.code != 0) {
+    run_result.line = fmt::format(
+        "ERROR {} rank=0 op=launch stopped by signal {}",
+        run_result.code,
+        signal);
   }
-  return verdict;
+  return run_result;
 }
 
 } // namespace
 
-Verdict judge(const std::vector<HostReport>& reports) {
+RunResult decide_result(const std::vector<HostReport>& reports) {
   for (const auto& report : reports) {
     if (!is_lost(report) && report.end.signal != 0) {
       return of_signal(reports, report.end.signal);

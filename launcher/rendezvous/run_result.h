@@ -17,7 +17,7 @@ struct HostReport {
   /// Not empty: the host is lost, and why.
   std::string loss;
   /// Unless it is lost.
-  HostEnd end;
+  HostResult end;
   /// When it failed, by the clock of host 0.
   std::chrono::steady_clock::time_point failed;
 };
@@ -25,6 +25,6 @@ struct HostReport {
 /// Code and line of a run, from the first cause on any host: as root_cause()
 /// does it among ranks, and a lost host comes before the workers that only lost
 /// a peer. After a signal from outside, the code that all share, or 128 + it.
-Verdict judge(const std::vector<HostReport>& reports);
+RunResult decide_result(const std::vector<HostReport>& reports);
 
 } // namespace weft::launcher

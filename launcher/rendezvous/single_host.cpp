@@ -4,31 +4,31 @@
 
 namespace weft::launcher {
 
-void OneHost::ready() {
-  placement_.emplace();
-  placement_->world_size = worker_count_;
-  placement_->restart_count = restarts_.count();
+void SingleHostRendezvous::ready() {
+  rank_assignment_.emplace();
+  rank_assignment_->world_size = worker_count_;
+  rank_assignment_->restart_count = restart_policy_.count();
   started_ = std::chrono::steady_clock::now();
 }
 
-std::optional<Placement> OneHost::take_placement() {
-  return std::exchange(placement_, std::nullopt);
+std::optional<RankAssignment> SingleHostRendezvous::take_rank_assignment() {
+  return std::exchange(rank_assignment_, std::nullopt);
 }
 
-void OneHost::end(const HostEnd& end) {
-  verdict_.emplace();
-  verdict_->code = end.code;
-  verdict_->line = end.line;
+void SingleHostRendezvous::end(const HostResult& end) {
+  run_result_.emplace();
+  run_result_->code = end.code;
+  run_result_->line = end.line;
   if (end.signal == 0) {
-    restarts_.decide(
-        *verdict_,
+    restart_policy_.decide(
+        *run_result_,
         std::chrono::duration_cast<std::chrono::milliseconds>(
             std::chrono::steady_clock::now() - started_));
   }
 }
 
-std::optional<Verdict> OneHost::take_verdict() {
-  return std::exchange(verdict_, std::nullopt);
+std::optional<RunResult> SingleHostRendezvous::take_result() {
+  return std::exchange(run_result_, std::nullopt);
 }
 
 } // namespace weft::launcher

@@ -6,28 +6,30 @@
 namespace weft::launcher {
 
 /// A run on this host alone: everybody else is always ready.
-class OneHost : public Hosts {
+class SingleHostRendezvous : public Rendezvous {
  public:
-  OneHost(int worker_count, int max_restarts)
-      : worker_count_(worker_count), restarts_(max_restarts) {}
+  SingleHostRendezvous(int worker_count, int max_restarts)
+      : worker_count_(worker_count), restart_policy_(max_restarts) {}
 
   int fd() const override { return -1; }
   void dispatch() override {}
   void ready() override;
-  std::optional<Placement> take_placement() override;
+  std::optional<RankAssignment> take_rank_assignment() override;
   void serve_store(int) override {}
   void report_failure() override {}
   void report_signal(int) override {}
-  std::optional<StopOrder> take_order() override { return std::nullopt; }
-  void end(const HostEnd& end) override;
-  std::optional<Verdict> take_verdict() override;
+  std::optional<StopRequest> take_stop_request() override {
+    return std::nullopt;
+  }
+  void end(const HostResult& end) override;
+  std::optional<RunResult> take_result() override;
 
  private:
   int worker_count_;
-  Restarts restarts_;
+  RestartPolicy restart_policy_;
   std::chrono::steady_clock::time_point started_;
-  std::optional<Placement> placement_;
-  std::optional<Verdict> verdict_;
+  std::optional<RankAssignment> rank_assignment_;
+  std::optional<RunResult> run_result_;
 };
 
 } // namespace weft::launcher

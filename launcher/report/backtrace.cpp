@@ -22,7 +22,7 @@
 namespace weft::launcher {
 namespace {
 
-constexpr size_t kMostNameBytes = 100;
+constexpr size_t kMaxNameBytes = 100;
 
 /// A file in memory while this lives.
 class MappedFile {
@@ -126,8 +126,8 @@ std::string demangle(const std::string& symbol) {
 }
 
 std::string shorten(std::string name) {
-  if (name.size() > kMostNameBytes) {
-    name.resize(kMostNameBytes);
+  if (name.size() > kMaxNameBytes) {
+    name.resize(kMaxNameBytes);
     name += "...";
   }
   return name;

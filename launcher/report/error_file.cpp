@@ -10,14 +10,14 @@
 namespace weft::launcher {
 namespace {
 
-constexpr size_t kMostBytes = 1 << 20;
+constexpr size_t kMaxBytes = 1 << 20;
 
 std::string read_some(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     return "";
   }
-  std::string bytes(kMostBytes, '\0');
+  std::string bytes(kMaxBytes, '\0');
   file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   bytes.resize(
       static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
@@ -46,7 +46,7 @@ ErrorFile read_error_file(const std::filesystem::path& path) {
   file.message = text_at(message, "message");
   const auto extra = message.find("extraInfo");
   if (extra != message.end() && extra->is_object()) {
-    file.time_ns = whole_number<int64_t>(text_at(*extra, "timestamp_ns"));
+    file.time_ns = parse_int<int64_t>(text_at(*extra, "timestamp_ns"));
     const std::string callstack = text_at(*extra, "py_callstack");
     file.callstack = callstack.starts_with("#0 ") ? callstack : "";
   }

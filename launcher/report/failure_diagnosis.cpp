@@ -10,8 +10,8 @@
 namespace weft::launcher {
 namespace {
 
-bool contains_any(std::string_view text, auto&& words) {
-  return std::ranges::any_of(words, [&](std::string_view word) {
+bool contains_any(std::string_view text, auto&& stderr_text) {
+  return std::ranges::any_of(stderr_text, [&](std::string_view word) {
     return std::ranges::search(text, word, [](char a, char b) {
              return std::tolower(static_cast<unsigned char>(a)) == b;
            }).size() == word.size();
@@ -20,21 +20,24 @@ bool contains_any(std::string_view text, auto&& words) {
 
 /// By the error file's message or, without one, the last lines of standard
 /// error.
-Finding find(const WorkerExit& exit, const ReportSources& sources) {
+FailureCause find(const WorkerExit& exit, const ReportSources& sources) {
   std::string last_lines;
   for (const auto& line : sources.tail(exit.rank).lines()) {
     last_lines += line + '\n';
   }
   const std::string message = sources.error(exit.rank).message;
-  const Finding by_lines = find_in_words(exit, last_lines);
+  const FailureCause by_lines = diagnose_stderr(exit, last_lines);
   // A crash handler's message says SIGABRT, and not what it was for.
-  const bool by_message = !message.empty() && by_lines != Finding::kBadAlloc;
-  return by_message ? find_in_words(exit, message) : by_lines;
+  const bool by_message =
+      !message.empty() && by_lines != FailureCause::kBadAlloc;
+  return by_message ? diagnose_stderr(exit, message) : by_lines;
 }
 
 } // namespace
 
-Finding find_in_words(const WorkerExit& exit, std::string_view words) {
+FailureCause diagnose_stderr(
+    const WorkerExit& exit,
+    std::string_view stderr_text) {
   constexpr std::array<std::string_view, 7> kLostPeerWords{
       "connection reset by peer",
       "connection closed",
@@ -47,27 +50,27 @@ Finding find_in_words(const WorkerExit& exit, std::string_view words) {
       "bad_alloc", "can't allocate memory", "out of memory"};
   // A signal that it did not send itself has nothing to do with its words.
   if (exit.signal != 0 && exit.signal != SIGABRT) {
-    return Finding::kNone;
+    return FailureCause::kNone;
   }
   if ((exit.signal == SIGABRT || exit.code == kNoMemory) &&
-      contains_any(words, kNoMemoryWords)) {
-    return Finding::kBadAlloc;
+      contains_any(stderr_text, kNoMemoryWords)) {
+    return FailureCause::kBadAlloc;
   }
-  return exit.code == kPeerLost || contains_any(words, kLostPeerWords)
-             ? Finding::kLostPeer
-             : Finding::kNone;
+  return exit.code == kPeerLost || contains_any(stderr_text, kLostPeerWords)
+             ? FailureCause::kLostPeer
+             : FailureCause::kNone;
 }
 
-void add_evidence(
+void diagnose_failures(
     Outcome& outcome,
     const ReportSources& sources,
-    MemoryWatch& memory) {
+    OomMonitor& memory) {
   for (auto& exit : outcome.exits) {
     if (exit.code == 0) {
       continue;
     }
     exit.failed_at_ns = sources.error(exit.rank).time_ns;
-    exit.finding = find(exit, sources);
+    exit.failure_cause = find(exit, sources);
     memory.explain(exit);
   }
 }

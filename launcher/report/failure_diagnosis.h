@@ -10,12 +10,14 @@ namespace weft::launcher {
 
 /// Adds to the failures of a run when they happened and what they are, by what
 /// the workers have left behind and by what the kernel counts.
-void add_evidence(
+void diagnose_failures(
     Outcome& outcome,
     const ReportSources& sources,
-    MemoryWatch& memory);
+    OomMonitor& memory);
 
 /// What a failed worker's last words make of its failure.
-Finding find_in_words(const WorkerExit& exit, std::string_view words);
+FailureCause diagnose_stderr(
+    const WorkerExit& exit,
+    std::string_view stderr_text);
 
 } // namespace weft::launcher

@@ -40,7 +40,7 @@ std::string by_kernel(const WorkerExit& exit) {
 }
 
 std::string describe(const WorkerExit& exit) {
-  if (exit.finding == Finding::kOutOfMemory) {
+  if (exit.failure_cause == FailureCause::kOutOfMemory) {
     return by_kernel(exit);
   }
   std::string text =
@@ -48,12 +48,12 @@ std::string describe(const WorkerExit& exit) {
           ? fmt::format("exit code {}", exit.code)
           : fmt::format(
                 "signal {} ({})", exit.signal, signal_name(exit.signal));
-  if (exit.finding == Finding::kBadAlloc) {
+  if (exit.failure_cause == FailureCause::kBadAlloc) {
     text += ", out of memory: an allocation failed";
     if (exit.peak_rss_bytes > 0) {
       text += fmt::format(" at {} MiB", exit.peak_rss_bytes / kMebibyte);
     }
-  } else if (exit.finding == Finding::kKilledBySomebody) {
+  } else if (exit.failure_cause == FailureCause::kSigkillSourceUnknown) {
     text += " by somebody; not the kernel's out-of-memory killer";
   }
   return text;
@@ -77,20 +77,20 @@ std::string failed_rank_line(
     const WorkerExit& exit,
     bool is_cause,
     const std::string& host) {
-  const bool by_nobody_knows_whom =
-      exit.signal == SIGKILL && !exit.stopped && exit.finding == Finding::kNone;
+  const bool sigkill_source_unknown = exit.signal == SIGKILL && !exit.stopped &&
+                                      exit.failure_cause == FailureCause::kNone;
   return fmt::format(
       "  rank {:<4} pid {:<8} {}{}, {} on {}{}{}\n",
       exit.rank,
       exit.pid,
       describe(exit),
-      by_nobody_knows_whom ? " (out of memory? see dmesg)" : "",
+      sigkill_source_unknown ? " (out of memory? see dmesg)" : "",
       local_time(failure_time(exit)),
       exit.host.empty() ? host : exit.host,
-      lost_a_peer(exit) ? " (lost a peer)" : "",
-      !is_cause           ? ""
-      : lost_a_peer(exit) ? "  <- first to say so"
-                          : "  <- first cause");
+      is_peer_loss(exit) ? " (lost a peer)" : "",
+      !is_cause            ? ""
+      : is_peer_loss(exit) ? "  <- first to say so"
+                           : "  <- first cause");
 }
 
 std::string join(const std::vector<int>& ranks) {
@@ -126,7 +126,7 @@ bool is_said(
   });
 }
 
-std::string last_words(int rank, const ReportSources& sources) {
+std::string stderr_tail(int rank, const ReportSources& sources) {
   std::string text;
   const auto lines = sources.tail(rank).lines();
   if (lines.empty()) {
@@ -184,9 +184,9 @@ own_error_line(const Outcome& outcome, const WorkerExit* cause, int code) {
         signal_name(outcome.requested_signal),
         how);
   }
-  const char* how = cause->finding == Finding::kOutOfMemory ? ""
-                    : cause->signal != 0                    ? "killed by "
-                                                            : "ended with ";
+  const char* how = cause->failure_cause == FailureCause::kOutOfMemory ? ""
+                    : cause->signal != 0 ? "killed by "
+                                         : "ended with ";
   return fmt::format(
       "ERROR {} rank={} op=launch worker {}{}",
       code,
@@ -220,7 +220,8 @@ std::string who_failed(
   auto exits = outcome.exits;
   std::ranges::stable_sort(exits, {}, failure_time);
   for (const auto& exit : exits) {
-    if (exit.code != 0 && (!obeyed(exit) || exit.rank == cause.rank)) {
+    if (exit.code != 0 &&
+        (!was_stopped_by_launcher(exit) || exit.rank == cause.rank)) {
       failed += failed_rank_line(exit, exit.rank == cause.rank, sources.host);
       ++count;
     } else if (exit.stopped) {
@@ -239,7 +240,7 @@ std::string who_failed(
         outcome.killed ? ", some by SIGKILL" : "",
         join(stopped));
   }
-  return text + last_words(cause.rank, sources);
+  return text + stderr_tail(cause.rank, sources);
 }
 
 } // namespace

@@ -15,11 +15,13 @@ at::Tensor FakeBackend::own_part(const at::Tensor& buffer, const Counts& counts)
       0, std::accumulate(counts.begin(), own, int64_t{0}), *own);
 }
 
-std::unique_ptr<Pending> FakeBackend::all_reduce(const at::Tensor&, ReduceOp) {
+std::unique_ptr<BackendWork> FakeBackend::all_reduce(
+    const at::Tensor&,
+    ReduceOp) {
   return nullptr;
 }
 
-std::unique_ptr<Pending> FakeBackend::all_gather(
+std::unique_ptr<BackendWork> FakeBackend::all_gather(
     const at::Tensor& output,
     const at::Tensor& input,
     const Counts& counts) {
@@ -30,7 +32,7 @@ std::unique_ptr<Pending> FakeBackend::all_gather(
   return nullptr;
 }
 
-std::unique_ptr<Pending> FakeBackend::reduce_scatter(
+std::unique_ptr<BackendWork> FakeBackend::reduce_scatter(
     const at::Tensor& output,
     const at::Tensor& input,
     const Counts& counts,
@@ -39,7 +41,7 @@ std::unique_ptr<Pending> FakeBackend::reduce_scatter(
   return nullptr;
 }
 
-std::unique_ptr<Pending> FakeBackend::all_to_all(
+std::unique_ptr<BackendWork> FakeBackend::all_to_all(
     const at::Tensor& output,
     const at::Tensor& input,
     const Counts& output_counts,
@@ -51,11 +53,13 @@ std::unique_ptr<Pending> FakeBackend::all_to_all(
   return nullptr;
 }
 
-std::unique_ptr<Pending> FakeBackend::broadcast(const at::Tensor&, int64_t) {
+std::unique_ptr<BackendWork> FakeBackend::broadcast(
+    const at::Tensor&,
+    int64_t) {
   return nullptr;
 }
 
-std::unique_ptr<Pending> FakeBackend::barrier() {
+std::unique_ptr<BackendWork> FakeBackend::barrier() {
   return nullptr;
 }
 

@@ -63,9 +63,9 @@ class Group final : public c10d::ProcessGroupGloo {
 
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-class GlooPending final : public Pending {
+class GlooWork final : public BackendWork {
  public:
-  GlooPending(Works works, std::function<void()> finish)
+  GlooWork(Works works, std::function<void()> finish)
       : works_(std::move(works)), finish_(std::move(finish)) {}
 
   void wait() override {
@@ -97,13 +97,13 @@ class GlooPending final : public Pending {
 
 /// An all_to_all in two messages: how much there is for whom, and that. Ranks
 /// that differ over the first never send the second.
-class CountedPending final : public Pending {
+class UnevenAllToAllWork final : public BackendWork {
  public:
   using StartPayload = std::function<c10::intrusive_ptr<c10d::Work>()>;
 
   /// `received`: what the others say they have for this rank, once `counts` is
   /// done; `wanted`: what it expects.
-  CountedPending(
+  UnevenAllToAllWork(
       c10::intrusive_ptr<c10d::Work> counts,
       at::Tensor received,
       std::vector<int64_t> wanted,
@@ -192,11 +192,10 @@ class CountedPending final : public Pending {
   c10::intrusive_ptr<c10d::Work> counts_;
 };
 
-std::unique_ptr<Pending> pending(
+std::unique_ptr<BackendWork> pending(
     c10::intrusive_ptr<c10d::Work> work,
     std::function<void()> finish = {}) {
-  return std::make_unique<GlooPending>(
-      Works{std::move(work)}, std::move(finish));
+  return std::make_unique<GlooWork>(Works{std::move(work)}, std::move(finish));
 }
 
 // Note [How messages travel over gloo]
@@ -223,7 +222,7 @@ class GlooBackend final : public Backend {
     return device == c10::DeviceType::CPU;
   }
 
-  std::unique_ptr<Pending> all_reduce(const at::Tensor& tensor, ReduceOp op)
+  std::unique_ptr<BackendWork> all_reduce(const at::Tensor& tensor, ReduceOp op)
       override {
     if (size() * bytes_in(tensor) <= kSmallBytes ||
         !is_reducible(tensor.scalar_type())) {
@@ -240,7 +239,7 @@ class GlooBackend final : public Backend {
     return pending(std::move(work), [tensor, n = size()] { tensor.div_(n); });
   }
 
-  std::unique_ptr<Pending> all_gather(
+  std::unique_ptr<BackendWork> all_gather(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts) override {
@@ -263,14 +262,14 @@ class GlooBackend final : public Backend {
         works.push_back(start_broadcast(part, root));
       }
     }
-    return std::make_unique<GlooPending>(
+    return std::make_unique<GlooWork>(
         std::move(works), std::function<void()>());
   }
 
   // PyTorch's reduce_scatter over gloo is an all_reduce of everything. Sending
   // each part to its owner moves half of that and lets the owner add in rank
   // order, so that a result does not depend on its place in the buffer.
-  std::unique_ptr<Pending> reduce_scatter(
+  std::unique_ptr<BackendWork> reduce_scatter(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts,
@@ -287,7 +286,7 @@ class GlooBackend final : public Backend {
     });
   }
 
-  std::unique_ptr<Pending> all_to_all(
+  std::unique_ptr<BackendWork> all_to_all(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& output_counts,
@@ -301,7 +300,7 @@ class GlooBackend final : public Backend {
         Counts(size(), sizeof(int64_t)),
         Counts(size(), sizeof(int64_t)));
     auto wanted = byte_counts(output_counts, output);
-    return std::make_unique<CountedPending>(
+    return std::make_unique<UnevenAllToAllWork>(
         std::move(counts),
         std::move(received),
         wanted,
@@ -317,12 +316,12 @@ class GlooBackend final : public Backend {
         });
   }
 
-  std::unique_ptr<Pending> broadcast(const at::Tensor& tensor, int64_t root)
+  std::unique_ptr<BackendWork> broadcast(const at::Tensor& tensor, int64_t root)
       override {
     return pending(start_broadcast(tensor, root));
   }
 
-  std::unique_ptr<Pending> barrier() override {
+  std::unique_ptr<BackendWork> barrier() override {
     return pending(start([](Group& group) { return group.barrier(); }));
   }
 
@@ -372,7 +371,7 @@ class GlooBackend final : public Backend {
   }
 
   /// Everyone sends everyone everything and adds in rank order.
-  std::unique_ptr<Pending> exchange_and_reduce(
+  std::unique_ptr<BackendWork> exchange_and_reduce(
       const at::Tensor& tensor,
       ReduceOp op) {
     const at::Tensor parts =

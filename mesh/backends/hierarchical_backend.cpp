@@ -110,9 +110,9 @@ class Worker {
   std::thread thread_;
 };
 
-class WorkerPending final : public Pending {
+class WorkerThreadWork final : public BackendWork {
  public:
-  WorkerPending(std::shared_ptr<Worker> worker, std::shared_ptr<Task> task)
+  WorkerThreadWork(std::shared_ptr<Worker> worker, std::shared_ptr<Task> task)
       : worker_(std::move(worker)), task_(std::move(task)) {}
   void wait() override { worker_->wait(*task_); }
   bool is_completed() const override { return worker_->is_done(*task_); }
@@ -125,7 +125,7 @@ class WorkerPending final : public Pending {
   std::shared_ptr<Task> task_;
 };
 
-void finish(const std::unique_ptr<Pending>& pending) {
+void finish(const std::unique_ptr<BackendWork>& pending) {
   if (pending) {
     pending->wait();
   }
@@ -370,18 +370,18 @@ class HierarchicalBackend final : public Backend {
     return device == c10::DeviceType::CPU;
   }
 
-  std::unique_ptr<Pending> all_reduce(const at::Tensor& tensor, ReduceOp op)
+  std::unique_ptr<BackendWork> all_reduce(const at::Tensor& tensor, ReduceOp op)
       override {
     return start([=](Stages& stages) { stages.all_reduce(tensor, op); });
   }
-  std::unique_ptr<Pending> all_gather(
+  std::unique_ptr<BackendWork> all_gather(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts) override {
     return start(
         [=](Stages& stages) { stages.all_gather(output, input, counts); });
   }
-  std::unique_ptr<Pending> reduce_scatter(
+  std::unique_ptr<BackendWork> reduce_scatter(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts,
@@ -390,7 +390,7 @@ class HierarchicalBackend final : public Backend {
       stages.reduce_scatter(output, input, counts, op);
     });
   }
-  std::unique_ptr<Pending> all_to_all(
+  std::unique_ptr<BackendWork> all_to_all(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& output_counts,
@@ -399,18 +399,18 @@ class HierarchicalBackend final : public Backend {
       stages.all_to_all(output, input, output_counts, input_counts);
     });
   }
-  std::unique_ptr<Pending> broadcast(const at::Tensor& tensor, int64_t root)
+  std::unique_ptr<BackendWork> broadcast(const at::Tensor& tensor, int64_t root)
       override {
     return start([=](Stages& stages) { stages.broadcast(tensor, root); });
   }
-  std::unique_ptr<Pending> barrier() override {
+  std::unique_ptr<BackendWork> barrier() override {
     return start([](Stages& stages) { stages.barrier(); });
   }
   void abort() noexcept override { stages_->abort(); }
 
  private:
-  std::unique_ptr<Pending> start(std::function<void(Stages&)> run) {
-    return std::make_unique<WorkerPending>(
+  std::unique_ptr<BackendWork> start(std::function<void(Stages&)> run) {
+    return std::make_unique<WorkerThreadWork>(
         worker_,
         worker_->start(
             [stages = stages_, called = identity(), run = std::move(run)] {

@@ -24,10 +24,10 @@
 // c10d starts a collective on a stream of the group's own, which first waits
 // for what the caller's current stream has queued; Work::wait() makes the
 // stream that is current then wait for it. The host blocks in neither. So:
-//  - Tensors of a collective under way are kept by its Pending until wait() has
-//    run, and are recorded with the stream that waited: freed after that, their
-//    memory is used again no earlier than behind the wait. A Pending that is
-//    dropped without wait() waits then.
+//  - Tensors of a collective under way are kept by its BackendWork until wait()
+//    has run, and are recorded with the stream that waited: freed after that,
+//    their memory is used again no earlier than behind the wait. A BackendWork
+//    that is dropped without wait() waits then.
 //  - What follows on the host knows nothing of the outcome. When a collective
 //    fails later (a peer is gone, time ran out), c10d's watchdog notes it
 //    first, then ends the kernels. So whoever has read a value from the device
@@ -107,9 +107,9 @@ void record_current_stream(const Tensors& tensors) {
   }
 }
 
-class DevicePending final : public Pending {
+class NcclWork final : public BackendWork {
  public:
-  DevicePending(
+  NcclWork(
       WorkPointer work,
       Tensors tensors,
       std::shared_ptr<Completion> completion,
@@ -118,9 +118,9 @@ class DevicePending final : public Pending {
         tensors_(std::move(tensors)),
         completion_(std::move(completion)),
         finish_(std::move(finish)) {}
-  DevicePending(const DevicePending&) = delete;
-  DevicePending& operator=(const DevicePending&) = delete;
-  ~DevicePending() override {
+  NcclWork(const NcclWork&) = delete;
+  NcclWork& operator=(const NcclWork&) = delete;
+  ~NcclWork() override {
     if (!waited_) {
       try {
         join_stream();
@@ -177,7 +177,7 @@ class NcclBackend final : public Backend {
     return device == device_.type();
   }
 
-  std::unique_ptr<Pending> all_reduce(const at::Tensor& tensor, ReduceOp op)
+  std::unique_ptr<BackendWork> all_reduce(const at::Tensor& tensor, ReduceOp op)
       override {
     if (!is_reducible(tensor.scalar_type())) {
       return exchange_and_reduce(tensor, op);
@@ -192,7 +192,7 @@ class NcclBackend final : public Backend {
     return pending(std::move(work), std::move(tensors));
   }
 
-  std::unique_ptr<Pending> all_gather(
+  std::unique_ptr<BackendWork> all_gather(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts) override {
@@ -209,7 +209,7 @@ class NcclBackend final : public Backend {
                                    : gather_directly(output, input, counts);
   }
 
-  std::unique_ptr<Pending> reduce_scatter(
+  std::unique_ptr<BackendWork> reduce_scatter(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts,
@@ -227,7 +227,7 @@ class NcclBackend final : public Backend {
     });
   }
 
-  std::unique_ptr<Pending> all_to_all(
+  std::unique_ptr<BackendWork> all_to_all(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& output_counts,
@@ -241,7 +241,7 @@ class NcclBackend final : public Backend {
     return pending(std::move(work), {output, input});
   }
 
-  std::unique_ptr<Pending> broadcast(const at::Tensor& tensor, int64_t root)
+  std::unique_ptr<BackendWork> broadcast(const at::Tensor& tensor, int64_t root)
       override {
     Tensors tensors{bytes_of(tensor)};
     c10d::BroadcastOptions options;
@@ -250,7 +250,7 @@ class NcclBackend final : public Backend {
     return pending(std::move(work), std::move(tensors));
   }
 
-  std::unique_ptr<Pending> barrier() override {
+  std::unique_ptr<BackendWork> barrier() override {
     c10d::BarrierOptions options;
     if (device_.has_index()) { // Else c10d guesses one from the rank.
       options.device_ids = {device_.index()};
@@ -282,7 +282,7 @@ class NcclBackend final : public Backend {
   }
 
  private:
-  std::unique_ptr<Pending> pending(
+  std::unique_ptr<BackendWork> pending(
       WorkPointer work,
       Tensors tensors,
       std::function<void()> finish = {}) {
@@ -293,7 +293,7 @@ class NcclBackend final : public Backend {
           --*under_way;
           completion->set();
         });
-    return std::make_unique<DevicePending>(
+    return std::make_unique<NcclWork>(
         std::move(work),
         std::move(tensors),
         std::move(completion),
@@ -307,7 +307,7 @@ class NcclBackend final : public Backend {
     }
   }
 
-  std::unique_ptr<Pending> gather_padded(
+  std::unique_ptr<BackendWork> gather_padded(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts) {
@@ -331,7 +331,7 @@ class NcclBackend final : public Backend {
   }
 
   // The same input goes to every rank, and each rank's straight to its place.
-  std::unique_ptr<Pending> gather_directly(
+  std::unique_ptr<BackendWork> gather_directly(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts) {
@@ -347,7 +347,7 @@ class NcclBackend final : public Backend {
   }
 
   /// Everyone sends everyone everything and adds in rank order.
-  std::unique_ptr<Pending> exchange_and_reduce(
+  std::unique_ptr<BackendWork> exchange_and_reduce(
       const at::Tensor& tensor,
       ReduceOp op) {
     const at::Tensor parts =

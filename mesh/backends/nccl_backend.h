@@ -23,8 +23,8 @@ std::shared_ptr<Backend> connect_nccl_backend(
     const DevicePlugin& plugin);
 
 /// Collectives over a c10d group whose operations run on a device's own
-/// streams (ProcessGroupNCCL). A Pending's wait() does not block: it makes this
-/// thread's current stream wait. See Note [Streams].
+/// streams (ProcessGroupNCCL). A BackendWork's wait() does not block: it makes
+/// this thread's current stream wait. See Note [Streams].
 /// Lifetime: `plugin` outlives the backend; `group` is the backend's alone.
 std::shared_ptr<Backend> make_nccl_backend(
     GroupMembers members,

@@ -23,24 +23,24 @@ class PairedBackend final : public Backend {
     return device_->supports(type) || host_->supports(type);
   }
 
-  std::unique_ptr<Pending> all_reduce(const at::Tensor& tensor, ReduceOp op)
+  std::unique_ptr<BackendWork> all_reduce(const at::Tensor& tensor, ReduceOp op)
       override {
     return of(tensor).all_reduce(tensor, op);
   }
-  std::unique_ptr<Pending> all_gather(
+  std::unique_ptr<BackendWork> all_gather(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts) override {
     return of(output, input).all_gather(output, input, counts);
   }
-  std::unique_ptr<Pending> reduce_scatter(
+  std::unique_ptr<BackendWork> reduce_scatter(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts,
       ReduceOp op) override {
     return of(output, input).reduce_scatter(output, input, counts, op);
   }
-  std::unique_ptr<Pending> all_to_all(
+  std::unique_ptr<BackendWork> all_to_all(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& output_counts,
@@ -48,14 +48,14 @@ class PairedBackend final : public Backend {
     return of(output, input)
         .all_to_all(output, input, output_counts, input_counts);
   }
-  std::unique_ptr<Pending> broadcast(const at::Tensor& tensor, int64_t root)
+  std::unique_ptr<BackendWork> broadcast(const at::Tensor& tensor, int64_t root)
       override {
     return of(tensor).broadcast(tensor, root);
   }
-  std::unique_ptr<Pending> barrier() override { return host_->barrier(); }
+  std::unique_ptr<BackendWork> barrier() override { return host_->barrier(); }
 
   // Of which the announcement is part.
-  std::unique_ptr<Pending> agree() override { return host_->barrier(); }
+  std::unique_ptr<BackendWork> agree() override { return host_->barrier(); }
 
   void abort() noexcept override {
     host_->abort();

@@ -18,19 +18,19 @@ class StagedBackend final : public Backend {
     return device == device_;
   }
 
-  std::unique_ptr<Pending> all_reduce(const at::Tensor& tensor, ReduceOp op)
+  std::unique_ptr<BackendWork> all_reduce(const at::Tensor& tensor, ReduceOp op)
       override {
     return in_place(tensor, [&](const at::Tensor& copy) {
       return host_->all_reduce(copy, op);
     });
   }
-  std::unique_ptr<Pending> broadcast(const at::Tensor& tensor, int64_t root)
+  std::unique_ptr<BackendWork> broadcast(const at::Tensor& tensor, int64_t root)
       override {
     return in_place(tensor, [&](const at::Tensor& copy) {
       return host_->broadcast(copy, root);
     });
   }
-  std::unique_ptr<Pending> all_gather(
+  std::unique_ptr<BackendWork> all_gather(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts) override {
@@ -38,7 +38,7 @@ class StagedBackend final : public Backend {
       return host_->all_gather(to, from, counts);
     });
   }
-  std::unique_ptr<Pending> reduce_scatter(
+  std::unique_ptr<BackendWork> reduce_scatter(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts,
@@ -47,7 +47,7 @@ class StagedBackend final : public Backend {
       return host_->reduce_scatter(to, from, counts, op);
     });
   }
-  std::unique_ptr<Pending> all_to_all(
+  std::unique_ptr<BackendWork> all_to_all(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& output_counts,
@@ -56,19 +56,19 @@ class StagedBackend final : public Backend {
       return host_->all_to_all(to, from, output_counts, input_counts);
     });
   }
-  std::unique_ptr<Pending> barrier() override { return host_->barrier(); }
+  std::unique_ptr<BackendWork> barrier() override { return host_->barrier(); }
   void abort() noexcept override { host_->abort(); }
   std::string failure() const override { return host_->failure(); }
 
  private:
-  static void finish(std::unique_ptr<Pending> pending) {
+  static void finish(std::unique_ptr<BackendWork> pending) {
     if (pending) {
       pending->wait();
     }
   }
 
   template <class Start>
-  std::unique_ptr<Pending> in_place(
+  std::unique_ptr<BackendWork> in_place(
       const at::Tensor& tensor,
       const Start& start) {
     // A copy also where the device is the CPU.
@@ -79,7 +79,7 @@ class StagedBackend final : public Backend {
   }
 
   template <class Start>
-  std::unique_ptr<Pending> from_to(
+  std::unique_ptr<BackendWork> from_to(
       const at::Tensor& output,
       const at::Tensor& input,
       const Start& start) {

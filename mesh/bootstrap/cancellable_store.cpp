@@ -20,16 +20,17 @@ using WaitClock = std::chrono::steady_clock;
 
 constexpr milliseconds kStopGlance{100};
 
-class StoppableStore final : public c10d::PrefixStore {
+class CancellableStore final : public c10d::PrefixStore {
  public:
-  StoppableStore(
+  CancellableStore(
       c10::intrusive_ptr<c10d::Store> store,
-      std::function<std::string()> why_stop)
+      std::function<std::string()> cancel_reason)
       : PrefixStore("stoppable", std::move(store)),
-        why_stop_(std::move(why_stop)) {}
+        cancel_reason_(std::move(cancel_reason)) {}
 
   c10::intrusive_ptr<c10d::Store> clone() override {
-    return c10::make_intrusive<StoppableStore>(store_->clone(), why_stop_);
+    return c10::make_intrusive<CancellableStore>(
+        store_->clone(), cancel_reason_);
   }
   std::vector<uint8_t> get(const std::string& key) override {
     wait({key});
@@ -47,7 +48,7 @@ class StoppableStore final : public c10d::PrefixStore {
       override {
     const auto deadline = WaitClock::now() + timeout;
     while (true) {
-      if (const auto why = why_stop_(); !why.empty()) {
+      if (const auto why = cancel_reason_(); !why.empty()) {
         throw_error<CommError>(why);
       }
       const auto end = std::min(deadline, WaitClock::now() + kStopGlance);
@@ -74,16 +75,16 @@ class StoppableStore final : public c10d::PrefixStore {
   }
 
  private:
-  std::function<std::string()> why_stop_;
+  std::function<std::string()> cancel_reason_;
 };
 
 } // namespace
 
-c10::intrusive_ptr<c10d::Store> make_stoppable_store(
+c10::intrusive_ptr<c10d::Store> make_cancellable_store(
     c10::intrusive_ptr<c10d::Store> store,
-    std::function<std::string()> why_stop) {
-  return c10::make_intrusive<StoppableStore>(
-      std::move(store), std::move(why_stop));
+    std::function<std::string()> cancel_reason) {
+  return c10::make_intrusive<CancellableStore>(
+      std::move(store), std::move(cancel_reason));
 }
 
 } // namespace weft::mesh

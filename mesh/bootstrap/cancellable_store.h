@@ -13,10 +13,10 @@ namespace weft::mesh {
 
 /// `store`, where whoever waits looks every tenth of a second whether there is
 /// still something to wait for.
-/// `why_stop`: why there is not; empty if there is. A wait then throws a
+/// `cancel_reason`: why there is not; empty if there is. A wait then throws a
 /// CommError that says so.
-c10::intrusive_ptr<c10d::Store> make_stoppable_store(
+c10::intrusive_ptr<c10d::Store> make_cancellable_store(
     c10::intrusive_ptr<c10d::Store> store,
-    std::function<std::string()> why_stop);
+    std::function<std::string()> cancel_reason);
 
 } // namespace weft::mesh

@@ -14,7 +14,7 @@
 namespace weft::mesh {
 namespace {
 
-constexpr int64_t kMostPort = std::numeric_limits<uint16_t>::max();
+constexpr int64_t kMaxPort = std::numeric_limits<uint16_t>::max();
 
 /// MASTER_ADDR or MASTER_PORT cannot be done without.
 [[noreturn]] void
@@ -125,9 +125,9 @@ struct JobIdentity {
 JobIdentity identify(const JobVariables& variables, const JobRank& job) {
   if (job.source == JobSource::kSlurm) {
     const auto id = static_cast<uint64_t>(
-        variables.required("SLURM_JOB_ID", "SLURM_STEP_ID", 0, kMostSlurmId));
+        variables.required("SLURM_JOB_ID", "SLURM_STEP_ID", 0, kMaxSlurmId));
     const auto step = static_cast<uint64_t>(
-        variables.required("SLURM_STEP_ID", "SLURM_JOB_ID", 0, kMostSlurmId));
+        variables.required("SLURM_STEP_ID", "SLURM_JOB_ID", 0, kMaxSlurmId));
     // Jobs that run at one time have numbers near each other, and few steps:
     // no two of those get the same port.
     return {
@@ -159,7 +159,7 @@ JobEnvironment read_job_environment(const VariableLookup& lookup) {
   if (job.source == JobSource::kNone) {
     return job;
   }
-  const auto port = variables.number("MASTER_PORT", 1, kMostPort);
+  const auto port = variables.number("MASTER_PORT", 1, kMaxPort);
   job.master_port = static_cast<uint16_t>(port.value_or(0));
   if (job.world_size == 1) {
     job.master_address = variables.text("MASTER_ADDR").value_or("");
@@ -186,9 +186,9 @@ JobEnvironment read_job_environment(const VariableLookup& lookup) {
   return job;
 }
 
-JobEnvironment own_job_environment() {
+JobEnvironment current_job_environment() {
   auto job = read_job_environment(env::get);
-  say_note(job);
+  print_note_once(job);
   return job;
 }
 

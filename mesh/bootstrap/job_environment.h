@@ -31,6 +31,6 @@ inline constexpr int64_t kJobPorts = 10000;
 JobEnvironment read_job_environment(const VariableLookup& lookup);
 
 /// This process's. A note is said on stderr, once.
-JobEnvironment own_job_environment();
+JobEnvironment current_job_environment();
 
 } // namespace weft::mesh

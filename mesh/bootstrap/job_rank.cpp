@@ -15,7 +15,7 @@
 namespace weft::mesh {
 namespace {
 
-constexpr int64_t kMostRanks = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxRanks = std::numeric_limits<int32_t>::max();
 /// Slurm's steps from here on are no tasks of srun: the batch script, the
 /// shell of salloc, what a prolog starts.
 constexpr int64_t kFirstSpecialStep = 0xfffffff0;
@@ -70,7 +70,7 @@ constexpr PlaceNames kPmix{
 // of 4 would wait for ever.
 
 bool is_slurm_task(const JobVariables& variables) {
-  const auto step = variables.number("SLURM_STEP_ID", 0, kMostSlurmId);
+  const auto step = variables.number("SLURM_STEP_ID", 0, kMaxSlurmId);
   return step && *step < kFirstSpecialStep;
 }
 
@@ -118,7 +118,7 @@ JobRank read_place(
   JobRank job;
   job.source = source;
   job.world_size =
-      variables.required(names.world_size, names.rank, 1, kMostRanks);
+      variables.required(names.world_size, names.rank, 1, kMaxRanks);
   job.rank =
       variables.required(names.rank, names.world_size, 0, job.world_size - 1);
   const bool one_host = job.world_size == 1 ||
@@ -141,7 +141,7 @@ JobRank read_full_place(
     variables.required_text(names.local_rank, names.local_world_size);
     variables.required_text(names.local_world_size, names.local_rank);
   } else if (
-      variables.required(names.world_size, names.rank, 1, kMostRanks) > 1) {
+      variables.required(names.world_size, names.rank, 1, kMaxRanks) > 1) {
     throw_error<UsageError>(detail::concat(
         "[environment] ",
         variables.show(names.rank),
@@ -163,7 +163,7 @@ JobRank read_slurm_place(const JobVariables& variables) {
       {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
   JobRank job;
   job.source = JobSource::kSlurm;
-  job.world_size = variables.required(size_name, kStep, 1, kMostRanks);
+  job.world_size = variables.required(size_name, kStep, 1, kMaxRanks);
   job.rank = variables.required("SLURM_PROCID", kStep, 0, job.world_size - 1);
   const auto counts = expand_task_counts(
       counts_name, variables.required_text(counts_name, kStep));
@@ -235,13 +235,13 @@ JobRank read_job_rank(const VariableLookup& lookup) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
-JobRank own_job_rank() {
+JobRank current_job_rank() {
   auto job = read_job_rank(env::get);
-  say_note(job);
+  print_note_once(job);
   return job;
 }
 
-void say_note(const JobRank& job) {
+void print_note_once(const JobRank& job) {
   static std::once_flag said;
   if (!job.note.empty()) {
     std::call_once(said, [&] {

@@ -44,9 +44,9 @@ struct JobRank {
 JobRank read_job_rank(const VariableLookup& lookup);
 
 /// This process's. A note is said on stderr, once.
-JobRank own_job_rank();
+JobRank current_job_rank();
 
 /// Says the note on stderr, once a process.
-void say_note(const JobRank& job);
+void print_note_once(const JobRank& job);
 
 } // namespace weft::mesh

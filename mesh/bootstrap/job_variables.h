@@ -11,7 +11,7 @@
 namespace weft::mesh {
 
 /// Slurm's numbers of jobs and steps have 32 bits.
-constexpr int64_t kMostSlurmId = std::numeric_limits<uint32_t>::max();
+constexpr int64_t kMaxSlurmId = std::numeric_limits<uint32_t>::max();
 
 /// A launcher's variables, with messages for what is wrong in them.
 /// Lifetime: of the lookup.

@@ -9,11 +9,11 @@ namespace weft::mesh {
 namespace {
 
 /// More than any cluster has; a list of more is a mistake, and large.
-constexpr size_t kMostHosts = 1 << 16;
-constexpr size_t kMostListBytes = 1 << 20;
-constexpr size_t kMostDigits = 9;
-constexpr size_t kMostNameBytes = 255;
-constexpr int64_t kMostTasks = 1 << 24;
+constexpr size_t kMaxHosts = 1 << 16;
+constexpr size_t kMaxListBytes = 1 << 20;
+constexpr size_t kMaxDigits = 9;
+constexpr size_t kMaxNameBytes = 255;
+constexpr int64_t kMaxTasks = 1 << 24;
 constexpr size_t kShownListBytes = 80;
 
 bool is_digit(char c) {
@@ -44,9 +44,9 @@ class Scanner {
  public:
   Scanner(const std::string& variable, std::string_view list)
       : variable_(variable), list_(list) {
-    if (list.size() > kMostListBytes) {
+    if (list.size() > kMaxListBytes) {
       fail(detail::concat(
-          "it is ", list.size(), " bytes long, at most ", kMostListBytes));
+          "it is ", list.size(), " bytes long, at most ", kMaxListBytes));
     }
   }
 
@@ -70,10 +70,10 @@ class Scanner {
   }
   std::string_view take_number() {
     const auto digits = take_while(is_digit);
-    if (digits.empty() || digits.size() > kMostDigits) {
+    if (digits.empty() || digits.size() > kMaxDigits) {
       fail(detail::concat(
           "a number of 1 to ",
-          kMostDigits,
+          kMaxDigits,
           " digits is expected at character ",
           at_ - digits.size() + 1));
     }
@@ -102,8 +102,8 @@ class Scanner {
 };
 
 void check_count(const Scanner& scanner, size_t count) {
-  if (count > kMostHosts) {
-    scanner.fail(detail::concat("it has more than ", kMostHosts, " hosts"));
+  if (count > kMaxHosts) {
+    scanner.fail(detail::concat("it has more than ", kMaxHosts, " hosts"));
   }
 }
 
@@ -143,7 +143,7 @@ std::vector<std::string> combine(
       combined.back().append(ending);
     }
   }
-  if (combined.front().size() > kMostNameBytes) {
+  if (combined.front().size() > kMaxNameBytes) {
     scanner.fail("a host's name is too long");
   }
   return combined;
@@ -191,9 +191,9 @@ std::vector<int64_t> expand_task_counts(
   std::vector<int64_t> counts;
   do {
     const int64_t tasks = number_of(scanner.take_number());
-    if (tasks < 1 || tasks > kMostTasks) {
-      scanner.fail(detail::concat(
-          tasks, " tasks on a host, not from 1 to ", kMostTasks));
+    if (tasks < 1 || tasks > kMaxTasks) {
+      scanner.fail(
+          detail::concat(tasks, " tasks on a host, not from 1 to ", kMaxTasks));
     }
     int64_t hosts = 1;
     if (scanner.take('(')) {

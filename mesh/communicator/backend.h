@@ -28,9 +28,9 @@ struct GroupMembers {
 };
 
 /// A backend's operation under way.
-class Pending {
+class BackendWork {
  public:
-  virtual ~Pending() = default;
+  virtual ~BackendWork() = default;
   /// Blocks until the outputs hold the result. Called once at most.
   /// Throws: any std::exception if the operation failed.
   virtual void wait() = 0;
@@ -46,7 +46,7 @@ class Pending {
 
 /// How a group's messages travel. Every tensor is 1-D and contiguous, all of
 /// one call have one dtype. Methods start the operation; null means that it is
-/// complete. Lifetime: a Pending keeps its tensors alive.
+/// complete. Lifetime: a BackendWork keeps its tensors alive.
 /// Collective: every method but abort, over the group.
 class Backend {
  public:
@@ -68,32 +68,32 @@ class Backend {
   virtual std::string_view kind() const = 0;
   virtual bool supports(c10::DeviceType device) const = 0;
 
-  virtual std::unique_ptr<Pending> all_reduce(
+  virtual std::unique_ptr<BackendWork> all_reduce(
       const at::Tensor& tensor,
       ReduceOp op) = 0;
   /// output receives counts[r] elements of every rank r, in rank order.
-  virtual std::unique_ptr<Pending> all_gather(
+  virtual std::unique_ptr<BackendWork> all_gather(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts) = 0;
   /// input holds counts[r] elements for every rank r, in rank order.
-  virtual std::unique_ptr<Pending> reduce_scatter(
+  virtual std::unique_ptr<BackendWork> reduce_scatter(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts,
       ReduceOp op) = 0;
-  virtual std::unique_ptr<Pending> all_to_all(
+  virtual std::unique_ptr<BackendWork> all_to_all(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& output_counts,
       const Counts& input_counts) = 0;
-  virtual std::unique_ptr<Pending> broadcast(
+  virtual std::unique_ptr<BackendWork> broadcast(
       const at::Tensor& tensor,
       int64_t root) = 0;
-  virtual std::unique_ptr<Pending> barrier() = 0;
+  virtual std::unique_ptr<BackendWork> barrier() = 0;
   /// Waits until all ranks have announced the same, where a collective that
   /// ranks call differently would not say so by itself. Null: it does.
-  virtual std::unique_ptr<Pending> agree() { return nullptr; }
+  virtual std::unique_ptr<BackendWork> agree() { return nullptr; }
 
   /// Makes what is under way fail soon. Called from any thread.
   virtual void abort() noexcept = 0;

@@ -26,7 +26,7 @@ uint64_t mix(uint64_t hash, const std::vector<int64_t>& numbers) {
 
 } // namespace
 
-uint64_t identity_of(const LedgerEntry& call) {
+uint64_t identity_of(const FlightRecorderEntry& call) {
   uint64_t hash = mix(mix(kFnvBasis, call.op), call.name);
   hash = fnv1a(hash, static_cast<uint64_t>(call.dtype));
   hash = fnv1a(hash, static_cast<uint64_t>(call.argument));
@@ -52,9 +52,9 @@ int64_t total_bytes(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-LedgerEntry
+FlightRecorderEntry
 make_call(std::string op, std::string_view name, const at::Tensor& tensor) {
-  LedgerEntry call;
+  FlightRecorderEntry call;
   call.op = std::move(op);
   call.name = name;
   if (tensor.defined()) {
@@ -67,7 +67,7 @@ make_call(std::string op, std::string_view name, const at::Tensor& tensor) {
 
 void check_tensor(
     const GroupState& group,
-    const LedgerEntry& call,
+    const FlightRecorderEntry& call,
     const at::Tensor& tensor) {
   const auto where = [&] { return group.describe(call); };
   WEFT_CHECK(tensor.defined(), call.op, where(), "A tensor is undefined.");
@@ -98,7 +98,10 @@ void check_tensor(
       ". Convert them, or call once for each dtype.");
 }
 
-void check_op(const GroupState& group, const LedgerEntry& call, ReduceOp op) {
+void check_op(
+    const GroupState& group,
+    const FlightRecorderEntry& call,
+    ReduceOp op) {
   const auto where = [&] { return group.describe(call); };
   const bool is_complex = c10::isComplexType(call.dtype);
   WEFT_CHECK(
@@ -123,7 +126,7 @@ void check_op(const GroupState& group, const LedgerEntry& call, ReduceOp op) {
 
 void check_parts(
     const GroupState& group,
-    const LedgerEntry& call,
+    const FlightRecorderEntry& call,
     const std::vector<at::Tensor>& parts) {
   WEFT_CHECK(
       static_cast<int64_t>(parts.size()) == group.backend->size(),
@@ -141,7 +144,7 @@ void check_parts(
 
 void check_root(
     const GroupState& group,
-    const LedgerEntry& call,
+    const FlightRecorderEntry& call,
     int64_t root) {
   const auto where = [&] { return group.describe(call); };
   WEFT_CHECK(

@@ -20,13 +20,13 @@
 namespace weft::mesh {
 
 /// The ledger entry of a collective on `tensor`, which may be undefined.
-LedgerEntry
+FlightRecorderEntry
 make_call(std::string op, std::string_view name, const at::Tensor& tensor);
 
 /// A hash of what must be the same on all ranks: op, name, dtype, reduction or
 /// root, caller and, but for parts of different sizes, the shape; of all_gather
 /// and reduce_scatter the number of elements.
-uint64_t identity_of(const LedgerEntry& call);
+uint64_t identity_of(const FlightRecorderEntry& call);
 
 int64_t total_bytes(const std::vector<at::Tensor>& tensors);
 
@@ -34,19 +34,25 @@ int64_t total_bytes(const std::vector<at::Tensor>& tensors);
 /// its dtype is the call's.
 void check_tensor(
     const GroupState& group,
-    const LedgerEntry& call,
+    const FlightRecorderEntry& call,
     const at::Tensor& tensor);
 
 /// Throws: c10::ValueError if `op` is not defined for the call's dtype.
-void check_op(const GroupState& group, const LedgerEntry& call, ReduceOp op);
+void check_op(
+    const GroupState& group,
+    const FlightRecorderEntry& call,
+    ReduceOp op);
 
 /// Throws: c10::ValueError unless there is one movable tensor a rank.
 void check_parts(
     const GroupState& group,
-    const LedgerEntry& call,
+    const FlightRecorderEntry& call,
     const std::vector<at::Tensor>& parts);
 
 /// Throws: c10::ValueError if `root` is not in the group.
-void check_root(const GroupState& group, const LedgerEntry& call, int64_t root);
+void check_root(
+    const GroupState& group,
+    const FlightRecorderEntry& call,
+    int64_t root);
 
 } // namespace weft::mesh

@@ -114,12 +114,12 @@ Caller Caller::current() {
   return Caller(calling_thread());
 }
 
-CallFor::CallFor(Caller caller) {
+CallerScope::CallerScope(Caller caller) {
   auto& slot = own_slot();
   before_ = std::exchange(slot.called_for, std::move(caller.thread_));
 }
 
-CallFor::~CallFor() {
+CallerScope::~CallerScope() {
   own_slot().called_for = std::move(before_);
 }
 
@@ -133,7 +133,7 @@ Callers::Callers() : last_(calling_thread()) {
   }
 }
 
-Callers::Entry Callers::enter(const LedgerEntry& call) {
+Callers::Entry Callers::enter(const FlightRecorderEntry& call) {
   const auto& thread = calling_thread();
   if (thread == last_) {
     return {last_caller_, {}};

@@ -10,7 +10,7 @@
 
 namespace weft::mesh {
 
-struct LedgerEntry;
+struct FlightRecorderEntry;
 struct CallingThread;
 
 // Note [One caller]
@@ -32,7 +32,7 @@ class Caller {
   static Caller current();
 
  private:
-  friend class CallFor;
+  friend class CallerScope;
   explicit Caller(std::shared_ptr<const CallingThread> thread)
       : thread_(std::move(thread)) {}
   std::shared_ptr<const CallingThread> thread_;
@@ -42,12 +42,12 @@ class Caller {
 /// of a pool that works for another one which waits for it, so that the program
 /// orders their calls. Leaves in the thread that it was made in, the last one
 /// made first.
-class CallFor {
+class CallerScope {
  public:
-  explicit CallFor(Caller caller);
-  CallFor(const CallFor&) = delete;
-  CallFor& operator=(const CallFor&) = delete;
-  ~CallFor();
+  explicit CallerScope(Caller caller);
+  CallerScope(const CallerScope&) = delete;
+  CallerScope& operator=(const CallerScope&) = delete;
+  ~CallerScope();
 
  private:
   std::shared_ptr<const CallingThread> before_;
@@ -65,7 +65,7 @@ class Callers {
     std::string conflict;
   };
   /// This thread begins `call`.
-  Entry enter(const LedgerEntry& call);
+  Entry enter(const FlightRecorderEntry& call);
 
  private:
   struct Known {

@@ -81,7 +81,7 @@ Work for_each_dtype(
   std::vector<Work> works;
   for (const auto& [dtype, indices] : group_by_dtype(tensors)) {
     const Tensors picked = pick(tensors, indices);
-    LedgerEntry call = make_call(op, name, picked.front());
+    FlightRecorderEntry call = make_call(op, name, picked.front());
     call.bytes = total_bytes(picked);
     if (call.bytes > 0) {
       call.shape = {call.bytes / static_cast<int64_t>(c10::elementSize(dtype))};
@@ -97,7 +97,7 @@ void check_counterparts(
     std::string_view name,
     const Tensors& wholes,
     const Tensors& parts) {
-  LedgerEntry call = make_call(op, name, {});
+  FlightRecorderEntry call = make_call(op, name, {});
   WEFT_CHECK(
       wholes.size() == parts.size(),
       op,
@@ -137,7 +137,7 @@ Work Communicator::all_reduce_coalesced(
       "all_reduce_coalesced",
       name,
       tensors,
-      [&](LedgerEntry call, const Tensors& picked, const auto&) {
+      [&](FlightRecorderEntry call, const Tensors& picked, const auto&) {
         check_op(*state_, call, op);
         call.argument = static_cast<int64_t>(op);
         const Packed packed = Packed::input(picked);
@@ -170,7 +170,9 @@ Work Communicator::all_gather_coalesced(
       op,
       name,
       outputs,
-      [&](LedgerEntry call, const Tensors& picked, const auto& indices) {
+      [&](FlightRecorderEntry call,
+          const Tensors& picked,
+          const auto& indices) {
         const Packed from = Packed::input(pick(inputs, indices));
         const Packed to = Packed::output(rank_major(picked, size()));
         const std::vector<int64_t> counts(size(), from.buffer().numel());
@@ -197,7 +199,9 @@ Work Communicator::reduce_scatter_coalesced(
       op,
       name,
       inputs,
-      [&](LedgerEntry call, const Tensors& picked, const auto& indices) {
+      [&](FlightRecorderEntry call,
+          const Tensors& picked,
+          const auto& indices) {
         check_op(*state_, call, reduce_op);
         call.argument = static_cast<int64_t>(reduce_op);
         const Packed from = Packed::input(rank_major(picked, size()));
@@ -224,7 +228,7 @@ Work Communicator::broadcast_coalesced(
       "broadcast_coalesced",
       name,
       tensors,
-      [&](LedgerEntry call, const Tensors& picked, const auto&) {
+      [&](FlightRecorderEntry call, const Tensors& picked, const auto&) {
         check_root(*state_, call, root);
         call.argument = root;
         const Packed packed = Packed::input(picked);

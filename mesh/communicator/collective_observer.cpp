@@ -21,7 +21,7 @@ CollectiveObserver* collective_observer() {
       c10::ThreadLocalDebugInfo::get(kind()));
 }
 
-ObserveCollectives::ObserveCollectives(
+CollectiveObserverGuard::CollectiveObserverGuard(
     std::shared_ptr<CollectiveObserver> observer)
     : guard_(kind(), std::move(observer)) {}
 

@@ -15,21 +15,22 @@ struct GroupMembers;
 /// in it, launch while it is installed: what enters a ledger, and which one.
 class CollectiveObserver : public c10::DebugInfoBase {
  public:
-  /// Called on the launching thread, before anything is sent. `ledger` tells
-  /// groups apart: it is Communicator::ledger().
+  /// Called on the launching thread, before anything is sent. `flight_recorder`
+  /// tells groups apart: it is Communicator::flight_recorder().
   virtual void launched(
       const GroupMembers& group,
-      const Ledger& ledger,
-      const LedgerEntry& call) = 0;
+      const FlightRecorder& flight_recorder,
+      const FlightRecorderEntry& call) = 0;
 };
 
 /// The innermost one of this thread, or null.
 CollectiveObserver* collective_observer();
 
 /// Installs an observer for this thread, in front of the one that is there.
-class ObserveCollectives {
+class CollectiveObserverGuard {
  public:
-  explicit ObserveCollectives(std::shared_ptr<CollectiveObserver> observer);
+  explicit CollectiveObserverGuard(
+      std::shared_ptr<CollectiveObserver> observer);
 
  private:
   c10::DebugInfoGuard guard_;

@@ -49,8 +49,8 @@ const std::vector<int64_t>& Communicator::ranks() const {
   return state_->backend->members().ranks;
 }
 
-Ledger& Communicator::ledger() const {
-  return *state_->ledger;
+FlightRecorder& Communicator::flight_recorder() const {
+  return *state_->flight_recorder;
 }
 
 void Communicator::abort() {
@@ -65,7 +65,7 @@ Work Communicator::all_reduce(
     const at::Tensor& tensor,
     ReduceOp op,
     std::string_view name) {
-  LedgerEntry call = make_call("all_reduce", name, tensor);
+  FlightRecorderEntry call = make_call("all_reduce", name, tensor);
   call.argument = static_cast<int64_t>(op);
   check_tensor(*state_, call, tensor);
   check_op(*state_, call, op);
@@ -85,7 +85,7 @@ Work Communicator::all_gather(
     const at::Tensor& output,
     const at::Tensor& input,
     std::string_view name) {
-  LedgerEntry call = make_call("all_gather", name, input);
+  FlightRecorderEntry call = make_call("all_gather", name, input);
   check_tensor(*state_, call, input);
   check_tensor(*state_, call, output);
   const auto where = [&] { return state_->describe(call); };
@@ -120,7 +120,7 @@ Work Communicator::all_gather_uneven(
     const std::vector<at::Tensor>& outputs,
     const at::Tensor& input,
     std::string_view name) {
-  LedgerEntry call = make_call("all_gather_uneven", name, input);
+  FlightRecorderEntry call = make_call("all_gather_uneven", name, input);
   check_tensor(*state_, call, input);
   check_parts(*state_, call, outputs);
   WEFT_CHECK(
@@ -156,7 +156,7 @@ Work Communicator::reduce_scatter(
     const at::Tensor& input,
     ReduceOp op,
     std::string_view name) {
-  LedgerEntry call = make_call("reduce_scatter", name, input);
+  FlightRecorderEntry call = make_call("reduce_scatter", name, input);
   call.argument = static_cast<int64_t>(op);
   check_tensor(*state_, call, input);
   check_tensor(*state_, call, output);
@@ -193,7 +193,7 @@ Work Communicator::reduce_scatter_uneven(
     const std::vector<at::Tensor>& inputs,
     ReduceOp op,
     std::string_view name) {
-  LedgerEntry call = make_call("reduce_scatter_uneven", name, output);
+  FlightRecorderEntry call = make_call("reduce_scatter_uneven", name, output);
   call.argument = static_cast<int64_t>(op);
   check_tensor(*state_, call, output);
   check_parts(*state_, call, inputs);
@@ -231,7 +231,7 @@ Work Communicator::all_to_all(
     const std::vector<at::Tensor>& outputs,
     const std::vector<at::Tensor>& inputs,
     std::string_view name) {
-  LedgerEntry call = make_call(
+  FlightRecorderEntry call = make_call(
       "all_to_all", name, inputs.empty() ? at::Tensor() : inputs.front());
   check_parts(*state_, call, inputs);
   check_parts(*state_, call, outputs);
@@ -269,7 +269,7 @@ Work Communicator::broadcast(
     const at::Tensor& tensor,
     int64_t root,
     std::string_view name) {
-  LedgerEntry call = make_call("broadcast", name, tensor);
+  FlightRecorderEntry call = make_call("broadcast", name, tensor);
   call.argument = root;
   check_tensor(*state_, call, tensor);
   check_root(*state_, call, root);

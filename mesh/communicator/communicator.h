@@ -11,7 +11,7 @@
 namespace weft::mesh {
 
 class Backend;
-class Ledger;
+class FlightRecorder;
 class GroupWatch;
 
 /// How a reduction combines what the ranks contribute.
@@ -43,7 +43,7 @@ class Work {
 ///
 /// A group serves one caller. Several threads of a rank may use it only where
 /// the program orders their calls: one was joined before the other was started,
-/// autograd's threads run backward for the caller, or CallFor
+/// autograd's threads run backward for the caller, or CallerScope
 /// (mesh/communicator/caller.h) says so. Threads whose order chance decides
 /// each need a group of their own (World::make_group(),
 /// DeviceMesh::from_group()); on one group they fail.
@@ -162,7 +162,7 @@ class Communicator {
       std::string_view name = {});
 
   /// What was called on this group, newest last.
-  Ledger& ledger() const;
+  FlightRecorder& flight_recorder() const;
 
   /// Fails what is under way and every later call with CommError.
   void abort();

@@ -59,7 +59,7 @@ std::string line_or_nothing(
 std::string difference_between(
     const std::vector<std::string>& texts,
     const std::vector<int64_t>& ranks,
-    const LinesMessage& message) {
+    const MismatchMessage& message) {
   const auto first = split(texts[0]);
   size_t rank = 1;
   while (rank + 1 < texts.size() && texts[rank] == texts[0]) {
@@ -96,16 +96,16 @@ std::string difference_between(
 
 std::string describe_difference(
     const std::vector<std::string>& texts,
-    const LinesMessage& message) {
+    const MismatchMessage& message) {
   std::vector<int64_t> ranks(texts.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   return difference_between(texts, ranks, message);
 }
 
-void check_same_lines(
+void check_lines_match(
     Communicator& group,
     const std::vector<std::string>& lines,
-    const LinesMessage& message,
+    const MismatchMessage& message,
     c10::Device device) {
   const auto text = join(lines);
   const auto hashes = all_gather_text(group, hash_of(text), message.op, device);

@@ -20,9 +20,9 @@ std::vector<std::string> all_gather_text(
     std::string_view name,
     c10::Device device = c10::Device(c10::DeviceType::CPU));
 
-/// What check_same_lines() says when ranks differ: "[op] <what> differs between
-/// ranks. Entry 3: rank 0 has ..., rank 2 has ... <hint> (<where>)".
-struct LinesMessage {
+/// What check_lines_match() says when ranks differ: "[op] <what> differs
+/// between ranks. Entry 3: rank 0 has ..., rank 2 has ... <hint> (<where>)".
+struct MismatchMessage {
   std::string op;
   std::string what;
   std::string hint;
@@ -33,16 +33,16 @@ struct LinesMessage {
 /// all equal.
 std::string describe_difference(
     const std::vector<std::string>& texts,
-    const LinesMessage& message);
+    const MismatchMessage& message);
 
 /// Compares lists of lines, e.g. one a parameter, of all ranks of a group; only
 /// a hash travels while they are equal.
 /// Collective: all ranks of `group`; blocks.
 /// Throws: DisagreementError naming the first line that differs and its ranks.
-void check_same_lines(
+void check_lines_match(
     Communicator& group,
     const std::vector<std::string>& lines,
-    const LinesMessage& message,
+    const MismatchMessage& message,
     c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 } // namespace weft::mesh

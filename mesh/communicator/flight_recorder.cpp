@@ -7,16 +7,16 @@
 
 namespace weft::mesh {
 
-int64_t ledger_now_ns() {
+int64_t flight_recorder_now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
-Ledger::Ledger(size_t capacity) : capacity_(capacity) {}
+FlightRecorder::FlightRecorder(size_t capacity) : capacity_(capacity) {}
 
-uint64_t Ledger::begin(LedgerEntry entry) {
-  entry.start_ns = ledger_now_ns();
+uint64_t FlightRecorder::begin(FlightRecorderEntry entry) {
+  entry.start_ns = flight_recorder_now_ns();
   entry.end_ns = 0;
   const std::lock_guard lock(mutex_);
   entry.sequence = next_sequence_++;
@@ -32,8 +32,8 @@ uint64_t Ledger::begin(LedgerEntry entry) {
   return next_sequence_ - 1;
 }
 
-void Ledger::end(uint64_t sequence) {
-  const int64_t end_ns = ledger_now_ns();
+void FlightRecorder::end(uint64_t sequence) {
+  const int64_t end_ns = flight_recorder_now_ns();
   const std::lock_guard lock(mutex_);
   // Sequence numbers in the ring are consecutive; older ones were dropped.
   if (entries_.empty() || sequence < entries_.front().sequence) {
@@ -44,13 +44,13 @@ void Ledger::end(uint64_t sequence) {
   entry.parts = {};
 }
 
-void Ledger::begin_wait(uint64_t sequence) {
-  const int64_t since_ns = ledger_now_ns();
+void FlightRecorder::begin_wait(uint64_t sequence) {
+  const int64_t since_ns = flight_recorder_now_ns();
   const std::lock_guard lock(mutex_);
   waits_.emplace_back(sequence, since_ns);
 }
 
-void Ledger::end_wait(uint64_t sequence) {
+void FlightRecorder::end_wait(uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   const auto wait =
       std::ranges::find(waits_, sequence, [](auto& w) { return w.first; });
@@ -59,7 +59,7 @@ void Ledger::end_wait(uint64_t sequence) {
   }
 }
 
-void Ledger::copy_wait(LedgerEntry& entry) const {
+void FlightRecorder::copy_wait(FlightRecorderEntry& entry) const {
   for (const auto& [sequence, since_ns] : waits_) {
     if (sequence == entry.sequence) {
       entry.wait_ns = since_ns;
@@ -67,19 +67,19 @@ void Ledger::copy_wait(LedgerEntry& entry) const {
   }
 }
 
-void Ledger::add_blocked(std::chrono::nanoseconds blocked) {
+void FlightRecorder::add_blocked(std::chrono::nanoseconds blocked) {
   const std::lock_guard lock(mutex_);
   blocked_ns_ += blocked.count();
 }
 
-std::vector<LedgerEntry> Ledger::entries() const {
+std::vector<FlightRecorderEntry> FlightRecorder::entries() const {
   const std::lock_guard lock(mutex_);
   return {entries_.begin(), entries_.end()};
 }
 
-std::vector<LedgerEntry> Ledger::newest(size_t most) const {
+std::vector<FlightRecorderEntry> FlightRecorder::newest(size_t most) const {
   const std::lock_guard lock(mutex_);
-  std::vector<LedgerEntry> found;
+  std::vector<FlightRecorderEntry> found;
   size_t under_way = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const bool is_new = i + most >= entries_.size();
@@ -93,12 +93,12 @@ std::vector<LedgerEntry> Ledger::newest(size_t most) const {
   return found;
 }
 
-uint64_t Ledger::next_sequence() const {
+uint64_t FlightRecorder::next_sequence() const {
   const std::lock_guard lock(mutex_);
   return next_sequence_;
 }
 
-int64_t Ledger::waiting_since_ns() const {
+int64_t FlightRecorder::waiting_since_ns() const {
   const std::lock_guard lock(mutex_);
   int64_t oldest = 0;
   for (const auto& wait : waits_) {
@@ -107,22 +107,22 @@ int64_t Ledger::waiting_since_ns() const {
   return oldest;
 }
 
-std::map<std::string, int64_t> Ledger::counts() const {
+std::map<std::string, int64_t> FlightRecorder::counts() const {
   const std::lock_guard lock(mutex_);
   return counts_;
 }
 
-int64_t Ledger::total_bytes() const {
+int64_t FlightRecorder::total_bytes() const {
   const std::lock_guard lock(mutex_);
   return total_bytes_;
 }
 
-int64_t Ledger::blocked_ns() const {
+int64_t FlightRecorder::blocked_ns() const {
   const std::lock_guard lock(mutex_);
   return blocked_ns_;
 }
 
-void Ledger::reset() {
+void FlightRecorder::reset() {
   const std::lock_guard lock(mutex_);
   entries_.clear();
   counts_.clear();

@@ -14,7 +14,7 @@
 namespace weft::mesh {
 
 /// One collective, as one rank saw it.
-struct LedgerEntry {
+struct FlightRecorderEntry {
   uint64_t sequence = 0;
   /// The Communicator method's name, e.g. "all_reduce".
   std::string op;
@@ -41,16 +41,16 @@ struct LedgerEntry {
 };
 
 /// Nanoseconds on the ledgers' clock.
-int64_t ledger_now_ns();
+int64_t flight_recorder_now_ns();
 
 /// The record of a group's collectives: a ring of the newest entries and
 /// counts since the start. Thread-safe.
-class Ledger {
+class FlightRecorder {
  public:
-  explicit Ledger(size_t capacity = 4096);
+  explicit FlightRecorder(size_t capacity = 4096);
 
   /// Opens an entry and returns its sequence number, from 0.
-  uint64_t begin(LedgerEntry entry);
+  uint64_t begin(FlightRecorderEntry entry);
   void end(uint64_t sequence);
   /// A thread waits for the entry from now on, until end_wait().
   void begin_wait(uint64_t sequence);
@@ -58,10 +58,10 @@ class Ledger {
   /// Adds to the time in which the caller was blocked by this group.
   void add_blocked(std::chrono::nanoseconds blocked);
 
-  std::vector<LedgerEntry> entries() const;
+  std::vector<FlightRecorderEntry> entries() const;
   /// The oldest entries that are under way and the newest of all, at most
   /// `most` of each, in order.
-  std::vector<LedgerEntry> newest(size_t most) const;
+  std::vector<FlightRecorderEntry> newest(size_t most) const;
   /// What the next entry will have.
   uint64_t next_sequence() const;
   /// Since when the thread has waited that has waited longest; 0: none waits.
@@ -75,12 +75,12 @@ class Ledger {
   void reset();
 
  private:
-  void copy_wait(LedgerEntry& entry) const;
+  void copy_wait(FlightRecorderEntry& entry) const;
 
   mutable std::mutex mutex_;
   size_t capacity_;
   uint64_t next_sequence_ = 0;
-  std::deque<LedgerEntry> entries_;
+  std::deque<FlightRecorderEntry> entries_;
   /// Sequence numbers that a thread waits for, and since when.
   std::vector<std::pair<uint64_t, int64_t>> waits_;
   std::map<std::string, int64_t> counts_;

@@ -39,7 +39,7 @@ std::string bytes_text(int64_t bytes) {
   return out.str();
 }
 
-std::string shape_text(const LedgerEntry& entry) {
+std::string shape_text(const FlightRecorderEntry& entry) {
   std::ostringstream out;
   out << "[";
   for (size_t i = 0; i < entry.shape.size(); ++i) {
@@ -51,7 +51,7 @@ std::string shape_text(const LedgerEntry& entry) {
 
 } // namespace
 
-std::string call_text(const LedgerEntry& entry) {
+std::string call_text(const FlightRecorderEntry& entry) {
   std::ostringstream out;
   out << entry.op << " #" << entry.sequence;
   if (entry.op.starts_with("broadcast")) {

@@ -21,7 +21,7 @@ inline constexpr const char* kOneCaller =
     "(World::make_group(), DeviceMesh::from_group())";
 
 /// "all_reduce #12 ("layers.0.wq" [2, 3] Float, 24 bytes)".
-std::string call_text(const LedgerEntry& entry);
+std::string call_text(const FlightRecorderEntry& entry);
 
 /// "rank 3", "ranks 0 to 2", "ranks 0, 2 and 5".
 std::string ranks_text(const std::vector<int64_t>& ranks);

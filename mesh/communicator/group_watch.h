@@ -23,7 +23,7 @@ class GroupWatch {
   /// Tells all ranks why no collective of the world will end, as this one
   /// found out by itself. Returns what counts, if another rank has told
   /// something before.
-  virtual GroupFailure tell(const GroupFailure& failure) = 0;
+  virtual GroupFailure publish_failure(const GroupFailure& failure) = 0;
 
   /// Returns why a collective has really failed, if the ranks can find out in
   /// at most two seconds, else `failure` with what is known of the others.

@@ -32,7 +32,7 @@ void GroupState::fail(const GroupFailure& failure) {
   backend->abort();
 }
 
-ErrorContext GroupState::describe(const LedgerEntry& call) const {
+ErrorContext GroupState::describe(const FlightRecorderEntry& call) const {
   const auto& members = backend->members();
   std::ostringstream out;
   out << "rank " << members.rank << "/" << members.ranks.size() << ", group \""
@@ -51,7 +51,7 @@ ErrorContext GroupState::describe(const LedgerEntry& call) const {
 }
 
 void GroupState::throw_failure(
-    const LedgerEntry& call,
+    const FlightRecorderEntry& call,
     const GroupFailure& failure) const {
   const auto text = detail::concat(
       "[", call.op, "] ", failure.reason, ". (", describe(call).text, ")");
@@ -61,7 +61,7 @@ void GroupState::throw_failure(
   throw_error<CommError>(text);
 }
 
-void check_usable(GroupState& group, const LedgerEntry& call) {
+void check_usable(GroupState& group, const FlightRecorderEntry& call) {
   auto failure = group.failure();
   if (failure.reason.empty()) {
     failure.reason = group.backend->failure();
@@ -76,8 +76,8 @@ void check_usable(GroupState& group, const LedgerEntry& call) {
 
 struct Work::State {
   std::shared_ptr<GroupState> group;
-  LedgerEntry call;
-  std::unique_ptr<Pending> pending;
+  FlightRecorderEntry call;
+  std::unique_ptr<BackendWork> pending;
   std::function<void()> finish;
   bool ended_by_backend = false;
   /// The works this one stands for; then all above is unused.
@@ -111,7 +111,7 @@ std::exception_ptr Work::State::translate(const std::exception& cause) const {
 
 void Work::State::run() {
   const auto start = std::chrono::steady_clock::now();
-  group->ledger->begin_wait(call.sequence);
+  group->flight_recorder->begin_wait(call.sequence);
   try {
     // Both may write to views of parameters.
     const at::NoGradGuard no_grad;
@@ -122,11 +122,11 @@ void Work::State::run() {
   } catch (const std::exception& cause) {
     error = translate(cause);
   }
-  group->ledger->end_wait(call.sequence);
+  group->flight_recorder->end_wait(call.sequence);
   if (!ended_by_backend) {
-    group->ledger->end(call.sequence);
+    group->flight_recorder->end(call.sequence);
   }
-  group->ledger->add_blocked(std::chrono::steady_clock::now() - start);
+  group->flight_recorder->add_blocked(std::chrono::steady_clock::now() - start);
 }
 
 void Work::State::complete() {
@@ -179,20 +179,20 @@ bool Work::is_completed() const {
 namespace {
 
 // What PyTorch's wrapper of process groups does at this level.
-void agree_first(GroupState& group, const LedgerEntry& call) {
+void agree_first(GroupState& group, const FlightRecorderEntry& call) {
   if (get_debug_level() != DebugLevel::kDetail) {
     return;
   }
   if (const auto pending = group.backend->agree()) {
-    group.ledger->begin_wait(call.sequence);
-    const auto end =
-        c10::make_scope_exit([&] { group.ledger->end_wait(call.sequence); });
+    group.flight_recorder->begin_wait(call.sequence);
+    const auto end = c10::make_scope_exit(
+        [&] { group.flight_recorder->end_wait(call.sequence); });
     pending->wait();
   }
 }
 
 // Fails the group if this thread's calls have no order that all ranks share.
-void note_caller(GroupState& group, LedgerEntry& call) {
+void note_caller(GroupState& group, FlightRecorderEntry& call) {
   const auto entry = group.callers.enter(call);
   call.caller = entry.caller;
   if (entry.conflict.empty()) {
@@ -211,7 +211,7 @@ void note_caller(GroupState& group, LedgerEntry& call) {
           kOneCaller),
       true};
   if (const auto watch = group.watch.lock()) {
-    failure = watch->tell(failure);
+    failure = watch->publish_failure(failure);
   }
   group.fail(failure);
   group.throw_failure(call, failure);
@@ -221,7 +221,7 @@ void note_caller(GroupState& group, LedgerEntry& call) {
 
 Work launch(
     const std::shared_ptr<GroupState>& group,
-    LedgerEntry call,
+    FlightRecorderEntry call,
     const Start& start,
     std::function<void()> finish) {
   check_usable(*group, call);
@@ -232,10 +232,11 @@ Work launch(
   if (recorded) {
     note_caller(*group, call);
     call.identity = identity_of(call);
-    call.sequence = group->ledger->begin(call);
+    call.sequence = group->flight_recorder->begin(call);
     group->backend->announce(call.identity);
     if (auto* observer = collective_observer()) {
-      observer->launched(group->backend->members(), *group->ledger, call);
+      observer->launched(
+          group->backend->members(), *group->flight_recorder, call);
     }
   }
   auto state = std::make_shared<Work::State>();
@@ -247,21 +248,22 @@ Work launch(
     }
     state->pending = start(*group->backend);
   } catch (const std::exception& cause) {
-    group->ledger->end(state->call.sequence);
+    group->flight_recorder->end(state->call.sequence);
     order.unlock();
     std::rethrow_exception(state->translate(cause));
   }
   order.unlock();
   // In shared memory this thread moves data here already, the last rank all.
   if (recorded) {
-    group->ledger->add_blocked(std::chrono::steady_clock::now() - began);
+    group->flight_recorder->add_blocked(
+        std::chrono::steady_clock::now() - began);
   }
   if (!state->pending) {
     if (finish) {
       finish();
     }
     if (recorded) {
-      group->ledger->end(state->call.sequence);
+      group->flight_recorder->end(state->call.sequence);
     }
     return Work();
   }
@@ -269,9 +271,8 @@ Work launch(
   // On the host, `finish` belongs to the operation.
   if (!state->finish || state->pending->is_on_device()) {
     state->ended_by_backend = state->pending->when_completed(
-        [ledger = group->ledger, sequence = state->call.sequence] {
-          ledger->end(sequence);
-        });
+        [flight_recorder = group->flight_recorder,
+         sequence = state->call.sequence] { flight_recorder->end(sequence); });
   }
   return Work(std::move(state));
 }

@@ -20,7 +20,8 @@ class GroupWatch;
 /// What all copies of a Communicator and their Works share.
 struct GroupState {
   std::shared_ptr<Backend> backend;
-  std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
+  std::shared_ptr<FlightRecorder> flight_recorder =
+      std::make_shared<FlightRecorder>();
   /// Who finds out why a collective failed; may be null.
   std::weak_ptr<GroupWatch> watch;
   /// Held while a call is numbered and sent, so that both have one order.
@@ -33,9 +34,9 @@ struct GroupState {
   void fail(const GroupFailure& failure);
 
   /// "rank 1/4, group "tp/0", tensor "wq" [2, 3]".
-  ErrorContext describe(const LedgerEntry& call) const;
+  ErrorContext describe(const FlightRecorderEntry& call) const;
   [[noreturn]] void throw_failure(
-      const LedgerEntry& call,
+      const FlightRecorderEntry& call,
       const GroupFailure& failure) const;
 
  private:
@@ -45,15 +46,15 @@ struct GroupState {
 
 /// Throws: CommError or DisagreementError if the group has failed, now also on
 /// its device.
-void check_usable(GroupState& group, const LedgerEntry& call);
+void check_usable(GroupState& group, const FlightRecorderEntry& call);
 
-using Start = std::function<std::unique_ptr<Pending>(Backend&)>;
+using Start = std::function<std::unique_ptr<BackendWork>(Backend&)>;
 
 /// Enters `call` into the ledger, starts it, and has Work::wait() run `finish`
 /// once it is over. A group of one leaves no entry.
 Work launch(
     const std::shared_ptr<GroupState>& group,
-    LedgerEntry call,
+    FlightRecorderEntry call,
     const Start& start,
     std::function<void()> finish = {});
 

@@ -117,13 +117,13 @@ std::vector<StackGroup> group_stacks(std::vector<CapturedThread> threads) {
 /// The text of each group, and a last one if some were left out.
 std::vector<std::string> show_stacks(
     const std::vector<StackGroup>& groups,
-    size_t most_bytes) {
+    size_t max_bytes) {
   std::vector<std::string> texts;
   size_t bytes = 0;
   for (const auto& group : groups) {
     std::string text = heading_of(group) + group.lines;
     bytes += text.size();
-    if (bytes > most_bytes) {
+    if (bytes > max_bytes) {
       texts.push_back(
           std::to_string(groups.size() - texts.size()) +
           " more stacks are left out\n");
@@ -207,10 +207,10 @@ void start_server() {
 
 } // namespace
 
-std::string thread_stacks(size_t most_bytes) {
+std::string thread_stacks(size_t max_bytes) {
   std::string all;
   for (const auto& text :
-       show_stacks(group_stacks(capture_threads(kCaptureLimit)), most_bytes)) {
+       show_stacks(group_stacks(capture_threads(kCaptureLimit)), max_bytes)) {
     all += text;
   }
   return all;

@@ -12,14 +12,14 @@ namespace weft::mesh {
 ///
 ///   thread 812 (weft), sleeps
 ///     #0 poll in libc.so.6
-///     #1 weft::mesh::ShmBell::wait(...) in weft
+///     #1 weft::mesh::ShmDoorbell::wait(...) in weft
 ///   threads 813 (weft), 814 (weft), sleep
 ///     ...
 ///
-/// Past `most_bytes` the rest is left out, and said so. A thread that blocks
+/// Past `max_bytes` the rest is left out, and said so. A thread that blocks
 /// signals, or does not hear one (state D), is named without a stack. Not to be
 /// called in a signal handler.
-std::string thread_stacks(size_t most_bytes = 64 * 1024);
+std::string thread_stacks(size_t max_bytes = 64 * 1024);
 
 /// From now on SIGUSR2 makes this process write its threads' stacks and its
 /// newest collective to standard error, each stack headed by rank=<r>; the

@@ -10,7 +10,7 @@
 namespace weft::mesh {
 namespace {
 
-constexpr int64_t kMostDevices = std::numeric_limits<c10::DeviceIndex>::max();
+constexpr int64_t kMaxDevices = std::numeric_limits<c10::DeviceIndex>::max();
 
 // A failed collective is to end its kernels, not the process: the rank says
 // itself what happened and ends with its own code. See Note [Streams].
@@ -95,7 +95,7 @@ c10::Device open_device(
       local_rank,
       local_world_size,
       plugin.device_count(),
-      env::get_int("WEFT_CUDA_DEVICE", 0, kMostDevices));
+      env::get_int("WEFT_CUDA_DEVICE", 0, kMaxDevices));
   plugin.use_device(index);
   return c10::Device(
       c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));

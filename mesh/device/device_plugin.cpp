@@ -170,7 +170,7 @@ const DevicePlugin& cuda_plugin() {
   static const Outcome outcome = [] {
     try {
       const DevicePlugin& plugin = open_cuda();
-      return Outcome{&plugin, plugin.why_unusable()};
+      return Outcome{&plugin, plugin.unusable_reason()};
     } catch (const UsageError& error) {
       return Outcome{nullptr, error.what_without_backtrace()};
     }

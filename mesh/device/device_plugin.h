@@ -61,7 +61,7 @@ struct DevicePlugin {
   const char* libtorch_version = nullptr;
 
   /// Why this machine cannot be used, in a sentence; empty if it can.
-  std::string (*why_unusable)() = nullptr;
+  std::string (*unusable_reason)() = nullptr;
   int64_t (*device_count)() = nullptr;
   /// "NVIDIA H100 80GB HBM3".
   std::string (*device_name)(int64_t device) = nullptr;

@@ -12,8 +12,8 @@ namespace weft::mesh {
 
 /// Exit codes of `weft` and `weftrun`; below 128: do not retry.
 enum class ExitCode : int {
-  kDone = 0,
-  kNo = 1,
+  kSuccess = 0,
+  kCheckFailed = 1,
   kUsage = 2,
   kNonFinite = 3,
   kCheckpoint = 4,

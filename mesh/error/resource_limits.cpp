@@ -10,7 +10,7 @@ namespace weft::mesh {
 namespace {
 
 // Found by runs of two ranks: 32 fail at their first save.
-constexpr rlim_t kLeastOpenFiles = 64;
+constexpr rlim_t kMinOpenFiles = 64;
 
 /// The limit, if there is one. The shells' units differ.
 std::string
@@ -44,13 +44,12 @@ std::string limit_behind(int error) {
 
 void check_open_file_limit() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
-      limit.rlim_cur < kLeastOpenFiles) {
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < kMinOpenFiles) {
     throw_error<UsageError>(detail::concat(
         "[world] open files: ulimit -n is ",
         limit.rlim_cur,
         ", and a rank needs ",
-        kLeastOpenFiles,
+        kMinOpenFiles,
         " at least. Raise it before the start."));
   }
 }

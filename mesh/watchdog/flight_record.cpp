@@ -59,7 +59,7 @@ int64_t sum_of(std::span<const int64_t> counts) {
 
 /// What all ranks say alike if they called alike: of parts that differ, the
 /// whole.
-Sizes sizes_of(const LedgerEntry& call, const GroupRecord& group) {
+Sizes sizes_of(const FlightRecorderEntry& call, const GroupRecord& group) {
   const auto ranks = static_cast<int64_t>(group.ranks.size());
   const int64_t whole =
       call.bytes / static_cast<int64_t>(c10::elementSize(call.dtype));
@@ -143,7 +143,7 @@ Json group_status(const GroupRecord& group) {
 
 struct Call {
   const NamedGroup* group = nullptr;
-  const LedgerEntry* entry = nullptr;
+  const FlightRecorderEntry* entry = nullptr;
 };
 
 /// All groups' calls in the order of time, from where no ring has lost any.
@@ -177,7 +177,7 @@ Json frames_of(const Call& call) {
 }
 
 Json times_of(const Call& call, int64_t offset_ns) {
-  const LedgerEntry& entry = *call.entry;
+  const FlightRecorderEntry& entry = *call.entry;
   const bool has_ended = entry.end_ns != 0;
   Json times;
   times["time_created_ns"] = entry.start_ns + offset_ns;
@@ -195,7 +195,7 @@ Json times_of(const Call& call, int64_t offset_ns) {
 }
 
 Json describe(const Call& call, int64_t record_id, int64_t offset_ns) {
-  const LedgerEntry& entry = *call.entry;
+  const FlightRecorderEntry& entry = *call.entry;
   const auto& group = *call.group;
   const auto sizes = sizes_of(entry, *group.record);
   const std::string dtype = c10::toString(entry.dtype);

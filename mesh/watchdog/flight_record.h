@@ -21,7 +21,7 @@ struct GroupRecord {
   /// What the group's next collective will have.
   uint64_t next_sequence = 0;
   /// Oldest first.
-  std::vector<LedgerEntry> entries;
+  std::vector<FlightRecorderEntry> entries;
 };
 
 /// What rank `rank` did, as JSON with the keys of PyTorch's flight recorder

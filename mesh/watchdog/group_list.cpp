@@ -28,16 +28,16 @@ GroupList::Groups GroupList::living() const {
   return result;
 }
 
-std::vector<GroupSight> GroupList::sights() const {
-  std::vector<GroupSight> result;
+std::vector<GroupStatus> GroupList::statuses() const {
+  std::vector<GroupStatus> result;
   for (const auto& [key, group] : living()) {
     const auto& members = group->backend->members();
     result.push_back(
         {.key = key,
          .name = members.name,
          .ranks = members.ranks,
-         .next_sequence = group->ledger->next_sequence(),
-         .entries = group->ledger->newest(kEntriesTold)});
+         .next_sequence = group->flight_recorder->next_sequence(),
+         .entries = group->flight_recorder->newest(kEntriesTold)});
   }
   return result;
 }
@@ -51,8 +51,8 @@ std::vector<GroupRecord> GroupList::records() const {
          .backend = std::string(group->backend->kind()),
          .ranks = members.ranks,
          .timeout = members.timeout,
-         .next_sequence = group->ledger->next_sequence(),
-         .entries = group->ledger->entries()});
+         .next_sequence = group->flight_recorder->next_sequence(),
+         .entries = group->flight_recorder->entries()});
   }
   return result;
 }
@@ -60,16 +60,16 @@ std::vector<GroupRecord> GroupList::records() const {
 std::map<std::string, uint64_t> GroupList::positions() const {
   std::map<std::string, uint64_t> result;
   for (const auto& [key, group] : living()) {
-    result.emplace(key, group->ledger->next_sequence());
+    result.emplace(key, group->flight_recorder->next_sequence());
   }
   return result;
 }
 
 std::chrono::nanoseconds GroupList::longest_wait() const {
-  const int64_t now_ns = ledger_now_ns();
+  const int64_t now_ns = flight_recorder_now_ns();
   int64_t longest_ns = 0;
   for (const auto& [key, group] : living()) {
-    const int64_t since_ns = group->ledger->waiting_since_ns();
+    const int64_t since_ns = group->flight_recorder->waiting_since_ns();
     longest_ns = std::max(longest_ns, since_ns > 0 ? now_ns - since_ns : 0);
   }
   return std::chrono::nanoseconds(longest_ns);

@@ -23,7 +23,7 @@ class GroupList {
   void add(const std::string& key, const std::shared_ptr<GroupState>& group);
 
   /// Each group with its newest collectives.
-  std::vector<GroupSight> sights() const;
+  std::vector<GroupStatus> statuses() const;
   /// Each with all that its ledger still has.
   std::vector<GroupRecord> records() const;
   /// The number of each group's next collective, by key.

@@ -12,10 +12,10 @@ namespace weft::mesh {
 namespace {
 
 /// Looks for a way from a rank back to itself.
-class CircleSearch {
+class DeadlockSearch {
  public:
-  explicit CircleSearch(const std::vector<RankAnswer>& answers)
-      : answers_(answers), is_done_(answers.size(), false) {}
+  explicit DeadlockSearch(const std::vector<RankReply>& replies)
+      : answers_(replies), is_done_(replies.size(), false) {}
 
   std::vector<std::pair<int64_t, Wait>> find() {
     for (size_t rank = 0; rank < answers_.size(); ++rank) {
@@ -34,11 +34,11 @@ class CircleSearch {
       path_.erase(path_.begin(), start);
       return true;
     }
-    const auto& answer = answers_[static_cast<size_t>(rank)];
-    if (is_done_[static_cast<size_t>(rank)] || !answer.came) {
+    const auto& reply = answers_[static_cast<size_t>(rank)];
+    if (is_done_[static_cast<size_t>(rank)] || !reply.has_reply) {
       return false;
     }
-    for (const auto& wait : waits_of(answers_, answer)) {
+    for (const auto& wait : waits_of(answers_, reply)) {
       for (const int64_t missing : wait.missing) {
         path_.emplace_back(rank, wait);
         if (visit(missing)) {
@@ -51,22 +51,22 @@ class CircleSearch {
     return false;
   }
 
-  const std::vector<RankAnswer>& answers_;
+  const std::vector<RankReply>& answers_;
   std::vector<bool> is_done_;
   std::vector<std::pair<int64_t, Wait>> path_;
 };
 
 } // namespace
 
-std::optional<Verdict> find_ended(const std::vector<RankAnswer>& answers) {
-  for (const auto& answer : answers) {
-    for (const auto& wait : waits_of(answers, answer)) {
+std::optional<HangDiagnosis> find_ended(const std::vector<RankReply>& replies) {
+  for (const auto& reply : replies) {
+    for (const auto& wait : waits_of(replies, reply)) {
       for (const int64_t rank : wait.missing) {
-        if (!answers[static_cast<size_t>(rank)].sight.has_ended) {
+        if (!replies[static_cast<size_t>(rank)].status.has_ended) {
           continue;
         }
-        const auto waiting = waiting_with(answers, wait);
-        return Verdict{detail::concat(
+        const auto waiting = waiting_with(replies, wait);
+        return HangDiagnosis{detail::concat(
             "Rank ",
             rank,
             " has ended, but ",
@@ -92,45 +92,49 @@ using std::chrono::nanoseconds;
 constexpr nanoseconds kReturnLimit = std::chrono::seconds(1);
 
 /// Left by an exception, long ago, and called nothing since.
-bool has_departed(const RankSight& sight) {
-  return !sight.departure.empty() &&
-         nanoseconds(sight.now_ns - sight.departed_ns) >= kReturnLimit &&
-         std::ranges::all_of(sight.groups, [](const GroupSight& group) {
-           return group.left_at == static_cast<int64_t>(group.next_sequence);
+bool has_departed(const RankStatus& status) {
+  return !status.step_error.empty() &&
+         nanoseconds(status.now_ns - status.step_error_ns) >= kReturnLimit &&
+         std::ranges::all_of(status.groups, [](const GroupStatus& group) {
+           return group.sequence_at_error ==
+                  static_cast<int64_t>(group.next_sequence);
          });
 }
 
 /// Whether both left by an exception before the same call of that group.
 bool left_alike(
-    const RankSight& one,
-    const RankSight& other,
+    const RankStatus& one,
+    const RankStatus& other,
     const std::string& key) {
-  const auto left_at = [&](const RankSight& sight) {
-    const auto group = std::ranges::find(sight.groups, key, &GroupSight::key);
-    return group == sight.groups.end() ? int64_t{-1} : group->left_at;
+  const auto sequence_at_error = [&](const RankStatus& status) {
+    const auto group = std::ranges::find(status.groups, key, &GroupStatus::key);
+    return group == status.groups.end() ? int64_t{-1}
+                                        : group->sequence_at_error;
   };
-  return left_at(one) >= 0 && left_at(one) == left_at(other);
+  return sequence_at_error(one) >= 0 &&
+         sequence_at_error(one) == sequence_at_error(other);
 }
 
 } // namespace
 
-std::optional<Verdict> find_departed(const std::vector<RankAnswer>& answers) {
-  for (const auto& answer : answers) {
-    for (const auto& wait : waits_of(answers, answer)) {
-      const nanoseconds waited(answer.sight.now_ns - wait.entry->wait_ns);
+std::optional<HangDiagnosis> find_rank_with_error(
+    const std::vector<RankReply>& replies) {
+  for (const auto& reply : replies) {
+    for (const auto& wait : waits_of(replies, reply)) {
+      const nanoseconds waited(reply.status.now_ns - wait.entry->wait_ns);
       for (const int64_t rank : wait.missing) {
-        const auto& sight = answers[static_cast<size_t>(rank)].sight;
-        if (waited < kReturnLimit || !has_departed(sight) ||
-            left_alike(answer.sight, sight, wait.group->key)) {
+        const auto& status = replies[static_cast<size_t>(rank)].status;
+        if (waited < kReturnLimit || !has_departed(status) ||
+            left_alike(reply.status, status, wait.group->key)) {
           continue;
         }
-        const auto waiting = waiting_with(answers, wait);
-        return Verdict{
+        const auto waiting = waiting_with(replies, wait);
+        return HangDiagnosis{
             detail::concat(
                 "Rank ",
                 rank,
                 " left ",
-                sight.departure,
+                status.step_error,
                 ". ",
                 "It was waited for by ",
                 ranks_text(waiting),
@@ -146,15 +150,16 @@ std::optional<Verdict> find_departed(const std::vector<RankAnswer>& answers) {
   return std::nullopt;
 }
 
-std::optional<Verdict> find_circle(const std::vector<RankAnswer>& answers) {
-  const auto circle = CircleSearch(answers).find();
-  if (circle.empty()) {
+std::optional<HangDiagnosis> find_deadlock_cycle(
+    const std::vector<RankReply>& replies) {
+  const auto cycle = DeadlockSearch(replies).find();
+  if (cycle.empty()) {
     return std::nullopt;
   }
   std::string text = "Ranks wait for each other: ";
-  for (size_t i = 0; i < circle.size(); ++i) {
-    const auto& [rank, wait] = circle[i];
-    const int64_t next = circle[(i + 1) % circle.size()].first;
+  for (size_t i = 0; i < cycle.size(); ++i) {
+    const auto& [rank, wait] = cycle[i];
+    const int64_t next = cycle[(i + 1) % cycle.size()].first;
     text += detail::concat(
         i == 0 ? "" : ", ",
         "rank ",
@@ -166,7 +171,7 @@ std::optional<Verdict> find_circle(const std::vector<RankAnswer>& answers) {
         "\" for rank ",
         next);
   }
-  return Verdict{text + ". " + kSameCalls};
+  return HangDiagnosis{text + ". " + kSameCalls};
 }
 
 } // namespace weft::mesh

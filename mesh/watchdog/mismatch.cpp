@@ -13,18 +13,18 @@ namespace {
 /// One member's view of a group, with the member.
 struct Member {
   int64_t rank;
-  const GroupSight* group;
-  const RankAnswer* answer;
+  const GroupStatus* group;
+  const RankReply* reply;
 };
 using Members = std::vector<Member>;
 
 /// The members that answered, of every group, by key.
 std::map<std::string, Members> members_by_group(
-    const std::vector<RankAnswer>& answers) {
+    const std::vector<RankReply>& replies) {
   std::map<std::string, Members> result;
-  for (const auto& answer : answers) {
-    for (const auto& group : answer.sight.groups) {
-      result[group.key].push_back({answer.sight.rank, &group, &answer});
+  for (const auto& reply : replies) {
+    for (const auto& group : reply.status.groups) {
+      result[group.key].push_back({reply.status.rank, &group, &reply});
     }
   }
   return result;
@@ -37,7 +37,7 @@ std::string call_verb(const std::vector<int64_t>& ranks) {
 /// Members that made the same call, the larger sets first.
 struct SameCall {
   std::vector<int64_t> ranks;
-  const LedgerEntry* entry;
+  const FlightRecorderEntry* entry;
 };
 
 std::vector<SameCall> by_call(const Members& members, uint64_t sequence) {
@@ -58,7 +58,7 @@ std::vector<SameCall> by_call(const Members& members, uint64_t sequence) {
   return sets;
 }
 
-std::string caller_text(const LedgerEntry& entry) {
+std::string caller_text(const FlightRecorderEntry& entry) {
   return entry.caller == 0
              ? std::string(" in the thread that made the group")
              : detail::concat(
@@ -66,7 +66,9 @@ std::string caller_text(const LedgerEntry& entry) {
 }
 
 /// The odd ones first.
-std::string mismatch_text(std::vector<SameCall> sets, const GroupSight& group) {
+std::string mismatch_text(
+    std::vector<SameCall> sets,
+    const GroupStatus& group) {
   std::ranges::stable_sort(
       sets, {}, [](const auto& s) { return s.ranks.size(); });
   // Of two equally large sets, that with rank 0 is the rule.
@@ -101,7 +103,7 @@ std::set<uint64_t> sequences_of(const Members& members) {
   return result;
 }
 
-size_t position_of(const GroupSight& group, int64_t rank) {
+size_t position_of(const GroupStatus& group, int64_t rank) {
   return static_cast<size_t>(
       std::ranges::find(group.ranks, rank) - group.ranks.begin());
 }
@@ -159,10 +161,11 @@ std::optional<std::string> first_mismatch(const Members& members) {
 
 } // namespace
 
-std::optional<Verdict> find_mismatch(const std::vector<RankAnswer>& answers) {
-  for (const auto& [key, members] : members_by_group(answers)) {
+std::optional<HangDiagnosis> find_mismatch(
+    const std::vector<RankReply>& replies) {
+  for (const auto& [key, members] : members_by_group(replies)) {
     if (auto text = first_mismatch(members)) {
-      return Verdict{*std::move(text)};
+      return HangDiagnosis{*std::move(text)};
     }
   }
   return std::nullopt;

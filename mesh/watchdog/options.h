@@ -7,7 +7,7 @@ namespace weft::mesh {
 
 /// How a rank finds out, and says, why a collective does not end. While none is
 /// waited for longer than `stall`, nothing is sent.
-struct WatchOptions {
+struct WatchdogOptions {
   bool enabled = true;
   /// A thread that has waited this long asks the other ranks what they do:
   /// ranks that called different things, or wait for each other in a circle,

@@ -60,7 +60,7 @@ std::optional<PeerProcess> find_process(const std::string& process) {
 
 } // namespace
 
-std::string own_process_text() {
+std::string current_process_text() {
   const auto pid = std::to_string(getpid());
   return detail::concat(pid, " ", start_of(stat_of(pid)), " ", shm_domain());
 }
@@ -93,7 +93,7 @@ bool is_stopped_process(const std::string& process) {
   return found && (found->state == 'T' || found->state == 't');
 }
 
-std::string keeper_text(const std::string& process) {
+std::string store_owner_text(const std::string& process) {
   const auto state = peer_process_text(process);
   return "Rank 0, which has the store, gives no sign of life" +
          (state.empty() ? "" : " (" + state + ")");

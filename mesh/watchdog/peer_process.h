@@ -5,7 +5,7 @@
 namespace weft::mesh {
 
 /// Who this process is, for peer_process_text() elsewhere.
-std::string own_process_text();
+std::string current_process_text();
 
 /// What has become of a process that does not answer, as far as one of its
 /// host can see: "process 12 is stopped (SIGSTOP)". Empty if
@@ -16,7 +16,7 @@ std::string peer_process_text(const std::string& process);
 bool is_stopped_process(const std::string& process);
 
 /// What is said of rank 0, whose process is `process`, when it does not answer.
-std::string keeper_text(const std::string& process);
+std::string store_owner_text(const std::string& process);
 /// What is said of rank 0 when it has ended.
 inline constexpr const char* kStoreIsGone =
     "Rank 0 has ended, and the store with it";

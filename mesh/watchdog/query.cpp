@@ -1,4 +1,4 @@
-// The thread of a Watch that looks, and asks.
+// The thread of a Watchdog that looks, and asks.
 
 #include <algorithm>
 #include <cstdio>
@@ -20,58 +20,58 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 using WatchClock = std::chrono::steady_clock;
 
-constexpr milliseconds kGlance{100};
+constexpr milliseconds kPollInterval{100};
 /// How long answers may take: while ranks wait; and after a failure, when one
 /// that is known not to live may be the reason.
-constexpr milliseconds kPatientLimit{1000};
-constexpr milliseconds kFailedLimit{400};
+constexpr milliseconds kReplyTimeout{1000};
+constexpr milliseconds kReplyTimeoutAfterFailure{400};
 /// Of two ranks that wait, the first asks first.
 constexpr milliseconds kStagger{20};
-constexpr int64_t kMostStagger = 10;
+constexpr int64_t kMaxStagger = 10;
 constexpr nanoseconds kLongestPause = std::chrono::seconds(10);
 
 } // namespace
 
-void Watch::look() {
+void Watchdog::poll_groups() {
   pthread_setname_np(pthread_self(), "weft_watch");
   try {
     // Now: it would try for long once the store has gone.
-    asking_ = board_.clone();
-    auto keeper = asking_->process_of(0);
+    asking_ = status_exchange_.clone();
+    auto store_owner = asking_->process_of(0);
     const std::lock_guard lock(mutex_);
-    keeper_ = std::move(keeper);
+    store_owner_ = std::move(store_owner);
   } catch (const std::exception&) {
     return; // The listener finds the same.
   }
   Lock lock(mutex_);
   while (true) {
     changed_.wait_for(
-        lock, kGlance, [&] { return is_over_ || wanted_ > made_; });
+        lock, kPollInterval, [&] { return is_over_ || wanted_ > made_; });
     if (is_over_ || store_is_gone_) {
       lock.unlock();
-      say_goodbye();
+      shut_down();
       return;
     }
     if (wanted_ > made_) {
-      inquire(lock, Reason::kFailed);
+      query_ranks(lock, Reason::kFailed);
       continue;
     }
     lock.unlock();
     const auto waited = groups_.longest_wait();
     lock.lock();
     if (waited >= options_.stall) {
-      look_into(lock, waited);
+      investigate_wait(lock, waited);
     } else {
-      next_look_ = options_.stall;
+      next_poll_ = options_.stall;
       next_warning_ = options_.warn_after;
-      circle_.clear();
+      deadlock_cycle_.clear();
     }
   }
 }
 
-void Watch::look_into(Lock& lock, nanoseconds waited) {
-  const auto stagger = std::min(rank_, kMostStagger) * kStagger;
-  if (verdict_ || waited < next_look_ + stagger) {
+void Watchdog::investigate_wait(Lock& lock, nanoseconds waited) {
+  const auto stagger = std::min(rank_, kMaxStagger) * kStagger;
+  if (diagnosis_ || waited < next_poll_ + stagger) {
     return;
   }
   const auto now = WatchClock::now();
@@ -79,145 +79,148 @@ void Watch::look_into(Lock& lock, nanoseconds waited) {
       waited >= next_warning_ && now - warned_at_ > options_.stall;
   // Another's inquiry a moment ago has told that one enough.
   if (now - answered_at_ > options_.stall / 2) {
-    inquire(lock, warns ? Reason::kWarns : Reason::kStalled);
+    query_ranks(lock, warns ? Reason::kWarns : Reason::kStalled);
   } else if (warns) {
-    next_look_ = waited + options_.stall / 2;
+    next_poll_ = waited + options_.stall / 2;
     return;
   }
   if (waited >= next_warning_) {
     next_warning_ = 2 * waited;
   }
-  next_look_ = std::min(
+  next_poll_ = std::min(
       next_warning_,
       waited +
           std::clamp<nanoseconds>(waited / 2, options_.stall, kLongestPause));
-  if (!circle_.empty()) { // Certain, if it is still there.
-    next_look_ = waited + options_.stall / 2;
+  if (!deadlock_cycle_.empty()) { // Certain, if it is still there.
+    next_poll_ = waited + options_.stall / 2;
   }
 }
 
-void Watch::inquire(Lock& lock, Reason reason) {
+void Watchdog::query_ranks(Lock& lock, Reason reason) {
   const uint64_t wanted = wanted_;
-  const auto keeper = keeper_;
+  const auto store_owner = store_owner_;
   // Its store takes questions, and answers none.
-  misses_keeper_ = is_stopped_process(keeper);
-  const bool misses_keeper = misses_keeper_;
+  is_store_owner_stopped_ = is_stopped_process(store_owner);
+  const bool is_store_owner_stopped = is_store_owner_stopped_;
   asked_ = std::max(asked_, round_);
   lock.unlock();
-  std::string whereabouts;
+  std::string waiting_for;
   try {
-    whereabouts = misses_keeper ? miss_keeper(reason, keeper)
-                                : ask_around(reason, wanted);
+    waiting_for = is_store_owner_stopped
+                      ? report_stopped_store_owner(reason, store_owner)
+                      : query_and_diagnose(reason, wanted);
   } catch (const std::exception&) {
-    whereabouts = kStoreIsGone;
+    waiting_for = kStoreIsGone;
   }
   lock.lock();
-  whereabouts_ = std::move(whereabouts);
+  waiting_for_ = std::move(waiting_for);
   made_ = std::max(made_, wanted);
   changed_.notify_all();
 }
 
-std::string Watch::ask_around(Reason reason, uint64_t wanted) {
+std::string Watchdog::query_and_diagnose(Reason reason, uint64_t wanted) {
   const bool has_failed = reason == Reason::kFailed;
-  auto answers = asking_->ask(
+  auto replies = asking_->ask(
       asked_,
       has_failed ? kFailed : kStalled,
-      {has_failed ? kFailedLimit : kPatientLimit, kPatientLimit, [&] {
-         return !has_failed && is_urgent(wanted);
-       }});
-  if (auto& own = answers[static_cast<size_t>(rank_)]; !own.came) {
-    own = {true, sight(), {}};
+      {has_failed ? kReplyTimeoutAfterFailure : kReplyTimeout,
+       kReplyTimeout,
+       [&] { return !has_failed && is_urgent(wanted); }});
+  if (auto& own = replies[static_cast<size_t>(rank_)]; !own.has_reply) {
+    own = {true, status(), {}};
   }
-  audience_ = std::ranges::count_if(answers, &RankAnswer::came);
-  judge(answers);
-  take_what_counts(*asking_);
-  ask_for_stacks(answers);
-  auto whereabouts = describe_wait(answers, rank_);
-  if (reason == Reason::kWarns && is_first_to_wait(answers)) {
-    warn(whereabouts);
-    asking_->ring(++asked_, kWarned);
+  num_replies_ = std::ranges::count_if(replies, &RankReply::has_reply);
+  diagnose(replies);
+  adopt_published_diagnosis(*asking_);
+  request_stacks(replies);
+  auto waiting_for = describe_wait(replies, rank_);
+  if (reason == Reason::kWarns && is_first_to_wait(replies)) {
+    warn(waiting_for);
+    asking_->notify(++asked_, kWarned);
   }
   if (has_failed) {
-    note_heard(*asking_);
+    acknowledge_failure(*asking_);
   }
-  return whereabouts;
+  return waiting_for;
 }
 
 // Without the store, and so without the others.
-std::string Watch::miss_keeper(Reason reason, const std::string& keeper) {
-  auto whereabouts = keeper_text(keeper);
+std::string Watchdog::report_stopped_store_owner(
+    Reason reason,
+    const std::string& store_owner) {
+  auto waiting_for = store_owner_text(store_owner);
   if (reason == Reason::kFailed) {
-    begin_record();
+    start_flight_record();
   }
   if (reason == Reason::kWarns && rank_ == 1) {
-    warn(whereabouts);
+    warn(waiting_for);
   }
-  return whereabouts;
+  return waiting_for;
 }
 
 // A thread waits in explain(), or the end has come.
-bool Watch::is_urgent(uint64_t wanted) const {
+bool Watchdog::is_urgent(uint64_t wanted) const {
   const std::lock_guard lock(mutex_);
   return is_over_ || wanted_ > wanted;
 }
 
-void Watch::judge(const std::vector<RankAnswer>& answers) {
-  auto verdict = find_mismatch(answers);
-  if (!verdict) {
-    verdict = find_ended(answers);
+void Watchdog::diagnose(const std::vector<RankReply>& replies) {
+  auto diagnosis = find_mismatch(replies);
+  if (!diagnosis) {
+    diagnosis = find_ended(replies);
   }
-  if (!verdict) {
-    verdict = find_departed(answers);
+  if (!diagnosis) {
+    diagnosis = find_rank_with_error(replies);
   }
-  if (!verdict) {
-    const auto circle = find_circle(answers);
-    const auto text = circle ? circle->sentence : std::string();
-    if (circle && text == circle_) {
-      verdict = circle;
+  if (!diagnosis) {
+    const auto cycle = find_deadlock_cycle(replies);
+    const auto text = cycle ? cycle->sentence : std::string();
+    if (cycle && text == deadlock_cycle_) {
+      diagnosis = cycle;
     }
-    circle_ = text;
+    deadlock_cycle_ = text;
   }
-  if (verdict) {
-    take(asking_->leave_verdict(*verdict));
+  if (diagnosis) {
+    take(asking_->publish_diagnosis(*diagnosis));
     // All have counted the inquiry before.
-    asking_->ring(++asked_, kVerdictRung);
+    asking_->notify(++asked_, kDiagnosisPublished);
   }
 }
 
 // Of ranks that live and were waited for in vain, once.
-void Watch::ask_for_stacks(const std::vector<RankAnswer>& answers) {
-  std::string question = kStacks;
+void Watchdog::request_stacks(const std::vector<RankReply>& replies) {
+  std::string query = kStacks;
   {
     const std::lock_guard lock(mutex_);
-    if (verdict_ || !std::exchange(wants_stacks_, false)) {
+    if (diagnosis_ || !std::exchange(wants_stacks_, false)) {
       return;
     }
   }
-  for (const int64_t rank : late_ranks(answers, rank_)) {
-    question += " " + std::to_string(rank) + " ";
+  for (const int64_t rank : late_ranks(replies, rank_)) {
+    query += " " + std::to_string(rank) + " ";
   }
-  if (question != kStacks) {
-    asking_->ring(++asked_, question);
+  if (query != kStacks) {
+    asking_->notify(++asked_, query);
   }
 }
 
 // Of those that wait for the same: one of them is enough to say so.
-bool Watch::is_first_to_wait(const std::vector<RankAnswer>& answers) const {
-  return std::ranges::none_of(answers, [&](const auto& answer) {
-    return answer.sight.rank < rank_ && answer.came &&
-           waits_alike(answers, answer.sight.rank, rank_);
+bool Watchdog::is_first_to_wait(const std::vector<RankReply>& replies) const {
+  return std::ranges::none_of(replies, [&](const auto& reply) {
+    return reply.status.rank < rank_ && reply.has_reply &&
+           wait_in_same_call(replies, reply.status.rank, rank_);
   });
 }
 
-void Watch::warn(const std::string& whereabouts) const {
-  if (whereabouts.empty()) {
+void Watchdog::warn(const std::string& waiting_for) const {
+  if (waiting_for.empty()) {
     return;
   }
   std::fprintf(
       stderr,
       "WARNING rank=%lld op=watch %s\n",
       static_cast<long long>(rank_),
-      whereabouts.c_str());
+      waiting_for.c_str());
 }
 
 } // namespace weft::mesh

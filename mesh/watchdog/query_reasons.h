@@ -11,10 +11,10 @@ inline constexpr const char* kWarned = "warned";
 /// A collective has failed.
 inline constexpr const char* kFailed = "failed";
 /// Nobody asks: a verdict is on the board.
-inline constexpr const char* kVerdictRung = "verdict";
+inline constexpr const char* kDiagnosisPublished = "verdict";
 /// Of the ranks named after it: what do your threads do?
 inline constexpr const char* kStacks = "stacks";
 /// Nobody asks: a rank wakes its own listener, which may end.
-inline constexpr const char* kBye = "bye";
+inline constexpr const char* kShutdown = "bye";
 
 } // namespace weft::mesh

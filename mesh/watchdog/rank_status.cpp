@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::json;
 
-json to_json(const LedgerEntry& entry) {
+json to_json(const FlightRecorderEntry& entry) {
   return {
       {"sequence", entry.sequence},
       {"op", entry.op},
@@ -26,8 +26,8 @@ json to_json(const LedgerEntry& entry) {
       {"wait_ns", entry.wait_ns}};
 }
 
-LedgerEntry entry_from(const json& value) {
-  LedgerEntry entry;
+FlightRecorderEntry entry_from(const json& value) {
+  FlightRecorderEntry entry;
   entry.sequence = value.at("sequence");
   entry.op = value.at("op");
   entry.name = value.at("name");
@@ -44,7 +44,7 @@ LedgerEntry entry_from(const json& value) {
   return entry;
 }
 
-json to_json(const GroupSight& group) {
+json to_json(const GroupStatus& group) {
   auto entries = json::array();
   for (const auto& entry : group.entries) {
     entries.push_back(to_json(entry));
@@ -54,17 +54,17 @@ json to_json(const GroupSight& group) {
       {"name", group.name},
       {"ranks", group.ranks},
       {"next_sequence", group.next_sequence},
-      {"left_at", group.left_at},
+      {"left_at", group.sequence_at_error},
       {"entries", std::move(entries)}};
 }
 
-GroupSight group_from(const json& value) {
-  GroupSight group;
+GroupStatus group_from(const json& value) {
+  GroupStatus group;
   group.key = value.at("key");
   group.name = value.at("name");
   group.ranks = value.at("ranks").get<std::vector<int64_t>>();
   group.next_sequence = value.at("next_sequence");
-  group.left_at = value.at("left_at");
+  group.sequence_at_error = value.at("left_at");
   for (const auto& entry : value.at("entries")) {
     group.entries.push_back(entry_from(entry));
   }
@@ -73,42 +73,44 @@ GroupSight group_from(const json& value) {
 
 } // namespace
 
-const LedgerEntry* find_entry(const GroupSight& group, uint64_t sequence) {
+const FlightRecorderEntry* find_entry(
+    const GroupStatus& group,
+    uint64_t sequence) {
   const auto entry = std::ranges::find(
       group.entries, sequence, [](const auto& e) { return e.sequence; });
   return entry == group.entries.end() ? nullptr : &*entry;
 }
 
-std::string to_text(const RankSight& sight) {
+std::string to_text(const RankStatus& status) {
   auto groups = json::array();
-  for (const auto& group : sight.groups) {
+  for (const auto& group : status.groups) {
     groups.push_back(to_json(group));
   }
   // Names are users': they need not be UTF-8.
   return json{
-      {"rank", sight.rank},
+      {"rank", status.rank},
       {"groups", std::move(groups)},
-      {"activity", sight.activity},
-      {"now_ns", sight.now_ns},
-      {"has_ended", sight.has_ended},
-      {"departure", sight.departure},
-      {"departed_ns", sight.departed_ns}}
+      {"activity", status.activity},
+      {"now_ns", status.now_ns},
+      {"has_ended", status.has_ended},
+      {"departure", status.step_error},
+      {"departed_ns", status.step_error_ns}}
       .dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-RankSight rank_sight_from(const std::string& text) {
+RankStatus parse_rank_status(const std::string& text) {
   const auto value = json::parse(text);
-  RankSight sight;
-  sight.rank = value.at("rank");
+  RankStatus status;
+  status.rank = value.at("rank");
   for (const auto& group : value.at("groups")) {
-    sight.groups.push_back(group_from(group));
+    status.groups.push_back(group_from(group));
   }
-  sight.activity = value.at("activity");
-  sight.now_ns = value.at("now_ns");
-  sight.has_ended = value.at("has_ended");
-  sight.departure = value.at("departure");
-  sight.departed_ns = value.at("departed_ns");
-  return sight;
+  status.activity = value.at("activity");
+  status.now_ns = value.at("now_ns");
+  status.has_ended = value.at("has_ended");
+  status.step_error = value.at("departure");
+  status.step_error_ns = value.at("departed_ns");
+  return status;
 }
 
 } // namespace weft::mesh

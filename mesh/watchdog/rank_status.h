@@ -9,7 +9,7 @@
 namespace weft::mesh {
 
 /// One group, as one rank sees it.
-struct GroupSight {
+struct GroupStatus {
   /// The same on all members, and of no other group.
   std::string key;
   /// What messages call it.
@@ -19,19 +19,21 @@ struct GroupSight {
   /// What this rank's next collective in it will be.
   uint64_t next_sequence = 0;
   /// Those under way and the newest ones, in order.
-  std::vector<LedgerEntry> entries;
+  std::vector<FlightRecorderEntry> entries;
   /// What next_sequence was when this rank left by an exception; -1: it did
   /// not, or the group was made since.
-  int64_t left_at = -1;
+  int64_t sequence_at_error = -1;
 };
 
 /// The entry with that number; nullptr if it is not among those told.
-const LedgerEntry* find_entry(const GroupSight& group, uint64_t sequence);
+const FlightRecorderEntry* find_entry(
+    const GroupStatus& group,
+    uint64_t sequence);
 
 /// What one rank does, as it tells the others.
-struct RankSight {
+struct RankStatus {
   int64_t rank = 0;
-  std::vector<GroupSight> groups;
+  std::vector<GroupStatus> groups;
   /// "the forward pass of step 12"; empty if nobody noted it.
   std::string activity;
   /// When it was told; entries' times are on the same clock.
@@ -40,22 +42,22 @@ struct RankSight {
   bool has_ended = false;
   /// What it left by an exception, and which: "the forward pass by ...: ...".
   /// Empty if nothing.
-  std::string departure;
-  int64_t departed_ns = 0;
+  std::string step_error;
+  int64_t step_error_ns = 0;
 };
 
 /// A rank's answer to an inquiry.
-struct RankAnswer {
-  /// Without one, `sight` holds nothing but the rank.
-  bool came = false;
-  RankSight sight;
+struct RankReply {
+  /// Without one, `status` holds nothing but the rank.
+  bool has_reply = false;
+  RankStatus status;
   /// What is known of a rank that did not answer: "process 12 is stopped".
-  std::string absence;
+  std::string absence_reason;
 };
 
 /// For the store.
-std::string to_text(const RankSight& sight);
+std::string to_text(const RankStatus& status);
 /// Throws: std::exception if it is no such text.
-RankSight rank_sight_from(const std::string& text);
+RankStatus parse_rank_status(const std::string& text);
 
 } // namespace weft::mesh

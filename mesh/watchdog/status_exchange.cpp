@@ -22,7 +22,7 @@ constexpr uint64_t kRoundsKept = 16;
 constexpr const char* kVerdict = "verdict";
 constexpr char kDisagreement = 'd';
 constexpr char kLoss = 'l';
-constexpr const char* kHeard = "heard";
+constexpr const char* kAcknowledged = "heard";
 constexpr const char* kEnded = "ended";
 
 std::string process_key(int64_t rank) {
@@ -46,53 +46,54 @@ std::vector<uint8_t> bytes_from(const std::string& text) {
 }
 
 // The kind, then the sentence.
-std::string to_text(const Verdict& verdict) {
-  return (verdict.is_disagreement ? kDisagreement : kLoss) + verdict.sentence;
+std::string to_text(const HangDiagnosis& diagnosis) {
+  return (diagnosis.is_disagreement ? kDisagreement : kLoss) +
+         diagnosis.sentence;
 }
 
-Verdict verdict_from(const std::string& text) {
+HangDiagnosis verdict_from(const std::string& text) {
   return {text.substr(1), text.starts_with(kDisagreement)};
 }
 
 } // namespace
 
-NoticeBoard::NoticeBoard(
+StatusExchange::StatusExchange(
     c10::intrusive_ptr<c10d::Store> store,
     int64_t rank,
     int64_t world_size)
     : store_(std::move(store)), rank_(rank), world_size_(world_size) {}
 
-NoticeBoard NoticeBoard::clone() const {
+StatusExchange StatusExchange::clone() const {
   return {store_->clone(), rank_, world_size_};
 }
 
-void NoticeBoard::introduce() {
-  store_->set(process_key(rank_), own_process_text());
+void StatusExchange::publish_process() {
+  store_->set(process_key(rank_), current_process_text());
 }
 
-std::string NoticeBoard::process_of(int64_t rank) {
+std::string StatusExchange::process_of(int64_t rank) {
   return store_->get_to_str(process_key(rank));
 }
 
-std::string NoticeBoard::await_question(uint64_t round) {
+std::string StatusExchange::wait_for_query(uint64_t round) {
   const auto key = question_key(round, rank_);
   store_->wait({key}, kListenAtMost);
   return store_->get_to_str(key);
 }
 
-void NoticeBoard::answer(uint64_t round, const RankSight& sight) {
-  store_->set(answer_key(round, rank_), to_text(sight));
+void StatusExchange::reply(uint64_t round, const RankStatus& status) {
+  store_->set(answer_key(round, rank_), to_text(status));
   if (round >= kRoundsKept) {
     store_->deleteKey(question_key(round - kRoundsKept, rank_));
     store_->deleteKey(answer_key(round - kRoundsKept, rank_));
   }
 }
 
-std::vector<RankAnswer> NoticeBoard::ask(
+std::vector<RankReply> StatusExchange::ask(
     uint64_t round,
-    const std::string& question,
-    const Patience& patience) {
-  ring(round, question);
+    const std::string& query,
+    const ReplyTimeouts& patience) {
+  notify(round, query);
   std::vector<std::string> keys;
   for (int64_t rank = 0; rank < world_size_; ++rank) {
     keys.push_back(answer_key(round, rank));
@@ -102,59 +103,63 @@ std::vector<RankAnswer> NoticeBoard::ask(
                         (more.count() > 0 && has_silent_rank(keys) &&
                          all_come(keys, more, patience.is_urgent));
   const bool some_ended = store_->add(kEnded, 0) > 0;
-  std::vector<RankAnswer> answers;
+  std::vector<RankReply> replies;
   for (int64_t rank = 0; rank < world_size_; ++rank) {
     const auto& key = keys[static_cast<size_t>(rank)];
     // One that has ended may have answered just before.
     if (some_ended && store_->check({ended_key(rank)})) {
-      answers.push_back(answer_at(ended_key(rank)));
+      replies.push_back(reply_at(ended_key(rank)));
     } else {
-      answers.push_back(
-          all_came || store_->check({key}) ? answer_at(key) : absent(rank));
+      replies.push_back(
+          all_came || store_->check({key}) ? reply_at(key)
+                                           : absent_reply(rank));
     }
   }
-  return answers;
+  return replies;
 }
 
-void NoticeBoard::ring(uint64_t round, const std::string& question) {
+void StatusExchange::notify(uint64_t round, const std::string& query) {
   std::vector<std::string> keys;
   for (int64_t rank = 0; rank < world_size_; ++rank) {
     keys.push_back(question_key(round, rank));
   }
-  store_->multiSet(keys, std::vector(keys.size(), bytes_from(question)));
+  store_->multiSet(keys, std::vector(keys.size(), bytes_from(query)));
 }
 
-void NoticeBoard::ring_self(uint64_t round, const std::string& question) {
-  store_->set(question_key(round, rank_), question);
+void StatusExchange::notify_self(uint64_t round, const std::string& query) {
+  store_->set(question_key(round, rank_), query);
 }
 
-Verdict NoticeBoard::leave_verdict(const Verdict& verdict) {
+HangDiagnosis StatusExchange::publish_diagnosis(
+    const HangDiagnosis& diagnosis) {
   const auto counts =
-      store_->compareSet(kVerdict, {}, bytes_from(to_text(verdict)));
+      store_->compareSet(kVerdict, {}, bytes_from(to_text(diagnosis)));
   return verdict_from({counts.begin(), counts.end()});
 }
 
-std::optional<Verdict> NoticeBoard::verdict() {
+std::optional<HangDiagnosis> StatusExchange::diagnosis() {
   if (!store_->check({kVerdict})) {
     return std::nullopt;
   }
   return verdict_from(store_->get_to_str(kVerdict));
 }
 
-void NoticeBoard::note_heard() {
-  store_->add(kHeard, 1);
+void StatusExchange::acknowledge_failure() {
+  store_->add(kAcknowledged, 1);
 }
 
-void NoticeBoard::await_heard(int64_t count, std::chrono::milliseconds limit) {
-  await_count(*store_, kHeard, count, limit);
+void StatusExchange::wait_for_acknowledgements(
+    int64_t count,
+    std::chrono::milliseconds limit) {
+  await_count(*store_, kAcknowledged, count, limit);
 }
 
-void NoticeBoard::end(const RankSight& last) {
+void StatusExchange::end(const RankStatus& last) {
   store_->set(ended_key(rank_), to_text(last));
   store_->add(kEnded, 1);
 }
 
-bool NoticeBoard::all_come(
+bool StatusExchange::all_come(
     const std::vector<std::string>& keys,
     std::chrono::milliseconds limit,
     const std::function<bool()>& is_urgent) {
@@ -177,27 +182,28 @@ bool NoticeBoard::all_come(
 }
 
 // One that may only be slow.
-bool NoticeBoard::has_silent_rank(const std::vector<std::string>& keys) {
+bool StatusExchange::has_silent_rank(const std::vector<std::string>& keys) {
   for (int64_t rank = 0; rank < world_size_; ++rank) {
     if (!store_->check({keys[static_cast<size_t>(rank)]}) &&
-        absent(rank).absence.empty()) {
+        absent_reply(rank).absence_reason.empty()) {
       return true;
     }
   }
   return false;
 }
 
-RankAnswer NoticeBoard::answer_at(const std::string& key) {
-  return {true, rank_sight_from(store_->get_to_str(key)), {}};
+RankReply StatusExchange::reply_at(const std::string& key) {
+  return {true, parse_rank_status(store_->get_to_str(key)), {}};
 }
 
-RankAnswer NoticeBoard::absent(int64_t rank) {
-  RankAnswer answer;
-  answer.sight.rank = rank;
+RankReply StatusExchange::absent_reply(int64_t rank) {
+  RankReply reply;
+  reply.status.rank = rank;
   if (store_->check({process_key(rank)})) {
-    answer.absence = peer_process_text(store_->get_to_str(process_key(rank)));
+    reply.absence_reason =
+        peer_process_text(store_->get_to_str(process_key(rank)));
   }
-  return answer;
+  return reply;
 }
 
 } // namespace weft::mesh

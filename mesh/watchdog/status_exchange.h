@@ -23,27 +23,27 @@ namespace weft::mesh {
 /// time; a thread that waits in a board needs one of its own, over a clone of
 /// the store.
 /// Throws, in every method: std::exception if the store is gone.
-class NoticeBoard {
+class StatusExchange {
  public:
-  NoticeBoard(
+  StatusExchange(
       c10::intrusive_ptr<c10d::Store> store,
       int64_t rank,
       int64_t world_size);
   int64_t world_size() const { return world_size_; }
   /// The same board, for another thread.
-  NoticeBoard clone() const;
+  StatusExchange clone() const;
 
   /// Says which process this rank is.
-  void introduce();
+  void publish_process();
   /// Blocks until that rank has said so.
   std::string process_of(int64_t rank);
 
   /// Blocks until somebody asks as number `round`; returns what.
-  std::string await_question(uint64_t round);
-  void answer(uint64_t round, const RankSight& sight);
+  std::string wait_for_query(uint64_t round);
+  void reply(uint64_t round, const RankStatus& status);
 
   /// How long answers may take.
-  struct Patience {
+  struct ReplyTimeouts {
     std::chrono::milliseconds least;
     /// Where a rank is silent whose process is not known to be gone or stopped.
     std::chrono::milliseconds most;
@@ -51,23 +51,25 @@ class NoticeBoard {
     std::function<bool()> is_urgent;
   };
   /// Asks all ranks, this one too, as number `round`. Answers are by rank.
-  std::vector<RankAnswer>
-  ask(uint64_t round, const std::string& question, const Patience& patience);
+  std::vector<RankReply>
+  ask(uint64_t round, const std::string& query, const ReplyTimeouts& patience);
   /// Wakes all listeners with a question.
-  void ring(uint64_t round, const std::string& question);
+  void notify(uint64_t round, const std::string& query);
   /// Wakes this rank's own.
-  void ring_self(uint64_t round, const std::string& question);
+  void notify_self(uint64_t round, const std::string& query);
 
   /// Leaves a verdict, unless there is one. Returns the one that counts.
-  Verdict leave_verdict(const Verdict& verdict);
-  std::optional<Verdict> verdict();
+  HangDiagnosis publish_diagnosis(const HangDiagnosis& diagnosis);
+  std::optional<HangDiagnosis> diagnosis();
   /// Counts a rank that knows why a collective has failed.
-  void note_heard();
+  void acknowledge_failure();
   /// Waits until so many have been counted, for `limit` at most.
-  void await_heard(int64_t count, std::chrono::milliseconds limit);
+  void wait_for_acknowledgements(
+      int64_t count,
+      std::chrono::milliseconds limit);
 
   /// This rank has ended all it had to do, and answers no more.
-  void end(const RankSight& last);
+  void end(const RankStatus& last);
 
  private:
   bool all_come(
@@ -75,8 +77,8 @@ class NoticeBoard {
       std::chrono::milliseconds limit,
       const std::function<bool()>& is_urgent);
   bool has_silent_rank(const std::vector<std::string>& keys);
-  RankAnswer answer_at(const std::string& key);
-  RankAnswer absent(int64_t rank);
+  RankReply reply_at(const std::string& key);
+  RankReply absent_reply(int64_t rank);
 
   c10::intrusive_ptr<c10d::Store> store_;
   int64_t rank_;

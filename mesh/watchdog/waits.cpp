@@ -10,8 +10,8 @@ namespace weft::mesh {
 namespace {
 
 /// The call of this group that a thread has waited for longest.
-const LedgerEntry* longest_wait(const GroupSight& group) {
-  const LedgerEntry* found = nullptr;
+const FlightRecorderEntry* longest_wait(const GroupStatus& group) {
+  const FlightRecorderEntry* found = nullptr;
   for (const auto& entry : group.entries) {
     if (entry.wait_ns > 0 && (!found || entry.wait_ns < found->wait_ns)) {
       found = &entry;
@@ -20,8 +20,8 @@ const LedgerEntry* longest_wait(const GroupSight& group) {
   return found;
 }
 
-const GroupSight* sight_of(const RankAnswer& answer, const std::string& key) {
-  const auto& groups = answer.sight.groups;
+const GroupStatus* sight_of(const RankReply& reply, const std::string& key) {
+  const auto& groups = reply.status.groups;
   const auto group =
       std::ranges::find(groups, key, [](const auto& g) { return g.key; });
   return group == groups.end() ? nullptr : &*group;
@@ -29,26 +29,27 @@ const GroupSight* sight_of(const RankAnswer& answer, const std::string& key) {
 
 /// What a rank does that another waits for.
 std::string doing_text(
-    const std::vector<RankAnswer>& answers,
+    const std::vector<RankReply>& replies,
     int64_t rank,
     const Wait& waited_for) {
-  const auto& answer = answers[static_cast<size_t>(rank)];
-  const auto& sight = answer.sight;
-  if (!answer.came) {
-    return "gives no sign of life" +
-           (answer.absence.empty() ? "" : " (" + answer.absence + ")");
+  const auto& reply = replies[static_cast<size_t>(rank)];
+  const auto& status = reply.status;
+  if (!reply.has_reply) {
+    return "gives no sign of life" + (reply.absence_reason.empty()
+                                          ? ""
+                                          : " (" + reply.absence_reason + ")");
   }
   std::string text;
-  if (!sight.activity.empty()) {
-    text = "is in " + sight.activity;
+  if (!status.activity.empty()) {
+    text = "is in " + status.activity;
   }
-  if (const auto own = waits_of(answers, answer); !own.empty()) {
+  if (const auto own = waits_of(replies, reply); !own.empty()) {
     const auto& wait = own.front();
     return text + (text.empty() ? "" : ", and ") + "waits in " +
            call_text(*wait.entry) + " of group \"" + wait.group->name + "\"" +
            (wait.missing.empty() ? "" : " for " + ranks_text(wait.missing));
   }
-  const auto* group = sight_of(answer, waited_for.group->key);
+  const auto* group = sight_of(reply, waited_for.group->key);
   if (!group) {
     return (text.empty() ? "" : text + ", and ") + "has not made the group";
   }
@@ -66,12 +67,12 @@ std::string doing_text(
 
 /// Those that are waited for, those that they wait for, and so on.
 std::vector<int64_t> chain_of(
-    const std::vector<RankAnswer>& answers,
+    const std::vector<RankReply>& replies,
     const Wait& wait) {
   auto chain = wait.missing;
   for (size_t i = 0; i < chain.size(); ++i) {
-    const auto& next = answers[static_cast<size_t>(chain[i])];
-    for (const auto& further : waits_of(answers, next)) {
+    const auto& next = replies[static_cast<size_t>(chain[i])];
+    for (const auto& further : waits_of(replies, next)) {
       for (const int64_t rank : further.missing) {
         if (std::ranges::find(chain, rank) == chain.end()) {
           chain.push_back(rank);
@@ -85,17 +86,17 @@ std::vector<int64_t> chain_of(
 } // namespace
 
 std::vector<Wait> waits_of(
-    const std::vector<RankAnswer>& answers,
-    const RankAnswer& answer) {
+    const std::vector<RankReply>& replies,
+    const RankReply& reply) {
   std::vector<Wait> waits;
-  for (const auto& group : answer.sight.groups) {
+  for (const auto& group : reply.status.groups) {
     const auto* entry = longest_wait(group);
     if (!entry) {
       continue;
     }
     Wait wait{&group, entry, {}};
     for (const int64_t rank : group.ranks) {
-      const auto& other = answers[static_cast<size_t>(rank)];
+      const auto& other = replies[static_cast<size_t>(rank)];
       const auto* theirs = sight_of(other, group.key);
       if (!theirs || theirs->next_sequence <= entry->sequence) {
         wait.missing.push_back(rank);
@@ -109,12 +110,12 @@ std::vector<Wait> waits_of(
 }
 
 std::vector<int64_t> waiting_with(
-    const std::vector<RankAnswer>& answers,
+    const std::vector<RankReply>& replies,
     const Wait& wait) {
   std::vector<int64_t> ranks;
   for (const int64_t rank : wait.group->ranks) {
     const auto* group =
-        sight_of(answers[static_cast<size_t>(rank)], wait.group->key);
+        sight_of(replies[static_cast<size_t>(rank)], wait.group->key);
     const auto* entry =
         group ? find_entry(*group, wait.entry->sequence) : nullptr;
     if (entry && entry->wait_ns > 0) {
@@ -125,49 +126,47 @@ std::vector<int64_t> waiting_with(
 }
 
 std::vector<int64_t> late_ranks(
-    const std::vector<RankAnswer>& answers,
+    const std::vector<RankReply>& replies,
     int64_t rank) {
-  const auto waits = waits_of(answers, answers[static_cast<size_t>(rank)]);
+  const auto waits = waits_of(replies, replies[static_cast<size_t>(rank)]);
   auto late = waits.empty() ? std::vector<int64_t>() : waits.front().missing;
   std::erase_if(late, [&](int64_t other) {
-    return !answers[static_cast<size_t>(other)].came;
+    return !replies[static_cast<size_t>(other)].has_reply;
   });
   return late;
 }
 
-bool waits_alike(
-    const std::vector<RankAnswer>& answers,
+bool wait_in_same_call(
+    const std::vector<RankReply>& replies,
     int64_t rank,
     int64_t other) {
-  const auto ours = waits_of(answers, answers[static_cast<size_t>(rank)]);
-  const auto theirs = waits_of(answers, answers[static_cast<size_t>(other)]);
+  const auto ours = waits_of(replies, replies[static_cast<size_t>(rank)]);
+  const auto theirs = waits_of(replies, replies[static_cast<size_t>(other)]);
   return !ours.empty() && !theirs.empty() &&
          ours.front().group->key == theirs.front().group->key &&
          ours.front().entry->sequence == theirs.front().entry->sequence;
 }
 
-std::string describe_wait(
-    const std::vector<RankAnswer>& answers,
-    int64_t rank) {
-  const auto& own = answers[static_cast<size_t>(rank)];
-  for (const auto& wait : waits_of(answers, own)) {
+std::string describe_wait(const std::vector<RankReply>& replies, int64_t rank) {
+  const auto& own = replies[static_cast<size_t>(rank)];
+  for (const auto& wait : waits_of(replies, own)) {
     if (wait.missing.empty()) {
       continue;
     }
-    const auto waiting = waiting_with(answers, wait);
+    const auto waiting = waiting_with(replies, wait);
     std::string text = detail::concat(
         ranks_text(waiting),
         waiting.size() == 1 ? " has waited " : " have waited ",
-        seconds_text(own.sight.now_ns - wait.entry->wait_ns),
+        seconds_text(own.status.now_ns - wait.entry->wait_ns),
         " in ",
         call_text(*wait.entry),
         " of group \"",
         wait.group->name,
         "\" for ",
         ranks_text(wait.missing));
-    for (const int64_t late : chain_of(answers, wait)) {
+    for (const int64_t late : chain_of(replies, wait)) {
       text +=
-          detail::concat("; rank ", late, " ", doing_text(answers, late, wait));
+          detail::concat("; rank ", late, " ", doing_text(replies, late, wait));
     }
     return text;
   }

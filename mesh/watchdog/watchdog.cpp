@@ -29,46 +29,49 @@ constexpr milliseconds kExplainLimit{2000};
 constexpr milliseconds kEndLimit{2000};
 constexpr int kThreadsAtStore = 2;
 /// How long rank 0 keeps the store for others that ask.
-constexpr milliseconds kHearLimit{1000};
+constexpr milliseconds kAcknowledgeTimeout{1000};
 
 } // namespace
 
-std::shared_ptr<Watch> Watch::begin(
+std::shared_ptr<Watchdog> Watchdog::begin(
     c10::intrusive_ptr<c10d::Store> store,
     int64_t rank,
     int64_t world_size,
-    WatchOptions options) {
-  auto watch = std::make_shared<Watch>(
-      NoticeBoard(std::move(store), rank, world_size),
+    WatchdogOptions options) {
+  auto watch = std::make_shared<Watchdog>(
+      StatusExchange(std::move(store), rank, world_size),
       rank,
       std::move(options));
-  watch->do_aside(&Watch::listen);
-  watch->do_aside(&Watch::look);
+  watch->spawn_thread(&Watchdog::listen);
+  watch->spawn_thread(&Watchdog::poll_groups);
   return watch;
 }
 
-Watch::Watch(NoticeBoard board, int64_t rank, WatchOptions options)
+Watchdog::Watchdog(
+    StatusExchange status_exchange,
+    int64_t rank,
+    WatchdogOptions options)
     : rank_(rank),
       options_(std::move(options)),
-      board_(std::move(board)),
-      audience_(board_.world_size()),
-      next_look_(options_.stall),
+      status_exchange_(std::move(status_exchange)),
+      num_replies_(status_exchange_.world_size()),
+      next_poll_(options_.stall),
       next_warning_(options_.warn_after) {}
 
-void Watch::end() {
-  auto last = sight();
+void Watchdog::end() {
+  auto last = status();
   last.has_ended = std::uncaught_exceptions() == 0 && groups_.is_sound();
   Lock lock(mutex_);
   last_ = std::move(last);
   is_over_ = true;
   changed_.notify_all();
   changed_.wait_for(lock, kEndLimit, [&] {
-    return threads_ <= (misses_keeper_ ? kThreadsAtStore : 0);
+    return threads_ <= (is_store_owner_stopped_ ? kThreadsAtStore : 0);
   });
 }
 
 // In a thread of its own.
-void Watch::do_aside(std::function<void(Watch&)> chore) {
+void Watchdog::spawn_thread(std::function<void(Watchdog&)> chore) {
   {
     const std::lock_guard lock(mutex_);
     ++threads_;
@@ -81,71 +84,71 @@ void Watch::do_aside(std::function<void(Watch&)> chore) {
   }).detach();
 }
 
-void Watch::say_goodbye() {
+void Watchdog::shut_down() {
   const auto round = [&] {
     const std::lock_guard lock(mutex_);
     return round_;
   }();
   try {
-    let_others_hear();
+    drain();
     if (last_.has_ended) {
       asking_->end(last_);
     }
-    asking_->ring_self(round, kBye);
+    asking_->notify_self(round, kShutdown);
   } catch (const std::exception&) {
     // The store has gone, and the listener knows.
   }
 }
 
 // Rank 0 takes the store with it, and others may be about to ask.
-void Watch::let_others_hear() {
+void Watchdog::drain() {
   const bool has_failed = [&] {
     const std::lock_guard lock(mutex_);
-    return verdict_ || made_ > 0;
+    return diagnosis_ || made_ > 0;
   }();
   if (rank_ != 0 || !has_failed) {
     return;
   }
-  asking_->await_heard(audience_, kHearLimit);
+  asking_->wait_for_acknowledgements(num_replies_, kAcknowledgeTimeout);
 }
 
 // Counted once: it knows why a collective has failed.
-void Watch::note_heard(NoticeBoard& board) {
-  if (!has_heard_.exchange(true)) {
-    board.note_heard();
+void Watchdog::acknowledge_failure(StatusExchange& status_exchange) {
+  if (!has_acknowledged_.exchange(true)) {
+    status_exchange.acknowledge_failure();
   }
 }
 
-void Watch::add(
+void Watchdog::add(
     const std::string& key,
     const std::shared_ptr<GroupState>& group) {
   groups_.add(key, group);
-  const auto verdict = [&] {
+  const auto diagnosis = [&] {
     const std::lock_guard lock(mutex_);
-    return verdict_;
+    return diagnosis_;
   }();
-  if (verdict) {
-    group->fail(verdict->failure());
+  if (diagnosis) {
+    group->fail(diagnosis->failure());
   }
 }
 
 // Those whose collectives fail because this rank hangs up ask why, and find it.
-GroupFailure Watch::tell(const GroupFailure& failure) {
-  Verdict verdict{failure.reason, failure.is_disagreement};
+GroupFailure Watchdog::publish_failure(const GroupFailure& failure) {
+  HangDiagnosis diagnosis{failure.reason, failure.is_disagreement};
   try {
-    auto board = board_.clone();
-    verdict = board.leave_verdict(verdict);
-    note_heard(board);
+    auto status_exchange = status_exchange_.clone();
+    diagnosis = status_exchange.publish_diagnosis(diagnosis);
+    acknowledge_failure(status_exchange);
   } catch (const std::exception&) {
     // The store has gone: they find this rank gone, too.
   }
-  take(verdict);
-  return verdict.failure();
+  take(diagnosis);
+  return diagnosis.failure();
 }
 
 namespace {
 
-std::string text_of_cause(const std::exception_ptr& cause) {
+std::string exception_text(const std::exception_ptr& cause) {
   try {
     std::rethrow_exception(cause);
   } catch (const c10::Error& error) {
@@ -159,114 +162,115 @@ std::string text_of_cause(const std::exception_ptr& cause) {
 
 } // namespace
 
-void Watch::note_exception(
+void Watchdog::record_step_error(
     std::string_view what,
     const std::exception_ptr& cause) {
-  auto text = text_of_cause(cause);
+  auto text = exception_text(cause);
   auto positions = groups_.positions();
   const std::lock_guard lock(mutex_);
   // One that left a part within this one by the same has said so already.
-  if (has_departed_ && departure_.positions == positions &&
-      departure_.text.ends_with(text)) {
+  if (has_step_error_ && step_error_.positions == positions &&
+      step_error_.text.ends_with(text)) {
     return;
   }
-  departure_ = {
+  step_error_ = {
       detail::concat(what, " by an exception: ", text),
-      ledger_now_ns(),
+      flight_recorder_now_ns(),
       std::move(positions)};
-  has_departed_ = true;
+  has_step_error_ = true;
 }
 
-GroupFailure Watch::explain(const GroupFailure& failure) {
+GroupFailure Watchdog::explain(const GroupFailure& failure) {
   Lock lock(mutex_);
   wants_stacks_ = wants_stacks_ || failure.is_timeout;
   const uint64_t own = ++wanted_;
   changed_.notify_all();
   changed_.wait_for(lock, kExplainLimit, [&] {
-    return verdict_ || made_ >= own || is_over_ || store_is_gone_;
+    return diagnosis_ || made_ >= own || is_over_ || store_is_gone_;
   });
-  if (verdict_) {
-    return verdict_->failure();
+  if (diagnosis_) {
+    return diagnosis_->failure();
   }
   auto result = failure;
   // Nobody but the store could keep an inquiry so long.
-  const auto more =
-      made_ >= own || store_is_gone_ ? whereabouts_ : keeper_text(keeper_);
+  const auto more = made_ >= own || store_is_gone_
+                        ? waiting_for_
+                        : store_owner_text(store_owner_);
   if (!more.empty()) {
     result.reason += ". " + more;
   }
   return result;
 }
 
-RankSight Watch::sight() const {
-  RankSight result;
+RankStatus Watchdog::status() const {
+  RankStatus result;
   result.rank = rank_;
   result.activity = activity_text();
-  result.groups = groups_.sights();
-  if (has_departed_) {
+  result.groups = groups_.statuses();
+  if (has_step_error_) {
     const std::lock_guard lock(mutex_);
-    result.departure = departure_.text;
-    result.departed_ns = departure_.at_ns;
+    result.step_error = step_error_.text;
+    result.step_error_ns = step_error_.at_ns;
     for (auto& group : result.groups) {
-      const auto position = departure_.positions.find(group.key);
-      group.left_at = position == departure_.positions.end()
-                          ? -1
-                          : static_cast<int64_t>(position->second);
+      const auto position = step_error_.positions.find(group.key);
+      group.sequence_at_error = position == step_error_.positions.end()
+                                    ? -1
+                                    : static_cast<int64_t>(position->second);
     }
   }
-  result.now_ns = ledger_now_ns();
+  result.now_ns = flight_recorder_now_ns();
   return result;
 }
 
 // The listener.
 
-void Watch::listen() {
+void Watchdog::listen() {
   pthread_setname_np(pthread_self(), "weft_listen");
   try {
-    auto board = board_.clone();
-    board.introduce();
+    auto status_exchange = status_exchange_.clone();
+    status_exchange.publish_process();
     for (uint64_t round = 0;; ++round) {
-      const auto question = board.await_question(round);
-      if (!begin_answer(question)) {
+      const auto query = status_exchange.wait_for_query(round);
+      if (!begin_reply(query)) {
         return;
       }
-      board.answer(round, sight());
-      begin_chores(question);
-      take_what_counts(board);
+      status_exchange.reply(round, status());
+      start_background_work(query);
+      adopt_published_diagnosis(status_exchange);
     }
   } catch (const std::exception&) {
     // Nobody asks any more.
     const std::lock_guard lock(mutex_);
     store_is_gone_ = true;
-    whereabouts_ = kStoreIsGone;
+    waiting_for_ = kStoreIsGone;
     changed_.notify_all();
   }
 }
 
 // What takes long, each once: what comes after a failure is of no interest.
 // Others wait for this rank's next answer meanwhile.
-void Watch::begin_chores(const std::string& question) {
-  if (question != kStalled && question != kWarned) {
-    begin_record();
+void Watchdog::start_background_work(const std::string& query) {
+  if (query != kStalled && query != kWarned) {
+    start_flight_record();
   }
   const auto own = " " + std::to_string(rank_) + " ";
-  if (question.starts_with(kStacks) && question.find(own) != question.npos &&
+  if (query.starts_with(kStacks) && query.find(own) != query.npos &&
       !std::exchange(has_shown_stacks_, true)) {
-    do_aside(&Watch::show_stacks);
+    spawn_thread(&Watchdog::show_stacks);
   }
 }
 
-void Watch::begin_record() {
+void Watchdog::start_flight_record() {
   const auto prefix = flight_record_prefix(options_.flight_record);
   if (prefix.empty() || has_record_.exchange(true)) {
     return;
   }
-  do_aside([prefix, records = groups_.records()](Watch& watch) {
-    leave_record(prefix, records, watch.rank_);
+  spawn_thread([prefix, records = groups_.records()](Watchdog& watch) {
+    dump_flight_record(prefix, records, watch.rank_);
   });
 }
 
-void Watch::leave_record(
+void Watchdog::dump_flight_record(
     const std::string& prefix,
     const std::vector<GroupRecord>& records,
     int64_t rank) {
@@ -281,7 +285,7 @@ void Watch::leave_record(
   }
 }
 
-void Watch::show_stacks() {
+void Watchdog::show_stacks() {
   std::fprintf(
       stderr,
       "rank=%lld is waited for in vain; its threads:\n%s",
@@ -290,30 +294,30 @@ void Watch::show_stacks() {
 }
 
 // Counts before the answer: who has it may ask again. False at the end.
-bool Watch::begin_answer(const std::string& question) {
+bool Watchdog::begin_reply(const std::string& query) {
   const std::lock_guard lock(mutex_);
   ++round_;
   answered_at_ = WatchClock::now();
-  if (question == kWarned) {
+  if (query == kWarned) {
     warned_at_ = answered_at_;
   }
   return !is_over_;
 }
 
-void Watch::take_what_counts(NoticeBoard& board) {
-  if (const auto verdict = board.verdict()) {
-    take(*verdict);
-    note_heard(board);
+void Watchdog::adopt_published_diagnosis(StatusExchange& status_exchange) {
+  if (const auto diagnosis = status_exchange.diagnosis()) {
+    take(*diagnosis);
+    acknowledge_failure(status_exchange);
   }
 }
 
-void Watch::take(const Verdict& verdict) {
+void Watchdog::take(const HangDiagnosis& diagnosis) {
   {
     const std::lock_guard lock(mutex_);
-    verdict_ = verdict;
+    diagnosis_ = diagnosis;
     changed_.notify_all();
   }
-  groups_.fail(verdict.failure());
+  groups_.fail(diagnosis.failure());
 }
 
 } // namespace weft::mesh

@@ -26,8 +26,8 @@
 
 namespace weft::mesh {
 
-// Note [How ranks find out]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Note [Hang diagnosis]
+// ~~~~~~~~~~~~~~~~~~~~~
 // Each rank has two threads. One listens: it sleeps in the store until somebody
 // asks, and answers with what its ledgers say. The other looks at its own
 // ledgers; when a thread of this rank has waited for long, or a collective has
@@ -39,18 +39,22 @@ namespace weft::mesh {
 // sent.
 
 /// Looks after one rank's groups. Thread-safe.
-class Watch : public GroupWatch, public std::enable_shared_from_this<Watch> {
+class Watchdog : public GroupWatch,
+                 public std::enable_shared_from_this<Watchdog> {
  public:
   /// Its threads run until end().
-  static std::shared_ptr<Watch> begin(
+  static std::shared_ptr<Watchdog> begin(
       c10::intrusive_ptr<c10d::Store> store,
       int64_t rank,
       int64_t world_size,
-      WatchOptions options);
+      WatchdogOptions options);
   /// For begin().
-  Watch(NoticeBoard board, int64_t rank, WatchOptions options);
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
+  Watchdog(
+      StatusExchange status_exchange,
+      int64_t rank,
+      WatchdogOptions options);
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
 
   /// Tells the others that this rank has ended, unless a group has failed. A
   /// store that does not answer is waited for two seconds, not longer, and one
@@ -59,13 +63,15 @@ class Watch : public GroupWatch, public std::enable_shared_from_this<Watch> {
 
   void add(const std::string& key, const std::shared_ptr<GroupState>& group)
       override;
-  GroupFailure tell(const GroupFailure& failure) override;
+  GroupFailure publish_failure(const GroupFailure& failure) override;
   GroupFailure explain(const GroupFailure& failure) override;
 
-  /// This rank left `what` by `cause`. See World::tell_peers().
-  void note_exception(std::string_view what, const std::exception_ptr& cause);
+  /// This rank left `what` by `cause`. See World::run_and_report_errors().
+  void record_step_error(
+      std::string_view what,
+      const std::exception_ptr& cause);
   /// It goes on, whatever it left before.
-  void note_part() { has_departed_ = false; }
+  void clear_step_error() { has_step_error_ = false; }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -73,47 +79,49 @@ class Watch : public GroupWatch, public std::enable_shared_from_this<Watch> {
   /// may want to know.
   enum class Reason { kStalled, kWarns, kFailed };
 
-  RankSight sight() const;
+  RankStatus status() const;
 
   void listen();
-  bool begin_answer(const std::string& question);
-  void begin_chores(const std::string& question);
-  void begin_record();
-  static void leave_record(
+  bool begin_reply(const std::string& query);
+  void start_background_work(const std::string& query);
+  void start_flight_record();
+  static void dump_flight_record(
       const std::string& prefix,
       const std::vector<GroupRecord>& records,
       int64_t rank);
   void show_stacks();
-  void take(const Verdict& verdict);
-  void take_what_counts(NoticeBoard& board);
+  void take(const HangDiagnosis& diagnosis);
+  void adopt_published_diagnosis(StatusExchange& status_exchange);
 
-  void look();
-  void look_into(Lock& lock, std::chrono::nanoseconds waited);
-  void inquire(Lock& lock, Reason reason);
-  std::string ask_around(Reason reason, uint64_t wanted);
-  std::string miss_keeper(Reason reason, const std::string& keeper);
+  void poll_groups();
+  void investigate_wait(Lock& lock, std::chrono::nanoseconds waited);
+  void query_ranks(Lock& lock, Reason reason);
+  std::string query_and_diagnose(Reason reason, uint64_t wanted);
+  std::string report_stopped_store_owner(
+      Reason reason,
+      const std::string& store_owner);
   bool is_urgent(uint64_t wanted) const;
-  void judge(const std::vector<RankAnswer>& answers);
-  void ask_for_stacks(const std::vector<RankAnswer>& answers);
-  bool is_first_to_wait(const std::vector<RankAnswer>& answers) const;
-  void warn(const std::string& whereabouts) const;
+  void diagnose(const std::vector<RankReply>& replies);
+  void request_stacks(const std::vector<RankReply>& replies);
+  bool is_first_to_wait(const std::vector<RankReply>& replies) const;
+  void warn(const std::string& waiting_for) const;
 
-  void say_goodbye();
-  void let_others_hear();
-  void note_heard(NoticeBoard& board);
-  void do_aside(std::function<void(Watch&)> chore);
+  void shut_down();
+  void drain();
+  void acknowledge_failure(StatusExchange& status_exchange);
+  void spawn_thread(std::function<void(Watchdog&)> chore);
 
   const int64_t rank_;
-  const WatchOptions options_;
+  const WatchdogOptions options_;
   /// Cloned, never used.
-  const NoticeBoard board_;
+  const StatusExchange status_exchange_;
   GroupList groups_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool is_over_ = false;
   /// What to tell the others at the end.
-  RankSight last_;
+  RankStatus last_;
   int threads_ = 0;
   bool store_is_gone_ = false;
   /// The inquiry that this rank answers next.
@@ -124,41 +132,41 @@ class Watch : public GroupWatch, public std::enable_shared_from_this<Watch> {
   /// How many inquiries threads in explain() want, and were made for them.
   uint64_t wanted_ = 0;
   uint64_t made_ = 0;
-  std::optional<Verdict> verdict_;
+  std::optional<HangDiagnosis> diagnosis_;
   /// What the newest inquiry said of those that are waited for.
-  std::string whereabouts_;
+  std::string waiting_for_;
   /// Who has the store: peer_process_text().
-  std::string keeper_;
+  std::string store_owner_;
   /// It was stopped when this rank last wanted to ask.
-  bool misses_keeper_ = false;
+  bool is_store_owner_stopped_ = false;
   /// A thread in explain() has waited for its whole time.
   bool wants_stacks_ = false;
-  std::atomic<bool> has_heard_ = false;
+  std::atomic<bool> has_acknowledged_ = false;
 
   std::atomic<bool> has_record_ = false;
 
   /// What this rank left by an exception, and where it was then.
-  struct Departure {
+  struct StepError {
     std::string text;
     int64_t at_ns = 0;
     std::map<std::string, uint64_t> positions;
   };
-  Departure departure_;
-  std::atomic<bool> has_departed_ = false;
+  StepError step_error_;
+  std::atomic<bool> has_step_error_ = false;
 
   // Used by the thread that listens alone.
   bool has_shown_stacks_ = false;
 
   // Used by the thread that looks alone.
-  std::optional<NoticeBoard> asking_;
+  std::optional<StatusExchange> asking_;
   /// The newest inquiry that it made, and how many ranks answered that.
   uint64_t asked_ = 0;
-  int64_t audience_;
+  int64_t num_replies_;
   /// How long a wait has to be to be looked into next, and to be told.
-  std::chrono::nanoseconds next_look_;
+  std::chrono::nanoseconds next_poll_;
   std::chrono::nanoseconds next_warning_;
   /// A circle of waiting ranks seen by the inquiry before.
-  std::string circle_;
+  std::string deadlock_cycle_;
 };
 
 } // namespace weft::mesh

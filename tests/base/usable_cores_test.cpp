@@ -28,7 +28,7 @@ class UsableCores : public ::testing::Test {
     fs::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text;
   }
-  double quota() const { return own_core_share(root_).quota; }
+  double quota() const { return current_core_share(root_).quota; }
 
   fs::path root_;
 };

@@ -70,12 +70,13 @@ Counts counts_of_a_run(const Recipe& recipe) {
         trainer.train_step(0);
         const auto& mesh = trainer.job().mesh;
         for (const auto* dim : {"dp", "tp"}) {
-          mesh.group(dim).ledger().reset();
+          mesh.group(dim).flight_recorder().reset();
         }
         trainer.train_step(1);
         const std::lock_guard lock(mutex);
         for (const auto* dim : {"dp", "tp"}) {
-          for (const auto& entry : mesh.group(dim).ledger().entries()) {
+          for (const auto& entry :
+               mesh.group(dim).flight_recorder().entries()) {
             if (self.rank == 0) {
               auto& [count, bytes] =
                   counts[{dim, entry.op, without_numbers(entry.name)}];
@@ -166,13 +167,15 @@ TEST(CommunicationBudget, IsExceededByWhatIsMore) {
   EXPECT_THAT(
       over_budget(
           estimate,
-          {.mb_per_step = mb, .collectives_per_step = count, .implicit = 0}),
+          {.mb_per_step = mb,
+           .collectives_per_step = count,
+           .implicit_collectives = 0}),
       IsEmpty());
   const auto over = over_budget(
       estimate,
       {.mb_per_step = mb * 0.99,
        .collectives_per_step = count - 1,
-       .implicit = -1});
+       .implicit_collectives = -1});
   ASSERT_EQ(over.size(), 2U);
   EXPECT_THAT(over[0], HasSubstr("communication_budget.mb_per_step="));
   EXPECT_THAT(over[1], HasSubstr("collectives_per_step="));
@@ -290,7 +293,7 @@ TEST(MeasuredRun, ReadsTracesAndMetrics) {
   const auto* call = run.find("all_gather", "tp", "a.*.b");
   ASSERT_NE(call, nullptr);
   EXPECT_EQ(call->mean_us(), 6);
-  EXPECT_EQ(call->least_us, 4);
+  EXPECT_EQ(call->min_us, 4);
   EXPECT_EQ(run.find("all_gather", "dp", "a.*.b"), nullptr);
 }
 

@@ -266,11 +266,11 @@ TEST(OwnModel, IsRefusedWhereItIsNotLinkedIn) {
       "override model.type=bug: model.type: expected one of llama, gpt2, moe, "
       "vit, mlp, bag, found bug; did you mean bag?");
   EXPECT_EQ(
-      bag_refusal(least_and(""), {"model.options.width=3"}),
+      bag_refusal(min_and(""), {"model.options.width=3"}),
       "override model.options.width=3: model.options: model.type llama has no "
       "such key; a program's own has");
   EXPECT_EQ(
-      bag_refusal(least_and(""), {"model.options={}"}),
+      bag_refusal(min_and(""), {"model.options={}"}),
       "override model.options={}: model.options: model.type llama has no such "
       "key; a program's own has");
 }

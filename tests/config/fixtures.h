@@ -61,12 +61,12 @@ std::string message_of(Body&& body) {
 }
 
 /// The least that a recipe says.
-inline constexpr std::string_view kLeastRecipe =
+inline constexpr std::string_view kMinRecipe =
     "model: {dim: 64, layers: 2, heads: 4, ffn_dim: 128}\n"
     "data: {paths: [text.txt]}\n";
 
-inline std::string least_and(std::string_view more) {
-  std::string text(kLeastRecipe);
+inline std::string min_and(std::string_view more) {
+  std::string text(kMinRecipe);
   return text.append(more);
 }
 

@@ -66,7 +66,7 @@ TEST(ModelKeys, EveryTypeNeedsItsOwn) {
       whole_refusal("model: {type: vit, dim: 64, layers: 2, ffn_dim: 1}\n", {}),
       "r.yaml: model.heads: required, but not there");
   EXPECT_EQ(
-      whole_refusal(kLeastRecipe, {"model.type=moe"}),
+      whole_refusal(kMinRecipe, {"model.type=moe"}),
       "r.yaml: model.num_experts: required, but not there");
 }
 
@@ -76,7 +76,7 @@ TEST(ModelKeys, RefusesThoseOfOtherTypes) {
       "override model.heads=4: model.heads: model.type mlp has no such key; "
       "llama, gpt2, moe, vit have");
   EXPECT_EQ(
-      whole_refusal(kLeastRecipe, {"model.num_experts=4"}),
+      whole_refusal(kMinRecipe, {"model.num_experts=4"}),
       "override model.num_experts=4: model.num_experts: model.type llama has "
       "no such key; moe has");
   EXPECT_EQ(
@@ -88,9 +88,9 @@ TEST(ModelKeys, RefusesThoseOfOtherTypes) {
       {kGpt2, "model.tie_embeddings=true"},
       {kGpt2, "model.rope_theta=1"},
       {kGpt2, "model.rope_scaling.rope_type=linear"},
-      {kLeastRecipe, "model.dropout=0.1"},
-      {kLeastRecipe, "model.max_position_embeddings=512"},
-      {kLeastRecipe, "model.image_size=8"},
+      {kMinRecipe, "model.dropout=0.1"},
+      {kMinRecipe, "model.max_position_embeddings=512"},
+      {kMinRecipe, "model.image_size=8"},
       {kVit, "model.vocab_size=256"},
       {kVit, "model.kv_heads=4"},
       {kMlp, "model.dim=4"},
@@ -112,7 +112,7 @@ TEST(ModelKeys, WrittenRecipesHaveOnlyTheirOwn) {
   EXPECT_THAT(mlp, Not(HasSubstr("rope")));
   EXPECT_THAT(mlp, Not(HasSubstr("tokenizer")));
   const std::string llama = to_yaml(resolved_text(
-      kLeastRecipe, {"model.rope_scaling={rope_type: llama3, factor: 32.0}"}));
+      kMinRecipe, {"model.rope_scaling={rope_type: llama3, factor: 32.0}"}));
   EXPECT_THAT(
       llama,
       HasSubstr("  rope_scaling:\n    rope_type: llama3\n    factor: 32.0\n"));
@@ -122,21 +122,21 @@ TEST(ModelKeys, WrittenRecipesHaveOnlyTheirOwn) {
 
 TEST(ModelKeys, NestedSectionsAreReadStrictly) {
   EXPECT_EQ(
-      whole_refusal(kLeastRecipe, {"model.rope_scaling=llama3"}),
+      whole_refusal(kMinRecipe, {"model.rope_scaling=llama3"}),
       "override model.rope_scaling=llama3: model.rope_scaling: expected a map, "
       "found the text \"llama3\"");
   EXPECT_EQ(
-      whole_refusal(kLeastRecipe, {"model.rope_scaling.type=linear"}),
+      whole_refusal(kMinRecipe, {"model.rope_scaling.type=linear"}),
       "override model.rope_scaling.type=linear: model.rope_scaling.type: "
       "unknown key; did you mean model.type?");
   EXPECT_EQ(
-      whole_refusal(kLeastRecipe, {"model.rope_scaling.rope_type=yarn"}),
+      whole_refusal(kMinRecipe, {"model.rope_scaling.rope_type=yarn"}),
       "override model.rope_scaling.rope_type=yarn: "
       "model.rope_scaling.rope_type: expected one of none, linear, llama3, "
       "found yarn");
   EXPECT_EQ(
       model_refusal(
-          kLeastRecipe,
+          kMinRecipe,
           {"model.rope_scaling={rope_type: llama3, high_freq_factor: 1}"}),
       "1 is not above model.rope_scaling.low_freq_factor=1");
 }
@@ -147,7 +147,7 @@ TEST(ModelKeys, DataFitsTheModel) {
       "override data.type=text: data.type: model.type=mlp is a model of "
       "images: it needs data.type=digits, not text");
   EXPECT_EQ(
-      model_refusal(kLeastRecipe, {"data.type=digits"}),
+      model_refusal(kMinRecipe, {"data.type=digits"}),
       "model.type=llama is a model of language: it needs data.type=text or "
       "tokens, not digits");
   EXPECT_EQ(
@@ -184,19 +184,19 @@ TEST(ModelKeys, SizesFitEachOther) {
 
 TEST(ModelKeys, RecomputationNamesItsModules) {
   EXPECT_EQ(
-      model_refusal(kLeastRecipe, {"train.activation_checkpoint=selective"}),
+      model_refusal(kMinRecipe, {"train.activation_checkpoint=selective"}),
       "selective needs train.activation_checkpoint_modules, such as "
       "[\"model.layers.*.mlp\"]");
   EXPECT_EQ(
       model_refusal(
-          kLeastRecipe,
+          kMinRecipe,
           {"train.activation_checkpoint=full",
            "train.activation_checkpoint_modules=[x]"}),
       "only train.activation_checkpoint=selective looks at it, and that is "
       "full");
   EXPECT_EQ(
       model_refusal(
-          kLeastRecipe,
+          kMinRecipe,
           {"train.activation_checkpoint=selective",
            "train.activation_checkpoint_modules=['model.layers.*.mlp']"}),
       "");
@@ -204,12 +204,13 @@ TEST(ModelKeys, RecomputationNamesItsModules) {
 
 TEST(ModelKeys, AdaptersNameTheirTargets) {
   EXPECT_EQ(
-      model_refusal(kLeastRecipe, {"lora.rank=4"}),
-      "4 without lora.targets; name the Linears that get an adapter, such as "
+      model_refusal(kMinRecipe, {"lora.rank=4"}),
+      "4 without lora.target_modules; name the Linears that get an adapter, "
+      "such as "
       "[\"model.layers.*.self_attn.*\"]");
-  const Recipe recipe =
-      resolved_text(kLeastRecipe, {"lora={rank: 4, targets: ['*.q_proj']}"});
-  EXPECT_EQ(recipe.lora.targets, (std::vector<std::string>{"*.q_proj"}));
+  const Recipe recipe = resolved_text(
+      kMinRecipe, {"lora={rank: 4, target_modules: ['*.q_proj']}"});
+  EXPECT_EQ(recipe.lora.target_modules, (std::vector<std::string>{"*.q_proj"}));
   EXPECT_EQ(parse_recipe(to_yaml(recipe), "r.yaml"), recipe);
 }
 

@@ -42,8 +42,8 @@ TEST(Schema, NoTwoKeysFillTheSameField) {
 TEST(Schema, DefaultsAreAllowed) {
   const Recipe defaults;
   for (const Key& key : schema()) {
-    if (!key.required && key.later_default.empty()) {
-      EXPECT_EQ(find_fault(key, defaults), "") << key.path;
+    if (!key.required && key.computed_default.empty()) {
+      EXPECT_EQ(find_value_error(key, defaults), "") << key.path;
     }
   }
 }
@@ -69,7 +69,7 @@ TEST(Schema, DocsAreUpToDate) {
     std::ofstream(path) << schema_markdown();
   }
   EXPECT_EQ(read_text(path), schema_markdown())
-      << "WEFT_WRITE_DOCS=1 build/bin/recipes_test "
+      << "WEFT_WRITE_DOCS=1 build/bin/config_test "
          "--gtest_filter=Schema.DocsAreUpToDate";
 }
 

@@ -194,7 +194,7 @@ TEST_F(BatchLoaderTest, RefusesShapesThatDoNotDivide) {
 
 TEST_F(BatchLoaderTest, OpensWhatARecipeNames) {
   Recipe recipe = parse_recipe(
-      kLeastRecipe,
+      kMinRecipe,
       "r.yaml",
       std::vector<std::string>{
           "data.paths=['" + folder_.path() + "']", "data.sequence_length=8"});

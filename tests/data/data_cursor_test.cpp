@@ -56,7 +56,7 @@ TrainState through_a_checkpoint(const TrainState& state, const Recipe& recipe) {
 // 3 epochs and more, in another order of replicas and accumulation each time.
 TEST(DataCursor, EachSampleIsTakenOnceWhateverTheMeshes) {
   const int64_t global = 24;
-  auto recipe = parse_recipe(kLeastRecipe, "r.yaml");
+  auto recipe = parse_recipe(kMinRecipe, "r.yaml");
   recipe.train.global_batch_size = global;
   Taken taken;
   TrainState state;
@@ -93,7 +93,7 @@ TEST(DataCursor, EachSampleIsTakenOnceWhateverTheMeshes) {
 }
 
 TEST(TrainState, ComesBackWhole) {
-  const auto recipe = parse_recipe(kLeastRecipe, "r.yaml");
+  const auto recipe = parse_recipe(kMinRecipe, "r.yaml");
   const TrainState state{
       .step = 7,
       .tokens = 12345,

@@ -222,7 +222,7 @@ TEST_P(TwoDims, ReducePendingSumsOnceForAllAccumulatedMicroBatches) {
       };
       for (int step = 0; step < 3; ++step) {
         block->zero_grad(set_to_none);
-        mesh.group("tp").ledger().reset();
+        mesh.group("tp").flight_recorder().reset();
         const auto run = [&](int64_t row) {
           // Every other row: each replica has two.
           const auto micro = x.view({-1, 2, kSequence, kDim}).select(1, row);
@@ -270,8 +270,8 @@ TEST_P(TwoDims, KeepCollectivesOfTheDimsApart) {
       loss_of(ddp(input_of(batch(), mesh))).backward();
     };
     step();
-    mesh.group("dp").ledger().reset();
-    mesh.group("tp").ledger().reset();
+    mesh.group("dp").flight_recorder().reset();
+    mesh.group("tp").flight_recorder().reset();
     step();
     const auto buckets = ddp.bucket_names();
     if (mesh.size("dp") > 1 && mesh.size("tp") > 1) {
@@ -284,11 +284,11 @@ TEST_P(TwoDims, KeepCollectivesOfTheDimsApart) {
           UnorderedElementsAre(
               "norm", "down.bias", "head.weight", "head.bias"));
     }
-    for (const auto& entry : mesh.group("dp").ledger().entries()) {
+    for (const auto& entry : mesh.group("dp").flight_recorder().entries()) {
       EXPECT_THAT(entry.name, HasSubstr("ddp bucket"));
     }
     EXPECT_EQ(
-        mesh.group("dp").ledger().entries().size(),
+        mesh.group("dp").flight_recorder().entries().size(),
         mesh.size("dp") > 1 ? buckets.size() : 0);
   });
 }

@@ -85,11 +85,11 @@ inline void expect_all_close(
 }
 
 /// The entries of a group's ledger whose names begin so.
-inline std::vector<mesh::LedgerEntry> entries_named(
+inline std::vector<mesh::FlightRecorderEntry> entries_named(
     const mesh::Communicator& group,
     const std::string& prefix) {
-  std::vector<mesh::LedgerEntry> found;
-  for (const auto& entry : group.ledger().entries()) {
+  std::vector<mesh::FlightRecorderEntry> found;
+  for (const auto& entry : group.flight_recorder().entries()) {
     if (entry.name.starts_with(prefix)) {
       found.push_back(entry);
     }

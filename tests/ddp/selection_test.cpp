@@ -257,7 +257,7 @@ TEST(SkipAllReduceUnused, WhatNobodyUsesIsNotReducedAndRanksMayDiffer) {
       const auto user = step % 3;
       model->zero_grad();
       model->uses_both = self.rank == user;
-      mesh.group("dp").ledger().reset();
+      mesh.group("dp").flight_recorder().reset();
       ddp(input(self.rank)).pow(2).mean().backward();
       const auto reductions = entries_named(mesh.group("dp"), "ddp bucket");
       Changing alone;
@@ -311,7 +311,7 @@ TEST(BucketModes, CoalesceOrReduceOneByOne) {
         ddp(input(self.rank)).pow(2).mean().backward();
       };
       step();
-      mesh.group("dp").ledger().reset();
+      mesh.group("dp").flight_recorder().reset();
       step();
       return entries_named(mesh.group("dp"), "ddp bucket").size();
     };

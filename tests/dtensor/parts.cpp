@@ -70,7 +70,8 @@ std::vector<RowRanges> all_rows(
   }
   std::vector<RowRanges> rows;
   for (size_t d = 0; d < sizes.size(); ++d) {
-    const auto cuts = cuts_of(placements.vec(), shape, static_cast<int64_t>(d));
+    const auto cuts =
+        dim_shards(placements.vec(), shape, static_cast<int64_t>(d));
     rows.push_back(rows_at(cuts, sizes[d], coordinate));
   }
   return rows;

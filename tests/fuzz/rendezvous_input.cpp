@@ -101,21 +101,21 @@ void wait_for(int fd) {
   require(poll(&polled, 1, 10000) == 1, "wait");
 }
 
-Claim claim_of(Role role) {
-  Claim claim;
-  claim.role = role;
-  claim.epoch = 1;
-  claim.job = sha256("job");
-  return claim;
+ClientHello claim_of(Role role) {
+  ClientHello client_hello;
+  client_hello.role = role;
+  client_hello.round = 1;
+  client_hello.job = sha256("job");
+  return client_hello;
 }
 
-/// The other end of a Link, which says what it likes.
+/// The other end of a ControlConnection, which says what it likes.
 class Peer {
  public:
   Peer(UniqueFd fd, const Bits256& key, char direction)
       : fd_(std::move(fd)), key_(key), direction_(direction) {}
 
-  void say(std::string_view text) {
+  void log_line(std::string_view text) {
     const auto size = static_cast<uint32_t>(text.size());
     std::string frame(reinterpret_cast<const char*>(&size), sizeof(size));
     frame += text;
@@ -148,25 +148,25 @@ Options two_hosts(int node_rank, int port) {
 
 void ignore(std::string_view) {}
 
-void check_hosts(Hosts& hosts, int worker_count) {
-  if (const auto place = hosts.take_placement()) {
+void check_hosts(Rendezvous& hosts, int worker_count) {
+  if (const auto place = hosts.take_rank_assignment()) {
     require(
         place->node_rank >= 0 && place->node_rank < place->node_count &&
             place->first_rank >= 0 &&
             place->first_rank <= place->world_size - worker_count,
         "ranks do not fit in the world");
   }
-  if (const auto order = hosts.take_order()) {
+  if (const auto order = hosts.take_stop_request()) {
     require(order->signal > 0 && order->signal <= 64, "no signal");
   }
-  if (const auto verdict = hosts.take_verdict()) {
-    require(verdict->code >= 0 && verdict->code <= 255, "no exit code");
+  if (const auto run_result = hosts.take_result()) {
+    require(run_result->code >= 0 && run_result->code <= 255, "no exit code");
     require(
-        verdict->code == 0 || verdict->restart_after.has_value() ||
-            !verdict->line.empty(),
+        run_result->code == 0 || run_result->restart_after.has_value() ||
+            !run_result->line.empty(),
         "a failure without a line");
     require(
-        verdict->restart_after.value_or(std::chrono::hours(0)) <=
+        run_result->restart_after.value_or(std::chrono::hours(0)) <=
             std::chrono::hours(24),
         "a restart that never comes");
   }
@@ -175,12 +175,12 @@ void check_hosts(Hosts& hosts, int worker_count) {
 void say_lines(
     std::string_view input,
     Peer& peer,
-    Hosts& hosts,
+    Rendezvous& hosts,
     const std::string& join) {
   while (!input.empty()) {
     const size_t end = std::min(input.find('\n'), input.size());
     const auto line = input.substr(0, end);
-    peer.say(line == "join" ? join : line);
+    peer.log_line(line == "join" ? join : line);
     hosts.dispatch();
     check_hosts(hosts, 2);
     input.remove_prefix(std::min(end + 1, input.size()));
@@ -197,10 +197,10 @@ class GateTarget {
             sha256("job"),
             [this](UniqueFd, const Bits256&) { ++controls_; },
             ignore) {
-    gate_.begin_epoch(1, sha256("random"));
+    gate_.begin_round(1, sha256("random"));
   }
 
-  void knock(std::string_view input) {
+  void connect_with(std::string_view input) {
     const UniqueFd fd = listener_.connect_to();
     loop_.dispatch();
     send_all(fd.get(), answer(input, receive_challenge(fd.get())));
@@ -221,16 +221,19 @@ class GateTarget {
     if (way == 0) {
       return std::string(input);
     }
-    Claim claim = claim_of(way == 1 ? Role::kStream : Role::kControl);
+    ClientHello client_hello =
+        claim_of(way == 1 ? Role::kStream : Role::kControl);
     if (way == 1) { // the token alone does not open the store
-      return make_answer(claim, challenge, view(control_key(kToken)));
+      return make_answer(client_hello, challenge, view(control_key(kToken)));
     }
     if (way == 2) { // another token
-      input.copy(claim.nonce.data(), claim.nonce.size());
-      return make_answer(claim, challenge, view(control_key(kOtherToken)));
+      input.copy(client_hello.nonce.data(), client_hello.nonce.size());
+      return make_answer(
+          client_hello, challenge, view(control_key(kOtherToken)));
     }
     // A real answer, overheard: to another challenge, and changed on the way.
-    auto old = make_answer(claim, sha256(input), view(control_key(kToken)));
+    auto old =
+        make_answer(client_hello, sha256(input), view(control_key(kToken)));
     for (size_t i = 0; i < std::min(old.size(), input.size()); ++i) {
       old[i] = static_cast<char>(old[i] ^ input[i]);
     }
@@ -240,7 +243,7 @@ class GateTarget {
   EventLoop loop_{std::chrono::milliseconds(1000)};
   LocalListener listener_;
   int controls_ = 0;
-  Gate gate_;
+  AuthListener gate_;
 };
 
 std::string good_join(const Options& options) {
@@ -255,7 +258,7 @@ std::string good_join(const Options& options) {
 }
 
 /// As host 0, lets a spoke in.
-Peer let_in(Spoke& spoke, int listener) {
+Peer let_in(RendezvousClient& spoke, int listener) {
   wait_for(listener);
   UniqueFd fd(accept(listener, nullptr, nullptr));
   require(bool(fd), "accept");
@@ -270,21 +273,22 @@ Peer let_in(Spoke& spoke, int listener) {
   }
   wait_for(fd.get());
   const std::string answer = receive(fd.get(), kAnswerSize);
-  Claim claim;
-  require(read_answer(answer, claim), "answer");
+  ClientHello client_hello;
+  require(read_answer(answer, client_hello), "answer");
   const Bits256 key = control_key(kToken);
   send_all(
-      fd.get(), make_reply(GateStatus::kWelcome, answer, challenge, view(key)));
+      fd.get(),
+      make_reply(AuthStatus::kAccepted, answer, challenge, view(key)));
   wait_for(spoke.fd());
   spoke.dispatch();
-  return {std::move(fd), session_key(claim, challenge, view(key)), 'h'};
+  return {std::move(fd), session_key(client_hello, challenge, view(key)), 'h'};
 }
 
 } // namespace
 
 std::string knock_at_gate(std::string_view input) {
   static GateTarget target;
-  return run([&] { target.knock(input); });
+  return run([&] { target.connect_with(input); });
 }
 
 std::string interfere(std::string_view input) {
@@ -296,7 +300,7 @@ std::string interfere(std::string_view input) {
             AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0,
         "socketpair");
     const UniqueFd other(fds[1]);
-    Link link(
+    ControlConnection link(
         loop,
         UniqueFd(fds[0]),
         sha256("session"),
@@ -317,19 +321,20 @@ std::string tell_host0(std::string_view input) {
   return run([&] {
     const Options options = two_hosts(0, 0);
     LocalListener listener;
-    Hub hub(options, "first", listener.take(), kToken, ignore);
+    RendezvousServer hub(options, "first", listener.take(), kToken, ignore);
     hub.ready();
     UniqueFd fd = listener.connect_to();
     hub.dispatch();
     const Bits256 challenge = receive_challenge(fd.get());
-    const Claim claim = claim_of(Role::kControl);
+    const ClientHello client_hello = claim_of(Role::kControl);
     const Bits256 key = control_key(kToken);
-    send_all(fd.get(), make_answer(claim, challenge, view(key)));
+    send_all(fd.get(), make_answer(client_hello, challenge, view(key)));
     hub.dispatch();
     receive(fd.get(), kReplySize);
-    Peer peer(std::move(fd), session_key(claim, challenge, view(key)), 'n');
+    Peer peer(
+        std::move(fd), session_key(client_hello, challenge, view(key)), 'n');
     say_lines(input, peer, hub, good_join(options));
-    hub.end(HostEnd());
+    hub.end(HostResult());
     check_hosts(hub, 2);
   });
 }
@@ -338,7 +343,7 @@ std::string tell_other_host(std::string_view input) {
   static const UniqueFd listener = listen_at(loopback(0));
   return run([&] {
     const Options options = two_hosts(1, own_address(listener.get()).port());
-    Spoke spoke(options, "second", kToken, ignore);
+    RendezvousClient spoke(options, "second", kToken, ignore);
     spoke.ready();
     Peer peer = let_in(spoke, listener.get());
     say_lines(input, peer, spoke, "{}");

@@ -9,11 +9,11 @@ namespace weft::test {
 
 /// With WEFT_FUZZ_VERDICT in the environment: a line for each input, for
 /// bench/peer/safetensors_parity.py.
-inline void say_verdict(const FuzzVerdict& verdict) {
+inline void say_verdict(const FuzzVerdict& run_result) {
   static const bool is_wanted = std::getenv("WEFT_FUZZ_VERDICT") != nullptr;
   if (is_wanted) {
     std::printf(
-        "%s\n", verdict.is_accepted ? "accepted" : verdict.error.c_str());
+        "%s\n", run_result.is_accepted ? "accepted" : run_result.error.c_str());
     std::fflush(stdout);
   }
 }

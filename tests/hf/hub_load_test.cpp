@@ -422,7 +422,8 @@ TEST(Hub, AdaptersAreMergedOnExport) {
         stored_hub_folder("gpt2"),
         1,
         2,
-        "lora: {rank: 2, alpha: 6, targets: [\"**.q_proj\", \"**.c_fc\", "
+        "lora: {rank: 2, alpha: 6, target_modules: [\"**.q_proj\", "
+        "\"**.c_fc\", "
         "\"**.mlp.c_proj\"]}\n");
     auto job = make_train_job(recipe, rank.mesh({1, 2}, {"dp", "tp"}));
     load_initial_weights(recipe, job);

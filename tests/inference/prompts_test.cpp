@@ -73,7 +73,7 @@ TEST(TextStream, KnowsUnfinishedCharacters) {
 // ---- prompts ----------------------------------------------------------------
 
 Recipe generating_recipe(const std::string& more) {
-  auto recipe = parse_recipe(least_and(more), "test.yaml");
+  auto recipe = parse_recipe(min_and(more), "test.yaml");
   validate(recipe, 1);
   return recipe;
 }
@@ -126,11 +126,11 @@ TEST(Prompts, ModelsWithPositionsHaveSoMuchRoom) {
       "data: {paths: [text.txt], sequence_length: 16}\n",
       "test.yaml");
   const TokenLists prompts{{1, 2}, std::vector<int64_t>(15, 3)};
-  EXPECT_EQ(room_for_new_tokens(gpt2, prompts, 5, 128), 5);
-  EXPECT_EQ(room_for_new_tokens(gpt2, prompts, std::nullopt, 128), 5);
+  EXPECT_EQ(clamp_new_tokens(gpt2, prompts, 5, 128), 5);
+  EXPECT_EQ(clamp_new_tokens(gpt2, prompts, std::nullopt, 128), 5);
   const auto refusal = [&](const TokenLists& given, int64_t wanted) {
     return message_of<mesh::UsageError>(
-        [&] { room_for_new_tokens(gpt2, given, wanted, 128); });
+        [&] { clamp_new_tokens(gpt2, given, wanted, 128); });
   };
   EXPECT_THAT(
       refusal(prompts, 6),
@@ -142,7 +142,7 @@ TEST(Prompts, ModelsWithPositionsHaveSoMuchRoom) {
   EXPECT_EQ(recipe_to_generate(gpt2, 20).data.sequence_length, 16);
   // Rotary positions go on.
   const auto llama = generating_recipe("");
-  EXPECT_EQ(room_for_new_tokens(llama, prompts, 1000, 128), 1000);
+  EXPECT_EQ(clamp_new_tokens(llama, prompts, 1000, 128), 1000);
   const auto longer = recipe_to_generate(llama, 1015);
   EXPECT_EQ(longer.data.sequence_length, 1015);
   EXPECT_FALSE(longer.tp.sequence_parallel);
@@ -189,7 +189,7 @@ TEST(Prompts, EndTokensAreReadFromFilesAlone) {
 
 // ---- whose tokenizer --------------------------------------------------------
 
-class WhoseTokens : public ::testing::Test {
+class TokenizerChoice : public ::testing::Test {
  protected:
   // A recipe whose model came from the folder and has so many tokens.
   Recipe recipe_of(int64_t vocab_size, const std::string& data) const {
@@ -223,7 +223,7 @@ class WhoseTokens : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(WhoseTokens, AreTheModelsFoldersThoughARunWroteBytes) {
+TEST_F(TokenizerChoice, AreTheModelsFoldersThoughARunWroteBytes) {
   put_tokenizer();
   const auto recipe = recipe_of(4096, ", type: tokens");
   EXPECT_THAT(found(recipe), HasSubstr("tokenizer.model"));
@@ -233,7 +233,7 @@ TEST_F(WhoseTokens, AreTheModelsFoldersThoughARunWroteBytes) {
   EXPECT_THAT(found(recipe_of(4096, "")), HasSubstr("tokenizer.model"));
 }
 
-TEST_F(WhoseTokens, AreBytesWhereItWasTrainedOnText) {
+TEST_F(TokenizerChoice, AreBytesWhereItWasTrainedOnText) {
   put_tokenizer();
   const auto recipe = recipe_of(4096, ", type: text");
   EXPECT_EQ(found(recipe), "bytes");
@@ -241,7 +241,7 @@ TEST_F(WhoseTokens, AreBytesWhereItWasTrainedOnText) {
   EXPECT_EQ(found(recipe_of(4096, ", tokenizer: byte")), "bytes");
 }
 
-TEST_F(WhoseTokens, AreNumbersWhereNobodyKnows) {
+TEST_F(TokenizerChoice, AreNumbersWhereNobodyKnows) {
   const auto recipe = recipe_of(4096, ", type: tokens");
   const auto refusal = [](const Recipe& given) {
     return message_of<mesh::UsageError>(

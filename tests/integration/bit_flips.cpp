@@ -119,10 +119,11 @@ FlipResult train_with_flip(
     const std::vector<Flip>& flips) {
   FlipResult result;
   Trainer trainer(recipe, world);
-  Sentinel sentinel(recipe, trainer.job(), [&](const std::string& text) {
-    result.notes.push_back(text);
-  });
-  trainer.set_sentinel(&sentinel);
+  IntegrityChecker integrity_checker(
+      recipe, trainer.job(), [&](const std::string& text) {
+        result.notes.push_back(text);
+      });
+  trainer.set_integrity_checker(&integrity_checker);
   std::vector<std::unique_ptr<Flipper>> flippers;
   for (const auto& flip : flips) {
     flippers.push_back(std::make_unique<Flipper>(trainer, flip, world.rank()));
@@ -133,15 +134,16 @@ FlipResult train_with_flip(
     }
     return false;
   });
-  sentinel.begin(trainer.state_after(0));
+  integrity_checker.begin(trainer.state_after(0));
   for (int64_t step = 0; step < recipe.train.steps; ++step) {
     for (auto& flipper : flippers) {
       flipper->before_step(step);
     }
     try {
       trainer.train_step(step);
-      if (sentinel.is_due(step + 1) || step + 1 == recipe.train.steps) {
-        sentinel.check(trainer.state_after(step + 1));
+      if (integrity_checker.is_due(step + 1) ||
+          step + 1 == recipe.train.steps) {
+        integrity_checker.check(trainer.state_after(step + 1));
       }
     } catch (const mesh::DisagreementError& error) {
       result.message = error.what_without_backtrace();

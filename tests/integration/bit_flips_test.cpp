@@ -44,8 +44,8 @@ class BitFlips : public ::testing::Test {
     recipe.data.sequence_length = 16;
     recipe.train.steps = 8;
     recipe.train.global_batch_size = 12;
-    recipe.sentinel.every = every;
-    recipe.sentinel.seal = seal;
+    recipe.integrity_check.every = every;
+    recipe.integrity_check.hash_weights = seal;
     recipe.origins.source = "test";
     validate(recipe, dp * tp);
     return recipe;
@@ -114,7 +114,7 @@ TEST_F(BitFlips, InWeightsAreFoundAtTheNextComparisonAndBlamedOnTheRank) {
   }
 }
 
-TEST_F(BitFlips, OfThreeReplicasTheOddOneIsOutvoted) {
+TEST_F(BitFlips, MajorityIdentifiesTheRankOfThreeReplicas) {
   const Flip flip{
       .when = Flip::When::kBeforeUpdate,
       .rank = 1,
@@ -157,7 +157,7 @@ TEST_F(BitFlips, CopiesOnTensorParallelRanksVoteToo) {
 
 // An update that went wrong on one of two: who it was is known once the step
 // has been done again.
-TEST_F(BitFlips, OfTwoReplicasTheStepDoneAgainTellsWhichWasWrong) {
+TEST_F(BitFlips, RepeatedStepIdentifiesTheRankOfTwoReplicas) {
   const auto two = recipe(2, 1, 3, true);
   for (const int64_t guilty : {0, 1}) {
     const Flip flip{
@@ -177,7 +177,7 @@ TEST_F(BitFlips, OfTwoReplicasTheStepDoneAgainTellsWhichWasWrong) {
               HasSubstr("begins again, does step 4 again and then says which "
                         "rank was wrong")));
     }
-    EXPECT_TRUE(std::filesystem::exists(undecided_path(two)));
+    EXPECT_TRUE(std::filesystem::exists(tie_record_path(two)));
     const auto again = train(two, {});
     ASSERT_EQ(again[0].notes.size(), 1U);
     EXPECT_THAT(
@@ -189,7 +189,7 @@ TEST_F(BitFlips, OfTwoReplicasTheStepDoneAgainTellsWhichWasWrong) {
                 "what rank {} had when the last run stopped was wrong",
                 guilty))));
     EXPECT_THAT(again[1].notes, IsEmpty());
-    EXPECT_FALSE(std::filesystem::exists(undecided_path(two)));
+    EXPECT_FALSE(std::filesystem::exists(tie_record_path(two)));
     EXPECT_THAT(train(two, {})[0].notes, IsEmpty());
   }
 }

@@ -84,8 +84,11 @@ TEST_F(ExplainCommandTest, ExitsWithTwoForWhatIsWrong) {
   expect_usage(
       {"tiny.yaml", "--world-size", "4", "model.head=3"}, "model.heads");
   expect_usage(
-      {"tiny.yaml", "--world-size", "4", "communication_budget.implicit=-2"},
-      "communication_budget.implicit");
+      {"tiny.yaml",
+       "--world-size",
+       "4",
+       "communication_budget.implicit_collectives=-2"},
+      "communication_budget.implicit_collectives");
   expect_usage(
       {"tiny.yaml", "--world-size", "5", "mesh.tp=5"}, "not divisible");
   expect_usage(
@@ -107,7 +110,7 @@ TEST_F(ExplainCommandTest, MissingDataIsANote) {
 
 TEST_F(ExplainCommandTest, PutsARunsTimesBesideTheEstimates) {
   expect_success(
-      launched(2, train({"mesh.tp=2", "trace={first: 2, steps: 2}"})));
+      launched(2, train({"mesh.tp=2", "trace={first_step: 2, steps: 2}"})));
   const auto [code, output, error] = explain(
       {"tiny.yaml",
        "mesh.tp=2",

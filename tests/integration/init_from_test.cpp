@@ -56,7 +56,7 @@ TEST_F(InitFromTest, AdaptersBeginAsAlwaysAndTheWeightsStay) {
   const Words adapt{
       "checkpoint.init_from=base",
       "lora.rank=2",
-      "lora.targets=[\"**.q_proj\"]"};
+      "lora.target_modules=[\"**.q_proj\"]"};
   Process run(run_words(2, 2, "adapted", adapt), folder_);
   ASSERT_EQ(run.wait(), 0) << run.error();
   EXPECT_THAT(run.output(), HasSubstr("(12 tensors)"));

@@ -168,7 +168,7 @@ std::vector<DdpVariant> ddp_variants() {
        with([](auto& d) {
          d.comm_hook = "powersgd";
          d.power_sgd_rank = 4;
-         d.power_sgd_start = 2;
+         d.power_sgd_start_iter = 2;
        }),
        2e-1},
       {"MixedPrecision",

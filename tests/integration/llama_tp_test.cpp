@@ -88,7 +88,7 @@ void PrintTo(const Traffic& traffic, std::ostream* out) {
 
 /// Of the entries whose names begin so.
 Traffic traffic_of(
-    const std::vector<mesh::LedgerEntry>& entries,
+    const std::vector<mesh::FlightRecorderEntry>& entries,
     const std::string& prefix = {}) {
   Traffic traffic;
   for (const auto& entry : entries) {
@@ -139,7 +139,7 @@ class LlamaTraffic : public ::testing::TestWithParam<int> {
   }
 
   static void expect_traffic(
-      const std::vector<mesh::LedgerEntry>& entries,
+      const std::vector<mesh::FlightRecorderEntry>& entries,
       const Expected& expected) {
     for (const auto* layer : {"model.layers.0.", "model.layers.1."}) {
       EXPECT_EQ(traffic_of(entries, layer), expected.layer) << layer;

@@ -64,7 +64,7 @@ class FailedAllocation : public ProcessTest {
   }
 };
 
-TEST_F(FailedAllocation, IsCalledOutOfMemoryAndLeavesNothingHalf) {
+TEST_F(FailedAllocation, ReportsOutOfMemoryAndLeavesNoPartialSave) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "AddressSanitizer has allocations of its own";
 #endif

@@ -104,7 +104,7 @@ std::vector<ModelCase> model_cases() {
        [](Recipe& r) {
          r.lora.rank = 4;
          r.lora.dropout = 0.2;
-         r.lora.targets = {"model.layers.*.self_attn.*", "**.down_proj"};
+         r.lora.target_modules = {"model.layers.*.self_attn.*", "**.down_proj"};
          r.optimizer.lr = 2e-2;
        },
        0.97},
@@ -112,7 +112,7 @@ std::vector<ModelCase> model_cases() {
        [](Recipe& r) {
          r.model.kv_heads = 1;
          r.lora.rank = 4;
-         r.lora.targets = {"model.layers.*.self_attn.*"};
+         r.lora.target_modules = {"model.layers.*.self_attn.*"};
          r.optimizer.lr = 2e-2;
        },
        0.97},

@@ -116,7 +116,7 @@ TEST_F(NonFiniteRunTest, StopEndsAllRanksAtThatStepAndSavesNothingOfIt) {
 // on a rank.
 TEST_F(NonFiniteRunTest, SkippedStepsAreSkippedAlikeInAResumedRun) {
   const auto words = [](const std::string& output) {
-    return faulty(2, 2, output, {"train.non_finite=skip"});
+    return faulty(2, 2, output, {"train.on_non_finite=skip"});
   };
   auto straight = start(
       words("straight"),
@@ -160,7 +160,10 @@ TEST_F(NonFiniteRunTest, SkippedStepsAreSkippedAlikeInAResumedRun) {
 TEST_F(NonFiniteRunTest, TheCapCountsOverRestarts) {
   const auto words = [](const std::string& output) {
     return faulty(
-        2, 1, output, {"train.non_finite=skip", "train.non_finite_streak=3"});
+        2,
+        1,
+        output,
+        {"train.on_non_finite=skip", "train.max_consecutive_non_finite=3"});
   };
   const std::string end =
       "ERROR 3 rank=0 op=train step 6: the gradient of up.weight is nan on "

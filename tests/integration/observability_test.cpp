@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-class SeeingTest : public ProcessTest {
+class ObservabilityTest : public ProcessTest {
  protected:
   std::string text(const std::string& name) const {
     return read_text(folder_ / name);
@@ -27,11 +27,13 @@ class SeeingTest : public ProcessTest {
   }
 };
 
-TEST_F(SeeingTest, ARunLeavesAReportATraceAndEvents) {
+TEST_F(ObservabilityTest, ARunLeavesAReportATraceAndEvents) {
   const Words command = launched(
       2,
       train(
-          {"mesh.tp=2", "trace={first: 2, steps: 2}", "log.tensorboard=true"}));
+          {"mesh.tp=2",
+           "trace={first_step: 2, steps: 2}",
+           "log.tensorboard=true"}));
   expect_success(command);
   const auto page = text("outputs/tiny/report.html");
   EXPECT_THAT(page, HasSubstr("<title>tiny - weft</title>"));
@@ -63,14 +65,14 @@ TEST_F(SeeingTest, ARunLeavesAReportATraceAndEvents) {
   EXPECT_EQ(event_files(), 1U);
 }
 
-TEST_F(SeeingTest, NothingIsTracedUnlessItIsAskedFor) {
+TEST_F(ObservabilityTest, NothingIsTracedUnlessItIsAskedFor) {
   expect_success(train({"train.steps=2"}));
   EXPECT_TRUE(fs::exists(folder_ / "outputs/tiny/report.html"));
   EXPECT_FALSE(fs::exists(folder_ / "outputs/tiny/trace.json"));
   EXPECT_FALSE(fs::exists(folder_ / "outputs/tiny/tensorboard"));
 }
 
-TEST_F(SeeingTest, ReportDrawsOneRunOrSeveral) {
+TEST_F(ObservabilityTest, ReportDrawsOneRunOrSeveral) {
   for (const auto* name : {"a", "b"}) {
     fs::create_directories(folder_ / name);
     write(std::string(name) + "/metrics.jsonl", "{\"step\":1,\"loss\":2}\n");
@@ -87,7 +89,7 @@ TEST_F(SeeingTest, ReportDrawsOneRunOrSeveral) {
   EXPECT_TRUE(fs::exists(folder_ / "c.html"));
 }
 
-TEST_F(SeeingTest, ReportNamesWhatIsNoRun) {
+TEST_F(ObservabilityTest, ReportNamesWhatIsNoRun) {
   for (const Words& words : {Words{"no"}, Words{"tiny.yaml"}, Words{"."}}) {
     Process run({WEFT_WEFT, "report", words[0]}, folder_);
     EXPECT_EQ(run.wait(), 2);

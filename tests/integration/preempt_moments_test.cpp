@@ -179,7 +179,7 @@ TEST_F(PreemptMomentsTest, AnEvaluationIsCutShort) {
   const auto lines = metrics("run");
   ASSERT_EQ(lines.size(), 1);
   EXPECT_FALSE(lines[0].contains("eval_loss"));
-  EXPECT_TRUE(lines[0].at("eval_cut"));
+  EXPECT_TRUE(lines[0].at("eval_interrupted"));
   expect_whole("run");
   // What is missing is done first.
   expect_success(launched(
@@ -190,7 +190,7 @@ TEST_F(PreemptMomentsTest, AnEvaluationIsCutShort) {
   ASSERT_EQ(whole.size(), 2);
   for (const auto& line : whole) {
     EXPECT_TRUE(line.at("eval_loss").is_number());
-    EXPECT_FALSE(line.contains("eval_cut"));
+    EXPECT_FALSE(line.contains("eval_interrupted"));
   }
 }
 

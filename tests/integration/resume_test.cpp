@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
 // PowerSGD's errors and factors come back too, and so do the buckets that they
 // belong to, measured ones and ones in which tensor-parallel ranks differ.
 TEST_F(ResumeTest, GoesOnBitForBitWithACommHook) {
-  const Words hook{"ddp.comm_hook=powersgd", "ddp.power_sgd_start=3"};
+  const Words hook{"ddp.comm_hook=powersgd", "ddp.power_sgd_start_iter=3"};
   // The feed forward's parts are of 49 and 48 rows of 48 floats, and the cap
   // lies between two of either.
   const auto uneven_cap = std::to_string(2 * 48.5 * 48 * 4 / (1 << 20));
@@ -155,7 +155,7 @@ TEST_F(ResumeTest, GoesOnBitForBitWithACommHook) {
 }
 
 TEST_F(ResumeTest, ACommHookStartsAnewOnAnotherMesh) {
-  const Words hook{"ddp.comm_hook=powersgd", "ddp.power_sgd_start=3"};
+  const Words hook{"ddp.comm_hook=powersgd", "ddp.power_sgd_start_iter=3"};
   expect_success(run_words({2, 1}, "first", hook));
   fs::create_directories(folder_ / "again/checkpoints");
   fs::copy(

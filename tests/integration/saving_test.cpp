@@ -92,7 +92,7 @@ TEST_F(SavingTest, TrainingGoesOnWhileItIsWritten) {
 TEST_F(SavingTest, InTheBackgroundAndNotTheSameIsSaved) {
   output_of(run_words(2, 2, "back", {"checkpoint.async=true"}));
   const auto output = output_of(run_words(
-      2, 2, "wait", {"checkpoint.async=false", "checkpoint.sync=false"}));
+      2, 2, "wait", {"checkpoint.async=false", "checkpoint.fsync=false"}));
   EXPECT_THAT(output, Not(HasSubstr("background")));
   for (const std::string step : {"step-2", "step-4", "step-6"}) {
     EXPECT_EQ(diff("back/checkpoints/" + step, "wait/checkpoints/" + step), 0)

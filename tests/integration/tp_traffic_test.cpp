@@ -101,8 +101,8 @@ at::Tensor targets_of(const TrafficCase& each) {
 
 /// Of rank 0.
 struct StepEntries {
-  std::vector<mesh::LedgerEntry> forward;
-  std::vector<mesh::LedgerEntry> backward;
+  std::vector<mesh::FlightRecorderEntry> forward;
+  std::vector<mesh::FlightRecorderEntry> backward;
 };
 
 StepEntries run_step(const TrafficCase& each, int64_t layers, int64_t ranks) {
@@ -127,7 +127,8 @@ StepEntries run_step(const TrafficCase& each, int64_t layers, int64_t ranks) {
 
 StepTraffic our_traffic(const StepEntries& entries, int64_t ranks) {
   StepTraffic traffic;
-  const auto add = [&](KindTraffic& to, const mesh::LedgerEntry& entry) {
+  const auto add = [&](KindTraffic& to,
+                       const mesh::FlightRecorderEntry& entry) {
     const auto kind = kind_of(entry);
     const auto bytes = static_cast<double>(entry.bytes);
     to = to + KindTraffic{{kind, {1, on_the_wire(kind, bytes, ranks)}}};

@@ -14,11 +14,11 @@
 namespace weft::recipes {
 
 /// What this rank has sent over "tp" since the last call.
-inline std::vector<mesh::LedgerEntry> take_entries(
+inline std::vector<mesh::FlightRecorderEntry> take_entries(
     const mesh::DeviceMesh& mesh) {
-  auto& ledger = mesh.group("tp").ledger();
-  auto entries = ledger.entries();
-  ledger.reset();
+  auto& flight_recorder = mesh.group("tp").flight_recorder();
+  auto entries = flight_recorder.entries();
+  flight_recorder.reset();
   return entries;
 }
 
@@ -37,7 +37,7 @@ on_the_wire(const std::string& kind, double bytes, int64_t ranks) {
   return (kind == "all_reduce" ? 2 : 1) * bytes * (n - 1) / n;
 }
 
-inline std::string kind_of(const mesh::LedgerEntry& entry) {
+inline std::string kind_of(const mesh::FlightRecorderEntry& entry) {
   for (const auto* kind :
        {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"}) {
     if (entry.op.starts_with(kind)) {

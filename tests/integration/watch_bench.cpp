@@ -103,22 +103,23 @@ Json bench_flips(
 Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
   constexpr int64_t kWarmup = 6;
   Trainer trainer(recipe, world);
-  Sentinel sentinel(recipe, trainer.job(), [](const std::string&) {});
+  IntegrityChecker integrity_checker(
+      recipe, trainer.job(), [](const std::string&) {});
   std::vector<double> with;
   std::vector<double> without;
   std::vector<double> ratios;
   int64_t step = 0;
   const auto timed = [&](bool watched) {
-    trainer.set_sentinel(watched ? &sentinel : nullptr);
+    trainer.set_integrity_checker(watched ? &integrity_checker : nullptr);
     if (watched) { // Not timed: what the step before would have sealed.
-      sentinel.begin(trainer.state_after(step));
+      integrity_checker.begin(trainer.state_after(step));
     }
     const auto start = BenchClock::now();
     trainer.train_step(step++);
     if (watched && static_cast<int64_t>(with.size()) %
-                           std::max<int64_t>(recipe.sentinel.every, 1) ==
+                           std::max<int64_t>(recipe.integrity_check.every, 1) ==
                        0) {
-      sentinel.check(trainer.state_after(step));
+      integrity_checker.check(trainer.state_after(step));
     }
     return ms_since(start);
   };
@@ -134,7 +135,7 @@ Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
     ratios.push_back(with.back() / without.back());
   }
   // By itself: what a step spends in it, while all ranks do the same.
-  trainer.set_sentinel(nullptr);
+  trainer.set_integrity_checker(nullptr);
   std::vector<double> alone;
   std::vector<double> compare;
   double seal_cpu = 0;
@@ -144,17 +145,17 @@ Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
     trainer.train_step(step++);
   }
   const double step_cpu = (cpu_ms() - step_cpu_start) / 10;
-  sentinel.begin(trainer.state_after(step));
+  integrity_checker.begin(trainer.state_after(step));
   for (int64_t i = 0; i < pairs; ++i) {
     const auto state = trainer.state_after(step);
     const auto start = BenchClock::now();
     const auto cpu = cpu_ms();
-    sentinel.before_update();
-    sentinel.after_update(state);
+    integrity_checker.before_update();
+    integrity_checker.after_update(state);
     alone.push_back(ms_since(start));
     const auto check = BenchClock::now();
     const auto middle_cpu = cpu_ms();
-    sentinel.check(state);
+    integrity_checker.check(state);
     compare.push_back(ms_since(check));
     seal_cpu += middle_cpu - cpu;
     check_cpu += cpu_ms() - middle_cpu;
@@ -189,17 +190,17 @@ double watch_threads_ms() {
 
 /// Of one collective: its entry, with the hash that ranks compare.
 double bookkeeping_ms(int64_t calls) {
-  mesh::Ledger ledger;
+  mesh::FlightRecorder flight_recorder;
   const auto tensor = at::empty({64, 64});
   const double start = cpu_ms();
   for (int64_t i = 0; i < calls; ++i) {
     auto call =
         mesh::make_call("all_reduce", "model.layers.0.wq.weight", tensor);
     call.identity = mesh::identity_of(call);
-    const auto sequence = ledger.begin(std::move(call));
-    ledger.begin_wait(sequence);
-    ledger.end_wait(sequence);
-    ledger.end(sequence);
+    const auto sequence = flight_recorder.begin(std::move(call));
+    flight_recorder.begin_wait(sequence);
+    flight_recorder.end_wait(sequence);
+    flight_recorder.end(sequence);
   }
   return (cpu_ms() - start) / static_cast<double>(calls);
 }
@@ -214,7 +215,7 @@ Json bench_checks(
   const auto called = [&] {
     uint64_t sum = 0;
     for (const std::string dim : {"dp", "tp"}) {
-      sum += trainer.job().mesh.group(dim).ledger().next_sequence();
+      sum += trainer.job().mesh.group(dim).flight_recorder().next_sequence();
     }
     return static_cast<double>(sum);
   };
@@ -308,7 +309,7 @@ Json bench_straggler(
   Trainer trainer(recipe, world);
   Json said = Json::array();
   int64_t step = 0;
-  StragglerWatch watch(
+  StragglerMonitor watch(
       recipe, trainer.job().mesh, [&](const std::string& text) {
         said.push_back({step + 1 - kSettle, text});
       });

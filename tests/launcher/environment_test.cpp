@@ -24,17 +24,17 @@ std::map<std::string, std::string> environment(
   options.worker_count = worker_count;
   options.role = "trainer";
   options.run_id = "job";
-  Placement placement;
-  placement.world_size = worker_count;
-  placement.master_port = 1234;
-  const LaunchFacts facts{
-      .placement = placement,
+  RankAssignment rank_assignment;
+  rank_assignment.world_size = worker_count;
+  rank_assignment.master_port = 1234;
+  const WorkerContext context{
+      .rank_assignment = rank_assignment,
       .master_fd = 7,
       .start_time = "12.5",
       .error_file = "/logs/error.json"};
   std::map<std::string, std::string> result;
   for (const auto& entry :
-       worker_environment(base, options, facts, local_rank)) {
+       worker_environment(base, options, context, local_rank)) {
     const size_t equals = entry.find('=');
     const auto [place, is_new] =
         result.emplace(entry.substr(0, equals), entry.substr(equals + 1));
@@ -77,7 +77,7 @@ TEST(Environment, OnlyRankZeroGetsTheSocket) {
 }
 
 TEST(Environment, SaysWhetherErrorsEndOnATerminal) {
-  LaunchFacts on_terminal;
+  WorkerContext on_terminal;
   on_terminal.stderr_is_terminal = true;
   EXPECT_THAT(
       worker_environment({}, Options(), on_terminal, 1),

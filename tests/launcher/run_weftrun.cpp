@@ -33,7 +33,7 @@ std::array<UniqueFd, 2> make_pipe() {
 std::vector<std::string> clean_environment(
     const WeftrunProcess::Variables& variables) {
   std::vector<std::string> environment;
-  for (const auto& entry : own_environment()) {
+  for (const auto& entry : current_environment()) {
     const bool launchers =
         entry.starts_with("PET_") || entry.starts_with("WEFT_") ||
         entry.starts_with("TORCH") || entry.starts_with("OMP_");

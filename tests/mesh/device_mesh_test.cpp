@@ -54,7 +54,8 @@ TEST(DeviceMesh, SlicesKeepToThisRanksRowAndShareGroups) {
   const auto tp = mesh["tp"];
   EXPECT_THAT(tp.ranks(), ElementsAre(12, 13, 14, 15));
   EXPECT_EQ(tp.coordinate(0), 1);
-  EXPECT_EQ(&tp.group(0).ledger(), &mesh.group("tp").ledger());
+  EXPECT_EQ(
+      &tp.group(0).flight_recorder(), &mesh.group("tp").flight_recorder());
   const auto pp_tp = mesh.slice({"pp", "tp"});
   EXPECT_THAT(pp_tp.shape(), ElementsAre(2, 4));
   EXPECT_THAT(pp_tp.ranks(), ElementsAre(0, 1, 2, 3, 12, 13, 14, 15));
@@ -107,18 +108,23 @@ TEST(DeviceMesh, FlattenMakesOneGroupOfAllRanks) {
 
   const auto named = mesh.slice({"pp", "tp"}).flatten("model");
   EXPECT_THAT(named.mesh_dim_names(), ElementsAre("model"));
-  EXPECT_EQ(&named.group(0).ledger(), &flat.group(0).ledger());
+  EXPECT_EQ(
+      &named.group(0).flight_recorder(), &flat.group(0).flight_recorder());
   EXPECT_EQ(mesh["tp"].flatten(), mesh["tp"]);
   EXPECT_EQ(
-      &mesh["tp"].flatten("x").group("x").ledger(), &mesh.group("tp").ledger());
+      &mesh["tp"].flatten("x").group("x").flight_recorder(),
+      &mesh.group("tp").flight_recorder());
 }
 
 TEST(DeviceMesh, AGroupOfAllRanksIsTheWorlds) {
   const auto world = World::fake(1, 4);
   const auto mesh = DeviceMesh::create(world, {2, 2}, {"dp", "tp"});
-  EXPECT_EQ(&mesh.flatten().group(0).ledger(), &world.group().ledger());
+  EXPECT_EQ(
+      &mesh.flatten().group(0).flight_recorder(),
+      &world.group().flight_recorder());
   const auto line = DeviceMesh::create(world, {1, 4}, {"dp", "tp"});
-  EXPECT_EQ(&line.group("tp").ledger(), &world.group().ledger());
+  EXPECT_EQ(
+      &line.group("tp").flight_recorder(), &world.group().flight_recorder());
   EXPECT_EQ(line.group("dp").backend(), "self");
 }
 
@@ -193,7 +199,9 @@ TEST(DeviceMeshRanks, EveryDimsGroupReducesOverItAlone) {
     EXPECT_EQ(over_all.item<int64_t>(), 6);
     // A second mesh of the same names has groups of its own.
     const auto again = self.mesh({2, 2}, {"dp", "tp"});
-    EXPECT_NE(&again.group("tp").ledger(), &mesh.group("tp").ledger());
+    EXPECT_NE(
+        &again.group("tp").flight_recorder(),
+        &mesh.group("tp").flight_recorder());
     again.group("tp").barrier();
   });
 }
@@ -211,7 +219,8 @@ TEST(DeviceMeshRanks, AGroupIsAMeshOfOneDim) {
     EXPECT_EQ(mesh.rank(), self.rank);
     EXPECT_EQ(mesh.root(), mesh);
     EXPECT_EQ(mesh.flatten("all").ranks(), mesh.ranks());
-    EXPECT_EQ(&mesh.group(int64_t{0}).ledger(), &group.ledger());
+    EXPECT_EQ(
+        &mesh.group(int64_t{0}).flight_recorder(), &group.flight_recorder());
     auto value = at::full({1}, self.rank, at::kLong);
     mesh.flatten("all").group(int64_t{0}).all_reduce(value).wait();
     EXPECT_EQ(value.item<int64_t>(), 2);

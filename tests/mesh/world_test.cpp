@@ -145,7 +145,7 @@ TEST(World, WithoutALauncherItIsOneRank) {
   group.all_reduce(mean, ReduceOp::kAvg).wait();
   EXPECT_TRUE(at::equal(mean, at::full({3}, 2.0)));
   group.barrier();
-  EXPECT_TRUE(group.ledger().entries().empty());
+  EXPECT_TRUE(group.flight_recorder().entries().empty());
   world.check_agreement("recipe", "any");
 }
 

@@ -21,8 +21,8 @@ namespace weft::tp {
 namespace {
 
 using dtensor::AsyncTp;
-using dtensor::AsyncTpPrices;
-using dtensor::MovedProduct;
+using dtensor::AsyncTpCosts;
+using dtensor::CommMatmul;
 using dtensor::StepKind;
 using ::testing::Contains;
 using ::testing::Gt;
@@ -106,8 +106,8 @@ Step run_step(
   const auto block = make_block(mesh, of);
   const auto x = local_leaf(wave(of.sizes).to(of.dtype), tp, Shard(of.cut));
   x.requires_grad_(needs_input_grad);
-  auto& ledger = tp.group(0).ledger();
-  ledger.reset();
+  auto& flight_recorder = tp.group(0).flight_recorder();
+  flight_recorder.reset();
   Step step;
   const dtensor::ExplicitRedistribution none_implicit;
   step.output = block->forward(dtensor::from_local(x, tp, {Shard(of.cut)}, [&] {
@@ -117,7 +117,7 @@ Step run_step(
   }()));
   const auto local = dtensor::to_local(step.output);
   (local * local * wave(local.sizes(), 0.7).to(of.dtype)).sum().backward();
-  for (const auto& entry : ledger.entries()) {
+  for (const auto& entry : flight_recorder.entries()) {
     ++step.messages[entry.op.substr(0, entry.op.rfind("_uneven"))];
   }
   step.input_grad = x.grad();
@@ -229,7 +229,7 @@ TEST_P(AsyncTpSteps, SendInParts) {
     // With a link that nobody waits for, more parts hide more.
     dtensor::set_async_tp(mesh, AsyncTp::kAuto, {.tflops = 1e-3, .overlap = 1});
     EXPECT_GT(
-        dtensor::choose_parts(
+        dtensor::choose_num_chunks(
             mesh,
             {.kind = StepKind::kReduceScatter,
              .ranks = GetParam(),
@@ -279,7 +279,7 @@ TEST(AsyncTpGraph, WorksBesideReplicas) {
 
 constexpr mesh::LinkCost kLink{.latency_us = 4, .bandwidth_gb_s = 350};
 
-MovedProduct product_of(StepKind kind, double rows) {
+CommMatmul product_of(StepKind kind, double rows) {
   constexpr double kWidth = 8192;
   return {
       .kind = kind,
@@ -289,32 +289,32 @@ MovedProduct product_of(StepKind kind, double rows) {
       .link = kLink};
 }
 
-TEST(AsyncTpPrices, CutWhatHidesMoreThanItCosts) {
+TEST(AsyncTpCosts, CutWhatHidesMoreThanItCosts) {
   test::run_ranks(1, [](test::RankContext& self) {
     const auto mesh = self.mesh({1}, {"tp"});
-    const auto nccl = dtensor::default_async_tp_prices("nccl");
+    const auto nccl = dtensor::default_async_tp_costs("nccl");
     for (const auto kind : {StepKind::kAllGather, StepKind::kReduceScatter}) {
       const auto large = product_of(kind, 16384);
       dtensor::set_async_tp(mesh, AsyncTp::kAuto, nccl);
-      EXPECT_TRUE(dtensor::may_cut_products(mesh));
-      const int64_t parts = dtensor::choose_parts(mesh, large, 1000);
+      EXPECT_TRUE(dtensor::may_chunk_matmuls(mesh));
+      const int64_t parts = dtensor::choose_num_chunks(mesh, large, 1000);
       EXPECT_GT(parts, 0);
       EXPECT_LT(
-          dtensor::moved_product_us(large, parts, nccl),
-          0.9 * dtensor::moved_product_us(large, 0, nccl));
+          dtensor::comm_matmul_us(large, parts, nccl),
+          0.9 * dtensor::comm_matmul_us(large, 0, nccl));
       // Latency is all there is.
-      EXPECT_EQ(dtensor::choose_parts(mesh, product_of(kind, 8), 1000), 0);
+      EXPECT_EQ(dtensor::choose_num_chunks(mesh, product_of(kind, 8), 1000), 0);
       // Nobody else moves the values.
       dtensor::set_async_tp(
-          mesh, AsyncTp::kAuto, dtensor::default_async_tp_prices("cpu"));
-      EXPECT_FALSE(dtensor::may_cut_products(mesh));
-      EXPECT_EQ(dtensor::choose_parts(mesh, large, 1000), 0);
+          mesh, AsyncTp::kAuto, dtensor::default_async_tp_costs("cpu"));
+      EXPECT_FALSE(dtensor::may_chunk_matmuls(mesh));
+      EXPECT_EQ(dtensor::choose_num_chunks(mesh, large, 1000), 0);
       dtensor::set_async_tp(
-          mesh, AsyncTp::kOn, dtensor::default_async_tp_prices("cpu"));
-      EXPECT_GT(dtensor::choose_parts(mesh, large, 1000), 0);
-      EXPECT_LE(dtensor::choose_parts(mesh, large, 1), 1);
+          mesh, AsyncTp::kOn, dtensor::default_async_tp_costs("cpu"));
+      EXPECT_GT(dtensor::choose_num_chunks(mesh, large, 1000), 0);
+      EXPECT_LE(dtensor::choose_num_chunks(mesh, large, 1), 1);
       dtensor::set_async_tp(mesh, AsyncTp::kOff);
-      EXPECT_EQ(dtensor::choose_parts(mesh, large, 1000), 0);
+      EXPECT_EQ(dtensor::choose_num_chunks(mesh, large, 1000), 0);
     }
   });
 }

@@ -66,11 +66,11 @@ TEST_P(InputReshard, SameNumbersAndNothingWholeIsKept) {
       const auto loss = loss_of(outer->forward(x));
       const bool is_cut = dim && mesh.size() > 1;
       EXPECT_EQ(outer->wide->memory.at(0).expired(), is_cut);
-      auto& ledger = mesh.group(0).ledger();
-      ledger.reset();
+      auto& flight_recorder = mesh.group(0).flight_recorder();
+      flight_recorder.reset();
       loss.backward();
       int64_t gathers = 0;
-      for (const auto& [op, count] : ledger.counts()) {
+      for (const auto& [op, count] : flight_recorder.counts()) {
         gathers += op.starts_with("all_gather") ? count : 0;
       }
       // What tanh saved, and what up saved.

@@ -74,7 +74,7 @@ std::shared_ptr<AdaptedImpl> adapted(
           mesh,
           dtensor::spec_of(item.value()).placements()));
     }
-    dtensor::keep_gradient_placed(item.value());
+    dtensor::match_gradient_placement(item.value());
   }
   return module;
 }
@@ -149,15 +149,15 @@ TEST_P(Lora, MovesNothingMoreForward) {
   const auto [ranks, sequence] = GetParam();
   test::run_ranks(ranks, [&, sequence](test::RankContext& self) {
     const auto mesh = self.mesh({self.world_size}, {"tp"});
-    auto& ledger = mesh.group("tp").ledger();
+    auto& flight_recorder = mesh.group("tp").flight_recorder();
     const auto stream = sequence ? Shard(1) : Replicate();
     const auto calls = [&](AdaptedImpl& module) {
       // One each: whoever asks for the same tensor shares its move.
       const auto x =
           dtensor::distribute_tensor(wave({2, 6, kIn}), mesh, {stream});
-      ledger.reset();
+      flight_recorder.reset();
       module.forward(x);
-      return ledger.entries().size();
+      return flight_recorder.entries().size();
     };
     const auto plain = make_parallel<AdaptedImpl>(mesh, plan_of(sequence));
     const auto module = adapted(mesh, sequence, {.rank = kRank});

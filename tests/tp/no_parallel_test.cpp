@@ -126,18 +126,18 @@ TEST_P(NoParallelStyle, GathersOnceAndReducesNothing) {
         mesh, {{"gate", NoParallel({.input_layout = Shard(1)})}});
     const auto x = dtensor::distribute_tensor(
         wave({2, 12, 6}), mesh, {Shard(1)}, std::nullopt);
-    auto& ledger = mesh.group(0).ledger();
-    ledger.reset();
+    auto& flight_recorder = mesh.group(0).flight_recorder();
+    flight_recorder.reset();
     const auto y = module->gate(x);
-    const auto counts = ledger.counts();
+    const auto counts = flight_recorder.counts();
     if (mesh.size() > 1) {
       EXPECT_EQ(counts.size(), 1);
       EXPECT_EQ(counts.begin()->second, 1);
     }
-    ledger.reset();
+    flight_recorder.reset();
     // The gradient is whole on every rank.
     y.square().sum().backward();
-    EXPECT_THAT(ledger.counts(), IsEmpty());
+    EXPECT_THAT(flight_recorder.counts(), IsEmpty());
   });
 }
 
@@ -242,11 +242,11 @@ std::map<std::string, int64_t> backward_counts(
   }
   const auto tokens = at::arange(24).remainder(9).view({2, 12});
   const auto loss = loss_of(module->forward(tokens));
-  auto& ledger = mesh.group(0).ledger();
-  ledger.reset();
+  auto& flight_recorder = mesh.group(0).flight_recorder();
+  flight_recorder.reset();
   loss.backward();
   std::map<std::string, int64_t> counts;
-  for (const auto& [op, count] : ledger.counts()) {
+  for (const auto& [op, count] : flight_recorder.counts()) {
     counts[op] += count;
   }
   loss_of(alone->forward(tokens)).backward();

@@ -93,10 +93,10 @@ TEST(Plans, SourceRank) {
         const at::NoGradGuard no_grad;
         linear->weight.fill_(static_cast<double>(self.rank));
       }
-      mesh.group(0).ledger().reset();
+      mesh.group(0).flight_recorder().reset();
       parallelize_module(
           *linear, mesh, ColwiseParallel(), {.src_data_rank = source});
-      const auto sent = mesh.group(0).ledger().counts();
+      const auto sent = mesh.group(0).flight_recorder().counts();
       EXPECT_EQ(sent.empty(), !source.has_value());
       return dtensor::to_local(linear->weight)[0][0].item<double>();
     };

@@ -29,12 +29,12 @@ class Refusals : public ::testing::Test {
       const std::shared_ptr<M>& model,
       const ParallelizePlan& plan,
       const ::testing::Matcher<std::string>& message) {
-    mesh.group(0).ledger().reset();
+    mesh.group(0).flight_recorder().reset();
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { parallelize_module(*model, mesh, plan); }),
         message);
-    EXPECT_THAT(mesh.group(0).ledger().counts(), IsEmpty());
+    EXPECT_THAT(mesh.group(0).flight_recorder().counts(), IsEmpty());
     for (const auto& item : model->named_modules()) {
       EXPECT_EQ(dtensor::find_module_hooks(*item.value()), nullptr);
     }

@@ -26,12 +26,12 @@ using Counts = std::map<std::string, int64_t>;
 /// Collectives by kind since the last call; uneven ones count as their kind.
 Counts take_counts(const mesh::DeviceMesh& mesh) {
   Counts counts;
-  auto& ledger = mesh.group(0).ledger();
-  for (const auto& [op, count] : ledger.counts()) {
+  auto& flight_recorder = mesh.group(0).flight_recorder();
+  for (const auto& [op, count] : flight_recorder.counts()) {
     const auto suffix = op.rfind("_uneven");
     counts[op.substr(0, suffix)] += count;
   }
-  ledger.reset();
+  flight_recorder.reset();
   return counts;
 }
 

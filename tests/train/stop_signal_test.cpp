@@ -45,12 +45,12 @@ TEST(StopSignal, WhileTheRunTrainsItIsRemembered) {
       {
         handle_stop_signals(0, "");
         set_run_phase(RunPhase::kTraining);
-        const bool before = is_stop_asked();
+        const bool before = is_stop_requested();
         raise(SIGUSR1);
         raise(SIGTERM);
         raise(SIGUSR1);
         const bool is_right =
-            !before && is_stop_asked() && stop_signal_name() == "SIGUSR1";
+            !before && is_stop_requested() && stop_signal_name() == "SIGUSR1";
         _exit(is_right ? 7 : 1);
       },
       ExitedWithCode(7),

@@ -116,7 +116,7 @@ TEST_F(TrainerTest, AStepSendsLossNormAndStopInOneMessageAMeshDim) {
       const auto count = [&](const char* dim) {
         int64_t found = 0;
         for (const auto& entry :
-             trainer.job().mesh.group(dim).ledger().entries()) {
+             trainer.job().mesh.group(dim).flight_recorder().entries()) {
           for (const auto* name : {"loss", "stop", "grad_norm"}) {
             found += entry.name == name ? 1 : 0;
           }

@@ -8,12 +8,12 @@
 namespace weft::recipes {
 namespace {
 
-std::string describe_broken_seal(const Divergence& found) {
+std::string describe_memory_corruption(const Divergence& found) {
   return fmt::format(
       "bits of {} changed on {} after step {}{}, when nothing writes there: "
       "memory is to be suspected",
       found.what,
-      list_ranks(found.odd),
+      list_ranks(found.mismatched_ranks),
       found.step,
       found.is_before_update
           ? fmt::format(", before the update of step {}", found.step + 1)
@@ -25,27 +25,27 @@ std::string describe_vote(const Divergence& found) {
       "after step {}; after step {} they were equal",
       found.step,
       found.good_step);
-  if (found.odd.empty()) {
+  if (found.mismatched_ranks.empty()) {
     return fmt::format(
         "{} have different bits of {} {}. None of them are in the majority",
-        list_ranks(found.undecided),
+        list_ranks(found.tied_ranks),
         found.what,
         when);
   }
   return fmt::format(
       "{} {} other bits of {} than {} {}",
-      list_ranks(found.odd),
-      found.odd.size() == 1 ? "has" : "have",
+      list_ranks(found.mismatched_ranks),
+      found.mismatched_ranks.size() == 1 ? "has" : "have",
       found.what,
-      list_ranks(found.agreed),
+      list_ranks(found.majority_ranks),
       when);
 }
 
 } // namespace
 
 std::string describe(const Divergence& found) {
-  auto text =
-      found.is_broken_seal ? describe_broken_seal(found) : describe_vote(found);
+  auto text = found.is_memory_corruption ? describe_memory_corruption(found)
+                                         : describe_vote(found);
   if (found.largest) {
     text += fmt::format(
         ". The largest difference between copies is now {:.3g}",
@@ -57,22 +57,22 @@ std::string describe(const Divergence& found) {
   return text + ".";
 }
 
-std::filesystem::path undecided_path(const Recipe& recipe) {
-  return std::filesystem::path(recipe.output_dir) / "sentinel.json";
+std::filesystem::path tie_record_path(const Recipe& recipe) {
+  return std::filesystem::path(recipe.output_dir) / "integrity_check.json";
 }
 
-std::string to_json(const UndecidedRecord& record, const Recipe& recipe) {
+std::string to_json(const TieRecord& record, const Recipe& recipe) {
   return nlohmann::ordered_json{
              {"what", record.what},
              {"step", record.step},
-             {"undecided", record.undecided},
+             {"undecided", record.tied_ranks},
              {"values", record.values},
              {"recipe", to_yaml(recipe)}}
              .dump(1) +
          "\n";
 }
 
-std::optional<UndecidedRecord> parse_undecided(
+std::optional<TieRecord> parse_tie_record(
     const std::string& json,
     const Recipe& recipe) {
   const auto all = nlohmann::json::parse(json, nullptr, false);
@@ -80,10 +80,10 @@ std::optional<UndecidedRecord> parse_undecided(
     if (all.is_discarded() || all.at("recipe") != to_yaml(recipe)) {
       return std::nullopt;
     }
-    return UndecidedRecord{
+    return TieRecord{
         .what = all.at("what"),
         .step = all.at("step"),
-        .undecided = all.at("undecided"),
+        .tied_ranks = all.at("undecided"),
         .values = all.at("values")};
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
@@ -91,11 +91,11 @@ std::optional<UndecidedRecord> parse_undecided(
 }
 
 std::string describe_replay(
-    const UndecidedRecord& record,
+    const TieRecord& record,
     const std::vector<int64_t>& now) {
   std::vector<int64_t> right;
   std::vector<int64_t> wrong;
-  for (const auto rank : record.undecided) {
+  for (const auto rank : record.tied_ranks) {
     const auto at = static_cast<size_t>(rank);
     const bool is_same = at < now.size() && at < record.values.size() &&
                          record.values[at] == now[at];
@@ -110,7 +110,7 @@ std::string describe_replay(
             ? fmt::format(
                   "each rank now has other bits of {} than any of {} had",
                   record.what,
-                  list_ranks(record.undecided))
+                  list_ranks(record.tied_ranks))
             : fmt::format("the bits of {} differ again", record.what));
   }
   return fmt::format(

@@ -7,56 +7,61 @@ namespace weft::recipes {
 namespace {
 
 // Of them 8 bytes a tensor: a few megabytes of the largest models.
-constexpr size_t kMostRecords = 512;
+constexpr size_t kMaxRecords = 512;
 
 } // namespace
 
-Sentinel::Sentinel(const Recipe& recipe, TrainJob& job, Say say)
-    : recipe_(recipe), job_(job), say_(std::move(say)) {}
+IntegrityChecker::IntegrityChecker(
+    const Recipe& recipe,
+    TrainJob& job,
+    LogLine log_line)
+    : recipe_(recipe), job_(job), log_line_(std::move(log_line)) {}
 
-bool Sentinel::is_due(int64_t step) const {
-  return recipe_.sentinel.every > 0 && step % recipe_.sentinel.every == 0;
+bool IntegrityChecker::is_due(int64_t step) const {
+  return recipe_.integrity_check.every > 0 &&
+         step % recipe_.integrity_check.every == 0;
 }
 
 // Elsewhere it would wait for the device twice a step.
-bool Sentinel::seals() const {
-  return recipe_.sentinel.seal && job_.mesh.world().device().is_cpu();
+bool IntegrityChecker::hashes_weights() const {
+  return recipe_.integrity_check.hash_weights &&
+         job_.mesh.world().device().is_cpu();
 }
 
-void Sentinel::begin(const TrainState& state) {
-  if (recipe_.sentinel.every == 0) {
+void IntegrityChecker::begin(const TrainState& state) {
+  if (recipe_.integrity_check.every == 0) {
     return;
   }
   good_step_ = state.step;
-  read_undecided(state.step);
+  read_tie_record(state.step);
   record(state);
   check(state);
 }
 
-void Sentinel::before_update() {
-  if (recipe_.sentinel.every > 0 && seals()) {
-    verify_seals(/*is_before_update=*/true);
+void IntegrityChecker::before_update() {
+  if (recipe_.integrity_check.every > 0 && hashes_weights()) {
+    verify_hashes(/*is_before_update=*/true);
   }
 }
 
-void Sentinel::after_update(const TrainState& state) {
-  if (recipe_.sentinel.every > 0 && seals()) {
+void IntegrityChecker::after_update(const TrainState& state) {
+  if (recipe_.integrity_check.every > 0 && hashes_weights()) {
     record(state);
   }
 }
 
-void Sentinel::check(const TrainState& state) {
-  if (recipe_.sentinel.every == 0) {
+void IntegrityChecker::check(const TrainState& state) {
+  if (recipe_.integrity_check.every == 0) {
     return;
   }
-  verify_seals(/*is_before_update=*/false);
+  verify_hashes(/*is_before_update=*/false);
   if (history_.empty() || history_.back().step != state.step) {
     record(state);
   }
   const auto numbers = all_numbers();
   // All ranks may have written where they should not have.
-  if (ddp::copies_agree(numbers, job_.mesh) && !broken_) {
-    compare_with_undecided();
+  if (ddp::replicas_match(numbers, job_.mesh) && !corruption_) {
+    compare_with_tie_record();
     history_.clear();
     good_step_ = state.step;
     return;
@@ -65,7 +70,7 @@ void Sentinel::check(const TrainState& state) {
 }
 
 // What the optimizer keeps is there after the first update.
-void Sentinel::list_tensors() {
+void IntegrityChecker::list_tensors() {
   const auto parameters_in_state = job_.optimizer->state().size();
   if (tensors_.empty() || parameters_in_state != parameters_in_state_) {
     tensors_ = replicated_tensors(job_);
@@ -74,7 +79,7 @@ void Sentinel::list_tensors() {
   }
 }
 
-void Sentinel::record(const TrainState& state) {
+void IntegrityChecker::record(const TrainState& state) {
   list_tensors();
   numbers_ = replicated_numbers(job_, recipe_, state);
   Record record{.step = state.step, .values = {}};
@@ -82,18 +87,18 @@ void Sentinel::record(const TrainState& state) {
   for (const auto& number : numbers_) {
     record.values.push_back(number.value);
   }
-  sealed_.clear();
+  hashes_after_update_.clear();
   for (const auto& item : tensors_) {
-    sealed_.push_back(ddp::hash_of_bits(item.tensor));
-    record.values.push_back(sealed_.back());
+    hashes_after_update_.push_back(ddp::hash_of_bits(item.tensor));
+    record.values.push_back(hashes_after_update_.back());
   }
-  thin_out();
+  halve_history();
   history_.push_back(std::move(record));
 }
 
 // Whatever the distance between checks: older steps are dropped, every other.
-void Sentinel::thin_out() {
-  if (history_.size() < kMostRecords) {
+void IntegrityChecker::halve_history() {
+  if (history_.size() < kMaxRecords) {
     return;
   }
   std::vector<Record> kept;
@@ -103,21 +108,21 @@ void Sentinel::thin_out() {
   history_ = std::move(kept);
 }
 
-void Sentinel::verify_seals(bool is_before_update) {
-  if (!seals() || broken_ || sealed_.empty()) {
+void IntegrityChecker::verify_hashes(bool is_before_update) {
+  if (!hashes_weights() || corruption_ || hashes_after_update_.empty()) {
     return;
   }
-  for (size_t i = 0; i < sealed_.size(); ++i) {
-    if (ddp::hash_of_bits(tensors_[i].tensor) != sealed_[i]) {
-      broken_ = Break{i, numbers_[0].value, is_before_update};
+  for (size_t i = 0; i < hashes_after_update_.size(); ++i) {
+    if (ddp::hash_of_bits(tensors_[i].tensor) != hashes_after_update_[i]) {
+      corruption_ = MemoryCorruption{i, numbers_[0].value, is_before_update};
       return;
     }
   }
 }
 
-std::vector<ddp::CopiedNumber> Sentinel::all_numbers() const {
+std::vector<ddp::ReplicatedHash> IntegrityChecker::all_numbers() const {
   const auto everywhere = ddp::all_mesh_dims(job_.mesh);
-  std::vector<ddp::CopiedNumber> numbers{{broken_ ? 1 : 0, everywhere}};
+  std::vector<ddp::ReplicatedHash> numbers{{corruption_ ? 1 : 0, everywhere}};
   for (const auto& record : history_) {
     for (size_t i = 0; i < record.values.size(); ++i) {
       const bool is_number = i < numbers_.size();

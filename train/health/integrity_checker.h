@@ -11,14 +11,14 @@
 #include "train/health/replicated_state.h"
 
 namespace weft::ddp {
-struct CopiedNumber;
-struct OddCopies;
+struct ReplicatedHash;
+struct ReplicaMismatch;
 } // namespace weft::ddp
 
 namespace weft::recipes {
 
-// Note [Sentinel]
-// ~~~~~~~~~~~~~~~
+// Note [Integrity check]
+// ~~~~~~~~~~~~~~~~~~~~~~
 // A bit that flips in a replica's weights, or an update that is computed wrong
 // on one rank, gives no error: the replicas go apart, and every later step adds
 // gradients of different models. The sentinel finds it in two ways.
@@ -39,20 +39,20 @@ namespace weft::recipes {
 // it is reduced, a wrong sum, data.
 
 /// Watches over what must be the same on several ranks, and over memory. See
-/// Note [Sentinel].
-class Sentinel {
+/// Note [Integrity check].
+class IntegrityChecker {
  public:
   /// A line for the user; called on world rank 0 only.
-  using Say = std::function<void(const std::string&)>;
+  using LogLine = std::function<void(const std::string&)>;
 
   /// Lifetime: `recipe` and `job` outlive this.
-  Sentinel(const Recipe& recipe, TrainJob& job, Say say);
+  IntegrityChecker(const Recipe& recipe, TrainJob& job, LogLine log_line);
 
   /// Whether check() is due after so many steps, if nothing is saved.
   bool is_due(int64_t step) const;
 
   /// Before the first step: seals, and compares. Nothing happens, here and in
-  /// the functions below, if `sentinel.every` is 0.
+  /// the functions below, if `integrity_check.every` is 0.
   /// Collective: all ranks of the job's mesh; blocks. Throws: as check().
   void begin(const TrainState& state);
 
@@ -74,41 +74,43 @@ class Sentinel {
     std::vector<int64_t> values;
   };
   /// The first seal that this rank found broken.
-  struct Break {
+  struct MemoryCorruption {
     size_t tensor = 0;
     int64_t step = 0;
     bool is_before_update = false;
   };
 
-  bool seals() const;
+  bool hashes_weights() const;
   void list_tensors();
   void record(const TrainState& state);
-  void thin_out();
-  void verify_seals(bool is_before_update);
-  std::vector<ddp::CopiedNumber> all_numbers() const;
+  void halve_history();
+  void verify_hashes(bool is_before_update);
+  std::vector<ddp::ReplicatedHash> all_numbers() const;
   // In integrity_report.cpp.
   [[noreturn]] void throw_difference(
-      const std::vector<ddp::CopiedNumber>& numbers);
-  std::optional<Divergence> broken_seals() const;
-  Divergence difference(const ddp::OddCopies& vote) const;
+      const std::vector<ddp::ReplicatedHash>& numbers);
+  std::optional<Divergence> memory_corruption() const;
+  Divergence difference(const ddp::ReplicaMismatch& vote) const;
   void measure(Divergence& found, size_t tensor) const;
-  void keep_undecided(const Divergence& found, const ddp::OddCopies& vote);
-  void read_undecided(int64_t step);
-  void compare_with_undecided();
+  void keep_tie_record(
+      const Divergence& found,
+      const ddp::ReplicaMismatch& vote);
+  void read_tie_record(int64_t step);
+  void compare_with_tie_record();
   std::string advice(const Divergence& found) const;
 
   const Recipe& recipe_;
   TrainJob& job_;
-  Say say_;
+  LogLine log_line_;
   std::vector<StateTensor> tensors_;
   size_t parameters_in_state_ = 0;
   std::vector<StateNumber> numbers_;
   /// The last record's, of tensors_.
-  std::vector<int64_t> sealed_;
-  std::optional<Break> broken_;
+  std::vector<int64_t> hashes_after_update_;
+  std::optional<MemoryCorruption> corruption_;
   std::vector<Record> history_;
   int64_t good_step_ = 0;
-  std::optional<UndecidedRecord> undecided_;
+  std::optional<TieRecord> tie_record_;
 };
 
 } // namespace weft::recipes

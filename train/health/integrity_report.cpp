@@ -33,12 +33,13 @@ std::string from_first_rank(
 
 } // namespace
 
-void Sentinel::throw_difference(const std::vector<ddp::CopiedNumber>& numbers) {
-  auto found = broken_seals();
+void IntegrityChecker::throw_difference(
+    const std::vector<ddp::ReplicatedHash>& numbers) {
+  auto found = memory_corruption();
   if (!found) {
-    const auto vote = ddp::find_odd_copies(numbers, job_.mesh);
+    const auto vote = ddp::find_replica_mismatch(numbers, job_.mesh);
     found = difference(vote);
-    keep_undecided(*found, vote);
+    keep_tie_record(*found, vote);
   }
   mesh::throw_error<mesh::DisagreementError>(fmt::format(
       "[sentinel] {} {} ({})",
@@ -48,13 +49,13 @@ void Sentinel::throw_difference(const std::vector<ddp::CopiedNumber>& numbers) {
 }
 
 // The oldest of all ranks', and whoever found the same.
-std::optional<Divergence> Sentinel::broken_seals() const {
+std::optional<Divergence> IntegrityChecker::memory_corruption() const {
   std::vector<int64_t> own{-1, 0, 0};
-  if (broken_) {
+  if (corruption_) {
     own = {
-        static_cast<int64_t>(broken_->tensor),
-        broken_->step,
-        broken_->is_before_update ? 1 : 0};
+        static_cast<int64_t>(corruption_->tensor),
+        corruption_->step,
+        corruption_->is_before_update ? 1 : 0};
   }
   const auto rows = ddp::gather_over_mesh(own, job_.mesh);
   const std::vector<int64_t>* first = nullptr;
@@ -68,30 +69,31 @@ std::optional<Divergence> Sentinel::broken_seals() const {
   }
   const auto tensor = static_cast<size_t>((*first)[0]);
   Divergence found;
-  found.is_broken_seal = true;
+  found.is_memory_corruption = true;
   found.what = tensors_.at(tensor).name;
   found.good_step = good_step_;
   found.step = (*first)[1];
   found.is_before_update = (*first)[2] != 0;
   for (size_t at = 0; at < rows.size(); ++at) {
     if (rows[at] == *first) {
-      found.odd.push_back(job_.mesh.ranks()[at]);
+      found.mismatched_ranks.push_back(job_.mesh.ranks()[at]);
     }
   }
   measure(found, tensor);
   return found;
 }
 
-Divergence Sentinel::difference(const ddp::OddCopies& vote) const {
+Divergence IntegrityChecker::difference(
+    const ddp::ReplicaMismatch& vote) const {
   const size_t values = numbers_.size() + tensors_.size();
   const size_t record = (vote.index - 1) / values;
   const size_t item = (vote.index - 1) % values;
   Divergence found;
   found.step = history_.at(record).step;
   found.good_step = record > 0 ? history_[record - 1].step : good_step_;
-  found.agreed = vote.agreed;
-  found.odd = vote.odd;
-  found.undecided = vote.undecided;
+  found.majority_ranks = vote.majority_ranks;
+  found.mismatched_ranks = vote.mismatched_ranks;
+  found.tied_ranks = vote.tied_ranks;
   if (item < numbers_.size()) {
     found.what = numbers_[item].name;
   } else {
@@ -102,7 +104,7 @@ Divergence Sentinel::difference(const ddp::OddCopies& vote) const {
 }
 
 // From any copy: the distance is the same both ways.
-void Sentinel::measure(Divergence& found, size_t tensor) const {
+void IntegrityChecker::measure(Divergence& found, size_t tensor) const {
   const auto& item = tensors_.at(tensor);
   bool has_copies = false;
   for (int64_t dim = 0; dim < job_.mesh.ndim(); ++dim) {
@@ -112,49 +114,51 @@ void Sentinel::measure(Divergence& found, size_t tensor) const {
   if (!has_copies) {
     return;
   }
-  const auto distance = ddp::measure_copies(
+  const auto distance = ddp::measure_replica_deviation(
       item.tensor, item.mesh_dims, job_.mesh, job_.mesh.ranks().at(0));
   found.largest = distance.largest;
   found.nan_ranks = distance.nan_ranks;
 }
 
-void Sentinel::keep_undecided(
+void IntegrityChecker::keep_tie_record(
     const Divergence& found,
-    const ddp::OddCopies& vote) {
-  if (found.undecided.empty() || job_.mesh.rank() != 0) {
+    const ddp::ReplicaMismatch& vote) {
+  if (found.tied_ranks.empty() || job_.mesh.rank() != 0) {
     return;
   }
-  UndecidedRecord record{
+  TieRecord record{
       .what = found.what,
       .step = found.step,
-      .undecided = found.undecided,
+      .tied_ranks = found.tied_ranks,
       .values = std::vector<int64_t>(vote.values.size())};
   for (size_t at = 0; at < vote.values.size(); ++at) {
     record.values[static_cast<size_t>(job_.mesh.ranks()[at])] = vote.values[at];
   }
-  std::ofstream(undecided_path(recipe_)) << to_json(record, recipe_);
+  std::ofstream(tie_record_path(recipe_)) << to_json(record, recipe_);
 }
 
-void Sentinel::read_undecided(int64_t step) {
+void IntegrityChecker::read_tie_record(int64_t step) {
   const bool is_first = job_.mesh.rank() == 0;
   const auto text = from_first_rank(
       job_.mesh,
-      is_first ? read_record_file(undecided_path(recipe_)) : std::string());
-  undecided_ = parse_undecided(text, recipe_);
-  if (undecided_ && undecided_->step <= step) {
-    undecided_.reset();
+      is_first ? read_record_file(tie_record_path(recipe_)) : std::string());
+  tie_record_ = parse_tie_record(text, recipe_);
+  if (tie_record_ && tie_record_->step <= step) {
+    tie_record_.reset();
   }
 }
 
 // All ranks hold the record, and have the same history.
-void Sentinel::compare_with_undecided() {
-  if (!undecided_) {
+void IntegrityChecker::compare_with_tie_record() {
+  if (!tie_record_) {
     return;
   }
-  const auto record = std::ranges::find(
-      history_, undecided_->step, [](const Record& each) { return each.step; });
+  const auto record =
+      std::ranges::find(history_, tie_record_->step, [](const Record& each) {
+        return each.step;
+      });
   const auto tensor = std::ranges::find(
-      tensors_, undecided_->what, [](const auto& each) { return each.name; });
+      tensors_, tie_record_->what, [](const auto& each) { return each.name; });
   if (record == history_.end() || tensor == tensors_.end()) {
     return;
   }
@@ -166,14 +170,14 @@ void Sentinel::compare_with_undecided() {
     now[static_cast<size_t>(job_.mesh.ranks()[i])] = rows[i][0];
   }
   if (job_.mesh.rank() == 0) {
-    say_(describe_replay(*undecided_, now));
+    log_line_(describe_replay(*tie_record_, now));
     std::error_code ignored; // It is no longer ahead.
-    std::filesystem::remove(undecided_path(recipe_), ignored);
+    std::filesystem::remove(tie_record_path(recipe_), ignored);
   }
-  undecided_.reset();
+  tie_record_.reset();
 }
 
-std::string Sentinel::advice(const Divergence& found) const {
+std::string IntegrityChecker::advice(const Divergence& found) const {
   const auto steps = checkpoint::list_steps(checkpoints_path(recipe_));
   auto text = std::string("Nothing was saved since. The same command ");
   text += steps.empty()
@@ -182,7 +186,7 @@ std::string Sentinel::advice(const Divergence& found) const {
                     "goes on from step {}, whose state was compared before it "
                     "was saved",
                     steps.front().step);
-  if (!found.undecided.empty()) {
+  if (!found.tied_ranks.empty()) {
     text += fmt::format(
         ", does step {} again and then says which rank was wrong", found.step);
   }

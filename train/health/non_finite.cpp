@@ -59,9 +59,9 @@ std::string number_text(double value) {
 
 // Parameters by name, and their place counted from the loss: backward comes to
 // the last ones first.
-class FromTheLoss {
+class DistanceFromLoss {
  public:
-  explicit FromTheLoss(const torch::nn::Module& module) {
+  explicit DistanceFromLoss(const torch::nn::Module& module) {
     for (const auto& item : module.named_parameters()) {
       names_.push_back(item.key());
       tensors_.emplace(item.key(), item.value());
@@ -91,7 +91,8 @@ class FromTheLoss {
   std::map<std::string, double> orders_;
 };
 
-std::optional<NonFiniteFinding> find_weight(const FromTheLoss& parameters) {
+std::optional<NonFiniteFinding> find_weight(
+    const DistanceFromLoss& parameters) {
   for (const auto& name : parameters.names()) {
     const double value = largest(parameters.tensor(name));
     if (!std::isfinite(value)) {
@@ -125,7 +126,7 @@ std::optional<NonFiniteFinding> find_loss(
 // Of gradients that were reduced together, the one that is not finite and
 // nearest to the loss; if all are, the largest.
 NonFiniteFinding worst_gradient(
-    const FromTheLoss& parameters,
+    const DistanceFromLoss& parameters,
     const std::vector<std::string>& names) {
   std::vector<std::tuple<bool, double, std::string>> found;
   for (const auto& name : names) {
@@ -148,7 +149,7 @@ NonFiniteFinding worst_gradient(
 
 // What this rank brought: buckets from before their reduction, and gradients
 // that are not reduced, which are its own still.
-std::vector<ddp::LocalNorm> own_gradients(const FromTheLoss& parameters) {
+std::vector<ddp::LocalNorm> own_gradients(const DistanceFromLoss& parameters) {
   auto norms = ddp::local_norms(parameters.tensors());
   std::set<std::string> reduced;
   for (auto& norm : norms) {
@@ -163,7 +164,7 @@ std::vector<ddp::LocalNorm> own_gradients(const FromTheLoss& parameters) {
   return norms;
 }
 
-NonFiniteFinding find_gradient(const FromTheLoss& parameters) {
+NonFiniteFinding find_gradient(const DistanceFromLoss& parameters) {
   const auto own = own_gradients(parameters);
   NonFiniteFinding first;
   for (const auto& norm : own) {
@@ -212,7 +213,7 @@ NonFiniteFinding find_non_finite(
     const torch::nn::Module& module,
     const std::vector<MicroLoss>& losses) {
   const at::NoGradGuard no_grad;
-  const FromTheLoss parameters(module);
+  const DistanceFromLoss parameters(module);
   if (auto weight = find_weight(parameters)) {
     return *std::move(weight);
   }
@@ -272,30 +273,31 @@ std::string explain_non_finite(
 std::string NonFinitePolicy::on_non_finite(
     int64_t step,
     const std::string& reason) {
-  if (config_.non_finite == "stop") {
+  if (config_.on_non_finite == "stop") {
     mesh::throw_error<NonFiniteError>(fmt::format(
         "step {}: {}: nothing was updated. Lower optimizer.lr, look at the "
         "data of that step, or let such steps be skipped: "
-        "train.non_finite=skip.",
+        "train.on_non_finite=skip.",
         step,
         reason));
   }
-  if (streak_ >= config_.non_finite_streak) {
+  if (streak_ >= config_.max_consecutive_non_finite) {
     mesh::throw_error<NonFiniteError>(fmt::format(
         "step {}: {}: nothing was updated, as in the {} before: "
-        "train.non_finite_streak={} ends the run. Lower optimizer.lr, or look "
+        "train.max_consecutive_non_finite={} ends the run. Lower optimizer.lr, "
+        "or look "
         "at the data of those steps.",
         step,
         reason,
         streak_ == 1 ? "step" : fmt::format("{} steps", streak_),
-        config_.non_finite_streak));
+        config_.max_consecutive_non_finite));
   }
   ++streak_;
   return fmt::format(
       "step {} skipped, {} in a row of at most {}: {}",
       step,
       streak_,
-      config_.non_finite_streak,
+      config_.max_consecutive_non_finite,
       reason);
 }
 

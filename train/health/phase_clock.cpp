@@ -34,7 +34,7 @@ PhaseClock::PhaseClock(std::vector<mesh::Communicator> groups)
 int64_t PhaseClock::busy_ns() const {
   int64_t now = monotonic_ns();
   for (const auto& group : groups_) {
-    now -= group.ledger().blocked_ns();
+    now -= group.flight_recorder().blocked_ns();
   }
   return now;
 }

@@ -43,7 +43,7 @@ std::vector<StateTensor> replicated_tensors(TrainJob& job) {
     result.push_back(
         {.name = std::move(name),
          .tensor = tensor,
-         .mesh_dims = ddp::copied_mesh_dims(tensor, dp)});
+         .mesh_dims = ddp::replicated_mesh_dims(tensor, dp)});
   };
   const auto parameters = ddp::parameters_of(*job.model);
   for (const auto& item : parameters) {

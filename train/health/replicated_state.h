@@ -16,7 +16,7 @@ struct StateTensor {
   /// "model.norm.weight", "exp_avg of model.norm.weight".
   std::string name;
   at::Tensor tensor;
-  /// Along which dims of the job's mesh: see ddp::CopiedNumber.
+  /// Along which dims of the job's mesh: see ddp::ReplicatedHash.
   uint32_t mesh_dims = 0;
 };
 

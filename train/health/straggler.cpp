@@ -13,11 +13,11 @@ namespace weft::recipes {
 namespace {
 
 /// Of what the others need.
-constexpr double kLeastShare = 0.1;
-constexpr double kMostShare = 0.3;
-constexpr double kLeastMs = 0.5;
+constexpr double kMinShare = 0.1;
+constexpr double kMaxShare = 0.3;
+constexpr double kMinMs = 0.5;
 constexpr double kNoiseFactor = 6;
-constexpr size_t kMostChanges = 256;
+constexpr size_t kMaxChanges = 256;
 
 using PhaseMs = std::array<double, kPhases>;
 
@@ -77,7 +77,7 @@ double mean_of(const std::vector<PhaseMs>& rounds, size_t phase) {
 
 } // namespace
 
-std::vector<StragglerNews> StragglerDetector::add_round(
+std::vector<StragglerEvent> StragglerDetector::add_round(
     const std::vector<PhaseTimes>& times) {
   ranks_.resize(times.size());
   std::vector<PhaseMs> own;
@@ -101,7 +101,7 @@ std::vector<StragglerNews> StragglerDetector::add_round(
     auto& rank = ranks_[i];
     if (!rank.behind.empty()) {
       keep_last(
-          changes_, std::abs(sums[i] - mean - rank.from_mean), kMostChanges);
+          changes_, std::abs(sums[i] - mean - rank.from_mean), kMaxChanges);
     }
     rank.from_mean = sums[i] - mean;
     keep_last(rank.behind, sums[i] - typical, kRounds);
@@ -109,12 +109,10 @@ std::vector<StragglerNews> StragglerDetector::add_round(
     keep_last(rank.others, others, kRounds);
   }
   const double margin = std::max(
-      kLeastMs,
+      kMinMs,
       std::clamp(
-          kNoiseFactor * noise_ms(),
-          kLeastShare * typical,
-          kMostShare * typical));
-  std::vector<StragglerNews> news;
+          kNoiseFactor * noise_ms(), kMinShare * typical, kMaxShare * typical));
+  std::vector<StragglerEvent> event;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     auto& rank = ranks_[i];
     const bool is_behind = rank.behind.back() > margin / 2;
@@ -122,19 +120,19 @@ std::vector<StragglerNews> StragglerDetector::add_round(
     if (rank.is_slow ? rank.fast_rounds >= kRounds
                      : is_persistent(rank.behind, margin)) {
       rank.is_slow = !rank.is_slow;
-      news.push_back(describe(i));
+      event.push_back(describe(i));
     }
   }
-  return news;
+  return event;
 }
 
 double StragglerDetector::noise_ms() const {
   return changes_.empty() ? 0 : lower_median(changes_);
 }
 
-StragglerNews StragglerDetector::describe(size_t index) const {
+StragglerEvent StragglerDetector::describe(size_t index) const {
   const auto& rank = ranks_[index];
-  StragglerNews news{
+  StragglerEvent event{
       .rank = static_cast<int64_t>(index),
       .is_slow = rank.is_slow,
       .cost_ms = lower_median(rank.behind)};
@@ -144,40 +142,41 @@ StragglerNews StragglerDetector::describe(size_t index) const {
     const double others = mean_of(rank.others, phase);
     if (is_regular(phase) && own - others > most) {
       most = own - others;
-      news.phase = static_cast<Phase>(phase);
-      news.own_ms = own;
-      news.others_ms = others;
+      event.phase = static_cast<Phase>(phase);
+      event.own_ms = own;
+      event.others_ms = others;
     }
   }
-  return news;
+  return event;
 }
 
-std::string describe(const StragglerNews& news, int64_t steps, double step_ms) {
-  if (!news.is_slow) {
+std::string
+describe(const StragglerEvent& event, int64_t steps, double step_ms) {
+  if (!event.is_slow) {
     return fmt::format(
         "rank {} is as fast as the others again, over the last {} steps",
-        news.rank,
+        event.rank,
         steps);
   }
   return fmt::format(
       "rank {} is slow: {} takes it {:.1f} ms a step, the others {:.1f} ms, "
       "over the last {} steps; they wait {:.1f} ms for it, {:.0f} % of a step",
-      news.rank,
-      name_of(news.phase),
-      news.own_ms,
-      news.others_ms,
+      event.rank,
+      name_of(event.phase),
+      event.own_ms,
+      event.others_ms,
       steps,
-      news.cost_ms,
-      100 * news.cost_ms / std::max(step_ms, news.cost_ms));
+      event.cost_ms,
+      100 * event.cost_ms / std::max(step_ms, event.cost_ms));
 }
 
-StragglerWatch::StragglerWatch(
+StragglerMonitor::StragglerMonitor(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
-    Say say)
+    LogLine log_line)
     : mesh_(mesh),
-      every_(recipe.sentinel.straggler_every),
-      say_(std::move(say)) {
+      every_(recipe.straggler_detection.every),
+      log_line_(std::move(log_line)) {
   if (every_ > 0 && mesh.size() > 1 && mesh.world().device().is_cpu()) {
     clock_.emplace(std::vector{mesh.group("dp"), mesh.group("tp")});
     round_start_ns_ = monotonic_ns();
@@ -185,7 +184,7 @@ StragglerWatch::StragglerWatch(
 }
 
 // Of the steps in which a phase ran.
-PhaseTimes StragglerWatch::round_median() const {
+PhaseTimes StragglerMonitor::round_median() const {
   PhaseTimes result{};
   for (size_t phase = 0; phase < kPhases; ++phase) {
     std::vector<double> values;
@@ -200,7 +199,7 @@ PhaseTimes StragglerWatch::round_median() const {
   return result;
 }
 
-void StragglerWatch::step_done() {
+void StragglerMonitor::step_done() {
   if (!clock_) {
     return;
   }
@@ -220,9 +219,9 @@ void StragglerWatch::step_done() {
                          static_cast<double>(every_);
   round_start_ns_ = now;
   steps_.clear();
-  for (const auto& news : detector_.add_round(ranks)) {
+  for (const auto& event : detector_.add_round(ranks)) {
     if (mesh_.rank() == 0) {
-      say_(describe(news, StragglerDetector::kRounds * every_, step_ms));
+      log_line_(describe(event, StragglerDetector::kRounds * every_, step_ms));
     }
   }
 }

@@ -27,7 +27,7 @@ namespace weft::recipes {
 // longer.
 
 /// One rank is slow, or is so no longer.
-struct StragglerNews {
+struct StragglerEvent {
   int64_t rank = 0;
   bool is_slow = false;
   /// Where it loses most of the time, and what it and the others need there,
@@ -46,7 +46,7 @@ class StragglerDetector {
 
   /// The next round: by rank, nanoseconds a step by phase; 0: a phase that did
   /// not run. The same number of ranks each time.
-  std::vector<StragglerNews> add_round(const std::vector<PhaseTimes>& ranks);
+  std::vector<StragglerEvent> add_round(const std::vector<PhaseTimes>& ranks);
 
  private:
   struct Rank {
@@ -61,7 +61,7 @@ class StragglerDetector {
   };
 
   double noise_ms() const;
-  StragglerNews describe(size_t rank) const;
+  StragglerEvent describe(size_t rank) const;
 
   std::vector<Rank> ranks_;
   /// How much distances to the mean changed from one round to the next.
@@ -69,19 +69,23 @@ class StragglerDetector {
 };
 
 /// "rank 2 is slow: ...", one line. `steps`: of the rounds that it is about.
-std::string describe(const StragglerNews& news, int64_t steps, double step_ms);
+std::string
+describe(const StragglerEvent& event, int64_t steps, double step_ms);
 
 /// Compares how fast the ranks of a run are, and tells the user.
-class StragglerWatch {
+class StragglerMonitor {
  public:
   /// A line for the user; called on world rank 0 only.
-  using Say = std::function<void(const std::string&)>;
+  using LogLine = std::function<void(const std::string&)>;
 
-  StragglerWatch(const Recipe& recipe, const mesh::DeviceMesh& mesh, Say say);
+  StragglerMonitor(
+      const Recipe& recipe,
+      const mesh::DeviceMesh& mesh,
+      LogLine log_line);
 
   /// Where the phases of steps are to be counted; null where nothing is
   /// compared: on one rank, on a device, whose work the host does not time, and
-  /// with `sentinel.straggler_every: 0`.
+  /// with `straggler_detection.every: 0`.
   PhaseClock* clock() { return clock_ ? &*clock_ : nullptr; }
 
   /// After each step and all that belongs to it. Every few of them 56 bytes a
@@ -94,7 +98,7 @@ class StragglerWatch {
 
   mesh::DeviceMesh mesh_;
   int64_t every_;
-  Say say_;
+  LogLine log_line_;
   std::optional<PhaseClock> clock_;
   StragglerDetector detector_;
   std::vector<PhaseTimes> steps_;

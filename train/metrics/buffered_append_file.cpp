@@ -21,7 +21,8 @@ std::string reason(int error) {
 
 } // namespace
 
-PatientFile::PatientFile(std::string path) : path_(std::move(path)) {
+BufferedAppendFile::BufferedAppendFile(std::string path)
+    : path_(std::move(path)) {
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd_ < 0) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
@@ -29,12 +30,12 @@ PatientFile::PatientFile(std::string path) : path_(std::move(path)) {
   }
 }
 
-PatientFile::~PatientFile() {
+BufferedAppendFile::~BufferedAppendFile() {
   write_waiting();
   ::close(fd_);
 }
 
-std::string PatientFile::append(std::string_view bytes) {
+std::string BufferedAppendFile::append(std::string_view bytes) {
   const bool was_full = error_ != 0;
   waiting_.append(bytes);
   const bool is_full = !write_waiting();
@@ -50,7 +51,7 @@ std::string PatientFile::append(std::string_view bytes) {
              : "";
 }
 
-std::string PatientFile::finish() {
+std::string BufferedAppendFile::finish() {
   return write_waiting() ? ""
                          : fmt::format(
                                "\"{}\": the last {} bytes are lost: {}",
@@ -60,7 +61,7 @@ std::string PatientFile::finish() {
 }
 
 // What was written of a line stays; the next try goes on behind it.
-bool PatientFile::write_waiting() {
+bool BufferedAppendFile::write_waiting() {
   size_t done = 0;
   error_ = 0;
   while (done < waiting_.size() && error_ == 0) {

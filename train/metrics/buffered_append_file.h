@@ -7,14 +7,14 @@ namespace weft::recipes {
 
 /// A file that grows while a run goes on, and that must not end the run: what
 /// cannot be written, e.g. to a full disk, waits in memory until it can be.
-class PatientFile {
+class BufferedAppendFile {
  public:
   /// Opens `path` to append to it; makes it if it is missing.
   /// Throws: mesh::UsageError naming output_dir, the path and the reason.
-  explicit PatientFile(std::string path);
-  ~PatientFile();
-  PatientFile(const PatientFile&) = delete;
-  PatientFile& operator=(const PatientFile&) = delete;
+  explicit BufferedAppendFile(std::string path);
+  ~BufferedAppendFile();
+  BufferedAppendFile(const BufferedAppendFile&) = delete;
+  BufferedAppendFile& operator=(const BufferedAppendFile&) = delete;
 
   /// With the kernel when it returns, or waiting. Returns a sentence for the
   /// user when writing begins to fail or works again; otherwise nothing.

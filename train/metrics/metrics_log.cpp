@@ -23,7 +23,7 @@ double peak_rss_mb() {
 
 namespace {
 
-constexpr const char* kEvalCut = "eval_cut";
+constexpr const char* kEvalInterrupted = "eval_interrupted";
 
 [[noreturn]] void refuse(const std::string& path, const std::string& reason) {
   mesh::throw_error<mesh::UsageError>(
@@ -121,15 +121,15 @@ std::string metrics_line(const StepMetrics& metrics) {
   if (metrics.skipped) {
     line["skipped"] = true;
   }
-  if (metrics.eval_cut) {
-    line[kEvalCut] = true;
+  if (metrics.eval_interrupted) {
+    line[kEvalInterrupted] = true;
   }
   return line.dump();
 }
 
 bool lacks_evaluation(const std::string& line) {
   const auto json = nlohmann::json::parse(line, nullptr, false);
-  return json.is_object() && json.value(kEvalCut, false);
+  return json.is_object() && json.value(kEvalInterrupted, false);
 }
 
 std::string with_evaluation(
@@ -137,7 +137,7 @@ std::string with_evaluation(
     double eval_loss,
     std::optional<double> ema_eval_loss) {
   auto json = nlohmann::ordered_json::parse(line);
-  json.erase(kEvalCut);
+  json.erase(kEvalInterrupted);
   json["eval_loss"] = eval_loss;
   if (ema_eval_loss) {
     json["ema_eval_loss"] = *ema_eval_loss;

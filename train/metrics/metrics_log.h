@@ -33,7 +33,7 @@ struct StepMetrics {
   /// Loss or gradients were not finite: nothing was updated.
   bool skipped = false;
   /// It was due, but the run was asked to stop.
-  bool eval_cut = false;
+  bool eval_interrupted = false;
 };
 
 /// The most memory this process has had resident. Units: MiB.
@@ -67,7 +67,8 @@ class MetricsLog {
   /// What the user should know of lines that cannot be read; mostly nothing.
   const std::string& notice() const { return notice_; }
 
-  /// Both return what the user should know, as PatientFile; mostly nothing.
+  /// Both return what the user should know, as BufferedAppendFile; mostly
+  /// nothing.
   std::string write(const StepMetrics& metrics);
   std::string write_line(const std::string& line);
   std::string finish() { return file_->finish(); }
@@ -79,7 +80,7 @@ class MetricsLog {
  private:
   int64_t last_step_ = 0;
   std::string notice_;
-  std::optional<PatientFile> file_;
+  std::optional<BufferedAppendFile> file_;
 };
 
 } // namespace weft::recipes

@@ -50,8 +50,8 @@ std::string bar_line(
     int64_t total_steps,
     double eta_ms,
     int64_t columns) {
-  constexpr int64_t kMostBar = 40;
-  constexpr int64_t kLeastBar = 6;
+  constexpr int64_t kMaxBar = 40;
+  constexpr int64_t kMinBar = 6;
   const auto width = static_cast<size_t>(std::max<int64_t>(columns, 1));
   std::string text = fmt::format("{}/{}", metrics.step, total_steps);
   const std::vector<std::string> parts = {
@@ -65,10 +65,10 @@ std::string bar_line(
     text += part;
   }
   const int64_t room = columns - static_cast<int64_t>(text.size()) - 3;
-  if (room < kLeastBar) {
+  if (room < kMinBar) {
     return text.substr(0, width);
   }
-  const int64_t cells = std::min(room, kMostBar);
+  const int64_t cells = std::min(room, kMaxBar);
   const auto full = static_cast<int64_t>(
       part_done(metrics, total_steps) * static_cast<double>(cells));
   return fmt::format(

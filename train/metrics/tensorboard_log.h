@@ -26,7 +26,8 @@ class TensorBoardLog {
   /// Throws: mesh::UsageError if it cannot be written.
   TensorBoardLog(const std::string& folder, int64_t first_step, int64_t ranks);
 
-  /// Both return what the user should know, as PatientFile; mostly nothing.
+  /// Both return what the user should know, as BufferedAppendFile; mostly
+  /// nothing.
   std::string write(const StepMetrics& metrics);
   std::string finish() { return file_->finish(); }
 
@@ -36,7 +37,7 @@ class TensorBoardLog {
   std::string write_record(std::string_view bytes);
 
   std::string path_;
-  std::optional<PatientFile> file_;
+  std::optional<BufferedAppendFile> file_;
   double ranks_;
 };
 

@@ -84,8 +84,8 @@ void add_parameter(
     const int64_t bytes = elements * element_bytes;
     shares.elements[i] += elements;
     shares.bytes[i] += bytes;
-    share.least_bytes = i == 0 ? bytes : std::min(share.least_bytes, bytes);
-    share.most_bytes = std::max(share.most_bytes, bytes);
+    share.min_bytes = i == 0 ? bytes : std::min(share.min_bytes, bytes);
+    share.max_bytes = std::max(share.max_bytes, bytes);
   }
   shares.total_elements += parameter.numel();
   shares.total_bytes += parameter.numel() * element_bytes;
@@ -99,14 +99,14 @@ void check(bool condition, const char* message) {
 }
 
 void check_sizes(const RankShares& shares) {
-  constexpr int64_t kMostRanks = 1 << 24;
+  constexpr int64_t kMaxRanks = 1 << 24;
   check(
       !shares.mesh_shape.empty() &&
           shares.mesh_dims.size() == shares.mesh_shape.size(),
       "mesh.dims and mesh.shape differ in length, or are empty");
   int64_t count = 1;
   for (const int64_t size : shares.mesh_shape) {
-    check(size >= 1 && size <= kMostRanks / count, "mesh.shape is impossible");
+    check(size >= 1 && size <= kMaxRanks / count, "mesh.shape is impossible");
     count *= size;
   }
   check(
@@ -149,8 +149,8 @@ std::string to_json(const RankShares& shares) {
          {"shape", p.shape},
          {"dtype", p.dtype},
          {"placements", p.placements},
-         {"least_bytes", p.least_bytes},
-         {"most_bytes", p.most_bytes}});
+         {"least_bytes", p.min_bytes},
+         {"most_bytes", p.max_bytes}});
   }
   const ordered_json json = {
       {"dims", shares.mesh_dims},

@@ -21,8 +21,8 @@ struct ParameterShare {
   /// One a dim of the mesh, e.g. {"R", "S(0)"}.
   std::vector<std::string> placements;
   /// Bytes on the rank that holds the fewest, and the most.
-  int64_t least_bytes = 0;
-  int64_t most_bytes = 0;
+  int64_t min_bytes = 0;
+  int64_t max_bytes = 0;
 };
 
 /// Which part of a model's parameters each rank of a mesh holds: layout.json.

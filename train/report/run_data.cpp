@@ -26,16 +26,16 @@ constexpr int64_t kMaxLayoutBytes = 256 << 20;
 
 // Empty with a note if it is missing, too large or cannot be read.
 std::optional<std::string>
-read_text(RunData& run, const char* name, int64_t most_bytes) {
+read_text(RunData& run, const char* name, int64_t max_bytes) {
   const auto path = (std::filesystem::path(run.folder) / name).string();
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
     run.notes.push_back(fmt::format("{}: {}", name, std::strerror(errno)));
     return std::nullopt;
   }
-  if (!S_ISREG(status.st_mode) || status.st_size > most_bytes) {
+  if (!S_ISREG(status.st_mode) || status.st_size > max_bytes) {
     run.notes.push_back(fmt::format(
-        "{}: not a regular file of at most {} bytes", name, most_bytes));
+        "{}: not a regular file of at most {} bytes", name, max_bytes));
     return std::nullopt;
   }
   std::ifstream file(path, std::ios::binary);

@@ -59,7 +59,7 @@ ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe) {
 std::shared_ptr<ddp::CommHook> make_comm_hook(const DdpConfig& config) {
   const ddp::PowerSGDOptions power_sgd{
       .matrix_approximation_rank = config.power_sgd_rank,
-      .start_powerSGD_iter = config.power_sgd_start};
+      .start_powerSGD_iter = config.power_sgd_start_iter};
   const auto& name = config.comm_hook;
   if (name == "bf16_compress") {
     return ddp::bf16_compress_hook();

@@ -16,7 +16,7 @@ at::Tensor own_part(const at::Tensor& tensor) {
 
 } // namespace
 
-WeightAverage::WeightAverage(const torch::nn::Module& module, double decay)
+EmaWeights::EmaWeights(const torch::nn::Module& module, double decay)
     : decay_(decay) {
   for (const auto& item : module.named_parameters()) {
     if (item.value().requires_grad()) {
@@ -25,7 +25,7 @@ WeightAverage::WeightAverage(const torch::nn::Module& module, double decay)
   }
 }
 
-void WeightAverage::begin() {
+void EmaWeights::begin() {
   if (has_begun()) {
     return;
   }
@@ -45,7 +45,7 @@ void WeightAverage::begin() {
   }
 }
 
-void WeightAverage::update() {
+void EmaWeights::update() {
   begin();
   const at::NoGradGuard no_grad;
   for (auto& [names, parameter, average] : entries_) {
@@ -54,7 +54,7 @@ void WeightAverage::update() {
   }
 }
 
-dtensor::StateDict WeightAverage::state_dict(const mesh::DeviceMesh& mesh) {
+dtensor::StateDict EmaWeights::state_dict(const mesh::DeviceMesh& mesh) {
   begin();
   dtensor::StateDict dict;
   for (const auto& entry : entries_) {
@@ -65,7 +65,7 @@ dtensor::StateDict WeightAverage::state_dict(const mesh::DeviceMesh& mesh) {
   return dict;
 }
 
-void WeightAverage::swap() {
+void EmaWeights::swap() {
   begin();
   const at::NoGradGuard no_grad;
   for (auto& [names, parameter, average] : entries_) {

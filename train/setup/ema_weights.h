@@ -16,11 +16,11 @@ namespace weft::recipes {
 /// lying as they do: each rank averages its own part, without communication.
 /// Source: Polyak and Juditsky (1992); the exponential form of
 /// torch.optim.swa_utils.get_ema_multi_avg_fn.
-class WeightAverage {
+class EmaWeights {
  public:
   /// Begins nothing yet. `decay` is in [0, 1).
   /// Lifetime: holds on to the parameters.
-  WeightAverage(const torch::nn::Module& module, double decay);
+  EmaWeights(const torch::nn::Module& module, double decay);
 
   /// The average becomes the weights, unless it has begun: before the first
   /// step, or where state_dict() was not loaded into.

@@ -286,7 +286,7 @@ std::string load_checkpoint(
   }
   return fmt::format(
       "begins with the {}weights of {} ({} tensors)",
-      kind == WeightKind::kAveraged ? "averaged " : "",
+      kind == WeightKind::kEma ? "averaged " : "",
       step.string(),
       shared.size());
 }

@@ -21,7 +21,7 @@ void check_initial_weights(const Recipe& recipe);
 
 /// Which of a checkpoint's weights: as they were trained, or averaged over the
 /// steps (ema.decay), where an average is kept.
-enum class WeightKind { kTrained, kAveraged };
+enum class WeightKind { kTrained, kEma };
 
 /// Fills a model that lies on `mesh` with the weights of `checkpoint`, a step
 /// folder or a run's, signed if the recipe has a key; if it is empty, with

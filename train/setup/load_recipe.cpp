@@ -61,6 +61,10 @@ Recipe load_recipe(
   return parse_recipe(read_file(path), path, overrides, std::move(models));
 }
 
+Recipe load_stored_recipe(const std::string& path, KnownModels models) {
+  return parse_stored_recipe(read_file(path), path, std::move(models));
+}
+
 Recipe parse_recipe(
     std::string_view text,
     const std::string& source,

@@ -16,7 +16,11 @@ Recipe load_recipe(
     std::span<const std::string> overrides = {},
     KnownModels models = {});
 
-/// The same for a text; `source` stands for the file in messages.
+/// Reads recipe.yaml of a run's folder, as parse_stored_recipe() does.
+Recipe load_stored_recipe(const std::string& path, KnownModels models = {});
+
+/// The same as load_recipe() for a text; `source` stands for the file in
+/// messages.
 Recipe parse_recipe(
     std::string_view text,
     const std::string& source,

@@ -27,7 +27,7 @@ std::string tensor_text(const at::Tensor& tensor) {
 }
 
 void add(
-    std::vector<mesh::Agreed>& values,
+    std::vector<mesh::AgreedValue>& values,
     const std::string& kind,
     const std::vector<ddp::NamedTensor>& tensors) {
   for (const auto& item : tensors) {
@@ -41,7 +41,7 @@ void check_runs_agree(
     const Recipe& recipe,
     const std::string& data_fingerprint,
     const mesh::World& world) {
-  std::vector<mesh::Agreed> values{
+  std::vector<mesh::AgreedValue> values{
       {"the version of weft", WEFT_VERSION},
       {"the version of libtorch", TORCH_VERSION},
       // At this level alone the ranks' calls differ.
@@ -60,7 +60,7 @@ void check_runs_agree(
 void check_models_agree(
     const torch::nn::Module& model,
     const mesh::World& world) {
-  std::vector<mesh::Agreed> values;
+  std::vector<mesh::AgreedValue> values;
   add(values, "parameter", ddp::parameters_of(model));
   add(values, "buffer", ddp::buffers_of(model));
   world.check_agreement(values);

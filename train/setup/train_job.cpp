@@ -60,10 +60,10 @@ void add_adapters(const Recipe& recipe, Model& model) {
   try {
     tp::add_lora(
         model,
-        lora.targets,
+        lora.target_modules,
         {.rank = lora.rank, .alpha = lora.alpha, .dropout = lora.dropout});
   } catch (const c10::ValueError& error) {
-    refuse(recipe, "lora.targets", error.what_without_backtrace());
+    refuse(recipe, "lora.target_modules", error.what_without_backtrace());
   }
 }
 
@@ -79,7 +79,7 @@ std::shared_ptr<Model> place_model(
   dtensor::set_async_tp(
       mesh,
       async_mode(recipe),
-      dtensor::default_async_tp_prices(
+      dtensor::default_async_tp_costs(
           recipe.device == "cuda" ? "nccl" : "cpu"));
   tp::parallelize_module(*model, mesh["tp"], model_plan(recipe));
   add_adapters(recipe, *model);
@@ -108,7 +108,7 @@ TrainJob make_train_job(
   job.optimizer = std::make_unique<FusedAdamW>(
       job.model->parameters(), adamw_options(recipe));
   if (recipe.ema.decay > 0) {
-    job.average = std::make_unique<WeightAverage>(*job.model, recipe.ema.decay);
+    job.average = std::make_unique<EmaWeights>(*job.model, recipe.ema.decay);
   }
   return job;
 }
@@ -132,7 +132,7 @@ bool has_part(const checkpoint::Manifest& manifest, const std::string& part) {
   return first != manifest.tensors.end() && first->first.starts_with(prefix);
 }
 
-checkpoint::StateDicts more_to_load(
+checkpoint::StateDicts optional_state_dicts(
     TrainJob& job,
     const checkpoint::Manifest& manifest) {
   checkpoint::StateDicts dicts;

@@ -22,7 +22,7 @@ struct TrainJob {
   std::unique_ptr<ddp::DistributedDataParallel<Model>> ddp;
   std::unique_ptr<FusedAdamW> optimizer;
   /// None with ema.decay = 0.
-  std::unique_ptr<WeightAverage> average;
+  std::unique_ptr<EmaWeights> average;
   /// What a loss is multiplied by for backward: replicas where gradients are
   /// means over them.
   double loss_scale = 1;
@@ -62,7 +62,7 @@ checkpoint::StateDicts state_dicts(TrainJob& job);
 
 /// Tensors for what not every checkpoint of the run has: the comm hook's state,
 /// and the average of the weights, which then begins.
-checkpoint::StateDicts more_to_load(
+checkpoint::StateDicts optional_state_dicts(
     TrainJob& job,
     const checkpoint::Manifest& manifest);
 

@@ -134,21 +134,22 @@ void check_recomputed(const Recipe& recipe) {
 }
 
 void check_adapters(const Recipe& recipe) {
-  if (recipe.lora.rank > 0 && recipe.lora.targets.empty()) {
+  if (recipe.lora.rank > 0 && recipe.lora.target_modules.empty()) {
     refuse(
         recipe,
         "lora.rank",
         fmt::format(
-            "{} without lora.targets; name the Linears that get an adapter, "
+            "{} without lora.target_modules; name the Linears that get an "
+            "adapter, "
             "such as [\"model.layers.*.self_attn.*\"]",
             recipe.lora.rank));
   }
-  if (recipe.lora.rank == 0 && !recipe.lora.targets.empty()) {
+  if (recipe.lora.rank == 0 && !recipe.lora.target_modules.empty()) {
     refuse(
         recipe,
-        "lora.targets",
+        "lora.target_modules",
         "adapters need a rank: without lora.rank all weights would be trained. "
-        "Set lora.rank, or remove lora.targets");
+        "Set lora.rank, or remove lora.target_modules");
   }
 }
 
@@ -213,13 +214,13 @@ void check_init_rules(const Recipe& recipe) {
 }
 
 void check_trace(const Recipe& recipe) {
-  if (recipe.trace.steps > 0 && recipe.trace.first > recipe.train.steps) {
+  if (recipe.trace.steps > 0 && recipe.trace.first_step > recipe.train.steps) {
     refuse(
         recipe,
-        "trace.first",
+        "trace.first_step",
         fmt::format(
             "{} is after the last step, train.steps={}",
-            recipe.trace.first,
+            recipe.trace.first_step,
             recipe.train.steps));
   }
 }
@@ -227,10 +228,10 @@ void check_trace(const Recipe& recipe) {
 // What would end a run that is to skip such a step, or keep it from getting
 // well again.
 void check_non_finite(const Recipe& recipe) {
-  if (recipe.train.non_finite != "skip") {
+  if (recipe.train.on_non_finite != "skip") {
     return;
   }
-  constexpr const char* kKey = "train.non_finite";
+  constexpr const char* kKey = "train.on_non_finite";
   if (recipe.ddp.check_for_nan_in_grad) {
     refuse(
         recipe,

@@ -12,7 +12,7 @@ namespace weft::recipes {
 namespace {
 
 // "1, 2 or 4".
-std::string either(std::vector<std::string> choices) {
+std::string join_with_or(std::vector<std::string> choices) {
   const std::string last = choices.back();
   choices.pop_back();
   return choices.empty()
@@ -33,7 +33,7 @@ std::string tp_choices(int64_t heads, int64_t kv_heads) {
       choices.push_back(std::to_string(tp));
     }
   }
-  return either(std::move(choices));
+  return join_with_or(std::move(choices));
 }
 
 bool has_key(const Recipe& recipe, std::string_view key) {
@@ -157,7 +157,7 @@ std::string divisors_of(int64_t value) {
       divisors.push_back(std::to_string(d));
     }
   }
-  return either(std::move(divisors));
+  return join_with_or(std::move(divisors));
 }
 
 void check_patches(const Recipe& recipe) {

@@ -41,7 +41,7 @@ std::string mesh_text(const Recipe& recipe) {
 std::string links_text(const Recipe& recipe) {
   std::string text;
   for (const auto* mesh_dim : {"dp", "tp"}) {
-    if (const auto cost = given_link(recipe, mesh_dim)) {
+    if (const auto cost = configured_link_cost(recipe, mesh_dim)) {
       text += fmt::format(
           "{}{} {:.3g} us, {:.3g} GB/s",
           text.empty() ? "links: " : "; ",
@@ -53,18 +53,18 @@ std::string links_text(const Recipe& recipe) {
   return text;
 }
 
-Recipe with_earlier_links(Recipe recipe, bool fresh) {
+Recipe with_resumed_link_costs(Recipe recipe, bool fresh) {
   if (fresh || recipe.checkpoint.resume == "never") {
     return recipe;
   }
-  look_at_newest(recipe, [&](const auto& step, const auto& manifest) {
+  inspect_newest(recipe, [&](const auto& step, const auto& manifest) {
     auto layout = parse_run_layout(manifest.layout, step.path.string());
     if (layout.mesh != mesh_text(recipe)) {
       return;
     }
     const auto earlier = links_of(layout.links);
     for (const auto& link : links_of(recipe.links)) {
-      if (!given_link(recipe, link.mesh_dim)) {
+      if (!configured_link_cost(recipe, link.mesh_dim)) {
         const auto& source = earlier[link.mesh_dim == "dp" ? 0 : 1];
         link.set({source.latency_us, source.bandwidth_gb_s});
       }
@@ -73,7 +73,7 @@ Recipe with_earlier_links(Recipe recipe, bool fresh) {
   return recipe;
 }
 
-std::optional<mesh::LinkCost> given_link(
+std::optional<mesh::LinkCost> configured_link_cost(
     const Recipe& recipe,
     std::string_view mesh_dim) {
   const auto& links = recipe.links;
@@ -84,11 +84,12 @@ std::optional<mesh::LinkCost> given_link(
   return cost.bandwidth_gb_s > 0 ? std::optional(cost) : std::nullopt;
 }
 
-void settle_links(Recipe& recipe, const mesh::DeviceMesh& mesh) {
+void resolve_link_costs(Recipe& recipe, const mesh::DeviceMesh& mesh) {
   std::vector<Link> open;
   for (const auto& link : links_of(recipe.links)) {
     // Between the ranks of a dim of one there is no link.
-    if (mesh.size(link.mesh_dim) > 1 && !given_link(recipe, link.mesh_dim)) {
+    if (mesh.size(link.mesh_dim) > 1 &&
+        !configured_link_cost(recipe, link.mesh_dim)) {
       open.push_back(link);
     }
   }
@@ -99,7 +100,7 @@ void settle_links(Recipe& recipe, const mesh::DeviceMesh& mesh) {
     }
   }
   for (const auto& name : mesh.mesh_dim_names()) {
-    if (const auto cost = given_link(recipe, name)) {
+    if (const auto cost = configured_link_cost(recipe, name)) {
       mesh::set_link_cost(mesh, name, *cost);
     }
   }

@@ -15,18 +15,18 @@ namespace weft::recipes {
 /// them the order of additions, stay as they were. Looks at the newest
 /// checkpoint whose manifest can be read, unless the run starts over; no
 /// communication.
-Recipe with_earlier_links(Recipe recipe, bool fresh);
+Recipe with_resumed_link_costs(Recipe recipe, bool fresh);
 
 /// What a recipe says of the links along "dp" or "tp"; nothing: it leaves them
 /// to the cost model.
-std::optional<mesh::LinkCost> given_link(
+std::optional<mesh::LinkCost> configured_link_cost(
     const Recipe& recipe,
     std::string_view mesh_dim);
 
 /// Sets the mesh's prices of links: those that `recipe` gives, what is measured
 /// for others if it says so; `recipe.links` then has them all.
 /// Collective: all ranks, with equal recipes; blocks if it measures.
-void settle_links(Recipe& recipe, const mesh::DeviceMesh& mesh);
+void resolve_link_costs(Recipe& recipe, const mesh::DeviceMesh& mesh);
 
 /// "links: dp 41 us, 1.3 GB/s; tp ...", for the user; empty where the fixed
 /// table's prices hold.

@@ -30,7 +30,7 @@ checkpoint::SaverOptions saver_options(
   const auto& checkpoint = recipe.checkpoint;
   return {
       .world = world,
-      .sync = checkpoint.sync,
+      .sync = checkpoint.fsync,
       .keep = checkpoint.keep,
       .bytes_per_second = static_cast<int64_t>(checkpoint.max_mb_per_s * 1e6),
       .sha256 = checkpoint.checksum == "sha256",
@@ -41,10 +41,10 @@ RunSaver::RunSaver(
     std::filesystem::path checkpoints,
     checkpoint::SaverOptions options,
     bool is_async,
-    Say say)
+    LogLine log_line)
     : saver_(std::move(checkpoints), std::move(options)),
       is_async_(is_async),
-      say_(std::move(say)) {}
+      log_line_(std::move(log_line)) {}
 
 void RunSaver::prepare(const checkpoint::StateDicts& dicts) {
   if (is_async_) {
@@ -65,7 +65,7 @@ bool RunSaver::save(
     saver_.save_async(dicts, content);
     in_flight_ = content.step;
   } catch (const checkpoint::SaveError& error) {
-    say_(error.what_without_backtrace());
+    log_line_(error.what_without_backtrace());
   }
   return false;
 }
@@ -77,7 +77,7 @@ bool RunSaver::save_now(
   return try_save(dicts, content) || try_save(dicts, content);
 }
 
-void RunSaver::look() {
+void RunSaver::poll() {
   if (in_flight_ && !saver_.is_in_flight()) {
     end_flight();
   }
@@ -89,17 +89,17 @@ bool RunSaver::try_save(
   try {
     saver_.save(dicts, content);
   } catch (const checkpoint::SaveError& error) {
-    say_(error.what_without_backtrace());
+    log_line_(error.what_without_backtrace());
     return false;
   }
   const auto stats = saver_.stats();
-  say_(describe_save(content.step, stats));
-  say_(stats.note);
+  log_line_(describe_save(content.step, stats));
+  log_line_(stats.note);
   return true;
 }
 
 bool RunSaver::finish() {
-  saver_.hurry();
+  saver_.unthrottle();
   return in_flight_ && end_flight();
 }
 
@@ -108,12 +108,12 @@ bool RunSaver::end_flight() {
   try {
     saver_.wait();
   } catch (const checkpoint::SaveError& error) {
-    say_(error.what_without_backtrace());
+    log_line_(error.what_without_backtrace());
     return false;
   }
   const auto stats = saver_.stats();
-  say_(describe_save(step, stats));
-  say_(stats.note);
+  log_line_(describe_save(step, stats));
+  log_line_(stats.note);
   return true;
 }
 

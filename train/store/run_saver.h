@@ -23,18 +23,18 @@ checkpoint::SaverOptions saver_options(
 /// training goes on.
 ///
 /// save(), save_now() and finish() are collective: all ranks, the same calls;
-/// look() is this rank's own. Throws: mesh::CommError if a peer is lost.
+/// poll() is this rank's own. Throws: mesh::CommError if a peer is lost.
 class RunSaver {
  public:
   /// A line for the user; called on rank 0 only.
-  using Say = std::function<void(const std::string&)>;
+  using LogLine = std::function<void(const std::string&)>;
 
   /// Collective; blocks.
   RunSaver(
       std::filesystem::path checkpoints,
       checkpoint::SaverOptions options,
       bool is_async,
-      Say say);
+      LogLine log_line);
 
   /// Makes ready what the first save in the background would wait for.
   /// Collective; blocks.
@@ -54,7 +54,7 @@ class RunSaver {
   /// whether that step is saved now; false if nothing was in flight.
   bool finish();
   /// Says what has become of the save in flight, if that is known by now.
-  void look();
+  void poll();
 
  private:
   bool try_save(
@@ -64,7 +64,7 @@ class RunSaver {
 
   checkpoint::Saver saver_;
   bool is_async_;
-  Say say_;
+  LogLine log_line_;
   /// The step that is in flight.
   std::optional<int64_t> in_flight_;
 };

@@ -45,7 +45,7 @@ fs::path with_suffix(fs::path path, const char* suffix) {
   return path;
 }
 
-constexpr char kDone = '+';
+constexpr char kSuccess = '+';
 constexpr char kFailed = '-';
 
 /// Runs `act` on rank 0 and hands its text, or its failure, to all ranks.
@@ -56,7 +56,7 @@ std::string on_first_rank(
   std::string own;
   if (world.rank() == 0) {
     try {
-      own = kDone + act();
+      own = kSuccess + act();
     } catch (const c10::Error& error) {
       own = kFailed + std::string(error.what_without_backtrace());
     } catch (const std::exception& error) {
@@ -65,7 +65,7 @@ std::string on_first_rank(
   }
   auto group = world.group();
   const auto answer = mesh::all_gather_text(group, own, "run folder").front();
-  if (answer.empty() || answer.front() != kDone) {
+  if (answer.empty() || answer.front() != kSuccess) {
     mesh::throw_error<E>(answer.substr(std::min<size_t>(answer.size(), 1)));
   }
   return answer.substr(1);
@@ -73,7 +73,7 @@ std::string on_first_rank(
 
 // Those of an earlier failure (mesh/watchdog/flight_files.h) would be taken for
 // what the same ranks did in the next one.
-void set_flight_records_aside(const fs::path& run) {
+void archive_flight_records(const fs::path& run) {
   const auto records = run / "flight";
   if (!fs::exists(records)) {
     return;
@@ -153,7 +153,7 @@ std::string metrics_path(const Recipe& recipe) {
   return fs::path(recipe.output_dir) / "metrics.jsonl";
 }
 
-void look_at_newest(const Recipe& recipe, const Look& look) {
+void inspect_newest(const Recipe& recipe, const InspectFn& look) {
   const auto hmac_key = read_hmac_key(recipe);
   for (const auto& step : checkpoint::list_steps(checkpoints_path(recipe))) {
     try {
@@ -166,7 +166,7 @@ void look_at_newest(const Recipe& recipe, const Look& look) {
 }
 
 void check_run_fits(const Recipe& recipe, const std::string& data_fingerprint) {
-  look_at_newest(recipe, [&](const auto& step, const auto& manifest) {
+  inspect_newest(recipe, [&](const auto& step, const auto& manifest) {
     check_same_run(recipe, data_fingerprint, step, manifest);
   });
 }
@@ -175,13 +175,13 @@ RunStore::RunStore(
     const Recipe& recipe,
     const mesh::World& world,
     bool fresh,
-    Say say)
+    LogLine log_line)
     : recipe_(recipe),
       world_(world),
       path_(checkpoints_path(recipe)),
-      say_(std::move(say)),
+      log_line_(std::move(log_line)),
       hmac_key_(read_hmac_key(recipe, [this](const std::string& text) {
-        this->say(text);
+        this->log_line(text);
       })) {
   on_first_rank<mesh::UsageError>(world_, [&] {
     open(fresh || recipe.checkpoint.resume == "never");
@@ -191,37 +191,37 @@ RunStore::RunStore(
       path_,
       saver_options(recipe_, world_, hmac_key_),
       recipe_.checkpoint.async,
-      [this](const std::string& text) { this->say(text); });
+      [this](const std::string& text) { this->log_line(text); });
 }
 
 RunStore::~RunStore() = default;
 
-void RunStore::say(const std::string& text) const {
+void RunStore::log_line(const std::string& text) const {
   if (is_first()) {
-    say_(text);
+    log_line_(text);
   }
 }
 
 void RunStore::open(bool fresh) {
   MetricsLog::check_writable(metrics_path(recipe_));
   lock_ = std::make_unique<Lock>(path_);
-  set_flight_records_aside(recipe_.output_dir);
+  archive_flight_records(recipe_.output_dir);
   checkpoint::remove_temporaries(path_);
-  end_setting_aside();
+  finish_archiving();
   if (fresh && !checkpoint::list_steps(path_).empty()) {
     fs::rename(path_, with_suffix(path_, kAside));
     // The folder's own lock is held until that of its successor is. Another
     // process may come between: then it owns what is there, and ends what was
     // begun here.
     lock_ = std::make_unique<Lock>(path_);
-    end_setting_aside();
+    finish_archiving();
   }
   // Better refused now than at the first save.
-  checkpoint::abandon_step(checkpoint::begin_step(path_, 0));
+  checkpoint::discard_step(checkpoint::begin_step(path_, 0));
 }
 
 // See Note [Starting over].
-void RunStore::end_setting_aside() {
+void RunStore::finish_archiving() {
   const auto aside = with_suffix(path_, kAside);
   if (!fs::exists(aside)) {
     return;
@@ -236,7 +236,7 @@ void RunStore::end_setting_aside() {
   }
   fs::remove_all(old);
   fs::rename(aside, old);
-  say(fmt::format(
+  log_line(fmt::format(
       "the checkpoints and metrics that were there are now {} and {}",
       old.string(),
       old_metrics.string()));
@@ -274,7 +274,7 @@ std::optional<RunStore::Resumed> RunStore::resume(
         resumed = load_step(step.path, manifest, dicts, more);
       },
       [&](const auto& step, const std::string& reason) {
-        say(fmt::format(
+        log_line(fmt::format(
             "cannot resume from {}: {}", step.path.string(), reason));
       },
       hmac_key_);
@@ -291,10 +291,10 @@ std::optional<RunStore::Resumed> RunStore::resume(
   }
   on_first_rank<mesh::UsageError>(world_, [&] {
     for (const int64_t step : damaged) {
-      say(fmt::format(
+      log_line(fmt::format(
           "step {} is damaged and now called {}",
           step,
-          checkpoint::set_step_aside(path_, step).string()));
+          checkpoint::quarantine_step(path_, step).string()));
     }
     return "";
   });

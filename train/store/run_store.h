@@ -31,7 +31,7 @@ class RunStore {
   using More = std::function<
       checkpoint::StateDicts(const checkpoint::Manifest&, const RunLayout&)>;
   /// A line for the user; called on rank 0 only.
-  using Say = std::function<void(const std::string&)>;
+  using LogLine = std::function<void(const std::string&)>;
 
   /// Takes the folder for this run until it ends: rank 0 locks it, clears what
   /// killed saves left, sets flight records of an earlier failure aside, as
@@ -40,7 +40,11 @@ class RunStore {
   /// as checkpoints.old. Collective: all ranks; blocks. Throws:
   /// mesh::UsageError, on all ranks, if another run has the folder or it cannot
   /// be written; as read_hmac_key().
-  RunStore(const Recipe& recipe, const mesh::World& world, bool fresh, Say say);
+  RunStore(
+      const Recipe& recipe,
+      const mesh::World& world,
+      bool fresh,
+      LogLine log_line);
   ~RunStore();
 
   /// Loads the newest sound checkpoint into `dicts`; one that is damaged is
@@ -65,19 +69,19 @@ class RunStore {
   struct Lock;
 
   void open(bool fresh);
-  void end_setting_aside();
+  void finish_archiving();
   Resumed load_step(
       const std::filesystem::path& folder,
       const checkpoint::Manifest& manifest,
       const checkpoint::StateDicts& dicts,
       const More& more) const;
   bool is_first() const { return world_.rank() == 0; }
-  void say(const std::string& text) const;
+  void log_line(const std::string& text) const;
 
   const Recipe& recipe_;
   mesh::World world_;
   std::filesystem::path path_;
-  Say say_;
+  LogLine log_line_;
   std::string hmac_key_;
   /// Rank 0's, until the run ends.
   std::unique_ptr<Lock> lock_;
@@ -90,11 +94,11 @@ std::filesystem::path checkpoints_path(const Recipe& recipe);
 /// outputs/<name>/metrics.jsonl.
 std::string metrics_path(const Recipe& recipe);
 
-using Look = std::function<
+using InspectFn = std::function<
     void(const checkpoint::StepFolder&, const checkpoint::Manifest&)>;
 /// Shows `look` a run's newest checkpoint whose manifest can be read, or an
 /// older one if `look` throws checkpoint::CheckpointError. No communication.
-void look_at_newest(const Recipe& recipe, const Look& look);
+void inspect_newest(const Recipe& recipe, const InspectFn& look);
 
 /// Refuses to go on with a run of another model or other data. Looks at the
 /// newest checkpoint whose manifest can be read; no communication.

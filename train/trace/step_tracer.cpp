@@ -16,7 +16,7 @@ namespace weft::recipes {
 namespace {
 
 // Tracks of threads come before those of groups.
-constexpr int64_t kMostThreads = 1000;
+constexpr int64_t kMaxThreads = 1000;
 
 std::string title_of(const mesh::World& world, const mesh::DeviceMesh& mesh) {
   std::string place;
@@ -79,9 +79,10 @@ std::string StepTracer::finish() {
   }
   if (first_traced_ == 0) {
     return fmt::format(
-        "no step was traced: trace.first={} trace.steps={} are not among the "
+        "no step was traced: trace.first_step={} trace.steps={} are not among "
+        "the "
         "steps of this start",
-        config_.first,
+        config_.first_step,
         config_.steps);
   }
   return write();
@@ -107,7 +108,7 @@ void StepTracer::collect_step() {
 // What the ledger has of this step; what is under way ends with it.
 void StepTracer::collect_group(int64_t mesh_dim, int64_t end_ns) {
   const auto group = mesh_.group(mesh_dim);
-  auto entries = group.ledger().entries();
+  auto entries = group.flight_recorder().entries();
   if (!entries.empty() && entries.front().sequence > 0 &&
       entries.front().start_ns >= step_start_ns_) {
     trace_.notes.push_back(fmt::format(
@@ -116,13 +117,13 @@ void StepTracer::collect_group(int64_t mesh_dim, int64_t end_ns) {
         group.name(),
         entries.size()));
   }
-  std::erase_if(entries, [&](const mesh::LedgerEntry& entry) {
+  std::erase_if(entries, [&](const mesh::FlightRecorderEntry& entry) {
     return entry.start_ns < step_start_ns_;
   });
   for (auto& entry : entries) {
     entry.end_ns = entry.end_ns == 0 ? end_ns : entry.end_ns;
   }
-  add_collectives(trace_, group.name(), kMostThreads * (mesh_dim + 1), entries);
+  add_collectives(trace_, group.name(), kMaxThreads * (mesh_dim + 1), entries);
 }
 
 std::string StepTracer::path_of(int64_t rank) const {
@@ -134,7 +135,7 @@ std::string StepTracer::path_of(int64_t rank) const {
 std::string StepTracer::write_own(const std::string& folder) {
   std::set<int64_t> threads;
   for (const auto& event : trace_.events) {
-    if (event.track < kMostThreads) {
+    if (event.track < kMaxThreads) {
       threads.insert(event.track);
     }
   }

@@ -55,7 +55,8 @@ class StepTracer {
 
  private:
   bool is_chosen(int64_t step) const {
-    return step >= config_.first && step - config_.first < config_.steps;
+    return step >= config_.first_step &&
+           step - config_.first_step < config_.steps;
   }
   void collect_step();
   void collect_group(int64_t mesh_dim, int64_t end_ns);

@@ -75,7 +75,7 @@ std::string span_line(const TraceEvent& event, int64_t rank) {
 
 std::string collective_details(
     const std::string& group,
-    const mesh::LedgerEntry& entry) {
+    const mesh::FlightRecorderEntry& entry) {
   return ordered_json({{"group", group},
                        {"sequence", entry.sequence},
                        {"what", entry.name},
@@ -146,7 +146,7 @@ void add_collectives(
     RankTrace& trace,
     const std::string& group,
     int64_t first_track,
-    std::span<const mesh::LedgerEntry> entries) {
+    std::span<const mesh::FlightRecorderEntry> entries) {
   std::vector<int64_t> free_at; // of each track
   for (const auto& entry : entries) {
     auto lane = std::ranges::find_if(

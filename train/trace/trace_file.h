@@ -30,7 +30,7 @@ void add_collectives(
     RankTrace& trace,
     const std::string& group,
     int64_t first_track,
-    std::span<const mesh::LedgerEntry> entries);
+    std::span<const mesh::FlightRecorderEntry> entries);
 
 /// The trace in the JSON form that chrome://tracing and Perfetto open; one
 /// event a line. The rank is the process.

@@ -12,9 +12,9 @@
 namespace weft::mesh {
 namespace {
 
-class ShmPending final : public Pending {
+class ShmWork final : public BackendWork {
  public:
-  ShmPending(
+  ShmWork(
       std::shared_ptr<ShmProgress> progress,
       std::shared_ptr<ShmGroup> group,
       std::shared_ptr<ShmOperation> operation)
@@ -49,17 +49,17 @@ class ShmBackend final : public Backend {
     return device == c10::DeviceType::CPU;
   }
 
-  std::unique_ptr<Pending> all_reduce(const at::Tensor& tensor, ReduceOp op)
+  std::unique_ptr<BackendWork> all_reduce(const at::Tensor& tensor, ReduceOp op)
       override {
     return start(shm_all_reduce(shape(), kShmSlotBytes, tensor, op));
   }
-  std::unique_ptr<Pending> all_gather(
+  std::unique_ptr<BackendWork> all_gather(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts) override {
     return start(shm_all_gather(shape(), kShmSlotBytes, output, input, counts));
   }
-  std::unique_ptr<Pending> reduce_scatter(
+  std::unique_ptr<BackendWork> reduce_scatter(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts,
@@ -67,7 +67,7 @@ class ShmBackend final : public Backend {
     return start(
         shm_reduce_scatter(shape(), kShmSlotBytes, output, input, counts, op));
   }
-  std::unique_ptr<Pending> all_to_all(
+  std::unique_ptr<BackendWork> all_to_all(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& output_counts,
@@ -75,11 +75,11 @@ class ShmBackend final : public Backend {
     return start(shm_all_to_all(
         shape(), kShmSlotBytes, output, input, output_counts, input_counts));
   }
-  std::unique_ptr<Pending> broadcast(const at::Tensor& tensor, int64_t root)
+  std::unique_ptr<BackendWork> broadcast(const at::Tensor& tensor, int64_t root)
       override {
     return start(shm_broadcast(shape(), kShmSlotBytes, tensor, root));
   }
-  std::unique_ptr<Pending> barrier() override {
+  std::unique_ptr<BackendWork> barrier() override {
     return start(shm_barrier(shape()));
   }
 
@@ -90,14 +90,13 @@ class ShmBackend final : public Backend {
  private:
   ShmShape shape() const { return group_->shape(); }
 
-  std::unique_ptr<Pending> start(std::unique_ptr<ShmCall> call) {
+  std::unique_ptr<BackendWork> start(std::unique_ptr<ShmCall> call) {
     call->set_identity(identity());
     auto operation = progress_->start(*group_, std::move(call));
     if (operation->done && operation->failure.empty()) {
       return nullptr;
     }
-    return std::make_unique<ShmPending>(
-        progress_, group_, std::move(operation));
+    return std::make_unique<ShmWork>(progress_, group_, std::move(operation));
   }
 
   std::shared_ptr<ShmProgress> progress_;
@@ -147,7 +146,7 @@ std::shared_ptr<Backend> make_shm_backend(
     const c10::intrusive_ptr<c10d::Store>& store,
     const std::shared_ptr<ShmProgress>& progress) {
   std::shared_ptr<ShmGroup> group(
-      new ShmGroup(members, store, progress->bell()),
+      new ShmGroup(members, store, progress->doorbell()),
       [progress](ShmGroup* last) {
         progress->forget(*last);
         delete last;

@@ -48,7 +48,7 @@ std::vector<Span> spans_of(const Counts& counts, size_t element) {
   return spans;
 }
 
-uint64_t most_pieces(const std::vector<Span>& spans, size_t step) {
+uint64_t max_pieces(const std::vector<Span>& spans, size_t step) {
   uint64_t most = 0;
   for (const auto& span : spans) {
     most = std::max(most, pieces_in(span.size, step));
@@ -173,7 +173,7 @@ class AllGather final : public ShmCall {
     }
   }
 
-  uint64_t rounds() const override { return most_pieces(parts_, step_); }
+  uint64_t rounds() const override { return max_pieces(parts_, step_); }
   void write(uint64_t round, std::byte* slot) override {
     const auto piece = piece_of({0, input_.nbytes()}, step_, round);
     copy_bytes(slot, data_of(input_) + piece.begin, piece.size);
@@ -219,7 +219,7 @@ class ReduceScatter final : public ShmCall {
         parts_(spans_of(counts, input.element_size())),
         op_(op) {}
 
-  uint64_t rounds() const override { return most_pieces(parts_, lane_); }
+  uint64_t rounds() const override { return max_pieces(parts_, lane_); }
   void write(uint64_t round, std::byte* slot) override {
     for (int64_t peer = 0; peer < shape().size; ++peer) {
       if (peer != shape().rank) {
@@ -284,7 +284,7 @@ class AllToAll final : public ShmCall {
   }
 
   uint64_t rounds() const override {
-    return std::max(most_pieces(from_, lane_), most_pieces(to_, lane_));
+    return std::max(max_pieces(from_, lane_), max_pieces(to_, lane_));
   }
   void write(uint64_t round, std::byte* slot) override {
     for (int64_t peer = 0; peer < shape().size; ++peer) {

@@ -26,10 +26,10 @@ std::string describe(
 ShmGroup::ShmGroup(
     const GroupMembers& members,
     const c10::intrusive_ptr<c10d::Store>& store,
-    const ShmBell& own_bell)
+    const ShmDoorbell& own_doorbell)
     : members_(members),
       shape_{members.rank, static_cast<int64_t>(members.ranks.size())},
-      segment_(members, store, kShmSlotBytes, own_bell) {}
+      segment_(members, store, kShmSlotBytes, own_doorbell) {}
 
 std::shared_ptr<ShmOperation> ShmGroup::push(std::unique_ptr<ShmCall> call) {
   auto operation = std::make_shared<ShmOperation>();
@@ -56,7 +56,7 @@ bool ShmGroup::progress() {
     moved = true;
     if (operation.read == operation.rounds) {
       rounds_before_ += operation.rounds;
-      remember(*operation.call);
+      update_history(*operation.call);
       finish(operation);
       queue_.pop_front();
     }
@@ -64,7 +64,7 @@ bool ShmGroup::progress() {
   return moved;
 }
 
-void ShmGroup::remember(const ShmCall& call) {
+void ShmGroup::update_history(const ShmCall& call) {
   for (const uint64_t part :
        {static_cast<uint64_t>(call.kind()),
         static_cast<uint64_t>(call.dtype()),
@@ -92,7 +92,7 @@ void ShmGroup::fail(const std::string& reason) {
   queue_.clear();
 }
 
-std::string ShmGroup::trouble() const {
+std::string ShmGroup::peer_failure() const {
   if (queue_.empty()) {
     return {};
   }
@@ -104,11 +104,11 @@ std::string ShmGroup::trouble() const {
   }
   const auto& operation = *queue_.front();
   return std::chrono::steady_clock::now() > operation.deadline
-             ? text_of_delay(operation)
+             ? describe_delay(operation)
              : std::string();
 }
 
-std::string ShmGroup::text_of_delay(const ShmOperation& operation) const {
+std::string ShmGroup::describe_delay(const ShmOperation& operation) const {
   const uint64_t at = rounds_before_ + operation.read;
   std::string late;
   for (int64_t peer = 0; peer < shape_.size; ++peer) {

@@ -35,7 +35,7 @@ class ShmGroup {
   ShmGroup(
       const GroupMembers& members,
       const c10::intrusive_ptr<c10d::Store>& store,
-      const ShmBell& own_bell);
+      const ShmDoorbell& own_doorbell);
 
   ShmShape shape() const { return shape_; }
   const ShmSegment& segment() const { return segment_; }
@@ -50,14 +50,14 @@ class ShmGroup {
 
   /// Why there is nothing to wait for: a rank is gone, or too late. Empty
   /// otherwise. What a rank did before it went may still have to be read.
-  std::string trouble() const;
+  std::string peer_failure() const;
 
  private:
-  std::string text_of_delay(const ShmOperation& operation) const;
+  std::string describe_delay(const ShmOperation& operation) const;
   bool try_write(ShmOperation& operation);
   bool try_read(ShmOperation& operation);
   void check(const ShmOperation& operation, int64_t peer, uint64_t at) const;
-  void remember(const ShmCall& call);
+  void update_history(const ShmCall& call);
   void finish(ShmOperation& operation);
 
   GroupMembers members_;

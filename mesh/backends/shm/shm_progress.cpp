@@ -26,7 +26,7 @@ constexpr milliseconds kSleep{100};
 constexpr microseconds kEager{100};
 constexpr milliseconds kSeldom{5};
 // After so many looks without work it waits to be called.
-constexpr int kIdleLooks = 100;
+constexpr int kIdlePolls = 100;
 
 void pause() {
 #if defined(__x86_64__)
@@ -45,10 +45,10 @@ ShmProgress::~ShmProgress() {
   {
     const std::lock_guard lock(mutex_);
     is_over_ = true;
-    duty_.notify_all();
+    progress_needed_.notify_all();
   }
-  if (caretaker_.joinable()) {
-    caretaker_.join();
+  if (progress_thread_.joinable()) {
+    progress_thread_.join();
   }
 }
 
@@ -63,7 +63,7 @@ std::shared_ptr<ShmOperation> ShmProgress::start(
   auto operation = group.push(std::move(call));
   progress();
   if (!operation->done) {
-    wake_caretaker();
+    wake_progress_thread();
   }
   return operation;
 }
@@ -109,7 +109,7 @@ bool ShmProgress::when_done(
 void ShmProgress::abort(ShmGroup& group, const std::string& reason) {
   const std::lock_guard lock(mutex_);
   fail(group, reason);
-  ShmBell::ring(bell_.descriptor());
+  ShmDoorbell::ring(doorbell_.descriptor());
 }
 
 void ShmProgress::forget(ShmGroup& group) {
@@ -143,10 +143,10 @@ bool ShmProgress::progress() {
 void ShmProgress::check_peers() {
   next_check_ = Clock::now() + kSleep;
   for (auto* group : std::vector(active_)) {
-    const auto trouble = group->trouble();
+    const auto peer_failure = group->peer_failure();
     // What came just now, or was the last thing that a lost rank did.
-    if (!trouble.empty() && !progress() && !group->is_idle()) {
-      fail(*group, trouble);
+    if (!peer_failure.empty() && !progress() && !group->is_idle()) {
+      fail(*group, peer_failure);
     }
   }
 }
@@ -186,7 +186,7 @@ void ShmProgress::sleep(Lock& lock) {
   set_asleep(true);
   if (!progress()) {
     lock.unlock();
-    bell_.wait(kSleep);
+    doorbell_.wait(kSleep);
     lock.lock();
     if (!progress()) {
       check_peers(); // Rung by one that leaves, or not at all.
@@ -202,28 +202,28 @@ void ShmProgress::set_asleep(bool asleep) {
   }
 }
 
-void ShmProgress::wake_caretaker() {
-  if (!caretaker_.joinable()) {
-    caretaker_ = std::thread([this] { look_after(); });
-  } else if (is_off_duty_) {
-    duty_.notify_all();
+void ShmProgress::wake_progress_thread() {
+  if (!progress_thread_.joinable()) {
+    progress_thread_ = std::thread([this] { run_progress_thread(); });
+  } else if (is_progress_thread_idle_) {
+    progress_needed_.notify_all();
   }
 }
 
-void ShmProgress::look_after() {
+void ShmProgress::run_progress_thread() {
   const microseconds pause =
       cores_ >= 2 * local_ranks_ ? kEager : microseconds(kSeldom);
-  int idle_looks = 0;
+  int idle_polls = 0;
   Lock lock(mutex_);
   while (!is_over_) {
-    if (idle_looks < kIdleLooks) {
-      duty_.wait_for(lock, pause);
+    if (idle_polls < kIdlePolls) {
+      progress_needed_.wait_for(lock, pause);
     } else {
-      is_off_duty_ = true;
-      duty_.wait(lock, [&] { return is_over_ || !active_.empty(); });
-      is_off_duty_ = false;
+      is_progress_thread_idle_ = true;
+      progress_needed_.wait(lock, [&] { return is_over_ || !active_.empty(); });
+      is_progress_thread_idle_ = false;
     }
-    idle_looks = active_.empty() ? idle_looks + 1 : 0;
+    idle_polls = active_.empty() ? idle_polls + 1 : 0;
     if (!is_polled_) {
       progress();
       if (Clock::now() > next_check_) {

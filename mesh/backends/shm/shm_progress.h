@@ -13,8 +13,8 @@
 
 namespace weft::mesh {
 
-// Note [Who moves the data]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Note [Shared-memory progress]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Starting a collective writes what fits into this rank's slot and returns. The
 // rest is done by whoever waits for any collective of this rank: it moves all
 // that are under way on, in each group the oldest. So no rank blocks on one
@@ -32,7 +32,7 @@ class ShmProgress {
   ShmProgress(const ShmProgress&) = delete;
   ShmProgress& operator=(const ShmProgress&) = delete;
 
-  const ShmBell& bell() const { return bell_; }
+  const ShmDoorbell& doorbell() const { return doorbell_; }
 
   std::shared_ptr<ShmOperation> start(
       ShmGroup& group,
@@ -57,10 +57,10 @@ class ShmProgress {
   void poll(Lock& lock, ShmOperation& operation);
   void sleep(Lock& lock);
   void set_asleep(bool asleep);
-  void wake_caretaker();
-  void look_after();
+  void wake_progress_thread();
+  void run_progress_thread();
 
-  ShmBell bell_;
+  ShmDoorbell doorbell_;
   int64_t local_ranks_;
   int64_t cores_;
 
@@ -75,11 +75,11 @@ class ShmProgress {
   int followers_ = 0;
   std::condition_variable followed_;
 
-  std::thread caretaker_;
+  std::thread progress_thread_;
   /// Whether the caretaker waits for work, and not for time to pass.
-  bool is_off_duty_ = false;
+  bool is_progress_thread_idle_ = false;
   bool is_over_ = false;
-  std::condition_variable duty_;
+  std::condition_variable progress_needed_;
 };
 
 } // namespace weft::mesh

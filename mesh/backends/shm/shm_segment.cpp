@@ -70,13 +70,14 @@ struct Hello {
 
 } // namespace
 
-ShmBell::ShmBell() : descriptor_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+ShmDoorbell::ShmDoorbell()
+    : descriptor_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (descriptor_.get() < 0) {
     throw_system_error("eventfd");
   }
 }
 
-void ShmBell::wait(std::chrono::milliseconds at_most) const {
+void ShmDoorbell::wait(std::chrono::milliseconds at_most) const {
   pollfd poll{descriptor_.get(), POLLIN, 0};
   if (::poll(&poll, 1, static_cast<int>(at_most.count())) == 1) {
     uint64_t rings = 0;
@@ -85,7 +86,7 @@ void ShmBell::wait(std::chrono::milliseconds at_most) const {
   }
 }
 
-void ShmBell::ring(int descriptor) {
+void ShmDoorbell::ring(int descriptor) {
   const uint64_t once = 1;
   [[maybe_unused]] const auto written =
       ::write(descriptor, &once, sizeof(once));
@@ -144,7 +145,7 @@ bool ShmSegment::is_supported() noexcept {
     mapping->begin()[0] = std::byte{1};
     const auto again = mapping->open_again();
     auto lock = byte_of(0);
-    const ShmBell bell;
+    const ShmDoorbell doorbell;
     listen_unix(1);
     return ::fcntl(again.get(), F_OFD_SETLK, &lock) == 0;
   } catch (const std::exception&) {
@@ -156,7 +157,7 @@ ShmSegment::ShmSegment(
     const GroupMembers& members,
     const c10::intrusive_ptr<c10d::Store>& store,
     size_t slot_bytes,
-    const ShmBell& own_bell)
+    const ShmDoorbell& own_doorbell)
     : own_(members.rank),
       size_(static_cast<int64_t>(members.ranks.size())),
       slot_bytes_(slot_bytes) {
@@ -169,9 +170,9 @@ ShmSegment::ShmSegment(
       layout_.rank_bytes +
       ranks * kShmSlots * (layout_.header_bytes + layout_.slot_bytes);
   if (own_ == 0) {
-    lead(members, *store, own_bell);
+    create_segment(members, *store, own_doorbell);
   } else {
-    follow(members, *store, own_bell);
+    attach_segment(members, *store, own_doorbell);
   }
 }
 
@@ -183,10 +184,10 @@ ShmSegment::~ShmSegment() {
 
 // Everyone comes and says who it is, gets the memory and all bells, joins, and
 // goes on when all have: then every rank's lock is held.
-void ShmSegment::lead(
+void ShmSegment::create_segment(
     const GroupMembers& members,
     c10d::Store& store,
-    const ShmBell& own_bell) {
+    const ShmDoorbell& own_doorbell) {
   const auto deadline = std::chrono::steady_clock::now() + members.timeout;
   mapping_ = Mapping::make(layout_.total);
   const auto listener = listen_unix(static_cast<int>(size_));
@@ -197,7 +198,7 @@ void ShmSegment::lead(
     bool same_process;
   };
   std::vector<Member> others;
-  bells_.resize(static_cast<size_t>(size_));
+  doorbells_.resize(static_cast<size_t>(size_));
   // Where a wait can be stopped; then they are at the socket.
   std::vector<std::string> coming;
   for (int64_t i = 1; i < size_; ++i) {
@@ -212,10 +213,12 @@ void ShmSegment::lead(
         message.descriptors.size() != 1) {
       throw_error<CommError>("[shared memory] a stranger came to the socket");
     }
-    bells_[static_cast<size_t>(hello.rank)] = std::move(message.descriptors[0]);
+    doorbells_[static_cast<size_t>(hello.rank)] =
+        std::move(message.descriptors[0]);
     others.push_back({std::move(socket), hello.process == ::getpid()});
   }
-  bells_[0] = Descriptor(::fcntl(own_bell.descriptor(), F_DUPFD_CLOEXEC, 0));
+  doorbells_[0] =
+      Descriptor(::fcntl(own_doorbell.descriptor(), F_DUPFD_CLOEXEC, 0));
   join();
   for (const auto& member : others) {
     // The receiver takes the reference over.
@@ -223,11 +226,11 @@ void ShmSegment::lead(
         member.same_process ? new std::shared_ptr<Mapping>(mapping_) : nullptr;
     send_message(
         member.socket, bytes_of_value(shared), {mapping_->descriptor()});
-    for (size_t begin = 0; begin < bells_.size(); begin += kBellsAMessage) {
+    for (size_t begin = 0; begin < doorbells_.size(); begin += kBellsAMessage) {
       std::vector<int> bells;
-      const auto end = std::min(begin + kBellsAMessage, bells_.size());
+      const auto end = std::min(begin + kBellsAMessage, doorbells_.size());
       for (size_t r = begin; r < end; ++r) {
-        bells.push_back(bells_[r].get());
+        bells.push_back(doorbells_[r].get());
       }
       send_message(member.socket, "bells", bells);
     }
@@ -240,16 +243,18 @@ void ShmSegment::lead(
   }
 }
 
-void ShmSegment::follow(
+void ShmSegment::attach_segment(
     const GroupMembers& members,
     c10d::Store& store,
-    const ShmBell& own_bell) {
+    const ShmDoorbell& own_doorbell) {
   const auto deadline = std::chrono::steady_clock::now() + members.timeout;
   store.wait({kKey}, members.timeout);
   const auto socket = connect_unix(store.get_to_str(kKey));
   store.set(coming_key(own_), std::vector<uint8_t>{1});
   send_message(
-      socket, bytes_of_value(Hello{own_, ::getpid()}), {own_bell.descriptor()});
+      socket,
+      bytes_of_value(Hello{own_, ::getpid()}),
+      {own_doorbell.descriptor()});
   auto message = receive_message(socket, deadline);
   auto* shared = value_of_bytes<std::shared_ptr<Mapping>*>(message.bytes);
   if (shared != nullptr) {
@@ -259,9 +264,9 @@ void ShmSegment::follow(
     mapping_ = std::make_shared<Mapping>(
         std::move(message.descriptors.at(0)), layout_.total);
   }
-  while (bells_.size() < static_cast<size_t>(size_)) {
+  while (doorbells_.size() < static_cast<size_t>(size_)) {
     auto bells = receive_message(socket, deadline);
-    std::ranges::move(bells.descriptors, std::back_inserter(bells_));
+    std::ranges::move(bells.descriptors, std::back_inserter(doorbells_));
   }
   join();
   send_message(socket, "joined");
@@ -303,7 +308,7 @@ std::byte* ShmSegment::slot(int64_t r, uint64_t round) const {
 void ShmSegment::ring_others() const {
   for (int64_t r = 0; r < size_; ++r) {
     if (r != own_ && rank(r).asleep.load() != 0) {
-      ShmBell::ring(bells_[static_cast<size_t>(r)].get());
+      ShmDoorbell::ring(doorbells_[static_cast<size_t>(r)].get());
     }
   }
 }

@@ -58,9 +58,9 @@ struct ShmRoundHeader {
 inline constexpr uint64_t kShmSlots = 2;
 
 /// What wakes a rank of this host, whatever group it waits for.
-class ShmBell {
+class ShmDoorbell {
  public:
-  ShmBell();
+  ShmDoorbell();
   int descriptor() const { return descriptor_.get(); }
   /// Returns when rung since the last call, or when the time is over.
   void wait(std::chrono::milliseconds at_most) const;
@@ -82,7 +82,7 @@ class ShmSegment {
       const GroupMembers& members,
       const c10::intrusive_ptr<c10d::Store>& store,
       size_t slot_bytes,
-      const ShmBell& own_bell);
+      const ShmDoorbell& own_doorbell);
   ~ShmSegment();
   ShmSegment(const ShmSegment&) = delete;
   ShmSegment& operator=(const ShmSegment&) = delete;
@@ -116,14 +116,14 @@ class ShmSegment {
     size_t slot_bytes;
     size_t total;
   };
-  void lead(
+  void create_segment(
       const GroupMembers& members,
       c10d::Store& store,
-      const ShmBell& own_bell);
-  void follow(
+      const ShmDoorbell& own_doorbell);
+  void attach_segment(
       const GroupMembers& members,
       c10d::Store& store,
-      const ShmBell& own_bell);
+      const ShmDoorbell& own_doorbell);
   void join();
 
   int64_t own_;
@@ -135,7 +135,7 @@ class ShmSegment {
   /// This rank's own opening of the memory: it holds the lock on byte `own_`
   /// for as long as the process lives.
   Descriptor lock_;
-  std::vector<Descriptor> bells_;
+  std::vector<Descriptor> doorbells_;
 };
 
 } // namespace weft::mesh

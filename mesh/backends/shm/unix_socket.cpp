@@ -17,7 +17,7 @@ namespace weft::mesh {
 namespace {
 
 constexpr size_t kLongest = 1024;
-constexpr size_t kMostDescriptors = 250;
+constexpr size_t kMaxDescriptors = 250;
 
 Descriptor checked(int fd, const char* what) {
   if (fd < 0) {
@@ -81,7 +81,7 @@ bool is_own_users(const Descriptor& socket) {
 
 // Room for the descriptors that come along with a message.
 struct ControlBuffer {
-  alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * kMostDescriptors)] = {};
+  alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * kMaxDescriptors)] = {};
 };
 
 std::vector<Descriptor> descriptors_of(msghdr& message) {

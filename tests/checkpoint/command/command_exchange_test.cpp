@@ -110,7 +110,7 @@ TEST_F(ExchangeCommand, ExportChoosesRenamesAndConverts) {
                           "--json"})
                         .parsed();
   EXPECT_EQ(said["tensors"], 7);
-  const auto manifest = checkpoint::describe_foreign(
+  const auto manifest = checkpoint::describe_safetensors(
       checkpoint::Folder::open(scratch_.path()), "some.safetensors");
   EXPECT_EQ(manifest.tensors.size(), 7);
   EXPECT_EQ(manifest.tensors.at("embed.weight").dtype, at::kBFloat16);

@@ -6,7 +6,7 @@
 //    "call": "fsync", "fault": "signal=KILL:when=3"}
 //
 // `folder` is made, used and deleted; `rank` -1 goes without strace; without
-// `call` the rank's calls are listed; "kib", "most_bytes", "checkpoints" and
+// `call` the rank's calls are listed; "kib", "max_bytes", "checkpoints" and
 // "ballast" are those of the structs. {"skip": why} where there is no strace.
 
 #include <filesystem>
@@ -38,7 +38,7 @@ std::string run_line(const std::string& line) {
   point.rank = json.value("rank", -1);
   point.call = json.value("call", "");
   point.fault = json.value("fault", "");
-  weft::test::most_bytes_a_write = json.value("most_bytes", int64_t{0});
+  weft::test::max_bytes_a_write = json.value("most_bytes", int64_t{0});
   const auto result = weft::test::run_crash_point(point, folder);
   fs::remove_all(folder);
   return result;

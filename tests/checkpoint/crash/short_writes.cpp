@@ -9,14 +9,14 @@
 #include <cerrno>
 
 namespace weft::test {
-int64_t most_bytes_a_write = 0;
+int64_t max_bytes_a_write = 0;
 } // namespace weft::test
 
 // In place of the C library's.
 extern "C" ssize_t
 pwritev(int fd, const struct iovec* parts, int count, off_t offset) {
   static std::atomic<int64_t> calls{0};
-  const auto most = weft::test::most_bytes_a_write;
+  const auto most = weft::test::max_bytes_a_write;
   if (most == 0 || count == 0) {
     return ::syscall(SYS_pwritev, fd, parts, count, offset, 0);
   }

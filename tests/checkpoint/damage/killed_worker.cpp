@@ -95,12 +95,13 @@ bool Victim::verify_names(
     const std::string& tensor,
     const std::string& hmac_key) const {
   const auto damages = checkpoint::verify(folder_, hmac_key);
-  return std::ranges::any_of(damages, [&](const checkpoint::Damage& damage) {
-    const bool is_named =
-        damage.tensor == tensor ||
-        damage.what.find('"' + tensor + '"') != std::string::npos;
-    return damage.file == file && (tensor.empty() || is_named);
-  });
+  return std::ranges::any_of(
+      damages, [&](const checkpoint::Corruption& damage) {
+        const bool is_named =
+            damage.tensor == tensor ||
+            damage.what.find('"' + tensor + '"') != std::string::npos;
+        return damage.file == file && (tensor.empty() || is_named);
+      });
 }
 
 bool Victim::load_names(

@@ -358,17 +358,17 @@ TEST_F(Tampering, EveryBitOfTheSignedEndCounts) {
 
 // The pieces are as they were: no chunk of the sample has two.
 TEST_F(Tampering, HugePiecesCostNoMoreThanTheFile) {
-  constexpr int64_t kMostKib = 64 << 10;
+  constexpr int64_t kMaxKib = 64 << 10;
   Victim victim(write(), test::sample_tensors(1));
   Tamperer tamperer(victim);
-  tamperer.manifest["piece_bytes"] = limits::kMostPieceBytes;
+  tamperer.manifest["piece_bytes"] = limits::kMaxPieceBytes;
   tamperer.write();
   rusage before{};
   ::getrusage(RUSAGE_SELF, &before);
   victim.expect_sound();
   rusage after{};
   ::getrusage(RUSAGE_SELF, &after);
-  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, kMostKib);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, kMaxKib);
 }
 
 TEST_F(Tampering, KeyNeedsSha256ToSign) {

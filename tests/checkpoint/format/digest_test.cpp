@@ -65,7 +65,7 @@ TEST(Digest, HexGoesBothWays) {
 TEST(PieceBytes, GrowUntilTheManifestIsShort) {
   constexpr int64_t kMib = 1 << 20;
   constexpr int64_t kTerabyte = int64_t{1} << 40;
-  constexpr int64_t kMost = 8 * kMib;
+  constexpr int64_t kMax = 8 * kMib;
   EXPECT_EQ(choose_piece_bytes(0), kDefaultPieceBytes);
   EXPECT_EQ(choose_piece_bytes(400'000 * kMib), kDefaultPieceBytes);
   EXPECT_EQ(choose_piece_bytes(90'000 * kMib, true), kDefaultPieceBytes);
@@ -75,25 +75,25 @@ TEST(PieceBytes, GrowUntilTheManifestIsShort) {
     int64_t before = 0;
     for (int64_t total = 1; total <= 64 * kTerabyte; total *= 2) {
       const auto piece = choose_piece_bytes(total, sha256);
-      EXPECT_LE(total / piece * digits, kMost) << total;
+      EXPECT_LE(total / piece * digits, kMax) << total;
       EXPECT_GE(piece, before);
       EXPECT_EQ(piece & (piece - 1), 0);
       // Not larger than it has to be.
       EXPECT_TRUE(
-          piece == kDefaultPieceBytes || total / (piece / 2) * digits >= kMost)
+          piece == kDefaultPieceBytes || total / (piece / 2) * digits >= kMax)
           << total;
       before = piece;
     }
   }
   EXPECT_EQ(
       choose_piece_bytes(std::numeric_limits<int64_t>::max()),
-      limits::kMostPieceBytes);
+      limits::kMaxPieceBytes);
 }
 
-TEST(ForeignManifest, IsNotWritten) {
+TEST(SafetensorsManifestErrors, IsNotWritten) {
   Manifest manifest;
   EXPECT_NE(to_json(manifest), "");
-  manifest.is_foreign = true;
+  manifest.has_no_hashes = true;
   EXPECT_THAT(
       test::message_of_thrown<mesh::UsageError>([&] { to_json(manifest); }),
       ::testing::HasSubstr("without hashes"));

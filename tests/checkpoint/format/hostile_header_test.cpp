@@ -239,7 +239,7 @@ TEST(HostileHeader, DepthCostsNothing) {
 }
 
 TEST(HostileHeader, TooManyKeys) {
-  constexpr int64_t kMostKib = 512 << 10;
+  constexpr int64_t kMaxKib = 512 << 10;
   std::string json = "{\"__metadata__\":{";
   for (int64_t i = 0; i < 4 * limits::kOpenKeys; ++i) {
     json += "\"" + std::to_string(i) + "\":\"\",";
@@ -252,7 +252,7 @@ TEST(HostileHeader, TooManyKeys) {
   EXPECT_THAT(refused(json), HasSubstr("more than 1100000 keys"));
   rusage after{};
   ::getrusage(RUSAGE_SELF, &after);
-  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, kMostKib);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, kMaxKib);
 }
 
 TEST(HostileHeader, TooManyTensors) {

@@ -328,9 +328,9 @@ std::vector<Chunk> boxes(
 }
 
 TEST(Tiling, NamesTheFirstElementThatIsNotHeldOnce) {
-  EXPECT_FALSE(tiling_fault({}, boxes({{{}, {}}})));
-  EXPECT_FALSE(tiling_fault({4}, boxes({{{2}, {2}}, {{0}, {2}}})));
-  EXPECT_FALSE(tiling_fault(
+  EXPECT_FALSE(tiling_error({}, boxes({{{}, {}}})));
+  EXPECT_FALSE(tiling_error({4}, boxes({{{2}, {2}}, {{0}, {2}}})));
+  EXPECT_FALSE(tiling_error(
       {3, 3}, // no grid: a pinwheel
       boxes(
           {{{0, 0}, {1, 2}},
@@ -339,15 +339,15 @@ TEST(Tiling, NamesTheFirstElementThatIsNotHeldOnce) {
            {{1, 0}, {2, 1}},
            {{1, 1}, {1, 1}}})));
   EXPECT_THAT(
-      tiling_fault({4, 4}, boxes({{{0, 0}, {4, 2}}, {{1, 2}, {3, 2}}})).value(),
+      tiling_error({4, 4}, boxes({{{0, 0}, {4, 2}}, {{1, 2}, {3, 2}}})).value(),
       HasSubstr("[0, 2] of [4, 4] is in 0 chunks"));
   EXPECT_THAT(
-      tiling_fault({4, 4}, boxes({{{0, 0}, {4, 3}}, {{0, 2}, {4, 2}}})).value(),
+      tiling_error({4, 4}, boxes({{{0, 0}, {4, 3}}, {{0, 2}, {4, 2}}})).value(),
       HasSubstr("[0, 2] of [4, 4] is in 2 chunks"));
   EXPECT_THAT(
-      tiling_fault({4}, {}).value(), HasSubstr("[0] of [4] is in 0 chunks"));
+      tiling_error({4}, {}).value(), HasSubstr("[0] of [4] is in 0 chunks"));
   EXPECT_THAT(
-      tiling_fault({}, boxes({{{}, {}}, {{}, {}}})).value(),
+      tiling_error({}, boxes({{{}, {}}, {{}, {}}})).value(),
       HasSubstr("2 chunks"));
 }
 
@@ -398,7 +398,7 @@ TEST(Tiling, AgreesWithCounting) {
     }
     const auto wrong =
         std::ranges::find_if(held, [](int count) { return count != 1; });
-    const auto fault = tiling_fault(shape, chunks);
+    const auto fault = tiling_error(shape, chunks);
     ASSERT_EQ(fault.has_value(), wrong != held.end());
     tilings += fault ? 0 : 1;
     if (fault) {
@@ -421,9 +421,9 @@ TEST(Tiling, ManyChunksAreFast) {
       chunks.push_back({"f", {row * 2, column}, {2, 1}, 0, 0, {}});
     }
   }
-  EXPECT_FALSE(tiling_fault({2 * kSide, kSide}, chunks));
+  EXPECT_FALSE(tiling_error({2 * kSide, kSide}, chunks));
   chunks[100'000].offset[1] -= 1;
-  EXPECT_TRUE(tiling_fault({2 * kSide, kSide}, chunks));
+  EXPECT_TRUE(tiling_error({2 * kSide, kSide}, chunks));
 }
 
 } // namespace

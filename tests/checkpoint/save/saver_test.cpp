@@ -166,14 +166,14 @@ TEST_F(Savers, TheBandwidthIsHeld) {
 }
 
 // At its pace it would take hours.
-TEST_F(Savers, ASaveThatIsWaitedForMayHurry) {
+TEST_F(Savers, UnthrottlesWhenWaitedFor) {
   Saver saver(folder_, {.sync = false, .bytes_per_second = 1'000});
   const StateDicts dicts{{"model", {{"w", at::ones({2, 1 << 20})}}}};
   for (const int64_t step : {1, 2}) {
     saver.save_async(dicts, {.step = step});
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     EXPECT_TRUE(saver.is_in_flight());
-    saver.hurry();
+    saver.unthrottle();
     saver.wait();
     EXPECT_THAT(verify(step_path(folder_, step)), IsEmpty());
   }

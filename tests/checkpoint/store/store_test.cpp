@@ -112,7 +112,7 @@ TEST_F(Store, CommitNeverOverwrites) {
       HasSubstr("step-3 exists"));
   EXPECT_EQ(test::read_file(checkpoints_ / "step-3/manifest.json"), before);
   EXPECT_TRUE(fs::exists(temporary));
-  abandon_step(temporary);
+  discard_step(temporary);
   EXPECT_FALSE(fs::exists(temporary));
   EXPECT_EQ(read_latest(checkpoints_), 3);
   EXPECT_THAT(names(), ElementsAre("latest", "step-3"));
@@ -138,7 +138,7 @@ TEST_F(Store, AStepFromOutsideMovesLatestForwardOnly) {
 
 TEST_F(Store, OnlyTemporaryFoldersAreAbandoned) {
   save(3);
-  abandon_step(step_path(checkpoints_, 3));
+  discard_step(step_path(checkpoints_, 3));
   EXPECT_THAT(steps(), ElementsAre(3));
 }
 
@@ -216,7 +216,7 @@ TEST_F(Store, StepThatIsBeingDeletedCannotBePinned) {
 
 TEST_F(Store, StepSetAsideFreesItsNumber) {
   save(4);
-  const auto aside = set_step_aside(checkpoints_, 4);
+  const auto aside = quarantine_step(checkpoints_, 4);
   EXPECT_TRUE(steps().empty());
   EXPECT_TRUE(verify(aside).empty());
   EXPECT_EQ(remove_temporaries(checkpoints_), 0);

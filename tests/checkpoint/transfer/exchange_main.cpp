@@ -35,8 +35,8 @@ void load_state(const fs::path& path, const checkpoint::StateDicts& state) {
   const auto opened = checkpoint::Folder::open(folder);
   const auto manifest =
       fs::is_directory(path)
-          ? checkpoint::describe_foreign(opened)
-          : checkpoint::describe_foreign(opened, path.filename().string());
+          ? checkpoint::describe_safetensors(opened)
+          : checkpoint::describe_safetensors(opened, path.filename().string());
   checkpoint::load(folder, manifest, state);
 }
 

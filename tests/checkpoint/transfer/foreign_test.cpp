@@ -27,7 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::CheckpointError;
-using checkpoint::describe_foreign;
+using checkpoint::describe_safetensors;
 using checkpoint::Folder;
 using checkpoint::Manifest;
 using ::testing::AllOf;
@@ -68,8 +68,8 @@ class WrittenByPyTorch : public ::testing::TestWithParam<Source> {
             fs::is_directory(path_) ? path_ : path_.parent_path())),
         manifest_(
             fs::is_directory(path_)
-                ? describe_foreign(folder_)
-                : describe_foreign(folder_, path_.filename().string())) {
+                ? describe_safetensors(folder_)
+                : describe_safetensors(folder_, path_.filename().string())) {
     if (GetParam().is_consolidated) {
       tensors_ = consolidable(std::move(tensors_));
     }
@@ -82,7 +82,7 @@ class WrittenByPyTorch : public ::testing::TestWithParam<Source> {
 };
 
 TEST_P(WrittenByPyTorch, IsReadWhole) {
-  EXPECT_TRUE(manifest_.is_foreign);
+  EXPECT_TRUE(manifest_.has_no_hashes);
   expect_equal(read_foreign(folder_, manifest_), exchange_values(tensors_));
 }
 
@@ -182,13 +182,13 @@ std::string file_of(
   return bytes;
 }
 
-class Foreign : public ::testing::Test {
+class SafetensorsManifest : public ::testing::Test {
  protected:
   void put(const std::string& name, const std::string& bytes) const {
     write_file(scratch_.path() / name, bytes);
   }
   Folder folder() const { return Folder::open(scratch_.path()); }
-  Manifest describe() const { return describe_foreign(folder()); }
+  Manifest describe() const { return describe_safetensors(folder()); }
   std::string damage() const {
     return message_of_thrown<CheckpointError>([&] { describe(); });
   }
@@ -203,7 +203,7 @@ constexpr const char* kFirst = "shard-00001-model-00001-of-00001.safetensors";
 constexpr const char* kSecond = "shard-00002-model-00001-of-00001.safetensors";
 constexpr const char* kThird = "shard-00003-model-00001-of-00001.safetensors";
 
-TEST_F(Foreign, HullOfThePiecesIsTheWhole) {
+TEST_F(SafetensorsManifest, HullOfThePiecesIsTheWhole) {
   put(kFirst, file_of({{"a", {2, 3}, {0, 0}}, {"b", {4}, {0}}}));
   put(kSecond, file_of({{"a", {1, 3}, {2, 0}}}));
   const auto manifest = describe();
@@ -216,7 +216,7 @@ TEST_F(Foreign, HullOfThePiecesIsTheWhole) {
   EXPECT_EQ(tensors.at("a")[2][0].item<int>(), 1);
 }
 
-TEST_F(Foreign, CopiesOfOnePlaceAreReadOnce) {
+TEST_F(SafetensorsManifest, CopiesOfOnePlaceAreReadOnce) {
   put(kFirst, file_of({{"a", {2}, {0}}}));
   put(kSecond, file_of({{"a", {2}, {0}}, {"a2", {1}, {0}}}));
   put(kThird, file_of({{"a", {2}, {2}}}));
@@ -227,7 +227,7 @@ TEST_F(Foreign, CopiesOfOnePlaceAreReadOnce) {
   EXPECT_EQ(read_foreign(folder(), manifest).at("a2").item<int>(), 3);
 }
 
-TEST_F(Foreign, EmptyPiecesAreLeftOut) {
+TEST_F(SafetensorsManifest, EmptyPiecesAreLeftOut) {
   put(kFirst, file_of({{"a", {1, 2}, {0, 0}}, {"none", {0, 2}, {0, 0}}}));
   put(kSecond, file_of({{"a", {0, 2}, {1, 0}}}));
   const auto manifest = describe();
@@ -236,7 +236,7 @@ TEST_F(Foreign, EmptyPiecesAreLeftOut) {
   EXPECT_EQ(manifest.tensors.at("none").shape, (Shape{0, 2}));
 }
 
-TEST_F(Foreign, HoleNamesTensorAndElement) {
+TEST_F(SafetensorsManifest, HoleNamesTensorAndElement) {
   put(kFirst, file_of({{"a", {2, 2}, {0, 0}}}));
   put(kSecond, file_of({{"a", {1, 2}, {3, 0}}}));
   EXPECT_THAT(
@@ -247,13 +247,13 @@ TEST_F(Foreign, HoleNamesTensorAndElement) {
           HasSubstr("is a file missing")));
 }
 
-TEST_F(Foreign, OverlapNamesTensorAndElement) {
+TEST_F(SafetensorsManifest, OverlapNamesTensorAndElement) {
   put(kFirst, file_of({{"a", {2, 2}, {0, 0}}}));
   put(kSecond, file_of({{"a", {2, 2}, {1, 0}}}));
   EXPECT_THAT(damage(), HasSubstr("element [1, 0] of [3, 2] is in 2 chunks"));
 }
 
-TEST_F(Foreign, PiecesOfDifferentTensors) {
+TEST_F(SafetensorsManifest, PiecesOfDifferentTensors) {
   put(kFirst, file_of({{"a", {2}, {0}}}));
   put(kSecond, file_of({{"a", {2}, {2}}}, true, "I8"));
   EXPECT_THAT(
@@ -267,13 +267,13 @@ TEST_F(Foreign, PiecesOfDifferentTensors) {
   EXPECT_THAT(damage(), HasSubstr("of different tensors"));
 }
 
-TEST_F(Foreign, OneNameInTwoFilesThatSayNoPlace) {
+TEST_F(SafetensorsManifest, OneNameInTwoFilesThatSayNoPlace) {
   put("one.safetensors", file_of({{"a", {2}, {}}}, false));
   put("two.safetensors", file_of({{"a", {2}, {}}}, false));
   EXPECT_THAT(damage(), HasSubstr("do not say which part"));
 }
 
-TEST_F(Foreign, PlacesThatOverflowAreRefused) {
+TEST_F(SafetensorsManifest, PlacesThatOverflowAreRefused) {
   constexpr auto kFar = std::numeric_limits<int64_t>::max();
   put(kFirst, file_of({{"a", {2}, {0}}}));
   put(kSecond, file_of({{"a", {2}, {kFar}}}));
@@ -285,7 +285,7 @@ TEST_F(Foreign, PlacesThatOverflowAreRefused) {
   EXPECT_THAT(damage(), HasSubstr("element [2]"));
 }
 
-TEST_F(Foreign, BrokenFilesAreNamed) {
+TEST_F(SafetensorsManifest, BrokenFilesAreNamed) {
   put(kFirst, file_of({{"a", {2}, {0}}}));
   const auto good = file_of({{"a", {2}, {2}}});
   for (size_t size = 0; size < good.size(); ++size) {
@@ -300,7 +300,7 @@ TEST_F(Foreign, BrokenFilesAreNamed) {
   EXPECT_THAT(damage(), AllOf(HasSubstr(kSecond), HasSubstr("byte 0")));
 }
 
-TEST_F(Foreign, FolderWithoutFilesSaysWhy) {
+TEST_F(SafetensorsManifest, FolderWithoutFilesSaysWhy) {
   EXPECT_THAT(misuse(), HasSubstr("there is no .safetensors file"));
   put(".metadata", "pickle");
   EXPECT_THAT(
@@ -308,7 +308,7 @@ TEST_F(Foreign, FolderWithoutFilesSaysWhy) {
       AllOf(HasSubstr("pickled"), HasSubstr("HuggingFaceStorageWriter")));
 }
 
-TEST_F(Foreign, IndexNamesFilesThatMustBeThere) {
+TEST_F(SafetensorsManifest, IndexNamesFilesThatMustBeThere) {
   const auto index = [](const std::string& file) {
     return R"({"weight_map": {"a": ")" + file + "\"}}";
   };
@@ -326,30 +326,30 @@ TEST_F(Foreign, IndexNamesFilesThatMustBeThere) {
   EXPECT_THAT(damage(), HasSubstr("cannot be the name of a file"));
 }
 
-TEST_F(Foreign, NumberedFilesMustAllBeThere) {
+TEST_F(SafetensorsManifest, NumberedFilesMustAllBeThere) {
   put("model-00001-of-00002.safetensors", file_of({{"a", {2}, {}}}, false));
   EXPECT_THAT(damage(), HasSubstr("not model-00002-of-00002.safetensors"));
   put("model-00002-of-00002.safetensors", file_of({{"b", {2}, {}}}, false));
   EXPECT_EQ(describe().tensors.size(), 2);
 }
 
-TEST_F(Foreign, LinksAreNotFollowed) {
+TEST_F(SafetensorsManifest, LinksAreNotFollowed) {
   put("real", file_of({{"a", {2}, {}}}, false));
   fs::create_symlink("real", scratch_.path() / "a.safetensors");
   EXPECT_THAT(damage(), HasSubstr("a.safetensors"));
 }
 
-TEST_F(Foreign, OneFileOfManyRanksIsNoWhole) {
+TEST_F(SafetensorsManifest, OneFileOfManyRanksIsNoWhole) {
   put(kFirst, file_of({{"a", {2}, {0}}}));
-  EXPECT_EQ(describe_foreign(folder(), kFirst).tensors.size(), 1);
+  EXPECT_EQ(describe_safetensors(folder(), kFirst).tensors.size(), 1);
   put(kSecond, file_of({{"a", {2}, {2}}}));
   EXPECT_THAT(
       message_of_thrown<mesh::UsageError>(
-          [&] { describe_foreign(folder(), kFirst); }),
+          [&] { describe_safetensors(folder(), kFirst); }),
       HasSubstr("one of 2 files"));
 }
 
-TEST_F(Foreign, FilesThatChangeAfterTheyWereDescribed) {
+TEST_F(SafetensorsManifest, FilesThatChangeAfterTheyWereDescribed) {
   put("a.safetensors", file_of({{"a", {2}, {}}}, false));
   const auto manifest = describe();
   put("a.safetensors", file_of({{"a", {1}, {}}}, false));
@@ -360,7 +360,7 @@ TEST_F(Foreign, FilesThatChangeAfterTheyWereDescribed) {
 }
 
 // Weft's own files say the whole shape, so a lost last piece shows.
-TEST_F(Foreign, OwnFilesWithoutTheirManifest) {
+TEST_F(SafetensorsManifest, OwnFilesWithoutTheirManifest) {
   SampleOptions options;
   options.grid = {2, 2};
   const auto step =
@@ -368,17 +368,17 @@ TEST_F(Foreign, OwnFilesWithoutTheirManifest) {
   fs::remove(step / "manifest.json");
   const auto opened = Folder::open(step);
   expect_equal(
-      read_foreign(opened, describe_foreign(opened)), sample_tensors(4));
+      read_foreign(opened, describe_safetensors(opened)), sample_tensors(4));
   fs::remove(step / "shard-00003-00000.safetensors");
   EXPECT_THAT(
-      message_of_thrown<CheckpointError>([&] { describe_foreign(opened); }),
+      message_of_thrown<CheckpointError>([&] { describe_safetensors(opened); }),
       HasSubstr("is in 0 chunks"));
 }
 
-TEST_F(Foreign, ImportRefusesKeysWithoutAPartAndOnesThatCollide) {
+TEST_F(SafetensorsManifest, ImportRefusesKeysWithoutAPartAndOnesThatCollide) {
   put("a.safetensors", file_of({{"a", {2}, {}}, {"b", {1}, {}}}, false));
   const auto opened = folder();
-  const auto manifest = describe_foreign(opened);
+  const auto manifest = describe_safetensors(opened);
   const auto import = [&](const std::string& front, const std::string& back) {
     checkpoint::ImportOptions options;
     options.key_of = [&](const std::string& name) {

@@ -120,9 +120,9 @@ TEST_P(CommHooks, OfStackedWrappersAreTheInnermostInHalfPrecision) {
         stacked->name(),
         "fp16_compress_wrapper(bf16_compress_wrapper(allreduce_hook))");
     EXPECT_TRUE(stacked->divides());
-    group.ledger().reset();
+    group.flight_recorder().reset();
     const auto results = run(stacked);
-    for (const auto& entry : group.ledger().entries()) {
+    for (const auto& entry : group.flight_recorder().entries()) {
       EXPECT_EQ(entry.dtype, at::kBFloat16);
     }
     const auto wrapped = run(fp16_compress_wrapper(allreduce_hook()));
@@ -144,9 +144,9 @@ TEST_P(CommHooks, MoveFewerBytes) {
     const auto n = self.world_size;
     const auto group = self.mesh({n}, {"dp"}).group("dp");
     const auto bytes = [&](const std::shared_ptr<CommHook>& hook) {
-      group.ledger().reset();
+      group.flight_recorder().reset();
       reduce(*hook, make_bucket(at::ones({1024}), {{32, 32}}, group));
-      return group.ledger().total_bytes();
+      return group.flight_recorder().total_bytes();
     };
     EXPECT_EQ(bytes(allreduce_hook()), 4096);
     EXPECT_EQ(bytes(noop_hook()), 0);

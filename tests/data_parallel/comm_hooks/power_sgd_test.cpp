@@ -359,7 +359,7 @@ TEST_P(PowerSgdAnywhere, ComputesHalvesInFullPrecision) {
         // Rank enough: only what is sent and the result are rounded.
         const auto options = of_rank(16, 0.1);
         const auto hook = make_hook({"", options, is_batched});
-        group.ledger().reset();
+        group.flight_recorder().reset();
         at::Tensor result;
         for (int step = 0; step < 3; ++step) {
           result = reduce(
@@ -367,7 +367,7 @@ TEST_P(PowerSgdAnywhere, ComputesHalvesInFullPrecision) {
         }
         expect_close(
             result, exact, 4 * std::ldexp(1, dtype == at::kHalf ? -11 : -8));
-        for (const auto& entry : group.ledger().entries()) {
+        for (const auto& entry : group.flight_recorder().entries()) {
           EXPECT_EQ(entry.dtype, dtype);
         }
         EXPECT_EQ(hook->state_dict().at("error.0").scalar_type(), at::kFloat);
@@ -387,13 +387,13 @@ TEST(PowerSgdOfTwo, SendsTwoSmallMessagesABucket) {
   run_ranks(2, [](RankContext& self) {
     const auto group = self.mesh({2}, {"dp"}).group("dp");
     const auto bytes = [&](const std::shared_ptr<CommHook>& hook) {
-      group.ledger().reset();
+      group.flight_recorder().reset();
       reduce(*hook, make_bucket(at::ones({4128}), {{64, 64}, {32}}, group));
-      return group.ledger().total_bytes();
+      return group.flight_recorder().total_bytes();
     };
     const auto hook = std::make_shared<PowerSGDHook>(at_once(2, 2));
     EXPECT_EQ(bytes(hook), 4 * (32 + 2 * 128));
-    const auto entries = group.ledger().entries();
+    const auto entries = group.flight_recorder().entries();
     ASSERT_EQ(entries.size(), 2);
     EXPECT_EQ(entries[0].name, "ddp bucket 0 plain and p");
     EXPECT_EQ(entries[1].name, "ddp bucket 0 q");

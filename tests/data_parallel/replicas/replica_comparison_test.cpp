@@ -23,86 +23,87 @@ constexpr uint32_t kFirst = 1;
 constexpr uint32_t kSecond = 2;
 constexpr uint32_t kBoth = 3;
 
-TEST(CopiesAgree, EachDimComparesWhatIsCopiedAlongIt) {
+TEST(ReplicasMatch, EachDimComparesWhatIsCopiedAlongIt) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
     const auto row = self.rank / 2;
     const auto column = self.rank % 2;
-    EXPECT_TRUE(copies_agree(
+    EXPECT_TRUE(replicas_match(
         {{7, kBoth}, {column, kFirst}, {row, kSecond}, {self.rank, 0}}, mesh));
-    EXPECT_FALSE(copies_agree({{7, kBoth}, {column, kBoth}}, mesh));
-    EXPECT_FALSE(copies_agree({{7, kBoth}, {row, kFirst}}, mesh));
-    EXPECT_TRUE(copies_agree({}, mesh));
+    EXPECT_FALSE(replicas_match({{7, kBoth}, {column, kBoth}}, mesh));
+    EXPECT_FALSE(replicas_match({{7, kBoth}, {row, kFirst}}, mesh));
+    EXPECT_TRUE(replicas_match({}, mesh));
   });
 }
 
 // One rank's number is changed: all ranks hear of it, also where it is copied
 // along the second dim alone.
-TEST(CopiesAgree, AllRanksHearOfADifferenceAnywhere) {
+TEST(ReplicasMatch, AllRanksHearOfADifferenceAnywhere) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
     for (int guilty = 0; guilty < 4; ++guilty) {
       const int64_t value = self.rank == guilty ? 1 : 0;
       for (const auto dims : {kFirst, kSecond, kBoth}) {
-        EXPECT_FALSE(copies_agree({{3, kBoth}, {value, dims}}, mesh));
-        const auto found = find_odd_copies({{3, kBoth}, {value, dims}}, mesh);
+        EXPECT_FALSE(replicas_match({{3, kBoth}, {value, dims}}, mesh));
+        const auto found =
+            find_replica_mismatch({{3, kBoth}, {value, dims}}, mesh);
         EXPECT_EQ(found.index, 1U);
         EXPECT_EQ(found.values[static_cast<size_t>(guilty)], 1);
         if (dims == kBoth) {
-          EXPECT_THAT(found.odd, ElementsAre(guilty));
-          EXPECT_EQ(found.agreed.size(), 3U);
+          EXPECT_THAT(found.mismatched_ranks, ElementsAre(guilty));
+          EXPECT_EQ(found.majority_ranks.size(), 3U);
         } else {
-          EXPECT_EQ(found.undecided.size(), 2U);
-          EXPECT_THAT(found.odd, IsEmpty());
+          EXPECT_EQ(found.tied_ranks.size(), 2U);
+          EXPECT_THAT(found.mismatched_ranks, IsEmpty());
         }
       }
     }
   });
 }
 
-TEST(CopiesAgree, SaysSoWithOneSmallMessageADim) {
+TEST(ReplicasMatch, SaysSoWithOneSmallMessageADim) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
-    std::vector<CopiedNumber> numbers(100, {5, kBoth});
+    std::vector<ReplicatedHash> numbers(100, {5, kBoth});
     numbers.push_back({self.rank % 2, kFirst});
-    EXPECT_TRUE(copies_agree(numbers, mesh));
+    EXPECT_TRUE(replicas_match(numbers, mesh));
     for (const auto* dim : {"dp", "tp"}) {
-      const auto entries = mesh.group(dim).ledger().entries();
+      const auto entries = mesh.group(dim).flight_recorder().entries();
       ASSERT_EQ(entries.size(), 1U) << dim;
       EXPECT_EQ(entries[0].bytes, 24);
     }
   });
 }
 
-TEST(OddCopies, TheMostFrequentValueWins) {
+TEST(ReplicaMismatch, MajorityValueWins) {
   run_ranks(5, [](RankContext& self) {
     const auto mesh = self.mesh({5}, {"dp"});
     const auto vote = [&](std::vector<int64_t> of_ranks) {
-      return find_odd_copies(
+      return find_replica_mismatch(
           {{0, kFirst}, {of_ranks[static_cast<size_t>(self.rank)], kFirst}},
           mesh);
     };
     const auto one = vote({4, 4, 9, 4, 4});
-    EXPECT_THAT(one.agreed, ElementsAre(0, 1, 3, 4));
-    EXPECT_THAT(one.odd, ElementsAre(2));
+    EXPECT_THAT(one.majority_ranks, ElementsAre(0, 1, 3, 4));
+    EXPECT_THAT(one.mismatched_ranks, ElementsAre(2));
     EXPECT_THAT(one.values, ElementsAre(4, 4, 9, 4, 4));
     const auto two = vote({1, 4, 9, 4, 8});
-    EXPECT_THAT(two.agreed, ElementsAre(1, 3));
-    EXPECT_THAT(two.odd, ElementsAre(0, 2, 4));
+    EXPECT_THAT(two.majority_ranks, ElementsAre(1, 3));
+    EXPECT_THAT(two.mismatched_ranks, ElementsAre(0, 2, 4));
     const auto even = vote({1, 4, 1, 4, 8});
-    EXPECT_THAT(even.undecided, ElementsAre(0, 1, 2, 3, 4));
-    EXPECT_THAT(even.agreed, IsEmpty());
+    EXPECT_THAT(even.tied_ranks, ElementsAre(0, 1, 2, 3, 4));
+    EXPECT_THAT(even.majority_ranks, IsEmpty());
   });
 }
 
-TEST(OddCopies, SetsOfCopiesVoteApart) {
+TEST(ReplicaMismatch, ComparesEachReplicaSetSeparately) {
   run_ranks(6, [](RankContext& self) {
     const auto mesh = self.mesh({3, 2}, {"dp", "tp"});
     // Columns hold other values; ranks 1 and 4 differ from their column's.
     const int64_t own = self.rank == 4 ? -1 : self.rank % 2;
-    const auto found = find_odd_copies({{own, kFirst}}, mesh);
-    EXPECT_THAT(found.odd, ElementsAre(4));
-    EXPECT_THAT(found.agreed, ElementsAre(0, 2));
+    const auto found = find_replica_mismatch({{own, kFirst}}, mesh);
+    EXPECT_THAT(found.mismatched_ranks, ElementsAre(4));
+    EXPECT_THAT(found.majority_ranks, ElementsAre(0, 2));
   });
 }
 

@@ -43,10 +43,10 @@ class ReplicaDifferenceTest : public ::testing::TestWithParam<int> {};
 TEST_P(ReplicaDifferenceTest, EqualReplicasSendOneSmallMessage) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto dp = self.mesh({self.world_size}, {"dp"});
-    auto& ledger = dp.group("dp").ledger();
-    ledger.reset();
+    auto& flight_recorder = dp.group("dp").flight_recorder();
+    flight_recorder.reset();
     EXPECT_FALSE(find_replica_difference(some_tensors(), dp));
-    const auto entries = ledger.entries();
+    const auto entries = flight_recorder.entries();
     ASSERT_EQ(entries.size(), self.world_size > 1 ? 1U : 0U);
     for (const auto& entry : entries) {
       EXPECT_EQ(entry.op, "all_reduce");
@@ -75,7 +75,7 @@ TEST_P(ReplicaDifferenceTest, TheFirstTensorThatDiffersIsMeasured) {
     EXPECT_EQ(found->index, 1U);
     EXPECT_EQ(found->first_rank, 0);
     EXPECT_THAT(found->ranks, ElementsAre(n - 1));
-    EXPECT_EQ(found->is_outvoted, n > 2) << "of two no one is most";
+    EXPECT_EQ(found->has_majority, n > 2) << "of two no one is most";
     EXPECT_NEAR(found->largest, 0.25, 1e-6);
     EXPECT_THAT(found->nan_ranks, IsEmpty());
   });
@@ -96,7 +96,7 @@ TEST_P(ReplicaDifferenceTest, OfMoreThanTwoTheOddOneIsNamed) {
     EXPECT_EQ(found->name, "e");
     EXPECT_EQ(found->first_rank, 1);
     EXPECT_THAT(found->ranks, ElementsAre(0));
-    EXPECT_TRUE(found->is_outvoted);
+    EXPECT_TRUE(found->has_majority);
     EXPECT_EQ(found->largest, 1.0);
   });
 }
@@ -116,7 +116,7 @@ TEST_P(ReplicaDifferenceTest, WhereAllDifferAllButTheFirstAreNamed) {
       }
       EXPECT_EQ(found->name, "c");
       EXPECT_EQ(found->ranks, others);
-      EXPECT_FALSE(found->is_outvoted);
+      EXPECT_FALSE(found->has_majority);
       EXPECT_EQ(found->largest, 2.0 * static_cast<double>(n - 1));
     }
   });
@@ -242,7 +242,7 @@ TEST(ReplicaDifference, CopiesOverOtherMeshDimsCountToo) {
     EXPECT_EQ(found->name, "whole");
     EXPECT_EQ(found->first_rank, 0);
     EXPECT_THAT(found->ranks, ElementsAre(2));
-    EXPECT_TRUE(found->is_outvoted);
+    EXPECT_TRUE(found->has_majority);
     EXPECT_NEAR(found->largest, 0.5, 1e-12);
   });
 }

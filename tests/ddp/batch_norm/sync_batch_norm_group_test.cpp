@@ -76,11 +76,11 @@ TEST(ConvertSyncBatchnorm, ReplacesWhatSequentialsCallAndKeepsItsTensors) {
     EXPECT_EQ(
         inner.ptr<SyncBatchNormImpl>(0)->options.momentum(), std::nullopt);
     EXPECT_EQ(
-        statistics_channels(*model),
-        std::vector<std::shared_ptr<StatisticsChannel>>{channel});
+        sync_batch_norm_groups(*model),
+        std::vector<std::shared_ptr<SyncBatchNormGroup>>{channel});
     // What is called is what was registered.
     model->train();
-    channel->group().ledger().reset();
+    channel->group().flight_recorder().reset();
     model->forward(wave({2, 4}, 0.1));
     EXPECT_EQ(test::entries_named(channel->group(), "batch norm").size(), 3);
   });
@@ -90,7 +90,7 @@ TEST(ConvertSyncBatchnorm, LeavesModelsWithoutBatchNormAlone) {
   run_ranks(2, [](RankContext& self) {
     test::Mlp model;
     EXPECT_EQ(convert_sync_batchnorm(model, self.mesh({2}, {"dp"})), nullptr);
-    EXPECT_TRUE(statistics_channels(model).empty());
+    EXPECT_TRUE(sync_batch_norm_groups(model).empty());
   });
 }
 
@@ -122,7 +122,7 @@ TEST(ConvertSyncBatchnorm, RefusesTypedMembersAndConvertsNothing) {
 
 TEST(SyncBatchNormModule, CommunicatesInTrainingOnly) {
   run_ranks(2, [](RankContext& self) {
-    const auto channel = make_statistics_channel(self.mesh({2}, {"dp"}));
+    const auto channel = make_sync_batch_norm_group(self.mesh({2}, {"dp"}));
     for (const bool is_tracked : {true, false}) {
       const auto options = BatchNormOptions(4).track_running_stats(is_tracked);
       SyncBatchNorm layer(options, channel);
@@ -132,12 +132,12 @@ TEST(SyncBatchNormModule, CommunicatesInTrainingOnly) {
           {wave({2, 4}, 0.1, at::kFloat), wave({2, 4}, 0.1, at::kFloat)}));
       layer->eval();
       alone->eval();
-      channel->group().ledger().reset();
+      channel->group().flight_recorder().reset();
       // Without running statistics they are those of the rank's own rows.
       const auto x = wave({3, 4}, self.rank + 0.5, at::kFloat);
       expect_all_close(
           {layer->forward(x).detach()}, {alone->forward(x).detach()}, 1e-6);
-      EXPECT_TRUE(channel->group().ledger().entries().empty());
+      EXPECT_TRUE(channel->group().flight_recorder().entries().empty());
     }
   });
 }
@@ -145,7 +145,8 @@ TEST(SyncBatchNormModule, CommunicatesInTrainingOnly) {
 TEST(SyncBatchNormModule, IsBatchNormOnOneRank) {
   run_ranks(1, [](RankContext& self) {
     SyncBatchNorm layer(
-        BatchNormOptions(4), make_statistics_channel(self.mesh({1}, {"dp"})));
+        BatchNormOptions(4),
+        make_sync_batch_norm_group(self.mesh({1}, {"dp"})));
     BatchNorm1d alone(4);
     const auto x = wave({3, 4}, 0.5, at::kFloat);
     EXPECT_TRUE(at::equal(layer->forward(x), alone->forward(x)));
@@ -158,7 +159,8 @@ TEST(SyncBatchNormModule, IsBatchNormOnOneRank) {
 TEST(SyncBatchNormModule, IsClonedWithItsChannelAndValuesOfItsOwn) {
   run_ranks(1, [](RankContext& self) {
     SyncBatchNorm layer(
-        BatchNormOptions(4), make_statistics_channel(self.mesh({1}, {"dp"})));
+        BatchNormOptions(4),
+        make_sync_batch_norm_group(self.mesh({1}, {"dp"})));
     test::fill_parameters(*layer);
     const auto copy =
         std::dynamic_pointer_cast<SyncBatchNormImpl>(layer->clone());
@@ -172,7 +174,7 @@ TEST(SyncBatchNormModule, IsClonedWithItsChannelAndValuesOfItsOwn) {
 TEST(SyncBatchNormModule, SaysWhatIsWrongWithItsInput) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = self.mesh({2}, {"dp"});
-    const auto channel = make_statistics_channel(mesh);
+    const auto channel = make_sync_batch_norm_group(mesh);
     SyncBatchNorm layer(BatchNormOptions(4), channel);
     const auto says = [&](const at::Tensor& x) {
       return message_of_thrown<c10::ValueError>([&] { layer->forward(x); });
@@ -185,7 +187,7 @@ TEST(SyncBatchNormModule, SaysWhatIsWrongWithItsInput) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { const SyncBatchNorm none(BatchNormOptions(4), nullptr); }),
-        HasSubstr("make_statistics_channel()"));
+        HasSubstr("make_sync_batch_norm_group()"));
     auto x = wave({2, 4}, 0.5, at::kFloat).requires_grad_();
     EXPECT_THAT(
         message_of_thrown<c10::NotImplementedError>([&] {
@@ -199,7 +201,8 @@ TEST(SyncBatchNormModule, SaysWhatIsWrongWithItsInput) {
 TEST(SyncBatchNormModule, LeavesStatisticsAloneIfNobodyHasRows) {
   run_ranks(2, [](RankContext& self) {
     SyncBatchNorm layer(
-        BatchNormOptions(4), make_statistics_channel(self.mesh({2}, {"dp"})));
+        BatchNormOptions(4),
+        make_sync_batch_norm_group(self.mesh({2}, {"dp"})));
     auto x = at::empty({0, 4}).requires_grad_();
     const auto y = layer->forward(x);
     EXPECT_EQ(y.sizes(), x.sizes());
@@ -212,7 +215,7 @@ TEST(SyncBatchNormModule, LeavesStatisticsAloneIfNobodyHasRows) {
 }
 
 /// Two layers, of different sizes.
-Sequential make_two_layers(const std::shared_ptr<StatisticsChannel>& channel) {
+Sequential make_two_layers(const std::shared_ptr<SyncBatchNormGroup>& channel) {
   const auto layer = [&](int64_t features) -> torch::nn::AnyModule {
     const BatchNormOptions options(features);
     return channel ? torch::nn::AnyModule(SyncBatchNorm(options, channel))
@@ -229,12 +232,12 @@ Sequential make_two_layers(const std::shared_ptr<StatisticsChannel>& channel) {
   return network;
 }
 
-TEST(StatisticsChannelTest, IsShadowedByRanksWithoutInputs) {
+TEST(SyncBatchNormGroupTest, IsShadowedByRanksWithoutInputs) {
   // Rank r has inputs in its first `steps[r]` steps.
   const std::vector<int64_t> steps{3, 1, 2};
   run_ranks(3, [&](RankContext& self) {
     const auto mesh = self.mesh({3}, {"dp"});
-    const auto channel = make_statistics_channel(mesh);
+    const auto channel = make_sync_batch_norm_group(mesh);
     auto network = make_two_layers(channel);
     auto alone = make_two_layers(nullptr);
     for (int64_t step = 0; step < 4; ++step) {
@@ -276,9 +279,9 @@ TEST(StatisticsChannelTest, IsShadowedByRanksWithoutInputs) {
   });
 }
 
-TEST(StatisticsChannelTest, FailsOnAllRanksThatAreNotAtTheSameSum) {
+TEST(SyncBatchNormGroupTest, FailsOnAllRanksThatAreNotAtTheSameSum) {
   run_ranks(3, [](RankContext& self) {
-    const auto channel = make_statistics_channel(self.mesh({3}, {"dp"}));
+    const auto channel = make_sync_batch_norm_group(self.mesh({3}, {"dp"}));
     channel->set_announcing(true);
     const auto act = [&](bool first_ends) {
       return message_of_thrown<mesh::DisagreementError>([&] {
@@ -296,26 +299,26 @@ TEST(StatisticsChannelTest, FailsOnAllRanksThatAreNotAtTheSameSum) {
   });
 }
 
-TEST(StatisticsChannelTest, AnnouncesOnlyIfAsked) {
+TEST(SyncBatchNormGroupTest, AnnouncesOnlyIfAsked) {
   run_ranks(2, [](RankContext& self) {
-    const auto channel = make_statistics_channel(self.mesh({2}, {"dp"}));
+    const auto channel = make_sync_batch_norm_group(self.mesh({2}, {"dp"}));
     auto numbers = at::ones({3});
     channel->sum(numbers);
     channel->end_pass();
-    EXPECT_EQ(channel->group().ledger().entries().size(), 1);
+    EXPECT_EQ(channel->group().flight_recorder().entries().size(), 1);
     EXPECT_TRUE(at::equal(numbers, at::full({3}, 2.0F)));
     channel->set_announcing(true);
     channel->sum(numbers);
     channel->end_pass();
-    EXPECT_EQ(channel->group().ledger().entries().size(), 4);
+    EXPECT_EQ(channel->group().flight_recorder().entries().size(), 4);
   });
 }
 
-TEST(StatisticsChannelTest, WantsAMeshOfOneDim) {
+TEST(SyncBatchNormGroupTest, WantsAMeshOfOneDim) {
   run_ranks(2, [](RankContext& self) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] {
-          make_statistics_channel(self.mesh({2, 1}, {"dp", "tp"}));
+          make_sync_batch_norm_group(self.mesh({2, 1}, {"dp", "tp"}));
         }),
         HasSubstr("mesh[\"dp\"]"));
   });

@@ -109,7 +109,7 @@ void expect_equal_to_whole_batch(
     double tolerance) {
   const auto sizes = batch_sizes(sum_of(rows), dim);
   const auto mesh = self.mesh({self.world_size}, {"dp"});
-  SyncBatchNorm layer(options, make_statistics_channel(mesh));
+  SyncBatchNorm layer(options, make_sync_batch_norm_group(mesh));
   fill_layer(*layer, dtype);
   const auto own_rows = [&](const at::Tensor& all) {
     return rows_of_rank(all, rows, self.rank);
@@ -178,7 +178,7 @@ TEST(SyncBatchNormTest, KeepsSmallDeviationsOfLargeMeans) {
     const RowCounts rows{2, 5, 1};
     SyncBatchNorm layer(
         BatchNormOptions(kFeatures),
-        make_statistics_channel(self.mesh({3}, {"dp"})));
+        make_sync_batch_norm_group(self.mesh({3}, {"dp"})));
     layer->to(at::kDouble);
     const auto x = wave({8, kFeatures, 4}, 0.1);
     torch::nn::BatchNorm1d alone(kFeatures);
@@ -198,7 +198,7 @@ TEST(SyncBatchNormTest, HasStatisticsOfHalvesInFloat) {
       const RowCounts rows{3, 2};
       SyncBatchNorm layer(
           BatchNormOptions(kFeatures),
-          make_statistics_channel(self.mesh({2}, {"dp"})));
+          make_sync_batch_norm_group(self.mesh({2}, {"dp"})));
       torch::nn::BatchNorm2d alone(kFeatures);
       fill_layer(*layer, at::kFloat);
       fill_layer(*alone, at::kFloat);
@@ -284,7 +284,7 @@ TEST(SyncBatchNormTest, TakesDTensors) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
     const auto tp = mesh["tp"];
     SyncBatchNorm layer(
-        BatchNormOptions(kFeatures), make_statistics_channel(mesh["dp"]));
+        BatchNormOptions(kFeatures), make_sync_batch_norm_group(mesh["dp"]));
     torch::nn::BatchNorm1d alone(kFeatures);
     fill_layer(*layer, at::kDouble);
     fill_layer(*alone, at::kDouble);

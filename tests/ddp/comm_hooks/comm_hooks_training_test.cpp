@@ -95,7 +95,7 @@ Outcome train(const MakeHook& make_hook) {
         model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
     const Task task(self);
     const auto first_loss = mean_over(mesh, task.loss(*model));
-    mesh.group("dp").ledger().reset();
+    mesh.group("dp").flight_recorder().reset();
     for (int step = 0; step < 200; ++step) {
       optimizer.zero_grad();
       task.loss(ddp).backward();

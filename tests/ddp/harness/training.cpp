@@ -24,7 +24,7 @@ HarnessPointer construct_harness(
     HarnessKind kind,
     int64_t replicas,
     const mesh::DeviceMesh* dp,
-    const std::shared_ptr<ddp::StatisticsChannel>& channel) {
+    const std::shared_ptr<ddp::SyncBatchNormGroup>& channel) {
   using Norm = TransformerWithSharedParams::Norm;
   using Wrap = NestedWrappedModule::Wrap;
   switch (kind) {
@@ -71,7 +71,7 @@ void place_harness(HarnessModel& model, const HarnessModel& plain) {
 HarnessPointer make_unwrapped(HarnessKind kind, const mesh::DeviceMesh& mesh) {
   const auto dp = mesh["dp"];
   const auto channel = kind == HarnessKind::kTransformerWithSyncBatchNorm
-                           ? ddp::make_statistics_channel(dp)
+                           ? ddp::make_sync_batch_norm_group(dp)
                            : nullptr;
   const auto construct = [&] {
     auto model = construct_harness(kind, dp.size(), &dp, channel);

@@ -23,7 +23,7 @@ TransformerWithSharedParams::Projection::Projection(const at::Tensor& shared)
 
 TransformerWithSharedParams::TransformerWithSharedParams(
     Norm norm,
-    const std::shared_ptr<ddp::StatisticsChannel>& channel) {
+    const std::shared_ptr<ddp::SyncBatchNormGroup>& channel) {
   embed_tokens = register_module(
       "embed_tokens", torch::nn::Embedding(kHarnessVocabulary, kHarnessDim));
   transformer = register_module(

@@ -18,7 +18,7 @@ struct TransformerWithSharedParams : HarnessModel {
   /// `channel`: for kSyncBatchNorm.
   explicit TransformerWithSharedParams(
       Norm norm = Norm::kNone,
-      const std::shared_ptr<ddp::StatisticsChannel>& channel = nullptr);
+      const std::shared_ptr<ddp::SyncBatchNormGroup>& channel = nullptr);
 
   at::Tensor forward(const Inputs& inputs) override;
   bool treats_rows_alone() const override { return !batch_norm; }

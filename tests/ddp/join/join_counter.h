@@ -35,7 +35,7 @@ class JoinCounter : public ddp::Joinable {
   }
   c10::Device join_device() const override { return device_; }
   mesh::Communicator join_process_group() const override { return group_; }
-  mesh::DeviceMesh join_row() const override { return row_; }
+  mesh::DeviceMesh join_model_parallel_mesh() const override { return row_; }
 
   int64_t total = 0;
   int64_t shadowed = 0;

@@ -130,9 +130,9 @@ TEST(JoinContexts, HaveNoEffectOnJoinablesOutside) {
       EXPECT_FALSE(ddp.join_config().enable);
       EXPECT_FALSE(Join::notify_join_context(counter));
       EXPECT_FALSE(Join::notify_join_context(ddp));
-      auto& ledger = mesh.group("dp").ledger();
+      auto& flight_recorder = mesh.group("dp").flight_recorder();
       model->zero_grad();
-      ledger.reset();
+      flight_recorder.reset();
       step_ddp(ddp, self.rank);
       EXPECT_TRUE(test::entries_named(mesh.group("dp"), "join").empty());
       Mlp alone;
@@ -168,7 +168,7 @@ TEST(JoinContexts, OnlyTheFirstJoinablesNotificationsCount) {
     first.is_silent = second.is_silent = true;
     Join join({&first, &second}, {.throw_on_early_termination = true});
     const auto entries = [&] {
-      return static_cast<int64_t>(group.ledger().entries().size());
+      return static_cast<int64_t>(group.flight_recorder().entries().size());
     };
     join.run([&] {
       const auto begin = entries();

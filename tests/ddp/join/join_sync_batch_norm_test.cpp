@@ -22,7 +22,7 @@ using test::run_ranks;
 
 /// One layer of batch normalization, over the ranks of a channel or alone.
 struct Normalized : torch::nn::Module {
-  explicit Normalized(std::shared_ptr<StatisticsChannel> channel)
+  explicit Normalized(std::shared_ptr<SyncBatchNormGroup> channel)
       : a(register_module("a", torch::nn::Linear(6, 8))),
         c(register_module("c", torch::nn::Linear(8, 3))) {
     const torch::nn::BatchNormOptions options(8);
@@ -125,7 +125,7 @@ class NormalizedByHand {
 void train_normalized(const NormalizedRun& run, RankContext& self) {
   const auto mesh = self.mesh({self.world_size}, {"dp"});
   auto model =
-      std::make_shared<Normalized>(make_statistics_channel(mesh["dp"]));
+      std::make_shared<Normalized>(make_sync_batch_norm_group(mesh["dp"]));
   DistributedDataParallel ddp(model, mesh["dp"]);
   torch::optim::SGD optimizer(model->parameters(), test::option_sgd());
   Join join({&ddp}, {}, test::join_kwargs(run.division));

@@ -261,7 +261,7 @@ void expect_epochs(RankContext& self, int64_t tp, const Make& make) {
   const auto model = test::make_replica(setup, mesh);
   DistributedDataParallel ddp(model, mesh["dp"]);
   const auto optimizer = make(model->parameters());
-  JoinedOptimizer joined(*optimizer, ddp);
+  JoinableOptimizer joined(*optimizer, ddp);
   const auto alone = test::make_replica(setup, 0);
   const auto reference = make(alone->parameters());
   const auto count = [](int64_t rank, int epoch) {
@@ -319,7 +319,7 @@ TEST(JoinEpochs, GoOnExactlyWithTheOptimizerOfALastRank) {
   }
 }
 
-TEST(JoinDisabled, IsWorthNothingAndCostsNothing) {
+TEST(JoinDisabled, DoesNotCommunicate) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = self.mesh({2}, {"dp"});
     const auto train = [&](bool is_joined) {
@@ -330,7 +330,7 @@ TEST(JoinDisabled, IsWorthNothingAndCostsNothing) {
           ddp(wave({2, 6}, double(self.rank + i))).sum().backward();
         }
       };
-      mesh.group("dp").ledger().reset();
+      mesh.group("dp").flight_recorder().reset();
       if (is_joined) {
         Join join({&ddp}, {.enable = false});
         join.run(body);
@@ -339,7 +339,7 @@ TEST(JoinDisabled, IsWorthNothingAndCostsNothing) {
       }
       return std::pair{
           test::gradients_of(*model),
-          mesh.group("dp").ledger().entries().size()};
+          mesh.group("dp").flight_recorder().entries().size()};
     };
     const auto plain = train(false);
     const auto joined = train(true);
@@ -351,7 +351,7 @@ TEST(JoinDisabled, IsWorthNothingAndCostsNothing) {
 TEST(JoinCost, IsOneCollectiveAnIterationHoweverManyJoinables) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = self.mesh({2}, {"dp"});
-    auto& ledger = mesh.group("dp").ledger();
+    auto& flight_recorder = mesh.group("dp").flight_recorder();
     // Collectives of an epoch of `steps`, with and without Join.
     const auto count = [&](int64_t steps, size_t counters, bool is_joined) {
       auto model = std::make_shared<Mlp>();
@@ -363,7 +363,7 @@ TEST(JoinCost, IsOneCollectiveAnIterationHoweverManyJoinables) {
         own.back()->is_silent = true;
         joinables.push_back(own.back().get());
       }
-      ledger.reset();
+      flight_recorder.reset();
       Join join(joinables, {.enable = is_joined});
       join.run([&] {
         for (int64_t i = 0; i < steps; ++i) {
@@ -373,7 +373,7 @@ TEST(JoinCost, IsOneCollectiveAnIterationHoweverManyJoinables) {
           }
         }
       });
-      return static_cast<int64_t>(ledger.entries().size());
+      return static_cast<int64_t>(flight_recorder.entries().size());
     };
     const auto added = [&](int64_t steps, size_t counters) {
       return count(steps, counters, true) - count(steps, counters, false);

@@ -108,7 +108,7 @@ TEST_P(ModelAveraging, IsOfWhatHasAGradientOnAnyRankOneMessageADtype) {
     if (self.rank != 0) {
       parameters[4].mutable_grad() = at::Tensor();
     }
-    group.ledger().reset();
+    group.flight_recorder().reset();
     average_parameters(parameters, group);
     EXPECT_EQ(value_of(parameters[0]), mean);
     EXPECT_EQ(value_of(parameters[1]), mean);
@@ -117,7 +117,7 @@ TEST_P(ModelAveraging, IsOfWhatHasAGradientOnAnyRankOneMessageADtype) {
     EXPECT_EQ(value_of(parameters[4]), mean);
     EXPECT_EQ(value_of(parameters[5]), mean);
     std::vector<int64_t> bytes;
-    for (const auto& entry : group.ledger().entries()) {
+    for (const auto& entry : group.flight_recorder().entries()) {
       EXPECT_EQ(entry.name, "average_parameters");
       bytes.push_back(entry.bytes);
     }

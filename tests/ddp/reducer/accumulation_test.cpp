@@ -47,7 +47,7 @@ TEST_P(Accumulation, UnderNoSyncEqualsTheWholeBatch) {
             {.bucket_cap_mb = 5e-4, .gradient_as_bucket_view = as_view});
         for (int step = 0; step < 3; ++step) {
           model->zero_grad(set_to_none);
-          mesh.group("dp").ledger().reset();
+          mesh.group("dp").flight_recorder().reset();
           const auto run = [&](int64_t i) {
             const auto output = ddp(micro_batch(x, self.rank, i));
             (output.pow(2).mean() / kMicroBatches).backward();
@@ -57,7 +57,7 @@ TEST_P(Accumulation, UnderNoSyncEqualsTheWholeBatch) {
             for (int64_t i = 0; i + 1 < kMicroBatches; ++i) {
               run(i);
             }
-            EXPECT_TRUE(mesh.group("dp").ledger().entries().empty());
+            EXPECT_TRUE(mesh.group("dp").flight_recorder().entries().empty());
           }
           run(kMicroBatches - 1);
           expect_all_close(gradients_of(*model), alone_on(x));
@@ -90,7 +90,7 @@ TEST_P(Accumulation, OfSeveralForwardsInOneBackwardIsReducedOnce) {
     DistributedDataParallel ddp(model, mesh);
     for (int step = 0; step < 2; ++step) {
       model->zero_grad();
-      mesh.group("dp").ledger().reset();
+      mesh.group("dp").flight_recorder().reset();
       auto loss = at::zeros({}, at::kDouble);
       for (int64_t i = 0; i < kMicroBatches; ++i) {
         const auto output = ddp(micro_batch(x, self.rank, i));
@@ -111,7 +111,7 @@ TEST_P(Accumulation, GuardsNest) {
     auto model = std::make_shared<Mlp>();
     DistributedDataParallel ddp(model, mesh);
     const auto count = [&] {
-      mesh.group("dp").ledger().reset();
+      mesh.group("dp").flight_recorder().reset();
       ddp(wave({2, 6}, 0.1)).sum().backward();
       return entries_named(mesh.group("dp"), "ddp bucket").size();
     };
@@ -130,12 +130,12 @@ TEST_P(Accumulation, BackwardToInputsAloneReducesNothing) {
     const auto mesh = self.mesh({n}, {"dp"});
     auto model = std::make_shared<Mlp>();
     DistributedDataParallel ddp(model, mesh);
-    mesh.group("dp").ledger().reset();
+    mesh.group("dp").flight_recorder().reset();
     auto x = wave({2, 6}, 0.1).requires_grad_();
     const auto gradient =
         torch::autograd::grad({ddp(x).pow(2).mean()}, {x}).at(0);
     EXPECT_GT(gradient.abs().max().item<double>(), 0.0);
-    EXPECT_TRUE(mesh.group("dp").ledger().entries().empty());
+    EXPECT_TRUE(mesh.group("dp").flight_recorder().entries().empty());
     ddp(x).pow(2).mean().backward();
     expect_all_close(gradients_of(*model), alone_on(x.detach()));
   });

@@ -136,7 +136,7 @@ TEST_P(Buckets, AreLaunchedWhileBackwardRunsOnceTheOrderIsKnown) {
         [&](const at::Tensor&) { last_gradient_ns = now_ns(); });
     for (int step = 0; step < 3; ++step) {
       model->zero_grad();
-      mesh.group("dp").ledger().reset();
+      mesh.group("dp").flight_recorder().reset();
       ddp(wave({2, 6}, 0.1)).pow(2).mean().backward();
       const auto entries = entries_named(mesh.group("dp"), "ddp bucket ");
       ASSERT_EQ(entries.size(), 6);
@@ -216,7 +216,7 @@ TEST(ImaginedWorld, RunsAndRecordsItsCollectives) {
   auto model = std::make_shared<Mlp>();
   DistributedDataParallel ddp(model, mesh, {.bucket_cap_mb = kTinyCap});
   for (int step = 0; step < 2; ++step) {
-    mesh.group("dp").ledger().reset();
+    mesh.group("dp").flight_recorder().reset();
     ddp(wave({2, 6}, 0.1)).pow(2).mean().backward();
     EXPECT_EQ(entries_named(mesh.group("dp"), "ddp bucket ").size(), 6);
   }
@@ -235,7 +235,7 @@ TEST(OneReplica, NeitherCommunicatesNorTouchesGradients) {
     model->zero_grad(false);
     ddp(wave({2, 6}, 0.1)).pow(2).mean().backward();
     EXPECT_EQ(model->a->weight.grad().data_ptr(), seen);
-    EXPECT_TRUE(mesh.group("dp").ledger().entries().empty());
+    EXPECT_TRUE(mesh.group("dp").flight_recorder().entries().empty());
     EXPECT_TRUE(ddp.bucket_names().empty());
   });
 }

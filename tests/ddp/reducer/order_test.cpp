@@ -138,7 +138,7 @@ TEST_P(Order, NothingIsReducedBeforeTheEndOfTheFirstBackward) {
           test::entries_named(mesh.group("dp"), "ddp bucket").size());
     });
     for (int step = 0; step < 2; ++step) {
-      mesh.group("dp").ledger().reset();
+      mesh.group("dp").flight_recorder().reset();
       ddp(x).sum().backward();
     }
     EXPECT_EQ(reduced[0], 0U);

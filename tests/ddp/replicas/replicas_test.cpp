@@ -47,7 +47,7 @@ TEST_P(ReplicasTest, KeepTheirValuesWithoutInitSync) {
     const auto before = model->a->weight.detach().clone();
     DistributedDataParallel ddp(model, mesh, {.init_sync = false});
     EXPECT_TRUE(at::equal(model->a->weight, before));
-    EXPECT_TRUE(mesh.group("dp").ledger().entries().empty());
+    EXPECT_TRUE(mesh.group("dp").flight_recorder().entries().empty());
   });
 }
 
@@ -64,7 +64,7 @@ TEST_P(ReplicasTest, GetTheFirstOnesBuffersBeforeATrainingForward) {
           model, mesh, {.broadcast_buffers = broadcasts});
       const auto mean_after_forward = [&] {
         norm->running_mean.fill_(static_cast<double>(self.rank));
-        mesh.group("dp").ledger().reset();
+        mesh.group("dp").flight_recorder().reset();
         (void)ddp(wave({4, 6}, 0.1, at::kFloat));
         return norm->running_mean[0].item<double>();
       };
@@ -96,9 +96,9 @@ TEST_P(ReplicasTest, AForwardWithoutBuffersCommunicatesNothing) {
   run_ranks(GetParam(), [](RankContext& self) {
     const auto mesh = self.mesh({self.world_size}, {"dp"});
     DistributedDataParallel ddp(std::make_shared<Mlp>(), mesh);
-    mesh.group("dp").ledger().reset();
+    mesh.group("dp").flight_recorder().reset();
     (void)ddp(wave({4, 6}, 0.1));
-    EXPECT_TRUE(mesh.group("dp").ledger().entries().empty());
+    EXPECT_TRUE(mesh.group("dp").flight_recorder().entries().empty());
   });
 }
 

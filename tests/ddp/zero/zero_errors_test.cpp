@@ -106,7 +106,7 @@ TEST(ZeroErrors, NameTheParameterAndComeBeforeAnythingIsSent) {
               ParamGroups{{{leaf({2})}}}, nullptr, dp);
         }),
         HasSubstr("the factory is empty"));
-    EXPECT_EQ(dp.group("dp").ledger().entries().size(), 0U);
+    EXPECT_EQ(dp.group("dp").flight_recorder().entries().size(), 0U);
   });
 }
 
@@ -199,7 +199,7 @@ TEST(ZeroState, IsWhatDistributedDataParallelGivesOfTheOptimizer) {
     model.load_optimizer_state_dict(*optimizer, state);
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
-            [&] { JoinedOptimizer(*optimizer, model); }),
+            [&] { JoinableOptimizer(*optimizer, model); }),
         HasSubstr("is a joinable itself"));
   });
 }
@@ -237,7 +237,7 @@ TEST(ZeroParts, OfCutParametersLieBehindTheCutsOfTheOtherDims) {
       const auto parameter = dtensor::distribute_tensor(
           leaf(sizes), root["tp"], {on_tp}, std::nullopt);
       const auto part = planner.plan({parameter}).front();
-      return part.kind == ZeroPart::Kind::kEverywhere
+      return part.kind == ZeroPart::Kind::kReplicated
                  ? "everywhere"
                  : part.placement.to_string();
     };

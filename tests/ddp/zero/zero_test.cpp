@@ -431,7 +431,7 @@ TEST(ZeroJoin, TheMainHookStepsAsTheOthersDo) {
         model.parameters(), torch::optim::SGDOptions(0.1), dp);
     EXPECT_EQ(optimizer->join_process_group().name(), dp.group("dp").name());
     EXPECT_EQ(optimizer->join_device(), c10::Device(c10::kCPU));
-    EXPECT_EQ(optimizer->join_row().ndim(), 0);
+    EXPECT_EQ(optimizer->join_model_parallel_mesh().ndim(), 0);
   });
 }
 
@@ -498,7 +498,7 @@ TEST(ZeroJoin, TheRowIsThatOfTheParameters) {
     PlacedModel model(mesh["tp"]);
     const auto optimizer = make_zero<torch::optim::SGD>(
         model.parameters(), torch::optim::SGDOptions(0.1), mesh["dp"]);
-    EXPECT_TRUE(optimizer->join_row() == mesh["tp"]);
+    EXPECT_TRUE(optimizer->join_model_parallel_mesh() == mesh["tp"]);
   });
 }
 

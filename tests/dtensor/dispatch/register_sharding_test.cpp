@@ -148,10 +148,10 @@ TEST(RegisterSharding, OwnOpsDispatchForwardAndBackward) {
       const auto w_whole = random({5}, 2);
       auto x = distributed(x_whole.clone().requires_grad_(), mesh, {placement});
       auto w = distributed(w_whole.clone().requires_grad_(), mesh, {kR});
-      mesh.group(0).ledger().reset();
+      mesh.group(0).flight_recorder().reset();
       const auto y = call_scale(x, w, 3);
       EXPECT_EQ(spec_of(y).placements(), Placements{placement});
-      EXPECT_TRUE(mesh.group(0).ledger().entries().empty());
+      EXPECT_TRUE(mesh.group(0).flight_recorder().entries().empty());
       y.square().sum().backward();
       auto x_alone = x_whole.clone().requires_grad_();
       auto w_alone = w_whole.clone().requires_grad_();

@@ -322,23 +322,24 @@ TEST_P(ExpertsOnRanks, SendExactlyTheRows) {
       placed[i].set_requires_grad(i != kIndex);
     }
     parameter_info(placed[3]).fqn = "mlp.experts.gate_up_proj";
-    auto& ledger = mesh.group(0).ledger();
-    ledger.reset();
+    auto& flight_recorder = mesh.group(0).flight_recorder();
+    flight_recorder.reset();
     const auto output = run_experts(placed);
-    ASSERT_EQ(ledger.entries().size(), 3U);
+    ASSERT_EQ(flight_recorder.entries().size(), 3U);
     const auto pairs = test::local_of(placed[1]).numel();
     const auto row_bytes = int64_t{kDim * sizeof(double)};
-    for (const auto& entry : ledger.entries()) {
+    for (const auto& entry : flight_recorder.entries()) {
       EXPECT_EQ(entry.op, "all_to_all");
       EXPECT_EQ(entry.name, "mlp.experts.gate_up_proj");
     }
-    EXPECT_EQ(ledger.entries()[1].shape[0], pairs * kDim);
-    EXPECT_GE(ledger.entries()[1].bytes, pairs * row_bytes);
-    EXPECT_EQ(ledger.entries()[2].bytes, ledger.entries()[1].bytes);
-    ledger.reset();
+    EXPECT_EQ(flight_recorder.entries()[1].shape[0], pairs * kDim);
+    EXPECT_GE(flight_recorder.entries()[1].bytes, pairs * row_bytes);
+    EXPECT_EQ(
+        flight_recorder.entries()[2].bytes, flight_recorder.entries()[1].bytes);
+    flight_recorder.reset();
     output.backward(at::ones_like(output));
-    ASSERT_EQ(ledger.entries().size(), 2U);
-    for (const auto& entry : ledger.entries()) {
+    ASSERT_EQ(flight_recorder.entries().size(), 2U);
+    for (const auto& entry : flight_recorder.entries()) {
       EXPECT_EQ(entry.op, "all_to_all");
       EXPECT_EQ(entry.name, "mlp.experts.gate_up_proj");
     }
@@ -426,7 +427,7 @@ TEST(Experts, OnTheMetaDevice) {
         at::empty(local_sizes(spec, sizes), options), mesh, {placement}, whole);
   };
   for (const auto& tokens : {Shard(1), test::kR}) {
-    mesh.group(0).ledger().reset();
+    mesh.group(0).flight_recorder().reset();
     const auto x = meta({2, 7, kDim}, tokens).requires_grad_();
     const auto weights = meta({4, 2 * kFfn, kDim}, Shard(0)).requires_grad_();
     const auto y = experts(
@@ -440,7 +441,7 @@ TEST(Experts, OnTheMetaDevice) {
     EXPECT_EQ(x.grad().sizes(), x.sizes());
     EXPECT_EQ(weights.grad().sizes(), weights.sizes());
     int64_t exchanges = 0;
-    for (const auto& entry : mesh.group(0).ledger().entries()) {
+    for (const auto& entry : mesh.group(0).flight_recorder().entries()) {
       exchanges += entry.op == "all_to_all" ? 1 : 0;
     }
     EXPECT_EQ(exchanges, tokens.is_shard() ? 5 : 0);

@@ -529,10 +529,10 @@ void compare_cut(
           placed.push_back(distributed(leaf, mesh, {cut.inputs[i]}));
         }
         SCOPED_TRACE(op.name + " " + text + "on " + std::to_string(n));
-        const auto before = mesh.group(0).ledger().entries().size();
+        const auto before = mesh.group(0).flight_recorder().entries().size();
         const auto output = op.fused(placed);
         if (cut.output) {
-          EXPECT_EQ(mesh.group(0).ledger().entries().size(), before);
+          EXPECT_EQ(mesh.group(0).flight_recorder().entries().size(), before);
           EXPECT_EQ(spec_of(output).placement(0), *cut.output);
         }
         const auto whole = full_tensor(output);

@@ -256,13 +256,13 @@ void expect_gathered(
     const CrossEntropyOptions& options,
     const at::Tensor& target,
     int64_t numbers) {
-  auto& ledger = mesh.group(0).ledger();
+  auto& flight_recorder = mesh.group(0).flight_recorder();
   const auto logits =
       distributed(random({6, 64}, 1).requires_grad_(), mesh, {Shard(1)});
-  ledger.reset();
+  flight_recorder.reset();
   cross_entropy(logits, target, options).backward();
-  EXPECT_THAT(ledger.counts(), ElementsAre(Pair("all_gather", 1)));
-  EXPECT_EQ(ledger.total_bytes(), 4 * numbers * 8);
+  EXPECT_THAT(flight_recorder.counts(), ElementsAre(Pair("all_gather", 1)));
+  EXPECT_EQ(flight_recorder.total_bytes(), 4 * numbers * 8);
 }
 
 TEST(Losses, NeverGatherTheLogits) {
@@ -291,13 +291,15 @@ TEST(Losses, AMeanOverCutRowsIsOneMessage) {
         random({6, 8}, 1).requires_grad_(), mesh, {Shard(0), Shard(1)});
     const auto target =
         distributed(at::arange(6, at::kLong), mesh, {Shard(0), kR});
-    mesh.group(0).ledger().reset();
-    mesh.group(1).ledger().reset();
+    mesh.group(0).flight_recorder().reset();
+    mesh.group(1).flight_recorder().reset();
     cross_entropy(logits, target, {.z_loss = 0.1}).backward();
     EXPECT_THAT(
-        mesh.group(0).ledger().counts(), ElementsAre(Pair("all_reduce", 1)));
+        mesh.group(0).flight_recorder().counts(),
+        ElementsAre(Pair("all_reduce", 1)));
     EXPECT_THAT(
-        mesh.group(1).ledger().counts(), ElementsAre(Pair("all_gather", 1)));
+        mesh.group(1).flight_recorder().counts(),
+        ElementsAre(Pair("all_gather", 1)));
   });
 }
 

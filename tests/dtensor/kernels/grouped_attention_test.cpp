@@ -176,8 +176,8 @@ int64_t bytes_sent(
     inputs[i] =
         distributed(inputs[i].requires_grad_(), mesh, {i == 0 ? Shard(1) : kv});
   }
-  auto& ledger = mesh.group(0).ledger();
-  ledger.reset();
+  auto& flight_recorder = mesh.group(0).flight_recorder();
+  flight_recorder.reset();
   const auto output = at::scaled_dot_product_attention(
       inputs[0],
       inputs[1],
@@ -189,10 +189,10 @@ int64_t bytes_sent(
       /*enable_gqa=*/true);
   EXPECT_EQ(spec_of(output).placement(0), Shard(1));
   if (kv == kR) {
-    EXPECT_THAT(ledger.counts(), IsEmpty());
+    EXPECT_THAT(flight_recorder.counts(), IsEmpty());
   }
   output.backward(at::ones_like(output));
-  return ledger.total_bytes();
+  return flight_recorder.total_bytes();
 }
 
 TEST(GroupedHeads, NoQueryIsGathered) {
@@ -219,10 +219,10 @@ TEST(GroupedHeads, WholeGroupsOnEachRankMoveNothing) {
     for (auto& input : inputs) {
       input = distributed(input, mesh, {Shard(0), Shard(1)});
     }
-    mesh.group(1).ledger().reset();
+    mesh.group(1).flight_recorder().reset();
     at::scaled_dot_product_attention(
         inputs[0], inputs[1], inputs[2], {}, 0.0, true, {}, true);
-    EXPECT_THAT(mesh.group(1).ledger().counts(), IsEmpty());
+    EXPECT_THAT(mesh.group(1).flight_recorder().counts(), IsEmpty());
   });
 }
 

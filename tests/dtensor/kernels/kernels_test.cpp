@@ -267,7 +267,7 @@ TEST(SharedGather, ThreeProjectionsGatherOnceAndReduceOnce) {
   for (const int n : {2, 3, 4}) {
     run_ranks(n, [](RankContext& self) {
       const auto mesh = line(self);
-      auto& ledger = mesh.group(0).ledger();
+      auto& flight_recorder = mesh.group(0).flight_recorder();
       const auto input = random({12, 2, 8}, 1);
       const auto x =
           distributed(input.clone().requires_grad_(), mesh, {Shard(0)});
@@ -277,27 +277,28 @@ TEST(SharedGather, ThreeProjectionsGatherOnceAndReduceOnce) {
             random({12, 8}, 2 + i).requires_grad_(), mesh, {Shard(0)}));
       }
       const auto h = x * 1.0;
-      ledger.reset();
+      flight_recorder.reset();
       auto sum = torch::linear(h, weights[0]);
       sum = sum + torch::linear(h, weights[1]);
       sum = sum + torch::linear(h, weights[2]);
-      EXPECT_THAT(ledger.counts(), ElementsAre(Pair("all_gather", 1)));
+      EXPECT_THAT(flight_recorder.counts(), ElementsAre(Pair("all_gather", 1)));
       const auto loss = to_local(sum).sum();
-      ledger.reset();
+      flight_recorder.reset();
       loss.backward();
-      EXPECT_THAT(ledger.counts(), ElementsAre(Pair("reduce_scatter", 1)));
+      EXPECT_THAT(
+          flight_recorder.counts(), ElementsAre(Pair("reduce_scatter", 1)));
 
       const at::NoGradGuard no_grad;
       const auto again = x * 1.0;
-      ledger.reset();
+      flight_recorder.reset();
       for (const auto& weight : weights) {
         torch::linear(again, weight);
       }
-      EXPECT_THAT(ledger.counts(), ElementsAre(Pair("all_gather", 1)));
+      EXPECT_THAT(flight_recorder.counts(), ElementsAre(Pair("all_gather", 1)));
       // A new version of the data is gathered anew.
       again.add_(1);
       const auto y = torch::linear(again, weights[0]);
-      EXPECT_THAT(ledger.counts(), ElementsAre(Pair("all_gather", 2)));
+      EXPECT_THAT(flight_recorder.counts(), ElementsAre(Pair("all_gather", 2)));
       expect_close(
           full_tensor(y),
           torch::linear(input + 1, random({12, 8}, 2)),
@@ -311,7 +312,7 @@ TEST(SharedGather, ThreeProjectionsGatherOnceAndReduceOnce) {
 TEST(SharedGather, UnmodifiedLinearModulesShareItToo) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = line(self);
-    auto& ledger = mesh.group(0).ledger();
+    auto& flight_recorder = mesh.group(0).flight_recorder();
     for (const bool bias : {false, true}) {
       for (const auto& sizes :
            std::vector<std::vector<int64_t>>{{6, 8}, {2, 6, 8}}) {
@@ -332,17 +333,18 @@ TEST(SharedGather, UnmodifiedLinearModulesShareItToo) {
         const auto dim = static_cast<int64_t>(sizes.size()) - 2;
         const auto x =
             distributed(input.clone().requires_grad_(), mesh, {Shard(dim)});
-        ledger.reset();
+        flight_recorder.reset();
         auto sum = modules[0](x);
         EXPECT_EQ(spec_of(sum).placements(), Placements{Shard(dim + 1)});
         sum = sum + modules[1](x);
         sum = sum + modules[2](x);
-        EXPECT_THAT(ledger.counts(), ElementsAre(Pair("all_gather", 1)));
+        EXPECT_THAT(
+            flight_recorder.counts(), ElementsAre(Pair("all_gather", 1)));
         const auto loss = to_local(sum).sum();
-        ledger.reset();
+        flight_recorder.reset();
         loss.backward();
         EXPECT_THAT(
-            ledger.counts(),
+            flight_recorder.counts(),
             ElementsAre(Pair(::testing::StartsWith("reduce_scatter"), 1)));
         const auto weight = full_tensor(modules[0]->weight).detach();
         EXPECT_TRUE(weight.equal(full_tensor(modules[1]->weight).detach()));
@@ -484,7 +486,7 @@ TEST(Norm, EqualsPlainForEveryPlacement) {
 TEST(Norm, PendingGradientsAreReducedTogetherAtTheEnd) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = line(self);
-    auto& ledger = mesh.group(0).ledger();
+    auto& flight_recorder = mesh.group(0).flight_recorder();
     const auto x = distributed(random({4, 6}, 1), mesh, {Shard(0)});
     Tensors weights;
     for (uint64_t i = 0; i < 4; ++i) {
@@ -500,10 +502,11 @@ TEST(Norm, PendingGradientsAreReducedTogetherAtTheEnd) {
     };
     forward().backward();
     const auto once = full_tensor(weights[0].grad()).clone();
-    ledger.reset();
+    flight_recorder.reset();
     const auto loss = forward();
     loss.backward();
-    EXPECT_THAT(ledger.counts(), ElementsAre(Pair("all_reduce_coalesced", 1)));
+    EXPECT_THAT(
+        flight_recorder.counts(), ElementsAre(Pair("all_reduce_coalesced", 1)));
     for (const auto& weight : weights) {
       EXPECT_TRUE(spec_of(weight.grad()).is_replicated());
     }
@@ -637,16 +640,16 @@ TEST(CrossEntropy, EqualsPlainForEveryPlacement) {
 TEST(CrossEntropy, ClassesAreNeverGathered) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = line(self);
-    auto& ledger = mesh.group(0).ledger();
+    auto& flight_recorder = mesh.group(0).flight_recorder();
     const auto logits =
         distributed(random({6, 64}, 1).requires_grad_(), mesh, {Shard(1)});
     const auto target = distributed(at::arange(6, at::kLong), mesh, {kR});
-    ledger.reset();
+    flight_recorder.reset();
     const auto loss = at::cross_entropy_loss(logits, target);
     loss.backward();
-    EXPECT_THAT(ledger.counts(), ElementsAre(Pair("all_gather", 1)));
+    EXPECT_THAT(flight_recorder.counts(), ElementsAre(Pair("all_gather", 1)));
     // Three numbers a row from each of four ranks.
-    EXPECT_EQ(ledger.total_bytes(), 4 * 3 * 6 * 8);
+    EXPECT_EQ(flight_recorder.total_bytes(), 4 * 3 * 6 * 8);
   });
 }
 

@@ -365,15 +365,15 @@ TEST(ActivationCheckpoint, OnAMeshDrawsTheSameAndCallsAgain) {
         EXPECT_EQ(random_state(mesh).sequence, 2U);
         return all;
       };
-      auto& ledger = mesh.group("tp").ledger();
-      ledger.reset();
+      auto& flight_recorder = mesh.group("tp").flight_recorder();
+      flight_recorder.reset();
       const auto expected = run();
-      const auto calls = ledger.entries().size();
+      const auto calls = flight_recorder.entries().size();
       apply_activation_checkpointing(*model, is_block);
-      ledger.reset();
+      flight_recorder.reset();
       expect_equal(run(), expected);
       // Each block's all_reduce, behind which the dropout saves its mask.
-      EXPECT_EQ(ledger.entries().size(), calls + (ranks > 1 ? 2 : 0));
+      EXPECT_EQ(flight_recorder.entries().size(), calls + (ranks > 1 ? 2 : 0));
     });
   }
 }

@@ -312,15 +312,17 @@ TEST(ClipGrad, CountsEveryElementOnce) {
     EXPECT_NEAR(grad_norm(parameters), expected, 1e-12 * expected);
     // What rides with it changes no bit, and comes back summed.
     for (const auto& mesh : {line, grid["dp"], grid["tp"]}) {
-      const auto riders =
+      const auto extra_sums =
           at::tensor({1.0, static_cast<double>(self.rank)}, at::kDouble);
-      EXPECT_EQ(GradNorm(parameters).join(mesh, riders), grad_norm(parameters));
-      EXPECT_EQ(riders[0].item<double>(), mesh.size());
+      EXPECT_EQ(
+          GradNorm(parameters).all_reduce(mesh, extra_sums),
+          grad_norm(parameters));
+      EXPECT_EQ(extra_sums[0].item<double>(), mesh.size());
       double ranks = 0;
       for (const int64_t rank : mesh.ranks()) {
         ranks += static_cast<double>(rank);
       }
-      EXPECT_EQ(riders[1].item<double>(), ranks);
+      EXPECT_EQ(extra_sums[1].item<double>(), ranks);
     }
     EXPECT_NEAR(clip_grad_norm_(parameters, 1.0), expected, 1e-12 * expected);
     EXPECT_NEAR(grad_norm(parameters), 1.0, 1e-6);

@@ -213,10 +213,10 @@ class DispatchCheck {
     const auto errors = ranks.run([&](const mesh::DeviceMesh& mesh) {
       const auto arguments = wrap(mesh, placements, parts, false);
       manual_seed(mesh, kRandomSeed);
-      auto& ledger = mesh.group(0).ledger();
-      ledger.reset();
+      auto& flight_recorder = mesh.group(0).flight_recorder();
+      flight_recorder.reset();
       const auto outputs = call(sample_.op, arguments);
-      const auto counts = ledger.counts();
+      const auto counts = flight_recorder.counts();
       compare_all(outputs, expected_.outputs, "result");
       const bool gathers =
           counts.contains("all_gather") || counts.contains("all_to_all");

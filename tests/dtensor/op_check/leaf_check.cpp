@@ -289,7 +289,7 @@ class LeafCheck {
               whole.sizes(),
               whole.strides());
           leaf.requires_grad_(wants_gradient(whole));
-          keep_gradient_placed(leaf);
+          match_gradient_placement(leaf);
           return leaf;
         });
     std::vector<at::Tensor> weights;

@@ -180,7 +180,7 @@ bool is_out_form(const c10::OperatorHandle& op) {
   return arguments.back().is_out();
 }
 
-TEST(ListOps, EveryForeachOpEqualsOneRank) {
+TEST(ForeachOps, EveryForeachOpEqualsOneRank) {
   const auto ops = foreach_ops();
   EXPECT_GT(ops.size(), 200U);
   run_ranks(4, [&](RankContext& self) {
@@ -202,7 +202,7 @@ TEST(ListOps, EveryForeachOpEqualsOneRank) {
   });
 }
 
-TEST(ListOps, PowerOfANumberTakesItsListSecond) {
+TEST(ForeachOps, PowerOfANumberTakesItsListSecond) {
   const auto mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
   const auto x = distributed(positive({4, 6}, 1), mesh, {Shard(0), kR});
   const auto y = at::_foreach_pow(2.0, Tensors{x});
@@ -214,7 +214,7 @@ TEST(ListOps, PowerOfANumberTakesItsListSecond) {
       "2^x");
 }
 
-TEST(ListOps, ResultsLieAsTheirTensorsDo) {
+TEST(ForeachOps, ResultsLieAsTheirTensorsDo) {
   const auto mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
   const Tensors list{
       distributed(random({4, 6}, 1), mesh, {Shard(0), kR}),
@@ -226,11 +226,11 @@ TEST(ListOps, ResultsLieAsTheirTensorsDo) {
     EXPECT_EQ(doubled[i].strides(), list[i].strides()) << i;
   }
   for (int64_t d = 0; d < 2; ++d) {
-    EXPECT_THAT(mesh.group(d).ledger().counts(), ::testing::IsEmpty());
+    EXPECT_THAT(mesh.group(d).flight_recorder().counts(), ::testing::IsEmpty());
   }
 }
 
-TEST(ListOps, TensorsOfSeveralMeshesShareAList) {
+TEST(ForeachOps, TensorsOfSeveralMeshesShareAList) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = grid(self);
     const auto tp = self.mesh({4}, {"tp"});
@@ -246,7 +246,7 @@ TEST(ListOps, TensorsOfSeveralMeshesShareAList) {
   });
 }
 
-TEST(ListOps, OneReductionJoinsNormsOfAllThatIsCutAlike) {
+TEST(ForeachOps, OneReductionJoinsNormsOfAllThatIsCutAlike) {
   run_ranks(4, [](RankContext& self) {
     const auto line = self.mesh({4}, {"tp"});
     for (const double order : {2.0, 1.0, 0.0, 3.0, double(INFINITY)}) {
@@ -257,10 +257,11 @@ TEST(ListOps, OneReductionJoinsNormsOfAllThatIsCutAlike) {
         list.push_back(distributed(whole, line, {i == 4 ? kR : Shard(0)}));
         expected.push_back(at::linalg_vector_norm(whole, order));
       }
-      line.group(0).ledger().reset();
+      line.group(0).flight_recorder().reset();
       const auto norms = at::_foreach_norm(list, order);
       EXPECT_THAT(
-          line.group(0).ledger().counts(), ElementsAre(Pair("all_reduce", 1)))
+          line.group(0).flight_recorder().counts(),
+          ElementsAre(Pair("all_reduce", 1)))
           << order;
       for (size_t i = 0; i < list.size(); ++i) {
         EXPECT_TRUE(spec_of(norms[i]).is_replicated());
@@ -332,7 +333,7 @@ AdamState placed(
   return result;
 }
 
-TEST(ListOps, FusedStepsBringGradientsToTheirParameters) {
+TEST(ForeachOps, FusedStepsBringGradientsToTheirParameters) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = grid(self);
     const auto plain = adam_state({{4, 6}, {5}, {3, 2}, {8}});
@@ -352,7 +353,7 @@ TEST(ListOps, FusedStepsBringGradientsToTheirParameters) {
   });
 }
 
-TEST(ListOps, FusedStepsTakeWholeNumbersAsTensors) {
+TEST(ForeachOps, FusedStepsTakeWholeNumbersAsTensors) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = grid(self);
     const auto plain = random({4, 6}, 1);
@@ -392,7 +393,7 @@ TEST(ListOps, FusedStepsTakeWholeNumbersAsTensors) {
   });
 }
 
-TEST(ListOps, FunctionalFusedStepsLeaveTheirArguments) {
+TEST(ForeachOps, FunctionalFusedStepsLeaveTheirArguments) {
   const auto mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
   const auto state =
       placed(adam_state({{4, 6}}), mesh, {{Shard(0), kR}}, {{Shard(0), kR}});
@@ -417,7 +418,7 @@ TEST(ListOps, FunctionalFusedStepsLeaveTheirArguments) {
 
 // ---- gradient scalers -------------------------------------------------------
 
-TEST(ListOps, EveryRankLearnsOfAnInfiniteGradient) {
+TEST(ForeachOps, EveryRankLearnsOfAnInfiniteGradient) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = grid(self);
     for (const bool infinite : {false, true}) {
@@ -438,7 +439,7 @@ TEST(ListOps, EveryRankLearnsOfAnInfiniteGradient) {
   });
 }
 
-TEST(ListOps, FoundInfMayBeADTensor) {
+TEST(ForeachOps, FoundInfMayBeADTensor) {
   run_ranks(4, [](RankContext& self) {
     const auto line = self.mesh({4}, {"tp"});
     auto whole = at::ones({7});
@@ -457,7 +458,7 @@ TEST(ListOps, FoundInfMayBeADTensor) {
 
 // ---- refusals ---------------------------------------------------------------
 
-TEST(ListOps, PlainTensorsAreRefusedByTheirPosition) {
+TEST(ForeachOps, PlainTensorsAreRefusedByTheirPosition) {
   const auto mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
   const auto x = distributed(random({4, 6}, 1), mesh, {Shard(0), kR});
   const auto plain = random({4, 6}, 2);
@@ -483,7 +484,7 @@ TEST(ListOps, PlainTensorsAreRefusedByTheirPosition) {
   EXPECT_THAT(first, HasSubstr("self[1] is a plain tensor"));
 }
 
-TEST(ListOps, StateThatLiesElsewhereIsRefused) {
+TEST(ForeachOps, StateThatLiesElsewhereIsRefused) {
   const auto mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
   auto state =
       placed(adam_state({{4, 6}}), mesh, {{Shard(0), kR}}, {{Shard(0), kR}});
@@ -497,7 +498,7 @@ TEST(ListOps, StateThatLiesElsewhereIsRefused) {
           HasSubstr("rank 1")));
 }
 
-TEST(ListOps, GradientsThatAreScaledInPlaceHaveToLieAsParametersDo) {
+TEST(ForeachOps, GradientsThatAreScaledInPlaceHaveToLieAsParametersDo) {
   const auto mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
   const auto state =
       placed(adam_state({{4, 6}}), mesh, {{Shard(0), kR}}, {{kR, kR}});
@@ -507,7 +508,7 @@ TEST(ListOps, GradientsThatAreScaledInPlaceHaveToLieAsParametersDo) {
       HasSubstr("grads[0] is written to"));
 }
 
-TEST(ListOps, PendingParametersAndOtherMeshesAreRefused) {
+TEST(ForeachOps, PendingParametersAndOtherMeshesAreRefused) {
   const auto mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
   const auto other = fake_mesh(1, {4}, {"ep"});
   auto state =
@@ -523,7 +524,7 @@ TEST(ListOps, PendingParametersAndOtherMeshesAreRefused) {
       HasSubstr("grads[0] lies on another mesh"));
 }
 
-TEST(ListOps, ListsOfOtherLengthsAreRefused) {
+TEST(ForeachOps, ListsOfOtherLengthsAreRefused) {
   const auto mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
   auto state =
       placed(adam_state({{4, 6}}), mesh, {{Shard(0), kR}}, {{Shard(0), kR}});
@@ -564,11 +565,15 @@ TEST(Elementwise, MeansOfLossesKeepUnevenPartsCut) {
       expected.backward();
       auto part = distributed(x, line, {Shard(0)}).requires_grad_();
       const auto target = distributed(y, line, {Shard(0)});
-      line.group(0).ledger().reset();
+      line.group(0).flight_recorder().reset();
       const auto actual = losses[i](part, target);
-      EXPECT_THAT(line.group(0).ledger().counts(), ::testing::IsEmpty()) << i;
+      EXPECT_THAT(
+          line.group(0).flight_recorder().counts(), ::testing::IsEmpty())
+          << i;
       full_tensor(actual).backward();
-      EXPECT_EQ(line.group(0).ledger().counts().count("all_gather"), 0U) << i;
+      EXPECT_EQ(
+          line.group(0).flight_recorder().counts().count("all_gather"), 0U)
+          << i;
       expect_close(full_tensor(actual), expected, 1e-12, "loss");
       EXPECT_EQ(spec_of(part.grad()).placement(0), Shard(0)) << i;
       expect_close(full_tensor(part.grad()), plain.grad(), 1e-12, "gradient");

@@ -132,7 +132,7 @@ void check_case(
   expect_close(full_tensor(dw.grad()), w.grad(), 1e-10, "second gradient");
 }
 
-TEST(OpsOnCuts, OnOneMeshDim) {
+TEST(ShardedOps, OnOneMeshDim) {
   for (const int n : {2, 3}) {
     run_ranks(n, [&](RankContext& self) {
       const auto mesh = self.mesh({n}, {"tp"});
@@ -150,7 +150,7 @@ TEST(OpsOnCuts, OnOneMeshDim) {
   }
 }
 
-TEST(OpsOnCuts, OnTwoMeshDims) {
+TEST(ShardedOps, OnTwoMeshDims) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
     const std::vector<Placements> lists{
@@ -168,7 +168,7 @@ TEST(OpsOnCuts, OnTwoMeshDims) {
   });
 }
 
-TEST(OpsOnCuts, LookupsAndLosses) {
+TEST(ShardedOps, LookupsAndLosses) {
   const int64_t classes = 7;
   for (const int n : {2, 3}) {
     run_ranks(n, [&](RankContext& self) {

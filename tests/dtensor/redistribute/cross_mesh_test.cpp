@@ -121,10 +121,10 @@ TEST(CrossMesh, NothingIsSentWhereEachRankHasWhatItNeeds) {
     const auto square = self.mesh({2, 2}, {"dp", "tp"});
     const auto whole = random({8, 4}, 1);
     const auto x = distributed(whole, line, {Shard(0)});
-    auto& ledger = line.group(0).ledger();
-    ledger.reset();
+    auto& flight_recorder = line.group(0).flight_recorder();
+    flight_recorder.reset();
     const auto y = redistribute(x, square, {Shard(0), Shard(0)});
-    EXPECT_TRUE(ledger.counts().empty());
+    EXPECT_TRUE(flight_recorder.counts().empty());
     EXPECT_TRUE(at::equal(local_of(y), local_of(x)));
     redistribute(y, square["tp"], {Shard(0)});
     EXPECT_FALSE(local_of(y).is_alias_of(local_of(x)));

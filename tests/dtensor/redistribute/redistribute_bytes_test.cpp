@@ -186,12 +186,12 @@ TEST(RedistributeBytes, PlansReceiveLittleMoreThanTheLeast) {
     figures.push_back({total / bound, describe(move, *plan)});
   }
   std::ranges::stable_sort(figures, {}, &Figure::ratio);
-  const auto least_of = std::ranges::count_if(
+  const auto min_of = std::ranges::count_if(
       figures, [](const auto& f) { return f.ratio < 1.0001; });
   std::printf(
       "least bytes in %lld of 200 plans (and %lld of no bytes); median %.3f, "
       "90%% %.3f, 99%% %.3f, most %.3f\n",
-      static_cast<long long>(least_of),
+      static_cast<long long>(min_of),
       static_cast<long long>(nothing),
       figures[100].ratio,
       figures[180].ratio,

@@ -128,7 +128,7 @@ class Draw {
   bool fits(const Placements& list, const std::vector<int64_t>& sizes) const {
     for (size_t d = 0; d < sizes.size(); ++d) {
       const auto cuts =
-          cuts_of(list, shape_, static_cast<int64_t>(d), /*all_sizes=*/true);
+          dim_shards(list, shape_, static_cast<int64_t>(d), /*all_sizes=*/true);
       const bool given = std::ranges::any_of(
           cuts, [](const auto& cut) { return !cut.sizes.empty(); });
       if (given && cuts.size() > 1) {

@@ -304,7 +304,7 @@ TEST(Redistribute, EachMoveIsOneCollective) {
   for (const int n : {2, 3, 4}) {
     run_ranks(n, [&](RankContext& self) {
       const auto mesh = line(self);
-      auto& ledger = mesh.group(0).ledger();
+      auto& flight_recorder = mesh.group(0).flight_recorder();
       const auto whole = random({12, 24}, 1);
       const auto counts = [&](Placement from, Placement to) {
         const auto x = from_local(
@@ -312,9 +312,9 @@ TEST(Redistribute, EachMoveIsOneCollective) {
             mesh,
             {from},
             with_sizes({12, 24}));
-        ledger.reset();
+        flight_recorder.reset();
         redistribute(x, {to});
-        return ledger.counts();
+        return flight_recorder.counts();
       };
       EXPECT_THAT(counts(Replicate(), Shard(0)), IsEmpty());
       EXPECT_THAT(counts(Replicate(), Partial()), IsEmpty());

@@ -98,17 +98,17 @@ TEST(RedistributeDtypes, SumsAreTakenInTheDtypeThatIsAskedFor) {
 TEST(RedistributeDtypes, GradientsTravelInTheirs) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = line(self);
-    auto& ledger = mesh.group(0).ledger();
+    auto& flight_recorder = mesh.group(0).flight_recorder();
     const auto x =
         distributed(at::ones({4, 2}).requires_grad_(), mesh, {Shard(1)});
     const auto y =
         redistribute(x, {Shard(0)}, {.backward_dtype = at::kBFloat16});
     EXPECT_EQ(y.scalar_type(), at::kFloat);
     const auto loss = (y * y).sum();
-    ledger.reset();
+    flight_recorder.reset();
     loss.backward();
-    ASSERT_FALSE(ledger.entries().empty());
-    EXPECT_EQ(ledger.entries().back().dtype, at::kBFloat16);
+    ASSERT_FALSE(flight_recorder.entries().empty());
+    EXPECT_EQ(flight_recorder.entries().back().dtype, at::kBFloat16);
     EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
     EXPECT_TRUE(at::equal(full_tensor(x.grad()), at::full({4, 2}, 2.0)));
   });
@@ -127,7 +127,7 @@ TEST(RedistributeDtypes, OnlyFloatingPointTravelsInAnother) {
 TEST(RedistributeCoalesced, ManyTensorsAreOneMessageADtype) {
   run_ranks(3, [](RankContext& self) {
     const auto mesh = line(self);
-    auto& ledger = mesh.group(0).ledger();
+    auto& flight_recorder = mesh.group(0).flight_recorder();
     std::vector<at::Tensor> wholes;
     std::vector<at::Tensor> xs;
     std::vector<Placements> targets;
@@ -146,10 +146,10 @@ TEST(RedistributeCoalesced, ManyTensorsAreOneMessageADtype) {
     add({3, 5}, Shard(1), Shard(0));
     add({3, 3}, Replicate(), Shard(0));
     add({2, 2}, Shard(0), Shard(0));
-    ledger.reset();
+    flight_recorder.reset();
     const auto ys = redistribute_coalesced(xs, targets);
     EXPECT_THAT(
-        ledger.counts(),
+        flight_recorder.counts(),
         ElementsAre(Pair("all_gather_uneven", 1), Pair("all_to_all", 1)));
     EXPECT_TRUE(ys.back().is_same(xs.back()));
     auto loss = at::zeros({}, at::kDouble);
@@ -171,15 +171,15 @@ TEST(RedistributeCoalesced, ManyTensorsAreOneMessageADtype) {
 TEST(RedistributeCoalesced, ReductionsToo) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = line(self);
-    auto& ledger = mesh.group(0).ledger();
+    auto& flight_recorder = mesh.group(0).flight_recorder();
     std::vector<at::Tensor> xs;
     for (int64_t i = 0; i < 4; ++i) {
       xs.push_back(from_local(at::full({3, 2}, i + 1), mesh, {Partial()}));
     }
-    ledger.reset();
+    flight_recorder.reset();
     const auto ys = redistribute_coalesced(
         xs, {{Replicate()}, {Replicate()}, {Shard(0)}, {Shard(0)}});
-    EXPECT_EQ(ledger.entries().size(), 2);
+    EXPECT_EQ(flight_recorder.entries().size(), 2);
     for (int64_t i = 0; i < 4; ++i) {
       EXPECT_TRUE(at::equal(full_tensor(ys[i]), at::full({3, 2}, 2 * (i + 1))));
     }

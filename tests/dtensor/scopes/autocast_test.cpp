@@ -193,7 +193,7 @@ void expect_bfloat16(const mesh::Communicator& group) {
   const std::set<std::string> floats{
       "cross_entropy", "partial gradients", "redistribute"};
   int64_t halves = 0;
-  for (const auto& entry : group.ledger().entries()) {
+  for (const auto& entry : group.flight_recorder().entries()) {
     if (!floats.contains(entry.name)) {
       EXPECT_EQ(entry.dtype, at::kBFloat16) << entry.op << " " << entry.name;
       ++halves;
@@ -215,7 +215,7 @@ void check() {
       SCOPED_TRACE(std::to_string(shape[0]) + "x" + std::to_string(shape[1]));
       const auto mesh = self.mesh(shape, {"dp", "tp"});
       auto module = build_on<Module>(mesh);
-      mesh.group(1).ledger().reset();
+      mesh.group(1).flight_recorder().reset();
       const auto x = distributed(input(), mesh, {Shard(0), kR});
       const auto y = distributed(target(), mesh, {Shard(0), kR});
       expect_near(train(module, x, y), expected);
@@ -351,16 +351,16 @@ TEST(Autocast, AnInputOfManyIsCastAndGatheredOnce) {
         random({8, 6}, 2, at::kFloat).requires_grad_(), mesh, {Shard(0)});
     const auto k = distributed(
         random({8, 6}, 3, at::kFloat).requires_grad_(), mesh, {Shard(0)});
-    auto& ledger = mesh.group(0).ledger();
+    auto& flight_recorder = mesh.group(0).flight_recorder();
     const auto x = leaf * 2;
-    ledger.reset();
+    flight_recorder.reset();
     const Autocast scope(at::kCPU);
     const auto of_q = at::linear(x, q);
     const auto y = of_q + at::linear(x, k);
     EXPECT_THAT(
-        ledger.counts(),
+        flight_recorder.counts(),
         ::testing::ElementsAre(::testing::Pair("all_gather", 1)));
-    EXPECT_EQ(ledger.total_bytes(), 4 * 6 * 2);
+    EXPECT_EQ(flight_recorder.total_bytes(), 4 * 6 * 2);
     // Nobody else gets to see that cast.
     const auto own = x.to(at::kBFloat16);
     own.zero_();
@@ -402,16 +402,16 @@ TEST(Autocast, AWeightsCastKeepsItsNameAndLayout) {
     info.linear.output = Placements{Shard(0)};
     const auto x =
         distributed(random({2, 3, 4}, 2, at::kFloat), mesh, {Shard(2)});
-    auto& ledger = mesh.group(0).ledger();
-    ledger.reset();
+    auto& flight_recorder = mesh.group(0).flight_recorder();
+    flight_recorder.reset();
     const Autocast scope(at::kCPU);
     // As libtorch's C++ nn::Linear multiplies.
     const auto y = x.matmul(w.t());
     EXPECT_EQ(spec_of(y).placement(0), Shard(0));
-    ASSERT_EQ(ledger.entries().size(), 1U);
-    EXPECT_EQ(ledger.entries()[0].name, "down.weight");
-    EXPECT_EQ(ledger.entries()[0].op, "reduce_scatter");
-    EXPECT_EQ(ledger.entries()[0].dtype, at::kBFloat16);
+    ASSERT_EQ(flight_recorder.entries().size(), 1U);
+    EXPECT_EQ(flight_recorder.entries()[0].name, "down.weight");
+    EXPECT_EQ(flight_recorder.entries()[0].op, "reduce_scatter");
+    EXPECT_EQ(flight_recorder.entries()[0].dtype, at::kBFloat16);
   });
 }
 

@@ -176,10 +176,10 @@ TEST(CommDebugModeTest, CountsAreTheLedgers) {
       // Steps of both mesh dims go through the group of all.
       for (auto group :
            {mesh.group("dp"), mesh.group("tp"), self.world.group()}) {
-        for (const auto& [op, count] : group.ledger().counts()) {
+        for (const auto& [op, count] : group.flight_recorder().counts()) {
           calls += count;
         }
-        bytes += group.ledger().total_bytes();
+        bytes += group.flight_recorder().total_bytes();
       }
     };
     ledger_counts(before, bytes_before);

@@ -48,7 +48,7 @@ RankRows rows_of_ranks(
     const std::vector<int64_t>& shape,
     int64_t size) {
   RankRows result;
-  const auto cuts = cuts_of(placements, shape, 0);
+  const auto cuts = dim_shards(placements, shape, 0);
   for (int64_t r = 0; r < product(shape); ++r) {
     result.emplace_back();
     for (const auto& range : rows_at(cuts, size, coordinate_at(shape, r))) {

@@ -385,9 +385,9 @@ TEST(Plan, EveryStepChangesOneCutAndNoOther) {
     return Placements{kinds[code / 64], kinds[code / 8 % 8], kinds[code % 8]};
   };
   const auto others = [&](const Placements& placements, int64_t mesh_dim) {
-    std::vector<DimCuts> all;
+    std::vector<DimShards> all;
     for (const int64_t d : {0, 1}) {
-      all.push_back(cuts_of(placements, mesh.shape(), d));
+      all.push_back(dim_shards(placements, mesh.shape(), d));
       auto& cuts = all.back();
       if (!cuts.empty() && cuts.back().mesh_dim == mesh_dim) {
         cuts.pop_back();

@@ -61,10 +61,10 @@ TEST(BadInput, MixedPlainAndDistributedOperands) {
   on_two_ranks([](const Ranks& ranks) {
     const auto x = ranks.x(Shard(0));
     const auto plain = at::ones({4, 6}, at::kDouble);
-    const std::vector<std::string> way_out{
+    const std::vector<std::string> remedy{
         "a plain tensor", "[S(0)]", "distribute_tensor()", "from_local()"};
     const auto refused = [&](const char* op, const auto& body) {
-      auto text = way_out;
+      auto text = remedy;
       text.push_back(op);
       ranks.expect_refused(body, text);
     };

@@ -298,7 +298,7 @@ TEST(DistributeTensor, IsRefusedBeforeAnythingIsSent) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = line(self);
     const auto x = at::ones({5});
-    mesh.group(0).ledger().reset();
+    mesh.group(0).flight_recorder().reset();
     const auto message = [&](const Placement& placement,
                              std::optional<int64_t> src) {
       return message_of_thrown<c10::ValueError>(
@@ -308,7 +308,7 @@ TEST(DistributeTensor, IsRefusedBeforeAnythingIsSent) {
         message(Shard(0), 2),
         AllOf(HasSubstr("mesh dim \"tp\": 2 vs 2"), HasSubstr("rank")));
     EXPECT_THAT(message(Shard(0), -1), HasSubstr("-1 vs 2"));
-    EXPECT_THAT(mesh.group(0).ledger().counts(), IsEmpty());
+    EXPECT_THAT(mesh.group(0).flight_recorder().counts(), IsEmpty());
     EXPECT_THAT(message(Shard(1), 0), HasSubstr("1 dims does not have"));
     EXPECT_THAT(message(Shard(0, {2, 2}), 0), HasSubstr("4 vs 5"));
     EXPECT_THAT(
@@ -325,7 +325,7 @@ TEST(DistributeTensor, IsRefusedBeforeAnythingIsSent) {
         message_of_thrown<c10::ValueError>(
             [&] { distribute_tensor(placed, mesh, {Replicate()}); }),
         HasSubstr("is a DTensor already"));
-    EXPECT_EQ(mesh.group(0).ledger().counts().count("broadcast"), 0U);
+    EXPECT_EQ(mesh.group(0).flight_recorder().counts().count("broadcast"), 0U);
   });
 }
 

@@ -139,7 +139,7 @@ TEST(TensorMethods, GradientsOfLatecomersCanBeKeptPlaced) {
     const WholeAndPlaced pair(self);
     auto w = distributed(random({6}, 2), pair.mesh, {kR});
     w.requires_grad_();
-    keep_gradient_placed(w);
+    match_gradient_placement(w);
     (pair.x * w).sum().backward();
     EXPECT_EQ(spec_of(w.grad()), spec_of(w));
     expect_close(full_tensor(w.grad()), pair.whole.sum(0), 1e-12, "gradient");

@@ -41,10 +41,10 @@ TEST(LineFilter, AnEmptyTextMatchesNothingAndAnEmptyPartIsRefused) {
 
 std::vector<std::string> lines(
     const std::vector<std::string>& pieces,
-    size_t most_bytes = 100) {
+    size_t max_bytes = 100) {
   std::vector<std::string> result;
   const auto keep = [&](std::string_view line) { result.emplace_back(line); };
-  WholeLines whole(most_bytes);
+  LineBuffer whole(max_bytes);
   for (const auto& piece : pieces) {
     whole.append(piece, keep);
   }
@@ -52,7 +52,7 @@ std::vector<std::string> lines(
   return result;
 }
 
-TEST(WholeLines, AreMadeOfPieces) {
+TEST(LineBuffer, AreMadeOfPieces) {
   EXPECT_THAT(
       lines({"a", "b\nc\n\nd", "", "e"}),
       ElementsAre("ab\n", "c\n", "\n", "de\n"));
@@ -60,7 +60,7 @@ TEST(WholeLines, AreMadeOfPieces) {
   EXPECT_THAT(lines({}), ElementsAre());
 }
 
-TEST(WholeLines, AreCutWhereTheyAreTooLong) {
+TEST(LineBuffer, AreCutWhereTheyAreTooLong) {
   EXPECT_THAT(lines({"abc", "de", "f\n"}, 4), ElementsAre("abcde\n", "f\n"));
 }
 

@@ -94,10 +94,10 @@ TEST_F(MemoryEvents, KnowsTheKernelsWords) {
   EXPECT_TRUE(is_oom_kill("3,1,2,-;Out of memory: Killed process 9 (weft)", 9));
   write("kmsg", "");
   KernelLog log(folder_ / "kmsg");
-  EXPECT_FALSE(log.says_killed(165));
+  EXPECT_FALSE(log.reports_oom_kill(165));
   write("kmsg", std::string("6,1,2,-;other\n") + line + "\n");
-  EXPECT_TRUE(log.says_killed(165));
-  EXPECT_FALSE(KernelLog(folder_ / "absent").says_killed(165));
+  EXPECT_TRUE(log.reports_oom_kill(165));
+  EXPECT_FALSE(KernelLog(folder_ / "absent").reports_oom_kill(165));
 }
 
 } // namespace

@@ -159,7 +159,7 @@ TEST(NumaBinding, ReadsItsNames) {
 }
 
 TEST(NumaBinding, WorkersRunOnTheirCpus) {
-  const auto host = own_numa_host();
+  const auto host = current_numa_host();
   if (host.allowed_cpus.size() < 2) {
     GTEST_SKIP() << "one CPU is nothing to share out";
   }

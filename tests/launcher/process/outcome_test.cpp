@@ -96,9 +96,9 @@ TEST(Outcome, ACauseThatIsSlowToEndIsStillTheCause) {
   EXPECT_EQ(exit_code(outcome), 3);
 }
 
-TEST(Outcome, WhoeverSpeaksOfALostConnectionGivesWay) {
+TEST(Outcome, PeerLossYieldsToOtherFailures) {
   auto reset = with_time(killed(0, SIGABRT, 10), 9);
-  reset.finding = Finding::kLostPeer;
+  reset.failure_cause = FailureCause::kLostPeer;
   const auto outcome = failure({reset, with_time(killed(1, SIGABRT, 12), 11)});
   EXPECT_EQ(root_cause(outcome)->rank, 1);
   EXPECT_EQ(root_cause(failure({reset}))->rank, 0);
@@ -106,10 +106,10 @@ TEST(Outcome, WhoeverSpeaksOfALostConnectionGivesWay) {
 
 TEST(Outcome, OutOfMemoryIs137HoweverItEnded) {
   auto exit = killed(0, SIGABRT, 10);
-  exit.finding = Finding::kBadAlloc;
+  exit.failure_cause = FailureCause::kBadAlloc;
   EXPECT_EQ(exit_code(failure({exit})), 137);
   exit = exited(0, 1, 10);
-  exit.finding = Finding::kOutOfMemory;
+  exit.failure_cause = FailureCause::kOutOfMemory;
   EXPECT_EQ(exit_code(failure({exit})), 137);
 }
 

@@ -27,7 +27,7 @@ std::string leave_error(const std::string& message, const char* time_ns) {
          "'\"}}}' > $TORCHELASTIC_ERROR_FILE; ";
 }
 
-TEST(Cause, IsTheFirstFailureByTheWorkersOwnClocks) {
+TEST(RootCauseTest, IsTheFirstFailureByTheWorkersOwnClocks) {
   // Rank 1 fails first and is the last to end: both are seen as they end.
   const TemporaryFolder folder;
   const std::string failed = folder / "failed";
@@ -42,7 +42,7 @@ TEST(Cause, IsTheFirstFailureByTheWorkersOwnClocks) {
   EXPECT_THAT(run.error(), MatchesRegex(".*rank 1 [^\n]*<- first cause\n.*"));
 }
 
-TEST(Cause, IsWhoeverLostThePeersAndNotThePeers) {
+TEST(RootCauseTest, IsTheRankThatFailedFirst) {
   // As gloo does with a mismatch: a thread of rank 2 aborts, the others see
   // their connections reset, and are gone before it.
   WeftrunProcess run(shell(
@@ -56,13 +56,13 @@ TEST(Cause, IsWhoeverLostThePeersAndNotThePeers) {
   EXPECT_THAT(run.last_error_line(), HasSubstr("ERROR 134 rank=2"));
 }
 
-TEST(Cause, APeerThatIsAloneWithItsLossIsTheCause) {
+TEST(RootCauseTest, APeerThatIsAloneWithItsLossIsTheCause) {
   WeftrunProcess run(shell(1, "echo 'Connection reset by peer' >&2; exit 1"));
   EXPECT_EQ(run.wait(), 1);
   EXPECT_THAT(run.error(), HasSubstr(" (lost a peer)  <- first to say so\n"));
 }
 
-TEST(Cause, AKillBySomebodyIsNotTakenForTheKernels) {
+TEST(RootCauseTest, SigkillIsNotTakenForAnOomKill) {
   if (!host_oom_kills()) {
     GTEST_SKIP() << "this kernel does not count its kills";
   }
@@ -76,7 +76,7 @@ TEST(Cause, AKillBySomebodyIsNotTakenForTheKernels) {
 /// A worker that takes all the memory it gets, for a shell.
 const std::string kHungryWorker = "'" WEFT_HUNGRY_WORKER "'";
 
-TEST(Cause, AnAllocationThatFailsIsOutOfMemory) {
+TEST(RootCauseTest, AnAllocationThatFailsIsOutOfMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer needs more address space than there would be";
 #endif
@@ -117,7 +117,7 @@ class SmallCgroup {
   bool made_ = false;
 };
 
-TEST(Cause, ACrashHandlersMessageDoesNotHideAFailedAllocation) {
+TEST(RootCauseTest, ACrashHandlersMessageDoesNotHideAFailedAllocation) {
   WeftrunProcess run(shell(
       1,
       "echo \"DefaultCPUAllocator: can't allocate memory\" >&2; " +
@@ -128,7 +128,7 @@ TEST(Cause, ACrashHandlersMessageDoesNotHideAFailedAllocation) {
   EXPECT_THAT(run.last_error_line(), HasSubstr("an allocation failed"));
 }
 
-TEST(Cause, AKillByTheKernelForMemoryIsNamed) {
+TEST(RootCauseTest, AKillByTheKernelForMemoryIsNamed) {
   const SmallCgroup cgroup(64 << 20);
   if (!cgroup.made()) {
     GTEST_SKIP() << "no memory cgroup of version 1 can be made here";

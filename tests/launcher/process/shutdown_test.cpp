@@ -34,7 +34,7 @@ void expect_all_gone(const std::string& output, size_t count) {
   }
 }
 
-TEST(Ending, AForwardedSignalReachesEachWorkersGroup) {
+TEST(ShutdownTest, AForwardedSignalReachesEachWorkersGroup) {
   WeftrunProcess run(shell(
       3, "trap 'echo saved; exit 143' TERM; sleep 100 & echo ready; wait"));
   run.wait_for("ready", 3);
@@ -47,14 +47,14 @@ TEST(Ending, AForwardedSignalReachesEachWorkersGroup) {
       "ERROR 143 rank=0 op=launch stopped by signal 15 (SIGTERM)");
 }
 
-TEST(Ending, WorkersThatDieByTheSignalGive128PlusIt) {
+TEST(ShutdownTest, WorkersThatDieByTheSignalGive128PlusIt) {
   WeftrunProcess run(shell(2, "echo ready; exec sleep 100"));
   run.wait_for("ready", 2);
   run.send(SIGINT);
   EXPECT_EQ(run.wait(), 130);
 }
 
-TEST(Ending, WorkersThatFinishAllTheSameGiveZero) {
+TEST(ShutdownTest, WorkersThatFinishAllTheSameGiveZero) {
   WeftrunProcess run(
       shell(2, "trap 'exit 0' HUP; echo ready; sleep 100 & wait"));
   run.wait_for("ready", 2);
@@ -62,7 +62,7 @@ TEST(Ending, WorkersThatFinishAllTheSameGiveZero) {
   EXPECT_EQ(run.wait(), 0);
 }
 
-TEST(Ending, AMixOfCodesAfterASignalGives128PlusIt) {
+TEST(ShutdownTest, AMixOfCodesAfterASignalGives128PlusIt) {
   WeftrunProcess run(shell(
       2, "trap \"exit $((RANK * 5))\" TERM; echo ready; sleep 100 & wait"));
   run.wait_for("ready", 2);
@@ -71,7 +71,7 @@ TEST(Ending, AMixOfCodesAfterASignalGives128PlusIt) {
   EXPECT_THAT(run.error(), HasSubstr("exit code 5"));
 }
 
-TEST(Ending, TheSecondSignalDoesNotReachTheWorkers) {
+TEST(ShutdownTest, TheSecondSignalDoesNotReachTheWorkers) {
   const TemporaryFolder folder;
   const std::string go = folder / "go";
   WeftrunProcess run(shell(
@@ -88,7 +88,7 @@ TEST(Ending, TheSecondSignalDoesNotReachTheWorkers) {
   EXPECT_EQ(count(run.output(), "term"), 1);
 }
 
-TEST(Ending, AWorkerThatIgnoresTheSignalIsKilledInTheEnd) {
+TEST(ShutdownTest, AWorkerThatIgnoresTheSignalIsKilledInTheEnd) {
   WeftrunProcess run(shell(
       2,
       "if [ $RANK = 1 ]; then trap '' TERM; fi; echo pid $$; sleep 100; "
@@ -104,7 +104,7 @@ TEST(Ending, AWorkerThatIgnoresTheSignalIsKilledInTheEnd) {
   expect_all_gone(run.output(), 2);
 }
 
-TEST(Ending, QuitDuringTheWaitKillsAtOnce) {
+TEST(ShutdownTest, QuitDuringTheWaitKillsAtOnce) {
   WeftrunProcess run(shell(
       1,
       "trap '' TERM QUIT; echo pid $$; sleep 100; sleep 100",
@@ -117,7 +117,7 @@ TEST(Ending, QuitDuringTheWaitKillsAtOnce) {
   expect_all_gone(run.output(), 1);
 }
 
-TEST(Ending, AnIgnoredHangupStaysIgnored) {
+TEST(ShutdownTest, AnIgnoredHangupStaysIgnored) {
   const std::string weftrun = WEFT_WEFTRUN;
   WeftrunProcess run(shell(
       1,
@@ -127,7 +127,7 @@ TEST(Ending, AnIgnoredHangupStaysIgnored) {
   EXPECT_EQ(run.output(), "alive\n");
 }
 
-TEST(Ending, AFailureEndsPeersThatIgnoreItAndWhatTheyStarted) {
+TEST(ShutdownTest, AFailureEndsPeersThatIgnoreItAndWhatTheyStarted) {
   WeftrunProcess run(shell(
       3,
       "if [ $RANK = 0 ]; then cat; exit 9; fi; trap '' TERM; "
@@ -140,7 +140,7 @@ TEST(Ending, AFailureEndsPeersThatIgnoreItAndWhatTheyStarted) {
   EXPECT_THAT(run.error(), HasSubstr("then ended by weftrun, some by SIGKILL"));
 }
 
-TEST(Ending, WhatTheFailedWorkerStartedDiesToo) {
+TEST(ShutdownTest, WhatTheFailedWorkerStartedDiesToo) {
   WeftrunProcess run(shell(2, "sleep 100 & echo pid $!; cat; exit 6"));
   run.wait_for("pid ", 2);
   run.close_input();
@@ -148,7 +148,7 @@ TEST(Ending, WhatTheFailedWorkerStartedDiesToo) {
   expect_all_gone(run.output(), 2);
 }
 
-TEST(Ending, AStoppedWorkerIsEndedToo) {
+TEST(ShutdownTest, AStoppedWorkerIsEndedToo) {
   WeftrunProcess run(shell(
       2, "if [ $RANK = 0 ]; then cat; exit 9; fi; echo pid $$; kill -STOP $$"));
   run.wait_for("pid ");
@@ -157,7 +157,7 @@ TEST(Ending, AStoppedWorkerIsEndedToo) {
   expect_all_gone(run.output(), 1);
 }
 
-TEST(Ending, AKilledLauncherLeavesNothingBehind) {
+TEST(ShutdownTest, AKilledLauncherLeavesNothingBehind) {
   const TemporaryFolder folder;
   WeftrunProcess run(
       shell(
@@ -177,7 +177,7 @@ TEST(Ending, AKilledLauncherLeavesNothingBehind) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(Ending, AStalledReaderDoesNotKeepWorkersAlive) {
+TEST(ShutdownTest, AStalledReaderDoesNotKeepWorkersAlive) {
   const TemporaryFolder folder;
   const std::string pid_file = folder / "pid";
   WeftrunProcess run(shell(
@@ -196,7 +196,7 @@ TEST(Ending, AStalledReaderDoesNotKeepWorkersAlive) {
   EXPECT_THAT(run.last_error_line(), HasSubstr("ERROR 5 rank=1"));
 }
 
-TEST(Ending, AnInterruptedLauncherGoesOn) {
+TEST(ShutdownTest, AnInterruptedLauncherGoesOn) {
   WeftrunProcess run(shell(1, "echo ready; cat; exit 3"));
   run.wait_for("ready");
   for (int i = 0; i < 20; ++i) {

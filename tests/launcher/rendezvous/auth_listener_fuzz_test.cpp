@@ -93,15 +93,15 @@ void throw_at(
   }
 }
 
-TEST(GateFuzz, NobodyWithoutTheTokenIsLetIn) {
+TEST(AuthListenerFuzz, RejectsEveryPeerWithoutTheToken) {
   throw_at(knock_at_gate, random_bytes, 3000);
 }
 
-TEST(GateFuzz, NobodyInBetweenIsBelieved) {
+TEST(AuthListenerFuzz, RejectsTamperedMessages) {
   throw_at(interfere, random_bytes, 3000);
 }
 
-TEST(GateFuzz, HostZeroBearsWhateverAHostWithTheTokenSays) {
+TEST(AuthListenerFuzz, ServerSurvivesMalformedMessages) {
   const std::vector<json> messages{
       {{"type", "join"}, {"host", "h"}, {"node", 1}, {"workers", 2}},
       {{"type", "ready"}},
@@ -120,7 +120,7 @@ TEST(GateFuzz, HostZeroBearsWhateverAHostWithTheTokenSays) {
       2000);
 }
 
-TEST(GateFuzz, OtherHostsBearWhateverHostZeroSays) {
+TEST(AuthListenerFuzz, ClientSurvivesMalformedMessages) {
   const std::vector<json> messages{
       {{"type", "start"},
        {"epoch", 1},

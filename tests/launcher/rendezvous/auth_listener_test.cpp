@@ -22,26 +22,26 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Claim some_claim() {
-  Claim claim;
-  claim.role = Role::kStream;
-  claim.node = 3;
-  claim.epoch = 7;
-  claim.job = sha256("job");
-  claim.nonce = random_bits();
-  return claim;
+ClientHello some_claim() {
+  ClientHello client_hello;
+  client_hello.role = Role::kStream;
+  client_hello.node = 3;
+  client_hello.round = 7;
+  client_hello.job = sha256("job");
+  client_hello.nonce = random_bits();
+  return client_hello;
 }
 
 TEST(Handshake, WhoKnowsTheKeyIsProvenAndReadAsWritten) {
   const Bits256 challenge = random_bits();
   const std::string answer = make_answer(some_claim(), challenge, "key");
   ASSERT_EQ(answer.size(), kAnswerSize);
-  EXPECT_TRUE(is_proven(answer, challenge, "key"));
-  Claim read;
+  EXPECT_TRUE(verify_mac(answer, challenge, "key"));
+  ClientHello read;
   ASSERT_TRUE(read_answer(answer, read));
   EXPECT_EQ(read.role, Role::kStream);
   EXPECT_EQ(read.node, 3);
-  EXPECT_EQ(read.epoch, 7);
+  EXPECT_EQ(read.round, 7);
   EXPECT_EQ(read.job, sha256("job"));
 }
 
@@ -51,30 +51,30 @@ TEST(Handshake, AnyChangedByteIsRefused) {
   for (size_t i = 0; i < answer.size(); ++i) {
     std::string changed = answer;
     changed[i] ^= 1;
-    EXPECT_FALSE(is_proven(changed, challenge, "key")) << i;
+    EXPECT_FALSE(verify_mac(changed, challenge, "key")) << i;
   }
 }
 
 TEST(Handshake, AnotherKeyAndAReplayAreRefused) {
   const Bits256 challenge = random_bits();
   const std::string answer = make_answer(some_claim(), challenge, "key");
-  EXPECT_FALSE(is_proven(answer, challenge, "other key"));
-  EXPECT_FALSE(is_proven(answer, random_bits(), "key"));
+  EXPECT_FALSE(verify_mac(answer, challenge, "other key"));
+  EXPECT_FALSE(verify_mac(answer, random_bits(), "key"));
 }
 
-TEST(Handshake, AGateThatDoesNotKnowTheKeyIsNoticed) {
+TEST(Handshake, DetectsAServerWithoutTheKey) {
   const Bits256 challenge = random_bits();
   const std::string answer = make_answer(some_claim(), challenge, "key");
-  GateStatus status = GateStatus::kOtherJob;
+  AuthStatus status = AuthStatus::kOtherJob;
   EXPECT_TRUE(read_reply(
-      make_reply(GateStatus::kWelcome, answer, challenge, "key"),
+      make_reply(AuthStatus::kAccepted, answer, challenge, "key"),
       answer,
       challenge,
       "key",
       status));
-  EXPECT_EQ(status, GateStatus::kWelcome);
+  EXPECT_EQ(status, AuthStatus::kAccepted);
   EXPECT_FALSE(read_reply(
-      make_reply(GateStatus::kWelcome, answer, challenge, "other"),
+      make_reply(AuthStatus::kAccepted, answer, challenge, "other"),
       answer,
       challenge,
       "key",
@@ -84,11 +84,11 @@ TEST(Handshake, AGateThatDoesNotKnowTheKeyIsNoticed) {
 TEST(Handshake, EachStartHasAKeyOfItsOwn) {
   const Bits256 job = sha256("job");
   const Bits256 random = random_bits();
-  const auto key = epoch_key("token", job, 1, random);
-  EXPECT_NE(key, epoch_key("token", job, 2, random));
-  EXPECT_NE(key, epoch_key("token", job, 1, random_bits()));
-  EXPECT_NE(key, epoch_key("token", sha256("other"), 1, random));
-  EXPECT_NE(key, epoch_key("other", job, 1, random));
+  const auto key = round_key("token", job, 1, random);
+  EXPECT_NE(key, round_key("token", job, 2, random));
+  EXPECT_NE(key, round_key("token", job, 1, random_bits()));
+  EXPECT_NE(key, round_key("token", sha256("other"), 1, random));
+  EXPECT_NE(key, round_key("other", job, 1, random));
 }
 
 std::string token_error(const std::string& path, mode_t mode) {
@@ -128,49 +128,50 @@ HostReport failed(int node, int code, int after_ms) {
   return report;
 }
 
-TEST(Verdict, IsTheFirstCauseOnAnyHost) {
-  const auto verdict = judge({failed(0, 150, 0), failed(1, 134, 100)});
-  EXPECT_EQ(verdict.code, 134);
-  EXPECT_EQ(verdict.line, "ERROR 134 rank=x (host h1, node rank 1)");
-  EXPECT_EQ(judge({failed(0, 3, 0), failed(1, 134, 100)}).code, 3);
+TEST(RunResult, IsTheFirstCauseOnAnyHost) {
+  const auto run_result =
+      decide_result({failed(0, 150, 0), failed(1, 134, 100)});
+  EXPECT_EQ(run_result.code, 134);
+  EXPECT_EQ(run_result.line, "ERROR 134 rank=x (host h1, node rank 1)");
+  EXPECT_EQ(decide_result({failed(0, 3, 0), failed(1, 134, 100)}).code, 3);
 }
 
 // A program that is not ours ends with another code when its peer is gone.
-TEST(Verdict, WhoOnlyLostAPeerIsNotTheCauseWhateverItsCode) {
+TEST(RunResult, PeerLossIsNeverTheRootCause) {
   auto follower = failed(0, 1, 0);
   follower.end.lost_peer = true;
-  const auto verdict = judge({follower, failed(1, 134, 100)});
-  EXPECT_EQ(verdict.code, 134);
-  EXPECT_THAT(verdict.line, HasSubstr("host h1"));
-  EXPECT_EQ(judge({follower}).code, 1);
+  const auto run_result = decide_result({follower, failed(1, 134, 100)});
+  EXPECT_EQ(run_result.code, 134);
+  EXPECT_THAT(run_result.line, HasSubstr("host h1"));
+  EXPECT_EQ(decide_result({follower}).code, 1);
 }
 
 TEST(Messages, AnEndArrivesAsItWasSent) {
-  HostEnd end;
+  HostResult end;
   end.code = 1;
   end.signal = 15;
   end.lost_peer = true;
   end.age = milliseconds(250);
   end.line = "ERROR 1 rank=2 op=launch exited";
-  const HostEnd read = read_end(to_message(end));
+  const HostResult read = read_end(to_message(end));
   EXPECT_EQ(read.code, end.code);
   EXPECT_EQ(read.signal, end.signal);
   EXPECT_TRUE(read.lost_peer);
   EXPECT_EQ(read.age, end.age);
   EXPECT_EQ(read.line, end.line);
-  EXPECT_FALSE(read_end(to_message(HostEnd())).lost_peer);
+  EXPECT_FALSE(read_end(to_message(HostResult())).lost_peer);
 }
 
-TEST(Verdict, ALostHostComesBeforeThoseWhoLostIt) {
+TEST(RunResult, LostHostPrecedesItsPeers) {
   auto lost = failed(1, 0, 15000);
   lost.loss = "no sign of life for 15 s";
-  const auto verdict = judge({failed(0, 150, 0), lost});
-  EXPECT_EQ(verdict.code, 150);
+  const auto run_result = decide_result({failed(0, 150, 0), lost});
+  EXPECT_EQ(run_result.code, 150);
   EXPECT_EQ(
-      verdict.line,
+      run_result.line,
       "ERROR 150 rank=2 op=launch host h1, node rank 1, ranks 2 to 3 was lost: "
       "no sign of life for 15 s");
-  EXPECT_EQ(judge({failed(0, 134, 0), lost}).code, 134);
+  EXPECT_EQ(decide_result({failed(0, 134, 0), lost}).code, 134);
 }
 
 } // namespace

@@ -15,7 +15,7 @@ using ::testing::StartsWith;
 
 const std::string kRest = "echo ready; while :; do sleep 0.05; done";
 
-TEST(PassedOn, AllWorkersGetThemAndTheRunGoesOn) {
+TEST(ForwardedSignals, ReachAllWorkersAndKeepTheRun) {
   WeftrunProcess run(shell(
       2,
       "trap 'echo usr1 of $RANK' USR1; trap 'echo usr2 of $RANK; exit 0' "
@@ -35,7 +35,7 @@ TEST(PassedOn, AllWorkersGetThemAndTheRunGoesOn) {
       HasSubstr("weftrun: SIGUSR1 received and passed on to the workers\n"));
 }
 
-TEST(PassedOn, AWorkerThatDoesNotExpectItDiesOfItAndIsNamed) {
+TEST(ForwardedSignals, AWorkerThatDoesNotExpectItDiesOfItAndIsNamed) {
   WeftrunProcess run(shell(1, "echo ready; exec sleep 100"));
   run.wait_for("ready");
   run.send(SIGUSR2);
@@ -43,7 +43,7 @@ TEST(PassedOn, AWorkerThatDoesNotExpectItDiesOfItAndIsNamed) {
   EXPECT_THAT(run.last_error_line(), HasSubstr("signal 12 (SIGUSR2)"));
 }
 
-TEST(PassedOn, WhoTakesItAsARequestToEndHasTimeAndIsNotRestarted) {
+TEST(ForwardedSignals, WhoTakesItAsARequestToEndHasTimeAndIsNotRestarted) {
   WeftrunProcess run(shell(
       2,
       "trap 'echo terminated' TERM; trap 'sleep $RANK; exit 143' USR1; " +
@@ -61,7 +61,7 @@ TEST(PassedOn, WhoTakesItAsARequestToEndHasTimeAndIsNotRestarted) {
 }
 
 // As weft train in its first moments.
-TEST(PassedOn, WhoHasNoHandlerYetEndsTheRunAllTheSame) {
+TEST(ForwardedSignals, WhoHasNoHandlerYetEndsTheRunAllTheSame) {
   WeftrunProcess run(
       shell(2, "echo ready; exec sleep 100", {"--max-restarts=3"}));
   run.wait_for("ready", 2);
@@ -74,7 +74,7 @@ TEST(PassedOn, WhoHasNoHandlerYetEndsTheRunAllTheSame) {
       StartsWith("ERROR 143 rank=0 op=launch stopped by signal 10 (SIGUSR1)"));
 }
 
-TEST(PassedOn, TheCodeSaysSoWhereOthersEndOtherwise) {
+TEST(ForwardedSignals, SetTheExitCode) {
   WeftrunProcess run(shell(
       2, "trap 'sleep $RANK; exit $((143 - 143 * RANK))' USR1; " + kRest));
   run.wait_for("ready", 2);
@@ -82,7 +82,7 @@ TEST(PassedOn, TheCodeSaysSoWhereOthersEndOtherwise) {
   EXPECT_EQ(run.wait(), 143);
 }
 
-TEST(PassedOn, AnotherFailureAfterItIsAFailure) {
+TEST(ForwardedSignals, AnotherFailureAfterItIsAFailure) {
   WeftrunProcess run(shell(2, "trap '[ $RANK = 0 ] || exit 3' USR1; " + kRest));
   run.wait_for("ready", 2);
   run.send(SIGUSR1);
@@ -90,7 +90,7 @@ TEST(PassedOn, AnotherFailureAfterItIsAFailure) {
   EXPECT_THAT(run.last_error_line(), StartsWith("ERROR 3 rank=1 "));
 }
 
-TEST(PassedOn, ButNotWhatSignalsToHandleNames) {
+TEST(ForwardedSignals, ButNotWhatSignalsToHandleNames) {
   WeftrunProcess run(shell(
       1,
       "trap 'echo one' USR1; trap 'echo two; exit 0' USR2; " + kRest,
@@ -120,7 +120,7 @@ TEST_F(SeveralHosts, PassSignalsOnToTheirOwnWorkersAlone) {
   EXPECT_THAT(first->output(), Not(HasSubstr("usr1")));
 }
 
-TEST_F(SeveralHosts, SayThatNobodyIsThereToGetASignal) {
+TEST_F(SeveralHosts, ReportThatNoWorkerGotTheSignal) {
   const auto first = host(0, "true");
   // Who is refused has met a host 0 that is there.
   host(1, "true", {"--token-file=" + token("other", 'b')})->wait();

@@ -110,7 +110,7 @@ TEST_F(SeveralHosts, HostZeroSaysAtOnceWhoHasAnotherTokenAndGoesOnWaiting) {
       "again\n");
 }
 
-TEST_F(SeveralHosts, WhoWaitsInVainNamesWhomItRefused) {
+TEST_F(SeveralHosts, TimeoutNamesTheRejectedPeer) {
   const auto first = host(0, "true", {"--rdzv-conf=join_timeout=2"});
   const auto other = host(1, "true", {"--token-file=" + token("other", 'b')});
   EXPECT_EQ(other->wait(), 2);

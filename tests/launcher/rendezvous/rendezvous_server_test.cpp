@@ -21,12 +21,12 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-class HubTest : public ::testing::Test {
+class RendezvousServerTest : public ::testing::Test {
  protected:
   /// A launcher that has come in and says `join`, with changes.
   class Guest {
    public:
-    Guest(HubTest& test, const json& changes)
+    Guest(RendezvousServerTest& test, const json& changes)
         : join_(
               {{"type", "join"},
                {"host", "guest"},
@@ -35,12 +35,12 @@ class HubTest : public ::testing::Test {
                {"workers", 2},
                {"version", WEFT_VERSION},
                {"command", command_digest(test.options_)}}),
-          dialer_(
+          connector_(
               test.loop_,
               test.gate_,
               claim_of(test.options_),
               control_key(test.token_),
-              [this, &test](Dialer::Outcome outcome) {
+              [this, &test](Connector::Outcome outcome) {
                 enter(test.loop_, std::move(outcome));
               }) {
       join_.update(changes);
@@ -50,14 +50,14 @@ class HubTest : public ::testing::Test {
     bool has_joined() const { return link_ != nullptr; }
 
    private:
-    static Claim claim_of(const Options& options) {
-      Claim claim;
-      claim.job = sha256(options.run_id);
-      return claim;
+    static ClientHello claim_of(const Options& options) {
+      ClientHello client_hello;
+      client_hello.job = sha256(options.run_id);
+      return client_hello;
     }
-    void enter(EventLoop& loop, Dialer::Outcome outcome) {
-      ASSERT_EQ(outcome.result, DialResult::kWelcome);
-      link_ = std::make_unique<Link>(
+    void enter(EventLoop& loop, Connector::Outcome outcome) {
+      ASSERT_EQ(outcome.result, ConnectResult::kAccepted);
+      link_ = std::make_unique<ControlConnection>(
           loop,
           std::move(outcome.fd),
           outcome.session,
@@ -71,11 +71,11 @@ class HubTest : public ::testing::Test {
 
     json join_;
     json heard_;
-    std::unique_ptr<Link> link_;
-    Dialer dialer_;
+    std::unique_ptr<ControlConnection> link_;
+    Connector connector_;
   };
 
-  HubTest() { hub_.ready(); }
+  RendezvousServerTest() { hub_.ready(); }
 
   static Options three_hosts() {
     Options options;
@@ -108,7 +108,7 @@ class HubTest : public ::testing::Test {
   UniqueFd listener_ = listen_at(loopback(0));
   const Address gate_ = own_address(listener_.get());
   EventLoop loop_{milliseconds(10)};
-  Hub hub_{
+  RendezvousServer hub_{
       options_,
       "first",
       std::move(listener_),
@@ -116,44 +116,44 @@ class HubTest : public ::testing::Test {
       [](std::string_view) {}};
 };
 
-TEST_F(HubTest, MixedVersionsAreNamedAndStartNothing) {
+TEST_F(RendezvousServerTest, RejectsMixedVersions) {
   const Guest guest(*this, {{"version", "0.0.1"}});
   ASSERT_TRUE(answered(guest));
-  const Verdict told = read_verdict(guest.heard());
+  const RunResult told = read_result(guest.heard());
   EXPECT_EQ(told.code, 5);
   EXPECT_THAT(told.line, HasSubstr("weftrun is 0.0.1 on host guest and "));
   EXPECT_THAT(told.line, HasSubstr("Install the same version on all hosts."));
-  const auto own = hub_.take_verdict();
+  const auto own = hub_.take_result();
   ASSERT_TRUE(own);
   EXPECT_EQ(own->code, 5);
   EXPECT_EQ(own->line, told.line);
 }
 
-TEST_F(HubTest, ATakenNodeRankIsRefusedAndTheOthersStart) {
+TEST_F(RendezvousServerTest, RejectsADuplicateNodeRank) {
   const Guest first(*this, {{"node", 1}});
   ASSERT_TRUE(until([&] { return first.has_joined(); }));
   const Guest twin(*this, {{"node", 1}});
   ASSERT_TRUE(answered(twin));
-  EXPECT_EQ(read_verdict(twin.heard()).code, 2);
+  EXPECT_EQ(read_result(twin.heard()).code, 2);
   EXPECT_THAT(
-      read_verdict(twin.heard()).line,
+      read_result(twin.heard()).line,
       HasSubstr("--node-rank 1 is taken. Give each host its own, 0 to 2."));
-  EXPECT_FALSE(hub_.take_verdict());
+  EXPECT_FALSE(hub_.take_result());
   const Guest last(*this, {{"node", 2}, {"workers", 4}});
-  std::optional<Placement> place;
+  std::optional<RankAssignment> place;
   ASSERT_TRUE(
-      until([&] { return (place = hub_.take_placement()).has_value(); }));
+      until([&] { return (place = hub_.take_rank_assignment()).has_value(); }));
   EXPECT_EQ(place->world_size, 1 + 2 + 4);
   ASSERT_TRUE(answered(first) && answered(last));
   EXPECT_EQ(int_of(first.heard(), "first", -1), 1);
   EXPECT_EQ(int_of(last.heard(), "first", -1), 3);
 }
 
-TEST_F(HubTest, AnotherNumberOfHostsIsNamed) {
+TEST_F(RendezvousServerTest, NamesADifferentHostCount) {
   const Guest guest(*this, {{"nodes", 4}});
   ASSERT_TRUE(answered(guest));
   EXPECT_EQ(
-      read_verdict(guest.heard()).line,
+      read_result(guest.heard()).line,
       "ERROR 2 rank=0 op=launch --nnodes is 4 on host guest and 3 on host "
       "first. Give all the same.");
 }

@@ -17,51 +17,52 @@ using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-Verdict failed(int code, const std::string& line = "ERROR") {
-  Verdict verdict;
-  verdict.code = code;
-  verdict.line = line;
-  return verdict;
+RunResult failed(int code, const std::string& line = "ERROR") {
+  RunResult run_result;
+  run_result.code = code;
+  run_result.line = line;
+  return run_result;
 }
 
-std::vector<int64_t> delays_of(Restarts& restarts, int attempts) {
+std::vector<int64_t> delays_of(RestartPolicy& restarts, int attempts) {
   std::vector<int64_t> delays;
   for (int i = 0; i < attempts; ++i) {
-    auto verdict = failed(137);
-    restarts.decide(verdict, milliseconds(10));
+    auto run_result = failed(137);
+    restarts.decide(run_result, milliseconds(10));
     delays.push_back(
-        verdict.restart_after ? verdict.restart_after->count() / 1000 : -1);
+        run_result.restart_after ? run_result.restart_after->count() / 1000
+                                 : -1);
   }
   return delays;
 }
 
-TEST(Restarts, WaitTwiceAsLongEachTimeUpToHalfAMinute) {
-  Restarts restarts(8);
+TEST(RestartPolicy, WaitTwiceAsLongEachTimeUpToHalfAMinute) {
+  RestartPolicy restarts(8);
   EXPECT_EQ(
       delays_of(restarts, 9),
       (std::vector<int64_t>{1, 2, 4, 8, 16, 30, 30, 30, -1}));
 }
 
-TEST(Restarts, WaitLittleAgainAfterAnAttemptThatLasted) {
-  Restarts restarts(9);
+TEST(RestartPolicy, WaitLittleAgainAfterAnAttemptThatLasted) {
+  RestartPolicy restarts(9);
   delays_of(restarts, 4);
-  auto verdict = failed(137);
-  restarts.decide(verdict, seconds(61));
-  EXPECT_EQ(verdict.restart_after, milliseconds(1000));
+  auto run_result = failed(137);
+  restarts.decide(run_result, seconds(61));
+  EXPECT_EQ(run_result.restart_after, milliseconds(1000));
   EXPECT_EQ(restarts.count(), 5);
 }
 
-TEST(Restarts, ComeAfterCodesThatMayEndOtherwiseNextTime) {
+TEST(RestartPolicy, ComeAfterCodesThatMayEndOtherwiseNextTime) {
   for (const int code : {1, 128, 134, 137, 143, 150, 255}) {
-    EXPECT_TRUE(is_worth_a_restart(code)) << code;
+    EXPECT_TRUE(is_retryable(code)) << code;
   }
   for (const int code : {0, 2, 3, 4, 5, 127}) {
-    EXPECT_FALSE(is_worth_a_restart(code)) << code;
+    EXPECT_FALSE(is_retryable(code)) << code;
   }
 }
 
-TEST(Restarts, GivingUpGoesBackToTheFirstErrorOfTheRow) {
-  Restarts restarts(2);
+TEST(RestartPolicy, GivingUpGoesBackToTheFirstErrorOfTheRow) {
+  RestartPolicy restarts(2);
   auto first = failed(134, "first");
   restarts.decide(first, seconds(61));
   auto second = failed(137, "second");

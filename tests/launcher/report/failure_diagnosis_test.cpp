@@ -19,39 +19,40 @@ WorkerExit killed(int signal) {
   return exit;
 }
 
-TEST(Evidence, ALostConnectionIsAConsequence) {
+TEST(FailureDiagnosisTest, ALostConnectionIsAConsequence) {
   for (const char* words :
        {"[/gloo/pair.cc:553] Connection reset by peer",
         "Connection closed by peer [127.0.0.1]:4711",
         "write: Broken pipe",
         "A peer is gone: rank 3"}) {
     SCOPED_TRACE(words);
-    EXPECT_EQ(find_in_words(exited(1), words), Finding::kLostPeer);
-    EXPECT_EQ(find_in_words(killed(SIGABRT), words), Finding::kLostPeer);
-    EXPECT_EQ(find_in_words(killed(SIGSEGV), words), Finding::kNone);
-    EXPECT_EQ(find_in_words(killed(SIGKILL), words), Finding::kNone);
+    EXPECT_EQ(diagnose_stderr(exited(1), words), FailureCause::kLostPeer);
+    EXPECT_EQ(diagnose_stderr(killed(SIGABRT), words), FailureCause::kLostPeer);
+    EXPECT_EQ(diagnose_stderr(killed(SIGSEGV), words), FailureCause::kNone);
+    EXPECT_EQ(diagnose_stderr(killed(SIGKILL), words), FailureCause::kNone);
   }
-  EXPECT_EQ(find_in_words(exited(150), ""), Finding::kLostPeer);
+  EXPECT_EQ(diagnose_stderr(exited(150), ""), FailureCause::kLostPeer);
 }
 
-TEST(Evidence, AMismatchInGlooIsNone) {
+TEST(FailureDiagnosisTest, AMismatchInGlooIsNone) {
   EXPECT_EQ(
-      find_in_words(
+      diagnose_stderr(
           killed(SIGABRT),
           "an uncaught gloo::EnforceNotMet: [enforce fail at "
           "third_party/gloo/pair.cc:490] op.preamble.length <= op.nbytes. 8 vs "
           "4"),
-      Finding::kNone);
+      FailureCause::kNone);
 }
 
-TEST(Evidence, AFailedAllocationIsOutOfMemory) {
+TEST(FailureDiagnosisTest, AFailedAllocationIsOutOfMemory) {
   const char* words = "an uncaught std::bad_alloc: std::bad_alloc";
-  EXPECT_EQ(find_in_words(killed(SIGABRT), words), Finding::kBadAlloc);
+  EXPECT_EQ(diagnose_stderr(killed(SIGABRT), words), FailureCause::kBadAlloc);
   EXPECT_EQ(
-      find_in_words(exited(137), "out of memory (std::bad_alloc)"),
-      Finding::kBadAlloc);
-  EXPECT_EQ(find_in_words(killed(SIGKILL), words), Finding::kNone);
-  EXPECT_EQ(find_in_words(exited(2), "checked for bad_alloc"), Finding::kNone);
+      diagnose_stderr(exited(137), "out of memory (std::bad_alloc)"),
+      FailureCause::kBadAlloc);
+  EXPECT_EQ(diagnose_stderr(killed(SIGKILL), words), FailureCause::kNone);
+  EXPECT_EQ(
+      diagnose_stderr(exited(2), "checked for bad_alloc"), FailureCause::kNone);
 }
 
 } // namespace

@@ -154,7 +154,7 @@ TEST_F(Report, MarksConsequencesAndSortsByTime) {
   using std::chrono::milliseconds;
   add(0, 150).when += milliseconds(30);
   auto& other = add(1, 134, SIGABRT);
-  other.finding = Finding::kLostPeer;
+  other.failure_cause = FailureCause::kLostPeer;
   other.host = "shuttle";
   other.when += milliseconds(20);
   add(2, 3).when += milliseconds(25);
@@ -184,13 +184,13 @@ TEST_F(Report, TellsWhoKilledAWorkerWhereThatIsKnown) {
   auto& exit = add(1, 137, SIGKILL);
   EXPECT_THAT(
       text(), HasSubstr("signal 9 (SIGKILL) (out of memory? see dmesg)"));
-  exit.finding = Finding::kKilledBySomebody;
+  exit.failure_cause = FailureCause::kSigkillSourceUnknown;
   EXPECT_THAT(
       text(),
       EndsWith(
           "\nERROR 137 rank=1 op=launch worker killed by signal 9 "
           "(SIGKILL) by somebody; not the kernel's out-of-memory killer\n"));
-  exit.finding = Finding::kOutOfMemory;
+  exit.failure_cause = FailureCause::kOutOfMemory;
   exit.peak_rss_bytes = 700LL << 20;
   exit.memory_limit_bytes = 512LL << 20;
   EXPECT_THAT(

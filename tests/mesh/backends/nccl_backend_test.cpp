@@ -33,8 +33,10 @@ struct GroupPair {
   std::shared_ptr<Backend> backend;
 };
 
-GroupPair
-make_pair(const std::shared_ptr<Board>& board, int64_t rank, int64_t n) {
+GroupPair make_pair(
+    const std::shared_ptr<Board>& status_exchange,
+    int64_t rank,
+    int64_t n) {
   GroupMembers members;
   members.name = "memory";
   members.rank = rank;
@@ -42,7 +44,7 @@ make_pair(const std::shared_ptr<Board>& board, int64_t rank, int64_t n) {
     members.ranks.push_back(r);
   }
   GroupPair pair;
-  pair.group = c10::make_intrusive<MemoryGroup>(board, rank, n);
+  pair.group = c10::make_intrusive<MemoryGroup>(status_exchange, rank, n);
   pair.backend = make_nccl_backend(
       members, pair.group, c10::Device(c10::DeviceType::CPU), memory_plugin());
   return pair;
@@ -53,11 +55,11 @@ void compare_with_gloo(
     int n,
     const std::function<void(Communicator&, Communicator&, RankContext&)>&
         body) {
-  const auto board = std::make_shared<Board>(n);
+  const auto status_exchange = std::make_shared<Board>(n);
   run_ranks(
       n,
       [&](RankContext& self) {
-        Communicator memory(make_pair(board, self.rank, n).backend);
+        Communicator memory(make_pair(status_exchange, self.rank, n).backend);
         auto gloo = self.world.group();
         body(memory, gloo, self);
       },
@@ -218,9 +220,9 @@ TEST(NcclBackendPlan, PadsWhatIsNearlyEven) {
 }
 
 TEST(NcclBackendPlan, CallsNcclsOwnOperationsWhereTheyFit) {
-  const auto board = std::make_shared<Board>(2);
+  const auto status_exchange = std::make_shared<Board>(2);
   run_ranks(2, [&](RankContext& self) {
-    const auto pair = make_pair(board, self.rank, 2);
+    const auto pair = make_pair(status_exchange, self.rank, 2);
     Communicator memory(pair.backend);
     auto x = at::ones({4});
     memory.all_reduce(x).wait();
@@ -242,27 +244,27 @@ TEST(NcclBackendPlan, CallsNcclsOwnOperationsWhereTheyFit) {
   });
 }
 
-TEST(NcclBackendLedger, AnOperationEndsWhenTheDeviceSaysSo) {
-  const auto board = std::make_shared<Board>(2);
-  const auto own = make_pair(board, 0, 2);
-  const auto peer = make_pair(board, 1, 2);
+TEST(NcclBackendFlightRecorder, AnOperationEndsWhenTheDeviceSaysSo) {
+  const auto status_exchange = std::make_shared<Board>(2);
+  const auto own = make_pair(status_exchange, 0, 2);
+  const auto peer = make_pair(status_exchange, 1, 2);
   Communicator first(own.backend);
   Communicator second(peer.backend);
   auto a = at::ones({2, 2}).t(); // Unpacked after the message.
   auto b = at::ones({2, 2});
   auto work = first.all_reduce(a);
   EXPECT_FALSE(work.is_completed());
-  EXPECT_EQ(first.ledger().entries().front().end_ns, 0);
+  EXPECT_EQ(first.flight_recorder().entries().front().end_ns, 0);
   second.all_reduce(b).wait();
   EXPECT_TRUE(work.is_completed());
-  EXPECT_GT(first.ledger().entries().front().end_ns, 0);
+  EXPECT_GT(first.flight_recorder().entries().front().end_ns, 0);
   work.wait();
   EXPECT_TRUE(at::equal(a, at::full({2, 2}, 2.0)));
 }
 
 TEST(NcclBackendFailure, IsFoundAfterTheWaitThatCouldNotSeeIt) {
-  const auto board = std::make_shared<Board>(1);
-  const auto pair = make_pair(board, 0, 1);
+  const auto status_exchange = std::make_shared<Board>(1);
+  const auto pair = make_pair(status_exchange, 0, 1);
   Communicator memory(pair.backend);
   auto x = at::ones({4});
   memory.all_reduce(x).wait();
@@ -278,15 +280,15 @@ TEST(NcclBackendFailure, IsFoundAfterTheWaitThatCouldNotSeeIt) {
 }
 
 TEST(NcclBackendFailure, AGroupIsShutDownOnlyWhenNothingIsUnderWay) {
-  const auto board = std::make_shared<Board>(2);
-  auto own = make_pair(board, 0, 2);
-  auto peer = make_pair(board, 1, 2);
+  const auto status_exchange = std::make_shared<Board>(2);
+  auto own = make_pair(status_exchange, 0, 2);
+  auto peer = make_pair(status_exchange, 1, 2);
   auto a = at::ones({4});
   auto b = at::ones({4});
   {
     auto first = own.backend->all_reduce(a, ReduceOp::kSum);
     auto second = peer.backend->all_reduce(b, ReduceOp::kSum);
-    first->wait(); // The second Pending waits when it goes.
+    first->wait(); // The second BackendWork waits when it goes.
   }
   peer.backend.reset();
   EXPECT_EQ(peer.group->shutdowns, 1);

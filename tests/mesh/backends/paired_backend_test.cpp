@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-struct Barrier final : Pending {
+struct Barrier final : BackendWork {
   explicit Barrier(std::string text) : refusal(std::move(text)) {}
   void wait() override {
     if (!refusal.empty()) {
@@ -38,7 +38,7 @@ class Counting final : public Backend {
   }
   bool supports(c10::DeviceType type) const override { return type == type_; }
 
-  using Result = std::unique_ptr<Pending>;
+  using Result = std::unique_ptr<BackendWork>;
   using Tensor = at::Tensor;
   Result all_reduce(const Tensor&, ReduceOp) override { return count(); }
   Result all_gather(const Tensor&, const Tensor&, const Counts&) override {

@@ -84,7 +84,7 @@ void sum_ones(Communicator& group, const std::string& name) {
 
 std::vector<int64_t> callers_of(const Communicator& group) {
   std::vector<int64_t> callers;
-  for (const auto& entry : group.ledger().entries()) {
+  for (const auto& entry : group.flight_recorder().entries()) {
     callers.push_back(entry.caller);
   }
   return callers;
@@ -154,7 +154,7 @@ TEST_P(OneCaller, WorkersThatCallForTheirOwnerAreFine) {
     Worker two;
     for (auto* worker : {&one, &two}) {
       worker->run([&] {
-        const CallFor call_for(own);
+        const CallerScope call_for(own);
         sum_ones(group, "for the owner");
       });
     }
@@ -206,7 +206,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Of libtorch's engine, by their names: they run backward for another.
 TEST(Callers, AutogradsThreadsCallForWhoeverCalledLast) {
-  LedgerEntry call;
+  FlightRecorderEntry call;
   call.op = "barrier";
   Callers callers;
   Worker engine;

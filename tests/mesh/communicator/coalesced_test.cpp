@@ -42,7 +42,7 @@ TEST_P(Coalesced, AllReduceSendsOneMessageADtype) {
         at::equal(tensors[1], at::full({4}, n * (n - 1) / 2, at::kLong)));
     EXPECT_TRUE(at::equal(tensors[2], at::full({2, 3}, 2 * n)));
     EXPECT_TRUE(at::equal(tensors[4], at::full({}, n)));
-    EXPECT_EQ(group.ledger().entries().size(), n > 1 ? 2U : 0U);
+    EXPECT_EQ(group.flight_recorder().entries().size(), n > 1 ? 2U : 0U);
   });
 }
 
@@ -108,7 +108,7 @@ TEST_P(Coalesced, NothingToSendIsDone) {
     group.all_reduce_coalesced({}).wait();
     group.broadcast_coalesced({at::empty({0})}, 0).wait();
     group.all_gather_coalesced({}, {}).wait();
-    EXPECT_TRUE(group.ledger().entries().empty());
+    EXPECT_TRUE(group.flight_recorder().entries().empty());
   });
 }
 

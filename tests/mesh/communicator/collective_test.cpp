@@ -438,7 +438,7 @@ TEST_P(Collective, EmptyTensorsAreNotSent) {
     group.all_gather(empty, empty).wait();
     group.reduce_scatter(empty, empty).wait();
     group.broadcast(empty, 0).wait();
-    EXPECT_TRUE(group.ledger().entries().empty());
+    EXPECT_TRUE(group.flight_recorder().entries().empty());
   });
 }
 

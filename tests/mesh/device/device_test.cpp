@@ -94,7 +94,7 @@ TEST(OpenDevice, WeftChoosesWhatAFailedCollectiveDoes) {
 TEST(DevicePlugin, AFittingLibraryIsTaken) {
   const auto& plugin = load_device_plugin(fake("no_device"));
   EXPECT_EQ(plugin.abi, DevicePlugin::kAbi);
-  EXPECT_THAT(plugin.why_unusable(), HasSubstr("no device here"));
+  EXPECT_THAT(plugin.unusable_reason(), HasSubstr("no device here"));
 }
 
 TEST(DevicePlugin, AMissingLibraryIsNamed) {

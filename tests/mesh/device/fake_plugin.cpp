@@ -8,7 +8,7 @@
 
 namespace {
 
-std::string why_unusable() {
+std::string unusable_reason() {
   return "there is no device here, this library is made up.";
 }
 
@@ -17,7 +17,7 @@ weft::mesh::DevicePlugin make() {
   plugin.abi = weft::mesh::DevicePlugin::kAbi;
   plugin.weft_version = WEFT_VERSION;
   plugin.libtorch_version = TORCH_VERSION;
-  plugin.why_unusable = why_unusable;
+  plugin.unusable_reason = unusable_reason;
 #if defined(FAKE_OTHER_ABI)
   plugin.abi += 1;
   plugin.weft_version = nullptr;

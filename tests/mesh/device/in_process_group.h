@@ -51,9 +51,12 @@ class Board {
 /// Operations end when the last rank has come, long after they were started.
 class MemoryGroup final : public c10d::Backend {
  public:
-  MemoryGroup(std::shared_ptr<Board> board, int64_t rank, int64_t size)
+  MemoryGroup(
+      std::shared_ptr<Board> status_exchange,
+      int64_t rank,
+      int64_t size)
       : Backend(static_cast<int>(rank), static_cast<int>(size)),
-        board_(std::move(board)) {}
+        board_(std::move(status_exchange)) {}
 
   const std::string getBackendName() const override { return "memory"; }
 

@@ -199,7 +199,7 @@ TEST_P(Failure, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
               {at::ones({1}, at::kComplexFloat)}, ReduceOp::kMax);
         }),
         HasSubstr("no order"));
-    EXPECT_TRUE(group.ledger().entries().empty());
+    EXPECT_TRUE(group.flight_recorder().entries().empty());
     group.barrier();
   });
 }

@@ -51,9 +51,9 @@ class RankOfMesh {
     call(0, "barrier", "").bytes = 0;
   }
 
-  LedgerEntry&
+  FlightRecorderEntry&
   call(size_t group, const std::string& op, const std::string& name) {
-    LedgerEntry entry;
+    FlightRecorderEntry entry;
     entry.sequence = groups_[group].next_sequence++;
     entry.op = op;
     entry.name = name;

@@ -40,8 +40,8 @@ int64_t steady_ns() {
 }
 
 /// A call of 4 x 8 floats, `order` ms after the first of all, that took 1 ms.
-LedgerEntry call_of(const std::string& op, int64_t order) {
-  LedgerEntry call;
+FlightRecorderEntry call_of(const std::string& op, int64_t order) {
+  FlightRecorderEntry call;
   call.op = op;
   call.name = "layers." + std::to_string(order) + ".weight";
   call.shape = {4, 8};
@@ -62,7 +62,7 @@ GroupRecord group_of(
   return group;
 }
 
-LedgerEntry& add(GroupRecord& group, LedgerEntry call) {
+FlightRecorderEntry& add(GroupRecord& group, FlightRecorderEntry call) {
   call.sequence = group.next_sequence++;
   group.entries.push_back(std::move(call));
   return group.entries.back();

@@ -20,8 +20,8 @@ using ::testing::HasSubstr;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kNow = 100 * kSecond;
 
-LedgerEntry barrier(uint64_t sequence, bool is_waited_for) {
-  LedgerEntry entry;
+FlightRecorderEntry barrier(uint64_t sequence, bool is_waited_for) {
+  FlightRecorderEntry entry;
   entry.sequence = sequence;
   entry.op = "barrier";
   entry.start_ns = kNow - 20 * kSecond;
@@ -31,40 +31,40 @@ LedgerEntry barrier(uint64_t sequence, bool is_waited_for) {
 }
 
 /// A rank's view of a group in which it has called `entries`.
-GroupSight group(
+GroupStatus group(
     std::string key,
     std::vector<int64_t> ranks,
-    std::vector<LedgerEntry> entries) {
-  GroupSight sight;
-  sight.name = key;
-  sight.key = std::move(key);
-  sight.ranks = std::move(ranks);
-  sight.next_sequence = entries.empty() ? 0 : entries.back().sequence + 1;
-  sight.entries = std::move(entries);
-  return sight;
+    std::vector<FlightRecorderEntry> entries) {
+  GroupStatus status;
+  status.name = key;
+  status.key = std::move(key);
+  status.ranks = std::move(ranks);
+  status.next_sequence = entries.empty() ? 0 : entries.back().sequence + 1;
+  status.entries = std::move(entries);
+  return status;
 }
 
-RankAnswer answer(int64_t rank, std::vector<GroupSight> groups) {
-  RankAnswer result;
-  result.came = true;
-  result.sight.rank = rank;
-  result.sight.now_ns = kNow;
-  result.sight.groups = std::move(groups);
+RankReply answer(int64_t rank, std::vector<GroupStatus> groups) {
+  RankReply result;
+  result.has_reply = true;
+  result.status.rank = rank;
+  result.status.now_ns = kNow;
+  result.status.groups = std::move(groups);
   return result;
 }
 
-TEST(Verdict, ThreeRanksInACircle) {
-  const std::vector<RankAnswer> answers{
+TEST(HangDiagnosis, FindsACycleOfThreeRanks) {
+  const std::vector<RankReply> answers{
       answer(
           0, {group("a", {0, 1}, {barrier(0, true)}), group("c", {0, 2}, {})}),
       answer(
           1, {group("a", {0, 1}, {}), group("b", {1, 2}, {barrier(0, true)})}),
       answer(
           2, {group("b", {1, 2}, {}), group("c", {0, 2}, {barrier(0, true)})})};
-  const auto verdict = find_circle(answers);
-  ASSERT_TRUE(verdict);
+  const auto diagnosis = find_deadlock_cycle(answers);
+  ASSERT_TRUE(diagnosis);
   EXPECT_THAT(
-      verdict->sentence,
+      diagnosis->sentence,
       HasSubstr("rank 0 in barrier #0 of group \"a\" for rank 1, rank 1 in "
                 "barrier #0 of group \"b\" for rank 2, rank 2 in barrier #0 of "
                 "group \"c\" for rank 0"));
@@ -72,37 +72,37 @@ TEST(Verdict, ThreeRanksInACircle) {
 }
 
 // All have called it: it is under way, however long it takes.
-TEST(Verdict, AMessageUnderWayIsNoCircle) {
-  const std::vector<RankAnswer> answers{
+TEST(HangDiagnosis, IgnoresAMessageInFlight) {
+  const std::vector<RankReply> answers{
       answer(0, {group("a", {0, 1}, {barrier(3, true)})}),
       answer(1, {group("a", {0, 1}, {barrier(3, true)})})};
-  EXPECT_FALSE(find_circle(answers));
+  EXPECT_FALSE(find_deadlock_cycle(answers));
   EXPECT_FALSE(find_ended(answers));
   EXPECT_EQ(describe_wait(answers, 0), "");
 }
 
-TEST(Verdict, ARankThatComputesIsLate) {
+TEST(HangDiagnosis, ARankThatComputesIsLate) {
   auto late = answer(2, {group("w", {0, 1, 2}, {barrier(6, false)})});
-  late.sight.activity = "forward of step 12";
-  const std::vector<RankAnswer> answers{
+  late.status.activity = "forward of step 12";
+  const std::vector<RankReply> answers{
       answer(0, {group("w", {0, 1, 2}, {barrier(7, true)})}),
       answer(1, {group("w", {0, 1, 2}, {barrier(7, true)})}),
       late};
-  EXPECT_FALSE(find_circle(answers));
+  EXPECT_FALSE(find_deadlock_cycle(answers));
   EXPECT_EQ(
       describe_wait(answers, 0),
       "ranks 0 and 1 have waited 20 s in barrier #7 of group \"w\" for rank 2; "
       "rank 2 is in forward of step 12, and was last at barrier #6");
   EXPECT_EQ(late_ranks(answers, 1), std::vector<int64_t>{2});
-  EXPECT_TRUE(waits_alike(answers, 0, 1));
-  EXPECT_FALSE(waits_alike(answers, 0, 2));
+  EXPECT_TRUE(wait_in_same_call(answers, 0, 1));
+  EXPECT_FALSE(wait_in_same_call(answers, 0, 2));
 }
 
-TEST(Verdict, ARankThatDoesNotAnswerIsNamed) {
-  RankAnswer silent;
-  silent.sight.rank = 1;
-  silent.absence = "process 12 is stopped (SIGSTOP)";
-  const std::vector<RankAnswer> answers{
+TEST(HangDiagnosis, ARankThatDoesNotAnswerIsNamed) {
+  RankReply silent;
+  silent.status.rank = 1;
+  silent.absence_reason = "process 12 is stopped (SIGSTOP)";
+  const std::vector<RankReply> answers{
       answer(0, {group("w", {0, 1}, {barrier(7, true)})}), silent};
   EXPECT_THAT(
       describe_wait(answers, 0),
@@ -114,10 +114,10 @@ TEST(Verdict, ARankThatDoesNotAnswerIsNamed) {
 }
 
 // Rank 0 waits for 1, which waits for 2.
-TEST(Verdict, ChainsAreFollowedToTheirEnd) {
-  RankAnswer silent;
-  silent.sight.rank = 2;
-  const std::vector<RankAnswer> answers{
+TEST(HangDiagnosis, ChainsAreFollowedToTheirEnd) {
+  RankReply silent;
+  silent.status.rank = 2;
+  const std::vector<RankReply> answers{
       answer(0, {group("a", {0, 1}, {barrier(0, true)})}),
       answer(
           1, {group("a", {0, 1}, {}), group("b", {1, 2}, {barrier(4, true)})}),
@@ -129,20 +129,20 @@ TEST(Verdict, ChainsAreFollowedToTheirEnd) {
       "life");
 }
 
-TEST(Verdict, ARankThatHasEndedIsNotWaitedFor) {
+TEST(HangDiagnosis, ARankThatHasEndedIsNotWaitedFor) {
   auto ended = answer(1, {group("w", {0, 1}, {barrier(6, false)})});
-  ended.sight.has_ended = true;
-  const std::vector<RankAnswer> answers{
+  ended.status.has_ended = true;
+  const std::vector<RankReply> answers{
       answer(0, {group("w", {0, 1}, {barrier(7, true)})}), ended};
-  const auto verdict = find_ended(answers);
-  ASSERT_TRUE(verdict);
+  const auto diagnosis = find_ended(answers);
+  ASSERT_TRUE(diagnosis);
   EXPECT_THAT(
-      verdict->sentence,
+      diagnosis->sentence,
       HasSubstr("Rank 1 has ended, but rank 0 waits for it in barrier #7"));
 }
 
-TEST(Verdict, TheMajorityIsRight) {
-  std::vector<RankAnswer> answers;
+TEST(HangDiagnosis, TheMajorityIsRight) {
+  std::vector<RankReply> answers;
   for (int64_t rank = 0; rank < 4; ++rank) {
     auto call = barrier(2, true);
     call.op = "all_reduce";
@@ -150,24 +150,24 @@ TEST(Verdict, TheMajorityIsRight) {
     call.identity = rank == 0 ? 5 : 6;
     answers.push_back(answer(rank, {group("w", {0, 1, 2, 3}, {call})}));
   }
-  const auto verdict = find_mismatch(answers);
-  ASSERT_TRUE(verdict);
+  const auto diagnosis = find_mismatch(answers);
+  ASSERT_TRUE(diagnosis);
   EXPECT_THAT(
-      verdict->sentence,
+      diagnosis->sentence,
       HasSubstr("rank 0 calls all_reduce #2 (\"wk\" [] Float, 0 bytes), ranks "
                 "1 to 3 call all_reduce #2 (\"wq\""));
 }
 
-TEST(RankSight, IsTheSameAfterTheStore) {
+TEST(RankStatus, IsTheSameAfterTheStore) {
   auto call = barrier(2, true);
   call.name = "na\"me\n";
   call.shape = {2, 3};
   call.parts = {1, 2};
-  auto sight = answer(1, {group("w", {0, 1}, {call})}).sight;
-  sight.activity = "data of step 3";
-  EXPECT_EQ(to_text(rank_sight_from(to_text(sight))), to_text(sight));
+  auto status = answer(1, {group("w", {0, 1}, {call})}).status;
+  status.activity = "data of step 3";
+  EXPECT_EQ(to_text(parse_rank_status(to_text(status))), to_text(status));
   EXPECT_EQ(
-      rank_sight_from(to_text(sight)).groups[0].entries[0].name, call.name);
+      parse_rank_status(to_text(status)).groups[0].entries[0].name, call.name);
 }
 
 TEST(RanksText, IsShort) {

@@ -204,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Two groups of the same ranks, called in another order: each rank waits for
 // the other where the other is not.
-TEST(RanksInACircle, AreToldWhoWaitsForWhom) {
+TEST(DeadlockCycle, AreToldWhoWaitsForWhom) {
   for (const auto* backend : {"cpu", "gloo"}) {
     EXPECT_THAT(
         told(
@@ -227,7 +227,7 @@ TEST(RanksInACircle, AreToldWhoWaitsForWhom) {
 }
 
 // It comes late, and nothing is said.
-TEST(ASlowRank, IsWaitedFor) {
+TEST(LateRank, IsWaitedFor) {
   for (const auto* backend : {"cpu", "gloo"}) {
     run_ranks(
         3,
@@ -248,7 +248,7 @@ TEST(ASlowRank, IsWaitedFor) {
 
 // The first of those that wait says so when its time has come, though others
 // have asked before; and again after twice the time.
-TEST(ASlowRank, IsSaidToBeWaitedForOnce) {
+TEST(LateRank, IsSaidToBeWaitedForOnce) {
   WorldOptions options;
   options.watch.warn_after = std::chrono::milliseconds(800);
   ::testing::internal::CaptureStderr();

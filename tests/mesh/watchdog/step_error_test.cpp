@@ -36,20 +36,20 @@ void sum_ones(Communicator& group) {
 
 void leave(const World& world) {
   EXPECT_THROW(
-      world.tell_peers(
+      world.run_and_report_errors(
           "the forward pass",
           [] { throw std::runtime_error("sample 7 is damaged"); }),
       std::runtime_error);
 }
 
-class Departure : public ::testing::TestWithParam<std::string> {
+class StepError : public ::testing::TestWithParam<std::string> {
  protected:
   void on_ranks(const std::function<void(RankContext&)>& body) {
     run_ranks(2, body, std::chrono::minutes(5), GetParam());
   }
 };
 
-TEST_P(Departure, IsToldToThoseThatWait) {
+TEST_P(StepError, ReachesWaitingRanks) {
   std::promise<void> told;
   on_ranks([&](RankContext& self) {
     auto group = self.world.group();
@@ -72,7 +72,7 @@ TEST_P(Departure, IsToldToThoseThatWait) {
   });
 }
 
-TEST_P(Departure, OfAllRanksAlikeIsNoReason) {
+TEST_P(StepError, OnAllRanksIsNotReported) {
   on_ranks([](RankContext& self) {
     auto group = self.world.group();
     sum_ones(group);
@@ -84,13 +84,13 @@ TEST_P(Departure, OfAllRanksAlikeIsNoReason) {
   });
 }
 
-TEST_P(Departure, IsOverWithTheNextPart) {
+TEST_P(StepError, IsOverWithTheNextPart) {
   on_ranks([](RankContext& self) {
     auto group = self.world.group();
     sum_ones(group);
     if (self.rank == 1) {
       leave(self.world);
-      self.world.tell_peers(
+      self.world.run_and_report_errors(
           "the next one", [] { std::this_thread::sleep_for(kSlow); });
     }
     sum_ones(group);
@@ -99,15 +99,15 @@ TEST_P(Departure, IsOverWithTheNextPart) {
 
 INSTANTIATE_TEST_SUITE_P(
     Backends,
-    Departure,
+    StepError,
     ::testing::Values("cpu", "gloo"),
     [](const auto& info) { return info.param; });
 
 TEST(TellPeers, ReturnsWhatItsBodyReturns) {
   const auto world = World::fake(0, 2);
   int64_t number = 3;
-  int64_t& same =
-      world.tell_peers("a part", [&]() -> int64_t& { return number; });
+  int64_t& same = world.run_and_report_errors(
+      "a part", [&]() -> int64_t& { return number; });
   EXPECT_EQ(&same, &number);
 }
 

@@ -16,8 +16,8 @@ TEST(DescribeDivergence, TheOddOneOfSeveral) {
           {.what = "model.norm.weight",
            .good_step = 12,
            .step = 13,
-           .agreed = {0, 1, 3},
-           .odd = {2},
+           .majority_ranks = {0, 1, 3},
+           .mismatched_ranks = {2},
            .largest = 1.25e-5}),
       "rank 2 has other bits of model.norm.weight than ranks 0, 1 and 3 after "
       "step 13; after step 12 they were equal. The largest difference between "
@@ -30,7 +30,7 @@ TEST(DescribeDivergence, ANumberOnTwoRanks) {
           {.what = "the learning rate",
            .good_step = 0,
            .step = 1,
-           .undecided = {0, 1}}),
+           .tied_ranks = {0, 1}}),
       "ranks 0 and 1 have different bits of the learning rate after step 1; "
       "after step 0 they were equal. None of them are in the majority.");
 }
@@ -39,8 +39,8 @@ TEST(DescribeDivergence, ABrokenSeal) {
   Divergence found{
       .what = "exp_avg of x",
       .step = 7,
-      .is_broken_seal = true,
-      .odd = {3},
+      .is_memory_corruption = true,
+      .mismatched_ranks = {3},
       .largest = 0,
       .nan_ranks = {3}};
   EXPECT_EQ(
@@ -53,24 +53,24 @@ TEST(DescribeDivergence, ABrokenSeal) {
       describe(found), HasSubstr("rank 3 after step 7, when nothing writes"));
 }
 
-TEST(UndecidedRecords, SurviveAsTextForTheSameRecipeOnly) {
+TEST(TieRecords, SurviveAsTextForTheSameRecipeOnly) {
   Recipe recipe;
   recipe.name = "a";
-  const UndecidedRecord record{
-      .what = "x", .step = 9, .undecided = {0, 2}, .values = {-5, 7, 6, 7}};
+  const TieRecord record{
+      .what = "x", .step = 9, .tied_ranks = {0, 2}, .values = {-5, 7, 6, 7}};
   const auto text = to_json(record, recipe);
-  EXPECT_EQ(parse_undecided(text, recipe), record);
+  EXPECT_EQ(parse_tie_record(text, recipe), record);
   recipe.optimizer.lr *= 2;
-  EXPECT_FALSE(parse_undecided(text, recipe));
+  EXPECT_FALSE(parse_tie_record(text, recipe));
   for (const auto* other : {"", "{", "[]", "{\"recipe\": 3}"}) {
-    EXPECT_FALSE(parse_undecided(other, recipe)) << other;
+    EXPECT_FALSE(parse_tie_record(other, recipe)) << other;
   }
-  EXPECT_FALSE(parse_undecided(text.substr(0, text.size() / 2), recipe));
+  EXPECT_FALSE(parse_tie_record(text.substr(0, text.size() / 2), recipe));
 }
 
 TEST(DescribeReplay, WhoHasWhatItHadWasRight) {
-  const UndecidedRecord record{
-      .what = "x", .step = 9, .undecided = {0, 1}, .values = {4, 5}};
+  const TieRecord record{
+      .what = "x", .step = 9, .tied_ranks = {0, 1}, .values = {4, 5}};
   EXPECT_EQ(
       describe_replay(record, {4, 4}),
       "sentinel: step 9 is done again, and rank 0 has the bits of x that it "

@@ -36,8 +36,8 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 TrainConfig policy_config(const std::string& policy, int64_t streak = 10) {
   TrainConfig config;
-  config.non_finite = policy;
-  config.non_finite_streak = streak;
+  config.on_non_finite = policy;
+  config.max_consecutive_non_finite = streak;
   return config;
 }
 
@@ -65,7 +65,7 @@ TEST(NonFinitePolicy, SkipsUpToTheCapInARow) {
       message_of<NonFiniteError>([&] { policy.on_non_finite(8, "so"); }),
       AllOf(
           StartsWith("step 8: so: nothing was updated, as in the 2 steps "
-                     "before: train.non_finite_streak=2 ends the run"),
+                     "before: train.max_consecutive_non_finite=2 ends the run"),
           Not(HasSubstr("skipped"))));
 }
 
@@ -240,7 +240,7 @@ TEST_F(NonFiniteTest, ASkippedStepChangesNothingAndTheNextGoesOn) {
   for (const auto& [dp, tp] : {std::pair{2, 2}, std::pair{1, 2}}) {
     test::run_ranks(dp * tp, [&, dp = dp, tp = tp](test::RankContext& self) {
       Trainer trainer(
-          recipe(dp, tp, {"train.non_finite=skip", "ema.decay=0.9"}),
+          recipe(dp, tp, {"train.on_non_finite=skip", "ema.decay=0.9"}),
           self.world);
       const auto injected = std::make_shared<std::optional<double>>();
       inject(trainer, "lm_head.weight", injected);
@@ -279,7 +279,7 @@ TEST_F(NonFiniteTest, ASkippedStepChangesNothingAndTheNextGoesOn) {
 // the state ends the same.
 TEST_F(NonFiniteTest, AResumedRunIsTheSameAcrossSkippedSteps) {
   test::run_ranks(2, [&](test::RankContext& self) {
-    const auto one = recipe(2, 1, {"train.non_finite=skip"});
+    const auto one = recipe(2, 1, {"train.on_non_finite=skip"});
     Trainer straight(one, self.world);
     Trainer first(one, self.world);
     Trainer second(one, self.world);
@@ -343,14 +343,17 @@ TEST_F(NonFiniteTest, AWeightThatIsNotFiniteIsNamed) {
 TEST_F(NonFiniteTest, SkipGoesWithWhatForgetsAStep) {
   EXPECT_THAT(
       message_of<mesh::UsageError>([&] {
-        recipe(2, 1, {"ddp.comm_hook=powersgd", "train.non_finite=skip"});
+        recipe(2, 1, {"ddp.comm_hook=powersgd", "train.on_non_finite=skip"});
       }),
-      StartsWith("override train.non_finite=skip: train.non_finite: skip does "
-                 "not go with ddp.comm_hook=powersgd"));
+      StartsWith(
+          "override train.on_non_finite=skip: train.on_non_finite: skip does "
+          "not go with ddp.comm_hook=powersgd"));
   EXPECT_THAT(
       message_of<mesh::UsageError>([&] {
         recipe(
-            2, 1, {"ddp.check_for_nan_in_grad=true", "train.non_finite=skip"});
+            2,
+            1,
+            {"ddp.check_for_nan_in_grad=true", "train.on_non_finite=skip"});
       }),
       HasSubstr("ddp.check_for_nan_in_grad ends the run"));
 }

@@ -29,10 +29,10 @@ int64_t rounds_until_news(
     StragglerDetector& detector,
     int64_t rounds,
     Round&& round,
-    std::vector<StragglerNews>& news) {
+    std::vector<StragglerEvent>& event) {
   for (int64_t i = 1; i <= rounds; ++i) {
-    news = detector.add_round(round(i));
-    if (!news.empty()) {
+    event = detector.add_round(round(i));
+    if (!event.empty()) {
       return i;
     }
   }
@@ -41,31 +41,31 @@ int64_t rounds_until_news(
 
 TEST(StragglerDetector, NamesRankPhaseAndCostAfterFourRounds) {
   StragglerDetector detector;
-  std::vector<StragglerNews> news;
+  std::vector<StragglerEvent> event;
   const auto round = [](int64_t) {
     std::vector<PhaseTimes> ranks(4, times_of(1, 10, 20));
     ranks[2] = times_of(1, 12, 29);
     return ranks;
   };
-  EXPECT_EQ(rounds_until_news(detector, 10, round, news), 4);
-  ASSERT_EQ(news.size(), 1U);
-  EXPECT_EQ(news[0].rank, 2);
-  EXPECT_TRUE(news[0].is_slow);
-  EXPECT_EQ(news[0].phase, Phase::kBackward);
-  EXPECT_NEAR(news[0].own_ms, 29, 1e-9);
-  EXPECT_NEAR(news[0].others_ms, 20, 1e-9);
-  EXPECT_NEAR(news[0].cost_ms, 11, 1e-9);
+  EXPECT_EQ(rounds_until_news(detector, 10, round, event), 4);
+  ASSERT_EQ(event.size(), 1U);
+  EXPECT_EQ(event[0].rank, 2);
+  EXPECT_TRUE(event[0].is_slow);
+  EXPECT_EQ(event[0].phase, Phase::kBackward);
+  EXPECT_NEAR(event[0].own_ms, 29, 1e-9);
+  EXPECT_NEAR(event[0].others_ms, 20, 1e-9);
+  EXPECT_NEAR(event[0].cost_ms, 11, 1e-9);
   EXPECT_EQ(
-      describe(news[0], 20, 55),
+      describe(event[0], 20, 55),
       "rank 2 is slow: backward takes it 29.0 ms a step, the others 20.0 ms, "
       "over the last 20 steps; they wait 11.0 ms for it, 20 % of a step");
-  EXPECT_EQ(rounds_until_news(detector, 50, round, news), -1) << "once only";
+  EXPECT_EQ(rounds_until_news(detector, 50, round, event), -1) << "once only";
 }
 
 TEST(StragglerDetector, OfTwoTheSlowerOneIsNamed) {
   for (const int64_t slow : {0, 1}) {
     StragglerDetector detector;
-    std::vector<StragglerNews> news;
+    std::vector<StragglerEvent> event;
     EXPECT_EQ(
         rounds_until_news(
             detector,
@@ -75,37 +75,37 @@ TEST(StragglerDetector, OfTwoTheSlowerOneIsNamed) {
               ranks[static_cast<size_t>(slow)] = times_of(15, 10, 20);
               return ranks;
             },
-            news),
+            event),
         4);
-    EXPECT_EQ(news.at(0).rank, slow);
-    EXPECT_EQ(news.at(0).phase, Phase::kData);
+    EXPECT_EQ(event.at(0).rank, slow);
+    EXPECT_EQ(event.at(0).phase, Phase::kData);
   }
 }
 
 TEST(StragglerDetector, SaysWhenItIsOver) {
   StragglerDetector detector;
-  std::vector<StragglerNews> news;
+  std::vector<StragglerEvent> event;
   const auto round = [](int64_t i) {
     std::vector<PhaseTimes> ranks(3, times_of(1, 10, 20));
     ranks[1] = times_of(1, i <= 8 ? 20 : 10, 20);
     return ranks;
   };
-  EXPECT_EQ(rounds_until_news(detector, 8, round, news), 4);
+  EXPECT_EQ(rounds_until_news(detector, 8, round, event), 4);
   EXPECT_EQ(
       rounds_until_news(
-          detector, 20, [&](int64_t i) { return round(i + 8); }, news),
+          detector, 20, [&](int64_t i) { return round(i + 8); }, event),
       4);
-  ASSERT_EQ(news.size(), 1U);
-  EXPECT_FALSE(news[0].is_slow);
+  ASSERT_EQ(event.size(), 1U);
+  EXPECT_FALSE(event[0].is_slow);
   EXPECT_EQ(
-      describe(news[0], 20, 30),
+      describe(event[0], 20, 30),
       "rank 1 is as fast as the others again, over the last 20 steps");
 }
 
 // Evaluations and saves come now and then: they make single steps longer.
 TEST(StragglerDetector, WhatRunsInFewStepsDoesNotCount) {
   StragglerDetector detector;
-  std::vector<StragglerNews> news;
+  std::vector<StragglerEvent> event;
   EXPECT_EQ(
       rounds_until_news(
           detector,
@@ -115,7 +115,7 @@ TEST(StragglerDetector, WhatRunsInFewStepsDoesNotCount) {
             ranks[1][static_cast<size_t>(Phase::kCheckpoint)] = 900 * kMs;
             return ranks;
           },
-          news),
+          event),
       -1);
 }
 
@@ -126,7 +126,7 @@ TEST(StragglerDetector, NoiseAloneNamesNobody) {
     StragglerDetector detector;
     std::mt19937 random(7);
     std::normal_distribution<double> noise(1.0, 0.05);
-    std::vector<StragglerNews> news;
+    std::vector<StragglerEvent> event;
     EXPECT_EQ(
         rounds_until_news(
             detector,
@@ -145,7 +145,7 @@ TEST(StragglerDetector, NoiseAloneNamesNobody) {
               }
               return times;
             },
-            news),
+            event),
         -1);
   }
 }
@@ -157,7 +157,7 @@ void expect_found_after_four_rounds(double spread, double slower) {
     StragglerDetector detector;
     std::mt19937 random(static_cast<unsigned>(seed));
     std::normal_distribution<double> noise(1.0, spread);
-    std::vector<StragglerNews> news;
+    std::vector<StragglerEvent> event;
     const auto found = rounds_until_news(
         detector,
         20,
@@ -173,10 +173,10 @@ void expect_found_after_four_rounds(double spread, double slower) {
           }
           return times;
         },
-        news);
+        event);
     EXPECT_EQ(found, 4) << seed;
-    ASSERT_EQ(news.size(), 1U);
-    EXPECT_EQ(news[0].rank, 3);
+    ASSERT_EQ(event.size(), 1U);
+    EXPECT_EQ(event[0].rank, 3);
   }
 }
 
@@ -234,7 +234,7 @@ TEST(PhaseClock, StandsStillWhileItsRankWaitsForOthers) {
 }
 
 // Ranks that only sleep: what is measured, exchanged and said.
-TEST(StragglerWatch, TellsRankZeroWithinTwentySteps) {
+TEST(StragglerMonitor, TellsRankZeroWithinTwentySteps) {
   for (const auto& [dp, tp] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
     std::vector<std::string> said;
     int64_t after = 0;
@@ -244,7 +244,7 @@ TEST(StragglerWatch, TellsRankZeroWithinTwentySteps) {
           const auto mesh = self.mesh({dp, tp}, {"dp", "tp"});
           Recipe recipe;
           int64_t step = 0;
-          StragglerWatch watch(recipe, mesh, [&](const std::string& text) {
+          StragglerMonitor watch(recipe, mesh, [&](const std::string& text) {
             EXPECT_EQ(self.rank, 0);
             said.push_back(text);
             after = step + 1;
@@ -269,18 +269,18 @@ TEST(StragglerWatch, TellsRankZeroWithinTwentySteps) {
   }
 }
 
-TEST(StragglerWatch, AloneOrSwitchedOffThereIsNothingToCount) {
+TEST(StragglerMonitor, AloneOrSwitchedOffThereIsNothingToCount) {
   test::run_ranks(2, [](test::RankContext& self) {
     const auto mesh = self.mesh({2, 1}, {"dp", "tp"});
     Recipe recipe;
-    recipe.sentinel.straggler_every = 0;
-    StragglerWatch off(recipe, mesh, {});
+    recipe.straggler_detection.every = 0;
+    StragglerMonitor off(recipe, mesh, {});
     EXPECT_EQ(off.clock(), nullptr);
     off.step_done();
   });
   test::run_ranks(1, [](test::RankContext& self) {
     const auto mesh = self.mesh({1, 1}, {"dp", "tp"});
-    StragglerWatch alone(Recipe(), mesh, {});
+    StragglerMonitor alone(Recipe(), mesh, {});
     EXPECT_EQ(alone.clock(), nullptr);
     alone.step_done();
   });

@@ -47,10 +47,10 @@ std::string content_of(const std::string& path) {
   return text.str();
 }
 
-TEST(PatientFile, WhatHasNoRoomIsWrittenOnceThereIsSome) {
+TEST(BufferedAppendFile, WhatHasNoRoomIsWrittenOnceThereIsSome) {
   const TempFolder folder;
   const auto path = folder.write("log", "first\n");
-  PatientFile file(path);
+  BufferedAppendFile file(path);
   EXPECT_EQ(file.append("second\n"), "");
   {
     const SizeLimit limit(16);
@@ -66,9 +66,10 @@ TEST(PatientFile, WhatHasNoRoomIsWrittenOnceThereIsSome) {
   EXPECT_EQ(content_of(path), "first\nsecond\nthird\nfourth\nfifth\n");
 }
 
-TEST(PatientFile, IsRefusedWhereThereIsNoFolder) {
+TEST(BufferedAppendFile, IsRefusedWhereThereIsNoFolder) {
   EXPECT_THAT(
-      message_of<mesh::UsageError>([] { PatientFile file("/nowhere/log"); }),
+      message_of<mesh::UsageError>(
+          [] { BufferedAppendFile file("/nowhere/log"); }),
       AllOf(HasSubstr("output_dir"), HasSubstr("No such file")));
 }
 

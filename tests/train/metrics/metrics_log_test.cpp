@@ -92,12 +92,12 @@ TEST(MetricsLog, NonFiniteIsNull) {
 TEST(MetricsLog, AnEvaluationIsAddedToTheLineThatLacksIt) {
   StepMetrics metrics{.step = 3, .loss = 1.5, .skipped = true};
   EXPECT_FALSE(lacks_evaluation(metrics_line(metrics)));
-  metrics.eval_cut = true;
+  metrics.eval_interrupted = true;
   const auto line = metrics_line(metrics);
   EXPECT_TRUE(lacks_evaluation(line));
   EXPECT_FALSE(lacks_evaluation("")) << "of a folder without one";
   const auto whole = nlohmann::json::parse(with_evaluation(line, 0.25, 0.5));
-  EXPECT_FALSE(whole.contains("eval_cut"));
+  EXPECT_FALSE(whole.contains("eval_interrupted"));
   EXPECT_EQ(whole["eval_loss"], 0.25);
   EXPECT_EQ(whole["ema_eval_loss"], 0.5);
   EXPECT_EQ(whole["skipped"], true);

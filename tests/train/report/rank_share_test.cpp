@@ -69,8 +69,8 @@ TEST(RankShares, SayHowParametersLie) {
   EXPECT_THAT(table.shape, ElementsAre(257, 24));
   EXPECT_EQ(table.dtype, "float32");
   EXPECT_THAT(table.placements, ElementsAre("R", "S(0)"));
-  EXPECT_EQ(table.most_bytes, 86 * 24 * 4) << "257 rows: 86, 86, 85";
-  EXPECT_EQ(table.least_bytes, 85 * 24 * 4);
+  EXPECT_EQ(table.max_bytes, 86 * 24 * 4) << "257 rows: 86, 86, 85";
+  EXPECT_EQ(table.min_bytes, 85 * 24 * 4);
   const auto sum = std::accumulate(
       shares.parameters.begin(),
       shares.parameters.end(),

@@ -22,7 +22,7 @@ class HmacKey : public ::testing::Test {
  protected:
   static Recipe recipe_with(const std::string& path) {
     return parse_recipe(
-        least_and("checkpoint: {hmac_key_file: \"" + path + "\"}\n"), "r.yaml");
+        min_and("checkpoint: {hmac_key_file: \"" + path + "\"}\n"), "r.yaml");
   }
 
   std::string key_of(const std::string& content) const {
@@ -41,7 +41,7 @@ class HmacKey : public ::testing::Test {
 };
 
 TEST_F(HmacKey, IsTheFileWithoutItsLastLineFeed) {
-  EXPECT_EQ(read_hmac_key(parse_recipe(kLeastRecipe, "r.yaml")), "");
+  EXPECT_EQ(read_hmac_key(parse_recipe(kMinRecipe, "r.yaml")), "");
   EXPECT_EQ(key_of("0123456789abcdef\n"), "0123456789abcdef");
   EXPECT_EQ(key_of("0123456789abcde\n\n"), "0123456789abcde\n");
   const std::string longest(4096, 'k');

@@ -25,10 +25,10 @@ void change(torch::nn::Module& module, int step) {
   }
 }
 
-TEST(WeightAverage, IsTheSumThatItsFormulaSays) {
+TEST(EmaWeights, IsTheSumThatItsFormulaSays) {
   torch::manual_seed(1);
   torch::nn::Linear linear(3, 2);
-  WeightAverage average(*linear, 0.75);
+  EmaWeights average(*linear, 0.75);
   EXPECT_FALSE(average.has_begun());
   const auto before = linear->weight.detach().clone();
   average.begin();
@@ -44,10 +44,10 @@ TEST(WeightAverage, IsTheSumThatItsFormulaSays) {
   EXPECT_FALSE(at::allclose(linear->weight, before, 1e-2, 1e-2));
 }
 
-TEST(WeightAverage, ComesBackToTheBitWhenItIsSwappedTwice) {
+TEST(EmaWeights, ComesBackToTheBitWhenItIsSwappedTwice) {
   torch::manual_seed(2);
   torch::nn::Linear linear(3, 2);
-  WeightAverage average(*linear, 0.9);
+  EmaWeights average(*linear, 0.9);
   average.begin();
   change(*linear, 0);
   average.update();
@@ -61,10 +61,10 @@ TEST(WeightAverage, ComesBackToTheBitWhenItIsSwappedTwice) {
   EXPECT_TRUE(at::equal(linear->weight, averaged));
 }
 
-TEST(WeightAverage, LeavesFrozenParametersOut) {
+TEST(EmaWeights, LeavesFrozenParametersOut) {
   torch::nn::Linear linear(3, 2);
   linear->bias.requires_grad_(false);
-  WeightAverage average(*linear, 0.9);
+  EmaWeights average(*linear, 0.9);
   average.begin();
   const auto bias = linear->bias.detach().clone();
   change(*linear, 0);
@@ -75,10 +75,10 @@ TEST(WeightAverage, LeavesFrozenParametersOut) {
   EXPECT_FALSE(at::equal(bias, changed));
 }
 
-TEST(WeightAverage, AveragesATiedParameterOnce) {
+TEST(EmaWeights, AveragesATiedParameterOnce) {
   test::run_ranks(1, [&](test::RankContext& self) {
     TiedImpl tied;
-    WeightAverage average(tied, 0.5);
+    EmaWeights average(tied, 0.5);
     average.begin();
     const auto before = tied.embedding.detach().clone();
     {

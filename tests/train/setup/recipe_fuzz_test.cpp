@@ -40,8 +40,8 @@ bool survives(const std::string& text, const std::string& override_text) {
 TEST(RecipeFuzz, MutatedRecipesAreLoadedOrRefused) {
   const std::vector<std::string> seeds = {
       read_text(WEFT_SOURCE_DIR "/recipes/quickstart.yaml"),
-      least_and("mesh: {dp: 2, tp: 2}\nseed: 1\n"),
-      least_and("train:\n  steps: 3\noptimizer: {lr: 1}\n")};
+      min_and("mesh: {dp: 2, tp: 2}\nseed: 1\n"),
+      min_and("train:\n  steps: 3\noptimizer: {lr: 1}\n")};
   const char* wanted = std::getenv("WEFT_FUZZ_RUNS");
   const int64_t runs = wanted == nullptr ? 4000 : std::atoll(wanted);
   RecipeMutator mutator(/*seed=*/1);

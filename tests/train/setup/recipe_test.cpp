@@ -28,11 +28,11 @@ std::string recipe_refusal(
 }
 
 Recipe with(const Overrides& overrides) {
-  return parse_recipe(kLeastRecipe, "r.yaml", overrides);
+  return parse_recipe(kMinRecipe, "r.yaml", overrides);
 }
 
 TEST(Recipe, NeedsOnlyModelAndData) {
-  const Recipe recipe = parse_recipe(kLeastRecipe, "folder/tiny.yaml");
+  const Recipe recipe = parse_recipe(kMinRecipe, "folder/tiny.yaml");
   EXPECT_EQ(recipe.name, "tiny");
   EXPECT_EQ(recipe.model.dim, 64);
   EXPECT_EQ(recipe.data.paths, (std::vector<std::string>{"text.txt"}));
@@ -224,7 +224,7 @@ TEST(Recipe, NamesTheKeyThatIsMissing) {
       recipe_refusal("model: {dim: 64, layers: 2, heads: 4, ffn_dim: 128}\n"),
       "r.yaml: data.paths: required, but not there");
   EXPECT_THAT(
-      recipe_refusal(std::string(kLeastRecipe), {}, "my recipe.yaml"),
+      recipe_refusal(std::string(kMinRecipe), {}, "my recipe.yaml"),
       HasSubstr("my recipe.yaml: name: \"my recipe\" cannot name a folder"));
 }
 
@@ -276,14 +276,13 @@ TEST(Recipe, RefusesBadOverridesByName) {
        "override mesh.dp=0: mesh.dp: expected -1 or at least 1, at most "
        "16777216, found 0"}};
   for (const BadRecipe& bad : cases) {
-    EXPECT_EQ(
-        recipe_refusal(std::string(kLeastRecipe), {bad.text}), bad.message);
+    EXPECT_EQ(recipe_refusal(std::string(kMinRecipe), {bad.text}), bad.message);
   }
   EXPECT_THAT(
-      recipe_refusal(std::string(kLeastRecipe), {"data.paths=[a"}),
+      recipe_refusal(std::string(kMinRecipe), {"data.paths=[a"}),
       StartsWith("override data.paths=[a: not YAML: "));
   EXPECT_THAT(
-      recipe_refusal(std::string(kLeastRecipe), {"train.x\ny=1"}),
+      recipe_refusal(std::string(kMinRecipe), {"train.x\ny=1"}),
       StartsWith("override train.x y=1: "));
 }
 
@@ -334,7 +333,7 @@ TEST(Recipe, RefusesFilesThatAreNone) {
 
 TEST(Recipe, LoadsAFile) {
   const TempFolder folder;
-  const std::string path = folder.write("run-7.yaml", least_and("seed: 3\n"));
+  const std::string path = folder.write("run-7.yaml", min_and("seed: 3\n"));
   const Overrides overrides = {"train.steps=5"};
   const Recipe recipe = load_recipe(path, overrides);
   EXPECT_EQ(recipe.name, "run-7");

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using Overrides = std::vector<std::string>;
 
 Recipe resolved(int64_t world_size, const Overrides& overrides) {
-  Recipe recipe = parse_recipe(kLeastRecipe, "r.yaml", overrides);
+  Recipe recipe = parse_recipe(kMinRecipe, "r.yaml", overrides);
   validate(recipe, world_size);
   return recipe;
 }
@@ -52,7 +52,7 @@ TEST(Validate, TheMeshIsTheWorld) {
 
 TEST(Validate, NamesTheLineOfTheFile) {
   Recipe recipe = parse_recipe(
-      "mesh: {dp: 1, tp: 3}\n" + std::string(kLeastRecipe), "r.yaml");
+      "mesh: {dp: 1, tp: 3}\n" + std::string(kMinRecipe), "r.yaml");
   EXPECT_EQ(
       message_of<mesh::UsageError>([&] { validate(recipe, 3); }),
       "r.yaml:2:36: model.heads: 4 is not divisible by mesh.tp=3; with 4 heads "
@@ -126,11 +126,12 @@ TEST(Validate, BatchesDivide) {
 TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
   EXPECT_EQ(
       validation_refusal(
-          1, {"train.steps=5", "trace.steps=1", "trace.first=6"}),
-      "override trace.first=6: trace.first: 6 is after the last step, "
+          1, {"train.steps=5", "trace.steps=1", "trace.first_step=6"}),
+      "override trace.first_step=6: trace.first_step: 6 is after the last "
+      "step, "
       "train.steps=5");
   EXPECT_EQ(
-      resolved(1, {"train.steps=5", "trace.steps=9", "trace.first=5"})
+      resolved(1, {"train.steps=5", "trace.steps=9", "trace.first_step=5"})
           .trace.steps,
       9);
   EXPECT_EQ(resolved(1, {"train.steps=1"}).trace.steps, 0) << "off";
@@ -162,8 +163,8 @@ TEST(Validate, OnlyWhatIsWrittenInTheBackgroundIsSlowed) {
       validation_refusal(1, {"checkpoint.checksum=md5"}),
       HasSubstr("checkpoint.checksum: "));
   EXPECT_THAT(
-      validation_refusal(1, {"checkpoint.sync=3"}),
-      HasSubstr("checkpoint.sync: "));
+      validation_refusal(1, {"checkpoint.fsync=3"}),
+      HasSubstr("checkpoint.fsync: "));
 }
 
 TEST(Validate, RulesNeedSomethingToRead) {

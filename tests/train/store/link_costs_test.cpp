@@ -48,14 +48,14 @@ std::vector<LinksConfig> settled(const Recipe& recipe) {
   return links;
 }
 
-TEST(PlannerLinks, TheTableNeedsNoNumbers) {
+TEST(LinkCosts, TheTableNeedsNoNumbers) {
   const TempFolder folder;
   for (const auto& links : settled(recipe_in(folder, ""))) {
     EXPECT_EQ(links, LinksConfig());
   }
 }
 
-TEST(PlannerLinks, MeasuredOnesAreTheSameOnAllRanks) {
+TEST(LinkCosts, MeasuredOnesAreTheSameOnAllRanks) {
   const TempFolder folder;
   const auto all = settled(recipe_in(folder, "cost_model: measure\n"));
   for (const auto& links : all) {
@@ -66,7 +66,7 @@ TEST(PlannerLinks, MeasuredOnesAreTheSameOnAllRanks) {
   }
 }
 
-TEST(PlannerLinks, GivenOnesAreNotMeasured) {
+TEST(LinkCosts, GivenOnesAreNotMeasured) {
   const TempFolder folder;
   const auto all = settled(recipe_in(
       folder,
@@ -79,7 +79,7 @@ TEST(PlannerLinks, GivenOnesAreNotMeasured) {
   }
 }
 
-TEST(PlannerLinks, AResumedRunKeepsWhatWasMeasured) {
+TEST(LinkCosts, AResumedRunKeepsWhatWasMeasured) {
   const TempFolder folder;
   auto recipe = recipe_in(folder, "cost_model: measure\n");
   test::run_ranks(4, [&](test::RankContext& self) {
@@ -88,18 +88,20 @@ TEST(PlannerLinks, AResumedRunKeepsWhatWasMeasured) {
   const auto written =
       parse_recipe(read_text(folder / "run/recipe.yaml"), "recipe.yaml").links;
   EXPECT_GT(written.tp_bandwidth_gb_s, 0);
-  EXPECT_EQ(with_earlier_links(recipe, /*fresh=*/false).links, written);
-  EXPECT_EQ(with_earlier_links(recipe, /*fresh=*/true).links, LinksConfig());
+  EXPECT_EQ(with_resumed_link_costs(recipe, /*fresh=*/false).links, written);
+  EXPECT_EQ(
+      with_resumed_link_costs(recipe, /*fresh=*/true).links, LinksConfig());
   auto other_mesh = recipe;
   other_mesh.mesh = {4, 1};
   EXPECT_EQ(
-      with_earlier_links(other_mesh, /*fresh=*/false).links, LinksConfig());
+      with_resumed_link_costs(other_mesh, /*fresh=*/false).links,
+      LinksConfig());
   auto by_table = recipe;
   by_table.cost_model = "default";
-  EXPECT_EQ(with_earlier_links(by_table, /*fresh=*/false).links, written);
+  EXPECT_EQ(with_resumed_link_costs(by_table, /*fresh=*/false).links, written);
 }
 
-TEST(PlannerLinks, ALatencyAloneIsRefused) {
+TEST(LinkCosts, ALatencyAloneIsRefused) {
   const TempFolder folder;
   EXPECT_EQ(
       message_of<mesh::UsageError>(
@@ -113,7 +115,7 @@ TEST(PlannerLinks, ALatencyAloneIsRefused) {
       "Give both, or leave both to cost_model");
 }
 
-TEST(PlannerLinks, AMeshDimOfOneRankHasNone) {
+TEST(LinkCosts, AMeshDimOfOneRankHasNone) {
   const TempFolder folder;
   auto recipe = recipe_in(folder, "cost_model: measure\n");
   recipe.mesh = {1, 4};

@@ -92,8 +92,9 @@ TEST(OpSpans, HoldForwardAndBackwardOfTheirThreadAlone) {
   EXPECT_STREQ(by_name["SinBackward0"].category, "backward");
 }
 
-mesh::LedgerEntry entry(const char* name, int64_t start_ns, int64_t end_ns) {
-  mesh::LedgerEntry entry;
+mesh::FlightRecorderEntry
+entry(const char* name, int64_t start_ns, int64_t end_ns) {
+  mesh::FlightRecorderEntry entry;
   entry.op = "all_reduce";
   entry.name = name;
   entry.bytes = 16;
@@ -104,7 +105,7 @@ mesh::LedgerEntry entry(const char* name, int64_t start_ns, int64_t end_ns) {
 
 TEST(RankTrace, CollectivesThatOverlapLieSideBySide) {
   RankTrace trace;
-  const std::vector<mesh::LedgerEntry> entries = {
+  const std::vector<mesh::FlightRecorderEntry> entries = {
       entry("a", 0, 100),
       entry("b", 10, 50),
       entry("", 60, 70),
@@ -191,7 +192,7 @@ Recipe tiny_recipe(const std::string& folder) {
       "mesh: {dp: 2, tp: 2}\n"
       "model: {dim: 16, layers: 2, heads: 2, ffn_dim: 24}\n"
       "data: {paths: [text.txt], sequence_length: 8}\n"
-      "trace: {first: 2, steps: 2}\n",
+      "trace: {first_step: 2, steps: 2}\n",
       "test");
   recipe.output_dir = folder;
   validate(recipe, 4);
@@ -344,7 +345,7 @@ TEST(StepTracer, ARunThatEndsEarlyLeavesWhatThereIs) {
 TEST(StepTracer, SaysThatNothingWasTraced) {
   const TempFolder folder;
   auto recipe = tiny_recipe(folder.path());
-  recipe.trace.first = 9;
+  recipe.trace.first_step = 9;
   test::run_ranks(4, [&](test::RankContext& self) {
     EXPECT_THAT(train(self, recipe, 1), HasSubstr("no step was traced: "));
   });

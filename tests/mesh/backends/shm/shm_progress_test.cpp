@@ -280,7 +280,7 @@ TEST(ShmProgress, PollingIsEnoughToFinish) {
 }
 
 // What this rank started, the others can finish while it does other things.
-TEST(ShmProgress, WhatNobodyWaitsForIsLookedAfter) {
+TEST(ShmProgress, ProgressThreadCompletesUnwaitedWork) {
   std::latch finished(2);
   run_ranks(3, [&](RankContext& self) {
     Communicator group = self.world.group();
@@ -311,10 +311,10 @@ TEST(ShmProgress, ALossIsNoticedWhileAnotherGroupIsWaitedFor) {
       return;
     }
     std::thread waits([&, own = Caller::current()] {
-      const CallFor call_for(own); // as on the other rank
+      const CallerScope call_for(own); // as on the other rank
       EXPECT_NO_THROW(alive.barrier());
     });
-    while (alive.ledger().waiting_since_ns() == 0) {
+    while (alive.flight_recorder().waiting_since_ns() == 0) {
       std::this_thread::yield();
     }
     EXPECT_THAT(
