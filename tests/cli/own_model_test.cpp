@@ -252,8 +252,8 @@ TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
       "override model.options.width.of=64: model.options.width.of: unknown "
       "key; model.options.width is no section; a recipe has name, device, "
       "seed, cost_model, output_dir, mesh, model, tp, ddp, comm, data, train, "
-      "lora, optimizer, lr_schedule, ema, eval, checkpoint, sentinel, log, "
-      "trace, links, communication_budget");
+      "lora, optimizer, lr_schedule, ema, eval, checkpoint, integrity_check, "
+      "straggler_detection, log, trace, links, communication_budget");
 }
 
 TEST(OwnModel, IsRefusedWhereItIsNotLinkedIn) {

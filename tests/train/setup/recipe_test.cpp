@@ -79,7 +79,7 @@ TEST(Recipe, RefusesUnknownAndRepeatedKeysAtTheKey) {
        "r.yaml:1:7: ddp.zzzzzzzz: unknown key; ddp has bucket_cap_mb, "
        "bucket_mode, auto_bucketing, gradient_as_bucket_view, "
        "batched_grad_copy, static_graph, check_for_nan_in_grad, comm_hook, "
-       "power_sgd_rank, power_sgd_start, param_dtype, reduce_dtype"},
+       "power_sgd_rank, power_sgd_start_iter, param_dtype, reduce_dtype"},
       {"model.dim: 64\n",
        "r.yaml:1:1: model.dim: a key has no dots; nest it as `model:` with "
        "`dim:` below"},
