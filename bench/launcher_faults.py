@@ -26,6 +26,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import socket
 import statistics

@@ -6,17 +6,8 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include "cli/bench/checkpoint.h"
-#include "cli/bench/collective.h"
-#include "cli/bench/deferred_memory.h"
-#include "cli/bench/dispatch.h"
-#include "cli/bench/random.h"
-#include "cli/bench/redistribute.h"
-#include "cli/bench/reducer.h"
-#include "cli/bench/save_plan.h"
-#include "cli/bench/startup.h"
-#include "cli/bench/step.h"
-#include "cli/commands.h"
+#include "cli/bench/benches.h"
+#include "cli/program.h"
 #include "mesh/error/error.h"
 
 namespace weft::recipes::cli {

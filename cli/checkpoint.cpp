@@ -13,7 +13,7 @@
 #include "checkpoint/store/store.h"
 #include "checkpoint/verify.h"
 #include "cli/checkpoint_text.h"
-#include "cli/commands.h"
+#include "cli/program.h"
 #include "cli/progress_bar.h"
 #include "mesh/error/error.h"
 

@@ -9,9 +9,9 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "cli/commands.h"
 #include "cli/doctor/checks.h"
 #include "cli/doctor/listeners.h"
+#include "cli/program.h"
 
 namespace weft::recipes::cli {
 namespace {

@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "cli/commands.h"
 #include "cli/inference.h"
 #include "cli/program.h"
 #include "inference/eval_samples.h"

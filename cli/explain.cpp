@@ -12,7 +12,6 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
-#include "cli/commands.h"
 #include "cli/explain/estimate_text.h"
 #include "cli/explain/measured.h"
 #include "cli/explain/step_estimate.h"

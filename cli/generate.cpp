@@ -11,7 +11,6 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "cli/commands.h"
 #include "cli/inference.h"
 #include "cli/program.h"
 #include "inference/generator.h"

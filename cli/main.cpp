@@ -16,7 +16,6 @@
 #include <CLI/CLI.hpp>
 
 #include "base/prepare_process.h"
-#include "cli/commands.h"
 #include "cli/failure.h"
 #include "cli/program.h"
 #include "cli/usage.h"

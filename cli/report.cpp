@@ -5,7 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/commands.h"
+#include "cli/program.h"
 #include "train/report/report.h"
 
 namespace weft::recipes::cli {

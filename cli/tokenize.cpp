@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include "cli/commands.h"
+#include "cli/program.h"
 #include "data/tokenize.h"
 #include "data/tokenize_bar.h"
 

@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
-#include "cli/commands.h"
 #include "cli/program.h"
 #include "data/batch_loader.h"
 #include "mesh/bootstrap/env.h"

@@ -186,4 +186,23 @@ int64_t BatchLoader::num_heldout_batches(int64_t wanted) const {
   return std::min(wanted, std::max<int64_t>(full, 1));
 }
 
+namespace {
+
+at::Tensor staged(const at::Tensor& tensor, c10::Device device) {
+  return tensor.pin_memory().to(
+      device, tensor.scalar_type(), /*non_blocking=*/true);
+}
+
+} // namespace
+
+Batch to_device(const Batch& batch, c10::Device device) {
+  if (device.is_cpu()) {
+    return batch;
+  }
+  return {
+      .input = staged(batch.input, device),
+      .target = staged(batch.target, device),
+      .first_sample = batch.first_sample};
+}
+
 } // namespace weft::recipes

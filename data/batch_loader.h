@@ -4,9 +4,12 @@
 #include <memory>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 #include "data/dataset.h"
 
 namespace weft::recipes {
+
 struct Recipe;
 
 /// Which part of every global batch a rank takes.
@@ -49,5 +52,10 @@ class BatchLoader {
   std::unique_ptr<Dataset> data_;
   BatchShape shape_;
 };
+
+/// The batch on `device`. To a CUDA device it goes through pinned memory,
+/// behind what this thread's current stream has queued; the host does not wait,
+/// and the pinned memory is used again once the copy is over.
+Batch to_device(const Batch& batch, c10::Device device);
 
 } // namespace weft::recipes

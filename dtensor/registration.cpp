@@ -12,7 +12,7 @@
 #include "dtensor/fused/fused_ops.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/kernels/kernels.h"
-#include "dtensor/kernels/random.h"
+#include "dtensor/kernels/random_ops.h"
 #include "dtensor/kernels/region.h"
 #include "dtensor/ops/special_ops.h"
 #include "dtensor/rules/rule.h"

@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include "base/dotted_pattern.h"
 #include "checkpoint/files/text.h"
 #include "checkpoint/store/store.h"
 #include "checkpoint/tensors/tensor_file.h"
@@ -35,7 +36,7 @@ bool matches_any(
     const std::vector<std::string>& patterns,
     const std::string& key) {
   return std::ranges::any_of(patterns, [&](const std::string& pattern) {
-    return checkpoint::key_matches(pattern, key);
+    return base::matches_dotted(pattern, key);
   });
 }
 
@@ -47,7 +48,7 @@ std::map<std::string, std::string> selected(
     for (const auto& pattern : *patterns) {
       const bool is_used =
           std::ranges::any_of(manifest.tensors, [&](const auto& tensor) {
-            return checkpoint::key_matches(pattern, tensor.first);
+            return base::matches_dotted(pattern, tensor.first);
           });
       if (!is_used) {
         refuse_export(fmt::format(

@@ -14,7 +14,7 @@
 namespace weft::recipes::hub {
 
 struct ExportTensorsOptions {
-  /// Patterns of checkpoint::key_matches(). Only tensors whose key matches one
+  /// Patterns of base::matches_dotted(). Only tensors whose key matches one
   /// of `include` (empty: all do) and none of `exclude`.
   std::vector<std::string> include = {};
   std::vector<std::string> exclude = {};

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "data/batch_staging.h"
+#include "data/batch_loader.h"
 #include "mesh/error/error.h"
 #include "train/setup/loss.h"
 #include "train/trainer.h"

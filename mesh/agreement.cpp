@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/fnv.h"
-#include "mesh/bootstrap/await_count.h"
+#include "mesh/bootstrap/cancellable_store.h"
 #include "mesh/communicator/format.h"
 #include "mesh/error/error.h"
 #include "mesh/error/failure.h"

@@ -5,11 +5,7 @@
 #include <utility>
 
 #include "mesh/error/error.h"
-#include "models/gpt2_plan.h"
-#include "models/llama_plan.h"
-#include "models/mlp_plan.h"
-#include "models/moe_plan.h"
-#include "models/vit_plan.h"
+#include "models/plans.h"
 
 namespace weft::recipes {
 namespace {

@@ -9,7 +9,7 @@
 #include "config/model_options.h"
 #include "config/recipe.h"
 #include "models/model.h"
-#include "models/plan_options.h"
+#include "models/plans.h"
 #include "tp/parallelize_module.h"
 
 namespace weft::recipes {

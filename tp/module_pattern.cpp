@@ -4,40 +4,11 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/dotted_pattern.h"
 #include "base/edit_distance.h"
 
 namespace weft::tp {
 namespace {
-
-bool matches_component(std::string_view pattern, std::string_view text) {
-  if (pattern.empty()) {
-    return text.empty();
-  }
-  if (pattern[0] == '*') {
-    return matches_component(pattern.substr(1), text) ||
-           (!text.empty() && matches_component(pattern, text.substr(1)));
-  }
-  return !text.empty() && (pattern[0] == '?' || pattern[0] == text[0]) &&
-         matches_component(pattern.substr(1), text.substr(1));
-}
-
-std::pair<std::string_view, std::string_view> split_first(
-    std::string_view path) {
-  const auto dot = path.find('.');
-  return dot == std::string_view::npos
-             ? std::pair(path, std::string_view())
-             : std::pair(path.substr(0, dot), path.substr(dot + 1));
-}
-
-std::vector<std::string_view> components_of(std::string_view path) {
-  std::vector<std::string_view> components;
-  while (!path.empty()) {
-    const auto [first, rest] = split_first(path);
-    components.push_back(first);
-    path = rest;
-  }
-  return components;
-}
 
 // A name that a pattern could have been, and how far it is.
 struct Candidate {
@@ -49,14 +20,14 @@ struct Candidate {
 
 // Component by component where there are as many, so that globs stay.
 Candidate candidate(std::string_view pattern, std::string_view path) {
-  const auto written = components_of(pattern);
-  const auto actual = components_of(path);
+  const auto written = base::components_of(pattern);
+  const auto actual = base::components_of(path);
   if (written.size() != actual.size()) {
     return {mesh::edit_distance(pattern, path), std::string(path)};
   }
   Candidate result;
   for (size_t i = 0; i < written.size(); ++i) {
-    const bool fits = matches_component(written[i], actual[i]);
+    const bool fits = base::matches_component(written[i], actual[i]);
     result.distance += fits ? 0 : mesh::edit_distance(written[i], actual[i]);
     result.name += result.name.empty() ? "" : ".";
     result.name += fits ? written[i] : actual[i];
@@ -67,25 +38,7 @@ Candidate candidate(std::string_view pattern, std::string_view path) {
 } // namespace
 
 bool matches(std::string_view pattern, std::string_view path) {
-  if (pattern.empty()) {
-    return path.empty();
-  }
-  const auto [head, tail] = split_first(pattern);
-  if (head == "**") {
-    for (auto rest = path;; rest = split_first(rest).second) {
-      if (matches(tail, rest)) {
-        return true;
-      }
-      if (rest.empty()) {
-        return false;
-      }
-    }
-  }
-  if (path.empty()) {
-    return false;
-  }
-  const auto [first, rest] = split_first(path);
-  return matches_component(head, first) && matches(tail, rest);
+  return base::matches_dotted(pattern, path);
 }
 
 std::string join_patterns(const std::string& outer, const std::string& inner) {

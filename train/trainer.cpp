@@ -7,7 +7,7 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
-#include "data/batch_staging.h"
+#include "data/batch_loader.h"
 #include "ddp/reducer/local_norms.h"
 #include "dtensor/nn/clip_grad.h"
 #include "dtensor/random/random_state.h"

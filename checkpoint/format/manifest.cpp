@@ -14,7 +14,6 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/json_scan.h"
-#include "checkpoint/format/manifest_format.h"
 #include "checkpoint/format/manifest_rules.h"
 #include "mesh/error/error.h"
 

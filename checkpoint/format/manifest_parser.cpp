@@ -9,7 +9,6 @@
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/json_scan.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest_format.h"
 #include "checkpoint/format/manifest_rules.h"
 
 namespace weft::checkpoint {

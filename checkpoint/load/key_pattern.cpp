@@ -1,80 +1,15 @@
 #include "checkpoint/load/key_pattern.h"
 
+#include <algorithm>
 #include <regex>
 
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "checkpoint/files/text.h"
 
 namespace weft::checkpoint {
-namespace {
-
-// Goes back to the last `*` only: time is the product of both lengths.
-bool part_matches(std::string_view pattern, std::string_view part) {
-  size_t p = 0;
-  size_t k = 0;
-  size_t star = std::string_view::npos;
-  size_t star_at = 0;
-  while (k < part.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      star_at = k;
-    } else if (
-        p < pattern.size() && (pattern[p] == '?' || pattern[p] == part[k])) {
-      ++p;
-      ++k;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      k = ++star_at;
-    } else {
-      return false;
-    }
-  }
-  return pattern.find_first_not_of('*', p) == std::string_view::npos;
-}
-
-std::vector<std::string_view> parts_of(std::string_view text) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const auto dot = text.find('.');
-    parts.push_back(text.substr(0, dot));
-    if (dot == std::string_view::npos) {
-      return parts;
-    }
-    text.remove_prefix(dot + 1);
-  }
-}
-
-} // namespace
-
-// As part_matches(), with parts for characters.
-bool key_matches(std::string_view pattern, std::string_view key) {
-  const auto patterns = parts_of(pattern);
-  const auto parts = parts_of(key);
-  size_t p = 0;
-  size_t k = 0;
-  size_t star = patterns.size();
-  size_t star_at = 0;
-  while (k < parts.size()) {
-    if (p < patterns.size() && patterns[p] == "**") {
-      star = p++;
-      star_at = k;
-    } else if (p < patterns.size() && part_matches(patterns[p], parts[k])) {
-      ++p;
-      ++k;
-    } else if (star != patterns.size()) {
-      p = star + 1;
-      k = ++star_at;
-    } else {
-      return false;
-    }
-  }
-  while (p < patterns.size() && patterns[p] == "**") {
-    ++p;
-  }
-  return p == patterns.size();
-}
-
 struct Renaming::Rule {
   RenameRule text;
   std::regex pattern;
@@ -125,6 +60,53 @@ std::string Renaming::operator()(const std::string& name) const {
         ".");
   }
   return result;
+}
+
+namespace {
+
+constexpr size_t kMaxListed = 5;
+
+std::string first_of(const std::vector<std::string>& entries) {
+  const auto listed = std::min(entries.size(), kMaxListed);
+  auto text = fmt::format(
+      "{}", fmt::join(entries.begin(), entries.begin() + listed, ", "));
+  if (entries.size() > listed) {
+    text += fmt::format(" and {} more", entries.size() - listed);
+  }
+  return text;
+}
+
+std::vector<std::string> quoted(const std::vector<std::string>& keys) {
+  std::vector<std::string> result;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    result.push_back(i < kMaxListed ? in_quotes(keys[i]) : "");
+  }
+  return result;
+}
+
+} // namespace
+
+std::string to_string(const KeyDifferences& differences) {
+  std::vector<std::string> groups;
+  const auto add = [&](const std::vector<std::string>& entries,
+                       std::string_view one,
+                       std::string_view many) {
+    if (!entries.empty()) {
+      groups.push_back(fmt::format(
+          "{} {}: {}",
+          entries.size(),
+          entries.size() == 1 ? one : many,
+          first_of(entries)));
+    }
+  };
+  add(quoted(differences.missing), "tensor is missing", "tensors are missing");
+  add(quoted(differences.unexpected),
+      "tensor is unexpected",
+      "tensors are unexpected");
+  add(differences.mismatched,
+      "tensor has another shape or dtype",
+      "tensors have another shape or dtype");
+  return fmt::format("{}", fmt::join(groups, "; "));
 }
 
 } // namespace weft::checkpoint

@@ -7,12 +7,6 @@
 
 namespace weft::checkpoint {
 
-/// Whether `key` matches `pattern` part by part, parts being what dots
-/// separate: `*` and `?` match within one part, `**` is any number of them.
-/// "model.layers.*.wq.weight", "optimizer.**", "**.bias". As in a
-/// parallelize plan (tp/parallelize_module.h).
-bool key_matches(std::string_view pattern, std::string_view key);
-
 /// Changes names: every match of `pattern`, an ECMAScript regular expression,
 /// becomes `replacement`, in which $1 is the first group. {"^module\\.", ""}
 /// takes a prefix off, {"^", "model."} puts one on.
@@ -38,5 +32,23 @@ class Renaming {
   struct Rule;
   std::vector<Rule> rules_;
 };
+
+/// Where the tensors of two sides do not fit each other.
+struct KeyDifferences {
+  /// Wanted and not there; there and not wanted.
+  std::vector<std::string> missing = {};
+  std::vector<std::string> unexpected = {};
+  /// "\"model.a\" [2] float32 vs [4] float32".
+  std::vector<std::string> mismatched = {};
+
+  bool empty() const {
+    return missing.empty() && unexpected.empty() && mismatched.empty();
+  }
+};
+
+/// "2 tensors are missing: "a", "b"; 1 is unexpected: "c"; 1 has another shape
+/// or dtype: ...": all groups that are not empty, with their numbers and the
+/// first few of each.
+std::string to_string(const KeyDifferences& differences);
 
 } // namespace weft::checkpoint

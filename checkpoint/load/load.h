@@ -43,9 +43,9 @@ struct LoadOptions {
   /// a failed load leaves tensors with some of the values.
   bool all_or_nothing = true;
   Strictness strictness = Strictness::kExact;
-  /// Patterns of key_matches(). Only tensors whose key matches one of `include`
-  /// (empty: all do) and none of `exclude` are loaded; the others are neither
-  /// missing nor unexpected.
+  /// Patterns of base::matches_dotted(). Only tensors whose key matches one of
+  /// `include` (empty: all do) and none of `exclude` are loaded; the others are
+  /// neither missing nor unexpected.
   std::vector<std::string> include = {};
   std::vector<std::string> exclude = {};
   /// From the checkpoint's names to the state's keys, "<part>.<name>". The

@@ -6,10 +6,11 @@
 
 #include <fmt/format.h>
 
+#include "base/dotted_pattern.h"
 #include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/load/convert.h"
-#include "checkpoint/load/key_differences.h"
+#include "checkpoint/load/key_pattern.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -52,7 +53,7 @@ class KeyFilter {
       const std::string& key) {
     bool any = false;
     for (const auto& pattern : patterns) {
-      if (key_matches(pattern, key)) {
+      if (base::matches_dotted(pattern, key)) {
         matched_.insert(pattern);
         any = true;
       }

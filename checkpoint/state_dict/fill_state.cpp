@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/files/text.h"
-#include "checkpoint/load/key_differences.h"
+#include "checkpoint/load/key_pattern.h"
 #include "checkpoint/save/held_shards.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"

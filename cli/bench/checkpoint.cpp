@@ -1,4 +1,4 @@
-#include "cli/bench/checkpoint.h"
+#include "cli/bench/benches.h"
 
 #include <algorithm>
 #include <chrono>
@@ -15,8 +15,7 @@
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/saver.h"
 #include "checkpoint/store/store.h"
-#include "cli/bench/process_memory.h"
-#include "cli/bench/timing.h"
+#include "cli/bench/measure.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "mesh/world.h"

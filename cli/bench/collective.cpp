@@ -1,4 +1,4 @@
-#include "cli/bench/collective.h"
+#include "cli/bench/benches.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench/timing.h"
+#include "cli/bench/measure.h"
 #include "mesh/agreement.h" // c10d::Store, whole
 #include "mesh/bootstrap/rendezvous.h"
 #include "mesh/error/error.h"

@@ -1,9 +1,9 @@
-#include "cli/bench/deferred_memory.h"
+#include "cli/bench/benches.h"
 
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench/process_memory.h"
+#include "cli/bench/measure.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/device_mesh.h"

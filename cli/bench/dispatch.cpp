@@ -1,4 +1,4 @@
-#include "cli/bench/dispatch.h"
+#include "cli/bench/benches.h"
 
 #include <cmath>
 #include <string>
@@ -8,7 +8,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench/timing.h"
+#include "cli/bench/measure.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "mesh/world.h"

@@ -1,4 +1,4 @@
-#include "cli/bench/random.h"
+#include "cli/bench/benches.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench/timing.h"
+#include "cli/bench/measure.h"
 #include "dtensor/random/random_state.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/world.h"

@@ -1,4 +1,4 @@
-#include "cli/bench/redistribute.h"
+#include "cli/bench/benches.h"
 
 #include <cmath>
 #include <utility>
@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench/timing.h"
+#include "cli/bench/measure.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"

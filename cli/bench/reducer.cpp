@@ -1,11 +1,11 @@
-#include "cli/bench/reducer.h"
+#include "cli/bench/benches.h"
 
 #include <cmath>
 
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench/timing.h"
+#include "cli/bench/measure.h"
 #include "ddp/distributed_data_parallel.h"
 #include "mesh/world.h"
 

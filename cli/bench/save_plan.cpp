@@ -1,4 +1,4 @@
-#include "cli/bench/save_plan.h"
+#include "cli/bench/benches.h"
 
 #include <algorithm>
 #include <chrono>
@@ -15,7 +15,7 @@
 #include "checkpoint/save/rank_report.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/store/store.h"
-#include "cli/bench/process_memory.h"
+#include "cli/bench/measure.h"
 #include "mesh/error/error.h"
 
 namespace weft::recipes::bench {

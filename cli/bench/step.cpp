@@ -1,16 +1,17 @@
-#include "cli/bench/step.h"
+#include "cli/bench/benches.h"
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench/timing.h"
-#include "data/batch_staging.h"
+#include "cli/bench/measure.h"
+#include "data/batch_loader.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/kernels/async_tp.h"
 #include "mesh/bootstrap/env.h"
@@ -326,6 +327,22 @@ std::optional<std::string> run_step(const StepOptions& options) {
       start,
       peak.item<double>(),
       mesh::peak_device_mb(world.device()));
+}
+
+std::optional<std::string> run_startup(StepOptions options) {
+  options.warmup = 0;
+  options.steps = 1;
+  const auto step = run_step(options);
+  if (!step) {
+    return std::nullopt;
+  }
+  const auto all = nlohmann::ordered_json::parse(*step);
+  nlohmann::ordered_json result{{"bench", "startup"}};
+  for (const char* key :
+       {"torch", "dp", "tp", "first_step_s", "start_s", "peak_rss_mb"}) {
+    result[key] = all.at(key);
+  }
+  return result.dump();
 }
 
 } // namespace weft::recipes::bench

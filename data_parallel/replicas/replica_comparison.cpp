@@ -8,9 +8,9 @@
 #include <torch/torch.h>
 
 #include "data_parallel/parameters/module_state.h"
-#include "data_parallel/replicas/gather_numbers.h"
 #include "data_parallel/replicas/tensor_hash.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "mesh/communicator/exchange.h"
 
 namespace weft::ddp {
 namespace {

@@ -4,10 +4,10 @@
 #include <sstream>
 
 #include "data_parallel/parameters/parameter_owners.h"
-#include "data_parallel/replicas/gather_numbers.h"
 #include "data_parallel/replicas/replica_comparison.h"
 #include "data_parallel/replicas/replicas.h"
 #include "data_parallel/replicas/tensor_hash.h"
+#include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

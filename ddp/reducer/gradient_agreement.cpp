@@ -9,7 +9,7 @@
 
 #include <torch/torch.h>
 
-#include "data_parallel/replicas/gather_numbers.h"
+#include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {

@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "data_parallel/replicas/gather_numbers.h"
+#include "mesh/communicator/exchange.h"
 
 namespace weft::ddp {
 namespace {

@@ -15,7 +15,6 @@
 #include "data_parallel/join/join.h"
 #include "data_parallel/parameters/module_state.h"
 #include "ddp/reducer/optimizer_in_backward.h"
-#include "ddp/zero/zero_optimizer_state.h"
 #include "ddp/zero/zero_state.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/scopes/module_call.h"

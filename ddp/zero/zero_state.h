@@ -2,15 +2,18 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
 #include "ddp/zero/zero_bucket.h"
+#include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/nn/state_dict.h"
 #include "mesh/device_mesh.h"
 
@@ -67,6 +70,27 @@ class ZeroStateAccess {
   std::set<const ZeroEntry*> frozen_with_state_;
   /// Numbers that one rank knows, and whether that is this one.
   std::map<std::string, bool> numbers_;
+};
+
+/// What a ZeroRedundancyOptimizer is made of.
+struct ZeroRedundancyOptimizer::State {
+  mesh::DeviceMesh dp;
+  ZeroRedundancyOptimizerOptions options;
+  int64_t cap_bytes;
+  ZeroOptimizerFactory factory;
+  PartPlanner planner;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  /// How many parameters of each group are in buckets.
+  std::vector<size_t> planned = {};
+  std::vector<ZeroBucket> buckets = {};
+  std::function<void()> before_update = {};
+
+  mesh::Communicator group() const { return dp.group(int64_t{0}); }
+  /// Collective: all replicas.
+  void check_agreement(
+      std::vector<std::string> lines,
+      const torch::optim::OptimizerOptions& defaults) const;
+  void wait_for(const torch::nn::Module& module);
 };
 
 } // namespace weft::ddp

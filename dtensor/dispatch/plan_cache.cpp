@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "dtensor/spec/mesh_difference.h"
+#include "dtensor/spec/mesh_arguments.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::dtensor {

@@ -8,7 +8,7 @@
 
 #include "dtensor/kernels/grouped_heads.h"
 #include "dtensor/kernels/kernels.h"
-#include "dtensor/kernels/random.h"
+#include "dtensor/kernels/random_ops.h"
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"

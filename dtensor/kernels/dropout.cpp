@@ -9,7 +9,7 @@
 #include <ATen/ops/feature_dropout_native.h>
 #include <torch/torch.h>
 
-#include "dtensor/kernels/random.h"
+#include "dtensor/kernels/random_ops.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 

@@ -15,7 +15,7 @@
 #include "dtensor/kernels/chunked_matmul.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/linear_backward.h"
-#include "dtensor/kernels/op_layout.h"
+#include "dtensor/kernels/region.h"
 #include "dtensor/scopes/comm_debug.h"
 #include "dtensor/spec/mesh_arguments.h"
 #include "dtensor/tensor/autograd.h"

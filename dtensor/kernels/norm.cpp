@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/kernels/kernels.h"
-#include "dtensor/kernels/op_layout.h"
+#include "dtensor/kernels/region.h"
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"

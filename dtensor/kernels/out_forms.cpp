@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/kernels/kernels.h"
-#include "dtensor/kernels/random.h"
+#include "dtensor/kernels/random_ops.h"
 #include "dtensor/tensor/dtensor.h"
 
 namespace weft::dtensor::kernels {

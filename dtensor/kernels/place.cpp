@@ -2,7 +2,7 @@
 
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/scopes/scopes.h"
-#include "dtensor/spec/mesh_difference.h"
+#include "dtensor/spec/mesh_arguments.h"
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"

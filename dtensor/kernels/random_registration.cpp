@@ -1,7 +1,7 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "dtensor/kernels/random.h"
+#include "dtensor/kernels/random_ops.h"
 #include "dtensor/tensor/dtensor.h"
 
 namespace weft::dtensor::kernels {

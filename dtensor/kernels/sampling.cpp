@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/kernels/kernels.h"
-#include "dtensor/kernels/random.h"
+#include "dtensor/kernels/random_ops.h"
 #include "dtensor/random/random_sampling.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor.h"

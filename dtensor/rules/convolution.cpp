@@ -4,9 +4,9 @@
 
 #include <array>
 
-#include "dtensor/rules/memory_format.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/partial.h"
+#include "dtensor/rules/planes.h"
 #include "dtensor/rules/rule.h"
 
 namespace weft::dtensor {

@@ -1,7 +1,6 @@
 // Pooling: each channel of each sample is alone. Positions overlap and stay
 // whole.
 
-#include "dtensor/rules/memory_format.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/partial.h"
 #include "dtensor/rules/planes.h"

@@ -1,7 +1,6 @@
 // Other sizes of planes, and other places in them: upsampling, grid sampling,
 // pads, patches, and channels that become positions.
 
-#include "dtensor/rules/memory_format.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/partial.h"
 #include "dtensor/rules/planes.h"

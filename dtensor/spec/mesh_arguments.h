@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "dtensor/spec/placement.h"
 #include "mesh/device_mesh.h"
 #include "mesh/error/error.h"
@@ -21,5 +23,19 @@ inline Placements normalized(const Placements& placements, int64_t ndim) {
   }
   return result;
 }
+
+} // namespace weft::dtensor
+
+namespace weft::mesh {
+class DeviceMesh;
+} // namespace weft::mesh
+
+namespace weft::dtensor {
+
+/// "dp=2 vs tp=2", for messages about tensors of two meshes; of two that look
+/// alike also what makes them two.
+std::string describe_meshes(
+    const mesh::DeviceMesh& one,
+    const mesh::DeviceMesh& other);
 
 } // namespace weft::dtensor

@@ -2,7 +2,7 @@
 
 // How the model is cut over the ranks of the mesh dim "tp".
 
-#include "models/plan_options.h"
+#include "models/plans.h"
 #include "tp/parallelize_module.h"
 
 namespace own {

@@ -1,6 +1,7 @@
 #include "launcher/options/command_line.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdlib>
 #include <memory>
@@ -10,7 +11,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include "launcher/options/flag_hint.h"
+#include "base/edit_distance.h"
 #include "launcher/process/error.h"
 
 namespace weft::launcher {
@@ -281,6 +282,51 @@ CommandLine read_command_line(int argc, const char* const* argv) {
   }
   line.command = std::move(arguments.command);
   return line;
+}
+
+namespace {
+
+/// torchrun's flags that mean nothing to a launcher of programs.
+constexpr std::array<std::string_view, 8> kNotApplicable{
+    "-m",
+    "--module",
+    "--run-path",
+    "--start-method",
+    "--event-log-handler",
+    "--logs-specs",
+    "--print-completion",
+    "--use-env"};
+
+} // namespace
+
+std::string nearest_flag(
+    std::string_view flag,
+    const std::vector<std::string>& valid) {
+  // What MPI's launchers call it.
+  if (flag == "-n" || flag == "-np" || flag == "--np") {
+    return "--nproc-per-node";
+  }
+  const auto cost = [&](const std::string& name) {
+    return name.starts_with(flag) ? 0 : mesh::edit_distance(flag, name);
+  };
+  const auto best = std::ranges::min_element(valid, {}, cost);
+  return best == valid.end() ? "--help" : *best;
+}
+
+std::string unknown_flag_message(
+    std::string_view flag,
+    const std::vector<std::string>& valid) {
+  if (std::ranges::find(kNotApplicable, flag) != kNotApplicable.end()) {
+    return fmt::format(
+        "{} does not apply: weftrun starts programs, not Python functions or "
+        "modules. Leave it out (for Python: weftrun -- python3 ...).",
+        flag);
+  }
+  return fmt::format(
+      "unknown flag {}. Did you mean {}? Flags of the program come after its "
+      "name; weftrun --help lists weftrun's.",
+      flag,
+      nearest_flag(flag, valid));
 }
 
 } // namespace weft::launcher

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launcher/options/host_options.h"
@@ -41,5 +42,16 @@ struct CommandLine {
 /// Reads `weftrun [flags] [--] program args...` and the PET_* variables.
 /// Throws: LaunchError on a flag that is unknown, or without its value.
 CommandLine read_command_line(int argc, const char* const* argv);
+
+/// The valid flag that `flag` most likely meant: one that begins with it, else
+/// the one fewest edits away.
+std::string nearest_flag(
+    std::string_view flag,
+    const std::vector<std::string>& valid);
+
+/// One sentence on a flag that weftrun does not have.
+std::string unknown_flag_message(
+    std::string_view flag,
+    const std::vector<std::string>& valid);
 
 } // namespace weft::launcher

@@ -7,7 +7,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "launcher/output/line_buffer.h"
+#include "launcher/output/sink.h"
 #include "launcher/process/error.h"
 
 namespace weft::launcher {

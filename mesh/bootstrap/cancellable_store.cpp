@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <c10/util/StringUtil.h>
-
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "mesh/error/error.h"
 
@@ -85,6 +86,18 @@ c10::intrusive_ptr<c10d::Store> make_cancellable_store(
     std::function<std::string()> cancel_reason) {
   return c10::make_intrusive<CancellableStore>(
       std::move(store), std::move(cancel_reason));
+}
+
+void await_count(
+    c10d::Store& store,
+    const std::string& key,
+    int64_t count,
+    std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (store.add(key, 0) < count &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
 }
 
 } // namespace weft::mesh

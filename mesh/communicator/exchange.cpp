@@ -6,6 +6,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <torch/torch.h>
 
 #include "base/fnv.h"
 #include "mesh/error/error.h"
@@ -143,6 +144,21 @@ std::vector<std::string> all_gather_text(
     texts.emplace_back(data, data + local.numel());
   }
   return texts;
+}
+
+at::Tensor gather_numbers(
+    Communicator& group,
+    const std::vector<int64_t>& own,
+    c10::Device device,
+    std::string_view name) {
+  const auto row = at::tensor(own, at::kLong);
+  if (group.size() == 1 || group.backend() == "fake") {
+    return row.unsqueeze(0);
+  }
+  const auto input = row.to(device);
+  const auto output = at::empty({group.size(), input.numel()}, input.options());
+  group.all_gather(output, input, name).wait();
+  return output.cpu();
 }
 
 } // namespace weft::mesh

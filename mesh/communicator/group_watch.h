@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "mesh/error/group_failure.h"
+#include "mesh/error/failure.h"
 
 namespace weft::mesh {
 

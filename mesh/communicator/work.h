@@ -11,7 +11,7 @@
 #include "mesh/communicator/communicator.h"
 #include "mesh/communicator/flight_recorder.h"
 #include "mesh/error/error.h"
-#include "mesh/error/group_failure.h"
+#include "mesh/error/failure.h"
 
 namespace weft::mesh {
 

@@ -15,4 +15,12 @@ std::string failure_reason(
 /// "300 s", "1.5 s".
 std::string format_seconds(std::chrono::milliseconds duration);
 
+/// Why a group can no longer be used; without a reason, it can.
+struct GroupFailure {
+  std::string reason;
+  /// The ranks called different things: a DisagreementError.
+  bool is_disagreement = false;
+  bool is_timeout = false;
+};
+
 } // namespace weft::mesh

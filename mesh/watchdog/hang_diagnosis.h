@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "mesh/error/group_failure.h"
+#include "mesh/error/failure.h"
 #include "mesh/watchdog/rank_status.h"
 
 namespace weft::mesh {

@@ -9,7 +9,6 @@
 #include "mesh/communicator/format.h"
 #include "mesh/watchdog/hang_diagnosis.h"
 #include "mesh/watchdog/peer_process.h"
-#include "mesh/watchdog/query_reasons.h"
 #include "mesh/watchdog/waits.h"
 #include "mesh/watchdog/watchdog.h"
 

@@ -6,7 +6,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "mesh/bootstrap/await_count.h"
+#include "mesh/bootstrap/cancellable_store.h"
 #include "mesh/error/error.h"
 #include "mesh/watchdog/peer_process.h"
 

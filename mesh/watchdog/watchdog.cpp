@@ -15,7 +15,6 @@
 #include "mesh/watchdog/activity.h"
 #include "mesh/watchdog/flight_files.h"
 #include "mesh/watchdog/peer_process.h"
-#include "mesh/watchdog/query_reasons.h"
 
 namespace weft::mesh {
 namespace {

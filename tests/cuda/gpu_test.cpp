@@ -13,7 +13,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "data/batch_staging.h"
+#include "data/batch_loader.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/random/random.h"
 #include "dtensor/tensor/dtensor.h"

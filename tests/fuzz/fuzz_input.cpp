@@ -13,7 +13,7 @@
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest_format.h"
+#include "checkpoint/format/manifest_rules.h"
 #include "checkpoint/format/tensor_header.h"
 
 namespace weft::test {

@@ -13,8 +13,7 @@
 #include "dtensor/scopes/scopes.h"
 #include "inference/generator.h"
 #include "inference/sampling.h"
-#include "models/gpt2_plan.h"
-#include "models/llama_plan.h"
+#include "models/plans.h"
 #include "tests/models/formula.h"
 #include "tests/support/run_ranks.h"
 

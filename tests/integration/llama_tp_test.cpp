@@ -10,7 +10,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/tensor/dtensor.h"
-#include "models/llama_plan.h"
+#include "models/plans.h"
 #include "tests/integration/traffic.h"
 #include "tests/support/run_ranks.h"
 #include "train/setup/loss.h"

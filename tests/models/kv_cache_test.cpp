@@ -11,9 +11,7 @@
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/tensor/dtensor.h"
-#include "models/gpt2_plan.h"
-#include "models/llama_plan.h"
-#include "models/moe_plan.h"
+#include "models/plans.h"
 #include "tests/models/formula.h"
 #include "tests/support/run_ranks.h"
 

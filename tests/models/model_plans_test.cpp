@@ -12,9 +12,7 @@
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/tensor/dtensor.h"
-#include "models/gpt2_plan.h"
-#include "models/mlp_plan.h"
-#include "models/vit_plan.h"
+#include "models/plans.h"
 #include "tests/models/formula.h"
 #include "tests/support/run_ranks.h"
 

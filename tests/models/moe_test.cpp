@@ -20,7 +20,7 @@
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/communicator/flight_recorder.h"
 #include "models/moe.h"
-#include "models/moe_plan.h"
+#include "models/plans.h"
 #include "tests/models/formula.h"
 #include "tests/support/run_ranks.h"
 #include "train/setup/adamw.h"

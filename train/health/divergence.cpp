@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "train/health/list_ranks.h"
+#include "mesh/communicator/format.h"
 
 namespace weft::recipes {
 namespace {
@@ -13,7 +13,7 @@ std::string describe_memory_corruption(const Divergence& found) {
       "bits of {} changed on {} after step {}{}, when nothing writes there: "
       "memory is to be suspected",
       found.what,
-      list_ranks(found.mismatched_ranks),
+      mesh::ranks_text(found.mismatched_ranks),
       found.step,
       found.is_before_update
           ? fmt::format(", before the update of step {}", found.step + 1)
@@ -28,16 +28,16 @@ std::string describe_vote(const Divergence& found) {
   if (found.mismatched_ranks.empty()) {
     return fmt::format(
         "{} have different bits of {} {}. None of them are in the majority",
-        list_ranks(found.tied_ranks),
+        mesh::ranks_text(found.tied_ranks),
         found.what,
         when);
   }
   return fmt::format(
       "{} {} other bits of {} than {} {}",
-      list_ranks(found.mismatched_ranks),
+      mesh::ranks_text(found.mismatched_ranks),
       found.mismatched_ranks.size() == 1 ? "has" : "have",
       found.what,
-      list_ranks(found.majority_ranks),
+      mesh::ranks_text(found.majority_ranks),
       when);
 }
 
@@ -52,7 +52,7 @@ std::string describe(const Divergence& found) {
         *found.largest);
   }
   if (!found.nan_ranks.empty()) {
-    text += fmt::format(", with NaNs on {}", list_ranks(found.nan_ranks));
+    text += fmt::format(", with NaNs on {}", mesh::ranks_text(found.nan_ranks));
   }
   return text + ".";
 }
@@ -110,18 +110,18 @@ std::string describe_replay(
             ? fmt::format(
                   "each rank now has other bits of {} than any of {} had",
                   record.what,
-                  list_ranks(record.tied_ranks))
+                  mesh::ranks_text(record.tied_ranks))
             : fmt::format("the bits of {} differ again", record.what));
   }
   return fmt::format(
       "sentinel: step {} is done again, and {} {} the bits of {} that {} had: "
       "what {} had when the last run stopped was wrong",
       record.step,
-      list_ranks(right),
+      mesh::ranks_text(right),
       right.size() == 1 ? "has" : "have",
       record.what,
       right.size() == 1 ? "it" : "they",
-      list_ranks(wrong));
+      mesh::ranks_text(wrong));
 }
 
 } // namespace weft::recipes

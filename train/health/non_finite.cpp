@@ -14,8 +14,8 @@
 #include "data_parallel/parameters/module_state.h"
 #include "ddp/reducer/local_norms.h"
 #include "mesh/communicator/exchange.h"
+#include "mesh/communicator/format.h"
 #include "mesh/error/error.h"
-#include "train/health/list_ranks.h"
 
 namespace weft::recipes {
 namespace {
@@ -256,7 +256,7 @@ std::string explain_non_finite(const std::vector<NonFiniteFinding>& findings) {
       ranks.push_back(static_cast<int64_t>(rank));
     }
   }
-  return fmt::format("{} on {}", first.what, list_ranks(ranks));
+  return fmt::format("{} on {}", first.what, mesh::ranks_text(ranks));
 }
 
 std::string explain_non_finite(

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/dotted_pattern.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/store/store.h"
 #include "dtensor/nn/state_dict.h"
@@ -167,7 +168,7 @@ std::vector<std::string> model_patterns(
   for (const auto& pattern : patterns) {
     result.push_back(kModelPrefix + pattern);
     if (std::ranges::none_of(keys, [&](const std::string& each) {
-          return checkpoint::key_matches(result.back(), each);
+          return base::matches_dotted(result.back(), each);
         })) {
       refuse(
           recipe,

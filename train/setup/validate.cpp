@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "mesh/error/error.h"
-#include "train/setup/validate_model.h"
 
 namespace weft::recipes {
 namespace {

@@ -21,4 +21,9 @@ std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe);
 /// How many micro-batches a validated recipe adds up for one step.
 int64_t accumulation_steps(const Recipe& recipe);
 
+/// Checks the keys of `model` against each other, the data's type and the mesh,
+/// which has no -1 any more, and fills in what they leave open.
+/// Throws: mesh::UsageError at the offending key, with both numbers.
+void resolve_model(Recipe& recipe);
+
 } // namespace weft::recipes

@@ -1,4 +1,4 @@
-#include "train/setup/validate_model.h"
+#include "train/setup/validate.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -9,7 +9,7 @@
 
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest_format.h"
+#include "checkpoint/format/manifest_rules.h"
 #include "tests/checkpoint/sample.h"
 
 namespace weft::test {

@@ -10,7 +10,7 @@
 #include "checkpoint/files/limits.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/hash.h"
-#include "checkpoint/format/manifest_format.h"
+#include "checkpoint/format/manifest_rules.h"
 #include "checkpoint/store/store.h"
 #include "checkpoint/verify.h"
 #include "mesh/error/error.h"

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "base/dotted_pattern.h"
 #include "checkpoint/files/error.h"
 #include "checkpoint/load/convert.h"
 #include "checkpoint/save/saver.h"
@@ -58,7 +59,7 @@ TEST(KeyPatterns, MatchPartByPart) {
            {"**.bias", "bias"},
            {"**.a.**.w", "m.a.a.w"},
            {"model.*attn*.w", "model.self_attn_2.w"}}) {
-    EXPECT_TRUE(key_matches(pattern, key)) << pattern << " " << key;
+    EXPECT_TRUE(base::matches_dotted(pattern, key)) << pattern << " " << key;
   }
   for (const auto& [pattern, key] :
        std::vector<std::pair<std::string, std::string>>{
@@ -69,7 +70,7 @@ TEST(KeyPatterns, MatchPartByPart) {
            {"**.bias", "a.bias.x"},
            {"model.?", "model.ab"},
            {"", "a"}}) {
-    EXPECT_FALSE(key_matches(pattern, key)) << pattern << " " << key;
+    EXPECT_FALSE(base::matches_dotted(pattern, key)) << pattern << " " << key;
   }
 }
 

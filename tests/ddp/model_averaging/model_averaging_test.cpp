@@ -12,7 +12,6 @@
 #include "ddp/model_averaging/average_parameters.h"
 #include "ddp/model_averaging/averagers.h"
 #include "ddp/model_averaging/post_local_sgd_optimizer.h"
-#include "ddp/model_averaging/subgroups.h"
 #include "dtensor/tensor/dtensor.h"
 #include "tests/ddp/models.h"
 #include "tests/ddp/oracle/oracle.h"

@@ -12,7 +12,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench/timing.h"
+#include "cli/bench/measure.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "dtensor/scopes/module_call.h"

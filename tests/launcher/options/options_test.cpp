@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/options/flag_hint.h"
+#include "launcher/options/command_line.h"
 #include "launcher/options/worker_count.h"
 #include "launcher/process/error.h"
 #include "tests/launcher/run_weftrun.h"

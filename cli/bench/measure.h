@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <string>
 #include <vector>
 
 namespace weft::recipes::bench {
@@ -30,6 +33,26 @@ inline double median(std::vector<double> values) {
 /// To a multiple of 1 / `digits`, e.g. 1e2: two decimals.
 inline double rounded(double value, double digits) {
   return std::round(value * digits) / digits;
+}
+
+/// A line of /proc/self/status, "VmRSS" or "VmHWM". Units: bytes; 0 if it has
+/// none of that name.
+inline int64_t status_bytes(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  while (status >> word) {
+    if (word == name + ":") {
+      int64_t kib = 0;
+      status >> kib;
+      return kib * 1024;
+    }
+  }
+  return 0;
+}
+
+/// Makes "VmHWM" what is resident now.
+inline void reset_peak() {
+  std::ofstream("/proc/self/clear_refs") << "5";
 }
 
 } // namespace weft::recipes::bench

@@ -23,7 +23,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench/timing.h"
+#include "cli/bench/measure.h"
 #include "data_parallel/parameters/module_state.h"
 #include "dtensor/scopes/module_call.h"
 #include "mesh/communicator/call.h"

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 
-#include "cli/bench/deferred_memory.h"
+#include "cli/bench/benches.h"
 
 int main() {
   using weft::recipes::bench::measure_deferred_memory;

@@ -1,4 +1,4 @@
-#include "dtensor/spec/mesh_difference.h"
+#include "dtensor/spec/mesh_arguments.h"
 
 #include "mesh/device_mesh.h"
 

@@ -1,6 +1,6 @@
 // Ops that fill a tensor with random numbers: see Note [Random ops].
 
-#include "dtensor/kernels/random.h"
+#include "dtensor/kernels/random_ops.h"
 
 #include <cmath>
 #include <limits>

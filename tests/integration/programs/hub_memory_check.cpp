@@ -13,7 +13,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/files/folder.h"
-#include "cli/bench/process_memory.h"
+#include "cli/bench/measure.h"
 #include "dtensor/tensor/dtensor.h"
 #include "hf/config_json.h"
 #include "hf/tensor_map.h"

@@ -1,0 +1,215 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace weft::recipes::bench {
+
+/// The flags of bench/peer/train_step.py, with its defaults.
+struct StepOptions {
+  int64_t dp = 2;
+  int64_t tp = 2;
+  int64_t dim = 256;
+  int64_t layers = 4;
+  int64_t heads = 8;
+  int64_t kv_heads = 0;
+  int64_t ffn_dim = 0;
+  int64_t seq = 128;
+  int64_t batch = 4;
+  int64_t vocab = 256;
+  int64_t steps = 30;
+  int64_t warmup = 5;
+  int64_t sequence_parallel = 1;
+  int64_t threads = 1;
+  double bucket_mb = 25;
+  /// Every other `join` steps run inside a Join, the rest without; 0: none do.
+  int64_t join = 0;
+  /// So many steps with tp.async off, so many on, so many auto, and again; 0:
+  /// all auto.
+  int64_t async_tp = 0;
+  std::string comm = "auto";
+  std::string device = "cpu";
+  std::string dtype = "float32";
+};
+
+/// Does the peer script's work: random tokens, mean loss, backward, AdamW
+/// without clipping, the loss read each step. On rank 0 returns one line of
+/// JSON with the peer's keys, and how long each phase of the start took;
+/// nothing on the others.
+/// Collective: dp * tp ranks.
+/// Throws: mesh::UsageError if the device cannot be used.
+std::optional<std::string> run_step(const StepOptions& options);
+
+/// Takes one training step and says how long each phase from the launch to the
+/// end of that step took (`start_s`, rank 0's) and all of them together
+/// (`first_step_s`, under the peer's name). A process starts only once: for a
+/// median, launch it again. One line of JSON on rank 0, nothing on others.
+/// Collective: dp * tp ranks.
+/// Throws: mesh::UsageError if the device cannot be used.
+std::optional<std::string> run_startup(StepOptions options);
+
+/// The arguments of bench/peer/checkpoint.py, and what it leaves to defaults.
+struct CheckpointOptions {
+  /// Is made, used and deleted.
+  std::string folder;
+  int64_t mb = 768;
+  int64_t threads = 1;
+};
+
+/// Saves a state of `mb` MiB (parameters and two moments, sharded over half of
+/// the ranks and replicated over the rest), loads it as it lies, loads it cut
+/// along both mesh dims, and saves it in the background. On rank 0 returns one
+/// line of JSON with the peer's keys and more; nothing on the others:
+///   mb: of the state.
+///   save_s, save_nosync_s; load_same_s, load_same_all_or_nothing_s,
+///     load_reshard_s: from a barrier to the next, the best of two.
+///   async_block_first_s, async_block_s: the same of save_async(), which copies
+///     into new memory once and then into what it has.
+///   async_blocked_s: what save_async() itself says, of the slowest rank.
+///   async_total_s: from the call to the commit, the ranks computing meanwhile.
+///   step_s, async_step_s: a product of matrices, with nothing else to do and
+///     while a save is in flight.
+///   save_mb, load_mb, load_reshard_mb: written and read by all ranks together.
+///   save_peak_mb, load_peak_mb, load_all_or_nothing_peak_mb,
+///     load_reshard_peak_mb, async_peak_mb: resident memory beyond the state's,
+///     of the rank with most; async_staging_mb: of that, kept.
+///   raw_write_s, memcpy_s: the disk and memory on one rank, without Weft: the
+///     whole state.
+/// Units: MiB, seconds. Collective: an even number of ranks, or 1.
+std::optional<std::string> run_checkpoint(const CheckpointOptions& options);
+
+struct CollectiveOptions {
+  /// Names of Communicator's methods; empty: all that are measured.
+  std::vector<std::string> ops;
+  /// Bytes of a rank's largest tensor: what all_gather gives, what
+  /// reduce_scatter takes. Empty: 1 KiB to 64 MiB, in steps of four.
+  std::vector<uint64_t> sizes;
+  /// "auto" (every transport in turn), "gloo" or "shm".
+  std::string backend = "auto";
+  /// "float32", "float64", "bfloat16", "float16", "int32" or "int64".
+  std::string dtype = "float32";
+  int64_t rounds = 11;
+};
+
+/// The collectives that are measured.
+const std::vector<std::string>& collective_names();
+
+/// Times collectives over all ranks of the job, on each transport in turn in
+/// the same processes. On rank 0 one line of JSON: for each op and size the
+/// median, least and most microseconds of a call over the rounds, each round
+/// the slowest rank's, and, with both transports, how many times gloo's time
+/// shm's is. Nothing on other ranks.
+/// Collective: all ranks of the job, at least two, of one host.
+/// Throws: mesh::UsageError for one rank, several hosts, or a transport that
+/// cannot be had.
+std::optional<std::string> run_collective(const CollectiveOptions& options);
+
+/// A model of `layers` square linear layers without bias.
+struct DeferredMemoryOptions {
+  int64_t layers = 8;
+  int64_t dim = 8192;
+  int64_t threads = 1;
+};
+
+/// What the rank that grew most needed.
+struct DeferredMemory {
+  int64_t rank = 0;
+  int64_t world_size = 0;
+  int64_t model_bytes = 0;
+  /// One rank's part of the model.
+  int64_t shard_bytes = 0;
+  /// Growth of the process's peak resident memory.
+  int64_t growth_bytes = 0;
+
+  double ratio() const {
+    return static_cast<double>(growth_bytes) / static_cast<double>(shard_bytes);
+  }
+};
+
+/// Builds the model inside DeferredInit, cuts every weight over all ranks,
+/// materializes it, and measures how far the peak of the resident memory rose
+/// above what was there before.
+/// Collective: all ranks of the launched world.
+DeferredMemory measure_deferred_memory(const DeferredMemoryOptions& options);
+
+/// The same as one line of JSON on rank 0, nothing on the others.
+/// Collective: all ranks of the launched world.
+std::optional<std::string> run_deferred_memory(
+    const DeferredMemoryOptions& options);
+
+/// Times ops on small DTensors against the same ops on plain tensors, in turn,
+/// on one thread: `<op>_local_us` and `<op>_dtensor_us`, medians in
+/// microseconds, under the names that bench/peer/dispatch.py uses. One line of
+/// JSON. `only` leaves out all but one, e.g. "mm_grad", for a profiler.
+std::string run_dispatch(const std::string& only = {});
+
+/// Times random ops on DTensors, whose numbers do not depend on the mesh,
+/// against libtorch's generator filling as many elements of a plain tensor, in
+/// turn, on one thread: `<op>_local_us`, `<op>_dtensor_us`, medians in
+/// microseconds. One line of JSON.
+std::string run_random();
+
+/// Times redistributions of 1 MB and 64 MB over all ranks of the job:
+/// `<from>_to_<to>_<size>mb_us`, medians in microseconds, under the names that
+/// bench/peer/redistribute.py uses. One line of JSON on rank 0, nothing on
+/// others.
+/// Collective: all ranks of the job.
+std::optional<std::string> run_redistribute();
+
+/// The flags of bench/peer/reducer.py, with its defaults.
+struct ReducerOptions {
+  /// Of the square linear layers, each of which has a weight and a bias.
+  std::vector<int64_t> widths{64, 256};
+  int64_t layers = 100;
+  int64_t batch = 32;
+  int64_t rounds = 60;
+  int64_t warmup = 10;
+  int64_t threads = 1;
+  double bucket_mb = 25;
+  /// zero_grad() keeps the gradients' memory instead of giving it up, which is
+  /// its default.
+  bool keep_gradients = false;
+};
+
+/// Times backward of a stack of linear layers with DDP over all ranks against
+/// plain backward of the same model, in turn: `w<width>_plain_ms` and
+/// `w<width>_ddp_ms`, medians, and `w<width>_ratio`, the median of each round's
+/// ratio. One line of JSON on rank 0; nothing on the others.
+/// Collective: all ranks of the job.
+std::optional<std::string> run_reducer(const ReducerOptions& options);
+
+/// A Llama's shape, and the mesh it is imagined on; by default 405 billion
+/// parameters on 16,384 ranks.
+struct SavePlanOptions {
+  int64_t ranks = 16384;
+  int64_t dp = 2048;
+  int64_t tp = 8;
+  /// The moments are cut over so many data-parallel ranks; 1: not at all.
+  int64_t zero = 1;
+  int64_t layers = 126;
+  int64_t dim = 16384;
+  int64_t ffn_dim = 53248;
+  int64_t heads = 128;
+  int64_t kv_heads = 8;
+  int64_t vocab = 128256;
+  /// Where the manifest is written; empty: the system's temporary folder.
+  std::string folder = {};
+};
+
+/// Plans the save of a Llama's parameters, both moments and step counts on
+/// ranks that are imagined, and merges what all of them would report into a
+/// manifest, in one process. Returns one line of JSON:
+///   tensors, state_gb.
+///   plan_first_s: one rank's plan, its own part of it, and the hash by which
+///     ranks compare what they save; plan_cached_s: the same at the next save.
+///   rank_bytes_max, rank_bytes_mean: of tensors that a rank writes, over all.
+///   report_bytes_max, report_bytes_sum: what ranks send to the first.
+///   merge_s: what the first rank makes of that; manifest_s: check and write;
+///     manifest_mb, chunks.
+///   peak_mb: of this process, which holds all reports at once as rank 0 does.
+/// Throws: mesh::UsageError if the numbers do not fit.
+std::optional<std::string> run_save_plan(const SavePlanOptions& options);
+
+} // namespace weft::recipes::bench
