@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace weft::mesh {
+namespace weft::base {
 
 /// Insertions, deletions, replacements and swaps of neighbours that turn `a`
 /// into `b`; the longer one's size where one has more than 64 characters.
@@ -36,4 +36,4 @@ inline int64_t edit_distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
-} // namespace weft::mesh
+} // namespace weft::base

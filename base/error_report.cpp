@@ -10,7 +10,7 @@
 
 #include "base/safe_writer.h"
 
-namespace weft::mesh {
+namespace weft::base {
 namespace {
 
 constexpr int64_t kNanoseconds = 1'000'000'000;
@@ -58,4 +58,4 @@ bool write_error_file(const char* path, const ErrorRecord& record) {
   return close(fd) == 0 && rename(part.data(), path) == 0;
 }
 
-} // namespace weft::mesh
+} // namespace weft::base

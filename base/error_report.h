@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace weft::mesh {
+namespace weft::base {
 
 /// Why a process fails, for the file that its launcher names in
 /// TORCHELASTIC_ERROR_FILE.
@@ -28,4 +28,4 @@ int64_t error_time_ns();
 /// Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
 bool write_error_file(const char* path, const ErrorRecord& record);
 
-} // namespace weft::mesh
+} // namespace weft::base

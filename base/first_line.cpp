@@ -2,7 +2,7 @@
 
 #include <fstream>
 
-namespace weft::launcher {
+namespace weft::base {
 
 std::optional<std::string> first_line(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -10,4 +10,4 @@ std::optional<std::string> first_line(const std::filesystem::path& path) {
   return std::getline(file, line) ? std::optional(line) : std::nullopt;
 }
 
-} // namespace weft::launcher
+} // namespace weft::base

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace weft::mesh {
+namespace weft::base {
 
 inline constexpr uint64_t kFnvBasis = 0xcbf29ce484222325;
 
@@ -24,4 +24,4 @@ inline constexpr uint64_t fnv1a(
   return hash;
 }
 
-} // namespace weft::mesh
+} // namespace weft::base

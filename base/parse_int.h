@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-namespace weft::launcher {
+namespace weft::base {
 
 /// The whole number that `text` begins with, whatever follows it.
 template <typename T>
@@ -30,4 +30,4 @@ std::optional<T> parse_int(
              : std::nullopt;
 }
 
-} // namespace weft::launcher
+} // namespace weft::base

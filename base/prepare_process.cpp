@@ -8,7 +8,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-namespace weft::mesh {
+namespace weft::base {
 namespace {
 
 void open_standard_streams() {
@@ -44,4 +44,4 @@ void prepare_process() {
   report_file_size_limit_as_error();
 }
 
-} // namespace weft::mesh
+} // namespace weft::base

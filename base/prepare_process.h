@@ -3,7 +3,7 @@
 // What programs do before they open anything, so that what their parent left
 // does no harm. Needs no libtorch.
 
-namespace weft::mesh {
+namespace weft::base {
 
 /// Opens /dev/null in place of standard streams that are closed (`<&- >&-`):
 /// the next file that is opened would take it, and be written what is printed.
@@ -19,4 +19,4 @@ inline constexpr const char* kWorkingDirectoryRemoved =
 /// May be called before libtorch is initialised.
 bool is_working_directory_removed();
 
-} // namespace weft::mesh
+} // namespace weft::base

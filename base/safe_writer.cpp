@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-namespace weft::mesh {
+namespace weft::base {
 namespace {
 
 constexpr std::string_view kDigits = "0123456789abcdef";
@@ -140,4 +140,4 @@ void SafeWriter::put_escaped(std::string_view text) {
   }
 }
 
-} // namespace weft::mesh
+} // namespace weft::base

@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-namespace weft::mesh {
+namespace weft::base {
 
 /// A number as SafeWriter prints it.
 struct Decimal {
@@ -51,4 +51,4 @@ class SafeWriter {
   std::span<char> buffer_;
 };
 
-} // namespace weft::mesh
+} // namespace weft::base

@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-namespace weft::launcher {
+namespace weft::base {
 
 /// Owns a file descriptor.
 class UniqueFd {
@@ -31,4 +31,4 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-} // namespace weft::launcher
+} // namespace weft::base

@@ -10,7 +10,7 @@
 
 #include <sched.h>
 
-namespace weft::mesh {
+namespace weft::base {
 namespace {
 
 namespace fs = std::filesystem;
@@ -164,4 +164,4 @@ int64_t usable_cores(const fs::path& root) {
   return count_cores({current_core_share(root)});
 }
 
-} // namespace weft::mesh
+} // namespace weft::base

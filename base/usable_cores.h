@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace weft::mesh {
+namespace weft::base {
 
 /// What a process may compute with. Needs no libtorch: weftrun counts with it.
 struct CoreShare {
@@ -34,4 +34,4 @@ int64_t count_cores(const std::vector<CoreShare>& shares);
 /// groups' quotas of processor time (cgroup v1 and v2) allow; at least 1.
 int64_t usable_cores(const std::filesystem::path& root = "/");
 
-} // namespace weft::mesh
+} // namespace weft::base

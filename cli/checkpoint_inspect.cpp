@@ -132,7 +132,7 @@ void print_tensor(
   std::string nearest;
   auto least = static_cast<int64_t>(name.size() / 3 + 1);
   for (const auto& [known, tensor] : manifest.tensors) {
-    const auto distance = edit_distance(name, known);
+    const auto distance = base::edit_distance(name, known);
     if (distance <= least) {
       least = distance;
       nearest = known;

@@ -31,11 +31,11 @@ std::string rank() {
 void leave_error_file(mesh::ExitCode code, const std::string& sentence) {
   const auto path = mesh::env::get("TORCHELASTIC_ERROR_FILE");
   if (path) {
-    mesh::write_error_file(
+    base::write_error_file(
         path->c_str(),
         {.code = static_cast<int>(code),
          .rank = std::atoll(rank().c_str()),
-         .time_ns = mesh::error_time_ns(),
+         .time_ns = base::error_time_ns(),
          .message = sentence,
          .callstack = ""});
   }

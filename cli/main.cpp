@@ -84,11 +84,11 @@ void refuse_removed_working_directory(
     int /*argc*/,
     char** /*argv*/,
     char** /*environment*/) {
-  if (mesh::is_working_directory_removed()) {
+  if (base::is_working_directory_removed()) {
     ::dprintf(
         STDERR_FILENO,
         "ERROR 2 rank=0 op=weft %s\n",
-        mesh::kWorkingDirectoryRemoved);
+        base::kWorkingDirectoryRemoved);
     ::_exit(static_cast<int>(mesh::ExitCode::kUsage));
   }
 }
@@ -102,7 +102,7 @@ void refuse_removed_working_directory(
 } // namespace
 
 int main(int argc, char** argv, ModelTypes models) {
-  mesh::prepare_process();
+  base::prepare_process();
   use_numbers_of_c_locale();
   mesh::install_crash_handler();
   mesh::install_stack_signal();

@@ -49,7 +49,7 @@ bool abbreviates(std::string_view written, std::string_view name) {
 int64_t key_distance(std::string_view written, std::string_view path) {
   constexpr int64_t kNone = 1000;
   const auto limit = static_cast<int64_t>(1 + leaf_of(written).size() / 4);
-  int64_t leaf = edit_distance(leaf_of(written), leaf_of(path));
+  int64_t leaf = base::edit_distance(leaf_of(written), leaf_of(path));
   if (leaf > 1 && abbreviates(leaf_of(written), leaf_of(path))) {
     leaf = 1;
   }

@@ -7,7 +7,7 @@
 
 namespace weft::recipes {
 
-using mesh::edit_distance;
+using base::edit_distance;
 
 /// The one of `names` that a mistyped `word` is likely to be; empty: none.
 template <class Names>
@@ -16,7 +16,7 @@ std::string nearest_name(std::string_view word, const Names& names) {
   int64_t least = kNear + 1;
   std::string nearest;
   for (const std::string_view name : names) {
-    const auto distance = edit_distance(word, name);
+    const auto distance = base::edit_distance(word, name);
     if (distance < least && distance < static_cast<int64_t>(name.size())) {
       least = distance;
       nearest = name;

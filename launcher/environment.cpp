@@ -47,7 +47,7 @@ std::vector<std::string> worker_environment(
   variables["TORCHELASTIC_ERROR_FILE"] = context.error_file;
   variables.try_emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   if (options.worker_count > 1) {
-    const auto threads = mesh::usable_cores() / options.worker_count;
+    const auto threads = base::usable_cores() / options.worker_count;
     variables.try_emplace(
         "OMP_NUM_THREADS", std::to_string(std::max<int64_t>(threads, 1)));
   }

@@ -90,7 +90,7 @@ class Launch {
   int run();
 
  private:
-  UniqueFd make_wake_fd() const;
+  base::UniqueFd make_wake_fd() const;
   /// Waits until `done` (may be empty) or for `limit`, and returns the signal
   /// that came instead, or 0.
   int wait(
@@ -114,11 +114,11 @@ class Launch {
   OrphanReaper guard_;
   Output output_;
   const std::unique_ptr<Rendezvous> rendezvous_;
-  const UniqueFd wake_fd_;
+  const base::UniqueFd wake_fd_;
 };
 
-UniqueFd Launch::make_wake_fd() const {
-  UniqueFd fd(epoll_create1(EPOLL_CLOEXEC));
+base::UniqueFd Launch::make_wake_fd() const {
+  base::UniqueFd fd(epoll_create1(EPOLL_CLOEXEC));
   for (const int source : {signals_.fd(), rendezvous_->fd()}) {
     epoll_event event{};
     event.events = EPOLLIN;

@@ -33,9 +33,9 @@ int fail(const char* sentence) {
 
 int main(int argc, char** argv) {
   const std::string start_time = now();
-  weft::mesh::prepare_process();
-  if (weft::mesh::is_working_directory_removed()) {
-    return fail(weft::mesh::kWorkingDirectoryRemoved);
+  weft::base::prepare_process();
+  if (weft::base::is_working_directory_removed()) {
+    return fail(weft::base::kWorkingDirectoryRemoved);
   }
   try {
     const auto parsed = weft::launcher::parse_command_line(argc, argv);

@@ -34,7 +34,7 @@ std::string digest(std::string_view value) {
       value.size(),
       " bytes, hash ",
       std::hex,
-      fnv1a(value),
+      base::fnv1a(value),
       ")");
 }
 
@@ -210,7 +210,7 @@ std::string hash_of(const std::vector<AgreedValue>& values) {
         value.field.size(), ' ', value.field, value.value.size(), ' ');
     text += value.value;
   }
-  return std::to_string(fnv1a(text));
+  return std::to_string(base::fnv1a(text));
 }
 
 } // namespace

@@ -156,15 +156,15 @@ std::string cores_key(int64_t rank) {
 /// Of the ranks of this host together: one that keeps to cores of its own
 /// leaves the others to the other ranks, and all may share a few.
 int64_t World::State::host_cores() const {
-  std::vector<CoreShare> shares{current_core_share()};
+  std::vector<base::CoreShare> shares{base::current_core_share()};
   const int64_t first = job.rank - job.local_rank;
   for (int64_t local = 0; local < job.local_world_size; ++local) {
     const auto key = cores_key(first + local);
     if (local != job.local_rank && store->check({key})) {
-      shares.push_back(CoreShare::from_text(store->get_to_str(key)));
+      shares.push_back(base::CoreShare::from_text(store->get_to_str(key)));
     }
   }
-  return count_cores(shares);
+  return base::count_cores(shares);
 }
 
 /// Where the others look for this rank's host. What the store says already
@@ -176,7 +176,7 @@ void World::State::publish_domain() const {
         domain_key(job.rank),
         domain.empty() ? detail::concat("rank ", job.rank) : domain);
   }
-  store->set(cores_key(job.rank), current_core_share().to_text());
+  store->set(cores_key(job.rank), base::current_core_share().to_text());
 }
 
 /// Which members share a host: the same on all of them.
@@ -373,7 +373,7 @@ void check_is_first(
 } // namespace
 
 World World::from_env(WorldOptions options) {
-  prepare_process();
+  base::prepare_process();
   check_backend(options.backend);
   set_debug_level_from_env();
   auto state = std::make_shared<State>();

@@ -41,7 +41,7 @@ std::string read_tokenizer_file(const std::string& path) {
 }
 
 std::string content_fingerprint(std::string_view content) {
-  return fmt::format("{:016x}", mesh::fnv1a(content));
+  return fmt::format("{:016x}", base::fnv1a(content));
 }
 
 void check_text(std::string_view text) {

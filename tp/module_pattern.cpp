@@ -23,12 +23,12 @@ Candidate candidate(std::string_view pattern, std::string_view path) {
   const auto written = base::components_of(pattern);
   const auto actual = base::components_of(path);
   if (written.size() != actual.size()) {
-    return {mesh::edit_distance(pattern, path), std::string(path)};
+    return {base::edit_distance(pattern, path), std::string(path)};
   }
   Candidate result;
   for (size_t i = 0; i < written.size(); ++i) {
     const bool fits = base::matches_component(written[i], actual[i]);
-    result.distance += fits ? 0 : mesh::edit_distance(written[i], actual[i]);
+    result.distance += fits ? 0 : base::edit_distance(written[i], actual[i]);
     result.name += result.name.empty() ? "" : ".";
     result.name += fits ? written[i] : actual[i];
   }

@@ -38,7 +38,7 @@ std::string_view name_of_stop(int signal) {
 }
 
 // Async-signal-safe.
-void describe_stop(mesh::SafeWriter& out, int signal) {
+void describe_stop(base::SafeWriter& out, int signal) {
   out << name_of_stop(signal)
       << (stop_state.phase == RunPhase::kStarting
               ? " before the first step: nothing was to be saved, and the same "
@@ -56,21 +56,21 @@ void describe_stop(mesh::SafeWriter& out, int signal) {
   }
   constexpr int kCode = static_cast<int>(mesh::ExitCode::kPreempted);
   std::array<char, 256> text;
-  mesh::SafeWriter message(text);
+  base::SafeWriter message(text);
   describe_stop(message, signal);
   if (stop_state.error_file[0] != '\0') {
-    mesh::write_error_file(
+    base::write_error_file(
         stop_state.error_file.data(),
         {.code = kCode,
          .rank = stop_state.rank,
-         .time_ns = mesh::error_time_ns(),
+         .time_ns = base::error_time_ns(),
          .message = message.view(),
          .callstack = ""});
   }
   if (has_line) {
-    mesh::SafeWriter out(STDERR_FILENO);
-    out << "ERROR " << mesh::Decimal{kCode}
-        << " rank=" << mesh::Decimal{stop_state.rank} << " op=train "
+    base::SafeWriter out(STDERR_FILENO);
+    out << "ERROR " << base::Decimal{kCode}
+        << " rank=" << base::Decimal{stop_state.rank} << " op=train "
         << message.view() << "\n";
   }
   _exit(kCode);

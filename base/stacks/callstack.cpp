@@ -11,7 +11,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-namespace weft::mesh {
+namespace weft::base {
 namespace {
 
 constexpr int kMaxFrames = 64;
@@ -107,4 +107,4 @@ void write_callstack(SafeWriter& out, const void* context) {
   }
 }
 
-} // namespace weft::mesh
+} // namespace weft::base

@@ -5,7 +5,7 @@
 
 #include "base/safe_writer.h"
 
-namespace weft::mesh {
+namespace weft::base {
 
 /// Loads what write_callstack() needs. To be called once, early.
 void prepare_callstack();
@@ -25,4 +25,4 @@ size_t read_program_counter(std::span<void*> frames, const void* context);
 /// a lock of the dynamic loader.
 void write_callstack(SafeWriter& out, const void* context);
 
-} // namespace weft::mesh
+} // namespace weft::base

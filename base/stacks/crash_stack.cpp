@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-namespace weft::mesh {
+namespace weft::base {
 namespace {
 
 constexpr size_t kCrashStackBytes = 256 * 1024;
@@ -71,4 +71,4 @@ void prepare_thread_for_crash() {
   }
 }
 
-} // namespace weft::mesh
+} // namespace weft::base

@@ -12,7 +12,7 @@
 #include <elf.h>
 #include <link.h>
 
-namespace weft::mesh {
+namespace weft::base {
 namespace {
 
 constexpr size_t kMaxSymbolBytes = 100;
@@ -144,4 +144,4 @@ std::string Symbols::describe(const void* address, bool is_return) {
   return known_[inside] = text;
 }
 
-} // namespace weft::mesh
+} // namespace weft::base

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace weft::mesh {
+namespace weft::base {
 
 /// Names of functions of this process, from its dynamic symbols or, where a
 /// program does not export them, from its file. Not thread-safe.
@@ -32,4 +32,4 @@ class Symbols {
   std::map<std::string, Functions> files_;
 };
 
-} // namespace weft::mesh
+} // namespace weft::base

@@ -19,7 +19,7 @@
 
 #include "base/stacks/callstack.h"
 
-namespace weft::mesh {
+namespace weft::base {
 namespace {
 
 using CaptureClock = std::chrono::steady_clock;
@@ -310,4 +310,4 @@ void escape_capture() {
   }
 }
 
-} // namespace weft::mesh
+} // namespace weft::base

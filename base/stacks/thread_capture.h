@@ -6,7 +6,7 @@
 
 #include <sys/types.h>
 
-namespace weft::mesh {
+namespace weft::base {
 
 /// A thread of this process at one moment.
 struct CapturedThread {
@@ -32,4 +32,4 @@ std::vector<CapturedThread> capture_threads(std::chrono::milliseconds limit);
 /// there, and the crash has not been; else returns.
 void escape_capture();
 
-} // namespace weft::mesh
+} // namespace weft::base

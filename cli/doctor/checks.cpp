@@ -89,7 +89,7 @@ Check cpu() {
       fmt::format(
           "{}; {} of {} CPUs to use; NUMA nodes {}; vectors {}",
           value_of("/proc/cpuinfo", "model name"),
-          mesh::usable_cores(),
+          base::usable_cores(),
           sysconf(_SC_NPROCESSORS_ONLN),
           nodes.empty() ? "unknown" : nodes,
           at::get_cpu_capability()),

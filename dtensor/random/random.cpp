@@ -173,7 +173,7 @@ void fill_random(
 } // namespace
 
 uint64_t stream_of(std::string_view name) {
-  return mesh::fnv1a(name);
+  return base::fnv1a(name);
 }
 
 void fill_uniform(

@@ -201,7 +201,7 @@ void check_replicas(const at::Tensor& local, const DTensorSpec& spec) {
 
 int64_t hash_of(const std::string& text) {
   // Its negative is a number too.
-  return static_cast<int64_t>(mesh::fnv1a(text) >> 1);
+  return static_cast<int64_t>(base::fnv1a(text) >> 1);
 }
 
 // Whether all ranks of `mesh` give one text: only a hash travels.

@@ -17,8 +17,8 @@ void turn_on(int fd, int level, int option) {
   setsockopt(fd, level, option, &on, sizeof(on));
 }
 
-UniqueFd open_socket(const Address& address) {
-  return UniqueFd(socket(
+base::UniqueFd open_socket(const Address& address) {
+  return base::UniqueFd(socket(
       address.storage.ss_family,
       SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
       0));
@@ -85,8 +85,8 @@ Address peer_address(int fd) {
   return address;
 }
 
-UniqueFd listen_at(const Address& address) {
-  UniqueFd fd = open_socket(address);
+base::UniqueFd listen_at(const Address& address) {
+  base::UniqueFd fd = open_socket(address);
   turn_on(fd.get(), SOL_SOCKET, SO_REUSEADDR);
   if (!fd || bind(fd.get(), address.get(), address.size) != 0 ||
       listen(fd.get(), SOMAXCONN) != 0) {
@@ -97,8 +97,8 @@ UniqueFd listen_at(const Address& address) {
   return fd;
 }
 
-UniqueFd start_connecting(const Address& address) {
-  UniqueFd fd = open_socket(address);
+base::UniqueFd start_connecting(const Address& address) {
+  base::UniqueFd fd = open_socket(address);
   turn_on(fd.get(), IPPROTO_TCP, TCP_NODELAY);
   if (connect(fd.get(), address.get(), address.size) != 0 &&
       errno != EINPROGRESS) {
@@ -109,8 +109,8 @@ UniqueFd start_connecting(const Address& address) {
   return fd;
 }
 
-UniqueFd accept_one(int listener) {
-  UniqueFd fd(
+base::UniqueFd accept_one(int listener) {
+  base::UniqueFd fd(
       accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (fd) {
     turn_on(fd.get(), IPPROTO_TCP, TCP_NODELAY);

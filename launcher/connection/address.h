@@ -32,11 +32,11 @@ Address own_address(int fd);
 Address peer_address(int fd);
 
 /// A listening socket that does not block; empty, and errno, if that fails.
-UniqueFd listen_at(const Address& address);
+base::UniqueFd listen_at(const Address& address);
 /// A socket that does not block, connecting; empty, and errno, if that fails at
 /// once.
-UniqueFd start_connecting(const Address& address);
+base::UniqueFd start_connecting(const Address& address);
 /// The next connection, not blocking; empty if there is none.
-UniqueFd accept_one(int listener);
+base::UniqueFd accept_one(int listener);
 
 } // namespace weft::launcher

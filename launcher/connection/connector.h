@@ -29,7 +29,7 @@ class Connector {
     ConnectResult result = ConnectResult::kUnreachable;
     /// Of the last error, where there is one.
     std::string why;
-    UniqueFd fd;
+    base::UniqueFd fd;
     Bits256 session{};
   };
   using Done = std::function<void(Outcome)>;
@@ -63,7 +63,7 @@ class Connector {
   ClientHello claim_;
   Bits256 key_;
   Done done_;
-  UniqueFd fd_;
+  base::UniqueFd fd_;
   State state_ = State::kConnecting;
   Bits256 challenge_{};
   std::string answer_;

@@ -31,8 +31,8 @@ class EventLoop {
   void dispatch();
 
  private:
-  UniqueFd epoll_;
-  UniqueFd timer_;
+  base::UniqueFd epoll_;
+  base::UniqueFd timer_;
   std::map<int, std::shared_ptr<Handler>> handlers_;
   std::function<void()> tick_;
 };

@@ -34,7 +34,7 @@ Forwarder::~Forwarder() {
 }
 
 void Forwarder::accept_some() {
-  while (UniqueFd fd = accept_one(listener_.get())) {
+  while (base::UniqueFd fd = accept_one(listener_.get())) {
     calls_.push_back(
         {.local = std::move(fd), .connector = nullptr, .failures = 0});
     connect_to_server(calls_.back());

@@ -31,7 +31,7 @@ class Forwarder {
 
  private:
   struct Call {
-    UniqueFd local;
+    base::UniqueFd local;
     std::unique_ptr<Connector> connector;
     int failures = 0;
   };
@@ -43,7 +43,7 @@ class Forwarder {
   const Address server_address_;
   const ClientHello claim_;
   const Bits256 key_;
-  UniqueFd listener_;
+  base::UniqueFd listener_;
   std::list<Call> calls_;
   std::list<Relay> streams_;
 };

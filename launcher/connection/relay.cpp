@@ -16,7 +16,8 @@ bool is_transient(int error) {
 
 } // namespace
 
-Relay::Relay(EventLoop& loop, UniqueFd one, UniqueFd other) : loop_(loop) {
+Relay::Relay(EventLoop& loop, base::UniqueFd one, base::UniqueFd other)
+    : loop_(loop) {
   ends_[0].fd = std::move(one);
   ends_[1].fd = std::move(other);
   for (const auto& end : ends_) {

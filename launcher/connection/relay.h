@@ -13,7 +13,7 @@ namespace weft::launcher {
 class Relay {
  public:
   /// Lifetime: `loop` outlives this object.
-  Relay(EventLoop& loop, UniqueFd one, UniqueFd other);
+  Relay(EventLoop& loop, base::UniqueFd one, base::UniqueFd other);
   ~Relay();
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
@@ -22,7 +22,7 @@ class Relay {
 
  private:
   struct End {
-    UniqueFd fd;
+    base::UniqueFd fd;
     /// Read here, to be written to the other end.
     std::string pending;
     bool at_end = false;

@@ -18,8 +18,8 @@ constexpr const char* kRecipe =
     "Make one, the same on all hosts: (umask 077; openssl rand -hex 32 > "
     "token)";
 
-UniqueFd open_private(const std::string& path) {
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+base::UniqueFd open_private(const std::string& path) {
+  base::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) {
     throw_errno("--token-file " + path);
   }
@@ -60,7 +60,8 @@ std::string read_token(const std::string& path, int fd) {
   }
   const std::string origin =
       path.empty() ? fmt::format("--token-fd {}", fd) : "--token-file " + path;
-  const UniqueFd input = path.empty() ? UniqueFd(fd) : open_private(path);
+  const base::UniqueFd input =
+      path.empty() ? base::UniqueFd(fd) : open_private(path);
   std::string text(kMax + 2, '\0');
   size_t size = 0;
   for (ssize_t got = 1; got > 0 && size < text.size();) {

@@ -307,7 +307,7 @@ std::string nearest_flag(
     return "--nproc-per-node";
   }
   const auto cost = [&](const std::string& name) {
-    return name.starts_with(flag) ? 0 : mesh::edit_distance(flag, name);
+    return name.starts_with(flag) ? 0 : base::edit_distance(flag, name);
   };
   const auto best = std::ranges::min_element(valid, {}, cost);
   return best == valid.end() ? "--help" : *best;

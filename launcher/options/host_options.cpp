@@ -23,10 +23,11 @@ constexpr int kArrivalPort = 29400;
 
 int node_count(const std::string& nnodes) {
   const size_t colon = nnodes.find(':');
-  const auto least = parse_int(nnodes.substr(0, colon), 1, kMaxHosts);
-  const auto most = colon == std::string::npos
-                        ? least
-                        : parse_int(nnodes.substr(colon + 1), 1, kMaxHosts);
+  const auto least = base::parse_int(nnodes.substr(0, colon), 1, kMaxHosts);
+  const auto most =
+      colon == std::string::npos
+          ? least
+          : base::parse_int(nnodes.substr(colon + 1), 1, kMaxHosts);
   if (!least || !most) {
     throw LaunchError(fmt::format(
         "--nnodes {} is not a number of hosts from 1 to {}, as 2 or 2:2.",
@@ -62,7 +63,7 @@ void read_endpoint(const HostFlags& flags, HostOptions& options) {
     return;
   }
   const std::string port = text.substr(colon + 1);
-  const auto number = parse_int(port, 0, 65535);
+  const auto number = base::parse_int(port, 0, 65535);
   if (!number) {
     throw LaunchError(fmt::format(
         "--rdzv-endpoint {}: '{}' is not a port from 0 to 65535.", text, port));
@@ -98,7 +99,7 @@ bool to_bool(const std::string& key, const std::string& value) {
 
 int whole(const std::string& key, const std::string& value, int least) {
   constexpr int kMax = 1000000;
-  const auto number = parse_int(value, least, kMax);
+  const auto number = base::parse_int(value, least, kMax);
   if (!number) {
     throw LaunchError(fmt::format(
         "--rdzv-conf {}={} is not a whole number from {} to {}.",

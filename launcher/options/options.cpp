@@ -22,7 +22,7 @@ std::vector<int> parse_local_ranks(const std::string& text, int count) {
   std::vector<int> ranks;
   std::istringstream stream(text);
   for (std::string part; std::getline(stream, part, ',');) {
-    const auto rank = parse_int(part, 0, count - 1);
+    const auto rank = base::parse_int(part, 0, count - 1);
     if (!rank) {
       throw LaunchError(fmt::format(
           "--local-ranks-filter {}: '{}' is not a local rank from 0 to {}.",

@@ -22,7 +22,7 @@ StreamSelection StreamSelection::parse(
   };
   StreamSelection selection;
   if (text.find(':') == std::string_view::npos) {
-    const auto streams = parse_int(text, 0, 3);
+    const auto streams = base::parse_int(text, 0, 3);
     if (!streams) {
       throw malformed(text);
     }
@@ -36,8 +36,8 @@ StreamSelection StreamSelection::parse(
     if (colon == std::string_view::npos) {
       throw malformed(part);
     }
-    const auto rank = parse_int<int>(part.substr(0, colon), 0);
-    const auto streams = parse_int(part.substr(colon + 1), 0, 3);
+    const auto rank = base::parse_int<int>(part.substr(0, colon), 0);
+    const auto streams = base::parse_int(part.substr(colon + 1), 0, 3);
     if (!rank || !streams) {
       throw malformed(part);
     }

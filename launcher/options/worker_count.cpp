@@ -17,7 +17,7 @@ namespace {
 constexpr int kMaxWorkers = 4096;
 
 int count_cpus() {
-  return static_cast<int>(mesh::usable_cores());
+  return static_cast<int>(base::usable_cores());
 }
 
 } // namespace
@@ -62,7 +62,7 @@ int worker_count(const std::string& text) {
     }
     return count;
   }
-  const auto count = parse_int(text, 1, kMaxWorkers);
+  const auto count = base::parse_int(text, 1, kMaxWorkers);
   if (!count) {
     throw LaunchError(fmt::format(
         "--nproc-per-node {}: not a number from 1 to {}, and not auto, cpu or "

@@ -20,9 +20,9 @@ constexpr size_t kReadBytes = 1 << 16;
 /// How long a pipe that is held open may delay the end.
 constexpr milliseconds kQuiet{200};
 
-UniqueFd create_file(const std::filesystem::path& path) {
+base::UniqueFd create_file(const std::filesystem::path& path) {
   // O_APPEND: a worker may hand the file on to processes of its own.
-  UniqueFd fd(::open(
+  base::UniqueFd fd(::open(
       path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600));
   if (!fd) {
     throw_errno("log " + path.string());
@@ -30,8 +30,8 @@ UniqueFd create_file(const std::filesystem::path& path) {
   return fd;
 }
 
-UniqueFd open_null(int flags) {
-  UniqueFd fd(::open("/dev/null", flags | O_CLOEXEC));
+base::UniqueFd open_null(int flags) {
+  base::UniqueFd fd(::open("/dev/null", flags | O_CLOEXEC));
   if (!fd) {
     throw_errno("/dev/null");
   }
@@ -70,7 +70,7 @@ struct Output::File {
   explicit File(const std::filesystem::path& path)
       : fd(create_file(path)), sink(fd.get()) {}
 
-  UniqueFd fd;
+  base::UniqueFd fd;
   Sink sink;
 };
 
@@ -95,7 +95,7 @@ struct Output::Pipe {
     return text;
   }
 
-  UniqueFd read_end;
+  base::UniqueFd read_end;
   /// nullptr: not shown.
   Sink* console = nullptr;
   /// With --tee: then only whole lines go to the console and `filtered`.
@@ -173,14 +173,14 @@ std::filesystem::path Output::log_of(int local_rank, int stream) const {
       stream == StreamSelection::kStdout ? "stdout.log" : "stderr.log");
 }
 
-UniqueFd Output::open_pipe(int local_rank, int stream) {
+base::UniqueFd Output::open_pipe(int local_rank, int stream) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
     throw_errno("pipe");
   }
-  UniqueFd write_end(ends[1]);
+  base::UniqueFd write_end(ends[1]);
   auto pipe = std::make_unique<Pipe>();
-  pipe->read_end = UniqueFd(ends[0]);
+  pipe->read_end = base::UniqueFd(ends[0]);
   fcntl(ends[0], F_SETFL, O_NONBLOCK); // our end; the worker's end blocks
   const bool is_error = stream == StreamSelection::kStderr;
   if (shown(local_rank)) {
@@ -308,7 +308,7 @@ LineTail Output::tail(int local_rank) const {
   }
   LineTail tail;
   const auto path = logs_.file(local_rank, "stderr.log");
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   const off_t size = lseek(fd.get(), 0, SEEK_END);
   std::string bytes(kReadBytes, '\0');
   const off_t start = std::max<off_t>(0, size - off_t(bytes.size()));

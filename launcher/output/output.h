@@ -18,9 +18,9 @@ namespace weft::launcher {
 /// What a worker gets as standard streams; without a descriptor it inherits
 /// this process's.
 struct WorkerStreams {
-  UniqueFd input;
-  UniqueFd output;
-  UniqueFd error;
+  base::UniqueFd input;
+  base::UniqueFd output;
+  base::UniqueFd error;
 };
 
 /// Carries the workers' output to the console and to files, without ever
@@ -59,7 +59,7 @@ class Output {
   struct Filtered;
   struct Pipe;
 
-  UniqueFd open_pipe(int local_rank, int stream);
+  base::UniqueFd open_pipe(int local_rank, int stream);
   std::filesystem::path log_of(int local_rank, int stream) const;
   bool shown(int local_rank) const;
   bool any_open() const;

@@ -121,7 +121,7 @@ std::string describe_socket_owner(const std::string& inode) {
         return fmt::format(
             " by process {} ({})",
             process.path().filename().string(),
-            first_line(process.path() / "comm").value_or("?"));
+            base::first_line(process.path() / "comm").value_or("?"));
       }
     }
   }
@@ -148,7 +148,7 @@ std::string describe_port_owner(int port) {
 
 MasterSocket::MasterSocket(const std::string& address, int port) {
   const AddressInfo info = resolve(address, port);
-  fd_ = UniqueFd(socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  fd_ = base::UniqueFd(socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd_) {
     throw_errno("socket");
   }
@@ -177,7 +177,7 @@ MasterSocket::MasterSocket(const std::string& address, int port) {
 }
 
 void MasterSocket::claim() {
-  claim_ = UniqueFd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  claim_ = base::UniqueFd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   const std::string name = claim_name(port_);

@@ -24,8 +24,8 @@ class MasterSocket {
  private:
   void claim();
 
-  UniqueFd fd_;
-  UniqueFd claim_;
+  base::UniqueFd fd_;
+  base::UniqueFd claim_;
   int port_ = 0;
 };
 

@@ -28,7 +28,7 @@ std::optional<int64_t> value_of(const fs::path& path, std::string_view key) {
   for (std::string line; std::getline(file, line);) {
     if (line.size() > key.size() && line.starts_with(key) &&
         line[key.size()] == ' ') {
-      return parse_leading_int<int64_t>(
+      return base::parse_leading_int<int64_t>(
           std::string_view(line).substr(key.size() + 1));
     }
   }
@@ -135,8 +135,8 @@ std::optional<int64_t> memory_limit(const MemoryCgroup& cgroup) {
   const char* name = cgroup.is_v2 ? "memory.max" : "memory.limit_in_bytes";
   std::optional<int64_t> limit;
   for (fs::path folder = cgroup.folder;; folder = folder.parent_path()) {
-    const auto value = parse_leading_int<int64_t>(
-        first_line(folder / name).value_or("")); // none in "max"
+    const auto value = base::parse_leading_int<int64_t>(
+        base::first_line(folder / name).value_or("")); // none in "max"
     if (value && *value < kNoLimit) {
       limit = std::min(*value, limit.value_or(*value));
     }

@@ -46,7 +46,7 @@ class KernelLog {
   bool reports_oom_kill(pid_t pid);
 
  private:
-  UniqueFd fd_;
+  base::UniqueFd fd_;
   std::string text_;
 };
 

@@ -32,9 +32,9 @@ class Topology {
   explicit Topology(const NumaHost& host)
       : allowed_(host.allowed_cpus),
         system_(host.root / "sys" / "devices" / "system") {
-    const auto online = first_line(system_ / "node" / "online");
+    const auto online = base::first_line(system_ / "node" / "online");
     for (const int node : parse_cpu_list(online.value_or(""))) {
-      const auto cpus = first_line(
+      const auto cpus = base::first_line(
           system_ / "node" / fmt::format("node{}", node) / "cpulist");
       nodes_[node] = common(parse_cpu_list(cpus.value_or("")), allowed_);
     }
@@ -48,15 +48,16 @@ class Topology {
   const std::map<int, Cpus>& nodes() const { return nodes_; }
 
   int socket(int cpu) const {
-    const auto text = first_line(of_cpu(cpu) / "topology/physical_package_id");
-    return parse_leading_int<int>(text.value_or("0")).value_or(0);
+    const auto text =
+        base::first_line(of_cpu(cpu) / "topology/physical_package_id");
+    return base::parse_leading_int<int>(text.value_or("0")).value_or(0);
   }
   /// Groups of the CPUs that share a core, by their first one.
   std::map<int, Cpus> cores(const Cpus& cpus) const {
     std::map<int, Cpus> groups;
     for (const int cpu : cpus) {
       const auto text =
-          first_line(of_cpu(cpu) / "topology/thread_siblings_list");
+          base::first_line(of_cpu(cpu) / "topology/thread_siblings_list");
       groups[first_of(text, cpu)].insert(cpu);
     }
     return groups;
@@ -91,14 +92,14 @@ class Topology {
     for (int index = 0;; ++index) {
       const fs::path cache =
           of_cpu(cpu) / "cache" / fmt::format("index{}", index);
-      const auto level = first_line(cache / "level");
+      const auto level = base::first_line(cache / "level");
       if (!level) {
         return shared;
       }
-      if (first_line(cache / "type") != "Instruction" &&
-          parse_leading_int<int>(*level).value_or(0) > highest) {
-        highest = parse_leading_int<int>(*level).value_or(0);
-        shared = first_line(cache / "shared_cpu_list");
+      if (base::first_line(cache / "type") != "Instruction" &&
+          base::parse_leading_int<int>(*level).value_or(0) > highest) {
+        highest = base::parse_leading_int<int>(*level).value_or(0);
+        shared = base::first_line(cache / "shared_cpu_list");
       }
     }
   }
@@ -235,10 +236,10 @@ std::vector<int> device_numa_nodes(const fs::path& root, const char* visible) {
   std::vector<int> nodes;
   for (const auto& address : addresses) {
     const auto text =
-        first_line(root / "sys/bus/pci/devices" / address / "numa_node");
+        base::first_line(root / "sys/bus/pci/devices" / address / "numa_node");
     // -1 where there is one node.
-    nodes.push_back(
-        std::max(0, parse_leading_int<int>(text.value_or("0")).value_or(0)));
+    nodes.push_back(std::max(
+        0, base::parse_leading_int<int>(text.value_or("0")).value_or(0)));
   }
   if (visible == nullptr) {
     return nodes;
@@ -246,7 +247,7 @@ std::vector<int> device_numa_nodes(const fs::path& root, const char* visible) {
   std::vector<int> chosen;
   std::istringstream list(visible);
   for (std::string part; std::getline(list, part, ',');) {
-    const auto index = parse_leading_int<int>(part);
+    const auto index = base::parse_leading_int<int>(part);
     if (!index || *index < 0 || *index >= static_cast<int>(nodes.size())) {
       break; // as CUDA reads it; a name instead of a number is not looked up
     }
@@ -260,10 +261,10 @@ std::set<int> parse_cpu_list(const std::string& text) {
   std::istringstream stream(text);
   for (std::string part; std::getline(stream, part, ',');) {
     const size_t dash = part.find('-');
-    const auto first = parse_leading_int<int>(part);
+    const auto first = base::parse_leading_int<int>(part);
     const auto last = dash == std::string::npos
                           ? first
-                          : parse_leading_int<int>(part.substr(dash + 1));
+                          : base::parse_leading_int<int>(part.substr(dash + 1));
     for (int cpu = first.value_or(0); first && last && cpu <= *last; ++cpu) {
       cpus.insert(cpu);
     }

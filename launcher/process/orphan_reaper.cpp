@@ -70,8 +70,8 @@ OrphanReaper::OrphanReaper(const std::filesystem::path& temporary) {
   if (pipe2(ends, O_CLOEXEC) != 0) {
     throw_errno("pipe");
   }
-  const UniqueFd read_end(ends[0]);
-  pipe_ = UniqueFd(ends[1]);
+  const base::UniqueFd read_end(ends[0]);
+  pipe_ = base::UniqueFd(ends[1]);
   pid_ = fork();
   if (pid_ < 0) {
     throw_errno("fork");

@@ -30,7 +30,7 @@ class OrphanReaper {
   void send(pid_t message) const;
 
   pid_t pid_ = -1;
-  UniqueFd pipe_;
+  base::UniqueFd pipe_;
 };
 
 } // namespace weft::launcher

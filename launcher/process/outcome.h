@@ -8,15 +8,17 @@
 
 #include <sys/types.h>
 
+#include "base/exit_code.h"
+
 namespace weft::launcher {
 
 /// A process that lost a peer or ran into a timeout ends with this code: it is
 /// seldom the cause of anything.
-constexpr int kPeerLost = 150;
+constexpr int kPeerLost = static_cast<int>(base::ExitCode::kPeerLost);
 /// A process that was told to end, and has ended in order, says so with this.
-constexpr int kPreempted = 143;
+constexpr int kPreempted = static_cast<int>(base::ExitCode::kPreempted);
 /// As of a process that the kernel kills for its memory.
-constexpr int kNoMemory = 137;
+constexpr int kNoMemory = static_cast<int>(base::ExitCode::kOutOfMemory);
 /// Failures this close to the first one may be its cause.
 constexpr std::chrono::milliseconds kCauseWindow{200};
 

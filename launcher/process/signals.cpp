@@ -79,7 +79,7 @@ SignalQueue::SignalQueue(const std::vector<int>& handled) {
   }
   ::signal(SIGCHLD, SIG_DFL);
   ::signal(SIGPIPE, SIG_IGN);
-  fd_ = UniqueFd(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
+  fd_ = base::UniqueFd(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) {
     throw_errno("signalfd");
   }

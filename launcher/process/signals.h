@@ -43,7 +43,7 @@ class SignalQueue {
   std::vector<int> handled_;
   std::vector<int> forwarded_signals_;
   sigset_t old_mask_;
-  UniqueFd fd_;
+  base::UniqueFd fd_;
 };
 
 } // namespace weft::launcher

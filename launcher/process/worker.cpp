@@ -66,8 +66,8 @@ ExecReport::ExecReport() {
   if (pipe2(ends, O_CLOEXEC) != 0) {
     throw_errno("pipe");
   }
-  read_end_ = UniqueFd(ends[0]);
-  write_end_ = UniqueFd(ends[1]);
+  read_end_ = base::UniqueFd(ends[0]);
+  write_end_ = base::UniqueFd(ends[1]);
 }
 
 void ExecReport::wait(const std::string& program) {

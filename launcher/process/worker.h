@@ -46,8 +46,8 @@ class ExecReport {
   void wait(const std::string& program);
 
  private:
-  UniqueFd read_end_;
-  UniqueFd write_end_;
+  base::UniqueFd read_end_;
+  base::UniqueFd write_end_;
 };
 
 /// Forks and executes: in a session of its own, killed by the kernel when this

@@ -39,7 +39,7 @@ int connection_state(int fd) {
 
 AuthListener::AuthListener(
     EventLoop& loop,
-    UniqueFd listener,
+    base::UniqueFd listener,
     const std::string& token,
     const Bits256& job,
     OnControl on_control,
@@ -71,7 +71,7 @@ void AuthListener::begin_round(uint64_t round, const Bits256& random) {
 
 void AuthListener::accept_some() {
   for (int i = 0; i < kAccepts; ++i) {
-    UniqueFd fd = accept_one(listener_.get());
+    base::UniqueFd fd = accept_one(listener_.get());
     if (!fd) {
       return;
     }
@@ -79,7 +79,7 @@ void AuthListener::accept_some() {
   }
 }
 
-void AuthListener::send_challenge(UniqueFd fd) {
+void AuthListener::send_challenge(base::UniqueFd fd) {
   if (unauthenticated_peers_.size() >= kMaxUnauthenticatedPeers) {
     // Whoever knows the token answers at once, so the oldest does not.
     reject(unauthenticated_peers_.begin(), AuthFailure::kTooMany);
@@ -147,7 +147,7 @@ void AuthListener::authenticate(
     return;
   }
   loop_.forget(client->fd.get());
-  UniqueFd fd = std::move(client->fd);
+  base::UniqueFd fd = std::move(client->fd);
   const Bits256 session =
       session_key(client_hello, client->challenge, view(key));
   unauthenticated_peers_.erase(client);
@@ -155,7 +155,9 @@ void AuthListener::authenticate(
     on_control_(std::move(fd), session);
   } else if (streams_.size() + waiting_.size() < kMaxStreams) {
     waiting_.push_back(
-        {.fd = std::move(fd), .store = UniqueFd(), .next_try = Clock::now()});
+        {.fd = std::move(fd),
+         .store = base::UniqueFd(),
+         .next_try = Clock::now()});
     connect_waiting();
   }
 }

@@ -21,13 +21,13 @@ namespace weft::launcher {
 /// handshake].
 class AuthListener {
  public:
-  using OnControl = std::function<void(UniqueFd, const Bits256& session)>;
+  using OnControl = std::function<void(base::UniqueFd, const Bits256& session)>;
 
   /// Takes over a listening socket.
   /// Lifetime: `loop` outlives this object.
   AuthListener(
       EventLoop& loop,
-      UniqueFd listener,
+      base::UniqueFd listener,
       const std::string& token,
       const Bits256& job,
       OnControl on_control,
@@ -51,20 +51,20 @@ class AuthListener {
   using Clock = std::chrono::steady_clock;
   /// Somebody who has proven nothing yet.
   struct UnauthenticatedPeer {
-    UniqueFd fd;
+    base::UniqueFd fd;
     Bits256 challenge{};
     std::string incoming;
     Clock::time_point deadline;
   };
   /// A stream that waits for the store.
   struct Waiting {
-    UniqueFd fd;
-    UniqueFd store;
+    base::UniqueFd fd;
+    base::UniqueFd store;
     Clock::time_point next_try;
   };
 
   void accept_some();
-  void send_challenge(UniqueFd fd);
+  void send_challenge(base::UniqueFd fd);
   void on_readable(const std::list<UnauthenticatedPeer>::iterator& client);
   void authenticate(const std::list<UnauthenticatedPeer>::iterator& client);
   void reject(
@@ -74,7 +74,7 @@ class AuthListener {
   bool connect_store(Waiting& waiting);
 
   EventLoop& loop_;
-  UniqueFd listener_;
+  base::UniqueFd listener_;
   const std::string token_;
   const Bits256 control_key_;
   const Bits256 job_;

@@ -27,7 +27,7 @@ constexpr size_t kMaxQueued = 1024 * 1024;
 
 ControlConnection::ControlConnection(
     EventLoop& loop,
-    UniqueFd fd,
+    base::UniqueFd fd,
     const Bits256& key,
     bool is_host0,
     KeepAlive keep_alive)

@@ -31,7 +31,7 @@ class ControlConnection {
   /// Lifetime: `loop` outlives this object.
   ControlConnection(
       EventLoop& loop,
-      UniqueFd fd,
+      base::UniqueFd fd,
       const Bits256& key,
       bool is_host0,
       KeepAlive keep_alive);
@@ -59,7 +59,7 @@ class ControlConnection {
   Bits256 code(char direction, uint64_t number, std::string_view text) const;
 
   EventLoop& loop_;
-  UniqueFd fd_;
+  base::UniqueFd fd_;
   Bits256 key_;
   char own_direction_;
   char other_direction_;

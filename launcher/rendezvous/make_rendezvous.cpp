@@ -47,7 +47,7 @@ bool may_be_host0(const HostOptions& hosts) {
 }
 
 /// A socket that listens at the endpoint, if this is host 0.
-UniqueFd listen_if_host0(const HostOptions& hosts) {
+base::UniqueFd listen_if_host0(const HostOptions& hosts) {
   if (!may_be_host0(hosts)) {
     return {};
   }
@@ -75,7 +75,7 @@ UniqueFd listen_if_host0(const HostOptions& hosts) {
         host,
         address->host()));
   }
-  UniqueFd listener = listen_at(*address);
+  base::UniqueFd listener = listen_at(*address);
   if (!listener && must_be_host0(hosts)) {
     throw_unable(hosts, errno);
   }
@@ -97,7 +97,7 @@ std::unique_ptr<Rendezvous> make_rendezvous(
         options.worker_count, options.max_restarts);
   }
   const std::string token = read_token(hosts.token_file, hosts.token_fd);
-  UniqueFd listener = listen_if_host0(hosts);
+  base::UniqueFd listener = listen_if_host0(hosts);
   if (listener) {
     return std::make_unique<RendezvousServer>(
         options, host_name, std::move(listener), token, std::move(log_line));

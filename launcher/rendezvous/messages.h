@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <limits>
 #include <optional>
 #include <string>
@@ -10,6 +11,12 @@
 #include "launcher/rendezvous/rendezvous.h"
 
 namespace weft::launcher {
+
+/// How often the clock is looked at beside sockets.
+inline constexpr std::chrono::milliseconds kTick{20};
+/// After how long a wait for hosts is reported, and how long after that again.
+inline constexpr std::chrono::milliseconds kFirstNote = std::chrono::seconds(5);
+inline constexpr std::chrono::milliseconds kNextNote = std::chrono::seconds(60);
 
 // What launchers tell each other over a ControlConnection. Fields that are
 // missing, of another type or out of range read as their defaults.

@@ -16,10 +16,7 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr milliseconds kTick{20};
 constexpr milliseconds kRedial{200};
-constexpr milliseconds kFirstNote = seconds(5);
-constexpr milliseconds kNextNote = seconds(60);
 /// A name that nobody knows for so long will stay unknown.
 constexpr milliseconds kNamePatience = seconds(5);
 /// A gate under attack may hang up on friends; the same answer three times

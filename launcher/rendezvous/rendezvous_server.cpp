@@ -18,9 +18,6 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr milliseconds kTick{20};
-constexpr milliseconds kFirstNote = seconds(5);
-constexpr milliseconds kNextNote = seconds(60);
 constexpr milliseconds kParting{500};
 
 milliseconds since(std::chrono::steady_clock::time_point then) {
@@ -33,7 +30,7 @@ milliseconds since(std::chrono::steady_clock::time_point then) {
 RendezvousServer::RendezvousServer(
     const Options& options,
     const std::string& host_name,
-    UniqueFd listener,
+    base::UniqueFd listener,
     const std::string& token,
     LogLine log_line)
     : options_(options),
@@ -45,7 +42,7 @@ RendezvousServer::RendezvousServer(
           std::move(listener),
           token,
           sha256(options.run_id),
-          [this](UniqueFd fd, const Bits256& session) {
+          [this](base::UniqueFd fd, const Bits256& session) {
             on_authenticated(std::move(fd), session);
           },
           log_line_),
@@ -125,7 +122,9 @@ void RendezvousServer::log_missing_hosts() {
   }
 }
 
-void RendezvousServer::on_authenticated(UniqueFd fd, const Bits256& session) {
+void RendezvousServer::on_authenticated(
+    base::UniqueFd fd,
+    const Bits256& session) {
   pending_clients_.push_back(std::make_unique<ControlConnection>(
       loop_,
       std::move(fd),

@@ -28,7 +28,7 @@ class RendezvousServer : public Rendezvous {
   RendezvousServer(
       const Options& options,
       const std::string& host_name,
-      UniqueFd listener,
+      base::UniqueFd listener,
       const std::string& token,
       LogLine log_line);
   ~RendezvousServer() override;
@@ -59,7 +59,7 @@ class RendezvousServer : public Rendezvous {
 
   void tick();
   void log_missing_hosts();
-  void on_authenticated(UniqueFd fd, const Bits256& session);
+  void on_authenticated(base::UniqueFd fd, const Bits256& session);
   void join(ControlConnection& link, const nlohmann::json& message);
   /// Nothing: it may join.
   std::optional<JoinRejection> rejection(const JoinRequest& request) const;

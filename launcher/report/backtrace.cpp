@@ -28,7 +28,7 @@ constexpr size_t kMaxNameBytes = 100;
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path) {
-    const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    const base::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     struct stat status {};
     if (!fd || fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
       return;

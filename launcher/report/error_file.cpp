@@ -46,7 +46,7 @@ ErrorFile read_error_file(const std::filesystem::path& path) {
   file.message = text_at(message, "message");
   const auto extra = message.find("extraInfo");
   if (extra != message.end() && extra->is_object()) {
-    file.time_ns = parse_int<int64_t>(text_at(*extra, "timestamp_ns"));
+    file.time_ns = base::parse_int<int64_t>(text_at(*extra, "timestamp_ns"));
     const std::string callstack = text_at(*extra, "py_callstack");
     file.callstack = callstack.starts_with("#0 ") ? callstack : "";
   }

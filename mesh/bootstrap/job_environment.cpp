@@ -112,7 +112,7 @@ std::string find_address(const JobVariables& variables, const JobRank& job) {
 
 /// FNV-1a, its weak low bits mixed with the high ones.
 uint64_t mixed_hash_of(std::string_view text) {
-  const uint64_t hash = fnv1a(text);
+  const uint64_t hash = base::fnv1a(text);
   return hash ^ (hash >> 32);
 }
 

@@ -14,23 +14,23 @@ namespace weft::mesh {
 namespace {
 
 uint64_t mix(uint64_t hash, std::string_view text) {
-  return fnv1a(hash, std::hash<std::string_view>{}(text));
+  return base::fnv1a(hash, std::hash<std::string_view>{}(text));
 }
 
 uint64_t mix(uint64_t hash, const std::vector<int64_t>& numbers) {
   for (const int64_t number : numbers) {
-    hash = fnv1a(hash, static_cast<uint64_t>(number));
+    hash = base::fnv1a(hash, static_cast<uint64_t>(number));
   }
-  return fnv1a(hash, numbers.size());
+  return base::fnv1a(hash, numbers.size());
 }
 
 } // namespace
 
 uint64_t identity_of(const FlightRecorderEntry& call) {
-  uint64_t hash = mix(mix(kFnvBasis, call.op), call.name);
-  hash = fnv1a(hash, static_cast<uint64_t>(call.dtype));
-  hash = fnv1a(hash, static_cast<uint64_t>(call.argument));
-  hash = fnv1a(hash, static_cast<uint64_t>(call.caller));
+  uint64_t hash = mix(mix(base::kFnvBasis, call.op), call.name);
+  hash = base::fnv1a(hash, static_cast<uint64_t>(call.dtype));
+  hash = base::fnv1a(hash, static_cast<uint64_t>(call.argument));
+  hash = base::fnv1a(hash, static_cast<uint64_t>(call.caller));
   if (call.op == "all_to_all") {
     return hash;
   }
@@ -38,7 +38,7 @@ uint64_t identity_of(const FlightRecorderEntry& call) {
     return mix(hash, call.parts);
   }
   if (call.op == "all_gather" || call.op == "reduce_scatter") {
-    return fnv1a(
+    return base::fnv1a(
         hash, static_cast<uint64_t>(c10::multiply_integers(call.shape)));
   }
   return mix(hash, call.shape);

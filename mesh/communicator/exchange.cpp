@@ -29,7 +29,7 @@ std::vector<int64_t> all_gather_sizes(
 }
 
 std::string hash_of(const std::string& text) {
-  return std::to_string(fnv1a(text));
+  return std::to_string(base::fnv1a(text));
 }
 
 std::string join(const std::vector<std::string>& lines) {

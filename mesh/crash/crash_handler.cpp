@@ -112,15 +112,16 @@ bool sent_by_a_process(const siginfo_t& info) {
   return info.si_code <= 0;
 }
 
-void describe(SafeWriter& out, const siginfo_t& info) {
+void describe(base::SafeWriter& out, const siginfo_t& info) {
   out << "SIG" << name_of(info.si_signo);
   const auto exception = state.exception.get();
   if (info.si_signo == SIGABRT && !exception.empty()) {
     out << " by " << exception;
   } else if (!sent_by_a_process(info) && info.si_signo != SIGABRT) {
-    out << " at address " << Hex{reinterpret_cast<uintptr_t>(info.si_addr)};
+    out << " at address "
+        << base::Hex{reinterpret_cast<uintptr_t>(info.si_addr)};
   } else if (info.si_pid != getpid()) {
-    out << " sent by process " << Decimal{info.si_pid};
+    out << " sent by process " << base::Decimal{info.si_pid};
   }
   std::array<char, 17> thread{};
   prctl(PR_GET_NAME, thread.data());
@@ -136,35 +137,35 @@ void write_last_line() {
   if (state.has_last_line.exchange(true)) {
     return;
   }
-  SafeWriter out(STDERR_FILENO);
-  out << "ERROR " << Decimal{state.code} << " rank=" << Decimal{state.rank}
-      << " op=crash "
+  base::SafeWriter out(STDERR_FILENO);
+  out << "ERROR " << base::Decimal{state.code}
+      << " rank=" << base::Decimal{state.rank} << " op=crash "
       << std::string_view(state.message.data(), state.message_bytes) << "\n";
 }
 
 void report(const siginfo_t& info, const void* context) {
-  SafeWriter message(state.message);
+  base::SafeWriter message(state.message);
   describe(message, info);
   state.message_bytes = message.view().size();
   const bool has_no_memory = info.si_signo == SIGABRT && state.is_out_of_memory;
   state.code = has_no_memory ? kOutOfMemoryCode : 128 + info.si_signo;
-  ErrorRecord record{
+  base::ErrorRecord record{
       .code = state.code,
       .rank = state.rank,
-      .time_ns = error_time_ns(),
+      .time_ns = base::error_time_ns(),
       .message = message.view(),
       .callstack = ""};
   // First without a backtrace: looking for one may be the end of it.
   const char* path = state.error_file.data();
-  const bool has_file = *path != '\0' && write_error_file(path, record);
-  SafeWriter callstack(state.callstack);
-  write_callstack(callstack, context);
+  const bool has_file = *path != '\0' && base::write_error_file(path, record);
+  base::SafeWriter callstack(state.callstack);
+  base::write_callstack(callstack, context);
   record.callstack = callstack.view();
   if (has_file) {
-    write_error_file(path, record);
+    base::write_error_file(path, record);
   }
   if (!has_file) {
-    SafeWriter out(STDERR_FILENO);
+    base::SafeWriter out(STDERR_FILENO);
     out << record.callstack;
   }
   write_last_line();
@@ -220,7 +221,7 @@ void wait_for_the_end() {
 
 void on_crash(int signal, siginfo_t* info, void* context) {
   if (!sent_by_a_process(*info)) {
-    escape_capture();
+    base::escape_capture();
   }
   pid_t reporter = 0;
   const auto self = static_cast<pid_t>(syscall(SYS_gettid));
@@ -299,8 +300,8 @@ void install(const CrashContext& context, bool all) {
   if (state.installed.exchange(true)) {
     return;
   }
-  prepare_callstack();
-  prepare_thread_for_crash();
+  base::prepare_callstack();
+  base::prepare_thread_for_crash();
   set_handlers(all);
 }
 
@@ -339,10 +340,10 @@ void note_collective(
   if (!state.installed.load(std::memory_order_relaxed)) {
     return;
   }
-  prepare_thread_for_crash();
+  base::prepare_thread_for_crash();
   std::array<char, 32> number;
-  SafeWriter digits(number);
-  digits << " #" << Decimal{static_cast<int64_t>(sequence)};
+  base::SafeWriter digits(number);
+  digits << " #" << base::Decimal{static_cast<int64_t>(sequence)};
   const bool named = !name.empty();
   state.collective.set(
       {op, named ? " of " : "", named ? name : "", digits.view()});

@@ -30,14 +30,14 @@ constexpr size_t kReportBytes = 256 * 1024;
 
 /// Threads of one stack, and its lines.
 struct StackGroup {
-  std::vector<CapturedThread> threads;
+  std::vector<base::CapturedThread> threads;
   std::string lines;
   bool is_in_weft = false;
 };
 
 /// Who was asked for stacks may still be in its handler, which returns through
 /// one frame of the C library.
-void leave_out_handler(Symbols& symbols, std::vector<void*>& frames) {
+void leave_out_handler(base::Symbols& symbols, std::vector<void*>& frames) {
   for (size_t i = 0; i + 1 < std::min<size_t>(frames.size(), 5); ++i) {
     if (symbols.describe(frames[i], i > 0).find("::on_stack_signal(") !=
         std::string::npos) {
@@ -47,7 +47,9 @@ void leave_out_handler(Symbols& symbols, std::vector<void*>& frames) {
   }
 }
 
-std::string show_frames(Symbols& symbols, const std::vector<void*>& frames) {
+std::string show_frames(
+    base::Symbols& symbols,
+    const std::vector<void*>& frames) {
   std::string lines;
   for (size_t i = 0; i < std::min(frames.size(), kShownFrames); ++i) {
     lines += "  #" + std::to_string(i) + " " +
@@ -86,16 +88,17 @@ std::string heading_of(const StackGroup& group) {
   return text + (obstacle.empty() ? "" : ": no stack, " + obstacle) + "\n";
 }
 
-bool stands_with(const CapturedThread& thread, const StackGroup& group) {
+bool stands_with(const base::CapturedThread& thread, const StackGroup& group) {
   const auto& other = group.threads.front();
   return thread.frames == other.frames && thread.state == other.state &&
          thread.obstacle == other.obstacle;
 }
 
 /// In the order in which they are shown.
-std::vector<StackGroup> group_stacks(std::vector<CapturedThread> threads) {
+std::vector<StackGroup> group_stacks(
+    std::vector<base::CapturedThread> threads) {
   std::vector<StackGroup> groups;
-  Symbols symbols;
+  base::Symbols symbols;
   for (auto& thread : threads) {
     leave_out_handler(symbols, thread.frames);
     const auto same = std::ranges::find_if(
@@ -161,7 +164,7 @@ void write_to_stderr(std::string_view text) {
 }
 
 void report_stacks() {
-  const auto threads = capture_threads(kCaptureLimit);
+  const auto threads = base::capture_threads(kCaptureLimit);
   const std::string rank = "rank=" + std::to_string(stack_signal.rank) + " ";
   const std::string collective = newest_collective();
   write_to_stderr(
@@ -209,8 +212,8 @@ void start_server() {
 
 std::string thread_stacks(size_t max_bytes) {
   std::string all;
-  for (const auto& text :
-       show_stacks(group_stacks(capture_threads(kCaptureLimit)), max_bytes)) {
+  for (const auto& text : show_stacks(
+           group_stacks(base::capture_threads(kCaptureLimit)), max_bytes)) {
     all += text;
   }
   return all;

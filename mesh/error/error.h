@@ -8,20 +8,11 @@
 
 #include <c10/util/Exception.h>
 
+#include "base/exit_code.h"
+
 namespace weft::mesh {
 
-/// Exit codes of `weft` and `weftrun`; below 128: do not retry.
-enum class ExitCode : int {
-  kSuccess = 0,
-  kCheckFailed = 1,
-  kUsage = 2,
-  kNonFinite = 3,
-  kCheckpoint = 4,
-  kDisagreement = 5,
-  kOutOfMemory = 137,
-  kPreempted = 143,
-  kPeerLost = 150,
-};
+using base::ExitCode;
 
 /// Where something went wrong: "rank 3/8, mesh dp=2 tp=4, ...". Built only on
 /// failure.

@@ -28,7 +28,7 @@ class UsableCores : public ::testing::Test {
     fs::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text;
   }
-  double quota() const { return current_core_share(root_).quota; }
+  double quota() const { return base::current_core_share(root_).quota; }
 
   fs::path root_;
 };
@@ -55,8 +55,8 @@ int64_t on_one_core(int64_t (*count)()) {
 TEST_F(UsableCores, AreThoseOfTheAffinity) {
   cpu_set_t all;
   ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
-  EXPECT_EQ(usable_cores(root_), CPU_COUNT(&all));
-  EXPECT_EQ(on_one_core([] { return usable_cores("/nowhere"); }), 1);
+  EXPECT_EQ(base::usable_cores(root_), CPU_COUNT(&all));
+  EXPECT_EQ(on_one_core([] { return base::usable_cores("/nowhere"); }), 1);
 }
 
 TEST_F(UsableCores, AQuotaOfVersion2Counts) {
@@ -65,11 +65,12 @@ TEST_F(UsableCores, AQuotaOfVersion2Counts) {
   write("sys/fs/cgroup/user.slice/job_3/cpu.max", "150000 100000\n");
   write("sys/fs/cgroup/user.slice/job_3/step/cpu.max", "max 100000\n");
   EXPECT_EQ(quota(), 1.5);
-  EXPECT_EQ(usable_cores(root_), std::min(usable_cores("/nowhere"), 2L));
+  EXPECT_EQ(
+      base::usable_cores(root_), std::min(base::usable_cores("/nowhere"), 2L));
   // Of the groups around it, too.
   write("sys/fs/cgroup/user.slice/cpu.max", "50000 100000\n");
   EXPECT_EQ(quota(), 0.5);
-  EXPECT_EQ(usable_cores(root_), 1);
+  EXPECT_EQ(base::usable_cores(root_), 1);
 }
 
 TEST_F(UsableCores, InAContainerTheMountIsTheGroup) {
@@ -91,18 +92,18 @@ TEST_F(UsableCores, AQuotaOfVersion1Counts) {
 }
 
 TEST_F(UsableCores, OfProcessesAddUp) {
-  CoreShare one{{0, 1}, 0, ""};
-  CoreShare two{{1, 2}, 0, ""};
-  EXPECT_EQ(count_cores({one, two}), 3);
-  EXPECT_EQ(count_cores({one, one, one, one}), 2);
+  base::CoreShare one{{0, 1}, 0, ""};
+  base::CoreShare two{{1, 2}, 0, ""};
+  EXPECT_EQ(base::count_cores({one, two}), 3);
+  EXPECT_EQ(base::count_cores({one, one, one, one}), 2);
   one.quota = 1;
   one.quota_group = "/a group";
   two.quota = 0.5;
   two.quota_group = "/b";
-  EXPECT_EQ(count_cores({one, two}), 2);
-  EXPECT_EQ(count_cores({one, one}), 1);
-  EXPECT_EQ(count_cores({}), 1);
-  const auto same = CoreShare::from_text(one.to_text());
+  EXPECT_EQ(base::count_cores({one, two}), 2);
+  EXPECT_EQ(base::count_cores({one, one}), 1);
+  EXPECT_EQ(base::count_cores({}), 1);
+  const auto same = base::CoreShare::from_text(one.to_text());
   EXPECT_EQ(same.cpus, one.cpus);
   EXPECT_EQ(same.quota, one.quota);
   EXPECT_EQ(same.quota_group, one.quota_group);

@@ -81,12 +81,12 @@ TEST(Schema, HelpNamesEveryKey) {
 }
 
 TEST(Suggest, EditDistanceCountsSwapsOnce) {
-  EXPECT_EQ(edit_distance("", ""), 0);
-  EXPECT_EQ(edit_distance("abc", ""), 3);
-  EXPECT_EQ(edit_distance("heds", "heads"), 1);
-  EXPECT_EQ(edit_distance("tp", "pt"), 1);
-  EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
-  EXPECT_EQ(edit_distance(std::string(5000, 'a'), "b"), 5000);
+  EXPECT_EQ(base::edit_distance("", ""), 0);
+  EXPECT_EQ(base::edit_distance("abc", ""), 3);
+  EXPECT_EQ(base::edit_distance("heds", "heads"), 1);
+  EXPECT_EQ(base::edit_distance("tp", "pt"), 1);
+  EXPECT_EQ(base::edit_distance("kitten", "sitting"), 3);
+  EXPECT_EQ(base::edit_distance(std::string(5000, 'a'), "b"), 5000);
 }
 
 TEST(Suggest, NamesTheNearestKey) {

@@ -62,9 +62,9 @@ class LocalListener {
         bind(fd_.get(), address(), size_) == 0 && listen(fd_.get(), 64) == 0,
         "listen");
   }
-  UniqueFd take() { return std::move(fd_); }
-  UniqueFd connect_to() const {
-    UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  base::UniqueFd take() { return std::move(fd_); }
+  base::UniqueFd connect_to() const {
+    base::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     require(connect(fd.get(), address(), size_) == 0, "connect");
     return fd;
   }
@@ -76,7 +76,7 @@ class LocalListener {
 
   sockaddr_un address_{};
   socklen_t size_ = 0;
-  UniqueFd fd_;
+  base::UniqueFd fd_;
 };
 
 void send_all(int fd, std::string_view bytes) {
@@ -112,7 +112,7 @@ ClientHello claim_of(Role role) {
 /// The other end of a ControlConnection, which says what it likes.
 class Peer {
  public:
-  Peer(UniqueFd fd, const Bits256& key, char direction)
+  Peer(base::UniqueFd fd, const Bits256& key, char direction)
       : fd_(std::move(fd)), key_(key), direction_(direction) {}
 
   void log_line(std::string_view text) {
@@ -128,7 +128,7 @@ class Peer {
   }
 
  private:
-  UniqueFd fd_;
+  base::UniqueFd fd_;
   Bits256 key_;
   char direction_;
   uint64_t sent_ = 0;
@@ -195,13 +195,13 @@ class GateTarget {
             listener_.take(),
             kToken,
             sha256("job"),
-            [this](UniqueFd, const Bits256&) { ++controls_; },
+            [this](base::UniqueFd, const Bits256&) { ++controls_; },
             ignore) {
     gate_.begin_round(1, sha256("random"));
   }
 
   void connect_with(std::string_view input) {
-    const UniqueFd fd = listener_.connect_to();
+    const base::UniqueFd fd = listener_.connect_to();
     loop_.dispatch();
     send_all(fd.get(), answer(input, receive_challenge(fd.get())));
     shutdown(fd.get(), SHUT_WR);
@@ -260,7 +260,7 @@ std::string good_join(const Options& options) {
 /// As host 0, lets a spoke in.
 Peer let_in(RendezvousClient& spoke, int listener) {
   wait_for(listener);
-  UniqueFd fd(accept(listener, nullptr, nullptr));
+  base::UniqueFd fd(accept(listener, nullptr, nullptr));
   require(bool(fd), "accept");
   // Closed by a reset, which leaves no port waiting.
   const linger at_once{.l_onoff = 1, .l_linger = 0};
@@ -299,10 +299,10 @@ std::string interfere(std::string_view input) {
         socketpair(
             AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0,
         "socketpair");
-    const UniqueFd other(fds[1]);
+    const base::UniqueFd other(fds[1]);
     ControlConnection link(
         loop,
-        UniqueFd(fds[0]),
+        base::UniqueFd(fds[0]),
         sha256("session"),
         /*is_host0=*/true,
         {.interval = std::chrono::seconds(5), .attempts = 3});
@@ -323,7 +323,7 @@ std::string tell_host0(std::string_view input) {
     LocalListener listener;
     RendezvousServer hub(options, "first", listener.take(), kToken, ignore);
     hub.ready();
-    UniqueFd fd = listener.connect_to();
+    base::UniqueFd fd = listener.connect_to();
     hub.dispatch();
     const Bits256 challenge = receive_challenge(fd.get());
     const ClientHello client_hello = claim_of(Role::kControl);
@@ -340,7 +340,7 @@ std::string tell_host0(std::string_view input) {
 }
 
 std::string tell_other_host(std::string_view input) {
-  static const UniqueFd listener = listen_at(loopback(0));
+  static const base::UniqueFd listener = listen_at(loopback(0));
   return run([&] {
     const Options options = two_hosts(1, own_address(listener.get()).port());
     RendezvousClient spoke(options, "second", kToken, ignore);

@@ -66,7 +66,7 @@ TEST(Environment, IsTorchruns) {
           {"TORCHELASTIC_ERROR_FILE", "/logs/error.json"},
           {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
           {"OMP_NUM_THREADS",
-           std::to_string(std::max<int64_t>(mesh::usable_cores() / 4, 1))},
+           std::to_string(std::max<int64_t>(base::usable_cores() / 4, 1))},
           {"WEFT_LAUNCH_T0", "12.5"}}));
 }
 

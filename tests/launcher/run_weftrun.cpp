@@ -22,12 +22,12 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{60};
 
-std::array<UniqueFd, 2> make_pipe() {
+std::array<base::UniqueFd, 2> make_pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
     throw std::runtime_error("pipe");
   }
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
 }
 
 std::vector<std::string> clean_environment(
@@ -56,7 +56,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
-bool append_from(UniqueFd& fd, std::string& text) {
+bool append_from(base::UniqueFd& fd, std::string& text) {
   std::array<char, 65536> buffer;
   const ssize_t size = read(fd.get(), buffer.data(), buffer.size());
   if (size <= 0) {

@@ -47,9 +47,9 @@ class WeftrunProcess {
   bool read_some();
 
   pid_t pid_ = -1;
-  UniqueFd input_;
-  UniqueFd output_;
-  UniqueFd error_;
+  base::UniqueFd input_;
+  base::UniqueFd output_;
+  base::UniqueFd error_;
   std::string output_text_;
   std::string error_text_;
 };

@@ -29,7 +29,7 @@ using ::testing::StrEq;
 using ::testing::UnorderedElementsAre;
 
 bool can_connect(int port) {
-  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const base::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
@@ -61,7 +61,7 @@ class Listener {
   bool listens() const { return listens_; }
 
  private:
-  UniqueFd fd_;
+  base::UniqueFd fd_;
   bool listens_ = false;
 };
 
@@ -84,7 +84,7 @@ TEST(Weftrun, GivesEachRankItsEnvironment) {
   EXPECT_EQ(run.wait(), 0) << run.error();
   const auto rest =
       " 3 3 0 127.0.0.1 " +
-      std::to_string(std::max<int64_t>(mesh::usable_cores() / 3, 1)) +
+      std::to_string(std::max<int64_t>(base::usable_cores() / 3, 1)) +
       " job fd:";
   EXPECT_THAT(
       lines_of(run.output()),

@@ -18,6 +18,6 @@ namespace weft::recipes {
 std::optional<int> threads_per_rank(
     const mesh::JobRank& job,
     const mesh::VariableLookup& lookup,
-    int64_t cores = mesh::usable_cores());
+    int64_t cores = base::usable_cores());
 
 } // namespace weft::recipes

@@ -70,7 +70,7 @@ void ShmGroup::update_history(const ShmCall& call) {
         static_cast<uint64_t>(call.dtype()),
         static_cast<uint64_t>(call.detail()),
         call.identity()}) {
-    history_ = fnv1a(history_, part);
+    history_ = base::fnv1a(history_, part);
   }
 }
 

@@ -36,13 +36,13 @@ class MailServer {
     while (!stop_) {
       pollfd polled{.fd = listener_.get(), .events = POLLIN, .revents = 0};
       poll(&polled, 1, 20);
-      if (const UniqueFd caller = accept_one(listener_.get())) {
+      if (const base::UniqueFd caller = accept_one(listener_.get())) {
         send(caller.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL);
       }
     }
   }
 
-  UniqueFd listener_ = listen_at(loopback(0));
+  base::UniqueFd listener_ = listen_at(loopback(0));
   std::atomic<bool> stop_ = false;
   std::thread thread_{[this] { serve(); }};
 };
@@ -110,8 +110,8 @@ TEST_F(SeveralHosts, ATokenMayComeByADescriptorThatWorkersDoNotGet) {
   const auto with_token_fd = [&](int node) {
     std::array<int, 2> ends{};
     EXPECT_EQ(pipe(ends.data()), 0);
-    const UniqueFd read_end(ends[0]);
-    UniqueFd write_end(ends[1]);
+    const base::UniqueFd read_end(ends[0]);
+    base::UniqueFd write_end(ends[1]);
     const std::string secret = std::string(64, 'a') + "\n";
     EXPECT_EQ(
         write(write_end.get(), secret.data(), secret.size()),

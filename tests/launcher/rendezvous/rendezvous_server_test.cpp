@@ -105,7 +105,7 @@ class RendezvousServerTest : public ::testing::Test {
 
   const Options options_ = three_hosts();
   const std::string token_ = std::string(64, 'a');
-  UniqueFd listener_ = listen_at(loopback(0));
+  base::UniqueFd listener_ = listen_at(loopback(0));
   const Address gate_ = own_address(listener_.get());
   EventLoop loop_{milliseconds(10)};
   RendezvousServer hub_{

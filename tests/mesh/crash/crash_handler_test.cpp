@@ -87,7 +87,7 @@ volatile int* nowhere() {
 }
 
 TEST_F(CrashHandler, ASegfaultLeavesTorchrunsErrorFile) {
-  const int64_t before = error_time_ns();
+  const int64_t before = base::error_time_ns();
   EXPECT_EQ(crash([] { *nowhere() = 1; }), SIGSEGV);
   const auto written = error();
   EXPECT_THAT(message(), StartsWith("SIGSEGV at address 0x10 in thread "));
@@ -95,7 +95,7 @@ TEST_F(CrashHandler, ASegfaultLeavesTorchrunsErrorFile) {
   const auto& extra = written.at("extraInfo");
   const int64_t time = std::stoll(extra.at("timestamp_ns").get<std::string>());
   EXPECT_GE(time, before);
-  EXPECT_LE(time, error_time_ns());
+  EXPECT_LE(time, base::error_time_ns());
   EXPECT_EQ(
       std::stoll(extra.at("timestamp").get<std::string>()), time / 1000000000);
   EXPECT_EQ(extra.at("rank"), "3");
@@ -256,10 +256,10 @@ TEST_F(CrashHandler, ThreadsTakeTheirSecondStacksWithThem) {
   };
   EXPECT_EQ(
       crash([&] {
-        std::thread(prepare_thread_for_crash).join();
+        std::thread(base::prepare_thread_for_crash).join();
         const auto before = mappings();
         for (int i = 0; i < 50; ++i) {
-          std::thread(prepare_thread_for_crash).join();
+          std::thread(base::prepare_thread_for_crash).join();
         }
         _exit(mappings() > before + 10);
       }),
@@ -344,7 +344,7 @@ TEST(ErrorFile, HasNoBytesThatAReaderOfJsonRefuses) {
     bytes += static_cast<char>(byte);
     bytes += "\xc3\xa4 ";
   }
-  ASSERT_TRUE(write_error_file(
+  ASSERT_TRUE(base::write_error_file(
       path.c_str(),
       {.code = 3,
        .rank = 0,
@@ -358,7 +358,7 @@ TEST(ErrorFile, HasNoBytesThatAReaderOfJsonRefuses) {
   EXPECT_EQ(written.at("extraInfo").at("timestamp"), "1700000000");
   EXPECT_EQ(written.at("extraInfo").at("timestamp_ns"), "1700000000123456789");
   std::filesystem::remove_all(folder);
-  EXPECT_FALSE(write_error_file(path.c_str(), {}));
+  EXPECT_FALSE(base::write_error_file(path.c_str(), {}));
 }
 
 } // namespace

@@ -189,7 +189,7 @@ TEST(ThreadStacks, AThreadThatDoesNotAnswerIsNamedAfterTheLimit) {
   close(ends[0]);
   close(ends[1]);
   for (int i = 0; i < 200; ++i) {
-    for (const auto& thread : capture_threads(milliseconds(20'000))) {
+    for (const auto& thread : base::capture_threads(milliseconds(20'000))) {
       EXPECT_EQ(thread.obstacle, "");
     }
   }
@@ -200,7 +200,7 @@ TEST(ThreadStacks, MoreThreadsThanAreAskedAtOnce) {
   for (int i = 0; i < 150; ++i) {
     threads.add("many", wait_for_yarn);
   }
-  const auto captured = capture_threads(milliseconds(2000));
+  const auto captured = base::capture_threads(milliseconds(2000));
   EXPECT_EQ(captured.size(), 150U);
   for (const auto& thread : captured) {
     EXPECT_GT(thread.frames.size(), 2U) << thread.obstacle;

@@ -1,0 +1,18 @@
+#pragma once
+
+namespace weft::base {
+
+/// Exit codes of `weft` and `weftrun`; below 128: do not retry.
+enum class ExitCode : int {
+  kSuccess = 0,
+  kCheckFailed = 1,
+  kUsage = 2,
+  kNonFinite = 3,
+  kCheckpoint = 4,
+  kDisagreement = 5,
+  kOutOfMemory = 137,
+  kPreempted = 143,
+  kPeerLost = 150,
+};
+
+} // namespace weft::base
