@@ -91,7 +91,7 @@ TEST(NonFinitePolicy, TheCauseIsNamedNotItsConsequences) {
       "the loss of samples is nan on ranks 1 and 2");
   EXPECT_EQ(
       explain_non_finite({loss, weight, weight, weight}),
-      "the weight c holds nan on ranks 1, 2 and 3");
+      "the weight c holds nan on ranks 1 to 3");
   EXPECT_EQ(
       explain_non_finite({nothing, nothing}),
       "the loss or the norm of the gradients is not finite");
