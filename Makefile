@@ -29,7 +29,7 @@ test: build ## build everything and run the tests (ARGS="-L ddp", TEST=A.B)
 .PHONY: check-ops
 check-ops: setup ## check every DTensor op against one rank (build/ops.json)
 	@scripts/build.sh dtensor_op_check
-	@build/bin/dtensor_op_check --full --parts A,C,D,E --samples tests/dtensor/samples \
+	@build/bin/dtensor_op_check --full --parts A,C,D,E,F --samples tests/dtensor/samples \
 	  --registry tests/dtensor/pytorch_registry.txt \
 	  --write-table docs/dtensor_ops.md --json build/ops.json $(ARGS)
 

@@ -203,11 +203,15 @@ StateDict as_asked(StateDict state, const StateDictOptions& options) {
 StateDict state_of_optimizer(
     const Module& module,
     Optimizer& optimizer,
-    const std::optional<DeviceMesh>& mesh) {
+    const std::optional<DeviceMesh>& mesh,
+    const StateDict* to_be_loaded) {
   auto* own = dynamic_cast<dtensor::ShardedStateOptimizer*>(&optimizer);
   return own ? own->state_dict(module)
              : dtensor::optimizer_state_dict(
-                   optimizer, module, mesh ? *mesh : DeviceMesh());
+                   optimizer,
+                   module,
+                   mesh ? *mesh : DeviceMesh(),
+                   to_be_loaded);
 }
 
 /// Shares memory with `tensor`.
@@ -220,16 +224,19 @@ at::Tensor placed(
   return mesh_of(tensor) ? tensor : without_mesh(tensor);
 }
 
+/// `to_be_loaded`: see optimizer_state_dict(); may be null.
 std::vector<StateDict> states_of_optimizers(
     const Module& module,
     const Optimizers& optimizers,
     const std::optional<DeviceMesh>& mesh,
-    const char* op) {
+    const char* op,
+    const StateDict* to_be_loaded) {
   TORCH_CHECK_VALUE(!optimizers.empty(), "[", op, "] no optimizer was given.");
   std::vector<StateDict> states;
   for (auto* optimizer : optimizers) {
     TORCH_CHECK_VALUE(optimizer, "[", op, "] an optimizer is a null pointer.");
-    states.push_back(state_of_optimizer(module, *optimizer, mesh));
+    states.push_back(
+        state_of_optimizer(module, *optimizer, mesh, to_be_loaded));
   }
   return states;
 }
@@ -308,7 +315,7 @@ StateDict get_optimizer_state_dict(
     const StateDictOptions& options) {
   const auto mesh = find_mesh(module, options);
   const auto states =
-      states_of_optimizers(module, optimizers, mesh, kGetOptimizer);
+      states_of_optimizers(module, optimizers, mesh, kGetOptimizer, nullptr);
   return as_asked(joined(states, mesh, kGetOptimizer), options);
 }
 
@@ -346,8 +353,13 @@ IncompatibleKeys set_optimizer_state_dict(
     const StateDict& state,
     const StateDictOptions& options) {
   auto mesh = find_mesh(module, options);
-  const auto states =
-      states_of_optimizers(module, optimizers, mesh, kSetOptimizer);
+  // What only rank 0 has tells the others nothing of what to make.
+  const auto states = states_of_optimizers(
+      module,
+      optimizers,
+      mesh,
+      kSetOptimizer,
+      options.broadcast_from_rank0 ? nullptr : &state);
   const auto targets = joined(states, mesh, kSetOptimizer);
   for (const auto& [key, tensor] : targets) {
     mesh = mesh ? mesh : mesh_of(tensor);

@@ -1,5 +1,6 @@
 #include "dtensor/nn/local_map.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include <torch/torch.h>
@@ -43,7 +44,12 @@ struct LocalMap {
 
  private:
   at::Tensor
-  enter(const at::Tensor& input, size_t i, const mesh::DeviceMesh& mesh) const;
+  place(const at::Tensor& input, size_t i, const mesh::DeviceMesh& mesh) const;
+  bool cuts_an_output(size_t mesh_dim) const;
+  Placements gradient_placements(
+      const std::vector<at::Tensor>& inputs,
+      size_t i,
+      const mesh::DeviceMesh& mesh) const;
   at::Tensor leave(
       const at::Tensor& output,
       size_t i,
@@ -51,7 +57,8 @@ struct LocalMap {
       bool uneven) const;
 };
 
-at::Tensor LocalMap::enter(
+// The input as in_placements want it.
+at::Tensor LocalMap::place(
     const at::Tensor& input,
     size_t i,
     const mesh::DeviceMesh& mesh) const {
@@ -66,7 +73,6 @@ at::Tensor LocalMap::enter(
       ": ",
       describe(input),
       ".");
-  auto placed = input;
   if (!options.in_placements.empty()) {
     const auto& wanted = options.in_placements[i];
     WEFT_CHECK(
@@ -91,12 +97,53 @@ at::Tensor LocalMap::enter(
         " vs ",
         to_string(target.placements()),
         ". Redistribute it, or set redistribute_inputs.");
-    placed = redistribute(input, target.placements());
+    return redistribute(input, target.placements());
   }
-  return to_local(
-      placed,
-      options.in_grad_placements.empty() ? std::nullopt
-                                         : options.in_grad_placements[i]);
+  return input;
+}
+
+bool LocalMap::cuts_an_output(size_t mesh_dim) const {
+  return std::ranges::any_of(out_placements, [&](const Placements& output) {
+    return mesh_dim < output.size() && output[mesh_dim] != Replicate();
+  });
+}
+
+// `inputs`: placed.
+Placements LocalMap::gradient_placements(
+    const std::vector<at::Tensor>& inputs,
+    size_t i,
+    const mesh::DeviceMesh& mesh) const {
+  if (!options.in_grad_placements.empty() && options.in_grad_placements[i]) {
+    return *options.in_grad_placements[i];
+  }
+  const auto& spec = spec_of(inputs[i]);
+  auto placements = spec.without_partial().placements();
+  for (int64_t d = 0; d < mesh.ndim(); ++d) {
+    if (spec.placement(d) != Replicate()) {
+      continue;
+    }
+    if (cuts_an_output(d)) {
+      placements[d] = Partial();
+      continue;
+    }
+    const bool is_alone = std::ranges::all_of(inputs, [&](const auto& input) {
+      return !is_dtensor(input) || spec_of(input).placement(d) == Replicate();
+    });
+    WEFT_CHECK(
+        is_alone || !inputs[i].requires_grad() || !at::GradMode::is_enabled(),
+        "local_map",
+        context_of(mesh),
+        "input ",
+        i,
+        " is replicated along \"",
+        mesh.mesh_dim_names()[d],
+        "\" and learns, another input is cut along that, and all outputs are "
+        "replicated: ",
+        describe(inputs[i]),
+        ". Say in in_grad_placements whether this rank's gradient is the whole "
+        "one (Replicate) or a term of it (Partial).");
+  }
+  return placements;
 }
 
 // Rows of a cut dim on all ranks of a mesh dim.
@@ -198,10 +245,17 @@ std::vector<at::Tensor> LocalMap::operator()(
     check_count(
         "in_grad_placements", options.in_grad_placements.size(), inputs.size());
   }
+  std::vector<at::Tensor> placed;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    placed.push_back(
+        is_dtensor(inputs[i]) ? place(inputs[i], i, *mesh) : inputs[i]);
+  }
   std::vector<at::Tensor> locals;
   for (size_t i = 0; i < inputs.size(); ++i) {
     locals.push_back(
-        is_dtensor(inputs[i]) ? enter(inputs[i], i, *mesh) : inputs[i]);
+        is_dtensor(placed[i])
+            ? to_local(placed[i], gradient_placements(placed, i, *mesh))
+            : placed[i]);
   }
   auto outputs = function(locals);
   check_count("out_placements", out_placements.size(), outputs.size());

@@ -18,8 +18,10 @@ using TensorFunction =
 struct LocalMapOptions {
   /// How each input has to lie; nullopt for a plain tensor. Empty: any way.
   std::vector<std::optional<Placements>> in_placements = {};
-  /// Where each input's local gradient lies; nullopt or empty: as to_local()
-  /// takes it.
+  /// Where each input's local gradient lies. Nullopt or empty: as the input
+  /// does, but Partial where that is Replicate beside an output that is cut or
+  /// pending along the mesh dim, since each rank's is a term of the sum then.
+  /// (PyTorch takes it to be replicated, and replicas drift apart.)
   std::vector<std::optional<Placements>> in_grad_placements = {};
   /// By default the first DTensor's.
   std::optional<mesh::DeviceMesh> mesh = std::nullopt;
@@ -39,7 +41,9 @@ struct LocalMapOptions {
 /// unevenly and `out_sizes` does not say them (two mesh dims that cut one dim
 /// of an output need them). Otherwise parts are taken to be of equal size.
 /// Throws: c10::ValueError naming the input, where it does not lie as
-/// in_placements say.
+/// in_placements say; or where it is replicated and learns, another input is
+/// cut, all outputs are replicated, and in_grad_placements do not say whether
+/// the function adds up its gradient.
 /// Source: torch/distributed/tensor/experimental/_func_map.py.
 TensorFunction local_map(
     TensorFunction function,

@@ -37,6 +37,17 @@ struct Moment {
   at::Tensor tensor;
 };
 
+/// A parameter whose state is listed.
+struct StateOwner {
+  const at::Tensor& parameter;
+  const std::string& fqn;
+  /// A state that is to be loaded has one of it.
+  bool is_held;
+
+  /// Whether what the first step would make is to be made now.
+  bool learns() const { return parameter.requires_grad() || is_held; }
+};
+
 struct ParameterState {
   std::vector<Number> group;
   std::vector<Number> numbers;
@@ -164,30 +175,31 @@ template <class Slot>
 ParameterState sgd_state(
     torch::optim::SGDOptions& options,
     Slot& slot,
-    const at::Tensor& parameter,
-    bool learns) {
+    const StateOwner& owner) {
   ParameterState result;
   result.group = {
       lr_number(options),
       momentum_number(options),
       weight_decay_number(options)};
-  const bool needs_momentum = learns && options.momentum() != 0;
+  const bool needs_momentum = owner.learns() && options.momentum() != 0;
   if (!needs_momentum && !has_optimizer_state(slot.get())) {
     return result;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      slot || options.dampening() == 0,
+      slot || owner.is_held || options.dampening() == 0,
       "[",
       kOptimizerOp,
-      "] SGD with dampening has no momentum before its first step. Take one, "
-      "or set dampening to 0.");
+      "] SGD with dampening has no momentum of \"",
+      owner.fqn,
+      "\" before its first step with a gradient of that. Take one, freeze the "
+      "parameter, or set dampening to 0.");
   auto& state = find_or_make<torch::optim::SGDParamState>(slot);
   list_moment(
       result,
       "momentum_buffer",
       state.momentum_buffer(),
       needs_momentum,
-      parameter);
+      owner.parameter);
   return result;
 }
 
@@ -262,9 +274,10 @@ template <class Slot>
 ParameterState read_state(
     torch::optim::OptimizerOptions& options,
     Slot& slot,
-    const at::Tensor& parameter,
-    bool learns) {
+    const StateOwner& owner) {
   namespace optim = torch::optim;
+  const auto& parameter = owner.parameter;
+  const bool learns = owner.learns();
   if (auto* adamw = dynamic_cast<optim::AdamWOptions*>(&options)) {
     return adam_state<optim::AdamWParamState>(*adamw, slot, parameter, learns);
   }
@@ -272,7 +285,7 @@ ParameterState read_state(
     return adam_state<optim::AdamParamState>(*adam, slot, parameter, learns);
   }
   if (auto* sgd = dynamic_cast<optim::SGDOptions*>(&options)) {
-    return sgd_state(*sgd, slot, parameter, learns);
+    return sgd_state(*sgd, slot, owner);
   }
   if (auto* adagrad = dynamic_cast<optim::AdagradOptions*>(&options)) {
     return adagrad_state(*adagrad, slot, parameter, learns);
@@ -328,8 +341,7 @@ void for_each_state(
       auto state = read_state(
           group.options(),
           slot,
-          parameter,
-          parameter.requires_grad() || holds(found->second));
+          {parameter, found->second, holds(found->second)});
       visit(found->second, std::move(state));
     }
   }
@@ -393,6 +405,10 @@ std::vector<std::string> names_after(
     }
   }
   return names;
+}
+
+bool holds_state(const StateDict& dict, const std::string& fqn) {
+  return !names_after(dict, "state." + fqn + ".").empty();
 }
 
 at::Tensor values_of(const at::Tensor& number) {
@@ -460,12 +476,15 @@ bool has_optimizer_state(const torch::optim::OptimizerParamState* state) {
 StateDict optimizer_state_dict(
     torch::optim::Optimizer& optimizer,
     const torch::nn::Module& module,
-    const mesh::DeviceMesh& mesh) {
+    const mesh::DeviceMesh& mesh,
+    const StateDict* to_be_loaded) {
   StateDict result;
   for_each_state(
       optimizer,
       module,
-      [](const std::string&) { return false; },
+      [&](const std::string& fqn) {
+        return to_be_loaded && holds_state(*to_be_loaded, fqn);
+      },
       [&](const std::string& fqn, const ParameterState& state) {
         for (const auto& number : state.group) {
           result.emplace(
@@ -527,9 +546,7 @@ void load_optimizer_state_dict(
   for_each_state(
       optimizer,
       module,
-      [&](const std::string& fqn) {
-        return !names_after(dict, "state." + fqn + ".").empty();
-      },
+      [&](const std::string& fqn) { return holds_state(dict, fqn); },
       [&](const std::string& fqn, const ParameterState& state) {
         for (const auto& number : state.group) {
           take_number(dict, "param_groups." + fqn + "." + number.name, number);

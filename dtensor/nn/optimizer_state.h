@@ -38,16 +38,18 @@ bool has_optimizer_state(const torch::optim::OptimizerParamState* state);
 /// their parameter, and share the optimizer's memory; those that its first
 /// step would make are made now. Numbers are tensors of their own: see
 /// load_optimizer_state_dict(). A frozen parameter has what the optimizer knew
-/// of it before it was frozen, and nothing is made for it.
+/// of it before it was frozen, and nothing is made for it, unless
+/// `to_be_loaded`, if given, has a state of it.
 /// Throws: c10::NotImplementedError for optimizers other than Adam, AdamW,
 /// SGD, Adagrad and RMSprop (and classes derived from them or using their
-/// options).
+/// options), and for SGD with dampening before it has a momentum.
 /// Source: torch.distributed.checkpoint.state_dict.get_optimizer_state_dict
 /// with flatten_optimizer_state_dict.
 StateDict optimizer_state_dict(
     torch::optim::Optimizer& optimizer,
     const torch::nn::Module& module,
-    const mesh::DeviceMesh& mesh);
+    const mesh::DeviceMesh& mesh,
+    const StateDict* to_be_loaded = nullptr);
 
 /// Throws: c10::ValueError, naming two parameters and both numbers, if `state`
 /// has different learning rates, betas, ... for parameters that are in one

@@ -48,9 +48,11 @@ Coverage count_coverage(const Report& report, const Registry& registry);
 /// docs/dtensor_ops.md: what each op does with cut tensors.
 std::string coverage_table(const Report& report, const Registry& registry);
 
-/// Its last sections: part D's programs and part E's cases by family.
+/// Its last sections: part D's programs, part E's cases and part F's mixes by
+/// family.
 std::string chain_table(const Report& report);
 std::string leaf_table(const Report& report);
+std::string operand_table(const Report& report);
 /// The table as it stands in `file`: up to those sections, and from there on.
 std::pair<std::string, std::string> kept_tables(
     const std::filesystem::path& file);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <random>
 
 #include <torch/torch.h>
@@ -40,6 +41,18 @@ void add_other_cuts(
   }
 }
 
+// Those of the operand check.
+std::vector<Placement> common_placements(const at::Tensor& tensor) {
+  std::vector<Placement> list{Replicate()};
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    list.push_back(Shard(d));
+  }
+  if (wants_gradient(tensor)) {
+    list.push_back(Partial());
+  }
+  return list;
+}
+
 std::vector<Placement> placements_of(
     const at::Tensor& tensor,
     bool is_out,
@@ -72,15 +85,15 @@ std::vector<Placement> placements_of(
 // All combinations for all tensors and mesh dims, or some of them.
 class Combinations {
  public:
+  /// `choices`: the placements of each tensor.
   Combinations(
-      const std::vector<at::Tensor>& tensors,
-      const std::vector<bool>& outs,
-      const std::vector<int64_t>& mesh_shape,
+      const std::vector<std::vector<Placement>>& choices,
+      size_t mesh_ndim,
       const DispatchOptions& options)
-      : mesh_ndim_(mesh_shape.size()) {
-    for (size_t i = 0; i < tensors.size(); ++i) {
+      : mesh_ndim_(mesh_ndim) {
+    for (const auto& of_tensor : choices) {
       for (size_t d = 0; d < mesh_ndim_; ++d) {
-        choices_.push_back(placements_of(tensors[i], outs[i], mesh_shape));
+        choices_.push_back(of_tensor);
         total_ = std::min<int64_t>(
             total_ * static_cast<int64_t>(choices_.back().size()), 1 << 20);
       }
@@ -139,18 +152,36 @@ class DispatchCheck {
         expected_(on_one_rank(sample)) {}
 
   void check(LockstepRanks& ranks, const DispatchOptions& options) {
-    const auto outs =
-        sample_.is_out ? written_ : std::vector<bool>(written_.size(), false);
-    const Combinations combinations(tensors_, outs, shape_, options);
+    std::vector<std::vector<Placement>> choices;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      choices.push_back(
+          placements_of(tensors_[i], sample_.is_out && written_[i], shape_));
+    }
     // In turn, such numbers as libtorch makes of scalars are plain tensors.
     plain_numbers_ = options.seed % 2 == 0;
-    for (const auto& placements : combinations.list()) {
-      if (report_.failures_of("dispatch", sample_.name()) >= kFailuresPerOp) {
-        return;
-      }
-      ++report_.cases["dispatch"];
-      check_one(ranks, placements);
+    auto& result = report_.ops[sample_.name()];
+    check_combinations(
+        ranks, choices, options, "dispatch", [&](bool is_refused) {
+          ++result.dispatched;
+          result.refused += is_refused;
+        });
+  }
+
+  void check_operands(LockstepRanks& ranks, const DispatchOptions& options) {
+    const auto has_gradient = [](const auto& gradient) {
+      return gradient.defined();
+    };
+    if (std::ranges::count_if(expected_.gradients, has_gradient) < 2) {
+      return;
     }
+    std::vector<std::vector<Placement>> choices;
+    std::ranges::transform(
+        tensors_, std::back_inserter(choices), common_placements);
+    auto& result = report_.ops[sample_.name()];
+    check_combinations(
+        ranks, choices, options, "operands", [&](bool is_refused) {
+          ++(is_refused ? result.operands_refused : result.operands_right);
+        });
   }
 
   // Tries cuts of one input, of all inputs of its sizes, and of all that have a
@@ -259,9 +290,29 @@ class DispatchCheck {
         });
   }
 
-  void check_one(
+  // Tells `count` of each combination whether the op refused it.
+  template <class Count>
+  void check_combinations(
       LockstepRanks& ranks,
-      const std::vector<Placements>& placements) {
+      const std::vector<std::vector<Placement>>& choices,
+      const DispatchOptions& options,
+      const std::string& part,
+      const Count& count) {
+    const Combinations combinations(choices, shape_.size(), options);
+    for (const auto& placements : combinations.list()) {
+      if (report_.failures_of(part, sample_.name()) >= kFailuresPerOp) {
+        return;
+      }
+      ++report_.cases[part];
+      count(check_one(ranks, placements, part));
+    }
+  }
+
+  // Whether the op refused.
+  bool check_one(
+      LockstepRanks& ranks,
+      const std::vector<Placements>& placements,
+      const std::string& part) {
     const auto parts = parts_of(placements);
     std::vector<char> refused(c10::multiply_integers(shape_));
     const auto errors = ranks.run([&](const mesh::DeviceMesh& mesh) {
@@ -275,17 +326,11 @@ class DispatchCheck {
         message = error;
       }
     }
-    auto& result = report_.ops[sample_.name()];
-    ++result.dispatched;
-    result.refused += refused[0];
     if (!message.empty()) {
       report_.fail(
-          {"dispatch",
-           sample_.name(),
-           sample_.where,
-           describe(placements),
-           message});
+          {part, sample_.name(), sample_.where, describe(placements), message});
     }
+    return refused[0];
   }
 
   std::string describe(const std::vector<Placements>& placements) const {
@@ -418,6 +463,20 @@ void check_cut_is_kept(
   }
   if (!samples.empty()) {
     report.ops[samples[0].name()].refuses = !runs;
+  }
+}
+
+void check_operands(
+    const Sample& sample,
+    LockstepRanks& ranks,
+    const std::vector<int64_t>& mesh_shape,
+    const DispatchOptions& options,
+    Report& report) {
+  try {
+    DispatchCheck(sample, mesh_shape, report).check_operands(ranks, options);
+  } catch (const std::exception& error) {
+    report.fail(
+        {"operands", sample.name(), sample.where, sample.text, error.what()});
   }
 }
 

@@ -25,6 +25,16 @@ void check_dispatch(
     const DispatchOptions& options,
     Report& report);
 
+/// The same where several operands have gradients, with mixes of Replicate,
+/// Shard along any dim and Partial among the operands: each has a placement of
+/// its own.
+void check_operands(
+    const Sample& sample,
+    LockstepRanks& ranks,
+    const std::vector<int64_t>& mesh_shape,
+    const DispatchOptions& options,
+    Report& report);
+
 /// Notes in `report` if the op, on one of these samples of it, takes a cut
 /// input without gathering it: what shows that one without strategies is
 /// sharded; and if it refuses all of them, whole inputs too. `mesh_shape`: of

@@ -27,6 +27,7 @@ struct Options {
   bool full = false;
   int64_t combinations = 8;
   int64_t leaf_cases = 16;
+  int64_t operand_mixes = 200;
   uint64_t seed = 0;
   std::string json;
   std::string registry;
@@ -215,6 +216,35 @@ void check_all_leaves(
   }
 }
 
+// Forms in place and out= have no gradients of their own to be checked.
+void check_all_operands(
+    const std::vector<CheckedOp>& ops,
+    const Options& options,
+    Report& report) {
+  const std::vector<std::vector<int64_t>> shapes{{2}, {3}, {2, 2}};
+  for (size_t s = 0; s < shapes.size(); ++s) {
+    const auto begin = Clock::now();
+    LockstepRanks ranks(shapes[s]);
+    for (const auto& op : ops) {
+      for (const auto& sample : op.samples) {
+        const auto seed = hash_of(sample.name() + sample.text) + options.seed;
+        if (!sample.is_form &&
+            (options.full || seed / 5 % shapes.size() == s)) {
+          check_operands(
+              sample,
+              ranks,
+              shapes[s],
+              {.combinations = options.full ? options.operand_mixes : 3,
+               .seed = seed},
+              report);
+        }
+      }
+    }
+    std::cout << "operands on " << c10::IntArrayRef(shapes[s]) << ": "
+              << seconds_since(begin) << " s" << std::endl;
+  }
+}
+
 void check_all_view_chains(const Options& options, Report& report) {
   for (const auto& shape :
        std::vector<std::vector<int64_t>>{{2}, {3}, {2, 2}, {2, 3}}) {
@@ -309,16 +339,18 @@ void handle_table(const Options& options, Report& report) {
   if (options.registry.empty()) {
     return;
   }
-  // What this run does not show stays as it is: the figures of parts D and E
+  // What this run does not show stays as it is: the figures of parts D to F
   // are those of the last full run.
   const auto [coverage, figures] = kept_tables(
       options.check_table.empty() ? options.write_table : options.check_table);
-  const bool counts = options.full && options.has('D') && options.has('E');
+  const bool counts =
+      options.full && options.has('D') && options.has('E') && options.has('F');
   const auto table =
       (options.has('A') && options.has('C')
            ? coverage_table(report, Registry(options.registry))
            : coverage) +
-      (counts ? chain_table(report) + leaf_table(report) : figures);
+      (counts ? chain_table(report) + leaf_table(report) + operand_table(report)
+              : figures);
   if (!options.write_table.empty()) {
     std::ofstream(options.write_table) << table;
   }
@@ -383,6 +415,7 @@ int run(const Options& options) {
     check_all_view_chains(of, to);
   });
   timed('E', "leaves", check_all_leaves);
+  timed('F', "operands", check_all_operands);
   handle_table(options, report);
   print(report);
   if (!options.json.empty()) {
@@ -408,7 +441,7 @@ int main(int argc, char** argv) {
       "A: each strategy by hand; B: placements that rules do not know; C: the "
       "dispatcher, on ranks that communicate; D: random chains of views that "
       "are written and read; E: gradients of leaves that are placed in every "
-      "way");
+      "way; F: gradients of ops with several operands, each placed otherwise");
   app.add_flag("--full,!--quick", options.full, "all cases, or a sample");
   app.add_option(
       "--combinations",
@@ -420,6 +453,11 @@ int main(int argc, char** argv) {
       options.leaf_cases,
       "part E, full: placements of a sample's tensors on a mesh that are tried "
       "at most");
+  app.add_option(
+      "--operand-mixes",
+      options.operand_mixes,
+      "part F, full: mixes of placements of a sample's operands on a mesh that "
+      "are tried at most");
   app.add_option("--seed", options.seed, "of what the checks pick");
   app.add_option("--json", options.json, "file for the figures");
   app.add_option(

@@ -12,7 +12,8 @@ namespace weft::dtensor::check {
 constexpr int64_t kFailuresPerOp = 3;
 
 struct Failure {
-  /// "samples", "strategies", "search", "dispatch", "chains", "leaves".
+  /// "samples", "strategies", "search", "dispatch", "chains", "leaves",
+  /// "operands".
   std::string part;
   /// "add.Tensor".
   std::string op;
@@ -43,6 +44,9 @@ struct OpResult {
   /// Cases of the leaf check.
   int64_t leaves_right = 0;
   int64_t leaves_refused = 0;
+  /// Mixes of placements of the operand check.
+  int64_t operands_right = 0;
+  int64_t operands_refused = 0;
   /// Valid strategies that the rule does not know.
   std::set<std::string> lacking;
 };

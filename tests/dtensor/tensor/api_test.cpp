@@ -63,6 +63,52 @@ TEST(LocalMap, ComputesWithPartsAndIsDifferentiable) {
   });
 }
 
+// Each rank's gradient of a whole weight beside a part of the inputs is a term
+// of the sum.
+TEST(LocalMap, AReplicatedInputBesideACutOutputGetsTheWholeGradient) {
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [](RankContext& self) {
+      const auto mesh = line(self);
+      const auto x_whole = random({5, 4}, 1);
+      const auto w_whole = random({4, 3}, 2);
+      auto w_alone = w_whole.clone().requires_grad_();
+      x_whole.mm(w_alone).square().sum().backward();
+      const auto mm = local_map(
+          [](const at::Tensor& a, const at::Tensor& b) { return a.mm(b); },
+          Placements{Shard(0)});
+      auto w =
+          distributed(w_whole.clone().requires_grad_(), mesh, {Replicate()});
+      mm(distributed(x_whole, mesh, {Shard(0)}), w).square().sum().backward();
+      EXPECT_EQ(spec_of(w.grad()).placements(), Placements{Replicate()});
+      expect_close(to_local(w.grad()), w_alone.grad(), 1e-12, "w");
+    });
+  }
+}
+
+TEST(LocalMap, AFunctionThatCommunicatesSaysWhereGradientsLie) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = line(self);
+    const auto x = distributed(random({4, 2}, 1), mesh, {Shard(0)});
+    auto w = distributed(
+        random({2, 3}, 2).clone().requires_grad_(), mesh, {Replicate()});
+    const auto total = [](const at::Tensor& a, const at::Tensor& b) {
+      return a.mm(b).sum();
+    };
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(
+            [&] { local_map(total, Placements{Replicate()})(x, w); }),
+        AllOf(
+            HasSubstr("[local_map] input 1 is replicated"),
+            HasSubstr("in_grad_placements")));
+    LocalMapOptions options;
+    options.in_grad_placements = {Placements{Shard(0)}, Placements{Partial()}};
+    local_map(total, Placements{Replicate()}, options)(x, w);
+    // Nothing learns here.
+    const at::NoGradGuard no_grad;
+    local_map(total, Placements{Replicate()})(x, w);
+  });
+}
+
 TEST(LocalMap, AnInputElsewhereIsMovedOnlyIfAskedFor) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = line(self);
