@@ -206,7 +206,7 @@ StateDict state_of_optimizer(
     const std::optional<DeviceMesh>& mesh,
     const StateDict* to_be_loaded) {
   auto* own = dynamic_cast<dtensor::ShardedStateOptimizer*>(&optimizer);
-  return own ? own->state_dict(module)
+  return own ? own->state_dict(module, to_be_loaded)
              : dtensor::optimizer_state_dict(
                    optimizer,
                    module,

@@ -243,6 +243,12 @@ void ZeroRedundancyOptimizer::take_new_parameters() {
   const auto& groups = param_groups();
   std::vector<ZeroEntry> entries;
   std::vector<std::string> lines;
+  WEFT_CHECK_LE(
+      kZeroOp,
+      zero.planned.size(),
+      groups.size(),
+      where_in(zero.dp),
+      "Groups of parameters were removed. Make a new optimizer.");
   auto planned = zero.planned;
   planned.resize(groups.size(), 0);
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -470,21 +476,29 @@ std::vector<std::pair<at::Tensor, ZeroPart>> ZeroRedundancyOptimizer::parts()
 }
 
 ZeroStateAccess ZeroRedundancyOptimizer::state_access(
-    const torch::nn::Module& module) {
+    const torch::nn::Module& module,
+    const dtensor::StateDict* to_be_loaded) {
   take_new_parameters();
   wait_for_parameters();
-  return {zero_->buckets, zero_->factory, param_groups(), zero_->dp, module};
+  return {
+      zero_->buckets,
+      zero_->factory,
+      param_groups(),
+      zero_->dp,
+      module,
+      to_be_loaded};
 }
 
 dtensor::StateDict ZeroRedundancyOptimizer::state_dict(
-    const torch::nn::Module& module) {
-  return state_access(module).state_dict();
+    const torch::nn::Module& module,
+    const dtensor::StateDict* to_be_loaded) {
+  return state_access(module, to_be_loaded).state_dict();
 }
 
 void ZeroRedundancyOptimizer::load_state_dict(
     const torch::nn::Module& module,
     const dtensor::StateDict& state) {
-  state_access(module).load(state);
+  state_access(module, &state).load(state);
 }
 
 dtensor::StateDict ZeroRedundancyOptimizer::consolidate_state_dict(

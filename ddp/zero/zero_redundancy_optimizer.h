@@ -93,7 +93,9 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   /// share memory with this rank's part of the state.
   /// Collective: all replicas; blocks.
   /// Throws: as optimizer_state_dict(), on all ranks.
-  dtensor::StateDict state_dict(const torch::nn::Module& module) override;
+  dtensor::StateDict state_dict(
+      const torch::nn::Module& module,
+      const dtensor::StateDict* to_be_loaded = nullptr) override;
   /// The way back; takes also tensors placed otherwise, e.g. a plain
   /// optimizer's, and plain ones of the whole's sizes.
   /// Collective: all ranks of the mesh; blocks.
@@ -129,7 +131,9 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   void take_new_parameters();
   void make_buckets(std::vector<ZeroEntry> entries);
   void update();
-  ZeroStateAccess state_access(const torch::nn::Module& module);
+  ZeroStateAccess state_access(
+      const torch::nn::Module& module,
+      const dtensor::StateDict* to_be_loaded = nullptr);
 
   std::shared_ptr<State> zero_;
 };

@@ -72,10 +72,12 @@ ZeroStateAccess::ZeroStateAccess(
     const ZeroOptimizerFactory& factory,
     std::vector<OptimizerParamGroup>& groups,
     const mesh::DeviceMesh& dp,
-    const torch::nn::Module& module)
+    const torch::nn::Module& module,
+    const dtensor::StateDict* to_be_loaded)
     : groups_(groups),
       dp_(dp),
       joint_(dtensor::joint_mesh(module, dp)),
+      to_be_loaded_(to_be_loaded),
       device_(
           local_part(buckets.front().entries().front().parameter).device()) {
   for (const auto& item : module.named_parameters()) {
@@ -106,6 +108,22 @@ const std::string& ZeroStateAccess::name_of(const ZeroEntry& entry) const {
   return found->second;
 }
 
+bool ZeroStateAccess::is_to_be_loaded(const ZeroEntry& entry) const {
+  return to_be_loaded_ && dtensor::holds_state(*to_be_loaded_, name_of(entry));
+}
+
+// A state that says of which of the reader's parameters something will be
+// loaded, for dtensor::optimizer_state_dict().
+dtensor::StateDict ZeroStateAccess::held_by(const Reader& reader) const {
+  dtensor::StateDict held;
+  for (size_t i = 0; i < reader.entries.size(); ++i) {
+    if (is_to_be_loaded(*reader.entries[i])) {
+      held["state.p" + std::to_string(i) + ".held"] = at::Tensor();
+    }
+  }
+  return held;
+}
+
 void ZeroStateAccess::add_held(ZeroBucket& bucket) {
   Reader reader;
   for (const auto& entry : bucket.entries()) {
@@ -133,7 +151,8 @@ void ZeroStateAccess::note_frozen_state(std::vector<ZeroBucket>& buckets) {
     for (const auto& entry : bucket.entries()) {
       if (!entry.parameter.requires_grad()) {
         frozen.push_back(&entry);
-        flags.push_back(holds_state(bucket, entry) ? 1 : 0);
+        flags.push_back(
+            holds_state(bucket, entry) || is_to_be_loaded(entry) ? 1 : 0);
       }
     }
   }
@@ -201,11 +220,31 @@ at::Tensor ZeroStateAccess::place(
       dtensor::dense_strides(parameter.sizes(), parameter.strides()));
 }
 
+// An error calls the parameter by its name in the module.
+dtensor::StateDict ZeroStateAccess::state_of(
+    const Reader& reader,
+    LocalOptimizer& inner) const {
+  const auto held = held_by(reader);
+  try {
+    return dtensor::optimizer_state_dict(
+        *inner.optimizer, reader.stand_in, joint_, &held);
+  } catch (const c10::NotImplementedError& error) {
+    std::string text = error.what_without_backtrace();
+    for (size_t i = 0; i < reader.entries.size(); ++i) {
+      const auto own = "\"p" + std::to_string(i) + "\"";
+      if (const auto at = text.find(own); at != std::string::npos) {
+        text.replace(at, own.size(), "\"" + name_of(*reader.entries[i]) + "\"");
+        break;
+      }
+    }
+    mesh::throw_error<c10::NotImplementedError>(text);
+  }
+}
+
 void ZeroStateAccess::read(Reader& reader, dtensor::StateDict& result) {
   auto& inner = reader.inner ? *reader.inner : reader.rest;
   reader.keys.clear();
-  for (const auto& [key, value] : dtensor::optimizer_state_dict(
-           *inner.optimizer, reader.stand_in, joint_)) {
+  for (const auto& [key, value] : state_of(reader, inner)) {
     // "state.p3.exp_avg", "param_groups.p3.lr".
     const auto begin = key.find('.') + 1;
     const auto end = key.find('.', begin);

@@ -23,13 +23,16 @@ namespace weft::ddp {
 /// module's parameters. See Note [State of a divided optimizer].
 class ZeroStateAccess {
  public:
+  /// `to_be_loaded`: see dtensor::optimizer_state_dict(); the same on all
+  /// ranks, or null.
   /// Throws: c10::ValueError if the module lacks a parameter.
   ZeroStateAccess(
       std::vector<ZeroBucket>& buckets,
       const ZeroOptimizerFactory& factory,
       std::vector<torch::optim::OptimizerParamGroup>& groups,
       const mesh::DeviceMesh& dp,
-      const torch::nn::Module& module);
+      const torch::nn::Module& module,
+      const dtensor::StateDict* to_be_loaded);
 
   /// Collective: all replicas; blocks.
   dtensor::StateDict state_dict();
@@ -54,6 +57,10 @@ class ZeroStateAccess {
   void note_frozen_state(std::vector<ZeroBucket>& buckets);
   void add_rest(ZeroBucket& bucket, const ZeroOptimizerFactory& factory);
   const std::string& name_of(const ZeroEntry& entry) const;
+  bool is_to_be_loaded(const ZeroEntry& entry) const;
+  dtensor::StateDict held_by(const Reader& reader) const;
+  dtensor::StateDict state_of(const Reader& reader, LocalOptimizer& inner)
+      const;
   dtensor::StateDict read();
   void read(Reader& reader, dtensor::StateDict& result);
   at::Tensor place(const ZeroEntry& entry, const at::Tensor& moment) const;
@@ -63,10 +70,11 @@ class ZeroStateAccess {
   std::vector<torch::optim::OptimizerParamGroup>& groups_;
   mesh::DeviceMesh dp_;
   mesh::DeviceMesh joint_;
+  const dtensor::StateDict* to_be_loaded_;
   c10::Device device_;
   std::unordered_map<const c10::TensorImpl*, std::string> names_;
   std::vector<Reader> readers_;
-  /// Frozen parameters of which a replica has state.
+  /// Frozen parameters of which a replica has state, or will have.
   std::set<const ZeroEntry*> frozen_with_state_;
   /// Numbers that one rank knows, and whether that is this one.
   std::map<std::string, bool> numbers_;

@@ -407,10 +407,6 @@ std::vector<std::string> names_after(
   return names;
 }
 
-bool holds_state(const StateDict& dict, const std::string& fqn) {
-  return !names_after(dict, "state." + fqn + ".").empty();
-}
-
 at::Tensor values_of(const at::Tensor& number) {
   return local_of(number).to(at::kDouble).reshape({-1});
 }
@@ -502,6 +498,10 @@ StateDict optimizer_state_dict(
         }
       });
   return result;
+}
+
+bool holds_state(const StateDict& state, const std::string& fqn) {
+  return !names_after(state, "state." + fqn + ".").empty();
 }
 
 void check_numbers_of_groups(

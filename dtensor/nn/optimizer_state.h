@@ -21,7 +21,9 @@ class ShardedStateOptimizer {
   virtual ~ShardedStateOptimizer() = default;
   /// As optimizer_state_dict().
   /// Collective: as the optimizer says.
-  virtual StateDict state_dict(const torch::nn::Module& module) = 0;
+  virtual StateDict state_dict(
+      const torch::nn::Module& module,
+      const StateDict* to_be_loaded) = 0;
   /// As load_optimizer_state_dict().
   virtual void load_state_dict(
       const torch::nn::Module& module,
@@ -60,6 +62,9 @@ StateDict optimizer_state_dict(
 void check_numbers_of_groups(
     const std::vector<std::pair<std::string, size_t>>& groups,
     const StateDict& state);
+
+/// Whether `state` has something of the parameter `fqn`.
+bool holds_state(const StateDict& state, const std::string& fqn);
 
 /// The way back: takes over numbers, and moments that do not share the
 /// optimizer's memory, those of frozen parameters, too. (What is read into an

@@ -65,7 +65,8 @@ TEST_F(ExplainCommandTest, ExitsWithOneOverBudget) {
   EXPECT_THAT(over.output, HasSubstr("over budget: ")) << "and all the rest";
   EXPECT_EQ(with("mb_per_step=1e-3").code, 1);
   EXPECT_EQ(with("mb_per_step=1000").code, 0);
-  EXPECT_EQ(with("implicit_collectives=0").code, 0) << "the plan asks for all it moves";
+  EXPECT_EQ(with("implicit_collectives=0").code, 0)
+      << "the plan asks for all it moves";
   EXPECT_EQ(with("collectives_per_step=0").code, 0) << "no limit";
 }
 

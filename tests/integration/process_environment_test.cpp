@@ -2,6 +2,7 @@
 // no working directory: one sentence and its exit code, and whole files.
 
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -177,6 +178,139 @@ TEST_F(Limits, ARemovedWorkingDirectoryIsOneSentence) {
             StartsWith("ERROR 2 rank=0 op="),
             HasSubstr("the working directory has been removed"))));
   }
+}
+
+// ---- a table of all of it ---------------------------------------------------
+
+/// What a parent leaves, and what three programs end with there: `weft train`,
+/// `weft checkpoint ls`, and weftrun with two ranks that train.
+struct Surroundings {
+  /// What a shell runs before it becomes the program.
+  std::string before;
+  int train = 0;
+  int list = 0;
+  int launched = 0;
+  /// In one line of what those print that do not end with 0.
+  std::string sentence = {};
+  /// Of the training, instead of a folder here.
+  std::string output_dir = {};
+};
+
+const std::vector<Surroundings>& all_surroundings() {
+  static const std::vector<Surroundings> all = {
+      {.before = "true"},
+      {.before = "exec <&-"},
+      {.before = "exec >&- 2>&-"},
+      {.before = "exec <&- >&- 2>&-"},
+      {.before = "exec >/dev/full",
+       .list = 2,
+       .sentence = "cannot write to stdout: No space left on device"},
+      {.before = "exec 2>/dev/full"},
+      {.before = "ulimit -f 32",
+       .train = 4,
+       .launched = 150,
+       .sentence = "(ulimit -f is 16 KiB)"},
+      {.before = "ulimit -n 20",
+       .launched = 2,
+       .sentence = "ulimit -n is 20, and a rank needs 64 at least"},
+      {.before = "ulimit -n 70"},
+      // The loader says which library found no room.
+      {.before = "ulimit -v 300000",
+       .train = 127,
+       .list = 127,
+       .launched = 127,
+       .sentence = "error while loading shared libraries"},
+      {.before = "mkdir gone; cd gone; rmdir ../gone",
+       .train = 2,
+       .list = 2,
+       .launched = 2,
+       .sentence = "the working directory has been removed"},
+      {.before = "true",
+       .train = 2,
+       .launched = 2,
+       .sentence = "output_dir",
+       .output_dir = "/proc/weft"},
+      {.before = "export TMPDIR=/nonexistent",
+       .launched = 2,
+       .sentence = "log folder /nonexistent/"},
+      {.before = "export HOME=/nonexistent"},
+      {.before = "export LC_ALL=de_DE.UTF-8"},
+      {.before = "export LC_ALL=no_SUCH LANG=no_SUCH"}};
+  return all;
+}
+
+class ProcessEnvironment : public Limits {
+ protected:
+  Words trains(int ranks, const std::string& output) const {
+    return train(
+        {"mesh.dp=" + std::to_string(ranks),
+         "mesh.tp=1",
+         "train.steps=4",
+         "checkpoint.every=2",
+         "model.ffn_dim=1000",
+         "output_dir=" + output},
+        (folder_ / "tiny.yaml").string());
+  }
+
+  void check(
+      const Surroundings& around,
+      int expected,
+      const Words& words,
+      const std::string& output) {
+    SCOPED_TRACE(around.before + "; " + words[0] + " " + words[1]);
+    const auto [code, out, error] = run(around.before, words);
+    EXPECT_EQ(code, expected) << out << error;
+    if (code != 0) {
+      ++refused_;
+      int said = 0;
+      for (const auto& line : lines_of(out + error)) {
+        said += line.find(around.sentence) != std::string::npos ? 1 : 0;
+      }
+      EXPECT_GE(said, 1) << out << error;
+    } else {
+      ++right_;
+    }
+    // Whatever became of it, no file is half.
+    const auto metrics = folder_ / output / "metrics.jsonl";
+    if (fs::exists(metrics)) {
+      int steps = 0;
+      for (const auto& line : lines_of(read_text(metrics))) {
+        const auto record = nlohmann::json::parse(line, nullptr, false);
+        ASSERT_TRUE(record.is_object()) << line;
+        steps += record.contains("loss") ? 1 : 0;
+      }
+      EXPECT_TRUE(steps == 4 || code != 0) << steps;
+    }
+    if (!output.empty() && code == 0) {
+      const auto verified =
+          run("true", {WEFT_WEFT, "checkpoint", "verify", output});
+      EXPECT_EQ(verified.code, 0) << verified.error;
+    }
+  }
+
+  int right_ = 0;
+  int refused_ = 0;
+};
+
+TEST_F(ProcessEnvironment, IsAllRightOrRefusedInASentence) {
+  ASSERT_EQ(run("true", trains(1, "saved")).code, 0);
+  const auto saved = (folder_ / "saved").string();
+  int count = 0;
+  for (const auto& around : all_surroundings()) {
+    const auto output_of = [&](const char* program) {
+      return around.output_dir.empty()
+                 ? (folder_ / (program + std::to_string(count))).string()
+                 : around.output_dir;
+    };
+    const auto alone = output_of("alone");
+    check(around, around.train, trains(1, alone), alone);
+    check(around, around.list, {WEFT_WEFT, "checkpoint", "ls", saved}, "");
+    const auto both = output_of("both");
+    check(around, around.launched, launched(2, trains(2, both)), both);
+    ++count;
+  }
+  EXPECT_EQ(right_, 35);
+  EXPECT_EQ(refused_, 13);
 }
 
 } // namespace

@@ -140,7 +140,10 @@ class Training {
     step(4);
     std::vector<at::Tensor> result;
     for (const auto& parameter : model_->parameters()) {
-      result.push_back(dtensor::full_tensor(parameter.detach()).clone());
+      result.push_back(
+          dtensor::is_dtensor(parameter)
+              ? dtensor::full_tensor(parameter.detach())
+              : parameter.detach().clone());
     }
     return result;
   }
@@ -251,7 +254,12 @@ std::optional<std::string> expected_refusal(
     Change change,
     const Layout& layout) {
   if (layout.has_zero && change == Change::kRemoveGroup) {
-    return "third";
+    return "Groups of parameters were removed";
+  }
+  // libtorch's own: it makes its state in its constructor alone.
+  if (optimizer == "Adagrad" && change == Change::kAddGroup &&
+      !layout.has_zero) {
+    return "state found NULL";
   }
   if (optimizer == "SgdDampening" && change == Change::kNeverAGradient) {
     return "has no momentum of \"second\"";
@@ -287,8 +295,12 @@ void check(
     ++counts.equal;
   } catch (const c10::Error& error) {
     EXPECT_TRUE(refusal) << error.what_without_backtrace();
+    // The replica that has the parameter names it.
     EXPECT_THAT(
-        error.what_without_backtrace(), HasSubstr(refusal.value_or("")));
+        error.what_without_backtrace(),
+        AnyOf(
+            HasSubstr(refusal.value_or("")),
+            HasSubstr("another replica could not read its part")));
     ++counts.refused;
   }
 }
@@ -306,7 +318,7 @@ TEST_P(OptimizerChanges, GoThroughAStateDictOrAreRefused) {
       }
     }
     // Seven optimizers, seven changes.
-    EXPECT_EQ(counts.refused, layout.has_zero ? 8 : 1);
+    EXPECT_EQ(counts.refused, layout.has_zero ? 8 : 2);
     EXPECT_EQ(counts.equal + counts.refused, 49);
   });
 }

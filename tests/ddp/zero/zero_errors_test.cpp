@@ -177,6 +177,14 @@ TEST(ZeroErrors, ParametersCannotBeTakenAway) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] { optimizer->step(); }),
         AllOf(HasSubstr("2 vs 1"), HasSubstr("removed from group 0")));
+    const auto other = make_zero<torch::optim::SGD>(
+        std::vector<at::Tensor>{leaf({2})}, torch::optim::SGDOptions(0.1), dp);
+    other->add_param_group(torch::optim::OptimizerParamGroup({leaf({3})}));
+    other->step();
+    other->param_groups().pop_back();
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] { other->step(); }),
+        AllOf(HasSubstr("2 vs 1"), HasSubstr("Groups of parameters were")));
   });
 }
 
