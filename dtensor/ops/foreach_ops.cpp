@@ -11,6 +11,7 @@
 
 #include "dtensor/ops/foreach_call.h"
 #include "dtensor/ops/foreach_norm.h"
+#include "dtensor/ops/whole_vectors.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/copied_view.h"
 #include "dtensor/tensor/deferred_state.h"
@@ -27,7 +28,8 @@
 //   calls the op on single tensors that it stands for, whose rule knows what
 //   moves and which pending reductions may wait.
 // - The steps of fused optimizers have no such form. Gradients are brought to
-//   where their parameter lies; state has to lie there already.
+//   where their parameter lies; state has to lie there already. See Note [Whole
+//   vectors].
 
 namespace weft::dtensor {
 namespace {
@@ -119,6 +121,54 @@ void run_elementwise(
   wrap_results(metas, stack->back());
 }
 
+// The lists of tensors of a fused step, which are plain by now, in whole
+// vectors.
+class FusedLists {
+ public:
+  explicit FusedLists(const ForeachCall& call, const c10::OperatorHandle& op) {
+    if (std::ranges::all_of(call.first_list(), [](const c10::IValue& value) {
+          return WholeVectors::is_whole(value.toTensor());
+        })) {
+      return;
+    }
+    const auto& arguments = op.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (call.argument(i).isTensorList()) {
+        lists_.push_back(
+            {i,
+             call.argument(i).toTensorVector(),
+             arguments[i].name() == "state_steps"});
+      }
+    }
+    std::vector<WholeVectors::List*> tensors;
+    std::vector<WholeVectors::List*> numbers;
+    for (auto& list : lists_) {
+      (list.is_numbers ? numbers : tensors).push_back(&list.tensors);
+    }
+    vectors_.emplace(tensors, numbers);
+    if (vectors_->any()) {
+      for (const auto& list : lists_) {
+        call.argument(list.argument) = list.tensors;
+      }
+    }
+  }
+
+  void copy_back() const {
+    if (vectors_) {
+      vectors_->copy_back();
+    }
+  }
+
+ private:
+  struct Argument {
+    size_t argument;
+    WholeVectors::List tensors;
+    bool is_numbers;
+  };
+  std::vector<Argument> lists_;
+  std::optional<WholeVectors> vectors_;
+};
+
 void run_fused(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
@@ -131,7 +181,9 @@ void run_fused(
   } else {
     call.align_to_first();
   }
+  const FusedLists lists(call, op);
   op.callBoxed(stack);
+  lists.copy_back();
   note_writes(op, written);
 }
 

@@ -1,6 +1,12 @@
 #include "train/setup/adamw.h"
 
+#include <algorithm>
+#include <optional>
+
 #include <torch/torch.h>
+
+#include "dtensor/ops/whole_vectors.h"
+#include "dtensor/tensor/dtensor.h"
 
 namespace weft::recipes {
 namespace {
@@ -80,6 +86,13 @@ void FusedAdamW::step_group(torch::optim::OptimizerParamGroup& group) {
   if (parameters.empty()) {
     return;
   }
+  // Those of DTensors are taken apart where their parts are.
+  std::optional<dtensor::WholeVectors> vectors;
+  if (std::ranges::none_of(parameters, dtensor::is_dtensor)) {
+    vectors.emplace(
+        std::vector{&parameters, &grads, &averages, &squares},
+        std::vector{&steps});
+  }
   at::_fused_adamw_(
       parameters,
       grads,
@@ -94,6 +107,9 @@ void FusedAdamW::step_group(torch::optim::OptimizerParamGroup& group) {
       options.eps(),
       /*amsgrad=*/false,
       /*maximize=*/false);
+  if (vectors) {
+    vectors->copy_back();
+  }
 }
 
 void FusedAdamW::save(torch::serialize::OutputArchive&) const {

@@ -8,7 +8,8 @@ namespace weft::recipes {
 /// torch::optim::AdamW with one fused kernel call a step for all parameters
 /// instead of a dozen ops for each. Options and state are libtorch's own, so
 /// state_dict code for one serves the other. The state of a DTensor lies where
-/// the parameter does.
+/// the parameter does. An element's bits do not depend on how its parameter is
+/// cut; see Note [Whole vectors].
 /// Source: torch/optim/adamw.py with fused=True; Loshchilov and Hutter (2019).
 class FusedAdamW : public torch::optim::Optimizer {
  public:

@@ -1,0 +1,86 @@
+#include "dtensor/ops/whole_vectors.h"
+
+#include <algorithm>
+
+#include <ATen/ops/zeros.h>
+
+namespace weft::dtensor {
+namespace {
+
+constexpr int64_t kVectorBytes = 64;
+
+int64_t vector_elements(const at::Tensor& tensor) {
+  return kVectorBytes / static_cast<int64_t>(tensor.element_size());
+}
+
+// Whether element i of one is at the place of element i of the other in memory.
+bool is_alike(const at::Tensor& tensor, const at::Tensor& first) {
+  return tensor.is_cpu() && tensor.is_non_overlapping_and_dense() &&
+         tensor.sizes() == first.sizes() &&
+         tensor.strides() == first.strides() &&
+         tensor.scalar_type() == first.scalar_type();
+}
+
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1});
+}
+
+} // namespace
+
+bool WholeVectors::is_whole(const at::Tensor& tensor) {
+  return tensor.numel() % vector_elements(tensor) == 0;
+}
+
+WholeVectors::WholeVectors(
+    const std::vector<List*>& lists,
+    const std::vector<List*>& numbers) {
+  const auto& firsts = *lists.front();
+  const size_t count = firsts.size();
+  if (std::ranges::all_of(firsts, is_whole)) {
+    return;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const at::Tensor first = firsts[i];
+    if (is_whole(first) || !std::ranges::all_of(lists, [&](const List* list) {
+          return list->empty() || is_alike((*list)[i], first);
+        })) {
+      continue;
+    }
+    const bool has_vectors = first.numel() >= vector_elements(first);
+    take(lists, i);
+    for (auto* list : numbers) {
+      if (has_vectors && !list->empty()) {
+        list->push_back((*list)[i]);
+      }
+    }
+  }
+}
+
+// The scratch row takes the tensor's own place where that has no whole vector.
+void WholeVectors::take(const std::vector<List*>& lists, size_t index) {
+  for (auto* list : lists) {
+    if (list->empty()) {
+      continue;
+    }
+    const auto all = flat((*list)[index]);
+    const int64_t rest = all.numel() % vector_elements(all);
+    const int64_t begin = all.numel() - rest;
+    const auto row = at::zeros({vector_elements(all)}, all.options());
+    rests_.push_back({all.narrow(0, begin, rest), row.narrow(0, 0, rest)});
+    rests_.back().scratch.copy_(rests_.back().own);
+    if (begin == 0) {
+      (*list)[index] = row;
+    } else {
+      (*list)[index] = all.narrow(0, 0, begin);
+      list->push_back(row);
+    }
+  }
+}
+
+void WholeVectors::copy_back() const {
+  for (const auto& [own, scratch] : rests_) {
+    at::Tensor(own).copy_(scratch);
+  }
+}
+
+} // namespace weft::dtensor
