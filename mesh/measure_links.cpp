@@ -5,7 +5,8 @@
 #include <chrono>
 #include <cmath>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <Eigen/Dense>
 
 namespace weft::mesh {

@@ -3,6 +3,7 @@
 #include <span>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "checkpoint/load/convert.h"
 #include "checkpoint/save/held_shards.h"

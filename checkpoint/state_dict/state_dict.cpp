@@ -4,7 +4,8 @@
 #include <functional>
 #include <map>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 
 #include "checkpoint/files/text.h"
 #include "checkpoint/state_dict/fill_state.h"

@@ -82,6 +82,20 @@ void reduce_at_end_of_backward(
   leaves.push_back(leaf);
 }
 
+// What autograd may keep as the gradient of a leaf that has none: it takes a
+// tensor that nobody else has, and a part of a whole gradient is such a tensor,
+// in memory that may become another leaf's. Gradients are added to in place.
+at::Tensor with_own_memory(const at::Tensor& leaf, const at::Tensor& gradient) {
+  const auto* impl = dtensor_impl(gradient);
+  if (leaf.grad().defined() || at::GradMode::is_enabled() || !impl ||
+      !impl->local().has_storage() ||
+      impl->local().storage().use_count() == 1) {
+    return gradient;
+  }
+  return make_dtensor(
+      impl->local().clone(), impl->spec(), impl->sizes(), impl->strides());
+}
+
 at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
   if (!gradient.defined()) {
     return gradient; // A derivative formula found that there is none.
@@ -116,7 +130,8 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
   const auto name = parameter_name(leaf);
   const auto* existing = dtensor_impl(leaf.grad());
   if (!is_partial_sum_of(impl->spec(), spec)) {
-    return redistribute_to(gradient, spec, name + " gradient");
+    return with_own_memory(
+        leaf, redistribute_to(gradient, spec, name + " gradient"));
   }
   if (existing && !(existing->spec() == impl->spec())) {
     if (existing->spec().has_partial()) {
@@ -128,7 +143,7 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
       !leaf_impl.parameter_info->gradient_reduced_by_ddp) {
     reduce_at_end_of_backward(leaf, spec.mesh());
   }
-  return gradient;
+  return with_own_memory(leaf, gradient);
 }
 
 } // namespace

@@ -4,9 +4,9 @@
 #include <numeric>
 #include <sstream>
 
+#include <ATen/ATen.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <torch/torch.h>
 
 #include "base/fnv.h"
 #include "mesh/error/error.h"

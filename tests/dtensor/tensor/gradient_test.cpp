@@ -8,6 +8,7 @@
 
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/gradient.h"
 #include "tests/dtensor/on_ranks.h"
 #include "tests/dtensor/parts.h"
 #include "tests/support/run_ranks.h"
@@ -110,6 +111,42 @@ TEST(LeafGradient, OfAProductInBfloat16IsCountedOnce) {
 }
 
 // A pass that failed never came to its end, where sums are reduced.
+// Two leaves of one sum get one gradient, of which one keeps a part.
+TEST(LeafGradient, HasMemoryOfItsOwn) {
+  run_ranks(2, [](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"tp"});
+    for (const auto& placement : {Shard(0), Shard(1), Shard(0, {1, 3})}) {
+      for (const bool is_cut_first : {true, false}) {
+        auto whole =
+            distributed(random({4, 3}, 1).requires_grad_(), mesh, {kR});
+        auto cut =
+            distributed(random({4, 3}, 2).requires_grad_(), mesh, {placement});
+        match_gradient_placement(whole);
+        match_gradient_placement(cut);
+        const auto weight = random({4, 3}, 3);
+        for (int pass = 0; pass < 2; ++pass) {
+          const auto sum = is_cut_first ? cut + whole : whole + cut;
+          (sum * distributed(weight, mesh, {kR})).sum().backward();
+        }
+        expect_close(full_tensor(whole.grad()), weight * 2, 0, "whole");
+        expect_close(full_tensor(cut.grad()), weight * 2, 0, "cut");
+
+        std::vector<at::Tensor> sums{whole.clone()};
+        std::vector<at::Tensor> terms{cut};
+        whole.mutable_grad() = at::Tensor();
+        cut.mutable_grad() = at::Tensor();
+        for (int pass = 0; pass < 2; ++pass) {
+          sums[0] = whole.clone();
+          at::_foreach_add_(sums, terms);
+          (sums[0] * distributed(weight, mesh, {kR})).sum().backward();
+        }
+        expect_close(full_tensor(whole.grad()), weight * 2, 0, "foreach whole");
+        expect_close(full_tensor(cut.grad()), weight * 2, 0, "foreach cut");
+      }
+    }
+  });
+}
+
 TEST(LeafGradient, IsReducedAfterAPassThatFailed) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = self.mesh({2}, {"tp"});
