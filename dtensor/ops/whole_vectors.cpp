@@ -7,10 +7,10 @@
 namespace weft::dtensor {
 namespace {
 
-constexpr int64_t kVectorBytes = 64;
+constexpr size_t kVectorBytes = 64;
 
 int64_t vector_elements(const at::Tensor& tensor) {
-  return kVectorBytes / static_cast<int64_t>(tensor.element_size());
+  return static_cast<int64_t>(kVectorBytes / tensor.element_size());
 }
 
 // Whether element i of one is at the place of element i of the other in memory.
@@ -28,7 +28,10 @@ at::Tensor flat(const at::Tensor& tensor) {
 } // namespace
 
 bool WholeVectors::is_whole(const at::Tensor& tensor) {
-  return tensor.numel() % vector_elements(tensor) == 0;
+  // Asked of every parameter in every step: no division.
+  return static_cast<size_t>(tensor.numel()) * tensor.element_size() %
+             kVectorBytes ==
+         0;
 }
 
 WholeVectors::WholeVectors(
