@@ -52,7 +52,8 @@ std::vector<Strategy> slice_backward(
 }
 
 // unfold_backward(grad_in, input_sizes, dim, size, step): windows that lie
-// side by side are rows of one dim again.
+// side by side are rows of one dim again, if every rank has some: the op
+// refuses a tensor shorter than a window.
 std::vector<Strategy> unfold_backward(
     const OpCall& call,
     const StrategyContext& context) {
@@ -62,8 +63,12 @@ std::vector<Strategy> unfold_backward(
   if (ndim > 0) {
     const int64_t dim = call.dim_argument(2, ndim);
     const int64_t size = call.arguments[3].toInt();
+    const int64_t windows = call.tensors[0].sizes()[dim];
+    const auto& spec = call.tensors[0].spec;
     const bool beside = size > 0 && size == call.arguments[4].toInt() &&
-                        call.tensors[0].sizes()[dim] * size == out[dim];
+                        windows * size == out[dim] &&
+                        windows % context.all_shards == 0 &&
+                        (!spec || spec->is_chunked());
     if (!beside) {
       dims[dim] = ViewDim();
     }

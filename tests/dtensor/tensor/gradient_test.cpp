@@ -111,6 +111,24 @@ TEST(LeafGradient, OfAProductInBfloat16IsCountedOnce) {
 }
 
 // A pass that failed never came to its end, where sums are reduced.
+// unfold() refuses a tensor shorter than a window: all ranks take another way
+// where one has no rows.
+TEST(LeafGradient, OfWindowsIsThereWhereARankHasNoRows) {
+  run_ranks(3, [](RankContext& self) {
+    const auto mesh = self.mesh({3}, {"tp"});
+    const auto weight = random({2, 4, 1}, 3);
+    for (const auto& placement :
+         {Shard(0), Shard(0, {0, 2, 0}), StridedShard(0, 2)}) {
+      auto x =
+          distributed(random({2, 4}, 1).requires_grad_(), mesh, {placement});
+      (x.unfold(0, 1, 1) * distributed(weight, mesh, {Shard(0)}))
+          .sum()
+          .backward();
+      expect_close(full_tensor(x.grad()), weight.squeeze(2), 0, "grad");
+    }
+  });
+}
+
 // Two leaves of one sum get one gradient, of which one keeps a part.
 TEST(LeafGradient, HasMemoryOfItsOwn) {
   run_ranks(2, [](RankContext& self) {
