@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
-#include <span>
+#include <system_error>
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -43,13 +44,15 @@ std::string hex_text(uint64_t number) {
 template <class T>
 std::vector<T>
 read_array(std::ifstream& file, uint64_t offset, uint64_t count) {
-  constexpr uint64_t kMaxBytes = 1ULL << 30;
-  if (count > kMaxBytes / sizeof(T)) {
+  file.clear();
+  file.seekg(0, std::ios::end);
+  const auto size =
+      static_cast<uint64_t>(std::max<std::streamoff>(file.tellg(), 0));
+  if (offset > size || count > (size - offset) / sizeof(T)) {
     return {};
   }
   std::vector<T> values(count);
   const auto bytes = static_cast<std::streamsize>(count * sizeof(T));
-  file.clear();
   file.seekg(static_cast<std::streamoff>(offset));
   file.read(reinterpret_cast<char*>(values.data()), bytes);
   return file.gcount() == bytes ? values : std::vector<T>();
@@ -114,6 +117,14 @@ std::string_view Symbols::find(const std::string& path, uint64_t offset) {
   const auto& found = *(after - 1);
   return offset - found.begin < found.size ? std::string_view(found.name)
                                            : std::string_view();
+}
+
+std::string symbol_at(const std::string& file, uint64_t offset) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(file, error)) {
+    return {}; // A read of a pipe would wait.
+  }
+  return std::string(Symbols().find(file, offset));
 }
 
 std::string Symbols::describe(const void* address, bool is_return) {

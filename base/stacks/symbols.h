@@ -23,6 +23,7 @@ class Symbols {
     std::string name;
   };
   using Functions = std::vector<Function>;
+  friend std::string symbol_at(const std::string& file, uint64_t offset);
 
   /// In the order of their addresses.
   static Functions read_functions(const std::string& path);
@@ -31,5 +32,9 @@ class Symbols {
   std::map<const void*, std::string> known_;
   std::map<std::string, Functions> files_;
 };
+
+/// The function of an ELF file's symbol table that has `offset` in it, as it is
+/// written there; empty if there is none, or the file is no such file.
+std::string symbol_at(const std::string& file, uint64_t offset);
 
 } // namespace weft::base

@@ -5,78 +5,18 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
-#include <span>
-
-#include <elf.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <fmt/format.h>
 
-#include "base/unique_fd.h"
+#include "base/stacks/symbols.h"
 
 namespace weft::launcher {
 namespace {
 
 constexpr size_t kMaxNameBytes = 100;
-
-/// A file in memory while this lives.
-class MappedFile {
- public:
-  explicit MappedFile(const std::filesystem::path& path) {
-    const base::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    struct stat status {};
-    if (!fd || fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-      return;
-    }
-    const auto size = static_cast<size_t>(status.st_size);
-    void* memory = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
-    if (memory != MAP_FAILED) {
-      bytes_ = {static_cast<const char*>(memory), size};
-    }
-  }
-  ~MappedFile() {
-    if (!bytes_.empty()) {
-      munmap(const_cast<char*>(bytes_.data()), bytes_.size());
-    }
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  /// `count` of T at `offset`; none if the file does not have them.
-  template <class T>
-  std::span<const T> at(uint64_t offset, uint64_t count) const {
-    if (offset > bytes_.size() || offset % alignof(T) != 0 ||
-        count > (bytes_.size() - offset) / sizeof(T)) {
-      return {};
-    }
-    return {reinterpret_cast<const T*>(bytes_.data() + offset), count};
-  }
-
- private:
-  std::span<const char> bytes_;
-};
-
-std::span<const Elf64_Shdr> sections(const MappedFile& file) {
-  const auto header = file.at<Elf64_Ehdr>(0, 1);
-  if (header.empty() || std::memcmp(header[0].e_ident, ELFMAG, SELFMAG) != 0 ||
-      header[0].e_ident[EI_CLASS] != ELFCLASS64) {
-    return {};
-  }
-  return file.at<Elf64_Shdr>(header[0].e_shoff, header[0].e_shnum);
-}
-
-std::string_view name_in(std::span<const char> names, uint64_t offset) {
-  if (offset >= names.size()) {
-    return {};
-  }
-  const auto begin = names.begin() + static_cast<std::ptrdiff_t>(offset);
-  return {begin, std::find(begin, names.end(), '\0')};
-}
 
 struct Frame {
   int number = 0;
@@ -173,7 +113,8 @@ std::string show(const Frame& frame) {
   const std::string symbol =
       !frame.symbol.empty()
           ? frame.symbol
-          : symbol_at(frame.module, frame.offset - (frame.number == 0 ? 0 : 1));
+          : base::symbol_at(
+                frame.module, frame.offset - (frame.number == 0 ? 0 : 1));
   if (symbol.empty()) {
     return fmt::format("#{} {} +{:#x}", frame.number, module, frame.offset);
   }
@@ -182,27 +123,6 @@ std::string show(const Frame& frame) {
 }
 
 } // namespace
-
-std::string symbol_at(const std::filesystem::path& path, uint64_t offset) {
-  const MappedFile file(path);
-  const auto all = sections(file);
-  for (const auto& table : all) {
-    if (table.sh_type != SHT_SYMTAB || table.sh_link >= all.size()) {
-      continue;
-    }
-    const auto& strings = all[table.sh_link];
-    const auto names = file.at<char>(strings.sh_offset, strings.sh_size);
-    for (const auto& symbol : file.at<Elf64_Sym>(
-             table.sh_offset, table.sh_size / sizeof(Elf64_Sym))) {
-      if (ELF64_ST_TYPE(symbol.st_info) == STT_FUNC &&
-          offset >= symbol.st_value &&
-          offset - symbol.st_value < symbol.st_size) {
-        return std::string(name_in(names, symbol.st_name));
-      }
-    }
-  }
-  return "";
-}
 
 std::vector<std::string> readable_frames(
     std::string_view callstack,

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,9 +14,5 @@ namespace weft::launcher {
 std::vector<std::string> readable_frames(
     std::string_view callstack,
     size_t most);
-
-/// The function of an ELF file's symbol table that has `offset` in it, as it
-/// is written there; empty if there is none.
-std::string symbol_at(const std::filesystem::path& file, uint64_t offset);
 
 } // namespace weft::launcher

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/stacks/symbols.h"
 #include "tests/launcher/run_weftrun.h"
 
 namespace weft::launcher {
@@ -47,7 +48,8 @@ TEST(Backtrace, FindsWhatTheProcessCouldNot) {
   ASSERT_EQ(of_this_program(1), 4);
   const std::string program = std::filesystem::read_symlink("/proc/self/exe");
   const uint64_t offset = own_offset();
-  EXPECT_EQ(symbol_at(program, offset), "_ZN4weft8launcher15of_this_programEi");
+  EXPECT_EQ(
+      base::symbol_at(program, offset), "_ZN4weft8launcher15of_this_programEi");
   char line[4096];
   std::snprintf(
       line, sizeof(line), "#0 %s(+0x%lx)\n", program.c_str(), offset + 1);
@@ -88,7 +90,7 @@ TEST(Backtrace, BrokenInputGivesNothing) {
   std::ofstream(folder / "cut", std::ios::binary) << elf;
   std::ofstream(folder / "empty").close();
   for (const char* name : {"cut", "empty", "absent", "."}) {
-    EXPECT_EQ(symbol_at(folder / name, 0x100), "") << name;
+    EXPECT_EQ(base::symbol_at(folder / name, 0x100), "") << name;
   }
   EXPECT_THAT(readable_frames("#", 9), IsEmpty());
   EXPECT_THAT(readable_frames("#0 (+0x\n# (+0xg)\n(+0x1) #0 ", 9), IsEmpty());
