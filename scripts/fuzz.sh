@@ -18,19 +18,20 @@ torch=$(libtorch_dir)
 
 checkpoint=(checkpoint/format/{digest,dtype,hash,json_scan,manifest}.cpp
             checkpoint/format/{manifest_parser,manifest_rules}.cpp
-            checkpoint/format/{tensor_header,tensor_header_parser}.cpp
-            checkpoint/files/text.cpp checkpoint/format/tiling.cpp checkpoint/files/folder.cpp
+            checkpoint/format/{tensor_header,tensor_header_parser,tiling}.cpp
+            checkpoint/files/{folder,text}.cpp
             mesh/error/{error,resource_limits}.cpp
             tests/fuzz/fuzz_input.cpp)
 recipe=(config/{recipe,renamed_keys,schema,schema_lifecycle,schema_model}.cpp
         config/{schema_parallel,schema_text,schema_train}.cpp
         config/{suggest,yaml_scan,yaml_tree,yaml_value}.cpp
         mesh/error/error.cpp tests/fuzz/recipe_input.cpp)
-rendezvous=(launcher/process/outcome.cpp launcher/rendezvous/restart_policy.cpp
-            launcher/connection/address.cpp launcher/rendezvous/admission.cpp
-            launcher/connection/{dialer,event_loop,forwarder}.cpp launcher/rendezvous/auth_listener.cpp
-            launcher/connection/{handshake,key}.cpp launcher/rendezvous/{hub,link,messages}.cpp
-            launcher/rendezvous/{refusals,spoke,verdict}.cpp launcher/connection/relay.cpp
+rendezvous=(launcher/process/outcome.cpp
+            launcher/connection/{address,connector,event_loop,forwarder}.cpp
+            launcher/connection/{handshake,key,relay}.cpp
+            launcher/rendezvous/{admission,auth_failures,auth_listener}.cpp
+            launcher/rendezvous/{control_connection,messages,rendezvous_client}.cpp
+            launcher/rendezvous/{rendezvous_server,restart_policy,run_result}.cpp
             tests/fuzz/rendezvous_input.cpp)
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -DFMT_HEADER_ONLY
        '-DWEFT_VERSION="fuzz"' -I. -isystem "$torch/include"
