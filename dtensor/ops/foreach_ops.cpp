@@ -28,8 +28,8 @@
 //   calls the op on single tensors that it stands for, whose rule knows what
 //   moves and which pending reductions may wait.
 // - The steps of fused optimizers have no such form. Gradients are brought to
-//   where their parameter lies; state has to lie there already. See Note [Whole
-//   vectors].
+//   where their parameter lies; state has to lie there already. See
+//   Note [Whole vectors].
 
 namespace weft::dtensor {
 namespace {
