@@ -39,35 +39,33 @@ WholeVectors::WholeVectors(
     const std::vector<List*>& numbers) {
   const auto& firsts = *lists.front();
   const size_t count = firsts.size();
-  if (std::ranges::all_of(firsts, is_whole)) {
-    return;
-  }
   for (size_t i = 0; i < count; ++i) {
-    const at::Tensor first = firsts[i];
-    if (is_whole(first) || !std::ranges::all_of(lists, [&](const List* list) {
-          return list->empty() || is_alike((*list)[i], first);
-        })) {
+    if (is_whole(firsts[i]) ||
+        !std::ranges::all_of(
+            lists,
+            [&](const List* list) {
+              return list->empty() || is_alike((*list)[i], firsts[i]);
+            }) ||
+        !take(lists, i)) {
       continue;
     }
-    const bool has_vectors = first.numel() >= vector_elements(first);
-    take(lists, i);
     for (auto* list : numbers) {
-      if (has_vectors && !list->empty()) {
+      if (!list->empty()) {
         list->push_back((*list)[i]);
       }
     }
   }
 }
 
-// The scratch row takes the tensor's own place where that has no whole vector.
-void WholeVectors::take(const std::vector<List*>& lists, size_t index) {
+bool WholeVectors::take(const std::vector<List*>& lists, size_t index) {
+  const auto& first = (*lists.front())[index];
+  const int64_t rest = first.numel() % vector_elements(first);
+  const int64_t begin = first.numel() - rest;
   for (auto* list : lists) {
     if (list->empty()) {
       continue;
     }
     const auto all = flat((*list)[index]);
-    const int64_t rest = all.numel() % vector_elements(all);
-    const int64_t begin = all.numel() - rest;
     const auto row = at::zeros({vector_elements(all)}, all.options());
     rests_.push_back({all.narrow(0, begin, rest), row.narrow(0, 0, rest)});
     rests_.back().scratch.copy_(rests_.back().own);
@@ -78,6 +76,7 @@ void WholeVectors::take(const std::vector<List*>& lists, size_t index) {
       list->push_back(row);
     }
   }
+  return begin != 0;
 }
 
 void WholeVectors::copy_back() const {

@@ -48,7 +48,9 @@ class WholeVectors {
     at::Tensor scratch;
   };
 
-  void take(const std::vector<List*>& lists, size_t index);
+  /// Returns whether it has added a scratch row to the lists, and not put it in
+  /// the place of a tensor that has no whole vector.
+  bool take(const std::vector<List*>& lists, size_t index);
 
   std::vector<Rest> rests_;
 };
