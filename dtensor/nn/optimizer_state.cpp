@@ -118,12 +118,17 @@ std::vector<Number> adam_group(Options& options) {
       weight_decay_number(options)};
 }
 
+// Null if the optimizer knows nothing of a parameter for which nothing is to be
+// made.
 template <class State, class Slot>
-State& find_or_make(Slot& slot) {
+State* find_or_make(Slot& slot, bool is_to_be_made) {
+  if (!is_to_be_made && !has_optimizer_state(slot.get())) {
+    return nullptr;
+  }
   if (!slot) {
     slot = std::make_unique<State>();
   }
-  return static_cast<State&>(*slot);
+  return static_cast<State*>(slot.get());
 }
 
 // Lists a moment, if it is there. Where its parameter learns, one that the
@@ -153,17 +158,17 @@ ParameterState adam_state(
     bool learns) {
   ParameterState result;
   result.group = adam_group(options);
-  if (!learns && !has_optimizer_state(slot.get())) {
+  auto* state = find_or_make<State>(slot, learns);
+  if (!state) {
     return result;
   }
-  auto& state = find_or_make<State>(slot);
-  result.numbers = {step_number(state)};
-  list_moment(result, "exp_avg", state.exp_avg(), learns, parameter);
-  list_moment(result, "exp_avg_sq", state.exp_avg_sq(), learns, parameter);
+  result.numbers = {step_number(*state)};
+  list_moment(result, "exp_avg", state->exp_avg(), learns, parameter);
+  list_moment(result, "exp_avg_sq", state->exp_avg_sq(), learns, parameter);
   list_moment(
       result,
       "max_exp_avg_sq",
-      state.max_exp_avg_sq(),
+      state->max_exp_avg_sq(),
       learns && options.amsgrad(),
       parameter);
   return result;
@@ -182,22 +187,22 @@ ParameterState sgd_state(
       momentum_number(options),
       weight_decay_number(options)};
   const bool needs_momentum = owner.learns() && options.momentum() != 0;
-  if (!needs_momentum && !has_optimizer_state(slot.get())) {
-    return result;
-  }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      slot || owner.is_held || options.dampening() == 0,
+      !needs_momentum || slot || owner.is_held || options.dampening() == 0,
       "[",
       kOptimizerOp,
       "] SGD with dampening has no momentum of \"",
       owner.fqn,
       "\" before its first step with a gradient of that. Take one, freeze the "
       "parameter, or set dampening to 0.");
-  auto& state = find_or_make<torch::optim::SGDParamState>(slot);
+  auto* state = find_or_make<torch::optim::SGDParamState>(slot, needs_momentum);
+  if (!state) {
+    return result;
+  }
   list_moment(
       result,
       "momentum_buffer",
-      state.momentum_buffer(),
+      state->momentum_buffer(),
       needs_momentum,
       owner.parameter);
   return result;
@@ -218,15 +223,15 @@ ParameterState adagrad_state(
           [&](double v) { options.lr_decay(v); }),
       eps_number(options),
       weight_decay_number(options)};
-  if (!learns && !has_optimizer_state(slot.get())) {
+  auto* state = find_or_make<torch::optim::AdagradParamState>(slot, learns);
+  if (!state) {
     return result;
   }
-  auto& state = find_or_make<torch::optim::AdagradParamState>(slot);
-  result.numbers = {step_number(state)};
+  result.numbers = {step_number(*state)};
   list_moment(
       result,
       "sum",
-      state.sum(),
+      state->sum(),
       learns,
       parameter,
       options.initial_accumulator_value());
@@ -249,22 +254,22 @@ ParameterState rmsprop_state(
       eps_number(options),
       weight_decay_number(options),
       momentum_number(options)};
-  if (!learns && !has_optimizer_state(slot.get())) {
+  auto* state = find_or_make<torch::optim::RMSpropParamState>(slot, learns);
+  if (!state) {
     return result;
   }
-  auto& state = find_or_make<torch::optim::RMSpropParamState>(slot);
-  result.numbers = {step_number(state)};
-  list_moment(result, "square_avg", state.square_avg(), learns, parameter);
+  result.numbers = {step_number(*state)};
+  list_moment(result, "square_avg", state->square_avg(), learns, parameter);
   list_moment(
       result,
       "momentum_buffer",
-      state.momentum_buffer(),
+      state->momentum_buffer(),
       learns && options.momentum() > 0,
       parameter);
   list_moment(
       result,
       "grad_avg",
-      state.grad_avg(),
+      state->grad_avg(),
       learns && options.centered(),
       parameter);
   return result;
