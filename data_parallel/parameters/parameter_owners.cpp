@@ -2,17 +2,9 @@
 
 #include <torch/nn/module.h>
 
-namespace weft::ddp {
+#include "dtensor/scopes/module_call.h"
 
-std::string type_name(const torch::nn::Module& module) {
-  std::string name = module.name();
-  const size_t colon = name.rfind(':');
-  name.erase(0, colon == std::string::npos ? 0 : colon + 1);
-  if (name.ends_with("Impl")) {
-    name.erase(name.size() - 4);
-  }
-  return name;
-}
+namespace weft::ddp {
 
 std::string describe(const Owner& owner) {
   return (owner.module.empty() ? "the model" : owner.module) + " (" +
@@ -26,7 +18,7 @@ ParameterOwners::ParameterOwners(const torch::nn::Module& module) {
       for (const auto& entry : named) {
         if (entry.value().defined()) {
           owners_[entry.value().unsafeGetTensorImpl()].push_back(
-              {name, type_name(owner), entry.key()});
+              {name, dtensor::module_type_name(owner), entry.key()});
         }
       }
     };

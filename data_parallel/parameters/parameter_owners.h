@@ -22,9 +22,6 @@ struct Owner {
   std::string name;
 };
 
-/// "weft::recipes::LlamaForCausalLMImpl" is LlamaForCausalLM.
-std::string type_name(const torch::nn::Module& module);
-
 /// "layers.0.wq (Linear)"; the model itself is "the model (Llama)".
 std::string describe(const Owner& owner);
 

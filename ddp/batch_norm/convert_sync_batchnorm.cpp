@@ -5,8 +5,8 @@
 
 #include <torch/nn/modules/container/sequential.h>
 
-#include "data_parallel/parameters/parameter_owners.h"
 #include "ddp/batch_norm/sync_batch_norm.h"
+#include "dtensor/scopes/module_call.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {
@@ -65,8 +65,8 @@ void find_norms(
       found.in_sequentials.push_back({sequential, child.key(), child.value()});
     } else {
       found.elsewhere.push_back(
-          name + " (" + type_name(*child.value()) + " of " + type_name(module) +
-          ")");
+          name + " (" + dtensor::module_type_name(*child.value()) + " of " +
+          dtensor::module_type_name(module) + ")");
     }
   }
 }
@@ -89,7 +89,8 @@ std::shared_ptr<SyncBatchNormGroup> convert_sync_batchnorm(
   BatchNormLayers found;
   find_norms(module, "", found);
   if (is_batch_norm(module)) {
-    found.elsewhere.push_back("the module itself (" + type_name(module) + ")");
+    found.elsewhere.push_back(
+        "the module itself (" + dtensor::module_type_name(module) + ")");
   }
   WEFT_CHECK(
       found.elsewhere.empty(),

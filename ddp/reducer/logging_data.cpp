@@ -10,6 +10,7 @@
 #include "data_parallel/parameters/parameter_owners.h"
 #include "ddp/batch_norm/sync_batch_norm.h"
 #include "ddp/reducer/bucket_plan.h"
+#include "dtensor/scopes/module_call.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/bootstrap/debug_level.h"
 #include "mesh/bootstrap/env.h"
@@ -189,7 +190,7 @@ DDPLoggingData describe_construction(
     const DistributedDataParallelOptions& options) {
   DDPLoggingData data;
   const auto& group = dp.group(int64_t{0});
-  data.module_name = type_name(module);
+  data.module_name = dtensor::module_type_name(module);
   data.world_size = group.size();
   data.rank = group.rank();
   describe_parameters(parameters, data);

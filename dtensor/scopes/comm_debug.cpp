@@ -131,16 +131,6 @@ constexpr const char* kWatch = "watch";
 // Marks a module whose calls are told to whoever records, once for all.
 struct Watched : ModuleHooks {};
 
-std::string type_name(const torch::nn::Module& module) {
-  std::string name = module.name();
-  const size_t colon = name.rfind(':');
-  name.erase(0, colon == std::string::npos ? 0 : colon + 1);
-  if (name.ends_with("Impl")) {
-    name.erase(name.size() - 4);
-  }
-  return name;
-}
-
 void watch(torch::nn::Module& module, const std::string& name) {
   auto& hooks = module_hooks(module);
   if (hooks.named_children().contains(kWatch)) {
@@ -276,7 +266,7 @@ CommDebugMode::CommDebugMode(const CommDebugOptions& options)
       if (!dynamic_cast<ModuleHooks*>(item.value().get())) {
         watch(
             *item.value(),
-            item.key().empty() ? type_name(*item.value()) : item.key());
+            item.key().empty() ? module_type_name(*item.value()) : item.key());
       }
     }
   }

@@ -27,6 +27,16 @@ void require_same_count(
 
 } // namespace
 
+std::string module_type_name(const torch::nn::Module& module) {
+  std::string name = module.name();
+  const size_t colon = name.rfind(':');
+  name.erase(0, colon == std::string::npos ? 0 : colon + 1);
+  if (name.ends_with("Impl")) {
+    name.erase(name.size() - 4);
+  }
+  return name;
+}
+
 ModuleHooks* find_module_hooks(torch::nn::Module& module) {
   const auto children = module.named_children();
   const auto* child = children.find(kChild);

@@ -15,6 +15,9 @@
 
 namespace weft::dtensor {
 
+/// "weft::recipes::LlamaForCausalLMImpl" is LlamaForCausalLM.
+std::string module_type_name(const torch::nn::Module& module);
+
 /// A tensor argument with a name; see kwarg().
 struct Kwarg {
   std::string name;

@@ -17,17 +17,6 @@ struct OpenCalls {
   std::vector<int64_t> starts;
 };
 
-// "weft::recipes::LlamaForCausalLMImpl" is LlamaForCausalLM.
-std::string type_name(const torch::nn::Module& module) {
-  std::string name = module.name();
-  const size_t colon = name.rfind(':');
-  name.erase(0, colon == std::string::npos ? 0 : colon + 1);
-  if (name.ends_with("Impl")) {
-    name.erase(name.size() - 4);
-  }
-  return name;
-}
-
 void begin_call(OpenCalls& calls) {
   if (!calls.recorder->is_on()) {
     calls.starts.clear(); // of a call that threw
@@ -65,7 +54,8 @@ void add_module_spans(
       continue;
     }
     auto calls = std::make_shared<OpenCalls>(
-        item.key().empty() ? type_name(module) : item.key(), recorder);
+        item.key().empty() ? dtensor::module_type_name(module) : item.key(),
+        recorder);
     auto& hooks = dtensor::module_hooks(module);
     hooks.before.insert(
         hooks.before.begin(),
