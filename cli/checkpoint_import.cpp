@@ -143,6 +143,10 @@ void import_model(const ImportArguments& arguments) {
   const auto done = hub::import_model(
       arguments.from, arguments.to, int64_t{128} << 20, bar.callback());
   bar.erase();
+  if (!done.notice.empty()) {
+    std::fprintf(
+        stderr, "%s: %s\n", arguments.from.c_str(), done.notice.c_str());
+  }
   if (arguments.json) {
     print(Json{
         {"path", done.path.string()},

@@ -173,7 +173,10 @@ Imported import_model(
       checkpoint::MoveLatest::kForward);
   clean_up.release();
   Imported imported{
-      .path = path, .tensors = std::ssize(manifest.tensors), .bytes = 0};
+      .path = path,
+      .tensors = std::ssize(manifest.tensors),
+      .bytes = 0,
+      .notice = reader.notice()};
   for (const auto& [name, file] : manifest.files) {
     imported.bytes += file.bytes;
   }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "checkpoint/files/progress.h"
 
@@ -12,6 +13,8 @@ struct Imported {
   std::filesystem::path path;
   int64_t tensors = 0;
   int64_t bytes = 0;
+  /// See ModelFiles::notice().
+  std::string notice = {};
 };
 
 /// Writes the model of a Hugging Face folder as a checkpoint, `checkpoints`/

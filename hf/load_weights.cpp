@@ -98,6 +98,7 @@ LoadedWeights load_weights(
             }
           }
           loaded.bytes_read = reader.bytes_read();
+          loaded.notice = reader.notice();
         }));
   return loaded;
 }

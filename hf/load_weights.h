@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "config/recipe.h"
 #include "dtensor/nn/state_dict.h"
@@ -18,6 +19,8 @@ struct LoadedWeights {
   int64_t tensors = 0;
   /// By this rank.
   int64_t bytes_read = 0;
+  /// See ModelFiles::notice().
+  std::string notice = {};
 };
 
 /// Fills the tensors of a model's state from the folder model.from; adapters

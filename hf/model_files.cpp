@@ -93,6 +93,7 @@ struct ModelFiles::State {
   checkpoint::Folder folder;
   std::map<std::string, FileTensor> tensors;
   std::vector<std::string> absent;
+  std::string notice;
   mutable std::map<std::string, checkpoint::File> open;
   mutable std::vector<std::byte> block;
   mutable int64_t bytes_read = 0;
@@ -192,10 +193,19 @@ at::Tensor ModelFiles::State::read_block(
 }
 
 ModelFiles::ModelFiles(const fs::path& folder)
-    : state_(new State{checkpoint::Folder::open(folder), {}, {}, {}, {}, 0}) {
+    : state_(
+          new State{checkpoint::Folder::open(folder), {}, {}, {}, {}, {}, 0}) {
   const auto& opened = state_->folder;
   if (opened.has(kSingleName)) {
     state_->add_file(kSingleName);
+    if (opened.has(kIndexName)) {
+      state_->notice = fmt::format(
+          "the weights are those of {}; {} is there too and is not read. "
+          "Remove {} if the index is the newer one",
+          kSingleName,
+          kIndexName,
+          kSingleName);
+    }
     return;
   }
   if (!opened.has(kIndexName)) {
@@ -240,6 +250,10 @@ const fs::path& ModelFiles::folder() const {
 
 const std::map<std::string, FileTensor>& ModelFiles::tensors() const {
   return state_->tensors;
+}
+
+const std::string& ModelFiles::notice() const {
+  return state_->notice;
 }
 
 const std::vector<std::string>& ModelFiles::absent() const {

@@ -39,6 +39,9 @@ class ModelFiles {
   const std::filesystem::path& folder() const;
   /// By name.
   const std::map<std::string, FileTensor>& tensors() const;
+  /// A sentence if there is an index beside model.safetensors, which is then
+  /// not read; else "".
+  const std::string& notice() const;
   /// What the index names and its file has not: "name (file)".
   const std::vector<std::string>& absent() const;
 

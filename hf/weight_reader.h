@@ -38,6 +38,9 @@ class WeightReader {
   void read(const std::string& name, const Box& own, const at::Tensor& out)
       const;
 
+  /// See ModelFiles::notice().
+  const std::string& notice() const { return files_.notice(); }
+
   int64_t bytes_read() const { return files_.bytes_read(); }
 
  private:

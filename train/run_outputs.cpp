@@ -4,15 +4,28 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 
 #include <fmt/format.h>
+
+#include "mesh/error/error.h"
+#include "train/metrics/write_file.h"
 
 namespace weft::recipes {
 namespace {
 
 std::string in_folder(const Recipe& recipe, const char* name) {
   return (std::filesystem::path(recipe.output_dir) / name).string();
+}
+
+// A run that resumes has one already, which stays if this one is not written.
+// What could not be done, or "".
+std::string write_recipe(const Recipe& recipe) {
+  try {
+    write_file(in_folder(recipe, "recipe.yaml"), to_yaml(recipe));
+    return "";
+  } catch (const mesh::UsageError& error) {
+    return fmt::format("{}. Training goes on", error.what_without_backtrace());
+  }
 }
 
 } // namespace
@@ -43,7 +56,7 @@ void RunOutputs::begin(
     log_line(
         metrics_->write_line(resumed->layout.metrics_line)); // Killed there.
   }
-  std::ofstream(in_folder(recipe_, "recipe.yaml")) << to_yaml(recipe_);
+  log_line(write_recipe(recipe_));
   if (recipe_.log.tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardLog>(
         in_folder(recipe_, "tensorboard"),

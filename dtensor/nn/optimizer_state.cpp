@@ -193,8 +193,9 @@ ParameterState sgd_state(
       kOptimizerOp,
       "] SGD with dampening has no momentum of \"",
       owner.fqn,
-      "\" before its first step with a gradient of that. Take one, freeze the "
-      "parameter, or set dampening to 0.");
+      "\" before its first step with a gradient of that. Take one (before a "
+      "checkpoint is read, one with gradients of zeros will do: what it "
+      "changes is replaced), freeze the parameter, or set dampening to 0.");
   auto* state = find_or_make<torch::optim::SGDParamState>(slot, needs_momentum);
   if (!state) {
     return result;

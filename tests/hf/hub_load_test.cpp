@@ -323,6 +323,24 @@ TEST(Hub, TiedWeightsMayHaveTheNameOfTheHead) {
   }
 }
 
+TEST(Hub, AnIndexBesideOneFileIsSaidToBePassedOver) {
+  const TempFolder temp;
+  const auto folder = copy_hub_folder("gpt2", temp);
+  EXPECT_EQ(hub::import_model(folder, temp / "alone").notice, "");
+  temp.write("model/model.safetensors.index.json", "{\"weight_map\": {}}");
+  const std::string notice =
+      "the weights are those of model.safetensors; "
+      "model.safetensors.index.json is there too and is not read";
+  EXPECT_THAT(
+      hub::import_model(folder, temp / "both").notice, HasSubstr(notice));
+  test::run_ranks(1, [&](test::RankContext& rank) {
+    const auto recipe = hub_job_recipe(folder, 1, 1);
+    auto job = make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
+    EXPECT_THAT(load_initial_weights(recipe, job), HasSubstr(notice));
+    expect_as_transformers("gpt2", recipe, job);
+  });
+}
+
 // A model that has diverged is a model still.
 TEST(Hub, ACopyOfWhatIsNotANumberIsACopy) {
   const TempFolder temp;

@@ -140,6 +140,19 @@ TEST_F(Limits, AnAnswerThatCannotBeWrittenIsAnError) {
       0);
 }
 
+// A run that resumes replaces it whole, or not at all.
+TEST_F(Limits, ARecipeThatCannotBeReplacedStays) {
+  EXPECT_EQ(run("true", train({"output_dir=out", "train.steps=4"})).code, 0);
+  const auto before = read_text(folder_ / "out/recipe.yaml");
+  const auto [code, output, error] =
+      run("ulimit -f 1", train({"output_dir=out", "train.steps=5"}));
+  EXPECT_EQ(code, 4) << "the last checkpoint does not fit: " << error;
+  EXPECT_THAT(
+      output + error,
+      HasSubstr("cannot write \"out/recipe.yaml\": File too large (ulimit -f"));
+  EXPECT_EQ(read_text(folder_ / "out/recipe.yaml"), before);
+}
+
 TEST_F(Limits, NumbersDoNotDependOnTheLocaleOfTheProgram) {
   write("faulty.yaml", R"(name: locale
 model: {type: faulty, options: {width: 1200}}

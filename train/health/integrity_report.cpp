@@ -10,6 +10,7 @@
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 #include "train/health/integrity_checker.h"
+#include "train/metrics/write_file.h"
 #include "train/store/run_store.h"
 
 namespace weft::recipes {
@@ -134,7 +135,11 @@ void IntegrityChecker::keep_tie_record(
   for (size_t at = 0; at < vote.values.size(); ++at) {
     record.values[static_cast<size_t>(job_.mesh.ranks()[at])] = vote.values[at];
   }
-  std::ofstream(tie_record_path(recipe_)) << to_json(record, recipe_);
+  try {
+    write_file(tie_record_path(recipe_).string(), to_json(record, recipe_));
+  } catch (const mesh::UsageError& error) {
+    log_line_(error.what_without_backtrace());
+  }
 }
 
 void IntegrityChecker::read_tie_record(int64_t step) {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "mesh/error/error.h"
+#include "mesh/error/resource_limits.h"
 
 namespace weft::recipes {
 namespace {
@@ -38,7 +39,8 @@ void write_file(const std::string& path, std::string_view text) {
   file << text;
   file.close();
   if (!file) {
-    const std::string why = std::strerror(errno);
+    const int reason = errno;
+    const auto why = std::strerror(reason) + mesh::limit_behind(reason);
     if (!is_special) {
       std::filesystem::remove(other, error);
     }

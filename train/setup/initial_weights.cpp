@@ -343,9 +343,11 @@ std::string load_model_weights(
   }
   const auto loaded = hub::load_weights(recipe, state, world);
   return fmt::format(
-      "begins with the weights of {} ({} tensors)",
+      "begins with the weights of {} ({} tensors){}{}",
       recipe.model.from,
-      loaded.tensors);
+      loaded.tensors,
+      loaded.notice.empty() ? "" : ": ",
+      loaded.notice);
 }
 
 std::string load_initial_weights(const Recipe& recipe, TrainJob& job) {

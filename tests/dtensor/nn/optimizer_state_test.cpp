@@ -164,6 +164,55 @@ TEST(OptimizerState, IsNotMadeForAParameterThatNeverLearned) {
   }
 }
 
+// The momentum of a first step is the gradient, undampened, which zeros cannot
+// stand for.
+TEST(OptimizerState, OfDampenedMomentumIsLoadedBehindAStepOfZeros) {
+  const mesh::DeviceMesh mesh;
+  const auto make = [](const std::vector<at::Tensor>& parameters) {
+    return torch::optim::SGD(
+        parameters,
+        torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.5).weight_decay(
+            0.1));
+  };
+  FreezeModel model(mesh, Replicate());
+  auto optimizer = make(model.parameters());
+  EXPECT_THAT(
+      message_of_thrown<c10::NotImplementedError>(
+          [&] { optimizer_state_dict(optimizer, model, mesh); }),
+      AllOf(
+          HasSubstr("no momentum of \"first\" before its first step"),
+          HasSubstr("before a checkpoint is read, one with gradients of zeros "
+                    "will do")));
+  model.step(optimizer, 0);
+  std::vector<at::Tensor> weights;
+  for (const auto& parameter : model.parameters()) {
+    weights.push_back(parameter.detach().clone());
+  }
+  const auto saved = copied(optimizer_state_dict(optimizer, model, mesh));
+  model.step(optimizer, 1);
+
+  FreezeModel resumed(mesh, Replicate());
+  auto other = make(resumed.parameters());
+  for (auto& parameter : resumed.parameters()) {
+    parameter.mutable_grad() = at::zeros_like(parameter);
+  }
+  other.step();
+  // In place, as a checkpoint is read.
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    resumed.parameters()[i].copy_(weights[i]);
+  }
+  const auto state = optimizer_state_dict(other, resumed, mesh);
+  for (const auto& [key, tensor] : state) {
+    tensor.copy_(saved.at(key));
+  }
+  load_optimizer_state_dict(other, resumed, state);
+  resumed.step(other, 1);
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    EXPECT_TRUE(at::equal(resumed.parameters()[i], model.parameters()[i]));
+  }
+}
+
 // An AdamW with a group for each learning rate, the last with all that is left.
 std::unique_ptr<torch::optim::Optimizer> optimizer_of_groups(
     const std::vector<at::Tensor>& parameters,
