@@ -30,6 +30,10 @@ struct MeshConfig {
   int64_t dp = -1;
   int64_t tp = 1;
   bool operator==(const MeshConfig&) const = default;
+
+  /// Once resolved: ranks that compute different samples of one batch.
+  int64_t batch_ranks() const { return dp; }
+  int64_t world_size() const { return dp * tp; }
 };
 
 /// How rotary frequencies are stretched for sequences longer than those that a

@@ -148,7 +148,7 @@ BatchLoader BatchLoader::open(const Recipe& recipe, int64_t dp_rank) {
       open_data(recipe),
       {.global_batch_size = recipe.train.global_batch_size,
        .micro_batch_size = recipe.train.micro_batch_size,
-       .dp = recipe.mesh.dp,
+       .dp = recipe.mesh.batch_ranks(),
        .dp_rank = dp_rank}};
 }
 

@@ -11,6 +11,7 @@
 
 #include "data/batch_loader.h"
 #include "mesh/error/error.h"
+#include "train/setup/job_mesh.h"
 #include "train/setup/loss.h"
 #include "train/trainer.h"
 
@@ -40,9 +41,9 @@ double summed_loss_of(
       .item<double>();
 }
 
-double over_replicas(const mesh::DeviceMesh& mesh, double value) {
+double over_batch(const mesh::DeviceMesh& batch, double value) {
   auto total = at::full({1}, value, at::kDouble);
-  mesh.group("dp").all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
+  batch.group(0).all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
   return total.item<double>();
 }
 
@@ -56,13 +57,14 @@ Evaluation evaluate(
     const LogLine& log_line) {
   const at::NoGradGuard no_grad;
   const auto& world = mesh.world();
-  const int64_t own = mesh.coordinate("dp") * batch_size;
-  const int64_t step = mesh.size("dp") * batch_size;
+  const auto batch = batch_mesh(mesh);
+  const int64_t own = batch.coordinate(0) * batch_size;
+  const int64_t step = batch.size() * batch_size;
   double sum = 0;
   auto said = EvalClock::now();
   for (int64_t first = 0; first < samples.count; first += step) {
-    sum += over_replicas(
-        mesh,
+    sum += over_batch(
+        batch,
         summed_loss_of(
             model, samples, first + own, batch_size, world.device()));
     if (world.rank() == 0 && EvalClock::now() - said > kBetweenLines) {

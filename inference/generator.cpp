@@ -9,6 +9,7 @@
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/world.h"
+#include "train/setup/job_mesh.h"
 
 namespace weft::recipes {
 namespace {
@@ -21,7 +22,7 @@ constexpr int64_t kTokensATick = 16;
 // waits for longer than a communicator allows.
 class Replicas {
  public:
-  explicit Replicas(const mesh::DeviceMesh& mesh) : mesh_(mesh) {}
+  explicit Replicas(const mesh::DeviceMesh& batch) : batch_(batch) {}
 
   void token_done() {
     if (++tokens_ % kTokensATick == 0) {
@@ -37,17 +38,17 @@ class Replicas {
 
  private:
   bool tick(bool works) {
-    if (mesh_.size("dp") == 1) {
+    if (batch_.size() == 1) {
       return false;
     }
     const auto flag = at::full({1}, works ? 1 : 0, at::kLong);
-    mesh_.group("dp")
+    batch_.group(0)
         .all_reduce(flag, mesh::ReduceOp::kMax, "replicas that generate")
         .wait();
     return flag.item<int64_t>() != 0;
   }
 
-  const mesh::DeviceMesh& mesh_;
+  const mesh::DeviceMesh& batch_;
   int64_t tokens_ = 0;
 };
 
@@ -141,10 +142,11 @@ std::vector<Continuation> generate(
     const GenerationOptions& options,
     const OnToken& on_token) {
   const at::NoGradGuard no_grad;
+  const auto batch = batch_mesh(mesh);
   const auto own = dtensor::shard_range(
       static_cast<int64_t>(prompts.size()) * num_samples,
-      mesh.size("dp"),
-      mesh.coordinate("dp"));
+      batch.size(),
+      batch.coordinate(0));
   std::vector<Continuation> samples;
   for (int64_t i = own.begin; i < own.begin + own.length; ++i) {
     samples.push_back(
@@ -152,7 +154,7 @@ std::vector<Continuation> generate(
          .sample = i,
          .tokens = {}});
   }
-  Replicas replicas(mesh);
+  Replicas replicas(batch);
   for (auto first = samples.begin(); first != samples.end();) {
     const auto last = std::find_if(first, samples.end(), [&](const auto& s) {
       return s.prompt != first->prompt;

@@ -17,6 +17,7 @@
 #include "models/registry.h"
 #include "train/setup/checkpoint_key.h"
 #include "train/setup/ddp_config.h"
+#include "train/setup/job_mesh.h"
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
 #include "train/store/link_costs.h"
@@ -182,7 +183,7 @@ void validate_for_inference(Recipe& recipe, int64_t world_size) {
   // A multiple of whatever the replicas take.
   train.global_batch_size = 0;
   validate(recipe, world_size);
-  train.global_batch_size = recipe.mesh.dp * train.micro_batch_size;
+  train.global_batch_size = recipe.mesh.batch_ranks() * train.micro_batch_size;
 }
 
 void check_weights(
@@ -214,8 +215,7 @@ mesh::DeviceMesh make_inference_mesh(
     const Recipe& recipe,
     const mesh::World& world) {
   world.check_agreement("recipe", to_yaml(recipe));
-  auto mesh = mesh::DeviceMesh::create(
-      world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
+  auto mesh = make_job_mesh(recipe, world);
   auto with_links = recipe;
   resolve_link_costs(with_links, mesh);
   return mesh;

@@ -59,9 +59,7 @@ void RunOutputs::begin(
   log_line(write_recipe(recipe_));
   if (recipe_.log.tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardLog>(
-        in_folder(recipe_, "tensorboard"),
-        step + 1,
-        recipe_.mesh.dp * recipe_.mesh.tp);
+        in_folder(recipe_, "tensorboard"), step + 1, recipe_.mesh.world_size());
   }
   log_line(report_.write_layout(model, mesh));
   log_line(

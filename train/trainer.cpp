@@ -17,6 +17,7 @@
 #include "mesh/watchdog/activity.h"
 #include "models/registry.h"
 #include "train/health/integrity_checker.h"
+#include "train/setup/job_mesh.h"
 #include "train/setup/loss.h"
 #include "train/setup/lr_schedule.h"
 #include "train/setup/preflight.h"
@@ -34,8 +35,7 @@ double milliseconds_since(Clock::time_point start) {
 
 // Fills in recipe.links, if they are to be measured.
 mesh::DeviceMesh make_mesh(Recipe& recipe, const mesh::World& world) {
-  auto mesh = mesh::DeviceMesh::create(
-      world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
+  auto mesh = make_job_mesh(recipe, world);
   resolve_link_costs(recipe, mesh);
   return mesh;
 }
@@ -95,10 +95,9 @@ double Trainer::all_reduce_scalar(
     counts[1] = 1; // the sum overflowed, alike on these ranks
   }
   auto total = at::cat({at::full({1}, value, at::kDouble), counts});
-  if (job_.mesh.size("dp") > 1) {
-    job_.mesh.group("dp")
-        .all_reduce(total, mesh::ReduceOp::kSum, "loss")
-        .wait();
+  const auto batch = batch_mesh(job_.mesh);
+  if (batch.size() > 1) {
+    batch.group(0).all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
   }
   should_stop_ = total[1].item<double>() > 0;
   is_finite_ = total[2].item<double>() == 0;
@@ -116,7 +115,7 @@ bool Trainer::all_reduce_stop_request() {
 
 double Trainer::comm_ms() const {
   int64_t blocked = 0;
-  for (const auto* dim : {"dp", "tp"}) {
+  for (int64_t dim = 0; dim < job_.mesh.ndim(); ++dim) {
     blocked += job_.mesh.group(dim).flight_recorder().blocked_ns();
   }
   return static_cast<double>(blocked) * 1e-6;
@@ -138,7 +137,10 @@ at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
     const auto phase = span("forward");
     const auto here = to_device(batch, world_.device());
     loss = training_loss(
-        recipe_, *job_.model, (*job_.ddp)(here.input), here.target);
+        recipe_,
+        *job_.model,
+        job_.data_parallel->forward(here.input),
+        here.target);
   }
   const auto phase = span("backward");
   (job_.loss_scale == 1.0 ? loss : loss * job_.loss_scale).backward();
@@ -165,7 +167,7 @@ std::vector<MicroLoss> Trainer::accumulate_gradients(
         {.first_sample = first_sample + batch.first_sample,
          .samples = batch.input.size(0)});
     if (a + 1 < micro_steps) {
-      const auto local_only = job_.ddp->no_sync();
+      const auto local_only = job_.data_parallel->no_sync();
       losses.push_back(forward_backward(batch, step));
     } else {
       losses.push_back(forward_backward(batch, step));
@@ -224,7 +226,7 @@ StepMetrics Trainer::train_step(int64_t step) {
   const auto start = Clock::now();
   const double comm_before = comm_ms();
   if (!keeps_local_norms_) {
-    job_.ddp->synchronize_parameters();
+    job_.data_parallel->synchronize_parameters();
     ddp::enable_local_norms(job_.model->parameters());
     keeps_local_norms_ = true;
   }
@@ -288,7 +290,10 @@ std::optional<double> Trainer::evaluate() {
     }
     const auto batch = to_device(
         loader_.heldout(i / micro_steps, i % micro_steps), world_.device());
-    sum += token_loss((*job_.ddp)(batch.input), batch.target, global_tokens())
+    sum += token_loss(
+               job_.data_parallel->forward(batch.input),
+               batch.target,
+               global_tokens())
                .item<double>();
   }
   const double mean = all_reduce_scalar(sum) / static_cast<double>(batches);

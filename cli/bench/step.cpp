@@ -20,6 +20,7 @@
 #include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "train/metrics/metrics_log.h"
+#include "train/setup/job_mesh.h"
 #include "train/setup/loss.h"
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
@@ -137,12 +138,13 @@ class Training {
         job_(job),
         start_(start),
         generator_(at::make_generator<at::CPUGeneratorImpl>(
-            1 + static_cast<uint64_t>(job.mesh.coordinate("dp")))) {}
+            1 + static_cast<uint64_t>(batch_mesh(job.mesh).coordinate(0)))) {}
 
   Timings run() {
     run_steps(options_.warmup);
-    job_.mesh.group("dp").barrier();
-    job_.mesh.group("tp").barrier();
+    for (int64_t dim = 0; dim < job_.mesh.ndim(); ++dim) {
+      job_.mesh.group(dim).barrier();
+    }
     if (options_.async_tp > 0) {
       run_async_modes();
     } else if (options_.join == 0) {
@@ -199,7 +201,7 @@ class Training {
         job_.mesh.world().device());
     const auto begin = Clock::now();
     auto loss = token_loss(
-        (*job_.ddp)(batch.input),
+        job_.data_parallel->forward(batch.input),
         batch.target,
         options_.batch * options_.seq * options_.dp);
     loss.backward();
@@ -310,8 +312,7 @@ std::optional<std::string> run_step(const StepOptions& options) {
   validate(recipe, job_rank.world_size);
   const auto world = make_world(options, job_rank);
   start.end("rendezvous");
-  const auto mesh =
-      mesh::DeviceMesh::create(world, {options.dp, options.tp}, {"dp", "tp"});
+  const auto mesh = make_job_mesh(recipe, world);
   start.end("groups");
   auto job = make_train_job(recipe, mesh);
   start.end("model");

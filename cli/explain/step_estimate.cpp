@@ -12,6 +12,7 @@
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/world.h"
+#include "train/setup/job_mesh.h"
 #include "train/setup/loss.h"
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
@@ -53,11 +54,10 @@ class DryRun {
     // See Note [Messages of a step].
     dtensor::GradNorm(job_.model->parameters())
         .all_reduce(job_.mesh["tp"], at::zeros({2}, at::kDouble));
-    if (job_.mesh.size("dp") > 1) {
+    const auto batch = batch_mesh(job_.mesh);
+    if (batch.size() > 1) {
       auto total = at::zeros({3}, at::kDouble);
-      job_.mesh.group("dp")
-          .all_reduce(total, mesh::ReduceOp::kSum, "loss")
-          .wait();
+      batch.group(0).all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
     }
     if (job_.average) {
       job_.average->begin();
@@ -76,7 +76,8 @@ class DryRun {
   }
 
   at::Tensor loss(const at::Tensor& input, const at::Tensor& target) {
-    return training_loss(recipe_, *job_.model, (*job_.ddp)(input), target);
+    return training_loss(
+        recipe_, *job_.model, job_.data_parallel->forward(input), target);
   }
 
   const Recipe& recipe_;
@@ -266,7 +267,7 @@ void run_step(
   if (estimate.micro_batches > 1) {
     // All but the last one are alike.
     record("forward", estimate.micro_batches - 1, [&] {
-      const auto local_only = job.ddp->no_sync();
+      const auto local_only = job.data_parallel->no_sync();
       run_micro_batch(run, tally, memory);
     });
   }
@@ -328,11 +329,10 @@ StepEstimate estimate_step(
     const EstimateOptions& options) {
   MemoryMeter meter;
   StepEstimate estimate;
-  estimate.world_size = recipe.mesh.dp * recipe.mesh.tp;
+  estimate.world_size = recipe.mesh.world_size();
   estimate.micro_batches = accumulation_steps(recipe);
   const auto world = mesh::World::fake(0, estimate.world_size);
-  const auto mesh = mesh::DeviceMesh::create(
-      world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
+  const auto mesh = make_job_mesh(recipe, world);
   estimate.links = find_links(recipe, mesh, options.ranks_per_host);
   // Planned as a run would, whose price list does not know of hosts.
   for (const auto& name : mesh.mesh_dim_names()) {
@@ -343,7 +343,7 @@ StepEstimate estimate_step(
   }
   make_plans(recipe, mesh);
   DryRun run(recipe, mesh);
-  run.job().ddp->synchronize_parameters();
+  run.job().data_parallel->synchronize_parameters();
   const auto parameters = run.job().model->parameters();
   for (const auto& parameter : parameters) {
     estimate.parameter_count += parameter.numel();

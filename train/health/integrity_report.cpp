@@ -28,8 +28,11 @@ std::string from_first_rank(
     const mesh::DeviceMesh& mesh,
     const std::string& own) {
   constexpr const char* kName = "the sentinel's record";
-  const auto row = mesh::all_gather_text(mesh.group("tp"), own, kName);
-  return mesh::all_gather_text(mesh.group("dp"), row[0], kName)[0];
+  auto text = own;
+  for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
+    text = mesh::all_gather_text(mesh.group(dim), text, kName)[0];
+  }
+  return text;
 }
 
 } // namespace

@@ -178,7 +178,11 @@ StragglerMonitor::StragglerMonitor(
       every_(recipe.straggler_detection.every),
       log_line_(std::move(log_line)) {
   if (every_ > 0 && mesh.size() > 1 && mesh.world().device().is_cpu()) {
-    clock_.emplace(std::vector{mesh.group("dp"), mesh.group("tp")});
+    std::vector<mesh::Communicator> groups;
+    for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
+      groups.push_back(mesh.group(dim));
+    }
+    clock_.emplace(std::move(groups));
     round_start_ns_ = monotonic_ns();
   }
 }

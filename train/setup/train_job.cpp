@@ -7,6 +7,7 @@
 #include "models/registry.h"
 #include "tp/lora.h"
 #include "train/setup/ddp_config.h"
+#include "train/setup/job_mesh.h"
 #include "train/setup/preflight.h"
 #include "train/setup/recompute.h"
 
@@ -67,6 +68,39 @@ void add_adapters(const Recipe& recipe, Model& model) {
   }
 }
 
+class DdpModel : public DataParallelModel {
+ public:
+  DdpModel(
+      const std::shared_ptr<Model>& model,
+      const mesh::DeviceMesh& replicas,
+      const ddp::DistributedDataParallelOptions& options)
+      : ddp_(model, replicas, options) {}
+
+  ddp::DistributedDataParallel<Model>& ddp() { return ddp_; }
+
+  at::Tensor forward(const at::Tensor& input) override { return ddp_(input); }
+  std::shared_ptr<void> no_sync() override {
+    return std::shared_ptr<void>(new ddp::NoSyncGuard(ddp_.no_sync()));
+  }
+  void synchronize_parameters() override { ddp_.synchronize_parameters(); }
+  dtensor::StateDict state_dict(
+      const std::set<std::string>& ignore) const override {
+    return ddp_.state_dict(ignore);
+  }
+  dtensor::StateDict optimizer_state_dict(
+      torch::optim::Optimizer& optimizer) const override {
+    return ddp_.optimizer_state_dict(optimizer);
+  }
+  void load_optimizer_state_dict(
+      torch::optim::Optimizer& optimizer,
+      const dtensor::StateDict& state) const override {
+    ddp_.load_optimizer_state_dict(optimizer, state);
+  }
+
+ private:
+  ddp::DistributedDataParallel<Model> ddp_;
+};
+
 } // namespace
 
 std::shared_ptr<Model> place_model(
@@ -94,14 +128,17 @@ TrainJob make_train_job(
   job.mesh = mesh;
   job.model = place_model(recipe, mesh, device.value_or(mesh.world().device()));
   check_models_agree(*job.model, mesh.world());
-  job.ddp = std::make_unique<ddp::DistributedDataParallel<Model>>(
-      job.model, mesh["dp"], ddp_options(recipe));
+  const auto replicas = batch_mesh(mesh);
+  auto ddp =
+      std::make_unique<DdpModel>(job.model, replicas, ddp_options(recipe));
+  job.ddp = &ddp->ddp();
+  job.data_parallel = std::move(ddp);
   dtensor::materialize(
       *job.model,
       static_cast<uint64_t>(recipe.seed),
       device.value_or(mesh.world().device()));
   if (auto hook = make_comm_hook(recipe.ddp)) {
-    job.loss_scale = static_cast<double>(mesh.size("dp"));
+    job.loss_scale = static_cast<double>(replicas.size());
     job.ddp->register_comm_hook(std::move(hook));
   }
   recompute_activations(recipe, *job.model);
@@ -115,8 +152,8 @@ TrainJob make_train_job(
 
 checkpoint::StateDicts state_dicts(TrainJob& job) {
   checkpoint::StateDicts dicts{
-      {"model", job.ddp->state_dict(job.model->computed_buffers())},
-      {"optimizer", job.ddp->optimizer_state_dict(*job.optimizer)}};
+      {"model", job.data_parallel->state_dict(job.model->computed_buffers())},
+      {"optimizer", job.data_parallel->optimizer_state_dict(*job.optimizer)}};
   if (job.average && job.average->has_begun()) {
     dicts.emplace(kAveragePart, job.average->state_dict(job.mesh));
   }
@@ -152,7 +189,8 @@ void adopt_state(
     TrainJob& job,
     const checkpoint::StateDicts& dicts,
     const Recipe& recipe) {
-  job.ddp->load_optimizer_state_dict(*job.optimizer, dicts.at("optimizer"));
+  job.data_parallel->load_optimizer_state_dict(
+      *job.optimizer, dicts.at("optimizer"));
   for (auto& group : job.optimizer->param_groups()) {
     group.set_options(
         std::make_unique<torch::optim::AdamWOptions>(adamw_options(recipe)));

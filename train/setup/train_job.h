@@ -11,15 +11,19 @@
 #include "mesh/device_mesh.h"
 #include "models/model.h"
 #include "train/setup/adamw.h"
+#include "train/setup/data_parallel_model.h"
 #include "train/setup/ema_weights.h"
 
 namespace weft::recipes {
 
-/// A model on a 2-D mesh, ready for its first step.
+/// A model on the mesh of a run, ready for its first step.
 struct TrainJob {
   mesh::DeviceMesh mesh;
   std::shared_ptr<Model> model;
-  std::unique_ptr<ddp::DistributedDataParallel<Model>> ddp;
+  std::unique_ptr<DataParallelModel> data_parallel;
+  /// data_parallel, for what DistributedDataParallel alone has: buckets, comm
+  /// hooks, Join.
+  ddp::DistributedDataParallel<Model>* ddp = nullptr;
   std::unique_ptr<FusedAdamW> optimizer;
   /// None with ema.decay = 0.
   std::unique_ptr<EmaWeights> average;

@@ -296,7 +296,7 @@ std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe) {
 
 int64_t accumulation_steps(const Recipe& recipe) {
   return recipe.train.global_batch_size /
-         (recipe.mesh.dp * recipe.train.micro_batch_size);
+         (recipe.mesh.batch_ranks() * recipe.train.micro_batch_size);
 }
 
 } // namespace weft::recipes
