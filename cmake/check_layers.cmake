@@ -84,7 +84,7 @@ file(GLOB files ${ROOT}/models/*.h ${ROOT}/models/*.cpp)
 list(FILTER files EXCLUDE REGEX "/models/(plans|registry)\\.")
 foreach(file ${files})
   file(STRINGS ${file} lines
-       REGEX "^#include \"(mesh|tp|data_parallel|ddp|checkpoint)/")
+       REGEX "^#include \"(mesh|tp|data_parallel|ddp|fsdp|checkpoint)/")
   foreach(line ${lines})
     fault("${file}: a model may not use ${line}")
   endforeach()

@@ -16,8 +16,8 @@
 #include "data_parallel/comm_hooks/comm_hook.h"
 #include "data_parallel/join/join.h"
 #include "data_parallel/join/joinable.h"
+#include "data_parallel/output_tensors.h"
 #include "data_parallel/parameters/module_state.h"
-#include "ddp/output_tensors.h"
 #include "ddp/reducer/logging_data.h"
 #include "ddp/reducer/optimizer_in_backward.h"
 #include "ddp/reducer/options.h"
@@ -262,8 +262,8 @@ class DistributedDataParallel : public DistributedDataParallelBase {
       : DistributedDataParallel(module.ptr(), dp_mesh, options) {}
 
   /// The module's forward(), with the hooks that act on it. Where its output
-  /// has its tensors says ddp/output_tensors.h. What it throws on some ranks
-  /// alone, the others are told: see World::run_and_report_errors().
+  /// has its tensors says data_parallel/output_tensors.h. What it throws on
+  /// some ranks alone, the others are told: see World::run_and_report_errors().
   template <class... Args>
   auto forward(Args&&... args) {
     return mesh().world().run_and_report_errors("the forward pass", [&] {

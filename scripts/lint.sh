@@ -4,7 +4,7 @@
 step=lint
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-LIBRARIES=(base mesh dtensor cuda tp data_parallel ddp checkpoint config
+LIBRARIES=(base mesh dtensor cuda tp data_parallel ddp fsdp checkpoint config
            tokenizers models data hf train inference cli testkit)
 ALL=("${LIBRARIES[@]}" launcher bench tests)
 found=0

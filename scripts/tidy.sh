@@ -11,7 +11,7 @@ CXX=$(compiler) LIBTORCH=${LIBTORCH:+$libtorch} "$(tool cmake)" --preset nopch >
 
 files=("$@")
 if ((! $#)); then
-  mapfile -t files < <(find base mesh dtensor tp data_parallel ddp checkpoint \
+  mapfile -t files < <(find base mesh dtensor tp data_parallel ddp fsdp checkpoint \
                          config tokenizers models data hf train inference cli \
                          launcher \
                          -name '*.cpp' 2>/dev/null | sort)

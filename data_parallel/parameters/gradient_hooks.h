@@ -10,7 +10,7 @@
 namespace weft::ddp {
 
 /// Who listens to a parameter's gradient.
-enum class HookOwner { kReducer, kOptimizer };
+enum class HookOwner { kReducer, kOptimizer, kFullyShard };
 
 /// Calls back whenever a backward has added to a parameter's gradient, once a
 /// backward and parameter, on the thread that runs the backward. Nothing is

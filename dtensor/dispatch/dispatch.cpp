@@ -16,6 +16,7 @@
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/tensor/copied_view.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_hooks.h"
 
 // Note [Dispatch]
 // ~~~~~~~~~~~~~~~
@@ -112,32 +113,48 @@ bool make_written_whole(const c10::OperatorHandle& op, Arguments arguments) {
   return any;
 }
 
-} // namespace
+// Backward finds the hooks of a parameter in the views that were saved of it.
+void share_hooks_with_views(
+    const c10::OperatorHandle& op,
+    const std::shared_ptr<ParameterHooks>& hooks,
+    const Stack& stack) {
+  const auto& returns = op.schema().returns();
+  const size_t first = stack.size() - returns.size();
+  for (size_t i = 0; i < returns.size(); ++i) {
+    const auto* alias = returns[i].alias_info();
+    if (!alias || alias->isWrite()) {
+      continue;
+    }
+    for_each_tensor(
+        Arguments(&stack[first + i], 1),
+        [&](const at::Tensor& view, size_t, int64_t) {
+          if (auto* impl = dtensor_impl(view)) {
+            impl->parameter_hooks = hooks;
+          }
+        });
+  }
+}
 
-void dispatch_boxed(
+// A call that `reader` has read.
+void run_read(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
-    Stack* stack) {
-  // Inside DeferredInit, the op's own tensors are no parameters to be.
-  const c10::impl::ExcludeDispatchKeyGuard below(
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-      c10::DispatchKeySet(c10::DispatchKey::DeferredInit));
-  const auto arguments =
-      torch::jit::last(*stack, op.schema().arguments().size());
-  const CallReader reader(op, arguments);
-  if (reader.has_deferred() && run_deferred(read_call(op, arguments), *stack)) {
+    const CallReader& reader,
+    Arguments arguments,
+    Stack& stack) {
+  if (reader.has_deferred() && run_deferred(read_call(op, arguments), stack)) {
     return;
   }
   if (!reader.common()) {
-    run_unplaced(op, *stack);
+    run_unplaced(op, stack);
     return;
   }
   if (reader.has_plain()) {
     if (!implicit_replication_enabled() && !runs_formula_of_libtorch()) {
       refuse_plain(op, arguments);
     }
-    replicate_plain(op, DTensorSpec(*reader.common()), *stack);
-    dispatch_boxed(op, keys, stack);
+    replicate_plain(op, DTensorSpec(*reader.common()), stack);
+    dispatch_boxed(op, keys, &stack);
     return;
   }
   if (reader.has_copied_view()) {
@@ -152,10 +169,32 @@ void dispatch_boxed(
     if (!writes_to_its_own() || !make_written_whole(op, arguments)) {
       throw;
     }
-    dispatch_boxed(op, keys, stack);
+    dispatch_boxed(op, keys, &stack);
     return;
   }
-  run_plan(op, *plan, reader.common()->mesh(), *stack);
+  run_plan(op, *plan, reader.common()->mesh(), stack);
+}
+
+} // namespace
+
+void dispatch_boxed(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    Stack* stack) {
+  // Inside DeferredInit, the op's own tensors are no parameters to be.
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+      c10::DispatchKeySet(c10::DispatchKey::DeferredInit));
+  const auto arguments =
+      torch::jit::last(*stack, op.schema().arguments().size());
+  const CallReader reader(op, arguments);
+  if (reader.parameter_hooks()) {
+    const auto hooks = *reader.parameter_hooks();
+    run_read(op, keys, reader, arguments, *stack);
+    share_hooks_with_views(op, hooks, *stack);
+    return;
+  }
+  run_read(op, keys, reader, arguments, *stack);
 }
 
 } // namespace weft::dtensor

@@ -9,6 +9,7 @@
 
 #include "dtensor/spec/mesh_arguments.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_hooks.h"
 
 namespace weft::dtensor {
 
@@ -186,6 +187,10 @@ void CallReader::read_tensor(const at::Tensor& tensor) {
     has_plain_ |= tensor.dim() != 0;
     key_.push_back(kPlain | dtype);
     return;
+  }
+  if (impl->parameter_hooks) {
+    parameter_hooks_ = &impl->parameter_hooks;
+    impl->parameter_hooks->before_use(/*is_forward=*/false);
   }
   has_deferred_ |= impl->deferred != nullptr;
   has_copied_view_ |= impl->copied_view != nullptr;

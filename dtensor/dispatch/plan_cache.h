@@ -11,6 +11,8 @@
 
 namespace weft::dtensor {
 
+class ParameterHooks;
+
 /// What identifies a plan: see Note [Plan cache].
 using PlanKey = c10::SmallVector<int64_t, 96>;
 
@@ -26,6 +28,11 @@ class CallReader {
   bool has_copied_view() const { return has_copied_view_; }
   /// A plain tensor of one dim or more is among the arguments.
   bool has_plain() const { return has_plain_; }
+  /// Those of the last argument that has some, or null; until the arguments are
+  /// replaced.
+  const std::shared_ptr<ParameterHooks>* parameter_hooks() const {
+    return parameter_hooks_;
+  }
   /// The first DTensor that lies on a mesh of one dim or more, or null.
   const DTensorSpec* common() const { return common_; }
 
@@ -51,6 +58,7 @@ class CallReader {
   bool has_deferred_ = false;
   bool has_copied_view_ = false;
   bool has_plain_ = false;
+  const std::shared_ptr<ParameterHooks>* parameter_hooks_ = nullptr;
   const DTensorSpec* common_ = nullptr;
 };
 

@@ -18,6 +18,7 @@
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_hooks.h"
 #include "mesh/error/error.h"
 
 namespace weft::dtensor {
@@ -361,12 +362,14 @@ at::Tensor experts_of_dtensors(
       gate_up_local,
       down_local,
       gate_up.size(0));
-  return from_local_impl(
+  auto output = from_local_impl(
       run_local(operands, plan, gate_up_placed, name).view(x_local.sizes()),
       spec.with(plan.output),
       x.sizes(),
       row_major_strides(x.sizes()),
       name);
+  use_in_backward(output, {&gate_up, &down});
+  return output;
 }
 
 at::Tensor count_local(const at::Tensor& index, int64_t experts) {

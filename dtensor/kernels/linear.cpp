@@ -22,6 +22,7 @@
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/graph_nodes.h"
+#include "dtensor/tensor/parameter_hooks.h"
 #include "dtensor/tensor/parameter_info.h"
 
 namespace weft::dtensor::kernels {
@@ -294,13 +295,15 @@ at::Tensor linear_region(const LinearCall& call, const at::Tensor& x_local) {
   if (call.inside.defined()) {
     b_local = enter_as(call.inside, call, plan.bias, plan.bias_grad);
   }
-  return from_local_impl(
+  auto output = from_local_impl(
       at::linear(x_local, w_local, b_local),
       call.at(plan.output),
       call.sizes,
       row_major_strides(call.sizes),
       call.name,
       call.at(plan.output_grad).placements());
+  use_in_backward(output, {&call.w});
+  return output;
 }
 
 // `scatter_to`: where the output is to go, if nothing is added before.
@@ -340,7 +343,7 @@ at::Tensor linear(
     const at::Tensor& input,
     const at::Tensor& weight,
     const std::optional<at::Tensor>& bias) {
-  const auto spec = common_spec({&weight, &input});
+  const auto spec = common_spec({&weight, &input, bias ? &*bias : nullptr});
   static const OpLayout kNone;
   const auto* weight_impl = dtensor_impl(weight);
   const OpLayout& layout = weight_impl && weight_impl->parameter_info

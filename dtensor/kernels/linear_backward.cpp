@@ -12,6 +12,7 @@
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/graph_nodes.h"
+#include "dtensor/tensor/parameter_hooks.h"
 
 namespace weft::dtensor::kernels {
 namespace {
@@ -195,6 +196,7 @@ struct LinearWeightBackward final : LinearNode {
     const std::lock_guard lock(mutex_);
     const auto x = input.unpack();
     const auto w = weight.unpack();
+    before_forward_use(w);
     const auto grad = output_gradient(grads[0], w);
     const BelowUnlessRecorded below;
     if (task_should_compute_output(0)) {
@@ -222,6 +224,7 @@ struct LinearBackward final : LinearNode {
     const std::lock_guard lock(mutex_);
     const auto x = input.unpack();
     const auto w = weight.unpack();
+    before_forward_use(w);
     const bool wants_dx = task_should_compute_output(0);
     auto gathered = wants_dx ? gather_gradients(grads[0], x, w) : std::nullopt;
     const auto grad = gathered ? gathered->dy : output_gradient(grads[0], w);

@@ -12,6 +12,7 @@
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/graph_nodes.h"
+#include "dtensor/tensor/parameter_hooks.h"
 #include "dtensor/tensor/parameter_info.h"
 
 namespace weft::dtensor::kernels {
@@ -21,6 +22,8 @@ struct NormRegion {
   at::Tensor input;
   std::optional<at::Tensor> weight;
   std::optional<at::Tensor> bias;
+  /// The weight as it was passed; null if there is none.
+  const at::Tensor* parameter = nullptr;
   std::optional<DTensorSpec> output;
   /// Of the whole input.
   c10::DimVector sizes;
@@ -126,6 +129,7 @@ NormRegion enter_norm(
   region.sizes = x.sizes();
   region.strides = x.strides();
   region.layout = layout;
+  region.parameter = weight ? &*weight : nullptr;
   region.name = weight ? label("norm", *weight) : "norm";
   region.output = spec.with(placements);
   region.input = to_local_impl(
@@ -159,7 +163,19 @@ at::Tensor leave_norm(const at::Tensor& local, const NormRegion& region) {
         region.output->with(normalized(*region.layout.output, output.dim())),
         region.name);
   }
+  use_in_backward(output, {region.parameter});
   return output;
+}
+
+// As common_spec() does, which calls that need no move do not ask.
+void before_use_of(
+    const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias) {
+  for (const auto* parameter : {&weight, &bias}) {
+    if (*parameter) {
+      before_forward_use(**parameter);
+    }
+  }
 }
 
 } // namespace
@@ -169,6 +185,7 @@ at::Tensor rms_norm(
     c10::SymIntArrayRef normalized_shape,
     const std::optional<at::Tensor>& weight,
     std::optional<double> eps) {
+  before_use_of(weight, {});
   if (needs_no_move(input, normalized_shape.size(), weight, {}) &&
       !is_recorded(input, weight, {})) {
     return norm_of_locals(
@@ -193,6 +210,7 @@ at::Tensor layer_norm(
     const std::optional<at::Tensor>& bias,
     double eps,
     bool cudnn_enable) {
+  before_use_of(weight, bias);
   if (needs_no_move(input, normalized_shape.size(), weight, bias)) {
     // With a graph, the rules of native_layer_norm and its gradient.
     return is_recorded(input, weight, bias)

@@ -6,12 +6,18 @@
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_hooks.h"
 #include "dtensor/tensor/parameter_info.h"
 
 namespace weft::dtensor {
 namespace kernels {
 
 DTensorSpec common_spec(std::initializer_list<const at::Tensor*> tensors) {
+  for (const auto* tensor : tensors) {
+    if (tensor) {
+      before_forward_use(*tensor);
+    }
+  }
   for (const auto* tensor : tensors) {
     const auto* impl = tensor ? dtensor_impl(*tensor) : nullptr;
     if (impl && impl->spec().mesh_ndim() != 0) {
@@ -112,12 +118,14 @@ at::Tensor place(
     return from_local(tensor, like.mesh(), where);
   }
   // Unplaced: whole on every rank, and its gradient is to be so too.
-  return from_local_impl(
+  auto placed = from_local_impl(
       to_local(tensor),
       like.with(Placements(like.mesh_ndim(), Replicate())),
       tensor.sizes(),
       tensor.strides(),
       "place");
+  dtensor_impl(placed)->parameter_hooks = impl->parameter_hooks;
+  return placed;
 }
 
 std::string label(const char* op, const at::Tensor& parameter) {

@@ -6,6 +6,7 @@
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_hooks.h"
 
 namespace weft::dtensor::kernels {
 namespace {
@@ -65,8 +66,9 @@ KernelRegion find_region(
   for (size_t i = 0; i < arguments.size(); ++i) {
     auto value = arguments[i];
     replace_tensors(value, i, [&](size_t, const at::Tensor& tensor) {
+      const auto spec = common_spec({&tensor});
       if (region.common.mesh_ndim() == 0) {
-        region.common = common_spec({&tensor});
+        region.common = spec;
       }
       if (!lead.defined() && dims.arguments.at(i) >= 0) {
         lead = tensor;
@@ -137,9 +139,13 @@ void run_region(
   const auto arguments = torch::jit::last(stack, count);
   const auto region = find_region(arguments, dims);
   const int64_t samples = sample_count(arguments, dims);
+  std::vector<at::Tensor> hooked;
   for (size_t i = 0; i < count; ++i) {
     replace_tensors(
         stack[first + i], i, [&](size_t argument, const at::Tensor& tensor) {
+          if (dtensor_impl(tensor) && dtensor_impl(tensor)->parameter_hooks) {
+            hooked.push_back(tensor);
+          }
           const int64_t dim = dims.arguments[argument];
           if (!dims.made_by_modules.contains(argument)) {
             check_operands(name, region.common, {tensor});
@@ -163,12 +169,16 @@ void run_region(
           if (dim >= 0) {
             sizes[dim] = samples;
           }
-          return from_local_impl(
+          auto output = from_local_impl(
               local.contiguous(),
               region.common.with(sharded_along(region.cuts, dim)),
               sizes,
               row_major_strides(sizes),
               name);
+          for (const auto& parameter : hooked) {
+            use_in_backward(output, {&parameter});
+          }
+          return output;
         });
   }
 }

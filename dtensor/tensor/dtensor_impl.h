@@ -15,6 +15,7 @@ namespace weft::dtensor {
 
 struct CopiedView;
 struct DeferredState;
+class ParameterHooks;
 struct ParameterInfo;
 class WriteCounter;
 
@@ -54,6 +55,8 @@ class DTensorImpl final : public c10::TensorImpl {
 
   /// What a module or a parallel style knows of this parameter; null if none.
   std::shared_ptr<ParameterInfo> parameter_info;
+  /// Null for almost all tensors.
+  std::shared_ptr<ParameterHooks> parameter_hooks;
   /// How to initialise this tensor, until it is materialized; else null.
   std::shared_ptr<DeferredState> deferred;
 

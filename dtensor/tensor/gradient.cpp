@@ -10,6 +10,7 @@
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_hooks.h"
 #include "dtensor/tensor/parameter_info.h"
 
 namespace weft::dtensor {
@@ -100,6 +101,11 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
   if (!gradient.defined()) {
     return gradient; // A derivative formula found that there is none.
   }
+  const at::Tensor leaf(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
+      static_cast<c10::TensorImpl*>(&leaf_impl)));
+  if (leaf_impl.parameter_hooks) {
+    leaf_impl.parameter_hooks->before_gradient();
+  }
   const auto* impl = dtensor_impl(gradient);
   // What the terms of a Partial leaf reduce to has one gradient. Kept as terms
   // of the leaf's own reduction it could not be told from a sum that waits.
@@ -107,8 +113,6 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
   if (spec.mesh_ndim() == 0 || (impl && impl->spec().mesh_ndim() == 0)) {
     return gradient;
   }
-  const at::Tensor leaf(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
-      static_cast<c10::TensorImpl*>(&leaf_impl)));
   // What derivative formulas of libtorch make for "none".
   if (!impl && gradient.sizes() == leaf.sizes() &&
       !gradient.any().item<bool>()) {

@@ -1,5 +1,5 @@
 // Where DDP finds the tensors of what forward() returns.
-#include "ddp/output_tensors.h"
+#include "data_parallel/output_tensors.h"
 
 #include <array>
 #include <map>

@@ -1,5 +1,5 @@
 // Not to be compiled: the ctest ddp.unknown_output looks at what is said.
-#include "ddp/output_tensors.h"
+#include "data_parallel/output_tensors.h"
 
 struct Opaque {
   at::Tensor logits;

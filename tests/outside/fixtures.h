@@ -41,6 +41,7 @@
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/redistribution.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 #include "testkit/run_ranks.h"

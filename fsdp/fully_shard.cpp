@@ -1,0 +1,222 @@
+#include "fsdp/fully_shard.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "data_parallel/parameters/module_state.h"
+#include "data_parallel/parameters/row_placement.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "fsdp/schedule.h"
+#include "fsdp/unit_declaration.h"
+#include "mesh/error/error.h"
+
+namespace weft::fsdp {
+namespace {
+
+constexpr const char* kChild = "_weft_fully_shard";
+constexpr const char* kOp = "fully_shard";
+
+mesh::ErrorContext where(const mesh::DeviceMesh& dp) {
+  return {dp.describe_rank()};
+}
+
+/// Where a parameter lies in both forms.
+ShardedPlacement placement_of(
+    const ddp::NamedTensor& parameter,
+    const mesh::DeviceMesh& dp) {
+  const auto& [name, tensor] = parameter;
+  const auto* impl = dtensor::dtensor_impl(tensor);
+  WEFT_CHECK(
+      impl != nullptr,
+      kOp,
+      where(dp),
+      "\"",
+      name,
+      "\" is a plain tensor, which cannot change its part in place. Build the "
+      "module inside weft::dtensor::DeferredInit.");
+  WEFT_CHECK(
+      impl->deferred != nullptr,
+      kOp,
+      where(dp),
+      "\"",
+      name,
+      "\" has values already: every rank had it whole. Call fully_shard() "
+      "before weft::dtensor::materialize().");
+  const auto& own = impl->spec();
+  const auto& dim = dp.mesh_dim_names().front();
+  const auto root = dp.root();
+  std::set<std::string> names{dim};
+  if (own.mesh_ndim() > 0) {
+    WEFT_CHECK(
+        own.mesh().root() == root,
+        kOp,
+        where(dp),
+        "\"",
+        name,
+        "\" lies ",
+        own.to_string(),
+        ", which was not cut from the same mesh as ",
+        dp.to_string(),
+        ". Take both from one DeviceMesh::create().");
+    WEFT_CHECK(
+        !own.mesh().has_mesh_dim(dim),
+        kOp,
+        where(dp),
+        "\"",
+        name,
+        "\" lies ",
+        own.to_string(),
+        " already: it is in another unit, as a tied weight may be, or "
+        "parallelize_module() was given this mesh dim. Make one unit of the "
+        "modules that share it: fully_shard({&first, &second}, mesh).");
+    names.insert(
+        own.mesh().mesh_dim_names().begin(), own.mesh().mesh_dim_names().end());
+  }
+  const auto rows = ddp::row_placement(tensor, dp);
+  WEFT_CHECK(
+      rows.has_value(),
+      kOp,
+      where(dp),
+      "the rows of \"",
+      name,
+      "\" lie ",
+      own.to_string(),
+      ", in parts of given sizes, and cannot be cut once more.");
+  std::vector<std::string> dims;
+  dtensor::Placements placements;
+  for (const auto& each : root.mesh_dim_names()) {
+    if (!names.contains(each)) {
+      continue;
+    }
+    dims.push_back(each);
+    if (each == dim) {
+      placements.push_back(tensor.dim() == 0 ? dtensor::Replicate() : *rows);
+    } else {
+      placements.push_back(own.placement(own.mesh().mesh_dim(each)));
+    }
+  }
+  return {
+      .unsharded = own,
+      .sharded = dtensor::DTensorSpec(root.slice(dims), placements)};
+}
+
+using Declared = std::vector<std::shared_ptr<UnitDeclaration>>;
+
+void find_inner_units(const torch::nn::Module& module, Declared& found) {
+  if (auto own = find_declaration(module)) {
+    found.push_back(std::move(own));
+  }
+  for (const auto& child : module.children()) {
+    find_inner_units(*child, found);
+  }
+}
+
+bool has_parameter(const UnitDeclaration& unit, const at::Tensor& tensor) {
+  return std::ranges::any_of(unit.parameters, [&](const auto& each) {
+    return each.tensor.is_same(tensor);
+  });
+}
+
+} // namespace
+
+std::shared_ptr<UnitDeclaration> find_declaration(
+    const torch::nn::Module& module) {
+  const auto children = module.named_children();
+  const auto* child = children.find(kChild);
+  return child ? std::static_pointer_cast<UnitDeclaration>(*child) : nullptr;
+}
+
+bool is_fully_sharded(const torch::nn::Module& module) {
+  return find_declaration(module) != nullptr;
+}
+
+void fully_shard(
+    const std::vector<torch::nn::Module*>& modules,
+    const mesh::DeviceMesh& dp,
+    const FullyShardOptions& options) {
+  WEFT_CHECK(
+      dp.ndim() == 1,
+      kOp,
+      where(dp),
+      "the mesh has 1 dim: ",
+      dp.ndim(),
+      " vs 1. Pass a slice such as mesh[\"dp_shard\"].");
+  WEFT_CHECK(
+      options.reduce_op == mesh::ReduceOp::kAvg ||
+          options.reduce_op == mesh::ReduceOp::kSum,
+      kOp,
+      where(dp),
+      "reduce_op is kAvg or kSum.");
+  auto unit = std::make_shared<UnitDeclaration>();
+  unit->dp = dp;
+  unit->options = options;
+  Declared inner;
+  for (auto* module : modules) {
+    WEFT_CHECK(
+        find_declaration(*module) == nullptr,
+        kOp,
+        where(dp),
+        "a ",
+        dtensor::module_type_name(*module),
+        " is a unit already. Call fully_shard() once a module, inner ones "
+        "first.");
+    find_inner_units(*module, inner);
+  }
+  size_t others = 0;
+  for (auto* module : modules) {
+    for (const auto& item : ddp::parameters_of(*module)) {
+      const bool is_inner = std::ranges::any_of(inner, [&](const auto& each) {
+        return has_parameter(*each, item.tensor);
+      });
+      others += is_inner ? 1 : 0;
+      if (is_inner || has_parameter(*unit, item.tensor)) {
+        continue;
+      }
+      unit->parameters.push_back(
+          {.tensor = item.tensor, .placement = placement_of(item, dp)});
+    }
+  }
+  WEFT_CHECK(
+      !unit->parameters.empty(),
+      kOp,
+      where(dp),
+      "a ",
+      dtensor::module_type_name(*modules.front()),
+      others > 0 ? " has no parameters but those of units inside of it. Leave "
+                   "it out."
+                 : " has no parameters: nothing to shard.");
+  for (const auto& [tensor, placement] : unit->parameters) {
+    auto* impl = dtensor::dtensor_impl(tensor);
+    impl->reset_local(impl->local(), placement.sharded);
+  }
+  const auto declared = unit;
+  for (auto* module : modules) {
+    module->register_module(kChild, declared);
+    auto& hooks = dtensor::module_hooks(*module);
+    const std::weak_ptr<UnitDeclaration> weak = declared;
+    hooks.before.emplace_back([weak](std::vector<at::Tensor>& /*inputs*/) {
+      const auto self = weak.lock();
+      if (const auto schedule = self ? self->schedule.lock() : nullptr) {
+        schedule->begin_call(*self->unit);
+      }
+    });
+    hooks.after.emplace_back([weak](std::vector<at::Tensor>& outputs) {
+      const auto self = weak.lock();
+      if (const auto schedule = self ? self->schedule.lock() : nullptr) {
+        schedule->end_call(*self->unit, outputs);
+      }
+    });
+  }
+}
+
+void fully_shard(
+    torch::nn::Module& module,
+    const mesh::DeviceMesh& dp,
+    const FullyShardOptions& options) {
+  fully_shard(std::vector<torch::nn::Module*>{&module}, dp, options);
+}
+
+} // namespace weft::fsdp

@@ -1,0 +1,345 @@
+#include "fsdp/fully_sharded_data_parallel.h"
+
+#include <algorithm>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "data_parallel/parameters/module_state.h"
+#include "dtensor/tensor/deferred_state.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "fsdp/schedule.h"
+#include "fsdp/unit_declaration.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
+
+namespace weft::fsdp {
+namespace {
+
+constexpr const char* kOutermost = "the model";
+
+mesh::ErrorContext context(const mesh::DeviceMesh& dp) {
+  return {dp.describe_rank()};
+}
+
+struct NamedDeclaration {
+  std::string name;
+  std::shared_ptr<UnitDeclaration> unit;
+};
+
+/// The units in the order of their modules' registration.
+void find_units(
+    const torch::nn::Module& module,
+    const std::string& name,
+    std::vector<NamedDeclaration>& found) {
+  if (auto unit = find_declaration(module)) {
+    const bool is_new = std::ranges::none_of(
+        found, [&](const auto& each) { return each.unit == unit; });
+    if (is_new) {
+      found.push_back({name.empty() ? kOutermost : name, std::move(unit)});
+    }
+  }
+  for (const auto& child : module.named_children()) {
+    find_units(
+        *child.value(),
+        name.empty() ? child.key() : name + "." + child.key(),
+        found);
+  }
+}
+
+bool lacks_a_unit(const torch::nn::Module& module) {
+  std::vector<NamedDeclaration> units;
+  find_units(module, "", units);
+  return std::ranges::any_of(ddp::parameters_of(module), [&](const auto& item) {
+    return std::ranges::none_of(units, [&](const auto& each) {
+      return std::ranges::any_of(
+          each.unit->parameters, [&](const auto& parameter) {
+            return parameter.tensor.is_same(item.tensor);
+          });
+    });
+  });
+}
+
+} // namespace
+
+struct FullyShardedDataParallelBase::State {
+  std::shared_ptr<torch::nn::Module> module;
+  mesh::DeviceMesh dp;
+  ScheduleOptions options;
+  std::shared_ptr<std::atomic<int>> paused =
+      std::make_shared<std::atomic<int>>(0);
+  std::shared_ptr<Schedule> schedule;
+
+  std::map<const void*, std::string> parameter_names() const;
+  void check_units(const std::vector<NamedDeclaration>& units) const;
+  std::shared_ptr<Schedule> make_schedule();
+  UnitDeclaration& unit_of(const torch::nn::Module& unit);
+};
+
+std::map<const void*, std::string>
+FullyShardedDataParallelBase::State::parameter_names() const {
+  std::map<const void*, std::string> names;
+  for (const auto& item : ddp::parameters_of(*module)) {
+    names.emplace(item.tensor.unsafeGetTensorImpl(), item.name);
+  }
+  return names;
+}
+
+// With what every rank knows, before anything is gathered.
+void FullyShardedDataParallelBase::State::check_units(
+    const std::vector<NamedDeclaration>& units) const {
+  const auto names = parameter_names();
+  std::vector<std::string> lines;
+  for (const auto& [name, unit] : units) {
+    WEFT_CHECK(
+        unit->dp == dp,
+        "fsdp",
+        context(dp),
+        "unit ",
+        name,
+        " was made on ",
+        unit->dp.to_string(),
+        ", which is another mesh than the model's ",
+        dp.to_string(),
+        ". Pass the same one.");
+    WEFT_CHECK(
+        unit->schedule.expired(),
+        "fsdp",
+        context(dp),
+        "unit ",
+        name,
+        " belongs to another FullyShardedDataParallel, which lives. A model "
+        "has "
+        "one.");
+    lines.push_back(fmt::format(
+        "unit {}, reshard_after_forward {}, reduce_op {}",
+        name,
+        unit->options.reshard_after_forward
+            ? (*unit->options.reshard_after_forward ? "true" : "false")
+            : "unset",
+        unit->options.reduce_op == mesh::ReduceOp::kAvg ? "kAvg" : "kSum"));
+    for (const auto& [tensor, placement] : unit->parameters) {
+      const auto found = names.find(tensor.unsafeGetTensorImpl());
+      WEFT_CHECK(
+          found != names.end(),
+          "fsdp",
+          context(dp),
+          "unit ",
+          name,
+          " has a parameter of sizes ",
+          tensor.sizes(),
+          " that the module no longer has. Change modules before "
+          "fully_shard().");
+      WEFT_CHECK(
+          !dtensor::is_deferred(tensor),
+          "fsdp",
+          context(dp),
+          found->second,
+          " has no values yet. Call weft::dtensor::materialize(model, seed) "
+          "before the first forward.");
+      const auto& spec = dtensor::spec_of(tensor);
+      WEFT_CHECK(
+          spec == placement.sharded,
+          "fsdp",
+          context(dp),
+          found->second,
+          " lies ",
+          spec.to_string(),
+          ", and fully_shard() placed it ",
+          placement.sharded.to_string(),
+          ". Leave its placement alone from then on.");
+      lines.push_back(fmt::format(
+          "{} {} of {}, trained: {}",
+          found->second,
+          c10::str(tensor.sizes()),
+          c10::toString(tensor.scalar_type()),
+          tensor.requires_grad()));
+    }
+  }
+  auto group = dp.group(int64_t{0});
+  mesh::check_lines_match(
+      group,
+      lines,
+      {.op = "fsdp",
+       .what = "the list of units",
+       .hint = "All ranks build the same model and make the same units of it.",
+       .where = dp.describe_rank()});
+}
+
+std::shared_ptr<Schedule> FullyShardedDataParallelBase::State::make_schedule() {
+  std::vector<NamedDeclaration> declared;
+  find_units(*module, "", declared);
+  check_units(declared);
+  const auto names = parameter_names();
+  const auto outermost = find_declaration(*module);
+  std::vector<std::unique_ptr<Unit>> units;
+  const Unit* root = nullptr;
+  for (const auto& [name, unit] : declared) {
+    std::vector<ShardedParameter> parameters;
+    for (const auto& [tensor, placement] : unit->parameters) {
+      parameters.emplace_back(
+          names.at(tensor.unsafeGetTensorImpl()),
+          tensor,
+          placement,
+          dp.size(),
+          dp.coordinate(int64_t{0}));
+    }
+    units.push_back(std::make_unique<Unit>(
+        name,
+        std::move(parameters),
+        unit->options,
+        unit->options.reshard_after_forward.value_or(unit != outermost),
+        dp.group(int64_t{0})));
+    unit->unit = units.back().get();
+    if (unit == outermost) {
+      root = unit->unit;
+    }
+  }
+  auto made =
+      std::make_shared<Schedule>(std::move(units), root, options, paused);
+  made->start();
+  for (const auto& [name, unit] : declared) {
+    unit->schedule = made;
+  }
+  return made;
+}
+
+UnitDeclaration& FullyShardedDataParallelBase::State::unit_of(
+    const torch::nn::Module& unit) {
+  const auto declared = find_declaration(unit);
+  WEFT_CHECK(
+      declared && schedule && declared->schedule.lock() == schedule,
+      "fsdp",
+      context(dp),
+      "a ",
+      dtensor::module_type_name(unit),
+      " is no unit of this model. Pass a module that fully_shard() was called "
+      "with.");
+  return *declared;
+}
+
+FullyShardedDataParallelBase::FullyShardedDataParallelBase(
+    std::shared_ptr<torch::nn::Module> module,
+    const mesh::DeviceMesh& dp,
+    const FullyShardOptions& options,
+    const ScheduleOptions& schedule) {
+  WEFT_CHECK(
+      module != nullptr, "fsdp", context(dp), "the module is null. Pass one.");
+  WEFT_CHECK(
+      schedule.forward_prefetch >= 0 && schedule.reduce_in_flight >= 0,
+      "fsdp",
+      context(dp),
+      "forward_prefetch and reduce_in_flight are 0 or more: ",
+      schedule.forward_prefetch,
+      " and ",
+      schedule.reduce_in_flight,
+      ".");
+  if (lacks_a_unit(*module)) {
+    fully_shard(*module, dp, options);
+  }
+  state_ = std::make_unique<State>();
+  state_->module = std::move(module);
+  state_->dp = dp;
+  state_->options = schedule;
+}
+
+FullyShardedDataParallelBase::~FullyShardedDataParallelBase() = default;
+
+NoSyncGuard FullyShardedDataParallelBase::no_sync() {
+  return NoSyncGuard(state_->paused);
+}
+
+void FullyShardedDataParallelBase::synchronize_parameters() {
+  if (!state_->schedule) {
+    state_->schedule = state_->make_schedule();
+  }
+}
+
+const mesh::DeviceMesh& FullyShardedDataParallelBase::mesh() const {
+  return state_->dp;
+}
+
+std::vector<UnitInfo> FullyShardedDataParallelBase::units() const {
+  std::vector<UnitInfo> result;
+  if (!state_->schedule) {
+    return result;
+  }
+  for (const auto& unit : state_->schedule->units()) {
+    UnitInfo info{
+        .name = unit->name(),
+        .parameters = {},
+        .unsharded_bytes = unit->unsharded_bytes(),
+        .is_unsharded = unit->is_unsharded()};
+    for (const auto& parameter : unit->parameters()) {
+      info.parameters.push_back(parameter.name());
+    }
+    result.push_back(std::move(info));
+  }
+  return result;
+}
+
+int64_t FullyShardedDataParallelBase::peak_unsharded_bytes() const {
+  return state_->schedule ? static_cast<int64_t>(
+                                state_->schedule->memory().peak_bytes_in_use())
+                          : 0;
+}
+
+void FullyShardedDataParallelBase::unshard(const torch::nn::Module& module) {
+  synchronize_parameters();
+  state_->schedule->unshard(*state_->unit_of(module).unit);
+}
+
+void FullyShardedDataParallelBase::reshard(const torch::nn::Module& module) {
+  synchronize_parameters();
+  state_->schedule->reshard(*state_->unit_of(module).unit);
+}
+
+void FullyShardedDataParallelBase::begin_forward() {
+  synchronize_parameters();
+  state_->schedule->begin_forward();
+}
+
+void FullyShardedDataParallelBase::end_forward(
+    const std::vector<at::Tensor>& outputs) {
+  state_->schedule->end_forward(outputs);
+}
+
+void FullyShardedDataParallelBase::abandon_forward() {
+  if (state_->schedule) {
+    state_->schedule->abandon_forward();
+  }
+}
+
+dtensor::StateDict FullyShardedDataParallelBase::state_dict(
+    const std::set<std::string>& ignore) const {
+  if (state_->schedule) {
+    state_->schedule->reshard_all();
+  }
+  return dtensor::module_state_dict(
+      *state_->module,
+      dtensor::joint_mesh(*state_->module, state_->dp),
+      ignore);
+}
+
+dtensor::StateDict FullyShardedDataParallelBase::optimizer_state_dict(
+    torch::optim::Optimizer& optimizer) const {
+  if (state_->schedule) {
+    state_->schedule->reshard_all();
+  }
+  return dtensor::optimizer_state_dict(
+      optimizer,
+      *state_->module,
+      dtensor::joint_mesh(*state_->module, state_->dp));
+}
+
+void FullyShardedDataParallelBase::load_optimizer_state_dict(
+    torch::optim::Optimizer& optimizer,
+    const dtensor::StateDict& state) const {
+  if (state_->schedule) {
+    state_->schedule->reshard_all();
+  }
+  dtensor::load_optimizer_state_dict(optimizer, *state_->module, state);
+}
+
+} // namespace weft::fsdp

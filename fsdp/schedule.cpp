@@ -1,0 +1,437 @@
+#include "fsdp/schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/torch.h>
+
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_hooks.h"
+#include "dtensor/tensor/parameter_info.h"
+#include "mesh/error/error.h"
+
+namespace weft::fsdp {
+namespace {
+
+bool runs_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+} // namespace
+
+/// Those of one parameter. The schedule may be gone before it.
+class Schedule::Hooks final : public dtensor::ParameterHooks {
+ public:
+  Hooks(std::weak_ptr<Schedule> schedule, Unit& unit, size_t parameter)
+      : schedule_(std::move(schedule)), unit_(&unit), parameter_(parameter) {}
+
+  void before_use(bool is_forward) override {
+    if (const auto schedule = schedule_.lock()) {
+      schedule->before_use(*unit_, parameter_, is_forward);
+    }
+  }
+  void before_gradient() override {
+    if (const auto schedule = schedule_.lock()) {
+      schedule->before_gradient(*unit_, parameter_);
+    }
+  }
+
+ private:
+  std::weak_ptr<Schedule> schedule_;
+  Unit* unit_;
+  size_t parameter_;
+};
+
+/// On a node and not on a tensor, as dtensor::use_in_backward() says.
+struct Schedule::OutputHook final : torch::autograd::FunctionPreHook {
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& grads) override {
+    if (const auto alive = schedule.lock()) {
+      alive->begin_backward();
+      if (unit) {
+        alive->use_in_backward(*unit);
+      }
+    }
+    return grads;
+  }
+
+  std::weak_ptr<Schedule> schedule;
+  Unit* unit = nullptr;
+};
+
+Schedule::Schedule(
+    std::vector<std::unique_ptr<Unit>> units,
+    const Unit* outermost,
+    const ScheduleOptions& options,
+    std::shared_ptr<std::atomic<int>> paused)
+    : units_(std::move(units)),
+      states_(units_.size()),
+      outermost_(outermost),
+      options_(options),
+      paused_(std::move(paused)) {}
+
+Schedule::~Schedule() = default;
+
+void Schedule::start() {
+  for (const auto& unit : units_) {
+    const auto& parameters = unit->parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto& tensor = parameters[i].tensor();
+      dtensor::dtensor_impl(tensor)->parameter_hooks =
+          std::make_shared<Hooks>(weak_from_this(), *unit, i);
+      dtensor::parameter_info(tensor).gradient_reduced_by_ddp = true;
+    }
+  }
+}
+
+Schedule::UnitState& Schedule::state_of(const Unit& unit) {
+  const auto found = std::ranges::find_if(
+      units_, [&](const auto& each) { return each.get() == &unit; });
+  return states_[static_cast<size_t>(found - units_.begin())];
+}
+
+// Parameters may be thawed between two forwards.
+void Schedule::listen_to(Unit& unit) {
+  std::vector<at::Tensor> leaves;
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < unit.parameters().size(); ++i) {
+    const auto& tensor = unit.parameters()[i].tensor();
+    if (!tensor.requires_grad() || unit.listens_to(i)) {
+      continue;
+    }
+    unit.set_listens_to(i);
+    leaves.push_back(tensor);
+    indices.push_back(i);
+    // Before autograd adds to .grad(), which place_gradient() also says where
+    // there is one.
+    auto* impl = dtensor::dtensor_impl(tensor);
+    tensor.register_hook([impl](const at::Tensor& gradient) {
+      if (impl->parameter_hooks) {
+        impl->parameter_hooks->before_gradient();
+      }
+      return gradient;
+    });
+  }
+  if (!leaves.empty()) {
+    gradient_hooks_.push_back(std::make_unique<ddp::GradientHooks>(
+        leaves,
+        [weak = weak_from_this(), &unit, indices](size_t i) {
+          if (const auto alive = weak.lock()) {
+            alive->on_gradient(unit, indices[i]);
+          }
+        },
+        ddp::HookOwner::kFullyShard));
+  }
+}
+
+// Forward.
+
+void Schedule::begin_forward() {
+  if (forward_depth_++ > 0 || runs_backward()) {
+    return;
+  }
+  if (is_in_backward_) { // One that threw.
+    in_flight_.clear();
+    for (const auto& unit : units_) {
+      unit->keep_own_gradients();
+      unit->reshard(memory_);
+    }
+    is_in_backward_ = false;
+  }
+  for (size_t i = 0; i < units_.size(); ++i) {
+    listen_to(*units_[i]);
+    states_[i] = {};
+  }
+  last_order_ = std::exchange(order_, {});
+  last_used_ = nullptr;
+  if (outermost_) {
+    ++state_of(*outermost_).calls;
+  }
+}
+
+void Schedule::end_forward(const std::vector<at::Tensor>& outputs) {
+  if (--forward_depth_ > 0 || runs_backward()) {
+    return;
+  }
+  if (outermost_) {
+    --state_of(*outermost_).calls;
+  }
+  last_used_ = nullptr;
+  for (const auto& unit : units_) {
+    if (!at::GradMode::is_enabled() || unit->reshards_after_forward()) {
+      unit->reshard(memory_);
+    }
+  }
+  hook_outputs(nullptr, outputs);
+}
+
+void Schedule::abandon_forward() {
+  if (--forward_depth_ > 0 || runs_backward()) {
+    return;
+  }
+  last_used_ = nullptr;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    states_[i] = {};
+    if (units_[i]->is_unsharded()) {
+      units_[i]->reshard(memory_);
+    }
+  }
+}
+
+void Schedule::begin_call(Unit& unit) {
+  if (runs_backward()) {
+    use_in_backward(unit);
+    return;
+  }
+  if (is_in_forward()) {
+    ++state_of(unit).calls;
+    use_in_forward(unit);
+  }
+}
+
+void Schedule::end_call(Unit& unit, const std::vector<at::Tensor>& outputs) {
+  if (runs_backward() || !is_in_forward()) {
+    return;
+  }
+  auto& state = state_of(unit);
+  if (--state.calls == 0) {
+    if (last_used_ == &unit) {
+      last_used_ = nullptr;
+    }
+    if (unit.reshards_after_forward()) {
+      unit.reshard(memory_);
+    }
+  }
+  hook_outputs(&unit, outputs);
+}
+
+void Schedule::hook_outputs(
+    Unit* unit,
+    const std::vector<at::Tensor>& outputs) {
+  for (const auto& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) {
+      continue;
+    }
+    // A write to a view takes the view's own node away, and leaves the base's.
+    const auto& base = output.is_view() ? output._base() : output;
+    const auto add_hook = [&](const auto& node) {
+      auto hook = std::make_unique<OutputHook>();
+      hook->schedule = weak_from_this();
+      hook->unit = unit;
+      node->add_pre_hook(std::move(hook));
+    };
+    if (output.grad_fn()) {
+      add_hook(output.grad_fn());
+    }
+    if (base.grad_fn() && base.grad_fn() != output.grad_fn()) {
+      add_hook(base.grad_fn());
+    }
+  }
+}
+
+void Schedule::before_use(Unit& unit, size_t parameter, bool is_forward) {
+  if (&unit == last_used_ && unit.is_unsharded()) {
+    return;
+  }
+  if (runs_backward()) {
+    begin_backward();
+    use_in_backward(unit);
+  } else if (is_in_forward()) {
+    use_in_forward(unit);
+  } else {
+    TORCH_CHECK_VALUE(
+        !is_forward || unit.is_unsharded(),
+        "[fsdp] \"",
+        unit.parameters()[parameter].name(),
+        "\" of unit ",
+        unit.name(),
+        " is used outside of a forward pass of the FullyShardedDataParallel "
+        "model: this rank has a part of it alone. Call the model, or open a "
+        "ForwardScope around other methods of its modules.");
+  }
+}
+
+void Schedule::use_in_forward(Unit& unit) {
+  if (&unit == last_used_) {
+    unit.unshard(memory_);
+    return;
+  }
+  auto& state = state_of(unit);
+  state.is_left = false;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (std::exchange(states_[i].is_left, false)) {
+      units_[i]->reshard(memory_);
+    }
+  }
+  if (last_used_) {
+    leave(*last_used_);
+  }
+  last_used_ = &unit;
+  note_order(unit);
+  unit.unshard(memory_);
+  prefetch_in_forward(unit);
+}
+
+// Its memory is needed until the op that uses the next one has begun.
+void Schedule::leave(Unit& unit) {
+  auto& state = state_of(unit);
+  state.is_left = state.calls == 0 && unit.reshards_after_forward();
+}
+
+void Schedule::note_order(Unit& unit) {
+  auto& state = state_of(unit);
+  if (state.order < 0) {
+    state.order = std::ssize(order_);
+    order_.push_back(&unit);
+  }
+}
+
+void Schedule::prefetch_in_forward(const Unit& unit) {
+  auto next = std::ranges::find(last_order_, &unit);
+  for (int64_t i = 0;
+       i < options_.forward_prefetch && next != last_order_.end();
+       ++i) {
+    if (++next != last_order_.end() && state_of(**next).order < 0) {
+      (*next)->start_unshard();
+    }
+  }
+}
+
+// Backward.
+
+void Schedule::begin_backward() {
+  if (is_in_backward_) {
+    return;
+  }
+  is_in_backward_ = true;
+  is_partial_ = !torch::autograd::get_current_graph_task_exec_info()->empty();
+  last_used_ = nullptr;
+  for (const auto& unit : units_) {
+    unit->begin_backward();
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [weak = weak_from_this()] {
+        if (const auto alive = weak.lock()) {
+          alive->end_backward();
+        }
+      });
+}
+
+Unit* Schedule::next_in_backward(const Unit& unit) {
+  const auto order = state_of(unit).order;
+  return order > 0 ? order_[static_cast<size_t>(order - 1)] : nullptr;
+}
+
+void Schedule::use_in_backward(Unit& unit) {
+  begin_backward();
+  unit.unshard(memory_);
+  last_used_ = &unit;
+  if (options_.backward_prefetch == BackwardPrefetch::kPre) {
+    prefetch_in_backward(unit);
+  }
+}
+
+void Schedule::prefetch_in_backward(const Unit& unit) {
+  if (auto* next = next_in_backward(unit); next && !next->is_done()) {
+    next->start_unshard();
+  }
+}
+
+void Schedule::before_gradient(Unit& unit, size_t parameter) {
+  begin_backward();
+  unit.set_gradient_aside(parameter);
+}
+
+void Schedule::on_gradient(Unit& unit, size_t parameter) {
+  begin_backward();
+  const bool reduces = *paused_ == 0;
+  if (reduces) {
+    unit.take_gradient(parameter);
+  }
+  if (!unit.count_gradient(parameter)) {
+    return;
+  }
+  if (reduces) {
+    reduce(unit);
+  }
+  if (last_used_ == &unit) {
+    last_used_ = nullptr;
+  }
+  unit.reshard(memory_);
+  if (options_.backward_prefetch != BackwardPrefetch::kNone) {
+    prefetch_in_backward(unit);
+  }
+}
+
+void Schedule::reduce(Unit& unit) {
+  finish_reductions(
+      static_cast<size_t>(std::max<int64_t>(options_.reduce_in_flight - 1, 0)));
+  unit.start_reduce();
+  in_flight_.push_back(&unit);
+  if (options_.reduce_in_flight == 0) {
+    finish_reductions(0);
+  }
+}
+
+void Schedule::finish_reductions(size_t left) {
+  while (in_flight_.size() > left) {
+    auto* unit = in_flight_.front();
+    in_flight_.pop_front();
+    unit->finish_reduce();
+  }
+}
+
+// The pass computed gradients of some tensors alone (autograd::grad()) if none
+// has come.
+void Schedule::end_backward() {
+  const bool has_none =
+      is_partial_ && std::ranges::none_of(units_, [](const auto& unit) {
+        return unit->has_gradients();
+      });
+  const bool reduces = *paused_ == 0 && !has_none;
+  if (reduces) {
+    for (const auto& unit : units_) {
+      if (unit->is_trained() && !unit->is_reduced()) {
+        reduce(*unit);
+      }
+    }
+  }
+  finish_reductions(0);
+  last_used_ = nullptr;
+  for (const auto& unit : units_) {
+    if (reduces) {
+      unit->set_gradients();
+    } else {
+      unit->keep_own_gradients();
+    }
+    unit->reshard(memory_);
+  }
+  is_in_backward_ = false;
+}
+
+// By hand.
+
+void Schedule::unshard(Unit& unit) {
+  unit.unshard(memory_);
+}
+
+void Schedule::reshard(Unit& unit) {
+  if (last_used_ == &unit) {
+    last_used_ = nullptr;
+  }
+  unit.reshard(memory_);
+}
+
+void Schedule::reshard_all() {
+  if (is_in_forward() || is_in_backward_) {
+    return;
+  }
+  for (const auto& unit : units_) {
+    unit->reshard(memory_);
+  }
+}
+
+} // namespace weft::fsdp

@@ -1,0 +1,206 @@
+#include "fsdp/sharded_parameter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "dtensor/tensor/dtensor_impl.h"
+
+namespace weft::fsdp {
+namespace {
+
+/// `value` as an operand that does not change the other's dtype.
+at::Tensor as_operand(double value) {
+  auto operand = at::scalar_tensor(value, at::kDouble);
+  operand.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return operand;
+}
+
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version());
+}
+
+c10::StorageImpl& storage_of(const at::Tensor& tensor) {
+  return *tensor.storage().unsafeGetStorageImpl();
+}
+
+} // namespace
+
+ShardedParameter::ShardedParameter(
+    std::string name,
+    const at::Tensor& parameter,
+    ShardedPlacement placement,
+    int64_t ranks,
+    int64_t rank)
+    : name_(std::move(name)),
+      parameter_(parameter),
+      placement_(std::move(placement)),
+      ranks_(ranks),
+      rank_(rank) {
+  const at::NoGradGuard no_grad;
+  const auto* impl = dtensor::dtensor_impl(parameter_);
+  const auto sizes = dtensor::local_sizes(placement_.unsharded, impl->sizes());
+  if (!sizes.empty()) {
+    rows_ = sizes.front();
+    part_rows_ = (rows_ + ranks_ - 1) / ranks_;
+    for (size_t i = 1; i < sizes.size(); ++i) {
+      row_numel_ *= sizes[i];
+    }
+  }
+  part_numel_ = part_rows_ * row_numel_;
+  shard_ = impl->local().contiguous();
+  const auto options = shard_.options();
+  whole_ = at::empty_strided(
+      sizes, dtensor::dense_strides(sizes, impl->strides()), options);
+  whole_to_fill_ =
+      at::empty({0}, options)
+          .set_(whole_.storage(), 0, whole_.sizes(), whole_.strides());
+  release_memory();
+}
+
+int64_t ShardedParameter::unsharded_bytes() const {
+  return static_cast<int64_t>(storage_of(whole_).nbytes());
+}
+
+int64_t ShardedParameter::first_row(int64_t rank) const {
+  return parameter_.dim() == 0 ? 0 : std::min(rank * part_rows_, rows_);
+}
+
+int64_t ShardedParameter::row_count(int64_t rank) const {
+  return parameter_.dim() == 0
+             ? 1
+             : std::clamp<int64_t>(rows_ - rank * part_rows_, 0, part_rows_);
+}
+
+at::Tensor ShardedParameter::rows_of_part(const at::Tensor& part, int64_t rank)
+    const {
+  auto sizes = whole_.sizes().vec();
+  if (!sizes.empty()) {
+    sizes.front() = row_count(rank);
+  }
+  return part.narrow(0, 0, row_count(rank) * row_numel_).view(sizes);
+}
+
+at::Tensor ShardedParameter::rows_of_whole(
+    const at::Tensor& whole,
+    int64_t rank) const {
+  return whole.dim() == 0 ? whole
+                          : whole.narrow(0, first_row(rank), row_count(rank));
+}
+
+void ShardedParameter::move_shard_to(const at::Tensor& part) {
+  TORCH_INTERNAL_ASSERT(!is_unsharded_ && part.numel() == part_numel_);
+  const at::NoGradGuard no_grad;
+  auto shard = rows_of_part(part, rank_);
+  shard.copy_(shard_);
+  shard_ = shard;
+  dtensor::dtensor_impl(parameter_)->reset_local(shard_, placement_.sharded);
+}
+
+void ShardedParameter::unshard(const at::Tensor& parts, MemoryPool& memory) {
+  TORCH_INTERNAL_ASSERT(!is_unsharded_);
+  const at::NoGradGuard no_grad;
+  auto& storage = storage_of(whole_);
+  storage.set_data_ptr_noswap(memory.take(storage.nbytes(), whole_.device()));
+  storage.clear_data_ptr_access_error_msg_();
+  // Padding lies behind the last row: rows of parts that are full are one box.
+  const int64_t full = rows_ / std::max<int64_t>(part_rows_, 1);
+  int64_t rank = 0;
+  if (parameter_.dim() > 0 && whole_.is_contiguous() && full > 1) {
+    whole_to_fill_.view({-1})
+        .narrow(0, 0, full * part_numel_)
+        .view({full, part_numel_})
+        .copy_(parts.narrow(0, 0, full));
+    rank = full;
+  }
+  for (; rank < ranks_ && row_count(rank) > 0; ++rank) {
+    rows_of_whole(whole_to_fill_, rank).copy_(rows_of_part(parts[rank], rank));
+  }
+  dtensor::dtensor_impl(parameter_)->reset_local(whole_, placement_.unsharded);
+  version_ = version_of(parameter_);
+  is_unsharded_ = true;
+}
+
+void ShardedParameter::reshard(MemoryPool& memory) {
+  TORCH_INTERNAL_ASSERT(is_unsharded_);
+  is_unsharded_ = false;
+  dtensor::dtensor_impl(parameter_)->reset_local(shard_, placement_.sharded);
+  memory.give(release_memory(), storage_of(whole_).nbytes());
+  TORCH_CHECK(
+      version_of(parameter_) == version_,
+      "[fsdp] \"",
+      name_,
+      "\" was written to while it was unsharded; what was written is lost. "
+      "Write to parameters outside of the forward pass, or inside "
+      "FullParameters with write_back.");
+}
+
+at::DataPtr ShardedParameter::release_memory() {
+  auto& storage = storage_of(whole_);
+  auto data = storage.set_data_ptr(at::DataPtr(nullptr, whole_.device()));
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
+      "[fsdp] the rows of \"{}\" are not all here: they were given away after "
+      "the parameter's last use. Call the module that has it through "
+      "weft::dtensor::call(), so that backward brings them back, or set "
+      "reshard_after_forward to false for its unit.",
+      name_));
+  return data;
+}
+
+void ShardedParameter::write_gradient(
+    const at::Tensor& local,
+    double divisor,
+    const at::Tensor& parts) const {
+  const at::NoGradGuard no_grad;
+  TORCH_INTERNAL_ASSERT(local.sizes() == whole_.sizes());
+  const auto write = [&](at::Tensor to, const at::Tensor& from) {
+    if (divisor != 1.0 && to.scalar_type() == from.scalar_type()) {
+      at::div_out(to, from, as_operand(divisor));
+    } else {
+      to.copy_(from);
+      if (divisor != 1.0) {
+        to.div_(divisor);
+      }
+    }
+  };
+  const int64_t full = rows_ / std::max<int64_t>(part_rows_, 1);
+  int64_t rank = 0;
+  if (local.dim() > 0 && local.is_contiguous() && full > 1) {
+    write(
+        parts.narrow(0, 0, full),
+        local.view({-1})
+            .narrow(0, 0, full * part_numel_)
+            .view({full, part_numel_}));
+    rank = full;
+  }
+  for (; rank < ranks_; ++rank) {
+    const int64_t numel = row_count(rank) * row_numel_;
+    if (numel > 0) {
+      write(rows_of_part(parts[rank], rank), rows_of_whole(local, rank));
+    }
+    parts[rank].narrow(0, numel, part_numel_ - numel).zero_();
+  }
+}
+
+void ShardedParameter::add_to_own_rows(
+    const at::Tensor& unsharded,
+    const at::Tensor& sharded,
+    double factor) const {
+  // Of no dims: each rank would add it.
+  if (parameter_.dim() > 0 || rank_ == 0) {
+    rows_of_whole(unsharded, rank_).add_(sharded, factor);
+  }
+}
+
+at::Tensor ShardedParameter::sharded_gradient(const at::Tensor& part) const {
+  return dtensor::make_dtensor(
+      rows_of_part(part, rank_).detach(),
+      placement_.sharded,
+      parameter_.sizes(),
+      parameter_.strides());
+}
+
+} // namespace weft::fsdp

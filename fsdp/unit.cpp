@@ -1,0 +1,319 @@
+#include "fsdp/unit.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/torch.h>
+
+#include "data_parallel/parameters/module_state.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "mesh/error/error.h"
+
+namespace weft::fsdp {
+
+Unit::Unit(
+    std::string name,
+    std::vector<ShardedParameter> parameters,
+    const FullyShardOptions& options,
+    bool reshards_after_forward,
+    mesh::Communicator group)
+    : name_(std::move(name)),
+      parameters_(std::move(parameters)),
+      states_(parameters_.size()),
+      options_(options),
+      reshards_after_forward_(reshards_after_forward),
+      group_(std::move(group)) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto dtype = parameters_[i].tensor().scalar_type();
+    auto part = std::ranges::find(parts_, dtype, &Part::dtype);
+    if (part == parts_.end()) {
+      part = parts_.insert(parts_.end(), Part());
+      part->dtype = dtype;
+    }
+    states_[i].part = static_cast<size_t>(part - parts_.begin());
+    states_[i].slot = part->parameters.size();
+    part->parameters.push_back(i);
+    part->offsets.push_back(part->numel);
+    part->numel += parameters_[i].part_numel();
+  }
+  for (auto& part : parts_) {
+    const auto& first = parameters_[part.parameters.front()].tensor();
+    part.shards = at::zeros(
+        {part.numel}, ddp::local_part(first).options().dtype(part.dtype));
+    for (size_t slot = 0; slot < part.parameters.size(); ++slot) {
+      auto& parameter = parameters_[part.parameters[slot]];
+      parameter.move_shard_to(
+          part.shards.narrow(0, part.offsets[slot], parameter.part_numel()));
+    }
+  }
+}
+
+int64_t Unit::unsharded_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& parameter : parameters_) {
+    bytes += parameter.unsharded_bytes();
+  }
+  return bytes;
+}
+
+// Of a message of all ranks, [ranks, ...], the parts of one parameter.
+at::Tensor Unit::parts_of(const at::Tensor& message, size_t index) const {
+  const auto& state = states_[index];
+  return message.narrow(
+      1,
+      parts_[state.part].offsets[state.slot],
+      parameters_[index].part_numel());
+}
+
+void Unit::start_unshard() {
+  if (is_unsharded_ || is_gathering_) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  for (auto& part : parts_) {
+    part.gathered =
+        at::empty({group_.size(), part.numel}, part.shards.options());
+    if (group_.size() > 1) {
+      part.gather = group_.all_gather(part.gathered, part.shards, name_);
+    } else {
+      part.gathered.view({-1}).copy_(part.shards);
+    }
+  }
+  is_gathering_ = true;
+}
+
+void Unit::unshard(MemoryPool& memory) {
+  if (is_unsharded_) {
+    return;
+  }
+  start_unshard();
+  for (auto& part : parts_) {
+    part.gather.wait();
+    for (const size_t index : part.parameters) {
+      parameters_[index].unshard(parts_of(part.gathered, index), memory);
+    }
+    part.gathered = at::Tensor();
+    part.gather = mesh::Work();
+  }
+  is_gathering_ = false;
+  is_unsharded_ = true;
+}
+
+void Unit::reshard(MemoryPool& memory) {
+  if (is_gathering_) {
+    for (auto& part : parts_) {
+      part.gather.wait();
+      part.gathered = at::Tensor();
+      part.gather = mesh::Work();
+    }
+    is_gathering_ = false;
+  }
+  if (!is_unsharded_) {
+    return;
+  }
+  is_unsharded_ = false;
+  std::exception_ptr error;
+  for (auto& parameter : parameters_) {
+    try {
+      parameter.reshard(memory);
+    } catch (...) {
+      error = error ? error : std::current_exception();
+    }
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+void Unit::begin_backward() {
+  is_reduced_ = false;
+  awaited_ = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    states_[i].has_gradient = false;
+    states_[i].is_counted = false;
+    awaited_ += parameters_[i].tensor().requires_grad() ? 1 : 0;
+  }
+}
+
+bool Unit::is_trained() const {
+  return std::ranges::any_of(parameters_, [](const auto& parameter) {
+    return parameter.tensor().requires_grad();
+  });
+}
+
+bool Unit::has_gradients() const {
+  return std::ranges::any_of(
+      states_, [](const auto& state) { return state.is_counted; });
+}
+
+bool Unit::count_gradient(size_t index) {
+  const bool is_new = !std::exchange(states_[index].is_counted, true);
+  return is_new && --awaited_ == 0;
+}
+
+double Unit::divisor() const {
+  return options_.reduce_op == mesh::ReduceOp::kAvg
+             ? static_cast<double>(group_.size())
+             : 1.0;
+}
+
+void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
+  const auto& parameter = parameters_[index];
+  const mesh::ErrorContext where{group_.name()};
+  WEFT_CHECK(
+      !ddp::local_part(gradient).is_sparse(),
+      "fsdp",
+      where,
+      "the gradient of ",
+      parameter.name(),
+      " is sparse, and cannot be cut into rows of all ranks. Leave "
+      "EmbeddingOptions.sparse off.");
+  WEFT_CHECK(
+      !gradient.requires_grad(),
+      "fsdp",
+      where,
+      "the gradient of ",
+      parameter.name(),
+      " is itself part of a graph: backward() with create_graph cannot be "
+      "reduced over ranks. Run it under no_sync().");
+}
+
+void Unit::allocate_gradients(Part& part) {
+  if (!part.gradients.defined()) {
+    const auto flags = static_cast<int64_t>(part.parameters.size());
+    part.gradients =
+        at::empty({group_.size(), part.numel + flags}, part.shards.options());
+    part.gradients.narrow(1, part.numel, flags).zero_();
+  }
+}
+
+void Unit::take_gradient(size_t index) {
+  const at::NoGradGuard no_grad;
+  auto& state = states_[index];
+  auto& part = parts_[state.part];
+  const auto& parameter = parameters_[index];
+  auto& slot = parameter.tensor().mutable_grad();
+  check_gradient(index, slot);
+  auto gradient = std::exchange(slot, at::Tensor());
+  if (const auto* impl = dtensor::dtensor_impl(gradient)) {
+    const auto& want = parameter.placement().unsharded;
+    if (impl->spec().mesh_ndim() == want.mesh_ndim() &&
+        !(impl->spec() == want)) {
+      gradient = dtensor::redistribute(gradient, want.placements());
+    }
+  }
+  allocate_gradients(part);
+  parameter.write_gradient(
+      ddp::local_part(gradient), divisor(), parts_of(part.gradients, index));
+  part.gradients.select(1, part.numel + static_cast<int64_t>(state.slot))
+      .fill_(1);
+  state.has_gradient = true;
+}
+
+void Unit::set_gradient_aside(size_t index) {
+  const auto& parameter = parameters_[index];
+  auto& gradient = parameter.tensor().mutable_grad();
+  const auto* impl = dtensor::dtensor_impl(gradient);
+  if (impl && impl->spec() == parameter.placement().sharded) {
+    states_[index].aside = std::exchange(gradient, at::Tensor());
+  }
+}
+
+void Unit::start_reduce() {
+  const at::NoGradGuard no_grad;
+  // What was accumulated without communication, and not added to now.
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!states_[i].has_gradient) {
+      set_gradient_aside(i);
+      if (parameters_[i].tensor().grad().defined()) {
+        take_gradient(i);
+      }
+    }
+  }
+  for (auto& part : parts_) {
+    allocate_gradients(part);
+    for (const size_t index : part.parameters) {
+      if (!states_[index].has_gradient) {
+        parts_of(part.gradients, index).zero_();
+      }
+    }
+    if (group_.size() > 1) {
+      part.reduced =
+          at::empty({part.gradients.size(1)}, part.gradients.options());
+      part.reduction = group_.reduce_scatter(
+          part.reduced, part.gradients, mesh::ReduceOp::kSum, name_);
+    } else {
+      part.reduced = part.gradients.view({-1});
+    }
+  }
+  is_reduced_ = true;
+}
+
+void Unit::finish_reduce() {
+  for (auto& part : parts_) {
+    part.reduction.wait();
+    part.reduction = mesh::Work();
+    part.gradients = at::Tensor();
+  }
+}
+
+void Unit::set_gradients() {
+  const at::NoGradGuard no_grad;
+  for (auto& part : parts_) {
+    if (!part.reduced.defined()) {
+      continue;
+    }
+    const auto flags =
+        part.reduced
+            .narrow(0, part.numel, static_cast<int64_t>(part.parameters.size()))
+            .to(at::kCPU, at::kFloat);
+    for (size_t slot = 0; slot < part.parameters.size(); ++slot) {
+      const size_t index = part.parameters[slot];
+      const auto& parameter = parameters_[index];
+      auto& aside = states_[index].aside;
+      auto& gradient = parameter.tensor().mutable_grad();
+      if (flags.data_ptr<float>()[slot] != 0.0F) {
+        const auto sum = parameter.sharded_gradient(
+            part.reduced.narrow(0, part.offsets[slot], parameter.part_numel()));
+        if (aside.defined()) {
+          ddp::local_part(aside).add_(ddp::local_part(sum));
+          gradient = std::exchange(aside, at::Tensor());
+        } else {
+          gradient = sum;
+        }
+      } else if (aside.defined()) {
+        gradient = std::exchange(aside, at::Tensor());
+      }
+    }
+    part.reduced = at::Tensor();
+  }
+}
+
+void Unit::keep_own_gradients() {
+  for (auto& part : parts_) {
+    part.reduction.wait();
+    part.reduction = mesh::Work();
+    part.gradients = at::Tensor();
+    part.reduced = at::Tensor();
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    states_[i].has_gradient = false;
+    auto aside = std::exchange(states_[i].aside, at::Tensor());
+    auto& gradient = parameters_[i].tensor().mutable_grad();
+    if (!aside.defined()) {
+      continue;
+    }
+    if (gradient.defined()) {
+      // .grad() has one place: the sum that was reduced before becomes this
+      // rank's contribution to the next.
+      parameters_[i].add_to_own_rows(
+          ddp::local_part(gradient), ddp::local_part(aside), divisor());
+    } else {
+      gradient = aside;
+    }
+  }
+}
+
+} // namespace weft::fsdp

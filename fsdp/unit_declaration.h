@@ -1,0 +1,38 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include "fsdp/options.h"
+#include "fsdp/sharded_parameter.h"
+#include "mesh/device_mesh.h"
+
+namespace weft::fsdp {
+
+class Schedule;
+class Unit;
+
+/// What fully_shard() decided, until the model has values and units are made of
+/// it. Kept in the unit's modules, as a child without parameters.
+struct UnitDeclaration : torch::nn::Module {
+  struct Parameter {
+    at::Tensor tensor;
+    ShardedPlacement placement;
+  };
+  std::vector<Parameter> parameters;
+  mesh::DeviceMesh dp;
+  FullyShardOptions options;
+  /// Set once units are made.
+  std::weak_ptr<Schedule> schedule;
+  Unit* unit = nullptr;
+};
+
+/// Null if the module is no unit.
+std::shared_ptr<UnitDeclaration> find_declaration(
+    const torch::nn::Module& module);
+
+} // namespace weft::fsdp

@@ -1,0 +1,496 @@
+// What FullyShardedDataParallel sends, keeps and refuses.
+#include "fsdp/fully_sharded_data_parallel.h"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "mesh/communicator/flight_recorder.h"
+#include "mesh/error/error.h"
+#include "tests/fsdp/models.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/run_ranks.h"
+
+namespace weft::fsdp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using weft::test::message_of_thrown;
+using weft::test::RankContext;
+using weft::test::run_ranks;
+
+using Fsdp = FullyShardedDataParallel<TestModel>;
+
+template <class Model, class... Args>
+std::shared_ptr<Model> deferred(Args... args) {
+  const dtensor::DeferredInit scope;
+  return std::make_shared<Model>(args...);
+}
+
+/// A Chain of five units.
+struct Sharded {
+  explicit Sharded(
+      const mesh::DeviceMesh& dp,
+      bool calls = true,
+      const FullyShardOptions& options = {},
+      const ScheduleOptions& schedule = {})
+      : module(deferred<Chain>(calls)) {
+    for (auto* unit : module->units()) {
+      fully_shard(*unit, dp, options);
+    }
+    model.emplace(
+        std::static_pointer_cast<TestModel>(module), dp, options, schedule);
+    dtensor::materialize(*module, 1);
+  }
+
+  at::Tensor loss(int64_t rank, int64_t step = 0) {
+    return (*model)(rows_of_numbers(step, rank)).pow(2).mean();
+  }
+  at::Tensor gradient(size_t parameter) const {
+    return module->parameters().at(parameter).grad();
+  }
+  std::vector<at::Tensor> whole_gradients() const {
+    std::vector<at::Tensor> result;
+    for (const auto& parameter : module->parameters()) {
+      result.push_back(
+          parameter.grad().defined()
+              ? dtensor::full_tensor(parameter.grad()).clone()
+              : at::Tensor());
+    }
+    return result;
+  }
+
+  std::shared_ptr<Chain> module;
+  std::optional<Fsdp> model;
+};
+
+/// How often each collective was called, by its name.
+std::map<std::string, int> calls_of(const mesh::DeviceMesh& dp) {
+  std::map<std::string, int> counts;
+  for (const auto& entry : dp.group(int64_t{0}).flight_recorder().entries()) {
+    ++counts[entry.op];
+  }
+  return counts;
+}
+
+TEST(FullyShard, GathersAUnitForForwardAndForBackward) {
+  for (const bool calls : {true, false}) {
+    run_ranks(2, [&](RankContext& self) {
+      const auto dp = self.mesh({2}, {"dp_shard"});
+      Sharded sharded(dp, calls);
+      sharded.model->synchronize_parameters();
+      const auto record = [&](const auto& body) {
+        dp.group(int64_t{0}).flight_recorder().reset();
+        body();
+        return calls_of(dp);
+      };
+      for (int step = 0; step < 3; ++step) {
+        EXPECT_EQ(
+            record([&] { sharded.loss(self.rank).backward(); }),
+            (std::map<std::string, int>{
+                {"all_gather", 10}, {"reduce_scatter", 5}}));
+        EXPECT_EQ(
+            record([&] {
+              const auto own_only = sharded.model->no_sync();
+              sharded.loss(self.rank).backward();
+            }),
+            (std::map<std::string, int>{{"all_gather", 10}}));
+        EXPECT_EQ(
+            record([&] {
+              const at::NoGradGuard no_grad;
+              sharded.loss(self.rank);
+            }),
+            (std::map<std::string, int>{{"all_gather", 5}}));
+      }
+    });
+  }
+}
+
+TEST(FullyShard, TwoUnitsAreHereAtOnce) {
+  for (const bool calls : {true, false}) {
+    run_ranks(3, [&](RankContext& self) {
+      Sharded sharded(
+          self.mesh({3}, {"dp_shard"}),
+          calls,
+          {},
+          {.forward_prefetch = 0,
+           .backward_prefetch = BackwardPrefetch::kNone,
+           .reduce_in_flight = 0});
+      for (int step = 0; step < 3; ++step) {
+        sharded.loss(self.rank).backward();
+      }
+      int64_t largest = 0;
+      int64_t sum = 0;
+      for (const auto& unit : sharded.model->units()) {
+        largest = std::max(largest, unit.unsharded_bytes);
+        sum += unit.unsharded_bytes;
+      }
+      EXPECT_LE(sharded.model->peak_unsharded_bytes(), 2 * largest);
+      EXPECT_GT(sum, 2 * largest);
+    });
+  }
+}
+
+TEST(FullyShard, ParametersAndGradientsAreThisRanksRows) {
+  run_ranks(4, [](RankContext& self) {
+    Sharded sharded(self.mesh({4}, {"dp_shard"}));
+    const auto rows_of = [](const at::Tensor& tensor) {
+      return dtensor::dtensor_impl(tensor)->local().sizes().vec();
+    };
+    const auto weight = sharded.module->linears_[0]->weight; // [7, 6]
+    EXPECT_EQ(
+        rows_of(weight), (std::vector<int64_t>{self.rank < 3 ? 2 : 1, 6}));
+    sharded.loss(self.rank).backward();
+    EXPECT_EQ(rows_of(weight.grad()), rows_of(weight));
+    EXPECT_EQ(dtensor::spec_of(weight.grad()), dtensor::spec_of(weight));
+    const auto narrow = sharded.module->linears_[2]->weight; // [1, 5]
+    EXPECT_EQ(
+        rows_of(narrow.grad()),
+        (std::vector<int64_t>{self.rank == 0 ? 1 : 0, 5}));
+  });
+}
+
+TEST(FullyShard, GradientsOfSeveralBackwardsAreAdded) {
+  run_ranks(3, [](RankContext& self) {
+    const auto dp = self.mesh({3}, {"dp_shard"});
+    const auto gradients = [&](const std::vector<bool>& own_only) {
+      Sharded sharded(dp);
+      for (size_t i = 0; i < own_only.size(); ++i) {
+        const std::unique_ptr<NoSyncGuard> guard(
+            own_only[i] ? new NoSyncGuard(sharded.model->no_sync()) : nullptr);
+        sharded.loss(self.rank, static_cast<int64_t>(i)).backward();
+      }
+      return sharded.whole_gradients();
+    };
+    const auto expected = gradients({false, false, false});
+    // Own gradients before, after and between sums.
+    for (const auto& own_only : std::vector<std::vector<bool>>{
+             {true, true, false}, {false, true, false}, {true, false, false}}) {
+      const auto found = gradients(own_only);
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-5, 1e-7)) << i;
+      }
+    }
+  });
+}
+
+TEST(FullyShard, ZeroGradForgetsWhatWasReducedToo) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp_shard"});
+    Sharded once(dp);
+    once.loss(self.rank).backward();
+    const auto expected = once.whole_gradients();
+    for (const bool to_none : {true, false}) {
+      Sharded sharded(dp);
+      sharded.loss(self.rank, 5).backward();
+      {
+        const auto own_only = sharded.model->no_sync();
+        sharded.loss(self.rank, 6).backward();
+      }
+      const auto loss = sharded.loss(self.rank);
+      sharded.module->zero_grad(to_none);
+      loss.backward();
+      const auto found = sharded.whole_gradients();
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+      }
+    }
+  });
+}
+
+TEST(FullyShard, TwoForwardsBeforeTheirBackwards) {
+  for (const bool calls : {true, false}) {
+    run_ranks(2, [&](RankContext& self) {
+      const auto dp = self.mesh({2}, {"dp_shard"});
+      Sharded one(dp, calls);
+      one.loss(self.rank, 0).backward();
+      one.loss(self.rank, 1).backward();
+      Sharded two(dp, calls);
+      const auto first = two.loss(self.rank, 0);
+      const auto second = two.loss(self.rank, 1);
+      {
+        const at::NoGradGuard no_grad;
+        two.loss(self.rank, 2);
+      }
+      (first + second).backward();
+      const auto expected = one.whole_gradients();
+      const auto found = two.whole_gradients();
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-5, 1e-7)) << i;
+      }
+    });
+  }
+}
+
+TEST(FullyShard, GradientsOfAnInputAloneReduceNothing) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp_shard"});
+    Sharded sharded(dp);
+    const auto x = rows_of_numbers(0, self.rank).requires_grad_();
+    const auto loss = (*sharded.model)(x).pow(2).mean();
+    dp.group(int64_t{0}).flight_recorder().reset();
+    const auto gradients = torch::autograd::grad({loss}, {x});
+    EXPECT_TRUE(gradients[0].defined());
+    EXPECT_EQ(calls_of(dp).count("reduce_scatter"), 0);
+    EXPECT_FALSE(sharded.gradient(0).defined());
+    sharded.loss(self.rank).backward();
+    EXPECT_TRUE(sharded.gradient(0).defined());
+  });
+}
+
+TEST(FullyShard, FrozenParametersHaveNoGradientAndMayBeThawed) {
+  run_ranks(2, [](RankContext& self) {
+    Sharded sharded(self.mesh({2}, {"dp_shard"}));
+    auto& linear = sharded.module->linears_[1];
+    linear->weight.set_requires_grad(false);
+    sharded.loss(self.rank).backward();
+    EXPECT_FALSE(linear->weight.grad().defined());
+    EXPECT_TRUE(linear->bias.grad().defined());
+    linear->weight.set_requires_grad(true);
+    sharded.loss(self.rank).backward();
+    sharded.loss(self.rank).backward();
+    EXPECT_TRUE(linear->weight.grad().defined());
+  });
+}
+
+/// Two linears, of which forward() uses the one that it is told.
+struct Branches : TestModel {
+  Branches()
+      : a(register_module("a", torch::nn::Linear(6, 6))),
+        b(register_module("b", torch::nn::Linear(6, 6))),
+        last(register_module("last", torch::nn::Linear(6, 6))) {}
+
+  at::Tensor forward(const at::Tensor& x) override {
+    auto h = x;
+    if (uses_a) {
+      h = dtensor::call(a, h);
+    }
+    if (uses_b) {
+      h = dtensor::call(b, h);
+    }
+    return dtensor::call(last, h);
+  }
+  std::vector<torch::nn::Module*> units() override {
+    return {a.get(), b.get(), last.get()};
+  }
+
+  torch::nn::Linear a, b, last;
+  bool uses_a = true;
+  bool uses_b = true;
+};
+
+struct ShardedBranches {
+  explicit ShardedBranches(const mesh::DeviceMesh& dp, bool one_unit = false)
+      : module(deferred<Branches>()) {
+    if (!one_unit) {
+      for (auto* unit : module->units()) {
+        fully_shard(*unit, dp);
+      }
+    }
+    model.emplace(std::static_pointer_cast<TestModel>(module), dp);
+    dtensor::materialize(*module, 1);
+  }
+  std::shared_ptr<Branches> module;
+  std::optional<Fsdp> model;
+};
+
+TEST(FullyShard, WhatNobodyUsedHasNoGradient) {
+  run_ranks(2, [](RankContext& self) {
+    ShardedBranches sharded(self.mesh({2}, {"dp_shard"}));
+    sharded.module->uses_b = false;
+    (*sharded.model)(rows_of_numbers(0, self.rank)).sum().backward();
+    EXPECT_TRUE(sharded.module->a->weight.grad().defined());
+    EXPECT_FALSE(sharded.module->b->weight.grad().defined());
+  });
+}
+
+// In one unit ranks may use different parameters.
+TEST(FullyShard, WhatOneRankUsedHasItsGradient) {
+  run_ranks(2, [](RankContext& self) {
+    ShardedBranches sharded(self.mesh({2}, {"dp_shard"}), /*one_unit=*/true);
+    sharded.module->uses_a = self.rank == 0;
+    sharded.module->uses_b = false;
+    (*sharded.model)(rows_of_numbers(0, self.rank)).sum().backward();
+    const auto& gradient = sharded.module->a->weight.grad();
+    ASSERT_TRUE(gradient.defined());
+    EXPECT_GT(dtensor::full_tensor(gradient).abs().sum().item<double>(), 0);
+    EXPECT_FALSE(sharded.module->b->weight.grad().defined());
+  });
+}
+
+TEST(FullyShard, RanksThatUseDifferentUnitsEnd) {
+  run_ranks(2, [](RankContext& self) {
+    ShardedBranches sharded(self.mesh({2}, {"dp_shard"}));
+    sharded.module->uses_a = self.rank == 0;
+    sharded.module->uses_b = self.rank == 1;
+    EXPECT_THAT(
+        message_of_thrown<mesh::DisagreementError>([&] {
+          (*sharded.model)(rows_of_numbers(0, self.rank)).sum().backward();
+        }),
+        AllOf(HasSubstr("\"a\""), HasSubstr("\"b\"")));
+  });
+}
+
+TEST(FullyShard, AForwardThatThrewCanBeRepeated) {
+  struct Throws : TestModel {
+    Throws() : a(register_module("a", torch::nn::Linear(6, 6))) {}
+    at::Tensor forward(const at::Tensor& x) override {
+      const auto y = dtensor::call(a, x);
+      if (throws) {
+        throw std::runtime_error("a fault of the model");
+      }
+      return y;
+    }
+    std::vector<torch::nn::Module*> units() override { return {a.get()}; }
+    torch::nn::Linear a;
+    bool throws = true;
+  };
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp_shard"});
+    const auto module = deferred<Throws>();
+    Fsdp model(std::static_pointer_cast<TestModel>(module), dp);
+    dtensor::materialize(*module, 1);
+    const auto x = rows_of_numbers(0, self.rank);
+    EXPECT_THROW(model(x), std::runtime_error);
+    for (const auto& unit : model.units()) {
+      EXPECT_FALSE(unit.is_unsharded) << unit.name;
+    }
+    module->throws = false;
+    model(x).sum().backward();
+    EXPECT_TRUE(module->a->weight.grad().defined());
+  });
+}
+
+TEST(FullyShard, AUnitIsGatheredByHand) {
+  run_ranks(2, [](RankContext& self) {
+    Sharded sharded(self.mesh({2}, {"dp_shard"}));
+    auto& linear = *sharded.module->linears_[0];
+    const auto whole = dtensor::full_tensor(linear.weight.detach()).clone();
+    sharded.model->unshard(linear);
+    EXPECT_TRUE(
+        at::equal(dtensor::dtensor_impl(linear.weight)->local(), whole));
+    sharded.model->reshard(linear);
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>(
+            [&] { sharded.model->unshard(*sharded.module); }),
+        HasSubstr("a Chain is no unit of this model"));
+  });
+}
+
+// What is refused, on all ranks and before anything is sent.
+
+std::string refusal(const std::function<void(const mesh::DeviceMesh&)>& body) {
+  const auto world = mesh::World::fake(0, 2);
+  const auto dp = mesh::DeviceMesh::create(world, {2}, {"dp_shard"});
+  return message_of_thrown<c10::ValueError>([&] { body(dp); });
+}
+
+TEST(FullyShardRefuses, ParametersThatCannotBeSharded) {
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        Chain plain(false);
+        fully_shard(*plain.linears_[0], dp);
+      }),
+      AllOf(
+          HasSubstr("\"weight\" is a plain tensor"),
+          HasSubstr("inside weft::dtensor::DeferredInit")));
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        const auto module = deferred<Chain>(false);
+        dtensor::materialize(*module, 1);
+        fully_shard(*module, dp);
+      }),
+      HasSubstr("\"l0.weight\" has values already"));
+}
+
+TEST(FullyShardRefuses, UnitsThatOverlap) {
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        const auto module = deferred<Chain>(false);
+        fully_shard(*module, dp);
+        fully_shard(*module, dp);
+      }),
+      HasSubstr("a Chain is a unit already"));
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        const auto module = deferred<Chain>(false);
+        fully_shard(*module, dp);
+        fully_shard(*module->linears_[0], dp);
+      }),
+      AllOf(
+          HasSubstr("\"weight\" lies [S(0)] on dp_shard=2 already"),
+          HasSubstr("fully_shard({&first, &second}, mesh)")));
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        const auto module = deferred<Chain>(false);
+        for (auto* unit : module->units()) {
+          fully_shard(*unit, dp);
+        }
+        fully_shard(*module, dp);
+      }),
+      HasSubstr("no parameters but those of units inside of it"));
+}
+
+TEST(FullyShardRefuses, ModelsThatAreNotReady) {
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        const auto module = deferred<Chain>(false);
+        Fsdp model(std::static_pointer_cast<TestModel>(module), dp);
+        model(rows_of_numbers(0, 0));
+      }),
+      AllOf(HasSubstr("l0.weight has no values"), HasSubstr("materialize")));
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        Sharded sharded(dp);
+        sharded.model->synchronize_parameters();
+        sharded.module->linears_[0]->forward(rows_of_numbers(0, 0));
+      }),
+      AllOf(
+          HasSubstr("\"l0.weight\" of unit l0 is used outside"),
+          HasSubstr("Call the model")));
+}
+
+TEST(FullyShardRefuses, GradientsWithAGraph) {
+  run_ranks(2, [](RankContext& self) {
+    Sharded sharded(self.mesh({2}, {"dp_shard"}));
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          sharded.loss(self.rank).backward(
+              {}, /*retain_graph=*/true, /*create_graph=*/true);
+        }),
+        HasSubstr("is itself part of a graph"));
+    sharded.module->zero_grad();
+    sharded.loss(self.rank).backward();
+    EXPECT_TRUE(sharded.gradient(0).defined());
+  });
+}
+
+TEST(FullyShardRefuses, RanksWithOtherUnits) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp_shard"});
+    const auto module = deferred<Chain>(true);
+    if (self.rank == 0) {
+      fully_shard(*module->linears_[0], dp);
+    }
+    Fsdp model(std::static_pointer_cast<TestModel>(module), dp);
+    dtensor::materialize(*module, 1);
+    EXPECT_THAT(
+        message_of_thrown<mesh::DisagreementError>(
+            [&] { model(rows_of_numbers(0, self.rank)); }),
+        HasSubstr("the list of units differs between ranks"));
+  });
+}
+
+} // namespace
+} // namespace weft::fsdp

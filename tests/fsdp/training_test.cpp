@@ -1,0 +1,187 @@
+// Fully sharded training is DistributedDataParallel's, to the bit over shared
+// memory, and holds no more than it should.
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "ddp/distributed_data_parallel.h"
+#include "dtensor/init/deferred_init.h"
+#include "dtensor/scopes/module_call.h"
+#include "dtensor/tensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "mesh/communicator/flight_recorder.h"
+#include "tests/fsdp/models.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/run_ranks.h"
+
+namespace weft::fsdp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using weft::test::message_of_thrown;
+using weft::test::RankContext;
+using weft::test::run_ranks;
+
+constexpr int kSteps = 4;
+
+std::string case_name(const ::testing::TestParamInfo<ModelCase>& info) {
+  return info.param.name;
+}
+
+struct Variant {
+  std::string name;
+  std::optional<bool> reshard;
+  ScheduleOptions schedule = {};
+  mesh::ReduceOp reduce_op = mesh::ReduceOp::kAvg;
+  bool inner_units = true;
+};
+
+const std::vector<Variant>& variants() {
+  static const std::vector<Variant> all = {
+      {"default", {}},
+      {"reshard always", true},
+      {"reshard never", false},
+      {"one unit", {}, {}, mesh::ReduceOp::kAvg, false},
+      {"sum", {}, {}, mesh::ReduceOp::kSum},
+      {"nothing ahead", {}, {0, BackwardPrefetch::kNone, 0}},
+      {"all ahead", {}, {3, BackwardPrefetch::kPost, 3}}};
+  return all;
+}
+
+std::vector<at::Tensor> whole_weights(const torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> result;
+  for (const auto& item : module.named_parameters()) {
+    result.push_back(dtensor::full_tensor(item.value().detach()).clone());
+  }
+  return result;
+}
+
+torch::optim::AdamW adamw(const torch::nn::Module& module) {
+  return torch::optim::AdamW(
+      module.parameters(), torch::optim::AdamWOptions(0.05).weight_decay(0.1));
+}
+
+template <class Parallel>
+std::vector<double> train(
+    Parallel& model,
+    torch::optim::Optimizer& optimizer,
+    const ModelCase& each,
+    int64_t rank,
+    int micro_batches) {
+  std::vector<double> losses;
+  for (int step = 0; step < kSteps; ++step) {
+    for (int i = 0; i < micro_batches; ++i) {
+      const auto run = [&] {
+        auto loss = model(each.input(step * 10 + i, rank)).pow(2).mean() /
+                    micro_batches;
+        loss.backward();
+        losses.push_back(
+            dtensor::full_tensor(loss.detach()).template item<double>());
+      };
+      if (i + 1 < micro_batches) {
+        const auto own_only = model.no_sync();
+        run();
+      } else {
+        run();
+      }
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return losses;
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  std::vector<at::Tensor> weights;
+};
+
+Outcome train_ddp(
+    const ModelCase& each,
+    const mesh::DeviceMesh& dp,
+    mesh::ReduceOp reduce_op,
+    int micro_batches) {
+  const auto module = each.make_deferred();
+  dtensor::materialize(*module, 1);
+  ddp::DistributedDataParallel<TestModel> model(
+      module, dp, {.reduce_op = reduce_op});
+  auto optimizer = adamw(*module);
+  auto losses = train(model, optimizer, each, dp.rank(), micro_batches);
+  return {std::move(losses), whole_weights(*module)};
+}
+
+Outcome train_fsdp(
+    const ModelCase& each,
+    const mesh::DeviceMesh& dp,
+    const Variant& variant,
+    int micro_batches) {
+  const auto module = each.make_deferred();
+  const FullyShardOptions options{
+      .reshard_after_forward = variant.reshard, .reduce_op = variant.reduce_op};
+  if (variant.inner_units) {
+    for (auto* inner : module->units()) {
+      fully_shard(*inner, dp, options);
+    }
+  }
+  FullyShardedDataParallel<TestModel> model(
+      module, dp, options, variant.schedule);
+  dtensor::materialize(*module, 1);
+  auto optimizer = adamw(*module);
+  auto losses = train(model, optimizer, each, dp.rank(), micro_batches);
+  for (const auto& unit : model.units()) {
+    EXPECT_FALSE(unit.is_unsharded) << unit.name;
+  }
+  return {std::move(losses), whole_weights(*module)};
+}
+
+void expect_same_bits(const Outcome& found, const Outcome& expected) {
+  EXPECT_EQ(found.losses, expected.losses);
+  ASSERT_EQ(found.weights.size(), expected.weights.size());
+  for (size_t i = 0; i < found.weights.size(); ++i) {
+    EXPECT_TRUE(at::equal(found.weights[i], expected.weights[i]))
+        << "parameter " << i << " differs by "
+        << (found.weights[i] - expected.weights[i]).abs().max();
+  }
+}
+
+class FullySharded : public ::testing::TestWithParam<ModelCase> {};
+
+TEST_P(FullySharded, TrainsAsDistributedDataParallel) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](RankContext& self) {
+      const auto dp = self.mesh({ranks}, {"dp_shard"});
+      for (const auto& variant : variants()) {
+        for (const int micro_batches : {1, 2}) {
+          SCOPED_TRACE(c10::str(
+              variant.name,
+              ", ",
+              ranks,
+              " ranks, ",
+              micro_batches,
+              " batches"));
+          const auto expected =
+              train_ddp(GetParam(), dp, variant.reduce_op, micro_batches);
+          expect_same_bits(
+              train_fsdp(GetParam(), dp, variant, micro_batches), expected);
+        }
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models,
+    FullySharded,
+    ::testing::ValuesIn(model_cases()),
+    case_name);
+
+} // namespace
+} // namespace weft::fsdp
