@@ -34,7 +34,15 @@ struct ExplainArguments : RecipeArguments {
 };
 
 int64_t world_size_of(const Recipe& recipe, const ExplainArguments& arguments) {
-  const auto [dp, tp] = recipe.mesh;
+  const int64_t dp = recipe.mesh.dp;
+  const int64_t tp = recipe.mesh.tp;
+  if (recipe.mesh.dp_shard != 1) {
+    refuse(
+        recipe,
+        "mesh.dp_shard",
+        "runs whose parameters are sharded are not estimated yet. Explain the "
+        "recipe with mesh.dp_shard=1 for its step without");
+  }
   if (arguments.world_size == 0 && (dp == -1 || tp == -1)) {
     refuse(
         recipe,

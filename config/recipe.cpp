@@ -319,6 +319,11 @@ std::string value_of(const Recipe& recipe, std::string_view path) {
       [&](auto field) { return write_value(field(fields)); }, key->field);
 }
 
+std::string MeshConfig::to_string() const {
+  return is_sharded() ? fmt::format("dp={} dp_shard={} tp={}", dp, dp_shard, tp)
+                      : fmt::format("dp={} tp={}", dp, tp);
+}
+
 std::vector<std::string> differing_keys(const Recipe& a, const Recipe& b) {
   std::set<std::string> options; // of both
   for (const auto* recipe : {&a, &b}) {

@@ -29,11 +29,16 @@ using OptionMap = std::map<std::string, std::string, std::less<>>;
 struct MeshConfig {
   int64_t dp = -1;
   int64_t tp = 1;
+  int64_t dp_shard = 1;
   bool operator==(const MeshConfig&) const = default;
 
   /// Once resolved: ranks that compute different samples of one batch.
-  int64_t batch_ranks() const { return dp; }
-  int64_t world_size() const { return dp * tp; }
+  int64_t batch_ranks() const { return dp * dp_shard; }
+  int64_t world_size() const { return dp * dp_shard * tp; }
+  /// Whether ranks hold parts of the parameters over dp_shard.
+  bool is_sharded() const { return dp_shard > 1; }
+  /// "dp=2 tp=2"; with dp_shard, where that is above 1.
+  std::string to_string() const;
 };
 
 /// How rotary frequencies are stretched for sequences longer than those that a
@@ -99,6 +104,16 @@ struct DdpConfig {
   std::string param_dtype = "none";
   std::string reduce_dtype = "none";
   bool operator==(const DdpConfig&) const = default;
+};
+
+struct FsdpConfig {
+  std::vector<std::string> units = {"auto"};
+  std::string reshard_after_forward = "auto";
+  int64_t forward_prefetch = 1;
+  std::string backward_prefetch = "pre";
+  int64_t reduce_in_flight = 1;
+  std::string accumulate = "sharded";
+  bool operator==(const FsdpConfig&) const = default;
 };
 
 struct CommConfig {
@@ -250,6 +265,7 @@ struct Recipe {
   ModelConfig model;
   TpConfig tp;
   DdpConfig ddp;
+  FsdpConfig fsdp;
   CommConfig comm;
   DataConfig data;
   TrainConfig train;

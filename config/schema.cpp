@@ -14,6 +14,7 @@ std::span<const Key> schema() {
           keys::rope_scaling_keys(),
           keys::tp_keys(),
           keys::ddp_keys(),
+          keys::fsdp_keys(),
           keys::comm_keys(),
           keys::data_keys(),
           keys::train_keys(),
@@ -34,13 +35,15 @@ std::span<const Key> schema() {
 
 std::span<const Section> sections() {
   static const std::vector<Section> table = {
-      {"mesh", "The grid of ranks; dp x tp is the number of ranks."},
+      {"mesh", "The grid of ranks; dp x dp_shard x tp is the number of ranks."},
       {"model", "What is trained."},
       {"model.rope_scaling",
        "Rotary embeddings for longer sequences, as Hugging Face's "
        "`rope_scaling`; without effect where rope_type is none."},
       {"tp", "Tensor parallelism; without effect where mesh.tp is 1."},
       {"ddp", "Data parallelism; without effect where mesh.dp is 1."},
+      {"fsdp",
+       "Fully sharded data parallelism, where mesh.dp_shard is above 1."},
       {"comm", "How ranks talk to each other."},
       {"data",
        "What it is trained on. Of text the last 1 % is held out, of images the "

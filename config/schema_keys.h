@@ -39,6 +39,7 @@ std::vector<Key> model_keys();
 std::vector<Key> rope_scaling_keys();
 std::vector<Key> tp_keys();
 std::vector<Key> ddp_keys();
+std::vector<Key> fsdp_keys();
 std::vector<Key> comm_keys();
 std::vector<Key> data_keys();
 std::vector<Key> train_keys();

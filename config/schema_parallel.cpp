@@ -37,6 +37,15 @@ std::vector<Key> run_keys() {
        .doc = "Replicas that see different samples. -1: the rest of the world.",
        .unit = "ranks",
        .range = or_else(-1, between(1, kMaxSize))},
+      {.path = "mesh.dp_shard",
+       .field = member<&Recipe::mesh, &MeshConfig::dp_shard>,
+       .doc =
+           "Ranks that see different samples, too, and over which "
+           "parameters, gradients and the optimizer's state are divided. "
+           "-1: the rest of the world; mesh.dp is 1 then unless it is given. "
+           "Above 1 it does not go with mesh.dp or mesh.tp above 1 yet.",
+       .unit = "ranks",
+       .range = or_else(-1, between(1, kMaxSize))},
       {.path = "mesh.tp",
        .field = member<&Recipe::mesh, &MeshConfig::tp>,
        .doc = "Ranks that share one replica's matrices. -1: the rest of the "
@@ -135,6 +144,44 @@ std::vector<Key> ddp_keys() {
        .doc = "Reduce gradients in this type. none: in param_dtype. float16 "
               "is not offered, as in ddp.param_dtype.",
        .choices = {"none", "float32", "bfloat16"}},
+  };
+}
+
+std::vector<Key> fsdp_keys() {
+  constexpr int64_t kMostAhead = 1000;
+  return {
+      {.path = "fsdp.units",
+       .field = member<&Recipe::fsdp, &FsdpConfig::units>,
+       .doc = "What is gathered in one message: patterns of modules, such as "
+              "`model.layers.*`. [auto]: each block, the embedding unless it "
+              "is tied, and what is left."},
+      {.path = "fsdp.reshard_after_forward",
+       .field = member<&Recipe::fsdp, &FsdpConfig::reshard_after_forward>,
+       .doc = "Whether other ranks' parts are given away after forward and "
+              "gathered once more in backward. auto: those of all units but "
+              "of what is left.",
+       .choices = {"auto", "always", "never"}},
+      {.path = "fsdp.forward_prefetch",
+       .field = member<&Recipe::fsdp, &FsdpConfig::forward_prefetch>,
+       .doc = "Units gathered ahead in forward.",
+       .unit = "units",
+       .range = between(0, kMostAhead)},
+      {.path = "fsdp.backward_prefetch",
+       .field = member<&Recipe::fsdp, &FsdpConfig::backward_prefetch>,
+       .doc = "When the next unit of backward is gathered. pre: before the "
+              "current one computes. post: after it. none: when it is used.",
+       .choices = {"pre", "post", "none"}},
+      {.path = "fsdp.reduce_in_flight",
+       .field = member<&Recipe::fsdp, &FsdpConfig::reduce_in_flight>,
+       .doc = "Reductions of gradients under way at once.",
+       .unit = "units",
+       .range = between(0, kMostAhead)},
+      {.path = "fsdp.accumulate",
+       .field = member<&Recipe::fsdp, &FsdpConfig::accumulate>,
+       .doc = "Gradients of several micro-batches. sharded: each is reduced, "
+              "and memory stays divided. local: whole on each rank until the "
+              "last one, as without dp_shard.",
+       .choices = {"sharded", "local"}},
   };
 }
 

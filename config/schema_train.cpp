@@ -54,13 +54,15 @@ std::vector<Key> train_keys() {
        .range = between(1, kMaxCount)},
       {.path = "train.global_batch_size",
        .field = member<&Recipe::train, &TrainConfig::global_batch_size>,
-       .doc = "Samples a step takes, over all replicas; a multiple of dp x "
-              "micro_batch_size, and that many times accumulated.",
+       .doc = "Samples a step takes, over all ranks; a multiple of dp x "
+              "dp_shard x micro_batch_size, and that many times "
+              "accumulated.",
        .unit = "samples",
        .range = between(1, kMaxSize)},
       {.path = "train.micro_batch_size",
        .field = member<&Recipe::train, &TrainConfig::micro_batch_size>,
-       .doc = "Samples a replica takes at once. 0: global_batch_size / dp.",
+       .doc = "Samples a replica, or a rank of dp_shard, takes at once. 0: "
+              "global_batch_size / (dp x dp_shard).",
        .unit = "samples",
        .range = or_else(0, between(1, kMaxSize))},
       {.path = "train.max_grad_norm",

@@ -26,7 +26,10 @@ bool runs_backward() {
 class Schedule::Hooks final : public dtensor::ParameterHooks {
  public:
   Hooks(std::weak_ptr<Schedule> schedule, Unit& unit, size_t parameter)
-      : schedule_(std::move(schedule)), unit_(&unit), parameter_(parameter) {}
+      : schedule_(std::move(schedule)),
+        unit_(&unit),
+        parameter_(parameter),
+        placement_(unit.parameters()[parameter].placement().unsharded) {}
 
   void before_use(bool is_forward) override {
     if (const auto schedule = schedule_.lock()) {
@@ -38,11 +41,15 @@ class Schedule::Hooks final : public dtensor::ParameterHooks {
       schedule->before_gradient(*unit_, parameter_);
     }
   }
+  const dtensor::DTensorSpec& gradient_spec() const override {
+    return placement_;
+  }
 
  private:
   std::weak_ptr<Schedule> schedule_;
   Unit* unit_;
   size_t parameter_;
+  dtensor::DTensorSpec placement_;
 };
 
 /// On a node and not on a tensor, as dtensor::use_in_backward() says.

@@ -52,6 +52,8 @@ class ShardedParameter {
   const ShardedPlacement& placement() const { return placement_; }
   /// Elements of one rank's part, with its padding.
   int64_t part_numel() const { return part_numel_; }
+  /// Of the unsharded form's local tensor.
+  at::IntArrayRef unsharded_sizes() const { return whole_.sizes(); }
   /// Bytes of the unsharded form.
   int64_t unsharded_bytes() const;
   bool is_unsharded() const { return is_unsharded_; }

@@ -171,6 +171,17 @@ void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
       " is sparse, and cannot be cut into rows of all ranks. Leave "
       "EmbeddingOptions.sparse off.");
   WEFT_CHECK(
+      ddp::local_part(gradient).sizes() == parameter.unsharded_sizes(),
+      "fsdp",
+      where,
+      "the gradient of ",
+      parameter.name(),
+      " has sizes ",
+      ddp::local_part(gradient).sizes(),
+      " on this rank instead of ",
+      parameter.unsharded_sizes(),
+      ". Leave .grad() to autograd between forward and the end of backward.");
+  WEFT_CHECK(
       !gradient.requires_grad(),
       "fsdp",
       where,

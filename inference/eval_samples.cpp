@@ -40,6 +40,7 @@ Batch read_windows(
 // The recipe's data, a sample at a time.
 BatchLoader open_single(Recipe recipe) {
   recipe.mesh.dp = 1;
+  recipe.mesh.dp_shard = 1;
   recipe.train.global_batch_size = 1;
   recipe.train.micro_batch_size = 1;
   return BatchLoader::open(recipe, 0);

@@ -175,6 +175,12 @@ void cast_parameters(const Recipe& recipe, Model& model) {
 } // namespace
 
 void validate_for_inference(Recipe& recipe, int64_t world_size) {
+  // Each rank has the whole model, or a part of it over tp.
+  if (recipe.mesh.dp_shard != 1) {
+    recipe.mesh.dp = -1;
+    recipe.mesh.dp_shard = 1;
+    recipe.fsdp = {};
+  }
   auto& train = recipe.train;
   const int64_t global = train.global_batch_size;
   if (train.micro_batch_size == 0) {

@@ -147,7 +147,7 @@ class Run {
       adopt_hook_state(found->more, found->layout.mesh);
       check_average(found->more);
       trainer_.start_from(found->state);
-      if (found->layout.mesh == job.mesh.to_string() &&
+      if (job.ddp && found->layout.mesh == job.mesh.to_string() &&
           !found->layout.buckets.empty()) {
         job.ddp->set_bucket_layout(found->layout.buckets.at(
             static_cast<size_t>(job.mesh.coordinate("tp"))));
@@ -305,8 +305,9 @@ class Run {
     auto& job = trainer_.job();
     const RunLayout layout{
         .mesh = job.mesh.to_string(),
-        .buckets =
-            gather_bucket_names(job.mesh.group("tp"), job.ddp->bucket_names()),
+        .buckets = job.ddp ? gather_bucket_names(
+                                 job.mesh.group("tp"), job.ddp->bucket_names())
+                           : std::vector<BucketNames>(),
         .cost_model = recipe_.cost_model,
         .links = recipe_.links,
         .recipe = stored_text(recipe_),

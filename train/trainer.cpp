@@ -329,12 +329,11 @@ std::string Trainer::describe() const {
     count += parameter.numel();
   }
   return fmt::format(
-      "{}: {} with {:.2f} M parameters on dp={} tp={}, {}, {} steps of {}",
+      "{}: {} with {:.2f} M parameters on {}, {}, {} steps of {}",
       recipe_.name,
       model_title(recipe_),
       static_cast<double>(count) * 1e-6,
-      recipe_.mesh.dp,
-      recipe_.mesh.tp,
+      recipe_.mesh.to_string(),
       loader_.data().describe(),
       recipe_.train.steps,
       describe_batch(recipe_));

@@ -109,7 +109,10 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
   const auto* impl = dtensor_impl(gradient);
   // What the terms of a Partial leaf reduce to has one gradient. Kept as terms
   // of the leaf's own reduction it could not be told from a sum that waits.
-  const auto spec = leaf_impl.spec().without_partial();
+  const auto spec =
+      (leaf_impl.parameter_hooks ? leaf_impl.parameter_hooks->gradient_spec()
+                                 : leaf_impl.spec())
+          .without_partial();
   if (spec.mesh_ndim() == 0 || (impl && impl->spec().mesh_ndim() == 0)) {
     return gradient;
   }

@@ -19,6 +19,8 @@ class ParameterHooks {
   virtual void before_use(bool is_forward) = 0;
   /// Before autograd adds to the parameter's gradient, or takes a new one.
   virtual void before_gradient() = 0;
+  /// Where that gradient is to lie, whatever the parameter holds now.
+  virtual const DTensorSpec& gradient_spec() const = 0;
 };
 
 /// To be called before an op of a module reads where `tensor` lies.

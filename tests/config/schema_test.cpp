@@ -101,7 +101,7 @@ TEST(Suggest, NamesTheNearestKey) {
   EXPECT_EQ(suggest_key("mesh.cp"), "did you mean mesh.dp?");
   EXPECT_EQ(
       suggest_key("warmup_steps"), "did you mean lr_schedule.warmup_steps?");
-  EXPECT_EQ(suggest_key("mesh.pipeline"), "mesh has dp, tp");
+  EXPECT_EQ(suggest_key("mesh.pipeline"), "mesh has dp, dp_shard, tp");
   EXPECT_THAT(suggest_key("qqqqqqqq"), HasSubstr("a recipe has name, device"));
 }
 

@@ -57,8 +57,7 @@ Trace train(const Recipe& recipe) {
   Trace trace;
   std::mutex mutex;
   test::run_ranks(
-      static_cast<int>(recipe.mesh.dp * recipe.mesh.tp),
-      [&](test::RankContext& self) {
+      static_cast<int>(recipe.mesh.world_size()), [&](test::RankContext& self) {
         Trainer trainer(recipe, self.world);
         Trace own;
         own.initial = whole_parameters(trainer.job());

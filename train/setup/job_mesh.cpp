@@ -3,12 +3,21 @@
 namespace weft::recipes {
 
 mesh::DeviceMesh make_job_mesh(const Recipe& recipe, const mesh::World& world) {
-  return mesh::DeviceMesh::create(
-      world, {recipe.mesh.dp, recipe.mesh.tp}, {"dp", "tp"});
+  const auto& mesh = recipe.mesh;
+  return mesh.is_sharded() ? mesh::DeviceMesh::create(
+                                 world,
+                                 {mesh.dp, mesh.dp_shard, mesh.tp},
+                                 {"dp", "dp_shard", "tp"})
+                           : mesh::DeviceMesh::create(
+                                 world, {mesh.dp, mesh.tp}, {"dp", "tp"});
 }
 
 mesh::DeviceMesh batch_mesh(const mesh::DeviceMesh& mesh) {
-  return mesh["dp"];
+  if (!mesh.has_mesh_dim("dp_shard")) {
+    return mesh["dp"];
+  }
+  return mesh.size("dp") == 1 ? mesh["dp_shard"]
+                              : mesh.slice({"dp", "dp_shard"}).flatten();
 }
 
 } // namespace weft::recipes

@@ -5,7 +5,8 @@
 
 namespace weft::recipes {
 
-/// The mesh of a run: its dims are "dp" and "tp".
+/// The mesh of a run: its dims are "dp" and "tp", and "dp_shard" between them
+/// where that is above 1.
 /// Collective: all ranks of `world`, with the same recipe; blocks.
 mesh::DeviceMesh make_job_mesh(const Recipe& recipe, const mesh::World& world);
 

@@ -7,7 +7,7 @@
 #include "models/registry.h"
 #include "tp/lora.h"
 #include "train/setup/ddp_config.h"
-#include "train/setup/job_mesh.h"
+#include "train/setup/fully_sharded_model.h"
 #include "train/setup/preflight.h"
 #include "train/setup/recompute.h"
 
@@ -128,17 +128,21 @@ TrainJob make_train_job(
   job.mesh = mesh;
   job.model = place_model(recipe, mesh, device.value_or(mesh.world().device()));
   check_models_agree(*job.model, mesh.world());
-  const auto replicas = batch_mesh(mesh);
-  auto ddp =
-      std::make_unique<DdpModel>(job.model, replicas, ddp_options(recipe));
-  job.ddp = &ddp->ddp();
-  job.data_parallel = std::move(ddp);
+  if (recipe.mesh.is_sharded()) {
+    job.data_parallel =
+        make_fully_sharded_model(recipe, job.model, mesh["dp_shard"]);
+  } else {
+    auto ddp =
+        std::make_unique<DdpModel>(job.model, mesh["dp"], ddp_options(recipe));
+    job.ddp = &ddp->ddp();
+    job.data_parallel = std::move(ddp);
+  }
   dtensor::materialize(
       *job.model,
       static_cast<uint64_t>(recipe.seed),
       device.value_or(mesh.world().device()));
   if (auto hook = make_comm_hook(recipe.ddp)) {
-    job.loss_scale = static_cast<double>(replicas.size());
+    job.loss_scale = static_cast<double>(mesh.size("dp"));
     job.ddp->register_comm_hook(std::move(hook));
   }
   recompute_activations(recipe, *job.model);
@@ -157,8 +161,10 @@ checkpoint::StateDicts state_dicts(TrainJob& job) {
   if (job.average && job.average->has_begun()) {
     dicts.emplace(kAveragePart, job.average->state_dict(job.mesh));
   }
-  if (auto hook = job.ddp->comm_hook_state_dict(); !hook.empty()) {
-    dicts.emplace(kCommHookPart, std::move(hook));
+  if (job.ddp) {
+    if (auto hook = job.ddp->comm_hook_state_dict(); !hook.empty()) {
+      dicts.emplace(kCommHookPart, std::move(hook));
+    }
   }
   return dicts;
 }
@@ -176,7 +182,7 @@ checkpoint::StateDicts optional_state_dicts(
   if (job.average && has_part(manifest, kAveragePart)) {
     dicts.emplace(kAveragePart, job.average->state_dict(job.mesh));
   }
-  if (job.ddp->comm_hook() != nullptr) {
+  if (job.ddp && job.ddp->comm_hook() != nullptr) {
     auto part = checkpoint::empty_part(manifest, kCommHookPart, job.mesh);
     if (!part.empty()) {
       dicts.emplace(kCommHookPart, std::move(part));

@@ -22,7 +22,7 @@ struct TrainJob {
   std::shared_ptr<Model> model;
   std::unique_ptr<DataParallelModel> data_parallel;
   /// data_parallel, for what DistributedDataParallel alone has: buckets, comm
-  /// hooks, Join.
+  /// hooks, Join. Null if the model is fully sharded.
   ddp::DistributedDataParallel<Model>* ddp = nullptr;
   std::unique_ptr<FusedAdamW> optimizer;
   /// None with ema.decay = 0.
@@ -41,10 +41,11 @@ std::shared_ptr<Model> place_model(
     const mesh::DeviceMesh& mesh,
     c10::Device device);
 
-/// Builds the model deferred, places it over "tp", wraps it over "dp" and
-/// gives every rank its own part of the weights, on `device` (default: the
-/// world's; on the meta device they have no values).
-/// Collective: all ranks of `mesh`, which has the dims "dp" and "tp".
+/// Builds the model deferred, places it over "tp", wraps it over "dp" or
+/// divides it over "dp_shard", and gives every rank its own part of the
+/// weights, on `device` (default: the world's; on the meta device they have no
+/// values).
+/// Collective: all ranks of `mesh`, from make_job_mesh().
 TrainJob make_train_job(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,

@@ -7,17 +7,24 @@
 
 #include <fmt/format.h>
 
+#include "config/schema.h"
 #include "mesh/error/error.h"
 
 namespace weft::recipes {
 namespace {
 
-// One of the two is -1: it becomes the rest of the world.
+/// A mesh dim and its size.
+struct OpenDim {
+  std::string_view key;
+  int64_t* size;
+};
+
+// One of them is -1: it becomes the rest of the world.
 void fill_rest(
     const Recipe& recipe,
     std::string_view key,
     int64_t& open,
-    std::string_view other_key,
+    std::string_view others,
     int64_t other,
     int64_t world_size) {
   if (world_size % other != 0) {
@@ -25,39 +32,123 @@ void fill_rest(
         recipe,
         key,
         fmt::format(
-            "-1 cannot be filled in: the world size {} is not divisible by "
-            "{}={}",
+            "-1 cannot be filled in: the world size {} is not divisible by {}",
             world_size,
-            other_key,
-            other));
+            others));
   }
   open = world_size / other;
 }
 
 void resolve_mesh(Recipe& recipe, int64_t world_size) {
-  auto& [dp, tp] = recipe.mesh;
-  if (dp == -1 && tp == -1) {
-    refuse(recipe, "mesh.tp", "mesh.dp and mesh.tp are both -1; give one");
+  auto& mesh = recipe.mesh;
+  if (mesh.dp_shard == -1 && mesh.dp == -1) {
+    mesh.dp = 1; // Not given: a model is divided as far as it goes.
   }
-  if (dp == -1) {
-    fill_rest(recipe, "mesh.dp", dp, "mesh.tp", tp, world_size);
-  } else if (tp == -1) {
-    fill_rest(recipe, "mesh.tp", tp, "mesh.dp", dp, world_size);
+  std::vector<OpenDim> open;
+  int64_t others = 1;
+  std::string text;
+  for (auto [key, size] :
+       {OpenDim{"mesh.dp", &mesh.dp},
+        OpenDim{"mesh.dp_shard", &mesh.dp_shard},
+        OpenDim{"mesh.tp", &mesh.tp}}) {
+    if (*size == -1) {
+      open.push_back({key, size});
+    } else if (*size > 1 || key != "mesh.dp_shard") {
+      others *= *size;
+      text += fmt::format("{}{}={}", text.empty() ? "" : " x ", key, *size);
+    }
   }
-  if (dp * tp != world_size) {
+  if (open.size() > 1) {
+    refuse(
+        recipe,
+        open.back().key,
+        fmt::format(
+            "{} and {} are both -1; give one",
+            open.front().key,
+            open.back().key));
+  }
+  if (!open.empty()) {
+    fill_rest(
+        recipe, open.front().key, *open.front().size, text, others, world_size);
+  }
+  if (mesh.world_size() != world_size) {
     refuse(
         recipe,
         "mesh.dp",
         fmt::format(
-            "the mesh dp={} x tp={} needs {} ranks, but the world size is {}. "
-            "Start {} ranks (weftrun --nproc-per-node {}), or set mesh.dp=-1",
-            dp,
-            tp,
-            dp * tp,
+            "the mesh dp={} x {}tp={} needs {} ranks, but the world size is "
+            "{}. Start {} ranks (weftrun --nproc-per-node {}), or set "
+            "mesh.dp=-1",
+            mesh.dp,
+            mesh.is_sharded() ? fmt::format("dp_shard={} x ", mesh.dp_shard)
+                              : "",
+            mesh.tp,
+            mesh.world_size(),
             world_size,
-            dp * tp,
-            dp * tp));
+            mesh.world_size(),
+            mesh.world_size()));
   }
+}
+
+// What fully sharded data parallelism does not go with yet.
+void check_fully_sharded(const Recipe& recipe) {
+  const auto& mesh = recipe.mesh;
+  const Recipe defaults;
+  const auto refuse_set_keys = [&](std::string_view section,
+                                   const std::string& why) {
+    for (const auto& key : schema()) {
+      if (section_of(key.path) == section &&
+          value_of(recipe, key.path) != value_of(defaults, key.path)) {
+        refuse(
+            recipe,
+            key.path,
+            fmt::format(
+                "{} has no effect: {}. Leave it out",
+                value_of(recipe, key.path),
+                why));
+      }
+    }
+  };
+  if (!mesh.is_sharded()) {
+    refuse_set_keys("fsdp", "nothing is sharded where mesh.dp_shard is 1");
+    return;
+  }
+  const auto sharded = fmt::format("mesh.dp_shard={}", mesh.dp_shard);
+  const auto refuse_with = [&](std::string_view key, const std::string& way) {
+    refuse(
+        recipe,
+        key,
+        fmt::format(
+            "{} does not go with {} yet. {}",
+            value_of(recipe, key),
+            sharded,
+            way));
+  };
+  if (mesh.dp > 1) {
+    refuse_with(
+        "mesh.dp",
+        fmt::format("Set mesh.dp_shard={}", mesh.dp * mesh.dp_shard));
+  }
+  if (mesh.tp > 1) {
+    refuse_with(
+        "mesh.tp",
+        fmt::format(
+            "Set mesh.dp_shard={} mesh.tp=1, or mesh.dp_shard=1",
+            mesh.tp * mesh.dp_shard));
+  }
+  if (recipe.train.dtype != "float32") {
+    refuse_with("train.dtype", "Set train.dtype=float32");
+  }
+  if (recipe.train.activation_checkpoint != "none") {
+    refuse_with(
+        "train.activation_checkpoint", "Set train.activation_checkpoint=none");
+  }
+  if (recipe.lora.rank > 0) {
+    refuse_with("lora.rank", "Train adapters with mesh.dp_shard=1");
+  }
+  refuse_set_keys(
+      "ddp",
+      sharded + " reduces each unit's gradients in one message of its own");
 }
 
 void check_link(
@@ -91,20 +182,21 @@ std::string nearest_multiples(int64_t value, int64_t unit) {
 
 void resolve_batch(Recipe& recipe) {
   TrainConfig& train = recipe.train;
-  const int64_t dp = recipe.mesh.dp;
+  const int64_t ranks = recipe.mesh.batch_ranks();
   const int64_t global = train.global_batch_size;
-  if (train.micro_batch_size == 0 && global % dp == 0) {
-    train.micro_batch_size = global / dp;
+  if (train.micro_batch_size == 0 && global % ranks == 0) {
+    train.micro_batch_size = global / ranks;
   }
-  const int64_t unit = dp * std::max<int64_t>(train.micro_batch_size, 1);
+  const int64_t unit = ranks * std::max<int64_t>(train.micro_batch_size, 1);
   if (global % unit != 0) {
     refuse(
         recipe,
         "train.global_batch_size",
         fmt::format(
-            "{} is not divisible by mesh.dp={}{}; the nearest that is: {}",
+            "{} is not divisible by {}={}{}; the nearest that is: {}",
             global,
-            dp,
+            recipe.mesh.is_sharded() ? "mesh.dp_shard" : "mesh.dp",
+            ranks,
             train.micro_batch_size == 0
                 ? ""
                 : fmt::format(
@@ -254,6 +346,7 @@ void check_non_finite(const Recipe& recipe) {
 void validate(Recipe& recipe, int64_t world_size) {
   resolve_mesh(recipe, world_size);
   resolve_model(recipe);
+  check_fully_sharded(recipe);
   const auto& links = recipe.links;
   check_link(recipe, "dp", links.dp_latency_us, links.dp_bandwidth_gb_s);
   check_link(recipe, "tp", links.tp_latency_us, links.tp_bandwidth_gb_s);

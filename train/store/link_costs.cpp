@@ -32,10 +32,6 @@ std::array<Link, 2> links_of(LinksConfig& links) {
       Link{"tp", links.tp_latency_us, links.tp_bandwidth_gb_s}};
 }
 
-std::string mesh_text(const Recipe& recipe) {
-  return fmt::format("dp={} tp={}", recipe.mesh.dp, recipe.mesh.tp);
-}
-
 } // namespace
 
 std::string links_text(const Recipe& recipe) {
@@ -59,7 +55,7 @@ Recipe with_resumed_link_costs(Recipe recipe, bool fresh) {
   }
   inspect_newest(recipe, [&](const auto& step, const auto& manifest) {
     auto layout = parse_run_layout(manifest.layout, step.path.string());
-    if (layout.mesh != mesh_text(recipe)) {
+    if (layout.mesh != recipe.mesh.to_string()) {
       return;
     }
     const auto earlier = links_of(layout.links);
@@ -78,7 +74,7 @@ std::optional<mesh::LinkCost> configured_link_cost(
     std::string_view mesh_dim) {
   const auto& links = recipe.links;
   const mesh::LinkCost cost =
-      mesh_dim == "dp"
+      mesh_dim != "tp"
           ? mesh::LinkCost{links.dp_latency_us, links.dp_bandwidth_gb_s}
           : mesh::LinkCost{links.tp_latency_us, links.tp_bandwidth_gb_s};
   return cost.bandwidth_gb_s > 0 ? std::optional(cost) : std::nullopt;

@@ -308,7 +308,8 @@ TEST(Recipe, WritingAndLoadingGivesTheSame) {
   EXPECT_EQ(again, recipe);
   EXPECT_NE(again, plain);
   EXPECT_EQ(to_yaml(again), to_yaml(recipe));
-  EXPECT_THAT(to_yaml(recipe), HasSubstr("mesh:\n  dp: 4\n  tp: 1\n"));
+  EXPECT_THAT(
+      to_yaml(recipe), HasSubstr("mesh:\n  dp: 4\n  dp_shard: 1\n  tp: 1\n"));
 }
 
 TEST(Recipe, RefusesFilesThatAreNone) {

@@ -50,6 +50,82 @@ TEST(Validate, TheMeshIsTheWorld) {
   EXPECT_EQ(validation_refusal(4, {"mesh={dp: 2, tp: 2}"}), "");
 }
 
+TEST(Validate, FillsInWhatIsSharded) {
+  EXPECT_EQ(
+      resolved(4, {"mesh.dp_shard=-1"}).mesh,
+      (MeshConfig{.dp = 1, .tp = 1, .dp_shard = 4}));
+  EXPECT_EQ(
+      resolved(4, {"mesh.dp_shard=4"}).mesh,
+      (MeshConfig{.dp = 1, .tp = 1, .dp_shard = 4}));
+  EXPECT_EQ(
+      resolved(1, {"mesh.dp_shard=-1"}).mesh,
+      (MeshConfig{.dp = 1, .tp = 1, .dp_shard = 1}));
+  EXPECT_EQ(
+      validation_refusal(8, {"mesh={dp_shard: 3}"}),
+      "r.yaml: mesh.dp: -1 cannot be filled in: the world size 8 is not "
+      "divisible by mesh.dp_shard=3 x mesh.tp=1");
+  EXPECT_EQ(
+      validation_refusal(2, {"mesh={dp: 1, dp_shard: 4}"}),
+      "override mesh={dp: 1, dp_shard: 4}: mesh.dp: the mesh dp=1 x dp_shard=4 "
+      "x tp=1 needs 4 ranks, but the world size is 2. Start 4 ranks (weftrun "
+      "--nproc-per-node 4), or set mesh.dp=-1");
+  EXPECT_EQ(
+      validation_refusal(4, {"mesh={dp_shard: -1, tp: -1}"}),
+      "override mesh={dp_shard: -1, tp: -1}: mesh.tp: mesh.dp_shard and "
+      "mesh.tp "
+      "are both -1; give one");
+  EXPECT_THAT(
+      validation_refusal(3, {"mesh.dp_shard=3", "train.global_batch_size=16"}),
+      HasSubstr("16 is not divisible by mesh.dp_shard=3"));
+}
+
+TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
+  const auto refusal = [](const Overrides& more, int64_t world_size = 2) {
+    Overrides overrides{"mesh.dp_shard=2"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    return validation_refusal(world_size, overrides);
+  };
+  EXPECT_EQ(refusal({}), "");
+  EXPECT_THAT(
+      refusal({"mesh.dp=2"}, 4),
+      AllOf(
+          HasSubstr("mesh.dp: 2 does not go with mesh.dp_shard=2 yet"),
+          HasSubstr("Set mesh.dp_shard=4")));
+  EXPECT_THAT(
+      refusal({}, 4), HasSubstr("mesh.dp: 2 does not go with mesh.dp_shard=2"));
+  EXPECT_THAT(
+      refusal({"mesh.tp=2"}, 4),
+      AllOf(
+          HasSubstr("mesh.tp: 2 does not go with mesh.dp_shard=2 yet"),
+          HasSubstr("Set mesh.dp_shard=4 mesh.tp=1")));
+  EXPECT_THAT(
+      refusal({"train.dtype=bfloat16"}),
+      HasSubstr("train.dtype: bfloat16 does not go with mesh.dp_shard=2"));
+  EXPECT_THAT(
+      refusal({"train.activation_checkpoint=full"}),
+      HasSubstr("train.activation_checkpoint: full does not go with"));
+  EXPECT_THAT(
+      refusal({"lora.rank=4", "lora.target_modules=[\"**.q_proj\"]"}),
+      HasSubstr("lora.rank: 4 does not go with mesh.dp_shard=2"));
+  for (const std::string key :
+       {"bucket_cap_mb=1",
+        "comm_hook=bf16_compress",
+        "param_dtype=bfloat16",
+        "static_graph=true"}) {
+    EXPECT_THAT(
+        refusal({"ddp." + key}),
+        AllOf(
+            HasSubstr("ddp." + key.substr(0, key.find('='))),
+            HasSubstr("has no effect: mesh.dp_shard=2 reduces")))
+        << key;
+  }
+  EXPECT_THAT(
+      validation_refusal(2, {"fsdp.forward_prefetch=2"}),
+      AllOf(
+          HasSubstr("fsdp.forward_prefetch: 2 has no effect"),
+          HasSubstr("mesh.dp_shard is 1")));
+}
+
 TEST(Validate, NamesTheLineOfTheFile) {
   Recipe recipe = parse_recipe(
       "mesh: {dp: 1, tp: 3}\n" + std::string(kMinRecipe), "r.yaml");

@@ -1,0 +1,138 @@
+// A recipe with mesh.dp_shard trains what one with mesh.dp does.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include "tests/integration/training.h"
+#include "train/setup/validate.h"
+
+namespace weft::recipes {
+namespace {
+
+constexpr int64_t kShardedSteps = 20;
+
+/// `model`: a type. Sizes that neither 3 nor 4 ranks divide.
+Recipe small_recipe(const std::string& model, int64_t ranks) {
+  constexpr int64_t kGlobalBatch = 24;
+  Recipe recipe;
+  recipe.name = "fully-sharded";
+  recipe.seed = 7;
+  recipe.mesh.dp = ranks;
+  recipe.model.type = model;
+  recipe.model.dim = 20;
+  recipe.model.layers = 2;
+  recipe.model.heads = 2;
+  recipe.model.ffn_dim = 35;
+  if (model != "gpt2") {
+    recipe.model.kv_heads = 1;
+  }
+  if (model == "moe") {
+    recipe.model.num_experts = 3;
+  }
+  recipe.model.vocab_size = 257;
+  recipe.data.paths = {corpus_path()};
+  recipe.data.sequence_length = 17;
+  recipe.train.steps = kShardedSteps;
+  recipe.train.global_batch_size = kGlobalBatch;
+  recipe.train.micro_batch_size = kGlobalBatch / ranks / 2;
+  recipe.train.max_grad_norm = 0;
+  recipe.optimizer.lr = 3e-3;
+  recipe.lr_schedule.warmup_steps = 5;
+  recipe.eval.batches = 1;
+  recipe.origins.source = "test";
+  return recipe;
+}
+
+Recipe sharded(Recipe recipe, const FsdpConfig& fsdp) {
+  recipe.mesh.dp_shard = recipe.mesh.dp;
+  recipe.mesh.dp = 1;
+  recipe.fsdp = fsdp;
+  return recipe;
+}
+
+Trace run(Recipe recipe, int64_t ranks) {
+  validate(recipe, ranks);
+  return train(recipe);
+}
+
+void expect_same_bits(const Trace& found, const Trace& expected) {
+  EXPECT_EQ(found.losses, expected.losses);
+  EXPECT_EQ(found.eval_loss, expected.eval_loss);
+  ASSERT_EQ(found.final.size(), expected.final.size());
+  for (const auto& [name, value] : expected.initial) {
+    EXPECT_TRUE(at::equal(found.initial.at(name), value)) << name;
+  }
+  for (const auto& [name, value] : expected.final) {
+    EXPECT_TRUE(at::equal(found.final.at(name), value))
+        << name << " differs by " << (found.final.at(name) - value).abs().max();
+  }
+}
+
+struct FsdpVariant {
+  std::string name;
+  FsdpConfig fsdp;
+};
+
+std::vector<FsdpVariant> fsdp_variants() {
+  const auto with = [](auto set) {
+    FsdpConfig fsdp;
+    fsdp.accumulate = "local";
+    set(fsdp);
+    return fsdp;
+  };
+  return {
+      {"Default", with([](auto&) {})},
+      {"Always", with([](auto& f) { f.reshard_after_forward = "always"; })},
+      {"Never", with([](auto& f) { f.reshard_after_forward = "never"; })},
+      {"NothingAhead", with([](auto& f) {
+         f.forward_prefetch = 0;
+         f.backward_prefetch = "none";
+         f.reduce_in_flight = 0;
+       })},
+      {"AllAhead", with([](auto& f) {
+         f.forward_prefetch = 9;
+         f.backward_prefetch = "post";
+         f.reduce_in_flight = 9;
+       })},
+      {"OneUnit", with([](auto& f) { f.units = {}; })},
+      {"SmallUnits", with([](auto& f) { f.units = {"**.q_proj"}; })}};
+}
+
+class FullyShardedRecipe : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(FullyShardedRecipe, TrainsAsReplicasToTheBit) {
+  for (const int64_t ranks : {3, 4}) {
+    const auto recipe = small_recipe(GetParam(), ranks);
+    const auto expected = run(recipe, ranks);
+    expect_training_happened(expected, kShardedSteps);
+    for (const auto& variant : fsdp_variants()) {
+      if (ranks == 4 && variant.name != "Default") {
+        continue;
+      }
+      SCOPED_TRACE(variant.name + " on " + std::to_string(ranks));
+      expect_same_bits(run(sharded(recipe, variant.fsdp), ranks), expected);
+    }
+  }
+}
+
+// Sums of micro-batches in another order, and the norm of the gradients' rows.
+TEST_P(FullyShardedRecipe, ShardedAccumulationAndClippingAreClose) {
+  constexpr int64_t kRanks = 3;
+  auto recipe = small_recipe(GetParam(), kRanks);
+  recipe.train.max_grad_norm = 0.5;
+  const auto expected = run(recipe, kRanks);
+  expect_same_training(run(sharded(recipe, {}), kRanks), expected, 1e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models,
+    FullyShardedRecipe,
+    ::testing::Values("llama", "gpt2", "moe"));
+
+} // namespace
+} // namespace weft::recipes

@@ -1,0 +1,138 @@
+#include "train/setup/fully_sharded_model.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <torch/nn/modules/embedding.h>
+
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "train/setup/module_names.h"
+
+namespace weft::recipes {
+namespace {
+
+constexpr const char* kUnits = "fsdp.units";
+
+fsdp::FullyShardOptions unit_options(const Recipe& recipe) {
+  fsdp::FullyShardOptions options{.reduce_op = mesh::ReduceOp::kSum};
+  const auto& reshard = recipe.fsdp.reshard_after_forward;
+  if (reshard != "auto") {
+    options.reshard_after_forward = reshard == "always";
+  }
+  return options;
+}
+
+fsdp::ScheduleOptions schedule_options(const Recipe& recipe) {
+  using fsdp::BackwardPrefetch;
+  const auto& prefetch = recipe.fsdp.backward_prefetch;
+  return {
+      .forward_prefetch = recipe.fsdp.forward_prefetch,
+      .backward_prefetch = prefetch == "pre"    ? BackwardPrefetch::kPre
+                           : prefetch == "post" ? BackwardPrefetch::kPost
+                                                : BackwardPrefetch::kNone,
+      .reduce_in_flight = recipe.fsdp.reduce_in_flight};
+}
+
+// A tied embedding is used at the end of forward, too, beside the head.
+bool ties_embedding(const Recipe& recipe) {
+  return recipe.model.tie_embeddings || recipe.model.type == "gpt2";
+}
+
+// Blocks, and embeddings outside of them. The outermost unit has the rest.
+std::vector<std::string> default_units(const Recipe& recipe, Model& model) {
+  auto names = block_names(model);
+  // A block of a block is a part of it.
+  std::erase_if(names, [all = names](const std::string& name) {
+    return std::ranges::any_of(all, [&](const std::string& other) {
+      return name.starts_with(other + ".");
+    });
+  });
+  if (ties_embedding(recipe)) {
+    return names;
+  }
+  const auto blocks = names;
+  for (const auto& item : model.named_modules()) {
+    const bool is_inside = std::ranges::any_of(blocks, [&](const auto& name) {
+      return item.key().starts_with(name + ".");
+    });
+    if (item.value()->as<torch::nn::EmbeddingImpl>() && !is_inside) {
+      names.push_back(item.key());
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> unit_names(const Recipe& recipe, Model& model) {
+  const auto& units = recipe.fsdp.units;
+  if (units == std::vector<std::string>{"auto"}) {
+    return default_units(recipe, model);
+  }
+  return matching_names(recipe, kUnits, units, model);
+}
+
+class FullyShardedModel : public DataParallelModel {
+ public:
+  FullyShardedModel(
+      const Recipe& recipe,
+      const std::shared_ptr<Model>& model,
+      const mesh::DeviceMesh& shards)
+      : fsdp_(model, shards, unit_options(recipe), schedule_options(recipe)),
+        accumulates_locally_(recipe.fsdp.accumulate == "local") {}
+
+  at::Tensor forward(const at::Tensor& input) override { return fsdp_(input); }
+  std::shared_ptr<void> no_sync() override {
+    return accumulates_locally_
+               ? std::shared_ptr<void>(new fsdp::NoSyncGuard(fsdp_.no_sync()))
+               : nullptr;
+  }
+  void synchronize_parameters() override { fsdp_.synchronize_parameters(); }
+  dtensor::StateDict state_dict(
+      const std::set<std::string>& ignore) const override {
+    return fsdp_.state_dict(ignore);
+  }
+  dtensor::StateDict optimizer_state_dict(
+      torch::optim::Optimizer& optimizer) const override {
+    return fsdp_.optimizer_state_dict(optimizer);
+  }
+  void load_optimizer_state_dict(
+      torch::optim::Optimizer& optimizer,
+      const dtensor::StateDict& state) const override {
+    fsdp_.load_optimizer_state_dict(optimizer, state);
+  }
+
+ private:
+  fsdp::FullyShardedDataParallel<Model> fsdp_;
+  bool accumulates_locally_;
+};
+
+} // namespace
+
+std::unique_ptr<DataParallelModel> make_fully_sharded_model(
+    const Recipe& recipe,
+    const std::shared_ptr<Model>& model,
+    const mesh::DeviceMesh& shards) {
+  auto names = unit_names(recipe, *model);
+  // Inner ones first.
+  std::ranges::stable_sort(names, std::ranges::greater(), [](const auto& name) {
+    return std::ranges::count(name, '.');
+  });
+  const auto modules = model->named_modules();
+  for (const auto& name : names) {
+    if (name.empty()) {
+      continue; // The outermost one, which comes last.
+    }
+    try {
+      fsdp::fully_shard(*modules[name], shards, unit_options(recipe));
+    } catch (const c10::ValueError& error) {
+      refuse(
+          recipe,
+          kUnits,
+          "\"" + name + "\": " + error.what_without_backtrace());
+    }
+  }
+  return std::make_unique<FullyShardedModel>(recipe, model, shards);
+}
+
+} // namespace weft::recipes
