@@ -37,6 +37,12 @@ void add_model_flags(
   command.add_option("--bucket_mb", options->bucket_mb);
   command
       .add_option(
+          "--engine",
+          options->engine,
+          "ddp; fsdp: parameters are divided over the dp ranks, with tp 1")
+      ->check(CLI::IsMember({"ddp", "fsdp"}));
+  command
+      .add_option(
           "--comm",
           options->comm,
           "auto; gloo: sockets on one host too; none: every collective "
@@ -87,6 +93,10 @@ void add_step(CLI::App& bench) {
           "--join is given as well.",
           options->steps,
           options->async_tp));
+    }
+    if (options->join > 0 && options->engine == "fsdp") {
+      mesh::throw_error<mesh::UsageError>(
+          "[bench] --join does not go with --engine fsdp, which has no Join.");
     }
     if (options->join > 0 && options->steps % (2 * options->join) != 0) {
       mesh::throw_error<mesh::UsageError>(fmt::format(

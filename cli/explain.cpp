@@ -34,23 +34,26 @@ struct ExplainArguments : RecipeArguments {
 };
 
 int64_t world_size_of(const Recipe& recipe, const ExplainArguments& arguments) {
-  const int64_t dp = recipe.mesh.dp;
-  const int64_t tp = recipe.mesh.tp;
-  if (recipe.mesh.dp_shard != 1) {
-    refuse(
-        recipe,
-        "mesh.dp_shard",
-        "runs whose parameters are sharded are not estimated yet. Explain the "
-        "recipe with mesh.dp_shard=1 for its step without");
+  if (arguments.world_size != 0) {
+    return arguments.world_size;
   }
-  if (arguments.world_size == 0 && (dp == -1 || tp == -1)) {
-    refuse(
-        recipe,
-        dp == -1 ? "mesh.dp" : "mesh.tp",
-        "-1 is the rest of the world, of which nothing is said; give "
-        "--world-size");
+  const auto& mesh = recipe.mesh;
+  const auto is_open = [&](int64_t size, const char* key) {
+    if (size == -1) {
+      refuse(
+          recipe,
+          key,
+          "-1 is the rest of the world, of which nothing is said; give "
+          "--world-size");
+    }
+  };
+  is_open(mesh.dp_shard, "mesh.dp_shard");
+  // Beside a number of shards it is 1 unless there is a world to fill.
+  if (mesh.dp_shard == 1 || mesh.dp != -1) {
+    is_open(mesh.dp, "mesh.dp");
   }
-  return arguments.world_size == 0 ? dp * tp : arguments.world_size;
+  is_open(mesh.tp, "mesh.tp");
+  return std::abs(mesh.dp) * mesh.dp_shard * mesh.tp;
 }
 
 // What a reader might not expect.

@@ -280,9 +280,24 @@ std::vector<UnitInfo> FullyShardedDataParallelBase::units() const {
 }
 
 int64_t FullyShardedDataParallelBase::peak_unsharded_bytes() const {
-  return state_->schedule ? static_cast<int64_t>(
-                                state_->schedule->memory().peak_bytes_in_use())
-                          : 0;
+  return state_->schedule
+             ? state_->schedule->memory().unsharded.peak_bytes_in_use()
+             : 0;
+}
+
+int64_t FullyShardedDataParallelBase::peak_message_bytes() const {
+  return state_->schedule
+             ? state_->schedule->memory().messages.peak_bytes_in_use()
+             : 0;
+}
+
+int64_t FullyShardedDataParallelBase::held_bytes() const {
+  if (!state_->schedule) {
+    return 0;
+  }
+  const auto& [unsharded, messages] = state_->schedule->memory();
+  return unsharded.bytes_in_use() + unsharded.bytes_kept() +
+         messages.bytes_in_use() + messages.bytes_kept();
 }
 
 void FullyShardedDataParallelBase::unshard(const torch::nn::Module& module) {

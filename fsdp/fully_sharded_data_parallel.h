@@ -72,8 +72,12 @@ class FullyShardedDataParallelBase {
   /// The units, in the order of their registration.
   std::vector<UnitInfo> units() const;
 
-  /// The most bytes of unsharded parameters that there were at once.
+  /// The most bytes of unsharded parameters that there were at once, and of
+  /// messages: what is gathered, and gradients on their way.
   int64_t peak_unsharded_bytes() const;
+  int64_t peak_message_bytes() const;
+  /// Bytes that are kept for either now, in use or not.
+  int64_t held_bytes() const;
 
   /// Gathers the unit of a module by hand, before a forward or between two, and
   /// gives it away. What is written to parameters meanwhile is an error.

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 
+#include <c10/util/accumulate.h>
+#include <c10/util/strides.h>
+#include <torch/torch.h>
+
 namespace weft::fsdp {
 
-at::DataPtr MemoryPool::take(size_t bytes, c10::Device device) {
+at::DataPtr MemoryPool::take(int64_t bytes, c10::Device device) {
   bytes_in_use_ += bytes;
   peak_bytes_in_use_ = std::max(peak_bytes_in_use_, bytes_in_use_);
   // The last that was given back is the likeliest to be in a cache.
@@ -21,10 +25,46 @@ at::DataPtr MemoryPool::take(size_t bytes, c10::Device device) {
     free_bytes_ -= free_.front().first;
     free_.erase(free_.begin());
   }
-  return c10::GetAllocator(device.type())->allocate(bytes);
+  return c10::GetAllocator(device.type())->allocate(static_cast<size_t>(bytes));
 }
 
-void MemoryPool::give(at::DataPtr memory, size_t bytes) {
+at::Tensor MemoryPool::take_tensor(
+    at::IntArrayRef sizes,
+    const at::TensorOptions& options) {
+  const int64_t bytes = c10::multiply_integers(sizes) *
+                        static_cast<int64_t>(options.dtype().itemsize());
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(),
+      static_cast<size_t>(bytes),
+      take(bytes, options.device()),
+      /*allocator=*/nullptr,
+      /*resizable=*/false);
+  return tensor_in(
+      std::move(storage), sizes, c10::contiguous_strides(sizes), options);
+}
+
+// set_() would do, but on the meta device it wants to resize the storage.
+at::Tensor tensor_in(
+    c10::Storage storage,
+    at::IntArrayRef sizes,
+    at::IntArrayRef strides,
+    const at::TensorOptions& options) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage),
+      c10::DispatchKeySet(options.computeDispatchKey()),
+      options.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return tensor;
+}
+
+void MemoryPool::give_tensor(at::Tensor&& tensor) {
+  auto& storage = *tensor.storage().unsafeGetStorageImpl();
+  const auto bytes = static_cast<int64_t>(storage.nbytes());
+  give(storage.set_data_ptr(at::DataPtr(nullptr, tensor.device())), bytes);
+  tensor = at::Tensor();
+}
+
+void MemoryPool::give(at::DataPtr memory, int64_t bytes) {
   bytes_in_use_ -= bytes;
   free_.emplace_back(bytes, std::move(memory));
   free_bytes_ += bytes;

@@ -143,7 +143,7 @@ void Schedule::begin_forward() {
   if (is_in_backward_) { // One that threw.
     in_flight_.clear();
     for (const auto& unit : units_) {
-      unit->keep_own_gradients();
+      unit->keep_own_gradients(memory_);
       unit->reshard(memory_);
     }
     is_in_backward_ = false;
@@ -302,7 +302,7 @@ void Schedule::prefetch_in_forward(const Unit& unit) {
        i < options_.forward_prefetch && next != last_order_.end();
        ++i) {
     if (++next != last_order_.end() && state_of(**next).order < 0) {
-      (*next)->start_unshard();
+      (*next)->start_unshard(memory_);
     }
   }
 }
@@ -343,7 +343,7 @@ void Schedule::use_in_backward(Unit& unit) {
 
 void Schedule::prefetch_in_backward(const Unit& unit) {
   if (auto* next = next_in_backward(unit); next && !next->is_done()) {
-    next->start_unshard();
+    next->start_unshard(memory_);
   }
 }
 
@@ -356,7 +356,7 @@ void Schedule::on_gradient(Unit& unit, size_t parameter) {
   begin_backward();
   const bool reduces = *paused_ == 0;
   if (reduces) {
-    unit.take_gradient(parameter);
+    unit.take_gradient(parameter, memory_);
   }
   if (!unit.count_gradient(parameter)) {
     return;
@@ -376,7 +376,7 @@ void Schedule::on_gradient(Unit& unit, size_t parameter) {
 void Schedule::reduce(Unit& unit) {
   finish_reductions(
       static_cast<size_t>(std::max<int64_t>(options_.reduce_in_flight - 1, 0)));
-  unit.start_reduce();
+  unit.start_reduce(memory_);
   in_flight_.push_back(&unit);
   if (options_.reduce_in_flight == 0) {
     finish_reductions(0);
@@ -387,7 +387,7 @@ void Schedule::finish_reductions(size_t left) {
   while (in_flight_.size() > left) {
     auto* unit = in_flight_.front();
     in_flight_.pop_front();
-    unit->finish_reduce();
+    unit->finish_reduce(memory_);
   }
 }
 
@@ -412,7 +412,7 @@ void Schedule::end_backward() {
     if (reduces) {
       unit->set_gradients();
     } else {
-      unit->keep_own_gradients();
+      unit->keep_own_gradients(memory_);
     }
     unit->reshard(memory_);
   }

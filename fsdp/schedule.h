@@ -52,7 +52,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void start();
 
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
-  const MemoryPool& memory() const { return memory_; }
+  const UnitMemory& memory() const { return memory_; }
 
   /// The outermost module's forward begins, and has ended with `outputs`.
   void begin_forward();
@@ -109,7 +109,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<UnitState> states_;
   const Unit* outermost_;
   ScheduleOptions options_;
-  MemoryPool memory_;
+  UnitMemory memory_;
   std::vector<std::unique_ptr<ddp::GradientHooks>> gradient_hooks_;
   /// While it is not 0, gradients stay this rank's own.
   std::shared_ptr<std::atomic<int>> paused_;

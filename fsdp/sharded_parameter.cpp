@@ -56,8 +56,7 @@ ShardedParameter::ShardedParameter(
   whole_ = at::empty_strided(
       sizes, dtensor::dense_strides(sizes, impl->strides()), options);
   whole_to_fill_ =
-      at::empty({0}, options)
-          .set_(whole_.storage(), 0, whole_.sizes(), whole_.strides());
+      tensor_in(whole_.storage(), whole_.sizes(), whole_.strides(), options);
   release_memory();
 }
 
@@ -104,7 +103,7 @@ void ShardedParameter::unshard(const at::Tensor& parts, MemoryPool& memory) {
   TORCH_INTERNAL_ASSERT(!is_unsharded_);
   const at::NoGradGuard no_grad;
   auto& storage = storage_of(whole_);
-  storage.set_data_ptr_noswap(memory.take(storage.nbytes(), whole_.device()));
+  storage.set_data_ptr_noswap(memory.take(unsharded_bytes(), whole_.device()));
   storage.clear_data_ptr_access_error_msg_();
   // Padding lies behind the last row: rows of parts that are full are one box.
   const int64_t full = rows_ / std::max<int64_t>(part_rows_, 1);
@@ -128,7 +127,7 @@ void ShardedParameter::reshard(MemoryPool& memory) {
   TORCH_INTERNAL_ASSERT(is_unsharded_);
   is_unsharded_ = false;
   dtensor::dtensor_impl(parameter_)->reset_local(shard_, placement_.sharded);
-  memory.give(release_memory(), storage_of(whole_).nbytes());
+  memory.give(release_memory(), unsharded_bytes());
   TORCH_CHECK(
       version_of(parameter_) == version_,
       "[fsdp] \"",

@@ -67,14 +67,14 @@ at::Tensor Unit::parts_of(const at::Tensor& message, size_t index) const {
       parameters_[index].part_numel());
 }
 
-void Unit::start_unshard() {
+void Unit::start_unshard(UnitMemory& memory) {
   if (is_unsharded_ || is_gathering_) {
     return;
   }
   const at::NoGradGuard no_grad;
   for (auto& part : parts_) {
-    part.gathered =
-        at::empty({group_.size(), part.numel}, part.shards.options());
+    part.gathered = memory.messages.take_tensor(
+        {group_.size(), part.numel}, part.shards.options());
     if (group_.size() > 1) {
       part.gather = group_.all_gather(part.gathered, part.shards, name_);
     } else {
@@ -84,32 +84,36 @@ void Unit::start_unshard() {
   is_gathering_ = true;
 }
 
-void Unit::unshard(MemoryPool& memory) {
+void Unit::unshard(UnitMemory& memory) {
   if (is_unsharded_) {
     return;
   }
-  start_unshard();
+  start_unshard(memory);
   for (auto& part : parts_) {
     part.gather.wait();
     for (const size_t index : part.parameters) {
-      parameters_[index].unshard(parts_of(part.gathered, index), memory);
+      parameters_[index].unshard(
+          parts_of(part.gathered, index), memory.unsharded);
     }
-    part.gathered = at::Tensor();
-    part.gather = mesh::Work();
   }
-  is_gathering_ = false;
+  finish_gather(memory);
   is_unsharded_ = true;
 }
 
-void Unit::reshard(MemoryPool& memory) {
-  if (is_gathering_) {
-    for (auto& part : parts_) {
-      part.gather.wait();
-      part.gathered = at::Tensor();
-      part.gather = mesh::Work();
-    }
-    is_gathering_ = false;
+void Unit::finish_gather(UnitMemory& memory) {
+  if (!is_gathering_) {
+    return;
   }
+  for (auto& part : parts_) {
+    part.gather.wait();
+    part.gather = mesh::Work();
+    memory.messages.give_tensor(std::move(part.gathered));
+  }
+  is_gathering_ = false;
+}
+
+void Unit::reshard(UnitMemory& memory) {
+  finish_gather(memory);
   if (!is_unsharded_) {
     return;
   }
@@ -117,7 +121,7 @@ void Unit::reshard(MemoryPool& memory) {
   std::exception_ptr error;
   for (auto& parameter : parameters_) {
     try {
-      parameter.reshard(memory);
+      parameter.reshard(memory.unsharded);
     } catch (...) {
       error = error ? error : std::current_exception();
     }
@@ -191,16 +195,16 @@ void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
       "reduced over ranks. Run it under no_sync().");
 }
 
-void Unit::allocate_gradients(Part& part) {
+void Unit::allocate_gradients(Part& part, UnitMemory& memory) {
   if (!part.gradients.defined()) {
     const auto flags = static_cast<int64_t>(part.parameters.size());
-    part.gradients =
-        at::empty({group_.size(), part.numel + flags}, part.shards.options());
+    part.gradients = memory.messages.take_tensor(
+        {group_.size(), part.numel + flags}, part.shards.options());
     part.gradients.narrow(1, part.numel, flags).zero_();
   }
 }
 
-void Unit::take_gradient(size_t index) {
+void Unit::take_gradient(size_t index, UnitMemory& memory) {
   const at::NoGradGuard no_grad;
   auto& state = states_[index];
   auto& part = parts_[state.part];
@@ -215,7 +219,7 @@ void Unit::take_gradient(size_t index) {
       gradient = dtensor::redistribute(gradient, want.placements());
     }
   }
-  allocate_gradients(part);
+  allocate_gradients(part, memory);
   parameter.write_gradient(
       ddp::local_part(gradient), divisor(), parts_of(part.gradients, index));
   part.gradients.select(1, part.numel + static_cast<int64_t>(state.slot))
@@ -232,19 +236,19 @@ void Unit::set_gradient_aside(size_t index) {
   }
 }
 
-void Unit::start_reduce() {
+void Unit::start_reduce(UnitMemory& memory) {
   const at::NoGradGuard no_grad;
   // What was accumulated without communication, and not added to now.
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!states_[i].has_gradient) {
       set_gradient_aside(i);
       if (parameters_[i].tensor().grad().defined()) {
-        take_gradient(i);
+        take_gradient(i, memory);
       }
     }
   }
   for (auto& part : parts_) {
-    allocate_gradients(part);
+    allocate_gradients(part, memory);
     for (const size_t index : part.parameters) {
       if (!states_[index].has_gradient) {
         parts_of(part.gradients, index).zero_();
@@ -256,18 +260,39 @@ void Unit::start_reduce() {
       part.reduction = group_.reduce_scatter(
           part.reduced, part.gradients, mesh::ReduceOp::kSum, name_);
     } else {
-      part.reduced = part.gradients.view({-1});
+      part.reduced = part.gradients.view({-1}).clone();
     }
   }
   is_reduced_ = true;
 }
 
-void Unit::finish_reduce() {
+void Unit::finish_reduce(UnitMemory& memory) {
   for (auto& part : parts_) {
     part.reduction.wait();
     part.reduction = mesh::Work();
-    part.gradients = at::Tensor();
+    if (part.gradients.defined()) {
+      memory.messages.give_tensor(std::move(part.gradients));
+    }
   }
+}
+
+// Of the parameters of a part, in their order, whether some rank has a
+// gradient.
+std::vector<bool> Unit::reduced_flags(const Part& part) const {
+  std::vector<bool> flags;
+  if (part.reduced.is_meta()) { // There are no others to say so.
+    for (const size_t index : part.parameters) {
+      flags.push_back(states_[index].has_gradient);
+    }
+    return flags;
+  }
+  const auto sums =
+      part.reduced.narrow(0, part.numel, std::ssize(part.parameters))
+          .to(at::kCPU, at::kFloat);
+  for (int64_t i = 0; i < sums.numel(); ++i) {
+    flags.push_back(sums.const_data_ptr<float>()[i] != 0.0F);
+  }
+  return flags;
 }
 
 void Unit::set_gradients() {
@@ -276,37 +301,34 @@ void Unit::set_gradients() {
     if (!part.reduced.defined()) {
       continue;
     }
-    const auto flags =
-        part.reduced
-            .narrow(0, part.numel, static_cast<int64_t>(part.parameters.size()))
-            .to(at::kCPU, at::kFloat);
+    const auto flags = reduced_flags(part);
     for (size_t slot = 0; slot < part.parameters.size(); ++slot) {
       const size_t index = part.parameters[slot];
       const auto& parameter = parameters_[index];
-      auto& aside = states_[index].aside;
       auto& gradient = parameter.tensor().mutable_grad();
-      if (flags.data_ptr<float>()[slot] != 0.0F) {
-        const auto sum = parameter.sharded_gradient(
+      auto aside = std::exchange(states_[index].aside, at::Tensor());
+      if (flags[slot]) {
+        gradient = parameter.sharded_gradient(
             part.reduced.narrow(0, part.offsets[slot], parameter.part_numel()));
         if (aside.defined()) {
-          ddp::local_part(aside).add_(ddp::local_part(sum));
-          gradient = std::exchange(aside, at::Tensor());
-        } else {
-          gradient = sum;
+          ddp::local_part(aside).add_(ddp::local_part(gradient));
         }
-      } else if (aside.defined()) {
-        gradient = std::exchange(aside, at::Tensor());
+      }
+      if (aside.defined()) {
+        gradient = aside;
       }
     }
     part.reduced = at::Tensor();
   }
 }
 
-void Unit::keep_own_gradients() {
+void Unit::keep_own_gradients(UnitMemory& memory) {
   for (auto& part : parts_) {
     part.reduction.wait();
     part.reduction = mesh::Work();
-    part.gradients = at::Tensor();
+    if (part.gradients.defined()) {
+      memory.messages.give_tensor(std::move(part.gradients));
+    }
     part.reduced = at::Tensor();
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {

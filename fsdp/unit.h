@@ -39,11 +39,11 @@ class Unit {
 
   /// Starts to gather the parameters, unless they are here or on their way.
   /// Collective: all ranks of the group.
-  void start_unshard();
+  void start_unshard(UnitMemory& memory);
   /// Waits for them. Collective: as start_unshard(), if that was not called.
-  void unshard(MemoryPool& memory);
+  void unshard(UnitMemory& memory);
   /// Gives the other ranks' rows away, and drops those that are on their way.
-  void reshard(MemoryPool& memory);
+  void reshard(UnitMemory& memory);
 
   /// Whether somebody waits for the gradient of a parameter.
   bool listens_to(size_t index) const { return states_[index].is_listened_to; }
@@ -58,7 +58,7 @@ class Unit {
   bool count_gradient(size_t index);
   /// The gradient in the .grad() of parameter `index` moves into the message.
   /// Throws: c10::ValueError for a sparse one, and one with a graph.
-  void take_gradient(size_t index);
+  void take_gradient(size_t index, UnitMemory& memory);
   /// A sharded gradient of earlier passes makes room for one of this pass.
   void set_gradient_aside(size_t index);
   /// Whether start_reduce() was called in this pass.
@@ -70,14 +70,14 @@ class Unit {
   bool has_gradients() const;
   /// Starts to reduce the gradients; those that did not come count as zeros.
   /// Collective: all ranks of the group.
-  void start_reduce();
+  void start_reduce(UnitMemory& memory);
   /// Waits for the sums. Those of earlier passes are added.
-  void finish_reduce();
+  void finish_reduce(UnitMemory& memory);
   /// Gives the parameters their sharded gradients. One that no rank had a
   /// gradient of in this pass keeps what it had.
   void set_gradients();
   /// After a pass that failed, or that adds to this rank's own gradients.
-  void keep_own_gradients();
+  void keep_own_gradients(UnitMemory& memory);
 
  private:
   /// The parameters of one dtype.
@@ -112,7 +112,9 @@ class Unit {
   };
 
   at::Tensor parts_of(const at::Tensor& message, size_t index) const;
-  void allocate_gradients(Part& part);
+  void allocate_gradients(Part& part, UnitMemory& memory);
+  std::vector<bool> reduced_flags(const Part& part) const;
+  void finish_gather(UnitMemory& memory);
   void check_gradient(size_t index, const at::Tensor& gradient) const;
   double divisor() const;
 

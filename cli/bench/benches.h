@@ -24,6 +24,8 @@ struct StepOptions {
   int64_t sequence_parallel = 1;
   int64_t threads = 1;
   double bucket_mb = 25;
+  /// "ddp", or "fsdp": the dp ranks are mesh.dp_shard's.
+  std::string engine = "ddp";
   /// Every other `join` steps run inside a Join, the rest without; 0: none do.
   int64_t join = 0;
   /// So many steps with tp.async off, so many on, so many auto, and again; 0:

@@ -51,6 +51,9 @@ Recipe recipe_of(const StepOptions& options) {
   recipe.name = "bench";
   recipe.device = options.device;
   recipe.mesh = {options.dp, options.tp};
+  if (options.engine == "fsdp") {
+    recipe.mesh = {.dp = 1, .tp = options.tp, .dp_shard = options.dp};
+  }
   recipe.model.dim = options.dim;
   recipe.model.layers = options.layers;
   recipe.model.heads = options.heads;
@@ -58,7 +61,9 @@ Recipe recipe_of(const StepOptions& options) {
   recipe.model.ffn_dim = options.ffn_dim ? options.ffn_dim : 4 * options.dim;
   recipe.model.vocab_size = options.vocab;
   recipe.tp.sequence_parallel = options.sequence_parallel != 0;
-  recipe.ddp.bucket_cap_mb = options.bucket_mb;
+  if (options.engine == "ddp") {
+    recipe.ddp.bucket_cap_mb = options.bucket_mb;
+  }
   recipe.data.sequence_length = options.seq;
   recipe.data.paths = {"none"};
   recipe.train.dtype = options.dtype;
@@ -279,7 +284,7 @@ std::string to_json(
       {"dtype", options.dtype},
       {"dp", options.dp},
       {"tp", options.tp},
-      {"engine", options.comm == "none" ? "limit" : "ddp"},
+      {"engine", options.comm == "none" ? "limit" : options.engine},
       {"ms_per_step", rounded(ms, 1e2)},
       {"tokens_per_s",
        std::llround(

@@ -77,14 +77,13 @@ class Table {
 
 std::string header(const StepEstimate& estimate, const Recipe& recipe) {
   return fmt::format(
-      "{}: {} parameters, {} on {} ranks (dp={} tp={}), a step of {} "
+      "{}: {} parameters, {} on {} ranks ({}), a step of {} "
       "in {} micro-batch{}\n",
       recipe.name,
       count_text(estimate.parameter_count),
       recipe.train.dtype,
       estimate.world_size,
-      recipe.mesh.dp,
-      recipe.mesh.tp,
+      recipe.mesh.to_string(),
       describe_batch(recipe),
       estimate.micro_batches,
       estimate.micro_batches == 1 ? "" : "es");
@@ -95,10 +94,21 @@ std::string memory_text(const MemoryEstimate& memory) {
   const auto add = [&](const char* what, int64_t bytes, const char* more) {
     table.add({what, bytes_text(bytes), more});
   };
-  add("parameters", memory.parameters, "");
-  add("gradients", memory.gradients, "in their buckets");
+  const bool is_sharded = memory.unsharded > 0;
+  add("parameters", memory.parameters, is_sharded ? "this rank's part" : "");
+  add("gradients",
+      memory.gradients,
+      is_sharded ? "this rank's part" : "in their buckets");
   add("optimizer state", memory.optimizer, "");
   add("buffers", memory.buffers, "");
+  if (is_sharded) {
+    add("unsharded",
+        memory.unsharded,
+        "other ranks' parts of the units that are gathered at once");
+    add("messages",
+        memory.reduction_buffers,
+        "what is gathered, and gradients on their way");
+  }
   table.add(
       {"activations",
        bytes_text(memory.peak_activations),
@@ -331,7 +341,10 @@ std::string to_json(
   Json json{
       {"recipe", recipe.name},
       {"world_size", estimate.world_size},
-      {"mesh", {{"dp", recipe.mesh.dp}, {"tp", recipe.mesh.tp}}},
+      {"mesh",
+       {{"dp", recipe.mesh.dp},
+        {"dp_shard", recipe.mesh.dp_shard},
+        {"tp", recipe.mesh.tp}}},
       {"parameters", estimate.parameter_count},
       {"tokens_per_step", targets_per_step(recipe)},
       {"micro_batches", estimate.micro_batches},
@@ -340,6 +353,8 @@ std::string to_json(
         {"gradients", memory.gradients},
         {"optimizer", memory.optimizer},
         {"buffers", memory.buffers},
+        {"unsharded", memory.unsharded},
+        {"reduction_buffers", memory.reduction_buffers},
         {"activations_saved", memory.saved_activations},
         {"activations_peak", memory.peak_activations},
         {"total", memory.total()}}},

@@ -198,9 +198,12 @@ int64_t local_bytes(const std::vector<at::Tensor>& tensors) {
 // arrive one by one and stay.
 class PeakTally {
  public:
-  PeakTally(MemoryMeter& meter, const std::vector<at::Tensor>& parameters)
-      : meter_(meter), base_(meter.live_bytes()) {
-    for (const auto& parameter : parameters) {
+  PeakTally(MemoryMeter& meter, const TrainJob& job)
+      : meter_(meter), job_(job), base_(meter.live_bytes()) {
+    if (is_sharded()) {
+      return;
+    }
+    for (const auto& parameter : job.model->parameters()) {
       if (!parameter.requires_grad()) {
         continue;
       }
@@ -216,21 +219,44 @@ class PeakTally {
   void begin() { meter_.reset_peak(); }
   /// After a backward: the next one adds to what this one left.
   void end() {
-    gradients_ = meter_.live_bytes() - base_;
+    if (is_sharded()) {
+      look();
+    }
+    gradients_ = meter_.live_bytes() - base_ - held_for_units();
     grows_ = false;
   }
 
   /// What is held now.
-  int64_t held() const { return meter_.live_bytes() - base_ - gradients_; }
-  int64_t peak() const { return peak_; }
+  int64_t held() const {
+    return meter_.live_bytes() - base_ - gradients_ - held_for_units();
+  }
+  int64_t gradients() const { return gradients_; }
+  int64_t peak() const {
+    return is_sharded() ? peak_ - gradients_ - peak_of_units() : peak_;
+  }
 
  private:
+  /// Gradients do not stay where they arrive then, and units are gathered: the
+  /// peak is that of all together.
+  bool is_sharded() const { return job_.ddp == nullptr; }
+
+  /// What is kept for units now, and the most that was in use.
+  int64_t held_for_units() const {
+    return job_.data_parallel->gathered_memory().held;
+  }
+  int64_t peak_of_units() const {
+    const auto memory = job_.data_parallel->gathered_memory();
+    return memory.unsharded + memory.messages;
+  }
+
   void look() {
-    peak_ = std::max(peak_, meter_.peak_bytes() - base_ - gradients_);
+    peak_ = std::max(
+        peak_, meter_.peak_bytes() - base_ - (is_sharded() ? 0 : gradients_));
     meter_.reset_peak();
   }
 
   MemoryMeter& meter_;
+  const TrainJob& job_;
   int64_t base_;
   int64_t gradients_ = 0;
   int64_t peak_ = 0;
@@ -255,14 +281,13 @@ void run_step(
   auto& job = run.job();
   auto& memory = estimate.memory;
   Collector collector(estimate);
-  PeakTally tally(meter, job.model->parameters());
+  PeakTally tally(meter, job);
   const auto record = [&](const char* phase, int64_t times, const auto& body) {
     const dtensor::CommDebugMode mode(
         {.mesh = mesh, .module = job.model.get(), .find_cheaper = true});
     body();
     collector.add(mode.records(), phase, times);
   };
-  const int64_t base = meter.live_bytes();
   at::Tensor loss;
   if (estimate.micro_batches > 1) {
     // All but the last one are alike.
@@ -272,8 +297,12 @@ void run_step(
     });
   }
   record("forward", 1, [&] { loss = run_micro_batch(run, tally, memory); });
-  memory.peak_activations = tally.peak();
-  memory.gradients = meter.live_bytes() - base;
+  // The peaks of what is counted apart need not be at one time.
+  memory.peak_activations = std::max(tally.peak(), memory.saved_activations);
+  memory.gradients = tally.gradients();
+  const auto gathered = job.data_parallel->gathered_memory();
+  memory.unsharded = gathered.unsharded;
+  memory.reduction_buffers = gathered.messages;
   const int64_t before = meter.live_bytes();
   record("update", 1, [&] { run.update(loss); });
   memory.optimizer = meter.live_bytes() - before;

@@ -42,13 +42,19 @@ struct MemoryEstimate {
   /// In the buckets that they are reduced in.
   int64_t gradients = 0;
   int64_t optimizer = 0;
+  /// Where parameters are sharded: of units that are gathered at once.
+  int64_t unsharded = 0;
+  /// The messages of such units: what is gathered, and gradients on their way.
+  int64_t reduction_buffers = 0;
   /// What forward keeps for backward.
   int64_t saved_activations = 0;
-  /// The most that forward and backward hold beside all that.
+  /// The most that forward and backward hold beside all that; where
+  /// parameters are sharded, what is left at the peak of all together.
   int64_t peak_activations = 0;
 
   int64_t total() const {
-    return parameters + buffers + gradients + optimizer + peak_activations;
+    return parameters + buffers + gradients + optimizer + unsharded +
+           reduction_buffers + peak_activations;
   }
 };
 

@@ -44,6 +44,22 @@ Recipe small_recipe(const std::string& data, const std::string& more = "") {
   return recipe;
 }
 
+Recipe sharded_recipe(const std::string& data, const std::string& more = "") {
+  auto recipe = parse_recipe(
+      fmt::format(
+          "name: small\n"
+          "mesh: {{dp_shard: 3}}\n"
+          "model: {{dim: 32, layers: 3, heads: 4, kv_heads: 2, ffn_dim: 48}}\n"
+          "data: {{paths: [\"{}\"], sequence_length: 16}}\n"
+          "train: {{steps: 3, global_batch_size: 24, micro_batch_size: 4}}\n"
+          "{}",
+          data,
+          more),
+      "test");
+  validate(recipe, 3);
+  return recipe;
+}
+
 // By (mesh dim, kind, what it is for): how many, and how many bytes.
 using Counts = std::map<
     std::tuple<std::string, std::string, std::string>,
@@ -64,17 +80,16 @@ Counts counts_of_a_run(const Recipe& recipe) {
   Counts counts;
   std::mutex mutex;
   test::run_ranks(
-      static_cast<int>(recipe.mesh.dp * recipe.mesh.tp),
-      [&](test::RankContext& self) {
+      static_cast<int>(recipe.mesh.world_size()), [&](test::RankContext& self) {
         Trainer trainer(recipe, self.world);
         trainer.train_step(0);
         const auto& mesh = trainer.job().mesh;
-        for (const auto* dim : {"dp", "tp"}) {
+        for (const auto& dim : mesh.mesh_dim_names()) {
           mesh.group(dim).flight_recorder().reset();
         }
         trainer.train_step(1);
         const std::lock_guard lock(mutex);
-        for (const auto* dim : {"dp", "tp"}) {
+        for (const auto& dim : mesh.mesh_dim_names()) {
           for (const auto& entry :
                mesh.group(dim).flight_recorder().entries()) {
             if (self.rank == 0) {
@@ -89,24 +104,74 @@ Counts counts_of_a_run(const Recipe& recipe) {
   return counts;
 }
 
-void expect_as_run(const std::string& more) {
+template <class MakeRecipe>
+void expect_as_run(const MakeRecipe& make_recipe, const std::string& more) {
   const TempFolder folder;
   std::string text;
   for (int i = 0; i < 4000; ++i) {
     text += "line " + std::to_string(i * 7919 % 1000) + "\n";
   }
-  const auto recipe = small_recipe(folder.write("text.txt", text), more);
+  const auto recipe = make_recipe(folder.write("text.txt", text), more);
   const auto estimated = counts_of(estimate_step(recipe));
   EXPECT_FALSE(estimated.empty());
   EXPECT_EQ(estimated, counts_of_a_run(recipe)) << more;
 }
 
 TEST(StepEstimate, CountsAreThoseOfTheLedgers) {
-  expect_as_run("");
+  expect_as_run(small_recipe, "");
 }
 
 TEST(StepEstimate, CountsAreThoseOfTheLedgersWhateverTheRecipeSays) {
-  expect_as_run("tp: {sequence_parallel: false, loss_parallel: false}\n");
+  expect_as_run(
+      small_recipe, "tp: {sequence_parallel: false, loss_parallel: false}\n");
+}
+
+TEST(StepEstimate, CountsAreThoseOfTheLedgersOfAShardedRun) {
+  for (const std::string fsdp :
+       {"{}",
+        "{accumulate: local}",
+        "{reshard_after_forward: never}",
+        "{reshard_after_forward: always, forward_prefetch: 0, "
+        "backward_prefetch: none, reduce_in_flight: 0}"}) {
+    expect_as_run(sharded_recipe, "fsdp: " + fsdp + "\n");
+  }
+}
+
+// With two micro-batches: of 5 units, and what is left, which stays unsharded.
+TEST(StepEstimate, AShardedRunGathersEachUnitTwice) {
+  const auto estimate = estimate_step(sharded_recipe("none.txt"));
+  int64_t gathers = 0;
+  int64_t reductions = 0;
+  for (const auto& group : estimate.collectives) {
+    gathers += group.op == "all_gather" ? group.count : 0;
+    reductions += group.op == "reduce_scatter" ? group.count : 0;
+  }
+  EXPECT_EQ(gathers, 2 * (4 * 2 + 1));
+  EXPECT_EQ(reductions, 2 * 5);
+}
+
+TEST(StepEstimate, MemoryOfAShardedRunIsItsPartAndTheUnitsThatAreHere) {
+  const auto frugal = estimate_step(sharded_recipe(
+      "none.txt",
+      "fsdp: {forward_prefetch: 0, backward_prefetch: none, "
+      "reduce_in_flight: 0}\n"));
+  const auto ahead = estimate_step(sharded_recipe("none.txt"));
+  const auto& memory = frugal.memory;
+  // Rows are padded.
+  const int64_t part = frugal.parameter_count * 4 / 3;
+  EXPECT_GE(memory.parameters, part - 64);
+  EXPECT_LE(memory.parameters, part + 4 * 48 * 30);
+  EXPECT_GE(memory.gradients, memory.parameters);
+  EXPECT_LE(memory.gradients, memory.parameters + 4 * 48 * 30);
+  EXPECT_GE(memory.optimizer, 2 * memory.parameters);
+  const int64_t block = 4 * (32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32);
+  const int64_t left = 4 * (256 * 32 + 32);
+  const int64_t largest = std::max<int64_t>(block, 4 * 256 * 32);
+  EXPECT_LE(memory.unsharded, left + 2 * largest);
+  EXPECT_GT(memory.unsharded, left);
+  EXPECT_GT(memory.reduction_buffers, block);
+  EXPECT_GT(ahead.memory.total(), memory.total());
+  EXPECT_GT(memory.peak_activations, 0);
 }
 
 TEST(StepEstimate, MemoryIsWhatThePlacementsSay) {

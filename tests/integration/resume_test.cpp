@@ -24,9 +24,13 @@ constexpr int kAllSteps = 20;
 struct Mesh {
   int dp;
   int tp;
+  int dp_shard = 1;
+
+  int size() const { return dp * dp_shard * tp; }
 };
 std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {
-  return out << "dp" << mesh.dp << "tp" << mesh.tp;
+  out << "dp" << mesh.dp << "tp" << mesh.tp;
+  return mesh.dp_shard == 1 ? out : out << "shard" << mesh.dp_shard;
 }
 
 class ResumeTest : public ProcessTest {
@@ -36,17 +40,19 @@ class ResumeTest : public ProcessTest {
   run_words(const Mesh& mesh, const std::string& output, Words more = {}) {
     Words words{
         "mesh.dp=" + std::to_string(mesh.dp),
+        "mesh.dp_shard=" + std::to_string(mesh.dp_shard),
         "mesh.tp=" + std::to_string(mesh.tp),
         "train.steps=" + std::to_string(kAllSteps),
         "train.global_batch_size=24",
-        "train.micro_batch_size=" + std::to_string(24 / mesh.dp / 2),
+        "train.micro_batch_size=" +
+            std::to_string(24 / (mesh.dp * mesh.dp_shard) / 2),
         "model.kv_heads=12",
         "eval.every=10",
         "checkpoint.every=2",
         "checkpoint.keep=0",
         "output_dir=" + output};
     words.insert(words.end(), more.begin(), more.end());
-    return launched(mesh.dp * mesh.tp, train(words));
+    return launched(mesh.size(), train(words));
   }
 
   /// Blocks until the run has saved `step`.
@@ -100,7 +106,7 @@ TEST_P(KilledOnMesh, GoesOnBitForBit) {
     Process run(run_words(mesh, "killed"), folder_);
     ASSERT_NO_FATAL_FAILURE(wait_for_step(run, "killed", 10));
     const auto workers = workers_of(run.pid());
-    const int rank = static_cast<int>(random() % (mesh.dp * mesh.tp));
+    const int rank = static_cast<int>(random() % mesh.size());
     ASSERT_TRUE(workers.contains(rank));
     kill(workers.at(rank).pid(), SIGKILL);
     EXPECT_EQ(run.wait(seconds(10)), 137);
@@ -117,7 +123,7 @@ TEST_P(KilledOnMesh, GoesOnBitForBit) {
 INSTANTIATE_TEST_SUITE_P(
     Mesh,
     KilledOnMesh,
-    ::testing::Values(Mesh{2, 2}, Mesh{3, 1}, Mesh{1, 2}),
+    ::testing::Values(Mesh{2, 2}, Mesh{3, 1}, Mesh{1, 2}, Mesh{1, 1, 3}),
     ::testing::PrintToStringParamName());
 
 // PowerSGD's errors and factors come back too, and so do the buckets that they
@@ -172,7 +178,8 @@ TEST_F(ResumeTest, GoesOnOnAnyOtherMesh) {
   expect_success(run_words({2, 2}, "straight"));
   const auto expected = losses(metrics("straight"));
   // The first ten steps of it, as a folder of their own.
-  for (const Mesh mesh : {Mesh{1, 1}, Mesh{4, 1}, Mesh{1, 4}, Mesh{3, 1}}) {
+  for (const Mesh mesh :
+       {Mesh{1, 1}, Mesh{4, 1}, Mesh{1, 4}, Mesh{3, 1}, Mesh{1, 1, 4}}) {
     SCOPED_TRACE(::testing::Message() << mesh);
     const std::string name = ::testing::PrintToString(mesh);
     fs::create_directories(folder_ / name / "checkpoints");
@@ -207,7 +214,10 @@ TEST_F(ResumeTest, GoesOnFromMeshToMesh) {
   expect_success(words({2, 2}, "straight", kAllSteps));
   int done = 0;
   for (const auto& [mesh, steps] :
-       {std::pair{Mesh{2, 2}, 7}, {Mesh{1, 2}, 13}, {Mesh{3, 1}, kAllSteps}}) {
+       {std::pair{Mesh{2, 2}, 7},
+        {Mesh{1, 1, 3}, 11},
+        {Mesh{1, 2}, 15},
+        {Mesh{3, 1}, kAllSteps}}) {
     SCOPED_TRACE(::testing::Message() << mesh);
     Process run(words(mesh, "legs", steps), folder_);
     ASSERT_EQ(run.wait(), 0) << run.error();

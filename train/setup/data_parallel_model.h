@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <set>
 #include <string>
@@ -29,6 +30,18 @@ class DataParallelModel {
   /// What the first forward() would do before anything else.
   /// Collective: all ranks of the model's mesh; blocks.
   virtual void synchronize_parameters() = 0;
+
+  /// Of other ranks' parameters.
+  struct GatheredMemory {
+    /// The most bytes of unsharded parameters at once.
+    int64_t unsharded = 0;
+    /// The most bytes of messages at once.
+    int64_t messages = 0;
+    /// Bytes that are kept for both now.
+    int64_t held = 0;
+  };
+  /// Of none where each rank has the whole model.
+  virtual GatheredMemory gathered_memory() const { return {}; }
 
   /// Parameters and buffers on the whole mesh, which share the model's memory;
   /// without the names in `ignore`.

@@ -88,6 +88,12 @@ class FullyShardedModel : public DataParallelModel {
                : nullptr;
   }
   void synchronize_parameters() override { fsdp_.synchronize_parameters(); }
+  GatheredMemory gathered_memory() const override {
+    return {
+        .unsharded = fsdp_.peak_unsharded_bytes(),
+        .messages = fsdp_.peak_message_bytes(),
+        .held = fsdp_.held_bytes()};
+  }
   dtensor::StateDict state_dict(
       const std::set<std::string>& ignore) const override {
     return fsdp_.state_dict(ignore);
