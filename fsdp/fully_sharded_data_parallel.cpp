@@ -1,5 +1,7 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <map>
 
@@ -21,6 +23,14 @@ constexpr const char* kOutermost = "the model";
 
 mesh::ErrorContext context(const mesh::DeviceMesh& dp) {
   return {dp.describe_rank()};
+}
+
+// What parameters had before they moved into their units' messages is as much
+// as they have now, in holes that the C library keeps.
+void return_freed_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 struct NamedDeclaration {
@@ -253,6 +263,7 @@ NoSyncGuard FullyShardedDataParallelBase::no_sync() {
 void FullyShardedDataParallelBase::synchronize_parameters() {
   if (!state_->schedule) {
     state_->schedule = state_->make_schedule();
+    return_freed_memory();
   }
 }
 

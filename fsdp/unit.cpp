@@ -11,6 +11,15 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 
+// Note [Memory of gradients]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Sums lie in memory that belongs to the unit and is used again in each pass,
+// taken for all units when the first pass begins: taken one by one among what a
+// backward needs for a while, they would leave holes that nothing else fits.
+// Where gradients of earlier passes lie there, sums come into a message's
+// memory and are added. Somebody who keeps a gradient beyond zero_grad() keeps
+// that memory; the unit then takes other.
+
 namespace weft::fsdp {
 
 Unit::Unit(
@@ -134,6 +143,12 @@ void Unit::reshard(UnitMemory& memory) {
 void Unit::begin_backward() {
   is_reduced_ = false;
   awaited_ = 0;
+  for (auto& part : parts_) {
+    if (!part.sums.defined() && is_trained()) {
+      const auto flags = std::ssize(part.parameters);
+      part.sums = at::empty({part.numel + flags}, part.shards.options());
+    }
+  }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     states_[i].has_gradient = false;
     states_[i].is_counted = false;
@@ -254,25 +269,63 @@ void Unit::start_reduce(UnitMemory& memory) {
         parts_of(part.gradients, index).zero_();
       }
     }
+    part.reduced = place_for_sums(part, memory);
     if (group_.size() > 1) {
-      part.reduced =
-          at::empty({part.gradients.size(1)}, part.gradients.options());
       part.reduction = group_.reduce_scatter(
           part.reduced, part.gradients, mesh::ReduceOp::kSum, name_);
     } else {
-      part.reduced = part.gradients.view({-1}).clone();
+      part.reduced.copy_(part.gradients.view({-1}));
     }
   }
   is_reduced_ = true;
 }
 
+// See Note [Memory of gradients].
+at::Tensor Unit::place_for_sums(Part& part, UnitMemory& memory) {
+  const at::IntArrayRef sizes = part.gradients.sizes().slice(1);
+  const auto options = part.gradients.options();
+  part.adds_to_earlier = std::ranges::any_of(
+      part.parameters,
+      [&](size_t index) { return states_[index].aside.defined(); });
+  if (part.adds_to_earlier) {
+    return memory.messages.take_tensor(sizes, options);
+  }
+  if (!part.sums.defined() || part.sums.storage().use_count() > 1) {
+    part.sums = at::empty(sizes, options);
+  }
+  return part.sums;
+}
+
 void Unit::finish_reduce(UnitMemory& memory) {
+  const at::NoGradGuard no_grad;
   for (auto& part : parts_) {
     part.reduction.wait();
     part.reduction = mesh::Work();
-    if (part.gradients.defined()) {
-      memory.messages.give_tensor(std::move(part.gradients));
+    memory.messages.give_tensor(std::move(part.gradients));
+    const auto flags = reduced_flags(part);
+    for (size_t slot = 0; slot < part.parameters.size(); ++slot) {
+      if (flags[slot]) {
+        add_sum(part, slot);
+      }
     }
+    if (part.adds_to_earlier) {
+      memory.messages.give_tensor(std::move(part.reduced));
+    }
+    part.reduced = at::Tensor();
+  }
+}
+
+void Unit::add_sum(const Part& part, size_t slot) {
+  const size_t index = part.parameters[slot];
+  auto& earlier = states_[index].aside;
+  const auto sum = part.reduced.narrow(
+      0, part.offsets[slot], parameters_[index].part_numel());
+  if (earlier.defined()) {
+    ddp::local_part(earlier).add_(
+        ddp::local_part(parameters_[index].sharded_gradient(sum)));
+  } else {
+    earlier = parameters_[index].sharded_gradient(
+        part.adds_to_earlier ? sum.clone() : sum);
   }
 }
 
@@ -296,29 +349,11 @@ std::vector<bool> Unit::reduced_flags(const Part& part) const {
 }
 
 void Unit::set_gradients() {
-  const at::NoGradGuard no_grad;
-  for (auto& part : parts_) {
-    if (!part.reduced.defined()) {
-      continue;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto sum = std::exchange(states_[i].aside, at::Tensor());
+    if (sum.defined()) {
+      parameters_[i].tensor().mutable_grad() = sum;
     }
-    const auto flags = reduced_flags(part);
-    for (size_t slot = 0; slot < part.parameters.size(); ++slot) {
-      const size_t index = part.parameters[slot];
-      const auto& parameter = parameters_[index];
-      auto& gradient = parameter.tensor().mutable_grad();
-      auto aside = std::exchange(states_[index].aside, at::Tensor());
-      if (flags[slot]) {
-        gradient = parameter.sharded_gradient(
-            part.reduced.narrow(0, part.offsets[slot], parameter.part_numel()));
-        if (aside.defined()) {
-          ddp::local_part(aside).add_(ddp::local_part(gradient));
-        }
-      }
-      if (aside.defined()) {
-        gradient = aside;
-      }
-    }
-    part.reduced = at::Tensor();
   }
 }
 
@@ -328,6 +363,9 @@ void Unit::keep_own_gradients(UnitMemory& memory) {
     part.reduction = mesh::Work();
     if (part.gradients.defined()) {
       memory.messages.give_tensor(std::move(part.gradients));
+    }
+    if (part.reduced.defined() && part.adds_to_earlier) {
+      memory.messages.give_tensor(std::move(part.reduced));
     }
     part.reduced = at::Tensor();
   }

@@ -94,8 +94,12 @@ class Unit {
     /// [ranks, numel + parameters]: gradients and, for each parameter, whether
     /// this rank has one.
     at::Tensor gradients;
-    /// [numel + parameters], this rank's sums.
+    /// [numel + parameters], this rank's sums while they are under way, and
+    /// where they stay.
     at::Tensor reduced;
+    at::Tensor sums;
+    /// Sums of earlier passes lie in `sums`.
+    bool adds_to_earlier = false;
     mesh::Work gather;
     mesh::Work reduction;
   };
@@ -107,13 +111,16 @@ class Unit {
     /// One has come, and one is in the message.
     bool is_counted = false;
     bool has_gradient = false;
-    /// The sharded gradient of earlier passes.
+    /// The sharded gradient of earlier passes, and of this one once it is
+    /// there, while .grad() is autograd's.
     at::Tensor aside;
   };
 
   at::Tensor parts_of(const at::Tensor& message, size_t index) const;
   void allocate_gradients(Part& part, UnitMemory& memory);
+  at::Tensor place_for_sums(Part& part, UnitMemory& memory);
   std::vector<bool> reduced_flags(const Part& part) const;
+  void add_sum(const Part& part, size_t slot);
   void finish_gather(UnitMemory& memory);
   void check_gradient(size_t index, const at::Tensor& gradient) const;
   double divisor() const;
