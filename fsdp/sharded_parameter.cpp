@@ -99,6 +99,39 @@ void ShardedParameter::move_shard_to(const at::Tensor& part) {
   dtensor::dtensor_impl(parameter_)->reset_local(shard_, placement_.sharded);
 }
 
+void ShardedParameter::adopt_new_shard() {
+  auto* impl = dtensor::dtensor_impl(parameter_);
+  if (impl->local().is_same(shard_)) {
+    return;
+  }
+  const auto& local = impl->local();
+  const auto where_from = [](const at::Tensor& tensor) {
+    return fmt::format(
+        "{} {} on {}",
+        c10::str(tensor.sizes()),
+        c10::toString(tensor.scalar_type()),
+        tensor.device().str());
+  };
+  TORCH_CHECK_VALUE(
+      impl->spec() == placement_.sharded &&
+          where_from(local) == where_from(shard_),
+      "[fsdp] \"",
+      name_,
+      "\" lies ",
+      impl->spec().to_string(),
+      ", this rank's part ",
+      where_from(local),
+      ", and was ",
+      placement_.sharded.to_string(),
+      ", ",
+      where_from(shard_),
+      ", when its unit was made. Convert and place the model before its first "
+      "forward.");
+  const at::NoGradGuard no_grad;
+  shard_.copy_(local);
+  impl->reset_local(shard_, placement_.sharded);
+}
+
 void ShardedParameter::unshard(const at::Tensor& parts, MemoryPool& memory) {
   TORCH_INTERNAL_ASSERT(!is_unsharded_);
   const at::NoGradGuard no_grad;

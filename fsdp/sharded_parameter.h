@@ -62,6 +62,11 @@ class ShardedParameter {
   /// now on, with the values that they have.
   void move_shard_to(const at::Tensor& part);
 
+  /// Takes over what set_data() or Module::to() gave the parameter in place of
+  /// its shard.
+  /// Throws: c10::ValueError if that has another placement, dtype or device.
+  void adopt_new_shard();
+
   /// The unsharded form. Shapes: parts [ranks, part_numel()], any strides
   /// between the parts. `memory` has what the storage takes.
   void unshard(const at::Tensor& parts, MemoryPool& memory);

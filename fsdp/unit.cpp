@@ -80,6 +80,9 @@ void Unit::start_unshard(UnitMemory& memory) {
   if (is_unsharded_ || is_gathering_) {
     return;
   }
+  for (auto& parameter : parameters_) {
+    parameter.adopt_new_shard();
+  }
   const at::NoGradGuard no_grad;
   for (auto& part : parts_) {
     part.gathered = memory.messages.take_tensor(

@@ -87,6 +87,11 @@ build("${COMPILER}" "${SOURCE}/../outside" "${SCRATCH}/outside"
       "-DROOT=${SOURCE}/../.." -DCMAKE_BUILD_TYPE=Debug)
 run(${CMAKE_COMMAND} -E env OMP_NUM_THREADS=1
     ${CMAKE_COMMAND} -E chdir "${SCRATCH}" "${SCRATCH}/outside/outside")
+run("${prefix}/bin/weftrun" --nproc-per-node 3 --
+    "${SCRATCH}/outside/fully_sharded")
+if(NOT output STREQUAL "largest difference: 0\n")
+  message(FATAL_ERROR "fully_sharded printed: ${output}")
+endif()
 
 # The example of docs/your_own_model.md: alone, on four ranks, and on four that
 # go on from where two left off.

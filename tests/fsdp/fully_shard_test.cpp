@@ -372,6 +372,51 @@ TEST(FullyShard, AForwardThatThrewCanBeRepeated) {
   });
 }
 
+TEST(FullyShard, AParameterMayBeSetBetweenForwards) {
+  run_ranks(3, [](RankContext& self) {
+    const auto dp = self.mesh({3}, {"dp_shard"});
+    Sharded written(dp);
+    Sharded set(dp);
+    written.loss(self.rank).backward();
+    set.loss(self.rank).backward();
+    auto parameters = written.module->parameters();
+    auto others = set.module->parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const at::NoGradGuard no_grad;
+      parameters[i].mul_(2);
+      others[i].set_data(others[i] * 2);
+    }
+    EXPECT_EQ(
+        dtensor::full_tensor(set.loss(self.rank, 1).detach()).item<double>(),
+        dtensor::full_tensor(written.loss(self.rank, 1).detach())
+            .item<double>());
+    set.module->to(at::kDouble);
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] { set.loss(self.rank); }),
+        AllOf(
+            HasSubstr("\"l0.weight\" lies [S(0)]"),
+            HasSubstr("Double"),
+            HasSubstr("before its first forward")));
+  });
+}
+
+TEST(FullyShard, AnOptimizerMayBeMadeBeforeItsUnits) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp_shard"});
+    const auto module = deferred<Chain>(true);
+    torch::optim::AdamW optimizer(module->parameters(), 0.1);
+    fully_shard(*module->linears_[0], dp);
+    Fsdp model(std::static_pointer_cast<TestModel>(module), dp);
+    dtensor::materialize(*module, 1);
+    const auto before =
+        dtensor::full_tensor(module->linears_[0]->weight.detach()).clone();
+    model(rows_of_numbers(0, self.rank)).pow(2).mean().backward();
+    optimizer.step();
+    EXPECT_FALSE(at::equal(
+        dtensor::full_tensor(module->linears_[0]->weight.detach()), before));
+  });
+}
+
 TEST(FullyShard, AUnitIsGatheredByHand) {
   run_ranks(2, [](RankContext& self) {
     Sharded sharded(self.mesh({2}, {"dp_shard"}));

@@ -8,9 +8,10 @@ function meshOf(run) {
     const found = run.recipe.find(([name]) => name === key);
     return found && /^\d+$/.test(found[1]) ? Number(found[1]) : null;
   };
-  const shape = [degree('mesh.dp'), degree('mesh.tp')];
-  if (shape.some((n) => !n) || shape[0] * shape[1] > 1 << 20) return null;
-  return { dims: ['dp', 'tp'], shape };
+  const dims = degree('mesh.dp_shard') > 1 ? ['dp', 'dp_shard', 'tp'] : ['dp', 'tp'];
+  const shape = dims.map((dim) => degree(`mesh.${dim}`));
+  if (shape.some((n) => !n) || shape.reduce((a, b) => a * b, 1) > 1 << 20) return null;
+  return { dims, shape };
 }
 
 function coordinateOf(index, shape) {
@@ -160,6 +161,15 @@ function parameterTable(mesh, listeners) {
     groups.length > most && el('p', { class: 'soft' }, `${groups.length - most} smaller rows left out`));
 }
 
+// What the ranks of one column have to do with each other.
+function columnWords(mesh) {
+  const dims = mesh.dims.slice(0, -1).filter((dim, d) => mesh.shape[d] > 1);
+  const divided = dims.filter((dim) => dim === 'dp_shard');
+  const alike = dims.filter((dim) => dim !== 'dp_shard');
+  return [divided.length && `divide one model (${divided.join(', ')})`,
+    alike.length && `hold the same part (${alike.join(', ')})`].filter(Boolean).join(', ');
+}
+
 function meshSection(run) {
   const mesh = meshOf(run);
   if (!mesh) return el('p', { class: 'soft' }, 'Neither layout.json nor recipe.yaml says what the mesh was.');
@@ -174,7 +184,7 @@ function meshSection(run) {
     rankGrid(run, mesh, onHover),
     el('div', { class: 'threads' },
       mesh.shape[mesh.shape.length - 1] > 1 && el('span', {}, el('i', { style: { background: 'var(--c1)' } }), `share one model (${mesh.dims[mesh.dims.length - 1]})`),
-      size > mesh.shape[mesh.shape.length - 1] && el('span', {}, el('i', { style: { background: 'var(--c0)' } }), `hold the same part (${mesh.dims.slice(0, -1).join(', ')})`),
+      size > mesh.shape[mesh.shape.length - 1] && el('span', {}, el('i', { style: { background: 'var(--c0)' } }), columnWords(mesh)),
       mesh.parameters && el('span', {}, el('i', { style: { background: 'var(--c2)' } }), 'part of the model on the rank')));
   const isBroad = mesh.shape[mesh.shape.length - 1] > 4;
   return el('div', { class: isBroad ? 'mesh broad' : 'mesh' }, left, mesh.parameters ? parameterTable(mesh, listeners)
