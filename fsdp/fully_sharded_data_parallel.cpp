@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 
 #include <fmt/format.h>
@@ -334,6 +335,43 @@ void FullyShardedDataParallelBase::end_forward(
 void FullyShardedDataParallelBase::abandon_forward() {
   if (state_->schedule) {
     state_->schedule->abandon_forward();
+  }
+}
+
+ForwardScope::ForwardScope(FullyShardedDataParallelBase& model)
+    : model_(model), exceptions_(std::uncaught_exceptions()) {
+  model_.begin_forward();
+}
+
+ForwardScope::~ForwardScope() {
+  if (std::uncaught_exceptions() > exceptions_) {
+    model_.abandon_forward();
+  } else {
+    model_.end_forward({});
+  }
+}
+
+FullParameters::FullParameters(
+    FullyShardedDataParallelBase& model,
+    bool write_back)
+    : model_(model),
+      write_back_(write_back),
+      exceptions_(std::uncaught_exceptions()) {
+  model_.synchronize_parameters();
+  model_.state_->schedule->unshard_all();
+}
+
+FullParameters::~FullParameters() noexcept(false) {
+  auto& schedule = *model_.state_->schedule;
+  if (write_back_) {
+    schedule.write_back_all();
+  }
+  try {
+    schedule.reshard_all();
+  } catch (...) {
+    if (std::uncaught_exceptions() == exceptions_) {
+      throw;
+    }
   }
 }
 

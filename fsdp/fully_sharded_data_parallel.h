@@ -123,12 +123,54 @@ class FullyShardedDataParallelBase {
   }
 
  private:
+  friend class ForwardScope;
+  friend class FullParameters;
+
   void begin_forward();
   void end_forward(const std::vector<at::Tensor>& outputs);
   void abandon_forward();
 
   struct State;
   std::unique_ptr<State> state_;
+};
+
+/// While one lives, modules of the model may be called as inside its forward():
+/// for methods such as generate(). Units are gathered when they are used, and
+/// given away as in forward().
+/// Collective: all ranks of the mesh do the same inside.
+/// Source: torch.distributed.fsdp, register_fsdp_forward_method.
+class [[nodiscard]] ForwardScope {
+ public:
+  explicit ForwardScope(FullyShardedDataParallelBase& model);
+  ForwardScope(const ForwardScope&) = delete;
+  ForwardScope& operator=(const ForwardScope&) = delete;
+  ~ForwardScope();
+
+ private:
+  FullyShardedDataParallelBase& model_;
+  int exceptions_;
+};
+
+/// While one lives, all parameters are unsharded: each rank has the whole
+/// model. Not inside of a forward or a backward.
+/// Collective: all ranks of the mesh; blocks.
+/// Source: torch/distributed/fsdp/fully_sharded_data_parallel.py,
+/// summon_full_params.
+class [[nodiscard]] FullParameters {
+ public:
+  /// `write_back`: what each rank wrote to its own rows stays. Without, it is
+  /// an error to write.
+  explicit FullParameters(
+      FullyShardedDataParallelBase& model,
+      bool write_back = false);
+  FullParameters(const FullParameters&) = delete;
+  FullParameters& operator=(const FullParameters&) = delete;
+  ~FullParameters() noexcept(false);
+
+ private:
+  FullyShardedDataParallelBase& model_;
+  bool write_back_;
+  int exceptions_;
 };
 
 /// Trains a module of which each rank holds a part: its parameters, gradients

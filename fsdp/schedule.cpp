@@ -432,6 +432,23 @@ void Schedule::reshard(Unit& unit) {
   unit.reshard(memory_);
 }
 
+void Schedule::unshard_all() {
+  if (is_in_forward() || is_in_backward_) {
+    return;
+  }
+  for (const auto& unit : units_) {
+    unit->unshard(memory_);
+  }
+}
+
+void Schedule::write_back_all() {
+  for (const auto& unit : units_) {
+    if (unit->is_unsharded()) {
+      unit->write_back();
+    }
+  }
+}
+
 void Schedule::reshard_all() {
   if (is_in_forward() || is_in_backward_) {
     return;

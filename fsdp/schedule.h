@@ -71,7 +71,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// By hand: gathers a unit, gives it away.
   void unshard(Unit& unit);
   void reshard(Unit& unit);
-  /// Gives everything away, outside of a forward and a backward.
+  /// All units, outside of a forward and a backward; nothing inside of one.
+  void unshard_all();
+  void write_back_all();
   void reshard_all();
 
  private:

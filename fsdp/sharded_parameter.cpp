@@ -156,6 +156,13 @@ void ShardedParameter::unshard(const at::Tensor& parts, MemoryPool& memory) {
   is_unsharded_ = true;
 }
 
+void ShardedParameter::write_back() {
+  TORCH_INTERNAL_ASSERT(is_unsharded_);
+  const at::NoGradGuard no_grad;
+  shard_.copy_(rows_of_whole(whole_, rank_));
+  version_ = version_of(parameter_);
+}
+
 void ShardedParameter::reshard(MemoryPool& memory) {
   TORCH_INTERNAL_ASSERT(is_unsharded_);
   is_unsharded_ = false;

@@ -70,6 +70,8 @@ class ShardedParameter {
   /// The unsharded form. Shapes: parts [ranks, part_numel()], any strides
   /// between the parts. `memory` has what the storage takes.
   void unshard(const at::Tensor& parts, MemoryPool& memory);
+  /// Takes over what was written to this rank's rows of the unsharded form.
+  void write_back();
   /// The sharded form again.
   /// Throws: c10::Error if the parameter was written to meanwhile.
   void reshard(MemoryPool& memory);

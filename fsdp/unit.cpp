@@ -112,6 +112,12 @@ void Unit::unshard(UnitMemory& memory) {
   is_unsharded_ = true;
 }
 
+void Unit::write_back() {
+  for (auto& parameter : parameters_) {
+    parameter.write_back();
+  }
+}
+
 void Unit::finish_gather(UnitMemory& memory) {
   if (!is_gathering_) {
     return;

@@ -42,6 +42,8 @@ class Unit {
   void start_unshard(UnitMemory& memory);
   /// Waits for them. Collective: as start_unshard(), if that was not called.
   void unshard(UnitMemory& memory);
+  /// Takes over what was written to unsharded parameters.
+  void write_back();
   /// Gives the other ranks' rows away, and drops those that are on their way.
   void reshard(UnitMemory& memory);
 

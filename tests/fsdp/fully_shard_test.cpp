@@ -417,6 +417,67 @@ TEST(FullyShard, AnOptimizerMayBeMadeBeforeItsUnits) {
   });
 }
 
+TEST(FullyShard, OtherMethodsRunInsideAForwardScope) {
+  for (const bool calls : {true, false}) {
+    run_ranks(2, [&](RankContext& self) {
+      const auto dp = self.mesh({2}, {"dp_shard"});
+      const auto x = rows_of_numbers(0, self.rank);
+      Sharded one(dp, calls);
+      (*one.model)(x).pow(2).mean().backward();
+      Sharded two(dp, calls);
+      at::Tensor loss;
+      {
+        const ForwardScope scope(*two.model);
+        loss = two.module->forward(x).pow(2).mean();
+      }
+      for (const auto& unit : two.model->units()) {
+        EXPECT_FALSE(unit.is_unsharded) << unit.name;
+      }
+      loss.backward();
+      const auto expected = one.whole_gradients();
+      const auto found = two.whole_gradients();
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+      }
+      EXPECT_THROW(
+          {
+            const ForwardScope scope(*two.model);
+            two.module->forward(x);
+            throw std::runtime_error("a fault");
+          },
+          std::runtime_error);
+      EXPECT_FALSE(two.model->units()[0].is_unsharded);
+    });
+  }
+}
+
+TEST(FullyShard, FullParametersAreWholeAndMayBeWrittenTo) {
+  run_ranks(3, [](RankContext& self) {
+    Sharded sharded(self.mesh({3}, {"dp_shard"}));
+    const at::NoGradGuard no_grad;
+    auto weight = sharded.module->linears_[0]->weight;
+    const auto before = dtensor::full_tensor(weight.detach()).clone();
+    {
+      const FullParameters whole(*sharded.model);
+      EXPECT_TRUE(at::equal(dtensor::dtensor_impl(weight)->local(), before));
+    }
+    {
+      const FullParameters whole(*sharded.model, /*write_back=*/true);
+      weight.mul_(2);
+    }
+    EXPECT_TRUE(at::equal(dtensor::full_tensor(weight.detach()), before * 2));
+    EXPECT_THAT(
+        message_of_thrown<c10::Error>([&] {
+          const FullParameters whole(*sharded.model);
+          weight.mul_(2);
+        }),
+        AllOf(
+            HasSubstr("\"l0.weight\" was written to"),
+            HasSubstr("FullParameters with write_back")));
+    EXPECT_TRUE(at::equal(dtensor::full_tensor(weight.detach()), before * 2));
+  });
+}
+
 TEST(FullyShard, AUnitIsGatheredByHand) {
   run_ranks(2, [](RankContext& self) {
     Sharded sharded(self.mesh({2}, {"dp_shard"}));

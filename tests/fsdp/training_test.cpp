@@ -19,6 +19,7 @@
 #include "tests/fsdp/models.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
+#include "tp/parallelize_module.h"
 
 namespace weft::fsdp {
 namespace {
@@ -173,6 +174,43 @@ TEST_P(FullySharded, TrainsAsDistributedDataParallel) {
               train_fsdp(GetParam(), dp, variant, micro_batches), expected);
         }
       }
+    });
+  }
+}
+
+// Rows that tp cut already, columns, and rows of both kinds of uneven sizes.
+TEST(FullyShardedWithTp, TrainsAsDistributedDataParallel) {
+  const auto chain = model_cases().at(0);
+  const tp::ParallelizePlan plan{
+      {"l0", tp::ColwiseParallel()},
+      {"l1", tp::RowwiseParallel()},
+      {"l3", tp::ColwiseParallel()},
+      {"l4", tp::RowwiseParallel()}};
+  for (const auto& [shards, parts] : {std::pair(2, 2), {3, 2}, {2, 3}}) {
+    run_ranks(shards * parts, [&, n = shards, m = parts](RankContext& self) {
+      const auto mesh = self.mesh({n, m}, {"dp_shard", "tp"});
+      const int64_t row = mesh.coordinate("dp_shard");
+      const auto make = [&] {
+        auto module = chain.make_deferred();
+        tp::parallelize_module(*module, mesh["tp"], plan);
+        return module;
+      };
+      const auto plain = make();
+      ddp::DistributedDataParallel<TestModel> replicas(plain, mesh["dp_shard"]);
+      dtensor::materialize(*plain, 1);
+      auto first = adamw(*plain);
+      const auto module = make();
+      for (auto* unit : module->units()) {
+        fully_shard(*unit, mesh["dp_shard"]);
+      }
+      FullyShardedDataParallel<TestModel> sharded(module, mesh["dp_shard"]);
+      dtensor::materialize(*module, 1);
+      auto second = adamw(*module);
+      const Outcome expected{
+          train(replicas, first, chain, row, 2), whole_weights(*plain)};
+      const Outcome found{
+          train(sharded, second, chain, row, 2), whole_weights(*module)};
+      expect_same_bits(found, expected);
     });
   }
 }
