@@ -43,7 +43,7 @@ std::vector<Key> run_keys() {
            "Ranks that see different samples, too, and over which "
            "parameters, gradients and the optimizer's state are divided. "
            "-1: the rest of the world; mesh.dp is 1 then unless it is given. "
-           "Above 1 it does not go with mesh.dp or mesh.tp above 1 yet.",
+           "Above 1 it does not go with mesh.dp above 1 yet.",
        .unit = "ranks",
        .range = or_else(-1, between(1, kMaxSize))},
       {.path = "mesh.tp",

@@ -255,7 +255,12 @@ FullyShardedDataParallelBase::FullyShardedDataParallelBase(
   state_->options = schedule;
 }
 
-FullyShardedDataParallelBase::~FullyShardedDataParallelBase() = default;
+// The module may be used without this.
+FullyShardedDataParallelBase::~FullyShardedDataParallelBase() {
+  if (state_ && state_->schedule) {
+    state_->schedule->abandon();
+  }
+}
 
 NoSyncGuard FullyShardedDataParallelBase::no_sync() {
   return NoSyncGuard(state_->paused);
@@ -343,7 +348,7 @@ ForwardScope::ForwardScope(FullyShardedDataParallelBase& model)
   model_.begin_forward();
 }
 
-ForwardScope::~ForwardScope() {
+ForwardScope::~ForwardScope() noexcept(false) {
   if (std::uncaught_exceptions() > exceptions_) {
     model_.abandon_forward();
   } else {

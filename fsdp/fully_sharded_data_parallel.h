@@ -111,14 +111,16 @@ class FullyShardedDataParallelBase {
   auto run_forward(const Body& body) {
     return mesh().world().run_and_report_errors("the forward pass", [&] {
       begin_forward();
-      try {
-        auto output = body();
-        end_forward(ddp::tensors_of(output));
-        return output;
-      } catch (...) {
-        abandon_forward();
-        throw;
-      }
+      auto output = [&] {
+        try {
+          return body();
+        } catch (...) {
+          abandon_forward();
+          throw;
+        }
+      }();
+      end_forward(ddp::tensors_of(output));
+      return output;
     });
   }
 
@@ -144,7 +146,7 @@ class [[nodiscard]] ForwardScope {
   explicit ForwardScope(FullyShardedDataParallelBase& model);
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
-  ~ForwardScope();
+  ~ForwardScope() noexcept(false);
 
  private:
   FullyShardedDataParallelBase& model_;

@@ -179,11 +179,17 @@ void Schedule::abandon_forward() {
   if (--forward_depth_ > 0 || runs_backward()) {
     return;
   }
+  abandon();
+}
+
+void Schedule::abandon() {
   last_used_ = nullptr;
   for (size_t i = 0; i < units_.size(); ++i) {
     states_[i] = {};
-    if (units_[i]->is_unsharded()) {
+    try {
       units_[i]->reshard(memory_);
+    } catch (const std::exception&) {
+      // What was written is lost, as is the pass; a gather may have failed.
     }
   }
 }

@@ -57,8 +57,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// The outermost module's forward begins, and has ended with `outputs`.
   void begin_forward();
   void end_forward(const std::vector<at::Tensor>& outputs);
-  /// After a forward that threw: nothing is sent.
+  /// After a forward that threw: nothing is sent. Throws nothing.
   void abandon_forward();
+  /// Ends whatever is under way, for good. Throws nothing.
+  void abandon();
 
   /// The call of a unit's module begins, and has ended with `outputs`.
   void begin_call(Unit& unit);

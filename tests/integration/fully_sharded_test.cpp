@@ -129,6 +129,22 @@ TEST_P(FullyShardedRecipe, ShardedAccumulationAndClippingAreClose) {
   expect_same_training(run(sharded(recipe, {}), kRanks), expected, 1e-5);
 }
 
+TEST_P(FullyShardedRecipe, TrainsAsReplicasBesideTensorParallelism) {
+  for (const auto& [shards, tp] : {std::pair(2, 2), {3, 2}}) {
+    auto recipe = small_recipe(GetParam(), shards);
+    recipe.mesh.tp = tp;
+    if (GetParam() != "gpt2") {
+      recipe.model.kv_heads = 2;
+    }
+    SCOPED_TRACE(recipe.mesh.to_string());
+    const auto expected = run(recipe, shards * tp);
+    expect_training_happened(expected, kShardedSteps);
+    FsdpConfig fsdp;
+    fsdp.accumulate = "local";
+    expect_same_bits(run(sharded(recipe, fsdp), shards * tp), expected);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Models,
     FullyShardedRecipe,

@@ -179,7 +179,12 @@ TEST_F(ResumeTest, GoesOnOnAnyOtherMesh) {
   const auto expected = losses(metrics("straight"));
   // The first ten steps of it, as a folder of their own.
   for (const Mesh mesh :
-       {Mesh{1, 1}, Mesh{4, 1}, Mesh{1, 4}, Mesh{3, 1}, Mesh{1, 1, 4}}) {
+       {Mesh{1, 1},
+        Mesh{4, 1},
+        Mesh{1, 4},
+        Mesh{3, 1},
+        Mesh{1, 1, 4},
+        Mesh{1, 2, 2}}) {
     SCOPED_TRACE(::testing::Message() << mesh);
     const std::string name = ::testing::PrintToString(mesh);
     fs::create_directories(folder_ / name / "checkpoints");

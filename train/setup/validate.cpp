@@ -129,13 +129,6 @@ void check_fully_sharded(const Recipe& recipe) {
         "mesh.dp",
         fmt::format("Set mesh.dp_shard={}", mesh.dp * mesh.dp_shard));
   }
-  if (mesh.tp > 1) {
-    refuse_with(
-        "mesh.tp",
-        fmt::format(
-            "Set mesh.dp_shard={} mesh.tp=1, or mesh.dp_shard=1",
-            mesh.tp * mesh.dp_shard));
-  }
   if (recipe.train.dtype != "float32") {
     refuse_with("train.dtype", "Set train.dtype=float32");
   }
