@@ -145,6 +145,45 @@ TEST_P(FullyShardedRecipe, TrainsAsReplicasBesideTensorParallelism) {
   }
 }
 
+// Recomputation gathers a unit for its backward, which needs it anyway.
+TEST_P(FullyShardedRecipe, TrainsAsReplicasWithRecomputedBlocks) {
+  constexpr int64_t kRanks = 3;
+  for (const std::string prefetch : {"pre", "post", "none"}) {
+    for (const std::string reshard : {"auto", "always", "never"}) {
+      SCOPED_TRACE(prefetch + ", " + reshard);
+      auto recipe = small_recipe(GetParam(), kRanks);
+      recipe.train.activation_checkpoint = "full";
+      const auto expected = run(recipe, kRanks);
+      FsdpConfig fsdp;
+      fsdp.accumulate = "local";
+      fsdp.backward_prefetch = prefetch;
+      fsdp.reshard_after_forward = reshard;
+      expect_same_bits(run(sharded(recipe, fsdp), kRanks), expected);
+    }
+  }
+}
+
+// Of a unit some parameters are frozen, of others all.
+TEST_P(FullyShardedRecipe, TrainsAdaptersAsReplicas) {
+  for (const auto& [shards, tp] : {std::pair(3, 1), {2, 2}}) {
+    auto recipe = small_recipe(GetParam(), shards);
+    recipe.mesh.tp = tp;
+    if (GetParam() != "gpt2") {
+      recipe.model.kv_heads = 2;
+    }
+    recipe.lora.rank = 3;
+    recipe.lora.target_modules = {"**.1.**.q_proj", "**.1.**.o_proj"};
+    if (GetParam() == "gpt2") {
+      recipe.lora.target_modules = {"**.1.**.q_proj"};
+    }
+    SCOPED_TRACE(recipe.mesh.to_string());
+    const auto expected = run(recipe, shards * tp);
+    FsdpConfig fsdp;
+    fsdp.accumulate = "local";
+    expect_same_bits(run(sharded(recipe, fsdp), shards * tp), expected);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Models,
     FullyShardedRecipe,

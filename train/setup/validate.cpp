@@ -132,13 +132,6 @@ void check_fully_sharded(const Recipe& recipe) {
   if (recipe.train.dtype != "float32") {
     refuse_with("train.dtype", "Set train.dtype=float32");
   }
-  if (recipe.train.activation_checkpoint != "none") {
-    refuse_with(
-        "train.activation_checkpoint", "Set train.activation_checkpoint=none");
-  }
-  if (recipe.lora.rank > 0) {
-    refuse_with("lora.rank", "Train adapters with mesh.dp_shard=1");
-  }
   refuse_set_keys(
       "ddp",
       sharded + " reduces each unit's gradients in one message of its own");
