@@ -76,6 +76,12 @@ at::Tensor Unit::parts_of(const at::Tensor& message, size_t index) const {
       parameters_[index].part_numel());
 }
 
+at::Tensor Unit::gradient_parts_of(const at::Tensor& message, size_t index)
+    const {
+  return message.narrow(
+      1, states_[index].gradient_offset, parameters_[index].part_numel());
+}
+
 void Unit::start_unshard(UnitMemory& memory) {
   if (is_unsharded_ || is_gathering_) {
     return;
@@ -153,15 +159,35 @@ void Unit::begin_backward() {
   is_reduced_ = false;
   awaited_ = 0;
   for (auto& part : parts_) {
-    if (!part.sums.defined() && is_trained()) {
-      const auto flags = std::ssize(part.parameters);
-      part.sums = at::empty({part.numel + flags}, part.shards.options());
-    }
+    lay_out_gradients(part);
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     states_[i].has_gradient = false;
     states_[i].is_counted = false;
-    awaited_ += parameters_[i].tensor().requires_grad() ? 1 : 0;
+    const bool is_awaited =
+        states_[i].is_listened_to && parameters_[i].tensor().requires_grad();
+    awaited_ += is_awaited ? 1 : 0;
+  }
+}
+
+// Those of parameters that are trained, or were: ranks that used different ones
+// agree.
+void Unit::lay_out_gradients(Part& part) {
+  part.gradient_slots.clear();
+  part.gradient_numel = 0;
+  for (const size_t index : part.parameters) {
+    auto& state = states_[index];
+    state.gradient_slot = -1;
+    if (state.is_listened_to) {
+      state.gradient_slot = std::ssize(part.gradient_slots);
+      state.gradient_offset = part.gradient_numel;
+      part.gradient_slots.push_back(index);
+      part.gradient_numel += parameters_[index].part_numel();
+    }
+  }
+  const auto numel = part.gradient_numel + std::ssize(part.gradient_slots);
+  if (numel > 0 && (!part.sums.defined() || part.sums.numel() != numel)) {
+    part.sums = at::empty({numel}, part.shards.options());
   }
 }
 
@@ -221,10 +247,10 @@ void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
 
 void Unit::allocate_gradients(Part& part, UnitMemory& memory) {
   if (!part.gradients.defined()) {
-    const auto flags = static_cast<int64_t>(part.parameters.size());
+    const auto flags = std::ssize(part.gradient_slots);
     part.gradients = memory.messages.take_tensor(
-        {group_.size(), part.numel + flags}, part.shards.options());
-    part.gradients.narrow(1, part.numel, flags).zero_();
+        {group_.size(), part.gradient_numel + flags}, part.shards.options());
+    part.gradients.narrow(1, part.gradient_numel, flags).zero_();
   }
 }
 
@@ -245,9 +271,10 @@ void Unit::take_gradient(size_t index, UnitMemory& memory) {
   }
   allocate_gradients(part, memory);
   parameter.write_gradient(
-      ddp::local_part(gradient), divisor(), parts_of(part.gradients, index));
-  part.gradients.select(1, part.numel + static_cast<int64_t>(state.slot))
-      .fill_(1);
+      ddp::local_part(gradient),
+      divisor(),
+      gradient_parts_of(part.gradients, index));
+  part.gradients.select(1, part.gradient_numel + state.gradient_slot).fill_(1);
   state.has_gradient = true;
 }
 
@@ -264,7 +291,7 @@ void Unit::start_reduce(UnitMemory& memory) {
   const at::NoGradGuard no_grad;
   // What was accumulated without communication, and not added to now.
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!states_[i].has_gradient) {
+    if (states_[i].is_listened_to && !states_[i].has_gradient) {
       set_gradient_aside(i);
       if (parameters_[i].tensor().grad().defined()) {
         take_gradient(i, memory);
@@ -272,10 +299,13 @@ void Unit::start_reduce(UnitMemory& memory) {
     }
   }
   for (auto& part : parts_) {
+    if (part.gradient_slots.empty()) {
+      continue;
+    }
     allocate_gradients(part, memory);
-    for (const size_t index : part.parameters) {
+    for (const size_t index : part.gradient_slots) {
       if (!states_[index].has_gradient) {
-        parts_of(part.gradients, index).zero_();
+        gradient_parts_of(part.gradients, index).zero_();
       }
     }
     part.reduced = place_for_sums(part, memory);
@@ -308,13 +338,16 @@ at::Tensor Unit::place_for_sums(Part& part, UnitMemory& memory) {
 void Unit::finish_reduce(UnitMemory& memory) {
   const at::NoGradGuard no_grad;
   for (auto& part : parts_) {
+    if (!part.reduced.defined()) {
+      continue;
+    }
     part.reduction.wait();
     part.reduction = mesh::Work();
     memory.messages.give_tensor(std::move(part.gradients));
     const auto flags = reduced_flags(part);
-    for (size_t slot = 0; slot < part.parameters.size(); ++slot) {
+    for (size_t slot = 0; slot < flags.size(); ++slot) {
       if (flags[slot]) {
-        add_sum(part, slot);
+        add_sum(part, part.gradient_slots[slot]);
       }
     }
     if (part.adds_to_earlier) {
@@ -324,32 +357,32 @@ void Unit::finish_reduce(UnitMemory& memory) {
   }
 }
 
-void Unit::add_sum(const Part& part, size_t slot) {
-  const size_t index = part.parameters[slot];
-  auto& earlier = states_[index].aside;
+void Unit::add_sum(const Part& part, size_t index) {
+  auto& state = states_[index];
   const auto sum = part.reduced.narrow(
-      0, part.offsets[slot], parameters_[index].part_numel());
-  if (earlier.defined()) {
-    ddp::local_part(earlier).add_(
-        ddp::local_part(parameters_[index].sharded_gradient(sum)));
+      0, state.gradient_offset, parameters_[index].part_numel());
+  if (state.aside.defined()) {
+    ddp::local_part(state.aside)
+        .add_(ddp::local_part(parameters_[index].sharded_gradient(sum)));
   } else {
-    earlier = parameters_[index].sharded_gradient(
+    state.aside = parameters_[index].sharded_gradient(
         part.adds_to_earlier ? sum.clone() : sum);
   }
 }
 
-// Of the parameters of a part, in their order, whether some rank has a
+// Of the parameters that are trained, in their order, whether some rank has a
 // gradient.
 std::vector<bool> Unit::reduced_flags(const Part& part) const {
   std::vector<bool> flags;
   if (part.reduced.is_meta()) { // There are no others to say so.
-    for (const size_t index : part.parameters) {
+    for (const size_t index : part.gradient_slots) {
       flags.push_back(states_[index].has_gradient);
     }
     return flags;
   }
   const auto sums =
-      part.reduced.narrow(0, part.numel, std::ssize(part.parameters))
+      part.reduced
+          .narrow(0, part.gradient_numel, std::ssize(part.gradient_slots))
           .to(at::kCPU, at::kFloat);
   for (int64_t i = 0; i < sums.numel(); ++i) {
     flags.push_back(sums.const_data_ptr<float>()[i] != 0.0F);

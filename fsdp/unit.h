@@ -93,11 +93,15 @@ class Unit {
     at::Tensor shards;
     /// [ranks, numel], while rows of the others arrive.
     at::Tensor gathered;
-    /// [ranks, numel + parameters]: gradients and, for each parameter, whether
-    /// this rank has one.
+    /// The parameters whose gradients are sent, and elements of a rank's part
+    /// of them.
+    std::vector<size_t> gradient_slots;
+    int64_t gradient_numel = 0;
+    /// [ranks, gradient_numel + gradient_slots]: gradients and, for each of
+    /// those parameters, whether this rank has one.
     at::Tensor gradients;
-    /// [numel + parameters], this rank's sums while they are under way, and
-    /// where they stay.
+    /// [gradient_numel + gradient_slots], this rank's sums while they are under
+    /// way, and where they stay.
     at::Tensor reduced;
     at::Tensor sums;
     /// Sums of earlier passes lie in `sums`.
@@ -107,8 +111,10 @@ class Unit {
   };
   struct State {
     size_t part = 0;
-    /// Its place in the part.
+    /// Its place in the part, and among those whose gradients are sent.
     size_t slot = 0;
+    int64_t gradient_slot = -1;
+    int64_t gradient_offset = 0;
     bool is_listened_to = false;
     /// One has come, and one is in the message.
     bool is_counted = false;
@@ -119,10 +125,12 @@ class Unit {
   };
 
   at::Tensor parts_of(const at::Tensor& message, size_t index) const;
+  at::Tensor gradient_parts_of(const at::Tensor& message, size_t index) const;
+  void lay_out_gradients(Part& part);
   void allocate_gradients(Part& part, UnitMemory& memory);
   at::Tensor place_for_sums(Part& part, UnitMemory& memory);
   std::vector<bool> reduced_flags(const Part& part) const;
-  void add_sum(const Part& part, size_t slot);
+  void add_sum(const Part& part, size_t index);
   void finish_gather(UnitMemory& memory);
   void check_gradient(size_t index, const at::Tensor& gradient) const;
   double divisor() const;

@@ -264,6 +264,30 @@ TEST(FullyShard, FrozenParametersHaveNoGradientAndMayBeThawed) {
   });
 }
 
+TEST(FullyShard, WhatIsFrozenIsNotSent) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp_shard"});
+    Sharded sharded(dp);
+    sharded.module->linears_[1]->weight.set_requires_grad(false);
+    for (auto& parameter : sharded.module->linears_[2]->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+    sharded.model->synchronize_parameters();
+    dp.group(int64_t{0}).flight_recorder().reset();
+    sharded.loss(self.rank).backward();
+    std::map<std::string, int64_t> sent;
+    for (const auto& entry : dp.group(int64_t{0}).flight_recorder().entries()) {
+      if (entry.op == "reduce_scatter") {
+        sent[entry.name] = entry.bytes;
+      }
+    }
+    EXPECT_FALSE(sent.contains("l2"));
+    // [5], three rows a rank, and a flag; for each of two ranks.
+    EXPECT_EQ(sent.at("l1"), 2 * (3 + 1) * 4);
+    EXPECT_GT(sent.at("l0"), sent.at("l1"));
+  });
+}
+
 /// Two linears, of which forward() uses the one that it is told.
 struct Branches : TestModel {
   Branches()
