@@ -268,6 +268,8 @@ NoSyncGuard FullyShardedDataParallelBase::no_sync() {
 
 void FullyShardedDataParallelBase::synchronize_parameters() {
   if (!state_->schedule) {
+    // Units outlive the scope of a first forward that only infers.
+    const c10::InferenceMode normal(/*enabled=*/false);
     state_->schedule = state_->make_schedule();
     return_freed_memory();
   }
@@ -363,16 +365,12 @@ FullParameters::FullParameters(
       write_back_(write_back),
       exceptions_(std::uncaught_exceptions()) {
   model_.synchronize_parameters();
-  model_.state_->schedule->unshard_all();
+  model_.state_->schedule->begin_whole();
 }
 
 FullParameters::~FullParameters() noexcept(false) {
-  auto& schedule = *model_.state_->schedule;
-  if (write_back_) {
-    schedule.write_back_all();
-  }
   try {
-    schedule.reshard_all();
+    model_.state_->schedule->end_whole(write_back_);
   } catch (...) {
     if (std::uncaught_exceptions() == exceptions_) {
       throw;

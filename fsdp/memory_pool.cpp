@@ -9,23 +9,31 @@
 namespace weft::fsdp {
 
 at::DataPtr MemoryPool::take(int64_t bytes, c10::Device device) {
-  bytes_in_use_ += bytes;
-  peak_bytes_in_use_ = std::max(peak_bytes_in_use_, bytes_in_use_);
+  const int64_t in_use = bytes_in_use_ + bytes;
+  const int64_t peak = std::max(peak_bytes_in_use_, in_use);
+  const auto count = [&] {
+    bytes_in_use_ = in_use;
+    peak_bytes_in_use_ = peak;
+  };
   // The last that was given back is the likeliest to be in a cache.
   for (size_t i = free_.size(); i-- > 0;) {
     if (free_[i].first == bytes && free_[i].second.device() == device) {
       auto memory = std::move(free_[i].second);
       free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
       free_bytes_ -= bytes;
+      count();
       return memory;
     }
   }
   // Room for what is about to be new.
-  while (!free_.empty() && free_bytes_ + bytes_in_use_ > peak_bytes_in_use_) {
+  while (!free_.empty() && free_bytes_ + in_use > peak) {
     free_bytes_ -= free_.front().first;
     free_.erase(free_.begin());
   }
-  return c10::GetAllocator(device.type())->allocate(static_cast<size_t>(bytes));
+  auto memory =
+      c10::GetAllocator(device.type())->allocate(static_cast<size_t>(bytes));
+  count(); // It may have thrown.
+  return memory;
 }
 
 at::Tensor MemoryPool::take_tensor(

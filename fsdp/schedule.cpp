@@ -59,6 +59,7 @@ struct Schedule::OutputHook final : torch::autograd::FunctionPreHook {
     if (const auto alive = schedule.lock()) {
       alive->begin_backward();
       if (unit) {
+        alive->reshard_done(*unit);
         alive->use_in_backward(*unit);
       }
     }
@@ -137,17 +138,13 @@ void Schedule::listen_to(Unit& unit) {
 // Forward.
 
 void Schedule::begin_forward() {
-  if (forward_depth_++ > 0 || runs_backward()) {
-    return;
+  if (forward_depth_ == 0 && !runs_backward()) {
+    start_forward();
   }
-  if (is_in_backward_) { // One that threw.
-    in_flight_.clear();
-    for (const auto& unit : units_) {
-      unit->keep_own_gradients(memory_);
-      unit->reshard(memory_);
-    }
-    is_in_backward_ = false;
-  }
+  ++forward_depth_;
+}
+
+void Schedule::start_forward() {
   for (size_t i = 0; i < units_.size(); ++i) {
     listen_to(*units_[i]);
     states_[i] = {};
@@ -168,7 +165,11 @@ void Schedule::end_forward(const std::vector<at::Tensor>& outputs) {
   }
   last_used_ = nullptr;
   for (const auto& unit : units_) {
-    if (!at::GradMode::is_enabled() || unit->reshards_after_forward()) {
+    if (whole_depth_ > 0) {
+      continue;
+    }
+    if (!at::GradMode::is_enabled() || unit->reshards_after_forward() ||
+        !unit->is_unsharded()) { // Then a gather may be under way.
       unit->reshard(memory_);
     }
   }
@@ -214,7 +215,7 @@ void Schedule::end_call(Unit& unit, const std::vector<at::Tensor>& outputs) {
     if (last_used_ == &unit) {
       last_used_ = nullptr;
     }
-    if (unit.reshards_after_forward()) {
+    if (unit.reshards_after_forward() && whole_depth_ == 0) {
       unit.reshard(memory_);
     }
   }
@@ -284,6 +285,7 @@ void Schedule::use_in_forward(Unit& unit) {
   }
   last_used_ = &unit;
   note_order(unit);
+  listen_to(unit); // It may have been thawed since the forward began.
   unit.unshard(memory_);
   prefetch_in_forward(unit);
 }
@@ -291,7 +293,8 @@ void Schedule::use_in_forward(Unit& unit) {
 // Its memory is needed until the op that uses the next one has begun.
 void Schedule::leave(Unit& unit) {
   auto& state = state_of(unit);
-  state.is_left = state.calls == 0 && unit.reshards_after_forward();
+  state.is_left =
+      state.calls == 0 && unit.reshards_after_forward() && whole_depth_ == 0;
 }
 
 void Schedule::note_order(Unit& unit) {
@@ -315,18 +318,42 @@ void Schedule::prefetch_in_forward(const Unit& unit) {
 
 // Backward.
 
+// The engine drops a pass that threw, and its callbacks, before backward()
+// returns: what had come so far is in .grad() when the error is caught.
+void Schedule::drop_failed_backward(int64_t pass) {
+  if (!is_in_backward_ || pass != pass_) {
+    return;
+  }
+  is_in_backward_ = false;
+  in_flight_.clear();
+  for (const auto& unit : units_) {
+    try {
+      unit->keep_own_gradients(memory_);
+      unit->reshard(memory_);
+    } catch (const std::exception&) {
+      // A reduction that failed, too: the first error is on its way.
+    }
+  }
+}
+
 void Schedule::begin_backward() {
   if (is_in_backward_) {
     return;
   }
   is_in_backward_ = true;
+  const auto drop = [weak = weak_from_this(), pass = ++pass_](void*) {
+    if (const auto alive = weak.lock()) {
+      alive->drop_failed_backward(pass);
+    }
+  };
+  const std::shared_ptr<void> token(this, drop);
   is_partial_ = !torch::autograd::get_current_graph_task_exec_info()->empty();
   last_used_ = nullptr;
   for (const auto& unit : units_) {
     unit->begin_backward();
   }
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [weak = weak_from_this()] {
+      [weak = weak_from_this(), token] {
         if (const auto alive = weak.lock()) {
           alive->end_backward();
         }
@@ -370,12 +397,28 @@ void Schedule::on_gradient(Unit& unit, size_t parameter) {
   if (reduces) {
     reduce(unit);
   }
-  if (last_used_ == &unit) {
-    last_used_ = nullptr;
+  // What is frozen may be needed for gradients of inputs: see reshard_done().
+  if (!unit.has_frozen()) {
+    if (last_used_ == &unit) {
+      last_used_ = nullptr;
+    }
+    unit.reshard(memory_);
   }
-  unit.reshard(memory_);
   if (options_.backward_prefetch != BackwardPrefetch::kNone) {
     prefetch_in_backward(unit);
+  }
+}
+
+// Backward comes to the output of another unit: it has been through those that
+// forward used later.
+void Schedule::reshard_done(const Unit& current) {
+  const auto order = state_of(current).order;
+  for (const auto& unit : units_) {
+    if (unit.get() != &current && unit.get() != outermost_ &&
+        unit->is_unsharded() && unit->awaits_nothing() &&
+        state_of(*unit).order > order) {
+      unit->reshard(memory_);
+    }
   }
 }
 
@@ -428,6 +471,7 @@ void Schedule::end_backward() {
 // By hand.
 
 void Schedule::unshard(Unit& unit) {
+  listen_to(unit);
   unit.unshard(memory_);
 }
 
@@ -438,25 +482,33 @@ void Schedule::reshard(Unit& unit) {
   unit.reshard(memory_);
 }
 
-void Schedule::unshard_all() {
-  if (is_in_forward() || is_in_backward_) {
-    return;
-  }
+void Schedule::begin_whole() {
+  TORCH_CHECK_VALUE(
+      !is_in_forward() && !is_in_backward_,
+      "[fsdp] FullParameters cannot be opened inside of a forward or a "
+      "backward "
+      "pass. Open it before or after.");
   for (const auto& unit : units_) {
     unit->unshard(memory_);
   }
+  ++whole_depth_;
 }
 
-void Schedule::write_back_all() {
-  for (const auto& unit : units_) {
-    if (unit->is_unsharded()) {
-      unit->write_back();
+void Schedule::end_whole(bool write_back) {
+  if (write_back) {
+    for (const auto& unit : units_) {
+      if (unit->is_unsharded()) {
+        unit->write_back();
+      }
     }
+  }
+  if (--whole_depth_ == 0) {
+    reshard_all();
   }
 }
 
 void Schedule::reshard_all() {
-  if (is_in_forward() || is_in_backward_) {
+  if (is_in_forward() || is_in_backward_ || whole_depth_ > 0) {
     return;
   }
   for (const auto& unit : units_) {

@@ -73,9 +73,12 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// By hand: gathers a unit, gives it away.
   void unshard(Unit& unit);
   void reshard(Unit& unit);
-  /// All units, outside of a forward and a backward; nothing inside of one.
-  void unshard_all();
-  void write_back_all();
+  /// All units, until end_whole(). Throws: c10::ValueError inside of a forward
+  /// or a backward.
+  void begin_whole();
+  void end_whole(bool write_back);
+  /// All units, outside of a forward, a backward and begin_whole(); nothing
+  /// inside of one.
   void reshard_all();
 
  private:
@@ -92,10 +95,13 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   UnitState& state_of(const Unit& unit);
   bool is_in_forward() const { return forward_depth_ > 0; }
+  void start_forward();
   void use_in_forward(Unit& unit);
   void note_order(Unit& unit);
   void prefetch_in_forward(const Unit& unit);
   void leave(Unit& unit);
+  void reshard_done(const Unit& current);
+  void drop_failed_backward(int64_t pass);
   void listen_to(Unit& unit);
   /// Hooks the nodes behind which `unit` (null: no unit) is needed again.
   void hook_outputs(Unit* unit, const std::vector<at::Tensor>& outputs);
@@ -124,7 +130,12 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<Unit*> order_;
   std::vector<Unit*> last_order_;
 
+  /// The number of the last backward pass.
+  int64_t pass_ = 0;
+  /// It has not ended.
   bool is_in_backward_ = false;
+  /// FullParameters scopes that are open.
+  int whole_depth_ = 0;
   /// The pass is to compute gradients of some tensors alone.
   bool is_partial_ = false;
   std::deque<Unit*> in_flight_;

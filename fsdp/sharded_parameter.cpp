@@ -153,28 +153,45 @@ void ShardedParameter::unshard(const at::Tensor& parts, MemoryPool& memory) {
   }
   dtensor::dtensor_impl(parameter_)->reset_local(whole_, placement_.unsharded);
   version_ = version_of(parameter_);
+  is_written_back_ = false;
   is_unsharded_ = true;
 }
 
 void ShardedParameter::write_back() {
   TORCH_INTERNAL_ASSERT(is_unsharded_);
   const at::NoGradGuard no_grad;
-  shard_.copy_(rows_of_whole(whole_, rank_));
+  const auto* impl = dtensor::dtensor_impl(parameter_);
+  TORCH_CHECK_VALUE(
+      impl->spec() == placement_.unsharded &&
+          impl->local().sizes() == whole_.sizes() &&
+          impl->local().scalar_type() == whole_.scalar_type(),
+      "[fsdp] \"",
+      name_,
+      "\" was set to another placement or dtype while it was unsharded. "
+      "Convert "
+      "and place the model before its first forward.");
+  shard_.copy_(rows_of_whole(impl->local(), rank_));
+  is_written_back_ = true;
   version_ = version_of(parameter_);
 }
 
 void ShardedParameter::reshard(MemoryPool& memory) {
   TORCH_INTERNAL_ASSERT(is_unsharded_);
   is_unsharded_ = false;
-  dtensor::dtensor_impl(parameter_)->reset_local(shard_, placement_.sharded);
+  auto* impl = dtensor::dtensor_impl(parameter_);
+  const bool was_set =
+      !impl->local().is_same(whole_) && !std::exchange(is_written_back_, false);
+  impl->reset_local(shard_, placement_.sharded);
   memory.give(release_memory(), unsharded_bytes());
   TORCH_CHECK(
-      version_of(parameter_) == version_,
+      version_of(parameter_) == version_ && !was_set,
       "[fsdp] \"",
       name_,
-      "\" was written to while it was unsharded; what was written is lost. "
-      "Write to parameters outside of the forward pass, or inside "
-      "FullParameters with write_back.");
+      "\" was written to while it was unsharded; what was written is lost. A "
+      "forward pass with a graph and without a backward leaves the outermost "
+      "unit unsharded: run it under NoGradGuard, or call reshard(). To write "
+      "to "
+      "whole parameters, use FullParameters with write_back.");
 }
 
 at::DataPtr ShardedParameter::release_memory() {

@@ -117,6 +117,7 @@ class ShardedParameter {
   at::Tensor whole_to_fill_;
   int64_t version_ = 0;
   bool is_unsharded_ = false;
+  bool is_written_back_ = false;
 };
 
 } // namespace weft::fsdp

@@ -110,8 +110,10 @@ void Unit::unshard(UnitMemory& memory) {
   for (auto& part : parts_) {
     part.gather.wait();
     for (const size_t index : part.parameters) {
-      parameters_[index].unshard(
-          parts_of(part.gathered, index), memory.unsharded);
+      if (!parameters_[index].is_unsharded()) {
+        parameters_[index].unshard(
+            parts_of(part.gathered, index), memory.unsharded);
+      }
     }
   }
   finish_gather(memory);
@@ -138,12 +140,12 @@ void Unit::finish_gather(UnitMemory& memory) {
 
 void Unit::reshard(UnitMemory& memory) {
   finish_gather(memory);
-  if (!is_unsharded_) {
-    return;
-  }
   is_unsharded_ = false;
   std::exception_ptr error;
   for (auto& parameter : parameters_) {
+    if (!parameter.is_unsharded()) {
+      continue; // All, or those behind one that there was no memory for.
+    }
     try {
       parameter.reshard(memory.unsharded);
     } catch (...) {
@@ -194,6 +196,12 @@ void Unit::lay_out_gradients(Part& part) {
 bool Unit::is_trained() const {
   return std::ranges::any_of(parameters_, [](const auto& parameter) {
     return parameter.tensor().requires_grad();
+  });
+}
+
+bool Unit::has_frozen() const {
+  return std::ranges::any_of(parameters_, [](const auto& parameter) {
+    return !parameter.tensor().requires_grad();
   });
 }
 

@@ -55,6 +55,10 @@ class Unit {
   void begin_backward();
   /// Whether some parameter is trained now.
   bool is_trained() const;
+  /// Whether some parameter is not.
+  bool has_frozen() const;
+  /// Whether the gradients of all that is trained have come.
+  bool awaits_nothing() const { return awaited_ == 0; }
   /// A gradient of parameter `index` has come. Returns whether it was the last
   /// that is awaited.
   bool count_gradient(size_t index);

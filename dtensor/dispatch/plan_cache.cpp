@@ -136,6 +136,19 @@ CallReader::CallReader(const c10::OperatorHandle& op, Arguments arguments) {
   for (const auto& value : arguments) {
     read(value);
   }
+  if (parameter_hooks_) {
+    check_hooked();
+  }
+}
+
+void CallReader::check_hooked() const {
+  for (const auto& [impl, spec] : hooked_) {
+    TORCH_CHECK_VALUE(
+        impl->spec().id() == spec,
+        "one op reads parameters of three sharded units or more, of which the "
+        "first was given away for the last. Make one unit of their modules: "
+        "fully_shard({&first, &second, ...}, mesh).");
+  }
 }
 
 void CallReader::read(const c10::IValue& value) {
@@ -191,6 +204,7 @@ void CallReader::read_tensor(const at::Tensor& tensor) {
   if (impl->parameter_hooks) {
     parameter_hooks_ = &impl->parameter_hooks;
     impl->parameter_hooks->before_use(/*is_forward=*/false);
+    hooked_.emplace_back(impl, impl->spec().id());
   }
   has_deferred_ |= impl->deferred != nullptr;
   has_copied_view_ |= impl->copied_view != nullptr;

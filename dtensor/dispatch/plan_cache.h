@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
@@ -11,6 +12,7 @@
 
 namespace weft::dtensor {
 
+class DTensorImpl;
 class ParameterHooks;
 
 /// What identifies a plan: see Note [Plan cache].
@@ -49,6 +51,8 @@ class CallReader {
     kText
   };
 
+  /// That none of the tensors changed its part while the others were read.
+  void check_hooked() const;
   void read(const c10::IValue& value);
   void read_list(c10::ArrayRef<c10::IValue> list);
   void read_tensor(const at::Tensor& tensor);
@@ -59,6 +63,7 @@ class CallReader {
   bool has_copied_view_ = false;
   bool has_plain_ = false;
   const std::shared_ptr<ParameterHooks>* parameter_hooks_ = nullptr;
+  c10::SmallVector<std::pair<const DTensorImpl*, const void*>, 2> hooked_;
   const DTensorSpec* common_ = nullptr;
 };
 

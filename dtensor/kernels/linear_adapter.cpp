@@ -5,6 +5,7 @@
 #include "dtensor/kernels/linear_backward.h"
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_hooks.h"
 
 namespace weft::dtensor::kernels {
 namespace {
@@ -41,6 +42,10 @@ at::Tensor adapter_output(
     const LinearPlan& plan,
     c10::IntArrayRef sizes,
     bool asked) {
+  const auto& down = adapter.down->weight;
+  const auto& up = adapter.up->weight;
+  before_forward_use(down);
+  before_forward_use(up);
   const auto& mesh = weight.mesh();
   const DTensorSpec input(mesh, plan.input);
   const auto where = adapter_placements(
@@ -53,8 +58,6 @@ at::Tensor adapter_output(
       DTensorSpec(mesh, plan.input_grad).placements(),
       "lora",
       {.asked = asked});
-  const auto& down = adapter.down->weight;
-  const auto& up = adapter.up->weight;
   // Under autocast what is computed with has another dtype than parameters.
   const auto dtype = x_local.scalar_type();
   const auto down_local =
@@ -65,13 +68,15 @@ at::Tensor adapter_output(
           .to(dtype);
   const auto local =
       at::linear(at::linear(x_local, down_local), up_local) * adapter.scale;
-  return from_local_impl(
+  auto output = from_local_impl(
       local,
       DTensorSpec(mesh, plan.output),
       sizes,
       row_major_strides(sizes),
       "lora",
       DTensorSpec(mesh, plan.output_grad).placements());
+  use_in_backward(output, {&down, &up});
+  return output;
 }
 
 } // namespace weft::dtensor::kernels

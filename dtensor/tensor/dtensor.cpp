@@ -8,6 +8,7 @@
 #include "dtensor/tensor/cross_rank_checks.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/gradient.h"
+#include "dtensor/tensor/parameter_hooks.h"
 #include "dtensor/tensor/parameter_info.h"
 #include "mesh/communicator/communicator.h"
 #include "mesh/error/error.h"
@@ -73,6 +74,10 @@ const DTensorSpec& spec_of(const at::Tensor& tensor) {
       tensor.defined() ? c10::str("a plain tensor of sizes ", tensor.sizes())
                        : "an undefined tensor",
       ". Make one with distribute_tensor() or from_local().");
+  // Who asks is about to use it.
+  if (impl->parameter_hooks) {
+    impl->parameter_hooks->before_use(/*is_forward=*/false);
+  }
   return impl->spec();
 }
 

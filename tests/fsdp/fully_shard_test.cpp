@@ -502,6 +502,136 @@ TEST(FullyShard, FullParametersAreWholeAndMayBeWrittenTo) {
   });
 }
 
+// As with adapters: what is frozen is needed for gradients of inputs alone.
+TEST(FullyShard, FrozenUnitsAreGivenAwayInBackward) {
+  for (const bool all : {true, false}) {
+    run_ranks(2, [&](RankContext& self) {
+      Sharded sharded(
+          self.mesh({2}, {"dp_shard"}),
+          /*calls=*/true,
+          {},
+          {.forward_prefetch = 0,
+           .backward_prefetch = BackwardPrefetch::kNone,
+           .reduce_in_flight = 0});
+      auto& linears = sharded.module->linears_;
+      for (size_t i = 1; i < linears.size(); ++i) {
+        linears[i]->weight.set_requires_grad(false);
+        linears[i]->bias.set_requires_grad(!all);
+      }
+      sharded.loss(self.rank).backward();
+      EXPECT_TRUE(linears[0]->weight.grad().defined());
+      int64_t largest = 0;
+      for (const auto& unit : sharded.model->units()) {
+        largest = std::max(largest, unit.unsharded_bytes);
+      }
+      EXPECT_LE(sharded.model->peak_unsharded_bytes(), 2 * largest);
+    });
+  }
+}
+
+TEST(FullyShard, ABackwardAfterOneThatThrewHasItsGradients) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp_shard"});
+    Sharded one(dp);
+    one.loss(self.rank, 1).backward();
+    const auto expected = one.whole_gradients();
+    Sharded two(dp);
+    const auto x = rows_of_numbers(0, self.rank).requires_grad_();
+    x.register_hook([](const at::Tensor& gradient) {
+      throw std::runtime_error("a fault of a hook");
+      return gradient;
+    });
+    const auto first = (*two.model)(x).pow(2).mean();
+    const auto second = two.loss(self.rank, 1);
+    EXPECT_THROW(first.backward(), std::runtime_error);
+    two.module->zero_grad();
+    second.backward();
+    const auto found = two.whole_gradients();
+    for (size_t i = 0; i < found.size(); ++i) {
+      ASSERT_TRUE(found[i].defined()) << i;
+      EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+    }
+  });
+}
+
+/// Reads the weights of its linears in other ways than by calling them.
+struct Reader : TestModel {
+  Reader()
+      : a(register_module("a", torch::nn::Linear(6, 6))),
+        b(register_module("b", torch::nn::Linear(6, 6))),
+        c(register_module("c", torch::nn::Linear(6, 6))) {}
+
+  at::Tensor forward(const at::Tensor& x) override {
+    if (concatenates) {
+      return at::matmul(x, at::cat({a->weight, b->weight, c->weight}).t());
+    }
+    const auto first = torch::nn::functional::normalize(
+        a->weight, torch::nn::functional::NormalizeFuncOptions().dim(1));
+    return c(b(at::matmul(x, first.t()))) + a->bias + to_local_of(b->bias);
+  }
+  static at::Tensor to_local_of(const at::Tensor& tensor) {
+    return dtensor::is_dtensor(tensor) ? dtensor::to_local(tensor) : tensor;
+  }
+  std::vector<torch::nn::Module*> units() override {
+    return {a.get(), b.get(), c.get()};
+  }
+
+  torch::nn::Linear a, b, c;
+  bool concatenates = false;
+};
+
+TEST(FullyShard, AnyOpThatReadsAParameterGathersIt) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp_shard"});
+    const auto whole = deferred<Reader>();
+    dtensor::materialize(*whole, 1);
+    const auto sharded = deferred<Reader>();
+    for (auto* unit : sharded->units()) {
+      fully_shard(*unit, dp);
+    }
+    Fsdp model(std::static_pointer_cast<TestModel>(sharded), dp);
+    dtensor::materialize(*sharded, 1);
+    const auto x = rows_of_numbers(0, self.rank);
+    const auto expected = whole->forward(x);
+    const auto found = model(x);
+    EXPECT_TRUE(at::equal(
+        dtensor::full_tensor(found.detach()),
+        dtensor::full_tensor(expected.detach())));
+    found.sum().backward();
+    {
+      const at::NoGradGuard no_grad;
+      EXPECT_TRUE(at::equal(
+          dtensor::full_tensor(model(x)),
+          dtensor::full_tensor(expected.detach())));
+    }
+    sharded->concatenates = true;
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] { model(x); }),
+        HasSubstr("parameters of three sharded units"));
+  });
+}
+
+TEST(FullyShard, WhatIsSetInsideFullParametersIsWrittenBack) {
+  run_ranks(3, [](RankContext& self) {
+    Sharded sharded(self.mesh({3}, {"dp_shard"}));
+    const at::NoGradGuard no_grad;
+    auto weight = sharded.module->linears_[0]->weight;
+    const auto before = dtensor::full_tensor(weight.detach()).clone();
+    {
+      const FullParameters whole(*sharded.model, /*write_back=*/true);
+      weight.set_data(weight * 3);
+      EXPECT_EQ(sharded.model->state_dict().size(), 10);
+    }
+    EXPECT_TRUE(at::equal(dtensor::full_tensor(weight.detach()), before * 3));
+    EXPECT_THAT(
+        message_of_thrown<c10::Error>([&] {
+          const FullParameters whole(*sharded.model);
+          weight.set_data(weight * 2);
+        }),
+        HasSubstr("\"l0.weight\" was written to"));
+  });
+}
+
 TEST(FullyShard, AUnitIsGatheredByHand) {
   run_ranks(2, [](RankContext& self) {
     Sharded sharded(self.mesh({2}, {"dp_shard"}));
