@@ -148,12 +148,12 @@ TEST_P(FullyShardedRecipe, TrainsAsReplicasBesideTensorParallelism) {
 // Recomputation gathers a unit for its backward, which needs it anyway.
 TEST_P(FullyShardedRecipe, TrainsAsReplicasWithRecomputedBlocks) {
   constexpr int64_t kRanks = 3;
+  auto recipe = small_recipe(GetParam(), kRanks);
+  recipe.train.activation_checkpoint = "full";
+  const auto expected = run(recipe, kRanks);
   for (const std::string prefetch : {"pre", "post", "none"}) {
     for (const std::string reshard : {"auto", "always", "never"}) {
       SCOPED_TRACE(prefetch + ", " + reshard);
-      auto recipe = small_recipe(GetParam(), kRanks);
-      recipe.train.activation_checkpoint = "full";
-      const auto expected = run(recipe, kRanks);
       FsdpConfig fsdp;
       fsdp.accumulate = "local";
       fsdp.backward_prefetch = prefetch;
