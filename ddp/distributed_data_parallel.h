@@ -18,32 +18,15 @@
 #include "data_parallel/join/joinable.h"
 #include "data_parallel/output_tensors.h"
 #include "data_parallel/parameters/module_state.h"
+#include "data_parallel/wrapped_module.h"
 #include "ddp/reducer/logging_data.h"
 #include "ddp/reducer/optimizer_in_backward.h"
 #include "ddp/reducer/options.h"
 #include "dtensor/nn/optimizer_state.h"
 #include "dtensor/nn/state_dict.h"
-#include "dtensor/scopes/module_call.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::ddp {
-
-/// While one lives, backward passes of its DistributedDataParallel add to each
-/// replica's own gradients; the next one without it reduces the sum. What
-/// counts is when backward() runs.
-class [[nodiscard]] NoSyncGuard {
- public:
-  explicit NoSyncGuard(std::shared_ptr<std::atomic<int>> paused)
-      : paused_(std::move(paused)) {
-    ++*paused_;
-  }
-  NoSyncGuard(const NoSyncGuard&) = delete;
-  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
-  ~NoSyncGuard() { --*paused_; }
-
- private:
-  std::shared_ptr<std::atomic<int>> paused_;
-};
 
 enum class BufferCommHookLocation { PRE_FORWARD, POST_FORWARD };
 
@@ -268,7 +251,7 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   auto forward(Args&&... args) {
     return mesh().world().run_and_report_errors("the forward pass", [&] {
       before_forward(samples_of(args...));
-      auto output = call_module(prepare(std::forward<Args>(args))...);
+      auto output = call_wrapped(module_, prepare(std::forward<Args>(args))...);
       after_forward(tensors_of(output));
       return output;
     });
@@ -292,22 +275,6 @@ class DistributedDataParallel : public DistributedDataParallelBase {
       return cast_input(arg);
     } else {
       return std::forward<Arg>(arg);
-    }
-  }
-
-  auto call_module() { return module_->forward(); }
-
-  template <class First, class... Rest>
-  auto call_module(First&& first, Rest&&... rest) {
-    using Result = decltype(module_->forward(
-        std::forward<First>(first), std::forward<Rest>(rest)...));
-    if constexpr (
-        std::is_convertible_v<First, const at::Tensor&> &&
-        std::is_same_v<Result, at::Tensor>) {
-      return dtensor::call(module_, first, std::forward<Rest>(rest)...);
-    } else {
-      return module_->forward(
-          std::forward<First>(first), std::forward<Rest>(rest)...);
     }
   }
 

@@ -1,11 +1,9 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <set>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,30 +12,16 @@
 #include <torch/nn/pimpl.h>
 
 #include "data_parallel/output_tensors.h"
+#include "data_parallel/wrapped_module.h"
 #include "dtensor/nn/optimizer_state.h"
 #include "dtensor/nn/state_dict.h"
-#include "dtensor/scopes/module_call.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/options.h"
 #include "mesh/device_mesh.h"
 
 namespace weft::fsdp {
 
-/// While one lives, backward passes add to each rank's own gradients, which are
-/// unsharded; the next one without it reduces the sum.
-class [[nodiscard]] NoSyncGuard {
- public:
-  explicit NoSyncGuard(std::shared_ptr<std::atomic<int>> paused)
-      : paused_(std::move(paused)) {
-    ++*paused_;
-  }
-  NoSyncGuard(const NoSyncGuard&) = delete;
-  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
-  ~NoSyncGuard() { --*paused_; }
-
- private:
-  std::shared_ptr<std::atomic<int>> paused_;
-};
+using ddp::NoSyncGuard;
 
 /// What a unit of a model holds now.
 struct UnitInfo {
@@ -210,8 +194,9 @@ class FullyShardedDataParallel : public FullyShardedDataParallelBase {
   /// some ranks alone, the others are told: see World::run_and_report_errors().
   template <class... Args>
   auto forward(Args&&... args) {
-    return run_forward(
-        [&] { return call_module(std::forward<Args>(args)...); });
+    return run_forward([&] {
+      return ddp::call_wrapped(module_, std::forward<Args>(args)...);
+    });
   }
 
   template <class... Args>
@@ -223,22 +208,6 @@ class FullyShardedDataParallel : public FullyShardedDataParallelBase {
   const M& module() const { return *module_; }
 
  private:
-  auto call_module() { return module_->forward(); }
-
-  template <class First, class... Rest>
-  auto call_module(First&& first, Rest&&... rest) {
-    using Result = decltype(module_->forward(
-        std::forward<First>(first), std::forward<Rest>(rest)...));
-    if constexpr (
-        std::is_convertible_v<First, const at::Tensor&> &&
-        std::is_same_v<Result, at::Tensor>) {
-      return dtensor::call(module_, first, std::forward<Rest>(rest)...);
-    } else {
-      return module_->forward(
-          std::forward<First>(first), std::forward<Rest>(rest)...);
-    }
-  }
-
   std::shared_ptr<M> module_;
 };
 

@@ -24,8 +24,6 @@ class MemoryPool {
       at::IntArrayRef sizes,
       const at::TensorOptions& options);
   void give_tensor(at::Tensor&& tensor);
-  /// Frees what is not in use.
-  void clear() { free_.clear(), free_bytes_ = 0; }
 
   int64_t bytes_in_use() const { return bytes_in_use_; }
   int64_t bytes_kept() const { return free_bytes_; }

@@ -25,8 +25,10 @@ namespace weft::fsdp {
 // In backward the first of these gathers it: backward comes to what lies behind
 // an output of its module's call; an op reads a parameter, or a view of one,
 // that autograd saved; with kPre, the unit that forward used next comes to its
-// backward. It is given away, and the sums of its gradients are under way, once
-// the gradients of all its parameters have come.
+// backward. The sums of its gradients are under way once the gradients of all
+// that is trained in it have come. It is given away then, or, where some of it
+// is frozen and may be needed for gradients of inputs, once backward comes to
+// the output of a unit that forward used earlier.
 //
 // At the end of a backward pass what did not get all its gradients is reduced
 // in the order of registration, zeros for those that did not come: so each rank

@@ -7,17 +7,11 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include "data_parallel/parameters/module_state.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
 namespace weft::fsdp {
 namespace {
-
-/// `value` as an operand that does not change the other's dtype.
-at::Tensor as_operand(double value) {
-  auto operand = at::scalar_tensor(value, at::kDouble);
-  operand.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return operand;
-}
 
 int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version());
@@ -90,6 +84,29 @@ at::Tensor ShardedParameter::rows_of_whole(
                           : whole.narrow(0, first_row(rank), row_count(rank));
 }
 
+// Padding lies behind the last row: rows of parts that are full are one box.
+template <class Visit>
+void ShardedParameter::visit_rows(
+    const at::Tensor& whole,
+    const at::Tensor& parts,
+    const Visit& visit) const {
+  const int64_t full = rows_ / std::max<int64_t>(part_rows_, 1);
+  int64_t rank = 0;
+  if (whole.dim() > 0 && whole.is_contiguous() && full > 1) {
+    visit(
+        whole.view({-1})
+            .narrow(0, 0, full * part_numel_)
+            .view({full, part_numel_}),
+        parts.narrow(0, 0, full));
+    rank = full;
+  }
+  for (; rank < ranks_; ++rank) {
+    if (row_count(rank) * row_numel_ > 0) {
+      visit(rows_of_whole(whole, rank), rows_of_part(parts[rank], rank));
+    }
+  }
+}
+
 void ShardedParameter::move_shard_to(const at::Tensor& part) {
   TORCH_INTERNAL_ASSERT(!is_unsharded_ && part.numel() == part_numel_);
   const at::NoGradGuard no_grad;
@@ -138,19 +155,9 @@ void ShardedParameter::unshard(const at::Tensor& parts, MemoryPool& memory) {
   auto& storage = storage_of(whole_);
   storage.set_data_ptr_noswap(memory.take(unsharded_bytes(), whole_.device()));
   storage.clear_data_ptr_access_error_msg_();
-  // Padding lies behind the last row: rows of parts that are full are one box.
-  const int64_t full = rows_ / std::max<int64_t>(part_rows_, 1);
-  int64_t rank = 0;
-  if (parameter_.dim() > 0 && whole_.is_contiguous() && full > 1) {
-    whole_to_fill_.view({-1})
-        .narrow(0, 0, full * part_numel_)
-        .view({full, part_numel_})
-        .copy_(parts.narrow(0, 0, full));
-    rank = full;
-  }
-  for (; rank < ranks_ && row_count(rank) > 0; ++rank) {
-    rows_of_whole(whole_to_fill_, rank).copy_(rows_of_part(parts[rank], rank));
-  }
+  visit_rows(whole_to_fill_, parts, [](const auto& rows, const auto& part) {
+    rows.copy_(part);
+  });
   dtensor::dtensor_impl(parameter_)->reset_local(whole_, placement_.unsharded);
   version_ = version_of(parameter_);
   is_written_back_ = false;
@@ -212,32 +219,14 @@ void ShardedParameter::write_gradient(
     const at::Tensor& parts) const {
   const at::NoGradGuard no_grad;
   TORCH_INTERNAL_ASSERT(local.sizes() == whole_.sizes());
-  const auto write = [&](at::Tensor to, const at::Tensor& from) {
-    if (divisor != 1.0 && to.scalar_type() == from.scalar_type()) {
-      at::div_out(to, from, as_operand(divisor));
-    } else {
-      to.copy_(from);
-      if (divisor != 1.0) {
-        to.div_(divisor);
-      }
-    }
-  };
-  const int64_t full = rows_ / std::max<int64_t>(part_rows_, 1);
-  int64_t rank = 0;
-  if (local.dim() > 0 && local.is_contiguous() && full > 1) {
-    write(
-        parts.narrow(0, 0, full),
-        local.view({-1})
-            .narrow(0, 0, full * part_numel_)
-            .view({full, part_numel_}));
-    rank = full;
-  }
-  for (; rank < ranks_; ++rank) {
+  visit_rows(local, parts, [&](const auto& rows, const auto& part) {
+    ddp::copy_divided(part, rows, divisor);
+  });
+  for (int64_t rank = 0; rank < ranks_; ++rank) {
     const int64_t numel = row_count(rank) * row_numel_;
-    if (numel > 0) {
-      write(rows_of_part(parts[rank], rank), rows_of_whole(local, rank));
+    if (numel < part_numel_) {
+      parts[rank].narrow(0, numel, part_numel_ - numel).zero_();
     }
-    parts[rank].narrow(0, numel, part_numel_ - numel).zero_();
   }
 }
 

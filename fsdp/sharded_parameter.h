@@ -96,6 +96,12 @@ class ShardedParameter {
   /// The rows of one rank in a part, and those rows of the whole.
   at::Tensor rows_of_part(const at::Tensor& part, int64_t rank) const;
   at::Tensor rows_of_whole(const at::Tensor& whole, int64_t rank) const;
+  /// Calls visit(rows of `whole`, the same rows in `parts`) for all rows.
+  template <class Visit>
+  void visit_rows(
+      const at::Tensor& whole,
+      const at::Tensor& parts,
+      const Visit& visit) const;
   int64_t first_row(int64_t rank) const;
   int64_t row_count(int64_t rank) const;
   at::DataPtr release_memory();

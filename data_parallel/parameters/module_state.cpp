@@ -2,6 +2,8 @@
 
 #include <unordered_set>
 
+#include <ATen/ops/div.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/nn/module.h>
 
 #include "dtensor/tensor/dtensor_impl.h"
@@ -35,6 +37,24 @@ std::vector<NamedTensor> buffers_of(const torch::nn::Module& module) {
 at::Tensor local_part(const at::Tensor& tensor) {
   const auto* impl = dtensor::dtensor_impl(tensor);
   return impl ? impl->local() : tensor.detach();
+}
+
+void copy_divided(
+    const at::Tensor& to,
+    const at::Tensor& from,
+    double divisor) {
+  if (divisor == 1.0) {
+    to.copy_(from);
+  } else if (to.scalar_type() == from.scalar_type()) {
+    // An operand that does not change the other's dtype.
+    auto operand = at::scalar_tensor(divisor, at::kDouble);
+    operand.unsafeGetTensorImpl()->set_wrapped_number(true);
+    auto out = to;
+    at::div_out(out, from, operand);
+  } else {
+    to.copy_(from);
+    to.div_(divisor);
+  }
 }
 
 } // namespace weft::ddp

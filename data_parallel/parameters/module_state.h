@@ -27,4 +27,7 @@ std::vector<NamedTensor> buffers_of(const torch::nn::Module& module);
 /// tensor, or the tensor itself; no part of a graph, in the same memory.
 at::Tensor local_part(const at::Tensor& tensor);
 
+/// to = from / divisor, in one pass where both have one dtype.
+void copy_divided(const at::Tensor& to, const at::Tensor& from, double divisor);
+
 } // namespace weft::ddp

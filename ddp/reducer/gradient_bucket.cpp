@@ -25,13 +25,6 @@ bool is_same_memory(const at::Tensor& a, const at::Tensor& b) {
          a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-/// `value` as a tensor that does not change the other operand's dtype.
-at::Tensor as_operand(double value) {
-  auto operand = at::scalar_tensor(value, at::kDouble);
-  operand.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return operand;
-}
-
 } // namespace
 
 GradientBucket::GradientBucket(
@@ -109,13 +102,8 @@ void GradientBucket::copy_to_bucket(
     if (divisor != 1.0) {
       view.div_(divisor);
     }
-  } else if (divisor != 1.0 && view.scalar_type() == local.scalar_type()) {
-    at::div_out(view, local, as_operand(divisor));
   } else {
-    view.copy_(local);
-    if (divisor != 1.0) {
-      view.div_(divisor);
-    }
+    copy_divided(view, local, divisor);
   }
 }
 
