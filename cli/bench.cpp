@@ -53,6 +53,12 @@ void add_model_flags(
       ->check(CLI::IsMember({"cpu", "cuda"}));
   command.add_option("--dtype", options->dtype, "float32, or bfloat16")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
+  command
+      .add_option(
+          "--products",
+          options->products,
+          "The library that multiplies on the CPU: auto, libtorch or onednn")
+      ->check(CLI::IsMember({"auto", "libtorch", "onednn"}));
   add_json_flag(command);
 }
 
@@ -201,6 +207,16 @@ void add_dispatch(CLI::App& bench) {
   command->callback([only] { print_result(bench::run_dispatch(*only)); });
 }
 
+void add_matmul(CLI::App& bench) {
+  auto options = std::make_shared<bench::StepOptions>();
+  auto* command = bench.add_subcommand(
+      "matmul",
+      "Times the matrix products of a step on one rank with each library that "
+      "can multiply here");
+  add_model_flags(*command, options);
+  command->callback([options] { print_result(bench::run_matmul(*options)); });
+}
+
 void add_random(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "random", "Times random ops on DTensors against libtorch's generator");
@@ -268,6 +284,7 @@ void add_bench(CLI::App& app) {
   add_startup(*command);
   add_collective(*command);
   add_dispatch(*command);
+  add_matmul(*command);
   add_random(*command);
   add_redistribute(*command);
   add_reducer(*command);

@@ -279,6 +279,8 @@ struct Recipe {
   StragglerDetectionConfig straggler_detection;
   LogConfig log;
   TraceConfig trace;
+  /// "auto", "libtorch" or "onednn".
+  std::string products = "auto";
   /// "default" or "measure".
   std::string cost_model = "default";
   LinksConfig links;

@@ -22,6 +22,13 @@ std::vector<Key> run_keys() {
        .doc = "Of initial weights and of the order of samples; the same on "
               "every mesh.",
        .range = at_least(0)},
+      {.path = "products",
+       .field = member<&Recipe::products>,
+       .doc = "The library that multiplies float32 matrices on the CPU. auto: "
+              "onednn where it is faster (AMD's processors, where libtorch's "
+              "products keep to AVX2), else libtorch. The two differ in the "
+              "last bits of a result. A resumed run keeps what it began with.",
+       .choices = {"auto", "libtorch", "onednn"}},
       {.path = "cost_model",
        .field = member<&Recipe::cost_model>,
        .doc = "Where prices of links come from, by which redistributions are "

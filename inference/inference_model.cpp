@@ -18,6 +18,7 @@
 #include "train/setup/checkpoint_key.h"
 #include "train/setup/ddp_config.h"
 #include "train/setup/job_mesh.h"
+#include "train/setup/products.h"
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
 #include "train/store/link_costs.h"
@@ -222,8 +223,10 @@ mesh::DeviceMesh make_inference_mesh(
     const mesh::World& world) {
   world.check_agreement("recipe", to_yaml(recipe));
   auto mesh = make_job_mesh(recipe, world);
-  auto with_links = recipe;
-  resolve_link_costs(with_links, mesh);
+  auto resolved = recipe;
+  resolve_link_costs(resolved, mesh);
+  resolved.products = possible_products(recipe.products);
+  resolve_products(resolved);
   return mesh;
 }
 

@@ -18,7 +18,9 @@
 #include "train/health/straggler.h"
 #include "train/run_outputs.h"
 #include "train/setup/initial_weights.h"
+#include "train/setup/products.h"
 #include "train/stop_signal.h"
+#include "train/store/earlier_choices.h"
 #include "train/store/link_costs.h"
 #include "train/store/run_store.h"
 #include "train/trace/step_tracer.h"
@@ -59,7 +61,7 @@ class Run {
  public:
   Run(const Recipe& recipe, const mesh::World& world, bool fresh)
       : world_(world),
-        trainer_(with_resumed_link_costs(recipe, fresh), world),
+        trainer_(with_earlier_choices(recipe, fresh), world),
         recipe_(trainer_.recipe()),
         outputs_(
             world.rank() == 0 ? std::make_unique<RunOutputs>(recipe_)
@@ -86,6 +88,7 @@ class Run {
 
   void run() {
     log_line(trainer_.describe());
+    log_line(products_text(recipe_));
     log_line(links_text(recipe_));
     const int64_t first = resume();
     if (first >= recipe_.train.steps) {
@@ -146,6 +149,7 @@ class Run {
       adopt_state(job, dicts, recipe_);
       adopt_hook_state(found->more, found->layout.mesh);
       check_average(found->more);
+      compare_products(found->layout.products);
       trainer_.start_from(found->state);
       if (job.ddp && found->layout.mesh == job.mesh.to_string() &&
           !found->layout.buckets.empty()) {
@@ -200,6 +204,17 @@ class Run {
       }
       log_line(fmt::format(
           "the comm hook starts anew: {}", error.what_without_backtrace()));
+    }
+  }
+
+  void compare_products(const std::string& earlier) {
+    if (earlier != recipe_.products) {
+      log_line(fmt::format(
+          "products: {} multiplied before this checkpoint, {} does from here "
+          "on: results differ in their last bits from those of a run that was "
+          "not interrupted",
+          earlier,
+          recipe_.products));
     }
   }
 
@@ -308,6 +323,7 @@ class Run {
         .buckets = job.ddp ? gather_bucket_names(
                                  job.mesh.group("tp"), job.ddp->bucket_names())
                            : std::vector<BucketNames>(),
+        .products = recipe_.products,
         .cost_model = recipe_.cost_model,
         .links = recipe_.links,
         .recipe = stored_text(recipe_),

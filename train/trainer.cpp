@@ -21,6 +21,7 @@
 #include "train/setup/loss.h"
 #include "train/setup/lr_schedule.h"
 #include "train/setup/preflight.h"
+#include "train/setup/products.h"
 #include "train/store/link_costs.h"
 
 namespace weft::recipes {
@@ -38,6 +39,11 @@ mesh::DeviceMesh make_mesh(Recipe& recipe, const mesh::World& world) {
   auto mesh = make_job_mesh(recipe, world);
   resolve_link_costs(recipe, mesh);
   return mesh;
+}
+
+Recipe with_products(Recipe recipe) {
+  resolve_products(recipe);
+  return recipe;
 }
 
 BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
@@ -59,7 +65,7 @@ dtensor::RandomState random_state_of(const Recipe& recipe, int64_t step) {
 } // namespace
 
 Trainer::Trainer(Recipe recipe, const mesh::World& world)
-    : recipe_(std::move(recipe)),
+    : recipe_(with_products(std::move(recipe))),
       world_(world),
       loader_(open_data(recipe_, world)),
       data_fingerprint_(loader_.data().fingerprint_text()),

@@ -34,6 +34,8 @@ struct StepOptions {
   std::string comm = "auto";
   std::string device = "cpu";
   std::string dtype = "float32";
+  /// The recipe's key: "auto", "libtorch" or "onednn".
+  std::string products = "auto";
 };
 
 /// Does the peer script's work: random tokens, mean loss, backward, AdamW
@@ -146,6 +148,18 @@ std::optional<std::string> run_deferred_memory(
 /// microseconds, under the names that bench/peer/dispatch.py uses. One line of
 /// JSON. `only` leaves out all but one, e.g. "mm_grad", for a profiler.
 std::string run_dispatch(const std::string& only = {});
+
+/// Times the matrix products of a training step of run_step()'s model on one
+/// rank, one shape after the other, with each library that can multiply here,
+/// in turn. One line of JSON:
+///   auto: the library that the rule chooses.
+///   gflop: floating-point operations of these products in a step, 1e9.
+///   ms: all of them, by library; peak_gflops: of a product of 1,024 x 1,024 x
+///     1,024 alone, 1e9 operations a second.
+///   products: m, k, n, form (which operand is a transposed view), batch,
+///     count (in a step; the half of attention that the mask hides is left
+///     out), us by library.
+std::string run_matmul(const StepOptions& options);
 
 /// Times random ops on DTensors, whose numbers do not depend on the mesh,
 /// against libtorch's generator filling as many elements of a plain tensor, in

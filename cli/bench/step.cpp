@@ -22,6 +22,7 @@
 #include "train/metrics/metrics_log.h"
 #include "train/setup/job_mesh.h"
 #include "train/setup/loss.h"
+#include "train/setup/products.h"
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
 
@@ -67,6 +68,7 @@ Recipe recipe_of(const StepOptions& options) {
   recipe.data.sequence_length = options.seq;
   recipe.data.paths = {"none"};
   recipe.train.dtype = options.dtype;
+  recipe.products = options.products;
   recipe.train.global_batch_size = options.batch * options.dp;
   // libtorch's and the peer's defaults.
   recipe.optimizer.betas = {0.9, 0.999};
@@ -315,6 +317,7 @@ std::optional<std::string> run_step(const StepOptions& options) {
   auto recipe = recipe_of(options);
   const auto job_rank = mesh::current_job_rank();
   validate(recipe, job_rank.world_size);
+  resolve_products(recipe);
   const auto world = make_world(options, job_rank);
   start.end("rendezvous");
   const auto mesh = make_job_mesh(recipe, world);

@@ -25,6 +25,7 @@
 #include <fmt/format.h>
 
 #include "base/usable_cores.h"
+#include "matmul/library.h"
 #include "mesh/device/device.h"
 
 namespace weft::recipes {
@@ -93,6 +94,20 @@ Check cpu() {
           sysconf(_SC_NPROCESSORS_ONLN),
           nodes.empty() ? "unknown" : nodes,
           at::get_cpu_capability()),
+      ""};
+}
+
+Check products() {
+  const auto choice = matmul::choose_library(c10::ScalarType::Float);
+  return {
+      "products",
+      fmt::format(
+          "{} ({}); bfloat16 {}",
+          matmul::to_string(choice.library),
+          choice.reason,
+          matmul::this_host().has_bfloat16
+              ? "by oneDNN"
+              : "made in float32: this processor has none"),
       ""};
 }
 
@@ -300,6 +315,7 @@ std::vector<Check> check_host() {
       versions(),
       devices(),
       cpu(),
+      products(),
       memory(),
       shared_memory(),
       loopback(),

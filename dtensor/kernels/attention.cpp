@@ -12,16 +12,12 @@
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "mesh/error/ignore_warnings.h"
 
 namespace weft::dtensor::kernels {
 namespace {
 
 constexpr const char* kAttentionName = "attention";
-
-class IgnoreWarnings final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning&) override {}
-};
 
 // The dim of `tensor` that goes with dim `dim` of a tensor of `ndim` dims;
 // negative if it has none.
@@ -255,7 +251,7 @@ at::Tensor attend(
   }
   if (kept) {
     // libtorch warns that a given mask were for tests.
-    IgnoreWarnings ignored;
+    mesh::IgnoreWarnings ignored;
     const c10::WarningUtils::WarningHandlerGuard quiet(&ignored);
     return std::get<0>(at::_scaled_dot_product_attention_math(
         q_local,

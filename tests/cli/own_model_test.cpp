@@ -251,8 +251,8 @@ TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
       bag_refusal(kBag, {"model.options.width.of=64"}),
       "override model.options.width.of=64: model.options.width.of: unknown "
       "key; model.options.width is no section; a recipe has name, device, "
-      "seed, cost_model, output_dir, mesh, model, tp, ddp, fsdp, comm, data, "
-      "train, lora, optimizer, lr_schedule, ema, eval, checkpoint, "
+      "seed, products, cost_model, output_dir, mesh, model, tp, ddp, fsdp, "
+      "comm, data, train, lora, optimizer, lr_schedule, ema, eval, checkpoint, "
       "integrity_check, "
       "straggler_detection, log, trace, links, communication_budget");
 }

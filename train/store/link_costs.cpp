@@ -7,8 +7,6 @@
 #include <fmt/format.h>
 
 #include "mesh/measure_links.h"
-#include "train/store/run_store.h"
-#include "train/store/train_state.h"
 
 namespace weft::recipes {
 namespace {
@@ -49,24 +47,14 @@ std::string links_text(const Recipe& recipe) {
   return text;
 }
 
-Recipe with_resumed_link_costs(Recipe recipe, bool fresh) {
-  if (fresh || recipe.checkpoint.resume == "never") {
-    return recipe;
+void adopt_link_costs(Recipe& recipe, LinksConfig earlier) {
+  const auto sources = links_of(earlier);
+  const auto links = links_of(recipe.links);
+  for (size_t i = 0; i < links.size(); ++i) {
+    if (!configured_link_cost(recipe, links[i].mesh_dim)) {
+      links[i].set({sources[i].latency_us, sources[i].bandwidth_gb_s});
+    }
   }
-  inspect_newest(recipe, [&](const auto& step, const auto& manifest) {
-    auto layout = parse_run_layout(manifest.layout, step.path.string());
-    if (layout.mesh != recipe.mesh.to_string()) {
-      return;
-    }
-    const auto earlier = links_of(layout.links);
-    for (const auto& link : links_of(recipe.links)) {
-      if (!configured_link_cost(recipe, link.mesh_dim)) {
-        const auto& source = earlier[link.mesh_dim == "dp" ? 0 : 1];
-        link.set({source.latency_us, source.bandwidth_gb_s});
-      }
-    }
-  });
-  return recipe;
 }
 
 std::optional<mesh::LinkCost> configured_link_cost(

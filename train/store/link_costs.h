@@ -10,12 +10,8 @@
 
 namespace weft::recipes {
 
-/// A recipe with the prices of links that an earlier part of the run on the
-/// same mesh was planned by, where it does not give others: plans, and with
-/// them the order of additions, stay as they were. Looks at the newest
-/// checkpoint whose manifest can be read, unless the run starts over; no
-/// communication.
-Recipe with_resumed_link_costs(Recipe recipe, bool fresh);
+/// Fills in the prices of links that `recipe` leaves open with `earlier` ones.
+void adopt_link_costs(Recipe& recipe, LinksConfig earlier);
 
 /// What a recipe says of the links along "dp" or "tp"; nothing: it leaves them
 /// to the cost model.

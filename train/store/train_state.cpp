@@ -72,6 +72,7 @@ std::string to_json(const TrainState& state, const Recipe& recipe) {
 std::string to_json(const RunLayout& layout) {
   return Json{
       {"mesh", layout.mesh},
+      {"products", layout.products},
       {"planner",
        {{"cost_model", layout.cost_model},
         {"links", links_to_json(layout.links)}}},
@@ -99,6 +100,8 @@ RunLayout parse_run_layout(const std::string& json, const std::string& source) {
     return RunLayout{
         .mesh = object.at("mesh"),
         .buckets = object.at("buckets"),
+        // Before there was a choice, libtorch multiplied.
+        .products = object.value("products", "libtorch"),
         .cost_model = object.at("planner").at("cost_model"),
         .links = links_from_json(object.at("planner")),
         .recipe = object.at("recipe"),

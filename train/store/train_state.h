@@ -43,6 +43,8 @@ struct RunLayout {
   /// sizes and measured caps let tensor-parallel ranks differ. Empty before the
   /// first backward.
   std::vector<BucketNames> buckets;
+  /// "libtorch" or "onednn": recipe.products, resolved.
+  std::string products;
   /// What redistributions were planned by: recipe.cost_model and .links.
   std::string cost_model;
   LinksConfig links;

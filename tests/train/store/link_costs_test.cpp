@@ -12,6 +12,7 @@
 #include "train/run.h"
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
+#include "train/store/earlier_choices.h"
 #include "train/store/train_state.h"
 #include "train/trainer.h"
 
@@ -79,7 +80,7 @@ TEST(LinkCosts, GivenOnesAreNotMeasured) {
   }
 }
 
-TEST(LinkCosts, AResumedRunKeepsWhatWasMeasured) {
+TEST(EarlierChoices, AResumedRunKeepsPricesThatWereMeasured) {
   const TempFolder folder;
   auto recipe = recipe_in(folder, "cost_model: measure\n");
   test::run_ranks(4, [&](test::RankContext& self) {
@@ -88,17 +89,28 @@ TEST(LinkCosts, AResumedRunKeepsWhatWasMeasured) {
   const auto written =
       parse_recipe(read_text(folder / "run/recipe.yaml"), "recipe.yaml").links;
   EXPECT_GT(written.tp_bandwidth_gb_s, 0);
-  EXPECT_EQ(with_resumed_link_costs(recipe, /*fresh=*/false).links, written);
-  EXPECT_EQ(
-      with_resumed_link_costs(recipe, /*fresh=*/true).links, LinksConfig());
+  EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/false).links, written);
+  EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/true).links, LinksConfig());
   auto other_mesh = recipe;
   other_mesh.mesh = {4, 1};
   EXPECT_EQ(
-      with_resumed_link_costs(other_mesh, /*fresh=*/false).links,
-      LinksConfig());
+      with_earlier_choices(other_mesh, /*fresh=*/false).links, LinksConfig());
   auto by_table = recipe;
   by_table.cost_model = "default";
-  EXPECT_EQ(with_resumed_link_costs(by_table, /*fresh=*/false).links, written);
+  EXPECT_EQ(with_earlier_choices(by_table, /*fresh=*/false).links, written);
+}
+
+TEST(EarlierChoices, AResumedRunKeepsTheLibraryThatMultiplies) {
+  const TempFolder folder;
+  auto recipe = recipe_in(folder, "products: libtorch\n");
+  test::run_ranks(4, [&](test::RankContext& self) {
+    run_training(recipe, self.world, /*fresh=*/false);
+  });
+  recipe.products = "auto";
+  EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/false).products, "libtorch");
+  EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/true).products, "auto");
+  recipe.products = "onednn";
+  EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/false).products, "onednn");
 }
 
 TEST(LinkCosts, ALatencyAloneIsRefused) {

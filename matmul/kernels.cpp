@@ -1,0 +1,231 @@
+#include "matmul/kernels.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUFunctions.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/native/Resize.h>
+#include <torch/library.h>
+
+#include "matmul/library.h"
+#include "matmul/onednn.h"
+#include "mesh/error/ignore_warnings.h"
+
+namespace weft::matmul {
+namespace {
+
+// Note [Which products are oneDNN's]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Only float32 on the CPU: of float64 and integers libtorch multiplies, and of
+// bfloat16 it calls oneDNN itself. A call of oneDNN costs 9 us before it
+// multiplies, of MKL 0.4: on an EPYC with AVX-512 they are level at 2^20
+// multiplications, however they are divided over the sizes and the batch (96^3:
+// 17 us each; 16 x 256 x 256: 23; 512 of 16^3: 60 to 78), and below they are
+// MKL's. With a size of 1 oneDNN is slower at every work (1024 x 1 x 1024: 174
+// against 52 us), with 2 it is at times, from 4 on never.
+constexpr int64_t kMinWork = int64_t{1} << 20;
+constexpr int64_t kMinSize = 4;
+
+bool is_worth_onednn(const at::Tensor& a, const at::Tensor& b) {
+  const int64_t rows = a.size(-2);
+  const int64_t inner = a.size(-1);
+  const int64_t columns = b.size(-1);
+  const int64_t batch = a.dim() == 3 ? a.size(0) : 1;
+  return std::min({rows, inner, columns}) >= kMinSize &&
+         batch * rows * inner * columns >= kMinWork;
+}
+
+// That shapes and dtypes are those of a product. If they are not, libtorch's
+// kernel has the error.
+bool is_product(const at::Tensor& a, const at::Tensor& b, int64_t ndim) {
+  return a.dim() == ndim && b.dim() == ndim &&
+         a.scalar_type() == b.scalar_type() &&
+         a.size(ndim - 1) == b.size(ndim - 2) &&
+         (ndim == 2 || a.size(0) == b.size(0));
+}
+
+bool takes_float(const at::Tensor& a, const at::Tensor& b, int64_t ndim) {
+  return library() == Library::kOneDnn && a.scalar_type() == at::kFloat &&
+         is_product(a, b, ndim) && is_worth_onednn(a, b) &&
+         (ndim == 2 || onednn::support().has_matmul);
+}
+
+// bfloat16 that this processor cannot multiply.
+bool is_widened(const at::Tensor& a, const at::Tensor& b) {
+  return library() == Library::kOneDnn && a.scalar_type() == at::kBFloat16 &&
+         b.scalar_type() == at::kBFloat16 && !onednn::support().has_bfloat16;
+}
+
+// That oneDNN may write to `out` as it is.
+bool takes_result(
+    const at::Tensor& out,
+    const at::Tensor& a,
+    const at::Tensor& b) {
+  return out.scalar_type() == at::kFloat && out.device().is_cpu() &&
+         out.dim() == a.dim() && out.size(-2) == a.size(-2) &&
+         out.size(-1) == b.size(-1) &&
+         (a.dim() == 2 || out.size(0) == a.size(0)) && out.is_contiguous() &&
+         at::get_overlap_status(out, a) == at::MemOverlapStatus::No &&
+         at::get_overlap_status(out, b) == at::MemOverlapStatus::No;
+}
+
+// libtorch's own kernels, for matrices and for batches of them.
+struct Matrices {
+  static constexpr int64_t kNdim = 2;
+  static constexpr auto product = &at::cpu::mm;
+  static constexpr auto product_out = &at::cpu::mm_outf;
+  static constexpr auto sum = &at::cpu::addmm;
+  static constexpr auto sum_out = &at::cpu::addmm_outf;
+  static constexpr auto sum_in_place = &at::cpu::addmm_;
+};
+
+struct Batches {
+  static constexpr int64_t kNdim = 3;
+  static constexpr auto product = &at::cpu::bmm;
+  static constexpr auto product_out = &at::cpu::bmm_outf;
+  static constexpr auto sum = &at::cpu::baddbmm;
+  static constexpr auto sum_out = &at::cpu::baddbmm_outf;
+  static constexpr auto sum_in_place = &at::cpu::baddbmm_;
+};
+
+std::vector<int64_t> product_sizes(const at::Tensor& a, const at::Tensor& b) {
+  auto sizes = a.sizes().vec();
+  sizes.back() = b.size(-1);
+  return sizes;
+}
+
+// That what a product is added to is taken as it is, in float32.
+bool takes_addend(
+    const at::Tensor& addend,
+    const std::vector<int64_t>& sizes,
+    const at::Scalar& beta,
+    const at::Scalar& alpha) {
+  return addend.scalar_type() == at::kFloat && addend.device().is_cpu() &&
+         beta.equal(1) && alpha.equal(1) &&
+         at::is_expandable_to(addend.sizes(), sizes);
+}
+
+at::Tensor widen(const at::Tensor& tensor) {
+  return tensor.to(at::kFloat);
+}
+
+template <class Kernels>
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (takes_float(a, b, Kernels::kNdim)) {
+    return onednn::multiply(a, b);
+  }
+  if (is_widened(a, b)) {
+    return product<Kernels>(widen(a), widen(b)).to(at::kBFloat16);
+  }
+  return Kernels::product(a, b);
+}
+
+template <class Kernels>
+at::Tensor&
+product_out(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  if (takes_float(a, b, Kernels::kNdim) && takes_result(out, a, b)) {
+    onednn::multiply_into(out, a, b, /*accumulate=*/false);
+    return out;
+  }
+  if (is_widened(a, b) && out.scalar_type() == at::kBFloat16) {
+    const auto result = product<Kernels>(a, b);
+    at::native::resize_output(out, result.sizes());
+    return out.copy_(result);
+  }
+  return Kernels::product_out(a, b, out);
+}
+
+template <class Kernels>
+at::Tensor sum(
+    const at::Tensor& addend,
+    const at::Tensor& a,
+    const at::Tensor& b,
+    const at::Scalar& beta,
+    const at::Scalar& alpha) {
+  if (takes_float(a, b, Kernels::kNdim)) {
+    const auto sizes = product_sizes(a, b);
+    if (takes_addend(addend, sizes, beta, alpha)) {
+      auto result = at::empty(sizes, a.options());
+      result.copy_(addend);
+      onednn::multiply_into(result, a, b, /*accumulate=*/true);
+      return result;
+    }
+  }
+  if (is_widened(a, b)) {
+    return sum<Kernels>(widen(addend), widen(a), widen(b), beta, alpha)
+        .to(at::kBFloat16);
+  }
+  return Kernels::sum(addend, a, b, beta, alpha);
+}
+
+template <class Kernels>
+at::Tensor& sum_out(
+    const at::Tensor& addend,
+    const at::Tensor& a,
+    const at::Tensor& b,
+    const at::Scalar& beta,
+    const at::Scalar& alpha,
+    at::Tensor& out) {
+  if (takes_float(a, b, Kernels::kNdim) && takes_result(out, a, b) &&
+      takes_addend(addend, product_sizes(a, b), beta, alpha)) {
+    if (!out.is_same(addend)) {
+      out.copy_(addend);
+    }
+    onednn::multiply_into(out, a, b, /*accumulate=*/true);
+    return out;
+  }
+  if (is_widened(a, b) && out.scalar_type() == at::kBFloat16) {
+    const auto result = sum<Kernels>(addend, a, b, beta, alpha);
+    at::native::resize_output(out, result.sizes());
+    return out.copy_(result);
+  }
+  return Kernels::sum_out(addend, a, b, beta, alpha, out);
+}
+
+template <class Kernels>
+at::Tensor& sum_in_place(
+    at::Tensor& out,
+    const at::Tensor& a,
+    const at::Tensor& b,
+    const at::Scalar& beta,
+    const at::Scalar& alpha) {
+  if (takes_float(a, b, Kernels::kNdim) && takes_result(out, a, b) &&
+      takes_addend(out, product_sizes(a, b), beta, alpha)) {
+    onednn::multiply_into(out, a, b, /*accumulate=*/true);
+    return out;
+  }
+  if (is_widened(a, b) && out.scalar_type() == at::kBFloat16) {
+    return out.copy_(sum<Kernels>(out, a, b, beta, alpha));
+  }
+  return Kernels::sum_in_place(out, a, b, beta, alpha);
+}
+
+// libtorch warns that its kernels are replaced, which is what is wanted.
+torch::Library replace_kernels() {
+  mesh::IgnoreWarnings ignored;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&ignored);
+  torch::Library library(
+      torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  library.impl("mm", TORCH_FN(product<Matrices>));
+  library.impl("mm.out", TORCH_FN(product_out<Matrices>));
+  library.impl("addmm", TORCH_FN(sum<Matrices>));
+  library.impl("addmm.out", TORCH_FN(sum_out<Matrices>));
+  library.impl("addmm_", TORCH_FN(sum_in_place<Matrices>));
+  library.impl("bmm", TORCH_FN(product<Batches>));
+  library.impl("bmm.out", TORCH_FN(product_out<Batches>));
+  library.impl("baddbmm", TORCH_FN(sum<Batches>));
+  library.impl("baddbmm.out", TORCH_FN(sum_out<Batches>));
+  library.impl("baddbmm_", TORCH_FN(sum_in_place<Batches>));
+  return library;
+}
+
+} // namespace
+
+void register_kernels() {
+  static const torch::Library library = replace_kernels();
+}
+
+} // namespace weft::matmul

@@ -1,0 +1,76 @@
+#include "train/setup/products.h"
+
+#include <gtest/gtest.h>
+
+#include "mesh/error/error.h"
+#include "tests/support/expect_error.h"
+#include "train/setup/validate.h"
+
+namespace weft::recipes {
+namespace {
+
+matmul::Host host_with(const std::string& problem, bool has_bfloat16) {
+  return {
+      .processor_vendor = "AuthenticAMD",
+      .has_mkl = true,
+      .onednn_problem = problem,
+      .has_bfloat16 = has_bfloat16};
+}
+
+class Products : public testing::Test {
+ protected:
+  void TearDown() override { matmul::set_library(matmul::Library::kLibtorch); }
+};
+
+TEST_F(Products, AutoBecomesTheRulesChoice) {
+  Recipe recipe;
+  resolve_products(recipe);
+  const auto choice = matmul::choose_library(at::kFloat);
+  EXPECT_EQ(recipe.products, matmul::to_string(choice.library));
+  EXPECT_EQ(matmul::library(), choice.library);
+  EXPECT_EQ(
+      products_text(recipe),
+      "products: " + recipe.products + " (" + choice.reason + ")");
+}
+
+TEST_F(Products, AutoIsLibtorchOnOtherDevices) {
+  Recipe recipe;
+  recipe.device = "cuda";
+  resolve_products(recipe, host_with("", true));
+  EXPECT_EQ(recipe.products, "libtorch");
+}
+
+TEST_F(Products, AutoIsLibtorchWithoutOneDnn) {
+  Recipe recipe;
+  resolve_products(recipe, host_with("it was left out", true));
+  EXPECT_EQ(recipe.products, "libtorch");
+  EXPECT_EQ(matmul::library(), matmul::Library::kLibtorch);
+}
+
+TEST_F(Products, OneDnnThatCannotBeHadIsRefused) {
+  Recipe recipe;
+  recipe.products = "onednn";
+  EXPECT_EQ(
+      test::message_of_thrown<mesh::UsageError>([&] {
+        resolve_products(recipe, host_with("it was left out", true));
+      }),
+      "products: oneDNN cannot multiply on this host: it was left out. Set "
+      "products: libtorch, or leave it at auto");
+}
+
+TEST_F(Products, SlowProductsOfBFloat16AreRefused) {
+  Recipe recipe;
+  recipe.train.dtype = "bfloat16";
+  recipe.products = "libtorch";
+  EXPECT_EQ(
+      test::message_of_thrown<mesh::UsageError>(
+          [&] { resolve_products(recipe, host_with("", false)); }),
+      "products: this processor has no products of bfloat16, and libtorch's "
+      "stand-in is tens of times slower than float32. Set train.dtype: "
+      "float32, "
+      "or products: onednn, which multiplies in float32 and rounds");
+  EXPECT_NO_THROW(resolve_products(recipe, host_with("", true)));
+}
+
+} // namespace
+} // namespace weft::recipes

@@ -1,0 +1,69 @@
+#include "train/setup/products.h"
+
+#include <fmt/format.h>
+
+#include "config/schema.h"
+
+namespace weft::recipes {
+namespace {
+
+constexpr const char* kKey = "products";
+
+matmul::Choice choice_for(const Recipe& recipe, const matmul::Host& host) {
+  if (recipe.device != "cpu") {
+    return {matmul::Library::kLibtorch, "the device is not the CPU"};
+  }
+  return matmul::choose_library(
+      recipe.train.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat, host);
+}
+
+// Products of bfloat16 that would take tens of times as long as those of
+// float32.
+bool is_too_slow(
+    const Recipe& recipe,
+    matmul::Library library,
+    const matmul::Host& host) {
+  return recipe.device == "cpu" && recipe.train.dtype == "bfloat16" &&
+         library == matmul::Library::kLibtorch && !host.has_bfloat16;
+}
+
+} // namespace
+
+void resolve_products(Recipe& recipe, const matmul::Host& host) {
+  if (recipe.products == "auto") {
+    recipe.products = matmul::to_string(choice_for(recipe, host).library);
+  }
+  const auto library = matmul::library_of(recipe.products).value();
+  if (library == matmul::Library::kOneDnn && !host.onednn_problem.empty()) {
+    refuse(
+        recipe,
+        kKey,
+        fmt::format(
+            "oneDNN cannot multiply on this host: {}. Set products: libtorch, "
+            "or leave it at auto",
+            host.onednn_problem));
+  }
+  if (is_too_slow(recipe, library, host)) {
+    refuse(
+        recipe,
+        kKey,
+        "this processor has no products of bfloat16, and libtorch's stand-in "
+        "is tens of times slower than float32. Set train.dtype: float32, or "
+        "products: onednn, which multiplies in float32 and rounds");
+  }
+  matmul::set_library(library);
+}
+
+std::string possible_products(const std::string& products) {
+  return matmul::this_host().onednn_problem.empty() ? products : "libtorch";
+}
+
+std::string products_text(const Recipe& recipe) {
+  const auto choice = choice_for(recipe, matmul::this_host());
+  const bool is_rules = matmul::to_string(choice.library) == recipe.products;
+  return is_rules
+             ? fmt::format("products: {} ({})", recipe.products, choice.reason)
+             : fmt::format("products: {}", recipe.products);
+}
+
+} // namespace weft::recipes
