@@ -8,7 +8,8 @@ written after each. --only measures some rows; --resume leaves out those that
 have a result; --tables measures nothing and writes what there is. --quick tries
 this script: the fewest runs that give a table, and everything, a copy of the
 document too, in build/bench/quick. In the document only what lies between
-`<!-- ROW -->` and `<!-- end of ROW -->` is written: the words around it stay.
+`<!-- ROW -->` and `<!-- end of ROW -->` is written: the words around it stay, and
+so do the facts and the table of a row that has no result here.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import compare_checkpoint
 import compare_collective
 import compare_compiled
 import compare_dispatch
+import compare_matmul
 import compare_redistribute
 import compare_reducer
 import compare_step
@@ -34,15 +36,29 @@ import measure_explain
 import memory
 import scaling
 import trace_picture
-from measure import table
+from measure import processor, table
 
 DOCUMENT = pathlib.Path("docs/benchmarks.md")
 RESULTS = pathlib.Path("build/bench")
 QUICK = RESULTS / "quick"
+# A row that is more commits old is said to be.
+MOST_COMMITS = 300
+FEW_STEPS = ["--pairs=1", "--steps=2", "--warmup=1"]
+BFLOAT16 = ["--row=step_bfloat16", "--layouts=1x1,2x2", "--dtype=bfloat16"]
+DIM_1024 = ["--row=step_1024", "--layouts=1x1,2x2", "--dim=1024", "--layers=6",
+            "--heads=16"]
+DIM_2048 = ["--row=step_2048", "--layouts=1x1", "--dim=2048", "--layers=2",
+            "--heads=16"]
 # What each row runs, and the flags beyond its defaults: in full, and quick.
 ROWS = {
-    "step": (compare_step, [], ["--pairs=1", "--steps=2", "--warmup=1"]),
-    "compiled": (compare_compiled, [], ["--steps=2", "--warmup=1"]),
+    "step": (compare_step, [], FEW_STEPS),
+    "step_bfloat16": (compare_step, BFLOAT16, [*BFLOAT16, *FEW_STEPS]),
+    "step_1024": (compare_step, [*DIM_1024, "--steps=5", "--warmup=2"],
+                  [*DIM_1024, *FEW_STEPS, "--layouts=1x1"]),
+    "step_2048": (compare_step, [*DIM_2048, "--steps=3", "--warmup=1"],
+                  [*DIM_2048, *FEW_STEPS]),
+    "compiled": (compare_compiled, [], FEW_STEPS),
+    "matmul": (compare_matmul, [], ["--pairs=1", "--models=256x4"]),
     "dispatch": (compare_dispatch, [], ["--pairs=1"]),
     "collective": (compare_collective, [],
                    ["--rounds=3", "--ranks=2", "--sizes=1KB,1MB"]),
@@ -62,29 +78,44 @@ def output_of(*command):
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
+def compiler():
+    """Of build/, or the one that is there by default."""
+    cache = pathlib.Path("build/CMakeCache.txt")
+    text = cache.read_text() if cache.exists() else ""
+    found = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.*)", text, re.MULTILINE)
+    program = shutil.which(found[1]) if found else None
+    return output_of(program or "c++", "--version").split("\n")[0]
+
+
 def machine():
-    cpu = pathlib.Path("/proc/cpuinfo").read_text()
-    model = re.search(r"model name\s*: (.*)", cpu)
-    vectors = next((name for name in ("avx512f", "avx2", "asimd")
-                    if name in cpu), "no vector unit known")
     system = re.search(r'PRETTY_NAME="(.*)"',
                        pathlib.Path("/etc/os-release").read_text())
     memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     torch = output_of(sys.executable, "-c",
                       "import torch; print(torch.__version__)")
     return {
-        "machine": f"{os.cpu_count()} cores of {model[1] if model else '?'} "
-                   f"({vectors}), {memory_gb:.0f} GB",
+        "machine": f"{os.cpu_count()} cores of {processor()}, "
+                   f"{memory_gb:.0f} GB",
         "system": f"{system[1] if system else platform.system()}, Linux "
                   + ".".join(platform.release().split(".")[:2]),
-        "compiler": output_of("c++", "--version").split("\n")[0],
+        "compiler": compiler(),
         "PyTorch": f"{torch}, Python {platform.python_version()}"}
+
+
+def weft_version():
+    """The commit, and whether tracked files differ from it. Those of docs/ do
+    not count: the rows before have written them."""
+    changed = output_of(
+        "git", "--no-optional-locks", "status", "--porcelain",
+        "--untracked-files=no", "--", ".", ":(exclude)docs")
+    return output_of("git", "describe", "--always") + "-dirty" * bool(changed)
 
 
 def facts():
     """What was true when a row was measured."""
     return {"on": datetime.date.today().isoformat(),
-            "weft": output_of("git", "describe", "--always", "--dirty"),
+            "weft": weft_version(),
+            "processor": processor(),
             "load before": f"{os.getloadavg()[0]:.1f}"}
 
 
@@ -132,16 +163,44 @@ def overview(results):
                   for what, bound, value, met in lines])
 
 
-def environment(results):
-    rows = list(machine().items())
-    for name, saved in results.items():
-        said = [f"{key} {value}" for key, value in saved["facts"].items()]
-        others = busy_others(saved["result"])
-        if others:
-            said.append(f"others took {100 * statistics.median(others):.0f} % of "
-                        f"the machine ({100 * max(others):.0f} % at most)")
-        rows.append([f"`{name}`", ", ".join(said)])
-    return table(["", ""], rows)
+def facts_text(saved):
+    # A processor needs no word before it.
+    said = [f"{key} {value}".removeprefix("processor ")
+            for key, value in saved["facts"].items()]
+    others = busy_others(saved["result"])
+    if others:
+        said.append(f"others took {100 * statistics.median(others):.0f} % of "
+                    f"the machine ({100 * max(others):.0f} % at most)")
+    return ", ".join(said)
+
+
+def earlier_facts(text):
+    """What the document says of its rows, without the marks."""
+    found = re.findall(r"^\| `(\w+)` \| (on .*) \|$", text, re.MULTILINE)
+    return {name: re.sub(r", \*\*.*?\*\*", "", said) for name, said in found}
+
+
+def marks(said):
+    """What to beware of in a row of which the document says `said`."""
+    commit = re.search(r"weft ([^,]*)", said)[1]
+    found = ["**from a dirty tree**"] if commit.endswith("-dirty") else []
+    behind = output_of("git", "rev-list", "--count",
+                       f"{commit.removesuffix('-dirty')}..HEAD")
+    if not behind:
+        found.append("**of a commit that is not known here**")
+    elif int(behind) > MOST_COMMITS:
+        found.append(f"**not measured for {behind} commits**")
+    return found
+
+
+def environment(results, text):
+    """Of rows without a result, what `text`, the document, says already."""
+    said = {**earlier_facts(text),
+            **{name: facts_text(saved) for name, saved in results.items()}}
+    return table(["", ""], [
+        *machine().items(),
+        *([f"`{name}`", ", ".join([said[name], *marks(said[name])])]
+          for name in ROWS if name in said)])
 
 
 def replace_part(text, name, content):
@@ -156,7 +215,7 @@ def replace_part(text, name, content):
 def write_document(folder, document):
     results = read_results(folder)
     text = document.read_text()
-    text = replace_part(text, "environment", environment(results))
+    text = replace_part(text, "environment", environment(results, text))
     text = replace_part(text, "targets", overview(results))
     for name, saved in results.items():
         text = replace_part(

@@ -1,7 +1,8 @@
 """Runs `weft bench step` and PyTorch's script with --compile in turn.
 
     .venv-peer/bin/python bench/compare_compiled.py [--pairs 1] [--steps 15]
-        [--peer bench/peer/train_step.py] [more of bench step's flags]
+        [--layouts 1x1,2x2] [--peer bench/peer/train_step.py]
+        [more of bench step's flags]
 
 PyTorch takes a minute to start. Ratios are of each pair. A layout that PyTorch
 cannot compile has none.
@@ -11,24 +12,25 @@ import argparse
 import statistics
 import sys
 
-from compare_step import LAYOUTS, commands_of, layout
-from measure import in_turn, median, ratios, spread, table
-
-TARGETS = {(1, 1): 1.0, (2, 1): 1.1, (1, 2): 2.0, (2, 2): 2.0}
+from compare_step import LAYOUTS, commands_of, layout, layouts_of, target_of
+from measure import in_turn, median, processor, ratios, spread, table
 
 
 def measure(options):
     rows = []
-    for dp, tp in LAYOUTS:
+    for dp, tp in layouts_of(options):
         commands = commands_of(
             dp, tp, [f"--steps={options.steps}", *options.flags], options.peer)
         pair = {"weft": commands["weft"], "peer": [*commands["peer"], "--compile"]}
         try:
             results = in_turn(pair, options.pairs)
         except SystemExit as failure:
+            if "--compile" not in str(failure):  # it is Weft that failed
+                raise
             print(failure, file=sys.stderr)
             results = {}
-        rows.append({"dp": dp, "tp": tp, **results})
+        rows.append(
+            {"processor": processor(), "dp": dp, "tp": tp, **results})
     return rows
 
 
@@ -47,10 +49,10 @@ def markdown(rows):
 def targets(rows):
     lines = []
     for row in rows:
-        if "peer" not in row:
+        bound = target_of("compiled", row)
+        if "peer" not in row or not bound:
             continue
         values = ratios(row["peer"], row["weft"], "ms_per_step")
-        bound = TARGETS[row["dp"], row["tp"]]
         lines.append((f"step {layout(row)} against PyTorch compiled",
                       f"at least {bound:g} x", spread(values),
                       statistics.median(values) >= bound))
@@ -59,6 +61,7 @@ def targets(rows):
 
 def parser():
     result = argparse.ArgumentParser()
+    result.add_argument("--layouts", default=LAYOUTS)
     result.add_argument("--peer", default="bench/peer/train_step.py")
     result.add_argument("--pairs", type=int, default=1)
     result.add_argument("--steps", type=int, default=15)

@@ -1,8 +1,10 @@
 """Runs `weft bench step`, its limit and PyTorch's script in turn.
 
     .venv-peer/bin/python bench/compare_step.py [--pairs 3] [--steps 15]
-        [--peer bench/peer/train_step.py] [more of bench step's flags]
+        [--layouts 1x1,2x2] [--row step] [--peer bench/peer/train_step.py]
+        [more of bench step's flags]
 
+Layouts are dp x tp. --row names the row of benchmarks.py whose targets count.
 The limit is the step with every collective replaced by nothing. Ratios are of
 each pair; the median of them counts. Prints Markdown; progress goes to stderr.
 """
@@ -10,13 +12,37 @@ each pair; the median of them counts. Prints Markdown; progress goes to stderr.
 import argparse
 import statistics
 
-from measure import in_turn, median, ratios, spread, table, torchrun, weftrun
+from measure import (
+    in_turn, median, processor, ratios, spread, table, torchrun, weftrun)
 
-# dp x tp, and the targets: times PyTorch, over the limit.
-LAYOUTS = {(1, 1): (1.0, None), (2, 1): (1.2, 1.08), (1, 2): (3.0, 1.15),
-           (2, 2): (2.5, 1.2)}
+LAYOUTS = "1x1,2x1,1x2,2x2"
+# Times PyTorch, by row and layout: on AMD with AVX-512, and elsewhere.
+TARGETS = {
+    "step": {(1, 1): (1.7, 1.2), (2, 1): (1.8, 1.2), (1, 2): (3.5, 3.0),
+             (2, 2): (3.0, 2.5)},
+    "compiled": {(1, 1): (1.5, 1.05), (2, 1): (1.1, 1.1), (1, 2): (2.0, 2.0),
+                 (2, 2): (2.0, 2.0)},
+    "step_bfloat16": {(1, 1): (1.4, None), (2, 2): (2.5, None)},
+    "step_1024": {(2, 2): (2.0, None)},
+    "step_2048": {},
+}
+# These are of the row `step` alone.
+LIMIT_TARGETS = {(2, 1): 1.08, (1, 2): 1.15, (2, 2): 1.2}
 FIRST_STEP_TARGET = 8.0
 MEMORY_TARGET = 0.4
+
+
+def layouts_of(options):
+    return [tuple(map(int, layout.split("x")))
+            for layout in options.layouts.split(",")]
+
+
+def target_of(name, row):
+    """How many times as fast as PyTorch, or None."""
+    # Earlier results do not say what they were measured on.
+    where = row.get("processor", "")
+    wide, elsewhere = TARGETS[name].get((row["dp"], row["tp"]), (None, None))
+    return wide if "AMD" in where and "AVX-512" in where else elsewhere
 
 
 def commands_of(dp, tp, flags, peer):
@@ -29,9 +55,9 @@ def commands_of(dp, tp, flags, peer):
 
 def measure(options):
     flags = [f"--steps={options.steps}", *options.flags]
-    return [{"dp": dp, "tp": tp,
+    return [{"row": options.row, "processor": processor(), "dp": dp, "tp": tp,
              **in_turn(commands_of(dp, tp, flags, options.peer), options.pairs)}
-            for dp, tp in LAYOUTS]
+            for dp, tp in layouts_of(options)]
 
 
 def layout(row):
@@ -88,11 +114,15 @@ def targets(rows):
                       f"{word}", spread(values), met))
 
     for row in rows:
-        name = layout(row)
-        times, limit = LAYOUTS[row["dp"], row["tp"]]
+        name, row_name = layout(row), row.get("row", "step")
         weft, peer = row["weft"], row["peer"]
-        add(f"step {name} against PyTorch", times,
-            ratios(peer, weft, "ms_per_step"))
+        times = target_of(row_name, row)
+        if times:
+            add(f"{row_name} {name} against PyTorch", times,
+                ratios(peer, weft, "ms_per_step"))
+        if row_name != "step":
+            continue
+        limit = LIMIT_TARGETS.get((row["dp"], row["tp"]))
         if limit:
             add(f"step {name} against the limit", limit,
                 ratios(weft, row["limit"], "ms_per_step"), at_least=False)
@@ -105,6 +135,8 @@ def targets(rows):
 
 def parser():
     result = argparse.ArgumentParser()
+    result.add_argument("--row", default="step", choices=TARGETS)
+    result.add_argument("--layouts", default=LAYOUTS)
     result.add_argument("--peer", default="bench/peer/train_step.py")
     result.add_argument("--pairs", type=int, default=3)
     result.add_argument("--steps", type=int, default=15)

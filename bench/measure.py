@@ -1,4 +1,4 @@
-"""What the measuring scripts share: commands, runs in turn, medians, tables.
+"""What the measuring scripts share: the machine, runs in turn, medians, tables.
 
 Run everything from the repository's root. With WEFT_BENCH_LOCK=FILE the file is
 locked while a pair runs, so that whoever builds on the machine can keep away
@@ -8,6 +8,9 @@ locked while a pair runs, so that whoever builds on the machine can keep away
 import fcntl
 import json
 import os
+import pathlib
+import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -15,6 +18,20 @@ import time
 
 BIN = os.path.abspath(os.environ.get("WEFT_BENCH_BIN", "build/bin"))
 WEFT, WEFTRUN = (os.path.join(BIN, name) for name in ("weft", "weftrun"))
+# By the flag that the kernel knows them by, the widest first.
+VECTORS = {"avx512_bf16": "AVX-512 and bfloat16 products", "avx512f": "AVX-512",
+           "avx2": "AVX2", "asimd": "NEON"}
+
+
+def processor():
+    """Its model and its widest vectors."""
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*: (.*)", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*: (.*)", text, re.MULTILINE)
+    known = flags[1].split() if flags else []
+    vectors = next((name for flag, name in VECTORS.items() if flag in known),
+                   "no vectors known")
+    return f"{model[1] if model else platform.machine()} with {vectors}"
 
 
 def weftrun(ranks, *arguments):
