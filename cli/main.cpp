@@ -19,6 +19,7 @@
 #include "cli/failure.h"
 #include "cli/program.h"
 #include "cli/usage.h"
+#include "mesh/bootstrap/env.h"
 #include "mesh/crash/crash_handler.h"
 #include "mesh/crash/stacks.h"
 #include "mesh/error/error.h"
@@ -34,6 +35,14 @@ void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 32 * kMebibyte); // the largest that glibc takes
   mallopt(M_TRIM_THRESHOLD, 1024 * kMebibyte);
   mallopt(M_TOP_PAD, 64 * kMebibyte);
+}
+
+// oneDNN and libtorch's cache in front of it keep what they compiled for 1,024
+// shapes of products each, up to 0.6 MB a shape. A model has some dozens; only
+// batches of many sizes fill the caches.
+void keep_fewer_products() {
+  mesh::env::set_default("LRU_CACHE_CAPACITY", "256");
+  mesh::env::set_default("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256");
 }
 
 void add_commands(Program& program) {
@@ -107,6 +116,7 @@ int main(int argc, char** argv, ModelTypes models) {
   mesh::install_crash_handler();
   mesh::install_stack_signal();
   keep_freed_memory();
+  keep_fewer_products();
   Program program(
       "Trains transformers in two dimensions: data x tensor parallel.",
       known_models(std::move(models)));

@@ -28,6 +28,7 @@ std::set<std::string> register_kernels(
     torch::Library& below) {
   link_libtorch_overrides();
   register_rms_norm();
+  register_attention();
   std::set<std::string> names;
   const auto add = [&](const char* name, auto function) {
     above.impl(name, function);

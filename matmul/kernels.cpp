@@ -22,20 +22,33 @@ namespace {
 // Only float32 on the CPU: of float64 and integers libtorch multiplies, and of
 // bfloat16 it calls oneDNN itself. A call of oneDNN costs 9 us before it
 // multiplies, of MKL 0.4: on an EPYC with AVX-512 they are level at 2^20
-// multiplications, however they are divided over the sizes and the batch (96^3:
-// 17 us each; 16 x 256 x 256: 23; 512 of 16^3: 60 to 78), and below they are
-// MKL's. With a size of 1 oneDNN is slower at every work (1024 x 1 x 1024: 174
-// against 52 us), with 2 it is at times, from 4 on never.
-constexpr int64_t kMinWork = int64_t{1} << 20;
+// multiplications (96^3: 17 us each; 16 x 256 x 256: 23), and below they are
+// MKL's.
+//
+// The rule for one product looks at the second matrix alone, with some rows of
+// the first: oneDNN's sums of a row are the same bits however many rows there
+// are, so that those of a part of a batch, on another rank or in another
+// message (dtensor/kernels/chunked_matmul.h), are those of the whole. 2^14
+// elements of the second matrix are level at 64 rows. With a size of 1 oneDNN
+// is slower at every work (1024 x 1 x 1024: 174 against 52 us), with 2 it is at
+// times, from 4 on never.
+//
+// Batches are counted whole (512 products of 16^3: 60 to 78 us).
+constexpr int64_t kMinRows = 16;
 constexpr int64_t kMinSize = 4;
+constexpr int64_t kMinMatrix = int64_t{1} << 14;
+constexpr int64_t kMinBatchWork = int64_t{1} << 20;
 
 bool is_worth_onednn(const at::Tensor& a, const at::Tensor& b) {
   const int64_t rows = a.size(-2);
   const int64_t inner = a.size(-1);
   const int64_t columns = b.size(-1);
-  const int64_t batch = a.dim() == 3 ? a.size(0) : 1;
-  return std::min({rows, inner, columns}) >= kMinSize &&
-         batch * rows * inner * columns >= kMinWork;
+  if (std::min(inner, columns) < kMinSize) {
+    return false;
+  }
+  return a.dim() == 2 ? rows >= kMinRows && inner * columns >= kMinMatrix
+                      : rows >= kMinSize &&
+                            a.size(0) * rows * inner * columns >= kMinBatchWork;
 }
 
 // That shapes and dtypes are those of a product. If they are not, libtorch's
@@ -203,10 +216,7 @@ at::Tensor& sum_in_place(
   return Kernels::sum_in_place(out, a, b, beta, alpha);
 }
 
-// libtorch warns that its kernels are replaced, which is what is wanted.
 torch::Library replace_kernels() {
-  mesh::IgnoreWarnings ignored;
-  const c10::WarningUtils::WarningHandlerGuard quiet(&ignored);
   torch::Library library(
       torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
   library.impl("mm", TORCH_FN(product<Matrices>));
@@ -225,7 +235,8 @@ torch::Library replace_kernels() {
 } // namespace
 
 void register_kernels() {
-  static const torch::Library library = replace_kernels();
+  // libtorch warns that its kernels are replaced, which is what is wanted.
+  static const auto library = mesh::without_warnings(replace_kernels);
 }
 
 } // namespace weft::matmul

@@ -26,8 +26,8 @@ const Support& support();
 /// Batches ([e, m, k], [e, k, n]) need has_matmul.
 at::Tensor multiply(const at::Tensor& a, const at::Tensor& b);
 
-/// out = a b, or out += a b if `accumulate`. `out` is contiguous and shares no
-/// memory with the operands.
+/// out = a b, or out += a b if `accumulate`. `out` shares no memory with the
+/// operands; its rows are contiguous each, the operands have any strides.
 void multiply_into(
     const at::Tensor& out,
     const at::Tensor& a,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "base/for_each_processor.h"
 
@@ -332,7 +333,121 @@ rotary(const RotaryLoop<T>& loop, int64_t first, int64_t last) {
   }
 }
 
+// ---- attention --------------------------------------------------------------
+
+// How many keys a row sees: the first ones.
+WEFT_INLINE int64_t seen_keys(const ScoreRows& rows, int64_t row) {
+  const int64_t position = rows.begin + row % rows.queries;
+  return rows.is_causal ? std::min(rows.keys, position + 1) : rows.keys;
+}
+
+WEFT_INLINE int64_t place_of(const ScoreRows& rows, int64_t row) {
+  return row / rows.queries * rows.length + row % rows.queries;
+}
+
+// Calls `body` with a block of `row` in memory that is a whole block long: the
+// row's own, or a copy whose numbers behind the row's are `rest`.
+template <class Body>
+WEFT_INLINE void
+with_block(float* row, int64_t size, float rest, const Body& body) {
+  if (size == kBlock) {
+    body(row);
+    return;
+  }
+  alignas(64) float numbers[kBlock];
+  for (int64_t i = 0; i < kBlock; ++i) {
+    numbers[i] = i < size ? row[i] : rest;
+  }
+  body(numbers);
+  std::copy_n(numbers, size, row);
+}
+
+constexpr float kLeast = -std::numeric_limits<float>::infinity();
+
+WEFT_INLINE float largest_of(float* row, int64_t columns) {
+  alignas(64) float lanes[kBlock];
+  std::fill_n(lanes, kBlock, kLeast);
+  for_each_block(columns, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+    with_block(row + at, size, kLeast, [&](float* x) WEFT_LAMBDA {
+      WEFT_VECTORS
+      for (int64_t i = 0; i < kBlock; ++i) {
+        lanes[i] = x[i] > lanes[i] ? x[i] : lanes[i];
+      }
+    });
+  });
+  return *std::max_element(lanes, lanes + kBlock);
+}
+
+WEFT_INLINE void
+softmax_rows(const SoftmaxLoop& loop, int64_t first, int64_t last) {
+  const float scale = loop.rows.scale;
+  for (int64_t row = first; row < last; ++row) {
+    float* scores = loop.scores + row * loop.rows.keys;
+    const int64_t seen = seen_keys(loop.rows, row);
+    const float largest = largest_of(scores, seen) * scale;
+    alignas(64) float sums[kBlock] = {};
+    for_each_block(seen, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+      // Behind the row: what has the exponential 0.
+      with_block(scores + at, size, kLeast, [&](float* x) WEFT_LAMBDA {
+        WEFT_VECTORS
+        for (int64_t i = 0; i < kBlock; ++i) {
+          x[i] = exp_of(x[i] * scale - largest);
+          sums[i] += x[i];
+        }
+      });
+    });
+    const float sum = sum_of_lanes(sums);
+    const float inverse = 1 / sum;
+    WEFT_VECTORS
+    for (int64_t i = 0; i < seen; ++i) {
+      scores[i] *= inverse;
+    }
+    std::fill(scores + seen, scores + loop.rows.keys, 0.0F);
+    loop.logsumexp[place_of(loop.rows, row)] = largest + std::log(sum);
+  }
+}
+
+WEFT_INLINE void
+softmax_rows(const SoftmaxBackwardLoop& loop, int64_t first, int64_t last) {
+  const float scale = loop.rows.scale;
+  for (int64_t row = first; row < last; ++row) {
+    float* scores = loop.scores + row * loop.rows.keys;
+    float* grads = loop.grads + row * loop.rows.keys;
+    const int64_t seen = seen_keys(loop.rows, row);
+    const float logsumexp = loop.logsumexp[place_of(loop.rows, row)];
+    // The row's output times the output's gradient, summed.
+    alignas(64) float products[kBlock] = {};
+    for_each_block(seen, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+      with_block(scores + at, size, kLeast, [&](float* p) WEFT_LAMBDA {
+        with_block(grads + at, size, 0, [&](float* d) WEFT_LAMBDA {
+          WEFT_VECTORS
+          for (int64_t i = 0; i < kBlock; ++i) {
+            p[i] = exp_of(p[i] * scale - logsumexp);
+            products[i] += p[i] * d[i];
+          }
+        });
+      });
+    });
+    const float delta = sum_of_lanes(products);
+    WEFT_VECTORS
+    for (int64_t i = 0; i < seen; ++i) {
+      grads[i] = scores[i] * (grads[i] - delta) * scale;
+    }
+    std::fill(scores + seen, scores + loop.rows.keys, 0.0F);
+    std::fill(grads + seen, grads + loop.rows.keys, 0.0F);
+  }
+}
+
 } // namespace
+
+WEFT_FOR_EACH_PROCESSOR
+void run(const SoftmaxLoop& loop, int64_t first, int64_t last) {
+  softmax_rows(loop, first, last);
+}
+WEFT_FOR_EACH_PROCESSOR
+void run(const SoftmaxBackwardLoop& loop, int64_t first, int64_t last) {
+  softmax_rows(loop, first, last);
+}
 
 #define WEFT_DEFINE_LOOPS(T)                                                  \
   WEFT_FOR_EACH_PROCESSOR                                                     \

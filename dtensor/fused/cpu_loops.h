@@ -82,6 +82,36 @@ struct RotaryLoop {
   bool transposed;
 };
 
+/// A block of attention's scores, for several heads: row h * queries + i
+/// belongs to query `begin` + i of head h, and sees all `keys`, or only those
+/// up to its own position if the attention is causal.
+struct ScoreRows {
+  int64_t queries, keys;
+  int64_t begin;
+  bool is_causal;
+  /// What a product of query and key is multiplied by; above 0.
+  float scale;
+  /// Of head h and query i: at h * length + i.
+  int64_t length;
+};
+
+/// Scores to probabilities, in place, and the logarithm of each row's sum of
+/// exponentials.
+struct SoftmaxLoop {
+  ScoreRows rows;
+  float* scores;
+  float* logsumexp;
+};
+
+/// Scores to probabilities again, in place, and the probabilities' gradients to
+/// those of the products of query and key.
+struct SoftmaxBackwardLoop {
+  ScoreRows rows;
+  float* scores;
+  float* grads;
+  const float* logsumexp;
+};
+
 #define WEFT_FOR_EACH_DTYPE(APPLY) \
   APPLY(float)                     \
   APPLY(double)                    \
@@ -98,5 +128,7 @@ struct RotaryLoop {
   void run(const RotaryLoop<T>&, int64_t first, int64_t last);
 WEFT_FOR_EACH_DTYPE(WEFT_DECLARE_LOOPS)
 #undef WEFT_DECLARE_LOOPS
+void run(const SoftmaxLoop& loop, int64_t first, int64_t last);
+void run(const SoftmaxBackwardLoop& loop, int64_t first, int64_t last);
 
 } // namespace weft::dtensor::fused

@@ -12,7 +12,8 @@ namespace weft::dtensor {
 // weft::rotary_embedding, with an autograd kernel, a sharding rule, and on
 // other devices than the CPU the composed form. RMSNorm is libtorch's own op:
 // aten::_fused_rms_norm, which at::rms_norm calls, gets the CPU kernel that it
-// lacks.
+// lacks. So is attention, whose CPU kernel is one of products and of a pass
+// over their rows where oneDNN multiplies (matmul/library.h).
 
 /// silu(gate) * up, of plain tensors or DTensors of one dtype and size. Keeps
 /// nothing for backward but its inputs.
@@ -34,5 +35,8 @@ at::Tensor rotary_embedding(
 
 /// Registers the CPU kernels of RMSNorm; once a process, any thread.
 void register_rms_norm();
+
+/// Registers the CPU kernels of attention; the same.
+void register_attention();
 
 } // namespace weft::dtensor

@@ -251,18 +251,19 @@ at::Tensor attend(
   }
   if (kept) {
     // libtorch warns that a given mask were for tests.
-    mesh::IgnoreWarnings ignored;
-    const c10::WarningUtils::WarningHandlerGuard quiet(&ignored);
-    return std::get<0>(at::_scaled_dot_product_attention_math(
-        q_local,
-        k_local,
-        v_local,
-        additive(mask, q_local.scalar_type()),
-        dropout_p,
-        causal,
-        kept,
-        scale,
-        has_local_groups));
+    return mesh::without_warnings(
+        [&, &q = q_local, &k = k_local, &v = v_local, is_causal = causal] {
+          return std::get<0>(at::_scaled_dot_product_attention_math(
+              q,
+              k,
+              v,
+              additive(mask, q.scalar_type()),
+              dropout_p,
+              is_causal,
+              kept,
+              scale,
+              has_local_groups));
+        });
   }
   if (q_local.is_meta() && q_local.dim() == 4) {
     // libtorch would take the op of many parts, which no device does.

@@ -4,11 +4,16 @@
 
 namespace weft::mesh {
 
-/// Drops libtorch's warnings while it is the handler of a
-/// c10::WarningUtils::WarningHandlerGuard.
-class IgnoreWarnings final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning&) override {}
-};
+/// Returns what `body` does, and drops the warnings that libtorch gives
+/// meanwhile on this thread.
+template <class Body>
+auto without_warnings(const Body& body) {
+  struct Dropped final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  };
+  Dropped dropped;
+  const c10::WarningUtils::WarningHandlerGuard guard(&dropped);
+  return body();
+}
 
 } // namespace weft::mesh

@@ -76,6 +76,7 @@ TEST_F(ProcessTest, StandardOutputOfAFileIsPlainLines) {
       lines_of(run.output()),
       ElementsAre(
           MatchesRegex("tiny: Llama with 0.0. M parameters on dp=2 tp=2.*"),
+          MatchesRegex("products: (libtorch|onednn).*"),
           "starts from step 0",
           MatchesRegex(step),
           MatchesRegex(step),

@@ -29,8 +29,8 @@ class MatmulProducts : public testing::Test {
 
 // Large enough for oneDNN, of sizes that no vector divides.
 constexpr int64_t kM = 131;
-constexpr int64_t kK = 97;
-constexpr int64_t kN = 113;
+constexpr int64_t kK = 137;
+constexpr int64_t kN = 121;
 
 template <class Op>
 auto with(Library choice, const Op& op) {
@@ -180,7 +180,11 @@ TEST_F(MatmulProducts, OfGradientsOfGradients) {
 
 TEST_F(MatmulProducts, OfSmallMatricesAreLibtorchs) {
   for (const auto& [m, k, n] : std::vector<std::array<int64_t, 3>>{
-           {8, 8, 8}, {64, 64, 64}, {1, 2048, 2048}, {2048, 3, 2048}}) {
+           {8, 8, 8},
+           {64, 64, 64},
+           {1, 2048, 2048},
+           {15, 256, 256},
+           {2048, 3, 8192}}) {
     const auto a = at::randn({m, k});
     const auto b = at::randn({k, n});
     expect_libtorchs([&] { return at::mm(a, b); });
@@ -256,6 +260,26 @@ TEST_F(MatmulProducts, OfAutocastAreBFloat16) {
   EXPECT_EQ(run().scalar_type(), at::kBFloat16);
   if (this_host().has_bfloat16) {
     expect_libtorchs(run);
+  }
+}
+
+// What parts of a batch on several ranks, and messages in parts, rely on.
+TEST_F(MatmulProducts, OfSomeRowsAreThoseOfAll) {
+  for (const auto& [m, k, n] : std::vector<std::array<int64_t, 3>>{
+           {512, 256, 64}, {204, 48, 400}, {301, 1000, 333}}) {
+    const auto a = at::randn({m, k});
+    const auto b = at::randn({n, k}).t();
+    const auto whole = at::mm(a, b);
+    for (const int64_t parts : {2, 3, 8}) {
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t first = m * part / parts;
+        const int64_t count = m * (part + 1) / parts - first;
+        EXPECT_TRUE(at::equal(
+            at::mm(a.narrow(0, first, count), b),
+            whole.narrow(0, first, count)))
+            << m << " rows, part " << part << " of " << parts;
+      }
+    }
   }
 }
 

@@ -49,23 +49,27 @@ TEST_F(Products, AutoIsLibtorchWithoutOneDnn) {
 
 TEST_F(Products, OneDnnThatCannotBeHadIsRefused) {
   Recipe recipe;
+  recipe.origins.source = "r.yaml";
   recipe.products = "onednn";
   EXPECT_EQ(
       test::message_of_thrown<mesh::UsageError>([&] {
         resolve_products(recipe, host_with("it was left out", true));
       }),
-      "products: oneDNN cannot multiply on this host: it was left out. Set "
+      "r.yaml: products: oneDNN cannot multiply on this host: it was left out. "
+      "Set "
       "products: libtorch, or leave it at auto");
 }
 
 TEST_F(Products, SlowProductsOfBFloat16AreRefused) {
   Recipe recipe;
+  recipe.origins.source = "r.yaml";
   recipe.train.dtype = "bfloat16";
   recipe.products = "libtorch";
   EXPECT_EQ(
       test::message_of_thrown<mesh::UsageError>(
           [&] { resolve_products(recipe, host_with("", false)); }),
-      "products: this processor has no products of bfloat16, and libtorch's "
+      "r.yaml: products: this processor has no products of bfloat16, and "
+      "libtorch's "
       "stand-in is tens of times slower than float32. Set train.dtype: "
       "float32, "
       "or products: onednn, which multiplies in float32 and rounds");

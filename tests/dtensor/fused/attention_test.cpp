@@ -1,0 +1,242 @@
+// Attention where oneDNN multiplies, against its definition in float64.
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "dtensor/fused/fused_ops.h"
+#include "matmul/library.h"
+#include "matmul/onednn.h"
+
+namespace weft::dtensor {
+namespace {
+
+using matmul::Library;
+
+class FusedAttention : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!matmul::onednn::support().has_matmul) {
+      GTEST_SKIP() << "oneDNN has no products of batches on this processor";
+    }
+    register_attention();
+    torch::manual_seed(3);
+    matmul::set_library(Library::kOneDnn);
+  }
+  void TearDown() override { matmul::set_library(Library::kLibtorch); }
+};
+
+struct Case {
+  int64_t samples, heads, kv_heads, queries, keys, dim;
+  bool is_causal;
+  std::optional<double> scale;
+};
+
+struct Inputs {
+  at::Tensor q, k, v, grad;
+
+  // As projections leave them: [B, L, H, D] with the dims swapped.
+  static at::Tensor make(int64_t b, int64_t h, int64_t l, int64_t d) {
+    return at::randn({b, l, h, d}).transpose(1, 2);
+  }
+  explicit Inputs(const Case& c)
+      : q(make(c.samples, c.heads, c.queries, c.dim)),
+        k(make(c.samples, c.kv_heads, c.keys, c.dim)),
+        v(make(c.samples, c.kv_heads, c.keys, c.dim)),
+        grad(make(c.samples, c.heads, c.queries, c.dim)) {}
+
+  Inputs to(at::ScalarType dtype) const {
+    auto result = *this;
+    for (auto* tensor : {&result.q, &result.k, &result.v, &result.grad}) {
+      *tensor = tensor->to(dtype);
+    }
+    return result;
+  }
+};
+
+// The output and the gradients of query, key and value.
+using Results = std::vector<at::Tensor>;
+
+Results run(
+    const Inputs& inputs,
+    bool is_causal,
+    std::optional<double> scale = {},
+    const std::optional<at::Tensor>& mask = {}) {
+  const auto q = inputs.q.detach().requires_grad_();
+  const auto k = inputs.k.detach().requires_grad_();
+  const auto v = inputs.v.detach().requires_grad_();
+  const auto y = at::scaled_dot_product_attention(
+      q, k, v, mask, 0.0, is_causal, scale, /*enable_gqa=*/true);
+  y.backward(inputs.grad);
+  return {y.detach(), q.grad(), k.grad(), v.grad()};
+}
+
+// The definition, all scores at once.
+Results run_definition(const Inputs& inputs, const Case& c) {
+  const auto q = inputs.q.to(at::kDouble).detach().requires_grad_();
+  const auto k = inputs.k.to(at::kDouble).detach().requires_grad_();
+  const auto v = inputs.v.to(at::kDouble).detach().requires_grad_();
+  const int64_t group = c.heads / c.kv_heads;
+  auto scores = q.matmul(k.repeat_interleave(group, 1).transpose(2, 3)) *
+                c.scale.value_or(1 / std::sqrt(static_cast<double>(c.dim)));
+  if (c.is_causal) {
+    const auto unseen = at::ones({c.queries, c.keys}, at::kBool).triu(1);
+    scores =
+        scores.masked_fill(unseen, -std::numeric_limits<double>::infinity());
+  }
+  const auto y = scores.softmax(-1).matmul(v.repeat_interleave(group, 1));
+  y.backward(inputs.grad.to(at::kDouble));
+  return {y.detach(), q.grad(), k.grad(), v.grad()};
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+}
+
+void expect_close(
+    const Results& results,
+    const Results& expected,
+    double most) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    EXPECT_TRUE(results[i].sizes() == expected[i].sizes());
+    EXPECT_LE(difference(results[i], expected[i]), most) << i;
+  }
+}
+
+void expect_same_bits(const Results& results, const Results& expected) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    EXPECT_TRUE(at::equal(results[i], expected[i])) << i;
+  }
+}
+
+const std::vector<Case> kCases{
+    {2, 4, 4, 128, 128, 32, true, {}},
+    {2, 4, 4, 128, 128, 32, false, {}},
+    {1, 3, 3, 301, 301, 40, true, {}}, // three blocks, none of them even
+    {1, 3, 3, 131, 257, 17, false, {}},
+    {1, 3, 3, 131, 257, 17, true, {}}, // keys that no query sees
+    {1, 3, 3, 257, 131, 17, true, {}}, // queries that see all keys
+    {2, 8, 2, 130, 130, 24, true, {}}, // groups of four heads
+    {1, 2, 2, 128, 128, 32, true, 0.5},
+    {1, 1, 1, 1100, 1100, 16, true, {}}, // one head a block
+};
+
+TEST_F(FusedAttention, IsItsDefinition) {
+  for (const auto& c : kCases) {
+    const Inputs inputs(c);
+    expect_close(
+        run(inputs, c.is_causal, c.scale), run_definition(inputs, c), 1e-4);
+  }
+}
+
+TEST_F(FusedAttention, OfBFloat16IsRoundedOnce) {
+  for (const auto& c : kCases) {
+    const auto inputs = Inputs(c).to(at::kBFloat16);
+    const auto results = run(inputs, c.is_causal, c.scale);
+    const auto wide = run(inputs.to(at::kFloat), c.is_causal, c.scale);
+    for (size_t i = 0; i < results.size(); ++i) {
+      EXPECT_EQ(results[i].scalar_type(), at::kBFloat16);
+      EXPECT_TRUE(at::equal(results[i], wide[i].to(at::kBFloat16))) << i;
+    }
+  }
+}
+
+TEST_F(FusedAttention, LiesInMemoryAsLibtorchs) {
+  const Inputs inputs(kCases[0]);
+  const auto results = run(inputs, true);
+  matmul::set_library(Library::kLibtorch);
+  const auto libtorchs = run(inputs, true);
+  for (size_t i = 0; i < results.size(); ++i) {
+    EXPECT_TRUE(results[i].strides() == libtorchs[i].strides()) << i;
+  }
+  expect_close(results, libtorchs, 1e-4);
+}
+
+TEST_F(FusedAttention, SumsThatBackwardGetsAreLibtorchs) {
+  const Inputs inputs(kCases[2]);
+  const auto sums_of = [&] {
+    return std::get<1>(at::_scaled_dot_product_flash_attention_for_cpu(
+        inputs.q, inputs.k, inputs.v, 0.0, /*is_causal=*/true));
+  };
+  const auto sums = sums_of();
+  matmul::set_library(Library::kLibtorch);
+  const auto libtorchs = sums_of();
+  ASSERT_TRUE(sums.sizes() == libtorchs.sizes());
+  EXPECT_LE(difference(sums, libtorchs), 1e-5);
+}
+
+TEST_F(FusedAttention, OfASampleDoesNotDependOnTheOthers) {
+  const Case c{4, 6, 6, 200, 200, 32, true, {}};
+  const Inputs all(c);
+  const auto results = run(all, true);
+  for (int64_t sample = 0; sample < c.samples; ++sample) {
+    auto one = all;
+    for (auto* tensor : {&one.q, &one.k, &one.v, &one.grad}) {
+      *tensor = tensor->narrow(0, sample, 1);
+    }
+    Results expected;
+    for (const auto& result : results) {
+      expected.push_back(result.narrow(0, sample, 1));
+    }
+    expect_same_bits(run(one, true), expected);
+  }
+}
+
+TEST_F(FusedAttention, OfLargeScoresStaysFinite) {
+  Inputs inputs({1, 2, 2, 160, 160, 32, true, {}});
+  inputs.q *= 300;
+  const auto results = run(inputs, true);
+  for (const auto& result : results) {
+    EXPECT_TRUE(result.isfinite().all().item<bool>());
+  }
+  // One key takes it all: of the first query the only one that it sees.
+  EXPECT_TRUE(at::allclose(results[0].select(2, 0), inputs.v.select(2, 0)));
+}
+
+TEST_F(FusedAttention, KeepsNaN) {
+  Inputs inputs({1, 2, 2, 160, 160, 32, false, {}});
+  inputs.k.select(2, 7).fill_(std::numeric_limits<float>::quiet_NaN());
+  EXPECT_TRUE(run(inputs, false)[0].isnan().all().item<bool>());
+}
+
+TEST_F(FusedAttention, IsLibtorchsWhereItIsSmallOrMasked) {
+  // The op itself: libtorch may take another one for some of these.
+  const auto run_op = [](const Inputs& in,
+                         double dropout_p,
+                         const std::optional<at::Tensor>& mask,
+                         std::optional<double> scale) {
+    const auto [y, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
+        in.q, in.k, in.v, dropout_p, /*is_causal=*/false, mask, scale);
+    const auto [q_grad, k_grad, v_grad] =
+        at::_scaled_dot_product_flash_attention_for_cpu_backward(
+            in.grad, in.q, in.k, in.v, y, sums, dropout_p, false, mask, scale);
+    return Results{y, sums, q_grad, k_grad, v_grad};
+  };
+  const auto expect_libtorchs = [&](const Inputs& in, const auto&... more) {
+    const auto results = run_op(in, 0.0, more...);
+    matmul::set_library(Library::kLibtorch);
+    expect_same_bits(results, run_op(in, 0.0, more...));
+    matmul::set_library(Library::kOneDnn);
+  };
+  const Inputs large({1, 2, 2, 200, 200, 32, false, {}});
+  expect_libtorchs(
+      Inputs({1, 2, 2, 20, 20, 8, false, {}}), std::nullopt, std::nullopt);
+  expect_libtorchs(large, at::randn({200, 200}), std::nullopt);
+  expect_libtorchs(large, std::nullopt, -0.25);
+  expect_libtorchs(large.to(at::kDouble), std::nullopt, std::nullopt);
+}
+
+TEST_F(FusedAttention, RepeatsItsBits) {
+  const Inputs inputs(kCases[6]);
+  const auto first = run(inputs, true);
+  for (int i = 0; i < 3; ++i) {
+    expect_same_bits(run(inputs, true), first);
+  }
+}
+
+} // namespace
+} // namespace weft::dtensor
