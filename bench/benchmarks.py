@@ -155,12 +155,24 @@ def measure_row(name, folder, options):
         json.dumps({"facts": started, "result": result}))
 
 
-def overview(results):
-    lines = [line for name, saved in results.items()
-             for line in ROWS[name][0].targets(saved["result"])]
-    return table(["what", "target", "measured", ""],
-                 [[what, bound, value, "met" if met else "**missed**"]
-                  for what, bound, value, met in lines])
+def earlier_targets(text):
+    """The document's lines of the table of targets, by row."""
+    lines = {}
+    for line in re.findall(r"^\| `\w+` \| .* \| (?:met|\*\*missed\*\*) \|$", text,
+                           re.MULTILINE):
+        cells = line.strip("| ").split(" | ")
+        lines.setdefault(cells[0].strip("`"), []).append(cells)
+    return lines
+
+
+def overview(results, text):
+    """Of rows without a result, what `text`, the document, says already."""
+    lines = {**earlier_targets(text), **{
+        name: [[f"`{name}`", what, bound, value, "met" if met else "**missed**"]
+               for what, bound, value, met in ROWS[name][0].targets(saved["result"])]
+        for name, saved in results.items()}}
+    return table(["row", "what", "target", "measured", ""],
+                 [line for name in ROWS for line in lines.get(name, [])])
 
 
 def facts_text(saved):
@@ -216,7 +228,7 @@ def write_document(folder, document):
     results = read_results(folder)
     text = document.read_text()
     text = replace_part(text, "environment", environment(results, text))
-    text = replace_part(text, "targets", overview(results))
+    text = replace_part(text, "targets", overview(results, text))
     for name, saved in results.items():
         text = replace_part(
             text, name, ROWS[name][0].markdown(saved["result"]))
