@@ -103,11 +103,12 @@ def machine():
 
 
 def weft_version():
-    """The commit, and whether tracked files differ from it. Those of docs/ do
-    not count: the rows before have written them."""
+    """The commit, and whether tracked files differ from it. Those of docs/, which
+    the rows before have written, and of tests/ do not count."""
     changed = output_of(
         "git", "--no-optional-locks", "status", "--porcelain",
-        "--untracked-files=no", "--", ".", ":(exclude)docs")
+        "--untracked-files=no", "--", ".", ":(exclude)docs",
+        ":(exclude)tests")
     return output_of("git", "describe", "--always") + "-dirty" * bool(changed)
 
 

@@ -8,6 +8,7 @@
 namespace weft::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -54,6 +55,27 @@ TEST_F(ProductsRunTest, AnotherLibraryIsSaid) {
       resumed->output(),
       HasSubstr("products: libtorch multiplied before this checkpoint, onednn "
                 "does from here on"));
+}
+
+// As two hosts with processors of two vendors would.
+TEST_F(ProductsRunTest, RanksThatDifferEndWithBothNames) {
+  if (const auto problem = onednn_problem(); !problem.empty()) {
+    GTEST_SKIP() << problem;
+  }
+  const int port = free_port();
+  const auto rank = [&](int number, const std::string& library) {
+    return std::make_unique<Process>(
+        train({"mesh.dp=2", "products=" + library}),
+        folder_,
+        rank_variables(number, 2, port));
+  };
+  const auto first = rank(0, "libtorch");
+  const auto second = rank(1, "onednn");
+  EXPECT_EQ(first->wait(), 5);
+  EXPECT_EQ(second->wait(), 5);
+  EXPECT_THAT(
+      second->error(),
+      AllOf(HasSubstr("products"), HasSubstr("libtorch"), HasSubstr("onednn")));
 }
 
 TEST_F(ProductsRunTest, AnUnknownLibraryIsRefused) {
