@@ -100,6 +100,13 @@ TEST_F(MatmulProducts, OfOperandsOfAnyStrides) {
   }
 }
 
+// A tensor whose numbers count with the other sign.
+TEST_F(MatmulProducts, OfNegatedViews) {
+  const auto a = at::randn({kM, kK});
+  const auto b = at::randn({kK, kN});
+  EXPECT_TRUE(at::equal(at::mm(at::_neg_view(a), b), at::mm(-a, b)));
+}
+
 TEST_F(MatmulProducts, WithWhatTheyAreAddedTo) {
   const auto a = at::randn({kM, kK});
   const auto b = at::randn({kK, kN});
