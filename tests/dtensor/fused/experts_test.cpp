@@ -14,6 +14,7 @@
 #include "dtensor/fused/grouped_mm.h"
 #include "dtensor/init/meta_kernels.h"
 #include "dtensor/tensor/parameter_info.h"
+#include "matmul/library.h"
 #include "mesh/communicator/flight_recorder.h"
 #include "tests/dtensor/on_ranks.h"
 #include "tests/support/expect_error.h"
@@ -196,6 +197,31 @@ TEST(Experts, GroupedProductsHaveGradientsOfTheirWeightsLayout) {
   y.sum().backward();
   EXPECT_TRUE(weight.grad().is_contiguous());
   EXPECT_TRUE(at::equal(weight.grad()[1], at::zeros_like(weight[1])));
+}
+
+// Rows in chunks of several sizes, which oneDNN multiplies.
+TEST(Experts, GroupedProductsOfManyRows) {
+  if (!matmul::this_host().onednn_problem.empty()) {
+    GTEST_SKIP() << matmul::this_host().onednn_problem;
+  }
+  const GroupCounts counts{600, 0, 17, 5, 256};
+  const auto rows = random({878, 128}, 1);
+  const auto matrices = random({5, 128, 192}, 2);
+  const auto run = [&](at::ScalarType dtype) {
+    const auto r = rows.to(dtype).detach().requires_grad_();
+    const auto m = matrices.to(dtype).detach().requires_grad_();
+    const auto product = grouped_mm(r, m, counts);
+    product.square().sum().backward();
+    return Tensors{product.detach(), r.grad(), m.grad()};
+  };
+  const auto expected = run(at::kDouble);
+  matmul::set_library(matmul::Library::kOneDnn);
+  const auto results = run(at::kFloat);
+  matmul::set_library(matmul::Library::kLibtorch);
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto error = (results[i] - expected[i]).norm() / expected[i].norm();
+    EXPECT_LT(error.item<double>(), 1e-6) << i;
+  }
 }
 
 TEST(Experts, MistakesNameBothSides) {
