@@ -1,7 +1,6 @@
 #include "matmul/kernels.h"
 
 #include <algorithm>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUFunctions.h>
@@ -78,9 +77,8 @@ bool takes_result(
     const at::Tensor& a,
     const at::Tensor& b) {
   return out.scalar_type() == at::kFloat && out.device().is_cpu() &&
-         out.dim() == a.dim() && out.size(-2) == a.size(-2) &&
-         out.size(-1) == b.size(-1) &&
-         (a.dim() == 2 || out.size(0) == a.size(0)) && out.is_contiguous() &&
+         out.sizes().equals(onednn::product_sizes(a, b)) &&
+         out.is_contiguous() &&
          at::get_overlap_status(out, a) == at::MemOverlapStatus::No &&
          at::get_overlap_status(out, b) == at::MemOverlapStatus::No;
 }
@@ -104,16 +102,10 @@ struct Batches {
   static constexpr auto sum_in_place = &at::cpu::baddbmm_;
 };
 
-std::vector<int64_t> product_sizes(const at::Tensor& a, const at::Tensor& b) {
-  auto sizes = a.sizes().vec();
-  sizes.back() = b.size(-1);
-  return sizes;
-}
-
 // That what a product is added to is taken as it is, in float32.
 bool takes_addend(
     const at::Tensor& addend,
-    const std::vector<int64_t>& sizes,
+    c10::IntArrayRef sizes,
     const at::Scalar& beta,
     const at::Scalar& alpha) {
   return addend.scalar_type() == at::kFloat && addend.device().is_cpu() &&
@@ -140,7 +132,7 @@ template <class Kernels>
 at::Tensor&
 product_out(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
   if (takes_float(a, b, Kernels::kNdim) && takes_result(out, a, b)) {
-    onednn::multiply_into(out, a, b, /*accumulate=*/false);
+    onednn::multiply_into(out, a, b);
     return out;
   }
   if (is_widened(a, b) && out.scalar_type() == at::kBFloat16) {
@@ -159,7 +151,7 @@ at::Tensor sum(
     const at::Scalar& beta,
     const at::Scalar& alpha) {
   if (takes_float(a, b, Kernels::kNdim)) {
-    const auto sizes = product_sizes(a, b);
+    const auto sizes = onednn::product_sizes(a, b);
     if (takes_addend(addend, sizes, beta, alpha)) {
       auto result = at::empty(sizes, a.options());
       result.copy_(addend);
@@ -174,6 +166,26 @@ at::Tensor sum(
   return Kernels::sum(addend, a, b, beta, alpha);
 }
 
+// The sum in memory that is given, if oneDNN takes it; whether it does.
+template <class Kernels>
+bool sum_into(
+    at::Tensor& out,
+    const at::Tensor& addend,
+    const at::Tensor& a,
+    const at::Tensor& b,
+    const at::Scalar& beta,
+    const at::Scalar& alpha) {
+  if (!takes_float(a, b, Kernels::kNdim) || !takes_result(out, a, b) ||
+      !takes_addend(addend, out.sizes(), beta, alpha)) {
+    return false;
+  }
+  if (!out.is_same(addend)) {
+    out.copy_(addend);
+  }
+  onednn::multiply_into(out, a, b, /*accumulate=*/true);
+  return true;
+}
+
 template <class Kernels>
 at::Tensor& sum_out(
     const at::Tensor& addend,
@@ -182,12 +194,7 @@ at::Tensor& sum_out(
     const at::Scalar& beta,
     const at::Scalar& alpha,
     at::Tensor& out) {
-  if (takes_float(a, b, Kernels::kNdim) && takes_result(out, a, b) &&
-      takes_addend(addend, product_sizes(a, b), beta, alpha)) {
-    if (!out.is_same(addend)) {
-      out.copy_(addend);
-    }
-    onednn::multiply_into(out, a, b, /*accumulate=*/true);
+  if (sum_into<Kernels>(out, addend, a, b, beta, alpha)) {
     return out;
   }
   if (is_widened(a, b) && out.scalar_type() == at::kBFloat16) {
@@ -205,9 +212,7 @@ at::Tensor& sum_in_place(
     const at::Tensor& b,
     const at::Scalar& beta,
     const at::Scalar& alpha) {
-  if (takes_float(a, b, Kernels::kNdim) && takes_result(out, a, b) &&
-      takes_addend(out, product_sizes(a, b), beta, alpha)) {
-    onednn::multiply_into(out, a, b, /*accumulate=*/true);
+  if (sum_into<Kernels>(out, out, a, b, beta, alpha)) {
     return out;
   }
   if (is_widened(a, b) && out.scalar_type() == at::kBFloat16) {

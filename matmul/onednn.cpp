@@ -7,6 +7,8 @@
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "mesh/error/error.h"
+
 // libtorch exports it and has no header for it. Weak: a libtorch without it is
 // one more reason for support() to give.
 namespace at::native {
@@ -40,11 +42,6 @@ at::Tensor linear_pointwise(const at::Tensor& a, const at::Tensor& b) {
   return op.call(a.contiguous(), b.t(), std::nullopt, "none", Scalars(), "");
 }
 
-std::string first_line_of(const c10::Error& error) {
-  const std::string text = error.what_without_backtrace();
-  return text.substr(0, text.find('\n'));
-}
-
 // Why `multiply` does not give the product of two small matrices of `dtype`;
 // empty: it does.
 std::string try_product(
@@ -61,14 +58,12 @@ std::string try_product(
                ? ""
                : "a product of it is wrong";
   } catch (const c10::Error& error) {
-    return first_line_of(error);
+    return mesh::first_line_of(error);
   }
 }
 
 at::Tensor mkldnn_matmul(const at::Tensor& a, const at::Tensor& b) {
-  auto sizes = a.sizes().vec();
-  sizes.back() = b.size(-1);
-  auto result = at::empty(sizes, a.options());
+  auto result = at::empty(product_sizes(a, b), a.options());
   at::native::mkldnn_matmul(a, b, result, /*beta=*/0, /*alpha=*/1);
   return result;
 }
@@ -94,6 +89,12 @@ Support try_all() {
 const Support& support() {
   static const Support tried = try_all();
   return tried;
+}
+
+std::vector<int64_t> product_sizes(const at::Tensor& a, const at::Tensor& b) {
+  auto sizes = a.sizes().vec();
+  sizes.back() = b.size(-1);
+  return sizes;
 }
 
 at::Tensor multiply(const at::Tensor& a, const at::Tensor& b) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -22,6 +23,9 @@ struct Support {
 /// Tried once in a process.
 const Support& support();
 
+/// Of the product of [.., m, k] and [.., k, n].
+std::vector<int64_t> product_sizes(const at::Tensor& a, const at::Tensor& b);
+
 /// The product of [m, k] and [k, n], contiguous; operands of any strides.
 /// Batches ([e, m, k], [e, k, n]) need has_matmul.
 at::Tensor multiply(const at::Tensor& a, const at::Tensor& b);
@@ -32,6 +36,6 @@ void multiply_into(
     const at::Tensor& out,
     const at::Tensor& a,
     const at::Tensor& b,
-    bool accumulate);
+    bool accumulate = false);
 
 } // namespace weft::matmul::onednn

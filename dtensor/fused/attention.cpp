@@ -215,18 +215,14 @@ std::tuple<at::Tensor, at::Tensor> attend(
     blocks.for_each_block([&](const QueryBlock& block) {
       const auto scores = block.scores(scratch, heads.count);
       multiply_into(
-          scores,
-          block.queries_of(q),
-          block.keys_of(k).transpose(1, 2),
-          /*accumulate=*/false);
+          scores, block.queries_of(q), block.keys_of(k).transpose(1, 2));
       run_score_rows(
           fused::SoftmaxLoop{
               .rows = rows_of(block, queries, options),
               .scores = scores.data_ptr<float>(),
               .logsumexp = sums.data_ptr<float>() + block.first},
           heads.count);
-      multiply_into(
-          block.queries_of(y), scores, block.keys_of(v), /*accumulate=*/false);
+      multiply_into(block.queries_of(y), scores, block.keys_of(v));
     });
     heads.of(output).copy_(y);
   });
@@ -262,15 +258,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
     const auto v_grad = all_seen ? at::empty_like(v) : at::zeros_like(v);
     const auto sums = heads.of(all_sums);
     blocks.for_each_block([&](const QueryBlock& block) {
-      const bool is_first = block.first + block.count == queries;
+      // The first block sees all keys that any of them does.
+      const bool accumulates = block.first + block.count < queries;
       const auto block_q = block.queries_of(q);
       const auto block_g = block.queries_of(g);
       const auto block_k = block.keys_of(k);
       const auto scores = block.scores(scratch, heads.count);
       const auto score_grads = block.scores(grad_scratch, heads.count);
-      multiply_into(scores, block_q, block_k.transpose(1, 2), false);
-      multiply_into(
-          score_grads, block_g, block.keys_of(v).transpose(1, 2), false);
+      multiply_into(scores, block_q, block_k.transpose(1, 2));
+      multiply_into(score_grads, block_g, block.keys_of(v).transpose(1, 2));
       run_score_rows(
           fused::SoftmaxBackwardLoop{
               .rows = rows_of(block, queries, options),
@@ -279,13 +275,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
               .logsumexp = sums.data_ptr<float>() + block.first},
           heads.count);
       multiply_into(
-          block.keys_of(v_grad), scores.transpose(1, 2), block_g, !is_first);
+          block.keys_of(v_grad), scores.transpose(1, 2), block_g, accumulates);
       multiply_into(
           block.keys_of(k_grad),
           score_grads.transpose(1, 2),
           block_q,
-          !is_first);
-      multiply_into(block.queries_of(q_grad), score_grads, block_k, false);
+          accumulates);
+      multiply_into(block.queries_of(q_grad), score_grads, block_k);
     });
     heads.of(query_grad).copy_(q_grad);
     heads.of(key_grad).copy_(k_grad);

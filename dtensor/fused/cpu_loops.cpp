@@ -51,13 +51,14 @@ WEFT_INLINE void narrow(float x, c10::Half& to) {
 }
 
 // A block of a row as numbers to compute with: the row's own memory where it
-// can be, else a copy. Short blocks are filled up with zeros.
+// can be, else a copy. Short blocks are filled up with zeros, or with what
+// read() is given.
 template <class T>
 class Block {
  public:
   using Number = Compute<T>;
 
-  WEFT_INLINE const Number* read(const T* row, int64_t size) {
+  WEFT_INLINE const Number* read(const T* row, int64_t size, Number rest = 0) {
     if constexpr (std::is_same_v<T, Number>) {
       if (size == kBlock) {
         return row;
@@ -70,7 +71,7 @@ class Block {
       }
     } else {
       for (int64_t i = 0; i < kBlock; ++i) {
-        numbers_[i] = i < size ? widen(row[i]) : Number(0);
+        numbers_[i] = i < size ? widen(row[i]) : rest;
       }
     }
     return numbers_;
@@ -345,35 +346,18 @@ WEFT_INLINE int64_t place_of(const ScoreRows& rows, int64_t row) {
   return row / rows.queries * rows.length + row % rows.queries;
 }
 
-// Calls `body` with a block of `row` in memory that is a whole block long: the
-// row's own, or a copy whose numbers behind the row's are `rest`.
-template <class Body>
-WEFT_INLINE void
-with_block(float* row, int64_t size, float rest, const Body& body) {
-  if (size == kBlock) {
-    body(row);
-    return;
-  }
-  alignas(64) float numbers[kBlock];
-  for (int64_t i = 0; i < kBlock; ++i) {
-    numbers[i] = i < size ? row[i] : rest;
-  }
-  body(numbers);
-  std::copy_n(numbers, size, row);
-}
-
 constexpr float kLeast = -std::numeric_limits<float>::infinity();
 
-WEFT_INLINE float largest_of(float* row, int64_t columns) {
+WEFT_INLINE float largest_of(const float* row, int64_t columns) {
   alignas(64) float lanes[kBlock];
   std::fill_n(lanes, kBlock, kLeast);
   for_each_block(columns, [&](int64_t at, int64_t size) WEFT_LAMBDA {
-    with_block(row + at, size, kLeast, [&](float* x) WEFT_LAMBDA {
-      WEFT_VECTORS
-      for (int64_t i = 0; i < kBlock; ++i) {
-        lanes[i] = x[i] > lanes[i] ? x[i] : lanes[i];
-      }
-    });
+    Block<float> numbers;
+    const float* x = numbers.read(row + at, size, kLeast);
+    WEFT_VECTORS
+    for (int64_t i = 0; i < kBlock; ++i) {
+      lanes[i] = x[i] > lanes[i] ? x[i] : lanes[i];
+    }
   });
   return *std::max_element(lanes, lanes + kBlock);
 }
@@ -387,14 +371,16 @@ softmax_rows(const SoftmaxLoop& loop, int64_t first, int64_t last) {
     const float largest = largest_of(scores, seen) * scale;
     alignas(64) float sums[kBlock] = {};
     for_each_block(seen, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+      Block<float> numbers;
       // Behind the row: what has the exponential 0.
-      with_block(scores + at, size, kLeast, [&](float* x) WEFT_LAMBDA {
-        WEFT_VECTORS
-        for (int64_t i = 0; i < kBlock; ++i) {
-          x[i] = exp_of(x[i] * scale - largest);
-          sums[i] += x[i];
-        }
-      });
+      const float* s = numbers.read(scores + at, size, kLeast);
+      float* p = numbers.to_write(scores + at, size);
+      WEFT_VECTORS
+      for (int64_t i = 0; i < kBlock; ++i) {
+        p[i] = exp_of(s[i] * scale - largest);
+        sums[i] += p[i];
+      }
+      numbers.write(scores + at, size);
     });
     const float sum = sum_of_lanes(sums);
     const float inverse = 1 / sum;
@@ -418,15 +404,16 @@ softmax_rows(const SoftmaxBackwardLoop& loop, int64_t first, int64_t last) {
     // The row's output times the output's gradient, summed.
     alignas(64) float products[kBlock] = {};
     for_each_block(seen, [&](int64_t at, int64_t size) WEFT_LAMBDA {
-      with_block(scores + at, size, kLeast, [&](float* p) WEFT_LAMBDA {
-        with_block(grads + at, size, 0, [&](float* d) WEFT_LAMBDA {
-          WEFT_VECTORS
-          for (int64_t i = 0; i < kBlock; ++i) {
-            p[i] = exp_of(p[i] * scale - logsumexp);
-            products[i] += p[i] * d[i];
-          }
-        });
-      });
+      Block<float> numbers, grad_numbers;
+      const float* s = numbers.read(scores + at, size, kLeast);
+      const float* d = grad_numbers.read(grads + at, size);
+      float* p = numbers.to_write(scores + at, size);
+      WEFT_VECTORS
+      for (int64_t i = 0; i < kBlock; ++i) {
+        p[i] = exp_of(s[i] * scale - logsumexp);
+        products[i] += p[i] * d[i];
+      }
+      numbers.write(scores + at, size);
     });
     const float delta = sum_of_lanes(products);
     WEFT_VECTORS

@@ -8,6 +8,8 @@
 
 #include <torch/torch.h>
 
+#include "mesh/error/error.h"
+
 namespace weft::dtensor {
 namespace {
 
@@ -62,8 +64,7 @@ failure_of(const NeededOp& op, c10::Device device, c10::ScalarType dtype) {
     }
     return std::nullopt;
   } catch (const c10::Error& error) {
-    const std::string reason = error.what_without_backtrace();
-    return reason.substr(0, reason.find('\n'));
+    return mesh::first_line_of(error);
   } catch (const std::exception& error) {
     return error.what();
   }

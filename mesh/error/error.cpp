@@ -2,7 +2,14 @@
 
 #include <utility>
 
-namespace weft::mesh::detail {
+namespace weft::mesh {
+
+std::string first_line_of(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  return text.substr(0, text.find('\n'));
+}
+
+namespace detail {
 
 void throw_value_error(
     const char* file,
@@ -13,4 +20,5 @@ void throw_value_error(
       {function, file, static_cast<uint32_t>(line)}, std::move(message));
 }
 
-} // namespace weft::mesh::detail
+} // namespace detail
+} // namespace weft::mesh

@@ -58,6 +58,9 @@ template <class E>
   throw E(where, std::move(message));
 }
 
+/// The first line of what libtorch says, without where it was thrown.
+std::string first_line_of(const c10::Error& error);
+
 } // namespace weft::mesh
 
 /// Fails with "[op] text. (context)" as a c10::ValueError unless `condition`.
