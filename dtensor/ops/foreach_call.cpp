@@ -23,9 +23,9 @@ bool is_ready(const DTensorImpl& impl) {
 }
 
 // Such a tensor may not be written to, which not every rank's part shows.
-bool overlaps(const at::Tensor& tensor) {
-  return !tensor.is_non_overlapping_and_dense() &&
-         at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
+bool overlaps(DTensorImpl& impl) {
+  return !impl.is_non_overlapping_and_dense() &&
+         at::has_internal_overlap(&impl) == at::MemOverlap::Yes;
 }
 
 bool is_full_scalar(const at::Tensor& tensor) {
@@ -34,6 +34,22 @@ bool is_full_scalar(const at::Tensor& tensor) {
 }
 
 } // namespace
+
+bool is_ready_first(DTensorImpl& impl) {
+  return is_ready(impl) && !impl.spec().has_partial() && !overlaps(impl);
+}
+
+bool lies_as(const at::Tensor& tensor, const DTensorImpl* first, bool dense) {
+  const auto* impl = dtensor_impl(tensor);
+  if (!impl) {
+    return tensor.dim() == 0;
+  }
+  const bool is_alike = first && impl->spec() == first->spec() &&
+                        impl->sizes() == first->sizes() &&
+                        (!dense || impl->strides() == first->strides());
+  return is_ready(*impl) && (is_alike || (first && impl->dim() == 0 &&
+                                          impl->spec().is_replicated()));
+}
 
 ForeachCall::ForeachCall(
     const c10::OperatorHandle& op,
@@ -63,25 +79,9 @@ bool ForeachCall::is_aligned_list(
   if (list.size() != first.size()) {
     return false;
   }
-  const bool is_first = list.data() == first.data();
   for (size_t i = 0; i < list.size(); ++i) {
-    const auto& tensor = list[i].toTensor();
-    const auto* impl = dtensor_impl(tensor);
-    if (!impl) {
-      if (tensor.dim() != 0) {
-        return false;
-      }
-      continue;
-    }
-    const auto* leader = is_first ? impl : dtensor_impl(first[i].toTensor());
-    if (!leader || !is_ready(*impl) || (is_first && overlaps(tensor))) {
-      return false;
-    }
-    const bool alike =
-        is_first ||
-        (impl->spec() == leader->spec() && impl->sizes() == leader->sizes() &&
-         (!dense || impl->strides() == leader->strides()));
-    if (!alike && !(impl->dim() == 0 && impl->spec().is_replicated())) {
+    if (!lies_as(
+            list[i].toTensor(), dtensor_impl(first[i].toTensor()), dense)) {
       return false;
     }
   }
@@ -91,16 +91,21 @@ bool ForeachCall::is_aligned_list(
 bool ForeachCall::is_aligned(bool dense) const {
   const auto first = first_list();
   for (const auto& element : first) {
-    const auto* impl = dtensor_impl(element.toTensor());
-    if (impl && (impl->spec().has_partial() ||
-                 (dense && !impl->is_non_overlapping_and_dense()))) {
+    const auto& tensor = element.toTensor();
+    auto* impl = dtensor_impl(tensor);
+    const bool is_fit =
+        impl ? is_ready_first(*impl) &&
+                   (!dense || impl->is_non_overlapping_and_dense())
+             : tensor.dim() == 0;
+    if (!is_fit) {
       return false;
     }
   }
   for (size_t i = 0; i < count_; ++i) {
     const auto& value = arguments_[i];
     if (value.isTensorList()) {
-      if (!is_aligned_list(first, value.toListRef(), dense)) {
+      if (i != first_list_ &&
+          !is_aligned_list(first, value.toListRef(), dense)) {
         return false;
       }
     } else if (value.isTensor() && !is_full_scalar(value.toTensor())) {
@@ -186,6 +191,12 @@ std::vector<at::Tensor> ForeachCall::writes_to_note() const {
     }
   }
   return tensors;
+}
+
+void ForeachCall::note_writes(const std::vector<at::Tensor>& written) const {
+  for (const auto& tensor : written) {
+    note_write(tensor, op_.schema().name());
+  }
 }
 
 void ForeachCall::unwrap_scalars() const {

@@ -10,6 +10,14 @@
 
 namespace weft::dtensor {
 
+/// Whether a tensor of a first list can be computed on where it lies: nothing
+/// is pending or deferred, and no two elements share memory.
+bool is_ready_first(DTensorImpl& impl);
+/// Whether an op can compute on `tensor`, of another list, together with
+/// `first`, which may be null: it has the spec and the global sizes of `first`
+/// (`dense`: and its order of dims in memory), or is a number on every rank.
+bool lies_as(const at::Tensor& tensor, const DTensorImpl* first, bool dense);
+
 /// A call of an op on lists of tensors, its arguments on a stack. The i-th
 /// tensors of its lists belong together. See Note [Foreach ops].
 class ForeachCall {
@@ -37,6 +45,8 @@ class ForeachCall {
   /// Tensors whose note_write() is due when the op has run; none where no
   /// writes are watched.
   std::vector<at::Tensor> writes_to_note() const;
+  /// To be called with them after the op.
+  void note_writes(const std::vector<at::Tensor>& written) const;
 
   /// Replaces single whole DTensors that an op reads as numbers.
   void unwrap_scalars() const;

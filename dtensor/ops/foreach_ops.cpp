@@ -11,7 +11,7 @@
 
 #include "dtensor/ops/foreach_call.h"
 #include "dtensor/ops/foreach_norm.h"
-#include "dtensor/ops/whole_vectors.h"
+#include "dtensor/ops/fused_steps.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/copied_view.h"
 #include "dtensor/tensor/deferred_state.h"
@@ -27,9 +27,7 @@
 // - In all other cases a foreach op does what libtorch's own fallback does: it
 //   calls the op on single tensors that it stands for, whose rule knows what
 //   moves and which pending reductions may wait.
-// - The steps of fused optimizers have no such form. Gradients are brought to
-//   where their parameter lies; state has to lie there already. See
-//   Note [Whole vectors].
+// - The steps of fused optimizers have no such form: dtensor/ops/fused_steps.h.
 
 namespace weft::dtensor {
 namespace {
@@ -89,14 +87,6 @@ void wrap_results(
   value = std::move(results);
 }
 
-void note_writes(
-    const c10::OperatorHandle& op,
-    const std::vector<at::Tensor>& written) {
-  for (const auto& tensor : written) {
-    note_write(tensor, op.schema().name());
-  }
-}
-
 void run_elementwise(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -112,79 +102,13 @@ void run_elementwise(
     const auto written = call.writes_to_note();
     call.to_locals();
     op.callBoxed(stack);
-    note_writes(op, written);
+    call.note_writes(written);
     return;
   }
   const auto metas = result_metas(call);
   call.to_locals();
   op.callBoxed(stack);
   wrap_results(metas, stack->back());
-}
-
-// The lists of tensors of a fused step, which are plain by now, in whole
-// vectors.
-class FusedLists {
- public:
-  explicit FusedLists(const ForeachCall& call, const c10::OperatorHandle& op) {
-    if (std::ranges::all_of(call.first_list(), [](const c10::IValue& value) {
-          return WholeVectors::is_whole(value.toTensor());
-        })) {
-      return;
-    }
-    const auto& arguments = op.schema().arguments();
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      if (call.argument(i).isTensorList()) {
-        lists_.push_back(
-            {i,
-             call.argument(i).toTensorVector(),
-             arguments[i].name() == "state_steps"});
-      }
-    }
-    std::vector<WholeVectors::List*> tensors;
-    std::vector<WholeVectors::List*> numbers;
-    for (auto& list : lists_) {
-      (list.is_numbers ? numbers : tensors).push_back(&list.tensors);
-    }
-    vectors_.emplace(tensors, numbers);
-    if (vectors_->any()) {
-      for (const auto& list : lists_) {
-        call.argument(list.argument) = list.tensors;
-      }
-    }
-  }
-
-  void copy_back() const {
-    if (vectors_) {
-      vectors_->copy_back();
-    }
-  }
-
- private:
-  struct Argument {
-    size_t argument;
-    WholeVectors::List tensors;
-    bool is_numbers;
-  };
-  std::vector<Argument> lists_;
-  std::optional<WholeVectors> vectors_;
-};
-
-void run_fused(
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet,
-    Stack* stack) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const ForeachCall call(op, *stack);
-  const auto written = call.writes_to_note();
-  if (call.is_aligned(/*dense=*/false)) {
-    call.to_locals();
-  } else {
-    call.align_to_first();
-  }
-  const FusedLists lists(call, op);
-  op.callBoxed(stack);
-  lists.copy_back();
-  note_writes(op, written);
 }
 
 at::Tensor placed_at(
@@ -297,7 +221,7 @@ void run_unscale(
   call.to_locals();
   const auto found = call.argument(1).toTensor();
   op.callBoxed(stack);
-  note_writes(op, written);
+  call.note_writes(written);
   for (const auto& [mesh, dims] : cuts) {
     for (size_t i = 0; i < dims.size(); ++i) {
       if (dims[i]) {
@@ -324,9 +248,6 @@ const std::set<std::string_view>& elementwise_names() {
       "trunc", "zero"};
   return names;
 }
-
-using BoxedKernel =
-    void(const c10::OperatorHandle&, c10::DispatchKeySet, Stack*);
 
 bool has_out_argument(const c10::FunctionSchema& schema) {
   return std::ranges::any_of(schema.arguments(), [](const auto& argument) {
@@ -377,13 +298,13 @@ ForeachKernel foreach_kernel_of(const c10::OperatorHandle& op) {
              : ForeachKernel::kEach;
 }
 
-torch::CppFunction kernel_of(ForeachKernel way) {
+torch::CppFunction kernel_of(ForeachKernel way, const c10::OperatorHandle& op) {
   using torch::CppFunction;
   switch (way) {
+    case ForeachKernel::kFused:
+      return fused_step_kernel(op);
     case ForeachKernel::kElementwise:
       return CppFunction::makeFromBoxedFunction<&run_elementwise>();
-    case ForeachKernel::kFused:
-      return CppFunction::makeFromBoxedFunction<&run_fused>();
     case ForeachKernel::kFunctional:
       return CppFunction::makeFromBoxedFunction<&run_functional>();
     case ForeachKernel::kUnscale:
@@ -406,7 +327,7 @@ std::set<std::string> register_foreach_ops(torch::Library& library) {
     if (way == ForeachKernel::kNone || taken.contains(full)) {
       continue;
     }
-    library.impl(full.c_str(), kernel_of(way));
+    library.impl(full.c_str(), kernel_of(way, *op));
     taken.insert(full);
   }
   return taken;

@@ -21,7 +21,7 @@ bool is_alike(const at::Tensor& tensor, const at::Tensor& first) {
          tensor.scalar_type() == first.scalar_type();
 }
 
-at::Tensor flat(const at::Tensor& tensor) {
+at::Tensor as_row(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1});
 }
 
@@ -65,7 +65,7 @@ bool WholeVectors::take(const std::vector<List*>& lists, size_t index) {
     if (list->empty()) {
       continue;
     }
-    const auto all = flat((*list)[index]);
+    const auto all = as_row((*list)[index]);
     const auto row = at::zeros({vector_elements(all)}, all.options());
     rests_.push_back({all.narrow(0, begin, rest), row.narrow(0, 0, rest)});
     rests_.back().scratch.copy_(rests_.back().own);

@@ -353,6 +353,66 @@ TEST(ForeachOps, FusedStepsBringGradientsToTheirParameters) {
   });
 }
 
+// Lists of which every tensor lies as its parameter, in whole vectors.
+TEST(ForeachOps, FusedStepsOfPartsThatLieAlikeEqualOneRank) {
+  using Step = void (*)(const AdamState&);
+  const std::vector<std::pair<std::string, Step>> optimizers{
+      {"adamw", [](const AdamState& state) { adamw(state); }},
+      {"adam",
+       [](const AdamState& state) {
+         at::_fused_adam_(
+             state.params,
+             state.grads,
+             state.means,
+             state.squares,
+             state.squares,
+             state.steps,
+             /*lr=*/0.1,
+             /*beta1=*/0.9,
+             /*beta2=*/0.95,
+             /*weight_decay=*/0.1,
+             /*eps=*/1e-8,
+             /*amsgrad=*/true,
+             /*maximize=*/true);
+       }},
+      {"sgd",
+       [](const AdamState& state) {
+         at::_fused_sgd_(
+             state.params,
+             state.grads,
+             state.means,
+             /*weight_decay=*/0.1,
+             /*momentum=*/0.9,
+             /*lr=*/0.1,
+             /*dampening=*/0.0,
+             /*nesterov=*/true,
+             /*maximize=*/false,
+             /*is_first_step=*/false);
+       }},
+  };
+  run_ranks(4, [&](RankContext& self) {
+    const auto mesh = grid(self);
+    const std::vector<Placements> where{
+        {Shard(0), Shard(1)}, {kR, Shard(0)}, {kR, kR}};
+    for (const auto& [name, step] : optimizers) {
+      const auto plain = adam_state({{16, 32}, {16}, {8, 3}});
+      const auto parts = placed(plain, mesh, where, where);
+      for (int i = 0; i < 3; ++i) {
+        step(parts);
+        step(plain);
+      }
+      for (size_t i = 0; i < where.size(); ++i) {
+        EXPECT_EQ(spec_of(parts.params[i]).placements(), where[i]);
+        for (const auto list : {&AdamState::params, &AdamState::means}) {
+          EXPECT_TRUE(
+              at::equal(full_tensor((parts.*list)[i]), (plain.*list)[i]))
+              << name << " " << i;
+        }
+      }
+    }
+  });
+}
+
 TEST(ForeachOps, FusedStepsTakeWholeNumbersAsTensors) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = grid(self);

@@ -209,6 +209,22 @@ TEST(CopiedViews, SeeWritesToTheBaseAndToOtherViews) {
       at::_foreach_mul_({x}, 3);
       expected.mul_(3);
       expect_close(full_tensor(v + 0), expected.view({3, 2, 4}), 0, "list");
+      const auto step = [](const at::Tensor& tensor) {
+        at::_fused_sgd_(
+            {tensor},
+            {at::ones_like(tensor)},
+            {},
+            /*weight_decay=*/0.0,
+            /*momentum=*/0.0,
+            /*lr=*/0.5,
+            /*dampening=*/0.0,
+            /*nesterov=*/false,
+            /*maximize=*/false,
+            /*is_first_step=*/true);
+      };
+      step(x);
+      step(expected);
+      expect_close(full_tensor(v), expected.view({3, 2, 4}), 0, "fused step");
       x.view({2, 12})[0].zero_();
       expected.view({2, 12})[0].zero_();
       expect_close(full_tensor(v), expected.view({3, 2, 4}), 0, "other view");
