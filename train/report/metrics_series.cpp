@@ -68,7 +68,9 @@ void join_points(MetricsPoint& point, const MetricsPoint& next) {
 
 class SeriesReader {
  public:
-  explicit SeriesReader(size_t max_points) : max_points_(max_points) {}
+  explicit SeriesReader(size_t max_points) : max_points_(max_points) {
+    series_.points.reserve(max_points + 1);
+  }
 
   // `is_last`: no line end follows it.
   void take(std::string_view text, bool is_last) {

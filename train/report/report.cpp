@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
+#include <iterator>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -17,50 +17,96 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// A curve has thousands of numbers, and a report is written again and again
+// while a run goes on. So curves become text at once: as ordered_json they took
+// 16 bytes a number more, which the process kept.
+
 // Digits that a picture cannot show are left out.
+void append_number(std::string& text, double value) {
+  if (std::isfinite(value)) {
+    fmt::format_to(std::back_inserter(text), "{:.7g}", value);
+  } else {
+    text += "null";
+  }
+}
+void append_number(std::string& text, int64_t value) {
+  fmt::format_to(std::back_inserter(text), "{}", value);
+}
+
 ordered_json number_json(double value) {
-  if (!std::isfinite(value)) {
-    return nullptr;
-  }
-  return std::strtod(fmt::format("{:.7g}", value).c_str(), nullptr);
+  std::string text;
+  append_number(text, value);
+  return ordered_json::parse(text);
 }
 
+// Appends `,"key":[1,2]`.
 template <class T, class Get>
-ordered_json column(const std::vector<T>& items, const Get& get) {
-  auto values = ordered_json::array();
+void append_column(
+    std::string& text,
+    std::string_view key,
+    const std::vector<T>& items,
+    const Get& get) {
+  fmt::format_to(std::back_inserter(text), ",\"{}\":[", key);
   for (const auto& item : items) {
-    values.push_back(get(item));
+    append_number(text, get(item));
+    text += ',';
   }
-  return values;
+  if (!items.empty()) {
+    text.pop_back();
+  }
+  text += ']';
 }
 
-ordered_json curves(const MetricsSeries& metrics) {
-  auto all = ordered_json::object();
-  for (const auto key : MetricsPoint::kKeys) {
-    auto& curve = all[std::string(key)];
-    curve["mean"] = column(metrics.points, [&](const MetricsPoint& p) {
-      return number_json(p[key].mean());
-    });
-    if (metrics.steps_per_point > 1) {
-      curve["min"] = column(metrics.points, [&](const MetricsPoint& p) {
-        return number_json(p[key].least);
-      });
-      curve["max"] = column(metrics.points, [&](const MetricsPoint& p) {
-        return number_json(p[key].most);
+// Appends `,"key":{`, the members, of which each begins with a comma, and `}`.
+template <class Append>
+void append_object(
+    std::string& text,
+    std::string_view key,
+    const Append& append_members) {
+  fmt::format_to(std::back_inserter(text), ",\"{}\":{{", key);
+  const size_t begin = text.size();
+  append_members();
+  text.erase(begin, 1);
+  text += '}';
+}
+
+void append_curves(std::string& text, const MetricsSeries& metrics) {
+  using Point = MetricsPoint;
+  const auto& points = metrics.points;
+  append_column(
+      text, "step", points, [](const Point& p) { return p.last_step; });
+  append_column(
+      text, "tokens", points, [](const Point& p) { return p.tokens; });
+  append_column(
+      text, "time_s", points, [](const Point& p) { return p.time_s; });
+  append_object(text, "series", [&] {
+    for (const auto key : Point::kKeys) {
+      append_object(text, key, [&] {
+        append_column(text, "mean", points, [&](const Point& p) {
+          return p[key].mean();
+        });
+        if (metrics.steps_per_point > 1) {
+          append_column(text, "min", points, [&](const Point& p) {
+            return p[key].least;
+          });
+          append_column(
+              text, "max", points, [&](const Point& p) { return p[key].most; });
+        }
       });
     }
-  }
-  return all;
+  });
 }
 
-ordered_json eval_curve(const std::vector<EvalPoint>& evals) {
-  return {
-      {"step", column(evals, [](const EvalPoint& e) { return e.step; })},
-      {"tokens", column(evals, [](const EvalPoint& e) { return e.tokens; })},
-      {"time_s",
-       column(evals, [](const EvalPoint& e) { return number_json(e.time_s); })},
-      {"loss",
-       column(evals, [](const EvalPoint& e) { return number_json(e.loss); })}};
+void append_eval(std::string& text, const std::vector<EvalPoint>& evals) {
+  using Point = EvalPoint;
+  append_object(text, "eval", [&] {
+    append_column(text, "step", evals, [](const Point& p) { return p.step; });
+    append_column(
+        text, "tokens", evals, [](const Point& p) { return p.tokens; });
+    append_column(
+        text, "time_s", evals, [](const Point& p) { return p.time_s; });
+    append_column(text, "loss", evals, [](const Point& p) { return p.loss; });
+  });
 }
 
 // The values of all steps as one.
@@ -132,28 +178,42 @@ ordered_json indices_of(
   return indices;
 }
 
-ordered_json run_json(const RunData& run, const std::string& label) {
-  const auto& points = run.metrics.points;
-  using Point = MetricsPoint;
-  return {
-      {"label", label},
-      {"folder", run.folder},
-      {"written", run.written},
-      {"total_steps", run.total_steps},
-      {"lines", run.metrics.lines},
-      {"per_point", run.metrics.steps_per_point},
-      {"notes", run.notes},
-      {"summary", summary(run.metrics)},
-      {"restarts", indices_of(run.metrics.restarts, points)},
-      {"step", column(points, [](const Point& p) { return p.last_step; })},
-      {"tokens", column(points, [](const Point& p) { return p.tokens; })},
-      {"time_s",
-       column(points, [](const Point& p) { return number_json(p.time_s); })},
-      {"series", curves(run.metrics)},
-      {"eval", eval_curve(run.metrics.evals)},
-      {"recipe", run.recipe},
-      {"layout",
-       run.layout ? ordered_json::parse(to_json(*run.layout)) : nullptr}};
+// Text for inside a <script>: only '<' could end the element, and it stands in
+// strings alone.
+std::string for_script(const ordered_json& json) {
+  std::string text;
+  for (const char c :
+       json.dump(-1, ' ', false, ordered_json::error_handler_t::replace)) {
+    if (c == '<') {
+      text += "\\u003c";
+    } else {
+      text += c;
+    }
+  }
+  return text;
+}
+
+void append_run(
+    std::string& text,
+    const RunData& run,
+    const std::string& label) {
+  text += for_script(
+      {{"label", label},
+       {"folder", run.folder},
+       {"written", run.written},
+       {"total_steps", run.total_steps},
+       {"lines", run.metrics.lines},
+       {"per_point", run.metrics.steps_per_point},
+       {"notes", run.notes},
+       {"summary", summary(run.metrics)},
+       {"restarts", indices_of(run.metrics.restarts, run.metrics.points)},
+       {"recipe", run.recipe},
+       {"layout",
+        run.layout ? ordered_json::parse(to_json(*run.layout)) : nullptr}});
+  text.pop_back(); // the object's end
+  append_curves(text, run.metrics);
+  append_eval(text, run.metrics.evals);
+  text += '}';
 }
 
 // Runs of one name are told apart by their folders.
@@ -163,38 +223,30 @@ std::string label_among(std::span<const RunData> runs, const RunData& run) {
   return same > 1 ? run.folder : run.label;
 }
 
-std::string data_json(std::span<const RunData> runs) {
-  ordered_json data = {
+// Data of the page, and nothing in it ends its <script>.
+std::string data_text(std::span<const RunData> runs) {
+  ordered_json head = {
       {"made_by", std::string(report_maker())},
-      {"runs", ordered_json::array()},
       {"differences", ordered_json::array()}};
-  for (const auto& run : runs) {
-    data["runs"].push_back(run_json(run, label_among(runs, run)));
-  }
   for (const auto& difference : recipe_differences(runs)) {
     auto values = ordered_json::array();
     for (const auto& value : difference.values) {
       values.push_back(value ? ordered_json(*value) : nullptr);
     }
-    data["differences"].push_back(
+    head["differences"].push_back(
         {{"key", difference.key}, {"values", values}});
   }
-  return data.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
-
-// JSON inside a <script>: only '<' could end the element, and it stands in
-// strings alone.
-std::string for_script(const std::string& json) {
-  std::string text;
-  text.reserve(json.size());
-  for (const char c : json) {
-    if (c == '<') {
-      text += "\\u003c";
-    } else {
-      text += c;
-    }
+  auto text = for_script(head);
+  text.pop_back(); // the object's end
+  text += ",\"runs\":[";
+  for (const auto& run : runs) {
+    append_run(text, run, label_among(runs, run));
+    text += ',';
   }
-  return text;
+  if (!runs.empty()) {
+    text.pop_back();
+  }
+  return text += "]}";
 }
 
 std::string escape_html(const std::string& text) {
@@ -249,7 +301,12 @@ std::string problem_in(const Body& body) {
 std::string fill_in(
     std::string_view page,
     const std::vector<std::pair<std::string_view, std::string>>& values) {
+  size_t size = page.size();
+  for (const auto& [marker, value] : values) {
+    size += value.size();
+  }
   std::string text;
+  text.reserve(size);
   for (const auto& [marker, value] : values) {
     const size_t at = page.find(marker);
     text.append(page.substr(0, at)).append(value);
@@ -265,7 +322,7 @@ std::string report_html(std::span<const RunData> runs) {
       report_page(),
       {{"@TITLE@", escape_html(clean(title_of(runs)))},
        {"@STYLE@", std::string(report_style())},
-       {"@DATA@", for_script(data_json(runs))},
+       {"@DATA@", data_text(runs)},
        {"@SCRIPT@", std::string(report_script())}});
 }
 
