@@ -5,16 +5,17 @@
 
 namespace weft::base {
 
-/// Whether `path`, a name of components that dots separate, matches `pattern`
-/// component by component: `*` and `?` match within one, `**` is any number of
-/// them. "model.layers.*.wq.weight", "optimizer.**", "**.bias".
+/// Returns true if `path`, a name with components separated by dots, matches
+/// `pattern` component by component. `*` and `?` match within a component; `**`
+/// matches any number of components. Examples: "model.layers.*.wq.weight",
+/// "optimizer.**", "**.bias".
 bool matches_dotted(std::string_view pattern, std::string_view path);
 
-/// The same for one component. Takes time in proportion to the product of both
-/// lengths at most.
+/// Like matches_dotted(), for one component. The time is at most proportional
+/// to the product of both lengths.
 bool matches_component(std::string_view pattern, std::string_view component);
 
-/// The components of "a.b.c"; none of an empty text.
+/// Returns the components of "a.b.c". Empty for an empty string.
 std::vector<std::string_view> components_of(std::string_view path);
 
 } // namespace weft::base

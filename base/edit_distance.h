@@ -9,8 +9,9 @@
 
 namespace weft::base {
 
-/// Insertions, deletions, replacements and swaps of neighbours that turn `a`
-/// into `b`; the longer one's size where one has more than 64 characters.
+/// Returns the number of insertions, deletions, replacements and swaps of
+/// adjacent characters that turn `a` into `b`. If a string has more than 64
+/// characters, returns the length of the longer one.
 /// Source: Damerau (1964), in the optimal string alignment variant.
 inline int64_t edit_distance(std::string_view a, std::string_view b) {
   constexpr size_t kMax = 64; // Beyond it, no name is near.

@@ -5,26 +5,26 @@
 
 namespace weft::base {
 
-/// Why a process fails, for the file that its launcher names in
+/// The reason for a process failure, written to the launcher's
 /// TORCHELASTIC_ERROR_FILE.
 struct ErrorRecord {
-  /// The process's exit code, as a shell gives it.
+  /// The exit code of the process as a shell reports it.
   int code = 0;
   int64_t rank = 0;
-  /// Units: nanoseconds since the epoch.
+  /// Unit: nanoseconds since the epoch.
   int64_t time_ns = 0;
   std::string_view message;
-  /// One frame a line, the innermost first; may be empty.
+  /// One frame per line, innermost first. May be empty.
   std::string_view callstack;
 };
 
-/// Now, as an ErrorRecord has it. Async-signal-safe.
+/// Returns the current time for an ErrorRecord. Async-signal-safe.
 int64_t error_time_ns();
 
 /// Writes torchrun's error.json, {"message": {"message": ..., "extraInfo":
 /// {"py_callstack": ..., "timestamp": seconds, ...}, "errorCode": ...}}, with
-/// the time in nanoseconds as "timestamp_ns". Readers see all of it or what was
-/// there before. Says whether it could. Async-signal-safe.
+/// the time in nanoseconds as "timestamp_ns". The file is replaced atomically.
+/// Returns true on success. Async-signal-safe.
 /// Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
 bool write_error_file(const char* path, const ErrorRecord& record);
 

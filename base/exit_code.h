@@ -2,7 +2,7 @@
 
 namespace weft::base {
 
-/// Exit codes of `weft` and `weftrun`; below 128: do not retry.
+/// The exit codes of `weft` and `weftrun`. Below 128 a retry is not useful.
 enum class ExitCode : int {
   kSuccess = 0,
   kCheckFailed = 1,

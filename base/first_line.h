@@ -6,8 +6,8 @@
 
 namespace weft::base {
 
-/// What a file of /proc or /sys says in its first line; nothing if it is not
-/// there or empty.
+/// Returns the first line of a file in /proc or /sys. Empty if the file does
+/// not exist or is empty.
 std::optional<std::string> first_line(const std::filesystem::path& path);
 
 } // namespace weft::base

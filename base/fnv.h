@@ -7,13 +7,13 @@ namespace weft::base {
 
 inline constexpr uint64_t kFnvBasis = 0xcbf29ce484222325;
 
-/// FNV-1a of one unit more.
+/// Adds one unit to an FNV-1a hash.
 inline constexpr uint64_t fnv1a(uint64_t hash, uint64_t unit) {
   return (hash ^ unit) * 0x100000001b3;
 }
 
-/// FNV-1a of bytes, going on from `hash`: the same on every host, which
-/// std::hash need not be.
+/// Returns the FNV-1a hash of bytes, starting from `hash`. Unlike std::hash it
+/// is identical on every host.
 /// Source: Fowler, Noll and Vo, draft-eastlake-fnv.
 inline constexpr uint64_t fnv1a(
     std::string_view bytes,

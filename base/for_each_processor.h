@@ -21,5 +21,5 @@
 #define WEFT_FOR_EACH_PROCESSOR
 #endif
 
-/// Before a function that is to be compiled into each of those copies.
+/// Marks a function to be compiled into each of those copies.
 #define WEFT_INLINE inline __attribute__((always_inline))

@@ -7,7 +7,7 @@
 
 namespace weft::base {
 
-/// The whole number that `text` begins with, whatever follows it.
+/// Returns the integer at the start of `text`; anything may follow.
 template <typename T>
 std::optional<T> parse_leading_int(std::string_view text) {
   T value = 0;
@@ -16,7 +16,7 @@ std::optional<T> parse_leading_int(std::string_view text) {
   return error == std::errc() ? std::optional(value) : std::nullopt;
 }
 
-/// The whole number that `text` is, if it is one from `least` to `most`.
+/// Returns the integer in `text` if it is between `least` and `most`.
 template <typename T>
 std::optional<T> parse_int(
     std::string_view text,

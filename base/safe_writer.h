@@ -16,12 +16,12 @@ struct Hex {
   uintptr_t value = 0;
 };
 
-/// Puts text together. Async-signal-safe: no memory, no locks, no locale.
+/// Builds a string. Async-signal-safe: it uses no heap, no locks and no locale.
 class SafeWriter {
  public:
-  /// Writes to a descriptor; what cannot be written is lost.
+  /// Writes to a file descriptor. Data that cannot be written is lost.
   explicit SafeWriter(int fd) : fd_(fd), buffer_(own_buffer_) {}
-  /// Writes to memory; what does not fit is cut.
+  /// Writes to memory. Text that does not fit is cut.
   explicit SafeWriter(std::span<char> memory) : buffer_(memory) {}
   ~SafeWriter() { flush(); }
   SafeWriter(const SafeWriter&) = delete;
@@ -31,13 +31,12 @@ class SafeWriter {
   SafeWriter& operator<<(Decimal number);
   SafeWriter& operator<<(Hex number);
 
-  /// Between these two, what is written becomes a string of JSON, whatever
-  /// bytes it has.
+  /// Encloses text that is written as a JSON string, with any bytes escaped.
   SafeWriter& open_string();
   SafeWriter& close_string();
 
   void flush();
-  /// What the memory holds by now.
+  /// Returns the text written to memory.
   std::string_view view() const { return {buffer_.data(), size_}; }
 
  private:

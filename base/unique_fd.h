@@ -18,7 +18,7 @@ class UniqueFd {
   }
   ~UniqueFd() { reset(); }
 
-  /// The descriptor, or -1.
+  /// Returns the descriptor, or -1.
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   void reset() {

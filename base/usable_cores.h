@@ -8,30 +8,33 @@
 
 namespace weft::base {
 
-/// What a process may compute with. Needs no libtorch: weftrun counts with it.
+/// The processor time available to a process. Does not use libtorch, because
+/// weftrun needs it.
 struct CoreShare {
-  /// The cores that it may run on.
+  /// The cores of its affinity mask.
   std::set<int> cpus;
-  /// Cores' worth of processor time that its control group may use; 0: as much
-  /// as there is.
+  /// The CPU quota of its control group in cores. 0 means no quota.
   double quota = 0;
-  /// That group: processes of one share the quota.
+  /// The control group with that quota, which its processes share.
   std::string quota_group;
 
-  /// For other ranks.
+  /// Serializes it for other ranks.
   std::string to_text() const;
-  /// What is no such text gives nothing.
+  /// Parses the result of to_text(). Malformed text gives an empty CoreShare.
   static CoreShare from_text(const std::string& text);
 };
 
-/// This process's. `root` stands before the paths of /proc and /sys, for tests.
+/// Returns the share of this process. `root` is a prefix of /proc and /sys, for
+/// tests.
 CoreShare current_core_share(const std::filesystem::path& root = "/");
 
-/// How many cores processes of one host may keep busy together; at least 1.
+/// Returns the number of cores that processes of one host can use together, at
+/// least 1.
 int64_t count_cores(const std::vector<CoreShare>& shares);
 
-/// How many this one may: those of its affinity, but no more than its control
-/// groups' quotas of processor time (cgroup v1 and v2) allow; at least 1.
+/// Returns the number of cores that this process can use: those of its affinity
+/// mask, limited by the CPU quotas of its control groups (cgroup v1 and v2), at
+/// least 1.
 int64_t usable_cores(const std::filesystem::path& root = "/");
 
 } // namespace weft::base

@@ -10,23 +10,25 @@
 
 namespace weft::checkpoint {
 
-/// One thing that is wrong with a checkpoint.
+/// One defect of a checkpoint.
 struct Corruption {
-  /// Empty: the folder as a whole.
+  /// The file. Empty if the defect concerns the folder.
   std::string file;
-  /// Empty: no tensor's data.
+  /// The tensor. Empty if the defect is not in a tensor's data.
   std::string tensor;
-  /// Of the first bad byte's piece in the file; -1: the file as a whole.
+  /// The offset in the file of the piece that contains the first bad byte. -1
+  /// if the defect concerns the entire file.
   int64_t offset = -1;
   std::string what;
 };
 
-/// "shard-00000-00000.safetensors: tensor "w" at byte 4096: ...".
+/// Returns "shard-00000-00000.safetensors: tensor "w" at byte 4096: ...".
 std::string to_string(const Corruption& damage);
 
-/// Reads every byte of every file of a step folder and reports all damages that
-/// it can find; none if it is sound. `hmac_key`: see parse_manifest().
-/// Throws: mesh::UsageError if there is no such folder.
+/// Reads every byte of every file of a step folder and returns all defects that
+/// it can find. Empty if there are none. With an `hmac_key`, checks the
+/// manifest's HMAC; see parse_manifest().
+/// Throws: mesh::UsageError if the folder does not exist.
 std::vector<Corruption> verify(
     const std::filesystem::path& step_folder,
     std::string_view hmac_key = {},

@@ -15,10 +15,10 @@ namespace CLI {
 class App;
 } // namespace CLI
 
-/// What the subcommands of `weft checkpoint` share.
+/// Helpers of the subcommands of `weft checkpoint`.
 namespace weft::recipes::cli {
 
-/// How a subcommand speaks.
+/// The output options of a subcommand.
 struct OutputOptions {
   bool json = false;
   bool quiet = false;
@@ -33,46 +33,49 @@ struct CheckpointArguments : OutputOptions {
   bool verify = false; // of ls
 };
 
-/// --json, and --quiet for what shows progress.
+/// Adds --json, or --quiet for commands that show progress.
 void add_json(CLI::App& command, OutputOptions& options);
 void add_quiet(CLI::App& command, OutputOptions& options);
-/// --hmac-key-file.
+/// Adds --hmac-key-file.
 void add_key(CLI::App& command, std::string& file);
 
-/// --rename.
+/// Adds --rename.
 void add_rename(CLI::App& command, std::vector<std::string>& texts);
 
-/// Rules of "REGEX=REPLACEMENT".
+/// Parses rules "REGEX=REPLACEMENT".
 /// Throws: mesh::UsageError if one has no "=" or nothing before it.
 std::vector<checkpoint::RenameRule> rules_of(
     const std::vector<std::string>& texts);
 
-/// Runs `body`, in which a value that cannot be used is one of the command
-/// line: a pattern that is none, a name of which a rule leaves nothing. Throws:
-/// mesh::UsageError for a c10::ValueError.
+/// Runs `body` and reports its invalid values as command line errors: a
+/// malformed pattern, or a rule that leaves an empty name.
+/// Throws: mesh::UsageError for a c10::ValueError.
 void as_usage(const std::function<void()>& body);
 
-/// What a file holds, without the line feed at its end; empty for none. It may
-/// be a pipe.
-/// Throws: mesh::UsageError if it cannot be read or has not 16 to 4096 bytes.
+/// Returns the content of a key file without a final newline, or "" if `file`
+/// is empty. The file may be a pipe.
+/// Throws: mesh::UsageError if it cannot be read or does not have 16 to 4096
+/// bytes.
 std::string read_key(const std::string& file);
 
-/// To stdout, with a line feed.
+/// Prints to stdout, followed by a newline.
 void print(const std::string& text);
 void print(const nlohmann::ordered_json& json);
 
-/// "1.5 MiB".
+/// Returns "1.5 MiB".
 std::string size_text(int64_t bytes);
-/// "[2, 3]".
+/// Returns "[2, 3]".
 std::string shape_text(const std::vector<int64_t>& shape);
 
-/// Of all files without the manifest; of all chunks.
+/// Returns the bytes of all files without the manifest, or of all chunks of a
+/// tensor.
 int64_t bytes_of(const checkpoint::Manifest& manifest);
 int64_t bytes_of(const checkpoint::TensorRecord& tensor);
-/// The mesh of most of the tensors that were on one; empty: none was.
+/// Returns the mesh of most tensors. Empty if no tensor was on a mesh.
 std::string mesh_of(const checkpoint::Manifest& manifest);
 
-/// `path`/checkpoints if `path` is the folder of a run, else `path`.
+/// Returns `path`/checkpoints if `path` is the folder of a run, otherwise
+/// `path`.
 std::filesystem::path checkpoints_of(const std::filesystem::path& path);
 
 /// The steps that `path` stands for: of a run, of a folder checkpoints/, or the

@@ -7,14 +7,14 @@
 namespace weft::recipes::cli {
 
 /// Writes the last line of a failed run, "ERROR <code> rank=<r> op=<op>
-/// <sentence>", to stderr and returns the exit code. What ranks that
-/// train end with together (kNonFinite, kPreempted), rank 0 alone says.
+/// <sentence>", to stderr and returns the exit code. For errors on which all
+/// ranks agree (kNonFinite, kPreempted) only rank 0 writes it.
 int report_failure(
     const std::string& op,
     mesh::ExitCode code,
     const std::string& sentence);
 
-/// The same for the exception being handled: see mesh::ExitCode.
+/// Reports the exception that is being handled. See mesh::ExitCode.
 int report_exception(const std::string& op);
 
 } // namespace weft::recipes::cli

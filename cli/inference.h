@@ -11,7 +11,7 @@
 
 namespace weft::recipes::cli {
 
-/// What commands that ask a model and do not train it have in common.
+/// The arguments of commands that use a model without training it.
 struct InferenceArguments : RecipeArguments {
   std::string checkpoint;
   /// "model" or "ema".
@@ -23,19 +23,19 @@ struct InferenceArguments : RecipeArguments {
   }
 };
 
-/// Makes them the command's arguments; see add_recipe_arguments().
+/// Adds them to the command's arguments. See add_recipe_arguments().
 void add_inference_arguments(
     const Program& program,
     CLI::App& command,
     InferenceArguments& arguments,
     const std::string& examples);
 
-/// The recipe, validated; no rank waits for another. `reads_data`: of the
-/// recipe's data, which it else need not name.
+/// Returns the validated recipe; does not wait for other ranks. `reads_data`
+/// means that the recipe must specify its data.
 Recipe load_for_inference(const InferenceArguments& arguments, bool reads_data);
 
-/// Joins the other ranks. `field` names what has to be the same on all besides
-/// the recipe, `value`.
+/// Joins the other ranks. `field` is the name of `value`, which must be
+/// identical on all ranks in addition to the recipe.
 /// Collective: all ranks; blocks.
 /// Throws: mesh::DisagreementError if one of the two differs.
 mesh::DeviceMesh join_mesh(
@@ -43,10 +43,10 @@ mesh::DeviceMesh join_mesh(
     const std::string& field,
     const std::string& value);
 
-/// On stderr: stdout is for results.
+/// Writes to stderr, because stdout has the results.
 void log_to_stderr(const std::string& line);
 
-/// Throws: mesh::UsageError if stdout does not take it.
+/// Throws: mesh::UsageError if stdout cannot be written.
 void write_to_stdout(const std::string& text);
 
 } // namespace weft::recipes::cli

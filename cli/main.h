@@ -4,8 +4,8 @@
 
 namespace weft::recipes::cli {
 
-/// All of the program `weft`, which may train `models` beside Weft's own: what
-/// main() returns, and a run's exit code.
+/// Runs the program `weft`, which can train `models` in addition to Weft's own.
+/// Returns the exit code for main().
 int main(int argc, char** argv, ModelTypes models = {});
 
 } // namespace weft::recipes::cli

@@ -16,7 +16,7 @@ class App;
 
 namespace weft::recipes::cli {
 
-/// The command line of a program, and the models that are linked into it.
+/// The command line of a program, and the models linked into it.
 class Program : public CLI::App {
  public:
   Program(std::string description, KnownModels models)
@@ -28,7 +28,7 @@ class Program : public CLI::App {
   KnownModels models_;
 };
 
-/// A recipe as commands take it: a file, and what overrides it.
+/// A recipe on the command line: a file and overrides.
 struct RecipeArguments {
   std::string recipe;
   std::vector<std::string> overrides;
@@ -37,8 +37,8 @@ struct RecipeArguments {
   Recipe load() const { return load_recipe(recipe, overrides, models); }
 };
 
-/// Makes `arguments`, which live as long as `command`, its first positionals.
-/// `examples` of overrides: "mesh.tp=4".
+/// Makes `arguments`, which must live as long as `command`, its first
+/// positional arguments. `examples` shows overrides: "mesh.tp=4".
 inline void add_recipe_arguments(
     const Program& program,
     CLI::App& command,
@@ -55,9 +55,9 @@ inline void add_recipe_arguments(
 
 class Program;
 
-/// Each adds a subcommand to the program; its callback runs the command and
-/// throws on failure (main.cpp turns what is thrown into an exit code). Those
-/// that read recipes need to know the program's models (program.h).
+/// Each function adds a subcommand to the program. Its callback runs the
+/// command and throws on failure (main.cpp converts exceptions to exit codes).
+/// Commands that read recipes need the program's models (program.h).
 void add_train(Program& program);
 void add_eval(Program& program);
 void add_generate(Program& program);

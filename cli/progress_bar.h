@@ -10,30 +10,34 @@
 
 namespace weft::recipes::cli {
 
-/// How far long work is, redrawn in place on a terminal; nothing elsewhere.
+/// The progress of a long operation, redrawn in place on a terminal. Shows
+/// nothing otherwise.
 class ProgressBar {
  public:
   struct Options {
-    /// What is done: "verifying".
+    /// The operation: "verifying".
     std::string verb;
     bool is_shown = false;
-    /// Columns of the terminal; 0: ask it, each time.
+    /// The width of the terminal in columns. 0 means that it is queried each
+    /// time.
     int64_t columns = 0;
   };
 
-  /// Lifetime: `out` outlives this.
+  /// Lifetime: `out` must outlive this object.
   ProgressBar(std::FILE* out, Options options);
-  /// On stderr, if that is a terminal and the user wants it.
+  /// Shows progress on stderr, if it is a terminal and `is_wanted`.
   ProgressBar(std::string verb, bool is_wanted);
-  /// Leaves no trace.
+  /// Erases the bar.
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void update(int64_t done, int64_t total, std::string_view what);
-  /// Empty where nothing is shown. Lifetime: this outlives it.
+  /// Returns the callback. Empty if nothing is shown.
+  /// Lifetime: this object must outlive it.
   checkpoint::Progress callback();
-  /// Before a line is printed; the bar comes back by itself.
+  /// Must be called before printing a line. The bar reappears at the next
+  /// update.
   void erase();
 
  private:
@@ -47,8 +51,8 @@ class ProgressBar {
   Clock::time_point drawn_at_{};
 };
 
-/// "verifying  42% of 1.5 GiB  310.2 MB/s  shard-00000-00000.safetensors", at
-/// most `columns` wide.
+/// Returns "verifying  42% of 1.5 GiB  310.2 MB/s
+/// shard-00000-00000.safetensors", at most `columns` wide.
 std::string progress_line(
     std::string_view verb,
     int64_t done,

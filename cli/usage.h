@@ -9,12 +9,13 @@ class ParseError;
 
 namespace weft::recipes::cli {
 
-/// What is wrong with a command line that `app` refused: the unknown word and
-/// what may have been meant by it, or what is missing.
+/// Describes the error in a command line that `app` refused: the unknown word
+/// and a suggestion, or the missing argument.
 std::string explain_usage(const CLI::App& app, const CLI::ParseError& error);
 
-/// How many of `argv` to parse: up to the first word that should name a
-/// subcommand and does not, or all. Else "--help" behind it would hide it.
+/// Returns how many words of `argv` to parse: up to the first word that should
+/// name a subcommand and does not, or all. Otherwise a later "--help" would
+/// hide the error.
 int words_to_parse(CLI::App& app, int argc, const char* const* argv);
 
 } // namespace weft::recipes::cli

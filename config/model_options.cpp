@@ -110,7 +110,7 @@ void ModelOptions::refuse_missing(const std::string& name) const {
   recipes::refuse(
       recipe_,
       recipe_.model.options.empty() ? "model.type" : "model.options",
-      fmt::format("{} is required, but not there", option_key(name)));
+      fmt::format("{} is required but missing", option_key(name)));
 }
 
 } // namespace weft::recipes

@@ -11,43 +11,44 @@
 
 namespace weft::recipes {
 
-/// What an option may be.
+/// The allowed values of an option.
 template <class T>
 struct Option {
-  /// Where the recipe does not have it; without one it is required.
+  /// The default. An option without a default is required.
   std::optional<T> fallback = std::nullopt;
-  /// Of numbers.
+  /// The range of a number.
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
-  /// Of a text; empty: anything.
+  /// The allowed strings. Empty allows any string.
   std::vector<std::string_view> choices = {};
 };
 
-/// What a recipe says below model.options, for a model that a program links in.
+/// The values of model.options for a model that a program registers.
 class ModelOptions {
  public:
   explicit ModelOptions(const Recipe& recipe) : recipe_(recipe) {}
 
-  /// The rest, e.g. data.sequence_length; its mesh has no -1 any more.
+  /// The other keys of the recipe, e.g. data.sequence_length. Its mesh has no
+  /// -1.
   const Recipe& recipe() const { return recipe_; }
 
-  /// The option `name`. T: int64_t, double, bool, std::string, or
+  /// Returns the option `name`. T is int64_t, double, bool, std::string, or
   /// std::vector<std::string>.
-  /// Throws: mesh::UsageError "r.yaml:7:12: model.options.NAME: what is wrong".
+  /// Throws: mesh::UsageError "r.yaml:7:12: model.options.NAME: ...".
   template <class T>
   T get(const std::string& name, const Option<T>& option = {});
 
-  /// For what the types and ranges do not say.
-  /// Throws: mesh::UsageError, as get().
+  /// Reports an error that types and ranges cannot express.
+  /// Throws: mesh::UsageError in the format of get().
   [[noreturn]] void refuse(std::string_view name, const std::string& message)
       const;
 
-  /// All that get() was asked for, fallbacks too.
-  /// Throws: mesh::UsageError at an option for which it was not.
+  /// Returns all options that get() was asked for, including defaults.
+  /// Throws: mesh::UsageError at an option that it was not asked for.
   OptionMap finish() const;
 
  private:
-  /// Null: not there.
+  /// Returns null if the recipe does not have it.
   const std::string* find(const std::string& name) const;
   [[noreturn]] void refuse_missing(const std::string& name) const;
 

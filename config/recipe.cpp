@@ -227,14 +227,14 @@ void check_presence(const Recipe& recipe) {
           recipe,
           key.path,
           fmt::format(
-              "{} {} has no such key; {} {}",
+              "does not apply if {} is {}; it applies if {} is {}",
               key.only.key,
               value_of(recipe, key.only.key),
-              fmt::join(enabling_values(key.only), ", "),
-              enabling_values(key.only).size() == 1 ? "has" : "have"));
+              key.only.key,
+              fmt::join(enabling_values(key.only), ", ")));
     }
     if (applies(key, recipe) && key.required && !written) {
-      refuse(recipe, key.path, "required, but not there");
+      refuse(recipe, key.path, "is required but missing");
     }
   }
 }

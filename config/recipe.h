@@ -13,7 +13,7 @@ namespace weft::recipes {
 
 struct ModelType; // models/registry.h
 using ModelTypes = std::vector<ModelType>;
-/// The model types that are linked into a program beside Weft's own; see
+/// The model types that a program registers in addition to Weft's own. See
 /// known_models().
 struct KnownModels {
   /// Null if there are none.
@@ -21,28 +21,28 @@ struct KnownModels {
   std::vector<std::string> names;
 };
 
-/// A map of a recipe whose keys no schema knows: by name, values as YAML.
+/// A map of a recipe whose keys are not in the schema: values as YAML by name.
 using OptionMap = std::map<std::string, std::string, std::less<>>;
 
-/// What the keys mean stands in schema_*.cpp, from which docs/recipe.md is
-/// made.
+/// schema_*.cpp documents the keys; docs/recipe.md is generated from it.
 struct MeshConfig {
   int64_t dp = -1;
   int64_t tp = 1;
   int64_t dp_shard = 1;
   bool operator==(const MeshConfig&) const = default;
 
-  /// Once resolved: ranks that compute different samples of one batch.
+  /// Returns the number of ranks with different samples of one batch. Only for
+  /// a resolved mesh.
   int64_t batch_ranks() const { return dp * dp_shard; }
   int64_t world_size() const { return dp * dp_shard * tp; }
-  /// Whether ranks hold parts of the parameters over dp_shard.
+  /// Returns true if parameters are sharded over dp_shard.
   bool is_sharded() const { return dp_shard > 1; }
-  /// "dp=2 tp=2"; with dp_shard, where that is above 1.
+  /// Returns "dp=2 tp=2", with dp_shard if it is above 1.
   std::string to_string() const;
 };
 
-/// How rotary frequencies are stretched for sequences longer than those that a
-/// model was first trained on.
+/// The scaling of rotary frequencies for sequences longer than those of the
+/// original training.
 struct RopeScalingConfig {
   std::string rope_type = "none";
   double factor = 8.0;
@@ -52,7 +52,7 @@ struct RopeScalingConfig {
   bool operator==(const RopeScalingConfig&) const = default;
 };
 
-/// Which of these a model has stands in schema_model.cpp.
+/// schema_model.cpp documents which of these keys a model has.
 struct ModelConfig {
   std::string from;
   std::string type = "llama";
@@ -77,7 +77,7 @@ struct ModelConfig {
   int64_t channels = 1;
   int64_t num_classes = 10;
   RopeScalingConfig rope_scaling;
-  /// Of a model that a program links in.
+  /// The options of a model that a program registers.
   OptionMap options;
   bool operator==(const ModelConfig&) const = default;
 };
@@ -85,7 +85,7 @@ struct ModelConfig {
 struct TpConfig {
   bool sequence_parallel = true;
   bool loss_parallel = true;
-  /// `tp.async`, which is no name in C++.
+  /// `tp.async`, which is not a valid name in C++.
   std::string async_tp = "auto";
   bool operator==(const TpConfig&) const = default;
 };
@@ -147,7 +147,7 @@ struct TrainConfig {
   bool operator==(const TrainConfig&) const = default;
 };
 
-/// Adapters of low rank, trained in place of the weights.
+/// LoRA adapters.
 struct LoraConfig {
   int64_t rank = 0;
   double alpha = 16.0;
@@ -178,7 +178,7 @@ struct EvalConfig {
   bool operator==(const EvalConfig&) const = default;
 };
 
-/// A running average of the weights.
+/// An exponential moving average of the weights.
 struct EmaConfig {
   double decay = 0;
   bool eval = false;
@@ -203,14 +203,14 @@ struct CheckpointConfig {
   bool operator==(const CheckpointConfig&) const = default;
 };
 
-/// Watching over what must be the same on several ranks.
+/// Checks values that must be identical on several ranks.
 struct IntegrityCheckConfig {
   int64_t every = 10;
   bool hash_weights = true;
   bool operator==(const IntegrityCheckConfig&) const = default;
 };
 
-/// Comparing how long ranks are busy.
+/// Compares the busy times of ranks.
 struct StragglerDetectionConfig {
   int64_t every = 4;
   bool operator==(const StragglerDetectionConfig&) const = default;
@@ -227,7 +227,7 @@ struct TraceConfig {
   bool operator==(const TraceConfig&) const = default;
 };
 
-/// 0: the cost model's.
+/// 0 means the cost model's value.
 struct LinksConfig {
   double dp_latency_us = 0;
   double dp_bandwidth_gb_s = 0;
@@ -243,11 +243,11 @@ struct CommunicationBudgetConfig {
   bool operator==(const CommunicationBudgetConfig&) const = default;
 };
 
-/// Where the values of a recipe were written, for error messages, and what the
-/// program that read them knows; two recipes that say the same are equal
-/// wherever that was.
+/// The places where the values of a recipe were written, for error messages,
+/// and the models that the reading program knows. It does not affect the
+/// equality of recipes.
 struct Origins {
-  /// The file, or what stands for it.
+  /// The file name in messages.
   std::string source;
   /// By dotted key: "recipes/x.yaml:12:7" or "override mesh.dp=3".
   std::map<std::string, std::string, std::less<>> places;
@@ -255,7 +255,7 @@ struct Origins {
   bool operator==(const Origins& /*other*/) const { return true; }
 };
 
-/// A training run: model, mesh, data and how to train.
+/// A training run: model, mesh, data and training options.
 struct Recipe {
   std::string name;
   std::string device = "cpu";
@@ -290,42 +290,42 @@ struct Recipe {
   bool operator==(const Recipe&) const = default;
 };
 
-/// Reads a recipe strictly, then the overrides (`key.path=YAML value`) in order
-/// on top; `source` stands for the file in messages. `models`: what model.type
-/// may be beside Weft's own. To be followed by complete().
-/// Throws: mesh::UsageError: "FILE:LINE:COLUMN: KEY: what is wrong".
+/// Reads a recipe strictly, and then the overrides (`key.path=YAML value`) in
+/// order; `source` is the file name in messages. `models` are the values of
+/// model.type in addition to Weft's own. complete() must follow.
+/// Throws: mesh::UsageError: "FILE:LINE:COLUMN: KEY: error".
 Recipe read_recipe(
     std::string_view text,
     const std::string& source,
     std::span<const std::string> overrides = {},
     KnownModels models = {});
 
-/// Checks, once all values are there, that the recipe has all keys that its
-/// model and data need, and no others. The name defaults to the file's.
-/// Throws: mesh::UsageError, as read_recipe().
+/// Checks, after all values are set, that the recipe has all keys that its
+/// model and data need, and no others. The default of the name is the file's
+/// name.
+/// Throws: mesh::UsageError like read_recipe().
 void complete(Recipe& recipe);
 
-/// Reads what to_yaml() wrote, also when keys had other names (renamed_keys()).
-/// Folders that it names, which may be gone or others now, are not looked
-/// into.
-/// Throws: mesh::UsageError, as read_recipe().
+/// Reads the output of to_yaml(), also with former names of keys
+/// (renamed_keys()). Does not check folders, which may have changed.
+/// Throws: mesh::UsageError like read_recipe().
 Recipe parse_stored_recipe(
     std::string_view text,
     const std::string& source,
     KnownModels models = {});
 
-/// Every key with its value; loading it again gives an equal recipe.
+/// Returns every key with its value. Reading it gives an equal recipe.
 std::string to_yaml(const Recipe& recipe);
 
-/// The value of a key of the schema, or of an option, as YAML; of an option
-/// that is not there "nothing".
+/// Returns the value of a schema key or option as YAML; "nothing" for an option
+/// that is not set.
 std::string value_of(const Recipe& recipe, std::string_view path);
 
-/// The keys whose values differ, options one by one.
+/// Returns the keys whose values differ. Options are compared separately.
 std::vector<std::string> differing_keys(const Recipe& a, const Recipe& b);
 
-/// "recipes/x.yaml:12:7: mesh.dp" or "override mesh.dp=3: mesh.dp"; only the
-/// file where `key` was not written.
+/// Returns "recipes/x.yaml:12:7: mesh.dp" or "override mesh.dp=3: mesh.dp", or
+/// the file if `key` was not written.
 std::string place_of(const Recipe& recipe, std::string_view key);
 
 /// Throws: mesh::UsageError "<place_of(key)>: <message>".

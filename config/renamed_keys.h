@@ -5,8 +5,9 @@
 
 namespace weft::recipes {
 
-/// A key of recipes that had another name once. Recipes of users are refused
-/// with the name of today; stored recipes of runs and checkpoints are read.
+/// A recipe key that had another name before. A user's recipe with the former
+/// name is refused with a message that has the new name; stored recipes of runs
+/// and checkpoints are read.
 struct RenamedKey {
   std::string_view before;
   std::string_view now;
@@ -14,11 +15,11 @@ struct RenamedKey {
 
 std::span<const RenamedKey> renamed_keys();
 
-/// The row of a key's former name, or null.
+/// Returns the entry of a key's former name, or null.
 const RenamedKey* find_renamed_key(std::string_view before);
 
-/// The row of a section's former name, or null. `now` is where most of its keys
-/// are.
+/// Returns the entry of a section's former name, or null. `now` is the section
+/// of most of its keys.
 const RenamedKey* find_renamed_section(std::string_view before);
 
 } // namespace weft::recipes

@@ -35,51 +35,54 @@ std::span<const Key> schema() {
 
 std::span<const Section> sections() {
   static const std::vector<Section> table = {
-      {"mesh", "The grid of ranks; dp x dp_shard x tp is the number of ranks."},
-      {"model", "What is trained."},
+      {"mesh",
+       "The device mesh. dp * dp_shard * tp must equal the number of ranks."},
+      {"model", "The model."},
       {"model.rope_scaling",
-       "Rotary embeddings for longer sequences, as Hugging Face's "
-       "`rope_scaling`; without effect where rope_type is none."},
-      {"tp", "Tensor parallelism; without effect where mesh.tp is 1."},
-      {"ddp", "Data parallelism; without effect where mesh.dp is 1."},
+       "The scaling of rotary embeddings for longer sequences, as in Hugging "
+       "Face's `rope_scaling`. It has no effect if rope_type is none."},
+      {"tp", "Tensor parallelism. It has no effect if mesh.tp is 1."},
+      {"ddp", "Data parallelism. It has no effect if mesh.dp is 1."},
       {"fsdp",
-       "Fully sharded data parallelism, where mesh.dp_shard is above 1."},
-      {"comm", "How ranks talk to each other."},
+       "Fully sharded data parallelism. It has no effect if mesh.dp_shard is "
+       "1."},
+      {"comm", "Communication between ranks."},
       {"data",
-       "What it is trained on. Of text the last 1 % is held out, of images the "
-       "last 10 %."},
-      {"train", "How long, and on how much at once."},
+       "The training and validation data. The last 1 % of a text and the last "
+       "10 % of the images are the validation data."},
+      {"train", "The length of the run, the batch size and the training loop."},
       {"lora",
-       "Adapters: of the Linears that are targets the weights are frozen and "
-       "low-rank updates of them trained, as is nothing else."},
-      {"optimizer", "How parameters are updated."},
-      {"lr_schedule", "How the learning rate changes over the steps."},
+       "LoRA: trains low-rank updates of the target Linear layers. All other "
+       "parameters are frozen."},
+      {"optimizer", "The optimizer."},
+      {"lr_schedule", "The learning rate over the steps."},
       {"ema",
-       "A running average of the weights that are trained, in float32 beside "
-       "them: `weft eval` and `weft generate` take it with `--weights ema`."},
-      {"eval", "Loss on what is held out."},
+       "The exponential moving average (EMA) of the trained weights, kept in "
+       "float32. `weft eval` and `weft generate` use it with `--weights ema`."},
+      {"eval", "The validation loss."},
       {"checkpoint", "Saving and resuming."},
       {"integrity_check",
-       "Watching over replicas and memory. What must be "
-       "the same on several ranks (weights, the optimizer's state, the average "
-       "of the weights, computed buffers, random numbers, step, learning rate, "
-       "data cursor) is hashed and compared, also before every save; where it "
-       "differs all ranks stop with exit code 5 and a message that names the "
-       "tensor, the odd rank and the steps, and nothing is saved. Not seen is "
-       "what goes wrong on all replicas alike, such as a gradient before it is "
-       "reduced."},
-      {"straggler_detection", "Watching over the speed of ranks."},
-      {"log", "What a run writes beside `metrics.jsonl` and `report.html`."},
+       "Detection of replicas that differ and of corrupted memory. Values that "
+       "must be identical on several ranks (weights, optimizer state, EMA, "
+       "computed buffers, random number generators, step, learning rate, data "
+       "cursor) are hashed and compared periodically and before every save. If "
+       "they differ, all ranks stop with exit code 5, nothing is saved, and "
+       "the message names the tensor, the deviating rank and the steps. An "
+       "error that is identical on all replicas, such as one in a gradient "
+       "before its reduction, is not detected."},
+      {"straggler_detection", "Detection of slow ranks."},
+      {"log",
+       "Outputs of a run in addition to `metrics.jsonl` and `report.html`."},
       {"trace",
-       "A Chrome trace of some steps, `trace.json` in the run's folder: "
-       "operators, modules, collectives."},
+       "A Chrome trace of some steps, `trace.json` in the run's folder, with "
+       "ops, modules and collectives."},
       {"links",
-       "Prices of messages by mesh dim, instead of the cost model's. 0: the "
-       "cost model's. The resolved recipe of a run with `cost_model: measure` "
-       "has what was measured."},
+       "The cost of messages by mesh dim, in place of the cost model's. 0 "
+       "means the cost model's value. With `cost_model: measure` the resolved "
+       "recipe of a run contains the measured values."},
       {"communication_budget",
-       "What `weft explain` answers no to, with exit code 1. Training does not "
-       "look at it."},
+       "Limits for `weft explain`, which exits with 1 if one is exceeded. "
+       "Training ignores them."},
   };
   return table;
 }

@@ -15,7 +15,7 @@
 namespace weft::recipes {
 
 using OptionField = OptionMap& (*)(Recipe&);
-/// The field of a recipe that a key fills; its type is the key's type.
+/// Returns the field of a recipe that a key sets. Its type is the key's type.
 using Field = std::variant<
     int64_t& (*)(Recipe&),
     double& (*)(Recipe&),
@@ -25,24 +25,24 @@ using Field = std::variant<
     std::array<double, 2>& (*)(Recipe&),
     OptionField>;
 
-/// Which numbers a key takes.
+/// The range of a number.
 struct Range {
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
-  /// `least` and `most` themselves are not taken.
+  /// True if `least` or `most` itself is not allowed.
   bool min_excluded = false;
   bool max_excluded = false;
-  /// One more number that is taken, with a meaning of its own.
+  /// One more allowed number with a special meaning.
   std::optional<int64_t> special = std::nullopt;
 };
 
-/// Holds where `key`, one with choices, has one of `values`; without a key
-/// always.
+/// True if `key`, which has choices, has one of `values`. Without a key it is
+/// always true.
 struct Condition {
   std::string_view key = "";
   std::vector<std::string_view> values = {};
-  /// Or one that is not among the schema's choices: a model that a program
-  /// links in.
+  /// Also true for a value that is not among the schema's choices: a model that
+  /// a program registers.
   bool or_linked_in = false;
 };
 
@@ -53,13 +53,14 @@ struct Key {
   std::string_view doc;
   std::string_view unit = "";
   Range range = {};
-  /// Of a text: all that it may be; empty: anything.
+  /// The allowed strings. Empty allows any string.
   std::vector<std::string_view> choices = {};
   bool required = false;
-  /// Where the key means something; elsewhere it is refused, not required and
-  /// not written.
+  /// The condition under which the key applies. Otherwise it is refused if set,
+  /// not required and not written.
   Condition only = {};
-  /// What a default that is filled in later will be, e.g. "outputs/<name>".
+  /// The description of a default that is computed later, e.g.
+  /// "outputs/<name>".
   std::string_view computed_default = "";
 };
 
@@ -68,45 +69,48 @@ struct Section {
   std::string_view doc;
 };
 
-/// The single source of names, types, ranges, documentation and, through the
-/// defaults of Recipe's fields, defaults. In the order of the sections.
+/// The single source of names, types, ranges, documentation and, with the
+/// defaults of Recipe's fields, default values. In the order of sections.
 std::span<const Key> schema();
 std::span<const Section> sections();
 
-/// nullptr: there is no such key.
+/// Returns nullptr if there is no such key.
 const Key* find_key(std::string_view path);
-/// "model.options" for "model.options.width"; nullptr: `path` is no option.
+/// Returns "model.options" for "model.options.width", or nullptr if `path` is
+/// not an option.
 const Key* find_options(std::string_view path);
 bool is_option_map(const Key& key);
 bool is_section(std::string_view path);
-/// "model.rope_scaling" of "model.rope_scaling.factor"; of a key at the top
-/// level "".
+/// Returns "model.rope_scaling" for "model.rope_scaling.factor", and "" for a
+/// top-level key.
 std::string_view section_of(std::string_view path);
-/// The values with which it holds, in words.
+/// Returns the values for which the condition is true, for messages.
 std::vector<std::string_view> enabling_values(const Condition& condition);
-/// Whether the key means something in `recipe`.
+/// Returns true if the key applies to `recipe`.
 bool applies(const Key& key, const Recipe& recipe);
 
-/// "whole number", "list of texts", ...
+/// Returns "int", "list of strings", ...
 std::string type_name(const Key& key);
-/// "at least 1", "-1 or at least 1", "cpu, cuda"; empty: anything.
+/// Returns "at least 1", "-1 or at least 1", "cpu, cuda". Empty if any value is
+/// allowed.
 std::string allowed_values(const Key& key);
-/// The default as YAML or in words; "required" if there is none.
+/// Returns the default as YAML or in words; "required" if there is none.
 std::string default_value(const Key& key);
 
-/// What is wrong with a number, with `written` for it in the message, or with a
-/// text; empty: nothing.
+/// Describes the error in a number, shown as `written`, or in a string. Empty
+/// if there is none.
 std::string
 number_error(const Range& range, double value, const std::string& written);
 std::string choice_error(
     std::span<const std::string_view> choices,
     const std::string& value);
-/// What is wrong with the value that `recipe` has for `key`; empty: nothing.
+/// Describes the error in the value of `key` in `recipe`. Empty if there is
+/// none.
 std::string find_value_error(const Key& key, const Recipe& recipe);
 
-/// docs/recipe.md.
+/// Returns the content of docs/recipe.md.
 std::string schema_markdown();
-/// The keys as plain text, one a line, for --help.
+/// Returns the keys as plain text, one per line, for --help.
 std::string schema_help();
 
 } // namespace weft::recipes

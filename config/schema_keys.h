@@ -4,10 +4,11 @@
 
 #include "config/schema.h"
 
-/// What the tables of keys, schema_*.cpp, are written with.
+/// Helpers for the tables of keys in schema_*.cpp.
 namespace weft::recipes::keys {
 
-/// member<&Recipe::mesh, &MeshConfig::dp>(recipe) is recipe.mesh.dp.
+/// Returns a nested member: member<&Recipe::mesh, &MeshConfig::dp>(recipe) is
+/// recipe.mesh.dp.
 template <auto... Members>
 auto& member(Recipe& recipe) {
   return (recipe.*....*Members);

@@ -89,17 +89,18 @@ std::string list_error(const Key& key, const std::vector<std::string>& value) {
   const auto empty = std::find(value.begin(), value.end(), "");
   return empty == value.end()
              ? ""
-             : fmt::format("[{}] is an empty text", empty - value.begin());
+             : fmt::format("[{}] is an empty string", empty - value.begin());
 }
 
 // With where the key means something.
 std::string full_doc(const Key& key) {
-  return key.only.key.empty() ? std::string(key.doc)
-                              : fmt::format(
-                                    "{} Only where {} is {}.",
-                                    key.doc,
-                                    key.only.key,
-                                    join(enabling_values(key.only)));
+  return key.only.key.empty()
+             ? std::string(key.doc)
+             : fmt::format(
+                   "{} Applies only if {} is {}.",
+                   key.doc,
+                   key.only.key,
+                   fmt::join(enabling_values(key.only), " or "));
 }
 
 std::string key_row(const Key& key) {
@@ -121,7 +122,7 @@ std::string section_markdown(std::string_view name, std::string_view doc) {
       "\n## {}\n{}\n\n"
       "| key | type | default | allowed | meaning |\n"
       "|---|---|---|---|---|\n",
-      name.empty() ? "The run" : name,
+      name.empty() ? "Run" : name,
       doc);
   for (const Key& key : schema()) {
     if (section_of(key.path) == name) {
@@ -136,7 +137,7 @@ std::string section_markdown(std::string_view name, std::string_view doc) {
 std::vector<std::string_view> enabling_values(const Condition& condition) {
   auto all = condition.values;
   if (condition.or_linked_in) {
-    all.emplace_back("a program's own");
+    all.emplace_back("a type that the program registers");
   }
   return all;
 }
@@ -164,12 +165,12 @@ std::string choice_error(
 
 std::string type_name(const Key& key) {
   static constexpr std::array<std::string_view, 7> kNames = {
-      "whole number",
-      "number",
-      "true or false",
-      "text",
-      "list of texts",
-      "two numbers",
+      "int",
+      "float",
+      "bool",
+      "string",
+      "list of strings",
+      "list of two floats",
       "map"};
   return std::string(kNames.at(key.field.index()));
 }
@@ -217,16 +218,17 @@ std::string find_value_error(const Key& key, const Recipe& recipe) {
 
 std::string schema_markdown() {
   std::string text =
-      "# The recipe\n\n"
-      "A recipe is one YAML file. Unknown or repeated keys, wrong types and "
-      "impossible values are refused before\nanything starts (exit code 2), "
-      "with file, line, column and the nearest valid key. On the command line "
-      "any key\ncan be overridden: `weft train recipes/quickstart.yaml "
-      "train.steps=20 'data.paths=[\"my/text\"]'`.\n"
-      "Anchors, aliases, merge keys and tags are not supported; the file has "
-      "at most 1 MiB and 32 levels.\n\n"
-      "This file is made from the schema, `config/schema_*.cpp`.\n";
-  text += section_markdown("", "Keys at the top level.");
+      "# Recipe reference\n\n"
+      "A recipe is a YAML file that describes a run. Weft checks it before "
+      "the run starts: an unknown or repeated key,\na value of the wrong type "
+      "or an invalid value ends the program with exit code 2. The message has "
+      "the file, line,\ncolumn and the nearest valid key. The command line can "
+      "override any key:\n`weft train recipes/quickstart.yaml train.steps=20 "
+      "'data.paths=[\"my/text\"]'`.\n"
+      "YAML anchors, aliases, merge keys and tags are not supported. The "
+      "limits are 1 MiB and 32 levels.\n\n"
+      "This file is generated from the schema, `config/schema_*.cpp`.\n";
+  text += section_markdown("", "The top-level keys.");
   for (const Section& section : sections()) {
     text += section_markdown(section.name, section.doc);
   }

@@ -6,40 +6,42 @@ std::vector<Key> data_keys() {
   return {
       {.path = "data.type",
        .field = member<&Recipe::data, &DataConfig::type>,
-       .doc = "What the files hold. text: anything, for language models. "
-              "tokens: text that `weft tokenize` or another program has turned "
-              "into tokens (docs/tokens.md). digits: scikit-learn's "
-              "digits.csv.gz (`make digits`), for models of images.",
+       .doc = "The content of the files. text is any text, for language "
+              "models. tokens is the output of `weft tokenize` or of another "
+              "tokenizer (docs/tokens.md). digits is scikit-learn's "
+              "digits.csv.gz (`make digits`), for image models.",
        .choices = {"text", "tokens", "digits"}},
       {.path = "data.paths",
        .field = member<&Recipe::data, &DataConfig::paths>,
-       .doc = "Files, folders (with all below them, hidden ones left out) and "
-              "globs (`**` too), relative to the current directory. Of tokens, "
-              "files that end in .idx and .json are left out.",
+       .doc = "Files, folders (recursively, without hidden files) and globs "
+              "(including `**`), relative to the current directory. For "
+              "tokens, files that end in .idx or .json are skipped.",
        .required = true},
       {.path = "data.tokenizer",
        .field = member<&Recipe::data, &DataConfig::tokenizer>,
-       .doc = "How text becomes tokens, and tokens text. byte: every byte is "
-              "one. Else a SentencePiece *.model, a tokenizer.json, or a "
-              "folder with one of them; training takes text as bytes only, and "
-              "with tokens checks that they are this tokenizer's.",
+       .doc = "The tokenizer: byte (each byte is a token), a SentencePiece "
+              "*.model, a tokenizer.json, or a folder with one of the two. For "
+              "data.type text only byte is supported. For tokens the run "
+              "checks that this tokenizer made them.",
        .only = {.key = "data.type", .values = {"text", "tokens"}}},
       {.path = "data.format",
        .field = member<&Recipe::data, &DataConfig::format>,
-       .doc = "How tokens lie in the files. raw: nothing else. llm.c: behind a "
-              "header of 1024 bytes. megatron: FILE.bin with FILE.idx. auto: "
-              "megatron with an .idx, llm.c with its magic number, else raw.",
+       .doc = "The file format of tokens. raw has no header. llm.c has a "
+              "header of 1024 bytes. megatron is FILE.bin with FILE.idx. auto "
+              "selects megatron if there is an .idx, llm.c if the file has its "
+              "magic number, and raw otherwise.",
        .choices = {"auto", "raw", "llm.c", "megatron"},
        .only = {.key = "data.type", .values = {"tokens"}}},
       {.path = "data.dtype",
        .field = member<&Recipe::data, &DataConfig::dtype>,
-       .doc = "Of tokens in raw files, little-endian. auto: what `weft "
-              "tokenize` wrote beside the file, else uint16.",
+       .doc =
+           "The dtype of tokens in raw files, little-endian. auto uses what "
+           "`weft tokenize` recorded next to the file, and uint16 otherwise.",
        .choices = {"auto", "uint16", "uint32"},
        .only = {.key = "data.type", .values = {"tokens"}}},
       {.path = "data.sequence_length",
        .field = member<&Recipe::data, &DataConfig::sequence_length>,
-       .doc = "Length of a sample.",
+       .doc = "The length of a sample.",
        .unit = "tokens",
        .range = between(1, kMaxSize),
        .only = {.key = "data.type", .values = {"text", "tokens"}}},
@@ -50,69 +52,70 @@ std::vector<Key> train_keys() {
   return {
       {.path = "train.steps",
        .field = member<&Recipe::train, &TrainConfig::steps>,
-       .doc = "Optimizer steps.",
+       .doc = "The number of optimizer steps.",
        .range = between(1, kMaxCount)},
       {.path = "train.global_batch_size",
        .field = member<&Recipe::train, &TrainConfig::global_batch_size>,
-       .doc = "Samples a step takes, over all ranks; a multiple of dp x "
-              "dp_shard x micro_batch_size, and that many times "
-              "accumulated.",
+       .doc = "The number of samples per step over all ranks. It must be a "
+              "multiple of dp * dp_shard * micro_batch_size; the quotient is "
+              "the number of accumulated micro-batches.",
        .unit = "samples",
        .range = between(1, kMaxSize)},
       {.path = "train.micro_batch_size",
        .field = member<&Recipe::train, &TrainConfig::micro_batch_size>,
-       .doc = "Samples a replica, or a rank of dp_shard, takes at once. 0: "
-              "global_batch_size / (dp x dp_shard).",
+       .doc = "The number of samples that a replica, or a rank of dp_shard, "
+              "computes at once. 0 means global_batch_size / (dp * dp_shard).",
        .unit = "samples",
        .range = or_else(0, between(1, kMaxSize))},
       {.path = "train.max_grad_norm",
        .field = member<&Recipe::train, &TrainConfig::max_grad_norm>,
-       .doc = "Gradients are scaled down to this norm over all parameters. 0: "
-              "never.",
+       .doc = "The norm to which gradients are clipped, over all parameters. 0 "
+              "disables clipping.",
        .range = at_least(0)},
       {.path = "train.dtype",
        .field = member<&Recipe::train, &TrainConfig::dtype>,
-       .doc = "Of computation. bfloat16: parameters that the optimizer "
-              "updates, their gradients and its state stay float32.",
+       .doc = "The dtype of computation. With bfloat16 the parameters, "
+              "gradients and optimizer state stay float32.",
        .choices = {"float32", "bfloat16"}},
       {.path = "train.z_loss",
        .field = member<&Recipe::train, &TrainConfig::z_loss>,
-       .doc = "Weight of the loss that keeps logits small, the mean square of "
-              "their logsumexp. 0: none.",
+       .doc = "The weight of the z-loss: the mean square of the logsumexp of "
+              "the logits. 0 disables it.",
        .range = between(0, 1000)},
       {.path = "train.label_smoothing",
        .field = member<&Recipe::train, &TrainConfig::label_smoothing>,
-       .doc = "The part of a target that is spread over all classes; not in "
-              "the held-out loss.",
+       .doc = "The fraction of a target that is spread over all classes. The "
+              "validation loss does not use it.",
        .range = between(0, 1)},
       {.path = "train.activation_checkpoint",
        .field = member<&Recipe::train, &TrainConfig::activation_checkpoint>,
-       .doc = "Forget what forward computed and compute it again in backward. "
-              "full: every block. selective: activation_checkpoint_modules.",
+       .doc = "Recomputes activations in backward instead of storing them. "
+              "full recomputes every block. selective recomputes "
+              "activation_checkpoint_modules.",
        .choices = {"none", "full", "selective"}},
       {.path = "train.activation_checkpoint_modules",
        .field =
            member<&Recipe::train, &TrainConfig::activation_checkpoint_modules>,
-       .doc = "Globs of the names of modules that selective computes again, "
-              "such as `model.layers.*.mlp`."},
+       .doc = "Globs of the module names that selective recomputes, such as "
+              "`model.layers.*.mlp`."},
       {.path = "train.on_non_finite",
        .field = member<&Recipe::train, &TrainConfig::on_non_finite>,
-       .doc = "What becomes of a step whose loss, or norm of the gradients, is "
-              "not a finite number. stop: the run ends, with 3. skip: nothing "
-              "is updated, and data and schedule go on. All ranks do the same; "
-              "the step, the rank and the samples or the parameter are named.",
+       .doc = "The reaction of all ranks to a loss or gradient norm that is "
+              "NaN or infinite. stop ends the run with exit code 3. skip skips "
+              "the update; the data and the schedule advance. The message "
+              "names the step, the rank, and the samples or the parameter.",
        .choices = {"stop", "skip"}},
       {.path = "train.max_consecutive_non_finite",
        .field =
            member<&Recipe::train, &TrainConfig::max_consecutive_non_finite>,
-       .doc = "Of train.on_non_finite=skip: at most so many steps in a row are "
-              "skipped; one more ends the run, with 3.",
+       .doc = "For train.on_non_finite=skip: the number of consecutive steps "
+              "that may be skipped. One more ends the run with exit code 3.",
        .unit = "steps",
        .range = between(1, kMaxCount)},
       {.path = "train.log_every",
        .field = member<&Recipe::train, &TrainConfig::log_every>,
-       .doc = "A line of progress each so many steps, where there is no "
-              "terminal.",
+       .doc = "The number of steps between progress lines if the output is not "
+              "a terminal.",
        .unit = "steps",
        .range = between(1, kMaxCount)},
   };
@@ -122,19 +125,19 @@ std::vector<Key> lora_keys() {
   return {
       {.path = "lora.rank",
        .field = member<&Recipe::lora, &LoraConfig::rank>,
-       .doc = "Of the updates. 0: no adapters.",
+       .doc = "The rank of the updates. 0 disables LoRA.",
        .range = between(0, kMaxSize)},
       {.path = "lora.alpha",
        .field = member<&Recipe::lora, &LoraConfig::alpha>,
-       .doc = "Updates are scaled by alpha / rank.",
+       .doc = "The scale of the updates is alpha / rank.",
        .range = above(0, 1e6)},
       {.path = "lora.dropout",
        .field = member<&Recipe::lora, &LoraConfig::dropout>,
-       .doc = "Probability that training drops an input of an adapter.",
+       .doc = "The probability of dropping an input of an adapter in training.",
        .range = between(0, 0.999)},
       {.path = "lora.target_modules",
        .field = member<&Recipe::lora, &LoraConfig::target_modules>,
-       .doc = "Globs of the names of Linears, such as "
+       .doc = "Globs of the names of the Linear layers, such as "
               "`model.layers.*.self_attn.q_proj`."},
   };
 }
@@ -143,37 +146,39 @@ std::vector<Key> optimizer_keys() {
   return {
       {.path = "optimizer.type",
        .field = member<&Recipe::optimizer, &OptimizerConfig::type>,
-       .doc = "The update rule.",
+       .doc = "The optimizer.",
        .choices = {"adamw"}},
       {.path = "optimizer.lr",
        .field = member<&Recipe::optimizer, &OptimizerConfig::lr>,
-       .doc = "Learning rate at the peak of the schedule.",
+       .doc = "The peak learning rate of the schedule.",
        .range = between(0, 1000)},
       {.path = "optimizer.betas",
        .field = member<&Recipe::optimizer, &OptimizerConfig::betas>,
-       .doc = "Decay of the running averages of gradient and square.",
+       .doc = "The decay rates of the moving averages of the gradient and of "
+              "its square.",
        .range = {.least = 0, .most = 1, .max_excluded = true}},
       {.path = "optimizer.eps",
        .field = member<&Recipe::optimizer, &OptimizerConfig::eps>,
-       .doc = "Added to the denominator.",
+       .doc = "The epsilon added to the denominator.",
        .range = between(0, 1)},
       {.path = "optimizer.weight_decay",
        .field = member<&Recipe::optimizer, &OptimizerConfig::weight_decay>,
-       .doc = "Decoupled from the gradient.",
+       .doc = "The decoupled weight decay.",
        .range = between(0, 1000)},
       {.path = "lr_schedule.type",
        .field = member<&Recipe::lr_schedule, &LrScheduleConfig::type>,
-       .doc = "The way down from the peak to min_ratio.",
+       .doc = "The decay from the peak to min_ratio after the warmup.",
        .choices = {"cosine", "linear", "constant"}},
       {.path = "lr_schedule.warmup_steps",
        .field = member<&Recipe::lr_schedule, &LrScheduleConfig::warmup_steps>,
-       .doc = "The rate grows linearly over the first so many steps.",
+       .doc = "The number of steps over which the learning rate rises linearly "
+              "to the peak.",
        .unit = "steps",
        .range = between(0, kMaxCount)},
       {.path = "lr_schedule.min_ratio",
        .field = member<&Recipe::lr_schedule, &LrScheduleConfig::min_ratio>,
-       .doc = "The last step's rate as a part of the peak; constant ignores "
-              "it.",
+       .doc = "The learning rate of the last step divided by the peak. "
+              "constant ignores it.",
        .range = between(0, 1)},
   };
 }

@@ -9,7 +9,8 @@ namespace weft::recipes {
 
 using base::edit_distance;
 
-/// The one of `names` that a mistyped `word` is likely to be; empty: none.
+/// Returns the most similar one of `names` for a mistyped `word`. Empty if none
+/// is similar.
 template <class Names>
 std::string nearest_name(std::string_view word, const Names& names) {
   constexpr int64_t kNear = 2;
@@ -25,8 +26,8 @@ std::string nearest_name(std::string_view word, const Names& names) {
   return nearest;
 }
 
-/// What may have been meant by the unknown dotted key `path`, as the end of a
-/// sentence: "did you mean model.heads?", or the keys that there are.
+/// Returns a suggestion for the unknown dotted key `path`, as the end of a
+/// sentence: "did you mean model.heads?", or the existing keys.
 std::string suggest_key(std::string_view path);
 
 } // namespace weft::recipes

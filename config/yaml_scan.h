@@ -11,14 +11,15 @@ inline constexpr int64_t kMaxYamlBytes = 1 << 20;
 inline constexpr int64_t kMaxYamlDepth = 32;
 inline constexpr int64_t kMaxYamlNodes = 100'000;
 
-/// A place in a text. Units: lines and bytes of the line, counted from 1; line
-/// 0 is no place.
+/// A position in a text.
+/// Units: lines, and bytes within the line, counted from 1. Line 0 means no
+/// position.
 struct Position {
   int64_t line = 0;
   int64_t column = 0;
 };
 
-/// The text is not YAML, or not the part of YAML that recipes use.
+/// Thrown if the text is not YAML, or not in the subset that recipes use.
 class YamlError : public std::runtime_error {
  public:
   YamlError(Position where, const std::string& message)
@@ -30,9 +31,8 @@ class YamlError : public std::runtime_error {
   Position where_;
 };
 
-/// Looks at `text` before a parser does: size, UTF-8, control characters,
-/// quotes that stay open, and brackets nested so deep that a parser would spend
-/// its time on them.
+/// Checks `text` before parsing: size, UTF-8, control characters, unclosed
+/// quotes, and nesting that would make the parser slow.
 /// Throws: YamlError.
 void scan_yaml(std::string_view text);
 

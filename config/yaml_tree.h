@@ -8,24 +8,25 @@
 
 namespace weft::recipes {
 
-/// One value of a YAML document and where it stands.
+/// A value of a YAML document and its position.
 struct YamlNode {
   enum class Kind { kNull, kScalar, kList, kMap };
 
   Kind kind = Kind::kNull;
-  /// Of a scalar: written in quotes or as a block, so text whatever it says.
+  /// For a scalar: true if it is quoted or a block, and therefore a string.
   bool quoted = false;
   std::string text;
-  /// Of a map, beside `items`; in the order written, repeated keys included.
+  /// For a map, in addition to `items`: the keys in order, including repeated
+  /// ones.
   std::vector<YamlNode> keys;
   std::vector<YamlNode> items;
   Position where;
 };
 
-/// Parses one document. Anchors, aliases and tags are refused, as is whatever
-/// scan_yaml() refuses, more than kMaxYamlNodes nodes, or depth over
-/// kMaxYamlDepth. A byte order mark is skipped; no document gives kNull.
-/// Throws: YamlError.
+/// Parses one document.
+/// Throws: YamlError for anchors, aliases and tags, for the errors of
+/// scan_yaml(), for more than kMaxYamlNodes nodes, and for a depth above
+/// kMaxYamlDepth. A byte order mark is skipped. An empty document gives kNull.
 YamlNode parse_yaml(std::string_view text);
 
 } // namespace weft::recipes

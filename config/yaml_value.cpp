@@ -163,16 +163,16 @@ std::string describe(const YamlNode& node) {
     case Form::kText:
       break;
   }
-  return "the text " + quoted(shortened_text(node.text));
+  return "the string " + quoted(shortened_text(node.text));
 }
 
 void read_value(const YamlNode& node, int64_t& value) {
   if (!is_scalar(node) || form_of(node) != Form::kWhole) {
     refuse_value(
-        node, "a whole number", is_scalar(node) ? whole_number_hint(node) : "");
+        node, "an integer", is_scalar(node) ? whole_number_hint(node) : "");
   }
   if (!convert(node.text, value)) {
-    refuse_value(node, "a whole number that fits in 64 bits");
+    refuse_value(node, "an integer that fits in 64 bits");
   }
 }
 
@@ -191,21 +191,21 @@ void read_value(const YamlNode& node, double& value) {
 
 void read_value(const YamlNode& node, bool& value) {
   if (!is_scalar(node) || form_of(node) != Form::kTruth) {
-    refuse_value(node, "true or false");
+    refuse_value(node, "a bool (true, false)");
   }
   value = node.text[0] == 't' || node.text[0] == 'T';
 }
 
 void read_value(const YamlNode& node, std::string& value) {
   if (!is_scalar(node)) {
-    refuse_value(node, "a text");
+    refuse_value(node, "a string");
   }
   if (form_of(node) != Form::kText) {
-    refuse_value(node, "a text", "; put it in quotes if it is one");
+    refuse_value(node, "a string", "; put it in quotes if it is one");
   }
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
   if (std::any_of(node.text.begin(), node.text.end(), is_control)) {
-    refuse_value(node, "a text without control characters");
+    refuse_value(node, "a string without control characters");
   }
   value = node.text;
 }
@@ -214,7 +214,7 @@ void read_value(const YamlNode& node, std::vector<std::string>& value) {
   if (node.kind != YamlNode::Kind::kList) {
     refuse_value(
         node,
-        "a list of texts",
+        "a list of strings",
         is_scalar(node) ? fmt::format("; write [{}]", quoted(node.text)) : "");
   }
   std::vector<std::string> texts(node.items.size());
@@ -242,12 +242,12 @@ void read_value(const YamlNode& node, std::array<double, 2>& value) {
 
 std::string normalized_value(const YamlNode& node) {
   constexpr std::string_view kExpected =
-      "a number, a text, true or false, or a list of them";
+      "a number, a string, a bool, or a list of these";
   if (node.kind == YamlNode::Kind::kList) {
     std::string list;
     for (const auto& item : node.items) {
       if (!is_scalar(item)) {
-        refuse_value(item, "a number, a text, or true or false");
+        refuse_value(item, "a number, a string, or a bool");
       }
       list += (list.empty() ? "" : ", ") + normalized_value(item);
     }

@@ -9,13 +9,13 @@ namespace weft::cuda {
 
 enum class Dtype { kFloat, kDouble, kHalf, kBFloat16 };
 
-/// A box of a row-major whole, rows of its last dim by rows.
+/// A box of a row-major full tensor, by rows of its last dim.
 struct Box {
   static constexpr int kMaxDims = 8;
   int ndim = 0;
   int64_t sizes[kMaxDims] = {};
   int64_t offset[kMaxDims] = {};
-  /// The whole tensor's.
+  /// The strides of the full tensor.
   int64_t strides[kMaxDims] = {};
 };
 
@@ -29,7 +29,8 @@ struct Numbers {
 
 // Each returns what the launch returned.
 
-/// Fills the dense `data` of `box` as dtensor/random/random.h says.
+/// Fills the dense `data` of `box` with random numbers. See
+/// dtensor/random/random.h.
 cudaError_t fill_random(
     void* data,
     Dtype dtype,
@@ -37,8 +38,8 @@ cudaError_t fill_random(
     const Numbers& numbers,
     cudaStream_t stream);
 
-/// output[i] = parts[0][i] + parts[1][i] + ..., in this order, halves and
-/// bfloat16 in float; divided by `rows` if `average`.
+/// Computes output[i] = parts[0][i] + parts[1][i] + ..., in this order, divided
+/// by `rows` if `average`. Half and BFloat16 accumulate in float.
 /// Shapes: output [count], parts [rows, count], dense.
 cudaError_t sum_rows(
     void* output,

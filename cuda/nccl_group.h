@@ -8,11 +8,12 @@
 
 namespace weft::cuda {
 
-/// "" if this library and libtorch were compiled with headers of one NCCL,
-/// else what differs. See Note [NCCL's headers].
+/// Returns "" if this library and libtorch were compiled with the headers of
+/// the same NCCL version. Otherwise describes the difference. See Note [NCCL's
+/// headers].
 std::string nccl_mismatch();
 
-/// DevicePlugin::make_group.
+/// Implements DevicePlugin::make_group.
 /// Collective: the members; blocks.
 c10::intrusive_ptr<c10d::Backend> make_nccl_group(
     const mesh::DeviceGroup& group);

@@ -8,10 +8,10 @@
 
 namespace weft::cuda {
 
-/// DevicePlugin::make_side_stream.
+/// Implements DevicePlugin::make_side_stream.
 std::shared_ptr<void> make_side_stream(int64_t device);
 
-/// DevicePlugin::call_after.
+/// Implements DevicePlugin::call_after.
 void call_after(
     c10d::Work& work,
     const std::shared_ptr<void>& side_stream,

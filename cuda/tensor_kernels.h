@@ -7,13 +7,13 @@
 // The kernels over tensors, on the current stream.
 namespace weft::cuda {
 
-/// DevicePlugin::reduce_rows.
+/// Implements DevicePlugin::reduce_rows.
 bool reduce_rows(
     const at::Tensor& output,
     const at::Tensor& parts,
     mesh::ReduceOp op);
 
-/// DevicePlugin::fill_random.
+/// Implements DevicePlugin::fill_random.
 bool fill_random(const at::Tensor& local, const mesh::RandomFill& fill);
 
 } // namespace weft::cuda

@@ -12,7 +12,7 @@ namespace weft::recipes {
 
 struct Recipe;
 
-/// Which part of every global batch a rank takes.
+/// The part of a global batch that a rank gets.
 struct BatchShape {
   int64_t global_batch_size = 1;
   int64_t micro_batch_size = 1;
@@ -20,26 +20,26 @@ struct BatchShape {
   int64_t dp_rank = 0;
 };
 
-/// Cuts global batches into micro-batches. Global batch s is the samples
-/// [s * G, (s + 1) * G); of it, replica r takes at accumulation a the samples
-/// a * dp * B + r * B + [0, B). So the global batch is the same on every mesh.
+/// Splits global batches into micro-batches. Global batch s has the samples [s
+/// * G, (s + 1) * G). Replica r gets at accumulation a the samples a * dp * B +
+/// r * B + [0, B) of it. The global batch is identical on every mesh.
 class BatchLoader {
  public:
   /// Throws: c10::ValueError unless dp * micro_batch_size divides
   /// global_batch_size and dp_rank < dp.
   BatchLoader(std::unique_ptr<Dataset> data, BatchShape shape);
 
-  /// Opens what a validated recipe names.
+  /// Opens the data of a validated recipe.
   /// Throws: mesh::UsageError at the recipe's key.
   static BatchLoader open(const Recipe& recipe, int64_t dp_rank);
 
   int64_t accumulation_steps() const;
-  /// This rank's part of the global batch that begins with sample
+  /// Returns this rank's part of the global batch that begins with sample
   /// `next_sample`, counted over all epochs.
   Batch train(int64_t next_sample, int64_t accumulation);
   Batch heldout(int64_t batch, int64_t accumulation);
-  /// `wanted`, but no more global batches than the held-out samples fill; at
-  /// least one, in which samples repeat if they are too few.
+  /// Returns `wanted`, limited to the number of global batches of validation
+  /// data, and at least one; if there are too few samples they repeat.
   int64_t num_heldout_batches(int64_t wanted) const;
 
   const Dataset& data() const { return *data_; }
@@ -53,9 +53,9 @@ class BatchLoader {
   BatchShape shape_;
 };
 
-/// The batch on `device`. To a CUDA device it goes through pinned memory,
-/// behind what this thread's current stream has queued; the host does not wait,
-/// and the pinned memory is used again once the copy is over.
+/// Returns the batch on `device`. A copy to a CUDA device uses pinned memory
+/// and runs after the work queued on this thread's current stream; the host
+/// does not wait, and the pinned memory is reused after the copy.
 Batch to_device(const Batch& batch, c10::Device device);
 
 } // namespace weft::recipes

@@ -7,7 +7,7 @@
 
 namespace weft::recipes {
 
-/// The data cannot be read, or is not what it was when the run started.
+/// Thrown if data cannot be read or has changed since the run started.
 class DataError : public mesh::UsageError {
   using mesh::UsageError::UsageError;
 };

@@ -9,8 +9,8 @@
 namespace weft::recipes {
 
 /// A micro-batch of one replica.
-/// Shapes: of text input and target [B, T] int64, the targets being the tokens
-/// one further; of images input [B, C, H, W] float32 in [0, 1] and target [B]
+/// Shapes: for text, input and target [B, T] int64, with the targets one token
+/// ahead; for images, input [B, C, H, W] float32 in [0, 1] and target [B]
 /// int64.
 struct Batch {
   at::Tensor input;
@@ -19,25 +19,25 @@ struct Batch {
   int64_t first_sample = 0;
 };
 
-/// Samples by number. What a sample is depends on the data and the seed: not on
-/// the mesh, and not on the samples before it.
+/// Samples by number. A sample depends on the data and the seed, not on the
+/// mesh or on earlier samples.
 class Dataset {
  public:
   virtual ~Dataset() = default;
 
-  /// Training samples in an epoch.
+  /// The number of training samples per epoch.
   virtual int64_t num_train_samples() const = 0;
   virtual int64_t num_heldout_samples() const = 0;
 
-  /// Training samples, counted over all epochs.
+  /// Returns training samples by numbers counted over all epochs.
   virtual Batch train(std::span<const int64_t> samples) = 0;
-  /// Held-out samples, modulo their number.
+  /// Returns validation samples; numbers are taken modulo their count.
   virtual Batch heldout(std::span<const int64_t> samples) = 0;
 
-  /// Of the names and sizes of the files: tells whether a later run has the
-  /// same.
+  /// Returns a fingerprint of the names and sizes of the files, which detects
+  /// changes in a later run.
   virtual std::string fingerprint_text() const = 0;
-  /// "84.2 MB of text".
+  /// Returns "84.2 MB of text".
   virtual std::string describe() const = 0;
 };
 

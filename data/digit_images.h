@@ -8,23 +8,24 @@
 
 namespace weft::recipes {
 
-/// The digit images that scikit-learn ships: rows of 64 pixels from 0 to 16 and
-/// the digit, separated by commas, in files that may be compressed by gzip. All
-/// are kept in memory. The last 10 % of the rows are held out, the rest is
-/// taken in a new order every epoch.
+/// The digit images of scikit-learn: rows of 64 pixels from 0 to 16 and the
+/// digit, separated by commas, in files that may be gzipped. All are kept in
+/// memory. The last 10 % of the rows are validation data; the others are
+/// shuffled in every epoch.
 /// Source: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI
 /// Machine Learning Repository (1998).
 class DigitImages : public Dataset {
  public:
-  /// Units: pixels, of height and of width.
+  /// The height and width in pixels.
   static constexpr int64_t kSize = 8;
   static constexpr int64_t kChannels = 1;
   static constexpr int64_t kClasses = 10;
 
-  /// `where` begins error messages, e.g. "recipes/x.yaml:9:10: data.paths".
-  /// Throws: mesh::UsageError if a path names nothing (it tells where to get
-  /// the images) or there are fewer than two images; DataError, with file and
-  /// line, for a row that is none.
+  /// `where` is the start of error messages, e.g. "recipes/x.yaml:9:10:
+  /// data.paths".
+  /// Throws: mesh::UsageError if a path matches nothing (the message says how
+  /// to get the images) or there are fewer than two images; DataError with file
+  /// and line for a malformed row.
   DigitImages(
       const std::vector<std::string>& paths,
       uint64_t seed,

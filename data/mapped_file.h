@@ -8,10 +8,10 @@
 
 namespace weft::recipes {
 
-/// A regular file as it was when it was opened, mapped into memory for reading.
+/// A regular file that is mapped into memory for reading.
 class MappedFile {
  public:
-  /// Throws: DataError.
+  /// Throws: DataError if it cannot be opened.
   explicit MappedFile(const std::string& path);
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -20,9 +20,9 @@ class MappedFile {
   const DataFile& file() const { return file_; }
   std::span<const unsigned char> bytes() const { return {data_, size_}; }
 
-  /// To be called before bytes are read: those behind the end of a file that
-  /// became shorter end the process.
-  /// Throws: DataError at `offset` unless the file is what it was.
+  /// Must be called before reading, because reading beyond the end of a
+  /// truncated file kills the process.
+  /// Throws: DataError at `offset` if the file has changed since it was opened.
   void check_unchanged(int64_t offset) const;
 
  private:

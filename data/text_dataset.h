@@ -11,11 +11,11 @@
 
 namespace weft::recipes {
 
-/// Windows of tokens in a row, in the order that SampleOrder gives.
+/// Windows of consecutive tokens, in the order of SampleOrder.
 class TextDataset : public Dataset {
  public:
   TextDataset(std::unique_ptr<TokenSource> tokens, SampleOrder order);
-  /// Of bytes.
+  /// Creates a dataset of byte tokens.
   TextDataset(TextCorpus corpus, SampleOrder order);
 
   int64_t num_train_samples() const override;

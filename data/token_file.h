@@ -10,72 +10,75 @@
 
 namespace weft::recipes {
 
-/// How tokens lie in a file: nothing but tokens; llm.c's header of 1 KiB before
-/// them; Megatron's FILE.bin with its FILE.idx. kAuto: Megatron if there is an
-/// .idx, llm.c if the file begins with one of its magic numbers, else raw.
+/// The format of a token file: tokens only; llm.c's header of 1 KiB and tokens;
+/// Megatron's FILE.bin with its FILE.idx. kAuto selects Megatron if there is an
+/// .idx, llm.c if the file begins with one of its magic numbers, and raw
+/// otherwise.
 enum class TokenFormat { kAuto, kRaw, kLlmC, kMegatron };
 
-/// Little-endian integers.
+/// The integer type of the tokens, little-endian.
 enum class TokenType { kUint8, kUint16, kInt16, kInt32, kUint32, kInt64 };
 
 int64_t size_bytes(TokenType type);
-/// The largest token of the type.
+/// Returns the largest token of the type.
 int64_t most(TokenType type);
-/// "uint16".
+/// Returns "uint16", ...
 std::string to_string(TokenType type);
 std::string to_string(TokenFormat format);
 
-/// What wrote a file of tokens.
+/// The origin of a token file.
 struct TokenOrigin {
   std::string tokenizer;
   std::string fingerprint;
   int64_t vocab_size = 0;
-  /// kAuto: not said.
+  /// kAuto means unknown.
   TokenFormat format = TokenFormat::kAuto;
   TokenType type = TokenType::kUint16;
   int64_t num_tokens = 0;
-  /// When the file of tokens was written.
+  /// The time at which the token file was written.
   int64_t modified_ns = 0;
 };
 
-/// What `path`.json says of the file of tokens `path`; nullopt: there is none.
+/// Returns the content of `path`.json for the token file `path`, or nothing if
+/// there is none.
 /// Throws: DataError, naming `path`.json, if `weft tokenize` did not write it.
 std::optional<TokenOrigin> read_origin(const std::string& path);
 
-/// A file of tokens, memory-mapped. Copies share the map. Reading is safe from
-/// several threads.
+/// A memory-mapped token file. Copies share the mapping. Thread-safe for
+/// reading.
 class TokenFile {
  public:
-  /// Opens `path` and checks that what it says of itself is what it holds.
-  /// `type` is for raw files (default: what `path`.json says, which
-  /// `weft tokenize` writes, else uint16); for others it has to agree.
+  /// Opens `path` and checks that its header matches its content. `type` is for
+  /// raw files (default: the type in `path`.json, which `weft tokenize` writes,
+  /// otherwise uint16); for other formats it must agree with the header.
   /// Throws: DataError with file and offset.
   static TokenFile open(
       const std::string& path,
       TokenFormat format = TokenFormat::kAuto,
       std::optional<TokenType> type = std::nullopt);
 
-  /// Tokens.
+  /// The number of tokens.
   int64_t size() const;
   TokenFormat format() const;
   TokenType type() const;
   const DataFile& file() const;
-  /// Where token `index` lies. Units: bytes.
+  /// The offset of token `index` in bytes.
   int64_t offset_bytes(int64_t index) const;
-  /// What `path`.json says of the tokenizer; nullopt: there is none.
+  /// The content of `path`.json. Empty if there is none.
   const std::optional<TokenOrigin>& origin() const;
 
   /// Fills `out` with the tokens from `index` on.
-  /// Throws: c10::ValueError if they are not inside [0, size()); DataError,
-  /// with file and offset, if the file became shorter since it was opened.
+  /// Throws: c10::ValueError if they are not in [0, size()); DataError with
+  /// file and offset, if the file was truncated after it was opened.
   void read(int64_t index, std::span<int64_t> out) const;
 
-  /// Reads every token, unless their type has no larger ones, or the tokenizer
-  /// that wrote them (see origin) has none and the file is as it left it.
-  /// Throws: DataError, with file and offset, for the first token that is not
-  /// in [0, vocab_size).
+  /// Checks all tokens by reading them, unless their type has no larger values,
+  /// or the tokenizer that wrote them (see origin()) has none and the file is
+  /// unchanged.
+  /// Throws: DataError with file and offset, for the first token that is not in
+  /// [0, vocab_size).
   void check_below(int64_t vocab_size) const;
-  /// The same for `tokens`, read from `index` on.
+  /// Like check_below(), for `tokens` that were read from `index` on.
   void check_tokens_below(
       std::span<const int64_t> tokens,
       int64_t index,

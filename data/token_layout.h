@@ -8,11 +8,12 @@
 
 #include "data/token_file.h"
 
-/// What readers and writers of token files share.
+/// Definitions shared by readers and writers of token files.
 namespace weft::recipes {
 
-/// llm.c: 256 int32, of which the first three are the magic number, the version
-/// and the number of tokens. Source: Karpathy, llm.c, data_common.py.
+/// The header of llm.c: 256 int32, of which the first three are the magic
+/// number, the version and the number of tokens.
+/// Source: Karpathy, llm.c, data_common.py.
 struct LlmCHeader {
   static constexpr int64_t kBytes = 1024;
   int32_t magic = 0;
@@ -24,10 +25,10 @@ inline constexpr std::array<LlmCHeader, 2> kLlmCHeaders = {
     {{.magic = 20240520, .version = 1, .type = TokenType::kUint16},
      {.magic = 20240801, .version = 7, .type = TokenType::kUint32}}};
 
-/// Megatron's .idx: magic number (9 bytes), version (uint64), type (uint8),
-/// numbers of sequences and of document ends (uint64 each); of every sequence
-/// the length (int32), then of every one where it begins (int64, bytes); then
-/// the document ends (int64), from 0 to the number of sequences.
+/// The format of Megatron's .idx: magic number (9 bytes), version (uint64),
+/// type (uint8), the numbers of sequences and of document ends (uint64 each);
+/// the length of each sequence (int32), then the start of each (int64, bytes);
+/// then the document ends (int64), from 0 to the number of sequences.
 /// Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 struct MegatronIndex {
   static constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
@@ -45,27 +46,29 @@ struct MegatronIndex {
        {8, TokenType::kUint16}}};
 };
 
-/// Where the tokens of a file lie.
+/// The position of the tokens in a file.
 struct TokenLayout {
   TokenFormat format = TokenFormat::kRaw;
   TokenType type = TokenType::kUint16;
-  /// Units: bytes.
+  /// Unit: bytes.
   int64_t begin = 0;
-  /// Units: tokens.
+  /// Unit: tokens.
   int64_t size = 0;
 };
 
-/// Of a file that has `bytes`; `raw_type` is for raw ones.
-/// Throws: DataError, with file and offset, if it is not what it says.
+/// Returns the layout of a file with the content `bytes`; `raw_type` is the
+/// type of raw files.
+/// Throws: DataError with file and offset, if the header does not match the
+/// content.
 TokenLayout find_layout(
     const std::string& path,
     std::span<const unsigned char> bytes,
     TokenFormat format,
     TokenType raw_type);
 
-/// FILE.idx of FILE.bin.
+/// Returns "FILE.idx" for "FILE.bin".
 std::string index_path(const std::string& path);
-/// What tells where tokens come from: "FILE.bin.json".
+/// Returns "FILE.bin.json", the file with the origin of the tokens.
 std::string origin_path(const std::string& path);
 
 } // namespace weft::recipes

@@ -11,19 +11,19 @@
 
 namespace weft::recipes {
 
-/// Tokens in a row, which samples are cut from.
+/// A sequence of tokens from which samples are taken.
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
 
   virtual int64_t size() const = 0;
   /// Fills `out` with the tokens from `index` on.
-  /// Throws: c10::ValueError if they are not inside [0, size()); DataError,
-  /// with file and offset, if they cannot be read.
+  /// Throws: c10::ValueError if they are not in [0, size()); DataError with
+  /// file and offset, if they cannot be read.
   virtual void read(int64_t index, std::span<int64_t> out) = 0;
 
   virtual std::string fingerprint_text() const = 0;
-  /// "84.2 MB of text".
+  /// Returns "84.2 MB of text".
   virtual std::string describe() const = 0;
 };
 
@@ -42,20 +42,21 @@ class ByteTokens : public TokenSource {
   std::vector<uint8_t> bytes_;
 };
 
-/// Token files end to end.
+/// Concatenated token files.
 class FileTokens : public TokenSource {
  public:
   struct Options {
     TokenFormat format = TokenFormat::kAuto;
     std::optional<TokenType> type = std::nullopt;
-    /// Tokens are to be below it.
+    /// The bound that all tokens must be below.
     int64_t vocab_size = 0;
   };
 
-  /// Finds the files (see find_files; those that end in .idx and .json are
-  /// left out), opens and checks all. `where` begins error messages on paths.
-  /// Throws: mesh::UsageError if a path names nothing; DataError, with file and
-  /// offset, for a file that is damaged or has a token that is too large.
+  /// Finds the files (see find_files(); names that end in .idx or .json are
+  /// skipped), opens and checks all. `where` is the start of error messages on
+  /// paths.
+  /// Throws: mesh::UsageError if a path matches nothing; DataError with file
+  /// and offset, for a file that is damaged or has a token that is too large.
   FileTokens(
       const std::vector<std::string>& paths,
       const Options& options,
@@ -71,7 +72,7 @@ class FileTokens : public TokenSource {
  private:
   int64_t vocab_size_;
   std::vector<TokenFile> files_;
-  /// ends_[i]: how many tokens the files 0 to i have together.
+  /// ends_[i] is the number of tokens of the files 0 to i.
   std::vector<int64_t> ends_;
 };
 

@@ -12,27 +12,28 @@
 
 namespace weft::recipes {
 
-/// Writes a file of tokens, whose name it gets when it is whole.
+/// Writes a token file under a temporary name and renames it when it is
+/// complete.
 class TokenWriter {
  public:
-  /// `format` is not kAuto. With `force`, files that are in the way are
-  /// replaced whatever they are, else only those of an earlier writer.
+  /// `format` must not be kAuto. `force` allows to replace any existing files;
+  /// otherwise only those of an earlier writer are replaced.
   /// Throws: mesh::UsageError.
   TokenWriter(
       std::string path,
       TokenFormat format,
       TokenType type,
       bool force = false);
-  /// Removes what is not whole.
+  /// Removes an incomplete file.
   ~TokenWriter();
   TokenWriter(const TokenWriter&) = delete;
   TokenWriter& operator=(const TokenWriter&) = delete;
 
   void add(std::span<const int64_t> tokens);
-  /// The tokens since the last one are a document.
+  /// Ends a document with the tokens since the last call.
   void end_document();
-  /// `origin` tells where the tokens come from; their number and type are
-  /// filled in.
+  /// Completes the file. `origin` describes the tokens; their number and type
+  /// are filled in.
   void finish(TokenOrigin origin);
 
   int64_t num_tokens() const { return num_tokens_; }
@@ -50,8 +51,8 @@ class TokenWriter {
   std::string path_;
   TokenFormat format_;
   TokenType type_;
-  /// An index of what `path_` was: with it, the tokens would not be read as
-  /// what they are.
+  /// True if there is an index of a previous file, with which the new tokens
+  /// would be misread.
   bool has_stale_index_ = false;
   std::FILE* file_ = nullptr;
   std::vector<unsigned char> buffer_;
@@ -61,8 +62,8 @@ class TokenWriter {
   std::vector<int32_t> lengths_;
 };
 
-/// The type that `vocab_size` tokens take in a file of `format`; nullopt: the
-/// format has none.
+/// Returns the type for tokens of a vocabulary of `vocab_size` in a file of
+/// `format`. Empty if the format has none.
 std::optional<TokenType> type_for(TokenFormat format, int64_t vocab_size);
 
 } // namespace weft::recipes

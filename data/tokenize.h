@@ -15,16 +15,17 @@ struct TokenizeOptions {
   std::vector<std::string> inputs;
   std::string output;
   TokenFormat format = TokenFormat::kRaw;
-  /// Default: uint16 if the vocabulary fits, else what the format has.
+  /// The type of the tokens. The default is uint16 if the vocabulary fits,
+  /// otherwise that of the format.
   std::optional<TokenType> type = std::nullopt;
-  /// Put the tokenizer's begin and end tokens around every document.
+  /// Adds the tokenizer's begin or end token to every document.
   bool bos = false;
   bool eos = false;
-  /// Cuts files into documents, and is no part of them; empty: every file is
-  /// one.
+  /// The string that separates documents in a file; it is not part of them.
+  /// Empty means that every file is one document.
   std::string document_separator = {};
-  /// Replace what is there under the name of `output`, `output`.json and its
-  /// .idx, also where no earlier call wrote it.
+  /// Replaces existing files with the names of `output`, `output`.json and its
+  /// .idx, even if no earlier call wrote them.
   bool force = false;
 };
 
@@ -35,11 +36,11 @@ struct TokenizeProgress {
   int64_t documents = 0;
 };
 
-/// Writes the tokens of all documents end to end, and beside them, as
-/// `output`.json, what they come from. Replaces an earlier output of the same
-/// name, which `output`.json tells, and an index of it that is none any more.
-/// Empty documents are none. Calls `show` now and then and at the end.
-/// Throws: mesh::UsageError; DataError, with file and offset, for text that is
+/// Writes the tokens of all documents, concatenated, and their origin as
+/// `output`.json. Replaces an earlier output of the same name, which it
+/// recognizes by `output`.json, and its index. Empty documents are skipped.
+/// Calls `show` regularly and at the end.
+/// Throws: mesh::UsageError; DataError with file and offset, for text that is
 /// not UTF-8.
 TokenizeProgress tokenize(
     const Tokenizer& tokenizer,

@@ -9,13 +9,13 @@
 
 namespace weft::recipes {
 
-/// Shows how far text has become tokens: on a terminal a bar that is redrawn in
-/// place, else a line each tenth, but none within two seconds.
+/// Shows the progress of tokenization: a bar that is redrawn in place on a
+/// terminal; otherwise a line every 10 %, at most one in 2 s.
 class TokenizeBar {
  public:
-  /// Lifetime: `out` outlives this.
+  /// Lifetime: `out` must outlive this object.
   TokenizeBar(std::FILE* out, bool is_terminal);
-  /// Leaves the cursor on a line of its own.
+  /// Ends the line of the bar.
   ~TokenizeBar();
   TokenizeBar(const TokenizeBar&) = delete;
   TokenizeBar& operator=(const TokenizeBar&) = delete;
@@ -33,7 +33,7 @@ class TokenizeBar {
   Clock::time_point drawn_at_ = begun_;
 };
 
-/// "12.3/84.2 MB  3.1 M tokens  10.2 MB/s".
+/// Returns "12.3/84.2 MB  3.1 M tokens  10.2 MB/s".
 std::string tokenize_line(const TokenizeProgress& progress, double seconds);
 
 } // namespace weft::recipes

@@ -39,7 +39,7 @@ class OutputVisitor {
 
 namespace detail {
 
-/// for_each_tensor() of the type's own namespace.
+/// True if the type's namespace has for_each_tensor().
 template <class T>
 concept SaysWhereTensorsAre = requires(const T& output, OutputVisitor visit) {
   for_each_tensor(output, visit);
@@ -50,7 +50,7 @@ concept Range = requires(const T& output) {
   output.begin() != output.end();
 };
 
-/// Of the standard's templates what the visitor goes into.
+/// The standard templates that the visitor enters.
 template <class T>
 struct Parts : std::false_type {};
 template <class... T>
@@ -110,7 +110,7 @@ void OutputVisitor::operator()(const T& output) const {
   }
 }
 
-/// All of them, in the order of the visit.
+/// Returns all tensors of an output, in the order of the visit.
 template <class T>
 std::vector<at::Tensor> tensors_of(const T& output) {
   std::vector<at::Tensor> tensors;

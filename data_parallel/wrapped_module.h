@@ -13,9 +13,9 @@ namespace weft::ddp {
 
 // What wrappers of a module share that are called like it.
 
-/// While one lives, backward passes of its wrapper add to each rank's own
-/// gradients; the next one without it reduces the sum. What counts is when
-/// backward() runs.
+/// Scope in which backward passes of its wrapper accumulate each rank's own
+/// gradients. The next backward outside the scope reduces the sum. The time of
+/// backward() counts.
 class [[nodiscard]] NoSyncGuard {
  public:
   explicit NoSyncGuard(std::shared_ptr<std::atomic<int>> paused)
@@ -30,8 +30,8 @@ class [[nodiscard]] NoSyncGuard {
   std::shared_ptr<std::atomic<int>> paused_;
 };
 
-/// module->forward(args...), through the module's hooks where it takes a tensor
-/// first and returns one.
+/// Calls module->forward(args...), with the module's hooks if the first
+/// argument and the result are tensors.
 template <class M>
 auto call_wrapped(const std::shared_ptr<M>& module) {
   return module->forward();

@@ -18,8 +18,8 @@
 
 namespace weft::ddp {
 
-/// The part that a DistributedDataParallel plays in one Join: what a rank with
-/// inputs tells the others in forward and backward, and what one without does
+/// The part of a DistributedDataParallel in one Join: what a rank with inputs
+/// announces in forward and backward, and what a rank without inputs does
 /// instead. See Note [Shadowing ranks].
 class DdpJoin : public JoinHook,
                 public JoinReducerHook,
@@ -27,8 +27,8 @@ class DdpJoin : public JoinHook,
  public:
   using State = DistributedDataParallelBase::State;
 
-  /// Throws: c10::ValueError for a kwarg of a wrong type, or one that cannot
-  /// be.
+  /// Throws: c10::ValueError for a kwarg of a wrong type or with an invalid
+  /// value.
   DdpJoin(
       DistributedDataParallelBase& ddp,
       State& state,
@@ -38,20 +38,21 @@ class DdpJoin : public JoinHook,
   DdpJoin& operator=(const DdpJoin&) = delete;
   ~DdpJoin() override;
 
-  /// Before a forward. `samples`: of its inputs, if it has any.
+  /// Called before a forward. `samples` is the number of its inputs, if known.
   void begin_forward(std::optional<int64_t> samples);
-  /// Before buffers are brought together: those of which replica all adopt.
+  /// Called before buffers are synchronized. Returns the replica whose buffers
+  /// all ranks get.
   int64_t before_buffers(BufferCommHookLocation location);
-  /// Right before the module's own forward, and after it.
+  /// Called directly before and after the module's own forward.
   void before_module();
   void end_forward(const std::vector<at::Tensor>& outputs);
   bool is_in_iteration() const { return is_open_; }
-  /// This rank took part in iterations without inputs.
+  /// Returns true if this rank took part in iterations without inputs.
   bool has_shadowed() const { return has_shadowed_; }
 
-  /// Brings what an optimizer keeps of the module's parameters, as a rank that
-  /// trained last has it, to all.
-  /// Collective: all replicas, once they have run out of inputs.
+  /// Copies an optimizer's state of the module's parameters from a rank that
+  /// trained last to all ranks.
+  /// Collective: all replicas, after they have run out of inputs.
   void share_optimizer_state(torch::optim::Optimizer& optimizer);
 
   void main_hook() override;
@@ -90,23 +91,23 @@ class DdpJoin : public JoinHook,
   bool has_buffers_ = false;
   std::vector<std::shared_ptr<SyncBatchNormGroup>> channels_;
 
-  /// Reductions that this rank's gradients were part of.
+  /// The number of reductions that included this rank's gradients.
   int64_t trained_ = 0;
-  /// This rank's forward has begun an iteration that was not reduced yet.
+  /// True if this rank's forward began an iteration that is not reduced yet.
   bool is_open_ = false;
-  /// Of this rank's forwards of the iteration.
+  /// The number of samples of this rank's forwards in the iteration.
   int64_t samples_ = 0;
-  /// Shadows expect statistics until they are told of the end.
+  /// True while shadows expect statistics, until they are told of the end.
   bool is_in_statistics_ = false;
   bool has_agreed_error_ = false;
   bool has_shadowed_ = false;
 
   at::Tensor event_;
   std::optional<mesh::Work> event_work_;
-  /// By group, if they are needed.
+  /// The weights by group, if needed.
   std::vector<at::Tensor> weights_;
   std::vector<std::optional<mesh::Work>> weight_works_;
-  /// By group: the replica whose values all get at the end.
+  /// The replica whose values all ranks get at the end, by group.
   std::vector<int64_t> roots_;
 };
 

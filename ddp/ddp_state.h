@@ -16,13 +16,13 @@ namespace weft::ddp {
 
 class DdpJoin;
 
-/// Parameters, and `buffers` with the replicas', by the group whose ranks have
-/// the same values.
+/// Returns the parameters, and `buffers` with those of the replicas, by the
+/// group whose ranks have equal values.
 std::vector<std::vector<NamedTensor>> values_by_group(
     const ParameterSelection& selection,
     const std::vector<NamedTensor>& buffers);
 
-/// What a DistributedDataParallel is made of.
+/// The state of a DistributedDataParallel.
 struct DistributedDataParallelBase::State {
   using Ids = std::unordered_set<const c10::TensorImpl*>;
 
@@ -33,25 +33,26 @@ struct DistributedDataParallelBase::State {
   std::shared_ptr<std::atomic<int>> paused =
       std::make_shared<std::atomic<int>>(0);
   std::vector<NamedTensor> parameters = {};
-  /// Those that are trained, by the reducer's indices.
+  /// The trained parameters by reducer index.
   std::vector<NamedTensor> reduced = {};
-  /// What may require a gradient: reduced or ignored.
+  /// The tensors that may require a gradient: reduced or ignored.
   Ids known = {};
   std::vector<ReductionGroup> groups = {};
   BufferCommHook buffer_hook = {};
   BufferCommHookLocation buffer_hook_location =
       BufferCommHookLocation::PRE_FORWARD;
   std::vector<std::shared_ptr<OptimizerInBackward>> optimizers = {};
-  /// The forward before this one was of a backward that reduces, or there was
-  /// none: buffers are brought together once for all accumulated ones.
+  /// True if the previous forward's backward reduces or there was none. Buffers
+  /// are synchronized once for all accumulated backwards.
   bool require_forward_param_sync = true;
-  /// What this does in the Join that runs; null otherwise.
+  /// The part of this object in the running Join. Null if there is none.
   std::shared_ptr<DdpJoin> joined = {};
   DDPLoggingData logging = {};
   /// Null until the parameters have values.
   std::shared_ptr<Reducer> reducer = {};
 
-  /// Throws: c10::ValueError if there is none; `what` begins the message.
+  /// Returns the reducer.
+  /// Throws: c10::ValueError that begins with `what`, if there is none.
   Reducer& require_reducer(const char* what) const;
   mesh::ErrorContext where() const { return {dp.describe_rank()}; }
 
@@ -61,15 +62,16 @@ struct DistributedDataParallelBase::State {
   bool is_training_forward() const;
   bool syncs_buffers() const;
   void sync_buffers_at(BufferCommHookLocation location) const;
-  /// Unless a hook does it, `root` is the replica whose buffers all get.
+  /// Synchronizes the buffers with those of the replica `root`, unless a hook
+  /// does it.
   void sync_buffers(int64_t root) const;
   void end_forward();
   void cast_buffers() const;
   void check_known() const;
   void add_optimizers(std::shared_ptr<OptimizerInBackward> added);
   void check_hook(const CommHook& hook) const;
-  /// Has the first backward make the buckets of a saved hook's state, as JSON.
-  /// Throws: c10::ValueError if others were made already.
+  /// Makes the first backward use the buckets of a saved hook's state, as JSON.
+  /// Throws: c10::ValueError if other buckets exist.
   void adopt_buckets(const std::string& names) const;
   DDPLoggingData get_logging_data() const;
 

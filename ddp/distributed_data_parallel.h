@@ -30,10 +30,12 @@ namespace weft::ddp {
 
 enum class BufferCommHookLocation { PRE_FORWARD, POST_FORWARD };
 
-/// Makes the buffers of all replicas alike, in place. Collective: all replicas.
+/// Makes the buffers of all replicas equal, in place.
+/// Collective: all replicas.
 using BufferCommHook = std::function<void(const std::vector<NamedTensor>&)>;
 
-/// What DistributedDataParallel does whatever the module's type.
+/// The part of DistributedDataParallel that does not depend on the module's
+/// type.
 class DistributedDataParallelBase : public Joinable {
  public:
   struct State;
@@ -42,13 +44,13 @@ class DistributedDataParallelBase : public Joinable {
   DistributedDataParallelBase& operator=(const DistributedDataParallelBase&) =
       delete;
 
-  /// Accumulates gradients without communication while the guard lives.
+  /// Accumulates gradients without communication during the guard's lifetime.
   NoSyncGuard no_sync();
 
-  /// Runs `body`, this rank's loop over its inputs, of which other replicas may
-  /// have more or fewer: a Join of this alone. With
-  /// divide_by_initial_world_size gradients are divided by the number of
-  /// replicas, and otherwise by how many of them have inputs.
+  /// Runs `body`, this rank's loop over its inputs, if replicas may have
+  /// different numbers of inputs: a Join of only this object. Gradients are
+  /// divided by the number of replicas, or, without
+  /// divide_by_initial_world_size, by the number of those with inputs.
   /// Collective: all ranks of the model's mesh.
   void join(
       const std::function<void()>& body,
@@ -60,119 +62,127 @@ class DistributedDataParallelBase : public Joinable {
   mesh::Communicator join_process_group() const override;
   mesh::DeviceMesh join_model_parallel_mesh() const override;
   bool is_in_join_iteration() const override;
-  /// Brings what `optimizer` keeps of the module's parameters, as a replica
-  /// that trained last has it, to all: what JoinableOptimizer does.
-  /// Collective: all replicas, in the post hooks of a Join of this.
+  /// Copies the state that `optimizer` has of the module's parameters from a
+  /// replica that trained last to all replicas, for JoinableOptimizer.
+  /// Collective: all replicas, in the post hooks of a Join of this object.
   void sync_joinable_optimizer(torch::optim::Optimizer& optimizer);
 
-  /// Compares the replicas, gives them the first one's values and starts to
-  /// listen for gradients: at construction, or for a model whose parameters
-  /// are deferred at the first forward, unless called before.
+  /// Compares the replicas, copies the first one's values to all, and registers
+  /// gradient hooks. Runs at construction, or at the first forward for a model
+  /// with deferred parameters, unless called before.
   /// Collective: all ranks of the mesh, the first time; blocks.
-  /// Throws: c10::ValueError naming a parameter that has no values yet;
+  /// Throws: c10::ValueError naming a parameter without values;
   /// mesh::DisagreementError if the replicas differ.
   void synchronize_parameters();
 
   const mesh::DeviceMesh& mesh() const;
 
-  /// Names of the parameters whose gradients are reduced together, in the
-  /// order of their reduction: by reversed registration until the first
-  /// synchronised backward, in the order of that backward from then on.
+  /// Returns the names of the parameters of each bucket in the order of
+  /// reduction: reverse registration order until the first synchronized
+  /// backward, then the order of that backward.
   std::vector<std::vector<std::string>> bucket_names() const;
 
-  /// Makes the buckets of the first backward these, from bucket_names() of an
-  /// earlier run on the same mesh, so that sums are added in the same order.
-  /// Collective in effect: all ranks set the same, after the parameters have
-  /// values and before the first backward.
-  /// Throws: c10::ValueError for a name that is unknown or comes twice.
+  /// Sets the buckets of the first backward to bucket_names() of an earlier run
+  /// on the same mesh, so that sums are added in the same order. All ranks must
+  /// set the same, after the parameters have values and before the first
+  /// backward.
+  /// Throws: c10::ValueError for a name that is unknown or repeated.
   void set_bucket_layout(const std::vector<std::vector<std::string>>& layout);
 
-  /// Has `hook` reduce the buckets from the next backward on. Once only.
-  /// Collective: all replicas with the same hook, which is tried on a small
-  /// bucket unless it cannot be.
-  /// Throws: c10::ValueError for a null or second hook, one that divides where
-  /// reduce_op is kSum or a group has a divisor of its own, one whose result
-  /// is not what it declares, and options that it cannot work with.
+  /// Registers a hook that reduces the buckets from the next backward on. Can
+  /// be called once.
+  /// Collective: all replicas with the same hook; the hook is tested on a small
+  /// bucket if its can_be_tried() is true.
+  /// Throws: c10::ValueError for a null or second hook, for a hook that divides
+  /// if reduce_op is kSum or a group has its own divisor, for a hook whose
+  /// result does not match its declaration, and for options that it does not
+  /// support.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
-  /// What the hook needs to go on exactly after a restart, and the buckets that
-  /// it is for: a part of a checkpoint. Its tensors' sizes change from step to
-  /// step, so read it back with checkpoint::load_part(). Empty without a hook
-  /// that keeps a state.
+  /// Returns the state that the hook needs for identical results after a
+  /// restart, and its buckets, as a part of a checkpoint. The sizes of its
+  /// tensors change between steps, so load it with checkpoint::load_part().
+  /// Empty if the hook has no state.
   /// Collective: all ranks of the model's mesh; blocks.
   dtensor::StateDict comm_hook_state_dict() const;
-  /// Null if none is registered.
+  /// Returns the hook, or null.
   std::shared_ptr<CommHook> comm_hook() const;
-  /// Gives the registered hook such a state, and the first backward its
-  /// buckets. On a mesh of another shape that is possible if all ranks kept the
-  /// same, as those of post_localSGD_hook() do.
-  /// Collective: as comm_hook_state_dict().
+  /// Loads the state of the registered hook and the buckets of the first
+  /// backward. On a mesh of another shape this requires equal state on all
+  /// ranks, as that of post_localSGD_hook().
+  /// Collective: like comm_hook_state_dict().
   /// Throws: c10::ValueError, before anything changes, if there is no hook, a
-  /// backward has already made other buckets, or entries belong to the ranks of
+  /// backward has already created other buckets, or entries belong to ranks of
   /// another mesh.
   void load_comm_hook_state_dict(const dtensor::StateDict& state);
 
-  /// Has `hook` bring the replicas' buffers together, instead of a broadcast
-  /// from the first.
+  /// Registers a hook that synchronizes the replicas' buffers in place of a
+  /// broadcast from the first replica.
   void register_buffer_comm_hook(
       BufferCommHook hook,
       BufferCommHookLocation location = BufferCommHookLocation::POST_FORWARD);
-  /// Whether a training forward synchronises buffers now.
+  /// Returns true if a training forward would synchronize buffers now.
   bool will_sync_module_buffers() const;
 
-  /// Steps an optimizer for each parameter once gradients are reduced, and
-  /// drops the gradient. Not under no_sync(). `parameters`: all that are
-  /// trained, unless given. May be called for others again.
-  /// Throws: c10::ValueError for a parameter of others, or one that has such an
-  /// optimizer already.
+  /// Steps an optimizer for each parameter as soon as its gradient is reduced,
+  /// and frees the gradient. Does not run under no_sync(). `parameters`
+  /// defaults to all trained parameters. May be called again for other
+  /// parameters.
+  /// Throws: c10::ValueError for a parameter that this module does not train or
+  /// that already has such an optimizer.
   std::shared_ptr<OptimizerInBackward> register_fused_optim(
       const OptimizerFactory& factory,
       std::optional<std::vector<at::Tensor>> parameters = std::nullopt);
-  /// The same with optimizers made by apply_optimizer_in_backward() before.
+  /// Like register_fused_optim(factory), with optimizers from
+  /// apply_optimizer_in_backward().
   void register_fused_optim(std::shared_ptr<OptimizerInBackward> optimizers);
 
-  /// As the option static_graph. Before the first backward.
+  /// Like the option static_graph. Must be called before the first backward.
   void set_static_graph();
-  /// Listens no more to the parameters' gradients: nothing is reduced.
+  /// Removes the hooks on the parameters' gradients: nothing is reduced
+  /// afterwards.
   void remove_autograd_hooks();
-  /// Throws: c10::ValueError naming the parameters whose gradients are awaited
-  /// if the last backward() did not end in a reduction.
+  /// Throws: c10::ValueError naming the parameters with missing gradients, if
+  /// the last backward() did not end in a reduction.
   void check_reducer_finalized() const;
 
-  /// Leaves it to finalize_backward() to wait for the reductions, so that other
-  /// work may run meanwhile; .grad() is valid after it. Before a forward.
+  /// Makes finalize_backward() wait for the reductions in place of backward(),
+  /// so that other work can overlap; .grad() is valid after it. Must be called
+  /// before a forward.
   void require_manual_backward_finalization(bool required);
   bool should_finalize_after_backward() const;
-  /// Collective: all replicas, once after each backward() outside of no_sync().
+  /// Waits for the reductions.
+  /// Collective: all replicas, once after each backward() outside no_sync().
   void finalize_backward();
 
-  /// Replaces the replicas, e.g. after one was lost: the next backward makes
-  /// buckets anew. What an error left behind is forgotten. Parameters are not
-  /// compared or broadcast; parameter_groups and the comm hook's own groups
-  /// must not be in use.
-  /// Collective in effect: all ranks of `dp_mesh`.
+  /// Replaces the replicas, e.g. after one was lost: the next backward rebuilds
+  /// the buckets. Clears the state of an earlier error. Does not compare or
+  /// broadcast parameters. Not supported with parameter_groups or with groups
+  /// of the comm hook. All ranks of `dp_mesh` must call it.
   void update_process_group(const mesh::DeviceMesh& dp_mesh);
 
-  /// Fails if parameters or buffers of the replicas differ, naming the first.
+  /// Compares the parameters and buffers of the replicas.
   /// Collective: all replicas; blocks.
-  /// Throws: mesh::DisagreementError.
+  /// Throws: mesh::DisagreementError naming the first difference.
   void check_replicas() const;
 
-  /// What DDP knows of itself; to_json() writes it.
+  /// Returns statistics. to_json() formats them.
   DDPLoggingData get_ddp_logging_data() const;
-  /// Times are taken in the first 10 iterations and then in every `every`th.
+  /// Sets the sampling of timings: the first 10 iterations and then every
+  /// `every`th.
   void set_ddp_runtime_logging_sample_rate(int64_t every);
-  /// Which parameters got no gradient in the last backward on this rank, the
-  /// modules that have them and when they last got one; "" if none.
+  /// Describes the parameters without a gradient in the last backward on this
+  /// rank: their modules, and when they last got one. "" if there are none.
   std::string describe_unused_parameters() const;
 
-  /// Parameters and buffers on the mesh of all dims, replicated over the
-  /// replicas', e.g. [R, S(0)] on dp=2 tp=2. They share the module's memory.
-  /// `ignore` names what is left out.
+  /// Returns parameters and buffers on the mesh of all dims, replicated over
+  /// the replicas, e.g. [R, S(0)] on dp=2 tp=2. They share the module's memory.
+  /// The names in `ignore` are left out.
   /// Source: torch.distributed.checkpoint.state_dict.get_model_state_dict.
   dtensor::StateDict state_dict(const std::set<std::string>& ignore = {}) const;
-  /// The same for an optimizer of the module's parameters; see
-  /// dtensor/nn/optimizer_state.h. Of a ZeroRedundancyOptimizer its own.
-  /// Collective: all ranks of the model's mesh, for that one.
+  /// Returns or loads the state of an optimizer of the module's parameters in
+  /// the same form; see dtensor/nn/optimizer_state.h. A ZeroRedundancyOptimizer
+  /// uses its own methods.
+  /// Collective: all ranks of the model's mesh, for a ZeroRedundancyOptimizer.
   dtensor::StateDict optimizer_state_dict(
       torch::optim::Optimizer& optimizer) const;
   void load_optimizer_state_dict(
@@ -186,11 +196,11 @@ class DistributedDataParallelBase : public Joinable {
       const DistributedDataParallelOptions& options);
   ~DistributedDataParallelBase() override;
 
-  /// `samples`: rows of the first tensor among forward()'s arguments.
+  /// `samples` is the number of rows of the first tensor argument of forward().
   void before_forward(std::optional<int64_t> samples);
   void after_forward(const std::vector<at::Tensor>& outputs);
 
-  /// An argument of forward() in the dtype that the module computes in.
+  /// Casts an argument of forward() to the dtype of the module's computation.
   at::Tensor cast_input(const at::Tensor& input) const;
   std::vector<at::Tensor> cast_input(
       const std::vector<at::Tensor>& inputs) const;
@@ -215,22 +225,21 @@ class DistributedDataParallelBase : public Joinable {
   std::unique_ptr<State> state_;
 };
 
-/// Trains replicas of a module on different batches as one: gradients are
-/// reduced over the ranks of a mesh dim while backward runs. Callable like the
-/// module. Parameters may be plain tensors or DTensors on other mesh dims,
-/// whose local parts are then reduced.
-/// Collective: construction (see synchronize_parameters), forward if there are
-/// buffers to broadcast, and every backward outside of no_sync().
+/// Trains replicas of a module on different batches as one model: gradients are
+/// reduced over the ranks of a mesh dim during backward. Callable like the
+/// module. Parameters may be plain tensors, or DTensors on other mesh dims,
+/// whose local tensors are then reduced.
+/// Collective: construction (see synchronize_parameters()), forward if buffers
+/// must be broadcast, and every backward outside no_sync().
 /// Source: torch/nn/parallel/distributed.py.
 template <class M>
 class DistributedDataParallel : public DistributedDataParallelBase {
  public:
-  /// `dp_mesh` has one dim: the replicas. For a group that is no part of a
-  /// mesh, DeviceMesh::from_group() makes one.
+  /// `dp_mesh` is the 1-D mesh of the replicas. DeviceMesh::from_group()
+  /// creates one from a group.
   /// Throws: c10::ValueError for a mesh of several dims, a module without
-  /// trainable parameters or with an Embedding that has max_norm, or an
-  /// impossible option; mesh::DisagreementError if
-  /// the replicas' models differ.
+  /// trainable parameters or with an Embedding that has max_norm, or an invalid
+  /// option; mesh::DisagreementError if the replicas' models differ.
   DistributedDataParallel(
       std::shared_ptr<M> module,
       const mesh::DeviceMesh& dp_mesh,
@@ -244,9 +253,10 @@ class DistributedDataParallel : public DistributedDataParallelBase {
       const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module.ptr(), dp_mesh, options) {}
 
-  /// The module's forward(), with the hooks that act on it. Where its output
-  /// has its tensors says data_parallel/output_tensors.h. What it throws on
-  /// some ranks alone, the others are told: see World::run_and_report_errors().
+  /// Calls the module's forward() with its hooks.
+  /// data_parallel/output_tensors.h describes how tensors are found in its
+  /// output. An exception on some ranks is reported to the others: see
+  /// World::run_and_report_errors().
   template <class... Args>
   auto forward(Args&&... args) {
     return mesh().world().run_and_report_errors("the forward pass", [&] {

@@ -9,21 +9,21 @@
 
 namespace weft::ddp {
 
-/// An optimizer of the module that `ddp` wraps, in a Join together with it:
-/// ranks that run out of inputs miss steps, and in the end get what the
-/// optimizer keeps (momentum, numbers of steps, learning rates) of a rank that
-/// missed none. Without it the next epoch's replicas would drift apart.
-/// Optimizers that are applied in backward need none.
+/// An optimizer of the module that `ddp` wraps, for a Join with it. Ranks that
+/// run out of inputs miss steps; at the end they get the optimizer's state
+/// (momentum, step counts, learning rates) of a rank that missed none. Without
+/// it replicas would diverge in the next epoch. Optimizers in backward do not
+/// need it.
 class JoinableOptimizer : public Joinable {
  public:
-  /// Of the optimizers that optimizer_state_dict() knows. Lifetime: both live
-  /// as long as this.
+  /// Supports the optimizers that optimizer_state_dict() supports.
+  /// Lifetime: both arguments must outlive this object.
   /// Throws: c10::ValueError for a ZeroRedundancyOptimizer.
   JoinableOptimizer(
       torch::optim::Optimizer& optimizer,
       DistributedDataParallelBase& ddp);
 
-  /// Throws: c10::ValueError unless `ddp` is in the Join, before this.
+  /// Throws: c10::ValueError unless `ddp` is in the Join, before this object.
   std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;

@@ -14,32 +14,33 @@ class Module;
 
 namespace weft::ddp {
 
-/// Whether `name` is `pattern`, in which "*" stands for any text, dots too, and
-/// "?" for a character.
+/// Returns true if `name` matches `pattern`: "*" matches any text including
+/// dots, "?" one character.
 bool matches_name(const std::string& pattern, const std::string& name);
 
-/// What DistributedDataParallel does with each tensor of a module.
+/// The handling of each tensor of a module by DistributedDataParallel.
 struct ParameterSelection {
-  /// Neither ignored; frozen ones too.
+  /// All parameters that are not ignored, including frozen ones.
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> buffers;
-  /// Those of `parameters` that are trained.
+  /// The trained ones among `parameters`.
   std::vector<ReducedParameter> reduced;
-  /// Of `reduced`; the first is over the replicas.
+  /// The groups of `reduced`. The first one is the replicas.
   std::vector<ReductionGroup> groups;
-  /// The parameters that are computed with in low precision, frozen ones too.
+  /// The parameters that are computed with in low precision, including frozen
+  /// ones.
   std::vector<at::Tensor> cast;
 };
 
 /// Applies the options to a module's parameters and buffers.
-/// Throws: c10::ValueError naming the option and what it names that does not
-/// exist, is no trained parameter or cannot be reduced over its ranks.
+/// Throws: c10::ValueError naming the option and the name in it that does not
+/// exist, is not a trained parameter, or cannot be reduced over its ranks.
 ParameterSelection select_parameters(
     const torch::nn::Module& module,
     const mesh::DeviceMesh& dp,
     const DistributedDataParallelOptions& options);
 
-/// The buffers of `module` that are not ignored, as they are now.
+/// Returns the current buffers of `module` that are not ignored.
 std::vector<NamedTensor> select_buffers(
     const torch::nn::Module& module,
     const DistributedDataParallelOptions& options);

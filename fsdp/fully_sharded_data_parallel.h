@@ -23,59 +23,61 @@ namespace weft::fsdp {
 
 using ddp::NoSyncGuard;
 
-/// What a unit of a model holds now.
+/// The current state of a unit.
 struct UnitInfo {
-  /// The module's fully qualified name; "the model" for the outermost one.
+  /// The module's fully qualified name. "the model" is the outermost one.
   std::string name;
   std::vector<std::string> parameters;
-  /// Bytes of its parameters unsharded.
+  /// The size of its unsharded parameters in bytes.
   int64_t unsharded_bytes = 0;
   bool is_unsharded = false;
 };
 
-/// What FullyShardedDataParallel does whatever the module's type.
+/// The part of FullyShardedDataParallel that does not depend on the module's
+/// type.
 class FullyShardedDataParallelBase {
  public:
   FullyShardedDataParallelBase(const FullyShardedDataParallelBase&) = delete;
   FullyShardedDataParallelBase& operator=(const FullyShardedDataParallelBase&) =
       delete;
 
-  /// Accumulates unsharded gradients without communication while the guard
-  /// lives, as DistributedDataParallel does. Without it each backward reduces,
-  /// and adds to the sharded gradients of those before.
+  /// Accumulates unsharded gradients without communication during the guard's
+  /// lifetime, like DistributedDataParallel. Without it each backward reduces,
+  /// and adds to the existing sharded gradients.
   NoSyncGuard no_sync();
 
-  /// Compares the units of all ranks and makes messages of them: what the first
-  /// forward does, unless called before.
+  /// Compares the units of all ranks and prepares their messages. The first
+  /// forward calls it unless it was called before.
   /// Collective: all ranks of the mesh, the first time; blocks.
-  /// Throws: c10::ValueError naming a parameter that has no values yet;
+  /// Throws: c10::ValueError naming a parameter without values;
   /// mesh::DisagreementError if the ranks' units differ.
   void synchronize_parameters();
 
   const mesh::DeviceMesh& mesh() const;
-  /// The units, in the order of their registration.
+  /// Returns the units in registration order.
   std::vector<UnitInfo> units() const;
 
-  /// The most bytes of unsharded parameters that there were at once, and of
-  /// messages: what is gathered, and gradients on their way.
+  /// The peak bytes of unsharded parameters, and of messages: gathered data and
+  /// gradients in flight.
   int64_t peak_unsharded_bytes() const;
   int64_t peak_message_bytes() const;
-  /// Bytes that are kept for either now, in use or not.
+  /// The bytes that are currently kept for both, in use or not.
   int64_t held_bytes() const;
 
-  /// Gathers the unit of a module by hand, before a forward or between two, and
-  /// gives it away. What is written to parameters meanwhile is an error.
+  /// Gathers or reshards the unit of a module manually, before a forward or
+  /// between two. Writing to the gathered parameters is an error.
   /// Collective: all ranks of the mesh; blocks.
-  /// Throws: c10::ValueError if the module is no unit of this model.
+  /// Throws: c10::ValueError if the module is not a unit of this model.
   void unshard(const torch::nn::Module& module);
   void reshard(const torch::nn::Module& module);
 
-  /// Parameters and buffers on the mesh of all dims, each rank's rows of the
-  /// former. They share the module's memory. `ignore` names what is left out.
+  /// Returns parameters and buffers on the mesh of all dims; of parameters each
+  /// rank's rows. They share the module's memory. The names in `ignore` are
+  /// left out.
   /// Source: torch.distributed.checkpoint.state_dict.get_model_state_dict.
   dtensor::StateDict state_dict(const std::set<std::string>& ignore = {}) const;
-  /// The same for an optimizer of the module's parameters; see
-  /// dtensor/nn/optimizer_state.h.
+  /// Returns or loads the state of an optimizer of the module's parameters in
+  /// the same form; see dtensor/nn/optimizer_state.h.
   dtensor::StateDict optimizer_state_dict(
       torch::optim::Optimizer& optimizer) const;
   void load_optimizer_state_dict(
@@ -120,10 +122,10 @@ class FullyShardedDataParallelBase {
   std::unique_ptr<State> state_;
 };
 
-/// While one lives, modules of the model may be called as inside its forward():
-/// for methods such as generate(). Units are gathered when they are used, and
-/// given away as in forward().
-/// Collective: all ranks of the mesh do the same inside.
+/// Scope in which modules of the model may be called as inside its forward(),
+/// for methods such as generate(). Units are gathered and resharded as in
+/// forward().
+/// Collective: all ranks of the mesh must make the same calls inside.
 /// Source: torch.distributed.fsdp, register_fsdp_forward_method.
 class [[nodiscard]] ForwardScope {
  public:
@@ -137,15 +139,15 @@ class [[nodiscard]] ForwardScope {
   int exceptions_;
 };
 
-/// While one lives, all parameters are unsharded: each rank has the whole
-/// model. Not inside of a forward or a backward.
+/// Scope in which all parameters are unsharded: each rank has the full model.
+/// Not allowed during a forward or backward.
 /// Collective: all ranks of the mesh; blocks.
 /// Source: torch/distributed/fsdp/fully_sharded_data_parallel.py,
 /// summon_full_params.
 class [[nodiscard]] FullParameters {
  public:
-  /// `write_back`: what each rank wrote to its own rows stays. Without, it is
-  /// an error to write.
+  /// With `write_back` each rank's writes to its own rows are kept. Without it
+  /// writing is an error.
   explicit FullParameters(
       FullyShardedDataParallelBase& model,
       bool write_back = false);
@@ -159,21 +161,20 @@ class [[nodiscard]] FullParameters {
   int exceptions_;
 };
 
-/// Trains a module of which each rank holds a part: its parameters, gradients
-/// and optimizer state are divided over the ranks of a mesh dim, and other
-/// ranks' parts are here while a unit (fully_shard()) computes. Ranks compute
-/// different batches. Callable like the module. Parameters may be DTensors on
-/// other mesh dims.
+/// Trains a module whose parameters, gradients and optimizer state are sharded
+/// over the ranks of a mesh dim. The other ranks' shards are gathered while a
+/// unit (fully_shard()) computes. Ranks compute different batches. Callable
+/// like the module. Parameters may be DTensors on other mesh dims.
 /// Collective: every forward and backward; all ranks use the same units in the
 /// same order.
 /// Source: torch/distributed/fsdp.
 template <class M>
 class FullyShardedDataParallel : public FullyShardedDataParallelBase {
  public:
-  /// Makes the module a unit, of the parameters that are in none, unless it is
-  /// one. `dp`: the mesh of one dim that its units were made with. See
-  /// fully_shard() for what has to come before and after.
-  /// Throws: as fully_shard(); c10::ValueError for a unit on another mesh.
+  /// Makes the module a unit of the parameters that are in none, unless it is
+  /// one. `dp` is the 1-D mesh of its units. See fully_shard() for the required
+  /// order of calls.
+  /// Throws: like fully_shard(); c10::ValueError for a unit on another mesh.
   FullyShardedDataParallel(
       std::shared_ptr<M> module,
       const mesh::DeviceMesh& dp,
@@ -189,9 +190,10 @@ class FullyShardedDataParallel : public FullyShardedDataParallelBase {
       const ScheduleOptions& schedule = {})
       : FullyShardedDataParallel(module.ptr(), dp, options, schedule) {}
 
-  /// The module's forward(), with the hooks that act on it. Where its output
-  /// has its tensors says data_parallel/output_tensors.h. What it throws on
-  /// some ranks alone, the others are told: see World::run_and_report_errors().
+  /// Calls the module's forward() with its hooks.
+  /// data_parallel/output_tensors.h describes how tensors are found in its
+  /// output. An exception on some ranks is reported to the others: see
+  /// World::run_and_report_errors().
   template <class... Args>
   auto forward(Args&&... args) {
     return run_forward([&] {

@@ -9,17 +9,16 @@
 
 namespace weft::fsdp {
 
-/// Memory that is taken and given back over and over, kept for whoever next
-/// needs as much: memory that is new to a process has to be made of pages
-/// first. Never holds more, together with what is in use, than was in use at
-/// once.
+/// Keeps returned memory for the next request of the same size, because new
+/// memory must be mapped by the kernel first. Used and free memory together
+/// never exceed the peak of used memory.
 class MemoryPool {
  public:
   at::DataPtr take(int64_t bytes, c10::Device device);
   void give(at::DataPtr memory, int64_t bytes);
 
-  /// The same as a contiguous tensor without values, which nobody else may hold
-  /// once it is given back.
+  /// Takes memory as a contiguous uninitialized tensor, which must have no
+  /// other owner when it is returned.
   at::Tensor take_tensor(
       at::IntArrayRef sizes,
       const at::TensorOptions& options);
@@ -30,25 +29,25 @@ class MemoryPool {
   int64_t peak_bytes_in_use() const { return peak_bytes_in_use_; }
 
  private:
-  /// The longest unused first.
+  /// Ordered by the time of return, oldest first.
   std::vector<std::pair<int64_t, at::DataPtr>> free_;
   int64_t free_bytes_ = 0;
   int64_t bytes_in_use_ = 0;
   int64_t peak_bytes_in_use_ = 0;
 };
 
-/// A tensor without history in the memory of `storage`, from its beginning.
+/// Returns a tensor without history in the memory of `storage`, from its start.
 at::Tensor tensor_in(
     c10::Storage storage,
     at::IntArrayRef sizes,
     at::IntArrayRef strides,
     const at::TensorOptions& options);
 
-/// What the units of a model take and give back.
+/// The memory of a model's units.
 struct UnitMemory {
-  /// Unsharded parameters.
+  /// The memory of unsharded parameters.
   MemoryPool unsharded;
-  /// What is gathered, and gradients on their way.
+  /// The memory of gathered data and of gradients in flight.
   MemoryPool messages;
 };
 

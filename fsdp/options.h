@@ -7,35 +7,36 @@
 
 namespace weft::fsdp {
 
-/// When the next unit of backward is gathered. Source: the two algorithms of
-/// torch.distributed.fsdp.BackwardPrefetch.
+/// When backward gathers the next unit.
+/// Source: the two algorithms of torch.distributed.fsdp.BackwardPrefetch.
 enum class BackwardPrefetch {
-  /// When it is used.
+  /// When the unit is used.
   kNone,
-  /// Once the gradients of the current one are on their way: one unit is
-  /// unsharded at a time.
+  /// After the current unit's gradients are in flight: one unit is unsharded at
+  /// a time.
   kPost,
-  /// Before the current one computes: gathering and computing overlap.
+  /// Before the current unit computes: communication and computation overlap.
   kPre,
 };
 
 /// How a unit is sharded.
 struct FullyShardOptions {
-  /// Whether other ranks' rows are given away after forward, and gathered once
-  /// more in backward. Unset: those of the outermost unit stay.
+  /// Whether the unit frees other ranks' rows after forward and gathers them
+  /// again in backward. Unset means true for all units except the outermost.
   std::optional<bool> reshard_after_forward = std::nullopt;
-  /// kAvg: gradients are means over the ranks, as those of PyTorch; kSum.
+  /// kAvg means that gradients are averages over the ranks, as in PyTorch. kSum
+  /// is supported too.
   mesh::ReduceOp reduce_op = mesh::ReduceOp::kAvg;
 };
 
-/// How the units of a model take turns.
+/// How the units of a model are scheduled.
 struct ScheduleOptions {
-  /// How many units are gathered ahead in forward, in the order that the last
-  /// forward had.
+  /// The number of units that are gathered ahead in forward, in the order of
+  /// the last forward.
   int64_t forward_prefetch = 1;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
-  /// How many reductions of gradients may be under way at once; 0: each is
-  /// waited for before backward goes on.
+  /// The number of gradient reductions that may be in flight. 0 means that
+  /// backward waits for each.
   int64_t reduce_in_flight = 1;
 };
 

@@ -34,13 +34,13 @@ namespace weft::fsdp {
 // in the order of registration, zeros for those that did not come: so each rank
 // sends every unit's message once a pass, whatever it used.
 
-/// The units of one model, and when they are gathered, given away and reduced.
-/// Serves one thread at a time, as its group does: forward's caller, and
-/// autograd's thread that runs backward for it.
+/// The units of a model and their gathers, reshards and reductions. Used by one
+/// thread at a time, like its group: forward's caller, and the autograd thread
+/// that runs backward for it.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
-  /// `units` in the order of their registration. `outermost`: the one that the
-  /// whole model is called with, or null.
+  /// `units` are in registration order. `outermost` is the unit of the module
+  /// with which the model is called, or null.
   Schedule(
       std::vector<std::unique_ptr<Unit>> units,
       const Unit* outermost,
@@ -50,21 +50,23 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   Schedule(const Schedule&) = delete;
   Schedule& operator=(const Schedule&) = delete;
 
-  /// Begins to listen to the parameters. Once, behind construction.
+  /// Registers the hooks of the parameters. Called once after construction.
   void start();
 
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   const UnitMemory& memory() const { return memory_; }
 
-  /// The outermost module's forward begins, and has ended with `outputs`.
+  /// Called when the outermost module's forward begins, and when it has ended
+  /// with `outputs`.
   void begin_forward();
   void end_forward(const std::vector<at::Tensor>& outputs);
-  /// After a forward that threw: nothing is sent. Throws nothing.
+  /// Ends a forward that threw without communication. Does not throw.
   void abandon_forward();
-  /// Ends whatever is under way, for good. Throws nothing.
+  /// Ends all running work permanently. Does not throw.
   void abandon();
 
-  /// The call of a unit's module begins, and has ended with `outputs`.
+  /// Called when the call of a unit's module begins, and when it has ended with
+  /// `outputs`.
   void begin_call(Unit& unit);
   void end_call(Unit& unit, const std::vector<at::Tensor>& outputs);
 
@@ -72,24 +74,23 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void before_use(Unit& unit, size_t parameter, bool is_forward);
   void before_gradient(Unit& unit, size_t parameter);
 
-  /// By hand: gathers a unit, gives it away.
+  /// Gathers or reshards a unit manually.
   void unshard(Unit& unit);
   void reshard(Unit& unit);
-  /// All units, until end_whole(). Throws: c10::ValueError inside of a forward
-  /// or a backward.
+  /// Unshards all units until end_whole().
+  /// Throws: c10::ValueError during a forward or backward.
   void begin_whole();
   void end_whole(bool write_back);
-  /// All units, outside of a forward, a backward and begin_whole(); nothing
-  /// inside of one.
+  /// Reshards all units, unless a forward, backward or begin_whole() is active.
   void reshard_all();
 
  private:
   struct UnitState {
-    /// Calls of its module that have not ended.
+    /// The number of running calls of its module.
     int calls = 0;
-    /// Has been used without a call, and another unit after it.
+    /// True if it was used without a call, followed by another unit.
     bool is_left = false;
-    /// Place in the order of this forward; -1 before its first use.
+    /// The position in the order of this forward. -1 before its first use.
     int64_t order = -1;
   };
   class Hooks;
@@ -105,7 +106,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void reshard_done(const Unit& current);
   void drop_failed_backward(int64_t pass);
   void listen_to(Unit& unit);
-  /// Hooks the nodes behind which `unit` (null: no unit) is needed again.
+  /// Adds hooks to the graph nodes after which `unit` (or no unit, if null) is
+  /// needed again.
   void hook_outputs(Unit* unit, const std::vector<at::Tensor>& outputs);
 
   void begin_backward();
@@ -123,22 +125,22 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   ScheduleOptions options_;
   UnitMemory memory_;
   std::vector<std::unique_ptr<ddp::GradientHooks>> gradient_hooks_;
-  /// While it is not 0, gradients stay this rank's own.
+  /// While it is not 0, gradients stay local.
   std::shared_ptr<std::atomic<int>> paused_;
 
   int forward_depth_ = 0;
   Unit* last_used_ = nullptr;
-  /// Units in the order of their first use in this forward, and in the last.
+  /// The units in the order of their first use in this and in the last forward.
   std::vector<Unit*> order_;
   std::vector<Unit*> last_order_;
 
   /// The number of the last backward pass.
   int64_t pass_ = 0;
-  /// It has not ended.
+  /// True until that pass has ended.
   bool is_in_backward_ = false;
-  /// FullParameters scopes that are open.
+  /// The number of active FullParameters scopes.
   int whole_depth_ = 0;
-  /// The pass is to compute gradients of some tensors alone.
+  /// True if the pass computes gradients of some tensors only.
   bool is_partial_ = false;
   std::deque<Unit*> in_flight_;
 };

@@ -25,21 +25,21 @@ namespace weft::fsdp {
 // of it, local tensors in the same storage) is valid again once the rows are
 // here. An access meanwhile is an error that names the parameter.
 
-/// Where a parameter lies in either form.
+/// The specs of a parameter in both forms.
 struct ShardedPlacement {
-  /// As without fully sharded data parallelism.
+  /// The spec without fully sharded data parallelism.
   dtensor::DTensorSpec unsharded;
-  /// On the data-parallel mesh dim, too.
+  /// The spec that is also sharded over the data-parallel mesh dim.
   dtensor::DTensorSpec sharded;
 };
 
-/// A parameter of a unit. The parts of all ranks have the same number of
-/// elements: rows are padded to ceil(rows / ranks). A parameter of no dims is
-/// not cut, and each part has its one element.
+/// A parameter of a unit. The shards of all ranks have the same number of
+/// elements: rows are padded to ceil(rows / ranks). A parameter without dims is
+/// not sharded, and each shard has its one element.
 class ShardedParameter {
  public:
-  /// `parameter`: a leaf with values, in its sharded form. `ranks`: of the
-  /// data-parallel mesh dim, `rank` this one.
+  /// `parameter` is a leaf with values in its sharded form. `ranks` is the size
+  /// of the data-parallel mesh dim, `rank` this rank's position.
   ShardedParameter(
       std::string name,
       const at::Tensor& parameter,
@@ -50,50 +50,53 @@ class ShardedParameter {
   const std::string& name() const { return name_; }
   const at::Tensor& tensor() const { return parameter_; }
   const ShardedPlacement& placement() const { return placement_; }
-  /// Elements of one rank's part, with its padding.
+  /// The number of elements of one rank's shard, with padding.
   int64_t part_numel() const { return part_numel_; }
-  /// Of the unsharded form's local tensor.
+  /// The sizes of the unsharded form's local tensor.
   at::IntArrayRef unsharded_sizes() const { return whole_.sizes(); }
-  /// Bytes of the unsharded form.
+  /// The size of the unsharded form in bytes.
   int64_t unsharded_bytes() const;
   bool is_unsharded() const { return is_unsharded_; }
 
-  /// Has this rank's rows lie at the beginning of `part` [part_numel()] from
-  /// now on, with the values that they have.
+  /// Moves this rank's rows, with their values, to the start of `part`
+  /// [part_numel()].
   void move_shard_to(const at::Tensor& part);
 
-  /// Takes over what set_data() or Module::to() gave the parameter in place of
-  /// its shard.
-  /// Throws: c10::ValueError if that has another placement, dtype or device.
+  /// Takes over the tensor that set_data() or Module::to() gave the parameter
+  /// in place of its shard.
+  /// Throws: c10::ValueError if its placement, dtype or device differs.
   void adopt_new_shard();
 
-  /// The unsharded form. Shapes: parts [ranks, part_numel()], any strides
-  /// between the parts. `memory` has what the storage takes.
+  /// Switches to the unsharded form.
+  /// Shapes: parts [ranks, part_numel()], any strides between the parts.
+  /// `memory` provides the storage.
   void unshard(const at::Tensor& parts, MemoryPool& memory);
-  /// Takes over what was written to this rank's rows of the unsharded form.
+  /// Copies writes to this rank's rows of the unsharded form to the shard.
   void write_back();
-  /// The sharded form again.
-  /// Throws: c10::Error if the parameter was written to meanwhile.
+  /// Switches to the sharded form.
+  /// Throws: c10::Error if the parameter was written to.
   void reshard(MemoryPool& memory);
 
-  /// Writes this rank's gradient, divided by `divisor`, into the parts of all
-  /// ranks. Shapes: local: as the unsharded form's local tensor; parts: as
+  /// Writes this rank's gradient, divided by `divisor`, to the parts of all
+  /// ranks.
+  /// Shapes: `local` like the unsharded form's local tensor; `parts` as in
   /// unshard().
   void write_gradient(
       const at::Tensor& local,
       double divisor,
       const at::Tensor& parts) const;
   /// Adds a sharded gradient's local tensor, times `factor`, to this rank's
-  /// rows of an unsharded one's.
+  /// rows of an unsharded one.
   void add_to_own_rows(
       const at::Tensor& unsharded,
       const at::Tensor& sharded,
       double factor) const;
-  /// The gradient of this rank's rows, in the memory of `part`.
+  /// Returns the gradient of this rank's rows, in the memory of `part`.
   at::Tensor sharded_gradient(const at::Tensor& part) const;
 
  private:
-  /// The rows of one rank in a part, and those rows of the whole.
+  /// Returns the rows of one rank in a part, and the same rows in the full
+  /// tensor.
   at::Tensor rows_of_part(const at::Tensor& part, int64_t rank) const;
   at::Tensor rows_of_whole(const at::Tensor& whole, int64_t rank) const;
   /// Calls visit(rows of `whole`, the same rows in `parts`) for all rows.
@@ -113,13 +116,13 @@ class ShardedParameter {
   int64_t rank_;
   int64_t rows_ = 1;
   int64_t row_numel_ = 1;
-  /// Of each part, the last of which may be padding.
+  /// The rows of each part. The last ones may be padding.
   int64_t part_rows_ = 1;
   int64_t part_numel_ = 1;
   at::Tensor shard_;
   at::Tensor whole_;
-  /// The same memory, with a version of its own: bringing rows back is no write
-  /// to what was saved.
+  /// The same memory with its own version counter, so that gathering rows is
+  /// not a write to saved tensors.
   at::Tensor whole_to_fill_;
   int64_t version_ = 0;
   bool is_unsharded_ = false;

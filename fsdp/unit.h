@@ -15,12 +15,12 @@
 namespace weft::fsdp {
 
 /// Parameters that are gathered together and whose gradients are reduced
-/// together: one message each. Who calls when is Schedule's matter.
+/// together, in one message each. Schedule decides when.
 /// Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 class Unit {
  public:
-  /// `parameters` are sharded and have values. `group`: of the data-parallel
-  /// mesh dim.
+  /// `parameters` are sharded and have values. `group` is that of the
+  /// data-parallel mesh dim.
   Unit(
       std::string name,
       std::vector<ShardedParameter> parameters,
@@ -28,7 +28,7 @@ class Unit {
       bool reshards_after_forward,
       mesh::Communicator group);
 
-  /// The module's fully qualified name; "the model" for the outermost one.
+  /// The module's fully qualified name. "the model" is the outermost one.
   const std::string& name() const { return name_; }
   const std::vector<ShardedParameter>& parameters() const {
     return parameters_;
@@ -37,52 +37,55 @@ class Unit {
   bool is_unsharded() const { return is_unsharded_; }
   bool reshards_after_forward() const { return reshards_after_forward_; }
 
-  /// Starts to gather the parameters, unless they are here or on their way.
+  /// Starts to gather the parameters, unless they are gathered or in flight.
   /// Collective: all ranks of the group.
   void start_unshard(UnitMemory& memory);
-  /// Waits for them. Collective: as start_unshard(), if that was not called.
+  /// Waits for the parameters.
+  /// Collective: like start_unshard(), if it was not called.
   void unshard(UnitMemory& memory);
-  /// Takes over what was written to unsharded parameters.
+  /// Copies writes to unsharded parameters to the shards.
   void write_back();
-  /// Gives the other ranks' rows away, and drops those that are on their way.
+  /// Frees the other ranks' rows, and discards those in flight.
   void reshard(UnitMemory& memory);
 
-  /// Whether somebody waits for the gradient of a parameter.
+  /// Returns true if a backward pass will deliver the gradient of a parameter.
   bool listens_to(size_t index) const { return states_[index].is_listened_to; }
   void set_listens_to(size_t index) { states_[index].is_listened_to = true; }
 
-  /// A backward pass begins: no gradient has come.
+  /// Begins a backward pass: no gradient has arrived.
   void begin_backward();
-  /// Whether some parameter is trained now.
+  /// Returns true if a parameter is trained now.
   bool is_trained() const;
-  /// Whether some parameter is not.
+  /// Returns true if a parameter is frozen now.
   bool has_frozen() const;
-  /// Whether the gradients of all that is trained have come.
+  /// Returns true if the gradients of all trained parameters have arrived.
   bool awaits_nothing() const { return awaited_ == 0; }
-  /// A gradient of parameter `index` has come. Returns whether it was the last
-  /// that is awaited.
+  /// Counts a gradient of parameter `index`. Returns true if it was the last
+  /// missing one.
   bool count_gradient(size_t index);
-  /// The gradient in the .grad() of parameter `index` moves into the message.
-  /// Throws: c10::ValueError for a sparse one, and one with a graph.
+  /// Moves the gradient in .grad() of parameter `index` to the message.
+  /// Throws: c10::ValueError for a sparse gradient and for one with a graph.
   void take_gradient(size_t index, UnitMemory& memory);
-  /// A sharded gradient of earlier passes makes room for one of this pass.
+  /// Moves a sharded gradient of earlier passes out of .grad(), so that this
+  /// pass starts without one.
   void set_gradient_aside(size_t index);
-  /// Whether start_reduce() was called in this pass.
+  /// Returns true if start_reduce() was called in this pass.
   bool is_reduced() const { return is_reduced_; }
-  /// Whether all gradients of this pass have come.
+  /// Returns true if all gradients of this pass have arrived.
   bool is_done() const {
     return is_reduced_ || (awaited_ == 0 && is_trained());
   }
   bool has_gradients() const;
-  /// Starts to reduce the gradients; those that did not come count as zeros.
+  /// Starts to reduce the gradients; missing ones count as zeros.
   /// Collective: all ranks of the group.
   void start_reduce(UnitMemory& memory);
-  /// Waits for the sums. Those of earlier passes are added.
+  /// Waits for the sums and adds those of earlier passes.
   void finish_reduce(UnitMemory& memory);
-  /// Gives the parameters their sharded gradients. One that no rank had a
-  /// gradient of in this pass keeps what it had.
+  /// Sets the parameters' sharded gradients. A parameter for which no rank had
+  /// a gradient in this pass keeps its previous one.
   void set_gradients();
-  /// After a pass that failed, or that adds to this rank's own gradients.
+  /// Keeps this rank's gradients after a pass that failed or that accumulates
+  /// locally.
   void keep_own_gradients(UnitMemory& memory);
 
  private:
@@ -90,41 +93,41 @@ class Unit {
   struct Part {
     at::ScalarType dtype = at::kFloat;
     std::vector<size_t> parameters;
-    /// Where each begins in a rank's part.
+    /// The start of each parameter in a rank's part.
     std::vector<int64_t> offsets;
     int64_t numel = 0;
-    /// Of this rank: the parameters' shards are views of it.
+    /// This rank's shards; those of the parameters are views of it.
     at::Tensor shards;
-    /// [ranks, numel], while rows of the others arrive.
+    /// [ranks, numel], while the other ranks' rows arrive.
     at::Tensor gathered;
-    /// The parameters whose gradients are sent, and elements of a rank's part
-    /// of them.
+    /// The parameters whose gradients are sent, and the number of elements of a
+    /// rank's part of them.
     std::vector<size_t> gradient_slots;
     int64_t gradient_numel = 0;
     /// [ranks, gradient_numel + gradient_slots]: gradients and, for each of
     /// those parameters, whether this rank has one.
     at::Tensor gradients;
-    /// [gradient_numel + gradient_slots], this rank's sums while they are under
-    /// way, and where they stay.
+    /// [gradient_numel + gradient_slots]: this rank's sums while in flight, and
+    /// their final memory.
     at::Tensor reduced;
     at::Tensor sums;
-    /// Sums of earlier passes lie in `sums`.
+    /// True if `sums` has the sums of earlier passes.
     bool adds_to_earlier = false;
     mesh::Work gather;
     mesh::Work reduction;
   };
   struct State {
     size_t part = 0;
-    /// Its place in the part, and among those whose gradients are sent.
+    /// The index in the part, and among those whose gradients are sent.
     size_t slot = 0;
     int64_t gradient_slot = -1;
     int64_t gradient_offset = 0;
     bool is_listened_to = false;
-    /// One has come, and one is in the message.
+    /// True if a gradient has arrived, and if one is in the message.
     bool is_counted = false;
     bool has_gradient = false;
-    /// The sharded gradient of earlier passes, and of this one once it is
-    /// there, while .grad() is autograd's.
+    /// The sharded gradient of earlier passes, and later that of this pass,
+    /// while .grad() belongs to autograd.
     at::Tensor aside;
   };
 

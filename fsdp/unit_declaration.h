@@ -16,8 +16,9 @@ namespace weft::fsdp {
 class Schedule;
 class Unit;
 
-/// What fully_shard() decided, until the model has values and units are made of
-/// it. Kept in the unit's modules, as a child without parameters.
+/// The declaration of a unit by fully_shard(), until the model has values and
+/// units are created. Stored in the unit's modules as a child without
+/// parameters.
 struct UnitDeclaration : torch::nn::Module {
   struct Parameter {
     at::Tensor tensor;
@@ -26,12 +27,12 @@ struct UnitDeclaration : torch::nn::Module {
   std::vector<Parameter> parameters;
   mesh::DeviceMesh dp;
   FullyShardOptions options;
-  /// Set once units are made.
+  /// Set when units are created.
   std::weak_ptr<Schedule> schedule;
   Unit* unit = nullptr;
 };
 
-/// Null if the module is no unit.
+/// Returns the declaration of a module, or null if it is not a unit.
 std::shared_ptr<UnitDeclaration> find_declaration(
     const torch::nn::Module& module);
 

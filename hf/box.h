@@ -12,26 +12,27 @@ namespace weft::recipes::hub {
 
 using Sizes = std::vector<int64_t>;
 
-/// offset + [0, shape) in every dim of a tensor.
+/// The box offset + [0, shape) in every dim of a tensor.
 struct Box {
   Sizes offset;
   Sizes shape;
 };
 
-/// What two boxes share; none if that is empty.
+/// Returns the intersection of two boxes. Empty if there is none.
 std::optional<Box> overlap(const Box& a, const Box& b);
 
-/// Where `part` of our tensor, inside of `piece`, begins in Hugging Face's.
+/// Returns the start, in the Hugging Face tensor, of the box `part` of our
+/// tensor, which is inside `piece`.
 Sizes hub_offset(const Piece& piece, const Box& part);
 
-/// The box of Hugging Face's tensor that a piece is.
+/// Returns the box of a piece in the Hugging Face tensor.
 Box hub_box(const Piece& piece);
 
-/// The box of our tensor that `part` of it, inside of hub_box(), is.
+/// Returns the box in our tensor of `part`, which is inside hub_box().
 Box our_box(const Piece& piece, const Box& part);
 
-/// `part` of our tensor with the dims that Hugging Face's has, in their order.
-/// `tensor` is the box `own` of ours.
+/// Returns `part` of our tensor with the dims and order of dims of the Hugging
+/// Face tensor. `tensor` is the box `own` of ours.
 at::Tensor hub_view(
     const at::Tensor& tensor,
     const Box& own,

@@ -13,30 +13,31 @@
 
 namespace weft::recipes::hub {
 
-/// The model of a checkpoint, with adapters merged into its weights.
+/// The model of a checkpoint, with LoRA adapters merged into its weights.
 class CheckpointWeights {
  public:
-  /// `averaged`: the running average of the weights (part "ema") where there is
-  /// one, the weights elsewhere.
-  /// Throws: mesh::UsageError if it holds no language model of ours, whole and
-  /// with nothing beside it, or no average; checkpoint::CheckpointError if it
-  /// is damaged.
+  /// With `averaged` it reads the EMA weights (part "ema") where they exist,
+  /// otherwise the weights.
+  /// Throws: mesh::UsageError if the checkpoint is not a complete language
+  /// model of Weft's without other tensors, or has no EMA;
+  /// checkpoint::CheckpointError if it is damaged.
   explicit CheckpointWeights(
       const std::filesystem::path& step_folder,
       bool averaged = false);
 
   const ModelConfig& model() const { return recipe_.model; }
-  /// Tokens of a sequence that it was trained on; 0: not trained here.
+  /// The sequence length of the training. 0 if the model was not trained by
+  /// Weft.
   int64_t sequence_length() const { return recipe_.data.sequence_length; }
-  /// The folder that the model came from; empty: none.
+  /// The folder from which the model was loaded. Empty if there is none.
   const std::string& from() const { return recipe_.model.from; }
-  /// Its config.json, if the checkpoint has it.
+  /// The content of its config.json, if the checkpoint has it.
   const std::string& config() const { return config_; }
   const TensorMap& map() const { return map_; }
   int64_t num_adapters() const { return num_adapters_; }
 
   at::ScalarType dtype(const std::string& name) const;
-  /// A box of a parameter, as float32 where an adapter is merged into it.
+  /// Returns a box of a parameter, in float32 if an adapter is merged into it.
   at::Tensor read(const std::string& name, const Box& box);
 
  private:

@@ -41,7 +41,7 @@ class ConfigReader {
       return std::nullopt;
     }
     if (!value->is_number_integer()) {
-      refuse_key(key, "expected a whole number, found " + text_of(*value));
+      refuse_key(key, "expected an integer, found " + text_of(*value));
     }
     return value->get<int64_t>();
   }
@@ -49,7 +49,7 @@ class ConfigReader {
   int64_t required(std::string_view key) const {
     const auto value = integer(key);
     if (!value) {
-      refuse_key(key, "required, but not there");
+      refuse_key(key, "is required but missing");
     }
     return *value;
   }
@@ -71,7 +71,7 @@ class ConfigReader {
       return otherwise;
     }
     if (!value->is_boolean()) {
-      refuse_key(key, "expected true or false, found " + text_of(*value));
+      refuse_key(key, "expected a bool, found " + text_of(*value));
     }
     return value->get<bool>();
   }
@@ -82,7 +82,7 @@ class ConfigReader {
       return otherwise;
     }
     if (!value->is_string()) {
-      refuse_key(key, "expected a text, found " + text_of(*value));
+      refuse_key(key, "expected a string, found " + text_of(*value));
     }
     return value->get<std::string>();
   }

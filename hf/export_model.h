@@ -14,11 +14,13 @@
 namespace weft::recipes::hub {
 
 struct ExportOptions {
-  /// None: what each tensor has in the checkpoint.
+  /// The dtype of all tensors. Empty keeps the dtype of each tensor in the
+  /// checkpoint.
   std::optional<at::ScalarType> dtype = std::nullopt;
-  /// Bytes of tensors in one file, unless one tensor has more; at least 1.
+  /// The maximum size of a file in bytes, unless a single tensor is larger; at
+  /// least 1.
   int64_t max_shard_bytes = 5'000'000'000;
-  /// The running average of the weights, where training kept one (ema.decay).
+  /// Exports the EMA weights, if training kept them (ema.decay).
   bool averaged = false;
   checkpoint::Progress progress = {};
 };
@@ -27,24 +29,23 @@ struct Exported {
   int64_t tensors = 0;
   int64_t files = 0;
   int64_t bytes = 0;
-  /// How many weights had an adapter, which is part of them now.
+  /// The number of weights into which an adapter was merged.
   int64_t merged = 0;
-  /// Files beside the weights: config.json, tokenizers.
+  /// The files other than weights: config.json, tokenizers.
   std::vector<std::string> others;
-  /// What a user might not expect.
+  /// Notes for the user about unexpected results.
   std::vector<std::string> notes;
 };
 
-/// "12 tensors, 1.5 MB in 1 file, beside config.json".
+/// Returns "12 tensors, 1.5 MB in 1 file, beside config.json".
 std::string describe(const Exported& exported);
 
-/// Writes the model of a checkpoint as a new Hugging Face folder, `folder`,
-/// which appears whole or not at all: config.json, weights with adapters
-/// merged into them, and the tokenizer files of the folder that the model came
-/// from (model.from). Verifies what it reads; one tensor is in memory at a
-/// time, and of a large one a part.
-/// Throws: mesh::UsageError if the checkpoint holds no language model of ours,
-/// no average where one is asked for, or `folder` exists;
+/// Writes the model of a checkpoint as a new Hugging Face folder: config.json,
+/// weights with merged adapters, and the tokenizer files of the original model
+/// folder (model.from). `folder` appears complete or not at all. Verifies what
+/// it reads; at most one tensor, or a part of a large one, is in memory.
+/// Throws: mesh::UsageError if the checkpoint is not a language model of
+/// Weft's, has no requested EMA, or `folder` exists;
 /// checkpoint::CheckpointError if it is damaged; std::system_error with path
 /// and errno.
 Exported export_model(

@@ -17,13 +17,13 @@ struct Imported {
   std::string notice = {};
 };
 
-/// Writes the model of a Hugging Face folder as a checkpoint, `checkpoints`/
-/// step-0, its weights as float32. It holds a model to begin with
-/// (checkpoint.init_from), not a run to go on with. The weights of one file,
-/// `max_file_bytes` or one row of a tensor, are in memory at a time.
-/// Throws: mesh::UsageError if the folder is no model of ours, or there is a
-/// step-0 already; checkpoint::CheckpointError if a file of it is damaged;
-/// std::system_error with path and errno.
+/// Writes the model of a Hugging Face folder as the checkpoint
+/// `checkpoints`/step-0, with float32 weights. The checkpoint is an initial
+/// model (checkpoint.init_from), not a run to resume. The weights of one file
+/// (at most `max_file_bytes`, or one row of a tensor) are in memory at a time.
+/// Throws: mesh::UsageError if the folder is not a supported model or step-0
+/// exists; checkpoint::CheckpointError if a file is damaged; std::system_error
+/// with path and errno.
 Imported import_model(
     const std::filesystem::path& folder,
     const std::filesystem::path& checkpoints,

@@ -8,10 +8,11 @@
 
 namespace weft::recipes::hub {
 
-/// Throws: mesh::UsageError if there is anything at `path`.
+/// Throws: mesh::UsageError if `path` exists.
 void check_is_free(const std::filesystem::path& path);
 
-/// A new folder beside the one that it becomes, with what it holds, or goes.
+/// A temporary folder next to its final path, removed with its content unless
+/// committed.
 /// Throws: std::system_error with path and errno.
 class NewFolder {
  public:
@@ -22,9 +23,9 @@ class NewFolder {
 
   const checkpoint::Folder& folder() const { return *folder_; }
 
-  /// It is at `path`, and on the disk, when this returns.
+  /// Renames the folder to `path`. It is on disk when this function returns.
   void commit();
-  /// The same for one file of it; the rest goes.
+  /// Like commit(), for one file of the folder; the others are removed.
   void commit_file(const std::string& name);
 
  private:

@@ -13,18 +13,19 @@
 
 namespace weft::recipes::hub {
 
-/// How the folder calls the tensors of `map` that it has, by their full names.
+/// Returns the names in the folder of the tensors of `map`, by their full
+/// names.
 std::map<std::string, std::string> names_in(
     const ModelFiles& files,
     const TensorMap& map);
 
-/// Reads boxes of our parameters out of a Hugging Face folder.
+/// Reads boxes of our parameters from a Hugging Face folder.
 class WeightReader {
  public:
-  /// `place`: what messages begin with.
-  /// Throws: mesh::UsageError if there is no such folder, or its tensors are
-  /// not those of `model`, listing all that are missing, not expected or of
-  /// another shape; checkpoint::CheckpointError if a file is damaged.
+  /// `place` is the start of messages.
+  /// Throws: mesh::UsageError if the folder does not exist, or its tensors do
+  /// not match `model`, listing all that are missing, unexpected or of another
+  /// shape; checkpoint::CheckpointError if a file is damaged.
   WeightReader(
       const ModelConfig& model,
       const std::filesystem::path& folder,
@@ -33,8 +34,8 @@ class WeightReader {
   const TensorMap& map() const { return map_; }
 
   /// Fills `out` with the box `own` of the parameter `name`.
-  /// Throws: checkpoint::CheckpointError if a file has become shorter;
-  /// mesh::UsageError if what should be a copy of it is not.
+  /// Throws: checkpoint::CheckpointError if a file was truncated;
+  /// mesh::UsageError if a copy of the tensor differs from it.
   void read(const std::string& name, const Box& own, const at::Tensor& out)
       const;
 

@@ -20,21 +20,21 @@ struct Planned {
   int64_t bytes() const;
 };
 
-/// A safetensors file as transformers writes it, of tensors that come one
-/// after the other, in blocks. Wider dtypes have to come first.
+/// Writes a safetensors file like transformers, of consecutive tensors, in
+/// blocks. Wider dtypes must come first.
 class WeightWriter {
  public:
-  /// Makes the file and writes its header.
+  /// Creates the file and writes its header.
   /// Throws: std::system_error with path and errno.
   WeightWriter(
       const checkpoint::Folder& folder,
       const std::string& name,
       const std::vector<Planned>& tensors);
 
-  /// The next bytes: a contiguous tensor on the CPU.
+  /// Appends the next bytes: a contiguous CPU tensor.
   void append(const at::Tensor& block);
 
-  /// All is on the disk when it returns.
+  /// Completes the file. All data is on disk when this function returns.
   void finish();
 
  private:
@@ -43,21 +43,22 @@ class WeightWriter {
   int64_t end_ = 0;
 };
 
-/// Cut in files of at most `max_bytes`, unless one tensor has more; wider
-/// dtypes first, so that each tensor is aligned. At least one file.
+/// Splits tensors into files of at most `max_bytes`, unless a single tensor is
+/// larger; wider dtypes first, so that each tensor is aligned. At least one
+/// file.
 std::vector<std::vector<Planned>> plan_shards(
     std::vector<Planned> tensors,
     int64_t max_bytes);
 
-/// "model.safetensors", or "model-00001-of-00003.safetensors".
+/// Returns "model.safetensors" or "model-00001-of-00003.safetensors".
 std::string shard_name(size_t index, size_t count);
 
-/// Writes model.safetensors.index.json, unless there is one file only.
+/// Writes model.safetensors.index.json if there is more than one file.
 void write_shard_index(
     const checkpoint::Folder& folder,
     const std::vector<std::vector<Planned>>& shards);
 
-/// Writes a whole small file, to the disk.
+/// Writes a small file to disk.
 void write_small_file(
     const checkpoint::Folder& folder,
     const std::string& name,

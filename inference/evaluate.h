@@ -9,9 +9,9 @@
 
 namespace weft::recipes {
 
-/// How well a model knows samples.
+/// The result of an evaluation.
 struct Evaluation {
-  /// The mean over all targets.
+  /// The mean cross entropy over all targets.
   double loss = 0;
   /// exp(loss).
   double perplexity = 0;
@@ -19,11 +19,11 @@ struct Evaluation {
   int64_t samples = 0;
 };
 
-/// The mean cross entropy of all targets of `samples`. Replicas take
-/// `batch_size` samples at a time, one after the other; at the end some have
-/// fewer, or none. `log_line` hears now and then how far it is.
+/// Computes the mean cross entropy of all targets of `samples`. Each replica
+/// takes `batch_size` samples at a time; at the end some have fewer or none.
+/// Calls `log_line` regularly with the progress.
 /// Collective: all ranks of `mesh`, which has the dims "dp" and "tp"; blocks.
-/// Throws: NonFiniteError if the loss is not a finite number.
+/// Throws: NonFiniteError if the loss is not finite.
 Evaluation evaluate(
     Model& model,
     const mesh::DeviceMesh& mesh,

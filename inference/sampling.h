@@ -16,20 +16,21 @@ namespace weft::recipes {
 // float, as sums are added in another order: a token changes only where its
 // number falls so close to the border between two.
 
-/// How the next token is chosen; names and meanings of transformers.
+/// The options of sampling, with the names and semantics of transformers.
 struct SamplingOptions {
-  /// Logits are divided by it; 0: always the likeliest token.
+  /// The divisor of the logits. 0 selects the most likely token.
   double temperature = 1;
-  /// Only the so many likeliest tokens; 0: all.
+  /// Considers only this number of most likely tokens. 0 means all.
   int64_t top_k = 0;
-  /// Only the likeliest tokens that together have this probability.
+  /// Considers only the most likely tokens with this total probability.
   double top_p = 1;
   uint64_t seed = 0;
 };
 
-/// Logits divided by the temperature, if that is not 0, and -inf where top_k
-/// and then top_p leave no chance. Tokens as likely as the last of top_k stay.
-/// A temperature so small that float overflows leaves only the likeliest.
+/// Returns the logits divided by the temperature, unless that is 0, with -inf
+/// for tokens removed by top_k and then top_p. Ties with the last token of
+/// top_k are kept. A temperature so small that float overflows keeps only the
+/// most likely tokens.
 /// Shapes: [.., V] to [.., V], float.
 /// Source: transformers' TemperatureLogitsWarper, TopKLogitsWarper and
 /// TopPLogitsWarper; Holtzman et al., The Curious Case of Neural Text
@@ -38,12 +39,12 @@ at::Tensor warp_logits(
     const at::Tensor& logits,
     const SamplingOptions& options);
 
-/// Uniform in [0, 1), 53 bits.
+/// Returns a uniform number in [0, 1) with 53 bits.
 double sampling_number(uint64_t seed, int64_t sample, int64_t position);
 
-/// The token that stands `position` tokens from the start of sample `sample`.
+/// Chooses the token at `position` of sample `sample`.
 /// Shapes: logits [V], on the CPU.
-/// Throws: NonFiniteError if a logit is not a number, or the largest infinite.
+/// Throws: NonFiniteError if a logit is NaN or the largest one is infinite.
 int64_t choose_token(
     const at::Tensor& logits,
     const SamplingOptions& options,

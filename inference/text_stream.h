@@ -9,21 +9,22 @@
 
 namespace weft::recipes {
 
-/// How many bytes at the end of `text` begin a UTF-8 character that may go on.
+/// Returns how many bytes at the end of `text` are the start of an incomplete
+/// UTF-8 character.
 size_t unfinished_bytes(const std::string& text);
 
-/// Turns tokens into text as they come. What a token means may depend on those
-/// before it (a space, a part of a character): the text so far is decoded
-/// together, and what may still change is kept back.
+/// Converts tokens to text as they arrive. The text of a token may depend on
+/// earlier ones (a space, a part of a character), so all tokens so far are
+/// decoded together, and text that may still change is held until it is final.
 class TextStream {
  public:
-  /// `tokenizer` may be null: then tokens are their numbers, with spaces
-  /// between. `prompt` comes before, and is not given out.
+  /// `tokenizer` may be null: tokens are then printed as numbers separated by
+  /// spaces. `prompt` comes first and is not returned.
   TextStream(const Tokenizer* tokenizer, std::span<const int64_t> prompt);
 
-  /// The text that `token` makes certain.
+  /// Adds a token and returns the text that is final now.
   std::string add(int64_t token);
-  /// What was kept back.
+  /// Returns the remaining text.
   std::string finish();
 
  private:
@@ -31,13 +32,14 @@ class TextStream {
   void forget_old_tokens();
 
   const Tokenizer* tokenizer_;
-  /// The latest tokens, and how many bytes of their text are out.
+  /// The most recent tokens, and the number of bytes of their text that were
+  /// returned.
   std::vector<int64_t> tokens_;
   size_t given_ = 0;
   bool is_first_ = true;
 };
 
-/// The text of all of `tokens`, which follow `prompt`.
+/// Returns the text of `tokens`, which follow `prompt`.
 std::string text_after(
     const Tokenizer* tokenizer,
     std::span<const int64_t> prompt,

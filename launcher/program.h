@@ -4,9 +4,10 @@
 
 namespace weft::launcher {
 
-/// The path of `program`: itself if it has a slash, else the first match in
-/// PATH.
-/// Throws: LaunchError if there is none, or it is a folder or not executable.
+/// Returns the path of `program`: unchanged if it contains a slash, otherwise
+/// the first match in PATH.
+/// Throws: LaunchError if there is none, or if it is a folder or not
+/// executable.
 std::string find_program(const std::string& program);
 
 } // namespace weft::launcher

@@ -11,8 +11,8 @@
 
 namespace weft::launcher {
 
-/// Watches the workers of an attempt until all have ended, and ends them when
-/// one fails, here or on another host, or a signal asks for it.
+/// Supervises the workers of an attempt until all have ended. Stops them if one
+/// fails, here or on another host, or if a signal requests it.
 //
 //            a worker fails            kCauseWindow
 //   Running ----------------> Settling ------------> Stopping
@@ -24,7 +24,7 @@ namespace weft::launcher {
 //   from each state: all workers ended -> done        Killed
 class Supervisor {
  public:
-  /// Lifetime: the arguments outlive this object.
+  /// Lifetime: the arguments must outlive this object.
   Supervisor(
       const std::vector<Worker>& workers,
       Output& output,
@@ -32,8 +32,9 @@ class Supervisor {
       Rendezvous& hosts,
       std::chrono::milliseconds shutdown_timeout);
 
-  /// `wake_fd` is readable when signals or hosts have something to say.
-  /// Returns when no worker runs any more and their process groups are gone.
+  /// `wake_fd` is readable when a signal or a message of a host has arrived.
+  /// Returns when no worker is running any more and their process groups are
+  /// gone.
   Outcome run(int wake_fd);
 
  private:
@@ -62,7 +63,7 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_;
   bool gave_up_ = false;
-  /// The last of the signals that ask workers to save and end; 0: none.
+  /// The last signal that asked the workers to save and end. 0 means none.
   int forwarded_signal_ = 0;
   Outcome outcome_;
 };

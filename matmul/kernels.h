@@ -2,9 +2,9 @@
 
 namespace weft::matmul {
 
-/// Puts kernels in the place of libtorch's for mm, addmm, bmm and baddbmm on
-/// the CPU. Each asks library() and the tensors, and hands what oneDNN is not
-/// to multiply to the kernel that was there. May be called again.
+/// Replaces libtorch's CPU kernels of mm, addmm, bmm and baddbmm. Each kernel
+/// checks library() and the tensors, and calls the previous kernel for matmuls
+/// that are not oneDNN's. May be called again.
 void register_kernels();
 
 } // namespace weft::matmul

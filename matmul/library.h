@@ -8,63 +8,61 @@
 
 namespace weft::matmul {
 
-/// Multiplies matrices of float32 on the CPU. It does so below every op: mm,
-/// addmm, bmm and baddbmm, and what is made of them (linear, matmul, the
-/// modules of torch::nn, their gradients), of DTensors and of plain tensors
+/// The library for float32 matmuls on the CPU. It applies below every op: mm,
+/// addmm, bmm and baddbmm, and everything made of them (linear, matmul, the
+/// modules of torch::nn, their gradients), for DTensors and plain tensors
 /// alike.
 enum class Library {
-  /// What libtorch calls by itself: MKL, in its packages for x86.
+  /// libtorch's own choice: MKL, in its packages for x86.
   kLibtorch,
-  /// oneDNN, which is part of libtorch. MKL keeps to AVX2 on processors that
-  /// are
-  /// not Intel's, oneDNN uses AVX-512 there. Products that are too small to
-  /// gain
-  /// stay with libtorch (is_worth_onednn() in kernels.cpp).
+  /// oneDNN, which is part of libtorch. On processors that are not Intel's MKL
+  /// uses only AVX2, while oneDNN uses AVX-512. Matmuls that are too small to
+  /// gain stay with libtorch (is_worth_onednn() in kernels.cpp).
   kOneDnn,
 };
 
-/// "libtorch" or "onednn", as the recipe's key `products` has it.
+/// Returns "libtorch" or "onednn", the values of the recipe key `products`.
 std::string_view to_string(Library library);
 
-/// The library of that name; none: there is none.
+/// Returns the library of that name, or nothing if there is none.
 std::optional<Library> library_of(std::string_view name);
 
-/// What the choice of a library depends on.
+/// The properties of a host on which the choice of a library depends.
 struct Host {
-  /// As CPUID gives it: "AuthenticAMD", "GenuineIntel"; empty: not x86.
+  /// The vendor by CPUID: "AuthenticAMD", "GenuineIntel". Empty if the host is
+  /// not x86.
   std::string processor_vendor;
-  /// libtorch was built with MKL.
+  /// True if libtorch was built with MKL.
   bool has_mkl = false;
-  /// Why oneDNN cannot multiply float32; empty: it can.
+  /// The reason why oneDNN cannot multiply float32. Empty if it can.
   std::string onednn_problem;
-  /// The processor multiplies bfloat16, or AVX-512 widens it.
+  /// True if the processor multiplies bfloat16 or converts it with AVX-512.
   bool has_bfloat16 = false;
 };
 
-/// This host, with oneDNN tried.
+/// Returns the properties of this host. Tests oneDNN at the first call.
 const Host& this_host();
 
 struct Choice {
   Library library = Library::kLibtorch;
-  /// A clause, for the user: "MKL keeps to AVX2 on this processor".
+  /// A clause for the user: "MKL keeps to AVX2 on this processor".
   std::string reason;
 };
 
-/// The faster library by a rule that looks at the host and at the dtype of
-/// computation, never at timings, so that ranks and resumed runs decide alike.
-/// oneDNN is chosen where libtorch's products are MKL's and the processor is
-/// not Intel's, and for bfloat16 where the processor cannot multiply it: there
-/// libtorch's products of bfloat16 are tens of times slower than those of
-/// float32, and with kOneDnn they are made in float32 and rounded.
+/// Returns the faster library by a rule on the host and the dtype of
+/// computation, not by timings, so that ranks and resumed runs decide alike.
+/// The rule selects oneDNN if libtorch uses MKL and the processor is not
+/// Intel's, and for bfloat16 if the processor cannot multiply it: libtorch's
+/// bfloat16 matmuls are then tens of times slower than those of float32, while
+/// kOneDnn computes them in float32 and rounds.
 Choice choose_library(c10::ScalarType dtype, const Host& host = this_host());
 
-/// Lets `library` multiply from now on, in all threads of the process. The
-/// results of either differ in their last bits. Until the first call libtorch
-/// multiplies.
-/// Throws: mesh::UsageError if oneDNN cannot be had on this host.
+/// Selects the library for all threads of the process. Results differ in their
+/// last bits. Until the first call libtorch multiplies.
+/// Throws: mesh::UsageError if oneDNN is not available on this host.
 void set_library(Library library);
 
-/// The library that multiplies now.
+/// Returns the current library.
 Library library();
 
 } // namespace weft::matmul

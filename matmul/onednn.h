@@ -7,31 +7,32 @@
 
 namespace weft::matmul::onednn {
 
-/// What oneDNN does on this host, as products of small matrices have shown.
+/// The capabilities of oneDNN on this host, determined with small matmuls.
 struct Support {
-  /// Why it cannot multiply float32; empty: it can.
+  /// The reason why it cannot multiply float32. Empty if it can.
   std::string problem;
-  /// Batches of matrices, products written to memory that is given, and sums on
-  /// top of what is there, all without a copy: at::native::mkldnn_matmul, which
-  /// libtorch keeps to processors that widen bfloat16. Elsewhere only
-  /// mkldnn::_linear_pointwise is left, which makes its result's memory.
+  /// True if at::native::mkldnn_matmul works: batches, results in given memory,
+  /// and sums on top of it, all without a copy. libtorch enables it only on
+  /// processors that convert bfloat16. Otherwise only mkldnn::_linear_pointwise
+  /// is available, which allocates its result.
   bool has_matmul = false;
-  /// It takes bfloat16, and is no slower with it than with float32.
+  /// True if it supports bfloat16 at least as fast as float32.
   bool has_bfloat16 = false;
 };
 
-/// Tried once in a process.
+/// Returns the capabilities, determined once per process.
 const Support& support();
 
-/// Of the product of [.., m, k] and [.., k, n].
+/// Returns the sizes of the product of [.., m, k] and [.., k, n].
 std::vector<int64_t> product_sizes(const at::Tensor& a, const at::Tensor& b);
 
-/// The product of [m, k] and [k, n], contiguous; operands of any strides.
-/// Batches ([e, m, k], [e, k, n]) need has_matmul.
+/// Returns the contiguous product of [m, k] and [k, n], with operands of any
+/// strides. Batches ([e, m, k], [e, k, n]) need has_matmul.
 at::Tensor multiply(const at::Tensor& a, const at::Tensor& b);
 
-/// out = a b, or out += a b if `accumulate`. `out` shares no memory with the
-/// operands; its rows are contiguous each, the operands have any strides.
+/// Computes out = a b, or out += a b if `accumulate`. `out` does not share
+/// memory with the operands and has contiguous rows; operands may have any
+/// strides.
 void multiply_into(
     const at::Tensor& out,
     const at::Tensor& a,

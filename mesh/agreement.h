@@ -10,7 +10,7 @@
 
 namespace weft::mesh {
 
-/// Who takes part in an agreement, and over what.
+/// The participants of an agreement and the store it uses.
 struct AgreementContext {
   c10d::Store& store;
   int64_t rank;
@@ -18,22 +18,22 @@ struct AgreementContext {
   std::chrono::milliseconds timeout;
 };
 
-/// Compares what all ranks give as `values`, in one round. `sequence` is the
-/// same on all ranks and new for each comparison. Rank 0 reads a hash of every
-/// rank's values, and all of those of the first rank that has others; the
-/// others wait for its verdict.
+/// Compares the `values` of all ranks in one round. `sequence` must be equal on
+/// all ranks and new for each comparison. Rank 0 compares a hash of every
+/// rank's values and reads the values of the first rank that differs.
 /// Collective: all ranks; blocks.
-/// Throws: DisagreementError on every rank, naming the first that differs from
-/// rank 0 and the first field in which it does; CommError if not all come in
+/// Throws: DisagreementError on every rank if a rank differs from rank 0,
+/// naming the first such rank and field; CommError if a rank does not arrive in
 /// time.
 void check_agreement(
     const AgreementContext& context,
     int64_t sequence,
     const std::vector<AgreedValue>& values);
 
-/// Blocks until all ranks have called it.
-/// Throws: CommError saying how many came and which ranks did not, if not
-/// all do in time.
+/// Store barrier.
+/// Collective: all ranks; blocks.
+/// Throws: CommError if a rank does not arrive within the timeout; it lists the
+/// missing ranks.
 void rendezvous_barrier(const AgreementContext& context);
 
 } // namespace weft::mesh

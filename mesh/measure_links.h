@@ -7,23 +7,23 @@
 
 namespace weft::mesh {
 
-/// Times a few all_gathers and all_reduces along each mesh dim of `mesh`'s root
-/// and fits latency and bandwidth to them: what collective_us() needs to
-/// predict them. A fraction of a second. Rank 0's numbers, on every rank; from
-/// now on they hold as by set_link_cost(). Mesh dims of one rank and imagined
-/// worlds keep the table's.
+/// Times some all_gathers and all_reduces along each mesh dim of the root of
+/// `mesh`, fits the latency and bandwidth that collective_us() needs, and sets
+/// them with set_link_cost(). Takes a fraction of a second. All ranks use rank
+/// 0's values. Mesh dims of one rank and fake process groups keep their
+/// default.
 /// Collective: all ranks of the root mesh; blocks.
-/// Returns: one a dim of the root.
+/// Returns: one cost per dim of the root.
 std::vector<LinkCost> measure_link_costs(const DeviceMesh& mesh);
 
-/// What took how long.
+/// A collective and its duration.
 struct TimedCollective {
   Collective kind;
   double bytes;
   double us;
 };
-/// Least squares over relative errors, kept within what links can be;
-/// `otherwise` where the times say nothing (fewer than two of different sizes).
+/// Fits a link cost by least squares over relative errors, limited to plausible
+/// values. Returns `otherwise` if there are fewer than two different sizes.
 LinkCost fit_link_cost(
     const std::vector<TimedCollective>& timed,
     int64_t ranks,

@@ -11,27 +11,29 @@
 
 namespace weft::mesh {
 
-/// The ranks of a world as a tree, for texts of which one rank needs all: no
-/// rank talks to more than `fan_in` others a level, and none but those on the
-/// way up holds what is not its own.
+/// A tree over the ranks of a world that collects strings on one rank. No rank
+/// communicates with more than `fan_in` others per level, and only ranks on the
+/// path to the root hold other ranks' data.
 class RankTree {
  public:
   static constexpr int64_t kFanIn = 32;
 
-  /// Groups of its own, so that a thread may use it while others use the world.
+  /// Creates the tree with groups of its own, so that one thread may use it
+  /// while others use the world.
   /// Collective: all ranks of `world`; blocks.
   explicit RankTree(const World& world, int64_t fan_in = kFanIn);
 
-  /// For the thread that uses the world: without new groups where one level is
-  /// enough.
-  /// Collective: as the constructor.
+  /// Creates a tree for the thread that uses the world. It creates no groups if
+  /// one level is enough.
+  /// Collective: all ranks of `world`; blocks.
   static RankTree shared(const World& world);
 
-  /// On rank 0 every rank's text, by rank; nothing on the others. In an
-  /// imagined world this rank's own stands for all.
-  /// Collective: all ranks; blocks. Errors name `what`.
+  /// Returns the string of every rank, by rank, on rank 0 and nothing on the
+  /// other ranks. With a fake process group this rank's string stands for all.
+  /// Errors name `what`.
+  /// Collective: all ranks; blocks.
   std::vector<std::string> gather(std::string_view text, std::string_view what);
-  /// Rank 0's text.
+  /// Returns rank 0's string.
   /// Collective: all ranks; blocks.
   std::string broadcast(std::string_view text, std::string_view what);
 
@@ -40,7 +42,7 @@ class RankTree {
       : world_size_(world_size), levels_(std::move(levels)) {}
 
   int64_t world_size_;
-  /// Of which this rank is a member, from the leaves up.
+  /// The groups that this rank belongs to, from the leaves up.
   std::vector<Communicator> levels_;
 };
 

@@ -22,50 +22,51 @@ class Store;
 namespace weft::mesh {
 
 struct WorldOptions {
-  /// "cpu" (each group through shared memory where its ranks share a host, else
-  /// over gloo), "gloo" (the CPU, always over sockets), "nccl" (CUDA; opens
-  /// this rank's device) or "fake" (no communication: one process plays one
-  /// rank of a world of any size).
+  /// "cpu" (shared memory for groups on one host, otherwise gloo), "gloo" (CPU,
+  /// always over sockets), "nccl" (CUDA; opens this rank's device) or "fake"
+  /// (no communication: one process acts as one rank of a world of any size).
   std::string backend = "cpu";
-  /// How long a collective or a rendezvous may take.
+  /// The timeout of a collective and of a rendezvous.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  /// The address gloo listens on; empty: loopback when MASTER_ADDR is a
-  /// loopback address, else this host's address on the way to MASTER_ADDR.
+  /// The address on which gloo listens. Empty means loopback if MASTER_ADDR is
+  /// a loopback address, otherwise this host's address on the route to
+  /// MASTER_ADDR.
   std::string bind_address;
-  /// How ranks that wait in vain find out why.
+  /// The options of the watchdog.
   WatchdogOptions watch;
 };
 
-/// Something that must be the same on all ranks: what it is called in a
-/// message, and its value.
+/// A value that must be identical on all ranks, and its name in messages.
 struct AgreedValue {
   std::string field;
   std::string value;
 };
 
-/// All ranks of a job and the store they meet in. Cheap to copy.
+/// The ranks of a job and the store through which they meet. Cheap to copy.
 class World {
  public:
-  /// Reads the variables of torchrun, Slurm, Open MPI, MPICH (docs/clusters.md
-  /// says which); without them, a world of one rank that opens no socket. On
-  /// one host the store listens on loopback only.
-  /// Collective: all ranks; blocks until all have come.
-  /// Ranks of a launcher report their crashes from now on
-  /// (mesh/crash/crash_handler.h), but for signals that have a handler; not
-  /// with WEFT_CRASH_HANDLER=0. Throws: UsageError naming the variables that
-  /// are missing, malformed or contradict each other, or if this process has a
-  /// world of several ranks from here already; CommError if the others do not
-  /// come in time, or rank 0 cannot listen.
+  /// Reads the environment variables of torchrun, Slurm, Open MPI or MPICH
+  /// (docs/clusters.md). Without them the world has one rank and opens no
+  /// socket. On one host the store listens on loopback only. In a process
+  /// started by a launcher it also installs the crash handler
+  /// (mesh/crash/crash_handler.h) for signals without a handler, unless
+  /// WEFT_CRASH_HANDLER is 0.
+  /// Collective: all ranks; blocks until all have arrived.
+  /// Throws: UsageError if variables are missing, malformed or contradictory,
+  /// or if this process already has a world of several ranks from its
+  /// environment; CommError if a rank does not arrive in time or rank 0 cannot
+  /// listen.
   static World from_env(WorldOptions options = {});
 
-  /// A world that meets in `store`, e.g. one thread a rank over a HashStore.
+  /// Creates a world that meets in `store`, for example one thread per rank
+  /// over a HashStore.
   static World from_store(
       c10::intrusive_ptr<c10d::Store> store,
       int64_t rank,
       int64_t world_size,
       WorldOptions options = {});
 
-  /// One rank of an imagined world: collectives move nothing.
+  /// Creates one rank of a fake process group: collectives move no data.
   static World fake(int64_t rank, int64_t world_size);
 
   int64_t rank() const;
@@ -73,47 +74,49 @@ class World {
   int64_t local_rank() const;
   int64_t local_world_size() const;
   const std::string& backend() const;
-  /// Where this rank's model and data go: a CUDA device under "nccl", else the
-  /// CPU.
+  /// The device of this rank's model and data: a CUDA device with "nccl",
+  /// otherwise the CPU.
   c10::Device device() const;
   std::chrono::milliseconds timeout() const;
 
-  /// Makes a group of `ranks` (world ranks, this rank among them). Messages
-  /// show `name`; `scope` and `name` together are never used twice in a world.
-  /// Collective: the members only, all with the same arguments; blocks.
-  /// Throws: c10::ValueError for wrong ranks or a name used before; CommError
-  /// if the members do not all come in time.
+  /// Creates a group of `ranks` (world ranks, including this rank). Messages
+  /// show `name`. A pair of `scope` and `name` can be used once per world.
+  /// Collective: the members only, all with identical arguments; blocks.
+  /// Throws: c10::ValueError for wrong ranks or a used name; CommError if a
+  /// member does not arrive in time.
   Communicator make_group(
       std::string name,
       const std::vector<int64_t>& ranks,
       std::string_view scope = {}) const;
 
-  /// The group of all ranks, made once.
+  /// Returns the group of all ranks, which is created once.
   Communicator group() const;
 
-  /// Compares `value` (e.g. a hash or a short text) of all ranks through the
-  /// store before anything else communicates.
+  /// Compares `value` (e.g. a hash or a short string) of all ranks through the
+  /// store.
   /// Collective: all ranks with the same `field`; blocks.
-  /// Throws: DisagreementError naming the first differing rank, the field and
-  /// both values.
+  /// Throws: DisagreementError naming the first rank that differs, the field
+  /// and both values.
   void check_agreement(std::string_view field, std::string_view value) const;
-  /// The same for many values in one round; all ranks give the same fields in
-  /// the same order, or the first that is not the same is named.
+  /// Like check_agreement(field, value), for many values in one round. All
+  /// ranks pass the same fields in the same order; otherwise the first field
+  /// that differs is named.
   void check_agreement(const std::vector<AgreedValue>& values) const;
 
-  /// Communicator::check() of every group.
+  /// Calls Communicator::check() on every group.
   void check() const;
 
-  /// A number that is the same on all ranks and new at every call, for names
-  /// of groups. Collective in order, not in time: it communicates nothing.
+  /// Returns a number that is identical on all ranks and new at every call, for
+  /// the names of groups. Does not communicate, but all ranks must call it in
+  /// the same order.
   int64_t next_id() const;
 
-  /// Runs `body`, a part of a step, named `what` in messages ("the forward
-  /// pass"). An exception that leaves it goes on to the caller; ranks that then
-  /// wait in a collective for this one, for longer than a second, end with a
-  /// CommError that names this rank, `what` and the exception. Nobody ends
-  /// where the waiting rank left by an exception at the same call, or this rank
-  /// goes on: enters another part, or calls a collective.
+  /// Runs `body`, a part of a step that messages call `what` ("the forward
+  /// pass"). If an exception leaves it, the caller gets the exception, and
+  /// ranks that wait in a collective for this rank for more than 1 s fail with
+  /// a CommError that names this rank, `what` and the exception. They do not
+  /// fail if they left by an exception at the same call, or if this rank
+  /// continues: enters another part or calls a collective.
   template <class Body>
   decltype(auto) run_and_report_errors(std::string_view what, Body&& body)
       const {
@@ -126,8 +129,8 @@ class World {
     }
   }
 
-  /// Fails what is under way in every group of this world and all later calls
-  /// with CommError, here and soon on the other ranks.
+  /// Fails the running operations of every group of this world and all later
+  /// calls with CommError, on this rank and soon on the others.
   void abort() const;
 
   struct State;

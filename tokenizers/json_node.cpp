@@ -68,7 +68,7 @@ int32_t JsonNode::count() const {
   if (!value_->is_number_unsigned() ||
       value_->get<uint64_t>() >= std::numeric_limits<int32_t>::max()) {
     refuse(fmt::format(
-        "expected a whole number from 0 to 2^31 - 2, found {}",
+        "expected an integer from 0 to 2^31 - 2, found {}",
         value_->is_number() ? value_->dump() : value_->type_name()));
   }
   return value_->get<int32_t>();
@@ -76,8 +76,7 @@ int32_t JsonNode::count() const {
 
 bool JsonNode::boolean() const {
   if (!value_->is_boolean()) {
-    refuse(
-        fmt::format("expected true or false, found {}", value_->type_name()));
+    refuse(fmt::format("expected a bool, found {}", value_->type_name()));
   }
   return value_->get<bool>();
 }

@@ -5,16 +5,15 @@
 namespace weft::tp {
 
 struct ExpertParallelOptions {
-  /// Where the output goes; by default where the op leaves it: as the tokens
-  /// lie if they are cut, else Partial.
+  /// The placement of the output. The default is that of the op: like the
+  /// tokens if they are sharded, otherwise Partial.
   std::optional<Placement> output_layouts = std::nullopt;
 };
 
-/// Cuts all parameters of a module by experts, their first dim: Shard(0), so
-/// that each rank has some experts whole (the last ranks fewer or none, where
-/// they do not divide). What a rank's experts compute is for dtensor::experts()
-/// to see to. output_layouts acts on modules called through
-/// weft::dtensor::call().
+/// Shards all parameters of a module by experts, their first dim: Shard(0), so
+/// that each rank has some experts (the last ranks fewer or none, if the number
+/// does not divide). dtensor::experts() exchanges tokens and results.
+/// output_layouts applies to modules called through weft::dtensor::call().
 ParallelStyle ExpertParallel(ExpertParallelOptions options = {});
 
 } // namespace weft::tp

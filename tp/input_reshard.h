@@ -9,13 +9,12 @@
 
 namespace weft::tp {
 
-/// From now on, what calls of `module` through dtensor::call() save for
-/// backward lies cut along `input_reshard_dim` over the mesh, and is gathered
-/// where backward asks for it: without sequence parallelism the inputs of
-/// column-parallel layers are the same on all ranks. Cut are DTensors that are
-/// whole on every rank, but for parameters; PyTorch also cuts plain tensors,
-/// which here may be parts that differ from rank to rank. std::nullopt changes
-/// nothing.
+/// Shards the tensors that calls of `module` through dtensor::call() save for
+/// backward along `input_reshard_dim` over the mesh, and gathers them when
+/// backward needs them: without sequence parallelism the inputs of
+/// column-parallel layers are identical on all ranks. Only replicated DTensors
+/// are sharded; parameters are not. PyTorch also shards plain tensors, which in
+/// Weft may differ between ranks. std::nullopt disables it.
 /// Collective: all ranks of the mesh, in backward.
 /// Throws: c10::Error at the call if another autograd engine is installed.
 /// Source: torch/distributed/tensor/parallel/input_reshard.py.

@@ -16,19 +16,18 @@ using dtensor::Placements;
 using dtensor::Replicate;
 using dtensor::Shard;
 
-/// How a tensor lies on the mesh that a style is applied to: one placement for
-/// every mesh dim alike, or a list with one each,
-/// `Placements{Shard(0), Replicate()}`.
+/// The placements of a tensor on the mesh of a style: one placement for all
+/// mesh dims, or a list with one for each, `Placements{Shard(0), Replicate()}`.
 class Layout {
  public:
   Layout(Placement placement) : placements_{placement}, is_list_(false) {}
   Layout(Placements placements)
       : placements_(std::move(placements)), is_list_(true) {}
 
-  /// One placement a mesh dim.
+  /// Returns one placement per mesh dim.
   Placements on(const mesh::DeviceMesh& mesh) const;
-  /// Throws: c10::ValueError naming `what` if there are more or fewer
-  /// placements than mesh dims.
+  /// Throws: c10::ValueError naming `what` if the number of placements is not
+  /// that of the mesh dims.
   void check(
       const mesh::DeviceMesh& mesh,
       const std::string& style,
@@ -41,8 +40,8 @@ class Layout {
   bool is_list_;
 };
 
-/// Layouts of several tensors, with std::nullopt for those that stay as they
-/// are: `{Shard(1), std::nullopt}`; or of one, `Shard(1)`.
+/// The layouts of several tensors, with std::nullopt for those that stay as
+/// they are: `{Shard(1), std::nullopt}`; or of one, `Shard(1)`.
 class Layouts {
  public:
   Layouts() = default;

@@ -6,16 +6,16 @@
 
 namespace weft::tp {
 
-/// Whether `path` matches `pattern` component by component: `*` and `?` match
-/// within one, `**` is any number of them.
+/// Returns true if `path` matches `pattern` component by component: `*` and `?`
+/// match within a component, `**` matches any number of components.
 bool matches(std::string_view pattern, std::string_view path);
 
-/// The pattern for modules that `inner` matches below those that `outer` does.
+/// Returns the pattern for modules that `inner` matches below modules that
+/// `outer` matches.
 std::string join_patterns(const std::string& outer, const std::string& inner);
 
-/// What may have been meant by a pattern that matches none of `paths`: the
-/// nearest names, with the globs of `pattern` where they match; at most three,
-/// none if nothing is near.
+/// Returns suggestions for a pattern that matches none of `paths`: at most
+/// three similar names, with the globs of `pattern` if they match.
 std::vector<std::string> nearest_names(
     std::string_view pattern,
     const std::vector<std::string>& paths);

@@ -12,29 +12,31 @@
 
 namespace weft::tp {
 
-/// How one tensor is placed.
+/// The placement of one tensor.
 struct TensorLayout {
-  /// How a plain tensor is taken to lie.
+  /// The assumed placement of a plain tensor.
   Layout from = Replicate();
-  /// Where it is brought; unset: it stays where it lies.
+  /// The placement to which it is redistributed. Unset means that it is not
+  /// redistributed.
   std::optional<Layout> to = std::nullopt;
-  /// As this rank's part, a plain tensor.
+  /// Passes this rank's local tensor instead of a DTensor.
   bool use_local = false;
 };
 
-/// Collective: all ranks of the mesh, where values must move.
+/// Places a tensor.
+/// Collective: all ranks of the mesh, if values must be communicated.
 at::Tensor place_tensor(
     const at::Tensor& tensor,
     const mesh::DeviceMesh& mesh,
     const TensorLayout& layout);
 
-/// Places the first tensor that dtensor::call() gives to `module`.
+/// Places the first tensor argument of dtensor::call() for `module`.
 void place_first_input(
     torch::nn::Module& module,
     const mesh::DeviceMesh& mesh,
     TensorLayout layout);
 
-/// Places the DTensors that `module` returns to dtensor::call().
+/// Places the DTensors that `module` returns from dtensor::call().
 void place_outputs(
     torch::nn::Module& module,
     const mesh::DeviceMesh& mesh,

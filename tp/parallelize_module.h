@@ -18,9 +18,9 @@ namespace weft::tp {
 class PlanValue;
 
 /// Module names or globs ("model.layers.*.self_attn.q_proj"; `*` and `?` match
-/// within one component, `**` is any number of them) and what to do to the
-/// modules they match; "" is the module itself. A value is a style, or a plan
-/// whose names start at the modules that match.
+/// within a component, `**` matches any number of components; "" is the module
+/// itself) and the style of the matching modules. A value is a style, or a plan
+/// with names relative to the matching modules.
 using ParallelizePlan = std::vector<std::pair<std::string, PlanValue>>;
 
 /// A style or a plan.
@@ -40,24 +40,23 @@ class PlanValue {
 };
 
 struct ParallelizeOptions {
-  /// The rank along each mesh dim whose values a plain model's parameters get;
-  /// std::nullopt: each rank's own, which is to hold the same, and nothing is
-  /// sent. Values of a module built inside DeferredInit come later.
+  /// The rank along each mesh dim whose values the parameters of a plain model
+  /// get. std::nullopt means each rank's own values, which must be equal;
+  /// nothing is sent. A module built in DeferredInit gets its values later.
   std::optional<int64_t> src_data_rank = 0;
 };
 
 /// Applies a plan to `module` over a mesh of one or several dims. Parameters
-/// and buffers that no style places become Replicate, so that the whole model
-/// lives on the mesh. A module built inside dtensor::DeferredInit only notes
-/// its placements and gets its values from materialize(); outside it,
-/// libtorch's own Linear, Embedding and LayerNorm have their parameters
-/// replaced by those of `src_data_rank`, distributed. All of the plan is
-/// checked first: a plan that is refused has changed nothing and sent nothing.
+/// and buffers that no style places become Replicate, so that the model is on
+/// the mesh. A module built in dtensor::DeferredInit only records its
+/// placements and gets its values from materialize(). Otherwise the parameters
+/// of libtorch's Linear, Embedding and LayerNorm are replaced by those of
+/// `src_data_rank`, distributed. The whole plan is checked first: a refused
+/// plan changes and sends nothing.
 /// Collective: all ranks of the mesh, unless everything is deferred.
-/// Throws: c10::ValueError for a pattern that matches no module, a style that
-/// does not fit the module it meets, two styles that do the same to one module,
-/// a parameter that cannot be placed or that two modules share and place
-/// differently.
+/// Throws: c10::ValueError for a pattern without a match, a style that does not
+/// fit its module, two styles that do the same to one module, or a parameter
+/// that cannot be placed or that two modules share and place differently.
 /// Source: torch/distributed/tensor/parallel/api.py.
 void parallelize_module(
     torch::nn::Module& module,
@@ -65,7 +64,7 @@ void parallelize_module(
     const ParallelizePlan& plan,
     const ParallelizeOptions& options = {});
 
-/// The same with a style for the module itself.
+/// Applies one style to the module itself.
 void parallelize_module(
     torch::nn::Module& module,
     const mesh::DeviceMesh& mesh,

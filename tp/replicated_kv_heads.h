@@ -5,16 +5,15 @@
 namespace weft::tp {
 
 struct ReplicatedKvHeadsOptions {
-  /// How a plain input is taken to lie.
+  /// The assumed placement of a plain input.
   Layout input_layouts = Replicate();
 };
 
-/// What ColwiseParallel is for keys and values, where there are fewer heads of
-/// them than ranks: the weight and the output stay whole on every rank, which
-/// uses the heads that its queries share. Backward each rank's gradient of the
-/// output is that of its own use; the ranks' are added up with the gradients of
-/// the input, which is gathered once for queries, keys and values, and of the
-/// weight. For a Linear.
+/// ColwiseParallel for keys and values with fewer heads than ranks, for a
+/// Linear: the weight and the output stay replicated, and each rank uses the
+/// heads that its queries share. In backward each rank's gradient of the output
+/// is that of its own use; they are summed with the gradients of the input,
+/// which is gathered once for queries, keys and values, and of the weight.
 ParallelStyle ReplicatedKvHeads(ReplicatedKvHeadsOptions options = {});
 
 } // namespace weft::tp

@@ -2,9 +2,9 @@
 
 namespace weft::base {
 
-/// Gives this thread a second stack for signal handlers, until it ends: so an
-/// overflow of its own one is reported by the crash handler. Keeps one that is
-/// there. The second call costs some nanoseconds.
+/// Gives this thread an alternate signal stack until it ends, so that the crash
+/// handler can report a stack overflow. Keeps an existing one. Later calls take
+/// a few nanoseconds.
 void prepare_thread_for_crash();
 
 } // namespace weft::base

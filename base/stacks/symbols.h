@@ -8,12 +8,13 @@
 
 namespace weft::base {
 
-/// Names of functions of this process, from its dynamic symbols or, where a
-/// program does not export them, from its file. Not thread-safe.
+/// Names of functions of this process, from dynamic symbols or from the
+/// program's file. Not thread-safe.
 class Symbols {
  public:
-  /// "weft::mesh::ShmDoorbell::wait(...) in weft", "libmkl_core.so.2 +0x1234",
-  /// "0x7f..." . `is_return`: the address behind a call.
+  /// Returns "weft::mesh::ShmDoorbell::wait(...) in weft", "libmkl_core.so.2
+  /// +0x1234" or "0x7f...". `is_return` means that the address is a return
+  /// address.
   std::string describe(const void* address, bool is_return);
 
  private:
@@ -25,7 +26,7 @@ class Symbols {
   using Functions = std::vector<Function>;
   friend std::string symbol_at(const std::string& file, uint64_t offset);
 
-  /// In the order of their addresses.
+  /// Returns the functions by address.
   static Functions read_functions(const std::string& path);
   std::string_view find(const std::string& path, uint64_t offset);
 
@@ -33,8 +34,8 @@ class Symbols {
   std::map<std::string, Functions> files_;
 };
 
-/// The function of an ELF file's symbol table that has `offset` in it, as it is
-/// written there; empty if there is none, or the file is no such file.
+/// Returns the mangled name of the function at `offset` of an ELF file. Empty
+/// if there is none or the file is not an ELF file.
 std::string symbol_at(const std::string& file, uint64_t offset);
 
 } // namespace weft::base

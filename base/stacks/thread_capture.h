@@ -12,24 +12,25 @@ namespace weft::base {
 struct CapturedThread {
   pid_t id = 0;
   std::string name;
-  /// As /proc says it: R runs or could, S sleeps, D sleeps and hears no signal.
+  /// The state in /proc: R is running or runnable, S is sleeping, D is in
+  /// uninterruptible sleep.
   char state = '?';
-  /// Where it is and where that returns to, the innermost first.
+  /// The program counter and return addresses, innermost first.
   std::vector<void*> frames;
-  /// Why there are no frames; else empty.
+  /// The reason why there are no frames. Otherwise empty.
   std::string obstacle;
 };
 
-/// Asks all threads of this process but the caller for their stacks, by a
-/// real-time signal that nobody else has a handler for; each answers in its own
-/// handler, which costs it some microseconds. A thread that has not answered
-/// within `limit` is left alone. System calls that wait are restarted, but for
-/// those that never are (poll, nanosleep, ...: EINTR; signal(7)). Thread-safe.
+/// Captures the stacks of all other threads of this process. It uses a
+/// real-time signal without another handler; each thread answers in the
+/// handler, which takes some microseconds. A thread that does not answer within
+/// `limit` is skipped. Interrupted system calls are restarted, except those
+/// that never are (poll, nanosleep, ...: EINTR; signal(7)). Thread-safe.
 std::vector<CapturedThread> capture_threads(std::chrono::milliseconds limit);
 
-/// For a handler of crashes: if this thread crashed because it looked at its
-/// stack for capture_threads() (in code whose unwind tables are wrong), goes on
-/// there, and the crash has not been; else returns.
+/// For a crash handler: if this thread crashed while it read its own stack for
+/// capture_threads() (in code with wrong unwind tables), continues there and
+/// does not return. Otherwise returns.
 void escape_capture();
 
 } // namespace weft::base

@@ -4,7 +4,8 @@
 
 namespace weft::checkpoint {
 
-/// A checkpoint is damaged, incomplete or foreign; exit code 4.
+/// Thrown if a checkpoint is damaged, incomplete or not a checkpoint of Weft.
+/// Exit code 4.
 class CheckpointError : public c10::Error {
   using c10::Error::Error;
 };

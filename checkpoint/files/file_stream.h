@@ -12,17 +12,17 @@
 
 namespace weft::checkpoint {
 
-/// Writes a new file from its first byte to its last.
-///
-/// What has to be on the disk goes there past the page cache where the file
-/// system allows it (O_DIRECT), from two buffers in turn: while one is written
-/// the other is filled. A disk takes that several times faster than pages that
-/// a sync chases through the cache, and the cache keeps what it had.
+/// Writes a new file sequentially.
+/// With `sync`, the data bypasses the page cache where the file system supports
+/// it (O_DIRECT), through two buffers: one is filled while the other is
+/// written. This is several times faster than a write through the page cache
+/// with a sync at the end, and does not evict other pages from the cache.
 class FileStream {
  public:
-  /// Reserves `bytes` on the disk: a full one is found before the first write.
-  /// `file` outlives this; no `rate_limiter`: as fast as it goes.
-  /// Throws: std::system_error with path and errno, as all of its methods.
+  /// Reserves `bytes` on the disk, so that a full disk is detected before the
+  /// first write. A null `rate_limiter` means no limit.
+  /// Lifetime: `file` must outlive this object.
+  /// Throws, in every method: std::system_error with path and errno.
   FileStream(
       const File& file,
       int64_t bytes,
@@ -32,9 +32,9 @@ class FileStream {
   FileStream(const FileStream&) = delete;
   FileStream& operator=(const FileStream&) = delete;
 
-  /// `part` must stay as it is until finish().
+  /// Appends `part`, which must not change until finish().
   void append(std::span<const std::byte> part);
-  /// All is with the kernel when it returns, or on the disk with `sync`.
+  /// Blocks until all data is with the kernel, or on the disk with `sync`.
   void finish();
 
  private:

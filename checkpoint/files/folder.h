@@ -12,7 +12,7 @@
 
 namespace weft::checkpoint {
 
-/// An open file; closes when it goes.
+/// An open file, closed on destruction.
 class File {
  public:
   File(int fd, std::filesystem::path path) : fd_(fd), path_(std::move(path)) {}
@@ -22,24 +22,27 @@ class File {
 
   int fd() const { return fd_; }
   const std::filesystem::path& path() const { return path_; }
-  /// Bytes.
+  /// Returns the file's size in bytes.
   int64_t size() const;
-  /// Reads all of `out` from `offset`; goes on after short reads and EINTR.
-  /// Returns the bytes that the file still had, less than asked for at its end.
+  /// Reads from `offset` until `out` is full or the file ends, with retries
+  /// after short reads and EINTR. Returns the number of bytes read, which is
+  /// less than the size of `out` at the end of the file.
   int64_t read_at(int64_t offset, std::span<std::byte> out) const;
-  /// Writes the parts one after the other from `offset` on; goes on after
-  /// short writes and EINTR.
+  /// Writes the parts one after another from `offset`, with retries after short
+  /// writes and EINTR.
   void write_at(
       int64_t offset,
       std::span<const std::span<const std::byte>> parts) const;
-  /// Takes room on the disk for `bytes`, where the file system can: a full disk
-  /// is found before the first write. Not posix_fallocate: that writes zeros
-  /// where it cannot.
+  /// Reserves `bytes` on the disk if the file system supports it, so that a
+  /// full disk is detected before the first write. Does not use
+  /// posix_fallocate, which writes zeros if the file system does not support
+  /// it.
   void reserve(int64_t bytes) const;
-  /// Content and size are on the disk when it returns. A failure is final: the
-  /// kernel may have dropped what it could not write.
+  /// Blocks until content and size are on the disk. A failure is final, because
+  /// the kernel may have dropped the data that it could not write.
   void sync() const;
-  /// Closes and reports what the file system only says now.
+  /// Closes the file and reports errors that the file system reports only at
+  /// this point.
   void close();
 
  private:
@@ -49,22 +52,24 @@ class File {
 
 struct FolderEntry {
   std::string name;
-  /// Neither of the two: a symbolic link, a FIFO, a device.
+  /// The type. Both members are false for a symbolic link, a FIFO or a device.
   bool is_file = false;
   bool is_folder = false;
   int64_t bytes = 0;
 };
 
-/// An open directory. What is opened through it lies directly inside it: names
-/// with a separator, ".." or a symbolic link are refused, and what is not a
-/// regular file, whatever the folder's owner does meanwhile. Hard links cannot
-/// be told from files and are read.
-/// Throws: std::system_error with path and errno, unless it says otherwise.
+/// An open directory. A file opened through it is a regular file directly
+/// inside it: names with a separator, "..", symbolic links and other types of
+/// files are refused, even if the owner of the folder changes it meanwhile.
+/// Hard links cannot be told from files and are read.
+/// Throws: std::system_error with path and errno, unless a method documents
+/// other errors.
 class Folder {
  public:
-  /// Throws: mesh::UsageError if there is no such folder or it may not be read.
+  /// Opens an existing folder.
+  /// Throws: mesh::UsageError if the folder does not exist or cannot be read.
   static Folder open(const std::filesystem::path& path);
-  /// Makes a folder that is not there yet (EEXIST otherwise) and opens it.
+  /// Creates a folder and opens it. Fails with EEXIST if it exists.
   static Folder create(const std::filesystem::path& path);
 
   Folder(Folder&&) noexcept = default;
@@ -73,20 +78,23 @@ class Folder {
   const std::filesystem::path& path() const { return directory_.path(); }
   int fd() const { return directory_.fd(); }
 
-  /// Throws: CheckpointError if it is missing, not a regular file, not
-  /// readable, or its name leads elsewhere.
+  /// Opens a file for reading.
+  /// Throws: CheckpointError if the file is missing, not a regular file or not
+  /// readable, or if its name leads out of the folder.
   File open_file(const std::string& name) const;
-  /// For writing; the file must not exist.
+  /// Creates a file for writing. The file must not exist.
   File create_file(const std::string& name) const;
-  /// Sorted by name; without "." and "..".
+  /// Returns the entries, sorted by name, without "." and "..".
   std::vector<FolderEntry> list() const;
-  /// Whether there is anything of that name (a dangling link is).
+  /// Returns true if there is an entry of that name. A dangling symbolic link
+  /// counts.
   bool has(const std::string& name) const;
-  /// Names in this folder. Never replaces: EEXIST.
+  /// Renames an entry of this folder. Never replaces one: fails with EEXIST if
+  /// `to` exists.
   void rename(const std::string& from, const std::string& to) const;
-  /// The same for two files, replacing `to`.
+  /// Renames a file of this folder, and replaces `to` if it exists.
   void rename_over(const std::string& from, const std::string& to) const;
-  /// The names in this folder are on the disk when it returns.
+  /// Blocks until the names in this folder are on the disk.
   void sync() const;
 
  private:
@@ -94,13 +102,13 @@ class Folder {
   File directory_;
 };
 
-/// Makes `path` and the folders above it that are missing; their names are on
-/// the disk when it returns.
+/// Creates `path` and its missing parent folders, and blocks until their names
+/// are on the disk.
 /// Throws: std::system_error with path and errno.
 void make_folders(const std::filesystem::path& path);
 
-/// Whether `name` can be the name of a file of a checkpoint: no separator, not
-/// "." or "..", no control character, UTF-8, at most 255 bytes.
+/// Returns true if `name` is valid for a file of a checkpoint: no separator,
+/// not "." or "..", no control character, UTF-8, at most 255 bytes.
 bool is_plain_file_name(std::string_view name);
 
 } // namespace weft::checkpoint

@@ -6,9 +6,9 @@
 
 namespace weft::checkpoint {
 
-/// What long work tells whoever waits: `done` of `total` bytes, and the file or
-/// tensor that it is at. `done` never falls; called often, so it should return
-/// at once. Empty: nobody waits.
+/// A progress callback: `done` of `total` bytes, and the current file or
+/// tensor. `done` never decreases. It is called often, so it should return
+/// quickly. An empty function disables it.
 using Progress =
     std::function<void(int64_t done, int64_t total, std::string_view what)>;
 

@@ -8,18 +8,19 @@
 
 namespace weft::checkpoint {
 
-/// Holds a writer to so many bytes a second.
+/// Limits a writer to a number of bytes per second.
 class RateLimiter {
  public:
-  /// 0: any. Once `is_unthrottled` (may be null; outlives this) is set: any,
-  /// too.
+  /// 0 means no limit. Setting `*is_unthrottled` lifts the limit; the pointer
+  /// may be null.
+  /// Lifetime: `is_unthrottled` must outlive this object.
   RateLimiter(int64_t bytes_per_second, const std::atomic<bool>* is_unthrottled)
       : bytes_per_second_(bytes_per_second),
         is_unthrottled_(is_unthrottled),
         next_(Clock::now()) {}
 
-  /// Waits until the bytes that were spent before have had their time. A pause
-  /// of the writer is not made up for.
+  /// Blocks until the bytes of earlier calls fit the limit. Time in which the
+  /// writer was idle is not credited.
   void acquire(int64_t bytes) {
     if (bytes_per_second_ <= 0) {
       return;

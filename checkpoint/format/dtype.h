@@ -8,13 +8,14 @@
 
 namespace weft::checkpoint {
 
-/// The name of a dtype in safetensors files and manifests ("F32", "BF16").
-/// Throws: mesh::UsageError if the format has none for it (quantised, packed,
-/// and complex types other than complex64).
+/// Returns the name of a dtype in safetensors files and manifests ("F32",
+/// "BF16").
+/// Throws: mesh::UsageError if the format does not have the dtype (quantized,
+/// packed, and complex types other than complex64).
 std::string format_name(at::ScalarType dtype);
 std::optional<at::ScalarType> from_format_name(std::string_view name);
 
-/// As people write it: "float32", "bfloat16".
+/// Returns the dtype's name in PyTorch: "float32", "bfloat16".
 std::string plain_name(at::ScalarType dtype);
 
 } // namespace weft::checkpoint

@@ -9,15 +9,15 @@
 
 namespace weft::checkpoint {
 
-/// XXH3, 64 bits, seed 0.
+/// Returns the 64-bit XXH3 hash with seed 0.
 uint64_t hash(std::span<const std::byte> bytes);
 uint64_t hash(std::string_view text);
 
 constexpr size_t kHexDigits = 16;
 
-/// 16 lower-case hexadecimal digits.
+/// Returns the hash as 16 lower-case hexadecimal digits.
 std::string to_hex(uint64_t value);
-/// Nothing unless `text` is what to_hex() writes.
+/// Parses the result of to_hex(). Returns nullopt for any other text.
 std::optional<uint64_t> from_hex(std::string_view text);
 
 } // namespace weft::checkpoint

@@ -15,39 +15,41 @@ namespace weft::checkpoint {
 
 constexpr const char* kStepKey = "weft_step";
 
-/// A tensor as the header of a safetensors file describes it.
+/// A tensor as described by the header of a safetensors file.
 struct HeaderTensor {
   at::ScalarType dtype = at::ScalarType::Float;
   std::vector<int64_t> shape;
-  /// Bytes of the file, the header counted.
+  /// The range of bytes in the file, counted from the start of its header.
   int64_t begin = 0;
   int64_t end = 0;
-  /// Where it lies in the whole tensor, if the file says so.
+  /// The position in the full tensor, if the file records it.
   std::optional<std::vector<int64_t>> offset = std::nullopt;
   std::optional<std::vector<int64_t>> global_shape = std::nullopt;
 };
 
 /// The header of a safetensors file.
 struct TensorHeader {
-  /// Length prefix, JSON and padding.
+  /// The bytes of the length prefix, the JSON and the padding.
   int64_t bytes = 0;
   std::map<std::string, HeaderTensor> tensors;
-  /// Without DCP_SHARDING_INFO, which is in `tensors`.
+  /// The metadata without DCP_SHARDING_INFO, which is in `tensors`.
   std::map<std::string, std::string> metadata;
 };
 
-/// Lays the tensors out in the file (sets `bytes`, `begin` and `end`) and
-/// returns the header's bytes.
-/// Throws: mesh::UsageError for what a reader would refuse.
+/// Assigns positions to the tensors in the file (sets `bytes`, `begin` and
+/// `end`) and returns the header's bytes.
+/// Throws: mesh::UsageError if a reader would reject the header.
 std::string make_header(TensorHeader& header);
 
-/// Reads the header's bytes, never more than the file has.
-/// Throws: CheckpointError naming `source`.
+/// Reads the header's bytes, but never more than the file has.
+/// Throws: CheckpointError naming `source` if the header cannot be read.
 std::string read_header(const File& file, const std::string& source);
 
-/// Checks everything that can be checked without the data: limits, sizes, that
-/// the tensors fill a file of `file_bytes` without gap or overlap.
-/// Throws: CheckpointError naming `source` and the key or byte.
+/// Parses a header and checks everything that does not need the data: limits,
+/// sizes, and that the tensors fill a file of `file_bytes` without gap or
+/// overlap.
+/// Throws: CheckpointError naming `source` and the key or byte if a check
+/// fails.
 TensorHeader parse_header(
     std::string_view bytes,
     int64_t file_bytes,

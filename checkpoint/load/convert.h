@@ -6,14 +6,15 @@
 
 namespace weft::checkpoint {
 
-/// Whether tensors of dtype `from` can become ones of `to`, their values
-/// permitting: both are real (bool, integral, floating point), or the same.
+/// Returns true if tensors of dtype `from` can be converted to `to` when their
+/// values permit it: both are real (bool, integral, floating point), or they
+/// are equal.
 bool is_convertible(at::ScalarType from, at::ScalarType to);
 
-/// `tensor`, on the CPU, as a `to`. Floating to floating point rounds; all else
-/// is exact.
-/// Throws: c10::ValueError naming `name` and a value that does not fit: one
-/// that would become infinite, is out of range, or is no whole number.
+/// Returns `tensor`, which is on the CPU, converted to dtype `to`. Conversion
+/// between floating-point dtypes rounds; any other conversion is exact.
+/// Throws: c10::ValueError naming `name` and a value if the value does not fit:
+/// it would become infinite, is out of range, or is not an integer.
 at::Tensor convert_exactly(
     const at::Tensor& tensor,
     at::ScalarType to,

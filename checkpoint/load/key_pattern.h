@@ -7,25 +7,26 @@
 
 namespace weft::checkpoint {
 
-/// Changes names: every match of `pattern`, an ECMAScript regular expression,
-/// becomes `replacement`, in which $1 is the first group. {"^module\\.", ""}
-/// takes a prefix off, {"^", "model."} puts one on.
+/// A rule that renames tensors: every match of `pattern`, an ECMAScript regular
+/// expression, is replaced by `replacement`, in which $1 is the first group.
+/// {"^module\\.", ""} removes a prefix, {"^", "model."} adds one.
 struct RenameRule {
   std::string pattern;
   std::string replacement;
 };
 
-/// Rules made ready; each applies to what the one before left.
+/// Compiled rename rules. Each rule applies to the result of the previous one.
 class Renaming {
  public:
-  /// Throws: c10::ValueError naming a pattern that is no regular expression.
+  /// Throws: c10::ValueError if a pattern is not a regular expression.
   explicit Renaming(const std::vector<RenameRule>& rules);
   ~Renaming();
   Renaming(const Renaming&) = delete;
   Renaming& operator=(const Renaming&) = delete;
 
-  /// Throws: c10::ValueError naming the rule if nothing is left of `name`, or
-  /// matching it takes too long.
+  /// Returns the new name.
+  /// Throws: c10::ValueError naming the rule if the result is empty or the
+  /// matching takes too long.
   std::string operator()(const std::string& name) const;
 
  private:
@@ -33,12 +34,14 @@ class Renaming {
   std::vector<Rule> rules_;
 };
 
-/// Where the tensors of two sides do not fit each other.
+/// The differences between the tensors of two sides.
 struct KeyDifferences {
-  /// Wanted and not there; there and not wanted.
+  /// The tensors that are wanted but not present, and the tensors that are
+  /// present but not wanted.
   std::vector<std::string> missing = {};
   std::vector<std::string> unexpected = {};
-  /// "\"model.a\" [2] float32 vs [4] float32".
+  /// The tensors whose shape or dtype differs: "\"model.a\" [2] float32 vs [4]
+  /// float32".
   std::vector<std::string> mismatched = {};
 
   bool empty() const {
@@ -46,9 +49,9 @@ struct KeyDifferences {
   }
 };
 
-/// "2 tensors are missing: "a", "b"; 1 is unexpected: "c"; 1 has another shape
-/// or dtype: ...": all groups that are not empty, with their numbers and the
-/// first few of each.
+/// Returns "2 tensors are missing: "a", "b"; 1 is unexpected: "c"; 1 has
+/// another shape or dtype: ...": all non-empty groups with their counts and
+/// their first few entries.
 std::string to_string(const KeyDifferences& differences);
 
 } // namespace weft::checkpoint

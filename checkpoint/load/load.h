@@ -14,94 +14,96 @@
 
 namespace weft::checkpoint {
 
-/// Which tensors may be on one side only.
+/// The tensors that may be missing on one side.
 enum class Strictness {
-  /// None.
+  /// Checkpoint and state must have the same tensors.
   kExact,
-  /// The checkpoint may have more than the state.
+  /// The checkpoint may have tensors that the state lacks.
   kAllowUnexpected,
-  /// The state may have more than the checkpoint; those stay as they are.
+  /// The state may have tensors that the checkpoint lacks. They keep their
+  /// values.
   kAllowMissing,
   kAllowBoth,
 };
 
-/// Who reads what several ranks hold alike.
+/// The ranks that read data held by several ranks.
 enum class ReadBy {
-  /// kOneReplica where the world spans several hosts, else kEveryRank: within a
-  /// host the page cache reads a byte once.
+  /// kOneReplica if the world spans several hosts, otherwise kEveryRank: within
+  /// a host the page cache reads each byte once.
   kAuto,
-  /// Each rank what it holds.
+  /// Each rank reads its own parts.
   kEveryRank,
-  /// One of those ranks, which verifies it and sends it to the others: each
-  /// byte is read once in all.
+  /// One replica reads, verifies and broadcasts. Each byte is read once.
   kOneReplica,
 };
 
 struct LoadOptions {
-  /// Read everything before the first tensor changes, so that a damaged
-  /// checkpoint leaves all as it was. Costs memory for a second copy; without,
-  /// a failed load leaves tensors with some of the values.
+  /// Reads everything before the first tensor changes, so that a damaged
+  /// checkpoint leaves all tensors unchanged. Needs memory for a second copy.
+  /// If false, a failed load leaves some tensors with new values.
   bool all_or_nothing = true;
   Strictness strictness = Strictness::kExact;
-  /// Patterns of base::matches_dotted(). Only tensors whose key matches one of
-  /// `include` (empty: all do) and none of `exclude` are loaded; the others are
-  /// neither missing nor unexpected.
+  /// Patterns of base::matches_dotted(). Only tensors whose key matches a
+  /// pattern of `include` and none of `exclude` are loaded. An empty `include`
+  /// matches all. The other tensors count neither as missing nor as unexpected.
   std::vector<std::string> include = {};
   std::vector<std::string> exclude = {};
-  /// From the checkpoint's names to the state's keys, "<part>.<name>". The
-  /// patterns above are for the latter.
+  /// Renames the checkpoint's names to the state's keys, "<part>.<name>".
+  /// `include` and `exclude` apply to the new names.
   std::vector<RenameRule> rename = {};
-  /// Load tensors of another dtype, too. Floating to floating point rounds, but
-  /// no finite value may become infinite; else every value must be exact in the
-  /// new dtype. Complex dtypes and float8_e8m0fnu are not converted.
+  /// Also loads tensors of another dtype. Conversion between floating-point
+  /// dtypes rounds, but no finite value may become infinite. In other
+  /// conversions every value must be exact in the new dtype. Complex dtypes and
+  /// float8_e8m0fnu are not converted.
   bool convert_dtype = false;
   ReadBy read_by = ReadBy::kAuto;
-  /// Refuse a checkpoint that was not saved with this key; see
-  /// parse_manifest(). Where a manifest is given, it was to be read with it.
+  /// Refuses a checkpoint that was not saved with this key; see
+  /// parse_manifest(). Unused if the caller passes a manifest, which must have
+  /// been read with the key.
   std::string hmac_key = {};
-  /// As in SaveOptions.
+  /// The world that loads, as in SaveOptions.
   std::optional<mesh::World> world = std::nullopt;
 };
 
-/// What load() did on this rank.
+/// The statistics of load() on this rank.
 struct LoadStats {
-  /// Read from files, headers included.
+  /// The bytes read from files, including headers.
   int64_t bytes_read = 0;
-  /// Keys of the state, the same on all ranks: filled, and left as they were
-  /// because the checkpoint lacks them.
+  /// The keys of the state that were filled, and the keys that kept their
+  /// values because the checkpoint lacks them. Identical on all ranks.
   std::vector<std::string> loaded = {};
   std::vector<std::string> missing = {};
-  /// Names in the checkpoint that were left.
+  /// The names in the checkpoint that were not loaded.
   std::vector<std::string> unexpected = {};
-  /// kEveryRank or kOneReplica.
+  /// The policy that was used: kEveryRank or kOneReplica.
   ReadBy read_by = ReadBy::kEveryRank;
 };
 
-/// Reads a step folder's manifest on every rank. `hmac_key`: see
-/// parse_manifest().
+/// Reads a step folder's manifest on every rank. With an `hmac_key`, checks its
+/// HMAC; see parse_manifest().
 /// Collective: all ranks of `world`; blocks.
-/// Throws: CheckpointError, on all ranks, if one of them cannot read it.
+/// Throws: CheckpointError, on all ranks, if a rank cannot read it.
 Manifest read_manifest(
     const std::filesystem::path& step_folder,
     const std::optional<mesh::World>& world,
     std::string_view hmac_key = {});
 
-/// Fills the tensors of `dicts`, in place and wherever they lie, from a step
-/// folder that was saved on any mesh. Reads only the pieces that this rank's
-/// parts touch, and verifies each of them.
-/// Collective: all ranks of the world, the same keys and options; blocks.
-/// Throws: c10::ValueError, the same on all ranks: one that lists all tensors
-/// that are missing, unexpected, of another shape or dtype; a pattern that
-/// matches nothing; two names that become one; a value that convert_dtype
-/// cannot hold. CheckpointError, the same on all ranks, naming the rank, file,
-/// tensor and offset of the damage.
+/// Fills the tensors of `dicts` in place, with any placements and on any
+/// device, from a step folder that was saved on any mesh. Reads only the pieces
+/// that this rank's parts need, and verifies each of them.
+/// Collective: all ranks of the world, with identical keys and options; blocks.
+/// Throws: c10::ValueError, identical on all ranks, if tensors are missing,
+/// unexpected, or of another shape or dtype (all are listed), a pattern matches
+/// nothing, two names are renamed to one, or convert_dtype cannot represent a
+/// value. CheckpointError, identical on all ranks, naming the rank, file,
+/// tensor and offset, if the checkpoint is damaged.
 LoadStats load(
     const std::filesystem::path& step_folder,
     const StateDicts& dicts,
     const LoadOptions& options = {});
 
-/// The same with a manifest that was read before, or made by
-/// describe_safetensors().
+/// Like load(step_folder, dicts, options), with a manifest that was read
+/// before, or made by describe_safetensors().
 LoadStats load(
     const std::filesystem::path& step_folder,
     const Manifest& manifest,

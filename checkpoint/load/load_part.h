@@ -10,21 +10,22 @@
 
 namespace weft::checkpoint {
 
-/// Tensors of zeros, on the CPU, with the names, sizes and dtypes that a part
-/// of a checkpoint has: for what only the checkpoint knows the sizes of, such
-/// as what a comm hook keeps. Each is cut along its first dim over all ranks of
-/// `mesh`; those without dims are whole on every rank. None if there is no such
-/// part. Not collective.
+/// Returns zero tensors on the CPU with the names, sizes and dtypes of a part
+/// of a checkpoint, for state whose sizes only the checkpoint knows, such as
+/// that of a comm hook. Each is sharded along its first dim over all ranks of
+/// `mesh`; tensors without dims are replicated. Empty if the checkpoint has no
+/// such part. Not collective.
 dtensor::StateDict empty_part(
     const Manifest& manifest,
     const std::string& part,
     const mesh::DeviceMesh& mesh);
 
-/// Those tensors, loaded from a step folder; of the patterns in `options` none
-/// is needed.
-/// Collective: all ranks of `mesh`, which are all of the world; blocks.
-/// Throws: c10::ValueError if there is no such part, naming those that there
-/// are; CheckpointError as load().
+/// Returns the tensors of empty_part(), loaded from a step folder. `options`
+/// does not need patterns.
+/// Collective: all ranks of `mesh`, which must be all ranks of the world;
+/// blocks.
+/// Throws: c10::ValueError, listing the parts, if the checkpoint has no such
+/// part; CheckpointError like load().
 dtensor::StateDict load_part(
     const std::filesystem::path& step_folder,
     const std::string& part,

@@ -13,33 +13,36 @@
 
 namespace weft::checkpoint {
 
-/// Which rank reads what, so that each distinct part is read once, and how its
-/// values get to the other ranks that hold it: a broadcast along each mesh dim
-/// that repeats the tensor, one after the other, from the reader's coordinate.
+/// Decides which rank reads which part, so that each distinct part is read
+/// once, and sends it to its replicas: by one broadcast from the reader's
+/// coordinate along each mesh dim that replicates the tensor, one after
+/// another.
 class LoadReplicas {
  public:
   LoadReplicas(const std::vector<LoadTarget>& targets, mesh::World world);
 
-  /// Whether this rank reads its part of target `i` for all that hold it.
+  /// Returns true if this rank reads its part of target `i` for all replicas.
   bool is_reader(size_t i) const;
 
-  /// The targets in runs [first, last), of which a rank's parts take about
-  /// `bytes`, or of one target. The same on all ranks.
+  /// Returns the targets as ranges [first, last) whose parts take about `bytes`
+  /// per rank; a larger target gets a range of its own. Identical on all ranks.
   std::vector<std::pair<size_t, size_t>> batches(int64_t bytes) const;
 
-  /// Hands on the parts of the targets [first, first + parts.size()): each is
-  /// contiguous, on the CPU, and has its values where this rank is the reader.
+  /// Broadcasts the parts of the targets [first, first + parts.size()). Each
+  /// part is contiguous, on the CPU, and has its values if this rank is the
+  /// reader.
   /// Collective: all ranks of the world; blocks.
   void broadcast(size_t first, const std::vector<at::Tensor>& parts) const;
 
  private:
-  /// A broadcast along one mesh dim; 0 for a tensor that all ranks hold.
+  /// A broadcast along one mesh dim. The mesh dim is 0 for a tensor that all
+  /// ranks hold.
   struct Stage {
     int64_t mesh_dim;
     int64_t root;
     bool operator==(const Stage&) const = default;
   };
-  /// How all targets of one kind travel.
+  /// The broadcasts of all targets with the same mesh and stages.
   struct Route {
     std::optional<mesh::DeviceMesh> mesh;
     std::vector<Stage> stages;
@@ -52,7 +55,7 @@ class LoadReplicas {
   SavePlan plan_;
   mesh::World world_;
   std::vector<Route> routes_;
-  /// By target.
+  /// The index in routes_ of each target.
   std::vector<size_t> route_of_;
 };
 

@@ -9,27 +9,29 @@
 
 namespace weft::checkpoint {
 
-/// A tensor of a state to fill, and the one of a checkpoint that fills it.
+/// A tensor of the state to fill, and the tensor of the checkpoint that fills
+/// it.
 struct LoadTarget {
   StateItem item;
-  /// Its name in the checkpoint.
+  /// The tensor's name in the checkpoint.
   std::string source;
-  /// In the checkpoint.
+  /// The dtype in the checkpoint.
   at::ScalarType dtype;
 };
 
 struct LoadSelection {
-  /// In the order of the items.
+  /// The targets, in the order of the items.
   std::vector<LoadTarget> targets;
-  /// See LoadStats.
+  /// The missing and unexpected tensors, see LoadStats.
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
 };
 
-/// What load() is to fill from what. A function of the manifest and of what all
-/// ranks ask for alike: the same on every rank. `parts` are the keys of the
-/// StateDicts: tensors of other parts are nobody's business.
-/// Throws: c10::ValueError as load().
+/// Selects the tensors that load() fills, and their sources. Depends only on
+/// the manifest and on arguments that are identical on all ranks, so every rank
+/// gets the same result. `parts` are the keys of the StateDicts; tensors of
+/// other parts are ignored.
+/// Throws: c10::ValueError like load().
 LoadSelection select_tensors(
     const std::filesystem::path& folder,
     const Manifest& manifest,

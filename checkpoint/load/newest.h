@@ -15,26 +15,26 @@
 
 namespace weft::checkpoint {
 
-/// What became of a search for the newest sound step.
+/// The result of find_newest().
 struct NewestStep {
-  /// None: there is none.
+  /// The step. Not set if there is none that can be used.
   std::optional<StepFolder> found = std::nullopt;
-  /// Newer ones, the newest first, that are damaged.
+  /// The damaged steps that were skipped, newest first.
   std::vector<int64_t> damaged = {};
 };
 
-/// Reads and uses one step: throws CheckpointError, on all ranks or on none, if
-/// it is damaged.
+/// Reads and uses one step. Throws CheckpointError, on all ranks or on none, if
+/// the step is damaged.
 using StepAttempt = std::function<void(const StepFolder&, const Manifest&)>;
-/// Is told, on rank 0 only, why a step is skipped.
+/// Called on rank 0 only, with the reason for skipping a step.
 using SkipNotice =
     std::function<void(const StepFolder&, const std::string& reason)>;
 
-/// Has `attempt` try the steps of a folder, the newest first, until one is
-/// sound. Rank 0's list of steps counts.
+/// Calls `attempt` for the steps of a folder, newest first, until one is not
+/// damaged. All ranks use rank 0's list of steps.
 /// Collective: all ranks of `world`; blocks.
-/// Throws: what `attempt` throws but for CheckpointError; CheckpointError if
-/// rank 0 cannot list the folder.
+/// Throws: the exceptions of `attempt` except for CheckpointError;
+/// CheckpointError if rank 0 cannot list the folder.
 NewestStep find_newest(
     const std::filesystem::path& checkpoints,
     const std::optional<mesh::World>& world,
@@ -42,23 +42,22 @@ NewestStep find_newest(
     const SkipNotice& notice = {},
     const std::string& hmac_key = {});
 
-/// The step that load_newest() has loaded.
+/// The step that load_newest() loaded.
 struct LoadedStep {
   StepFolder folder;
   Manifest manifest;
   LoadStats stats;
-  /// As in NewestStep.
+  /// The damaged steps that were skipped, newest first.
   std::vector<int64_t> damaged;
 };
 
-/// Loads the newest step of `checkpoints` that is sound, or an older one where
-/// newer ones are damaged. Nothing if there is no step at all. With
-/// all_or_nothing = false tensors that the loaded step lacks may have values
-/// of a damaged one.
+/// Loads the newest step of `checkpoints` that is not damaged. Returns nullopt
+/// if there are no steps. With all_or_nothing = false, tensors that the loaded
+/// step lacks may have values of a damaged one.
 /// Collective: all ranks of the world; blocks.
-/// Throws: c10::ValueError as load(): a step of another model is no damage and
-/// ends the search. CheckpointError, on all ranks, if there are steps and all
-/// are damaged.
+/// Throws: c10::ValueError like load(): a step of another model is not damaged
+/// and ends the search. CheckpointError, on all ranks, if there are steps and
+/// all are damaged.
 std::optional<LoadedStep> load_newest(
     const std::filesystem::path& checkpoints,
     const StateDicts& dicts,

@@ -11,16 +11,15 @@
 
 namespace weft::checkpoint {
 
-/// A value in the checkpoint does not fit the dtype that it is to be loaded
-/// into: no damage.
+/// Thrown if a value in the checkpoint does not fit the dtype to load it into.
+/// It does not mean that the checkpoint is damaged.
 class ConversionError : public c10::ValueError {
   using c10::ValueError::ValueError;
 };
 
-/// Brings the values of one rank's parts from files to where they belong, a
-/// tensor at a time: buffer(), then read() or values from another rank, then
-/// convert(); at the end commit().
-/// Lifetime: the folder's, the manifest's and the targets'.
+/// Loads the parts of one rank, one tensor at a time: buffer(), then read() or
+/// values from another rank, then convert(); and commit() at the end.
+/// Lifetime: `folder`, `manifest` and `targets` must outlive this object.
 class ShardLoader {
  public:
   ShardLoader(
@@ -29,15 +28,19 @@ class ShardLoader {
       const std::vector<LoadTarget>& targets,
       bool all_or_nothing);
 
-  /// This rank's part of target `i` in the checkpoint's dtype, contiguous, on
-  /// the CPU: the tensor itself where values may be read there at once.
+  /// Returns a buffer for this rank's part of target `i`, in the checkpoint's
+  /// dtype, contiguous, on the CPU. It is the tensor itself if values may be
+  /// read into it directly.
   at::Tensor buffer(size_t i);
-  /// Fills buffer(i) from files. Throws: CheckpointError.
+  /// Fills buffer(i) from files.
+  /// Throws: CheckpointError if the data is missing or damaged.
   void read(size_t i);
-  /// buffer(i) has its values: converts them, and unless all_or_nothing puts
-  /// them in place. Throws: ConversionError.
+  /// Converts the values in buffer(i), and writes them to the tensor unless
+  /// all_or_nothing is set.
+  /// Throws: ConversionError if a value does not fit.
   void convert(size_t i);
-  /// Once all ranks have all values.
+  /// Writes the values to the tensors. To be called after all ranks have all
+  /// values.
   void commit();
 
   int64_t bytes_read() const { return reader_.bytes_read(); }
@@ -46,9 +49,9 @@ class ShardLoader {
   ChunkReader reader_;
   const std::vector<LoadTarget>& targets_;
   bool all_or_nothing_;
-  /// Of targets that are not settled yet.
+  /// The buffers of targets that are not converted yet.
   std::vector<at::Tensor> buffers_;
-  /// Where values are to go, and they.
+  /// The tensors to write at commit(), with their values.
   std::vector<std::pair<at::Tensor, at::Tensor>> staged_;
 };
 

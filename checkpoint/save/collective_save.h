@@ -14,34 +14,39 @@
 
 namespace weft::checkpoint {
 
-/// One save as this rank sees it. What all ranks must give alike: everything
-/// but `files`.
+/// One save as seen by this rank. All members must be identical on all ranks,
+/// except for `files`, `error` and `is_unthrottled`.
 struct CollectiveSave {
   std::filesystem::path checkpoints;
   StepContent content;
   SaverOptions options;
-  /// Ends the temporary folder's name: new for each save of each run.
+  /// The end of the temporary folder's name, new for each save of each run.
   std::string nonce;
-  /// What is saved, every tensor of it.
+  /// All tensors of the state.
   std::vector<StateItem> items;
-  /// Why this rank has nothing to write, if so; the others learn of it.
+  /// The reason why this rank has nothing to write, which is reported to the
+  /// other ranks. Empty if it can write.
   std::string error = {};
-  /// Once set, `options.bytes_per_second` no longer holds. Null: it does.
+  /// Setting `*is_unthrottled` lifts the limit `options.bytes_per_second`. Null
+  /// keeps it.
   const std::atomic<bool>* is_unthrottled = nullptr;
-  /// The first, second... file of this rank.
+  /// The tensors of this rank's files, in order.
   std::vector<std::vector<FileTensor>> files;
 };
 
-/// Writes this rank's files, tells the first rank, which commits, and learns
-/// whether that went well. Returns what could not be cleaned up afterwards, a
-/// sentence, on the first rank; mostly nothing.
-/// Collective: all ranks of `tree`; blocks. Without a tree one rank is alone.
-/// Throws, on all ranks: SaveError; mesh::DisagreementError.
+/// Writes this rank's files, reports to rank 0, which commits, and receives the
+/// result. Returns, on rank 0, a sentence about a slow rank or about what
+/// failed after the commit (moving `latest`, deleting old steps). Empty if
+/// there is nothing to report.
+/// Collective: all ranks of `tree`; blocks. Without a tree this rank saves
+/// alone.
+/// Throws: SaveError, on all ranks, if a rank cannot write or the commit fails;
+/// mesh::DisagreementError, on all ranks, if the ranks' states differ.
 std::string save_collectively(
     const CollectiveSave& save,
     std::optional<mesh::RankTree>& tree);
 
-/// Random text, the same on all ranks.
+/// Returns random text that is identical on all ranks.
 /// Collective: all ranks of `tree`; blocks.
 std::string agree_on_nonce(std::optional<mesh::RankTree>& tree);
 

@@ -9,16 +9,16 @@
 
 namespace weft::checkpoint {
 
-/// A box of a tensor that a rank holds, and where it begins in the rank's part.
+/// A box of a tensor that a rank holds, and its offset in the rank's part.
 struct HeldShard {
   dtensor::LocalBox box;
   std::vector<int64_t> at;
 };
 
-/// What the rank at `coordinate` holds of a tensor, box by box: one, but for a
-/// StridedShard that stands alone, whose rows are not adjacent; none if its
-/// part is empty.
-/// Throws: c10::ValueError if a placement cannot be fitted to the sizes.
+/// Returns the boxes of a tensor that the rank at `coordinate` holds: normally
+/// one; several for a StridedShard without its Shard, whose rows are not
+/// adjacent; none if the rank's part is empty.
+/// Throws: c10::ValueError if a placement does not fit the sizes.
 std::vector<HeldShard> held_shards(
     const dtensor::DTensorSpec& spec,
     c10::IntArrayRef global_sizes,

@@ -11,37 +11,38 @@
 
 namespace weft::checkpoint {
 
-/// What one rank tells the first one of its part of a save.
+/// One rank's report to rank 0 about its part of a save.
 struct RankReport {
-  /// Why it could not write; empty: it has written.
+  /// The reason why it could not write. Empty if it has written.
   std::string error;
-  /// Hash of what all ranks must save alike: ranks that differ in it have no
-  /// checkpoint in common.
+  /// The hash of what must be identical on all ranks. Ranks with different
+  /// hashes cannot save a common checkpoint.
   uint64_t agreement = 0;
   std::vector<WrittenFile> files;
-  /// How long it wrote.
+  /// The time it spent writing, in seconds.
   double seconds = 0;
 };
 
-/// A compact form. Tensors go by their number in `items`, which the reader of
-/// an equal `agreement` has too.
+/// Serializes a report. A tensor is encoded as its index in `items`, which a
+/// reader with an equal `agreement` has, too.
 std::string to_bytes(
     const RankReport& report,
     const std::vector<StateItem>& items);
-/// With `items` of another agreement `files` stays empty.
+/// Parses the result of to_bytes(). `files` stays empty if the report has
+/// another `agreement`.
 RankReport report_from_bytes(
     std::string_view bytes,
     const std::vector<StateItem>& items,
     uint64_t agreement);
 
-/// "rank 3 is slow: ..." of the one that wrote the fewest bytes a second, if it
-/// took more than twice as long as most, in all and for each byte, and 0.2 s
-/// more; empty: none did.
+/// Returns "rank 3 is slow: ..." for the rank that wrote the fewest bytes per
+/// second, if it took at least twice the median time, in total and per byte,
+/// and at least 0.2 s more. Empty if there is no such rank.
 std::string describe_slow_writer(const std::vector<RankReport>& reports);
 
-/// Tensors as `items` say, still without chunks.
+/// Adds the tensors of `items` to the manifest, without chunks.
 void add_tensors(const std::vector<StateItem>& items, Manifest& manifest);
-/// What the rank has written.
+/// Adds the files and chunks that the rank has written.
 void add_files(RankReport report, Manifest& manifest);
 
 } // namespace weft::checkpoint

@@ -14,96 +14,102 @@
 namespace weft::checkpoint {
 
 struct SaverOptions {
-  /// None: one rank saves alone, and its tensors are plain or on a mesh of one.
+  /// The world that saves. If it is not set, this rank saves alone, and its
+  /// tensors are plain or on a mesh of one rank.
   std::optional<mesh::World> world = std::nullopt;
-  /// Whether all is on disk, not only with the kernel, before a step counts as
-  /// saved.
+  /// True if a step counts as saved only after all data is on the disk. If
+  /// false, the data may still be in the kernel.
   bool sync = true;
-  /// After a commit all steps but the newest `keep` go. 0: none does.
+  /// The number of newest steps to keep; older steps are deleted after each
+  /// commit. 0 keeps all.
   int64_t keep = 0;
-  /// The most that one rank's asynchronous saves write in a second. 0: any.
+  /// Limits background writes to this many bytes/s per rank. 0 means no limit.
   int64_t bytes_per_second = 0;
-  /// 0: kDefaultPieceBytes, or more where the manifest would grow too long.
+  /// The bytes per hashed piece. 0 means kDefaultPieceBytes, or more if the
+  /// manifest would become too long.
   int64_t piece_bytes = 0;
-  /// SHA-256 of every piece, beside XXH3.
+  /// Stores a SHA-256 of every piece in addition to XXH3.
   bool sha256 = false;
-  /// Key of the manifest's HMAC-SHA256; turns `sha256` on. Empty: none.
+  /// The key of the manifest's HMAC-SHA256. A key enables `sha256`. Empty
+  /// disables the HMAC.
   std::string hmac_key = {};
 };
 
-/// What a step folder holds beside its tensors; see SaveOptions.
+/// The contents of a step folder besides its tensors; see SaveOptions.
 struct StepContent {
   int64_t step = 0;
   std::string state = "{}";
   std::string layout = "{}";
 };
 
-/// What the last save took on this rank.
+/// The statistics of the last save on this rank.
 struct SaveStats {
-  /// This rank writes so many bytes of tensors.
+  /// The bytes of tensors that this rank writes.
   int64_t bytes = 0;
-  /// Of memory, kept between asynchronous saves.
+  /// The bytes of the staging memory, which is kept between asynchronous saves.
   int64_t staging_bytes = 0;
-  /// What the caller waited for.
+  /// The time for which the caller was blocked.
   std::chrono::duration<double> blocked{};
-  /// From the call to the commit.
+  /// The time from the call to the commit.
   std::chrono::duration<double> total{};
-  /// Whether the plan of the save before was used again.
+  /// True if the plan of the previous save was reused.
   bool plan_was_cached = false;
-  /// On the first rank: what could not be done after the commit, such as to
-  /// delete old steps; mostly empty.
+  /// A warning on rank 0: a slow rank, or an action that failed after the
+  /// commit, such as deleting old steps. Empty if there is none.
   std::string note;
 };
 
-/// Saves the steps of one run: plans once, as long as the state's tensors stay
-/// the same, and writes in the background if asked to.
-///
-/// save() and save_async() are collective: all ranks of the world, in the same
-/// order; the others are this rank's own. Not thread-safe.
+/// Saves the steps of one run. Computes a new plan only if the state's tensors
+/// change, and can write in the background.
+/// The constructor, save(), save_async() and prepare_async() are collective:
+/// all ranks of the world call them in the same order. The other methods are
+/// local to this rank. Not thread-safe.
 class Saver {
  public:
-  /// Collective; blocks. Writes nothing yet.
+  /// Writes nothing yet.
+  /// Collective: all ranks of the world; blocks.
   Saver(std::filesystem::path checkpoints, SaverOptions options);
-  /// Waits for the save in flight; its error is lost, so call wait() before.
+  /// Waits for the save in flight. Its error is lost, so call wait() before.
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
   /// Waits for the save in flight, then saves. Returns the step's folder.
-  /// Throws: as checkpoint::save(); SaveError also, once this step is saved, if
-  /// the save that was in flight has failed.
+  /// Throws: like checkpoint::save(); also, after this step is saved, the
+  /// SaveError of the save that was in flight.
   std::filesystem::path save(
       const StateDicts& dicts,
       const StepContent& content);
 
-  /// Waits for the save in flight; copies what this rank will write, into
-  /// memory that is kept for the next time; returns. The tensors may change
-  /// then. The rest happens on a thread of its own: the step is committed, and
-  /// older ones go, once all ranks have written.
-  /// Throws: c10::ValueError as save(). What goes wrong afterwards throws from
-  /// the next check(), wait(), save() or save_async(), from the latter two when
-  /// theirs is under way.
+  /// Waits for the save in flight, copies the data that this rank will write to
+  /// staging memory, which is reused by later saves, and returns. The tensors
+  /// may then change. A background thread writes; the step is committed, and
+  /// older steps are deleted, after all ranks have written.
+  /// Throws: c10::ValueError like save(). A later error is thrown by the next
+  /// check(), wait(), save() or save_async(), by the latter two after their own
+  /// save has started.
   void save_async(const StateDicts& dicts, const StepContent& content);
 
-  /// Makes ready what the first save_async() of these tensors would otherwise
-  /// wait for: the plan, groups of ranks, and, in the background, the memory.
-  /// Collective; blocks.
+  /// Prepares what the first save_async() of these tensors would otherwise wait
+  /// for: the plan, the groups of ranks and, in the background, the memory.
+  /// Collective: all ranks of the world; blocks.
   void prepare_async(const StateDicts& dicts);
 
-  /// From now on the save in flight is no longer held to `bytes_per_second` on
-  /// this rank: somebody waits for it.
+  /// Lifts the `bytes_per_second` limit of the save in flight on this rank, for
+  /// a caller that waits for it.
   void unthrottle();
-  /// Whether a save is in flight on this rank.
+  /// Returns true if a save is in flight on this rank.
   bool is_in_flight() const;
-  /// Returns at once. Throws: SaveError (mesh::DisagreementError,
-  /// mesh::CommError), once, if an asynchronous save has failed: on every rank,
-  /// though not at the same call.
+  /// Returns without blocking.
+  /// Throws: SaveError, mesh::DisagreementError or mesh::CommError, once, if an
+  /// asynchronous save has failed. Every rank throws, though not necessarily at
+  /// the same call.
   void check();
-  /// Blocks until nothing is in flight.
-  /// Throws: as check().
+  /// Blocks until no save is in flight.
+  /// Throws: like check().
   void wait();
 
-  /// Of the last save that went well.
+  /// Returns the statistics of the last successful save.
   SaveStats stats() const;
 
  private:

@@ -7,16 +7,17 @@
 
 namespace weft::checkpoint {
 
-/// Memory that tensors are copied to, so that they may change while the copies
-/// are written. Kept from one time to the next; grows as needed.
+/// Memory for copies of tensors, so that the tensors may change while the
+/// copies are written. Reused by later saves; grows as needed.
 class Staging {
  public:
-  /// Contiguous copies, on the CPU, of `tensors`, which may lie on any device
-  /// and be non-contiguous. Blocks until they are made; they are valid until
-  /// the next call. Memory is pinned if one of the tensors is on a CUDA device.
+  /// Returns contiguous copies on the CPU of `tensors`, which may be on any
+  /// device and non-contiguous. Blocks until the copies are complete. They are
+  /// valid until the next call. The memory is pinned if a tensor is on a CUDA
+  /// device.
   std::vector<at::Tensor> copy(const std::vector<at::Tensor>& tensors);
 
-  /// Memory for copies of as much as `tensors`, its pages there.
+  /// Allocates memory for copies of `tensors` and touches its pages.
   void reserve(const std::vector<at::Tensor>& tensors);
 
   int64_t bytes() const { return memory_.defined() ? memory_.numel() : 0; }

@@ -17,25 +17,28 @@ struct StateItem {
   at::ScalarType dtype;
   /// This rank's part.
   at::Tensor local;
-  /// Set for DTensors, whose remembered copies are stale once it is written.
+  /// The DTensor, or undefined for a plain tensor. A write to `local` makes its
+  /// cached redistributions stale.
   at::Tensor whole;
 };
 
-/// All tensors of `dicts`, by key.
-/// Throws: c10::ValueError for a tensor that is Partial, deferred or undefined,
-/// or that lies on a mesh that does not hold every rank of the world once.
+/// Returns all tensors of `dicts`, by key.
+/// Throws: c10::ValueError if a tensor is Partial, deferred or undefined, or on
+/// a mesh that does not contain every rank of the world once.
 std::vector<StateItem> list_items(const StateDicts& dicts, const char* op);
 
-/// What ranks must have alike, a line a tensor.
+/// Returns a description of what must be identical on all ranks, one line per
+/// tensor.
 std::vector<std::string> describe_items(const std::vector<StateItem>& items);
 
-/// The world that the tensors live in, or `given`; none: one rank alone.
+/// Returns `given` if it is set, otherwise the world of the tensors' mesh.
+/// Empty means that this rank is alone.
 std::optional<mesh::World> find_world(
     const std::vector<StateItem>& items,
     const std::optional<mesh::World>& given);
 
-/// Every rank's answer, by rank.
-/// Collective: all ranks; blocks.
+/// Returns every rank's text, by rank.
+/// Collective: all ranks of `world`; blocks.
 std::vector<std::string> exchange_texts(
     const std::optional<mesh::World>& world,
     const std::string& text);

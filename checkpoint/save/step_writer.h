@@ -15,23 +15,24 @@
 namespace weft::checkpoint {
 
 struct StepWriterOptions {
-  /// As WriteOptions'; `step` is the manifest's.
+  /// The options WriteOptions::sync and WriteOptions::sha256. The step is that
+  /// of the manifest.
   bool sync = true;
   bool sha256 = false;
-  /// Key of the manifest's HMAC-SHA256; turns `sha256` on. Empty: none.
+  /// The key of the manifest's HMAC-SHA256. A key enables `sha256`. Empty
+  /// disables the HMAC.
   std::string hmac_key = {};
 };
 
-/// Writes a checkpoint from one process, out of tensors that lie elsewhere: the
-/// rest of a step folder is copied a few MiB at a time. The folder appears
-/// whole at commit(), or not at all.
+/// Writes a checkpoint from one process, with tensors that are stored elsewhere
+/// and copied a few MiB at a time. The folder appears atomically at commit().
 class StepWriter {
  public:
-  /// Takes the lock of `checkpoints`, which is made where it is missing.
+  /// Acquires the lock of `checkpoints`, which is created if it is missing.
   /// `manifest` has step, piece_bytes, state, layout and the tensors without
   /// chunks.
-  /// Throws: mesh::UsageError if `checkpoints` cannot be written or has that
-  /// step already, or is itself a checkpoint.
+  /// Throws: mesh::UsageError if `checkpoints` cannot be written, already has
+  /// that step, or is itself a checkpoint.
   StepWriter(
       const std::filesystem::path& checkpoints,
       Manifest manifest,
@@ -40,30 +41,32 @@ class StepWriter {
   StepWriter(const StepWriter&) = delete;
   StepWriter& operator=(const StepWriter&) = delete;
 
-  /// Reads bytes of the tensor `index` of write_file(): the box at `offset`
-  /// with `shape` of the whole tensor.
+  /// Reads a box of the tensor with `index` in write_file(), at `offset` of the
+  /// full tensor and with `shape`, into `out`.
   using ReadBox = std::function<void(
       size_t index,
       const std::vector<int64_t>& offset,
       const std::vector<int64_t>& shape,
       std::span<std::byte> out)>;
 
-  /// Writes a file of `tensors`, which is not empty. `done` is told of the
-  /// bytes that are written.
+  /// Writes a file with `tensors`, which must not be empty. Calls `done` with
+  /// the number of bytes that were just written.
   void write_file(
       const std::string& name,
       const std::vector<StreamedTensor>& tensors,
       const ReadBox& read,
       const std::function<void(int64_t bytes)>& done = {});
 
-  /// Returns the step's folder. Throws: as commit_step().
+  /// Commits the step and returns its folder.
+  /// Throws: like commit_step().
   std::filesystem::path commit();
 
   const Manifest& manifest() const { return manifest_; }
 
  private:
   std::filesystem::path checkpoints_;
-  /// What was not there before, and goes if nothing is committed.
+  /// True if the folder or the lock file did not exist before. They are removed
+  /// if nothing is committed.
   bool is_folder_new_;
   bool is_lock_new_;
   Manifest manifest_;

@@ -18,34 +18,35 @@ class Optimizer;
 
 namespace weft::checkpoint {
 
-/// What get_state_dict() returns and set_state_dict() takes.
-/// Source: torch.distributed.checkpoint.state_dict.StateDictOptions. There is
-/// no flatten_optimizer_state_dict: a StateDict is flat.
+/// The options of get_state_dict() and set_state_dict(). There is no
+/// flatten_optimizer_state_dict: a StateDict is flat.
+/// Source: torch.distributed.checkpoint.state_dict.StateDictOptions.
 struct StateDictOptions {
-  /// Plain tensors with all values instead of DTensors.
+  /// Returns full plain tensors instead of DTensors.
   bool full_state_dict = false;
-  /// On the CPU. With full_state_dict rank 0 gets the tensors, and the others
-  /// nothing, so that a host holds them once.
+  /// Returns tensors on the CPU. With full_state_dict only rank 0 gets the
+  /// tensors and the other ranks get none, so that a host holds them once.
   bool cpu_offload = false;
-  /// Leave parameters out that do not require a gradient, of the model's part.
+  /// Omits parameters that do not require a gradient from the model's part.
   bool ignore_frozen_params = false;
-  /// Of submodules: "encoder.layer.weight", not "layer.weight".
+  /// Keeps the full names of submodules' tensors: "encoder.layer.weight", not
+  /// "layer.weight".
   bool keep_submodule_prefixes = true;
-  /// Setting refuses missing and unexpected tensors.
+  /// Setting rejects missing and unexpected tensors.
   bool strict = true;
-  /// Setting takes whole tensors of rank 0 and sends them to the others, whose
-  /// StateDicts are not looked at. Needs full_state_dict.
+  /// Setting takes full tensors from rank 0 and broadcasts them. The StateDicts
+  /// of the other ranks are ignored. Requires full_state_dict.
   bool broadcast_from_rank0 = false;
-  /// Buffers that are computed and not learned: what PyTorch calls not
-  /// persistent. Never got nor set.
+  /// The names of buffers that are computed rather than learned (PyTorch's
+  /// non-persistent buffers). They are neither returned nor set.
   std::set<std::string> ignore = {};
-  /// Of all ranks. None: the root of the mesh that the module's DTensors lie
-  /// on; a module without any then belongs to this rank alone, and its tensors
-  /// stay plain.
+  /// The mesh of all ranks. The default is the root of the mesh of the module's
+  /// DTensors. Without either, the module belongs to this rank alone, and its
+  /// tensors stay plain.
   std::optional<mesh::DeviceMesh> mesh = std::nullopt;
 };
 
-/// What a set found on one side only.
+/// The keys that set_state_dict() found on one side only.
 struct IncompatibleKeys {
   std::vector<std::string> missing_keys;
   std::vector<std::string> unexpected_keys;
@@ -54,60 +55,62 @@ struct IncompatibleKeys {
 using Submodules = std::vector<const torch::nn::Module*>;
 using Optimizers = std::vector<torch::optim::Optimizer*>;
 
-/// Parameters and buffers by name, as checkpoint::save() takes them: DTensors
-/// on the mesh that share the module's memory. With full_state_dict or
-/// cpu_offload they are copies. `submodules`: only what belongs to those.
+/// Returns parameters and buffers by name, as checkpoint::save() takes them:
+/// DTensors on the mesh that share the module's memory. With full_state_dict or
+/// cpu_offload they are copies. If `submodules` is not empty, returns only
+/// their tensors.
 /// Collective: with full_state_dict all ranks of the mesh; blocks.
-/// Throws: c10::ValueError for a submodule that is none, and if without
-/// prefixes two tensors get one name.
+/// Throws: c10::ValueError if a submodule is not part of the module, or if two
+/// tensors get the same name without prefixes.
 dtensor::StateDict get_model_state_dict(
     const torch::nn::Module& module,
     const StateDictOptions& options = {},
     const Submodules& submodules = {});
 
-/// What the optimizers know of the module's parameters, by name:
+/// Returns the optimizers' state of the module's parameters, by name:
 /// `state.<fqn>.exp_avg`, `param_groups.<fqn>.lr`, ...; see
-/// dtensor/nn/optimizer_state.h. State that an optimizer has not made yet is
-/// made now, as its first step would. Numbers are copies. Collective: all ranks
-/// of the mesh with full_state_dict, or where an optimizer's state is divided
-/// over ranks; blocks. Throws: as dtensor::optimizer_state_dict();
-/// c10::ValueError if two optimizers have a parameter in common, or there is
-/// none.
+/// dtensor/nn/optimizer_state.h. State that an optimizer has not created yet is
+/// created now, as its first step would. Numbers are copies.
+/// Collective: all ranks of the mesh with full_state_dict, or if an optimizer's
+/// state is sharded over ranks; blocks.
+/// Throws: like dtensor::optimizer_state_dict(); c10::ValueError if two
+/// optimizers share a parameter, or if there is no optimizer.
 dtensor::StateDict get_optimizer_state_dict(
     const torch::nn::Module& module,
     const Optimizers& optimizers,
     const StateDictOptions& options = {});
 
-/// The model's and the optimizers'.
-/// Collective: as both.
+/// Returns the state of the model and of the optimizers.
+/// Collective: like get_model_state_dict() and get_optimizer_state_dict().
 std::pair<dtensor::StateDict, dtensor::StateDict> get_state_dict(
     const torch::nn::Module& module,
     const Optimizers& optimizers,
     const StateDictOptions& options = {});
 
-/// Copies values into the module's parameters and buffers, and converts their
-/// dtype as Tensor::copy_() does. Tensors may be DTensors, placed anyhow, or
-/// plain ones of the whole's sizes, which every rank has alike.
-/// Collective: all ranks of the mesh, tensors of the same names, sizes and
-/// placements; blocks.
-/// Throws: c10::ValueError, before anything changes and on all ranks, that
-/// lists all tensors which are missing or unexpected (if strict) or have
-/// another shape; if a tensor is not whole where it must be;
-/// mesh::DisagreementError if ranks differ in what they give.
+/// Copies values to the module's parameters and buffers, and converts their
+/// dtype like Tensor::copy_(). The tensors may be DTensors with any placements,
+/// or full plain tensors that are identical on all ranks.
+/// Collective: all ranks of the mesh, with tensors of identical names, sizes
+/// and placements; blocks.
+/// Throws: c10::ValueError, before anything changes and on all ranks, if
+/// tensors are missing or unexpected (with strict) or have another shape (all
+/// are listed), or if a tensor is not full where it must be;
+/// mesh::DisagreementError if the ranks' arguments differ.
 IncompatibleKeys set_model_state_dict(
     torch::nn::Module& module,
     const dtensor::StateDict& state,
     const StateDictOptions& options = {});
 
-/// The same for optimizers. Without `strict` state that is missing stays as it
-/// is. To be called before backward() or after step().
+/// Like set_model_state_dict(), for optimizers. Without `strict`, missing state
+/// keeps its values. Must be called before backward() or after step().
 IncompatibleKeys set_optimizer_state_dict(
     torch::nn::Module& module,
     const Optimizers& optimizers,
     const dtensor::StateDict& state,
     const StateDictOptions& options = {});
 
-/// Both; what the model's part lacks or has too much is in the result first.
+/// Sets both the model's and the optimizers' state. The result lists the
+/// model's keys first.
 IncompatibleKeys set_state_dict(
     torch::nn::Module& module,
     const Optimizers& optimizers,

@@ -14,35 +14,38 @@
 
 namespace weft::checkpoint {
 
-/// A chunk and whose it is.
+/// A chunk with its tensor.
 struct PlacedChunk {
   const std::string* key;
   const TensorRecord* tensor;
   const Chunk* chunk;
 };
 
-/// The chunks of each file. Lifetime: the manifest's.
+/// Returns the chunks of each file.
+/// Lifetime: the result is valid as long as `manifest`.
 std::map<std::string_view, std::vector<PlacedChunk>> chunks_by_file(
     const Manifest& manifest);
 
-/// A tensor file of a checkpoint, opened, whose size and header are what the
-/// manifest says. Without hashes, if the manifest is foreign.
+/// An open tensor file of a checkpoint, with size and header verified against
+/// the manifest. Hashes are not verified if the manifest has none.
 class CheckedFile {
  public:
-  /// Throws: CheckpointError naming folder and file, and where they differ.
+  /// Opens the file and verifies its size and header.
+  /// Throws: CheckpointError naming folder, file and the difference if they do
+  /// not match.
   CheckedFile(
       const Folder& folder,
       const Manifest& manifest,
       const std::string& name,
       const std::vector<PlacedChunk>& chunks);
 
-  /// Reads the piece of `chunk` that begins at `begin` bytes from its first to
-  /// `out`, whose size is the piece's. Returns what is wrong with it, as "byte
-  /// 4096: ...".
+  /// Reads the piece of `chunk` that begins at byte `begin` of the chunk to
+  /// `out`, which has the size of the piece. Returns an error as "byte 4096:
+  /// ...". Empty if the piece is valid.
   std::optional<std::string>
   read_piece(const Chunk& chunk, int64_t begin, std::span<std::byte> out) const;
 
-  /// Of the header: what the constructor has read.
+  /// The bytes of the header, which the constructor has read.
   int64_t header_bytes() const { return header_bytes_; }
 
  private:

@@ -16,56 +16,58 @@
 
 namespace weft::checkpoint {
 
-/// A piece of a tensor to be written.
+/// A box of a tensor to write.
 struct FileTensor {
   std::string key;
-  /// Where `data` lies in the whole tensor.
+  /// The position of `data` in the full tensor.
   std::vector<int64_t> offset;
   std::vector<int64_t> global_shape;
-  /// Contiguous, on the CPU, not empty.
+  /// The values: contiguous, on the CPU, not empty.
   at::Tensor data;
 };
 
 struct WriteOptions {
   int64_t step = 0;
   int64_t piece_bytes = kDefaultPieceBytes;
-  /// On the disk when the call returns.
+  /// Blocks until the file is on the disk.
   bool sync = true;
-  /// SHA-256 of the header and of every piece, beside XXH3.
+  /// Stores a SHA-256 of the header and of every piece in addition to XXH3.
   bool sha256 = false;
-  /// Slows the writing down; none: as fast as it goes.
+  /// Limits the write rate. Null means no limit.
   RateLimiter* rate_limiter = nullptr;
 };
 
 struct WrittenFile {
   std::string name;
   FileRecord record;
-  /// Key and chunk of each tensor.
+  /// The key and chunk of each tensor.
   std::vector<std::pair<std::string, Chunk>> chunks;
 };
 
-/// "shard-00003-00000.safetensors": the first, second... file of a writer.
+/// Returns the name of the file with `index` (from 0) of a writer:
+/// "shard-00003-00000.safetensors".
 std::string tensor_file_name(int64_t writer, int64_t index);
 
 /// Writes a safetensors file into `folder`, in one pass over the tensors and
-/// without copying them, and hashes on the way. `tensors` has no key twice, and
-/// is not empty.
-/// Throws: std::system_error with path and errno; mesh::UsageError for what the
-/// format cannot hold (a dtype, a name, too many dims).
+/// without copying them, and computes the hashes meanwhile. `tensors` must not
+/// be empty or have a key twice.
+/// Throws: std::system_error with path and errno; mesh::UsageError if the
+/// format cannot represent a tensor (its dtype, its name, too many dims).
 WrittenFile write_tensor_file(
     const Folder& folder,
     const std::string& name,
     const std::vector<FileTensor>& tensors,
     const WriteOptions& options = {});
 
-/// Reads chunks of one checkpoint and verifies what it reads: the size and
-/// header of a file when it is first touched, and every piece before any byte
-/// of it is handed out. For one thread at a time; take one for each thread.
-/// Lifetime: `folder` and `manifest` must outlive it.
+/// Reads and verifies chunks of one checkpoint: the size and header of a file
+/// at the first access, and every piece before any byte of it is returned. Not
+/// thread-safe; use one reader per thread.
+/// Lifetime: `folder` and `manifest` must outlive this object.
 class ChunkReader {
  public:
-  /// `cached_pieces`: how many partly used pieces are remembered, so that rows
-  /// of a column shard do not read their piece again.
+  /// `cached_pieces` is the number of partly used pieces that are cached, so
+  /// that reading the rows of a column shard does not read the same piece
+  /// again.
   ChunkReader(
       const Folder& folder,
       const Manifest& manifest,
@@ -73,11 +75,11 @@ class ChunkReader {
   ChunkReader(ChunkReader&&) noexcept;
   ~ChunkReader();
 
-  /// Copies bytes [begin, end) of `chunk`, counted from its first, to `out`,
-  /// which has that size. Pieces that lie wholly inside are read straight into
-  /// `out`.
+  /// Copies bytes [begin, end) of `chunk`, relative to its start, to `out`,
+  /// which has that size. Pieces that lie entirely inside the range are read
+  /// directly into `out`.
   /// Throws: CheckpointError naming folder, file, tensor, offset and both
-  /// hashes. `out` is undefined then.
+  /// hashes if the data is damaged. `out` is then undefined.
   void read(
       const std::string& tensor,
       const Chunk& chunk,
@@ -86,15 +88,15 @@ class ChunkReader {
       std::span<std::byte> out);
 
   /// Copies the box of `tensor` at `offset` with `shape` to `out`, row-major,
-  /// from all chunks that it meets; reads nothing else.
-  /// Throws: as read(); CheckpointError if there is no such tensor.
+  /// from all chunks that overlap it. Reads nothing else.
+  /// Throws: like read(); CheckpointError if the tensor does not exist.
   void read_box(
       const std::string& tensor,
       const std::vector<int64_t>& offset,
       const std::vector<int64_t>& shape,
       std::span<std::byte> out);
 
-  /// Bytes that have come from files, headers included.
+  /// Returns the bytes read from files, including headers.
   int64_t bytes_read() const;
 
  private:

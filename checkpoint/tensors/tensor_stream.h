@@ -13,35 +13,38 @@
 
 namespace weft::checkpoint {
 
-/// A piece of a tensor to be written, whose bytes come later.
+/// A box of a tensor to write, whose bytes are supplied later.
 struct StreamedTensor {
   std::string key;
   at::ScalarType dtype = at::ScalarType::Float;
-  /// Of the piece, and where it lies in the whole tensor.
+  /// The shape of the box, and its position in the full tensor.
   std::vector<int64_t> shape;
   std::vector<int64_t> offset;
   std::vector<int64_t> global_shape;
 };
 
-/// Writes what write_tensor_file() writes of tensors that do not fit in memory:
-/// one piece (WriteOptions::piece_bytes) of them is held.
+/// Writes the file that write_tensor_file() would write, for tensors that do
+/// not fit in memory. Holds one piece (WriteOptions::piece_bytes) at a time.
 class TensorStream {
  public:
-  /// Makes the file, takes its room on the disk and writes its header.
-  /// Throws: as write_tensor_file().
+  /// Creates the file, reserves its space on the disk and writes its header.
+  /// Throws: like write_tensor_file().
   TensorStream(
       const Folder& folder,
       std::string name,
       const std::vector<StreamedTensor>& tensors,
       const WriteOptions& options);
 
-  /// Indices of `tensors` in the order in which their bytes must come.
+  /// Returns the indices of `tensors` in the order in which their bytes must be
+  /// appended.
   const std::vector<size_t>& order() const { return order_; }
 
-  /// The next bytes; may end inside of a tensor, and not go beyond its end.
+  /// Appends the next bytes. They may end inside of a tensor, but must not
+  /// exceed the last tensor.
   void append(std::span<const std::byte> bytes);
 
-  /// All bytes have come. Throws: std::system_error with path and errno.
+  /// Completes the file. All bytes must have been appended.
+  /// Throws: std::system_error with path and errno.
   WrittenFile finish();
 
  private:
@@ -57,8 +60,8 @@ class TensorStream {
   std::vector<std::byte> piece_;
 };
 
-/// Goes through a row-major tensor of `shape` in boxes of at most `max_bytes`,
-/// one run of its bytes each, from the first to the last.
+/// Visits a row-major tensor of `shape` in order, as boxes of at most
+/// `max_bytes` that are each one contiguous range of its bytes.
 void for_each_run(
     const std::vector<int64_t>& shape,
     int64_t item_bytes,

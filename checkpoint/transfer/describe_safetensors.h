@@ -7,19 +7,18 @@
 
 namespace weft::checkpoint {
 
-/// Describes safetensors files that have no manifest of Weft's: a folder as
-/// PyTorch's HuggingFaceStorageWriter leaves it (sharded, where each file says
-/// in DCP_SHARDING_INFO where its pieces lie, or consolidated), a folder of a
-/// Hugging Face model, or the folder of a single file. Keys are the files' own.
-/// The result's `has_no_hashes` is true: there are no hashes, so what is read
-/// is checked for size and place only.
-/// Throws: CheckpointError naming file, tensor and offset: headers that break a
-/// rule of the format, pieces that leave a hole or overlap, a file that an
-/// index names and that is not there; mesh::UsageError if there is no
-/// safetensors file.
+/// Describes safetensors files without a manifest of Weft: a folder written by
+/// PyTorch's HuggingFaceStorageWriter (sharded, where DCP_SHARDING_INFO gives
+/// the positions of each file's pieces, or consolidated), the folder of a
+/// Hugging Face model, or the folder of a single file. The keys are the names
+/// in the files. The result has has_no_hashes set, so data that is read is
+/// checked for size and position only.
+/// Throws: CheckpointError naming file, tensor and offset if a header violates
+/// the format, pieces leave a gap or overlap, or a file named by an index is
+/// missing; mesh::UsageError if the folder has no safetensors file.
 Manifest describe_safetensors(const Folder& folder);
 
-/// The same of one file of `folder`.
+/// Like describe_safetensors(folder), for one file of `folder`.
 Manifest describe_safetensors(const Folder& folder, const std::string& file);
 
 } // namespace weft::checkpoint

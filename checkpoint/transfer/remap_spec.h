@@ -10,15 +10,17 @@
 
 namespace weft::checkpoint {
 
-/// How a tensor of a checkpoint lies on another mesh.
+/// The placements of a tensor of a checkpoint on another mesh.
 struct RemappedSpec {
   dtensor::DTensorSpec spec;
-  /// Why it is not the tensor's own placements; empty: it is.
+  /// The reason why the tensor's placements were changed. Empty if they were
+  /// kept.
   std::string note = {};
 };
 
-/// `mesh` has at least the dims of the tensor's mesh, see ReshardOptions.
-/// Throws: mesh::UsageError naming the tensor if it has not.
+/// Maps a tensor's placements to `mesh`, which must have the dims of the
+/// tensor's mesh; see ReshardOptions.
+/// Throws: mesh::UsageError naming the tensor if `mesh` lacks a dim.
 RemappedSpec remap_spec(
     const std::string& name,
     const TensorRecord& tensor,

@@ -14,18 +14,20 @@ namespace weft::checkpoint {
 /// Mesh dims with their sizes, in order.
 using MeshSizes = std::vector<std::pair<std::string, int64_t>>;
 
-/// Reads "dp=1,tp=4" or "dp=1 tp=4".
-/// Throws: mesh::UsageError saying what is wrong with it.
+/// Parses "dp=1,tp=4" or "dp=1 tp=4".
+/// Throws: mesh::UsageError if the text is invalid.
 MeshSizes parse_mesh_sizes(std::string_view text);
 
 struct ReshardOptions {
-  /// The mesh to cut for. Has the dims of every tensor's mesh by name and in
-  /// their order; over one that a tensor's mesh lacks it is replicated.
+  /// The mesh to shard for. Must have the dims of every tensor's mesh, by name
+  /// and in the same order. A tensor is replicated over a dim that its own mesh
+  /// lacks.
   MeshSizes mesh;
   bool sync = true;
-  /// SHA-256 of every piece, beside XXH3.
+  /// Stores a SHA-256 of every piece in addition to XXH3.
   bool sha256 = false;
-  /// The source must have this HMAC, and the result gets it. Empty: none.
+  /// The key of the HMAC that the source must have and that the result gets.
+  /// Empty disables the HMAC.
   std::string hmac_key = {};
   Progress progress = {};
 };
@@ -35,24 +37,24 @@ struct Resharded {
   std::filesystem::path path;
   int64_t tensors = 0;
   int64_t files = 0;
-  /// Of the files.
+  /// The bytes of the files.
   int64_t bytes = 0;
-  /// Tensors that could not keep their placements, and why.
+  /// The tensors that could not keep their placements, with the reasons.
   std::vector<std::string> notes;
 };
 
-/// Writes the checkpoint `step_folder` again, `checkpoints`/step-<the same>,
-/// cut as ranks of another mesh would have saved it: each tensor keeps its
-/// placements, of which StridedShards count the new parts. State and layout are
-/// carried over. One process, no communication; verifies what it reads, and
-/// holds a few MiB at a time. What is cut along columns is read once a part.
-///
-/// A tensor that was on no mesh is replicated, as is one whose placements are
-/// not understood; a Shard of given sizes becomes one of equal parts where they
+/// Rewrites the checkpoint `step_folder` as `checkpoints`/step-<step>, sharded
+/// as the ranks of another mesh would have saved it. Each tensor keeps its
+/// placements; split factors of StridedShards are adapted to the new mesh.
+/// State and layout are copied. Runs in one process without communication,
+/// verifies the data that it reads, and holds a few MiB at a time. A tensor
+/// sharded along columns is read once per part.
+/// A tensor that was on no mesh, or whose placements cannot be parsed, is
+/// replicated; a Shard of given sizes becomes one of equal parts if the sizes
 /// do not fit.
-/// Throws: mesh::UsageError if the mesh lacks a dim of a tensor's mesh, is of
-/// more than 65,536 ranks, or the step exists; CheckpointError if the source is
-/// damaged; std::system_error with path and errno.
+/// Throws: mesh::UsageError if the mesh lacks a dim of a tensor's mesh or has
+/// more than 65,536 ranks, or if the step exists; CheckpointError if the source
+/// is damaged; std::system_error with path and errno.
 Resharded reshard(
     const std::filesystem::path& step_folder,
     const std::filesystem::path& checkpoints,

@@ -24,39 +24,40 @@ struct StepOptions {
   int64_t sequence_parallel = 1;
   int64_t threads = 1;
   double bucket_mb = 25;
-  /// "ddp", or "fsdp": the dp ranks are mesh.dp_shard's.
+  /// "ddp" or "fsdp". With "fsdp" the dp ranks are those of mesh.dp_shard.
   std::string engine = "ddp";
-  /// Every other `join` steps run inside a Join, the rest without; 0: none do.
+  /// Runs groups of this many steps inside and outside a Join, alternately. 0
+  /// means no Join.
   int64_t join = 0;
-  /// So many steps with tp.async off, so many on, so many auto, and again; 0:
-  /// all auto.
+  /// Runs groups of this many steps with tp.async off, on and auto, in
+  /// rotation. 0 means auto for all steps.
   int64_t async_tp = 0;
   std::string comm = "auto";
   std::string device = "cpu";
   std::string dtype = "float32";
-  /// The recipe's key: "auto", "libtorch" or "onednn".
+  /// The value of the recipe key: "auto", "libtorch" or "onednn".
   std::string products = "auto";
 };
 
-/// Does the peer script's work: random tokens, mean loss, backward, AdamW
-/// without clipping, the loss read each step. On rank 0 returns one line of
-/// JSON with the peer's keys, and how long each phase of the start took;
-/// nothing on the others.
+/// Does the work of the peer script: random tokens, mean loss, backward, AdamW
+/// without clipping, with the loss read in each step. On rank 0 returns one
+/// line of JSON with the peer's keys and the time of each phase of the start;
+/// nothing on the other ranks.
 /// Collective: dp * tp ranks.
 /// Throws: mesh::UsageError if the device cannot be used.
 std::optional<std::string> run_step(const StepOptions& options);
 
-/// Takes one training step and says how long each phase from the launch to the
-/// end of that step took (`start_s`, rank 0's) and all of them together
-/// (`first_step_s`, under the peer's name). A process starts only once: for a
-/// median, launch it again. One line of JSON on rank 0, nothing on others.
+/// Runs one training step and returns the time of each phase from the launch to
+/// the end of that step (`start_s` of rank 0) and their sum (`first_step_s`,
+/// the peer's name). A process starts only once, so a median needs several
+/// launches. One line of JSON on rank 0, nothing on the others.
 /// Collective: dp * tp ranks.
 /// Throws: mesh::UsageError if the device cannot be used.
 std::optional<std::string> run_startup(StepOptions options);
 
-/// The arguments of bench/peer/checkpoint.py, and what it leaves to defaults.
+/// The arguments of bench/peer/checkpoint.py, and its constants.
 struct CheckpointOptions {
-  /// Is made, used and deleted.
+  /// The scratch folder. It must not exist and is deleted afterwards.
   std::string folder;
   int64_t mb = 768;
   int64_t threads = 1;
@@ -85,10 +86,10 @@ struct CheckpointOptions {
 std::optional<std::string> run_checkpoint(const CheckpointOptions& options);
 
 struct CollectiveOptions {
-  /// Names of Communicator's methods; empty: all that are measured.
+  /// Names of Communicator's methods. Empty means all that are measured.
   std::vector<std::string> ops;
-  /// Bytes of a rank's largest tensor: what all_gather gives, what
-  /// reduce_scatter takes. Empty: 1 KiB to 64 MiB, in steps of four.
+  /// The bytes of a rank's largest tensor: the output of all_gather, the input
+  /// of reduce_scatter. Empty means 1 KiB to 64 MiB in steps of four.
   std::vector<uint64_t> sizes;
   /// "auto" (every transport in turn), "gloo" or "shm".
   std::string backend = "auto";
@@ -101,13 +102,13 @@ struct CollectiveOptions {
 const std::vector<std::string>& collective_names();
 
 /// Times collectives over all ranks of the job, on each transport in turn in
-/// the same processes. On rank 0 one line of JSON: for each op and size the
-/// median, least and most microseconds of a call over the rounds, each round
-/// the slowest rank's, and, with both transports, how many times gloo's time
-/// shm's is. Nothing on other ranks.
-/// Collective: all ranks of the job, at least two, of one host.
-/// Throws: mesh::UsageError for one rank, several hosts, or a transport that
-/// cannot be had.
+/// the same processes. On rank 0 returns one line of JSON: for each op and size
+/// the median, minimum and maximum of the time of a call in microseconds over
+/// the rounds, each that of the slowest rank, and, with both transports, the
+/// ratio of gloo's time to shm's. Nothing on the other ranks.
+/// Collective: all ranks of the job, at least two, on one host.
+/// Throws: mesh::UsageError for one rank, several hosts, or a transport that is
+/// not available.
 std::optional<std::string> run_collective(const CollectiveOptions& options);
 
 /// A model of `layers` square linear layers without bias.
@@ -117,14 +118,14 @@ struct DeferredMemoryOptions {
   int64_t threads = 1;
 };
 
-/// What the rank that grew most needed.
+/// The memory of the rank with the largest growth.
 struct DeferredMemory {
   int64_t rank = 0;
   int64_t world_size = 0;
   int64_t model_bytes = 0;
-  /// One rank's part of the model.
+  /// The size of one rank's part of the model.
   int64_t shard_bytes = 0;
-  /// Growth of the process's peak resident memory.
+  /// The growth of the process's peak resident memory.
   int64_t growth_bytes = 0;
 
   double ratio() const {
@@ -132,21 +133,21 @@ struct DeferredMemory {
   }
 };
 
-/// Builds the model inside DeferredInit, cuts every weight over all ranks,
-/// materializes it, and measures how far the peak of the resident memory rose
-/// above what was there before.
+/// Builds the model in DeferredInit, shards every weight over all ranks,
+/// materializes it, and measures how far the peak resident memory rose.
 /// Collective: all ranks of the launched world.
 DeferredMemory measure_deferred_memory(const DeferredMemoryOptions& options);
 
-/// The same as one line of JSON on rank 0, nothing on the others.
+/// Returns measure_deferred_memory() as one line of JSON on rank 0, nothing on
+/// the others.
 /// Collective: all ranks of the launched world.
 std::optional<std::string> run_deferred_memory(
     const DeferredMemoryOptions& options);
 
-/// Times ops on small DTensors against the same ops on plain tensors, in turn,
-/// on one thread: `<op>_local_us` and `<op>_dtensor_us`, medians in
-/// microseconds, under the names that bench/peer/dispatch.py uses. One line of
-/// JSON. `only` leaves out all but one, e.g. "mm_grad", for a profiler.
+/// Times ops on small DTensors and on plain tensors, alternately, on one
+/// thread: `<op>_local_us` and `<op>_dtensor_us`, medians in microseconds, with
+/// the names of bench/peer/dispatch.py. Returns one line of JSON. `only`
+/// selects one op, e.g. "mm_grad", for a profiler.
 std::string run_dispatch(const std::string& only = {});
 
 /// Times the matrix products of a training step of run_step()'s model on one
@@ -161,22 +162,22 @@ std::string run_dispatch(const std::string& only = {});
 ///     out), us by library.
 std::string run_matmul(const StepOptions& options);
 
-/// Times random ops on DTensors, whose numbers do not depend on the mesh,
-/// against libtorch's generator filling as many elements of a plain tensor, in
-/// turn, on one thread: `<op>_local_us`, `<op>_dtensor_us`, medians in
-/// microseconds. One line of JSON.
+/// Times random ops on DTensors, whose numbers do not depend on the mesh, and
+/// libtorch's generator filling as many elements of a plain tensor,
+/// alternately, on one thread: `<op>_local_us` and `<op>_dtensor_us`, medians
+/// in microseconds. Returns one line of JSON.
 std::string run_random();
 
 /// Times redistributions of 1 MB and 64 MB over all ranks of the job:
-/// `<from>_to_<to>_<size>mb_us`, medians in microseconds, under the names that
-/// bench/peer/redistribute.py uses. One line of JSON on rank 0, nothing on
+/// `<from>_to_<to>_<size>mb_us`, medians in microseconds, with the names of
+/// bench/peer/redistribute.py. One line of JSON on rank 0, nothing on the
 /// others.
 /// Collective: all ranks of the job.
 std::optional<std::string> run_redistribute();
 
 /// The flags of bench/peer/reducer.py, with its defaults.
 struct ReducerOptions {
-  /// Of the square linear layers, each of which has a weight and a bias.
+  /// The widths of the square linear layers, each with a weight and a bias.
   std::vector<int64_t> widths{64, 256};
   int64_t layers = 100;
   int64_t batch = 32;
@@ -184,25 +185,25 @@ struct ReducerOptions {
   int64_t warmup = 10;
   int64_t threads = 1;
   double bucket_mb = 25;
-  /// zero_grad() keeps the gradients' memory instead of giving it up, which is
-  /// its default.
+  /// Makes zero_grad() keep the gradients' memory. By default it frees it.
   bool keep_gradients = false;
 };
 
-/// Times backward of a stack of linear layers with DDP over all ranks against
-/// plain backward of the same model, in turn: `w<width>_plain_ms` and
-/// `w<width>_ddp_ms`, medians, and `w<width>_ratio`, the median of each round's
-/// ratio. One line of JSON on rank 0; nothing on the others.
+/// Times backward of a stack of linear layers with DDP over all ranks and plain
+/// backward of the same model, alternately: `w<width>_plain_ms` and
+/// `w<width>_ddp_ms`, medians, and `w<width>_ratio`, the median of the rounds'
+/// ratios. One line of JSON on rank 0, nothing on the others.
 /// Collective: all ranks of the job.
 std::optional<std::string> run_reducer(const ReducerOptions& options);
 
-/// A Llama's shape, and the mesh it is imagined on; by default 405 billion
-/// parameters on 16,384 ranks.
+/// The shape of a Llama and its mesh. The default has 405 billion parameters on
+/// 16,384 ranks.
 struct SavePlanOptions {
   int64_t ranks = 16384;
   int64_t dp = 2048;
   int64_t tp = 8;
-  /// The moments are cut over so many data-parallel ranks; 1: not at all.
+  /// The number of data-parallel ranks over which the moments are sharded. 1
+  /// means not sharded.
   int64_t zero = 1;
   int64_t layers = 126;
   int64_t dim = 16384;
@@ -210,7 +211,7 @@ struct SavePlanOptions {
   int64_t heads = 128;
   int64_t kv_heads = 8;
   int64_t vocab = 128256;
-  /// Where the manifest is written; empty: the system's temporary folder.
+  /// The folder of the manifest. Empty means the system's temporary folder.
   std::string folder = {};
 };
 

@@ -10,7 +10,7 @@
 
 namespace weft::recipes::bench {
 
-/// Microseconds that one of `calls` calls of `op` takes.
+/// Returns the time of one of `calls` calls of `op` in microseconds.
 template <class Op>
 double microseconds(const Op& op, int calls = 1) {
   const auto start = std::chrono::steady_clock::now();
@@ -30,13 +30,13 @@ inline double median(std::vector<double> values) {
                                 : (values[middle - 1] + values[middle]) / 2;
 }
 
-/// To a multiple of 1 / `digits`, e.g. 1e2: two decimals.
+/// Rounds to a multiple of 1 / `digits`: 1e2 keeps two decimals.
 inline double rounded(double value, double digits) {
   return std::round(value * digits) / digits;
 }
 
-/// A line of /proc/self/status, "VmRSS" or "VmHWM". Units: bytes; 0 if it has
-/// none of that name.
+/// Returns a value of /proc/self/status, "VmRSS" or "VmHWM", in bytes. 0 if
+/// there is none of that name.
 inline int64_t status_bytes(const std::string& name) {
   std::ifstream status("/proc/self/status");
   std::string word;
@@ -50,7 +50,7 @@ inline int64_t status_bytes(const std::string& name) {
   return 0;
 }
 
-/// Makes "VmHWM" what is resident now.
+/// Resets "VmHWM" to the current resident memory.
 inline void reset_peak() {
   std::ofstream("/proc/self/clear_refs") << "5";
 }

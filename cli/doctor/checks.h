@@ -5,17 +5,17 @@
 
 namespace weft::recipes {
 
-/// Something that a run depends on, as this host has it.
+/// A requirement of a run and its state on this host.
 struct Check {
-  /// "cpu", "shared memory", ...
+  /// The name: "cpu", "shared memory", ...
   std::string name;
   std::string value;
-  /// What would not work, and the way out; empty: nothing.
+  /// The problem and how to solve it. Empty if there is none.
   std::string problem;
 };
 
-/// Versions, devices, memory, limits and what ranks talk through, tried where
-/// trying is cheap. Opens CUDA only where there is a device of NVIDIA's.
+/// Checks versions, devices, memory, limits and transports, and tests them if
+/// that is cheap. Opens CUDA only if there is an NVIDIA device.
 std::vector<Check> check_host();
 
 } // namespace weft::recipes

@@ -8,23 +8,23 @@
 
 namespace weft::recipes {
 
-/// What goes with an estimate when it is shown.
+/// The context in which an estimate is shown.
 struct EstimateContext {
   const Recipe& recipe;
-  /// null: nothing was measured.
+  /// The measurements of a run. Null if there are none.
   const MeasuredRun* measured = nullptr;
-  /// Of over_budget().
+  /// The result of over_budget().
   std::vector<std::string> over_budget = {};
-  /// E.g. that a data file is not there.
+  /// Notes, e.g. that a data file does not exist.
   std::vector<std::string> notes = {};
 };
 
-/// Memory, links and collectives as tables.
+/// Formats memory, links and collectives as tables.
 std::string to_text(
     const StepEstimate& estimate,
     const EstimateContext& context);
 
-/// The same in one line of JSON, with all digits.
+/// Formats the same as one line of JSON with all digits.
 std::string to_json(
     const StepEstimate& estimate,
     const EstimateContext& context);

@@ -7,9 +7,9 @@
 
 namespace weft::recipes {
 
-/// Counts the bytes that tensors of the meta device would take, from its
-/// construction on. One at a time in a process, whose meta tensors it all
-/// counts. Lifetime: outlives the tensors made while it lives.
+/// Counts the bytes that tensors on the meta device would use, from its
+/// construction on. One per process, because it counts all meta tensors.
+/// Lifetime: must outlive the tensors created during its lifetime.
 class MemoryMeter {
  public:
   MemoryMeter();
@@ -18,7 +18,7 @@ class MemoryMeter {
   ~MemoryMeter();
 
   int64_t live_bytes() const;
-  /// The most that was live since the last reset.
+  /// Returns the peak since the last reset.
   int64_t peak_bytes() const;
   void reset_peak();
 

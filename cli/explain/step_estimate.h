@@ -10,23 +10,23 @@
 
 namespace weft::recipes {
 
-/// Collectives of a step that differ in nothing but the layer and the
-/// micro-batch.
+/// Collectives of a step that differ only in the layer and the micro-batch.
 struct CollectiveGroup {
   /// "forward", "backward" or "update" (loss, gradient norm).
   std::string phase;
   std::string op;
   std::string mesh_dim;
   int64_t ranks = 0;
-  /// What the ledger calls it, numbers of layers and buckets as "*".
+  /// The name in the flight recorder, with the numbers of layers and buckets as
+  /// "*".
   std::string name;
   bool is_implicit = false;
-  /// Of the redistribution that it is; empty if of none.
+  /// The redistribution that it belongs to. Empty if none.
   std::string from;
   std::string to;
   std::string cheaper;
   int64_t count = 0;
-  /// Of all of them.
+  /// The sum over all of them.
   int64_t bytes = 0;
   int64_t max_bytes = 0;
   double estimated_us = 0;
@@ -34,22 +34,23 @@ struct CollectiveGroup {
   bool operator==(const CollectiveGroup&) const = default;
 };
 
-/// What one rank holds. Unit: bytes.
+/// The memory of one rank.
+/// Unit: bytes.
 struct MemoryEstimate {
   int64_t parameters = 0;
-  /// Rotary tables and the like.
+  /// Computed tensors such as rotary tables.
   int64_t buffers = 0;
-  /// In the buckets that they are reduced in.
+  /// The gradients, in the buckets in which they are reduced.
   int64_t gradients = 0;
   int64_t optimizer = 0;
-  /// Where parameters are sharded: of units that are gathered at once.
+  /// With sharded parameters: units that are gathered at the same time.
   int64_t unsharded = 0;
-  /// The messages of such units: what is gathered, and gradients on their way.
+  /// The messages of such units: gathered data and gradients in flight.
   int64_t reduction_buffers = 0;
-  /// What forward keeps for backward.
+  /// The activations that forward saves for backward.
   int64_t saved_activations = 0;
-  /// The most that forward and backward hold beside all that; where
-  /// parameters are sharded, what is left at the peak of all together.
+  /// The peak of forward and backward in addition to the above; with sharded
+  /// parameters, the remainder at the joint peak.
   int64_t peak_activations = 0;
 
   int64_t total() const {
@@ -58,7 +59,7 @@ struct MemoryEstimate {
   }
 };
 
-/// What a mesh dim's links are taken to be.
+/// The assumed link of a mesh dim.
 struct LinkEstimate {
   std::string mesh_dim;
   int64_t ranks = 0;
@@ -66,14 +67,14 @@ struct LinkEstimate {
   mesh::LinkCost cost;
 };
 
-/// One training step of a recipe on rank 0, as if the others were there.
+/// One training step of a recipe on rank 0 of a fake process group.
 struct StepEstimate {
   int64_t world_size = 0;
   int64_t parameter_count = 0;
   int64_t micro_batches = 0;
   MemoryEstimate memory;
   std::vector<LinkEstimate> links;
-  /// In the order of their first launch.
+  /// The collectives in the order of their first launch.
   std::vector<CollectiveGroup> collectives;
 
   int64_t collective_count() const;
@@ -83,19 +84,20 @@ struct StepEstimate {
 };
 
 struct EstimateOptions {
-  /// Ranks that share a host, neighbours; 0: 8 for CUDA, else all.
+  /// The number of consecutive ranks on a host. 0 means 8 for CUDA, otherwise
+  /// all.
   int64_t ranks_per_host = 0;
 };
 
-/// Runs steps of a validated recipe's real model, parallel plan and buckets in
-/// an imagined world, with tensors that have sizes and no data. Launches
-/// nothing, reads no data.
+/// Runs steps of the model, parallel plan and buckets of a validated recipe on
+/// a fake process group, with tensors on the meta device. Starts no processes
+/// and reads no data.
 StepEstimate estimate_step(
     const Recipe& recipe,
     const EstimateOptions& options = {});
 
-/// What a recipe's communication_budget does not allow, in words; empty if the
-/// step keeps to it.
+/// Describes the limits of a recipe's communication_budget that the step
+/// exceeds. Empty if there are none.
 std::vector<std::string> over_budget(
     const StepEstimate& estimate,
     const CommunicationBudgetConfig& budget);

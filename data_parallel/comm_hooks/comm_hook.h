@@ -13,50 +13,51 @@
 
 namespace weft::ddp {
 
-/// A bucket of gradients, as a comm hook sees it.
+/// A bucket of gradients as a comm hook sees it.
 struct GradBucket {
-  /// Position in the order of reduction, the same on all ranks.
+  /// The position in the order of reduction, identical on all ranks.
   size_t index = 0;
-  /// No bucket comes after it in this backward.
+  /// True for the last bucket of this backward.
   bool is_last = false;
-  /// All gradients of the bucket one behind the other. Shape [n], contiguous.
+  /// All gradients of the bucket, concatenated. Shape [n], contiguous.
   at::Tensor buffer;
-  /// Views of `buffer` with the shapes of the parameters on this rank.
+  /// Views of `buffer` with the local shapes of the parameters.
   std::vector<at::Tensor> gradients;
-  /// What this rank holds of the parameters; no part of a graph.
+  /// The local tensors of the parameters, detached.
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
-  /// The replicas over which to reduce.
+  /// The group of replicas over which to reduce.
   mesh::Communicator group;
 };
 
-/// A value to come. What then() adds runs in wait(), on the thread that waits,
-/// so that collectives of a second round are in the same order on all ranks.
+/// A future value. Functions added by then() run in wait() on the waiting
+/// thread, so that a second round of collectives has the same order on all
+/// ranks.
 class BucketFuture {
  public:
-  /// A value that is there.
+  /// Creates a future that is complete.
   explicit BucketFuture(at::Tensor value);
-  /// `value` once `work` is done.
+  /// Creates a future with `value`, complete when `work` is.
   BucketFuture(mesh::Work work, at::Tensor value);
   explicit BucketFuture(std::function<at::Tensor()> wait);
 
-  /// What `next` makes of the value.
+  /// Returns a future for the result of `next` on the value.
   BucketFuture then(std::function<at::Tensor(const at::Tensor&)> next) &&;
 
-  /// Once only.
+  /// Blocks and returns the value. Called once.
   at::Tensor wait();
 
  private:
   std::function<at::Tensor()> wait_;
 };
 
-/// Replaces the reduction of buckets, e.g. by one that moves fewer bytes. Hooks
-/// that wrap others stack.
+/// Replaces the reduction of buckets, e.g. by one that sends fewer bytes. Hooks
+/// can wrap other hooks.
 /// Source: torch/nn/parallel/distributed.py, register_comm_hook;
 /// torch/csrc/distributed/c10d/comm.hpp.
 class CommHook {
  public:
-  /// Tensors of this rank, e.g. PowerSGD's errors, by name.
+  /// The hook's tensors on this rank by name, e.g. PowerSGD's errors.
   using State = std::map<std::string, at::Tensor>;
 
   CommHook() = default;
@@ -64,34 +65,35 @@ class CommHook {
   CommHook& operator=(const CommHook&) = delete;
   virtual ~CommHook() = default;
 
-  /// As in messages, e.g. "powerSGD_hook".
+  /// The name in messages, e.g. "powerSGD_hook".
   virtual std::string name() const = 0;
 
-  /// Whether the result is divided by the size of the group already. If not,
-  /// DDP divides it.
+  /// Returns true if the result is already divided by the size of the group. If
+  /// false, DDP divides it.
   virtual bool divides() const = 0;
 
-  /// Starts the reduction of a bucket; the result has the shape and dtype of
+  /// Starts the reduction of a bucket. The result has the shape and dtype of
   /// `bucket.buffer`, which the hook may overwrite.
-  /// Collective: over bucket.group, buckets in their order; what the future
-  /// runs too.
+  /// Collective: over bucket.group, in the order of buckets, including
+  /// collectives of the future.
   virtual BucketFuture run(const GradBucket& bucket) = 0;
 
-  /// Buckets were made anew: what is kept of single buckets is void.
+  /// Called when buckets were rebuilt. State of single buckets is invalid then.
   virtual void on_rebuilt_buckets() {}
 
-  /// Whether register_comm_hook() may try the hook on a small bucket, to see
-  /// that divides() is true. Not for those that keep a state of what they see.
+  /// Returns true if register_comm_hook() may run the hook on a small bucket to
+  /// verify divides(). False for hooks that store what they see.
   virtual bool can_be_tried() const { return true; }
 
-  /// Everything that a resumed run needs to go on exactly; on_rebuilt_buckets()
-  /// is not called where the layout of buckets was resumed too.
+  /// Returns all state that a resumed run needs for identical results.
+  /// on_rebuilt_buckets() is not called if the layout of buckets was resumed
+  /// too.
   virtual State state_dict() const { return {}; }
-  /// Throws: c10::ValueError naming an entry that is missing or does not fit.
+  /// Throws: c10::ValueError naming an entry that is missing or does not match.
   virtual void load_state_dict(const State& state);
 };
 
-/// A function as a hook.
+/// Creates a hook from a function.
 std::shared_ptr<CommHook> make_comm_hook(
     std::string name,
     bool divides,

@@ -8,32 +8,31 @@
 
 namespace weft::ddp {
 
-/// Averages the bucket: what DDP does without a hook.
+/// Averages the bucket, as DDP does without a hook.
 /// Source: torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py.
 std::shared_ptr<CommHook> allreduce_hook();
 
-/// Sums the bucket; DDP divides.
+/// Sums the bucket; DDP divides it.
 /// Source: torch/csrc/distributed/c10d/default_comm_hooks.hpp,
 /// _AllReduceBySumCommHook.
 std::shared_ptr<CommHook> all_reduce_by_sum();
 
-/// Leaves every replica its own gradients, to see how fast training could be
-/// without communication. Replicas drift apart.
+/// Does not communicate: every replica keeps its own gradients, and replicas
+/// diverge. Measures how fast training could be without communication.
 /// Source: torch/distributed/algorithms/ddp_comm_hooks/debugging_hooks.py.
 std::shared_ptr<CommHook> noop_hook();
 
 /// Reduces in half precision: casts, divides by the size of the group, sums,
-/// casts back into the bucket. Half of float32's bytes. Float16 overflows
-/// above 65504, bfloat16 keeps 8 bits of each value.
-/// Throws, when run: c10::ValueError for a bucket that is not of real floating
-/// point.
+/// and casts back into the bucket. Sends half the bytes of float32. Float16
+/// overflows above 65504; BFloat16 keeps 8 bits of each value. Throws, when
+/// run: c10::ValueError for a bucket that is not real floating point.
 /// Source: torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py.
 std::shared_ptr<CommHook> fp16_compress_hook();
 std::shared_ptr<CommHook> bf16_compress_hook();
 
-/// Gives `inner` a bucket in half precision and casts its result back. Divides
-/// if `inner` does; state and names are `inner`'s.
-/// Throws: c10::ValueError if there is no `inner`.
+/// Passes the bucket to `inner` in half precision and casts its result back.
+/// divides(), state and names are those of `inner`.
+/// Throws: c10::ValueError if `inner` is null.
 std::shared_ptr<CommHook> fp16_compress_wrapper(
     std::shared_ptr<CommHook> inner);
 std::shared_ptr<CommHook> bf16_compress_wrapper(

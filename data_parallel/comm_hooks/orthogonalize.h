@@ -4,9 +4,9 @@
 
 namespace weft::ddp {
 
-/// Makes the columns of each matrix orthonormal, in place: with Gram-Schmidt
-/// up to two columns, with QR for more. Columns of zeros stay zeros in the
-/// first; `epsilon` is added to the norms there.
+/// Orthonormalizes the columns of each matrix in place: with Gram-Schmidt for
+/// up to two columns, which adds `epsilon` to the norms and keeps zero columns
+/// zero, and with QR for more.
 /// Shapes: matrices [b, n, r], r <= n; float32 or float64.
 /// Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py,
 /// _orthogonalize.

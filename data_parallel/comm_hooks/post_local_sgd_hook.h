@@ -7,22 +7,24 @@
 
 namespace weft::ddp {
 
+/// The options of post_localSGD_hook().
 /// Source: torch/distributed/algorithms/ddp_comm_hooks/post_localSGD_hook.py.
 struct PostLocalSGDState {
-  /// Some of the replicas, this rank among them, e.g. those of a node; see
+  /// A group of some replicas including this rank, e.g. those of a node. See
   /// new_subgroups().
   mesh::Communicator subgroup;
-  /// How many steps average gradients over all replicas.
+  /// The number of steps that average gradients over all replicas.
   int64_t start_localSGD_iter = 0;
-  /// After those, average over the subgroup; otherwise not at all.
+  /// Averages over the subgroup after those steps. If false, gradients are not
+  /// averaged.
   bool post_local_gradient_allreduce = true;
 };
 
-/// Averages gradients over all replicas until an iteration and over a subgroup
-/// from then on. To be used with a model averager whose warmup_steps are
+/// Averages gradients over all replicas for the first iterations and then over
+/// a subgroup. To be used with a model averager whose warmup_steps are
 /// start_localSGD_iter, or with PostLocalSGDOptimizer.
-/// Throws: c10::ValueError if start_localSGD_iter is negative or, when run, a
-/// rank of the subgroup is no replica.
+/// Throws: c10::ValueError if start_localSGD_iter is negative or, when run, if
+/// a rank of the subgroup is not a replica.
 std::shared_ptr<CommHook> post_localSGD_hook(PostLocalSGDState state);
 
 } // namespace weft::ddp

@@ -12,21 +12,21 @@
 
 namespace weft::ddp {
 
-/// A bucket on its way through PowerSGD.
+/// A bucket that PowerSGD processes.
 struct PowerSGDPass {
   explicit PowerSGDPass(GradBucket of) : bucket(std::move(of)) {}
 
   GradBucket bucket;
-  /// The gradients, errors added, then the result: flat, in the dtype computed
-  /// in, with the layout of the bucket at its begin.
+  /// The gradients plus the errors, and later the result: flat, in the dtype of
+  /// computation, beginning with the layout of the bucket.
   at::Tensor work;
-  /// A copy of it before compression; undefined without error feedback.
+  /// A copy of `work` before compression. Undefined without error feedback.
   at::Tensor before;
-  /// Indices of the gradients that are not compressed, and those.
+  /// The gradients that are not compressed, and their indices.
   std::vector<size_t> plain_indices;
   std::vector<at::Tensor> plain;
-  /// Gradients of one shape, each seen as a matrix. Shape [b, n, m]; memory of
-  /// `work` where that is possible.
+  /// Gradients of one shape as matrices. Shape [b, n, m]; views of `work` if
+  /// possible.
   struct Matrices {
     at::Tensor stacked;
     std::vector<at::Tensor> gradients;
@@ -34,17 +34,17 @@ struct PowerSGDPass {
     at::Tensor q;
   };
   std::vector<Matrices> matrices;
-  /// All p, then all q.
+  /// All p and all q.
   at::Tensor ps;
   at::Tensor qs;
-  /// What the first message moves: the plain gradients, then all p.
+  /// The first message: the uncompressed gradients followed by all p.
   at::Tensor message;
 };
 
 /// The algorithm of both hooks.
 class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
  public:
-  /// `whole_bucket`: as one square matrix.
+  /// `whole_bucket` compresses the bucket as one square matrix.
   PowerSGD(const PowerSGDOptions& options, bool whole_bucket);
 
   BucketFuture run(const GradBucket& bucket);

@@ -10,32 +10,35 @@ namespace weft::ddp {
 
 class PowerSGD;
 
+/// The options of PowerSGD.
 /// Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py,
 /// PowerSGDState.
 struct PowerSGDOptions {
-  /// Columns of the two factors: more are more exact, and larger.
+  /// The rank of the approximation. A higher rank is more exact and sends more
+  /// bytes.
   int64_t matrix_approximation_rank = 1;
-  /// Steps that average without compression before. At least 2 with
-  /// use_error_feedback or warm_start, because buckets change after the first.
+  /// The number of uncompressed steps at the start. At least 2 with
+  /// use_error_feedback or warm_start, because buckets are rebuilt after the
+  /// first step.
   int64_t start_powerSGD_iter = 1000;
-  /// By what a gradient's size must shrink for it to be compressed.
+  /// The minimum compression rate at which a gradient is compressed.
   double min_compression_rate = 2;
-  /// What was lost in a step is added to the next one's gradients.
+  /// Adds the error of a step to the gradients of the next one.
   bool use_error_feedback = true;
-  /// Start from the factor of the step before instead of a random one.
+  /// Starts from the factor of the previous step instead of a random one.
   bool warm_start = true;
-  /// Added to the norms of columns if there are up to two.
+  /// The epsilon added to the norms of columns if there are at most two.
   double orthogonalization_epsilon = 0;
-  /// Of the random factors, the same on all ranks.
+  /// The seed of the random factors, identical on all ranks.
   uint32_t random_seed = 0;
-  /// Steps between two reports in libtorch's log (level INFO); at least 1.
+  /// The number of steps between two reports in libtorch's log (level INFO), at
+  /// least 1.
   int64_t compression_stats_logging_frequency = 10'000;
-  /// Gradients of one shape are compressed in one operation, at the price of a
-  /// copy.
+  /// Compresses gradients of one shape in one operation, which requires a copy.
   bool batch_tensors_with_same_shape = false;
 };
 
-/// Since compression began, on this rank.
+/// The statistics of this rank since the start of compression.
 struct CompressionStats {
   /// numel_before_compression / numel_after_compression.
   double compress_rate = 0;
@@ -45,16 +48,16 @@ struct CompressionStats {
   int64_t bytes_after_compression = 0;
 };
 
-/// Reduces each gradient of two or more dims as a product of two thin matrices,
-/// found by a step of power iteration: (rows + columns) * rank numbers instead
-/// of rows * columns. The others are averaged as they are. Two messages a
-/// bucket. Halves and bfloat16 are sent as such and computed in float32.
-///
-/// With the same options and gradients the result is PyTorch's up to rounding,
-/// from the same random matrices, except that a gradient that is zero or not
-/// finite in one step does no harm to later ones.
-/// Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py;
-/// Vogels et al., PowerSGD, https://arxiv.org/abs/1905.13727.
+/// Approximates each gradient of two or more dims by a product of two thin
+/// matrices, found by a power iteration step: (rows + columns) * rank numbers
+/// instead of rows * columns. Other gradients are averaged uncompressed. Sends
+/// two messages per bucket. Half and BFloat16 are sent as such and computed in
+/// float32.
+/// With equal options and gradients the result is PyTorch's up to rounding,
+/// with the same random matrices; but a gradient that is zero or not finite in
+/// one step does not affect later steps.
+/// Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py; Vogels
+/// et al., PowerSGD, https://arxiv.org/abs/1905.13727.
 class PowerSGDHook : public CommHook {
  public:
   /// Throws: c10::ValueError naming an option that is out of range.
@@ -65,17 +68,17 @@ class PowerSGDHook : public CommHook {
   bool divides() const override { return true; }
   bool can_be_tried() const override { return false; }
 
-  /// Throws: c10::ValueError for a bucket that is not of real floating point,
-  /// or one that the loaded state does not fit.
+  /// Throws: c10::ValueError for a bucket that is not real floating point, or
+  /// that does not match the loaded state.
   BucketFuture run(const GradBucket& bucket) override;
 
-  /// Forgets errors and factors.
+  /// Clears errors and factors.
   void on_rebuilt_buckets() override;
 
   CompressionStats compression_stats() const;
 
   /// Entries "iter", "rng", "compression_stats", and for each bucket "error.0"
-  /// and "q.0". They are not changed by later steps.
+  /// and "q.0". Later steps do not change them.
   State state_dict() const override;
   void load_state_dict(const State& state) override;
 
@@ -87,7 +90,7 @@ class PowerSGDHook : public CommHook {
   std::shared_ptr<PowerSGD> algorithm_;
 };
 
-/// The same with the whole bucket as one square matrix: faster, and less
+/// Like PowerSGDHook, with the bucket as one square matrix: faster and less
 /// exact.
 /// Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py,
 /// batched_powerSGD_hook.

@@ -13,22 +13,22 @@
 
 namespace weft::ddp {
 
-/// What PowerSGD remembers from step to step. Tensors that are taken from it
-/// or given to it are not changed in place.
+/// PowerSGD's state between steps. Its tensors are never changed in place.
 class PowerSGDMemory {
  public:
   explicit PowerSGDMemory(uint32_t random_seed);
 
-  /// Flat, in the dtype computed in; undefined if there is none.
-  /// Throws: c10::ValueError if it has not `numel` elements.
+  /// Returns the error of a bucket: flat, in the dtype of computation,
+  /// undefined if there is none.
+  /// Throws: c10::ValueError if it does not have `numel` elements.
   at::Tensor error(const GradBucket& bucket, int64_t numel) const;
   at::Tensor q(const GradBucket& bucket, int64_t numel) const;
   void keep_error(size_t bucket, at::Tensor error);
   void keep_q(size_t bucket, at::Tensor q);
   void forget_buckets();
 
-  /// A seed for random matrices, the same on all ranks and another at every
-  /// call: numpy's RandomState(random_seed).randint(1_000_000_000).
+  /// Returns a new seed for random matrices at every call, identical on all
+  /// ranks: numpy's RandomState(random_seed).randint(1_000_000_000).
   uint64_t next_seed();
 
   CommHook::State state_dict() const;
@@ -49,7 +49,7 @@ class PowerSGDMemory {
       const at::Tensor& tensor);
 
   uint32_t seed_ = 0;
-  /// How often the generator was asked.
+  /// The number of draws from the generator.
   int64_t draws_ = 0;
   std::mt19937 rng_;
   Tensors errors_;

@@ -13,19 +13,20 @@
 
 namespace weft::ddp {
 
-/// Some rank ran out of inputs, and throw_on_early_termination asks to stop;
-/// thrown on all ranks, with the ranks and their steps.
+/// Thrown on all ranks if a rank ran out of inputs and
+/// throw_on_early_termination is set. The message has the ranks and their
+/// steps.
 class EarlyTerminationError : public c10::Error {
   using c10::Error::Error;
 };
 
-/// A rank of a Join failed outside of collectives; thrown on the others.
+/// Thrown on the other ranks if a rank of a Join failed outside of collectives.
 class JoinError : public c10::Error {
   using c10::Error::Error;
 };
 
 struct JoinOptions {
-  /// False: inputs are known to be even, and nothing is done.
+  /// False means that inputs are known to be even; Join then does nothing.
   bool enable = true;
   bool throw_on_early_termination = false;
 };
@@ -46,8 +47,8 @@ struct JoinOptions {
 /// Source: torch/distributed/algorithms/join.py.
 class Join {
  public:
-  /// Throws: c10::ValueError for no joinables, a null or repeated one, or ones
-  /// with different groups, rows or devices.
+  /// Throws: c10::ValueError for no joinables, for a null or repeated one, and
+  /// for joinables with different groups, model-parallel meshes or devices.
   explicit Join(
       std::vector<Joinable*> joinables,
       JoinOptions options = {},
@@ -57,35 +58,39 @@ class Join {
   ~Join();
 
   /// Runs `body`, this rank's loop over its inputs, and then shadows the other
-  /// ranks. Once. Collective: all ranks of the joinables' group and row; ends
-  /// when the last of them ends.
-  /// Throws: c10::ValueError if it ran before or a joinable is in another Join
-  /// now; what `body` or a hook throws, and then on the other ranks JoinError,
-  /// or mesh::CommError where collectives were under way; on all ranks
-  /// EarlyTerminationError.
+  /// ranks. Called once.
+  /// Collective: all ranks of the joinables' group and model-parallel mesh;
+  /// returns when the last rank has finished.
+  /// Throws: c10::ValueError if it ran before or a joinable is in another
+  /// running Join; the exception of `body` or a hook, and then on the other
+  /// ranks JoinError, or mesh::CommError if they were in a collective;
+  /// EarlyTerminationError on all ranks.
   void run(const std::function<void()>& body);
 
-  /// How many ranks of the group have inputs in the iteration under way, as
-  /// notified last; blocks until all ranks have said so.
-  /// Collective: all ranks with inputs, if one has failed.
-  /// Throws: JoinError if one of them has failed.
+  /// Returns how many ranks of the group have inputs in the current iteration,
+  /// by the last notification. Blocks until all ranks have notified.
+  /// Collective: all ranks with inputs, if a rank has failed.
+  /// Throws: JoinError if a rank has failed.
   int64_t active_ranks();
 
-  /// Tells the ranks without inputs that an iteration of collectives begins
-  /// here. Does nothing, and has no result, unless `joinable` is the first one
-  /// of a Join that runs.
+  /// Notifies the ranks without inputs that an iteration of collectives begins.
+  /// Does nothing and returns nothing unless `joinable` is the first one of a
+  /// running Join.
   /// Collective: all ranks with inputs, and those without in run().
   /// Throws: EarlyTerminationError; JoinError if another rank has failed.
   static std::optional<mesh::Work> notify_join_context(Joinable& joinable);
-  /// The same without waiting for the others, but for those of the row, unless
-  /// throw_on_early_termination must. Before its own collectives the joinable
-  /// calls active_ranks(). Collective and throws: as notify_join_context().
+  /// Like notify_join_context(), but waits only for the ranks of the
+  /// model-parallel mesh, unless throw_on_early_termination is set. The
+  /// joinable must call active_ranks() before its own collectives.
+  /// Collective: like notify_join_context().
+  /// Throws: like notify_join_context().
   static std::optional<mesh::Work> notify_join_context_async(
       Joinable& joinable);
-  /// Ends the body of this rank if one of its row has run out of inputs.
-  /// Collective: the row, before each use of inputs that are the same there.
-  /// Throws: JoinError if one of the row has failed; what ends the body, which
-  /// is no std::exception, if one has no inputs.
+  /// Leaves the body if a rank of the model-parallel group has no inputs left.
+  /// Collective: the model-parallel group, before each use of inputs that its
+  /// ranks share.
+  /// Throws: JoinError if one of its ranks has failed; a type that is not a
+  /// std::exception, which ends the body, if one has no inputs.
   void check_model_parallel_mesh();
 
  private:

@@ -16,14 +16,14 @@
 
 namespace weft::ddp {
 
-/// What a rank says of itself in a vote of its row; the largest counts.
+/// The vote of a rank in its model-parallel group. The largest value wins.
 enum class ModelParallelVote : int64_t { kActive, kOutOfInputs, kFailed };
 
-/// Ends the body of a rank whose row has left. No std::exception, which bodies
-/// may catch.
+/// Thrown to end the body of a rank whose model-parallel group has no inputs
+/// left. Not a std::exception, which a body may catch.
 struct ModelParallelExit {};
 
-/// One rank's part in a Join. See Note [Join].
+/// The state of one rank in a Join. See Note [Join].
 struct Join::State {
   std::vector<Joinable*> joinables;
   JoinOptions options;
@@ -34,11 +34,11 @@ struct Join::State {
   std::vector<std::shared_ptr<JoinHook>> hooks = {};
   bool has_run = false;
   bool has_model_parallel_exit = false;
-  /// What all ranks have thrown; bodies may have caught it.
+  /// The exception thrown on all ranks. A body may have caught it.
   std::exception_ptr ended_by = {};
-  /// Iterations that this rank began with inputs.
+  /// The number of iterations that this rank began with inputs.
   int64_t iterations = 0;
-  /// Shape [2]: see kActiveRanks.
+  /// Shape [2]. See kActiveRanks.
   at::Tensor header = {};
   std::optional<mesh::Work> header_work = {};
 

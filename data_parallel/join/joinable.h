@@ -14,37 +14,36 @@ namespace weft::ddp {
 
 class Join;
 
-/// What is passed to every join_hook(), by name. DistributedDataParallel reads
+/// The named arguments of every join_hook(). DistributedDataParallel reads
 /// "divide_by_initial_world_size" (true) and "weight_by_samples" (false).
 using JoinKwargs = std::unordered_map<std::string, c10::IValue>;
 
-/// What a Join tells each of its joinables.
+/// The settings that a Join passes to each of its joinables.
 struct JoinConfig {
   bool enable = false;
   bool throw_on_early_termination = false;
-  /// The one whose notifications count.
+  /// True for the joinable whose notifications count.
   bool is_first_joinable = false;
 };
 
-/// What a rank that has run out of inputs does for one joinable.
+/// The work of a rank without inputs for one joinable.
 /// Source: torch/distributed/algorithms/join.py.
 class JoinHook {
  public:
   virtual ~JoinHook() = default;
-  /// Takes part in the collectives of one iteration of the ranks that still
-  /// have inputs.
+  /// Takes part in the collectives of one iteration of the ranks with inputs.
   virtual void main_hook() {}
-  /// Once, when all ranks have run out. `is_last_joiner`: this rank was among
-  /// those that did so last.
+  /// Called once after all ranks have run out of inputs. `is_last_joiner` is
+  /// true if this rank was among the last.
   virtual void post_hook([[maybe_unused]] bool is_last_joiner) {}
-  /// Whether what main_hook() threw was thrown on all ranks, after the same
-  /// collectives; otherwise the groups are aborted.
+  /// Returns true if main_hook() threw the same error on all ranks after the
+  /// same collectives. If false, the groups are aborted.
   virtual bool has_agreed_error() const { return false; }
 };
 
-/// Something with collectives in each iteration, which ranks without inputs can
-/// shadow. Before the first of them in an iteration it calls
-/// Join::notify_join_context(*this).
+/// An object with collectives in each iteration that ranks without inputs can
+/// shadow. It must call Join::notify_join_context(*this) before the first of
+/// them in an iteration.
 class Joinable {
  public:
   Joinable() = default;
@@ -52,28 +51,29 @@ class Joinable {
   Joinable& operator=(const Joinable&) = delete;
   virtual ~Joinable();
 
-  /// Made once by each Join.
+  /// Creates the hook. Called once by each Join.
   virtual std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) = 0;
-  /// Where tensors to communicate lie.
+  /// The device of the tensors to communicate.
   virtual c10::Device join_device() const = 0;
-  /// The ranks that may run out of inputs at different times.
+  /// The group of the ranks that may run out of inputs at different times.
   virtual mesh::Communicator join_process_group() const = 0;
   /// The ranks that have the same inputs as this one, e.g. those of tensor
-  /// parallelism: they leave together. Of no dims if there are none.
+  /// parallelism, and leave together. A mesh without dims if there are none.
   virtual mesh::DeviceMesh join_model_parallel_mesh() const { return {}; }
-  /// Whether collectives of the iteration that this rank announced last are
-  /// still to come, e.g. while it accumulates gradients.
+  /// Returns true if collectives of the last announced iteration are still to
+  /// come, e.g. during gradient accumulation.
   virtual bool is_in_join_iteration() const { return false; }
 
   const JoinConfig& join_config() const { return join_config_; }
 
  protected:
-  /// The one that runs now, or null.
+  /// The running Join, or null.
   Join* running_join() const { return join_; }
-  /// The Join has ended, also by an error.
+  /// Called when the Join has ended, also by an error.
   virtual void leave_join() {}
-  /// Aborts the groups beside join_process_group() and the row's in which
-  /// others may wait for this rank, which has failed.
+  /// Aborts the other groups in which ranks may wait for this rank after it
+  /// failed: those other than join_process_group() and the model-parallel
+  /// group.
   virtual void abort_join() {}
 
  private:

@@ -9,19 +9,19 @@
 
 namespace weft::ddp {
 
-/// Who listens to a parameter's gradient.
+/// The owner of a post-accumulate-grad hook.
 enum class HookOwner { kReducer, kOptimizer, kFullyShard };
 
-/// Calls back whenever a backward has added to a parameter's gradient, once a
-/// backward and parameter, on the thread that runs the backward. Nothing is
-/// called after this object is gone.
+/// Calls back after a backward has accumulated a parameter's gradient, once per
+/// backward and parameter, on the thread that runs the backward. No callback
+/// runs after this object is destroyed.
 class GradientHooks {
  public:
-  /// Gets the parameter's index.
+  /// Receives the parameter's index.
   using Callback = std::function<void(size_t)>;
 
-  /// `parameters` are leaves that require gradients. `owner` is what
-  /// owners_of() gives.
+  /// `parameters` are leaves that require gradients. `owner` is the object that
+  /// owners_of() returns.
   GradientHooks(
       const std::vector<at::Tensor>& parameters,
       Callback callback,
@@ -31,7 +31,7 @@ class GradientHooks {
   GradientHooks& operator=(const GradientHooks&) = delete;
   ~GradientHooks();
 
-  /// Owners of the hooks that listen to a parameter now, the latest first.
+  /// Returns the owners of a parameter's current hooks, newest first.
   static std::vector<std::shared_ptr<void>> owners_of(
       const at::Tensor& parameter,
       HookOwner hook_owner);

@@ -17,17 +17,17 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-/// A module's parameters in the order of their registration. One that is
-/// registered at several places (tied weights) comes once, by its first name.
+/// Returns a module's parameters in registration order. A tied weight appears
+/// once, by its first name.
 std::vector<NamedTensor> parameters_of(const torch::nn::Module& module);
-/// The same of its buffers.
+/// Returns a module's buffers in the same way.
 std::vector<NamedTensor> buffers_of(const torch::nn::Module& module);
 
-/// What this rank holds of a parameter, buffer or gradient: a DTensor's local
-/// tensor, or the tensor itself; no part of a graph, in the same memory.
+/// Returns a DTensor's local tensor, or a plain tensor itself, detached,
+/// sharing memory.
 at::Tensor local_part(const at::Tensor& tensor);
 
-/// to = from / divisor, in one pass where both have one dtype.
+/// Computes to = from / divisor, in one pass if both have the same dtype.
 void copy_divided(const at::Tensor& to, const at::Tensor& from, double divisor);
 
 } // namespace weft::ddp

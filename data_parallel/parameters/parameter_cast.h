@@ -8,9 +8,9 @@
 
 namespace weft::ddp {
 
-/// Parameters that are computed with in low precision and kept in full. Modules
-/// hold their parameters in members, so the tensors stay and their data are
-/// exchanged.
+/// Casts parameters to low precision for computation and keeps their full
+/// precision. The tensors stay the same because modules hold them in members;
+/// their data are exchanged.
 /// Source: torch/nn/parallel/distributed.py, _root_copy_hook.
 class ParameterCast {
  public:
@@ -21,25 +21,26 @@ class ParameterCast {
 
   bool is_low_precision() const { return !full_.empty(); }
 
-  /// The values of a parameter in full precision; undefined for one that is not
-  /// cast, or not now.
+  /// Returns a parameter's values in full precision. Undefined if it is not
+  /// cast now.
   at::Tensor full(const at::Tensor& parameter) const;
 
-  /// Gives every parameter its values in `dtype`; gradients must be elsewhere.
+  /// Casts every parameter. Gradients must not be set.
   void cast_to_low_precision();
-  /// Gives them their own values back, or what was written to them meanwhile.
+  /// Restores full precision, including values written while the parameters
+  /// were cast.
   void restore();
 
  private:
   std::vector<at::Tensor> parameters_;
   c10::ScalarType dtype_;
-  /// The values in full precision while the parameters are low.
+  /// The full-precision values while the parameters are cast.
   std::vector<at::Tensor> full_;
-  /// Of the parameters when they became low.
+  /// The version counters of the parameters at the cast.
   std::vector<int64_t> versions_;
 };
 
-/// `tensor`, plain or a DTensor, in another dtype; no part of a graph.
+/// Returns `tensor`, plain or a DTensor, in another dtype, detached.
 at::Tensor in_dtype(const at::Tensor& tensor, c10::ScalarType dtype);
 
 } // namespace weft::ddp

@@ -14,25 +14,25 @@ namespace weft::ddp {
 
 /// A module that registered a parameter or buffer.
 struct Owner {
-  /// The module's fully qualified name; "" for the model itself.
+  /// The module's fully qualified name. "" is the model itself.
   std::string module;
-  /// Its type without namespaces, e.g. "Linear".
+  /// The module's type without namespaces, e.g. "Linear".
   std::string type;
-  /// The name under which it registered the tensor, e.g. "weight".
+  /// The name of the tensor in the module, e.g. "weight".
   std::string name;
 };
 
-/// "layers.0.wq (Linear)"; the model itself is "the model (Llama)".
+/// Returns "layers.0.wq (Linear)", or "the model (Llama)" for the model itself.
 std::string describe(const Owner& owner);
 
-/// Which modules have a tensor: several if it is tied.
+/// Maps tensors to the modules that registered them. A tied tensor has several.
 class ParameterOwners {
  public:
-  /// Lifetime: tensors are known by address, so the module must keep those that
-  /// it has.
+  /// Lifetime: tensors are identified by address, so the module must keep its
+  /// tensors.
   explicit ParameterOwners(const torch::nn::Module& module);
 
-  /// In the order of registration; empty for a tensor of no module.
+  /// Returns the owners in registration order. Empty for a tensor of no module.
   const std::vector<Owner>& of(const at::Tensor& tensor) const;
 
  private:

@@ -12,41 +12,41 @@
 
 namespace weft::ddp {
 
-/// What find_replica_difference() found.
+/// The result of find_replica_difference().
 struct ReplicaDifference {
-  /// Of the first tensor that differs, and its place in the list.
+  /// The name of the first tensor that differs and its position in the list.
   std::string name;
   size_t index = 0;
-  /// World ranks: the first of those that have the bits that most replicas
-  /// have, and those that have others.
+  /// The first rank with the bits that most replicas have, and the ranks with
+  /// other bits. World ranks.
   int64_t first_rank = 0;
   std::vector<int64_t> ranks;
-  /// false: no bits are the most frequent, as between two replicas, and the
-  /// first rank is the first of all.
+  /// False if no bits have a majority, as between two replicas. The first rank
+  /// is then the first of all.
   bool has_majority = false;
-  /// The largest absolute difference, over elements that are numbers on both
-  /// sides. 0: the bits differ only in NaNs or in the sign of a zero.
+  /// The largest absolute difference over elements that are numbers on both
+  /// sides. 0 means that only NaNs or signs of zeros differ.
   double largest = 0;
-  /// World ranks, the first one too, that hold a NaN there.
+  /// The world ranks with a NaN in the tensor, including the first rank.
   std::vector<int64_t> nan_ranks;
 };
 
-/// Compares the bits of the replicas' tensors, of a DTensor those of its local
-/// part, which other ranks have, too, where it is Replicate on other dims of
-/// the mesh. While all are equal 24 bytes travel over each dim of the mesh; on
-/// a difference 16 a tensor, and one tensor is broadcast to measure it.
-/// Collective: all ranks of the root mesh of `dp`; blocks. All ranks give
-/// tensors of the same names, in one order.
+/// Compares the replicas' tensors bitwise. For a DTensor it compares local
+/// tensors, which other ranks also have if it is Replicate on other dims of the
+/// mesh. Sends 24 bytes over each dim of the mesh if all are equal; otherwise
+/// 16 bytes per tensor, and one tensor is broadcast to measure the difference.
+/// Collective: all ranks of the root mesh of `dp`; blocks. All ranks pass
+/// tensors of the same names in the same order.
 /// Throws: mesh::DisagreementError, on the ranks of `dp`, if names, sizes or
 /// dtypes differ.
 std::optional<ReplicaDifference> find_replica_difference(
     const std::vector<NamedTensor>& tensors,
     const mesh::DeviceMesh& dp);
 
-/// Compares parameters and buffers but those that `ignore` names.
-/// Collective: as find_replica_difference().
-/// Throws, on all ranks: mesh::DisagreementError naming the first that differs,
-/// the module that has it, the ranks and the size of the difference.
+/// Compares parameters and buffers, except those named in `ignore`.
+/// Collective: like find_replica_difference().
+/// Throws: mesh::DisagreementError on all ranks, naming the first tensor that
+/// differs, its module, the ranks and the size of the difference.
 void check_replicas_equal(
     const torch::nn::Module& module,
     const mesh::DeviceMesh& dp,

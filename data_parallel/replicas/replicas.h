@@ -9,11 +9,10 @@
 
 namespace weft::ddp {
 
-/// Compares number, names, sizes, strides, dtypes, placements and
-/// requires_grad of the replicas' parameters and buffers, and `options`, a line
-/// an option.
+/// Compares number, names, sizes, strides, dtypes, placements and requires_grad
+/// of the replicas' parameters and buffers, and `options`, one line per option.
 /// Collective: all ranks of `dp`; blocks.
-/// Throws, on all ranks: mesh::DisagreementError naming the first that differs
+/// Throws: mesh::DisagreementError on all ranks, naming the first difference
 /// and the values of rank 0 and of the first rank that differs from it.
 void check_replicas_agree(
     const std::vector<NamedTensor>& parameters,
@@ -21,8 +20,8 @@ void check_replicas_agree(
     const std::vector<std::string>& options,
     const mesh::DeviceMesh& dp);
 
-/// Overwrites the tensors (of a DTensor this rank's part) with those of `root`,
-/// a rank of `group`; many in one message.
+/// Overwrites the tensors (the local tensor of a DTensor) with those of `root`,
+/// a rank of `group`, many in one message.
 /// Collective: all ranks of `group`; blocks.
 void broadcast_from(
     int64_t root,

@@ -7,19 +7,19 @@
 
 namespace weft::ddp {
 
-/// XXH3, 64 bits, seed 0: the same on every host, which std::hash need not be.
+/// Returns the 64-bit XXH3 hash with seed 0, which unlike std::hash is
+/// identical on every host.
 int64_t hash_of(const void* data, size_t bytes);
 
-/// A hash of the bits of this rank's part of a tensor: of two parts of one
-/// size and dtype that differ, all but one pair in 2^64 have different ones.
-/// What lies on a device is summed there first, blocks of 4 KiB onto 16 KiB,
-/// and only the sums come to the host: a changed element always changes them,
-/// and so do two elements or blocks that change places; two other changes may
-/// cancel out.
+/// Hashes the bits of this rank's local tensor. Two different local tensors of
+/// equal size and dtype have different hashes, except for one pair in 2^64. On
+/// a device, blocks of 4 KiB are first summed onto 16 KiB there, and only the
+/// sums are copied to the host: one changed element always changes them, and so
+/// do two swapped elements or blocks; two other changes may cancel.
 int64_t hash_of_bits(const at::Tensor& tensor);
 
 namespace detail {
-/// Those sums, as bytes; wherever the dense tensor lies.
+/// Returns those sums as bytes, for a dense tensor on any device.
 at::Tensor sum_of_blocks(const at::Tensor& dense);
 } // namespace detail
 

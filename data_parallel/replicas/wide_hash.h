@@ -5,8 +5,9 @@
 
 namespace weft::ddp::detail {
 
-/// XXH3 with vectors twice as wide as every x86-64 has, in a source of its own
-/// that is compiled for them; null where they are not there. The same hash.
+/// Computes XXH3 with vectors twice as wide as those of every x86-64 processor,
+/// in a source file compiled for them. Null if the processor does not have
+/// them. The result is identical.
 using WideHash = uint64_t (*)(const void* data, size_t bytes);
 WideHash find_wide_hash();
 

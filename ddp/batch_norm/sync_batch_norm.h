@@ -14,28 +14,29 @@
 
 namespace weft::ddp {
 
-/// The group over which the SyncBatchNorm layers of one model exchange
-/// statistics: one of their own, so that they need not be in order with
-/// gradient buckets. Ranks without inputs can shadow them: see Note [Join].
+/// The group over which the SyncBatchNorm layers of a model exchange
+/// statistics. It is separate from DDP's, so that its collectives need not be
+/// ordered with those of gradient buckets. Ranks without inputs can shadow
+/// them: see Note [Join].
 class SyncBatchNormGroup {
  public:
   explicit SyncBatchNormGroup(mesh::Communicator group);
 
-  /// Sums `statistics` over the ranks, in place; blocks.
+  /// Sums `statistics` over the ranks in place; blocks.
   /// Collective: all ranks of the group that are not in shadow_pass().
   /// Throws: mesh::DisagreementError on all ranks if announced sums differ.
   void sum(const at::Tensor& statistics);
 
-  /// Whether sum() is announced, with its number of elements, dtype and device,
-  /// so that shadow_pass() can take part. On all ranks that sum alike.
+  /// Sets whether sum() announces its number of elements, dtype and device, so
+  /// that shadow_pass() can take part. Must be called on all ranks that sum.
   void set_announcing(bool announces);
-  /// Tells the shadows that forward, or backward, has ended here. Does nothing
-  /// unless sums are announced.
-  /// Collective: all ranks of the group, those that sum here.
+  /// Tells the shadows that forward or backward has ended. Does nothing unless
+  /// sums are announced.
+  /// Collective: all ranks of the group; those with inputs call it.
   void end_pass();
-  /// Takes part, with zeros, in each sum() until the others call end_pass();
-  /// ends at once if all ranks shadow.
-  /// Collective: all ranks of the group, those that do not sum here.
+  /// Takes part in each sum() with zeros until the others call end_pass().
+  /// Returns immediately if all ranks shadow.
+  /// Collective: all ranks of the group; those without inputs call it.
   void shadow_pass();
 
   const mesh::Communicator& group() const { return group_; }
@@ -45,27 +46,27 @@ class SyncBatchNormGroup {
   bool announces_ = false;
 };
 
-/// A channel over the replicas' mesh, of one dim.
+/// Creates a group over a 1-D mesh of replicas.
 /// Collective: all ranks of the mesh; blocks.
 std::shared_ptr<SyncBatchNormGroup> make_sync_batch_norm_group(
     const mesh::DeviceMesh& dp_mesh);
 
-/// Batch normalization whose mean and variance, while it trains, are those of
-/// all ranks' inputs together; ranks may have batches of different sizes, also
-/// none. In eval mode it is BatchNorm, without communication. Statistics of
-/// halves and bfloat16 are in float. Second derivatives do not exist.
-/// Gradients of weight and bias are each rank's own, for
-/// DistributedDataParallel to reduce. See Note [Synchronised statistics].
+/// Batch normalization with mean and variance over the inputs of all ranks in
+/// training. Ranks may have batches of different sizes, including empty ones.
+/// In eval mode it is BatchNorm without communication. Statistics of Half and
+/// BFloat16 are in float. Second derivatives are not supported. Gradients of
+/// weight and bias are local; DistributedDataParallel reduces them. See Note
+/// [Synchronised statistics].
 /// Source: torch/nn/modules/batchnorm.py, SyncBatchNorm.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
  public:
-  /// Layers of one model share one channel. A copy of the module does too.
+  /// Layers of one model share one group. So does a copy of the module.
   SyncBatchNormImpl(
       const torch::nn::BatchNormOptions& options,
       std::shared_ptr<SyncBatchNormGroup> channel);
 
-  /// Takes the place of a BatchNorm1d, 2d or 3d: same options and mode, the
-  /// very same parameters and buffers.
+  /// Replaces a BatchNorm1d, 2d or 3d: takes over its options, its mode, and
+  /// the same parameters and buffers.
   template <size_t D, class Derived>
   SyncBatchNormImpl(
       const torch::nn::BatchNormImplBase<D, Derived>& other,
@@ -85,12 +86,12 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   void reset_running_stats();
   void reset_parameters();
 
-  /// Shapes: [N, C] or [N, C, ...], N may be 0; plain or a DTensor, which is
-  /// brought to Replicate on its mesh. Returns the same.
-  /// Collective: in training mode all ranks of the channel, and backward where
+  /// Shapes: [N, C] or [N, C, ...], N may be 0; plain, or a DTensor, which is
+  /// redistributed to Replicate on its mesh. Returns the same shape.
+  /// Collective: all ranks of the group in training mode, and in backward if
   /// `input` requires a gradient.
-  /// Throws: c10::ValueError for another shape, and on all ranks if a channel
-  /// has a single value in all of them.
+  /// Throws: c10::ValueError for another shape, and on all ranks if there is
+  /// only one value per channel.
   at::Tensor forward(const at::Tensor& input);
 
   void pretty_print(std::ostream& stream) const override;
@@ -100,15 +101,16 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   }
 
   torch::nn::BatchNormOptions options;
-  /// Undefined without `affine`.
+  /// Undefined if `affine` is false.
   at::Tensor weight, bias;
-  /// Undefined without `track_running_stats`.
+  /// Undefined if `track_running_stats` is false.
   at::Tensor running_mean, running_var, num_batches_tracked;
 
  private:
   void register_own();
   void check_input(const at::Tensor& input) const;
-  /// Counts a batch; returns how much of its statistics the running ones take.
+  /// Counts a batch and returns the weight of its statistics in the running
+  /// ones.
   double next_average_factor();
 
   std::shared_ptr<SyncBatchNormGroup> channel_;
@@ -117,19 +119,20 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 TORCH_MODULE(SyncBatchNorm);
 
 /// Replaces the BatchNorm1d, 2d and 3d layers in all Sequentials of a module by
-/// SyncBatchNorm layers with the same parameters and buffers, on one channel,
-/// which is returned; null if there are none. Before the module is wrapped.
-/// Collective: all ranks of `dp_mesh` (one dim); blocks.
-/// Throws: c10::ValueError, leaving the module as it was, if it has such layers
-/// elsewhere: a C++ module calls its members by their own type, whatever is
-/// registered under their name. Declare those as SyncBatchNorm.
+/// SyncBatchNorm layers with the same parameters and buffers, and returns their
+/// common group, or null if there are none. Must be called before the module is
+/// wrapped.
+/// Collective: all ranks of the 1-D mesh `dp_mesh`; blocks.
+/// Throws: c10::ValueError, without changing the module, if it has such layers
+/// elsewhere: a C++ module calls its members by their static type, so such
+/// layers must be declared as SyncBatchNorm.
 /// Source: torch/nn/modules/batchnorm.py, SyncBatchNorm.convert_sync_batchnorm.
 std::shared_ptr<SyncBatchNormGroup> convert_sync_batchnorm(
     torch::nn::Module& module,
     const mesh::DeviceMesh& dp_mesh);
 
-/// The channels of the SyncBatchNorm layers in a module, each once, in module
-/// order.
+/// Returns the distinct groups of the SyncBatchNorm layers of a module, in
+/// module order.
 std::vector<std::shared_ptr<SyncBatchNormGroup>> sync_batch_norm_groups(
     const torch::nn::Module& module);
 

@@ -9,9 +9,9 @@
 
 namespace weft::ddp {
 
-/// Averages parameters over a group, in place, all of one dtype in one message.
-/// DTensors are averaged by their local parts. Those that have a gradient on
-/// no rank are left alone; a short message tells the ranks of each other's.
+/// Averages parameters over a group in place, all of one dtype in one message.
+/// For DTensors it averages local tensors. Parameters that have a gradient on
+/// no rank are skipped; ranks exchange this in a short message.
 /// Collective: all ranks of `group`, with the same parameters; blocks.
 /// Throws: c10::ValueError on all ranks if they differ in number.
 /// Source: torch/distributed/algorithms/model_averaging/utils.py.
@@ -19,7 +19,7 @@ void average_parameters(
     const std::vector<at::Tensor>& parameters,
     mesh::Communicator group);
 
-/// The parameters of all groups of an optimizer.
+/// Returns the parameters of all groups of an optimizer.
 std::vector<at::Tensor> parameters_of(
     const std::vector<torch::optim::OptimizerParamGroup>& groups);
 

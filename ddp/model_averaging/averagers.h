@@ -10,8 +10,7 @@
 
 namespace weft::ddp {
 
-/// Decides at which steps the replicas' parameters are averaged, and over
-/// which of them.
+/// Decides at which steps, and over which replicas, parameters are averaged.
 /// Source: torch/distributed/algorithms/model_averaging/averagers.py.
 class ModelAverager {
  public:
@@ -20,34 +19,35 @@ class ModelAverager {
   ModelAverager& operator=(const ModelAverager&) = delete;
   virtual ~ModelAverager() = default;
 
-  /// To be called after every step of the optimizer, with parameters_of() its
-  /// groups or the model's parameters().
+  /// Averages if this step does. To be called after every optimizer step, with
+  /// parameters_of() its groups or the model's parameters().
   /// Collective: all replicas; blocks at the steps that average.
   void average_parameters(const std::vector<at::Tensor>& parameters);
 
-  /// How often average_parameters() was called.
+  /// The number of calls of average_parameters().
   int64_t step() const { return step_; }
   /// Throws: c10::ValueError for a negative number.
   void set_step(int64_t step);
 
  protected:
-  /// The group to average over at `step`, if any.
+  /// Returns the group to average over at `step`, or null.
   virtual mesh::Communicator* group_at(int64_t step) = 0;
 
  private:
   int64_t step_ = 0;
 };
 
-/// Averages every `period` steps, `warmup_steps` steps from the start on.
+/// Averages every `period` steps after `warmup_steps` steps.
 class PeriodicModelAverager : public ModelAverager {
  public:
-  /// Warns if `period` is 1: DDP moves no more.
-  /// Throws: c10::ValueError if `period` is below 1 or `warmup_steps` negative.
+  /// Warns if `period` is 1, which sends as much as DDP.
+  /// Throws: c10::ValueError if `period` is below 1 or `warmup_steps` is
+  /// negative.
   PeriodicModelAverager(
       int64_t period,
       int64_t warmup_steps,
       mesh::Communicator group);
-  /// `dp_mesh` has one dim: the replicas.
+  /// `dp_mesh` is the 1-D mesh of the replicas.
   PeriodicModelAverager(
       int64_t period,
       int64_t warmup_steps,
@@ -62,14 +62,14 @@ class PeriodicModelAverager : public ModelAverager {
   mesh::Communicator group_;
 };
 
-/// Averages over larger groups the more seldom: at a step, that of the largest
-/// period that divides it.
-/// Source: torch/distributed/algorithms/model_averaging/
-/// hierarchical_model_averager.py.
+/// Averages over larger groups less often: each step uses the group of the
+/// largest period that divides it.
+/// Source:
+/// torch/distributed/algorithms/model_averaging/hierarchical_model_averager.py.
 class HierarchicalModelAverager : public ModelAverager {
  public:
-  /// `period_group_size`: periods and sizes of groups, both ascending; the last
-  /// group is all of `dp_mesh`, which has one dim. Each group has neighbours in
+  /// `period_group_size` has periods and group sizes, both ascending; the last
+  /// group is all of the 1-D mesh `dp_mesh`. Members of a group are adjacent in
   /// the mesh.
   /// Collective: all ranks of the world; blocks.
   /// Throws: c10::ValueError if periods or sizes do not ascend, a size does not
@@ -87,10 +87,10 @@ class HierarchicalModelAverager : public ModelAverager {
   int64_t warmup_steps_;
 };
 
-/// The part of `mesh` that this rank is in, if its ranks are cut, in their
-/// order, into groups of `group_size`.
-/// Collective: all ranks of the world, in the same order with other calls;
-/// blocks.
+/// Splits the ranks of `mesh`, in order, into groups of `group_size` and
+/// returns the group of this rank.
+/// Collective: all ranks of the world, in the same order relative to other
+/// calls; blocks.
 /// Throws: c10::ValueError for a mesh of several dims, or if `group_size` does
 /// not divide its size.
 /// Source: torch/distributed/distributed_c10d.py, new_subgroups.

@@ -10,18 +10,19 @@
 
 namespace weft::ddp {
 
-/// An optimizer whose steps are followed by an average of the parameters where
-/// `averager` says so. With post_localSGD_hook, whose start_localSGD_iter is
-/// the averager's warmup_steps, this is post-local SGD.
+/// An optimizer that averages the parameters after its steps as `averager`
+/// decides. With post_localSGD_hook, whose start_localSGD_iter is the
+/// averager's warmup_steps, this is post-local SGD.
 /// Source: torch/distributed/optim/post_localSGD_optimizer.py; Lin et al.,
 /// https://arxiv.org/abs/1808.07217.
 class PostLocalSGDOptimizer {
  public:
-  /// Throws: c10::ValueError if one of them is missing.
+  /// Throws: c10::ValueError if an argument is null.
   PostLocalSGDOptimizer(
       std::shared_ptr<torch::optim::Optimizer> optim,
       std::shared_ptr<ModelAverager> averager);
 
+  /// Steps the optimizer and averages.
   /// Collective: all replicas.
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
   void zero_grad(bool set_to_none = true);
@@ -31,12 +32,13 @@ class PostLocalSGDOptimizer {
   torch::optim::Optimizer& optim() { return *optim_; }
   ModelAverager& averager() { return *averager_; }
 
-  /// optimizer_state_dict() of the optimizer, and "step", the averager's.
+  /// Returns optimizer_state_dict() of the optimizer, and the averager's
+  /// "step".
   dtensor::StateDict state_dict(
       const torch::nn::Module& module,
       const mesh::DeviceMesh& mesh);
-  /// Without a "step" the averager begins at 0, with a warning.
-  /// Throws: c10::ValueError naming a key that is missing or does not fit.
+  /// Without "step" the averager starts at 0, with a warning.
+  /// Throws: c10::ValueError naming a key that is missing or does not match.
   void load_state_dict(
       const torch::nn::Module& module,
       const dtensor::StateDict& state);

@@ -12,61 +12,61 @@
 
 namespace weft::ddp {
 
-/// The replicas that must agree, and over what. Messages and collectives of
-/// this header use it.
+/// The replicas that must agree. The collectives and messages of this header
+/// use it.
 struct Replicas {
   const mesh::DeviceMesh& dp;
-  /// Names of the parameters, by index.
+  /// The names of the parameters by index.
   const std::vector<std::string>& names;
-  /// The modules that have them, e.g. "layers.0.wq (Linear)".
+  /// The modules of the parameters, e.g. "layers.0.wq (Linear)".
   const std::vector<std::string>& modules;
-  /// Where tensors to communicate lie.
+  /// The device of the tensors to communicate.
   c10::Device device;
 };
 
-/// What went wrong with the gradient of a parameter, on one rank.
+/// A problem with the gradient of a parameter on one rank.
 enum class GradientProblem : int64_t {
   kNone,
   kMissing,
   kTwice,
-  /// static_graph: not what the first backward had.
+  /// With static_graph: differs from the first backward.
   kGraphChanged,
   kNotFinite,
   kNoForward,
   kWrongHookResult,
-  /// It does not fit into its bucket: see Reducer::check_gradient().
+  /// Does not match its bucket. See Reducer::check_gradient().
   kUnusable,
-  /// Of the first parameter, which stands for the module.
+  /// Reported for the first parameter in place of the module.
   kModuleChanged,
 };
 
-/// Of one backward, by parameter.
+/// One backward on one rank, by parameter.
 struct BackwardReport {
-  /// Parameters in the order in which their gradients became ready.
+  /// The parameters in the order in which their gradients became ready.
   std::vector<size_t> ready;
-  /// How each gradient is reduced; kUnknownKind where there is none.
+  /// The reduction of each gradient; kUnknownKind if there is none.
   std::vector<int64_t> kinds;
   std::vector<GradientProblem> problems;
 };
 
-/// What all ranks go by.
+/// The result that all ranks use.
 struct AgreedOrder {
-  /// Every parameter once: the order of the first rank that had gradients, then
-  /// those that it had none of.
+  /// Every parameter once: in the order of the first rank that had gradients,
+  /// followed by those without a gradient there.
   std::vector<size_t> order;
-  /// kUnknownKind where no rank had a gradient.
+  /// kUnknownKind if no rank had a gradient.
   std::vector<int64_t> kinds;
 };
 
-/// Adopts the order of the first rank that had gradients.
+/// Returns the order of the first rank that had gradients.
 /// Collective: all ranks of `dp`; blocks.
-/// Throws, on all ranks: c10::ValueError if a rank reports a problem;
+/// Throws: on all ranks, c10::ValueError if a rank reports a problem;
 /// mesh::DisagreementError if ranks differ in kinds.
 AgreedOrder agree_on_order(
     const Replicas& replicas,
     const BackwardReport& report);
 
-/// Fails with the problems of all ranks.
+/// Throws an error with the problems of all ranks.
 /// Collective: all ranks of `dp`; blocks.
 [[noreturn]] void throw_problems(
     const Replicas& replicas,

@@ -11,9 +11,9 @@
 
 namespace weft::ddp {
 
-/// How the gradients of a bucket lie while they are reduced.
+/// The memory of a bucket's gradients during the reduction.
 enum class BucketMemory {
-  /// One flat tensor with a view a parameter.
+  /// One flat tensor with one view per parameter.
   kFlat,
   /// The gradients themselves.
   kInPlace,
@@ -24,15 +24,15 @@ enum class BucketMemory {
 struct BucketLayout {
   BucketMemory memory = BucketMemory::kFlat;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  /// Which of the reducer's groups reduces it.
+  /// The index of the reducer's group that reduces it.
   size_t group = 0;
-  /// Where the gradients lie before they are reduced, if they are pending sums.
+  /// The spec of the gradients before the reduction, if they are Partial.
   std::optional<dtensor::DTensorSpec> pending;
   /// The parameter whose gradient must be ready before the bucket is reduced.
   std::optional<size_t> trigger;
-  /// The flat tensor has one element more, behind the gradients.
+  /// True if the flat tensor has one more element after the gradients.
   bool has_flag = false;
-  /// Copies wait for fill().
+  /// True if copies are delayed until fill().
   bool is_batched = false;
 };
 
@@ -42,11 +42,12 @@ class GradientBucket {
   struct Slot {
     /// The parameter's index in the reducer.
     size_t parameter = 0;
-    /// What is reduced. Shape of the parameter's local tensor.
+    /// The tensor that is reduced. It has the shape of the parameter's local
+    /// tensor.
     at::Tensor view;
-    /// The same as the parameter's .grad(): a DTensor if the parameter is one.
+    /// The parameter's .grad(): a DTensor if the parameter is one.
     at::Tensor gradient;
-    /// What fill() has to copy to `view`.
+    /// The tensor that fill() copies to `view`.
     at::Tensor source = {};
   };
 
@@ -61,32 +62,34 @@ class GradientBucket {
   const std::vector<Slot>& slots() const { return slots_; }
   /// Undefined unless the layout is flat.
   const at::Tensor& flat() const { return flat_; }
-  /// Without the flag.
+  /// Returns the flat tensor without the flag.
   at::Tensor gradients_only() const;
-  /// What is reduced, slot by slot.
+  /// Returns the tensors that are reduced, in slot order.
   std::vector<at::Tensor> views() const;
 
-  /// Makes the memory of a flat bucket unless it has it.
+  /// Allocates a flat bucket unless it has memory.
   void allocate();
-  /// Gives it up; gradients that are views keep theirs.
+  /// Frees the memory. Gradients that are views keep theirs alive.
   void release();
 
-  /// Puts a gradient's local tensor, divided by `divisor`, into its slot. It
-  /// may lie there already.
+  /// Copies a gradient's local tensor, divided by `divisor`, to its slot. It
+  /// may already be there.
   void copy_to_bucket(size_t slot, const at::Tensor& local, double divisor);
-  /// Puts a gradient into its slot at once, as it is: more is to be added.
+  /// Copies a gradient to its slot immediately and undivided, because more will
+  /// be added.
   void stash(size_t slot, const at::Tensor& local);
-  /// Puts zeros where there is no gradient.
+  /// Fills the slot of a missing gradient with zeros.
   void fill_with_zeros(size_t slot);
-  /// Copies what copy_to_bucket() left to do, if the layout is batched.
+  /// Runs the copies that copy_to_bucket() delayed, if the layout is batched.
   void fill(double divisor);
-  /// Replaces what is reduced, e.g. by the sum.
+  /// Replaces the sparse gradient that is reduced, e.g. by the sum.
   void set_sparse(const at::Tensor& sum) { slots_.at(0).view = sum; }
-  /// The slot's .grad(): a pending sum until reduced, if this bucket has such.
+  /// Returns the slot's .grad(), which is Partial until it is reduced if the
+  /// bucket has a Partial spec.
   const at::Tensor& gradient_before_reduction(size_t slot);
 
-  /// Raises the flag on this rank, and whether it was raised on any, once
-  /// reduced.
+  /// Sets the flag on this rank, and after the reduction returns whether any
+  /// rank set it.
   void raise_flag();
   bool is_flag_raised() const;
   void lower_flag();

@@ -4,8 +4,7 @@
 
 namespace weft::ddp {
 
-/// What a reducer has to tell, and to know, where some ranks may have run out
-/// of inputs.
+/// Connects a reducer with a Join, in which ranks may have run out of inputs.
 class JoinReducerHook {
  public:
   JoinReducerHook() = default;
@@ -13,23 +12,24 @@ class JoinReducerHook {
   JoinReducerHook& operator=(const JoinReducerHook&) = delete;
   virtual ~JoinReducerHook() = default;
 
-  /// The message of reachable parameters follows.
+  /// Called before the message about reachable parameters.
   virtual void before_reachable() = 0;
-  /// A backward that reduces has begun; none of its collectives has. Waits for
-  /// nobody.
+  /// Called when a backward that reduces begins, before its collectives. Does
+  /// not block.
   virtual void begin() = 0;
-  /// Before the first bucket is reduced: blocks until it is known that all
-  /// other ranks take part.
-  /// Throws: JoinError.
+  /// Called before the first bucket is reduced. Blocks until all other ranks
+  /// are known to take part.
+  /// Throws: JoinError if a rank has failed.
   virtual void confirm() = 0;
-  /// By what this rank's gradients are divided before they are added over a
-  /// group: `initial` if all ranks have inputs, infinite if they do not count.
+  /// Returns the divisor of this rank's gradients before the sum over a group:
+  /// `initial` if all ranks have inputs, infinity if its gradients do not
+  /// count.
   virtual double divisor(size_t group, double initial) = 0;
-  /// All gradients are there; buckets may be under way.
+  /// Called when all gradients are ready. Buckets may still be in flight.
   virtual void gradients_done() = 0;
-  /// `is_completed`: gradients were reduced and published; otherwise there was
-  /// an error, and `has_agreed_error`: all ranks throw it, after the same
-  /// collectives.
+  /// `is_completed` means that gradients were reduced and published. Otherwise
+  /// there was an error; `has_agreed_error` means that all ranks throw it after
+  /// the same collectives.
   virtual void end(bool is_completed, bool has_agreed_error) = 0;
 };
 

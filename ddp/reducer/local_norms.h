@@ -7,23 +7,23 @@
 
 namespace weft::ddp {
 
-/// Gradients of this rank alone, that were reduced together.
+/// The norm of this rank's gradients in one bucket.
 struct LocalNorm {
-  /// In the order in which they lie in their bucket.
+  /// The parameters in the order of their bucket.
   std::vector<std::string> parameters;
-  /// Their 2-norm before the reduction. Not finite if an element is not, or a
+  /// The 2-norm before the reduction. Not finite if an element is not, or if a
   /// sum of squares overflows.
   double norm = 0;
 };
 
-/// From now on the reducers of `parameters`, which listen already, keep what
-/// local_norms() gives: a pass over the gradients each backward.
+/// Makes the reducers of `parameters`, which must exist, record the values of
+/// local_norms(). Costs a pass over the gradients in each backward.
 void enable_local_norms(const std::vector<at::Tensor>& parameters);
 
-/// Of the last synchronised backward, bucket by bucket: who brought a number
-/// that the sum over the replicas (and over the mesh of gradients that are
-/// pending sums) has spread to all. Parameters whose gradients are not reduced
-/// are left out: theirs are this rank's still.
+/// Returns the norms of the last synchronized backward by bucket. They show
+/// which rank contributed a value that the reduction spread to all ranks.
+/// Parameters whose gradients are not reduced are left out, because their
+/// gradients are still local.
 std::vector<LocalNorm> local_norms(const std::vector<at::Tensor>& parameters);
 
 } // namespace weft::ddp

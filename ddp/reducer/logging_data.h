@@ -12,10 +12,11 @@
 
 namespace weft::ddp {
 
-/// What DDP knows of itself, under PyTorch's names. Lists are lists here, where
-/// PyTorch has text, and a variable that is not set is none instead of "N/A".
-/// Units: bytes; nanoseconds, points in time on the monotonic clock, as in a
-/// ledger. Times are those of the last sampled iteration, 0 if not measured.
+/// The statistics of DDP under PyTorch's names. Lists are lists, where PyTorch
+/// has strings, and an unset variable is empty instead of "N/A".
+/// Units: bytes; nanoseconds, with points in time on the monotonic clock, as in
+/// a flight recorder. Times are those of the last sampled iteration, 0 if not
+/// measured.
 /// Source: torch/csrc/distributed/c10d/logger.cpp.
 struct DDPLoggingData {
   // Known from construction on.
@@ -23,7 +24,7 @@ struct DDPLoggingData {
   std::string module_name;
   int64_t world_size = 0;
   int64_t rank = 0;
-  /// The last sampled one, from 1; 0 before.
+  /// The last sampled iteration, counted from 1. 0 before the first.
   int64_t iteration = 0;
   std::vector<std::string> dtypes;
   int64_t num_parameter_tensors = 0;
@@ -38,10 +39,10 @@ struct DDPLoggingData {
   bool gradient_as_bucket_view = false;
   bool static_graph = false;
   std::string backend_name;
-  /// The model has SyncBatchNorm layers.
+  /// True if the model has SyncBatchNorm layers.
   bool has_sync_bn = false;
   bool is_multi_device_module = false;
-  /// None where the group does not tell.
+  /// Empty if the group does not report it.
   std::optional<int64_t> gloo_num_threads;
 
   // The environment.
@@ -83,32 +84,32 @@ struct DDPLoggingData {
   /// Empty without a hook.
   std::string comm_hook;
   bool join_uneven_inputs = false;
-  /// In all iterations so far the same parameters got gradients.
+  /// True if the same parameters got gradients in all iterations so far.
   bool can_set_static_graph = false;
   bool has_error = false;
   std::string error;
 };
 
-/// The data as one line, an object with the fields in their order; null for a
-/// variable that is not set.
+/// Returns the data as one line of JSON with the fields in order; null for an
+/// unset variable.
 std::string to_json(const DDPLoggingData& data);
 
-/// What is known at construction, of the model, the mesh, the options and the
-/// environment. `parameters` are those to be reduced; bucket_sizes stay empty.
+/// Returns what is known at construction: the model, the mesh, the options and
+/// the environment. `parameters` are those to be reduced; bucket_sizes stays
+/// empty.
 DDPLoggingData describe_construction(
     const torch::nn::Module& module,
     const std::vector<NamedTensor>& parameters,
     const mesh::DeviceMesh& dp,
     const DistributedDataParallelOptions& options);
 
-/// Buckets given by their parameters' names, as bucket_names() has them, as
-/// places in `parameters`.
+/// Converts bucket_names() to indices into `parameters`.
 std::vector<std::vector<size_t>> bucket_indices(
     const std::vector<std::vector<std::string>>& buckets,
     const std::vector<NamedTensor>& parameters);
 
-/// Writes the data to stderr where the debug level wants it: what was set up
-/// from kInfo on, what a sampled iteration took from kDetail on.
+/// Writes the data to stderr if the debug level is high enough: the setup from
+/// kInfo, sampled iterations from kDetail.
 void log_construction(const DDPLoggingData& data);
 void log_iteration(const DDPLoggingData& data);
 

@@ -11,119 +11,125 @@
 
 namespace weft::ddp {
 
-/// Dtypes to compute, reduce and keep buffers in; one that is not given stays
-/// as it is. Parameters that are not of floating point, and those that DDP
-/// ignores, are left alone. Of float16, small gradients become 0 unless the
-/// loss is scaled, which is up to the caller; bfloat16 needs no scaling.
+/// The dtypes of computation, reduction and buffers. An empty dtype changes
+/// nothing. Parameters that are not floating point and those that DDP ignores
+/// are not cast. With float16 small gradients become 0 unless the caller scales
+/// the loss; bfloat16 needs no scaling.
 /// Source: torch/nn/parallel/distributed.py, _MixedPrecision.
 struct MixedPrecision {
-  /// Of the parameters while forward and backward run.
+  /// The dtype of the parameters in forward and backward.
   std::optional<c10::ScalarType> param_dtype = std::nullopt;
-  /// Of the buckets that are reduced; if not given, param_dtype.
+  /// The dtype in which buckets are reduced. The default is param_dtype.
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
-  /// Of the buffers, from the first forward on.
+  /// The dtype of the buffers from the first forward on.
   std::optional<c10::ScalarType> buffer_dtype = std::nullopt;
-  /// After backward .grad() has reduce_dtype instead of the parameter's own.
+  /// Keeps .grad() in reduce_dtype after backward instead of the parameter's
+  /// dtype.
   bool keep_low_precision_grads = false;
-  /// Floating point arguments of forward() become param_dtype.
+  /// Casts floating point arguments of forward() to param_dtype.
   bool cast_forward_inputs = true;
-  /// Parameters of libtorch's normalization modules stay in full precision.
+  /// Keeps parameters of libtorch's normalization modules in full precision.
   bool norms_in_full_precision = false;
-  /// Names or patterns (see ParameterGroup) of more that stay so.
+  /// Names or patterns (see ParameterGroup) of further parameters that keep
+  /// full precision.
   std::vector<std::string> full_precision = {};
 };
 
 /// Parameters that are reduced over other ranks than the rest, e.g. experts
 /// that not every replica has.
 struct ParameterGroup {
-  /// Fully qualified names, or patterns with "*" and "?" (also over dots), e.g.
-  /// "layers.*.experts.*".
+  /// Fully qualified names, or patterns with "*" and "?" (which match dots
+  /// too), e.g. "layers.*.experts.*".
   std::vector<std::string> parameters;
-  /// One dim, some or all of the ranks of the replicas' mesh.
+  /// A 1-D mesh of some or all ranks of the replicas' mesh.
   mesh::DeviceMesh mesh;
-  /// By what the sum of the gradients is divided; if not given, by the size of
+  /// The divisor of the sum of the gradients. The default is the size of
   /// `mesh`.
   std::optional<double> divide_by = std::nullopt;
 };
 
-/// What becomes of the gradients of a bucket.
+/// How the gradients of a bucket are reduced.
 enum class BucketMode {
-  /// Copied one behind the other and reduced as one tensor.
+  /// Copied into one tensor and reduced together.
   kConcatenated,
-  /// Reduced where they are, in one coalesced collective.
+  /// Reduced in place in one coalesced collective.
   kCoalesced,
-  /// Each by itself, as soon as it is accumulated.
+  /// Reduced separately, each as soon as it is accumulated.
   kPerParameter,
 };
 
-/// The options of PyTorch's DistributedDataParallel by its names, then Weft's.
-/// docs/ddp.md has them in a table.
+/// The options of PyTorch's DistributedDataParallel by their names, followed by
+/// Weft's. docs/ddp.md has a table.
 struct DistributedDataParallelOptions {
-  /// How large a bucket may grow, in MiB. If not given: 25, with a first bucket
-  /// of 1, so that communication starts early.
+  /// The maximum size of a bucket in MiB. The default is 25, with a first
+  /// bucket of 1 so that communication starts early.
   std::optional<double> bucket_cap_mb = std::nullopt;
-  /// The older name of forward_sync_buffers; at most one is given.
+  /// The older name of forward_sync_buffers. At most one of them may be set.
   std::optional<bool> broadcast_buffers = std::nullopt;
-  /// Compare the replicas' parameters and buffers, and start from the first
-  /// one's values. Without, that is up to the caller.
+  /// Compares the replicas' parameters and buffers and copies the first
+  /// replica's values to all. If false, the caller must ensure that they are
+  /// equal.
   bool init_sync = true;
-  /// After backward, .grad() of a parameter is a view of a bucket; otherwise a
-  /// tensor of its own, at the price of a copy and its memory. The next
-  /// backward pass writes to the same memory: clone a gradient that is to be
-  /// kept beyond zero_grad(). PyTorch's default is false.
+  /// Makes .grad() a view of a bucket after backward. Otherwise it is a
+  /// separate tensor, which costs a copy and its memory. The next backward
+  /// writes to the same memory: clone a gradient that is needed after
+  /// zero_grad(). PyTorch's default is false.
   bool gradient_as_bucket_view = true;
-  /// kAvg, or kSum for a loss that is already divided by the global count.
-  /// With kSum, gradients must be zeroed between synchronised backward passes.
+  /// kAvg, or kSum for a loss that is already divided by the global count. With
+  /// kSum, gradients must be zeroed between synchronized backward passes.
   mesh::ReduceOp reduce_op = mesh::ReduceOp::kAvg;
-  /// Before a training forward buffers (batch norm's running statistics) become
-  /// those of the first replica, unless the training forward before it was
-  /// under no_sync(): once for all accumulated ones. If not given: true.
+  /// Copies the first replica's buffers (running statistics of batch norm) to
+  /// all replicas before a training forward, unless the previous training
+  /// forward was under no_sync(): once for all accumulated ones. The default is
+  /// true.
   std::optional<bool> forward_sync_buffers = std::nullopt;
-  /// A cap for each of the first buckets, in MiB; bucket_cap_mb for those after
-  /// them.
+  /// The caps of the first buckets in MiB. The other buckets use bucket_cap_mb.
   std::vector<double> bucket_cap_mb_list = {};
-  /// Some parameters get no gradient, on some or all replicas, others in each
-  /// step: the graph is searched for them after forward. Where no replica has
-  /// a gradient, .grad() stays as it was.
+  /// Set this if some parameters get no gradient on some or all replicas,
+  /// possibly others in each step: the graph is searched for them after
+  /// forward. If no replica has a gradient, .grad() does not change.
   bool find_unused_parameters = false;
-  /// The graph of the first step is that of every step: parameters may then be
-  /// unused or used several times (re-entrant checkpointing) without a search.
+  /// Set this if every step has the graph of the first step: parameters may
+  /// then be unused or used several times (re-entrant checkpointing) without a
+  /// search.
   bool static_graph = false;
-  /// Buckets of which no replica has a gradient are not reduced.
+  /// Skips the reduction of buckets for which no replica has a gradient.
   bool skip_all_reduce_unused_params = false;
-  /// Names of parameters that share one more bucket, reduced when the gradient
-  /// of `param_to_hook_all_reduce` is ready.
+  /// Names of parameters that share one additional bucket, which is reduced
+  /// when the gradient of `param_to_hook_all_reduce` is ready.
   std::vector<std::string> delay_all_reduce_named_params = {};
   std::string param_to_hook_all_reduce = {};
   std::optional<MixedPrecision> mixed_precision = std::nullopt;
-  /// Gradients are copied into a bucket, and out of it, all at once.
+  /// Copies all gradients of a bucket in one call.
   bool batched_grad_copy = false;
-  /// A bucket takes memory when its first gradient is ready and returns it
-  /// after backward, unless gradients are views of it.
+  /// Allocates a bucket when its first gradient is ready and frees it after
+  /// backward, unless gradients are views of it.
   bool lazy_bucket_allocation = false;
-  /// Names of parameters and buffers that are neither compared, broadcast,
-  /// reduced nor cast.
+  /// Names of parameters and buffers that are not compared, broadcast, reduced
+  /// or cast.
   std::set<std::string> params_and_buffers_to_ignore = {};
 
   // Beyond PyTorch's.
 
   BucketMode bucket_mode = BucketMode::kConcatenated;
-  /// The first group that names a parameter has it.
+  /// The groups of parameters with their own ranks. The first group that
+  /// matches a parameter applies.
   std::vector<ParameterGroup> parameter_groups = {};
-  /// Choose the caps from the times at which gradients became ready in the
-  /// first backward and from what a reduction costs, both measured on the first
-  /// rank. bucket_names() has the outcome.
+  /// Chooses the caps from the times at which gradients were ready in the first
+  /// backward and from the cost of a reduction, both measured on the first
+  /// rank. bucket_names() returns the result.
   bool auto_bucketing = false;
-  /// Fail on every rank if a gradient to be reduced is not finite, naming the
-  /// parameter and the ranks. Costs a pass over the buckets.
+  /// Fails on every rank if a gradient to be reduced is not finite. The error
+  /// names the parameter and the ranks. Costs a pass over the buckets.
   /// Source: Megatron-LM, DistributedDataParallelConfig.
   bool check_for_nan_in_grad = false;
 };
 
-/// forward_sync_buffers, by whichever name it was given.
+/// Returns forward_sync_buffers under either name.
 bool syncs_buffers_in_forward(const DistributedDataParallelOptions& options);
 
-/// The options that all replicas must set alike, a line each, for messages.
+/// Formats the options that must be equal on all replicas, one line each, for
+/// messages.
 std::vector<std::string> describe_options(
     const DistributedDataParallelOptions& options);
 

@@ -31,25 +31,25 @@
 
 namespace weft::ddp {
 
-/// Over whom gradients are reduced, and by what their sum is divided.
+/// The ranks over which gradients are reduced, and the divisor of their sum.
 struct ReductionGroup {
   mesh::Communicator group;
   double divisor = 1.0;
 };
 
-/// A parameter that the reducer looks after.
+/// A parameter that the reducer manages.
 struct ReducedParameter {
   NamedTensor state;
-  /// Those that have it, e.g. "layers.0.wq (Linear)".
+  /// The modules that have it, e.g. "layers.0.wq (Linear)".
   std::string modules = {};
-  /// Into the reducer's groups; 0 is the replicas'.
+  /// The index of its group. 0 is the replicas' group.
   size_t group = 0;
-  /// Its gradient waits for that of DistributedDataParallelOptions::
-  /// param_to_hook_all_reduce.
+  /// True if its gradient waits for that of
+  /// DistributedDataParallelOptions::param_to_hook_all_reduce.
   bool is_delayed = false;
-  /// In which its gradient is reduced.
+  /// The dtype in which its gradient is reduced.
   c10::ScalarType reduce_dtype = c10::ScalarType::Float;
-  /// Computed with in low precision.
+  /// True if it is computed with in low precision.
   bool is_cast = false;
 };
 
@@ -57,19 +57,19 @@ struct ReducerConfig {
   BucketCaps caps;
   DistributedDataParallelOptions options;
   std::vector<ReductionGroup> groups;
-  /// Of the parameters that are cast; null if none is.
+  /// The parameters that are cast. Null if there are none.
   std::shared_ptr<ParameterCast> cast;
 };
 
-/// Reduces the gradients of some parameters over the replicas while backward
-/// runs. See Note [Order of reductions] and Note [Pending sums].
-/// Collective: every backward that reaches a parameter, unless paused; over
-/// all ranks of `dp`, and over the meshes of the parameters whose gradients
-/// are pending sums. What fails there comes out of backward().
+/// Reduces the gradients of some parameters over the replicas during backward.
+/// See Note [Order of reductions] and Note [Pending sums].
+/// Collective: every backward that reaches a parameter, unless paused; over all
+/// ranks of `dp`, and over the meshes of parameters whose gradients are
+/// Partial. backward() throws its errors.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  /// `parameters` require gradients and have their values. While `paused` is
-  /// not 0, backward passes only add to .grad().
+  /// `parameters` require gradients and have values. While `paused` is not 0,
+  /// backward passes only accumulate .grad().
   static std::shared_ptr<Reducer> create(
       std::vector<ReducedParameter> parameters,
       const mesh::DeviceMesh& dp,
@@ -79,68 +79,71 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
 
-  /// Before a forward: forgets a backward that failed half way, and gives the
-  /// parameters of `cast` their low precision. `needs_backward`: gradients will
-  /// be asked for.
+  /// Called before a forward: clears the state of a failed backward, and casts
+  /// the parameters of `cast`. `needs_backward` means that gradients will be
+  /// computed.
   void begin_forward(bool needs_backward);
-  /// Something that only this rank may see makes the backward to come wrong:
-  /// `error` is thrown here at its end, and another one on the other ranks.
+  /// Reports an error that only this rank detected. backward() throws `error`
+  /// here and a generic error on the other ranks.
   void report(std::exception_ptr error);
-  /// After it: tells the reducer of the model's outputs, so that the end of the
-  /// outermost backward ends a reduction, also when gradients arrive in nested
-  /// ones, and so that unused parameters are found.
-  /// `is_shared`: all replicas run this forward, so that it may communicate.
+  /// Called after a forward with the model's outputs, so that the end of the
+  /// outermost backward ends a reduction, even if gradients arrive in nested
+  /// ones, and so that unused parameters are found. `is_shared` means that all
+  /// replicas run this forward, so that it may communicate.
   void end_forward(const std::vector<at::Tensor>& outputs, bool is_shared);
 
-  /// Forgets the buckets and a backward that failed half way, and reduces over
-  /// `groups` from now on.
+  /// Clears the buckets and the state of a failed backward, and reduces over
+  /// `groups` from then on.
   void replace_groups(
       const mesh::DeviceMesh& dp,
       std::vector<ReductionGroup> groups);
 
-  /// In a Join; null outside of one.
+  /// Sets the hook of a running Join, or null.
   void set_join(std::shared_ptr<JoinReducerHook> join);
-  /// Takes part in the message of reachable parameters, and in the reduction,
-  /// of an iteration of the replicas that have inputs: with what this one
-  /// accumulated, or zeros. `meanwhile` runs while gradients come there.
+  /// Takes part in the message about reachable parameters, and in the
+  /// reduction, of an iteration of the replicas with inputs: with accumulated
+  /// gradients or zeros. `meanwhile` runs while those replicas compute
+  /// gradients.
   void shadow_reachable();
   void shadow_backward(const std::function<void()>& meanwhile);
-  /// Leaves no .grad(), as zero_grad() on the replicas that have inputs.
+  /// Clears all .grad(), like zero_grad() on the replicas with inputs.
   void drop_gradients();
 
-  /// See ParameterCast::full().
+  /// Returns ParameterCast::full().
   at::Tensor full_precision(const at::Tensor& parameter) const;
 
-  /// Reduces through `hook` from the next backward on.
+  /// Makes the next and later backwards reduce with `hook`.
   void set_comm_hook(std::shared_ptr<CommHook> hook);
   const std::shared_ptr<CommHook>& comm_hook() const { return hook_; }
-  /// Called for every parameter, by index, once its .grad() is final.
+  /// Sets a function that is called for every parameter, by index, when its
+  /// .grad() is final.
   void set_after_reduction(std::function<void(size_t)> after);
   void set_static_graph();
-  /// Listens no more: backward passes only add to .grad().
+  /// Removes the hooks: backward passes only accumulate .grad().
   void remove_autograd_hooks();
 
-  /// Whether backward() leaves the wait for the reductions to finalize().
+  /// Sets whether finalize() waits for the reductions in place of backward().
   void require_manual_finalization(bool required);
   bool should_finalize_after_backward() const;
-  /// Throws: c10::ValueError unless all buckets are under way.
+  /// Throws: c10::ValueError unless all buckets are in flight.
   void finalize();
-  /// Throws: c10::ValueError naming the parameters whose gradients are awaited
-  /// if the last backward did not end in a reduction.
+  /// Throws: c10::ValueError naming the parameters with missing gradients, if
+  /// the last backward did not end in a reduction.
   void check_finalized() const;
 
-  /// Names of the parameters of each bucket, in the order of their reduction:
-  /// planned from the reversed order of parameters until the first backward,
-  /// and from the order of that backward from then on.
+  /// Returns the names of the parameters of each bucket in the order of
+  /// reduction: planned from the reverse order of parameters until the first
+  /// backward, then from the order of that backward.
   std::vector<std::vector<std::string>> bucket_names() const;
-  /// Bytes of each of them.
+  /// The size of each bucket in bytes.
   std::vector<int64_t> bucket_sizes() const;
   bool has_buckets() const;
   bool is_shadow() const { return is_shadow_; }
-  /// What the last synchronised backward did with the parameters here.
+  /// Returns how the last synchronized backward used the parameters on this
+  /// rank.
   GradientUse last_use() const;
-  /// An iteration begins that will be reduced; whether that measured the one
-  /// before.
+  /// Called when an iteration begins that will be reduced. Returns true if the
+  /// previous one was measured.
   bool begin_iteration();
   void set_sample_rate(int64_t every);
   void write_statistics(DDPLoggingData& data) const;
@@ -148,19 +151,20 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void enable_local_norms();
   std::vector<LocalNorm> local_norms() const;
 
-  /// Makes the first backward's buckets these, an earlier bucket_names() of
-  /// the same parameters on the same mesh, instead of planned ones.
-  /// Throws: c10::ValueError for an unknown or repeated name, or once there are
-  /// buckets; backward() throws if the layout does not fit its gradients.
+  /// Sets the buckets of the first backward to an earlier bucket_names() of the
+  /// same parameters on the same mesh, instead of planned ones.
+  /// Throws: c10::ValueError for an unknown or repeated name, or if buckets
+  /// exist; backward() throws if the layout does not match its gradients.
   void set_bucket_layout(const std::vector<std::vector<std::string>>& layout);
 
  private:
   struct Parameter : ReducedParameter {
-    /// Where a gradient that is a pending sum lies.
+    /// The spec of a gradient that is Partial.
     std::optional<dtensor::DTensorSpec> pending;
     bool is_sparse = false;
     bool is_dtensor = false;
-    /// Its place once buckets exist; none if there is nothing to reduce.
+    /// The gradient's place once buckets exist. Empty if there is nothing to
+    /// reduce.
     std::optional<size_t> bucket;
     size_t slot = 0;
 
@@ -168,18 +172,19 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     bool is_ready = false;
     int64_t times_seen = 0;
     GradientProblem problem = GradientProblem::kNone;
-    /// .grad() as it was where this rank had nothing to add to it.
+    /// The previous .grad() if this rank added nothing to it.
     at::Tensor untouched;
 
     c10::ScalarType full_dtype = c10::ScalarType::Float;
-    /// A gradient came since the last synchronised backward.
+    /// True if a gradient arrived since the last synchronized backward.
     bool is_used = false;
-    /// static_graph: how often a gradient comes in each backward.
+    /// With static_graph: how often a gradient arrives in each backward.
     int64_t times_expected = 1;
-    /// Some replica has a gradient.
+    /// True if a replica has a gradient.
     bool is_used_anywhere = true;
     int64_t last_used = 0;
-    /// When its gradient came in the first backward, from that one's begin.
+    /// When its gradient arrived in the first backward, since the start of that
+    /// backward.
     int64_t ready_ns = 0;
   };
 
@@ -201,18 +206,19 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void end_backward();
   void mark_problems();
   void reduce_all();
-  /// Runs what throws where ranks agreed on a problem; this rank's own error,
-  /// if there is one, says more.
+  /// Runs a function that throws because ranks agreed on a problem. This rank's
+  /// own error, if there is one, replaces its error because it has more
+  /// details.
   void fail_with_own_error(void (Reducer::*run)());
   void finish_backward();
 
   // In reducer_buckets.cpp: which bucket a gradient goes to.
   using Plan = std::vector<std::vector<size_t>>;
-  /// Dtype, device, pending sum, group, sparse parameter, used by anybody.
+  /// Dtype, device, Partial spec, group, sparse parameter, used by any rank.
   using BucketKey = std::
       tuple<c10::ScalarType, c10::Device, const void*, size_t, size_t, bool>;
   BucketKey key_of(const Parameter& parameter) const;
-  /// What its gradient takes in a bucket.
+  /// Returns the size of a gradient in a bucket.
   static int64_t reduced_bytes(const Parameter& parameter);
   std::optional<size_t> trigger() const;
   Plan current_plan() const;
@@ -228,7 +234,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // In reducer_gradients.cpp: how a gradient gets there and back.
   bool is_viewed(const Parameter& parameter) const;
-  /// Brings the gradient to its place, and into its bucket if it has one.
+  /// Copies the gradient to its place, and to its bucket if it has one.
   void copy_to_bucket(Parameter& parameter);
   void copy_unused_to_bucket(Parameter& parameter);
   void stash(Parameter& parameter);
@@ -240,10 +246,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // In reducer_precision.cpp: parameters of low precision.
   const at::Tensor& gradient(const Parameter& parameter) const;
   void set_gradient(Parameter& parameter, const at::Tensor& gradient);
-  /// Brings a gradient of low precision to full.
+  /// Casts a low-precision gradient to full precision.
   void upcast(Parameter& parameter);
   void restore_precision();
-  /// After a forward that no backward follows, unless another one's is to come.
+  /// Ends a forward without a backward, unless another forward's backward is to
+  /// come.
   void end_forward_without_backward();
 
   // In reducer_join.cpp: where replicas may have run out of inputs.
@@ -270,7 +277,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // What replicas tell each other at the end of a backward.
   bool has_status_message() const;
-  /// What it says is known only after the reductions.
+  /// Returns true if the status is known only after the reductions.
   bool is_status_late() const;
   void send_status();
   void receive_status();
@@ -300,39 +307,41 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::string> names_;
   std::vector<std::string> modules_;
   c10::Device device_;
-  /// Those that parameters lie on.
+  /// The meshes of the parameters.
   std::vector<mesh::DeviceMesh> tensor_meshes_;
   std::shared_ptr<CommHook> hook_;
   std::shared_ptr<JoinReducerHook> join_;
   std::function<void(size_t)> after_reduction_;
   bool is_finalized_manually_ = false;
 
-  /// Recursive: hooks and optimizers may ask DDP for what it knows.
+  /// Recursive, because hooks and optimizers may call DDP's accessors.
   mutable std::recursive_mutex mutex_;
   std::vector<GradientBucket> buckets_;
-  /// Buckets before this one are reduced as soon as they are full; the others
-  /// hold pending sums.
+  /// Buckets before this index are reduced as soon as they are full. The others
+  /// are Partial.
   size_t partial_begin_ = 0;
   bool has_buckets_ = false;
-  /// static_graph: times_expected was seen in a backward of this replica.
+  /// With static_graph: true if times_expected was determined in a backward of
+  /// this replica.
   bool has_seen_graph_ = false;
-  /// What set_bucket_layout() was given; empty if nothing.
+  /// The argument of set_bucket_layout(), or empty.
   Plan layout_;
 
   // Since the last synchronised backward.
   int64_t forwards_ = 0;
-  /// By parameter: the graph of no forward reaches it. Empty if nobody looked.
+  /// By parameter: true if no forward's graph reaches it. Empty without a
+  /// search.
   std::vector<bool> is_unreachable_;
-  /// By parameter: how many replicas' graphs reach it, and last how many have
-  /// inputs; the message.
+  /// By parameter: the number of replicas whose graph reaches it; last, the
+  /// number of replicas with inputs. Sent as one message.
   at::Tensor reachable_counts_;
   std::optional<mesh::Work> reachable_work_;
 
   // Of the backward under way.
   std::vector<size_t> ready_;
   std::vector<size_t> waiting_for_;
-  /// Buckets in the order of their launches, and how many of them need not wait
-  /// for the end of backward. Empty until the first launch.
+  /// The buckets in launch order, and how many of them need not wait for the
+  /// end of backward. Empty until the first launch.
   std::vector<size_t> launch_order_;
   size_t early_launches_ = 0;
   size_t launched_ = 0;
@@ -340,44 +349,44 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_running_ = false;
   bool is_join_begun_ = false;
   bool is_completed_ = false;
-  /// What goes wrong is thrown on all replicas.
+  /// True if errors are thrown on all replicas.
   bool has_agreed_error_ = false;
-  /// This replica has no inputs.
+  /// True if this replica has no inputs.
   bool is_shadow_ = false;
   bool is_launched_ = false;
   bool is_restore_queued_ = false;
-  /// The forward under way cast the parameters.
+  /// True if the current forward cast the parameters.
   bool has_cast_parameters_ = false;
-  /// Backward goes to all leaves, not to chosen inputs.
+  /// True if backward accumulates into all leaves instead of chosen inputs.
   bool accumulates_into_all_leaves_ = false;
-  /// What report() was given, or a comm hook threw: says more than what all
-  /// ranks know.
+  /// The error from report() or a comm hook, which has more details than the
+  /// common one.
   std::exception_ptr own_error_;
   bool passed_output_ = false;
   int64_t begin_ns_ = 0;
-  /// How many replicas use each parameter, and how many report a problem.
+  /// The number of replicas that use each parameter, and that report a problem.
   at::Tensor status_;
   std::optional<mesh::Work> status_work_;
   struct GroupUse {
     at::Tensor counts;
     mesh::Work work;
   };
-  /// By group but the first.
+  /// By group, except the first.
   std::vector<GroupUse> group_use_;
 
   bool keeps_local_norms_ = false;
-  /// Sums of squares by bucket, of the last backward; undefined where nothing
+  /// The sums of squares of the last backward by bucket. Undefined if nothing
   /// was reduced.
   std::vector<at::Tensor> local_norms_;
 
   int64_t backwards_ = 0;
   RuntimeStatistics statistics_;
-  /// What the search of the last backward found.
+  /// The result of the last backward's search.
   std::optional<std::vector<size_t>> last_unreachable_;
 
-  /// Null unless find_unused_parameters.
+  /// Null without find_unused_parameters.
   std::unique_ptr<UnusedParameters> search_;
-  /// Last: nothing is called once it is gone.
+  /// The last member, so that no callback runs after it is destroyed.
   std::unique_ptr<GradientHooks> hooks_;
 };
 

@@ -11,9 +11,9 @@
 
 namespace weft::ddp {
 
-/// Keeps what a training loop measures of itself. Points in time are passed in.
-/// Not thread-safe. The time of an overlap is that from the first launch to the
-/// last gradient, as PyTorch's.
+/// Collects timings of a training loop. Points in time are arguments. Not
+/// thread-safe. As in PyTorch, the overlap is the time from the first launch to
+/// the last gradient.
 /// Source: torch/csrc/distributed/c10d/reducer.cpp,
 /// should_collect_runtime_stats; logger.cpp, set_runtime_stats_and_log.
 class RuntimeStatistics {
@@ -21,41 +21,42 @@ class RuntimeStatistics {
   using Clock = std::chrono::steady_clock;
   using Time = Clock::time_point;
 
-  /// The first 10 iterations are sampled, then every `every`th. Default: 100.
+  /// Sets the sampling: the first 10 iterations, then every `every`th. The
+  /// default is 100.
   /// Throws: c10::ValueError unless it is positive.
   void set_sample_rate(int64_t every);
 
-  /// An iteration begins whose backward reduces. Until the next one, events
-  /// count as its own. Returns whether the one that it ends was sampled: then
-  /// write_to() has something new.
+  /// Begins an iteration whose backward reduces, and ends the previous one.
+  /// Returns true if that one was sampled, so that write_to() has new values.
   bool on_forward_begin(Time now);
-  /// Whether events of this iteration count; else they may be left out.
+  /// Returns true if events of this iteration are recorded. Otherwise they may
+  /// be omitted.
   bool is_sampled() const;
   int64_t iteration() const { return iteration_; }
 
-  /// Forward is over: its outputs are known.
+  /// Records that forward has ended.
   void on_backward_begin(Time now);
-  /// All gradients are there.
+  /// Records that all gradients are ready.
   void on_backward_compute_end(Time now);
-  /// A bucket's reduction was launched; of several the first counts.
+  /// Records the launch of a bucket's reduction. Only the first one counts.
   void on_comm_begin(Time now);
-  /// A bucket was reduced; of several the last counts.
+  /// Records the end of a bucket's reduction. Only the last one counts.
   void on_comm_end(Time now);
 
-  /// Of each backward that reduced: the parameters that got no gradient on this
-  /// rank and their size, the order in which the others got theirs, and how
-  /// many buckets were reduced.
+  /// Records, for each backward that reduced: the parameters without a gradient
+  /// on this rank and their size, the order in which the other gradients were
+  /// ready, and the number of reduced buckets.
   void on_unused(const std::vector<size_t>& unused, int64_t bytes);
   void on_ready_order(const std::vector<size_t>& order);
   void on_buckets_reduced(int64_t buckets);
 
-  /// Ends the iteration under way early, e.g. to read its times. Returns
-  /// whether it was sampled.
+  /// Ends the current iteration early, e.g. to read its times. Returns true if
+  /// it was sampled.
   bool finish_iteration();
-  /// Forgets the iteration under way, which failed.
+  /// Discards the current iteration after a failure.
   void drop_iteration();
 
-  /// Sets the fields that this class keeps.
+  /// Sets the fields that this class provides.
   void write_to(DDPLoggingData& data) const;
 
  private:
@@ -67,7 +68,7 @@ class RuntimeStatistics {
     kCommEnd,
     kEvents
   };
-  /// From one event to another: the last and the average of all.
+  /// The time between two events: the last one and the sum of all.
   struct Span {
     int64_t last = 0;
     int64_t sum = 0;
@@ -84,7 +85,7 @@ class RuntimeStatistics {
   bool is_open_ = false;
   Events events_{};
 
-  /// Of the last sampled iteration that ended.
+  /// The last completed sampled iteration.
   int64_t sampled_iteration_ = 0;
   Events sampled_{};
   Span forward_, backward_, comm_, overlap_;

@@ -9,10 +9,10 @@
 
 namespace weft::ddp {
 
-/// The sum of a sparse tensor over a group: rows of all ranks, those of the
-/// same index added in the order of ranks.
-/// Shapes: the same sizes and sparse dims on all ranks, any number of entries.
-/// Collective: all ranks of `group`, what the future runs too.
+/// Sums a sparse tensor over a group; rows with the same index are added in
+/// rank order.
+/// Shapes: equal sizes and sparse dims on all ranks, any number of entries.
+/// Collective: all ranks of `group`, including collectives of the future.
 /// Source: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp,
 /// AsyncSparseAllreduceWork.
 BucketFuture sum_sparse(

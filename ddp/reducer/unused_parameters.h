@@ -17,9 +17,9 @@ class Module;
 
 namespace weft::ddp {
 
-/// Tells which parameters the outputs of a forward do not depend on, from the
-/// graph that autograd recorded. What a nested backward (re-entrant
-/// checkpointing) would use is in no graph yet and counts as unused.
+/// Finds the parameters on which the outputs of a forward do not depend, from
+/// autograd's graph. Uses in a nested backward (re-entrant checkpointing) are
+/// not yet in a graph and count as unused.
 /// Source: torch/csrc/distributed/c10d/reducer.cpp, search_unused_parameters.
 class UnusedParameters {
  public:
@@ -29,9 +29,10 @@ class UnusedParameters {
   UnusedParameters& operator=(const UnusedParameters&) = delete;
   ~UnusedParameters();
 
-  /// Places of the parameters that no output depends on, in order. Outputs may
-  /// be undefined, without a graph, DTensors, or parameters themselves. Visits
-  /// each node of the graph once, and stops once all parameters are found.
+  /// Returns the indices of the parameters on which no output depends, in
+  /// order. Outputs may be undefined, without a graph, DTensors, or parameters.
+  /// Visits each node of the graph once and stops when all parameters are
+  /// found.
   std::vector<size_t> find(const std::vector<at::Tensor>& outputs) const;
 
  private:
@@ -39,21 +40,21 @@ class UnusedParameters {
   std::unique_ptr<State> state_;
 };
 
-/// UnusedParameters::find() of a search that is used once.
+/// Runs UnusedParameters::find() once.
 std::vector<size_t> find_unused(
     const std::vector<at::Tensor>& outputs,
     const std::vector<at::Tensor>& parameters);
 
-/// What one backward did with a model's parameters.
+/// How one backward used the parameters of a model.
 struct GradientUse {
-  /// As counted by the caller.
+  /// The caller's iteration number.
   int64_t iteration = 0;
-  /// Places of the parameters that got no gradient.
+  /// The indices of the parameters without a gradient.
   std::vector<size_t> without_gradient = {};
-  /// Those of them that no output depends on; none if the graph was not
-  /// searched.
+  /// Those of them on which no output depends. Empty optional if the graph was
+  /// not searched.
   std::optional<std::vector<size_t>> not_in_graph = std::nullopt;
-  /// For each parameter the last iteration in which it got a gradient.
+  /// The last iteration in which each parameter got a gradient.
   std::vector<std::optional<int64_t>> last_gradient = {};
 };
 

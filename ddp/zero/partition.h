@@ -12,43 +12,46 @@ namespace weft::ddp {
 
 /// How ZeroRedundancyOptimizer divides the update over the replicas.
 enum class ZeroPartition {
-  /// Each parameter is one replica's, the largest first to whoever has the
-  /// fewest bytes. Right for every optimizer that treats parameters one by one.
+  /// Each parameter belongs to one replica: the largest parameter first, to the
+  /// replica with the fewest bytes. Correct for every optimizer that handles
+  /// parameters separately.
   kWholeParameters,
-  /// Each replica has a part of the rows (dim 0) of each parameter, ceil(rows /
-  /// replicas) from the first on; the last ones may have none. Right only for
-  /// optimizers that treat elements one by one, e.g. SGD, Adam, AdamW, Adagrad
-  /// and RMSprop: one that takes the norm of a parameter would take a part's.
+  /// Each replica has ceil(rows / replicas) rows (dim 0) of each parameter; the
+  /// last replicas may have none. Correct only for elementwise optimizers, e.g.
+  /// SGD, Adam, AdamW, Adagrad and RMSprop: an optimizer that takes the norm of
+  /// a parameter would get the norm of a part.
   kEvenSplit,
 };
 
-/// Who updates a parameter and has its state. See Note [Parts of parameters].
+/// The replica that updates a parameter and has its state. See Note [Parts of
+/// parameters].
 struct ZeroPart {
   enum class Kind {
-    /// Every replica: what is too small to be divided, or lies so that no
-    /// placement could say it.
+    /// Every replica updates it, because it is too small to divide or no
+    /// placement could describe its division.
     kReplicated,
     kOwned,
     kSharded,
   };
   Kind kind = Kind::kReplicated;
-  /// Of a kOwned parameter, as a rank of dp.
+  /// The rank in dp that owns a kOwned parameter.
   int64_t owner = 0;
-  /// Where the state lies over dp.
+  /// The placement of the state over dp.
   dtensor::Placement placement;
 };
 
-/// Divides parameters over `dp`; a function of its arguments, the same on all
-/// ranks. What comes later does not move what came before.
+/// Divides parameters over `dp`. Deterministic, so identical on all ranks.
+/// Parameters that are added later do not move earlier ones.
 class PartPlanner {
  public:
   PartPlanner(mesh::DeviceMesh dp, ZeroPartition partition);
 
-  /// The parts of a group of parameters. Throws: c10::ValueError for DTensors
-  /// of another root mesh than `dp`'s, and those that lie on its dim.
+  /// Returns the parts of a group of parameters.
+  /// Throws: c10::ValueError for DTensors on a root mesh other than that of
+  /// `dp`, or on the dim of `dp`.
   std::vector<ZeroPart> plan(const std::vector<at::Tensor>& parameters);
 
-  /// Bytes of the parameters of each rank that are kOwned.
+  /// The bytes of the kOwned parameters of each rank.
   const std::vector<int64_t>& owned_bytes() const { return owned_bytes_; }
 
  private:

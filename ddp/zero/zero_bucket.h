@@ -15,10 +15,10 @@
 
 namespace weft::ddp {
 
-/// Makes an optimizer of groups of parameters, e.g. [](auto groups) {
-/// return std::make_unique<torch::optim::SGD>(std::move(groups), 0.1); }
-/// Called several times, each for some of the parameters; the groups' options
-/// are set afterwards.
+/// Creates an optimizer of groups of parameters, e.g. [](auto groups) { return
+/// std::make_unique<torch::optim::SGD>(std::move(groups), 0.1); } It is called
+/// several times, each for some of the parameters; the groups' options are set
+/// afterwards.
 using ZeroOptimizerFactory =
     std::function<std::unique_ptr<torch::optim::Optimizer>(
         std::vector<torch::optim::OptimizerParamGroup>)>;
@@ -26,21 +26,21 @@ using ZeroOptimizerFactory =
 /// A parameter of a ZeroRedundancyOptimizer.
 struct ZeroEntry {
   at::Tensor parameter;
-  /// Its group of parameters.
+  /// The index of its parameter group.
   size_t group = 0;
   ZeroPart part;
-  /// What this rank updates, a leaf: the parameter, some of its rows (which may
-  /// be none), or undefined.
+  /// The part that this rank updates, a leaf: the parameter, some or none of
+  /// its rows, or undefined.
   at::Tensor own = {};
 };
 
-/// The groups of one optimizer, and which of the outer ones they are.
+/// The groups of one optimizer, and their indices in the outer one.
 struct LocalOptimizer {
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   std::vector<size_t> groups;
 
-  /// An optimizer of tensors[i] for entries[i], without those undefined; none
-  /// if all are.
+  /// Creates an optimizer of tensors[i] for entries[i], without undefined
+  /// tensors. Empty if all are undefined.
   static LocalOptimizer make(
       const std::vector<ZeroEntry>& entries,
       const std::vector<at::Tensor>& tensors,
@@ -50,14 +50,14 @@ struct LocalOptimizer {
       const std::vector<torch::optim::OptimizerParamGroup>& outer);
 };
 
-/// Parameters of one dtype and device, updated by one optimizer on each rank
-/// and then gathered together.
+/// Parameters of one dtype and device that one optimizer per rank updates, and
+/// that are gathered together.
 class ZeroBucket {
  public:
   struct Options {
-    /// Gather into the parameters' own memory.
+    /// Gathers into the parameters' own memory.
     bool in_place = false;
-    /// As the ledger shows it.
+    /// The name in the flight recorder.
     std::string name;
   };
 
@@ -74,17 +74,18 @@ class ZeroBucket {
 
   /// Updates this rank's parts.
   void update(const std::vector<torch::optim::OptimizerParamGroup>& outer);
-  /// Sends them to the others, who send theirs.
+  /// Starts to exchange the updated parts.
   /// Collective: all replicas.
   void start_gather();
   bool is_gathering() const { return gather_.has_value(); }
-  /// Waits until the parameters have the new values.
+  /// Waits until the parameters have their new values.
   void finish_gather();
 
  private:
   struct Gather {
     std::vector<mesh::Work> works;
-    /// Where values arrive, if not in the parameters: rank by rank.
+    /// The memory in which values arrive, in rank order, if not in the
+    /// parameters.
     at::Tensor staging;
   };
 
@@ -101,7 +102,8 @@ class ZeroBucket {
   Options options_;
   bool is_sharded_;
   LocalOptimizer inner_;
-  /// The parameters' memory, owner by owner; undefined unless they are views.
+  /// The parameters' memory in owner order. Undefined unless parameters are
+  /// views of it.
   at::Tensor flat_;
   std::vector<int64_t> flat_counts_;
   std::optional<Gather> gather_;

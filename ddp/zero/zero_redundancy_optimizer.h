@@ -26,36 +26,37 @@ class ZeroStateAccess;
 
 struct ZeroRedundancyOptimizerOptions {
   ZeroPartition partition = ZeroPartition::kWholeParameters;
-  /// Gather into the parameters' own memory, without copies: whole parameters
-  /// become views of one buffer a bucket; of evenly split ones each is a
-  /// message.
+  /// Gathers into the parameters' own memory without copies: parameters with
+  /// one owner become views of one buffer per bucket; evenly split ones are
+  /// sent as one message each.
   bool parameters_as_bucket_view = false;
-  /// How many MiB of parameters are updated and then gathered together, while
+  /// The MiB of parameters that are updated and then gathered together, while
   /// the next ones are updated.
   double bucket_cap_mb = 25;
-  /// step() returns while parameters are still being gathered, in their order:
-  /// see wait_for_parameters(), also for what mixed_precision of
-  /// DistributedDataParallel needs. Not within a Join.
+  /// Makes step() return while parameters are still being gathered, in their
+  /// order: see wait_for_parameters(), also for mixed_precision of
+  /// DistributedDataParallel. Not supported in a Join.
   bool overlap_with_forward = false;
 };
 
-/// An optimizer whose state and work are divided over the replicas: each
+/// An optimizer whose state and work are sharded over the replicas: each
 /// updates its part of the parameters, and the parts are gathered. With
-/// optimizers that treat parameters one by one, values are those of the plain
-/// optimizer. Groups and their options, schedulers and zero_grad() are as with
-/// any other; groups added later are divided by themselves.
-/// Source: torch/distributed/optim/zero_redundancy_optimizer.py; Rajbhandari
-/// et al., https://arxiv.org/abs/1910.02054 (stage 1).
+/// optimizers that handle parameters separately the values are those of the
+/// plain optimizer. Groups and their options, schedulers and zero_grad() work
+/// as usual; groups that are added later are divided separately.
+/// Source: torch/distributed/optim/zero_redundancy_optimizer.py; Rajbhandari et
+/// al., https://arxiv.org/abs/1910.02054 (stage 1).
 class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
                                 public Joinable,
                                 public dtensor::ShardedStateOptimizer {
  public:
-  /// `dp` has one dim: the replicas, whose parameters and gradients are equal.
+  /// `dp` is the 1-D mesh of the replicas, whose parameters and gradients are
+  /// equal.
   /// Collective: all ranks of `dp` with the same groups; blocks.
-  /// Throws: c10::ValueError for a mesh of several dims, no parameters, one
-  /// that is no leaf, comes twice, has no values yet, lies on `dp` or has an
-  /// optimizer in backward, an optimizer that couples parameters (LBFGS);
-  /// mesh::DisagreementError on all ranks if theirs differ.
+  /// Throws: c10::ValueError for a mesh of several dims, no parameters, a
+  /// parameter that is not a leaf, is repeated, has no values yet, is on `dp`
+  /// or has an optimizer in backward, or an optimizer that couples parameters
+  /// (LBFGS); mesh::DisagreementError on all ranks if their arguments differ.
   ZeroRedundancyOptimizer(
       std::vector<torch::optim::OptimizerParamGroup> groups,
       ZeroOptimizerFactory factory,
@@ -63,65 +64,66 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
       ZeroRedundancyOptimizerOptions options = {});
   ~ZeroRedundancyOptimizer() override;
 
-  /// Calls `closure`, if given, then before_update()'s function; updates this
-  /// rank's parts and gathers the others'. A parameter without a gradient is
-  /// left alone.
-  /// Collective: all replicas; blocks, but with overlap_with_forward.
-  /// Throws: c10::ValueError for a sparse gradient of a parameter that is cut,
-  /// and what the constructor throws for groups that were added.
+  /// Calls `closure`, if given, then the function of before_update(); updates
+  /// this rank's parts and gathers the others. Skips parameters without a
+  /// gradient.
+  /// Collective: all replicas; blocks, except with overlap_with_forward.
+  /// Throws: c10::ValueError for a sparse gradient of a sharded parameter, and
+  /// like the constructor for groups that were added.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// What is to be done with gradients before each update, e.g. clipping: also
+  /// Sets a function that runs before each update, e.g. gradient clipping, also
   /// on ranks that have run out of inputs in a Join.
   void before_update(std::function<void()> function);
 
-  /// Waits for what step() left under way. To be called, with
-  /// overlap_with_forward, before anybody reads parameters; step() and
-  /// state_dict() do so themselves.
+  /// Waits for the gathers that step() started. With overlap_with_forward it
+  /// must be called before parameters are read; step() and state_dict() call it
+  /// themselves.
   void wait_for_parameters();
-  /// The same for the parameters of one module and those below it.
+  /// Like wait_for_parameters(), for the parameters of a module and its
+  /// submodules.
   void wait_for_parameters(const torch::nn::Module& module);
-  /// Has dtensor::call(module, ...), and so forward() of a
-  /// DistributedDataParallel around it, wait for the module's parameters. On a
-  /// model's blocks, called so one after the other, each waits for its own.
-  /// Under mixed_precision DistributedDataParallel casts parameters before
-  /// that: call wait_for_parameters() before its forward.
+  /// Makes dtensor::call(module, ...), and so forward() of a
+  /// DistributedDataParallel around it, wait for the module's parameters. If
+  /// called for each of a model's blocks, each waits for its own. With
+  /// mixed_precision DistributedDataParallel casts parameters earlier: call
+  /// wait_for_parameters() before its forward.
   void wait_before_forward(torch::nn::Module& module);
 
-  /// What the plain optimizer has in dtensor::optimizer_state_dict(): the same
-  /// keys, sizes and dtypes. Tensors are DTensors on joint_mesh(module, dp) and
-  /// share memory with this rank's part of the state.
+  /// Returns the keys, sizes and dtypes of the plain optimizer's
+  /// dtensor::optimizer_state_dict(). Tensors are DTensors on
+  /// joint_mesh(module, dp) and share memory with this rank's state.
   /// Collective: all replicas; blocks.
-  /// Throws: as optimizer_state_dict(), on all ranks.
+  /// Throws: like optimizer_state_dict(), on all ranks.
   dtensor::StateDict state_dict(
       const torch::nn::Module& module,
       const dtensor::StateDict* to_be_loaded = nullptr) override;
-  /// The way back; takes also tensors placed otherwise, e.g. a plain
-  /// optimizer's, and plain ones of the whole's sizes.
+  /// Loads a state, also from tensors with other placements, e.g. a plain
+  /// optimizer's, and from plain full tensors.
   /// Collective: all ranks of the mesh; blocks.
-  /// Throws: c10::ValueError naming a key that is missing or does not fit.
+  /// Throws: c10::ValueError naming a key that is missing or does not match.
   void load_state_dict(
       const torch::nn::Module& module,
       const dtensor::StateDict& state) override;
-  /// state_dict() in whole plain tensors on the rank at `to` of dp and at the
-  /// origin of other mesh dims; nothing on others.
+  /// Returns state_dict() as plain full tensors on the rank `to` of dp at the
+  /// origin of the other mesh dims, and nothing on the other ranks.
   /// Collective: all ranks of the mesh; blocks.
   dtensor::StateDict consolidate_state_dict(
       const torch::nn::Module& module,
       int64_t to = 0);
 
-  /// c10::NotImplementedError: state_dict() is for the checkpoint.
+  /// Throws: c10::NotImplementedError. Use state_dict() for checkpoints.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// Its main hook updates and gathers as step() does.
+  /// Creates the hook for Join. Its main hook updates and gathers like step().
   std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;
   mesh::DeviceMesh join_model_parallel_mesh() const override;
 
   const mesh::DeviceMesh& mesh() const;
-  /// Who has the state of each parameter, in the order of the groups.
+  /// Returns which replica has the state of each parameter, in group order.
   std::vector<std::pair<at::Tensor, ZeroPart>> parts() const;
 
  private:
@@ -138,10 +140,11 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   std::shared_ptr<State> zero_;
 };
 
-/// One of torch's optimizers, or any that is made of groups and options, with
-/// its state divided over `dp`:
-/// make_zero<torch::optim::AdamW>(model->parameters(), AdamWOptions(1e-3), dp)
-/// Collective: all ranks of `dp`; blocks. Throws: as the constructor.
+/// Creates one of torch's optimizers, or any other with groups and options,
+/// with its state sharded over `dp`:
+/// make_zero<torch::optim::AdamW>(model->parameters(), AdamWOptions(1e-3), dp).
+/// Collective: all ranks of `dp`; blocks.
+/// Throws: like the constructor.
 template <class Optimizer, class Options>
 std::unique_ptr<ZeroRedundancyOptimizer> make_zero(
     std::vector<torch::optim::OptimizerParamGroup> groups,

@@ -23,9 +23,9 @@ namespace weft::ddp {
 /// module's parameters. See Note [State of a divided optimizer].
 class ZeroStateAccess {
  public:
-  /// `to_be_loaded`: see dtensor::optimizer_state_dict(); the same on all
-  /// ranks, or null.
-  /// Throws: c10::ValueError if the module lacks a parameter.
+  /// `to_be_loaded` is as in dtensor::optimizer_state_dict(), and identical on
+  /// all ranks or null.
+  /// Throws: c10::ValueError if the module does not have a parameter.
   ZeroStateAccess(
       std::vector<ZeroBucket>& buckets,
       const ZeroOptimizerFactory& factory,
@@ -42,14 +42,15 @@ class ZeroStateAccess {
   dtensor::StateDict consolidated(int64_t to);
 
  private:
-  /// An optimizer of some entries, which a module calls "p0", "p1", ...
+  /// An optimizer of some entries, which a module names "p0", "p1", ...
   struct Reader {
-    /// Of what this rank does not hold; else the bucket's is used.
+    /// An optimizer of what this rank does not hold. Otherwise the bucket's is
+    /// used.
     LocalOptimizer rest = {};
     LocalOptimizer* inner = nullptr;
     std::vector<const ZeroEntry*> entries = {};
     torch::nn::Module stand_in = torch::nn::Module("stand_in");
-    /// The keys of `inner`, and those by the names of parameters.
+    /// The keys of `inner`, with the keys by parameter names.
     std::vector<std::pair<std::string, std::string>> keys = {};
   };
 
@@ -74,13 +75,13 @@ class ZeroStateAccess {
   c10::Device device_;
   std::unordered_map<const c10::TensorImpl*, std::string> names_;
   std::vector<Reader> readers_;
-  /// Frozen parameters of which a replica has state, or will have.
+  /// Frozen parameters for which a replica has, or will have, state.
   std::set<const ZeroEntry*> frozen_with_state_;
-  /// Numbers that one rank knows, and whether that is this one.
+  /// Numbers that one rank knows; true if this is the rank.
   std::map<std::string, bool> numbers_;
 };
 
-/// What a ZeroRedundancyOptimizer is made of.
+/// The state of a ZeroRedundancyOptimizer.
 struct ZeroRedundancyOptimizer::State {
   mesh::DeviceMesh dp;
   ZeroRedundancyOptimizerOptions options;
@@ -88,12 +89,13 @@ struct ZeroRedundancyOptimizer::State {
   ZeroOptimizerFactory factory;
   PartPlanner planner;
   c10::Device device = c10::Device(c10::DeviceType::CPU);
-  /// How many parameters of each group are in buckets.
+  /// The number of parameters of each group that are in buckets.
   std::vector<size_t> planned = {};
   std::vector<ZeroBucket> buckets = {};
   std::function<void()> before_update = {};
 
   mesh::Communicator group() const { return dp.group(int64_t{0}); }
+  /// Compares lines and defaults between ranks.
   /// Collective: all replicas.
   void check_agreement(
       std::vector<std::string> lines,

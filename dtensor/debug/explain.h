@@ -11,43 +11,45 @@
 
 namespace weft::dtensor {
 
-/// A collective, and what it is estimated to take.
+/// A collective and its estimated time.
 struct ExplainedCollective : CommRecord {
   double estimated_us = 0;
 };
 
-/// What a piece of a program communicates.
+/// The communication of a part of a program.
 struct Explanation {
   std::vector<ExplainedCollective> entries;
 
   int64_t bytes() const;
   double estimated_us() const;
-  /// Those that no one asked for.
+  /// Returns the number of collectives that the program did not ask for.
   int64_t implicit_count() const;
-  /// A line a collective: kind, mesh dim, ranks, bytes, time, who caused it,
-  /// from where to where, and the cheaper placement if there is one.
+  /// Formats one line per collective: kind, mesh dim, ranks, bytes, time, the
+  /// op that caused it, the placements before and after, and a cheaper
+  /// placement if there is one.
   std::string to_string() const;
-  /// One line.
+  /// Formats one line of JSON.
   std::string to_json() const;
 };
 
 struct ExplainOptions {
-  /// Names modules, see CommDebugOptions.
+  /// Provides module names. See CommDebugOptions.
   torch::nn::Module* module = nullptr;
-  /// Prices of a mesh dim's links; default: mesh::link_cost().
+  /// The link cost of a mesh dim. The default is mesh::link_cost().
   std::function<mesh::LinkCost(std::string_view mesh_dim)> link_cost = {};
 };
 
-/// Runs `program`, an op or whole steps on DTensors of `mesh`, and says what it
-/// communicated and why. On a mesh of World::fake() nothing is sent; with
+/// Runs `program`, an op or whole steps on DTensors of `mesh`, and returns what
+/// it communicates and why. On a mesh of World::fake() nothing is sent; with
 /// local tensors on the meta device nothing is computed either.
-/// Collective: as `program`.
+/// Collective: like `program`.
 Explanation explain(
     const mesh::DeviceMesh& mesh,
     const std::function<void()>& program,
     const ExplainOptions& options = {});
 
-/// Microseconds that a ledger's collective takes among `ranks` ranks.
+/// Returns the time in microseconds of a recorded collective among `ranks`
+/// ranks.
 double estimated_us(
     std::string_view op,
     int64_t ranks,

@@ -6,8 +6,8 @@
 
 namespace weft::dtensor {
 
-/// Which single input of an op, placed otherwise, would make it move less, in
-/// words; empty if none would.
+/// Describes the input whose placement could change to reduce communication.
+/// Empty if there is none.
 std::string cheaper_placements(const OpCall& call);
 
 } // namespace weft::dtensor

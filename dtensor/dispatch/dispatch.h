@@ -6,8 +6,7 @@
 
 namespace weft::dtensor {
 
-/// The kernel, below autograd, of every op that runs by a rule; see
-/// Note [Dispatch].
+/// The kernel, below autograd, of every op with a rule. See Note [Dispatch].
 void dispatch_boxed(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,

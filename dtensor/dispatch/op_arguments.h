@@ -11,12 +11,13 @@ namespace weft::dtensor {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 
-/// The tensor of an element of a tensor list, undefined for None.
+/// Returns the tensor in an element of a tensor list, or an undefined tensor
+/// for None.
 inline at::Tensor tensor_or_none(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
-/// Calls visit(tensor, argument, list_index) for the defined tensors.
+/// Calls visit(tensor, argument, list_index) for every defined tensor.
 template <class Visit>
 void for_each_tensor(Arguments arguments, const Visit& visit) {
   const auto visit_defined =
@@ -38,10 +39,10 @@ void for_each_tensor(Arguments arguments, const Visit& visit) {
   }
 }
 
-/// What an op's rule gets to see of a call.
+/// Returns the part of a call that the op's rule sees.
 OpCall read_call(const c10::OperatorHandle& op, Arguments arguments);
 
-/// Replaces tensors among the arguments on a stack, rebuilding each list once.
+/// Replaces tensors among the arguments on a stack. Each list is rebuilt once.
 class ArgumentReplacer {
  public:
   explicit ArgumentReplacer(c10::IValue* first) : first_(first) {}
@@ -57,7 +58,8 @@ class ArgumentReplacer {
     return list_[list_index];
   }
 
-  /// Lists are changed only when another argument is opened, or by close().
+  /// Replaces one tensor. A list is written back when another argument is set
+  /// or by close().
   void set(size_t argument, int64_t list_index, at::Tensor local) {
     if (list_index < 0) {
       first_[argument] = std::move(local);
@@ -67,7 +69,7 @@ class ArgumentReplacer {
     }
   }
 
-  /// Writes the list that is open back to its argument.
+  /// Writes the current list back to its argument.
   void close() {
     if (!is_open_) {
       return;

@@ -15,10 +15,10 @@ namespace weft::dtensor {
 class DTensorImpl;
 class ParameterHooks;
 
-/// What identifies a plan: see Note [Plan cache].
+/// The key of a plan. See Note [Plan cache].
 using PlanKey = c10::SmallVector<int64_t, 96>;
 
-/// Reads a call's key and what has to be known of its tensors, without touching
+/// Reads a call's key and the required facts about its tensors without changing
 /// a reference count.
 class CallReader {
  public:
@@ -28,14 +28,14 @@ class CallReader {
   bool cachable() const { return cachable_; }
   bool has_deferred() const { return has_deferred_; }
   bool has_copied_view() const { return has_copied_view_; }
-  /// A plain tensor of one dim or more is among the arguments.
+  /// True if a plain tensor with at least one dim is among the arguments.
   bool has_plain() const { return has_plain_; }
-  /// Those of the last argument that has some, or null; until the arguments are
-  /// replaced.
+  /// The hooks of the last argument that has some, or null. Valid until the
+  /// arguments are replaced.
   const std::shared_ptr<ParameterHooks>* parameter_hooks() const {
     return parameter_hooks_;
   }
-  /// The first DTensor that lies on a mesh of one dim or more, or null.
+  /// The first DTensor on a mesh with at least one dim, or null.
   const DTensorSpec* common() const { return common_; }
 
  private:
@@ -51,7 +51,7 @@ class CallReader {
     kText
   };
 
-  /// That none of the tensors changed its part while the others were read.
+  /// Throws if a tensor changed its local tensor while the others were read.
   void check_hooked() const;
   void read(const c10::IValue& value);
   void read_list(c10::ArrayRef<c10::IValue> list);
@@ -67,8 +67,8 @@ class CallReader {
   const DTensorSpec* common_ = nullptr;
 };
 
-/// The plan of the call that `reader` has read, from the mesh's cache or new.
-/// `arguments` are that call's.
+/// Returns the plan of the call that `reader` has read, from the mesh's cache
+/// or newly made. `arguments` are those of the call.
 std::shared_ptr<const OpPlan> find_plan(
     const CallReader& reader,
     const c10::OperatorHandle& op,

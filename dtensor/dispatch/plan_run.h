@@ -7,16 +7,16 @@
 
 namespace weft::dtensor {
 
-/// Runs the call whose arguments are on the stack by its plan: redistributes,
-/// calls the op on the local tensors, wraps what it returns.
-/// Collective: all ranks of `mesh`, if the plan moves anything.
+/// Runs the call on the stack by its plan: redistributes the inputs, calls the
+/// op on the local tensors, and wraps the results.
+/// Collective: all ranks of `mesh`, if the plan redistributes.
 void run_plan(
     const c10::OperatorHandle& op,
     const OpPlan& plan,
     const mesh::DeviceMesh& mesh,
     torch::jit::Stack& stack);
 
-/// Runs a call whose DTensors all lie on no mesh.
+/// Runs a call whose DTensors are all unplaced.
 void run_unplaced(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 } // namespace weft::dtensor

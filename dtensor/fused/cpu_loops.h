@@ -17,12 +17,13 @@
 
 namespace weft::dtensor::fused {
 
-/// In which type values of T are computed.
+/// The type in which values of type T are computed.
 template <class T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-/// silu(gate) * up. Row r starts at r times its tensor's stride; rows have
-/// `columns` elements as long as there are `count` in all.
+/// Computes silu(gate) * up. Row r starts at r times its tensor's stride. Each
+/// row has `columns` elements, except for the last one if `count` elements are
+/// fewer.
 template <class T>
 struct SwigluLoop {
   const T* gate;
@@ -43,7 +44,7 @@ struct SwigluBackwardLoop {
   int64_t columns, count;
 };
 
-/// x / rms(x) * weight, and 1 / rms(x).
+/// Computes x / rms(x) * weight and 1 / rms(x).
 template <class T>
 struct RmsNormLoop {
   const T* input;
@@ -54,8 +55,9 @@ struct RmsNormLoop {
   double eps;
 };
 
-/// Chunks of `chunk` rows add up their part of the weight's gradient each, in
-/// `partial_weight_grads` [chunks, columns].
+/// Computes the gradients of RmsNormLoop. Each chunk of `chunk` rows adds its
+/// part of the weight gradient to one row of `partial_weight_grads` [chunks,
+/// columns].
 template <class T>
 struct RmsNormBackwardLoop {
   const T* grad;
@@ -68,8 +70,9 @@ struct RmsNormBackwardLoop {
   int64_t rows, chunk;
 };
 
-/// Turns the pairs (x[j], x[j + half]) of each row of [B, H, T, 2 * half] by
-/// the angles of its t; backwards if `transposed`. Strides: of B, H and T.
+/// Rotates the pairs (x[j], x[j + half]) of each row of [B, H, T, 2 * half] by
+/// the angles of its position t, backwards if `transposed`. Strides are those
+/// of B, H and T.
 template <class T>
 struct RotaryLoop {
   const T* input;
@@ -82,29 +85,29 @@ struct RotaryLoop {
   bool transposed;
 };
 
-/// A block of attention's scores, for several heads: row h * queries + i
-/// belongs to query `begin` + i of head h, and sees all `keys`, or only those
-/// up to its own position if the attention is causal.
+/// A block of attention scores of several heads: row h * queries + i belongs to
+/// query `begin` + i of head h. It attends to all `keys`, or with causal
+/// attention only to those up to its own position.
 struct ScoreRows {
   int64_t queries, keys;
   int64_t begin;
   bool is_causal;
-  /// What a product of query and key is multiplied by; above 0.
+  /// The factor of the query-key products; above 0.
   float scale;
-  /// Of head h and query i: at h * length + i.
+  /// The stride of heads: head h and query i are at h * length + i.
   int64_t length;
 };
 
-/// Scores to probabilities, in place, and the logarithm of each row's sum of
-/// exponentials.
+/// Computes the softmax of the scores in place, and the logarithm of each row's
+/// sum of exponentials.
 struct SoftmaxLoop {
   ScoreRows rows;
   float* scores;
   float* logsumexp;
 };
 
-/// Scores to probabilities again, in place, and the probabilities' gradients to
-/// those of the products of query and key.
+/// Recomputes the probabilities in place, and converts the gradients of the
+/// probabilities to those of the query-key products.
 struct SoftmaxBackwardLoop {
   ScoreRows rows;
   float* scores;
@@ -118,8 +121,8 @@ struct SoftmaxBackwardLoop {
   APPLY(c10::BFloat16)             \
   APPLY(c10::Half)
 
-/// Rows [first, last); chunks of rows for RmsNormBackwardLoop, pairs b * T + t
-/// for RotaryLoop.
+/// Declares the loops over rows [first, last). The unit is a chunk of rows for
+/// RmsNormBackwardLoop and a pair b * T + t for RotaryLoop.
 #define WEFT_DECLARE_LOOPS(T)                                   \
   void run(const SwigluLoop<T>&, int64_t first, int64_t last);  \
   void run(const SwigluBackwardLoop<T>&, int64_t, int64_t);     \

@@ -11,41 +11,43 @@
 
 namespace weft::dtensor {
 
-/// How many rows this rank sends to each rank of a group, and receives.
+/// The number of rows that this rank sends to, and receives from, each rank of
+/// a group.
 struct RowExchange {
   std::vector<int64_t> sent;
   std::vector<int64_t> received;
 
-  /// The way back.
+  /// Returns the reverse exchange.
   RowExchange reversed() const { return {received, sent}; }
 };
 
-/// Brings rows to other ranks: those for the group's first rank lie first, and
-/// those from it come first. Exactly those, none padded. Differentiable, any
-/// number of times: gradients go the way back.
+/// Exchanges rows between ranks, without padding. Rows are ordered by
+/// destination rank before and by source rank after. Differentiable to any
+/// order; gradients use the reverse exchange.
 /// Shapes: rows [sum of sent, ...] to [sum of received, ...].
-/// Collective: all ranks of the group, whatever they have to send; blocks.
+/// Collective: all ranks of the group, even those without rows; blocks.
 at::Tensor exchange_rows(
     const at::Tensor& rows,
     const RowExchange& exchange,
     const mesh::Communicator& group,
     const std::string& name);
 
-/// How rows come to the ranks of their experts, and lie there.
+/// The exchange of rows between tokens' ranks and experts' ranks, with its
+/// permutations.
 struct ExpertExchange {
   RowExchange rows;
-  /// What arrives lies in the order of senders, and of the experts of each:
-  /// index_select() with this brings it to the order of experts, and back.
+  /// Indices for index_select(): `grouped` reorders received rows from (sender,
+  /// expert) to expert order; `ungrouped` is its inverse.
   at::Tensor grouped;
   at::Tensor ungrouped;
-  /// Rows of each expert of this rank.
+  /// The number of rows of each expert of this rank.
   GroupCounts counts;
 };
 
-/// Tells all ranks how many rows come to each of their experts. `counts`: this
-/// rank's rows for each expert of the group; `experts_of`: how many experts
-/// each rank has. On the meta device, every sender is taken to be like this
-/// rank.
+/// Exchanges how many rows each rank receives for each of its experts. `counts`
+/// are this rank's rows for each expert of the group; `experts_of` is the
+/// number of experts of each rank. On the meta device every sender is assumed
+/// to send the same as this rank.
 /// Collective: all ranks of the group; blocks.
 ExpertExchange plan_exchange(
     const GroupCounts& counts,

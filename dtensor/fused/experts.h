@@ -31,16 +31,17 @@ namespace weft::dtensor {
 // How rows are divided is not known on the meta device: there each expert gets
 // its even share.
 
-/// The sum over a token's experts of weight * down(silu(gate(x)) * up(x)):
-/// a dropless mixture of SwiGLU experts. Plain tensors, or DTensors as above.
-/// Differentiable in all but `expert_index`, any number of times.
-/// Shapes: x [N, D] or [.., N, D]; expert_index (int64) and expert_weight
-/// [.., N, k]; gate_up_proj [E, 2 F, D], the gate's rows first; down_proj
-/// [E, D, F]; to x's. An expert is named at most once a token.
-/// Collective: all ranks of the mesh; blocks. The ledger shows gate_up_proj's
-/// name.
-/// Throws: c10::ValueError where shapes do not fit, an index is no expert, or
-/// experts' weights are cut otherwise than Shard(0) over one mesh dim.
+/// Computes a dropless mixture of SwiGLU experts: the sum over a token's
+/// experts of weight * down(silu(gate(x)) * up(x)). Takes plain tensors or
+/// DTensors as described above. Differentiable to any order except in
+/// `expert_index`.
+/// Shapes: x [N, D] or [.., N, D]; expert_index (int64) and expert_weight [..,
+/// N, k]; gate_up_proj [E, 2 F, D] with the gate's rows first; down_proj [E, D,
+/// F]; the result has the shape of x. A token may use an expert at most once.
+/// Collective: all ranks of the mesh; blocks. The flight recorder shows the
+/// name of gate_up_proj.
+/// Throws: c10::ValueError if shapes do not match, an index is out of range, or
+/// the experts' weights are not Shard(0) over one mesh dim.
 /// Source: Lepikhin et al., GShard (2020); Gale et al., MegaBlocks (2022);
 /// transformers' MixtralExperts.
 at::Tensor experts(
@@ -50,10 +51,10 @@ at::Tensor experts(
     const at::Tensor& gate_up_proj,
     const at::Tensor& down_proj);
 
-/// How many of a sequence's assignments each expert got.
-/// Shapes: expert_index [.., T, k] (int64) to [.., num_experts] (int64). Of a
-/// DTensor cut along T: added up over the ranks.
-/// Collective: all ranks of the mesh, where it is cut along T; blocks.
+/// Counts the assignments of each expert per sequence.
+/// Shapes: expert_index [.., T, k] (int64) to [.., num_experts] (int64). If a
+/// DTensor is sharded along T, the counts are summed over the ranks.
+/// Collective: all ranks of the mesh if it is sharded along T; blocks.
 at::Tensor expert_counts(const at::Tensor& expert_index, int64_t num_experts);
 
 } // namespace weft::dtensor

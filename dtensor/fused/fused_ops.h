@@ -15,28 +15,30 @@ namespace weft::dtensor {
 // lacks. So is attention, whose CPU kernel is one of products and of a pass
 // over their rows where oneDNN multiplies (matmul/library.h).
 
-/// silu(gate) * up, of plain tensors or DTensors of one dtype and size. Keeps
-/// nothing for backward but its inputs.
-/// Throws: c10::ValueError where sizes or dtypes differ.
+/// Computes silu(gate) * up of plain tensors or DTensors of equal dtype and
+/// sizes. Saves only its inputs for backward.
+/// Throws: c10::ValueError if sizes or dtypes differ.
 /// Source: Shazeer, GLU Variants Improve Transformer (2020).
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
-/// Rotary position embedding in the half-split form: the pairs (x[j],
-/// x[j + d / 2]) of each row are turned by the angles whose cosines and sines
-/// the tables hold. The result lies in memory as x does; nothing but the
-/// tables is kept for backward.
+/// Applies rotary position embedding in the half-split form: rotates the pairs
+/// (x[j], x[j + d / 2]) of each row by the angles whose cosines and sines are
+/// in the tables. The result has the strides of x. Saves only the tables for
+/// backward.
 /// Shapes: x [.., T, d], tables [T, d], d even.
-/// Throws: c10::ValueError where sizes do not fit or dtypes differ.
+/// Throws: c10::ValueError if sizes do not match or dtypes differ.
 /// Source: Su et al., RoFormer (2021); transformers' apply_rotary_pos_emb.
 at::Tensor rotary_embedding(
     const at::Tensor& x,
     const at::Tensor& cos,
     const at::Tensor& sin);
 
-/// Registers the CPU kernels of RMSNorm; once a process, any thread.
+/// Registers the CPU kernels of RMSNorm. Only the first call in a process has
+/// an effect. Thread-safe.
 void register_rms_norm();
 
-/// Registers the CPU kernels of attention; the same.
+/// Registers the CPU kernels of attention. Only the first call in a process has
+/// an effect. Thread-safe.
 void register_attention();
 
 } // namespace weft::dtensor

@@ -7,13 +7,14 @@
 
 namespace weft::dtensor {
 
-/// Rows of each group, which lie one after the other.
+/// The number of rows of each group. Groups are consecutive.
 using GroupCounts = std::vector<int64_t>;
 
-/// Each group's rows times its matrix: one product a group, of exactly its
-/// rows. Plain tensors; differentiable, any number of times.
-/// Shapes: rows [S, I], matrices [E, I, O] in any layout, counts E numbers
-/// that add up to S; to [S, O].
+/// Multiplies the rows of each group with the group's matrix, with one matmul
+/// per group and without padding. Plain tensors only; differentiable to any
+/// order.
+/// Shapes: rows [S, I], matrices [E, I, O] in any layout, E counts whose sum is
+/// S; result [S, O].
 at::Tensor grouped_mm(
     const at::Tensor& rows,
     const at::Tensor& matrices,

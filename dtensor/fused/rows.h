@@ -10,11 +10,11 @@
 
 namespace weft::dtensor::fused {
 
-/// Elements that are worth a thread.
+/// The number of elements that justify another thread.
 constexpr int64_t kGrain = 16384;
 
-/// The distance in memory between rows along the last dim, if they lie evenly
-/// and each without gaps.
+/// Returns the stride between rows along the last dim if rows are equidistant
+/// and contiguous.
 inline std::optional<int64_t> row_stride(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
@@ -40,13 +40,13 @@ inline std::optional<int64_t> row_stride(const at::Tensor& tensor) {
   return row.value_or(columns);
 }
 
-/// The tensor, or a copy of it whose rows lie so.
+/// Returns the tensor if row_stride() has a value, otherwise a contiguous copy.
 inline at::Tensor with_rows(const at::Tensor& tensor) {
   return row_stride(tensor) ? tensor : tensor.contiguous();
 }
 
-/// `result`, which is contiguous, with its dims in memory in `input`'s order:
-/// how libtorch's elementwise ops leave theirs.
+/// Returns `result`, which is contiguous, with the order of dims in memory of
+/// `input`, as libtorch's elementwise ops do.
 inline at::Tensor laid_out_like(
     const at::Tensor& input,
     const at::Tensor& result) {
@@ -57,8 +57,8 @@ inline at::Tensor laid_out_like(
   return target.is_contiguous() ? result : target.copy_(result);
 }
 
-/// Runs `loop` over `rows` rows of about `elements` each, on as many threads as
-/// they are worth.
+/// Runs `loop` over `rows` rows of about `elements` elements with a suitable
+/// number of threads.
 template <class Loop>
 void run_rows(const Loop& loop, int64_t rows, int64_t elements) {
   const auto grain = kGrain / std::max<int64_t>(1, elements);

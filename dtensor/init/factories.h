@@ -19,7 +19,7 @@ namespace weft::dtensor {
 // Throws: c10::ValueError for placements that do not fit `sizes`.
 // Source: torch/distributed/tensor/_api.py.
 
-/// This rank's memory is not initialised.
+/// Returns a DTensor with uninitialized memory.
 at::Tensor empty(
     c10::IntArrayRef sizes,
     const at::TensorOptions& options,
@@ -38,8 +38,9 @@ at::Tensor full(
     const at::TensorOptions& options,
     const DTensorSpec& spec);
 
-/// U[0, 1) and N(0, 1) from the mesh's next random key, see random_state.h.
-/// Collective: none, but every rank of the mesh has to call it.
+/// Draws from U[0, 1) (rand) and N(0, 1) (randn) with the mesh's next random
+/// key. See random_state.h.
+/// Collective: none, but every rank of the mesh must call it.
 at::Tensor rand(
     c10::IntArrayRef sizes,
     const at::TensorOptions& options,
@@ -49,9 +50,9 @@ at::Tensor randn(
     const at::TensorOptions& options,
     const DTensorSpec& spec);
 
-/// libtorch's sizes and dtypes. Elements are computed in double (int64 for
-/// integers) from their index, so they may differ from libtorch's in the last
-/// bit of a float.
+/// Returns a sequence with libtorch's sizes and dtypes. Elements are computed
+/// from their index in double (int64 for integers), so the last bit of a float
+/// may differ from libtorch's.
 at::Tensor arange(
     const at::Scalar& start,
     const at::Scalar& end,
@@ -68,7 +69,7 @@ at::Tensor linspace(
     int64_t steps,
     const at::TensorOptions& options,
     const DTensorSpec& spec);
-/// base^start ... base^end.
+/// Returns base^start ... base^end.
 at::Tensor logspace(
     const at::Scalar& start,
     const at::Scalar& end,

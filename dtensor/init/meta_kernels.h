@@ -2,9 +2,9 @@
 
 namespace weft::dtensor {
 
-/// Gives the ops that libtorch's C++ cannot run on the meta device, and that
-/// training meets, kernels that only make outputs: of fitting sizes and dtype,
-/// no data. Registered once for the process, where libtorch has none.
+/// Registers meta kernels for ops that training uses and that libtorch's C++
+/// API cannot run on the meta device. They only create outputs of the right
+/// sizes and dtype. Registered once per process, and only if libtorch has none.
 void ensure_meta_kernels();
 
 } // namespace weft::dtensor

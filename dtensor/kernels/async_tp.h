@@ -21,70 +21,76 @@ namespace weft::dtensor {
 //    into parts of rows: while one travels, others are multiplied. Costs more
 //    messages and smaller products: see Note [Chunked matmul].
 
-/// Whether the collectives of tensor-parallel layers overlap with arithmetic.
+/// Selects whether the collectives of tensor-parallel layers overlap with
+/// computation.
 enum class AsyncTp {
-  /// Weights' gradients come late; products are cut into parts where the
-  /// prices say that it saves time.
+  /// Computes weight gradients during the reduction of the input gradient.
+  /// Chunks a matmul if the cost model predicts a gain.
   kAuto,
-  /// All products are cut that can be.
+  /// Chunks every matmul that can be chunked.
   kOn,
   kOff,
 };
 
-/// What kAuto weighs. The same on all ranks, so that they cut alike.
+/// The costs that kAuto uses. They must be identical on all ranks, so that all
+/// chunk alike.
 struct AsyncTpCosts {
-  /// 1e12 floating-point operations a second of one rank's products.
+  /// The matmul speed of one rank in 1e12 FLOP/s.
   double tflops = 0;
-  /// The share of a message's time that arithmetic can hide: 0 where the cores
-  /// that compute also move the values, 1 where something else does.
+  /// The fraction of a message's time that computation can hide: 0 if the
+  /// computing cores also move the data, 1 if other hardware does.
   double overlap = 0;
 };
 
-/// Of a World's backend ("nccl", "cpu", "fake"), as default_link_cost(): not
-/// measured.
+/// Returns the default costs for a World's backend ("nccl", "cpu", "fake"),
+/// like default_link_cost(). They are not measured.
 AsyncTpCosts default_async_tp_costs(std::string_view backend);
 
-/// From now on for all meshes with `mesh`'s root. To be called on all ranks
-/// with one value, between steps: the graph remembers.
+/// Sets the mode for all meshes with the root of `mesh`. Must be called on all
+/// ranks with the same value and between steps, because autograd graphs depend
+/// on it.
 /// Source: Wang et al., Overlap Communication with Dependent Computation via
 /// Decomposition (ASPLOS 2023); Megatron-LM's
 /// LinearWithGradAccumulationAndAsyncCommunication;
 /// torch/distributed/_symmetric_memory/__init__.py, _fused_all_gather_matmul.
 void set_async_tp(const mesh::DeviceMesh& mesh, AsyncTp mode);
-/// The same with prices; default: those of the world's backend.
+/// Like set_async_tp(mesh, mode), with explicit costs. The default is that of
+/// the world's backend.
 void set_async_tp(
     const mesh::DeviceMesh& mesh,
     AsyncTp mode,
     const AsyncTpCosts& costs);
 AsyncTp async_tp(const mesh::DeviceMesh& mesh);
 
-/// A product whose rows are gathered before, or reduced and scattered after.
+/// A matmul whose rows are all-gathered before it or reduce-scattered after it.
 struct CommMatmul {
   /// kAllGather or kReduceScatter, over `ranks` ranks.
   StepKind kind = StepKind::kAllGather;
   int64_t ranks = 1;
-  /// Of all rows that move.
+  /// The bytes of all rows that move.
   double bytes = 0;
-  /// Of the product of all rows on one rank.
+  /// The FLOPs of the matmul of all rows on one rank.
   double flops = 0;
   mesh::LinkCost link;
 };
 
-/// Microseconds of both, one after the other if `parts` is 0, else in so many
-/// messages with parts of the product beside them.
+/// Returns the time of the collective and the matmul in microseconds:
+/// sequential if `parts` is 0, otherwise with `parts` messages that overlap
+/// with the parts of the matmul.
 double comm_matmul_us(
     const CommMatmul& product,
     int64_t parts,
     const AsyncTpCosts& costs);
 
-/// In how many messages the rows of `product` are to travel beside it; 0: in
-/// one, before or after it. At most `most`, which is 1 or more.
+/// Returns the number of messages in which the rows of `product` move while the
+/// matmul runs, at most `most`, which is at least 1. 0 means one message before
+/// or after the matmul.
 int64_t choose_num_chunks(
     const mesh::DeviceMesh& mesh,
     const CommMatmul& product,
     int64_t most);
 
-/// Whether choose_num_chunks() may say anything but 0 on this mesh. Cheap.
+/// Returns false if choose_num_chunks() always returns 0 on this mesh. Cheap.
 bool may_chunk_matmuls(const mesh::DeviceMesh& mesh);
 
 } // namespace weft::dtensor

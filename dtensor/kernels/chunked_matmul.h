@@ -28,29 +28,29 @@ namespace weft::dtensor::kernels {
 // kernels of a BLAS may take the last few rows of a block in another order; in
 // float32 the same bits were seen where a part has a multiple of 16 rows.)
 
-/// How the rows of a product travel.
+/// The messages in which the rows of a matmul move.
 struct RowChunks {
   mesh::Communicator group;
-  /// The tensor dim that is cut.
+  /// The sharded tensor dim.
   int64_t dim = 0;
-  /// Sizes of this rank's local tensor with all rows.
+  /// The sizes of this rank's local tensor with all rows.
   std::vector<int64_t> whole;
-  /// By rank of the group.
+  /// The rows of each rank of the group.
   RowRanges rows;
-  /// Messages.
+  /// The number of messages.
   int64_t parts = 1;
 
-  /// The `part`th piece of a rank's rows.
+  /// Returns the rows of `rank` in message `part`.
   RowRange piece(int64_t rank, int64_t part) const;
   bool is_even() const;
 };
 
-/// Whether and in what parts a product's rows travel between `cut` and
-/// `together`, specs of one mesh of which the latter has, on the one mesh dim
-/// that differs, all rows (a gather) or pending sums (a reduce_scatter). None:
-/// in one message. The same on all ranks.
+/// Decides in what messages the rows of a matmul move between `cut` and
+/// `together`, two specs of one mesh that differ in one mesh dim. `together`
+/// has all rows (all_gather) or a Partial (reduce_scatter) there. No value
+/// means one message. The result is identical on all ranks.
 /// Shapes: `sizes` are those of the tensor that moves; `other` is the length of
-/// the last dim on the product's other side, over all ranks.
+/// the last dim on the other side of the matmul, over all ranks.
 struct RowComm {
   const DTensorSpec& cut;
   const DTensorSpec& together;
@@ -61,9 +61,10 @@ struct RowComm {
 std::optional<RowChunks> plan_row_chunks(const RowComm& move);
 
 /// Gathers the rows of x and multiplies them. Below autograd.
-/// Shapes: `local`: this rank's rows of x [.., rows, .., K]; `matrix` [K, N];
-/// `bias` [N] or undefined. Results: x with all rows, and x M + b.
-/// Collective: the group's ranks; blocks.
+/// Shapes: `local` has this rank's rows of x [.., rows, .., K]; `matrix` [K,
+/// N]; `bias` [N] or undefined.
+/// Returns: x with all rows, and x M + b.
+/// Collective: the ranks of the group; blocks.
 struct AllGatherMatmulResult {
   at::Tensor whole;
   at::Tensor product;
@@ -75,11 +76,11 @@ AllGatherMatmulResult all_gather_matmul(
     const at::Tensor& bias,
     std::string_view name);
 
-/// Multiplies the rows of x and sums the products over the ranks, of which each
-/// keeps its rows. Below autograd.
+/// Multiplies the rows of x and reduce-scatters the product: each rank keeps
+/// its rows of the sum. Below autograd.
 /// Shapes: `x` [.., all rows, .., K]; `matrix` [K, N]; `result` [.., this
-/// rank's rows, .., N], which is written. Collective: the group's ranks;
-/// blocks.
+/// rank's rows, .., N], which is written.
+/// Collective: the ranks of the group; blocks.
 void matmul_reduce_scatter(
     const RowChunks& rows,
     const at::Tensor& x,

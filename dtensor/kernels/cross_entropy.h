@@ -7,30 +7,32 @@
 
 namespace weft::dtensor {
 
-/// What F::cross_entropy's options say, and z_loss.
+/// The options of F::cross_entropy, and z_loss.
 struct CrossEntropyOptions {
-  /// One number a class; undefined: all 1. Cut as the classes are, or whole.
+  /// One weight per class. Undefined means all 1. Sharded like the classes, or
+  /// replicated.
   at::Tensor weight = {};
   /// at::Reduction::None, Mean or Sum.
   int64_t reduction = at::Reduction::Mean;
-  /// Rows of this target count nothing.
+  /// Rows with this target are ignored.
   int64_t ignore_index = -100;
   double label_smoothing = 0.0;
-  /// Every row that counts adds z_loss * logsumexp(logits)^2, whatever its
-  /// class weighs: a mean's share of it is that of the rows alone.
+  /// Adds z_loss * logsumexp(logits)^2 for every row that is not ignored,
+  /// independent of the weight of its class. A mean divides it by the number of
+  /// rows.
   double z_loss = 0.0;
 };
 
-/// F::cross_entropy() with a z-loss, of plain tensors or DTensors however they
-/// lie. Logits whose classes are cut are never gathered: see
+/// Computes F::cross_entropy() with a z-loss, for plain tensors or DTensors
+/// with any placements. Logits with sharded classes are never gathered: see
 /// Note [Loss parallel]. Half precision is computed and returned in float.
 /// Shapes: logits [C], [N, C] or [N, C, d1, ..]; target the same without C
 /// (classes), or the same (probabilities).
-/// Collective: one all_gather a mesh dim of more than one rank that cuts the
-/// classes, of three to six numbers a row; of those that cut rows, one
-/// all_reduce for a mean. Backward: none.
-/// Throws: c10::ValueError for sizes or options that do not fit,
-/// c10::IndexError for a target that is no class (on the CPU).
+/// Collective: one all_gather of 3 to 6 numbers per row for each mesh dim of
+/// more than one rank that shards the classes; one all_reduce for a mean over
+/// each mesh dim that shards rows. Backward does not communicate.
+/// Throws: c10::ValueError for sizes or options that do not match,
+/// c10::IndexError for a target that is not a class (on the CPU).
 /// Source: Chowdhery et al., PaLM (2022), section 5; t5x/losses.py.
 at::Tensor cross_entropy(
     const at::Tensor& logits,

@@ -5,11 +5,11 @@
 
 namespace weft::dtensor {
 
-/// Refuses a dtype in which a transformer cannot be trained on a device: runs
-/// the ops that one needs (products, softmax, norms, a lookup, attention, a
-/// loss), forward and backward, on tensors of a few elements. Takes
-/// milliseconds; makes no random numbers.
-/// Throws: c10::ValueError that names the first op that fails, and why.
+/// Checks that a transformer can be trained in a dtype on a device: runs the
+/// required ops (matmuls, softmax, norms, embedding, attention, loss), forward
+/// and backward, on small tensors. Takes milliseconds and draws no random
+/// numbers.
+/// Throws: c10::ValueError naming the first op that fails, and why.
 void check_dtype(c10::Device device, c10::ScalarType dtype);
 
 } // namespace weft::dtensor

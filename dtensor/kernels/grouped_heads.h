@@ -18,21 +18,22 @@ namespace weft::dtensor::kernels {
 // size; their gradient is a pending sum over the ranks. The query stays cut
 // either way.
 
-/// H of [.., H, T, D]; 1 if there is no such dim.
+/// Returns H of [.., H, T, D], or 1 if there is no such dim.
 int64_t head_count(const at::Tensor& tensor);
 
-/// Whether a key or value has fewer heads than the query, but more than one.
+/// Returns true if a key or value has more than one head but fewer than the
+/// query.
 bool has_groups(const at::Tensor& query, const at::Tensor& other);
 
-/// Whether the cuts of the query's heads leave each rank whole groups of those
-/// of `other`. `query_spec`: where the query lies.
+/// Returns true if the sharding of the query's heads gives each rank complete
+/// groups of the heads of `other`. `query_spec` is the query's spec.
 bool groups_lie_alike(
     const DTensorSpec& query_spec,
     const at::Tensor& query,
     const at::Tensor& other);
 
-/// Of a key or value with all heads, those to which the query heads of this
-/// rank attend: so many that each serves as many query heads.
+/// Selects from a key or value with all heads those to which this rank's query
+/// heads attend, so that each serves the same number of query heads.
 at::Tensor heads_for(
     const DTensorSpec& query_spec,
     const at::Tensor& query,

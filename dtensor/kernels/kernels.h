@@ -34,14 +34,14 @@ at::Tensor linear(
     const at::Tensor& weight,
     const std::optional<at::Tensor>& bias);
 
-/// A product with a parameter's t() is linear(): what libtorch's C++
-/// nn::Linear computes.
+/// Computes a matmul. A product with a parameter's t() becomes linear(),
+/// because libtorch's C++ nn::Linear computes it like this.
 at::Tensor matmul(const at::Tensor& left, const at::Tensor& right);
 
-/// The parameter whose t() this is, or an undefined tensor.
+/// Returns the parameter whose t() this is, or an undefined tensor.
 at::Tensor transposed_parameter(const at::Tensor& transposed);
 
-/// The same with a bias, for two-dimensional inputs. Above autograd only.
+/// Like matmul(), with a bias and 2-D inputs. Above autograd only.
 at::Tensor addmm(
     c10::DispatchKeySet keys,
     const at::Tensor& bias,
@@ -57,7 +57,8 @@ at::Tensor embedding(
     bool scale_grad_by_freq,
     bool sparse);
 
-/// `offsets` may be plain: nn::EmbeddingBag makes them.
+/// Like at::embedding_bag. `offsets` may be plain, because nn::EmbeddingBag
+/// creates them.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> embedding_bag(
     const at::Tensor& weight,
     const at::Tensor& indices,
@@ -120,11 +121,12 @@ at::Tensor value_selecting_reduction_backward(
 
 at::Tensor one_hot(const at::Tensor& self, int64_t num_classes);
 
-/// The first DTensor's spec that lies on a mesh of one dim or more; what a
-/// region's tensors are brought to. Unplaced if there is none.
+/// Returns the spec of the first DTensor on a mesh with at least one dim, to
+/// which the tensors of a region are brought. Unplaced if there is none.
 DTensorSpec common_spec(std::initializer_list<const at::Tensor*> tensors);
 
-/// A tensor of a call, and whether a style says how it lies if it is plain.
+/// A tensor of a call, and whether a parallel style defines its placement if it
+/// is plain.
 struct Operand {
   const at::Tensor* tensor;
   bool placed_by_style = false;
@@ -135,38 +137,39 @@ struct Operand {
       : tensor(operand ? &*operand : nullptr) {}
 };
 
-/// What every kernel asks first: that its operands lie on one mesh, and that
-/// plain ones are of no dims, placed by a style, or inside an
-/// ImplicitReplication scope.
+/// Checks that the operands of a kernel are on one mesh, and that plain ones
+/// have no dims, are placed by a style, or are in an ImplicitReplication scope.
 /// Throws: c10::ValueError naming `op` and all operands.
 void check_operands(
     std::string_view op,
     const DTensorSpec& common,
     std::initializer_list<Operand> operands);
 
-/// Gradients for which libtorch makes plain tensors; returns their names.
+/// Registers gradients for which libtorch creates plain tensors. Returns their
+/// names.
 std::set<std::string> register_gradients(
     torch::Library& above,
     torch::Library& below);
 
-/// _to_copy, see Note [Casts]; returns its name.
+/// Registers _to_copy, see Note [Casts]. Returns its name.
 std::set<std::string> register_casts(
     torch::Library& above,
     torch::Library& below);
 
-/// Above autograd alone, see Note [Losses that are means].
+/// Registers mean losses, above autograd only. See Note [Losses that are
+/// means].
 void register_mean_losses(torch::Library& above);
-/// The same for losses of every element (mse, bce, ...).
+/// Registers losses per element (mse, bce, ...) in the same way.
 void register_elementwise_losses(torch::Library& above);
 
-/// A plain tensor as a DTensor that lies as `placements` say (default:
-/// replicated) on `like`'s mesh; an unplaced DTensor as a replicated one.
+/// Returns a plain tensor as a DTensor with `placements` (default: replicated)
+/// on the mesh of `like`, or an unplaced DTensor as a replicated one.
 at::Tensor place(
     const at::Tensor& tensor,
     const DTensorSpec& like,
     const std::optional<Placements>& placements = std::nullopt);
 
-/// The label of a parameter's op in ledgers and errors.
+/// Returns the label of a parameter's op in the flight recorder and in errors.
 std::string label(const char* op, const at::Tensor& parameter);
 
 } // namespace kernels

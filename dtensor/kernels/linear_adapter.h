@@ -4,18 +4,18 @@
 
 namespace weft::dtensor {
 
-/// What linear() adds to the product with a weight that has one (see
-/// ParameterInfo::adapter): scale * up(down(dropout(x))). The two small weights
-/// lie so that nothing more moves between ranks than for the product itself:
-/// beside a weight S(0) (column-parallel) down is whole and up S(0), beside
-/// S(1) (row-parallel) down is S(1) and up whole.
+/// The LoRA adapter of a weight (see ParameterInfo::adapter): linear() adds
+/// scale * up(down(dropout(x))). The placements of the two small weights add no
+/// communication to that of the matmul: for a weight S(0) (column-parallel)
+/// down is replicated and up is S(0); for a weight S(1) (row-parallel) down is
+/// S(1) and up is replicated.
 /// Source: Hu et al., LoRA (2021).
 struct LinearAdapter {
-  /// [rank, in] and [out, rank], without biases.
+  /// Linear layers [rank, in] and [out, rank] without biases.
   torch::nn::Linear down{nullptr};
   torch::nn::Linear up{nullptr};
   double scale = 1.0;
-  /// Of the input, while `down` is in training mode.
+  /// The dropout probability of the input while `down` is in training mode.
   double dropout = 0.0;
 };
 

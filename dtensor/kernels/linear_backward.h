@@ -17,18 +17,18 @@ namespace weft::dtensor::kernels {
 // share one move: the node then stands on its local tensor. What is to be moved
 // (an outer gradient), or recorded (create_graph), goes through a region.
 
-/// Where the tensors of a linear lie, as entries of the mesh's table.
+/// The specs of a linear's tensors, as entries of the mesh's table.
 struct LinearPlan {
   using Entry = const DTensorSpec::Entry*;
   Entry weight, bias, input, output;
   Entry weight_grad, bias_grad, input_grad, output_grad;
 };
 
-/// Makes `output` the result of linear() on `x` (a DTensor, or the local tensor
-/// of one that entered), `w` and `b` (undefined if there is none) in the graph.
-/// `plan` lives as long as the mesh. `is_scattered`: the output lies not as
-/// `plan` says, its pending sums were reduced and scattered; so its gradient is
-/// gathered, beside a product where that saves time.
+/// Records `output` in the graph as the result of linear() on `x` (a DTensor,
+/// or the local tensor of one), `w` and `b` (undefined if there is none).
+/// `plan` must live as long as the mesh. `is_scattered` means that the output's
+/// Partial was reduce-scattered instead of having the plan's spec; its gradient
+/// is then all-gathered, overlapped with a matmul if that saves time.
 void record_linear(
     const at::Tensor& x,
     const at::Tensor& w,
@@ -37,8 +37,9 @@ void record_linear(
     bool is_scattered,
     at::Tensor& output);
 
-/// What the adapter of a weight that lies as `weight` says adds to linear() of
-/// `x`, a DTensor, before the style's output placement. `sizes`: the output's.
+/// Returns what the adapter of a weight with spec `weight` adds to linear() of
+/// the DTensor `x`, before the style's output placement. `sizes` are those of
+/// the output.
 at::Tensor adapter_output(
     const LinearAdapter& adapter,
     const at::Tensor& x,

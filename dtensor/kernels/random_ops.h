@@ -19,16 +19,16 @@ class Library;
 
 namespace weft::dtensor::kernels {
 
-/// Registers the kernels below; returns their full names.
+/// Registers the kernels below. Returns their full names.
 std::set<std::string> register_random(
     torch::Library& above,
     torch::Library& below);
 
-/// Registers forms with out=, of random ops and a few more (out_forms.cpp);
-/// returns their full names.
+/// Registers the out= overloads of random ops and of some others
+/// (out_forms.cpp). Returns their full names.
 std::set<std::string> register_out_forms(torch::Library& below);
 
-/// What the elements of a tensor are drawn from.
+/// The distribution from which the elements of a tensor are drawn.
 struct Draw {
   enum class Kind {
     kUniform,
@@ -41,11 +41,11 @@ struct Draw {
     kIntegers
   };
   Kind kind;
-  /// uniform: from, to. normal, log_normal: mean, std. bernoulli, geometric: p.
-  /// exponential: lambda. cauchy: median, sigma.
+  /// The parameters. uniform: from, to. normal and log_normal: mean, std.
+  /// bernoulli and geometric: p. exponential: lambda. cauchy: median, sigma.
   double a = 0;
   double b = 0;
-  /// integers: [from, from + range), range 0 for 2^64.
+  /// For integers: [from, from + range). Range 0 means 2^64.
   int64_t from = 0;
   uint64_t range = 0;
 };
@@ -53,8 +53,8 @@ struct Draw {
 /// Fills this rank's part, a plain tensor of any dtype and strides.
 void fill_part(const at::Tensor& local, const RandomPart& part, const Draw&);
 
-/// A new DTensor of `sizes` that lies as `spec` says, with Partial replaced by
-/// Replicate, and draws the mesh's next random numbers.
+/// Returns a new DTensor of `sizes` with the placements of `spec`, Partial
+/// replaced by Replicate, and draws the mesh's next random numbers.
 at::Tensor draw_dtensor(
     const DTensorSpec& spec,
     c10::IntArrayRef sizes,
@@ -62,7 +62,7 @@ at::Tensor draw_dtensor(
     const at::TensorOptions& options,
     const Draw& draw);
 
-/// Writes `value` into a DTensor of its sizes, which keeps its placement.
+/// Writes `value` into a DTensor of the same sizes, which keeps its placement.
 void write_value(const at::Tensor& self, const at::Tensor& value);
 
 /// Throws: c10::ValueError if a generator was passed.
@@ -70,8 +70,8 @@ void check_no_generator(
     std::string_view op,
     const std::optional<at::Generator>& generator);
 
-/// Ops that fill a tensor with numbers of one distribution: uniform_,
-/// bernoulli_, rand_like, ...
+/// The kernel of ops that fill a tensor with numbers of one distribution:
+/// uniform_, bernoulli_, rand_like, ...
 void random_fill(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,

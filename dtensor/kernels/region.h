@@ -30,31 +30,31 @@ namespace weft::dtensor::kernels {
 // differentiably, to where each sample lies on one rank; libtorch's own op and
 // autograd run on those local tensors; and the results are DTensors again.
 
-/// For each argument of an op's schema, and each of its returns, which dim
-/// holds the samples; kReplicated for those that every sample needs.
+/// The dim with the samples, for each argument and each result of an op's
+/// schema. kReplicated for those that every sample needs.
 struct RegionDims {
   static constexpr int64_t kReplicated = -1;
   std::vector<int64_t> arguments;
   std::vector<int64_t> returns;
-  /// Arguments that libtorch's modules make themselves, as plain tensors: they
-  /// count as whole. Others have to be DTensors.
+  /// Arguments that libtorch's modules create as plain tensors. They count as
+  /// replicated. All others must be DTensors.
   std::set<size_t> made_by_modules = {};
 };
 
-/// Runs the op whose arguments lie on the stack as a region. A mesh dim that
-/// cuts the samples of the first tensor that has some keeps cutting them,
-/// unless a rank would have none.
-/// Collective: all ranks of the mesh, if inputs have to move.
+/// Runs the op on the stack as a region. A mesh dim that shards the samples of
+/// the first tensor keeps sharding them, unless a rank would have none.
+/// Collective: all ranks of the mesh, if inputs must be redistributed.
 void run_region(
     const c10::OperatorHandle& op,
     torch::jit::Stack& stack,
     const RegionDims& dims,
     const std::string& name);
 
-/// Whether some rank of the mesh has no element of a tensor.
+/// Returns true if a rank of the mesh has no element of the tensor.
 bool has_empty_part(const DTensorSpec& spec, c10::IntArrayRef sizes);
 
-/// lstm, gru, rnn_tanh, rnn_relu on batches, and their cells.
+/// The kernel of lstm, gru, rnn_tanh and rnn_relu on batches, and of their
+/// cells.
 void recurrent(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -63,28 +63,28 @@ void recurrent_cell(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack);
-/// The same on packed sequences, which a cut batch does not have.
+/// Like recurrent(), for packed sequences, which cannot have a sharded batch.
 void recurrent_packed(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack);
 
-/// Takes plain zeros for whole. Above autograd only.
+/// Like at::cat. Plain zeros count as replicated. Above autograd only.
 at::Tensor
 cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int64_t dim);
 
-/// Registers those; returns their full names.
+/// Registers the kernels above. Returns their full names.
 std::set<std::string> register_regions(
     torch::Library& above,
     torch::Library& below);
 
-/// Registers the kernels of own_tensors.cpp; returns their full names.
+/// Registers the kernels of own_tensors.cpp. Returns their full names.
 std::set<std::string> register_own_tensors(
     torch::Library& above,
     torch::Library& below);
 
-/// The input of an op that uses `parameter`, on the mesh of `spec`, where the
-/// style wants it.
+/// Returns the input of an op that uses `parameter`, on the mesh of `spec`,
+/// with the placement that the style defines.
 inline at::Tensor place_as(
     const at::Tensor& input,
     const DTensorSpec& spec,

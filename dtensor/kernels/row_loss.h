@@ -10,36 +10,37 @@
 
 namespace weft::dtensor::kernels {
 
-/// Which classes of some rows this rank has.
+/// The classes that this rank has for some rows.
 struct ClassPart {
-  /// The groups that share the classes, one a mesh dim that cuts them; none:
-  /// all are here.
+  /// The groups that share the classes, one per mesh dim that shards them.
+  /// Empty means that this rank has all classes.
   std::vector<mesh::Communicator*> groups = {};
-  /// Those that are here, in the order in which they lie.
+  /// The classes of this rank, in order.
   RowRanges ranges = {};
-  /// All of them.
+  /// The number of all classes.
   int64_t classes = 0;
-  /// The dim of the logits in which they are.
+  /// The dim of the classes in the logits.
   int64_t dim = 0;
   int64_t ignore_index = -100;
   double label_smoothing = 0.0;
 };
 
-/// One number a row each.
+/// Values per row.
 struct RowLosses {
-  /// 0 where the target is to be ignored.
+  /// The loss. 0 for ignored rows.
   at::Tensor loss;
   /// log(sum(exp(logits))).
   at::Tensor log_sum;
-  /// What the row counts in a mean; has no gradient.
+  /// The weight of the row in a mean. It has no gradient.
   at::Tensor weight;
 };
 
-/// The cross entropy of rows of logits, in float or better. `target`: classes,
-/// or, floating, the probabilities of the classes that are here. `weight`:
-/// those of the classes that are here; may be undefined. See
+/// Computes the cross entropy of rows of logits in float or better. `target`
+/// has classes, or, if floating, the probabilities of this rank's classes.
+/// `weight` has the weights of this rank's classes and may be undefined. See
 /// Note [Loss parallel].
-/// Collective: one all_gather over each of the groups; backward none.
+/// Collective: one all_gather over each of the groups. Backward does not
+/// communicate.
 RowLosses row_losses(
     const at::Tensor& logits,
     const at::Tensor& target,

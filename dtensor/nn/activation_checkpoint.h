@@ -23,20 +23,21 @@ namespace weft::dtensor {
 // taken through backward keeps its module alive.
 
 struct ActivationCheckpointOptions {
-  /// Draw the same random numbers again; without, only those of DTensors.
+  /// Restores all random number generators for the recomputation. If false,
+  /// only those of DTensors.
   bool preserve_rng_state = true;
-  /// Stop the second run where nothing is left to be saved.
+  /// Stops the recomputation as soon as all saved tensors are restored.
   bool early_stop = true;
-  /// Compare sizes and dtypes of what both runs saved.
+  /// Compares the sizes and dtypes of the saved tensors of both runs.
   bool determinism_check = true;
 };
 
-/// Runs `forward` on `inputs` now, and once more in each backward pass through
-/// what it returned, instead of keeping what it computed on the way. It must do
-/// the same each time, and owns what it needs beside them (copies of tensors
-/// are handles). Without grad mode it just runs.
-/// Collective: as `forward`, again in backward.
-/// Throws: in backward c10::Error if the second run saved other tensors.
+/// Runs `forward` on `inputs`, and again in each backward pass through its
+/// results, instead of storing its activations. It must compute the same each
+/// time and own everything else that it needs (copies of tensors are handles).
+/// Without grad mode it only runs.
+/// Collective: like `forward`, again in backward.
+/// Throws: in backward, c10::Error if the second run saved other tensors.
 /// Source: torch/utils/checkpoint.py, use_reentrant=False; Chen et al.,
 /// Training Deep Nets with Sublinear Memory Cost (2016).
 std::vector<at::Tensor> activation_checkpoint(
@@ -45,14 +46,14 @@ std::vector<at::Tensor> activation_checkpoint(
     const std::vector<at::Tensor>& inputs,
     const ActivationCheckpointOptions& options = {});
 
-/// From now on calls of `module` through dtensor::call() are checkpointed.
+/// Makes calls of `module` through dtensor::call() checkpointed.
 void checkpoint_activations(
     torch::nn::Module& module,
     const ActivationCheckpointOptions& options = {});
 
-/// checkpoint_activations() of every submodule that `check` picks by its
-/// fully qualified name; returns their names. Modules within a picked one are
-/// left alone.
+/// Calls checkpoint_activations() for every submodule whose fully qualified
+/// name `check` selects, and returns their names. Submodules of a selected
+/// module are skipped.
 /// Source: torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py.
 std::vector<std::string> apply_activation_checkpointing(
     torch::nn::Module& module,

@@ -9,45 +9,48 @@
 
 namespace weft::dtensor {
 
-/// Scales the gradients of `parameters` so that their joint norm is at most
-/// `max_norm`, and returns the norm before that. Every element of the whole
-/// tensors counts once: cut ones are joined over their mesh in one reduction,
-/// replicated ones are not counted twice. All ranks get the same number.
-/// DTensor and plain parameters may be mixed; those without gradient are
-/// skipped.
-/// Collective: all ranks of the parameters' mesh, if any is cut.
-/// Throws: c10::ValueError for a gradient that is a pending sum.
+/// Scales the gradients of `parameters` so that their total norm is at most
+/// `max_norm`, and returns the norm before that. Every element of the full
+/// tensors counts once: sharded gradients are joined over their mesh in one
+/// reduction, and replicated ones are not counted twice. All ranks get the same
+/// number. DTensor and plain parameters may be mixed; those without gradient
+/// are skipped.
+/// Collective: all ranks of the parameters' mesh, if any gradient is sharded.
+/// Throws: c10::ValueError for a gradient that is Partial.
 /// Source: torch/nn/utils/clip_grad.py.
 double clip_grad_norm_(
     const std::vector<at::Tensor>& parameters,
     double max_norm);
 
-/// The joint 2-norm of the gradients, as clip_grad_norm_ computes it.
+/// Returns the total 2-norm of the gradients, as clip_grad_norm_() computes it.
 double grad_norm(const std::vector<at::Tensor>& parameters);
 
-/// That norm in two halves, for who has more to say in the same message.
+/// grad_norm() split in two, so that a caller can reduce further values in the
+/// same all_reduce.
 class GradNorm {
  public:
-  /// What this rank has of the sums of squares. Not collective.
-  /// Throws: c10::ValueError for a gradient that is a pending sum.
+  /// Computes this rank's sums of squares. Not collective.
+  /// Throws: c10::ValueError for a gradient that is Partial.
   explicit GradNorm(const std::vector<at::Tensor>& parameters);
 
-  /// Whether they are finite here; on other ranks they may not be.
+  /// Returns true if the sums are finite on this rank. They may differ on other
+  /// ranks.
   bool is_finite() const;
 
-  /// Collective: as grad_norm().
+  /// Returns the norm.
+  /// Collective: like grad_norm().
   double all_reduce() const;
-  /// The same; `extra_sums`, doubles on the CPU, become their sums over the
-  /// ranks of `line`, a mesh of one dim: in the norm's own message, where
-  /// gradients are cut over that dim alone. The norm's bits are those of
+  /// Like all_reduce(), and replaces `extra_sums`, doubles on the CPU, by their
+  /// sums over the ranks of `line`, a 1-D mesh. They share the norm's message
+  /// if gradients are sharded over that dim alone. The norm is bitwise that of
   /// all_reduce().
-  /// Collective: all ranks of `line` too.
+  /// Collective: additionally all ranks of `line`.
   double all_reduce(const mesh::DeviceMesh& line, const at::Tensor& extra_sums)
       const;
 
  private:
-  /// Of the gradients that are cut over the same dims of the same mesh; over
-  /// no dims it needs no reduction.
+  /// The sum over gradients that are sharded over the same dims of the same
+  /// mesh. Without dims it needs no reduction.
   struct SumOfSquares {
     mesh::DeviceMesh mesh;
     std::vector<int64_t> cut;
@@ -59,8 +62,8 @@ class GradNorm {
   std::vector<SumOfSquares> sums_;
 };
 
-/// What clip_grad_norm_ does once it has the norm. A `total_norm` that is not
-/// finite leaves the gradients as they are, to be looked at.
+/// Scales the gradients as clip_grad_norm_() does for a known norm. A
+/// `total_norm` that is not finite leaves them unchanged.
 void clip_grads_with_norm_(
     const std::vector<at::Tensor>& parameters,
     double max_norm,

@@ -11,46 +11,50 @@
 
 namespace weft::dtensor {
 
-/// A function of tensors, which are all plain.
+/// A function of plain tensors.
 using TensorFunction =
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 struct LocalMapOptions {
-  /// How each input has to lie; nullopt for a plain tensor. Empty: any way.
+  /// The required placements of each input; nullopt for a plain tensor. Empty
+  /// allows any placements.
   std::vector<std::optional<Placements>> in_placements = {};
-  /// Where each input's local gradient lies. Nullopt or empty: as the input
-  /// does, but Partial where that is Replicate beside an output that is cut or
-  /// pending along the mesh dim, since each rank's is a term of the sum then.
-  /// (PyTorch takes it to be replicated, and replicas drift apart.)
+  /// The placements of each input's local gradient. Nullopt or empty means the
+  /// placements of the input, except that Replicate becomes Partial if an
+  /// output is sharded or Partial along the mesh dim, because each rank's
+  /// gradient is then one term of the sum. (PyTorch assumes Replicate, and
+  /// replicas diverge.)
   std::vector<std::optional<Placements>> in_grad_placements = {};
-  /// By default the first DTensor's.
+  /// The mesh. The default is that of the first DTensor.
   std::optional<mesh::DeviceMesh> mesh = std::nullopt;
-  /// Redistribute an input that lies elsewhere; otherwise it is an error.
+  /// Redistributes an input with other placements. If false, such an input is
+  /// an error.
   bool redistribute_inputs = false;
-  /// Global sizes of each output; without them they follow from the ranks'
-  /// parts, which are compared (see local_map()).
+  /// The global sizes of each output. Without them they follow from the ranks'
+  /// local sizes, which are then compared (see local_map()).
   std::vector<std::vector<int64_t>> out_sizes = {};
 };
 
-/// A function that runs `function` on this rank's parts of its inputs and takes
-/// what it returns as parts of tensors that lie as `out_placements` say (one an
-/// output). Differentiable. Plain inputs are handed on as they are; without any
-/// DTensor among the inputs, outputs stay plain.
-/// Collective: the calls, over the mesh: an output that is cut is of the sizes
-/// that all ranks' parts add up to, so they are exchanged where an input is cut
-/// unevenly and `out_sizes` does not say them (two mesh dims that cut one dim
-/// of an output need them). Otherwise parts are taken to be of equal size.
-/// Throws: c10::ValueError naming the input, where it does not lie as
-/// in_placements say; or where it is replicated and learns, another input is
-/// cut, all outputs are replicated, and in_grad_placements do not say whether
-/// the function adds up its gradient.
+/// Returns a function that runs `function` on this rank's local tensors and
+/// wraps its results as DTensors with `out_placements` (one per output).
+/// Differentiable. Plain inputs are passed through; without a DTensor input the
+/// outputs stay plain.
+/// Collective: the calls, over the mesh. The size of a sharded output is the
+/// sum of the ranks' local sizes. Local sizes are exchanged if an input is
+/// sharded unevenly and `out_sizes` does not specify them (`out_sizes` is
+/// required if two mesh dims shard one dim of an output). Otherwise local sizes
+/// are assumed to be equal.
+/// Throws: c10::ValueError naming the input, if its placements are not those of
+/// in_placements; or if it is replicated and requires a gradient, another input
+/// is sharded, all outputs are replicated, and in_grad_placements does not say
+/// whether its gradient is to be summed.
 /// Source: torch/distributed/tensor/experimental/_func_map.py.
 TensorFunction local_map(
     TensorFunction function,
     std::vector<Placements> out_placements,
     LocalMapOptions options = {});
 
-/// The same for a function of single tensors with one result:
+/// Like local_map() above, for a function of single tensors with one result:
 ///   auto mm = local_map(
 ///       [](const at::Tensor& w, const at::Tensor& x) { return w.mm(x); },
 ///       Placements{Partial()});

@@ -14,37 +14,36 @@ class OptimizerParamState;
 
 namespace weft::dtensor {
 
-/// An optimizer that says itself what it knows of each parameter, as one must
-/// whose state is divided over ranks.
+/// An optimizer that writes its own state_dict because its state is sharded
+/// over ranks.
 class ShardedStateOptimizer {
  public:
   virtual ~ShardedStateOptimizer() = default;
-  /// As optimizer_state_dict().
-  /// Collective: as the optimizer says.
+  /// Like optimizer_state_dict().
+  /// Collective: depends on the optimizer.
   virtual StateDict state_dict(
       const torch::nn::Module& module,
       const StateDict* to_be_loaded) = 0;
-  /// As load_optimizer_state_dict().
+  /// Like load_optimizer_state_dict().
   virtual void load_state_dict(
       const torch::nn::Module& module,
       const StateDict& state) = 0;
 };
 
-/// Whether an optimizer has learned something of a parameter; `state` may be
-/// null.
+/// Returns true if an optimizer has state for a parameter. `state` may be null.
 bool has_optimizer_state(const torch::optim::OptimizerParamState* state);
 
-/// What `optimizer` knows of each parameter of `module`, by the parameter's
-/// name instead of an index: `state.<fqn>.exp_avg`, `state.<fqn>.step`,
-/// `param_groups.<fqn>.lr`, ... Moments are DTensors on `mesh`, placed like
-/// their parameter, and share the optimizer's memory; those that its first
-/// step would make are made now. Numbers are tensors of their own: see
-/// load_optimizer_state_dict(). A frozen parameter has what the optimizer knew
-/// of it before it was frozen, and nothing is made for it, unless
-/// `to_be_loaded`, if given, has a state of it.
-/// Throws: c10::NotImplementedError for optimizers other than Adam, AdamW,
-/// SGD, Adagrad and RMSprop (and classes derived from them or using their
-/// options), and for SGD with dampening before it has a momentum.
+/// Returns the optimizer's state of each parameter of `module`, keyed by the
+/// parameter's name instead of an index: `state.<fqn>.exp_avg`,
+/// `state.<fqn>.step`, `param_groups.<fqn>.lr`, ... Moments are DTensors on
+/// `mesh` with the placements of their parameter, and share the optimizer's
+/// memory; moments that the first step would create are created. Numbers are
+/// new tensors: see load_optimizer_state_dict(). A frozen parameter has the
+/// state from before it was frozen; none is created for it, unless
+/// `to_be_loaded`, if given, has state for it.
+/// Throws: c10::NotImplementedError for optimizers other than Adam, AdamW, SGD,
+/// Adagrad and RMSprop (and classes derived from them or using their options),
+/// and for SGD with dampening before it has a momentum.
 /// Source: torch.distributed.checkpoint.state_dict.get_optimizer_state_dict
 /// with flatten_optimizer_state_dict.
 StateDict optimizer_state_dict(
@@ -53,25 +52,25 @@ StateDict optimizer_state_dict(
     const mesh::DeviceMesh& mesh,
     const StateDict* to_be_loaded = nullptr);
 
-/// Throws: c10::ValueError, naming two parameters and both numbers, if `state`
-/// has different learning rates, betas, ... for parameters that are in one
-/// group of an optimizer, which has one of each. `groups`: the parameters'
-/// names, and which group each is in.
+/// Checks that `state` has the same learning rate, betas, ... for all
+/// parameters of each group. `groups` has the parameters' names and the index
+/// of their group.
+/// Throws: c10::ValueError naming two parameters and both numbers.
 /// Source: torch/distributed/checkpoint/state_dict.py,
 /// _unflatten_optim_state_dict.
 void check_numbers_of_groups(
     const std::vector<std::pair<std::string, size_t>>& groups,
     const StateDict& state);
 
-/// Whether `state` has something of the parameter `fqn`.
+/// Returns true if `state` has an entry for the parameter `fqn`.
 bool holds_state(const StateDict& state, const std::string& fqn);
 
-/// The way back: takes over numbers, and moments that do not share the
-/// optimizer's memory, those of frozen parameters, too. (What is read into an
-/// optimizer_state_dict() has the keys that this had before: read a checkpoint
-/// before parameters are frozen.)
+/// Loads numbers, and those moments that do not share the optimizer's memory,
+/// including those of frozen parameters. (A checkpoint that is read into an
+/// optimizer_state_dict() must have its keys: read it before freezing
+/// parameters.)
 /// Throws: c10::ValueError naming a key that is missing or a tensor that does
-/// not fit; as check_numbers_of_groups().
+/// not match, or if check_numbers_of_groups() does.
 void load_optimizer_state_dict(
     torch::optim::Optimizer& optimizer,
     const torch::nn::Module& module,

@@ -25,33 +25,34 @@ class Library;
 
 namespace weft::dtensor {
 
-/// A reduction along `dims` of a tensor as it lies: what each rank reduces, and
-/// where the result is.
+/// A reduction along `dims` of a sharded tensor: the input of each rank and the
+/// spec of the result.
 struct CrossShardReduction {
   at::Tensor local;
   DTensorSpec input;
   DTensorSpec output;
   std::vector<int64_t> dims;
-  /// The result's, global.
+  /// The global sizes of the result.
   std::vector<int64_t> sizes;
-  /// Mesh dims that cut a reduced dim.
+  /// The mesh dims that shard a reduced dim.
   std::vector<int64_t> joined;
 
-  /// This rank has no element to reduce.
+  /// Returns true if this rank has no element to reduce.
   bool is_empty() const;
 };
 
 enum class Parts {
-  /// Any part of a reduced dim.
+  /// Any rows of a reduced dim.
   kAny,
-  /// Rows that lie together, or the dim is gathered.
+  /// Consecutive rows; otherwise the dim is gathered.
   kBoxes,
   /// Reduced dims are gathered.
   kReplicated
 };
 
-/// Brings `self` to where its parts can be reduced. No or empty `dims`: all.
-/// Collective: all ranks of the mesh, if anything has to move.
+/// Redistributes `self` so that its local tensors can be reduced. Missing or
+/// empty `dims` means all dims.
+/// Collective: all ranks of the mesh, if a redistribution is needed.
 CrossShardReduction reduce_parts(
     const at::Tensor& self,
     at::OptionalIntArrayRef dims,
@@ -59,12 +60,12 @@ CrossShardReduction reduce_parts(
     Parts parts,
     const char* name);
 
-/// The result of all ranks, from this rank's part of it.
+/// Returns the global result for this rank's local result.
 at::Tensor wrap_reduction(
     const CrossShardReduction& reduction,
     const at::Tensor& local);
 
-/// Every rank's `part` of one mesh dim, one after the other in a new first dim.
+/// Gathers `part` from every rank of a mesh dim along a new first dim.
 /// Collective: the ranks of that mesh dim.
 at::Tensor gather_parts(
     const CrossShardReduction& reduction,
@@ -72,11 +73,11 @@ at::Tensor gather_parts(
     const at::Tensor& part,
     const char* name);
 
-/// Register kernels below autograd, and add their full names to `taken`.
+/// Registers norms below autograd and adds their full names to `taken`.
 void register_norms(torch::Library& library, std::set<std::string>& taken);
-/// argmax, argmin, max and min along a dim.
+/// Registers argmax, argmin, and max and min along a dim in the same way.
 void register_min_max(torch::Library& library, std::set<std::string>& taken);
-/// var, std (and with mean) and logsumexp.
+/// Registers var and std (also with mean) and logsumexp in the same way.
 void register_statistics(torch::Library& library, std::set<std::string>& taken);
 
 } // namespace weft::dtensor

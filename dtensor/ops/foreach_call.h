@@ -10,49 +10,52 @@
 
 namespace weft::dtensor {
 
-/// Whether a tensor of a first list can be computed on where it lies: nothing
-/// is pending or deferred, and no two elements share memory.
+/// Returns true if a tensor of a first list can be used as it is: it is not
+/// Partial or deferred, and its elements do not overlap in memory.
 bool is_ready_first(DTensorImpl& impl);
-/// Whether an op can compute on `tensor`, of another list, together with
-/// `first`, which may be null: it has the spec and the global sizes of `first`
-/// (`dense`: and its order of dims in memory), or is a number on every rank.
+/// Returns true if an op can compute on `tensor`, of another list, together
+/// with `first`, which may be null: either it has the spec and the global sizes
+/// of `first` (`dense`: and its strides), or it is a replicated tensor without
+/// dims.
 bool lies_as(const at::Tensor& tensor, const DTensorImpl* first, bool dense);
 
-/// A call of an op on lists of tensors, its arguments on a stack. The i-th
+/// A call of an op on lists of tensors, with its arguments on a stack. The i-th
 /// tensors of its lists belong together. See Note [Foreach ops].
 class ForeachCall {
  public:
   ForeachCall(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
   c10::IValue& argument(size_t index) const { return arguments_[index]; }
-  /// The first argument that is a list of tensors.
+  /// Returns the first argument that is a list of tensors.
   c10::ArrayRef<c10::IValue> first_list() const;
 
-  /// All lists are of one length or empty, and all i-th tensors have one spec
-  /// with nothing pending and the same global sizes, or are whole and of no
-  /// dims. `dense`: and one order of dims in memory.
+  /// Returns true if all lists have the same length or are empty, and all i-th
+  /// tensors have one spec without Partial and the same global sizes, or are
+  /// replicated and have no dims. `dense`: and the same order of dims in
+  /// memory.
   bool is_aligned(bool dense) const;
-  /// Replaces DTensors by their local tensors. Allocates nothing where nobody
-  /// else holds the lists.
-  /// Throws: c10::ValueError if a single tensor argument is not whole.
+  /// Replaces DTensors by their local tensors. Does not allocate if the lists
+  /// have no other owner.
+  /// Throws: c10::ValueError if a single tensor argument is not replicated.
   void to_locals() const;
-  /// Replaces DTensors by their local tensors, brought to where the first
-  /// list's tensors lie.
+  /// Replaces DTensors by their local tensors, redistributed to the specs of
+  /// the first list's tensors.
   /// Collective: all ranks of the tensors' meshes.
-  /// Throws: c10::ValueError for what cannot be brought there.
+  /// Throws: c10::ValueError for a tensor that cannot be redistributed.
   void align_to_first() const;
 
-  /// Tensors whose note_write() is due when the op has run; none where no
-  /// writes are watched.
+  /// Returns the tensors for which note_writes() must be called after the op.
+  /// Empty if no writes are watched.
   std::vector<at::Tensor> writes_to_note() const;
-  /// To be called with them after the op.
+  /// Records writes. To be called after the op.
   void note_writes(const std::vector<at::Tensor>& written) const;
 
-  /// Replaces single whole DTensors that an op reads as numbers.
+  /// Replaces single replicated DTensors that an op reads as numbers.
   void unwrap_scalars() const;
-  /// Throws: c10::ValueError if a list has a plain tensor of one dim or more.
+  /// Throws: c10::ValueError if a list has a plain tensor with at least one
+  /// dim.
   void check_no_plain_tensors() const;
-  /// Throws: c10::ValueError if a tensor of the first list is pending.
+  /// Throws: c10::ValueError if a tensor of the first list is Partial.
   void check_no_partial_writes() const;
 
  private:
@@ -69,9 +72,9 @@ class ForeachCall {
   void check_lengths() const;
   const DTensorSpec* spec_at(size_t index) const;
 
-  /// "argument `grads`[3] ...".
+  /// Returns "argument `grads`[3] ...".
   std::string where(size_t argument, size_t index) const;
-  /// The i-th tensors of all lists.
+  /// Describes the i-th tensors of all lists.
   std::string describe_group(size_t index) const;
   std::string describe_rank() const;
   [[noreturn]] void

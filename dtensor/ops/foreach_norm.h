@@ -8,9 +8,9 @@
 
 namespace weft::dtensor {
 
-/// The norms of whole DTensors, below autograd: each rank's own, joined by one
-/// small reduction for all tensors that are cut alike.
-/// Shapes: each norm has no dims, and every rank has it.
+/// Computes the norm of each full tensor, below autograd: each rank's norms are
+/// joined by one small reduction for all tensors with the same sharding.
+/// Shapes: each norm has no dims and is replicated.
 /// Collective: the ranks that share any of the tensors; blocks.
 std::vector<at::Tensor> foreach_norm(
     at::TensorList self,

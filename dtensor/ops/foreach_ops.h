@@ -9,9 +9,8 @@ class Library;
 
 namespace weft::dtensor {
 
-/// Registers kernels for the ops on lists of tensors: foreach ops, the steps of
-/// fused optimizers, and what gradient scalers ask of all gradients at once.
-/// Returns their full names.
+/// Registers kernels for ops on lists of tensors: foreach ops, the steps of
+/// fused optimizers, and the ops of gradient scalers. Returns their full names.
 std::set<std::string> register_foreach_ops(torch::Library& library);
 
 } // namespace weft::dtensor

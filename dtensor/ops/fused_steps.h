@@ -8,10 +8,10 @@ class CppFunction;
 
 namespace weft::dtensor {
 
-/// The kernel of `op`, the step of a fused optimizer in place
-/// ("aten::_fused_adamw_"), for lists with DTensors. Gradients are brought to
-/// where their parameter lies; state has to lie there already. See
-/// Note [Whole vectors].
+/// Returns the kernel of `op`, the in-place step of a fused optimizer
+/// ("aten::_fused_adamw_"), for lists with DTensors. Gradients are
+/// redistributed to the placements of their parameter; state must already have
+/// them. See Note [Whole vectors].
 torch::CppFunction fused_step_kernel(const c10::OperatorHandle& op);
 
 } // namespace weft::dtensor

@@ -16,40 +16,42 @@ namespace weft::dtensor {
 // what is left goes through scratch rows of one vector each, padded with zeros:
 // as libtorch computes the vectors before it.
 
-/// The lists of one call of a fused optimizer step on plain tensors of the CPU,
-/// with elements in whole vectors only. See Note [Whole vectors].
+/// The lists of one call of a fused optimizer step on plain CPU tensors,
+/// rearranged so that every tensor consists of complete vectors. See Note
+/// [Whole vectors].
 class WholeVectors {
  public:
   using List = std::vector<at::Tensor>;
 
-  /// Replaces tensors that are not of whole vectors by their whole vectors and,
-  /// at the end of each list, a scratch row. `lists`: of tensors whose i-th
-  /// ones belong together, of the same sizes; empty ones are left empty.
-  /// `numbers`: lists of one number for each i, which a scratch row shares.
-  /// What is not of the CPU, or not dense and of one order of dims, stays as it
-  /// is. Lifetime: not beyond the lists.
+  /// Replaces tensors that do not consist of complete vectors by their complete
+  /// vectors, and adds a scratch row for the remainder at the end of each list.
+  /// `lists` have tensors of equal sizes at each index; empty lists stay empty.
+  /// `numbers` are lists with one number per index, which a scratch row shares.
+  /// Tensors that are not on the CPU, or not dense with equal strides, stay as
+  /// they are.
+  /// Lifetime: the lists must outlive this object.
   WholeVectors(
       const std::vector<List*>& lists,
       const std::vector<List*>& numbers);
 
-  /// Whether a tensor is of whole vectors.
+  /// Returns true if a tensor consists of complete vectors.
   static bool is_whole(const at::Tensor& tensor);
 
-  /// Whether there is something to copy back.
+  /// Returns true if copy_back() has something to copy.
   bool any() const { return !rests_.empty(); }
-  /// To be called after the step: puts what the scratch rows have become where
-  /// it belongs.
+  /// Copies the results of the scratch rows to the tensors. To be called after
+  /// the step.
   void copy_back() const;
 
  private:
   struct Rest {
-    /// A view of the tensor, and of the scratch row.
+    /// A view of the tensor, and a view of the scratch row.
     at::Tensor own;
     at::Tensor scratch;
   };
 
-  /// Returns whether it has added a scratch row to the lists, and not put it in
-  /// the place of a tensor that has no whole vector.
+  /// Returns true if it added a scratch row to the lists, and false if the
+  /// scratch row replaces a tensor without a complete vector.
   bool take(const std::vector<List*>& lists, size_t index);
 
   std::vector<Rest> rests_;

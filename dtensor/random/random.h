@@ -9,10 +9,10 @@
 
 namespace weft::dtensor {
 
-/// Random numbers that depend on the element and not on who holds it: Philox
-/// 4x32-10 keyed by `seed`, its counter made of `stream` and the element's
-/// index in the whole tensor. Any cut of a tensor gives the same values, and so
-/// do the CPU and a CUDA device, bit for bit.
+/// The key of random numbers that depend on the element and not on the rank
+/// that holds it: Philox 4x32-10 keyed by `seed`, with a counter made of
+/// `stream` and the element's index in the full tensor. Every sharding of a
+/// tensor, the CPU and CUDA give bitwise the same values.
 /// Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (2011);
 /// ATen/core/PhiloxRNGEngine.h.
 struct RandomKey {
@@ -20,11 +20,11 @@ struct RandomKey {
   uint64_t stream = 0;
 };
 
-/// A stream of its own for each name.
+/// Returns a distinct stream for each name.
 uint64_t stream_of(std::string_view name);
 
 /// Fills this rank's box of a tensor of `global_sizes` with U[from, to).
-/// Shapes: `local` has box.sizes and is contiguous; floating point.
+/// Shapes: `local` has box.sizes, is contiguous and floating point.
 void fill_uniform(
     const at::Tensor& local,
     const LocalBox& box,
@@ -33,7 +33,7 @@ void fill_uniform(
     double from,
     double to);
 
-/// The same with N(mean, std^2), by Box and Muller's method.
+/// Like fill_uniform(), with N(mean, std^2), by the Box-Muller method.
 void fill_normal(
     const at::Tensor& local,
     const LocalBox& box,
@@ -42,8 +42,8 @@ void fill_normal(
     double mean,
     double std);
 
-/// The same with whole numbers from [from, from + range).
-/// Shapes: as above, of any real dtype or bool; range in [1, 2^32].
+/// Like fill_uniform(), with integers from [from, from + range).
+/// Shapes: `local` may have any real dtype or bool; range is in [1, 2^32].
 void fill_integers(
     const at::Tensor& local,
     const LocalBox& box,

@@ -58,12 +58,12 @@ WEFT_HOST_DEVICE inline double square_root(double a) {
 #endif
 }
 
-/// Four words for elements [4 * block, 4 * block + 4).
+/// The four words of elements [4 * block, 4 * block + 4).
 struct PhiloxBlock {
   uint32_t words[4];
 };
 
-/// Philox 4x32-10 with key `seed` and counter (block, stream).
+/// Computes Philox 4x32-10 with key `seed` and counter (block, stream).
 /// Source: Salmon et al. (2011); ATen/core/PhiloxRNGEngine.h.
 WEFT_HOST_DEVICE inline PhiloxBlock
 philox(uint64_t seed, uint64_t stream, uint64_t block) {
@@ -86,20 +86,20 @@ philox(uint64_t seed, uint64_t stream, uint64_t block) {
   return {{c0, c1, c2, c3}};
 }
 
-/// A whole number from [from, from + range), range in [1, 2^32], as even as 32
-/// bits can make it.
+/// Returns an integer from [from, from + range), with range in [1, 2^32], as
+/// uniform as 32 bits allow.
 WEFT_HOST_DEVICE inline int64_t
 integer_of(uint32_t word, int64_t from, uint64_t range) {
   return static_cast<int64_t>(
       static_cast<uint64_t>(from) + (word * range >> 32));
 }
 
-/// Four floats for elements [4 * block, 4 * block + 4).
+/// The four floats of elements [4 * block, 4 * block + 4).
 struct NumberBlock {
   float numbers[4];
 };
 
-/// U[0, 1): multiples of 2^-24, exact.
+/// Draws from U[0, 1): exact multiples of 2^-24.
 WEFT_HOST_DEVICE inline NumberBlock
 uniform_block(uint64_t seed, uint64_t stream, uint64_t block) {
   const PhiloxBlock bits = philox(seed, stream, block);
@@ -110,7 +110,7 @@ uniform_block(uint64_t seed, uint64_t stream, uint64_t block) {
   return result;
 }
 
-/// log(m) for m in [sqrt(1/2), sqrt(2)].
+/// Returns log(m) for m in [sqrt(1/2), sqrt(2)].
 WEFT_HOST_DEVICE inline double log_near_one(double m) {
   // 2 artanh(s), s = (m - 1) / (m + 1), |s| < 0.172.
   const double s = over(plus(m, -1.0), plus(m, 1.0));
@@ -126,7 +126,7 @@ WEFT_HOST_DEVICE inline double log_near_one(double m) {
   return times(times(2.0, s), sum);
 }
 
-/// log(n / 2^24) for n in [1, 2^24].
+/// Returns log(n / 2^24) for n in [1, 2^24].
 WEFT_HOST_DEVICE inline double log_of_fraction(uint32_t n) {
   // n = m * 2^exponent with m in [sqrt(1/2), sqrt(2)).
   double m = static_cast<double>(n);
@@ -147,7 +147,8 @@ struct SinCos {
   double cos;
 };
 
-/// Of the angle 2 pi n / 2^24, n in [-2^21, 2^21]: an eighth of a turn.
+/// Returns sine and cosine of the angle 2 pi n / 2^24 for n in [-2^21, 2^21],
+/// an eighth of a turn.
 WEFT_HOST_DEVICE inline SinCos sin_cos_near_zero(int32_t n) {
   const double x = times(times(n, 0x1p-24), 6.283185307179586);
   const double z = times(x, x);
@@ -169,7 +170,7 @@ WEFT_HOST_DEVICE inline SinCos sin_cos_near_zero(int32_t n) {
   return {sin, cos};
 }
 
-/// Of the angle 2 pi n / 2^24, n in [0, 2^24).
+/// Returns sine and cosine of the angle 2 pi n / 2^24 for n in [0, 2^24).
 WEFT_HOST_DEVICE inline SinCos sin_cos_of_turn(uint32_t n) {
   // The nearest quarter turn, and the exact rest in [-1/8, 1/8] turns.
   const uint32_t quarter = (n + (1U << 21)) >> 22;
@@ -187,7 +188,7 @@ WEFT_HOST_DEVICE inline SinCos sin_cos_of_turn(uint32_t n) {
   }
 }
 
-/// N(0, 1) by Box and Muller's method, two numbers from two.
+/// Draws from N(0, 1) by the Box-Muller method, two numbers from two.
 WEFT_HOST_DEVICE inline NumberBlock
 normal_block(uint64_t seed, uint64_t stream, uint64_t block) {
   const PhiloxBlock bits = philox(seed, stream, block);
@@ -203,7 +204,7 @@ normal_block(uint64_t seed, uint64_t stream, uint64_t block) {
   return result;
 }
 
-/// What a number becomes before it is rounded to the tensor's dtype.
+/// Scales and shifts a number before it is rounded to the tensor's dtype.
 WEFT_HOST_DEVICE inline double
 placed(float number, double shift, double scale) {
   return plus(shift, times(scale, number));

@@ -4,12 +4,12 @@
 
 namespace weft::dtensor {
 
-/// Blocks of random numbers made at once: bit for bit what philox(),
-/// uniform_block() and normal_block() of random_arithmetic.h give one at a
-/// time, in the processor's vectors.
+/// The number of blocks that the vectorized functions compute at once. They
+/// return bitwise the same numbers as philox(), uniform_block() and
+/// normal_block() of random_arithmetic.h.
 inline constexpr int64_t kBlocksAtOnce = 64;
 
-/// numbers[4 * i + lane] for the blocks first + i, i < kBlocksAtOnce.
+/// Computes numbers[4 * i + lane] for the blocks first + i, i < kBlocksAtOnce.
 void uniform_blocks(
     uint64_t seed,
     uint64_t stream,
@@ -21,15 +21,15 @@ void normal_blocks(
     uint64_t first,
     float* numbers);
 
-/// words[4 * i + lane], as philox() gives them.
+/// Computes words[4 * i + lane] like philox().
 void word_blocks(
     uint64_t seed,
     uint64_t stream,
     uint64_t first,
     uint32_t* words);
 
-/// first[i], second[i]: two words each of the block blocks[i], the lower word
-/// lowest.
+/// Computes first[i] and second[i], the two pairs of words of block blocks[i],
+/// with the lower word in the lower bits.
 void bits_of_blocks(
     uint64_t seed,
     uint64_t stream,
@@ -37,8 +37,8 @@ void bits_of_blocks(
     uint64_t* first,
     uint64_t* second);
 
-/// logs[i] = log(x[i]) for normal numbers x[i] > 0 and i < kBlocksAtOnce; to
-/// 1e-12 of it.
+/// Computes logs[i] = log(x[i]) for normal numbers x[i] > 0 and i <
+/// kBlocksAtOnce, with a relative error of at most 1e-12.
 void vector_logs(const double* x, double* logs);
 
 } // namespace weft::dtensor

@@ -17,9 +17,9 @@ namespace weft::dtensor {
 // RandomPart::indices(). Results have its sizes, on the CPU. Parameters that
 // are tensors have its sizes too, are contiguous and of doubles.
 
-/// U(0, 1), doubles, never 0 or 1.
+/// Draws doubles from U(0, 1), never 0 or 1.
 at::Tensor sample_uniform(const at::Tensor& indices, RandomKey key);
-/// The doubles that fill_uniform() and fill_normal() round to a dtype.
+/// Returns the doubles that fill_uniform() and fill_normal() round to a dtype.
 at::Tensor sample_filled_uniform(
     const at::Tensor& indices,
     RandomKey key,
@@ -30,36 +30,39 @@ at::Tensor sample_filled_normal(
     RandomKey key,
     double mean,
     double std);
-/// int64 from [from, from + range); `range` 0 stands for 2^64. Those of
+/// Draws int64 from [from, from + range); `range` 0 means 2^64. Equal to
 /// fill_integers() up to a range of 2^32.
 at::Tensor sample_integers(
     const at::Tensor& indices,
     RandomKey key,
     int64_t from,
     uint64_t range);
-/// Doubles of density lambda exp(-lambda x), never 0.
+/// Draws doubles of density lambda exp(-lambda x), never 0.
 at::Tensor
 sample_exponential(const at::Tensor& indices, RandomKey key, double lambda);
-/// Doubles 1, 2, ...: the trials up to the first success of probability `p`.
+/// Draws doubles 1, 2, ...: the number of trials up to the first success of
+/// probability `p`.
 at::Tensor sample_geometric(const at::Tensor& indices, RandomKey key, double p);
 at::Tensor sample_cauchy(
     const at::Tensor& indices,
     RandomKey key,
     double median,
     double sigma);
-/// Doubles exp(N(mean, std^2)).
+/// Draws doubles exp(N(mean, std^2)).
 at::Tensor sample_log_normal(
     const at::Tensor& indices,
     RandomKey key,
     double mean,
     double std);
 
+/// Draws from the Poisson distribution.
 /// Source: Knuth, TAOCP 3.4.1; Hoermann, The transformed rejection method for
 /// generating Poisson random variables (1993), algorithm PTRS.
 at::Tensor sample_poisson(
     const at::Tensor& indices,
     RandomKey key,
     const at::Tensor& rate);
+/// Draws from the binomial distribution.
 /// Source: inversion; Hoermann, The generation of binomial random variates
 /// (1993), algorithm BTRS.
 at::Tensor sample_binomial(
@@ -67,8 +70,9 @@ at::Tensor sample_binomial(
     RandomKey key,
     const at::Tensor& count,
     const at::Tensor& probability);
-/// Gamma(alpha, 1). Source: Marsaglia and Tsang, A simple method for
-/// generating gamma variables (2000).
+/// Draws from Gamma(alpha, 1).
+/// Source: Marsaglia and Tsang, A simple method for generating gamma variables
+/// (2000).
 at::Tensor
 sample_gamma(const at::Tensor& indices, RandomKey key, const at::Tensor& alpha);
 

@@ -25,41 +25,41 @@ namespace weft::dtensor {
 // by a mesh and all that were cut from it. All ranks run the same ops, so their
 // sequences agree without communication. libtorch's generators play no part.
 
-/// What the next random op on a mesh's DTensors draws from. A value; what a
-/// checkpoint keeps.
+/// The state from which the next random op on a mesh's DTensors draws.
+/// Checkpoints store it.
 struct RandomState {
-  /// libtorch's own default.
+  /// The default seed of libtorch.
   uint64_t seed = 67280421310721ULL;
   uint64_t sequence = 0;
 
   bool operator==(const RandomState&) const = default;
 };
 
-/// Starts the sequence of `mesh`, and of all meshes with its root, anew.
-/// Collective: none, but every rank has to give the same seed.
+/// Restarts the sequence of `mesh` and of all meshes with its root.
+/// Collective: none, but every rank must pass the same seed.
 void manual_seed(const mesh::DeviceMesh& mesh, uint64_t seed);
 RandomState random_state(const mesh::DeviceMesh& mesh);
 void set_random_state(const mesh::DeviceMesh& mesh, const RandomState& state);
 
-/// The key of the next random op; moves the sequence on.
+/// Returns the key of the next random op and advances the sequence.
 RandomKey next_random_key(const mesh::DeviceMesh& mesh);
 
-/// What a data-parallel replica's random ops count as: see RandomScope.
+/// The position of a replica's samples in the global batch, for RandomScope.
 struct RandomBatch {
-  /// The dim of activations that holds the batch.
+  /// The batch dim of activations.
   int64_t dim = 0;
-  /// The replica's first sample in the global batch, how many it has here, and
-  /// how many there are in all.
+  /// The replica's first sample in the global batch, its number of samples, and
+  /// the number of samples in the global batch.
   int64_t first_sample = 0;
   int64_t samples = 0;
   int64_t global_samples = 0;
 };
 
-/// While one lives, random ops on `mesh` start from `state`, and tensors whose
+/// Scope in which random ops on `mesh` start from `state`, and tensors whose
 /// batch dim is a multiple of `batch.samples` count as those samples of the
-/// global batch: replicas that know only their own batch draw what one rank
-/// with all of it would. The state that was there before comes back afterwards,
-/// so a recomputed forward pass draws the same numbers again.
+/// global batch. Replicas that have only their own batch draw what one rank
+/// with the global batch would draw. The previous state is restored at the end,
+/// so a recomputed forward draws the same numbers.
 class RandomScope {
  public:
   RandomScope(
@@ -76,22 +76,22 @@ class RandomScope {
   std::optional<RandomBatch> batch_;
 };
 
-/// Where the sequences that random ops draw from stood before the first draw,
-/// for each mesh's root.
+/// The states of the random sequences before the first draw, for each mesh
+/// root.
 class RandomStateRecorder
     : public c10::DebugInfoBase,
       public std::enable_shared_from_this<RandomStateRecorder> {
  public:
-  /// Whose scope is around this one's.
+  /// Sets the recorder of the enclosing scope.
   void set_outer(std::shared_ptr<RandomStateRecorder> outer) {
     outer_ = std::move(outer);
   }
-  /// To be called by whatever draws.
+  /// Records a draw. Called by everything that draws.
   void note(
       const mesh::DeviceMesh& root,
       const RandomState& state,
       const std::optional<RandomBatch>& batch);
-  /// Runs `body` as if it were then.
+  /// Runs `body` with the recorded states.
   void rewind(const std::function<void()>& body) const;
 
  private:
@@ -105,8 +105,8 @@ class RandomStateRecorder
   std::shared_ptr<RandomStateRecorder> outer_;
 };
 
-/// While one lives, random ops of this thread are noted in `starts`, and in
-/// those of the scopes around it.
+/// Scope in which random ops of this thread are recorded in `starts` and in the
+/// recorders of enclosing scopes.
 class RandomRecorderGuard {
  public:
   explicit RandomRecorderGuard(std::shared_ptr<RandomStateRecorder> starts);
@@ -115,27 +115,28 @@ class RandomRecorderGuard {
   c10::DebugInfoGuard guard_;
 };
 
-/// This rank's part of a tensor that a random op fills, and where its elements
-/// count as lying.
+/// This rank's part of a tensor that a random op fills, and the positions of
+/// its elements.
 struct RandomPart {
   RandomKey key;
   std::vector<int64_t> local_sizes;
   std::vector<int64_t> global_sizes;
-  /// For each dim, the positions that this rank has, in order.
+  /// The positions of this rank along each dim, in order.
   std::vector<RowRanges> ranges;
 
-  /// Whether each dim's positions lie side by side.
+  /// Returns true if the positions along each dim are consecutive.
   bool is_box() const;
   LocalBox box() const;
-  /// [local_sizes], int64: the row-major index of each element in the whole.
+  /// Returns the row-major index of each element in the full tensor.
+  /// Shapes: [local_sizes], int64.
   at::Tensor indices() const;
 };
 
-/// Takes the next key of the mesh for a tensor of `sizes` that lies as `spec`
-/// says; a Partial counts as whole.
+/// Takes the mesh's next key for a tensor of `sizes` with the placements of
+/// `spec`. Partial counts as Replicate.
 RandomPart next_random_part(const DTensorSpec& spec, c10::IntArrayRef sizes);
 
-/// A random permutation of [0, n), replicated, int64.
+/// Returns a random permutation of [0, n), replicated, int64.
 at::Tensor randperm(int64_t n, const mesh::DeviceMesh& mesh);
 
 } // namespace weft::dtensor

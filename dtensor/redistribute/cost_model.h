@@ -7,9 +7,9 @@
 
 namespace weft::dtensor {
 
-/// How a step of a redistribution moves values.
+/// The communication of one step of a redistribution.
 enum class StepKind : uint8_t {
-  /// Nothing leaves a rank.
+  /// No communication.
   kLocal,
   kAllReduce,
   kAllGather,
@@ -17,33 +17,33 @@ enum class StepKind : uint8_t {
   kAllToAll,
 };
 
-/// "all_gather", "local".
+/// Returns "all_gather", "local", ...
 std::string_view to_string(StepKind kind);
 
-/// How one mesh dim goes from one placement to another in one step.
-/// `from` to `to` is such a step unless is_impossible().
+/// Returns the kind of step that changes one mesh dim's placement. Must not be
+/// called if is_impossible().
 StepKind step_kind(const Placement& from, const Placement& to);
 
-/// Whether no single step leads from the one to the other: to a pending
-/// reduction but from R, S to P(sum), and P(avg) to P(sum).
+/// Returns true if no single step changes one placement to the other: to a
+/// Partial, except from R or from S to P(sum), or from P(avg) to P(sum).
 bool is_impossible(const Placement& from, const Placement& to);
 
-/// Whether the step is from P(avg) to P(sum): an average is a sum of terms that
-/// each rank divides by their number.
+/// Returns true if the step is from P(avg) to P(sum): each rank divides its
+/// term by the number of terms.
 bool is_scaling(const Placement& from, const Placement& to);
 
-/// Whether the order of two pending reductions does not matter: sums and
-/// averages may be taken in any order, others of one kind too.
+/// Returns true if two pending reductions commute: sums and averages with each
+/// other, and any reduction with its own kind.
 bool commute(const Placement& a, const Placement& b);
 
-/// Microseconds of one step over `ranks` ranks. `bytes`: what the ranks hold
-/// of the tensor together; an all_to_all's is the larger of what a rank holds
-/// before and after.
+/// Returns the time of one step over `ranks` ranks in microseconds. `bytes` is
+/// the tensor's size on all ranks together; for an all_to_all, the larger of
+/// what one rank holds before and after.
 double
 step_us(StepKind kind, int64_t ranks, double bytes, const mesh::LinkCost& link);
 
-/// Bytes that the busiest of `ranks` ranks receives in one step; `bytes` as
-/// step_us() has it.
+/// Returns the bytes that the busiest of `ranks` ranks receives in one step.
+/// `bytes` is as in step_us().
 double received_bytes(StepKind kind, double ranks, double bytes);
 
 } // namespace weft::dtensor

@@ -6,9 +6,9 @@
 
 namespace weft::dtensor {
 
-/// What steps cost for one tensor on one mesh: see Note [Redistribution cost
+/// The costs of steps for one tensor on one mesh. See Note [Redistribution cost
 /// model].
-/// Lifetime: not beyond the mesh and the sizes.
+/// Lifetime: the mesh and the sizes must outlive this object.
 class PlanCosts {
  public:
   PlanCosts(
@@ -17,13 +17,14 @@ class PlanCosts {
       int64_t element_size);
 
   int64_t ranks_of(const std::vector<int64_t>& mesh_dims) const;
-  /// What a step costs whatever it moves.
+  /// Returns the part of a step's cost that does not depend on its size.
   double min_us(
       const Placements& from,
       const Placements& to,
       StepKind kind,
       const std::vector<int64_t>& mesh_dims) const;
-  /// Sets bytes and us; one that only changes a cut's name becomes local.
+  /// Sets the bytes and the time of a step. A step that only changes a shard's
+  /// representation becomes local.
   void set_cost(PlanStep& step) const;
 
  private:

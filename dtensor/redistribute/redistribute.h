@@ -10,27 +10,28 @@
 
 namespace weft::dtensor {
 
-/// One step of a redistribution: what happens on one mesh dim.
+/// One step of a redistribution: a change of placement on one mesh dim.
 struct RedistributeStep {
   int64_t mesh_dim;
   Placement from;
   Placement to;
 };
 
-/// Steps of one mesh dim each from one spec to another, whatever they cost:
-/// inner shards are gathered before the outer ones that they cut, and cut again
-/// after them. Any placements; see Note [Steps of a redistribution]. Pure; the
-/// same on every rank of the mesh. find_plan() has the cheapest ones.
+/// Returns steps of one mesh dim each from one spec to another, regardless of
+/// cost: inner shards are gathered before the outer ones and sharded again
+/// after them. Supports all placements; see Note [Steps of a redistribution].
+/// Deterministic, so identical on every rank of the mesh. find_plan() returns
+/// the cheapest steps.
 std::vector<RedistributeStep> plan_redistribute(
     const DTensorSpec& from,
     const DTensorSpec& to);
 
-/// Moves a local tensor from one spec to another by the plan of find_plan().
-/// Not differentiable; the result may alias `local`. `name` goes to the ledger.
+/// Redistributes a local tensor by the plan of find_plan(). Not differentiable;
+/// the result may alias `local`. The flight recorder shows `name`.
 /// Shapes: `local` is this rank's part of `global_sizes` under `from`; both
 /// specs are fitted() to them.
 /// Collective: all ranks of the mesh.
-/// Throws: c10::ValueError for R to P(product), and averages of integers; on
+/// Throws: c10::ValueError for R to P(product) and for averages of integers, on
 /// all ranks, before anything is sent.
 at::Tensor redistribute_local(
     const at::Tensor& local,
@@ -39,11 +40,12 @@ at::Tensor redistribute_local(
     const DTensorSpec& to,
     std::string_view name);
 
-/// The same to a spec on any mesh over the same ranks, or on one that is a
-/// slice of the tensor's or that the tensor's is a slice of. See Note [From
-/// mesh to mesh]. Collective: all ranks of both meshes. Throws: as
-/// redistribute_local(), and c10::ValueError naming both meshes if they belong
-/// to different ranks.
+/// Like redistribute_local(), to a spec on any mesh over the same ranks, or on
+/// a mesh that is a slice of the tensor's mesh or has it as a slice. See
+/// Note [From mesh to mesh].
+/// Collective: all ranks of both meshes.
+/// Throws: like redistribute_local(), and c10::ValueError naming both meshes if
+/// they have different ranks.
 at::Tensor redistribute_across(
     const at::Tensor& local,
     c10::IntArrayRef global_sizes,
@@ -51,14 +53,14 @@ at::Tensor redistribute_across(
     const DTensorSpec& to,
     std::string_view name);
 
-/// Throws: c10::ValueError if values of `dtype` cannot be written as the terms
+/// Throws: c10::ValueError if values of `dtype` cannot be represented as terms
 /// of a reduction without changing them.
 void check_partial_form(ReduceOp op, at::ScalarType dtype);
 
-/// Microseconds to move a tensor of `bytes` over one mesh dim of `shards` ranks
-/// and links that cost `link`; nothing between equal placements, infinite where
-/// no step exists, and far more than anything else where a pending sum would be
-/// made. See Note [Redistribution cost model].
+/// Returns the time in microseconds to redistribute a tensor of `bytes` over
+/// one mesh dim of `shards` ranks with link cost `link`: 0 between equal
+/// placements, infinity if there is no step, and a prohibitive value for a step
+/// that creates a Partial. See Note [Redistribution cost model].
 double redistribute_cost(
     const Placement& from,
     const Placement& to,

@@ -12,22 +12,22 @@
 
 namespace weft::dtensor {
 
-/// One step of a redistribution: nothing, or one collective.
+/// One step of a redistribution: no communication, or one collective.
 struct PlanStep {
   StepKind kind = StepKind::kLocal;
-  /// Whose placements change, and over whose ranks together it communicates;
-  /// ascending.
+  /// The mesh dims whose placements change and over whose ranks the step
+  /// communicates, ascending.
   std::vector<int64_t> mesh_dims;
-  /// Of the whole mesh, before and after.
+  /// The placements on the whole mesh before and after.
   Placements from;
   Placements to;
-  /// What the ranks of `mesh_dims` hold of the tensor together; of an
-  /// all_to_all the larger of what a rank holds before and after, or what the
-  /// busiest rank sends. On the ranks that hold most.
+  /// The tensor's size on the ranks of `mesh_dims` together; for an all_to_all,
+  /// the larger of what one rank holds before and after, or what the busiest
+  /// rank sends. The largest value over the ranks.
   double bytes = 0;
-  /// Estimated microseconds.
+  /// The estimated time in microseconds.
   double us = 0;
-  /// Those of `us` that it takes whatever it moves.
+  /// The part of `us` that does not depend on the size.
   double min_us = 0;
 };
 
@@ -36,8 +36,9 @@ struct RedistributePlan {
   double us = 0;
 };
 
-/// The cheapest steps from one spec to another for a tensor of these sizes: see
-/// Note [Shortest plans]. The same on every rank of the mesh; kept in the mesh.
+/// Returns the cheapest steps from one spec to another for a tensor of these
+/// sizes. See Note [Shortest plans]. Identical on every rank of the mesh, which
+/// caches it.
 /// Shapes: both specs are fitted() to `global_sizes`.
 std::shared_ptr<const RedistributePlan> find_plan(
     const DTensorSpec& from,
@@ -45,29 +46,30 @@ std::shared_ptr<const RedistributePlan> find_plan(
     c10::IntArrayRef global_sizes,
     int64_t element_size);
 
-/// The same, looked for anew.
+/// Like find_plan(), without the cache.
 RedistributePlan search_plan(
     const DTensorSpec& from,
     const DTensorSpec& to,
     c10::IntArrayRef global_sizes,
     int64_t element_size);
 
-/// Bytes that the busiest rank receives when a tensor of these sizes goes from
-/// one spec to another by the plan of find_plan(), which is the one that runs;
-/// for messages. Throws: as fitted().
+/// Returns the bytes that the busiest rank receives when a tensor of these
+/// sizes is redistributed by find_plan(). Used in messages.
+/// Throws: like fitted().
 double redistributed_bytes(
     const DTensorSpec& from,
     const DTensorSpec& to,
     c10::IntArrayRef global_sizes,
     int64_t element_size);
 
-/// Whether the messages of several plans cost less if those of one kind over
-/// the same ranks go out as one, which copies them. The same on every rank.
+/// Returns true if it costs less to send the messages of several plans together
+/// (which copies them), if they have the same kind and ranks. Identical on
+/// every rank.
 bool is_cheaper_coalesced(
     const std::vector<std::shared_ptr<const RedistributePlan>>& plans);
 
-/// The group over `mesh_dims`, row-major; made at the first call if there are
-/// several.
+/// Returns the group over `mesh_dims`, row-major. If there are several dims,
+/// the first call creates it.
 /// Collective: the group's ranks.
 mesh::Communicator group_of(
     const mesh::DeviceMesh& mesh,

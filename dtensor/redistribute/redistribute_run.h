@@ -13,13 +13,13 @@
 
 namespace weft::dtensor {
 
-/// A redistribution on its way: its local steps run at once, those that
-/// communicate one message at a time. Below autograd.
+/// A running redistribution. Local steps run immediately, communicating steps
+/// one message at a time. Below autograd.
 class RedistributeRun {
  public:
-  /// Runs up to the first message.
-  /// Collective: nothing but group_of().
-  /// Throws: as redistribute_local().
+  /// Runs until the first message.
+  /// Collective: only for group_of().
+  /// Throws: like redistribute_local().
   RedistributeRun(
       at::Tensor local,
       c10::IntArrayRef global_sizes,
@@ -27,12 +27,12 @@ class RedistributeRun {
       const DTensorSpec& to,
       std::string_view name);
 
-  /// What is to be sent next; none when the result is there.
+  /// The next message to send. Empty if the result is complete.
   const std::optional<StepMessage>& message() const { return message_; }
-  /// No other message comes after this one.
+  /// Returns true if this is the last message.
   bool is_last_message() const { return messages_left_ <= 1; }
-  /// To be called when the message has been sent and waited for: goes on to the
-  /// next one.
+  /// Continues to the next message. Must be called after the current one was
+  /// sent and waited for.
   void advance();
 
   const at::Tensor& result() const { return local_; }
@@ -46,14 +46,14 @@ class RedistributeRun {
   std::shared_ptr<const RedistributePlan> plan_;
   size_t next_ = 0;
   int64_t messages_left_ = 0;
-  /// Nobody else has the memory of `local_`.
+  /// True if nothing else refers to the memory of `local_`.
   bool is_owned_ = false;
   std::optional<StepMessage> message_;
 };
 
-/// Goes on with all of them to their results: messages that are due at the same
-/// time go out together, those of one kind, group and dtype as one.
-/// Collective: the groups of their messages, with lists that are alike; blocks.
+/// Runs all redistributions to their results. Messages that are due at the same
+/// time are sent together, and those of one kind, group and dtype as one.
+/// Collective: the groups of their messages, with identical lists; blocks.
 void finish_coalesced(
     std::vector<RedistributeRun>& runs,
     std::string_view name);

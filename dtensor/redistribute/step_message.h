@@ -12,25 +12,26 @@
 
 namespace weft::dtensor {
 
-/// What one step sends and receives on this rank.
+/// The data that one step sends and receives on this rank.
 struct StepMessage {
   StepKind kind = StepKind::kLocal;
   mesh::Communicator group;
   mesh::ReduceOp op = mesh::ReduceOp::kSum;
-  /// All that is reduced in place; all of an even gather's outputs or an even
-  /// reduce_scatter's inputs, one rank's after the other. Else undefined.
+  /// The data that is reduced in place, or the outputs of an even all_gather,
+  /// or the inputs of an even reduce_scatter, in rank order. Otherwise
+  /// undefined.
   at::Tensor buffer;
-  /// A part a rank; one of a gather.
+  /// One part per rank. One part for a gather.
   std::vector<at::Tensor> inputs;
-  /// A part a rank; one of a reduce_scatter.
+  /// One part per rank. One part for a reduce_scatter.
   std::vector<at::Tensor> outputs;
-  /// What this rank holds after the step; to be called once the collective is
-  /// complete.
+  /// Returns this rank's tensor after the step. Must be called after the
+  /// collective is complete.
   std::function<at::Tensor()> finish;
 };
 
-/// A step of a plan for a tensor of `sizes`, on this rank. `local`: this rank's
-/// part before the step. `is_owned`: nobody else needs its memory.
+/// A step of a plan for a tensor of `sizes` on this rank. `local` is this
+/// rank's part before the step. `is_owned` means that its memory can be reused.
 struct LocalStep {
   const PlanStep& step;
   const mesh::DeviceMesh& mesh;
@@ -39,15 +40,15 @@ struct LocalStep {
   bool is_owned = false;
 };
 
-/// The result of a step that is local. May alias what came in.
+/// Returns the result of a step without communication. It may alias the input.
 at::Tensor run_local_step(const LocalStep& local_step);
 
-/// Everything but the sending.
-/// Collective: nothing but group_of().
+/// Prepares a message without sending it.
+/// Collective: only for group_of().
 StepMessage make_message(const LocalStep& local_step);
 
-/// What brings each rank of `group` what it lacks: see Note [Exchanges].
-/// `local`: what `map` says this rank holds before.
+/// Prepares a message that brings each rank of `group` the data it lacks. See
+/// Note [Exchanges]. `local` is what `map` says this rank holds before.
 StepMessage make_exchange(
     const mesh::Communicator& group,
     const ExchangeMap& map,
@@ -57,9 +58,9 @@ StepMessage make_exchange(
 /// Collective: the message's group.
 mesh::Work send(const StepMessage& message, std::string_view name);
 
-/// Starts several: those of one kind, group, reduction and dtype as one.
-/// What `works` lists are complete after all of them have been waited for and
-/// `unpack` has been called.
+/// Starts several messages; those of one kind, group, reduction and dtype as
+/// one. They are complete after all `works` were waited for and every function
+/// in `unpack` was called.
 /// Collective: the messages' groups, with the same list on all ranks.
 struct CoalescedSend {
   std::vector<mesh::Work> works;

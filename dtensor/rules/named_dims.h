@@ -19,75 +19,78 @@
 
 namespace weft::dtensor::rules {
 
-/// An argument's name and the names of its dims.
+/// The name of an argument and the names of its dims, one letter each.
 using NamedDims = std::vector<std::pair<std::string_view, std::string>>;
 
-/// One strategy a letter, see Note [Dims by name]. Arguments that are absent
-/// are left out; tensors that `inputs` does not speak of stay whole.
+/// Returns one strategy per letter, see Note [Dims by name]. Absent arguments
+/// are skipped; tensors that are not in `inputs` are replicated.
 std::vector<Strategy> cut_named_dims(
     const OpCall& call,
     const NamedDims& inputs,
     const std::vector<std::string>& outputs);
 
-/// The op is linear in `inputs`, taken together: their pending sums and
-/// averages may wait. Outputs where `follows` is false do not depend on them.
+/// Adds strategies for an op that is linear in `inputs` together, so that their
+/// sums and averages may stay Partial. Outputs for which `follows` is false do
+/// not depend on them.
 void add_linear(
     std::vector<Strategy>& strategies,
     const OpCall& call,
     std::initializer_list<std::string_view> inputs,
     std::vector<bool> follows = {});
 
-/// Whether the chunk rule gives every rank some of `size` rows, however mesh
-/// dims are nested.
+/// Returns true if the chunk rule gives every rank some of `size` rows for any
+/// nesting of mesh dims.
 bool fills_all_parts(int64_t size, const StrategyContext& context);
 
-/// For kernels that refuse a part of no elements: drops strategies that could
-/// have one, and marks the others as chunked_only.
+/// For kernels that reject an empty part: removes strategies that could have
+/// one and marks the others as chunked_only.
 void keep_filled_cuts(
     std::vector<Strategy>& strategies,
     const OpCall& call,
     const StrategyContext& context);
 
-/// Position in the schema, or -1.
+/// Returns the position in the schema, or -1.
 int64_t argument_position(const OpCall& call, std::string_view name);
-/// The argument, or None where the schema has no such one.
+/// Returns the argument, or None if the schema has none of that name.
 c10::IValue argument(const OpCall& call, std::string_view name);
-/// The tensor argument, or null if it is absent.
+/// Returns the tensor argument, or null if it is absent.
 const TensorArgument* tensor_argument(
     const OpCall& call,
     std::string_view name);
 
-/// "abc" for 3: each dim can be cut.
+/// Returns "abc" for 3: every dim can be sharded.
 std::string all_dims(int64_t ndim);
-/// `names` with a dim that has to be whole.
+/// Returns `names` with one dim that must be replicated.
 std::string with_full(std::string names, int64_t dim);
-/// The `count` last dims whole.
+/// Returns `names` with the last `count` dims replicated.
 std::string with_whole_tail(std::string names, int64_t count);
 
-/// Names of a tensor's dims that are broadcast, from the right, to the dims
-/// `common` of names `names`: '.' where the tensor has 1 and the result not.
+/// Returns the names of a tensor's dims that are broadcast from the right to
+/// the dims `common` with the names `names`. A dim of size 1 that is expanded
+/// is '.'.
 std::string broadcast_dims(
     c10::IntArrayRef sizes,
     c10::IntArrayRef common,
     const std::string& names);
 std::vector<int64_t> broadcast_sizes(c10::IntArrayRef a, c10::IntArrayRef b);
 
-/// Row-major in memory.
+/// Row-major strides.
 OutputMeta contiguous(std::vector<int64_t> sizes);
-/// Dims in memory in `input`'s order, without gaps.
+/// The order of dims in memory of `input`, without gaps.
 OutputMeta like(const TensorArgument& input);
-/// Channels last if `input` is so, else row-major: what at::empty_like() makes
-/// of suggest_memory_format().
+/// Channels last if `input` is, otherwise row-major, as at::empty_like() does
+/// for suggest_memory_format().
 OutputMeta in_memory_format(const TensorArgument& input);
 std::vector<OutputMeta> like_first(const OpCall& call);
 
-/// Every output one number, of no dims.
+/// Every output is one number without dims.
 std::vector<OutputMeta> one_number(const OpCall& call);
 
-/// A loss's argument "reduction", an at::Reduction.
+/// Returns the argument "reduction" of a loss, an at::Reduction.
 int64_t loss_reduction(const OpCall& call);
 
-/// For ops whose second argument is the result's sizes: those of the part.
+/// For ops whose second argument is the sizes of the result: replaces it by the
+/// local sizes.
 Rule::LocalArguments part_sizes(const LocalCall& local);
 
 } // namespace weft::dtensor::rules

@@ -17,35 +17,36 @@ namespace weft::dtensor::rules {
 
 using Reductions = std::vector<ReduceOp>;
 
-/// What an op that moves values lets through.
+/// The reductions that commute with an op that only moves values.
 Reductions every_reduction();
-/// The same for one that is linear; averages of integers are rounded.
+/// The reductions that commute with a linear op. Averages of integers do not,
+/// because they are rounded.
 Reductions linear_reductions(const OpCall& call);
-/// Those that leave a number alone which every rank has; of one that is not
-/// known, average, min and max.
+/// The reductions that preserve a number that every rank has. For an unknown
+/// number: average, min and max.
 Reductions reductions_keeping(const c10::IValue& number);
 
-/// Adds strategies with a pending reduction on the tensors of the arguments
-/// `inputs` together, and on all outputs; other tensors are whole.
+/// Adds strategies with a Partial on the tensors of the arguments `inputs`
+/// together and on all outputs; other tensors are replicated.
 void add_pending(
     std::vector<Strategy>& strategies,
     const OpCall& call,
     const Reductions& reductions,
     std::initializer_list<std::string_view> inputs);
 
-/// A strategy with every output at `output`, the tensors of the arguments named
-/// at their placements and all others whole.
+/// Returns a strategy with all outputs at `output`, the named tensor arguments
+/// at their placements, and all others replicated.
 Strategy cut_strategy(
     const OpCall& call,
     Placement output,
     std::initializer_list<std::pair<std::string_view, Placement>> inputs);
 
-/// Whether a dim of `size` rows is cut in equal parts, however the mesh's dims
-/// nest: what strategies with `chunked_only` need where dims of several sizes
-/// are cut in proportion.
+/// Returns true if a dim of `size` rows is sharded evenly for any nesting of
+/// the mesh dims. Strategies with `chunked_only` need this if dims of several
+/// sizes are sharded in proportion.
 bool divides(int64_t size, const StrategyContext& context);
-/// Whether no rank is left without rows by the chunk rule, whichever of the
-/// mesh's other dims cut the same dim.
+/// Returns true if the chunk rule gives every rank some rows, whichever other
+/// mesh dims shard the same dim.
 bool never_empty(
     int64_t size,
     const OpCall& call,

@@ -16,11 +16,11 @@
 
 namespace weft::dtensor {
 
-/// One tensor argument of an op call, in the order of the schema; lists are
-/// laid out flat. Plain 0-dim tensors have no spec and count as replicated.
+/// A tensor argument of an op call, in the order of the schema, with lists
+/// flattened. A plain tensor without dims has no spec and counts as replicated.
 struct TensorArgument {
   size_t argument;
-  /// Position in a tensor list, or -1.
+  /// The position in a tensor list, or -1.
   int64_t list_index;
   at::Tensor tensor;
   std::optional<DTensorSpec> spec;
@@ -29,114 +29,118 @@ struct TensorArgument {
   int64_t dim() const { return tensor.dim(); }
 };
 
-/// What a rule sees of an op call: global shapes and plain arguments, never
-/// data.
+/// The part of an op call that a rule sees: global shapes and plain arguments,
+/// but no data.
 struct OpCall {
   const c10::OperatorHandle& op;
   c10::ArrayRef<c10::IValue> arguments;
-  /// What the op reads; out= tensors stand apart.
+  /// The tensors that the op reads. out= tensors are separate.
   std::vector<TensorArgument> tensors;
   DTensorSpec common;
-  /// Tensors that the op only writes to: rules need not know of them.
+  /// The tensors that the op only writes to. Rules do not need them.
   std::vector<TensorArgument> outs = {};
 
   std::string_view name() const { return op.schema().name(); }
   const mesh::DeviceMesh& mesh() const { return common.mesh(); }
-  /// A dim argument, made non-negative for a tensor of `ndim` dims.
+  /// Returns a dim argument, made non-negative for a tensor of `ndim` dims.
   int64_t dim_argument(size_t index, int64_t ndim) const;
   std::vector<int64_t> dims_argument(size_t index, int64_t ndim) const;
   bool is_inplace() const;
 };
 
-/// A global tensor that an op makes.
+/// The metadata of a global output tensor.
 struct OutputMeta {
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
 };
 
-/// One way to run an op on one mesh dim: with the inputs (TensorArguments)
-/// placed so, each rank's local op gives the outputs placed so.
+/// A way to run an op on one mesh dim: if the inputs (TensorArguments) have
+/// these placements, each rank's local op computes the outputs with theirs.
 struct Strategy {
-  /// One an output, or a single one for all of them.
+  /// One placement per output, or one for all outputs.
   Placements outputs;
   Placements inputs;
-  /// Holds only where dims are cut in equal parts by the chunk rule. Others
-  /// hold for any cut that all the sharded tensors share.
+  /// True if the strategy is valid only for even chunks. Other strategies are
+  /// valid for any sharding that all sharded tensors share.
   bool chunked_only = false;
 };
 
-/// What a rule may ask about the mesh dim it is asked for.
+/// Facts about the mesh dim for which a rule is asked.
 struct StrategyContext {
   int64_t mesh_dim;
   int64_t shards;
-  /// All the mesh's ranks: what a dim must divide by so that any nesting of
-  /// shards has aligned edges.
+  /// The number of ranks of the mesh. A dim that it divides has aligned shards
+  /// for any nesting.
   int64_t all_shards;
   const std::vector<OutputMeta>& outputs;
 };
 
-/// What `Rule::localize` sees: a call whose placements are chosen, on this
+/// The input of `Rule::localize`: a call whose placements are chosen, on this
 /// rank.
 struct LocalCall {
   const OpCall& call;
-  /// One a TensorArgument; on the mesh of no dims for plain ones.
+  /// One spec per TensorArgument. Plain ones are on the mesh without dims.
   std::vector<DTensorSpec> input_specs;
   std::vector<DTensorSpec> output_specs;
-  /// This rank's part of each: offset and sizes.
+  /// The offset and sizes of this rank's part of each tensor.
   std::vector<LocalBox> inputs;
   std::vector<LocalBox> outputs;
 };
 
-/// The sharding rule of an op family, as data: how its outputs look, and which
-/// single-mesh-dim strategies exist beside all-replicated, which every rule
-/// has.
+/// The sharding rule of an op family as data: the metadata of its outputs, and
+/// its strategies per mesh dim. The strategy that replicates everything always
+/// exists.
 struct Rule {
   using Strategies = std::function<
       std::vector<Strategy>(const OpCall&, const StrategyContext&)>;
   using Infer = std::function<std::vector<OutputMeta>(const OpCall&)>;
-  /// Arguments to change for the local call: position and value.
+  /// The arguments to change for the local call: position and value.
   using LocalArguments = std::vector<std::pair<size_t, c10::IValue>>;
   using Localize = std::function<LocalArguments(const LocalCall&)>;
 
-  /// Null: the op runs on whole tensors only, and every rank has its result.
+  /// Null means that the op runs on full tensors only and its results are
+  /// replicated.
   Strategies strategies = {};
-  /// Null: ask the op's meta kernel, or the result itself where every rank has
-  /// it whole. Returning nothing says that only values tell the sizes: then the
-  /// op runs on whole tensors.
+  /// Null means that the op's meta kernel is used, or the result itself if it
+  /// is replicated. No value means that only the data determine the sizes: the
+  /// op then runs on full tensors.
   Infer infer = {};
   Localize localize = {};
-  /// The outputs do not depend on the inputs' values: inputs never move.
+  /// True if the outputs do not depend on the inputs' values: inputs are never
+  /// redistributed.
   bool value_free = false;
-  /// The output shares memory with the first input.
+  /// True if the output shares memory with the first input.
   bool view = false;
-  /// The op shows the same elements under other sizes; local tensors that do
-  /// not allow that are made contiguous first.
+  /// True if the op returns the same elements with other sizes. Local tensors
+  /// that do not allow this are made contiguous first.
   bool reshapes = false;
 };
 
-/// The rule of an op by its name without overload ("aten::add") or with
-/// ("aten::sum.dim_IntList"; looked for first); null if there is none.
+/// Returns the rule of an op by its name with overload
+/// ("aten::sum.dim_IntList"; looked up first) or without ("aten::add"). Null if
+/// there is none.
 const Rule* find_rule(const c10::OperatorHandle& op);
 
-/// The rule that register_sharding() gave an op, or null.
+/// Returns the rule that register_sharding() gave an op, or null.
 const Rule* find_registered_rule(const c10::OperatorHandle& op);
 
-/// Gives an op the rule that find_registered_rule() finds, for
-/// register_sharding(); `op` as there. Returns whether it had none.
+/// Stores the rule that find_registered_rule() returns, for
+/// register_sharding(). Returns false if `op` already had one.
 bool add_registered_rule(const std::string& op, const Rule& rule);
 
-/// All built-in rules, for tests: name and rule.
+/// Returns the names and rules of all built-in rules, for tests.
 std::vector<std::pair<std::string, const Rule*>> all_rules();
 
-/// "(S(0), R)": the placements of a call's tensors, for messages.
+/// Returns "(S(0), R)": the placements of a call's tensors, for messages.
 std::string describe_arguments(const OpCall& call);
 
-/// Where the rules of a family are put, see rules/*.cpp.
+/// The table to which each family of rules (rules/*.cpp) adds its rules.
 class RuleTable {
  public:
-  /// `names`: separated by spaces, "aten::" implied, with overload
-  /// ("sum.dim_IntList") or without (all overloads that have no rule of their
-  /// own). In-place and out= forms follow the op that they are a form of.
+  /// Adds a rule. `names` are separated by spaces, without "aten::", with
+  /// overload ("sum.dim_IntList") or without (all overloads that have no rule
+  /// of their own). In-place and out= overloads use the rule of their
+  /// functional op.
   void add(std::string_view names, const Rule& rule);
   const Rule* find(const std::string& name) const;
   std::vector<std::pair<std::string, const Rule*>> list() const;

@@ -18,33 +18,34 @@
 
 namespace weft::dtensor::rules {
 
-/// What a dim that a view makes is made of, see Note [Views as runs of dims].
+/// The input dims that form an output dim of a view. See Note [Views as runs of
+/// dims].
 struct ViewDim {
-  /// Outermost first.
+  /// The input dims, outermost first.
   std::vector<int64_t> inputs = {};
-  /// Product of the sizes of the run's output dims outside of this one.
+  /// The product of the sizes of the run's output dims outside this one.
   int64_t outer = 1;
 };
 using ViewDims = std::vector<ViewDim>;
 
-/// Every input dim as it is.
+/// Returns the identity: every input dim is an output dim.
 ViewDims kept_dims(int64_t ndim);
-/// The same without one.
+/// Returns the identity without one dim.
 ViewDims without_dim(int64_t ndim, int64_t removed);
-/// [.., a, b, ..] of one shape as another one of as many elements; no dims of
-/// it are known where there are no elements.
+/// Returns the dims of a reshape between shapes of equal numel. No dims are
+/// known if there are no elements.
 ViewDims reshaped_dims(c10::IntArrayRef from, c10::IntArrayRef to);
 
-/// Whether each rank's rows of a dim of `from` rows are its rows of one of
-/// `to`, in proportion, when both are cut by the chunk rule.
+/// Returns true if the chunk rule gives each rank proportional rows of a dim of
+/// `from` rows and of one of `to` rows.
 bool same_sharding(
     int64_t from,
     int64_t to,
     const OpCall& call,
     const StrategyContext& context);
 
-/// The cuts that follow through a view of a tensor of sizes `from`, whose
-/// result has the sizes `to`.
+/// Returns the strategies that shard both sides of a view from sizes `from` to
+/// sizes `to`.
 std::vector<Strategy> follow_dims(
     const OpCall& call,
     const StrategyContext& context,

@@ -6,14 +6,14 @@
 
 namespace weft::dtensor {
 
-/// While one lives, libtorch's autocast is on for ops of this thread: those of
-/// its lists cast their inputs, of plain tensors and DTensors alike. What moves
-/// between ranks for such an op is cast before it moves. An input that several
-/// ops ask for (q, k and v) is cast once and moved once. The casts of weights
-/// end with the outermost scope, so the next one sees what the optimizer made
-/// of them. Scopes nest; `enabled = false` inside another is none.
+/// Scope in which libtorch's autocast is on for ops of this thread. The ops of
+/// its lists cast their inputs, for plain tensors and DTensors alike. Data for
+/// such an op is cast before it is communicated, and an input of several ops
+/// (q, k and v) is cast and communicated once. The casts of weights end with
+/// the outermost scope, so that the next one uses the updated weights. Scopes
+/// nest; `enabled = false` disables autocast inside another scope.
 /// torch::autocast's own switches (at::autocast::set_autocast_enabled) work on
-/// DTensors as well, but for the sharing.
+/// DTensors as well, but without sharing.
 /// Source: torch/amp/autocast_mode.py.
 class Autocast {
  public:
@@ -33,7 +33,7 @@ class Autocast {
 };
 
 namespace detail {
-/// Whether this is a cast that autocast's kernels make, inside an Autocast
+/// Returns true if this is a cast made by autocast's kernels in an Autocast
 /// scope of that device and dtype.
 bool is_cast_of_autocast(c10::DeviceType device, c10::ScalarType dtype);
 } // namespace detail

@@ -20,47 +20,49 @@ class Module;
 
 namespace weft::dtensor {
 
-/// One collective that a CommDebugMode saw.
+/// One collective recorded by a CommDebugMode.
 struct CommRecord {
   /// The Communicator method's name, e.g. "all_gather".
   std::string op;
-  /// The mesh dim's name; the group's ("tp" of "tp/1") where no mesh was given.
+  /// The name of the mesh dim, or the group's name ("tp" of "tp/1") if no mesh
+  /// was given.
   std::string mesh_dim;
   int64_t ranks = 0;
-  /// Of this rank's larger side (input or output), as in the ledger.
+  /// The bytes of this rank's larger side (input or output), as in the flight
+  /// recorder.
   int64_t bytes = 0;
   std::vector<int64_t> shape;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  /// What the ledger calls it: a parameter's or an op's name.
+  /// The name in the flight recorder: a parameter or an op.
   std::string name;
-  /// The module that it is for; empty if that is not known.
+  /// The module that caused it. Empty if unknown.
   std::string module;
-  /// It was launched by a backward pass.
+  /// True if a backward pass launched it.
   bool is_backward = false;
-  /// An op moved its input; nobody asked for it.
+  /// True if an op redistributed its input without being asked to.
   bool is_implicit = false;
 
-  /// Of the redistribution that it is a step of; empty if of none.
-  /// "[4, 8] Float".
+  /// The redistribution that it is a step of: "[4, 8] Float", and the
+  /// placements. Empty if it is none.
   std::string tensor;
   std::string from;
   std::string to;
-  /// A placement that the tensor could have had for less, and how much less.
+  /// A placement of the tensor that would cost less, and the difference.
   std::string cheaper;
 };
 
 struct CommDebugOptions {
-  /// Names its dims in the records; else groups' names do.
+  /// The mesh whose dim names are recorded. Without it the names of groups are.
   std::optional<mesh::DeviceMesh> mesh = std::nullopt;
-  /// Named in the records: those of its modules that are called through
-  /// dtensor::call() or the modules of libtorch that have parameters.
+  /// The module whose submodules' names are recorded: those called through
+  /// dtensor::call(), and libtorch's modules with parameters.
   torch::nn::Module* module = nullptr;
-  /// Looks for CommRecord::cheaper, which takes a plan or two an op.
+  /// Computes CommRecord::cheaper, which takes one or two plans per op.
   bool find_cheaper = false;
 };
 
-/// While one lives, records the collectives that this thread launches, and the
-/// backward passes started in it. Scopes nest; each records.
+/// Scope that records the collectives launched by this thread and by backward
+/// passes started in it. Scopes nest, and each records.
 /// Source: torch/distributed/tensor/debug/_comm_mode.py, CommDebugMode.
 class CommDebugMode {
  public:
@@ -69,15 +71,15 @@ class CommDebugMode {
   CommDebugMode& operator=(const CommDebugMode&) = delete;
   ~CommDebugMode();
 
-  /// Collectives by kind, e.g. {"all_gather": 4}.
+  /// Returns the number of collectives by kind, e.g. {"all_gather": 4}.
   std::map<std::string, int64_t> get_comm_counts() const;
   int64_t get_total_counts() const;
-  /// In the order of their launch.
+  /// Returns the collectives in the order of their launch.
   std::vector<CommRecord> records() const;
-  /// One line for each kind, mesh dim, module, direction and whether it was
-  /// asked for, with counts and bytes.
+  /// Formats one line per kind, mesh dim, module, direction and implicit or
+  /// explicit, with counts and bytes.
   std::string generate_comm_debug_tracing_table() const;
-  /// {"total": n, "counts": {..}, "collectives": [..]}, one line.
+  /// Returns {"total": n, "counts": {..}, "collectives": [..]} as one line.
   std::string generate_json_dump() const;
 
  private:
@@ -91,8 +93,8 @@ namespace detail {
 
 struct CommContext;
 
-/// What a redistribution is of: while one lives, collectives are its steps.
-/// Costs a look at a thread-local pointer where no CommDebugMode is open.
+/// Scope in which collectives are recorded as steps of a redistribution.
+/// Without a CommDebugMode it only reads a thread-local pointer.
 class RedistributeScope {
  public:
   RedistributeScope(
@@ -109,13 +111,15 @@ class RedistributeScope {
   CommContext* context_;
 };
 
-/// Whether one that is open looks for CommRecord::cheaper.
+/// Returns true if an active CommDebugMode computes CommRecord::cheaper.
 bool is_finding_cheaper();
 
-/// The module whose call this is, where a CommDebugMode knows; else empty.
+/// Returns the module whose call is running, if a CommDebugMode knows it.
+/// Otherwise empty.
 std::string current_module();
 
-/// While one lives, collectives are for `module`; nothing if that is empty.
+/// Scope in which collectives are attributed to `module`. Has no effect if it
+/// is empty.
 class ModuleScope {
  public:
   explicit ModuleScope(const std::string& module);

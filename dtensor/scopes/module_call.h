@@ -15,49 +15,51 @@
 
 namespace weft::dtensor {
 
-/// "weft::recipes::LlamaForCausalLMImpl" is LlamaForCausalLM.
+/// Returns the type name of a module: LlamaForCausalLM for
+/// "weft::recipes::LlamaForCausalLMImpl".
 std::string module_type_name(const torch::nn::Module& module);
 
-/// A tensor argument with a name; see kwarg().
+/// A named tensor argument. See kwarg().
 struct Kwarg {
   std::string name;
   at::Tensor tensor;
 };
 
-/// `call(module, x, kwarg("mask", mask))` runs `module->forward(x, mask)`;
-/// hooks know the second argument by its name and not by its position.
+/// Names an argument: `call(module, x, kwarg("mask", mask))` runs
+/// `module->forward(x, mask)`, and hooks see the second argument by its name
+/// instead of its position.
 inline Kwarg kwarg(std::string name, at::Tensor tensor) {
   return {std::move(name), std::move(tensor)};
 }
 
-/// The tensor arguments of a call, in their order.
+/// The tensor arguments of a call, in order.
 struct CallInputs {
   std::vector<at::Tensor> args;
   std::vector<Kwarg> kwargs;
 };
 
-/// What acts on a whole module: a style that places its inputs and outputs,
-/// activation checkpointing, names in the ledger.
+/// The hooks of a module: a style that places its inputs and outputs,
+/// activation checkpointing, and names in the flight recorder.
 struct ModuleHooks : torch::nn::Module {
-  /// Gets the tensor arguments of a call and may replace them: a function of
-  /// the positional ones, `void(std::vector<at::Tensor>&)`, or of all,
-  /// `void(CallInputs&)`. It may not change how many there are.
+  /// Receives the tensor arguments of a call and may replace them: a function
+  /// of the positional ones, `void(std::vector<at::Tensor>&)`, or of all,
+  /// `void(CallInputs&)`. It must not change their number.
   class Before;
-  /// Gets the tensors of a result and may replace them: a function of all,
+  /// Receives the tensors of a result and may replace them: a function of all,
   /// `void(std::vector<at::Tensor>&)`, or `at::Tensor(const at::Tensor&)` for
   /// modules that return one.
   class After;
   /// Runs a call: forward() between its `before` and `after` hooks. `forward`
-  /// has its own copies of the module's handle and the arguments, so it may be
-  /// copied, kept, and run again when the caller is gone.
+  /// owns copies of the module's handle and of the arguments, so it may be
+  /// copied, stored, and run again after the call.
   using Forward = std::function<std::vector<at::Tensor>()>;
   using Around = std::function<std::vector<at::Tensor>(const Forward& forward)>;
 
   std::vector<Before> before;
   std::vector<After> after;
-  /// A later one runs around an earlier one.
+  /// The hooks around forward(). Later ones wrap earlier ones.
   std::vector<Around> around;
-  /// distribute_module() has put hooks here.
+  /// True if distribute_module() has added hooks.
   bool distributed = false;
 };
 
@@ -101,10 +103,10 @@ class ModuleHooks::After {
   std::function<void(std::vector<at::Tensor>&)> hook_;
 };
 
-/// The hooks of a module, made at the first call. They are kept in the module
-/// itself, as a child that has no parameters.
+/// Returns the hooks of a module, created at the first call. They are stored in
+/// the module as a child without parameters.
 ModuleHooks& module_hooks(torch::nn::Module& module);
-/// The same, or null if the module has none.
+/// Returns the hooks of a module, or null if it has none.
 ModuleHooks* find_module_hooks(torch::nn::Module& module);
 
 namespace detail {
@@ -128,7 +130,7 @@ template <class Arg>
 inline constexpr bool is_kwarg =
     std::is_same_v<std::remove_cvref_t<Arg>, Kwarg>;
 
-/// What forward() gets for an argument of call().
+/// Returns what forward() receives for an argument of call().
 template <class Arg>
 decltype(auto) forward_argument(Arg&& arg) {
   if constexpr (is_kwarg<Arg>) {
@@ -152,7 +154,7 @@ CallInputs inputs_of(const Args&... args) {
   return inputs;
 }
 
-/// How many of the first `count` flags are set.
+/// Returns how many of the first `count` flags are set.
 template <size_t N>
 constexpr size_t count_set(const bool (&flags)[N], size_t count) {
   size_t set = 0;
@@ -162,7 +164,7 @@ constexpr size_t count_set(const bool (&flags)[N], size_t count) {
   return set;
 }
 
-/// Argument `I` of call(), where it is a tensor as the hooks left it.
+/// Returns argument `I` of call(), after the hooks if it is a tensor.
 template <size_t I, class... Args, class Arg>
 decltype(auto) hooked_argument(CallInputs& inputs, Arg&& arg) {
   constexpr bool kTensors[] = {is_tensor<Args>...};
@@ -176,7 +178,8 @@ decltype(auto) hooked_argument(CallInputs& inputs, Arg&& arg) {
   }
 }
 
-/// Results that hooks can see: tensors, and how to make one of a list again.
+/// The result types that hooks support: conversion to a list of tensors and
+/// back.
 template <class Result>
 struct CallOutputs {
   static constexpr bool kSupported = false;
@@ -208,7 +211,7 @@ struct CallOutputs<std::vector<at::Tensor>> {
     return std::move(outputs);
   }
 };
-/// Of tensors or of tuples (an LSTM's result).
+/// Tuples of tensors or of tuples (an LSTM's result).
 template <class... Parts>
 requires(
     (CallOutputs<Parts>::kSupported && ...) &&
@@ -241,14 +244,15 @@ requires(
 
 void run_before(const ModuleHooks& hooks, CallInputs& inputs);
 void run_after(const ModuleHooks& hooks, std::vector<at::Tensor>& outputs);
-/// `count`: how many tensors a result has, or kAnyCount.
+/// Runs the `around` hooks. `count` is the number of tensors of a result, or
+/// kAnyCount.
 std::vector<at::Tensor> run_around(
     const ModuleHooks& hooks,
     ModuleHooks::Forward forward,
     size_t count);
 [[noreturn]] void throw_cannot_keep(const torch::nn::Module& module);
 
-/// forward() between its `before` and `after` hooks.
+/// Runs forward() between its `before` and `after` hooks.
 template <class Holder, class... Args>
 std::vector<at::Tensor>
 call_between(Holder& module, const ModuleHooks& hooks, Args&&... args) {
@@ -265,15 +269,16 @@ call_between(Holder& module, const ModuleHooks& hooks, Args&&... args) {
   return outputs;
 }
 
-/// Whether forward() can be run again on copies of the arguments, which it then
-/// may not change.
+/// True if forward() can be run again on copies of the arguments, which it then
+/// must not change.
 template <class Holder, class... Args>
 concept Keepable = (std::copy_constructible<std::decay_t<Args>> && ...) &&
                    requires(Holder& module, const std::decay_t<Args>&... args) {
   module->forward(forward_argument(args)...);
 };
 
-/// Runs a call from copies of the module's handle and of its arguments.
+/// Returns a function that runs a call from copies of the module's handle and
+/// of its arguments.
 template <class Holder, class... Args>
 ModuleHooks::Forward keep_call(const Holder& module, const Args&... args) {
   auto kept = std::make_shared<std::tuple<std::decay_t<Args>...>>(args...);
@@ -289,15 +294,14 @@ ModuleHooks::Forward keep_call(const Holder& module, const Args&... args) {
 
 } // namespace detail
 
-/// Calls module->forward(args...) through the module's hooks: C++ modules have
-/// none of their own, and forward() is not virtual. Models call their blocks,
-/// attention and MLPs through it; without hooks it costs one look-up. Hooks see
-/// all arguments that are tensors; others (a std::optional, a list) pass as
-/// they are. forward() returns a tensor, a tuple of tensors or a vector of
-/// them.
-/// Throws: c10::ValueError where a hook changes the number of tensors, or
-/// where one is to keep a call whose arguments cannot be copied or whose
-/// forward() takes them by a reference that is not const.
+/// Calls module->forward(args...) with the module's hooks. (C++ modules have no
+/// hooks, and forward() is not virtual.) Models call their blocks, attention
+/// and MLPs through it; without hooks it costs one lookup. Hooks see all tensor
+/// arguments; others (a std::optional, a list) are passed through. forward()
+/// returns a tensor, a tuple of tensors or a vector of them.
+/// Throws: c10::ValueError if a hook changes the number of tensors, or if a
+/// hook must store a call whose arguments cannot be copied or whose forward()
+/// takes them by non-const reference.
 template <class Holder, class... Args>
 auto call(Holder module, Args&&... args) {
   using Result = std::decay_t<decltype(module->forward(

@@ -16,19 +16,19 @@ namespace weft::dtensor {
 // but for that answer. A process in which another one (Python's) is installed
 // keeps it, and has no hooks.
 
-/// While one lives, what autograd saves for backward in this thread is handed
-/// to `pack`, and backward gets it from `unpack`. The innermost one counts. A
-/// tensor is kept only by what `pack` returns.
+/// Scope in which tensors that autograd saves for backward in this thread are
+/// passed to `pack`, and backward gets them from `unpack`. The innermost scope
+/// applies. The result of `pack` is the only reference to the tensor.
 /// Throws: c10::Error if another autograd engine is installed.
 /// Source: torch/autograd/graph.py, saved_tensors_hooks.
 class SavedTensorsHooks {
  public:
-  /// What is kept in place of a tensor.
+  /// The object that is stored in place of a tensor.
   using Packed = std::shared_ptr<void>;
-  /// Gets the tensor without its history, may not change it.
+  /// Receives the tensor without its history and must not change it.
   using Pack = std::function<Packed(const at::Tensor& tensor)>;
-  /// Called in backward, by whichever of autograd's threads runs the node, as
-  /// often as the node asks.
+  /// Called in backward, by the autograd thread that runs the node, as often as
+  /// the node needs it.
   using Unpack = std::function<at::Tensor(const Packed& packed)>;
 
   SavedTensorsHooks(Pack pack, Unpack unpack);
@@ -41,9 +41,9 @@ class SavedTensorsHooks {
   c10::DebugInfoGuard guard_;
 };
 
-/// Keeps a tensor that graphs would hold, if their saved tensors went nowhere
-/// else, until the innermost SavedTensorsHooks of this thread ends; nothing if
-/// there is none.
+/// Stores a tensor until the innermost SavedTensorsHooks of this thread ends,
+/// as graphs would if their saved tensors were not packed. Does nothing without
+/// a scope.
 void keep_while_hooked(const at::Tensor& tensor);
 
 } // namespace weft::dtensor

@@ -6,9 +6,9 @@
 
 namespace weft::dtensor {
 
-/// While one lives, plain tensors that meet DTensors in an op of this thread
-/// (and of the backward passes started in it) count as replicated: every rank
-/// must hold the same values, which nobody checks.
+/// Scope in which plain tensors that meet DTensors in an op of this thread (and
+/// of backward passes started in it) count as replicated. Every rank must hold
+/// the same values; this is not checked.
 /// Source: torch/distributed/tensor/experimental, implicit_replication.
 class ImplicitReplication {
  public:
@@ -18,22 +18,23 @@ class ImplicitReplication {
   c10::DebugInfoGuard guard_;
 };
 
-/// What to do about implicit redistributions.
+/// The handling of implicit redistributions.
 struct ExplicitRedistributionOptions {
   enum class Mode { kRaise, kWarn };
-  /// False: ends, inside an outer scope, what that one asks for.
+  /// False disables the enclosing scope.
   bool enable = true;
-  /// An error, or a warning once an op and scope.
+  /// Raises an error, or warns once per op and scope.
   Mode mode = Mode::kRaise;
-  /// Also what moves nothing between ranks (taking a part of a whole).
+  /// Also refuses redistributions without communication (taking a part of a
+  /// replicated tensor).
   bool strict = false;
 };
 
-/// While one lives, an op of this thread (and of the backward passes started
-/// in it) that would have to move its inputs is refused: the program says
-/// itself what moves. What redistribute(), full_tensor(), local_map() or a
-/// tensor-parallel style ask for is explicit, and so are their transposes in
-/// backward. Scopes nest; the innermost counts.
+/// Scope in which an op of this thread (and of backward passes started in it)
+/// is refused if it would redistribute its inputs. Redistributions by
+/// redistribute(), full_tensor(), local_map() or a tensor-parallel style are
+/// explicit, and so are their transposes in backward. Scopes nest; the
+/// innermost applies.
 /// Source: torch/distributed/tensor/_utils.py, ExplicitRedistributionContext.
 class ExplicitRedistribution {
  public:
@@ -45,20 +46,21 @@ class ExplicitRedistribution {
   c10::DebugInfoGuard guard_;
 };
 
-/// Whether plain tensors count as replicated here.
+/// Returns true if plain tensors count as replicated.
 bool implicit_replication_enabled();
 
 namespace detail {
-/// What the innermost ExplicitRedistribution of this thread asks for; null if
-/// nothing does.
+/// Returns the options of this thread's innermost ExplicitRedistribution, or
+/// null.
 const ExplicitRedistributionOptions* explicit_redistribution();
-/// Whether the innermost scope, which there is, has not warned of `op` yet.
+/// Returns true if the innermost scope, which must exist, has not yet warned
+/// about `op`.
 bool is_first_warning(std::string_view op);
-/// Whether somebody wants to know of an op's moves before it makes them: an
-/// ExplicitRedistribution, or a RedistributeObserverGuard.
+/// Returns true if an ExplicitRedistribution or a RedistributeObserverGuard
+/// must see an op's redistributions before they run.
 bool moves_are_watched();
 
-/// For a CommDebugMode that explains moves.
+/// Scope of a CommDebugMode that explains redistributions.
 class RedistributeObserverGuard {
  public:
   RedistributeObserverGuard();

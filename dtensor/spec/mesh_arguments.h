@@ -10,12 +10,13 @@
 
 namespace weft::dtensor {
 
-/// The rank and its place on `mesh`, for messages.
+/// Returns the rank and its place on `mesh`, for messages.
 inline mesh::ErrorContext context_of(const mesh::DeviceMesh& mesh) {
   return {mesh.describe_rank()};
 }
 
-/// `placements` of a tensor of `ndim` dims, none of which counts from the end.
+/// Returns `placements` with non-negative tensor dims, for a tensor of `ndim`
+/// dims.
 inline Placements normalized(const Placements& placements, int64_t ndim) {
   Placements result;
   for (const auto& placement : placements) {
@@ -32,8 +33,8 @@ class DeviceMesh;
 
 namespace weft::dtensor {
 
-/// "dp=2 vs tp=2", for messages about tensors of two meshes; of two that look
-/// alike also what makes them two.
+/// Returns "dp=2 vs tp=2", for messages about tensors on two meshes. If both
+/// look the same, adds how they differ.
 std::string describe_meshes(
     const mesh::DeviceMesh& one,
     const mesh::DeviceMesh& other);

@@ -13,20 +13,19 @@ namespace weft::dtensor {
 
 using mesh::ReduceOp;
 
-/// How one mesh dim holds a tensor: cut along a tensor dim, whole on every
-/// rank, or as terms of a pending reduction. A value type; made by Shard(),
-/// StridedShard(), Replicate() and Partial().
+/// The placement of a tensor on one mesh dim: Shard, Replicate or Partial. A
+/// value type, created by Shard(), StridedShard(), Replicate() and Partial().
 /// Source: torch/distributed/tensor/placement_types.py.
 class Placement {
  public:
   enum class Kind : uint8_t { kReplicate, kShard, kStridedShard, kPartial };
 
-  /// Replicate.
+  /// Creates Replicate.
   Placement() = default;
 
   Kind kind() const { return kind_; }
   bool is_replicate() const { return kind_ == Kind::kReplicate; }
-  /// Cuts a tensor dim: a Shard of any sizes or a StridedShard.
+  /// Returns true for a Shard of any sizes and for a StridedShard.
   bool is_shard() const {
     return kind_ == Kind::kShard || kind_ == Kind::kStridedShard;
   }
@@ -34,36 +33,39 @@ class Placement {
     return is_shard() && tensor_dim_ == tensor_dim;
   }
   bool is_strided() const { return kind_ == Kind::kStridedShard; }
-  /// A Shard whose parts are not at::chunk's.
+  /// Returns true for a Shard whose sizes are not those of at::chunk.
   bool has_shard_sizes() const { return sizes_ != nullptr; }
-  /// A Shard by the chunk rule: what sharding rules speak of.
+  /// Returns true for a Shard by the chunk rule. Sharding rules use only these.
   bool is_chunked() const { return kind_ == Kind::kShard && !sizes_; }
   bool is_partial() const { return kind_ == Kind::kPartial; }
   bool is_partial(ReduceOp op) const { return is_partial() && op_ == op; }
 
-  /// The dim a Shard cuts; may be negative until it meets a tensor.
+  /// The tensor dim of a Shard. It may be negative until it is applied to a
+  /// tensor.
   int64_t tensor_dim() const { return tensor_dim_; }
-  /// The same cut of another dim.
+  /// Returns the same placement with another tensor dim.
   Placement with_tensor_dim(int64_t tensor_dim) const;
-  /// Rows of each rank; empty unless has_shard_sizes().
+  /// The rows of each rank. Empty unless has_shard_sizes().
   const std::vector<int64_t>& shard_sizes() const;
   /// See StridedShard().
   int64_t split_factor() const { return split_factor_; }
-  /// The reduction a Partial waits for.
+  /// The reduction of a Partial.
   ReduceOp reduce_op() const { return op_; }
 
-  /// Shard(-1) of a 3-D tensor is Shard(2); others stay as they are.
+  /// Returns the placement with a non-negative dim: Shard(-1) of a 3-D tensor
+  /// is Shard(2).
   Placement normalized(int64_t ndim) const;
 
-  /// "S(0)", "S(0, [3, 5])", "_S(0, 2)", "R", "P(sum)".
+  /// Returns "S(0)", "S(0, [3, 5])", "_S(0, 2)", "R", "P(sum)".
   std::string to_string() const;
-  /// Reads what to_string() writes.
-  /// Throws: c10::ValueError naming the text and the forms.
+  /// Parses the format of to_string().
+  /// Throws: c10::ValueError naming the text and the formats.
   static Placement parse(std::string_view text);
 
   bool operator==(const Placement& other) const;
-  /// Equal for equal placements, and on every rank; different ones differ but
-  /// for the rows of a Shard, of which it is a hash.
+  /// Returns a number that is equal for equal placements, and on every rank.
+  /// Different placements have different numbers, except that the sizes of a
+  /// Shard are hashed.
   int64_t code() const;
 
  private:
@@ -82,36 +84,38 @@ class Placement {
   std::shared_ptr<const std::vector<int64_t>> sizes_;
 };
 
-/// Cut along `tensor_dim` as at::chunk does: ceil(size / n) rows each, so that
-/// trailing shards can be short or empty.
+/// Shards `tensor_dim` like at::chunk: ceil(size / n) rows per rank, so that
+/// the last shards can be shorter or empty.
 Placement Shard(int64_t tensor_dim);
-/// Cut along `tensor_dim` so that the i-th rank of the mesh dim holds sizes[i]
-/// rows; they add up to what the mesh dims before this one left. Sizes of the
-/// chunk rule are not told apart from it until they meet a tensor.
+/// Shards `tensor_dim` so that the i-th rank of the mesh dim holds sizes[i]
+/// rows. The sum must be the number of rows after the mesh dims before this
+/// one. Sizes equal to the chunk rule's become a plain Shard when they are
+/// applied to a tensor.
 /// Throws: c10::ValueError if `sizes` is empty or one is negative.
 Placement Shard(int64_t tensor_dim, std::vector<int64_t> sizes);
-/// Cut along `tensor_dim` after it was cut in `split_factor` chunks: each rank
-/// holds its part of every chunk, one after the other. Two mesh dims on one
-/// tensor dim, the later one first: [_S(0, tp), S(0)] on dp x tp is the tp
-/// shard, cut again over dp. See Note [Order of shards] in dim_shards.cpp.
+/// Shards each of `split_factor` chunks of `tensor_dim` separately: each rank
+/// holds its part of every chunk, concatenated. It describes two mesh dims that
+/// shard one tensor dim, the later one first: [_S(0, tp), S(0)] on dp x tp is
+/// the tp shard, sharded again over dp. See Note [Order of shards] in
+/// dim_shards.cpp.
 /// Throws: c10::ValueError unless 1 <= `split_factor` < 2^31.
 /// Source: torch/distributed/tensor/placement_types.py, _StridedShard.
 Placement StridedShard(int64_t tensor_dim, int64_t split_factor);
-/// Whole on every rank.
+/// The full tensor on every rank.
 Placement Replicate();
-/// The tensor is the reduction of what the ranks hold: over the innermost mesh
-/// dim first, where several wait. There is no masked form: the lookup in a
-/// table cut by rows leaves zeros where a rank has not the row, so that its
-/// result is a plain Partial sum.
+/// The tensor is the reduction of the ranks' local tensors. If several mesh
+/// dims are Partial, the innermost is reduced first. There is no masked form: a
+/// lookup in a row-sharded table gives zeros on ranks without the row, so that
+/// its result is a Partial sum.
 Placement Partial(ReduceOp op = ReduceOp::kSum);
 
-/// One placement a mesh dim.
+/// One placement per mesh dim.
 using Placements = std::vector<Placement>;
 
-/// "[S(0), R]".
+/// Returns "[S(0), R]".
 std::string to_string(const Placements& placements);
 
-/// "sum", "avg", "min", "max", "product".
+/// Returns "sum", "avg", "min", "max" or "product".
 std::string_view to_string(ReduceOp op);
 
 } // namespace weft::dtensor

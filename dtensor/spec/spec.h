@@ -14,15 +14,15 @@
 
 namespace weft::dtensor {
 
-/// Where a tensor's parts lie: a mesh and one placement a mesh dim. A value;
-/// the placements are interned in the mesh, so comparing and hashing is that of
-/// a pointer and copying is cheap.
+/// The sharding spec of a tensor: a mesh and one placement per mesh dim. A
+/// value type. Placements are interned in the mesh, so comparing and hashing
+/// use a pointer, and copying is cheap.
 class DTensorSpec {
  public:
-  /// On the mesh of no dims.
+  /// Creates a spec on the mesh without dims.
   DTensorSpec();
-  /// Throws: c10::ValueError unless there is one placement a mesh dim, and one
-  /// number of rows a rank in a Shard of given sizes.
+  /// Throws: c10::ValueError unless there is one placement per mesh dim, and a
+  /// Shard of given sizes has one size per rank.
   DTensorSpec(const mesh::DeviceMesh& mesh, const Placements& placements);
 
   const mesh::DeviceMesh& mesh() const { return mesh_; }
@@ -36,29 +36,32 @@ class DTensorSpec {
 
   bool has_partial() const;
   bool has_shard() const;
-  /// No StridedShard, no Shard of given sizes: what nearly every spec is.
+  /// Returns true if there is no StridedShard and no Shard of given sizes, as
+  /// in nearly every spec.
   bool is_chunked() const;
-  /// Every mesh dim holds the whole tensor.
+  /// Returns true if every rank has the full tensor.
   bool is_replicated() const { return !has_partial() && !has_shard(); }
 
-  /// The same mesh with other placements, or with one changed.
+  /// Returns a spec on the same mesh with other placements, or with one
+  /// changed.
   DTensorSpec with(const Placements& placements) const;
   DTensorSpec with(int64_t mesh_dim, Placement placement) const;
-  /// Partial becomes Replicate: where a gradient of such a tensor lies.
+  /// Returns the spec with Partial replaced by Replicate, which is that of the
+  /// tensor's gradient.
   DTensorSpec without_partial() const;
 
-  /// "[S(0), R] on dp=2 tp=2".
+  /// Returns "[S(0), R] on dp=2 tp=2".
   std::string to_string() const;
 
   bool operator==(const DTensorSpec& other) const {
     return entry_ == other.entry_;
   }
-  /// The placements' entry in the mesh's table: equal for equal specs, valid as
-  /// long as the mesh. What a cache inside the mesh keeps instead of a spec,
-  /// which would keep the mesh alive.
+  /// The entry of the placements in the mesh's table: equal for equal specs,
+  /// and valid as long as the mesh. Caches in the mesh store it instead of a
+  /// spec, which would keep the mesh alive.
   struct Entry;
   const Entry* id() const { return entry_; }
-  /// The spec of an entry of `mesh`'s table.
+  /// Creates the spec of an entry of `mesh`'s table.
   DTensorSpec(const mesh::DeviceMesh& mesh, const Entry* entry)
       : mesh_(mesh), entry_(entry) {}
 
@@ -67,22 +70,23 @@ class DTensorSpec {
   const Entry* entry_;
 };
 
-/// `spec` as a tensor of `global_sizes` has it: cuts that turn out to be the
-/// chunk rule's become Shard(tensor_dim).
-/// Throws: c10::ValueError if the rows of a Shard of given sizes do not add up
-/// to what the cuts before it left on each rank; the same on all ranks.
+/// Returns `spec` for a tensor of `global_sizes`: a Shard of given sizes that
+/// equal the chunk rule's becomes Shard(tensor_dim).
+/// Throws: c10::ValueError, identical on all ranks, if the given sizes of a
+/// Shard do not add up to the rows that the mesh dims before it left on each
+/// rank.
 DTensorSpec fitted(const DTensorSpec& spec, c10::IntArrayRef global_sizes);
 
-/// Whether the rows of each Shard of given sizes add up to what the cuts before
-/// it leave on each rank: what fitted() refuses otherwise.
+/// Returns true if the given sizes of each Shard add up to the rows that the
+/// mesh dims before it leave on each rank. Otherwise fitted() throws.
 bool given_rows_fit(
     const Placements& placements,
     const std::vector<int64_t>& mesh_shape,
     c10::IntArrayRef global_sizes);
 
-/// The sizes of this rank's part of a tensor, or of that of the rank at
-/// `coordinate` (one number a mesh dim) of the mesh. Any placements.
-/// Throws: as fitted().
+/// Returns the local sizes of a tensor on this rank, or on the rank at
+/// `coordinate` (one number per mesh dim). Supports all placements.
+/// Throws: like fitted().
 std::vector<int64_t> local_sizes(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes);
@@ -91,9 +95,10 @@ std::vector<int64_t> local_sizes_at(
     c10::IntArrayRef global_sizes,
     c10::IntArrayRef coordinate);
 
-/// For each tensor dim the rows that a rank holds, in ascending order, adjacent
-/// ones in one range; an empty part is one empty range. Any placements.
-/// Throws: as fitted().
+/// Returns the rows of each tensor dim that a rank holds, in ascending order,
+/// with adjacent rows as one range; an empty part is one empty range. Supports
+/// all placements.
+/// Throws: like fitted().
 std::vector<RowRanges> local_ranges(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes);
@@ -102,8 +107,8 @@ std::vector<RowRanges> local_ranges_at(
     c10::IntArrayRef global_sizes,
     c10::IntArrayRef coordinate);
 
-/// Whether every rank's part is one box: always, but for a StridedShard that
-/// stands alone.
+/// Returns true if every rank's part is one box, which is always the case
+/// except for a StridedShard without its Shard.
 bool has_local_boxes(const DTensorSpec& spec, c10::IntArrayRef global_sizes);
 
 /// This rank's box of a tensor: offset + [0, sizes) in every dim.
@@ -112,19 +117,19 @@ struct LocalBox {
   std::vector<int64_t> sizes;
 };
 
-/// Shards of nested mesh dims cut in mesh order: the first mesh dim cuts the
-/// whole, the next one what the first left; a StridedShard comes after those
-/// that its split factor stands for.
-/// Throws: as fitted(), and unless has_local_boxes().
+/// Returns this rank's box. The first mesh dim shards the tensor and the next
+/// one what the first left; a StridedShard follows the mesh dims that its split
+/// factor stands for.
+/// Throws: like fitted(), and if not has_local_boxes().
 LocalBox local_box(const DTensorSpec& spec, c10::IntArrayRef global_sizes);
-/// The box of the rank at `coordinate`.
+/// Returns the box of the rank at `coordinate`.
 LocalBox local_box_at(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes,
     c10::IntArrayRef coordinate);
 
-/// Strides of a dense tensor of `sizes` whose dims lie in memory in the order
-/// that `strides` say. A function of its arguments alone, never of a shard.
+/// Returns the strides of a dense tensor of `sizes` with the order of dims of
+/// `strides`. A function of its arguments alone, never of a shard.
 std::vector<int64_t> dense_strides(
     c10::IntArrayRef sizes,
     c10::IntArrayRef strides);

@@ -11,31 +11,32 @@
 
 namespace weft::dtensor {
 
-/// redistribute() to a spec of the tensor's own mesh. `name` is what the
-/// ledger shows, forward and backward.
+/// Redistributes to a spec on the tensor's own mesh. `name` is shown in the
+/// flight recorder, in forward and backward.
 at::Tensor redistribute_to(
     const at::Tensor& dtensor,
     const DTensorSpec& to,
     std::string_view name);
 
-/// What to_local_impl() leaves to be said.
+/// Optional arguments of to_local_impl().
 struct ToLocalImplOptions {
-  /// The user or a style said that the tensor is to lie so; otherwise moving it
-  /// is implicit, see ExplicitRedistribution.
+  /// True if the user or a style requested the placement. Otherwise a
+  /// redistribution is implicit; see ExplicitRedistribution.
   bool asked = false;
-  /// Backward, the gradient's move is started before the nodes that ask for a
-  /// deferred_sequence_nr() what is handed out run, and waited for after them.
+  /// In backward, starts the gradient's redistribution before the nodes that
+  /// use deferred_sequence_nr() run, and waits for it after them.
   bool in_two_steps = false;
-  /// Moves the values instead of a redistribution: the local tensor of what is
-  /// wanted. Below autograd.
+  /// Computes the wanted local tensor in place of a redistribution. Below
+  /// autograd.
   std::function<at::Tensor()> move = {};
 };
 
-/// Takes a DTensor into a region that computes with plain local tensors:
-/// redistributes it to `want` and hands out its local tensor, whose gradient
-/// will lie as `grad` says. Calls that ask the same of the same version of one
-/// tensor share one result: see Note [Shared redistribution].
-/// Collective: all ranks of the mesh, unless the tensor lies so already.
+/// Passes a DTensor to a region that computes with plain local tensors:
+/// redistributes it to `want` and returns its local tensor, whose gradient has
+/// the placements of `grad`. Calls with the same arguments for the same version
+/// of a tensor share one result: see Note [Shared redistribution].
+/// Collective: all ranks of the mesh, unless the tensor already has the
+/// placements.
 at::Tensor to_local_impl(
     const at::Tensor& dtensor,
     const DTensorSpec& want,
@@ -43,14 +44,15 @@ at::Tensor to_local_impl(
     std::string_view name,
     const ToLocalImplOptions& options = {});
 
-/// A place in backward's order: after the gradient of `entered`, which
-/// to_local_impl() handed out, has been sent, before it has arrived. None
-/// unless it moves in two steps. See Note [Deferred weight gradients].
+/// Returns a position in backward's order: after the gradient of `entered`,
+/// which to_local_impl() returned, was sent, and before it has arrived. Empty
+/// unless it is redistributed in two steps. See Note [Deferred weight
+/// gradients].
 std::optional<uint64_t> deferred_sequence_nr(const at::Tensor& entered);
 
-/// Wraps the local result of a region. The gradient that arrives is brought to
-/// `grad` (default: `spec` with Partial replaced by Replicate) before its local
-/// tensor is handed to the region.
+/// Wraps the local result of a region. An arriving gradient is redistributed to
+/// `grad` (default: `spec` with Partial replaced by Replicate) before the
+/// region gets its local tensor.
 at::Tensor from_local_impl(
     const at::Tensor& local,
     const DTensorSpec& spec,

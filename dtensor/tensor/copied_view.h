@@ -13,25 +13,25 @@
 
 namespace weft::dtensor {
 
-/// What a view whose local tensor is a copy knows of the tensor that it shows,
-/// its base. See Note [Copied views].
+/// A view whose local tensor is a copy, and the relation to its base, the
+/// viewed tensor. See Note [Copied views].
 struct CopiedView {
   /// How the values of the copy follow from the base's.
   enum class Values { kSame, kConjugated, kNegated };
 
   at::Tensor base_local;
   DTensorSpec base_spec;
-  /// Global.
+  /// Global sizes.
   c10::DimVector base_sizes;
-  /// Set if the base is a copied view itself.
+  /// Set if the base is itself a copied view.
   std::shared_ptr<CopiedView> base_view;
   std::shared_ptr<const WriteCounter> base_writes;
-  /// How many writes to the base the copy has seen.
+  /// The number of writes to the base that the copy includes.
   uint64_t seen_writes = 0;
 
-  /// The base as it was copied: the views' local tensors share its memory,
-  /// where it has these sizes. It is not held, since whoever holds a gradient
-  /// alone may add into it.
+  /// The base as it was copied: the local tensors of the views share its
+  /// memory, in which it has these sizes. It is not owned, because autograd
+  /// adds in place into a gradient with one owner.
   DTensorSpec copy_spec;
   c10::DimVector copy_sizes;
   c10::DimVector copy_strides;
@@ -39,7 +39,8 @@ struct CopiedView {
   Values values = Values::kSame;
 };
 
-/// `copy`: the local tensor of `base` under `copy_spec`, in memory of its own.
+/// Creates a copied view. `copy` is the local tensor of `base` under
+/// `copy_spec`, in its own memory.
 std::shared_ptr<CopiedView> make_copied_view(
     const DTensorImpl& base,
     const at::Tensor& copy,
@@ -48,10 +49,10 @@ std::shared_ptr<CopiedView> make_copied_view(
 
 void refresh_copied_view(const DTensorImpl& view);
 
-/// Brings a copied view up to date with its base; nothing for other tensors.
-/// Everything that reads the local tensor of a user's DTensor calls it first.
+/// Updates a copied view from its base. Does nothing for other tensors. Must be
+/// called before reading the local tensor of a user's DTensor.
 /// Collective: all ranks of the mesh, if the tensor is a copied view whose base
-/// was written to since.
+/// was written to.
 inline void refresh(const at::Tensor& tensor) {
   const auto* impl = dtensor_impl(tensor);
   if (impl && impl->copied_view) {
@@ -59,15 +60,15 @@ inline void refresh(const at::Tensor& tensor) {
   }
 }
 
-/// To be called by whatever is about to write to the local tensor of a user's
-/// DTensor, on all ranks.
-/// Throws: c10::ValueError if the tensor is a copied view and its values cannot
-/// be brought back to its base, or if a scope forbids to.
+/// Must be called on all ranks before writing to the local tensor of a user's
+/// DTensor.
+/// Throws: c10::ValueError if the tensor is a copied view whose values cannot
+/// be written back to its base, or if a scope forbids it.
 void check_write(const at::Tensor& tensor, std::string_view op);
 
-/// To be called by whatever has written to the local tensor of a user's
-/// DTensor: copies of the same memory are out of date now, and what was written
-/// to a copied view is brought to its base.
+/// Must be called after writing to the local tensor of a user's DTensor:
+/// invalidates copies of the same memory, and writes a copied view back to its
+/// base.
 /// Collective: all ranks of the mesh, if the tensor is a copied view.
 void note_write(const at::Tensor& tensor, std::string_view op);
 

@@ -9,10 +9,11 @@
 
 namespace weft::dtensor {
 
-/// A DTensor is an at::Tensor whose values lie on the ranks of a mesh as its
-/// spec says. Its sizes, strides and dtype are the whole tensor's, so code
-/// written for one rank runs on it; ops on it compute with each rank's part
-/// and communicate where they must. Below: how to make one and take it apart.
+/// A DTensor is an at::Tensor whose values are distributed over the ranks of a
+/// mesh as its spec describes. Its sizes, strides and dtype are those of the
+/// full tensor, so code for one rank works on it. Ops compute on each rank's
+/// local tensor and communicate if needed. The functions below create and
+/// convert DTensors.
 /// Source: torch/distributed/tensor/_api.py.
 
 bool is_dtensor(const at::Tensor& tensor);
@@ -20,71 +21,75 @@ bool is_dtensor(const at::Tensor& tensor);
 const DTensorSpec& spec_of(const at::Tensor& tensor);
 
 struct FromLocalOptions {
-  /// The whole tensor's sizes; without them every rank's part is taken to be
-  /// of equal size, but for Shards of given sizes.
+  /// The sizes of the full tensor. Without them every rank's local tensor is
+  /// assumed to have the same size, except for Shards of given sizes.
   std::optional<std::vector<int64_t>> sizes = std::nullopt;
-  /// The whole tensor's strides; without them dense, in the order of dims that
-  /// the local tensor's have.
+  /// The strides of the full tensor. Without them it is dense, with the local
+  /// tensor's order of dims.
   std::optional<std::vector<int64_t>> strides = std::nullopt;
-  /// Where the gradient of the local tensor is to lie; by default where the
-  /// tensor does, with Partial replaced by Replicate.
+  /// The placements of the local tensor's gradient. The default is the
+  /// tensor's, with Partial replaced by Replicate.
   std::optional<Placements> grad_placements = std::nullopt;
-  /// First compares dtypes, sizes and placements of all ranks, and their values
-  /// where they are to be replicas of each other (communicates): what differs
-  /// is a c10::ValueError on every rank. PyTorch overwrites replicas instead.
+  /// First compares dtypes, sizes and placements of all ranks, and the values
+  /// of replicas (communicates). A difference is a c10::ValueError on every
+  /// rank. (PyTorch overwrites replicas instead.)
   bool run_check = false;
 };
 
-/// Makes a DTensor of each rank's part, without communication. Differentiable.
-/// Throws: c10::ValueError if the local sizes do not fit the global ones, or
-/// reductions of kinds that do not commute wait on one tensor.
+/// Creates a DTensor from each rank's local tensor, without communication.
+/// Differentiable.
+/// Throws: c10::ValueError if the local sizes do not match the global sizes, or
+/// reductions on one tensor do not commute.
 at::Tensor from_local(
     const at::Tensor& local,
     const mesh::DeviceMesh& mesh,
     const Placements& placements,
     const FromLocalOptions& options = {});
 
-/// This rank's part: shares memory with the DTensor. Differentiable; the
-/// gradient that arrives is taken to lie as `grad_placements` say (default:
-/// as the tensor, with Partial replaced by Replicate).
+/// Returns this rank's local tensor, which shares memory with the DTensor.
+/// Differentiable; an arriving gradient is assumed to have `grad_placements`
+/// (default: the tensor's, with Partial replaced by Replicate).
 at::Tensor to_local(
     const at::Tensor& dtensor,
     const std::optional<Placements>& grad_placements = std::nullopt);
 
-/// The whole tensor on every rank. Differentiable; the gradient that arrives is
-/// taken to lie as `grad_placements` say (default: Replicate), e.g. Partial
-/// where each rank uses the whole for its own part of a loss.
+/// Returns the full tensor on every rank. Differentiable; an arriving gradient
+/// is assumed to have `grad_placements` (default: Replicate). Use Partial if
+/// each rank uses the full tensor for its own part of a loss.
 /// Collective: all ranks of the mesh; blocks.
 at::Tensor full_tensor(
     const at::Tensor& dtensor,
     const std::optional<Placements>& grad_placements = std::nullopt);
 
-/// Moves a DTensor to other placements on its mesh; returns `dtensor` itself
-/// where it already lies so. Differentiable, any number of times.
-/// Collective: all ranks of the mesh; blocks. R to S and R to P move nothing.
-/// Throws: c10::ValueError for anything but P(product) to P(product), for an
-/// average of integers, a Shard of a dim that the tensor does not have or of
-/// sizes that do not add up; the same on all ranks.
+/// Redistributes a DTensor to other placements on its mesh. Returns `dtensor`
+/// itself if it already has them. Differentiable to any order.
+/// Collective: all ranks of the mesh; blocks. R to S and R to P do not
+/// communicate.
+/// Throws: c10::ValueError, identical on all ranks, for a change to P(product)
+/// from another placement, for an average of integers, and for a Shard of a dim
+/// that the tensor does not have or of sizes that do not add up.
 at::Tensor redistribute(
     const at::Tensor& dtensor,
     const Placements& placements);
 
-/// Distributes a whole tensor: rank `src_data_rank`'s values (a rank of each
-/// mesh dim's group), or with nullopt each rank's own, which must be equal. A
-/// Partial then stands for exactly these values. A leaf that keeps
-/// requires_grad; a DTensor that lies so already is returned.
-/// Collective: all ranks of the mesh unless `src_data_rank` is nullopt; first
-/// compares their tensors' shapes, dtypes and placements.
+/// Distributes a full tensor: the values of rank `src_data_rank` (of each mesh
+/// dim's group), or with nullopt each rank's own values, which must be equal. A
+/// Partial then represents exactly these values. Returns a leaf that keeps
+/// requires_grad; a DTensor that already has the placements is returned as it
+/// is.
+/// Collective: all ranks of the mesh unless `src_data_rank` is nullopt;
+/// compares the shapes, dtypes and placements of all ranks first.
 /// Throws: c10::ValueError on all ranks, before any value is sent, if those
-/// differ, for what redistribute() refuses, a tensor that is no leaf, and a
-/// rank that a mesh dim does not have.
+/// differ, if redistribute() would throw, if the tensor is not a leaf, or if a
+/// mesh dim does not have that rank.
 at::Tensor distribute_tensor(
     const at::Tensor& tensor,
     const mesh::DeviceMesh& mesh,
     const Placements& placements,
     std::optional<int64_t> src_data_rank = 0);
 
-/// "DTensor [4, 8] Float [S(0)] on tp=2, local [2, 8]": never reads data.
+/// Returns "DTensor [4, 8] Float [S(0)] on tp=2, local [2, 8]". Never reads
+/// data.
 std::string describe(const at::Tensor& tensor);
 
 } // namespace weft::dtensor

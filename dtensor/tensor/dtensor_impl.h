@@ -19,10 +19,10 @@ class ParameterHooks;
 struct ParameterInfo;
 class WriteCounter;
 
-/// The tensor behind a DTensor: global sizes, strides and dtype; this rank's
-/// local tensor; and the spec that relates them. Dispatch key PrivateUse3, no
-/// data of its own. Everything above autograd sees an ordinary at::Tensor.
-/// Source: design probed on torch 2.15; c10/core/TensorImpl.h.
+/// The implementation of a DTensor: global sizes, strides and dtype, this
+/// rank's local tensor, and the spec. It has the dispatch key PrivateUse3 and
+/// no data of its own. Above autograd it is an ordinary at::Tensor.
+/// Source: c10/core/TensorImpl.h.
 class DTensorImpl final : public c10::TensorImpl {
  public:
   /// Shapes: `sizes` and `strides` are global; `local` has this rank's sizes.
@@ -32,36 +32,38 @@ class DTensorImpl final : public c10::TensorImpl {
       c10::IntArrayRef sizes,
       c10::IntArrayRef strides);
 
-  /// An unplaced DTensor whose data pointer is `memory`'s: what factories
-  /// return inside DeferredInit, so that accessors work on it.
+  /// Creates an unplaced DTensor whose data pointer is that of `memory`.
+  /// Factories return it in DeferredInit, so that accessors work on it.
   struct WithData {};
   DTensorImpl(WithData, const at::Tensor& memory);
-  /// Gives the tensor its values, where `local` lies, and ends the access to
-  /// data that WithData gave.
+  /// Sets the values and the device to those of `local`, and ends the access to
+  /// data of WithData.
   void move_local(at::Tensor local);
 
   const at::Tensor& local() const { return local_; }
   const DTensorSpec& spec() const { return spec_; }
 
-  /// Changes what this tensor holds without changing what it is: same global
-  /// sizes and dtype, other placement. Used on gradients and at materialize.
+  /// Replaces the local tensor and the placements. Global sizes and dtype stay.
+  /// Used for gradients and by materialize().
   void reset_local(at::Tensor local, DTensorSpec spec);
-  /// After an op that resized the local tensor of an unplaced DTensor.
+  /// Updates the global geometry after an op that resized the local tensor of
+  /// an unplaced DTensor.
   void set_global_geometry(c10::IntArrayRef sizes, c10::IntArrayRef strides);
-  /// Autograd adds into a gradient whose storage nobody else refers to. The
-  /// storage is no help here, the local tensor's memory may be shared: after
-  /// this, autograd adds out of place.
+  /// Makes autograd accumulate this gradient out of place. Autograd adds in
+  /// place if a gradient's storage has one owner, which does not tell whether
+  /// the local tensor's memory is shared.
   void forbid_inplace_accumulation() { second_reference_ = storage(); }
 
-  /// What a module or a parallel style knows of this parameter; null if none.
+  /// Information from a module or a parallel style about this parameter. Null
+  /// if there is none.
   std::shared_ptr<ParameterInfo> parameter_info;
   /// Null for almost all tensors.
   std::shared_ptr<ParameterHooks> parameter_hooks;
-  /// How to initialise this tensor, until it is materialized; else null.
+  /// The pending initialization. Null after materialize().
   std::shared_ptr<DeferredState> deferred;
 
-  /// A local tensor that this one was redistributed to before, so that q, k
-  /// and v share one gather. See Note [Shared redistribution].
+  /// The local tensor of an earlier redistribution, so that q, k and v share
+  /// one all_gather. See Note [Shared redistribution].
   struct Shared {
     const void* spec_id;
     const void* grad_id;
@@ -69,7 +71,7 @@ class DTensorImpl final : public c10::TensorImpl {
     bool grad_mode;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak;
     at::Tensor strong;
-    /// What `version` counts under InferenceMode.
+    /// The counter of `version` in InferenceMode.
     std::shared_ptr<const WriteCounter> writes;
   };
   std::vector<Shared> shared;
@@ -77,7 +79,7 @@ class DTensorImpl final : public c10::TensorImpl {
   /// Set if this is a view whose local tensor is a copy.
   std::shared_ptr<CopiedView> copied_view;
 
-  /// Made when it is first asked for: few tensors ever are.
+  /// Created at the first call, because few tensors need it.
   const c10::Storage& storage() const override;
   bool has_storage() const override;
 
@@ -99,7 +101,7 @@ class DTensorImpl final : public c10::TensorImpl {
   mutable std::once_flag storage_made_;
 };
 
-/// The impl of a DTensor, or null for any other tensor.
+/// Returns the implementation of a DTensor, or null for any other tensor.
 inline DTensorImpl* dtensor_impl(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->key_set().has(
                                c10::DispatchKey::PrivateUse3)) {
@@ -108,7 +110,7 @@ inline DTensorImpl* dtensor_impl(const at::Tensor& tensor) {
   return static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
-/// Wraps below autograd: no graph, no checks.
+/// Creates a DTensor below autograd, without a graph and without checks.
 at::Tensor make_dtensor(
     at::Tensor local,
     const DTensorSpec& spec,

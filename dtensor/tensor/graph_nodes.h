@@ -34,8 +34,8 @@ inline bool records_graph(const at::Tensor& input) {
   return at::GradMode::is_enabled() && input.requires_grad();
 }
 
-/// Makes `output` the result of a new node of type T that has `input` as its
-/// only input.
+/// Makes `output` the result of a new node of type T with the only input
+/// `input`.
 template <class T>
 T* record(const at::Tensor& input, at::Tensor& output) {
   auto [pointer, node] = make_node<T>();
@@ -44,23 +44,23 @@ T* record(const at::Tensor& input, at::Tensor& output) {
   return node;
 }
 
-/// The impl of a gradient that has to be a DTensor.
+/// Returns the implementation of a gradient, which must be a DTensor.
 DTensorImpl& require_dtensor_gradient(
     const at::Tensor& grad,
     const char* node_name);
 
-/// Whether somebody but the caller may hold the memory of a gradient: see
-/// Note [Gradients that share memory].
+/// Returns true if a gradient's memory may have an owner other than the caller.
+/// See Note [Gradients that share memory].
 bool is_shared_gradient(const at::Tensor& grad);
-/// What `node` may return of a result that lies in the memory of `grad`, which
-/// others may hold.
+/// Returns the result that `node` may return if it shares the memory of `grad`,
+/// which may have other owners.
 at::Tensor share_gradient(
     const torch::autograd::Node& node,
     const at::Tensor& grad,
     at::Tensor result);
 
-/// In which dtypes values travel: forward, and their gradients backward; the
-/// tensor's own where nothing is said.
+/// The dtypes in which values and gradients are communicated. Empty means the
+/// tensor's dtype.
 struct CommDtypes {
   std::optional<at::ScalarType> forward = std::nullopt;
   std::optional<at::ScalarType> backward = std::nullopt;
@@ -68,8 +68,8 @@ struct CommDtypes {
   bool operator==(const CommDtypes&) const = default;
 };
 
-/// redistribute() to a spec of any mesh of the tensor's ranks: values are cast
-/// to `comm_dtypes.forward`, moved, and cast to `result`. Differentiable.
+/// Redistributes to a spec on any mesh of the tensor's ranks: casts to
+/// `comm_dtypes.forward`, redistributes, and casts to `result`. Differentiable.
 at::Tensor redistribute_as(
     const at::Tensor& dtensor,
     const DTensorSpec& to,
@@ -78,8 +78,8 @@ at::Tensor redistribute_as(
     const CommDtypes& comm_dtypes = {},
     bool is_implicit = false);
 
-/// The same to another spec, by `move`, which returns this rank's part. Below
-/// autograd it is called.
+/// Redistributes to another spec with `move`, which returns this rank's part
+/// and is called below autograd.
 at::Tensor redistribute_by(
     const std::function<at::Tensor()>& move,
     const at::Tensor& dtensor,
@@ -87,7 +87,8 @@ at::Tensor redistribute_by(
     std::string_view name,
     bool is_implicit);
 
-/// Makes `output`, which has the values of `input`, its result in the graph.
+/// Records `output`, which has the values of `input`, as its result in the
+/// graph.
 void record_redistribution(
     const at::Tensor& input,
     at::Tensor& output,
@@ -95,10 +96,11 @@ void record_redistribution(
     const CommDtypes& comm_dtypes,
     bool is_implicit = false);
 
-/// After redistribute_as(): from now on a node of its own sends `output`'s
-/// gradient. See Note [Deferred weight gradients].
+/// Adds a node that sends the gradient of `output` early. Called after
+/// redistribute_as(). See Note [Deferred weight gradients].
 void send_gradient_early(at::Tensor& output);
-/// The place in backward's order behind `node`, if that sends a gradient.
+/// Returns the position in backward's order after `node`, if it sends a
+/// gradient.
 std::optional<uint64_t> sequence_nr_of(const torch::autograd::Node* node);
 
 } // namespace weft::dtensor

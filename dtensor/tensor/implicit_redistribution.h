@@ -20,10 +20,10 @@ void refuse_implicit_redistribution(
     c10::function_ref<std::string()> operands);
 } // namespace detail
 
-/// To be called by whatever brings `tensor` from one spec to another because
-/// an op needs it so. `operands` describes all the op's tensors; asked only on
-/// failure. Costs a look at a thread-local pointer where no scope is open.
-/// Throws: c10::ValueError inside an ExplicitRedistribution, on every rank.
+/// Must be called before redistributing `tensor` because an op needs it.
+/// `operands` describes all tensors of the op and is called only on failure.
+/// Without a scope it only reads a thread-local pointer.
+/// Throws: c10::ValueError in an ExplicitRedistribution, on every rank.
 inline void check_implicit_redistribution(
     std::string_view op,
     const at::Tensor& tensor,

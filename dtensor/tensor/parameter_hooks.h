@@ -7,23 +7,23 @@
 
 namespace weft::dtensor {
 
-/// What acts on a parameter that holds a smaller part between its uses, as one
-/// of fully sharded data parallelism does. Views that ops make of the parameter
-/// share its hooks, so that backward finds them.
+/// Hooks of a parameter that holds a smaller shard between its uses, as in
+/// fully sharded data parallelism. Views of the parameter share its hooks, so
+/// that backward finds them.
 class ParameterHooks {
  public:
   virtual ~ParameterHooks() = default;
-  /// Before an op reads where the parameter lies, or the memory of a view of
-  /// it; may reset_local() the parameter. `is_forward`: the op is one of a
-  /// module's forward(), e.g. linear().
+  /// Called before an op reads the placement of the parameter or the memory of
+  /// a view of it; may reset_local() the parameter. `is_forward` is true for an
+  /// op of a module's forward(), e.g. linear().
   virtual void before_use(bool is_forward) = 0;
-  /// Before autograd adds to the parameter's gradient, or takes a new one.
+  /// Called before autograd accumulates the parameter's gradient.
   virtual void before_gradient() = 0;
-  /// Where that gradient is to lie, whatever the parameter holds now.
+  /// The spec of the gradient, independent of the parameter's current one.
   virtual const DTensorSpec& gradient_spec() const = 0;
 };
 
-/// To be called before an op of a module reads where `tensor` lies.
+/// Must be called before an op of a module reads the placement of `tensor`.
 inline void before_forward_use(const at::Tensor& tensor) {
   const auto* impl = dtensor_impl(tensor);
   if (impl && impl->parameter_hooks) {
@@ -31,9 +31,9 @@ inline void before_forward_use(const at::Tensor& tensor) {
   }
 }
 
-/// Has backward call before_use() of those `parameters` that have hooks before
-/// it comes to what lies behind `output`: for ops whose nodes save local parts,
-/// which have none.
+/// Makes backward call before_use() of those `parameters` that have hooks
+/// before it reaches the nodes behind `output`. For ops whose nodes save local
+/// tensors, which have no hooks.
 void use_in_backward(
     const at::Tensor& output,
     c10::ArrayRef<const at::Tensor*> parameters);

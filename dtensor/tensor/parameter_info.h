@@ -11,41 +11,42 @@ namespace weft::dtensor {
 
 struct LinearAdapter;
 
-/// Where an op that uses a parameter takes its input and leaves its output;
-/// empty: the op's own choice. Placements are those of the parameter's mesh.
+/// The placements of input and output of an op that uses a parameter, on the
+/// parameter's mesh. Empty means the op's own choice.
 struct OpLayout {
-  /// How a plain input is taken to lie; a norm also brings others there.
+  /// The assumed placement of a plain input. A norm also redistributes other
+  /// inputs to it.
   std::optional<Placements> input;
-  /// Where the input is brought before the op.
+  /// The placement to which the input is redistributed before the op.
   std::optional<Placements> desired_input;
   std::optional<Placements> output;
-  /// Of a linear with a whole weight: Partial where the ranks use different
-  /// parts of the whole output (heads of keys that several queries share), so
-  /// that nothing is reduced before the gradients of weight and input are. The
-  /// input is brought to every rank.
+  /// For a linear with a replicated weight: Partial if the ranks use different
+  /// parts of the output (key heads that several queries share), so that
+  /// nothing is reduced before the gradients of weight and input. The input is
+  /// replicated.
   std::optional<Placements> output_grad;
 };
 
-/// What is known of a parameter beside its value: set by tensor-parallel
-/// styles and by whoever names parameters, read by kernels and messages.
+/// Information about a parameter in addition to its value. Tensor-parallel
+/// styles and modules set it; kernels and messages read it.
 struct ParameterInfo {
   /// The fully qualified name, e.g. "model.layers.0.self_attn.q_proj.weight".
   std::string fqn;
   OpLayout linear;
   OpLayout embedding;
   OpLayout norm;
-  /// What linear() with this weight adds to its product; null: nothing.
+  /// The adapter whose result linear() adds. Null if there is none.
   std::shared_ptr<const LinearAdapter> adapter;
-  /// Somebody else (ddp/) brings a Partial gradient to this parameter's
-  /// placement; the callback at the end of backward leaves it alone.
+  /// True if ddp/ redistributes this parameter's Partial gradient, so that the
+  /// callback at the end of backward skips it.
   bool gradient_reduced_by_ddp = false;
-  /// match_gradient_placement() has been here.
+  /// True after match_gradient_placement() was called.
   bool matches_gradient_placement = false;
 };
 
-/// The info of a DTensor, made at the first call.
+/// Returns the information of a DTensor, created at the first call.
 ParameterInfo& parameter_info(const at::Tensor& dtensor);
-/// The name of a DTensor parameter, or "".
+/// Returns the name of a DTensor parameter, or "".
 std::string parameter_name(const at::Tensor& tensor);
 
 } // namespace weft::dtensor

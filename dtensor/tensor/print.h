@@ -8,9 +8,9 @@
 
 namespace weft::dtensor {
 
-/// What `stream << tensor` shows: for a DTensor describe() and this rank's
-/// values, for any other tensor what libtorch shows. Never communicates; what
-/// goes wrong becomes part of the text.
+/// Prints what `stream << tensor` shows: for a DTensor describe() and this
+/// rank's values, otherwise libtorch's output. Never communicates; an error
+/// becomes part of the text.
 void print(
     std::ostream& stream,
     const at::Tensor& tensor,

@@ -8,29 +8,31 @@
 
 namespace weft::dtensor {
 
-/// What redistribute() in dtensor.h leaves to be said.
+/// The dtypes of redistribute() in dtensor.h.
 /// Source: torch/distributed/tensor/_api.py, DTensor.redistribute.
 struct RedistributeOptions {
-  /// Values are cast to it, moved (and reduced) in it, and stay in it.
+  /// The dtype to which values are cast before they are communicated and
+  /// reduced. The result has it.
   std::optional<at::ScalarType> forward_dtype = std::nullopt;
-  /// Gradients are cast to it, moved (and reduced) in it, and cast to the
-  /// tensor's dtype. By default the tensor's own.
+  /// The dtype to which gradients are cast before they are communicated and
+  /// reduced. They are then cast to the tensor's dtype. The default is the
+  /// tensor's dtype.
   std::optional<at::ScalarType> backward_dtype = std::nullopt;
 };
 
-/// As redistribute(dtensor, placements).
-/// Throws: also c10::ValueError for dtypes that are not of floating point.
+/// Like redistribute(dtensor, placements).
+/// Throws: also c10::ValueError for dtypes that are not floating point.
 at::Tensor redistribute(
     const at::Tensor& dtensor,
     const Placements& placements,
     const RedistributeOptions& options);
 
-/// Moves a DTensor to another mesh: over the same ranks in other dims or
-/// another order, to a slice of the world's mesh, or from one. A tensor on a
-/// slice is taken to be the same on all the slices beside it. Differentiable,
-/// any number of times.
+/// Redistributes a DTensor to another mesh: over the same ranks with other dims
+/// or another order, to a slice of the world's mesh, or from one. A tensor on a
+/// slice is assumed to be identical on all parallel slices. Differentiable to
+/// any order.
 /// Collective: all ranks of both meshes; blocks.
-/// Throws: as redistribute(), and c10::ValueError naming both meshes if they
+/// Throws: like redistribute(), and c10::ValueError naming both meshes if they
 /// are not of one world.
 at::Tensor redistribute(
     const at::Tensor& dtensor,
@@ -38,13 +40,13 @@ at::Tensor redistribute(
     const Placements& placements,
     const RedistributeOptions& options = {});
 
-/// A redistribution under way. Cheap to copy; copies share it.
-/// Lifetime: keeps the tensor alive, which nobody may write to meanwhile.
+/// A running redistribution. Cheap to copy; copies share it.
+/// Lifetime: keeps the tensor alive. Nothing may write to it until wait().
 class RedistributeWork {
  public:
-  /// Blocks until the values have come and returns them as a DTensor, which is
-  /// part of the graph if the tensor was where it started; the same one at
-  /// every call.
+  /// Blocks until the values have arrived and returns them as a DTensor, which
+  /// is part of the graph if the tensor was at the start. Every call returns
+  /// the same one.
   at::Tensor wait();
   bool is_completed() const;
 
@@ -55,21 +57,21 @@ class RedistributeWork {
   std::shared_ptr<State> state_;
 };
 
-/// redistribute() that returns while the last message is on its way (a plan of
-/// several waits for the others), so that the caller can compute meanwhile.
-/// Backward it blocks.
+/// Starts a redistribution and returns while its last message is being sent (it
+/// waits for earlier ones), so that the caller can compute meanwhile. Backward
+/// blocks.
 /// Collective: all ranks of the mesh.
-/// Throws: as redistribute().
+/// Throws: like redistribute().
 RedistributeWork redistribute_async(
     const at::Tensor& dtensor,
     const Placements& placements,
     const RedistributeOptions& options = {});
 
-/// redistribute() of each tensor to its placements, those that take the same
-/// step over the same ranks in one message for each dtype; the gradients too.
-/// Sums may be added in another order than one by one.
-/// Collective: all ranks of the meshes, with lists that are alike; blocks.
-/// Throws: as redistribute(), before anything is sent; c10::ValueError if the
+/// Redistributes each tensor to its placements; those with the same step over
+/// the same ranks share one message per dtype, in backward too. Sums may be
+/// added in another order than one at a time.
+/// Collective: all ranks of the meshes, with identical lists; blocks.
+/// Throws: like redistribute(), before anything is sent; c10::ValueError if the
 /// lists differ in length.
 std::vector<at::Tensor> redistribute_coalesced(
     const std::vector<at::Tensor>& dtensors,

@@ -10,14 +10,14 @@
 
 namespace weft::dtensor {
 
-/// A redistribution on the tensor's own mesh whose last message is under way.
+/// A redistribution on the tensor's own mesh whose last message is being sent.
 /// Below autograd.
-/// Lifetime: keeps the tensor alive, which nobody may write to meanwhile.
+/// Lifetime: keeps the tensor alive. Nothing may write to it until finish().
 class StartedRedistribution {
  public:
-  /// Casts to `dtype` and sends; waits for all messages but the last.
+  /// Casts to `dtype` and sends. Waits for all messages except the last.
   /// Collective: all ranks of the mesh.
-  /// Throws: as redistribute_local().
+  /// Throws: like redistribute_local().
   StartedRedistribution(
       at::Tensor dtensor,
       const DTensorSpec& to,
@@ -25,7 +25,7 @@ class StartedRedistribution {
       std::string_view name);
 
   bool is_completed() const;
-  /// Blocks; the result as a DTensor. Once.
+  /// Blocks and returns the result as a DTensor. Called once.
   at::Tensor finish();
 
  private:

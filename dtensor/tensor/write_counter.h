@@ -10,10 +10,9 @@
 
 namespace weft::dtensor {
 
-/// Counts the writes to the memory of a local tensor, whichever DTensor they
-/// are made through. For those who keep something that they computed from it,
-/// where autograd's version counters do not help: a detached tensor has one of
-/// its own, and under InferenceMode there are none.
+/// Counts the writes to the memory of a local tensor through any DTensor. For
+/// caches of values computed from it, where autograd's version counters do not
+/// suffice: a detached tensor has its own counter, and InferenceMode has none.
 class WriteCounter {
  public:
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
@@ -23,16 +22,17 @@ class WriteCounter {
   std::atomic<uint64_t> count_{0};
 };
 
-/// The counter of `local`'s memory, which counts while somebody holds it.
-/// Lifetime: `local`'s memory must live as long as the counter is held.
+/// Returns the counter of `local`'s memory, which counts as long as it is
+/// referenced.
+/// Lifetime: `local`'s memory must outlive the counter.
 std::shared_ptr<const WriteCounter> watch_writes(
     const DTensorSpec& spec,
     const at::Tensor& local);
 
-/// Whether anybody holds a counter on the spec's mesh or its slices.
+/// Returns true if a counter on the spec's mesh or its slices is referenced.
 bool are_writes_watched(const DTensorSpec& spec);
 
-/// Counts a write to `local`'s memory, if anybody holds its counter.
+/// Counts a write to `local`'s memory if its counter is referenced.
 void count_write(const DTensorSpec& spec, const at::Tensor& local);
 
 } // namespace weft::dtensor

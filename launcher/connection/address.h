@@ -9,7 +9,7 @@
 
 namespace weft::launcher {
 
-/// An address and port of TCP, of either family.
+/// A TCP address and port, IPv4 or IPv6.
 struct Address {
   sockaddr_storage storage{};
   socklen_t size = 0;
@@ -19,11 +19,12 @@ struct Address {
   }
   int port() const;
   bool is_loopback() const;
-  /// The number, e.g. "10.0.0.2".
+  /// Returns the numeric address, e.g. "10.0.0.2".
   std::string host() const;
 };
 
-/// The first address of a name or number. Nothing, and `why`, if there is none.
+/// Returns the first address of a host name or numeric address. If there is
+/// none, returns nullopt and sets `why` to the reason.
 std::optional<Address>
 resolve(const std::string& host, int port, std::string& why);
 
@@ -31,12 +32,14 @@ Address loopback(int port);
 Address own_address(int fd);
 Address peer_address(int fd);
 
-/// A listening socket that does not block; empty, and errno, if that fails.
+/// Returns a non-blocking listening socket. On failure returns an empty
+/// descriptor and sets errno.
 base::UniqueFd listen_at(const Address& address);
-/// A socket that does not block, connecting; empty, and errno, if that fails at
-/// once.
+/// Returns a non-blocking socket that is connecting. If that fails at once,
+/// returns an empty descriptor and sets errno.
 base::UniqueFd start_connecting(const Address& address);
-/// The next connection, not blocking; empty if there is none.
+/// Accepts the next connection as a non-blocking socket. Empty if there is
+/// none.
 base::UniqueFd accept_one(int listener);
 
 } // namespace weft::launcher

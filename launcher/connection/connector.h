@@ -10,24 +10,26 @@
 
 namespace weft::launcher {
 
-/// What became of a call at the gate.
+/// The result of a connection attempt to host 0's AuthListener.
 enum class ConnectResult {
   kAccepted,
-  /// Nobody there, yet, or nobody who says anything.
+  /// Nothing listens at the address yet, or the peer does not respond.
   kUnreachable,
-  /// Somebody is there who is no weftrun.
+  /// The peer is not a weftrun.
   kNotWeftrun,
-  /// The gate hung up on our answer: it has another token.
+  /// The server closed the connection after our response, or cannot prove the
+  /// token: the tokens differ.
   kRefused,
   kOtherJob,
 };
 
-/// Connects to the gate and proves itself. See Note [Rendezvous handshake].
+/// Connects to host 0's AuthListener and authenticates both sides. See Note
+/// [Rendezvous handshake].
 class Connector {
  public:
   struct Outcome {
     ConnectResult result = ConnectResult::kUnreachable;
-    /// Of the last error, where there is one.
+    /// The reason for the result. Empty if there is none.
     std::string why;
     base::UniqueFd fd;
     Bits256 session{};
@@ -35,7 +37,7 @@ class Connector {
   using Done = std::function<void(Outcome)>;
 
   /// `done` is called once, from the loop or from tick().
-  /// Lifetime: `loop` outlives this object.
+  /// Lifetime: `loop` must outlive this object.
   Connector(
       EventLoop& loop,
       const Address& address,
@@ -46,7 +48,7 @@ class Connector {
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
 
-  /// Notices that the gate does not answer.
+  /// Checks the timeouts. Must be called regularly.
   void tick();
   bool is_over() const { return !done_; }
 

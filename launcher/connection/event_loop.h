@@ -10,8 +10,9 @@
 
 namespace weft::launcher {
 
-/// Calls back when descriptors are ready, and at a steady tick. Itself a
-/// descriptor, readable when it has something to call back for.
+/// Calls handlers when descriptors are ready, and a tick handler at a fixed
+/// interval. fd() is itself a descriptor, which is readable while a handler is
+/// due.
 class EventLoop {
  public:
   using Handler = std::function<void(uint32_t events)>;
@@ -19,15 +20,15 @@ class EventLoop {
   explicit EventLoop(std::chrono::milliseconds tick);
 
   int fd() const { return epoll_.get(); }
-  /// Watches `fd` for EPOLL* events; again changes them. Its handler may
-  /// forget any descriptor, its own too.
+  /// Watches `fd` for EPOLL* events. A second call replaces the events and the
+  /// handler. A handler may forget any descriptor, including its own.
   void watch(int fd, uint32_t events, Handler handler);
   void change(int fd, uint32_t events);
-  /// Before the descriptor is closed.
+  /// Stops watching `fd`. Must be called before the descriptor is closed.
   void forget(int fd);
-  /// Called at each tick.
+  /// Sets the handler that is called at each tick.
   void on_tick(std::function<void()> handler) { tick_ = std::move(handler); }
-  /// Calls back for what is ready now, without waiting.
+  /// Calls the handlers that are due, without waiting.
   void dispatch();
 
  private:

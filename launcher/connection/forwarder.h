@@ -11,12 +11,13 @@
 
 namespace weft::launcher {
 
-/// What the workers of another host than 0 meet at: a loopback port whose
-/// connections go on, through the gate, to rank 0's store. For one start.
+/// The rendezvous address of the workers on a host other than host 0: a
+/// loopback port that forwards connections through host 0's AuthListener to
+/// rank 0's store. Serves one start of the workers.
 class Forwarder {
  public:
-  /// Lifetime: `loop` outlives this object.
-  /// Throws: LaunchError if there is no port.
+  /// Lifetime: `loop` must outlive this object.
+  /// Throws: LaunchError if no port can be opened.
   Forwarder(
       EventLoop& loop,
       const Address& server,

@@ -23,17 +23,17 @@ namespace weft::launcher {
 // of the token, the job, the number of the start ("epoch") and a random number
 // that host 0 draws for it: a worker of an earlier start cannot make one.
 
-/// What a connection is for.
+/// The purpose of a connection.
 enum class Role : char { kControl = 'c', kStream = 's' };
 
 enum class AuthStatus : char { kAccepted = 0, kOtherJob = 1 };
 
-/// What the side that connects says of itself.
+/// The data that the connecting side sends about itself.
 struct ClientHello {
   Role role = Role::kControl;
   uint32_t node = 0;
   uint64_t round = 0;
-  /// SHA-256 of the job's id.
+  /// The SHA-256 of the job's id.
   Bits256 job{};
   Bits256 nonce{};
 };
@@ -43,16 +43,17 @@ constexpr size_t kAnswerSize = 8 + 4 + 4 + 8 + 32 + 32 + 32;
 constexpr size_t kReplySize = 8 + 32;
 
 std::string make_challenge(const Bits256& nonce);
-/// False if it is none.
+/// Parses a challenge. Returns false if the message is not one.
 bool read_challenge(std::string_view message, Bits256& nonce);
 
 std::string make_answer(
     const ClientHello& client_hello,
     const Bits256& challenge,
     std::string_view key);
-/// Reads the claim, which nothing proves yet. False if it is none.
+/// Parses the data in an answer, which is not authenticated yet. Returns false
+/// if the message is not an answer.
 bool read_answer(std::string_view message, ClientHello& client_hello);
-/// Whether the answer's author knows the key, and the challenge.
+/// Returns true if the sender of the answer knows the key and the challenge.
 bool verify_mac(
     std::string_view answer,
     const Bits256& challenge,
@@ -63,7 +64,8 @@ std::string make_reply(
     std::string_view answer,
     const Bits256& challenge,
     std::string_view key);
-/// False if its author does not know the key.
+/// Parses and authenticates a reply. Returns false if its sender does not know
+/// the key.
 bool read_reply(
     std::string_view message,
     std::string_view answer,
@@ -71,15 +73,16 @@ bool read_reply(
     std::string_view key,
     AuthStatus& status);
 
-/// The key of control connections.
+/// Returns the key of control connections.
 Bits256 control_key(const std::string& token);
-/// The key of streams to the store of one start.
+/// Returns the key of streams to the store of one start.
 Bits256 round_key(
     const std::string& token,
     const Bits256& job,
     uint64_t round,
     const Bits256& random);
-/// The key of what follows on one connection.
+/// Returns the key that authenticates the messages of one connection after the
+/// handshake.
 Bits256 session_key(
     const ClientHello& client_hello,
     const Bits256& challenge,

@@ -8,11 +8,11 @@
 
 namespace weft::launcher {
 
-/// Carries bytes between two connected sockets, both ways, until both ends
-/// have closed.
+/// Forwards bytes between two connected sockets in both directions, until both
+/// ends have closed.
 class Relay {
  public:
-  /// Lifetime: `loop` outlives this object.
+  /// Lifetime: `loop` must outlive this object.
   Relay(EventLoop& loop, base::UniqueFd one, base::UniqueFd other);
   ~Relay();
   Relay(const Relay&) = delete;
@@ -23,7 +23,7 @@ class Relay {
  private:
   struct End {
     base::UniqueFd fd;
-    /// Read here, to be written to the other end.
+    /// Data that was read here and must be written to the other end.
     std::string pending;
     bool at_end = false;
     bool told_other = false;

@@ -4,12 +4,13 @@
 
 namespace weft::launcher {
 
-/// The secret that the launchers of a run share: the text of the file, or of
-/// an inherited descriptor (which is closed), without the line's end. Exactly
-/// one is given (an empty path, -1 otherwise).
-/// Throws: LaunchError if neither is, the file belongs to another user or
-/// others may read it, or what it holds is too short or too long; never with
-/// the secret in it.
+/// Returns the secret that the launchers of a run share, read from a file or
+/// from an inherited descriptor (which is closed), without the line end.
+/// Exactly one of them must be given; an unused path is empty, an unused
+/// descriptor -1.
+/// Throws: LaunchError if not exactly one is given, the file belongs to another
+/// user than this one or root, its mode grants access to other users, or the
+/// secret is too short or too long. The message never contains the secret.
 std::string read_token(const std::string& path, int fd);
 
 } // namespace weft::launcher

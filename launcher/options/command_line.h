@@ -8,7 +8,7 @@
 
 namespace weft::launcher {
 
-/// Flags as they are written; to be checked together once all are known.
+/// The flags as written. They are validated together after all are known.
 struct Flags {
   HostFlags hosts;
   std::string nproc_per_node = "1";
@@ -30,26 +30,26 @@ struct Flags {
   double shutdown_timeout = 30;
 };
 
-/// A command line taken apart, or a text to print instead of running anything.
+/// A parsed command line, or a text to print instead of running a program.
 struct CommandLine {
   Flags flags;
   /// The program and its arguments.
   std::vector<std::string> command;
-  /// Of --help or --version; empty: neither was given.
+  /// The text of --help or --version. Empty if neither was given.
   std::string text;
 };
 
-/// Reads `weftrun [flags] [--] program args...` and the PET_* variables.
-/// Throws: LaunchError on a flag that is unknown, or without its value.
+/// Parses `weftrun [flags] [--] program args...` and the PET_* variables.
+/// Throws: LaunchError if a flag is unknown or lacks its value.
 CommandLine read_command_line(int argc, const char* const* argv);
 
-/// The valid flag that `flag` most likely meant: one that begins with it, else
-/// the one fewest edits away.
+/// Returns the valid flag that `flag` most likely meant: one that begins with
+/// it, otherwise the one with the smallest edit distance.
 std::string nearest_flag(
     std::string_view flag,
     const std::vector<std::string>& valid);
 
-/// One sentence on a flag that weftrun does not have.
+/// Returns a sentence about a flag that weftrun does not have.
 std::string unknown_flag_message(
     std::string_view flag,
     const std::vector<std::string>& valid);

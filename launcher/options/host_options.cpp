@@ -102,7 +102,7 @@ int whole(const std::string& key, const std::string& value, int least) {
   const auto number = base::parse_int(value, least, kMax);
   if (!number) {
     throw LaunchError(fmt::format(
-        "--rdzv-conf {}={} is not a whole number from {} to {}.",
+        "--rdzv-conf {}={} is not an integer from {} to {}.",
         key,
         value,
         least,

@@ -6,7 +6,7 @@
 
 namespace weft::launcher {
 
-/// The flags about hosts, as written.
+/// The host flags, as written.
 struct HostFlags {
   std::string nnodes = "1:1";
   int node_rank = 0;
@@ -21,29 +21,33 @@ struct HostFlags {
   int token_fd = -1;
 };
 
-/// What they ask for.
+/// The validated host flags.
 struct HostOptions {
   int node_count = 1;
   int node_rank = 0;
-  /// Hosts are ranked as they come, and whoever has the endpoint's address is
-  /// host 0 (c10d); else --node-rank says it (static).
+  /// True if hosts are ranked in order of arrival, with host 0 being the one
+  /// that has the endpoint's address (c10d). False if --node-rank gives the
+  /// ranks (static).
   bool ranked_by_arrival = false;
-  /// Over several hosts: where host 0's launcher listens. On one: where rank 0
-  /// is met; port 0 is any free one.
+  /// With several hosts, the address at which host 0's launcher listens. With
+  /// one host, that of rank 0's store, where port 0 selects any free port.
   std::string address = "127.0.0.1";
   int port = 0;
-  /// This host's address for the others; empty: on the way to host 0.
+  /// This host's address for the other hosts. Empty selects the address of the
+  /// route to host 0.
   std::string local_addr;
   std::string token_file;
   int token_fd = -1;
   std::chrono::milliseconds join_timeout = std::chrono::seconds(600);
   std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
   int keep_alive_attempts = 3;
-  /// Whether this is host 0, where c10d is told.
+  /// True if this is host 0, false if it is not. Set only if --rdzv-conf
+  /// is_host is given (c10d).
   std::optional<bool> is_host;
 };
 
-/// Throws: LaunchError on what does not fit together or is not supported.
+/// Validates the flags.
+/// Throws: LaunchError if they contradict each other or are not supported.
 HostOptions check_hosts(const HostFlags& flags);
 
 } // namespace weft::launcher

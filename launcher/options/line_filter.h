@@ -6,14 +6,13 @@
 
 namespace weft::launcher {
 
-/// Texts of which a line needs to have one, as torchrun's
-/// --duplicate-stdout-filters says them: "loss,grad,,norm" is "loss" and
-/// "grad,norm".
+/// The substrings of --duplicate-stdout-filters; a line matches if it contains
+/// one of them. As in torchrun, "loss,grad,,norm" means "loss" and "grad,norm".
 class LineFilter {
  public:
-  /// An empty text matches nothing.
-  /// Throws: LaunchError naming `flag` if one of several parts is empty, as
-  /// that would match every line.
+  /// Parses a filter. An empty text matches nothing.
+  /// Throws: LaunchError naming `flag` if one of several substrings is empty,
+  /// as it would match every line.
   static LineFilter parse(std::string_view flag, std::string_view text);
 
   bool any() const { return !needles_.empty(); }

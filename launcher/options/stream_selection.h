@@ -6,21 +6,23 @@
 
 namespace weft::launcher {
 
-/// Which standard streams of which worker, as torchrun's --redirects and --tee
-/// say it: "3" for all workers or "0:1,1:2" for each local rank named.
+/// The selected standard streams of each worker, in the syntax of torchrun's
+/// --redirects and --tee: "3" for all workers or "0:1,1:2" for individual local
+/// ranks.
 class StreamSelection {
  public:
-  /// Bits, numbered as torchrun numbers them.
+  /// Bits, with torchrun's values.
   static constexpr int kStdout = 1;
   static constexpr int kStderr = 2;
 
-  /// Throws: LaunchError naming `flag` and the part that is malformed.
+  /// Throws: LaunchError naming `flag` and the malformed part if the text is
+  /// malformed.
   static StreamSelection parse(std::string_view flag, std::string_view text);
 
   bool has(int local_rank, int stream) const;
-  /// Whether any worker has any stream.
+  /// Returns true if any stream of any worker is selected.
   bool any() const;
-  /// The highest local rank that is named, or -1.
+  /// Returns the highest local rank that is named, or -1.
   int max_rank() const;
 
  private:

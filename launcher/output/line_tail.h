@@ -7,21 +7,21 @@
 
 namespace weft::launcher {
 
-/// Remembers the last lines of a stream, and its last line of the form
-/// `ERROR <code> rank=...`.
+/// Keeps the last lines of a stream, and its last line of the form `ERROR
+/// <code> rank=...`.
 class LineTail {
  public:
   static constexpr size_t kLines = 10;
-  /// Longer lines are cut.
+  /// The limit for one line. Longer lines are truncated.
   static constexpr size_t kLineBytes = 8192;
 
   void append(std::string_view bytes);
 
-  /// Oldest first; what a carriage return has overwritten is left out, and so
-  /// are empty lines at the end.
+  /// Returns the lines, oldest first, without text that a carriage return has
+  /// overwritten and without empty lines at the end.
   std::vector<std::string> lines() const;
-  /// The last `ERROR <code> rank=` line with this code, as it was written, or
-  /// an empty string.
+  /// Returns the last `ERROR <code> rank=` line with this code, unchanged.
+  /// Empty if there is none.
   std::string error_line(int code) const;
 
  private:

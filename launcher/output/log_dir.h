@@ -7,9 +7,9 @@
 
 namespace weft::launcher {
 
-/// The run's folder, `<log-dir>/<run-id>_<random>/attempt_<n>/<local rank>/`,
-/// readable by its owner alone. Without --log-dir it is a temporary one that
-/// goes with this object, unless output was directed into it.
+/// The folder of the run, `<log-dir>/<run-id>_<random>/attempt_<n>/<local
+/// rank>/`, accessible to its owner only. Without --log-dir it is a temporary
+/// folder that is deleted with this object, unless output was redirected to it.
 class LogDir {
  public:
   explicit LogDir(const Options& options);
@@ -17,15 +17,15 @@ class LogDir {
   LogDir(const LogDir&) = delete;
   LogDir& operator=(const LogDir&) = delete;
 
-  /// Makes the folders of another attempt, the current one from now on.
+  /// Creates the folders of another attempt, which becomes the current one.
   void begin_attempt(int number);
-  /// `name` in the folder of worker `local_rank`.
+  /// Returns the path of `name` in the folder of worker `local_rank`.
   std::filesystem::path file(int local_rank, const std::string& name) const;
-  /// The folder of the current attempt.
+  /// Returns the folder of the current attempt.
   std::filesystem::path attempt() const {
     return root_ / ("attempt_" + std::to_string(attempt_));
   }
-  /// What is to be removed at the end; empty: nothing.
+  /// The folder to delete at the end. Empty if there is none.
   const std::filesystem::path& temporary() const { return temporary_; }
 
  private:

@@ -15,43 +15,45 @@
 
 namespace weft::launcher {
 
-/// What a worker gets as standard streams; without a descriptor it inherits
-/// this process's.
+/// The standard streams of a worker. It inherits this process's stream where a
+/// descriptor is empty.
 struct WorkerStreams {
   base::UniqueFd input;
   base::UniqueFd output;
   base::UniqueFd error;
 };
 
-/// Carries the workers' output to the console and to files, without ever
-/// blocking, and remembers the last lines of each standard error.
+/// Forwards the workers' output to the console and to files without blocking,
+/// and keeps the last lines of each standard error.
 class Output {
  public:
   Output(const Options& options, const LogDir& logs);
   ~Output();
 
-  /// Forgets the workers of an earlier attempt, whose output is drained.
+  /// Discards the workers of an earlier attempt, whose output must have been
+  /// drained.
   void begin_attempt(int first_rank);
   /// Opens the streams of a worker. Standard output is inherited unless a flag
-  /// says otherwise; standard error comes through a pipe.
+  /// redirects it; standard error goes through a pipe.
   WorkerStreams open(int local_rank);
-  /// Whether the worker's standard error goes as it is to a terminal.
+  /// Returns true if the worker's standard error reaches a terminal unchanged.
   bool stderr_is_terminal(int local_rank) const;
 
-  /// Waits for output, for room to write it or for `fd` (may be -1) to become
-  /// readable, moves what there is, and says whether `fd` is readable.
+  /// Blocks until there is output, space to write it, or `fd` (may be -1) is
+  /// readable. Forwards the available output and returns true if `fd` is
+  /// readable.
   bool wait(int fd, std::chrono::milliseconds timeout);
-  /// Takes what ended workers have left in the pipes; a pipe that somebody
-  /// still holds open is waited on for a moment only.
+  /// Forwards the output that ended workers left in the pipes. Waits only
+  /// briefly for a pipe that another process still holds open.
   void drain();
-  /// Whether something is still to be written to the console.
+  /// Returns true if data must still be written to the console.
   bool pending() const;
-  /// Adds lines to this process's standard error, after what the workers
-  /// wrote.
+  /// Writes lines to this process's standard error, after the output of the
+  /// workers.
   void log_line(std::string_view lines);
 
-  /// The last lines of a worker's standard error, from a file if it went to
-  /// one.
+  /// Returns the last lines of a worker's standard error, read from a file if
+  /// it was redirected to one.
   LineTail tail(int local_rank) const;
 
  private:
@@ -81,7 +83,7 @@ class Output {
   std::string buffer_;
 };
 
-/// The prefix of --tee for one worker.
+/// Returns the prefix of --tee for one worker.
 std::string expand_prefix(
     std::string_view line_template,
     const std::string& role,

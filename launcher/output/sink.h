@@ -7,24 +7,24 @@
 
 namespace weft::launcher {
 
-/// Writes to a descriptor that others share, so that it cannot be made
-/// non-blocking, without ever waiting for its reader.
+/// Writes without blocking to a descriptor that other processes share, so that
+/// O_NONBLOCK cannot be set on it.
 class Sink {
  public:
-  /// Lifetime: `fd` stays the caller's.
+  /// Lifetime: the caller keeps `fd` and closes it.
   explicit Sink(int fd);
 
-  /// Writes what can be written now and keeps the rest.
+  /// Writes what can be written now, and buffers the rest.
   void push(std::string_view bytes);
-  /// Writes more of what is kept. An error such as a reader that has gone
-  /// drops it, and all that follows.
+  /// Writes more of the buffer. An error, such as a closed pipe, discards the
+  /// buffer and all later data.
   void write_some();
 
   int fd() const { return fd_; }
   bool pending() const { return !kept_.empty(); }
-  /// Whether the last byte that was pushed left a line unfinished.
+  /// Returns true if the data so far ends inside of a line.
   bool mid_line() const { return mid_line_; }
-  /// Whether so much is kept that sources should wait.
+  /// Returns true if so much is buffered that sources should wait.
   bool full() const;
 
  private:
@@ -38,17 +38,17 @@ class Sink {
   bool mid_line_ = false;
 };
 
-/// Makes lines of bytes that come in pieces.
+/// Splits a stream of bytes into lines.
 class LineBuffer {
  public:
-  /// Gets a line with its newline.
+  /// Called with a line that includes its newline.
   using OnLine = std::function<void(std::string_view line)>;
 
-  /// A line longer than `max_bytes` is cut: no line is worth more memory.
+  /// A line longer than `max_bytes` is split, to limit memory use.
   explicit LineBuffer(size_t max_bytes) : max_bytes_(max_bytes) {}
 
   void append(std::string_view bytes, const OnLine& on_line);
-  /// What is left, if anything, becomes a line.
+  /// Emits the incomplete last line, if there is one.
   void finish(const OnLine& on_line);
 
  private:

@@ -7,8 +7,8 @@
 
 namespace weft::launcher {
 
-/// Nothing was started, or what was started had to go: exit code 2. The
-/// message is one sentence that names the thing and the way out.
+/// Thrown if no worker was started, or if started workers had to be stopped.
+/// Exit code 2. The message is one sentence with the cause and the remedy.
 class LaunchError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

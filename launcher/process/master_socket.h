@@ -6,19 +6,20 @@
 
 namespace weft::launcher {
 
-/// Keeps the port at which the workers will meet rank 0 from before the first
-/// of them starts, without listening there: see Note [Reserved master port].
-/// Rank 0 inherits the socket, and listens on it or on its own.
+/// Reserves MASTER_PORT before the workers start, without listening on it; see
+/// Note [Reserved master port]. Rank 0 inherits the socket, and listens on it
+/// or on a socket of its own.
 class MasterSocket {
  public:
-  /// Binds `address`; port 0 takes any free one.
-  /// Throws: LaunchError if the port is in use (naming the process that has
-  /// it, where /proc shows it) or the address is not this host's.
+  /// Binds `address`. Port 0 selects any free port.
+  /// Throws: LaunchError if the port is in use (naming the process if /proc
+  /// shows it), or if the address is not this host's.
   MasterSocket(const std::string& address, int port);
 
   int fd() const { return fd_.get(); }
   int port() const { return port_; }
-  /// Leaves the socket to rank 0 alone, so that it closes when rank 0 ends.
+  /// Closes the launcher's descriptor, so that the socket closes when rank 0
+  /// ends.
   void close() { fd_.reset(); }
 
  private:
@@ -29,8 +30,8 @@ class MasterSocket {
   int port_ = 0;
 };
 
-/// " by process 12 (name)" for the process that listens at the TCP port or, a
-/// launcher, keeps it; or an empty string.
+/// Returns " by process 12 (name)" for the process that listens on the TCP
+/// port, or for the launcher that reserves it. Empty if it is not known.
 std::string describe_port_owner(int port);
 
 } // namespace weft::launcher

@@ -12,37 +12,37 @@
 
 namespace weft::launcher {
 
-/// The memory cgroup that a process is charged to, of version 1 or 2.
+/// The memory cgroup (v1 or v2) that a process is charged to.
 struct MemoryCgroup {
   std::filesystem::path folder;
-  /// Where the hierarchy is mounted: no limit lies above.
+  /// The mount point of the hierarchy. No limit is above it.
   std::filesystem::path mount;
   bool is_v2 = false;
 };
 
-/// Reads /proc/<pid>/cgroup and /proc/self/mountinfo below `proc`. None if
-/// there is no such process any more (version 1 forgets the dead ones' at
-/// once), or no memory cgroup.
+/// Returns the memory cgroup of a process, from /proc/<pid>/cgroup and
+/// /proc/self/mountinfo below `proc`. Empty if the process no longer exists (v1
+/// forgets dead processes at once) or has no memory cgroup.
 std::optional<MemoryCgroup> memory_cgroup(
     pid_t pid,
     const std::filesystem::path& proc = "/proc");
 
-/// How many of its processes the kernel has killed for memory.
+/// Returns the number of OOM kills in the cgroup.
 std::optional<int64_t> oom_kills(const MemoryCgroup& cgroup);
 
-/// The smallest limit from it up to its mount; none if nothing limits it.
-/// Units: bytes.
+/// Returns the smallest memory limit of the cgroup and its ancestors up to the
+/// mount, in bytes. Empty if there is no limit.
 std::optional<int64_t> memory_limit(const MemoryCgroup& cgroup);
 
-/// The same count of the whole host, whatever the cgroups.
+/// Returns the number of OOM kills on the host, in all cgroups.
 std::optional<int64_t> host_oom_kills(
     const std::filesystem::path& proc = "/proc");
 
-/// The kernel's log from now on, where it may be read.
+/// The kernel log from construction on, if it is readable.
 class KernelLog {
  public:
   explicit KernelLog(const std::filesystem::path& path = "/dev/kmsg");
-  /// Whether it has said by now that it killed `pid` for memory.
+  /// Returns true if the kernel log has an OOM kill of `pid`.
   bool reports_oom_kill(pid_t pid);
 
  private:
@@ -50,7 +50,7 @@ class KernelLog {
   std::string text_;
 };
 
-/// Whether a line of the kernel's log says that.
+/// Returns true if a line of the kernel log is an OOM kill of `pid`.
 bool is_oom_kill(std::string_view line, pid_t pid);
 
 } // namespace weft::launcher

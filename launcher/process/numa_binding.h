@@ -7,54 +7,58 @@
 
 namespace weft::launcher {
 
-/// On which CPUs of its NUMA node a worker may run.
+/// The CPUs that a worker may use, relative to its NUMA node.
 /// Source: torch/numa/binding.py.
 enum class NumaBinding {
   kNone,
-  /// All of the node's.
+  /// All CPUs of the node.
   kNode,
-  /// All of the node's socket.
+  /// All CPUs of the node's socket.
   kSocket,
-  /// Cores of its own, the node's shared out among its workers.
+  /// Exclusive cores: the node's cores are divided among its workers.
   kExclusive,
-  /// Those that share one last-level cache.
+  /// CPUs that share one last-level cache.
   kCoreComplex
 };
 
-/// Of --numa-binding; empty: kNone.
-/// Throws: LaunchError naming the choices.
+/// Parses --numa-binding. Empty means kNone.
+/// Throws: LaunchError listing the choices if the text is invalid.
 NumaBinding parse_numa_binding(const std::string& text);
 
-/// What a binding depends on.
+/// The properties of a host that determine a binding.
 struct NumaHost {
-  /// CPUs that this process may use.
+  /// The CPUs that this process may use.
   std::set<int> allowed_cpus;
-  /// NUMA nodes of the accelerators, by local rank; empty: there are none.
+  /// The NUMA nodes of the accelerators, by local rank. Empty if there are
+  /// none.
   std::vector<int> device_nodes;
-  /// Where the files below sys/devices/system are.
+  /// The folder that contains sys/devices/system.
   std::filesystem::path root = "/";
 };
 
-/// This host as it is.
+/// Returns the properties of this host.
 NumaHost current_numa_host();
 
-/// The CPUs of each of `worker_count` local ranks: on the node of its
-/// accelerator or, without one, with the ranks spread over the nodes in order.
-/// Empty for kNone.
+/// Returns the CPUs of each of `worker_count` local ranks: on the node of the
+/// rank's accelerator or, without one, with the ranks spread over the nodes in
+/// order. Empty for kNone.
 /// Throws: LaunchError if a worker would get no CPU.
 std::vector<std::set<int>>
 numa_cpus(NumaBinding binding, int worker_count, const NumaHost& host);
 
-/// Nodes of NVIDIA's devices in the order of their PCI addresses, of those
-/// that CUDA_VISIBLE_DEVICES (`visible`; may be null) lists.
+/// Returns the NUMA nodes of the NVIDIA devices in order of their PCI
+/// addresses. If `visible` (CUDA_VISIBLE_DEVICES) is not null, returns only the
+/// nodes of the devices in it.
 std::vector<int> device_numa_nodes(
     const std::filesystem::path& root,
     const char* visible);
 
-/// {0, 1, 2, 5} of "0-2,5". What is no number is left out.
+/// Parses a CPU list: "0-2,5" is {0, 1, 2, 5}. Entries that are not numbers are
+/// ignored.
 std::set<int> parse_cpu_list(const std::string& text);
 
-/// Binds this thread, and what it starts, to the CPUs. For a forked child.
+/// Binds this thread, and what it starts, to the CPUs. To be called in a forked
+/// child.
 void bind_to_cpus(const std::set<int>& cpus);
 
 } // namespace weft::launcher

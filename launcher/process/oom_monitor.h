@@ -12,10 +12,10 @@
 
 namespace weft::launcher {
 
-/// Finds out whether workers that are killed are killed by the kernel for their
-/// memory: remembers, while they live, to which memory cgroups they belong and
-/// how many processes each of them has lost so far. Looks at them now and then
-/// on a thread of its own; no process may be forked meanwhile.
+/// Determines whether workers that died of SIGKILL were killed by the kernel's
+/// OOM killer. While they run, it records their memory cgroups and the number
+/// of OOM kills in each cgroup. It polls on a thread of its own, so the process
+/// must not fork while this object exists.
 class OomMonitor {
  public:
   explicit OomMonitor(std::vector<pid_t> pids);
@@ -23,8 +23,8 @@ class OomMonitor {
   OomMonitor(const OomMonitor&) = delete;
   OomMonitor& operator=(const OomMonitor&) = delete;
 
-  /// Fills in, for a worker that SIGKILL has ended, who killed it if that can
-  /// be known, and the limit.
+  /// For a worker that died of SIGKILL, sets the cause, if it can be
+  /// determined, and the memory limit.
   void explain(WorkerExit& exit);
 
  private:

@@ -8,22 +8,24 @@
 
 namespace weft::launcher {
 
-/// A process that outlives this one by a moment: if this one dies, by SIGKILL
-/// even, it kills the process groups it was told of. PR_SET_PDEATHSIG alone
-/// ends the workers, but not what they have started themselves.
+/// A guard process that kills the registered process groups if this process
+/// dies, even of SIGKILL. PR_SET_PDEATHSIG alone ends the workers, but not the
+/// processes that they have started.
 class OrphanReaper {
  public:
-  /// Forks. `temporary` is removed when this process dies (may be empty).
+  /// Forks the guard process. If this process dies, the guard deletes
+  /// `temporary` (may be empty).
   explicit OrphanReaper(const std::filesystem::path& temporary);
-  /// Ends this guard's watch; groups that are not forgotten are killed.
+  /// Ends the guard process, which kills the groups that were not forgotten.
   ~OrphanReaper();
   OrphanReaper(const OrphanReaper&) = delete;
   OrphanReaper& operator=(const OrphanReaper&) = delete;
 
-  /// Watches the process group of the caller: a child that is to execute
-  /// something. Only itself can say so before it starts anything.
+  /// Registers the caller's process group. The caller is a child that is about
+  /// to exec; only the child itself can register before it starts other
+  /// processes.
   void register_self() const;
-  /// The groups are gone: their ids may name others from now on.
+  /// Unregisters all groups, which no longer exist: their ids may be reused.
   void forget() const;
 
  private:

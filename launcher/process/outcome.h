@@ -12,86 +12,92 @@
 
 namespace weft::launcher {
 
-/// A process that lost a peer or ran into a timeout ends with this code: it is
-/// seldom the cause of anything.
+/// Exit code of a process that lost a peer or timed out. root_cause() prefers
+/// other failures.
 constexpr int kPeerLost = static_cast<int>(base::ExitCode::kPeerLost);
-/// A process that was told to end, and has ended in order, says so with this.
+/// Exit code of a process that was asked to end and has ended in order.
 constexpr int kPreempted = static_cast<int>(base::ExitCode::kPreempted);
-/// As of a process that the kernel kills for its memory.
+/// Exit code for out of memory, equal to that of a process killed by the
+/// kernel's OOM killer.
 constexpr int kNoMemory = static_cast<int>(base::ExitCode::kOutOfMemory);
-/// Failures this close to the first one may be its cause.
+/// The time after the first failure within which another failure may be its
+/// cause.
 constexpr std::chrono::milliseconds kCauseWindow{200};
 
-/// What a failure is, where that is known beyond its code and signal.
+/// The cause of a failure, if more is known than its code and signal.
 enum class FailureCause {
   kNone,
-  /// It is another failure's consequence: a connection was lost.
+  /// A consequence of another failure: a connection was lost.
   kLostPeer,
-  /// The kernel killed it for the memory it used.
+  /// The kernel's OOM killer killed the process.
   kOutOfMemory,
-  /// An allocation failed, and nobody dealt with it.
+  /// An allocation failed, and the error was not handled.
   kBadAlloc,
-  /// It was killed, and not by the kernel for its memory.
+  /// SIGKILL, but not from the kernel's OOM killer.
   kSigkillSourceUnknown
 };
 
-/// How a worker ended.
+/// The exit of a worker.
 struct WorkerExit {
   int rank = 0;
   pid_t pid = -1;
-  /// As a shell gives it: 128 + signal for a signal.
+  /// The exit code as in a shell: 128 + signal for a signal.
   int code = 0;
-  /// 0 if it exited by itself.
+  /// The signal, or 0 if the worker exited by itself.
   int signal = 0;
-  /// When it was seen. Exits seen at once share it.
+  /// The time at which the exit was detected. Exits that are detected together
+  /// have the same time.
   std::chrono::steady_clock::time_point seen;
   std::chrono::system_clock::time_point when;
-  /// It ended after all workers were told to.
+  /// True if the worker ended after all workers were asked to stop.
   bool stopped = false;
-  /// Its host's name; empty: this one.
+  /// The name of the worker's host. Empty means this host.
   std::string host = {};
-  /// When it failed, by its own account. Units: nanoseconds since the epoch.
+  /// The time of the failure as reported by the worker, in nanoseconds since
+  /// the epoch.
   std::optional<int64_t> failed_at_ns = {};
   FailureCause failure_cause = FailureCause::kNone;
-  /// The most memory it had, and what it might have; 0: not known.
+  /// The peak memory of the worker, and its memory limit. 0 means unknown.
   int64_t peak_rss_bytes = 0;
   int64_t memory_limit_bytes = 0;
 };
 
-/// By its own account or, without one, when it was seen to have ended.
+/// Returns the time that the worker reported or, without one, the time at which
+/// its exit was detected.
 std::chrono::system_clock::time_point failure_time(const WorkerExit& exit);
 
-/// How the run ended.
+/// The result of a run on this host.
 struct Outcome {
-  /// In the order in which they were seen.
+  /// The exits, in the order in which they were detected.
   std::vector<WorkerExit> exits;
-  /// The signal that ended the run from outside, or 0.
+  /// The signal from outside that ended the run, or 0.
   int requested_signal = 0;
-  /// Some workers had to be killed after the time they had to end.
+  /// True if some workers were killed because they did not end in time.
   bool killed = false;
-  /// Ranks that did not end even then: only ever after a failure or a signal.
+  /// The ranks that did not end even after SIGKILL. Only set after a failure or
+  /// a signal.
   std::vector<int> stuck;
 };
 
-/// The failure that the others follow from: the first one by failure_time(),
-/// but a lost peer gives way to any other failure within kCauseWindow. Nothing
-/// if no worker failed by itself.
+/// Returns the failure that caused the others: the first one by failure_time(),
+/// except that any other failure within kCauseWindow takes precedence over a
+/// lost peer. Empty if no worker failed by itself.
 std::optional<WorkerExit> root_cause(const Outcome& outcome);
 
-/// Whether it ended because weftrun ended it, and not by itself.
+/// Returns true if weftrun ended the worker.
 bool was_stopped_by_launcher(const WorkerExit& exit);
 
-/// Whether it is another failure's consequence.
+/// Returns true if the failure is a consequence of another one.
 bool is_peer_loss(const WorkerExit& exit);
 
-/// 128 + a signal that ended the run; 143 for SIGUSR1, which asks for the same
-/// as SIGTERM.
+/// Returns 128 + the signal that ended the run, but 143 for SIGUSR1, which
+/// requests the same as SIGTERM.
 int exit_code_of_signal(int signal);
 
-/// The launcher's exit code: 0 if all workers exited 0, else the root cause's
-/// code, 137 if it ran out of memory; after a signal from outside the code that
-/// all workers share, else, or if they died of that signal,
-/// exit_code_of_signal().
+/// Returns the launcher's exit code: 0 if all workers exited with 0, otherwise
+/// the root cause's code, or 137 if it ran out of memory. After a signal from
+/// outside: the code that all workers share, but exit_code_of_signal() if their
+/// codes differ or a worker died of that signal.
 int exit_code(const Outcome& outcome);
 
 } // namespace weft::launcher

@@ -10,33 +10,35 @@
 
 namespace weft::launcher {
 
-/// Signal numbers of a list such as "SIGTERM,SIGINT".
-/// Throws: LaunchError naming the part that is no signal, or cannot be caught.
+/// Parses a list of signals such as "SIGTERM,SIGINT".
+/// Throws: LaunchError naming the part if it is not a signal or cannot be
+/// caught.
 std::vector<int> parse_signals(std::string_view text);
 
-/// "SIGKILL" for 9.
+/// Returns "SIGKILL" for 9.
 std::string signal_name(int signal);
 
-/// Turns signals into a readable descriptor while it lives: SIGCHLD, those that
-/// end the run, and those that are only passed on to the workers, SIGUSR1 and
-/// SIGUSR2 where they are not among the former.
+/// Receives signals through a readable descriptor during its lifetime: SIGCHLD,
+/// the signals that end the run, and the signals that are only forwarded to the
+/// workers. The latter are SIGUSR1 and SIGUSR2, unless they end the run.
 class SignalQueue {
  public:
-  /// `handled` end the run. A SIGHUP that is ignored already, as under nohup,
-  /// stays ignored.
+  /// `handled` are the signals that end the run. A SIGHUP that is already
+  /// ignored, as under nohup, stays ignored.
   explicit SignalQueue(const std::vector<int>& handled);
   ~SignalQueue();
   SignalQueue(const SignalQueue&) = delete;
   SignalQueue& operator=(const SignalQueue&) = delete;
 
   int fd() const { return fd_.get(); }
-  /// The signals that have come since the last call.
+  /// Returns the signals that arrived since the last call.
   std::vector<int> take();
-  /// Whether workers are to get it, and nothing else is to happen.
+  /// Returns true if the signal is only forwarded to the workers.
   bool is_forwarded_only(int signal) const;
-  /// Whether it ends the run.
+  /// Returns true if the signal ends the run.
   bool is_termination_request(int signal) const;
-  /// In a forked child: defaults and the mask from before.
+  /// Restores default handlers and the previous mask in a forked child, in
+  /// which the signals of this object are unblocked.
   void restore() const;
 
  private:

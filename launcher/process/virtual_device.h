@@ -8,9 +8,10 @@ namespace weft::launcher {
 // Workers that all believe to be local rank 0 of a host with one device.
 // Source: torch/distributed/elastic/agent/server/local_elastic_agent.py.
 
-/// Makes a worker see one device: entry `local_rank` of the list that stands in
-/// its variables (HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES), or that
-/// number if there is none. An empty list, no devices at all, stays.
+/// Makes a worker see one device: entry `local_rank` of the list in
+/// HIP_VISIBLE_DEVICES, or otherwise in CUDA_VISIBLE_DEVICES, or the device
+/// with that number if there is no list. An empty list means no devices and is
+/// kept.
 void set_virtual_device(
     std::map<std::string, std::string>& variables,
     int local_rank);

@@ -12,37 +12,40 @@
 
 namespace weft::launcher {
 
-/// One process to start.
+/// The description of a process to start.
 struct WorkerSpec {
   int rank = 0;
-  /// Path of the program; argument 0 is as the user wrote it.
+  /// The path of the program. Argument 0 is the name that the user gave.
   std::string program;
   std::vector<std::string> arguments;
   std::vector<std::string> environment;
-  /// Become descriptors 0, 1 and 2; -1: as this process's.
+  /// The descriptors that become 0, 1 and 2. -1 inherits this process's.
   int standard_input = -1;
   int standard_output = -1;
   int standard_error = -1;
-  /// Stays open in the worker, under the same number; -1: none.
+  /// A descriptor that stays open in the worker, with the same number. -1 means
+  /// none.
   int inherited_fd = -1;
-  /// It may run on these; empty: on all that this process may use.
+  /// The CPUs that the worker may use. Empty means all that this process may
+  /// use.
   std::set<int> cpus = {};
 };
 
-/// A process that was started. Its pid is its session's and process group's.
+/// A started process. Its pid is also the id of its session and its process
+/// group.
 struct Worker {
   int rank = 0;
   pid_t pid = -1;
 };
 
-/// Hears from forked children that could not start their program.
+/// Receives the errors of forked children that could not exec their program.
 class ExecReport {
  public:
   ExecReport();
-  /// Closes by itself in a child whose exec succeeds.
+  /// The descriptor for children to write to. A successful exec closes it.
   int write_end() const { return write_end_.get(); }
-  /// Waits until all children have started or failed; to be called once.
-  /// Throws: LaunchError naming `program` if one failed.
+  /// Blocks until all children have started or failed. Must be called once.
+  /// Throws: LaunchError naming `program` if a child failed.
   void wait(const std::string& program);
 
  private:
@@ -50,9 +53,10 @@ class ExecReport {
   base::UniqueFd write_end_;
 };
 
-/// Forks and executes: in a session of its own, killed by the kernel when this
-/// process dies, and watched by `guard`. To be called from the thread that
-/// lives as long as the process: PR_SET_PDEATHSIG means the thread's death.
+/// Forks and executes a worker in a session of its own. The kernel kills it
+/// when this process dies, and `guard` watches it. Must be called from a thread
+/// that lives as long as the process, because PR_SET_PDEATHSIG refers to the
+/// death of that thread.
 /// Throws: LaunchError if the fork fails.
 Worker spawn(
     const WorkerSpec& spec,

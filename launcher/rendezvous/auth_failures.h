@@ -10,7 +10,7 @@
 
 namespace weft::launcher {
 
-/// Why somebody was turned away at the gate.
+/// The reason why AuthListener rejected a peer.
 enum class AuthFailure {
   kTooMany,
   kNoAnswer,
@@ -21,17 +21,18 @@ enum class AuthFailure {
   kOtherJob
 };
 
-/// Says who was turned away, and what to do about it: each address and reason
-/// at once when it is new, everything else now and then, so that strangers
-/// cannot fill the log.
+/// Logs rejected peers with the reason and a remedy. Logs a new pair of address
+/// and reason at once, and all others at intervals, so that unauthenticated
+/// peers cannot fill the log.
 class AuthFailureLog {
  public:
   explicit AuthFailureLog(LogLine log_line);
 
-  /// `host` is an address; empty: it is not known any more.
+  /// Logs a rejection. `host` is the peer's address. Empty means that it is no
+  /// longer known.
   void note(const std::string& host, AuthFailure refusal);
-  /// The last that may have been a host of this run, as "10.0.0.2 (another
-  /// token)"; empty: none.
+  /// Returns the last rejected peer that may be a host of this run, as
+  /// "10.0.0.2 (another token)". Empty if there is none.
   const std::string& likely_host() const { return likely_host_; }
 
  private:

@@ -15,16 +15,16 @@
 
 namespace weft::launcher {
 
-/// Where the other hosts' launchers knock: lets in who proves to know the
-/// token, and connects streams of the current start to the store. Strangers
-/// get two seconds and a fixed number of bytes. See Note [Rendezvous
-/// handshake].
+/// Accepts launchers of other hosts and authenticates them with the shared
+/// token. Connects streams of the current start to the store. An
+/// unauthenticated peer gets 2 s and a fixed number of bytes. See Note
+/// [Rendezvous handshake].
 class AuthListener {
  public:
   using OnControl = std::function<void(base::UniqueFd, const Bits256& session)>;
 
-  /// Takes over a listening socket.
-  /// Lifetime: `loop` outlives this object.
+  /// Takes ownership of a listening socket.
+  /// Lifetime: `loop` must outlive this object.
   AuthListener(
       EventLoop& loop,
       base::UniqueFd listener,
@@ -36,20 +36,22 @@ class AuthListener {
   AuthListener(const AuthListener&) = delete;
   AuthListener& operator=(const AuthListener&) = delete;
 
-  /// Streams are for this start from now on; those of earlier ones end.
+  /// Accepts only streams of this start from now on, and closes the streams of
+  /// earlier starts.
   void begin_round(uint64_t round, const Bits256& random);
-  /// The store listens, or will soon, at this port of the loopback address.
+  /// Sets the loopback port at which the store listens, or will listen soon.
   void serve_store(int port) { store_port_ = port; }
-  /// See AuthFailureLog.
+  /// Returns AuthFailureLog::likely_host().
   const std::string& refused_host() const {
     return auth_failures_.likely_host();
   }
-  /// Ends what is late; to be called several times a second.
+  /// Rejects peers that exceeded their time. Must be called several times a
+  /// second.
   void tick();
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// Somebody who has proven nothing yet.
+  /// A peer that is not authenticated yet.
   struct UnauthenticatedPeer {
     base::UniqueFd fd;
     Bits256 challenge{};

@@ -13,22 +13,24 @@
 
 namespace weft::launcher {
 
-/// How long silence may last.
+/// The keep-alive settings. A peer that is silent for `attempts` intervals is
+/// lost.
 struct KeepAlive {
   std::chrono::milliseconds interval;
   int attempts;
 };
 
-/// A control connection between two launchers that have proven themselves:
-/// JSON messages, each with a length that is checked against a limit and a code
-/// over the session's key, the direction and a running number.
+/// A control connection between two authenticated launchers. Each JSON message
+/// has a length, which is checked against a limit, and a MAC with the session's
+/// key over the direction, a sequence number and the text.
 class ControlConnection {
  public:
   using OnMessage = std::function<void(const nlohmann::json&)>;
-  /// `why` as in "host b was lost: <why>". Called once.
+  /// Called once when the connection is lost. `why` fits into "host b was lost:
+  /// <why>".
   using OnLost = std::function<void(const std::string& why)>;
 
-  /// Lifetime: `loop` outlives this object.
+  /// Lifetime: `loop` must outlive this object.
   ControlConnection(
       EventLoop& loop,
       base::UniqueFd fd,
@@ -41,10 +43,11 @@ class ControlConnection {
 
   void listen(OnMessage on_message, OnLost on_lost);
   void send(const nlohmann::json& message);
-  /// Sends a sign of life where it is time; notices silence.
+  /// Sends a keep-alive message if one is due, and detects a silent peer.
   void tick();
   bool is_open() const { return bool(fd_); }
-  /// Has the other side read everything before the connection ends.
+  /// Waits up to `patience` for the peer to read everything and close the
+  /// connection.
   void finish(std::chrono::milliseconds patience);
   std::string own_host() const;
 

@@ -9,15 +9,15 @@
 
 namespace weft::launcher {
 
-/// This launcher's part in the run that the options describe: alone, the one
-/// that the others meet at (host 0), or one of those others.
-/// Throws: LaunchError if it cannot be any.
+/// Creates this launcher's rendezvous for the run that `options` describes:
+/// single-host, the server (host 0) or a client (any other host).
+/// Throws: LaunchError if it cannot take its role.
 std::unique_ptr<Rendezvous> make_rendezvous(
     const Options& options,
     const std::string& host_name,
     LogLine log_line);
 
-/// A run on this host alone: everybody else is always ready.
+/// The rendezvous of a run on this host alone. It never waits for other hosts.
 class SingleHostRendezvous : public Rendezvous {
  public:
   SingleHostRendezvous(int worker_count, int max_restarts)

@@ -12,9 +12,10 @@
 
 namespace weft::launcher {
 
-/// How often the clock is looked at beside sockets.
+/// The interval at which timeouts are checked.
 inline constexpr std::chrono::milliseconds kTick{20};
-/// After how long a wait for hosts is reported, and how long after that again.
+/// The time after which a wait for hosts is first reported, and the interval of
+/// further reports.
 inline constexpr std::chrono::milliseconds kFirstNote = std::chrono::seconds(5);
 inline constexpr std::chrono::milliseconds kNextNote = std::chrono::seconds(60);
 
@@ -39,8 +40,8 @@ std::string text_of(const nlohmann::json& message, const char* name);
 
 nlohmann::json to_message(const HostResult& end);
 HostResult read_end(const nlohmann::json& message);
-/// A host's place among the others, without ports and addresses; nothing if
-/// its ranks would not fit in.
+/// Parses a host's assignment, without ports and addresses. Returns nullopt if
+/// its ranks do not fit into the world.
 std::optional<RankAssignment> read_rank_assignment(
     const nlohmann::json& message,
     int worker_count);
@@ -48,7 +49,7 @@ std::optional<RankAssignment> read_rank_assignment(
 nlohmann::json to_message(const RunResult& run_result);
 RunResult read_result(const nlohmann::json& message);
 
-/// What must be the same on all hosts, as a digest.
+/// Returns a digest of the command, which must be identical on all hosts.
 std::string command_digest(const Options& options);
 
 } // namespace weft::launcher

@@ -11,70 +11,76 @@
 
 namespace weft::launcher {
 
-/// How a host's workers ended.
+/// The result of one host's workers.
 struct HostResult {
-  /// 0: all of them well, or because they were told to.
+  /// The exit code. 0 means that all workers succeeded or were stopped.
   int code = 0;
-  /// The signal from outside that ended them, or 0.
+  /// The signal from outside that ended the workers, or 0.
   int signal = 0;
-  /// Its first failure follows from another: it only lost a connection.
+  /// True if the host's first failure is a consequence of another one: it only
+  /// lost a connection.
   bool lost_peer = false;
-  /// How long ago the failure was seen. Hosts' clocks may differ.
+  /// The age of the failure. It is relative because the hosts' clocks may
+  /// differ.
   std::chrono::milliseconds age{0};
-  /// `ERROR <code> rank=<r> ...`; empty if the code is 0.
+  /// The line `ERROR <code> rank=<r> ...`. Empty if the code is 0.
   std::string line;
 };
 
-/// What becomes of the run after an attempt, the same on all hosts.
+/// The result of an attempt, identical on all hosts.
 struct RunResult {
   int code = 0;
   std::string line;
-  /// Said before the line; may be empty.
+  /// A text to print next to the line. May be empty.
   std::string note;
-  /// If set, the workers start again after this time.
+  /// The delay after which the workers start again. If it is not set, the run
+  /// is over.
   std::optional<std::chrono::milliseconds> restart_after;
 };
 
-/// Workers are to be stopped, because of what happened on another host.
+/// A request to stop the workers because of an event on another host.
 struct StopRequest {
-  /// The signal that another host was sent, or SIGTERM after a failure.
+  /// The signal that another host received, or SIGTERM after a failure.
   int signal = 0;
-  /// Somebody asked for it.
+  /// True if a signal requested the stop, false if a failure did.
   bool requested = false;
 };
 
-/// The hosts of a run, as one of their launchers sees them: how they start
-/// together, and end together. Each attempt goes
-/// ready() -> take_rank_assignment() -> end() -> take_result().
+/// The rendezvous of the hosts of a run, as seen by one launcher. It starts and
+/// ends their workers together. Each attempt calls ready() ->
+/// take_rank_assignment() -> end() -> take_result().
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
 
-  /// Readable when dispatch() has something to do.
+  /// A descriptor that is readable when dispatch() has work to do.
   virtual int fd() const = 0;
   virtual void dispatch() = 0;
 
-  /// Workers may be started. Collective: all hosts, before each attempt.
+  /// Announces that this host can start its workers.
+  /// Collective: all hosts, before each attempt.
   virtual void ready() = 0;
-  /// Once all hosts are ready.
+  /// Returns the assignment after all hosts are ready, once. Empty otherwise.
   virtual std::optional<RankAssignment> take_rank_assignment() = 0;
-  /// Where the store of this attempt is served on this host.
+  /// Sets the port at which this host serves the store of this attempt.
   virtual void serve_store(int port) = 0;
 
-  /// A worker of this host has failed; others are to stop.
+  /// Reports that a worker of this host has failed, so that the other workers
+  /// are stopped.
   virtual void report_failure() = 0;
-  /// This launcher was sent a signal that is for the whole run.
+  /// Reports that this launcher received a signal for the entire run.
   virtual void report_signal(int signal) = 0;
   virtual std::optional<StopRequest> take_stop_request() = 0;
 
-  /// No worker runs on this host any more.
+  /// Reports that no worker is running on this host any more.
   virtual void end(const HostResult& end) = 0;
-  /// Once no host has workers any more; a verdict may also come early, when
-  /// the run is over for another reason, and is then the last.
+  /// Returns the result after no host has running workers any more. A result
+  /// may come earlier if the run ends for another reason; it is then the last
+  /// one.
   virtual std::optional<RunResult> take_result() = 0;
 };
 
-/// Says a line on standard error.
+/// Prints a line on standard error.
 using LogLine = std::function<void(std::string_view)>;
 
 } // namespace weft::launcher

@@ -16,7 +16,8 @@
 
 namespace weft::launcher {
 
-/// Another host's view of a run over several hosts: it does what host 0 says.
+/// The rendezvous on a host other than host 0, for a run over several hosts. It
+/// follows host 0.
 class RendezvousClient : public Rendezvous {
  public:
   RendezvousClient(

@@ -20,11 +20,12 @@
 
 namespace weft::launcher {
 
-/// Host 0's view of a run over several hosts: it lets the others in, ranks
-/// them, starts all together, and decides what ended the run.
+/// The rendezvous on host 0, for a run over several hosts. It admits and ranks
+/// the other hosts, starts all of them together, and decides what ended the
+/// run.
 class RendezvousServer : public Rendezvous {
  public:
-  /// Lets others in by a listening socket.
+  /// Accepts the other hosts on `listener`.
   RendezvousServer(
       const Options& options,
       const std::string& host_name,
@@ -50,7 +51,7 @@ class RendezvousServer : public Rendezvous {
 
   struct Member {
     HostReport report;
-    /// Null for host 0.
+    /// The connection. Null for host 0.
     std::unique_ptr<ControlConnection> link;
     bool ready = false;
     bool ended = false;
@@ -61,7 +62,7 @@ class RendezvousServer : public Rendezvous {
   void log_missing_hosts();
   void on_authenticated(base::UniqueFd fd, const Bits256& session);
   void join(ControlConnection& link, const nlohmann::json& message);
-  /// Nothing: it may join.
+  /// Returns the reason why the host may not join. Empty if it may.
   std::optional<JoinRejection> rejection(const JoinRequest& request) const;
   void reject_join(ControlConnection& link, const JoinRejection& rejection);
   int node_rank_for(const JoinRequest& request) const;
@@ -82,16 +83,16 @@ class RendezvousServer : public Rendezvous {
   EventLoop loop_;
   AuthListener auth_listener_;
   Phase phase_ = Phase::kWaitingForHosts;
-  /// By node rank; null: not there yet.
+  /// The members by node rank. Null if the host has not joined yet.
   Members members_;
-  /// Let in, but not yet joined.
+  /// Connections that are authenticated but have not joined yet.
   std::list<std::unique_ptr<ControlConnection>> pending_clients_;
   RestartPolicy restart_policy_;
   uint64_t round_ = 0;
   Clock::time_point started_;
   Clock::time_point gathering_since_ = Clock::now();
   Clock::time_point next_note_;
-  /// When the others are told to stop after the first failure.
+  /// The time at which the other hosts are stopped after the first failure.
   std::optional<Clock::time_point> stop_at_;
   std::optional<RankAssignment> rank_assignment_;
   std::optional<StopRequest> order_;

@@ -7,20 +7,21 @@
 
 namespace weft::launcher {
 
-/// Whether starting again may help: a death by a signal, a lost peer, a
-/// preemption (128 and above), or 1, with which programs that know nothing of
-/// Weft's codes fail. 2 to 127 say what will be the same next time.
+/// Returns true if a restart may help: after death by a signal, a lost peer or
+/// a preemption (128 and above), or after 1, with which programs without Weft's
+/// exit codes fail. 2 to 127 mean that a restart would fail in the same way.
 bool is_retryable(int code);
 
-/// Decides after each failed attempt.
+/// Decides about a restart after each failed attempt.
 class RestartPolicy {
  public:
   explicit RestartPolicy(int most) : max_(most) {}
 
   int count() const { return count_; }
-  /// Adds to the verdict of a failed attempt, which ran for `lasted`, whether
-  /// it goes on: after 1 s, 2 s, 4 s ... 30 s, from the beginning again once an
-  /// attempt has lasted. Giving up, it goes back to the first error of the row.
+  /// Decides whether to restart after a failed attempt that ran for `lasted`,
+  /// and adds the decision to `run_result`. The delays are 1 s, 2 s, 4 s, ...
+  /// 30 s; they start over after a long attempt. After the last attempt the
+  /// result is the first error of the series.
   void decide(RunResult& run_result, std::chrono::milliseconds lasted);
 
  private:

@@ -6,10 +6,10 @@
 
 namespace weft::launcher {
 
-/// Turns the frames of a crash, one a line as `#3 /lib/libx.so(+0x1234)
-/// _ZN1x1yEv+0x12`, into lines to read, `#3 x::y() in libx.so`: names that the
-/// process could not find are looked up in the file, C++ names are demangled.
-/// The frames of how a process aborts are left out, and so are those past
+/// Converts the frames of a crash, one per line as `#3 /lib/libx.so(+0x1234)
+/// _ZN1x1yEv+0x12`, to readable lines, `#3 x::y() in libx.so`. Symbols that the
+/// process could not find are looked up in the file, and C++ names are
+/// demangled. Omits the frames of the abort itself and the frames beyond
 /// `most`.
 std::vector<std::string> readable_frames(
     std::string_view callstack,

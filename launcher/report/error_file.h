@@ -7,14 +7,15 @@
 
 namespace weft::launcher {
 
-/// What a failed worker says of itself in TORCHELASTIC_ERROR_FILE.
+/// The contents of TORCHELASTIC_ERROR_FILE, as written by a failed worker.
 struct ErrorFile {
-  /// Empty: there is no such file, or something else in it.
+  /// The message. Empty if the file does not exist or is not an error file.
   std::string message;
-  /// Frames of a native crash, one a line; empty if there are none.
+  /// The frames of a native crash, one per line. Empty if there are none.
   std::string callstack;
-  /// Nanoseconds since the epoch; none in files that only know seconds, which
-  /// say less than when the exit was seen.
+  /// The time in nanoseconds since the epoch. Not set if the file has only
+  /// seconds, which are less precise than the time at which the exit was
+  /// detected.
   std::optional<int64_t> time_ns;
 };
 

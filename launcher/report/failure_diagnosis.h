@@ -8,14 +8,14 @@
 
 namespace weft::launcher {
 
-/// Adds to the failures of a run when they happened and what they are, by what
-/// the workers have left behind and by what the kernel counts.
+/// Sets the time and the cause of each failure of a run, from the workers'
+/// error files and standard error and from the kernel's counters.
 void diagnose_failures(
     Outcome& outcome,
     const ReportSources& sources,
     OomMonitor& memory);
 
-/// What a failed worker's last words make of its failure.
+/// Returns the cause of a failed worker's failure, based on its last messages.
 FailureCause diagnose_stderr(
     const WorkerExit& exit,
     std::string_view stderr_text);

@@ -10,20 +10,20 @@
 
 namespace weft::launcher {
 
-/// Where the report finds a rank's last words.
+/// The sources of a rank's output for the report.
 struct ReportSources {
   std::string host;
   int worker_count = 0;
   std::function<LineTail(int rank)> tail;
   std::function<ErrorFile(int rank)> error;
-  /// Named in the report; empty: none were kept.
+  /// The log folder, which the report names. Empty if no logs were kept.
   std::filesystem::path logs;
 };
 
-/// What is said on standard error after a run that did not end well: who
-/// failed, the first cause's last words and backtrace, and last of all one line
+/// Returns the text for standard error after a run that failed: the failed
+/// ranks, the last output and backtrace of the root cause, and as the last line
 /// `ERROR <code> rank=<r> op=<op> <sentence>`, the worker's own if it wrote
-/// one. Empty if the run ended well.
+/// one. Empty if the run succeeded.
 std::string report(const Outcome& outcome, const ReportSources& sources);
 
 } // namespace weft::launcher

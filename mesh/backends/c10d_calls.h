@@ -47,14 +47,16 @@ start_all_gather(G& group, at::Tensor output, at::Tensor input) {
   }
 }
 
-/// What only moves is moved as bytes: gloo and NCCL know few dtypes.
+/// Views a tensor as bytes. Data that is only moved is sent as bytes, because
+/// gloo and NCCL support few dtypes.
 at::Tensor bytes_of(const at::Tensor& tensor);
 Backend::Counts byte_counts(Backend::Counts counts, const at::Tensor& tensor);
 
-/// Whether both gloo and NCCL reduce this dtype.
+/// Returns true if both gloo and NCCL can reduce this dtype.
 bool is_reducible(c10::ScalarType dtype);
 
-/// kAvg is a sum: not every backend knows averages.
+/// Converts a reduction. kAvg becomes a sum, because not every backend supports
+/// averages.
 c10d::ReduceOp to_c10d(ReduceOp op);
 
 } // namespace weft::mesh

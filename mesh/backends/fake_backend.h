@@ -8,9 +8,9 @@
 
 namespace weft::mesh {
 
-/// A group whose other members contribute nothing: sums keep this rank's
-/// value, others' parts are zero. Nothing is sent. Also the exact thing for a
-/// group of one. Works on any device, meta too.
+/// A group whose other members contribute nothing: reductions keep this rank's
+/// value, and the parts of other ranks are zero. It sends nothing and works on
+/// any device, including meta. It is exact for a group of one rank.
 /// Source: torch/csrc/distributed/c10d/FakeProcessGroup.hpp.
 class FakeBackend final : public Backend {
  public:
@@ -41,7 +41,8 @@ class FakeBackend final : public Backend {
   void abort() noexcept override {}
 
  private:
-  /// This rank's part of a buffer that holds counts[r] elements of each rank.
+  /// Returns this rank's part of a buffer with counts[r] elements of each rank
+  /// r.
   at::Tensor own_part(const at::Tensor& buffer, const Counts& counts) const;
 
   std::string kind_;

@@ -13,18 +13,18 @@ class Store;
 
 namespace weft::mesh {
 
-/// A listening socket and the thread that serves it; one serves all groups of
-/// a rank.
+/// A listening socket and the thread that serves it, shared by all groups of a
+/// rank.
 struct GlooDevice;
 
-/// Listens at `address` (a name or number) on a port the system chooses.
-/// Throws: CommError if the address is not this host's.
+/// Listens at `address` (a name or number) on a port that the system chooses.
+/// Throws: CommError if the address does not belong to this host.
 std::shared_ptr<GlooDevice> make_gloo_device(const std::string& address);
 
-/// Connects the members with each other through `store`, whose keys must be
-/// this group's alone.
+/// Connects the members to each other through `store`. No other group may use
+/// the keys of `store`.
 /// Collective: the members; blocks.
-/// Throws: CommError if they do not all come within their timeout.
+/// Throws: CommError if a member does not connect within the timeout.
 std::shared_ptr<Backend> make_gloo_backend(
     GroupMembers members,
     const c10::intrusive_ptr<c10d::Store>& store,

@@ -10,34 +10,36 @@
 
 namespace weft::mesh {
 
-/// Which members of a group share a host.
+/// The members of a group by host.
 struct HostLayout {
-  /// Group ranks by host, hosts in the order of their first member.
+  /// The group ranks of each host. Hosts are in the order of their first
+  /// member.
   std::vector<std::vector<int64_t>> hosts;
   int64_t own_host = 0;
-  /// This rank's position on its host; the first leads it.
+  /// This rank's position on its host. The rank at position 0 is the host's
+  /// leader.
   int64_t own_position = 0;
 
-  /// `domains`: a name for every member's host, in group order.
+  /// Builds the layout from the host name of every member, in group order.
   static HostLayout of(const std::vector<std::string>& domains, int64_t rank);
 };
 
-/// The groups that a group over several hosts is made of. All were connected
-/// by their members.
+/// The connected subgroups of a group that spans several hosts.
 struct HostGroups {
-  /// The members of this rank's host; null if it is alone there.
+  /// The members on this rank's host. Null if this rank is alone there.
   std::shared_ptr<Backend> inside;
-  /// The hosts' leaders; null unless this rank is one.
+  /// The leaders of all hosts. Null unless this rank is a leader.
   std::shared_ptr<Backend> leaders;
-  /// Connects all members directly, for what has to go between any two of
-  /// them. Collective: all members; called once at most.
+  /// Connects all members directly, for messages between arbitrary members.
+  /// Called at most once.
+  /// Collective: all members.
   std::function<std::shared_ptr<Backend>()> connect_all;
 };
 
-/// Collectives in stages: inside every host, between the hosts' leaders, inside
-/// again, so that a value crosses the network once a host and not once a rank.
-/// Sums are taken inside the hosts first, then over the hosts in order, halves
-/// and bfloat16 in float throughout.
+/// Runs collectives in stages: within every host, between the hosts' leaders,
+/// and within every host again, so that a value crosses the network once per
+/// host instead of once per rank. Reductions add within the hosts first and
+/// then over the hosts in order; Half and BFloat16 accumulate in float.
 std::shared_ptr<Backend> make_hierarchical_backend(
     GroupMembers members,
     HostLayout layout,

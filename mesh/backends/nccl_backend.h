@@ -12,8 +12,8 @@
 
 namespace weft::mesh {
 
-/// Connects the members over NCCL. `name` is theirs alone in the world, as are
-/// the keys of `store`.
+/// Connects the members with NCCL. `name` and the keys of `store` must be
+/// unique in the world.
 /// Collective: the members; blocks.
 std::shared_ptr<Backend> connect_nccl_backend(
     const GroupMembers& members,
@@ -22,18 +22,18 @@ std::shared_ptr<Backend> connect_nccl_backend(
     c10::Device device,
     const DevicePlugin& plugin);
 
-/// Collectives over a c10d group whose operations run on a device's own
-/// streams (ProcessGroupNCCL). A BackendWork's wait() does not block: it makes
-/// this thread's current stream wait. See Note [Streams].
-/// Lifetime: `plugin` outlives the backend; `group` is the backend's alone.
+/// Wraps a c10d group whose operations run on its own device streams
+/// (ProcessGroupNCCL). BackendWork::wait() does not block: it makes this
+/// thread's current stream wait. See Note [Streams].
+/// Lifetime: `plugin` must outlive the backend; the backend owns `group`.
 std::shared_ptr<Backend> make_nccl_backend(
     GroupMembers members,
     c10::intrusive_ptr<c10d::Backend> group,
     c10::Device device,
     const DevicePlugin& plugin);
 
-/// Whether parts of these sizes are gathered padded to the largest: one native
-/// all_gather instead of a message from every rank to every other.
+/// Returns true if parts of these sizes are padded to the largest size, so that
+/// one native all_gather replaces a message between every pair of ranks.
 bool pads_all_gather(const Backend::Counts& counts);
 
 } // namespace weft::mesh

@@ -6,9 +6,9 @@
 
 namespace weft::mesh {
 
-/// One group over two backends: tensors on a device go over `device`, those of
-/// the CPU (counts, losses, texts) over `host`, which also makes the barriers.
-/// Both have the same members.
+/// Combines two backends with the same members: `device` moves tensors of the
+/// device; `host` moves CPU tensors (counts, losses, strings) and runs the
+/// barriers.
 std::shared_ptr<Backend> make_paired_backend(
     std::shared_ptr<Backend> device,
     std::shared_ptr<Backend> host);

@@ -6,10 +6,9 @@
 
 namespace weft::mesh {
 
-/// Moves tensors of a device through the host's memory over `host`: slow, and
-/// works where NCCL does not, e.g. for several ranks that share one GPU. The
-/// host waits in every call.
-/// Shapes, results: as `host`'s, bit for bit.
+/// Moves device tensors through host memory over `host`. This is slow, but
+/// works where NCCL does not, for example if several ranks share one GPU. Every
+/// call blocks the host. Shapes and results are bitwise those of `host`.
 std::shared_ptr<Backend> make_staged_backend(
     std::shared_ptr<Backend> host,
     c10::DeviceType device);

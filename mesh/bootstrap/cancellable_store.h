@@ -17,16 +17,14 @@ class Store;
 
 namespace weft::mesh {
 
-/// `store`, where whoever waits looks every tenth of a second whether there is
-/// still something to wait for.
-/// `cancel_reason`: why there is not; empty if there is. A wait then throws a
-/// CommError that says so.
+/// Wraps `store`. A blocked wait polls `cancel_reason` every 100 ms and throws
+/// CommError with the reason once it is not empty.
 c10::intrusive_ptr<c10d::Store> make_cancellable_store(
     c10::intrusive_ptr<c10d::Store> store,
     std::function<std::string()> cancel_reason);
 
-/// Waits until the others have added up to `count` under `key`, for `limit` at
-/// most: for rank 0, which takes the store with it when it ends.
+/// Waits until the counter `key` reaches `count`, at most for `limit`. Rank 0
+/// calls it before it ends, because the store ends with it.
 /// Throws: std::exception if the store is gone.
 void await_count(
     c10d::Store& store,

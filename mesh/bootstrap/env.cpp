@@ -37,7 +37,7 @@ int64_t to_int(
         name,
         "=",
         value,
-        " is not a whole number from ",
+        " is not an integer from ",
         least,
         " to ",
         most,

@@ -10,11 +10,11 @@
 
 namespace weft::mesh {
 
-/// Slurm's numbers of jobs and steps have 32 bits.
+/// The largest Slurm job or step number: 32 bits.
 constexpr int64_t kMaxSlurmId = std::numeric_limits<uint32_t>::max();
 
-/// A launcher's variables, with messages for what is wrong in them.
-/// Lifetime: of the lookup.
+/// Reads the variables of one launcher and reports errors in them.
+/// Lifetime: `lookup` must outlive this object.
 class JobVariables {
  public:
   explicit JobVariables(const VariableLookup& lookup) : lookup_(lookup) {}
@@ -24,17 +24,20 @@ class JobVariables {
   }
   bool has(const char* name) const { return text(name).has_value(); }
   bool has_any(std::initializer_list<const char*> names) const;
-  /// The first of `names` that is set, or else the first.
+  /// Returns the first of `names` that is set, or the first one if none is.
   const char* first_set(std::initializer_list<const char*> names) const;
-  /// "NAME=value", or "NAME unset".
+  /// Returns "NAME=value" or "NAME unset".
   std::string show(const char* name) const;
 
-  /// A whole number in [least, most].
+  /// Returns an integer in [least, most], or nothing if the variable is not
+  /// set.
   /// Throws: UsageError naming the variable, its value and the range.
   std::optional<int64_t> number(const char* name, int64_t least, int64_t most)
       const;
 
-  /// Throws: UsageError if `name` is not set, naming `because`, which is.
+  /// Returns the value of `name`.
+  /// Throws: UsageError if `name` is not set; the message says that `because`
+  /// is set.
   std::string required_text(const char* name, const char* because) const;
   int64_t required(
       const char* name,

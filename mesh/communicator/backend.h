@@ -16,38 +16,39 @@
 
 namespace weft::mesh {
 
-/// Who is in a group, and which of them this rank is.
+/// The members of a group and this rank's position among them.
 struct GroupMembers {
   std::string name;
   /// This rank's position in `ranks`.
   int64_t rank = 0;
   /// World ranks, in group order.
   std::vector<int64_t> ranks;
-  /// How long one collective may take.
+  /// The timeout of one collective.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-/// A backend's operation under way.
+/// A running operation of a backend.
 class BackendWork {
  public:
   virtual ~BackendWork() = default;
-  /// Blocks until the outputs hold the result. Called once at most.
+  /// Blocks until the outputs hold the result. Called at most once.
   /// Throws: any std::exception if the operation failed.
   virtual void wait() = 0;
-  /// Whether wait() has no message left to wait for.
+  /// Returns true if wait() would not block on a message.
   virtual bool is_completed() const = 0;
-  /// Has `callback` called, from any thread, when the operation is over. False
-  /// if it is over only in wait(): then nothing is called.
+  /// Calls `callback` from any thread when the operation is complete. Returns
+  /// false, and never calls it, if the operation completes only inside wait().
   virtual bool when_completed(std::function<void()> callback) = 0;
-  /// wait() does not block: it orders this thread's device stream behind the
-  /// operation.
+  /// Returns true if wait() does not block but orders this thread's device
+  /// stream after the operation.
   virtual bool is_on_device() const { return false; }
 };
 
-/// How a group's messages travel. Every tensor is 1-D and contiguous, all of
-/// one call have one dtype. Methods start the operation; null means that it is
-/// complete. Lifetime: a BackendWork keeps its tensors alive.
-/// Collective: every method but abort, over the group.
+/// The transport of a group's messages. All tensors are 1-D and contiguous, and
+/// those of one call have one dtype. Methods start the operation; a null result
+/// means that it is already complete.
+/// Lifetime: a BackendWork keeps its tensors alive.
+/// Collective: every method except abort(), over the group.
 class Backend {
  public:
   using Counts = std::vector<int64_t>;
@@ -61,8 +62,9 @@ class Backend {
   int64_t rank() const { return members_.rank; }
   int64_t size() const { return static_cast<int64_t>(members_.ranks.size()); }
 
-  /// What all ranks must call next, hashed: a backend that can see whether the
-  /// others do says so instead of mixing up messages.
+  /// Declares a hash of the next call, which must be identical on all ranks. A
+  /// backend that can compare it reports a mismatch instead of mixing up
+  /// messages.
   virtual void announce(uint64_t identity) { identity_ = identity; }
 
   virtual std::string_view kind() const = 0;
@@ -71,12 +73,13 @@ class Backend {
   virtual std::unique_ptr<BackendWork> all_reduce(
       const at::Tensor& tensor,
       ReduceOp op) = 0;
-  /// output receives counts[r] elements of every rank r, in rank order.
+  /// Gathers counts[r] elements of every rank r into `output`, in rank order.
   virtual std::unique_ptr<BackendWork> all_gather(
       const at::Tensor& output,
       const at::Tensor& input,
       const Counts& counts) = 0;
-  /// input holds counts[r] elements for every rank r, in rank order.
+  /// Reduces `input`, which has counts[r] elements for every rank r, in rank
+  /// order.
   virtual std::unique_ptr<BackendWork> reduce_scatter(
       const at::Tensor& output,
       const at::Tensor& input,
@@ -91,15 +94,15 @@ class Backend {
       const at::Tensor& tensor,
       int64_t root) = 0;
   virtual std::unique_ptr<BackendWork> barrier() = 0;
-  /// Waits until all ranks have announced the same, where a collective that
-  /// ranks call differently would not say so by itself. Null: it does.
+  /// Waits until all ranks have announced the same collective. Returns null if
+  /// the backend detects mismatches itself.
   virtual std::unique_ptr<BackendWork> agree() { return nullptr; }
 
-  /// Makes what is under way fail soon. Called from any thread.
+  /// Makes the running operations fail soon. May be called from any thread.
   virtual void abort() noexcept = 0;
 
-  /// Why something that was waited for on a device has no result after all;
-  /// empty if nothing is known of that.
+  /// The error of a device collective that failed after wait() returned. Empty
+  /// if none failed.
   virtual std::string failure() const { return {}; }
 
  protected:

@@ -19,19 +19,20 @@
 
 namespace weft::mesh {
 
-/// The ledger entry of a collective on `tensor`, which may be undefined.
+/// Creates the flight recorder entry of a collective on `tensor`, which may be
+/// undefined.
 FlightRecorderEntry
 make_call(std::string op, std::string_view name, const at::Tensor& tensor);
 
-/// A hash of what must be the same on all ranks: op, name, dtype, reduction or
-/// root, caller and, but for parts of different sizes, the shape; of all_gather
-/// and reduce_scatter the number of elements.
+/// Hashes what must be identical on all ranks: op, name, dtype, reduction or
+/// root, caller and shape. If parts may have different sizes the shape is left
+/// out; all_gather and reduce_scatter hash the number of elements.
 uint64_t identity_of(const FlightRecorderEntry& call);
 
 int64_t total_bytes(const std::vector<at::Tensor>& tensors);
 
-/// Throws: c10::ValueError unless the group's backend can move `tensor` and
-/// its dtype is the call's.
+/// Throws: c10::ValueError if the group's backend cannot move `tensor` or its
+/// dtype is not the call's.
 void check_tensor(
     const GroupState& group,
     const FlightRecorderEntry& call,
@@ -43,7 +44,7 @@ void check_op(
     const FlightRecorderEntry& call,
     ReduceOp op);
 
-/// Throws: c10::ValueError unless there is one movable tensor a rank.
+/// Throws: c10::ValueError unless there is one movable tensor per rank.
 void check_parts(
     const GroupState& group,
     const FlightRecorderEntry& call,

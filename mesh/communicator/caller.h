@@ -25,10 +25,10 @@ struct CallingThread;
 // comes second, and two ranks that number them differently are two such places
 // of which one sees it. A thread of autograd's calls for whoever called last.
 
-/// Who calls collectives: a thread, or one that it calls for.
+/// The caller of collectives: a thread, or the thread that it works for.
 class Caller {
  public:
-  /// This thread's.
+  /// Returns the caller of this thread.
   static Caller current();
 
  private:
@@ -38,10 +38,9 @@ class Caller {
   std::shared_ptr<const CallingThread> thread_;
 };
 
-/// While it lives, what this thread calls counts as `caller`'s: for a thread
-/// of a pool that works for another one which waits for it, so that the program
-/// orders their calls. Leaves in the thread that it was made in, the last one
-/// made first.
+/// Scope in which collectives of this thread are attributed to `caller`, for a
+/// pool thread whose caller waits for it. Scopes end in their own thread, in
+/// reverse order.
 class CallerScope {
  public:
   explicit CallerScope(Caller caller);
@@ -53,18 +52,18 @@ class CallerScope {
   std::shared_ptr<const CallingThread> before_;
 };
 
-/// The callers of one group, on one rank. Not thread-safe.
+/// The callers of one group on one rank. Not thread-safe.
 class Callers {
  public:
-  /// This thread makes the group, and is caller 0.
+  /// Registers this thread, which creates the group, as caller 0.
   Callers();
 
   struct Entry {
     int64_t caller = 0;
-    /// Why this thread may not call; empty if it may.
+    /// The reason why this thread may not call the group. Empty if it may.
     std::string conflict;
   };
-  /// This thread begins `call`.
+  /// Registers that this thread starts `call`.
   Entry enter(const FlightRecorderEntry& call);
 
  private:
@@ -76,11 +75,11 @@ class Callers {
   std::shared_ptr<const CallingThread> last_;
   int64_t last_caller_ = 0;
   int64_t next_caller_ = 1;
-  /// Those that may call again.
+  /// The callers that may call again.
   std::vector<Known> known_;
-  /// Threads, by the system's numbers, that lived at another one's first call.
+  /// System ids of threads that existed at another caller's first call.
   std::set<int64_t> beside_;
-  /// Whose that was, for messages.
+  /// A description of that caller, for messages.
   std::string newest_;
 };
 

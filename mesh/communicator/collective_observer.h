@@ -11,22 +11,24 @@ namespace weft::mesh {
 
 struct GroupMembers;
 
-/// Learns of every collective that its thread, and the backward passes started
-/// in it, launch while it is installed: what enters a ledger, and which one.
+/// Observes every collective that its thread, and backward passes started in
+/// it, launch while it is installed: each entry of a flight recorder, and the
+/// recorder.
 class CollectiveObserver : public c10::DebugInfoBase {
  public:
-  /// Called on the launching thread, before anything is sent. `flight_recorder`
-  /// tells groups apart: it is Communicator::flight_recorder().
+  /// Called on the launching thread before anything is sent. `flight_recorder`
+  /// identifies the group; it is Communicator::flight_recorder().
   virtual void launched(
       const GroupMembers& group,
       const FlightRecorder& flight_recorder,
       const FlightRecorderEntry& call) = 0;
 };
 
-/// The innermost one of this thread, or null.
+/// Returns the innermost observer of this thread, or null.
 CollectiveObserver* collective_observer();
 
-/// Installs an observer for this thread, in front of the one that is there.
+/// Scope that installs an observer for this thread, in front of the current
+/// one.
 class CollectiveObserverGuard {
  public:
   explicit CollectiveObserverGuard(

@@ -14,23 +14,24 @@ class Backend;
 class FlightRecorder;
 class GroupWatch;
 
-/// How a reduction combines what the ranks contribute.
+/// The operation of a reduction.
 enum class ReduceOp { kSum, kAvg, kMin, kMax, kProduct };
 
-/// A collective under way. Cheap to copy; all copies wait for the same one. On
-/// a CUDA device "blocks" means that this thread's current stream waits, and
-/// the host goes on.
-/// Lifetime: keeps the tensors it reads and writes alive until it completed.
+/// A running collective. Cheap to copy; all copies refer to the same
+/// collective. On a CUDA device "blocks" means that this thread's current
+/// stream waits and the host continues.
+/// Lifetime: keeps the tensors it reads and writes alive until it is complete.
 class Work {
  public:
   struct State;
-  /// A collective that has completed.
+  /// Creates a completed collective.
   Work();
   explicit Work(std::shared_ptr<State> state);
 
-  /// Blocks until the outputs hold the result; a second call returns at once.
+  /// Blocks until the outputs hold the result. A second call returns
+  /// immediately.
   /// Throws: CommError if the collective failed, timed out or lost a peer;
-  /// DisagreementError if ranks called different things.
+  /// DisagreementError if ranks called different collectives.
   void wait();
   bool is_completed() const;
 
@@ -38,29 +39,30 @@ class Work {
   std::shared_ptr<State> state_;
 };
 
-/// One group of ranks and its collectives: the only way to the wire. Cheap to
-/// copy; copies share the group, its order of calls and its ledger.
-///
-/// A group serves one caller. Several threads of a rank may use it only where
-/// the program orders their calls: one was joined before the other was started,
-/// autograd's threads run backward for the caller, or CallerScope
-/// (mesh/communicator/caller.h) says so. Threads whose order chance decides
-/// each need a group of their own (World::make_group(),
-/// DeviceMesh::from_group()); on one group they fail.
-///
-/// Every method below is collective over the group: all its ranks call the
-/// same methods in the same order with the same dtype, and with matching
-/// sizes. Each starts the operation and returns; the result is valid after
-/// Work::wait(). Tensors may be non-contiguous unless said otherwise. A group
-/// of one rank never communicates, tensors without elements are not sent, and
-/// neither leaves a ledger entry. `name` says in the ledger and in errors what
-/// is moved (a parameter's or module's name), the same on all ranks.
+/// A group of ranks and its collectives. It is the only interface for
+/// communication. Cheap to copy; copies share the group, its order of calls and
+/// its flight recorder.
+/// A group serves one caller. Several threads of a rank may use it only if the
+/// program orders their calls: a thread was joined before the next one started,
+/// autograd threads run backward for the caller, or a CallerScope
+/// (mesh/communicator/caller.h) declares the order. Threads without a defined
+/// order each need their own group (World::make_group(),
+/// DeviceMesh::from_group()); calls on a shared one fail.
+/// Every method below is collective over the group: all ranks call the same
+/// methods in the same order with the same dtype and matching sizes. Each
+/// method starts the operation and returns; the result is valid after
+/// Work::wait(). Tensors may be non-contiguous unless stated otherwise. A group
+/// of one rank never communicates and tensors without elements are not sent;
+/// neither creates a flight recorder entry. `name` is the name of the data (a
+/// parameter or module) in the flight recorder and in errors; it must be
+/// identical on all ranks.
 /// Throws: c10::ValueError for wrong arguments, before anything is sent;
-/// DisagreementError, on all ranks, if they call different things or threads
-/// call in no order that they share; CommError once the group has failed.
+/// DisagreementError on all ranks if they call different collectives or threads
+/// call without a common order; CommError after the group has failed.
 class Communicator {
  public:
-  /// `watch` looks after the group, which it knows as `key`; null: nobody does.
+  /// `watch` supervises the group under the name `key`. Null disables
+  /// supervision.
   explicit Communicator(
       std::shared_ptr<Backend> backend,
       const std::shared_ptr<GroupWatch>& watch = nullptr,
@@ -76,36 +78,36 @@ class Communicator {
   int64_t size() const;
   /// The group's name, e.g. "tp/1".
   const std::string& name() const;
-  /// "gloo", "nccl" (with gloo beside it for tensors of the CPU) or "fake"; a
-  /// group of one is "self".
+  /// "gloo", "nccl" (which uses gloo for CPU tensors) or "fake". A group of one
+  /// rank is "self".
   std::string_view backend() const;
   /// World ranks of the group's members, in group order.
   const std::vector<int64_t>& ranks() const;
 
-  /// Reduces `tensor` over the group, in place; all ranks get the same bits.
-  /// Booleans sum as "or" and multiply as "and".
+  /// Reduces `tensor` over the group in place. All ranks get bitwise the same
+  /// result. For booleans kSum is "or" and kProduct is "and".
   Work all_reduce(
       const at::Tensor& tensor,
       ReduceOp op = ReduceOp::kSum,
       std::string_view name = {});
 
-  /// Gathers equal parts: output [size * n] receives rank r's input [n]
-  /// (numel, dense) at r * n.
+  /// Gathers equal parts: `output` receives the input of rank r, of n elements,
+  /// at r * n.
   /// Shapes: output.numel() == size() * input.numel(); output contiguous.
   Work all_gather(
       const at::Tensor& output,
       const at::Tensor& input,
       std::string_view name = {});
 
-  /// Gathers parts of different sizes: outputs[r] receives rank r's input.
-  /// Shapes: outputs[r] has the shape of rank r's input; empty parts are fine.
+  /// Gathers parts of different sizes: outputs[r] receives the input of rank r.
+  /// Shapes: outputs[r] has the shape of rank r's input, which may be empty.
   Work all_gather_uneven(
       const std::vector<at::Tensor>& outputs,
       const at::Tensor& input,
       std::string_view name = {});
 
   /// Reduces `input` over the group and keeps this rank's equal part. Values
-  /// are added in rank order, halves and bfloat16 in float.
+  /// are added in rank order; Half and BFloat16 accumulate in float.
   /// Shapes: input.numel() == size() * output.numel(); output contiguous.
   Work reduce_scatter(
       const at::Tensor& output,
@@ -113,7 +115,7 @@ class Communicator {
       ReduceOp op = ReduceOp::kSum,
       std::string_view name = {});
 
-  /// As reduce_scatter, with parts of different sizes: rank r keeps the
+  /// Like reduce_scatter(), with parts of different sizes: rank r receives the
   /// reduction of every rank's inputs[r].
   Work reduce_scatter_uneven(
       const at::Tensor& output,
@@ -121,28 +123,29 @@ class Communicator {
       ReduceOp op = ReduceOp::kSum,
       std::string_view name = {});
 
-  /// inputs[r] goes to rank r; outputs[r] comes from rank r. Any sizes, empty
-  /// ones too; outputs[r] here has the numel of inputs[rank()] on rank r.
+  /// Sends inputs[r] to rank r and receives outputs[r] from rank r. Sizes may
+  /// differ and be 0; outputs[r] on this rank has the numel of inputs[rank()]
+  /// on rank r.
   Work all_to_all(
       const std::vector<at::Tensor>& outputs,
       const std::vector<at::Tensor>& inputs,
       std::string_view name = {});
 
-  /// Overwrites `tensor` with rank `root`'s (a group rank).
+  /// Overwrites `tensor` with the tensor of the group rank `root`.
   Work
   broadcast(const at::Tensor& tensor, int64_t root, std::string_view name = {});
 
   /// Blocks until every rank of the group has called it.
   void barrier(std::string_view name = {});
 
-  /// A collective on a device may fail after wait() has returned: to be called
-  /// once values that depend on one have been read on the host, before they
-  /// are trusted.
-  /// Throws: CommError if one failed.
+  /// Checks for a device collective that failed after wait() returned. Call it
+  /// after values that depend on a collective were read on the host and before
+  /// they are used.
+  /// Throws: CommError if a collective failed.
   void check() const;
 
-  /// One message for many tensors. Tensors of one call may differ in shape and
-  /// dtype; each dtype is one message.
+  /// Sends many tensors in one message. Tensors of one call may differ in shape
+  /// and dtype; each dtype is one message.
   Work all_reduce_coalesced(
       const std::vector<at::Tensor>& tensors,
       ReduceOp op = ReduceOp::kSum,
@@ -161,10 +164,10 @@ class Communicator {
       int64_t root,
       std::string_view name = {});
 
-  /// What was called on this group, newest last.
+  /// The recorded collectives of this group, newest last.
   FlightRecorder& flight_recorder() const;
 
-  /// Fails what is under way and every later call with CommError.
+  /// Fails the running operations and every later call with CommError.
   void abort();
 
  private:

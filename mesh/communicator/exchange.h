@@ -12,18 +12,18 @@
 
 namespace weft::mesh {
 
-/// Every rank's text, by rank of the group; in an imagined world only this
-/// rank's own is known, and stands for all.
-/// Collective: all ranks of `group`; blocks. `device` is where the backend can
-/// move bytes; the ledger shows `name`.
+/// Returns the string of every rank, by group rank. With a fake process group
+/// this rank's string stands for all. `device` is a device whose memory the
+/// backend can move; the flight recorder shows `name`.
+/// Collective: all ranks of `group`; blocks.
 std::vector<std::string> all_gather_text(
     Communicator& group,
     const std::string& text,
     std::string_view name,
     c10::Device device = c10::Device(c10::DeviceType::CPU));
 
-/// What check_lines_match() says when ranks differ: "[op] <what> differs
-/// between ranks. Entry 3: rank 0 has ..., rank 2 has ... <hint> (<where>)".
+/// The parts of check_lines_match()'s message: "[op] <what> differs between
+/// ranks. Entry 3: rank 0 has ..., rank 2 has ... <hint> (<where>)".
 struct MismatchMessage {
   std::string op;
   std::string what;
@@ -31,14 +31,14 @@ struct MismatchMessage {
   std::string where;
 };
 
-/// That sentence; `texts` are of all ranks, lines ended by line feeds, and not
-/// all equal.
+/// Formats the message. `texts` are the lines of all ranks, each ended by a
+/// newline, and not all equal.
 std::string describe_difference(
     const std::vector<std::string>& texts,
     const MismatchMessage& message);
 
-/// Compares lists of lines, e.g. one a parameter, of all ranks of a group; only
-/// a hash travels while they are equal.
+/// Compares lists of lines, e.g. one per parameter, of all ranks of a group.
+/// Ranks exchange only a hash while the lists are equal.
 /// Collective: all ranks of `group`; blocks.
 /// Throws: DisagreementError naming the first line that differs and its ranks.
 void check_lines_match(
@@ -47,10 +47,11 @@ void check_lines_match(
     const MismatchMessage& message,
     c10::Device device = c10::Device(c10::DeviceType::CPU));
 
-/// Every rank's numbers, as many on each. Shape [size, n], on the CPU; [1, n]
-/// in a group of one and in an imagined world, where only one's own are known.
-/// Collective: all ranks of `group`; blocks. `device` is where the backend can
-/// move bytes; the ledger shows `name`.
+/// Returns the numbers of every rank; all ranks pass the same count.
+/// Shapes: [size, n] on the CPU; [1, n] in a group of one rank and with a fake
+/// process group, which know only this rank's numbers. `device` is a device
+/// whose memory the backend can move; the flight recorder shows `name`.
+/// Collective: all ranks of `group`; blocks.
 at::Tensor gather_numbers(
     Communicator& group,
     const std::vector<int64_t>& own,

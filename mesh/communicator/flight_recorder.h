@@ -13,12 +13,12 @@
 
 namespace weft::mesh {
 
-/// One collective, as one rank saw it.
+/// One collective as seen by one rank.
 struct FlightRecorderEntry {
   uint64_t sequence = 0;
   /// The Communicator method's name, e.g. "all_reduce".
   std::string op;
-  /// What was moved: a parameter's, module's or op's name; may be empty.
+  /// The name of the data: a parameter, module or op. May be empty.
   std::string name;
   std::vector<int64_t> shape;
   c10::ScalarType dtype = c10::ScalarType::Float;
@@ -26,52 +26,55 @@ struct FlightRecorderEntry {
   int64_t argument = -1;
   /// Bytes of this rank's larger side (input or output).
   int64_t bytes = 0;
-  /// Elements of every rank's part, where they may differ; of all_to_all what
-  /// this rank sends to, then receives from, each. Only while under way.
+  /// The number of elements of every rank's part, if parts may differ. For
+  /// all_to_all: the elements that this rank sends to each rank, followed by
+  /// those that it receives. Only set while the collective runs.
   std::vector<int64_t> parts;
-  /// Which of the threads that call on the group: see Note [One caller].
+  /// The calling thread's index. See Note [One caller].
   int64_t caller = 0;
-  /// A hash of what is the same on all ranks: see identity_of().
+  /// A hash of what must be identical on all ranks. See identity_of().
   uint64_t identity = 0;
-  /// Nanoseconds on the monotonic clock; end is 0 while under way.
+  /// Nanoseconds of the monotonic clock. The end is 0 while the collective
+  /// runs.
   int64_t start_ns = 0;
   int64_t end_ns = 0;
-  /// Since when a thread has been waiting for it; 0 while none does.
+  /// The time since which a thread waits for the collective. 0 if none does.
   int64_t wait_ns = 0;
 };
 
-/// Nanoseconds on the ledgers' clock.
+/// Returns the time in nanoseconds on the flight recorders' clock.
 int64_t flight_recorder_now_ns();
 
-/// The record of a group's collectives: a ring of the newest entries and
-/// counts since the start. Thread-safe.
+/// Records the collectives of a group: a ring buffer of the newest entries, and
+/// totals since the start. Thread-safe.
 class FlightRecorder {
  public:
   explicit FlightRecorder(size_t capacity = 4096);
 
-  /// Opens an entry and returns its sequence number, from 0.
+  /// Adds an entry and returns its sequence number, counted from 0.
   uint64_t begin(FlightRecorderEntry entry);
   void end(uint64_t sequence);
-  /// A thread waits for the entry from now on, until end_wait().
+  /// Marks the start of a thread's wait for the entry, until end_wait().
   void begin_wait(uint64_t sequence);
   void end_wait(uint64_t sequence);
-  /// Adds to the time in which the caller was blocked by this group.
+  /// Adds to the time for which callers were blocked by this group.
   void add_blocked(std::chrono::nanoseconds blocked);
 
   std::vector<FlightRecorderEntry> entries() const;
-  /// The oldest entries that are under way and the newest of all, at most
-  /// `most` of each, in order.
+  /// Returns the oldest running entries and the newest entries, at most `most`
+  /// of each, in order.
   std::vector<FlightRecorderEntry> newest(size_t most) const;
-  /// What the next entry will have.
+  /// The sequence number of the next entry.
   uint64_t next_sequence() const;
-  /// Since when the thread has waited that has waited longest; 0: none waits.
+  /// The time since which the longest-waiting thread has waited. 0 if none
+  /// waits.
   int64_t waiting_since_ns() const;
-  /// Calls by op since construction or the last reset.
+  /// The number of calls by op since construction or the last reset().
   std::map<std::string, int64_t> counts() const;
   int64_t total_bytes() const;
-  /// Time in which callers waited for this group, in nanoseconds.
+  /// The time in nanoseconds for which callers waited for this group.
   int64_t blocked_ns() const;
-  /// Forgets entries and counts; sequence numbers go on.
+  /// Removes entries and totals. Sequence numbers continue.
   void reset();
 
  private:
@@ -81,7 +84,7 @@ class FlightRecorder {
   size_t capacity_;
   uint64_t next_sequence_ = 0;
   std::deque<FlightRecorderEntry> entries_;
-  /// Sequence numbers that a thread waits for, and since when.
+  /// The sequence numbers that threads wait for, with the start of each wait.
   std::vector<std::pair<uint64_t, int64_t>> waits_;
   std::map<std::string, int64_t> counts_;
   int64_t total_bytes_ = 0;

@@ -9,24 +9,24 @@ namespace weft::mesh {
 
 struct GroupState;
 
-/// Looks after one rank's groups and finds out why their collectives fail. The
-/// watchdog is one (mesh/watchdog/watchdog.h). Thread-safe.
+/// Supervises the groups of one rank and finds out why their collectives fail.
+/// Watchdog (mesh/watchdog/watchdog.h) implements it. Thread-safe.
 class GroupWatch {
  public:
   virtual ~GroupWatch() = default;
 
-  /// From now on `group`, which all its members know as `key`, is looked at.
+  /// Starts the supervision of `group`. All its members use the same `key`.
   virtual void add(
       const std::string& key,
       const std::shared_ptr<GroupState>& group) = 0;
 
-  /// Tells all ranks why no collective of the world will end, as this one
-  /// found out by itself. Returns what counts, if another rank has told
-  /// something before.
+  /// Publishes to all ranks why no collective of the world can complete, as
+  /// detected by this rank. Returns the failure that was published first.
   virtual GroupFailure publish_failure(const GroupFailure& failure) = 0;
 
-  /// Returns why a collective has really failed, if the ranks can find out in
-  /// at most two seconds, else `failure` with what is known of the others.
+  /// Returns the cause of a failed collective if the ranks can determine it
+  /// within 2 s. Otherwise returns `failure` with what is known of the other
+  /// ranks.
   virtual GroupFailure explain(const GroupFailure& failure) = 0;
 };
 

@@ -8,19 +8,20 @@
 
 namespace weft::mesh {
 
-/// Tensors seen as one flat, contiguous buffer: a view of them where they lie
-/// so in memory, else a copy.
+/// Tensors as one flat contiguous buffer: a view if they are adjacent in
+/// memory, otherwise a copy.
 class Packed {
  public:
-  /// A buffer that begins with the tensors' values.
+  /// Returns a buffer with the values of the tensors.
   static Packed input(const std::vector<at::Tensor>& tensors);
-  /// A buffer for values that unpack() then moves to the tensors.
+  /// Returns a buffer whose values unpack() later copies to the tensors.
   static Packed output(std::vector<at::Tensor> tensors);
 
   const at::Tensor& buffer() const { return buffer_; }
-  /// Elements of each tensor.
+  /// The number of elements of each tensor.
   const std::vector<int64_t>& counts() const { return counts_; }
-  /// What moves the buffer's values to the tensors; empty if it is a view.
+  /// Returns the function that copies the buffer to the tensors. Empty if the
+  /// buffer is a view.
   std::function<void()> unpack() const;
 
  private:

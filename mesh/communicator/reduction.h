@@ -6,8 +6,9 @@
 
 namespace weft::mesh {
 
-/// Reduces the rows of `parts` into `output`, first row first, halves and
-/// bfloat16 in float. The order never depends on where an element lies.
+/// Reduces the rows of `parts` into `output`, starting with the first row; Half
+/// and BFloat16 accumulate in float. The order of additions does not depend on
+/// an element's position.
 /// Shapes: parts [n, count], output [count], one dtype.
 void reduce_rows(
     const at::Tensor& output,

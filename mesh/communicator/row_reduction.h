@@ -8,12 +8,13 @@
 
 namespace weft::mesh {
 
-/// Whether values of `dtype` can be reduced between ranks.
+/// Returns true if values of `dtype` can be reduced between ranks.
 bool can_reduce(c10::ScalarType dtype);
 
-/// output[i] = rows[0][i] op rows[1][i] op ..., in that order, halves and
-/// bfloat16 in float; an average is divided at the end. Booleans sum as "or"
-/// and multiply as "and". `output` may be one of the rows.
+/// Computes output[i] = rows[0][i] op rows[1][i] op ..., in this order. Half
+/// and BFloat16 accumulate in float; an average divides at the end. For
+/// booleans kSum is "or" and kProduct is "and". `output` may be one of the
+/// rows.
 /// Shapes: rows[num_rows][count], output [count].
 /// Throws: c10::ValueError unless can_reduce(dtype).
 void reduce_row_pointers(

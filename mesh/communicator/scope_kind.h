@@ -7,9 +7,10 @@
 
 namespace weft::mesh {
 
-/// The slot of a kind of scope in libtorch's thread-local state, which
-/// autograd's threads inherit: a number up to torch 2.14, the address of a name
-/// later. `name` lives as long as the process.
+/// Returns the slot of a kind of scope in libtorch's thread-local state, which
+/// autograd's threads inherit. The slot is a number up to torch 2.14 and the
+/// address of a name since then.
+/// Lifetime: `name` must live as long as the process.
 template <class Kind = c10::DebugInfoKind>
 Kind scope_kind(const std::string_view* name, int number) {
   if constexpr (std::is_enum_v<Kind>) {

@@ -17,23 +17,25 @@ namespace weft::mesh {
 
 class GroupWatch;
 
-/// What all copies of a Communicator and their Works share.
+/// The state that all copies of a Communicator and its Works share.
 struct GroupState {
   std::shared_ptr<Backend> backend;
   std::shared_ptr<FlightRecorder> flight_recorder =
       std::make_shared<FlightRecorder>();
-  /// Who finds out why a collective failed; may be null.
+  /// Finds out why a collective failed. May be null.
   std::weak_ptr<GroupWatch> watch;
-  /// Held while a call is numbered and sent, so that both have one order.
+  /// Held while a call is numbered and sent, so that both have the same order.
   std::mutex launch_mutex;
   /// Guarded by launch_mutex.
   Callers callers;
 
   GroupFailure failure() const;
-  /// Keeps the first failure and hangs up, so that peers learn of it soon.
+  /// Keeps the first failure and closes the connections, so that peers detect
+  /// it soon.
   void fail(const GroupFailure& failure);
 
-  /// "rank 1/4, group "tp/0", tensor "wq" [2, 3]".
+  /// Returns the context of an error: "rank 1/4, group "tp/0", tensor "wq" [2,
+  /// 3]".
   ErrorContext describe(const FlightRecorderEntry& call) const;
   [[noreturn]] void throw_failure(
       const FlightRecorderEntry& call,
@@ -44,21 +46,21 @@ struct GroupState {
   GroupFailure failure_;
 };
 
-/// Throws: CommError or DisagreementError if the group has failed, now also on
-/// its device.
+/// Throws: CommError or DisagreementError if the group has failed, or fails now
+/// on its device.
 void check_usable(GroupState& group, const FlightRecorderEntry& call);
 
 using Start = std::function<std::unique_ptr<BackendWork>(Backend&)>;
 
-/// Enters `call` into the ledger, starts it, and has Work::wait() run `finish`
-/// once it is over. A group of one leaves no entry.
+/// Records `call` in the flight recorder, starts it, and makes Work::wait() run
+/// `finish` after completion. A group of one rank records nothing.
 Work launch(
     const std::shared_ptr<GroupState>& group,
     FlightRecorderEntry call,
     const Start& start,
     std::function<void()> finish = {});
 
-/// One Work for several.
+/// Combines several Works into one.
 Work combine(std::vector<Work> works);
 
 struct Communicator::State : GroupState {};

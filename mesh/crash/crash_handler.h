@@ -6,43 +6,44 @@
 
 namespace weft::mesh {
 
-/// Where a crash is reported, and as whose.
+/// The destination and the rank of a crash report.
 struct CrashContext {
-  /// Empty: to standard error alone.
+  /// The path of the error file. Empty means standard error only.
   std::string error_file;
   int64_t rank = 0;
 };
 
-/// From now on a crash of this process (SIGSEGV, SIGBUS, SIGFPE, SIGILL,
-/// SIGABRT, an uncaught exception) leaves an error file (base/error_report.h)
-/// with the signal, the address, the thread, the newest collective and a
-/// backtrace, and a last line `ERROR <code> rank=<r> op=crash ...` on standard
-/// error. Then it dies of the signal as if nobody had looked, or goes on to the
-/// handler that was there before. After a std::bad_alloc that nobody catches it
-/// exits with 137. A stack overflow is reported in threads that have called
-/// this, prepare_thread_for_crash() (base/stacks/crash_stack.h)
-/// or note_collective(); in others the kernel
-/// ends the process without a word.
-/// To be called once, early; later calls only change the context.
+/// Installs the crash handler: a crash of this process (SIGSEGV, SIGBUS,
+/// SIGFPE, SIGILL, SIGABRT, an uncaught exception) writes an error file
+/// (base/error_report.h) with the signal, the address, the thread, the newest
+/// collective and a backtrace, and ends standard error with the line `ERROR
+/// <code> rank=<r> op=crash ...`. The process then dies of the signal, or the
+/// previous handler runs. An uncaught std::bad_alloc exits with 137. A stack
+/// overflow is reported in threads that have called this function,
+/// prepare_thread_for_crash() (base/stacks/crash_stack.h) or note_collective();
+/// in other threads the kernel ends the process without a report.
+/// To be called once, early. Later calls only change the context.
 void install_crash_handler(const CrashContext& context);
 
-/// The same with what the launcher says: TORCHELASTIC_ERROR_FILE, and the rank.
+/// Like install_crash_handler(context), with the launcher's error file
+/// (TORCHELASTIC_ERROR_FILE) and rank.
 void install_crash_handler();
 
-/// The same in a rank of a launcher (TORCHELASTIC_ERROR_FILE is set), for the
-/// signals that nobody handles yet; not where WEFT_CRASH_HANDLER is 0. What
-/// World::from_env() does. Costs nothing once the handler is installed.
+/// Like install_crash_handler(), for a process started by a launcher
+/// (TORCHELASTIC_ERROR_FILE is set), and only for signals without a handler.
+/// Does nothing if WEFT_CRASH_HANDLER is 0. World::from_env() calls it. Later
+/// calls cost nothing.
 void install_crash_handler_of_rank();
 
-/// Tells a crash's report which collective began last. For ledgers; costs some
-/// nanoseconds.
+/// Records the newest collective for a crash report. Called by flight
+/// recorders; takes a few nanoseconds.
 void note_collective(
     uint64_t sequence,
     std::string_view op,
     std::string_view name);
 
-/// What note_collective() was told last: "all_reduce of layers.0.wq #812";
-/// empty if nothing was, or somebody tells it just now.
+/// Returns the newest collective: "all_reduce of layers.0.wq #812". Empty if
+/// there is none or if it is being written.
 std::string newest_collective();
 
 } // namespace weft::mesh

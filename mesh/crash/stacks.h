@@ -6,30 +6,24 @@
 
 namespace weft::mesh {
 
-/// The stacks of all threads of this process but the calling one, which waits
-/// for them half a second at most. Threads that are in Weft's functions come
-/// first, threads with the same stack stand together:
-///
-///   thread 812 (weft), sleeps
-///     #0 poll in libc.so.6
-///     #1 weft::mesh::ShmDoorbell::wait(...) in weft
-///   threads 813 (weft), 814 (weft), sleep
-///     ...
-///
-/// Past `max_bytes` the rest is left out, and said so. A thread that blocks
-/// signals, or does not hear one (state D), is named without a stack. Not to be
-/// called in a signal handler.
+/// Returns the stacks of all other threads of this process. The calling thread
+/// waits for them for at most 0.5 s. Threads in Weft's functions come first,
+/// and threads with the same stack are grouped under one heading, "threads 813
+/// (weft), 814 (weft), sleep".
+/// The text is cut at `max_bytes` and says so. A thread that blocks signals or
+/// does not react to them (state D) is listed without a stack. Not
+/// async-signal-safe.
 std::string thread_stacks(size_t max_bytes = 64 * 1024);
 
-/// From now on SIGUSR2 makes this process write its threads' stacks and its
-/// newest collective to standard error, each stack headed by rank=<r>; the
-/// run goes on. The handler only wakes a thread, which is started here. Signals
-/// that come while it writes become one more report. Replaces an earlier
-/// handler; later calls only change the rank. A child of fork() has no reports
-/// until it calls this, too.
+/// Installs a SIGUSR2 handler that writes the stacks of all threads and the
+/// newest collective to standard error, each stack with the prefix rank=<r>.
+/// The process continues. The handler only wakes a thread, which this function
+/// starts. Signals that arrive during a report are merged into one more report.
+/// Replaces an earlier handler; later calls only change the rank. A child of
+/// fork() must call it again.
 void install_stack_signal(int64_t rank);
 
-/// The same with the rank that the launcher says.
+/// Like install_stack_signal(rank), with the launcher's rank.
 void install_stack_signal();
 
 } // namespace weft::mesh

@@ -8,26 +8,26 @@
 
 namespace weft::mesh {
 
-/// The device of this rank, "cpu" or "cuda", ready for use: of CUDA the one
-/// with the rank's number on its host, which becomes this thread's current one.
-/// Before the first question to libtorch about devices.
-/// Throws: UsageError if it cannot be used here, saying why.
+/// Returns the device of this rank, "cpu" or "cuda", ready for use. For CUDA it
+/// is the device with the rank's local number, which becomes this thread's
+/// current device. Must be called before libtorch is asked for devices.
+/// Throws: UsageError if the device cannot be used, with the reason.
 c10::Device open_device(
     std::string_view kind,
     int64_t local_rank,
     int64_t local_world_size);
 
-/// Whether CUDA tensors go through the host's memory instead of NCCL, as
-/// WEFT_CUDA_TRANSPORT says: "nccl" (the default) or "host".
+/// Returns true if CUDA tensors are moved through host memory instead of NCCL.
+/// WEFT_CUDA_TRANSPORT selects it: "nccl" (the default) or "host".
 /// Throws: UsageError for another value.
 bool uses_host_transport();
 
-/// The most memory that tensors on `device` have taken; none of the CPU, which
-/// counts for the whole process. Units: MiB.
+/// Returns the peak memory of tensors on `device` in MiB. Empty for the CPU,
+/// whose peak is that of the process.
 std::optional<double> peak_device_mb(c10::Device device);
 
-/// Which of a host's `count` devices a rank uses: `wanted`, or its own number
-/// among the host's ranks.
+/// Returns the device of a rank among the `count` devices of its host:
+/// `wanted`, or the rank's local number.
 /// Throws: UsageError if there are more ranks than devices, or no such device.
 int64_t choose_device(
     int64_t local_rank,

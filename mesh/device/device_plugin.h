@@ -21,64 +21,66 @@ class Work;
 
 namespace weft::mesh {
 
-/// A group that a device library is to connect.
+/// The group that a device library connects.
 struct DeviceGroup {
-  /// Its keys are this group's alone.
+  /// The store. No other group uses its keys.
   c10::intrusive_ptr<c10d::Store> store;
-  /// Unique in the world.
+  /// The group's name, unique in the world.
   std::string name;
   int64_t rank = 0;
   int64_t size = 1;
-  /// How long one collective may take.
+  /// The timeout of one collective.
   std::chrono::milliseconds timeout{0};
   int64_t device = 0;
 };
 
-/// This rank's box of a whole tensor, to be filled with random numbers: what
-/// dtensor/random/random.h says of them.
+/// This rank's box of a full tensor, to be filled with random numbers. See
+/// dtensor/random/random.h.
 struct RandomFill {
   c10::IntArrayRef offset;
   c10::IntArrayRef global_sizes;
   uint64_t seed = 0;
   uint64_t stream = 0;
-  /// N(0, 1) instead of U[0, 1), then times `scale` plus `shift`.
+  /// Draws N(0, 1) instead of U[0, 1), then multiplies by `scale` and adds
+  /// `shift`.
   bool is_normal = false;
   double shift = 0;
   double scale = 1;
 };
 
-/// What a device library (libweft_cuda.so) exports: one function named
-/// kDevicePluginEntry that returns a pointer to this. See Note [Device
+/// The interface of a device library (libweft_cuda.so), which exports a
+/// function kDevicePluginEntry that returns a pointer to it. See Note [Device
 /// library].
 struct DevicePlugin {
-  /// Raised whenever this struct or a type in it changes.
+  /// The version of the interface. It is raised with every change of this
+  /// struct or of a type in it.
   static constexpr uint32_t kAbi = 1;
 
-  /// First, at this size, in every version.
+  /// The first member in every version, of this size.
   uint32_t abi = 0;
-  /// Of the weft and the libtorch that it was built with.
+  /// The versions of weft and libtorch that the library was built with.
   const char* weft_version = nullptr;
   const char* libtorch_version = nullptr;
 
-  /// Why this machine cannot be used, in a sentence; empty if it can.
+  /// Returns why this machine cannot be used, as a sentence. Empty if it can.
   std::string (*unusable_reason)() = nullptr;
   int64_t (*device_count)() = nullptr;
-  /// "NVIDIA H100 80GB HBM3".
+  /// Returns the device's name: "NVIDIA H100 80GB HBM3".
   std::string (*device_name)(int64_t device) = nullptr;
-  /// Makes `device` this thread's current one.
+  /// Makes `device` the current device of this thread.
   void (*use_device)(int64_t device) = nullptr;
-  /// The most bytes that tensors on `device` have held at once.
+  /// Returns the peak number of bytes of tensors on `device`.
   int64_t (*peak_bytes)(int64_t device) = nullptr;
 
-  /// Connects the group's members with each other.
+  /// Connects the group's members.
   /// Collective: the members; blocks.
   c10::intrusive_ptr<c10d::Backend> (*make_group)(const DeviceGroup& group) =
       nullptr;
-  /// A stream of `device` on which nothing is computed, for one group.
+  /// Creates a stream of `device` for one group, on which nothing is computed.
   std::shared_ptr<void> (*make_side_stream)(int64_t device) = nullptr;
-  /// Has `callback`, which may not use the device, called from any thread once
-  /// `work` and what `side_stream` had to wait for before are over. Never
-  /// blocks.
+  /// Calls `callback` from any thread when `work`, and everything that
+  /// `side_stream` waited for before, is complete. `callback` must not use the
+  /// device. Never blocks.
   void (*call_after)(
       c10d::Work& work,
       const std::shared_ptr<void>& side_stream,
@@ -87,30 +89,32 @@ struct DevicePlugin {
   // Kernels. False if there is none for this dtype, these sizes, or at all (a
   // library built without the device's compiler): then nothing was done.
 
-  /// As mesh/communicator/reduction.h.
+  /// Like reduce_rows() in mesh/communicator/reduction.h.
   bool (*reduce_rows)(
       const at::Tensor& output,
       const at::Tensor& parts,
       ReduceOp op) = nullptr;
-  /// `local` is contiguous and has the box's sizes.
+  /// Fills `local`, which is contiguous and has the sizes of the box.
   bool (*fill_random)(const at::Tensor& local, const RandomFill& fill) =
       nullptr;
 };
 
 constexpr const char* kDevicePluginEntry = "weft_device_plugin";
 
-/// Opens a device library and checks that it fits this program.
+/// Opens a device library and checks that it matches this program.
 /// Lifetime: of the process.
-/// Throws: UsageError that says what does not fit, and the way out.
+/// Throws: UsageError with the mismatch and how to resolve it.
 const DevicePlugin& load_device_plugin(const std::string& path);
 
-/// libweft_cuda.so, opened and looked at by the first call, whose outcome
-/// stands for the process.
-/// Throws: UsageError if there is none, or this machine has no CUDA device.
+/// Returns libweft_cuda.so. The first call opens and checks it, and its result
+/// is final for the process.
+/// Throws: UsageError if there is no library, or this machine has no CUDA
+/// device.
 const DevicePlugin& cuda_plugin();
 
-/// Where cuda_plugin() looks, in this order: WEFT_CUDA_LIBRARY alone if set;
-/// else beside the program, in ../lib of it, and wherever the loader looks.
+/// Returns the paths that cuda_plugin() tries, in order: only WEFT_CUDA_LIBRARY
+/// if it is set; otherwise the program's folder, ../lib of it, and the loader's
+/// search path.
 std::vector<std::string> cuda_library_candidates();
 
 } // namespace weft::mesh

@@ -14,23 +14,25 @@ namespace weft::mesh {
 
 using base::ExitCode;
 
-/// Where something went wrong: "rank 3/8, mesh dp=2 tp=4, ...". Built only on
+/// The context of an error: "rank 3/8, mesh dp=2 tp=4, ...". Built only on
 /// failure.
 struct ErrorContext {
   std::string text;
 };
 
-/// A collective or the rendezvous failed: a peer is gone, or time ran out.
+/// Thrown if a collective or the rendezvous failed: a peer is gone or a timeout
+/// expired.
 class CommError : public c10::DistBackendError {
   using c10::DistBackendError::DistBackendError;
 };
 
-/// Ranks that must agree do not.
+/// Thrown on every rank when a value that must be identical on all ranks
+/// differs.
 class DisagreementError : public c10::Error {
   using c10::Error::Error;
 };
 
-/// A recipe, command line or environment that cannot be used.
+/// Thrown for a recipe, command line or environment that cannot be used.
 class UsageError : public c10::ValueError {
   using c10::ValueError::ValueError;
 };
@@ -50,7 +52,8 @@ std::string concat(const Args&... args) {
     std::string message);
 } // namespace detail
 
-/// Throws E with `message` (c10 errors take a SourceLocation first).
+/// Throws E with `message`. (The constructors of c10 errors take a
+/// SourceLocation first.)
 template <class E>
 [[noreturn]] void throw_error(
     std::string message,
@@ -58,13 +61,13 @@ template <class E>
   throw E(where, std::move(message));
 }
 
-/// The first line of what libtorch says, without where it was thrown.
+/// Returns the first line of libtorch's message, without the source location.
 std::string first_line_of(const c10::Error& error);
 
 } // namespace weft::mesh
 
-/// Fails with "[op] text. (context)" as a c10::ValueError unless `condition`.
-/// `where` is an expression of type ErrorContext, evaluated only on failure.
+/// Throws c10::ValueError "[op] text. (context)" unless `condition`. `where` is
+/// an expression of type ErrorContext, evaluated only on failure.
 #define WEFT_CHECK(condition, op, where, ...)                        \
   do {                                                               \
     if (!(condition)) [[unlikely]] {                                 \
@@ -77,7 +80,8 @@ std::string first_line_of(const c10::Error& error);
     }                                                                \
   } while (false)
 
-/// Compares and prints both sides: "[op] a == b: 3 vs 4. Hint. (context)".
+/// Compares two values; the error has both: "[op] a == b: 3 vs 4. Hint.
+/// (context)".
 #define WEFT_CHECK_COMPARE(operator_, op, left, right, where, ...) \
   do {                                                             \
     const auto& left_ = (left);                                    \

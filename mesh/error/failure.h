@@ -6,19 +6,20 @@
 
 namespace weft::mesh {
 
-/// What went wrong on the wire, in a sentence a user can act on.
-/// `timeout` is how long it was tried.
+/// Describes a communication error in a sentence that tells the user what to
+/// do. `timeout` is the timeout of the operation.
 std::string failure_reason(
     const std::exception& error,
     std::chrono::milliseconds timeout);
 
-/// "300 s", "1.5 s".
+/// Formats a duration: "300 s", "1.5 s".
 std::string format_seconds(std::chrono::milliseconds duration);
 
-/// Why a group can no longer be used; without a reason, it can.
+/// The reason why a group can no longer be used. An empty reason means that it
+/// can.
 struct GroupFailure {
   std::string reason;
-  /// The ranks called different things: a DisagreementError.
+  /// True if the ranks called different collectives: a DisagreementError.
   bool is_disagreement = false;
   bool is_timeout = false;
 };

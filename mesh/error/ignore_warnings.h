@@ -4,8 +4,8 @@
 
 namespace weft::mesh {
 
-/// Returns what `body` does, and drops the warnings that libtorch gives
-/// meanwhile on this thread.
+/// Returns the result of `body` and suppresses libtorch's warnings on this
+/// thread meanwhile.
 template <class Body>
 auto without_warnings(const Body& body) {
   struct Dropped final : c10::WarningHandler {

@@ -5,12 +5,12 @@
 
 namespace weft::mesh {
 
-/// Notes what this process does, for ranks that wait for it: "forward" of step
-/// 12. `what` is a string literal; null: nothing worth a note. Costs some
-/// nanoseconds.
+/// Records what this process does, for messages on ranks that wait for it:
+/// "forward" of step 12. `what` must be a string literal; null clears the
+/// record. Takes a few nanoseconds.
 void note_activity(const char* what, int64_t step);
 
-/// "forward of step 12"; empty if nothing was noted.
+/// Returns "forward of step 12", or "" if nothing is recorded.
 std::string activity_text();
 
 } // namespace weft::mesh

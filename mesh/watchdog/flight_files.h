@@ -8,27 +8,27 @@
 
 namespace weft::mesh {
 
-/// Where write_flight_record() left its two files.
+/// The two files that write_flight_record() wrote.
 struct FlightFiles {
-  /// <prefix><rank>, as PyTorch's analyzer wants it: a pickle of the JSON's
-  /// plain values. One folder of such files, one a rank, is for
-  /// `python -m torch.distributed.flight_recorder.fr_trace FOLDER`.
+  /// <prefix><rank>, in the format of PyTorch's analyzer: a pickle of the
+  /// JSON's values. `python -m torch.distributed.flight_recorder.fr_trace
+  /// FOLDER` reads a folder with one such file per rank.
   std::string trace;
-  /// The JSON itself, under a name that the analyzer passes over: "rank_3" has
-  /// "rank3.json" beside it, a prefix without a separator "3.json".
+  /// The same as JSON, under a name that the analyzer ignores: "rank_3.json"
+  /// for "rank_3", "3.json" for a prefix without a separator.
   std::string json;
 };
 
-/// Writes both files; readers see all of one or what was there before. Makes
-/// the folder. A prefix that ends in '/' is a folder: "rank_" is added.
+/// Writes both files atomically and creates their folder. If the prefix ends in
+/// '/', it is a folder and "rank_" is added.
 /// Throws: std::system_error naming the path.
 FlightFiles write_flight_record(
     const std::vector<GroupRecord>& groups,
     int64_t rank,
     const std::string& prefix);
 
-/// `configured`, else TORCH_FR_DUMP_TEMP_FILE, else
-/// TORCH_NCCL_DEBUG_INFO_TEMP_FILE, else "".
+/// Returns `configured` if it is not empty, otherwise TORCH_FR_DUMP_TEMP_FILE,
+/// otherwise TORCH_NCCL_DEBUG_INFO_TEMP_FILE, otherwise "".
 std::string flight_record_prefix(const std::string& configured = {});
 
 } // namespace weft::mesh

@@ -15,22 +15,22 @@
 
 namespace weft::mesh {
 
-/// The groups of one rank that still exist, and what it knows by itself of
-/// their collectives. Thread-safe.
+/// The existing groups of one rank and what this rank knows of their
+/// collectives. Thread-safe.
 class GroupList {
  public:
-  /// `key`: the same on all members, and of no other group.
+  /// `key` must be identical on all members and unique among groups.
   void add(const std::string& key, const std::shared_ptr<GroupState>& group);
 
-  /// Each group with its newest collectives.
+  /// Returns each group with its newest collectives.
   std::vector<GroupStatus> statuses() const;
-  /// Each with all that its ledger still has.
+  /// Returns each group with all recorded collectives.
   std::vector<GroupRecord> records() const;
-  /// The number of each group's next collective, by key.
+  /// Returns the sequence number of each group's next collective, by key.
   std::map<std::string, uint64_t> positions() const;
-  /// For how long a thread has waited in a collective; 0: none waits.
+  /// Returns how long a thread has waited in a collective. 0 if none waits.
   std::chrono::nanoseconds longest_wait() const;
-  /// Whether none has failed.
+  /// Returns true if no group has failed.
   bool is_sound() const;
 
   void fail(const GroupFailure& failure) const;

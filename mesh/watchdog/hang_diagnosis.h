@@ -9,32 +9,32 @@
 
 namespace weft::mesh {
 
-/// Why no collective of the world will come to its end.
+/// The reason why pending collectives of the world can never complete.
 struct HangDiagnosis {
-  /// For a user: ranks, ops, tensors, and what to do.
+  /// The message for the user: ranks, ops, tensors, and what to do.
   std::string sentence;
-  /// Ranks called different things; otherwise one is as good as lost.
+  /// True if ranks called different collectives. False if a rank is lost.
   bool is_disagreement = true;
 
   GroupFailure failure() const { return {sentence, is_disagreement}; }
 };
 
-/// Ranks of one group that called different things as the same number; the
-/// oldest such call. `replies`: one a rank.
+/// Finds the oldest call for which ranks of one group called different
+/// collectives. `replies` has one element per rank.
 std::optional<HangDiagnosis> find_mismatch(
     const std::vector<RankReply>& replies);
 
-/// Ranks that wait for one that has ended.
+/// Finds ranks that wait for a rank that has ended.
 std::optional<HangDiagnosis> find_ended(const std::vector<RankReply>& replies);
 
-/// Ranks that have waited for a second for one that left by an exception, and
-/// did not themselves leave at the same call.
+/// Finds ranks that have waited for more than 1 s for a rank that left a step
+/// by an exception, unless they left at the same call.
 std::optional<HangDiagnosis> find_rank_with_error(
     const std::vector<RankReply>& replies);
 
-/// Ranks that wait for each other in a circle, each in another collective. The
-/// answers are of slightly different moments: certain if two inquiries in a row
-/// give the same sentence.
+/// Finds a deadlock cycle: ranks that wait for each other, each in another
+/// collective. The replies are of slightly different times, so the result is
+/// certain only if two consecutive inquiries give the same sentence.
 std::optional<HangDiagnosis> find_deadlock_cycle(
     const std::vector<RankReply>& replies);
 

@@ -5,20 +5,20 @@
 
 namespace weft::mesh {
 
-/// How a rank finds out, and says, why a collective does not end. While none is
-/// waited for longer than `stall`, nothing is sent.
+/// Watchdog options. The watchdog sends nothing until a thread has waited
+/// longer than `stall`.
 struct WatchdogOptions {
   bool enabled = true;
-  /// A thread that has waited this long asks the other ranks what they do:
-  /// ranks that called different things, or wait for each other in a circle,
-  /// end at once and not at the timeout.
+  /// The wait after which a rank asks the other ranks for their state.
+  /// Mismatched collectives and deadlock cycles then fail at once instead of at
+  /// the timeout.
   std::chrono::milliseconds stall{500};
-  /// A thread that has waited this long says on standard error for whom; again
-  /// after twice the time, four times, and so on.
+  /// The wait after which a rank prints to standard error which ranks it waits
+  /// for. It repeats after twice the time, four times, and so on.
   std::chrono::milliseconds warn_after = std::chrono::seconds(15);
-  /// Where each rank leaves a flight record (docs/debugging.md) when a
-  /// collective has failed: this text and the rank's number. Empty: what
-  /// TORCH_FR_DUMP_TEMP_FILE says; without it, nowhere.
+  /// The prefix of the flight record (docs/debugging.md) that each rank writes
+  /// after a failed collective; the rank is appended. Empty means the value of
+  /// TORCH_FR_DUMP_TEMP_FILE, or no record if that is not set.
   std::string flight_record;
 };
 

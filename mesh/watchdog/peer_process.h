@@ -4,20 +4,20 @@
 
 namespace weft::mesh {
 
-/// Who this process is, for peer_process_text() elsewhere.
+/// Identifies this process, for peer_process_text() in other processes.
 std::string current_process_text();
 
-/// What has become of a process that does not answer, as far as one of its
-/// host can see: "process 12 is stopped (SIGSTOP)". Empty if
-/// `process` is of another host, or seems to be well.
+/// Describes why a process on this host does not respond: "process 12 is
+/// stopped (SIGSTOP)". Empty if `process` is on another host or seems to be
+/// running.
 std::string peer_process_text(const std::string& process);
 
-/// Whether it is known to be stopped.
+/// Returns true if the process is known to be stopped.
 bool is_stopped_process(const std::string& process);
 
-/// What is said of rank 0, whose process is `process`, when it does not answer.
+/// Describes why rank 0, whose process is `process`, does not respond.
 std::string store_owner_text(const std::string& process);
-/// What is said of rank 0 when it has ended.
+/// The description of rank 0 after it has ended.
 inline constexpr const char* kStoreIsGone =
     "Rank 0 has ended, and the store with it";
 

@@ -8,56 +8,60 @@
 
 namespace weft::mesh {
 
-/// One group, as one rank sees it.
+/// A group as seen by one rank.
 struct GroupStatus {
-  /// The same on all members, and of no other group.
+  /// The key of the group: identical on all members and unique.
   std::string key;
-  /// What messages call it.
+  /// The name of the group in messages.
   std::string name;
   /// World ranks.
   std::vector<int64_t> ranks;
-  /// What this rank's next collective in it will be.
+  /// The sequence number of this rank's next collective in the group.
   uint64_t next_sequence = 0;
-  /// Those under way and the newest ones, in order.
+  /// The running and the newest collectives, in order.
   std::vector<FlightRecorderEntry> entries;
-  /// What next_sequence was when this rank left by an exception; -1: it did
-  /// not, or the group was made since.
+  /// `next_sequence` when this rank threw, or -1 if it did not or the group is
+  /// newer.
   int64_t sequence_at_error = -1;
 };
 
-/// The entry with that number; nullptr if it is not among those told.
+/// Returns the entry with the sequence number, or nullptr if it is not among
+/// the entries.
 const FlightRecorderEntry* find_entry(
     const GroupStatus& group,
     uint64_t sequence);
 
-/// What one rank does, as it tells the others.
+/// The state of one rank as it reports it to the others.
 struct RankStatus {
   int64_t rank = 0;
   std::vector<GroupStatus> groups;
-  /// "the forward pass of step 12"; empty if nobody noted it.
+  /// The recorded activity, "the forward pass of step 12". Empty if none is
+  /// recorded.
   std::string activity;
-  /// When it was told; entries' times are on the same clock.
+  /// The time of the report, on the clock of the entries.
   int64_t now_ns = 0;
-  /// It has ended all that it had to do.
+  /// True if the rank has ended normally.
   bool has_ended = false;
-  /// What it left by an exception, and which: "the forward pass by ...: ...".
-  /// Empty if nothing.
+  /// The part of a step that the rank left by an exception, and the exception:
+  /// "the forward pass by ...: ...". Empty if none.
   std::string step_error;
   int64_t step_error_ns = 0;
 };
 
-/// A rank's answer to an inquiry.
+/// The reply of a rank to an inquiry.
 struct RankReply {
-  /// Without one, `status` holds nothing but the rank.
+  /// If false, `status` has only the rank.
   bool has_reply = false;
   RankStatus status;
-  /// What is known of a rank that did not answer: "process 12 is stopped".
+  /// The state of the process if the rank did not reply: "process 12 is
+  /// stopped".
   std::string absence_reason;
 };
 
-/// For the store.
+/// Serializes a status for the store.
 std::string to_text(const RankStatus& status);
-/// Throws: std::exception if it is no such text.
+/// Parses the result of to_text().
+/// Throws: std::exception if the text is malformed.
 RankStatus parse_rank_status(const std::string& text);
 
 } // namespace weft::mesh

@@ -18,10 +18,10 @@ class Store;
 
 namespace weft::mesh {
 
-/// Where ranks ask and answer each other: keys of the store. Inquiries have
-/// numbers, from 0, and each rank hears all of them in order. One thread at a
-/// time; a thread that waits in a board needs one of its own, over a clone of
-/// the store.
+/// The ranks' inquiries and replies, as keys of the store. Inquiries are
+/// numbered from 0, and every rank handles all of them in order. Not
+/// thread-safe: a thread that blocks in it needs a clone with its own store
+/// client.
 /// Throws, in every method: std::exception if the store is gone.
 class StatusExchange {
  public:
@@ -30,45 +30,46 @@ class StatusExchange {
       int64_t rank,
       int64_t world_size);
   int64_t world_size() const { return world_size_; }
-  /// The same board, for another thread.
+  /// Returns the same exchange for another thread.
   StatusExchange clone() const;
 
-  /// Says which process this rank is.
+  /// Publishes the process of this rank.
   void publish_process();
-  /// Blocks until that rank has said so.
+  /// Blocks until `rank` has published its process, and returns it.
   std::string process_of(int64_t rank);
 
-  /// Blocks until somebody asks as number `round`; returns what.
+  /// Blocks until a rank makes inquiry `round`, and returns the query.
   std::string wait_for_query(uint64_t round);
   void reply(uint64_t round, const RankStatus& status);
 
-  /// How long answers may take.
+  /// The timeouts of replies.
   struct ReplyTimeouts {
     std::chrono::milliseconds least;
-    /// Where a rank is silent whose process is not known to be gone or stopped.
+    /// The timeout for a rank whose process is not known to be gone or stopped.
     std::chrono::milliseconds most;
-    /// From then on a tenth of a second.
+    /// Once this returns true, the timeout is 100 ms.
     std::function<bool()> is_urgent;
   };
-  /// Asks all ranks, this one too, as number `round`. Answers are by rank.
+  /// Asks all ranks, including this one, as inquiry `round`. Returns the
+  /// replies by rank.
   std::vector<RankReply>
   ask(uint64_t round, const std::string& query, const ReplyTimeouts& patience);
-  /// Wakes all listeners with a question.
+  /// Wakes the listeners of all ranks with a query that needs no reply.
   void notify(uint64_t round, const std::string& query);
-  /// Wakes this rank's own.
+  /// Wakes this rank's own listener.
   void notify_self(uint64_t round, const std::string& query);
 
-  /// Leaves a verdict, unless there is one. Returns the one that counts.
+  /// Publishes a diagnosis unless there is one. Returns the published one.
   HangDiagnosis publish_diagnosis(const HangDiagnosis& diagnosis);
   std::optional<HangDiagnosis> diagnosis();
-  /// Counts a rank that knows why a collective has failed.
+  /// Counts this rank among those that know the cause of a failed collective.
   void acknowledge_failure();
-  /// Waits until so many have been counted, for `limit` at most.
+  /// Waits until `count` ranks have been counted, at most for `limit`.
   void wait_for_acknowledgements(
       int64_t count,
       std::chrono::milliseconds limit);
 
-  /// This rank has ended all it had to do, and answers no more.
+  /// Publishes this rank's last status. It sends no replies afterwards.
   void end(const RankStatus& last);
 
  private:

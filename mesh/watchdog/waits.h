@@ -8,33 +8,35 @@
 
 namespace weft::mesh {
 
-/// A call that a rank waits for, and the members that have not called it.
+/// A collective that a rank waits for, and the members that have not called it.
 struct Wait {
   const GroupStatus* group;
   const FlightRecorderEntry* entry;
   std::vector<int64_t> missing;
 };
 
-/// What keeps `reply`'s rank waiting, the longest wait first.
+/// Returns the waits of `reply`'s rank, longest first.
 std::vector<Wait> waits_of(
     const std::vector<RankReply>& replies,
     const RankReply& reply);
 
-/// The members that wait for the same call as `wait`.
+/// Returns the members that wait for the same collective as `wait`.
 std::vector<int64_t> waiting_with(
     const std::vector<RankReply>& replies,
     const Wait& wait);
 
-/// For whom `rank` waits, and what they do: "ranks 0 to 2 have waited 15 s in
-/// all_reduce #813 ... for rank 3, ...". Empty if it waits for nobody.
+/// Describes which ranks `rank` waits for and what these do: "ranks 0 to 2 have
+/// waited 15 s in all_reduce #813 ... for rank 3, ...". Empty if it waits for
+/// none.
 std::string describe_wait(const std::vector<RankReply>& replies, int64_t rank);
 
-/// The ranks that answered but have not come to what `rank` waits for longest.
+/// Returns the ranks that replied but have not called the collective that
+/// `rank` has waited for longest.
 std::vector<int64_t> late_ranks(
     const std::vector<RankReply>& replies,
     int64_t rank);
 
-/// Whether both wait in the same call: one of them is enough to say so.
+/// Returns true if both ranks wait in the same collective.
 bool wait_in_same_call(
     const std::vector<RankReply>& replies,
     int64_t rank,

@@ -38,17 +38,17 @@ namespace weft::mesh {
 // it. While nobody waits, nothing is
 // sent.
 
-/// Looks after one rank's groups. Thread-safe.
+/// Supervises the groups of one rank. Thread-safe.
 class Watchdog : public GroupWatch,
                  public std::enable_shared_from_this<Watchdog> {
  public:
-  /// Its threads run until end().
+  /// Creates the watchdog and starts its threads, which run until end().
   static std::shared_ptr<Watchdog> begin(
       c10::intrusive_ptr<c10d::Store> store,
       int64_t rank,
       int64_t world_size,
       WatchdogOptions options);
-  /// For begin().
+  /// Used by begin().
   Watchdog(
       StatusExchange status_exchange,
       int64_t rank,
@@ -56,9 +56,9 @@ class Watchdog : public GroupWatch,
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Tells the others that this rank has ended, unless a group has failed. A
-  /// store that does not answer is waited for two seconds, not longer, and one
-  /// whose process is stopped not at all: its threads are left to it.
+  /// Publishes that this rank has ended, unless a group has failed. Waits up to
+  /// 2 s for the store, or not at all if its process is stopped (SIGSTOP);
+  /// threads blocked on it are detached.
   void end();
 
   void add(const std::string& key, const std::shared_ptr<GroupState>& group)
@@ -66,17 +66,18 @@ class Watchdog : public GroupWatch,
   GroupFailure publish_failure(const GroupFailure& failure) override;
   GroupFailure explain(const GroupFailure& failure) override;
 
-  /// This rank left `what` by `cause`. See World::run_and_report_errors().
+  /// Records that this rank left the part `what` of a step by the exception
+  /// `cause`. See World::run_and_report_errors().
   void record_step_error(
       std::string_view what,
       const std::exception_ptr& cause);
-  /// It goes on, whatever it left before.
+  /// Clears the recorded exception: this rank continues.
   void clear_step_error() { has_step_error_ = false; }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  /// Why this rank asks. kWarns: a thread has waited for so long that a user
-  /// may want to know.
+  /// The reason for an inquiry. kWarns: a thread has waited long enough to warn
+  /// the user.
   enum class Reason { kStalled, kWarns, kFailed };
 
   RankStatus status() const;
@@ -113,39 +114,42 @@ class Watchdog : public GroupWatch,
 
   const int64_t rank_;
   const WatchdogOptions options_;
-  /// Cloned, never used.
+  /// A template for clones; not used itself.
   const StatusExchange status_exchange_;
   GroupList groups_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool is_over_ = false;
-  /// What to tell the others at the end.
+  /// The last status, published at the end.
   RankStatus last_;
   int threads_ = 0;
   bool store_is_gone_ = false;
-  /// The inquiry that this rank answers next.
+  /// The number of the inquiry that this rank answers next.
   uint64_t round_ = 0;
-  /// When it last answered one, and heard that the user has been told.
+  /// The times at which it last answered an inquiry and last learned that the
+  /// user was warned.
   std::chrono::steady_clock::time_point answered_at_;
   std::chrono::steady_clock::time_point warned_at_;
-  /// How many inquiries threads in explain() want, and were made for them.
+  /// The number of inquiries that threads in explain() requested, and the
+  /// number made for them.
   uint64_t wanted_ = 0;
   uint64_t made_ = 0;
   std::optional<HangDiagnosis> diagnosis_;
-  /// What the newest inquiry said of those that are waited for.
+  /// The ranks that are waited for, by the newest inquiry.
   std::string waiting_for_;
-  /// Who has the store: peer_process_text().
+  /// The process that serves the store, as peer_process_text() describes it.
   std::string store_owner_;
-  /// It was stopped when this rank last wanted to ask.
+  /// True if that process was stopped at this rank's last attempt to ask.
   bool is_store_owner_stopped_ = false;
-  /// A thread in explain() has waited for its whole time.
+  /// True after a thread in explain() has waited for its full time.
   bool wants_stacks_ = false;
   std::atomic<bool> has_acknowledged_ = false;
 
   std::atomic<bool> has_record_ = false;
 
-  /// What this rank left by an exception, and where it was then.
+  /// The exception by which this rank left a part of a step, and the groups'
+  /// positions at that time.
   struct StepError {
     std::string text;
     int64_t at_ns = 0;
@@ -159,29 +163,30 @@ class Watchdog : public GroupWatch,
 
   // Used by the thread that looks alone.
   std::optional<StatusExchange> asking_;
-  /// The newest inquiry that it made, and how many ranks answered that.
+  /// The newest inquiry that this rank made and the number of replies to it.
   uint64_t asked_ = 0;
   int64_t num_replies_;
-  /// How long a wait has to be to be looked into next, and to be told.
+  /// The waits after which this rank next makes an inquiry and next warns the
+  /// user.
   std::chrono::nanoseconds next_poll_;
   std::chrono::nanoseconds next_warning_;
-  /// A circle of waiting ranks seen by the inquiry before.
+  /// A deadlock cycle found by the previous inquiry.
   std::string deadlock_cycle_;
 };
 
 // What is written beside the rings of the notice board: why somebody asks.
 
-/// A thread waits for long.
+/// Query: a thread has waited for long.
 inline constexpr const char* kStalled = "stalled";
-/// Nobody asks: the user has been told of ranks that wait for long.
+/// Not a query: another rank has already printed the warning.
 inline constexpr const char* kWarned = "warned";
-/// A collective has failed.
+/// Query: a collective has failed.
 inline constexpr const char* kFailed = "failed";
-/// Nobody asks: a verdict is on the board.
+/// Not a query: a diagnosis is published.
 inline constexpr const char* kDiagnosisPublished = "verdict";
-/// Of the ranks named after it: what do your threads do?
+/// Query: the stacks of the threads of the ranks listed after it.
 inline constexpr const char* kStacks = "stacks";
-/// Nobody asks: a rank wakes its own listener, which may end.
+/// Not a query: wakes this rank's own listener so that it ends.
 inline constexpr const char* kShutdown = "bye";
 
 } // namespace weft::mesh

@@ -179,14 +179,14 @@ TEST(OwnModel, RefusesOptionsAtTheOption) {
        "r.yaml:1:51: model.options.momentum: model.type=bag has no such "
        "option; it has act, bias, scale, tags, tokens, width"},
       {"{act: relu}",
-       "r.yaml:1:29: model.options: model.options.width is required, but not "
-       "there"},
+       "r.yaml:1:29: model.options: model.options.width is required but "
+       "missing"},
       {"{width: 6e1}",
-       "r.yaml:1:37: model.options.width: expected a whole number, found the "
+       "r.yaml:1:37: model.options.width: expected an integer, found the "
        "number 60.0; write 60"},
       {"{width: wide}",
-       "r.yaml:1:37: model.options.width: expected a whole number, found the "
-       "text \"wide\""},
+       "r.yaml:1:37: model.options.width: expected an integer, found the "
+       "string \"wide\""},
       {"{width: 0}",
        "r.yaml:1:37: model.options.width: expected at least 1, at most 4096, "
        "found 0"},
@@ -196,20 +196,21 @@ TEST(OwnModel, RefusesOptionsAtTheOption) {
        "r.yaml:1:46: model.options.act: expected one of relu, tanh, found "
        "gelu"},
       {"{width: 64, bias: 1}",
-       "r.yaml:1:47: model.options.bias: expected true or false, found the "
+       "r.yaml:1:47: model.options.bias: expected a bool (true, false), found "
+       "the "
        "number 1"},
       {"{width: 64, tags: a}",
-       "r.yaml:1:47: model.options.tags: expected a list of texts, found the "
-       "text \"a\"; write [\"a\"]"},
+       "r.yaml:1:47: model.options.tags: expected a list of strings, found the "
+       "string \"a\"; write [\"a\"]"},
       {"{width: {of: 64}}",
-       "r.yaml:1:37: model.options.width: expected a number, a text, true or "
-       "false, or a list of them, found a map"},
+       "r.yaml:1:37: model.options.width: expected a number, a string, a bool, "
+       "or a list of these, found a map"},
       {"{width: }",
-       "r.yaml:1:30: model.options.width: expected a number, a text, true or "
-       "false, or a list of them, found nothing"},
+       "r.yaml:1:30: model.options.width: expected a number, a string, a bool, "
+       "or a list of these, found nothing"},
       {"{width: 64, tags: [[a]]}",
-       "r.yaml:1:48: model.options.tags: expected a number, a text, or true "
-       "or false, found a list"},
+       "r.yaml:1:48: model.options.tags: expected a number, a string, or a "
+       "bool, found a list"},
       {"{width: 64, width: 32}",
        "r.yaml:1:41: model.options.width: repeated key; it stands in line 1 "
        "already"},
@@ -223,12 +224,11 @@ TEST(OwnModel, RefusesOptionsAtTheOption) {
 TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
   EXPECT_EQ(
       bag_refusal("model: {type: bag}\ndata: {paths: [text.txt]}\n"),
-      "r.yaml:1:15: model.type: model.options.width is required, but not "
-      "there");
+      "r.yaml:1:15: model.type: model.options.width is required but missing");
   EXPECT_EQ(
       bag_refusal(kBag, {"model.options.width=7.5"}),
-      "override model.options.width=7.5: model.options.width: expected a "
-      "whole number, found the number 7.5");
+      "override model.options.width=7.5: model.options.width: expected an "
+      "integer, found the number 7.5");
   EXPECT_EQ(
       message_of<mesh::UsageError>([] {
         read_bag_recipe(kBag, {"model.options.width=7", "mesh.tp=2"}, 2);
@@ -245,8 +245,8 @@ TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
       "language: it needs data.type=text or tokens, not digits");
   EXPECT_EQ(
       bag_refusal(kBag, {"model.dim=64"}),
-      "override model.dim=64: model.dim: model.type bag has no such key; "
-      "llama, gpt2, moe, vit have");
+      "override model.dim=64: model.dim: does not apply if model.type is bag; "
+      "it applies if model.type is llama, gpt2, moe, vit");
   EXPECT_EQ(
       bag_refusal(kBag, {"model.options.width.of=64"}),
       "override model.options.width.of=64: model.options.width.of: unknown "
@@ -268,12 +268,14 @@ TEST(OwnModel, IsRefusedWhereItIsNotLinkedIn) {
       "vit, mlp, bag, found bug; did you mean bag?");
   EXPECT_EQ(
       bag_refusal(min_and(""), {"model.options.width=3"}),
-      "override model.options.width=3: model.options: model.type llama has no "
-      "such key; a program's own has");
+      "override model.options.width=3: model.options: does not apply if "
+      "model.type is llama; it applies if model.type is a type that the "
+      "program registers");
   EXPECT_EQ(
       bag_refusal(min_and(""), {"model.options={}"}),
-      "override model.options={}: model.options: model.type llama has no such "
-      "key; a program's own has");
+      "override model.options={}: model.options: does not apply if model.type "
+      "is llama; it applies if model.type is a type that the program "
+      "registers");
 }
 
 std::string types_refusal(std::vector<OwnModel<BagConfig>> models) {

@@ -64,25 +64,25 @@ TEST(ModelKeys, EveryTypeNeedsItsOwn) {
   }
   EXPECT_EQ(
       whole_refusal("model: {type: vit, dim: 64, layers: 2, ffn_dim: 1}\n", {}),
-      "r.yaml: model.heads: required, but not there");
+      "r.yaml: model.heads: is required but missing");
   EXPECT_EQ(
       whole_refusal(kMinRecipe, {"model.type=moe"}),
-      "r.yaml: model.num_experts: required, but not there");
+      "r.yaml: model.num_experts: is required but missing");
 }
 
 TEST(ModelKeys, RefusesThoseOfOtherTypes) {
   EXPECT_EQ(
       whole_refusal(kMlp, {"model.heads=4"}),
-      "override model.heads=4: model.heads: model.type mlp has no such key; "
-      "llama, gpt2, moe, vit have");
+      "override model.heads=4: model.heads: does not apply if model.type is "
+      "mlp; it applies if model.type is llama, gpt2, moe, vit");
   EXPECT_EQ(
       whole_refusal(kMinRecipe, {"model.num_experts=4"}),
-      "override model.num_experts=4: model.num_experts: model.type llama has "
-      "no such key; moe has");
+      "override model.num_experts=4: model.num_experts: does not apply if "
+      "model.type is llama; it applies if model.type is moe");
   EXPECT_EQ(
       whole_refusal(kVit, {"data.sequence_length=64"}),
-      "override data.sequence_length=64: data.sequence_length: data.type "
-      "digits has no such key; text, tokens have");
+      "override data.sequence_length=64: data.sequence_length: does not apply "
+      "if data.type is digits; it applies if data.type is text, tokens");
   const std::vector<std::pair<std::string_view, std::string>> others = {
       {kGpt2, "model.kv_heads=2"},
       {kGpt2, "model.tie_embeddings=true"},
@@ -99,7 +99,7 @@ TEST(ModelKeys, RefusesThoseOfOtherTypes) {
       {kMlp, "tp.sequence_parallel=true"},
       {kMoe, "model.dropout=0"}};
   for (const auto& [text, key] : others) {
-    EXPECT_THAT(whole_refusal(text, {key}), HasSubstr("has no such key"))
+    EXPECT_THAT(whole_refusal(text, {key}), HasSubstr("does not apply if"))
         << key;
   }
 }
@@ -124,7 +124,7 @@ TEST(ModelKeys, NestedSectionsAreReadStrictly) {
   EXPECT_EQ(
       whole_refusal(kMinRecipe, {"model.rope_scaling=llama3"}),
       "override model.rope_scaling=llama3: model.rope_scaling: expected a map, "
-      "found the text \"llama3\"");
+      "found the string \"llama3\"");
   EXPECT_EQ(
       whole_refusal(kMinRecipe, {"model.rope_scaling.type=linear"}),
       "override model.rope_scaling.type=linear: model.rope_scaling.type: "

@@ -50,7 +50,7 @@ TEST(Schema, DefaultsAreAllowed) {
 
 TEST(Schema, DescribesKeys) {
   const Key& dp = *find_key("mesh.dp");
-  EXPECT_EQ(type_name(dp), "whole number");
+  EXPECT_EQ(type_name(dp), "int");
   EXPECT_EQ(allowed_values(dp), "-1 or at least 1, at most 16777216");
   EXPECT_EQ(default_value(dp), "-1");
   EXPECT_EQ(default_value(*find_key("model.dim")), "required");

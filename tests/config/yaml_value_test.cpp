@@ -37,34 +37,32 @@ TEST(YamlValue, WholeNumbers) {
       std::numeric_limits<int64_t>::min());
   EXPECT_EQ(
       value_refusal<int64_t>("9223372036854775808"),
-      "expected a whole number that fits in 64 bits, found the number "
+      "expected an integer that fits in 64 bits, found the number "
       "9223372036854775808");
   EXPECT_EQ(
       value_refusal<int64_t>("1e3"),
-      "expected a whole number, found the number 1e3; write 1000");
+      "expected an integer, found the number 1e3; write 1000");
   EXPECT_EQ(
       value_refusal<int64_t>("4.0"),
-      "expected a whole number, found the number 4.0; write 4");
+      "expected an integer, found the number 4.0; write 4");
   EXPECT_EQ(
       value_refusal<int64_t>("4.5"),
-      "expected a whole number, found the number 4.5");
+      "expected an integer, found the number 4.5");
   EXPECT_EQ(
       value_refusal<int64_t>("'5'"),
-      "expected a whole number, found the text \"5\"");
+      "expected an integer, found the string \"5\"");
   EXPECT_EQ(
       value_refusal<int64_t>("four"),
-      "expected a whole number, found the text \"four\"");
+      "expected an integer, found the string \"four\"");
+  EXPECT_EQ(value_refusal<int64_t>("true"), "expected an integer, found true");
+  EXPECT_EQ(value_refusal<int64_t>("~"), "expected an integer, found nothing");
+  EXPECT_EQ(value_refusal<int64_t>("[1]"), "expected an integer, found a list");
   EXPECT_EQ(
-      value_refusal<int64_t>("true"), "expected a whole number, found true");
-  EXPECT_EQ(
-      value_refusal<int64_t>("~"), "expected a whole number, found nothing");
-  EXPECT_EQ(
-      value_refusal<int64_t>("[1]"), "expected a whole number, found a list");
-  EXPECT_EQ(
-      value_refusal<int64_t>("{a: 1}"), "expected a whole number, found a map");
+      value_refusal<int64_t>("{a: 1}"), "expected an integer, found a map");
   for (const auto* text : {"0x10", "0o7", "007", "1_000", "1,000", "--1"}) {
     EXPECT_NE(
-        value_refusal<int64_t>(text).find("found the text"), std::string::npos)
+        value_refusal<int64_t>(text).find("found the string"),
+        std::string::npos)
         << text;
   }
 }
@@ -87,7 +85,7 @@ TEST(YamlValue, Numbers) {
   for (const auto* text :
        {"1.2.3", "e5", ".", "1e", "1e+", "nan", "'1'", "1f"}) {
     EXPECT_NE(
-        value_refusal<double>(text).find("expected a number, found the text"),
+        value_refusal<double>(text).find("expected a number, found the string"),
         std::string::npos)
         << text;
   }
@@ -99,12 +97,13 @@ TEST(YamlValue, TruthValues) {
   EXPECT_FALSE(read<bool>("FALSE"));
   EXPECT_EQ(
       value_refusal<bool>("no"),
-      "expected true or false, found the text \"no\"");
+      "expected a bool (true, false), found the string \"no\"");
   EXPECT_EQ(
-      value_refusal<bool>("1"), "expected true or false, found the number 1");
+      value_refusal<bool>("1"),
+      "expected a bool (true, false), found the number 1");
   EXPECT_EQ(
       value_refusal<bool>("'true'"),
-      "expected true or false, found the text \"true\"");
+      "expected a bool (true, false), found the string \"true\"");
 }
 
 TEST(YamlValue, Texts) {
@@ -114,10 +113,10 @@ TEST(YamlValue, Texts) {
   EXPECT_EQ(read<std::string>("\"\""), "");
   EXPECT_EQ(
       value_refusal<std::string>("12"),
-      "expected a text, found the number 12; put it in quotes if it is one");
+      "expected a string, found the number 12; put it in quotes if it is one");
   EXPECT_EQ(
       value_refusal<std::string>("\"a\\0\""),
-      "expected a text without control characters, found the text "
+      "expected a string without control characters, found the string "
       "\"a\\u0000\"");
 }
 
@@ -127,10 +126,11 @@ TEST(YamlValue, Lists) {
       (std::vector<std::string>{"a", "b c"}));
   EXPECT_EQ(
       value_refusal<std::vector<std::string>>("a.txt"),
-      "expected a list of texts, found the text \"a.txt\"; write [\"a.txt\"]");
+      "expected a list of strings, found the string \"a.txt\"; write "
+      "[\"a.txt\"]");
   EXPECT_EQ(
       value_refusal<std::vector<std::string>>("[a, [b]]"),
-      "expected a text, found a list");
+      "expected a string, found a list");
   using Pair = std::array<double, 2>;
   EXPECT_EQ(read<Pair>("[0.9, 1]"), (Pair{0.9, 1.0}));
   EXPECT_EQ(

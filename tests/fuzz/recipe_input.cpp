@@ -32,7 +32,7 @@ bool says_where(std::string_view message) {
   }
   message.remove_prefix(kFile.size());
   return (takes_number(message) && takes_number(message)) ||
-         message.ends_with(": required, but not there") ||
+         message.ends_with(": is required but missing") ||
          message == " the recipe is empty";
 }
 

@@ -198,7 +198,7 @@ TEST_F(RefusalTest, MistakesInARecipeAreShownWhereTheyStand) {
            Refusal{
                1,
                {"train", "type.yaml"},
-               {op + "type.yaml:3:26: model.layers: ", "whole number", "one"}},
+               {op + "type.yaml:3:26: model.layers: ", "int", "one"}},
            Refusal{1, {"train", "open.yaml"}, {op + "open.yaml:4:"}},
            Refusal{1, {"train", "empty.yaml"}, {op + "empty.yaml", "empty"}},
            Refusal{1, {"train", "no.yaml"}, {op + "no.yaml: No such file"}},

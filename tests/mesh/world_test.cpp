@@ -164,7 +164,7 @@ TEST(World, AWrongEnvironmentNamesTheVariable) {
   };
   EXPECT_THAT(
       refused({{"RANK", "5"}}),
-      HasSubstr("[environment] RANK=5 is not a whole number from 0 to 3."));
+      HasSubstr("[environment] RANK=5 is not an integer from 0 to 3."));
   EXPECT_THAT(refused({{"RANK", "-1"}}), HasSubstr("RANK=-1"));
   EXPECT_THAT(refused({{"RANK", "1x"}}), HasSubstr("RANK=1x"));
   EXPECT_THAT(refused({{"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE=0"));

@@ -15,19 +15,21 @@ namespace weft::mesh {
 
 class ShmProgress;
 
-/// What all groups of one rank share; see ShmProgress.
+/// Creates the ShmProgress that all groups of one rank share.
 std::shared_ptr<ShmProgress> make_shm_progress(
     int64_t local_ranks,
     int64_t cores);
 
-/// Names what processes must have in common to share memory: the host, its
-/// start, the namespaces and the user. Equal for two ranks that may be in one
-/// shm group; empty where the system does not let this process share memory.
+/// Identifies what two processes must have in common to share memory: host,
+/// boot, namespaces and user. Two ranks with equal values may be in one shm
+/// group. Empty if the system does not allow this process to share memory.
 std::string shm_domain();
 
-/// Collectives between ranks of one host through shared memory. Sums are taken
-/// in rank order wherever a value lies, halves and bfloat16 in float.
-/// Collective: the group's members, all of one shm_domain(); blocks.
+/// Creates a backend that communicates through shared memory between ranks of
+/// one host. Reductions add in rank order; Half and BFloat16 accumulate in
+/// float.
+/// Collective: the group's members, which must have the same shm_domain();
+/// blocks.
 std::shared_ptr<Backend> make_shm_backend(
     GroupMembers members,
     const c10::intrusive_ptr<c10d::Store>& store,

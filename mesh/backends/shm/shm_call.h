@@ -20,14 +20,14 @@ enum class ShmKind : uint32_t {
 };
 const char* name_of(ShmKind kind);
 
-/// This rank's position in its group, and the group's size.
+/// This rank's position in its group, and the size of the group.
 struct ShmShape {
   int64_t rank;
   int64_t size;
 };
 
-/// One collective of one rank, in rounds; see Note [Rounds]. Keeps its tensors
-/// alive.
+/// One collective of one rank, executed in rounds. It keeps its tensors alive.
+/// See Note [Rounds].
 class ShmCall {
  public:
   ShmCall(ShmKind kind, ShmShape shape) : kind_(kind), shape_(shape) {}
@@ -36,25 +36,26 @@ class ShmCall {
   virtual ~ShmCall() = default;
 
   ShmKind kind() const { return kind_; }
-  /// What Backend::announce() said of it.
+  /// The identity that Backend::announce() received for this call.
   uint64_t identity() const { return identity_; }
   void set_identity(uint64_t identity) { identity_ = identity; }
-  /// How many rounds this rank needs.
+  /// The number of rounds that this rank needs.
   virtual uint64_t rounds() const = 0;
-  /// Whether round `round` may be written before the one before it was read.
+  /// Returns true if `round` may be written before the previous round was read.
   virtual bool writes_ahead(uint64_t round) const;
-  /// Puts what the others read in `round` into the slot.
+  /// Writes the data that the other ranks read in `round` into the slot.
   virtual void write(uint64_t round, std::byte* slot) = 0;
-  /// Whether `peer`'s slots are read.
+  /// Returns true if this rank reads the slots of `peer`.
   virtual bool reads(int64_t peer) const;
-  /// All slots that it reads are there; `at` is the group's round.
+  /// Reads the slots of one round, which are all published. `at` is the round's
+  /// number in the group.
   virtual void read(uint64_t round, const ShmSegment& segment, uint64_t at) = 0;
 
-  /// What must be the same on all ranks.
+  /// Values that must be identical on all ranks.
   virtual c10::ScalarType dtype() const = 0;
   virtual int64_t detail() const { return 0; }
-  /// What must be the same on both sides: all that this rank has for `peer`,
-  /// and wants of it.
+  /// The number of bytes that this rank sends to `peer` and receives from it.
+  /// Both sides must agree.
   virtual uint64_t bytes_for(int64_t peer) const = 0;
   virtual uint64_t bytes_from(int64_t peer) const = 0;
 
@@ -67,7 +68,8 @@ class ShmCall {
   uint64_t identity_ = 0;
 };
 
-/// Tensors as Backend has them. `slot_bytes` is what fits a slot.
+/// Creates calls on tensors as Backend passes them. `slot_bytes` is the
+/// capacity of a slot.
 std::unique_ptr<ShmCall> shm_all_reduce(
     ShmShape shape,
     size_t slot_bytes,

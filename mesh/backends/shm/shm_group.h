@@ -12,23 +12,23 @@
 
 namespace weft::mesh {
 
-/// A call under way, and how far it is.
+/// A running call and its progress.
 struct ShmOperation {
   std::unique_ptr<ShmCall> call;
   uint64_t sequence = 0;
   std::chrono::steady_clock::time_point deadline;
   uint64_t rounds = 1;
-  /// Of these, how many this rank has written, and read.
+  /// The number of rounds that this rank has written and read.
   uint64_t written = 0;
   uint64_t read = 0;
-  /// What to tell when it is over.
+  /// The function to call on completion.
   std::function<void()> callback;
-  /// Why it has no result; set before `done`.
+  /// The error message if the call failed. It is set before `done`.
   std::string failure;
   std::atomic<bool> done = false;
 };
 
-/// One group's calls, the oldest first. Not thread-safe.
+/// The calls of one group, oldest first. Not thread-safe.
 class ShmGroup {
  public:
   /// Collective: the group's members, all on one host; blocks.
@@ -42,14 +42,15 @@ class ShmGroup {
   bool is_idle() const { return queue_.empty(); }
 
   std::shared_ptr<ShmOperation> push(std::unique_ptr<ShmCall> call);
-  /// Does what can be done without waiting. Whether anything moved.
-  /// Throws: CommError if the ranks called different things.
+  /// Advances the calls without blocking. Returns true if any progress was
+  /// made.
+  /// Throws: CommError if the ranks called different collectives.
   bool progress();
-  /// Ends all that is under way without a result.
+  /// Fails all running calls.
   void fail(const std::string& reason);
 
-  /// Why there is nothing to wait for: a rank is gone, or too late. Empty
-  /// otherwise. What a rank did before it went may still have to be read.
+  /// Describes why a peer cannot contribute: it is gone or too late. Empty
+  /// otherwise. Data that the peer published before may still have to be read.
   std::string peer_failure() const;
 
  private:
@@ -65,16 +66,17 @@ class ShmGroup {
   ShmSegment segment_;
   std::deque<std::shared_ptr<ShmOperation>> queue_;
   uint64_t next_sequence_ = 0;
-  /// Rounds of all calls that have ended.
+  /// The rounds of all finished calls.
   uint64_t rounds_before_ = 0;
-  /// Hash of these calls. Ranks of a broadcast that takes no data of theirs
-  /// learn of a mismatch only by this.
+  /// A hash of these calls. It is the only way to detect a mismatch on a
+  /// broadcast's receivers, which publish no data.
   uint64_t history_ = 0;
-  /// Why the group ended.
+  /// The reason why the group failed.
   std::string failure_;
 };
 
-/// Bytes of a slot: what fits the caches of two ranks at once.
+/// The size of a slot in bytes. A slot fits the caches of two ranks at the same
+/// time.
 inline constexpr size_t kShmSlotBytes = size_t{512} * 1024;
 
 } // namespace weft::mesh

@@ -23,10 +23,12 @@ namespace weft::mesh {
 // nobody waits for: often where there are cores to spare, so that collectives
 // and arithmetic overlap; seldom where it would take the ranks' own.
 
-/// What a rank has under way in all its groups of shared memory. Thread-safe.
+/// The running operations of one rank in all its shared memory groups.
+/// Thread-safe.
 class ShmProgress {
  public:
-  /// `local_ranks`: how many ranks share `cores` of this host.
+  /// `local_ranks` is the number of ranks that share `cores` cores of this
+  /// host.
   ShmProgress(int64_t local_ranks, int64_t cores);
   ~ShmProgress();
   ShmProgress(const ShmProgress&) = delete;
@@ -37,16 +39,17 @@ class ShmProgress {
   std::shared_ptr<ShmOperation> start(
       ShmGroup& group,
       std::unique_ptr<ShmCall> call);
-  /// Blocks until the operation is over.
-  /// Throws: CommError if it has no result.
+  /// Blocks until the operation is complete.
+  /// Throws: CommError if it failed.
   void wait(ShmOperation& operation);
-  /// Whether it is over, after moving on what can be.
+  /// Advances all operations and returns true if this one is complete.
   bool is_done(const ShmOperation& operation);
-  /// False if the operation is over already; then nothing is called.
+  /// Registers a completion callback. Returns false, and never calls it, if the
+  /// operation is already complete.
   bool when_done(ShmOperation& operation, std::function<void()> callback);
-  /// Fails what is under way in `group`, here and on the other ranks.
+  /// Fails the running operations of `group` on this rank and on its peers.
   void abort(ShmGroup& group, const std::string& reason);
-  /// Lets go of a group, which is not used any more.
+  /// Releases a group that is no longer used.
   void forget(ShmGroup& group);
 
  private:
@@ -65,18 +68,19 @@ class ShmProgress {
   int64_t cores_;
 
   std::mutex mutex_;
-  /// Groups with something under way.
+  /// The groups with running operations.
   std::vector<ShmGroup*> active_;
-  /// When to see next whether the peers still live.
+  /// The time of the next check that the peers are alive.
   std::chrono::steady_clock::time_point next_check_;
-  /// One waiting thread polls for all; the others follow it.
+  /// True while a waiting thread polls for all. The other waiting threads are
+  /// followers.
   bool is_polled_ = false;
   bool is_asleep_ = false;
   int followers_ = 0;
   std::condition_variable followed_;
 
   std::thread progress_thread_;
-  /// Whether the caretaker waits for work, and not for time to pass.
+  /// True while the progress thread waits for work rather than for a timeout.
   bool is_progress_thread_idle_ = false;
   bool is_over_ = false;
   std::condition_variable progress_needed_;

@@ -18,32 +18,33 @@ class Store;
 
 namespace weft::mesh {
 
-/// What one rank tells its group, in shared memory. Its owner alone writes it.
+/// The control words that one rank publishes to its group. Only this rank
+/// writes them.
 struct alignas(128) ShmRank {
-  /// Rounds whose slot holds this rank's data.
+  /// The number of rounds whose slot holds this rank's data.
   std::atomic<uint64_t> published;
-  /// Rounds in which this rank has read everything it needs.
+  /// The number of rounds in which this rank has read everything it needs.
   std::atomic<uint64_t> consumed;
-  /// Whether the owner waits for its bell, and so has to be rung.
+  /// Nonzero while the owner sleeps and its doorbell must be rung.
   std::atomic<uint32_t> asleep;
-  /// Whether the owner aborted the group or let go of it.
+  /// Nonzero after the owner aborted or left the group.
   std::atomic<uint32_t> left;
 };
 
-/// What stands before the data of a slot: all ranks have the same, or they
-/// called different things.
+/// The header of a slot. It must be identical on all ranks; otherwise they
+/// called different collectives.
 struct ShmRoundHeader {
-  /// The collective of the group that the round belongs to, counted from 0.
+  /// The index of the round's collective in the group, counted from 0.
   uint64_t sequence;
   uint32_t kind;
   uint32_t dtype;
   /// The reduction or the root.
   int64_t detail;
-  /// Backend::announce().
+  /// The value of Backend::announce().
   uint64_t identity;
-  /// Rounds that this rank needs for the collective.
+  /// The number of rounds that this rank needs for the collective.
   uint64_t rounds;
-  /// What the rank called before, hashed.
+  /// A hash of the calls that the rank made before.
   uint64_t history;
 };
 
@@ -57,12 +58,13 @@ struct ShmRoundHeader {
 
 inline constexpr uint64_t kShmSlots = 2;
 
-/// What wakes a rank of this host, whatever group it waits for.
+/// An eventfd-based wake-up of one rank of this host, shared by all its groups.
 class ShmDoorbell {
  public:
   ShmDoorbell();
   int descriptor() const { return descriptor_.get(); }
-  /// Returns when rung since the last call, or when the time is over.
+  /// Returns when the doorbell was rung since the last call, or after
+  /// `at_most`.
   void wait(std::chrono::milliseconds at_most) const;
   static void ring(int descriptor);
 
@@ -70,14 +72,14 @@ class ShmDoorbell {
   Descriptor descriptor_;
 };
 
-/// Memory that the ranks of a group on one host share: control words and slots.
-/// It has no name in the file system: the first rank makes it, hands it to the
-/// others over a socket, and it is gone with the last of them. Ranks that are
-/// threads of one process share one mapping.
+/// The memory that the ranks of a group share on one host: control words and
+/// slots. It has no name in the file system: the first rank creates it and
+/// passes it to the others over a socket, and the kernel frees it with its last
+/// user. Ranks that are threads of one process share one mapping.
 class ShmSegment {
  public:
   /// Collective: the group's members, all on one host; blocks.
-  /// Throws: std::exception if the members do not meet in time.
+  /// Throws: std::exception if a member does not arrive in time.
   ShmSegment(
       const GroupMembers& members,
       const c10::intrusive_ptr<c10d::Store>& store,
@@ -91,20 +93,22 @@ class ShmSegment {
   ShmRank& rank(int64_t r) const;
   ShmRank& own() const { return rank(own_); }
   ShmRoundHeader& header(int64_t r, uint64_t round) const;
-  /// Beside the header: bytes of the whole collective for each rank.
+  /// An array next to the header: the bytes of the whole collective for each
+  /// rank.
   uint64_t* bytes_for(int64_t r, uint64_t round) const;
   std::byte* slot(int64_t r, uint64_t round) const;
 
-  /// Wakes all others that sleep.
+  /// Wakes all sleeping peers.
   void ring_others() const;
 
-  /// A rank whose process is gone or that has left; -1 if all are there.
+  /// Returns a rank whose process is gone or that has left, or -1 if there is
+  /// none.
   int64_t lost_rank() const;
-  /// Tells the others that this rank takes no part any more.
+  /// Tells the peers that this rank has left.
   void leave() const;
 
-  /// Whether this system, with its limits on this process, can do all that a
-  /// segment needs.
+  /// Returns true if this system and the limits of this process support
+  /// everything that a segment needs.
   static bool is_supported() noexcept;
 
   class Mapping;
@@ -132,8 +136,8 @@ class ShmSegment {
   Layout layout_;
   std::shared_ptr<Mapping> mapping_;
   std::byte* memory_ = nullptr;
-  /// This rank's own opening of the memory: it holds the lock on byte `own_`
-  /// for as long as the process lives.
+  /// This rank's own descriptor of the memory. It holds a lock on byte `own_`
+  /// until the process ends.
   Descriptor lock_;
   std::vector<Descriptor> doorbells_;
 };

@@ -11,7 +11,7 @@
 
 namespace weft::mesh {
 
-/// A file descriptor and its end.
+/// Owns a file descriptor and closes it.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -26,7 +26,7 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// What one side tells the other: some bytes and descriptors.
+/// One message: bytes and file descriptors.
 struct SocketMessage {
   std::string bytes;
   std::vector<Descriptor> descriptors;
@@ -34,30 +34,34 @@ struct SocketMessage {
 
 using SocketDeadline = std::chrono::steady_clock::time_point;
 
-/// A socket under a random name that no other process knows.
+/// A listening socket with a random name that only this process knows.
 struct UnixListener {
   std::string name;
   Descriptor socket;
 };
 
-/// All throw CommError with the system's reason.
+/// Listens on a new abstract socket.
+/// Throws: CommError with the system's reason.
 UnixListener listen_unix(int backlog);
-/// Lets nobody in but this user's processes.
-/// Throws: CommError also if none comes in time.
+/// Accepts a connection from a process of the same user.
+/// Throws: CommError with the system's reason, or if no peer connects in time.
 Descriptor accept_unix(const UnixListener& listener, SocketDeadline deadline);
 Descriptor connect_unix(const std::string& name);
 
-/// At most 1024 bytes and 250 descriptors.
+/// Sends at most 1024 bytes and 250 descriptors.
+/// Throws: CommError with the system's reason.
 void send_message(
     const Descriptor& socket,
     const std::string& bytes,
     const std::vector<int>& descriptors = {});
-/// Throws: CommError also if nothing comes in time or the other side hung up.
+/// Receives one message.
+/// Throws: CommError with the system's reason, or if nothing arrives in time or
+/// the peer closed the connection.
 SocketMessage receive_message(
     const Descriptor& socket,
     SocketDeadline deadline);
 
-/// Throws: CommError "[shared memory] <what>: <errno's text>".
+/// Throws CommError "[shared memory] <what>: <text of errno>".
 [[noreturn]] void throw_system_error(const char* what);
 
 } // namespace weft::mesh

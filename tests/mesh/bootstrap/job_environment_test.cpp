@@ -398,7 +398,7 @@ TEST(JobEnvironment, WrongNumbersAreNamed) {
     EXPECT_THAT(
         refused(with(base, change)),
         HasSubstr(
-            name + "=" + value + " is not a whole number from " + range + "."));
+            name + "=" + value + " is not an integer from " + range + "."));
   };
   expect(kTorchrun, {{"RANK", "8"}}, "0 to 7");
   expect(kTorchrun, {{"WORLD_SIZE", "0"}}, "1 to 2147483647");

@@ -91,7 +91,7 @@ TEST(Recipe, RefusesUnknownAndRepeatedKeysAtTheKey) {
       {"? [a]\n: 1\n", "r.yaml:1:3: a key is a word, found a list"},
       {": 1\n", "r.yaml:1:1: a key is a word, found nothing"},
       {"\"a\\nb\": 1\n",
-       "r.yaml:1:1: a key is a word, found the text \"a\\nb\""}};
+       "r.yaml:1:1: a key is a word, found the string \"a\\nb\""}};
   for (const BadRecipe& bad : cases) {
     EXPECT_EQ(recipe_refusal(bad.text), bad.message) << bad.text;
   }
@@ -112,22 +112,24 @@ TEST(Recipe, RefusesFloat16) {
 TEST(Recipe, RefusesWrongTypesAtTheValue) {
   const BadRecipe cases[] = {
       {"model:\n  dim: wide\n",
-       "r.yaml:2:8: model.dim: expected a whole number, found the text "
+       "r.yaml:2:8: model.dim: expected an integer, found the string "
        "\"wide\""},
       {"train: {steps: 1e3}\n",
-       "r.yaml:1:16: train.steps: expected a whole number, found the number "
+       "r.yaml:1:16: train.steps: expected an integer, found the number "
        "1e3; write 1000"},
       {"tp:\n  loss_parallel: yes\n",
-       "r.yaml:2:18: tp.loss_parallel: expected true or false, found the text "
+       "r.yaml:2:18: tp.loss_parallel: expected a bool (true, false), found "
+       "the string "
        "\"yes\""},
       {"name: 5\n",
-       "r.yaml:1:7: name: expected a text, found the number 5; put it in "
+       "r.yaml:1:7: name: expected a string, found the number 5; put it in "
        "quotes if it is one"},
       {"data: {paths: a.txt}\n",
-       "r.yaml:1:15: data.paths: expected a list of texts, found the text "
+       "r.yaml:1:15: data.paths: expected a list of strings, found the string "
        "\"a.txt\"; write [\"a.txt\"]"},
       {"data:\n  paths:\n    - a\n    - 7\n",
-       "r.yaml:4:7: data.paths: expected a text, found the number 7; put it in "
+       "r.yaml:4:7: data.paths: expected a string, found the number 7; put it "
+       "in "
        "quotes if it is one"},
       {"optimizer: {betas: [0.9, 0.95, 0.99]}\n",
        "r.yaml:1:20: optimizer.betas: expected a list of two numbers, found a "
@@ -136,15 +138,14 @@ TEST(Recipe, RefusesWrongTypesAtTheValue) {
        "r.yaml:1:17: optimizer.lr: expected a finite number, found the number "
        ".nan"},
       {"seed: 99999999999999999999\n",
-       "r.yaml:1:7: seed: expected a whole number that fits in 64 bits, found "
+       "r.yaml:1:7: seed: expected an integer that fits in 64 bits, found "
        "the number 99999999999999999999"},
       {"model: 7\n", "r.yaml:1:8: model: expected a map, found the number 7"},
       {"model: [1]\n", "r.yaml:1:8: model: expected a map, found a list"},
       {"model:\nseed: 1\n", "r.yaml:1:1: model: expected a map, found nothing"},
       {"train:\n  steps:\n  dtype: float32\n",
-       "r.yaml:2:3: train.steps: expected a whole number, found nothing"},
-      {"seed: {a: 1}\n",
-       "r.yaml:1:7: seed: expected a whole number, found a map"}};
+       "r.yaml:2:3: train.steps: expected an integer, found nothing"},
+      {"seed: {a: 1}\n", "r.yaml:1:7: seed: expected an integer, found a map"}};
   for (const BadRecipe& bad : cases) {
     EXPECT_EQ(recipe_refusal(bad.text), bad.message) << bad.text;
   }
@@ -185,7 +186,7 @@ TEST(Recipe, RefusesImpossibleValuesAtTheValue) {
       {"data: {paths: []}\n",
        "r.yaml:1:15: data.paths: expected at least one, found an empty list"},
       {"data: {paths: [a, '']}\n",
-       "r.yaml:1:15: data.paths: [1] is an empty text"},
+       "r.yaml:1:15: data.paths: [1] is an empty string"},
       {"name: ../up\n",
        "r.yaml:1:7: name: \"../up\" cannot name a folder: 1 to 128 letters, "
        "digits, '.', '_' and '-', not beginning with '.'"},
@@ -205,7 +206,7 @@ TEST(Recipe, RefusesWhatIsNoMap) {
       "r.yaml:1:1: a recipe is a map of keys to values, found a list");
   EXPECT_EQ(
       recipe_refusal("\nhello\n"),
-      "r.yaml:2:1: a recipe is a map of keys to values, found the text "
+      "r.yaml:2:1: a recipe is a map of keys to values, found the string "
       "\"hello\"");
   EXPECT_EQ(
       recipe_refusal("{seed: &a 1}"),
@@ -219,10 +220,10 @@ TEST(Recipe, RefusesWhatIsNoMap) {
 TEST(Recipe, NamesTheKeyThatIsMissing) {
   EXPECT_EQ(
       recipe_refusal("seed: 1\n"),
-      "r.yaml: model.dim: required, but not there");
+      "r.yaml: model.dim: is required but missing");
   EXPECT_EQ(
       recipe_refusal("model: {dim: 64, layers: 2, heads: 4, ffn_dim: 128}\n"),
-      "r.yaml: data.paths: required, but not there");
+      "r.yaml: data.paths: is required but missing");
   EXPECT_THAT(
       recipe_refusal(std::string(kMinRecipe), {}, "my recipe.yaml"),
       HasSubstr("my recipe.yaml: name: \"my recipe\" cannot name a folder"));
@@ -260,10 +261,10 @@ TEST(Recipe, RefusesBadOverridesByName) {
        "override train.stps=20: train.stps: unknown key; did you mean "
        "train.steps?"},
       {"train.steps=many",
-       "override train.steps=many: train.steps: expected a whole number, found "
-       "the text \"many\""},
+       "override train.steps=many: train.steps: expected an integer, found the "
+       "string \"many\""},
       {"train.steps=",
-       "override train.steps=: train.steps: expected a whole number, found "
+       "override train.steps=: train.steps: expected an integer, found "
        "nothing"},
       {"train.steps", "override train.steps: expected key.path=value"},
       {"=5", "override =5: expected key.path=value"},

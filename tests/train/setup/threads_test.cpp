@@ -48,7 +48,7 @@ TEST(Threads, SlurmsCoresOfATaskAreTaken) {
       message_of<mesh::UsageError>([] {
         threads(JobSource::kSlurm, 4, {{"SLURM_CPUS_PER_TASK", "all"}});
       }),
-      "[environment] SLURM_CPUS_PER_TASK=all is not a whole number from 1 to "
+      "[environment] SLURM_CPUS_PER_TASK=all is not an integer from 1 to "
       "65536.");
 }
 

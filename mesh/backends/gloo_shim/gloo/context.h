@@ -18,7 +18,7 @@ namespace transport {
 class Pair;
 
 namespace tcp {
-/// What a transport::Pair is on Linux.
+/// The base class of transport::Pair on Linux.
 class Pair {
  public:
   std::exception_ptr signalExceptionExternal(const std::string& message);
@@ -30,7 +30,7 @@ class Pair {
 class Context {
  public:
   void setTimeout(std::chrono::milliseconds timeout);
-  /// The connection to `rank`; null for the own rank.
+  /// Returns the connection to `rank`, or null for this rank.
   std::unique_ptr<transport::Pair>& getPair(int rank);
 };
 
