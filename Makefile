@@ -65,7 +65,8 @@ format: ## clang-format all sources
 
 .PHONY: lint
 lint: ## the style checks that make test runs too
-	@scripts/lint.sh calls && scripts/lint.sh notes && scripts/lint.sh format
+	@scripts/lint.sh calls && scripts/lint.sh notes && scripts/lint.sh words && \
+	  scripts/lint.sh format
 
 .PHONY: tidy
 tidy: setup ## clang-tidy (ARGS=files; default: all sources)

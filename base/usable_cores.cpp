@@ -36,7 +36,7 @@ std::set<int> allowed_cpus() {
   return cpus;
 }
 
-/// Of quota and period in microseconds; 0 where there is no limit.
+/// Returns the cores of a quota and a period in microseconds. 0 means no limit.
 double cores_of(double quota, double period) {
   return quota > 0 && period > 0 ? quota / period : 0;
 }

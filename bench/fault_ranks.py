@@ -76,7 +76,7 @@ def killed(suite):
         hit.note("survivor", r"^ERROR 150 .*connection closed by rank "
                  rf"{hit.rank} of the world")
         hit.note("named", rf"^ERROR 137 rank={hit.rank} op=launch worker killed "
-                 r"by signal 9 \(SIGKILL\) by somebody")
+                 r"by signal 9 \(SIGKILL\) from another process")
         hit.judge()
         hits.append(hit.figures)
     yield summary_of_kills(hits)
@@ -114,7 +114,7 @@ def stopped(suite):
             continue  # it was over
         hit.send(signal.SIGSTOP)
         keeper = ", which has the store," if hit.rank == 0 else ""
-        sign = (rf"[Rr]ank {hit.rank}{keeper} gives no sign of life \(process "
+        sign = (rf"[Rr]ank {hit.rank}{keeper} is not responding \(process "
                 rf"{hit.process} is stopped \(SIGSTOP\)\)")
         hit.note("warned", rf"^WARNING rank=\d+ op=watch .*{sign}")
         hit.note("named", rf"^ERROR 150 rank=\d+ op=train .*{sign}")
@@ -151,4 +151,4 @@ def blames_another(hit):
         int(other) != hit.rank
         for when, line in hit.run.lines
         if when >= hit.hit_at and f" rank={hit.rank} " not in line
-        for other in re.findall(r"[Rr]ank (\d+)[^0-9]* gives no sign of life", line))
+        for other in re.findall(r"[Rr]ank (\d+)[^0-9]* is not responding", line))

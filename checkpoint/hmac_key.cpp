@@ -60,8 +60,8 @@ HmacKey read_hmac_key(const std::string& path) {
     refuse_key(
         path,
         fmt::format(
-            "a key has {} to {} bytes, and this one {}. `openssl rand -hex 32` "
-            "makes one",
+            "expected a key of {} to {} bytes, got {}. Create one with "
+            "`openssl rand -hex 32`",
             kMinKeyBytes,
             kMaxKeyBytes,
             size > kMaxKeyBytes ? "more" : std::to_string(size)));

@@ -27,8 +27,9 @@ void add_model_flags(
   command.add_option("--dim", options->dim);
   command.add_option("--layers", options->layers);
   command.add_option("--heads", options->heads);
-  command.add_option("--kv_heads", options->kv_heads, "0: as heads");
-  command.add_option("--ffn_dim", options->ffn_dim, "0: 4 * dim");
+  command.add_option(
+      "--kv_heads", options->kv_heads, "0 means the value of --heads");
+  command.add_option("--ffn_dim", options->ffn_dim, "0 means 4 * dim");
   command.add_option("--seq", options->seq);
   command.add_option("--batch", options->batch, "Samples per replica");
   command.add_option("--vocab", options->vocab);
@@ -39,15 +40,14 @@ void add_model_flags(
       .add_option(
           "--engine",
           options->engine,
-          "ddp; fsdp: parameters are divided over the dp ranks, with tp 1")
+          "ddp; fsdp: parameters are sharded over the dp ranks, with tp 1")
       ->check(CLI::IsMember({"ddp", "fsdp"}));
   command
       .add_option(
           "--comm",
           options->comm,
-          "auto; gloo: sockets on one host too; none: every collective "
-          "replaced "
-          "by nothing, the limit")
+          "auto; gloo: sockets on one host too; none: skips every collective, "
+          "to show the limit")
       ->check(CLI::IsMember({"auto", "gloo", "none"}));
   command.add_option("--device", options->device, "cpu, or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
@@ -75,28 +75,28 @@ void add_step(CLI::App& bench) {
       "Times training steps of a Llama on random tokens, like "
       "bench/peer/train_step.py");
   add_model_flags(*command, options);
-  command->add_option("--steps", options->steps, "Steps that are timed");
+  command->add_option("--steps", options->steps, "Number of timed steps");
   command->add_option("--warmup", options->warmup);
   command
       ->add_option(
           "--join",
           options->join,
-          "Run every other N steps inside a Join, and compare; steps must be "
+          "Compares groups of N steps inside and outside a Join; steps must be "
           "a multiple of 2 N")
       ->check(CLI::NonNegativeNumber);
   command
       ->add_option(
           "--async_tp",
           options->async_tp,
-          "N steps with tp.async off, N on, N auto, and again; compares them; "
-          "steps must be a multiple of 3 N")
+          "Compares tp.async off, on and auto in groups of N steps; steps must "
+          "be a multiple of 3 N")
       ->check(CLI::NonNegativeNumber);
   command->callback([options] {
     if (options->async_tp > 0 &&
         (options->join > 0 || options->steps % (3 * options->async_tp) != 0)) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[bench] --steps {} is no multiple of three times --async_tp {}, or "
-          "--join is given as well.",
+          "[bench] --steps {} is not a multiple of three times --async_tp {}, "
+          "or --join is given as well.",
           options->steps,
           options->async_tp));
     }
@@ -106,7 +106,7 @@ void add_step(CLI::App& bench) {
     }
     if (options->join > 0 && options->steps % (2 * options->join) != 0) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[bench] --steps {} is no multiple of twice --join {}.",
+          "[bench] --steps {} is not a multiple of twice --join {}.",
           options->steps,
           options->join));
     }
@@ -128,7 +128,7 @@ void add_collective(CLI::App& bench) {
   auto options = std::make_shared<bench::CollectiveOptions>();
   auto* command = bench.add_subcommand(
       "collective",
-      "Times every collective over sockets and shared memory in turn; under "
+      "Times every collective over sockets and over shared memory; run it with "
       "weftrun");
   command->add_option("--ops", options->ops, "Some of them: a,b; default: all")
       ->delimiter(',')
@@ -156,11 +156,13 @@ void add_checkpoint_bench(CLI::App& bench) {
   auto options = std::make_shared<bench::CheckpointOptions>();
   auto* command = bench.add_subcommand(
       "checkpoint",
-      "Times saving and loading, like bench/peer/checkpoint.py; under "
+      "Times saving and loading, like bench/peer/checkpoint.py; run it with "
       "weftrun");
   command
       ->add_option(
-          "folder", options->folder, "Is made, used and deleted: a new path")
+          "folder",
+          options->folder,
+          "Scratch folder; must not exist and is deleted afterwards")
       ->required();
   command->add_option("mb", options->mb, "Size of the state, MiB")
       ->check(CLI::Range(12, 1 << 20));
@@ -174,8 +176,8 @@ void add_save_plan(CLI::App& bench) {
   auto options = std::make_shared<bench::SavePlanOptions>();
   auto* command = bench.add_subcommand(
       "save_plan",
-      "Times planning a save, and merging all ranks' reports of it, on a mesh "
-      "that is imagined");
+      "Times planning a save and merging all ranks' reports, with a fake "
+      "process group");
   const auto add = [&](const char* flag, int64_t& value, const char* help) {
     command->add_option(flag, value, help)->check(CLI::Range(1, 1 << 24));
   };
@@ -211,8 +213,7 @@ void add_matmul(CLI::App& bench) {
   auto options = std::make_shared<bench::StepOptions>();
   auto* command = bench.add_subcommand(
       "matmul",
-      "Times the matrix products of a step on one rank with each library that "
-      "can multiply here");
+      "Times the matmuls of a step on one rank with each available library");
   add_model_flags(*command, options);
   command->callback([options] { print_result(bench::run_matmul(*options)); });
 }
@@ -229,7 +230,7 @@ void add_reducer(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "reducer",
       "Times backward with DDP against plain backward, like "
-      "bench/peer/reducer.py; alone or under weftrun");
+      "bench/peer/reducer.py; runs alone or with weftrun");
   command->add_option("--widths", options->widths, "Of the layers: 64,256")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 16));
@@ -253,7 +254,7 @@ void add_reducer(CLI::App& bench) {
 void add_redistribute(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "redistribute",
-      "Times moves between placements, like bench/peer/redistribute.py; under "
+      "Times redistributions, like bench/peer/redistribute.py; run it with "
       "weftrun");
   add_json_flag(*command);
   command->callback([] { print_result(bench::run_redistribute()); });
@@ -263,8 +264,8 @@ void add_deferred_memory(CLI::App& bench) {
   auto options = std::make_shared<bench::DeferredMemoryOptions>();
   auto* command = bench.add_subcommand(
       "deferred-memory",
-      "Measures what a model built in DeferredInit costs each rank; under "
-      "weftrun");
+      "Measures the memory of a model built in DeferredInit on each rank; run "
+      "it with weftrun");
   command->add_option("--layers", options->layers, "Square linear layers")
       ->check(CLI::Range(1, 1 << 20));
   command->add_option("--dim", options->dim, "Their size")
@@ -278,7 +279,7 @@ void add_deferred_memory(CLI::App& bench) {
 } // namespace
 
 void add_bench(CLI::App& app) {
-  auto* command = app.add_subcommand("bench", "Measure");
+  auto* command = app.add_subcommand("bench", "Run a benchmark");
   command->require_subcommand(1);
   add_step(*command);
   add_startup(*command);

@@ -55,7 +55,7 @@ void verify(const CheckpointArguments& arguments) {
     if (!arguments.json && damages.empty()) {
       const auto manifest = checkpoint::read_manifest(path, key);
       print(fmt::format(
-          "{}: sound, {} in {} files",
+          "{}: valid, {} in {} files",
           path.string(),
           size_text(bytes_of(manifest)),
           manifest.files.size()));
@@ -126,7 +126,7 @@ void diff(const CheckpointArguments& arguments) {
           size_text(result.bytes)));
     }
   }
-  if (count > 0) { // exit 1: the answer is no
+  if (count > 0) { // exit 1: the check fails
     mesh::throw_error<c10::Error>(fmt::format(
         "{} and {} differ: {} {}",
         a.string(),
@@ -153,41 +153,42 @@ CLI::App& add(
 
 void add_checkpoint(CLI::App& app) {
   auto* command = app.add_subcommand(
-      "checkpoint",
-      "Look at checkpoints, cut them anew, bring models in and out");
+      "checkpoint", "Inspect, verify, reshard, import and export checkpoints");
   command->require_subcommand(1);
   add_checkpoint_store(*command);
   const auto arguments = std::make_shared<CheckpointArguments>();
   auto& verifier =
       add(*command,
           "verify",
-          "Read every byte and report all damage (exit 4)",
+          "Verify every byte and report all damage (exit code 4)",
           arguments,
           verify);
   verifier
       .add_option(
           "folder",
           arguments->path,
-          "A step folder; or a run, or its folder of checkpoints, for all")
+          "A step folder, or a run's folder or its checkpoints folder for all "
+          "checkpoints")
       ->required();
   add_quiet(verifier, *arguments);
-  auto& differ = add(
-      *command,
-      "diff",
-      "Compare values, step and state, whatever the meshes (exit 1: differ)",
-      arguments,
-      diff);
+  auto& differ =
+      add(*command,
+          "diff",
+          "Compare values, step and state of two checkpoints on any meshes "
+          "(exit code 1 if they differ)",
+          arguments,
+          diff);
   differ.add_option("a", arguments->path, kAnyFolder)->required();
   differ.add_option("b", arguments->other, kAnyFolder)->required();
   add_quiet(differ, *arguments);
-  auto& inspector =
-      add(*command,
-          "inspect",
-          "Show what a checkpoint holds, or where one tensor lies in it",
-          arguments,
-          inspect_checkpoint);
+  auto& inspector = add(
+      *command,
+      "inspect",
+      "Show the content of a checkpoint, or the files and chunks of one tensor",
+      arguments,
+      inspect_checkpoint);
   inspector.add_option("folder", arguments->path, kAnyFolder)->required();
-  inspector.add_option("tensor", arguments->other, "Only this one");
+  inspector.add_option("tensor", arguments->other, "Show only this tensor");
   add_checkpoint_reshard(*command);
   add_checkpoint_import(*command);
   add_checkpoint_export(*command);

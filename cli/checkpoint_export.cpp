@@ -46,7 +46,7 @@ void export_model(const ExportArguments& arguments) {
   if (!arguments.rename.empty() || !arguments.include.empty() ||
       !arguments.exclude.empty() || !arguments.hmac_key_file.empty()) {
     mesh::throw_error<mesh::UsageError>(
-        "--include, --exclude, --rename and --hmac-key-file go with --format "
+        "--include, --exclude, --rename and --hmac-key-file require --format "
         "safetensors");
   }
   const auto step = newest_step_of(arguments.from);
@@ -79,7 +79,7 @@ void export_model(const ExportArguments& arguments) {
 void export_tensors(const ExportArguments& arguments) {
   if (arguments.weights != "model") {
     mesh::throw_error<mesh::UsageError>(
-        "--weights is for models; of --format safetensors choose with "
+        "--weights is for --format huggingface; with --format safetensors use "
         "--include 'ema.**'");
   }
   hub::ExportTensorsOptions options;
@@ -124,37 +124,39 @@ void export_any(const ExportArguments& arguments) {
 void add_checkpoint_export(CLI::App& checkpoint) {
   const auto arguments = std::make_shared<ExportArguments>();
   auto& command = *checkpoint.add_subcommand(
-      "export", "Write a checkpoint's model or tensors for other programs");
+      "export", "Convert a checkpoint's model or tensors for other programs");
   command.add_option("from", arguments->from, kAnyFolder)->required();
   command
       .add_option(
-          "to", arguments->to, "A new folder; or a new file, NAME.safetensors")
+          "to", arguments->to, "A new folder, or a new file NAME.safetensors")
       ->required();
   command
       .add_option(
           "--format",
           arguments->format,
-          "huggingface: the model, adapters merged; safetensors: tensors under "
-          "their own names. Default: safetensors if OUT ends with "
-          ".safetensors, "
-          "else huggingface")
+          "huggingface: the model with merged adapters; safetensors: tensors "
+          "under their own names. Default: safetensors if the output ends with "
+          ".safetensors, otherwise huggingface")
       ->check(CLI::IsMember({"huggingface", "safetensors"}));
   command
       .add_option(
           "--weights",
           arguments->weights,
-          "Of huggingface: those of the model, or ema, their running average "
-          "(ema.decay). Default: model")
+          "For huggingface: the model's weights, or ema, their exponential "
+          "moving average (ema.decay). Default: model")
       ->check(CLI::IsMember({"model", "ema"}));
   command
       .add_option(
           "--include",
           arguments->include,
-          "Only tensors whose key matches: 'model.**'; several")
+          "Exports only tensors whose key matches, e.g. 'model.**'. Can be "
+          "repeated")
       ->allow_extra_args(false);
   command
       .add_option(
-          "--exclude", arguments->exclude, "Not those whose key matches")
+          "--exclude",
+          arguments->exclude,
+          "Skips tensors whose key matches. Can be repeated")
       ->allow_extra_args(false);
   command
       .add_option(
@@ -166,7 +168,7 @@ void add_checkpoint_export(CLI::App& checkpoint) {
       .add_option(
           "--max-shard-size,--max_shard_size",
           arguments->max_shard_bytes,
-          "Of tensors in one file: 5GB, 200MB; default: 5GB")
+          "Maximum size of the tensors in one file, e.g. 200MB (default 5GB)")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->check([](const std::string& bytes) {
         return std::string(

@@ -55,8 +55,8 @@ TensorSource open_tensors(const fs::path& path) {
     auto folder = checkpoint::Folder::open(path);
     if (folder.has(checkpoint::kManifestName)) {
       refuse_import(fmt::format(
-          "{} is a checkpoint of Weft's already: load it as it is, or cut it "
-          "anew with weft checkpoint reshard",
+          "{} is already a Weft checkpoint: load it directly, or change its "
+          "sharding with weft checkpoint reshard",
           path.string()));
     }
     auto manifest = checkpoint::describe_safetensors(folder);
@@ -136,8 +136,8 @@ void import_model(const ImportArguments& arguments) {
   if (!arguments.rename.empty() || arguments.prefix || arguments.step != 0 ||
       arguments.sha256 || !arguments.hmac_key_file.empty()) {
     refuse_import(
-        "--rename, --prefix, --step, --sha256 and --hmac-key-file go with "
-        "--as tensors");
+        "--rename, --prefix, --step, --sha256 and --hmac-key-file require --as "
+        "tensors");
   }
   ProgressBar bar("importing", arguments.wants_progress());
   const auto done = hub::import_model(
@@ -184,8 +184,7 @@ void import_any(const ImportArguments& arguments) {
 void add_checkpoint_import(CLI::App& checkpoint) {
   const auto arguments = std::make_shared<ImportArguments>();
   auto& command = *checkpoint.add_subcommand(
-      "import",
-      "Make a checkpoint of a model or of tensors in other programs' files");
+      "import", "Convert a model or tensors of other programs to a checkpoint");
   command
       .add_option(
           "from",
@@ -194,24 +193,31 @@ void add_checkpoint_import(CLI::App& checkpoint) {
           "of PyTorch's HuggingFaceStorageWriter or a .safetensors file")
       ->required();
   command
-      .add_option("to", arguments->to, "A folder, in which step-0 will be it")
+      .add_option(
+          "to",
+          arguments->to,
+          "Output folder; the checkpoint is written to step-0 in it")
       ->required();
   command
       .add_option(
           "--as",
           arguments->as,
-          "model: under Weft's names, as float32; tensors: as they are; auto: "
-          "model, if there is a config.json")
+          "model: converts to Weft's names and float32; tensors: copies "
+          "unchanged; auto: model if there is a config.json, otherwise tensors")
       ->check(CLI::IsMember({"auto", "model", "tensors"}));
   command.add_option(
       "--prefix",
       arguments->prefix,
-      "Before each name; default: model. unless all begin with a part of the "
-      "state, model. optimizer. or ema.");
-  command.add_option("--step", arguments->step, "Its step; default: 0")
+      "Prefix of each name. Default: model. unless all names begin with a part "
+      "of the state (model. optimizer. ema.)");
+  command
+      .add_option(
+          "--step", arguments->step, "Step of the checkpoint (default 0)")
       ->check(CLI::Range(int64_t{0}, int64_t{999'999'999'999'999'999}));
   command.add_flag(
-      "--sha256", arguments->sha256, "SHA-256 of every piece, beside XXH3");
+      "--sha256",
+      arguments->sha256,
+      "Store a SHA-256 hash of every piece in addition to XXH3");
   add_rename(command, arguments->rename);
   add_key(command, arguments->hmac_key_file);
   add_json(command, *arguments);

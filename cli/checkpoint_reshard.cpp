@@ -50,7 +50,7 @@ void reshard(const ReshardArguments& arguments) {
     return;
   }
   print(fmt::format(
-      "{}: {} tensors, {} in {} {}, cut for {}",
+      "{}: {} tensors, {} in {} {}, sharded for {}",
       done.path.string(),
       done.tensors,
       size_text(done.bytes),
@@ -64,13 +64,14 @@ void reshard(const ReshardArguments& arguments) {
 void add_checkpoint_reshard(CLI::App& checkpoint) {
   const auto arguments = std::make_shared<ReshardArguments>();
   auto* command = checkpoint.add_subcommand(
-      "reshard", "Write a checkpoint again, cut for another mesh");
+      "reshard", "Write a checkpoint with the sharding of another mesh");
   command->add_option("from", arguments->from, kAnyFolder)->required();
   command
       ->add_option(
           "to",
           arguments->to,
-          "A folder, in which step-N will be it; of a run, or a new one")
+          "Output folder; the checkpoint is written to step-N in it. It may be "
+          "the folder of a run")
       ->required();
   command
       ->add_option(
@@ -79,7 +80,9 @@ void add_checkpoint_reshard(CLI::App& checkpoint) {
           "All dims of the checkpoint's mesh, with new sizes: dp=1,tp=4")
       ->required();
   command->add_flag(
-      "--sha256", arguments->sha256, "SHA-256 of every piece, beside XXH3");
+      "--sha256",
+      arguments->sha256,
+      "Store a SHA-256 hash of every piece in addition to XXH3");
   add_key(*command, arguments->hmac_key_file);
   add_json(*command, *arguments);
   add_quiet(*command, *arguments);

@@ -36,8 +36,8 @@ fs::path store_of(const std::string& path, const char* command) {
   const auto checkpoints = checkpoints_of(path);
   if (checkpoint::Folder::open(checkpoints).has(checkpoint::kManifestName)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{} is one checkpoint; {} is for those of a run. To look into this "
-        "one: weft checkpoint inspect {}",
+        "{} is a single checkpoint; {} works on those of a run. To inspect "
+        "this one, run weft checkpoint inspect {}",
         path,
         command,
         path));
@@ -126,7 +126,7 @@ void print_rows(const Json& rows) {
   }
 }
 
-// Whoever asks for a verification is told of damage by the exit code, too.
+// The one that asks for a verification is told of damage by the exit code, too.
 void refuse_damaged(const Json& rows) {
   std::string damaged;
   for (const auto& row : rows) {
@@ -194,8 +194,8 @@ void check_kept(const fs::path& checkpoints, const std::vector<int64_t>& old) {
       checkpoint::read_manifest(step.path);
     } catch (const checkpoint::CheckpointError& error) {
       mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
-          "step {} would be kept, and is damaged: {}. Nothing is deleted: move "
-          "it away first, or keep more",
+          "step {}, which would be kept, is damaged: {}. Nothing was deleted. "
+          "Move the folder of that step away first, or raise --keep",
           step.step,
           error.what_without_backtrace()));
     }
@@ -266,7 +266,8 @@ void add_checkpoint_store(CLI::App& checkpoint) {
 
   const auto pruned = std::make_shared<PruneArguments>();
   auto* pruner = checkpoint.add_subcommand(
-      "prune", "Delete all checkpoints of a run but the newest, and latest");
+      "prune",
+      "Delete all checkpoints of a run except the newest ones and latest");
   pruner->add_option("run", pruned->run, "A run, or its folder of checkpoints")
       ->required();
   pruner->add_option("--keep", pruned->keep, "How many stay")

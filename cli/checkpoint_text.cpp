@@ -28,7 +28,8 @@ bool is_folder(const fs::path& path) {
 } // namespace
 
 const char* const kAnyFolder =
-    "A step folder; or a run, or its folder of checkpoints, for its newest";
+    "A step folder, or a run's folder or its checkpoints folder for the newest "
+    "checkpoint";
 
 void add_json(CLI::App& command, OutputOptions& options) {
   command.add_flag("--json", options.json, "One line of JSON on stdout");
@@ -36,14 +37,17 @@ void add_json(CLI::App& command, OutputOptions& options) {
 
 void add_quiet(CLI::App& command, OutputOptions& options) {
   command.add_flag(
-      "--quiet", options.quiet, "No progress (without a terminal: never)");
+      "--quiet",
+      options.quiet,
+      "Shows no progress. Without a terminal none is shown anyway");
 }
 
 void add_key(CLI::App& command, std::string& file) {
   command.add_option(
       "--hmac-key-file,--hmac_key_file",
       file,
-      "A file with the key that manifests are signed with; others are refused");
+      "A file with the key of signed manifests; a checkpoint with another "
+      "signature is refused");
 }
 
 void add_rename(CLI::App& command, std::vector<std::string>& texts) {
@@ -51,7 +55,8 @@ void add_rename(CLI::App& command, std::vector<std::string>& texts) {
       .add_option(
           "--rename",
           texts,
-          "REGEX=REPLACEMENT for names of tensors; several, in turn")
+          "REGEX=REPLACEMENT for names of tensors. Can be repeated; applied in "
+          "order")
       ->allow_extra_args(false);
 }
 
@@ -62,8 +67,8 @@ std::vector<checkpoint::RenameRule> rules_of(
     const auto equals = text.find('=');
     if (equals == 0 || equals == std::string::npos) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "--rename {}: a regular expression, =, and what its matches become: "
-          "--rename '^module\\.='",
+          "--rename {}: expected REGEX=REPLACEMENT, such as --rename "
+          "'^module\\.='",
           text));
     }
     rules.push_back({text.substr(0, equals), text.substr(equals + 1)});

@@ -110,10 +110,10 @@ void add_doctor(CLI::App& app) {
   auto arguments = std::make_shared<DoctorArguments>();
   auto* command = app.add_subcommand(
       "doctor",
-      "Say what this host has and what would not work on it (exit 1), and "
-      "what Weft's processes listen on");
+      "Check this host (exit code 1 if something would not work) and list the "
+      "listening sockets of Weft processes");
   command->add_flag(
-      "--listeners", arguments->listeners, "Only what listens where");
+      "--listeners", arguments->listeners, "Lists only the listening sockets");
   command->add_flag("--json", arguments->json, "One line of JSON");
   command->callback([arguments] { doctor(*arguments); });
 }

@@ -66,22 +66,20 @@ void eval(const EvalArguments& arguments) {
 void add_eval(Program& program) {
   auto arguments = std::make_shared<EvalArguments>();
   auto* command = program.add_subcommand(
-      "eval",
-      "Measure the loss of a recipe's model; trains and writes nothing");
+      "eval", "Compute the loss of a recipe's model; writes nothing");
   add_inference_arguments(
       program, *command, *arguments, "mesh.tp=4 train.micro_batch_size=16");
   command->add_option(
       "--tokens",
       arguments->tokens,
-      "A file of raw little-endian uint16 tokens, e.g. of weft tokenize; the "
-      "recipe then needs no data. Default: the recipe's held-out data, its "
+      "A file of raw little-endian uint16 tokens, e.g. from weft tokenize; the "
+      "recipe then needs no data. Default: the recipe's validation data, its "
       "last 1 %");
   command->footer(
-      "Tokens are cut into windows of data.sequence_length + 1, which begin "
-      "every data.sequence_length tokens from the start; what remains at the "
-      "end is dropped. The loss is the mean over all predicted tokens.\n"
-      "A replica takes train.micro_batch_size windows at a time (default: at "
-      "most 8).");
+      "Tokens are split into windows of data.sequence_length + 1 tokens, one "
+      "every data.sequence_length tokens. An incomplete window at the end is "
+      "dropped. The loss is the mean over all predicted tokens.\nA replica "
+      "takes train.micro_batch_size windows at a time (default: at most 8).");
   command->callback([arguments] { eval(*arguments); });
 }
 

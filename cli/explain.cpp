@@ -43,7 +43,7 @@ int64_t world_size_of(const Recipe& recipe, const ExplainArguments& arguments) {
       refuse(
           recipe,
           key,
-          "-1 is the rest of the world, of which nothing is said; give "
+          "-1 depends on the number of ranks, which is unknown; give "
           "--world-size");
     }
   };
@@ -69,13 +69,13 @@ std::vector<std::string> notes_of(
   }
   if (measured && measured->steps == 0) {
     notes.emplace_back(
-        "the run was not traced: no times of single collectives. Train with "
-        "trace.steps=5 for them");
+        "the run was not traced, so there are no times of single collectives. "
+        "Train with trace.steps=5 to get them");
   }
   if (recipe.cost_model == "measure" && recipe.links == LinksConfig()) {
     notes.emplace_back(
-        "cost_model: measure measures in weft train; the recipe.yaml of a run "
-        "has its prices, and the table's are taken here");
+        "cost_model: measure takes effect in weft train, and the recipe.yaml "
+        "of a run has the measured costs; explain uses the default table");
   }
   return notes;
 }
@@ -108,7 +108,7 @@ void explain(const ExplainArguments& arguments) {
         fmt::format("cannot write to stdout: {}", std::strerror(errno)));
   }
   if (!context.over_budget.empty()) {
-    // Exit 1: the answer is no.
+    // Exit 1: the check fails.
     mesh::throw_error<c10::Error>(
         fmt::format("over budget: {}", fmt::join(context.over_budget, "; ")));
   }
@@ -121,30 +121,30 @@ void add_explain(Program& program) {
   auto arguments = std::make_shared<ExplainArguments>();
   auto* command = program.add_subcommand(
       "explain",
-      "Say what a step of a recipe holds in memory and sends, without starting "
-      "anything");
+      "Estimate memory and communication of a recipe's step, without starting "
+      "processes");
   add_recipe_arguments(program, *command, *arguments, "mesh.tp=4");
   command
       ->add_option(
           "--world-size",
           arguments->world_size,
-          "Ranks; default: what the recipe's mesh needs")
+          "Number of ranks (default: the number that the recipe's mesh needs)")
       ->check(CLI::Range(int64_t{1}, kMaxRanks));
   command
       ->add_option(
           "--ranks-per-host",
           arguments->ranks_per_host,
-          "Neighbours that share a host, whose links are faster; default: 8 "
-          "with device: cuda, else all")
+          "Number of consecutive ranks on a host, which have faster links. "
+          "Default: 8 with device: cuda, otherwise all")
       ->check(CLI::Range(int64_t{1}, kMaxRanks));
   command->add_option(
       "--measured",
       arguments->measured,
-      "Folder of a run, outputs/NAME: puts its times beside the estimates. "
-      "With trace.steps=5 it has those of each collective");
+      "Folder of a run, outputs/NAME: shows its measured times next to the "
+      "estimates. With trace.steps=5 it has those of each collective");
   command->add_flag("--json", arguments->json, "One line of JSON");
   command->footer(
-      "Exits with 1 if the step is over the recipe's communication_budget.");
+      "Exits with 1 if the step exceeds the recipe's communication_budget.");
   command->callback([arguments] { explain(*arguments); });
 }
 

@@ -198,8 +198,7 @@ void check_generates(const Recipe& recipe) {
         recipe,
         "model.type",
         fmt::format(
-            "a {} classifies images: it has no next token. weft eval measures "
-            "it",
+            "a {} classifies images and cannot generate text. Use weft eval",
             model_title(recipe)));
   }
 }
@@ -288,7 +287,7 @@ CLI::Validator number_in(double least, double most) {
         double value = 0;
         const bool is_number =
             CLI::detail::lexical_cast(text, value) && !std::isnan(value);
-        return is_number ? range(text) : "\"" + text + "\" is no number";
+        return is_number ? range(text) : "\"" + text + "\" is not a number";
       },
       fmt::format("FLOAT in [{} - {}]", least, most)};
 }
@@ -298,7 +297,7 @@ void add_prompt_options(CLI::App& command, GenerateArguments& arguments) {
       .add_option(
           "--prompt",
           arguments.prompt.texts,
-          "The text to continue; may be given several times")
+          "The text to continue. Can be repeated")
       ->allow_extra_args(false);
   command.add_option(
       "--prompt-file",
@@ -314,8 +313,8 @@ void add_prompt_options(CLI::App& command, GenerateArguments& arguments) {
   command.add_option(
       "--tokenizer",
       arguments.tokenizer,
-      "byte, a SentencePiece *.model, a tokenizer.json, or a folder with one; "
-      "default: the recipe's, or model.from's");
+      "byte, a SentencePiece *.model, a tokenizer.json, or a folder with one "
+      "of them. Default: the recipe's tokenizer, or that of model.from");
 }
 
 void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
@@ -324,37 +323,36 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
       .add_option(
           "--max-new-tokens",
           arguments.max_new_tokens,
-          "Tokens to add at most; default: 128, or as many as the model has "
-          "positions for")
+          "Maximum number of new tokens. Default: 128, or the number that the "
+          "model's positions allow")
       ->check(CLI::Range(int64_t{1}, kMaxTokensOrSamples));
   command
       .add_option(
           "--temperature",
           sampling.temperature,
-          "What logits are divided by; 0: always the likeliest token")
+          "Divisor of the logits. 0 always selects the most likely token")
       ->check(number_in(0, 1e6))
       ->capture_default_str();
   command
       .add_option(
           "--top-k",
           sampling.top_k,
-          "Choose among the so many likeliest tokens; 0: among all")
+          "Samples from this number of most likely tokens. 0 means all")
       ->check(CLI::Range(int64_t{0}, kMaxTokensOrSamples))
       ->capture_default_str();
   command
       .add_option(
           "--top-p",
           sampling.top_p,
-          "Choose among the likeliest tokens that together have this "
-          "probability")
+          "Samples from the most likely tokens with this total probability")
       ->check(number_in(0, 1))
       ->capture_default_str();
   command
       .add_option(
           "--seed",
           arguments.seed,
-          "Of the choices; default: the recipe's. The same seed gives the same "
-          "tokens, on any mesh")
+          "Seed of the sampling (default: the recipe's). The same seed gives "
+          "the same tokens on every mesh")
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
 }
 
@@ -363,37 +361,38 @@ void add_sample_options(CLI::App& command, GenerateArguments& arguments) {
       .add_option(
           "--num-samples",
           arguments.num_samples,
-          "Continuations of each prompt; replicas (mesh.dp) share them")
+          "Number of continuations of each prompt, divided among the replicas "
+          "(mesh.dp)")
       ->check(CLI::Range(int64_t{1}, kMaxTokensOrSamples))
       ->capture_default_str();
   command
       .add_option(
           "--eos-token-id",
           arguments.eos,
-          "Tokens that end a sample: 2 or 2,3; -1: none. Default: those of "
-          "tokenizer and model.from")
+          "Tokens that end a sample: 2 or 2,3. -1 means none. Default: those "
+          "of the tokenizer and of model.from")
       ->delimiter(',')
       ->allow_extra_args(false);
   command.add_flag(
       "--no-cache",
       arguments.no_cache,
-      "Compute keys and values anew for each token, to compare");
+      "Recomputes keys and values for each token, for comparison");
 }
 
 } // namespace
 
 void add_generate(Program& program) {
   auto arguments = std::make_shared<GenerateArguments>();
-  auto* command = program.add_subcommand(
-      "generate", "Continue a text with a recipe's model");
+  auto* command =
+      program.add_subcommand("generate", "Generate text with a recipe's model");
   add_inference_arguments(
       program, *command, *arguments, "mesh.tp=4 train.dtype=bfloat16");
   add_prompt_options(*command, *arguments);
   add_sampling_options(*command, *arguments);
   add_sample_options(*command, *arguments);
   command->footer(
-      "Prompt and continuation go to stdout as the tokens come, all else to "
-      "stderr.");
+      "Prompt and continuation are written to stdout token by token, "
+      "everything else to stderr.");
   command->callback([arguments] { run_generate(*arguments); });
 }
 

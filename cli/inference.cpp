@@ -28,20 +28,21 @@ void add_inference_arguments(
   command.add_option(
       "--checkpoint",
       arguments.checkpoint,
-      "A step folder, or that of a run: its newest checkpoint. Default: what "
-      "weft train would go on from, or else the weights that a new run begins "
-      "with (model.from, checkpoint.init_from)");
+      "A step folder, or a run's folder for its newest checkpoint. Default: "
+      "the checkpoint from which weft train would resume, or the initial "
+      "weights of a new run (model.from, checkpoint.init_from)");
   command
       .add_option(
           "--weights",
           arguments.weights,
-          "Those of the model, or their running average (ema.decay)")
+          "The model's weights, or their exponential moving average "
+          "(ema.decay)")
       ->check(CLI::IsMember({"model", "ema"}))
       ->capture_default_str();
   command.add_flag(
       "--json",
       arguments.json,
-      "One line of JSON on stdout, all else on stderr");
+      "Writes one line of JSON to stdout and everything else to stderr");
 }
 
 Recipe load_for_inference(

@@ -23,7 +23,8 @@ struct InferenceArguments : RecipeArguments {
   }
 };
 
-/// Adds them to the command's arguments. See add_recipe_arguments().
+/// Adds the options of InferenceArguments to `command`. See
+/// add_recipe_arguments().
 void add_inference_arguments(
     const Program& program,
     CLI::App& command,

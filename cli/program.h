@@ -50,7 +50,7 @@ inline void add_recipe_arguments(
   command.add_option(
       "overrides",
       arguments.overrides,
-      "key.path=value, on top of the recipe, e.g. " + examples);
+      "Overrides of recipe keys, key.path=value, e.g. " + examples);
 }
 
 class Program;

@@ -34,14 +34,16 @@ void report(const ReportArguments& arguments) {
 void add_report(CLI::App& app) {
   auto arguments = std::make_shared<ReportArguments>();
   auto* command = app.add_subcommand(
-      "report", "Draw a run, or several on top of each other, as one page");
+      "report",
+      "Write the charts of one run, or of several for comparison, as an HTML "
+      "page");
   command->add_option("runs", arguments->runs, "Folders of runs, outputs/NAME")
       ->required();
   command->add_option(
       "-o,--output",
       arguments->output,
-      "Where to write the page; one run: RUN/report.html, several: "
-      "./report.html");
+      "Output file. Default: RUN/report.html for one run, ./report.html for "
+      "several");
   command->callback([arguments] { report(*arguments); });
 }
 

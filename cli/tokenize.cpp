@@ -60,7 +60,7 @@ void add_tokenize(CLI::App& app) {
   auto arguments = std::make_shared<TokenizeArguments>();
   TokenizeOptions& options = arguments->options;
   auto* command = app.add_subcommand(
-      "tokenize", "Turn text into a file of tokens, for data.type: tokens");
+      "tokenize", "Tokenize text into a token file, for data.type: tokens");
   command
       ->add_option(
           "tokenizer",
@@ -76,21 +76,22 @@ void add_tokenize(CLI::App& app) {
       ->add_option(
           "-o,--output",
           options.output,
-          "The file to write; an earlier output of this command is replaced, "
-          "another file refused")
+          "Output file. An earlier output of this command is replaced; another "
+          "existing file is refused")
       ->required();
   command->add_flag(
       "--force",
       options.force,
-      "Replace OUT, OUT.json and OUT.idx whatever they are");
+      "Replaces existing files OUT, OUT.json and OUT.idx of any kind");
   command->add_flag(
-      "--bos", options.bos, "Begin every document with the begin token");
+      "--bos", options.bos, "Adds the begin token to every document");
   command->add_flag(
-      "--eos", options.eos, "End every document with the end token");
+      "--eos", options.eos, "Adds the end token to every document");
   command->add_option(
       "--document-separator",
       options.document_separator,
-      "Text that ends documents inside of a file; else a file is a document");
+      "Separator of documents in a file. Without it every file is one "
+      "document");
   command->add_option("--format", arguments->format, "raw, llm.c or megatron")
       ->check(CLI::IsMember({"raw", "llm.c", "megatron"}));
   command

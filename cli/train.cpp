@@ -67,14 +67,14 @@ void train(const TrainArguments& arguments) {
 void add_train(Program& program) {
   auto arguments = std::make_shared<TrainArguments>();
   auto* command =
-      program.add_subcommand("train", "Train what a recipe describes");
+      program.add_subcommand("train", "Train the model of a recipe");
   add_recipe_arguments(
       program, *command, *arguments, "mesh.tp=4 train.steps=20");
   command->add_flag(
       "--fresh",
       arguments->fresh,
-      "Start over; the run's checkpoints and metrics are kept, once, as "
-      "checkpoints.old and metrics.jsonl.old");
+      "Starts over. One previous version of the run's checkpoints and metrics "
+      "is kept as checkpoints.old and metrics.jsonl.old");
   command->callback([arguments] { train(*arguments); });
 }
 

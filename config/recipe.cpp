@@ -152,7 +152,7 @@ class RecipeReader {
         refuse_at(
             place(key.where),
             fmt::format(
-                "{}: repeated key; it stands in line {} already",
+                "{}: repeated key; it is already in line {}",
                 path,
                 first->second));
       }

@@ -178,7 +178,7 @@ struct EvalConfig {
   bool operator==(const EvalConfig&) const = default;
 };
 
-/// An exponential moving average of the weights.
+/// An exponential moving EMA of the weights.
 struct EmaConfig {
   double decay = 0;
   bool eval = false;

@@ -68,7 +68,7 @@ std::string list_keys(std::string_view section) {
     }
   }
   if (names.empty()) {
-    return fmt::format("{} is no section; {}", section, list_keys(""));
+    return fmt::format("{} is not a section; {}", section, list_keys(""));
   }
   return fmt::format(
       "{} has {}",
@@ -82,7 +82,7 @@ std::string suggest_key(std::string_view path) {
   const auto paths = all_paths();
   if (std::find(paths.begin(), paths.end(), leaf_of(path)) != paths.end() &&
       is_section(leaf_of(path))) {
-    return fmt::format("{} stands at the top level", leaf_of(path));
+    return fmt::format("{} is a top-level key", leaf_of(path));
   }
   const auto nearest = std::min_element(
       paths.begin(), paths.end(), [&](std::string_view a, std::string_view b) {

@@ -15,9 +15,9 @@ namespace weft::recipes {
 std::string describe(const YamlNode& node);
 
 /// Reads a node strictly as a value of the second argument's type: an integer
-/// is not 1e3 or "5", a bool is true or false, and a string that YAML reads as
-/// another type must be quoted.
-/// Throws: YamlError at the node, with the expected and the found type.
+/// is not 1e3 or "5", a bool is `true` or `false`, and a string that YAML reads
+/// as another type must be quoted. Throws: YamlError at the node, with the
+/// expected and the found type.
 void read_value(const YamlNode& node, int64_t& value);
 void read_value(const YamlNode& node, double& value);
 void read_value(const YamlNode& node, bool& value);

@@ -172,7 +172,7 @@ cudaError_t fill_random(
     const Numbers& numbers,
     cudaStream_t stream) {
   Box rows_of = box;
-  if (box.ndim == 0) { // One number, the whole's first.
+  if (box.ndim == 0) { // One number, the full tensor's first.
     rows_of.ndim = 1;
     rows_of.sizes[0] = 1;
   }

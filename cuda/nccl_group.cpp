@@ -50,7 +50,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_group(
       static_cast<int>(group.rank),
       static_cast<int>(group.size),
       std::move(options));
-  // Now, and not in the first collective: what cannot connect says so at once.
+  // Now, and not in the first collective: what cannot connect reports it at
+  // once.
   nccl->eagerConnectSingleDevice(
       at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(group.device)));
   return nccl;

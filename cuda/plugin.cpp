@@ -60,7 +60,7 @@ std::string unusable_reason() {
   if (reason.empty() && !at::globalContext().hasCUDA()) {
     reason =
         "libtorch was asked about devices before libweft_cuda.so was opened, "
-        "and took it that there are none. Make the World first.";
+        "and found none. Create the World first.";
   }
   return reason;
 }

@@ -35,8 +35,8 @@ std::unique_ptr<Dataset> open_text(const Recipe& recipe) {
         recipe,
         "data.tokenizer",
         fmt::format(
-            "training takes text as bytes only; turn it into tokens first: "
-            "`weft tokenize {} {} -o {}.bin`, and give data.type: tokens and "
+            "training reads text only as bytes; tokenize it first: `weft "
+            "tokenize {} {} -o {}.bin`, and set data.type: tokens and "
             "data.paths: [{}.bin]",
             recipe.data.tokenizer,
             fmt::join(recipe.data.paths, " "),
@@ -60,7 +60,7 @@ void check_tokenizer(const Recipe& recipe, const FileTokens& tokens) {
         recipe,
         "data.tokenizer",
         fmt::format(
-            "{} does not fit model.vocab_size={}",
+            "{} does not match model.vocab_size={}",
             tokenizer->describe(),
             model_outputs(recipe)));
   }
@@ -71,7 +71,7 @@ void check_tokenizer(const Recipe& recipe, const FileTokens& tokens) {
           recipe,
           "data.tokenizer",
           fmt::format(
-              "\"{}\" was written by another tokenizer, {}, than {}",
+              "\"{}\" was written by tokenizer {}, not by {}",
               file.file().path,
               file.origin()->tokenizer,
               tokenizer->describe()));

@@ -61,7 +61,7 @@ std::string read_unzipped(const std::string& path) {
   return text;
 }
 
-// The next whole number of a row, `most` at most; -1: there is none.
+// The next integer of a row, `most` at most; -1: there is none.
 int take_number(std::string_view& row, int most) {
   int value = -1;
   const char* end = row.data() + row.size();
@@ -140,7 +140,8 @@ DigitImages::DigitImages(
   const auto count = static_cast<int64_t>(rows.digits.size());
   if (count < 2) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: {} images; one to train on and one held out are needed",
+        "{}: {} images; at least one for training and one for validation are "
+        "needed",
         where,
         count));
   }

@@ -120,8 +120,8 @@ void TextCorpus::read(int64_t offset, std::span<uint8_t> out) {
   const auto length = static_cast<int64_t>(out.size());
   if (offset < 0 || offset > size() - length) {
     mesh::throw_error<c10::ValueError>(fmt::format(
-        "[read] offset + length <= size: {} + {} vs {}. Samples lie inside the "
-        "data.",
+        "[read] offset + length <= size: {} + {} vs {}. Samples must be within "
+        "the data.",
         offset,
         length,
         size()));

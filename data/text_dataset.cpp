@@ -65,7 +65,7 @@ Batch TextDataset::read(
       tokens_->read(offsets[i], tokens);
     } catch (const DataError& error) {
       mesh::throw_error<DataError>(fmt::format(
-          "{} (in {} {}, which is the tokens {} to {} of all files)",
+          "{} (in {} {}: tokens {} to {}, counted over all files)",
           error.what_without_backtrace(),
           kind,
           samples[i],

@@ -94,7 +94,7 @@ std::optional<TokenOrigin> read_origin(const std::string& path) {
     const auto json = nlohmann::json::parse(file);
     const auto type = type_named(json.at("dtype").get<std::string>());
     if (!type) {
-      refuse_data(origin_path(path), 0, "no known dtype");
+      refuse_data(origin_path(path), 0, "unknown dtype");
     }
     return TokenOrigin{
         .tokenizer = json.at("tokenizer"),
@@ -135,7 +135,7 @@ TokenFile TokenFile::open(
         path,
         0,
         fmt::format(
-            "holds {}, not {}", to_string(layout.type), to_string(*type)));
+            "has {}, not {}", to_string(layout.type), to_string(*type)));
   }
   if (map->origin && (map->origin->num_tokens != layout.size ||
                       map->origin->type != layout.type)) {
@@ -143,7 +143,7 @@ TokenFile TokenFile::open(
         path,
         layout.begin,
         fmt::format(
-            "holds {} tokens of {}, but \"{}\" speaks of {} of {}",
+            "has {} tokens of {}, but \"{}\" states {} of {}",
             layout.size,
             to_string(layout.type),
             origin_path(path),
@@ -183,8 +183,8 @@ void TokenFile::read(int64_t index, std::span<int64_t> out) const {
   const auto length = static_cast<int64_t>(out.size());
   if (index < 0 || index > size() - length) {
     mesh::throw_error<c10::ValueError>(fmt::format(
-        "[read] index + length <= size: {} + {} vs {}. Samples lie inside the "
-        "data.",
+        "[read] index + length <= size: {} + {} vs {}. Samples must be within "
+        "the data.",
         index,
         length,
         size()));

@@ -47,7 +47,7 @@ Layout raw_layout(const std::string& path, Bytes bytes, TokenType type) {
         path,
         size - size % unit,
         fmt::format(
-            "{} bytes are no whole number of {} tokens",
+            "{} bytes are not a multiple of the size of {} tokens",
             size,
             to_string(type)));
   }
@@ -76,7 +76,7 @@ Layout llm_c_layout(const std::string& path, Bytes bytes) {
     refuse_data(
         path,
         static_cast<int64_t>(bytes.size()),
-        fmt::format("ends inside of llm.c's header of 1024 bytes"));
+        fmt::format("ends within llm.c's header of 1024 bytes"));
   }
   const auto magic = load<int32_t>(bytes, 0);
   const auto header = std::find_if(
@@ -159,7 +159,7 @@ class IndexReader {
   void read_header() {
     const auto size = static_cast<int64_t>(bytes_.size());
     if (size < kHeader) {
-      refuse(size, "ends inside of the header of 34 bytes");
+      refuse(size, "ends within the header of 34 bytes");
     }
     if (std::memcmp(bytes_.data(), MegatronIndex::kMagic.data(), 9) != 0) {
       refuse(0, "does not begin with MMIDIDX, as Megatron's index files do");
@@ -194,7 +194,7 @@ class IndexReader {
         return;
       }
     }
-    refuse(17, fmt::format("type {} is not one of tokens", code));
+    refuse(17, fmt::format("type {} is not a token type", code));
   }
 
   void check_documents(int64_t begin) {
@@ -230,7 +230,7 @@ Layout megatron_layout(const std::string& path, Bytes bytes) {
         path,
         std::min(found, expected),
         fmt::format(
-            "has {} bytes, but \"{}\" speaks of {} tokens of {}, {} bytes",
+            "has {} bytes, but \"{}\" states {} tokens of {}, {} bytes",
             found,
             index_path(path),
             layout.size,

@@ -11,7 +11,7 @@
 /// Definitions shared by readers and writers of token files.
 namespace weft::recipes {
 
-/// The header of llm.c: 256 int32, of which the first three are the magic
+/// The header of llm.c: 256 int32; the first three are the magic
 /// number, the version and the number of tokens.
 /// Source: Karpathy, llm.c, data_common.py.
 struct LlmCHeader {

@@ -47,8 +47,8 @@ FileTokens::FileTokens(
           found.path,
           0,
           fmt::format(
-              "its tokens are of {}, of which the vocabulary is {}; the "
-              "model's, model.vocab_size, is {}",
+              "its tokens are from {}, whose vocabulary has {} tokens; "
+              "model.vocab_size is {}",
               file.origin()->tokenizer,
               file.origin()->vocab_size,
               vocab_size_));
@@ -71,8 +71,8 @@ void FileTokens::read(int64_t index, std::span<int64_t> out) {
   const auto length = static_cast<int64_t>(out.size());
   if (index < 0 || index > size() - length) {
     mesh::throw_error<c10::ValueError>(fmt::format(
-        "[read] index + length <= size: {} + {} vs {}. Samples lie inside the "
-        "data.",
+        "[read] index + length <= size: {} + {} vs {}. Samples must be within "
+        "the data.",
         index,
         length,
         size()));

@@ -59,13 +59,13 @@ void check_name(const std::string& path, TokenFormat format) {
       refuse_output(
           path,
           fmt::format(
-              "{} is the end of a file beside the tokens; give these another "
+              "{} is the extension of a file next to the tokens; use another "
               "name, such as x.bin",
               companion));
     }
   }
   if (format == TokenFormat::kMegatron && !path.ends_with(".bin")) {
-    refuse_output(path, "a Megatron file ends in .bin, beside its .idx");
+    refuse_output(path, "a Megatron file ends in .bin, next to its .idx");
   }
 }
 
@@ -91,8 +91,8 @@ void check_replaceable(const std::string& path, bool force) {
     if (!is_earlier && !force) {
       refuse_output(
           each,
-          "it exists, and not as an earlier output of weft tokenize to that "
-          "name; give another, or replace it with --force");
+          "it exists and is not an earlier output of weft tokenize with that "
+          "name; use another name, or replace it with --force");
     }
   }
 }

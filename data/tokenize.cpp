@@ -28,12 +28,13 @@ TokenType chosen_type(
       return *type;
     }
     refuse_option(fmt::format(
-        "--format raw holds uint16, but {} do not fit; give --dtype uint32",
+        "--format raw stores uint16, which is too small for {}; use --dtype "
+        "uint32",
         tokenizer.describe()));
   }
   if (most(*options.type) < vocab_size - 1) {
     refuse_option(fmt::format(
-        "--dtype {}: {} do not fit",
+        "--dtype {}: too small for {}",
         to_string(*options.type),
         tokenizer.describe()));
   }
@@ -165,7 +166,7 @@ class Job {
   std::optional<int64_t> eos_;
   TokenWriter writer_;
   TokenizeProgress progress_;
-  /// Of all bytes, those of the files before.
+  /// The bytes of the previous files.
   int64_t file_begin_ = 0;
 };
 

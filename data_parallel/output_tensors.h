@@ -13,10 +13,10 @@
 
 namespace weft::ddp {
 
-/// Where the tensors of a forward()'s output are. Tensors, and pairs, tuples,
-/// vectors, maps, optionals, variants and pointers of them at any depth, are
-/// known; numbers, enums and texts have none. For a type of your own write in
-/// its namespace
+/// Collects the tensors of a forward()'s output. It supports tensors, and
+/// pairs, tuples, vectors, maps, optionals, variants and pointers of them at
+/// any depth; numbers, enums and strings have none. For a type of your own,
+/// define in its namespace
 ///
 ///   template <class Visitor>
 ///   void for_each_tensor(const MyOutput& output, Visitor&& visit) {

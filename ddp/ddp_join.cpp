@@ -67,8 +67,8 @@ DdpJoin::DdpJoin(
       !by_samples || state.options.reduce_op == mesh::ReduceOp::kAvg,
       "join",
       state.where(),
-      "weight_by_samples divides by the samples of all replicas, and reduce_op "
-      "is kSum, for a loss that is divided already. Leave one of them out.");
+      "weight_by_samples cannot be combined with reduce_op = kSum, which "
+      "expects a loss that is already divided. Leave one of them out.");
   if (by_samples) {
     division_ = Division::kBySamples;
   } else if (!by_initial && state.options.reduce_op == mesh::ReduceOp::kAvg) {
@@ -115,8 +115,8 @@ void DdpJoin::begin_forward(std::optional<int64_t> samples) {
       samples || division_ != Division::kBySamples,
       "join",
       state_.where(),
-      "weight_by_samples counts the rows of forward()'s first tensor, and it "
-      "was given none. Pass the inputs as tensors.");
+      "weight_by_samples counts the rows of forward()'s first tensor, but no "
+      "argument is a tensor. Pass the inputs as tensors.");
   join_.check_model_parallel_mesh();
   if (!is_open_) {
     Join::notify_join_context_async(ddp_);

@@ -106,8 +106,8 @@ void DistributedDataParallelBase::State::check_no_hooks_registered() const {
         "ddp",
         where(),
         item.name,
-        " is of a module that another DistributedDataParallel wraps, and would "
-        "be reduced twice. Let that one go first, or call its "
+        " belongs to a module that another DistributedDataParallel wraps, and "
+        "would be reduced twice. Destroy that one first, or call its "
         "remove_autograd_hooks().");
   }
 }
@@ -140,7 +140,7 @@ void DistributedDataParallelBase::State::add_optimizers(
           where(),
           "a parameter of sizes ",
           parameter.sizes(),
-          " has an optimizer in backward already.");
+          " already has an optimizer in backward.");
     }
   }
   for (const auto& item : reduced) {
@@ -189,7 +189,7 @@ void DistributedDataParallelBase::State::check_known() const {
         was_frozen ? " was frozen when the model was wrapped and requires a "
                      "gradient now"
                    : " was added after the model was wrapped",
-        ", which nobody would reduce. Wrap the model again.");
+        ", whose gradients would not be reduced. Wrap the model again.");
   }
 }
 
@@ -253,9 +253,9 @@ void DistributedDataParallelBase::State::check_hook(
       reducer->comm_hook() == nullptr,
       "register_comm_hook",
       where(),
-      "there is a hook already: ",
+      "a hook is already registered: ",
       reducer->comm_hook()->name(),
-      ". Register one, which may wrap others.");
+      ". Register a single hook; it may wrap others.");
   WEFT_CHECK(
       options.bucket_mode != BucketMode::kCoalesced,
       "register_comm_hook",
@@ -268,8 +268,8 @@ void DistributedDataParallelBase::State::check_hook(
       "register_comm_hook",
       where(),
       hook.name(),
-      " divides by the number of replicas, and reduce_op is kSum, for a loss "
-      "that is divided already: gradients would be divided twice.");
+      " divides by the number of replicas, but reduce_op = kSum is for a loss "
+      "that is already divided: gradients would be divided twice.");
   for (const auto& group : groups) {
     WEFT_CHECK(
         !hook.divides() || options.reduce_op != mesh::ReduceOp::kAvg ||
@@ -296,7 +296,7 @@ void DistributedDataParallelBase::State::adopt_buckets(
         false,
         "load_comm_hook_state_dict",
         where(),
-        "the buckets of the hook's state are no lists of names.");
+        "the buckets of the hook's state are not lists of names.");
   }
   if (!reducer->has_buckets()) {
     reducer->set_bucket_layout(layout);

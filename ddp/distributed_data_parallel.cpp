@@ -54,8 +54,8 @@ void check_embeddings(
         where(dp),
         item.key().empty() ? "the module" : "\"" + item.key() + "\"",
         " is an Embedding with max_norm, whose forward changes the rows that "
-        "it looks up: replicas would drift apart. Build it without, and limit "
-        "the rows of all replicas after the optimizer's step.");
+        "it looks up: replicas would diverge. Build it without max_norm, and "
+        "limit the rows of all replicas after the optimizer's step.");
   }
 }
 
@@ -69,7 +69,7 @@ void check_arguments(
       where(dp),
       "mesh of 1 dim: ",
       dp.ndim(),
-      " given. Pass the replicas' dim alone, e.g. mesh[\"dp\"].");
+      " given. Pass only the replicas' dim, e.g. mesh[\"dp\"].");
   WEFT_CHECK(
       module != nullptr, "ddp", where(dp), "the module is null. Pass a model.");
   if (dp.size() > 1) {
@@ -86,15 +86,15 @@ void check_arguments(
           *options.broadcast_buffers == *options.forward_sync_buffers,
       "ddp",
       where(dp),
-      "broadcast_buffers and forward_sync_buffers say different things. Set "
-      "forward_sync_buffers, the newer name, alone.");
+      "broadcast_buffers and forward_sync_buffers differ. Set only "
+      "forward_sync_buffers, the newer name.");
   WEFT_CHECK(
       !options.skip_all_reduce_unused_params ||
           options.find_unused_parameters || options.static_graph,
       "ddp",
       where(dp),
-      "skip_all_reduce_unused_params goes with find_unused_parameters or "
-      "static_graph: without one a parameter without a gradient is an error.");
+      "skip_all_reduce_unused_params requires find_unused_parameters or "
+      "static_graph: otherwise a parameter without a gradient is an error.");
 }
 
 /// Whether the hook's result is what it declares, on four ones a rank.
@@ -116,8 +116,8 @@ void try_hook(CommHook& hook, const ReductionGroup& group, c10::Device device) {
           result.scalar_type() == ones.scalar_type(),
       "register_comm_hook",
       what(),
-      "the hook was tried on a bucket of 4 floats and returned something else. "
-      "Return bucket.buffer or a tensor like it.");
+      "the hook was tested on a bucket of 4 floats and returned something "
+      "else. Return bucket.buffer or a tensor like it.");
   if (result.is_meta()) {
     return;
   }
@@ -129,13 +129,13 @@ void try_hook(CommHook& hook, const ReductionGroup& group, c10::Device device) {
       what(),
       "the hook declares that it ",
       hook.divides() ? "divides" : "does not divide",
-      " by the number of replicas; of ones on ",
+      " by the number of replicas; given ones on ",
       n,
-      " replicas it made ",
+      " replicas, it returned ",
       value,
       " instead of ",
       expected,
-      hook.divides() ? ": nobody would divide. "
+      hook.divides() ? ": the gradients would not be divided. "
                      : ": gradients would be divided twice. ",
       "Have divides() say what run() does.");
 }
@@ -260,8 +260,7 @@ std::shared_ptr<JoinHook> DistributedDataParallelBase::join_hook(
       join != nullptr,
       "join_hook",
       where(state_->dp),
-      "there is no Join that runs. Pass the wrapped model to Join and call "
-      "run().");
+      "no Join is running. Pass the wrapped model to Join and call run().");
   state_->joined = std::make_shared<DdpJoin>(*this, *state_, *join, kwargs);
   if (state_->reducer) {
     state_->reducer->set_join(state_->joined);
@@ -325,8 +324,8 @@ void DistributedDataParallelBase::sync_joinable_optimizer(
       state_->joined != nullptr,
       "join",
       where(state_->dp),
-      "JoinableOptimizer goes together with its DistributedDataParallel. Pass "
-      "both to the Join.");
+      "a JoinableOptimizer requires its DistributedDataParallel. Pass both to "
+      "the Join.");
   state_->joined->share_optimizer_state(optimizer);
 }
 
@@ -403,7 +402,7 @@ void DistributedDataParallelBase::load_comm_hook_state_dict(
       hook != nullptr,
       "load_comm_hook_state_dict",
       where(state_->dp),
-      "there is no hook. Register the one that the state was saved with.");
+      "no hook is registered. Register the one that the state was saved with.");
   auto loaded = from_rows(
       rows,
       dtensor::joint_mesh(*state_->module, state_->dp),
@@ -510,7 +509,7 @@ void DistributedDataParallelBase::update_process_group(
       state.options.parameter_groups.empty(),
       "update_process_group",
       where(dp_mesh),
-      "parameter_groups lie within the old replicas. Wrap the model again.");
+      "parameter_groups use the previous replicas. Wrap the model again.");
   const auto selection =
       select_parameters(*state.module, dp_mesh, state.options);
   state.dp = dp_mesh;

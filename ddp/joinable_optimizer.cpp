@@ -30,8 +30,8 @@ JoinableOptimizer::JoinableOptimizer(
       dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer) == nullptr,
       "join",
       mesh::ErrorContext{"JoinableOptimizer"},
-      "a ZeroRedundancyOptimizer is a joinable itself: its state is nowhere "
-      "twice. Pass it to the Join.");
+      "a ZeroRedundancyOptimizer is itself a joinable: its state is not "
+      "replicated. Pass it to the Join.");
 }
 
 std::shared_ptr<JoinHook> JoinableOptimizer::join_hook(const JoinKwargs&) {
@@ -39,8 +39,8 @@ std::shared_ptr<JoinHook> JoinableOptimizer::join_hook(const JoinKwargs&) {
       ddp_.join_config().enable && !join_config().is_first_joinable,
       "join",
       mesh::ErrorContext{"JoinableOptimizer"},
-      "a JoinableOptimizer goes behind the DistributedDataParallel that it was "
-      "made with. Pass the wrapped model first, then this.");
+      "a JoinableOptimizer must come after the DistributedDataParallel that it "
+      "was made with. Pass the wrapped model first, then this.");
   return std::make_shared<SharedState>(optimizer_, ddp_);
 }
 

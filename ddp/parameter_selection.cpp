@@ -62,7 +62,7 @@ void check_ignored_exist(
         context_of(dp),
         "params_and_buffers_to_ignore names \"",
         pattern,
-        "\", which is no parameter or buffer of the module. Give fully "
+        "\", which is not a parameter or buffer of the module. Give fully "
         "qualified names, e.g. \"",
         all.empty() ? "" : all.front().name,
         "\".");
@@ -88,7 +88,7 @@ void check_mesh(
         item.name,
         " is ",
         dtensor::describe(item.tensor),
-        ", whose mesh holds ranks of the replicas' mesh ",
+        ", whose mesh contains ranks of the replicas' mesh ",
         dp.to_string(),
         ". Parallelize the model over other mesh dims than the replicas'.");
   }
@@ -115,7 +115,7 @@ std::vector<ReductionGroup> groups_of(
         item.mesh.ndim(),
         1,
         context_of(dp),
-        "The mesh of a parameter group has one dim, e.g. mesh[\"dp\"] or "
+        "The mesh of a parameter group must have one dim, e.g. mesh[\"dp\"] or "
         "DeviceMesh::from_group().");
     for (const auto rank : item.mesh.ranks()) {
       const auto& ranks = dp.ranks();
@@ -127,9 +127,9 @@ std::vector<ReductionGroup> groups_of(
           rank,
           " of ",
           item.mesh.to_string(),
-          " is none of the replicas ",
+          " is not among the replicas ",
           dp.to_string(),
-          ". A group holds some of the replicas.");
+          ". A group must consist of replicas.");
     }
     WEFT_CHECK(
         !item.divide_by || *item.divide_by > 0.0,
@@ -191,7 +191,7 @@ void check_delayed(
       delayed.empty() == trigger.empty(),
       "ddp",
       context_of(dp),
-      "delay_all_reduce_named_params and param_to_hook_all_reduce come "
+      "delay_all_reduce_named_params and param_to_hook_all_reduce must be set "
       "together: ",
       delayed.size(),
       " names and \"",
@@ -214,7 +214,7 @@ void check_delayed(
                         : "delay_all_reduce_named_params",
         " names \"",
         name,
-        "\", which is no trained parameter. Give fully qualified names.");
+        "\", which is not a trained parameter. Give fully qualified names.");
   }
   WEFT_CHECK(
       trigger.empty() ||
@@ -235,7 +235,7 @@ void check_delayed(
       context_of(dp),
       "delay_all_reduce_named_params: ",
       in_front->state.name,
-      " is of a parameter group. Delayed parameters are reduced over all "
+      " belongs to a parameter group. Delayed parameters are reduced over all "
       "replicas.");
 }
 

@@ -35,7 +35,7 @@ ShardedPlacement placement_of(
       where(dp),
       "\"",
       name,
-      "\" is a plain tensor, which cannot change its part in place. Build the "
+      "\" is a plain tensor, which cannot be sharded in place. Build the "
       "module inside weft::dtensor::DeferredInit.");
   WEFT_CHECK(
       impl->deferred != nullptr,
@@ -43,8 +43,8 @@ ShardedPlacement placement_of(
       where(dp),
       "\"",
       name,
-      "\" has values already: every rank had it whole. Call fully_shard() "
-      "before weft::dtensor::materialize().");
+      "\" already has values, so every rank has held the full parameter. Call "
+      "fully_shard() before weft::dtensor::materialize().");
   const auto& own = impl->spec();
   const auto& dim = dp.mesh_dim_names().front();
   const auto root = dp.root();
@@ -56,9 +56,9 @@ ShardedPlacement placement_of(
         where(dp),
         "\"",
         name,
-        "\" lies ",
+        "\" is ",
         own.to_string(),
-        ", which was not cut from the same mesh as ",
+        ", which has another root mesh than ",
         dp.to_string(),
         ". Take both from one DeviceMesh::create().");
     WEFT_CHECK(
@@ -67,11 +67,11 @@ ShardedPlacement placement_of(
         where(dp),
         "\"",
         name,
-        "\" lies ",
+        "\" is ",
         own.to_string(),
-        " already: it is in another unit, as a tied weight may be, or "
-        "parallelize_module() was given this mesh dim. Make one unit of the "
-        "modules that share it: fully_shard({&first, &second}, mesh).");
+        " already: it is in another unit, for example as a tied weight, or "
+        "parallelize_module() used this mesh dim. Make one unit of the modules "
+        "that share it: fully_shard({&first, &second}, mesh).");
     names.insert(
         own.mesh().mesh_dim_names().begin(), own.mesh().mesh_dim_names().end());
   }
@@ -82,9 +82,9 @@ ShardedPlacement placement_of(
       where(dp),
       "the rows of \"",
       name,
-      "\" lie ",
+      "\" are ",
       own.to_string(),
-      ", in parts of given sizes, and cannot be cut once more.");
+      ", with given sizes, and cannot be sharded again.");
   std::vector<std::string> dims;
   dtensor::Placements placements;
   for (const auto& each : root.mesh_dim_names()) {
@@ -149,7 +149,7 @@ void fully_shard(
           options.reduce_op == mesh::ReduceOp::kSum,
       kOp,
       where(dp),
-      "reduce_op is kAvg or kSum.");
+      "reduce_op must be kAvg or kSum.");
   auto unit = std::make_shared<UnitDeclaration>();
   unit->dp = dp;
   unit->options = options;
@@ -161,7 +161,7 @@ void fully_shard(
         where(dp),
         "a ",
         dtensor::module_type_name(*module),
-        " is a unit already. Call fully_shard() once a module, inner ones "
+        " is already a unit. Call fully_shard() once per module, inner modules "
         "first.");
     find_inner_units(*module, inner);
   }
@@ -185,8 +185,7 @@ void fully_shard(
       where(dp),
       "a ",
       dtensor::module_type_name(*modules.front()),
-      others > 0 ? " has no parameters but those of units inside of it. Leave "
-                   "it out."
+      others > 0 ? " has only parameters of units inside it. Leave it out."
                  : " has no parameters: nothing to shard.");
   for (const auto& [tensor, placement] : unit->parameters) {
     auto* impl = dtensor::dtensor_impl(tensor);

@@ -120,9 +120,8 @@ void FullyShardedDataParallelBase::State::check_units(
         context(dp),
         "unit ",
         name,
-        " belongs to another FullyShardedDataParallel, which lives. A model "
-        "has "
-        "one.");
+        " belongs to another existing FullyShardedDataParallel. A model can "
+        "have only one.");
     lines.push_back(fmt::format(
         "unit {}, reshard_after_forward {}, reduce_op {}",
         name,
@@ -157,9 +156,9 @@ void FullyShardedDataParallelBase::State::check_units(
           found->second,
           " lies ",
           spec.to_string(),
-          ", and fully_shard() placed it ",
+          ", but fully_shard() placed it ",
           placement.sharded.to_string(),
-          ". Leave its placement alone from then on.");
+          ". Do not change its placement afterwards.");
       lines.push_back(fmt::format(
           "{} {} of {}, trained: {}",
           found->second,
@@ -225,8 +224,8 @@ UnitDeclaration& FullyShardedDataParallelBase::State::unit_of(
       context(dp),
       "a ",
       dtensor::module_type_name(unit),
-      " is no unit of this model. Pass a module that fully_shard() was called "
-      "with.");
+      " is not a unit of this model. Pass a module that fully_shard() was "
+      "called with.");
   return *declared;
 }
 
@@ -241,7 +240,7 @@ FullyShardedDataParallelBase::FullyShardedDataParallelBase(
       schedule.forward_prefetch >= 0 && schedule.reduce_in_flight >= 0,
       "fsdp",
       context(dp),
-      "forward_prefetch and reduce_in_flight are 0 or more: ",
+      "forward_prefetch and reduce_in_flight must be at least 0: ",
       schedule.forward_prefetch,
       " and ",
       schedule.reduce_in_flight,

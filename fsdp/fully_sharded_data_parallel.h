@@ -71,9 +71,8 @@ class FullyShardedDataParallelBase {
   void unshard(const torch::nn::Module& module);
   void reshard(const torch::nn::Module& module);
 
-  /// Returns parameters and buffers on the mesh of all dims; of parameters each
-  /// rank's rows. They share the module's memory. The names in `ignore` are
-  /// left out.
+  /// Returns parameters, sharded by rows, and buffers on the mesh of all dims.
+  /// They share the module's memory. The names in `ignore` are left out.
   /// Source: torch.distributed.checkpoint.state_dict.get_model_state_dict.
   dtensor::StateDict state_dict(const std::set<std::string>& ignore = {}) const;
   /// Returns or loads the state of an optimizer of the module's parameters in

@@ -22,7 +22,7 @@ bool runs_backward() {
 
 } // namespace
 
-/// Those of one parameter. The schedule may be gone before it.
+/// The hooks of one parameter. The schedule may be destroyed before it.
 class Schedule::Hooks final : public dtensor::ParameterHooks {
  public:
   Hooks(std::weak_ptr<Schedule> schedule, Unit& unit, size_t parameter)
@@ -262,8 +262,8 @@ void Schedule::before_use(Unit& unit, size_t parameter, bool is_forward) {
         unit.parameters()[parameter].name(),
         "\" of unit ",
         unit.name(),
-        " is used outside of a forward pass of the FullyShardedDataParallel "
-        "model: this rank has a part of it alone. Call the model, or open a "
+        " is used outside a forward pass of the FullyShardedDataParallel "
+        "model: this rank has only its shard. Call the model, or use a "
         "ForwardScope around other methods of its modules.");
   }
 }
@@ -485,9 +485,8 @@ void Schedule::reshard(Unit& unit) {
 void Schedule::begin_whole() {
   TORCH_CHECK_VALUE(
       !is_in_forward() && !is_in_backward_,
-      "[fsdp] FullParameters cannot be opened inside of a forward or a "
-      "backward "
-      "pass. Open it before or after.");
+      "[fsdp] FullParameters cannot be used during a forward or backward pass. "
+      "Use it before or after.");
   for (const auto& unit : units_) {
     unit->unshard(memory_);
   }

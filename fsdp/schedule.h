@@ -106,8 +106,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void reshard_done(const Unit& current);
   void drop_failed_backward(int64_t pass);
   void listen_to(Unit& unit);
-  /// Adds hooks to the graph nodes after which `unit` (or no unit, if null) is
-  /// needed again.
+  /// Adds hooks to the graph nodes after which `unit` is needed again. A null
+  /// `unit` means that no unit is needed.
   void hook_outputs(Unit* unit, const std::vector<at::Tensor>& outputs);
 
   void begin_backward();

@@ -134,16 +134,16 @@ void ShardedParameter::adopt_new_shard() {
           where_from(local) == where_from(shard_),
       "[fsdp] \"",
       name_,
-      "\" lies ",
+      "\" is ",
       impl->spec().to_string(),
-      ", this rank's part ",
+      ", local tensor ",
       where_from(local),
       ", and was ",
       placement_.sharded.to_string(),
       ", ",
       where_from(shard_),
-      ", when its unit was made. Convert and place the model before its first "
-      "forward.");
+      ", when its unit was created. Convert and place the model before its "
+      "first forward.");
   const at::NoGradGuard no_grad;
   shard_.copy_(local);
   impl->reset_local(shard_, placement_.sharded);
@@ -194,11 +194,10 @@ void ShardedParameter::reshard(MemoryPool& memory) {
       version_of(parameter_) == version_ && !was_set,
       "[fsdp] \"",
       name_,
-      "\" was written to while it was unsharded; what was written is lost. A "
+      "\" was written to while it was unsharded; the new values are lost. A "
       "forward pass with a graph and without a backward leaves the outermost "
       "unit unsharded: run it under NoGradGuard, or call reshard(). To write "
-      "to "
-      "whole parameters, use FullParameters with write_back.");
+      "to full parameters, use FullParameters with write_back.");
 }
 
 at::DataPtr ShardedParameter::release_memory() {

@@ -121,8 +121,8 @@ class ShardedParameter {
   int64_t part_numel_ = 1;
   at::Tensor shard_;
   at::Tensor whole_;
-  /// The same memory with its own version counter, so that gathering rows is
-  /// not a write to saved tensors.
+  /// A view of that memory with its own version counter, so that gathering rows
+  /// is not a write to saved tensors.
   at::Tensor whole_to_fill_;
   int64_t version_ = 0;
   bool is_unsharded_ = false;

@@ -16,7 +16,7 @@
 // Sums lie in memory that belongs to the unit and is used again in each pass,
 // taken for all units when the first pass begins: taken one by one among what a
 // backward needs for a while, they would leave holes that nothing else fits.
-// Where gradients of earlier passes lie there, sums come into a message's
+// Where gradients of earlier passes are there, sums come into a message's
 // memory and are added. Somebody who keeps a gradient beyond zero_grad() keeps
 // that memory; the unit then takes other.
 
@@ -230,7 +230,7 @@ void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
       where,
       "the gradient of ",
       parameter.name(),
-      " is sparse, and cannot be cut into rows of all ranks. Leave "
+      " is sparse, and cannot be sharded by rows. Leave "
       "EmbeddingOptions.sparse off.");
   WEFT_CHECK(
       ddp::local_part(gradient).sizes() == parameter.unsharded_sizes(),
@@ -242,7 +242,7 @@ void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
       ddp::local_part(gradient).sizes(),
       " on this rank instead of ",
       parameter.unsharded_sizes(),
-      ". Leave .grad() to autograd between forward and the end of backward.");
+      ". Do not set .grad() between forward and the end of backward.");
   WEFT_CHECK(
       !gradient.requires_grad(),
       "fsdp",

@@ -77,16 +77,16 @@ void CheckpointWeights::read_layout() {
     recipe_ = parse_stored_recipe(recipe, source_ + " (recipe)");
   } else {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: it does not say what model it holds: neither a recipe nor a "
-        "config.json is in it",
+        "{}: its model is unknown: it contains neither a recipe nor a "
+        "config.json",
         source_));
   }
   if (has_hub_form(recipe_.model.type)) {
     check_tensor_count(recipe_.model, source_);
   } else {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: model.type={} has no form of Hugging Face's here; llama, gpt2 "
-        "and moe have",
+        "{}: model.type={} cannot be exported to Hugging Face format; "
+        "supported are llama, gpt2 and moe",
         source_,
         recipe_.model.type));
   }
@@ -119,7 +119,7 @@ void CheckpointWeights::check_tensors() {
   }
   if (!faults.empty()) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: its tensors are not those of its model: {}",
+        "{}: its tensors do not match its model: {}",
         source_,
         fmt::join(faults, "; ")));
   }
@@ -130,8 +130,7 @@ void CheckpointWeights::check_average() const {
   if (first == manifest_.tensors.end() ||
       !first->first.starts_with(kAveragePrefix)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: it holds no average of the weights; train with ema.decay",
-        source_));
+        "{}: it has no EMA weights; train with ema.decay", source_));
   }
 }
 

@@ -168,14 +168,15 @@ class Filler {
 void check_rope(const ConfigReader& reader, const ConfigReader& rope) {
   for (const auto& [key, value] : rope.json().items()) {
     if (value.is_object()) {
-      rope.refuse_key(key, "another rotary embedding a layer is not supported");
+      rope.refuse_key(
+          key, "different rotary embeddings per layer are not supported");
     }
   }
   for (const auto* each : {&reader, &rope}) {
     if (each->number("partial_rotary_factor", 1.0) != 1.0) {
       each->refuse_key(
           "partial_rotary_factor",
-          "rotary embeddings of a part of a head are not supported");
+          "partial rotary embeddings are not supported");
     }
   }
 }
@@ -190,7 +191,7 @@ void read_rope_scaling(
     if (rope.find(key) == nullptr) {
       rope.refuse_key(
           key,
-          fmt::format("{} needs it, but it is not there", scaling.rope_type));
+          fmt::format("{} requires it, but it is missing", scaling.rope_type));
     }
     field = rope.number(key, 0);
     config.given.push_back(
@@ -310,7 +311,7 @@ void read_gpt2(const ConfigReader& reader, HubConfig& config) {
       "n_positions");
   const auto inner = reader.integer("n_inner");
   if (!inner && (model.dim < 1 || model.dim > 1 << 24)) {
-    reader.refuse_key("n_embd", fmt::format("{} is no width", model.dim));
+    reader.refuse_key("n_embd", fmt::format("{} is not a width", model.dim));
   }
   model.ffn_dim = inner.value_or(4 * model.dim);
   fill.given("model.ffn_dim", inner ? "n_inner" : "n_embd");

@@ -248,8 +248,9 @@ Exported export_model(
   const auto path = folder.has_filename() ? folder : folder.parent_path();
   check_is_free(path);
   if (options.max_shard_bytes < 1) {
-    mesh::throw_error<mesh::UsageError>(
-        fmt::format("files of {} bytes: at least 1", options.max_shard_bytes));
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "got a file size of {} bytes, expected at least 1",
+        options.max_shard_bytes));
   }
   CheckpointWeights weights(step_folder, options.averaged);
   NewFolder made(path);

@@ -45,7 +45,8 @@ std::string describe(const Exported& exported);
 /// folder (model.from). `folder` appears complete or not at all. Verifies what
 /// it reads; at most one tensor, or a part of a large one, is in memory.
 /// Throws: mesh::UsageError if the checkpoint is not a language model of
-/// Weft's, has no requested EMA, or `folder` exists;
+/// Weft's, if an EMA is requested and the checkpoint has none, or if `folder`
+/// exists;
 /// checkpoint::CheckpointError if it is damaged; std::system_error with path
 /// and errno.
 Exported export_model(

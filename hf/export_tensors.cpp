@@ -170,8 +170,9 @@ ExportedTensors export_tensors(
   const auto target = path.has_filename() ? path : path.parent_path();
   check_is_free(target);
   if (options.max_shard_bytes < 1) {
-    refuse_export(
-        fmt::format("files of {} bytes: at least 1", options.max_shard_bytes));
+    refuse_export(fmt::format(
+        "got a file size of {} bytes, expected at least 1",
+        options.max_shard_bytes));
   }
   TensorExport exporter(step_folder, options);
   NewFolder made(target);

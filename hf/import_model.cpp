@@ -67,8 +67,8 @@ std::string layout_of(const fs::path& folder) {
   const auto from = portable_path(folder);
   if (!checkpoint::is_utf8(from)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "import: {}: the path is not UTF-8, but a checkpoint says in UTF-8 "
-        "where its model came from. Give the folder another name",
+        "import: {}: the path is not UTF-8, but a checkpoint stores the path "
+        "of its model in UTF-8. Rename the folder",
         checkpoint::in_quotes(folder.string())));
   }
   return nlohmann::ordered_json{
@@ -154,8 +154,8 @@ Imported import_model(
   const auto path = checkpoint::step_path(checkpoints, 0);
   std::error_code ignored;
   if (fs::exists(path, ignored)) {
-    mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{} exists already; nothing is overwritten", path.string()));
+    mesh::throw_error<mesh::UsageError>(
+        fmt::format("{} already exists and is not overwritten", path.string()));
   }
   const checkpoint::StoreLock lock(checkpoints);
   const auto temporary = checkpoint::begin_step(checkpoints, 0);

@@ -19,7 +19,7 @@ std::string read_small_file(
     const auto bytes = file.size();
     if (bytes > max_bytes) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "{}: {} bytes; it can have at most {}",
+          "{}: got {} bytes, at most {} are allowed",
           file.path().string(),
           bytes,
           max_bytes));

@@ -34,8 +34,8 @@ LoadedWeights load_weights(
     const dtensor::StateDict& state,
     const mesh::World& world);
 
-/// Returns true if a parameter of that name belongs to an adapter, which no
-/// folder contains.
+/// Returns true if a parameter of that name belongs to an adapter. model.from
+/// never has adapter weights.
 bool is_adapter(const std::string& name);
 
 } // namespace weft::recipes::hub

@@ -34,7 +34,7 @@ checkpoint::File open_weights(
     const std::string& name) {
   if (!folder.has(name)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: {} is not there, but {} names it",
+        "{}: {} does not exist, but {} names it",
         folder.path().string(),
         name,
         kIndexName));
@@ -44,8 +44,8 @@ checkpoint::File open_weights(
       std::ranges::find(entries, name, &checkpoint::FolderEntry::name);
   if (entry == entries.end() || !entry->is_file) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: {} is no regular file, and links are not followed. A cache of "
-        "downloads has links: download to a folder instead (hf download NAME "
+        "{}: {} is not a regular file, and links are not followed. A download "
+        "cache has links: download to a folder instead (hf download NAME "
         "--local-dir FOLDER)",
         folder.path().string(),
         name));
@@ -71,7 +71,7 @@ void check_whole(
        std::ranges::all_of(*tensor.offset, [](int64_t n) { return n == 0; }));
   if (!is_whole) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: tensor {} is a piece of one. Consolidate the files first",
+        "{}: tensor {} is only a shard. Consolidate the files first",
         source,
         in_quotes(name)));
   }
@@ -127,7 +127,7 @@ void ModelFiles::State::add_file(const std::string& name) {
       throw_corrupt(
           source,
           fmt::format(
-              "tensor {} stands in {} already",
+              "tensor {} is already in {}",
               in_quotes(tensor),
               place->second.file));
     }
@@ -159,7 +159,7 @@ void ModelFiles::State::read(
     throw_corrupt(
         file.path().string(),
         fmt::format(
-            "tensor {}: the file ends at byte {}, inside of it",
+            "tensor {}: the file ends at byte {}, within it",
             in_quotes(name),
             begin + got));
   }

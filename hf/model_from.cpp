@@ -52,7 +52,7 @@ void adopt(
         recipe,
         given.key,
         fmt::format(
-            "{}, but {} says {}, and the model is that of model.from ({}). "
+            "got {}, but {} has {}, and the model is that of model.from ({}). "
             "Leave the key out",
             value_of(recipe, given.key),
             place,

@@ -207,7 +207,7 @@ void check_tensor_count(const ModelConfig& model, const std::string& source) {
   const auto in_layer = kOthersOfALayer + 3 * experts;
   if (model.layers > checkpoint::limits::kTensors / in_layer) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: {} layers{} are more than {} tensors",
+        "{}: {} layers{} exceed the limit of {} tensors",
         source,
         model.layers,
         is_moe ? fmt::format(" of {} experts each", experts) : "",

@@ -144,7 +144,7 @@ void WeightReader::check_tensors() const {
   add_list(faults, "named by the index but not there", files_.absent());
   if (!faults.empty()) {
     refuse_folder(fmt::format(
-        "its tensors are not those of its config.json: {}",
+        "its tensors do not match its config.json: {}",
         fmt::join(faults, "; ")));
   }
 }

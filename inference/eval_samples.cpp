@@ -82,8 +82,7 @@ EvalSamples token_windows(const Recipe& recipe, const std::string& path) {
         recipe,
         "model.type",
         fmt::format(
-            "a {} reads images: there are no tokens to give it. Leave out "
-            "--tokens",
+            "a {} reads images, not tokens. Leave out --tokens",
             model_title(recipe)));
   }
   const auto file =

@@ -14,7 +14,7 @@
 namespace weft::recipes {
 namespace {
 
-// Tokens between two signs of life.
+// Tokens between two responses.
 constexpr int64_t kTokensATick = 16;
 
 // Replicas work on samples of different numbers and lengths, and those that are

@@ -64,11 +64,11 @@ std::vector<fs::path> find_weights(
   mesh::throw_error<mesh::UsageError>(
       checkpoint.empty()
           ? fmt::format(
-                "{} holds no checkpoint: the recipe's run has not saved one. "
+                "{} has no checkpoint: the recipe's run has not saved one. "
                 "Train first, or give --checkpoint or model.from.",
                 place.string())
           : fmt::format(
-                "--checkpoint: \"{}\" holds no checkpoint. Give a step folder, "
+                "--checkpoint: \"{}\" has no checkpoint. Give a step folder, "
                 "such as outputs/quickstart/checkpoints/step-200, or a run's "
                 "folder.",
                 checkpoint));
@@ -108,7 +108,8 @@ void check_same_model(
   }
   if (!differences.empty()) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{} is of another model: {}. Give the recipe that it was trained with.",
+        "{} belongs to another model: {}. Give the recipe that it was trained "
+        "with.",
         step.string(),
         fmt::join(differences, "; ")));
   }
@@ -156,8 +157,8 @@ std::string load_newest(
     }
   }
   mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
-      "none of {} checkpoints can be loaded, the newest being {}; `weft "
-      "checkpoint verify` says what is wrong with them.",
+      "none of {} checkpoints can be loaded, the newest being {}; run `weft "
+      "checkpoint verify` to see the damage.",
       steps.size(),
       steps.front()));
 }
@@ -201,8 +202,8 @@ void check_weights(
   const auto steps = find_weights(recipe, checkpoint);
   if (steps.empty() && kind == WeightKind::kEma) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "--weights: {} holds no checkpoint, and only one that was trained with "
-        "ema.decay has averaged weights",
+        "--weights: {} has no checkpoint, and only one that was trained with "
+        "ema.decay has EMA weights",
         place_of_weights(recipe, checkpoint).string()));
   }
   if (steps.empty()) {

@@ -165,8 +165,8 @@ std::unique_ptr<Tokenizer> find_tokenizer(
   const int64_t known = model_outputs(recipe);
   if (tokenizer && tokenizer->vocab_size() > known) {
     refuse_prompt(fmt::format(
-        "{} is not the model's, which has {} tokens. Give its own with "
-        "--tokenizer.",
+        "{} does not belong to the model, which has {} tokens. Give its "
+        "tokenizer with --tokenizer.",
         tokenizer->describe(),
         known));
   }
@@ -182,7 +182,7 @@ std::vector<std::vector<int64_t>> prompt_tokens(
   if (kinds != 1) {
     refuse_prompt(fmt::format(
         "{}: give --prompt, --prompt-file or --prompt-tokens",
-        kinds == 0 ? "there is no prompt" : "several kinds of prompts"));
+        kinds == 0 ? "no prompt was given" : "several kinds of prompts"));
   }
   std::vector<std::vector<int64_t>> prompts;
   if (words.tokens) {
@@ -245,7 +245,7 @@ int64_t clamp_new_tokens(
         wanted.value_or(1),
         *longest,
         room < 1 ? "Give a shorter prompt."
-                 : fmt::format("--max-new-tokens can be {}.", room)));
+                 : fmt::format("--max-new-tokens can be at most {}.", room)));
   }
   return std::min(wanted.value_or(fallback), room);
 }

@@ -247,7 +247,7 @@ RunResult Launch::await_verdict() {
   };
   int first_signal = 0;
   while (const int signal = wait(decided)) {
-    if (first_signal != 0) { // whoever asks twice does not wait for others
+    if (first_signal != 0) { // the one that asks twice does not wait for others
       return {
           .code = 128 + signal,
           .line = fmt::format(

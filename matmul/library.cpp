@@ -65,7 +65,7 @@ Choice choose_library(c10::ScalarType dtype, const Host& host) {
   if (dtype == c10::kBFloat16 && !host.has_bfloat16) {
     return {
         Library::kOneDnn,
-        "this processor has no products of bfloat16: they are made in float32"};
+        "this processor cannot multiply bfloat16: matmuls run in float32"};
   }
   if (!host.has_mkl) {
     return {Library::kLibtorch, "libtorch was built without MKL"};
@@ -82,7 +82,7 @@ void set_library(Library library) {
     if (!problem.empty()) {
       mesh::throw_error<mesh::UsageError>(
           "[set_library] oneDNN cannot multiply here: " + problem +
-          ". Let libtorch do it: products: libtorch, or auto.");
+          ". Set products to libtorch or auto.");
     }
     register_kernels();
   }

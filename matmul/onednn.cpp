@@ -52,7 +52,7 @@ std::string try_product(
     const auto a = at::arange(6, at::kFloat).view({2, 3}).to(dtype);
     const auto b = at::arange(12, at::kFloat).view({3, 4}).to(dtype);
     const auto product = multiply(a, b);
-    // Small whole numbers, which both dtypes hold.
+    // Small integers, which both dtypes hold.
     const auto expected = at::tensor({20, 23, 26, 29, 56, 68, 80, 92});
     return at::equal(product.to(at::kLong).flatten(), expected.to(at::kLong))
                ? ""

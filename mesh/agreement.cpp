@@ -113,10 +113,10 @@ std::string first_missing(
     const std::vector<std::string>& keys) {
   for (size_t rank = 0; rank < keys.size(); ++rank) {
     if (!context.store.check({keys[rank]})) {
-      return detail::concat("Rank ", rank, " has not come.");
+      return detail::concat("Rank ", rank, " has not arrived.");
     }
   }
-  return "All ranks have come.";
+  return "All ranks have arrived.";
 }
 
 /// Fields and values, for the store.
@@ -202,7 +202,7 @@ std::string judge(
       });
 }
 
-/// Of the values themselves, however long.
+/// A hash of the values, of any length.
 std::string hash_of(const std::vector<AgreedValue>& values) {
   std::string text;
   for (const auto& value : values) {

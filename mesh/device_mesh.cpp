@@ -40,7 +40,7 @@ struct DeviceMesh::State {
   };
   std::mutex extensions_mutex;
   std::unique_ptr<Extension> extensions;
-  /// The same list for those that only look, without the mutex.
+  /// The head of the same list, for readers without the mutex.
   std::atomic<const Extension*> first_extension{nullptr};
 
   /// Null if there is none of that type.
@@ -119,7 +119,7 @@ void check_shape(
       shape.size(),
       " vs ",
       names.size(),
-      ". Every mesh dim has a name.");
+      ". Every mesh dim must have a name.");
   std::set<std::string> seen;
   for (size_t i = 0; i < shape.size(); ++i) {
     WEFT_CHECK(
@@ -130,7 +130,7 @@ void check_shape(
         where(),
         "The name \"",
         names[i],
-        "\" stands for two mesh dims.");
+        "\" names two mesh dims.");
     WEFT_CHECK(
         1 <= shape[i],
         kOp,
@@ -388,7 +388,10 @@ DeviceMesh DeviceMesh::operator[](std::string_view mesh_dim) const {
 
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& mesh_dims) const {
   WEFT_CHECK(
-      !mesh_dims.empty(), kOp, state_->describe(), "A slice names a mesh dim.");
+      !mesh_dims.empty(),
+      kOp,
+      state_->describe(),
+      "A slice must name a mesh dim.");
   std::vector<int64_t> dims;
   for (const auto& name : mesh_dims) {
     dims.push_back(mesh_dim(name));
@@ -396,7 +399,7 @@ DeviceMesh DeviceMesh::slice(const std::vector<std::string>& mesh_dims) const {
         dims.size() == 1 || dims[dims.size() - 2] < dims.back(),
         kOp,
         state_->describe(),
-        "A slice names each mesh dim once and in the mesh's order; got ",
+        "A slice must name each mesh dim once and in the mesh's order; got ",
         join(mesh_dims, ", "),
         ".");
   }
@@ -432,7 +435,7 @@ DeviceMesh DeviceMesh::flatten(std::string name) const {
     return *this;
   }
   WEFT_CHECK(
-      ndim() > 0, kOp, state_->describe(), "There is no dim to flatten.");
+      ndim() > 0, kOp, state_->describe(), "The mesh has no dim to flatten.");
   Root& root = *state_->root;
   const std::lock_guard lock(root.mutex);
   auto& slot = root.states[{state_->root_dims, true, name}];
@@ -471,7 +474,7 @@ const World& DeviceMesh::world() const {
       state_->root->world.has_value(),
       kOp,
       state_->describe(),
-      "This mesh belongs to no world.");
+      "This mesh does not belong to a world.");
   return *state_->root->world;
 }
 

@@ -89,7 +89,7 @@ double collective_us(
 namespace {
 
 // Of one mesh dim, some groups may share a host and others not: all ranks plan
-// with the dearer one, and a run plans alike wherever its ranks lie.
+// with the more expensive one, and a run plans alike wherever its ranks lie.
 std::string_view planned_as(std::string_view backend) {
   return backend == "shm" ? "gloo" : backend;
 }

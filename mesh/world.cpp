@@ -153,8 +153,9 @@ std::string cores_key(int64_t rank) {
 }
 } // namespace
 
-/// Of the ranks of this host together: one that keeps to cores of its own
-/// leaves the others to the other ranks, and all may share a few.
+/// Returns the cores that the ranks of this host can use together. A rank with
+/// its own affinity leaves the other cores to the other ranks, and all may
+/// share a quota.
 int64_t World::State::host_cores() const {
   std::vector<base::CoreShare> shares{base::current_core_share()};
   const int64_t first = job.rank - job.local_rank;
@@ -168,7 +169,7 @@ int64_t World::State::host_cores() const {
 }
 
 /// Where the others look for this rank's host. What the store says already
-/// holds: whoever made it may know better.
+/// holds: the one that made it may know better.
 void World::State::publish_domain() const {
   if (options.backend != "gloo" && !store->check({domain_key(job.rank)})) {
     const auto domain = shm_domain();
@@ -278,9 +279,9 @@ int64_t World::State::position_in(
       own != ranks.end(),
       kOp,
       describe(),
-      "This rank is no member of group \"",
+      "This rank is not a member of group \"",
       name,
-      "\". Only members make a group.");
+      "\". Only members may create a group.");
   return own - ranks.begin();
 }
 
@@ -360,9 +361,8 @@ void check_is_first(
     const JobEnvironment& job) {
   if (!other.expired()) {
     throw_error<UsageError>(detail::concat(
-        "[world] This process has made a World from its environment already, "
-        "and it still lives. Make one and pass it on: copies are cheap and "
-        "share their groups. (rank ",
+        "[world] This process already has a World from its environment. Create "
+        "one and pass it on: copies are cheap and share their groups. (rank ",
         job.rank,
         "/",
         job.world_size,
@@ -479,7 +479,7 @@ Communicator World::make_group(
         state_->describe(),
         "A group \"",
         key,
-        "\" was made before. Give each group a name of its own.");
+        "\" was made before. Give each group a unique name.");
   }
   Communicator made(
       state_->connect(std::move(members), key), state_->watch, key);

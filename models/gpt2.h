@@ -18,13 +18,12 @@ struct Gpt2Config {
   int64_t heads = 4;
   int64_t ffn_dim = 512;
   int64_t vocab_size = 256;
-  /// Longest sequence.
+  /// The maximum sequence length.
   int64_t max_position_embeddings = 128;
   double norm_eps = 1e-5;
-  /// Probability that training drops a value of the embeddings or of what a
-  /// block adds.
+  /// The dropout probability of the embeddings and of the residual branches.
   double dropout = 0;
-  /// The same of an attention weight.
+  /// The dropout probability of attention weights.
   double attention_dropout = 0;
 };
 
@@ -47,7 +46,7 @@ class Gpt2AttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Gpt2Attention);
 
-/// Two Linears with GELU, approximated by tanh, between them.
+/// An MLP of two Linears with GELU (tanh approximation) between them.
 class Gpt2MLPImpl : public torch::nn::Module {
  public:
   explicit Gpt2MLPImpl(const Gpt2Config& config);
@@ -73,7 +72,7 @@ class Gpt2BlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Gpt2Block);
 
-/// Everything but the head.
+/// A GPT-2 without the head.
 class Gpt2ModelImpl : public torch::nn::Module {
  public:
   explicit Gpt2ModelImpl(const Gpt2Config& config);

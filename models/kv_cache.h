@@ -18,21 +18,22 @@ namespace weft::recipes {
 // ops: where keys and values are DTensors the buffers are DTensors that are cut
 // as they are, each rank keeping its heads.
 
-/// Keys and values of one attention layer for the tokens that it has seen.
+/// The keys and values of one attention layer for the tokens that it has seen.
 class LayerCache {
  public:
   explicit LayerCache(int64_t expected_tokens) : expected_(expected_tokens) {}
 
-  /// Appends those of new tokens.
+  /// Appends the keys and values of new tokens.
   /// Shapes: k_BKTd, v_BKTd of the new tokens.
   void append(const at::Tensor& k_BKTd, const at::Tensor& v_BKTd);
 
-  /// Tokens seen.
+  /// The number of tokens seen.
   int64_t length() const { return length_; }
-  /// Of all tokens, without a copy.
+  /// Returns the keys of all tokens seen, and v_BKTd() their values, without a
+  /// copy.
   at::Tensor k_BKTd() const { return k_.narrow(2, 0, length_); }
   at::Tensor v_BKTd() const { return v_.narrow(2, 0, length_); }
-  /// The rows of a batch of one, `rows` times.
+  /// Repeats the row of a batch of one `rows` times.
   void repeat_rows(int64_t rows);
 
  private:
@@ -42,22 +43,22 @@ class LayerCache {
   at::Tensor v_;
 };
 
-/// What a decoder remembers of the tokens that it has seen, a row a sequence of
-/// the batch; see Model::forward_cached().
+/// The state that a decoder keeps for the tokens that it has seen, with one row
+/// per sequence of the batch. See Model::forward_cached().
 class KvCache {
  public:
-  /// Makes room for so many tokens at once, and more as needed.
+  /// Allocates space for `expected_tokens` tokens at once, and more as needed.
   explicit KvCache(int64_t expected_tokens = 0) : expected_(expected_tokens) {}
 
-  /// Of the `index`th attention layer.
+  /// Returns the cache of attention layer `index`.
   LayerCache& layer(size_t index);
-  /// Tokens that all layers have seen.
+  /// The number of tokens that all layers have seen.
   int64_t length() const;
-  /// Makes a batch of `rows` equal rows of a batch of one.
+  /// Expands a batch of one to `rows` equal rows.
   void repeat_rows(int64_t rows);
 
-  /// For a model that keeps no keys and values: all tokens so far, `tokens`
-  /// among them.
+  /// Appends `tokens` and returns all tokens so far. For models that cache no
+  /// keys and values.
   /// Shapes: tokens [B, T].
   at::Tensor append_tokens(const at::Tensor& tokens);
 
@@ -67,9 +68,11 @@ class KvCache {
   at::Tensor tokens_;
 };
 
-/// Causal attention of new tokens over those in `cache`, which takes theirs
-/// before, and over themselves; null: over themselves alone.
-/// Shapes: q_BHTd; k_BKTd and v_BKTd, H being a multiple of K; to [B, H, T, d].
+/// Computes causal attention of new tokens over the tokens in `cache` and over
+/// themselves, and appends the new keys and values to `cache`. If `cache` is
+/// null, the new tokens attend only to themselves.
+/// Shapes: q_BHTd; k_BKTd and v_BKTd, where H is a multiple of K; to [B, H, T,
+/// d].
 at::Tensor causal_attention(
     const at::Tensor& q_BHTd,
     const at::Tensor& k_BKTd,

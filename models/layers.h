@@ -6,8 +6,8 @@
 
 namespace weft::recipes {
 
-/// A Linear whose weight is drawn from a normal distribution and whose bias
-/// begins with 0.
+/// Returns a Linear whose weight is drawn from a normal distribution and whose
+/// bias is 0.
 inline torch::nn::Linear
 linear_with_bias(int64_t in, int64_t out, double std = 0.02) {
   torch::nn::Linear layer(in, out);
@@ -16,19 +16,20 @@ linear_with_bias(int64_t in, int64_t out, double std = 0.02) {
   return layer;
 }
 
-/// [B, T, D] to [B, heads, T, D / heads].
+/// Splits the heads of `x`.
+/// Shapes: [B, T, D] to [B, heads, T, D / heads].
 inline at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
   return x.view({x.size(0), x.size(1), heads, x.size(2) / heads})
       .transpose(1, 2);
 }
 
-/// The other way round.
+/// Merges heads: the inverse of split_heads().
 inline at::Tensor merge_heads(const at::Tensor& x) {
   return x.transpose(1, 2).reshape(
       {x.size(0), x.size(2), x.size(1) * x.size(3)});
 }
 
-/// Attention of `heads` heads, each alone.
+/// Computes attention with `heads` independent heads.
 /// Shapes: q, k, v [B, T, D] to [B, T, D].
 inline at::Tensor attend(
     const at::Tensor& q,

@@ -23,19 +23,20 @@ struct LlamaConfig {
   int64_t kv_heads = 4;
   int64_t ffn_dim = 512;
   int64_t vocab_size = 256;
-  /// Longest sequence that the rotary tables serve.
+  /// The maximum sequence length of the rotary tables.
   int64_t max_sequence_length = 128;
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
-  /// Probability that training drops an attention weight.
+  /// The dropout probability of attention weights.
   double attention_dropout = 0;
 
   int64_t head_dim() const { return dim / heads; }
 };
 
-/// x / rms(x) * weight. Source: Zhang and Sennrich (2019).
+/// RMS normalization: x / rms(x) * weight.
+/// Source: Zhang and Sennrich (2019).
 class RMSNormImpl : public torch::nn::Module {
  public:
   RMSNormImpl(int64_t dim, double eps);
@@ -48,7 +49,7 @@ class RMSNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RMSNorm);
 
-/// Grouped-query attention with rotary positions, causal.
+/// Causal grouped-query attention with rotary position embedding.
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
@@ -71,13 +72,13 @@ class LlamaAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaAttention);
 
-/// What follows attention in a decoder layer.
+/// The module after attention in a decoder layer.
 class FeedForward : public torch::nn::Module {
  public:
   /// Shapes: x [B, T, D] to [B, T, D].
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 };
-/// Makes one a layer.
+/// A function that creates the feed-forward of one layer.
 using MakeFeedForward = std::function<std::shared_ptr<FeedForward>()>;
 
 /// SwiGLU: down(silu(gate(x)) * up(x)). Source: Shazeer (2020).
@@ -109,7 +110,7 @@ class LlamaDecoderLayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaDecoderLayer);
 
-/// Everything but the head.
+/// A Llama without the head.
 class LlamaModelImpl : public torch::nn::Module {
  public:
   LlamaModelImpl(
@@ -127,20 +128,20 @@ class LlamaModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaModel);
 
-/// A Llama with Hugging Face's parameter names. With tied embeddings the head
-/// is the embedding's weight and there is no lm_head.weight.
+/// A Llama with the parameter names of Hugging Face. With tied embeddings, the
+/// head uses the embedding's weight, and there is no lm_head.weight.
 /// Source: Touvron et al., LLaMA (2023); transformers' LlamaForCausalLM.
 class LlamaForCausalLMImpl : public Model {
  public:
   explicit LlamaForCausalLMImpl(const LlamaConfig& config);
-  /// Another feed-forward in place of LlamaMLP.
+  /// Creates a Llama with another feed-forward instead of LlamaMLP.
   LlamaForCausalLMImpl(
       const LlamaConfig& config,
       const MakeFeedForward& make_feed_forward);
   /// Shapes: tokens [B, T] int64 to logits [B, T, V].
   at::Tensor forward(const at::Tensor& tokens) override;
   at::Tensor forward_cached(const at::Tensor& tokens, KvCache& cache) override;
-  /// The rotary tables, which are as long as the recipe says.
+  /// Returns the rotary tables, whose length follows from the recipe.
   std::set<std::string> computed_buffers() const override;
 
   LlamaModel model{nullptr};

@@ -11,16 +11,16 @@ namespace weft::recipes {
 struct MlpConfig {
   int64_t image_size = 8;
   int64_t channels = 1;
-  /// Hidden layers.
+  /// The number of hidden layers.
   int64_t layers = 2;
-  /// Their width.
+  /// The width of the hidden layers.
   int64_t ffn_dim = 256;
   int64_t num_classes = 10;
-  /// Probability that training drops a value of a hidden layer.
+  /// The dropout probability of hidden layers.
   double dropout = 0;
 };
 
-/// Linears with ReLU between them, on flattened images.
+/// An MLP on flattened images: Linears with ReLU between them.
 class MlpClassifierImpl : public Model {
  public:
   explicit MlpClassifierImpl(const MlpConfig& config);

@@ -12,28 +12,30 @@ namespace weft::recipes {
 
 // Shape suffixes: see llama.h; E experts, k experts a token.
 
-/// ffn_dim is that of each expert.
+/// The config of a mixture-of-experts Llama. ffn_dim is the width of each
+/// expert.
 struct MoeConfig : LlamaConfig {
   int64_t num_experts = 8;
   int64_t num_experts_per_tok = 2;
-  /// Weight of the balance of experts in the loss; 0: none.
+  /// The weight of the load-balancing loss of experts. 0 disables it.
   double router_aux_loss_coef = 0.01;
-  /// Weight of the size of the router's logits in the loss; 0: none.
+  /// The weight of the router's z-loss, which limits the size of its logits. 0
+  /// disables it.
   double router_z_loss_coef = 0;
 };
 
-/// What a router has decided on tokens.
+/// The decisions of a router for a batch of tokens.
 struct Routing {
   /// Shapes: [B, T, E].
   at::Tensor logits;
   at::Tensor probabilities;
-  /// Shapes: [B, T, k]; weights add up to 1.
+  /// Shapes: [B, T, k]. The weights add up to 1.
   at::Tensor index;
   at::Tensor weight;
 };
 
-/// SwiGLU experts, their weights stacked; nobody multiplies with those of an
-/// expert that no token goes to.
+/// SwiGLU experts with stacked weights. An expert to which no token is routed
+/// computes nothing.
 class MoeExpertsImpl : public torch::nn::Module {
  public:
   explicit MoeExpertsImpl(const MoeConfig& config);
@@ -43,22 +45,25 @@ class MoeExpertsImpl : public torch::nn::Module {
       const at::Tensor& index,
       const at::Tensor& weight);
 
-  /// Shapes: [E, 2 F, D], the gate's rows first, and [E, D, F].
+  /// The stacked weights.
+  /// Shapes: [E, 2 F, D] with the rows of gate_proj first, and [E, D, F].
   at::Tensor gate_up_proj;
   at::Tensor down_proj;
 };
 TORCH_MODULE(MoeExperts);
 
-/// A router and its experts, as Mixtral has them: probabilities over all
-/// experts, in float; each token goes to the k likeliest, whose probabilities
-/// are scaled to add up to 1. No token is dropped.
+/// A router and its experts, as in Mixtral. The router computes probabilities
+/// over all experts in float32. Each token is routed to its k most likely
+/// experts, whose probabilities are normalized to add up to 1. No token is
+/// dropped.
 /// Source: Jiang et al., Mixtral of Experts (2024).
 class MoeBlockImpl : public FeedForward {
  public:
   explicit MoeBlockImpl(const MoeConfig& config);
   at::Tensor forward(const at::Tensor& x) override;
   Routing route(const at::Tensor& x);
-  /// Of the last forward() in training; undefined tensors otherwise.
+  /// The routing of the last forward() in training. Outside of training its
+  /// tensors are undefined.
   const Routing& last_routing() const { return routing_; }
 
   torch::nn::Linear gate{nullptr};
@@ -86,7 +91,7 @@ class MoeForCausalLMImpl : public LlamaForCausalLMImpl {
   /// (2022).
   at::Tensor auxiliary_loss() override;
 
-  /// The layers' feed-forwards.
+  /// Returns the feed-forwards of the layers.
   std::vector<std::shared_ptr<MoeBlockImpl>> moe_blocks() const;
 
  private:

@@ -12,61 +12,66 @@
 
 namespace weft::recipes {
 
-/// What the plan of a model may depend on beside its config.
+/// The inputs of a model's plan other than its config.
 struct PlanOptions {
-  /// Keep activations between the blocks cut along the sequence.
+  /// Shards the activations between blocks along the sequence.
   bool sequence_parallel = true;
-  /// Leave the logits cut along the vocabulary.
+  /// Keeps the logits sharded along the vocabulary.
   bool loss_parallel = true;
-  /// Ranks of the mesh dim.
+  /// The size of the mesh dim.
   int64_t size = 1;
 
-  /// Where the residual stream [B, T, D] lies between blocks.
+  /// Returns the placement of the residual stream [B, T, D] between blocks.
   tp::Placement stream() const {
     return sequence_parallel ? tp::Shard(1) : tp::Replicate();
   }
-  /// Where the logits [B, T, V] lie.
+  /// Returns the placement of the logits [B, T, V].
   tp::Placement logits() const {
     return loss_parallel ? tp::Shard(-1) : tp::Replicate();
   }
 };
 
-/// The tensor-parallel plan of a Llama: q, k, v, gate and up cut by columns, o
-/// and down by rows, embedding and head by vocabulary. With sequence
-/// parallelism the norms and the residual stream are cut along the sequence;
-/// with loss parallelism the logits stay cut by vocabulary. Where the heads of
-/// keys and values are no multiple of the ranks, k and v are whole on each.
+/// Returns the tensor-parallel plan of a Llama. q, k, v, gate_proj and up_proj
+/// are column-parallel, o and down_proj row-parallel; the embedding and the
+/// head are sharded by vocabulary. With sequence parallelism, the norms and the
+/// residual stream are sharded along the sequence. With loss parallelism, the
+/// logits stay sharded by vocabulary. If the number of key and value heads is
+/// not a multiple of the number of ranks, k and v are replicated.
 tp::ParallelizePlan llama_plan(
     const PlanOptions& options,
     const LlamaConfig& config);
 
-/// The tensor-parallel plan of a GPT-2: q, k, v and c_fc cut by columns, both
-/// c_proj by rows, the embedding and so the tied head by vocabulary; positions
-/// whole on each rank. With sequence parallelism norms, dropout and the
-/// residual stream are cut along the sequence.
+/// Returns the tensor-parallel plan of a GPT-2. q, k, v and c_fc are
+/// column-parallel and both c_proj row-parallel. The embedding, and so the tied
+/// head, is sharded by vocabulary; position embeddings are replicated. With
+/// sequence parallelism, the norms, dropout and the residual stream are sharded
+/// along the sequence.
 tp::ParallelizePlan gpt2_plan(
     const PlanOptions& options,
     const Gpt2Config& config);
 
-/// The tensor-parallel plan of a mixture-of-experts Llama: all but the
-/// feed-forwards as llama_plan(); experts one after the other on the ranks, the
-/// router whole on each. With sequence parallelism each rank routes its part of
-/// the sequence, and rows go to their experts by all_to_all.
+/// Returns the tensor-parallel plan of a mixture-of-experts Llama. Everything
+/// except the feed-forwards is like llama_plan(). The experts are distributed
+/// over the ranks in order, and the router is replicated. With sequence
+/// parallelism, each rank routes its part of the sequence, and all_to_all sends
+/// rows to their experts.
 tp::ParallelizePlan moe_plan(
     const PlanOptions& options,
     const MoeConfig& config);
 
-/// The tensor-parallel plan of a vision transformer: q, k, v and fc1 cut by
-/// columns, o and fc2 by rows, the head by classes; the embeddings, which are
-/// small, whole on each rank. With sequence parallelism norms, dropout and the
-/// residual stream are cut along patches and class token, evenly or not, and
-/// gathered once before the class token is taken.
+/// Returns the tensor-parallel plan of a vision transformer. q, k, v and fc1
+/// are column-parallel, o and fc2 row-parallel; the head is sharded by classes.
+/// The embeddings, which are small, are replicated. With sequence parallelism,
+/// the norms, dropout and the residual stream are sharded along patches and
+/// class token, evenly or not, and gathered once before the class token is
+/// selected.
 tp::ParallelizePlan vit_plan(
     const PlanOptions& options,
     const VitConfig& config);
 
-/// The tensor-parallel plan of an MLP: layers cut by columns and by rows in
-/// turn, so that every second hidden layer is cut and none is gathered.
+/// Returns the tensor-parallel plan of an MLP. Its layers are alternately
+/// column-parallel and row-parallel, so that every second hidden layer is
+/// sharded and none is gathered.
 tp::ParallelizePlan mlp_plan(
     const PlanOptions& options,
     const MlpConfig& config);

@@ -164,10 +164,10 @@ bool is_type_name(std::string_view name) {
 void check_model_types(const ModelTypes& models) {
   for (const auto& type : models) {
     if (find_type(builtin_types(), type.name) != nullptr) {
-      refuse_type(type, "has the name of one of Weft's own");
+      refuse_type(type, "has the name of one of Weft's model types");
     }
     if (std::ranges::count(models, type.name, &ModelType::name) > 1) {
-      refuse_type(type, "is there twice");
+      refuse_type(type, "is registered twice");
     }
     if (!is_type_name(type.name)) {
       refuse_type(type, "needs a name of letters, digits and _");

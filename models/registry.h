@@ -14,34 +14,36 @@
 
 namespace weft::recipes {
 
-/// What a model reads; the loss is the cross entropy of its logits.
+/// The input of a model. The loss is the cross entropy of the logits.
 enum class ModelInput { kTokens, kImages };
 
-/// What recipes call model.type: how a validated recipe becomes a model and
-/// its plan. ModelTypes is a list of them.
+/// A value of model.type: how a validated recipe becomes a model and its plan.
+/// ModelTypes is a list of these.
 struct ModelType {
   std::string name;
-  /// What messages call it: "Llama".
+  /// The name in messages: "Llama".
   std::string title;
   ModelInput input = ModelInput::kTokens;
-  /// Of those that are linked in: makes model.options complete, or refuses it.
+  /// A function that completes or rejects model.options. Only set for models
+  /// that a program links in.
   std::function<void(Recipe&)> resolve = nullptr;
-  /// What the logits tell apart: tokens, or classes.
+  /// A function that returns the number of classes of the logits: the
+  /// vocabulary size, or the image classes.
   std::function<int64_t(const Recipe&)> outputs = nullptr;
   std::function<std::shared_ptr<Model>(const Recipe&)> make = nullptr;
   std::function<tp::ParallelizePlan(const Recipe&, const PlanOptions&)> plan =
       nullptr;
 };
 
-/// A model of one's own, as model_type() takes it.
+/// A user-defined model, the argument of model_type().
 template <class Config>
 struct OwnModel {
-  /// Of letters, digits and "_".
+  /// The value of model.type. It consists of letters, digits and "_".
   std::string name;
   std::string title;
   ModelInput input = ModelInput::kTokens;
-  /// What the model is made from. An option that it does not ask for is
-  /// refused.
+  /// A function that reads the model's config. An option that it does not read
+  /// is rejected.
   std::function<Config(ModelOptions&)> config = nullptr;
   std::function<int64_t(const Config&)> outputs = nullptr;
   std::function<std::shared_ptr<Model>(const Config&)> make = nullptr;
@@ -49,34 +51,36 @@ struct OwnModel {
       nullptr;
 };
 
-/// The type of a model that a program links in (cli/main.h).
+/// Returns the type of a model that a program links in (cli/main.h).
 template <class Config>
 ModelType model_type(const OwnModel<Config>& own);
 
-/// The types as recipes know them.
+/// Returns the types in the form that recipes use.
 KnownModels known_models(ModelTypes types);
 
-/// Throws: mesh::UsageError if one of `models` is incomplete, or has the name
-/// of another or of one of Weft's own.
+/// Checks the types that a program links in.
+/// Throws: mesh::UsageError if one of `models` is incomplete, or if its name is
+/// that of another one or of one of Weft's own.
 void check_model_types(const ModelTypes& models);
 
-/// Fills in what model.options leaves out, where the type is linked in.
-/// Throws: mesh::UsageError at an option that the model does not have, or
-/// that cannot be.
+/// Fills in defaults of model.options if the type is linked in.
+/// Throws: mesh::UsageError at an option if the model does not have it or its
+/// value is not possible.
 void resolve_options(Recipe& recipe);
 
 ModelInput model_input(const Recipe& recipe);
 
-/// What the logits of the model tell apart: tokens, or classes.
+/// Returns the number of classes of the model's logits: the vocabulary size, or
+/// the image classes.
 int64_t model_outputs(const Recipe& recipe);
 
-/// The model that a validated recipe describes.
+/// Creates the model of a validated recipe.
 std::shared_ptr<Model> make_model(const Recipe& recipe);
 
-/// How it is cut over the mesh dim "tp".
+/// Returns the plan that shards the model over the mesh dim "tp".
 tp::ParallelizePlan model_plan(const Recipe& recipe);
 
-/// "Llama": what messages call the type "llama".
+/// Returns the name in messages: "Llama" for the type "llama".
 std::string_view model_title(const Recipe& recipe);
 
 namespace detail {

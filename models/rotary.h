@@ -6,18 +6,18 @@
 
 namespace weft::recipes {
 
-/// How rotary frequencies are lowered for sequences longer than those that a
+/// The scaling of rotary frequencies for sequences longer than those that a
 /// model was first trained on.
 /// Source: transformers' modeling_rope_utils, rope_type "linear" and "llama3".
 struct RopeScaling {
   enum class Type { kNone, kLinear, kLlama3 };
 
   Type type = Type::kNone;
-  /// What a frequency that is lowered is divided by.
+  /// The divisor of scaled frequencies.
   double factor = 8;
-  /// kLlama3 lowers the frequencies of which fewer than low_freq_factor
-  /// wavelengths fit into original_max_position_embeddings, leaves those of
-  /// which more than high_freq_factor do, and blends between them.
+  /// kLlama3 scales the frequencies with fewer than low_freq_factor wavelengths
+  /// in original_max_position_embeddings, keeps those with more than
+  /// high_freq_factor, and interpolates between them.
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   int64_t original_max_position_embeddings = 8192;
@@ -31,12 +31,12 @@ struct RotaryTables {
   at::Tensor sin_Td;
 };
 
-/// Hugging Face's inv_freq.
+/// Returns Hugging Face's inv_freq.
 /// Shapes: [head_dim / 2].
 at::Tensor
 rotary_frequencies(int64_t head_dim, double theta, const RopeScaling& scaling);
 
-/// For positions up to `length`.
+/// Returns the tables for positions below `length`.
 /// Shapes: frequencies [d / 2].
 RotaryTables rotary_tables(const at::Tensor& frequencies, int64_t length);
 

@@ -21,10 +21,9 @@ struct VitConfig {
   int64_t ffn_dim = 128;
   int64_t num_classes = 10;
   double norm_eps = 1e-12;
-  /// Probability that training drops a value of the embeddings or of what a
-  /// block adds.
+  /// The dropout probability of the embeddings and of the residual branches.
   double dropout = 0;
-  /// The same of an attention weight.
+  /// The dropout probability of attention weights.
   double attention_dropout = 0;
 
   int64_t patches() const {
@@ -32,7 +31,7 @@ struct VitConfig {
   }
 };
 
-/// Patches as tokens.
+/// The embedding of patches as tokens.
 class VitPatchEmbeddingsImpl : public torch::nn::Module {
  public:
   explicit VitPatchEmbeddingsImpl(const VitConfig& config);
@@ -46,13 +45,14 @@ class VitPatchEmbeddingsImpl : public torch::nn::Module {
 };
 TORCH_MODULE(VitPatchEmbeddings);
 
-/// Class token, patches and learned positions.
+/// The embeddings: class token, patches and learned positions.
 class VitEmbeddingsImpl : public torch::nn::Module {
  public:
   explicit VitEmbeddingsImpl(const VitConfig& config);
   /// Shapes: pixels [B, C, H, W] to [B, T, D].
   at::Tensor forward(const at::Tensor& pixels);
 
+  /// The parameters.
   /// Shapes: [1, 1, D] and [1, T, D].
   at::Tensor cls_token;
   at::Tensor position_embeddings;
@@ -63,7 +63,7 @@ class VitEmbeddingsImpl : public torch::nn::Module {
 };
 TORCH_MODULE(VitEmbeddings);
 
-/// Attention of all tokens to all, with biases.
+/// Full (non-causal) attention with biases.
 class VitAttentionImpl : public torch::nn::Module {
  public:
   explicit VitAttentionImpl(const VitConfig& config);
@@ -82,7 +82,7 @@ class VitAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(VitAttention);
 
-/// Two Linears with GELU between them.
+/// An MLP of two Linears with GELU between them.
 class VitMLPImpl : public torch::nn::Module {
  public:
   explicit VitMLPImpl(const VitConfig& config);
@@ -108,7 +108,7 @@ class VitLayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(VitLayer);
 
-/// Everything but the head.
+/// A vision transformer without the head.
 class VitModelImpl : public torch::nn::Module {
  public:
   explicit VitModelImpl(const VitConfig& config);
@@ -123,9 +123,9 @@ TORCH_MODULE(VitModel);
 
 /// A vision transformer that classifies by its class token, with the parameter
 /// names of transformers' ViTForImageClassification. Patches are unfolded and
-/// go through a Linear: patch_embeddings.projection.weight is [D, P] here,
-/// there a convolution's [D, C, patch, patch], flattened. Source: Dosovitskiy
-/// et al., An Image is Worth 16x16 Words (2021).
+/// go through a Linear: patch_embeddings.projection.weight is [D, P] here, and
+/// the flattened [D, C, patch, patch] of a convolution there.
+/// Source: Dosovitskiy et al., An Image is Worth 16x16 Words (2021).
 class VitForImageClassificationImpl : public Model {
  public:
   explicit VitForImageClassificationImpl(const VitConfig& config);

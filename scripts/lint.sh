@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/lint.sh calls|notes|format [--fix]: cheap checks of the house style.
+# scripts/lint.sh calls|notes|words|format [--fix]: cheap checks of the house style.
 # Exit 0: fine; 1: findings, one a line; 77: cannot be checked here.
 step=lint
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -105,10 +105,20 @@ check_format() {
   cut -d: -f1,2 <<<"$hits" | sort -u | sed 's/$/: not formatted (make format)/'
 }
 
+# The phrases of scripts/lint_words.txt are in no file.
+check_words() {
+  if ! command -v python3 >/dev/null; then
+    say "SKIPPED: python3 is not installed"
+    exit 77
+  fi
+  python3 scripts/lint_words.py || found=1
+}
+
 case ${1:-} in
   calls) check_calls ;;
   notes) check_notes ;;
+  words) check_words ;;
   format) check_format "${2:-}" ;;
-  *) die 2 "usage: scripts/lint.sh calls|notes|format [--fix]" ;;
+  *) die 2 "usage: scripts/lint.sh calls|notes|words|format [--fix]" ;;
 esac
 exit "$found"

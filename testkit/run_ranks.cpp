@@ -29,7 +29,7 @@ std::string message_of(const std::exception_ptr& cause) {
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
-    return "something that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 

@@ -14,12 +14,13 @@
 
 namespace weft {
 
-/// What one rank of a test has.
+/// The context of one rank in a test.
 struct RankContext {
   int64_t rank;
   int64_t world_size;
   mesh::World world;
 
+  /// Creates a mesh of the world's ranks.
   /// Collective: all ranks.
   mesh::DeviceMesh mesh(
       std::vector<int64_t> shape,
@@ -28,16 +29,16 @@ struct RankContext {
 
 } // namespace weft
 
-/// Runs code of several ranks in one process, for tests of users' programs. It
-/// needs no test framework: a failure is an exception.
+/// Runs the code of several ranks in one process, for tests of user programs.
+/// Needs no test framework: failures are exceptions.
 namespace weft::testkit {
 
 // Defined outside of testkit, so that a call of a framework's own run_ranks()
 // does not find the one here by its argument.
 using weft::RankContext;
 
-/// One rank of run_ranks() failed; what() is "rank 1 threw: ...", without a
-/// backtrace.
+/// Thrown if a rank of run_ranks() failed. what() is "rank 1 threw: ...",
+/// without a backtrace.
 class RankError : public std::runtime_error {
  public:
   RankError(int64_t rank, std::string message, std::exception_ptr cause)
@@ -48,9 +49,9 @@ class RankError : public std::runtime_error {
         cause_(std::move(cause)) {}
 
   int64_t rank() const { return rank_; }
-  /// Without the rank.
+  /// The message without the rank.
   const std::string& message() const { return message_; }
-  /// What that rank threw.
+  /// The exception that the rank threw.
   const std::exception_ptr& cause() const { return cause_; }
 
  private:
@@ -59,18 +60,19 @@ class RankError : public std::runtime_error {
   std::exception_ptr cause_;
 };
 
-/// Runs `body` on `n` ranks, each a thread of this process with a world of its
-/// own, through shared memory or, if `backend` is "gloo", over sockets on
-/// loopback. An exception on one rank aborts the worlds of all, so that no
-/// collective of another rank waits for it, and no group that is being made.
-/// Worlds are torn down when all ranks are done. `timeout` bounds every
-/// collective and rendezvous. Throws: RankError for the first rank that failed.
+/// Runs `body` on `n` ranks. Each is a thread of this process with its own
+/// world, which communicates through shared memory or, if `backend` is "gloo",
+/// through sockets on loopback. An exception on one rank aborts the worlds of
+/// all ranks, so that no peer waits for it in a collective or in the creation
+/// of a group. Worlds are destroyed when all ranks are done. `timeout` limits
+/// every collective and rendezvous.
+/// Throws: RankError for the first rank that failed.
 void run_ranks(
     int n,
     const std::function<void(RankContext&)>& body,
     std::chrono::milliseconds timeout = std::chrono::seconds(30),
     const std::string& backend = "cpu");
-/// With other options, too.
+/// Like run_ranks(n, body, timeout, backend), with other options.
 void run_ranks(
     int n,
     const std::function<void(RankContext&)>& body,

@@ -14,7 +14,8 @@
 
 namespace weft::recipes {
 
-/// A token that is found in the text as it is, before words are.
+/// A token that is matched in the text itself, before the text is split into
+/// words.
 struct AddedToken {
   int32_t id = 0;
   std::string content;
@@ -25,7 +26,8 @@ struct AddedToken {
   bool special = false;
 };
 
-/// A set of strings, of which the leftmost and there the longest is found.
+/// A set of strings to search for. find() returns the leftmost match, and the
+/// longest one at that place.
 class StringFinder {
  public:
   void add(std::string_view text, const AddedToken* token);
@@ -36,7 +38,8 @@ class StringFinder {
     size_t end = 0;
     const AddedToken* token = nullptr;
   };
-  /// The first match at `from` or later; its token is null where there is none.
+  /// Returns the first match at `from` or later. Its token is null if there is
+  /// none.
   Match find(std::string_view text, size_t from) const;
 
  private:
@@ -46,24 +49,26 @@ class StringFinder {
   bool begins_[256] = {};
 };
 
-/// `added_tokens` of a tokenizer.json.
+/// The `added_tokens` of a tokenizer.json.
 class AddedTokens {
  public:
   using Vocabulary = std::unordered_map<std::string, int32_t>;
 
-  /// Throws: TokenizerError for a token whose id is not the one that it gets.
+  /// Throws: TokenizerError if the id of a token is not the one that Hugging
+  /// Face's library assigns.
   AddedTokens(
       const std::optional<JsonNode>& node,
       const Vocabulary& vocabulary,
       const Normalizers& normalizers);
 
-  /// Takes a part of the text and the token that it is, or null.
+  /// A callback that receives a part of the text and its token. Null means that
+  /// the part is not an added token.
   using PartSink = c10::function_ref<void(std::string_view, const AddedToken*)>;
-  /// Cuts raw text at tokens that are not normalized, normalized text at
-  /// those that are.
+  /// Splits raw text at the tokens that are not normalized, or normalized text
+  /// at those that are.
   void split(std::string_view text, bool is_normalized, PartSink sink) const;
 
-  /// As normalization leaves them, by id.
+  /// The texts of the tokens after normalization, by id.
   const std::map<int32_t, std::string>& texts() const { return texts_; }
   const AddedToken* find(const std::string& content) const;
   bool is_special(const std::string& text) const;

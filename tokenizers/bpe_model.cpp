@@ -89,7 +89,7 @@ BpeModel::BpeModel(const JsonNode& node, bool is_byte_level)
 
 void BpeModel::read_vocabulary(const JsonNode& node) {
   if (!node.value().is_object()) {
-    node.refuse("expected an object of tokens and their numbers");
+    node.refuse("expected an object of tokens and their ids");
   }
   vocabulary_.reserve(node.value().size());
   std::unordered_map<int32_t, std::string> seen;
@@ -97,7 +97,7 @@ void BpeModel::read_vocabulary(const JsonNode& node) {
     const int32_t number = node.at(token).count();
     if (number >= kMaxTokens) {
       node.refuse(fmt::format(
-          "\"{}\" is number {}; the most is {}",
+          "\"{}\" has id {}; the largest allowed id is {}",
           token,
           number,
           kMaxTokens - 1));
@@ -105,10 +105,7 @@ void BpeModel::read_vocabulary(const JsonNode& node) {
     const auto [other, is_new] = seen.emplace(number, token);
     if (!is_new) {
       node.refuse(fmt::format(
-          "\"{}\" and \"{}\" are both number {}",
-          other->second,
-          token,
-          number));
+          "\"{}\" and \"{}\" both have id {}", other->second, token, number));
     }
     vocabulary_.emplace(token, number);
   }
@@ -270,8 +267,8 @@ void BpeModel::add_symbol(int32_t id) const {
 void BpeModel::begin_symbols(std::string_view word) const {
   if (word.size() > std::numeric_limits<int32_t>::max()) {
     mesh::throw_error<TokenizerError>(fmt::format(
-        "a word of {} bytes: this tokenizer does not cut text into words, and "
-        "takes at most 2 GiB at once",
+        "a word of {} bytes: this tokenizer does not split text into words, "
+        "and takes at most 2 GiB at once",
         word.size()));
   }
   symbols_.clear();

@@ -13,7 +13,7 @@
 
 namespace weft::recipes {
 
-/// Which pairs of tokens become one, and in which order.
+/// The pairs of tokens that are merged, and the order of the merges.
 class MergeTable {
  public:
   struct Merge {
@@ -22,9 +22,9 @@ class MergeTable {
   };
 
   void reserve(size_t count);
-  /// A later one of the same pair replaces it.
+  /// Adds a merge. It replaces an earlier one of the same pair.
   void set(int32_t left, int32_t right, Merge merge);
-  /// Null: the two stay two.
+  /// Returns the merge of a pair, or null if the pair is not merged.
   const Merge* find(int32_t left, int32_t right) const;
 
  private:
@@ -39,25 +39,28 @@ class MergeTable {
   std::vector<Slot> slots_;
 };
 
-/// Byte-pair encoding of words, as `model` of a tokenizer.json describes it.
-/// Remembers words that it met. Source: Sennrich, Haddow and Birch, Neural
-/// Machine Translation of Rare Words with Subword Units (2016).
+/// Byte-pair encoding of words, as in `model` of a tokenizer.json. Caches the
+/// encodings of words.
+/// Source: Sennrich, Haddow and Birch, Neural Machine Translation of Rare Words
+/// with Subword Units (2016).
 class BpeModel {
  public:
   using Vocabulary = std::unordered_map<std::string, int32_t>;
 
-  /// `is_byte_level`: words are bytes, and the vocabulary spells them in
-  /// GPT-2's alphabet. Throws: TokenizerError.
+  /// With `is_byte_level`, words are bytes, and the vocabulary spells them in
+  /// GPT-2's alphabet.
+  /// Throws: TokenizerError if the model is malformed or not supported.
   BpeModel(const JsonNode& node, bool is_byte_level);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
   size_t num_merges() const { return num_merges_; }
 
-  /// Cuts a word where no merge can reach over; most words have no such place.
+  /// Splits a word at the places that no merge can cross. Most words have no
+  /// such place.
   void for_each_piece(
       std::string_view word,
       c10::function_ref<void(std::string_view)> visit) const;
-  /// Adds the tokens of a word, or of a piece of one, to `tokens`.
+  /// Appends the tokens of a word, or of a piece of one, to `tokens`.
   void encode(std::string_view word, std::vector<int64_t>& tokens) const;
 
  private:
@@ -106,7 +109,7 @@ class BpeModel {
   bool cuts_before_metaspace_ = false;
   std::optional<int32_t> unk_;
   Vocabulary vocabulary_;
-  /// By the bytes that a word consists of; only if merges may be ignored.
+  /// The vocabulary by the bytes of a word. Empty unless ignore_merges_ is set.
   Vocabulary words_;
   size_t num_merges_ = 0;
   MergeTable merges_;

@@ -10,36 +10,38 @@
 
 namespace weft::recipes {
 
-/// A value in a tokenizer.json that knows its place, for messages:
+/// A value in a tokenizer.json and its path, for messages:
 /// "llama/tokenizer.json: model.merges: ...".
 class JsonNode {
  public:
-  /// Lifetime: `value` outlives this and what comes out of it.
+  /// Lifetime: `value` must outlive this and the nodes that are read from it.
   JsonNode(const nlohmann::json& value, std::string file)
       : value_(&value), file_(std::move(file)) {}
 
-  /// The value of a key of this object. All throw TokenizerError.
+  /// Returns the value of a key of this object. All functions here throw
+  /// TokenizerError if the value does not have the requested form.
   JsonNode at(std::string_view key) const;
-  /// nullopt: not there, or null.
+  /// Returns nullopt if the key is missing or its value is null.
   std::optional<JsonNode> find(std::string_view key) const;
   std::vector<JsonNode> elements() const;
 
   std::string string() const;
-  /// At least 0 and less than 2^31.
+  /// Returns an integer from 0 to 2^31 - 2.
   int32_t count() const;
   bool boolean() const;
   bool boolean(std::string_view key, bool otherwise) const;
-  /// Of exactly one character.
+  /// Returns a string of exactly one character.
   std::string character() const;
-  /// {"String": ..} or {"Regex": ..}: the key and its value.
+  /// Returns the key and the value of {"String": ..} or {"Regex": ..}.
   std::pair<std::string, std::string> pattern() const;
-  /// The "type" of a component.
+  /// Returns the "type" of a component.
   std::string type() const;
 
   const nlohmann::json& value() const { return *value_; }
   /// Throws: TokenizerError "<file>: <path>: <message>".
   [[noreturn]] void refuse(const std::string& message) const;
-  /// Of a component that this build has not got.
+  /// Throws: TokenizerError with the component's type, which this build does
+  /// not support.
   [[noreturn]] void refuse_type() const;
 
  private:

@@ -10,11 +10,11 @@
 
 namespace weft::recipes {
 
-/// Changes text before it is cut.
+/// Changes text before it is split.
 class Normalizers {
  public:
-  /// What stands at `normalizer` in a tokenizer.json; nullopt: nothing.
-  /// Throws: TokenizerError naming what is not supported.
+  /// Reads `normalizer` of a tokenizer.json. nullopt changes nothing.
+  /// Throws: TokenizerError with the component if it is not supported.
   explicit Normalizers(const std::optional<JsonNode>& node);
 
   bool empty() const { return steps_.empty(); }
@@ -27,8 +27,8 @@ class Normalizers {
   std::vector<Step> steps_;
 };
 
-/// `text` with all that equals `pattern` replaced, from left to right; an empty
-/// pattern is nowhere.
+/// Returns `text` with all occurrences of `pattern` replaced, from left to
+/// right. An empty pattern has no occurrences.
 std::string replace_all(
     std::string_view text,
     std::string_view pattern,

@@ -74,7 +74,7 @@ class Translator {
       }
     }
     if (in_class_) {
-      refuse_pattern(in_, "a character class does not end");
+      refuse_pattern(in_, "a character class is not closed");
     }
     return std::move(out_);
   }

@@ -7,8 +7,8 @@
 
 namespace weft::recipes {
 
-/// A regular expression as tokenizer.json files write it (Oniguruma's syntax,
-/// of which the part is understood that such files use), run by PCRE2.
+/// A regular expression of a tokenizer.json, run by PCRE2. The syntax is
+/// Oniguruma's, restricted to the part that such files use.
 class Pattern {
  public:
   struct Match {
@@ -16,19 +16,20 @@ class Pattern {
     size_t end = 0;
   };
 
-  /// Throws: TokenizerError for one that is not understood.
+  /// Throws: TokenizerError if the expression is not supported.
   explicit Pattern(const std::string& expression);
   Pattern(Pattern&&) noexcept;
   ~Pattern();
-  /// Matches `text` and nothing else.
+  /// Returns a pattern that matches exactly `text`.
   static Pattern literal(std::string_view text);
 
-  /// The first match in valid UTF-8 that begins at `from` or later.
-  /// Throws: TokenizerError if the search takes more memory than it may.
+  /// Returns the first match that begins at `from` or later. The text must be
+  /// valid UTF-8.
+  /// Throws: TokenizerError if the search exceeds its memory limit.
   std::optional<Match> find(std::string_view text, size_t from) const;
 
-  /// Calls `visit` with all matches from left to right. An empty match right
-  /// after another is none.
+  /// Calls `visit` with all matches from left to right. An empty match directly
+  /// after another match is skipped.
   template <class Visit>
   void for_each(std::string_view text, const Visit& visit) const;
 
@@ -40,9 +41,9 @@ class Pattern {
   std::unique_ptr<Code> code_;
 };
 
-/// `expression` in PCRE2's syntax: the two differ in what \s, \w, \v and \u are
-/// and in which scripts a character has.
-/// Throws: TokenizerError for what has no equal there.
+/// Returns `expression` in PCRE2's syntax. The two differ in the meaning of \s,
+/// \w, \v and \u and in the scripts of a character.
+/// Throws: TokenizerError if PCRE2 has no equivalent.
 std::string translate_pattern(const std::string& expression);
 
 namespace detail {

@@ -11,7 +11,7 @@
 namespace weft::recipes {
 namespace {
 
-/// What becomes of the matches of a pattern.
+/// The handling of the matches of a pattern.
 enum class Behavior {
   kIsolated,
   kRemoved,

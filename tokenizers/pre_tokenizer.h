@@ -10,11 +10,12 @@
 
 namespace weft::recipes {
 
-/// Takes a piece of text, and whether the whole text begins with it.
+/// A callback that receives a piece of text, and whether it is the beginning of
+/// the full text.
 using PieceSink = c10::function_ref<void(std::string_view, bool)>;
 
-/// Cuts text into pieces that no token crosses, from left to right; none is
-/// empty. What it hands on may be changed text, valid during the call.
+/// Splits text from left to right into pieces that no token crosses. No piece
+/// is empty. Pieces may be changed text and are valid during the call only.
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
@@ -22,14 +23,16 @@ class PreTokenizer {
       const = 0;
 };
 
-/// Several, each cutting the pieces of the one before.
+/// A sequence of pre-tokenizers, each of which splits the pieces of the one
+/// before.
 class PreTokenizers {
  public:
-  /// What stands at `pre_tokenizer` in a tokenizer.json; nullopt: nothing.
-  /// Throws: TokenizerError naming what is not supported.
+  /// Reads `pre_tokenizer` of a tokenizer.json. nullopt splits nothing.
+  /// Throws: TokenizerError with the component if it is not supported.
   explicit PreTokenizers(const std::optional<JsonNode>& node);
 
-  /// Whether the pieces are then spelt in GPT-2's alphabet of bytes.
+  /// Returns true if the model has to read the pieces as bytes in GPT-2's
+  /// alphabet.
   bool is_byte_level() const { return is_byte_level_; }
   bool empty() const { return stages_.empty(); }
 

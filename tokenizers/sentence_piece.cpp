@@ -96,8 +96,8 @@ class SentencePieceTokenizer : public Tokenizer {
     constexpr size_t kMax = 64 << 20;
     if (size > kMax) {
       fail(fmt::format(
-          "a text of {} bytes is too long for SentencePiece at once, {} is the "
-          "most; cut it into documents (--document-separator)",
+          "a text of {} bytes is too long for SentencePiece; the limit is {}. "
+          "Split it into documents (--document-separator)",
           size,
           kMax));
     }

@@ -8,7 +8,7 @@
 namespace weft::recipes {
 
 /// Opens a SentencePiece model.
-/// Throws: TokenizerError.
+/// Throws: TokenizerError if the file cannot be used.
 std::unique_ptr<Tokenizer> open_sentence_piece(const std::string& path);
 
 } // namespace weft::recipes

@@ -9,11 +9,11 @@
 
 namespace weft::recipes {
 
-/// Makes text of the names of tokens.
+/// Converts the names of tokens to text.
 class TokenDecoder {
  public:
-  /// What stands at `decoder` in a tokenizer.json; nullopt: names with spaces
-  /// between. Throws: TokenizerError naming what is not supported.
+  /// Reads `decoder` of a tokenizer.json. nullopt joins the names with spaces.
+  /// Throws: TokenizerError with the component if it is not supported.
   explicit TokenDecoder(const std::optional<JsonNode>& node);
 
   std::string decode(std::vector<std::string> names) const;

@@ -82,8 +82,9 @@ std::string file_in(const std::string& folder) {
   if (models.size() != 1) {
     refuse_name(
         folder,
-        models.empty() ? "the folder has neither a tokenizer.json nor a *.model"
-                       : "the folder has several *.model files, name one");
+        models.empty()
+            ? "the folder has neither a tokenizer.json nor a *.model"
+            : "the folder has several *.model files, give one of them");
   }
   return models[0];
 }

@@ -14,65 +14,66 @@
 
 namespace weft::recipes {
 
-/// A tokenizer's file that cannot be used, or bytes it cannot encode.
+/// Thrown if a tokenizer's file cannot be used, or if it cannot encode a text.
 class TokenizerError : public mesh::UsageError {
   using mesh::UsageError::UsageError;
 };
 
-/// Text that is not UTF-8.
+/// Thrown if a text is not UTF-8.
 class InvalidText : public TokenizerError {
  public:
   InvalidText(c10::SourceLocation where, std::string message, size_t offset)
       : TokenizerError(where, std::move(message)), offset_(offset) {}
-  /// Of the first byte that belongs to no character.
+  /// The offset of the first byte that does not belong to a character.
   size_t offset() const { return offset_; }
 
  private:
   size_t offset_;
 };
 
-/// Takes the next tokens of a text, and about how many of its bytes are done.
+/// A callback that receives the next tokens of a text, and approximately how
+/// many of its bytes are done.
 using TokenSink = std::function<void(std::span<const int64_t>, size_t)>;
 
-/// Turns text into tokens and back. A tokenizer keeps what it has learnt about
-/// words: not for several threads at once.
+/// Converts text to tokens and back. A tokenizer caches the encodings of words
+/// and is not thread-safe.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  /// The tokens of `text`, without begin and end tokens: who wants them puts
-  /// bos() and eos() around. Special tokens that are spelt out in the text are
-  /// found, where the tokenizer's own library finds them.
-  /// Throws: InvalidText unless the text is UTF-8 (any bytes are tokens of
-  /// "byte").
+  /// Returns the tokens of `text` without begin and end tokens. The caller adds
+  /// bos() and eos() if it needs them. Special tokens that are spelled out in
+  /// the text are recognized if the tokenizer's own library does so.
+  /// Throws: InvalidText if the text is not UTF-8. The tokenizer "byte" accepts
+  /// any bytes.
   virtual std::vector<int64_t> encode(std::string_view text) const = 0;
 
-  /// The same tokens, in order and in parts, which together need no memory that
-  /// grows with the text where the tokenizer can do without.
+  /// Passes the tokens of encode() to `sink` in order and in parts. If the
+  /// tokenizer supports it, the memory for this does not grow with the text.
   virtual void encode_to(std::string_view text, const TokenSink& sink) const;
 
-  /// The text of `tokens`, special ones left out. A character that lies over
-  /// several tokens of which some are missing is not valid UTF-8.
-  /// Throws: TokenizerError for a token that is not in [0, vocab_size()).
+  /// Returns the text of `tokens` without special tokens. A character that
+  /// spans several tokens, some of which are missing, is not valid UTF-8.
+  /// Throws: TokenizerError if a token is not in [0, vocab_size()).
   virtual std::string decode(std::span<const int64_t> tokens) const = 0;
 
-  /// One more than the largest token.
+  /// Returns the largest token plus one.
   virtual int64_t vocab_size() const = 0;
   virtual std::optional<int64_t> bos() const = 0;
   virtual std::optional<int64_t> eos() const = 0;
 
-  /// "byte-level BPE of 128256 tokens (llama/tokenizer.json)".
+  /// Returns "byte-level BPE of 128256 tokens (llama/tokenizer.json)".
   virtual std::string describe() const = 0;
-  /// 16 hexadecimal digits, of the file's content: tells whether two runs have
-  /// the same tokenizer.
+  /// Returns 16 hexadecimal digits, a hash of the file's content. Two runs have
+  /// the same tokenizer if their hashes are equal.
   virtual std::string fingerprint_text() const = 0;
 };
 
-/// "byte" (each byte a token, 256 of them), a SentencePiece *.model, a Hugging
-/// Face tokenizer.json, or a folder that holds one of the two (tokenizer.json
-/// where it holds both).
-/// Throws: TokenizerError with the file, and for a component that is not
-/// supported with its name.
+/// Opens a tokenizer: "byte" (256 tokens, one per byte), a SentencePiece
+/// *.model, a Hugging Face tokenizer.json, or a folder with one of the two. If
+/// a folder has both, tokenizer.json is used.
+/// Throws: TokenizerError with the file if it cannot be used, and with the name
+/// of a component if that is not supported.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name_or_path);
 
 } // namespace weft::recipes

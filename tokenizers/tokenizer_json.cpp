@@ -192,8 +192,8 @@ class BpeTokenizer : public Tokenizer {
     const auto found = model_.vocabulary().find(*name);
     if (found == model_.vocabulary().end()) {
       node.refuse(fmt::format(
-          "the files beside it name \"{}\" as a begin or end token, which is "
-          "not in the vocabulary",
+          "the files in its folder name \"{}\" as a begin or end token, which "
+          "is not in the vocabulary",
           *name));
     }
     return found->second;

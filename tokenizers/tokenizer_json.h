@@ -8,14 +8,15 @@
 
 namespace weft::recipes {
 
-/// Reads a Hugging Face tokenizer.json of type BPE; begin and end tokens are
-/// what tokenizer_config.json or special_tokens_map.json beside it say, else
-/// what its post-processor puts around a text.
-/// Throws: TokenizerError.
+/// Reads a Hugging Face tokenizer.json of type BPE. The begin and end tokens
+/// come from tokenizer_config.json or special_tokens_map.json in the same
+/// folder, otherwise from its post-processor.
+/// Throws: TokenizerError if a file is malformed or a component is not
+/// supported.
 std::unique_ptr<Tokenizer> open_tokenizer_json(const std::string& path);
 
-/// The same for a text; `path` stands for it in messages and tells the folder
-/// of the other files.
+/// Like open_tokenizer_json(), for a text. `path` is the file name in messages
+/// and gives the folder of the other files.
 std::unique_ptr<Tokenizer> parse_tokenizer_json(
     std::string_view text,
     const std::string& path);

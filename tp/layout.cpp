@@ -22,7 +22,7 @@ void Layout::check(
       placements,
       " vs ",
       mesh.ndim(),
-      ". Give one a mesh dim, or a single one for all.");
+      ". Give one per mesh dim, or a single one for all.");
 }
 
 } // namespace weft::tp

@@ -46,16 +46,16 @@ Target checked_target(const std::string& name, torch::nn::Module& module) {
   if (!linear) {
     refuse_lora(
         "module \"" + name + "\" is a " + module.name() +
-        ", not a Linear. Let the pattern match Linears alone.");
+        ", not a Linear. Use a pattern that matches only Linears.");
   }
   if (!dtensor::is_dtensor(linear->weight) ||
       dtensor::spec_of(linear->weight).mesh_ndim() == 0) {
     refuse_lora(
         "the weight of \"" + name +
-        "\" lies on no mesh. Call parallelize_module() first.");
+        "\" is on no mesh. Call parallelize_module() first.");
   }
   if (has_adapter(*linear)) {
-    refuse_lora("\"" + name + "\" has an adapter already.");
+    refuse_lora("\"" + name + "\" already has an adapter.");
   }
   return {name, linear};
 }
@@ -92,7 +92,7 @@ small_linear(int64_t in, int64_t out, const at::TensorOptions& options) {
   return linear;
 }
 
-// Beside a weight that lies as `weight` says: see dtensor::LinearAdapter.
+// Beside a weight that is placed as `weight` says: see dtensor::LinearAdapter.
 dtensor::Placements beside(const Placements& weight, int64_t dim) {
   Placements placements;
   for (const auto& cut : weight) {

@@ -175,8 +175,8 @@ class PlacementMap {
         first.fqn,
         "\" and \"",
         fqn,
-        "\" are one plain tensor, which would become two. Build the model "
-        "inside weft::dtensor::DeferredInit.");
+        "\" are one plain tensor, which would be replaced by two. Build the "
+        "model inside weft::dtensor::DeferredInit.");
     WEFT_CHECK(
         first.placements == normal,
         kOp,
@@ -287,7 +287,7 @@ void parallelize_module(
     }
     step.style->apply({*step.target.module, mesh, step.target.path});
   }
-  // What no style has placed is whole on every rank.
+  // What no style has placed is replicated.
   dtensor::replicate_unplaced(module, mesh, options.src_data_rank);
 }
 

@@ -83,7 +83,7 @@ void check_prepared(
       prepared.from.size(),
       " vs ",
       prepared.to.size(),
-      ". Give one a tensor, std::nullopt for what stays as it is.");
+      ". Give one per tensor, std::nullopt for tensors that stay as they are.");
   check_list(prepared, target, prepared.from, from);
   check_list(prepared, target, prepared.to, to);
   const auto kwargs = prepared.what + "_kwarg_layouts";
@@ -125,7 +125,7 @@ void place_list(
       tensors.size(),
       " vs ",
       prepared.from.size(),
-      ". Give one a tensor, std::nullopt for what stays as it is.");
+      ". Give one per tensor, std::nullopt for tensors that stay as they are.");
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (const auto& from = prepared.from[i]) {
       tensors[i] = place_tensor(

@@ -23,7 +23,7 @@ struct ShardedWeight {
   int64_t linear_dim;
   int64_t embedding_dim;
   Placement linear_input;
-  /// Of a mesh dim that cuts the weight.
+  /// The output's placement along a mesh dim that shards the weight.
   Placement output;
   LayoutOptions options;
 };
@@ -49,7 +49,7 @@ void check_weight(
         target.name(),
         ": weight_layouts has ",
         placement.to_string(),
-        ", but this style cuts the weight of a ",
+        ", but this style shards the weight of a ",
         target.module.name(),
         " as ",
         Shard(tensor_dim).to_string(),
@@ -62,10 +62,10 @@ void check_weight(
       cut.style,
       where(target),
       target.name(),
-      ": weight_layouts cuts along no mesh dim. Use NoParallel.");
+      ": weight_layouts shards along no mesh dim. Use NoParallel.");
 }
 
-// A pending sum is what a cut along the summed dim leaves; the bias is added
+// A Partial sum is what a shard along the summed dim leaves; the bias is added
 // to the sum.
 void check_output(
     const ShardedWeight& cut,
@@ -89,7 +89,7 @@ void check_output(
         layouts.output[i].to_string(),
         " along mesh dim ",
         i,
-        ", where the output is no pending sum.");
+        ", where the output is not Partial.");
     WEFT_CHECK(
         !has_bias,
         cut.style,
@@ -165,7 +165,7 @@ void check_embedding(
       target.name(),
       " is an Embedding with ",
       what ? what : "",
-      ", which needs all its rows on one rank. Build it without.");
+      ", which needs all its rows on one rank. Build it without that option.");
 }
 
 void check_has_weight(
@@ -179,8 +179,8 @@ void check_has_weight(
       target.name(),
       " has a weight of 2 dims: ",
       weight.defined() ? std::to_string(weight.dim()) + " dims" : "none",
-      " vs 2 dims. A head that borrows another module's weight is placed with "
-      "that one.");
+      " vs 2 dims. A head that uses another module's weight is placed with "
+      "that module.");
 }
 
 ShardedLayouts fit_layouts(

@@ -31,8 +31,8 @@ struct StyleTarget {
 /// The functions of a style, which a custom style also provides.
 struct StyleFunctions {
   std::string name;
-  /// What the style does. Two styles that do the same to one module are an
-  /// error.
+  /// The effects of the style. Two styles with the same effect on one module
+  /// are an error.
   bool prepares_inputs = false;
   bool prepares_outputs = false;
   bool places_parameters = false;

@@ -93,8 +93,8 @@ class Run {
     const int64_t first = resume();
     if (first >= recipe_.train.steps) {
       log_line(fmt::format(
-          "finished already, at step {}: see {}. A larger train.steps goes on, "
-          "--fresh starts over",
+          "finished already, at step {}: see {}. A larger train.steps "
+          "continues it, --fresh starts over",
           first,
           recipe_.output_dir));
       if (!std::filesystem::exists(recipe_.checkpoint.export_to)) {
@@ -175,9 +175,7 @@ class Run {
     evaluate_if_due(metrics);
     if (outputs_ && metrics.eval_loss) {
       log_line(fmt::format(
-          "step {}  eval_loss {:.4f}, which was cut short",
-          step,
-          *metrics.eval_loss));
+          "step {}  eval_loss {:.4f} (interrupted)", step, *metrics.eval_loss));
       outputs_->replace_line(
           step,
           with_evaluation(line, *metrics.eval_loss, metrics.ema_eval_loss));
@@ -203,16 +201,17 @@ class Run {
         throw;
       }
       log_line(fmt::format(
-          "the comm hook starts anew: {}", error.what_without_backtrace()));
+          "the comm hook starts from scratch: {}",
+          error.what_without_backtrace()));
     }
   }
 
   void compare_products(const std::string& earlier) {
     if (earlier != recipe_.products) {
       log_line(fmt::format(
-          "products: {} multiplied before this checkpoint, {} does from here "
-          "on: results differ in their last bits from those of a run that was "
-          "not interrupted",
+          "products: {} was used before this checkpoint and {} is used from "
+          "now on: results differ in their last bits from those of an "
+          "uninterrupted run",
           earlier,
           recipe_.products));
     }
@@ -346,8 +345,8 @@ class Run {
   [[noreturn]] void throw_last_not_saved(int64_t step) const {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
         "step {}, the last one, could not be saved in {}, tried twice. Make "
-        "room there and run the same command again: it goes on from the "
-        "checkpoint before.",
+        "room there and run the same command again: it resumes from the "
+        "previous checkpoint.",
         step,
         store_.path().string()));
   }
@@ -371,8 +370,8 @@ class Run {
     const auto who = stop_requester();
     mesh::throw_error<PreemptedError>(
         saved ? fmt::format(
-                    "{}: step {} is saved in {}, and the same command "
-                    "goes on from there{}",
+                    "{}: step {} is saved in {}, and the same command resumes "
+                    "from it{}",
                     who,
                     step,
                     store_.path().string(),
@@ -380,9 +379,9 @@ class Run {
                                    "never"
                                  : "")
               : fmt::format(
-                    "{}: ended after step {}, which could not be saved in "
-                    "{}, tried twice; the same command goes on from the "
-                    "checkpoint before",
+                    "{}: ended after step {}, which could not be saved in {}, "
+                    "tried twice; the same command resumes from the previous "
+                    "checkpoint",
                     who,
                     step,
                     store_.path().string()));

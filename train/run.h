@@ -5,13 +5,13 @@
 
 namespace weft::recipes {
 
-/// Trains what a recipe describes: from the newest sound checkpoint of its
-/// folder, or with `fresh` from the start, to its last step. Rank 0 writes the
-/// folder and shows progress.
+/// Trains the model of a recipe up to its last step. Resumes from the newest
+/// valid checkpoint of the run's folder, or starts over with `fresh`. Rank 0
+/// writes the folder and shows progress.
 /// Collective: all ranks of `world`; blocks.
-/// Throws: what Trainer throws; mesh::UsageError if the folder cannot be used;
-/// checkpoint::CheckpointError if there are checkpoints and none is sound, or
-/// the last one cannot be saved.
+/// Throws: the exceptions of Trainer; mesh::UsageError if the folder cannot be
+/// used; checkpoint::CheckpointError if there are checkpoints and none is
+/// valid, or if the last one cannot be saved.
 void run_training(const Recipe& recipe, const mesh::World& world, bool fresh);
 
 } // namespace weft::recipes

@@ -24,7 +24,8 @@ std::string write_recipe(const Recipe& recipe) {
     write_file(in_folder(recipe, "recipe.yaml"), to_yaml(recipe));
     return "";
   } catch (const mesh::UsageError& error) {
-    return fmt::format("{}. Training goes on", error.what_without_backtrace());
+    return fmt::format(
+        "{}. Training continues", error.what_without_backtrace());
   }
 }
 

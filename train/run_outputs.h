@@ -13,30 +13,30 @@
 
 namespace weft::recipes {
 
-/// What a run shows and leaves behind beside its checkpoints: the lines on
-/// stdout, metrics.jsonl, recipe.yaml, report.html and event files. Rank 0 has
-/// one.
+/// The outputs of a run other than its checkpoints: the lines on stdout,
+/// metrics.jsonl, recipe.yaml, report.html and event files. Exists on rank 0
+/// only.
 class RunOutputs {
  public:
   explicit RunOutputs(const Recipe& recipe);
 
-  /// A line for the user.
+  /// Prints a line for the user. Does nothing if `text` is empty.
   void log_line(const std::string& text);
 
-  /// Opens the files, cut to what was done before.
-  /// Throws: mesh::UsageError if one cannot be written.
+  /// Opens the files and truncates metrics.jsonl after the resumed step.
+  /// Throws: mesh::UsageError if a file cannot be written.
   void begin(
       const std::optional<RunStore::Resumed>& resumed,
       const torch::nn::Module& model,
       const mesh::DeviceMesh& mesh);
 
-  /// Writes the line of the step that was resumed from anew.
+  /// Replaces the line of the resumed step.
   void replace_line(int64_t step, const std::string& line);
 
-  /// After a step and all that belongs to it.
+  /// To be called after each step, including its evaluation and checkpoint.
   void step_done(const StepMetrics& metrics);
 
-  /// Brings the report up to date, for the last time.
+  /// Writes the report for the last time.
   void end();
 
  private:

@@ -7,35 +7,38 @@
 
 namespace weft::recipes {
 
-/// A run was told to end and has ended after a step: the same command goes on.
+/// Thrown if a run was preempted and has stopped after a step. The same command
+/// resumes it.
 class PreemptedError : public c10::Error {
   using c10::Error::Error;
 };
 
-/// How far a run is, which decides what SIGTERM and SIGUSR1 do.
+/// The phase of a run, which determines the effect of SIGTERM and SIGUSR1.
 enum class RunPhase {
-  /// Nothing is to be saved yet: the process ends at once, with exit code 143
-  /// and the last line that says so. Where its launcher has told it, and so all
-  /// ranks, only rank 0 has that line.
+  /// Nothing has to be saved yet. A signal ends the process at once with exit
+  /// code 143 and a last line with the reason. If the launcher sent the signal,
+  /// and therefore to all ranks, only rank 0 prints that line.
   kStarting,
-  /// The signal is remembered, and the run ends by itself.
+  /// The signal is recorded, and the run stops after the current step.
   kTraining,
-  /// All is saved, and what is left can be done again: ends at once as above.
+  /// Everything is saved, and the remaining work can be repeated. A signal ends
+  /// the process at once like in kStarting.
   kSaved,
 };
 
-/// From now on, until the process ends, SIGTERM and SIGUSR1 do what RunPhase
-/// says, on whatever thread they arrive; more of them change nothing.
-/// `error_file` (may be empty) is the launcher's, see base/error_report.h.
+/// Installs handlers that give SIGTERM and SIGUSR1 the effect of RunPhase until
+/// the process ends, in any thread. Further signals have no effect.
+/// `error_file` is the launcher's error file (base/error_report.h) and may be
+/// empty.
 void handle_stop_signals(int64_t rank, const std::string& error_file);
 
-/// kStarting to begin with. Once kSaved, a signal that was remembered ends the
-/// process.
+/// Sets the phase, which is kStarting at first. On kSaved, a recorded signal
+/// ends the process.
 void set_run_phase(RunPhase phase);
 
-/// Whether one of the signals has come.
+/// Returns true if one of the signals has arrived.
 bool is_stop_requested();
-/// "SIGTERM" or "SIGUSR1", the first that came; empty: none has.
+/// Returns "SIGTERM" or "SIGUSR1", whichever arrived first. Empty if none has.
 std::string stop_signal_name();
 
 } // namespace weft::recipes

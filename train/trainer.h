@@ -21,62 +21,70 @@ namespace weft::recipes {
 
 class IntegrityChecker;
 
-/// Trains what a recipe describes. Only composes: data, model, ddp, optimizer.
+/// Trains the model of a recipe by combining its data, model, data-parallel
+/// wrapper and optimizer.
 class Trainer {
  public:
-  /// Builds everything up to the first step.
+  /// Builds the data, mesh, model and optimizer for the first step.
   /// Collective: all ranks of `world`; blocks.
-  /// Throws: mesh::UsageError; mesh::DisagreementError if ranks have different
-  /// recipes or data.
+  /// Throws: mesh::UsageError if the recipe or the data cannot be used;
+  /// mesh::DisagreementError if ranks have different recipes or data.
   Trainer(Recipe recipe, const mesh::World& world);
 
-  /// One optimizer step over a whole global batch; `step` counts from 0. Its
-  /// samples follow those of the step before. Where the loss or a gradient is
-  /// not finite, the step may be skipped: see train.on_non_finite.
+  /// Runs one optimizer step over a full global batch. `step` counts from 0.
+  /// The samples follow those of the step before. If the loss or a gradient is
+  /// not finite, the step may be skipped; see train.on_non_finite.
   /// Collective: all ranks; blocks.
-  /// Throws: NonFiniteError, on all ranks, if it is not to be skipped.
+  /// Throws: NonFiniteError on all ranks if the step is not finite and not
+  /// skipped.
   StepMetrics train_step(int64_t step);
-  /// Before step `step`, counted from 1, is saved: an update can overflow where
-  /// loss and gradients did not.
-  /// Collective: all ranks; blocks.
-  /// Throws: NonFiniteError, on all ranks, if a weight is not finite on one.
+  /// Checks the weights before the checkpoint of step `step` (counted from 1)
+  /// is saved, because an update can overflow even if the loss and the
+  /// gradients are finite. Collective: all ranks; blocks. Throws:
+  /// NonFiniteError on all ranks if a weight is not finite on one of them.
   void check_weights(int64_t step);
-  /// Why the last step was skipped, for the user; empty: it was not.
+  /// The reason why the last step was skipped, for the user. Empty if it was
+  /// not skipped.
   const std::string& skip_note() const { return skip_note_; }
 
-  /// The mean loss of the held-out batches; none if a rank was asked to stop
-  /// before its end.
+  /// Returns the validation loss, the mean over the validation batches. Empty
+  /// if a rank was asked to stop before the end.
   /// Collective: all ranks; blocks.
   std::optional<double> evaluate();
-  /// The same with the averaged weights; ema.decay is not 0.
+  /// Like evaluate(), with the EMA weights. ema.decay must not be 0.
   std::optional<double> evaluate_average();
 
-  /// Counts on from an earlier process's last step; before the first step.
+  /// Continues the counts of an earlier process. To be called before the first
+  /// step.
   void start_from(const TrainState& state);
-  /// What to remember after `step` steps in all.
+  /// Returns the state of the run after `step` steps in total.
   TrainState state_after(int64_t step) const;
-  /// From now on phases of a step are spans of `tracer`, which outlives this;
-  /// null: of none.
+  /// Makes later phases of steps spans of `tracer`, which must outlive this.
+  /// Null records none.
   void set_tracer(const StepTracer* tracer) { tracer_ = tracer; }
-  /// The same: `clock` counts the time of phases, and `integrity_checker` hears
-  /// of every update.
+  /// These functions set the clock that counts the time of phases and the
+  /// checker that is called before and after every update. Both must outlive
+  /// this. Null disables them.
   void set_phase_clock(PhaseClock* clock) { phase_clock_ = clock; }
   void set_integrity_checker(IntegrityChecker* integrity_checker) {
     integrity_checker_ = integrity_checker;
   }
-  /// Ranks tell each other, in train_step(), evaluate() and
-  /// all_reduce_stop_request(), whether this has said yes on one of them.
+  /// Sets a function that returns true if this rank was asked to stop. Ranks
+  /// exchange its result in train_step(), evaluate() and
+  /// all_reduce_stop_request().
   void set_stop_request(std::function<bool()> is_asked) {
     is_stop_requested_ = std::move(is_asked);
   }
-  /// Collective: all ranks; blocks. Returns should_stop().
+  /// Exchanges the stop requests of all ranks and returns should_stop().
+  /// Collective: all ranks; blocks.
   bool all_reduce_stop_request();
-  /// Whether it has, as of the last of those: the same on all ranks.
+  /// Returns true if a rank was asked to stop, as of the last exchange. The
+  /// result is the same on all ranks.
   bool should_stop() const { return should_stop_; }
 
   TrainJob& job() { return job_; }
   const Recipe& recipe() const { return recipe_; }
-  /// What is trained, on what, in one line.
+  /// Describes the model, mesh, data and steps in one line.
   std::string describe() const;
 
  private:
@@ -96,7 +104,7 @@ class Trainer {
     TraceSpan trace;
     PhaseClock::Span time;
   };
-  /// `phase` is a literal.
+  /// `phase` must be a string literal.
   PhaseSpan span(const char* phase) const;
 
   Recipe recipe_;
@@ -105,7 +113,7 @@ class Trainer {
   std::string data_fingerprint_;
   TrainJob job_;
   const StepTracer* tracer_ = nullptr;
-  /// The one under way, from 1; 0 before the first.
+  /// The current step, counted from 1. 0 before the first step.
   int64_t step_ = 0;
   PhaseClock* phase_clock_ = nullptr;
   IntegrityChecker* integrity_checker_ = nullptr;
@@ -116,7 +124,7 @@ class Trainer {
   bool keeps_local_norms_ = false;
   NonFinitePolicy non_finite_;
   std::string skip_note_;
-  /// What was done before this process began.
+  /// The state of the run when this process began.
   TrainState start_;
 };
 

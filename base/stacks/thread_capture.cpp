@@ -32,8 +32,8 @@ constexpr std::chrono::milliseconds kCaptureGrace(50);
 
 // Note [Capture slots]
 // ~~~~~~~~~~~~~~~~~~~~
-// A thread writes its frames into a slot that whoever asks has reserved for
-// it. The slot's state is a ticket, which is never used twice, and a phase.
+// A thread writes its frames into a slot that the one that asks has reserved
+// for it. The slot's state is a ticket, which is never used twice, and a phase.
 // The handler takes the slot by turning (ticket, asked) into (ticket, writing);
 // who gives up waiting turns (ticket, asked) into (ticket, free). So a handler
 // that comes late finds another state and writes nothing, and a slot whose
@@ -53,7 +53,7 @@ struct CaptureSlot {
   std::atomic<uint64_t> state{state_of(0, Phase::kFree)};
   size_t count = 0;
   std::array<void*, kCapturedFrames> frames{};
-  /// Who writes, and back to where if that crashes.
+  /// The thread that writes, and the point to which it returns if that crashes.
   std::atomic<pid_t> writer{0};
   sigjmp_buf remedy{};
 };
@@ -118,7 +118,7 @@ int install_capture_handler() {
   return 0;
 }
 
-/// Of /proc/self/task/<id>/status.
+/// The values of /proc/self/task/<id>/status.
 struct ThreadStatus {
   char state = '?';
   /// Signal n is bit n - 1.

@@ -37,7 +37,7 @@ std::string to_text(const std::vector<int64_t>& numbers) {
 std::string json_string(std::string_view text) {
   if (!is_utf8(text)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] {}: not UTF-8, so it cannot stand in a checkpoint",
+        "[checkpoint] {}: not UTF-8, so a checkpoint cannot store it",
         in_quotes(text)));
   }
   return nlohmann::json(text).dump();
@@ -110,7 +110,7 @@ bool is_tensor_name(std::string_view name, std::string& why) {
         "the name of tensor {} has control bytes or is not UTF-8",
         in_quotes(name));
   } else if (name == "__metadata__") {
-    why = "a tensor may not be called __metadata__";
+    why = "a tensor must not be named __metadata__";
   } else {
     return true;
   }

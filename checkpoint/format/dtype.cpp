@@ -44,8 +44,8 @@ std::string format_name(at::ScalarType dtype) {
   const auto* found = std::ranges::find(kNames, dtype, &Name::dtype);
   if (found == kNames.end()) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] dtype {}: a safetensors file cannot hold it. Save it as "
-        "another type.",
+        "[checkpoint] dtype {}: safetensors does not support it. Save the "
+        "tensor as another dtype.",
         c10::toString(dtype)));
   }
   return std::string(found->format);

@@ -85,7 +85,7 @@ struct JsonScan::Adapter {
     return true;
   }
   bool number_float(number_float_t /*value*/, const string_t& /*text*/) {
-    scan.on_other("a number that is not whole");
+    scan.on_other("a number that is not an integer");
     return true;
   }
   bool string(string_t& value) {
@@ -161,7 +161,7 @@ void JsonScan::key(const std::string& name) {
     fail(fmt::format("more than {} keys", limits::kOpenKeys));
   }
   if (!frame.keys.insert(name).second) {
-    fail("the key stands twice");
+    fail("the key is repeated");
   }
   on_key(name);
 }

@@ -28,8 +28,7 @@ void add(Text& out, fmt::format_string<Args...> format, Args&&... args) {
 }
 
 [[noreturn]] void refuse(const std::string& what) {
-  mesh::throw_error<mesh::UsageError>(
-      "[checkpoint] this cannot be saved: " + what);
+  mesh::throw_error<mesh::UsageError>("[checkpoint] cannot save: " + what);
 }
 
 // The caller's text as it is: digits of a number are not rewritten.
@@ -188,10 +187,9 @@ std::string to_json(const Manifest& manifest, std::string_view hmac_key) {
     }
     refuse(fmt::format(
         "a manifest of {} bytes; at most {} are allowed. It has {} tensors, "
-        "which {} ranks wrote in {} chunks of {} pieces: cut tensors over "
-        "fewer "
-        "ranks (a sharded optimizer in whole parameters, not in rows), or take "
-        "larger pieces.",
+        "which {} ranks wrote in {} chunks of {} pieces: shard tensors over "
+        "fewer ranks (a sharded optimizer by parameters instead of rows), or "
+        "use larger pieces.",
         text.size(),
         limits::kManifestBytes,
         manifest.tensors.size(),

@@ -73,7 +73,7 @@ constexpr std::array kMembers = {
 
 const char* name_of(Is is) {
   constexpr std::array kNames = {
-      "a whole number", "a string", "an object", "a list"};
+      "an integer", "a string", "an object", "a list"};
   return kNames[static_cast<size_t>(is)];
 }
 
@@ -153,12 +153,11 @@ class ManifestScan : public JsonScan {
 
   void on_other(const char* what) override {
     if (member_ != nullptr) {
-      fail(
-          fmt::format("{}, where {} was expected", what, name_of(member_->is)));
+      fail(fmt::format("got {}, expected {}", what, name_of(member_->is)));
     }
     if (in() != In::kText && in() != In::kIgnored && in() != In::kRoot &&
         in() != In::kFile && in() != In::kTensor && in() != In::kChunk) {
-      fail(fmt::format("{} was not expected", what));
+      fail(fmt::format("{} is not expected here", what));
     }
   }
 
@@ -178,13 +177,13 @@ class ManifestScan : public JsonScan {
                            in() == In::kRoot || in() == In::kFile ||
                            in() == In::kTensor || in() == In::kChunk;
       if (!is_free) {
-        fail(fmt::format("{} was not expected", name_of(is)));
+        fail(fmt::format("{} is not expected here", name_of(is)));
       }
       return false;
     }
     if (member_->is != is) {
       fail(fmt::format(
-          "{}, where {} was expected", name_of(is), name_of(member_->is)));
+          "got {}, expected {}", name_of(is), name_of(member_->is)));
     }
     stack_.back().seen |= uint64_t{1} << (member_ - kMembers.data());
     return true;
@@ -204,7 +203,7 @@ class ManifestScan : public JsonScan {
                                               : In::kIgnored;
     if (element != In::kIgnored) {
       if (!is_object) {
-        fail("a list, where an object was expected");
+        fail("got a list, expected an object");
       }
       if (element == In::kChunk) {
         chunk_ = &tensor_->chunks.emplace_back();
@@ -245,7 +244,8 @@ class ManifestScan : public JsonScan {
     const auto name = member_->name;
     if (name == "version" && value != kFormatVersion) {
       fail(fmt::format(
-          "version {}, this program reads {}. Use a newer weft.",
+          "the format version is {}, but this program reads {}. Use a newer "
+          "weft.",
           value,
           kFormatVersion));
     } else if (name == "step") {
@@ -262,7 +262,7 @@ class ManifestScan : public JsonScan {
   void take_string(const std::string& value) {
     const auto name = member_->name;
     if (name == "format" && value != kFormatName) {
-      fail(fmt::format("{} is another program's", in_quotes(value)));
+      fail(fmt::format("{} belongs to another program", in_quotes(value)));
     } else if (name == "created") {
       manifest_.created = value;
     } else if (name == "weft") {
@@ -276,7 +276,7 @@ class ManifestScan : public JsonScan {
     } else if (name == "dtype") {
       const auto dtype = from_format_name(value);
       if (!dtype) {
-        fail(fmt::format("dtype {} is not known", in_quotes(value)));
+        fail(fmt::format("unknown dtype {}", in_quotes(value)));
       }
       tensor_->dtype = *dtype;
     } else if (name == "placements") {
@@ -290,7 +290,7 @@ class ManifestScan : public JsonScan {
 
   void take_range() {
     if (range_.size() != 2) {
-      fail("two numbers were expected");
+      fail("expected two numbers");
     }
     chunk_->begin = range_[0];
     chunk_->end = range_[1];
@@ -299,7 +299,7 @@ class ManifestScan : public JsonScan {
   uint64_t hash_in(const std::string& text) const {
     const auto value = from_hex(text);
     if (!value) {
-      fail(fmt::format("{} is no hash", in_quotes(text)));
+      fail(fmt::format("{} is not a hash", in_quotes(text)));
     }
     return *value;
   }
@@ -307,7 +307,7 @@ class ManifestScan : public JsonScan {
   Sha256 digest_in(const std::string& text) const {
     const auto value = sha256_from_hex(text);
     if (!value) {
-      fail(fmt::format("{} is no SHA-256", in_quotes(text)));
+      fail(fmt::format("{} is not a SHA-256 hash", in_quotes(text)));
     }
     return *value;
   }
@@ -333,9 +333,8 @@ void check_hash(std::string_view text, const std::string& source) {
     throw_corrupt(
         source,
         fmt::format(
-            "its {} bytes do not end with its hash: it was cut off, or Weft "
-            "did "
-            "not write it",
+            "its {} bytes do not end with its hash: it is truncated, or Weft "
+            "did not write it",
             text.size()));
   }
   std::string zeroed(text);
@@ -345,11 +344,11 @@ void check_hash(std::string_view text, const std::string& source) {
   if (said != got) {
     throw_corrupt(
         source,
-        fmt::format("its hash is {}, it says {}", got, in_quotes(said)));
+        fmt::format("its hash is {}, but it states {}", got, in_quotes(said)));
   }
 }
 
-// The right HMAC is not in the message: whoever reads that could use it.
+// The right HMAC is not in the message: the one that reads that could use it.
 void check_hmac(
     std::string_view text,
     const std::string& source,
@@ -366,8 +365,8 @@ void check_hmac(
   if (!said || !is_equal(*said, hmac_sha256(key, zeroed))) {
     throw_corrupt(
         source,
-        "its HMAC is not the key's: it was saved with another key, or changed "
-        "by someone who does not know it");
+        "its HMAC does not match the key: it was saved with another key, or "
+        "modified without the key");
   }
 }
 

@@ -150,7 +150,7 @@ RuleViolation tensor_error(
       return fault;
     }
     if (!files.insert(chunk.file).second) {
-      return fmt::format("it stands twice in {}", chunk.file);
+      return fmt::format("it is repeated in {}", chunk.file);
     }
   }
   if (count > 0) {
@@ -158,7 +158,7 @@ RuleViolation tensor_error(
   }
   if (tensor.chunks.size() > 1 ||
       (tensor.chunks.size() == 1 && tensor.chunks[0].shape != tensor.shape)) {
-    return fmt::format("{} has no elements to cut", to_text(tensor.shape));
+    return fmt::format("{} has no elements to shard", to_text(tensor.shape));
   }
   return std::nullopt;
 }

@@ -115,7 +115,8 @@ std::string read_header(const File& file, const std::string& source) {
   uint64_t length = 0;
   if (file.read_at(0, std::as_writable_bytes(std::span(&length, 1))) !=
       static_cast<int64_t>(sizeof(length))) {
-    throw_corrupt(source, fmt::format("{} bytes: no tensor file", file_bytes));
+    throw_corrupt(
+        source, fmt::format("{} bytes: not a tensor file", file_bytes));
   }
   const auto left = file_bytes - static_cast<int64_t>(sizeof(length));
   if (length > uint64_t{limits::kHeaderBytes} ||
@@ -131,7 +132,7 @@ std::string read_header(const File& file, const std::string& source) {
   std::string bytes(sizeof(length) + length, '\0');
   if (file.read_at(0, std::as_writable_bytes(std::span(bytes))) !=
       static_cast<int64_t>(bytes.size())) {
-    throw_corrupt(source, "it became shorter while it was read");
+    throw_corrupt(source, "it was truncated while it was read");
   }
   return bytes;
 }

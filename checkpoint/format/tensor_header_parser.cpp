@@ -34,7 +34,9 @@ class HeaderScan : public JsonScan {
       return;
     }
     if (depth_ != 3 || is_object || in_metadata_) {
-      fail(is_object ? "an object is not expected" : "a list is not expected");
+      fail(
+          is_object ? "an object is not expected here"
+                    : "a list is not expected here");
     }
     if (key_ == "shape") {
       numbers_ = &tensor_->shape;
@@ -55,7 +57,7 @@ class HeaderScan : public JsonScan {
   }
   void on_integer(int64_t value) override {
     if (numbers_ == nullptr) {
-      fail("a number is not expected");
+      fail("a number is not expected here");
     }
     if (numbers_->size() >= static_cast<size_t>(limits::kDims)) {
       fail(fmt::format("more than {} numbers", limits::kDims));
@@ -68,16 +70,16 @@ class HeaderScan : public JsonScan {
     } else if (depth_ == 2 && key_ == "dtype") {
       const auto dtype = from_format_name(value);
       if (!dtype) {
-        fail(fmt::format("dtype {} is not known", in_quotes(value)));
+        fail(fmt::format("unknown dtype {}", in_quotes(value)));
       }
       tensor_->dtype = *dtype;
       seen_ |= kDtype;
     } else {
-      fail("a string is not expected");
+      fail("a string is not expected here");
     }
   }
   void on_other(const char* what) override {
-    fail(fmt::format("{} is not expected", what));
+    fail(fmt::format("{} is not expected here", what));
   }
 
  private:
@@ -112,7 +114,7 @@ class HeaderScan : public JsonScan {
         (offsets_[1] - offsets_[0]) / item != count ||
         (offsets_[1] - offsets_[0]) % item != 0) {
       fail(fmt::format(
-          "data_offsets {} do not fit {} {}",
+          "data_offsets {} do not match {} {}",
           to_text(offsets_),
           format_name(tensor_->dtype),
           to_text(tensor_->shape)));
@@ -151,7 +153,7 @@ class ShardingScan : public JsonScan {
     ++depth_;
     numbers_ = nullptr;
     if (depth_ <= 2 && !is_object) {
-      fail("a list is not expected");
+      fail("a list is not expected here");
     }
     if (depth_ == 3 && key_ == "saved_offsets") {
       numbers_ = is_object ? nullptr : &tensor_->offset.emplace();
@@ -165,7 +167,7 @@ class ShardingScan : public JsonScan {
   }
   void on_integer(int64_t value) override {
     if (depth_ < 2) {
-      fail("a number is not expected");
+      fail("a number is not expected here");
     }
     if (numbers_ == nullptr) {
       return;
@@ -180,7 +182,7 @@ class ShardingScan : public JsonScan {
   }
   void on_other(const char* what) override {
     if (depth_ < 2 || numbers_ != nullptr) {
-      fail(fmt::format("{} is not expected", what));
+      fail(fmt::format("{} is not expected here", what));
     }
   }
 
@@ -192,7 +194,7 @@ class ShardingScan : public JsonScan {
   int depth_ = 0;
 };
 
-// Inside the whole tensor.
+// Inside the full tensor.
 void check_places(const TensorHeader& header, const std::string& source) {
   for (const auto& [name, tensor] : header.tensors) {
     const auto where = fmt::format("tensor {}", in_quotes(name));

@@ -18,10 +18,10 @@ namespace {
 // box a sign: + where an even number of its coordinates are ends, - where it is
 // odd. Then f(x) is the sum of the signs of all corners that are nowhere beyond
 // x, and the corners with their sums are determined by f. So boxes tile the
-// whole if and only if their corners, added up, are the whole's corners: all
-// others cancel. That takes 2^dims steps a box, in any number of boxes, where
-// comparing boxes in pairs would be quadratic. Dims along which no box is cut
-// are left out.
+// whole if and only if their corners, added up, are the full tensor's corners:
+// all others cancel. That takes 2^dims steps a box, in any number of boxes,
+// where comparing boxes in pairs would be quadratic. Dims along which no box is
+// cut are left out.
 //
 // The first corner, in row-major order, where the sums differ is the first
 // element that is not held exactly once: all corners that are nowhere beyond it
@@ -142,7 +142,7 @@ std::optional<std::string> tiling_error(
   const auto most = static_cast<size_t>(limits::kChunkCorners) >> dims.size();
   if (chunks.size() > most) {
     return fmt::format(
-        "{} chunks cut along {} dims; at most {} are allowed",
+        "{} chunks split along {} dims; at most {} are allowed",
         chunks.size(),
         dims.size(),
         most);

@@ -25,7 +25,7 @@ class IndexScan : public JsonScan {
   void on_begin(bool is_object) override {
     ++depth_;
     if (in_map_ && (depth_ != 2 || !is_object)) {
-      fail("the name of a file was expected");
+      fail("expected a file name");
     }
   }
   void on_end() override { --depth_; }
@@ -35,11 +35,11 @@ class IndexScan : public JsonScan {
       return;
     }
     if (depth_ != 2) {
-      fail("a map was expected");
+      fail("expected a map");
     }
     if (!is_plain_file_name(value)) {
       fail(fmt::format(
-          "{} cannot be the name of a file beside it", in_quotes(value)));
+          "{} cannot be the name of a file in its folder", in_quotes(value)));
     }
     if (files.size() >= static_cast<size_t>(limits::kTensors)) {
       fail(fmt::format("more than {} tensors", limits::kTensors));
@@ -48,7 +48,7 @@ class IndexScan : public JsonScan {
   }
   void on_other(const char* what) override {
     if (in_map_) {
-      fail(fmt::format("{} is not expected", what));
+      fail(fmt::format("{} is not expected here", what));
     }
   }
   bool has_map() const { return has_map_; }

@@ -23,7 +23,7 @@ bool is_real(at::ScalarType dtype) {
          at::isIntegralType(dtype, /*includeBool=*/true);
 }
 
-// Of a floating-point dtype: up to where it holds all whole numbers.
+// Of a floating-point dtype: up to where it holds all integers.
 WholeRange range_of(at::ScalarType dtype) {
   const auto bits = static_cast<int>(8 * c10::elementSize(dtype));
   switch (dtype) {
@@ -55,7 +55,7 @@ WholeRange range_of(at::ScalarType dtype) {
   }
 }
 
-// Doubles near the ends of 64 bits stand for whole numbers beyond them.
+// Doubles near the ends of 64 bits stand for integers beyond them.
 bool is_inside(double value, const WholeRange& range) {
   return value >= range.low && value <= range.high &&
          (std::abs(value) < std::ldexp(1.0, 63) || value == range.low);
@@ -109,7 +109,7 @@ at::Tensor whole_numbers_to(
   const auto* value = values.const_data_ptr<double>();
   for (int64_t i = 0; i < values.numel(); ++i) {
     if (value[i] != std::trunc(value[i]) || !std::isfinite(value[i])) {
-      refuse_value(name, value[i], from, to, "is no whole number for");
+      refuse_value(name, value[i], from, to, "is not an integer for");
     }
     if (!is_inside(value[i], range)) {
       refuse_value(name, value[i], from, to, "is out of the range of");

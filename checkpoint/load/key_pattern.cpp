@@ -24,7 +24,7 @@ Renaming::Renaming(const std::vector<RenameRule>& rules) {
           false,
           "[checkpoint.rename] ",
           in_quotes(rule.pattern),
-          " is no regular expression: ",
+          " is not a regular expression: ",
           error.what(),
           ".");
     }
@@ -55,7 +55,7 @@ std::string Renaming::operator()(const std::string& name) const {
         in_quotes(rule.text.pattern),
         " -> ",
         in_quotes(rule.text.replacement),
-        " leaves nothing of ",
+        " leaves an empty name for ",
         in_quotes(name),
         ".");
   }

@@ -18,17 +18,17 @@
 // Note [How ranks load together]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // What can be checked with the manifest alone is checked by every rank alike.
-// Then each reads, and whoever fails goes on to the next exchange, so nobody
-// waits for a rank that is gone. With one reader of a part for all that hold it
-// there is an exchange of a flag before the values of each batch travel; in any
-// case there is one of the errors before load() says that all is well. With
-// all_or_nothing no tensor changes before that one.
+// Then each reads, and the one that fails goes on to the next exchange, so
+// nobody waits for a rank that is gone. With one reader of a part for all that
+// hold it there is an exchange of a flag before the values of each batch
+// travel; in any case there is one of the errors before load() says that all is
+// well. With all_or_nothing no tensor changes before that one.
 
 namespace weft::checkpoint {
 namespace {
 
 constexpr const char* kLoadOp = "checkpoint.load";
-/// Of parts that are read by one rank and then sent.
+/// The size of tensors that one rank reads and then sends in one batch.
 constexpr int64_t kBatchBytes = 256 << 20;
 
 // Only the first is the checkpoint's fault, and may be answered by an older
@@ -87,7 +87,7 @@ bool fails_anywhere(const mesh::World& world, const std::string& error) {
 }
 
 ReadBy choose_readers(ReadBy asked, const std::optional<mesh::World>& world) {
-  // In an imagined world nobody sends anything.
+  // In a fake process group nobody sends anything.
   if (!world || world->world_size() == 1 || world->backend() == "fake") {
     return ReadBy::kEveryRank;
   }
@@ -134,7 +134,7 @@ void check_ranks_agree(
            "rank ", world->rank(), "/", world->world_size())});
 }
 
-/// Returns what is wrong on this rank. `reading` is none if `error` says so.
+/// Returns what is wrong on this rank. `reading` is none if `error` reports it.
 std::string read_one_replica(
     const std::vector<LoadTarget>& targets,
     const mesh::World& world,

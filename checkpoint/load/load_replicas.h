@@ -29,8 +29,8 @@ class LoadReplicas {
   std::vector<std::pair<size_t, size_t>> batches(int64_t bytes) const;
 
   /// Broadcasts the parts of the targets [first, first + parts.size()). Each
-  /// part is contiguous, on the CPU, and has its values if this rank is the
-  /// reader.
+  /// part is contiguous and on the CPU. The part on the rank that read it holds
+  /// the values; the others are overwritten.
   /// Collective: all ranks of the world; blocks.
   void broadcast(size_t first, const std::vector<at::Tensor>& parts) const;
 

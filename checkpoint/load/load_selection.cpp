@@ -41,8 +41,8 @@ class KeyFilter {
             patterns == &include_ ? " of include" : " of exclude",
             " matches no tensor of the state or of ",
             folder.string(),
-            ". `*` stays between two dots, `**` goes across; keys begin with "
-            "their part, as \"model.\".");
+            ". `*` does not match a dot, `**` does; keys begin with their "
+            "part, as \"model.\".");
       }
     }
   }
@@ -175,7 +175,7 @@ LoadSelection select_tensors(
       kSelectOp,
       "] ",
       folder.string(),
-      " does not fit the state: ",
+      " does not match the state: ",
       to_string(differences),
       ".",
       hints(differences, options.convert_dtype));

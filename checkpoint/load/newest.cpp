@@ -88,7 +88,7 @@ std::optional<LoadedStep> load_newest(
         checkpoints.string(),
         " can be loaded; the newest is step ",
         newest.damaged.front(),
-        ". `weft checkpoint verify` says what is wrong with one."));
+        ". Run `weft checkpoint verify` to see the damage."));
   }
   if (loaded) {
     loaded->damaged = newest.damaged;

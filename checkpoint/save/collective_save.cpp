@@ -21,9 +21,9 @@
 // reports what it has written, or why it could not, to the first rank. That one
 // compares what the ranks thought they were saving, writes the manifest and
 // renames the folder. Its verdict goes back to all. One round up and one down,
-// whatever happens: whoever fails says so in its report, so nobody waits for a
-// rank that is gone, and all throw the same error. Until the rename the store
-// is what it was.
+// whatever happens: the one that fails reports it in its report, so nobody
+// waits for a rank that is gone, and all throw the same error. Until the rename
+// the store is what it was.
 
 namespace weft::checkpoint {
 namespace {
@@ -130,12 +130,13 @@ void check_files_are_here(const Folder& folder, const Manifest& manifest) {
     const auto found = here.find(name);
     if (found == here.end() || found->second != file.bytes) {
       mesh::throw_error<SaveError>(fmt::format(
-          "{} has {} of the {} bytes of {} that its rank wrote. Ranks see "
-          "different folders under this name: save to one that all hosts share",
+          "file {} in {} has {} bytes, but its rank wrote {}. Ranks see "
+          "different folders under this path: save to a folder that all hosts "
+          "share",
+          name,
           folder.path().string(),
           found == here.end() ? 0 : found->second,
-          file.bytes,
-          name));
+          file.bytes));
     }
   }
 }

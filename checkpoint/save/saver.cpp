@@ -108,10 +108,10 @@ struct Saver::State {
   int64_t saves = 0;
   PlanCache plan;
   Staging staging;
-  /// Of the staging's memory.
+  /// Reserves the memory of the staging buffer.
   std::future<void> reserving;
   SaveStats last;
-  /// Of the save in flight; becomes `last`.
+  /// The statistics of the save in flight, which become `last`.
   std::future<SaveStats> in_flight;
   /// That save, too.
   std::atomic<bool> is_unthrottled = false;
@@ -134,7 +134,7 @@ struct Saver::State {
     }
   }
 
-  // What became of the save in flight, unless it went well. Ranks learn of a
+  // The error of the save in flight, if it failed. Ranks learn of a
   // failure at different calls, so it must not keep one of them from the next
   // save.
   std::exception_ptr settle() {

@@ -37,7 +37,7 @@ make_item(const std::string& key, const at::Tensor& tensor, const char* op) {
         key,
         "\" is ",
         dtensor::describe(tensor),
-        ": a pending sum has no value yet. Redistribute it first.");
+        ": a Partial tensor has no value yet. Redistribute it first.");
   }
   return result;
 }
@@ -57,9 +57,9 @@ void check_mesh(
       mesh::ErrorContext{spec.mesh().describe_rank()},
       "\"",
       item.item.key,
-      "\" lies on a part of the world, so what the other ranks hold is not "
-      "known. Take it from DistributedDataParallel::state_dict(), or pass "
-      "dtensor::on_mesh(tensor, mesh) with a mesh of all ranks.");
+      "\" is on a mesh of some ranks only, so the values of the other ranks "
+      "are unknown. Take it from DistributedDataParallel::state_dict(), or "
+      "pass dtensor::on_mesh(tensor, mesh) with a mesh of all ranks.");
 }
 
 } // namespace

@@ -23,15 +23,15 @@ std::filesystem::path checked(
   };
   if (exists(checkpoints / kManifestName)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] {} is a checkpoint, and nothing is added to one. Name "
-        "the folder in which step-{} will be it",
+        "[checkpoint] {} is a checkpoint and cannot be modified. Give the "
+        "folder in which step-{} is to be created",
         checkpoints.string(),
         step));
   }
   const auto path = step_path(checkpoints, step);
   if (exists(path)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] {} exists already; nothing is overwritten",
+        "[checkpoint] {} already exists and is not overwritten",
         path.string()));
   }
   return checkpoints;

@@ -15,8 +15,7 @@
 namespace weft::checkpoint {
 
 struct StepWriterOptions {
-  /// The options WriteOptions::sync and WriteOptions::sha256. The step is that
-  /// of the manifest.
+  /// See WriteOptions. The step number is taken from the manifest.
   bool sync = true;
   bool sha256 = false;
   /// The key of the manifest's HMAC-SHA256. A key enables `sha256`. Empty

@@ -20,7 +20,7 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~
 // Rank 0 says what it has, names, sizes and dtypes, or what is wrong with it.
 // So all ranks find the same differences, before any value travels. Then one
-// whole tensor after the other is broadcast, small ones together, and each rank
+// full tensor after the other is broadcast, small ones together, and each rank
 // keeps its part: no rank holds more than one batch of wholes.
 
 namespace weft::checkpoint {
@@ -28,7 +28,7 @@ namespace {
 
 using dtensor::StateDict;
 
-/// Of whole tensors that are sent together.
+/// The size of full tensors that are sent in one message.
 constexpr int64_t kBatchOfWholes = 32 << 20;
 
 /// What a rank needs to know of another's tensor.
@@ -184,18 +184,19 @@ IncompatibleKeys check_keys(
       differences.empty(),
       "[",
       options.op,
-      "] the state does not fit: ",
+      "] the state does not match: ",
       to_string(differences),
       ".",
       differences.missing.empty() && differences.unexpected.empty()
           ? ""
-          : " StateDictOptions.strict = false sets what both have.");
+          : " Set StateDictOptions.strict = false to load only the common "
+            "keys.");
   return keys;
 }
 
 // ---- values -----------------------------------------------------------------
 
-// This rank's part of a whole tensor.
+// This rank's part of a full tensor.
 void take_part(const at::Tensor& target, const at::Tensor& whole) {
   const auto* impl = dtensor::dtensor_impl(target);
   if (!impl) {

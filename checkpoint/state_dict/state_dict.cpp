@@ -122,7 +122,7 @@ std::string prefix_of(const Module& module, const Module* submodule) {
       kGetModel,
       "] a ",
       submodule ? submodule->name() : "null pointer",
-      " of `submodules` is no part of the module ",
+      " of `submodules` is not a submodule of the module ",
       module.name(),
       ".");
 }
@@ -280,13 +280,13 @@ FillOptions fill_options(
       options.full_state_dict || !options.broadcast_from_rank0,
       "[",
       op,
-      "] broadcast_from_rank0 sends whole tensors: set full_state_dict, too.");
+      "] broadcast_from_rank0 sends full tensors: also set full_state_dict.");
   TORCH_CHECK_VALUE(
       mesh || !options.broadcast_from_rank0,
       "[",
       op,
-      "] broadcast_from_rank0: no tensor lies on a mesh, which would say who "
-      "the other ranks are. Pass StateDictOptions.mesh.");
+      "] broadcast_from_rank0: no tensor is on a mesh, so the other ranks are "
+      "unknown. Pass StateDictOptions.mesh.");
   return {
       .op = op,
       .strict = options.strict,

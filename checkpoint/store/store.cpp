@@ -293,8 +293,8 @@ int64_t remove_temporaries(const fs::path& checkpoints) {
 bool remove_step(const fs::path& checkpoints, int64_t step) {
   const auto path = step_path(checkpoints, step);
   const auto folder = Folder::open(path);
-  // A reader that comes now finds the lock taken and says so; one that was here
-  // before keeps its files.
+  // A reader that comes now finds the lock taken and reports it; one that was
+  // here before keeps its files.
   if (!try_lock(folder, LOCK_EX)) {
     return false;
   }
@@ -309,8 +309,8 @@ bool remove_step(const fs::path& checkpoints, int64_t step) {
 
 std::vector<int64_t> prune_steps(const fs::path& checkpoints, int64_t keep) {
   if (keep < 1) {
-    mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] keep {} checkpoints: at least 1 is needed", keep));
+    mesh::throw_error<mesh::UsageError>(
+        fmt::format("[checkpoint] got keep = {}, expected at least 1", keep));
   }
   const auto steps = list_steps(checkpoints);
   const auto latest = read_latest(checkpoints);
@@ -343,7 +343,7 @@ void check_name(const Folder& step_folder, const Manifest& manifest) {
     throw_corrupt(
         (step_folder.path() / kManifestName).string(),
         fmt::format(
-            "it is of step {}, the folder's name says {}",
+            "it is step {}, but the name of the folder is that of step {}",
             manifest.step,
             *step));
   }

@@ -129,8 +129,8 @@ Manifest read_manifest(
 class StoreLock {
  public:
   /// Acquires the lock without blocking.
-  /// Throws: mesh::UsageError if another process, which is named, holds the
-  /// lock, or if the folder cannot be written.
+  /// Throws: mesh::UsageError if another process holds the lock, naming that
+  /// process, or if the folder cannot be written.
   explicit StoreLock(const std::filesystem::path& checkpoints);
 
   static bool has_file(const std::filesystem::path& checkpoints);

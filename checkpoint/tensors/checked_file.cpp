@@ -45,7 +45,7 @@ void check_header(
     throw_corrupt(
         source,
         fmt::format(
-            "it is of step {}, the manifest of step {}",
+            "it belongs to step {}, but the manifest is for step {}",
             in_quotes(step->second),
             manifest.step));
   }
@@ -104,7 +104,7 @@ std::string read_checked_header(
   std::string bytes(static_cast<size_t>(record.header_bytes), '\0');
   if (file.read_at(0, std::as_writable_bytes(std::span(bytes))) !=
       record.header_bytes) {
-    throw_corrupt(source, "it became shorter while it was read");
+    throw_corrupt(source, "it was truncated while it was read");
   }
   if (has_no_hashes) {
     return bytes;

@@ -135,7 +135,7 @@ OpenedFile& ChunkReader::State::touch(
     return touched;
   } catch (const CheckpointError& error) {
     mesh::throw_error<CheckpointError>(fmt::format(
-        "{}; it has {} at {} of tensor {}",
+        "{}; the file holds the piece of shape {} at offset {} of tensor {}",
         error.what_without_backtrace(),
         to_text(chunk.shape),
         to_text(chunk.offset),

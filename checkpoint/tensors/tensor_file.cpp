@@ -38,7 +38,9 @@ TensorHeader describe(
     }
     const bool is_whole = data.sizes() == tensor.global_shape;
     if (data.numel() == 0 && !is_whole) {
-      refuse_file(name, label + ": an empty piece of a tensor is not written");
+      refuse_file(
+          name,
+          label + ": a piece of a tensor must not be empty. Leave it out");
     }
     const auto [entry, is_new] = header.tensors.insert(
         {tensor.key,
@@ -49,7 +51,7 @@ TensorHeader describe(
           tensor.offset,
           tensor.global_shape}});
     if (!is_new) {
-      refuse_file(name, label + " stands twice in it");
+      refuse_file(name, label + " is repeated in it");
     }
     const auto& whole = tensor.global_shape;
     bool inside = tensor.offset.size() == whole.size() &&

@@ -36,7 +36,7 @@ TensorHeader header_of(
           tensor.global_shape}});
     if (!is_new) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[checkpoint] file {}: tensor {} stands twice in it",
+          "[checkpoint] file {}: tensor {} is repeated in it",
           name,
           in_quotes(tensor.key)));
     }

@@ -114,13 +114,13 @@ class PieceAssembler {
       }
       if (&piece != &first && (!piece.what.offset || !first.what.offset)) {
         fail(fmt::format(
-            "it stands in {} and in {}, which do not say which part they have",
+            "it is in {} and in {}, which do not tell which part they have",
             first.file,
             piece.file));
       }
       for (const auto offset : chunk_of(piece).offset) {
         if (offset > kMaxSize) {
-          fail(fmt::format("{} is too far out", piece_text(piece)));
+          fail(fmt::format("{} is out of range", piece_text(piece)));
         }
       }
     }
@@ -238,7 +238,7 @@ void check_numbered(const Folder& folder, const std::string& name) {
     if (!folder.has(other)) {
       throw_corrupt(
           folder.path().string(),
-          fmt::format("{} is there, but not {}", name, other));
+          fmt::format("{} exists, but {} does not", name, other));
     }
   }
 }
@@ -266,7 +266,7 @@ Manifest describe_indexed(const Folder& folder) {
     if (!folder.has(name)) {
       throw_corrupt(
           source,
-          fmt::format("it names {}, which is not there", in_quotes(name)));
+          fmt::format("it names {}, which does not exist", in_quotes(name)));
     }
     description.add_file(name);
   }
@@ -325,7 +325,7 @@ Manifest describe_safetensors(const Folder& folder, const std::string& file) {
     const auto count = std::ranges::count_if(names, is_of_a_rank);
     if (count > 1) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "{} is one of {} files that ranks wrote together: name their folder",
+          "{} is one of {} shards: pass the folder",
           (folder.path() / file).string(),
           count));
     }

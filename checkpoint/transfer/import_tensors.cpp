@@ -32,8 +32,9 @@ std::map<std::string, std::string> keys_of(
     const auto dot = key.find('.');
     if (dot == 0 || dot == std::string::npos || dot + 1 == key.size()) {
       refuse_import(fmt::format(
-          "tensor {} becomes {}, whose part of the state is not named: a key "
-          "is like \"model.{}\"",
+          "tensor {} becomes {}, which is not a key of a checkpoint. Rename "
+          "it, "
+          "e.g. to \"model.{}\"",
           in_quotes(name),
           in_quotes(key),
           name));

@@ -92,8 +92,8 @@ std::vector<size_t> dims_in(
         wanted += fmt::format("{}{}=N", wanted.empty() ? "" : ",", each);
       }
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[checkpoint] reshard: tensor {} was cut for a mesh of {}, and mesh "
-          "\"{}\" {} {}. Name all dims, in this order: {}",
+          "[checkpoint] reshard: tensor {} was sharded for a mesh of {}, and "
+          "mesh \"{}\" {} {}. Name all dims, in this order: {}",
           in_quotes(name),
           [&] {
             std::string text;
@@ -163,7 +163,7 @@ MeshSizes parse_mesh_sizes(std::string_view text) {
   MeshSizes sizes;
   const auto refuse = [&](const std::string& what) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] mesh {}: {}. It is like dp=2,tp=4",
+        "[checkpoint] mesh {}: {}. The format is dp=2,tp=4",
         in_quotes(text),
         what));
   };
@@ -184,12 +184,12 @@ MeshSizes parse_mesh_sizes(std::string_view text) {
     if (equals == 0 || digits.empty() || error != std::errc() ||
         stop != digits.data() + digits.size() || size < 1) {
       refuse(fmt::format(
-          "{} is no dim with a size of at least 1", in_quotes(part)));
+          "{} is not a dim with a size of at least 1", in_quotes(part)));
     }
     std::string name(part.substr(0, equals));
     if (std::ranges::find(sizes, name, &MeshSizes::value_type::first) !=
         sizes.end()) {
-      refuse(fmt::format("{} stands twice in it", in_quotes(name)));
+      refuse(fmt::format("{} is repeated in it", in_quotes(name)));
     }
     sizes.emplace_back(std::move(name), size);
   }
@@ -211,7 +211,7 @@ RemappedSpec remap_spec(
     return {
         {},
         fmt::format(
-            "{}: its placements {} on {} are not understood: replicated",
+            "{}: unknown placements {} on {}: treated as replicated",
             name,
             tensor.placements,
             tensor.mesh)};

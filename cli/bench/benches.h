@@ -216,17 +216,19 @@ struct SavePlanOptions {
 };
 
 /// Plans the save of a Llama's parameters, both moments and step counts on
-/// ranks that are imagined, and merges what all of them would report into a
-/// manifest, in one process. Returns one line of JSON:
+/// simulated ranks, and merges the reports of all ranks into a manifest, in one
+/// process. Returns one line of JSON:
 ///   tensors, state_gb.
-///   plan_first_s: one rank's plan, its own part of it, and the hash by which
-///     ranks compare what they save; plan_cached_s: the same at the next save.
-///   rank_bytes_max, rank_bytes_mean: of tensors that a rank writes, over all.
-///   report_bytes_max, report_bytes_sum: what ranks send to the first.
-///   merge_s: what the first rank makes of that; manifest_s: check and write;
-///     manifest_mb, chunks.
-///   peak_mb: of this process, which holds all reports at once as rank 0 does.
-/// Throws: mesh::UsageError if the numbers do not fit.
+///   plan_first_s: the time of one rank's plan, its part of it, and the hash by
+///     which ranks compare their saves; plan_cached_s: the same time at the
+///     next save.
+///   rank_bytes_max, rank_bytes_mean: the bytes of tensors that a rank writes.
+///   report_bytes_max, report_bytes_sum: the bytes that ranks send to rank 0.
+///   merge_s: the time to merge the reports; manifest_s: the time to check and
+///     write the manifest; manifest_mb, chunks.
+///   peak_mb: the peak memory of this process. It holds all reports, as rank 0
+///     does in a run.
+/// Throws: mesh::UsageError if the options are inconsistent.
 std::optional<std::string> run_save_plan(const SavePlanOptions& options);
 
 } // namespace weft::recipes::bench

@@ -117,7 +117,8 @@ std::vector<Transport> open_transports(const std::string& backend) {
         "[bench] collective: needs two or more ranks of one host, has " +
         std::to_string(job.world_size) + " of which " +
         std::to_string(job.local_world_size) +
-        " here. Start it with weftrun --nproc-per-node=2 --.");
+        " here. Start it with weftrun --nproc-per-node=2 -- weft bench "
+        "collective.");
   }
   const auto store = mesh::connect_store(job, mesh::WorldOptions{}.timeout);
   std::vector<Transport> transports;

@@ -63,8 +63,8 @@ class Results {
     if (json_.size() == 1) {
       mesh::throw_error<mesh::UsageError>(
           "--only " + only_ +
-          ": no op is called so. The keys of weft bench dispatch without it, "
-          "up to _local_us, are names");
+          " is not an op. Run weft bench dispatch without --only: the ops are "
+          "its keys without _local_us");
     }
     return json_.dump();
   }

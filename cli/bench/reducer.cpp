@@ -65,7 +65,7 @@ Times measure(
   };
   Times times;
   for (int64_t i = 0; i < options.warmup + options.rounds; ++i) {
-    // Whoever comes second finds other things in the caches.
+    // The one that comes second finds other things in the caches.
     const bool is_plain_first = i % 2 == 0;
     double plain_ms = is_plain_first ? time_plain() : 0;
     const double ddp_ms = time_ddp();

@@ -215,9 +215,9 @@ void check(const SavePlanOptions& options) {
       options.dp % options.zero != 0 || options.heads % options.kv_heads != 0 ||
       options.dim % options.heads != 0) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "weft bench save_plan: --ranks {} is to be --dp {} times --tp {}; "
-        "--zero {} divides dp, --kv_heads {} divides --heads {} and that --dim "
-        "{}",
+        "weft bench save_plan: --ranks {} must be --dp {} times --tp {}; "
+        "--zero "
+        "{} must divide --dp, --kv_heads {} --heads {}, and --heads --dim {}",
         options.ranks,
         options.dp,
         options.tp,

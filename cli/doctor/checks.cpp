@@ -107,7 +107,7 @@ Check products() {
           choice.reason,
           matmul::this_host().has_bfloat16
               ? "by oneDNN"
-              : "made in float32: this processor has none"),
+              : "computed in float32: this processor has no bfloat16 matmuls"),
       ""};
 }
 
@@ -151,7 +151,7 @@ Check memory() {
       ""};
   if (std::min(available, limit.value_or(available)) < kMinMemory) {
     check.problem = fmt::format(
-        "less than {} MiB: a rank needs some 300 MiB before its model. Free "
+        "less than {} MiB: a rank needs about 300 MiB before its model. Free "
         "memory, or raise the limit.",
         kMinMemory / kMebibyte);
   }
@@ -191,10 +191,11 @@ Check shared_memory() {
       ""};
   const std::string error = try_shared_memory();
   if (!error.empty()) {
-    check.problem = "1 MiB cannot be had: " + error;
+    check.problem = "cannot allocate 1 MiB: " + error;
   } else if (room < kMinSharedMemory) {
     check.problem = fmt::format(
-        "less than {} MiB free. Of a container: docker run --shm-size=1g.",
+        "less than {} MiB are free. For a container use docker run "
+        "--shm-size=1g.",
         kMinSharedMemory / kMebibyte);
   }
   return check;

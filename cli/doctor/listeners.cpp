@@ -113,7 +113,7 @@ std::string purpose_of(
   }
   const auto master = variables.find("MASTER_PORT");
   return master != variables.end() && master->second == std::to_string(port)
-             ? "the store that ranks meet at (MASTER_PORT)"
+             ? "the rendezvous store (MASTER_PORT)"
              : "connections of other ranks (gloo)";
 }
 

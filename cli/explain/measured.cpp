@@ -28,7 +28,8 @@ std::string key_of(
   return fmt::format("{} {} {}", op, mesh_dim, name);
 }
 
-// Groups of all ranks are "world" in the ledger, whatever dim they are.
+// Groups of all ranks are "world" in the flight recorder, whatever dim they
+// are.
 std::string dim_of_group(const std::string& group) {
   const auto dim = group.substr(0, group.rfind('/'));
   return dim == "world" ? "" : dim;
@@ -99,15 +100,15 @@ void check_same_step(const std::string& folder, const Recipe& recipe) {
   const auto path = folder + "/recipe.yaml";
   if (!std::filesystem::is_regular_file(path)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: holds no recipe.yaml. Give the folder of a run, outputs/NAME",
+        "{}: has no recipe.yaml. Give the folder of a run, outputs/NAME",
         folder));
   }
   const auto run = load_stored_recipe(path, recipe.origins.models);
   for (const auto& key : differing_keys(run, recipe)) {
     if (affects_steps(key)) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "{}: was measured with another step: {} is {} there and {} here. "
-          "Explain the run's own recipe: weft explain {} --measured {}",
+          "{}: was measured with another recipe: {} is {} there and {} here. "
+          "Explain the run's recipe: weft explain {} --measured {}",
           folder,
           key,
           value_of(run, key),
@@ -155,8 +156,8 @@ MeasuredRun read_measured(const std::string& folder, const Recipe& recipe) {
   read_metrics(folder + "/metrics.jsonl", run);
   if (run.steps == 0 && !run.comm_ms) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: neither trace.json nor metrics.jsonl holds a step. Train, with "
-        "trace.steps=5 for times of each collective",
+        "{}: neither trace.json nor metrics.jsonl has a step. Run weft train "
+        "first, with trace.steps=5 to time each collective",
         folder));
   }
   return run;

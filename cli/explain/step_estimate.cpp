@@ -22,7 +22,7 @@ namespace weft::recipes {
 namespace {
 
 // What the trainer does in a step, on tensors of the meta device. A test
-// compares the collectives with those of the trainer's ledgers.
+// compares the collectives with those of the trainer's flight recorders.
 class DryRun {
  public:
   DryRun(const Recipe& recipe, const mesh::DeviceMesh& mesh)
@@ -363,7 +363,7 @@ StepEstimate estimate_step(
   const auto world = mesh::World::fake(0, estimate.world_size);
   const auto mesh = make_job_mesh(recipe, world);
   estimate.links = find_links(recipe, mesh, options.ranks_per_host);
-  // Planned as a run would, whose price list does not know of hosts.
+  // Planned as a run would, whose cost table does not know of hosts.
   for (const auto& name : mesh.mesh_dim_names()) {
     mesh::set_link_cost(
         mesh,

@@ -49,7 +49,7 @@ void check_can_compress(const GradBucket& bucket, std::string_view hook) {
       "gradients of ",
       bucket.buffer.scalar_type(),
       " cannot be compressed, only those of real floating point. Use "
-      "allreduce_hook, or give these parameters a DDP of their own.");
+      "allreduce_hook, or a separate DDP for these parameters.");
 }
 
 BucketFuture start_average(

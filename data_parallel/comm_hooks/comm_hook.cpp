@@ -55,7 +55,7 @@ void CommHook::load_state_dict(const State& state) {
       state.empty(),
       "ddp",
       mesh::ErrorContext{"comm hook " + name()},
-      "this hook keeps no state, but ",
+      "this hook has no state, but ",
       state.size(),
       " entries were given. Register the hook that the state was saved with.");
 }

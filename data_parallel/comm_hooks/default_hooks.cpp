@@ -46,7 +46,7 @@ class CompressWrapper : public CommHook {
         inner_ != nullptr,
         short_name(dtype) + "_compress_wrapper",
         mesh::ErrorContext{"comm hook"},
-        "there is no inner hook. Pass the hook that is to reduce the cast "
+        "the inner hook is null. Pass the hook that is to reduce the cast "
         "bucket, e.g. allreduce_hook().");
   }
 

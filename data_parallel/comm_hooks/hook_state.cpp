@@ -25,7 +25,7 @@ std::vector<int64_t> numbers_of(
       where(),
       "the hook's state has no entry \"",
       key,
-      "\". Load the state that a hook of this kind was saved with.");
+      "\". Load a state that was saved with this kind of hook.");
   const auto& entry = found->second;
   WEFT_CHECK(
       entry.defined() && entry.scalar_type() == at::kLong &&
@@ -36,8 +36,8 @@ std::vector<int64_t> numbers_of(
       key,
       "\" of the hook's state should hold ",
       count,
-      " integers of 64 bits. Load the state that a hook of this kind was saved "
-      "with.");
+      " integers of 64 bits. Load a state that was saved with this kind of "
+      "hook.");
   const auto local = entry.to(at::kCPU).contiguous();
   const auto* data = local.const_data_ptr<int64_t>();
   return {data, data + count};
@@ -45,9 +45,9 @@ std::vector<int64_t> numbers_of(
 
 void throw_bad_entry(const CommHook& hook, const std::string& key) {
   mesh::throw_error<c10::ValueError>(mesh::detail::concat(
-      "[ddp] the hook's state has no place for the entry \"",
+      "[ddp] the hook does not use the entry \"",
       key,
-      "\". Load the state that a hook of this kind was saved with. (comm hook ",
+      "\". Load a state that was saved with this kind of hook. (comm hook ",
       hook.name(),
       ")"));
 }

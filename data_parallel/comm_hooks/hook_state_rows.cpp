@@ -32,9 +32,9 @@ void check_bytes(bool condition, const char* what) {
       condition,
       "ddp",
       mesh::ErrorContext{"comm hook state"},
-      "these bytes are no state of a comm hook: ",
+      "these bytes are not a comm hook state: ",
       what,
-      ". Load what comm_hook_state_dict() gave.");
+      ". Load the result of comm_hook_state_dict().");
 }
 
 // The values that `sizes` asks for, as long as they are at most `most`.
@@ -71,7 +71,7 @@ Entry read_entry(const nlohmann::json& item, size_t bytes_left) {
     auto sizes = item.at("sizes").get<std::vector<int64_t>>();
     const auto width = c10::elementSize(dtype);
     const auto count = count_values(sizes, bytes_left / width);
-    check_bytes(count.has_value(), "the values are cut off");
+    check_bytes(count.has_value(), "the values are truncated");
     return {
         item.at("name").get<std::string>(),
         std::move(sizes),
@@ -154,7 +154,7 @@ struct SavedBy {
 
 SavedBy read_saved_by(CommHook::State& state) {
   const auto entry = state.extract(kSavedBy);
-  check_bytes(!entry.empty(), "it is not said who saved them");
+  check_bytes(!entry.empty(), "the ranks that saved them are unknown");
   try {
     const auto told = nlohmann::json::parse(unpack_text(entry.mapped()));
     return {
@@ -162,7 +162,7 @@ SavedBy read_saved_by(CommHook::State& state) {
         told.at("shape").get<std::vector<std::string>>(),
         told.at("own").get<std::set<std::string>>()};
   } catch (const nlohmann::json::exception&) {
-    check_bytes(false, "it is not said who saved them");
+    check_bytes(false, "the ranks that saved them are unknown");
     throw;
   }
 }
@@ -187,7 +187,7 @@ void check_nothing_is_lost(
       mesh::ErrorContext{mesh.describe_rank()},
       "the hook's state was saved on ",
       saved.mesh,
-      " and cannot go on on ",
+      " and cannot be resumed on ",
       mesh.to_string(),
       ": each rank keeps ",
       lost.size(),
@@ -195,8 +195,8 @@ void check_nothing_is_lost(
       " of its own, such as ",
       lost.front(),
       ", which belong to its part of the batch and of the model. Load on a "
-      "mesh of the same shape, or do not load the hook's state: it starts "
-      "anew then.");
+      "mesh of the same shape, or do not load the hook's state: it then starts "
+      "from scratch.");
 }
 
 /// This rank's row, flat.
@@ -254,7 +254,7 @@ at::Tensor pack_hook_state(const CommHook::State& state) {
 
 CommHook::State unpack_hook_state(const at::Tensor& bytes) {
   const auto here = bytes.cpu().contiguous();
-  check_bytes(here.scalar_type() == at::kByte, "they are no bytes");
+  check_bytes(here.scalar_type() == at::kByte, "they are not bytes");
   const auto* from = here.const_data_ptr<uint8_t>();
   const auto* const end = from + here.numel();
   uint64_t length = 0;
@@ -262,10 +262,10 @@ CommHook::State unpack_hook_state(const at::Tensor& bytes) {
   std::memcpy(&length, from, kLengthBytes);
   from += kLengthBytes;
   check_bytes(
-      length <= static_cast<uint64_t>(end - from), "the header is cut off");
+      length <= static_cast<uint64_t>(end - from), "the header is truncated");
   const auto header =
       nlohmann::json::parse(from, from + length, nullptr, false);
-  check_bytes(header.is_array(), "the header is no list");
+  check_bytes(header.is_array(), "the header is not a list");
   from += length;
   CommHook::State state;
   for (const auto& item : header) {
@@ -354,7 +354,7 @@ CommHook::State from_rows(
   }
   const auto size = own_row(rows, kSizes, mesh).item<int64_t>();
   const auto row = own_row(rows, kBytes, mesh);
-  check_bytes(size >= 0 && size <= row.numel(), "a row is cut off");
+  check_bytes(size >= 0 && size <= row.numel(), "a row is truncated");
   state.merge(unpack_hook_state(row.narrow(0, 0, size)));
   return state;
 }

@@ -64,7 +64,7 @@ class PostLocalSGDHook : public CommHook {
           state_.subgroup.name(),
           "\" has rank ",
           rank,
-          " of the world, which is none of the replicas. Make it of their "
+          " of the world, which is not a replica. Create it from the replicas' "
           "ranks, e.g. with new_subgroups().");
     }
   }

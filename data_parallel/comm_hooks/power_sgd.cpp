@@ -18,7 +18,7 @@
 // one that is not finite, NaN. So the q to start from is made finite, and a
 // fixed direction is added to it that is lost in rounding unless q is zero.
 // Errors that are not finite are forgotten as well: the step itself shows its
-// NaN, the steps after it are sound.
+// NaN, the steps after it are valid.
 
 namespace weft::ddp {
 namespace {
@@ -91,7 +91,7 @@ void check_options(const PowerSGDOptions& options, const char* hook) {
           std::isfinite(options.min_compression_rate),
       hook,
       where(),
-      "min_compression_rate should be positive and is ",
+      "expected a positive min_compression_rate, got ",
       options.min_compression_rate,
       ". 2 is a good value.");
   WEFT_CHECK(
@@ -99,7 +99,7 @@ void check_options(const PowerSGDOptions& options, const char* hook) {
           std::isfinite(options.orthogonalization_epsilon),
       hook,
       where(),
-      "orthogonalization_epsilon should not be negative and is ",
+      "expected a non-negative orthogonalization_epsilon, got ",
       options.orthogonalization_epsilon,
       ". 0 or 1e-8 are good values.");
   WEFT_CHECK_LE(

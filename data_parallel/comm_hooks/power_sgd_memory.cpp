@@ -36,9 +36,8 @@ at::Tensor find(
       found->second.numel(),
       " elements, but this bucket needs ",
       numel,
-      ". It was saved with other buckets, another kind of hook or another "
-      "matrix_approximation_rank: resume with the same, and with the layout of "
-      "buckets that was saved.");
+      ". Resume with the hook, the matrix_approximation_rank and the bucket "
+      "layout that it was saved with.");
   return found->second;
 }
 
@@ -165,7 +164,8 @@ void PowerSGDMemory::load_state_dict(
           rng[1] >= 0,
       "ddp",
       where(),
-      "the entry \"rng\" of the hook's state is no seed and number of draws: ",
+      "the entry \"rng\" of the hook's state is not a seed and a number of "
+      "draws: ",
       rng[0],
       ", ",
       rng[1],

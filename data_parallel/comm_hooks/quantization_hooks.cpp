@@ -30,7 +30,7 @@ at::Tensor choose_ranges(const at::Tensor& channels) {
 at::Tensor quantize(const at::Tensor& channels, const at::Tensor& ranges) {
   auto y = channels / ranges[0].unsqueeze(1);
   y.round_().add_(ranges[1].unsqueeze(1)).clamp_(0, kGreatest);
-  // A range that is not finite says so by itself.
+  // A range that is not finite reports it by itself.
   return y.nan_to_num_(0).to(at::kByte);
 }
 

@@ -38,7 +38,7 @@ Join::Join(
         mesh::ErrorContext{"Join"},
         "joinable ",
         i,
-        " comes twice. Pass each once.");
+        " is given twice. Pass each once.");
   }
   mesh::DeviceMesh row;
   for (const auto* each : joinables) {
@@ -65,7 +65,7 @@ void Join::run(const std::function<void()>& body) {
       !std::exchange(state.has_run, true),
       "join",
       state.where(),
-      "a Join runs once. Make one for each epoch.");
+      "a Join can run only once. Create one for each epoch.");
   state.check_free();
   const auto end = c10::make_scope_exit([&] { state.leave(); });
   state.enter(*this);

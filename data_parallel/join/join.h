@@ -31,8 +31,8 @@ struct JoinOptions {
   bool throw_on_early_termination = false;
 };
 
-/// Trains with uneven inputs: ranks that have run out take part in the
-/// collectives of the others until all have.
+/// Trains with uneven inputs: ranks that have run out of inputs take part in
+/// the collectives of the other ranks until all have run out.
 ///
 ///   Join join({&ddp, &optimizer});
 ///   join.run([&] {
@@ -43,12 +43,13 @@ struct JoinOptions {
 ///     }
 ///   });
 ///
-/// All joinables have the same process group and device. See Note [Join].
+/// All joinables must have the same process group and device. See Note [Join].
 /// Source: torch/distributed/algorithms/join.py.
 class Join {
  public:
-  /// Throws: c10::ValueError for no joinables, for a null or repeated one, and
-  /// for joinables with different groups, model-parallel meshes or devices.
+  /// Throws: c10::ValueError if the list is empty, if a joinable is null or
+  /// repeated, or if the joinables have different groups, model-parallel meshes
+  /// or devices.
   explicit Join(
       std::vector<Joinable*> joinables,
       JoinOptions options = {},
@@ -89,8 +90,9 @@ class Join {
   /// Leaves the body if a rank of the model-parallel group has no inputs left.
   /// Collective: the model-parallel group, before each use of inputs that its
   /// ranks share.
-  /// Throws: JoinError if one of its ranks has failed; a type that is not a
-  /// std::exception, which ends the body, if one has no inputs.
+  /// Throws: JoinError if one of its ranks has failed. If one of its ranks has
+  /// no inputs, throws a type that is not derived from std::exception, so that
+  /// the body ends.
   void check_model_parallel_mesh();
 
  private:

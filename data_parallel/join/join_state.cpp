@@ -22,7 +22,7 @@
 // the others ModelParallelExit ends the body. That all_reduce is among the
 // ranks that the model is about to wait for anyway.
 //
-// A body that fails between iterations says so in the next header, and all
+// A body that fails between iterations reports it in the next header, and all
 // ranks throw. One that fails within an iteration, or a hook that does, leaves
 // collectives half done that no later message could order: the groups are
 // aborted.
@@ -47,7 +47,7 @@ std::string message_of(const std::exception_ptr& error) {
   } catch (const std::exception& e) {
     return e.what();
   } catch (...) {
-    return "something that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 
@@ -82,7 +82,7 @@ void Join::State::check_joinables() const {
         theirs.ndim() == 0 || theirs == row,
         "join",
         where(),
-        "the joinables have different rows of ranks with the same inputs: ",
+        "the joinables have different model-parallel meshes: ",
         row.to_string(),
         " and ",
         theirs.to_string(),
@@ -96,8 +96,8 @@ void Join::State::check_free() const {
         each->join_ == nullptr,
         "join",
         where(),
-        "a joinable is in a Join that runs already; contexts cannot be nested. "
-        "Give all joinables to one Join.");
+        "a joinable is already in a running Join; Joins cannot be nested. Give "
+        "all joinables to one Join.");
   }
 }
 
@@ -174,7 +174,7 @@ int64_t Join::State::read_header() {
   return header[kActiveRanks].item<int64_t>();
 }
 
-// Of all ranks that have something to say: "rank 1 failed: ...; rank 3 ...".
+// Joins the texts of all ranks that have one: "rank 1 failed: ...; rank 3 ...".
 std::string Join::State::tell_all(const std::string& text) {
   std::string all;
   const auto texts = mesh::all_gather_text(group, text, "join", device);
@@ -300,7 +300,7 @@ void Join::State::fail_with_model_parallel_mesh() {
   }
   send_header(false, true);
   std::exchange(header_work, std::nullopt)->wait();
-  throw_failed("stops: another rank of its row has failed");
+  throw_failed("stops: another rank of its model-parallel group has failed");
 }
 
 void Join::State::shadow() {

@@ -15,7 +15,7 @@ at::Tensor in_dtype(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (!impl) {
     return tensor.detach().to(dtype);
   }
-  // Without the dispatcher: a pending sum stays one.
+  // Without the dispatcher: a Partial sum stays one.
   return dtensor::make_dtensor(
       impl->local().to(dtype), impl->spec(), impl->sizes(), impl->strides());
 }

@@ -103,7 +103,7 @@ int64_t first_difference(
   return index;
 }
 
-/// Of the rank at place `at` of mesh.ranks().
+/// Returns the coordinates of the rank at position `at` of mesh.ranks().
 std::vector<int64_t> coordinates(const mesh::DeviceMesh& mesh, int64_t at) {
   std::vector<int64_t> result(static_cast<size_t>(mesh.ndim()));
   for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
@@ -136,8 +136,8 @@ std::vector<Places> sets_of_copies(
   return result;
 }
 
-/// Those of the most frequent value; empty if there is none, or if it is there
-/// once.
+/// Returns the places with the most frequent value. Empty if no value is the
+/// most frequent, or if it occurs only once.
 Places majority_of(const Places& set, const std::vector<int64_t>& values) {
   std::map<int64_t, Places> by_value;
   for (const auto at : set) {

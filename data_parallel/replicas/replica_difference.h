@@ -21,8 +21,8 @@ struct ReplicaDifference {
   /// other bits. World ranks.
   int64_t first_rank = 0;
   std::vector<int64_t> ranks;
-  /// False if no bits have a majority, as between two replicas. The first rank
-  /// is then the first of all.
+  /// False if no bits have a majority, as between two replicas that differ.
+  /// `first_rank` is then the lowest rank of all replicas.
   bool has_majority = false;
   /// The largest absolute difference over elements that are numbers on both
   /// sides. 0 means that only NaNs or signs of zeros differ.

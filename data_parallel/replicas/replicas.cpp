@@ -55,7 +55,7 @@ void check_replicas_agree(
     const std::vector<NamedTensor>& buffers,
     const std::vector<std::string>& options,
     const mesh::DeviceMesh& dp) {
-  // In an imagined world there is nobody to compare with.
+  // In a fake process group there is nobody to compare with.
   if (dp.size() == 1 || dp.group(int64_t{0}).backend() == "fake") {
     return;
   }

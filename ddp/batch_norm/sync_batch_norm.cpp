@@ -181,7 +181,7 @@ variable_list Normalize::backward(
     variable_list grads) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !at::GradMode::is_enabled(),
-      "[SyncBatchNorm] a second derivative does not exist. Call backward() "
+      "[SyncBatchNorm] second derivatives are not supported. Call backward() "
       "without create_graph.");
   const auto saved = context->get_saved_variables();
   const auto dtype = statistics_dtype(saved[0]);
@@ -253,7 +253,7 @@ SyncBatchNormImpl::SyncBatchNormImpl(
       channel_,
       kOp,
       mesh::ErrorContext{"construction"},
-      "the channel is null. Make one for the model with "
+      "the group is null. Create one for the model with "
       "make_sync_batch_norm_group().");
   SyncBatchNormImpl::reset();
 }
@@ -350,8 +350,8 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
       batch.count != 1,
       kOp,
       mesh::ErrorContext{channel_->group().name()},
-      "all ranks together have one value a channel, whose variance says "
-      "nothing. Train with larger batches.");
+      "expected more than 1 value per channel over all ranks, got 1. Use a "
+      "larger batch.");
   if (is_tracked && batch.count > 0) {
     update_running(running_mean, running_var, batch, factor);
   }

@@ -26,8 +26,9 @@ void check_warmup_steps(const char* op, int64_t warmup_steps) {
 void warn_of_period_one(const char* op) {
   TORCH_WARN(
       op,
-      ": averaging the parameters at every step moves no less than averaging "
-      "the gradients. Use DistributedDataParallel alone, or a longer period.");
+      ": averaging the parameters at every step communicates as much as "
+      "averaging the gradients. Use only DistributedDataParallel, or a longer "
+      "period.");
 }
 
 mesh::Communicator group_of(const char* op, const mesh::DeviceMesh& dp_mesh) {
@@ -36,7 +37,7 @@ mesh::Communicator group_of(const char* op, const mesh::DeviceMesh& dp_mesh) {
       dp_mesh.ndim(),
       1,
       mesh::ErrorContext{dp_mesh.describe_rank()},
-      "Replicas lie along one mesh dim: take a slice, e.g. mesh[\"dp\"].");
+      "Replicas must be along one mesh dim: take a slice, e.g. mesh[\"dp\"].");
   return dp_mesh.group(int64_t{0});
 }
 
@@ -64,14 +65,14 @@ void check_hierarchy(
         last_period,
         period,
         where(),
-        "Periods in period_group_size are positive and ascend.");
+        "Periods in period_group_size must be positive and ascending.");
     WEFT_CHECK_LT(
         kHierarchical,
         last_group_size,
         group_size,
         where(),
-        "Group sizes in period_group_size are positive and ascend: what is "
-        "averaged over more replicas is averaged more seldom.");
+        "Group sizes in period_group_size must be positive and ascending: "
+        "averages over more replicas are less frequent.");
     WEFT_CHECK(
         dp_mesh.size() % group_size == 0,
         kHierarchical,
@@ -80,7 +81,8 @@ void check_hierarchy(
         group_size,
         ", into which ",
         dp_mesh.size(),
-        " replicas cannot be cut. Choose a size that divides.");
+        " replicas cannot be divided. Choose a size that divides their "
+        "number.");
     last_period = period;
     last_group_size = group_size;
   }
@@ -89,7 +91,7 @@ void check_hierarchy(
       last_group_size,
       dp_mesh.size(),
       where(),
-      "The last group in period_group_size is that of all replicas.");
+      "The last group in period_group_size must contain all replicas.");
 }
 
 } // namespace
@@ -195,7 +197,7 @@ mesh::Communicator new_subgroups(
       where(),
       "The ",
       mesh.size(),
-      " ranks cannot be cut into groups of ",
+      " ranks cannot be divided into groups of ",
       group_size,
       ". Choose a size that divides.");
   const auto begin =

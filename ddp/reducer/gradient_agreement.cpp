@@ -27,8 +27,8 @@ struct Explanation {
 constexpr std::array kExplanations{
     Explanation{
         GradientProblem::kModuleChanged,
-        "the module has parameters that it had not when it was wrapped (the "
-        "first one stands for it here)",
+        "the module has new parameters since it was wrapped (this is the "
+        "module's first parameter)",
         "That rank's error names what changed. Wrap the model again."},
     Explanation{
         GradientProblem::kNoForward,
@@ -175,11 +175,11 @@ agree_on_kind(const Replicas& replicas, const at::Tensor& rows, size_t index) {
       mesh::throw_error<mesh::DisagreementError>(mesh::detail::concat(
           "[ddp] the gradient of ",
           replicas.names[index],
-          " is a pending sum, or sparse, on rank ",
+          " is Partial or sparse on rank ",
           ranks[kind != 0 ? first : rank],
           " and not, or over other mesh dims, on rank ",
           ranks[kind != 0 ? rank : first],
-          ". Parallelize the model alike on all ranks. (",
+          ". Parallelize the model in the same way on all ranks. (",
           replicas.dp.describe_rank(),
           ")"));
     }
@@ -246,8 +246,8 @@ void throw_problems(
       false,
       "ddp",
       mesh::ErrorContext{replicas.dp.describe_rank()},
-      "another part of the model than this rank's reports a problem with a "
-      "gradient. The error of its rank names the parameter.");
+      "a rank with another part of the model reports a problem with a "
+      "gradient. That rank's error names the parameter.");
   std::abort();
 }
 

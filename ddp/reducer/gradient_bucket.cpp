@@ -151,7 +151,7 @@ void GradientBucket::fill(double divisor) {
 
 const at::Tensor& GradientBucket::gradient_before_reduction(size_t slot) {
   const auto& gradient = slots_[slot].gradient;
-  // As .grad() it may have become a pending sum, or none, in the meantime.
+  // As .grad() it may have become a Partial sum, or none, in the meantime.
   if (auto* impl = dtensor::dtensor_impl(gradient)) {
     impl->reset_local(
         slots_[slot].view,

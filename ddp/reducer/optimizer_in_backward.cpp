@@ -18,7 +18,7 @@ struct OptimizerInBackward::State {
   std::vector<at::Tensor> parameters;
   std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers;
   std::unordered_map<const c10::TensorImpl*, size_t> index;
-  /// By parameter: stepped by somebody else.
+  /// By parameter: stepped by another process else.
   std::vector<bool> is_taken;
   std::unique_ptr<GradientHooks> hooks;
 };
@@ -36,7 +36,8 @@ OptimizerInBackward::State::State(
         optimizers.size(),
         " of ",
         all.size(),
-        " is no leaf that requires a gradient. Leave frozen parameters out.");
+        " is not a leaf that requires a gradient. Leave frozen parameters "
+        "out.");
     index.emplace(parameter.unsafeGetTensorImpl(), optimizers.size());
     optimizers.push_back(factory({parameter}));
   }
@@ -65,8 +66,8 @@ OptimizerInBackward::OptimizerInBackward(
         mesh::ErrorContext{"parameters"},
         "a parameter of sizes ",
         parameter.sizes(),
-        " is of a module that DistributedDataParallel wraps: it would step "
-        "before the reduction. Use register_fused_optim().");
+        " belongs to a module that DistributedDataParallel wraps: it would "
+        "step before the reduction. Use register_fused_optim().");
   }
   auto* state = state_.get();
   state_->hooks = std::make_unique<GradientHooks>(

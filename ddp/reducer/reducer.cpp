@@ -25,9 +25,9 @@
 // Later backward passes reduce while they run, and wait at their end.
 //
 // A replica on which something is wrong must not leave the others waiting. It
-// puts zeros where a gradient is missing, goes on, and says so at the end: by a
-// flag, one more element of the last bucket, which is launched at the end of
-// backward, or, where that bucket cannot carry it (comm hooks, gradients
+// puts zeros where a gradient is missing, goes on, and reports it at the end:
+// by a flag, one more element of the last bucket, which is launched at the end
+// of backward, or, where that bucket cannot carry it (comm hooks, gradients
 // reduced in place, several groups, a search for unused parameters), by a
 // message of its own. So all replicas learn of it, exchange what went wrong and
 // fail alike.
@@ -36,12 +36,12 @@
 // the graph decides, so tensor-parallel collectives, which have groups of
 // their own, come in the same order on all ranks too.
 
-// Note [Pending sums]
+// Note [Partial sums]
 // ~~~~~~~~~~~~~~~~~~~
-// A parameter whose gradient is a pending sum over tensor-parallel ranks has it
+// A parameter whose gradient is a Partial sum over tensor-parallel ranks has it
 // reduced here rather than by dtensor/tensor/gradient.cpp: such gradients share
 // buckets of their own, which at the end of backward are summed over their mesh
-// and then reduced over the replicas. Under no_sync() they stay pending sums.
+// and then reduced over the replicas. Under no_sync() they stay Partial sums.
 // These buckets follow the reversed order of parameters, which is the same on
 // all ranks of the mesh by construction.
 
@@ -173,8 +173,8 @@ void Reducer::set_static_graph() {
       !has_buckets_,
       "ddp",
       where(),
-      "static_graph must be set before the first backward: the graph was not "
-      "watched in those that have run.");
+      "static_graph must be set before the first backward: the graphs of "
+      "earlier backwards were not recorded.");
   config_.options.static_graph = true;
   start_search();
 }
@@ -529,8 +529,8 @@ void Reducer::require_manual_finalization(bool required) {
       !is_running_,
       "ddp",
       where(),
-      "require_manual_backward_finalization cannot change while a backward is "
-      "under way. Set it before forward.");
+      "require_manual_backward_finalization cannot change during a backward. "
+      "Set it before forward.");
   is_finalized_manually_ = required;
 }
 
@@ -571,9 +571,9 @@ void Reducer::check_finalized() const {
       where(),
       "the last backward did not end in a reduction",
       awaited.empty() ? ". Call finalize_backward()."
-                      : "; it waits for gradients of " + awaited +
-                            ". An error inside backward() leaves this; the "
-                            "next forward starts anew.");
+                      : "; gradients are missing for " + awaited +
+                            ". An error in backward() causes this state; the "
+                            "next forward clears it.");
 }
 
 void Reducer::clear() {

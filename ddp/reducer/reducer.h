@@ -62,7 +62,7 @@ struct ReducerConfig {
 };
 
 /// Reduces the gradients of some parameters over the replicas during backward.
-/// See Note [Order of reductions] and Note [Pending sums].
+/// See Note [Order of reductions] and Note [Partial sums].
 /// Collective: every backward that reaches a parameter, unless paused; over all
 /// ranks of `dp`, and over the meshes of parameters whose gradients are
 /// Partial. backward() throws its errors.
@@ -386,7 +386,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   /// Null without find_unused_parameters.
   std::unique_ptr<UnusedParameters> search_;
-  /// The last member, so that no callback runs after it is destroyed.
+  /// The last member, so that it is destroyed first and no callback uses a
+  /// destroyed member.
   std::unique_ptr<GradientHooks> hooks_;
 };
 

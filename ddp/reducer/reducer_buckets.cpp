@@ -149,13 +149,13 @@ void Reducer::check_layout(const Plan& layout, const Plan& planned) const {
           (kinds.empty() || kinds.front() >= 0),
       "ddp",
       where(),
-      "the bucket layout that was set is not one of these parameters on this "
-      "mesh: it has ",
+      "the bucket layout does not belong to these parameters on this mesh: it "
+      "has ",
       all(layout).size(),
       " of ",
       all(planned).size(),
-      " parameters, or mixes dtypes, groups or pending sums in a bucket. Set a "
-      "layout that bucket_names() gave on the same mesh, or none.");
+      " parameters, or mixes dtypes, groups or Partial gradients in a bucket. "
+      "Set a layout from bucket_names() on the same mesh, or none.");
 }
 
 void Reducer::set_bucket_layout(
@@ -165,7 +165,7 @@ void Reducer::set_bucket_layout(
       !has_buckets_,
       "ddp",
       where(),
-      "buckets exist already: set a layout before the first backward.");
+      "buckets already exist: set a layout before the first backward.");
   std::vector<bool> is_used(parameters_.size(), false);
   Plan indices;
   for (const auto& names : layout) {
@@ -179,7 +179,7 @@ void Reducer::set_bucket_layout(
           where(),
           "the bucket layout names ",
           name,
-          found == names_.end() ? ", which is no trainable parameter."
+          found == names_.end() ? ", which is not a trainable parameter."
                                 : " twice.");
       is_used[index] = true;
       bucket.push_back(index);

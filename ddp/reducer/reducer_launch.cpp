@@ -181,7 +181,7 @@ void Reducer::reduce_partial_bucket(size_t index) {
   keep_local_norm(index);
   const auto& spec = *bucket.layout().pending;
   // Without its number: ranks that hold other parts have other buckets.
-  constexpr std::string_view name = "ddp bucket pending sums";
+  constexpr std::string_view name = "ddp bucket Partial gradients";
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     if (!spec.placement(i).is_partial()) {
       continue;

@@ -20,7 +20,7 @@ void RuntimeStatistics::set_sample_rate(int64_t every) {
       mesh::ErrorContext{"of the runtime statistics"},
       "sample rate >= 1: ",
       every,
-      " given. Every so many iterations is measured.");
+      " given. It is the number of iterations between measurements.");
   every_ = every;
 }
 

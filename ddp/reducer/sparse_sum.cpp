@@ -16,7 +16,7 @@ std::vector<int64_t> gather_counts(
     c10::Device device,
     const std::string& name) {
   const auto counts = gather_numbers(group, {count}, device, name + " entries");
-  // In an imagined world all have as many as this rank.
+  // In a fake process group all have as many as this rank.
   const auto all = counts.expand({group.size(), 1}).contiguous();
   const auto* data = all.const_data_ptr<int64_t>();
   return {data, data + group.size()};

@@ -51,15 +51,15 @@ struct GradientUse {
   int64_t iteration = 0;
   /// The indices of the parameters without a gradient.
   std::vector<size_t> without_gradient = {};
-  /// Those of them on which no output depends. Empty optional if the graph was
-  /// not searched.
+  /// The subset on which no output depends. Empty optional if the graph was not
+  /// searched.
   std::optional<std::vector<size_t>> not_in_graph = std::nullopt;
   /// The last iteration in which each parameter got a gradient.
   std::vector<std::optional<int64_t>> last_gradient = {};
 };
 
-/// Says which of `parameters` got no gradient and why, by the modules that have
-/// them; "" if all got one:
+/// Describes which of `parameters` got no gradient and why, by module; "" if
+/// all got one:
 ///
 ///   2 of 6 parameters got no gradient in iteration 7
 ///     layers.1.gate (Linear)
@@ -68,7 +68,7 @@ struct GradientUse {
 ///     embedding (Embedding), head (Linear): tied
 ///       weight [32, 8]: an output depends on it, the loss does not; last ...
 ///
-/// Modules and parameters come in the order of `parameters`.
+/// Modules and parameters are in the order of `parameters`.
 std::string describe_unused(
     const torch::nn::Module& module,
     const std::vector<NamedTensor>& parameters,

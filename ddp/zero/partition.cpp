@@ -56,8 +56,8 @@ void check_mesh(const at::Tensor& parameter, const mesh::DeviceMesh& dp) {
       parameter.sizes(),
       " lies on ",
       own.to_string(),
-      ", which was not cut from the same mesh as the replicas'. Take both from "
-      "one DeviceMesh::create().");
+      ", which has another root mesh than the replicas'. Take both from one "
+      "DeviceMesh::create().");
   WEFT_CHECK(
       !own.has_mesh_dim(dp_name),
       "ZeroRedundancyOptimizer",

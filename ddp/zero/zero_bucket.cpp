@@ -24,7 +24,7 @@ at::Tensor rows_of(const at::Tensor& parameter, int64_t ranks, int64_t rank) {
   return local.narrow(0, range.begin, range.length);
 }
 
-/// The same rows of the gradient.
+/// Returns the corresponding rows of the gradient.
 at::Tensor gradient_rows(const ZeroEntry& entry, int64_t ranks, int64_t rank) {
   auto gradient = entry.parameter.grad();
   if (!gradient.defined()) {
@@ -36,7 +36,7 @@ at::Tensor gradient_rows(const ZeroEntry& entry, int64_t ranks, int64_t rank) {
       (mesh::ErrorContext{mesh::detail::concat("rank ", rank, "/", ranks)}),
       "the gradient of a parameter of sizes ",
       entry.parameter.sizes(),
-      " is sparse, and rows of it cannot be cut. Use "
+      " is sparse, and its rows cannot be split. Use "
       "ZeroPartition::kWholeParameters.");
   const auto* of_parameter = dtensor::dtensor_impl(entry.parameter);
   const auto* of_gradient = dtensor::dtensor_impl(gradient);
@@ -113,7 +113,7 @@ void LocalOptimizer::copy_options(
       own.size(),
       groups.size(),
       mesh::ErrorContext{"factory"},
-      "The factory must give the optimizer all groups that it gets.");
+      "The factory must pass all of its groups to the optimizer.");
   for (size_t i = 0; i < own.size(); ++i) {
     own[i].set_options(outer[groups[i]].options().clone());
   }
@@ -189,8 +189,8 @@ void ZeroBucket::refresh() {
               mesh::detail::concat("rank ", rank(), "/", group_.size())}),
           "a parameter of sizes ",
           entry.parameter.sizes(),
-          " has another dtype or device than when the optimizer was made. Make "
-          "it after module.to().");
+          " has another dtype or device than when the optimizer was created. "
+          "Create the optimizer after module.to().");
       const auto memory = view_as(flat_, offset, local);
       if (!is_same_memory(local, memory)) {
         move_to(entry.parameter, memory);

@@ -82,14 +82,14 @@ void check_parameter(
       kZeroOp,
       where_in(dp),
       text(),
-      " is no leaf: it was computed from other tensors. Pass the module's "
+      " is not a leaf: it was computed from other tensors. Pass the module's "
       "parameters().");
   WEFT_CHECK(
       p.layout() == at::kStrided,
       kZeroOp,
       where_in(dp),
       text(),
-      " is sparse. Only dense parameters can be divided.");
+      " is sparse. Only dense parameters can be sharded.");
   WEFT_CHECK(
       !p.requires_grad() || OptimizerInBackward::of(p) == nullptr,
       kZeroOp,
@@ -108,7 +108,8 @@ std::vector<OptimizerParamGroup> checked_groups(
       dp.ndim(),
       1,
       where_in(dp),
-      "The mesh has one dim, the replicas'. Pass a slice, e.g. mesh[\"dp\"].");
+      "The mesh must have one dim, that of the replicas. Pass a slice, e.g. "
+      "mesh[\"dp\"].");
   std::unordered_set<const c10::TensorImpl*> seen;
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& parameters = groups[g].params();
@@ -119,14 +120,14 @@ std::vector<OptimizerParamGroup> checked_groups(
           kZeroOp,
           where_in(dp),
           describe_parameter(g, i, parameters[i]),
-          " comes twice. Pass each parameter once.");
+          " is given twice. Pass each parameter once.");
     }
   }
   WEFT_CHECK(
       !seen.empty(),
       kZeroOp,
       where_in(dp),
-      "there are no parameters. Pass the module's parameters().");
+      "no parameters were given. Pass the module's parameters().");
   return groups;
 }
 
@@ -138,13 +139,14 @@ std::unique_ptr<torch::optim::OptimizerOptions> default_options(
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(std::vector<at::Tensor>{at::zeros({1}).requires_grad_()});
   const auto sample = factory(std::move(groups));
-  WEFT_CHECK(sample, kZeroOp, where_in(dp), "the factory made no optimizer.");
+  WEFT_CHECK(
+      sample, kZeroOp, where_in(dp), "the factory returned no optimizer.");
   WEFT_CHECK(
       dynamic_cast<const torch::optim::LBFGS*>(sample.get()) == nullptr,
       kZeroOp,
       where_in(dp),
-      "LBFGS cannot be divided: it searches along one direction for all "
-      "parameters together. Use it as it is; its state is the same on all "
+      "LBFGS cannot be sharded: it searches along one direction for all "
+      "parameters together. Use it directly; its state is identical on all "
       "replicas.");
   return sample->defaults().clone();
 }
@@ -199,7 +201,7 @@ int64_t checked_cap_bytes(double mib, const mesh::DeviceMesh& dp) {
       where_in(dp),
       "bucket_cap_mb is ",
       mib,
-      ", which is no size. Leave it out for 25.");
+      ", which is not a valid size. Leave it out for 25.");
   return static_cast<int64_t>(std::min(mib, 1e9) * (1 << 20));
 }
 
@@ -248,7 +250,7 @@ void ZeroRedundancyOptimizer::take_new_parameters() {
       zero.planned.size(),
       groups.size(),
       where_in(zero.dp),
-      "Groups of parameters were removed. Make a new optimizer.");
+      "Parameter groups were removed. Create a new optimizer.");
   auto planned = zero.planned;
   planned.resize(groups.size(), 0);
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -260,7 +262,7 @@ void ZeroRedundancyOptimizer::take_new_parameters() {
         where_in(zero.dp),
         "Parameters were removed from group ",
         g,
-        ". Make a new optimizer.");
+        ". Create a new optimizer.");
     const std::vector<at::Tensor> fresh(all.begin() + planned[g], all.end());
     for (size_t i = 0; i < fresh.size(); ++i) {
       check_parameter(g, planned[g] + i, fresh[i], zero.dp);
@@ -410,13 +412,16 @@ void ZeroRedundancyOptimizer::save(torch::serialize::OutputArchive&) const {
       false,
       "[",
       kZeroOp,
-      "] a rank's archive would have a part of the state. Save state_dict() by "
-      "weft::checkpoint, or consolidate_state_dict().");
+      "] a rank's archive would contain only a part of the state. Save "
+      "state_dict() by weft::checkpoint, or consolidate_state_dict().");
 }
 
 void ZeroRedundancyOptimizer::load(torch::serialize::InputArchive&) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "[", kZeroOp, "] load_state_dict() reads what state_dict() was.");
+      false,
+      "[",
+      kZeroOp,
+      "] use load_state_dict() with the result of state_dict().");
 }
 
 std::shared_ptr<JoinHook> ZeroRedundancyOptimizer::join_hook(

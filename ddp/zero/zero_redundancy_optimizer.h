@@ -98,8 +98,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   dtensor::StateDict state_dict(
       const torch::nn::Module& module,
       const dtensor::StateDict* to_be_loaded = nullptr) override;
-  /// Loads a state, also from tensors with other placements, e.g. a plain
-  /// optimizer's, and from plain full tensors.
+  /// Loads a state. Its tensors may be plain full tensors, or DTensors with
+  /// other placements, e.g. those of a plain optimizer.
   /// Collective: all ranks of the mesh; blocks.
   /// Throws: c10::ValueError naming a key that is missing or does not match.
   void load_state_dict(

@@ -103,7 +103,7 @@ const std::string& ZeroStateAccess::name_of(const ZeroEntry& entry) const {
       kStateOp,
       "] the optimizer updates a tensor of sizes ",
       entry.parameter.sizes(),
-      " that is no parameter of the module. Pass the module whose "
+      " that is not a parameter of the module. Pass the module whose "
       "parameters() it was made with.");
   return found->second;
 }

@@ -37,7 +37,7 @@ struct Alternative {
   double bytes = 0;
 };
 
-// What the op would move if one of its inputs lay otherwise.
+// The bytes that the op would communicate with another placement of one input.
 std::optional<double>
 bytes_with(const OpCall& call, size_t input, const DTensorSpec& spec) {
   auto other = call;

@@ -39,8 +39,8 @@ void refuse_plain(const c10::OperatorHandle& op, Arguments arguments) {
       call.name(),
       "] mixes DTensors with a plain tensor; arguments ",
       describe_arguments(call),
-      ". Make it a DTensor with distribute_tensor() (a whole tensor) or "
-      "from_local() (this rank's part). (",
+      ". Make it a DTensor with distribute_tensor() (full tensor) or "
+      "from_local() (local tensor). (",
       call.mesh().describe_rank(),
       ")");
 }

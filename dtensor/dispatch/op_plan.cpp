@@ -111,8 +111,8 @@ void check_overlap(const OpCall& call, const at::Tensor& written) {
       at::has_internal_overlap(written) != at::MemOverlap::Yes,
       "[",
       call.name(),
-      "] writes to a tensor of which several elements share memory, e.g. an "
-      "expanded one; arguments ",
+      "] writes to a tensor whose elements share memory, e.g. an expanded one; "
+      "arguments ",
       describe_arguments(call),
       ". Write to a clone() of it. (",
       call.mesh().describe_rank(),
@@ -240,12 +240,13 @@ double strategy_cost(
 // ~~~~~~~~~~~~~~~~~
 // Rules speak of Shard(d), the cut by the chunk rule. Most strategies hold for
 // any cut that all the sharded tensors share (uneven sizes, StridedShard):
-// these are offered once more with each such cut of the inputs, where the dims
-// in question are of one size. The others (chunked_only) are dropped as soon
-// as any input is cut otherwise along any mesh dim, since what they counted on
-// may be gone. A Shard of given sizes counts the rows that the cuts of the mesh
-// dims before it leave, which may be more or fewer once those dims' placements
-// have been chosen: what does not add up then is dropped, too.
+// these are offered once more with each such shard of the inputs, where the
+// dims in question are of one size. The others (chunked_only) are dropped as
+// soon as any input is sharded otherwise along any mesh dim, since what they
+// counted on may be gone. A Shard of given sizes counts the rows that the
+// shards of the mesh dims before it leave, which may be more or fewer once
+// those dims' placements have been chosen: what does not add up then is
+// dropped, too.
 
 bool is_other_cut(const Placement& placement) {
   return placement.is_shard() && !placement.is_chunked();
@@ -388,7 +389,7 @@ Strategy choose(
       chosen != nullptr,
       "[",
       call.name(),
-      "] cannot write to its tensor where it lies: arguments ",
+      "] cannot write in place to a tensor with these placements: arguments ",
       describe_arguments(call),
       ", mesh dim \"",
       call.mesh().mesh_dim_names()[context.mesh_dim],
@@ -437,7 +438,7 @@ Chosen choose_all(
 }
 
 // Inputs whose values do not matter stay where they are, and give results that
-// lie so, in parts that may be no boxes: those have no offset.
+// are placed so, in parts that may be no boxes: those have no offset.
 LocalBox box_or_sizes(const DTensorSpec& spec, c10::IntArrayRef sizes) {
   return has_local_boxes(spec, sizes) ? local_box(spec, sizes)
                                       : LocalBox{{}, local_sizes(spec, sizes)};

@@ -145,8 +145,8 @@ void CallReader::check_hooked() const {
   for (const auto& [impl, spec] : hooked_) {
     TORCH_CHECK_VALUE(
         impl->spec().id() == spec,
-        "one op reads parameters of three sharded units or more, of which the "
-        "first was given away for the last. Make one unit of their modules: "
+        "one op reads parameters of three or more sharded units, and the first "
+        "was resharded for the last. Make one unit of their modules: "
         "fully_shard({&first, &second, ...}, mesh).");
   }
 }

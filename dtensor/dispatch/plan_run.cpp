@@ -251,7 +251,7 @@ class PlanRun {
     arguments.close();
   }
 
-  // Results that lie elsewhere than their out= tensors.
+  // Results that are elsewhere than their out= tensors.
   void leave_outs() {
     for (size_t i = 0; i < plan_.outs.size(); ++i) {
       const auto& out = plan_.outs[i];
@@ -333,7 +333,7 @@ class PlanRun {
   const size_t returns_;
   /// For a CommDebugMode that asks: see cheaper_placements().
   std::string cheaper_;
-  /// Of move_together(), the last input's first.
+  /// The results of move_together(), last input first.
   std::vector<at::Tensor> moved_;
   /// A view op's input, and the local tensor that it ran on.
   at::Tensor base_;

@@ -33,7 +33,7 @@ std::vector<c10::OperatorHandle> find_ops(const std::string& text) {
       colons != std::string::npos && colons != 0,
       "[register_sharding] \"",
       text,
-      "\" names no namespace. Write e.g. \"my_ops::scale\".");
+      "\" has no namespace. Write e.g. \"my_ops::scale\".");
   std::vector<c10::OperatorHandle> ops;
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name == text || c10::toString(name) == text) {
@@ -67,7 +67,7 @@ void check_op(const c10::OperatorHandle& op, const Rule& rule) {
       !find_rule(op),
       "[register_sharding] \"",
       name,
-      "\" has a sharding rule already.");
+      "\" already has a sharding rule.");
   const bool composed =
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(DispatchKey::CPU) &&
@@ -76,15 +76,15 @@ void check_op(const c10::OperatorHandle& op, const Rule& rule) {
       !composed,
       "[register_sharding] \"",
       name,
-      "\" is made of other ops, whose rules it follows: it runs on DTensors as "
-      "it is. To run it in one piece, register it for a device (m.impl(name, "
+      "\" is decomposed into other ops with rules, so it runs on DTensors "
+      "already. To run it as one op, register it for a device (m.impl(name, "
       "DispatchKey::CPU, kernel)), with an autograd kernel of its own.");
   TORCH_CHECK_VALUE(
       name.starts_with("aten::") ||
           !op.hasKernelForDispatchKey(DispatchKey::PrivateUse3),
       "[register_sharding] \"",
       name,
-      "\" has a kernel for DTensors (PrivateUse3) already.");
+      "\" already has a kernel for DTensors (PrivateUse3).");
   const bool has_meta =
       op.hasKernelForDispatchKey(DispatchKey::Meta) ||
       op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
@@ -93,9 +93,9 @@ void check_op(const c10::OperatorHandle& op, const Rule& rule) {
   TORCH_CHECK_VALUE(
       !rule.strategies || rule.infer || has_meta ||
           writes_arguments(op.schema()),
-      "[register_sharding] nothing tells the output sizes of \"",
+      "[register_sharding] cannot infer the output sizes of \"",
       name,
-      "\" from its inputs'. Set Rule::infer, or register a Meta kernel first.");
+      "\" from its inputs. Set Rule::infer, or register a Meta kernel first.");
 }
 
 } // namespace
@@ -113,7 +113,7 @@ void register_sharding(const std::string& op, const Rule& rule) {
       add_registered_rule(op, rule),
       "[register_sharding] \"",
       op,
-      "\" has a sharding rule already.");
+      "\" already has a sharding rule.");
   torch::Library library(
       torch::Library::IMPL,
       space,

@@ -9,11 +9,10 @@
 // Note [Fused loops]
 // ~~~~~~~~~~~~~~~~~~
 // The arithmetic of the fused ops on the CPU: plain loops over rows, compiled
-// for several processors, of which one is chosen when the program starts. Half
-// and bfloat16 are computed in float. A row's numbers do not depend on where
-// it lies, which other rows there are or how many threads share them: full and
-// short blocks run through the same instructions, and sums over a row are
-// added in one order.
+// for several processors; the program selects one version at its start. Half
+// and bfloat16 are computed in float. The result of a row does not depend on
+// its position, on other rows or on the number of threads: full and short
+// blocks use the same instructions, and sums over a row are added in one order.
 
 namespace weft::dtensor::fused {
 

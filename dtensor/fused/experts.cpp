@@ -34,7 +34,7 @@ struct ExpertPairs {
   at::Tensor weight_S;
   GroupCounts counts;
 
-  /// Those of `experts` experts from `first` on.
+  /// Returns the pairs of `experts` experts starting at `first`.
   ExpertPairs part(int64_t first, int64_t experts) const {
     const auto begin = counts.begin() + first;
     const int64_t row = std::accumulate(counts.begin(), begin, int64_t{0});
@@ -150,7 +150,7 @@ struct ExpertPlan {
   Placements output;
   /// The mesh dim over which experts are cut; with one rank, none.
   std::optional<int64_t> expert_dim;
-  /// Tokens are cut over it too.
+  /// Tokens are sharded over it too.
   bool exchanges = false;
 };
 
@@ -201,14 +201,14 @@ void check_weight_placements(
       well && cuts <= 1,
       "experts",
       mesh::ErrorContext{spec.mesh().describe_rank()},
-      "gate_up_proj and down_proj lie alike, Shard(0) over at most one mesh "
-      "dim and Replicate over the others: ",
+      "gate_up_proj and down_proj must have the same placements, Shard(0) over "
+      "at most one mesh dim and Replicate over the others: ",
       describe(gate_up),
       " vs ",
       describe(down),
-      ". Cut experts, not their features: no Shard divides gate_up_proj so "
-      "that each rank has the gate's and the up projection's rows of the same "
-      "features.");
+      ". Shard experts, not their features: no Shard of gate_up_proj gives "
+      "each rank the gate projection's and the up projection's rows of the "
+      "same features.");
 }
 
 // Experts of each rank of the mesh dim.

@@ -10,7 +10,7 @@ namespace weft::dtensor {
 // ~~~~~~~~~~~~~~
 // Pairs of a token and one of its experts are sorted by expert, so that each
 // expert multiplies its rows in one piece: none is padded, none dropped. The
-// experts of DTensors lie where their weights do, Shard(0) over one mesh dim;
+// experts of DTensors are where their weights do, Shard(0) over one mesh dim;
 // tokens come to them in one of two ways:
 //   tokens cut over that dim   Each rank tells the others how many rows their
 //                              experts get (all_to_all of E numbers), sends
@@ -18,7 +18,7 @@ namespace weft::dtensor {
 //                              all_to_alls of k rows a token); backward sends
 //                              gradients the same two ways.
 //   tokens whole on it         Each rank has its experts' rows already; the
-//                              results are pending sums, and so is the
+//                              results are Partial sums, and so is the
 //                              gradient of the tokens: no row is sent, one
 //                              reduction of the result in whatever form the
 //                              next op wants it. Taking a part of the tokens
@@ -26,7 +26,7 @@ namespace weft::dtensor {
 //                              all_reduce moves 2 of: not less unless there
 //                              are more than 2 k ranks.
 // Over the other mesh dims weights are whole and tokens may be cut, which
-// leaves the weights' gradients as pending sums. All ranks take part whatever
+// leaves the weights' gradients as Partial sums. All ranks take part whatever
 // the router says, with no rows if need be.
 // How rows are divided is not known on the meta device: there each expert gets
 // its even share.

@@ -148,7 +148,7 @@ void flush(DTensorImpl& impl, const OpCall& call) {
       call.name(),
       "] reads random initial values of a tensor of sizes ",
       impl.sizes(),
-      " that do not exist before materialize(). Initialise it with uniform_, "
+      " that do not exist before materialize(). Initialize it with uniform_, "
       "normal_, fill_, and multiples of those, or compute after "
       "materialize().");
   write_constants(impl);
@@ -333,7 +333,7 @@ bool run_deferred(const OpCall& call, torch::jit::Stack& stack) {
       !takes_generator(call.op),
       "[",
       call.name(),
-      "] makes random numbers that would differ between ranks. Initialise with "
+      "] draws random numbers that would differ between ranks. Initialize with "
       "uniform_ or normal_, or after materialize().");
   const auto flush_all = [&](const std::vector<TensorArgument>& tensors) {
     for (const auto& each : tensors) {
@@ -477,7 +477,7 @@ void set_placements(
         impl->spec().mesh_ndim() == 0 || impl->spec().mesh() == mesh,
         "[set_placements] ",
         describe(tensor),
-        " lies on another mesh than ",
+        " is on another mesh than ",
         mesh.to_string(),
         " already.");
     impl->reset_local(impl->local(), target);

@@ -32,7 +32,8 @@ Blueprint make_blueprint(
       spec.mesh_ndim() != 0,
       op,
       mesh::ErrorContext{spec.mesh().describe_rank()},
-      "a mesh of no dims. Give a mesh and one placement for each of its dims.");
+      "the mesh has no dims. Give a mesh and one placement for each of its "
+      "dims.");
   Placements placements;
   for (const auto& placement : spec.placements()) {
     placements.push_back(
@@ -84,7 +85,7 @@ at::Tensor positions(const Blueprint& print) {
   return at::cat(pieces);
 }
 
-// Random values wherever they lie as a value; then as terms of one.
+// Random values wherever they are placed as a value; then as terms of one.
 at::Tensor fill_random(
     const Blueprint& print,
     const std::function<void(at::Tensor&)>& fill) {

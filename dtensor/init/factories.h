@@ -14,7 +14,7 @@ namespace weft::dtensor {
 //   zeros({4, 6}, at::kFloat, {mesh, {Shard(0)}})
 // Each rank computes its part alone: no rank has the whole, and nothing is
 // communicated. Without a device in `options` tensors are made on the rank's
-// own. Values do not depend on the mesh, bit for bit. A Partial holds terms of
+// own. Values do not depend on the mesh, bitwise. A Partial holds terms of
 // the value: rank 0 of the mesh dim the value and the others 0, for a sum.
 // Throws: c10::ValueError for placements that do not fit `sizes`.
 // Source: torch/distributed/tensor/_api.py.

@@ -151,7 +151,7 @@ Tensor& masked_fill_tensor(
   return self;
 }
 
-// [B, H, T, D] that lies as [B, T, H, D], as the kernel makes it.
+// [B, H, T, D] that is placed as [B, T, H, D], as the kernel makes it.
 Tensor by_token(const Tensor& like, int64_t last) {
   return at::empty(
              {like.size(0), like.size(2), like.size(1), last}, like.options())

@@ -59,7 +59,7 @@ struct Entering {
   Placements grad;
 };
 
-// How keys, values and masks lie beside a query that lies as `spec` says.
+// How keys, values and masks lie beside a query that is placed as `spec` says.
 // `whole_heads`: every rank needs all of them.
 Entering beside_query(
     const DTensorSpec& spec,
@@ -299,8 +299,8 @@ at::Tensor scaled_dot_product_attention(
       ".");
   TORCH_CHECK_VALUE(
       !is_causal || !attn_mask || !attn_mask->defined(),
-      "[scaled_dot_product_attention] is_causal and attn_mask exclude each "
-      "other. Put the causal part into the mask.");
+      "[scaled_dot_product_attention] is_causal and attn_mask cannot be "
+      "combined. Include the causal part in the mask.");
   TORCH_CHECK_VALUE(
       enable_gqa || !(has_groups(query, key) || has_groups(query, value)),
       "[scaled_dot_product_attention] heads of query == heads of key and value "

@@ -43,8 +43,8 @@ rows_of_ranks(const DTensorSpec& cut, int64_t i, c10::IntArrayRef sizes) {
   return rows;
 }
 
-// This rank's sizes of a tensor that lies as `spec`, of which Partial counts as
-// whole.
+// This rank's sizes of a tensor that is placed as `spec`, of which Partial
+// counts as whole.
 std::vector<int64_t> sizes_here(
     const DTensorSpec& spec,
     c10::IntArrayRef sizes) {

@@ -1,5 +1,5 @@
 // Dropout and its kin. The mask is drawn where the input lies, and is the same
-// on every mesh: see Note [Random ops]. It multiplies a pending sum as it is.
+// on every mesh: see Note [Random ops]. It multiplies a Partial sum as it is.
 
 #include <cmath>
 

@@ -1,5 +1,5 @@
 // Row lookup. Per mesh dim: weight S(0) (vocab-parallel) looks up the rows it
-// has and leaves a pending sum; S(1) cuts the embedding dim; R follows the
+// has and leaves a Partial sum; S(1) cuts the embedding dim; R follows the
 // indices.
 
 #include <torch/torch.h>
@@ -91,8 +91,8 @@ at::Tensor embedding(
     bool sparse) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !sparse && !scale_grad_by_freq,
-      "[embedding] sparse gradients and scale_grad_by_freq do not exist for "
-      "DTensors. Leave both off.");
+      "[embedding] sparse gradients and scale_grad_by_freq are not supported "
+      "for DTensors. Leave both off.");
   const auto spec = common_spec({&weight, &indices});
   const auto* weight_impl = dtensor_impl(weight);
   const OpLayout layout = weight_impl && weight_impl->parameter_info

@@ -1,6 +1,6 @@
 // Sums, means and maxima of bags of rows. Per mesh dim: weight S(1) cuts the
 // embedding dim; S(0) (vocab-parallel) adds up the rows it has and leaves a
-// pending sum; R follows the indices: where those are cut, each rank takes its
+// Partial sum; R follows the indices: where those are cut, each rank takes its
 // share of the bags.
 
 #include <torch/torch.h>
@@ -125,7 +125,7 @@ at::Tensor sum_part(
       factors));
 }
 
-// Bags that may be cut by the output's placements; the other ranks' rows and
+// Bags that may be split by the output's placements; the other ranks' rows and
 // columns do not matter to them.
 Placements bags_of(const Placements& output) {
   auto placements = output;
@@ -188,7 +188,7 @@ struct Share {
   DTensorSpec rows;
   DTensorSpec output;
   DTensorSpec bag_spec;
-  /// Of the whole output.
+  /// The sizes of the full output.
   std::vector<int64_t> sizes;
   int64_t first_row;
   int64_t padding_idx;
@@ -256,7 +256,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> embedding_bag(
     std::optional<int64_t> padding_idx) {
   TORCH_CHECK_VALUE(
       !sparse,
-      "[embedding_bag] sparse gradients do not exist for DTensors. Leave "
+      "[embedding_bag] sparse gradients are not supported for DTensors. Leave "
       "`sparse` off.");
   const auto share = enter_bags(
       weight,

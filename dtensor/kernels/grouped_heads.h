@@ -10,12 +10,12 @@ namespace weft::dtensor::kernels {
 
 // Note [Grouped heads on many ranks]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Query head h of H attends to key head h / (H / K) of K. Where the cuts of the
-// query's heads cut the keys' so that each rank has whole groups, keys and
+// Query head h of H attends to key head h / (H / K) of K. Where the shards of
+// the query's heads cut the keys' so that each rank has whole groups, keys and
 // values are cut with them. Otherwise (fewer key heads than ranks, or a rank
 // that begins within a group) each rank has all of them and takes those that
 // its query heads need, a view of them if these are whole groups of equal
-// size; their gradient is a pending sum over the ranks. The query stays cut
+// size; their gradient is a Partial sum over the ranks. The query stays cut
 // either way.
 
 /// Returns H of [.., H, T, D], or 1 if there is no such dim.

@@ -1,6 +1,6 @@
 // y = x W^T + b. The weight stays where it lies; per mesh dim:
 //   W S(0) (column-parallel)  x whole,       y cut in its last dim
-//   W S(1) (row-parallel)     x cut in its last dim, y a pending sum
+//   W S(1) (row-parallel)     x cut in its last dim, y a Partial sum
 //   W R                       x as it is (batch or sequence may be cut)
 // Source: Megatron-LM's f and g; torch/distributed/tensor/parallel/style.py.
 
@@ -144,7 +144,8 @@ struct LinearCall {
   const DTensorSpec& spec;
   const LinearPlan& plan;
   const at::Tensor& w;
-  /// Of the bias that is added before any reduction; undefined: none.
+  /// The local tensor of the bias that is added before any reduction. Undefined
+  /// if there is none.
   const at::Tensor& inside;
   /// The output's.
   c10::IntArrayRef sizes;
@@ -157,7 +158,7 @@ struct LinearCall {
   at::Tensor inside_local() const {
     return inside.defined() ? dtensor_impl(inside)->local() : at::Tensor();
   }
-  /// Weight and bias lie as they are wanted.
+  /// Weight and bias are placed as they are wanted.
   bool is_in_place() const {
     return is_placed_as(w, plan.weight) &&
            (!inside.defined() || is_placed_as(inside, plan.bias));
@@ -208,7 +209,7 @@ at::Tensor linear_in_place(
   return finish_in_place(call, x, std::move(output));
 }
 
-// The product's pending sums, reduced and scattered as `to` says while others
+// The product's Partial sums, reduced and scattered as `to` says while others
 // are multiplied; undefined if they travel in one message.
 at::Tensor linear_scattered(
     const LinearCall& call,

@@ -14,7 +14,7 @@ struct AdapterPlacements {
   Placements down, up, down_grad, up_grad;
 };
 
-// See LinearAdapter. The gradient of a whole weight is a pending sum wherever
+// See LinearAdapter. The gradient of a whole weight is a Partial sum wherever
 // the ranks have parts of what it is used with.
 AdapterPlacements adapter_placements(
     const Placements& weight,

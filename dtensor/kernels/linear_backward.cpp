@@ -51,8 +51,8 @@ struct LinearNode : torch::autograd::Node {
         enter(grad, plan->output_grad, plan->output, w, is_scattered));
   }
 
-  /// The same, while the rows of dx are multiplied as those of dy arrive;
-  /// nothing if they arrive in one message, or are recorded.
+  /// The gradients dy and dx, with the rows of dx multiplied as those of dy
+  /// arrive. Empty if dy arrives in one message, or the graph is recorded.
   struct GatheredGradients {
     at::Tensor dy;
     at::Tensor dx;

@@ -9,13 +9,14 @@ namespace weft::dtensor::kernels {
 
 // Note [Linear in place]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// Where the weight and the bias lie as linear() wants them, it needs no region
-// of recorded local tensors: the op runs below autograd and one node takes the
-// place of libtorch's own for t() and mm and of those that enter and leave a
-// region. Its gradients are the same products of the same local tensors. An
-// input that lies elsewhere enters as in a region, so that all who ask for it
-// share one move: the node then stands on its local tensor. What is to be moved
-// (an outer gradient), or recorded (create_graph), goes through a region.
+// Where the weight and the bias are placed as linear() wants them, it needs no
+// region of recorded local tensors: the op runs below autograd and one node
+// takes the place of libtorch's own for t() and mm and of those that enter and
+// leave a region. Its gradients are the same products of the same local
+// tensors. An input that is elsewhere enters as in a region, so that all who
+// ask for it share one move: the node then stands on its local tensor. What is
+// to be moved (an outer gradient), or recorded (create_graph), goes through a
+// region.
 
 /// The specs of a linear's tensors, as entries of the mesh's table.
 struct LinearPlan {

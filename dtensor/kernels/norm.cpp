@@ -1,5 +1,5 @@
 // Norms over the last dims: the other dims may be cut, and then the gradients
-// of weight and bias are pending sums (sequence parallelism).
+// of weight and bias are Partial sums (sequence parallelism).
 
 #include <algorithm>
 
@@ -25,7 +25,7 @@ struct NormRegion {
   /// The weight as it was passed; null if there is none.
   const at::Tensor* parameter = nullptr;
   std::optional<DTensorSpec> output;
-  /// Of the whole input.
+  /// The sizes of the full input.
   c10::DimVector sizes;
   c10::DimVector strides;
   OpLayout layout;

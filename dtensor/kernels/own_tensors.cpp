@@ -13,7 +13,7 @@
 namespace weft::dtensor::kernels {
 namespace {
 
-// Ops that are seldom large, on whole tensors.
+// Ops that are seldom large, on full tensors.
 void run_replicated(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
@@ -163,7 +163,7 @@ int64_t class_count(const at::Tensor& self, int64_t num_classes) {
   TORCH_CHECK_VALUE(
       self.numel() > 0,
       "[one_hot] num_classes cannot be inferred from a tensor without "
-      "elements. Give it.");
+      "elements. Pass num_classes.");
   return self.max().item<int64_t>() + 1;
 }
 

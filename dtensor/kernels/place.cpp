@@ -71,9 +71,9 @@ void refuse_plain(
       plain.sizes(),
       "; operands ",
       describe_operands(operands),
-      ". Make it a DTensor with distribute_tensor() (a whole tensor) or "
-      "from_local() (this rank's part), or open an ImplicitReplication scope "
-      "if every rank has it whole. (",
+      ". Make it a DTensor with distribute_tensor() (full tensor) or "
+      "from_local() (local tensor), or use an ImplicitReplication scope if "
+      "every rank has the full tensor. (",
       common.mesh().describe_rank(),
       ")");
 }
@@ -117,7 +117,7 @@ at::Tensor place(
   if (!impl) {
     return from_local(tensor, like.mesh(), where);
   }
-  // Unplaced: whole on every rank, and its gradient is to be so too.
+  // Unplaced: replicated, and its gradient is to be so too.
   auto placed = from_local_impl(
       to_local(tensor),
       like.with(Placements(like.mesh_ndim(), Replicate())),

@@ -369,9 +369,9 @@ void check_no_generator(
       !generator || !generator->defined(),
       "[",
       op,
-      "] a generator was passed, but a DTensor's random numbers come from its "
-      "mesh, so that they do not depend on how it is cut. Leave the generator "
-      "out and call weft::dtensor::manual_seed(mesh, seed).");
+      "] generators are not supported: a DTensor's random numbers come from "
+      "its mesh, so that they do not depend on its sharding. Leave the "
+      "generator out and call weft::dtensor::manual_seed(mesh, seed).");
 }
 
 void random_fill(

@@ -128,8 +128,8 @@ void refuse_second_derivative(const variable_list& grads) {
   for (const auto& grad : grads) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !grad.defined() || !grad.requires_grad(),
-        "[cross_entropy] a second derivative does not exist with the class dim "
-        "cut or a z_loss. Redistribute the logits to R first.");
+        "[cross_entropy] second derivatives are not supported with a sharded "
+        "class dim or a z_loss. Redistribute the logits to R first.");
   }
 }
 
@@ -371,8 +371,8 @@ RowLosses row_losses(
   if (weight.defined()) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !weight.requires_grad() || !at::GradMode::is_enabled(),
-        "[cross_entropy] class weights have no gradient with the class dim cut "
-        "or a z_loss. Pass weight.detach().");
+        "[cross_entropy] class weights have no gradient with a sharded class "
+        "dim or a z_loss. Pass weight.detach().");
     own_weight = weight.to(at::promote_types(logits.scalar_type(), at::kFloat));
   }
   const auto numbers =

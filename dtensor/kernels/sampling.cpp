@@ -32,7 +32,7 @@ spec_of_result(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef to) {
   return common.with(Placements(common.mesh_ndim(), Replicate()));
 }
 
-// The values of a tensor that lie as `spec` says, as doubles on the CPU.
+// The values of a tensor that are placed as `spec` says, as doubles on the CPU.
 at::Tensor local_values(
     const at::Tensor& tensor,
     const DTensorSpec& spec,
@@ -131,8 +131,8 @@ void check_weights(const at::Tensor& rows, const DTensorSpec& spec) {
   }
   TORCH_CHECK_VALUE(
       good.item<int64_t>() == 1,
-      "[multinomial] weights are to be finite, not negative, and not all 0 in "
-      "a row.");
+      "[multinomial] weights must be finite, not negative, and not all 0 in a "
+      "row.");
 }
 
 } // namespace

@@ -107,8 +107,8 @@ std::string describe_saved(const SavedMeta& meta) {
       "[activation_checkpoint] both runs of forward save the same tensors: "
       "number " +
       std::to_string(index) + " was " + first + " in forward and is " + second +
-      " when run again. Let forward do the same each time (no state of its "
-      "own, no other branch), or leave this module out.");
+      " when run again. forward must do the same each time (no state, no "
+      "data-dependent branch); otherwise do not checkpoint this module.");
 }
 
 // Thrown where all that was saved is there again.
@@ -154,7 +154,7 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
   };
 
   // Each tensor is asked for once in a backward pass, as a rule, and let go
-  // then; whoever asks twice has it computed twice.
+  // then; the one that asks twice has it computed twice.
   at::Tensor take(size_t index) {
     const std::lock_guard lock(mutex_);
     auto& tensors = recomputed_[torch::autograd::get_current_graph_task_id()];
@@ -196,8 +196,8 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
           const size_t index = *static_cast<size_t*>(packed.get());
           TORCH_CHECK(
               index < during->size(),
-              "[activation_checkpoint] backward through what forward made when "
-              "it was run again. Keep no results of it in the module.");
+              "[activation_checkpoint] backward through tensors of the "
+              "recomputation. Do not store results of forward in the module.");
           return (*during)[index];
         });
     const auto end = c10::make_scope_exit([&] { during->clear(); });

@@ -11,7 +11,7 @@ namespace weft::dtensor {
 
 // Note [Activation checkpointing]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Forward runs as always, but what its nodes save for backward is dropped; only
+// Forward runs as usual, but what its nodes save for backward is dropped; only
 // the inputs stay. The first node that asks for its tensors in backward has the
 // forward pass run again, which saves the same tensors in the same order, up to
 // the last that was saved. The graph is the first run's: hooks of parameters

@@ -86,7 +86,7 @@ GradNorm::GradNorm(const std::vector<at::Tensor>& parameters) {
           !impl->spec().has_partial(),
           "[grad_norm] the gradient of ",
           describe(parameter),
-          " is a pending sum. Finish backward (or DDP's synced backward) "
+          " is Partial. Finish backward (or DDP's synchronized backward) "
           "first.");
       for (int64_t i = 0; i < impl->spec().mesh_ndim(); ++i) {
         if (impl->spec().placement(i).is_shard()) {

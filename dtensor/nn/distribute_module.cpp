@@ -183,9 +183,9 @@ void check_movable(
       mesh::ErrorContext{mesh.describe_rank()},
       "parameter \"",
       fqn,
-      "\" has a place already: ",
+      "\" already has placements: ",
       describe(tensor),
-      ". Place a model once.");
+      ". Place a model only once.");
 }
 
 bool is_unplaced(const at::Tensor& tensor) {
@@ -296,7 +296,7 @@ void distribute_module(
         "a ",
         module.name(),
         " has the input_fn or output_fn of an earlier call. Distribute a "
-        "module once.");
+        "module only once.");
     hooks.distributed = true;
     // The hooks live in the module, so the module outlives them.
     if (input_fn) {

@@ -13,7 +13,7 @@
 namespace weft::dtensor {
 namespace {
 
-// Parts that differ between ranks: what a tensor of global sizes is cut into
+// Parts that differ between ranks: what a tensor of global sizes is split into
 // that its mesh dims do not divide.
 bool is_uneven(const at::Tensor& dtensor) {
   const auto& spec = spec_of(dtensor);
@@ -68,7 +68,7 @@ at::Tensor LocalMap::place(
       context_of(mesh),
       "input ",
       i,
-      " lies on another mesh than ",
+      " is on another mesh than ",
       mesh.to_string(),
       ": ",
       describe(input),
@@ -81,7 +81,7 @@ at::Tensor LocalMap::place(
         context_of(mesh),
         "input ",
         i,
-        " is a DTensor, and in_placements have none for it: ",
+        " is a DTensor, but in_placements has no entry for it: ",
         describe(input),
         ".");
     const auto target = spec_of(input).with(normalized(*wanted, input.dim()));
@@ -92,7 +92,7 @@ at::Tensor LocalMap::place(
         context_of(mesh),
         "input ",
         i,
-        " lies as in_placements say: ",
+        " must have the placements in in_placements: ",
         describe(input),
         " vs ",
         to_string(target.placements()),
@@ -137,11 +137,11 @@ Placements LocalMap::gradient_placements(
         i,
         " is replicated along \"",
         mesh.mesh_dim_names()[d],
-        "\" and learns, another input is cut along that, and all outputs are "
-        "replicated: ",
+        "\" and requires a gradient, another input is sharded along it, and "
+        "all outputs are replicated: ",
         describe(inputs[i]),
-        ". Say in in_grad_placements whether this rank's gradient is the whole "
-        "one (Replicate) or a term of it (Partial).");
+        ". Set in_grad_placements: Replicate if this rank's gradient is the "
+        "full gradient, Partial if it is one term of it.");
   }
   return placements;
 }
@@ -172,7 +172,7 @@ std::vector<int64_t> agree_on_sizes(
         !cut[dim],
         "local_map",
         context_of(mesh),
-        "two mesh dims cut dim ",
+        "two mesh dims shard dim ",
         dim,
         " of an output of parts that may differ: ",
         to_string(placements),
@@ -198,7 +198,7 @@ at::Tensor LocalMap::leave(
       context_of(mesh),
       "output ",
       i,
-      " is a DTensor, where the function is to return this rank's part: ",
+      " is a DTensor, but the function must return local tensors: ",
       describe(output),
       ".");
   auto placements = normalized(out_placements[i], output.dim());

@@ -303,8 +303,9 @@ ParameterState read_state(
       false,
       "[",
       kOptimizerOp,
-      "] the state of this optimizer cannot be read. Adam, AdamW, SGD, "
-      "Adagrad and RMSprop can; for others, build a StateDict by hand.");
+      "] the state of this optimizer is not supported. Supported are Adam, "
+      "AdamW, SGD, Adagrad and RMSprop; for others, build a StateDict by "
+      "hand.");
 }
 
 std::unordered_map<const c10::TensorImpl*, std::string> parameter_names(
@@ -335,7 +336,7 @@ void for_each_state(
           kOptimizerOp,
           "] the optimizer updates a tensor of sizes ",
           parameter.sizes(),
-          " that is no parameter of the module. Pass the module whose "
+          " that is not a parameter of the module. Pass the module whose "
           "parameters() it was made with.");
       auto& slot = optimizer.state()[parameter.unsafeGetTensorImpl()];
       // An empty one would be taken for a state by the next step.

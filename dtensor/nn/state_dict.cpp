@@ -22,7 +22,7 @@ void check_slice(const at::Tensor& tensor, const mesh::DeviceMesh& mesh) {
       kStateDictOp,
       context_of(mesh),
       describe(tensor),
-      " lies on a mesh that was not cut from the same one as ",
+      " is on a mesh with another root than ",
       mesh.to_string(),
       ". Take both from one DeviceMesh::create().");
   for (const auto& name : own.mesh_dim_names()) {
@@ -31,7 +31,7 @@ void check_slice(const at::Tensor& tensor, const mesh::DeviceMesh& mesh) {
         kStateDictOp,
         context_of(mesh),
         describe(tensor),
-        " is cut along mesh dim \"",
+        " is sharded along mesh dim \"",
         name,
         "\", which ",
         mesh.to_string(),

@@ -156,9 +156,9 @@ at::Tensor ForeachCall::full_scalar(const at::Tensor& tensor, size_t argument)
       !is_written(argument),
       "[",
       op_.schema().name(),
-      "] cannot write `",
+      "] cannot write in place to `",
       op_.schema().arguments()[argument].name(),
-      "` where it lies: ",
+      "`, which must be replicated: ",
       describe(tensor),
       ". Redistribute it to R first. (",
       impl->spec().mesh().describe_rank(),
@@ -255,7 +255,7 @@ at::Tensor ForeachCall::aligned_part(
   const bool placed = impl && impl->spec().mesh_ndim() != 0;
   const auto from = placed ? impl->spec() : replicated(to);
   if (from.mesh() != to.mesh()) {
-    refuse(argument, index, "lies on another mesh. Redistribute to one mesh");
+    refuse(argument, index, "is on another mesh. Redistribute to one mesh");
   }
   const bool is_gradient = op_.schema().arguments()[argument].name() == "grads";
   if (from != to && is_written(argument) &&
@@ -263,8 +263,8 @@ at::Tensor ForeachCall::aligned_part(
     refuse(
         argument,
         index,
-        "is written to, and does not lie as the first list's tensor. "
-        "Redistribute it");
+        "is written to, and does not have the placements of the first list's "
+        "tensor. Redistribute it");
   }
   check_implicit_redistribution(op_.schema().name(), tensor, from, to, [&] {
     return describe_group(index);
@@ -292,7 +292,7 @@ at::Tensor ForeachCall::aligned(size_t argument, size_t index) const {
   }
   if (argument == first_list_) {
     if (impl->spec().has_partial()) {
-      refuse(argument, index, "is a pending reduction. Redistribute it");
+      refuse(argument, index, "is Partial. Redistribute it");
     }
     return impl->local();
   }
@@ -300,9 +300,13 @@ at::Tensor ForeachCall::aligned(size_t argument, size_t index) const {
     return aligned_part(argument, index, replicated(impl->spec()));
   }
   if (tensor.sizes() != first_list()[index].toTensor().sizes()) {
-    refuse(argument, index, "has other sizes than the first list's. Fix it");
+    refuse(
+        argument,
+        index,
+        "has other sizes than the first list's tensor. Pass tensors of equal "
+        "sizes");
   }
-  // A first tensor on no mesh is whole on every rank.
+  // A first tensor on no mesh is replicated.
   return aligned_part(
       argument,
       index,
@@ -351,8 +355,7 @@ void ForeachCall::check_no_plain_tensors() const {
             i,
             k,
             "is a plain tensor among DTensors. Make it a DTensor with "
-            "distribute_tensor() (a whole tensor) or from_local() (this "
-            "rank's part)");
+            "distribute_tensor() (full tensor) or from_local() (local tensor)");
       }
     }
   }
@@ -365,7 +368,7 @@ void ForeachCall::check_no_partial_writes() const {
     check_materialized(tensor, op_.schema().name());
     const auto* impl = dtensor_impl(tensor);
     if (impl && impl->spec().has_partial()) {
-      refuse(first_list_, k, "is a pending reduction. Redistribute it");
+      refuse(first_list_, k, "is Partial. Redistribute it");
     }
     check_write(tensor, op_.schema().name());
   }

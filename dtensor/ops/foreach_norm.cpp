@@ -17,8 +17,8 @@
 namespace weft::dtensor {
 namespace {
 
-// How the norms of parts become the whole's: sums of powers, or for order 0
-// (the number of elements that are not 0) sums, or extrema.
+// How the norms of parts become the full tensor's: sums of powers, or for order
+// 0 (the number of elements that are not 0) sums, or extrema.
 struct Join {
   explicit Join(double p) : order(p) {}
 
@@ -37,7 +37,7 @@ struct Join {
   double order;
 };
 
-// Tensors of one dtype, cut over the same dims of one mesh.
+// Tensors of one dtype, shard over the same dims of one mesh.
 struct Group {
   mesh::DeviceMesh mesh;
   std::vector<int64_t> cut;
@@ -101,7 +101,7 @@ void join_group(
   }
 }
 
-// This rank's part, nothing pending: pending sums have no norm yet.
+// This rank's part, nothing pending: Partial sums have no norm yet.
 at::Tensor part_of(const at::Tensor& self, const DTensorSpec& spec) {
   const auto& from = spec_of(self);
   if (from == spec) {

@@ -138,8 +138,8 @@ bool are_simple(at::TensorList parameters) {
   return true;
 }
 
-// Whether an argument is a list whose tensors lie as the parameters do, or a
-// number.
+// Whether an argument is a list whose tensors are placed as the parameters do,
+// or a number.
 bool is_simple(at::TensorList list, at::TensorList parameters) {
   if (list.empty()) {
     return true;

@@ -120,7 +120,7 @@ min_dim(const at::Tensor& self, int64_t dim, bool keepdim) {
   return extremum_dim(self, dim, keepdim, false);
 }
 
-// The index in the whole tensor, laid out flat, of one in this rank's box.
+// The index in the full tensor, laid out flat, of one in this rank's box.
 int64_t
 whole_index(int64_t index, const LocalBox& box, c10::IntArrayRef global_sizes) {
   int64_t whole = 0;
@@ -133,7 +133,7 @@ whole_index(int64_t index, const LocalBox& box, c10::IntArrayRef global_sizes) {
   return whole;
 }
 
-// The pair of the whole tensor.
+// The pair of the full tensor.
 MinMax flat_extremum(
     const CrossShardReduction& reduction,
     c10::IntArrayRef global_sizes,

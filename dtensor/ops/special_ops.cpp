@@ -19,7 +19,7 @@
 namespace weft::dtensor {
 namespace {
 
-// Only pending sums and averages change their sign term by term.
+// Only Partial sums and averages change their sign term by term.
 DTensorSpec negatable(const DTensorSpec& spec) {
   auto placements = spec.placements();
   for (auto& placement : placements) {
@@ -54,7 +54,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
       !spec.has_shard(),
       "[item] ",
       describe(self),
-      " is cut: no rank knows its value alone. Use full_tensor(x).item(). (",
+      " is sharded: no rank has its value. Use full_tensor(x).item(). (",
       spec.mesh().describe_rank(),
       ")");
   // Of no dims, as losses and norms are, it is reduced.
@@ -62,8 +62,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
       self.dim() == 0 || !spec.has_partial(),
       "[item] ",
       describe(self),
-      " is a pending reduction: no rank knows its value alone. Use "
-      "full_tensor(x).item(). (",
+      " is Partial: no rank has its value. Use full_tensor(x).item(). (",
       spec.mesh().describe_rank(),
       ")");
   return local_of(self, spec.without_partial()).item();

@@ -12,9 +12,9 @@ namespace weft::dtensor {
 // libtorch's fused steps compute a tensor in vectors of up to 64 bytes and what
 // is left after the last whole one by scalar instructions, which give other
 // bits (with AVX-512: 13 of 9,900 elements of three steps of AdamW). An element
-// would then be updated to other bits where its parameter is cut otherwise. So
-// what is left goes through scratch rows of one vector each, padded with zeros:
-// as libtorch computes the vectors before it.
+// would then be updated to other bits where its parameter is sharded otherwise.
+// So what is left goes through scratch rows of one vector each, padded with
+// zeros: as libtorch computes the vectors before it.
 
 /// The lists of one call of a fused optimizer step on plain CPU tensors,
 /// rearranged so that every tensor consists of complete vectors. See Note

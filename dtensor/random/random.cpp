@@ -15,7 +15,7 @@ namespace weft::dtensor {
 namespace {
 
 // Calls row(local_offset, global_index, length) for each run of elements that
-// lie side by side in both the box and the whole tensor.
+// lie side by side in both the box and the full tensor.
 template <class Row>
 void for_each_row(
     const LocalBox& box,

@@ -9,8 +9,8 @@
 namespace weft::dtensor {
 
 // Numbers of other distributions than fill_uniform()'s and fill_normal()'s:
-// each element's from (key, its index in the whole tensor) alone, as many as
-// its distribution wants, so that any cut of a tensor gives the same values.
+// each element's from (key, its index in the full tensor) alone, as many as
+// its distribution wants, so that any shard of a tensor gives the same values.
 // They use the C library's logarithm: equal on one kind of machine.
 //
 // Shapes: `indices` is int64 on the CPU, contiguous, of any sizes; see

@@ -20,7 +20,7 @@ namespace weft::dtensor {
 // ~~~~~~~~~~~~~~~~~
 // Every random op on a DTensor takes the next number of its mesh's sequence as
 // its stream, and each element's numbers come from (seed, stream, the element's
-// index in the whole tensor). So a dropout mask is the same on every mesh, one
+// index in the full tensor). So a dropout mask is the same on every mesh, one
 // rank included, however the tensor is cut. The state is two integers, shared
 // by a mesh and all that were cut from it. All ranks run the same ops, so their
 // sequences agree without communication. libtorch's generators play no part.

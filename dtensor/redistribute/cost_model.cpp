@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kStepUs = 0.05;
 constexpr double kCopyUsPerByte = 1e-6;
-// Only to add in place to a pending sum: elsewhere it would put a reduction
+// Only to add in place to a Partial sum: elsewhere it would put a reduction
 // off to a place that nobody asked for.
 constexpr double kLastResort = 1e30;
 

@@ -11,7 +11,7 @@ void check_partial_form(ReduceOp op, at::ScalarType dtype) {
           at::isComplexType(dtype),
       "[redistribute] R to P(avg) of ",
       dtype,
-      ": an average of whole numbers is none. Redistribute to P(sum).");
+      ": an average of integers is not defined. Redistribute to P(sum).");
   TORCH_CHECK_VALUE(
       op != ReduceOp::kProduct,
       "[redistribute] R to P(product) has no exact form. Redistribute to "

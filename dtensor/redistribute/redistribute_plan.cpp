@@ -43,12 +43,12 @@ bool is_last(const DimShards& cuts, int64_t mesh_dim) {
 
 // Note [Steps of a redistribution]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Every step changes one mesh dim's placement. Cuts of a tensor dim are undone
-// from the last in their order to the first (see Note [Order of shards]), down
-// to those that the target begins with too, and the target's are put behind
-// them in its order: so no step changes what another mesh dim's cut is. Only
-// placements and the mesh's shape decide, never sizes or a coordinate: all
-// ranks of the mesh take the same steps.
+// Every step changes one mesh dim's placement. Shards of a tensor dim are
+// undone from the last in their order to the first (see Note [Order of
+// shards]), down to those that the target begins with too, and the target's are
+// put behind them in its order: so no step changes what another mesh dim's cut
+// is. Only placements and the mesh's shape decide, never sizes or a coordinate:
+// all ranks of the mesh take the same steps.
 class Planner {
  public:
   Planner(const DTensorSpec& from, const DTensorSpec& to)
@@ -120,7 +120,7 @@ class Planner {
            kept(list, dim) == list.size();
   }
 
-  // One step from the last cut of a dim: S(a) to S(b) is one all_to_all, S to
+  // One step from the last shard of a dim: S(a) to S(b) is one all_to_all, S to
   // P(sum) moves nothing. Rows of one dim change ranks in one all_to_all too,
   // where each rank has one range of them before and after.
   bool can_go_directly(size_t mesh_dim) {
@@ -166,7 +166,7 @@ class Planner {
     }
   }
 
-  // Cuts of one dim come in their order, which need not be the mesh's.
+  // Shards of one dim come in their order, which need not be the mesh's.
   void reach_target() {
     for (bool changed = true; changed;) {
       changed = false;

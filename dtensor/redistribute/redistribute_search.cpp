@@ -11,15 +11,15 @@
 // Note [Shortest plans]
 // ~~~~~~~~~~~~~~~~~~~~~
 // A state is one placement a mesh dim, of a few that can help: where the dim is
-// now and is to be, whole, and cut along a dim that another mesh dim cuts. An
-// edge changes one mesh dim's placement, or those of several in one collective
-// over all their ranks: gathers, reductions of one kind, and exchanges (see
-// Note [Exchanges]), which reach any placements without pending reductions.
-// Edges that would change what another mesh dim's cut means do not exist:
-// the cuts that an edge undoes and makes are the last ones of their tensor dim,
-// see Note [Order of shards]. Nor does a reduction before one of an inner mesh
-// dim with which it does not commute. Dijkstra's algorithm finds the cheapest
-// way; of equal ones it takes the first in the order of mesh dims and
+// now and is to be, replicated, and sharded along a dim that another mesh dim
+// shards. An edge changes one mesh dim's placement, or those of several in one
+// collective over all their ranks: gathers, reductions of one kind, and
+// exchanges (see Note [Exchanges]), which reach any placements without pending
+// reductions. Edges that would change what another mesh dim's cut means do not
+// exist: the cuts that an edge undoes and makes are the last ones of their
+// tensor dim, see Note [Order of shards]. Nor does a reduction before one of an
+// inner mesh dim with which it does not commute. Dijkstra's algorithm finds the
+// cheapest way; of equal ones it takes the first in the order of mesh dims and
 // placements. Prices come from Note [Redistribution cost model].
 //
 // A group over several mesh dims has the ranks that differ in these dims alone.

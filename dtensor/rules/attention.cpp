@@ -1,7 +1,7 @@
 // The kernels of scaled dot product attention, forward and backward: each head
 // of each sample is alone, so batch and heads may be cut. Dropout inside a
 // kernel is drawn by its own counter, which knows nothing of parts: with it,
-// only whole tensors.
+// only full tensors.
 
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/partial.h"
@@ -35,7 +35,7 @@ struct Attention {
   }
 };
 
-// Heads are cut into groups that belong together, where fewer heads of keys
+// Heads are split into groups that belong together, where fewer heads of keys
 // serve several of queries; no kernel takes none of them. The CPU's takes an
 // empty batch.
 std::string cuttable(

@@ -52,7 +52,7 @@ void mark_chunked(std::vector<Strategy>& strategies, size_t input) {
   }
 }
 
-// Where the result is a pending sum, the bias has to be one too.
+// Where the result is a Partial sum, the bias has to be one too.
 std::vector<Strategy> convolution(
     const OpCall& call,
     const StrategyContext& context) {

@@ -10,7 +10,7 @@
 namespace weft::dtensor {
 namespace {
 
-// The result lies where the input does.
+// The result is where the input does.
 std::vector<Strategy> like_input(
     const OpCall& call,
     const StrategyContext& context) {
@@ -76,12 +76,12 @@ std::vector<OutputMeta> eye_sizes(const OpCall& call) {
 } // namespace
 
 void add_factory_rules(RuleTable& table) {
-  // Made whole on every rank, which keeps its part.
+  // Made replicated, which keeps its part.
   table.add("eye", {.infer = eye_sizes});
   table.add(
       "zeros_like", {.strategies = like_input_or_partial, .value_free = true});
   // Uninitialised memory is written to next (1 / x is empty_like, fill_ and
-  // div_), which a pending sum would refuse.
+  // div_), which a Partial sum would refuse.
   table.add(
       "empty_like ones_like full_like",
       {.strategies = filled_like, .value_free = true});

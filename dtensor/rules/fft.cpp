@@ -35,7 +35,7 @@ std::vector<int64_t> order_of_result(const OpCall& call) {
   if (call.name() == "aten::_fft_c2r") {
     stack[3] = 2;
   }
-  // Not the out= form, whose result lies where it is told.
+  // Not the out= form, whose result is where it is told.
   c10::Dispatcher::singleton()
       .findSchemaOrThrow(call.op.schema().name().c_str(), "")
       .callBoxed(&stack);

@@ -21,11 +21,11 @@ namespace {
 // indexed ones if those lie side by side, else in front. How many elements a
 // mask picks is known only from its values: its dim is '.'.
 struct Indexing {
-  /// Of self, and of self[indices].
+  /// The names of the dims of self and of self[indices].
   std::string self;
   std::string picked;
   std::vector<int64_t> picked_sizes;
-  /// Of each tensor among the indices.
+  /// The names of the dims of each index tensor.
   std::vector<std::string> indices;
   bool has_mask = false;
   /// Self's dims under the only index, where that is a mask.
@@ -112,7 +112,7 @@ struct Indexing {
 };
 
 // Strategies from the dims of every tensor of the call and of the output by
-// name; an output that starts with '+' and lacks the letter is a pending sum,
+// name; an output that starts with '+' and lacks the letter is a Partial sum,
 // and so is the first tensor then.
 std::vector<Strategy> cut_letters(
     const std::vector<std::string>& tensors,
@@ -226,7 +226,7 @@ void add_written(
 }
 
 // index_put(self, indices, values, accumulate): where values are added, ranks
-// may add theirs to a pending sum.
+// may add theirs to a Partial sum.
 std::vector<Strategy> index_put(const OpCall& call, const StrategyContext&) {
   const Indexing indexing(call);
   const auto& values = call.tensors.back();

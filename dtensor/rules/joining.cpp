@@ -149,7 +149,7 @@ std::vector<OutputMeta> rot90_sizes(const OpCall& call) {
 
 // --- triangles --------------------------------------------------------------
 
-// The diagonal lies elsewhere, seen from a block of the matrix.
+// The diagonal is elsewhere, seen from a block of the matrix.
 std::vector<Strategy> triangle(const OpCall& call, const StrategyContext&) {
   const auto names = rules::all_dims(call.tensors[0].dim());
   auto strategies = rules::cut_named_dims(call, {{"self", names}}, {names});

@@ -1,5 +1,5 @@
 // Matrix products: cut rows of the left, columns of the right, or the inner
-// dim of both (the result is then a pending sum); batch dims as they are.
+// dim of both (the result is then a Partial sum); batch dims as they are.
 
 #include <algorithm>
 #include <set>
@@ -23,7 +23,7 @@ struct Product {
 };
 
 // Of the products that their ops are named after. The inner dim is in no
-// result: a pending sum.
+// result: a Partial sum.
 Product product_of(const OpCall& call) {
   const auto name = call.name();
   const auto is = [&](std::string_view op) {
@@ -60,7 +60,7 @@ Product product_of(const OpCall& call) {
   return {"self", "mk", "mat2", "kn", "+mn"};
 }
 
-// Cuts and the pending sums of either factor.
+// Cuts and the Partial sums of either factor.
 std::vector<Strategy> product(const OpCall& call, const StrategyContext&) {
   const auto p = product_of(call);
   auto strategies = rules::cut_named_dims(
@@ -79,7 +79,7 @@ bool takes_empty_parts(const OpCall& call, const StrategyContext& context) {
 }
 
 // beta * self + alpha * product: self is broadcast to the output, and has to
-// be a pending sum itself where the product is one. Of an average it is a part
+// be a Partial sum itself where the product is one. Of an average it is a part
 // even where it is no average.
 std::vector<Strategy> add_product(
     const OpCall& call,

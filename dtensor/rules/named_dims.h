@@ -14,8 +14,8 @@
 // of a right-hand side. Their rules name the dims of every tensor with one
 // letter each, as einsum does: dims of one letter can be cut together, '.' is a
 // dim that has to be whole. A tensor without the letter stays whole; an output
-// without it is whole too, or, if its names start with '+', a pending sum.
-// "nc", "n", "c" -> "+": cut along n, the whole of the third, a pending sum.
+// without it is whole too, or, if its names start with '+', a Partial sum.
+// "nc", "n", "c" -> "+": cut along n, the whole of the third, a Partial sum.
 
 namespace weft::dtensor::rules {
 
@@ -83,14 +83,14 @@ OutputMeta like(const TensorArgument& input);
 OutputMeta in_memory_format(const TensorArgument& input);
 std::vector<OutputMeta> like_first(const OpCall& call);
 
-/// Every output is one number without dims.
+/// Returns metadata in which every output is a tensor without dims.
 std::vector<OutputMeta> one_number(const OpCall& call);
 
 /// Returns the argument "reduction" of a loss, an at::Reduction.
 int64_t loss_reduction(const OpCall& call);
 
-/// For ops whose second argument is the sizes of the result: replaces it by the
-/// local sizes.
+/// Replaces the second argument of an op, which must be the sizes of its
+/// result, by the local sizes.
 Rule::LocalArguments part_sizes(const LocalCall& local);
 
 } // namespace weft::dtensor::rules

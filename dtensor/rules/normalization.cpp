@@ -271,13 +271,13 @@ void require_placed_statistics(
             tensor.spec->placement(context.mesh_dim).is_replicate(),
         "[",
         call.name(),
-        "] cannot write to its running statistics where they lie: ",
+        "] cannot write in place to its running statistics with these "
+        "placements: ",
         tensor.spec->to_string(),
         ", sizes ",
         tensor.sizes(),
-        ". Replicate them, or cut all of them along the channels, with some "
-        "for "
-        "each rank. (",
+        ". Replicate them, or shard all of them along the channels, so that "
+        "each rank has some. (",
         call.mesh().describe_rank(),
         ")");
   }

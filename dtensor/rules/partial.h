@@ -41,9 +41,9 @@ Strategy cut_strategy(
     Placement output,
     std::initializer_list<std::pair<std::string_view, Placement>> inputs);
 
-/// Returns true if a dim of `size` rows is sharded evenly for any nesting of
-/// the mesh dims. Strategies with `chunked_only` need this if dims of several
-/// sizes are sharded in proportion.
+/// Returns true if a dim of `size` rows is sharded evenly in whichever order
+/// the mesh dims shard it. Strategies with `chunked_only` need this if they
+/// shard dims of several sizes, each into parts of the same ratio.
 bool divides(int64_t size, const StrategyContext& context);
 /// Returns true if the chunk rule gives every rank some rows, whichever other
 /// mesh dims shard the same dim.

@@ -14,7 +14,7 @@ namespace {
 // ---- copies -----------------------------------------------------------------
 
 // What a conversion leaves in order and what it adds up: rounding every term
-// of a pending sum to whole numbers is not rounding the sum, and narrowing
+// of a Partial sum to integers is not rounding the sum, and narrowing
 // integers wraps.
 PartialPassThroughs
 converts(size_t argument, at::ScalarType from, at::ScalarType to) {
@@ -50,7 +50,8 @@ PartialPassThroughs to_copy_carries(const OpCall& call) {
   return converts(0, from, dtype.isInt() ? dtype.toScalarType() : from);
 }
 
-// The destination's values are not read: in place it lies as the result does.
+// The destination's values are not read: in place it is placed as the result
+// does.
 PartialPassThroughs copy_carries(const OpCall& call) {
   auto carries = converts(
       1,
@@ -75,7 +76,7 @@ Rule copies(const PartialPassThroughFn& carries) {
       }};
 }
 
-// Whatever lies there becomes zero.
+// Whatever is there becomes zero.
 std::vector<Strategy> zero_strategies(
     const OpCall& call,
     const StrategyContext& context) {
@@ -278,7 +279,7 @@ void add_plain_rules(RuleTable& table) {
       elementwise());
 }
 
-// In order on the whole number line. Those of part of it are not here: the
+// In order on the integer line. Those of part of it are not here: the
 // terms of a pending maximum may lie outside. Nor is nan_to_num: which NaN of
 // which rank counts is up to the reduction.
 void add_monotone_rules(RuleTable& table) {

@@ -101,7 +101,7 @@ void finish_filled_later(
   }
 }
 
-// A conversion to whole numbers rounds every term of a pending sum.
+// A conversion to integers rounds every term of a Partial sum.
 bool rounds(const OpCall& call) {
   const auto dtype = rules::argument(call, "dtype");
   return dtype.isInt() &&

@@ -86,7 +86,7 @@ std::vector<OutputMeta> index_select_sizes(const OpCall& call) {
 
 // --- placing ----------------------------------------------------------------
 
-// What becomes of elements that meet at one place.
+// How elements at one index are combined.
 enum class ScatterReduceOp : uint8_t {
   kReplace,
   kAdd,

@@ -1,5 +1,5 @@
 // Ops that look numbers up among others or count them, and those whose results'
-// sizes depend on the values: whole tensors, on every rank.
+// sizes depend on the values: full tensors, on every rank.
 
 #include "dtensor/rules/named_dims.h"
 

@@ -213,8 +213,8 @@ std::vector<Strategy> complex_parts(
 }
 
 // The same bytes as another dtype: the last dim may change its size. Equal
-// parts of it grow alike; those that would have to shrink may not lie so in
-// memory.
+// parts of it grow alike; those that would have to shrink may not are placed so
+// in memory.
 std::vector<Strategy> reinterpreted(
     const OpCall& call,
     const StrategyContext& context) {

@@ -137,7 +137,7 @@ struct Diagonal {
     return offset <= 0 && rows + offset >= columns ? column : -1;
   }
 
-  // Seen from a block of the matrix, the diagonal lies elsewhere.
+  // Seen from a block of the matrix, the diagonal is elsewhere.
   Rule::LocalArguments seen_from(const LocalBox& box) const {
     return {{offset_argument, offset + box.offset[row] - box.offset[column]}};
   }

@@ -128,7 +128,7 @@ using detail::CommContext;
 
 constexpr const char* kWatch = "watch";
 
-// Marks a module whose calls are told to whoever records, once for all.
+// Marks a module whose calls are told to the one that records, once for all.
 struct Watched : ModuleHooks {};
 
 void watch(torch::nn::Module& module, const std::string& name) {

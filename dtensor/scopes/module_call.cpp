@@ -22,7 +22,7 @@ void require_same_count(
       now,
       " vs ",
       before,
-      ". A hook replaces tensors, it neither adds nor removes any.");
+      ". A hook may replace tensors, but not add or remove any.");
 }
 
 } // namespace

@@ -21,7 +21,7 @@ constexpr std::array<std::string_view, 5> kReduceOpNames{
 [[noreturn]] void refuse(std::string_view text) {
   mesh::throw_error<c10::ValueError>(
       "[placement] '" + std::string(text) +
-      "' is no placement. Write S(<dim>), S(<dim>, [<rows>, ...]), "
+      "' is not a placement. Write S(<dim>), S(<dim>, [<rows>, ...]), "
       "_S(<dim>, <split factor>), R or P(sum|avg|min|max|product).");
 }
 
@@ -119,7 +119,7 @@ Placement Shard(int64_t tensor_dim, std::vector<int64_t> sizes) {
       std::ranges::any_of(sizes, [](int64_t rows) { return rows < 0; })) {
     mesh::throw_error<c10::ValueError>(
         "[placement] the rows of S(" + std::to_string(tensor_dim) +
-        ") are one number a rank, 0 or more.");
+        ") must be one number per rank, 0 or more.");
   }
   auto placement = Shard(tensor_dim);
   placement.sizes_ =
@@ -174,7 +174,7 @@ Placement Placement::normalized(int64_t ndim) const {
   const int64_t dim = tensor_dim_ < 0 ? tensor_dim_ + ndim : tensor_dim_;
   if (dim < 0 || dim >= ndim) {
     mesh::throw_error<c10::ValueError>(
-        "[placement] " + to_string() + " cuts a dim that a tensor of " +
+        "[placement] " + to_string() + " shards a dim that a tensor of " +
         std::to_string(ndim) + " dims does not have.");
   }
   return with_tensor_dim(dim);

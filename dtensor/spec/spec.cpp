@@ -112,7 +112,7 @@ DTensorSpec::DTensorSpec(
       placements.size(),
       static_cast<size_t>(mesh.ndim()),
       mesh::ErrorContext{mesh.describe_rank()},
-      "Give one placement a mesh dim, not ",
+      "Give one placement per mesh dim, not ",
       dtensor::to_string(placements),
       ".");
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -130,7 +130,7 @@ DTensorSpec::DTensorSpec(
         rows.size(),
         " vs ",
         mesh.shape()[i],
-        ". Give one number a rank.");
+        ". Give one number per rank.");
   }
   entry_ = intern(mesh, placements);
 }
@@ -191,7 +191,7 @@ std::vector<int64_t> own_coordinate(const DTensorSpec& spec) {
   return coordinate;
 }
 
-// All the mesh's cuts of one tensor dim.
+// All the mesh's shards of one tensor dim.
 DimShards dim_shards(const DTensorSpec& spec, int64_t tensor_dim) {
   return dtensor::dim_shards(
       spec.placements(), spec.mesh().shape(), tensor_dim);
@@ -212,7 +212,7 @@ void refuse_rows(
       spec.placement(cut.mesh_dim).to_string(),
       " on mesh dim \"",
       spec.mesh().mesh_dim_names()[cut.mesh_dim],
-      "\" == rows that it cuts: ",
+      "\" == rows that it shards: ",
       given,
       " vs ",
       size,
@@ -426,7 +426,7 @@ LocalBox local_box_at(
       global_sizes,
       " under ",
       dtensor::to_string(spec.placements()),
-      " are no boxes: a StridedShard leaves rows that are not adjacent. Use "
+      " are not boxes: a StridedShard has rows that are not adjacent. Use "
       "local_ranges(), or redistribute to Shard.");
   LocalBox box;
   for (const auto& rows : ranges) {

@@ -136,7 +136,8 @@ void check_write(const at::Tensor& tensor, std::string_view op) {
     }
     check_implicit_redistribution(
         op, tensor, link->copy_spec, link->base_spec, [&] {
-          return "(" + describe(tensor) + ", a view of a tensor that lies as " +
+          return "(" + describe(tensor) +
+                 ", a view of a tensor with placements " +
                  to_string(link->base_spec.placements()) + ")";
         });
   }

@@ -32,7 +32,7 @@ std::string describe_optional(
   return numbers ? c10::str(", ", what, " ", c10::IntArrayRef(*numbers)) : "";
 }
 
-// What a tensor is that cannot be cut into parts; empty if it can.
+// What a tensor is that cannot be split into parts; empty if it can.
 std::string non_dense_reason(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return "an undefined tensor";
@@ -122,7 +122,7 @@ void check_same_kind(
         claims[r].common == claims[0].common,
         kFromLocal,
         context_of(mesh),
-        "ranks hold parts of different sizes or dtypes, or give different "
+        "ranks pass local tensors of different sizes or dtypes, or different "
         "placements: rank ",
         mesh.ranks()[0],
         " has ",
@@ -147,8 +147,8 @@ void check_sizes(
         claims[r].local_sizes == expected,
         kFromLocal,
         context_of(spec.mesh()),
-        "ranks hold parts of different sizes or dtypes than their placements "
-        "say: rank ",
+        "ranks pass local tensors whose sizes or dtypes do not match their "
+        "placements: rank ",
         spec.mesh().ranks()[r],
         " has ",
         c10::IntArrayRef(claims[r].local_sizes),
@@ -191,11 +191,12 @@ void check_replicas(const at::Tensor& local, const DTensorSpec& spec) {
         context_of(mesh),
         "rank ",
         mesh.ranks()[r],
-        " holds other values than the first rank of mesh dim \"",
+        " has other values than the first rank of mesh dim \"",
         answers[r],
         "\", which replicates them under ",
         to_string(spec.placements()),
-        ". Broadcast them first, or say what they are: Shard or Partial.");
+        ". Broadcast them first, or use the right placement: Shard or "
+        "Partial.");
   }
 }
 
@@ -245,7 +246,7 @@ void check_full_tensors_match(
         texts[r] == texts[0],
         "distribute_tensor",
         context_of(mesh),
-        "tensors of one shape and dtype, placed alike: rank ",
+        "all ranks must pass the same shape, dtype and placements: rank ",
         mesh.ranks()[0],
         " has ",
         texts[0],
@@ -269,9 +270,9 @@ void check_is_dense(
       "the tensor is ",
       what,
       ". A DTensor has dense values: pass ",
-      tensor.defined() ? "tensor.to_dense(), or its values as a tensor of "
-                         "their own."
-                       : "a tensor that has some.");
+      tensor.defined()
+          ? "tensor.to_dense(), or its values as a separate tensor."
+          : "a tensor that has some.");
 }
 
 std::vector<int64_t> infer_global_sizes(
@@ -309,13 +310,13 @@ void check_no_mixed_partials(
             (is_linear(placement) && is_linear(*first)),
         op,
         context_of(mesh),
-        "one kind of pending reduction: ",
+        "one kind of Partial: ",
         first->to_string(),
         " vs ",
         placement.to_string(),
         " in ",
         to_string(placements),
-        ". Which comes first would be open. Redistribute one of them.");
+        ". Their order would be ambiguous. Redistribute one of them.");
     first = &placement;
   }
 }

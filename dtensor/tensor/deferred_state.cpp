@@ -40,8 +40,8 @@ void check_materialized(const at::Tensor& tensor, std::string_view op) {
       op,
       "] uses ",
       describe(tensor),
-      ", which has no values yet. Call "
-      "weft::dtensor::materialize(model, seed) first.");
+      ", which is not materialized. Call weft::dtensor::materialize(model, "
+      "seed) first.");
   refresh(tensor);
 }
 

@@ -38,9 +38,9 @@ struct DeferredState {
   int64_t dim = 0;
   int64_t index = 0;
 
-  /// The name that keys the random stream, shared with clones, which get the
-  /// same random values. It is set when the first of them is materialized. Null
-  /// without clones.
+  /// The name of the random stream. Clones share it and get equal values. It is
+  /// set when the tensor or a clone is first materialized. Null if there are no
+  /// clones.
   std::shared_ptr<std::string> stream;
 
   /// Returns true if the first step overwrites all bytes.
@@ -50,8 +50,9 @@ struct DeferredState {
 };
 
 bool is_deferred(const at::Tensor& tensor);
-/// Must be called before reading the local tensor of a user's DTensor. Updates
-/// a copied view (see refresh()), for which all ranks of its mesh must call it.
+/// Must be called before reading the local tensor of a user's DTensor. If the
+/// tensor is a copied view, updates it (see refresh()); all ranks of its mesh
+/// must then call this function.
 /// Throws: c10::ValueError naming `op` and the tensor if it is not
 /// materialized.
 void check_materialized(const at::Tensor& tensor, std::string_view op);

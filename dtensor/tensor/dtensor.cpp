@@ -41,7 +41,7 @@ void check_source(
         *src_data_rank,
         " vs ",
         mesh.size(i),
-        ". It is a rank of each mesh dim's group.");
+        ". It must be a rank of each mesh dim's group.");
   }
 }
 

@@ -36,7 +36,7 @@ c10::Storage no_data(const at::Tensor& local) {
   storage.unsafeGetStorageImpl()
       ->release_data_and_set_meta_custom_data_ptr_error_msg_(
           "a DTensor has no data of its own: use weft::dtensor::to_local(x) "
-          "for this rank's part or full_tensor(x) for the whole.");
+          "for the local tensor or full_tensor(x) for the full tensor.");
   show_memory(storage, local);
   return storage;
 }
@@ -57,7 +57,7 @@ bool is_shared(const at::Tensor& local) {
 // What every thread that has a DTensor needs.
 void prepare_thread() {
   ensure_dispatch_registered();
-  // A view written to in place is made anew from its base by the ops that made
+  // A view written to in place is made again from its base by the ops that made
   // it, not by as_strided, which knows no shards.
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
 }

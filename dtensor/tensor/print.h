@@ -8,9 +8,9 @@
 
 namespace weft::dtensor {
 
-/// Prints what `stream << tensor` shows: for a DTensor describe() and this
-/// rank's values, otherwise libtorch's output. Never communicates; an error
-/// becomes part of the text.
+/// Prints what `stream << tensor` shows. A DTensor is shown as its describe()
+/// and this rank's values, other tensors as libtorch shows them. Never
+/// communicates. An error becomes part of the text.
 void print(
     std::ostream& stream,
     const at::Tensor& tensor,

@@ -64,7 +64,7 @@ CommDtypes comm_dtypes_of(
                    at::isFloatingType(dtensor.scalar_type())),
         "[redistribute] ",
         describe(dtensor),
-        " cannot travel as ",
+        " cannot be communicated as ",
         dtype.value_or(dtensor.scalar_type()),
         ": forward_dtype and backward_dtype are of floating point, as the "
         "tensor. Cast it before. (",
@@ -273,7 +273,7 @@ void record_together(
   }
 }
 
-// Those that lie so already stay as they are.
+// Those that are placed so already stay as they are.
 std::vector<at::Tensor> coalesced(const Moves& moves, const std::string& name) {
   auto results = moves.dtensors;
   Moves moving;

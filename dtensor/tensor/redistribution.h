@@ -45,8 +45,8 @@ at::Tensor redistribute(
 class RedistributeWork {
  public:
   /// Blocks until the values have arrived and returns them as a DTensor, which
-  /// is part of the graph if the tensor was at the start. Every call returns
-  /// the same one.
+  /// is part of the autograd graph if the input was part of it when the
+  /// redistribution started. Every call returns the same DTensor.
   at::Tensor wait();
   bool is_completed() const;
 

@@ -82,7 +82,8 @@ checkpoint::StateDicts state_of(
       {"optimizer", ddp.optimizer_state_dict(optimizer)}};
 }
 
-/// Goes on from the newest checkpoint, if there is one: how many steps it had.
+/// Resumes from the newest checkpoint, if there is one. Returns its number of
+/// steps.
 int64_t resume(
     const DDP& ddp,
     torch::optim::Optimizer& optimizer,
@@ -97,7 +98,7 @@ int64_t resume(
   return saved.front().step;
 }
 
-/// Of this replica's samples [count, kContext + 1].
+/// Returns the loss of this replica's samples [count, kContext + 1].
 at::Tensor loss_of(DDP& ddp, const at::Tensor& rows, bool bf16) {
   const dtensor::Autocast autocast(at::kCPU, at::kBFloat16, bf16);
   // The targets are plain tensors, the same on all ranks of a replica.

@@ -75,7 +75,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// A Model, which is a torch::nn::Module, is what recipes train.
+/// The model. Recipes train any Model, which is a torch::nn::Module.
 struct TransformerImpl : weft::recipes::Model {
   Embedding embed, position;
   ModuleList blocks;

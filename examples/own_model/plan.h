@@ -1,14 +1,15 @@
 #pragma once
 
-// How the model is cut over the ranks of the mesh dim "tp".
+// How the model is sharded over the ranks of the mesh dim "tp".
 
 #include "models/plans.h"
 #include "tp/parallelize_module.h"
 
 namespace own {
 
-/// Between the modules named here, activations [batch, position, width] lie
-/// where the options say: cut by position, unless a recipe has it otherwise.
+/// Returns the plan. Between the modules named here, activations [batch,
+/// position, width] have the placement in the options: sharded by position
+/// unless a recipe disables it.
 inline weft::tp::ParallelizePlan plan(
     const weft::recipes::PlanOptions& options = {}) {
   using namespace weft::tp;

@@ -11,7 +11,7 @@
 
 namespace own {
 
-/// [n] of uint8.
+/// Reads a file as uint8. Shape: [n].
 inline at::Tensor read_bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::vector<uint8_t> bytes(std::istreambuf_iterator<char>(file), {});
@@ -19,7 +19,7 @@ inline at::Tensor read_bytes(const std::string& path) {
   return torch::tensor(bytes);
 }
 
-/// Samples first to first + count - 1, the same in every run.
+/// Returns the samples [first, first + count), which are the same in every run.
 /// Shape: [count, length].
 inline at::Tensor
 samples(const at::Tensor& text, int64_t first, int64_t count, int64_t length) {

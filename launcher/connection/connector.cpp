@@ -12,8 +12,8 @@ namespace weft::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-/// For a connection, and again for its gate to answer. A little longer than
-/// the gate's own patience.
+/// The timeout of a connection and of the server's answer. It is slightly
+/// longer than the server's own timeout.
 constexpr std::chrono::seconds kPatience{3};
 
 } // namespace

@@ -12,7 +12,7 @@ namespace weft::launcher {
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Host 0's launcher listens at the endpoint. Both sides prove that they know
 // the token before either looks at anything else, in three messages of fixed
-// size, so that nothing a stranger sends is ever taken for a length:
+// size, so that nothing an unknown peer sends is ever taken for a length:
 //
 //   host 0 -> challenge: magic, nonce
 //          <- answer:    magic, role, node, epoch, job, own nonce, MAC

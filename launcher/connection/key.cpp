@@ -45,7 +45,7 @@ OpenSsl load_openssl() {
                                   : reinterpret_cast<F>(dlsym(library, symbol));
     if (function == nullptr) {
       throw LaunchError(fmt::format(
-          "several hosts need {} of OpenSSL: {}. Install it (Debian: "
+          "a run on several hosts needs {} of OpenSSL: {}. Install it (Debian: "
           "libssl3).",
           name,
           dlerror()));

@@ -52,11 +52,12 @@ base::UniqueFd open_private(const std::string& path) {
 std::string read_token(const std::string& path, int fd) {
   if (path.empty() == (fd < 0)) {
     throw LaunchError(
-        path.empty() ? fmt::format(
-                           "several hosts need a token: --token-file PATH or "
-                           "--token-fd N. {}, and copy it.",
-                           kRecipe)
-                     : "--token-file and --token-fd: give one of them.");
+        path.empty()
+            ? fmt::format(
+                  "a run on several hosts needs a token: --token-file PATH or "
+                  "--token-fd N. {}, and copy it to all hosts.",
+                  kRecipe)
+            : "--token-file and --token-fd: give only one of them.");
   }
   const std::string origin =
       path.empty() ? fmt::format("--token-fd {}", fd) : "--token-file " + path;
@@ -78,7 +79,7 @@ std::string read_token(const std::string& path, int fd) {
   text.erase(text.find_last_not_of(" \t\r\n") + 1);
   if (text.size() < kMin || text.size() > kMax) {
     throw LaunchError(fmt::format(
-        "{} holds {} bytes; a token has {} to {}. {}",
+        "{} has {} bytes, expected {} to {}. {}",
         origin,
         text.size(),
         kMin,

@@ -53,59 +53,73 @@ void add_process_flags(FlagTable& table, Flags& flags) {
   table.add(
       "--nproc-per-node",
       flags.nproc_per_node,
-      "Workers: a number, cpu, gpu or auto (gpu if there is one, else cpu)");
+      "Number of workers: a number, cpu, gpu, or auto (gpu if there is one, "
+      "otherwise cpu)");
   table
       .add(
           "--max-restarts",
           flags.max_restarts,
-          "Starts of all workers after a failure: exit codes 1 and from 128; "
-          "others would end alike")
+          "Maximum number of restarts of all workers, after exit code 1 or 128 "
+          "and above; other codes are not retried")
       ->check(CLI::Range(0, 1000000));
   table.add(
       "--monitor-interval",
       flags.monitor_interval,
-      "Accepted and unused: an exit is seen when it happens");
+      "Accepted and ignored: weftrun detects an exit immediately");
   table.add("--role", flags.role, "Name of the workers' role");
   table.add(
       "--no-python",
       flags.no_python,
-      "Accepted and implied: weftrun starts programs");
+      "Accepted and ignored: weftrun starts any program");
   table.add(
       "--numa-binding",
       flags.numa_binding,
-      "node, socket, exclusive or core-complex: CPUs of each worker; node and "
-      "socket change nothing on a host with one NUMA node");
+      "CPUs of each worker: node, socket, exclusive or core-complex. node and "
+      "socket have no effect on a host with one NUMA node");
   table.add(
       "--virtual-local-rank",
       flags.virtual_local_rank,
-      "LOCAL_RANK is 0 everywhere, and each worker sees only its own device");
+      "Sets LOCAL_RANK to 0 for all workers and makes only its own device "
+      "visible to each");
 }
 
 void add_host_flags(FlagTable& table, Flags& flags) {
   HostFlags& hosts = flags.hosts;
-  table.add("--nnodes", hosts.nnodes, "Hosts, each with a weftrun; 1");
-  table.add("--node-rank", hosts.node_rank, "This host's rank (static); 0");
+  table.add(
+      "--nnodes",
+      hosts.nnodes,
+      "Number of hosts, each with one weftrun (default 1)");
+  table.add(
+      "--node-rank",
+      hosts.node_rank,
+      "Rank of this host for --rdzv-backend static (default 0)");
   table.add(
       "--master-addr",
       hosts.master_addr,
-      "Address at which rank 0 is met, or host 0's launcher; 127.0.0.1");
+      "Address of rank 0, or of host 0's launcher (default 127.0.0.1)");
   table
       .add(
           "--master-port",
           hosts.master_port,
-          "Its port; 0 or none: a free one, over several hosts 29500")
+          "Port of --master-addr. 0 selects a free port; the default is 0 on "
+          "one host and 29500 on several")
       ->check(CLI::Range(0, 65535));
   table.add(
       "--rdzv-endpoint",
       hosts.rdzv_endpoint,
-      "host:port, both in one; over several hosts where host 0 listens");
+      "host:port in one flag; with several hosts the address on which host 0 "
+      "listens");
   table
       .add(
           "--rdzv-backend",
           hosts.rdzv_backend,
-          "static (by --node-rank) or c10d (as hosts come; port 29400)")
+          "static (hosts are numbered by --node-rank) or c10d (in the order of "
+          "arrival; port 29400)")
       ->check(CLI::IsMember({"static", "c10d"}));
-  table.add("--rdzv-id", flags.rdzv_id, "The run's id; none");
+  table.add(
+      "--rdzv-id",
+      flags.rdzv_id,
+      "Id of the run, the same on all hosts (default none)");
   table.add(
       "--rdzv-conf",
       hosts.rdzv_conf,
@@ -114,16 +128,22 @@ void add_host_flags(FlagTable& table, Flags& flags) {
   table.add(
       "--local-addr",
       hosts.local_addr,
-      "This host's address for the others; that on the way to host 0");
+      "Address of this host for other hosts (default: the address of the route "
+      "to host 0)");
   table.add(
       "--token-file",
       hosts.token_file,
       "File with the secret of all hosts of a run, mode 0600");
   table
       .add(
-          "--token-fd", hosts.token_fd, "The same from an inherited descriptor")
+          "--token-fd",
+          hosts.token_fd,
+          "File descriptor of the secret, inherited from the parent process")
       ->check(CLI::Range(-1, 1048576));
-  table.add("--standalone", hosts.standalone, "One host, a run id of its own");
+  table.add(
+      "--standalone",
+      hosts.standalone,
+      "Runs on one host with a generated run id");
 }
 
 void add_output_flags(FlagTable& table, Flags& flags) {
@@ -134,9 +154,12 @@ void add_output_flags(FlagTable& table, Flags& flags) {
   table.add(
       "-r,--redirects",
       flags.redirects,
-      "Output to files: 1 stdout, 2 stderr, 3 both, or 0:1,1:3 by local rank");
+      "Writes output to files: 1 stdout, 2 stderr, 3 both, or 0:1,1:3 by local "
+      "rank");
   table.add(
-      "-t,--tee", flags.tee, "Output to files and, prefixed, to the console");
+      "-t,--tee",
+      flags.tee,
+      "Writes output to files and, with a prefix, to the console");
   table.add(
       "--log-line-prefix-template",
       flags.log_line_prefix_template,
@@ -148,40 +171,41 @@ void add_output_flags(FlagTable& table, Flags& flags) {
   table.add(
       "--duplicate-stdout-filters",
       flags.duplicate_stdout_filters,
-      "Lines of --tee that have one of these texts (a,b; ,, is a comma) go to "
-      "attempt_<n>/filtered_stdout.log, too");
+      "Also writes lines of --tee that contain one of these strings (a,b; ,, "
+      "is a comma) to attempt_<n>/filtered_stdout.log");
   table.add(
       "--duplicate-stderr-filters",
       flags.duplicate_stderr_filters,
-      "The same of standard error, to filtered_stderr.log");
+      "Like --duplicate-stdout-filters for standard error, to "
+      "filtered_stderr.log");
   table.add(
       "--signals-to-handle",
       flags.signals_to_handle,
-      "Signals that are forwarded to the workers and end the run; SIGUSR1 and "
-      "SIGUSR2, where they are not among these, are passed on and end nothing");
+      "Signals that are forwarded to the workers and end the run. SIGUSR1 and "
+      "SIGUSR2, if not listed, are forwarded without ending it");
   table
       .add(
           "--shutdown-timeout",
           flags.shutdown_timeout,
-          "Seconds from such a signal to SIGKILL (also "
+          "Seconds between such a signal and SIGKILL (also "
           "TORCH_ELASTIC_SHUTDOWN_TIMEOUT)")
       ->check(CLI::Range(0.0, 1e6));
 }
 
 std::unique_ptr<CLI::App> make_app(Flags& flags) {
   auto app = std::make_unique<CLI::App>(
-      "Starts one worker a rank, on this host or with other weftruns on "
-      "several,\nas torchrun does, and ends with "
-      "the exit code of\nthe first one that fails.");
+      "Starts the workers of a run, one per rank, like torchrun. On several "
+      "hosts one weftrun\nruns on each. Exits with the exit code of the first "
+      "worker that fails.");
   app->formatter(std::make_shared<HelpFormatter>());
   app->get_formatter()->column_width(32);
   app->set_version_flag("--version", "weftrun " WEFT_VERSION);
   app->footer(
-      "A flag may be written with underscores, and PET_<FLAG> stands in for "
-      "one not given.\nThe first worker reads standard input, the others "
-      "/dev/null. Rank 0 inherits a socket that\nis bound to MASTER_PORT as "
-      "descriptor WEFT_MASTER_FD. When the run is over, whatever the workers\n"
-      "left in their process groups is killed.");
+      "Flags may use underscores. The environment variable PET_<FLAG> sets a "
+      "flag that is not given.\nThe first worker reads standard input, the "
+      "others /dev/null. Rank 0 inherits a socket bound\nto MASTER_PORT as "
+      "file descriptor WEFT_MASTER_FD. At the end weftrun kills the "
+      "remaining\nprocesses of the workers' process groups.");
   FlagTable table(*app);
   add_process_flags(table, flags);
   add_host_flags(table, flags);

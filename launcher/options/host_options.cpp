@@ -30,7 +30,7 @@ int node_count(const std::string& nnodes) {
           : base::parse_int(nnodes.substr(colon + 1), 1, kMaxHosts);
   if (!least || !most) {
     throw LaunchError(fmt::format(
-        "--nnodes {} is not a number of hosts from 1 to {}, as 2 or 2:2.",
+        "--nnodes {} is not a number of hosts from 1 to {}, such as 2 or 2:2.",
         nnodes,
         kMaxHosts));
   }
@@ -92,7 +92,7 @@ bool to_bool(const std::string& key, const std::string& value) {
   const bool yes = value == "1" || value == "true" || value == "True";
   if (!yes && value != "0" && value != "false" && value != "False") {
     throw LaunchError(
-        fmt::format("--rdzv-conf {}={} is neither 1 nor 0.", key, value));
+        fmt::format("--rdzv-conf {}={}: expected 0 or 1.", key, value));
   }
   return yes;
 }
@@ -134,7 +134,7 @@ void set(const std::string& key, const std::string& value, HostOptions& out) {
     out.node_rank = whole(key, value, 0);
   } else if (std::find(kUnused.begin(), kUnused.end(), key) == kUnused.end()) {
     throw LaunchError(fmt::format(
-        "--rdzv-conf {}={}: there is no such setting. Known are join_timeout, "
+        "--rdzv-conf {}={}: unknown setting. Known are join_timeout, "
         "keep_alive_interval, keep_alive_max_attempt, is_host and rank.",
         key,
         value));
@@ -170,10 +170,12 @@ HostOptions check_hosts(const HostFlags& flags) {
   read_conf(flags.rdzv_conf, options);
   if (options.node_rank < 0 || options.node_rank >= options.node_count) {
     throw LaunchError(fmt::format(
-        "--node-rank {}: with --nnodes {} it is 0 to {}.",
+        "--node-rank {}: with --nnodes {} it must be {}.",
         options.node_rank,
         options.node_count,
-        options.node_count - 1));
+        options.node_count == 1
+            ? "0"
+            : fmt::format("0 to {}", options.node_count - 1)));
   }
   const bool alone = options.node_count == 1;
   if (!flags.rdzv_endpoint.empty() && !flags.standalone &&
@@ -185,8 +187,8 @@ HostOptions check_hosts(const HostFlags& flags) {
   }
   if (flags.master_addr.empty() && flags.rdzv_endpoint.empty()) {
     throw LaunchError(fmt::format(
-        "--nnodes {} needs to know where host 0 is: --rdzv-endpoint host:port, "
-        "the same on all hosts.",
+        "--nnodes {} requires the address of host 0: give --rdzv-endpoint "
+        "host:port, the same on all hosts.",
         options.node_count));
   }
   if (options.port == 0) {

@@ -35,8 +35,8 @@ std::vector<int> parse_local_ranks(const std::string& text, int count) {
   return ranks;
 }
 
-/// Of the streams that --tee selects: without one, or a folder that the user
-/// knows, what is asked for would be nowhere.
+/// Parses a filter of the streams that --tee selects. Without --tee, or without
+/// a log folder, the filtered lines would be written nowhere.
 LineFilter parse_filter(
     std::string_view stream_name,
     const std::string& text,
@@ -49,8 +49,7 @@ LineFilter parse_filter(
   }
   if (options.log_dir.empty()) {
     throw LaunchError(fmt::format(
-        "{} writes filtered_{}.log into the log folder, but there is no "
-        "--log-dir. Give one.",
+        "{} writes filtered_{}.log to the log folder. Set --log-dir.",
         flag,
         stream_name));
   }
@@ -60,8 +59,8 @@ LineFilter parse_filter(
     }
   }
   throw LaunchError(fmt::format(
-      "{} copies lines of what --tee selects, which is no worker's {}. Add "
-      "--tee {} (3: both streams).",
+      "{} copies lines of what --tee selects, but no worker's {} is selected. "
+      "Add --tee {} (3: both streams).",
       flag,
       stream_name,
       stream));

@@ -57,8 +57,8 @@ int worker_count(const std::string& text) {
     const int count = gpus();
     if (count == 0) {
       throw LaunchError(
-          "--nproc-per-node gpu: this host shows no NVIDIA device. Give a "
-          "number, or cpu.");
+          "--nproc-per-node gpu: no NVIDIA device is visible on this host. "
+          "Give a number, or cpu.");
     }
     return count;
   }

@@ -60,8 +60,9 @@ LogDir::LogDir(const Options& options) : worker_count_(options.worker_count) {
     std::error_code error;
     if (fs::exists(parent, error) && !fs::is_directory(parent, error)) {
       throw LaunchError(fmt::format(
-          "--log-dir {} is no folder. Name one, or leave the flag out: without "
-          "--redirects and --tee, nothing is kept then.",
+          "--log-dir {} is not a folder. Give a folder. Without --redirects "
+          "and "
+          "--tee the flag is not needed.",
           options.log_dir));
     }
     make_folders(parent);

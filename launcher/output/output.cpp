@@ -96,13 +96,13 @@ struct Output::Pipe {
   }
 
   base::UniqueFd read_end;
-  /// nullptr: not shown.
+  /// nullptr means that output is not shown.
   Sink* console = nullptr;
   /// With --tee: then only whole lines go to the console and `filtered`.
   std::unique_ptr<File> file;
   std::string prefix;
   LineBuffer lines{kReadBytes};
-  /// nullptr: no lines are wanted.
+  /// nullptr disables line filters.
   Filtered* filtered = nullptr;
   LineTail* tail = nullptr;
 };

@@ -98,8 +98,8 @@ std::string claiming_inode(int port) {
 
 [[noreturn]] void throw_in_use(int port) {
   throw LaunchError(fmt::format(
-      "--master-port {} is in use{}. Give another port, or none: weftrun then "
-      "takes a free one.",
+      "--master-port {} is in use{}. Give another port, or leave the flag out "
+      "to use a free one.",
       port,
       describe_port_owner(port)));
 }

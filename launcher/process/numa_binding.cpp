@@ -147,7 +147,7 @@ Cpus share_of(int node, int index, int count, const Topology& topology) {
   if (total < count) {
     throw LaunchError(fmt::format(
         "--numa-binding exclusive: NUMA node {} has {} cores for {} workers. "
-        "Start fewer, or bind to node.",
+        "Start fewer workers, or use --numa-binding node.",
         node,
         total,
         count));
@@ -175,7 +175,7 @@ NumaBinding parse_numa_binding(const std::string& text) {
   const auto found = kNames.find(text);
   if (found == kNames.end()) {
     throw LaunchError(fmt::format(
-        "--numa-binding {}: not node, socket, exclusive or core-complex.",
+        "--numa-binding {}: expected node, socket, exclusive or core-complex.",
         text));
   }
   return found->second;

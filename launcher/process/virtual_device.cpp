@@ -60,8 +60,8 @@ void check_virtual_devices(int worker_count) {
   const auto count = listed_devices(list == nullptr ? "" : list).size();
   if (count != 0 && count < static_cast<size_t>(worker_count)) {
     throw LaunchError(fmt::format(
-        "--virtual-local-rank gives each worker a device of its own, but "
-        "{}={} has {} for {} workers. Start fewer, or name more.",
+        "--virtual-local-rank gives each worker its own device, but {}={} has "
+        "{} for {} workers. Start fewer workers, or list more devices.",
         has_hip ? kHip : kCuda,
         list,
         count,

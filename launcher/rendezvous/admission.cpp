@@ -34,8 +34,8 @@ std::optional<JoinRejection> find_rejection(
     return JoinRejection{
         .code = kDisagreement,
         .why = fmt::format(
-            "weftrun is {} on host {} and {} on host {}. Install the same "
-            "version on all hosts.",
+            "weftrun has version {} on host {} and {} on host {}. Install the "
+            "same version on all hosts.",
             request.version,
             request.host,
             WEFT_VERSION,
@@ -56,7 +56,8 @@ std::optional<JoinRejection> find_rejection(
     return JoinRejection{
         .code = kUsage,
         .why = fmt::format(
-            "--nnodes is {} on host {} and {} on host {}. Give all the same.",
+            "--nnodes is {} on host {} and {} on host {}. Use the same value "
+            "on all hosts.",
             request.node_count,
             request.host,
             job_spec.node_count,

@@ -6,7 +6,7 @@ namespace weft::launcher {
 namespace {
 
 constexpr std::chrono::seconds kBetweenNotes{10};
-/// Who can choose an address could make each refusal a new one.
+/// A peer that can choose its address could make each refusal a new one.
 constexpr size_t kMaxAtOnce = 16;
 
 const char* describe(AuthFailure refusal) {
@@ -61,7 +61,7 @@ void AuthFailureLog::note(const std::string& host, AuthFailure refusal) {
     return;
   }
   log_line_(fmt::format(
-      "weftrun: refused at the gate: {}{}{}\n",
+      "weftrun: refused a connection: {}{}{}\n",
       who,
       num_suppressed_ > 1
           ? fmt::format(", and {} others before", num_suppressed_ - 1)

@@ -21,7 +21,7 @@ constexpr std::chrono::seconds kAnswerTime{2};
 constexpr int kAccepts = 32;
 constexpr milliseconds kStoreRetry{5};
 
-/// 1: connected, 0: not yet, -1: nobody listens.
+/// Returns 1 if connected, 0 if not yet, -1 if nothing listens.
 int connection_state(int fd) {
   int error = 0;
   socklen_t size = sizeof(error);
@@ -81,7 +81,7 @@ void AuthListener::accept_some() {
 
 void AuthListener::send_challenge(base::UniqueFd fd) {
   if (unauthenticated_peers_.size() >= kMaxUnauthenticatedPeers) {
-    // Whoever knows the token answers at once, so the oldest does not.
+    // The one that knows the token answers at once, so the oldest does not.
     reject(unauthenticated_peers_.begin(), AuthFailure::kTooMany);
   }
   const Bits256 nonce = random_bits();

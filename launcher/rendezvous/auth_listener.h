@@ -36,8 +36,8 @@ class AuthListener {
   AuthListener(const AuthListener&) = delete;
   AuthListener& operator=(const AuthListener&) = delete;
 
-  /// Accepts only streams of this start from now on, and closes the streams of
-  /// earlier starts.
+  /// Accepts only streams of round `round`, which is one start of the workers,
+  /// and closes the streams of earlier rounds.
   void begin_round(uint64_t round, const Bits256& random);
   /// Sets the loopback port at which the store listens, or will listen soon.
   void serve_store(int port) { store_port_ = port; }

@@ -162,7 +162,7 @@ void ControlConnection::tick() {
   const auto now = Clock::now();
   if (now - last_heard_ > keep_alive_.interval * keep_alive_.attempts) {
     on_disconnect(fmt::format(
-        "no sign of life for {} s",
+        "no response for {} s",
         static_cast<double>(
             (keep_alive_.interval * keep_alive_.attempts).count()) /
             1000));

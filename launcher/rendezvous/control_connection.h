@@ -21,8 +21,9 @@ struct KeepAlive {
 };
 
 /// A control connection between two authenticated launchers. Each JSON message
-/// has a length, which is checked against a limit, and a MAC with the session's
-/// key over the direction, a sequence number and the text.
+/// has a length, which is checked against a limit, and a MAC. The MAC is
+/// computed with the session's key and covers the direction, a sequence number
+/// and the text.
 class ControlConnection {
  public:
   using OnMessage = std::function<void(const nlohmann::json&)>;

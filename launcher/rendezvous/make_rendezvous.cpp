@@ -61,8 +61,8 @@ base::UniqueFd listen_if_host0(const HostOptions& hosts) {
       return {}; // a name of another host, and its launcher's affair
     }
     throw LaunchError(fmt::format(
-        "host 0's name '{}' is unknown here ({}). Give --rdzv-endpoint a name "
-        "or address that all hosts know.",
+        "host 0's name '{}' cannot be resolved on this host ({}). Use a name "
+        "or address in --rdzv-endpoint that all hosts can resolve.",
         host,
         why));
   }
@@ -70,8 +70,8 @@ base::UniqueFd listen_if_host0(const HostOptions& hosts) {
   if (address->is_loopback() && host != "localhost" && host != "::1" &&
       !host.starts_with("127.")) {
     throw LaunchError(fmt::format(
-        "the endpoint's name {} is {} on this host, where no other can reach "
-        "it. Give --local-addr, this host's address for the others.",
+        "the endpoint's name {} is {} on this host, which other hosts cannot "
+        "reach. Set --local-addr to the address of this host for other hosts.",
         host,
         address->host()));
   }

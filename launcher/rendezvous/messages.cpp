@@ -16,7 +16,7 @@ constexpr Range kExitCodes{0, 255};
 /// More is no time that a weftrun would mean.
 constexpr Range kMilliseconds{0, 24 * 60 * 60 * 1000};
 
-/// A failure has a line that says so, whatever was sent.
+/// A failure has a line that reports it, whatever was sent.
 std::string error_line(int code, const std::string& line) {
   return code == 0 || line.starts_with("ERROR ")
              ? line

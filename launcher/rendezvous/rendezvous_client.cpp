@@ -79,8 +79,8 @@ void RendezvousClient::connect_to_server() {
       give_up(
           2,
           fmt::format(
-              "host 0's name '{}' is unknown here ({}). Give --rdzv-endpoint "
-              "a name or address that all hosts know.",
+              "host 0's name '{}' cannot be resolved on this host ({}). Use a "
+              "name or address in --rdzv-endpoint that all hosts can resolve.",
               options_.hosts.address,
               why));
     } else {
@@ -115,8 +115,9 @@ void RendezvousClient::on_connected(Connector::Outcome outcome) {
         give_up(
             2,
             fmt::format(
-                "what listens at {} is no weftrun of this kind: {}. Give the "
-                "--rdzv-endpoint that host 0 has, and the same weftrun.",
+                "the program listening at {} is not a matching weftrun: {}. "
+                "Use the --rdzv-endpoint of host 0, and the same weftrun "
+                "version.",
                 endpoint(),
                 outcome.why));
       }
@@ -128,8 +129,8 @@ void RendezvousClient::on_connected(Connector::Outcome outcome) {
         give_up(
             2,
             fmt::format(
-                "host 0 at {} has another token. Copy its --token-file to this "
-                "host.",
+                "host 0 at {} has a different token. Copy its --token-file to "
+                "this host.",
                 endpoint()));
       }
       break;
@@ -137,8 +138,8 @@ void RendezvousClient::on_connected(Connector::Outcome outcome) {
       give_up(
           2,
           fmt::format(
-              "the run at {} has another --rdzv-id than '{}'. Give all hosts "
-              "the same, or this run another endpoint.",
+              "the run at {} has a different --rdzv-id than '{}'. Use the same "
+              "id on all hosts, or another endpoint for this run.",
               endpoint(),
               options_.run_id));
       break;
@@ -152,7 +153,7 @@ void RendezvousClient::retry(const std::string& why) {
     give_up(
         kPeerLost,
         fmt::format(
-            "host 0 was not there at {} within {} s (--rdzv-conf "
+            "host 0 did not answer at {} within {} s (--rdzv-conf "
             "join_timeout): {}.",
             endpoint(),
             options_.hosts.join_timeout.count() / 1000.0,

@@ -103,20 +103,20 @@ void RendezvousServer::log_missing_hosts() {
     send_result(
         {.code = kPeerLost,
          .line = fmt::format(
-             "ERROR {} rank=0 op=launch {} of {} hosts came within {} s "
+             "ERROR {} rank=0 op=launch {} of {} hosts arrived within {} s "
              "(--rdzv-conf join_timeout){}. Start weftrun on the others, with "
              "the same --rdzv-endpoint, --rdzv-id and token.",
              kPeerLost,
              there,
              count,
              options_.hosts.join_timeout.count() / 1000.0,
-             refused.empty() ? "" : "; refused was " + refused),
+             refused.empty() ? "" : "; refused: " + refused),
          .note = "",
          .restart_after = std::nullopt});
   } else if (now >= next_note_) {
     next_note_ = now + kNextNote;
     log_line_(fmt::format(
-        "weftrun: {} of {} hosts are there; waiting for the others\n",
+        "weftrun: {} of {} hosts have arrived; waiting for the others\n",
         there,
         count));
   }
@@ -164,15 +164,15 @@ std::optional<JoinRejection> RendezvousServer::rejection(
   if (phase_ != Phase::kWaitingForHosts) {
     return JoinRejection{
         .why = fmt::format(
-            "run '{}' has all its {} hosts and runs. Choose another --rdzv-id "
-            "and --rdzv-endpoint for another run.",
+            "run '{}' already has its {} hosts. Choose another --rdzv-id and "
+            "--rdzv-endpoint for another run.",
             options_.run_id,
             members_.size())};
   }
   if (node_rank_for(request) < 0) {
     return JoinRejection{
         .why = options_.hosts.ranked_by_arrival
-                   ? fmt::format("all {} hosts are there.", members_.size())
+                   ? fmt::format("all {} hosts have arrived.", members_.size())
                    : fmt::format(
                          "--node-rank {} is taken. Give each host its own, 0 "
                          "to {}.",

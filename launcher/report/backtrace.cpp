@@ -22,7 +22,7 @@ struct Frame {
   int number = 0;
   std::string module;
   uint64_t offset = 0;
-  /// As the process found it; may be empty.
+  /// The symbol as found by the process. May be empty.
   std::string symbol;
 };
 
@@ -93,7 +93,7 @@ bool is_inner(const Frame& frame) {
           frame.module.find("/libstdc++.so") != std::string::npos);
 }
 
-/// The first frame of whoever aborted, or threw; all of them if none did.
+/// The first frame of the one that aborted, or threw; all of them if none did.
 std::vector<Frame>::const_iterator after_abort(
     const std::vector<Frame>& frames) {
   auto begin = frames.begin();

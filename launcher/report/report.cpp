@@ -54,7 +54,7 @@ std::string describe(const WorkerExit& exit) {
       text += fmt::format(" at {} MiB", exit.peak_rss_bytes / kMebibyte);
     }
   } else if (exit.failure_cause == FailureCause::kSigkillSourceUnknown) {
-    text += " by somebody; not the kernel's out-of-memory killer";
+    text += " from another process; not an OOM kill";
   }
   return text;
 }
@@ -132,7 +132,7 @@ std::string stderr_tail(int rank, const ReportSources& sources) {
   if (lines.empty()) {
     text += fmt::format("  rank {} wrote nothing to stderr\n", rank);
   } else {
-    text += indent(fmt::format("last words of rank {}", rank), lines);
+    text += indent(fmt::format("last output of rank {}", rank), lines);
   }
   const ErrorFile error = sources.error(rank);
   const auto message = split_lines(error.message);
@@ -174,7 +174,7 @@ std::string
 own_error_line(const Outcome& outcome, const WorkerExit* cause, int code) {
   if (outcome.requested_signal != 0) {
     const std::string how =
-        outcome.killed ? "; workers were killed, not having ended in time" : "";
+        outcome.killed ? "; workers did not exit in time and were killed" : "";
     const int rank = cause != nullptr ? cause->rank : 0;
     return fmt::format(
         "ERROR {} rank={} op=launch stopped by signal {} ({}){}",

@@ -42,9 +42,9 @@ class Group final : public c10d::ProcessGroupGloo {
     return start(*this);
   }
 
-  // gloo's closeConnections() leaves whoever waits for a message waiting until
-  // its timeout. Failing every connection, as gloo does after a timeout, wakes
-  // them and closes the sockets, which the peers notice.
+  // gloo's closeConnections() leaves the one that waits for a message waiting
+  // until its timeout. Failing every connection, as gloo does after a timeout,
+  // wakes them and closes the sockets, which the peers notice.
   void hang_up() {
     for (const auto& context : contexts_) {
       for (int peer = 0; peer < getSize(); ++peer) {

@@ -349,7 +349,7 @@ class Stages {
   /// Guards `all_` against abort(), which comes from other threads.
   std::mutex mutex_;
   std::shared_ptr<Backend> all_;
-  /// Of the call that runs.
+  /// The identity of the running call.
   uint64_t identity_ = 0;
   /// Group ranks, host after host.
   std::vector<int64_t> order_;

@@ -30,8 +30,9 @@
 //    that is dropped without wait() waits then.
 //  - What follows on the host knows nothing of the outcome. When a collective
 //    fails later (a peer is gone, time ran out), c10d's watchdog notes it
-//    first, then ends the kernels. So whoever has read a value from the device
-//    asks failure() afterwards, and trusts the value only if there is none.
+//    first, then ends the kernels. So the one that has read a value from the
+//    device asks failure() afterwards, and trusts the value only if there is
+//    none.
 //  - The end of an operation is told by the device itself, through a host
 //    function on a side stream (DevicePlugin::call_after): it costs the device
 //    no synchronization and the host no polling.
@@ -97,7 +98,7 @@ class Completion {
   std::function<void()> callback_;
 };
 
-/// The current stream uses the tensors' memory, whoever allocated it.
+/// The current stream uses the tensors' memory, the one that allocated it.
 void record_current_stream(const Tensors& tensors) {
   for (const auto& tensor : tensors) {
     if (tensor.is_cuda() && tensor.numel() > 0) {
@@ -124,7 +125,7 @@ class NcclWork final : public BackendWork {
     if (!waited_) {
       try {
         join_stream();
-      } catch (...) { // The group says so to whoever uses it next.
+      } catch (...) { // The group reports it to the one that uses it next.
       }
     }
   }
@@ -273,11 +274,11 @@ class NcclBackend final : public Backend {
         return {};
       case c10d::ErrorType::TIMEOUT:
         return "Timed out after " + format_seconds(members().timeout) +
-               ", not all ranks took part";
+               "; not all ranks took part";
       case c10d::ErrorType::REMOTE_ERROR:
         return "A peer failed";
       default:
-        return "NCCL failed: a peer is gone, or the network between them";
+        return "NCCL failed: a peer is gone, or the network failed";
     }
   }
 

@@ -71,8 +71,8 @@ std::string default_address(const JobVariables& variables, const JobRank& job) {
     throw_missing(
         "MASTER_ADDR",
         job,
-        "so where the ranks meet is unknown. Start the ranks with weftrun, or "
-        "set it to the name or address of rank 0's host (127.0.0.1 on one "
+        "so the rendezvous address is unknown. Start the ranks with weftrun, "
+        "or set it to the name or address of rank 0's host (127.0.0.1 on one "
         "host).");
   }
   if (is_on_one_host(job)) {
@@ -171,7 +171,7 @@ JobEnvironment read_job_environment(const VariableLookup& lookup) {
       throw_missing(
           "MASTER_PORT",
           job,
-          "so where the ranks meet is unknown. Start the ranks with weftrun, "
+          "so the rendezvous address is unknown. Start the ranks with weftrun, "
           "or set it to a free port of rank 0's host.");
     }
     return job;

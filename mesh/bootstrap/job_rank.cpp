@@ -74,7 +74,8 @@ bool is_slurm_task(const JobVariables& variables) {
   return step && *step < kFirstSpecialStep;
 }
 
-/// Who started this process, RANK and WORLD_SIZE aside.
+/// Returns the launcher of this process, without considering RANK and
+/// WORLD_SIZE.
 JobSource find_other_source(const JobVariables& variables) {
   if (variables.has_any({kOpenMpi.rank, kOpenMpi.world_size})) {
     return JobSource::kOpenMpi;
@@ -176,7 +177,7 @@ JobRank read_slurm_place(const JobVariables& variables) {
         tasks,
         " tasks, but ",
         variables.show(size_name),
-        ". They are not of one step; start the ranks with srun."));
+        ". They do not belong to one step; start the ranks with srun."));
   }
   const int64_t host = variables.required(
       "SLURM_NODEID", kStep, 0, static_cast<int64_t>(counts.size()) - 1);

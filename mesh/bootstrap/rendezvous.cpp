@@ -86,7 +86,7 @@ void start_listening(int fd, const JobEnvironment& job) {
         job.master_port,
         ": ",
         std::strerror(errno),
-        ". Another program took it while this one started. (rank ",
+        ". Another program took it during the start. (rank ",
         job.rank,
         "/",
         job.world_size,
@@ -152,9 +152,9 @@ c10d::TCPStoreOptions store_options(
   return options;
 }
 
-/// c10d's client waits without a limit for the first answer of whoever listens
-/// at the port. A thread of its own does that here; if none comes, it is left
-/// behind with its connection.
+/// c10d's client waits without a limit for the first answer of the one that
+/// listens at the port. A thread of its own does that here; if none comes, it
+/// is left behind with its connection.
 c10::intrusive_ptr<c10d::Store> open_store(
     const std::string& address,
     const c10d::TCPStoreOptions& options) {
@@ -167,8 +167,8 @@ c10::intrusive_ptr<c10d::Store> open_store(
   std::thread(std::move(task)).detach();
   if (store.wait_for(options.timeout + kSlack) != std::future_status::ready) {
     throw std::runtime_error(
-        "timed out: whoever listens at MASTER_PORT does not answer as rank 0's "
-        "store does; is the port another program's?");
+        "timed out: the process listening on MASTER_PORT does not answer like "
+        "rank 0's store; does another program use the port?");
   }
   return store.get();
 }
@@ -217,7 +217,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(
   } catch (const std::exception& cause) {
     if (!is_loopback(job.master_address)) {
       // Names may turn up late, so this is asked last: it throws if the name is
-      // still unknown, and says so.
+      // still unknown, and reports it.
       local_address_towards(job.master_address);
     }
     throw_error<CommError>(detail::concat(
@@ -239,9 +239,9 @@ c10::intrusive_ptr<c10d::Store> connect_store(
 // ~~~~~~~~~~~~~~~~~~~~~~~~
 // Debian's /etc/hosts gives a host's own name a loopback address (127.0.1.1).
 // So on rank 0's host the way to MASTER_ADDR, that name, ends at loopback,
-// where ranks of other hosts would look in vain. The ranks of the other hosts
-// see a real address on that way; one of theirs is left in the store, and the
-// way to it shows rank 0's host its own real address.
+// where ranks of other hosts would look without result. The ranks of the other
+// hosts see a real address on that way; one of theirs is left in the store, and
+// the way to it shows rank 0's host its own real address.
 
 void publish_address(c10d::Store& store, const JobEnvironment& job) {
   if (is_loopback(job.master_address) || env::get(kBindAddress)) {

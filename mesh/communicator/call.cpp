@@ -77,7 +77,7 @@ void check_tensor(
       where(),
       "A tensor is ",
       tensor.layout(),
-      "; only strided ones can be moved. Call to_dense() first.");
+      "; only strided tensors can be communicated. Call to_dense() first.");
   WEFT_CHECK(
       group.backend->supports(tensor.device().type()),
       call.op,
@@ -91,7 +91,7 @@ void check_tensor(
       tensor.scalar_type() == call.dtype,
       call.op,
       where(),
-      "all tensors of one call share a dtype: ",
+      "all tensors of one call must have one dtype: ",
       tensor.scalar_type(),
       " vs ",
       call.dtype,
@@ -136,7 +136,7 @@ void check_parts(
       parts.size(),
       " vs ",
       group.backend->size(),
-      ". One part for every rank of the group is needed.");
+      ". One part per rank of the group is required.");
   for (const at::Tensor& part : parts) {
     check_tensor(group, call, part);
   }
@@ -155,7 +155,7 @@ void check_root(
       root,
       " vs ",
       group.backend->size(),
-      ". A root is a rank of the group, not of the world.");
+      ". The root must be a rank of the group, not of the world.");
 }
 
 } // namespace weft::mesh

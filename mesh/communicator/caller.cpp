@@ -20,7 +20,8 @@ namespace weft::mesh {
 struct CallingThread {
   int64_t number = 0;
   std::string name;
-  /// Of libtorch's engine: it runs backward passes for others.
+  /// True for threads of libtorch's autograd engine, which run backward passes
+  /// for other threads.
   bool is_autograds = false;
   mutable std::atomic<bool> has_ended = false;
 };
@@ -126,7 +127,8 @@ CallerScope::~CallerScope() {
 Callers::Callers() : last_(calling_thread()) {
   known_.push_back({last_, 0});
   // Groups that the process's first thread makes are made in the open: who was
-  // there before may be told of them. Others may be made by whoever is first.
+  // there before may be told of them. Others may be made by the one that is
+  // first.
   if (last_->number != ::getpid()) {
     beside_ = living_threads(last_->number);
     newest_ = describe_thread(*last_) + " made the group";

@@ -19,11 +19,11 @@ struct CallingThread;
 // two threads have one that all ranks share only if the program fixes it. The
 // threads that call on a group are numbered in the order of their first calls,
 // from 0 for the one that made it, and the number is part of what ranks compare
-// of each call. That the numbers mean the same threads on all ranks is seen on
-// each rank alone: a thread that lived already when another one made its first
-// call might have been first. Of two threads, the older one finds that where it
-// comes second, and two ranks that number them differently are two such places
-// of which one sees it. A thread of autograd's calls for whoever called last.
+// of each call. Each rank checks on its own that the numbers mean the same
+// threads on all ranks: a thread that existed when another one made its first
+// call might have been first. The older of two threads detects this if it calls
+// second, and of two ranks that number the threads differently one detects it.
+// An autograd thread calls for the last caller.
 
 /// The caller of collectives: a thread, or the thread that it works for.
 class Caller {

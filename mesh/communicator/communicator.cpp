@@ -93,7 +93,7 @@ Work Communicator::all_gather(
       output.numel() == size() * input.numel(),
       call.op,
       where(),
-      "elements of the output == ranks * elements of the input: ",
+      "the output must have ranks * (elements of the input) elements: ",
       output.numel(),
       " vs ",
       size() * input.numel(),
@@ -247,7 +247,7 @@ Work Communicator::all_to_all(
       outputs[rank()].numel(),
       " vs ",
       inputs[rank()].numel(),
-      ". What a rank sends itself is what it receives from itself.");
+      ". A rank must send itself as much as it receives from itself.");
   const at::NoGradGuard no_grad;
   const Packed from = Packed::input(inputs);
   const Packed to = Packed::output(outputs);

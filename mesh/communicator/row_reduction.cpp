@@ -106,7 +106,7 @@ struct Multiply {
     return a * b;
   }
 };
-// What is no number stays none.
+// What is not a number stays none.
 struct Least {
   template <class A, class B>
   static auto apply(const A& a, const B& b) {

@@ -30,7 +30,8 @@ namespace weft::mesh {
 namespace {
 
 constexpr std::array kFatal{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-/// Of an exception that says so; weft's ExitCode::kOutOfMemory.
+/// The exit code after an uncaught std::bad_alloc: weft's
+/// ExitCode::kOutOfMemory.
 constexpr int kOutOfMemoryCode = 137;
 /// A report that takes longer waits for a lock of the crashed thread.
 constexpr unsigned kReportSeconds = 5;
@@ -59,7 +60,7 @@ class Note {
                ? std::string_view()
                : std::string_view(text_.data(), size_);
   }
-  /// The same for a thread that others overtake.
+  /// Returns a copy of the text, for a thread that other threads may interrupt.
   std::string copy() {
     std::string copy(kBytes, '\0');
     if (busy_.exchange(true, std::memory_order_acquire)) {
@@ -171,7 +172,7 @@ void report(const siginfo_t& info, const void* context) {
   write_last_line();
 }
 
-/// Gives the signals back to whoever had them.
+/// Gives the signals back to the one that had them.
 void restore_handlers() {
   for (size_t i = 0; i < kFatal.size(); ++i) {
     sigaction(kFatal[i], &state.before[i], nullptr);

@@ -35,8 +35,9 @@ struct StackGroup {
   bool is_in_weft = false;
 };
 
-/// Who was asked for stacks may still be in its handler, which returns through
-/// one frame of the C library.
+/// Removes the frames of the stack signal handler: a thread that was asked for
+/// its stack may still be in it, and it returns through one frame of the C
+/// library.
 void leave_out_handler(base::Symbols& symbols, std::vector<void*>& frames) {
   for (size_t i = 0; i + 1 < std::min<size_t>(frames.size(), 5); ++i) {
     if (symbols.describe(frames[i], i > 0).find("::on_stack_signal(") !=

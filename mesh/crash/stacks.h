@@ -10,8 +10,8 @@ namespace weft::mesh {
 /// waits for them for at most 0.5 s. Threads in Weft's functions come first,
 /// and threads with the same stack are grouped under one heading, "threads 813
 /// (weft), 814 (weft), sleep".
-/// The text is cut at `max_bytes` and says so. A thread that blocks signals or
-/// does not react to them (state D) is listed without a stack. Not
+/// The text is cut at `max_bytes` and reports it. A thread that blocks signals
+/// or does not react to them (state D) is listed without a stack. Not
 /// async-signal-safe.
 std::string thread_stacks(size_t max_bytes = 64 * 1024);
 

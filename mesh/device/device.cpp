@@ -14,8 +14,8 @@ constexpr int64_t kMaxDevices = std::numeric_limits<c10::DeviceIndex>::max();
 
 // A failed collective is to end its kernels, not the process: the rank says
 // itself what happened and ends with its own code. See Note [Streams].
-// Launchers set 1, torchrun's choice, for programs that do not say so: whoever
-// wants another one for weft says it under weft's name.
+// Launchers set 1, torchrun's choice, for programs that do not say so: the one
+// that wants another one for weft says it under weft's name.
 void leave_failures_to_us() {
   constexpr const char* kTorchs = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
   constexpr const char* kOurs = "WEFT_NCCL_ASYNC_ERROR_HANDLING";
@@ -64,7 +64,7 @@ bool uses_host_transport() {
     throw_error<UsageError>(detail::concat(
         "[device] WEFT_CUDA_TRANSPORT=",
         transport,
-        " is unknown. Use nccl, or host: through the host's memory."));
+        " is unknown. Use nccl, or host (through host memory)."));
   }
   return transport == "host";
 }

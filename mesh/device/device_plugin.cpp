@@ -135,7 +135,9 @@ const DevicePlugin& load_device_plugin(const std::string& path) {
       reinterpret_cast<Entry>(dlsym(library, kDevicePluginEntry));
   if (entry == nullptr) {
     refuse(detail::concat(
-        path, " is no device library of weft: it has no ", kDevicePluginEntry));
+        path,
+        " is not a device library of weft: it has no ",
+        kDevicePluginEntry));
   }
   const DevicePlugin* plugin = entry();
   check_fits(plugin, path);

@@ -66,7 +66,7 @@ std::string failure_reason(
   }
   if (contains_any(cause, kTimedOut)) {
     return "Timed out after " + format_seconds(timeout) +
-           ", not all ranks took part: " + cause;
+           "; not all ranks took part: " + cause;
   }
   return cause;
 }

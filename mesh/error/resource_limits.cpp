@@ -50,7 +50,7 @@ void check_open_file_limit() {
         limit.rlim_cur,
         ", and a rank needs ",
         kMinOpenFiles,
-        " at least. Raise it before the start."));
+        " at least. Raise it (ulimit -n) before starting the run."));
   }
 }
 

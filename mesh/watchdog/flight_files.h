@@ -14,8 +14,8 @@ struct FlightFiles {
   /// JSON's values. `python -m torch.distributed.flight_recorder.fr_trace
   /// FOLDER` reads a folder with one such file per rank.
   std::string trace;
-  /// The same as JSON, under a name that the analyzer ignores: "rank_3.json"
-  /// for "rank_3", "3.json" for a prefix without a separator.
+  /// A JSON copy, under a name that the analyzer ignores: "rank_3.json" for
+  /// "rank_3", "3.json" for a prefix without a separator.
   std::string json;
 };
 

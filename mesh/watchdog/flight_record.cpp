@@ -18,7 +18,8 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kFlightVersion = "2.10";
 constexpr double kNanosecondsPerMillisecond = 1e6;
 
-/// Nanoseconds to add to the ledgers' clock for the time since the epoch.
+/// Nanoseconds to add to the flight recorders' clock for the time since the
+/// epoch.
 int64_t wall_clock_offset_ns() {
   using std::chrono::nanoseconds;
   const nanoseconds wall = std::chrono::system_clock::now().time_since_epoch();

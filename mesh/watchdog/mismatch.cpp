@@ -108,7 +108,8 @@ size_t position_of(const GroupStatus& group, int64_t rank) {
       std::ranges::find(group.ranks, rank) - group.ranks.begin());
 }
 
-/// Of an all_to_all, elements that one rank sends and the other does not want.
+/// Describes an all_to_all in which one rank sends elements that the other does
+/// not expect.
 std::optional<std::string> parts_mismatch(
     const Members& members,
     uint64_t sequence) {

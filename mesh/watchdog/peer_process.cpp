@@ -36,7 +36,8 @@ std::string start_of(const std::string& stat) {
 
 struct PeerProcess {
   std::string pid;
-  /// Of /proc/PID/stat: R, S, D, T, ...; 0: there is no such process.
+  /// The state in /proc/PID/stat: R, S, D, T, ... 0 if there is no such
+  /// process.
   char state = 0;
 };
 
@@ -95,7 +96,7 @@ bool is_stopped_process(const std::string& process) {
 
 std::string store_owner_text(const std::string& process) {
   const auto state = peer_process_text(process);
-  return "Rank 0, which has the store, gives no sign of life" +
+  return "Rank 0, which has the store, is not responding" +
          (state.empty() ? "" : " (" + state + ")");
 }
 

@@ -24,7 +24,7 @@ constexpr milliseconds kPollInterval{100};
 /// that is known not to live may be the reason.
 constexpr milliseconds kReplyTimeout{1000};
 constexpr milliseconds kReplyTimeoutAfterFailure{400};
-/// Of two ranks that wait, the first asks first.
+/// The delay between the inquiries of two waiting ranks, by rank.
 constexpr milliseconds kStagger{20};
 constexpr int64_t kMaxStagger = 10;
 constexpr nanoseconds kLongestPause = std::chrono::seconds(10);
@@ -186,7 +186,7 @@ void Watchdog::diagnose(const std::vector<RankReply>& replies) {
   }
 }
 
-// Of ranks that live and were waited for in vain, once.
+// Of ranks that live and were waited for without result, once.
 void Watchdog::request_stacks(const std::vector<RankReply>& replies) {
   std::string query = kStacks;
   {

@@ -16,7 +16,7 @@ namespace {
 constexpr auto kListenAtMost = std::chrono::hours(24);
 /// How often one that waits for answers looks whether they are still worth it.
 constexpr auto kAnswerGlance = std::chrono::milliseconds(100);
-/// Whoever reads answers reads none that is older.
+/// The one that reads answers reads none that is older.
 constexpr uint64_t kRoundsKept = 16;
 
 constexpr const char* kVerdict = "verdict";

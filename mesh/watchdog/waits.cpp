@@ -35,9 +35,9 @@ std::string doing_text(
   const auto& reply = replies[static_cast<size_t>(rank)];
   const auto& status = reply.status;
   if (!reply.has_reply) {
-    return "gives no sign of life" + (reply.absence_reason.empty()
-                                          ? ""
-                                          : " (" + reply.absence_reason + ")");
+    return "is not responding" + (reply.absence_reason.empty()
+                                      ? ""
+                                      : " (" + reply.absence_reason + ")");
   }
   std::string text;
   if (!status.activity.empty()) {
@@ -65,7 +65,7 @@ std::string doing_text(
               : text;
 }
 
-/// Those that are waited for, those that they wait for, and so on.
+/// Returns the ranks that are waited for, those that they wait for, and so on.
 std::vector<int64_t> chain_of(
     const std::vector<RankReply>& replies,
     const Wait& wait) {

@@ -155,7 +155,7 @@ std::string exception_text(const std::exception_ptr& cause) {
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
-    return "something that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 
@@ -287,7 +287,7 @@ void Watchdog::dump_flight_record(
 void Watchdog::show_stacks() {
   std::fprintf(
       stderr,
-      "rank=%lld is waited for in vain; its threads:\n%s",
+      "rank=%lld is awaited and does not respond; its threads:\n%s",
       static_cast<long long>(rank_),
       thread_stacks().c_str());
 }

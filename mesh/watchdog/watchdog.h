@@ -29,14 +29,13 @@ namespace weft::mesh {
 // Note [Hang diagnosis]
 // ~~~~~~~~~~~~~~~~~~~~~
 // Each rank has two threads. One listens: it sleeps in the store until somebody
-// asks, and answers with what its ledgers say. The other looks at its own
-// ledgers; when a thread of this rank has waited for long, or a collective has
-// failed, it asks all ranks at once and compares the answers (hang_diagnosis.h,
-// waits.h). If ranks called different things, wait for each other in a circle,
-// or for one that left a step by an exception, it leaves the verdict on the
-// board and rings again: every rank's listener then fails all its groups with
-// it. While nobody waits, nothing is
-// sent.
+// asks, and answers with what its flight recorders say. The other looks at its
+// own flight recorders; when a thread of this rank has waited for long, or a
+// collective has failed, it asks all ranks at once and compares the answers
+// (hang_diagnosis.h, waits.h). If ranks called different things, wait for each
+// other in a cycle, or for one that left a step by an exception, it leaves the
+// verdict on the board and rings again: every rank's listener then fails all
+// its groups with it. While nobody waits, nothing is sent.
 
 /// Supervises the groups of one rank. Thread-safe.
 class Watchdog : public GroupWatch,
@@ -174,19 +173,20 @@ class Watchdog : public GroupWatch,
   std::string deadlock_cycle_;
 };
 
-// What is written beside the rings of the notice board: why somebody asks.
+// The messages on the notice board, beside the ring buffers. A rank answers a
+// query; a notice needs no answer.
 
 /// Query: a thread has waited for long.
 inline constexpr const char* kStalled = "stalled";
-/// Not a query: another rank has already printed the warning.
+/// Notice: another rank has already printed the warning.
 inline constexpr const char* kWarned = "warned";
 /// Query: a collective has failed.
 inline constexpr const char* kFailed = "failed";
-/// Not a query: a diagnosis is published.
+/// Notice: a diagnosis is published.
 inline constexpr const char* kDiagnosisPublished = "verdict";
 /// Query: the stacks of the threads of the ranks listed after it.
 inline constexpr const char* kStacks = "stacks";
-/// Not a query: wakes this rank's own listener so that it ends.
+/// Notice: wakes this rank's own listener so that it ends.
 inline constexpr const char* kShutdown = "bye";
 
 } // namespace weft::mesh

@@ -64,7 +64,7 @@ TEST_F(Compare, ValuesAreCountedMeasuredAndPlaced) {
   EXPECT_THAT(difference.what, HasSubstr("3 of 30"));
 }
 
-TEST_F(Compare, TheFirstIsFirstWhateverTheChunks) {
+TEST_F(Compare, ReportsTheFirstDifferenceForAnyChunks) {
   auto a = at::zeros({4, 4}, at::kInt);
   auto b = a.clone();
   b[3][0] = 1; // in the first column's chunk

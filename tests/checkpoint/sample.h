@@ -29,7 +29,7 @@ class ScratchFolder {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// How many ranks a sample's tensors are cut for: rows x columns, unevenly
+/// How many ranks a sample's tensors are split for: rows x columns, unevenly
 /// where they do not divide.
 struct Grid {
   int64_t rows = 1;

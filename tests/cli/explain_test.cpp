@@ -75,7 +75,7 @@ Counts counts_of(const StepEstimate& estimate) {
   return counts;
 }
 
-// What rank 0's ledgers hold of the second step.
+// What rank 0's flight recorders hold of the second step.
 Counts counts_of_a_run(const Recipe& recipe) {
   Counts counts;
   std::mutex mutex;
@@ -117,11 +117,11 @@ void expect_as_run(const MakeRecipe& make_recipe, const std::string& more) {
   EXPECT_EQ(estimated, counts_of_a_run(recipe)) << more;
 }
 
-TEST(StepEstimate, CountsAreThoseOfTheLedgers) {
+TEST(StepEstimate, CountsMatchTheFlightRecorder) {
   expect_as_run(small_recipe, "");
 }
 
-TEST(StepEstimate, CountsAreThoseOfTheLedgersWhateverTheRecipeSays) {
+TEST(StepEstimate, CountsMatchTheFlightRecorderForOtherRecipes) {
   expect_as_run(
       small_recipe, "tp: {sequence_parallel: false, loss_parallel: false}\n");
 }
@@ -315,8 +315,8 @@ TEST(MeasuredRun, NumbersOfLayersAndBucketsAreStars) {
   EXPECT_EQ(without_numbers("model.layers.17.mlp"), "model.layers.*.mlp");
   EXPECT_EQ(without_numbers("ddp bucket 3/12"), "ddp bucket *");
   EXPECT_EQ(
-      without_numbers("ddp bucket 3/12 pending sums"),
-      "ddp bucket * pending sums");
+      without_numbers("ddp bucket 3/12 Partial gradients"),
+      "ddp bucket * Partial gradients");
   EXPECT_EQ(without_numbers("layer2.conv1"), "layer2.conv1");
   EXPECT_EQ(without_numbers(""), "");
 }
@@ -328,7 +328,7 @@ TEST(MeasuredRun, ReadsTracesAndMetrics) {
     return message_of<mesh::UsageError>(
         [&] { read_measured(folder.path(), explained); });
   };
-  EXPECT_THAT(refusal(recipe), HasSubstr("holds no recipe.yaml"));
+  EXPECT_THAT(refusal(recipe), HasSubstr("has no recipe.yaml"));
   folder.write("recipe.yaml", to_yaml(recipe));
   EXPECT_THAT(refusal(recipe), HasSubstr("neither trace.json nor metrics"));
   auto larger = recipe;

@@ -212,8 +212,8 @@ TEST(OwnModel, RefusesOptionsAtTheOption) {
        "r.yaml:1:48: model.options.tags: expected a number, a string, or a "
        "bool, found a list"},
       {"{width: 64, width: 32}",
-       "r.yaml:1:41: model.options.width: repeated key; it stands in line 1 "
-       "already"},
+       "r.yaml:1:41: model.options.width: repeated key; it is already in line "
+       "1"},
       {"64", "r.yaml:1:29: model.options: expected a map, found the number 64"},
       {"{width: 64, scale: 13}", "r.yaml:1:29: model.options: 13 is no scale"}};
   for (const auto& [options, message] : cases) {
@@ -241,7 +241,7 @@ TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
       "data.tokenizer=byte, 256");
   EXPECT_EQ(
       bag_refusal(kBag, {"data.type=digits"}),
-      "override data.type=digits: data.type: model.type=bag is a model of "
+      "override data.type=digits: data.type: model.type=bag is a model for "
       "language: it needs data.type=text or tokens, not digits");
   EXPECT_EQ(
       bag_refusal(kBag, {"model.dim=64"}),
@@ -250,7 +250,7 @@ TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
   EXPECT_EQ(
       bag_refusal(kBag, {"model.options.width.of=64"}),
       "override model.options.width.of=64: model.options.width.of: unknown "
-      "key; model.options.width is no section; a recipe has name, device, "
+      "key; model.options.width is not a section; a recipe has name, device, "
       "seed, products, cost_model, output_dir, mesh, model, tp, ddp, fsdp, "
       "comm, data, train, lora, optimizer, lr_schedule, ema, eval, checkpoint, "
       "integrity_check, "
@@ -290,13 +290,13 @@ TEST(OwnModel, TypesAreCheckedBeforeAnythingIsRead) {
   EXPECT_EQ(types_refusal({bag()}), "");
   EXPECT_EQ(
       types_refusal({bag(), bag()}),
-      "the model type \"bag\" that is linked in is there twice");
+      "the model type \"bag\" that is linked in is registered twice");
   auto other = bag();
   other.name = "llama";
   EXPECT_EQ(
       types_refusal({other}),
       "the model type \"llama\" that is linked in has the name of one of "
-      "Weft's own");
+      "Weft's model types");
   for (const auto* name : {"", "my model", "my.model", "7b"}) {
     other.name = name;
     EXPECT_THAT(

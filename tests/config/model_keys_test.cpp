@@ -144,11 +144,11 @@ TEST(ModelKeys, NestedSectionsAreReadStrictly) {
 TEST(ModelKeys, DataFitsTheModel) {
   EXPECT_EQ(
       whole_refusal(kMlp, {"data.type=text"}),
-      "override data.type=text: data.type: model.type=mlp is a model of "
+      "override data.type=text: data.type: model.type=mlp is a model for "
       "images: it needs data.type=digits, not text");
   EXPECT_EQ(
       model_refusal(kMinRecipe, {"data.type=digits"}),
-      "model.type=llama is a model of language: it needs data.type=text or "
+      "model.type=llama is a model for language: it needs data.type=text or "
       "tokens, not digits");
   EXPECT_EQ(
       model_refusal(kVit, {"model.image_size=16"}),
@@ -192,8 +192,7 @@ TEST(ModelKeys, RecomputationNamesItsModules) {
           kMinRecipe,
           {"train.activation_checkpoint=full",
            "train.activation_checkpoint_modules=[x]"}),
-      "only train.activation_checkpoint=selective looks at it, and that is "
-      "full");
+      "only train.activation_checkpoint=selective uses it, but that is full");
   EXPECT_EQ(
       model_refusal(
           kMinRecipe,
@@ -205,9 +204,8 @@ TEST(ModelKeys, RecomputationNamesItsModules) {
 TEST(ModelKeys, AdaptersNameTheirTargets) {
   EXPECT_EQ(
       model_refusal(kMinRecipe, {"lora.rank=4"}),
-      "4 without lora.target_modules; name the Linears that get an adapter, "
-      "such as "
-      "[\"model.layers.*.self_attn.*\"]");
+      "4 without lora.target_modules; name the Linear layers that get an "
+      "adapter, such as [\"model.layers.*.self_attn.*\"]");
   const Recipe recipe = resolved_text(
       kMinRecipe, {"lora={rank: 4, target_modules: ['*.q_proj']}"});
   EXPECT_EQ(recipe.lora.target_modules, (std::vector<std::string>{"*.q_proj"}));

@@ -83,7 +83,7 @@ TEST(RenamedKeys, OfStoredRecipesAreRead) {
   }
 }
 
-TEST(RenamedSections, AreRefusedWhateverTheyHold) {
+TEST(RenamedSections, AreRefusedWithAnyContent) {
   for (const auto* section : {"sentinel:", "sentinel: {}", "sentinel: 3"}) {
     EXPECT_EQ(
         refusal(section), "r.yaml:1:1: sentinel is called integrity_check now");

@@ -115,8 +115,7 @@ TEST(TokenBatches, ATokenOutsideOfTheVocabularyIsNamedBeforeItReachesADevice) {
       std::string::npos)
       << message;
   EXPECT_NE(
-      message.find(
-          "in sample 3, which is the tokens " + std::to_string(first) + " to "),
+      message.find("in sample 3: tokens " + std::to_string(first) + " to "),
       std::string::npos)
       << message;
 }
@@ -209,7 +208,7 @@ TEST_F(BatchLoaderTest, OpensWhatARecipeNames) {
   EXPECT_EQ(
       message_of<mesh::UsageError>([&] { BatchLoader::open(recipe, 0); }),
       "override data.sequence_length=8: data.sequence_length: 2000 is too long "
-      "for data of 2002 tokens: one sample to train on and one held out need "
+      "for data of 2002 tokens: one training and one validation sample need "
       "4002");
   recipe.data.paths = {"/nonexistent"};
   const std::string message =

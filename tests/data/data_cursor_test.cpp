@@ -54,7 +54,7 @@ TrainState through_a_checkpoint(const TrainState& state, const Recipe& recipe) {
 }
 
 // 3 epochs and more, in another order of replicas and accumulation each time.
-TEST(DataCursor, EachSampleIsTakenOnceWhateverTheMeshes) {
+TEST(DataCursor, EachSampleIsTakenOnceOnChangingMeshes) {
   const int64_t global = 24;
   auto recipe = parse_recipe(kMinRecipe, "r.yaml");
   recipe.train.global_batch_size = global;

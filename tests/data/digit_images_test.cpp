@@ -166,7 +166,8 @@ TEST_F(DigitImagesTest, RefusesFilesThatAreNotThereOrBroken) {
       ".cache/digits.csv.gz");
   EXPECT_THAT(
       refusal_of(digit_row(1)),
-      EndsWith("1 images; one to train on and one held out are needed"));
+      EndsWith("1 images; at least one for training and one for validation are "
+               "needed"));
   const std::string whole = read_text(folder_ / "digits.csv.gz");
   EXPECT_THAT(
       refusal_of(whole.substr(0, whole.size() / 2)), HasSubstr("bad.csv\""));

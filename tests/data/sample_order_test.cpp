@@ -96,7 +96,7 @@ TEST(SampleOrder, RefusesDataThatIsTooShort) {
       message_of<mesh::UsageError>(
           [] { SampleOrder(21, 10, 1, "r.yaml:4:3: data.sequence_length"); }),
       "r.yaml:4:3: data.sequence_length: 10 is too long for data of 21 tokens: "
-      "one sample to train on and one held out need 22");
+      "one training and one validation sample need 22");
 }
 
 TEST(SampleOrder, AnEpochTakesEverySampleOnceAndTheNextInAnotherOrder) {

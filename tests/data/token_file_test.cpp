@@ -104,7 +104,7 @@ TEST(TokenFile, RefusesDamagedFiles) {
   EXPECT_THAT(open_error(folder.path()), HasSubstr("not a regular file"));
   EXPECT_THAT(
       open_error(folder.write("short.bin", "x"), TokenFormat::kLlmC),
-      HasSubstr("offset 1: ends inside of llm.c's header"));
+      HasSubstr("offset 1: ends within llm.c's header"));
   EXPECT_THAT(
       open_error(
           folder.write("magic.bin", llm_c(1, 1, 3) + tokens),
@@ -112,7 +112,7 @@ TEST(TokenFile, RefusesDamagedFiles) {
       HasSubstr("offset 0: magic number 1 is not"));
   EXPECT_THAT(
       open_error(folder.write("v.bin", llm_c(20240520, 2, 3) + tokens)),
-      HasSubstr("offset 4: version 2, expected 1"));
+      HasSubstr("offset 4: format version is 2, expected 1"));
   EXPECT_THAT(
       open_error(folder.write("cut.bin", llm_c(20240520, 1, 4) + tokens)),
       HasSubstr("offset 1030: 4 tokens of uint16 need 1032 bytes, but the "
@@ -143,7 +143,7 @@ TEST(TokenFile, RefusesDamagedIndexes) {
       message(Index{.magic = "MMIDIDY\0\0"}.bytes()), HasSubstr("a.idx"));
   EXPECT_THAT(
       message(Index{.version = 2}.bytes()),
-      HasSubstr("offset 9: version 2, expected 1"));
+      HasSubstr("offset 9: format version is 2, expected 1"));
   EXPECT_THAT(
       message(Index{.type = 6}.bytes()), HasSubstr("offset 17: type 6"));
   EXPECT_THAT(
@@ -296,8 +296,8 @@ TEST(TokenData, RefusesTokenizersThatDoNotFit) {
   EXPECT_THAT(
       open_refusal(recipe_of(tokens + "}")),
       AllOf(
-          HasSubstr("gpt2.json), of which the vocabulary is 504"),
-          HasSubstr("model.vocab_size, is 256")));
+          HasSubstr("gpt2.json), whose vocabulary has 504 tokens"),
+          HasSubstr("model.vocab_size is 256")));
   const auto with_vocabulary = [&](const std::string& keys, int64_t size) {
     Recipe recipe = recipe_of(keys);
     recipe.model.vocab_size = size;
@@ -313,13 +313,13 @@ TEST(TokenData, RefusesTokenizersThatDoNotFit) {
           tokens + ", tokenizer: " + kTokenizers + "llama3.json}", 600),
       AllOf(
           HasSubstr("data.tokenizer: \""),
-          HasSubstr("was written by another tokenizer")));
+          HasSubstr("was written by tokenizer")));
   EXPECT_THAT(
       with_vocabulary(
           tokens + ", tokenizer: " + kTokenizers + "llama3.json}", 504),
       AllOf(
           HasSubstr("byte-level BPE of 600 tokens"),
-          HasSubstr("does not fit model.vocab_size=504")));
+          HasSubstr("does not match model.vocab_size=504")));
   EXPECT_THAT(
       open_refusal(recipe_of(
           "data: {sequence_length: 8, tokenizer: t.json, paths: [" + text +

@@ -10,7 +10,7 @@
 #include "data/tokenize.h"
 #include "tests/config/fixtures.h"
 
-/// What the tests of token files share.
+/// Helpers of the tests of token files.
 namespace weft::recipes::token_test {
 
 using Ids = std::vector<int64_t>;

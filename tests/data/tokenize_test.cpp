@@ -193,7 +193,7 @@ TEST(Tokenize, RefusesNamesOfCompanionsAndWhatIsNoFile) {
   for (const bool force : {false, true}) {
     options.force = force;
     for (const char* name : {"x.idx", "x.json", "x.bin.json"}) {
-      EXPECT_THAT(message(folder / name), HasSubstr("give these another name"));
+      EXPECT_THAT(message(folder / name), HasSubstr("use another name"));
       EXPECT_FALSE(std::filesystem::exists(folder / name));
     }
     std::filesystem::create_directories(folder / "y.bin.json");
@@ -214,7 +214,7 @@ TEST(Tokenize, TakesTheTypeThatFits) {
   TokenizeOptions options = to(folder, {folder.write("a.txt", "a text")});
   EXPECT_THAT(
       message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); }),
-      HasSubstr("give --dtype uint32"));
+      HasSubstr("use --dtype uint32"));
   options.type = TokenType::kUint16;
   EXPECT_THAT(
       message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); }),

@@ -57,7 +57,7 @@ struct Block : torch::nn::Module {
 };
 
 /// Gradients of norm, head.weight and head.bias (and down.bias) are pending
-/// sums: their inputs are cut along the sequence.
+/// sums: their inputs are sharded along the sequence.
 void parallelize(Block& block, const mesh::DeviceMesh& tp) {
   const auto place = [&](const at::Tensor& tensor, dtensor::Placement where) {
     dtensor::set_placements(tensor, tp, {where});
@@ -94,7 +94,7 @@ std::shared_ptr<Block> make_block(
   return block;
 }
 
-/// The same values in plain tensors.
+/// Equal values in plain tensors.
 /// Collective: all ranks of the block's mesh.
 std::shared_ptr<Block> plain_copy(const Block& block) {
   auto plain = std::make_shared<Block>();
@@ -116,7 +116,7 @@ std::vector<at::Tensor> full(const std::vector<at::Tensor>& tensors) {
   return result;
 }
 
-/// This replica's rows, cut along the sequence over tp.
+/// This replica's rows, shard along the sequence over tp.
 at::Tensor input_of(const at::Tensor& batch, const mesh::DeviceMesh& mesh) {
   const auto rows = batch.size(0) / mesh.size("dp");
   return dtensor::distribute_tensor(

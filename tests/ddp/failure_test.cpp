@@ -314,8 +314,9 @@ TEST_P(Failure, ThawingAParameterIsRefused) {
       EXPECT_THAT(
           message_of_thrown<c10::ValueError>(run),
           HasSubstr(
-              is_thawed ? "b.bias was frozen"
-                        : "the module has parameters that it had not"));
+              is_thawed
+                  ? "b.bias was frozen"
+                  : "the module has new parameters since it was wrapped"));
       model->b->bias.set_requires_grad(false);
       run();
     }

@@ -48,7 +48,7 @@ struct Cloned : torch::nn::Cloneable<Cloned> {
   torch::nn::Linear layer{nullptr};
 };
 
-// DDP listens to the original's parameters alone; the copy is wrapped anew.
+// DDP listens to the original's parameters alone; the copy is wrapped again.
 TEST(Clone, OfTheModuleIsNotWrapped) {
   run_ranks(2, [](RankContext& self) {
     const auto dp = self.mesh({2}, {"dp"});
@@ -271,7 +271,7 @@ TEST_P(Methods, RegisterCommHookRefusesToDivideTwiceOrNever) {
           [&] { ddp.register_comm_hook(hook_that(says_it_divides, divides)); });
     };
     if (self.world_size > 1) {
-      EXPECT_THAT(refusal(true, false), HasSubstr("nobody would divide"));
+      EXPECT_THAT(refusal(true, false), HasSubstr("would not be divided"));
       EXPECT_THAT(refusal(false, true), HasSubstr("divided twice"));
     }
     for (const bool divides : {true, false}) {
@@ -283,7 +283,7 @@ TEST_P(Methods, RegisterCommHookRefusesToDivideTwiceOrNever) {
       EXPECT_THAT(
           message_of_thrown<c10::ValueError>(
               [&] { hooked.register_comm_hook(hook_that(true, true)); }),
-          HasSubstr("there is a hook already: test_hook"));
+          HasSubstr("a hook is already registered: test_hook"));
     }
     DistributedDataParallel sum(
         std::make_shared<Mlp>(), mesh, {.reduce_op = mesh::ReduceOp::kSum});

@@ -83,7 +83,7 @@ TEST_P(Misuse, FusedOptimizersMayComeInParts) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { ddp.register_fused_optim(sgd); }),
-        HasSubstr("has an optimizer in backward already"));
+        HasSubstr("already has an optimizer in backward"));
   });
 }
 

@@ -84,7 +84,7 @@ inline void expect_all_close(
   }
 }
 
-/// The entries of a group's ledger whose names begin so.
+/// The entries of a group's flight recorder whose names begin so.
 inline std::vector<mesh::FlightRecorderEntry> entries_named(
     const mesh::Communicator& group,
     const std::string& prefix) {

@@ -127,7 +127,7 @@ TEST(OptionErrors, NameTheOptionAndWhatIsWrong) {
       HasSubstr("find_unused_parameters or static_graph"));
   EXPECT_THAT(
       refusal({.delay_all_reduce_named_params = {"a.weight"}}),
-      HasSubstr("come together"));
+      HasSubstr("must be set together"));
   EXPECT_THAT(
       refusal(
           {.delay_all_reduce_named_params = {"a.weihgt"},
@@ -162,7 +162,8 @@ TEST(OptionErrors, NameAPatternThatMatchesNothingAndARankOutside) {
     };
     EXPECT_THAT(wrap(mesh["dp"], "experts.*"), HasSubstr("\"experts.*\""));
     // A mesh of one rank does not have the other.
-    EXPECT_THAT(wrap(mesh["tp"], "b.*"), HasSubstr("is none of the replicas"));
+    EXPECT_THAT(
+        wrap(mesh["tp"], "b.*"), HasSubstr("is not among the replicas"));
   });
 }
 
@@ -242,7 +243,7 @@ TEST(StaticGraph, AGraphThatChangesIsAnErrorOnAllRanks) {
   }
 }
 
-TEST(SkipAllReduceUnused, WhatNobodyUsesIsNotReducedAndRanksMayDiffer) {
+TEST(SkipAllReduceUnused, SkipsParametersThatNoRankUses) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = self.mesh({2}, {"dp"});
     auto model = std::make_shared<Changing>();

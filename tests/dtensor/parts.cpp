@@ -77,7 +77,7 @@ std::vector<RowRanges> all_rows(
   return rows;
 }
 
-// A copy whose dims lie in memory in the order that the whole's do.
+// A copy whose dims lie in memory in the order that the full tensor's do.
 at::Tensor rows_of(
     const at::Tensor& whole,
     const std::vector<RowRanges>& rows) {

@@ -34,9 +34,9 @@ at::Tensor join(
     const Placement& placement,
     c10::IntArrayRef sizes);
 
-/// The same for a mesh of any number of dims and any placements: one part a
-/// rank, row-major. Rows are cut by dtensor/spec/dim_shards.h, which
-/// local_ranges_test checks; terms of an outer Partial are cut in those of an
+/// Returns the parts for a mesh of any number of dims and any placements: one
+/// part per rank, row-major. Rows are split by dtensor/spec/dim_shards.h, which
+/// local_ranges_test checks; terms of an outer Partial are split in those of an
 /// inner one.
 std::vector<at::Tensor> cut_all(
     const at::Tensor& whole,

@@ -329,7 +329,7 @@ struct ShardedBranches {
   std::optional<Fsdp> model;
 };
 
-TEST(FullyShard, WhatNobodyUsedHasNoGradient) {
+TEST(FullyShard, UnusedParametersHaveNoGradient) {
   run_ranks(2, [](RankContext& self) {
     ShardedBranches sharded(self.mesh({2}, {"dp_shard"}));
     sharded.module->uses_b = false;
@@ -418,7 +418,7 @@ TEST(FullyShard, AParameterMayBeSetBetweenForwards) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] { set.loss(self.rank); }),
         AllOf(
-            HasSubstr("\"l0.weight\" lies [S(0)]"),
+            HasSubstr("\"l0.weight\" is [S(0)]"),
             HasSubstr("Double"),
             HasSubstr("before its first forward")));
   });
@@ -607,7 +607,7 @@ TEST(FullyShard, AnyOpThatReadsAParameterGathersIt) {
     sharded->concatenates = true;
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] { model(x); }),
-        HasSubstr("parameters of three sharded units"));
+        HasSubstr("parameters of three or more sharded units"));
   });
 }
 
@@ -644,7 +644,7 @@ TEST(FullyShard, AUnitIsGatheredByHand) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { sharded.model->unshard(*sharded.module); }),
-        HasSubstr("a Chain is no unit of this model"));
+        HasSubstr("a Chain is not a unit of this model"));
   });
 }
 
@@ -671,7 +671,7 @@ TEST(FullyShardRefuses, ParametersThatCannotBeSharded) {
         dtensor::materialize(*module, 1);
         fully_shard(*module, dp);
       }),
-      HasSubstr("\"l0.weight\" has values already"));
+      HasSubstr("\"l0.weight\" already has values"));
 }
 
 TEST(FullyShardRefuses, UnitsThatOverlap) {
@@ -681,7 +681,7 @@ TEST(FullyShardRefuses, UnitsThatOverlap) {
         fully_shard(*module, dp);
         fully_shard(*module, dp);
       }),
-      HasSubstr("a Chain is a unit already"));
+      HasSubstr("a Chain is already a unit"));
   EXPECT_THAT(
       refusal([](const auto& dp) {
         const auto module = deferred<Chain>(false);
@@ -689,7 +689,7 @@ TEST(FullyShardRefuses, UnitsThatOverlap) {
         fully_shard(*module->linears_[0], dp);
       }),
       AllOf(
-          HasSubstr("\"weight\" lies [S(0)] on dp_shard=2 already"),
+          HasSubstr("\"weight\" is [S(0)] on dp_shard=2 already"),
           HasSubstr("fully_shard({&first, &second}, mesh)")));
   EXPECT_THAT(
       refusal([](const auto& dp) {
@@ -699,7 +699,7 @@ TEST(FullyShardRefuses, UnitsThatOverlap) {
         }
         fully_shard(*module, dp);
       }),
-      HasSubstr("no parameters but those of units inside of it"));
+      HasSubstr("only parameters of units inside it"));
 }
 
 TEST(FullyShardRefuses, ModelsThatAreNotReady) {

@@ -109,7 +109,7 @@ struct Transformer : TestModel {
 struct ModelCase {
   std::string name;
   std::function<std::shared_ptr<TestModel>()> make;
-  /// Of step and rank.
+  /// The input of a step and rank.
   std::function<at::Tensor(int64_t step, int64_t rank)> input;
 
   std::shared_ptr<TestModel> make_deferred() const {

@@ -1,4 +1,4 @@
-// One parameter in its two forms, in imagined worlds of several ranks.
+// One parameter in its two forms, in fake process groups of several ranks.
 #include "fsdp/sharded_parameter.h"
 
 #include <string>
@@ -22,7 +22,7 @@ using weft::test::message_of_thrown;
 
 using Sizes = std::vector<int64_t>;
 
-/// What the ranks of an imagined world have of one parameter.
+/// What the ranks of a fake process group have of one parameter.
 class Fixture {
  public:
   Fixture(const Sizes& sizes, int64_t ranks, int64_t rank)

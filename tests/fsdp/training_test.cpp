@@ -1,4 +1,4 @@
-// Fully sharded training is DistributedDataParallel's, to the bit over shared
+// Fully sharded training is DistributedDataParallel's, bitwise over shared
 // memory, and holds no more than it should.
 #include <functional>
 #include <memory>

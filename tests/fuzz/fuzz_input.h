@@ -3,8 +3,8 @@
 #include <string>
 #include <string_view>
 
-/// What a fuzzer's input means, for libFuzzer and for the test that goes
-/// through the corpus. Both abort if something is accepted that breaks a
+/// The inputs of the fuzzers, for libFuzzer and for the test that runs the
+/// corpus. Both abort if something is accepted that breaks a
 /// promise; any exception but CheckpointError passes through.
 namespace weft::test {
 

@@ -211,7 +211,7 @@ class GateTarget {
     char reply = 0;
     require(
         recv(fd.get(), &reply, 1, MSG_DONTWAIT) <= 0 && controls_ == 0,
-        "the gate lets somebody in");
+        "the server admits an unauthenticated peer");
   }
 
  private:

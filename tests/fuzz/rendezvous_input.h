@@ -5,8 +5,8 @@
 
 namespace weft::launcher {
 
-// Each does with an input what somebody might do, and returns what came of it
-// that must not be; empty: nothing.
+// Each does with an input what somebody might do, and returns what happens to
+// it that must not be; empty: nothing.
 
 /// Sends the gate of host 0 what the first byte says to make of the others, as
 /// somebody without the token.

@@ -186,8 +186,10 @@ TEST(HubConfig, NumbersThatNoRecipeCouldHaveAreRefused) {
       {mixtral, {{"num_local_experts", most}}, "num_local_experts: expected"},
       {mixtral,
        {{"num_local_experts", 1 << 24}},
-       "3 layers of 16777216 experts each are more than 1000000 tensors"},
-      {gpt2_json(), {{"n_layer", 100'000}}, "more than 1000000 tensors"},
+       "3 layers of 16777216 experts each exceed the limit of 1000000 tensors"},
+      {gpt2_json(),
+       {{"n_layer", 100'000}},
+       "exceed the limit of 1000000 tensors"},
       {gpt2_json(), {{"n_positions", 0}}, "n_positions: expected"},
       {gpt2_json(), {{"n_inner", -1}}, "n_inner: expected"}};
   EXPECT_EQ(model_of(mixtral).num_experts, 4);
@@ -255,8 +257,8 @@ TEST(ModelFrom, KeysMaySayTheSameAndNothingElse) {
       recipe_refusal(with("dim: 16")),
       AllOf(
           StartsWith("r.yaml:1:"),
-          HasSubstr(": model.dim: 16, but " + folder),
-          HasSubstr("config.json (n_embd) says 12"),
+          HasSubstr(": model.dim: got 16, but " + folder),
+          HasSubstr("config.json (n_embd) has 12"),
           HasSubstr("r.yaml:1:15: model.from")));
   EXPECT_THAT(recipe_refusal(with("type: llama")), HasSubstr("model_type"));
   EXPECT_THAT(
@@ -264,7 +266,7 @@ TEST(ModelFrom, KeysMaySayTheSameAndNothingElse) {
   EXPECT_THAT(
       recipe_refusal(with("dim: 12") + "checkpoint: {init_from: a}\n"),
       HasSubstr(
-          "checkpoint.init_from: a model begins with the weights of one"));
+          "checkpoint.init_from: a model has one source of initial weights"));
 }
 
 TEST(ModelFrom, ARunGoesOnWithoutItsFolder) {

@@ -183,11 +183,11 @@ TEST_P(HubModels, ComeBackAsTheyCameThroughACheckpoint) {
     EXPECT_THAT(
         message_of<mesh::UsageError>(
             [&] { hub::export_model(imported.path, to); }),
-        HasSubstr("exists already; nothing is overwritten"));
+        HasSubstr("already exists and is not overwritten"));
   }
 }
 
-// Tensors larger than a file are cut into rows.
+// Tensors larger than a file are split into rows.
 TEST_P(HubModels, ComeBackFromSmallFiles) {
   const TempFolder temp;
   const auto from = stored_hub_folder(GetParam());
@@ -367,7 +367,7 @@ TEST(Hub, ACopyOfWhatIsNotANumberIsACopy) {
       HasSubstr("lm_head.weight is not a copy of transformer.wte.weight"));
 }
 
-// Whoever exports it may be elsewhere.
+// The one that exports it may be elsewhere.
 TEST(Hub, ACheckpointKnowsItsFolderByItsWholePath) {
   const TempFolder temp;
   const auto folder = stored_hub_folder("llama");

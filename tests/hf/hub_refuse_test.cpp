@@ -147,7 +147,7 @@ TEST(HubRefuse, DamagedFilesAreNamedWithTheByte) {
   auto hostile = file;
   hostile.header["model.norm.weight"]["shape"] = {int64_t{1} << 62, 8};
   hostile.write(path);
-  EXPECT_THAT(damage_of(folder), HasSubstr("do not fit"));
+  EXPECT_THAT(damage_of(folder), HasSubstr("do not match"));
 }
 
 TEST(HubRefuse, IndexesThatLieOrLeadElsewhere) {
@@ -167,7 +167,7 @@ TEST(HubRefuse, IndexesThatLieOrLeadElsewhere) {
         damage_of(folder),
         AllOf(
             HasSubstr("model.safetensors.index.json"),
-            HasSubstr("cannot be the name of a file beside it")))
+            HasSubstr("cannot be the name of a file in its folder")))
         << elsewhere;
   }
   with("model.norm.weight", 3);
@@ -175,14 +175,14 @@ TEST(HubRefuse, IndexesThatLieOrLeadElsewhere) {
   with("model.norm.weight", "model-00009-of-00005.safetensors");
   EXPECT_THAT(
       usage_refusal(folder),
-      HasSubstr("model-00009-of-00005.safetensors is not there"));
+      HasSubstr("model-00009-of-00005.safetensors does not exist"));
   with("model.layers.7.x", "model-00001-of-00005.safetensors");
   EXPECT_THAT(
       usage_refusal(folder),
       HasSubstr("1 named by the index but not there (model.layers.7.x "
                 "(model-00001-of-00005.safetensors))"));
   temp.write("model/model.safetensors.index.json", "{\"weight_map\": [1]}");
-  EXPECT_THAT(damage_of(folder), HasSubstr("name of a file was expected"));
+  EXPECT_THAT(damage_of(folder), HasSubstr("expected a file name"));
   temp.write("model/model.safetensors.index.json", "{}");
   EXPECT_THAT(damage_of(folder), HasSubstr("there is no weight_map"));
 }
@@ -197,8 +197,9 @@ TEST(HubRefuse, AFileThatTwoNamesShare) {
   EXPECT_THAT(
       damage_of(folder),
       AllOf(
-          HasSubstr("\"model.norm.weight\" stands in"),
-          HasSubstr("model-00001-of-00005.safetensors already")));
+          HasSubstr("model-00005-of-00005.safetensors"),
+          HasSubstr("\"model.norm.weight\" is already in "
+                    "model-00001-of-00005.safetensors")));
 }
 
 TEST(HubRefuse, AFolderThatIsGoneWhenItsWeightsAreNeeded) {
@@ -219,12 +220,12 @@ TEST(HubRefuse, CheckpointsThatAreNoModelOfOurs) {
   EXPECT_THAT(
       message_of<mesh::UsageError>(
           [&] { hub::import_model(stored_hub_folder("llama"), temp / "run"); }),
-      HasSubstr("exists already"));
+      HasSubstr("already exists"));
   EXPECT_THAT(
       message_of<mesh::UsageError>([&] {
         hub::export_model(imported.path, temp / "out", {.max_shard_bytes = 0});
       }),
-      HasSubstr("files of 0 bytes: at least 1"));
+      HasSubstr("a file size of 0 bytes, expected at least 1"));
   fs::resize_file(imported.path / "shard-00000-00000.safetensors", 1000);
   EXPECT_NE(
       message_of<checkpoint::CheckpointError>(

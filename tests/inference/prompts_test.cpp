@@ -104,7 +104,7 @@ TEST(Prompts, AreRefusedWithTheReason) {
       prompt_tokens(recipe, words, with ? tokenizer.get() : nullptr);
     });
   };
-  EXPECT_THAT(refusal({}), HasSubstr("there is no prompt"));
+  EXPECT_THAT(refusal({}), HasSubstr("no prompt was given"));
   EXPECT_THAT(
       refusal({.texts = {"a"}, .tokens = std::vector<int64_t>{1}}),
       HasSubstr("several kinds"));
@@ -135,7 +135,7 @@ TEST(Prompts, ModelsWithPositionsHaveSoMuchRoom) {
   EXPECT_THAT(
       refusal(prompts, 6),
       HasSubstr("15 tokens and 6 new ones are more than the model's 20 "
-                "positions. --max-new-tokens can be 5."));
+                "positions. --max-new-tokens can be at most 5."));
   EXPECT_THAT(
       refusal({std::vector<int64_t>(20, 3)}, 1),
       HasSubstr("Give a shorter prompt."));
@@ -154,7 +154,7 @@ TEST(Prompts, TokenizersOfOtherModelsAreRefused) {
   EXPECT_THAT(
       message_of<mesh::UsageError>(
           [&] { find_tokenizer(recipe, std::nullopt); }),
-      HasSubstr("is not the model's, which has 100 tokens"));
+      HasSubstr("does not belong to the model, which has 100 tokens"));
 }
 
 TEST(Prompts, EndTokensAreThoseOfTheModelsFolder) {
@@ -241,7 +241,7 @@ TEST_F(TokenizerChoice, AreBytesWhereItWasTrainedOnText) {
   EXPECT_EQ(found(recipe_of(4096, ", tokenizer: byte")), "bytes");
 }
 
-TEST_F(TokenizerChoice, AreNumbersWhereNobodyKnows) {
+TEST_F(TokenizerChoice, AreNumbersWithoutATokenizer) {
   const auto recipe = recipe_of(4096, ", type: tokens");
   const auto refusal = [](const Recipe& given) {
     return message_of<mesh::UsageError>(

@@ -136,7 +136,8 @@ TEST_F(BenchCommandTest, CheckpointTimesWhatAlsoThePeerDoes) {
   EXPECT_FALSE(std::filesystem::exists(target));
 }
 
-// Three replicas of a model that is cut in two, of which one writes each part.
+// Three replicas of a model that is split in two, of which one writes each
+// part.
 TEST_F(BenchCommandTest, SavePlanMergesEveryImaginedRanksReport) {
   const Words shape{
       "save_plan",

@@ -29,8 +29,8 @@ struct Flip {
   int64_t rank = 0;
   /// From 0; the bit changes in the course of it.
   int64_t step = 0;
-  /// Of the model's parameters; the element (modulo the number of those that
-  /// the rank has) and the bit, 0 the mantissa's lowest.
+  /// The index among the model's parameters; the element (modulo the number of
+  /// elements of the rank) and the bit, 0 is the mantissa's lowest.
   size_t tensor = 0;
   int64_t element = 0;
   int bit = 0;
@@ -45,18 +45,18 @@ Flip random_flip(
     int64_t steps);
 
 struct FlipResult {
-  /// The error; empty: there was none.
+  /// The error. Empty if there was none.
   std::string message;
   /// After how many steps it came; one that flips in step 3 and is found at the
   /// end of step 3 has 1.
   int64_t steps_until = 0;
-  /// The rank that the error names alone; -1: none, or several.
+  /// The only rank that the error names. -1 if it names none or several.
   int64_t named = -1;
-  /// What the user was told besides (rank 0).
+  /// Other messages for the user (rank 0).
   std::vector<std::string> notes;
 };
 
-/// Trains with a sentinel, as `weft train` does, from step 0 for
+/// Trains with an integrity check, as `weft train` does, from step 0 for
 /// recipe.train.steps; one that was found ends it.
 /// Collective: all ranks of `world`.
 FlipResult train_with_flip(
@@ -64,7 +64,8 @@ FlipResult train_with_flip(
     const mesh::World& world,
     const std::vector<Flip>& flips);
 
-/// The only rank that an error of the sentinel blames; -1: none, or several.
+/// Returns the only rank that an error of the integrity check blames. -1 if it
+/// blames none or several.
 int64_t blamed_rank(const std::string& message);
 
 } // namespace weft::recipes

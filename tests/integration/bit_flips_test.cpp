@@ -1,5 +1,5 @@
 // Bits of one rank's memory are turned over while a run trains: what the
-// sentinel says, and when. bench/bit_flips.py does it a hundred times.
+// integrity check says, and when. bench/bit_flips.py does it a hundred times.
 
 #include <filesystem>
 #include <mutex>
@@ -81,7 +81,7 @@ TEST_F(BitFlips, WithoutThemNothingIsSaid) {
   }
 }
 
-// On every mesh, one rank alone too: the seal needs no other copy.
+// On every mesh, one rank alone too: the hash needs no other copy.
 TEST_F(BitFlips, InWeightsAreFoundAtTheNextComparisonAndBlamedOnTheRank) {
   std::mt19937_64 random(20261123);
   constexpr int64_t kEvery = 3;
@@ -128,7 +128,8 @@ TEST_F(BitFlips, MajorityIdentifiesTheRankOfThreeReplicas) {
     EXPECT_THAT(
         result.message,
         AllOf(
-            HasSubstr("[sentinel] rank 1 has other bits of model.layers.0."),
+            HasSubstr(
+                "[integrity_check] rank 1 has other bits of model.layers.0."),
             HasSubstr(" than ranks 0 and 2 after step 6; after step 4 they "
                       "were equal. The largest difference between copies is "
                       "now "),
@@ -183,7 +184,7 @@ TEST_F(BitFlips, RepeatedStepIdentifiesTheRankOfTwoReplicas) {
     EXPECT_THAT(
         again[0].notes[0],
         AllOf(
-            HasSubstr("sentinel: step 4 is done again, and "),
+            HasSubstr("integrity check: step 4 is done again, and "),
             HasSubstr(fmt::format("rank {} has the bits of ", 1 - guilty)),
             HasSubstr(fmt::format(
                 "what rank {} had when the last run stopped was wrong",

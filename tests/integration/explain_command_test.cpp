@@ -94,7 +94,7 @@ TEST_F(ExplainCommandTest, ExitsWithTwoForWhatIsWrong) {
       {"tiny.yaml", "--world-size", "5", "mesh.tp=5"}, "not divisible");
   expect_usage(
       {"tiny.yaml", "--world-size", "2", "--measured", "nowhere"},
-      "nowhere: holds no recipe.yaml");
+      "nowhere: has no recipe.yaml");
   expect_usage({"tiny.yaml", "--world-size", "2097152"}, "--world-size");
   expect_usage(
       {"tiny.yaml", "--world-size", "2", "links.tp_latency_us=3"},

@@ -70,9 +70,9 @@ TEST_F(HubCommandTest, ARunBeginsWithAFolderAndEndsWithOne) {
   EXPECT_THAT(
       failure(tune(1, 1, {"checkpoint.export_to=out", "output_dir=other"}), 2),
       HasSubstr(
-          "checkpoint.export_to: out exists already; nothing is overwritten"));
+          "checkpoint.export_to: out already exists and is not overwritten"));
   EXPECT_FALSE(fs::exists(folder_ / "other"));
-  // The run that made it has ended, and says so.
+  // The run that made it has ended, and reports it.
   expect_success(tune(2, 2, {"checkpoint.export_to=out"}));
 }
 
@@ -133,10 +133,10 @@ TEST_F(HubCommandTest, CheckpointsGoInAndOut) {
   EXPECT_FALSE(fs::exists(folder_ / "more"));
   EXPECT_THAT(
       failure(checkpoint({"import", "model", "in"}), 2),
-      HasSubstr("in/step-0 exists already"));
+      HasSubstr("in/step-0 already exists"));
   EXPECT_THAT(
       failure(checkpoint({"export", "in", "out"}), 2),
-      HasSubstr("out exists already"));
+      HasSubstr("out already exists"));
   EXPECT_THAT(
       failure(checkpoint({"import", "nowhere", "x"}), 2),
       HasSubstr("there is no such file or folder"));

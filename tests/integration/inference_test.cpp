@@ -251,15 +251,15 @@ TEST_F(InferenceTest, EvalFindsCheckpointsAsTrainDoes) {
 TEST_F(InferenceTest, EvalRefusesWhatIsNoModelToMeasure) {
   EXPECT_THAT(
       eval_refused({}),
-      HasSubstr("outputs/uneven/checkpoints holds no checkpoint"));
+      HasSubstr("outputs/uneven/checkpoints has no checkpoint"));
   EXPECT_THAT(
       eval_refused({"--checkpoint", "nowhere"}),
-      HasSubstr("--checkpoint: \"nowhere\" holds no checkpoint"));
+      HasSubstr("--checkpoint: \"nowhere\" has no checkpoint"));
   train_it();
   EXPECT_THAT(
       eval_refused({"model.heads=12"}),
       AllOf(
-          HasSubstr("is of another model"),
+          HasSubstr("belongs to another model"),
           HasSubstr("model.heads is 6 there and 12 here")));
   // The tensors fit; what they mean does not.
   EXPECT_THAT(
@@ -388,8 +388,8 @@ TEST_F(InferenceTest, GenerateTakesTokensAndFiles) {
 TEST_F(InferenceTest, GenerateRefusesWhatCannotBe) {
   EXPECT_THAT(
       generate_refused({"--prompt", "a"}),
-      HasSubstr("outputs/uneven/checkpoints holds no checkpoint"));
-  EXPECT_THAT(generate_refused({}), HasSubstr("there is no prompt"));
+      HasSubstr("outputs/uneven/checkpoints has no checkpoint"));
+  EXPECT_THAT(generate_refused({}), HasSubstr("no prompt was given"));
   EXPECT_THAT(
       generate_refused({"--prompt", "a", "--prompt-tokens", "1"}),
       HasSubstr("several kinds"));
@@ -464,7 +464,7 @@ TEST_F(InferenceTest, GenerateSaysWhatItLeavesOut) {
       HasSubstr(std::to_string(beyond) + " tokens are beyond the 256"));
 }
 
-TEST_F(InferenceTest, GenerateWritesNumbersWhereNobodyKnowsTheText) {
+TEST_F(InferenceTest, GenerateWritesNumbersWithoutATokenizer) {
   train_it();
   const Words words{
       "--prompt-tokens=97,98",

@@ -71,7 +71,7 @@ TEST_F(InitFromTest, AdaptersBeginAsAlwaysAndTheWeightsStay) {
   const auto text = diff.output() + diff.error();
   EXPECT_THAT(text, HasSubstr("self_attn.q_proj.lora_B.weight"));
   EXPECT_THAT(text, Not(HasSubstr("model.model.layers.0.mlp.up_proj.weight")));
-  // Resumed, it goes on from its own checkpoint.
+  // Resumed, it resumes from its own checkpoint.
   Process again(
       run_words(
           1,
@@ -118,7 +118,8 @@ TEST_F(InitFromTest, TakesWhatTheRulesSay) {
           "some",
           {"checkpoint.init_include=[\"model.layers.**\", lm_head.weight]",
            "checkpoint.init_exclude=[\"**.mlp.up_proj.*\"]"}),
-      HasSubstr("(9 of the model's 12 tensors; 0 are not in it, 0 of it were"));
+      HasSubstr("(9 of the model's 12 tensors; 0 are missing in it, 0 of its "
+                "tensors were"));
   EXPECT_THAT(
       differing("some"),
       AllOf(
@@ -128,7 +129,8 @@ TEST_F(InitFromTest, TakesWhatTheRulesSay) {
           Not(HasSubstr("\"model.lm_head.weight"))));
   EXPECT_THAT(
       begun("deeper", {"model.layers=2", "checkpoint.init_strict=missing_ok"}),
-      HasSubstr("(12 of the model's 21 tensors; 9 are not in it, 0 of it"));
+      HasSubstr("(12 of the model's 21 tensors; 9 are missing in it, 0 of its "
+                "tensors"));
   // The first layer becomes the second.
   const std::string rename =
       "checkpoint.init_rename=['^model\\.model\\.layers\\.0\\. -> "
@@ -137,7 +139,7 @@ TEST_F(InitFromTest, TakesWhatTheRulesSay) {
       begun(
           "moved",
           {"model.layers=2", rename, "checkpoint.init_strict=missing_ok"}),
-      HasSubstr("(12 of the model's 21 tensors; 9 are not in it"));
+      HasSubstr("(12 of the model's 21 tensors; 9 are missing in it"));
   EXPECT_THAT(
       differing("moved"),
       HasSubstr("model.model.layers.0.self_attn.q_proj.weight"));
@@ -176,11 +178,12 @@ TEST_F(InitFromTest, RefusesWhatIsNoCheckpointOfTheModel) {
       refused({"checkpoint.init_from=nowhere"}),
       AllOf(
           StartsWith("ERROR 2 "),
-          HasSubstr("checkpoint.init_from: \"nowhere\" holds no checkpoint")));
+          HasSubstr("checkpoint.init_from: \"nowhere\" has no checkpoint")));
   expect_success(run_words(1, 1, "base"));
   EXPECT_THAT(
       refused({"checkpoint.init_from=base", "model.layers=2"}),
-      AllOf(HasSubstr("is of another model"), HasSubstr("model.layers.1.")));
+      AllOf(
+          HasSubstr("belongs to another model"), HasSubstr("model.layers.1.")));
   EXPECT_THAT(
       refused({"checkpoint.init_from=base", "model.ffn_dim=60"}),
       AllOf(HasSubstr("checkpoint.init_from"), HasSubstr("mlp")));

@@ -141,8 +141,8 @@ TEST(LayoutsInBfloat16, LossesAgreeToTheDtypesPrecision) {
 struct DdpVariant {
   const char* name;
   DdpConfig ddp;
-  /// Of the losses, against one rank that reduces nothing; 0: as exact as
-  /// without.
+  /// The tolerance of the losses against one rank without reductions. 0 means
+  /// the default tolerance.
   double tolerance = 0;
 };
 

@@ -86,7 +86,7 @@ void PrintTo(const Traffic& traffic, std::ostream* out) {
        << " reduce_scatters, " << traffic.all_reduces << " all_reduces";
 }
 
-/// Of the entries whose names begin so.
+/// Returns the traffic of the entries with this prefix.
 Traffic traffic_of(
     const std::vector<mesh::FlightRecorderEntry>& entries,
     const std::string& prefix = {}) {

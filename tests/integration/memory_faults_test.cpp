@@ -44,7 +44,7 @@ class FailedAllocation : public ProcessTest {
     return launched(2, {"sh", "-c", script});
   }
 
-  /// Whatever was saved is whole, and training goes on from there to its end.
+  /// Whatever was saved is whole, and training resumes from there to its end.
   void expect_no_half_state(long fail_at) {
     const fs::path saved = folder_ / "outputs/tiny/checkpoints";
     if (fs::exists(saved)) {

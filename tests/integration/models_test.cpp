@@ -196,7 +196,7 @@ TEST(Recomputing, ChangesNothingButMemory) {
   }
 }
 
-// The order of the arithmetic within a layer is no part of its result.
+// The order of the arithmetic within a layer is not a part of its result.
 TEST(AsyncTp, ChangesNoBit) {
   auto recipe = language_recipe(corpus_path());
   recipe.tp.async_tp = "off";

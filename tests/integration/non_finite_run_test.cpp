@@ -71,7 +71,7 @@ class NonFiniteRunTest : public ProcessTest {
   }
 };
 
-// What was saved before is sound: the run goes on from it and ends as one that
+// What was saved before is valid: the run resumes from it and ends as one that
 // had no fault.
 TEST_F(NonFiniteRunTest, StopEndsAllRanksAtThatStepAndSavesNothingOfIt) {
   struct Layout {
@@ -102,7 +102,7 @@ TEST_F(NonFiniteRunTest, StopEndsAllRanksAtThatStepAndSavesNothingOfIt) {
         StartsWith(
             "ERROR 3 rank=0 op=train step " + std::to_string(step) +
             ": the gradient of " + name + " " + said + " on rank " + rank +
-            ": nothing was updated"));
+            ". Nothing was updated"));
     EXPECT_EQ(metrics(output).size(), step - 1);
     EXPECT_EQ(
         latest(output),
@@ -167,7 +167,7 @@ TEST_F(NonFiniteRunTest, TheCapCountsOverRestarts) {
   };
   const std::string end =
       "ERROR 3 rank=0 op=train step 6: the gradient of up.weight is nan on "
-      "rank 1: nothing was updated, as in the 3 steps before";
+      "rank 1. Nothing was updated, as in the previous 3 steps";
   auto straight = start(
       words("straight"),
       "1 3 up.weight nan, 1 4 up.weight nan, 1 5 up.weight nan, "

@@ -1,4 +1,4 @@
-// When and how a run may be told to end: before its first step, in evaluations
+// When and how a run may be preempted: before its first step, in evaluations
 // and saves, by another signal, on one rank, more than once.
 
 #include <algorithm>
@@ -82,7 +82,8 @@ class PreemptMomentsTest : public ProcessTest {
     }
   }
 
-  /// Of the workers, whom weftrun repeats once.
+  /// Returns the number of error lines of the workers. weftrun repeats each
+  /// once.
   static int64_t error_lines(const Process& run) {
     return std::ranges::count_if(lines_of(run.error()), [](const auto& line) {
       return line.starts_with("ERROR ");
@@ -283,7 +284,7 @@ TEST_F(PreemptMomentsTest, ARunThatIsToldThroughWeftrunIsNotRestarted) {
   expect_whole("run");
 }
 
-// Who has nothing to save ends as ever.
+// Who has nothing to save ends as usual.
 TEST_F(PreemptMomentsTest, OtherCommandsDieOfTheSignal) {
   Process run(
       {WEFT_WEFT, "bench", "step", "--dp=1", "--tp=1", "--steps=1000000"},

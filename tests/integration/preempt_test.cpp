@@ -1,4 +1,4 @@
-// Runs that are told to end and go on: the real programs, with SIGTERM.
+// Runs that are preempted and go on: the real programs, with SIGTERM.
 
 #include <algorithm>
 #include <csignal>

@@ -205,7 +205,7 @@ struct Surroundings {
   int launched = 0;
   /// In one line of what those print that do not end with 0.
   std::string sentence = {};
-  /// Of the training, instead of a folder here.
+  /// The output folder of the training, instead of a folder here.
   std::string output_dir = {};
 };
 

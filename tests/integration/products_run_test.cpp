@@ -41,7 +41,7 @@ TEST_F(ProductsRunTest, AResumedRunKeepsItsLibrary) {
   const auto resumed = run(4, {});
   ASSERT_EQ(resumed->wait(), 0) << resumed->error();
   EXPECT_THAT(resumed->output(), HasSubstr("products: libtorch"));
-  EXPECT_THAT(resumed->output(), Not(HasSubstr("multiplied before")));
+  EXPECT_THAT(resumed->output(), Not(HasSubstr("was used before")));
 }
 
 TEST_F(ProductsRunTest, AnotherLibraryIsSaid) {
@@ -53,8 +53,8 @@ TEST_F(ProductsRunTest, AnotherLibraryIsSaid) {
   ASSERT_EQ(resumed->wait(), 0) << resumed->error();
   EXPECT_THAT(
       resumed->output(),
-      HasSubstr("products: libtorch multiplied before this checkpoint, onednn "
-                "does from here on"));
+      HasSubstr("products: libtorch was used before this checkpoint and onednn "
+                "is used from now on"));
 }
 
 // As two hosts with processors of two vendors would.
@@ -102,7 +102,7 @@ TEST_F(ProductsRunTest, BFloat16WithoutProductsOfItIsMadeInFloat32) {
   EXPECT_EQ(refused->wait(), 2);
   EXPECT_THAT(
       refused->error(),
-      HasSubstr("products: this processor has no products of bfloat16"));
+      HasSubstr("products: this processor cannot multiply bfloat16"));
 }
 
 } // namespace

@@ -171,7 +171,7 @@ TEST_F(ResumeTest, ACommHookStartsAnewOnAnotherMesh) {
   fs::copy(folder_ / "first/metrics.jsonl", folder_ / "again/metrics.jsonl");
   Process run(run_words({1, 2}, "again", hook), folder_);
   ASSERT_EQ(run.wait(), 0) << run.error();
-  EXPECT_THAT(run.output(), HasSubstr("the comm hook starts anew"));
+  EXPECT_THAT(run.output(), HasSubstr("the comm hook starts from scratch"));
 }
 
 TEST_F(ResumeTest, GoesOnOnAnyOtherMesh) {

@@ -1,4 +1,4 @@
-// How runs save: in the background, signed, with an average of the weights.
+// How runs save: in the background, signed, with an EMA of the weights.
 
 #include <algorithm>
 #include <csignal>
@@ -119,7 +119,7 @@ TEST_F(SavingTest, RanksThatSeeDifferentFoldersAreTold) {
       again.output() + again.error(),
       AllOf(
           HasSubstr("shard-00001-00000.safetensors"),
-          HasSubstr("one that all hosts share")));
+          HasSubstr("a folder that all hosts share")));
 }
 
 TEST_F(SavingTest, SignedCheckpointsNeedTheirKey) {
@@ -135,7 +135,7 @@ TEST_F(SavingTest, SignedCheckpointsNeedTheirKey) {
   EXPECT_FALSE(fs::exists(folder_ / "run"));
   EXPECT_THAT(
       output_of(run_words(1, 2, "run", with_key)),
-      HasSubstr("checkpoint.hmac_key_file: other users may read it"));
+      HasSubstr("checkpoint.hmac_key_file: other users can read it"));
   const auto manifest =
       read_text(folder_ / "run/checkpoints/step-6/manifest.json");
   EXPECT_THAT(manifest, AllOf(HasSubstr("sha256"), HasSubstr("hmac_sha256")));
@@ -253,7 +253,7 @@ TEST_F(SavingTest, TheAverageIsEvaluatedAndExported) {
       refused(
           2,
           {WEFT_WEFT, "checkpoint", "export", "plain", "no", "--weights=ema"}),
-      HasSubstr("it holds no average of the weights"));
+      HasSubstr("it has no EMA weights"));
   EXPECT_THAT(
       refused(
           2,
@@ -263,7 +263,7 @@ TEST_F(SavingTest, TheAverageIsEvaluatedAndExported) {
            "--weights=ema",
            "model.kv_heads=12",
            "output_dir=plain"}),
-      HasSubstr("holds no average of the weights; train with ema.decay"));
+      HasSubstr("has no EMA weights; train with ema.decay"));
 }
 
 } // namespace

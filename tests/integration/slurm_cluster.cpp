@@ -23,7 +23,7 @@ using std::chrono::seconds;
 using Words = std::vector<std::string>;
 
 // The nodes' names are not hosts' names: addresses are given here. Only
-// loopback listens, as whoever reaches a slurmd may run programs.
+// loopback listens, as the one that reaches a slurmd may run programs.
 constexpr const char* kConfiguration = R"(ClusterName=weft
 AuthType=auth/munge
 CredType=cred/munge

@@ -46,7 +46,7 @@ struct TrafficCase {
   bool sequence_parallel = true;
   bool loss_parallel = true;
   bool recomputed = false;
-  /// Of sequences; 0 for images.
+  /// The sequence length. 0 for images.
   int64_t length = 0;
   int64_t kv_heads = 6;
 };
@@ -99,7 +99,7 @@ at::Tensor targets_of(const TrafficCase& each) {
                           : (inputs_of(each) + 3).remainder(kTrafficVocabulary);
 }
 
-/// Of rank 0.
+/// The collectives of rank 0.
 struct StepEntries {
   std::vector<mesh::FlightRecorderEntry> forward;
   std::vector<mesh::FlightRecorderEntry> backward;
@@ -140,7 +140,7 @@ StepTraffic our_traffic(const StepEntries& entries, int64_t ranks) {
     add(is_loss ? traffic.loss : traffic.forward, entry);
   }
   for (const auto& entry : entries.backward) {
-    const bool is_pending = entry.name.ends_with("pending sums");
+    const bool is_pending = entry.name.ends_with("Partial gradients");
     add(is_pending ? traffic.gradients : traffic.backward, entry);
   }
   return traffic;
@@ -218,7 +218,7 @@ StepTraffic expert_traffic(const TrafficCase& each, int64_t ranks) {
 /// More numbers that are pending than PyTorch's. Biases of row-parallel Linears
 /// are added to parts of sequences here, and each rank has a term of their
 /// gradients; PyTorch has them from the gathered gradient. The MLP's gradients
-/// are pending sums until they pass a row-parallel Linear's bias.
+/// are Partial sums until they pass a row-parallel Linear's bias.
 int64_t pending_biases(const TrafficCase& each, int64_t layers) {
   if (each.model == "mlp") {
     return layers / 2 * 48;
@@ -470,9 +470,9 @@ std::string order_of(const TrafficCase& each) {
   return text;
 }
 
-// Which collective comes first follows from a model's text: whoever compiled
-// it, programs of one run send the same in the same order.
-TEST(TpTrafficOrder, IsTheStoredOneWhateverTheCompiler) {
+// Which collective comes first follows from a model's text: the one that
+// compiled it, programs of one run send the same in the same order.
+TEST(TpTrafficOrder, MatchesTheStoredOrderForEveryCompiler) {
   std::string order;
   for (const char* model : {"llama", "gpt2", "moe", "vit", "mlp"}) {
     const bool has_tokens =

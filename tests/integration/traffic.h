@@ -13,7 +13,7 @@
 
 namespace weft::recipes {
 
-/// What this rank has sent over "tp" since the last call.
+/// Returns the collectives of this rank over "tp" since the last call.
 inline std::vector<mesh::FlightRecorderEntry> take_entries(
     const mesh::DeviceMesh& mesh) {
   auto& flight_recorder = mesh.group("tp").flight_recorder();
@@ -22,7 +22,7 @@ inline std::vector<mesh::FlightRecorderEntry> take_entries(
   return entries;
 }
 
-/// Of one kind of collective.
+/// The traffic of one kind of collective.
 struct Sent {
   int64_t calls = 0;
   double bytes = 0;
@@ -82,9 +82,9 @@ struct StepTraffic {
   KindTraffic forward;
   /// Without pending gradients.
   KindTraffic backward;
-  /// Of the logits, and of what an auxiliary loss counts.
+  /// The bytes of the logits and of the counts of an auxiliary loss.
   KindTraffic loss;
-  /// Of parameters that each rank has a term of.
+  /// The bytes of parameters of which each rank has a term.
   KindTraffic gradients;
 
   KindTraffic all() const { return forward + backward + loss + gradients; }

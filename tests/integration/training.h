@@ -10,7 +10,7 @@
 
 namespace weft::recipes {
 
-/// What a training run leaves behind, whole.
+/// The complete result of a training run.
 struct Trace {
   std::vector<double> losses;
   std::map<std::string, at::Tensor> initial;
@@ -28,14 +28,14 @@ std::string digits_path();
 /// process.
 Trace train(const Recipe& recipe);
 
-/// The same, once in this process: of a recipe that was trained before, the
-/// trace of that time. For what many meshes are compared with.
+/// Like train(), once per recipe and process: returns the earlier trace of a
+/// recipe that was trained before. For references of many meshes.
 const Trace& train_once(const Recipe& recipe);
 
 double relative_distance(const at::Tensor& a, const at::Tensor& b);
 
 /// Losses within `tolerance` of each other, relative; parameters too, in their
-/// norm; the same initial values, bit for bit.
+/// norm; the same initial values, bitwise.
 void expect_same_training(
     const Trace& actual,
     const Trace& expected,

@@ -134,7 +134,7 @@ def losses_are_those_of_one_host(hosts):
     both = [hosts.launch(host, "two", "train.steps=6") for host in (0, 1)]
     stranger = hosts.launch(1, "never", "train.steps=6", token="wrong")
     check("another token is refused",
-          "has another token" in ended(stranger, 2))
+          "has a different token" in ended(stranger, 2))
     for process in both:
         ended(process, 0)
     ended(hosts.on_one("one", "train.steps=6"), 0)

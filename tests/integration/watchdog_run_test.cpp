@@ -118,12 +118,12 @@ TEST_F(WatchedRunTest, DetailOnOneRankAloneIsNamedBeforeAnythingBegins) {
 // A rank that hangs: who waits for it says which process, and that it is
 // stopped; nothing of the run is left behind.
 TEST_F(WatchedRunTest, AStoppedRankIsNamedAfterTheTimeout) {
-  expect_stop_is_named(3, "rank 3 gives no sign of life");
+  expect_stop_is_named(3, "rank 3 is not responding");
 }
 
 // The one that everybody would ask.
 TEST_F(WatchedRunTest, AStoppedRank0IsNamedAfterTheTimeout) {
-  expect_stop_is_named(0, "Rank 0, which has the store, gives no sign of life");
+  expect_stop_is_named(0, "Rank 0, which has the store, is not responding");
 }
 
 } // namespace

@@ -49,7 +49,7 @@ void expect_close_to_float64(const at::Tensor& result, const Op& op) {
       << (result - expected).abs().max().template item<double>();
 }
 
-// As libtorch has it bit for bit, strides included.
+// As libtorch has it bitwise, strides included.
 template <class Op>
 void expect_libtorchs(const Op& op) {
   const auto expected = with(Library::kLibtorch, op);

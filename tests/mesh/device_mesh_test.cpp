@@ -162,7 +162,7 @@ TEST(DeviceMesh, WrongArgumentsSayWhatIsWrong) {
       AllOf(
           HasSubstr("6 vs 8"), HasSubstr("dp=2 tp=3"), HasSubstr("rank 2/8")));
   EXPECT_THAT(create({2, 4}, {"dp"}), HasSubstr("2 vs 1"));
-  EXPECT_THAT(create({2, 4}, {"dp", "dp"}), HasSubstr("\"dp\" stands for two"));
+  EXPECT_THAT(create({2, 4}, {"dp", "dp"}), HasSubstr("\"dp\" names two"));
   EXPECT_THAT(create({2, 4}, {"dp", ""}), HasSubstr("Mesh dim 1"));
   EXPECT_THAT(create({8, 0}, {"dp", "tp"}), HasSubstr("\"tp\" has no ranks"));
 

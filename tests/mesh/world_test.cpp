@@ -324,7 +324,7 @@ TEST(World, AnAgentsStoreIsOnlyUsed) {
   EXPECT_EQ(agent->get_to_str("key"), "value");
 }
 
-TEST(World, NobodyServingIsATimeout) {
+TEST(World, AMissingStoreIsATimeout) {
   const LauncherEnv env({});
   EXPECT_THAT(
       message_of_thrown<CommError>([] {
@@ -334,20 +334,20 @@ TEST(World, NobodyServingIsATimeout) {
 }
 
 // c10d itself would wait for ever.
-TEST(World, AStrangerThatAcceptsAndSaysNothingIsATimeout) {
+TEST(World, ASilentPeerIsATimeout) {
   const LauncherEnv env({});
   const uint16_t port = free_port();
-  const int stranger = listen_at("127.0.0.1", port);
-  ASSERT_EQ(listen(stranger, 1), 0);
+  const int peer = listen_at("127.0.0.1", port);
+  ASSERT_EQ(listen(peer, 1), 0);
   EXPECT_THAT(
       message_of_thrown<CommError>([&] {
         connect_store(job_of(1, port), std::chrono::milliseconds(300));
       }),
       AllOf(
           HasSubstr("[rendezvous] Timed out after 0.3 s"),
-          HasSubstr("does not answer as rank 0's store does"),
+          HasSubstr("does not answer like rank 0's store"),
           HasSubstr("store localhost:" + std::to_string(port))));
-  close(stranger);
+  close(peer);
 }
 
 TEST(World, ARankThatIsEarlyWaitsForTheServer) {
@@ -425,9 +425,9 @@ TEST(World, FromEnvIsForOneWorldAProcess) {
     EXPECT_THAT(
         message_of_thrown<UsageError>([&] { World::from_env(options); }),
         AllOf(
-            HasSubstr("[world] This process has made a World from its "
-                      "environment already"),
-            HasSubstr("Make one and pass it on"),
+            HasSubstr("[world] This process already has a World from its "
+                      "environment"),
+            HasSubstr("Create one and pass it on"),
             HasSubstr("(rank 0/2)")));
   }
   peer.join();
@@ -515,7 +515,7 @@ TEST(WorldRanks, ARankThatDoesNotComeIsNamed) {
                   [&] { self.world.check_agreement("recipe", "v"); }),
               AllOf(
                   HasSubstr("Timed out after 0.4 s"),
-                  HasSubstr("Rank 1 has not come")));
+                  HasSubstr("Rank 1 has not arrived")));
         }
       },
       std::chrono::milliseconds(400));
@@ -536,7 +536,7 @@ TEST(WorldRanks, GroupsOfWrongRanksAreRefused) {
     };
     EXPECT_THAT(refused({0, 2}), HasSubstr("names rank 2"));
     EXPECT_THAT(refused({0, 0}), HasSubstr("names rank 0 twice"));
-    EXPECT_THAT(refused({1 - self.rank}), HasSubstr("no member of group"));
+    EXPECT_THAT(refused({1 - self.rank}), HasSubstr("not a member of group"));
     self.world.make_group("pair", {0, 1});
     EXPECT_THAT(refused({0, 1}), HasSubstr("\"pair\" was made before"));
   });

@@ -151,7 +151,7 @@ MoeConfig trained_config() {
 struct TrainedMoe {
   std::vector<double> losses;
   std::map<std::string, at::Tensor> parameters;
-  /// Of each step, micro-batch and layer: the experts of the whole batch's
+  /// For each step, micro-batch and layer, the experts of the global batch's
   /// tokens, sorted for each token. [steps, layers, B, T, k]
   std::vector<at::Tensor> experts;
 };

@@ -18,7 +18,7 @@ using test::run_ranks;
 
 using WeakMemory = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// Its hidden state is whole on every rank and saved by `up` and by tanh.
+/// Its hidden state is replicated and saved by `up` and by tanh.
 struct Wide : torch::nn::Module {
   Wide()
       : up(register_module("up", torch::nn::Linear(6, 8))),

@@ -1,4 +1,4 @@
-// Adapters of low rank beside weights that are cut in every way.
+// Adapters of low rank beside weights that are split in every way.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -152,7 +152,7 @@ TEST_P(Lora, MovesNothingMoreForward) {
     auto& flight_recorder = mesh.group("tp").flight_recorder();
     const auto stream = sequence ? Shard(1) : Replicate();
     const auto calls = [&](AdaptedImpl& module) {
-      // One each: whoever asks for the same tensor shares its move.
+      // One each: the one that asks for the same tensor shares its move.
       const auto x =
           dtensor::distribute_tensor(wave({2, 6, kIn}), mesh, {stream});
       flight_recorder.reset();
@@ -200,7 +200,7 @@ TEST(LoraErrors, NameTheModuleAndChangeNothing) {
     EXPECT_THAT(
         [&] { add_lora(*plain, {"up"}); },
         ThrowsMessage<c10::ValueError>(AllOf(
-            HasSubstr("\"up\" lies on no mesh"),
+            HasSubstr("\"up\" is on no mesh"),
             HasSubstr("parallelize_module()"))));
     const auto module = make_parallel<AdaptedImpl>(mesh, plan_of(false));
     const auto refused = [&](std::vector<std::string> patterns,
@@ -219,7 +219,7 @@ TEST(LoraErrors, NameTheModuleAndChangeNothing) {
     add_lora(*module, {"up"});
     EXPECT_THAT(
         [&] { add_lora(*module, {"up"}); },
-        ThrowsMessage<c10::ValueError>(HasSubstr("has an adapter already")));
+        ThrowsMessage<c10::ValueError>(HasSubstr("already has an adapter")));
   });
 }
 

@@ -39,7 +39,7 @@ std::shared_ptr<M> make_parallel(
   return module;
 }
 
-/// The same values in plain tensors.
+/// Equal values in plain tensors.
 /// Collective: all ranks of the module's mesh.
 template <class M>
 std::shared_ptr<M> plain_copy(const M& module) {
@@ -78,7 +78,7 @@ inline void expect_close(
   }
 }
 
-/// The parameters' gradients are the plain module's and lie where the
+/// The parameters' gradients are the plain module's and are where the
 /// parameters do.
 inline void expect_same_gradients(
     const torch::nn::Module& module,
@@ -93,7 +93,7 @@ inline void expect_same_gradients(
   }
 }
 
-/// The part of a whole tensor that lies here, as a plain leaf.
+/// The part of a full tensor that lies here, as a plain leaf.
 inline at::Tensor local_leaf(
     const at::Tensor& tensor,
     const mesh::DeviceMesh& mesh,

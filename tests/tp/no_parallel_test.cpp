@@ -135,7 +135,7 @@ TEST_P(NoParallelStyle, GathersOnceAndReducesNothing) {
       EXPECT_EQ(counts.begin()->second, 1);
     }
     flight_recorder.reset();
-    // The gradient is whole on every rank.
+    // The gradient is replicated.
     y.square().sum().backward();
     EXPECT_THAT(flight_recorder.counts(), IsEmpty());
   });

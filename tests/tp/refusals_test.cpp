@@ -161,13 +161,13 @@ TEST_F(Refusals, LayoutsThatDoNotFit) {
     refuse(NoParallel({.output_layout = two}), "output_layout: number");
     refuse(
         ColwiseParallel({.weight_layouts = Shard(2)}),
-        "weight_layouts has S(2), but this style cuts the weight");
+        "weight_layouts has S(2), but this style shards the weight");
     refuse(
         ColwiseParallel({.weight_layouts = Replicate()}),
-        "cuts along no mesh dim. Use NoParallel");
+        "shards along no mesh dim. Use NoParallel");
     refuse(
         ColwiseParallel({.output_layouts = Partial()}),
-        "where the output is no pending sum");
+        "where the output is not Partial");
     refuse(
         RowwiseParallel({.output_layouts = Partial()}),
         "its bias is added after the reduction");
@@ -224,12 +224,12 @@ TEST_F(Refusals, ASharedTensorInTwoPlaces) {
         mesh,
         std::make_shared<Tied>(),
         {{"embed", RowwiseParallel()}, {"head", ColwiseParallel()}},
-        HasSubstr("are one plain tensor, which would become two"));
+        HasSubstr("are one plain tensor, which would be replaced by two"));
     expect_refused(
         mesh,
         std::make_shared<Tied>(),
         {{"embed", RowwiseParallel()}},
-        HasSubstr("are one plain tensor, which would become two"));
+        HasSubstr("are one plain tensor, which would be replaced by two"));
     EXPECT_NO_THROW(parallelize_module(
         *deferred<Tied>(),
         mesh,
@@ -261,7 +261,7 @@ TEST_F(Refusals, ParametersThatCannotBePlaced) {
         message_of_thrown<c10::ValueError>([&] {
           parallelize_module(*twice, mesh, {{"up", RowwiseParallel()}});
         }),
-        HasSubstr("has a place already"));
+        HasSubstr("already has placements"));
   });
 }
 

@@ -19,7 +19,7 @@ using test::run_ranks;
 
 constexpr int kRanks = 2;
 
-/// Of two inputs and one by name, two outputs.
+/// A module with two inputs, one named input and two outputs.
 struct TwoOfThree : torch::nn::Module {
   std::tuple<at::Tensor, at::Tensor>
   forward(const at::Tensor& a, const at::Tensor& b, const at::Tensor& mask) {

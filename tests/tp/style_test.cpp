@@ -131,7 +131,7 @@ void check_layouts(
       part.grad(), local_leaf(x_alone.grad(), mesh, input), "input gradient");
 }
 
-// A plain input is a part that lies as input_layouts say.
+// A plain input is a part that is placed as input_layouts say.
 TEST_P(Styles, LayoutsOfInputsAndOutputs) {
   run([&](const mesh::DeviceMesh& mesh) {
     for (const auto& input : {Replicate(), Shard(0), Shard(1), Shard(-1)}) {

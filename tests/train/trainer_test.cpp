@@ -78,7 +78,7 @@ TEST_F(TrainerTest, AllRanksStopIfOneIsToldTo) {
   }
 }
 
-// Whoever is asked, and whenever: all leave it after the same micro-batch.
+// The one that is asked, and whenever: all leave it after the same micro-batch.
 TEST_F(TrainerTest, AStopCutsAnEvaluationShortOnAllRanks) {
   for (int guilty = 0; guilty < 4; ++guilty) {
     test::run_ranks(4, [&](test::RankContext& self) {
@@ -106,7 +106,8 @@ TEST_F(TrainerTest, AnEvaluationThatWasDoneWhenTheStopCameCounts) {
   });
 }
 
-// One over each mesh dim that has ranks; the ledger has those of 1 rank, too.
+// One over each mesh dim that has ranks; the flight recorder has those of 1
+// rank, too.
 TEST_F(TrainerTest, AStepSendsLossNormAndStopInOneMessageAMeshDim) {
   for (const auto& [dp, tp] :
        {std::pair{2, 2}, std::pair{2, 1}, std::pair{1, 2}, std::pair{1, 1}}) {

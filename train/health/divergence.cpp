@@ -103,8 +103,8 @@ std::string describe_replay(
   }
   if (right.empty() || wrong.empty()) {
     return fmt::format(
-        "sentinel: step {} is done again, and {}: what made the last run stop "
-        "cannot be told",
+        "integrity check: step {} is done again, and {}: what made the last "
+        "run stop cannot be told",
         record.step,
         right.empty()
             ? fmt::format(
@@ -114,8 +114,8 @@ std::string describe_replay(
             : fmt::format("the bits of {} differ again", record.what));
   }
   return fmt::format(
-      "sentinel: step {} is done again, and {} {} the bits of {} that {} had: "
-      "what {} had when the last run stopped was wrong",
+      "integrity check: step {} is done again, and {} {} the bits of {} that "
+      "{} had: what {} had when the last run stopped was wrong",
       record.step,
       mesh::ranks_text(right),
       right.size() == 1 ? "has" : "have",

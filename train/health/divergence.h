@@ -10,55 +10,62 @@
 
 namespace weft::recipes {
 
-/// What the sentinel found: ranks that must have the same do not. Ranks are
-/// world ranks.
+/// A difference found by the integrity check between values that must be
+/// identical on several ranks. Ranks are world ranks.
 struct Divergence {
-  /// "exp_avg of model.norm.weight".
+  /// The name of the tensor or number: "exp_avg of model.norm.weight".
   std::string what = {};
-  /// Equal after this step; not after that one.
+  /// The last recorded step after which the copies were equal. They differ
+  /// after `step`.
   int64_t good_step = 0;
   int64_t step = 0;
-  /// Ranks have seen bits change that nothing had written: theirs are wrong,
-  /// whatever the others have.
+  /// True if ranks saw bits change that nothing had written. The values of
+  /// these ranks are wrong, whatever their peers have.
   bool is_memory_corruption = false;
-  /// Found before the next update, not before a save or after an evaluation.
+  /// True if memory corruption was found before the next update, false if
+  /// before a save or after an evaluation.
   bool is_before_update = true;
   std::vector<int64_t> majority_ranks = {};
   std::vector<int64_t> mismatched_ranks = {};
-  /// Of whom none can be told to be wrong: as of two.
+  /// The ranks that differ without a majority, for example two replicas. None
+  /// of them can be identified as wrong.
   std::vector<int64_t> tied_ranks = {};
-  /// Between copies, now; none if there are no copies, or it is a number.
+  /// The largest current difference between copies. Empty if there are no
+  /// copies or if the value is a number instead of a tensor.
   std::optional<double> largest = std::nullopt;
   std::vector<int64_t> nan_ranks = {};
 };
 
-/// "rank 2 has other bits of W than ranks 0, 1 and 3 after step 13; ...", whole
-/// sentences.
+/// Describes the difference in sentences: "rank 2 has other bits of W than
+/// ranks 0, 1 and 3 after step 13; ...".
 std::string describe(const Divergence& divergence);
 
-/// What ranks had where none could be told to be wrong, kept in the run's
-/// folder: the next run does those steps again, to the bit, and sees who was.
+/// The hashes of a tied vote, which identified no wrong rank. Stored in the
+/// run's folder: the resumed run repeats these steps bitwise and reports which
+/// ranks were wrong.
 struct TieRecord {
   std::string what = {};
   int64_t step = 0;
   std::vector<int64_t> tied_ranks = {};
-  /// Hashes by world rank.
+  /// The hashes by world rank.
   std::vector<int64_t> values;
 
   bool operator==(const TieRecord&) const = default;
 };
 
-/// RUN/sentinel.json.
+/// Returns RUN/integrity_check.json.
 std::filesystem::path tie_record_path(const Recipe& recipe);
-/// As text of that file; it fits runs of this recipe only.
+/// Returns the content of the record's file. Only runs of the same recipe read
+/// it.
 std::string to_json(const TieRecord& record, const Recipe& recipe);
-/// None if `json` is something else or of another recipe.
+/// Returns the record in `json`. Empty if `json` is malformed or belongs to
+/// another recipe.
 std::optional<TieRecord> parse_tie_record(
     const std::string& json,
     const Recipe& recipe);
 
-/// What the steps that were done again say about the record, with `now` the
-/// values by rank.
+/// Describes the comparison of the record with the repeated step. `now` has the
+/// new hashes by rank.
 std::string describe_replay(
     const TieRecord& record,
     const std::vector<int64_t>& now);

@@ -21,59 +21,62 @@ namespace weft::recipes {
 // ~~~~~~~~~~~~~~~~~~~~~~
 // A bit that flips in a replica's weights, or an update that is computed wrong
 // on one rank, gives no error: the replicas go apart, and every later step adds
-// gradients of different models. The sentinel finds it in two ways.
-// A seal: what a step does not write between two updates of the optimizer is
+// gradients of different models. The integrity check finds it in two ways.
+// A hash: what a step does not write between two updates of the optimizer is
 // hashed after the one and hashed again before the next. Bits that changed
 // meanwhile changed by themselves, and the rank that sees it is the one to
 // blame, also where no other rank has a copy. It costs two passes over the
 // state a step, and no communication.
 // A vote: every few steps, and before every save, the hashes since the last
 // time are compared over all copies, replicas and, of tensors that are whole on
-// every tensor-parallel rank, those. Of three or more the odd one is named. It
-// costs one small message over each dim of the mesh.
-// Two copies have no majority where no seal is broken (an update computed
-// wrong). Steps are repeated to the bit after a restart, so the ranks' hashes
-// of the first step that differs are kept, and the run that goes on says who
-// had other ones.
-// What is the same on all replicas is not seen: a gradient that is wrong before
-// it is reduced, a wrong sum, data.
+// every tensor-parallel rank, those. Of three or more the deviating one is
+// named. It costs one small message over each dim of the mesh. Two copies have
+// no majority where no hash is broken (an update computed wrong). Steps are
+// repeated bitwise after a restart, so the ranks' hashes of the first step that
+// differs are kept, and the run that goes on says who had other ones. What is
+// the same on all replicas is not seen: a gradient that is wrong before it is
+// reduced, a wrong sum, data.
 
-/// Watches over what must be the same on several ranks, and over memory. See
-/// Note [Integrity check].
+/// Checks that values which must be identical on several ranks are identical,
+/// and detects memory corruption. See Note [Integrity check].
 class IntegrityChecker {
  public:
-  /// A line for the user; called on world rank 0 only.
+  /// A callback that prints a line for the user. Called on world rank 0 only.
   using LogLine = std::function<void(const std::string&)>;
 
-  /// Lifetime: `recipe` and `job` outlive this.
+  /// Lifetime: `recipe` and `job` must outlive this.
   IntegrityChecker(const Recipe& recipe, TrainJob& job, LogLine log_line);
 
-  /// Whether check() is due after so many steps, if nothing is saved.
+  /// Returns true if check() is due after `step` steps even without a save.
   bool is_due(int64_t step) const;
 
-  /// Before the first step: seals, and compares. Nothing happens, here and in
-  /// the functions below, if `integrity_check.every` is 0.
-  /// Collective: all ranks of the job's mesh; blocks. Throws: as check().
+  /// Hashes the state before the first step and compares the hashes. This
+  /// function and the functions below do nothing if `integrity_check.every` is
+  /// 0.
+  /// Collective: all ranks of the job's mesh; blocks.
+  /// Throws: like check().
   void begin(const TrainState& state);
 
-  /// Around an update of the optimizer; this rank's own, without communication.
-  /// `state` is that after the step.
+  /// To be called before and after each update of the optimizer. They verify
+  /// and record this rank's hashes without communication. `state` is the state
+  /// after the step.
   void before_update();
   void after_update(const TrainState& state);
 
-  /// Compares all steps since the last time.
+  /// Compares the hashes of all steps since the last check.
   /// Collective: all ranks of the job's mesh, after the same step; blocks.
-  /// Throws, on all ranks: mesh::DisagreementError naming tensor, ranks, steps
-  /// and the size of the difference.
+  /// Throws: mesh::DisagreementError on all ranks if hashes differ or a rank
+  /// found memory corruption; it has the tensor, the ranks, the steps and the
+  /// size of the difference.
   void check(const TrainState& state);
 
  private:
-  /// Numbers and hashes of all that is compared, after a step.
+  /// The numbers and hashes that are compared for one step.
   struct Record {
     int64_t step = 0;
     std::vector<int64_t> values;
   };
-  /// The first seal that this rank found broken.
+  /// The first tensor whose hash this rank found changed without an update.
   struct MemoryCorruption {
     size_t tensor = 0;
     int64_t step = 0;
@@ -105,7 +108,7 @@ class IntegrityChecker {
   std::vector<StateTensor> tensors_;
   size_t parameters_in_state_ = 0;
   std::vector<StateNumber> numbers_;
-  /// The last record's, of tensors_.
+  /// The hashes of tensors_ in the last record.
   std::vector<int64_t> hashes_after_update_;
   std::optional<MemoryCorruption> corruption_;
   std::vector<Record> history_;

@@ -1,4 +1,5 @@
-// What the sentinel does once something differs: who it is, and how far apart.
+// What the integrity check does once something differs: who it is, and how far
+// apart.
 #include <algorithm>
 #include <fstream>
 #include <sstream>
@@ -27,7 +28,7 @@ std::string read_record_file(const std::filesystem::path& path) {
 std::string from_first_rank(
     const mesh::DeviceMesh& mesh,
     const std::string& own) {
-  constexpr const char* kName = "the sentinel's record";
+  constexpr const char* kName = "the integrity check's record";
   auto text = own;
   for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
     text = mesh::all_gather_text(mesh.group(dim), text, kName)[0];
@@ -46,13 +47,13 @@ void IntegrityChecker::throw_difference(
     keep_tie_record(*found, vote);
   }
   mesh::throw_error<mesh::DisagreementError>(fmt::format(
-      "[sentinel] {} {} ({})",
+      "[integrity_check] {} {} ({})",
       describe(*found),
       advice(*found),
       job_.mesh.describe_rank()));
 }
 
-// The oldest of all ranks', and whoever found the same.
+// The oldest of all ranks', and the one that found the same.
 std::optional<Divergence> IntegrityChecker::memory_corruption() const {
   std::vector<int64_t> own{-1, 0, 0};
   if (corruption_) {
@@ -188,12 +189,11 @@ void IntegrityChecker::compare_with_tie_record() {
 std::string IntegrityChecker::advice(const Divergence& found) const {
   const auto steps = checkpoint::list_steps(checkpoints_path(recipe_));
   auto text = std::string("Nothing was saved since. The same command ");
-  text += steps.empty()
-              ? std::string("begins again")
-              : fmt::format(
-                    "goes on from step {}, whose state was compared before it "
-                    "was saved",
-                    steps.front().step);
+  text += steps.empty() ? std::string("begins again")
+                        : fmt::format(
+                              "resumes from step {}, whose state was compared "
+                              "before it was saved",
+                              steps.front().step);
   if (!found.tied_ranks.empty()) {
     text += fmt::format(
         ", does step {} again and then says which rank was wrong", found.step);

@@ -13,78 +13,88 @@
 
 namespace weft::recipes {
 
-/// A loss or gradient is not a finite number.
+/// Thrown if a loss, gradient or weight is not finite.
 class NonFiniteError : public c10::Error {
   using c10::Error::Error;
 };
 
-/// Of one micro-batch on one rank.
+/// The loss of one micro-batch on one rank.
 struct MicroLoss {
-  /// Counted over all epochs.
+  /// The number of the first sample, counted over all epochs.
   int64_t first_sample = 0;
   int64_t samples = 0;
   double loss = 0;
 };
 
-/// The worst that a rank found in a step that is not finite. By kind, and
-/// within one by `order`, the least explains the others.
+/// The most likely cause that a rank found for a step that is not finite. The
+/// smallest finding by kind, and then by `order`, explains the others.
 struct NonFiniteFinding {
   enum class Kind {
-    /// A weight that was not finite when the step began.
+    /// A weight was not finite when the step began.
     kWeight,
     kLoss,
-    /// A gradient that this rank brought: not finite, or too large for a norm.
+    /// A local gradient, before the reduction, is not finite or too large for a
+    /// norm.
     kGradient,
-    /// Gradients were in order on each rank, but their norm is not.
+    /// The local gradients of each rank are finite, but their norm over all
+    /// ranks is not.
     kNorm,
     kNothing,
   };
   Kind kind = Kind::kNothing;
-  /// The position of the parameter from the loss, the number of the sample, or
-  /// how small the gradients are.
+  /// The position of the parameter, counted from the loss, for kWeight and
+  /// kGradient; the number of the sample for kLoss; the negated norm of this
+  /// rank's largest gradient for kNorm.
   double order = 0;
-  /// "the gradient of model.norm.weight is nan".
+  /// The finding as text: "the gradient of model.norm.weight is nan".
   std::string what = {};
 
   bool operator==(const NonFiniteFinding&) const = default;
 };
 
-/// Looks at what this rank has, before gradients are scaled: its losses, and
-/// the gradients of `module` by what ddp::local_norms() kept.
+/// Searches this rank's weights, losses and gradients before gradients are
+/// scaled. The gradients of `module` are those before the reduction, from
+/// ddp::local_norms().
 NonFiniteFinding find_non_finite(
     const torch::nn::Module& module,
     const std::vector<MicroLoss>& losses);
 
-/// Whether what this rank holds of the parameters is finite: a pass over them.
+/// Returns true if this rank's shards of all parameters are finite. Costs one
+/// pass over them.
 bool are_weights_finite(const torch::nn::Module& module);
-/// Throws: NonFiniteError that says why step `step`, from 1, is not saved.
+/// Throws: NonFiniteError with the reason why step `step`, counted from 1, is
+/// not saved.
 [[noreturn]] void throw_non_finite_weights(
     int64_t step,
     const std::string& reason);
 
-/// What explains best what `findings`, of all ranks in order, say: "the loss of
-/// samples 16 to 23 is nan on ranks 2 and 3".
+/// Returns the best explanation among the findings of all ranks, in rank order:
+/// "the loss of samples 16 to 23 is nan on ranks 2 and 3".
 std::string explain_non_finite(const std::vector<NonFiniteFinding>& findings);
 
-/// The same over the ranks of `world`, which have a finding each.
+/// Like explain_non_finite(findings), with one finding from each rank of
+/// `world`.
 /// Collective: all ranks; blocks.
 std::string explain_non_finite(
     mesh::Communicator& world,
     const NonFiniteFinding& own);
 
-/// What to do with such steps, the same on all ranks.
+/// Decides whether a step that is not finite is skipped or ends the run. The
+/// decision is the same on all ranks.
 class NonFinitePolicy {
  public:
   explicit NonFinitePolicy(const TrainConfig& config) : config_(config) {}
 
-  /// A step was finite.
+  /// Records a finite step.
   void on_finite() { streak_ = 0; }
-  /// `step`, from 1, is not, for the reason of explain_non_finite(). Returns
-  /// what the user is to be told, if it is skipped.
-  /// Throws: NonFiniteError otherwise.
+  /// Records that step `step`, counted from 1, is not finite. `reason` comes
+  /// from explain_non_finite(). Returns a message for the user if the step is
+  /// skipped.
+  /// Throws: NonFiniteError if it is not skipped.
   std::string on_non_finite(int64_t step, const std::string& reason);
 
-  /// Steps skipped in a row up to now; part of a run's state.
+  /// The number of steps skipped in a row up to now. It is part of the run's
+  /// state.
   int64_t streak() const { return streak_; }
   void set_streak(int64_t streak) { streak_ = streak; }
 

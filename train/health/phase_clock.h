@@ -9,7 +9,7 @@
 
 namespace weft::recipes {
 
-/// What a rank does in a step.
+/// The phase of a step that a rank is in.
 enum class Phase {
   kData,
   kForward,
@@ -20,24 +20,26 @@ enum class Phase {
   kOther
 };
 inline constexpr size_t kPhases = 7;
-/// "data", "forward", ..., "other".
+/// Returns "data", "forward", ..., "other".
 std::string_view name_of(Phase phase);
 
-/// Nanoseconds by phase.
+/// Times in nanoseconds by phase.
 using PhaseTimes = std::array<int64_t, kPhases>;
 
-/// The time in which a rank was busy by itself, by phase: what it waited for
-/// others in collectives does not count. For the thread that trains.
+/// Measures a rank's own work by phase. The time that it waits for peers in
+/// collectives does not count. Used by the training thread.
 class PhaseClock {
  public:
-  /// Counts from now on. `groups`: those in which the rank waits.
+  /// Starts counting. `groups` are the groups whose collectives the rank waits
+  /// for.
   explicit PhaseClock(std::vector<mesh::Communicator> groups);
 
-  /// Runs while it lives. Names that are no phase's count as "other"; "clip"
-  /// belongs to the optimizer.
+  /// A scope whose time counts for a phase. "clip" counts as "optimizer";
+  /// unknown names count as "other".
   class Span {
    public:
-    /// Lifetime: `clock` outlives this; null: nothing is counted.
+    /// If `clock` is null, nothing is counted.
+    /// Lifetime: `clock` must outlive this.
     Span(PhaseClock* clock, std::string_view phase);
     ~Span();
     Span(const Span&) = delete;
@@ -49,12 +51,12 @@ class PhaseClock {
     int64_t start_ns_;
   };
 
-  /// What was counted since the last time, and what was in no span as "other".
-  /// A phase that did not run has 0.
+  /// Returns the times since the last call. Time outside of all spans counts as
+  /// "other". A phase that did not run has 0.
   PhaseTimes take();
 
  private:
-  /// Of a clock that stands still while the rank waits for others.
+  /// The time of a clock that stops while the rank waits for peers.
   int64_t busy_ns() const;
 
   std::vector<mesh::Communicator> groups_;

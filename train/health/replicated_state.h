@@ -11,28 +11,31 @@
 
 namespace weft::recipes {
 
-/// A tensor of a run's state, copies of which other ranks may have.
+/// A tensor of a run's state that may be replicated on other ranks.
 struct StateTensor {
-  /// "model.norm.weight", "exp_avg of model.norm.weight".
+  /// The name: "model.norm.weight", "exp_avg of model.norm.weight".
   std::string name;
   at::Tensor tensor;
-  /// Along which dims of the job's mesh: see ddp::ReplicatedHash.
+  /// The dims of the job's mesh along which the tensor is replicated. See
+  /// ddp::ReplicatedHash.
   uint32_t mesh_dims = 0;
 };
 
-/// Weights, what the optimizer keeps of them, their average once it has begun,
-/// and buffers that follow from the config. Shares memory. Without what a
-/// replica has for itself: gradients, what a comm hook keeps, buffers that a
-/// model changes in its forward, of which checkpoints hold the first replica's.
+/// Returns the weights, the optimizer's state, the EMA once it has begun, and
+/// the buffers that follow from the config. The result shares memory with the
+/// job. State that each replica has for itself is left out: gradients, the
+/// state of a comm hook, and buffers that the model changes in forward(), which
+/// checkpoints take from the first replica.
 std::vector<StateTensor> replicated_tensors(TrainJob& job);
 
-/// A number of a run's state that all ranks have.
+/// A number of a run's state that is identical on all ranks.
 struct StateNumber {
   const char* name = "";
   int64_t value = 0;
 };
 
-/// Steps, samples, tokens, the learning rate, random numbers.
+/// Returns steps, samples, tokens, the learning rate and the state of random
+/// numbers.
 std::vector<StateNumber> replicated_numbers(
     TrainJob& job,
     const Recipe& recipe,

@@ -12,7 +12,7 @@
 namespace weft::recipes {
 namespace {
 
-/// Of what the others need.
+/// The bounds of the margin, as a fraction of the other ranks' time.
 constexpr double kMinShare = 0.1;
 constexpr double kMaxShare = 0.3;
 constexpr double kMinMs = 0.5;

@@ -26,32 +26,35 @@ namespace weft::recipes {
 // other, is slow; one that is not by half of it in four in a row is so no
 // longer.
 
-/// One rank is slow, or is so no longer.
+/// The report that a rank has become a straggler, or is none any more.
 struct StragglerEvent {
   int64_t rank = 0;
   bool is_slow = false;
-  /// Where it loses most of the time, and what it and the others need there,
-  /// milliseconds a step.
+  /// The phase in which the rank loses most of the time, and the times of this
+  /// rank and of its peers in that phase.
+  /// Unit: milliseconds per step.
   Phase phase = Phase::kOther;
   double own_ms = 0;
   double others_ms = 0;
-  /// What the others wait for it, milliseconds a step.
+  /// The time for which its peers wait for the rank.
+  /// Unit: milliseconds per step.
   double cost_ms = 0;
 };
 
-/// Finds ranks that are persistently slow. See Note [Stragglers].
+/// Detects ranks that are persistently slow. See Note [Stragglers].
 class StragglerDetector {
  public:
   static constexpr int64_t kRounds = 4;
 
-  /// The next round: by rank, nanoseconds a step by phase; 0: a phase that did
-  /// not run. The same number of ranks each time.
+  /// Adds the next round and returns the ranks whose state changed. `ranks` has
+  /// the nanoseconds per step by phase for each rank. 0 means that the phase
+  /// did not run. The number of ranks must be the same in each call.
   std::vector<StragglerEvent> add_round(const std::vector<PhaseTimes>& ranks);
 
  private:
   struct Rank {
-    /// Of the last rounds, in milliseconds: the sum's distance to the others',
-    /// and the phases'.
+    /// The last rounds in milliseconds: the difference between the rank's sum
+    /// and the median of all ranks, followed by the times by phase.
     std::vector<double> behind;
     std::vector<std::array<double, kPhases>> own;
     std::vector<std::array<double, kPhases>> others;
@@ -64,18 +67,19 @@ class StragglerDetector {
   StragglerEvent describe(size_t rank) const;
 
   std::vector<Rank> ranks_;
-  /// How much distances to the mean changed from one round to the next.
+  /// The changes of the distance to the mean from one round to the next.
   std::vector<double> changes_;
 };
 
-/// "rank 2 is slow: ...", one line. `steps`: of the rounds that it is about.
+/// Describes an event in one line: "rank 2 is slow: ...". `steps` is the number
+/// of steps of the rounds that the event is based on.
 std::string
 describe(const StragglerEvent& event, int64_t steps, double step_ms);
 
-/// Compares how fast the ranks of a run are, and tells the user.
+/// Compares the speed of the ranks of a run and reports stragglers to the user.
 class StragglerMonitor {
  public:
-  /// A line for the user; called on world rank 0 only.
+  /// A callback that prints a line for the user. Called on world rank 0 only.
   using LogLine = std::function<void(const std::string&)>;
 
   StragglerMonitor(
@@ -83,13 +87,13 @@ class StragglerMonitor {
       const mesh::DeviceMesh& mesh,
       LogLine log_line);
 
-  /// Where the phases of steps are to be counted; null where nothing is
-  /// compared: on one rank, on a device, whose work the host does not time, and
-  /// with `straggler_detection.every: 0`.
+  /// Returns the clock that counts the phases of steps. Null if nothing is
+  /// compared: on one rank, on a CUDA device, whose work the host does not
+  /// time, and with `straggler_detection.every: 0`.
   PhaseClock* clock() { return clock_ ? &*clock_ : nullptr; }
 
-  /// After each step and all that belongs to it. Every few of them 56 bytes a
-  /// rank travel.
+  /// To be called after each step, including its evaluation and checkpoint.
+  /// Gathers 56 bytes per rank every `straggler_detection.every` steps.
   /// Collective: all ranks of the mesh; blocks.
   void step_done();
 

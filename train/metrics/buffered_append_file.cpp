@@ -41,7 +41,7 @@ std::string BufferedAppendFile::append(std::string_view bytes) {
   const bool is_full = !write_waiting();
   if (is_full && !was_full) {
     return fmt::format(
-        "cannot write \"{}\": {}. Training goes on; what belongs there waits "
+        "cannot write \"{}\": {}. Training continues; the data stays buffered "
         "in memory",
         path_,
         reason(error_));

@@ -5,21 +5,23 @@
 
 namespace weft::recipes {
 
-/// A file that grows while a run goes on, and that must not end the run: what
-/// cannot be written, e.g. to a full disk, waits in memory until it can be.
+/// An append-only file. Data that cannot be written, for example to a full
+/// disk, stays buffered in memory, so that logging never ends a run.
 class BufferedAppendFile {
  public:
-  /// Opens `path` to append to it; makes it if it is missing.
-  /// Throws: mesh::UsageError naming output_dir, the path and the reason.
+  /// Opens `path` for appending and creates it if it is missing.
+  /// Throws: mesh::UsageError if `path` cannot be opened; it has output_dir,
+  /// the path and the reason.
   explicit BufferedAppendFile(std::string path);
   ~BufferedAppendFile();
   BufferedAppendFile(const BufferedAppendFile&) = delete;
   BufferedAppendFile& operator=(const BufferedAppendFile&) = delete;
 
-  /// With the kernel when it returns, or waiting. Returns a sentence for the
-  /// user when writing begins to fail or works again; otherwise nothing.
+  /// Writes `bytes` to the kernel or buffers them. Returns a message for the
+  /// user when writing starts to fail or works again, otherwise "".
   std::string append(std::string_view bytes);
-  /// Tries once more. Returns a sentence on what is lost; mostly nothing.
+  /// Tries once more to write the buffered data. Returns a message about the
+  /// lost bytes, or "" if none are lost.
   std::string finish();
 
  private:

@@ -8,16 +8,16 @@
 
 namespace weft::recipes {
 
-/// What is kept of one training step.
+/// The metrics of one training step.
 struct StepMetrics {
-  /// Steps done, this one included.
+  /// The number of steps done, including this one.
   int64_t step = 0;
-  /// Mean over all valid tokens of the global batch.
+  /// The mean over all valid tokens of the global batch.
   double loss = 0;
-  /// Over all parameters, before clipping.
+  /// The norm over all parameters, before clipping.
   double grad_norm = 0;
   double lr = 0;
-  /// Trained on since the first step, over all replicas.
+  /// The number of tokens trained on since the first step, over all replicas.
   int64_t tokens = 0;
   double tokens_per_s = 0;
   double step_ms = 0;
@@ -25,56 +25,60 @@ struct StepMetrics {
   double comm_ms = 0;
   double checkpoint_ms = 0;
   double peak_rss_mb = 0;
-  /// On a CUDA device: the most memory its tensors have taken. Units: MiB.
+  /// The peak memory of tensors on a CUDA device.
+  /// Unit: MiB.
   std::optional<double> peak_device_mb = std::nullopt;
   std::optional<double> eval_loss = std::nullopt;
-  /// The same of the average of the weights.
+  /// The validation loss of the EMA weights.
   std::optional<double> ema_eval_loss = std::nullopt;
-  /// Loss or gradients were not finite: nothing was updated.
+  /// True if the loss or the gradients were not finite, so that nothing was
+  /// updated.
   bool skipped = false;
-  /// It was due, but the run was asked to stop.
+  /// True if an evaluation was due but the run was asked to stop.
   bool eval_interrupted = false;
 };
 
-/// The most memory this process has had resident. Units: MiB.
+/// Returns the peak resident memory of this process.
+/// Unit: MiB.
 double peak_rss_mb();
 
-/// The line of metrics.jsonl for one step, without its end.
+/// Returns the line of metrics.jsonl for one step, without the line feed.
 std::string metrics_line(const StepMetrics& metrics);
 
-/// Whether the step of a line has an evaluation to be caught up with.
+/// Returns true if the evaluation of the line's step was interrupted and has to
+/// be repeated.
 bool lacks_evaluation(const std::string& line);
-/// The line with it.
+/// Returns the line with the results of its evaluation.
 std::string with_evaluation(
     const std::string& line,
     double eval_loss,
     std::optional<double> ema_eval_loss);
 
-/// metrics.jsonl: one line of JSON a step, with every digit, with the kernel
-/// before write() returns, or waiting for room. A number that is not finite
-/// becomes null.
+/// The file metrics.jsonl, with one line of JSON per step and all digits of
+/// each number. A line has been passed to the kernel when write() returns, or
+/// is buffered until there is space. Numbers that are not finite become null.
 class MetricsLog {
  public:
-  /// Opens `path`, making its folders, and cuts it after the last line of a
-  /// step up to `last_step`: a killed run may have written more. Lines before
-  /// it stay, also those that cannot be read. 0 starts the file over.
+  /// Opens `path`, creates its folders, and truncates the file after the last
+  /// line of a step up to `last_step`, because a killed run may have written
+  /// more. Earlier lines stay, including unreadable ones. 0 empties the file.
   /// Throws: mesh::UsageError if it cannot be written.
   explicit MetricsLog(const std::string& path, int64_t last_step = 0);
 
-  /// The step of the last line that is left; 0: there is none.
+  /// The step of the last line that was kept. 0 means that there is none.
   int64_t last_step() const { return last_step_; }
 
-  /// What the user should know of lines that cannot be read; mostly nothing.
+  /// A message for the user about unreadable lines. Empty if there are none.
   const std::string& notice() const { return notice_; }
 
-  /// Both return what the user should know, as BufferedAppendFile; mostly
-  /// nothing.
+  /// These functions return messages for the user like BufferedAppendFile.
   std::string write(const StepMetrics& metrics);
   std::string write_line(const std::string& line);
   std::string finish() { return file_->finish(); }
 
-  /// Throws: mesh::UsageError if `path` cannot be written. Changes nothing in
-  /// it.
+  /// Creates the file and its folders if they are missing, and does not change
+  /// the content.
+  /// Throws: mesh::UsageError if `path` cannot be written.
   static void check_writable(const std::string& path);
 
  private:

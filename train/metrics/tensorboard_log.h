@@ -10,24 +10,24 @@
 
 namespace weft::recipes {
 
-/// The masked CRC-32C that frames a record of an event file.
+/// Returns the masked CRC-32C of a record in an event file.
 /// Source: tensorflow/core/lib/io/record_writer.h.
 uint32_t masked_crc32c(std::string_view bytes);
 
-/// TensorBoard's event file: one event a step with the step's numbers under
-/// the tags that torchtitan uses, so that the same dashboards show both. Every
-/// process starts a file of its own, which TensorBoard joins to those before.
+/// TensorBoard's event file: one event per step, with the tags that torchtitan
+/// uses, so that the same dashboards show both. Every process writes a new
+/// file, which TensorBoard joins to the earlier ones.
 /// Source: tensorflow/core/util/event.proto, framework/summary.proto.
 class TensorBoardLog {
  public:
-  /// Makes `folder` and a new file in it, and says in it that what files
-  /// before hold of `first_step` (counted from 1) and later no longer counts.
-  /// `ranks`: "throughput(tps)" is per rank, as torchtitan's.
+  /// Creates `folder` and a new file in it. The file begins with an event that
+  /// makes TensorBoard drop the events of earlier files from `first_step`
+  /// (counted from 1) on. `ranks` is used for "throughput(tps)", which is per
+  /// rank as in torchtitan.
   /// Throws: mesh::UsageError if it cannot be written.
   TensorBoardLog(const std::string& folder, int64_t first_step, int64_t ranks);
 
-  /// Both return what the user should know, as BufferedAppendFile; mostly
-  /// nothing.
+  /// These functions return messages for the user like BufferedAppendFile.
   std::string write(const StepMetrics& metrics);
   std::string finish() { return file_->finish(); }
 

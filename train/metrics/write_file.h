@@ -5,9 +5,9 @@
 
 namespace weft::recipes {
 
-/// Puts `text` at `path` at once: who reads it sees the old file or the new
-/// one, never a part.
-/// Throws: mesh::UsageError: `cannot write "PATH": why`.
+/// Writes `text` to `path` atomically: a reader sees the old or the new
+/// content, never a part. A device or pipe is written to directly.
+/// Throws: mesh::UsageError `cannot write "PATH": <reason>` if writing fails.
 void write_file(const std::string& path, std::string_view text);
 
 } // namespace weft::recipes

@@ -4,12 +4,12 @@
 
 namespace weft::recipes {
 
-/// The parts of report.html, from train/report/page/: the build puts the
-/// files' text into the library (assets.cpp.in).
+/// The parts of report.html from train/report/page/. The build compiles the
+/// text of these files into the library (assets.cpp.in).
 std::string_view report_page();
 std::string_view report_style();
 std::string_view report_script();
-/// "weft 0.1.0".
+/// Returns "weft 0.1.0".
 std::string_view report_maker();
 
 } // namespace weft::recipes

@@ -92,7 +92,7 @@ class SeriesReader {
     if (is_cut_off) {
       series_.notes.push_back(fmt::format(
           "line {} of metrics.jsonl ends in the middle (the run was killed "
-          "while writing it, or goes on): left out",
+          "while writing it, or is running): skipped",
           line_number_));
       return;
     }

@@ -9,7 +9,7 @@
 
 namespace weft::recipes {
 
-/// The values that one point of a curve stands for; those that are not finite
+/// The values that one point of a curve represents. Values that are not finite
 /// are left out.
 struct ValueRange {
   double sum = 0;
@@ -19,14 +19,13 @@ struct ValueRange {
 
   void add(double value);
   void add(const ValueRange& other);
-  /// Not a number if there are no values.
+  /// Returns the mean, or NaN if there are no values.
   double mean() const;
 };
 
-/// Of one step, or of neighbouring ones that were put together.
+/// The metrics of one step, or of several adjacent steps that were merged.
 struct MetricsPoint {
-  /// The curves that a report draws; compute_ms is what the other parts leave
-  /// of a step.
+  /// The curves of a report. compute_ms is step_ms without data_ms and comm_ms.
   static constexpr std::array<std::string_view, 11> kKeys = {
       "loss",
       "grad_norm",
@@ -45,7 +44,8 @@ struct MetricsPoint {
   int64_t first_step = 0;
   int64_t last_step = 0;
   int64_t tokens = 0;
-  /// Time spent in steps and checkpoints up to here. Unit: seconds.
+  /// The time spent in steps and checkpoints up to this point.
+  /// Unit: seconds.
   double time_s = 0;
   std::array<ValueRange, kKeys.size()> values;
 };
@@ -57,14 +57,14 @@ struct EvalPoint {
   double loss = 0;
 };
 
-/// What metrics.jsonl says, in bounded memory however long the run was: when
-/// there are more than `max_points` points, neighbours are put together, whose
-/// least and greatest values stay known.
+/// The content of metrics.jsonl in bounded memory. If there are more than
+/// `max_points` points, adjacent points are merged, and their minimum and
+/// maximum are kept.
 struct MetricsSeries {
   static constexpr size_t kMaxPoints = 3000;
 
-  /// Reads a file that may have been written by a run that was killed, or is
-  /// being written: what cannot be read is left out and counted.
+  /// Reads a file whose run may have been killed or may still be writing it.
+  /// Unreadable lines are left out and counted.
   /// Throws: mesh::UsageError if it cannot be opened.
   static MetricsSeries read(
       const std::string& path,
@@ -73,14 +73,15 @@ struct MetricsSeries {
   std::vector<MetricsPoint> points;
   std::vector<EvalPoint> evals;
   int64_t steps_per_point = 1;
-  /// Lines that count, and the last of them.
+  /// The number of lines that were read, and the loss of the last one.
   int64_t lines = 0;
   double last_loss = std::numeric_limits<double>::quiet_NaN();
-  /// Steps at which a new process seems to go on: one that was there already,
-  /// or one at which the peak of memory, which only grows, fell.
+  /// The steps at which a new process seems to have resumed the run: a step
+  /// that was there already, or one with a lower peak memory, which never falls
+  /// within a process.
   std::vector<int64_t> restarts;
 
-  /// In words, what is odd about the file.
+  /// Warnings about the file, as text.
   std::vector<std::string> notes;
 };
 

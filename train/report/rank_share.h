@@ -13,27 +13,30 @@ class Module;
 
 namespace weft::recipes {
 
-/// A parameter and where it lies.
+/// A parameter and its placements.
 struct ParameterShare {
   std::string name;
   std::vector<int64_t> shape;
   std::string dtype;
-  /// One a dim of the mesh, e.g. {"R", "S(0)"}.
+  /// One placement per mesh dim, e.g. {"R", "S(0)"}.
   std::vector<std::string> placements;
-  /// Bytes on the rank that holds the fewest, and the most.
+  /// The bytes on the rank with the smallest shard and on the rank with the
+  /// largest shard.
   int64_t min_bytes = 0;
   int64_t max_bytes = 0;
 };
 
-/// Which part of a model's parameters each rank of a mesh holds: layout.json.
+/// The part of a model's parameters that each rank of a mesh stores. This is
+/// the content of layout.json.
 struct RankShares {
   std::vector<std::string> mesh_dims;
   std::vector<int64_t> mesh_shape;
-  /// World ranks of the mesh, row-major, and what each holds.
+  /// The world ranks of the mesh in row-major order, and the number of elements
+  /// and bytes of each.
   std::vector<int64_t> ranks;
   std::vector<int64_t> elements;
   std::vector<int64_t> bytes;
-  /// Of the whole model.
+  /// The size of the full model.
   int64_t total_elements = 0;
   int64_t total_bytes = 0;
   std::vector<ParameterShare> parameters;
@@ -41,21 +44,23 @@ struct RankShares {
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
 };
 
-/// The shares of all ranks of `mesh`, computed by this one alone from the
-/// parameters' specs: nothing is communicated. A parameter is whole along the
-/// dims of `mesh` that its own mesh does not have, and a plain tensor along
-/// all; one that two modules share counts once.
+/// Computes the shares of all ranks of `mesh` from the parameters' specs,
+/// without communication. A parameter is replicated along the dims of `mesh`
+/// that its own mesh does not have, and a plain tensor along all dims. A
+/// parameter that two modules share counts once.
 /// Throws: c10::ValueError if a parameter's mesh has a dim that `mesh` lacks.
 RankShares rank_shares(
     const torch::nn::Module& model,
     const mesh::DeviceMesh& mesh);
 
-/// One line of JSON.
+/// Returns one line of JSON.
 std::string to_json(const RankShares& shares);
-/// Throws: mesh::UsageError saying what is wrong with `text`.
+/// Parses the output of to_json().
+/// Throws: mesh::UsageError if `text` is malformed; it has the reason.
 RankShares parse_rank_shares(const std::string& text);
 
-/// Writes layout.json in a run's folder, for its report. One rank calls it.
+/// Writes layout.json to a run's folder, for its report. To be called on one
+/// rank.
 /// Throws: mesh::UsageError if it cannot be written.
 void write_rank_shares(
     const std::string& run_folder,

@@ -9,35 +9,37 @@
 
 namespace weft::recipes {
 
-/// One page with everything in it: charts of one run, or of several on top of
-/// each other, each one's mesh and recipe, and where the recipes differ. It
-/// loads nothing. Text from the runs stays text whatever it says.
+/// Returns one self-contained page: the charts of one run, or of several
+/// overlaid, the mesh and recipe of each, and the differences between the
+/// recipes. The page loads no other files. Text from the runs is escaped.
 std::string report_html(std::span<const RunData> runs);
 
-/// Writes RUN/report.html from what the run's folder holds; gives its path.
-/// Throws: mesh::UsageError if the folder is not a run's or the file cannot be
-/// written.
+/// Writes RUN/report.html from the content of the run's folder and returns its
+/// path.
+/// Throws: mesh::UsageError if the folder is not that of a run, or if the file
+/// cannot be written.
 std::string write_report(const std::string& run_folder);
 
-/// The same for several runs, at `path`.
+/// Writes one report of several runs to `path`.
+/// Throws: mesh::UsageError like write_report(run_folder).
 void write_report(
     std::span<const std::string> run_folders,
     const std::string& path);
 
-/// Keeps a run's report up to date while the run goes on; one rank has one. A
-/// report is no reason to end a run: nothing is thrown, what went wrong comes
-/// back in words, or "".
+/// Updates a run's report while the run is in progress. To be used on one rank.
+/// Errors never end the run: the functions return them as text, or "", and
+/// throw nothing.
 class LiveReport {
  public:
   explicit LiveReport(std::string run_folder);
 
-  /// Writes each rank's share of the parameters: write_rank_shares().
+  /// Writes each rank's share of the parameters with write_rank_shares().
   std::string write_layout(
       const torch::nn::Module& model,
       const mesh::DeviceMesh& mesh);
 
-  /// Writes it, unless reports took over 1 % of the time up to here; `is_last`
-  /// always writes.
+  /// Writes the report, unless reports have taken more than 1 % of the time so
+  /// far. With `is_last` it is always written.
   std::string refresh(bool is_last = false);
 
  private:

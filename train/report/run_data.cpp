@@ -113,7 +113,7 @@ void read_layout(RunData& run) {
   const auto path = std::filesystem::path(run.folder) / "layout.json";
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {
-    return; // the page says so where the shares would be
+    return; // the page reports it where the shares would be
   }
   const auto text = read_text(run, "layout.json", kMaxLayoutBytes);
   if (!text) {
@@ -149,18 +149,19 @@ RunData read_run(const std::string& folder) {
       ::stat(folder.c_str(), &status) != 0) {
     refuse_folder(
         folder.empty() ? "\"\"" : folder,
-        folder.empty() ? "is no folder" : std::strerror(errno));
+        folder.empty() ? "is not a folder" : std::strerror(errno));
   }
   if (!S_ISDIR(status.st_mode)) {
-    refuse_folder(folder, "is not a folder; give the run's, like outputs/NAME");
+    refuse_folder(
+        folder, "is not a folder; give the folder of a run, like outputs/NAME");
   }
   const auto metrics =
       (std::filesystem::path(folder) / "metrics.jsonl").string();
   if (::stat(metrics.c_str(), &status) != 0) {
     refuse_folder(
         folder,
-        "is not a run's folder: there is no metrics.jsonl in it. Give the one "
-        "that `weft train` wrote, like outputs/NAME");
+        "is not a run's folder: it has no metrics.jsonl. Give the folder that "
+        "`weft train` wrote, like outputs/NAME");
   }
   if (!S_ISREG(status.st_mode)) {
     refuse_folder(folder, "metrics.jsonl in it is not a regular file");
@@ -172,7 +173,7 @@ RunData read_run(const std::string& folder) {
   run.metrics = MetricsSeries::read(metrics);
   run.notes = run.metrics.notes;
   if (run.metrics.lines == 0) {
-    run.notes.push_back("metrics.jsonl holds no step yet");
+    run.notes.push_back("metrics.jsonl has no step yet");
   }
   read_recipe(run);
   read_layout(run);

@@ -12,39 +12,42 @@
 
 namespace weft::recipes {
 
-/// What a run's folder holds, for its report.
+/// The content of a run's folder, for its report.
 struct RunData {
-  /// The recipe's name, else the folder's.
+  /// The name of the recipe, or of the folder if the recipe has none.
   std::string label;
   std::string folder;
   MetricsSeries metrics;
-  /// Dotted keys and their values as text, in the order written.
+  /// The dotted keys and their values as text, in the order of the file.
   std::vector<std::pair<std::string, std::string>> recipe;
   std::optional<RankShares> layout;
-  /// train.steps; 0 if not known.
+  /// The value of train.steps. 0 means unknown.
   int64_t total_steps = 0;
-  /// When metrics.jsonl was last written to. Unit: seconds since the epoch.
+  /// The time at which metrics.jsonl was last modified.
+  /// Unit: seconds since the epoch.
   int64_t written = 0;
-  /// In words, what is missing or odd.
+  /// Warnings about missing or damaged files, as text.
   std::vector<std::string> notes;
 
-  /// nullptr: the recipe has no such key.
+  /// Returns the value of `key`, or nullptr if the recipe has no such key.
   const std::string* recipe_value(std::string_view key) const;
 };
 
-/// Reads what is there: a recipe or layout that is missing or damaged leaves a
-/// note.
-/// Throws: mesh::UsageError naming the folder if it is none, or not a run's.
+/// Reads a run's folder. A missing recipe, or a damaged recipe or layout, only
+/// adds a note.
+/// Throws: mesh::UsageError with the folder if it is not a folder or not that
+/// of a run.
 RunData read_run(const std::string& folder);
 
-/// A key on which recipes differ, and its value in each run, if it has it.
+/// A key on which recipes differ, and its value in each run. A value is empty
+/// if the run does not have the key.
 struct RecipeDifference {
   std::string key;
   std::vector<std::optional<std::string>> values;
 };
 
-/// In the order of the recipes; what names the run, its name and folder, is
-/// left out.
+/// Returns the keys whose values differ, in the order of the recipes. The run's
+/// name and output_dir are left out.
 std::vector<RecipeDifference> recipe_differences(std::span<const RunData> runs);
 
 } // namespace weft::recipes

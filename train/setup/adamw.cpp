@@ -14,7 +14,7 @@ namespace {
 using torch::optim::AdamWOptions;
 using torch::optim::AdamWParamState;
 
-// The kernel only reads the number of a step, which has to lie where the
+// The kernel only reads the number of a step, which has to are where the
 // parameter does: one tensor serves all parameters that have come equally far.
 class StepNumbers {
  public:

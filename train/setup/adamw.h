@@ -5,11 +5,11 @@
 
 namespace weft::recipes {
 
-/// torch::optim::AdamW with one fused kernel call a step for all parameters
-/// instead of a dozen ops for each. Options and state are libtorch's own, so
-/// state_dict code for one serves the other. The state of a DTensor lies where
-/// the parameter does. An element's bits do not depend on how its parameter is
-/// cut; see Note [Whole vectors].
+/// torch::optim::AdamW with one fused kernel call per step for all parameters
+/// instead of about twelve ops for each. It has libtorch's options and state,
+/// so that state_dict code works for both. The state of a DTensor has the
+/// parameter's placements. An element's bits do not depend on how its parameter
+/// is sharded; see Note [Whole vectors].
 /// Source: torch/optim/adamw.py with fused=True; Loshchilov and Hutter (2019).
 class FusedAdamW : public torch::optim::Optimizer {
  public:
@@ -17,12 +17,13 @@ class FusedAdamW : public torch::optim::Optimizer {
       std::vector<at::Tensor> parameters,
       torch::optim::AdamWOptions options);
 
-  /// Throws: c10::NotImplementedError for amsgrad.
+  /// Performs one step.
+  /// Throws: c10::NotImplementedError if amsgrad is set.
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// Of all parameter groups.
+  /// Sets the learning rate of all parameter groups.
   void set_lr(double lr);
 
  private:

@@ -32,7 +32,8 @@ std::string read_hmac_key(
     auto key = checkpoint::read_hmac_key(path);
     if (warn && key.others_may_read) {
       warn(fmt::format(
-          "{}: other users may read it, and so sign checkpoints: chmod 600 {}",
+          "{}: other users can read it and so forge signatures: run chmod 600 "
+          "{}",
           place_of(recipe, kHmacKey),
           path));
     }

@@ -7,10 +7,11 @@
 
 namespace weft::recipes {
 
-/// The content of checkpoint.hmac_key_file, without a line feed at its end;
-/// empty if the recipe names none. `warn` hears if other users may read it.
-/// Throws: mesh::UsageError at the key if it cannot be read, or does not have
-/// 16 to 4096 bytes.
+/// Returns the content of checkpoint.hmac_key_file without a trailing line
+/// feed. Empty if the recipe has no such file. Calls `warn` if other users can
+/// read the file.
+/// Throws: mesh::UsageError at the key if the file cannot be read, or if it
+/// does not have 16 to 4096 bytes.
 std::string read_hmac_key(
     const Recipe& recipe,
     const std::function<void(const std::string&)>& warn = {});

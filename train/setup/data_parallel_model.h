@@ -12,39 +12,41 @@
 
 namespace weft::recipes {
 
-/// A model whose ranks compute different samples of a batch, whatever way their
-/// gradients come together.
+/// A data-parallel model: each rank computes other samples of a batch.
+/// Implementations differ in how they reduce gradients.
 class DataParallelModel {
  public:
   virtual ~DataParallelModel() = default;
 
-  /// The model's forward(). In training its backward() brings the gradients of
-  /// all ranks together.
-  /// Collective: all ranks of the model's mesh; likewise backward().
+  /// Calls the model's forward(). In training, its backward() reduces the
+  /// gradients over all ranks.
+  /// Collective: all ranks of the model's mesh, also for backward().
   virtual at::Tensor forward(const at::Tensor& input) = 0;
 
-  /// While the result lives, a backward() adds to each rank's own gradients,
-  /// and the next one without it brings the sums together.
+  /// While the result lives, backward() accumulates into local gradients, and
+  /// the next backward() without it reduces the sums. With
+  /// fsdp.accumulate=sharded the result is null, and each backward() reduces.
   virtual std::shared_ptr<void> no_sync() = 0;
 
-  /// What the first forward() would do before anything else.
+  /// Performs the synchronization that the first forward() would otherwise
+  /// begin with.
   /// Collective: all ranks of the model's mesh; blocks.
   virtual void synchronize_parameters() = 0;
 
-  /// Of other ranks' parameters.
+  /// The memory for parameters that are gathered from other ranks.
   struct GatheredMemory {
-    /// The most bytes of unsharded parameters at once.
+    /// The peak number of bytes of unsharded parameters.
     int64_t unsharded = 0;
-    /// The most bytes of messages at once.
+    /// The peak number of bytes of messages.
     int64_t messages = 0;
-    /// Bytes that are kept for both now.
+    /// The number of bytes that are currently allocated for both.
     int64_t held = 0;
   };
-  /// Of none where each rank has the whole model.
+  /// Returns that memory. All members are 0 if each rank has the full model.
   virtual GatheredMemory gathered_memory() const { return {}; }
 
-  /// Parameters and buffers on the whole mesh, which share the model's memory;
-  /// without the names in `ignore`.
+  /// Returns the parameters and buffers on the full mesh without the names in
+  /// `ignore`. The result shares the model's memory.
   virtual dtensor::StateDict state_dict(
       const std::set<std::string>& ignore) const = 0;
   /// See dtensor/nn/optimizer_state.h.

@@ -8,14 +8,14 @@
 
 namespace weft::recipes {
 
-/// The recipe's section `ddp` as options; with train.dtype bfloat16, parameters
-/// are computed with in it and kept in float32. Losses are divided by the
-/// tokens of the whole global batch already, so replicas' gradients add up;
-/// comm hooks make means, and losses are multiplied by the number of replicas
-/// for them.
+/// Returns the options of the recipe's section `ddp`. With train.dtype
+/// bfloat16, computation uses bfloat16 and parameters are kept in float32.
+/// Losses are already divided by the tokens of the global batch, so that
+/// gradients are summed over replicas. Comm hooks average gradients, and losses
+/// are multiplied by the number of replicas for them.
 ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe);
 
-/// The hook that the section names; null for none.
+/// Returns the comm hook that the section selects, or null if it selects none.
 std::shared_ptr<ddp::CommHook> make_comm_hook(const DdpConfig& config);
 
 } // namespace weft::recipes

@@ -12,35 +12,36 @@
 
 namespace weft::recipes {
 
-/// A running average of the parameters that a module trains, in float32 and
-/// lying as they do: each rank averages its own part, without communication.
+/// The EMA of the trainable parameters of a module, in float32 and with their
+/// placements. Each rank averages its own shards without communication.
 /// Source: Polyak and Juditsky (1992); the exponential form of
 /// torch.optim.swa_utils.get_ema_multi_avg_fn.
 class EmaWeights {
  public:
-  /// Begins nothing yet. `decay` is in [0, 1).
-  /// Lifetime: holds on to the parameters.
+  /// Creates an EMA that has not begun. `decay` is in [0, 1).
+  /// Lifetime: keeps the parameters alive.
   EmaWeights(const torch::nn::Module& module, double decay);
 
-  /// The average becomes the weights, unless it has begun: before the first
-  /// step, or where state_dict() was not loaded into.
+  /// Sets the EMA to the weights if it has not begun. To be called before the
+  /// first step; after a resume that loaded state_dict() it does nothing.
   void begin();
   bool has_begun() const { return !entries_.empty(); }
-  /// It has not begun, whatever was.
+  /// Resets the EMA to its state before begin().
   void forget() { entries_.clear(); }
-  /// After a step: average = decay x average + (1 - decay) x weights.
+  /// Updates the EMA after a step: average = decay x average + (1 - decay) x
+  /// weights.
   void update();
 
-  /// By the parameters' names, on `mesh`; shares memory. Begins.
+  /// Returns the EMA by parameter name, on `mesh`. The result shares memory.
+  /// Calls begin().
   dtensor::StateDict state_dict(const mesh::DeviceMesh& mesh);
 
-  /// Weights and average change places; a second time they change back, to the
-  /// bit.
+  /// Swaps the weights and the EMA. A second call restores both bitwise.
   void swap();
 
  private:
   struct Entry {
-    /// Tied parameters have several.
+    /// The names of the parameter. Tied parameters have several.
     std::vector<std::string> names;
     at::Tensor parameter;
     at::Tensor average;

@@ -9,9 +9,10 @@
 
 namespace weft::recipes {
 
-/// Divides a placed model, which has no values yet, over `shards`, a mesh of
-/// one dim, in the units that recipe.fsdp names.
-/// Throws: mesh::UsageError at fsdp.units.
+/// Shards a placed model, which has no values yet, over the one-dimensional
+/// mesh `shards`, in the units of recipe.fsdp.
+/// Throws: mesh::UsageError at fsdp.units if a unit cannot be sharded or no
+/// module matches.
 std::unique_ptr<DataParallelModel> make_fully_sharded_model(
     const Recipe& recipe,
     const std::shared_ptr<Model>& model,

@@ -54,7 +54,7 @@ fs::path find_step(const Source& source) {
   refuse_source(
       source,
       fmt::format(
-          "\"{}\" holds no checkpoint. Give a step folder, such as "
+          "\"{}\" has no checkpoint. Give a step folder, such as "
           "outputs/quickstart/checkpoints/step-200, or a run's folder",
           source.path.string()));
 }
@@ -90,8 +90,8 @@ dtensor::StateDict shared_tensors(
     refuse_source(
         source,
         fmt::format(
-            "{} is of another model: {} of the model's tensors are not in it "
-            "({}), {} of its tensors not in the model ({})",
+            "{} belongs to another model: {} of the model's tensors are "
+            "missing in it ({}), {} of its tensors are not in the model ({})",
             source.path.string(),
             missing.size(),
             some(missing),
@@ -149,8 +149,8 @@ std::set<std::string> renamed_keys(
           recipe,
           kRenameKey,
           fmt::format(
-              "\"{}\" becomes \"{}\", as another tensor does: make the "
-              "pattern narrower",
+              "\"{}\" becomes \"{}\", like another tensor: make the pattern "
+              "narrower",
               name,
               key));
     }
@@ -174,15 +174,15 @@ std::vector<std::string> model_patterns(
           recipe,
           key,
           fmt::format(
-              "\"{}\" matches no tensor of the model or of init_from. `*` "
-              "stays between two dots, `**` goes across",
+              "\"{}\" matches no tensor of the model or of init_from. `*` does "
+              "not match a dot, `**` does",
               pattern));
     }
   }
   return result;
 }
 
-// An adapter begins as always where the checkpoint has none.
+// An adapter begins as usual where the checkpoint has none.
 dtensor::StateDict without_new_adapters(
     const dtensor::StateDict& model,
     const std::set<std::string>& keys) {
@@ -230,8 +230,8 @@ std::string load_by_rules(
         source, std::string(error.what_without_backtrace()) + kRuleHint);
   }
   return fmt::format(
-      "begins with weights of {} ({} of the model's {} tensors; {} are not in "
-      "it, {} of it were left)",
+      "begins with weights of {} ({} of the model's {} tensors; {} are missing "
+      "in it, {} of its tensors were not used)",
       step.string(),
       stats.loaded.size(),
       state.size(),
@@ -252,7 +252,7 @@ checkpoint::StateDicts parts_of(
     refuse_source(
         source,
         fmt::format(
-            "{} holds no average of the weights; train with ema.decay",
+            "{} has no EMA weights; train with ema.decay",
             source.path.string()));
   }
   const auto prefix = std::string(kAveragePart) + ".";
@@ -338,8 +338,7 @@ std::string load_model_weights(
     refuse(
         recipe,
         "model.from",
-        "there are no weights. Name a checkpoint, or the folder of a model "
-        "here");
+        "there are no weights. Give a checkpoint or the folder of a model");
   }
   const auto loaded = hub::load_weights(recipe, state, world);
   return fmt::format(

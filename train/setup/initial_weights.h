@@ -9,29 +9,29 @@
 
 namespace weft::recipes {
 
-/// Whether the recipe says where a new run's weights come from: model.from or
-/// checkpoint.init_from.
+/// Returns true if model.from or checkpoint.init_from gives the weights of a
+/// new run.
 bool has_initial_weights(const Recipe& recipe);
 
-/// Looks at that place as far as one rank can alone: that it is there, and that
-/// the tensors of a Hugging Face folder are those of the model. Reads no
-/// weights.
-/// Throws: as load_model_weights().
+/// Checks the source of the initial weights as far as one rank can do it alone:
+/// that it exists, and that a Hugging Face folder has the tensors of the model.
+/// Reads no weights.
+/// Throws: like load_model_weights().
 void check_initial_weights(const Recipe& recipe);
 
-/// Which of a checkpoint's weights: as they were trained, or averaged over the
-/// steps (ema.decay), where an average is kept.
+/// The weights to load from a checkpoint: the trained ones, or their EMA
+/// (ema.decay) where the checkpoint has one.
 enum class WeightKind { kTrained, kEma };
 
-/// Fills a model that lies on `mesh` with the weights of `checkpoint`, a step
-/// folder or a run's, signed if the recipe has a key; if it is empty, with
-/// those of checkpoint.init_from, read as its rules say, or model.from. Each
-/// rank reads its own part alone. Adapters (lora_A, lora_B) that are not there
-/// keep their values. Returns a line for the user.
+/// Loads the weights of `checkpoint` into a model on `mesh`. `checkpoint` is a
+/// step folder or a run's folder, and must be signed if the recipe has a key.
+/// Empty loads from checkpoint.init_from according to its rules, or from
+/// model.from. Each rank reads only its own shards. Adapters (lora_A, lora_B)
+/// that are missing there keep their values. Returns a line for the user.
 /// Collective: all ranks of `mesh`; blocks.
-/// Throws: mesh::UsageError at the key if there is no checkpoint or model, it
-/// has other tensors than the model, or no average; checkpoint::CheckpointError
-/// if it is damaged.
+/// Throws: mesh::UsageError at the key if the checkpoint or the model folder is
+/// missing, if it has other tensors than the model, or if it has no EMA;
+/// checkpoint::CheckpointError if it is damaged.
 std::string load_model_weights(
     const Recipe& recipe,
     Model& model,
@@ -39,7 +39,8 @@ std::string load_model_weights(
     const std::string& checkpoint = "",
     WeightKind kind = WeightKind::kTrained);
 
-/// The same for the model of a job, from where the recipe says.
+/// Like load_model_weights(), for the model of a job and the source in the
+/// recipe.
 std::string load_initial_weights(const Recipe& recipe, TrainJob& job);
 
 } // namespace weft::recipes

@@ -8,19 +8,19 @@
 
 namespace weft::recipes {
 
-/// Reads a recipe from its file, as read_recipe() does, takes what model.from
-/// names from the transformers folder there, and makes it complete().
-/// Throws: mesh::UsageError: "FILE:LINE:COLUMN: KEY: what is wrong".
+/// Reads a recipe file like read_recipe(), adds the values of the transformers
+/// folder in model.from, and calls complete().
+/// Throws: mesh::UsageError "FILE:LINE:COLUMN: KEY: <error>" if the recipe is
+/// invalid.
 Recipe load_recipe(
     const std::string& path,
     std::span<const std::string> overrides = {},
     KnownModels models = {});
 
-/// Reads recipe.yaml of a run's folder, as parse_stored_recipe() does.
+/// Reads recipe.yaml of a run's folder like parse_stored_recipe().
 Recipe load_stored_recipe(const std::string& path, KnownModels models = {});
 
-/// The same as load_recipe() for a text; `source` stands for the file in
-/// messages.
+/// Like load_recipe(), for a text. `source` is the file name in messages.
 Recipe parse_recipe(
     std::string_view text,
     const std::string& source,

@@ -10,15 +10,17 @@
 
 namespace weft::recipes {
 
-/// One op, such as a Linear: no block of others.
+/// Returns true if the module is a single op, such as a Linear, and not a block
+/// of modules.
 bool is_op(torch::nn::Module& module);
 
-/// Fully qualified names of the model's blocks: all elements of module lists.
+/// Returns the fully qualified names of the model's blocks. These are the
+/// elements of its module lists that are not single ops.
 std::vector<std::string> block_names(torch::nn::Module& model);
 
-/// Names of the modules that the patterns of a recipe's key match, in the order
-/// of registration, each once.
-/// Throws: mesh::UsageError at the key where a pattern matches none.
+/// Returns the names of the modules that the patterns of a recipe key match,
+/// each once and in the order of registration for each pattern.
+/// Throws: mesh::UsageError at the key if a pattern matches no module.
 std::vector<std::string> matching_names(
     const Recipe& recipe,
     std::string_view key,

@@ -9,20 +9,21 @@
 
 namespace weft::recipes {
 
-/// Compares, in one round through the store and before ranks do anything
-/// together, the program's and libtorch's versions, each key of the recipe and
-/// the data's names and sizes.
+/// Compares the versions of Weft and libtorch, the applicable keys of the
+/// recipe, and the names and sizes of the data files between ranks. This takes
+/// one exchange through the store and precedes all collectives.
 /// Collective: all ranks of `world`; blocks.
-/// Throws: mesh::DisagreementError on all ranks, naming the first rank that
-/// differs from rank 0, the key, and both values.
+/// Throws: mesh::DisagreementError on all ranks if values differ; it has the
+/// first rank that differs from rank 0, the key and both values.
 void check_runs_agree(
     const Recipe& recipe,
     const std::string& data_fingerprint,
     const mesh::World& world);
 
-/// The same for names, shapes, dtypes and placements of parameters and buffers,
-/// before the model's first collective.
-/// Collective and Throws: as above.
+/// Compares the names, shapes, dtypes and placements of parameters and buffers
+/// between ranks, before the model's first collective.
+/// Collective: all ranks of `world`; blocks.
+/// Throws: mesh::DisagreementError like check_runs_agree().
 void check_models_agree(
     const torch::nn::Module& model,
     const mesh::World& world);

@@ -39,16 +39,16 @@ void resolve_products(Recipe& recipe, const matmul::Host& host) {
         recipe,
         kKey,
         fmt::format(
-            "oneDNN cannot multiply on this host: {}. Set products: libtorch, "
-            "or leave it at auto",
+            "oneDNN cannot multiply on this host: {}. Set products to libtorch "
+            "or auto",
             host.onednn_problem));
   }
   if (is_too_slow(recipe, library, host)) {
     refuse(
         recipe,
         kKey,
-        "this processor has no products of bfloat16, and libtorch's stand-in "
-        "is tens of times slower than float32. Set train.dtype: float32, or "
+        "this processor cannot multiply bfloat16, and libtorch's emulation is "
+        "tens of times slower than float32. Set train.dtype: float32, or "
         "products: onednn, which multiplies in float32 and rounds");
   }
   matmul::set_library(library);

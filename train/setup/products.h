@@ -7,19 +7,21 @@
 
 namespace weft::recipes {
 
-/// Lets the library multiply that `recipe.products` names (matmul/library.h),
-/// after `auto` has been replaced by the choice for this host and the recipe's
-/// dtype. On a CUDA device `auto` is libtorch. No communication: ranks compare
-/// the result with the rest of the recipe.
-/// Throws: mesh::UsageError at the key if this host cannot do what it asks for.
+/// Selects the matmul library of `recipe.products` (matmul/library.h). First
+/// replaces `auto` by the choice for this host and the recipe's dtype; on a
+/// CUDA device this is libtorch. Does not communicate: ranks compare the result
+/// together with the rest of the recipe.
+/// Throws: mesh::UsageError, naming the recipe key, if this host does not
+/// support the library.
 void resolve_products(
     Recipe& recipe,
     const matmul::Host& host = matmul::this_host());
 
-/// A library that `products` names, if this host can have it, else "libtorch".
+/// Returns `products` if this host supports that library, otherwise "libtorch".
 std::string possible_products(const std::string& products);
 
-/// "products: onednn (MKL keeps to AVX2 on this processor)", for the user.
+/// Returns "products: onednn (MKL keeps to AVX2 on this processor)", for the
+/// user.
 std::string products_text(const Recipe& recipe);
 
 } // namespace weft::recipes

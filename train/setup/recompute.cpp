@@ -27,8 +27,8 @@ std::vector<std::string> named_modules_of(
           recipe,
           kModulesKey,
           "\"" + name +
-              "\" is one op, and to run it again saves nothing. Name what it "
-              "is a part of, such as a block, its attention or its MLP");
+              "\" is a single op, and recomputing it saves no memory. Name a "
+              "larger module, such as a block, its attention or its MLP");
     }
   }
   return names;
@@ -47,7 +47,8 @@ void recompute_activations(const Recipe& recipe, torch::nn::Module& model) {
     refuse(
         recipe,
         "train.activation_checkpoint",
-        "the model has no blocks to run again. Set it to none");
+        "the model has no module list to checkpoint. Set "
+        "train.activation_checkpoint to none");
   }
   dtensor::apply_activation_checkpointing(
       model, [&](const std::string& name, torch::nn::Module& /*module*/) {

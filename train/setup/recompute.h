@@ -8,10 +8,11 @@ class Module;
 
 namespace weft::recipes {
 
-/// Has the modules that train.activation_checkpoint names recompute their
-/// activations in backward: all blocks (elements of module lists), or those
-/// whose names match.
-/// Throws: mesh::UsageError where a name matches no module.
+/// Applies activation checkpointing to the modules that
+/// train.activation_checkpoint selects: all blocks (elements of module lists),
+/// or those whose names match.
+/// Throws: mesh::UsageError if a name matches no module or a single op, or if
+/// the model has no blocks.
 void recompute_activations(const Recipe& recipe, torch::nn::Module& model);
 
 } // namespace weft::recipes

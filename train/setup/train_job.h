@@ -21,58 +21,60 @@ struct TrainJob {
   mesh::DeviceMesh mesh;
   std::shared_ptr<Model> model;
   std::unique_ptr<DataParallelModel> data_parallel;
-  /// data_parallel, for what DistributedDataParallel alone has: buckets, comm
-  /// hooks, Join. Null if the model is fully sharded.
+  /// The DistributedDataParallel in data_parallel, for its buckets, comm hooks
+  /// and Join. Null if the model is fully sharded.
   ddp::DistributedDataParallel<Model>* ddp = nullptr;
   std::unique_ptr<FusedAdamW> optimizer;
-  /// None with ema.decay = 0.
+  /// Null if ema.decay is 0.
   std::unique_ptr<EmaWeights> average;
-  /// What a loss is multiplied by for backward: replicas where gradients are
-  /// means over them.
+  /// The factor of the loss before backward: the number of replicas if
+  /// gradients are averaged over them, otherwise 1.
   double loss_scale = 1;
 };
 
-/// The model of a recipe, placed over "tp" and with its adapters, to be
+/// Returns the model of a recipe with its adapters, placed over "tp" and to be
 /// materialized on `device`.
-/// Collective: none, but all ranks of `mesh` do the same.
-/// Throws: mesh::UsageError at a key that cannot be, on that device.
+/// Collective: none, but all ranks of `mesh` must make the same calls.
+/// Throws: mesh::UsageError at a key whose value is not possible on that
+/// device.
 std::shared_ptr<Model> place_model(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     c10::Device device);
 
-/// Builds the model deferred, places it over "tp", wraps it over "dp" or
-/// divides it over "dp_shard", and gives every rank its own part of the
-/// weights, on `device` (default: the world's; on the meta device they have no
-/// values).
-/// Collective: all ranks of `mesh`, from make_job_mesh().
+/// Builds the model deferred, places it over "tp", wraps it over "dp" or shards
+/// it over "dp_shard", and initializes each rank's own part of the weights on
+/// `device`. Empty means the world's device. Weights on the meta device have no
+/// values.
+/// Collective: all ranks of `mesh`, which must come from make_job_mesh().
 TrainJob make_train_job(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     std::optional<c10::Device> device = std::nullopt);
 
-/// The part of a checkpoint that holds what the comm hook keeps.
+/// The part of a checkpoint with the state of the comm hook.
 constexpr const char* kCommHookPart = "comm_hook";
 
-/// The part that holds the average of the weights.
+/// The part of a checkpoint with the EMA.
 constexpr const char* kAveragePart = "ema";
 
 bool has_part(const checkpoint::Manifest& manifest, const std::string& part);
 
-/// What a checkpoint of the job holds: "model", "optimizer" and the average of
-/// the weights once it has begun, which share memory with the job, and a copy
-/// of what the comm hook keeps.
-/// Collective: all ranks, where there is a comm hook.
+/// Returns the tensors of a checkpoint: "model", "optimizer" and, once it has
+/// begun, the EMA, which share memory with the job, and a copy of the state of
+/// the comm hook.
+/// Collective: all ranks, if there is a comm hook.
 checkpoint::StateDicts state_dicts(TrainJob& job);
 
-/// Tensors for what not every checkpoint of the run has: the comm hook's state,
-/// and the average of the weights, which then begins.
+/// Returns tensors for the parts that only some checkpoints of the run have:
+/// the state of the comm hook, and the EMA, which then begins.
 checkpoint::StateDicts optional_state_dicts(
     TrainJob& job,
     const checkpoint::Manifest& manifest);
 
-/// After `dicts`, from state_dicts(), were loaded into: steps of the optimizer
-/// are taken over; learning rate, betas and decay stay the recipe's.
+/// Applies the state that was loaded into `dicts`, the result of state_dicts().
+/// The optimizer's step counts are adopted; learning rate, betas and weight
+/// decay stay those of the recipe.
 void adopt_state(
     TrainJob& job,
     const checkpoint::StateDicts& dicts,

@@ -32,7 +32,7 @@ void fill_rest(
         recipe,
         key,
         fmt::format(
-            "-1 cannot be filled in: the world size {} is not divisible by {}",
+            "-1 cannot be resolved: the world size {} is not divisible by {}",
             world_size,
             others));
   }
@@ -63,7 +63,7 @@ void resolve_mesh(Recipe& recipe, int64_t world_size) {
         recipe,
         open.back().key,
         fmt::format(
-            "{} and {} are both -1; give one",
+            "{} and {} are both -1; set one of them",
             open.front().key,
             open.back().key));
   }
@@ -110,7 +110,7 @@ void check_fully_sharded(const Recipe& recipe) {
     }
   };
   if (!mesh.is_sharded()) {
-    refuse_set_keys("fsdp", "nothing is sharded where mesh.dp_shard is 1");
+    refuse_set_keys("fsdp", "nothing is sharded if mesh.dp_shard is 1");
     return;
   }
   const auto sharded = fmt::format("mesh.dp_shard={}", mesh.dp_shard);
@@ -119,7 +119,7 @@ void check_fully_sharded(const Recipe& recipe) {
         recipe,
         key,
         fmt::format(
-            "{} does not go with {} yet. {}",
+            "{} cannot be combined with {} yet. {}",
             value_of(recipe, key),
             sharded,
             way));
@@ -153,7 +153,7 @@ void check_link(
           mesh_dim,
           lacks_bandwidth ? "latency_us" : "bandwidth_gb_s"),
       fmt::format(
-          "{} without a links.{}_{}. Give both, or leave both to cost_model",
+          "{} without links.{}_{}. Set both, or leave both to cost_model",
           lacks_bandwidth ? latency_us : bandwidth_gb_s,
           mesh_dim,
           lacks_bandwidth ? "bandwidth_gb_s" : "latency_us"));
@@ -202,8 +202,8 @@ void check_recomputed(const Recipe& recipe) {
         named ? "train.activation_checkpoint_modules"
               : "train.activation_checkpoint",
         named ? fmt::format(
-                    "only train.activation_checkpoint=selective looks at it, "
-                    "and that is {}",
+                    "only train.activation_checkpoint=selective uses it, but "
+                    "that is {}",
                     train.activation_checkpoint)
               : "selective needs train.activation_checkpoint_modules, such as "
                 "[\"model.layers.*.mlp\"]");
@@ -216,17 +216,16 @@ void check_adapters(const Recipe& recipe) {
         recipe,
         "lora.rank",
         fmt::format(
-            "{} without lora.target_modules; name the Linears that get an "
-            "adapter, "
-            "such as [\"model.layers.*.self_attn.*\"]",
+            "{} without lora.target_modules; name the Linear layers that get "
+            "an adapter, such as [\"model.layers.*.self_attn.*\"]",
             recipe.lora.rank));
   }
   if (recipe.lora.rank == 0 && !recipe.lora.target_modules.empty()) {
     refuse(
         recipe,
         "lora.target_modules",
-        "adapters need a rank: without lora.rank all weights would be trained. "
-        "Set lora.rank, or remove lora.target_modules");
+        "adapters require a rank: without lora.rank all weights would be "
+        "trained. Set lora.rank, or remove lora.target_modules");
   }
 }
 
@@ -236,8 +235,8 @@ void check_origin(const Recipe& recipe) {
         recipe,
         "checkpoint.init_from",
         fmt::format(
-            "a model begins with the weights of one: model.from={} names them "
-            "already",
+            "a model has one source of initial weights, and model.from={} is "
+            "set",
             recipe.model.from));
   }
 }
@@ -247,7 +246,7 @@ void check_average(const Recipe& recipe) {
     refuse(
         recipe,
         "ema.eval",
-        "there is no average to evaluate: set ema.decay, such as 0.999");
+        "there is no EMA to evaluate: set ema.decay, such as 0.999");
   }
 }
 
@@ -258,8 +257,8 @@ void check_saving(const Recipe& recipe) {
         recipe,
         "checkpoint.max_mb_per_s",
         fmt::format(
-            "{} slows what is written while training goes on, and "
-            "checkpoint.async=false waits for it",
+            "{} limits background writes, and checkpoint.async=false waits for "
+            "every save",
             checkpoint.max_mb_per_s));
   }
 }
@@ -275,10 +274,7 @@ void check_init_rules(const Recipe& recipe) {
   }};
   for (const auto& [key, is_given] : rules) {
     if (is_given && checkpoint.init_from.empty()) {
-      refuse(
-          recipe,
-          key,
-          "says how checkpoint.init_from is read, and that is empty");
+      refuse(recipe, key, "applies to checkpoint.init_from, which is empty");
     }
   }
   try {
@@ -313,16 +309,16 @@ void check_non_finite(const Recipe& recipe) {
     refuse(
         recipe,
         kKey,
-        "skip goes on where ddp.check_for_nan_in_grad ends the run; leave that "
-        "out");
+        "skip continues the run, but ddp.check_for_nan_in_grad ends it; leave "
+        "one of them out");
   }
   if (recipe.ddp.comm_hook.ends_with("powersgd")) {
     refuse(
         recipe,
         kKey,
         fmt::format(
-            "skip does not go with ddp.comm_hook={}, which adds what it could "
-            "not send to the next step's gradients, NaN too; stop does",
+            "skip cannot be combined with ddp.comm_hook={}, which adds its "
+            "error, including NaN, to the next step's gradients; use stop",
             recipe.ddp.comm_hook));
   }
 }
@@ -363,7 +359,7 @@ std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe) {
           recipe,
           "checkpoint.init_rename",
           fmt::format(
-              "\"{}\" is no rule; write \"pattern -> replacement\", such as "
+              "\"{}\" is not a rule; write \"pattern -> replacement\", such as "
               "\"^model\\.encoder\\. -> model.\"",
               rule));
     }

@@ -8,22 +8,25 @@
 
 namespace weft::recipes {
 
-/// Checks what involves several keys and fills in what the recipe left open
-/// (-1 in the mesh, kv_heads, micro_batch_size, output_dir), so that to_yaml()
-/// shows the numbers that are used. Needs no data and no ranks.
-/// Throws: mesh::UsageError at the offending key, with both numbers.
+/// Checks the constraints between keys and fills in the values that the recipe
+/// leaves open (-1 in the mesh, kv_heads, micro_batch_size, output_dir), so
+/// that to_yaml() shows the numbers that are used. Needs no data and no ranks.
+/// Throws: mesh::UsageError at the offending key, with both numbers, if a
+/// constraint is violated.
 void validate(Recipe& recipe, int64_t world_size);
 
-/// checkpoint.init_rename, taken apart.
-/// Throws: mesh::UsageError at the key for a text that is no rule.
+/// Parses checkpoint.init_rename.
+/// Throws: mesh::UsageError at the key if a text is not a rule.
 std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe);
 
-/// How many micro-batches a validated recipe adds up for one step.
+/// Returns the number of micro-batches that each rank accumulates in one step
+/// of a validated recipe.
 int64_t accumulation_steps(const Recipe& recipe);
 
 /// Checks the keys of `model` against each other, the data's type and the mesh,
-/// which has no -1 any more, and fills in what they leave open.
-/// Throws: mesh::UsageError at the offending key, with both numbers.
+/// in which no -1 may be left, and fills in the values that are not set.
+/// Throws: mesh::UsageError at the offending key, with both numbers, if a
+/// constraint is violated.
 void resolve_model(Recipe& recipe);
 
 } // namespace weft::recipes

@@ -55,7 +55,7 @@ void check_head_size(const Recipe& recipe) {
         "model.dim",
         fmt::format(
             "{} / model.heads={} is {}, but rotary embeddings need an even "
-            "size of a head",
+            "head size",
             model.dim,
             model.heads,
             model.dim / model.heads));
@@ -224,7 +224,7 @@ void check_data(const Recipe& recipe) {
         recipe,
         "data.type",
         fmt::format(
-            "model.type={} is a model of {}: it needs data.type={}, not {}",
+            "model.type={} is a model for {}: it needs data.type={}, not {}",
             recipe.model.type,
             reads_text ? "language" : "images",
             reads_text ? "text or tokens" : "digits",

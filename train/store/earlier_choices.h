@@ -4,12 +4,12 @@
 
 namespace weft::recipes {
 
-/// A recipe whose open choices are those of an earlier part of the run, as far
-/// as this host can have them, so that a resumed run computes the same bits:
-/// the library that multiplies (`products: auto`; libtorch where oneDNN cannot
-/// be had), and, on the same mesh, the prices of links. Looks at the newest
-/// checkpoint whose manifest can be read, unless the run starts over; no
-/// communication.
+/// Returns the recipe with the open choices of the run's earlier processes, as
+/// far as this host supports them, so that a resumed run computes the same
+/// bits. These are the matmul library (`products: auto`; libtorch if oneDNN is
+/// not available) and, on the same mesh, the link costs. Reads the newest
+/// checkpoint with a readable manifest, unless the run starts over. Does not
+/// communicate.
 Recipe with_earlier_choices(Recipe recipe, bool fresh);
 
 } // namespace weft::recipes

@@ -10,22 +10,23 @@
 
 namespace weft::recipes {
 
-/// Fills in the prices of links that `recipe` leaves open with `earlier` ones.
+/// Fills in the link costs that `recipe` leaves open from `earlier`.
 void adopt_link_costs(Recipe& recipe, LinksConfig earlier);
 
-/// What a recipe says of the links along "dp" or "tp"; nothing: it leaves them
-/// to the cost model.
+/// Returns the recipe's link cost along "dp" or "tp". Empty leaves it to the
+/// cost model.
 std::optional<mesh::LinkCost> configured_link_cost(
     const Recipe& recipe,
     std::string_view mesh_dim);
 
-/// Sets the mesh's prices of links: those that `recipe` gives, what is measured
-/// for others if it says so; `recipe.links` then has them all.
+/// Sets the mesh's link costs: the recipe's own, and measured ones for other
+/// mesh dims if the recipe asks for measurement. Stores measured costs in
+/// `recipe.links`.
 /// Collective: all ranks, with equal recipes; blocks if it measures.
 void resolve_link_costs(Recipe& recipe, const mesh::DeviceMesh& mesh);
 
-/// "links: dp 41 us, 1.3 GB/s; tp ...", for the user; empty where the fixed
-/// table's prices hold.
+/// Returns "links: dp 41 us, 1.3 GB/s; tp ...", for the user. Empty if the
+/// costs of the fixed table apply.
 std::string links_text(const Recipe& recipe);
 
 } // namespace weft::recipes

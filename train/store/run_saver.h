@@ -12,48 +12,49 @@
 
 namespace weft::recipes {
 
-/// What the recipe says about saving.
+/// Returns the save options of a recipe.
 checkpoint::SaverOptions saver_options(
     const Recipe& recipe,
     const mesh::World& world,
     std::string hmac_key);
 
-/// Saves the steps of one run, in the background if the recipe says so, and
-/// tells the user what became of each. A failed save loses nothing, and
-/// training goes on.
-///
-/// save(), save_now() and finish() are collective: all ranks, the same calls;
-/// poll() is this rank's own. Throws: mesh::CommError if a peer is lost.
+/// Saves the steps of one run, in the background if the recipe asks for it, and
+/// reports the result of each save to the user. After a failed save, the
+/// earlier checkpoints remain and training continues.
+/// save(), save_now() and finish() are collective: all ranks make the same
+/// calls. poll() is local to this rank.
+/// Throws: mesh::CommError if a peer is lost.
 class RunSaver {
  public:
-  /// A line for the user; called on rank 0 only.
+  /// A callback that prints a line for the user. Called on rank 0 only.
   using LogLine = std::function<void(const std::string&)>;
 
-  /// Collective; blocks.
+  /// Collective: all ranks; blocks.
   RunSaver(
       std::filesystem::path checkpoints,
       checkpoint::SaverOptions options,
       bool is_async,
       LogLine log_line);
 
-  /// Makes ready what the first save in the background would wait for.
-  /// Collective; blocks.
+  /// Prepares background saves, so that the first one does not have to wait.
+  /// Collective: all ranks; blocks.
   void prepare(const checkpoint::StateDicts& dicts);
 
-  /// Begins to save; without `is_async` it also ends. Returns whether the step
-  /// is saved by now.
+  /// Starts a save. Without `is_async` it also completes it. Returns true if
+  /// the step is saved when the call returns.
   bool save(
       const checkpoint::StateDicts& dicts,
       const checkpoint::StepContent& content);
-  /// Waits for what is in flight, which may now write as fast as it can, then
-  /// saves; if that fails, tries once more. Returns whether the step is saved.
+  /// Waits for the save in flight, without its bandwidth limit, then saves.
+  /// Tries once more if the save fails. Returns true if the step is saved.
   bool save_now(
       const checkpoint::StateDicts& dicts,
       const checkpoint::StepContent& content);
-  /// Right after save(): waits, as above, for what it left in flight. Returns
-  /// whether that step is saved now; false if nothing was in flight.
+  /// Waits, without a bandwidth limit, for the save that save() left in flight.
+  /// Returns true if that step is now saved, false also if nothing was in
+  /// flight.
   bool finish();
-  /// Says what has become of the save in flight, if that is known by now.
+  /// Reports the result of the save in flight if it has completed.
   void poll();
 
  private:
@@ -65,7 +66,7 @@ class RunSaver {
   checkpoint::Saver saver_;
   bool is_async_;
   LogLine log_line_;
-  /// The step that is in flight.
+  /// The step whose save is in flight.
   std::optional<int64_t> in_flight_;
 };
 

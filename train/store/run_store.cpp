@@ -34,9 +34,9 @@ bool is_fixed(std::string_view key) {
 // --fresh renames the checkpoints and then the metrics, and a process can end
 // at any moment. The first rename decides: from checkpoints to
 // checkpoints.aside. As long as that folder is there, metrics that are not
-// empty belong to it, because whoever holds the lock of checkpoints first ends
-// what was begun, before anything is written: metrics, then the folder, get
-// their last names.
+// empty belong to it, because the one that holds the lock of checkpoints first
+// ends what was begun, before anything is written: metrics, then the folder,
+// get their last names.
 constexpr const char* kAside = ".aside";
 constexpr const char* kOld = ".old";
 
@@ -130,8 +130,8 @@ void check_same_run(
   }
   if (!differences.empty()) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{} holds a run of another model or other data, at step {}: {}. "
-        "Choose another name or output_dir, or start over with --fresh.",
+        "{} has a run of another model or other data, at step {}: {}. Choose "
+        "another name or output_dir, or start over with --fresh.",
         recipe.output_dir,
         state.step,
         fmt::join(differences, "; ")));
@@ -282,8 +282,8 @@ std::optional<RunStore::Resumed> RunStore::resume(
   if (!resumed && !damaged.empty()) {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
         "none of the {} checkpoints in {} can be loaded; the newest is step "
-        "{}. `weft checkpoint verify {}` says what is wrong with them; --fresh "
-        "starts over.",
+        "{}. Run `weft checkpoint verify {}` to see the damage; --fresh starts "
+        "over.",
         damaged.size(),
         path_.string(),
         damaged.front(),
@@ -292,7 +292,7 @@ std::optional<RunStore::Resumed> RunStore::resume(
   on_first_rank<mesh::UsageError>(world_, [&] {
     for (const int64_t step : damaged) {
       log_line(fmt::format(
-          "step {} is damaged and now called {}",
+          "step {} is damaged and was renamed to {}",
           step,
           checkpoint::quarantine_step(path_, step).string()));
     }

@@ -15,31 +15,33 @@
 
 namespace weft::recipes {
 
-/// The checkpoints of a run, outputs/<name>/checkpoints: what it resumes from,
-/// and where it saves.
+/// The checkpoints of a run in outputs/<name>/checkpoints. Resumes from them
+/// and saves new ones.
 class RunStore {
  public:
-  /// What resume() found.
+  /// The result of resume().
   struct Resumed {
     TrainState state;
     RunLayout layout;
     std::filesystem::path folder;
-    /// What was loaded besides `dicts`.
+    /// The tensors that were loaded in addition to `dicts`.
     checkpoint::StateDicts more;
   };
-  /// Tensors to load besides, whose sizes only the checkpoint knows.
+  /// A callback that returns additional tensors to load. Only the checkpoint
+  /// has their sizes.
   using More = std::function<
       checkpoint::StateDicts(const checkpoint::Manifest&, const RunLayout&)>;
-  /// A line for the user; called on rank 0 only.
+  /// A callback that prints a line for the user. Called on rank 0 only.
   using LogLine = std::function<void(const std::string&)>;
 
-  /// Takes the folder for this run until it ends: rank 0 locks it, clears what
-  /// killed saves left, sets flight records of an earlier failure aside, as
-  /// flight-1, flight-2, ..., and tries to write. With `fresh`, or
-  /// `checkpoint.resume: never`, the checkpoints that are there are set aside,
-  /// as checkpoints.old. Collective: all ranks; blocks. Throws:
-  /// mesh::UsageError, on all ranks, if another run has the folder or it cannot
-  /// be written; as read_hmac_key().
+  /// Reserves the folder for this run until it ends: rank 0 locks it, deletes
+  /// the remains of killed saves, renames flight records of an earlier failure
+  /// to flight-1, flight-2, ..., and tests that it can write. With `fresh` or
+  /// `checkpoint.resume: never`, existing checkpoints are renamed to
+  /// checkpoints.old.
+  /// Collective: all ranks; blocks.
+  /// Throws: mesh::UsageError on all ranks if another run has locked the folder
+  /// or if it cannot be written; the exceptions of read_hmac_key().
   RunStore(
       const Recipe& recipe,
       const mesh::World& world,
@@ -47,18 +49,19 @@ class RunStore {
       LogLine log_line);
   ~RunStore();
 
-  /// Loads the newest sound checkpoint into `dicts`; one that is damaged is
-  /// named, set aside and skipped for the one before. None if there is none.
+  /// Loads the newest valid checkpoint into `dicts`. Reports and renames each
+  /// damaged one and tries the one before it. Empty if there are no
+  /// checkpoints.
   /// Collective: all ranks; blocks.
-  /// Throws: checkpoint::CheckpointError, on all ranks, if there are some and
-  /// none is sound.
+  /// Throws: checkpoint::CheckpointError on all ranks if there are checkpoints
+  /// and none is valid.
   std::optional<Resumed> resume(
       const checkpoint::StateDicts& dicts,
       const More& more = {});
 
-  /// Saves the steps of the run.
+  /// The object that saves the steps of the run.
   RunSaver& saver() { return *saver_; }
-  /// What a step folder holds beside its tensors.
+  /// Returns the content of a step folder other than its tensors.
   checkpoint::StepContent content(
       const TrainState& state,
       const RunLayout& layout) const;
@@ -83,26 +86,27 @@ class RunStore {
   std::filesystem::path path_;
   LogLine log_line_;
   std::string hmac_key_;
-  /// Rank 0's, until the run ends.
+  /// The folder's lock, held by rank 0 until the run ends.
   std::unique_ptr<Lock> lock_;
-  /// Ends before the lock does.
+  /// Declared after lock_, so that it is destroyed first.
   std::unique_ptr<RunSaver> saver_;
 };
 
-/// outputs/<name>/checkpoints.
+/// Returns outputs/<name>/checkpoints.
 std::filesystem::path checkpoints_path(const Recipe& recipe);
-/// outputs/<name>/metrics.jsonl.
+/// Returns outputs/<name>/metrics.jsonl.
 std::string metrics_path(const Recipe& recipe);
 
 using InspectFn = std::function<
     void(const checkpoint::StepFolder&, const checkpoint::Manifest&)>;
-/// Shows `look` a run's newest checkpoint whose manifest can be read, or an
-/// older one if `look` throws checkpoint::CheckpointError. No communication.
+/// Calls `look` with the run's newest checkpoint that has a readable manifest,
+/// and with older ones as long as `look` throws checkpoint::CheckpointError.
+/// Does not communicate.
 void inspect_newest(const Recipe& recipe, const InspectFn& look);
 
-/// Refuses to go on with a run of another model or other data. Looks at the
-/// newest checkpoint whose manifest can be read; no communication.
-/// Throws: mesh::UsageError naming the keys that differ, with both values.
+/// Checks that the run in the folder has the same model and data as `recipe`.
+/// Reads the newest checkpoint with a readable manifest. Does not communicate.
+/// Throws: mesh::UsageError if they differ; it has the keys and both values.
 void check_run_fits(const Recipe& recipe, const std::string& data_fingerprint);
 
 } // namespace weft::recipes

@@ -9,18 +9,19 @@
 
 namespace weft::recipes {
 
-/// What a run has to remember beside its tensors, the same on every rank and
-/// every mesh.
+/// The state of a run other than its tensors. It is identical on every rank and
+/// mesh.
 struct TrainState {
-  /// Optimizer steps done.
+  /// The number of optimizer steps done.
   int64_t step = 0;
-  /// Trained on so far, over all replicas.
+  /// The number of tokens trained on so far, over all replicas.
   int64_t tokens = 0;
   /// The data cursor: the global index of the next step's first sample.
   int64_t next_sample = 0;
-  /// Of the run: names and sizes of its data files.
+  /// A fingerprint of the names and sizes of the run's data files.
   std::string data_fingerprint;
-  /// Steps that were not finite and skipped, up to this one.
+  /// The number of consecutive steps, up to this one, that were skipped because
+  /// they were not finite.
   int64_t skipped_in_a_row = 0;
 
   bool operator==(const TrainState&) const = default;
@@ -28,41 +29,42 @@ struct TrainState {
 
 using BucketNames = std::vector<std::vector<std::string>>;
 
-/// The entries of RunLayout.buckets, from each rank's own.
+/// Gathers the entries of RunLayout.buckets from all ranks.
 /// Collective: all ranks of `tp`, the tensor-parallel group; blocks.
 std::vector<BucketNames> gather_bucket_names(
     mesh::Communicator& tp,
     const BucketNames& own);
 
-/// What belongs to one mesh or one launch.
+/// The state that belongs to one mesh or one launch.
 struct RunLayout {
-  /// "dp=2 tp=2".
+  /// The mesh: "dp=2 tp=2".
   std::string mesh;
-  /// By the tensor-parallel rank, names of the parameters of each gradient
-  /// bucket, in order: what a comm hook's state belongs to. Parts of uneven
-  /// sizes and measured caps let tensor-parallel ranks differ. Empty before the
-  /// first backward.
+  /// By tensor-parallel rank, the parameter names of each gradient bucket in
+  /// order. The state of a comm hook refers to them. Tensor-parallel ranks can
+  /// differ because of uneven shards and measured caps. Empty before the first
+  /// backward.
   std::vector<BucketNames> buckets;
-  /// "libtorch" or "onednn": recipe.products, resolved.
+  /// The resolved value of recipe.products: "libtorch" or "onednn".
   std::string products;
-  /// What redistributions were planned by: recipe.cost_model and .links.
+  /// The cost model that redistributions were planned with: recipe.cost_model
+  /// and recipe.links.
   std::string cost_model;
   LinksConfig links;
-  /// The recipe as resolved, YAML.
+  /// The resolved recipe as YAML.
   std::string recipe;
-  /// The line of metrics.jsonl of the step that was saved, which is written
-  /// after the save.
+  /// The line of metrics.jsonl for the saved step. The file gets it only after
+  /// the save.
   std::string metrics_line;
 };
 
-/// JSON objects for SaveOptions.state and .layout. The state also holds what
-/// follows from the recipe and the step (random numbers, schedule), so that a
-/// comparison of two checkpoints compares it.
+/// Returns JSON objects for SaveOptions.state and .layout. The state includes
+/// values that follow from the recipe and the step (random numbers, schedule),
+/// so that a comparison of two checkpoints covers them.
 std::string to_json(const TrainState& state, const Recipe& recipe);
 std::string to_json(const RunLayout& layout);
 
-/// Throws: checkpoint::CheckpointError naming `source` if the text is not what
-/// to_json() writes.
+/// Parses the output of to_json().
+/// Throws: checkpoint::CheckpointError with `source` if the text is malformed.
 TrainState parse_train_state(
     const std::string& json,
     const std::string& source);

@@ -10,10 +10,10 @@ class Module;
 
 namespace weft::recipes {
 
-/// From now on every module below `model` that is called through
-/// dtensor::call() becomes a span, named by its place in the model, while
-/// `recorder` is on. The spans hold what parallel styles do at the call, too.
-/// One rank's model is called by one thread at a time.
+/// Records a span, named after the module's path in the model, for every later
+/// call of a module of `model` through dtensor::call() while `recorder` is on.
+/// The spans include the work of parallel styles during the call. One rank's
+/// model must be called by one thread at a time.
 void add_module_spans(
     torch::nn::Module& model,
     const std::shared_ptr<TraceRecorder>& recorder);

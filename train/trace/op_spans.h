@@ -9,12 +9,12 @@
 
 namespace weft::recipes {
 
-/// While it lives, every operator that the calling thread runs, and those that
-/// autograd runs for it, becomes a span: on DTensors, and nested in it on the
-/// local tensors. A span knows its inputs' shapes and the parameter among
-/// them.
-/// Lifetime: destroyed on the thread that made it, in reverse order of
-/// anything else that is kept in ThreadLocalDebugInfo.
+/// A scope in which every operator that the calling thread runs, or that
+/// autograd runs for it, becomes a span: an operator on DTensors, and nested in
+/// it those on the local tensors. A span has the shapes of its inputs and the
+/// name of a parameter among them.
+/// Lifetime: must be destroyed on the thread that created it, in reverse order
+/// with anything else in ThreadLocalDebugInfo.
 class OpSpans {
  public:
   explicit OpSpans(std::shared_ptr<TraceRecorder> recorder);

@@ -80,8 +80,7 @@ std::string StepTracer::finish() {
   if (first_traced_ == 0) {
     return fmt::format(
         "no step was traced: trace.first_step={} trace.steps={} are not among "
-        "the "
-        "steps of this start",
+        "the steps of this process",
         config_.first_step,
         config_.steps);
   }
@@ -105,14 +104,14 @@ void StepTracer::collect_step() {
   }
 }
 
-// What the ledger has of this step; what is under way ends with it.
+// What the flight recorder has of this step; what is under way ends with it.
 void StepTracer::collect_group(int64_t mesh_dim, int64_t end_ns) {
   const auto group = mesh_.group(mesh_dim);
   auto entries = group.flight_recorder().entries();
   if (!entries.empty() && entries.front().sequence > 0 &&
       entries.front().start_ns >= step_start_ns_) {
     trace_.notes.push_back(fmt::format(
-        "step {}: the ledger of {} kept only the last {} collectives",
+        "step {}: the flight recorder of {} kept only the last {} collectives",
         last_traced_,
         group.name(),
         entries.size()));

@@ -18,13 +18,13 @@ namespace weft::recipes {
 
 class OpSpans;
 
-/// Traces the steps that a recipe's `trace` chooses: operators, modules,
-/// collectives and the phases that the trainer opens with span(). Each rank
-/// writes RUN/trace/rank<r>.json and rank 0 joins them to RUN/trace.json.
-/// Where nothing is chosen a step costs two comparisons.
+/// Traces the steps that the recipe's `trace` selects: operators, modules,
+/// collectives, and the phases that the trainer opens with span(). Each rank
+/// writes RUN/trace/rank<r>.json, and rank 0 merges these files to
+/// RUN/trace.json. If no step is selected, a step costs two comparisons.
 class StepTracer {
  public:
-  /// Puts hooks on `model` if any step is chosen.
+  /// Installs hooks on `model` if any step is selected.
   StepTracer(
       const TraceConfig& config,
       std::string run_folder,
@@ -35,20 +35,21 @@ class StepTracer {
   StepTracer(const StepTracer&) = delete;
   StepTracer& operator=(const StepTracer&) = delete;
 
-  /// Before and after a step, counted from 1, on the thread that runs it. The
-  /// end of the last one writes the files; rank 0 gets what to tell the user,
-  /// else "".
-  /// Collective: all ranks of the world; the end of the last chosen step
-  /// blocks until all have written.
+  /// To be called before and after each step, counted from 1, on the thread
+  /// that runs it. The end of the last selected step writes the files; rank 0
+  /// returns a message for the user. Otherwise the result is "".
+  /// Collective: all ranks of the world; the end of the last selected step
+  /// blocks until all ranks have written.
   void begin_step(int64_t step);
   std::string end_step(int64_t step);
 
-  /// After the run: writes what there is if it ended before the last chosen
-  /// step, and says so if there is nothing.
-  /// Collective: as end_step().
+  /// To be called after the run. Writes the spans so far if the run ended
+  /// before the last selected step. Returns a message for the user also if no
+  /// step was traced.
+  /// Collective: like end_step().
   std::string finish();
 
-  /// Lives as long as a phase ("forward") of a step.
+  /// Returns a span that lasts as long as a phase ("forward") of a step.
   TraceSpan span(std::string_view name) const {
     return {recorder_ && recorder_->is_on() ? recorder_.get() : nullptr, name};
   }

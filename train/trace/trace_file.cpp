@@ -212,7 +212,7 @@ std::string merge_chrome_json(
       problems.push_back(fmt::format(
           "{}: {}",
           path,
-          errno == 0 ? "is not a whole trace" : std::strerror(errno)));
+          errno == 0 ? "is not a complete trace" : std::strerror(errno)));
       continue;
     }
     if (!first) {

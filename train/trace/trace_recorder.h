@@ -14,33 +14,34 @@ namespace weft::recipes {
 /// One span of a trace.
 struct TraceEvent {
   std::string name;
-  /// "step", "phase", "module", "op", "backward" or "collective".
+  /// The category: "step", "phase", "module", "op", "backward" or "collective".
   const char* category = "";
-  /// On the monotonic clock, as a ledger's.
+  /// Nanoseconds on the monotonic clock, as in a flight recorder.
   int64_t start_ns = 0;
   int64_t end_ns = 0;
-  /// The thread that it ran on: see TraceRecorder::track().
+  /// The thread on which the span ran. See TraceRecorder::track().
   int64_t track = 0;
-  /// More about it, as a JSON object; may be empty.
+  /// Further details as a JSON object. May be empty.
   std::string details;
 };
 
-/// Nanoseconds on the monotonic clock.
+/// Returns nanoseconds on the monotonic clock.
 int64_t monotonic_ns();
 
 /// Collects the spans of one rank while it is on. Thread-safe.
 class TraceRecorder {
  public:
-  /// Beyond `capacity` spans the rest is counted and left out.
+  /// Spans beyond `capacity` are dropped and counted.
   explicit TraceRecorder(size_t capacity = size_t{1} << 21);
 
   void set_on(bool is_on) { is_on_ = is_on; }
   bool is_on() const { return is_on_; }
 
-  /// A number for the calling thread: 0 for the first that asked, 1, 2, ...
+  /// Returns the number of the calling thread: 0 for the first thread that
+  /// calls this, then 1, 2, ...
   int64_t track();
   void add(TraceEvent event);
-  /// The spans so far; those to come begin a new list.
+  /// Returns the spans so far and removes them.
   std::vector<TraceEvent> take();
   int64_t dropped() const;
 
@@ -53,10 +54,11 @@ class TraceRecorder {
   std::map<std::thread::id, int64_t> tracks_;
 };
 
-/// Records its own lifetime. Costs nothing where there is no recorder.
+/// Records its own lifetime as a span. Costs nothing without a recorder.
 class TraceSpan {
  public:
-  /// Lifetime: `recorder` outlives this; null: nothing is recorded.
+  /// Null records nothing.
+  /// Lifetime: `recorder` must outlive this.
   TraceSpan(
       TraceRecorder* recorder,
       std::string_view name,

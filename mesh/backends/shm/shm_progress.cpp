@@ -22,7 +22,7 @@ constexpr microseconds kSpin{100};
 constexpr microseconds kShortSpin{2};
 // How long to sleep, and how often to see whether the peers still live.
 constexpr milliseconds kSleep{100};
-// How often the caretaker looks: with cores to spare, and without.
+// How often the progress thread looks: with cores to spare, and without.
 constexpr microseconds kEager{100};
 constexpr milliseconds kSeldom{5};
 // After so many looks without work it waits to be called.

@@ -16,8 +16,8 @@ namespace weft::mesh {
 // Note [Shared-memory progress]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Starting a collective writes what fits into this rank's slot and returns. The
-// rest is done by whoever waits for any collective of this rank: it moves all
-// that are under way on, in each group the oldest. So no rank blocks on one
+// rest is done by the one that waits for any collective of this rank: it moves
+// all that are under way on, in each group the oldest. So no rank blocks on one
 // group while another group needs it, whatever the order in which ranks wait,
 // and the ranks' own threads do the work. One more thread looks after what
 // nobody waits for: often where there are cores to spare, so that collectives

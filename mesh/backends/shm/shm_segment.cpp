@@ -211,7 +211,9 @@ void ShmSegment::create_segment(
     const auto hello = value_of_bytes<Hello>(message.bytes);
     if (hello.rank <= 0 || hello.rank >= size_ ||
         message.descriptors.size() != 1) {
-      throw_error<CommError>("[shared memory] a stranger came to the socket");
+      throw_error<CommError>(
+          "[shared memory] unexpected peer on the socket: its pid or uid does "
+          "not match");
     }
     doorbells_[static_cast<size_t>(hello.rank)] =
         std::move(message.descriptors[0]);

@@ -63,8 +63,8 @@ class ShmDoorbell {
  public:
   ShmDoorbell();
   int descriptor() const { return descriptor_.get(); }
-  /// Returns when the doorbell was rung since the last call, or after
-  /// `at_most`.
+  /// Waits until the doorbell has been rung since the last call, or `at_most`
+  /// has passed.
   void wait(std::chrono::milliseconds at_most) const;
   static void ring(int descriptor);
 

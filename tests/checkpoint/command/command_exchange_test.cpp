@@ -38,7 +38,7 @@ TEST_F(ExchangeCommand, ReshardWritesAnEqualCheckpoint) {
 TEST_F(ExchangeCommand, ReshardBadInput) {
   expect_refused({"reshard", "run", "out"}, 2, "--mesh");
   expect_refused(
-      {"reshard", "run", "out", "--mesh", "dp"}, 2, "It is like dp=2,tp=4");
+      {"reshard", "run", "out", "--mesh", "dp"}, 2, "The format is dp=2,tp=4");
   expect_refused({"reshard", "nowhere", "out", "--mesh", "dp=2"}, 2, "nowhere");
   expect_refused(
       {"reshard", "run", "run/checkpoints", "--mesh", "dp=2"}, 2, "exists");
@@ -68,7 +68,7 @@ TEST_F(ExchangeCommand, ExportAndImportOfOneFile) {
   EXPECT_EQ(back["tensors"], 10);
   expect_equal(read_sample(at("back/step-30")), sample_tensors(30));
   EXPECT_EQ(call({"verify", "back"}).code, 0);
-  // An older step, added later, is not what a run goes on from.
+  // An older step, added later, is not what a run resumes from.
   EXPECT_EQ(
       call({"import", "all.safetensors", "back", "--step", "10"}).code, 0);
   EXPECT_EQ(read_file(at("back/latest")), "step-30\n");
@@ -134,8 +134,8 @@ TEST_F(ExchangeCommand, ExportBadInput) {
         expect_refused(words, code, text);
       };
   refused({"nowhere", "out"}, 2, "nowhere");
-  refused({"run", "run"}, 2, "exists already");
-  refused({"run", step(10).string()}, 2, "exists already");
+  refused({"run", "run"}, 2, "already exists");
+  refused({"run", step(10).string()}, 2, "already exists");
   refused({"run", "out", "--include", "nothing.*"}, 2, "matches no tensor");
   refused({"run", "out", "--exclude", "**"}, 2, "no tensor is left");
   refused({"run", "out", "--rename", "x"}, 2, "--rename");
@@ -168,7 +168,7 @@ TEST_F(ExchangeCommand, ImportOfFoldersOfPyTorch) {
   expect_refused(
       {"import", (oracle / "torch_sharded").string(), "torch_sharded"},
       2,
-      "exists already");
+      "already exists");
 }
 
 TEST_F(ExchangeCommand, ImportSaysWhatItTakesAFolderFor) {
@@ -193,7 +193,8 @@ TEST_F(ExchangeCommand, ImportBadInput) {
   expect_refused({"import", "run", "out"}, 2, "no .safetensors file");
   expect_refused({"import", step(10).string(), "out"}, 2, "reshard");
   write_file(at("short.safetensors"), "abc");
-  expect_refused({"import", "short.safetensors", "out"}, 4, "no tensor file");
+  expect_refused(
+      {"import", "short.safetensors", "out"}, 4, "not a tensor file");
   std::string hostile(8, '\xff');
   write_file(at("hostile.safetensors"), hostile + "{}");
   expect_refused({"import", "hostile.safetensors", "out"}, 4, "byte 0");

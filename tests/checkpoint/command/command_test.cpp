@@ -100,7 +100,7 @@ TEST_F(CheckpointCommand, VerifySoundFolders) {
   for (const auto& path : {run_folder(), checkpoints(), step(20)}) {
     const auto answer = call({"verify", path.string()});
     EXPECT_EQ(answer.code, 0) << answer.error;
-    EXPECT_THAT(answer.output, HasSubstr("sound"));
+    EXPECT_THAT(answer.output, HasSubstr("valid"));
     EXPECT_EQ(answer.error, "");
   }
   const auto parsed =

@@ -54,7 +54,7 @@ TEST(ProgressBar, IsDrawnInPlaceAndGone) {
   EXPECT_EQ(text.find('\n'), std::string::npos);
 }
 
-TEST(ProgressBar, WritesNothingWhereNobodyLooks) {
+TEST(ProgressBar, WritesNothingWithoutATerminal) {
   EXPECT_EQ(
       shown(
           {"reading", false, 80},

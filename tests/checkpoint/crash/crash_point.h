@@ -11,7 +11,7 @@ namespace weft::test {
 struct CrashPoint {
   CrashRun run;
   int rank = 0;
-  /// Of the system; empty: strace is not needed.
+  /// The system call. Empty if strace is not needed.
   std::string call = {};
   /// "signal=KILL:when=3", "error=ENOSPC:when=1", ...
   std::string fault = {};

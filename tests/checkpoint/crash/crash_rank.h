@@ -15,7 +15,7 @@ struct CrashRun {
   std::filesystem::path checkpoints;
   bool is_async = false;
   bool sync = true;
-  /// Of the largest tensor, KiB.
+  /// The size of the largest tensor in KiB.
   int64_t kib = 256;
   /// Deleted before the save after the one that the fault hits: someone makes
   /// room on the disk.
@@ -25,10 +25,10 @@ struct CrashRun {
 constexpr int kCrashRanks = 4;
 constexpr int64_t kCrashStep = 3;
 constexpr int64_t kCrashKeep = 2;
-/// A save by whoever starts again.
+/// A save by the one that starts again.
 constexpr int64_t kNextRunStep = 9;
 
-/// What a rank lived to tell, as JSON: `save` ("saved", "refused" by a
+/// Returns the report of a rank as JSON: `save` ("saved", "refused" by a
 /// SaveError, "cut off" by anything else), `error`, `seconds`, `note`; and
 /// `next`, of the save after it. `ready` is called before step 3 is saved and
 /// before step 4, and returns when that may begin.
@@ -38,8 +38,9 @@ std::string run_crash_rank(
     int port,
     const std::function<void()>& ready);
 
-/// What a process that starts afterwards finds, as JSON: `names` of the folder,
-/// `steps`, `latest`, `problems`: damage, mixed values, a next save that fails.
+/// Returns what a process finds that starts afterwards, as JSON: `names` of the
+/// folder, `steps`, `latest`, `problems`: damage, mixed values, a next save
+/// that fails.
 std::string check_after_crash(const CrashRun& run);
 
 } // namespace weft::test

@@ -1,6 +1,6 @@
 // Runs faults of bench/crash_points.py and crash_points_test.cpp: reads one a
-// line as JSON, from stdin or the file that is named, and prints what came of
-// it as one line of JSON.
+// line as JSON, from stdin or the file that is named, and prints what happens
+// to it as one line of JSON.
 //
 //   {"folder": "/tmp/x", "async": false, "sync": true, "rank": 2,
 //    "call": "fsync", "fault": "signal=KILL:when=3"}

@@ -13,8 +13,9 @@ namespace weft::test {
 /// libtorch is loaded already. This process must have no threads yet.
 class ForkChild {
  public:
-  /// Runs `body` in the child. `body` may call `ready` once: it says so to this
-  /// process and blocks until proceed(). Its result comes back as report().
+  /// Runs `body` in the child. `body` may call `ready` once: it reports it to
+  /// this process and blocks until proceed(). Its result comes back as
+  /// report().
   using Body = std::function<std::string(const std::function<void()>& ready)>;
   explicit ForkChild(const Body& body);
   ForkChild(ForkChild&& other) noexcept;

@@ -4,8 +4,8 @@
 
 namespace weft::test {
 
-/// pwritev() of this program takes no more than so many bytes, from 1 on in
-/// turn, and every third call is interrupted (EINTR). 0: as the kernel likes.
+/// The limit of this program's pwritev(): calls write 1, 2, ... up to this
+/// number of bytes, and every third call fails with EINTR. 0 means no limit.
 extern int64_t max_bytes_a_write;
 
 } // namespace weft::test

@@ -15,7 +15,7 @@ namespace weft::test {
 struct TracedCall {
   std::string name;
   int when = 0;
-  /// What it was called with; descriptors with their paths.
+  /// The arguments, with the paths of file descriptors.
   std::string text;
 };
 

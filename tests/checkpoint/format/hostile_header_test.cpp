@@ -166,7 +166,7 @@ TEST(HostileHeader, MembersAndNames) {
           "{" + entry("a", "[1]", "[0,4]") + "," + entry("a", "[1]", "[4,8]") +
               "}",
           8),
-      HasSubstr("twice"));
+      HasSubstr("repeated"));
   refused(
       R"({"a":{"dtype":"F32","dtype":"F32","shape":[],"data_offsets":[0,4]}})",
       4);

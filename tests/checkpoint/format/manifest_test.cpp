@@ -147,7 +147,7 @@ TEST(ManifestFile, AnotherVersionOrFormatIsNamed) {
   const auto text = to_json(sample());
   const auto newer =
       parse_refuses(replaced(text, "\"version\": 1", "\"version\": 2"));
-  EXPECT_THAT(newer, HasSubstr("version 2"));
+  EXPECT_THAT(newer, HasSubstr("format version is 2"));
   EXPECT_THAT(newer, HasSubstr("1"));
   EXPECT_THAT(
       parse_refuses(replaced(text, "weft.checkpoint", "moth.checkpoint")),

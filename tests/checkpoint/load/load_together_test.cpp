@@ -251,7 +251,7 @@ TEST_F(LoadTogether, TheNewestSoundStepIsFound) {
         AllOf(
             HasSubstr("none of the 4 checkpoints"),
             HasSubstr("the newest is step 40")));
-    // Another model is no damage: the search ends.
+    // Another model is not a damage: the search ends.
     const StateDicts other{{"model", {{"v", at::zeros({1})}}}};
     save(scratch_.path(), make(1), {.step = 50, .sync = false});
     EXPECT_THAT(

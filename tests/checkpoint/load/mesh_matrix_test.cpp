@@ -1,4 +1,4 @@
-// From every mesh to every other: the tensors are the same, to the bit.
+// From every mesh to every other: the tensors are the same, bitwise.
 
 #include <array>
 #include <filesystem>
@@ -187,7 +187,7 @@ struct ZeroPart {
 
 using Hashes = std::map<std::string, uint64_t>;
 
-/// Of every tensor's whole.
+/// Returns the hash of every full tensor.
 Hashes hashes_of(const StateDicts& dicts) {
   Hashes hashes;
   for (const auto& [part, dict] : dicts) {

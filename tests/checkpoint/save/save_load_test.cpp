@@ -80,7 +80,7 @@ struct Case {
   Placements placements;
 };
 
-// Sizes that no mesh divides, shards that are empty, cuts of one dim by both
+// Sizes that no mesh divides, shards that are empty, shards of one dim by both
 // mesh dims, every kind of dtype.
 std::vector<Case> cases(int64_t shift) {
   const std::vector<Placements> two_dims = {
@@ -580,7 +580,7 @@ TEST_F(SaveLoad, OptimizersThatCannotBeReadAreRefused) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { dtensor::optimizer_state_dict(foreign, net, mesh); }),
-        HasSubstr("no parameter of the module"));
+        HasSubstr("not a parameter of the module"));
   });
 }
 

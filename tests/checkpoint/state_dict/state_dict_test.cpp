@@ -64,7 +64,7 @@ struct Model : torch::nn::Module {
   at::Tensor angles;
 };
 
-/// A model that is cut over tp; the same values with the same `start`.
+/// A model that is sharded over tp; the same values with the same `start`.
 std::shared_ptr<Model> cut_model(const mesh::DeviceMesh& mesh, double start) {
   auto model = std::make_shared<Model>(start);
   tp::parallelize_module(
@@ -81,7 +81,7 @@ std::unique_ptr<AdamW> adam(Model& model, double lr) {
       model.parameters(), torch::optim::AdamWOptions(lr));
 }
 
-/// Gradients that depend on the place in the whole tensor alone.
+/// Gradients that depend on the place in the full tensor alone.
 void train(Model& model, torch::optim::Optimizer& optimizer) {
   for (auto& parameter : model.parameters()) {
     parameter.mutable_grad() = at::sin(parameter.detach());
@@ -174,7 +174,7 @@ TEST(StateDictOf, FrozenParametersAndSubmodulesAreChosen) {
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>(
           [&] { get_model_state_dict(*model, {}, {&other}); }),
-      HasSubstr("no part of the module"));
+      HasSubstr("not a submodule of the module"));
 }
 
 TEST(StateDictOf, AModelTakesWholeAndShardedTensorsPlacedAnyhow) {

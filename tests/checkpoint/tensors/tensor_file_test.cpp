@@ -158,12 +158,12 @@ TEST_F(TensorFile, LayoutIsTheDocumentedOne) {
 TEST_F(TensorFile, WrongPiecesAreRefused) {
   const auto two = at::ones({2, 2});
   const std::vector<std::pair<std::vector<FileTensor>, std::string>> cases = {
-      {{whole("w", two), whole("w", two)}, "twice"},
+      {{whole("w", two), whole("w", two)}, "repeated"},
       {{{"w", {1, 0}, {2, 2}, two}}, "not inside"},
       {{{"w", {-1, 0}, {2, 2}, two}}, "not inside"},
       {{{"w", {0}, {2, 2}, two}}, "not inside"},
       {{{"w", {0, 0}, {4}, two}}, "not inside"},
-      {{{"w", {0}, {4}, at::empty({0})}}, "empty piece"},
+      {{{"w", {0}, {4}, at::empty({0})}}, "must not be empty"},
       {{{"w", {0, 0}, {2, 2}, at::Tensor()}}, "contiguous"},
       {{{"w", {0, 0}, {3, 2}, at::ones({2, 3}).t()}}, "contiguous"},
       {{whole("", two)}, "no name"},
@@ -302,7 +302,7 @@ TEST_F(Reader, DamageIsNamedBeforeAnyByteIsUsed) {
   const auto folder = Folder::open(folder_);
   ChunkReader reader(folder, manifest_);
   auto row = at::empty({1, 512}, at::kInt);
-  // The piece before it is sound; the damaged one is not handed out in part.
+  // The piece before it is valid; the damaged one is not handed out in part.
   reader.read_box("w", {5, 512}, {1, 512}, bytes_of(row));
   const auto message = message_of_thrown<CheckpointError>([&] {
     reader.read_box("w", {7, 512}, {1, 4}, bytes_of(row).first(16));

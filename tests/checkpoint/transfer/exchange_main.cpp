@@ -5,7 +5,7 @@
 //
 // saves the tensors of tests/checkpoint/oracle/tensors.json as step 7 of RUN,
 // or loads them from PATH, a step folder or files of other programs, on a mesh
-// of DP x TP ranks, and compares them bit for bit. Exit 1 if one differs.
+// of DP x TP ranks, and compares them bitwise. Exit 1 if one differs.
 
 #include <cstdio>
 #include <filesystem>

@@ -26,7 +26,7 @@ struct ExchangeTensor {
   at::Tensor values;
 };
 
-/// Of the folder that holds tensors.json.
+/// The folder with tensors.json.
 std::vector<ExchangeTensor> exchange_tensors(
     const std::filesystem::path& oracle);
 

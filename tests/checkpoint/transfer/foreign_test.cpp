@@ -270,14 +270,14 @@ TEST_F(SafetensorsManifest, PiecesOfDifferentTensors) {
 TEST_F(SafetensorsManifest, OneNameInTwoFilesThatSayNoPlace) {
   put("one.safetensors", file_of({{"a", {2}, {}}}, false));
   put("two.safetensors", file_of({{"a", {2}, {}}}, false));
-  EXPECT_THAT(damage(), HasSubstr("do not say which part"));
+  EXPECT_THAT(damage(), HasSubstr("do not tell which part"));
 }
 
 TEST_F(SafetensorsManifest, PlacesThatOverflowAreRefused) {
   constexpr auto kFar = std::numeric_limits<int64_t>::max();
   put(kFirst, file_of({{"a", {2}, {0}}}));
   put(kSecond, file_of({{"a", {2}, {kFar}}}));
-  EXPECT_THAT(damage(), HasSubstr("too far out"));
+  EXPECT_THAT(damage(), HasSubstr("out of range"));
   put(kSecond, file_of({{"a", {2}, {int64_t{1} << 61}}}));
   EXPECT_THAT(damage(), HasSubstr("too large"));
   // A hull of any size costs nothing.
@@ -328,7 +328,8 @@ TEST_F(SafetensorsManifest, IndexNamesFilesThatMustBeThere) {
 
 TEST_F(SafetensorsManifest, NumberedFilesMustAllBeThere) {
   put("model-00001-of-00002.safetensors", file_of({{"a", {2}, {}}}, false));
-  EXPECT_THAT(damage(), HasSubstr("not model-00002-of-00002.safetensors"));
+  EXPECT_THAT(
+      damage(), HasSubstr("but model-00002-of-00002.safetensors does not"));
   put("model-00002-of-00002.safetensors", file_of({{"b", {2}, {}}}, false));
   EXPECT_EQ(describe().tensors.size(), 2);
 }
@@ -346,7 +347,7 @@ TEST_F(SafetensorsManifest, OneFileOfManyRanksIsNoWhole) {
   EXPECT_THAT(
       message_of_thrown<mesh::UsageError>(
           [&] { describe_safetensors(folder(), kFirst); }),
-      HasSubstr("one of 2 files"));
+      HasSubstr("one of 2 shards"));
 }
 
 TEST_F(SafetensorsManifest, FilesThatChangeAfterTheyWereDescribed) {
@@ -390,7 +391,7 @@ TEST_F(SafetensorsManifest, ImportRefusesKeysWithoutAPartAndOnesThatCollide) {
           opened, manifest, scratch_.path() / "run", options);
     });
   };
-  EXPECT_THAT(import("", ""), HasSubstr("like \"model.a\""));
+  EXPECT_THAT(import("", ""), HasSubstr("e.g. to \"model.a\""));
   EXPECT_THAT(import("model.", "x"), HasSubstr("both become \"model.x\""));
   EXPECT_FALSE(fs::exists(scratch_.path() / "run"));
 }

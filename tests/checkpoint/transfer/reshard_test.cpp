@@ -51,7 +51,7 @@ TEST(MeshSizes, AreReadOrRefusedWithWhatIsWrong) {
         "dp=99999999999999999999"}) {
     EXPECT_THAT(
         message_of_thrown<mesh::UsageError>([&] { parse_mesh_sizes(text); }),
-        HasSubstr("It is like dp=2,tp=4"))
+        HasSubstr("The format is dp=2,tp=4"))
         << text;
   }
 }
@@ -231,7 +231,7 @@ TEST_F(Reshard, TensorsOfNoMeshOrOneThatIsNotUnderstood) {
       write_sample(scratch_.path() / "from", sample_tensors(3), options);
   const auto done = cut(from, "to", "dp=4");
   EXPECT_EQ(done.tensors, 10);
-  EXPECT_EQ(done.files, 4); // whole tensors, spread over the replicas
+  EXPECT_EQ(done.files, 4); // full tensors, spread over the replicas
   expect_equal(read_sample(done.path), sample_tensors(3));
 
   auto manifest = checkpoint::read_manifest(from);
@@ -272,7 +272,7 @@ TEST_F(Reshard, NothingIsOverwrittenOrAddedToACheckpoint) {
   const auto from = save("from", 2, 1);
   EXPECT_THAT(
       refusal<mesh::UsageError>(from, "from", "dp=1,tp=1"),
-      AllOf(HasSubstr("step-7"), HasSubstr("exists already")));
+      AllOf(HasSubstr("step-7"), HasSubstr("already exists")));
   EXPECT_THAT(
       refusal<mesh::UsageError>(from, "from/step-7", "dp=1,tp=1"),
       HasSubstr("is a checkpoint"));

@@ -512,14 +512,14 @@ TEST(PowerSgdErrors, NameTheOptionThatIsOutOfRange) {
   for (const double rate : {0.0, -2.0, double(NAN), double(INFINITY)}) {
     EXPECT_THAT(
         message([&](auto& options) { options.min_compression_rate = rate; }),
-        HasSubstr("min_compression_rate should be positive"));
+        HasSubstr("expected a positive min_compression_rate"));
   }
   for (const double epsilon : {-1e-8, double(NAN), double(INFINITY)}) {
     EXPECT_THAT(
         message([&](auto& options) {
           options.orthogonalization_epsilon = epsilon;
         }),
-        HasSubstr("orthogonalization_epsilon should not be negative"));
+        HasSubstr("expected a non-negative orthogonalization_epsilon"));
   }
   EXPECT_THAT(
       message([](auto& options) {
@@ -548,12 +548,12 @@ TEST(PowerSgdErrors, NameTheEntryOfAStateThatDoesNotFit) {
       message([](auto& state) {
         state["rng"] = at::tensor({-1, 0}, at::kLong);
       }),
-      HasSubstr("\"rng\" of the hook's state is no seed"));
+      HasSubstr("\"rng\" of the hook's state is not a seed"));
   for (const char* key : {"other", "q.", "q.x", "error.1b", "error.-1"}) {
     EXPECT_THAT(
         message([&](auto& state) { state[key] = at::zeros({7}); }),
         AllOf(
-            HasSubstr("no place for the entry \"" + std::string(key) + "\""),
+            HasSubstr("does not use the entry \"" + std::string(key) + "\""),
             HasSubstr("comm hook powerSGD_hook")));
   }
   EXPECT_THAT(

@@ -81,7 +81,7 @@ TEST_P(ReplicaDifferenceTest, TheFirstTensorThatDiffersIsMeasured) {
   });
 }
 
-TEST_P(ReplicaDifferenceTest, OfMoreThanTwoTheOddOneIsNamed) {
+TEST_P(ReplicaDifferenceTest, NamesTheDeviatingRankOfThree) {
   run_ranks(GetParam(), [](RankContext& self) {
     if (self.world_size < 3) {
       return;

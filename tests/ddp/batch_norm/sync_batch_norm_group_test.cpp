@@ -183,7 +183,8 @@ TEST(SyncBatchNormModule, SaysWhatIsWrongWithItsInput) {
     EXPECT_THAT(says(at::ones({2, 3})), HasSubstr("3 vs"));
     // One value a channel in all ranks.
     EXPECT_THAT(
-        says(at::ones({self.rank, 4})), HasSubstr("one value a channel"));
+        says(at::ones({self.rank, 4})),
+        HasSubstr("expected more than 1 value per channel"));
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { const SyncBatchNorm none(BatchNormOptions(4), nullptr); }),
@@ -198,7 +199,7 @@ TEST(SyncBatchNormModule, SaysWhatIsWrongWithItsInput) {
   });
 }
 
-TEST(SyncBatchNormModule, LeavesStatisticsAloneIfNobodyHasRows) {
+TEST(SyncBatchNormModule, KeepsStatisticsIfNoRankHasRows) {
   run_ranks(2, [](RankContext& self) {
     SyncBatchNorm layer(
         BatchNormOptions(4),

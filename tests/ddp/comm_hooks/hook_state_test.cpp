@@ -55,14 +55,15 @@ TEST(HookStateRows, RefuseOtherBytes) {
         [&] { unpack_hook_state(bytes); });
   };
   EXPECT_THAT(refused(packed.narrow(0, 0, 4)), HasSubstr("too few"));
-  EXPECT_THAT(refused(packed.narrow(0, 0, 20)), HasSubstr("header is cut off"));
+  EXPECT_THAT(
+      refused(packed.narrow(0, 0, 20)), HasSubstr("header is truncated"));
   EXPECT_THAT(
       refused(packed.narrow(0, 0, packed.numel() - 1)),
-      HasSubstr("values are cut off"));
-  EXPECT_THAT(refused(wave({80}, 0.1)), HasSubstr("no bytes"));
+      HasSubstr("values are truncated"));
+  EXPECT_THAT(refused(wave({80}, 0.1)), HasSubstr("not bytes"));
   auto garbled = packed.clone();
   garbled.narrow(0, 8, 4).fill_('?');
-  EXPECT_THAT(refused(garbled), HasSubstr("header is no list"));
+  EXPECT_THAT(refused(garbled), HasSubstr("header is not a list"));
 }
 
 /// What pack_hook_state() would write before the values.
@@ -91,7 +92,7 @@ TEST(HookStateRows, RefuseHeadersThatAskForTooMuch) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { unpack_hook_state(with_header(header)); }),
-        HasSubstr("no state of a comm hook"));
+        HasSubstr("not a comm hook state"));
   }
 }
 
@@ -231,7 +232,7 @@ TEST_F(HookStateInCheckpoints, OfRanksOfTheirOwnAreRefusedOnOtherMeshes) {
             [&] { load(self, training, dp, 5); }),
         AllOf(
             HasSubstr("saved on dp=2"),
-            HasSubstr("cannot go on on dp=3"),
+            HasSubstr("cannot be resumed on dp=3"),
             HasSubstr("3 entries of its own, such as error."),
             HasSubstr("do not load the hook's state")));
     training.run(self.rank, 5, 7); // as if it had not been tried
@@ -309,7 +310,7 @@ TEST(HookStateRows, OfNoHookAreRefused) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { ddp.load_comm_hook_state_dict({}); }),
-        HasSubstr("there is no hook"));
+        HasSubstr("no hook is registered"));
   });
 }
 

@@ -48,7 +48,7 @@ struct HarnessModel : torch::nn::Module {
   virtual std::vector<ddp::ParameterGroup> parameter_groups() const {
     return {};
   }
-  /// What a parameter is called in the twin, of which there is one.
+  /// The name of a parameter in the only twin.
   virtual std::string name_in_twin(const std::string& name) const {
     return name;
   }
@@ -79,7 +79,7 @@ using NamedHarnessTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// A tied parameter once, under its first name.
 NamedHarnessTensors harness_parameters(const torch::nn::Module& model);
-/// Those that an optimizer is to have.
+/// The parameters of an optimizer.
 std::vector<at::Tensor> harness_tensors(const torch::nn::Module& model);
 
 /// Gives all parameters their values.

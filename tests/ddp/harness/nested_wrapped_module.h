@@ -10,7 +10,7 @@
 namespace weft::test {
 
 /// Linear layers of which wrap() gives some a DistributedDataParallel of their
-/// own, one inside another. What none of these has, or all, is for whoever
+/// own, one inside another. What none of these has, or all, is for the one that
 /// wraps the model. Unwrapped it is its twin.
 /// Source: torch/testing/_internal/common_fsdp.py.
 struct NestedWrappedModule : HarnessModel {

@@ -52,11 +52,11 @@ struct HarnessRun {
   std::optional<HarnessDelays> delays = std::nullopt;
 };
 
-/// What a rank has after some steps.
+/// The state of a rank after some steps.
 struct HarnessTrace {
-  /// Of each step, the mean over the replicas.
+  /// The loss of each step, averaged over the replicas.
   std::vector<double> losses;
-  /// Whole tensors, named as in the twin.
+  /// Full tensors, named as in the twin.
   std::map<std::string, at::Tensor> parameters, buffers;
 };
 
@@ -66,7 +66,7 @@ HarnessTrace train_harness(
     const HarnessRun& run,
     const mesh::DeviceMesh& mesh,
     int64_t steps);
-/// The same on one rank, without wrappers.
+/// Like train_harness(), on one rank without wrappers.
 HarnessTrace
 train_harness_twin(HarnessKind kind, int64_t replicas, int64_t steps);
 

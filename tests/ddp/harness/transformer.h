@@ -9,8 +9,8 @@
 namespace weft::test {
 
 /// A transformer whose output projection has the embedding's weight, with batch
-/// norm (whose count of batches is of longs) and buffers, of which one is of
-/// longs, too: it counts forwards, which change the output.
+/// norm (whose count of batches is int64) and buffers. One buffer is int64 too:
+/// it counts forwards, which change the output.
 /// Source: torch/testing/_internal/common_fsdp.py.
 struct TransformerWithSharedParams : HarnessModel {
   enum class Norm { kNone, kBatchNorm, kSyncBatchNorm };

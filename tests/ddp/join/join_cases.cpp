@@ -20,7 +20,7 @@ std::shared_ptr<ddp::CommHook> full_rank_power_sgd() {
       .min_compression_rate = 0.1});
 }
 
-/// As in oracle/join.py, and Weft's.
+/// The names of oracle/join.py, and Weft's.
 const std::vector<JoinFeature>& join_features() {
   static const std::vector<JoinFeature> features = {
       {"power_sgd",

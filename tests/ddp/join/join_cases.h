@@ -48,7 +48,7 @@ struct JoinRun {
   std::string describe() const;
 };
 
-/// What the ranks of a run start an input with: 2 to 4 rows.
+/// The number of rows of an input: 2 to 4.
 int64_t join_rows(int64_t replica, int64_t batch);
 
 /// Options alone and in the pairs that interact, e.g. "no_sync+static_graph".
@@ -59,7 +59,7 @@ JoinSetup join_setup_of(const std::string& name);
 std::vector<JoinRun> join_runs(int64_t dp, int64_t tp);
 
 const char* name_of(Division division);
-/// Of numbers, e.g. "5,3".
+/// Formats numbers: "5,3".
 std::string join_text(
     const std::vector<int64_t>& numbers,
     const std::string& separator);

@@ -59,7 +59,8 @@ TEST(JoinConstruction, RefusesNoneNullAndRepeatedJoinables) {
         join_refusal<Joinable>(&counter, none),
         HasSubstr("joinable 1 is null"));
     EXPECT_THAT(
-        join_refusal<Joinable>(&counter, &counter), HasSubstr("comes twice"));
+        join_refusal<Joinable>(&counter, &counter),
+        HasSubstr("is given twice"));
     // It is as good as new.
     Join join({&counter});
     join.run([&] { step_counter(counter, 3); });
@@ -84,7 +85,7 @@ TEST(JoinConstruction, RefusesDifferentGroupsDevicesAndRows) {
         AllOf(HasSubstr("different devices"), HasSubstr("meta")));
     EXPECT_THAT(
         join_refusal<Joinable>(&in_row, &in_other_row),
-        HasSubstr("different rows"));
+        HasSubstr("different model-parallel meshes"));
     Join fits({&on_dp, &in_row});
   });
 }
@@ -371,7 +372,8 @@ TEST(JoinFailures, OfABodyInARowAreNamedOnAllRanks) {
       EXPECT_THROW(run(), std::runtime_error);
     } else {
       const auto message = message_of_thrown<JoinError>(run);
-      EXPECT_THAT(message, HasSubstr(self.rank == 1 ? "rank 3" : "row"));
+      EXPECT_THAT(
+          message, HasSubstr(self.rank == 1 ? "rank 3" : "model-parallel"));
     }
   });
 }

@@ -107,7 +107,7 @@ bool Schedule::is_even() const {
   return true;
 }
 
-/// The same numbers with every standard library.
+/// Returns numbers that do not depend on the standard library.
 class Dice {
  public:
   explicit Dice(uint64_t seed) : random_(seed) {}

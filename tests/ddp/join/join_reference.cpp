@@ -65,7 +65,7 @@ class JoinByHand {
   }
 
  private:
-  /// Those of `ranks` that have inputs.
+  /// Returns the ranks with inputs.
   Ranks with_inputs(const Ranks& ranks) const {
     Ranks found;
     std::copy_if(
@@ -268,7 +268,7 @@ class JoinByHand {
   JoinSetup setup_;
   std::vector<JoinReplica> replicas_;
   Ranks all_;
-  /// Those that were in the last reduction.
+  /// The ranks of the last reduction.
   Ranks last_;
   std::vector<Ranks> last_of_experts_ = std::vector<Ranks>(2);
   /// The forward before was to be reduced.

@@ -19,7 +19,7 @@ struct PyTorchJoin {
   /// One of each replica; empty if PyTorch fails.
   std::vector<OptionTrace> traces;
   std::string error;
-  /// Of each replica: what its counter counted, and whether it was last.
+  /// The count of each replica, and whether it was last.
   std::vector<double> counter;
 };
 PyTorchJoin pytorch_join(const JoinRun& run);

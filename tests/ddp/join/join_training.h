@@ -13,7 +13,7 @@
 
 namespace weft::test {
 
-/// What a test does beside training.
+/// The options of a training.
 struct JoinTraining {
   ddp::JoinOptions options = {};
   /// Called with the place and the number of the batch: "forward" before one,
@@ -34,13 +34,13 @@ OptionTrace train_under_join(
     const mesh::DeviceMesh& mesh,
     const JoinTraining& training = {});
 
-/// The same on ranks of its own: what each has at the end.
+/// Like train_under_join(), on ranks of its own. Returns the state of each.
 std::vector<OptionTrace> train_ranks_under_join(const JoinRun& run);
 
 /// The pair of replicas {0, 1} or {2, 3}.
 mesh::DeviceMesh join_pair_of(const RankContext& self);
 
-/// As the kwargs of a Join.
+/// The kwargs of a Join.
 ddp::JoinKwargs join_kwargs(Division division);
 
 /// Rows that a replica gets as its input number `batch`.

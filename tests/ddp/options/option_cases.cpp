@@ -17,7 +17,7 @@ void add_pairs(
   }
 }
 
-/// As in oracle/option_cases.py.
+/// The cases of oracle/option_cases.py.
 std::vector<std::string> pairs_of_pytorch() {
   const std::string view = "gradient_as_bucket_view";
   std::vector<std::string> cases = {

@@ -26,7 +26,8 @@ struct OptionSetup {
   std::optional<int64_t> no_sync_from = {};
   /// Gradients are zeroed instead of undefined.
   bool zero = false;
-  /// The same graph in every step; otherwise it depends on rank and step.
+  /// True if every step has the same graph. Otherwise it depends on rank and
+  /// step.
   bool fixed_graph = false;
   enum class Optimizer { kAfterBackward, kInBackward, kFused };
   Optimizer optimizer = Optimizer::kAfterBackward;
@@ -34,7 +35,7 @@ struct OptionSetup {
   bool own_parameters = false;
   bool own_buffers = false;
 
-  /// Of losses, parameters, gradients and buffers.
+  /// The tolerance of losses, parameters, gradients and buffers.
   double tolerance = 1e-10;
 
   int64_t kind(int64_t rank, int64_t step) const;
@@ -50,7 +51,7 @@ struct OptionFeature {
   std::string area;
   std::string name;
   void (*change)(OptionSetup& setup);
-  /// Of Weft's: what has the same effect in PyTorch.
+  /// For an option of Weft's: the PyTorch code with the same effect.
   std::string like = {};
 };
 
@@ -61,7 +62,7 @@ const std::vector<OptionFeature>& features_of_weft();
 
 /// All cases, e.g. "find_unused_parameters+no_sync".
 std::vector<std::string> option_cases();
-/// Those of an area.
+/// Returns the cases of an area.
 std::vector<std::string> option_cases(const std::string& area);
 
 /// Throws: std::invalid_argument if a part of the name is no feature.

@@ -28,8 +28,9 @@ std::shared_ptr<OptionModel> make_option_model(
     const std::string& name,
     double phase = 0.3);
 
-/// The same on the ranks of `tp`: linears in pairs cut by columns and rows, the
-/// rest replicated, activations cut along the sequence where that can be.
+/// Like make_option_model() above, on the ranks of `tp`: pairs of linears are
+/// sharded by columns and rows, the rest is replicated, and activations are
+/// sharded along the sequence if possible.
 /// Collective: all ranks of the mesh.
 std::shared_ptr<OptionModel> make_option_model(
     const std::string& name,

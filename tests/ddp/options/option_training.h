@@ -12,9 +12,9 @@
 
 namespace weft::test {
 
-/// What a rank has after kOptionSteps.
+/// The state of a rank after kOptionSteps.
 struct OptionTrace {
-  /// Of each step, of this rank's rows.
+  /// The loss of each step on this rank's rows.
   std::vector<double> losses;
   /// Full tensors, in double. Undefined: the parameter has no gradient.
   NamedTensors parameters;
@@ -31,13 +31,13 @@ torch::optim::SGDOptions option_sgd();
 std::shared_ptr<OptionModel> make_replica(
     const OptionSetup& setup,
     int64_t rank);
-/// The same on the tp dim of `mesh`, whose other dim is dp.
+/// Creates the model on the tp dim of `mesh`, whose other dim is dp.
 /// Collective: all ranks of mesh["tp"].
 std::shared_ptr<OptionModel> make_replica(
     const OptionSetup& setup,
     const mesh::DeviceMesh& mesh);
 
-/// What a replica on one rank computes with: a copy with parameters in low
+/// Returns the model of a replica on one rank: a copy with parameters in low
 /// precision, or `model` itself without mixed precision.
 std::shared_ptr<OptionModel> make_low_replica(
     const OptionSetup& setup,
@@ -47,7 +47,7 @@ std::shared_ptr<OptionModel> make_low_replica(
 void load_parameters(const OptionModel& model, OptionModel& low);
 
 OptionTrace trace_of(const OptionModel& model, std::vector<double> losses);
-/// In double, of whole tensors.
+/// Returns full tensors in double.
 NamedTensors buffers_of(const OptionModel& model);
 
 /// Trains with DistributedDataParallel.

@@ -96,7 +96,7 @@ void Options::expect_pytorch(
   }
 }
 
-/// A DTensor's gradient is never sparse; the lookup says so.
+/// A DTensor's gradient is never sparse; the lookup reports it.
 void Options::expect_refusal(const test::OptionSetup& setup) const {
   test::run_ranks(static_cast<int>(dp() * tp()), [&](RankContext& self) {
     const auto mesh = self.mesh({dp(), tp()}, {"dp", "tp"});

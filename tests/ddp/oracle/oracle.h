@@ -80,8 +80,8 @@ inline at::Tensor reduce(ddp::CommHook& hook, const ddp::GradBucket& bucket) {
   return result;
 }
 
-/// What a hook makes of iteration `iteration` of comm_hooks.py: the result of
-/// each bucket.
+/// Returns a hook's results of iteration `iteration` of comm_hooks.py, one per
+/// bucket.
 inline std::vector<at::Tensor> reduce_iteration(
     ddp::CommHook& hook,
     int64_t iteration,

@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Of PyTorch 2.15, static, environment and runtime.
+/// The field names of PyTorch 2.15: static, environment and runtime.
 const std::vector<std::string> kFields{
     "module_name",
     "world_size",

@@ -110,7 +110,7 @@ struct Model : torch::nn::Module {
   at::Tensor named(const std::string& name) { return named_parameters()[name]; }
 };
 
-/// One training with an optimizer that is made anew in its middle, or not.
+/// One training with an optimizer that is made again in its middle, or not.
 class Training {
  public:
   Training(
@@ -254,7 +254,7 @@ std::optional<std::string> expected_refusal(
     Change change,
     const Layout& layout) {
   if (layout.has_zero && change == Change::kRemoveGroup) {
-    return "Groups of parameters were removed";
+    return "Parameter groups were removed";
   }
   // libtorch's own: it makes its state in its constructor alone.
   if (optimizer == "Adagrad" && change == Change::kAddGroup &&

@@ -598,7 +598,7 @@ TEST(DeferredInit, AnotherMeshIsRefused) {
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>(
           [&] { set_placements(tensor, fake_line(0, 4), {Shard(0)}); }),
-      HasSubstr("lies on another mesh than tp=4"));
+      HasSubstr("is on another mesh than tp=4"));
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>(
           [&] { set_placements(at::ones({4}), fake_line(0, 4), {Shard(0)}); }),

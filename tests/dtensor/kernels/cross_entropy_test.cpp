@@ -139,7 +139,7 @@ TEST(Losses, PlainTensorsEqualPyTorch) {
   }
 }
 
-// Where logits lie, and whether a target or weights lie elsewhere.
+// Where logits lie, and whether a target or weights are elsewhere.
 struct LossWay {
   Placements logits;
   /// Cut where nobody asked for it.

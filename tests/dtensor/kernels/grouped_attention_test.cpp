@@ -165,8 +165,8 @@ TEST(GroupedHeads, OnTwoMeshDims) {
   });
 }
 
-// What one attention and its backward send; the output's gradient lies as the
-// output does, and the key's and value's stay pending.
+// What one attention and its backward send; the output's gradient is placed as
+// the output does, and the key's and value's stay pending.
 int64_t bytes_sent(
     const mesh::DeviceMesh& mesh,
     const Heads& heads,

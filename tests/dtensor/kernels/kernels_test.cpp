@@ -47,7 +47,7 @@ Where on_line(std::initializer_list<Placement> placements) {
   return where;
 }
 
-// A function of whole tensors, what it gives and its gradients.
+// A function of full tensors, what it gives and its gradients.
 class Reference {
  public:
   Reference(Function function, Tensors inputs, double tolerance = 1e-10)
@@ -295,7 +295,7 @@ TEST(SharedGather, ThreeProjectionsGatherOnceAndReduceOnce) {
         torch::linear(again, weight);
       }
       EXPECT_THAT(flight_recorder.counts(), ElementsAre(Pair("all_gather", 1)));
-      // A new version of the data is gathered anew.
+      // A new version of the data is gathered again.
       again.add_(1);
       const auto y = torch::linear(again, weights[0]);
       EXPECT_THAT(flight_recorder.counts(), ElementsAre(Pair("all_gather", 2)));

@@ -276,7 +276,7 @@ TEST(ActivationCheckpoint, AModuleMayKeepAResult) {
   EXPECT_TRUE(made.back().expired());
   EXPECT_THAT(
       [&] { kept.sum().backward(); },
-      ThrowsMessage<c10::Error>(HasSubstr("Keep no results of it")));
+      ThrowsMessage<c10::Error>(HasSubstr("Do not store results of forward")));
 }
 
 // exp() saves its own output.
@@ -379,7 +379,7 @@ TEST(ActivationCheckpoint, OnAMeshDrawsTheSameAndCallsAgain) {
 }
 
 // A function, or a module without parameters, tells no mesh.
-TEST(ActivationCheckpoint, DrawsTheSameWhateverItDrawsOn) {
+TEST(ActivationCheckpoint, RedrawsTheSameNumbersOnAllTensors) {
   test::run_ranks(2, [&](test::RankContext& self) {
     const auto mesh = self.mesh({2}, {"tp"});
     auto x = distribute_tensor(at::ones({8, 4}), mesh, {Shard(0)});

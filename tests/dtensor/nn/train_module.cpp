@@ -124,7 +124,7 @@ void expect_equal_traces(
   for (const auto& shape :
        std::vector<std::vector<int64_t>>{{1, 2}, {1, 3}, {2, 2}}) {
     for (const int64_t cut_dim : {0, 1}) {
-      SCOPED_TRACE(c10::str(shape, ", parameters cut along dim ", cut_dim));
+      SCOPED_TRACE(c10::str(shape, ", parameters sharded along dim ", cut_dim));
       weft::test::run_ranks(
           static_cast<int>(shape[0] * shape[1]),
           [&](weft::test::RankContext& self) {

@@ -25,7 +25,7 @@ struct ModuleCase {
   std::function<Built()> build;
   /// Whole; cut over dp along the batch.
   std::vector<at::Tensor> inputs;
-  /// 0 for inputs not named; -1: whole on every rank.
+  /// 0 for inputs not named; -1: replicated.
   std::vector<int64_t> batch_dims = {};
 };
 
@@ -34,7 +34,7 @@ void PrintTo(const ModuleCase& each, std::ostream* stream);
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     const std::vector<at::Tensor>&)>;
 
-/// What a training leaves behind: equal on every mesh.
+/// The result of a training, which is equal on every mesh.
 struct Trace {
   std::vector<double> losses;
   /// Parameters and buffers, whole, by name.
@@ -43,7 +43,7 @@ struct Trace {
 
 /// Builds the case's module in float64 inside DeferredInit, cuts every
 /// parameter over tp (along `cut_dim` where it has that dim, else along its
-/// first), materializes it and trains 10 steps; inputs are cut over dp.
+/// first), materializes it and trains 10 steps; inputs are sharded over dp.
 /// `mesh`: dims dp and tp.
 /// Collective: all ranks of the mesh.
 Trace train_module(

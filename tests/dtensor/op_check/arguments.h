@@ -11,14 +11,14 @@ namespace weft::dtensor::check {
 
 using torch::jit::Stack;
 
-/// The same arguments with each defined tensor replaced by
+/// Returns the arguments with each defined tensor replaced by
 /// replace(tensor, index), counting as TensorArguments are.
 template <class Replace>
 Stack map_tensors(c10::ArrayRef<c10::IValue> arguments, const Replace& replace);
 
 /// Defined tensors, lists laid out flat.
 std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values);
-/// The same arguments on memory of their own.
+/// Returns copies of the arguments.
 Stack cloned(const Stack& arguments);
 /// "[4, 6], [[2], [2]], 0, none".
 std::string describe(const Stack& arguments);
@@ -32,7 +32,8 @@ std::string short_name(const c10::OperatorHandle& op);
 std::string packet_of(const c10::OperatorHandle& op);
 
 bool has_out_argument(const c10::FunctionSchema& schema);
-/// What has none, e.g. a factory, is never called with a DTensor.
+/// An op without tensor arguments, e.g. a factory, is never called with a
+/// DTensor.
 bool has_tensor_argument(const c10::FunctionSchema& schema);
 /// Whether the op writes to argument `index`.
 bool is_written(const c10::FunctionSchema& schema, size_t index);
@@ -52,8 +53,8 @@ bool returns_numbers(const c10::OperatorHandle& op);
 /// Deprecations that samples run into say nothing here. For this thread.
 void ignore_warnings();
 
-/// What a call leaves behind: the tensors it returns (undefined ones too), or,
-/// where those are arguments or nothing, the arguments that it wrote to;
+/// Returns the results of a call: the tensors it returns (undefined ones too),
+/// or, where those are arguments or nothing, the arguments that it wrote to;
 /// numbers as plain tensors of no dims.
 std::vector<at::Tensor> call(const c10::OperatorHandle& op, Stack arguments);
 

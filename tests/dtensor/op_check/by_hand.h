@@ -73,7 +73,7 @@ class ByHand {
   Stack arguments_;
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> expected_;
-  /// Of narrow floats: the same computed in doubles; may be empty.
+  /// For narrow floats: the result computed in double. May be empty.
   std::vector<at::Tensor> truth_;
 };
 

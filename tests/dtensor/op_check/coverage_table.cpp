@@ -162,7 +162,7 @@ stands here was run, not claimed:
   parts. *kernel*: the op has no table of strategies but a kernel of its own or
   is composed of other ops; a cut input was seen to need no gather.
 - *replicated only*: inputs are gathered, every rank computes the whole.
-- *refused*: there is no rule; an error names the op and the way out.
+- *refused*: the op has no rule; an error names the op and the way out.
 - *unproven*: there is a rule for a kernel that no CPU has.
 
 ## Beside PyTorch
@@ -204,7 +204,7 @@ Of every op with a gradient, on meshes of 2, 3, 2 x 2 and 2 x 3 ranks: leaves
 under every placement (`R`, `S` with even, uneven, empty and given rows, `_S`,
 and `P` of every reduction), the op, `backward()`, and what `grad()` holds then,
 in float64, beside one rank's. *Right*: result and gradients agree, and each
-gradient lies as its leaf does, replicated where that is Partial. *Refused*: a
+gradient has the placement of its leaf, replicated where that is Partial. *Refused*: a
 `c10::ValueError` on all ranks. Nothing else happened. The figures are those of
 the last `make check-ops`; `make test` runs a share of the cases.
 
@@ -217,7 +217,7 @@ constexpr const char* kOperands = R"(
 
 Of every op that has a gradient of two operands or more, on meshes of 2, 3 and
 2 x 2 ranks: mixes of `R`, `S` along any dim and `P` among the operands, each of
-which is placed otherwise, at most 200 a sample and mesh. *Right*: the result and
+which has another placement, at most 200 a sample and mesh. *Right*: the result and
 the gradients of all operands are one rank's, in float64. *Refused*: a
 `c10::ValueError` on all ranks. The figures are those of the last
 `make check-ops`; `make test` runs a share of the mixes.

@@ -22,8 +22,8 @@ namespace {
 constexpr std::array kRefusals{
     "cannot write",
     "would change the sizes",
-    "is written to, and does not lie as",
-    "is a pending reduction. Redistribute it"};
+    "is written to, and does not have the placements of",
+    "is Partial. Redistribute it"};
 
 // ---- placements -------------------------------------------------------------
 
@@ -184,8 +184,8 @@ class DispatchCheck {
         });
   }
 
-  // Tries cuts of one input, of all inputs of its sizes, and of all that have a
-  // dim of this size, until one neither gathers nor fails.
+  // Tries shards of one input, of all inputs of its sizes, and of all that have
+  // a dim of this size, until one neither gathers nor fails.
   bool keeps_a_cut(LockstepRanks& ranks) {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       for (int64_t d = 0; d < tensors_[i].dim(); ++d) {

@@ -25,9 +25,9 @@ void check_dispatch(
     const DispatchOptions& options,
     Report& report);
 
-/// The same where several operands have gradients, with mixes of Replicate,
-/// Shard along any dim and Partial among the operands: each has a placement of
-/// its own.
+/// Like check_dispatch(), for ops with several differentiable operands: with
+/// mixes of Replicate, Shard along any dim and Partial among the operands: each
+/// has a placement of its own.
 void check_operands(
     const Sample& sample,
     LockstepRanks& ranks,

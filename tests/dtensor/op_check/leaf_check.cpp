@@ -334,9 +334,9 @@ class LeafCheck {
       TORCH_CHECK(
           spec_of(actual) == lies,
           which,
-          " lies as ",
+          " has placements ",
           spec_of(actual).to_string(),
-          ", not as ",
+          ", expected ",
           lies.to_string());
       require_close(
           full_tensor(actual),

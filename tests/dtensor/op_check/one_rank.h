@@ -13,9 +13,10 @@ constexpr uint64_t kRandomSeed = 7;
 /// What one rank makes of a sample.
 struct Expected {
   std::vector<at::Tensor> outputs;
-  /// Of each output, see functionals(). Empty if the op has no gradient.
+  /// The weights of each output, see functionals(). Empty if the op has no
+  /// gradient.
   std::vector<at::Tensor> weights;
-  /// Of the inputs that have one.
+  /// The gradients of the inputs that have one.
   std::vector<at::Tensor> gradients;
 };
 
@@ -25,7 +26,7 @@ Expected on_one_rank(const Sample& sample);
 /// Whether an input is of a dtype that has gradients.
 bool wants_gradient(const at::Tensor& tensor);
 
-/// Those that require a gradient.
+/// The inputs that require a gradient.
 std::vector<at::Tensor> leaves(const std::vector<at::Tensor>& tensors);
 
 /// A random linear functional of each output that has a gradient.

@@ -14,15 +14,15 @@
 
 namespace weft::dtensor::check {
 
-/// One call of one op, on whole tensors.
+/// One call of one op, on full tensors.
 struct Sample {
   c10::OperatorHandle op;
   Stack arguments;
   /// "view.txt:12".
   std::string where;
-  /// As the file has it.
+  /// The text in the file.
   std::string text;
-  /// What the arguments were made of, by `bound_to`'s schema.
+  /// The source of the arguments, by `bound_to`'s schema.
   std::shared_ptr<const SampleLine> line;
   c10::OperatorHandle bound_to;
   /// The last arguments are written to only.
@@ -33,9 +33,9 @@ struct Sample {
   std::string name() const { return short_name(op); }
 };
 
-/// The same call with other values.
+/// Returns the call with other values.
 Stack other_arguments(const Sample& sample);
-/// The same call with floats of another dtype.
+/// Returns the call with floats of another dtype.
 Sample with_dtype(const Sample& sample, at::ScalarType dtype);
 /// Empty if it runs on one rank, else what it threw.
 std::string try_run(const Sample& sample);
@@ -58,7 +58,7 @@ std::vector<CheckedOp> load_samples(
 std::vector<c10::OperatorHandle> ops_with_rules();
 /// Their out= forms.
 std::vector<c10::OperatorHandle> out_forms();
-/// Those that have a rule, but no kernel that a CPU can run.
+/// The ops with a rule but without a CPU kernel.
 std::vector<c10::OperatorHandle> ops_of_other_devices();
 /// Every op of libtorch that can run on the CPU, by "aten::name".
 std::vector<c10::OperatorHandle> overloads_of(const std::string& name);

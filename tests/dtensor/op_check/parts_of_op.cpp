@@ -57,10 +57,10 @@ flag_terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
 // Note [Exact terms]
 // ~~~~~~~~~~~~~~~~~~
 // Terms of a pending reduction have to reduce to the whole to the last bit, in
-// the whole's own dtype: what is checked is then the rule, and no tolerance has
-// to make room for how the terms were made. A rounding error would be a wrong
-// answer of floor() or of a view as another dtype besides.
-// - Sums: an element of p digits is a whole number m, |m| < 2^p, of units in
+// the full tensor's own dtype: what is checked is then the rule, and no
+// tolerance has to make room for how the terms were made. A rounding error
+// would be a wrong answer of floor() or of a view as another dtype besides.
+// - Sums: an element of p digits is an integer m, |m| < 2^p, of units in
 //   its last place. Its terms are such numbers of the same units, drawn so that
 //   all sums on the way have p digits too. A term is then at most twice the
 //   element, and what ranks round in a linear op is a few units of the result's
@@ -85,7 +85,7 @@ int64_t digits_of(at::ScalarType dtype) {
   }
 }
 
-// Uniform whole numbers from `lower` to `upper`.
+// Uniform integers from `lower` to `upper`.
 at::Tensor
 between(const at::Tensor& lower, const at::Tensor& upper, uint64_t seed) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);

@@ -24,10 +24,10 @@ struct Failure {
   std::string message;
 };
 
-/// What is known of one op after the checks.
+/// The result of the checks of one op.
 struct OpResult {
   std::string packet;
-  /// Of the first sample: "view".
+  /// The file of the first sample: "view".
   std::string file;
   int64_t samples = 0;
   /// Strategies proven on one mesh dim, as text; those that cut a tensor
@@ -56,7 +56,7 @@ inline std::string without_overload(const std::string& name) {
   return name.substr(0, name.find('.'));
 }
 
-/// What came of part D's programs with a view op or a placement in them.
+/// The results of part D's programs with a view op or a placement.
 struct ChainCounts {
   int64_t right = 0;
   int64_t refused = 0;

@@ -541,7 +541,7 @@ std::optional<torch::jit::Stack> bind_arguments(
               *argument.real_type(),
               argument.N(),
               value)) {
-        why = c10::str("'", argument.name(), "' is no ", *argument.type());
+        why = c10::str("'", argument.name(), "' is not a ", *argument.type());
         return std::nullopt;
       }
     } else if (argument.default_value()) {

@@ -144,7 +144,7 @@ class StrategyCheck {
     }
   }
 
-  // A value cannot be written where a pending sum lies, and the reverse.
+  // A value cannot be written where a Partial sum lies, and the reverse.
   bool can_write(const Strategy& strategy) const {
     size_t output = 0;
     for (size_t i = 0; is_inplace(sample_.op.schema()) && i < written_.size();

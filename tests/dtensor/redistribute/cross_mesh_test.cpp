@@ -32,7 +32,7 @@ at::Tensor own_part(const at::Tensor& whole, const DTensorSpec& spec) {
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     index = index * spec.mesh().size(i) + spec.mesh().coordinate(i);
   }
-  // Of whole numbers, so that pending sums are exact.
+  // Of integers, so that Partial sums are exact.
   return cut_all(
              whole.to(at::kLong), spec.placements(), spec.mesh().shape())[index]
       .to(whole.scalar_type());

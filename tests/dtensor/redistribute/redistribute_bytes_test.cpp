@@ -80,10 +80,9 @@ received(const Move& move, const PlanStep& step, const Coordinate& rank) {
 
 // On all ranks. Without a reduction: what each lacks. With one over n ranks: of
 // what they hold (of copies only one counts) they have to receive all but one
-// n-th, whoever adds; and then whatever they need beyond the parts that they
-// added themselves.
-// Source: Chan, Heimlich, Purkayastha and van de Geijn, Collective
-// communication: theory, practice, and experience (2007), section 3.
+// n-th, the one that adds; and then whatever they need beyond the parts that
+// they added themselves. Source: Chan, Heimlich, Purkayastha and van de Geijn,
+// Collective communication: theory, practice, and experience (2007), section 3.
 double least(const Move& move) {
   double terms = 1;
   double copies = 1;

@@ -11,7 +11,7 @@
 #include "tests/support/run_ranks.h"
 
 // Redistributions drawn at random, the same on every rank, against the parts
-// cut from the whole. Values are small whole numbers, so that every reduction
+// cut from the whole. Values are small integers, so that every reduction
 // is exact in every dtype.
 
 namespace weft::dtensor {
@@ -146,7 +146,7 @@ at::Tensor values(const Case& c, uint64_t seed) {
   return dtensor::test::random(c.sizes, seed).mul(2).round().to(c.dtype);
 }
 
-// Terms of pending reductions are whole numbers too.
+// Terms of pending reductions are integers too.
 at::Tensor own_part(
     const at::Tensor& whole,
     const Placements& placements,

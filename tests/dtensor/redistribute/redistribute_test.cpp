@@ -296,7 +296,7 @@ TEST(Redistribute, CutsThatDoNotFitAreRefusedOnEveryRank) {
         message_of_thrown<c10::ValueError>([&] {
           redistribute(x, {Shard(0, {2, 3})});
         }),
-        HasSubstr("2 vs 3. Give one number a rank"));
+        HasSubstr("2 vs 3. Give one number per rank"));
   });
 }
 
@@ -409,7 +409,7 @@ TEST(Redistribute, BadTargetsAreRefused) {
   const auto x = distributed(at::ones({4, 2}), fake_line(0, 2), {Replicate()});
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>([&] { redistribute(x, {Shard(2)}); }),
-      HasSubstr("S(2) cuts a dim that a tensor of 2 dims does not have"));
+      HasSubstr("S(2) shards a dim that a tensor of 2 dims does not have"));
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>([&] {
         redistribute(x, {Shard(0), Shard(1)});

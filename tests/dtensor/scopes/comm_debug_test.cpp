@@ -104,7 +104,7 @@ TEST(CommDebugModeTest, NamesTheGroupOfAllDims) {
   EXPECT_EQ(records[0].ranks, 4);
 }
 
-TEST(CommDebugModeTest, TellsBackwardAndWhatNobodyAskedFor) {
+TEST(CommDebugModeTest, MarksBackwardAndImplicitCollectives) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = self.mesh({2}, {"tp"});
     auto x = distributed(random({4, 6}, 1).requires_grad_(), mesh, {Shard(0)});

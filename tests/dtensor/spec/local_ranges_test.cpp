@@ -60,7 +60,7 @@ RankRows rows_of_ranks(
   return result;
 }
 
-// One cut of a list of rows, by the words of torch's _split_tensor.
+// One shard of a list of rows, by the words of torch's _split_tensor.
 std::vector<int64_t> cut_list(
     const std::vector<int64_t>& rows,
     const Placement& placement,
@@ -306,7 +306,7 @@ TEST(LocalBox, ListsOfRangesAreRefusedOnEveryRank) {
           local_box(spec, {9, 2});
         }),
         AllOf(
-            HasSubstr("sizes [9, 2] under [_S(0, 2)] are no boxes"),
+            HasSubstr("sizes [9, 2] under [_S(0, 2)] are not boxes"),
             HasSubstr("local_ranges()"),
             HasSubstr("rank " + std::to_string(rank) + "/4")));
   }

@@ -113,7 +113,7 @@ TEST(Placement, NegativeDimsCountFromTheEnd) {
   EXPECT_EQ(Replicate().normalized(0), Replicate());
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>([] { Shard(-4).normalized(3); }),
-      HasSubstr("S(-4) cuts a dim that a tensor of 3 dims does not have"));
+      HasSubstr("S(-4) shards a dim that a tensor of 3 dims does not have"));
   EXPECT_THROW(Shard(0).normalized(0), c10::ValueError);
 }
 
@@ -425,7 +425,7 @@ TEST(Cost, EqualCutsAreFreeAndOthersAreNot) {
     EXPECT_GT(cost(cut, Replicate(), 2), 0);
     EXPECT_LT(cost(Replicate(), cut, 2), cost(cut, Replicate(), 2));
   }
-  // A pending sum that is written to takes what is added to it.
+  // A Partial sum that is written to takes what is added to it.
   const double all_reduce = cost(Partial(), Replicate(), 2);
   EXPECT_LT(cost(Partial(ReduceOp::kAvg), Partial(), 2), all_reduce);
   EXPECT_GT(cost(Partial(ReduceOp::kMax), Partial(), 2), all_reduce);

@@ -257,7 +257,7 @@ TEST(BadInput, SizesThatDoNotFitParts) {
         [&] {
           from_local(at::ones({2, 2}), ranks.mesh, {Shard(0), kR});
         },
-        {"[spec]", "one placement a mesh dim"});
+        {"[spec]", "one placement per mesh dim"});
     EXPECT_THROW(ranks.x(Shard(2)), c10::ValueError);
   });
 }

@@ -165,7 +165,8 @@ TEST(Refusal, AWriteToAPendingSum) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(write),
         AllOf(
-            HasSubstr("cannot write to its tensor where it lies"),
+            HasSubstr(
+                "cannot write in place to a tensor with these placements"),
             HasSubstr("[P(sum)]"),
             HasSubstr("\"tp\"")));
   }
@@ -228,7 +229,7 @@ TEST(Item, IsKnownWhereTheValueIsWhole) {
     const auto one = distributed(at::ones({1}), mesh, {Shard(0)});
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] { one.item(); }),
-        AllOf(HasSubstr("is cut"), HasSubstr("full_tensor(x).item()")));
+        AllOf(HasSubstr("is sharded"), HasSubstr("full_tensor(x).item()")));
     EXPECT_TRUE(at::equal(x, distributed(at::ones({3}), mesh, {Replicate()})));
     EXPECT_FALSE(at::equal(
         x, distributed(random({3}, 1).to(at::kFloat), mesh, {Replicate()})));

@@ -306,7 +306,7 @@ TEST(ViewWrites, AreImplicitMovesToAnExplicitScope) {
     const auto view = x.transpose(0, 1).select(1, 1);
     const ExplicitRedistribution scope({.strict = true});
     const auto text = message_of_thrown<c10::ValueError>([&] { view.add_(1); });
-    EXPECT_THAT(text, HasSubstr("a view of a tensor that lies as [S(1)]"));
+    EXPECT_THAT(text, HasSubstr("a view of a tensor with placements [S(1)]"));
   });
 }
 

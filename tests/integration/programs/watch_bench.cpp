@@ -3,8 +3,9 @@
 // prints one line of JSON. MODE is
 //   flips      COUNT mantissa bits of weights, a short run each
 //   gradients  COUNT mantissa bits of reduced gradients
-//   cost       COUNT pairs of steps, with and without the sentinel in turn
-//   checks     COUNT calls' worth of what is noted of each collective, and what
+//   cost       COUNT pairs of steps, with and without the integrity check in
+//   turn checks     COUNT calls' worth of what is noted of each collective, and
+//   what
 //              the threads that watch take beside COUNT / 100 steps
 //   straggler  COUNT steps; SEED is RANK:PHASE:PERCENT, by which one rank's
 //              phase is made longer ("none:none:0": nobody's)
@@ -40,7 +41,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using BenchClock = std::chrono::steady_clock;
 
-/// Of this thread: other processes do not show in it.
+/// Returns the CPU time of this thread, without other processes.
 double cpu_ms() {
   timespec now{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -111,7 +112,7 @@ Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
   int64_t step = 0;
   const auto timed = [&](bool watched) {
     trainer.set_integrity_checker(watched ? &integrity_checker : nullptr);
-    if (watched) { // Not timed: what the step before would have sealed.
+    if (watched) { // Not timed: what the step before would have hashed.
       integrity_checker.begin(trainer.state_after(step));
     }
     const auto start = BenchClock::now();
@@ -188,7 +189,7 @@ double watch_threads_ms() {
   return sum;
 }
 
-/// Of one collective: its entry, with the hash that ranks compare.
+/// Times one collective: its entry, with the hash that ranks compare.
 double bookkeeping_ms(int64_t calls) {
   mesh::FlightRecorder flight_recorder;
   const auto tensor = at::empty({64, 64});

@@ -160,13 +160,15 @@ TEST(Options, WhatOneHostCannotDoIsRefused) {
       HasSubstr("--nnodes 1:2: the number of hosts cannot change"));
   EXPECT_THAT(error_of({"--nnodes=two", "p"}), HasSubstr("--nnodes two is"));
   EXPECT_THAT(
-      error_of({"--nnodes=2", "p"}), HasSubstr("where host 0 is: --rdzv-end"));
+      error_of({"--nnodes=2", "p"}),
+      HasSubstr("requires the address of host 0: give --rdzv-end"));
   EXPECT_THAT(
-      error_of({"--node-rank=1", "p"}), HasSubstr("with --nnodes 1 it is 0"));
+      error_of({"--node-rank=1", "p"}),
+      HasSubstr("with --nnodes 1 it must be 0."));
   EXPECT_THAT(error_of({"--max-restarts=-1", "p"}), HasSubstr("-1"));
   EXPECT_THAT(
       error_of({"--rdzv-conf=join_time=3", "p"}),
-      HasSubstr("join_time=3: there is no such setting"));
+      HasSubstr("join_time=3: unknown setting"));
   EXPECT_THAT(
       error_of({"--rdzv-conf=join_timeout=never", "p"}),
       HasSubstr("join_timeout=never is not a number of seconds"));
@@ -202,7 +204,7 @@ TEST(Options, FiltersNeedAFolderAndAStream) {
   EXPECT_FALSE(options.stderr_filter.any());
   EXPECT_THAT(
       error_of({"--duplicate-stdout-filters=loss", "--tee=1", "p"}),
-      HasSubstr("there is no --log-dir"));
+      HasSubstr("Set --log-dir"));
   EXPECT_THAT(
       error_of(
           {"--duplicate-stderr-filters=loss",
@@ -210,7 +212,7 @@ TEST(Options, FiltersNeedAFolderAndAStream) {
            "--redirects=3",
            "--log-dir=logs",
            "p"}),
-      HasSubstr("which is no worker's stderr. Add --tee 2"));
+      HasSubstr("but no worker's stderr is selected. Add --tee 2"));
   const Variable filters("PET_DUPLICATE_STDERR_FILTERS", "warning");
   EXPECT_TRUE(parse({"--tee=3", "--log-dir=logs", "p"}).stderr_filter.any());
 }

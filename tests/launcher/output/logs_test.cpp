@@ -160,7 +160,7 @@ TEST(Logs, ATemporaryFolderGoesUnlessItHoldsLogs) {
 TEST(Logs, AFileIsNoFolderForThem) {
   WeftrunProcess run(shell(1, "true", {"--log-dir=/dev/null"}));
   EXPECT_EQ(run.wait(), 2);
-  EXPECT_THAT(run.error(), HasSubstr("--log-dir /dev/null is no folder."));
+  EXPECT_THAT(run.error(), HasSubstr("--log-dir /dev/null is not a folder."));
   EXPECT_EQ(count(run.error(), "\n"), 1);
 }
 

@@ -89,7 +89,7 @@ TEST(Outcome, ACauseThatIsSlowToEndIsStillTheCause) {
   const auto outcome = failure(
       {exited(0, 1, 100),
        with_time(exited(1, 3, 900, /*stopped=*/true), 90),
-       // Failed because it was told to end, or was ended.
+       // Failed because it was preempted, or was ended.
        with_time(exited(2, 4, 900, /*stopped=*/true), 400),
        with_time(killed(3, SIGTERM, 900, /*stopped=*/true), 80)});
   EXPECT_EQ(root_cause(outcome)->rank, 1);

@@ -70,7 +70,7 @@ TEST(RootCauseTest, SigkillIsNotTakenForAnOomKill) {
   EXPECT_EQ(run.wait(), 137);
   EXPECT_THAT(
       run.last_error_line(),
-      HasSubstr("by somebody; not the kernel's out-of-memory killer"));
+      HasSubstr("from another process; not an OOM kill"));
 }
 
 /// A worker that takes all the memory it gets, for a shell.

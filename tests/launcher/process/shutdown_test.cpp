@@ -100,7 +100,7 @@ TEST(ShutdownTest, AWorkerThatIgnoresTheSignalIsKilledInTheEnd) {
   EXPECT_THAT(run.error(), HasSubstr("signal 9 (SIGKILL)"));
   EXPECT_THAT(
       run.last_error_line(),
-      HasSubstr("workers were killed, not having ended in time"));
+      HasSubstr("workers did not exit in time and were killed"));
   expect_all_gone(run.output(), 2);
 }
 

@@ -111,7 +111,7 @@ TEST(Token, IsReadFromAPrivateFileAlone) {
   EXPECT_THAT(token_error(path, 0640), HasSubstr("Run chmod 600"));
   EXPECT_THAT(token_error(path, 0640), Not(HasSubstr(secret)));
   std::ofstream(path) << "short\n";
-  EXPECT_THAT(token_error(path, 0600), HasSubstr("a token has 32 to 1024"));
+  EXPECT_THAT(token_error(path, 0600), HasSubstr("expected 32 to 1024"));
 }
 
 HostReport failed(int node, int code, int after_ms) {
@@ -164,13 +164,13 @@ TEST(Messages, AnEndArrivesAsItWasSent) {
 
 TEST(RunResult, LostHostPrecedesItsPeers) {
   auto lost = failed(1, 0, 15000);
-  lost.loss = "no sign of life for 15 s";
+  lost.loss = "no response for 15 s";
   const auto run_result = decide_result({failed(0, 150, 0), lost});
   EXPECT_EQ(run_result.code, 150);
   EXPECT_EQ(
       run_result.line,
       "ERROR 150 rank=2 op=launch host h1, node rank 1, ranks 2 to 3 was lost: "
-      "no sign of life for 15 s");
+      "no response for 15 s");
   EXPECT_EQ(decide_result({failed(0, 134, 0), lost}).code, 134);
 }
 

@@ -105,7 +105,7 @@ TEST_F(SeveralHosts, HostZeroSaysAtOnceWhoHasAnotherTokenAndGoesOnWaiting) {
   EXPECT_EQ(first->output(), "0\n");
   EXPECT_EQ(
       first->error(),
-      "weftrun: refused at the gate: 127.0.0.1 (another token). If it belongs "
+      "weftrun: refused a connection: 127.0.0.1 (another token). If it belongs "
       "to this run, copy host 0's --token-file to it and start weftrun there "
       "again\n");
 }
@@ -117,18 +117,18 @@ TEST_F(SeveralHosts, TimeoutNamesTheRejectedPeer) {
   EXPECT_EQ(first->wait(), 150);
   EXPECT_THAT(
       first->last_error_line(),
-      HasSubstr("1 of 2 hosts came within 2 s (--rdzv-conf join_timeout); "
-                "refused was 127.0.0.1 (another token). Start weftrun on"));
+      HasSubstr("1 of 2 hosts arrived within 2 s (--rdzv-conf join_timeout); "
+                "refused: 127.0.0.1 (another token). Start weftrun on"));
 }
 
 TEST_F(SeveralHosts, AWrongTokenIdOrCommandIsRefusedAtOnce) {
   const auto first = host(0, "echo never");
   const auto other = host(1, "true", {"--token-file=" + token("other", 'b')});
   EXPECT_EQ(other->wait(), 2);
-  EXPECT_THAT(other->last_error_line(), HasSubstr("has another token"));
+  EXPECT_THAT(other->last_error_line(), HasSubstr("has a different token"));
   const auto renamed = host(1, "true", {"--rdzv-id=else"});
   EXPECT_EQ(renamed->wait(), 2);
-  EXPECT_THAT(renamed->last_error_line(), HasSubstr("another --rdzv-id"));
+  EXPECT_THAT(renamed->last_error_line(), HasSubstr("a different --rdzv-id"));
   const auto twice = host(0, "echo never");
   EXPECT_EQ(twice->wait(), 2);
   EXPECT_THAT(twice->last_error_line(), HasSubstr("in use by process"));

@@ -54,7 +54,7 @@ TEST_F(SeveralHosts, AListenerThatIsNoWeftrunIsToldApart) {
   EXPECT_EQ(other->wait(), 2);
   EXPECT_THAT(
       other->last_error_line(),
-      HasSubstr("what listens at " + endpoint + " is no weftrun"));
+      HasSubstr("listening at " + endpoint + " is not a matching weftrun"));
   const auto first = host(0, "echo never", {"--rdzv-endpoint=" + endpoint});
   EXPECT_EQ(first->wait(), 2);
   EXPECT_THAT(first->last_error_line(), HasSubstr("in use by process"));
@@ -74,7 +74,7 @@ TEST_F(SeveralHosts, AListenerThatSaysNothingIsWaitedFor) {
   EXPECT_THAT(
       other->last_error_line(),
       HasSubstr(
-          "host 0 was not there at " + endpoint +
+          "host 0 did not answer at " + endpoint +
           " within 12 s (--rdzv-conf join_timeout): it says nothing."));
 }
 
@@ -86,7 +86,8 @@ TEST_F(SeveralHosts, AnUnknownNameOfHost0IsSaid) {
     EXPECT_EQ(launcher->wait(), 2);
     EXPECT_THAT(
         launcher->last_error_line(),
-        HasSubstr("name 'no-such-host.invalid' is unknown here"));
+        HasSubstr(
+            "name 'no-such-host.invalid' cannot be resolved on this host"));
     EXPECT_EQ(launcher->output(), "");
   }
 }
@@ -100,8 +101,8 @@ TEST_F(SeveralHosts, WhoStaysAloneGivesUpInTime) {
     EXPECT_THAT(
         lonely->last_error_line(),
         HasSubstr(
-            node == 0 ? "1 of 2 hosts came within 0.4 s"
-                      : "host 0 was not there at 127.0.0.1:"));
+            node == 0 ? "1 of 2 hosts arrived within 0.4 s"
+                      : "host 0 did not answer at 127.0.0.1:"));
     EXPECT_EQ(lonely->output(), "");
   }
 }

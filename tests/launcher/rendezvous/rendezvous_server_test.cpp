@@ -121,7 +121,8 @@ TEST_F(RendezvousServerTest, RejectsMixedVersions) {
   ASSERT_TRUE(answered(guest));
   const RunResult told = read_result(guest.heard());
   EXPECT_EQ(told.code, 5);
-  EXPECT_THAT(told.line, HasSubstr("weftrun is 0.0.1 on host guest and "));
+  EXPECT_THAT(
+      told.line, HasSubstr("weftrun has version 0.0.1 on host guest and "));
   EXPECT_THAT(told.line, HasSubstr("Install the same version on all hosts."));
   const auto own = hub_.take_result();
   ASSERT_TRUE(own);
@@ -155,7 +156,7 @@ TEST_F(RendezvousServerTest, NamesADifferentHostCount) {
   EXPECT_EQ(
       read_result(guest.heard()).line,
       "ERROR 2 rank=0 op=launch --nnodes is 4 on host guest and 3 on host "
-      "first. Give all the same.");
+      "first. Use the same value on all hosts.");
 }
 
 } // namespace

@@ -169,7 +169,7 @@ TEST_F(Report, MarksConsequencesAndSortsByTime) {
   place(" on loom (lost a peer)\n");
 }
 
-// Told to end when it had failed already.
+// It had failed before weftrun ended it.
 TEST_F(Report, WhoFailedByItselfWasNotEndedByWeftrun) {
   add(2, 137, SIGKILL);
   add(0, 150, 0, /*stopped=*/true).failed_at_ns = 1'000'000'000;
@@ -187,9 +187,8 @@ TEST_F(Report, TellsWhoKilledAWorkerWhereThatIsKnown) {
   exit.failure_cause = FailureCause::kSigkillSourceUnknown;
   EXPECT_THAT(
       text(),
-      EndsWith(
-          "\nERROR 137 rank=1 op=launch worker killed by signal 9 "
-          "(SIGKILL) by somebody; not the kernel's out-of-memory killer\n"));
+      EndsWith("\nERROR 137 rank=1 op=launch worker killed by signal 9 "
+               "(SIGKILL) from another process; not an OOM kill\n"));
   exit.failure_cause = FailureCause::kOutOfMemory;
   exit.peak_rss_bytes = 700LL << 20;
   exit.memory_limit_bytes = 512LL << 20;

@@ -123,7 +123,7 @@ const Variables kSallocShell{
     {"SLURM_NTASKS", "4"},
     {"SLURM_TASKS_PER_NODE", "4"}};
 
-/// The same with LaunchParameters=use_interactive_step, Slurm 22.05.
+/// Like above, with LaunchParameters=use_interactive_step, Slurm 22.05.
 const Variables kInteractiveStep = with(
     kBatchScript,
     {{"SLURM_STEP_ID", "4294967290"},
@@ -162,7 +162,7 @@ const Variables kProxysStep = with(
      {"SLURM_STEP_TASKS_PER_NODE", "1"},
      {"SLURM_TASKS_PER_NODE", "1"}});
 
-TEST(JobEnvironment, NobodysIsOneRank) {
+TEST(JobEnvironment, WithoutALauncherThereIsOneRank) {
   for (const Variables& variables :
        {Variables{}, Variables{{"MASTER_ADDR", "x"}, {"LOCAL_RANK", "3"}}}) {
     const auto job = read(variables);

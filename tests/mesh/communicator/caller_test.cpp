@@ -205,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param; });
 
 // Of libtorch's engine, by their names: they run backward for another.
-TEST(Callers, AutogradsThreadsCallForWhoeverCalledLast) {
+TEST(Callers, AutogradThreadsCallForTheLastCaller) {
   FlightRecorderEntry call;
   call.op = "barrier";
   Callers callers;

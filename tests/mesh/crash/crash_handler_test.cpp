@@ -267,7 +267,7 @@ TEST_F(CrashHandler, ThreadsTakeTheirSecondStacksWithThem) {
 }
 
 #if defined(__x86_64__)
-// Its caller is where nothing is mapped: whoever looks for it crashes.
+// Its caller is where nothing is mapped: the one that looks for it crashes.
 extern "C" void weft_test_lose_caller();
 asm(R"(
 .text

@@ -209,7 +209,7 @@ TEST(ThreadStacks, MoreThreadsThanAreAskedAtOnce) {
 
 #if defined(__x86_64__)
 // Waits until *is_over, and all that time says that its caller is where nothing
-// is mapped: whoever looks for it crashes.
+// is mapped: the one that looks for it crashes.
 extern "C" void weft_test_hide_caller(const void* is_over);
 asm(R"(
 .text

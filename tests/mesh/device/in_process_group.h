@@ -22,8 +22,8 @@ struct Post {
   int64_t root = 0;
 };
 
-/// Where the ranks of one group, threads of one process, meet. Its collectives
-/// are plain copies and sums, done by the last rank to come.
+/// The meeting point of the ranks of one group, which are threads of one
+/// process. The last rank to arrive runs a collective by copies and sums.
 class Board {
  public:
   explicit Board(int64_t size) : size_(size) {}
@@ -85,7 +85,7 @@ class MemoryGroup final : public c10d::Backend {
   void shutdown() override { ++shutdowns; }
   c10d::ErrorType getError() override { return error; }
 
-  /// What the watchdog would have noted.
+  /// The state that the watchdog would record.
   c10d::ErrorType error = c10d::ErrorType::SUCCESS;
   int aborts = 0;
   int shutdowns = 0;

@@ -130,9 +130,9 @@ TEST_P(Failure, ATimeoutSaysHowLong) {
                   [&] { group.all_reduce(at::ones({4})).wait(); }),
               HasSubstr(
                   is_shared_memory()
-                      ? "Timed out after 0.5 s, not all ranks took part: timed "
+                      ? "Timed out after 0.5 s; not all ranks took part: timed "
                         "out waiting for rank 1 of the world"
-                      : "Timed out after 0.5 s, not all ranks took part"));
+                      : "Timed out after 0.5 s; not all ranks took part"));
         }
       },
       milliseconds(500));

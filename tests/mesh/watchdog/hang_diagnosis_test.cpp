@@ -108,8 +108,8 @@ TEST(HangDiagnosis, ARankThatDoesNotAnswerIsNamed) {
       describe_wait(answers, 0),
       AllOf(
           HasSubstr("rank 0 has waited 20 s"),
-          HasSubstr("rank 1 gives no sign of life (process 12 is stopped "
-                    "(SIGSTOP))")));
+          HasSubstr(
+              "rank 1 is not responding (process 12 is stopped (SIGSTOP))")));
   EXPECT_TRUE(late_ranks(answers, 0).empty());
 }
 
@@ -125,8 +125,8 @@ TEST(HangDiagnosis, ChainsAreFollowedToTheirEnd) {
   EXPECT_EQ(
       describe_wait(answers, 0),
       "rank 0 has waited 20 s in barrier #0 of group \"a\" for rank 1; rank 1 "
-      "waits in barrier #4 of group \"b\" for rank 2; rank 2 gives no sign of "
-      "life");
+      "waits in barrier #4 of group \"b\" for rank 2; rank 2 is not "
+      "responding");
 }
 
 TEST(HangDiagnosis, ARankThatHasEndedIsNotWaitedFor) {

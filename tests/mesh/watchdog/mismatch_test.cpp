@@ -246,7 +246,7 @@ TEST(LateRank, IsWaitedFor) {
   }
 }
 
-// The first of those that wait says so when its time has come, though others
+// The first of those that wait reports it when its time has come, though others
 // have asked before; and again after twice the time.
 TEST(LateRank, IsSaidToBeWaitedForOnce) {
   WorldOptions options;

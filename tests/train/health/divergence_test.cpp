@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(DescribeDivergence, TheOddOneOfSeveral) {
+TEST(DescribeDivergence, TheDeviatingRankOfSeveral) {
   EXPECT_EQ(
       describe(
           {.what = "model.norm.weight",
@@ -73,7 +73,8 @@ TEST(DescribeReplay, WhoHasWhatItHadWasRight) {
       .what = "x", .step = 9, .tied_ranks = {0, 1}, .values = {4, 5}};
   EXPECT_EQ(
       describe_replay(record, {4, 4}),
-      "sentinel: step 9 is done again, and rank 0 has the bits of x that it "
+      "integrity check: step 9 is done again, and rank 0 has the bits of x "
+      "that it "
       "had: what rank 1 had when the last run stopped was wrong");
   EXPECT_THAT(
       describe_replay(record, {5, 5}),

@@ -1,4 +1,4 @@
-// What becomes of steps that are not finite, on several ranks.
+// Steps that are not finite, on several ranks.
 
 #include "train/health/non_finite.h"
 
@@ -46,7 +46,7 @@ TEST(NonFinitePolicy, StopNamesStepAndReason) {
   EXPECT_THAT(
       message_of<NonFiniteError>(
           [&] { policy.on_non_finite(7, "the loss is nan on rank 2"); }),
-      StartsWith("step 7: the loss is nan on rank 2: nothing was updated. "));
+      StartsWith("step 7: the loss is nan on rank 2. Nothing was updated. "));
 }
 
 TEST(NonFinitePolicy, SkipsUpToTheCapInARow) {
@@ -64,8 +64,9 @@ TEST(NonFinitePolicy, SkipsUpToTheCapInARow) {
   EXPECT_THAT(
       message_of<NonFiniteError>([&] { policy.on_non_finite(8, "so"); }),
       AllOf(
-          StartsWith("step 8: so: nothing was updated, as in the 2 steps "
-                     "before: train.max_consecutive_non_finite=2 ends the run"),
+          StartsWith("step 8: so. Nothing was updated, as in the previous 2 "
+                     "steps. The run ends because of "
+                     "train.max_consecutive_non_finite=2. "),
           Not(HasSubstr("skipped"))));
 }
 
@@ -74,7 +75,7 @@ TEST(NonFinitePolicy, AStreakGoesOnInTheNextProcess) {
   policy.set_streak(2);
   EXPECT_THAT(
       message_of<NonFiniteError>([&] { policy.on_non_finite(3, "so"); }),
-      HasSubstr("as in the 2 steps before"));
+      HasSubstr("as in the previous 2 steps"));
 }
 
 TEST(NonFinitePolicy, TheCauseIsNamedNotItsConsequences) {
@@ -181,7 +182,7 @@ void expect_equal(const Whole& a, const Whole& b) {
 
 const std::vector<std::string> kParameters{
     "lm_head.weight",    // cut
-    "model.norm.weight", // a pending sum, with sequence parallelism
+    "model.norm.weight", // a Partial sum, with sequence parallelism
     "model.embed_tokens.weight",
     "model.layers.1.self_attn.k_proj.weight",
     "model.layers.0.mlp.down_proj.weight",
@@ -223,8 +224,8 @@ TEST_F(NonFiniteTest, OneElementOnOneRankIsNamedOnAll) {
           EXPECT_THAT(
               message_of<NonFiniteError>([&] { trainer.train_step(step); }),
               StartsWith(fmt::format(
-                  "step {}: the gradient of {} {} on rank {}: nothing was "
-                  "updated",
+                  "step {}: the gradient of {} {} on rank {}. Nothing was "
+                  "updated. ",
                   step + 1,
                   name,
                   shown(value),
@@ -275,7 +276,7 @@ TEST_F(NonFiniteTest, ASkippedStepChangesNothingAndTheNextGoesOn) {
   }
 }
 
-// A step is skipped as if its gradients had never been: a run that goes on from
+// A step is skipped as if its gradients had never been: a run that resumes from
 // the state ends the same.
 TEST_F(NonFiniteTest, AResumedRunIsTheSameAcrossSkippedSteps) {
   test::run_ranks(2, [&](test::RankContext& self) {
@@ -345,9 +346,8 @@ TEST_F(NonFiniteTest, SkipGoesWithWhatForgetsAStep) {
       message_of<mesh::UsageError>([&] {
         recipe(2, 1, {"ddp.comm_hook=powersgd", "train.on_non_finite=skip"});
       }),
-      StartsWith(
-          "override train.on_non_finite=skip: train.on_non_finite: skip does "
-          "not go with ddp.comm_hook=powersgd"));
+      StartsWith("override train.on_non_finite=skip: train.on_non_finite: skip "
+                 "cannot be combined with ddp.comm_hook=powersgd"));
   EXPECT_THAT(
       message_of<mesh::UsageError>([&] {
         recipe(
@@ -355,7 +355,7 @@ TEST_F(NonFiniteTest, SkipGoesWithWhatForgetsAStep) {
             1,
             {"ddp.check_for_nan_in_grad=true", "train.on_non_finite=skip"});
       }),
-      HasSubstr("ddp.check_for_nan_in_grad ends the run"));
+      HasSubstr("ddp.check_for_nan_in_grad ends it"));
 }
 
 } // namespace

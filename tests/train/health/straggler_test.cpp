@@ -121,7 +121,7 @@ TEST(StragglerDetector, WhatRunsInFewStepsDoesNotCount) {
 
 // A twentieth of noise, and now and then a rank that loses a whole round; an
 // hour of rounds of five steps of 30 ms.
-TEST(StragglerDetector, NoiseAloneNamesNobody) {
+TEST(StragglerDetector, NoiseAloneNamesNoRank) {
   for (const size_t ranks : {2, 4}) {
     StragglerDetector detector;
     std::mt19937 random(7);

@@ -122,7 +122,7 @@ TEST(Report, ARunWithoutAStepIsDrawn) {
   EXPECT_EQ(run["summary"]["steps"], 0);
   EXPECT_TRUE(run["summary"]["loss"].is_null());
   EXPECT_TRUE(run["summary"]["comm_share"].is_null());
-  EXPECT_EQ(run["notes"][0], "metrics.jsonl holds no step yet");
+  EXPECT_EQ(run["notes"][0], "metrics.jsonl has no step yet");
 }
 
 TEST(Report, WhatIsMissingOrDamagedLeavesANote) {
@@ -179,10 +179,11 @@ TEST(Report, RefusesWhatIsNoRun) {
     return message_of<mesh::UsageError>([&] { write_report(path); });
   };
   EXPECT_EQ(refused("/nowhere/run"), "/nowhere/run: No such file or directory");
-  EXPECT_EQ(refused(""), "\"\": is no folder");
+  EXPECT_EQ(refused(""), "\"\": is not a folder");
   EXPECT_THAT(
       refused(folder.path()),
-      HasSubstr(folder.path() + ": is not a run's folder: there is no"));
+      HasSubstr(
+          folder.path() + ": is not a run's folder: it has no metrics.jsonl"));
   const auto file = folder.write("file", "x");
   EXPECT_THAT(refused(file), HasSubstr(file + ": is not a folder"));
   std::filesystem::create_directory(folder / "metrics.jsonl");

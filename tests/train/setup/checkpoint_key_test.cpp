@@ -60,13 +60,13 @@ TEST_F(HmacKey, IsRefusedAtTheKeyWithTheReason) {
   EXPECT_THAT(refusal(folder_.path()), HasSubstr("not a regular file"));
   EXPECT_THAT(
       refusal(folder_.write("empty", "")),
-      HasSubstr("16 to 4096 bytes, and this one 0. `openssl rand"));
+      HasSubstr("16 to 4096 bytes, got 0. Create one with `openssl rand"));
   EXPECT_THAT(
       refusal(folder_.write("short", "0123456789abcde\n")),
-      HasSubstr("and this one 15"));
+      HasSubstr("got 15"));
   EXPECT_THAT(
       refusal(folder_.write("long", std::string(4097, 'k'))),
-      HasSubstr("and this one more"));
+      HasSubstr("got more"));
 }
 
 TEST_F(HmacKey, IsWarnedAboutIfOthersMayReadIt) {

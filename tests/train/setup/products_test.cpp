@@ -56,8 +56,7 @@ TEST_F(Products, OneDnnThatCannotBeHadIsRefused) {
         resolve_products(recipe, host_with("it was left out", true));
       }),
       "r.yaml: products: oneDNN cannot multiply on this host: it was left out. "
-      "Set "
-      "products: libtorch, or leave it at auto");
+      "Set products to libtorch or auto");
 }
 
 TEST_F(Products, SlowProductsOfBFloat16AreRefused) {
@@ -68,11 +67,10 @@ TEST_F(Products, SlowProductsOfBFloat16AreRefused) {
   EXPECT_EQ(
       test::message_of_thrown<mesh::UsageError>(
           [&] { resolve_products(recipe, host_with("", false)); }),
-      "r.yaml: products: this processor has no products of bfloat16, and "
-      "libtorch's "
-      "stand-in is tens of times slower than float32. Set train.dtype: "
-      "float32, "
-      "or products: onednn, which multiplies in float32 and rounds");
+      "r.yaml: products: this processor cannot multiply bfloat16, and "
+      "libtorch's emulation is tens of times slower than float32. Set "
+      "train.dtype: float32, or products: onednn, which multiplies in float32 "
+      "and rounds");
   EXPECT_NO_THROW(resolve_products(recipe, host_with("", true)));
 }
 

@@ -73,8 +73,7 @@ TEST(Recipe, RefusesUnknownAndRepeatedKeysAtTheKey) {
       {"\n\nheads: 4\n",
        "r.yaml:3:1: heads: unknown key; did you mean model.heads?"},
       {"optimizer: {eval: 3}\n",
-       "r.yaml:1:13: optimizer.eval: unknown key; eval stands at the top "
-       "level"},
+       "r.yaml:1:13: optimizer.eval: unknown key; eval is a top-level key"},
       {"ddp: {zzzzzzzz: 3}\n",
        "r.yaml:1:7: ddp.zzzzzzzz: unknown key; ddp has bucket_cap_mb, "
        "bucket_mode, auto_bucketing, gradient_as_bucket_view, "
@@ -84,9 +83,9 @@ TEST(Recipe, RefusesUnknownAndRepeatedKeysAtTheKey) {
        "r.yaml:1:1: model.dim: a key has no dots; nest it as `model:` with "
        "`dim:` below"},
       {"model:\n  dim: 64\n  heads: 2\n  dim: 32\n",
-       "r.yaml:4:3: model.dim: repeated key; it stands in line 2 already"},
+       "r.yaml:4:3: model.dim: repeated key; it is already in line 2"},
       {"mesh: {dp: 1}\nseed: 1\nmesh: {tp: 1}\n",
-       "r.yaml:3:1: mesh: repeated key; it stands in line 1 already"},
+       "r.yaml:3:1: mesh: repeated key; it is already in line 1"},
       {"<<: {seed: 1}\n", "r.yaml:1:1: merge keys (<<) are not supported"},
       {"? [a]\n: 1\n", "r.yaml:1:3: a key is a word, found a list"},
       {": 1\n", "r.yaml:1:1: a key is a word, found nothing"},
@@ -271,8 +270,8 @@ TEST(Recipe, RefusesBadOverridesByName) {
       {"train=5",
        "override train=5: train: expected a map, found the number 5"},
       {"mesh={dp: 1, dp: 2}",
-       "override mesh={dp: 1, dp: 2}: mesh.dp: repeated key; it stands in line "
-       "1 already"},
+       "override mesh={dp: 1, dp: 2}: mesh.dp: repeated key; it is already in "
+       "line 1"},
       {"mesh.dp=0",
        "override mesh.dp=0: mesh.dp: expected -1 or at least 1, at most "
        "16777216, found 0"}};

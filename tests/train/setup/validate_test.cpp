@@ -33,12 +33,12 @@ TEST(Validate, FillsInTheRestOfTheMesh) {
   EXPECT_EQ(resolved(1, {}).mesh, (MeshConfig{.dp = 1, .tp = 1}));
   EXPECT_EQ(
       validation_refusal(8, {"mesh.tp=3"}),
-      "r.yaml: mesh.dp: -1 cannot be filled in: the world size 8 is not "
+      "r.yaml: mesh.dp: -1 cannot be resolved: the world size 8 is not "
       "divisible by mesh.tp=3");
   EXPECT_EQ(
       validation_refusal(8, {"mesh.tp=-1"}),
-      "override mesh.tp=-1: mesh.tp: mesh.dp and mesh.tp are both -1; give "
-      "one");
+      "override mesh.tp=-1: mesh.tp: mesh.dp and mesh.tp are both -1; set one "
+      "of them");
 }
 
 TEST(Validate, TheMeshIsTheWorld) {
@@ -62,7 +62,7 @@ TEST(Validate, FillsInWhatIsSharded) {
       (MeshConfig{.dp = 1, .tp = 1, .dp_shard = 1}));
   EXPECT_EQ(
       validation_refusal(8, {"mesh={dp_shard: 3}"}),
-      "r.yaml: mesh.dp: -1 cannot be filled in: the world size 8 is not "
+      "r.yaml: mesh.dp: -1 cannot be resolved: the world size 8 is not "
       "divisible by mesh.dp_shard=3 x mesh.tp=1");
   EXPECT_EQ(
       validation_refusal(2, {"mesh={dp: 1, dp_shard: 4}"}),
@@ -72,8 +72,7 @@ TEST(Validate, FillsInWhatIsSharded) {
   EXPECT_EQ(
       validation_refusal(4, {"mesh={dp_shard: -1, tp: -1}"}),
       "override mesh={dp_shard: -1, tp: -1}: mesh.tp: mesh.dp_shard and "
-      "mesh.tp "
-      "are both -1; give one");
+      "mesh.tp are both -1; set one of them");
   EXPECT_THAT(
       validation_refusal(3, {"mesh.dp_shard=3", "train.global_batch_size=16"}),
       HasSubstr("16 is not divisible by mesh.dp_shard=3"));
@@ -89,14 +88,16 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
   EXPECT_THAT(
       refusal({"mesh.dp=2"}, 4),
       AllOf(
-          HasSubstr("mesh.dp: 2 does not go with mesh.dp_shard=2 yet"),
+          HasSubstr("mesh.dp: 2 cannot be combined with mesh.dp_shard=2 yet"),
           HasSubstr("Set mesh.dp_shard=4")));
   EXPECT_THAT(
-      refusal({}, 4), HasSubstr("mesh.dp: 2 does not go with mesh.dp_shard=2"));
+      refusal({}, 4),
+      HasSubstr("mesh.dp: 2 cannot be combined with mesh.dp_shard=2"));
   EXPECT_EQ(refusal({"mesh.tp=2"}, 4), "");
   EXPECT_THAT(
       refusal({"train.dtype=bfloat16"}),
-      HasSubstr("train.dtype: bfloat16 does not go with mesh.dp_shard=2"));
+      HasSubstr(
+          "train.dtype: bfloat16 cannot be combined with mesh.dp_shard=2"));
   EXPECT_EQ(refusal({"train.activation_checkpoint=full"}), "");
   EXPECT_EQ(
       refusal({"lora.rank=4", "lora.target_modules=[\"**.q_proj\"]"}), "");
@@ -150,7 +151,7 @@ TEST(Validate, HeadsDivide) {
   EXPECT_EQ(
       validation_refusal(1, {"model.dim=60"}),
       "override model.dim=60: model.dim: 60 / model.heads=4 is 15, but rotary "
-      "embeddings need an even size of a head");
+      "embeddings need an even head size");
 }
 
 TEST(Validate, WhatMayBeUnevenOverTp) {
@@ -209,7 +210,7 @@ TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
 TEST(Validate, AnAverageIsThereToEvaluate) {
   EXPECT_EQ(
       validation_refusal(1, {"ema.eval=true"}),
-      "override ema.eval=true: ema.eval: there is no average to evaluate: set "
+      "override ema.eval=true: ema.eval: there is no EMA to evaluate: set "
       "ema.decay, such as 0.999");
   EXPECT_EQ(validation_refusal(1, {"ema={decay: 0.9, eval: true}"}), "");
   EXPECT_THAT(validation_refusal(1, {"ema.decay=1"}), HasSubstr("ema.decay: "));
@@ -221,9 +222,8 @@ TEST(Validate, OnlyWhatIsWrittenInTheBackgroundIsSlowed) {
   EXPECT_EQ(
       validation_refusal(
           1, {"checkpoint.max_mb_per_s=50", "checkpoint.async=false"}),
-      "override checkpoint.max_mb_per_s=50: checkpoint.max_mb_per_s: 50 slows "
-      "what is written while training goes on, and checkpoint.async=false "
-      "waits for it");
+      "override checkpoint.max_mb_per_s=50: checkpoint.max_mb_per_s: 50 limits "
+      "background writes, and checkpoint.async=false waits for every save");
   EXPECT_EQ(validation_refusal(1, {"checkpoint.max_mb_per_s=50"}), "");
   EXPECT_THAT(
       validation_refusal(1, {"checkpoint.max_mb_per_s=-1"}),
@@ -244,7 +244,7 @@ TEST(Validate, RulesNeedSomethingToRead) {
         "checkpoint.init_strict=missing_ok"}) {
     EXPECT_THAT(
         validation_refusal(1, {rule}),
-        HasSubstr("says how checkpoint.init_from is read, and that is empty"));
+        HasSubstr("applies to checkpoint.init_from, which is empty"));
     EXPECT_EQ(validation_refusal(1, {rule, "checkpoint.init_from=x"}), "");
   }
   EXPECT_THAT(
@@ -268,9 +268,9 @@ TEST(Validate, RenameRulesAreRules) {
   EXPECT_EQ(rules[2].replacement, "e -> f");
   EXPECT_THAT(
       validation_refusal(1, with("['a=b']")),
-      HasSubstr("checkpoint.init_rename: \"a=b\" is no rule"));
+      HasSubstr("checkpoint.init_rename: \"a=b\" is not a rule"));
   EXPECT_THAT(
-      validation_refusal(1, with("[' -> b']")), HasSubstr("is no rule"));
+      validation_refusal(1, with("[' -> b']")), HasSubstr("is not a rule"));
   EXPECT_THAT(
       validation_refusal(1, with("['( -> b']")),
       AllOf(HasSubstr("checkpoint.init_rename: "), HasSubstr("\"(\"")));

@@ -72,7 +72,7 @@ TEST_F(RunStoreTest, StartingOverRenamesCheckpointsAndMetrics) {
   expect_set_aside();
   EXPECT_THAT(said_, HasSubstr("checkpoints.old"));
   EXPECT_EQ(
-      start(/*fresh=*/true), ""); // nothing to set aside: what is there stays
+      start(/*fresh=*/true), ""); // nothing to set apart: what is there stays
   expect_set_aside();
 }
 

@@ -160,7 +160,7 @@ TEST(MergeChromeJson, LeavesOutWhatCannotBeRead) {
   EXPECT_EQ(data["traceEvents"].size(), 6U);
   ASSERT_EQ(problems.size(), 2U);
   EXPECT_THAT(problems[0], HasSubstr("rank1.json: No such file"));
-  EXPECT_THAT(problems[1], HasSubstr("rank2.json: is not a whole trace"));
+  EXPECT_THAT(problems[1], HasSubstr("rank2.json: is not a complete trace"));
   EXPECT_EQ(data["otherData"]["notes"].size(), 2U);
 }
 

@@ -1,6 +1,6 @@
 // shm_kill_check [ROUNDS] [SEED]: ranks that are processes go through a stream
 // of collectives over shared memory until one of them is killed at a random
-// moment. The others have to end soon, each with an error that says so, and
+// moment. The others have to end soon, each with an error that reports it, and
 // nothing may be left. Exit code 0 if that holds for all rounds.
 
 #include <fcntl.h>

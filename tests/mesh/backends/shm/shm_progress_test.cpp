@@ -52,7 +52,7 @@ bool is_sum_of_ranks(const at::Tensor& tensor, int64_t n) {
   return at::equal(tensor, at::full_like(tensor, n * (n + 1) / 2));
 }
 
-// Whoever waited for one group alone would wait for ever.
+// The one that waited for one group alone would wait for ever.
 TEST(ShmProgress, GroupsMayBeWaitedForInOppositeOrders) {
   run_ranks(3, [](RankContext& self) {
     Communicator first = make(self, "first");

@@ -73,7 +73,7 @@ random_values(int64_t count, at::ScalarType dtype, int64_t rank) {
   return bits.view(dtype).narrow(0, 0, count).clone();
 }
 
-/// The same bits, also where they stand for no number.
+/// Returns true if the bits are equal, also for NaNs.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
          (a.numel() == 0 || std::memcmp(

@@ -1,0 +1,71 @@
+"""Finds the phrases of scripts/lint_words.txt in the files of the repository.
+
+    python3 scripts/lint_words.py
+
+Prints `FILE:LINE: PHRASE    <- REGEX` for each and exits with 1 if there are any.
+Files are those that git knows, or all below the root without git.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def regex_of(glob):
+    """The regex of a glob in which `**` also matches folders."""
+    text = re.escape(glob).replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*")
+    return re.compile(text.replace(r"\*", "[^/]*") + "$")
+
+
+def read_rules(path):
+    """[(regex, [glob regex, ...])], and the globs of exempt files."""
+    rules, exempt = [], []
+    for line in path.read_text().splitlines():
+        if line.startswith("!"):
+            exempt.append(regex_of(line[1:]))
+        elif line and not line.startswith("#"):
+            regex, globs = line.split("\t")
+            rules.append(
+                (re.compile(regex), [regex_of(glob) for glob in globs.split(",")]))
+    return rules, exempt
+
+
+def files():
+    known = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if known.returncode == 0:
+        return known.stdout.splitlines()
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*")
+                  if path.is_file() and "build" not in path.parts
+                  and not any(part.startswith(".") for part in path.parts))
+
+
+def findings(name, rules):
+    text = (ROOT / name).read_bytes().decode(errors="replace")
+    for number, line in enumerate(text.splitlines(), 1):
+        for regex in rules:
+            match = regex.search(line)
+            if match:
+                yield f"{name}:{number}: {match[0].strip()}    <- {regex.pattern}"
+
+
+def main():
+    rules, exempt = read_rules(ROOT / "scripts" / "lint_words.txt")
+    found = 0
+    for name in files():
+        own = [regex for regex, globs in rules
+               if any(glob.match(name) for glob in globs)]
+        if not own or any(glob.match(name) for glob in exempt) or not (
+                ROOT / name).is_file():
+            continue
+        for finding in findings(name, own):
+            print(finding)
+            found += 1
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()
