@@ -136,7 +136,15 @@ int main(int argc, char** argv, ModelTypes models) {
         "usage", mesh::ExitCode::kUsage, explain_usage(program, error));
   } catch (...) {
     const auto& used = program.get_subcommands();
-    return report_exception(used.empty() ? "weft" : used[0]->get_name());
+    const int code =
+        report_exception(used.empty() ? "weft" : used[0]->get_name());
+    if (code == static_cast<int>(mesh::ExitCode::kOutOfMemory)) {
+      // If memory ran out while an op was registered, libtorch's static
+      // destructors abort.
+      std::fflush(nullptr);
+      ::_exit(code);
+    }
+    return code;
   }
   return report_unwritten_output(program.get_subcommands().at(0)->get_name());
 }
