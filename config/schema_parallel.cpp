@@ -52,8 +52,9 @@ std::vector<Key> run_keys() {
        .doc = "The number of ranks over which fully sharded data parallelism "
               "shards the parameters, gradients and optimizer state. Each of "
               "them gets different samples. -1 means the number of ranks "
-              "divided by the other mesh dims; mesh.dp then defaults to 1. A "
-              "value above 1 requires mesh.dp to be 1.",
+              "divided by the other mesh dims; mesh.dp then defaults to 1. If "
+              "mesh.dp is above 1, the shards are replicated that many times "
+              "(hybrid sharding).",
        .unit = "ranks",
        .range = or_else(-1, between(1, kMaxSize))},
       {.path = "mesh.tp",

@@ -4,11 +4,14 @@
 #include <set>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "data_parallel/parameters/module_state.h"
 #include "data_parallel/parameters/row_placement.h"
 #include "dtensor/scopes/module_call.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/parameter_info.h"
 #include "fsdp/schedule.h"
 #include "fsdp/unit_declaration.h"
 #include "mesh/error/error.h"
@@ -23,9 +26,49 @@ mesh::ErrorContext where(const mesh::DeviceMesh& dp) {
   return {dp.describe_rank()};
 }
 
-/// Where a parameter lies in both forms.
+/// Throws unless `parameter` of `module` can be sharded over the mesh dim `dim`
+/// too: another unit or parallelize_module() may use it already.
+void check_mesh_dim_is_free(
+    const ddp::NamedTensor& parameter,
+    const torch::nn::Module& module,
+    const mesh::DeviceMesh& dp,
+    const std::string& dim) {
+  const auto& [name, tensor] = parameter;
+  const auto& own = dtensor::spec_of(tensor);
+  if (!own.mesh().has_mesh_dim(dim)) {
+    return;
+  }
+  const auto& unit = dtensor::parameter_info(tensor).fsdp_unit;
+  WEFT_CHECK(
+      unit.empty(),
+      kOp,
+      where(dp),
+      "\"",
+      name,
+      "\" of a ",
+      dtensor::module_type_name(module),
+      " is already in another unit, as ",
+      unit,
+      ". Call fully_shard() for inner modules first. If the weight is tied, "
+      "make one unit of the modules that share it: fully_shard({&first, "
+      "&second}, mesh).");
+  WEFT_CHECK(
+      false,
+      kOp,
+      where(dp),
+      "\"",
+      name,
+      "\" is ",
+      own.to_string(),
+      " already. Parallelize the model over other mesh dims than \"",
+      dim,
+      "\".");
+}
+
+/// Returns where a parameter of `module` lies in both forms.
 ShardedPlacement placement_of(
     const ddp::NamedTensor& parameter,
+    const torch::nn::Module& module,
     const mesh::DeviceMesh& dp) {
   const auto& [name, tensor] = parameter;
   const auto* impl = dtensor::dtensor_impl(tensor);
@@ -46,9 +89,10 @@ ShardedPlacement placement_of(
       "\" already has values, so every rank has held the full parameter. Call "
       "fully_shard() before weft::dtensor::materialize().");
   const auto& own = impl->spec();
-  const auto& dim = dp.mesh_dim_names().front();
+  const auto shards = shard_mesh(dp);
   const auto root = dp.root();
-  std::set<std::string> names{dim};
+  const auto& dp_names = dp.mesh_dim_names();
+  std::set<std::string> names(dp_names.begin(), dp_names.end());
   if (own.mesh_ndim() > 0) {
     WEFT_CHECK(
         own.mesh().root() == root,
@@ -61,30 +105,13 @@ ShardedPlacement placement_of(
         ", which has another root mesh than ",
         dp.to_string(),
         ". Take both from one DeviceMesh::create().");
-    WEFT_CHECK(
-        !own.mesh().has_mesh_dim(dim),
-        kOp,
-        where(dp),
-        "\"",
-        name,
-        "\" is ",
-        own.to_string(),
-        " already: it is in another unit, for example as a tied weight, or "
-        "parallelize_module() used this mesh dim. Make one unit of the modules "
-        "that share it: fully_shard({&first, &second}, mesh).");
+    for (const auto& dim : dp_names) {
+      check_mesh_dim_is_free(parameter, module, dp, dim);
+    }
     names.insert(
         own.mesh().mesh_dim_names().begin(), own.mesh().mesh_dim_names().end());
   }
-  const auto rows = ddp::row_placement(tensor, dp);
-  WEFT_CHECK(
-      rows.has_value(),
-      kOp,
-      where(dp),
-      "the rows of \"",
-      name,
-      "\" are ",
-      own.to_string(),
-      ", with given sizes, and cannot be sharded again.");
+  const auto rows = ddp::row_placement(tensor, shards);
   std::vector<std::string> dims;
   dtensor::Placements placements;
   for (const auto& each : root.mesh_dim_names()) {
@@ -92,8 +119,10 @@ ShardedPlacement placement_of(
       continue;
     }
     dims.push_back(each);
-    if (each == dim) {
-      placements.push_back(tensor.dim() == 0 ? dtensor::Replicate() : *rows);
+    if (each == shards.mesh_dim_names().front()) {
+      placements.push_back(tensor.dim() == 0 ? dtensor::Replicate() : rows);
+    } else if (std::ranges::count(dp_names, each) > 0) {
+      placements.push_back(dtensor::Replicate());
     } else {
       placements.push_back(own.placement(own.mesh().mesh_dim(each)));
     }
@@ -122,6 +151,10 @@ bool has_parameter(const UnitDeclaration& unit, const at::Tensor& tensor) {
 
 } // namespace
 
+mesh::DeviceMesh shard_mesh(const mesh::DeviceMesh& dp) {
+  return dp[dp.mesh_dim_names().back()];
+}
+
 std::shared_ptr<UnitDeclaration> find_declaration(
     const torch::nn::Module& module) {
   const auto children = module.named_children();
@@ -138,12 +171,13 @@ void fully_shard(
     const mesh::DeviceMesh& dp,
     const FullyShardOptions& options) {
   WEFT_CHECK(
-      dp.ndim() == 1,
+      dp.ndim() == 1 || dp.ndim() == 2,
       kOp,
       where(dp),
-      "the mesh has 1 dim: ",
+      "the mesh has ",
       dp.ndim(),
-      " vs 1. Pass a slice such as mesh[\"dp_shard\"].");
+      " dims, expected 1 or 2. Pass a slice such as mesh[\"dp_shard\"], or, "
+      "for replicas of the shards, mesh.slice({\"dp\", \"dp_shard\"}).");
   WEFT_CHECK(
       options.reduce_op == mesh::ReduceOp::kAvg ||
           options.reduce_op == mesh::ReduceOp::kSum,
@@ -176,7 +210,10 @@ void fully_shard(
         continue;
       }
       unit->parameters.push_back(
-          {.tensor = item.tensor, .placement = placement_of(item, dp)});
+          {.tensor = item.tensor,
+           .placement = placement_of(item, *module, dp)});
+      dtensor::parameter_info(item.tensor).fsdp_unit = fmt::format(
+          "\"{}\" of a {}", item.name, dtensor::module_type_name(*module));
     }
   }
   WEFT_CHECK(

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -167,14 +168,17 @@ void FullyShardedDataParallelBase::State::check_units(
           tensor.requires_grad()));
     }
   }
-  auto group = dp.group(int64_t{0});
-  mesh::check_lines_match(
-      group,
-      lines,
-      {.op = "fsdp",
-       .what = "the list of units",
-       .hint = "All ranks build the same model and make the same units of it.",
-       .where = dp.describe_rank()});
+  for (int64_t dim = 0; dim < dp.ndim(); ++dim) {
+    auto group = dp.group(dim);
+    mesh::check_lines_match(
+        group,
+        lines,
+        {.op = "fsdp",
+         .what = "the list of units",
+         .hint =
+             "All ranks build the same model and make the same units of it.",
+         .where = dp.describe_rank()});
+  }
 }
 
 std::shared_ptr<Schedule> FullyShardedDataParallelBase::State::make_schedule() {
@@ -183,6 +187,11 @@ std::shared_ptr<Schedule> FullyShardedDataParallelBase::State::make_schedule() {
   check_units(declared);
   const auto names = parameter_names();
   const auto outermost = find_declaration(*module);
+  const auto shards = shard_mesh(dp);
+  std::optional<mesh::Communicator> replicas;
+  if (dp.ndim() == 2) {
+    replicas = dp.group(int64_t{0});
+  }
   std::vector<std::unique_ptr<Unit>> units;
   const Unit* root = nullptr;
   for (const auto& [name, unit] : declared) {
@@ -192,15 +201,16 @@ std::shared_ptr<Schedule> FullyShardedDataParallelBase::State::make_schedule() {
           names.at(tensor.unsafeGetTensorImpl()),
           tensor,
           placement,
-          dp.size(),
-          dp.coordinate(int64_t{0}));
+          shards.size(),
+          shards.coordinate(int64_t{0}));
     }
     units.push_back(std::make_unique<Unit>(
         name,
         std::move(parameters),
         unit->options,
         unit->options.reshard_after_forward.value_or(unit != outermost),
-        dp.group(int64_t{0})));
+        shards.group(int64_t{0}),
+        replicas));
     unit->unit = units.back().get();
     if (unit == outermost) {
       root = unit->unit;

@@ -171,8 +171,8 @@ template <class M>
 class FullyShardedDataParallel : public FullyShardedDataParallelBase {
  public:
   /// Makes the module a unit of the parameters that are in none, unless it is
-  /// one. `dp` is the 1-D mesh of its units. See fully_shard() for the required
-  /// order of calls.
+  /// one. `dp` is the mesh of its units, of 1 or 2 dims. See fully_shard() for
+  /// them and for the required order of calls.
   /// Throws: like fully_shard(); c10::ValueError for a unit on another mesh.
   FullyShardedDataParallel(
       std::shared_ptr<M> module,

@@ -326,6 +326,7 @@ void Schedule::drop_failed_backward(int64_t pass) {
   }
   is_in_backward_ = false;
   in_flight_.clear();
+  over_replicas_ = nullptr;
   for (const auto& unit : units_) {
     try {
       unit->keep_own_gradients(memory_);
@@ -429,6 +430,7 @@ void Schedule::reduce(Unit& unit) {
   in_flight_.push_back(&unit);
   if (options_.reduce_in_flight == 0) {
     finish_reductions(0);
+    finish_over_replicas();
   }
 }
 
@@ -436,6 +438,18 @@ void Schedule::finish_reductions(size_t left) {
   while (in_flight_.size() > left) {
     auto* unit = in_flight_.front();
     in_flight_.pop_front();
+    finish_over_replicas();
+    if (unit->start_reduce_over_replicas(memory_)) {
+      over_replicas_ = unit;
+    } else {
+      unit->finish_reduce(memory_);
+    }
+  }
+}
+
+// The sum of one unit over the replicas runs while the next unit computes.
+void Schedule::finish_over_replicas() {
+  if (auto* unit = std::exchange(over_replicas_, nullptr)) {
     unit->finish_reduce(memory_);
   }
 }
@@ -456,6 +470,7 @@ void Schedule::end_backward() {
     }
   }
   finish_reductions(0);
+  finish_over_replicas();
   last_used_ = nullptr;
   for (const auto& unit : units_) {
     if (reduces) {

@@ -116,6 +116,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void reduce(Unit& unit);
   void prefetch_in_backward(const Unit& unit);
   void finish_reductions(size_t left);
+  void finish_over_replicas();
   void end_backward();
   Unit* next_in_backward(const Unit& unit);
 
@@ -143,6 +144,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// True if the pass computes gradients of some tensors only.
   bool is_partial_ = false;
   std::deque<Unit*> in_flight_;
+  /// The unit whose gradients are being summed over the replicas, or null.
+  Unit* over_replicas_ = nullptr;
 };
 
 } // namespace weft::fsdp

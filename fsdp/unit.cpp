@@ -27,13 +27,15 @@ Unit::Unit(
     std::vector<ShardedParameter> parameters,
     const FullyShardOptions& options,
     bool reshards_after_forward,
-    mesh::Communicator group)
+    mesh::Communicator group,
+    std::optional<mesh::Communicator> replicas)
     : name_(std::move(name)),
       parameters_(std::move(parameters)),
       states_(parameters_.size()),
       options_(options),
       reshards_after_forward_(reshards_after_forward),
-      group_(std::move(group)) {
+      group_(std::move(group)),
+      replicas_(std::move(replicas)) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto dtype = parameters_[i].tensor().scalar_type();
     auto part = std::ranges::find(parts_, dtype, &Part::dtype);
@@ -216,9 +218,9 @@ bool Unit::count_gradient(size_t index) {
 }
 
 double Unit::divisor() const {
-  return options_.reduce_op == mesh::ReduceOp::kAvg
-             ? static_cast<double>(group_.size())
-             : 1.0;
+  const auto ranks = group_.size() * (replicas_ ? replicas_->size() : 1);
+  return options_.reduce_op == mesh::ReduceOp::kAvg ? static_cast<double>(ranks)
+                                                    : 1.0;
 }
 
 void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
@@ -343,6 +345,22 @@ at::Tensor Unit::place_for_sums(Part& part, UnitMemory& memory) {
   return part.sums;
 }
 
+bool Unit::start_reduce_over_replicas(UnitMemory& memory) {
+  const at::NoGradGuard no_grad;
+  const bool has_others = replicas_ && replicas_->size() > 1;
+  for (auto& part : parts_) {
+    if (!part.reduced.defined()) {
+      continue;
+    }
+    part.reduction.wait();
+    memory.messages.give_tensor(std::move(part.gradients));
+    part.reduction = has_others ? replicas_->all_reduce(
+                                      part.reduced, mesh::ReduceOp::kSum, name_)
+                                : mesh::Work();
+  }
+  return has_others;
+}
+
 void Unit::finish_reduce(UnitMemory& memory) {
   const at::NoGradGuard no_grad;
   for (auto& part : parts_) {
@@ -351,7 +369,6 @@ void Unit::finish_reduce(UnitMemory& memory) {
     }
     part.reduction.wait();
     part.reduction = mesh::Work();
-    memory.messages.give_tensor(std::move(part.gradients));
     const auto flags = reduced_flags(part);
     for (size_t slot = 0; slot < flags.size(); ++slot) {
       if (flags[slot]) {

@@ -19,14 +19,16 @@ namespace weft::fsdp {
 /// Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
 class Unit {
  public:
-  /// `parameters` are sharded and have values. `group` is that of the
-  /// data-parallel mesh dim.
+  /// `parameters` are sharded and have values. `group` is that of the mesh dim
+  /// that shards, `replicas` that of the ranks with the same shards, if there
+  /// is one.
   Unit(
       std::string name,
       std::vector<ShardedParameter> parameters,
       const FullyShardOptions& options,
       bool reshards_after_forward,
-      mesh::Communicator group);
+      mesh::Communicator group,
+      std::optional<mesh::Communicator> replicas);
 
   /// The module's fully qualified name. "the model" is the outermost one.
   const std::string& name() const { return name_; }
@@ -79,7 +81,12 @@ class Unit {
   /// Starts to reduce the gradients; missing ones count as zeros.
   /// Collective: all ranks of the group.
   void start_reduce(UnitMemory& memory);
-  /// Waits for the sums and adds those of earlier passes.
+  /// Waits for the sums over the group, and starts to sum them over the
+  /// replicas. Returns false if there are no other replicas.
+  /// Collective: the replicas, which must call it in the same order of units.
+  bool start_reduce_over_replicas(UnitMemory& memory);
+  /// Waits for the sums and adds those of earlier passes. Must be called after
+  /// start_reduce_over_replicas().
   void finish_reduce(UnitMemory& memory);
   /// Sets the parameters' sharded gradients. A parameter for which no rank had
   /// a gradient in this pass keeps its previous one.
@@ -149,6 +156,7 @@ class Unit {
   FullyShardOptions options_;
   bool reshards_after_forward_;
   mesh::Communicator group_;
+  std::optional<mesh::Communicator> replicas_;
   bool is_unsharded_ = false;
   bool is_gathering_ = false;
   bool is_reduced_ = false;

@@ -32,6 +32,10 @@ struct UnitDeclaration : torch::nn::Module {
   Unit* unit = nullptr;
 };
 
+/// Returns the 1-D mesh over which the units of a mesh are sharded: its last
+/// dim.
+mesh::DeviceMesh shard_mesh(const mesh::DeviceMesh& dp);
+
 /// Returns the declaration of a module, or null if it is not a unit.
 std::shared_ptr<UnitDeclaration> find_declaration(
     const torch::nn::Module& module);

@@ -25,13 +25,10 @@ DimShardCounts other_shards_of_dim(
   return cuts;
 }
 
-std::optional<dtensor::Placement> row_placement(
+dtensor::Placement row_placement(
     const at::Tensor& parameter,
     const mesh::DeviceMesh& dp) {
   const auto cuts = other_shards_of_dim(parameter, dp, 0);
-  if (!cuts.is_plain) {
-    return std::nullopt;
-  }
   return cuts.after == 1 ? dtensor::Shard(0)
                          : dtensor::StridedShard(0, cuts.after);
 }

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <optional>
-
 #include <ATen/core/Tensor.h>
 
 #include "dtensor/spec/placement.h"
@@ -28,9 +26,9 @@ DimShardCounts other_shards_of_dim(
 
 /// Returns the placement over `dp` that shards the local tensor of a parameter
 /// by rows (dim 0), ceil(rows / ranks) each: a Shard(0), or a StridedShard(0)
-/// if mesh dims after `dp` shard the rows first. Empty if a mesh dim shards the
-/// rows by given sizes.
-std::optional<dtensor::Placement> row_placement(
+/// if mesh dims after `dp` shard the rows first. Those may shard them by given
+/// sizes.
+dtensor::Placement row_placement(
     const at::Tensor& parameter,
     const mesh::DeviceMesh& dp);
 

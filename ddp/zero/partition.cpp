@@ -15,12 +15,14 @@
 // or the local part of a DTensor on other mesh dims. The state of a part is
 // saved as a part of the state of the whole, so there must be a placement over
 // dp, beside the parameter's own over its mesh dims, that says where it lies:
-//  - a whole parameter is a Shard of given sizes, all rows with the owner;
-//  - a cut one is a Shard(0), or a StridedShard(0) behind the mesh dims after
-//    dp that cut the rows too: they cut first.
-// Cuts of given sizes, and those of uneven mesh dims before dp, leave ranks
-// with different rows, of which a list of sizes cannot speak. Then another
-// tensor dim is tried, and at last every replica keeps the state.
+//  - a parameter that one replica owns is a Shard with given sizes: all rows
+//    belong to the owner;
+//  - a parameter that all replicas share is a Shard(0), or a StridedShard(0) if
+//    mesh dims after dp shard the rows too, because those shard them first.
+// If another mesh dim shards the rows by given sizes, or a mesh dim before dp
+// shards them unevenly, the ranks have different numbers of rows, which the
+// sizes of one Shard cannot express. An owned parameter then uses another
+// tensor dim; if there is none, every replica keeps the state.
 
 namespace weft::ddp {
 namespace {
@@ -90,11 +92,9 @@ std::vector<ZeroPart> PartPlanner::plan(
     if (dp_.size() == 1 || parameter.dim() == 0 || parameter.numel() == 0) {
       continue;
     }
-    const auto cut = partition_ == ZeroPartition::kEvenSplit
-                         ? row_placement(parameter, dp_)
-                         : std::nullopt;
-    if (cut) {
-      parts[i] = {.kind = Kind::kSharded, .placement = *cut};
+    if (partition_ == ZeroPartition::kEvenSplit) {
+      parts[i] = {
+          .kind = Kind::kSharded, .placement = row_placement(parameter, dp_)};
     } else if (owned_placement(parameter, dp_, 0)) {
       parts[i].kind = Kind::kOwned;
     }

@@ -212,10 +212,16 @@ struct CommDebugMode::Recorder final : detail::CommObserver {
         return mesh->mesh_dim_names()[i];
       }
     }
-    // Of a flattened mesh, which has the name of all its dims; where those are
-    // all ranks, the world's.
+    // The group of a flattened mesh has the names of the mesh's dims. If they
+    // have all ranks, it is the world's group.
     if (mesh && mesh->ndim() > 1 && group.ranks == mesh->ranks()) {
-      return joined(mesh->mesh_dim_names());
+      std::vector<std::string> names;
+      for (int64_t i = 0; i < mesh->ndim(); ++i) {
+        if (mesh->size(i) > 1) {
+          names.push_back(mesh->mesh_dim_names()[i]);
+        }
+      }
+      return joined(names);
     }
     return group.name.substr(0, group.name.rfind('/'));
   }

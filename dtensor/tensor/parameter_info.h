@@ -40,6 +40,9 @@ struct ParameterInfo {
   /// True if ddp/ redistributes this parameter's Partial gradient, so that the
   /// callback at the end of backward skips it.
   bool gradient_reduced_by_ddp = false;
+  /// The parameter's name in the module that fully_shard() made a unit of, and
+  /// that module's type, for errors. Empty if there is none.
+  std::string fsdp_unit;
   /// True after match_gradient_placement() was called.
   bool matches_gradient_placement = false;
 };

@@ -12,10 +12,12 @@
 #include "cli/explain/estimate_text.h"
 #include "cli/explain/measured.h"
 #include "cli/explain/step_estimate.h"
+#include "mesh/communicator/communicator.h"
 #include "mesh/communicator/flight_recorder.h"
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 #include "tests/support/run_ranks.h"
+#include "train/setup/job_mesh.h"
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 #include "train/trainer.h"
@@ -44,19 +46,23 @@ Recipe small_recipe(const std::string& data, const std::string& more = "") {
   return recipe;
 }
 
-Recipe sharded_recipe(const std::string& data, const std::string& more = "") {
+Recipe sharded_recipe(
+    const std::string& data,
+    const std::string& more = "",
+    int64_t dp = 1) {
   auto recipe = parse_recipe(
       fmt::format(
           "name: small\n"
-          "mesh: {{dp_shard: 3}}\n"
+          "mesh: {{dp: {}, dp_shard: 3}}\n"
           "model: {{dim: 32, layers: 3, heads: 4, kv_heads: 2, ffn_dim: 48}}\n"
           "data: {{paths: [\"{}\"], sequence_length: 16}}\n"
           "train: {{steps: 3, global_batch_size: 24, micro_batch_size: 4}}\n"
           "{}",
+          dp,
           data,
           more),
       "test");
-  validate(recipe, 3);
+  validate(recipe, 3 * dp);
   return recipe;
 }
 
@@ -84,14 +90,19 @@ Counts counts_of_a_run(const Recipe& recipe) {
         Trainer trainer(recipe, self.world);
         trainer.train_step(0);
         const auto& mesh = trainer.job().mesh;
+        const auto batch = batch_mesh(mesh);
+        std::map<std::string, mesh::Communicator> groups{
+            {batch.mesh_dim_names().front(), batch.group(0)}};
         for (const auto& dim : mesh.mesh_dim_names()) {
-          mesh.group(dim).flight_recorder().reset();
+          groups.insert({dim, mesh.group(dim)});
+        }
+        for (const auto& [dim, group] : groups) {
+          group.flight_recorder().reset();
         }
         trainer.train_step(1);
         const std::lock_guard lock(mutex);
-        for (const auto& dim : mesh.mesh_dim_names()) {
-          for (const auto& entry :
-               mesh.group(dim).flight_recorder().entries()) {
+        for (const auto& [dim, group] : groups) {
+          for (const auto& entry : group.flight_recorder().entries()) {
             if (self.rank == 0) {
               auto& [count, bytes] =
                   counts[{dim, entry.op, without_numbers(entry.name)}];
@@ -133,7 +144,14 @@ TEST(StepEstimate, CountsAreThoseOfTheLedgersOfAShardedRun) {
         "{reshard_after_forward: never}",
         "{reshard_after_forward: always, forward_prefetch: 0, "
         "backward_prefetch: none, reduce_in_flight: 0}"}) {
-    expect_as_run(sharded_recipe, "fsdp: " + fsdp + "\n");
+    for (const int64_t dp : {1, 2}) {
+      SCOPED_TRACE(fmt::format("{}, dp={}", fsdp, dp));
+      expect_as_run(
+          [dp](const std::string& data, const std::string& more) {
+            return sharded_recipe(data, more, dp);
+          },
+          "fsdp: " + fsdp + "\n");
+    }
   }
 }
 

@@ -689,8 +689,36 @@ TEST(FullyShardRefuses, UnitsThatOverlap) {
         fully_shard(*module->linears_[0], dp);
       }),
       AllOf(
-          HasSubstr("\"weight\" is [S(0)] on dp_shard=2 already"),
+          HasSubstr("\"weight\" of a Linear is already in "
+                    "another unit, as \"l0.weight\" of a Chain"),
+          HasSubstr("inner modules first")));
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        const auto module = deferred<Chain>(false);
+        auto& first = *module->linears_[0];
+        struct Head : torch::nn::Module {
+          explicit Head(const at::Tensor& tied) {
+            register_parameter("tied", tied);
+          }
+        };
+        Head head(first.weight);
+        fully_shard(first, dp);
+        fully_shard(head, dp);
+      }),
+      AllOf(
+          HasSubstr("\"tied\" of a Head"),
+          HasSubstr("as \"weight\" of a Linear"),
           HasSubstr("fully_shard({&first, &second}, mesh)")));
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        const auto module = deferred<Chain>(false);
+        dtensor::set_placements(
+            module->linears_[0]->weight, dp, {dtensor::Shard(0)});
+        fully_shard(*module->linears_[0], dp);
+      }),
+      AllOf(
+          HasSubstr("\"weight\" is [S(0)] on dp_shard=2 already"),
+          HasSubstr("other mesh dims than \"dp_shard\"")));
   EXPECT_THAT(
       refusal([](const auto& dp) {
         const auto module = deferred<Chain>(false);

@@ -178,20 +178,27 @@ TEST_P(FullySharded, TrainsAsDistributedDataParallel) {
   }
 }
 
-// Rows that tp cut already, columns, and rows of both kinds of uneven sizes.
+// Rows that tp shards too, by the chunk rule or by given sizes, and columns.
 TEST(FullyShardedWithTp, TrainsAsDistributedDataParallel) {
   const auto chain = model_cases().at(0);
-  const tp::ParallelizePlan plan{
-      {"l0", tp::ColwiseParallel()},
-      {"l1", tp::RowwiseParallel()},
-      {"l3", tp::ColwiseParallel()},
-      {"l4", tp::RowwiseParallel()}};
   for (const auto& [shards, parts] : {std::pair(2, 2), {3, 2}, {2, 3}}) {
     run_ranks(shards * parts, [&, n = shards, m = parts](RankContext& self) {
       const auto mesh = self.mesh({n, m}, {"dp_shard", "tp"});
       const int64_t row = mesh.coordinate("dp_shard");
+      const tp::ParallelizePlan plan{
+          {"l0", tp::ColwiseParallel()},
+          {"l1", tp::RowwiseParallel()},
+          {"l4", tp::RowwiseParallel()}};
+      std::vector<int64_t> rows(m, 4);
+      rows.back() = 17 - 4 * (m - 1);
       const auto make = [&] {
         auto module = chain.make_deferred();
+        for (const auto* name : {"l3.weight", "l3.bias"}) {
+          dtensor::set_placements(
+              module->named_parameters()[name],
+              mesh["tp"],
+              {dtensor::Shard(0, rows)});
+        }
         tp::parallelize_module(*module, mesh["tp"], plan);
         return module;
       };
@@ -211,6 +218,39 @@ TEST(FullyShardedWithTp, TrainsAsDistributedDataParallel) {
       const Outcome found{
           train(sharded, second, chain, row, 2), whole_weights(*module)};
       expect_same_bits(found, expected);
+    });
+  }
+}
+
+// Sums over the shards and then over their replicas are added in another order
+// than sums over all ranks, unless one of the two mesh dims has one rank.
+TEST_P(FullySharded, HybridTrainsAsDistributedDataParallel) {
+  for (const auto& [replicas, shards] :
+       {std::pair(2, 2), {2, 3}, {3, 1}, {1, 3}}) {
+    run_ranks(replicas * shards, [&, r = replicas, s = shards](auto& self) {
+      const auto mesh = self.mesh({r, s}, {"dp", "dp_shard"});
+      for (const auto& variant : variants()) {
+        for (const int micro_batches : {1, 2}) {
+          SCOPED_TRACE(c10::str(
+              variant.name, ", ", r, "x", s, ", ", micro_batches, " batches"));
+          const auto expected = train_ddp(
+              GetParam(), mesh.flatten(), variant.reduce_op, micro_batches);
+          const auto found =
+              train_fsdp(GetParam(), mesh, variant, micro_batches);
+          if (r == 1 || s == 1) {
+            expect_same_bits(found, expected);
+            continue;
+          }
+          for (size_t i = 0; i < found.losses.size(); ++i) {
+            EXPECT_NEAR(found.losses[i], expected.losses[i], 1e-6);
+          }
+          for (size_t i = 0; i < found.weights.size(); ++i) {
+            EXPECT_TRUE(
+                at::allclose(found.weights[i], expected.weights[i], 1e-5, 1e-5))
+                << "parameter " << i;
+          }
+        }
+      }
     });
   }
 }

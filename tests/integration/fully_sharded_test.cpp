@@ -1,6 +1,7 @@
 // A recipe with mesh.dp_shard trains what one with mesh.dp does.
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -129,19 +130,54 @@ TEST_P(FullyShardedRecipe, ShardedAccumulationAndClippingAreClose) {
   expect_same_training(run(sharded(recipe, {}), kRanks), expected, 1e-5);
 }
 
+// One key/value head on two ranks of tp is replicated there.
 TEST_P(FullyShardedRecipe, TrainsAsReplicasBesideTensorParallelism) {
-  for (const auto& [shards, tp] : {std::pair(2, 2), {3, 2}}) {
-    auto recipe = small_recipe(GetParam(), shards);
+  struct Case {
+    int64_t shards;
+    int64_t tp;
+    int64_t kv_heads;
+    bool is_parallel_outside;
+  };
+  for (const auto& each :
+       {Case{2, 2, 2, true}, {3, 2, 2, true}, {2, 2, 1, false}}) {
+    auto recipe = small_recipe(GetParam(), each.shards);
+    recipe.mesh.tp = each.tp;
+    recipe.tp.sequence_parallel = each.is_parallel_outside;
+    recipe.tp.loss_parallel = each.is_parallel_outside;
+    if (GetParam() != "gpt2") {
+      recipe.model.kv_heads = each.kv_heads;
+    }
+    const auto ranks = each.shards * each.tp;
+    SCOPED_TRACE(
+        c10::str(recipe.mesh.to_string(), " kv_heads=", each.kv_heads));
+    const auto expected = run(recipe, ranks);
+    expect_training_happened(expected, kShardedSteps);
+    FsdpConfig fsdp;
+    fsdp.accumulate = "local";
+    expect_same_bits(run(sharded(recipe, fsdp), ranks), expected);
+  }
+}
+
+// Sums over the shards and then over their replicas are added in another order.
+TEST_P(FullyShardedRecipe, HybridTrainsAsReplicas) {
+  for (const auto& [dp, shards, tp] :
+       {std::tuple(2, 2, 1), {2, 3, 1}, {2, 2, 2}}) {
+    auto recipe = small_recipe(GetParam(), dp * shards);
     recipe.mesh.tp = tp;
     if (GetParam() != "gpt2") {
       recipe.model.kv_heads = 2;
     }
-    SCOPED_TRACE(recipe.mesh.to_string());
-    const auto expected = run(recipe, shards * tp);
-    expect_training_happened(expected, kShardedSteps);
-    FsdpConfig fsdp;
-    fsdp.accumulate = "local";
-    expect_same_bits(run(sharded(recipe, fsdp), shards * tp), expected);
+    recipe.train.max_grad_norm = 0.5;
+    const int64_t ranks = dp * shards * tp;
+    const auto expected = run(recipe, ranks);
+    for (const std::string accumulate : {"sharded", "local"}) {
+      auto hybrid = recipe;
+      hybrid.mesh.dp = dp;
+      hybrid.mesh.dp_shard = shards;
+      hybrid.fsdp.accumulate = accumulate;
+      SCOPED_TRACE(hybrid.mesh.to_string() + ", " + accumulate);
+      expect_same_training(run(hybrid, ranks), expected, 1e-5);
+    }
   }
 }
 

@@ -123,7 +123,12 @@ TEST_P(KilledOnMesh, GoesOnBitForBit) {
 INSTANTIATE_TEST_SUITE_P(
     Mesh,
     KilledOnMesh,
-    ::testing::Values(Mesh{2, 2}, Mesh{3, 1}, Mesh{1, 2}, Mesh{1, 1, 3}),
+    ::testing::Values(
+        Mesh{2, 2},
+        Mesh{3, 1},
+        Mesh{1, 2},
+        Mesh{1, 1, 3},
+        Mesh{2, 1, 2}),
     ::testing::PrintToStringParamName());
 
 // PowerSGD's errors and factors come back too, and so do the buckets that they
@@ -184,7 +189,8 @@ TEST_F(ResumeTest, GoesOnOnAnyOtherMesh) {
         Mesh{1, 4},
         Mesh{3, 1},
         Mesh{1, 1, 4},
-        Mesh{1, 2, 2}}) {
+        Mesh{1, 2, 2},
+        Mesh{2, 1, 2}}) {
     SCOPED_TRACE(::testing::Message() << mesh);
     const std::string name = ::testing::PrintToString(mesh);
     fs::create_directories(folder_ / name / "checkpoints");

@@ -129,8 +129,11 @@ TrainJob make_train_job(
   job.model = place_model(recipe, mesh, device.value_or(mesh.world().device()));
   check_models_agree(*job.model, mesh.world());
   if (recipe.mesh.is_sharded()) {
-    job.data_parallel =
-        make_fully_sharded_model(recipe, job.model, mesh["dp_shard"]);
+    job.data_parallel = make_fully_sharded_model(
+        recipe,
+        job.model,
+        recipe.mesh.dp == 1 ? mesh["dp_shard"]
+                            : mesh.slice({"dp", "dp_shard"}));
   } else {
     auto ddp =
         std::make_unique<DdpModel>(job.model, mesh["dp"], ddp_options(recipe));

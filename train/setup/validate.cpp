@@ -124,11 +124,6 @@ void check_fully_sharded(const Recipe& recipe) {
             sharded,
             way));
   };
-  if (mesh.dp > 1) {
-    refuse_with(
-        "mesh.dp",
-        fmt::format("Set mesh.dp_shard={}", mesh.dp * mesh.dp_shard));
-  }
   if (recipe.train.dtype != "float32") {
     refuse_with("train.dtype", "Set train.dtype=float32");
   }
@@ -181,7 +176,9 @@ void resolve_batch(Recipe& recipe) {
         fmt::format(
             "{} is not divisible by {}={}{}; the nearest that is: {}",
             global,
-            recipe.mesh.is_sharded() ? "mesh.dp_shard" : "mesh.dp",
+            !recipe.mesh.is_sharded() ? "mesh.dp"
+            : recipe.mesh.dp == 1     ? "mesh.dp_shard"
+                                      : "mesh.dp x mesh.dp_shard",
             ranks,
             train.micro_batch_size == 0
                 ? ""

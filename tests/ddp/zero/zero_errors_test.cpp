@@ -238,10 +238,11 @@ TEST(ZeroParts, OfCutParametersLieBehindTheCutsOfTheOtherDims) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
     const auto reversed = self.mesh({2, 2}, {"tp", "dp"});
+    auto partition = ZeroPartition::kEvenSplit;
     const auto placement_of = [&](const mesh::DeviceMesh& root,
                                   at::IntArrayRef sizes,
                                   const dtensor::Placement& on_tp) {
-      PartPlanner planner(root["dp"], ZeroPartition::kEvenSplit);
+      PartPlanner planner(root["dp"], partition);
       const auto parameter = dtensor::distribute_tensor(
           leaf(sizes), root["tp"], {on_tp}, std::nullopt);
       const auto part = planner.plan({parameter}).front();
@@ -253,7 +254,10 @@ TEST(ZeroParts, OfCutParametersLieBehindTheCutsOfTheOtherDims) {
     EXPECT_EQ(placement_of(mesh, {8, 6}, Shard(1)), "S(0)");
     EXPECT_EQ(placement_of(mesh, {8, 6}, Shard(0)), "_S(0, 2)");
     EXPECT_EQ(placement_of(reversed, {8, 6}, Shard(0)), "S(0)");
-    // Rows of given numbers: the whole by its columns, or everywhere.
+    EXPECT_EQ(placement_of(mesh, {8, 6}, Shard(0, {3, 5})), "_S(0, 2)");
+    EXPECT_EQ(placement_of(reversed, {8}, Shard(0, {3, 5})), "S(0)");
+    // An owner's rows would have given sizes too: its columns, or everywhere.
+    partition = ZeroPartition::kWholeParameters;
     EXPECT_EQ(placement_of(mesh, {8, 6}, Shard(0, {3, 5})), "S(1, [6, 0])");
     EXPECT_EQ(placement_of(mesh, {8}, Shard(0, {3, 5})), "everywhere");
   });

@@ -85,14 +85,14 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
     return validation_refusal(world_size, overrides);
   };
   EXPECT_EQ(refusal({}), "");
+  EXPECT_EQ(refusal({"mesh.dp=2"}, 4), "");
+  EXPECT_EQ(
+      resolved(8, {"mesh.dp_shard=2", "mesh.tp=2"}).mesh,
+      (MeshConfig{.dp = 2, .tp = 2, .dp_shard = 2}));
   EXPECT_THAT(
-      refusal({"mesh.dp=2"}, 4),
-      AllOf(
-          HasSubstr("mesh.dp: 2 cannot be combined with mesh.dp_shard=2 yet"),
-          HasSubstr("Set mesh.dp_shard=4")));
-  EXPECT_THAT(
-      refusal({}, 4),
-      HasSubstr("mesh.dp: 2 cannot be combined with mesh.dp_shard=2"));
+      validation_refusal(
+          6, {"mesh.dp_shard=3", "mesh.dp=2", "train.global_batch_size=16"}),
+      HasSubstr("16 is not divisible by mesh.dp x mesh.dp_shard=6"));
   EXPECT_EQ(refusal({"mesh.tp=2"}, 4), "");
   EXPECT_THAT(
       refusal({"train.dtype=bfloat16"}),
