@@ -54,7 +54,7 @@ def spoil(suite, policy, value, mesh, number):
     latest = (checkpoints / "latest").read_text().strip()
     if policy == "stop":
         said = run.find(rf"^ERROR 3 rank=0 op=train step {step}: the gradient of "
-                        rf"{name} .* on rank {rank}\. Nothing was updated")
+                        rf"{name} .* on rank {rank}\. The weights were not updated")
         good = code == 3 and said and latest == f"step-{step - 1}"
     else:
         said = run.find(rf"^step {step} skipped, 1 in a row of at most 10: the "

@@ -95,18 +95,19 @@ void add_step(CLI::App& bench) {
     if (options->async_tp > 0 &&
         (options->join > 0 || options->steps % (3 * options->async_tp) != 0)) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[bench] --steps {} is not a multiple of three times --async_tp {}, "
-          "or --join is given as well.",
+          "[bench] --steps {} must be a multiple of three times --async_tp {}, "
+          "and --async_tp cannot be combined with --join.",
           options->steps,
           options->async_tp));
     }
     if (options->join > 0 && options->engine == "fsdp") {
       mesh::throw_error<mesh::UsageError>(
-          "[bench] --join does not go with --engine fsdp, which has no Join.");
+          "[bench] --join cannot be combined with --engine fsdp, which has no "
+          "Join. Leave one of them out.");
     }
     if (options->join > 0 && options->steps % (2 * options->join) != 0) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[bench] --steps {} is not a multiple of twice --join {}.",
+          "[bench] --steps {} must be a multiple of twice --join {}.",
           options->steps,
           options->join));
     }

@@ -79,8 +79,8 @@ void export_model(const ExportArguments& arguments) {
 void export_tensors(const ExportArguments& arguments) {
   if (arguments.weights != "model") {
     mesh::throw_error<mesh::UsageError>(
-        "--weights is for --format huggingface; with --format safetensors use "
-        "--include 'ema.**'");
+        "--weights requires --format huggingface. With --format safetensors, "
+        "use --include 'ema.**'");
   }
   hub::ExportTensorsOptions options;
   options.include = arguments.include;

@@ -36,8 +36,8 @@ fs::path store_of(const std::string& path, const char* command) {
   const auto checkpoints = checkpoints_of(path);
   if (checkpoint::Folder::open(checkpoints).has(checkpoint::kManifestName)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{} is a single checkpoint; {} works on those of a run. To inspect "
-        "this one, run weft checkpoint inspect {}",
+        "{} is a single checkpoint, but weft checkpoint {} expects the folder "
+        "of a run. To inspect this checkpoint, run weft checkpoint inspect {}",
         path,
         command,
         path));

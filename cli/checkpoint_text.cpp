@@ -67,8 +67,8 @@ std::vector<checkpoint::RenameRule> rules_of(
     const auto equals = text.find('=');
     if (equals == 0 || equals == std::string::npos) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "--rename {}: expected REGEX=REPLACEMENT, such as --rename "
-          "'^module\\.='",
+          "--rename {}: expected REGEX=REPLACEMENT, e.g. --rename "
+          "'^module\\.=model.'",
           text));
     }
     rules.push_back({text.substr(0, equals), text.substr(equals + 1)});

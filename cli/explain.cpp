@@ -43,8 +43,8 @@ int64_t world_size_of(const Recipe& recipe, const ExplainArguments& arguments) {
       refuse(
           recipe,
           key,
-          "-1 depends on the number of ranks, which is unknown; give "
-          "--world-size");
+          "the value -1 depends on the number of ranks, which is unknown here. "
+          "Give --world-size");
     }
   };
   is_open(mesh.dp_shard, "mesh.dp_shard");
@@ -69,8 +69,8 @@ std::vector<std::string> notes_of(
   }
   if (measured && measured->steps == 0) {
     notes.emplace_back(
-        "the run was not traced, so there are no times of single collectives. "
-        "Train with trace.steps=5 to get them");
+        "the run was not traced, so the times of the single collectives are "
+        "unknown. Train with trace.steps=5 to get them");
   }
   if (recipe.cost_model == "measure" && recipe.links == LinksConfig()) {
     notes.emplace_back(

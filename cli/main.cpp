@@ -118,7 +118,7 @@ int main(int argc, char** argv, ModelTypes models) {
   keep_freed_memory();
   keep_fewer_products();
   Program program(
-      "Trains transformers in two dimensions: data x tensor parallel.",
+      "Trains transformers with data parallelism and tensor parallelism.",
       known_models(std::move(models)));
   program.name(argc > 0 ? name_of(argv[0]) : "weft");
   program.set_version_flag("--version", "weft 0.1.0");

@@ -28,8 +28,8 @@ class ModelOptions {
  public:
   explicit ModelOptions(const Recipe& recipe) : recipe_(recipe) {}
 
-  /// The other keys of the recipe, e.g. data.sequence_length. Mesh sizes
-  /// given as -1 are already resolved.
+  /// The whole recipe, for keys outside model.options, e.g.
+  /// data.sequence_length. Mesh sizes given as -1 are already resolved.
   const Recipe& recipe() const { return recipe_; }
 
   /// Returns the option `name`. T is int64_t, double, bool, std::string, or

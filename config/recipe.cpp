@@ -68,7 +68,7 @@ class RecipeReader {
     if (root.kind != YamlNode::Kind::kMap) {
       refuse_at(
           place(root.where),
-          "a recipe is a map of keys to values, found " + describe(root));
+          "expected a map of keys to values, found " + describe(root));
     }
     read_map(root, "");
   }
@@ -133,7 +133,8 @@ class RecipeReader {
       refuse_at(
           place(key.where),
           fmt::format(
-              "{}{}: a key has no dots; nest it as `{}:` with `{}:` below",
+              "{}{}: a key must not contain dots. Write `{}:`, and `{}:` "
+              "indented below it",
               prefix,
               shortened_line(key.text),
               shortened_line(key.text.substr(0, key.text.find('.'))),
@@ -152,7 +153,7 @@ class RecipeReader {
         refuse_at(
             place(key.where),
             fmt::format(
-                "{}: repeated key; it is already in line {}",
+                "{}: this key is repeated. It is already set in line {}",
                 path,
                 first->second));
       }

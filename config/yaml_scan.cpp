@@ -130,7 +130,9 @@ void scan_yaml(std::string_view text) {
     throw YamlError(
         {},
         fmt::format(
-            "{} bytes; a recipe has at most {}", text.size(), kMaxYamlBytes));
+            "the recipe has {} bytes, but at most {} are allowed",
+            text.size(),
+            kMaxYamlBytes));
   }
   check_characters(text);
   check_structure(text);

@@ -25,7 +25,9 @@ class TreeBuilder : public YAML::EventHandler {
   void OnDocumentStart(const YAML::Mark& mark) override {
     if (++documents_ > 1) {
       throw YamlError(
-          to_position(mark), "a second document; a recipe is one document");
+          to_position(mark),
+          "a second YAML document begins here, but a recipe must be a single "
+          "document");
     }
   }
   void OnDocumentEnd() override {}
@@ -151,8 +153,9 @@ YamlNode parse_yaml(std::string_view text) {
         fmt::format(
             "not YAML: {}{}",
             error.msg,
-            at_end ? "; the text ends here: is a bracket or a quote left open?"
-                   : ""));
+            at_end
+                ? ". The text ends here. Check for an unclosed bracket or quote"
+                : ""));
   }
   return builder.take_root();
 }

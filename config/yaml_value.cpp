@@ -201,7 +201,8 @@ void read_value(const YamlNode& node, std::string& value) {
     refuse_value(node, "a string");
   }
   if (form_of(node) != Form::kText) {
-    refuse_value(node, "a string", "; put it in quotes if it is one");
+    refuse_value(
+        node, "a string", "; put the value in quotes to make it a string");
   }
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
   if (std::any_of(node.text.begin(), node.text.end(), is_control)) {

@@ -35,8 +35,8 @@ std::string device_problem() {
   static_cast<void>(cudaDriverGetVersion(&driver));
   static_cast<void>(cudaRuntimeGetVersion(&runtime));
   if (driver == 0) {
-    return "no NVIDIA driver is loaded on this machine. Train where there is "
-           "one, or set device: cpu.";
+    return "no NVIDIA driver is loaded on this machine. Run on a machine that "
+           "has one, or set device: cpu.";
   }
   if (error == cudaErrorInsufficientDriver) {
     return mesh::detail::concat(
@@ -49,7 +49,7 @@ std::string device_problem() {
   return mesh::detail::concat(
       "no CUDA device is visible (",
       error == cudaSuccess ? "the driver counts 0" : cudaGetErrorString(error),
-      "). Look at CUDA_VISIBLE_DEVICES and nvidia-smi, or set device: cpu.");
+      "). Check CUDA_VISIBLE_DEVICES and nvidia-smi, or set device: cpu.");
 }
 
 std::string unusable_reason() {
@@ -59,8 +59,8 @@ std::string unusable_reason() {
   }
   if (reason.empty() && !at::globalContext().hasCUDA()) {
     reason =
-        "libtorch was asked about devices before libweft_cuda.so was opened, "
-        "and found none. Create the World first.";
+        "libtorch counted the devices before libweft_cuda.so was loaded, and "
+        "found none. Create the World before you use a device.";
   }
   return reason;
 }

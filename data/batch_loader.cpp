@@ -35,9 +35,9 @@ std::unique_ptr<Dataset> open_text(const Recipe& recipe) {
         recipe,
         "data.tokenizer",
         fmt::format(
-            "training reads text only as bytes; tokenize it first: `weft "
-            "tokenize {} {} -o {}.bin`, and set data.type: tokens and "
-            "data.paths: [{}.bin]",
+            "training reads text files only with tokenizer byte. Tokenize them "
+            "first: run `weft tokenize {} {} -o {}.bin`, and set data.type: "
+            "tokens and data.paths: [{}.bin]",
             recipe.data.tokenizer,
             fmt::join(recipe.data.paths, " "),
             recipe.name,
@@ -60,7 +60,8 @@ void check_tokenizer(const Recipe& recipe, const FileTokens& tokens) {
         recipe,
         "data.tokenizer",
         fmt::format(
-            "{} does not match model.vocab_size={}",
+            "{} has more tokens than model.vocab_size={}. Raise "
+            "model.vocab_size, or use another tokenizer",
             tokenizer->describe(),
             model_outputs(recipe)));
   }
@@ -71,7 +72,8 @@ void check_tokenizer(const Recipe& recipe, const FileTokens& tokens) {
           recipe,
           "data.tokenizer",
           fmt::format(
-              "\"{}\" was written by tokenizer {}, not by {}",
+              "\"{}\" was written with tokenizer {}, but data.tokenizer is {}. "
+              "Use the same tokenizer",
               file.file().path,
               file.origin()->tokenizer,
               tokenizer->describe()));

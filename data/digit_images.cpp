@@ -120,7 +120,7 @@ std::vector<DataFile> find_digit_files(
     return find_files(paths, where);
   } catch (const mesh::UsageError& error) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}. `make digits` puts the images of scikit-learn at "
+        "{}. Run `make digits` to write the images of scikit-learn to "
         ".cache/digits.csv.gz",
         error.what_without_backtrace()));
   }
@@ -140,8 +140,8 @@ DigitImages::DigitImages(
   const auto count = static_cast<int64_t>(rows.digits.size());
   if (count < 2) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: {} images; at least one for training and one for validation are "
-        "needed",
+        "{}: got {} images, expected at least one for training and one for "
+        "validation",
         where,
         count));
   }

@@ -63,7 +63,8 @@ void MappedFile::check_unchanged(int64_t offset) const {
         file_.path,
         offset,
         fmt::format(
-            "changed since it was opened: {} bytes then, {} now",
+            "the file changed after it was opened: it had {} bytes then and "
+            "has {} now",
             file_.size_bytes,
             status.st_size));
   }

@@ -22,7 +22,7 @@ uint64_t mix(uint64_t x) {
 void check_index(const char* what, int64_t index, int64_t size) {
   if (index < 0 || index >= size) {
     mesh::throw_error<c10::ValueError>(fmt::format(
-        "[{}] 0 <= index < size: {} vs {}. There is no such sample.",
+        "[{}] sample index {} is out of range for {} samples.",
         what,
         index,
         size));
@@ -69,8 +69,8 @@ SampleOrder::SampleOrder(
   heldout_begin_ = num_tokens - heldout;
   if (heldout_begin_ < sequence_length + 1) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: {} is too long for data of {} tokens: one training and one "
-        "validation sample need {}",
+        "{}: a sequence length of {} is too long for data of {} tokens. One "
+        "training and one validation sample need {}",
         where,
         sequence_length,
         num_tokens,

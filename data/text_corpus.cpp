@@ -33,7 +33,8 @@ int open_unchanged(const DataFile& file, int64_t offset) {
       file.path,
       offset,
       fmt::format(
-          "changed since the run started: {} bytes then, {} now",
+          "the file changed after the run started: it had {} bytes then and "
+          "has {} now",
           file.size_bytes,
           status.st_size));
 }
@@ -120,8 +121,8 @@ void TextCorpus::read(int64_t offset, std::span<uint8_t> out) {
   const auto length = static_cast<int64_t>(out.size());
   if (offset < 0 || offset > size() - length) {
     mesh::throw_error<c10::ValueError>(fmt::format(
-        "[read] offset + length <= size: {} + {} vs {}. Samples must be within "
-        "the data.",
+        "[read] got offset {} and length {}, expected a range within the {} "
+        "bytes of the data.",
         offset,
         length,
         size()));
@@ -158,7 +159,7 @@ void TextCorpus::read_file(
           file.path,
           offset,
           fmt::format(
-              "ends here; it had {} bytes when the run started",
+              "the file ends here, but it had {} bytes when the run started",
               file.size_bytes));
     }
     out = out.subspan(static_cast<size_t>(count));

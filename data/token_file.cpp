@@ -108,7 +108,9 @@ std::optional<TokenOrigin> read_origin(const std::string& path) {
     refuse_data(
         origin_path(path),
         0,
-        fmt::format("not what weft tokenize writes: {}", error.what()));
+        fmt::format(
+            "the file does not have the format that weft tokenize writes: {}",
+            error.what()));
   }
 }
 
@@ -143,7 +145,8 @@ TokenFile TokenFile::open(
         path,
         layout.begin,
         fmt::format(
-            "has {} tokens of {}, but \"{}\" states {} of {}",
+            "the file has {} tokens of type {}, but \"{}\" states {} of type "
+            "{}",
             layout.size,
             to_string(layout.type),
             origin_path(path),
@@ -183,8 +186,8 @@ void TokenFile::read(int64_t index, std::span<int64_t> out) const {
   const auto length = static_cast<int64_t>(out.size());
   if (index < 0 || index > size() - length) {
     mesh::throw_error<c10::ValueError>(fmt::format(
-        "[read] index + length <= size: {} + {} vs {}. Samples must be within "
-        "the data.",
+        "[read] got index {} and length {}, expected a range within the {} "
+        "tokens of the file.",
         index,
         length,
         size()));
@@ -239,7 +242,8 @@ void TokenFile::check_tokens_below(
       file().path,
       offset_bytes(index + (found - tokens.begin())),
       fmt::format(
-          "token {} (number {} of the file) is outside of the vocabulary of {}",
+          "token {} at index {} of the file is outside the vocabulary of {} "
+          "tokens",
           *found,
           index + (found - tokens.begin()),
           vocab_size));

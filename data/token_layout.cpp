@@ -47,7 +47,8 @@ Layout raw_layout(const std::string& path, Bytes bytes, TokenType type) {
         path,
         size - size % unit,
         fmt::format(
-            "{} bytes are not a multiple of the size of {} tokens",
+            "the file has {} bytes, which is not a multiple of the size of a "
+            "{} token",
             size,
             to_string(type)));
   }
@@ -63,7 +64,7 @@ void check_length(const std::string& path, Bytes bytes, const Layout& layout) {
         path,
         std::min(found, expected),
         fmt::format(
-            "{} tokens of {} need {} bytes, but the file has {}",
+            "{} tokens of type {} need {} bytes, but the file has {}",
             layout.size,
             to_string(layout.type),
             expected,
@@ -76,7 +77,7 @@ Layout llm_c_layout(const std::string& path, Bytes bytes) {
     refuse_data(
         path,
         static_cast<int64_t>(bytes.size()),
-        fmt::format("ends within llm.c's header of 1024 bytes"));
+        fmt::format("the file ends within llm.c's header of 1024 bytes"));
   }
   const auto magic = load<int32_t>(bytes, 0);
   const auto header = std::find_if(
@@ -88,7 +89,7 @@ Layout llm_c_layout(const std::string& path, Bytes bytes) {
         path,
         0,
         fmt::format(
-            "magic number {} is not one of llm.c's, {} or {}",
+            "got magic number {}, expected one of llm.c's: {} or {}",
             magic,
             kLlmCHeaders[0].magic,
             kLlmCHeaders[1].magic));
@@ -136,8 +137,8 @@ class IndexReader {
         refuse(
             pointers + 8 * i,
             fmt::format(
-                "sequence {} begins at byte {}, but the ones before it end at "
-                "{}",
+                "sequence {} begins at byte {}, but the previous sequences end "
+                "at byte {}",
                 i,
                 pointer,
                 begin));
@@ -159,10 +160,13 @@ class IndexReader {
   void read_header() {
     const auto size = static_cast<int64_t>(bytes_.size());
     if (size < kHeader) {
-      refuse(size, "ends within the header of 34 bytes");
+      refuse(size, "the file ends within the header of 34 bytes");
     }
     if (std::memcmp(bytes_.data(), MegatronIndex::kMagic.data(), 9) != 0) {
-      refuse(0, "does not begin with MMIDIDX, as Megatron's index files do");
+      refuse(
+          0,
+          "the file does not begin with MMIDIDX, so it is not a Megatron "
+          "index");
     }
     if (load<uint64_t>(bytes_, 9) != MegatronIndex::kVersion) {
       refuse(
@@ -177,7 +181,8 @@ class IndexReader {
       refuse(
           std::min<int64_t>(size, 18),
           fmt::format(
-              "{} sequences and {} document ends do not make {} bytes",
+              "{} sequences and {} document ends do not match the file size of "
+              "{} bytes",
               sequences,
               documents,
               size));
@@ -209,7 +214,11 @@ class IndexReader {
     if (documents_ == 0 || last != sequences_) {
       refuse(
           begin + 8 * std::max<int64_t>(documents_ - 1, 0),
-          fmt::format("documents end at sequence {} of {}", last, sequences_));
+          fmt::format(
+              "the last document ends at sequence {}, but there are {} "
+              "sequences",
+              last,
+              sequences_));
     }
   }
 
@@ -230,7 +239,8 @@ Layout megatron_layout(const std::string& path, Bytes bytes) {
         path,
         std::min(found, expected),
         fmt::format(
-            "has {} bytes, but \"{}\" states {} tokens of {}, {} bytes",
+            "the file has {} bytes, but \"{}\" states {} tokens of type {}, "
+            "which need {} bytes",
             found,
             index_path(path),
             layout.size,

@@ -47,8 +47,8 @@ FileTokens::FileTokens(
           found.path,
           0,
           fmt::format(
-              "its tokens are from {}, whose vocabulary has {} tokens; "
-              "model.vocab_size is {}",
+              "the tokens were written with {}, whose vocabulary has {} "
+              "tokens, but model.vocab_size is {}. Raise model.vocab_size",
               file.origin()->tokenizer,
               file.origin()->vocab_size,
               vocab_size_));
@@ -71,8 +71,8 @@ void FileTokens::read(int64_t index, std::span<int64_t> out) {
   const auto length = static_cast<int64_t>(out.size());
   if (index < 0 || index > size() - length) {
     mesh::throw_error<c10::ValueError>(fmt::format(
-        "[read] index + length <= size: {} + {} vs {}. Samples must be within "
-        "the data.",
+        "[read] got index {} and length {}, expected a range within the {} "
+        "tokens of the data.",
         index,
         length,
         size()));

@@ -59,13 +59,16 @@ void check_name(const std::string& path, TokenFormat format) {
       refuse_output(
           path,
           fmt::format(
-              "{} is the extension of a file next to the tokens; use another "
-              "name, such as x.bin",
+              "{} is the extension of a file that is written next to the "
+              "tokens. Use another name, such as x.bin",
               companion));
     }
   }
   if (format == TokenFormat::kMegatron && !path.ends_with(".bin")) {
-    refuse_output(path, "a Megatron file ends in .bin, next to its .idx");
+    refuse_output(
+        path,
+        "the name of a Megatron file must end in .bin, because its index ends "
+        "in .idx");
   }
 }
 
@@ -91,8 +94,8 @@ void check_replaceable(const std::string& path, bool force) {
     if (!is_earlier && !force) {
       refuse_output(
           each,
-          "it exists and is not an earlier output of weft tokenize with that "
-          "name; use another name, or replace it with --force");
+          "the file exists, and weft tokenize did not write it for this "
+          "output. Use another name, or replace it with --force");
     }
   }
 }
@@ -173,7 +176,9 @@ void TokenWriter::end_document() {
     refuse_output(
         path_,
         fmt::format(
-            "a document of {} tokens is too long for Megatron", length));
+            "a document of {} tokens is too long for the Megatron format. "
+            "Split the document",
+            length));
   }
   document_begin_ = num_tokens_;
   ++num_documents_;
@@ -187,8 +192,8 @@ void TokenWriter::write_header(int64_t num_tokens) {
     refuse_output(
         path_,
         fmt::format(
-            "{} tokens are too many for one file of llm.c; write several, or "
-            "another format",
+            "{} tokens are too many for one llm.c file. Write several files, "
+            "or use another format",
             num_tokens));
   }
   const LlmCHeader& known = kLlmCHeaders[type_ == kLlmCHeaders[0].type ? 0 : 1];

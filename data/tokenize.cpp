@@ -137,8 +137,8 @@ class Job {
           file.path,
           static_cast<int64_t>(begin + error.offset()),
           fmt::format(
-              "not UTF-8: 0x{:02x}. Convert it (iconv), or use the tokenizer "
-              "\"byte\"",
+              "byte 0x{:02x} is not valid UTF-8. Convert the file (iconv), or "
+              "use the tokenizer \"byte\"",
               static_cast<unsigned char>(text[begin + error.offset()])));
     }
     add(eos_);
@@ -188,7 +188,9 @@ TokenizeProgress tokenize(
           origin_path(options.output)}) {
       if (std::filesystem::equivalent(file.path, output, ignored)) {
         refuse_option(fmt::format(
-            "\"{}\" is an input and would be overwritten", file.path));
+            "\"{}\" is an input and would be overwritten. Choose another "
+            "output",
+            file.path));
       }
     }
   }

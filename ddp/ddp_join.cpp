@@ -106,8 +106,8 @@ void DdpJoin::begin_forward(std::optional<int64_t> samples) {
         channels_.empty() || !state_.module->is_training(),
         "join",
         state_.where(),
-        "a forward without gradients would exchange statistics of batch "
-        "normalization, which ranks without inputs do not expect. Call eval() "
+        "a forward in training mode under no_grad would exchange batch norm "
+        "statistics, which ranks without inputs do not expect. Call eval() "
         "before it.");
     return;
   }

@@ -140,7 +140,8 @@ void DistributedDataParallelBase::State::add_optimizers(
           where(),
           "a parameter of sizes ",
           parameter.sizes(),
-          " already has an optimizer in backward.");
+          " already has an optimizer that steps in backward. Register only one "
+          "per parameter.");
     }
   }
   for (const auto& item : reduced) {
@@ -189,7 +190,7 @@ void DistributedDataParallelBase::State::check_known() const {
         was_frozen ? " was frozen when the model was wrapped and requires a "
                      "gradient now"
                    : " was added after the model was wrapped",
-        ", whose gradients would not be reduced. Wrap the model again.");
+        ", so its gradients would not be reduced. Wrap the model again.");
   }
 }
 
@@ -268,8 +269,9 @@ void DistributedDataParallelBase::State::check_hook(
       "register_comm_hook",
       where(),
       hook.name(),
-      " divides by the number of replicas, but reduce_op = kSum is for a loss "
-      "that is already divided: gradients would be divided twice.");
+      " divides by the number of replicas, but reduce_op = kSum expects a loss "
+      "that is already divided, so gradients would be divided twice. Use "
+      "reduce_op = kAvg, or a hook that does not divide.");
   for (const auto& group : groups) {
     WEFT_CHECK(
         !hook.divides() || options.reduce_op != mesh::ReduceOp::kAvg ||
@@ -279,7 +281,7 @@ void DistributedDataParallelBase::State::check_hook(
         hook.name(),
         " divides by the size of the group, ",
         group.group.size(),
-        ", and parameter_groups asks to divide by ",
+        ", but parameter_groups asks to divide by ",
         group.divisor,
         ". Use a hook that does not divide.");
   }
@@ -296,7 +298,8 @@ void DistributedDataParallelBase::State::adopt_buckets(
         false,
         "load_comm_hook_state_dict",
         where(),
-        "the buckets of the hook's state are not lists of names.");
+        "the buckets in the hook's state are not lists of parameter names. "
+        "Load the result of comm_hook_state_dict().");
   }
   if (!reducer->has_buckets()) {
     reducer->set_bucket_layout(layout);
@@ -309,10 +312,10 @@ void DistributedDataParallelBase::State::adopt_buckets(
       where(),
       "the hook's state is for ",
       layout.size(),
-      " buckets and a backward has already made ",
+      " buckets, but a backward has already built ",
       made.size(),
-      " others here. Load it before the first backward, which then makes those "
-      "of the state.");
+      " different buckets here. Load the state before the first backward, "
+      "which then builds the buckets of the state.");
 }
 
 DDPLoggingData DistributedDataParallelBase::State::get_logging_data() const {

@@ -69,7 +69,7 @@ void check_arguments(
       where(dp),
       "mesh of 1 dim: ",
       dp.ndim(),
-      " given. Pass only the replicas' dim, e.g. mesh[\"dp\"].");
+      " dims were given. Pass only the replicas' dim, e.g. mesh[\"dp\"].");
   WEFT_CHECK(
       module != nullptr, "ddp", where(dp), "the module is null. Pass a model.");
   if (dp.size() > 1) {
@@ -80,7 +80,8 @@ void check_arguments(
           options.reduce_op == ReduceOp::kSum,
       "ddp",
       where(dp),
-      "reduce_op must be kAvg or kSum: gradients of replicas add up.");
+      "reduce_op must be kAvg or kSum, because the gradients of replicas are "
+      "added.");
   WEFT_CHECK(
       !options.broadcast_buffers || !options.forward_sync_buffers ||
           *options.broadcast_buffers == *options.forward_sync_buffers,
@@ -116,8 +117,8 @@ void try_hook(CommHook& hook, const ReductionGroup& group, c10::Device device) {
           result.scalar_type() == ones.scalar_type(),
       "register_comm_hook",
       what(),
-      "the hook was tested on a bucket of 4 floats and returned something "
-      "else. Return bucket.buffer or a tensor like it.");
+      "the hook was tested on a bucket of 4 floats and returned a tensor of "
+      "another shape or dtype. Return bucket.buffer or a tensor like it.");
   if (result.is_meta()) {
     return;
   }
@@ -129,7 +130,7 @@ void try_hook(CommHook& hook, const ReductionGroup& group, c10::Device device) {
       what(),
       "the hook declares that it ",
       hook.divides() ? "divides" : "does not divide",
-      " by the number of replicas; given ones on ",
+      " by the number of replicas, but for a bucket of ones on ",
       n,
       " replicas, it returned ",
       value,
@@ -154,8 +155,8 @@ DistributedDataParallelBase::DistributedDataParallelBase(
       where(dp_mesh),
       "none of the module's ",
       selection.parameters.size(),
-      " parameters requires a gradient: nothing to reduce. Wrap a model that "
-      "trains, or call the module itself.");
+      " parameters requires a gradient, so there is nothing to reduce. Wrap a "
+      "model that trains, or call the module without DistributedDataParallel.");
   const bool is_deferred = find_deferred(parameters_of(*module)) ||
                            find_deferred(buffers_of(*module));
   state_.reset(new State{
@@ -324,8 +325,8 @@ void DistributedDataParallelBase::sync_joinable_optimizer(
       state_->joined != nullptr,
       "join",
       where(state_->dp),
-      "a JoinableOptimizer requires its DistributedDataParallel. Pass both to "
-      "the Join.");
+      "a JoinableOptimizer requires its DistributedDataParallel in the same "
+      "Join. Pass both to the Join.");
   state_->joined->share_optimizer_state(optimizer);
 }
 
@@ -509,7 +510,8 @@ void DistributedDataParallelBase::update_process_group(
       state.options.parameter_groups.empty(),
       "update_process_group",
       where(dp_mesh),
-      "parameter_groups use the previous replicas. Wrap the model again.");
+      "parameter_groups belong to the previous replicas and cannot be updated. "
+      "Wrap the model again.");
   const auto selection =
       select_parameters(*state.module, dp_mesh, state.options);
   state.dp = dp_mesh;

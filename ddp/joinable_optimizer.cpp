@@ -30,8 +30,8 @@ JoinableOptimizer::JoinableOptimizer(
       dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer) == nullptr,
       "join",
       mesh::ErrorContext{"JoinableOptimizer"},
-      "a ZeroRedundancyOptimizer is itself a joinable: its state is not "
-      "replicated. Pass it to the Join.");
+      "a ZeroRedundancyOptimizer is itself a joinable, because its state is "
+      "sharded. Pass it to the Join directly.");
 }
 
 std::shared_ptr<JoinHook> JoinableOptimizer::join_hook(const JoinKwargs&) {
@@ -40,7 +40,7 @@ std::shared_ptr<JoinHook> JoinableOptimizer::join_hook(const JoinKwargs&) {
       "join",
       mesh::ErrorContext{"JoinableOptimizer"},
       "a JoinableOptimizer must come after the DistributedDataParallel that it "
-      "was made with. Pass the wrapped model first, then this.");
+      "was created with. Pass the wrapped model first, then the optimizer.");
   return std::make_shared<SharedState>(optimizer_, ddp_);
 }
 

@@ -88,9 +88,9 @@ void check_mesh(
         item.name,
         " is ",
         dtensor::describe(item.tensor),
-        ", whose mesh contains ranks of the replicas' mesh ",
+        ", whose mesh shares ranks with the replicas' mesh ",
         dp.to_string(),
-        ". Parallelize the model over other mesh dims than the replicas'.");
+        ". Parallelize the model over mesh dims other than the replicas'.");
   }
 }
 
@@ -129,7 +129,7 @@ std::vector<ReductionGroup> groups_of(
           item.mesh.to_string(),
           " is not among the replicas ",
           dp.to_string(),
-          ". A group must consist of replicas.");
+          ". A parameter group must contain only ranks of the replicas' mesh.");
     }
     WEFT_CHECK(
         !item.divide_by || *item.divide_by > 0.0,
@@ -137,7 +137,7 @@ std::vector<ReductionGroup> groups_of(
         context_of(dp),
         "parameter_groups: divide_by > 0: ",
         item.divide_by.value_or(0.0),
-        " is not. Leave it out for the mean over the group.");
+        " was given. Leave divide_by out to get the mean over the group.");
     groups.push_back(
         {.group = item.mesh.group(int64_t{0}),
          .divisor = divisor_of(options, item.mesh, item.divide_by)});
@@ -214,7 +214,7 @@ void check_delayed(
                         : "delay_all_reduce_named_params",
         " names \"",
         name,
-        "\", which is not a trained parameter. Give fully qualified names.");
+        "\", which is not a trainable parameter. Give fully qualified names.");
   }
   WEFT_CHECK(
       trigger.empty() ||
@@ -223,8 +223,8 @@ void check_delayed(
       context_of(dp),
       "param_to_hook_all_reduce \"",
       trigger,
-      "\" is one of delay_all_reduce_named_params, which would wait for "
-      "themselves.");
+      "\" is itself one of delay_all_reduce_named_params, which would then "
+      "wait for themselves. Name another parameter.");
   const auto in_front = std::find_if(
       selection.reduced.begin(), selection.reduced.end(), [](const auto& each) {
         return each.is_delayed && each.group != 0;
@@ -235,8 +235,8 @@ void check_delayed(
       context_of(dp),
       "delay_all_reduce_named_params: ",
       in_front->state.name,
-      " belongs to a parameter group. Delayed parameters are reduced over all "
-      "replicas.");
+      " belongs to a parameter group, but delayed parameters are reduced over "
+      "all replicas. Leave it out of one of the two.");
 }
 
 /// Fully qualified names of the parameters of normalization modules.

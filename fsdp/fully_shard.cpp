@@ -86,8 +86,8 @@ ShardedPlacement placement_of(
       where(dp),
       "\"",
       name,
-      "\" already has values, so every rank has held the full parameter. Call "
-      "fully_shard() before weft::dtensor::materialize().");
+      "\" already has values, but fully_shard() requires a deferred parameter. "
+      "Call fully_shard() before weft::dtensor::materialize().");
   const auto& own = impl->spec();
   const auto shards = shard_mesh(dp);
   const auto root = dp.root();
@@ -102,9 +102,9 @@ ShardedPlacement placement_of(
         name,
         "\" is ",
         own.to_string(),
-        ", which has another root mesh than ",
+        ", whose root mesh differs from that of ",
         dp.to_string(),
-        ". Take both from one DeviceMesh::create().");
+        ". Slice both from one mesh of DeviceMesh::create().");
     for (const auto& dim : dp_names) {
       check_mesh_dim_is_free(parameter, module, dp, dim);
     }
@@ -222,8 +222,10 @@ void fully_shard(
       where(dp),
       "a ",
       dtensor::module_type_name(*modules.front()),
-      others > 0 ? " has only parameters of units inside it. Leave it out."
-                 : " has no parameters: nothing to shard.");
+      others > 0
+          ? " has no parameters besides those of the units inside it. Do not "
+            "call fully_shard() on it."
+          : " has no parameters to shard. Do not call fully_shard() on it.");
   for (const auto& [tensor, placement] : unit->parameters) {
     auto* impl = dtensor::dtensor_impl(tensor);
     impl->reset_local(impl->local(), placement.sharded);

@@ -112,7 +112,7 @@ void FullyShardedDataParallelBase::State::check_units(
         name,
         " was made on ",
         unit->dp.to_string(),
-        ", which is another mesh than the model's ",
+        ", but FullyShardedDataParallel was given the mesh ",
         dp.to_string(),
         ". Pass the same one.");
     WEFT_CHECK(
@@ -140,7 +140,7 @@ void FullyShardedDataParallelBase::State::check_units(
           name,
           " has a parameter of sizes ",
           tensor.sizes(),
-          " that the module no longer has. Change modules before "
+          " that the module no longer has. Change the module only before "
           "fully_shard().");
       WEFT_CHECK(
           !dtensor::is_deferred(tensor),
@@ -155,11 +155,11 @@ void FullyShardedDataParallelBase::State::check_units(
           "fsdp",
           context(dp),
           found->second,
-          " lies ",
+          " is ",
           spec.to_string(),
-          ", but fully_shard() placed it ",
+          ", but fully_shard() placed it as ",
           placement.sharded.to_string(),
-          ". Do not change its placement afterwards.");
+          ". Do not change placements after fully_shard().");
       lines.push_back(fmt::format(
           "{} {} of {}, trained: {}",
           found->second,
@@ -250,7 +250,7 @@ FullyShardedDataParallelBase::FullyShardedDataParallelBase(
       schedule.forward_prefetch >= 0 && schedule.reduce_in_flight >= 0,
       "fsdp",
       context(dp),
-      "forward_prefetch and reduce_in_flight must be at least 0: ",
+      "forward_prefetch and reduce_in_flight must be at least 0, got ",
       schedule.forward_prefetch,
       " and ",
       schedule.reduce_in_flight,

@@ -232,8 +232,8 @@ void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
       where,
       "the gradient of ",
       parameter.name(),
-      " is sparse, and cannot be sharded by rows. Leave "
-      "EmbeddingOptions.sparse off.");
+      " is sparse and cannot be sharded. Set EmbeddingOptions.sparse to "
+      "false.");
   WEFT_CHECK(
       ddp::local_part(gradient).sizes() == parameter.unsharded_sizes(),
       "fsdp",
@@ -251,8 +251,8 @@ void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
       where,
       "the gradient of ",
       parameter.name(),
-      " is itself part of a graph: backward() with create_graph cannot be "
-      "reduced over ranks. Run it under no_sync().");
+      " requires grad itself, and gradients of backward() with create_graph "
+      "cannot be reduced over ranks. Run that backward() under no_sync().");
 }
 
 void Unit::allocate_gradients(Part& part, UnitMemory& memory) {

@@ -100,7 +100,7 @@ class Unit {
   struct Part {
     at::ScalarType dtype = at::kFloat;
     std::vector<size_t> parameters;
-    /// The start of each parameter in a rank's part.
+    /// The offset of each parameter's shard in `shards`, in elements.
     std::vector<int64_t> offsets;
     int64_t numel = 0;
     /// This rank's shards; those of the parameters are views of it.

@@ -77,8 +77,8 @@ void CheckpointWeights::read_layout() {
     recipe_ = parse_stored_recipe(recipe, source_ + " (recipe)");
   } else {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: its model is unknown: it contains neither a recipe nor a "
-        "config.json",
+        "{}: the model is unknown, because the checkpoint contains neither a "
+        "recipe nor a config.json",
         source_));
   }
   if (has_hub_form(recipe_.model.type)) {
@@ -130,7 +130,9 @@ void CheckpointWeights::check_average() const {
   if (first == manifest_.tensors.end() ||
       !first->first.starts_with(kAveragePrefix)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: it has no EMA weights; train with ema.decay", source_));
+        "{}: the checkpoint has no EMA weights. Train with ema.decay to save "
+        "them",
+        source_));
   }
 }
 

@@ -108,7 +108,7 @@ class ConfigReader {
       refuse_key(
           key,
           fmt::format(
-              "\"{}\" is not supported; known: {}",
+              "\"{}\" is not supported, expected one of: {}",
               shortened(value),
               fmt::join(known.begin(), known.end(), ", ")));
     }
@@ -117,8 +117,7 @@ class ConfigReader {
   // A feature that our models lack: only `off` will do.
   void check_off(std::string_view key, bool off) const {
     if (flag(key, off) != off) {
-      refuse_key(
-          key, fmt::format("{} is not supported; only {} is", !off, off));
+      refuse_key(key, fmt::format("got {}, only {} is supported", !off, off));
     }
   }
 
@@ -191,7 +190,9 @@ void read_rope_scaling(
     if (rope.find(key) == nullptr) {
       rope.refuse_key(
           key,
-          fmt::format("{} requires it, but it is missing", scaling.rope_type));
+          fmt::format(
+              "rope type {} requires this key, but it is missing",
+              scaling.rope_type));
     }
     field = rope.number(key, 0);
     config.given.push_back(
@@ -273,8 +274,7 @@ void read_llama_like(
     reader.refuse_key(
         "head_dim",
         fmt::format(
-            "{} is not supported; only hidden_size={} / "
-            "num_attention_heads={} is",
+            "got {}, expected hidden_size={} / num_attention_heads={}",
             *head_dim,
             model.dim,
             model.heads));
@@ -359,8 +359,8 @@ const HubType& type_of(const ConfigReader& reader) {
       reader.refuse_key(
           "architectures",
           fmt::format(
-              "{} is not supported; known: LlamaForCausalLM, GPT2LMHeadModel, "
-              "MixtralForCausalLM",
+              "{} is not supported, expected one of: LlamaForCausalLM, "
+              "GPT2LMHeadModel, MixtralForCausalLM",
               each.dump(-1, ' ', true, Json::error_handler_t::replace)));
     }
   }

@@ -52,8 +52,7 @@ std::map<std::string, std::string> selected(
           });
       if (!is_used) {
         refuse_export(fmt::format(
-            "{} matches no tensor; * matches within one part of a name, ** any "
-            "number of parts",
+            "{} matches no tensor. * does not match a dot, ** does",
             checkpoint::in_quotes(pattern)));
       }
     }
@@ -69,7 +68,8 @@ std::map<std::string, std::string> selected(
     const auto [other, is_new] = keys.emplace(name, key);
     if (!is_new) {
       refuse_export(fmt::format(
-          "tensors {} and {} both become {}",
+          "tensors {} and {} would both be exported as {}. Change the rename "
+          "rules",
           checkpoint::in_quotes(other->second),
           checkpoint::in_quotes(key),
           checkpoint::in_quotes(name)));

@@ -154,8 +154,10 @@ Imported import_model(
   const auto path = checkpoint::step_path(checkpoints, 0);
   std::error_code ignored;
   if (fs::exists(path, ignored)) {
-    mesh::throw_error<mesh::UsageError>(
-        fmt::format("{} already exists and is not overwritten", path.string()));
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{} already exists and is not overwritten. Remove it, or give another "
+        "path",
+        path.string()));
   }
   const checkpoint::StoreLock lock(checkpoints);
   const auto temporary = checkpoint::begin_step(checkpoints, 0);

@@ -19,7 +19,7 @@ std::string read_small_file(
     const auto bytes = file.size();
     if (bytes > max_bytes) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "{}: got {} bytes, at most {} are allowed",
+          "{}: got {} bytes, expected at most {}",
           file.path().string(),
           bytes,
           max_bytes));

@@ -11,8 +11,9 @@ namespace weft::recipes::hub {
 
 /// Checks that the folder model.from has the weights of recipe.model. Reads no
 /// weights and does not communicate.
-/// Throws: mesh::UsageError at model.from; checkpoint::CheckpointError if a
-/// file is damaged.
+/// Throws: mesh::UsageError that names the place of model.from, if weights are
+/// missing or do not match the model; checkpoint::CheckpointError if a file is
+/// damaged.
 void check_weights(const Recipe& recipe);
 
 struct LoadedWeights {
@@ -24,11 +25,10 @@ struct LoadedWeights {
 };
 
 /// Fills the tensors of a model's state from the folder model.from; adapters
-/// keep their values. Each rank reads only the bytes of its own shards,
-/// directly into their memory except for one block.
+/// keep their values. Each rank reads only the bytes of its own shards, into
+/// the shards' memory; at most one block is buffered.
 /// Collective: all ranks of `world`; blocks.
-/// Throws: mesh::UsageError at model.from; checkpoint::CheckpointError,
-/// identical on all ranks, if a file is damaged.
+/// Throws: like check_weights(), identical on all ranks.
 LoadedWeights load_weights(
     const Recipe& recipe,
     const dtensor::StateDict& state,

@@ -34,7 +34,7 @@ checkpoint::File open_weights(
     const std::string& name) {
   if (!folder.has(name)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: {} does not exist, but {} names it",
+        "{}: {} does not exist, but {} lists it. Add the missing file",
         folder.path().string(),
         name,
         kIndexName));
@@ -44,9 +44,9 @@ checkpoint::File open_weights(
       std::ranges::find(entries, name, &checkpoint::FolderEntry::name);
   if (entry == entries.end() || !entry->is_file) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: {} is not a regular file, and links are not followed. A download "
-        "cache has links: download to a folder instead (hf download NAME "
-        "--local-dir FOLDER)",
+        "{}: {} is not a regular file, and symbolic links are not followed. "
+        "The Hugging Face cache contains links; download to a folder instead "
+        "(hf download NAME --local-dir FOLDER)",
         folder.path().string(),
         name));
   }
@@ -159,7 +159,7 @@ void ModelFiles::State::read(
     throw_corrupt(
         file.path().string(),
         fmt::format(
-            "tensor {}: the file ends at byte {}, within it",
+            "tensor {} is truncated: the file ends at byte {}",
             in_quotes(name),
             begin + got));
   }
@@ -210,14 +210,14 @@ ModelFiles::ModelFiles(const fs::path& folder)
   }
   if (!opened.has(kIndexName)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: there is neither {} nor {}{}",
+        "{}: the folder contains neither {} nor {}{}",
         folder.string(),
         kSingleName,
         kIndexName,
         opened.has("pytorch_model.bin") ||
                 opened.has("pytorch_model.bin.index.json")
-            ? "; pickled weights (pytorch_model.bin) are not read. Save the "
-              "model with safe_serialization=True"
+            ? "; pickled weights (pytorch_model.bin) are not supported. Save "
+              "the model with safe_serialization=True"
             : ""));
   }
   const auto index = read_index(opened);

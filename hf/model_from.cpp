@@ -52,8 +52,8 @@ void adopt(
         recipe,
         given.key,
         fmt::format(
-            "got {}, but {} has {}, and the model is that of model.from ({}). "
-            "Leave the key out",
+            "got {}, but {} has {}. The model's configuration comes from "
+            "model.from ({}). Remove this key",
             value_of(recipe, given.key),
             place,
             value,

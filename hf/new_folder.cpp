@@ -14,8 +14,10 @@ namespace fs = std::filesystem;
 void check_is_free(const fs::path& path) {
   std::error_code ignored;
   if (fs::symlink_status(path, ignored).type() != fs::file_type::not_found) {
-    mesh::throw_error<mesh::UsageError>(
-        fmt::format("{} already exists and is not overwritten", path.string()));
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{} already exists and is not overwritten. Remove it, or give another "
+        "path",
+        path.string()));
   }
 }
 

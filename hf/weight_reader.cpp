@@ -187,8 +187,8 @@ void WeightReader::check_copy(
     if (!at::allclose(
             other, rows.cpu(), /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true)) {
       refuse_folder(fmt::format(
-          "{} is not a copy of {}, though config.json ties them. Set "
-          "tie_word_embeddings to false there",
+          "{} differs from {}, but config.json ties their weights. Set "
+          "tie_word_embeddings to false in config.json",
           copy,
           original_name));
     }

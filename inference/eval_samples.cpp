@@ -90,8 +90,8 @@ EvalSamples token_windows(const Recipe& recipe, const std::string& path) {
   const int64_t length = recipe.data.sequence_length;
   if (file.size() < length + 1) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "--tokens {}: {} tokens, but one window has data.sequence_length + 1 = "
-        "{}. Give more, or a smaller data.sequence_length.",
+        "--tokens {}: got {} tokens, expected at least data.sequence_length + "
+        "1 = {}. Give more tokens, or set a smaller data.sequence_length.",
         path,
         file.size(),
         length + 1));

@@ -81,8 +81,8 @@ Evaluation evaluate(
   result.loss = sum / static_cast<double>(result.targets);
   if (!std::isfinite(result.loss)) {
     mesh::throw_error<NonFiniteError>(fmt::format(
-        "the loss is {}: the weights, or the model's results in this dtype, "
-        "are not finite.",
+        "the loss is {}, because the weights or the model's outputs in this "
+        "dtype are not finite.",
         result.loss));
   }
   result.perplexity = std::exp(result.loss);

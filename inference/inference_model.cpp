@@ -157,7 +157,7 @@ std::string load_newest(
     }
   }
   mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
-      "none of {} checkpoints can be loaded, the newest being {}; run `weft "
+      "none of {} checkpoints can be loaded; the newest is {}. Run `weft "
       "checkpoint verify` to see the damage.",
       steps.size(),
       steps.front()));
@@ -202,8 +202,8 @@ void check_weights(
   const auto steps = find_weights(recipe, checkpoint);
   if (steps.empty() && kind == WeightKind::kEma) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "--weights: {} has no checkpoint, and only one that was trained with "
-        "ema.decay has EMA weights",
+        "--weights: {} has no checkpoint with EMA weights. Train with "
+        "ema.decay to save them",
         place_of_weights(recipe, checkpoint).string()));
   }
   if (steps.empty()) {

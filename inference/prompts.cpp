@@ -53,7 +53,7 @@ std::vector<int64_t> tokens_of(
     const Tokenizer* tokenizer) {
   if (tokenizer == nullptr) {
     refuse_prompt(fmt::format(
-        "a prompt of text needs a tokenizer, and {}. Give --tokenizer, or "
+        "a text prompt needs a tokenizer, but {}. Give --tokenizer, or "
         "--prompt-tokens.",
         why_no_tokenizer(recipe)));
   }
@@ -63,7 +63,7 @@ std::vector<int64_t> tokens_of(
   }
   if (tokens.empty()) {
     refuse_prompt(fmt::format(
-        "the prompt is empty, and {} has no begin token to start with. Give at "
+        "the prompt is empty, and {} has no BOS token to start from. Give at "
         "least one character.",
         tokenizer->describe()));
   }
@@ -78,7 +78,7 @@ void check_known(const Recipe& recipe, const std::vector<int64_t>& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 || tokens[i] >= known) {
       refuse_prompt(fmt::format(
-          "prompt token {} is {}, but the model has {} tokens",
+          "prompt token {} is {}, but the model's vocabulary has {} tokens",
           i,
           tokens[i],
           known));
@@ -150,7 +150,8 @@ std::string why_no_tokenizer(const Recipe& recipe) {
   const auto& from = recipe.model.from;
   if (from.empty()) {
     return fmt::format(
-        "the recipe names none for its {} tokens", model_outputs(recipe));
+        "the recipe sets no tokenizer for its vocabulary of {} tokens",
+        model_outputs(recipe));
   }
   std::error_code ignored;
   const bool is_there = fs::exists(from, ignored);
@@ -165,8 +166,8 @@ std::unique_ptr<Tokenizer> find_tokenizer(
   const int64_t known = model_outputs(recipe);
   if (tokenizer && tokenizer->vocab_size() > known) {
     refuse_prompt(fmt::format(
-        "{} does not belong to the model, which has {} tokens. Give its "
-        "tokenizer with --tokenizer.",
+        "{} has more tokens than the model's vocabulary of {}. Give the "
+        "model's tokenizer with --tokenizer.",
         tokenizer->describe(),
         known));
   }
@@ -181,7 +182,7 @@ std::vector<std::vector<int64_t>> prompt_tokens(
                     (words.tokens ? 1 : 0);
   if (kinds != 1) {
     refuse_prompt(fmt::format(
-        "{}: give --prompt, --prompt-file or --prompt-tokens",
+        "{}; give exactly one of --prompt, --prompt-file and --prompt-tokens",
         kinds == 0 ? "no prompt was given" : "several kinds of prompts"));
   }
   std::vector<std::vector<int64_t>> prompts;
@@ -239,7 +240,7 @@ int64_t clamp_new_tokens(
   const int64_t room = *longest - static_cast<int64_t>(length);
   if (room < 1 || wanted.value_or(1) > room) {
     refuse_prompt(fmt::format(
-        "a prompt of {} tokens and {} new ones are more than the model's {} "
+        "a prompt of {} tokens plus {} new tokens exceeds the model's {} "
         "positions. {}",
         length,
         wanted.value_or(1),

@@ -18,9 +18,9 @@ struct PromptWords {
   std::optional<std::vector<int64_t>> tokens = std::nullopt;
 };
 
-/// Returns the tokenizer at `path`, or that of the recipe's model:
-/// data.tokenizer, or the one in the folder model.from; see Note [Tokenizer
-/// choice]. Null if there is none.
+/// Returns the tokenizer at `path`. Without a path it is the tokenizer of the
+/// recipe's model: data.tokenizer, or else the one in the folder model.from.
+/// Null if there is none. See Note [Tokenizer choice].
 /// Throws: mesh::UsageError if it cannot be read or has more tokens than the
 /// model.
 std::unique_ptr<Tokenizer> find_tokenizer(

@@ -32,8 +32,8 @@ void check_finite(const at::Tensor& logits, int64_t position) {
   const auto largest = logits.max().item<double>(); // nan if one is
   if (!std::isfinite(largest)) {
     mesh::throw_error<NonFiniteError>(fmt::format(
-        "the largest logit of token {} is {}: the weights, or the model's "
-        "results in this dtype, are not finite.",
+        "the largest logit of token {} is {}, because the weights or the "
+        "model's outputs in this dtype are not finite.",
         position,
         std::isnan(largest) ? std::abs(largest) : largest)); // never "-nan"
   }

@@ -81,7 +81,7 @@ void set_library(Library library) {
     const auto& problem = onednn::support().problem;
     if (!problem.empty()) {
       mesh::throw_error<mesh::UsageError>(
-          "[set_library] oneDNN cannot multiply here: " + problem +
+          "[set_library] oneDNN cannot be used on this host: " + problem +
           ". Set products to libtorch or auto.");
     }
     register_kernels();

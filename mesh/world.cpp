@@ -361,8 +361,9 @@ void check_is_first(
     const JobEnvironment& job) {
   if (!other.expired()) {
     throw_error<UsageError>(detail::concat(
-        "[world] This process already has a World from its environment. Create "
-        "one and pass it on: copies are cheap and share their groups. (rank ",
+        "[world] This process already created a World from its environment. "
+        "Create it once and pass copies of it; they are cheap and share their "
+        "groups. (rank ",
         job.rank,
         "/",
         job.world_size,
@@ -479,7 +480,7 @@ Communicator World::make_group(
         state_->describe(),
         "A group \"",
         key,
-        "\" was made before. Give each group a unique name.");
+        "\" already exists. Give each group a unique name.");
   }
   Communicator made(
       state_->connect(std::move(members), key), state_->watch, key);

@@ -164,17 +164,19 @@ bool is_type_name(std::string_view name) {
 void check_model_types(const ModelTypes& models) {
   for (const auto& type : models) {
     if (find_type(builtin_types(), type.name) != nullptr) {
-      refuse_type(type, "has the name of one of Weft's model types");
+      refuse_type(
+          type, "has the same name as a built-in model type. Rename it");
     }
     if (std::ranges::count(models, type.name, &ModelType::name) > 1) {
       refuse_type(type, "is registered twice");
     }
     if (!is_type_name(type.name)) {
-      refuse_type(type, "needs a name of letters, digits and _");
+      refuse_type(type, "has an invalid name; use only letters, digits and _");
     }
     if (type.title.empty() || !type.resolve || !type.outputs || !type.make ||
         !type.plan) {
-      refuse_type(type, "lacks one of title, config, outputs, make and plan");
+      refuse_type(
+          type, "must set all of title, config, outputs, make and plan");
     }
   }
 }

@@ -138,7 +138,8 @@ void AddedTokens::assign_id(
   }
   if (node.at("id").count() != token.id) {
     node.refuse(fmt::format(
-        "\"{}\" has id {} here, but {} by the vocabulary and its place",
+        "token \"{}\" has id {} here, expected {} from the vocabulary and its "
+        "position",
         token.content,
         node.at("id").count(),
         token.id));

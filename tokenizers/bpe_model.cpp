@@ -89,7 +89,7 @@ BpeModel::BpeModel(const JsonNode& node, bool is_byte_level)
 
 void BpeModel::read_vocabulary(const JsonNode& node) {
   if (!node.value().is_object()) {
-    node.refuse("expected an object of tokens and their ids");
+    node.refuse("expected an object that maps tokens to ids");
   }
   vocabulary_.reserve(node.value().size());
   std::unordered_map<int32_t, std::string> seen;
@@ -267,8 +267,8 @@ void BpeModel::add_symbol(int32_t id) const {
 void BpeModel::begin_symbols(std::string_view word) const {
   if (word.size() > std::numeric_limits<int32_t>::max()) {
     mesh::throw_error<TokenizerError>(fmt::format(
-        "a word of {} bytes: this tokenizer does not split text into words, "
-        "and takes at most 2 GiB at once",
+        "a word of {} bytes is too long: this tokenizer does not split text "
+        "into words and accepts at most 2 GiB at once",
         word.size()));
   }
   symbols_.clear();

@@ -220,11 +220,13 @@ class Translator {
     const bool is_whole =
         is_braced ? count > 0 && peek(begin + count) == '}' : count == most;
     if (!is_whole) {
-      refuse_pattern(in_, "a character's number is \\xHH, \\x{H} or \\uHHHH");
+      refuse_pattern(
+          in_, "a character code must have the form \\xHH, \\x{H} or \\uHHHH");
     }
     const std::string digits = in_.substr(at_ + begin, count);
     if (!is_braced && most == 2 && std::stoi(digits, nullptr, 16) > 0x7f) {
-      refuse_pattern(in_, "\\x above 7f is a byte; write \\u");
+      refuse_pattern(
+          in_, "\\x above 7f denotes a byte, not a character; use \\u instead");
     }
     put("\\x{" + digits + "}", begin + count + (is_braced ? 1 : 0));
   }

@@ -91,7 +91,7 @@ void TokenDecoder::add(const JsonNode& node) {
   } else if (type == "Replace") {
     const auto [kind, pattern] = node.at("pattern").pattern();
     if (kind == "Regex") {
-      node.refuse("a pattern of type Regex is not supported in a decoder");
+      node.refuse("a decoder's pattern must be of type String, got Regex");
     }
     for_each_name([pattern = pattern, content = node.at("content").string()](
                       const std::string& name) {

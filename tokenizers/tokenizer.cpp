@@ -58,8 +58,8 @@ class ByteTokenizer : public Tokenizer {
     const std::string& name,
     const std::string& reason) {
   mesh::throw_error<TokenizerError>(fmt::format(
-      "tokenizer \"{}\": {}. It is \"byte\", a SentencePiece *.model, a "
-      "tokenizer.json, or a folder with one of the two",
+      "tokenizer \"{}\": {}. Expected \"byte\", a SentencePiece *.model, a "
+      "tokenizer.json, or a folder that contains one of the two",
       name,
       reason));
 }
@@ -112,7 +112,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name_or_path) {
   if (extension == ".model") {
     return open_sentence_piece(path);
   }
-  refuse_name(name_or_path, "neither a *.json nor a *.model");
+  refuse_name(name_or_path, "the file is neither a *.json nor a *.model");
 }
 
 } // namespace weft::recipes

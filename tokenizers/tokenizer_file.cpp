@@ -60,7 +60,9 @@ void check_text(std::string_view text) {
 void check_token(int64_t token, int64_t vocab_size) {
   if (token < 0 || token >= vocab_size) {
     mesh::throw_error<TokenizerError>(fmt::format(
-        "token {} is not in the vocabulary of {}", token, vocab_size));
+        "token {} is out of range for a vocabulary of {} tokens",
+        token,
+        vocab_size));
   }
 }
 

@@ -192,8 +192,8 @@ class BpeTokenizer : public Tokenizer {
     const auto found = model_.vocabulary().find(*name);
     if (found == model_.vocabulary().end()) {
       node.refuse(fmt::format(
-          "the files in its folder name \"{}\" as a begin or end token, which "
-          "is not in the vocabulary",
+          "the other files in its folder set \"{}\" as the BOS or EOS token, "
+          "but it is not in the vocabulary",
           *name));
     }
     return found->second;

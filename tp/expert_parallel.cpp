@@ -16,7 +16,7 @@ std::map<std::string, Placements> place_experts(const StyleTarget& target) {
         target.name(),
         ": parameter \"",
         item.key(),
-        "\" has a dim of experts: 0 dims vs at least 1.");
+        "\" must have a dim of experts: got 0 dims, expected at least 1.");
     places[item.key()] = Placements(target.mesh.ndim(), Shard(0));
   }
   WEFT_CHECK(

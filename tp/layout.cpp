@@ -18,7 +18,7 @@ void Layout::check(
       style,
       mesh::ErrorContext{mesh.describe_rank()},
       what,
-      ": number of placements == mesh dims: ",
+      ": the number of placements must equal the number of mesh dims: ",
       placements,
       " vs ",
       mesh.ndim(),

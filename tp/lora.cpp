@@ -52,7 +52,7 @@ Target checked_target(const std::string& name, torch::nn::Module& module) {
       dtensor::spec_of(linear->weight).mesh_ndim() == 0) {
     refuse_lora(
         "the weight of \"" + name +
-        "\" is on no mesh. Call parallelize_module() first.");
+        "\" is not on a mesh. Call parallelize_module() first.");
   }
   if (has_adapter(*linear)) {
     refuse_lora("\"" + name + "\" already has an adapter.");
@@ -143,8 +143,9 @@ std::vector<std::string> add_lora(
     const LoraOptions& options) {
   if (options.rank < 1 || options.dropout < 0 || options.dropout >= 1) {
     refuse_lora(
-        "rank >= 1 and 0 <= dropout < 1: rank " + std::to_string(options.rank) +
-        ", dropout " + std::to_string(options.dropout) + ".");
+        "expected rank >= 1 and 0 <= dropout < 1, got rank " +
+        std::to_string(options.rank) + ", dropout " +
+        std::to_string(options.dropout) + ".");
   }
   const auto targets = find_targets(module, patterns);
   for (auto& parameter : module.parameters()) {

@@ -175,8 +175,8 @@ class PlacementMap {
         first.fqn,
         "\" and \"",
         fqn,
-        "\" are one plain tensor, which would be replaced by two. Build the "
-        "model inside weft::dtensor::DeferredInit.");
+        "\" are the same plain tensor, which would be replaced by two tensors. "
+        "Build the model inside weft::dtensor::DeferredInit.");
     WEFT_CHECK(
         first.placements == normal,
         kOp,
@@ -185,7 +185,7 @@ class PlacementMap {
         first.fqn,
         "\" and \"",
         fqn,
-        "\" are one tensor, but styles place them differently: ",
+        "\" are the same tensor, but their styles place it differently: ",
         text_of(first.placements),
         " vs ",
         text_of(normal),

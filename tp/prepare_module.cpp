@@ -83,7 +83,8 @@ void check_prepared(
       prepared.from.size(),
       " vs ",
       prepared.to.size(),
-      ". Give one per tensor, std::nullopt for tensors that stay as they are.");
+      ". Give one layout per tensor, or std::nullopt for a tensor that stays "
+      "unchanged.");
   check_list(prepared, target, prepared.from, from);
   check_list(prepared, target, prepared.to, to);
   const auto kwargs = prepared.what + "_kwarg_layouts";
@@ -125,7 +126,8 @@ void place_list(
       tensors.size(),
       " vs ",
       prepared.from.size(),
-      ". Give one per tensor, std::nullopt for tensors that stay as they are.");
+      ". Give one layout per tensor, or std::nullopt for a tensor that stays "
+      "unchanged.");
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (const auto& from = prepared.from[i]) {
       tensors[i] = place_tensor(

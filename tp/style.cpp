@@ -62,7 +62,8 @@ void check_weight(
       cut.style,
       where(target),
       target.name(),
-      ": weight_layouts shards along no mesh dim. Use NoParallel.");
+      ": weight_layouts does not shard along any mesh dim. Use the NoParallel "
+      "style.");
 }
 
 // A Partial sum is what a shard along the summed dim leaves; the bias is added
@@ -89,7 +90,7 @@ void check_output(
         layouts.output[i].to_string(),
         " along mesh dim ",
         i,
-        ", where the output is not Partial.");
+        ", but the output is not Partial along that mesh dim.");
     WEFT_CHECK(
         !has_bias,
         cut.style,
@@ -97,7 +98,8 @@ void check_output(
         target.name(),
         ": output_layouts ",
         layouts.output[i].to_string(),
-        ", but its bias is added after the reduction. Build it without bias.");
+        ", but the bias is added only after the reduction. Build the module "
+        "without bias.");
   }
 }
 
@@ -165,7 +167,8 @@ void check_embedding(
       target.name(),
       " is an Embedding with ",
       what ? what : "",
-      ", which needs all its rows on one rank. Build it without that option.");
+      ", which requires all rows of the weight on one rank. Build it without "
+      "that option.");
 }
 
 void check_has_weight(
@@ -179,8 +182,8 @@ void check_has_weight(
       target.name(),
       " has a weight of 2 dims: ",
       weight.defined() ? std::to_string(weight.dim()) + " dims" : "none",
-      " vs 2 dims. A head that uses another module's weight is placed with "
-      "that module.");
+      " vs 2 dims. If the module shares another module's weight, parallelize "
+      "that module instead.");
 }
 
 ShardedLayouts fit_layouts(

@@ -201,7 +201,8 @@ class Run {
         throw;
       }
       log_line(fmt::format(
-          "the comm hook starts from scratch: {}",
+          "the state of the comm hook was not loaded, and it starts from "
+          "scratch: {}",
           error.what_without_backtrace()));
     }
   }
@@ -344,8 +345,8 @@ class Run {
 
   [[noreturn]] void throw_last_not_saved(int64_t step) const {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
-        "step {}, the last one, could not be saved in {}, tried twice. Make "
-        "room there and run the same command again: it resumes from the "
+        "the last step, {}, could not be saved in {} after two attempts. Free "
+        "disk space there and run the same command again: it resumes from the "
         "previous checkpoint.",
         step,
         store_.path().string()));

@@ -66,7 +66,8 @@ struct stat status_of(const File& file) {
 void check_name(const Folder& folder, const std::string& name) {
   if (!is_plain_file_name(name)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] {}: {} cannot be the name of a file in it",
+        "[checkpoint] {}: got file name {}, expected a plain name without a "
+        "folder",
         folder.path().string(),
         in_quotes(name)));
   }
@@ -204,7 +205,8 @@ File Folder::open_file(const std::string& name) const {
   const auto where = path().string();
   if (!is_plain_file_name(name)) {
     throw_corrupt(
-        where, in_quotes(name) + " cannot be the name of a file in it");
+        where,
+        in_quotes(name) + " is not a valid name for a file in this folder");
   }
   // Without O_NONBLOCK a FIFO would wait here for its other end.
   const int fd = open_beneath(
@@ -217,7 +219,8 @@ File Folder::open_file(const std::string& name) const {
             name,
             errno == ENOENT ? "is missing"
             : errno == ELOOP
-                ? "is a symbolic link; it is not followed"
+                ? "is a symbolic link, which Weft does not follow. Replace it "
+                  "with the file itself"
                 : std::string("cannot be opened: ") + std::strerror(errno)));
   }
   File file(fd, path() / name);

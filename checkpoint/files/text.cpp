@@ -37,7 +37,8 @@ std::string to_text(const std::vector<int64_t>& numbers) {
 std::string json_string(std::string_view text) {
   if (!is_utf8(text)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] {}: not UTF-8, so a checkpoint cannot store it",
+        "[checkpoint] {} is not UTF-8, so a checkpoint cannot store it. Use "
+        "UTF-8 text",
         in_quotes(text)));
   }
   return nlohmann::json(text).dump();

@@ -44,8 +44,8 @@ std::string format_name(at::ScalarType dtype) {
   const auto* found = std::ranges::find(kNames, dtype, &Name::dtype);
   if (found == kNames.end()) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] dtype {}: safetensors does not support it. Save the "
-        "tensor as another dtype.",
+        "[checkpoint] safetensors does not support dtype {}. Convert the "
+        "tensor to another dtype before you save it.",
         c10::toString(dtype)));
   }
   return std::string(found->format);

@@ -134,14 +134,16 @@ int64_t choose_piece_bytes(int64_t total_bytes, bool sha256) {
 
 std::string to_json(const Manifest& manifest, std::string_view hmac_key) {
   if (manifest.has_no_hashes) {
-    refuse("its files were described without hashes. Load and save them.");
+    refuse(
+        "the manifest describes files without hashes. Load the tensors and "
+        "save them as a new checkpoint.");
   }
   if (const auto fault = find_violation(manifest)) {
     refuse(*fault);
   }
   if (!hmac_key.empty()) {
     if (const auto fault = find_missing_sha256(manifest)) {
-      refuse(*fault + ", which a key for the HMAC needs");
+      refuse(*fault + ", which the HMAC requires");
     }
   }
   Text out;
@@ -186,10 +188,10 @@ std::string to_json(const Manifest& manifest, std::string_view hmac_key) {
       }
     }
     refuse(fmt::format(
-        "a manifest of {} bytes; at most {} are allowed. It has {} tensors, "
-        "which {} ranks wrote in {} chunks of {} pieces: shard tensors over "
-        "fewer ranks (a sharded optimizer by parameters instead of rows), or "
-        "use larger pieces.",
+        "the manifest has {} bytes, but at most {} are allowed. It lists {} "
+        "tensors, which {} ranks wrote in {} chunks of {} pieces. Shard "
+        "tensors over fewer ranks (a sharded optimizer by parameters instead "
+        "of rows), or use larger pieces.",
         text.size(),
         limits::kManifestBytes,
         manifest.tensors.size(),

@@ -333,8 +333,8 @@ void check_hash(std::string_view text, const std::string& source) {
     throw_corrupt(
         source,
         fmt::format(
-            "its {} bytes do not end with its hash: it is truncated, or Weft "
-            "did not write it",
+            "the file of {} bytes does not end with its hash. It is truncated, "
+            "or Weft did not write it",
             text.size()));
   }
   std::string zeroed(text);
@@ -344,7 +344,11 @@ void check_hash(std::string_view text, const std::string& source) {
   if (said != got) {
     throw_corrupt(
         source,
-        fmt::format("its hash is {}, but it states {}", got, in_quotes(said)));
+        fmt::format(
+            "the hash of the content is {}, but the file states {}. The file "
+            "is damaged",
+            got,
+            in_quotes(said)));
   }
 }
 
@@ -356,7 +360,9 @@ void check_hmac(
   const auto at = hmac_position(text);
   if (at == std::string_view::npos) {
     throw_corrupt(
-        source, "it has no HMAC, but a key was given: it was saved without");
+        source,
+        "an HMAC key was given, but this checkpoint was saved without one. "
+        "Leave the key out only if you trust the checkpoint");
   }
   const auto said = sha256_from_hex(text.substr(at, kHmacDigits.size()));
   std::string zeroed(text);
@@ -380,7 +386,7 @@ Manifest parse_manifest(
     throw_corrupt(
         source,
         fmt::format(
-            "{} bytes; at most {} are allowed",
+            "the manifest has {} bytes, but at most {} are allowed",
             text.size(),
             limits::kManifestBytes));
   }

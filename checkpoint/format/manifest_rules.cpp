@@ -136,7 +136,9 @@ RuleViolation tensor_error(
   }
   if (static_cast<int64_t>(tensor.shape.size()) > limits::kDims) {
     return fmt::format(
-        "{} dims; at most {} are allowed", tensor.shape.size(), limits::kDims);
+        "the shape has {} dims, but at most {} are allowed",
+        tensor.shape.size(),
+        limits::kDims);
   }
   format_name(tensor.dtype); // throws where there is none
   const auto count = element_count(tensor.shape);

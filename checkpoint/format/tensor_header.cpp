@@ -55,7 +55,7 @@ void check_entry(const std::string& name, const HeaderTensor& tensor) {
   }
   if (dims > limits::kDims) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] tensor {}: {} dims; at most {} are allowed",
+        "[checkpoint] tensor {} has {} dims, but at most {} are allowed",
         in_quotes(name),
         dims,
         limits::kDims));
@@ -93,8 +93,8 @@ std::string make_header(TensorHeader& header) {
   const auto size = static_cast<int64_t>(json.size());
   if (size > limits::kHeaderBytes) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] the header of a file with {} tensors: {} bytes; at most "
-        "{} are allowed. Write more files.",
+        "[checkpoint] the header of a file with {} tensors has {} bytes, but "
+        "at most {} are allowed. Split the tensors over more files.",
         order.size(),
         size,
         limits::kHeaderBytes));
@@ -124,7 +124,8 @@ std::string read_header(const File& file, const std::string& source) {
     throw_corrupt(
         source,
         fmt::format(
-            "byte 0: a header of {} bytes in a file of {} (at most {})",
+            "byte 0: the file states a header of {} bytes, but the file has {} "
+            "bytes and a header at most {}",
             length,
             file_bytes,
             limits::kHeaderBytes));
@@ -132,7 +133,7 @@ std::string read_header(const File& file, const std::string& source) {
   std::string bytes(sizeof(length) + length, '\0');
   if (file.read_at(0, std::as_writable_bytes(std::span(bytes))) !=
       static_cast<int64_t>(bytes.size())) {
-    throw_corrupt(source, "it was truncated while it was read");
+    throw_corrupt(source, "the file was truncated while it was being read");
   }
   return bytes;
 }

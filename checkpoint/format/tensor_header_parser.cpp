@@ -106,7 +106,7 @@ class HeaderScan : public JsonScan {
 
   void end_entry() {
     if (seen_ != (kDtype | kShape | kOffsets)) {
-      fail("dtype, shape and data_offsets are needed");
+      fail("the entry of a tensor must have dtype, shape and data_offsets");
     }
     const auto count = element_count(tensor_->shape);
     const auto item = static_cast<int64_t>(c10::elementSize(tensor_->dtype));
@@ -114,7 +114,7 @@ class HeaderScan : public JsonScan {
         (offsets_[1] - offsets_[0]) / item != count ||
         (offsets_[1] - offsets_[0]) % item != 0) {
       fail(fmt::format(
-          "data_offsets {} do not match {} {}",
+          "data_offsets {} do not match the size of dtype {} and shape {}",
           to_text(offsets_),
           format_name(tensor_->dtype),
           to_text(tensor_->shape)));
@@ -202,7 +202,7 @@ void check_places(const TensorHeader& header, const std::string& source) {
       throw_corrupt(
           source,
           fmt::format(
-              "{}: saved_offsets {} for shape {}",
+              "{}: saved_offsets {} must have one number per dim of shape {}",
               where,
               to_text(*tensor.offset),
               to_text(tensor.shape)));
@@ -221,7 +221,7 @@ void check_places(const TensorHeader& header, const std::string& source) {
       throw_corrupt(
           source,
           fmt::format(
-              "{}: shape {} is not inside global_shape {}",
+              "{}: the piece of shape {} does not fit into global_shape {}",
               where,
               to_text(tensor.shape),
               to_text(whole)));
@@ -248,7 +248,8 @@ void check_layout(
       throw_corrupt(
           source,
           fmt::format(
-              "tensor {} begins at {} of the data, where {} was expected: {}",
+              "tensor {} begins at byte {} of the data, but byte {} was "
+              "expected: there is {}",
               in_quotes(entry->first),
               tensor.begin,
               position,
@@ -260,7 +261,7 @@ void check_layout(
     throw_corrupt(
         source,
         fmt::format(
-            "the header describes {} bytes of data, the file has {}",
+            "the header describes {} bytes of data, but the file has {}",
             position,
             data_bytes));
   }
@@ -287,8 +288,8 @@ TensorHeader parse_header(
     throw_corrupt(
         source,
         fmt::format(
-            "byte 0: a header of {} bytes, of which {} are there, in a file of "
-            "{}",
+            "byte 0: the file states a header of {} bytes, but only {} were "
+            "read from the file of {} bytes",
             length,
             json.size(),
             file_bytes));

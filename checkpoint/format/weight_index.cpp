@@ -39,7 +39,9 @@ class IndexScan : public JsonScan {
     }
     if (!is_plain_file_name(value)) {
       fail(fmt::format(
-          "{} cannot be the name of a file in its folder", in_quotes(value)));
+          "got file name {}, expected the plain name of a file in the same "
+          "folder",
+          in_quotes(value)));
     }
     if (files.size() >= static_cast<size_t>(limits::kTensors)) {
       fail(fmt::format("more than {} tensors", limits::kTensors));

@@ -88,16 +88,16 @@ Manifest read_manifest(
     const std::optional<mesh::World>& world,
     std::string_view hmac_key = {});
 
-/// Fills the tensors of `dicts` in place, with any placements and on any
-/// device, from a step folder that was saved on any mesh. Reads only the pieces
-/// that this rank's parts need, and verifies each of them.
+/// Fills the tensors of `dicts` in place from a step folder. Placements, device
+/// and mesh may differ from those of the save. Reads only the pieces that this
+/// rank's parts need, and verifies each of them.
 /// Collective: all ranks of the world, with identical keys and options; blocks.
-/// Throws: c10::ValueError, identical on all ranks, if a tensor is missing,
-/// unexpected, or of another shape or dtype; the error lists all such tensors.
-/// c10::ValueError also if a pattern matches nothing, if two names are renamed
-/// to one, or if convert_dtype cannot represent a value. CheckpointError,
-/// identical on all ranks, naming the rank, file, tensor and offset, if the
-/// checkpoint is damaged.
+/// Throws: c10::ValueError, identical on all ranks, if tensors are missing,
+/// unexpected, or of another shape or dtype (it lists all of them), if a
+/// pattern matches nothing, if two names are renamed to one, or if
+/// convert_dtype cannot represent a value. CheckpointError, identical on all
+/// ranks, naming the rank, file, tensor and offset, if the checkpoint is
+/// damaged.
 LoadStats load(
     const std::filesystem::path& step_folder,
     const StateDicts& dicts,

@@ -28,9 +28,9 @@ class LoadReplicas {
   /// per rank; a larger target gets a range of its own. Identical on all ranks.
   std::vector<std::pair<size_t, size_t>> batches(int64_t bytes) const;
 
-  /// Broadcasts the parts of the targets [first, first + parts.size()). Each
-  /// part is contiguous and on the CPU. The part on the rank that read it holds
-  /// the values; the others are overwritten.
+  /// Sends each part from the rank that read it to the ranks with a replica.
+  /// parts[i] belongs to target first + i; it is contiguous and on the CPU. It
+  /// is overwritten on all ranks but the reading one.
   /// Collective: all ranks of the world; blocks.
   void broadcast(size_t first, const std::vector<at::Tensor>& parts) const;
 

@@ -130,9 +130,9 @@ void check_files_are_here(const Folder& folder, const Manifest& manifest) {
     const auto found = here.find(name);
     if (found == here.end() || found->second != file.bytes) {
       mesh::throw_error<SaveError>(fmt::format(
-          "file {} in {} has {} bytes, but its rank wrote {}. Ranks see "
-          "different folders under this path: save to a folder that all hosts "
-          "share",
+          "file {} in {} has {} bytes, but the rank that saved it wrote {}. "
+          "Ranks see different folders under this path. Save to a folder that "
+          "all hosts share",
           name,
           folder.path().string(),
           found == here.end() ? 0 : found->second,

@@ -13,13 +13,13 @@ namespace weft::checkpoint {
 
 /// One rank's report to rank 0 about its part of a save.
 struct RankReport {
-  /// The reason why it could not write. Empty if it has written.
+  /// The reason why the rank could not write. Empty if it has written.
   std::string error;
   /// The hash of what must be identical on all ranks. Ranks with different
   /// hashes cannot save a common checkpoint.
   uint64_t agreement = 0;
   std::vector<WrittenFile> files;
-  /// The time it spent writing, in seconds.
+  /// The time that the rank spent writing, in seconds.
   double seconds = 0;
 };
 

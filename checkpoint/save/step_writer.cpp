@@ -31,7 +31,8 @@ std::filesystem::path checked(
   const auto path = step_path(checkpoints, step);
   if (exists(path)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "[checkpoint] {} already exists and is not overwritten",
+        "[checkpoint] {} already exists, and Weft does not overwrite "
+        "checkpoints. Move it away, or save another step",
         path.string()));
   }
   return checkpoints;

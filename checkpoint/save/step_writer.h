@@ -14,8 +14,9 @@
 
 namespace weft::checkpoint {
 
+/// The options of StepWriter. The step number is that of the manifest.
 struct StepWriterOptions {
-  /// See WriteOptions. The step number is taken from the manifest.
+  /// See WriteOptions.
   bool sync = true;
   bool sha256 = false;
   /// The key of the manifest's HMAC-SHA256. A key enables `sha256`. Empty

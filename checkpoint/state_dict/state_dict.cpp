@@ -122,7 +122,7 @@ std::string prefix_of(const Module& module, const Module* submodule) {
       kGetModel,
       "] a ",
       submodule ? submodule->name() : "null pointer",
-      " of `submodules` is not a submodule of the module ",
+      " in `submodules` is not a submodule of the module ",
       module.name(),
       ".");
 }

@@ -261,8 +261,8 @@ std::string commit_step(
     if (error.code() == std::errc::file_exists ||
         error.code() == std::errc::directory_not_empty) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[checkpoint] {} exists and is not overwritten. Move it away, or "
-          "save another step.",
+          "[checkpoint] {} already exists, and Weft does not overwrite "
+          "checkpoints. Move it away, or save another step.",
           (checkpoints / name).string()));
     }
     throw;
@@ -343,7 +343,7 @@ void check_name(const Folder& step_folder, const Manifest& manifest) {
     throw_corrupt(
         (step_folder.path() / kManifestName).string(),
         fmt::format(
-            "it is step {}, but the name of the folder is that of step {}",
+            "the manifest is for step {}, but its folder is named for step {}",
             manifest.step,
             *step));
   }
@@ -360,7 +360,7 @@ Manifest read_manifest(const Folder& step_folder, std::string_view hmac_key) {
       throw_corrupt(
           source,
           fmt::format(
-              "{} bytes; at most {} are allowed",
+              "the manifest has {} bytes, but at most {} are allowed",
               size,
               limits::kManifestBytes));
     }

@@ -75,8 +75,8 @@ void take(const File& file, const std::filesystem::path& checkpoints) {
       refuse_lock(
           checkpoints,
           fmt::format(
-              "another run writes checkpoints here ({}). Wait for it, or set "
-              "another output_dir.",
+              "another run is writing checkpoints here ({}). Wait for it, or "
+              "set another output_dir.",
               holder.empty() ? "an unknown process" : holder));
     }
     if (errno != EINTR) {

@@ -45,7 +45,7 @@ void check_header(
     throw_corrupt(
         source,
         fmt::format(
-            "it belongs to step {}, but the manifest is for step {}",
+            "the file belongs to step {}, but the manifest is for step {}",
             in_quotes(step->second),
             manifest.step));
   }
@@ -54,7 +54,9 @@ void check_header(
     if (found == header.tensors.end()) {
       throw_corrupt(
           source,
-          fmt::format("tensor {} is not in its header", in_quotes(*key)));
+          fmt::format(
+              "the header of the file does not list tensor {}",
+              in_quotes(*key)));
     }
     HeaderTensor said{
         tensor->dtype,
@@ -72,7 +74,8 @@ void check_header(
       throw_corrupt(
           source,
           fmt::format(
-              "tensor {}: its header says {}; the manifest says {}",
+              "tensor {}: the header of the file says {}, but the manifest "
+              "says {}",
               in_quotes(*key),
               theirs,
               ours));
@@ -83,7 +86,8 @@ void check_header(
     throw_corrupt(
         source,
         fmt::format(
-            "its header has {} tensors, the manifest {}",
+            "the header of the file lists {} tensors, but the manifest lists "
+            "{}",
             header.tensors.size(),
             chunks.size()));
   }
@@ -99,12 +103,14 @@ std::string read_checked_header(
     throw_corrupt(
         source,
         fmt::format(
-            "it has {} bytes, the manifest says {}", size, record.bytes));
+            "the file has {} bytes, but the manifest says {}",
+            size,
+            record.bytes));
   }
   std::string bytes(static_cast<size_t>(record.header_bytes), '\0');
   if (file.read_at(0, std::as_writable_bytes(std::span(bytes))) !=
       record.header_bytes) {
-    throw_corrupt(source, "it was truncated while it was read");
+    throw_corrupt(source, "the file was truncated while it was being read");
   }
   if (has_no_hashes) {
     return bytes;
@@ -113,7 +119,7 @@ std::string read_checked_header(
     throw_corrupt(
         source,
         fmt::format(
-            "byte 0: its header has hash {}, the manifest says {}",
+            "byte 0: the header has hash {}, but the manifest says {}",
             to_hex(got),
             to_hex(record.header_hash)));
   }
@@ -123,7 +129,7 @@ std::string read_checked_header(
       throw_corrupt(
           source,
           fmt::format(
-              "byte 0: its header has SHA-256 {}, the manifest says {}",
+              "byte 0: the header has SHA-256 {}, but the manifest says {}",
               to_hex(got),
               to_hex(*record.header_sha256)));
     }

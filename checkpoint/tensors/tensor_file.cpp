@@ -34,13 +34,16 @@ TensorHeader describe(
     const auto label = fmt::format("tensor {}", in_quotes(tensor.key));
     if (!data.defined() || !data.device().is_cpu() || !data.is_contiguous() ||
         data.is_conj() || data.is_neg()) {
-      refuse_file(name, label + " is not a plain contiguous tensor on the CPU");
+      refuse_file(
+          name,
+          label +
+              " is not a plain contiguous tensor on the CPU. Pass a contiguous "
+              "CPU tensor without a conj or neg bit");
     }
     const bool is_whole = data.sizes() == tensor.global_shape;
     if (data.numel() == 0 && !is_whole) {
       refuse_file(
-          name,
-          label + ": a piece of a tensor must not be empty. Leave it out");
+          name, label + " is an empty piece of a larger tensor. Leave it out");
     }
     const auto [entry, is_new] = header.tensors.insert(
         {tensor.key,

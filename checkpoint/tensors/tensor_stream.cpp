@@ -36,7 +36,8 @@ TensorHeader header_of(
           tensor.global_shape}});
     if (!is_new) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[checkpoint] file {}: tensor {} is repeated in it",
+          "[checkpoint] file {}: tensor {} was given twice. Pass each tensor "
+          "once",
           name,
           in_quotes(tensor.key)));
     }

@@ -84,8 +84,8 @@ class PieceAssembler {
     if (count > 0) {
       if (const auto fault = tiling_error(record.shape, record.chunks)) {
         fail(fmt::format(
-            "{}. Its pieces in {} must hold each element once: is a file "
-            "missing, or of another checkpoint?",
+            "{}. Its pieces in {} must hold each element exactly once. Check "
+            "that no file is missing or from another checkpoint",
             *fault,
             pieces.size() == 1 ? pieces.front().file
                                : fmt::format("{} files", pieces.size())));
@@ -108,13 +108,15 @@ class PieceAssembler {
           piece.what.shape.size() != first.what.shape.size() ||
           piece.what.global_shape != first.what.global_shape) {
         fail(fmt::format(
-            "its pieces are of different tensors: {} and {}",
+            "its pieces differ in dtype, number of dims or global shape: {} "
+            "and {}",
             piece_text(first),
             piece_text(piece)));
       }
       if (&piece != &first && (!piece.what.offset || !first.what.offset)) {
         fail(fmt::format(
-            "it is in {} and in {}, which do not tell which part they have",
+            "files {} and {} both have this tensor, but do not say which part "
+            "of it they hold",
             first.file,
             piece.file));
       }
@@ -210,13 +212,13 @@ std::vector<std::string> tensor_files(const Folder& folder) {
   const bool has_weights = folder.has("pytorch_model.bin") ||
                            folder.has("pytorch_model.bin.index.json");
   mesh::throw_error<mesh::UsageError>(fmt::format(
-      "{}: there is no .safetensors file{}",
+      "{}: the folder has no .safetensors file{}",
       folder.path().string(),
-      has_pickle
-          ? ". It is a checkpoint of torch.distributed.checkpoint whose "
-            ".metadata is pickled, and nothing pickled is read: save it with "
-            "HuggingFaceStorageWriter"
-      : has_weights ? "; pickled weights (pytorch_model.bin) are not read"
+      has_pickle    ? ". It is a torch.distributed.checkpoint (DCP) checkpoint "
+                      "with a pickled .metadata, and Weft does not read pickle. "
+                      "Save it with HuggingFaceStorageWriter"
+      : has_weights ? ". Weft does not read pickled weights "
+                      "(pytorch_model.bin). Convert them to safetensors"
                     : ""));
 }
 
@@ -251,7 +253,9 @@ Manifest describe_indexed(const Folder& folder) {
     throw_corrupt(
         source,
         fmt::format(
-            "{} bytes; at most {} are allowed", size, limits::kManifestBytes));
+            "the index has {} bytes, but at most {} are allowed",
+            size,
+            limits::kManifestBytes));
   }
   std::string text(static_cast<size_t>(size), '\0');
   const auto got = file.read_at(0, std::as_writable_bytes(std::span(text)));
@@ -266,7 +270,9 @@ Manifest describe_indexed(const Folder& folder) {
     if (!folder.has(name)) {
       throw_corrupt(
           source,
-          fmt::format("it names {}, which does not exist", in_quotes(name)));
+          fmt::format(
+              "the index names file {}, which does not exist",
+              in_quotes(name)));
     }
     description.add_file(name);
   }
@@ -275,7 +281,8 @@ Manifest describe_indexed(const Folder& folder) {
       throw_corrupt(
           source,
           fmt::format(
-              "tensor {} is not in {}, where it should be",
+              "the index says that tensor {} is in file {}, but the file does "
+              "not have it",
               in_quotes(tensor),
               name));
     }
@@ -325,7 +332,7 @@ Manifest describe_safetensors(const Folder& folder, const std::string& file) {
     const auto count = std::ranges::count_if(names, is_of_a_rank);
     if (count > 1) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "{} is one of {} shards: pass the folder",
+          "{} is one of {} shards. Pass the folder that has all of them",
           (folder.path() / file).string(),
           count));
     }

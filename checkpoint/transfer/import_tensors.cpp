@@ -32,9 +32,8 @@ std::map<std::string, std::string> keys_of(
     const auto dot = key.find('.');
     if (dot == 0 || dot == std::string::npos || dot + 1 == key.size()) {
       refuse_import(fmt::format(
-          "tensor {} becomes {}, which is not a key of a checkpoint. Rename "
-          "it, "
-          "e.g. to \"model.{}\"",
+          "tensor {} would get the key {}, but a key must have the form "
+          "PREFIX.NAME. Rename it, e.g. to \"model.{}\"",
           in_quotes(name),
           in_quotes(key),
           name));
@@ -42,7 +41,7 @@ std::map<std::string, std::string> keys_of(
     const auto [other, is_new] = names.emplace(key, name);
     if (!is_new) {
       refuse_import(fmt::format(
-          "tensors {} and {} both become {}",
+          "tensors {} and {} would both get the key {}. Rename one of them",
           in_quotes(other->second),
           in_quotes(name),
           in_quotes(key)));

@@ -92,7 +92,7 @@ std::vector<size_t> dims_in(
         wanted += fmt::format("{}{}=N", wanted.empty() ? "" : ",", each);
       }
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[checkpoint] reshard: tensor {} was sharded for a mesh of {}, and "
+          "[checkpoint] reshard: tensor {} was sharded on a mesh of {}, but "
           "mesh \"{}\" {} {}. Name all dims, in this order: {}",
           in_quotes(name),
           [&] {
@@ -184,7 +184,8 @@ MeshSizes parse_mesh_sizes(std::string_view text) {
     if (equals == 0 || digits.empty() || error != std::errc() ||
         stop != digits.data() + digits.size() || size < 1) {
       refuse(fmt::format(
-          "{} is not a dim with a size of at least 1", in_quotes(part)));
+          "got {}, expected NAME=SIZE with a size of at least 1",
+          in_quotes(part)));
     }
     std::string name(part.substr(0, equals));
     if (std::ranges::find(sizes, name, &MeshSizes::value_type::first) !=
@@ -211,7 +212,8 @@ RemappedSpec remap_spec(
     return {
         {},
         fmt::format(
-            "{}: unknown placements {} on {}: treated as replicated",
+            "tensor {} has unknown placements {} on {}, so it is treated as "
+            "replicated",
             name,
             tensor.placements,
             tensor.mesh)};

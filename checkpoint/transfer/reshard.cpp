@@ -33,7 +33,9 @@ mesh::DeviceMesh fake_mesh(const MeshSizes& mesh) {
     ranks = size > kMaxRanks ? kMaxRanks + 1 : ranks * size;
     if (ranks > kMaxRanks) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "[checkpoint] reshard: a mesh of more than {} ranks", kMaxRanks));
+          "[checkpoint] reshard: the mesh has more than {} ranks. Give a "
+          "smaller mesh",
+          kMaxRanks));
     }
   }
   return mesh::DeviceMesh::create(

@@ -219,9 +219,9 @@ struct SavePlanOptions {
 /// simulated ranks, and merges the reports of all ranks into a manifest, in one
 /// process. Returns one line of JSON:
 ///   tensors, state_gb.
-///   plan_first_s: the time of one rank's plan, its part of it, and the hash by
-///     which ranks compare their saves; plan_cached_s: the same time at the
-///     next save.
+///   plan_first_s: the time in which one rank computes the plan, selects its
+///     own part, and computes the hash that ranks compare; plan_cached_s: the
+///     same time at the next save.
 ///   rank_bytes_max, rank_bytes_mean: the bytes of tensors that a rank writes.
 ///   report_bytes_max, report_bytes_sum: the bytes that ranks send to rank 0.
 ///   merge_s: the time to merge the reports; manifest_s: the time to check and

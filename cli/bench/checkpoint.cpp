@@ -231,16 +231,16 @@ std::optional<std::string> run_checkpoint(const CheckpointOptions& options) {
   // Before any rank has made it.
   if (fs::exists(options.folder)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "weft bench checkpoint: {} exists. Name a folder that is not there: it "
-        "is deleted at the end.",
+        "weft bench checkpoint: {} already exists. Give a new folder, because "
+        "the benchmark deletes it at the end.",
         options.folder));
   }
   const auto world = mesh::World::from_env();
   const int64_t n = world.world_size();
   if (n != 1 && n % 2 != 0) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "weft bench checkpoint: {} ranks; 1 or an even number makes a mesh of "
-        "2 x n/2",
+        "weft bench checkpoint: got {} ranks, expected 1 or an even number n "
+        "for a mesh of 2 x n/2",
         n));
   }
   return CheckpointBench(world, options).run();

@@ -114,11 +114,12 @@ std::vector<Transport> open_transports(const std::string& backend) {
   const auto job = mesh::current_job_environment();
   if (job.world_size < 2 || job.local_world_size != job.world_size) {
     mesh::throw_error<mesh::UsageError>(
-        "[bench] collective: needs two or more ranks of one host, has " +
+        "[bench] collective: expected two or more ranks, all on one host, "
+        "got " +
         std::to_string(job.world_size) + " of which " +
         std::to_string(job.local_world_size) +
-        " here. Start it with weftrun --nproc-per-node=2 -- weft bench "
-        "collective.");
+        " are on this host. Start it with weftrun --nproc-per-node=2 -- weft "
+        "bench collective.");
   }
   const auto store = mesh::connect_store(job, mesh::WorldOptions{}.timeout);
   std::vector<Transport> transports;

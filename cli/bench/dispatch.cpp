@@ -63,8 +63,8 @@ class Results {
     if (json_.size() == 1) {
       mesh::throw_error<mesh::UsageError>(
           "--only " + only_ +
-          " is not an op. Run weft bench dispatch without --only: the ops are "
-          "its keys without _local_us");
+          " is not an op. Run weft bench dispatch without --only to see the "
+          "ops: they are the keys of its output, without the suffix _local_us");
     }
     return json_.dump();
   }

@@ -215,9 +215,9 @@ void check(const SavePlanOptions& options) {
       options.dp % options.zero != 0 || options.heads % options.kv_heads != 0 ||
       options.dim % options.heads != 0) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "weft bench save_plan: --ranks {} must be --dp {} times --tp {}; "
-        "--zero "
-        "{} must divide --dp, --kv_heads {} --heads {}, and --heads --dim {}",
+        "weft bench save_plan: --ranks {} must equal --dp {} times --tp {}; "
+        "--zero {} must divide --dp; --kv_heads {} must divide --heads {}; and "
+        "--heads must divide --dim {}",
         options.ranks,
         options.dp,
         options.tp,

@@ -107,7 +107,8 @@ Check products() {
           choice.reason,
           matmul::this_host().has_bfloat16
               ? "by oneDNN"
-              : "computed in float32: this processor has no bfloat16 matmuls"),
+              : "is computed in float32, because this processor has no "
+                "bfloat16 matmuls"),
       ""};
 }
 

@@ -76,8 +76,8 @@ void read_trace(const std::string& path, MeasuredRun& run) {
     }
   } catch (const std::exception& error) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: not a trace that weft train wrote: {}. Delete it, or trace again "
-        "with trace.steps=5",
+        "{} is not a trace that weft train wrote ({}). Delete it, or trace "
+        "again with trace.steps=5",
         path,
         error.what()));
   }
@@ -100,15 +100,15 @@ void check_same_step(const std::string& folder, const Recipe& recipe) {
   const auto path = folder + "/recipe.yaml";
   if (!std::filesystem::is_regular_file(path)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: has no recipe.yaml. Give the folder of a run, outputs/NAME",
+        "{} has no recipe.yaml. Give the folder of a run, e.g. outputs/NAME",
         folder));
   }
   const auto run = load_stored_recipe(path, recipe.origins.models);
   for (const auto& key : differing_keys(run, recipe)) {
     if (affects_steps(key)) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
-          "{}: was measured with another recipe: {} is {} there and {} here. "
-          "Explain the run's recipe: weft explain {} --measured {}",
+          "{} was measured with another recipe: {} is {} there and {} here. To "
+          "explain the recipe of the run, use weft explain {} --measured {}",
           folder,
           key,
           value_of(run, key),
@@ -156,8 +156,8 @@ MeasuredRun read_measured(const std::string& folder, const Recipe& recipe) {
   read_metrics(folder + "/metrics.jsonl", run);
   if (run.steps == 0 && !run.comm_ms) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
-        "{}: neither trace.json nor metrics.jsonl has a step. Run weft train "
-        "first, with trace.steps=5 to time each collective",
+        "{}: neither trace.json nor metrics.jsonl contains a step. Run weft "
+        "train first, with trace.steps=5 to time each collective",
         folder));
   }
   return run;

@@ -48,7 +48,7 @@ void check_can_compress(const GradBucket& bucket, std::string_view hook) {
       describe(bucket),
       "gradients of ",
       bucket.buffer.scalar_type(),
-      " cannot be compressed, only those of real floating point. Use "
+      " cannot be compressed, only those of a real floating-point dtype. Use "
       "allreduce_hook, or a separate DDP for these parameters.");
 }
 

@@ -34,10 +34,9 @@ std::vector<int64_t> numbers_of(
       where(),
       "the entry \"",
       key,
-      "\" of the hook's state should hold ",
+      "\" of the hook's state must hold ",
       count,
-      " integers of 64 bits. Load a state that was saved with this kind of "
-      "hook.");
+      " int64 values. Load a state that was saved with this kind of hook.");
   const auto local = entry.to(at::kCPU).contiguous();
   const auto* data = local.const_data_ptr<int64_t>();
   return {data, data + count};

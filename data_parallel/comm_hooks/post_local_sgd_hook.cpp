@@ -21,7 +21,8 @@ class PostLocalSGDHook : public CommHook {
         0,
         state_.start_localSGD_iter,
         mesh::ErrorContext{"comm hook"},
-        "It is the number of steps that average over all replicas.");
+        "start_localSGD_iter is the number of first steps that average over "
+        "all replicas. Set it to 0 or more.");
   }
 
   std::string name() const override { return kHookName; }
@@ -64,8 +65,8 @@ class PostLocalSGDHook : public CommHook {
           state_.subgroup.name(),
           "\" has rank ",
           rank,
-          " of the world, which is not a replica. Create it from the replicas' "
-          "ranks, e.g. with new_subgroups().");
+          " of the world, which is not one of the replicas. Create the "
+          "subgroup from the replicas' ranks, e.g. with new_subgroups().");
     }
   }
 

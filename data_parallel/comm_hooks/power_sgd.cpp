@@ -78,7 +78,8 @@ void check_options(const PowerSGDOptions& options, const char* hook) {
       1,
       options.matrix_approximation_rank,
       where(),
-      "It is the number of columns of the factors.");
+      "matrix_approximation_rank is the number of columns of the factors. Set "
+      "it to at least 1.");
   WEFT_CHECK_LE(
       hook,
       least,

@@ -37,7 +37,7 @@ at::Tensor find(
       " elements, but this bucket needs ",
       numel,
       ". Resume with the hook, the matrix_approximation_rank and the bucket "
-      "layout that it was saved with.");
+      "layout that the state was saved with.");
   return found->second;
 }
 
@@ -135,7 +135,7 @@ bool PowerSGDMemory::load_tensor(
           mesh::ErrorContext{"comm hook " + hook.name()},
           "the entry \"",
           key,
-          "\" of the hook's state should be a flat tensor of floating point.");
+          "\" of the hook's state must be a 1-d floating-point tensor.");
       (*tensors)[*index] = tensor.detach().clone();
       return true;
     }
@@ -164,8 +164,8 @@ void PowerSGDMemory::load_state_dict(
           rng[1] >= 0,
       "ddp",
       where(),
-      "the entry \"rng\" of the hook's state is not a seed and a number of "
-      "draws: ",
+      "the entry \"rng\" of the hook's state must hold a 32-bit seed and a "
+      "number of draws, got ",
       rng[0],
       ", ",
       rng[1],

@@ -106,7 +106,8 @@ std::shared_ptr<CommHook> quantization_perchannel_hook(int64_t bucket_size) {
       1,
       bucket_size,
       mesh::ErrorContext{"comm hook"},
-      "bucket_size is the number of elements that share a scale.");
+      "bucket_size is the number of elements that share a scale. Set it to at "
+      "least 1.");
   return make_comm_hook(
       kName, /*divides=*/true, [bucket_size](const GradBucket& bucket) {
         check_can_compress(bucket, kName);

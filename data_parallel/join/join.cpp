@@ -38,7 +38,7 @@ Join::Join(
         mesh::ErrorContext{"Join"},
         "joinable ",
         i,
-        " is given twice. Pass each once.");
+        " was given twice. Pass each joinable once.");
   }
   mesh::DeviceMesh row;
   for (const auto* each : joinables) {

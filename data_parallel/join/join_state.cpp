@@ -300,7 +300,8 @@ void Join::State::fail_with_model_parallel_mesh() {
   }
   send_header(false, true);
   std::exchange(header_work, std::nullopt)->wait();
-  throw_failed("stops: another rank of its model-parallel group has failed");
+  throw_failed(
+      "stops, because another rank of its model-parallel group has failed");
 }
 
 void Join::State::shadow() {
@@ -327,10 +328,9 @@ void Join::State::shadow() {
           world_rank(),
           " ran out of inputs after ",
           iterations,
-          " iterations, and other ranks have trained for ",
+          " iterations, but other ranks trained for ",
           shadowed,
-          " more. Divide the inputs more evenly: this rank only "
-          "waits.");
+          " more, while this rank only waited. Divide the inputs more evenly.");
     }
   }
   try {

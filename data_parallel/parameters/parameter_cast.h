@@ -27,8 +27,8 @@ class ParameterCast {
 
   /// Casts every parameter. Gradients must not be set.
   void cast_to_low_precision();
-  /// Restores full precision, including values written while the parameters
-  /// were cast.
+  /// Restores the full-precision parameters. A parameter that was written while
+  /// it was cast keeps the written values.
   void restore();
 
  private:

@@ -100,8 +100,9 @@ std::shared_ptr<SyncBatchNormGroup> convert_sync_batchnorm(
       found.elsewhere.size() > 1
           ? " and " + std::to_string(found.elsewhere.size() - 1) + " more"
           : "",
-      " cannot be replaced: C++ calls a member by its own type. Declare it as "
-      "a weft::ddp::SyncBatchNorm, or put it into a torch::nn::Sequential.");
+      " cannot be replaced, because C++ code calls a member by its declared "
+      "type. Declare it as a weft::ddp::SyncBatchNorm, or put it into a "
+      "torch::nn::Sequential.");
   if (found.in_sequentials.empty()) {
     return nullptr;
   }

@@ -313,9 +313,13 @@ void SyncBatchNormImpl::check_input(const at::Tensor& input) const {
       input.size(1),
       options.num_features(),
       where(),
-      "Dim 1 of the input has the channels.");
+      "Dim 1 of the input must have num_features channels.");
   WEFT_CHECK_LE(
-      kOp, 1, input.size(1), where(), "There is nothing to normalize.");
+      kOp,
+      1,
+      input.size(1),
+      where(),
+      "The input must have at least one channel.");
 }
 
 double SyncBatchNormImpl::next_average_factor() {

@@ -117,7 +117,7 @@ std::shared_ptr<SyncBatchNormGroup> make_sync_batch_norm_group(
       dp_mesh.ndim(),
       1,
       mesh::ErrorContext{dp_mesh.describe_rank()},
-      "Take a slice of one dim, e.g. mesh[\"dp\"].");
+      "Pass a slice with one mesh dim, e.g. mesh[\"dp\"].");
   // Meshes beside this one make theirs at the same time, of other ranks.
   const auto scope = mesh::detail::concat(
       "batch norm ",

@@ -27,10 +27,10 @@ void check_same_number(int64_t number, mesh::Communicator& group) {
           ", group \"",
           group.name(),
           "\"")}),
-      "The least and the greatest number of parameters that a rank has given; "
-      "this one gave ",
+      "These are the smallest and the largest number of parameters that a rank "
+      "passed; this rank passed ",
       number,
-      ". Pass all ranks' in the same order.");
+      ". Pass the same parameters in the same order on every rank.");
 }
 
 /// Local parts of the parameters that have a gradient on any rank.

@@ -20,7 +20,8 @@ void check_warmup_steps(const char* op, int64_t warmup_steps) {
       0,
       warmup_steps,
       mesh::ErrorContext{"model averaging"},
-      "It is the number of steps before the first that averages.");
+      "warmup_steps is the number of steps before the first average. Set it to "
+      "0 or more.");
 }
 
 void warn_of_period_one(const char* op) {
@@ -71,8 +72,8 @@ void check_hierarchy(
         last_group_size,
         group_size,
         where(),
-        "Group sizes in period_group_size must be positive and ascending: "
-        "averages over more replicas are less frequent.");
+        "Group sizes in period_group_size must be positive and ascending, "
+        "because averages over more replicas are less frequent.");
     WEFT_CHECK(
         dp_mesh.size() % group_size == 0,
         kHierarchical,
@@ -125,7 +126,8 @@ PeriodicModelAverager::PeriodicModelAverager(
       1,
       period,
       mesh::ErrorContext{"model averaging"},
-      "It is the number of steps from one average to the next.");
+      "period is the number of steps from one average to the next. Set it to "
+      "at least 1.");
   if (period == 1) {
     warn_of_period_one(kPeriodic);
   }
@@ -188,8 +190,9 @@ mesh::Communicator new_subgroups(
       mesh.ndim(),
       1,
       where(),
-      "Take a slice of one dim, e.g. mesh[\"dp\"].");
-  WEFT_CHECK_LE(kOp, 1, group_size, where(), "A group has at least one rank.");
+      "Pass a slice with one mesh dim, e.g. mesh[\"dp\"].");
+  WEFT_CHECK_LE(
+      kOp, 1, group_size, where(), "A group must have at least one rank.");
   WEFT_CHECK_EQ(
       kOp,
       mesh.size() % group_size,

@@ -29,12 +29,12 @@ PostLocalSGDOptimizer::PostLocalSGDOptimizer(
       optim_ != nullptr,
       kOptimizerOp,
       where(),
-      "optim is missing: pass an optimizer.");
+      "optim is null. Pass an optimizer.");
   WEFT_CHECK(
       averager_ != nullptr,
       kOptimizerOp,
       where(),
-      "averager is missing: pass e.g. a PeriodicModelAverager.");
+      "averager is null. Pass e.g. a PeriodicModelAverager.");
 }
 
 at::Tensor PostLocalSGDOptimizer::step(
@@ -82,7 +82,7 @@ void PostLocalSGDOptimizer::load_state_dict(
         number.numel() == 1 && number.scalar_type() == at::kLong,
         kOptimizerOp,
         where(),
-        "\"step\" should be one integer and has dtype ",
+        "\"step\" must be one int64 value, but has dtype ",
         number.scalar_type(),
         " and ",
         number.numel(),

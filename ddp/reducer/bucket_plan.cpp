@@ -30,7 +30,7 @@ int64_t to_bytes(double mb, const char* option) {
       option,
       " > 0: ",
       mb,
-      " is not. Give the largest size of a bucket in MiB, e.g. 25.");
+      " was given. Give the largest size of a bucket in MiB, e.g. 25.");
   return static_cast<int64_t>(std::min(mb * kMiB, 9e18));
 }
 

@@ -177,7 +177,7 @@ agree_on_kind(const Replicas& replicas, const at::Tensor& rows, size_t index) {
           replicas.names[index],
           " is Partial or sparse on rank ",
           ranks[kind != 0 ? first : rank],
-          " and not, or over other mesh dims, on rank ",
+          ", but not (or not over the same mesh dims) on rank ",
           ranks[kind != 0 ? rank : first],
           ". Parallelize the model in the same way on all ranks. (",
           replicas.dp.describe_rank(),
@@ -246,8 +246,8 @@ void throw_problems(
       false,
       "ddp",
       mesh::ErrorContext{replicas.dp.describe_rank()},
-      "a rank with another part of the model reports a problem with a "
-      "gradient. That rank's error names the parameter.");
+      "a rank with another shard of the model reported a problem with a "
+      "gradient. The error on that rank names the parameter.");
   std::abort();
 }
 

@@ -66,8 +66,9 @@ OptimizerInBackward::OptimizerInBackward(
         mesh::ErrorContext{"parameters"},
         "a parameter of sizes ",
         parameter.sizes(),
-        " belongs to a module that DistributedDataParallel wraps: it would "
-        "step before the reduction. Use register_fused_optim().");
+        " belongs to a module that DistributedDataParallel wraps, so its "
+        "optimizer would step before the gradient is reduced. Use "
+        "register_fused_optim().");
   }
   auto* state = state_.get();
   state_->hooks = std::make_unique<GradientHooks>(

@@ -569,7 +569,7 @@ void Reducer::check_finalized() const {
       false,
       "ddp",
       where(),
-      "the last backward did not end in a reduction",
+      "the last backward did not finish the reduction",
       awaited.empty() ? ". Call finalize_backward()."
                       : "; gradients are missing for " + awaited +
                             ". An error in backward() causes this state; the "

@@ -149,13 +149,12 @@ void Reducer::check_layout(const Plan& layout, const Plan& planned) const {
           (kinds.empty() || kinds.front() >= 0),
       "ddp",
       where(),
-      "the bucket layout does not belong to these parameters on this mesh: it "
-      "has ",
+      "the bucket layout does not match these parameters on this mesh: it has ",
       all(layout).size(),
       " of ",
       all(planned).size(),
       " parameters, or mixes dtypes, groups or Partial gradients in a bucket. "
-      "Set a layout from bucket_names() on the same mesh, or none.");
+      "Set a layout from bucket_names() on the same mesh, or set none.");
 }
 
 void Reducer::set_bucket_layout(

@@ -61,8 +61,9 @@ void Reducer::check_gradient(const Parameter& parameter) const {
       where(),
       "the gradient of ",
       parameter.state.name,
-      " is itself part of a graph: backward() with create_graph cannot be "
-      "reduced over replicas. Run it under no_sync() or on module().");
+      " is itself part of a graph, but DistributedDataParallel cannot reduce "
+      "the gradients of backward() with create_graph. Run it under no_sync() "
+      "or on module().");
   const auto own = local_part(parameter.state.tensor);
   WEFT_CHECK(
       local.sizes() == own.sizes() &&

@@ -20,7 +20,8 @@ void RuntimeStatistics::set_sample_rate(int64_t every) {
       mesh::ErrorContext{"of the runtime statistics"},
       "sample rate >= 1: ",
       every,
-      " given. It is the number of iterations between measurements.");
+      " was given. The sample rate is the number of iterations between "
+      "measurements.");
   every_ = every;
 }
 

@@ -128,7 +128,7 @@ std::string reason_of(const GradientUse& use, size_t place) {
   }
   return contains(*use.not_in_graph, place)
              ? "no output depends on it; "
-             : "an output depends on it, the loss does not; ";
+             : "an output depends on it, but the loss does not; ";
 }
 
 std::string last_gradient_of(const GradientUse& use, size_t place) {

@@ -56,7 +56,7 @@ void check_mesh(const at::Tensor& parameter, const mesh::DeviceMesh& dp) {
       where,
       "a parameter of sizes ",
       parameter.sizes(),
-      " lies on ",
+      " is on ",
       own.to_string(),
       ", which has another root mesh than the replicas'. Take both from one "
       "DeviceMesh::create().");
@@ -66,11 +66,11 @@ void check_mesh(const at::Tensor& parameter, const mesh::DeviceMesh& dp) {
       where,
       "a parameter of sizes ",
       parameter.sizes(),
-      " lies ",
+      " is ",
       impl->spec().to_string(),
-      ", on the replicas' mesh dim \"",
+      ", which includes the replicas' mesh dim \"",
       dp_name,
-      "\" too. Parameters may be DTensors on other mesh dims.");
+      "\". Place it on other mesh dims only.");
 }
 
 int64_t bytes_in(const at::Tensor& parameter) {

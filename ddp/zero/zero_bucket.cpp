@@ -113,7 +113,7 @@ void LocalOptimizer::copy_options(
       own.size(),
       groups.size(),
       mesh::ErrorContext{"factory"},
-      "The factory must pass all of its groups to the optimizer.");
+      "The factory must pass all groups that it receives to the optimizer.");
   for (size_t i = 0; i < own.size(); ++i) {
     own[i].set_options(outer[groups[i]].options().clone());
   }
@@ -189,8 +189,16 @@ void ZeroBucket::refresh() {
               mesh::detail::concat("rank ", rank(), "/", group_.size())}),
           "a parameter of sizes ",
           entry.parameter.sizes(),
-          " has another dtype or device than when the optimizer was created. "
-          "Create the optimizer after module.to().");
+          " is now ",
+          local.dtype(),
+          " on ",
+          local.device(),
+          ", but was ",
+          flat_.dtype(),
+          " on ",
+          flat_.device(),
+          " when the optimizer was created. Create the optimizer after "
+          "module.to().");
       const auto memory = view_as(flat_, offset, local);
       if (!is_same_memory(local, memory)) {
         move_to(entry.parameter, memory);

@@ -95,8 +95,8 @@ void check_parameter(
       kZeroOp,
       where_in(dp),
       text(),
-      " has an optimizer in backward, which drops its gradient. Use one of the "
-      "two.");
+      " already has an optimizer that steps in backward and frees the "
+      "gradient. Use only one of the two optimizers.");
 }
 
 /// What can be seen without the other ranks.
@@ -120,7 +120,7 @@ std::vector<OptimizerParamGroup> checked_groups(
           kZeroOp,
           where_in(dp),
           describe_parameter(g, i, parameters[i]),
-          " is given twice. Pass each parameter once.");
+          " was given twice. Pass each parameter once.");
     }
   }
   WEFT_CHECK(
@@ -140,7 +140,10 @@ std::unique_ptr<torch::optim::OptimizerOptions> default_options(
   groups.emplace_back(std::vector<at::Tensor>{at::zeros({1}).requires_grad_()});
   const auto sample = factory(std::move(groups));
   WEFT_CHECK(
-      sample, kZeroOp, where_in(dp), "the factory returned no optimizer.");
+      sample,
+      kZeroOp,
+      where_in(dp),
+      "the factory returned a null pointer. Return an optimizer.");
   WEFT_CHECK(
       dynamic_cast<const torch::optim::LBFGS*>(sample.get()) == nullptr,
       kZeroOp,
@@ -201,7 +204,7 @@ int64_t checked_cap_bytes(double mib, const mesh::DeviceMesh& dp) {
       where_in(dp),
       "bucket_cap_mb is ",
       mib,
-      ", which is not a valid size. Leave it out for 25.");
+      ", but it must be positive. Leave it out to get the default of 25.");
   return static_cast<int64_t>(std::min(mib, 1e9) * (1 << 20));
 }
 

@@ -276,7 +276,8 @@ void ZeroStateAccess::agree(const std::exception_ptr& error) {
       failed.is_meta() || failed.item<int64_t>() == 0,
       "[",
       kStateOp,
-      "] another replica could not read its part of the state.");
+      "] another replica could not read its part of the state. See the error "
+      "on that rank.");
 }
 
 void ZeroStateAccess::broadcast_numbers_from_leads(dtensor::StateDict& result) {

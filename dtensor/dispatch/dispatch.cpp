@@ -37,10 +37,10 @@ void refuse_plain(const c10::OperatorHandle& op, Arguments arguments) {
       false,
       "[",
       call.name(),
-      "] mixes DTensors with a plain tensor; arguments ",
+      "] mixes DTensors with a plain tensor; the arguments are ",
       describe_arguments(call),
-      ". Make it a DTensor with distribute_tensor() (full tensor) or "
-      "from_local() (local tensor). (",
+      ". Make the plain tensor a DTensor with distribute_tensor() (full "
+      "tensor) or from_local() (local tensor). (",
       call.mesh().describe_rank(),
       ")");
 }

@@ -202,13 +202,13 @@ void check_weight_placements(
       "experts",
       mesh::ErrorContext{spec.mesh().describe_rank()},
       "gate_up_proj and down_proj must have the same placements, Shard(0) over "
-      "at most one mesh dim and Replicate over the others: ",
+      "at most one mesh dim and Replicate over the others, got ",
       describe(gate_up),
       " vs ",
       describe(down),
-      ". Shard experts, not their features: no Shard of gate_up_proj gives "
-      "each rank the gate projection's and the up projection's rows of the "
-      "same features.");
+      ". Shard the experts, not their features: a Shard of the features of "
+      "gate_up_proj would give a rank the gate and the up rows of different "
+      "features.");
 }
 
 // Experts of each rank of the mesh dim.

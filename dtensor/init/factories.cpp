@@ -116,7 +116,7 @@ void check_real(const Blueprint& print) {
       !at::isComplexType(c10::typeMetaToScalarType(print.options.dtype())),
       print.op,
       mesh::ErrorContext{print.target.mesh().describe_rank()},
-      "a complex dtype. Use a real one.");
+      "complex dtypes are not supported. Use a real one.");
 }
 
 } // namespace

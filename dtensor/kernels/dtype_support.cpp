@@ -75,7 +75,7 @@ failure_of(const NeededOp& op, c10::Device device, c10::ScalarType dtype) {
 void check_dtype(c10::Device device, c10::ScalarType dtype) {
   TORCH_CHECK_VALUE(
       at::isFloatingType(dtype),
-      "[check_dtype] a floating dtype to train in: ",
+      "[check_dtype] expected a floating-point dtype to train in, got ",
       dtype,
       ".");
   for (const auto& op : needed_ops()) {

@@ -71,9 +71,9 @@ void refuse_plain(
       plain.sizes(),
       "; operands ",
       describe_operands(operands),
-      ". Make it a DTensor with distribute_tensor() (full tensor) or "
-      "from_local() (local tensor), or use an ImplicitReplication scope if "
-      "every rank has the full tensor. (",
+      ". Make the plain tensor a DTensor with distribute_tensor() (full "
+      "tensor) or from_local() (local tensor), or use an ImplicitReplication "
+      "scope if every rank has the full tensor. (",
       common.mesh().describe_rank(),
       ")");
 }

@@ -129,7 +129,8 @@ void refuse_second_derivative(const variable_list& grads) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !grad.defined() || !grad.requires_grad(),
         "[cross_entropy] second derivatives are not supported with a sharded "
-        "class dim or a z_loss. Redistribute the logits to R first.");
+        "class dim or a z_loss. Redistribute the logits to Replicate first, "
+        "and leave the z_loss out.");
   }
 }
 

@@ -104,10 +104,10 @@ std::string describe_saved(const SavedMeta& meta) {
     const std::string& first,
     const std::string& second) {
   mesh::throw_error<c10::Error>(
-      "[activation_checkpoint] both runs of forward save the same tensors: "
-      "number " +
+      "[activation_checkpoint] forward must save the same tensors when it is "
+      "recomputed, but tensor number " +
       std::to_string(index) + " was " + first + " in forward and is " + second +
-      " when run again. forward must do the same each time (no state, no "
+      " in the recomputation. forward must do the same each time (no state, no "
       "data-dependent branch); otherwise do not checkpoint this module.");
 }
 

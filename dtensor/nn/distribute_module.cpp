@@ -232,8 +232,8 @@ void check_distributable(
       fqn,
       "\" of a ",
       module.name(),
-      " is a plain tensor that cannot be replaced from outside. Build the "
-      "model inside weft::dtensor::DeferredInit.");
+      " is a plain tensor, which cannot be replaced in an existing module. "
+      "Build the model inside weft::dtensor::DeferredInit.");
 }
 
 at::Tensor distribute_parameter(
@@ -295,8 +295,8 @@ void distribute_module(
         mesh::ErrorContext{mesh.describe_rank()},
         "a ",
         module.name(),
-        " has the input_fn or output_fn of an earlier call. Distribute a "
-        "module only once.");
+        " already has an input_fn or output_fn from an earlier call. "
+        "Distribute a module only once.");
     hooks.distributed = true;
     // The hooks live in the module, so the module outlives them.
     if (input_fn) {

@@ -137,8 +137,9 @@ Placements LocalMap::gradient_placements(
         i,
         " is replicated along \"",
         mesh.mesh_dim_names()[d],
-        "\" and requires a gradient, another input is sharded along it, and "
-        "all outputs are replicated: ",
+        "\" and requires a gradient, but another input is sharded along it and "
+        "all outputs are replicated, so it is unclear whether the gradient is "
+        "Partial: ",
         describe(inputs[i]),
         ". Set in_grad_placements: Replicate if this rank's gradient is the "
         "full gradient, Partial if it is one term of it.");
@@ -174,7 +175,7 @@ std::vector<int64_t> agree_on_sizes(
         context_of(mesh),
         "two mesh dims shard dim ",
         dim,
-        " of an output of parts that may differ: ",
+        " of an output whose shards may differ in size: ",
         to_string(placements),
         ". Give out_sizes.");
     cut[dim] = true;

@@ -22,7 +22,7 @@ void check_slice(const at::Tensor& tensor, const mesh::DeviceMesh& mesh) {
       kStateDictOp,
       context_of(mesh),
       describe(tensor),
-      " is on a mesh with another root than ",
+      " is on a mesh whose root mesh is not that of ",
       mesh.to_string(),
       ". Take both from one DeviceMesh::create().");
   for (const auto& name : own.mesh_dim_names()) {

@@ -18,10 +18,11 @@ namespace weft::dtensor {
 /// that loading into them loads the origin.
 using StateDict = std::map<std::string, at::Tensor>;
 
-/// Returns `tensor` on `mesh`, with its placements on the dims of its own mesh,
-/// which must be a slice of `mesh`, and Replicate on the other dims. Plain
-/// tensors are replicated. Shares memory and is not part of a graph; not
-/// collective. Throws: c10::ValueError if its mesh is not a slice of `mesh`.
+/// Returns `tensor` as a DTensor on `mesh`. On the dims of the tensor's own
+/// mesh it keeps its placements; on the others it is Replicate, and a plain
+/// tensor is Replicate on all of them. The result shares memory and is not part
+/// of a graph. Not collective. Throws: c10::ValueError if the tensor's mesh is
+/// not a slice of `mesh`.
 at::Tensor on_mesh(const at::Tensor& tensor, const mesh::DeviceMesh& mesh);
 
 /// Returns the smallest slice of the root of `mesh` that contains `mesh` and

@@ -255,7 +255,11 @@ at::Tensor ForeachCall::aligned_part(
   const bool placed = impl && impl->spec().mesh_ndim() != 0;
   const auto from = placed ? impl->spec() : replicated(to);
   if (from.mesh() != to.mesh()) {
-    refuse(argument, index, "is on another mesh. Redistribute to one mesh");
+    refuse(
+        argument,
+        index,
+        "is on another mesh than the first list's tensor. Redistribute both to "
+        "one mesh");
   }
   const bool is_gradient = op_.schema().arguments()[argument].name() == "grads";
   if (from != to && is_written(argument) &&
@@ -263,7 +267,7 @@ at::Tensor ForeachCall::aligned_part(
     refuse(
         argument,
         index,
-        "is written to, and does not have the placements of the first list's "
+        "is written to, but does not have the placements of the first list's "
         "tensor. Redistribute it");
   }
   check_implicit_redistribution(op_.schema().name(), tensor, from, to, [&] {
@@ -303,8 +307,8 @@ at::Tensor ForeachCall::aligned(size_t argument, size_t index) const {
     refuse(
         argument,
         index,
-        "has other sizes than the first list's tensor. Pass tensors of equal "
-        "sizes");
+        "differs in shape from the first list's tensor. Pass tensors of equal "
+        "shapes");
   }
   // A first tensor on no mesh is replicated.
   return aligned_part(

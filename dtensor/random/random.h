@@ -11,8 +11,8 @@ namespace weft::dtensor {
 
 /// The key of random numbers that depend on the element and not on the rank
 /// that holds it: Philox 4x32-10 keyed by `seed`, with a counter made of
-/// `stream` and the element's index in the full tensor. Every sharding of a
-/// tensor, the CPU and CUDA give bitwise the same values.
+/// `stream` and the element's index in the full tensor. The values are bitwise
+/// the same for every sharding of a tensor, on the CPU and on CUDA.
 /// Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (2011);
 /// ATen/core/PhiloxRNGEngine.h.
 struct RandomKey {

@@ -118,8 +118,8 @@ bool is_finding_cheaper();
 /// Otherwise empty.
 std::string current_module();
 
-/// Scope in which collectives are attributed to `module`. Has no effect if it
-/// is empty.
+/// Scope in which collectives are attributed to `module`. An empty name has no
+/// effect.
 class ModuleScope {
  public:
   explicit ModuleScope(const std::string& module);

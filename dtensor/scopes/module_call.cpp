@@ -96,10 +96,10 @@ std::vector<at::Tensor> run_around(
 void throw_cannot_keep(const torch::nn::Module& module) {
   C10_THROW_ERROR(
       ValueError,
-      "[call] a hook around the calls of a " + module.name() +
-          " keeps its arguments, but one cannot be copied or forward() takes "
-          "it by a reference that is not const. Take it by value or const "
-          "reference, or remove the hook.");
+      "[call] a hook on the calls of a " + module.name() +
+          " copies the arguments, but one argument cannot be copied, or "
+          "forward() takes it by non-const reference. Take it by value or "
+          "const reference, or remove the hook.");
 }
 
 } // namespace detail

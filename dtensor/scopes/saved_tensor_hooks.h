@@ -18,7 +18,7 @@ namespace weft::dtensor {
 
 /// Scope in which tensors that autograd saves for backward in this thread are
 /// passed to `pack`, and backward gets them from `unpack`. The innermost scope
-/// applies. The result of `pack` is the only reference to the tensor.
+/// applies. Autograd keeps only the result of `pack`, not the tensor.
 /// Throws: c10::Error if another autograd engine is installed.
 /// Source: torch/autograd/graph.py, saved_tensors_hooks.
 class SavedTensorsHooks {
@@ -27,8 +27,8 @@ class SavedTensorsHooks {
   using Packed = std::shared_ptr<void>;
   /// Receives the tensor without its history and must not change it.
   using Pack = std::function<Packed(const at::Tensor& tensor)>;
-  /// Called in backward, by the autograd thread that runs the node, as often as
-  /// the node needs it.
+  /// Called in backward, by the autograd thread that runs the node, each time
+  /// the node reads the saved tensor.
   using Unpack = std::function<at::Tensor(const Packed& packed)>;
 
   SavedTensorsHooks(Pack pack, Unpack unpack);

@@ -102,8 +102,8 @@ void check_dim(int64_t tensor_dim) {
   constexpr int64_t kMax = 1 << 20;
   if (tensor_dim < -kMax || tensor_dim > kMax) {
     mesh::throw_error<c10::ValueError>(
-        "[placement] no tensor has the dim " + std::to_string(tensor_dim) +
-        ".");
+        "[placement] got an out-of-range tensor dim " +
+        std::to_string(tensor_dim) + ".");
   }
 }
 
@@ -119,7 +119,7 @@ Placement Shard(int64_t tensor_dim, std::vector<int64_t> sizes) {
       std::ranges::any_of(sizes, [](int64_t rows) { return rows < 0; })) {
     mesh::throw_error<c10::ValueError>(
         "[placement] the rows of S(" + std::to_string(tensor_dim) +
-        ") must be one number per rank, 0 or more.");
+        ") must be one non-negative number per rank.");
   }
   auto placement = Shard(tensor_dim);
   placement.sizes_ =
@@ -131,7 +131,7 @@ Placement StridedShard(int64_t tensor_dim, int64_t split_factor) {
   check_dim(tensor_dim);
   if (split_factor < 1 || split_factor > std::numeric_limits<int32_t>::max()) {
     mesh::throw_error<c10::ValueError>(
-        "[placement] 1 <= split factor < 2^31 of _S(" +
+        "[placement] expected a split factor from 1 to 2^31 - 1, got _S(" +
         std::to_string(tensor_dim) + ", " + std::to_string(split_factor) +
         ").");
   }

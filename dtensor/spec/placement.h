@@ -56,7 +56,8 @@ class Placement {
   /// is Shard(2).
   Placement normalized(int64_t ndim) const;
 
-  /// Returns "S(0)", "S(0, [3, 5])", "_S(0, 2)", "R", "P(sum)".
+  /// Returns a text such as "S(0)", "S(0, [3, 5])" (given sizes), "_S(0, 2)"
+  /// (a StridedShard), "R" or "P(sum)".
   std::string to_string() const;
   /// Parses the format of to_string().
   /// Throws: c10::ValueError naming the text and the formats.

@@ -112,7 +112,7 @@ DTensorSpec::DTensorSpec(
       placements.size(),
       static_cast<size_t>(mesh.ndim()),
       mesh::ErrorContext{mesh.describe_rank()},
-      "Give one placement per mesh dim, not ",
+      "Give one placement per mesh dim; got ",
       dtensor::to_string(placements),
       ".");
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -422,12 +422,12 @@ LocalBox local_box_at(
       has_local_boxes(spec, global_sizes),
       "local_box",
       mesh::ErrorContext{spec.mesh().describe_rank()},
-      "the parts of a tensor of sizes ",
+      "the local shards of a tensor of shape ",
       global_sizes,
       " under ",
       dtensor::to_string(spec.placements()),
-      " are not boxes: a StridedShard has rows that are not adjacent. Use "
-      "local_ranges(), or redistribute to Shard.");
+      " are not contiguous blocks, because the rows of a StridedShard are not "
+      "adjacent. Use local_ranges(), or redistribute to Shard.");
   LocalBox box;
   for (const auto& rows : ranges) {
     box.offset.push_back(rows[0].begin);

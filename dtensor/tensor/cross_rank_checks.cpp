@@ -122,7 +122,7 @@ void check_same_kind(
         claims[r].common == claims[0].common,
         kFromLocal,
         context_of(mesh),
-        "ranks pass local tensors of different sizes or dtypes, or different "
+        "ranks passed local tensors with different sizes, dtypes or "
         "placements: rank ",
         mesh.ranks()[0],
         " has ",
@@ -147,8 +147,8 @@ void check_sizes(
         claims[r].local_sizes == expected,
         kFromLocal,
         context_of(spec.mesh()),
-        "ranks pass local tensors whose sizes or dtypes do not match their "
-        "placements: rank ",
+        "a rank passed a local tensor whose sizes do not match its placements: "
+        "rank ",
         spec.mesh().ranks()[r],
         " has ",
         c10::IntArrayRef(claims[r].local_sizes),
@@ -191,12 +191,12 @@ void check_replicas(const at::Tensor& local, const DTensorSpec& spec) {
         context_of(mesh),
         "rank ",
         mesh.ranks()[r],
-        " has other values than the first rank of mesh dim \"",
+        " has values that differ from those of the first rank of mesh dim \"",
         answers[r],
-        "\", which replicates them under ",
+        "\", although the tensor is replicated over it under ",
         to_string(spec.placements()),
-        ". Broadcast them first, or use the right placement: Shard or "
-        "Partial.");
+        ". Broadcast the values first, or pass Shard or Partial for this mesh "
+        "dim.");
   }
 }
 
@@ -246,11 +246,11 @@ void check_full_tensors_match(
         texts[r] == texts[0],
         "distribute_tensor",
         context_of(mesh),
-        "all ranks must pass the same shape, dtype and placements: rank ",
+        "all ranks must pass the same shape, dtype and placements, but rank ",
         mesh.ranks()[0],
         " has ",
         texts[0],
-        " vs rank ",
+        " and rank ",
         mesh.ranks()[r],
         " has ",
         texts[r],
@@ -269,7 +269,7 @@ void check_is_dense(
       context_of(mesh),
       "the tensor is ",
       what,
-      ". A DTensor has dense values: pass ",
+      ". A DTensor requires dense values. Pass ",
       tensor.defined()
           ? "tensor.to_dense(), or its values as a separate tensor."
           : "a tensor that has some.");
@@ -316,7 +316,8 @@ void check_no_mixed_partials(
         placement.to_string(),
         " in ",
         to_string(placements),
-        ". Their order would be ambiguous. Redistribute one of them.");
+        ". The result would depend on the order of the reductions. "
+        "Redistribute one of them.");
     first = &placement;
   }
 }

@@ -38,9 +38,9 @@ struct DeferredState {
   int64_t dim = 0;
   int64_t index = 0;
 
-  /// The name of the random stream. Clones share it and get equal values. It is
-  /// set when the tensor or a clone is first materialized. Null if there are no
-  /// clones.
+  /// The name of the random stream that a tensor shares with its clones, so
+  /// that they get equal values. The first of them that is materialized sets
+  /// it. Null if the tensor has no clones.
   std::shared_ptr<std::string> stream;
 
   /// Returns true if the first step overwrites all bytes.
@@ -50,11 +50,10 @@ struct DeferredState {
 };
 
 bool is_deferred(const at::Tensor& tensor);
-/// Must be called before reading the local tensor of a user's DTensor. If the
-/// tensor is a copied view, updates it (see refresh()); all ranks of its mesh
-/// must then call this function.
-/// Throws: c10::ValueError naming `op` and the tensor if it is not
-/// materialized.
+/// Checks that a DTensor is materialized, and updates it if it is a copied view
+/// (see refresh()). Call it before reading the local tensor of a user's
+/// DTensor. Collective: all ranks of the mesh, for a copied view. Throws:
+/// c10::ValueError naming `op` and the tensor if it is not materialized.
 void check_materialized(const at::Tensor& tensor, std::string_view op);
 
 } // namespace weft::dtensor

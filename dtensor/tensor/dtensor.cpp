@@ -35,13 +35,14 @@ void check_source(
             (*src_data_rank >= 0 && *src_data_rank < mesh.size(i)),
         "distribute_tensor",
         context_of(mesh),
-        "0 <= src_data_rank < ranks of mesh dim \"",
+        "src_data_rank must be at least 0 and less than the size of mesh dim "
+        "\"",
         mesh.mesh_dim_names()[i],
         "\": ",
         *src_data_rank,
         " vs ",
         mesh.size(i),
-        ". It must be a rank of each mesh dim's group.");
+        ". Pass a rank within the mesh dim's group, not a global rank.");
   }
 }
 
@@ -94,7 +95,7 @@ at::Tensor from_local(
       !is_dtensor(local),
       "from_local",
       context_of(mesh),
-      "the tensor is a DTensor already: ",
+      "the tensor is already a DTensor: ",
       describe(local),
       ". Use redistribute().");
   check_no_mixed_partials(placements, mesh, "from_local");
@@ -109,7 +110,7 @@ at::Tensor from_local(
       local.sizes() == c10::IntArrayRef(expected),
       "from_local",
       context_of(mesh),
-      "local sizes == this rank's part: ",
+      "the local tensor must have the sizes of this rank's shard: ",
       local.sizes(),
       " vs ",
       c10::IntArrayRef(expected),
@@ -162,7 +163,7 @@ at::Tensor distribute_tensor(
         spec_of(tensor) == spec,
         "distribute_tensor",
         context_of(mesh),
-        "the tensor is a DTensor already: ",
+        "the tensor is already a DTensor: ",
         describe(tensor),
         ". Use redistribute().");
     return tensor;

@@ -72,15 +72,17 @@ at::Tensor redistribute(
     const at::Tensor& dtensor,
     const Placements& placements);
 
-/// Distributes a full tensor: sends the values of rank `src_data_rank` (of each
-/// mesh dim's group). With nullopt nothing is sent: each rank uses its own
-/// values, which must be equal. A Partial reduces to exactly these values.
-/// Returns a leaf that keeps requires_grad; a DTensor that already has the
-/// placements is returned as it is. Collective: all ranks of the mesh unless
-/// `src_data_rank` is nullopt; compares the shapes, dtypes and placements of
-/// all ranks first. Throws: c10::ValueError on all ranks, before any value is
-/// sent, if those differ, if redistribute() would throw, if the tensor is not a
-/// leaf, or if a mesh dim does not have that rank.
+/// Distributes a full tensor. In the group of each mesh dim, rank
+/// `src_data_rank` sends its values. With nullopt nothing is sent: each rank
+/// uses its own values, which must be equal. For a Partial, the reduction of
+/// the local tensors gives exactly the full values. Returns a leaf that keeps
+/// requires_grad; a DTensor that already has the placements is returned as it
+/// is.
+/// Collective: all ranks of the mesh unless `src_data_rank` is nullopt;
+/// compares the shapes, dtypes and placements of all ranks first. Throws:
+/// c10::ValueError on all ranks, before any value is sent, if those differ, if
+/// redistribute() would throw, if the tensor is not a leaf, or if a mesh dim
+/// does not have that rank.
 at::Tensor distribute_tensor(
     const at::Tensor& tensor,
     const mesh::DeviceMesh& mesh,

@@ -17,8 +17,8 @@ enum class ConnectResult {
   kUnreachable,
   /// The peer is not a weftrun.
   kNotWeftrun,
-  /// The server closed the connection after our response, or cannot prove the
-  /// token: the tokens differ.
+  /// The tokens differ: the server closed the connection after this host's
+  /// response, or did not prove that it knows the token.
   kRefused,
   kOtherJob,
 };

@@ -45,8 +45,8 @@ OpenSsl load_openssl() {
                                   : reinterpret_cast<F>(dlsym(library, symbol));
     if (function == nullptr) {
       throw LaunchError(fmt::format(
-          "a run on several hosts needs {} of OpenSSL: {}. Install it (Debian: "
-          "libssl3).",
+          "a run on several hosts requires OpenSSL's {}, which cannot be "
+          "loaded: {}. Install it (Debian: libssl3).",
           name,
           dlerror()));
     }

@@ -31,14 +31,15 @@ base::UniqueFd open_private(const std::string& path) {
   }
   if (status.st_uid != geteuid() && status.st_uid != 0) {
     throw LaunchError(fmt::format(
-        "--token-file {} belongs to user {}, not to you ({}).",
+        "--token-file {} belongs to user {}, not to you ({}). Use a copy that "
+        "you own.",
         path,
         status.st_uid,
         geteuid()));
   }
   if ((status.st_mode & 077) != 0) {
     throw LaunchError(fmt::format(
-        "--token-file {} has mode {:04o}: others may read or write it. Run "
+        "--token-file {} has mode {:04o}, which gives other users access. Run "
         "chmod 600 {}.",
         path,
         status.st_mode & 07777,
@@ -54,10 +55,11 @@ std::string read_token(const std::string& path, int fd) {
     throw LaunchError(
         path.empty()
             ? fmt::format(
-                  "a run on several hosts needs a token: --token-file PATH or "
-                  "--token-fd N. {}, and copy it to all hosts.",
+                  "a run on several hosts requires a token (--token-file PATH "
+                  "or --token-fd N). {}, and copy it to all hosts.",
                   kRecipe)
-            : "--token-file and --token-fd: give only one of them.");
+            : "--token-file and --token-fd cannot be combined. Give only one "
+              "of them.");
   }
   const std::string origin =
       path.empty() ? fmt::format("--token-fd {}", fd) : "--token-file " + path;

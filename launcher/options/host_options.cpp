@@ -134,8 +134,9 @@ void set(const std::string& key, const std::string& value, HostOptions& out) {
     out.node_rank = whole(key, value, 0);
   } else if (std::find(kUnused.begin(), kUnused.end(), key) == kUnused.end()) {
     throw LaunchError(fmt::format(
-        "--rdzv-conf {}={}: unknown setting. Known are join_timeout, "
-        "keep_alive_interval, keep_alive_max_attempt, is_host and rank.",
+        "--rdzv-conf {}={} is an unknown setting. Known settings are "
+        "join_timeout, keep_alive_interval, keep_alive_max_attempt, is_host "
+        "and rank.",
         key,
         value));
   }

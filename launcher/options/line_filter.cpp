@@ -27,8 +27,8 @@ LineFilter LineFilter::parse(std::string_view flag, std::string_view text) {
   }
   if (std::ranges::any_of(needles, &std::string::empty)) {
     throw LaunchError(fmt::format(
-        "{} {}: a part is empty, which would match every line. Remove the "
-        "comma, or write ,, for a literal comma.",
+        "{} {}: one of the filters is empty and would match every line. Remove "
+        "the extra comma, or write ,, for a literal comma.",
         flag,
         text));
   }

@@ -59,8 +59,8 @@ LineFilter parse_filter(
     }
   }
   throw LaunchError(fmt::format(
-      "{} copies lines of what --tee selects, but no worker's {} is selected. "
-      "Add --tee {} (3: both streams).",
+      "{} filters the output that --tee selects, but --tee selects no worker's "
+      "{}. Add --tee {} (3 selects both streams).",
       flag,
       stream_name,
       stream));

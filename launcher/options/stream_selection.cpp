@@ -14,8 +14,8 @@ StreamSelection StreamSelection::parse(
     std::string_view text) {
   const auto malformed = [&](std::string_view part) {
     return LaunchError(fmt::format(
-        "{} {}: '{}' is neither 0 (none), 1 (stdout), 2 (stderr) or 3 (both) "
-        "nor a list like 0:1,1:3 of local ranks with one of these.",
+        "{} {}: got '{}', expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), "
+        "or one of these per local rank, such as 0:1,1:3.",
         flag,
         text,
         part));

@@ -65,7 +65,7 @@ int worker_count(const std::string& text) {
   const auto count = base::parse_int(text, 1, kMaxWorkers);
   if (!count) {
     throw LaunchError(fmt::format(
-        "--nproc-per-node {}: not a number from 1 to {}, and not auto, cpu or "
+        "--nproc-per-node {}: expected a number from 1 to {}, auto, cpu or "
         "gpu.",
         text,
         kMaxWorkers));

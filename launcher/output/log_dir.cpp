@@ -60,9 +60,8 @@ LogDir::LogDir(const Options& options) : worker_count_(options.worker_count) {
     std::error_code error;
     if (fs::exists(parent, error) && !fs::is_directory(parent, error)) {
       throw LaunchError(fmt::format(
-          "--log-dir {} is not a folder. Give a folder. Without --redirects "
-          "and "
-          "--tee the flag is not needed.",
+          "--log-dir {} is not a folder. Give a folder, or leave the flag out "
+          "if neither --redirects nor --tee is used.",
           options.log_dir));
     }
     make_folders(parent);

@@ -37,7 +37,8 @@ AddressInfo resolve(const std::string& address, int port) {
   }
   if (error != 0) {
     throw LaunchError(fmt::format(
-        "--master-addr {}: {}. On one host leave it out.",
+        "--master-addr {} cannot be resolved: {}. Leave the flag out on a "
+        "single host.",
         address,
         gai_strerror(error)));
   }

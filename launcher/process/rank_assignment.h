@@ -4,7 +4,7 @@
 
 namespace weft::launcher {
 
-/// The position of this host in one start of the workers ("attempt").
+/// The ranks of this host in one attempt, that is, in one start of the workers.
 struct RankAssignment {
   int node_rank = 0;
   int node_count = 1;

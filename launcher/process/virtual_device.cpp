@@ -60,8 +60,9 @@ void check_virtual_devices(int worker_count) {
   const auto count = listed_devices(list == nullptr ? "" : list).size();
   if (count != 0 && count < static_cast<size_t>(worker_count)) {
     throw LaunchError(fmt::format(
-        "--virtual-local-rank gives each worker its own device, but {}={} has "
-        "{} for {} workers. Start fewer workers, or list more devices.",
+        "--virtual-local-rank gives each worker its own device, but {}={} "
+        "lists {} device(s) for {} workers. Start fewer workers, or list more "
+        "devices.",
         has_hip ? kHip : kCuda,
         list,
         count,

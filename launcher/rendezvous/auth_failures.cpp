@@ -32,10 +32,11 @@ const char* describe(AuthFailure refusal) {
 const char* remedy(AuthFailure refusal) {
   switch (refusal) {
     case AuthFailure::kOtherToken:
-      return ". If it belongs to this run, copy host 0's --token-file to it "
-             "and start weftrun there again";
+      return ". If that host belongs to this run, copy host 0's --token-file "
+             "to it and start weftrun there again";
     case AuthFailure::kOtherJob:
-      return ". If it belongs to this run, give it host 0's --rdzv-id";
+      return ". If that host belongs to this run, start weftrun there with "
+             "host 0's --rdzv-id";
     default:
       return "";
   }

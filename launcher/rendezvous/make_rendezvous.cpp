@@ -39,7 +39,8 @@ bool may_be_host0(const HostOptions& hosts) {
   if (error == EADDRNOTAVAIL) {
     throw LaunchError(fmt::format(
         "the endpoint {} is not an address of this host, but --node-rank is 0. "
-        "Give each host its own --node-rank, and the endpoint of host 0.",
+        "Give each host its own --node-rank, and all hosts the endpoint of "
+        "host 0.",
         where));
   }
   throw LaunchError(
@@ -70,8 +71,9 @@ base::UniqueFd listen_if_host0(const HostOptions& hosts) {
   if (address->is_loopback() && host != "localhost" && host != "::1" &&
       !host.starts_with("127.")) {
     throw LaunchError(fmt::format(
-        "the endpoint's name {} is {} on this host, which other hosts cannot "
-        "reach. Set --local-addr to the address of this host for other hosts.",
+        "the endpoint's name {} resolves to {} on this host, which other hosts "
+        "cannot reach. Set --local-addr to an address of this host that they "
+        "can reach.",
         host,
         address->host()));
   }

@@ -174,8 +174,8 @@ std::optional<JoinRejection> RendezvousServer::rejection(
         .why = options_.hosts.ranked_by_arrival
                    ? fmt::format("all {} hosts have arrived.", members_.size())
                    : fmt::format(
-                         "--node-rank {} is taken. Give each host its own, 0 "
-                         "to {}.",
+                         "--node-rank {} is already used by another host. Give "
+                         "each host its own rank from 0 to {}.",
                          request.node_rank,
                          members_.size() - 1)};
   }
@@ -256,8 +256,10 @@ void RendezvousServer::on_message(Member& member, const json& message) {
 void RendezvousServer::on_disconnect(Member& member, const std::string& why) {
   HostReport& report = member.report;
   if (phase_ == Phase::kWaitingForHosts) {
-    log_line_(
-        fmt::format("weftrun: host {} left again: {}\n", report.host, why));
+    log_line_(fmt::format(
+        "weftrun: host {} disconnected before the start: {}\n",
+        report.host,
+        why));
     return;
   }
   report.loss = why;

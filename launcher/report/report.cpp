@@ -258,7 +258,7 @@ std::string report(const Outcome& outcome, const ReportSources& sources) {
   }
   if (!outcome.stuck.empty()) {
     text += fmt::format(
-        "  not even SIGKILL has ended rank {}: it waits for the kernel\n",
+        "  rank {} did not exit after SIGKILL: it is blocked in the kernel\n",
         join(outcome.stuck));
   }
   if (!sources.logs.empty()) {

@@ -79,7 +79,7 @@ class PairedBackend final : public Backend {
         output.device(),
         ", the input on ",
         input.device(),
-        ". Both have to be on one device.");
+        ". Move both to the same device.");
     return of(output);
   }
 

@@ -72,7 +72,7 @@ void set_debug_level_from_env() {
         kVariable,
         "=",
         *value,
-        " is none of OFF, INFO, DETAIL."));
+        " is unknown. Use OFF, INFO or DETAIL."));
   }
   set_debug_level(level->ours);
 }

@@ -60,8 +60,8 @@ std::string first_slurm_host(
             variables.show(name),
             " with ",
             variables.show("SLURM_NODEID"),
-            " does not give rank 0's host. Export MASTER_ADDR, its name or "
-            "address."));
+            " does not give rank 0's host. Set MASTER_ADDR to the name or "
+            "address of that host on all ranks."));
   }
   return expand_host_list(name, *list).front();
 }
@@ -72,8 +72,8 @@ std::string default_address(const JobVariables& variables, const JobRank& job) {
         "MASTER_ADDR",
         job,
         "so the rendezvous address is unknown. Start the ranks with weftrun, "
-        "or set it to the name or address of rank 0's host (127.0.0.1 on one "
-        "host).");
+        "or set MASTER_ADDR to the name or address of rank 0's host (127.0.0.1 "
+        "on one host).");
   }
   if (is_on_one_host(job)) {
     return "127.0.0.1";
@@ -84,9 +84,9 @@ std::string default_address(const JobVariables& variables, const JobRank& job) {
   throw_missing(
       "MASTER_ADDR",
       job,
-      "and the ranks are on several hosts. Export it, the name or address of "
-      "rank 0's host, to all ranks: mpirun -x MASTER_ADDR=node1 with Open MPI, "
-      "mpiexec -genv MASTER_ADDR node1 with MPICH and Intel MPI.");
+      "and the ranks are on several hosts. Set MASTER_ADDR to the name or "
+      "address of rank 0's host on all ranks: mpirun -x MASTER_ADDR=node1 with "
+      "Open MPI, mpiexec -genv MASTER_ADDR node1 with MPICH and Intel MPI.");
 }
 
 std::string find_address(const JobVariables& variables, const JobRank& job) {
@@ -98,14 +98,14 @@ std::string find_address(const JobVariables& variables, const JobRank& job) {
     throw_error<UsageError>(detail::concat(
         "[environment] MASTER_ADDR=",
         *given,
-        " is every host's own address, but ",
+        " is a loopback address, but ",
         to_string(job.source),
         " started only ",
         job.local_world_size,
         " of ",
         job.world_size,
-        " ranks on this host. Set it to the name or address of rank 0's "
-        "host."));
+        " ranks on this host. Set MASTER_ADDR to the name or address of rank "
+        "0's host."));
   }
   return *given;
 }
@@ -172,7 +172,7 @@ JobEnvironment read_job_environment(const VariableLookup& lookup) {
           "MASTER_PORT",
           job,
           "so the rendezvous address is unknown. Start the ranks with weftrun, "
-          "or set it to a free port of rank 0's host.");
+          "or set MASTER_PORT to a free port of rank 0's host.");
     }
     return job;
   }

@@ -106,9 +106,9 @@ JobSource find_source(const JobVariables& variables) {
   throw_error<UsageError>(detail::concat(
       "[environment] RANK is not set, but ",
       variables.show(kTorchrun.world_size),
-      " is. Set both, or unset WORLD_SIZE: ",
+      " is. Set both, or unset WORLD_SIZE, because ",
       to_string(source),
-      " says how many ranks there are."));
+      " already gives the number of ranks."));
 }
 
 /// Where a launcher says nothing about hosts, a loopback MASTER_ADDR does.
@@ -177,7 +177,8 @@ JobRank read_slurm_place(const JobVariables& variables) {
         tasks,
         " tasks, but ",
         variables.show(size_name),
-        ". They do not belong to one step; start the ranks with srun."));
+        ". These values belong to different job steps. Start the ranks with "
+        "srun."));
   }
   const int64_t host = variables.required(
       "SLURM_NODEID", kStep, 0, static_cast<int64_t>(counts.size()) - 1);
@@ -229,7 +230,7 @@ JobRank read_job_rank(const VariableLookup& lookup) {
         throw_error<UsageError>(detail::concat(
             "[environment] ",
             variables.show(kPmix.rank),
-            " comes without the number of ranks. Set WORLD_SIZE."));
+            " is set, but the number of ranks is not. Set WORLD_SIZE."));
       }
       return read_place(variables, kPmix, source);
   }

@@ -86,7 +86,8 @@ void start_listening(int fd, const JobEnvironment& job) {
         job.master_port,
         ": ",
         std::strerror(errno),
-        ". Another program took it during the start. (rank ",
+        ". Another program took the port during the start. Choose another "
+        "MASTER_PORT. (rank ",
         job.rank,
         "/",
         job.world_size,

@@ -193,7 +193,7 @@ std::vector<int64_t> expand_task_counts(
     const int64_t tasks = number_of(scanner.take_number());
     if (tasks < 1 || tasks > kMaxTasks) {
       scanner.fail(
-          detail::concat(tasks, " tasks on a host, not from 1 to ", kMaxTasks));
+          detail::concat(tasks, " tasks on a host, expected 1 to ", kMaxTasks));
     }
     int64_t hosts = 1;
     if (scanner.take('(')) {
@@ -202,7 +202,7 @@ std::vector<int64_t> expand_task_counts(
       }
       hosts = number_of(scanner.take_number());
       if (hosts < 1) {
-        scanner.fail("a number of tasks is repeated 0 times");
+        scanner.fail("got a repeat count of 0, expected at least 1");
       }
       if (!scanner.take(')')) {
         scanner.fail_here("')'");

@@ -46,8 +46,8 @@ struct AddressList {
           host,
           ": ",
           gai_strerror(failed),
-          ". Set MASTER_ADDR to a name or address of rank 0's host that is "
-          "known here."));
+          ". Set MASTER_ADDR to a name or address of rank 0's host that this "
+          "host can resolve."));
     }
   }
   AddressList(const AddressList&) = delete;

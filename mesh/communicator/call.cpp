@@ -95,7 +95,7 @@ void check_tensor(
       tensor.scalar_type(),
       " vs ",
       call.dtype,
-      ". Convert them, or call once for each dtype.");
+      ". Convert the tensors to one dtype, or make one call per dtype.");
 }
 
 void check_op(
@@ -116,12 +116,13 @@ void check_op(
       where(),
       "An average of ",
       call.dtype,
-      " is not defined. Sum it, or convert it to a floating type.");
+      " is not defined. Use a sum, or convert the tensor to a floating-point "
+      "dtype.");
   WEFT_CHECK(
       (op != ReduceOp::kMin && op != ReduceOp::kMax) || !is_complex,
       call.op,
       where(),
-      "Complex numbers have no order, so no minimum or maximum.");
+      "Minimum and maximum are not defined for complex numbers.");
 }
 
 void check_parts(
@@ -136,7 +137,7 @@ void check_parts(
       parts.size(),
       " vs ",
       group.backend->size(),
-      ". One part per rank of the group is required.");
+      ". Pass one tensor per rank of the group.");
   for (const at::Tensor& part : parts) {
     check_tensor(group, call, part);
   }
@@ -151,11 +152,12 @@ void check_root(
       0 <= root && root < group.backend->size(),
       call.op,
       where(),
-      "0 <= root < ranks of the group: ",
+      "root must be at least 0 and less than the number of ranks in the "
+      "group: ",
       root,
       " vs ",
       group.backend->size(),
-      ". The root must be a rank of the group, not of the world.");
+      ". Pass the root's rank within the group, not its global rank.");
 }
 
 } // namespace weft::mesh

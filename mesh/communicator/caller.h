@@ -75,7 +75,7 @@ class Callers {
   std::shared_ptr<const CallingThread> last_;
   int64_t last_caller_ = 0;
   int64_t next_caller_ = 1;
-  /// The callers that may call again.
+  /// The threads that have called and have not ended.
   std::vector<Known> known_;
   /// System ids of threads that existed at another caller's first call.
   std::set<int64_t> beside_;

@@ -102,7 +102,7 @@ void check_counterparts(
       wholes.size() == parts.size(),
       op,
       group.describe(call),
-      "inputs and outputs must come in pairs: ",
+      "the number of inputs must equal the number of outputs: ",
       wholes.size(),
       " vs ",
       parts.size(),
@@ -115,13 +115,13 @@ void check_counterparts(
         wholes[i].numel() == group.backend->size() * parts[i].numel(),
         op,
         group.describe(call),
-        "elements of the full tensor == ranks * elements of the part: ",
+        "the full tensor must have ranks * (elements of the part) elements: ",
         wholes[i].numel(),
         " vs ",
         group.backend->size() * parts[i].numel(),
         ". Pair ",
         i,
-        " does not hold one part for every rank.");
+        " has a full tensor that does not hold one part per rank.");
   }
 }
 

@@ -133,7 +133,7 @@ Work Communicator::all_gather_uneven(
       outputs[rank()].numel(),
       " vs ",
       input.numel(),
-      ". This rank's output has the size of its input.");
+      ". This rank's output must have the size of its input.");
   const at::NoGradGuard no_grad;
   const Packed to = Packed::output(outputs);
   if (to.buffer().numel() == 0) {
@@ -166,7 +166,7 @@ Work Communicator::reduce_scatter(
       input.numel() == size() * output.numel(),
       call.op,
       where(),
-      "elements of the input == ranks * elements of the output: ",
+      "the input must have ranks * (elements of the output) elements: ",
       input.numel(),
       " vs ",
       size() * output.numel(),
@@ -202,13 +202,13 @@ Work Communicator::reduce_scatter_uneven(
       output.numel() == inputs[rank()].numel(),
       call.op,
       state_->describe(call),
-      "elements of the output == elements of input ",
+      "the output must have as many elements as input ",
       rank(),
       ": ",
       output.numel(),
       " vs ",
       inputs[rank()].numel(),
-      ". The output has the size of this rank's own part.");
+      ". The output receives this rank's part of the sum.");
   call.bytes = total_bytes(inputs);
   if (call.bytes == 0) {
     return Work();

@@ -211,7 +211,7 @@ void reduce_by(const Job& job, ReduceOp op) {
       }
   }
   throw_error<c10::ValueError>(
-      "[reduce] Complex numbers have no order, so no minimum or maximum.");
+      "[reduce] Minimum and maximum are not defined for complex numbers.");
 }
 
 // True is one, so "or" is the greater and "and" the lesser.

@@ -38,7 +38,8 @@ int64_t choose_device(
           *wanted,
           " vs ",
           count,
-          " CUDA device(s) that this rank sees, counted from 0."));
+          " CUDA device(s) visible to this rank. Use a smaller index; the "
+          "first device is 0."));
     }
     return *wanted;
   }
@@ -48,12 +49,12 @@ int64_t choose_device(
         local_world_size,
         " ranks on this host vs ",
         count,
-        " CUDA device(s) that this rank sees; each rank needs one of its own. "
+        " CUDA device(s) visible to this rank; each rank needs its own device. "
         "Start at most ",
         count,
         " here (weftrun --nproc-per-node ",
         count,
-        "), or set WEFT_CUDA_DEVICE=0 where every rank sees only its own."));
+        "), or set WEFT_CUDA_DEVICE=0 if each rank sees only its own device."));
   }
   return local_rank;
 }

@@ -113,8 +113,8 @@ const DevicePlugin& open_cuda() {
       ", which is not at ",
       list(candidates),
       why,
-      ". It is built where CUDA's and NCCL's headers are (docs/gpu.md); name "
-      "it with WEFT_CUDA_LIBRARY=PATH, or set device: cpu."));
+      ". Build it on a host with the CUDA and NCCL headers (docs/gpu.md), set "
+      "WEFT_CUDA_LIBRARY to its path, or set device: cpu."));
 }
 
 } // namespace
@@ -127,8 +127,8 @@ const DevicePlugin& load_device_plugin(const std::string& path) {
         path,
         ": ",
         last_loader_error(),
-        ". Its CUDA libraries come with the torch wheel (WEFT_CUDA=on make "
-        "setup), or set device: cpu."));
+        ". Install the CUDA libraries that come with the torch wheel "
+        "(WEFT_CUDA=on make setup), or set device: cpu."));
   }
   using Entry = const DevicePlugin* (*)();
   const auto entry =
@@ -136,7 +136,7 @@ const DevicePlugin& load_device_plugin(const std::string& path) {
   if (entry == nullptr) {
     refuse(detail::concat(
         path,
-        " is not a device library of weft: it has no ",
+        " is not a Weft device library: it lacks the symbol ",
         kDevicePluginEntry));
   }
   const DevicePlugin* plugin = entry();

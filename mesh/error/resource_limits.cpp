@@ -46,11 +46,11 @@ void check_open_file_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < kMinOpenFiles) {
     throw_error<UsageError>(detail::concat(
-        "[world] open files: ulimit -n is ",
+        "[world] the limit of open files (ulimit -n) is ",
         limit.rlim_cur,
         ", and a rank needs ",
         kMinOpenFiles,
-        " at least. Raise it (ulimit -n) before starting the run."));
+        " or more. Raise the limit before starting the run."));
   }
 }
 

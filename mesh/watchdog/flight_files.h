@@ -19,9 +19,9 @@ struct FlightFiles {
   std::string json;
 };
 
-/// Writes both files atomically and creates their folder. If the prefix ends in
-/// '/', it is a folder and "rank_" is added.
-/// Throws: std::system_error naming the path.
+/// Writes the files of FlightFiles atomically and creates their folder. A
+/// `prefix` that ends in '/' is a folder; the names of its files then begin
+/// with "rank_". Throws: std::system_error naming the path.
 FlightFiles write_flight_record(
     const std::vector<GroupRecord>& groups,
     int64_t rank,

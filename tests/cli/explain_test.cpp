@@ -355,7 +355,7 @@ TEST(MeasuredRun, ReadsTracesAndMetrics) {
   for (const auto* broken :
        {"", "{", "[]", R"({"traceEvents":[{"pid":"x"}]})"}) {
     folder.write("trace.json", broken);
-    EXPECT_THAT(refusal(recipe), HasSubstr("trace.json: not a trace"));
+    EXPECT_THAT(refusal(recipe), HasSubstr("trace.json is not a trace"));
   }
   folder.write(
       "metrics.jsonl",

@@ -197,8 +197,7 @@ TEST(OwnModel, RefusesOptionsAtTheOption) {
        "gelu"},
       {"{width: 64, bias: 1}",
        "r.yaml:1:47: model.options.bias: expected a bool (true, false), found "
-       "the "
-       "number 1"},
+       "the number 1"},
       {"{width: 64, tags: a}",
        "r.yaml:1:47: model.options.tags: expected a list of strings, found the "
        "string \"a\"; write [\"a\"]"},
@@ -212,8 +211,8 @@ TEST(OwnModel, RefusesOptionsAtTheOption) {
        "r.yaml:1:48: model.options.tags: expected a number, a string, or a "
        "bool, found a list"},
       {"{width: 64, width: 32}",
-       "r.yaml:1:41: model.options.width: repeated key; it is already in line "
-       "1"},
+       "r.yaml:1:41: model.options.width: this key is repeated. It is already "
+       "set in line 1"},
       {"64", "r.yaml:1:29: model.options: expected a map, found the number 64"},
       {"{width: 64, scale: 13}", "r.yaml:1:29: model.options: 13 is no scale"}};
   for (const auto& [options, message] : cases) {
@@ -253,8 +252,8 @@ TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
       "key; model.options.width is not a section; a recipe has name, device, "
       "seed, products, cost_model, output_dir, mesh, model, tp, ddp, fsdp, "
       "comm, data, train, lora, optimizer, lr_schedule, ema, eval, checkpoint, "
-      "integrity_check, "
-      "straggler_detection, log, trace, links, communication_budget");
+      "integrity_check, straggler_detection, log, trace, links, "
+      "communication_budget");
 }
 
 TEST(OwnModel, IsRefusedWhereItIsNotLinkedIn) {
@@ -295,19 +294,19 @@ TEST(OwnModel, TypesAreCheckedBeforeAnythingIsRead) {
   other.name = "llama";
   EXPECT_EQ(
       types_refusal({other}),
-      "the model type \"llama\" that is linked in has the name of one of "
-      "Weft's model types");
+      "the model type \"llama\" that is linked in has the same name as a "
+      "built-in model type. Rename it");
   for (const auto* name : {"", "my model", "my.model", "7b"}) {
     other.name = name;
     EXPECT_THAT(
         types_refusal({other}),
-        HasSubstr("needs a name of letters, digits and _"));
+        HasSubstr("has an invalid name; use only letters, digits and _"));
   }
   other = bag();
   other.plan = nullptr;
   EXPECT_EQ(
       types_refusal({other}),
-      "the model type \"bag\" that is linked in lacks one of title, config, "
+      "the model type \"bag\" that is linked in must set all of title, config, "
       "outputs, make and plan");
 }
 

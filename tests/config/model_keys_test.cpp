@@ -138,7 +138,7 @@ TEST(ModelKeys, NestedSectionsAreReadStrictly) {
       model_refusal(
           kMinRecipe,
           {"model.rope_scaling={rope_type: llama3, high_freq_factor: 1}"}),
-      "1 is not above model.rope_scaling.low_freq_factor=1");
+      "1 is not greater than model.rope_scaling.low_freq_factor=1");
 }
 
 TEST(ModelKeys, DataFitsTheModel) {
@@ -152,10 +152,10 @@ TEST(ModelKeys, DataFitsTheModel) {
       "tokens, not digits");
   EXPECT_EQ(
       model_refusal(kVit, {"model.image_size=16"}),
-      "16, but data.type=digits has 8");
+      "got 16, but data.type=digits requires 8");
   EXPECT_EQ(
       model_refusal(kVit, {"model.channels=3"}),
-      "3, but data.type=digits has 1");
+      "got 3, but data.type=digits requires 1");
   EXPECT_EQ(
       model_refusal(kVit, {"model.num_classes=9"}),
       "9 is smaller than the number of digits, 10");
@@ -165,7 +165,8 @@ TEST(ModelKeys, DataFitsTheModel) {
 TEST(ModelKeys, SizesFitEachOther) {
   EXPECT_EQ(
       model_refusal(kVit, {"model.patch_size=3"}),
-      "model.image_size=8 is not divisible by 3; it can be 1, 2, 4 or 8");
+      "model.image_size=8 is not divisible by 3; the patch size can be 1, 2, 4 "
+      "or 8");
   EXPECT_EQ(
       model_refusal(kMoe, {"model.num_experts_per_tok=5"}),
       "5 is more than model.num_experts=4");
@@ -192,7 +193,7 @@ TEST(ModelKeys, RecomputationNamesItsModules) {
           kMinRecipe,
           {"train.activation_checkpoint=full",
            "train.activation_checkpoint_modules=[x]"}),
-      "only train.activation_checkpoint=selective uses it, but that is full");
+      "requires train.activation_checkpoint=selective, but that key is full");
   EXPECT_EQ(
       model_refusal(
           kMinRecipe,
@@ -204,8 +205,9 @@ TEST(ModelKeys, RecomputationNamesItsModules) {
 TEST(ModelKeys, AdaptersNameTheirTargets) {
   EXPECT_EQ(
       model_refusal(kMinRecipe, {"lora.rank=4"}),
-      "4 without lora.target_modules; name the Linear layers that get an "
-      "adapter, such as [\"model.layers.*.self_attn.*\"]");
+      "got 4 without lora.target_modules. Set lora.target_modules to the "
+      "Linear layers that get an adapter, such as "
+      "[\"model.layers.*.self_attn.*\"]");
   const Recipe recipe = resolved_text(
       kMinRecipe, {"lora={rank: 4, target_modules: ['*.q_proj']}"});
   EXPECT_EQ(recipe.lora.target_modules, (std::vector<std::string>{"*.q_proj"}));

@@ -112,7 +112,9 @@ TEST(YamlTree, SizeIsTakenToTheLimitAndNoFurther) {
   EXPECT_EQ(refusal_of(text).line, -1);
   const Refusal more = refusal_of(text + "x");
   EXPECT_EQ(more.line, 0);
-  EXPECT_EQ(more.message, "1048577 bytes; a recipe has at most 1048576");
+  EXPECT_EQ(
+      more.message,
+      "the recipe has 1048577 bytes, but at most 1048576 are allowed");
 }
 
 TEST(YamlTree, ValuesAreCountedToTheLimitAndNoFurther) {
@@ -138,13 +140,13 @@ TEST(YamlTree, RefusesWhatRecipesDoNotUse) {
       {"a: ! 1\n", 1, 4, "tags (!) are not supported"},
       {"a: !x [1]\n", 1, 4, "tags (!) are not supported"},
       {"!!map {a: 1}\n", 1, 1, "tags (!) are not supported"},
-      {"a: 1\n---\nb: 2\n", 2, 1, "a second document"},
-      {"a: 1\n...\nb: 2\n", 3, 1, "a second document"},
-      {"{foo:", 1, 5, "is a bracket or a quote left open?"},
+      {"a: 1\n---\nb: 2\n", 2, 1, "a second YAML document"},
+      {"a: 1\n...\nb: 2\n", 3, 1, "a second YAML document"},
+      {"{foo:", 1, 5, "Check for an unclosed bracket or quote"},
       {"a: [1, 2\n",
        2,
        1,
-       "end of sequence flow not found; the text ends here"},
+       "end of sequence flow not found. The text ends here"},
       {"a: \"x\nb: 1\n", 1, 4, "this quote is never closed"},
       {"a: ['it''s]\n", 1, 5, "this quote is never closed"},
       {"a: 1\n  b: 2\n", 2, 4, "not YAML: illegal map value"},

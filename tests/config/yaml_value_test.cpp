@@ -113,7 +113,8 @@ TEST(YamlValue, Texts) {
   EXPECT_EQ(read<std::string>("\"\""), "");
   EXPECT_EQ(
       value_refusal<std::string>("12"),
-      "expected a string, found the number 12; put it in quotes if it is one");
+      "expected a string, found the number 12; put the value in quotes to make "
+      "it a string");
   EXPECT_EQ(
       value_refusal<std::string>("\"a\\0\""),
       "expected a string without control characters, found the string "

@@ -110,8 +110,8 @@ TEST(TokenBatches, ATokenOutsideOfTheVocabularyIsNamedBeforeItReachesADevice) {
   EXPECT_NE(message.find(path), std::string::npos) << message;
   EXPECT_NE(
       message.find(
-          "token 920 (number " + std::to_string(first + 2) +
-          " of the file) is outside of the vocabulary of 900"),
+          "token 920 at index " + std::to_string(first + 2) +
+          " of the file is outside the vocabulary of 900"),
       std::string::npos)
       << message;
   EXPECT_NE(
@@ -207,9 +207,9 @@ TEST_F(BatchLoaderTest, OpensWhatARecipeNames) {
   recipe.data.sequence_length = 2000;
   EXPECT_EQ(
       message_of<mesh::UsageError>([&] { BatchLoader::open(recipe, 0); }),
-      "override data.sequence_length=8: data.sequence_length: 2000 is too long "
-      "for data of 2002 tokens: one training and one validation sample need "
-      "4002");
+      "override data.sequence_length=8: data.sequence_length: a sequence "
+      "length of 2000 is too long for data of 2002 tokens. One training and "
+      "one validation sample need 4002");
   recipe.data.paths = {"/nonexistent"};
   const std::string message =
       message_of<mesh::UsageError>([&] { BatchLoader::open(recipe, 0); });

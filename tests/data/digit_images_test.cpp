@@ -162,12 +162,12 @@ TEST_F(DigitImagesTest, RefusesFilesThatAreNotThereOrBroken) {
         DigitImages({"/nonexistent.csv.gz"}, 1, "r.yaml: data.paths");
       }),
       "r.yaml: data.paths[0]: \"/nonexistent.csv.gz\": No such file or "
-      "directory. `make digits` puts the images of scikit-learn at "
+      "directory. Run `make digits` to write the images of scikit-learn to "
       ".cache/digits.csv.gz");
   EXPECT_THAT(
       refusal_of(digit_row(1)),
-      EndsWith("1 images; at least one for training and one for validation are "
-               "needed"));
+      EndsWith("1 images, expected at least one for training and one for "
+               "validation"));
   const std::string whole = read_text(folder_ / "digits.csv.gz");
   EXPECT_THAT(
       refusal_of(whole.substr(0, whole.size() / 2)), HasSubstr("bad.csv\""));

@@ -95,8 +95,8 @@ TEST(SampleOrder, RefusesDataThatIsTooShort) {
   EXPECT_EQ(
       message_of<mesh::UsageError>(
           [] { SampleOrder(21, 10, 1, "r.yaml:4:3: data.sequence_length"); }),
-      "r.yaml:4:3: data.sequence_length: 10 is too long for data of 21 tokens: "
-      "one training and one validation sample need 22");
+      "r.yaml:4:3: data.sequence_length: a sequence length of 10 is too long "
+      "for data of 21 tokens. One training and one validation sample need 22");
 }
 
 TEST(SampleOrder, AnEpochTakesEverySampleOnceAndTheNextInAnotherOrder) {

@@ -187,11 +187,13 @@ TEST(TextCorpus, NoticesFilesThatChange) {
   EXPECT_EQ(
       message(corpus),
       "data file \"" + path +
-          "\", offset 0: changed since the run started: 10 bytes then, 4 now");
+          "\", offset 0: the file changed after the run started: it had 10 "
+          "bytes then and has 4 now");
   EXPECT_EQ(
       message(open),
       "data file \"" + path +
-          "\", offset 4: ends here; it had 10 bytes when the run started");
+          "\", offset 4: the file ends here, but it had 10 bytes when the run "
+          "started");
 
   TextCorpus again({folder.path()});
   fs::remove(path);
@@ -209,7 +211,7 @@ TEST(TextCorpus, NoticesAFileWrittenAnew) {
   fs::last_write_time(path, fs::file_time_type::clock::now());
   EXPECT_THAT(
       message_of<DataError>([&] { all_text(corpus); }),
-      HasSubstr("changed since the run started"));
+      HasSubstr("changed after the run started"));
 }
 
 TEST(TextCorpus, FingerprintTellsNamesAndSizes) {

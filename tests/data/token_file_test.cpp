@@ -99,23 +99,25 @@ TEST(TokenFile, RefusesDamagedFiles) {
   const auto tokens = packed<uint16_t>({1, 2, 3});
   EXPECT_THAT(
       open_error(folder.write("odd.bin", tokens + "x")),
-      AllOf(HasSubstr("odd.bin\", offset 6"), HasSubstr("7 bytes are no")));
+      AllOf(
+          HasSubstr("odd.bin\", offset 6"),
+          HasSubstr("the file has 7 bytes, which is not")));
   EXPECT_THAT(open_error(folder / "none.bin"), HasSubstr("No such file"));
   EXPECT_THAT(open_error(folder.path()), HasSubstr("not a regular file"));
   EXPECT_THAT(
       open_error(folder.write("short.bin", "x"), TokenFormat::kLlmC),
-      HasSubstr("offset 1: ends within llm.c's header"));
+      HasSubstr("offset 1: the file ends within llm.c's header"));
   EXPECT_THAT(
       open_error(
           folder.write("magic.bin", llm_c(1, 1, 3) + tokens),
           TokenFormat::kLlmC),
-      HasSubstr("offset 0: magic number 1 is not"));
+      HasSubstr("offset 0: got magic number 1, expected"));
   EXPECT_THAT(
       open_error(folder.write("v.bin", llm_c(20240520, 2, 3) + tokens)),
-      HasSubstr("offset 4: format version is 2, expected 1"));
+      HasSubstr("offset 4: version 2, expected 1"));
   EXPECT_THAT(
       open_error(folder.write("cut.bin", llm_c(20240520, 1, 4) + tokens)),
-      HasSubstr("offset 1030: 4 tokens of uint16 need 1032 bytes, but the "
+      HasSubstr("offset 1030: 4 tokens of type uint16 need 1032 bytes, but the "
                 "file has 1030"));
   EXPECT_THAT(
       open_error(folder.write("more.bin", llm_c(20240520, 1, 2) + tokens)),
@@ -138,12 +140,12 @@ TEST(TokenFile, RefusesDamagedIndexes) {
     EXPECT_THAT(message(whole.substr(0, length)), HasSubstr("a.idx\", offset"))
         << length;
   }
-  EXPECT_THAT(message(whole + "x"), HasSubstr("do not make"));
+  EXPECT_THAT(message(whole + "x"), HasSubstr("do not match the file size"));
   EXPECT_THAT(
       message(Index{.magic = "MMIDIDY\0\0"}.bytes()), HasSubstr("a.idx"));
   EXPECT_THAT(
       message(Index{.version = 2}.bytes()),
-      HasSubstr("offset 9: format version is 2, expected 1"));
+      HasSubstr("offset 9: version 2, expected 1"));
   EXPECT_THAT(
       message(Index{.type = 6}.bytes()), HasSubstr("offset 17: type 6"));
   EXPECT_THAT(
@@ -151,18 +153,21 @@ TEST(TokenFile, RefusesDamagedIndexes) {
       HasSubstr("offset 38: a length of -1"));
   EXPECT_THAT(
       message(Index{.begins = {0, 6, 8}}.bytes()),
-      HasSubstr("sequence 2 begins at byte 8, but the ones before it end at "
-                "6"));
+      HasSubstr("sequence 2 begins at byte 8, but the previous sequences end "
+                "at byte 6"));
   EXPECT_THAT(
       message(Index{.documents = {0, 3, 1}}.bytes()),
       HasSubstr("document end"));
   EXPECT_THAT(
       message(Index{.documents = {0, 1, 2}}.bytes()),
-      HasSubstr("documents end at sequence 2 of 3"));
+      HasSubstr(
+          "the last document ends at sequence 2, but there are 3 sequences"));
   // Of another .bin.
   EXPECT_THAT(
       message(Index{.lengths = {3, 0, 3}}.bytes()),
-      AllOf(HasSubstr("a.bin\", offset 10"), HasSubstr("6 tokens of uint16")));
+      AllOf(
+          HasSubstr("a.bin\", offset 10"),
+          HasSubstr("6 tokens of type uint16")));
 }
 
 TEST(TokenFile, NamesATokenThatIsTooLarge) {
@@ -175,7 +180,7 @@ TEST(TokenFile, NamesATokenThatIsTooLarge) {
       data_error([&] { file.check_below(300); }),
       AllOf(
           HasSubstr("a.bin\", offset 300002"),
-          HasSubstr("token 300 (number 150001 of the file) is outside of the "
+          HasSubstr("token 300 at index 150001 of the file is outside the "
                     "vocabulary of 300")));
   folder.write("b.bin", packed<int32_t>({1, -5, 3}));
   folder.write(
@@ -196,8 +201,8 @@ TEST(TokenFile, NoticesFilesThatChange) {
   Ids tokens(1);
   EXPECT_THAT(
       data_error([&] { file.read(2, tokens); }),
-      HasSubstr("a.bin\", offset 4: changed since it was opened: 6 bytes then, "
-                "2 now"));
+      HasSubstr("a.bin\", offset 4: the file changed after it was opened: it "
+                "had 6 bytes then and has 2 now"));
   std::filesystem::remove(path);
   EXPECT_THAT(
       data_error([&] { file.read(2, tokens); }), HasSubstr("No such file"));
@@ -274,7 +279,7 @@ TEST(TokenData, RefusedBeforeTraining) {
       HasSubstr("offset 0: token 458759 "));
   EXPECT_THAT(
       open_refusal(recipe_of(data + ", format: llm.c}")),
-      HasSubstr("magic number 458759"));
+      HasSubstr("got magic number 458759"));
   EXPECT_THAT(
       open_refusal(recipe_of(data + ", format: megatron}")),
       HasSubstr("a.idx\", offset 0: No such file"));
@@ -313,13 +318,13 @@ TEST(TokenData, RefusesTokenizersThatDoNotFit) {
           tokens + ", tokenizer: " + kTokenizers + "llama3.json}", 600),
       AllOf(
           HasSubstr("data.tokenizer: \""),
-          HasSubstr("was written by tokenizer")));
+          HasSubstr("was written with tokenizer")));
   EXPECT_THAT(
       with_vocabulary(
           tokens + ", tokenizer: " + kTokenizers + "llama3.json}", 504),
       AllOf(
           HasSubstr("byte-level BPE of 600 tokens"),
-          HasSubstr("does not match model.vocab_size=504")));
+          HasSubstr("has more tokens than model.vocab_size=504")));
   EXPECT_THAT(
       open_refusal(recipe_of(
           "data: {sequence_length: 8, tokenizer: t.json, paths: [" + text +
@@ -343,10 +348,12 @@ TEST(TokenData, TrustsOnlyWhatIsAsItWasWritten) {
   folder.write("out.bin", content + "xx");
   EXPECT_THAT(
       open_error(options.output),
-      AllOf(HasSubstr("tokens of uint16, but"), HasSubstr("out.bin.json")));
+      AllOf(
+          HasSubstr("tokens of type uint16, but"), HasSubstr("out.bin.json")));
   folder.write("out.bin.json", "{}");
   EXPECT_THAT(
-      open_error(options.output), HasSubstr("not what weft tokenize writes"));
+      open_error(options.output),
+      HasSubstr("does not have the format that weft tokenize writes"));
   std::filesystem::remove(folder / "out.bin.json");
   std::filesystem::create_directory(folder / "out.bin.json");
   EXPECT_THAT(

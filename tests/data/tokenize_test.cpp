@@ -71,7 +71,7 @@ TEST(Tokenize, RefusesAndLeavesNothing) {
   options.document_separator = "|";
   EXPECT_THAT(
       data_error([&] { tokenize(*tokenizer, options); }),
-      HasSubstr("bad.txt\", offset 6: not UTF-8: 0xff"));
+      HasSubstr("bad.txt\", offset 6: byte 0xff is not valid UTF-8"));
   EXPECT_FALSE(std::filesystem::exists(options.output));
   EXPECT_EQ(
       std::distance(
@@ -147,7 +147,7 @@ TEST(Tokenize, LeavesWhatItDidNotWrite) {
       EXPECT_THAT(
           message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); }),
           AllOf(
-              HasSubstr(folder / name + "\": it exists"),
+              HasSubstr(folder / name + "\": the file exists"),
               HasSubstr("--force")));
       EXPECT_EQ(files_in(folder), before);
     }
@@ -178,7 +178,7 @@ TEST(Tokenize, LeavesTheIndexOfOtherTokens) {
   options.format = TokenFormat::kRaw;
   EXPECT_THAT(
       message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); }),
-      HasSubstr("docs.idx\": it exists"));
+      HasSubstr("docs.idx\": the file exists"));
   EXPECT_EQ(files_in(folder), before);
 }
 
@@ -193,7 +193,7 @@ TEST(Tokenize, RefusesNamesOfCompanionsAndWhatIsNoFile) {
   for (const bool force : {false, true}) {
     options.force = force;
     for (const char* name : {"x.idx", "x.json", "x.bin.json"}) {
-      EXPECT_THAT(message(folder / name), HasSubstr("use another name"));
+      EXPECT_THAT(message(folder / name), HasSubstr("Use another name"));
       EXPECT_FALSE(std::filesystem::exists(folder / name));
     }
     std::filesystem::create_directories(folder / "y.bin.json");

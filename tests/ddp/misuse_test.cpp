@@ -83,7 +83,7 @@ TEST_P(Misuse, FusedOptimizersMayComeInParts) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { ddp.register_fused_optim(sgd); }),
-        HasSubstr("already has an optimizer in backward"));
+        HasSubstr("already has an optimizer that steps in backward"));
   });
 }
 

@@ -137,7 +137,7 @@ TEST(OptionErrors, NameTheOptionAndWhatIsWrong) {
       refusal(
           {.delay_all_reduce_named_params = {"a.weight"},
            .param_to_hook_all_reduce = "a.weight"}),
-      HasSubstr("would wait for themselves"));
+      HasSubstr("would then wait for themselves"));
   EXPECT_THAT(
       refusal({.params_and_buffers_to_ignore = {"d.weight"}}),
       HasSubstr("params_and_buffers_to_ignore names \"d.weight\""));

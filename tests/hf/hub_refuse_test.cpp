@@ -65,9 +65,8 @@ TEST(HubRefuse, AllTensorsThatDoNotFitAreListedTogether) {
           HasSubstr("2 not expected (head.weight in model.safetensors, "
                     "model.layers.1.mlp.up_proj.weight in model.safetensors)"),
           HasSubstr("2 of another shape or type"),
-          HasSubstr(
-              "model.layers.0.input_layernorm.weight is float32 [3, 4] in "
-              "model.safetensors, not [12]"),
+          HasSubstr("model.layers.0.input_layernorm.weight is float32 [3, 4] "
+                    "in model.safetensors, not [12]"),
           HasSubstr("o_proj.weight is int32 [12, 12]")));
 }
 
@@ -110,7 +109,7 @@ TEST(HubRefuse, FoldersWithoutWeights) {
   fs::rename(folder / "model.safetensors", folder / "x");
   EXPECT_THAT(
       usage_refusal(folder),
-      HasSubstr("there is neither model.safetensors nor "
+      HasSubstr("the folder contains neither model.safetensors nor "
                 "model.safetensors.index.json"));
   temp.write("model/pytorch_model.bin", "x");
   EXPECT_THAT(usage_refusal(folder), HasSubstr("pickled weights"));
@@ -132,10 +131,10 @@ TEST(HubRefuse, DamagedFilesAreNamedWithTheByte) {
         damage_of(folder), AllOf(HasSubstr(path.string()), HasSubstr(text)));
   };
   expect_damage(
-      sound.substr(0, sound.size() - 1), "bytes of data, the file has");
-  expect_damage(sound + "x", "bytes of data, the file has");
+      sound.substr(0, sound.size() - 1), "bytes of data, but the file has");
+  expect_damage(sound + "x", "bytes of data, but the file has");
   expect_damage(sound.substr(0, 7), "7 bytes");
-  expect_damage(sound.substr(0, 100), "byte 0: a header of");
+  expect_damage(sound.substr(0, 100), "byte 0: the file states a header of");
   expect_damage(std::string(8, '\xff') + sound.substr(8), "byte 0");
   temp.write("model/model.safetensors", sound);
   const auto file = TensorFile::read(path);
@@ -167,7 +166,7 @@ TEST(HubRefuse, IndexesThatLieOrLeadElsewhere) {
         damage_of(folder),
         AllOf(
             HasSubstr("model.safetensors.index.json"),
-            HasSubstr("cannot be the name of a file in its folder")))
+            HasSubstr("expected the plain name of a file")))
         << elsewhere;
   }
   with("model.norm.weight", 3);

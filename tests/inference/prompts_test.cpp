@@ -112,7 +112,8 @@ TEST(Prompts, AreRefusedWithTheReason) {
   EXPECT_THAT(refusal({.texts = {"a"}}, false), HasSubstr("needs a tokenizer"));
   EXPECT_THAT(
       refusal({.tokens = std::vector<int64_t>{1, 256}}),
-      HasSubstr("prompt token 1 is 256, but the model has 256 tokens"));
+      HasSubstr(
+          "prompt token 1 is 256, but the model's vocabulary has 256 tokens"));
   EXPECT_THAT(
       refusal({.tokens = std::vector<int64_t>{-1}}),
       HasSubstr("prompt token 0 is -1"));
@@ -134,8 +135,8 @@ TEST(Prompts, ModelsWithPositionsHaveSoMuchRoom) {
   };
   EXPECT_THAT(
       refusal(prompts, 6),
-      HasSubstr("15 tokens and 6 new ones are more than the model's 20 "
-                "positions. --max-new-tokens can be at most 5."));
+      HasSubstr("15 tokens plus 6 new tokens exceeds the model's 20 positions. "
+                "--max-new-tokens can be at most 5."));
   EXPECT_THAT(
       refusal({std::vector<int64_t>(20, 3)}, 1),
       HasSubstr("Give a shorter prompt."));
@@ -154,7 +155,7 @@ TEST(Prompts, TokenizersOfOtherModelsAreRefused) {
   EXPECT_THAT(
       message_of<mesh::UsageError>(
           [&] { find_tokenizer(recipe, std::nullopt); }),
-      HasSubstr("does not belong to the model, which has 100 tokens"));
+      HasSubstr("has more tokens than the model's vocabulary of 100"));
 }
 
 TEST(Prompts, EndTokensAreThoseOfTheModelsFolder) {
@@ -254,7 +255,9 @@ TEST_F(TokenizerChoice, AreNumbersWithoutATokenizer) {
         HasSubstr("model.from (" + (folder_ / "model") + ") is gone"));
     each.model.from.clear();
     EXPECT_EQ(found(each), "none");
-    EXPECT_THAT(refusal(each), HasSubstr("names none for its 4096 tokens"));
+    EXPECT_THAT(
+        refusal(each),
+        HasSubstr("sets no tokenizer for its vocabulary of 4096 tokens"));
   }
   // A vocabulary of nothing but bytes.
   EXPECT_EQ(found(resolved(recipe_of(256, ", type: tokens"))), "bytes");

@@ -175,8 +175,8 @@ TEST_F(ClustersTest, HalfOfTorchrunsVariablesIsRefused) {
   EXPECT_EQ(
       run.last_error_line(),
       "ERROR 2 rank=0 op=train [environment] RANK is not set, but WORLD_SIZE=2 "
-      "is. Set both, or unset WORLD_SIZE: Slurm says how many ranks there "
-      "are.");
+      "is. Set both, or unset WORLD_SIZE, because Slurm already gives the "
+      "number of ranks.");
   EXPECT_FALSE(fs::exists(folder_ / "outputs"));
 }
 

@@ -78,7 +78,7 @@ TEST_F(ExplainCommandTest, ExitsWithTwoForWhatIsWrong) {
     EXPECT_THAT(result.output, IsEmpty());
   };
   expect_usage({"missing.yaml"}, "missing.yaml");
-  expect_usage({"tiny.yaml"}, "give --world-size");
+  expect_usage({"tiny.yaml"}, "Give --world-size");
   expect_usage({"tiny.yaml", "--world-size", "0"}, "--world-size");
   expect_usage({"tiny.yaml", "--world-size", "x"}, "--world-size");
   expect_usage({"tiny.yaml", "--worldsize", "4"}, "did you mean");
@@ -94,7 +94,7 @@ TEST_F(ExplainCommandTest, ExitsWithTwoForWhatIsWrong) {
       {"tiny.yaml", "--world-size", "5", "mesh.tp=5"}, "not divisible");
   expect_usage(
       {"tiny.yaml", "--world-size", "2", "--measured", "nowhere"},
-      "nowhere: has no recipe.yaml");
+      "nowhere has no recipe.yaml");
   expect_usage({"tiny.yaml", "--world-size", "2097152"}, "--world-size");
   expect_usage(
       {"tiny.yaml", "--world-size", "2", "links.tp_latency_us=3"},

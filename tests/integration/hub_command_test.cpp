@@ -158,9 +158,8 @@ TEST_F(HubCommandTest, FoldersThatDoNotFitAreRefusedBeforeTraining) {
   write("model/config.json", "{\"model_type\": \"bert\"}");
   EXPECT_THAT(
       failure(tune(1, 2), 2),
-      HasSubstr(
-          "hub.yaml:3:15: model.from: model/config.json: model_type: \"bert\" "
-          "is not supported"));
+      HasSubstr("hub.yaml:3:15: model.from: model/config.json: model_type: "
+                "\"bert\" is not supported"));
   fs::remove_all(folder_ / "model");
   fs::copy(fs::path(WEFT_TEST_HUB_FOLDER) / "llama", folder_ / "model");
   const auto weights = folder_ / "model/model.safetensors";
@@ -169,7 +168,7 @@ TEST_F(HubCommandTest, FoldersThatDoNotFitAreRefusedBeforeTraining) {
       failure(tune(1, 2), 4),
       AllOf(
           HasSubstr("model/model.safetensors"),
-          HasSubstr("bytes of data, the file has")));
+          HasSubstr("bytes of data, but the file has")));
 }
 
 } // namespace

@@ -280,7 +280,7 @@ TEST_F(InferenceTest, EvalRefusesTokensThatCannotBe) {
   write_tokens("few.bin", corpus_tokens(40));
   EXPECT_THAT(
       eval_refused({"--tokens", "few.bin"}),
-      AllOf(HasSubstr("few.bin: 40 tokens"), HasSubstr("= 41")));
+      AllOf(HasSubstr("few.bin: got 40 tokens"), HasSubstr("= 41")));
   write_tokens("just.bin", corpus_tokens(41));
   EXPECT_EQ(json_of("eval", 1, 1, {"--tokens", "just.bin"}).at("tokens"), 40);
   tokens[150] = 331;

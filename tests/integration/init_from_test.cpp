@@ -160,7 +160,7 @@ TEST_F(InitFromTest, RefusesRulesThatDoNotFit) {
       refused({from, "checkpoint.init_rename=['q_proj -> k_proj']"}),
       AllOf(
           HasSubstr("checkpoint.init_rename: "),
-          HasSubstr("make the pattern narrower")));
+          HasSubstr("Make the pattern narrower")));
   EXPECT_THAT(
       refused({from, "model.layers=2", "checkpoint.init_strict=unexpected_ok"}),
       AllOf(

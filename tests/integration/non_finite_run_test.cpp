@@ -102,7 +102,7 @@ TEST_F(NonFiniteRunTest, StopEndsAllRanksAtThatStepAndSavesNothingOfIt) {
         StartsWith(
             "ERROR 3 rank=0 op=train step " + std::to_string(step) +
             ": the gradient of " + name + " " + said + " on rank " + rank +
-            ". Nothing was updated"));
+            ". The weights were not updated"));
     EXPECT_EQ(metrics(output).size(), step - 1);
     EXPECT_EQ(
         latest(output),
@@ -167,7 +167,7 @@ TEST_F(NonFiniteRunTest, TheCapCountsOverRestarts) {
   };
   const std::string end =
       "ERROR 3 rank=0 op=train step 6: the gradient of up.weight is nan on "
-      "rank 1. Nothing was updated, as in the previous 3 steps";
+      "rank 1. The weights were not updated, as in the previous 3 steps";
   auto straight = start(
       words("straight"),
       "1 3 up.weight nan, 1 4 up.weight nan, 1 5 up.weight nan, "

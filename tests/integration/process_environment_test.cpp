@@ -119,7 +119,7 @@ TEST_F(Limits, TooFewOpenFilesAreRefusedBeforeTheStart) {
       launched(2, train({"mesh.dp=2", "mesh.tp=1", "output_dir=out"}));
   const auto [code, output, error] = run("ulimit -n 40", words);
   EXPECT_EQ(code, 2) << output << error;
-  EXPECT_THAT(error, HasSubstr("open files: ulimit -n is 40"));
+  EXPECT_THAT(error, HasSubstr("the limit of open files (ulimit -n) is 40"));
 }
 
 TEST_F(Limits, AnAnswerThatCannotBeWrittenIsAnError) {
@@ -225,7 +225,7 @@ const std::vector<Surroundings>& all_surroundings() {
        .sentence = "(ulimit -f is 16 KiB)"},
       {.before = "ulimit -n 20",
        .launched = 2,
-       .sentence = "ulimit -n is 20, and a rank needs 64 at least"},
+       .sentence = "(ulimit -n) is 20, and a rank needs 64 or more"},
       {.before = "ulimit -n 70"},
       // The loader says which library found no room.
       {.before = "ulimit -v 300000",

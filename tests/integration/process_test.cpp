@@ -231,7 +231,7 @@ TEST_F(RefusalTest, MistakesInAnOverrideAreShownByTheOverride) {
            overridden(
                1,
                "data.sequence_length=100000",
-               {"data.sequence_length: 100000 is too long", "tokens"}),
+               {"a sequence length of 100000 is too long", "tokens"}),
            overridden(
                1, "model.vocab_size=255", {"255 is smaller", "byte, 256"}),
            overridden(
@@ -397,7 +397,7 @@ TEST_F(ProcessTest, ALossThatIsNoNumberStopsAllRanks) {
       AllOf(
           StartsWith("ERROR 3 rank=0 op=train step " + step + ": the "),
           HasSubstr(" on rank"),
-          HasSubstr(". Nothing was updated")));
+          HasSubstr(". The weights were not updated")));
   EXPECT_EQ(second.error(), "") << "one line is enough";
 }
 

@@ -176,7 +176,10 @@ TEST_F(ResumeTest, ACommHookStartsAnewOnAnotherMesh) {
   fs::copy(folder_ / "first/metrics.jsonl", folder_ / "again/metrics.jsonl");
   Process run(run_words({1, 2}, "again", hook), folder_);
   ASSERT_EQ(run.wait(), 0) << run.error();
-  EXPECT_THAT(run.output(), HasSubstr("the comm hook starts from scratch"));
+  EXPECT_THAT(
+      run.output(),
+      HasSubstr("the state of the comm hook was not loaded, and it starts from "
+                "scratch"));
 }
 
 TEST_F(ResumeTest, GoesOnOnAnyOtherMesh) {

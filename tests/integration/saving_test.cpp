@@ -135,7 +135,7 @@ TEST_F(SavingTest, SignedCheckpointsNeedTheirKey) {
   EXPECT_FALSE(fs::exists(folder_ / "run"));
   EXPECT_THAT(
       output_of(run_words(1, 2, "run", with_key)),
-      HasSubstr("checkpoint.hmac_key_file: other users can read it"));
+      HasSubstr("checkpoint.hmac_key_file: other users can read this key"));
   const auto manifest =
       read_text(folder_ / "run/checkpoints/step-6/manifest.json");
   EXPECT_THAT(manifest, AllOf(HasSubstr("sha256"), HasSubstr("hmac_sha256")));
@@ -253,7 +253,7 @@ TEST_F(SavingTest, TheAverageIsEvaluatedAndExported) {
       refused(
           2,
           {WEFT_WEFT, "checkpoint", "export", "plain", "no", "--weights=ema"}),
-      HasSubstr("it has no EMA weights"));
+      HasSubstr(" has no EMA weights"));
   EXPECT_THAT(
       refused(
           2,
@@ -263,7 +263,7 @@ TEST_F(SavingTest, TheAverageIsEvaluatedAndExported) {
            "--weights=ema",
            "model.kv_heads=12",
            "output_dir=plain"}),
-      HasSubstr("has no EMA weights; train with ema.decay"));
+      HasSubstr("has no EMA weights. Train with ema.decay"));
 }
 
 } // namespace

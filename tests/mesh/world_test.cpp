@@ -425,9 +425,9 @@ TEST(World, FromEnvIsForOneWorldAProcess) {
     EXPECT_THAT(
         message_of_thrown<UsageError>([&] { World::from_env(options); }),
         AllOf(
-            HasSubstr("[world] This process already has a World from its "
+            HasSubstr("[world] This process already created a World from its "
                       "environment"),
-            HasSubstr("Create one and pass it on"),
+            HasSubstr("Create it once and pass copies of it"),
             HasSubstr("(rank 0/2)")));
   }
   peer.join();
@@ -538,7 +538,7 @@ TEST(WorldRanks, GroupsOfWrongRanksAreRefused) {
     EXPECT_THAT(refused({0, 0}), HasSubstr("names rank 0 twice"));
     EXPECT_THAT(refused({1 - self.rank}), HasSubstr("not a member of group"));
     self.world.make_group("pair", {0, 1});
-    EXPECT_THAT(refused({0, 1}), HasSubstr("\"pair\" was made before"));
+    EXPECT_THAT(refused({0, 1}), HasSubstr("\"pair\" already exists"));
   });
 }
 

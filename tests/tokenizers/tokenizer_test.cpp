@@ -125,7 +125,7 @@ TEST(Tokenizer, BytesAreTokens) {
       message_of<TokenizerError>([&] {
         tokenizer->decode(Ids{1, 256});
       }),
-      "token 256 is not in the vocabulary of 256");
+      "token 256 is out of range for a vocabulary of 256 tokens");
 }
 
 TEST(Tokenizer, RefusesWhatIsNotUtf8) {
@@ -261,7 +261,9 @@ TEST(TokenizerJson, RefusesByName) {
        "pre_tokenizer.behavior: \"Odd\" is not supported"},
       {"/decoder", R"({"type": "WordPiece"})", "decoder: WordPiece is not"},
       {"/post_processor", R"({"type": "BertProcessing"})", "BertProcessing"},
-      {"/added_tokens/0/id", "7", "has id 7 here, but 0 by the vocabulary"},
+      {"/added_tokens/0/id",
+       "7",
+       "has id 7 here, expected 0 from the vocabulary"},
       {"/added_tokens", "3", "added_tokens: expected a list"},
   };
   for (const Refusal& refusal : refusals) {

@@ -200,7 +200,7 @@ TEST(LoraErrors, NameTheModuleAndChangeNothing) {
     EXPECT_THAT(
         [&] { add_lora(*plain, {"up"}); },
         ThrowsMessage<c10::ValueError>(AllOf(
-            HasSubstr("\"up\" is on no mesh"),
+            HasSubstr("\"up\" is not on a mesh"),
             HasSubstr("parallelize_module()"))));
     const auto module = make_parallel<AdaptedImpl>(mesh, plan_of(false));
     const auto refused = [&](std::vector<std::string> patterns,

@@ -61,8 +61,7 @@ TEST_F(Refusals, StylesThatContradictEachOther) {
         {{"first.up", ColwiseParallel()}, {"*.up", RowwiseParallel()}},
         HasSubstr("[parallelize_module] \"first.up\" and \"*.up\" give module "
                   "\"first.up\" ColwiseParallel and RowwiseParallel, which "
-                  "both place "
-                  "its parameters. Keep one."));
+                  "both place its parameters. Keep one."));
     expect_refused(
         mesh,
         std::make_shared<Stack>(),
@@ -153,31 +152,33 @@ TEST_F(Refusals, LayoutsThatDoNotFit) {
     const Placements two{Replicate(), Shard(0)};
     refuse(
         ColwiseParallel({.input_layouts = two}),
-        "module \"first.up\": input_layouts: number of placements == mesh "
-        "dims: 2 vs 1");
-    refuse(ColwiseParallel({.output_layouts = two}), "output_layouts: number");
-    refuse(ColwiseParallel({.weight_layouts = two}), "weight_layouts: number");
-    refuse(SequenceParallel({.layouts = two}), "layouts: number");
-    refuse(NoParallel({.output_layout = two}), "output_layout: number");
+        "module \"first.up\": input_layouts: the number of placements must "
+        "equal the number of mesh dims: 2 vs 1");
+    refuse(
+        ColwiseParallel({.output_layouts = two}), "output_layouts: the number");
+    refuse(
+        ColwiseParallel({.weight_layouts = two}), "weight_layouts: the number");
+    refuse(SequenceParallel({.layouts = two}), "layouts: the number");
+    refuse(NoParallel({.output_layout = two}), "output_layout: the number");
     refuse(
         ColwiseParallel({.weight_layouts = Shard(2)}),
         "weight_layouts has S(2), but this style shards the weight");
     refuse(
         ColwiseParallel({.weight_layouts = Replicate()}),
-        "shards along no mesh dim. Use NoParallel");
+        "does not shard along any mesh dim. Use the NoParallel style");
     refuse(
         ColwiseParallel({.output_layouts = Partial()}),
-        "where the output is not Partial");
+        "but the output is not Partial");
     refuse(
         RowwiseParallel({.output_layouts = Partial()}),
-        "its bias is added after the reduction");
+        "the bias is added only after the reduction");
     refuse(
         PrepareModuleInput({.input_layouts = Shard(0)}),
         "number of input_layouts == desired_input_layouts: 1 vs 0");
     refuse(
         PrepareModuleInput(
             {.input_layouts = two, .desired_input_layouts = two}),
-        "input_layouts 0: number of placements");
+        "input_layouts 0: the number of placements");
     refuse(
         PrepareModuleInput({.input_kwarg_layouts = {{"mask", Shard(0)}}}),
         "input_kwarg_layouts has \"mask\", which desired_input_kwarg_layouts "
@@ -217,19 +218,18 @@ TEST_F(Refusals, ASharedTensorInTwoPlaces) {
         mesh,
         deferred<Tied>(),
         {{"embed", ColwiseParallel()}, {"head", ColwiseParallel()}},
-        HasSubstr(
-            "\"embed.weight\" and \"head.weight\" are one tensor, but styles "
-            "place them differently: [S(1)] vs [S(0)]"));
+        HasSubstr("\"embed.weight\" and \"head.weight\" are the same tensor, "
+                  "but their styles place it differently: [S(1)] vs [S(0)]"));
     expect_refused(
         mesh,
         std::make_shared<Tied>(),
         {{"embed", RowwiseParallel()}, {"head", ColwiseParallel()}},
-        HasSubstr("are one plain tensor, which would be replaced by two"));
+        HasSubstr("are the same plain tensor, which would be replaced by two"));
     expect_refused(
         mesh,
         std::make_shared<Tied>(),
         {{"embed", RowwiseParallel()}},
-        HasSubstr("are one plain tensor, which would be replaced by two"));
+        HasSubstr("are the same plain tensor, which would be replaced by two"));
     EXPECT_NO_THROW(parallelize_module(
         *deferred<Tied>(),
         mesh,
@@ -285,9 +285,8 @@ TEST_F(Refusals, CallsThatDoNotFit) {
         message_of_thrown<c10::ValueError>([&] {
           dtensor::call(stack->first, wave({2, 6}));
         }),
-        HasSubstr(
-            "[PrepareModuleInput] number of input tensors of module \"first\" "
-            "== input_layouts: 1 vs 2"));
+        HasSubstr("[PrepareModuleInput] number of input tensors of module "
+                  "\"first\" == input_layouts: 1 vs 2"));
   });
 }
 

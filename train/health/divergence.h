@@ -19,8 +19,8 @@ struct Divergence {
   /// after `step`.
   int64_t good_step = 0;
   int64_t step = 0;
-  /// True if ranks saw bits change that nothing had written. The values of
-  /// these ranks are wrong, whatever their peers have.
+  /// True if bits changed on some ranks without a write. The values of these
+  /// ranks are wrong, even if they equal those of other ranks.
   bool is_memory_corruption = false;
   /// True if memory corruption was found before the next update, false if
   /// before a save or after an evaluation.

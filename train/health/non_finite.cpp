@@ -235,9 +235,9 @@ bool are_weights_finite(const torch::nn::Module& module) {
 
 void throw_non_finite_weights(int64_t step, const std::string& reason) {
   mesh::throw_error<NonFiniteError>(fmt::format(
-      "step {}: {} after the update: not saved, checkpoints stay as they were. "
-      "Lower optimizer.lr or optimizer.weight_decay, and run the same command "
-      "again: it resumes from the newest of them.",
+      "step {}: {} after the update. The step was not saved. Lower "
+      "optimizer.lr or optimizer.weight_decay, and run the same command again: "
+      "it resumes from the newest checkpoint.",
       step,
       reason));
 }
@@ -275,17 +275,17 @@ std::string NonFinitePolicy::on_non_finite(
     const std::string& reason) {
   if (config_.on_non_finite == "stop") {
     mesh::throw_error<NonFiniteError>(fmt::format(
-        "step {}: {}. Nothing was updated. Lower optimizer.lr, check the data "
-        "of that step, or skip such steps with train.on_non_finite=skip.",
+        "step {}: {}. The weights were not updated. Lower optimizer.lr, check "
+        "the data of that step, or skip such steps with "
+        "train.on_non_finite=skip.",
         step,
         reason));
   }
   if (streak_ >= config_.max_consecutive_non_finite) {
     mesh::throw_error<NonFiniteError>(fmt::format(
-        "step {}: {}. Nothing was updated, as in the previous {}. The run ends "
-        "because of train.max_consecutive_non_finite={}. Lower optimizer.lr, "
-        "or "
-        "check the data of those steps.",
+        "step {}: {}. The weights were not updated, as in the previous {}. The "
+        "run ends because of train.max_consecutive_non_finite={}. Lower "
+        "optimizer.lr, or check the data of those steps.",
         step,
         reason,
         streak_ == 1 ? "step" : fmt::format("{} steps", streak_),

@@ -47,14 +47,16 @@ std::string BufferedAppendFile::append(std::string_view bytes) {
         reason(error_));
   }
   return was_full && !is_full
-             ? fmt::format("\"{}\" is written again; nothing is missing", path_)
+             ? fmt::format(
+                   "\"{}\" can be written again; no data was lost", path_)
              : "";
 }
 
 std::string BufferedAppendFile::finish() {
   return write_waiting() ? ""
                          : fmt::format(
-                               "\"{}\": the last {} bytes are lost: {}",
+                               "\"{}\": the last {} bytes could not be written "
+                               "and are lost: {}",
                                path_,
                                waiting_.size(),
                                reason(error_));

@@ -159,8 +159,8 @@ MetricsLog::MetricsLog(const std::string& path, int64_t last_step) {
   last_step_ = kept.step;
   if (kept.odd_lines > 0) {
     notice_ = fmt::format(
-        "{} of \"{}\" cannot be read as steps and are kept; the first is line "
-        "{}",
+        "could not parse {} of \"{}\" as steps (kept in the file; the first is "
+        "line {})",
         kept.odd_lines == 1 ? "1 line"
                             : fmt::format("{} lines", kept.odd_lines),
         path,

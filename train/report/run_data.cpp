@@ -164,7 +164,8 @@ RunData read_run(const std::string& folder) {
         "`weft train` wrote, like outputs/NAME");
   }
   if (!S_ISREG(status.st_mode)) {
-    refuse_folder(folder, "metrics.jsonl in it is not a regular file");
+    refuse_folder(
+        folder, "contains a metrics.jsonl that is not a regular file");
   }
   RunData run;
   run.folder = folder;

@@ -32,8 +32,8 @@ std::string read_hmac_key(
     auto key = checkpoint::read_hmac_key(path);
     if (warn && key.others_may_read) {
       warn(fmt::format(
-          "{}: other users can read it and so forge signatures: run chmod 600 "
-          "{}",
+          "{}: other users can read this key and forge signatures. Run chmod "
+          "600 {}",
           place_of(recipe, kHmacKey),
           path));
     }

@@ -149,8 +149,8 @@ std::set<std::string> renamed_keys(
           recipe,
           kRenameKey,
           fmt::format(
-              "\"{}\" becomes \"{}\", like another tensor: make the pattern "
-              "narrower",
+              "\"{}\" would be renamed to \"{}\", the name of another tensor. "
+              "Make the pattern narrower",
               name,
               key));
     }
@@ -252,7 +252,7 @@ checkpoint::StateDicts parts_of(
     refuse_source(
         source,
         fmt::format(
-            "{} has no EMA weights; train with ema.decay",
+            "{} has no EMA weights. Train with ema.decay to save them",
             source.path.string()));
   }
   const auto prefix = std::string(kAveragePart) + ".";
@@ -338,7 +338,7 @@ std::string load_model_weights(
     refuse(
         recipe,
         "model.from",
-        "there are no weights. Give a checkpoint or the folder of a model");
+        "no weights were given. Give a checkpoint or the folder of a model");
   }
   const auto loaded = hub::load_weights(recipe, state, world);
   return fmt::format(

@@ -39,7 +39,7 @@ std::string read_file(const std::string& path) {
     refuse_file(
         path,
         fmt::format(
-            "{} bytes; a recipe has at most {}",
+            "got {} bytes, expected at most {} for a recipe",
             status.st_size,
             kMaxYamlBytes));
   }

@@ -14,8 +14,8 @@ namespace weft::recipes {
 /// of modules.
 bool is_op(torch::nn::Module& module);
 
-/// Returns the fully qualified names of the model's blocks. These are the
-/// elements of its module lists that are not single ops.
+/// Returns the fully qualified names of the model's blocks: the elements of its
+/// ModuleLists, except single ops (see is_op()).
 std::vector<std::string> block_names(torch::nn::Module& model);
 
 /// Returns the names of the modules that the patterns of a recipe key match,

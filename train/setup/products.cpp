@@ -39,7 +39,7 @@ void resolve_products(Recipe& recipe, const matmul::Host& host) {
         recipe,
         kKey,
         fmt::format(
-            "oneDNN cannot multiply on this host: {}. Set products to libtorch "
+            "oneDNN cannot be used on this host: {}. Set products to libtorch "
             "or auto",
             host.onednn_problem));
   }

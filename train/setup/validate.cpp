@@ -127,9 +127,7 @@ void check_fully_sharded(const Recipe& recipe) {
   if (recipe.train.dtype != "float32") {
     refuse_with("train.dtype", "Set train.dtype=float32");
   }
-  refuse_set_keys(
-      "ddp",
-      sharded + " reduces each unit's gradients in one message of its own");
+  refuse_set_keys("ddp", sharded + " uses FSDP, which ignores the ddp options");
 }
 
 void check_link(
@@ -148,7 +146,8 @@ void check_link(
           mesh_dim,
           lacks_bandwidth ? "latency_us" : "bandwidth_gb_s"),
       fmt::format(
-          "{} without links.{}_{}. Set both, or leave both to cost_model",
+          "{} is set, but links.{}_{} is not. Set both, or leave both to "
+          "cost_model",
           lacks_bandwidth ? latency_us : bandwidth_gb_s,
           mesh_dim,
           lacks_bandwidth ? "bandwidth_gb_s" : "latency_us"));
@@ -174,7 +173,7 @@ void resolve_batch(Recipe& recipe) {
         recipe,
         "train.global_batch_size",
         fmt::format(
-            "{} is not divisible by {}={}{}; the nearest that is: {}",
+            "{} is not divisible by {}={}{}. The nearest valid value is {}",
             global,
             !recipe.mesh.is_sharded() ? "mesh.dp"
             : recipe.mesh.dp == 1     ? "mesh.dp_shard"
@@ -199,8 +198,8 @@ void check_recomputed(const Recipe& recipe) {
         named ? "train.activation_checkpoint_modules"
               : "train.activation_checkpoint",
         named ? fmt::format(
-                    "only train.activation_checkpoint=selective uses it, but "
-                    "that is {}",
+                    "requires train.activation_checkpoint=selective, but that "
+                    "key is {}",
                     train.activation_checkpoint)
               : "selective needs train.activation_checkpoint_modules, such as "
                 "[\"model.layers.*.mlp\"]");
@@ -213,16 +212,17 @@ void check_adapters(const Recipe& recipe) {
         recipe,
         "lora.rank",
         fmt::format(
-            "{} without lora.target_modules; name the Linear layers that get "
-            "an adapter, such as [\"model.layers.*.self_attn.*\"]",
+            "got {} without lora.target_modules. Set lora.target_modules to "
+            "the Linear layers that get an adapter, such as "
+            "[\"model.layers.*.self_attn.*\"]",
             recipe.lora.rank));
   }
   if (recipe.lora.rank == 0 && !recipe.lora.target_modules.empty()) {
     refuse(
         recipe,
         "lora.target_modules",
-        "adapters require a rank: without lora.rank all weights would be "
-        "trained. Set lora.rank, or remove lora.target_modules");
+        "requires lora.rank, without which all weights would be trained. Set "
+        "lora.rank, or remove lora.target_modules");
   }
 }
 
@@ -232,8 +232,8 @@ void check_origin(const Recipe& recipe) {
         recipe,
         "checkpoint.init_from",
         fmt::format(
-            "a model has one source of initial weights, and model.from={} is "
-            "set",
+            "cannot be combined with model.from={}, which also sets the "
+            "initial weights. Remove one of them",
             recipe.model.from));
   }
 }
@@ -254,8 +254,8 @@ void check_saving(const Recipe& recipe) {
         recipe,
         "checkpoint.max_mb_per_s",
         fmt::format(
-            "{} limits background writes, and checkpoint.async=false waits for "
-            "every save",
+            "{} limits only background writes, but checkpoint.async is false. "
+            "Set checkpoint.async=true, or remove this key",
             checkpoint.max_mb_per_s));
   }
 }
@@ -271,7 +271,11 @@ void check_init_rules(const Recipe& recipe) {
   }};
   for (const auto& [key, is_given] : rules) {
     if (is_given && checkpoint.init_from.empty()) {
-      refuse(recipe, key, "applies to checkpoint.init_from, which is empty");
+      refuse(
+          recipe,
+          key,
+          "has no effect without checkpoint.init_from. Set "
+          "checkpoint.init_from, or remove this key");
     }
   }
   try {
@@ -306,16 +310,17 @@ void check_non_finite(const Recipe& recipe) {
     refuse(
         recipe,
         kKey,
-        "skip continues the run, but ddp.check_for_nan_in_grad ends it; leave "
-        "one of them out");
+        "skip continues the run after NaN, but ddp.check_for_nan_in_grad ends "
+        "it; use only one of them");
   }
   if (recipe.ddp.comm_hook.ends_with("powersgd")) {
     refuse(
         recipe,
         kKey,
         fmt::format(
-            "skip cannot be combined with ddp.comm_hook={}, which adds its "
-            "error, including NaN, to the next step's gradients; use stop",
+            "skip cannot be combined with ddp.comm_hook={}, whose error "
+            "feedback "
+            "would add the NaN to the next step's gradients. Use stop",
             recipe.ddp.comm_hook));
   }
 }

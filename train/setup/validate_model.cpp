@@ -114,7 +114,7 @@ void check_rope_scaling(const Recipe& recipe) {
         recipe,
         "model.rope_scaling.high_freq_factor",
         fmt::format(
-            "{} is not above model.rope_scaling.low_freq_factor={}",
+            "{} is not greater than model.rope_scaling.low_freq_factor={}",
             scaling.high_freq_factor,
             scaling.low_freq_factor));
   }
@@ -167,7 +167,8 @@ void check_patches(const Recipe& recipe) {
         recipe,
         "model.patch_size",
         fmt::format(
-            "model.image_size={} is not divisible by {}; it can be {}",
+            "model.image_size={} is not divisible by {}; the patch size can be "
+            "{}",
             model.image_size,
             model.patch_size,
             divisors_of(model.image_size)));
@@ -186,7 +187,8 @@ void check_digits(const Recipe& recipe) {
       refuse(
           recipe,
           key,
-          fmt::format("{}, but data.type=digits has {}", value, digits));
+          fmt::format(
+              "got {}, but data.type=digits requires {}", value, digits));
     }
   };
   check("model.image_size", model.image_size, DigitImages::kSize);

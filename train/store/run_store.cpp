@@ -282,8 +282,8 @@ std::optional<RunStore::Resumed> RunStore::resume(
   if (!resumed && !damaged.empty()) {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
         "none of the {} checkpoints in {} can be loaded; the newest is step "
-        "{}. Run `weft checkpoint verify {}` to see the damage; --fresh starts "
-        "over.",
+        "{}. Run `weft checkpoint verify {}` to see the damage, or start over "
+        "with --fresh.",
         damaged.size(),
         path_.string(),
         damaged.front(),

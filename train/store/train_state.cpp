@@ -36,8 +36,8 @@ auto parse(const std::string& text, const std::string& source, Read read) {
     return read(Json::parse(text));
   } catch (const nlohmann::json::exception& error) {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
-        "{}: not written by weft train: {}. It has tensors to import, not a "
-        "run to resume.",
+        "{}: the checkpoint was not written by weft train: {}. Its tensors can "
+        "be imported, but the run cannot be resumed.",
         source,
         error.what()));
   }

@@ -79,8 +79,8 @@ std::string StepTracer::finish() {
   }
   if (first_traced_ == 0) {
     return fmt::format(
-        "no step was traced: trace.first_step={} trace.steps={} are not among "
-        "the steps of this process",
+        "no step was traced: trace.first_step={} and trace.steps={} select no "
+        "step that this process ran",
         config_.first_step,
         config_.steps);
   }
@@ -174,8 +174,8 @@ std::string StepTracer::merge(const std::string& folder) const {
     problems.push_back(error.what_without_backtrace());
   }
   return fmt::format(
-      "trace of steps {} to {}: {} ({:.1f} MB; each rank's in {}), for "
-      "chrome://tracing or ui.perfetto.dev{}{}",
+      "trace of steps {} to {}: {} ({:.1f} MB; the traces of each rank are in "
+      "{}). Open it with chrome://tracing or ui.perfetto.dev{}{}",
       first_traced_,
       last_traced_,
       path,

@@ -57,7 +57,7 @@ class TraceRecorder {
 /// Records its own lifetime as a span. Costs nothing without a recorder.
 class TraceSpan {
  public:
-  /// Null records nothing.
+  /// Starts the span. If `recorder` is null, nothing is recorded.
   /// Lifetime: `recorder` must outlive this.
   TraceSpan(
       TraceRecorder* recorder,

@@ -194,7 +194,8 @@ void ShmGroup::check(const ShmOperation& operation, int64_t peer, uint64_t at)
         operation.sequence,
         ": rank ",
         members_.ranks[static_cast<size_t>(peer)],
-        " others than this one, for example a broadcast of another root"));
+        " called other collectives than this rank, for example a broadcast "
+        "with another root"));
   }
   if (theirs.sequence == operation.sequence &&
       theirs.kind == static_cast<uint32_t>(call.kind()) &&
@@ -204,7 +205,7 @@ void ShmGroup::check(const ShmOperation& operation, int64_t peer, uint64_t at)
     return;
   }
   throw_error<CommError>(detail::concat(
-      "Ranks called different collectives: this one ",
+      "Ranks called different collectives: this rank called ",
       describe(
           call.kind(), call.dtype(), call.bytes_from(peer), operation.sequence),
       " vs rank ",

@@ -40,7 +40,7 @@ struct ShmRoundHeader {
   uint32_t dtype;
   /// The reduction or the root.
   int64_t detail;
-  /// The value of Backend::announce().
+  /// The value that was passed to Backend::announce() for this collective.
   uint64_t identity;
   /// The number of rounds that this rank needs for the collective.
   uint64_t rounds;

@@ -62,7 +62,9 @@ void wait_readable(int fd, SocketDeadline deadline) {
       return;
     }
     if (ready == 0) {
-      throw_error<CommError>("[shared memory] timed out at the rendezvous");
+      throw_error<CommError>(
+          "[shared memory] timed out while waiting for another rank at the "
+          "rendezvous");
     }
     if (errno != EINTR) {
       throw_system_error("poll");
@@ -210,7 +212,7 @@ SocketMessage receive_message(
   result.descriptors = descriptors_of(message);
   if (size == 0) {
     throw_error<CommError>(
-        "[shared memory] connection closed at the rendezvous");
+        "[shared memory] another rank closed the connection at the rendezvous");
   }
   result.bytes.resize(static_cast<size_t>(size));
   return result;

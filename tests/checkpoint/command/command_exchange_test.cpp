@@ -140,7 +140,7 @@ TEST_F(ExchangeCommand, ExportBadInput) {
   refused({"run", "out", "--exclude", "**"}, 2, "no tensor is left");
   refused({"run", "out", "--rename", "x"}, 2, "--rename");
   refused({"run", "out", "--rename", "(=x"}, 2, "(");
-  refused({"run", "out", "--rename", "^.*$=x"}, 2, "both become");
+  refused({"run", "out", "--rename", "^.*$=x"}, 2, "would both be exported as");
   refused({"run", "out", "--rename", "^.*$="}, 2, "rename");
   refused({"run", "out", "--max-shard-size", "0"}, 2, "at least 1 byte");
   expect_refused(
@@ -204,7 +204,9 @@ TEST_F(ExchangeCommand, ImportBadInput) {
   expect_refused({"import", single, "out", "--step", "-1"}, 2, "--step");
   expect_refused({"import", single, "out", "--as", "pickle"}, 2, "--as");
   expect_refused(
-      {"import", single, "out", "--rename", "^.*$=model.x"}, 2, "both become");
+      {"import", single, "out", "--rename", "^.*$=model.x"},
+      2,
+      "would both get the key");
   EXPECT_FALSE(fs::exists(at("out")));
 }
 

@@ -338,7 +338,7 @@ TEST_F(Tampering, KeyThatWasNotThereIsMissed) {
   EXPECT_THAT(
       test::message_of_thrown<CheckpointError>(
           [&] { read_manifest(victim.folder(), "key"); }),
-      HasSubstr("no HMAC"));
+      HasSubstr("saved without one"));
 }
 
 TEST_F(Tampering, EveryBitOfTheSignedEndCounts) {

@@ -72,12 +72,14 @@ TEST_F(Folders, PartsAreWrittenOneBehindTheOther) {
 TEST_F(Folders, NamesThatLeadElsewhere) {
   for (const std::string name :
        {"../outside", "..", ".", "", "/etc/passwd", "inside/../file", "a/b"}) {
-    EXPECT_THAT(refusal(name), HasSubstr("name of a file")) << name;
+    EXPECT_THAT(refusal(name), HasSubstr("valid name for a file")) << name;
     EXPECT_THROW(inside().create_file(name), mesh::UsageError) << name;
   }
-  EXPECT_THAT(refusal(std::string("file\0x", 6)), HasSubstr("name of a file"));
+  EXPECT_THAT(
+      refusal(std::string("file\0x", 6)), HasSubstr("valid name for a file"));
   EXPECT_THAT(refusal("a\nb"), HasSubstr("\\x0a"));
-  EXPECT_THAT(refusal(std::string(256, 'n')), HasSubstr("name of a file"));
+  EXPECT_THAT(
+      refusal(std::string(256, 'n')), HasSubstr("valid name for a file"));
   EXPECT_THAT(refusal("none"), HasSubstr("missing"));
 }
 

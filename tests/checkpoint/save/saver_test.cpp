@@ -199,7 +199,8 @@ TEST_F(Savers, AFailureInTheBackgroundIsSaidOnceAndTheNextSaveWorks) {
         message_of_thrown<SaveError>([&] { saver.wait(); }),
         AllOf(
             HasSubstr("step 1 was not saved: rank 0 could not commit"),
-            HasSubstr("exists and is not overwritten")));
+            HasSubstr(
+                "already exists, and Weft does not overwrite checkpoints")));
     saver.check();
     saver.save_async(dicts, {.step = 1});
     while (saver.is_in_flight()) {

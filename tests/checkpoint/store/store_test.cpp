@@ -109,7 +109,7 @@ TEST_F(Store, CommitNeverOverwrites) {
   EXPECT_THAT(
       message_of_thrown<mesh::UsageError>(
           [&] { commit_step(checkpoints_, temporary, 3, true); }),
-      HasSubstr("step-3 exists"));
+      HasSubstr("step-3 already exists"));
   EXPECT_EQ(test::read_file(checkpoints_ / "step-3/manifest.json"), before);
   EXPECT_TRUE(fs::exists(temporary));
   discard_step(temporary);

@@ -163,7 +163,7 @@ TEST_F(TensorFile, WrongPiecesAreRefused) {
       {{{"w", {-1, 0}, {2, 2}, two}}, "not inside"},
       {{{"w", {0}, {2, 2}, two}}, "not inside"},
       {{{"w", {0, 0}, {4}, two}}, "not inside"},
-      {{{"w", {0}, {4}, at::empty({0})}}, "must not be empty"},
+      {{{"w", {0}, {4}, at::empty({0})}}, "is an empty piece"},
       {{{"w", {0, 0}, {2, 2}, at::Tensor()}}, "contiguous"},
       {{{"w", {0, 0}, {3, 2}, at::ones({2, 3}).t()}}, "contiguous"},
       {{whole("", two)}, "no name"},

@@ -328,7 +328,8 @@ TEST_P(CommHooksAnywhere, RefuseWrongSubgroups) {
     EXPECT_THAT(
         message,
         AllOf(
-            HasSubstr("the subgroup \""), HasSubstr("which is not a replica")));
+            HasSubstr("the subgroup \""),
+            HasSubstr("which is not one of the replicas")));
   });
 }
 
@@ -385,10 +386,10 @@ TEST(CommHookErrors, NameTheEntryOfAStateThatDoesNotFit) {
     EXPECT_THAT(message({}), HasSubstr("no entry \"iter\""));
     EXPECT_THAT(
         message({{"iter", at::ones({1})}}),
-        HasSubstr("\"iter\" of the hook's state should hold 1 integers"));
+        HasSubstr("\"iter\" of the hook's state must hold 1 int64 values"));
     EXPECT_THAT(
         message({{"iter", at::ones({2}, at::kLong)}}),
-        HasSubstr("should hold 1 integers"));
+        HasSubstr("must hold 1 int64 values"));
     EXPECT_THAT(
         message({{"iter", one}, {"rng", one}}),
         AllOf(

@@ -548,7 +548,7 @@ TEST(PowerSgdErrors, NameTheEntryOfAStateThatDoesNotFit) {
       message([](auto& state) {
         state["rng"] = at::tensor({-1, 0}, at::kLong);
       }),
-      HasSubstr("\"rng\" of the hook's state is not a seed"));
+      HasSubstr("\"rng\" of the hook's state must hold a 32-bit seed"));
   for (const char* key : {"other", "q.", "q.x", "error.1b", "error.-1"}) {
     EXPECT_THAT(
         message([&](auto& state) { state[key] = at::zeros({7}); }),
@@ -558,12 +558,14 @@ TEST(PowerSgdErrors, NameTheEntryOfAStateThatDoesNotFit) {
   }
   EXPECT_THAT(
       message([](auto& state) { state["q.0"] = at::zeros({7}, at::kLong); }),
-      HasSubstr("\"q.0\" of the hook's state should be a flat tensor"));
+      HasSubstr(
+          "\"q.0\" of the hook's state must be a 1-d floating-point tensor"));
   EXPECT_THAT(
       message([](auto& state) {
         state["error.3"] = at::zeros({7, 2});
       }),
-      HasSubstr("\"error.3\" of the hook's state should be a flat tensor"));
+      HasSubstr("\"error.3\" of the hook's state must be a 1-d floating-point "
+                "tensor"));
 }
 
 TEST(PowerSgdErrors, NameTheBucketThatTheStateDoesNotFit) {

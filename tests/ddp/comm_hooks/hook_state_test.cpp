@@ -281,7 +281,7 @@ TEST_F(HookStateInCheckpoints, AreRefusedOnceThereAreOtherBuckets) {
     other.run(self.rank, 0, 4);
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] { load(self, other, dp, 4); }),
-        HasSubstr("Load it before the first backward"));
+        HasSubstr("Load the state before the first backward"));
   });
 }
 

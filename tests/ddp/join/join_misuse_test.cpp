@@ -60,7 +60,7 @@ TEST(JoinConstruction, RefusesNoneNullAndRepeatedJoinables) {
         HasSubstr("joinable 1 is null"));
     EXPECT_THAT(
         join_refusal<Joinable>(&counter, &counter),
-        HasSubstr("is given twice"));
+        HasSubstr("was given twice"));
     // It is as good as new.
     Join join({&counter});
     join.run([&] { step_counter(counter, 3); });

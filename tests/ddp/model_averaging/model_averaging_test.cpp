@@ -136,7 +136,7 @@ TEST_P(ModelAveraging, OfOtherNumbersOfParametersIsRefusedOnAllRanks) {
         AllOf(
             HasSubstr("[average_parameters]"),
             HasSubstr("2 vs 3"),
-            HasSubstr("this one gave " + std::to_string(parameters.size())),
+            HasSubstr("this rank passed " + std::to_string(parameters.size())),
             HasSubstr("rank " + std::to_string(self.rank))));
     // The group can still be used.
     parameters.resize(2);
@@ -190,7 +190,7 @@ TEST_P(ModelAveraging, OfLocalSgdResumesAtItsStep) {
       EXPECT_THAT(
           message_of_thrown<c10::ValueError>(
               [&] { fresh.load_state_dict(resumed, state); }),
-          HasSubstr("\"step\" should be one integer"));
+          HasSubstr("\"step\" must be one int64 value"));
     }
   });
 }
@@ -308,11 +308,11 @@ TEST(ModelAveragerErrors, NameWhatIsWrong) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { PostLocalSGDOptimizer optimizer(nullptr, averager); }),
-        HasSubstr("optim is missing"));
+        HasSubstr("optim is null"));
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { PostLocalSGDOptimizer optimizer(optim, nullptr); }),
-        HasSubstr("averager is missing"));
+        HasSubstr("averager is null"));
   });
 }
 

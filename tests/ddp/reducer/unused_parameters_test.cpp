@@ -154,14 +154,11 @@ TEST(DescribeUnused, GroupsByModuleAndSaysWhyAndSinceWhen) {
            .without_gradient = {1, 2, 3},
            .not_in_graph = std::vector<size_t>{2, 3},
            .last_gradient = {7, 7, 5, std::nullopt, 7, 7}}),
-      "3 of 6 parameters got no gradient in iteration 7\n"
-      "  a (Linear)\n"
-      "    bias [8]: an output depends on it, the loss does not; last "
-      "gradient: iteration 7\n"
-      "  b (Linear)\n"
-      "    weight [8, 8]: no output depends on it; last gradient: iteration "
-      "5\n"
-      "    bias [8]: no output depends on it; last gradient: never\n");
+      "3 of 6 parameters got no gradient in iteration 7\n  a (Linear)\n    "
+      "bias [8]: an output depends on it, but the loss does not; last "
+      "gradient: iteration 7\n  b (Linear)\n    weight [8, 8]: no output "
+      "depends on it; last gradient: iteration 5\n    bias [8]: no output "
+      "depends on it; last gradient: never\n");
 }
 
 TEST(DescribeUnused, NamesAllModulesOfATiedParameterAndTheModelItself) {

@@ -487,7 +487,7 @@ TEST(Experts, PartsOfAnExpertAreRefused) {
           distributed(in[4], mesh, {Shard(2)}));
     });
     EXPECT_THAT(message, HasSubstr("Shard(0) over at most one mesh dim"));
-    EXPECT_THAT(message, HasSubstr("Shard experts, not their features"));
+    EXPECT_THAT(message, HasSubstr("Shard the experts, not their features"));
   });
 }
 

@@ -35,7 +35,8 @@ TEST(DtypeSupport, WhatTheDeviceLacksIsRefusedWithTheReason) {
           HasSubstr("Use float32 or bfloat16"),
           Not(HasSubstr("\n"))));
   EXPECT_THAT(
-      refusal(at::kCPU, at::kLong), HasSubstr("a floating dtype to train in"));
+      refusal(at::kCPU, at::kLong),
+      HasSubstr("expected a floating-point dtype to train in"));
 }
 
 TEST(DtypeSupport, ADeviceThatIsNotThereIsRefused) {

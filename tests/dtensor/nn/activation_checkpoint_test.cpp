@@ -320,7 +320,7 @@ TEST(ActivationCheckpoint, RefusesAnotherSecondRun) {
       ThrowsMessage<c10::Error>(AllOf(
           HasSubstr("[activation_checkpoint]"),
           HasSubstr("number 0 was Float [3]"),
-          HasSubstr("is Float [2] when run again"))));
+          HasSubstr("is Float [2] in the recomputation"))));
 }
 
 // --- over a mesh

@@ -22,7 +22,7 @@ namespace {
 constexpr std::array kRefusals{
     "cannot write",
     "would change the sizes",
-    "is written to, and does not have the placements of",
+    "is written to, but does not have the placements of",
     "is Partial. Redistribute it"};
 
 // ---- placements -------------------------------------------------------------

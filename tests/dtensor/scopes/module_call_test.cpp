@@ -221,7 +221,7 @@ TEST(ModuleCall, WhatCannotBeKeptPassesUnlessItHasToBe) {
       [](const ModuleHooks::Forward& forward) { return forward(); });
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>(run),
-      HasSubstr("takes it by a reference that is not const"));
+      HasSubstr("takes it by non-const reference"));
   EXPECT_EQ(count, 4);
 }
 

@@ -306,7 +306,8 @@ TEST(LocalBox, ListsOfRangesAreRefusedOnEveryRank) {
           local_box(spec, {9, 2});
         }),
         AllOf(
-            HasSubstr("sizes [9, 2] under [_S(0, 2)] are not boxes"),
+            HasSubstr(
+                "shape [9, 2] under [_S(0, 2)] are not contiguous blocks"),
             HasSubstr("local_ranges()"),
             HasSubstr("rank " + std::to_string(rank) + "/4")));
   }

@@ -68,7 +68,7 @@ TEST(FromLocal, WrongPartsAreRefused) {
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>(
           [&] { from_local(x, mesh, {Shard(0)}); }),
-      HasSubstr("is a DTensor already: DTensor [4] Float [S(0)]"));
+      HasSubstr("is already a DTensor: DTensor [4] Float [S(0)]"));
 }
 
 TEST(FromLocal, RunCheckComparesAllRanks) {
@@ -79,7 +79,7 @@ TEST(FromLocal, RunCheckComparesAllRanks) {
         message_of_thrown<c10::ValueError>([&] {
           from_local(at::ones({rows, 4}), mesh, {Shard(0)}, checked());
         }),
-        HasSubstr("local tensors"));
+        HasSubstr("a local tensor whose sizes"));
     const auto x = from_local(at::ones({2, 4}), mesh, {Shard(0)}, checked());
     EXPECT_THAT(x.sizes(), ElementsAre(6, 4));
   });
@@ -174,7 +174,8 @@ TEST(FromLocal, RunCheckFindsWhatOneRankDoesOtherwise) {
           at::full({3}, odd ? 2.0 : 1.0),
           {Replicate()},
           {},
-          "has other values than the first rank of mesh dim \"tp\"");
+          "has values that differ from those of the first rank of mesh dim "
+          "\"tp\"");
     });
   }
 }
@@ -205,8 +206,8 @@ TEST(FromLocal, RunCheckLetsTrueParts) {
               {Replicate(), Replicate()},
               checked());
         }),
-        HasSubstr(
-            "rank 1 has other values than the first rank of mesh dim \"tp\""));
+        HasSubstr("rank 1 has values that differ from those of the first rank "
+                  "of mesh dim \"tp\""));
   });
 }
 
@@ -324,7 +325,7 @@ TEST(DistributeTensor, IsRefusedBeforeAnythingIsSent) {
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
             [&] { distribute_tensor(placed, mesh, {Replicate()}); }),
-        HasSubstr("is a DTensor already"));
+        HasSubstr("is already a DTensor"));
     EXPECT_EQ(mesh.group(0).flight_recorder().counts().count("broadcast"), 0U);
   });
 }

@@ -168,7 +168,7 @@ TEST(Options, WhatOneHostCannotDoIsRefused) {
   EXPECT_THAT(error_of({"--max-restarts=-1", "p"}), HasSubstr("-1"));
   EXPECT_THAT(
       error_of({"--rdzv-conf=join_time=3", "p"}),
-      HasSubstr("join_time=3: unknown setting"));
+      HasSubstr("join_time=3 is an unknown setting"));
   EXPECT_THAT(
       error_of({"--rdzv-conf=join_timeout=never", "p"}),
       HasSubstr("join_timeout=never is not a number of seconds"));
@@ -212,7 +212,7 @@ TEST(Options, FiltersNeedAFolderAndAStream) {
            "--redirects=3",
            "--log-dir=logs",
            "p"}),
-      HasSubstr("but no worker's stderr is selected. Add --tee 2"));
+      HasSubstr("but --tee selects no worker's stderr. Add --tee 2"));
   const Variable filters("PET_DUPLICATE_STDERR_FILTERS", "warning");
   EXPECT_TRUE(parse({"--tee=3", "--log-dir=logs", "p"}).stderr_filter.any());
 }
@@ -223,7 +223,8 @@ TEST(Options, AVirtualLocalRankNeedsADeviceForEachWorker) {
   EXPECT_TRUE(parse(two).virtual_local_rank);
   const Variable one("CUDA_VISIBLE_DEVICES", "3");
   EXPECT_THAT(
-      error_of(two), HasSubstr("CUDA_VISIBLE_DEVICES=3 has 1 for 2 workers"));
+      error_of(two),
+      HasSubstr("CUDA_VISIBLE_DEVICES=3 lists 1 device(s) for 2 workers"));
   const Variable none("CUDA_VISIBLE_DEVICES", "");
   EXPECT_EQ(error_of(two), "no error");
 }

@@ -44,7 +44,7 @@ TEST(StreamSelection, ErrorNamesTheFlagAndThePart) {
     StreamSelection::parse("--tee", "0:1,1:9");
     FAIL();
   } catch (const LaunchError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("--tee 0:1,1:9: '1:9'"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("--tee 0:1,1:9: got '1:9'"));
   }
 }
 

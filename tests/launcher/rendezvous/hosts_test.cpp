@@ -105,9 +105,9 @@ TEST_F(SeveralHosts, HostZeroSaysAtOnceWhoHasAnotherTokenAndGoesOnWaiting) {
   EXPECT_EQ(first->output(), "0\n");
   EXPECT_EQ(
       first->error(),
-      "weftrun: refused a connection: 127.0.0.1 (another token). If it belongs "
-      "to this run, copy host 0's --token-file to it and start weftrun there "
-      "again\n");
+      "weftrun: refused a connection: 127.0.0.1 (another token). If that host "
+      "belongs to this run, copy host 0's --token-file to it and start weftrun "
+      "there again\n");
 }
 
 TEST_F(SeveralHosts, TimeoutNamesTheRejectedPeer) {

@@ -138,7 +138,8 @@ TEST_F(RendezvousServerTest, RejectsADuplicateNodeRank) {
   EXPECT_EQ(read_result(twin.heard()).code, 2);
   EXPECT_THAT(
       read_result(twin.heard()).line,
-      HasSubstr("--node-rank 1 is taken. Give each host its own, 0 to 2."));
+      HasSubstr("--node-rank 1 is already used by another host. Give each host "
+                "its own rank from 0 to 2."));
   EXPECT_FALSE(hub_.take_result());
   const Guest last(*this, {{"node", 2}, {"workers", 4}});
   std::optional<RankAssignment> place;

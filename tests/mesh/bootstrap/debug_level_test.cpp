@@ -79,7 +79,7 @@ TEST_F(DebugLevelTest, AnyOtherValueIsRefusedNamingTheVariable) {
         message_of_thrown<UsageError>([] { set_debug_level_from_env(); }),
         AllOf(
             HasSubstr(std::string("TORCH_DISTRIBUTED_DEBUG=") + value),
-            HasSubstr("OFF, INFO, DETAIL")));
+            HasSubstr("OFF, INFO or DETAIL")));
     EXPECT_EQ(get_debug_level(), DebugLevel::kInfo);
   }
 }

@@ -313,7 +313,7 @@ TEST(JobEnvironment, PmixTakesTheSizeFromWorldSize) {
   EXPECT_EQ(job.port_origin, "PMIX_NAMESPACE=prterun-vm-17@1");
   EXPECT_THAT(
       refused(with(prterun, {{"WORLD_SIZE", ""}})),
-      HasSubstr("PMIX_RANK=2 comes without the number of ranks"));
+      HasSubstr("PMIX_RANK=2 is set, but the number of ranks is not"));
   EXPECT_THAT(
       refused(with(prterun, {{"MASTER_ADDR", ""}})),
       HasSubstr("MASTER_ADDR is not set"));
@@ -361,10 +361,10 @@ TEST(JobEnvironment, HalfOfTwoVariablesIsRefused) {
       refused(with(kSrun, {{"WORLD_SIZE", "3"}})),
       AllOf(
           HasSubstr("RANK is not set, but WORLD_SIZE=3 is"),
-          HasSubstr("unset WORLD_SIZE: Slurm says")));
+          HasSubstr("unset WORLD_SIZE, because Slurm already")));
   EXPECT_THAT(
       refused(with(kMpirun, {{"WORLD_SIZE", "2"}})),
-      HasSubstr("unset WORLD_SIZE: Open MPI says"));
+      HasSubstr("unset WORLD_SIZE, because Open MPI already"));
   for (const auto& [missing, set] : std::map<std::string, std::string>{
            {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE=2"},
            {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK=1"},
@@ -459,7 +459,7 @@ TEST(JobEnvironment, AnUnknownPlaceToMeetSaysWhatToSet) {
           {{"SLURM_STEP_NODELIST", ""}, {"SLURM_JOB_NODELIST", ""}})),
       AllOf(
           HasSubstr("SLURM_STEP_NODELIST unset"),
-          HasSubstr("Export MASTER_ADDR")));
+          HasSubstr("Set MASTER_ADDR")));
 }
 
 TEST(JobEnvironment, RankZeroOnAnotherHostThanTheFirstIsNoticed) {
@@ -472,7 +472,7 @@ TEST(JobEnvironment, RankZeroOnAnotherHostThanTheFirstIsNoticed) {
       refused(second),
       AllOf(
           HasSubstr("SLURM_STEP_NODELIST=gpu[003-005] with SLURM_NODEID=1"),
-          HasSubstr("Export MASTER_ADDR")));
+          HasSubstr("Set MASTER_ADDR")));
   EXPECT_EQ(
       read(with(second, {{"MASTER_ADDR", "gpu004"}})).master_address, "gpu004");
 }
@@ -481,7 +481,7 @@ TEST(JobEnvironment, LoopbackForSeveralHostsIsRefused) {
   EXPECT_THAT(
       refused(with(kSrunHosts, {{"MASTER_ADDR", "localhost"}})),
       AllOf(
-          HasSubstr("MASTER_ADDR=localhost is every host's own address"),
+          HasSubstr("MASTER_ADDR=localhost is a loopback address"),
           HasSubstr("Slurm started only 3 of 11 ranks on this host")));
   // Two agents of torchrun may share a host.
   EXPECT_EQ(

@@ -124,7 +124,7 @@ TEST(SlurmList, WrongTaskCountsAreRefused) {
   }
   EXPECT_THAT(refused_counts("0"), HasSubstr("0 tasks on a host"));
   EXPECT_THAT(refused_counts("999999999"), HasSubstr("999999999 tasks"));
-  EXPECT_THAT(refused_counts("4(x0)"), HasSubstr("repeated 0 times"));
+  EXPECT_THAT(refused_counts("4(x0)"), HasSubstr("repeat count of 0"));
   EXPECT_THAT(
       refused_counts("1(x65536),1"), HasSubstr("more than 65536 hosts"));
 }

@@ -117,7 +117,7 @@ TEST(DevicePlugin, AFileThatIsNoLibraryIsNamed) {
 TEST(DevicePlugin, ALibraryOfSomethingElseIsRefused) {
   EXPECT_THAT(
       message_of_thrown<UsageError>([] { load_device_plugin("libm.so.6"); }),
-      HasSubstr("is not a device library of weft"));
+      HasSubstr("is not a Weft device library"));
 }
 
 TEST(DevicePlugin, AnotherInterfaceIsRefusedBeforeItIsRead) {

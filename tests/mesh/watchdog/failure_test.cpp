@@ -109,8 +109,8 @@ TEST_P(Failure, APeerThatHasEndedIsReported) {
             [&] { group->all_reduce(at::ones({100000})).wait(); }),
         AllOf(
             HasSubstr("Rank 0 has ended, but rank"),
-            HasSubstr("all_reduce #0 ([100000] Float, 391 KiB) of group "
-                      "\"world\"")));
+            HasSubstr(
+                "all_reduce #0 ([100000] Float, 391 KiB) of group \"world\"")));
   };
   std::thread first(body, 0);
   std::thread second(body, 1);
@@ -198,7 +198,7 @@ TEST_P(Failure, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
           group.all_reduce_coalesced(
               {at::ones({1}, at::kComplexFloat)}, ReduceOp::kMax);
         }),
-        HasSubstr("no order"));
+        HasSubstr("not defined for complex numbers"));
     EXPECT_TRUE(group.flight_recorder().entries().empty());
     group.barrier();
   });

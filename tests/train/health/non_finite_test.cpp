@@ -46,7 +46,8 @@ TEST(NonFinitePolicy, StopNamesStepAndReason) {
   EXPECT_THAT(
       message_of<NonFiniteError>(
           [&] { policy.on_non_finite(7, "the loss is nan on rank 2"); }),
-      StartsWith("step 7: the loss is nan on rank 2. Nothing was updated. "));
+      StartsWith(
+          "step 7: the loss is nan on rank 2. The weights were not updated. "));
 }
 
 TEST(NonFinitePolicy, SkipsUpToTheCapInARow) {
@@ -64,8 +65,8 @@ TEST(NonFinitePolicy, SkipsUpToTheCapInARow) {
   EXPECT_THAT(
       message_of<NonFiniteError>([&] { policy.on_non_finite(8, "so"); }),
       AllOf(
-          StartsWith("step 8: so. Nothing was updated, as in the previous 2 "
-                     "steps. The run ends because of "
+          StartsWith("step 8: so. The weights were not updated, as in the "
+                     "previous 2 steps. The run ends because of "
                      "train.max_consecutive_non_finite=2. "),
           Not(HasSubstr("skipped"))));
 }
@@ -224,8 +225,8 @@ TEST_F(NonFiniteTest, OneElementOnOneRankIsNamedOnAll) {
           EXPECT_THAT(
               message_of<NonFiniteError>([&] { trainer.train_step(step); }),
               StartsWith(fmt::format(
-                  "step {}: the gradient of {} {} on rank {}. Nothing was "
-                  "updated. ",
+                  "step {}: the gradient of {} {} on rank {}. The weights were "
+                  "not updated. ",
                   step + 1,
                   name,
                   shown(value),
@@ -334,7 +335,7 @@ TEST_F(NonFiniteTest, AWeightThatIsNotFiniteIsNamed) {
     EXPECT_THAT(
         message_of<NonFiniteError>([&] { trainer.check_weights(1); }),
         StartsWith("step 1: the weight lm_head.weight holds inf on rank 3 "
-                   "after the update: not saved"));
+                   "after the update. The step was not saved"));
     EXPECT_THAT(
         message_of<NonFiniteError>([&] { trainer.train_step(1); }),
         StartsWith("step 2: the weight lm_head.weight holds inf on rank 3"));

@@ -59,9 +59,11 @@ TEST(BufferedAppendFile, WhatHasNoRoomIsWrittenOnceThereIsSome) {
         AllOf(HasSubstr(path), HasSubstr("File too large")));
     EXPECT_EQ(file.append("fourth\n"), "") << "it was said already";
     EXPECT_EQ(content_of(path), "first\nsecond\nthi");
-    EXPECT_THAT(file.finish(), HasSubstr("the last 10 bytes are lost"));
+    EXPECT_THAT(
+        file.finish(),
+        HasSubstr("the last 10 bytes could not be written and are lost"));
   }
-  EXPECT_THAT(file.append("fifth\n"), HasSubstr("nothing is missing"));
+  EXPECT_THAT(file.append("fifth\n"), HasSubstr("no data was lost"));
   EXPECT_EQ(file.finish(), "");
   EXPECT_EQ(content_of(path), "first\nsecond\nthird\nfourth\nfifth\n");
 }

@@ -191,7 +191,9 @@ TEST(MetricsLog, AFullDiskIsToldOnceAndWaitedFor) {
       log.write(some_metrics()),
       HasSubstr("cannot write \"/dev/full\": No space left"));
   EXPECT_EQ(log.write(some_metrics()), "");
-  EXPECT_THAT(log.finish(), HasSubstr("bytes are lost: No space left"));
+  EXPECT_THAT(
+      log.finish(),
+      HasSubstr("bytes could not be written and are lost: No space left"));
 }
 
 TEST(PeakRss, HoldsWhatWasTouched) {

@@ -55,7 +55,7 @@ TEST_F(Products, OneDnnThatCannotBeHadIsRefused) {
       test::message_of_thrown<mesh::UsageError>([&] {
         resolve_products(recipe, host_with("it was left out", true));
       }),
-      "r.yaml: products: oneDNN cannot multiply on this host: it was left out. "
+      "r.yaml: products: oneDNN cannot be used on this host: it was left out. "
       "Set products to libtorch or auto");
 }
 

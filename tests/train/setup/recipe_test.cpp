@@ -80,12 +80,13 @@ TEST(Recipe, RefusesUnknownAndRepeatedKeysAtTheKey) {
        "batched_grad_copy, static_graph, check_for_nan_in_grad, comm_hook, "
        "power_sgd_rank, power_sgd_start_iter, param_dtype, reduce_dtype"},
       {"model.dim: 64\n",
-       "r.yaml:1:1: model.dim: a key has no dots; nest it as `model:` with "
-       "`dim:` below"},
+       "r.yaml:1:1: model.dim: a key must not contain dots. Write `model:`, "
+       "and `dim:` indented below it"},
       {"model:\n  dim: 64\n  heads: 2\n  dim: 32\n",
-       "r.yaml:4:3: model.dim: repeated key; it is already in line 2"},
+       "r.yaml:4:3: model.dim: this key is repeated. It is already set in line "
+       "2"},
       {"mesh: {dp: 1}\nseed: 1\nmesh: {tp: 1}\n",
-       "r.yaml:3:1: mesh: repeated key; it is already in line 1"},
+       "r.yaml:3:1: mesh: this key is repeated. It is already set in line 1"},
       {"<<: {seed: 1}\n", "r.yaml:1:1: merge keys (<<) are not supported"},
       {"? [a]\n: 1\n", "r.yaml:1:3: a key is a word, found a list"},
       {": 1\n", "r.yaml:1:1: a key is a word, found nothing"},
@@ -111,25 +112,22 @@ TEST(Recipe, RefusesFloat16) {
 TEST(Recipe, RefusesWrongTypesAtTheValue) {
   const BadRecipe cases[] = {
       {"model:\n  dim: wide\n",
-       "r.yaml:2:8: model.dim: expected an integer, found the string "
-       "\"wide\""},
+       "r.yaml:2:8: model.dim: expected an integer, found the string \"wide\""},
       {"train: {steps: 1e3}\n",
-       "r.yaml:1:16: train.steps: expected an integer, found the number "
-       "1e3; write 1000"},
+       "r.yaml:1:16: train.steps: expected an integer, found the number 1e3; "
+       "write 1000"},
       {"tp:\n  loss_parallel: yes\n",
        "r.yaml:2:18: tp.loss_parallel: expected a bool (true, false), found "
-       "the string "
-       "\"yes\""},
+       "the string \"yes\""},
       {"name: 5\n",
-       "r.yaml:1:7: name: expected a string, found the number 5; put it in "
-       "quotes if it is one"},
+       "r.yaml:1:7: name: expected a string, found the number 5; put the value "
+       "in quotes to make it a string"},
       {"data: {paths: a.txt}\n",
        "r.yaml:1:15: data.paths: expected a list of strings, found the string "
        "\"a.txt\"; write [\"a.txt\"]"},
       {"data:\n  paths:\n    - a\n    - 7\n",
-       "r.yaml:4:7: data.paths: expected a string, found the number 7; put it "
-       "in "
-       "quotes if it is one"},
+       "r.yaml:4:7: data.paths: expected a string, found the number 7; put the "
+       "value in quotes to make it a string"},
       {"optimizer: {betas: [0.9, 0.95, 0.99]}\n",
        "r.yaml:1:20: optimizer.betas: expected a list of two numbers, found a "
        "list of 3"},
@@ -137,8 +135,8 @@ TEST(Recipe, RefusesWrongTypesAtTheValue) {
        "r.yaml:1:17: optimizer.lr: expected a finite number, found the number "
        ".nan"},
       {"seed: 99999999999999999999\n",
-       "r.yaml:1:7: seed: expected an integer that fits in 64 bits, found "
-       "the number 99999999999999999999"},
+       "r.yaml:1:7: seed: expected an integer that fits in 64 bits, found the "
+       "number 99999999999999999999"},
       {"model: 7\n", "r.yaml:1:8: model: expected a map, found the number 7"},
       {"model: [1]\n", "r.yaml:1:8: model: expected a map, found a list"},
       {"model:\nseed: 1\n", "r.yaml:1:1: model: expected a map, found nothing"},
@@ -164,8 +162,8 @@ TEST(Recipe, RefusesImpossibleValuesAtTheValue) {
        "r.yaml:1:12: mesh.dp: expected -1 or at least 1, at most 16777216, "
        "found 0"},
       {"model: {heads: -4}\n",
-       "r.yaml:1:16: model.heads: expected at least 1, at most 16777216, "
-       "found -4"},
+       "r.yaml:1:16: model.heads: expected at least 1, at most 16777216, found "
+       "-4"},
       {"seed: -1\n", "r.yaml:1:7: seed: expected at least 0, found -1"},
       {"comm: {timeout_s: 0}\n",
        "r.yaml:1:19: comm.timeout_s: expected at least 1, at most 86400, found "
@@ -202,10 +200,10 @@ TEST(Recipe, RefusesWhatIsNoMap) {
   EXPECT_EQ(recipe_refusal("# nothing\n"), "r.yaml: the recipe is empty");
   EXPECT_EQ(
       recipe_refusal("- a\n"),
-      "r.yaml:1:1: a recipe is a map of keys to values, found a list");
+      "r.yaml:1:1: expected a map of keys to values, found a list");
   EXPECT_EQ(
       recipe_refusal("\nhello\n"),
-      "r.yaml:2:1: a recipe is a map of keys to values, found the string "
+      "r.yaml:2:1: expected a map of keys to values, found the string "
       "\"hello\"");
   EXPECT_EQ(
       recipe_refusal("{seed: &a 1}"),
@@ -270,8 +268,8 @@ TEST(Recipe, RefusesBadOverridesByName) {
       {"train=5",
        "override train=5: train: expected a map, found the number 5"},
       {"mesh={dp: 1, dp: 2}",
-       "override mesh={dp: 1, dp: 2}: mesh.dp: repeated key; it is already in "
-       "line 1"},
+       "override mesh={dp: 1, dp: 2}: mesh.dp: this key is repeated. It is "
+       "already set in line 1"},
       {"mesh.dp=0",
        "override mesh.dp=0: mesh.dp: expected -1 or at least 1, at most "
        "16777216, found 0"}};
@@ -327,7 +325,8 @@ TEST(Recipe, RefusesFilesThatAreNone) {
   const std::string big =
       folder.write("big.yaml", std::string((1 << 20) + 1, '#'));
   EXPECT_EQ(
-      refusal_of(big), big + ": 1048577 bytes; a recipe has at most 1048576");
+      refusal_of(big),
+      big + ": got 1048577 bytes, expected at most 1048576 for a recipe");
   const std::string empty = folder.write("empty.yaml", "");
   EXPECT_EQ(refusal_of(empty), empty + ": the recipe is empty");
 }

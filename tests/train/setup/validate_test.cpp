@@ -45,8 +45,8 @@ TEST(Validate, TheMeshIsTheWorld) {
   EXPECT_EQ(
       validation_refusal(1, {"mesh={dp: 2, tp: 2}"}),
       "override mesh={dp: 2, tp: 2}: mesh.dp: the mesh dp=2 x tp=2 needs 4 "
-      "ranks, but the world size is 1. Start 4 ranks (weftrun "
-      "--nproc-per-node 4), or set mesh.dp=-1");
+      "ranks, but the world size is 1. Start 4 ranks (weftrun --nproc-per-node "
+      "4), or set mesh.dp=-1");
   EXPECT_EQ(validation_refusal(4, {"mesh={dp: 2, tp: 2}"}), "");
 }
 
@@ -110,7 +110,7 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
         refusal({"ddp." + key}),
         AllOf(
             HasSubstr("ddp." + key.substr(0, key.find('='))),
-            HasSubstr("has no effect: mesh.dp_shard=2 reduces")))
+            HasSubstr("has no effect: mesh.dp_shard=2 uses FSDP")))
         << key;
   }
   EXPECT_THAT(
@@ -146,8 +146,7 @@ TEST(Validate, HeadsDivide) {
       "divisible by 3");
   EXPECT_EQ(
       validation_refusal(1, {"model.dim=66"}),
-      "override model.dim=66: model.dim: 66 is not divisible by "
-      "model.heads=4");
+      "override model.dim=66: model.dim: 66 is not divisible by model.heads=4");
   EXPECT_EQ(
       validation_refusal(1, {"model.dim=60"}),
       "override model.dim=60: model.dim: 60 / model.heads=4 is 15, but rotary "
@@ -182,15 +181,15 @@ TEST(Validate, BatchesDivide) {
   EXPECT_EQ(
       validation_refusal(3, {"train.global_batch_size=16"}),
       "override train.global_batch_size=16: train.global_batch_size: 16 is not "
-      "divisible by mesh.dp=3; the nearest that is: 15 or 18");
+      "divisible by mesh.dp=3. The nearest valid value is 15 or 18");
   EXPECT_EQ(
       validation_refusal(2, {"train.micro_batch_size=3"}),
       "r.yaml: train.global_batch_size: 16 is not divisible by mesh.dp=2 x "
-      "train.micro_batch_size=3 = 6; the nearest that is: 12 or 18");
+      "train.micro_batch_size=3 = 6. The nearest valid value is 12 or 18");
   EXPECT_EQ(
       validation_refusal(2, {"train.micro_batch_size=32"}),
       "r.yaml: train.global_batch_size: 16 is not divisible by mesh.dp=2 x "
-      "train.micro_batch_size=32 = 64; the nearest that is: 64");
+      "train.micro_batch_size=32 = 64. The nearest valid value is 64");
 }
 
 TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
@@ -198,8 +197,7 @@ TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
       validation_refusal(
           1, {"train.steps=5", "trace.steps=1", "trace.first_step=6"}),
       "override trace.first_step=6: trace.first_step: 6 is after the last "
-      "step, "
-      "train.steps=5");
+      "step, train.steps=5");
   EXPECT_EQ(
       resolved(1, {"train.steps=5", "trace.steps=9", "trace.first_step=5"})
           .trace.steps,
@@ -223,7 +221,8 @@ TEST(Validate, OnlyWhatIsWrittenInTheBackgroundIsSlowed) {
       validation_refusal(
           1, {"checkpoint.max_mb_per_s=50", "checkpoint.async=false"}),
       "override checkpoint.max_mb_per_s=50: checkpoint.max_mb_per_s: 50 limits "
-      "background writes, and checkpoint.async=false waits for every save");
+      "only background writes, but checkpoint.async is false. Set "
+      "checkpoint.async=true, or remove this key");
   EXPECT_EQ(validation_refusal(1, {"checkpoint.max_mb_per_s=50"}), "");
   EXPECT_THAT(
       validation_refusal(1, {"checkpoint.max_mb_per_s=-1"}),
@@ -244,7 +243,8 @@ TEST(Validate, RulesNeedSomethingToRead) {
         "checkpoint.init_strict=missing_ok"}) {
     EXPECT_THAT(
         validation_refusal(1, {rule}),
-        HasSubstr("applies to checkpoint.init_from, which is empty"));
+        HasSubstr("has no effect without checkpoint.init_from. Set "
+                  "checkpoint.init_from, or remove this key"));
     EXPECT_EQ(validation_refusal(1, {rule, "checkpoint.init_from=x"}), "");
   }
   EXPECT_THAT(

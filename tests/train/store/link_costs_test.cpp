@@ -118,13 +118,13 @@ TEST(LinkCosts, ALatencyAloneIsRefused) {
   EXPECT_EQ(
       message_of<mesh::UsageError>(
           [&] { recipe_in(folder, "links: {dp_latency_us: 4}\n"); }),
-      "test:7:24: links.dp_latency_us: 4 without links.dp_bandwidth_gb_s. Set "
-      "both, or leave both to cost_model");
+      "test:7:24: links.dp_latency_us: 4 is set, but links.dp_bandwidth_gb_s "
+      "is not. Set both, or leave both to cost_model");
   EXPECT_EQ(
       message_of<mesh::UsageError>(
           [&] { recipe_in(folder, "links: {tp_bandwidth_gb_s: 4}\n"); }),
-      "test:7:28: links.tp_bandwidth_gb_s: 4 without links.tp_latency_us. Set "
-      "both, or leave both to cost_model");
+      "test:7:28: links.tp_bandwidth_gb_s: 4 is set, but links.tp_latency_us "
+      "is not. Set both, or leave both to cost_model");
 }
 
 TEST(LinkCosts, AMeshDimOfOneRankHasNone) {

@@ -110,7 +110,7 @@ TEST_F(RunStoreTest, AFailureBetweenTheRenamesLeavesNothingHalf) {
 TEST_F(RunStoreTest, WhoHasTheLockOfTheNewFolderIsNotDisturbed) {
   fs::rename(run_ / "checkpoints", run_ / "checkpoints.aside");
   const checkpoint::StoreLock other(run_ / "checkpoints");
-  EXPECT_THAT(start(/*fresh=*/true), HasSubstr("another run writes"));
+  EXPECT_THAT(start(/*fresh=*/true), HasSubstr("another run is writing"));
   EXPECT_TRUE(fs::exists(run_ / "checkpoints.aside"));
   EXPECT_EQ(read("metrics.jsonl"), kOldMetrics);
 }
