@@ -35,12 +35,10 @@ void check_mesh_dim_is_free(
     const std::string& dim) {
   const auto& [name, tensor] = parameter;
   const auto& own = dtensor::spec_of(tensor);
-  if (!own.mesh().has_mesh_dim(dim)) {
-    return;
-  }
+  const bool is_free = !own.mesh().has_mesh_dim(dim);
   const auto& unit = dtensor::parameter_info(tensor).fsdp_unit;
   WEFT_CHECK(
-      unit.empty(),
+      is_free || unit.empty(),
       kOp,
       where(dp),
       "\"",
@@ -53,7 +51,7 @@ void check_mesh_dim_is_free(
       "make one unit of the modules that share it: fully_shard({&first, "
       "&second}, mesh).");
   WEFT_CHECK(
-      false,
+      is_free,
       kOp,
       where(dp),
       "\"",
@@ -121,10 +119,10 @@ ShardedPlacement placement_of(
     dims.push_back(each);
     if (each == shards.mesh_dim_names().front()) {
       placements.push_back(tensor.dim() == 0 ? dtensor::Replicate() : rows);
-    } else if (std::ranges::count(dp_names, each) > 0) {
-      placements.push_back(dtensor::Replicate());
-    } else {
+    } else if (own.mesh().has_mesh_dim(each)) {
       placements.push_back(own.placement(own.mesh().mesh_dim(each)));
+    } else {
+      placements.push_back(dtensor::Replicate());
     }
   }
   return {
