@@ -91,6 +91,15 @@ std::vector<Key> tp_keys() {
   };
 }
 
+// Keys of the sections ddp and fsdp alike.
+constexpr const char* kParamDtypeDoc =
+    "The dtype of forward and backward. Parameters, gradients and optimizer "
+    "state stay float32. none means train.dtype. float16 is not supported "
+    "because small gradients become 0 without a gradient scaler.";
+constexpr const char* kReduceDtypeDoc =
+    "The dtype in which gradients are reduced. none means that of forward and "
+    "backward. float16 is not supported, as for param_dtype.";
+
 std::vector<Key> ddp_keys() {
   return {
       {.path = "ddp.bucket_cap_mb",
@@ -146,14 +155,11 @@ std::vector<Key> ddp_keys() {
        .range = at_least(2)},
       {.path = "ddp.param_dtype",
        .field = member<&Recipe::ddp, &DdpConfig::param_dtype>,
-       .doc = "The dtype of forward and backward. Parameters, gradients and "
-              "optimizer state keep train.dtype. float16 is not supported "
-              "because small gradients become 0 without a gradient scaler.",
+       .doc = kParamDtypeDoc,
        .choices = {"none", "bfloat16"}},
       {.path = "ddp.reduce_dtype",
        .field = member<&Recipe::ddp, &DdpConfig::reduce_dtype>,
-       .doc = "The dtype in which gradients are reduced. none means "
-              "param_dtype. float16 is not supported, as for ddp.param_dtype.",
+       .doc = kReduceDtypeDoc,
        .choices = {"none", "float32", "bfloat16"}},
   };
 }
@@ -197,6 +203,14 @@ std::vector<Key> fsdp_keys() {
               "local keeps full gradients on each rank until the last "
               "micro-batch, as without dp_shard.",
        .choices = {"sharded", "local"}},
+      {.path = "fsdp.param_dtype",
+       .field = member<&Recipe::fsdp, &FsdpConfig::param_dtype>,
+       .doc = kParamDtypeDoc,
+       .choices = {"none", "bfloat16"}},
+      {.path = "fsdp.reduce_dtype",
+       .field = member<&Recipe::fsdp, &FsdpConfig::reduce_dtype>,
+       .doc = kReduceDtypeDoc,
+       .choices = {"none", "float32", "bfloat16"}},
   };
 }
 

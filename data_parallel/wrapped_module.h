@@ -2,10 +2,13 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include "dtensor/scopes/module_call.h"
 
@@ -29,6 +32,34 @@ class [[nodiscard]] NoSyncGuard {
  private:
   std::shared_ptr<std::atomic<int>> paused_;
 };
+
+/// Casts a floating point tensor to `dtype`, if that is set. Returns other
+/// tensors unchanged.
+inline at::Tensor cast_floating_point(
+    const at::Tensor& tensor,
+    std::optional<c10::ScalarType> dtype) {
+  return dtype && tensor.defined() && tensor.is_floating_point()
+             ? tensor.to(*dtype)
+             : tensor;
+}
+
+/// Casts an argument of forward() that is a tensor or a vector of tensors.
+/// Returns other arguments unchanged.
+template <class Arg>
+decltype(auto) cast_argument(Arg&& arg, std::optional<c10::ScalarType> dtype) {
+  using Plain = std::decay_t<Arg>;
+  if constexpr (std::is_same_v<Plain, at::Tensor>) {
+    return cast_floating_point(arg, dtype);
+  } else if constexpr (std::is_same_v<Plain, std::vector<at::Tensor>>) {
+    std::vector<at::Tensor> result;
+    for (const auto& each : arg) {
+      result.push_back(cast_floating_point(each, dtype));
+    }
+    return result;
+  } else {
+    return std::forward<Arg>(arg);
+  }
+}
 
 /// Calls module->forward(args...), with the module's hooks if the first
 /// argument and the result are tensors.

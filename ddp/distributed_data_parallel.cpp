@@ -330,23 +330,11 @@ void DistributedDataParallelBase::sync_joinable_optimizer(
   state_->joined->share_optimizer_state(optimizer);
 }
 
-at::Tensor DistributedDataParallelBase::cast_input(
-    const at::Tensor& input) const {
+std::optional<c10::ScalarType> DistributedDataParallelBase::input_dtype()
+    const {
   const auto& precision = state_->options.mixed_precision;
-  return precision && precision->param_dtype &&
-                 precision->cast_forward_inputs && input.defined() &&
-                 input.is_floating_point()
-             ? input.to(*precision->param_dtype)
-             : input;
-}
-
-std::vector<at::Tensor> DistributedDataParallelBase::cast_input(
-    const std::vector<at::Tensor>& inputs) const {
-  std::vector<at::Tensor> result;
-  for (const auto& input : inputs) {
-    result.push_back(cast_input(input));
-  }
-  return result;
+  return precision && precision->cast_forward_inputs ? precision->param_dtype
+                                                     : std::nullopt;
 }
 
 std::vector<std::vector<std::string>>

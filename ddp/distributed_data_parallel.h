@@ -200,10 +200,8 @@ class DistributedDataParallelBase : public Joinable {
   void before_forward(std::optional<int64_t> samples);
   void after_forward(const std::vector<at::Tensor>& outputs);
 
-  /// Casts an argument of forward() to the dtype of the module's computation.
-  at::Tensor cast_input(const at::Tensor& input) const;
-  std::vector<at::Tensor> cast_input(
-      const std::vector<at::Tensor>& inputs) const;
+  /// Returns the dtype to which arguments of forward() are cast, if any.
+  std::optional<c10::ScalarType> input_dtype() const;
 
   static std::optional<int64_t> samples_of() { return std::nullopt; }
   template <class First, class... Rest>
@@ -261,7 +259,8 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   auto forward(Args&&... args) {
     return mesh().world().run_and_report_errors("the forward pass", [&] {
       before_forward(samples_of(args...));
-      auto output = call_wrapped(module_, prepare(std::forward<Args>(args))...);
+      auto output = call_wrapped(
+          module_, cast_argument(std::forward<Args>(args), input_dtype())...);
       after_forward(tensors_of(output));
       return output;
     });
@@ -276,18 +275,6 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   const M& module() const { return *module_; }
 
  private:
-  template <class Arg>
-  decltype(auto) prepare(Arg&& arg) const {
-    using Plain = std::decay_t<Arg>;
-    if constexpr (
-        std::is_same_v<Plain, at::Tensor> ||
-        std::is_same_v<Plain, std::vector<at::Tensor>>) {
-      return cast_input(arg);
-    } else {
-      return std::forward<Arg>(arg);
-    }
-  }
-
   std::shared_ptr<M> module_;
 };
 

@@ -125,9 +125,34 @@ ShardedPlacement placement_of(
       placements.push_back(dtensor::Replicate());
     }
   }
+  const dtensor::DTensorSpec sharded(root.slice(dims), placements);
+  const auto replicate_dim = sharded.mesh().mesh_dim(dp_names.front());
   return {
       .unsharded = own,
-      .sharded = dtensor::DTensorSpec(root.slice(dims), placements)};
+      .sharded = sharded,
+      .unreduced = dp.ndim() == 2 && dp.size(int64_t{0}) > 1
+                       ? sharded.with(replicate_dim, dtensor::Partial())
+                       : sharded};
+}
+
+void check_mixed_precision(
+    const MixedPrecisionPolicy& policy,
+    const mesh::DeviceMesh& dp) {
+  const auto check = [&](const char* field,
+                         const std::optional<c10::ScalarType>& dtype) {
+    WEFT_CHECK(
+        !dtype || at::isFloatingType(*dtype),
+        kOp,
+        where(dp),
+        "mixed_precision.",
+        field,
+        " is ",
+        dtype.value_or(at::kFloat),
+        ", expected a floating point dtype.");
+  };
+  check("param_dtype", policy.param_dtype);
+  check("reduce_dtype", policy.reduce_dtype);
+  check("output_dtype", policy.output_dtype);
 }
 
 using Declared = std::vector<std::shared_ptr<UnitDeclaration>>;
@@ -182,6 +207,7 @@ void fully_shard(
       kOp,
       where(dp),
       "reduce_op must be kAvg or kSum.");
+  check_mixed_precision(options.mixed_precision, dp);
   auto unit = std::make_shared<UnitDeclaration>();
   unit->dp = dp;
   unit->options = options;
@@ -233,10 +259,10 @@ void fully_shard(
     module->register_module(kChild, declared);
     auto& hooks = dtensor::module_hooks(*module);
     const std::weak_ptr<UnitDeclaration> weak = declared;
-    hooks.before.emplace_back([weak](std::vector<at::Tensor>& /*inputs*/) {
+    hooks.before.emplace_back([weak](std::vector<at::Tensor>& inputs) {
       const auto self = weak.lock();
       if (const auto schedule = self ? self->schedule.lock() : nullptr) {
-        schedule->begin_call(*self->unit);
+        schedule->begin_call(*self->unit, inputs);
       }
     });
     hooks.after.emplace_back([weak](std::vector<at::Tensor>& outputs) {

@@ -78,8 +78,11 @@ bool lacks_a_unit(const torch::nn::Module& module) {
 struct FullyShardedDataParallelBase::State {
   std::shared_ptr<torch::nn::Module> module;
   mesh::DeviceMesh dp;
+  FullyShardOptions unit_options;
   ScheduleOptions options;
   std::shared_ptr<std::atomic<int>> paused =
+      std::make_shared<std::atomic<int>>(0);
+  std::shared_ptr<std::atomic<int>> without_all_reduce =
       std::make_shared<std::atomic<int>>(0);
   std::shared_ptr<Schedule> schedule;
 
@@ -123,9 +126,18 @@ void FullyShardedDataParallelBase::State::check_units(
         name,
         " belongs to another existing FullyShardedDataParallel. A model can "
         "have only one.");
+    const auto& policy = unit->options.mixed_precision;
+    const auto dtype_name = [](const std::optional<c10::ScalarType>& dtype) {
+      return dtype ? c10::toString(*dtype) : "unset";
+    };
     lines.push_back(fmt::format(
-        "unit {}, reshard_after_forward {}, reduce_op {}",
+        "unit {}, param_dtype {}, reduce_dtype {}, output_dtype {}, "
+        "cast_forward_inputs {}, reshard_after_forward {}, reduce_op {}",
         name,
+        dtype_name(policy.param_dtype),
+        dtype_name(policy.reduce_dtype),
+        dtype_name(policy.output_dtype),
+        policy.cast_forward_inputs,
         unit->options.reshard_after_forward
             ? (*unit->options.reshard_after_forward ? "true" : "false")
             : "unset",
@@ -196,11 +208,15 @@ std::shared_ptr<Schedule> FullyShardedDataParallelBase::State::make_schedule() {
   const Unit* root = nullptr;
   for (const auto& [name, unit] : declared) {
     std::vector<ShardedParameter> parameters;
+    const auto& param_dtype = unit->options.mixed_precision.param_dtype;
     for (const auto& [tensor, placement] : unit->parameters) {
       parameters.emplace_back(
           names.at(tensor.unsafeGetTensorImpl()),
           tensor,
           placement,
+          tensor.is_floating_point()
+              ? param_dtype.value_or(tensor.scalar_type())
+              : tensor.scalar_type(),
           shards.size(),
           shards.coordinate(int64_t{0}));
     }
@@ -216,8 +232,8 @@ std::shared_ptr<Schedule> FullyShardedDataParallelBase::State::make_schedule() {
       root = unit->unit;
     }
   }
-  auto made =
-      std::make_shared<Schedule>(std::move(units), root, options, paused);
+  auto made = std::make_shared<Schedule>(
+      std::move(units), root, options, paused, without_all_reduce);
   made->start();
   for (const auto& [name, unit] : declared) {
     unit->schedule = made;
@@ -261,6 +277,7 @@ FullyShardedDataParallelBase::FullyShardedDataParallelBase(
   state_ = std::make_unique<State>();
   state_->module = std::move(module);
   state_->dp = dp;
+  state_->unit_options = options;
   state_->options = schedule;
 }
 
@@ -273,6 +290,10 @@ FullyShardedDataParallelBase::~FullyShardedDataParallelBase() {
 
 NoSyncGuard FullyShardedDataParallelBase::no_sync() {
   return NoSyncGuard(state_->paused);
+}
+
+NoSyncGuard FullyShardedDataParallelBase::no_all_reduce() {
+  return NoSyncGuard(state_->without_all_reduce);
 }
 
 void FullyShardedDataParallelBase::synchronize_parameters() {
@@ -336,6 +357,16 @@ void FullyShardedDataParallelBase::unshard(const torch::nn::Module& module) {
 void FullyShardedDataParallelBase::reshard(const torch::nn::Module& module) {
   synchronize_parameters();
   state_->schedule->reshard(*state_->unit_of(module).unit);
+}
+
+std::optional<c10::ScalarType> FullyShardedDataParallelBase::input_dtype()
+    const {
+  const auto declared = find_declaration(*state_->module);
+  const auto& policy =
+      (declared ? declared->options : state_->unit_options).mixed_precision;
+  const bool is_whole = state_->schedule && state_->schedule->is_whole();
+  return policy.cast_forward_inputs && !is_whole ? policy.param_dtype
+                                                 : std::nullopt;
 }
 
 void FullyShardedDataParallelBase::begin_forward() {

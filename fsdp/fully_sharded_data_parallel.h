@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -45,6 +46,13 @@ class FullyShardedDataParallelBase {
   /// lifetime, like DistributedDataParallel. Without it each backward reduces,
   /// and adds to the existing sharded gradients.
   NoSyncGuard no_sync();
+
+  /// Accumulates gradients that are reduced over the dim that shards, but not
+  /// over the replicas of a 2-D mesh, during the guard's lifetime. .grad() is
+  /// then Partial on the first mesh dim. The next backward outside the guard
+  /// sums them over the replicas. Has no effect without replicas.
+  /// Source: torch/distributed/fsdp, set_requires_all_reduce.
+  NoSyncGuard no_all_reduce();
 
   /// Compares the units of all ranks and prepares their messages. The first
   /// forward calls it unless it was called before.
@@ -90,6 +98,9 @@ class FullyShardedDataParallelBase {
       const FullyShardOptions& options,
       const ScheduleOptions& schedule);
   ~FullyShardedDataParallelBase();
+
+  /// Returns the dtype to which arguments of forward() are cast, if any.
+  std::optional<c10::ScalarType> input_dtype() const;
 
   /// Runs `body`, which returns forward()'s output, as a forward pass.
   template <class Body>
@@ -138,9 +149,9 @@ class [[nodiscard]] ForwardScope {
   int exceptions_;
 };
 
-/// Scope in which all parameters are unsharded: each rank has the full model.
-/// Not allowed during a forward or backward.
-/// Collective: all ranks of the mesh; blocks.
+/// Scope in which all parameters are unsharded: each rank has the full model,
+/// in full precision even if a unit has a mixed precision policy. Not allowed
+/// during a forward or backward. Collective: all ranks of the mesh; blocks.
 /// Source: torch/distributed/fsdp/fully_sharded_data_parallel.py,
 /// summon_full_params.
 class [[nodiscard]] FullParameters {
@@ -196,7 +207,9 @@ class FullyShardedDataParallel : public FullyShardedDataParallelBase {
   template <class... Args>
   auto forward(Args&&... args) {
     return run_forward([&] {
-      return ddp::call_wrapped(module_, std::forward<Args>(args)...);
+      return ddp::call_wrapped(
+          module_,
+          ddp::cast_argument(std::forward<Args>(args), input_dtype())...);
     });
   }
 

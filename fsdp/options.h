@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <optional>
 
+#include <c10/core/ScalarType.h>
+
 #include "mesh/communicator/communicator.h"
 
 namespace weft::fsdp {
@@ -19,6 +21,26 @@ enum class BackwardPrefetch {
   kPre,
 };
 
+/// The dtypes of computation and reduction of a unit. Shards, their gradients
+/// and the optimizer state keep the parameters' dtype. An empty dtype changes
+/// nothing. Only floating point tensors are cast.
+/// Source: torch/distributed/fsdp/_fully_shard/_fsdp_api.py,
+/// MixedPrecisionPolicy.
+struct MixedPrecisionPolicy {
+  /// The dtype of the unsharded parameters, and so of forward and backward.
+  /// Parameters are gathered in it.
+  std::optional<c10::ScalarType> param_dtype = std::nullopt;
+  /// The dtype in which gradients are reduced, and accumulated under no_sync().
+  /// The default is param_dtype.
+  std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
+  /// The dtype of the tensors that calls of the unit's modules return.
+  std::optional<c10::ScalarType> output_dtype = std::nullopt;
+  /// Casts the arguments of these calls to param_dtype.
+  bool cast_forward_inputs = true;
+
+  bool operator==(const MixedPrecisionPolicy&) const = default;
+};
+
 /// How a unit is sharded.
 struct FullyShardOptions {
   /// Whether the unit frees other ranks' rows after forward and gathers them
@@ -27,6 +49,7 @@ struct FullyShardOptions {
   /// kAvg means that gradients are averages over the ranks, as in PyTorch. kSum
   /// is supported too.
   mesh::ReduceOp reduce_op = mesh::ReduceOp::kAvg;
+  MixedPrecisionPolicy mixed_precision = {};
 };
 
 /// How the units of a model are scheduled.

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/torch.h>
 
+#include "data_parallel/wrapped_module.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/parameter_hooks.h"
 #include "dtensor/tensor/parameter_info.h"
@@ -74,12 +75,14 @@ Schedule::Schedule(
     std::vector<std::unique_ptr<Unit>> units,
     const Unit* outermost,
     const ScheduleOptions& options,
-    std::shared_ptr<std::atomic<int>> paused)
+    std::shared_ptr<std::atomic<int>> paused,
+    std::shared_ptr<std::atomic<int>> without_all_reduce)
     : units_(std::move(units)),
       states_(units_.size()),
       outermost_(outermost),
       options_(options),
-      paused_(std::move(paused)) {}
+      paused_(std::move(paused)),
+      without_all_reduce_(std::move(without_all_reduce)) {}
 
 Schedule::~Schedule() = default;
 
@@ -111,6 +114,9 @@ void Schedule::listen_to(Unit& unit) {
       continue;
     }
     unit.set_listens_to(i);
+    // The node that accumulates the gradient exists before the parameter has
+    // the dtype of computation.
+    tensor.set_grad_dtype(unit.parameters()[i].unsharded_dtype());
     leaves.push_back(tensor);
     indices.push_back(i);
     // Before autograd adds to .grad(), which place_gradient() also says where
@@ -195,18 +201,26 @@ void Schedule::abandon() {
   }
 }
 
-void Schedule::begin_call(Unit& unit) {
+void Schedule::begin_call(Unit& unit, std::vector<at::Tensor>& inputs) {
   if (runs_backward()) {
     use_in_backward(unit);
-    return;
-  }
-  if (is_in_forward()) {
+  } else if (is_in_forward()) {
     ++state_of(unit).calls;
     use_in_forward(unit);
   }
+  const auto& policy = unit.mixed_precision();
+  if (unit.is_ready_to_compute() && policy.cast_forward_inputs) {
+    for (auto& input : inputs) {
+      input = ddp::cast_floating_point(input, policy.param_dtype);
+    }
+  }
 }
 
-void Schedule::end_call(Unit& unit, const std::vector<at::Tensor>& outputs) {
+void Schedule::end_call(Unit& unit, std::vector<at::Tensor>& outputs) {
+  for (auto& output : outputs) {
+    output =
+        ddp::cast_floating_point(output, unit.mixed_precision().output_dtype);
+  }
   if (runs_backward() || !is_in_forward()) {
     return;
   }
@@ -391,6 +405,8 @@ void Schedule::on_gradient(Unit& unit, size_t parameter) {
   const bool reduces = *paused_ == 0;
   if (reduces) {
     unit.take_gradient(parameter, memory_);
+  } else {
+    unit.cast_own_gradient(parameter);
   }
   if (!unit.count_gradient(parameter)) {
     return;
@@ -439,7 +455,10 @@ void Schedule::finish_reductions(size_t left) {
     auto* unit = in_flight_.front();
     in_flight_.pop_front();
     finish_over_replicas();
-    if (unit->start_reduce_over_replicas(memory_)) {
+    if (*without_all_reduce_ > 0) {
+      unit->skip_reduce_over_replicas(memory_);
+      unit->finish_reduce(memory_);
+    } else if (unit->start_reduce_over_replicas(memory_)) {
       over_replicas_ = unit;
     } else {
       unit->finish_reduce(memory_);
@@ -503,7 +522,7 @@ void Schedule::begin_whole() {
       "[fsdp] FullParameters cannot be used during a forward or backward pass. "
       "Use it before or after.");
   for (const auto& unit : units_) {
-    unit->unshard(memory_);
+    unit->unshard_in_full_precision(memory_);
   }
   ++whole_depth_;
 }

@@ -45,7 +45,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
       std::vector<std::unique_ptr<Unit>> units,
       const Unit* outermost,
       const ScheduleOptions& options,
-      std::shared_ptr<std::atomic<int>> paused);
+      std::shared_ptr<std::atomic<int>> paused,
+      std::shared_ptr<std::atomic<int>> without_all_reduce);
   ~Schedule();
   Schedule(const Schedule&) = delete;
   Schedule& operator=(const Schedule&) = delete;
@@ -66,9 +67,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void abandon();
 
   /// Called when the call of a unit's module begins, and when it has ended with
-  /// `outputs`.
-  void begin_call(Unit& unit);
-  void end_call(Unit& unit, const std::vector<at::Tensor>& outputs);
+  /// `outputs`. Both cast the tensors by the unit's mixed precision policy.
+  void begin_call(Unit& unit, std::vector<at::Tensor>& inputs);
+  void end_call(Unit& unit, std::vector<at::Tensor>& outputs);
 
   /// See ParameterHooks.
   void before_use(Unit& unit, size_t parameter, bool is_forward);
@@ -81,6 +82,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Throws: c10::ValueError during a forward or backward.
   void begin_whole();
   void end_whole(bool write_back);
+  bool is_whole() const { return whole_depth_ > 0; }
   /// Reshards all units, unless a forward, backward or begin_whole() is active.
   void reshard_all();
 
@@ -128,6 +130,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<std::unique_ptr<ddp::GradientHooks>> gradient_hooks_;
   /// While it is not 0, gradients stay local.
   std::shared_ptr<std::atomic<int>> paused_;
+  /// While it is not 0, sharded gradients are not summed over the replicas.
+  std::shared_ptr<std::atomic<int>> without_all_reduce_;
 
   int forward_depth_ = 0;
   Unit* last_used_ = nullptr;

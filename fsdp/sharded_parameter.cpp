@@ -27,6 +27,7 @@ ShardedParameter::ShardedParameter(
     std::string name,
     const at::Tensor& parameter,
     ShardedPlacement placement,
+    at::ScalarType dtype,
     int64_t ranks,
     int64_t rank)
     : name_(std::move(name)),
@@ -46,7 +47,7 @@ ShardedParameter::ShardedParameter(
   }
   part_numel_ = part_rows_ * row_numel_;
   shard_ = impl->local().contiguous();
-  const auto options = shard_.options();
+  const auto options = shard_.options().dtype(dtype);
   whole_ = at::empty_strided(
       sizes, dtensor::dense_strides(sizes, impl->strides()), options);
   whole_to_fill_ =
@@ -158,7 +159,23 @@ void ShardedParameter::unshard(const at::Tensor& parts, MemoryPool& memory) {
   visit_rows(whole_to_fill_, parts, [](const auto& rows, const auto& part) {
     rows.copy_(part);
   });
-  dtensor::dtensor_impl(parameter_)->reset_local(whole_, placement_.unsharded);
+  switch_to(whole_);
+}
+
+void ShardedParameter::unshard_in_full_precision(const at::Tensor& parts) {
+  TORCH_INTERNAL_ASSERT(!is_unsharded_);
+  const at::NoGradGuard no_grad;
+  full_precision_ =
+      at::empty_strided(whole_.sizes(), whole_.strides(), shard_.options());
+  visit_rows(full_precision_, parts, [](const auto& rows, const auto& part) {
+    rows.copy_(part);
+  });
+  switch_to(full_precision_);
+}
+
+void ShardedParameter::switch_to(const at::Tensor& unsharded) {
+  dtensor::dtensor_impl(parameter_)
+      ->reset_local(unsharded, placement_.unsharded);
   version_ = version_of(parameter_);
   is_written_back_ = false;
   is_unsharded_ = true;
@@ -171,7 +188,7 @@ void ShardedParameter::write_back() {
   TORCH_CHECK_VALUE(
       impl->spec() == placement_.unsharded &&
           impl->local().sizes() == whole_.sizes() &&
-          impl->local().scalar_type() == whole_.scalar_type(),
+          impl->local().scalar_type() == dtype(),
       "[fsdp] \"",
       name_,
       "\" was set to another placement or dtype while it was unsharded. "
@@ -186,10 +203,14 @@ void ShardedParameter::reshard(MemoryPool& memory) {
   TORCH_INTERNAL_ASSERT(is_unsharded_);
   is_unsharded_ = false;
   auto* impl = dtensor::dtensor_impl(parameter_);
-  const bool was_set =
-      !impl->local().is_same(whole_) && !std::exchange(is_written_back_, false);
+  const auto full_precision = std::exchange(full_precision_, at::Tensor());
+  const auto& unsharded = full_precision.defined() ? full_precision : whole_;
+  const bool was_set = !impl->local().is_same(unsharded) &&
+                       !std::exchange(is_written_back_, false);
   impl->reset_local(shard_, placement_.sharded);
-  memory.give(release_memory(), unsharded_bytes());
+  if (!full_precision.defined()) {
+    memory.give(release_memory(), unsharded_bytes());
+  }
   TORCH_CHECK(
       version_of(parameter_) == version_ && !was_set,
       "[fsdp] \"",
@@ -239,10 +260,12 @@ void ShardedParameter::add_to_own_rows(
   }
 }
 
-at::Tensor ShardedParameter::sharded_gradient(const at::Tensor& part) const {
+at::Tensor ShardedParameter::sharded_gradient(
+    const at::Tensor& part,
+    const dtensor::DTensorSpec& spec) const {
   return dtensor::make_dtensor(
       rows_of_part(part, rank_).detach(),
-      placement_.sharded,
+      spec,
       parameter_.sizes(),
       parameter_.strides());
 }

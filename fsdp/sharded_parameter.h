@@ -17,8 +17,9 @@ namespace weft::fsdp {
 // Between its uses it is sharded: a DTensor on the data-parallel mesh dim and
 // its own, of which this rank has some rows. For a use it is unsharded: it lies
 // as it would without fully sharded data parallelism, all rows here.
-// DTensorImpl::reset_local() changes the form; sizes and dtype are the whole
-// tensor's in both, so that the node that accumulates its gradient stays.
+// DTensorImpl::reset_local() changes the form, and with mixed precision the
+// dtype; sizes are global in both, so that the node that accumulates its
+// gradient stays.
 //
 // All rows always lie in one storage, whose memory is given away and taken
 // again, so that what autograd saved of the unsharded form (the handle, views
@@ -31,6 +32,9 @@ struct ShardedPlacement {
   dtensor::DTensorSpec unsharded;
   /// The spec that is also sharded over the data-parallel mesh dim.
   dtensor::DTensorSpec sharded;
+  /// The spec of a sharded gradient that is not summed over the replicas yet.
+  /// Equal to `sharded` without replicas.
+  dtensor::DTensorSpec unreduced;
 };
 
 /// A parameter of a unit. The shards of all ranks have the same number of
@@ -38,12 +42,14 @@ struct ShardedPlacement {
 /// not sharded, and each shard has its one element.
 class ShardedParameter {
  public:
-  /// `parameter` is a leaf with values in its sharded form. `ranks` is the size
-  /// of the data-parallel mesh dim, `rank` this rank's position.
+  /// `parameter` is a leaf with values in its sharded form. `dtype` is that of
+  /// the unsharded form. `ranks` is the size of the data-parallel mesh dim,
+  /// `rank` this rank's position.
   ShardedParameter(
       std::string name,
       const at::Tensor& parameter,
       ShardedPlacement placement,
+      at::ScalarType dtype,
       int64_t ranks,
       int64_t rank);
 
@@ -54,6 +60,9 @@ class ShardedParameter {
   int64_t part_numel() const { return part_numel_; }
   /// The sizes of the unsharded form's local tensor.
   at::IntArrayRef unsharded_sizes() const { return whole_.sizes(); }
+  /// The dtypes of the two forms.
+  at::ScalarType dtype() const { return shard_.scalar_type(); }
+  at::ScalarType unsharded_dtype() const { return whole_.scalar_type(); }
   /// The size of the unsharded form in bytes.
   int64_t unsharded_bytes() const;
   bool is_unsharded() const { return is_unsharded_; }
@@ -68,9 +77,13 @@ class ShardedParameter {
   void adopt_new_shard();
 
   /// Switches to the unsharded form.
-  /// Shapes: parts [ranks, part_numel()], any strides between the parts.
-  /// `memory` provides the storage.
+  /// Shapes: parts [ranks, part_numel()] of unsharded_dtype(), any strides
+  /// between the parts. `memory` provides the storage.
   void unshard(const at::Tensor& parts, MemoryPool& memory);
+  /// Switches to the unsharded form in dtype(), with memory of its own. What
+  /// autograd saved of the parameter does not become valid.
+  /// Shapes: as in unshard(), but parts are of dtype().
+  void unshard_in_full_precision(const at::Tensor& parts);
   /// Copies writes to this rank's rows of the unsharded form to the shard.
   void write_back();
   /// Switches to the sharded form.
@@ -92,7 +105,9 @@ class ShardedParameter {
       const at::Tensor& sharded,
       double factor) const;
   /// Returns the gradient of this rank's rows, in the memory of `part`.
-  at::Tensor sharded_gradient(const at::Tensor& part) const;
+  at::Tensor sharded_gradient(
+      const at::Tensor& part,
+      const dtensor::DTensorSpec& spec) const;
 
  private:
   /// Returns the rows of one rank in a part, and the same rows in the full
@@ -105,6 +120,7 @@ class ShardedParameter {
       const at::Tensor& whole,
       const at::Tensor& parts,
       const Visit& visit) const;
+  void switch_to(const at::Tensor& unsharded);
   int64_t first_row(int64_t rank) const;
   int64_t row_count(int64_t rank) const;
   at::DataPtr release_memory();
@@ -121,6 +137,8 @@ class ShardedParameter {
   int64_t part_numel_ = 1;
   at::Tensor shard_;
   at::Tensor whole_;
+  /// The unsharded form in full precision while it is used.
+  at::Tensor full_precision_;
   /// A view of that memory with its own version counter, so that gathering rows
   /// is not a write to saved tensors.
   at::Tensor whole_to_fill_;

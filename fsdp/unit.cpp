@@ -7,8 +7,10 @@
 #include <torch/torch.h>
 
 #include "data_parallel/parameters/module_state.h"
+#include "data_parallel/parameters/parameter_cast.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/gradient.h"
 #include "mesh/error/error.h"
 
 // Note [Memory of gradients]
@@ -16,11 +18,22 @@
 // Sums lie in memory that belongs to the unit and is used again in each pass,
 // taken for all units when the first pass begins: taken one by one among what a
 // backward needs for a while, they would leave holes that nothing else fits.
-// Where gradients of earlier passes are there, sums come into a message's
-// memory and are added. Somebody who keeps a gradient beyond zero_grad() keeps
-// that memory; the unit then takes other.
+// Where gradients of earlier passes are there, or sums are of another dtype
+// than shards, sums come into a message's memory and are added or cast.
+// Somebody who keeps a gradient beyond zero_grad() keeps that memory; the unit
+// then takes other.
 
 namespace weft::fsdp {
+namespace {
+
+/// Returns the dtype in which a tensor of `own` is computed or reduced.
+at::ScalarType dtype_by_policy(
+    at::ScalarType own,
+    const std::optional<c10::ScalarType>& policy) {
+  return at::isFloatingType(own) ? policy.value_or(own) : own;
+}
+
+} // namespace
 
 Unit::Unit(
     std::string name,
@@ -36,12 +49,16 @@ Unit::Unit(
       reshards_after_forward_(reshards_after_forward),
       group_(std::move(group)),
       replicas_(std::move(replicas)) {
+  const auto& policy = options_.mixed_precision;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto dtype = parameters_[i].tensor().scalar_type();
+    const auto dtype = parameters_[i].dtype();
     auto part = std::ranges::find(parts_, dtype, &Part::dtype);
     if (part == parts_.end()) {
       part = parts_.insert(parts_.end(), Part());
       part->dtype = dtype;
+      part->unsharded_dtype = parameters_[i].unsharded_dtype();
+      part->gradient_dtype =
+          dtype_by_policy(part->unsharded_dtype, policy.reduce_dtype);
     }
     states_[i].part = static_cast<size_t>(part - parts_.begin());
     states_[i].slot = part->parameters.size();
@@ -93,15 +110,28 @@ void Unit::start_unshard(UnitMemory& memory) {
   }
   const at::NoGradGuard no_grad;
   for (auto& part : parts_) {
-    part.gathered = memory.messages.take_tensor(
-        {group_.size(), part.numel}, part.shards.options());
-    if (group_.size() > 1) {
-      part.gather = group_.all_gather(part.gathered, part.shards, name_);
-    } else {
-      part.gathered.view({-1}).copy_(part.shards);
+    auto shards = part.shards;
+    if (part.unsharded_dtype != part.dtype && group_.size() > 1) {
+      part.cast_shards = memory.messages.take_tensor(
+          {part.numel}, part.shards.options().dtype(part.unsharded_dtype));
+      part.cast_shards.copy_(part.shards);
+      shards = part.cast_shards;
     }
+    part.gathered = memory.messages.take_tensor(
+        {group_.size(), part.numel},
+        part.shards.options().dtype(part.unsharded_dtype));
+    start_gather(part, shards);
   }
   is_gathering_ = true;
+}
+
+// One rank has all rows: copying them casts them.
+void Unit::start_gather(Part& part, const at::Tensor& shards) {
+  if (group_.size() > 1) {
+    part.gather = group_.all_gather(part.gathered, shards, name_);
+  } else {
+    part.gathered.view({-1}).copy_(shards);
+  }
 }
 
 void Unit::unshard(UnitMemory& memory) {
@@ -122,6 +152,38 @@ void Unit::unshard(UnitMemory& memory) {
   is_unsharded_ = true;
 }
 
+void Unit::unshard_in_full_precision(UnitMemory& memory) {
+  const bool is_cast = std::ranges::any_of(parts_, [](const auto& part) {
+    return part.unsharded_dtype != part.dtype;
+  });
+  if (!is_cast) {
+    unshard(memory);
+    return;
+  }
+  if (is_in_full_precision_) {
+    return;
+  }
+  reshard(memory);
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : parameters_) {
+    parameter.adopt_new_shard();
+  }
+  for (auto& part : parts_) {
+    part.gathered = memory.messages.take_tensor(
+        {group_.size(), part.numel}, part.shards.options());
+    start_gather(part, part.shards);
+    part.gather.wait();
+    for (const size_t index : part.parameters) {
+      parameters_[index].unshard_in_full_precision(
+          parts_of(part.gathered, index));
+    }
+    part.gather = mesh::Work();
+    memory.messages.give_tensor(std::move(part.gathered));
+  }
+  is_unsharded_ = true;
+  is_in_full_precision_ = true;
+}
+
 void Unit::write_back() {
   for (auto& parameter : parameters_) {
     parameter.write_back();
@@ -135,6 +197,9 @@ void Unit::finish_gather(UnitMemory& memory) {
   for (auto& part : parts_) {
     part.gather.wait();
     part.gather = mesh::Work();
+    if (part.cast_shards.defined()) {
+      memory.messages.give_tensor(std::move(part.cast_shards));
+    }
     memory.messages.give_tensor(std::move(part.gathered));
   }
   is_gathering_ = false;
@@ -143,6 +208,7 @@ void Unit::finish_gather(UnitMemory& memory) {
 void Unit::reshard(UnitMemory& memory) {
   finish_gather(memory);
   is_unsharded_ = false;
+  is_in_full_precision_ = false;
   std::exception_ptr error;
   for (auto& parameter : parameters_) {
     if (!parameter.is_unsharded()) {
@@ -259,7 +325,8 @@ void Unit::allocate_gradients(Part& part, UnitMemory& memory) {
   if (!part.gradients.defined()) {
     const auto flags = std::ssize(part.gradient_slots);
     part.gradients = memory.messages.take_tensor(
-        {group_.size(), part.gradient_numel + flags}, part.shards.options());
+        {group_.size(), part.gradient_numel + flags},
+        part.shards.options().dtype(part.gradient_dtype));
     part.gradients.narrow(1, part.gradient_numel, flags).zero_();
   }
 }
@@ -276,7 +343,9 @@ void Unit::take_gradient(size_t index, UnitMemory& memory) {
     const auto& want = parameter.placement().unsharded;
     if (impl->spec().mesh_ndim() == want.mesh_ndim() &&
         !(impl->spec() == want)) {
-      gradient = dtensor::redistribute(gradient, want.placements());
+      // Sums over other mesh dims are added in the dtype of reduction, too.
+      gradient = dtensor::redistribute(
+          ddp::in_dtype(gradient, part.gradient_dtype), want.placements());
     }
   }
   allocate_gradients(part, memory);
@@ -288,11 +357,21 @@ void Unit::take_gradient(size_t index, UnitMemory& memory) {
   state.has_gradient = true;
 }
 
+void Unit::cast_own_gradient(size_t index) {
+  const auto dtype = parts_[states_[index].part].gradient_dtype;
+  auto& gradient = parameters_[index].tensor().mutable_grad();
+  if (gradient.scalar_type() != dtype && !gradient.requires_grad()) {
+    gradient = ddp::in_dtype(gradient, dtype);
+  }
+}
+
 void Unit::set_gradient_aside(size_t index) {
   const auto& parameter = parameters_[index];
   auto& gradient = parameter.tensor().mutable_grad();
   const auto* impl = dtensor::dtensor_impl(gradient);
-  if (impl && impl->spec() == parameter.placement().sharded) {
+  const auto& placement = parameter.placement();
+  if (impl && (impl->spec() == placement.sharded ||
+               impl->spec() == placement.unreduced)) {
     states_[index].aside = std::exchange(gradient, at::Tensor());
   }
 }
@@ -332,33 +411,74 @@ void Unit::start_reduce(UnitMemory& memory) {
 // See Note [Memory of gradients].
 at::Tensor Unit::place_for_sums(Part& part, UnitMemory& memory) {
   const at::IntArrayRef sizes = part.gradients.sizes().slice(1);
-  const auto options = part.gradients.options();
   part.adds_to_earlier = std::ranges::any_of(
       part.parameters,
       [&](size_t index) { return states_[index].aside.defined(); });
-  if (part.adds_to_earlier) {
-    return memory.messages.take_tensor(sizes, options);
+  part.is_reduced_in_message =
+      part.adds_to_earlier || part.gradient_dtype != part.dtype;
+  if (!part.adds_to_earlier &&
+      (!part.sums.defined() || part.sums.storage().use_count() > 1)) {
+    part.sums = at::empty(sizes, part.shards.options());
   }
-  if (!part.sums.defined() || part.sums.storage().use_count() > 1) {
-    part.sums = at::empty(sizes, options);
+  return part.is_reduced_in_message
+             ? memory.messages.take_tensor(sizes, part.gradients.options())
+             : part.sums;
+}
+
+void Unit::finish_reduce_scatter(Part& part, UnitMemory& memory) {
+  part.reduction.wait();
+  part.reduction = mesh::Work();
+  if (part.gradients.defined()) {
+    memory.messages.give_tensor(std::move(part.gradients));
   }
-  return part.sums;
 }
 
 bool Unit::start_reduce_over_replicas(UnitMemory& memory) {
   const at::NoGradGuard no_grad;
-  const bool has_others = replicas_ && replicas_->size() > 1;
   for (auto& part : parts_) {
     if (!part.reduced.defined()) {
       continue;
     }
-    part.reduction.wait();
-    memory.messages.give_tensor(std::move(part.gradients));
-    part.reduction = has_others ? replicas_->all_reduce(
-                                      part.reduced, mesh::ReduceOp::kSum, name_)
-                                : mesh::Work();
+    finish_reduce_scatter(part, memory);
+    part.is_reduced_over_replicas = true;
+    if (has_other_replicas()) {
+      add_unreduced(part);
+      part.reduction =
+          replicas_->all_reduce(part.reduced, mesh::ReduceOp::kSum, name_);
+    }
   }
-  return has_others;
+  return has_other_replicas();
+}
+
+void Unit::skip_reduce_over_replicas(UnitMemory& memory) {
+  for (auto& part : parts_) {
+    if (part.reduced.defined()) {
+      finish_reduce_scatter(part, memory);
+      part.is_reduced_over_replicas = !has_other_replicas();
+    }
+  }
+}
+
+// Adds the sums of passes that were not reduced over the replicas to the
+// message that will be.
+void Unit::add_unreduced(Part& part) {
+  for (size_t slot = 0; slot < part.gradient_slots.size(); ++slot) {
+    const size_t index = part.gradient_slots[slot];
+    const auto& parameter = parameters_[index];
+    const auto& aside = states_[index].aside;
+    if (!aside.defined() ||
+        !(dtensor::spec_of(aside) == parameter.placement().unreduced)) {
+      continue;
+    }
+    const auto sum = part.reduced.narrow(
+        0, states_[index].gradient_offset, parameter.part_numel());
+    ddp::local_part(
+        parameter.sharded_gradient(sum, parameter.placement().sharded))
+        .add_(ddp::local_part(aside));
+    part.reduced.narrow(0, part.gradient_numel + static_cast<int64_t>(slot), 1)
+        .fill_(1);
+    states_[index].is_aside_sent = true;
+  }
 }
 
 void Unit::finish_reduce(UnitMemory& memory) {
@@ -375,24 +495,48 @@ void Unit::finish_reduce(UnitMemory& memory) {
         add_sum(part, part.gradient_slots[slot]);
       }
     }
-    if (part.adds_to_earlier) {
-      memory.messages.give_tensor(std::move(part.reduced));
-    }
-    part.reduced = at::Tensor();
+    give_reduced(part, memory);
   }
 }
 
-void Unit::add_sum(const Part& part, size_t index) {
-  auto& state = states_[index];
-  const auto sum = part.reduced.narrow(
-      0, state.gradient_offset, parameters_[index].part_numel());
-  if (state.aside.defined()) {
-    ddp::local_part(state.aside)
-        .add_(ddp::local_part(parameters_[index].sharded_gradient(sum)));
-  } else {
-    state.aside = parameters_[index].sharded_gradient(
-        part.adds_to_earlier ? sum.clone() : sum);
+void Unit::give_reduced(Part& part, UnitMemory& memory) {
+  if (part.reduced.defined() && part.is_reduced_in_message) {
+    memory.messages.give_tensor(std::move(part.reduced));
   }
+  part.reduced = at::Tensor();
+}
+
+void Unit::add_sum(Part& part, size_t index) {
+  auto& state = states_[index];
+  const auto part_of = [&](const at::Tensor& sums) {
+    return sums.narrow(
+        0, state.gradient_offset, parameters_[index].part_numel());
+  };
+  const auto& placement = parameters_[index].placement();
+  const auto& spec =
+      part.is_reduced_over_replicas ? placement.sharded : placement.unreduced;
+  auto sum = part_of(part.reduced);
+  if (state.aside.defined()) {
+    auto* impl = dtensor::dtensor_impl(state.aside);
+    const auto rows =
+        ddp::local_part(parameters_[index].sharded_gradient(sum, spec));
+    if (std::exchange(state.is_aside_sent, false)) {
+      impl->local().copy_(rows);
+      impl->reset_local(impl->local(), spec);
+      return;
+    }
+    if (!(impl->spec() == spec)) {
+      dtensor::make_gradient_partial(state.aside, spec);
+    }
+    impl->local().add_(rows);
+    return;
+  }
+  if (part.adds_to_earlier) {
+    sum = sum.to(part.dtype, /*non_blocking=*/false, /*copy=*/true);
+  } else if (part.is_reduced_in_message) {
+    sum = part_of(part.sums).copy_(sum);
+  }
+  state.aside = parameters_[index].sharded_gradient(sum, spec);
 }
 
 // Of the parameters that are trained, in their order, whether some rank has a
@@ -431,13 +575,11 @@ void Unit::keep_own_gradients(UnitMemory& memory) {
     if (part.gradients.defined()) {
       memory.messages.give_tensor(std::move(part.gradients));
     }
-    if (part.reduced.defined() && part.adds_to_earlier) {
-      memory.messages.give_tensor(std::move(part.reduced));
-    }
-    part.reduced = at::Tensor();
+    give_reduced(part, memory);
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     states_[i].has_gradient = false;
+    states_[i].is_aside_sent = false;
     auto aside = std::exchange(states_[i].aside, at::Tensor());
     auto& gradient = parameters_[i].tensor().mutable_grad();
     if (!aside.defined()) {
@@ -445,7 +587,11 @@ void Unit::keep_own_gradients(UnitMemory& memory) {
     }
     if (gradient.defined()) {
       // .grad() has one place: the sum that was reduced before becomes this
-      // rank's contribution to the next.
+      // rank's contribution to the next, that of the first replica alone.
+      const auto& unreduced = parameters_[i].placement().unreduced;
+      if (!(dtensor::spec_of(aside) == unreduced)) {
+        dtensor::make_gradient_partial(aside, unreduced);
+      }
       parameters_[i].add_to_own_rows(
           ddp::local_part(gradient), ddp::local_part(aside), divisor());
     } else {

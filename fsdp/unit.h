@@ -35,6 +35,9 @@ class Unit {
   const std::vector<ShardedParameter>& parameters() const {
     return parameters_;
   }
+  const MixedPrecisionPolicy& mixed_precision() const {
+    return options_.mixed_precision;
+  }
   int64_t unsharded_bytes() const;
   bool is_unsharded() const { return is_unsharded_; }
   bool reshards_after_forward() const { return reshards_after_forward_; }
@@ -45,6 +48,15 @@ class Unit {
   /// Waits for the parameters.
   /// Collective: like start_unshard(), if it was not called.
   void unshard(UnitMemory& memory);
+  /// Gathers the parameters in the dtype of their shards, even with a policy
+  /// for computation in another one. Collective: all ranks of the group;
+  /// blocks.
+  void unshard_in_full_precision(UnitMemory& memory);
+  /// Returns true if the parameters are unsharded for computation, in the
+  /// policy's param_dtype if there is one.
+  bool is_ready_to_compute() const {
+    return is_unsharded_ && !is_in_full_precision_;
+  }
   /// Copies writes to unsharded parameters to the shards.
   void write_back();
   /// Frees the other ranks' rows, and discards those in flight.
@@ -68,6 +80,9 @@ class Unit {
   /// Moves the gradient in .grad() of parameter `index` to the message.
   /// Throws: c10::ValueError for a sparse gradient and for one with a graph.
   void take_gradient(size_t index, UnitMemory& memory);
+  /// Casts the gradient in .grad() of parameter `index`, to which the next
+  /// passes add, to the dtype of reduction.
+  void cast_own_gradient(size_t index);
   /// Moves a sharded gradient of earlier passes out of .grad(), so that this
   /// pass starts without one.
   void set_gradient_aside(size_t index);
@@ -81,12 +96,16 @@ class Unit {
   /// Starts to reduce the gradients; missing ones count as zeros.
   /// Collective: all ranks of the group.
   void start_reduce(UnitMemory& memory);
-  /// Waits for the sums over the group, and starts to sum them over the
-  /// replicas. Returns false if there are no other replicas.
-  /// Collective: the replicas, which must call it in the same order of units.
+  /// Waits for the sums over the group, and starts to sum them, with those of
+  /// earlier passes that were not, over the replicas. Returns false if there
+  /// are no other replicas. Collective: the replicas, which must call it in the
+  /// same order of units.
   bool start_reduce_over_replicas(UnitMemory& memory);
+  /// Waits for the sums over the group and leaves them unreduced over the
+  /// replicas, in place of start_reduce_over_replicas().
+  void skip_reduce_over_replicas(UnitMemory& memory);
   /// Waits for the sums and adds those of earlier passes. Must be called after
-  /// start_reduce_over_replicas().
+  /// start_reduce_over_replicas() or skip_reduce_over_replicas().
   void finish_reduce(UnitMemory& memory);
   /// Sets the parameters' sharded gradients. A parameter for which no rank had
   /// a gradient in this pass keeps its previous one.
@@ -98,13 +117,20 @@ class Unit {
  private:
   /// The parameters of one dtype.
   struct Part {
+    /// The dtypes of shards, of the unsharded parameters and of messages of
+    /// gradients.
     at::ScalarType dtype = at::kFloat;
+    at::ScalarType unsharded_dtype = at::kFloat;
+    at::ScalarType gradient_dtype = at::kFloat;
     std::vector<size_t> parameters;
     /// The offset of each parameter's shard in `shards`, in elements.
     std::vector<int64_t> offsets;
     int64_t numel = 0;
     /// This rank's shards; those of the parameters are views of it.
     at::Tensor shards;
+    /// This rank's shards in unsharded_dtype while they are sent, if it
+    /// differs.
+    at::Tensor cast_shards;
     /// [ranks, numel], while the other ranks' rows arrive.
     at::Tensor gathered;
     /// The parameters whose gradients are sent, and the number of elements of a
@@ -115,11 +141,15 @@ class Unit {
     /// those parameters, whether this rank has one.
     at::Tensor gradients;
     /// [gradient_numel + gradient_slots]: this rank's sums while in flight, and
-    /// their final memory.
+    /// their final memory, of dtype.
     at::Tensor reduced;
     at::Tensor sums;
     /// True if `sums` has the sums of earlier passes.
     bool adds_to_earlier = false;
+    /// True if `reduced` is memory of a message and not `sums`.
+    bool is_reduced_in_message = false;
+    /// True if `reduced` is summed over the replicas, or there is only one.
+    bool is_reduced_over_replicas = true;
     mesh::Work gather;
     mesh::Work reduction;
   };
@@ -136,15 +166,22 @@ class Unit {
     /// The sharded gradient of earlier passes, and later that of this pass,
     /// while .grad() belongs to autograd.
     at::Tensor aside;
+    /// True if the message for the replicas includes it.
+    bool is_aside_sent = false;
   };
 
   at::Tensor parts_of(const at::Tensor& message, size_t index) const;
   at::Tensor gradient_parts_of(const at::Tensor& message, size_t index) const;
+  void start_gather(Part& part, const at::Tensor& shards);
   void lay_out_gradients(Part& part);
   void allocate_gradients(Part& part, UnitMemory& memory);
   at::Tensor place_for_sums(Part& part, UnitMemory& memory);
   std::vector<bool> reduced_flags(const Part& part) const;
-  void add_sum(const Part& part, size_t index);
+  bool has_other_replicas() const { return replicas_ && replicas_->size() > 1; }
+  void finish_reduce_scatter(Part& part, UnitMemory& memory);
+  void add_unreduced(Part& part);
+  void add_sum(Part& part, size_t index);
+  void give_reduced(Part& part, UnitMemory& memory);
   void finish_gather(UnitMemory& memory);
   void check_gradient(size_t index, const at::Tensor& gradient) const;
   double divisor() const;
@@ -158,6 +195,7 @@ class Unit {
   mesh::Communicator group_;
   std::optional<mesh::Communicator> replicas_;
   bool is_unsharded_ = false;
+  bool is_in_full_precision_ = false;
   bool is_gathering_ = false;
   bool is_reduced_ = false;
   size_t awaited_ = 0;

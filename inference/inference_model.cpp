@@ -165,12 +165,12 @@ std::string load_newest(
 
 // As DDP does in training, but once and for all.
 void cast_parameters(const Recipe& recipe, Model& model) {
-  const auto precision = ddp_options(recipe).mixed_precision;
-  if (!precision || !precision->param_dtype) {
+  const auto dtype = param_dtype(recipe);
+  if (!dtype) {
     return;
   }
   for (auto& parameter : model.parameters()) {
-    parameter.set_data(parameter.to(*precision->param_dtype));
+    parameter.set_data(parameter.to(*dtype));
   }
 }
 
@@ -181,6 +181,7 @@ void validate_for_inference(Recipe& recipe, int64_t world_size) {
   if (recipe.mesh.dp_shard != 1) {
     recipe.mesh.dp = -1;
     recipe.mesh.dp_shard = 1;
+    recipe.ddp.param_dtype = recipe.fsdp.param_dtype;
     recipe.fsdp = {};
   }
   auto& train = recipe.train;

@@ -127,6 +127,7 @@ void DTensorImpl::move_local(at::Tensor local) {
 }
 
 void DTensorImpl::reset_local(at::Tensor local, DTensorSpec spec) {
+  data_type_ = local.dtype();
   local_ = std::move(local);
   spec_ = std::move(spec);
   if (storage_ &&

@@ -43,8 +43,9 @@ class DTensorImpl final : public c10::TensorImpl {
   const at::Tensor& local() const { return local_; }
   const DTensorSpec& spec() const { return spec_; }
 
-  /// Replaces the local tensor and the placements. Global sizes and dtype stay.
-  /// Used for gradients and by materialize().
+  /// Replaces the local tensor, whose dtype becomes that of this tensor, and
+  /// the placements. Global sizes stay. Used for gradients, by materialize()
+  /// and for parameters that are gathered for computation.
   void reset_local(at::Tensor local, DTensorSpec spec);
   /// Updates the global geometry after an op that resized the local tensor of
   /// an unplaced DTensor.

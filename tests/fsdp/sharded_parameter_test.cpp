@@ -40,7 +40,8 @@ class Fixture {
     parameter_.emplace(
         "layer.weight",
         handle_,
-        ShardedPlacement{dtensor::DTensorSpec(), sharded},
+        ShardedPlacement{dtensor::DTensorSpec(), sharded, sharded},
+        at::kFloat,
         ranks,
         rank);
     flat_ = at::zeros({parameter_->part_numel()});
@@ -189,7 +190,8 @@ TEST(ShardedParameter, SumsOfGradientsAreThoseOfTheRows) {
       const auto expected = f.parts_of(gradient / 4).nan_to_num(0);
       EXPECT_TRUE(at::equal(parts, expected));
       const auto own = f.parameter().sharded_gradient(
-          parts[dtensor::spec_of(f.handle()).mesh().coordinate(int64_t{0})]);
+          parts[dtensor::spec_of(f.handle()).mesh().coordinate(int64_t{0})],
+          f.parameter().placement().sharded);
       EXPECT_EQ(own.sizes(), f.whole().sizes());
       EXPECT_TRUE(at::equal(
           dtensor::dtensor_impl(own)->local(), f.own_rows(gradient / 4)));

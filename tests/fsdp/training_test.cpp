@@ -16,7 +16,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "mesh/communicator/flight_recorder.h"
-#include "tests/fsdp/models.h"
+#include "tests/fsdp/train_models.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 #include "tp/parallelize_module.h"
@@ -29,8 +29,6 @@ using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
-
-constexpr int kSteps = 4;
 
 std::string case_name(const ::testing::TestParamInfo<ModelCase>& info) {
   return info.param.name;
@@ -55,55 +53,6 @@ const std::vector<Variant>& variants() {
       {"all ahead", {}, {3, BackwardPrefetch::kPost, 3}}};
   return all;
 }
-
-std::vector<at::Tensor> whole_weights(const torch::nn::Module& module) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> result;
-  for (const auto& item : module.named_parameters()) {
-    result.push_back(dtensor::full_tensor(item.value().detach()).clone());
-  }
-  return result;
-}
-
-torch::optim::AdamW adamw(const torch::nn::Module& module) {
-  return torch::optim::AdamW(
-      module.parameters(), torch::optim::AdamWOptions(0.05).weight_decay(0.1));
-}
-
-template <class Parallel>
-std::vector<double> train(
-    Parallel& model,
-    torch::optim::Optimizer& optimizer,
-    const ModelCase& each,
-    int64_t rank,
-    int micro_batches) {
-  std::vector<double> losses;
-  for (int step = 0; step < kSteps; ++step) {
-    for (int i = 0; i < micro_batches; ++i) {
-      const auto run = [&] {
-        auto loss = model(each.input(step * 10 + i, rank)).pow(2).mean() /
-                    micro_batches;
-        loss.backward();
-        losses.push_back(
-            dtensor::full_tensor(loss.detach()).template item<double>());
-      };
-      if (i + 1 < micro_batches) {
-        const auto own_only = model.no_sync();
-        run();
-      } else {
-        run();
-      }
-    }
-    optimizer.step();
-    optimizer.zero_grad();
-  }
-  return losses;
-}
-
-struct Outcome {
-  std::vector<double> losses;
-  std::vector<at::Tensor> weights;
-};
 
 Outcome train_ddp(
     const ModelCase& each,
@@ -141,16 +90,6 @@ Outcome train_fsdp(
     EXPECT_FALSE(unit.is_unsharded) << unit.name;
   }
   return {std::move(losses), whole_weights(*module)};
-}
-
-void expect_same_bits(const Outcome& found, const Outcome& expected) {
-  EXPECT_EQ(found.losses, expected.losses);
-  ASSERT_EQ(found.weights.size(), expected.weights.size());
-  for (size_t i = 0; i < found.weights.size(); ++i) {
-    EXPECT_TRUE(at::equal(found.weights[i], expected.weights[i]))
-        << "parameter " << i << " differs by "
-        << (found.weights[i] - expected.weights[i]).abs().max();
-  }
 }
 
 class FullySharded : public ::testing::TestWithParam<ModelCase> {};

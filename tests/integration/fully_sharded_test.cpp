@@ -199,6 +199,28 @@ TEST_P(FullyShardedRecipe, TrainsAsReplicasWithRecomputedBlocks) {
   }
 }
 
+TEST_P(FullyShardedRecipe, TrainsInBFloat16AsReplicas) {
+  for (const auto& [shards, tp] : {std::pair(3, 1), {2, 2}}) {
+    for (const std::string reduce_dtype : {"none", "float32"}) {
+      auto recipe = small_recipe(GetParam(), shards);
+      recipe.mesh.tp = tp;
+      if (GetParam() != "gpt2") {
+        recipe.model.kv_heads = 2;
+      }
+      recipe.train.micro_batch_size *= 2;
+      recipe.train.dtype = "bfloat16";
+      SCOPED_TRACE(recipe.mesh.to_string() + ", " + reduce_dtype);
+      auto replicated = recipe;
+      replicated.ddp.reduce_dtype = reduce_dtype;
+      const auto expected = run(replicated, shards * tp);
+      expect_training_happened(expected, kShardedSteps);
+      FsdpConfig fsdp;
+      fsdp.reduce_dtype = reduce_dtype;
+      expect_same_bits(run(sharded(recipe, fsdp), shards * tp), expected);
+    }
+  }
+}
+
 // Of a unit some parameters are frozen, of others all.
 TEST_P(FullyShardedRecipe, TrainsAdaptersAsReplicas) {
   for (const auto& [shards, tp] : {std::pair(3, 1), {2, 2}}) {

@@ -10,16 +10,6 @@
 namespace weft::recipes {
 namespace {
 
-std::optional<c10::ScalarType> dtype_of(const std::string& name) {
-  if (name == "none") {
-    return std::nullopt;
-  }
-  if (name == "float32") {
-    return c10::ScalarType::Float;
-  }
-  return c10::ScalarType::BFloat16;
-}
-
 ddp::BucketMode mode_of(const std::string& name) {
   if (name == "coalesced") {
     return ddp::BucketMode::kCoalesced;
@@ -29,6 +19,20 @@ ddp::BucketMode mode_of(const std::string& name) {
 }
 
 } // namespace
+
+std::optional<c10::ScalarType> dtype_of(const std::string& name) {
+  if (name == "none") {
+    return std::nullopt;
+  }
+  return name == "float32" ? at::kFloat : at::kBFloat16;
+}
+
+std::optional<c10::ScalarType> param_dtype(const Recipe& recipe) {
+  const auto& own = recipe.mesh.is_sharded() ? recipe.fsdp.param_dtype
+                                             : recipe.ddp.param_dtype;
+  const auto dtype = dtype_of(own == "none" ? recipe.train.dtype : own);
+  return dtype == at::kFloat ? std::nullopt : dtype;
+}
 
 ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe) {
   const auto& config = recipe.ddp;
@@ -44,14 +48,11 @@ ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe) {
   options.batched_grad_copy = config.batched_grad_copy;
   options.static_graph = config.static_graph;
   options.check_for_nan_in_grad = config.check_for_nan_in_grad;
-  const auto param_dtype = dtype_of(
-      config.param_dtype == "none" && recipe.train.dtype != "float32"
-          ? recipe.train.dtype
-          : config.param_dtype);
-  const auto reduce_dtype = dtype_of(config.reduce_dtype);
-  if (param_dtype || reduce_dtype) {
+  const auto computed_in = param_dtype(recipe);
+  const auto reduced_in = dtype_of(config.reduce_dtype);
+  if (computed_in || reduced_in) {
     options.mixed_precision = ddp::MixedPrecision{
-        .param_dtype = param_dtype, .reduce_dtype = reduce_dtype};
+        .param_dtype = computed_in, .reduce_dtype = reduced_in};
   }
   return options;
 }

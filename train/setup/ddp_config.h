@@ -1,6 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
+
+#include <c10/core/ScalarType.h>
 
 #include "config/recipe.h"
 #include "data_parallel/comm_hooks/comm_hook.h"
@@ -8,11 +12,17 @@
 
 namespace weft::recipes {
 
-/// Returns the options of the recipe's section `ddp`. With train.dtype
-/// bfloat16, computation uses bfloat16 and parameters are kept in float32.
-/// Losses are already divided by the tokens of the global batch, so that
-/// gradients are summed over replicas. Comm hooks average gradients, and losses
-/// are multiplied by the number of replicas for them.
+/// Returns the dtype that a recipe's key names, or nothing for "none".
+std::optional<c10::ScalarType> dtype_of(const std::string& name);
+
+/// Returns the dtype to which parameters are cast for forward and backward, if
+/// they are.
+std::optional<c10::ScalarType> param_dtype(const Recipe& recipe);
+
+/// Returns the options of the recipe's section `ddp`. Losses are already
+/// divided by the tokens of the global batch, so that gradients are summed over
+/// replicas. Comm hooks average gradients, and losses are multiplied by the
+/// number of replicas for them.
 ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe);
 
 /// Returns the comm hook that the section selects, or null if it selects none.

@@ -8,6 +8,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "train/setup/ddp_config.h"
 #include "train/setup/module_names.h"
 
 namespace weft::recipes {
@@ -16,7 +17,11 @@ namespace {
 constexpr const char* kUnits = "fsdp.units";
 
 fsdp::FullyShardOptions unit_options(const Recipe& recipe) {
-  fsdp::FullyShardOptions options{.reduce_op = mesh::ReduceOp::kSum};
+  fsdp::FullyShardOptions options{
+      .reduce_op = mesh::ReduceOp::kSum,
+      .mixed_precision = {
+          .param_dtype = param_dtype(recipe),
+          .reduce_dtype = dtype_of(recipe.fsdp.reduce_dtype)}};
   const auto& reshard = recipe.fsdp.reshard_after_forward;
   if (reshard != "auto") {
     options.reshard_after_forward = reshard == "always";
@@ -83,9 +88,8 @@ class FullyShardedModel : public DataParallelModel {
 
   at::Tensor forward(const at::Tensor& input) override { return fsdp_(input); }
   std::shared_ptr<void> no_sync() override {
-    return accumulates_locally_
-               ? std::shared_ptr<void>(new fsdp::NoSyncGuard(fsdp_.no_sync()))
-               : nullptr;
+    return std::shared_ptr<void>(new fsdp::NoSyncGuard(
+        accumulates_locally_ ? fsdp_.no_sync() : fsdp_.no_all_reduce()));
   }
   void synchronize_parameters() override { fsdp_.synchronize_parameters(); }
   GatheredMemory gathered_memory() const override {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "config/schema.h"
+#include "train/setup/ddp_config.h"
 
 namespace weft::recipes {
 namespace {
@@ -13,8 +14,7 @@ matmul::Choice choice_for(const Recipe& recipe, const matmul::Host& host) {
   if (recipe.device != "cpu") {
     return {matmul::Library::kLibtorch, "the device is not the CPU"};
   }
-  return matmul::choose_library(
-      recipe.train.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat, host);
+  return matmul::choose_library(param_dtype(recipe).value_or(at::kFloat), host);
 }
 
 // Products of bfloat16 that would take tens of times as long as those of
@@ -23,7 +23,7 @@ bool is_too_slow(
     const Recipe& recipe,
     matmul::Library library,
     const matmul::Host& host) {
-  return recipe.device == "cpu" && recipe.train.dtype == "bfloat16" &&
+  return recipe.device == "cpu" && param_dtype(recipe) == at::kBFloat16 &&
          library == matmul::Library::kLibtorch && !host.has_bfloat16;
 }
 

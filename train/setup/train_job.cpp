@@ -29,16 +29,21 @@ torch::optim::AdamWOptions adamw_options(const Recipe& recipe) {
 
 // What is computed in has to be possible on the device.
 void check_dtypes(const Recipe& recipe, c10::Device device) {
-  const auto computed_in = ddp_options(recipe).mixed_precision;
-  if (!computed_in || !computed_in->param_dtype || device.is_meta()) {
+  const auto computed_in = param_dtype(recipe);
+  if (!computed_in || device.is_meta()) {
     return;
   }
+  const bool is_sharded = recipe.mesh.is_sharded();
+  const auto& own =
+      is_sharded ? recipe.fsdp.param_dtype : recipe.ddp.param_dtype;
   try {
-    dtensor::check_dtype(device, *computed_in->param_dtype);
+    dtensor::check_dtype(device, *computed_in);
   } catch (const c10::ValueError& error) {
     refuse(
         recipe,
-        recipe.ddp.param_dtype == "none" ? "train.dtype" : "ddp.param_dtype",
+        own == "none" ? "train.dtype"
+        : is_sharded  ? "fsdp.param_dtype"
+                      : "ddp.param_dtype",
         error.what_without_backtrace());
   }
 }

@@ -90,7 +90,7 @@ void resolve_mesh(Recipe& recipe, int64_t world_size) {
   }
 }
 
-// What fully sharded data parallelism does not go with yet.
+// What has no effect with, or without, fully sharded data parallelism.
 void check_fully_sharded(const Recipe& recipe) {
   const auto& mesh = recipe.mesh;
   const Recipe defaults;
@@ -114,19 +114,6 @@ void check_fully_sharded(const Recipe& recipe) {
     return;
   }
   const auto sharded = fmt::format("mesh.dp_shard={}", mesh.dp_shard);
-  const auto refuse_with = [&](std::string_view key, const std::string& way) {
-    refuse(
-        recipe,
-        key,
-        fmt::format(
-            "{} cannot be combined with {} yet. {}",
-            value_of(recipe, key),
-            sharded,
-            way));
-  };
-  if (recipe.train.dtype != "float32") {
-    refuse_with("train.dtype", "Set train.dtype=float32");
-  }
   refuse_set_keys("ddp", sharded + " uses FSDP, which ignores the ddp options");
 }
 

@@ -94,10 +94,9 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
           6, {"mesh.dp_shard=3", "mesh.dp=2", "train.global_batch_size=16"}),
       HasSubstr("16 is not divisible by mesh.dp x mesh.dp_shard=6"));
   EXPECT_EQ(refusal({"mesh.tp=2"}, 4), "");
-  EXPECT_THAT(
-      refusal({"train.dtype=bfloat16"}),
-      HasSubstr(
-          "train.dtype: bfloat16 cannot be combined with mesh.dp_shard=2"));
+  EXPECT_EQ(refusal({"train.dtype=bfloat16"}), "");
+  EXPECT_EQ(
+      refusal({"fsdp.param_dtype=bfloat16", "fsdp.reduce_dtype=float32"}), "");
   EXPECT_EQ(refusal({"train.activation_checkpoint=full"}), "");
   EXPECT_EQ(
       refusal({"lora.rank=4", "lora.target_modules=[\"**.q_proj\"]"}), "");
