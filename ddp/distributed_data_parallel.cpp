@@ -303,16 +303,9 @@ mesh::Communicator DistributedDataParallelBase::join_process_group() const {
   return state_->dp.group(int64_t{0});
 }
 
-// All dims but the replicas'.
 mesh::DeviceMesh DistributedDataParallelBase::join_model_parallel_mesh() const {
-  const auto joint = dtensor::joint_mesh(*state_->module, state_->dp);
-  std::vector<std::string> dims;
-  for (const auto& name : joint.mesh_dim_names()) {
-    if (!state_->dp.has_mesh_dim(name)) {
-      dims.push_back(name);
-    }
-  }
-  return dims.empty() ? mesh::DeviceMesh() : joint.slice(dims);
+  return mesh_of_other_dims(
+      dtensor::joint_mesh(*state_->module, state_->dp), state_->dp);
 }
 
 bool DistributedDataParallelBase::is_in_join_iteration() const {

@@ -13,6 +13,7 @@
 #include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "fsdp/fsdp_join.h"
 #include "fsdp/schedule.h"
 #include "fsdp/unit_declaration.h"
 #include "mesh/communicator/exchange.h"
@@ -85,6 +86,7 @@ struct FullyShardedDataParallelBase::State {
   std::shared_ptr<std::atomic<int>> without_all_reduce =
       std::make_shared<std::atomic<int>>(0);
   std::shared_ptr<Schedule> schedule;
+  std::shared_ptr<FsdpJoin> joined;
 
   std::map<const void*, std::string> parameter_names() const;
   void check_units(const std::vector<NamedDeclaration>& units) const;
@@ -371,17 +373,76 @@ std::optional<c10::ScalarType> FullyShardedDataParallelBase::input_dtype()
 
 void FullyShardedDataParallelBase::begin_forward() {
   synchronize_parameters();
+  if (state_->joined && !state_->schedule->is_active()) {
+    state_->joined->begin_forward();
+  }
   state_->schedule->begin_forward();
 }
 
 void FullyShardedDataParallelBase::end_forward(
     const std::vector<at::Tensor>& outputs) {
   state_->schedule->end_forward(outputs);
+  if (state_->joined && !state_->schedule->is_active()) {
+    state_->joined->end_forward();
+  }
 }
 
 void FullyShardedDataParallelBase::abandon_forward() {
   if (state_->schedule) {
     state_->schedule->abandon_forward();
+  }
+}
+
+std::shared_ptr<ddp::JoinHook> FullyShardedDataParallelBase::join_hook(
+    const ddp::JoinKwargs& kwargs) {
+  auto* join = running_join();
+  WEFT_CHECK(
+      join != nullptr,
+      "join_hook",
+      context(state_->dp),
+      "no Join is running. Pass the wrapped model to Join and call run().");
+  // A rank may have no inputs at all.
+  synchronize_parameters();
+  state_->joined = std::make_shared<FsdpJoin>(
+      *this, *join, *state_->schedule, join_process_group(), kwargs);
+  return state_->joined;
+}
+
+void FullyShardedDataParallelBase::leave_join() {
+  state_->joined.reset();
+}
+
+void FullyShardedDataParallelBase::abort_join() {
+  for (int64_t dim = 0; dim < state_->dp.ndim(); ++dim) {
+    state_->dp.group(dim).abort();
+  }
+}
+
+c10::Device FullyShardedDataParallelBase::join_device() const {
+  return state_->dp.world().device();
+}
+
+mesh::Communicator FullyShardedDataParallelBase::join_process_group() const {
+  return state_->dp.flatten().group(int64_t{0});
+}
+
+mesh::DeviceMesh FullyShardedDataParallelBase::join_model_parallel_mesh()
+    const {
+  return ddp::mesh_of_other_dims(
+      dtensor::joint_mesh(*state_->module, state_->dp), state_->dp);
+}
+
+bool FullyShardedDataParallelBase::is_in_join_iteration() const {
+  return state_->joined && state_->joined->is_in_iteration();
+}
+
+bool FullyShardedDataParallelBase::has_reduced_in_join() const {
+  return state_->joined && state_->joined->has_reduced();
+}
+
+void FullyShardedDataParallelBase::set_join_has_optimizer() {
+  if (state_->joined) {
+    state_->joined->set_has_optimizer();
   }
 }
 

@@ -12,6 +12,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include "data_parallel/join/joinable.h"
 #include "data_parallel/output_tensors.h"
 #include "data_parallel/wrapped_module.h"
 #include "dtensor/nn/optimizer_state.h"
@@ -36,12 +37,8 @@ struct UnitInfo {
 
 /// The part of FullyShardedDataParallel that does not depend on the module's
 /// type.
-class FullyShardedDataParallelBase {
+class FullyShardedDataParallelBase : public ddp::Joinable {
  public:
-  FullyShardedDataParallelBase(const FullyShardedDataParallelBase&) = delete;
-  FullyShardedDataParallelBase& operator=(const FullyShardedDataParallelBase&) =
-      delete;
-
   /// Accumulates unsharded gradients without communication during the guard's
   /// lifetime, like DistributedDataParallel. Without it each backward reduces,
   /// and adds to the existing sharded gradients.
@@ -91,13 +88,24 @@ class FullyShardedDataParallelBase {
       torch::optim::Optimizer& optimizer,
       const dtensor::StateDict& state) const;
 
+  /// Part of a ddp::Join, which must also have a fsdp::JoinableOptimizer.
+  std::shared_ptr<ddp::JoinHook> join_hook(
+      const ddp::JoinKwargs& kwargs) override;
+  c10::Device join_device() const override;
+  mesh::Communicator join_process_group() const override;
+  mesh::DeviceMesh join_model_parallel_mesh() const override;
+  bool is_in_join_iteration() const override;
+  /// Used by JoinableOptimizer.
+  bool has_reduced_in_join() const;
+  void set_join_has_optimizer();
+
  protected:
   FullyShardedDataParallelBase(
       std::shared_ptr<torch::nn::Module> module,
       const mesh::DeviceMesh& dp,
       const FullyShardOptions& options,
       const ScheduleOptions& schedule);
-  ~FullyShardedDataParallelBase();
+  ~FullyShardedDataParallelBase() override;
 
   /// Returns the dtype to which arguments of forward() are cast, if any.
   std::optional<c10::ScalarType> input_dtype() const;
@@ -124,6 +132,8 @@ class FullyShardedDataParallelBase {
   friend class ForwardScope;
   friend class FullParameters;
 
+  void leave_join() override;
+  void abort_join() override;
   void begin_forward();
   void end_forward(const std::vector<at::Tensor>& outputs);
   void abandon_forward();

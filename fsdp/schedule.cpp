@@ -98,10 +98,26 @@ void Schedule::start() {
   }
 }
 
-Schedule::UnitState& Schedule::state_of(const Unit& unit) {
+size_t Schedule::index_of(const Unit& unit) const {
   const auto found = std::ranges::find_if(
       units_, [&](const auto& each) { return each.get() == &unit; });
-  return states_[static_cast<size_t>(found - units_.begin())];
+  return static_cast<size_t>(found - units_.begin());
+}
+
+Schedule::UnitState& Schedule::state_of(const Unit& unit) {
+  return states_[index_of(unit)];
+}
+
+void Schedule::start_gather(Unit& unit) {
+  if (observer_ && !unit.is_gathered_soon()) {
+    observer_->before_gather(index_of(unit));
+  }
+  unit.start_unshard(memory_);
+}
+
+void Schedule::gather(Unit& unit) {
+  start_gather(unit);
+  unit.unshard(memory_);
 }
 
 // Parameters may be thawed between two forwards.
@@ -139,6 +155,10 @@ void Schedule::listen_to(Unit& unit) {
         },
         ddp::HookOwner::kFullyShard));
   }
+}
+
+bool Schedule::is_active() const {
+  return is_in_forward() || runs_backward();
 }
 
 // Forward.
@@ -284,7 +304,7 @@ void Schedule::before_use(Unit& unit, size_t parameter, bool is_forward) {
 
 void Schedule::use_in_forward(Unit& unit) {
   if (&unit == last_used_) {
-    unit.unshard(memory_);
+    gather(unit);
     return;
   }
   auto& state = state_of(unit);
@@ -300,7 +320,7 @@ void Schedule::use_in_forward(Unit& unit) {
   last_used_ = &unit;
   note_order(unit);
   listen_to(unit); // It may have been thawed since the forward began.
-  unit.unshard(memory_);
+  gather(unit);
   prefetch_in_forward(unit);
 }
 
@@ -325,7 +345,7 @@ void Schedule::prefetch_in_forward(const Unit& unit) {
        i < options_.forward_prefetch && next != last_order_.end();
        ++i) {
     if (++next != last_order_.end() && state_of(**next).order < 0) {
-      (*next)->start_unshard(memory_);
+      start_gather(**next);
     }
   }
 }
@@ -382,7 +402,7 @@ Unit* Schedule::next_in_backward(const Unit& unit) {
 
 void Schedule::use_in_backward(Unit& unit) {
   begin_backward();
-  unit.unshard(memory_);
+  gather(unit);
   last_used_ = &unit;
   if (options_.backward_prefetch == BackwardPrefetch::kPre) {
     prefetch_in_backward(unit);
@@ -391,7 +411,7 @@ void Schedule::use_in_backward(Unit& unit) {
 
 void Schedule::prefetch_in_backward(const Unit& unit) {
   if (auto* next = next_in_backward(unit); next && !next->is_done()) {
-    next->start_unshard(memory_);
+    start_gather(*next);
   }
 }
 
@@ -440,6 +460,13 @@ void Schedule::reshard_done(const Unit& current) {
 }
 
 void Schedule::reduce(Unit& unit) {
+  if (observer_) {
+    observer_->before_reduce(index_of(unit), !skips_all_reduce());
+  }
+  start_reduce(unit);
+}
+
+void Schedule::start_reduce(Unit& unit) {
   finish_reductions(
       static_cast<size_t>(std::max<int64_t>(options_.reduce_in_flight - 1, 0)));
   unit.start_reduce(memory_);
@@ -455,7 +482,7 @@ void Schedule::finish_reductions(size_t left) {
     auto* unit = in_flight_.front();
     in_flight_.pop_front();
     finish_over_replicas();
-    if (*without_all_reduce_ > 0) {
+    if (skips_all_reduce()) {
       unit->skip_reduce_over_replicas(memory_);
       unit->finish_reduce(memory_);
     } else if (unit->start_reduce_over_replicas(memory_)) {
@@ -488,6 +515,9 @@ void Schedule::end_backward() {
       }
     }
   }
+  if (observer_) { // Ranks that follow start the last sums over replicas then.
+    observer_->end_backward(reduces && !skips_all_reduce());
+  }
   finish_reductions(0);
   finish_over_replicas();
   last_used_ = nullptr;
@@ -502,11 +532,47 @@ void Schedule::end_backward() {
   is_in_backward_ = false;
 }
 
+// Collectives that other ranks announced.
+
+void Schedule::follow_gather(size_t unit) {
+  units_[unit]->start_unshard(memory_);
+  units_[unit]->reshard(memory_);
+}
+
+void Schedule::follow_reduce(size_t unit, bool over_replicas) {
+  if (!std::exchange(is_following_, true)) {
+    for (const auto& each : units_) {
+      listen_to(*each); // This rank may have had no forward.
+      each->begin_backward();
+    }
+  }
+  follows_without_all_reduce_ = !over_replicas;
+  start_reduce(*units_[unit]);
+}
+
+void Schedule::follow_end_of_backward() {
+  if (!std::exchange(is_following_, false)) {
+    return;
+  }
+  finish_reductions(0);
+  finish_over_replicas();
+  for (const auto& unit : units_) {
+    unit->set_gradients();
+  }
+  follows_without_all_reduce_ = false;
+}
+
+void Schedule::set_contributors(int64_t ranks) {
+  for (const auto& unit : units_) {
+    unit->set_contributors(ranks);
+  }
+}
+
 // By hand.
 
 void Schedule::unshard(Unit& unit) {
   listen_to(unit);
-  unit.unshard(memory_);
+  gather(unit);
 }
 
 void Schedule::reshard(Unit& unit) {
@@ -521,6 +587,10 @@ void Schedule::begin_whole() {
       !is_in_forward() && !is_in_backward_,
       "[fsdp] FullParameters cannot be used during a forward or backward pass. "
       "Use it before or after.");
+  TORCH_CHECK_VALUE(
+      observer_ == nullptr,
+      "[fsdp] FullParameters cannot be used inside a Join, because ranks "
+      "without inputs do not take part. Use it before or after.");
   for (const auto& unit : units_) {
     unit->unshard_in_full_precision(memory_);
   }

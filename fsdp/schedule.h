@@ -48,6 +48,29 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
       std::shared_ptr<std::atomic<int>> paused,
       std::shared_ptr<std::atomic<int>> without_all_reduce);
   ~Schedule();
+  /// Is told of collectives before they are sent, and of the end of a backward
+  /// pass after its last one: `is_complete` if gradients are reduced over all
+  /// ranks.
+  class Observer {
+   public:
+    virtual ~Observer() = default;
+    virtual void before_gather(size_t unit) = 0;
+    virtual void before_reduce(size_t unit, bool over_replicas) = 0;
+    virtual void end_backward(bool is_complete) = 0;
+  };
+  /// Null means that there is none.
+  void set_observer(Observer* observer) { observer_ = observer; }
+
+  /// Takes part in a gather or reduction of other ranks' passes, without
+  /// gradients other than those that this rank has accumulated.
+  /// Collective: all ranks of the unit.
+  void follow_gather(size_t unit);
+  void follow_reduce(size_t unit, bool over_replicas);
+  /// Ends such a pass: .grad() has the sums.
+  void follow_end_of_backward();
+  /// See Unit::set_contributors().
+  void set_contributors(int64_t ranks);
+
   Schedule(const Schedule&) = delete;
   Schedule& operator=(const Schedule&) = delete;
 
@@ -56,6 +79,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   const UnitMemory& memory() const { return memory_; }
+
+  /// Returns true in a forward, and in the backward of one.
+  bool is_active() const;
 
   /// Called when the outermost module's forward begins, and when it has ended
   /// with `outputs`.
@@ -98,7 +124,14 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   class Hooks;
   struct OutputHook;
 
+  /// Returns true if the pass does not sum over the replicas.
+  bool skips_all_reduce() const {
+    return *without_all_reduce_ > 0 || follows_without_all_reduce_;
+  }
+  size_t index_of(const Unit& unit) const;
   UnitState& state_of(const Unit& unit);
+  void start_gather(Unit& unit);
+  void gather(Unit& unit);
   bool is_in_forward() const { return forward_depth_ > 0; }
   void start_forward();
   void use_in_forward(Unit& unit);
@@ -116,6 +149,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void use_in_backward(Unit& unit);
   void on_gradient(Unit& unit, size_t parameter);
   void reduce(Unit& unit);
+  void start_reduce(Unit& unit);
   void prefetch_in_backward(const Unit& unit);
   void finish_reductions(size_t left);
   void finish_over_replicas();
@@ -143,6 +177,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   int64_t pass_ = 0;
   /// True until that pass has ended.
   bool is_in_backward_ = false;
+  /// True while the backward pass of other ranks is followed.
+  bool is_following_ = false;
+  bool follows_without_all_reduce_ = false;
+  Observer* observer_ = nullptr;
   /// The number of active FullParameters scopes.
   int whole_depth_ = 0;
   /// True if the pass computes gradients of some tensors only.

@@ -102,7 +102,7 @@ at::Tensor Unit::gradient_parts_of(const at::Tensor& message, size_t index)
 }
 
 void Unit::start_unshard(UnitMemory& memory) {
-  if (is_unsharded_ || is_gathering_) {
+  if (is_gathered_soon()) {
     return;
   }
   for (auto& parameter : parameters_) {
@@ -284,7 +284,8 @@ bool Unit::count_gradient(size_t index) {
 }
 
 double Unit::divisor() const {
-  const auto ranks = group_.size() * (replicas_ ? replicas_->size() : 1);
+  const auto all = group_.size() * (replicas_ ? replicas_->size() : 1);
+  const auto ranks = contributors_ > 0 ? contributors_ : all;
   return options_.reduce_op == mesh::ReduceOp::kAvg ? static_cast<double>(ranks)
                                                     : 1.0;
 }

@@ -42,7 +42,9 @@ class Unit {
   bool is_unsharded() const { return is_unsharded_; }
   bool reshards_after_forward() const { return reshards_after_forward_; }
 
-  /// Starts to gather the parameters, unless they are gathered or in flight.
+  /// Returns true if the parameters are gathered or in flight.
+  bool is_gathered_soon() const { return is_unsharded_ || is_gathering_; }
+  /// Starts to gather the parameters, unless is_gathered_soon().
   /// Collective: all ranks of the group.
   void start_unshard(UnitMemory& memory);
   /// Waits for the parameters.
@@ -93,6 +95,8 @@ class Unit {
     return is_reduced_ || (awaited_ == 0 && is_trained());
   }
   bool has_gradients() const;
+  /// Divides averages by `ranks` instead of by all, unless it is 0.
+  void set_contributors(int64_t ranks) { contributors_ = ranks; }
   /// Starts to reduce the gradients; missing ones count as zeros.
   /// Collective: all ranks of the group.
   void start_reduce(UnitMemory& memory);
@@ -198,6 +202,7 @@ class Unit {
   bool is_in_full_precision_ = false;
   bool is_gathering_ = false;
   bool is_reduced_ = false;
+  int64_t contributors_ = 0;
   size_t awaited_ = 0;
 };
 

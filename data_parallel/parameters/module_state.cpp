@@ -57,4 +57,16 @@ void copy_divided(
   }
 }
 
+mesh::DeviceMesh mesh_of_other_dims(
+    const mesh::DeviceMesh& mesh,
+    const mesh::DeviceMesh& dp) {
+  std::vector<std::string> dims;
+  for (const auto& name : mesh.mesh_dim_names()) {
+    if (!dp.has_mesh_dim(name)) {
+      dims.push_back(name);
+    }
+  }
+  return dims.empty() ? mesh::DeviceMesh() : mesh.slice(dims);
+}
+
 } // namespace weft::ddp

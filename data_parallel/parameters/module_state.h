@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "mesh/device_mesh.h"
+
 namespace torch::nn {
 class Module;
 } // namespace torch::nn
@@ -29,5 +31,11 @@ at::Tensor local_part(const at::Tensor& tensor);
 
 /// Computes to = from / divisor, in one pass if both have the same dtype.
 void copy_divided(const at::Tensor& to, const at::Tensor& from, double divisor);
+
+/// Returns the slice of `mesh` without the dims of `dp`, or a mesh without dims
+/// if there are no others.
+mesh::DeviceMesh mesh_of_other_dims(
+    const mesh::DeviceMesh& mesh,
+    const mesh::DeviceMesh& dp);
 
 } // namespace weft::ddp

@@ -32,12 +32,6 @@ using weft::test::run_ranks;
 
 using Fsdp = FullyShardedDataParallel<TestModel>;
 
-template <class Model, class... Args>
-std::shared_ptr<Model> deferred(Args... args) {
-  const dtensor::DeferredInit scope;
-  return std::make_shared<Model>(args...);
-}
-
 /// A Chain of five units.
 struct Sharded {
   explicit Sharded(

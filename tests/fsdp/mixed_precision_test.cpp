@@ -25,21 +25,13 @@ using weft::test::message_of_thrown;
 using weft::test::RankContext;
 using weft::test::run_ranks;
 
-using Fsdp = FullyShardedDataParallel<TestModel>;
-
 constexpr MixedPrecisionPolicy kBFloat16{.param_dtype = at::kBFloat16};
 
-std::unique_ptr<Fsdp> shard(
+std::unique_ptr<FullyShardedDataParallel<TestModel>> shard_with(
     const std::shared_ptr<TestModel>& module,
     const mesh::DeviceMesh& dp,
     const MixedPrecisionPolicy& policy) {
-  const FullyShardOptions options{.mixed_precision = policy};
-  for (auto* unit : module->units()) {
-    fully_shard(*unit, dp, options);
-  }
-  auto model = std::make_unique<Fsdp>(module, dp, options);
-  dtensor::materialize(*module, 1);
-  return model;
+  return shard(module, dp, {.mixed_precision = policy});
 }
 
 at::ScalarType local_dtype(const at::Tensor& tensor) {
@@ -63,7 +55,7 @@ TEST_P(MixedPrecision, TrainsAsDistributedDataParallel) {
         ddp::DistributedDataParallel<TestModel> replicas(replica, dp, options);
         auto first = adamw(*replica);
         const auto module = GetParam().make_deferred();
-        const auto sharded = shard(
+        const auto sharded = shard_with(
             module,
             dp,
             {.param_dtype = at::kBFloat16, .reduce_dtype = reduce_dtype});
@@ -90,7 +82,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(MixedPrecisionPolicy, ShardsGradientsAndOptimizerStateKeepTheirDtype) {
   run_ranks(2, [](RankContext& self) {
     const auto module = model_cases().back().make_deferred();
-    const auto model = shard(module, self.mesh({2}, {"dp_shard"}), kBFloat16);
+    const auto model =
+        shard_with(module, self.mesh({2}, {"dp_shard"}), kBFloat16);
     auto optimizer = adamw(*module);
     const auto output = model->forward(tokens_of(0, self.rank));
     EXPECT_EQ(output.scalar_type(), at::kBFloat16);
@@ -113,7 +106,8 @@ TEST(MixedPrecisionPolicy, HalvesUnshardedParametersAndMessages) {
     std::pair<int64_t, int64_t> peaks;
     run_ranks(2, [&](RankContext& self) {
       const auto module = model_cases().front().make_deferred();
-      const auto model = shard(module, self.mesh({2}, {"dp_shard"}), policy);
+      const auto model =
+          shard_with(module, self.mesh({2}, {"dp_shard"}), policy);
       for (int step = 0; step < 3; ++step) {
         model->forward(rows_of_numbers(step, self.rank)).mean().backward();
       }
@@ -136,7 +130,7 @@ TEST(MixedPrecisionPolicy, HalvesUnshardedParametersAndMessages) {
 TEST(MixedPrecisionPolicy, NoSyncAccumulatesInTheDtypeOfReduction) {
   run_ranks(2, [](RankContext& self) {
     const auto module = model_cases().front().make_deferred();
-    const auto model = shard(
+    const auto model = shard_with(
         module,
         self.mesh({2}, {"dp_shard"}),
         {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat});
@@ -156,7 +150,7 @@ TEST(MixedPrecisionPolicy, FullParametersAreInFullPrecision) {
     const auto plain = model_cases().front().make_deferred();
     dtensor::materialize(*plain, 1);
     const auto module = model_cases().front().make_deferred();
-    const auto model = shard(module, dp, kBFloat16);
+    const auto model = shard_with(module, dp, kBFloat16);
     const at::NoGradGuard no_grad;
     model->forward(rows_of_numbers(0, self.rank));
     const auto x = rows_of_numbers(1, self.rank);
@@ -186,13 +180,13 @@ TEST(MixedPrecisionPolicy, CastsInputsAndOutputsOfCalls) {
     const auto dp = self.mesh({2}, {"dp_shard"});
     const auto x = rows_of_numbers(0, self.rank);
     const auto module = model_cases().at(1).make_deferred();
-    const auto model = shard(
+    const auto model = shard_with(
         module, dp, {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat});
     EXPECT_EQ(model->forward(x).scalar_type(), at::kFloat);
     EXPECT_EQ(model->forward(x.to(at::kDouble)).scalar_type(), at::kFloat);
 
     const auto other = model_cases().front().make_deferred();
-    const auto uncast = shard(
+    const auto uncast = shard_with(
         other,
         dp,
         {.param_dtype = at::kBFloat16, .cast_forward_inputs = false});
@@ -215,7 +209,7 @@ TEST(MixedPrecisionPolicy, WorksWithTensorParallelism) {
     const auto losses = [&](const std::optional<c10::ScalarType>& dtype) {
       auto module = chain.make_deferred();
       tp::parallelize_module(*module, mesh["tp"], plan);
-      const auto model = shard(
+      const auto model = shard_with(
           module,
           mesh["dp_shard"],
           {.param_dtype = dtype, .reduce_dtype = at::kFloat});
@@ -236,7 +230,7 @@ TEST(MixedPrecisionPolicy, IsRefusedForDtypesThatAreNotFloatingPoint) {
   const auto dp = mesh::DeviceMesh::create(world, {2}, {"dp_shard"});
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>([&] {
-        shard(
+        shard_with(
             model_cases().front().make_deferred(),
             dp,
             {.reduce_dtype = at::kInt});
@@ -248,7 +242,7 @@ TEST(MixedPrecisionPolicy, IsRefusedForDtypesThatAreNotFloatingPoint) {
 
 TEST(MixedPrecisionPolicy, MustBeTheSameOnAllRanks) {
   run_ranks(2, [](RankContext& self) {
-    const auto model = shard(
+    const auto model = shard_with(
         model_cases().front().make_deferred(),
         self.mesh({2}, {"dp_shard"}),
         self.rank == 0 ? kBFloat16 : MixedPrecisionPolicy());

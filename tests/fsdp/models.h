@@ -13,6 +13,12 @@
 
 namespace weft::fsdp {
 
+template <class Model, class... Args>
+std::shared_ptr<Model> deferred(Args... args) {
+  const dtensor::DeferredInit scope;
+  return std::make_shared<Model>(args...);
+}
+
 /// A model and the modules of it that are to be units.
 struct TestModel : torch::nn::Module {
   virtual at::Tensor forward(const at::Tensor& x) = 0;

@@ -7,7 +7,9 @@
 #include <torch/torch.h>
 
 #include "ddp/distributed_data_parallel.h"
+#include "dtensor/init/deferred_init.h"
 #include "dtensor/tensor/dtensor.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "tests/fsdp/models.h"
 
 namespace weft::fsdp {
@@ -70,6 +72,29 @@ inline void expect_same_bits(const Outcome& found, const Outcome& expected) {
     EXPECT_TRUE(at::equal(found.weights[i], expected.weights[i]))
         << "parameter " << i << " differs by "
         << (found.weights[i] - expected.weights[i]).abs().max();
+  }
+}
+
+inline std::unique_ptr<FullyShardedDataParallel<TestModel>> shard(
+    const std::shared_ptr<TestModel>& module,
+    const mesh::DeviceMesh& mesh,
+    const FullyShardOptions& options = {},
+    const ScheduleOptions& schedule = {}) {
+  for (auto* unit : module->units()) {
+    fully_shard(*unit, mesh, options);
+  }
+  auto model = std::make_unique<FullyShardedDataParallel<TestModel>>(
+      module, mesh, options, schedule);
+  dtensor::materialize(*module, 1);
+  return model;
+}
+
+inline void expect_close(
+    const std::vector<at::Tensor>& found,
+    const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-5, 1e-6)) << i;
   }
 }
 

@@ -1,4 +1,5 @@
 // A recipe with mesh.dp_shard trains what one with mesh.dp does.
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <tuple>
@@ -9,7 +10,12 @@
 
 #include <torch/torch.h>
 
+#include "checkpoint/compare.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
+#include "tests/config/fixtures.h"
 #include "tests/integration/training.h"
+#include "tests/support/run_ranks.h"
 #include "train/setup/validate.h"
 
 namespace weft::recipes {
@@ -239,6 +245,60 @@ TEST_P(FullyShardedRecipe, TrainsAdaptersAsReplicas) {
     FsdpConfig fsdp;
     fsdp.accumulate = "local";
     expect_same_bits(run(sharded(recipe, fsdp), shards * tp), expected);
+  }
+}
+
+// Weights, moments and step counts, bit for bit.
+TEST(FullyShardedCheckpoint, EachMeshLoadsWhatAnyOtherSaved) {
+  constexpr int64_t kTrained = 2;
+  const TempFolder temp;
+  std::vector<Recipe> recipes;
+  for (const auto& [dp, shards, tp] :
+       {std::tuple(4, 1, 1), {1, 4, 1}, {2, 2, 1}, {1, 2, 2}, {2, 1, 2}}) {
+    auto recipe = small_recipe("llama", dp * shards);
+    recipe.mesh = {.dp = dp, .tp = tp, .dp_shard = shards};
+    recipe.model.kv_heads = 2;
+    // A resumed run sets the learning rate in each step.
+    recipe.lr_schedule.type = "constant";
+    recipe.lr_schedule.warmup_steps = 0;
+    validate(recipe, recipe.mesh.world_size());
+    recipes.push_back(recipe);
+  }
+  const auto step_of = [&](const std::string& name) {
+    return std::filesystem::path(temp / name) /
+           ("step-" + std::to_string(kTrained));
+  };
+  const auto save = [&](Trainer& trainer, const std::string& name) {
+    checkpoint::save(
+        temp / name, state_dicts(trainer.job()), {.step = kTrained});
+  };
+  for (const auto& from : recipes) {
+    const auto saved = from.mesh.to_string();
+    test::run_ranks(4, [&](test::RankContext& self) {
+      Trainer trainer(from, self.world);
+      for (int64_t step = 0; step < kTrained; ++step) {
+        trainer.train_step(step);
+      }
+      save(trainer, saved);
+      for (auto to : recipes) {
+        to.seed = from.seed + 1; // Other initial weights.
+        Trainer other(to, self.world);
+        auto dicts = state_dicts(other.job());
+        checkpoint::load(step_of(saved), dicts);
+        adopt_state(other.job(), dicts, to);
+        save(other, saved + " on " + to.mesh.to_string());
+      }
+    });
+    for (const auto& to : recipes) {
+      const auto name = saved + " on " + to.mesh.to_string();
+      const auto comparison =
+          checkpoint::compare(step_of(saved), step_of(name));
+      EXPECT_GT(comparison.tensors, 0);
+      for (const auto& difference : comparison.differences) {
+        ADD_FAILURE() << name << ": " << difference.name << ": "
+                      << difference.what;
+      }
+    }
   }
 }
 

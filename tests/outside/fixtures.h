@@ -42,6 +42,7 @@
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/redistribution.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/joinable_optimizer.h"
 #include "matmul/library.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
