@@ -205,7 +205,7 @@ std::optional<at::ScalarType> converted_dtype(
     const OpCall& call,
     const DTensorImpl& impl) {
   if (call.name() != "aten::_to_copy" || impl.deferred->whole ||
-      !impl.deferred->is_random() || !call.arguments[1].isInt() ||
+      !call.arguments[1].isInt() ||
       !(call.arguments[3].isNone() ||
         call.arguments[3].toDevice() == impl.local().device())) {
     return std::nullopt;
@@ -259,7 +259,9 @@ std::shared_ptr<DeferredState> state_of_result(
   }
   // Slices of slices are only looked at: nn::init asks for their sizes.
   const bool is_select = name == "aten::select" && state.is_random();
-  if ((state.whole && !is_select) || (!state.is_random() && is_small(impl))) {
+  const bool is_clone = name == "aten::clone";
+  const bool is_written = !state.is_random() && is_small(impl);
+  if ((state.whole && !is_select) || (is_written && !is_clone)) {
     return nullptr;
   }
   if (is_select) {
@@ -270,8 +272,8 @@ std::shared_ptr<DeferredState> state_of_result(
     slice->index = index < 0 ? index + impl.sizes()[slice->dim] : index;
     return slice;
   }
-  if (name == "aten::clone") {
-    if (!impl.deferred->stream) {
+  if (is_clone) {
+    if (state.is_random() && !impl.deferred->stream) {
       impl.deferred->stream = std::make_shared<std::string>();
     }
     return std::make_shared<DeferredState>(*impl.deferred);

@@ -260,10 +260,12 @@ struct EnteredInput {
 EnteredInput
 enter_input(const LinearCall& call, const at::Tensor& x, bool asked) {
   EnteredInput entered;
+  // DTensors on no mesh, e.g. of a module that only FSDP shards, stay there.
+  const bool has_mesh = call.spec.mesh_ndim() > 0;
   ToLocalImplOptions options{
       .asked = asked,
-      .in_two_steps = async_tp(call.spec.mesh()) != AsyncTp::kOff};
-  if (call.is_in_place()) {
+      .in_two_steps = has_mesh && async_tp(call.spec.mesh()) != AsyncTp::kOff};
+  if (has_mesh && call.is_in_place()) {
     const auto rows = plan_row_chunks(
         {.cut = spec_of(x),
          .together = call.at(call.plan.input),

@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Evaluation, accumulation of both kinds, clipping, and replicas of the shards.
 // Micro-batches that a rank accumulated before it ran out of inputs count.
-TEST(FsdpJoin, RanksWithoutInputsFollowWhateverTheOthersDo) {
+TEST(FsdpJoin, RanksWithoutInputsFollowAccumulationAndEvaluation) {
   const auto each = model_cases().back();
   const std::vector<int64_t> batches = {3, 6, 1, 2};
   for (const bool sums_shards : {false, true}) {

@@ -15,35 +15,10 @@ namespace {
 
 using HarnessPointer = std::shared_ptr<HarnessModel>;
 
-torch::optim::SGDOptions harness_sgd() {
-  return torch::optim::SGDOptions(0.05).momentum(0.9);
-}
-
-/// `dp`: none for the twin of `replicas`.
-HarnessPointer construct_harness(
-    HarnessKind kind,
-    int64_t replicas,
-    const mesh::DeviceMesh* dp,
-    const std::shared_ptr<ddp::SyncBatchNormGroup>& channel) {
-  using Norm = TransformerWithSharedParams::Norm;
-  using Wrap = NestedWrappedModule::Wrap;
-  switch (kind) {
-    case HarnessKind::kTransformer:
-      return std::make_shared<TransformerWithSharedParams>();
-    case HarnessKind::kTransformerWithBatchNorm:
-      return std::make_shared<TransformerWithSharedParams>(Norm::kBatchNorm);
-    case HarnessKind::kTransformerWithSyncBatchNorm:
-      return std::make_shared<TransformerWithSharedParams>(
-          channel ? Norm::kSyncBatchNorm : Norm::kBatchNorm, channel);
-    case HarnessKind::kNested:
-      return std::make_shared<NestedWrappedModule>(Wrap::kSome);
-    case HarnessKind::kAlwaysNested:
-      return std::make_shared<NestedWrappedModule>(Wrap::kAll);
-    case HarnessKind::kMixtureOfExperts:
-      break;
-  }
-  return dp ? std::make_shared<MixtureOfExperts>(*dp)
-            : std::make_shared<MixtureOfExperts>(replicas);
+at::Tensor whole_copy(const at::Tensor& tensor) {
+  const auto detached = tensor.detach();
+  return dtensor::is_dtensor(detached) ? dtensor::full_tensor(detached).clone()
+                                       : detached.clone();
 }
 
 /// Gives a model that was made under DeferredInit its places, and the values of
@@ -93,26 +68,6 @@ HarnessPointer make_unwrapped(HarnessKind kind, const mesh::DeviceMesh& mesh) {
   return model;
 }
 
-at::Tensor whole_copy(const at::Tensor& tensor) {
-  const auto detached = tensor.detach();
-  return dtensor::is_dtensor(detached) ? dtensor::full_tensor(detached).clone()
-                                       : detached.clone();
-}
-
-HarnessTrace trace_of_harness(
-    const HarnessModel& model,
-    std::vector<double> losses) {
-  HarnessTrace trace{std::move(losses), {}, {}};
-  for (const auto& [name, parameter] : harness_parameters(model)) {
-    trace.parameters[model.name_in_twin(name)] = whole_copy(parameter);
-  }
-  for (const auto& buffer : model.named_buffers()) {
-    trace.buffers[model.name_in_twin(buffer.key())] =
-        whole_copy(buffer.value());
-  }
-  return trace;
-}
-
 HarnessModel::Inputs
 whole_batch(const HarnessModel& model, int64_t replicas, int64_t step) {
   auto whole = model.get_input(0, step);
@@ -158,6 +113,50 @@ run_replicas_in_turn(HarnessModel& model, int64_t replicas, int64_t step) {
 }
 
 } // namespace
+
+torch::optim::SGDOptions harness_sgd() {
+  return torch::optim::SGDOptions(0.05).momentum(0.9);
+}
+
+HarnessPointer construct_harness(
+    HarnessKind kind,
+    int64_t replicas,
+    const mesh::DeviceMesh* dp,
+    const std::shared_ptr<ddp::SyncBatchNormGroup>& channel) {
+  using Norm = TransformerWithSharedParams::Norm;
+  using Wrap = NestedWrappedModule::Wrap;
+  switch (kind) {
+    case HarnessKind::kTransformer:
+      return std::make_shared<TransformerWithSharedParams>();
+    case HarnessKind::kTransformerWithBatchNorm:
+      return std::make_shared<TransformerWithSharedParams>(Norm::kBatchNorm);
+    case HarnessKind::kTransformerWithSyncBatchNorm:
+      return std::make_shared<TransformerWithSharedParams>(
+          channel ? Norm::kSyncBatchNorm : Norm::kBatchNorm, channel);
+    case HarnessKind::kNested:
+      return std::make_shared<NestedWrappedModule>(Wrap::kSome);
+    case HarnessKind::kAlwaysNested:
+      return std::make_shared<NestedWrappedModule>(Wrap::kAll);
+    case HarnessKind::kMixtureOfExperts:
+      break;
+  }
+  return dp ? std::make_shared<MixtureOfExperts>(*dp)
+            : std::make_shared<MixtureOfExperts>(replicas);
+}
+
+HarnessTrace trace_of_harness(
+    const HarnessModel& model,
+    std::vector<double> losses) {
+  HarnessTrace trace{std::move(losses), {}, {}};
+  for (const auto& [name, parameter] : harness_parameters(model)) {
+    trace.parameters[model.name_in_twin(name)] = whole_copy(parameter);
+  }
+  for (const auto& buffer : model.named_buffers()) {
+    trace.buffers[model.name_in_twin(buffer.key())] =
+        whole_copy(buffer.value());
+  }
+  return trace;
+}
 
 const char* name_of(HarnessKind kind) {
   switch (kind) {

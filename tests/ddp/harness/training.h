@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#include <torch/optim/sgd.h>
+
+#include "ddp/batch_norm/sync_batch_norm.h"
 #include "ddp/reducer/options.h"
 #include "tests/ddp/harness/model.h"
 #include "tests/ddp/harness/module_with_delay.h"
@@ -24,6 +27,14 @@ enum class HarnessKind {
 
 /// As gtest wants names.
 const char* name_of(HarnessKind kind);
+
+/// A plain model with its values, unwrapped. Null `dp`: the twin of `replicas`
+/// replicas. `channel`: for kTransformerWithSyncBatchNorm.
+std::shared_ptr<HarnessModel> construct_harness(
+    HarnessKind kind,
+    int64_t replicas,
+    const mesh::DeviceMesh* dp,
+    const std::shared_ptr<ddp::SyncBatchNormGroup>& channel);
 
 /// A replica's model on `mesh`, of the dims dp and tp, wrapped inside where it
 /// is to be, with delays if they are given (each rank's seed is its own).
@@ -59,6 +70,13 @@ struct HarnessTrace {
   /// Full tensors, named as in the twin.
   std::map<std::string, at::Tensor> parameters, buffers;
 };
+
+torch::optim::SGDOptions harness_sgd();
+/// What `model` has after steps with `losses`.
+/// Collective: all ranks of the mesh that the model lies on.
+HarnessTrace trace_of_harness(
+    const HarnessModel& model,
+    std::vector<double> losses);
 
 /// SGD with momentum.
 /// Collective: all ranks of `mesh`, whose dims are dp and tp.

@@ -349,6 +349,38 @@ TEST(DeferredInit, ModulesChangeDtypeBeforeTheyHaveValues) {
   }
 }
 
+// Weights of a LayerNorm are constants, which are small, and so is a bias of
+// zeros; a large one is not written before it is needed.
+TEST(DeferredInit, ConstantsStayDeferredInAnotherDtype) {
+  constexpr int64_t kLarge = int64_t{5} << 20;
+  struct Constants : torch::nn::Module {
+    explicit Constants(int64_t size)
+        : ones(register_parameter("ones", torch::ones({size}))),
+          zeros(register_parameter("zeros", at::zeros({4, 3}))),
+          table(register_buffer("table", torch::arange(6, at::kFloat))) {}
+    at::Tensor ones, zeros, table;
+  };
+  for (const int64_t size : {int64_t{6}, kLarge}) {
+    std::shared_ptr<Constants> module;
+    {
+      const DeferredInit scope;
+      module = std::make_shared<Constants>(size);
+      // As torch::nn::Transformer makes its layers.
+      module->zeros.set_data(module->zeros.clone());
+      module->to(at::kDouble);
+    }
+    for (const auto& parameter : module->parameters()) {
+      EXPECT_TRUE(is_deferred(parameter));
+    }
+    materialize(*module, 1);
+    EXPECT_TRUE(
+        at::equal(local_of(module->ones), at::ones({size}, at::kDouble)));
+    EXPECT_TRUE(
+        at::equal(local_of(module->zeros), at::zeros({4, 3}, at::kDouble)));
+    EXPECT_TRUE(at::equal(local_of(module->table), at::arange(6, at::kDouble)));
+  }
+}
+
 // Meta stands for a device: it has constants, but no random numbers.
 TEST(DeferredInit, ValuesAreBornOnTheDeviceThatIsAskedFor) {
   std::shared_ptr<torch::nn::LayerNormImpl> norm;
