@@ -40,7 +40,7 @@ void add_model_flags(
       .add_option(
           "--engine",
           options->engine,
-          "ddp; fsdp: parameters are sharded over the dp ranks, with tp 1")
+          "ddp; fsdp: parameters are sharded over the dp ranks")
       ->check(CLI::IsMember({"ddp", "fsdp"}));
   command
       .add_option(

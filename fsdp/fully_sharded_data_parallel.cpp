@@ -92,6 +92,7 @@ struct FullyShardedDataParallelBase::State {
   void check_units(const std::vector<NamedDeclaration>& units) const;
   std::shared_ptr<Schedule> make_schedule();
   UnitDeclaration& unit_of(const torch::nn::Module& unit);
+  std::vector<Unit*> units_of(const std::vector<torch::nn::Module*>& modules);
 };
 
 std::map<const void*, std::string>
@@ -255,6 +256,15 @@ UnitDeclaration& FullyShardedDataParallelBase::State::unit_of(
       " is not a unit of this model. Pass a module that fully_shard() was "
       "called with.");
   return *declared;
+}
+
+std::vector<Unit*> FullyShardedDataParallelBase::State::units_of(
+    const std::vector<torch::nn::Module*>& modules) {
+  std::vector<Unit*> units;
+  for (const auto* module : modules) {
+    units.push_back(unit_of(*module).unit);
+  }
+  return units;
 }
 
 FullyShardedDataParallelBase::FullyShardedDataParallelBase(
@@ -477,6 +487,22 @@ FullParameters::~FullParameters() noexcept(false) {
       throw;
     }
   }
+}
+
+void FullyShardedDataParallelBase::set_modules_to_forward_prefetch(
+    const torch::nn::Module& module,
+    const std::vector<torch::nn::Module*>& next) {
+  synchronize_parameters();
+  state_->schedule->set_forward_prefetch(
+      *state_->unit_of(module).unit, state_->units_of(next));
+}
+
+void FullyShardedDataParallelBase::set_modules_to_backward_prefetch(
+    const torch::nn::Module& module,
+    const std::vector<torch::nn::Module*>& next) {
+  synchronize_parameters();
+  state_->schedule->set_backward_prefetch(
+      *state_->unit_of(module).unit, state_->units_of(next));
 }
 
 dtensor::StateDict FullyShardedDataParallelBase::state_dict(

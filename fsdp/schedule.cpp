@@ -79,6 +79,7 @@ Schedule::Schedule(
     std::shared_ptr<std::atomic<int>> without_all_reduce)
     : units_(std::move(units)),
       states_(units_.size()),
+      prefetches_(units_.size()),
       outermost_(outermost),
       options_(options),
       paused_(std::move(paused)),
@@ -339,7 +340,25 @@ void Schedule::note_order(Unit& unit) {
   }
 }
 
+void Schedule::set_forward_prefetch(const Unit& unit, std::vector<Unit*> next) {
+  prefetches_[index_of(unit)].forward = std::move(next);
+}
+
+void Schedule::set_backward_prefetch(
+    const Unit& unit,
+    std::vector<Unit*> next) {
+  prefetches_[index_of(unit)].backward = std::move(next);
+}
+
 void Schedule::prefetch_in_forward(const Unit& unit) {
+  if (const auto& listed = prefetches_[index_of(unit)].forward) {
+    for (auto* next : *listed) {
+      if (state_of(*next).order < 0) {
+        start_gather(*next);
+      }
+    }
+    return;
+  }
   auto next = std::ranges::find(last_order_, &unit);
   for (int64_t i = 0;
        i < options_.forward_prefetch && next != last_order_.end();
@@ -404,12 +423,21 @@ void Schedule::use_in_backward(Unit& unit) {
   begin_backward();
   gather(unit);
   last_used_ = &unit;
-  if (options_.backward_prefetch == BackwardPrefetch::kPre) {
+  if (const auto& listed = prefetches_[index_of(unit)].backward) {
+    for (auto* next : *listed) {
+      if (!next->is_done()) {
+        start_gather(*next);
+      }
+    }
+  } else if (options_.backward_prefetch == BackwardPrefetch::kPre) {
     prefetch_in_backward(unit);
   }
 }
 
 void Schedule::prefetch_in_backward(const Unit& unit) {
+  if (prefetches_[index_of(unit)].backward) {
+    return; // Those were started before the unit computed.
+  }
   if (auto* next = next_in_backward(unit); next && !next->is_done()) {
     start_gather(*next);
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -101,6 +102,11 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void before_use(Unit& unit, size_t parameter, bool is_forward);
   void before_gradient(Unit& unit, size_t parameter);
 
+  /// Sets the units that are gathered while `unit` computes, in this order, in
+  /// place of those that ScheduleOptions selects.
+  void set_forward_prefetch(const Unit& unit, std::vector<Unit*> next);
+  void set_backward_prefetch(const Unit& unit, std::vector<Unit*> next);
+
   /// Gathers or reshards a unit manually.
   void unshard(Unit& unit);
   void reshard(Unit& unit);
@@ -120,6 +126,11 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
     bool is_left = false;
     /// The position in the order of this forward. -1 before its first use.
     int64_t order = -1;
+  };
+  /// The explicit prefetches of a unit, if they are set.
+  struct Prefetches {
+    std::optional<std::vector<Unit*>> forward;
+    std::optional<std::vector<Unit*>> backward;
   };
   class Hooks;
   struct OutputHook;
@@ -158,6 +169,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<UnitState> states_;
+  std::vector<Prefetches> prefetches_;
   const Unit* outermost_;
   ScheduleOptions options_;
   UnitMemory memory_;

@@ -49,20 +49,22 @@ Recipe small_recipe(const std::string& data, const std::string& more = "") {
 Recipe sharded_recipe(
     const std::string& data,
     const std::string& more = "",
-    int64_t dp = 1) {
+    int64_t dp = 1,
+    int64_t tp = 1) {
   auto recipe = parse_recipe(
       fmt::format(
           "name: small\n"
-          "mesh: {{dp: {}, dp_shard: 3}}\n"
+          "mesh: {{dp: {}, dp_shard: 3, tp: {}}}\n"
           "model: {{dim: 32, layers: 3, heads: 4, kv_heads: 2, ffn_dim: 48}}\n"
           "data: {{paths: [\"{}\"], sequence_length: 16}}\n"
           "train: {{steps: 3, global_batch_size: 24, micro_batch_size: 4}}\n"
           "{}",
           dp,
+          tp,
           data,
           more),
       "test");
-  validate(recipe, 3 * dp);
+  validate(recipe, 3 * dp * tp);
   return recipe;
 }
 
@@ -141,14 +143,15 @@ TEST(StepEstimate, CountsAreThoseOfTheLedgersOfAShardedRun) {
   for (const std::string fsdp :
        {"{}",
         "{accumulate: local}",
+        "{param_dtype: bfloat16, reduce_dtype: float32}",
         "{reshard_after_forward: never}",
         "{reshard_after_forward: always, forward_prefetch: 0, "
         "backward_prefetch: none, reduce_in_flight: 0}"}) {
-    for (const int64_t dp : {1, 2}) {
-      SCOPED_TRACE(fmt::format("{}, dp={}", fsdp, dp));
+    for (const auto& [dp, tp] : {std::pair(1, 1), {2, 1}, {2, 2}}) {
+      SCOPED_TRACE(fmt::format("{}, dp={} tp={}", fsdp, dp, tp));
       expect_as_run(
-          [dp](const std::string& data, const std::string& more) {
-            return sharded_recipe(data, more, dp);
+          [dp = dp, tp = tp](const std::string& data, const std::string& more) {
+            return sharded_recipe(data, more, dp, tp);
           },
           "fsdp: " + fsdp + "\n");
     }

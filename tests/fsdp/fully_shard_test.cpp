@@ -111,6 +111,51 @@ TEST(FullyShard, GathersAUnitForForwardAndForBackward) {
   }
 }
 
+/// The units in the order in which they were gathered.
+std::vector<std::string> gathers_of(const mesh::DeviceMesh& dp) {
+  std::vector<std::string> names;
+  for (const auto& entry : dp.group(int64_t{0}).flight_recorder().entries()) {
+    if (entry.op == "all_gather") {
+      names.push_back(entry.name);
+    }
+  }
+  return names;
+}
+
+TEST(FullyShard, ListedUnitsAreGatheredAhead) {
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp_shard"});
+    Sharded sharded(dp);
+    auto& linears = sharded.module->linears_;
+    sharded.model->set_modules_to_forward_prefetch(
+        *linears[0], {linears[2].get(), linears[1].get()});
+    sharded.model->set_modules_to_forward_prefetch(*linears[2], {});
+    sharded.model->set_modules_to_backward_prefetch(
+        *linears[4], {linears[2].get(), linears[3].get()});
+    Sharded other(dp);
+    for (int step = 0; step < 2; ++step) {
+      dp.group(int64_t{0}).flight_recorder().reset();
+      sharded.loss(self.rank, step).backward();
+      EXPECT_EQ(
+          gathers_of(dp),
+          (std::vector<std::string>{
+              "l0", "l2", "l1", "l3", "l4", "l4", "l2", "l3", "l1", "l0"}));
+      other.loss(self.rank, step).backward();
+    }
+    const auto expected = other.whole_gradients();
+    const auto found = sharded.whole_gradients();
+    for (size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+    }
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          sharded.model->set_modules_to_forward_prefetch(
+              *linears[0], {sharded.module.get()});
+        }),
+        HasSubstr("a Chain is not a unit of this model"));
+  });
+}
+
 TEST(FullyShard, TwoUnitsAreHereAtOnce) {
   for (const bool calls : {true, false}) {
     run_ranks(3, [&](RankContext& self) {
