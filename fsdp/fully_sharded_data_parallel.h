@@ -79,10 +79,11 @@ class FullyShardedDataParallelBase : public ddp::Joinable {
   /// Sets the units that are gathered while the unit of `module` computes, in
   /// forward or in backward, in this order. Replaces what ScheduleOptions
   /// selects for this unit; an empty list means no prefetch. Each of `next`
-  /// must be used later in the pass, or it is gathered in vain. Collective:
-  /// like synchronize_parameters(); all ranks must make the same calls. Throws:
-  /// c10::ValueError if a module is not a unit of this model. Source:
-  /// torch/distributed/fsdp/_fully_shard/_fully_shard.py,
+  /// should be used later in the pass; otherwise it only costs memory.
+  /// Collective: like synchronize_parameters(). All ranks must make the same
+  /// calls.
+  /// Throws: c10::ValueError if a module is not a unit of this model.
+  /// Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py,
   /// set_modules_to_forward_prefetch and set_modules_to_backward_prefetch.
   void set_modules_to_forward_prefetch(
       const torch::nn::Module& module,
