@@ -36,22 +36,6 @@ constexpr int64_t kReach = 4;
 constexpr int64_t kStatistics = 8;
 constexpr int64_t kBackward = 16;
 
-bool read_bool(const JoinKwargs& kwargs, const char* key, bool otherwise) {
-  const auto found = kwargs.find(key);
-  if (found == kwargs.end()) {
-    return otherwise;
-  }
-  WEFT_CHECK(
-      found->second.isBool(),
-      "join",
-      mesh::ErrorContext{"DistributedDataParallel"},
-      key,
-      " must be true or false: ",
-      found->second.tagKind(),
-      " given.");
-  return found->second.toBool();
-}
-
 } // namespace
 
 DdpJoin::DdpJoin(

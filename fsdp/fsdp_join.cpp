@@ -21,22 +21,6 @@ constexpr int64_t kEndOfInference = 5;
 constexpr int64_t kEndOfStep = 6;
 constexpr int64_t kKinds = 8;
 
-bool is_true(const ddp::JoinKwargs& kwargs, const char* key, bool otherwise) {
-  const auto found = kwargs.find(key);
-  if (found == kwargs.end()) {
-    return otherwise;
-  }
-  WEFT_CHECK(
-      found->second.isBool(),
-      kJoin,
-      mesh::ErrorContext{"FullyShardedDataParallel"},
-      key,
-      " is of type ",
-      found->second.tagKind(),
-      ", expected true or false.");
-  return found->second.toBool();
-}
-
 } // namespace
 
 FsdpJoin::FsdpJoin(
@@ -50,9 +34,9 @@ FsdpJoin::FsdpJoin(
       schedule_(schedule),
       ranks_(std::move(ranks)),
       divides_by_initial_(
-          is_true(kwargs, "divide_by_initial_world_size", true)) {
+          ddp::read_bool(kwargs, "divide_by_initial_world_size", true)) {
   WEFT_CHECK(
-      !is_true(kwargs, "weight_by_samples", false),
+      !ddp::read_bool(kwargs, "weight_by_samples", false),
       kJoin,
       mesh::ErrorContext{ranks_.name()},
       "weight_by_samples is not supported by FullyShardedDataParallel. Leave "

@@ -217,9 +217,7 @@ std::shared_ptr<Schedule> FullyShardedDataParallelBase::State::make_schedule() {
           names.at(tensor.unsafeGetTensorImpl()),
           tensor,
           placement,
-          tensor.is_floating_point()
-              ? param_dtype.value_or(tensor.scalar_type())
-              : tensor.scalar_type(),
+          cast_dtype(tensor.scalar_type(), param_dtype),
           shards.size(),
           shards.coordinate(int64_t{0}));
     }

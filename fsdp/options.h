@@ -41,6 +41,13 @@ struct MixedPrecisionPolicy {
   bool operator==(const MixedPrecisionPolicy&) const = default;
 };
 
+/// Returns the dtype that a policy's field `dtype` gives to tensors of `own`.
+inline c10::ScalarType cast_dtype(
+    c10::ScalarType own,
+    const std::optional<c10::ScalarType>& dtype) {
+  return c10::isFloatingType(own) ? dtype.value_or(own) : own;
+}
+
 /// How a unit is sharded.
 struct FullyShardOptions {
   /// Whether the unit frees other ranks' rows after forward and gathers them

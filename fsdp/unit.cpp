@@ -24,17 +24,6 @@
 // then takes other.
 
 namespace weft::fsdp {
-namespace {
-
-/// Returns the dtype in which a tensor of `own` is computed or reduced.
-at::ScalarType dtype_by_policy(
-    at::ScalarType own,
-    const std::optional<c10::ScalarType>& policy) {
-  return at::isFloatingType(own) ? policy.value_or(own) : own;
-}
-
-} // namespace
-
 Unit::Unit(
     std::string name,
     std::vector<ShardedParameter> parameters,
@@ -58,7 +47,7 @@ Unit::Unit(
       part->dtype = dtype;
       part->unsharded_dtype = parameters_[i].unsharded_dtype();
       part->gradient_dtype =
-          dtype_by_policy(part->unsharded_dtype, policy.reduce_dtype);
+          cast_dtype(part->unsharded_dtype, policy.reduce_dtype);
     }
     states_[i].part = static_cast<size_t>(part - parts_.begin());
     states_[i].slot = part->parameters.size();
@@ -102,54 +91,43 @@ at::Tensor Unit::gradient_parts_of(const at::Tensor& message, size_t index)
 }
 
 void Unit::start_unshard(UnitMemory& memory) {
-  if (is_gathered_soon()) {
-    return;
+  if (!is_gathered_soon()) {
+    start_gather(memory, /*in_full_precision=*/false);
   }
+}
+
+// One rank has all rows: copying them casts them.
+void Unit::start_gather(UnitMemory& memory, bool in_full_precision) {
   for (auto& parameter : parameters_) {
     parameter.adopt_new_shard();
   }
   const at::NoGradGuard no_grad;
+  is_in_full_precision_ = in_full_precision;
   for (auto& part : parts_) {
+    const auto options = part.shards.options().dtype(
+        in_full_precision ? part.dtype : part.unsharded_dtype);
     auto shards = part.shards;
-    if (part.unsharded_dtype != part.dtype && group_.size() > 1) {
-      part.cast_shards = memory.messages.take_tensor(
-          {part.numel}, part.shards.options().dtype(part.unsharded_dtype));
+    if (shards.dtype() != options.dtype() && group_.size() > 1) {
+      part.cast_shards = memory.messages.take_tensor({part.numel}, options);
       part.cast_shards.copy_(part.shards);
       shards = part.cast_shards;
     }
-    part.gathered = memory.messages.take_tensor(
-        {group_.size(), part.numel},
-        part.shards.options().dtype(part.unsharded_dtype));
-    start_gather(part, shards);
+    part.gathered =
+        memory.messages.take_tensor({group_.size(), part.numel}, options);
+    if (group_.size() > 1) {
+      part.gather = group_.all_gather(part.gathered, shards, name_);
+    } else {
+      part.gathered.view({-1}).copy_(shards);
+    }
   }
   is_gathering_ = true;
 }
 
-// One rank has all rows: copying them casts them.
-void Unit::start_gather(Part& part, const at::Tensor& shards) {
-  if (group_.size() > 1) {
-    part.gather = group_.all_gather(part.gathered, shards, name_);
-  } else {
-    part.gathered.view({-1}).copy_(shards);
-  }
-}
-
 void Unit::unshard(UnitMemory& memory) {
-  if (is_unsharded_) {
-    return;
+  if (!is_unsharded_) {
+    start_unshard(memory);
+    finish_unshard(memory);
   }
-  start_unshard(memory);
-  for (auto& part : parts_) {
-    part.gather.wait();
-    for (const size_t index : part.parameters) {
-      if (!parameters_[index].is_unsharded()) {
-        parameters_[index].unshard(
-            parts_of(part.gathered, index), memory.unsharded);
-      }
-    }
-  }
-  finish_gather(memory);
-  is_unsharded_ = true;
 }
 
 void Unit::unshard_in_full_precision(UnitMemory& memory) {
@@ -158,30 +136,31 @@ void Unit::unshard_in_full_precision(UnitMemory& memory) {
   });
   if (!is_cast) {
     unshard(memory);
-    return;
+  } else if (!is_unsharded_ || !is_in_full_precision_) {
+    reshard(memory);
+    start_gather(memory, /*in_full_precision=*/true);
+    finish_unshard(memory);
   }
-  if (is_in_full_precision_) {
-    return;
-  }
-  reshard(memory);
-  const at::NoGradGuard no_grad;
-  for (auto& parameter : parameters_) {
-    parameter.adopt_new_shard();
-  }
+}
+
+void Unit::finish_unshard(UnitMemory& memory) {
   for (auto& part : parts_) {
-    part.gathered = memory.messages.take_tensor(
-        {group_.size(), part.numel}, part.shards.options());
-    start_gather(part, part.shards);
     part.gather.wait();
     for (const size_t index : part.parameters) {
-      parameters_[index].unshard_in_full_precision(
-          parts_of(part.gathered, index));
+      auto& parameter = parameters_[index];
+      const auto parts = parts_of(part.gathered, index);
+      if (parameter.is_unsharded()) {
+        continue;
+      }
+      if (is_in_full_precision_) {
+        parameter.unshard_in_full_precision(parts);
+      } else {
+        parameter.unshard(parts, memory.unsharded);
+      }
     }
-    part.gather = mesh::Work();
-    memory.messages.give_tensor(std::move(part.gathered));
   }
+  finish_gather(memory);
   is_unsharded_ = true;
-  is_in_full_precision_ = true;
 }
 
 void Unit::write_back() {

@@ -176,7 +176,8 @@ class Unit {
 
   at::Tensor parts_of(const at::Tensor& message, size_t index) const;
   at::Tensor gradient_parts_of(const at::Tensor& message, size_t index) const;
-  void start_gather(Part& part, const at::Tensor& shards);
+  void start_gather(UnitMemory& memory, bool in_full_precision);
+  void finish_unshard(UnitMemory& memory);
   void lay_out_gradients(Part& part);
   void allocate_gradients(Part& part, UnitMemory& memory);
   at::Tensor place_for_sums(Part& part, UnitMemory& memory);
@@ -199,8 +200,9 @@ class Unit {
   mesh::Communicator group_;
   std::optional<mesh::Communicator> replicas_;
   bool is_unsharded_ = false;
-  bool is_in_full_precision_ = false;
   bool is_gathering_ = false;
+  /// True if the gathered or unsharded parameters have the shards' dtype.
+  bool is_in_full_precision_ = false;
   bool is_reduced_ = false;
   int64_t contributors_ = 0;
   size_t awaited_ = 0;

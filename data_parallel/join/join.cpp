@@ -143,4 +143,20 @@ std::optional<mesh::Work> Join::notify_join_context(Joinable& joinable) {
   return work;
 }
 
+bool read_bool(const JoinKwargs& kwargs, const char* key, bool otherwise) {
+  const auto found = kwargs.find(key);
+  if (found == kwargs.end()) {
+    return otherwise;
+  }
+  WEFT_CHECK(
+      found->second.isBool(),
+      "join",
+      mesh::ErrorContext{"Join"},
+      key,
+      " must be true or false: ",
+      found->second.tagKind(),
+      " given.");
+  return found->second.toBool();
+}
+
 } // namespace weft::ddp

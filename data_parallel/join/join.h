@@ -100,4 +100,8 @@ class Join {
   std::unique_ptr<State> state_;
 };
 
+/// Returns a boolean argument of a Join, or `otherwise` if it is not given.
+/// Throws: c10::ValueError naming `key` if it is of another type.
+bool read_bool(const JoinKwargs& kwargs, const char* key, bool otherwise);
+
 } // namespace weft::ddp
