@@ -113,6 +113,7 @@ struct FsdpConfig {
   std::string backward_prefetch = "pre";
   int64_t reduce_in_flight = 1;
   std::string accumulate = "sharded";
+  std::string comm_hook = "none";
   std::string param_dtype = "none";
   std::string reduce_dtype = "none";
   bool operator==(const FsdpConfig&) const = default;

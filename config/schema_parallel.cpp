@@ -203,6 +203,11 @@ std::vector<Key> fsdp_keys() {
               "local keeps full gradients on each rank until the last "
               "micro-batch, as without dp_shard.",
        .choices = {"sharded", "local"}},
+      {.path = "fsdp.comm_hook",
+       .field = member<&Recipe::fsdp, &FsdpConfig::comm_hook>,
+       .doc = "The communication hook that sums gradients over mesh.dp. The "
+              "compressions send half the bytes of float32.",
+       .choices = {"none", "bf16_compress", "fp16_compress"}},
       {.path = "fsdp.param_dtype",
        .field = member<&Recipe::fsdp, &FsdpConfig::param_dtype>,
        .doc = kParamDtypeDoc,

@@ -98,49 +98,6 @@ void check_arguments(
       "static_graph: otherwise a parameter without a gradient is an error.");
 }
 
-/// Whether the hook's result is what it declares, on four ones a rank.
-void try_hook(CommHook& hook, const ReductionGroup& group, c10::Device device) {
-  const auto n = static_cast<double>(group.group.size());
-  const auto ones = at::ones({4}, at::device(device));
-  const GradBucket bucket{
-      .index = 0,
-      .is_last = true,
-      .buffer = ones.clone(),
-      .gradients = {ones},
-      .parameters = {ones},
-      .names = {"(a trial)"},
-      .group = group.group};
-  const auto result = hook.run(bucket).wait();
-  const auto what = [&] { return mesh::ErrorContext{"hook " + hook.name()}; };
-  WEFT_CHECK(
-      result.defined() && result.sizes() == ones.sizes() &&
-          result.scalar_type() == ones.scalar_type(),
-      "register_comm_hook",
-      what(),
-      "the hook was tested on a bucket of 4 floats and returned a tensor of "
-      "another shape or dtype. Return bucket.buffer or a tensor like it.");
-  if (result.is_meta()) {
-    return;
-  }
-  const double expected = hook.divides() ? 1.0 : n;
-  const double value = result.to(at::kDouble).mean().item<double>();
-  WEFT_CHECK(
-      std::abs(value - expected) < 0.05 * expected,
-      "register_comm_hook",
-      what(),
-      "the hook declares that it ",
-      hook.divides() ? "divides" : "does not divide",
-      " by the number of replicas, but for a bucket of ones on ",
-      n,
-      " replicas, it returned ",
-      value,
-      " instead of ",
-      expected,
-      hook.divides() ? ": the gradients would not be divided. "
-                     : ": gradients would be divided twice. ",
-      "Have divides() say what run() does.");
-}
-
 } // namespace
 
 DistributedDataParallelBase::DistributedDataParallelBase(
@@ -353,7 +310,8 @@ void DistributedDataParallelBase::register_comm_hook(
   state.check_hook(*hook);
   if (hook->can_be_tried()) {
     const auto& first = state.reduced.front().tensor;
-    try_hook(*hook, state.groups.front(), local_part(first).device());
+    check_declaration(
+        *hook, state.groups.front().group, local_part(first).device());
   }
   state.reducer->set_comm_hook(std::move(hook));
 }

@@ -87,6 +87,7 @@ struct FullyShardedDataParallelBase::State {
       std::make_shared<std::atomic<int>>(0);
   std::shared_ptr<Schedule> schedule;
   std::shared_ptr<FsdpJoin> joined;
+  std::shared_ptr<ddp::CommHook> comm_hook;
 
   std::map<const void*, std::string> parameter_names() const;
   void check_units(const std::vector<NamedDeclaration>& units) const;
@@ -501,6 +502,41 @@ void FullyShardedDataParallelBase::set_modules_to_backward_prefetch(
   synchronize_parameters();
   state_->schedule->set_backward_prefetch(
       *state_->unit_of(module).unit, state_->units_of(next));
+}
+
+void FullyShardedDataParallelBase::register_comm_hook(
+    std::shared_ptr<ddp::CommHook> hook) {
+  const auto& dp = state_->dp;
+  WEFT_CHECK(
+      hook != nullptr, "register_comm_hook", context(dp), "the hook is null.");
+  WEFT_CHECK(
+      dp.ndim() == 2,
+      "register_comm_hook",
+      context(dp),
+      hook->name(),
+      " reduces gradients over replicas, but the mesh ",
+      dp.to_string(),
+      " only shards. Pass a mesh of two dims, whose first one replicates.");
+  WEFT_CHECK(
+      hook->can_be_tried(),
+      "register_comm_hook",
+      context(dp),
+      hook->name(),
+      " keeps state for each bucket or does not reduce, and only hooks without "
+      "state are supported with sharded gradients. Use bf16_compress_hook() or "
+      "fp16_compress_hook().");
+  synchronize_parameters();
+  WEFT_CHECK(
+      state_->comm_hook == nullptr,
+      "register_comm_hook",
+      context(dp),
+      "a hook is already registered: ",
+      state_->comm_hook->name(),
+      ". Register a single hook; it may wrap others.");
+  const auto& first = state_->schedule->units().front()->parameters().front();
+  ddp::check_declaration(*hook, dp.group(int64_t{0}), first.shard().device());
+  state_->comm_hook = hook;
+  state_->schedule->set_comm_hook(hook);
 }
 
 dtensor::StateDict FullyShardedDataParallelBase::state_dict(

@@ -12,6 +12,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include "data_parallel/comm_hooks/comm_hook.h"
 #include "data_parallel/join/joinable.h"
 #include "data_parallel/output_tensors.h"
 #include "data_parallel/wrapped_module.h"
@@ -91,6 +92,15 @@ class FullyShardedDataParallelBase : public ddp::Joinable {
   void set_modules_to_backward_prefetch(
       const torch::nn::Module& module,
       const std::vector<torch::nn::Module*>& next);
+
+  /// Registers a hook that sums gradients over the replicas of a 2-D mesh from
+  /// the next backward on. A bucket is one unit's shard of gradients of one
+  /// dtype. The hook must not keep state, such as error feedback. Must be
+  /// called once, while no gradients are accumulated by no_all_reduce().
+  /// Collective: all ranks of the mesh with the same hook; blocks.
+  /// Throws: c10::ValueError for a null or second hook, one with state, one
+  /// whose result does not match its declaration, or a mesh without replicas.
+  void register_comm_hook(std::shared_ptr<ddp::CommHook> hook);
 
   /// Returns parameters, sharded by rows, and buffers on the mesh of all dims.
   /// They share the module's memory. The names in `ignore` are left out.

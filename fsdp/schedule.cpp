@@ -350,6 +350,14 @@ void Schedule::set_backward_prefetch(
   prefetches_[index_of(unit)].backward = std::move(next);
 }
 
+void Schedule::set_comm_hook(const std::shared_ptr<ddp::CommHook>& hook) {
+  size_t bucket = 0;
+  for (const auto& unit : units_) {
+    unit->set_comm_hook(hook, bucket);
+    bucket += unit->message_count();
+  }
+}
+
 void Schedule::prefetch_in_forward(const Unit& unit) {
   if (const auto& listed = prefetches_[index_of(unit)].forward) {
     for (auto* next : *listed) {

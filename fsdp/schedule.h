@@ -107,6 +107,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void set_forward_prefetch(const Unit& unit, std::vector<Unit*> next);
   void set_backward_prefetch(const Unit& unit, std::vector<Unit*> next);
 
+  /// See Unit::set_comm_hook().
+  void set_comm_hook(const std::shared_ptr<ddp::CommHook>& hook);
+
   /// Gathers or reshards a unit manually.
   void unshard(Unit& unit);
   void reshard(Unit& unit);

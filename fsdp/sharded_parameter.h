@@ -56,6 +56,8 @@ class ShardedParameter {
   const std::string& name() const { return name_; }
   const at::Tensor& tensor() const { return parameter_; }
   const ShardedPlacement& placement() const { return placement_; }
+  /// This rank's rows, detached.
+  const at::Tensor& shard() const { return shard_; }
   /// The number of elements of one rank's shard, with padding.
   int64_t part_numel() const { return part_numel_; }
   /// The sizes of the unsharded form's local tensor.

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "data_parallel/comm_hooks/comm_hook.h"
 #include "fsdp/options.h"
 #include "fsdp/sharded_parameter.h"
 #include "mesh/communicator/communicator.h"
@@ -95,6 +96,11 @@ class Unit {
     return is_reduced_ || (awaited_ == 0 && is_trained());
   }
   bool has_gradients() const;
+  /// Sums over the replicas by `hook`, which must be without state. `bucket` is
+  /// the GradBucket::index of the unit's first message.
+  void set_comm_hook(std::shared_ptr<ddp::CommHook> hook, size_t bucket);
+  /// Returns the number of messages in which gradients are reduced.
+  size_t message_count() const { return parts_.size(); }
   /// Divides averages by `ranks` instead of by all, unless it is 0.
   void set_contributors(int64_t ranks) { contributors_ = ranks; }
   /// Starts to reduce the gradients; missing ones count as zeros.
@@ -156,6 +162,9 @@ class Unit {
     bool is_reduced_over_replicas = true;
     mesh::Work gather;
     mesh::Work reduction;
+    /// The sums over the replicas while a comm hook computes them. `reduction`
+    /// is then that of the flags.
+    std::optional<ddp::BucketFuture> by_hook;
   };
   struct State {
     size_t part = 0;
@@ -185,6 +194,8 @@ class Unit {
   bool has_other_replicas() const { return replicas_ && replicas_->size() > 1; }
   void finish_reduce_scatter(Part& part, UnitMemory& memory);
   void add_unreduced(Part& part);
+  void start_comm_hook(Part& part);
+  void finish_comm_hook(Part& part);
   void add_sum(Part& part, size_t index);
   void give_reduced(Part& part, UnitMemory& memory);
   void finish_gather(UnitMemory& memory);
@@ -199,6 +210,8 @@ class Unit {
   bool reshards_after_forward_;
   mesh::Communicator group_;
   std::optional<mesh::Communicator> replicas_;
+  std::shared_ptr<ddp::CommHook> comm_hook_;
+  size_t first_bucket_ = 0;
   bool is_unsharded_ = false;
   bool is_gathering_ = false;
   /// True if the gathered or unsharded parameters have the shards' dtype.

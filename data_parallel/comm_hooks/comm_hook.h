@@ -17,7 +17,8 @@ namespace weft::ddp {
 struct GradBucket {
   /// The position in the order of reduction, identical on all ranks.
   size_t index = 0;
-  /// True for the last bucket of this backward.
+  /// True for the last bucket of this backward. False for all buckets of a
+  /// fully sharded model.
   bool is_last = false;
   /// All gradients of the bucket, concatenated. Shape [n], contiguous.
   at::Tensor buffer;
@@ -92,6 +93,15 @@ class CommHook {
   /// Throws: c10::ValueError naming an entry that is missing or does not match.
   virtual void load_state_dict(const State& state);
 };
+
+/// Runs a hook on four ones per rank and checks that it returns what divides()
+/// declares.
+/// Collective: all ranks of `group`; blocks.
+/// Throws: c10::ValueError if it does not.
+void check_declaration(
+    CommHook& hook,
+    const mesh::Communicator& group,
+    c10::Device device);
 
 /// Creates a hook from a function.
 std::shared_ptr<CommHook> make_comm_hook(

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include "data_parallel/comm_hooks/comm_hook.h"
 #include "dtensor/nn/state_dict.h"
 
 namespace weft::recipes {
@@ -32,6 +33,10 @@ class DataParallelModel {
   /// begin with.
   /// Collective: all ranks of the model's mesh; blocks.
   virtual void synchronize_parameters() = 0;
+
+  /// Registers a hook that reduces gradients over the replicas.
+  /// Collective: all ranks of the model's mesh; blocks.
+  virtual void register_comm_hook(std::shared_ptr<ddp::CommHook> hook) = 0;
 
   /// The memory for parameters that are gathered from other ranks.
   struct GatheredMemory {

@@ -57,11 +57,13 @@ ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe) {
   return options;
 }
 
-std::shared_ptr<ddp::CommHook> make_comm_hook(const DdpConfig& config) {
+std::shared_ptr<ddp::CommHook> make_comm_hook(const Recipe& recipe) {
+  const auto& config = recipe.ddp;
   const ddp::PowerSGDOptions power_sgd{
       .matrix_approximation_rank = config.power_sgd_rank,
       .start_powerSGD_iter = config.power_sgd_start_iter};
-  const auto& name = config.comm_hook;
+  const auto& name =
+      recipe.mesh.is_sharded() ? recipe.fsdp.comm_hook : config.comm_hook;
   if (name == "bf16_compress") {
     return ddp::bf16_compress_hook();
   }

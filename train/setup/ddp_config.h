@@ -25,7 +25,8 @@ std::optional<c10::ScalarType> param_dtype(const Recipe& recipe);
 /// number of replicas for them.
 ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe);
 
-/// Returns the comm hook that the section selects, or null if it selects none.
-std::shared_ptr<ddp::CommHook> make_comm_hook(const DdpConfig& config);
+/// Returns the comm hook of section fsdp if the recipe shards the model, or
+/// else of section ddp. Null means that there is none.
+std::shared_ptr<ddp::CommHook> make_comm_hook(const Recipe& recipe);
 
 } // namespace weft::recipes

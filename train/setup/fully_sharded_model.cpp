@@ -92,6 +92,9 @@ class FullyShardedModel : public DataParallelModel {
         accumulates_locally_ ? fsdp_.no_sync() : fsdp_.no_all_reduce()));
   }
   void synchronize_parameters() override { fsdp_.synchronize_parameters(); }
+  void register_comm_hook(std::shared_ptr<ddp::CommHook> hook) override {
+    fsdp_.register_comm_hook(std::move(hook));
+  }
   GatheredMemory gathered_memory() const override {
     return {
         .unsharded = fsdp_.peak_unsharded_bytes(),

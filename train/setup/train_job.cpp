@@ -88,6 +88,9 @@ class DdpModel : public DataParallelModel {
     return std::shared_ptr<void>(new ddp::NoSyncGuard(ddp_.no_sync()));
   }
   void synchronize_parameters() override { ddp_.synchronize_parameters(); }
+  void register_comm_hook(std::shared_ptr<ddp::CommHook> hook) override {
+    ddp_.register_comm_hook(std::move(hook));
+  }
   dtensor::StateDict state_dict(
       const std::set<std::string>& ignore) const override {
     return ddp_.state_dict(ignore);
@@ -149,9 +152,11 @@ TrainJob make_train_job(
       *job.model,
       static_cast<uint64_t>(recipe.seed),
       device.value_or(mesh.world().device()));
-  if (auto hook = make_comm_hook(recipe.ddp)) {
-    job.loss_scale = static_cast<double>(mesh.size("dp"));
-    job.ddp->register_comm_hook(std::move(hook));
+  if (auto hook = make_comm_hook(recipe)) {
+    if (job.ddp) { // See ddp_options().
+      job.loss_scale = static_cast<double>(mesh.size("dp"));
+    }
+    job.data_parallel->register_comm_hook(std::move(hook));
   }
   recompute_activations(recipe, *job.model);
   job.optimizer = std::make_unique<FusedAdamW>(

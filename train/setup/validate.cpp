@@ -113,6 +113,16 @@ void check_fully_sharded(const Recipe& recipe) {
     refuse_set_keys("fsdp", "nothing is sharded if mesh.dp_shard is 1");
     return;
   }
+  if (recipe.fsdp.comm_hook != "none" && mesh.dp == 1) {
+    refuse(
+        recipe,
+        "fsdp.comm_hook",
+        fmt::format(
+            "{} has no effect: mesh.dp is 1, so there are no replicas to sum "
+            "over. Set it to none. fsdp.reduce_dtype compresses the reduction "
+            "over mesh.dp_shard",
+            recipe.fsdp.comm_hook));
+  }
   const auto sharded = fmt::format("mesh.dp_shard={}", mesh.dp_shard);
   refuse_set_keys("ddp", sharded + " uses FSDP, which ignores the ddp options");
 }

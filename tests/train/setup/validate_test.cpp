@@ -112,6 +112,10 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
             HasSubstr("has no effect: mesh.dp_shard=2 uses FSDP")))
         << key;
   }
+  EXPECT_EQ(refusal({"mesh.dp=2", "fsdp.comm_hook=bf16_compress"}, 4), "");
+  EXPECT_THAT(
+      refusal({"fsdp.comm_hook=bf16_compress"}),
+      AllOf(HasSubstr("fsdp.comm_hook"), HasSubstr("mesh.dp is 1")));
   EXPECT_THAT(
       validation_refusal(2, {"fsdp.forward_prefetch=2"}),
       AllOf(
