@@ -21,7 +21,9 @@ namespace {
 using EvalClock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kBetweenLines(10);
 
-// Of the samples [first, first + batch_size), as far as there are any.
+// Of the samples [first, first + batch_size), as far as there are any. Without
+// any the rank computes one for nothing, because a sharded model is called by
+// all ranks together.
 double summed_loss_of(
     Model& model,
     const EvalSamples& samples,
@@ -30,15 +32,12 @@ double summed_loss_of(
     c10::Device device) {
   const int64_t count =
       std::clamp<int64_t>(samples.count - first, 0, batch_size);
-  if (count == 0) {
-    return 0;
-  }
-  std::vector<int64_t> numbers(static_cast<size_t>(count));
-  std::iota(numbers.begin(), numbers.end(), first);
+  std::vector<int64_t> numbers(
+      static_cast<size_t>(std::max<int64_t>(count, 1)));
+  std::iota(numbers.begin(), numbers.end(), count > 0 ? first : 0);
   const auto batch = to_device(samples.read(numbers), device);
-  return token_loss(model.forward(batch.input), batch.target, 1)
-      .to(at::kDouble)
-      .item<double>();
+  const auto loss = token_loss(model.forward(batch.input), batch.target, 1);
+  return count > 0 ? loss.to(at::kDouble).item<double>() : 0;
 }
 
 double over_batch(const mesh::DeviceMesh& batch, double value) {

@@ -22,7 +22,7 @@ struct Evaluation {
 /// Computes the mean cross entropy of all targets of `samples`. Each replica
 /// takes `batch_size` samples at a time; at the end some have fewer or none.
 /// Calls `log_line` regularly with the progress.
-/// Collective: all ranks of `mesh`, which has the dims "dp" and "tp"; blocks.
+/// Collective: all ranks of `mesh`, the mesh of the model's job; blocks.
 /// Throws: NonFiniteError if the loss is not finite.
 Evaluation evaluate(
     Model& model,

@@ -19,13 +19,27 @@ constexpr int64_t kTokensATick = 16;
 
 // Replicas work on samples of different numbers and lengths, and those that are
 // done wait: from time to time all say whether they still work, so that nobody
-// waits for longer than a communicator allows.
+// waits for longer than a communicator allows. A model that is sharded over
+// them computes a token on all of them together: all say so before each one,
+// and those that are done compute one that nobody looks at.
 class Replicas {
  public:
-  explicit Replicas(const mesh::DeviceMesh& batch) : batch_(batch) {}
+  Replicas(
+      const mesh::DeviceMesh& batch,
+      bool computes_together,
+      std::function<void()> idle_pass)
+      : batch_(batch),
+        computes_together_(computes_together),
+        idle_pass_(std::move(idle_pass)) {}
+
+  void before_pass() {
+    if (computes_together_) {
+      tick(/*works=*/true);
+    }
+  }
 
   void token_done() {
-    if (++tokens_ % kTokensATick == 0) {
+    if (++tokens_ % kTokensATick == 0 && !computes_together_) {
       tick(/*works=*/true);
     }
   }
@@ -33,6 +47,9 @@ class Replicas {
   // Until the last one is done.
   void finish() {
     while (tick(/*works=*/false)) {
+      if (computes_together_) {
+        idle_pass_();
+      }
     }
   }
 
@@ -49,6 +66,8 @@ class Replicas {
   }
 
   const mesh::DeviceMesh& batch_;
+  bool computes_together_;
+  std::function<void()> idle_pass_;
   int64_t tokens_ = 0;
 };
 
@@ -58,6 +77,15 @@ at::Tensor whole_logits(const at::Tensor& logits_B1V) {
                          ? dtensor::full_tensor(logits_B1V)
                          : logits_B1V;
   return whole.select(1, 0).to(at::kCPU, at::kFloat);
+}
+
+at::Tensor logits_after(
+    Model& model,
+    const at::Tensor& tokens_BT,
+    KvCache& cache,
+    bool use_cache) {
+  return use_cache ? model.forward_cached(tokens_BT, cache)
+                   : model.Model::forward_cached(tokens_BT, cache);
 }
 
 // Samples of one prompt, token by token.
@@ -78,6 +106,11 @@ class PromptRun {
       std::span<Continuation> samples,
       const OnToken& on_token,
       Replicas& replicas) {
+    const auto forward = [&](const at::Tensor& tokens_BT) {
+      replicas.before_pass();
+      return whole_logits(logits_after(
+          model_, tokens_BT.to(device_), cache_, options_.use_cache));
+    };
     auto logits_BV = forward(at::tensor(prompt_, at::kLong).unsqueeze(0));
     const auto rows = static_cast<int64_t>(samples.size());
     logits_BV = logits_BV.expand({rows, logits_BV.size(1)});
@@ -94,13 +127,6 @@ class PromptRun {
   }
 
  private:
-  at::Tensor forward(const at::Tensor& tokens_BT) {
-    const auto here = tokens_BT.to(device_);
-    return whole_logits(
-        options_.use_cache ? model_.forward_cached(here, cache_)
-                           : model_.Model::forward_cached(here, cache_));
-  }
-
   // A token a row; rows that have ended get one that nobody looks at.
   std::vector<int64_t> choose(
       std::span<Continuation> samples,
@@ -154,12 +180,20 @@ std::vector<Continuation> generate(
          .sample = i,
          .tokens = {}});
   }
-  Replicas replicas(batch);
+  const auto device = mesh.world().device();
+  Replicas replicas(batch, mesh.has_mesh_dim("dp_shard"), [&] {
+    KvCache cache(1);
+    logits_after(
+        model,
+        at::zeros({1, 1}, at::device(device).dtype(at::kLong)),
+        cache,
+        options.use_cache);
+  });
   for (auto first = samples.begin(); first != samples.end();) {
     const auto last = std::find_if(first, samples.end(), [&](const auto& s) {
       return s.prompt != first->prompt;
     });
-    PromptRun(model, mesh.world().device(), prompts[first->prompt], options)
+    PromptRun(model, device, prompts[first->prompt], options)
         .run({first, last}, on_token, replicas);
     first = last;
   }

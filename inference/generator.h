@@ -37,8 +37,8 @@ using OnToken = std::function<void(const Continuation&)>;
 /// prompt and divided among the replicas, some of which may get none; a replica
 /// batches the samples of one prompt, so prompts may differ in length. Returns
 /// this replica's samples in order.
-/// Collective: all ranks of `mesh`, which has the dims "dp" and "tp", with
-/// equal arguments except `on_token`; blocks.
+/// Collective: all ranks of `mesh`, the mesh of the model's job, with equal
+/// arguments except `on_token`; blocks.
 /// Throws: NonFiniteError like choose_token().
 std::vector<Continuation> generate(
     Model& model,

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "models/registry.h"
 #include "train/setup/checkpoint_key.h"
 #include "train/setup/ddp_config.h"
+#include "train/setup/fully_sharded_model.h"
 #include "train/setup/job_mesh.h"
 #include "train/setup/products.h"
 #include "train/setup/train_job.h"
@@ -174,16 +177,51 @@ void cast_parameters(const Recipe& recipe, Model& model) {
   }
 }
 
+// The mesh of a recipe that shards the model, on any number of ranks.
+void choose_shards(Recipe& recipe, int64_t world_size) {
+  auto& mesh = recipe.mesh;
+  if (mesh.dp_shard != 1) {
+    const int64_t rest = world_size / std::max<int64_t>(mesh.tp, 1);
+    const bool keeps_size = mesh.dp_shard > 1 && rest % mesh.dp_shard == 0;
+    mesh.dp_shard = keeps_size ? mesh.dp_shard : std::max<int64_t>(rest, 1);
+    mesh.dp = -1;
+    recipe.fsdp.comm_hook = "none";
+  }
+  if (mesh.dp_shard == 1) {
+    if (recipe.fsdp.param_dtype != "none") {
+      recipe.ddp.param_dtype = recipe.fsdp.param_dtype;
+    }
+    recipe.fsdp = {};
+  }
+}
+
+/// A model whose parameters are gathered while it computes.
+class ShardedModel : public Model {
+ public:
+  ShardedModel(
+      std::shared_ptr<Model> model,
+      std::unique_ptr<DataParallelModel> sharded)
+      : model_(std::move(model)), sharded_(std::move(sharded)) {}
+
+  at::Tensor forward(const at::Tensor& input) override {
+    return sharded_->forward(input);
+  }
+  at::Tensor forward_cached(const at::Tensor& tokens, KvCache& cache) override {
+    return sharded_->forward_cached(tokens, cache);
+  }
+  std::set<std::string> computed_buffers() const override {
+    return model_->computed_buffers();
+  }
+
+ private:
+  std::shared_ptr<Model> model_;
+  std::unique_ptr<DataParallelModel> sharded_;
+};
+
 } // namespace
 
 void validate_for_inference(Recipe& recipe, int64_t world_size) {
-  // Each rank has the whole model, or a part of it over tp.
-  if (recipe.mesh.dp_shard != 1) {
-    recipe.mesh.dp = -1;
-    recipe.mesh.dp_shard = 1;
-    recipe.ddp.param_dtype = recipe.fsdp.param_dtype;
-    recipe.fsdp = {};
-  }
+  choose_shards(recipe, world_size);
   auto& train = recipe.train;
   const int64_t global = train.global_batch_size;
   if (train.micro_batch_size == 0) {
@@ -241,6 +279,10 @@ std::shared_ptr<Model> load_model(
   const auto& world = mesh.world();
   const at::NoGradGuard no_grad;
   auto model = place_model(recipe, mesh, world.device());
+  std::unique_ptr<DataParallelModel> sharded;
+  if (recipe.mesh.is_sharded()) {
+    sharded = make_fully_sharded_model(recipe, model, mesh);
+  }
   dtensor::materialize(
       *model, static_cast<uint64_t>(recipe.seed), world.device());
   const auto steps = agreed_steps(recipe, world, checkpoint);
@@ -253,8 +295,11 @@ std::shared_ptr<Model> load_model(
   for (auto& parameter : model->parameters()) {
     parameter.set_requires_grad(false);
   }
-  cast_parameters(recipe, *model);
   model->eval();
+  if (sharded) { // It casts what it gathers.
+    return std::make_shared<ShardedModel>(model, std::move(sharded));
+  }
+  cast_parameters(recipe, *model);
   return model;
 }
 

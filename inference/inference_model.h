@@ -13,7 +13,9 @@ namespace weft::recipes {
 
 /// Validates a recipe that is not trained: its batch size need not be divisible
 /// by the number of replicas. Sets micro_batch_size, the number of samples that
-/// a replica takes at once, if the recipe does not.
+/// a replica takes at once, if the recipe does not. A recipe that shards the
+/// model over mesh.dp_shard keeps that size if it divides the number of ranks
+/// that mesh.tp leaves; otherwise it shards over all of them.
 /// Throws: like validate().
 void validate_for_inference(Recipe& recipe, int64_t world_size);
 
@@ -36,15 +38,15 @@ mesh::DeviceMesh make_inference_mesh(
 /// Receives a line for the user. Called on rank 0 only.
 using LogLine = std::function<void(const std::string&)>;
 
-/// Creates the model of a recipe with its weights, sharded over "tp" of `mesh`
-/// and replicated over "dp", in the dtype in which training computes, without
-/// gradients, optimizer and dropout. The weights are those of `checkpoint` (a
-/// step folder, a folder of them, or a run's folder: its newest valid
-/// checkpoint); if that is empty, those from which the recipe's run would
-/// resume or start.
-/// Collective: all ranks of `mesh`; blocks.
-/// Throws: mesh::UsageError if there are none or they belong to another model;
-/// checkpoint::CheckpointError if they are damaged.
+/// Creates the model of a recipe with its weights, sharded over "tp" and
+/// "dp_shard" of `mesh` and replicated over "dp", in the dtype in which
+/// training computes, without gradients, optimizer and dropout. The weights are
+/// those of `checkpoint` (a step folder, a folder of them, or a run's folder:
+/// its newest valid checkpoint); if that is empty, those from which the
+/// recipe's run would resume or start. If "dp_shard" shards it, all ranks must
+/// call the model together: it gathers parameters. Collective: all ranks of
+/// `mesh`; blocks. Throws: mesh::UsageError if there are none or they belong to
+/// another model; checkpoint::CheckpointError if they are damaged.
 std::shared_ptr<Model> load_model(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -143,6 +144,44 @@ TEST_F(InferenceTest, EvalGivesTheSameLossOnEveryMesh) {
       expected,
       2e-5 * expected);
   EXPECT_EQ(listing(), before);
+}
+
+// A size that does not divide the ranks shards over all of them.
+TEST_F(InferenceTest, AShardedModelIsEvaluatedAndContinuedAsAWholeOne) {
+  train_it();
+  write_tokens("tokens.bin", corpus_tokens(13 * 40 + 1));
+  const Words prompts{
+      "--prompt=int value_",
+      "--prompt=x",
+      "--num-samples=2",
+      "--max-new-tokens=20",
+      "--top-k=40",
+      "--seed=11"};
+  const auto with = [](Words words, const Words& more) {
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const Words tokens{"--tokens=tokens.bin"};
+  const double expected = loss(1, 1, tokens);
+  const auto continued = tokens_of(json_of("generate", 1, 1, prompts));
+  for (const auto& [replicas, tp, shards] :
+       {std::tuple(4, 1, 2), {2, 2, 2}, {1, 1, 4}, {3, 1, 2}}) {
+    const Words sharded{"mesh.dp_shard=" + std::to_string(shards)};
+    SCOPED_TRACE(testing::Message() << replicas << "x" << tp << sharded[0]);
+    EXPECT_NEAR(
+        loss(replicas, tp, with(tokens, sharded)), expected, 2e-5 * expected);
+    EXPECT_EQ(
+        tokens_of(json_of("generate", replicas, tp, with(prompts, sharded))),
+        continued);
+  }
+  const Words half{"train.dtype=bfloat16"};
+  EXPECT_EQ(
+      loss(2, 1, with(with(tokens, half), {"mesh.dp_shard=2"})),
+      loss(2, 1, with(tokens, half)));
+  EXPECT_EQ(
+      tokens_of(json_of(
+          "generate", 2, 1, with(prompts, {"mesh.dp_shard=2", "--no-cache"}))),
+      continued);
 }
 
 TEST_F(InferenceTest, EvalWithoutTokensTakesTheHeldOutData) {

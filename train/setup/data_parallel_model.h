@@ -10,6 +10,7 @@
 
 #include "data_parallel/comm_hooks/comm_hook.h"
 #include "dtensor/nn/state_dict.h"
+#include "models/kv_cache.h"
 
 namespace weft::recipes {
 
@@ -23,6 +24,11 @@ class DataParallelModel {
   /// gradients over all ranks.
   /// Collective: all ranks of the model's mesh, also for backward().
   virtual at::Tensor forward(const at::Tensor& input) = 0;
+
+  /// Calls the model's forward_cached(). Collective: like forward().
+  virtual at::Tensor forward_cached(
+      const at::Tensor& tokens,
+      KvCache& cache) = 0;
 
   /// While the result lives, backward() accumulates into local gradients, and
   /// the next backward() without it reduces the sums. With

@@ -87,6 +87,10 @@ class FullyShardedModel : public DataParallelModel {
         accumulates_locally_(recipe.fsdp.accumulate == "local") {}
 
   at::Tensor forward(const at::Tensor& input) override { return fsdp_(input); }
+  at::Tensor forward_cached(const at::Tensor& tokens, KvCache& cache) override {
+    const fsdp::ForwardScope scope(fsdp_);
+    return fsdp_.module().forward_cached(tokens, cache);
+  }
   std::shared_ptr<void> no_sync() override {
     return std::shared_ptr<void>(new fsdp::NoSyncGuard(
         accumulates_locally_ ? fsdp_.no_sync() : fsdp_.no_all_reduce()));
@@ -125,7 +129,9 @@ class FullyShardedModel : public DataParallelModel {
 std::unique_ptr<DataParallelModel> make_fully_sharded_model(
     const Recipe& recipe,
     const std::shared_ptr<Model>& model,
-    const mesh::DeviceMesh& shards) {
+    const mesh::DeviceMesh& mesh) {
+  const auto shards =
+      recipe.mesh.dp == 1 ? mesh["dp_shard"] : mesh.slice({"dp", "dp_shard"});
   auto names = unit_names(recipe, *model);
   // Inner ones first.
   std::ranges::stable_sort(names, std::ranges::greater(), [](const auto& name) {

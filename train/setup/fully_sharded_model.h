@@ -9,13 +9,14 @@
 
 namespace weft::recipes {
 
-/// Shards a placed model, which has no values yet, over the one-dimensional
-/// mesh `shards`, in the units of recipe.fsdp.
+/// Shards a placed model, which has no values yet, over "dp_shard" of the job's
+/// mesh, in the units of recipe.fsdp. If "dp" has more than one rank, its ranks
+/// hold replicas of the shards.
 /// Throws: mesh::UsageError at fsdp.units if a unit cannot be sharded or no
 /// module matches.
 std::unique_ptr<DataParallelModel> make_fully_sharded_model(
     const Recipe& recipe,
     const std::shared_ptr<Model>& model,
-    const mesh::DeviceMesh& shards);
+    const mesh::DeviceMesh& mesh);
 
 } // namespace weft::recipes

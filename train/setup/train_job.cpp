@@ -84,6 +84,9 @@ class DdpModel : public DataParallelModel {
   ddp::DistributedDataParallel<Model>& ddp() { return ddp_; }
 
   at::Tensor forward(const at::Tensor& input) override { return ddp_(input); }
+  at::Tensor forward_cached(const at::Tensor& tokens, KvCache& cache) override {
+    return ddp_.module().forward_cached(tokens, cache);
+  }
   std::shared_ptr<void> no_sync() override {
     return std::shared_ptr<void>(new ddp::NoSyncGuard(ddp_.no_sync()));
   }
@@ -137,11 +140,7 @@ TrainJob make_train_job(
   job.model = place_model(recipe, mesh, device.value_or(mesh.world().device()));
   check_models_agree(*job.model, mesh.world());
   if (recipe.mesh.is_sharded()) {
-    job.data_parallel = make_fully_sharded_model(
-        recipe,
-        job.model,
-        recipe.mesh.dp == 1 ? mesh["dp_shard"]
-                            : mesh.slice({"dp", "dp_shard"}));
+    job.data_parallel = make_fully_sharded_model(recipe, job.model, mesh);
   } else {
     auto ddp =
         std::make_unique<DdpModel>(job.model, mesh["dp"], ddp_options(recipe));
