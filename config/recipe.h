@@ -109,6 +109,7 @@ struct DdpConfig {
 struct FsdpConfig {
   std::vector<std::string> units = {"auto"};
   std::string reshard_after_forward = "auto";
+  int64_t reshard_to = 0;
   int64_t forward_prefetch = 1;
   std::string backward_prefetch = "pre";
   int64_t reduce_in_flight = 1;

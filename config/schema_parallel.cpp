@@ -179,6 +179,14 @@ std::vector<Key> fsdp_keys() {
               "gathers them again in backward. auto does so for all units "
               "except the one with the remaining parameters.",
        .choices = {"auto", "always", "never"}},
+      {.path = "fsdp.reshard_to",
+       .field = member<&Recipe::fsdp, &FsdpConfig::reshard_to>,
+       .doc = "The number of adjacent ranks, such as those of a host, from "
+              "which backward gathers a unit. Each of them keeps its part of "
+              "the unsharded parameters after forward. 0 means that backward "
+              "gathers from all mesh.dp_shard ranks.",
+       .unit = "ranks",
+       .range = or_else(0, between(2, kMaxSize))},
       {.path = "fsdp.forward_prefetch",
        .field = member<&Recipe::fsdp, &FsdpConfig::forward_prefetch>,
        .doc = "The number of units that are gathered ahead in forward.",

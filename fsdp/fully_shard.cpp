@@ -155,6 +155,43 @@ void check_mixed_precision(
   check("output_dtype", policy.output_dtype);
 }
 
+void check_reshard_to(
+    const FullyShardOptions& options,
+    const mesh::DeviceMesh& dp) {
+  const auto ranks = shard_mesh(dp).size();
+  const auto size = options.reshard_to;
+  if (size == 0) {
+    return;
+  }
+  WEFT_CHECK(
+      size > 1 && size < ranks && ranks % size == 0,
+      kOp,
+      where(dp),
+      "reshard_to is ",
+      size,
+      ", expected a divisor of the ",
+      ranks,
+      " ranks that shard, other than 1 and ",
+      ranks,
+      ". Set reshard_after_forward to false to keep all of the parameters.");
+  WEFT_CHECK(
+      options.reshard_after_forward.value_or(true),
+      kOp,
+      where(dp),
+      "reshard_to is ",
+      size,
+      ", but reshard_after_forward is false, so nothing is resharded. Set only "
+      "one of them.");
+  const auto dim = shard_mesh(dp).mesh_dim_names().front();
+  WEFT_CHECK(
+      dp.root().has_mesh_dim(dim),
+      kOp,
+      where(dp),
+      "reshard_to requires a dim of a mesh from DeviceMesh::create(), but \"",
+      dim,
+      "\" was flattened. Create the mesh with that dim.");
+}
+
 using Declared = std::vector<std::shared_ptr<UnitDeclaration>>;
 
 void find_inner_units(const torch::nn::Module& module, Declared& found) {
@@ -208,6 +245,7 @@ void fully_shard(
       where(dp),
       "reduce_op must be kAvg or kSum.");
   check_mixed_precision(options.mixed_precision, dp);
+  check_reshard_to(options, dp);
   auto unit = std::make_shared<UnitDeclaration>();
   unit->dp = dp;
   unit->options = options;

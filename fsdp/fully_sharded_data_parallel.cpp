@@ -36,6 +36,19 @@ void return_freed_memory() {
 #endif
 }
 
+// The group of `size` adjacent ranks of the dim that shards: a dim of the root
+// mesh with that dim in two. Collective: all ranks of the root mesh.
+mesh::Communicator adjacent_group(const mesh::DeviceMesh& dp, int64_t size) {
+  const auto root = dp.root();
+  const auto dim = root.mesh_dim(shard_mesh(dp).mesh_dim_names().front());
+  auto shape = root.shape();
+  auto names = root.mesh_dim_names();
+  shape[dim] /= size;
+  shape.insert(shape.begin() + dim + 1, size);
+  names.insert(names.begin() + dim + 1, names[dim] + "_reshard_to");
+  return mesh::DeviceMesh::create(dp.world(), shape, names).group(dim + 1);
+}
+
 struct NamedDeclaration {
   std::string name;
   std::shared_ptr<UnitDeclaration> unit;
@@ -136,7 +149,8 @@ void FullyShardedDataParallelBase::State::check_units(
     };
     lines.push_back(fmt::format(
         "unit {}, param_dtype {}, reduce_dtype {}, output_dtype {}, "
-        "cast_forward_inputs {}, reshard_after_forward {}, reduce_op {}",
+        "cast_forward_inputs {}, reshard_after_forward {}, reshard_to {}, "
+        "reduce_op {}",
         name,
         dtype_name(policy.param_dtype),
         dtype_name(policy.reduce_dtype),
@@ -145,6 +159,7 @@ void FullyShardedDataParallelBase::State::check_units(
         unit->options.reshard_after_forward
             ? (*unit->options.reshard_after_forward ? "true" : "false")
             : "unset",
+        unit->options.reshard_to,
         unit->options.reduce_op == mesh::ReduceOp::kAvg ? "kAvg" : "kSum"));
     for (const auto& [tensor, placement] : unit->parameters) {
       const auto found = names.find(tensor.unsafeGetTensorImpl());
@@ -210,6 +225,7 @@ std::shared_ptr<Schedule> FullyShardedDataParallelBase::State::make_schedule() {
   }
   std::vector<std::unique_ptr<Unit>> units;
   const Unit* root = nullptr;
+  std::map<int64_t, mesh::Communicator> adjacent;
   for (const auto& [name, unit] : declared) {
     std::vector<ShardedParameter> parameters;
     const auto& param_dtype = unit->options.mixed_precision.param_dtype;
@@ -230,6 +246,14 @@ std::shared_ptr<Schedule> FullyShardedDataParallelBase::State::make_schedule() {
         shards.group(int64_t{0}),
         replicas));
     unit->unit = units.back().get();
+    if (const auto size = unit->options.reshard_to;
+        size > 0 && unit->unit->reshards_after_forward()) {
+      auto group = adjacent.find(size);
+      if (group == adjacent.end()) {
+        group = adjacent.emplace(size, adjacent_group(dp, size)).first;
+      }
+      unit->unit->set_reshard_group(group->second);
+    }
     if (unit == outermost) {
       root = unit->unit;
     }

@@ -54,7 +54,8 @@ class FullyShardedDataParallelBase : public ddp::Joinable {
 
   /// Compares the units of all ranks and prepares their messages. The first
   /// forward calls it unless it was called before.
-  /// Collective: all ranks of the mesh, the first time; blocks.
+  /// Collective: all ranks of the mesh, the first time; with reshard_to, all
+  /// ranks of its root mesh; blocks.
   /// Throws: c10::ValueError naming a parameter without values;
   /// mesh::DisagreementError if the ranks' units differ.
   void synchronize_parameters();

@@ -53,6 +53,14 @@ struct FullyShardOptions {
   /// Whether the unit frees other ranks' rows after forward and gathers them
   /// again in backward. Unset means true for all units except the outermost.
   std::optional<bool> reshard_after_forward = std::nullopt;
+  /// If it is not 0, each rank keeps a part of the unsharded parameters between
+  /// forward and backward, and backward gathers them from groups of this many
+  /// adjacent ranks, e.g. those of one host, instead of all. Costs
+  /// 1 / reshard_to of the unsharded parameters in memory. Must be a divisor of
+  /// the size of the mesh dim that shards, other than 1 and that size. Has no
+  /// effect on a unit that does not reshard after forward.
+  /// Source: torch/distributed/fsdp, an int as reshard_after_forward.
+  int64_t reshard_to = 0;
   /// kAvg means that gradients are averages over the ranks, as in PyTorch. kSum
   /// is supported too.
   mesh::ReduceOp reduce_op = mesh::ReduceOp::kAvg;

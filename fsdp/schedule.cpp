@@ -174,6 +174,7 @@ void Schedule::begin_forward() {
 void Schedule::start_forward() {
   for (size_t i = 0; i < units_.size(); ++i) {
     listen_to(*units_[i]);
+    units_[i]->drop_kept(memory_); // The parameters may have changed.
     states_[i] = {};
   }
   last_order_ = std::exchange(order_, {});
@@ -321,7 +322,12 @@ void Schedule::use_in_forward(Unit& unit) {
   last_used_ = &unit;
   note_order(unit);
   listen_to(unit); // It may have been thawed since the forward began.
+  // Ranks that follow a Join have nothing that they could keep.
+  unit.set_keeps_for_backward(
+      at::GradMode::is_enabled() && unit.reshards_after_forward() &&
+      !observer_ && whole_depth_ == 0);
   gather(unit);
+  unit.set_keeps_for_backward(false);
   prefetch_in_forward(unit);
 }
 
@@ -564,6 +570,7 @@ void Schedule::end_backward() {
       unit->keep_own_gradients(memory_);
     }
     unit->reshard(memory_);
+    unit->drop_kept(memory_);
   }
   is_in_backward_ = false;
 }
@@ -608,6 +615,9 @@ void Schedule::set_contributors(int64_t ranks) {
 
 void Schedule::unshard(Unit& unit) {
   listen_to(unit);
+  if (!is_active() && !unit.is_gathered_soon()) {
+    unit.drop_kept(memory_); // The parameters may have changed.
+  }
   gather(unit);
 }
 
@@ -628,6 +638,7 @@ void Schedule::begin_whole() {
       "[fsdp] FullParameters cannot be used inside a Join, because ranks "
       "without inputs do not take part. Use it before or after.");
   for (const auto& unit : units_) {
+    unit->drop_kept(memory_);
     unit->unshard_in_full_precision(memory_);
   }
   ++whole_depth_;

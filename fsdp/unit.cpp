@@ -83,9 +83,16 @@ void Unit::start_gather(UnitMemory& memory, bool in_full_precision) {
   }
   const at::NoGradGuard no_grad;
   is_in_full_precision_ = in_full_precision;
+  gathers_kept_ = !in_full_precision && parts_.front().kept.defined();
   for (auto& part : parts_) {
     const auto options = part.shards.options().dtype(
         in_full_precision ? part.dtype : part.unsharded_dtype);
+    if (gathers_kept_) {
+      part.gathered =
+          memory.messages.take_tensor({group_.size(), part.numel}, options);
+      part.gather = reshard_group_->all_gather(part.gathered, part.kept, name_);
+      continue;
+    }
     auto shards = part.shards;
     if (shards.dtype() != options.dtype() && group_.size() > 1) {
       part.cast_shards = memory.messages.take_tensor({part.numel}, options);
@@ -139,8 +146,40 @@ void Unit::finish_unshard(UnitMemory& memory) {
       }
     }
   }
+  if (gathers_kept_) {
+    drop_kept(memory);
+  }
+  if (keeps_for_backward_ && reshard_group_ && !is_in_full_precision_) {
+    for (auto& part : parts_) {
+      keep_part(part, memory);
+    }
+  }
   finish_gather(memory);
   is_unsharded_ = true;
+}
+
+void Unit::set_reshard_group(mesh::Communicator group) {
+  reshard_group_ = std::move(group);
+}
+
+void Unit::keep_part(Part& part, UnitMemory& memory) {
+  const at::NoGradGuard no_grad;
+  const auto rows = group_.size() / reshard_group_->size();
+  const auto own = part.gathered.narrow(0, reshard_group_->rank() * rows, rows);
+  if (!part.kept.defined()) {
+    part.kept =
+        memory.messages.take_tensor(own.sizes(), part.gathered.options());
+  }
+  part.kept.copy_(own);
+}
+
+void Unit::drop_kept(UnitMemory& memory) {
+  gathers_kept_ = false;
+  for (auto& part : parts_) {
+    if (part.kept.defined()) {
+      memory.messages.give_tensor(std::move(part.kept));
+    }
+  }
 }
 
 void Unit::write_back() {
@@ -160,6 +199,9 @@ void Unit::finish_gather(UnitMemory& memory) {
       memory.messages.give_tensor(std::move(part.cast_shards));
     }
     memory.messages.give_tensor(std::move(part.gathered));
+  }
+  if (gathers_kept_) {
+    drop_kept(memory);
   }
   is_gathering_ = false;
 }

@@ -43,6 +43,14 @@ class Unit {
   bool is_unsharded() const { return is_unsharded_; }
   bool reshards_after_forward() const { return reshards_after_forward_; }
 
+  /// Sets the ranks from which backward gathers. Each of `group` keeps the rows
+  /// of as many ranks of the unit as its share. See keep_for_backward().
+  void set_reshard_group(mesh::Communicator group);
+  /// Sets whether the next unshard() keeps this rank's part for that.
+  void set_keeps_for_backward(bool keeps) { keeps_for_backward_ = keeps; }
+  /// Frees that part. Later gathers use all ranks again.
+  void drop_kept(UnitMemory& memory);
+
   /// Returns true if the parameters are gathered or in flight.
   bool is_gathered_soon() const { return is_unsharded_ || is_gathering_; }
   /// Starts to gather the parameters, unless is_gathered_soon().
@@ -101,15 +109,18 @@ class Unit {
   void set_comm_hook(std::shared_ptr<ddp::CommHook> hook, size_t bucket);
   /// Returns the number of messages in which gradients are reduced.
   size_t message_count() const { return parts_.size(); }
-  /// Divides averages by `ranks` instead of by all, unless it is 0.
+  /// Sets the number of ranks by which an average of gradients (kAvg) is
+  /// divided. 0 means all ranks of the group and its replicas.
   void set_contributors(int64_t ranks) { contributors_ = ranks; }
   /// Starts to reduce the gradients; missing ones count as zeros.
   /// Collective: all ranks of the group.
   void start_reduce(UnitMemory& memory);
-  /// Waits for the sums over the group, and starts to sum them, with those of
-  /// earlier passes that were not, over the replicas. Returns false if there
-  /// are no other replicas. Collective: the replicas, which must call it in the
-  /// same order of units.
+  /// Waits for the sums over the group. Adds the sums of earlier passes that
+  /// were not yet reduced over the replicas, and starts the reduction over the
+  /// replicas. Returns false, and starts nothing, if there are no other
+  /// replicas.
+  /// Collective: all replicas, which must call it for the units in the same
+  /// order.
   bool start_reduce_over_replicas(UnitMemory& memory);
   /// Waits for the sums over the group and leaves them unreduced over the
   /// replicas, in place of start_reduce_over_replicas().
@@ -143,6 +154,9 @@ class Unit {
     at::Tensor cast_shards;
     /// [ranks, numel], while the other ranks' rows arrive.
     at::Tensor gathered;
+    /// [ranks / size of reshard_group_, numel]: the rows of `gathered` that
+    /// this rank keeps until backward.
+    at::Tensor kept;
     /// The parameters whose gradients are sent, and the number of elements of a
     /// rank's part of them.
     std::vector<size_t> gradient_slots;
@@ -172,12 +186,16 @@ class Unit {
     size_t slot = 0;
     int64_t gradient_slot = -1;
     int64_t gradient_offset = 0;
+    /// A gradient that start_reduce() still has to sum over a mesh dim of the
+    /// parameter, such as the tensor-parallel one.
+    at::Tensor pending;
     bool is_listened_to = false;
     /// True if a gradient has arrived, and if one is in the message.
     bool is_counted = false;
     bool has_gradient = false;
-    /// The sharded gradient of earlier passes, and later that of this pass,
-    /// while .grad() belongs to autograd.
+    /// The sharded gradient that was moved out of .grad(), where autograd
+    /// stores the unsharded gradient of this pass. finish_reduce() adds the sum
+    /// of this pass to it, and set_gradients() moves it back to .grad().
     at::Tensor aside;
     /// True if the message for the replicas includes it.
     bool is_aside_sent = false;
@@ -189,6 +207,8 @@ class Unit {
   void finish_unshard(UnitMemory& memory);
   void lay_out_gradients(Part& part);
   void allocate_gradients(Part& part, UnitMemory& memory);
+  void write_gradient(size_t index, const at::Tensor& local);
+  void sum_pending_gradients(const Part& part);
   at::Tensor place_for_sums(Part& part, UnitMemory& memory);
   std::vector<bool> reduced_flags(const Part& part) const;
   bool has_other_replicas() const { return replicas_ && replicas_->size() > 1; }
@@ -199,6 +219,7 @@ class Unit {
   void add_sum(Part& part, size_t index);
   void give_reduced(Part& part, UnitMemory& memory);
   void finish_gather(UnitMemory& memory);
+  void keep_part(Part& part, UnitMemory& memory);
   void check_gradient(size_t index, const at::Tensor& gradient) const;
   double divisor() const;
 
@@ -210,6 +231,11 @@ class Unit {
   bool reshards_after_forward_;
   mesh::Communicator group_;
   std::optional<mesh::Communicator> replicas_;
+  std::optional<mesh::Communicator> reshard_group_;
+  bool keeps_for_backward_ = false;
+  /// True if the parameters are gathered from what the ranks of reshard_group_
+  /// kept.
+  bool gathers_kept_ = false;
   std::shared_ptr<ddp::CommHook> comm_hook_;
   size_t first_bucket_ = 0;
   bool is_unsharded_ = false;

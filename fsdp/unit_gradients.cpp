@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/torch.h>
@@ -23,6 +25,28 @@
 // then takes other.
 
 namespace weft::fsdp {
+namespace {
+
+/// Returns the mesh dim over which a sum gives `want`, if that is all that
+/// differs.
+std::optional<int64_t> dim_to_sum(
+    const dtensor::DTensorSpec& spec,
+    const dtensor::DTensorSpec& want) {
+  std::optional<int64_t> found;
+  for (int64_t dim = 0; dim < want.mesh_ndim(); ++dim) {
+    if (spec.placement(dim) == want.placement(dim)) {
+      continue;
+    }
+    if (found || !spec.placement(dim).is_partial(mesh::ReduceOp::kSum) ||
+        !want.placement(dim).is_replicate()) {
+      return std::nullopt;
+    }
+    found = dim;
+  }
+  return found;
+}
+
+} // namespace
 
 at::Tensor Unit::gradient_parts_of(const at::Tensor& message, size_t index)
     const {
@@ -145,22 +169,66 @@ void Unit::take_gradient(size_t index, UnitMemory& memory) {
   auto& slot = parameter.tensor().mutable_grad();
   check_gradient(index, slot);
   auto gradient = std::exchange(slot, at::Tensor());
+  allocate_gradients(part, memory);
+  part.gradients.select(1, part.gradient_numel + state.gradient_slot).fill_(1);
+  state.has_gradient = true;
   if (const auto* impl = dtensor::dtensor_impl(gradient)) {
     const auto& want = parameter.placement().unsharded;
     if (impl->spec().mesh_ndim() == want.mesh_ndim() &&
         !(impl->spec() == want)) {
       // Sums over other mesh dims are added in the dtype of reduction, too.
-      gradient = dtensor::redistribute(
-          ddp::in_dtype(gradient, part.gradient_dtype), want.placements());
+      gradient = ddp::in_dtype(gradient, part.gradient_dtype);
+      if (dim_to_sum(dtensor::spec_of(gradient), want)) {
+        state.pending = gradient;
+        return;
+      }
+      gradient = dtensor::redistribute(gradient, want.placements());
     }
   }
-  allocate_gradients(part, memory);
-  parameter.write_gradient(
-      ddp::local_part(gradient),
+  write_gradient(index, ddp::local_part(gradient));
+}
+
+void Unit::write_gradient(size_t index, const at::Tensor& local) {
+  parameters_[index].write_gradient(
+      local,
       divisor(),
-      gradient_parts_of(part.gradients, index));
-  part.gradients.select(1, part.gradient_numel + state.gradient_slot).fill_(1);
-  state.has_gradient = true;
+      gradient_parts_of(parts_[states_[index].part].gradients, index));
+}
+
+// One message per mesh dim: gradients of norms and biases are small.
+void Unit::sum_pending_gradients(const Part& part) {
+  std::vector<std::pair<mesh::Communicator*, std::vector<size_t>>> by_group;
+  for (const size_t index : part.gradient_slots) {
+    const auto& pending = states_[index].pending;
+    if (!pending.defined()) {
+      continue;
+    }
+    const auto& spec = dtensor::spec_of(pending);
+    const auto dim = dim_to_sum(spec, parameters_[index].placement().unsharded);
+    auto* group = &spec.mesh().group(*dim);
+    auto found = std::ranges::find(
+        by_group, group, [](const auto& each) { return each.first; });
+    if (found == by_group.end()) {
+      found = by_group.insert(found, {group, {}});
+    }
+    found->second.push_back(index);
+  }
+  for (const auto& [group, indices] : by_group) {
+    std::vector<at::Tensor> locals;
+    for (const size_t index : indices) {
+      locals.push_back(ddp::local_part(states_[index].pending).reshape({-1}));
+    }
+    auto sums = at::cat(locals);
+    group->all_reduce(sums, mesh::ReduceOp::kSum, name_).wait();
+    int64_t offset = 0;
+    for (const size_t index : indices) {
+      const auto pending = std::exchange(states_[index].pending, at::Tensor());
+      const auto& local = ddp::local_part(pending);
+      write_gradient(
+          index, sums.narrow(0, offset, local.numel()).view(local.sizes()));
+      offset += local.numel();
+    }
+  }
 }
 
 void Unit::cast_own_gradient(size_t index) {
@@ -198,6 +266,7 @@ void Unit::start_reduce(UnitMemory& memory) {
       continue;
     }
     allocate_gradients(part, memory);
+    sum_pending_gradients(part);
     for (const size_t index : part.gradient_slots) {
       if (!states_[index].has_gradient) {
         gradient_parts_of(part.gradients, index).zero_();
@@ -448,6 +517,7 @@ void Unit::keep_own_gradients(UnitMemory& memory) {
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     states_[i].has_gradient = false;
+    states_[i].pending = at::Tensor();
     states_[i].is_aside_sent = false;
     auto aside = std::exchange(states_[i].aside, at::Tensor());
     auto& gradient = parameters_[i].tensor().mutable_grad();

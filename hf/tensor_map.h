@@ -31,9 +31,9 @@ struct ModelTensor {
 
 /// Maps each parameter to regions of the tensors of a Hugging Face folder.
 struct TensorMap {
-  /// By our names.
+  /// The shape and the pieces of each parameter, by Weft's names.
   std::map<std::string, ModelTensor> model;
-  /// Shapes by Hugging Face names.
+  /// The shapes of the folder's tensors, by Hugging Face names.
   std::map<std::string, std::vector<int64_t>> hub;
   /// Optional tensors of the folder that are copies: their name, and the name
   /// of the original.

@@ -186,6 +186,7 @@ void choose_shards(Recipe& recipe, int64_t world_size) {
     mesh.dp_shard = keeps_size ? mesh.dp_shard : std::max<int64_t>(rest, 1);
     mesh.dp = -1;
     recipe.fsdp.comm_hook = "none";
+    recipe.fsdp.reshard_to = 0; // There is no backward.
   }
   if (mesh.dp_shard == 1) {
     if (recipe.fsdp.param_dtype != "none") {

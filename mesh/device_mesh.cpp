@@ -474,7 +474,9 @@ const World& DeviceMesh::world() const {
       state_->root->world.has_value(),
       kOp,
       state_->describe(),
-      "This mesh does not belong to a world.");
+      "this mesh has no World, because it was created by DeviceMesh() without "
+      "dims, like the mesh of a DTensor on no mesh. Use a mesh from "
+      "DeviceMesh::create() or DeviceMesh::from_group().");
   return *state_->root->world;
 }
 

@@ -9,14 +9,16 @@
 
 namespace weft::tp {
 
-/// Shards the tensors that calls of `module` through dtensor::call() save for
-/// backward along `input_reshard_dim` over the mesh, and gathers them when
-/// backward needs them: without sequence parallelism the inputs of
-/// column-parallel layers are identical on all ranks. Only replicated DTensors
-/// are sharded; parameters are not. PyTorch also shards plain tensors, which in
-/// Weft may differ between ranks. std::nullopt disables it.
+/// Saves memory of a module without sequence parallelism, where all ranks would
+/// keep identical inputs of column-parallel layers for backward. When `module`
+/// is called through dtensor::call(), each tensor that autograd saves for
+/// backward is sharded over the mesh along `input_reshard_dim`. It is gathered
+/// when backward uses it. Only replicated DTensors are sharded; parameters are
+/// not. PyTorch also shards plain tensors, which in Weft may differ between
+/// ranks. With std::nullopt this function does nothing.
 /// Collective: all ranks of the mesh, in backward.
-/// Throws: c10::Error at the call if another autograd engine is installed.
+/// Throws: c10::Error, when `module` is called, if another autograd engine is
+/// installed.
 /// Source: torch/distributed/tensor/parallel/input_reshard.py.
 void input_reshard(
     torch::nn::Module& module,

@@ -39,9 +39,9 @@ class CheckedFile {
       const std::string& name,
       const std::vector<PlacedChunk>& chunks);
 
-  /// Reads the piece of `chunk` that begins at byte `begin` of the chunk to
-  /// `out`, which has the size of the piece. Returns an error as "byte 4096:
-  /// ...". Empty if the piece is valid.
+  /// Reads into `out` the piece of `chunk` that begins at byte `begin` of the
+  /// chunk. `out` has the size of the piece. Returns an error, such as "byte
+  /// 4096: ...", or nullopt if the piece is valid.
   std::optional<std::string>
   read_piece(const Chunk& chunk, int64_t begin, std::span<std::byte> out) const;
 

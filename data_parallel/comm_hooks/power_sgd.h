@@ -17,8 +17,9 @@ struct PowerSGDPass {
   explicit PowerSGDPass(GradBucket of) : bucket(std::move(of)) {}
 
   GradBucket bucket;
-  /// The gradients plus the errors, and later the result: flat, in the dtype of
-  /// computation, beginning with the layout of the bucket.
+  /// The gradients plus the errors of error feedback, and later the result. A
+  /// 1-D tensor in the dtype of computation. Its first elements are those of
+  /// the bucket in the same order. They may be followed by padding.
   at::Tensor work;
   /// A copy of `work` before compression. Undefined without error feedback.
   at::Tensor before;

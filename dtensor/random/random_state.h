@@ -55,11 +55,12 @@ struct RandomBatch {
   int64_t global_samples = 0;
 };
 
-/// Scope in which random ops on `mesh` start from `state`, and tensors whose
-/// batch dim is a multiple of `batch.samples` count as those samples of the
-/// global batch. Replicas that have only their own batch draw what one rank
-/// with the global batch would draw. The previous state is restored at the end,
-/// so a recomputed forward draws the same numbers.
+/// Scope in which random ops on `mesh` start from `state`. With `batch`, a
+/// tensor whose size in dim `batch.dim` is a multiple of `batch.samples` is
+/// treated as a part of the global batch's tensor, from sample
+/// `batch.first_sample` on. So a replica, which has only its own samples, draws
+/// for them what one rank with the global batch would draw. The previous state
+/// is restored at the end, so a recomputed forward draws the same numbers.
 class RandomScope {
  public:
   RandomScope(

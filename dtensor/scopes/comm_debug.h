@@ -76,8 +76,10 @@ class CommDebugMode {
   int64_t get_total_counts() const;
   /// Returns the collectives in the order of their launch.
   std::vector<CommRecord> records() const;
-  /// Formats one line per kind, mesh dim, module, direction and implicit or
-  /// explicit, with counts and bytes.
+  /// Formats a table of the collectives by module. A line has the kind, the
+  /// mesh dim, forward or backward, whether the redistribution was implicit or
+  /// explicit, the number of collectives and their bytes. The last line has the
+  /// total number.
   std::string generate_comm_debug_tracing_table() const;
   /// Returns {"total": n, "counts": {..}, "collectives": [..]} as one line.
   std::string generate_json_dump() const;

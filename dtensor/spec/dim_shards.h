@@ -62,8 +62,8 @@ int64_t shard_length(const DimShard& cut, int64_t size, int64_t index);
 RowRanges shard_rows(const DimShard& cut, int64_t size, int64_t index);
 
 /// Returns the rows of a dim of `size` rows that the rank at `coordinate` holds
-/// after all `cuts`. Adjacent rows form one range. Returns one empty range if
-/// the rank holds no rows.
+/// after the dim was sharded by all `cuts`. Adjacent rows form one range.
+/// Returns one empty range if the rank holds no rows.
 RowRanges
 rows_at(const DimShards& cuts, int64_t size, c10::IntArrayRef coordinate);
 

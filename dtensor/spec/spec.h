@@ -107,8 +107,9 @@ std::vector<RowRanges> local_ranges_at(
     c10::IntArrayRef global_sizes,
     c10::IntArrayRef coordinate);
 
-/// Returns true if every rank's part is one box, which is always the case
-/// except for a StridedShard without its Shard.
+/// Returns true if every rank's part is one box: adjacent rows in each tensor
+/// dim. False only if a StridedShard has a split factor that no Shard of later
+/// mesh dims accounts for, so that some rank's rows are not adjacent.
 bool has_local_boxes(const DTensorSpec& spec, c10::IntArrayRef global_sizes);
 
 /// This rank's box of a tensor: offset + [0, sizes) in every dim.

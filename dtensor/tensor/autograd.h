@@ -26,8 +26,9 @@ struct ToLocalImplOptions {
   /// In backward, starts the gradient's redistribution before the nodes that
   /// use deferred_sequence_nr() run, and waits for it after them.
   bool in_two_steps = false;
-  /// Computes the wanted local tensor in place of a redistribution. Below
-  /// autograd.
+  /// If set, this function computes the local tensor of `want`, and no
+  /// redistribution runs. It is called below autograd's dispatch keys, so the
+  /// graph does not record its ops.
   std::function<at::Tensor()> move = {};
 };
 

@@ -18,7 +18,7 @@ struct InitStep {
   /// and shift: by a.
   double a = 0;
   double b = 0;
-  /// For a fill of select(dim, index).
+  /// Only for kFillSlice, which fills select(dim, index) with `a`.
   int64_t dim = 0;
   int64_t index = 0;
 

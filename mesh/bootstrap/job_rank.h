@@ -44,7 +44,8 @@ struct JobRank {
 /// inconsistent, with their values.
 JobRank read_job_rank(const VariableLookup& lookup);
 
-/// Returns the rank of this process. Prints its note to stderr once.
+/// Returns the rank of this process. Prints JobRank::note to stderr, once per
+/// process.
 JobRank current_job_rank();
 
 /// Prints the note to stderr, once per process.

@@ -18,6 +18,7 @@ constexpr const char* kUnits = "fsdp.units";
 
 fsdp::FullyShardOptions unit_options(const Recipe& recipe) {
   fsdp::FullyShardOptions options{
+      .reshard_to = recipe.fsdp.reshard_to,
       .reduce_op = mesh::ReduceOp::kSum,
       .mixed_precision = {
           .param_dtype = param_dtype(recipe),

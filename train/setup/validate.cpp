@@ -90,6 +90,34 @@ void resolve_mesh(Recipe& recipe, int64_t world_size) {
   }
 }
 
+void check_reshard_to(const Recipe& recipe) {
+  const auto size = recipe.fsdp.reshard_to;
+  if (size == 0) {
+    return;
+  }
+  constexpr const char* kKey = "fsdp.reshard_to";
+  const auto shards = recipe.mesh.dp_shard;
+  if (size >= shards || shards % size != 0) {
+    refuse(
+        recipe,
+        kKey,
+        fmt::format(
+            "{} is not a divisor of mesh.dp_shard={} below it. To keep all "
+            "unsharded parameters, set fsdp.reshard_after_forward=never",
+            size,
+            shards));
+  }
+  if (recipe.fsdp.reshard_after_forward == "never") {
+    refuse(
+        recipe,
+        kKey,
+        fmt::format(
+            "{} has no effect: fsdp.reshard_after_forward=never keeps all "
+            "unsharded parameters. Set only one of them",
+            size));
+  }
+}
+
 // What has no effect with, or without, fully sharded data parallelism.
 void check_fully_sharded(const Recipe& recipe) {
   const auto& mesh = recipe.mesh;
@@ -123,6 +151,7 @@ void check_fully_sharded(const Recipe& recipe) {
             "over mesh.dp_shard",
             recipe.fsdp.comm_hook));
   }
+  check_reshard_to(recipe);
   const auto sharded = fmt::format("mesh.dp_shard={}", mesh.dp_shard);
   refuse_set_keys("ddp", sharded + " uses FSDP, which ignores the ddp options");
 }

@@ -66,7 +66,7 @@ class ShmGroup {
   ShmSegment segment_;
   std::deque<std::shared_ptr<ShmOperation>> queue_;
   uint64_t next_sequence_ = 0;
-  /// The rounds of all finished calls.
+  /// The number of rounds of all finished calls together.
   uint64_t rounds_before_ = 0;
   /// A hash of these calls. It is the only way to detect a mismatch on a
   /// broadcast's receivers, which publish no data.

@@ -116,6 +116,20 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
   EXPECT_THAT(
       refusal({"fsdp.comm_hook=bf16_compress"}),
       AllOf(HasSubstr("fsdp.comm_hook"), HasSubstr("mesh.dp is 1")));
+  const Overrides four{"mesh.dp_shard=4"};
+  const auto reshard_to = [&](const std::string& value, Overrides more = {}) {
+    more.insert(more.end(), four.begin(), four.end());
+    more.push_back("fsdp.reshard_to=" + value);
+    return validation_refusal(4, more);
+  };
+  EXPECT_EQ(reshard_to("2"), "");
+  EXPECT_THAT(
+      reshard_to("3"),
+      HasSubstr("fsdp.reshard_to: 3 is not a divisor of mesh.dp_shard=4"));
+  EXPECT_THAT(reshard_to("4"), HasSubstr("4 is not a divisor"));
+  EXPECT_THAT(
+      reshard_to("2", {"fsdp.reshard_after_forward=never"}),
+      HasSubstr("fsdp.reshard_to: 2 has no effect"));
   EXPECT_THAT(
       validation_refusal(2, {"fsdp.forward_prefetch=2"}),
       AllOf(
