@@ -40,8 +40,8 @@ class CheckedFile {
       const std::vector<PlacedChunk>& chunks);
 
   /// Reads into `out` the piece of `chunk` that begins at byte `begin` of the
-  /// chunk. `out` has the size of the piece. Returns an error, such as "byte
-  /// 4096: ...", or nullopt if the piece is valid.
+  /// chunk. `out` has the size of the piece. Returns nullopt if the piece is
+  /// valid, and otherwise an error such as "byte 4096: ...".
   std::optional<std::string>
   read_piece(const Chunk& chunk, int64_t begin, std::span<std::byte> out) const;
 
