@@ -434,8 +434,10 @@ std::shared_ptr<ddp::JoinHook> FullyShardedDataParallelBase::join_hook(
       "join_hook",
       context(state_->dp),
       "no Join is running. Pass the wrapped model to Join and call run().");
-  // A rank may have no inputs at all.
+  // A rank may have no inputs at all. A unit that is still unsharded after a
+  // forward would be gathered by no rank, and stay so on those without inputs.
   synchronize_parameters();
+  state_->schedule->reshard_all();
   state_->joined = std::make_shared<FsdpJoin>(
       *this, *join, *state_->schedule, join_process_group(), kwargs);
   return state_->joined;

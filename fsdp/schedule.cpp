@@ -578,6 +578,7 @@ void Schedule::end_backward() {
 // Collectives that other ranks announced.
 
 void Schedule::follow_gather(size_t unit) {
+  units_[unit]->drop_kept(memory_); // The other ranks kept nothing.
   units_[unit]->start_unshard(memory_);
   units_[unit]->reshard(memory_);
 }
