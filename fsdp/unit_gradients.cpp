@@ -16,13 +16,12 @@
 
 // Note [Memory of gradients]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Sums lie in memory that belongs to the unit and is used again in each pass,
-// taken for all units when the first pass begins: taken one by one among what a
-// backward needs for a while, they would leave holes that nothing else fits.
-// Where gradients of earlier passes are there, or sums are of another dtype
-// than shards, sums come into a message's memory and are added or cast.
-// Somebody who keeps a gradient beyond zero_grad() keeps that memory; the unit
-// then takes other.
+// The sums of gradients are in memory of the unit, which each pass uses again.
+// It is allocated for all units when the first pass begins: allocations between
+// those of a backward would fragment the heap. If there are gradients of earlier
+// passes, or sums have another dtype than shards, the sums arrive in a message's
+// memory and are added or cast. If a caller keeps a gradient beyond zero_grad(),
+// the unit allocates new memory.
 
 namespace weft::fsdp {
 namespace {
