@@ -18,10 +18,10 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~
 // The sums of gradients are in memory of the unit, which each pass uses again.
 // It is allocated for all units when the first pass begins: allocations between
-// those of a backward would fragment the heap. If there are gradients of earlier
-// passes, or sums have another dtype than shards, the sums arrive in a message's
-// memory and are added or cast. If a caller keeps a gradient beyond zero_grad(),
-// the unit allocates new memory.
+// those of a backward would fragment the heap. If there are gradients of
+// earlier passes, or sums have another dtype than shards, the sums arrive in a
+// message's memory and are added or cast. If a caller keeps a gradient beyond
+// zero_grad(), the unit allocates new memory.
 
 namespace weft::fsdp {
 namespace {
