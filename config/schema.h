@@ -56,8 +56,8 @@ struct Key {
   /// The allowed strings. Empty allows any string.
   std::vector<std::string_view> choices = {};
   bool required = false;
-  /// The condition under which the key applies. Otherwise it is refused if set,
-  /// not required and not written.
+  /// The condition under which the key applies. If it is false, setting the key
+  /// is an error, the key is never required, and to_yaml() leaves it out.
   Condition only = {};
   /// The description of a default that is computed later, e.g.
   /// "outputs/<name>".

@@ -33,7 +33,7 @@ struct ShardedPlacement {
   /// The spec that is also sharded over the data-parallel mesh dim.
   dtensor::DTensorSpec sharded;
   /// The spec of a sharded gradient that is not summed over the replicas yet.
-  /// Equal to `sharded` without replicas.
+  /// If there are no other replicas, it is equal to `sharded`.
   dtensor::DTensorSpec unreduced;
 };
 

@@ -149,8 +149,8 @@ class Unit {
     int64_t numel = 0;
     /// This rank's shards; those of the parameters are views of it.
     at::Tensor shards;
-    /// This rank's shards in unsharded_dtype while they are sent, if it
-    /// differs.
+    /// This rank's shards in unsharded_dtype while they are sent, if that
+    /// differs from dtype.
     at::Tensor cast_shards;
     /// [ranks, numel], while the other ranks' rows arrive.
     at::Tensor gathered;

@@ -22,7 +22,9 @@ std::map<std::string, std::string> names_in(
 /// Reads boxes of our parameters from a Hugging Face folder.
 class WeightReader {
  public:
-  /// `place` is the start of messages.
+  /// Opens the folder and checks its tensors against `model`. Error messages
+  /// begin with `place`, e.g. the position of the recipe key that names the
+  /// folder.
   /// Throws: mesh::UsageError if the folder does not exist, or its tensors do
   /// not match `model`, listing all that are missing, unexpected or of another
   /// shape; checkpoint::CheckpointError if a file is damaged.

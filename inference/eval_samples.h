@@ -10,7 +10,7 @@
 
 namespace weft::recipes {
 
-/// The samples of an evaluation, by number. See Batch.
+/// The samples of an evaluation. read() returns those with the given numbers.
 struct EvalSamples {
   int64_t count = 0;
   /// The number of targets of each sample.

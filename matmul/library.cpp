@@ -82,7 +82,8 @@ void set_library(Library library) {
     if (!problem.empty()) {
       mesh::throw_error<mesh::UsageError>(
           "[set_library] oneDNN cannot be used on this host: " + problem +
-          ". Set products to libtorch or auto.");
+          ". Use Library::kLibtorch, or the library that choose_library() "
+          "returns.");
     }
     register_kernels();
   }

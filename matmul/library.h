@@ -15,8 +15,9 @@ namespace weft::matmul {
 enum class Library {
   /// libtorch's own choice: MKL, in its packages for x86.
   kLibtorch,
-  /// oneDNN, which is part of libtorch. On processors that are not Intel's MKL
-  /// uses only AVX2, while oneDNN uses AVX-512. Matmuls that are too small to
+  /// oneDNN, which is part of libtorch. MKL uses only AVX2 on processors that
+  /// are not from Intel, while oneDNN uses AVX-512. Matmuls that are too small
+  /// to
   /// gain stay with libtorch (is_worth_onednn() in kernels.cpp).
   kOneDnn,
 };

@@ -90,7 +90,9 @@ void check_output(
         layouts.output[i].to_string(),
         " along mesh dim ",
         i,
-        ", but the output is not Partial along that mesh dim.");
+        ", but the output is a Partial sum only along mesh dims over which the "
+        "style shards the dim that the matmul sums. Use Partial() there, and "
+        "Shard or Replicate elsewhere.");
     WEFT_CHECK(
         !has_bias,
         cut.style,

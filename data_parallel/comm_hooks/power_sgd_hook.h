@@ -27,7 +27,8 @@ struct PowerSGDOptions {
   bool use_error_feedback = true;
   /// Starts from the factor of the previous step instead of a random one.
   bool warm_start = true;
-  /// The epsilon added to the norms of columns if there are at most two.
+  /// The epsilon that is added to the column norms of a factor in Gram-Schmidt.
+  /// A factor of more than two columns is orthogonalized by QR without it.
   double orthogonalization_epsilon = 0;
   /// The seed of the random factors, identical on all ranks.
   uint32_t random_seed = 0;

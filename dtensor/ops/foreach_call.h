@@ -34,9 +34,11 @@ class ForeachCall {
   /// replicated and have no dims. `dense`: and the same order of dims in
   /// memory.
   bool is_aligned(bool dense) const;
-  /// Replaces DTensors by their local tensors. Does not allocate if the lists
+  /// Replaces DTensors by their local tensors. A tensor argument outside the
+  /// lists is redistributed to Replicate first. Does not allocate if the lists
   /// have no other owner.
-  /// Throws: c10::ValueError if a single tensor argument is not replicated.
+  /// Throws: c10::ValueError if a tensor argument outside the lists has no
+  /// values yet, or if the op writes to it and it is not replicated.
   void to_locals() const;
   /// Replaces DTensors by their local tensors, redistributed to the specs of
   /// the first list's tensors.

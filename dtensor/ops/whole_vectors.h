@@ -23,13 +23,15 @@ class WholeVectors {
  public:
   using List = std::vector<at::Tensor>;
 
-  /// Replaces tensors that do not consist of complete vectors by their complete
-  /// vectors, and adds a scratch row for the remainder at the end of each list.
-  /// `lists` have tensors of equal sizes at each index; empty lists stay empty.
-  /// `numbers` are lists with one number per index, which a scratch row shares.
-  /// Tensors that are not on the CPU, or not dense with equal strides, stay as
-  /// they are.
-  /// Lifetime: the lists must outlive this object.
+  /// Replaces each tensor that does not consist of complete vectors by a view
+  /// of its complete vectors, and appends a scratch row with a copy of the
+  /// other elements to the same list. A tensor of less than one vector is
+  /// replaced by its scratch row. Tensors at the same index of `lists` have
+  /// equal sizes; empty lists stay empty. `numbers` are lists with one number
+  /// per tensor; the number of a tensor with a scratch row is appended for that
+  /// row, too. Tensors that are not on the CPU, or whose strides are not dense
+  /// and equal in all lists, stay as they are. Lifetime: the lists must outlive
+  /// this object.
   WholeVectors(
       const std::vector<List*>& lists,
       const std::vector<List*>& numbers);

@@ -60,14 +60,14 @@ const TensorArgument* tensor_argument(
 
 /// Returns "abc" for 3: every dim can be sharded.
 std::string all_dims(int64_t ndim);
-/// Returns `names` with one dim that must be replicated.
+/// Returns `names` with '.' at `dim`: this dim must be replicated.
 std::string with_full(std::string names, int64_t dim);
 /// Returns `names` with the last `count` dims replicated.
 std::string with_whole_tail(std::string names, int64_t count);
 
-/// Returns the names of a tensor's dims that are broadcast from the right to
-/// the dims `common` with the names `names`. A dim of size 1 that is expanded
-/// is '.'.
+/// Returns the names of the dims of a tensor of shape `sizes` that is broadcast
+/// to the shape `common`, whose dims have the names `names`. Shapes are aligned
+/// at the right. A dim of size 1 that is expanded gets the name '.'.
 std::string broadcast_dims(
     c10::IntArrayRef sizes,
     c10::IntArrayRef common,

@@ -269,8 +269,8 @@ call_between(Holder& module, const ModuleHooks& hooks, Args&&... args) {
   return outputs;
 }
 
-/// True if forward() can be run again on copies of the arguments, which it then
-/// must not change.
+/// True if the arguments can be copied and forward() accepts the copies as
+/// const references, so that the call can be repeated with the same values.
 template <class Holder, class... Args>
 concept Keepable = (std::copy_constructible<std::decay_t<Args>> && ...) &&
                    requires(Holder& module, const std::decay_t<Args>&... args) {

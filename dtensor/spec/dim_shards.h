@@ -58,7 +58,7 @@ DimShards dim_shards(
 /// Returns how many of `size` rows the rank `index` of the mesh dim holds.
 int64_t shard_length(const DimShard& cut, int64_t size, int64_t index);
 
-/// Returns those rows in ascending order.
+/// Returns the rows that shard_length() counts, in ascending order.
 RowRanges shard_rows(const DimShard& cut, int64_t size, int64_t index);
 
 /// Returns the rows of a dim of `size` rows that the rank at `coordinate` holds

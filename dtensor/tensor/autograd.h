@@ -23,8 +23,9 @@ struct ToLocalImplOptions {
   /// True if the user or a style requested the placement. Otherwise a
   /// redistribution is implicit; see ExplicitRedistribution.
   bool asked = false;
-  /// In backward, starts the gradient's redistribution before the nodes that
-  /// use deferred_sequence_nr() run, and waits for it after them.
+  /// True splits the redistribution of the gradient into two autograd nodes:
+  /// one starts it, and the other one waits for it. Nodes with the sequence
+  /// number deferred_sequence_nr() run between them.
   bool in_two_steps = false;
   /// If set, this function computes the local tensor of `want`, and no
   /// redistribution runs. It is called below autograd's dispatch keys, so the

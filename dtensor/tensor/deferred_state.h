@@ -14,8 +14,9 @@ namespace weft::dtensor {
 struct InitStep {
   enum class Kind { kFill, kUniform, kNormal, kScale, kShift, kFillSlice };
   Kind kind;
-  /// The parameters. fill: value. uniform: from, to. normal: mean, std. scale
-  /// and shift: by a.
+  /// The parameters of the step. kFill: the value `a`. kUniform: the bounds `a`
+  /// and `b`. kNormal: the mean `a` and the standard deviation `b`. kScale
+  /// multiplies by `a`, and kShift adds `a`.
   double a = 0;
   double b = 0;
   /// Only for kFillSlice, which fills select(dim, index) with `a`.

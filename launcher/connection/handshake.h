@@ -75,7 +75,9 @@ bool read_reply(
 
 /// Returns the key of control connections.
 Bits256 control_key(const std::string& token);
-/// Returns the key of streams to the store of one start.
+/// Returns the key with which workers authenticate their streams to the store.
+/// It is valid for one start of the workers: number `round`, for which host 0
+/// has drawn `random`.
 Bits256 round_key(
     const std::string& token,
     const Bits256& job,

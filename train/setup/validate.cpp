@@ -102,8 +102,9 @@ void check_reshard_to(const Recipe& recipe) {
         recipe,
         kKey,
         fmt::format(
-            "{} is not a divisor of mesh.dp_shard={} below it. To keep all "
-            "unsharded parameters, set fsdp.reshard_after_forward=never",
+            "{} must be a divisor of mesh.dp_shard={} and smaller than it. To "
+            "keep all unsharded parameters, set "
+            "fsdp.reshard_after_forward=never",
             size,
             shards));
   }

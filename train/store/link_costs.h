@@ -10,7 +10,8 @@
 
 namespace weft::recipes {
 
-/// Fills in the link costs that `recipe` leaves open from `earlier`.
+/// Sets the link costs that `recipe` does not set to those of `earlier`, which
+/// are the link costs of the run that is resumed.
 void adopt_link_costs(Recipe& recipe, LinksConfig earlier);
 
 /// Returns the recipe's link cost along "dp" or "tp". Empty leaves it to the

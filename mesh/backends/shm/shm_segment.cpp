@@ -212,8 +212,9 @@ void ShmSegment::create_segment(
     if (hello.rank <= 0 || hello.rank >= size_ ||
         message.descriptors.size() != 1) {
       throw_error<CommError>(
-          "[shared memory] unexpected peer on the socket: its pid or uid does "
-          "not match");
+          "[shared memory] a process that is not a rank of this group "
+          "connected "
+          "to its Unix socket. Start the run again.");
     }
     doorbells_[static_cast<size_t>(hello.rank)] =
         std::move(message.descriptors[0]);

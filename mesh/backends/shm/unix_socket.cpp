@@ -163,7 +163,9 @@ Descriptor connect_unix(const std::string& name) {
   }
   if (!is_own_users(socket)) {
     throw_error<CommError>(
-        "[shared memory] the socket belongs to another user");
+        "[shared memory] the process that listens on this group's Unix socket "
+        "runs as another user than this rank. Start all ranks of a host as the "
+        "same user.");
   }
   return socket;
 }

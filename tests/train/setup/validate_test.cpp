@@ -125,8 +125,8 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
   EXPECT_EQ(reshard_to("2"), "");
   EXPECT_THAT(
       reshard_to("3"),
-      HasSubstr("fsdp.reshard_to: 3 is not a divisor of mesh.dp_shard=4"));
-  EXPECT_THAT(reshard_to("4"), HasSubstr("4 is not a divisor"));
+      HasSubstr("fsdp.reshard_to: 3 must be a divisor of mesh.dp_shard=4"));
+  EXPECT_THAT(reshard_to("4"), HasSubstr("4 must be a divisor"));
   EXPECT_THAT(
       reshard_to("2", {"fsdp.reshard_after_forward=never"}),
       HasSubstr("fsdp.reshard_to: 2 has no effect"));
