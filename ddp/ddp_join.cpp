@@ -52,7 +52,8 @@ DdpJoin::DdpJoin(
       "join",
       state.where(),
       "weight_by_samples cannot be combined with reduce_op = kSum, which "
-      "expects a loss that is already divided. Leave one of them out.");
+      "expects a loss that is already divided by the global count. Leave one "
+      "of them out.");
   if (by_samples) {
     division_ = Division::kBySamples;
   } else if (!by_initial && state.options.reduce_op == mesh::ReduceOp::kAvg) {

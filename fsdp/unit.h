@@ -138,8 +138,8 @@ class Unit {
  private:
   /// The parameters of one dtype.
   struct Part {
-    /// The dtypes of shards, of the unsharded parameters and of messages of
-    /// gradients.
+    /// The dtypes of shards, of the unsharded parameters, and of the gradients
+    /// when they are reduced.
     at::ScalarType dtype = at::kFloat;
     at::ScalarType unsharded_dtype = at::kFloat;
     at::ScalarType gradient_dtype = at::kFloat;

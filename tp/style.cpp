@@ -90,9 +90,9 @@ void check_output(
         layouts.output[i].to_string(),
         " along mesh dim ",
         i,
-        ", but the output is a Partial sum only along mesh dims over which the "
-        "style shards the dim that the matmul sums. Use Partial() there, and "
-        "Shard or Replicate elsewhere.");
+        " is not supported. Only RowwiseParallel can leave the output Partial, "
+        "and only as Partial() (a sum) along mesh dims that shard the weight. "
+        "Use Shard or Replicate along the other mesh dims.");
     WEFT_CHECK(
         !has_bias,
         cut.style,

@@ -64,12 +64,11 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
       ZeroRedundancyOptimizerOptions options = {});
   ~ZeroRedundancyOptimizer() override;
 
-  /// Calls `closure`, if given, then the function of before_update(); updates
-  /// this rank's parts and gathers the others. Skips parameters without a
-  /// gradient.
-  /// Collective: all replicas; blocks, except with overlap_with_forward.
-  /// Throws: c10::ValueError for a sparse gradient of a sharded parameter, and
-  /// like the constructor for groups that were added.
+  /// Calls `closure`, if given, then the function that before_update() set.
+  /// Updates this rank's parts and gathers the others. Skips parameters without
+  /// a gradient. Collective: all replicas; blocks, except with
+  /// overlap_with_forward. Throws: c10::ValueError for a sparse gradient of a
+  /// sharded parameter; for an added parameter group, like the constructor.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Sets a function that runs before each update, e.g. gradient clipping, also

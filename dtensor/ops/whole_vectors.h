@@ -27,11 +27,12 @@ class WholeVectors {
   /// of its complete vectors, and appends a scratch row with a copy of the
   /// other elements to the same list. A tensor of less than one vector is
   /// replaced by its scratch row. Tensors at the same index of `lists` have
-  /// equal sizes; empty lists stay empty. `numbers` are lists with one number
-  /// per tensor; the number of a tensor with a scratch row is appended for that
-  /// row, too. Tensors that are not on the CPU, or whose strides are not dense
-  /// and equal in all lists, stay as they are. Lifetime: the lists must outlive
-  /// this object.
+  /// equal sizes; empty lists stay empty. `numbers` are lists with one tensor
+  /// of one element per tensor of `lists`, such as the optimizer's state_steps.
+  /// If a scratch row is appended, the entry of its tensor is appended to
+  /// `numbers` again. Tensors that are not on the CPU, or whose strides are not
+  /// dense and equal in all lists, stay as they are. Lifetime: the lists must
+  /// outlive this object.
   WholeVectors(
       const std::vector<List*>& lists,
       const std::vector<List*>& numbers);

@@ -42,8 +42,9 @@ void add_linear(
 /// nesting of mesh dims.
 bool fills_all_parts(int64_t size, const StrategyContext& context);
 
-/// For kernels that reject an empty part: removes strategies that could have
-/// one and marks the others as chunked_only.
+/// For kernels that reject empty local tensors: removes strategies that could
+/// leave a rank without rows of an input, and sets chunked_only on the other
+/// ones that shard an input.
 void keep_filled_cuts(
     std::vector<Strategy>& strategies,
     const OpCall& call,

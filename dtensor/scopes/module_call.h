@@ -45,9 +45,9 @@ struct ModuleHooks : torch::nn::Module {
   /// of the positional ones, `void(std::vector<at::Tensor>&)`, or of all,
   /// `void(CallInputs&)`. It must not change their number.
   class Before;
-  /// Receives the tensors of a result and may replace them: a function of all,
-  /// `void(std::vector<at::Tensor>&)`, or `at::Tensor(const at::Tensor&)` for
-  /// modules that return one.
+  /// Receives the tensors of a result and may replace them: a function of all
+  /// of them, `void(std::vector<at::Tensor>&)`, or `at::Tensor(const
+  /// at::Tensor&)` for modules that return one.
   class After;
   /// Runs a call: forward() between its `before` and `after` hooks. `forward`
   /// owns copies of the module's handle and of the arguments, so it may be

@@ -31,9 +31,11 @@ inline void before_forward_use(const at::Tensor& tensor) {
   }
 }
 
-/// Makes backward call before_use() of those `parameters` that have hooks
-/// before it reaches the nodes behind `output`. For ops whose nodes save local
-/// tensors, which have no hooks.
+/// Registers a pre-hook on the grad_fn of `output`. In backward it calls
+/// before_use(false) for each of `parameters` that has ParameterHooks, before
+/// the grad_fn runs. This is needed for ops whose autograd nodes save local
+/// tensors, which have no ParameterHooks. Does nothing if `output` has no
+/// grad_fn.
 void use_in_backward(
     const at::Tensor& output,
     c10::ArrayRef<const at::Tensor*> parameters);

@@ -75,9 +75,9 @@ bool read_reply(
 
 /// Returns the key of control connections.
 Bits256 control_key(const std::string& token);
-/// Returns the key with which workers authenticate their streams to the store.
-/// It is valid for one start of the workers: number `round`, for which host 0
-/// has drawn `random`.
+/// Returns the key with which workers authenticate their connections to the
+/// store. Each start of the workers has its own key: `round` is the number of
+/// the start, and `random` has the random bits that host 0 generated for it.
 Bits256 round_key(
     const std::string& token,
     const Bits256& job,

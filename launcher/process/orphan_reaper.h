@@ -16,7 +16,8 @@ class OrphanReaper {
   /// Forks the guard process. If this process dies, the guard deletes
   /// `temporary` (may be empty).
   explicit OrphanReaper(const std::filesystem::path& temporary);
-  /// Ends the guard process, which kills the groups that were not forgotten.
+  /// Makes the guard process kill the groups that are still registered, and
+  /// waits until it has exited.
   ~OrphanReaper();
   OrphanReaper(const OrphanReaper&) = delete;
   OrphanReaper& operator=(const OrphanReaper&) = delete;

@@ -76,7 +76,8 @@ struct DevicePlugin {
   /// Collective: the members; blocks.
   c10::intrusive_ptr<c10d::Backend> (*make_group)(const DeviceGroup& group) =
       nullptr;
-  /// Creates a stream of `device` for one group, on which nothing is computed.
+  /// Creates a stream of `device` for one group. It runs no kernels:
+  /// call_after() uses it to wait for the group's operations.
   std::shared_ptr<void> (*make_side_stream)(int64_t device) = nullptr;
   /// Calls `callback` from any thread when `work`, and everything that
   /// `side_stream` waited for before, is complete. `callback` must not use the

@@ -76,7 +76,8 @@ class IntegrityChecker {
     int64_t step = 0;
     std::vector<int64_t> values;
   };
-  /// The first tensor whose hash this rank found changed without an update.
+  /// The first tensor on this rank whose hash differs from the one that was
+  /// recorded after the last update of the optimizer.
   struct MemoryCorruption {
     size_t tensor = 0;
     int64_t step = 0;
