@@ -606,7 +606,10 @@ struct Reader : TestModel {
     }
     const auto first = torch::nn::functional::normalize(
         a->weight, torch::nn::functional::NormalizeFuncOptions().dim(1));
-    return c(b(at::matmul(x, first.t()))) + a->bias + to_local_of(b->bias);
+    // A statement each: the compiler chooses the order of a sum's operands, and
+    // a local tensor is valid until other units were used.
+    const auto y = c(b(at::matmul(x, first.t()))) + a->bias;
+    return y + to_local_of(b->bias);
   }
   static at::Tensor to_local_of(const at::Tensor& tensor) {
     return dtensor::is_dtensor(tensor) ? dtensor::to_local(tensor) : tensor;
