@@ -168,7 +168,7 @@ TEST_F(Refusals, LayoutsThatDoNotFit) {
         "does not shard along any mesh dim. Use the NoParallel style");
     refuse(
         ColwiseParallel({.output_layouts = Partial()}),
-        "but the output is not Partial");
+        "output_layouts P(sum) along mesh dim 0 is not supported");
     refuse(
         RowwiseParallel({.output_layouts = Partial()}),
         "the bias is added only after the reduction");
