@@ -87,21 +87,18 @@ void Unit::start_gather(UnitMemory& memory, bool in_full_precision) {
   for (auto& part : parts_) {
     const auto options = part.shards.options().dtype(
         in_full_precision ? part.dtype : part.unsharded_dtype);
-    if (gathers_kept_) {
-      part.gathered =
-          memory.messages.take_tensor({group_.size(), part.numel}, options);
-      part.gather = reshard_group_->all_gather(part.gathered, part.kept, name_);
-      continue;
-    }
     auto shards = part.shards;
-    if (shards.dtype() != options.dtype() && group_.size() > 1) {
+    if (!gathers_kept_ && shards.dtype() != options.dtype() &&
+        group_.size() > 1) {
       part.cast_shards = memory.messages.take_tensor({part.numel}, options);
       part.cast_shards.copy_(part.shards);
       shards = part.cast_shards;
     }
     part.gathered =
         memory.messages.take_tensor({group_.size(), part.numel}, options);
-    if (group_.size() > 1) {
+    if (gathers_kept_) {
+      part.gather = reshard_group_->all_gather(part.gathered, part.kept, name_);
+    } else if (group_.size() > 1) {
       part.gather = group_.all_gather(part.gathered, shards, name_);
     } else {
       part.gathered.view({-1}).copy_(shards);
@@ -146,12 +143,12 @@ void Unit::finish_unshard(UnitMemory& memory) {
       }
     }
   }
-  if (gathers_kept_) {
-    drop_kept(memory);
-  }
   if (keeps_for_backward_ && reshard_group_ && !is_in_full_precision_) {
-    for (auto& part : parts_) {
-      keep_part(part, memory);
+    // Used again in one forward, it has what it keeps.
+    if (!std::exchange(gathers_kept_, false)) {
+      for (auto& part : parts_) {
+        keep_part(part, memory);
+      }
     }
   }
   finish_gather(memory);
@@ -166,10 +163,7 @@ void Unit::keep_part(Part& part, UnitMemory& memory) {
   const at::NoGradGuard no_grad;
   const auto rows = group_.size() / reshard_group_->size();
   const auto own = part.gathered.narrow(0, reshard_group_->rank() * rows, rows);
-  if (!part.kept.defined()) {
-    part.kept =
-        memory.messages.take_tensor(own.sizes(), part.gathered.options());
-  }
+  part.kept = memory.messages.take_tensor(own.sizes(), part.gathered.options());
   part.kept.copy_(own);
 }
 

@@ -44,9 +44,10 @@ using LogLine = std::function<void(const std::string&)>;
 /// those of `checkpoint` (a step folder, a folder of them, or a run's folder:
 /// its newest valid checkpoint); if that is empty, those from which the
 /// recipe's run would resume or start. If "dp_shard" shards it, all ranks must
-/// call the model together: it gathers parameters. Collective: all ranks of
-/// `mesh`; blocks. Throws: mesh::UsageError if there are none or they belong to
-/// another model; checkpoint::CheckpointError if they are damaged.
+/// call the model together: it gathers parameters.
+/// Collective: all ranks of `mesh`; blocks.
+/// Throws: mesh::UsageError if there are none or they belong to another model;
+/// checkpoint::CheckpointError if they are damaged.
 std::shared_ptr<Model> load_model(
     const Recipe& recipe,
     const mesh::DeviceMesh& mesh,

@@ -14,9 +14,9 @@ namespace weft::ddp {
 /// Collects timings of a training loop. It reads no clock: the caller passes
 /// the current time. Not thread-safe. As in PyTorch, the overlap of computation
 /// and communication is the time from the launch of the first bucket's
-/// reduction to the last gradient. Source:
-/// torch/csrc/distributed/c10d/reducer.cpp, should_collect_runtime_stats;
-/// logger.cpp, set_runtime_stats_and_log.
+/// reduction to the last gradient.
+/// Source: torch/csrc/distributed/c10d/reducer.cpp,
+/// should_collect_runtime_stats; logger.cpp, set_runtime_stats_and_log.
 class RuntimeStatistics {
  public:
   using Clock = std::chrono::steady_clock;

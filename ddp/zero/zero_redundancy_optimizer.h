@@ -66,9 +66,10 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
 
   /// Calls `closure`, if given, then the function that before_update() set.
   /// Updates this rank's parts and gathers the others. Skips parameters without
-  /// a gradient. Collective: all replicas; blocks, except with
-  /// overlap_with_forward. Throws: c10::ValueError for a sparse gradient of a
-  /// sharded parameter; for an added parameter group, like the constructor.
+  /// a gradient.
+  /// Collective: all replicas; blocks, except with overlap_with_forward.
+  /// Throws: c10::ValueError for a sparse gradient of a sharded parameter; for
+  /// an added parameter group, like the constructor.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Sets a function that runs before each update, e.g. gradient clipping, also

@@ -31,8 +31,8 @@ class WholeVectors {
   /// of one element per tensor of `lists`, such as the optimizer's state_steps.
   /// If a scratch row is appended, the entry of its tensor is appended to
   /// `numbers` again. Tensors that are not on the CPU, or whose strides are not
-  /// dense and equal in all lists, stay as they are. Lifetime: the lists must
-  /// outlive this object.
+  /// dense and equal in all lists, stay as they are.
+  /// Lifetime: the lists must outlive this object.
   WholeVectors(
       const std::vector<List*>& lists,
       const std::vector<List*>& numbers);

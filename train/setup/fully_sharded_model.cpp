@@ -9,6 +9,7 @@
 
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "train/setup/ddp_config.h"
+#include "train/setup/job_mesh.h"
 #include "train/setup/module_names.h"
 
 namespace weft::recipes {
@@ -131,8 +132,7 @@ std::unique_ptr<DataParallelModel> make_fully_sharded_model(
     const Recipe& recipe,
     const std::shared_ptr<Model>& model,
     const mesh::DeviceMesh& mesh) {
-  const auto shards =
-      recipe.mesh.dp == 1 ? mesh["dp_shard"] : mesh.slice({"dp", "dp_shard"});
+  const auto shards = data_parallel_mesh(mesh);
   auto names = unit_names(recipe, *model);
   // Inner ones first.
   std::ranges::stable_sort(names, std::ranges::greater(), [](const auto& name) {

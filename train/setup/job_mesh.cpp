@@ -12,12 +12,16 @@ mesh::DeviceMesh make_job_mesh(const Recipe& recipe, const mesh::World& world) {
                                  world, {mesh.dp, mesh.tp}, {"dp", "tp"});
 }
 
-mesh::DeviceMesh batch_mesh(const mesh::DeviceMesh& mesh) {
+mesh::DeviceMesh data_parallel_mesh(const mesh::DeviceMesh& mesh) {
   if (!mesh.has_mesh_dim("dp_shard")) {
     return mesh["dp"];
   }
   return mesh.size("dp") == 1 ? mesh["dp_shard"]
-                              : mesh.slice({"dp", "dp_shard"}).flatten();
+                              : mesh.slice({"dp", "dp_shard"});
+}
+
+mesh::DeviceMesh batch_mesh(const mesh::DeviceMesh& mesh) {
+  return data_parallel_mesh(mesh).flatten();
 }
 
 } // namespace weft::recipes

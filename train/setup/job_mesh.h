@@ -10,6 +10,10 @@ namespace weft::recipes {
 /// Collective: all ranks of `world`, with the same recipe; blocks.
 mesh::DeviceMesh make_job_mesh(const Recipe& recipe, const mesh::World& world);
 
+/// Returns the dims of a run's mesh over which parameters are replicated or
+/// sharded: "dp", "dp_shard", or both if both have several ranks.
+mesh::DeviceMesh data_parallel_mesh(const mesh::DeviceMesh& mesh);
+
 /// Returns the one-dimensional mesh of the ranks that compute different samples
 /// of one batch. Rank i of n gets micro-batches i, i + n, i + 2n, ...
 mesh::DeviceMesh batch_mesh(const mesh::DeviceMesh& mesh);
