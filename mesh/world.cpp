@@ -21,6 +21,7 @@
 #include "mesh/backends/shm/shm_backend.h"
 #include "mesh/backends/staged_backend.h"
 #include "mesh/bootstrap/cancellable_store.h"
+#include "mesh/bootstrap/cancellation.h"
 #include "mesh/bootstrap/debug_level.h"
 #include "mesh/bootstrap/rendezvous.h"
 #include "mesh/crash/crash_handler.h"
@@ -34,12 +35,23 @@
 namespace weft::mesh {
 
 struct World::State {
+  /// What the groups of a rank share, over all worlds that were made from one
+  /// another.
+  struct Transports {
+    std::mutex mutex;
+    std::shared_ptr<GlooDevice> device;
+    std::shared_ptr<ShmProgress> shm;
+  };
+
   JobEnvironment job;
   WorldOptions options;
   /// Where tensors go. See World::device.
   c10::Device tensors{c10::DeviceType::CPU};
-  /// Null where nothing communicates: a fake world, or one rank.
+  /// Null where nothing communicates: a fake world, or one rank. Its waits end
+  /// by `cancellation`.
   c10::intrusive_ptr<c10d::Store> store;
+  Cancellation cancellation;
+  std::shared_ptr<Transports> transports = std::make_shared<Transports>();
   /// Null where there is no store, or nobody is to look.
   std::shared_ptr<Watchdog> watch;
   std::atomic<int64_t> next_id = 0;
@@ -49,11 +61,6 @@ struct World::State {
   std::mutex mutex;
   std::set<std::string> group_keys;
   std::vector<Communicator> groups;
-  std::shared_ptr<GlooDevice> device;
-  std::shared_ptr<ShmProgress> shm;
-  /// Also looked at, without the mutex, by those that make a group.
-  std::shared_ptr<std::atomic<bool>> aborted =
-      std::make_shared<std::atomic<bool>>(false);
 
   State() = default;
   State(const State&) = delete;
@@ -70,10 +77,12 @@ struct World::State {
 
   bool is_fake() const { return options.backend == "fake"; }
   bool is_nccl() const { return options.backend == "nccl"; }
-  void begin_watch() {
+  /// Supervises the ranks through a store whose waits abort() does not end.
+  void begin_watch(c10::intrusive_ptr<c10d::Store> uncancelled) {
     if (options.watch.enabled) {
       watch = Watchdog::begin(
-          c10::make_intrusive<c10d::PrefixStore>("watch", store),
+          c10::make_intrusive<c10d::PrefixStore>(
+              "watch", std::move(uncancelled)),
           job.rank,
           job.world_size,
           options.watch);
@@ -82,6 +91,19 @@ struct World::State {
   void open_tensor_device() {
     if (is_nccl()) {
       tensors = open_device("cuda", job.local_rank, job.local_world_size);
+    }
+  }
+  /// Meets in a store that the caller made.
+  void open(const c10::intrusive_ptr<c10d::Store>& given) {
+    WEFT_CHECK_LE("world", 0, job.rank, describe(), "Ranks count from 0.");
+    WEFT_CHECK_LT(
+        "world", job.rank, job.world_size, describe(), "Ranks count from 0.");
+    if (job.world_size > 1 && !is_fake()) {
+      WEFT_CHECK(given, "world", describe(), "The store is null.");
+      constexpr const char* kPrefix = "weft";
+      store = make_cancellable_store(given, kPrefix, cancellation);
+      publish_domain();
+      begin_watch(c10::make_intrusive<c10d::PrefixStore>(kPrefix, given));
     }
   }
   AgreementContext context() const {
@@ -95,13 +117,10 @@ struct World::State {
   int64_t host_cores() const;
   void publish_domain() const;
   HostLayout host_layout(const GroupMembers& members) const;
-  c10::intrusive_ptr<c10d::Store> group_store(const std::string& key) const {
-    return make_cancellable_store(
+  GroupRendezvous rendezvous(const std::string& key) const {
+    return {
         c10::make_intrusive<c10d::PrefixStore>("group/" + key, store),
-        [flag = aborted] {
-          return *flag ? std::string("The world was aborted on this rank")
-                       : std::string();
-        });
+        cancellation};
   }
   std::shared_ptr<Backend> connect_host(
       const GroupMembers& members,
@@ -121,27 +140,27 @@ struct World::State {
 };
 
 std::shared_ptr<GlooDevice> World::State::gloo_device() {
-  const std::lock_guard lock(mutex);
-  if (!device) {
-    device = make_gloo_device(
+  const std::lock_guard lock(transports->mutex);
+  if (!transports->device) {
+    transports->device = make_gloo_device(
         options.bind_address.empty() ? "127.0.0.1" : options.bind_address);
   }
-  return device;
+  return transports->device;
 }
 
 std::shared_ptr<ShmProgress> World::State::shm_progress() {
   {
-    const std::lock_guard lock(mutex);
-    if (shm) {
-      return shm;
+    const std::lock_guard lock(transports->mutex);
+    if (transports->shm) {
+      return transports->shm;
     }
   }
   const auto cores = host_cores();
-  const std::lock_guard lock(mutex);
-  if (!shm) {
-    shm = make_shm_progress(job.local_world_size, cores);
+  const std::lock_guard lock(transports->mutex);
+  if (!transports->shm) {
+    transports->shm = make_shm_progress(job.local_world_size, cores);
   }
-  return shm;
+  return transports->shm;
 }
 
 namespace {
@@ -200,10 +219,10 @@ std::shared_ptr<Backend> World::State::connect_host(
   const auto layout =
       options.backend == "gloo" ? HostLayout() : host_layout(members);
   if (layout.hosts.size() == 1) {
-    return make_shm_backend(members, group_store(key), shm_progress());
+    return make_shm_backend(members, rendezvous(key), shm_progress());
   }
   if (layout.hosts.empty() || layout.hosts.size() == members.ranks.size()) {
-    return make_gloo_backend(members, group_store(key), gloo_device());
+    return make_gloo_backend(members, rendezvous(key), gloo_device());
   }
   return connect_over_hosts(members, key, layout);
 }
@@ -226,7 +245,7 @@ std::shared_ptr<Backend> World::State::connect_over_hosts(
   if (host.size() > 1) {
     groups.inside = make_shm_backend(
         part_of(host, layout.own_position),
-        group_store(detail::concat(key, "/host/", layout.own_host)),
+        rendezvous(detail::concat(key, "/host/", layout.own_host)),
         shm_progress());
   }
   if (layout.own_position == 0) {
@@ -236,11 +255,11 @@ std::shared_ptr<Backend> World::State::connect_over_hosts(
     }
     groups.leaders = make_gloo_backend(
         part_of(leaders, layout.own_host),
-        group_store(key + "/leaders"),
+        rendezvous(key + "/leaders"),
         gloo_device());
   }
   groups.connect_all =
-      [members, listener = gloo_device(), own = group_store(key + "/all")] {
+      [members, listener = gloo_device(), own = rendezvous(key + "/all")] {
         return make_gloo_backend(members, own, listener);
       };
   return make_hierarchical_backend(members, layout, std::move(groups));
@@ -389,7 +408,8 @@ World World::from_env(WorldOptions options) {
   state->open_tensor_device();
   if (state->job.world_size > 1 && !state->is_fake()) {
     process_world.state = state;
-    state->store = connect_store(state->job, state->options.timeout);
+    const auto store = connect_store(state->job, state->options.timeout);
+    state->store = make_cancellable_store(store, "world", state->cancellation);
     publish_address(*state->store, state->job);
     state->publish_domain();
     rendezvous_barrier(state->context());
@@ -397,7 +417,7 @@ World World::from_env(WorldOptions options) {
       state->options.bind_address =
           listening_address(*state->store, state->job);
     }
-    state->begin_watch();
+    state->begin_watch(store);
   } else {
     drop_inherited_listener(state->job.master_port);
   }
@@ -415,16 +435,24 @@ World World::from_store(
   state->job.world_size = state->job.local_world_size = world_size;
   state->options = std::move(options);
   state->open_tensor_device();
-  WEFT_CHECK_LE("world", 0, rank, state->describe(), "Ranks count from 0.");
-  WEFT_CHECK_LT(
-      "world", rank, world_size, state->describe(), "Ranks count from 0.");
-  if (world_size > 1 && !state->is_fake()) {
-    WEFT_CHECK(store, "world", state->describe(), "The store is null.");
-    state->store =
-        c10::make_intrusive<c10d::PrefixStore>("weft", std::move(store));
-    state->publish_domain();
-    state->begin_watch();
-  }
+  state->open(store);
+  return World(std::move(state));
+}
+
+World World::scoped(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int64_t rank,
+    int64_t world_size,
+    std::chrono::milliseconds timeout) const {
+  auto state = std::make_shared<State>();
+  state->job.rank = state->job.local_rank = rank;
+  state->job.world_size = state->job.local_world_size = world_size;
+  state->options = state_->options;
+  state->options.timeout = timeout;
+  state->options.watch.enabled = false;
+  state->tensors = state_->tensors;
+  state->transports = state_->transports;
+  state->open(store ? store->clone() : store);
   return World(std::move(state));
 }
 
@@ -486,7 +514,7 @@ Communicator World::make_group(
       state_->connect(std::move(members), key), state_->watch, key);
   const std::lock_guard lock(state_->mutex);
   state_->groups.push_back(made);
-  if (*state_->aborted) {
+  if (state_->cancellation.is_cancelled()) {
     made.abort();
   }
   return made;
@@ -550,7 +578,7 @@ void World::abort() const {
   std::vector<Communicator> groups;
   {
     const std::lock_guard lock(state_->mutex);
-    *state_->aborted = true;
+    state_->cancellation.cancel("The world was aborted on this rank");
     groups = state_->groups;
   }
   for (Communicator& group : groups) {

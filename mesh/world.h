@@ -66,6 +66,22 @@ class World {
       int64_t world_size,
       WorldOptions options = {});
 
+  /// Creates another world in this process, of other ranks that meet in
+  /// `store`, which can be aborted and dropped by itself while this one goes
+  /// on. Its groups use the progress thread, the listening socket and the
+  /// device of this world, and end with the last copy of it and of them. Its
+  /// connection to the store is its own. The keys that it leaves in the store
+  /// are the caller's to delete; a new world needs unused ones. It has no
+  /// watchdog: groups in shared memory notice a lost rank within 100 ms, but
+  /// over sockets a rank may wait for the timeout unless it calls abort().
+  /// Throws: c10::ValueError if `store` is null or `rank` is not in
+  /// [0, world_size).
+  World scoped(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      int64_t rank,
+      int64_t world_size,
+      std::chrono::milliseconds timeout) const;
+
   /// Creates one rank of a fake process group: collectives move no data.
   static World fake(int64_t rank, int64_t world_size);
 
@@ -130,7 +146,9 @@ class World {
   }
 
   /// Fails the running operations of every group of this world and all later
-  /// calls with CommError, on this rank and soon on the others.
+  /// calls with CommError, on this rank at once and soon on the others. Groups
+  /// that connect fail, too. Once Work::wait() has thrown, the collective no
+  /// longer writes to its tensors.
   void abort() const;
 
   struct State;

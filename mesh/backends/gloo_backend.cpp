@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -28,6 +30,17 @@ struct GlooDevice {
 
 namespace {
 
+// Note [A message that gloo does not end]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// When a connection closes, gloo fails the waits for messages that have not
+// begun. The wait for a message that is partly sent or received lasts until its
+// timeout (Pair::signalException in gloo/transport/tcp/pair.cc). So a wait here
+// ends kLastWrites after the group was hung up. gloo writes nothing then: its
+// connections are closed, and a worker thread that was adding meets a closed
+// one. Destroying the group waits for gloo's own wait, on another thread.
+
+constexpr std::chrono::milliseconds kLastWrites{500};
+
 /// ProcessGroupGloo with a way to hang up.
 class Group final : public c10d::ProcessGroupGloo {
  public:
@@ -37,7 +50,7 @@ class Group final : public c10d::ProcessGroupGloo {
   // meet: gloo ends the process of a rank that gets more than it has room for.
   template <class Start>
   auto with_tag(uint32_t tag, const Start& start) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(tag_mutex_);
     collectiveCounter_ = tag;
     return start(*this);
   }
@@ -45,32 +58,106 @@ class Group final : public c10d::ProcessGroupGloo {
   // gloo's closeConnections() leaves the one that waits for a message waiting
   // until its timeout. Failing every connection, as gloo does after a timeout,
   // wakes them and closes the sockets, which the peers notice.
-  void hang_up() {
+  void hang_up() noexcept {
     for (const auto& context : contexts_) {
       for (int peer = 0; peer < getSize(); ++peer) {
         if (peer != getRank()) {
-          auto* pair = context->getPair(peer).get();
-          reinterpret_cast<::gloo::transport::tcp::Pair*>(pair)
-              ->signalExceptionExternal("The group was aborted");
+          hang_up(*context, peer);
         }
       }
+    }
+    const std::lock_guard lock(waits_->mutex);
+    waits_->is_hung_up = true;
+    waits_->changed.notify_all();
+  }
+
+  /// Waits for the end of `work`; see Note [A message that gloo does not end].
+  void wait_for(c10d::Work& work) {
+    const auto future = work.getFuture();
+    if (!future->completed()) {
+      future->addCallback([waits = waits_](c10::ivalue::Future&) {
+        const std::lock_guard lock(waits->mutex);
+        waits->changed.notify_all();
+      });
+      std::unique_lock lock(waits_->mutex);
+      const auto has_ended = [&] { return future->completed(); };
+      waits_->changed.wait(
+          lock, [&] { return waits_->is_hung_up || has_ended(); });
+      if (!waits_->changed.wait_for(lock, kLastWrites, has_ended)) {
+        waits_->has_unended = true;
+        throw_error<CommError>("The group was aborted");
+      }
+    }
+    work.wait();
+  }
+
+  /// Destroys the group; not on this thread if that would wait.
+  static void destroy(c10::intrusive_ptr<Group> group) {
+    if (!group->has_unended()) {
+      return;
+    }
+    try {
+      std::thread([last = std::move(group)] {}).detach();
+    } catch (const std::exception&) { // No thread: it waits here.
     }
   }
 
  private:
-  std::mutex mutex_;
+  struct Waits {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_hung_up = false;
+    /// Whether gloo still waits for a message that nobody else waits for.
+    bool has_unended = false;
+  };
+
+  bool has_unended() const {
+    const std::lock_guard lock(waits_->mutex);
+    return waits_->has_unended;
+  }
+
+  static void hang_up(::gloo::Context& context, int peer) noexcept {
+    try {
+      auto* pair = context.getPair(peer).get();
+      reinterpret_cast<::gloo::transport::tcp::Pair*>(pair)
+          ->signalExceptionExternal("The group was aborted");
+    } catch (...) { // Closed already: that is what was asked for.
+    }
+  }
+
+  std::mutex tag_mutex_;
+  /// Shared with callbacks, which may come after the group.
+  std::shared_ptr<Waits> waits_ = std::make_shared<Waits>();
 };
 
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
 class GlooWork final : public BackendWork {
  public:
-  GlooWork(Works works, std::function<void()> finish)
-      : works_(std::move(works)), finish_(std::move(finish)) {}
+  GlooWork(
+      std::shared_ptr<Group> group,
+      Works works,
+      std::function<void()> finish)
+      : group_(std::move(group)),
+        works_(std::move(works)),
+        finish_(std::move(finish)) {}
 
+  // A failure ends all messages, and each is waited for: gloo may write until
+  // then.
   void wait() override {
+    std::exception_ptr error;
     for (const auto& work : works_) {
-      work->wait();
+      try {
+        group_->wait_for(*work);
+      } catch (...) {
+        if (!error) {
+          error = std::current_exception();
+          group_->hang_up();
+        }
+      }
+    }
+    if (error) {
+      std::rethrow_exception(error);
     }
     if (finish_) {
       finish_();
@@ -91,6 +178,7 @@ class GlooWork final : public BackendWork {
   }
 
  private:
+  std::shared_ptr<Group> group_;
   Works works_;
   std::function<void()> finish_;
 };
@@ -104,11 +192,14 @@ class UnevenAllToAllWork final : public BackendWork {
   /// `received`: what the others say they have for this rank, once `counts` is
   /// done; `wanted`: what it expects.
   UnevenAllToAllWork(
+      std::shared_ptr<Group> group,
       c10::intrusive_ptr<c10d::Work> counts,
       at::Tensor received,
       std::vector<int64_t> wanted,
       StartPayload start)
-      : state_(std::make_shared<State>()), counts_(std::move(counts)) {
+      : group_(std::move(group)),
+        state_(std::make_shared<State>()),
+        counts_(std::move(counts)) {
     counts_->getFuture()->addCallback(
         [state = state_,
          received = std::move(received),
@@ -119,7 +210,7 @@ class UnevenAllToAllWork final : public BackendWork {
   }
 
   void wait() override {
-    counts_->wait();
+    group_->wait_for(*counts_);
     const auto payload = [&] {
       std::unique_lock lock(state_->mutex);
       state_->changed.wait(
@@ -129,7 +220,7 @@ class UnevenAllToAllWork final : public BackendWork {
       }
       return state_->payload;
     }();
-    payload->wait();
+    group_->wait_for(*payload);
   }
   bool is_completed() const override {
     const std::lock_guard lock(state_->mutex);
@@ -188,15 +279,10 @@ class UnevenAllToAllWork final : public BackendWork {
     }
   }
 
+  std::shared_ptr<Group> group_;
   std::shared_ptr<State> state_;
   c10::intrusive_ptr<c10d::Work> counts_;
 };
-
-std::unique_ptr<BackendWork> pending(
-    c10::intrusive_ptr<c10d::Work> work,
-    std::function<void()> finish = {}) {
-  return std::make_unique<GlooWork>(Works{std::move(work)}, std::move(finish));
-}
 
 // Note [How messages travel over gloo]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -214,7 +300,7 @@ int64_t bytes_in(const at::Tensor& tensor) {
 
 class GlooBackend final : public Backend {
  public:
-  GlooBackend(GroupMembers members, c10::intrusive_ptr<Group> group)
+  GlooBackend(GroupMembers members, std::shared_ptr<Group> group)
       : Backend(std::move(members)), group_(std::move(group)) {}
 
   std::string_view kind() const override { return "gloo"; }
@@ -263,7 +349,7 @@ class GlooBackend final : public Backend {
       }
     }
     return std::make_unique<GlooWork>(
-        std::move(works), std::function<void()>());
+        group_, std::move(works), std::function<void()>());
   }
 
   // PyTorch's reduce_scatter over gloo is an all_reduce of everything. Sending
@@ -301,6 +387,7 @@ class GlooBackend final : public Backend {
         Counts(size(), sizeof(int64_t)));
     auto wanted = byte_counts(output_counts, output);
     return std::make_unique<UnevenAllToAllWork>(
+        group_,
         std::move(counts),
         std::move(received),
         wanted,
@@ -325,14 +412,16 @@ class GlooBackend final : public Backend {
     return pending(start([](Group& group) { return group.barrier(); }));
   }
 
-  void abort() noexcept override {
-    try {
-      group_->hang_up();
-    } catch (...) { // Closed already: that is what was asked for.
-    }
-  }
+  void abort() noexcept override { group_->hang_up(); }
 
  private:
+  std::unique_ptr<BackendWork> pending(
+      c10::intrusive_ptr<c10d::Work> work,
+      std::function<void()> finish = {}) const {
+    return std::make_unique<GlooWork>(
+        group_, Works{std::move(work)}, std::move(finish));
+  }
+
   /// The number of the message and a hash of the call, so that only the same
   /// message of the same call has it.
   uint32_t next_tag() {
@@ -387,7 +476,7 @@ class GlooBackend final : public Backend {
     });
   }
 
-  c10::intrusive_ptr<Group> group_;
+  std::shared_ptr<Group> group_;
   std::atomic<uint32_t> next_message_ = 0;
 };
 
@@ -417,16 +506,27 @@ std::shared_ptr<GlooDevice> make_gloo_device(const std::string& address) {
 
 std::shared_ptr<Backend> make_gloo_backend(
     GroupMembers members,
-    const c10::intrusive_ptr<c10d::Store>& store,
+    const GroupRendezvous& rendezvous,
     const std::shared_ptr<GlooDevice>& device) {
-  auto options = c10d::ProcessGroupGloo::Options::create(members.timeout);
-  options->devices.push_back(device->device);
-  auto group = c10::make_intrusive<Group>(
-      store,
-      static_cast<int>(members.rank),
-      static_cast<int>(members.ranks.size()),
-      std::move(options));
-  return std::make_shared<GlooBackend>(std::move(members), std::move(group));
+  // gloo has no way to end a connect to a peer that does not answer.
+  auto group = rendezvous.cancellation.run(
+      [store = rendezvous.store,
+       device = device->device,
+       rank = static_cast<int>(members.rank),
+       size = static_cast<int>(members.ranks.size()),
+       timeout = members.timeout] {
+        auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+        options->devices.push_back(device);
+        return c10::make_intrusive<Group>(
+            store, rank, size, std::move(options));
+      });
+  auto* shared = group.get();
+  return std::make_shared<GlooBackend>(
+      std::move(members),
+      std::shared_ptr<Group>(
+          shared, [group = std::move(group)](Group*) mutable {
+            Group::destroy(std::move(group));
+          }));
 }
 
 } // namespace weft::mesh

@@ -3,13 +3,8 @@
 #include <memory>
 #include <string>
 
-#include <c10/util/intrusive_ptr.h>
-
+#include "mesh/bootstrap/cancellable_store.h"
 #include "mesh/communicator/backend.h"
-
-namespace c10d {
-class Store;
-} // namespace c10d
 
 namespace weft::mesh {
 
@@ -21,13 +16,13 @@ struct GlooDevice;
 /// Throws: CommError if the address does not belong to this host.
 std::shared_ptr<GlooDevice> make_gloo_device(const std::string& address);
 
-/// Connects the members to each other through `store`. No other group may use
-/// the keys of `store`.
+/// Connects the members to each other.
 /// Collective: the members; blocks.
-/// Throws: CommError if a member does not connect within the timeout.
+/// Throws: CommError if a member does not connect within the timeout, or
+/// if the rendezvous is cancelled.
 std::shared_ptr<Backend> make_gloo_backend(
     GroupMembers members,
-    const c10::intrusive_ptr<c10d::Store>& store,
+    const GroupRendezvous& rendezvous,
     const std::shared_ptr<GlooDevice>& device);
 
 } // namespace weft::mesh

@@ -19,19 +19,52 @@ namespace {
 using std::chrono::milliseconds;
 using WaitClock = std::chrono::steady_clock;
 
-constexpr milliseconds kStopGlance{100};
+/// How long a client of the store blocks before it looks for a cancellation.
+constexpr milliseconds kSlice{100};
+
+/// Returns when the keys are there, or soon after a cancellation.
+void wait_in_slices(
+    c10d::Store& store,
+    const std::vector<std::string>& keys,
+    milliseconds timeout,
+    const Cancellation& cancellation) {
+  const auto deadline = WaitClock::now() + timeout;
+  while (!cancellation.is_cancelled()) {
+    const auto end = std::min(deadline, WaitClock::now() + kSlice);
+    try {
+      store.wait(
+          keys,
+          std::max(
+              std::chrono::ceil<milliseconds>(end - WaitClock::now()),
+              milliseconds(1)));
+      return;
+    } catch (const std::exception&) {
+      if (WaitClock::now() < end) {
+        throw; // Before its time: the store is gone.
+      }
+      if (end == deadline) {
+        throw_error<CommError>(detail::concat(
+            "wait timeout after ",
+            timeout.count(),
+            "ms, keys: ",
+            c10::Join(", ", keys)));
+      }
+    }
+  }
+}
 
 class CancellableStore final : public c10d::PrefixStore {
  public:
   CancellableStore(
       c10::intrusive_ptr<c10d::Store> store,
-      std::function<std::string()> cancel_reason)
-      : PrefixStore("stoppable", std::move(store)),
-        cancel_reason_(std::move(cancel_reason)) {}
+      const std::string& prefix,
+      Cancellation cancellation)
+      : PrefixStore(prefix, std::move(store)),
+        cancellation_(std::move(cancellation)) {}
 
   c10::intrusive_ptr<c10d::Store> clone() override {
     return c10::make_intrusive<CancellableStore>(
-        store_->clone(), cancel_reason_);
+        store_->clone(), prefix_, cancellation_);
   }
   std::vector<uint8_t> get(const std::string& key) override {
     wait({key});
@@ -47,45 +80,31 @@ class CancellableStore final : public c10d::PrefixStore {
   }
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout)
       override {
-    const auto deadline = WaitClock::now() + timeout;
-    while (true) {
-      if (const auto why = cancel_reason_(); !why.empty()) {
-        throw_error<CommError>(why);
-      }
-      const auto end = std::min(deadline, WaitClock::now() + kStopGlance);
-      try {
-        PrefixStore::wait(
-            keys,
-            std::max(
-                std::chrono::ceil<milliseconds>(end - WaitClock::now()),
-                milliseconds(1)));
-        return;
-      } catch (const std::exception&) {
-        if (WaitClock::now() < end) {
-          throw; // Before its time: the store is gone.
-        }
-        if (end == deadline) {
-          throw_error<CommError>(detail::concat(
-              "wait timeout after ",
-              timeout.count(),
-              "ms, keys: ",
-              c10::Join(", ", keys)));
-        }
-      }
+    cancellation_.check();
+    if (check(keys)) {
+      return;
     }
+    cancellation_.run(
+        [keys,
+         timeout,
+         store = c10::make_intrusive<PrefixStore>(prefix_, store_),
+         cancellation = cancellation_] {
+          wait_in_slices(*store, keys, timeout, cancellation);
+        });
   }
 
  private:
-  std::function<std::string()> cancel_reason_;
+  Cancellation cancellation_;
 };
 
 } // namespace
 
 c10::intrusive_ptr<c10d::Store> make_cancellable_store(
     c10::intrusive_ptr<c10d::Store> store,
-    std::function<std::string()> cancel_reason) {
+    const std::string& prefix,
+    Cancellation cancellation) {
   return c10::make_intrusive<CancellableStore>(
-      std::move(store), std::move(cancel_reason));
+      std::move(store), prefix, std::move(cancellation));
 }
 
 void await_count(

@@ -2,14 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include <c10/util/intrusive_ptr.h>
 
-namespace c10d {
-class Store;
-} // namespace c10d
+#include "mesh/bootstrap/cancellation.h"
 
 namespace c10d {
 class Store;
@@ -17,11 +14,19 @@ class Store;
 
 namespace weft::mesh {
 
-/// Wraps `store`. A blocked wait polls `cancel_reason` every 100 ms and throws
-/// CommError with the reason once it is not empty.
+/// Returns a PrefixStore whose waits end at once by `cancellation`. `store`
+/// itself may stay busy for 100 ms more.
 c10::intrusive_ptr<c10d::Store> make_cancellable_store(
     c10::intrusive_ptr<c10d::Store> store,
-    std::function<std::string()> cancel_reason);
+    const std::string& prefix,
+    Cancellation cancellation);
+
+/// The store of a group that connects, and the way to end its waits.
+struct GroupRendezvous {
+  /// Has keys for this group alone; its waits end by `cancellation`.
+  c10::intrusive_ptr<c10d::Store> store;
+  Cancellation cancellation;
+};
 
 /// Waits until the counter `key` reaches `count`, at most for `limit`. Rank 0
 /// calls it before it ends, because the store ends with it.

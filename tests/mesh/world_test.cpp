@@ -415,9 +415,9 @@ TEST(World, FromEnvIsForOneWorldAProcess) {
   options.watch.enabled = false;
   std::thread peer([&] {
     const auto store = connect_store(other, std::chrono::seconds(30));
-    store->set("arrived/1", std::string("1"));
-    if (store->add("arrived", 1) == 2) {
-      store->set("all_arrived", std::string("1"));
+    store->set("world/arrived/1", std::string("1"));
+    if (store->add("world/arrived", 1) == 2) {
+      store->set("world/all_arrived", std::string("1"));
     }
   });
   {

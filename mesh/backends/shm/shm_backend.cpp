@@ -143,10 +143,10 @@ std::string shm_domain() {
 
 std::shared_ptr<Backend> make_shm_backend(
     GroupMembers members,
-    const c10::intrusive_ptr<c10d::Store>& store,
+    const GroupRendezvous& rendezvous,
     const std::shared_ptr<ShmProgress>& progress) {
   std::shared_ptr<ShmGroup> group(
-      new ShmGroup(members, store, progress->doorbell()),
+      new ShmGroup(members, rendezvous, progress->doorbell()),
       [progress](ShmGroup* last) {
         progress->forget(*last);
         delete last;

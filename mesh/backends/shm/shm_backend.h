@@ -3,13 +3,8 @@
 #include <memory>
 #include <string>
 
-#include <c10/util/intrusive_ptr.h>
-
+#include "mesh/bootstrap/cancellable_store.h"
 #include "mesh/communicator/backend.h"
-
-namespace c10d {
-class Store;
-} // namespace c10d
 
 namespace weft::mesh {
 
@@ -32,7 +27,7 @@ std::string shm_domain();
 /// blocks.
 std::shared_ptr<Backend> make_shm_backend(
     GroupMembers members,
-    const c10::intrusive_ptr<c10d::Store>& store,
+    const GroupRendezvous& rendezvous,
     const std::shared_ptr<ShmProgress>& progress);
 
 } // namespace weft::mesh

@@ -25,11 +25,11 @@ std::string describe(
 
 ShmGroup::ShmGroup(
     const GroupMembers& members,
-    const c10::intrusive_ptr<c10d::Store>& store,
+    const GroupRendezvous& rendezvous,
     const ShmDoorbell& own_doorbell)
     : members_(members),
       shape_{members.rank, static_cast<int64_t>(members.ranks.size())},
-      segment_(members, store, kShmSlotBytes, own_doorbell) {}
+      segment_(members, rendezvous, kShmSlotBytes, own_doorbell) {}
 
 std::shared_ptr<ShmOperation> ShmGroup::push(std::unique_ptr<ShmCall> call) {
   auto operation = std::make_shared<ShmOperation>();

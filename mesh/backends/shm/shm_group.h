@@ -34,7 +34,7 @@ class ShmGroup {
   /// Collective: the group's members, all on one host; blocks.
   ShmGroup(
       const GroupMembers& members,
-      const c10::intrusive_ptr<c10d::Store>& store,
+      const GroupRendezvous& rendezvous,
       const ShmDoorbell& own_doorbell);
 
   ShmShape shape() const { return shape_; }

@@ -185,14 +185,23 @@ void ShmProgress::poll(Lock& lock, ShmOperation& operation) {
 void ShmProgress::sleep(Lock& lock) {
   set_asleep(true);
   if (!progress()) {
-    lock.unlock();
-    doorbell_.wait(kSleep);
-    lock.lock();
+    // One that left before this rank was asleep has not rung.
+    if (!has_left_peer()) {
+      lock.unlock();
+      doorbell_.wait(kSleep);
+      lock.lock();
+    }
     if (!progress()) {
       check_peers(); // Rung by one that leaves, or not at all.
     }
   }
   set_asleep(false);
+}
+
+bool ShmProgress::has_left_peer() const {
+  return std::ranges::any_of(active_, [](const ShmGroup* group) {
+    return group->segment().has_left_rank();
+  });
 }
 
 void ShmProgress::set_asleep(bool asleep) {

@@ -59,6 +59,7 @@ class ShmProgress {
   void fail(ShmGroup& group, const std::string& reason);
   void poll(Lock& lock, ShmOperation& operation);
   void sleep(Lock& lock);
+  bool has_left_peer() const;
   void set_asleep(bool asleep);
   void wake_progress_thread();
   void run_progress_thread();

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <new>
 #include <string>
 #include <utility>
@@ -65,7 +67,6 @@ T value_of_bytes(const std::string& bytes) {
 
 struct Hello {
   int64_t rank;
-  int64_t process;
 };
 
 } // namespace
@@ -96,7 +97,7 @@ void ShmDoorbell::ring(int descriptor) {
 class ShmSegment::Mapping {
  public:
   static std::shared_ptr<Mapping> make(size_t bytes) {
-    Descriptor memory(
+    base::UniqueFd memory(
         static_cast<int>(::syscall(SYS_memfd_create, "weft", MFD_CLOEXEC)));
     if (memory.get() < 0) {
       throw_system_error("memfd_create");
@@ -107,7 +108,7 @@ class ShmSegment::Mapping {
     return std::make_shared<Mapping>(std::move(memory), bytes);
   }
 
-  Mapping(Descriptor memory, size_t bytes)
+  Mapping(base::UniqueFd memory, size_t bytes)
       : memory_(std::move(memory)), bytes_(bytes) {
     void* at = ::mmap(
         nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, memory_.get(), 0);
@@ -124,9 +125,9 @@ class ShmSegment::Mapping {
   int descriptor() const { return memory_.get(); }
 
   /// Another opening of the same memory, with locks of its own.
-  Descriptor open_again() const {
+  base::UniqueFd open_again() const {
     const auto path = "/proc/self/fd/" + std::to_string(memory_.get());
-    Descriptor result(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    base::UniqueFd result(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (result.get() < 0) {
       throw_system_error("opening the memory again");
     }
@@ -134,10 +135,39 @@ class ShmSegment::Mapping {
   }
 
  private:
-  Descriptor memory_;
+  base::UniqueFd memory_;
   size_t bytes_;
   std::byte* begin_ = nullptr;
 };
+
+namespace {
+
+/// The mappings of groups that connect now, by the name of their socket, for
+/// ranks that are threads of the process that made them.
+class ConnectingMappings {
+ public:
+  void add(
+      const std::string& name,
+      const std::shared_ptr<ShmSegment::Mapping>& mapping) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(
+        mappings_, [](const auto& entry) { return entry.second.expired(); });
+    mappings_[name] = mapping;
+  }
+  /// Returns null in other processes, and if the rank that made it gave up.
+  std::shared_ptr<ShmSegment::Mapping> find(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const auto found = mappings_.find(name);
+    return found == mappings_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<ShmSegment::Mapping>> mappings_;
+};
+ConnectingMappings connecting_mappings;
+
+} // namespace
 
 bool ShmSegment::is_supported() noexcept {
   try {
@@ -155,7 +185,7 @@ bool ShmSegment::is_supported() noexcept {
 
 ShmSegment::ShmSegment(
     const GroupMembers& members,
-    const c10::intrusive_ptr<c10d::Store>& store,
+    const GroupRendezvous& rendezvous,
     size_t slot_bytes,
     const ShmDoorbell& own_doorbell)
     : own_(members.rank),
@@ -170,9 +200,9 @@ ShmSegment::ShmSegment(
       layout_.rank_bytes +
       ranks * kShmSlots * (layout_.header_bytes + layout_.slot_bytes);
   if (own_ == 0) {
-    create_segment(members, *store, own_doorbell);
+    create_segment(members, rendezvous, own_doorbell);
   } else {
-    attach_segment(members, *store, own_doorbell);
+    attach_segment(members, rendezvous, own_doorbell);
   }
 }
 
@@ -186,28 +216,27 @@ ShmSegment::~ShmSegment() {
 // goes on when all have: then every rank's lock is held.
 void ShmSegment::create_segment(
     const GroupMembers& members,
-    c10d::Store& store,
+    const GroupRendezvous& rendezvous,
     const ShmDoorbell& own_doorbell) {
-  const auto deadline = std::chrono::steady_clock::now() + members.timeout;
+  const SocketLimit limit{
+      std::chrono::steady_clock::now() + members.timeout,
+      rendezvous.cancellation};
   mapping_ = Mapping::make(layout_.total);
   const auto listener = listen_unix(static_cast<int>(size_));
-  store.set(
+  connecting_mappings.add(listener.name, mapping_);
+  rendezvous.store->set(
       kKey, std::vector<uint8_t>(listener.name.begin(), listener.name.end()));
-  struct Member {
-    Descriptor socket;
-    bool same_process;
-  };
-  std::vector<Member> others;
+  std::vector<base::UniqueFd> others;
   doorbells_.resize(static_cast<size_t>(size_));
   // Where a wait can be stopped; then they are at the socket.
   std::vector<std::string> coming;
   for (int64_t i = 1; i < size_; ++i) {
     coming.push_back(coming_key(i));
   }
-  store.wait(coming, members.timeout);
+  rendezvous.store->wait(coming, members.timeout);
   for (int64_t i = 1; i < size_; ++i) {
-    auto socket = accept_unix(listener, deadline);
-    auto message = receive_message(socket, deadline);
+    auto socket = accept_unix(listener, limit);
+    auto message = receive_message(socket, limit);
     const auto hello = value_of_bytes<Hello>(message.bytes);
     if (hello.rank <= 0 || hello.rank >= size_ ||
         message.descriptors.size() != 1) {
@@ -218,62 +247,56 @@ void ShmSegment::create_segment(
     }
     doorbells_[static_cast<size_t>(hello.rank)] =
         std::move(message.descriptors[0]);
-    others.push_back({std::move(socket), hello.process == ::getpid()});
+    others.push_back(std::move(socket));
   }
   doorbells_[0] =
-      Descriptor(::fcntl(own_doorbell.descriptor(), F_DUPFD_CLOEXEC, 0));
+      base::UniqueFd(::fcntl(own_doorbell.descriptor(), F_DUPFD_CLOEXEC, 0));
   join();
-  for (const auto& member : others) {
-    // The receiver takes the reference over.
-    auto* shared =
-        member.same_process ? new std::shared_ptr<Mapping>(mapping_) : nullptr;
-    send_message(
-        member.socket, bytes_of_value(shared), {mapping_->descriptor()});
+  for (const auto& socket : others) {
+    send_message(socket, "memory", {mapping_->descriptor()});
     for (size_t begin = 0; begin < doorbells_.size(); begin += kBellsAMessage) {
       std::vector<int> bells;
       const auto end = std::min(begin + kBellsAMessage, doorbells_.size());
       for (size_t r = begin; r < end; ++r) {
         bells.push_back(doorbells_[r].get());
       }
-      send_message(member.socket, "bells", bells);
+      send_message(socket, "bells", bells);
     }
   }
-  for (const auto& member : others) {
-    receive_message(member.socket, deadline);
+  for (const auto& socket : others) {
+    receive_message(socket, limit);
   }
-  for (const auto& member : others) {
-    send_message(member.socket, "go");
+  for (const auto& socket : others) {
+    send_message(socket, "go");
   }
 }
 
 void ShmSegment::attach_segment(
     const GroupMembers& members,
-    c10d::Store& store,
+    const GroupRendezvous& rendezvous,
     const ShmDoorbell& own_doorbell) {
-  const auto deadline = std::chrono::steady_clock::now() + members.timeout;
-  store.wait({kKey}, members.timeout);
-  const auto socket = connect_unix(store.get_to_str(kKey));
-  store.set(coming_key(own_), std::vector<uint8_t>{1});
+  const SocketLimit limit{
+      std::chrono::steady_clock::now() + members.timeout,
+      rendezvous.cancellation};
+  rendezvous.store->wait({kKey}, members.timeout);
+  const auto name = rendezvous.store->get_to_str(kKey);
+  const auto socket = connect_unix(name);
+  rendezvous.store->set(coming_key(own_), std::vector<uint8_t>{1});
   send_message(
-      socket,
-      bytes_of_value(Hello{own_, ::getpid()}),
-      {own_doorbell.descriptor()});
-  auto message = receive_message(socket, deadline);
-  auto* shared = value_of_bytes<std::shared_ptr<Mapping>*>(message.bytes);
-  if (shared != nullptr) {
-    mapping_ = std::move(*shared);
-    delete shared;
-  } else {
+      socket, bytes_of_value(Hello{own_}), {own_doorbell.descriptor()});
+  auto message = receive_message(socket, limit);
+  mapping_ = connecting_mappings.find(name);
+  if (!mapping_) {
     mapping_ = std::make_shared<Mapping>(
         std::move(message.descriptors.at(0)), layout_.total);
   }
   while (doorbells_.size() < static_cast<size_t>(size_)) {
-    auto bells = receive_message(socket, deadline);
+    auto bells = receive_message(socket, limit);
     std::ranges::move(bells.descriptors, std::back_inserter(doorbells_));
   }
   join();
   send_message(socket, "joined");
-  receive_message(socket, deadline);
+  receive_message(socket, limit);
 }
 
 void ShmSegment::join() {
@@ -329,6 +352,15 @@ int64_t ShmSegment::lost_rank() const {
     }
   }
   return -1;
+}
+
+bool ShmSegment::has_left_rank() const {
+  for (int64_t r = 0; r < size_; ++r) {
+    if (r != own_ && rank(r).left.load() != 0) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void ShmSegment::leave() const {

@@ -7,14 +7,9 @@
 #include <memory>
 #include <vector>
 
-#include <c10/util/intrusive_ptr.h>
-
 #include "mesh/backends/shm/unix_socket.h"
+#include "mesh/bootstrap/cancellable_store.h"
 #include "mesh/communicator/backend.h"
-
-namespace c10d {
-class Store;
-} // namespace c10d
 
 namespace weft::mesh {
 
@@ -69,7 +64,7 @@ class ShmDoorbell {
   static void ring(int descriptor);
 
  private:
-  Descriptor descriptor_;
+  base::UniqueFd descriptor_;
 };
 
 /// The memory that the ranks of a group share on one host: control words and
@@ -82,7 +77,7 @@ class ShmSegment {
   /// Throws: std::exception if a member does not arrive in time.
   ShmSegment(
       const GroupMembers& members,
-      const c10::intrusive_ptr<c10d::Store>& store,
+      const GroupRendezvous& rendezvous,
       size_t slot_bytes,
       const ShmDoorbell& own_doorbell);
   ~ShmSegment();
@@ -104,6 +99,8 @@ class ShmSegment {
   /// Returns a rank whose process is gone or that has left, or -1 if there is
   /// none.
   int64_t lost_rank() const;
+  /// Returns true if a rank has said that it leaves. Makes no system call.
+  bool has_left_rank() const;
   /// Tells the peers that this rank has left.
   void leave() const;
 
@@ -122,11 +119,11 @@ class ShmSegment {
   };
   void create_segment(
       const GroupMembers& members,
-      c10d::Store& store,
+      const GroupRendezvous& rendezvous,
       const ShmDoorbell& own_doorbell);
   void attach_segment(
       const GroupMembers& members,
-      c10d::Store& store,
+      const GroupRendezvous& rendezvous,
       const ShmDoorbell& own_doorbell);
   void join();
 
@@ -138,8 +135,8 @@ class ShmSegment {
   std::byte* memory_ = nullptr;
   /// This rank's own descriptor of the memory. It holds a lock on byte `own_`
   /// until the process ends.
-  Descriptor lock_;
-  std::vector<Descriptor> doorbells_;
+  base::UniqueFd lock_;
+  std::vector<base::UniqueFd> doorbells_;
 };
 
 } // namespace weft::mesh

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <random>
@@ -19,11 +20,11 @@ namespace {
 constexpr size_t kLongest = 1024;
 constexpr size_t kMaxDescriptors = 250;
 
-Descriptor checked(int fd, const char* what) {
+base::UniqueFd checked(int fd, const char* what) {
   if (fd < 0) {
     throw_system_error(what);
   }
-  return Descriptor(fd);
+  return base::UniqueFd(fd);
 }
 
 struct Address {
@@ -51,13 +52,17 @@ std::string random_name() {
   return name;
 }
 
-void wait_readable(int fd, SocketDeadline deadline) {
+void wait_readable(int fd, const SocketLimit& limit) {
   while (true) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
-    pollfd poll{fd, POLLIN, 0};
-    const int ready =
-        ::poll(&poll, 1, static_cast<int>(std::max<int64_t>(left.count(), 0)));
+        limit.deadline - std::chrono::steady_clock::now());
+    std::array<pollfd, 2> polls{
+        {{fd, POLLIN, 0}, {limit.cancellation.descriptor(), POLLIN, 0}}};
+    const int ready = ::poll(
+        polls.data(),
+        polls.size(),
+        static_cast<int>(std::max<int64_t>(left.count(), 0)));
+    limit.cancellation.check();
     if (ready > 0) {
       return;
     }
@@ -72,7 +77,7 @@ void wait_readable(int fd, SocketDeadline deadline) {
   }
 }
 
-bool is_own_users(const Descriptor& socket) {
+bool is_own_users(const base::UniqueFd& socket) {
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
@@ -86,8 +91,8 @@ struct ControlBuffer {
   alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * kMaxDescriptors)] = {};
 };
 
-std::vector<Descriptor> descriptors_of(msghdr& message) {
-  std::vector<Descriptor> result;
+std::vector<base::UniqueFd> descriptors_of(msghdr& message) {
+  std::vector<base::UniqueFd> result;
   for (auto* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
@@ -115,17 +120,6 @@ void throw_system_error(const char* what) {
       limit_behind(error)));
 }
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) {
-    ::close(fd_);
-  }
-}
-
 UnixListener listen_unix(int backlog) {
   UnixListener listener;
   listener.name = random_name();
@@ -142,9 +136,11 @@ UnixListener listen_unix(int backlog) {
   return listener;
 }
 
-Descriptor accept_unix(const UnixListener& listener, SocketDeadline deadline) {
+base::UniqueFd accept_unix(
+    const UnixListener& listener,
+    const SocketLimit& limit) {
   while (true) {
-    wait_readable(listener.socket.get(), deadline);
+    wait_readable(listener.socket.get(), limit);
     auto socket = checked(
         ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC),
         "accept");
@@ -154,7 +150,7 @@ Descriptor accept_unix(const UnixListener& listener, SocketDeadline deadline) {
   }
 }
 
-Descriptor connect_unix(const std::string& name) {
+base::UniqueFd connect_unix(const std::string& name) {
   auto socket =
       checked(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), "socket");
   const Address at(name);
@@ -171,7 +167,7 @@ Descriptor connect_unix(const std::string& name) {
 }
 
 void send_message(
-    const Descriptor& socket,
+    const base::UniqueFd& socket,
     const std::string& bytes,
     const std::vector<int>& descriptors) {
   iovec data{const_cast<char*>(bytes.data()), bytes.size()};
@@ -195,9 +191,9 @@ void send_message(
 }
 
 SocketMessage receive_message(
-    const Descriptor& socket,
-    SocketDeadline deadline) {
-  wait_readable(socket.get(), deadline);
+    const base::UniqueFd& socket,
+    const SocketLimit& limit) {
+  wait_readable(socket.get(), limit);
   SocketMessage result;
   result.bytes.resize(kLongest);
   iovec data{result.bytes.data(), result.bytes.size()};

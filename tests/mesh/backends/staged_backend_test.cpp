@@ -22,8 +22,8 @@ TEST(StagedBackend, GivesWhatItsHostGives) {
   run_ranks(kRanks, [&](RankContext& self) {
     const GroupMembers members{
         .name = "staged", .rank = self.rank, .ranks = {0, 1, 2}};
-    const auto host =
-        make_gloo_backend(members, store, make_gloo_device("127.0.0.1"));
+    const auto host = make_gloo_backend(
+        members, {store, Cancellation()}, make_gloo_device("127.0.0.1"));
     Communicator staged(make_staged_backend(host, c10::DeviceType::CPU));
     auto world = self.world.group();
 
