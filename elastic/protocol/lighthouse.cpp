@@ -1,0 +1,326 @@
+#include "elastic/protocol/lighthouse.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weft::elastic {
+namespace {
+
+/// The clocks of hosts differ by less than this part.
+constexpr int64_t kDrift = 20;
+
+/// Whether a group has the state with which `epoch` begins, or a later one.
+bool has_state_of(const Report& report, const Epoch& epoch) {
+  return (report.is_of_epoch && report.epoch.number == epoch.number) ||
+         (epoch.base &&
+          (report.applied == epoch.base || report.prepared == epoch.base));
+}
+
+} // namespace
+
+Lighthouse::Lighthouse(LighthouseOptions options, uint64_t ballot, Time now)
+    : options_(options), ballot_(ballot), started_(now) {}
+
+// Another lighthouse was started with a greater ballot: this one begins again
+// as the newest, and knows nothing.
+void Lighthouse::restart(uint64_t ballot, Time now) {
+  options_.is_first_start = false;
+  *this = Lighthouse(options_, ballot, now);
+}
+
+void Lighthouse::receive(const Report& report, Time now) {
+  if (report.ballot > ballot_) {
+    restart(report.ballot + 1, now);
+  }
+  auto& group = groups_[report.group];
+  for (const GroupId member : report.epoch.members) {
+    groups_.try_emplace(member);
+  }
+  // Messages may overtake one another. A group reports under this ballot once
+  // it has heard of it; what it said before may have changed by an earlier
+  // lighthouse.
+  if (report.ballot == ballot_ && !group.has_ended &&
+      (!group.report || report.sent > group.report->sent)) {
+    group.report = report;
+    group.heard = now;
+    note_acknowledged();
+  }
+}
+
+void Lighthouse::lose(GroupId group) {
+  groups_[group].has_ended = true;
+}
+
+void Lighthouse::update(Time now) {
+  adopt_reported_epoch();
+  blocked_by_.clear();
+  if (current_) {
+    try_next_epoch(now);
+  } else {
+    try_first_epoch(now);
+  }
+}
+
+Time Lighthouse::silence_of(const Group& group, Time now) const {
+  return now - (group.report ? group.heard : started_);
+}
+
+bool Lighthouse::is_alive(GroupId id, Time now) const {
+  const auto& group = groups_.at(id);
+  return !group.has_ended && silence_of(group, now) <= options_.suspect;
+}
+
+bool Lighthouse::is_silent_for_lease(GroupId id, Time now) const {
+  return silence_of(groups_.at(id), now) > held_after();
+}
+
+Time Lighthouse::held_after() const {
+  return options_.lease + options_.lease / kDrift;
+}
+
+std::vector<GroupId> Lighthouse::groups() const {
+  std::vector<GroupId> result;
+  for (const auto& [id, group] : groups_) {
+    if (!group.has_ended) {
+      result.push_back(id);
+    }
+  }
+  return result;
+}
+
+std::vector<GroupId> Lighthouse::joiners(Time now) const {
+  std::vector<GroupId> result;
+  for (const auto& [id, group] : groups_) {
+    if (!current_->has(id) && group.report && is_alive(id, now)) {
+      result.push_back(id);
+    }
+  }
+  return result;
+}
+
+// The newest epoch that the groups know of is the newest one if no epoch can
+// have followed it without one of those that have answered. One that turns up
+// later was made by an earlier lighthouse and has not begun, and can begin now.
+void Lighthouse::adopt_reported_epoch() {
+  const Epoch* newest = current_ ? &*current_ : nullptr;
+  for (const auto& [id, group] : groups_) {
+    if (group.report && group.report->epoch.number &&
+        (newest == nullptr || group.report->epoch.number > newest->number)) {
+      newest = &group.report->epoch;
+    }
+  }
+  if (newest == nullptr || (current_ && newest == &*current_)) {
+    return;
+  }
+  const auto answered =
+      std::ranges::count_if(newest->members, [&](GroupId member) {
+        const auto& report = groups_.at(member).report;
+        return report && !report->is_held;
+      });
+  if (current_ || answered * 2 > std::ssize(newest->members)) {
+    current_ = Epoch(*newest);
+    note_acknowledged();
+  }
+}
+
+void Lighthouse::note_acknowledged() {
+  if (!current_) {
+    return;
+  }
+  for (const auto& [id, group] : groups_) {
+    if (group.report && group.report->is_of_epoch &&
+        group.report->epoch.number == current_->number &&
+        group.report->applied.step > acknowledged_.step) {
+      acknowledged_ = group.report->applied;
+    }
+  }
+}
+
+void Lighthouse::try_first_epoch(Time now) {
+  std::vector<GroupId> members;
+  bool is_new_run = options_.is_first_start;
+  for (const auto& [id, group] : groups_) {
+    is_new_run = is_new_run && (!group.report || !group.report->epoch.number);
+    if (group.report && is_alive(id, now)) {
+      members.push_back(id);
+    }
+  }
+  if (!is_new_run) {
+    try_new_generation(now);
+    return;
+  }
+  const auto count = static_cast<int64_t>(members.size());
+  if (count >= options_.expected_groups ||
+      (count >= options_.min_groups &&
+       now - started_ > options_.join_timeout)) {
+    begin_generation(std::move(members), {});
+  }
+}
+
+bool Lighthouse::is_in_trouble(Time now) const {
+  return std::ranges::any_of(current_->members, [&](GroupId member) {
+    return !is_alive(member, now) || has_left_current(member);
+  });
+}
+
+bool Lighthouse::has_left_current(GroupId member) const {
+  const auto& report = groups_.at(member).report;
+  return report && report->has_left && report->epoch.number == current_->number;
+}
+
+void Lighthouse::try_next_epoch(Time now) {
+  std::vector<GroupId> left;
+  for (const GroupId member : current_->members) {
+    if (!is_alive(member, now)) {
+      continue;
+    }
+    if (!has_left_current(member)) {
+      return; // It goes on, or will be told.
+    }
+    left.push_back(member);
+  }
+  const auto base = base_after(left);
+  if (!base) {
+    try_new_generation(now);
+    return;
+  }
+  auto members = left;
+  for (const GroupId group : joiners(now)) {
+    members.push_back(group);
+  }
+  if (static_cast<int64_t>(members.size()) < options_.min_groups) {
+    return;
+  }
+  if (keeps_majority(members, now)) {
+    begin_epoch(std::move(members), *base);
+  }
+}
+
+// Whether a lighthouse that starts again will hear of an epoch of `members`.
+bool Lighthouse::keeps_majority(const std::vector<GroupId>& members, Time now) {
+  size_t kept = 0;
+  size_t possible = 0;
+  bool are_others_held = true;
+  for (const GroupId member : current_->members) {
+    if (groups_.at(member).has_ended) {
+      continue;
+    }
+    ++possible;
+    if (std::ranges::find(members, member) != members.end()) {
+      ++kept;
+    } else {
+      are_others_held = are_others_held && is_silent_for_lease(member, now);
+      blocked_by_.push_back(member);
+    }
+  }
+  if (kept * 2 <= possible && !are_others_held) {
+    return false;
+  }
+  blocked_by_.clear();
+  return true;
+}
+
+/// Returns the commit after which the groups that left go on, or nothing if
+/// none of them has the state of the epoch.
+std::optional<Commit> Lighthouse::base_after(
+    const std::vector<GroupId>& left) const {
+  bool has_state = false;
+  Commit base = current_->base;
+  for (const GroupId member : left) {
+    const auto& report = *groups_.at(member).report;
+    has_state = has_state || has_state_of(report, *current_);
+    if (report.is_of_epoch && (!base || report.applied.step > base.step)) {
+      base = report.applied;
+    }
+  }
+  if (!has_state) {
+    return std::nullopt;
+  }
+  const auto next = next_commit(base, current_->number);
+  const bool are_prepared = std::ranges::all_of(left, [&](GroupId member) {
+    return groups_.at(member).report->prepared == next;
+  });
+  return are_prepared ? next : base;
+}
+
+// Of all groups that may still act, each has left or is held: what remains is
+// the best state that has answered, or a checkpoint.
+void Lighthouse::try_new_generation(Time now) {
+  if (!current_ && now - started_ <= held_after()) {
+    return;
+  }
+  is_abandoning_ = true;
+  std::vector<GroupId> members;
+  const Report* best = nullptr;
+  for (const auto& [id, group] : groups_) {
+    if (is_alive(id, now)) {
+      if (!group.report ||
+          (group.report->epoch.number && !group.report->has_left)) {
+        return; // It will be told to leave.
+      }
+      members.push_back(id);
+      const auto& report = *group.report;
+      const auto rank = [](const Report& r) {
+        return std::make_pair(
+            r.is_of_epoch ? r.epoch.number : EpochNumber(), r.applied.step);
+      };
+      if (report.applied && (best == nullptr || rank(report) > rank(*best))) {
+        best = &report;
+      }
+    } else if (!group.has_ended && !is_silent_for_lease(id, now)) {
+      return;
+    }
+  }
+  if (members.empty() ||
+      static_cast<int64_t>(members.size()) < options_.min_groups) {
+    return;
+  }
+  const auto base = best == nullptr ? Commit() : best->applied;
+  begin_generation(std::move(members), base);
+}
+
+void Lighthouse::begin_epoch(std::vector<GroupId> members, const Commit& base) {
+  current_ = Epoch{
+      {ballot_, ++count_}, current_->generation, std::move(members), base};
+  is_abandoning_ = false;
+}
+
+void Lighthouse::begin_generation(
+    std::vector<GroupId> members,
+    const Commit& base) {
+  const EpochNumber number{ballot_, ++count_};
+  current_ = Epoch{number, number, std::move(members), base};
+  acknowledged_ = {};
+  is_abandoning_ = false;
+}
+
+Reply Lighthouse::reply(GroupId id, Time now) const {
+  const auto& group = groups_.at(id);
+  Reply reply;
+  reply.group = id;
+  reply.ballot = ballot_;
+  reply.acknowledged = acknowledged_;
+  if (!group.report) {
+    return reply;
+  }
+  const auto& report = *group.report;
+  reply.answers = report.sent;
+  const bool is_running = report.epoch.number && !report.has_left;
+  const bool is_member = current_ && current_->has(id);
+  if (is_member && report.epoch.number != current_->number) {
+    reply.directive = Directive::kEnter;
+    reply.epoch = *current_;
+  } else if (!is_running) {
+    reply.directive = Directive::kWait;
+  } else if (is_member ? is_in_trouble(now) : (current_ || is_abandoning_)) {
+    reply.directive = Directive::kLeave;
+    reply.epoch = report.epoch;
+  } else if (is_member) {
+    reply.directive = joiners(now).empty() ? Directive::kContinue
+                                           : Directive::kLeaveAfterStep;
+    reply.epoch = *current_;
+  }
+  return reply;
+}
+
+} // namespace weft::elastic

@@ -1,0 +1,352 @@
+#include "elastic/protocol/lighthouse.h"
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "elastic/protocol/member.h"
+
+namespace weft::elastic {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+using Phase = Member::Phase;
+
+/// Groups and a lighthouse whose messages arrive at once. Groups in one epoch
+/// train in step.
+class Training {
+ public:
+  explicit Training(int64_t groups, LighthouseOptions options = {}) {
+    options.expected_groups = groups;
+    options.is_first_start = true;
+    lease_ = options.lease;
+    lighthouse_.emplace(options, ballot_, now_);
+    for (int64_t i = 0; i < groups; ++i) {
+      start_group();
+    }
+  }
+
+  GroupId start_group() {
+    const GroupId id = members_.size() + 1;
+    members_.emplace(id, Member(id, lease_, now_));
+    return id;
+  }
+  Member& member(GroupId id) { return members_.at(id); }
+  Lighthouse& lighthouse() { return *lighthouse_; }
+  Time now() const { return now_; }
+  void wait(Time time) { now_ += time; }
+
+  /// The process has ended, as its supervisor says.
+  void end(GroupId id) {
+    gone_.insert(id);
+    lighthouse_->lose(id);
+  }
+  /// Nothing comes from the group or reaches it, until hear() is called.
+  void silence(GroupId id) { gone_.insert(id); }
+  void hear(GroupId id) { gone_.erase(id); }
+
+  void restart_lighthouse() {
+    LighthouseOptions options;
+    options.lease = lease_;
+    lighthouse_.emplace(options, ++ballot_, now_);
+  }
+
+  /// Reports and replies until nothing changes, with pauses of 1 ms.
+  void settle() {
+    for (int i = 0; i < 20; ++i) {
+      wait(milliseconds(1));
+      for (auto& [id, member] : members_) {
+        if (!gone_.contains(id)) {
+          lighthouse_->receive(member.report(now_), now_);
+          lighthouse_->update(now_);
+          member.receive(lighthouse_->reply(id, now_), now_);
+        }
+      }
+      meet();
+    }
+  }
+
+  /// One step of every epoch whose groups are all training.
+  void step() {
+    for (auto& [id, member] : members_) {
+      if (!gone_.contains(id) && member.phase() == Phase::kTraining) {
+        member.prepare();
+        ASSERT_TRUE(member.commit(now_));
+      }
+    }
+  }
+
+  std::vector<GroupId> epoch_members() const {
+    return lighthouse_->epoch() ? lighthouse_->epoch()->members
+                                : std::vector<GroupId>();
+  }
+
+ private:
+  // Groups that have accepted the same epoch meet, and those with its state
+  // give it to the others.
+  void meet() {
+    for (auto& [id, member] : members_) {
+      const auto& epoch = member.epoch();
+      if (gone_.contains(id) || member.phase() != Phase::kMeeting) {
+        continue;
+      }
+      bool all_there = true;
+      for (const GroupId other : epoch.members) {
+        all_there = all_there && !gone_.contains(other) &&
+                    members_.at(other).epoch().number == epoch.number;
+      }
+      bool applies = false;
+      if (all_there && member.enter(now_, applies) &&
+          member.phase() == Phase::kWithoutState) {
+        member.take_state();
+      }
+    }
+  }
+
+  Time now_ = seconds(100);
+  Time lease_{0};
+  uint64_t ballot_ = 1;
+  std::optional<Lighthouse> lighthouse_;
+  std::map<GroupId, Member> members_;
+  std::set<GroupId> gone_;
+};
+
+TEST(Lighthouse, TheFirstEpochWaitsForTheExpectedGroups) {
+  LighthouseOptions options;
+  options.is_first_start = true;
+  options.expected_groups = 2;
+  options.join_timeout = seconds(5);
+  Lighthouse lighthouse(options, 1, Time(0));
+  Member member(7, options.lease, Time(0));
+  const auto report = [&](Time now) {
+    member.receive(lighthouse.reply(7, now), now);
+    lighthouse.receive(member.report(now), now);
+    lighthouse.update(now);
+  };
+  lighthouse.receive(member.report(Time(0)), Time(0));
+  report(milliseconds(1));
+  report(seconds(4));
+  EXPECT_FALSE(lighthouse.epoch());
+  report(seconds(6));
+  ASSERT_TRUE(lighthouse.epoch());
+  EXPECT_THAT(lighthouse.epoch()->members, ElementsAre(7));
+  EXPECT_EQ(lighthouse.reply(7, seconds(6)).directive, Directive::kEnter);
+}
+
+TEST(Lighthouse, TheOthersGoOnWithoutALostGroup) {
+  Training run(3);
+  run.settle();
+  run.step();
+  const auto before = run.member(1).applied();
+  run.end(2);
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(1, 3));
+  EXPECT_EQ(run.member(1).phase(), Phase::kTraining);
+  EXPECT_EQ(run.member(1).applied(), before);
+  EXPECT_EQ(run.member(3).applied(), before);
+  run.step();
+  EXPECT_EQ(run.member(1).applied().step, 2);
+  EXPECT_EQ(run.member(1).applied(), run.member(3).applied());
+}
+
+TEST(Lighthouse, AStepThatOneGroupAppliedIsAppliedByAll) {
+  Training run(3);
+  run.settle();
+  for (const GroupId id : {1, 2, 3}) {
+    run.member(id).prepare();
+  }
+  run.member(1).commit(run.now());
+  run.end(2);
+  run.settle();
+  EXPECT_EQ(run.member(3).applied().step, 1);
+  EXPECT_EQ(run.member(3).applied(), run.member(1).applied());
+}
+
+TEST(Lighthouse, AStepForWhichAllAreThereIsPreparedIsApplied) {
+  // The lost one may have applied it.
+  Training run(3);
+  run.settle();
+  for (const GroupId id : {1, 2, 3}) {
+    run.member(id).prepare();
+  }
+  run.end(2);
+  run.settle();
+  EXPECT_EQ(run.member(1).applied().step, 1);
+  EXPECT_EQ(run.member(3).applied(), run.member(1).applied());
+}
+
+TEST(Lighthouse, AStepForWhichOneIsNotPreparedIsDoneAgain) {
+  Training run(3);
+  run.settle();
+  const auto dropped = run.member(1).prepare();
+  run.end(2);
+  run.settle();
+  EXPECT_EQ(run.member(1).applied().step, 0);
+  EXPECT_EQ(run.member(1).phase(), Phase::kTraining);
+  run.step();
+  EXPECT_EQ(run.member(1).applied().step, 1);
+  EXPECT_NE(run.member(1).applied(), dropped);
+}
+
+TEST(Lighthouse, ANewcomerEntersAfterTheStepAndGetsTheState) {
+  Training run(2);
+  run.settle();
+  run.step();
+  const auto newcomer = run.start_group();
+  run.settle();
+  EXPECT_TRUE(run.member(1).leaves_after_step());
+  EXPECT_EQ(run.member(1).phase(), Phase::kTraining);
+  run.step();
+  run.member(1).leave();
+  run.member(2).leave();
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(1, 2, newcomer));
+  EXPECT_EQ(run.member(newcomer).applied().step, 2);
+  EXPECT_EQ(run.member(newcomer).applied(), run.member(1).applied());
+}
+
+TEST(Lighthouse, ALighthouseThatStartsAgainDisturbsNoGroup) {
+  Training run(3);
+  run.settle();
+  run.step();
+  const auto epoch = run.member(1).epoch().number;
+  run.wait(seconds(5));
+  run.restart_lighthouse();
+  run.settle();
+  ASSERT_TRUE(run.lighthouse().epoch());
+  EXPECT_EQ(run.lighthouse().epoch()->number, epoch);
+  EXPECT_EQ(run.member(1).phase(), Phase::kTraining);
+  EXPECT_EQ(run.lighthouse().acknowledged(), run.member(1).applied());
+}
+
+TEST(Lighthouse, ALighthouseThatStartsAgainNeedsMoreThanHalf) {
+  Training run(4);
+  run.settle();
+  run.silence(3);
+  run.silence(4);
+  run.restart_lighthouse();
+  run.settle();
+  EXPECT_FALSE(run.lighthouse().epoch());
+  run.hear(3);
+  run.settle();
+  ASSERT_TRUE(run.lighthouse().epoch());
+  // Group 4 is suspected a second later.
+  run.wait(milliseconds(900));
+  run.settle();
+  run.wait(milliseconds(500));
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(1, 2, 3));
+}
+
+TEST(Lighthouse, GroupsWithoutAnswerForTheLeaseDoNotCountForAMajority) {
+  Training run(2);
+  run.settle();
+  run.step();
+  const auto before = run.member(1).applied();
+  run.wait(seconds(40));
+  EXPECT_FALSE([&] {
+    run.member(1).prepare();
+    return run.member(1).commit(run.now());
+  }());
+  run.restart_lighthouse();
+  run.settle();
+  EXPECT_FALSE(run.lighthouse().epoch());
+  // Any group that might have gone on elsewhere is held by then.
+  run.wait(seconds(32));
+  run.settle();
+  ASSERT_TRUE(run.lighthouse().epoch());
+  EXPECT_EQ(run.lighthouse().epoch()->base, before);
+  EXPECT_EQ(
+      run.lighthouse().epoch()->generation, run.lighthouse().epoch()->number);
+}
+
+TEST(Lighthouse, AMinorityNamesTheGroupsToEnd) {
+  Training run(2);
+  run.settle();
+  run.step();
+  run.silence(2);
+  run.wait(seconds(2));
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(1, 2));
+  EXPECT_THAT(run.lighthouse().groups_to_end(), ElementsAre(2));
+  run.end(2);
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), ElementsAre(1));
+  EXPECT_THAT(run.lighthouse().groups_to_end(), IsEmpty());
+  EXPECT_EQ(run.member(1).applied().step, 1);
+}
+
+TEST(Lighthouse, AGroupThatWasStoppedGetsTheStateOfTheOthers) {
+  Training run(3);
+  run.settle();
+  run.step();
+  run.silence(2);
+  run.wait(seconds(2));
+  run.settle();
+  run.step();
+  run.step();
+  EXPECT_EQ(run.member(1).applied().step, 3);
+  // It comes back in the middle of its step, which is over.
+  run.member(2).prepare();
+  run.hear(2);
+  run.settle();
+  EXPECT_NE(run.member(2).phase(), Phase::kTraining);
+  run.member(1).leave();
+  run.member(3).leave();
+  run.settle();
+  EXPECT_EQ(run.member(2).phase(), Phase::kTraining);
+  EXPECT_EQ(run.member(2).applied(), run.member(1).applied());
+}
+
+TEST(Lighthouse, WithoutAnyGroupThatHasTheStateItBeginsFromACheckpoint) {
+  Training run(2);
+  run.settle();
+  run.step();
+  run.end(1);
+  run.end(2);
+  const auto newcomer = run.start_group();
+  run.settle();
+  ASSERT_TRUE(run.lighthouse().epoch());
+  EXPECT_THAT(run.epoch_members(), ElementsAre(newcomer));
+  EXPECT_FALSE(run.lighthouse().epoch()->base);
+}
+
+TEST(Lighthouse, FewerGroupsThanAskedForWait) {
+  LighthouseOptions options;
+  options.min_groups = 2;
+  Training run(2, options);
+  run.settle();
+  run.end(2);
+  run.settle();
+  EXPECT_EQ(run.member(1).phase(), Phase::kOutside);
+  const auto newcomer = run.start_group();
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(1, newcomer));
+  EXPECT_EQ(run.member(1).phase(), Phase::kTraining);
+}
+
+TEST(Lighthouse, AGroupFollowsTheNewestLighthouseOnly) {
+  Member member(1, seconds(30), Time(0));
+  Reply newer;
+  newer.ballot = 5;
+  member.receive(newer, Time(0));
+  Reply older;
+  older.ballot = 4;
+  older.directive = Directive::kEnter;
+  older.epoch = {{4, 1}, {4, 1}, {1}, {}};
+  member.receive(older, Time(0));
+  EXPECT_EQ(member.phase(), Phase::kOutside);
+  older.ballot = 5;
+  member.receive(older, Time(0));
+  EXPECT_EQ(member.phase(), Phase::kMeeting);
+}
+
+} // namespace
+} // namespace weft::elastic
