@@ -99,6 +99,8 @@ class Launch {
   std::vector<Worker> spawn_all(
       const WorkerContext& common,
       MasterSocket* store);
+  Outcome supervise(const std::vector<Worker>& workers);
+  void handle_signal(Supervisor& supervisor, int signal);
   /// Returns the host's part of the verdict, its report said.
   HostResult attempt(RankAssignment rank_assignment);
   RunResult await_verdict();
@@ -194,6 +196,49 @@ std::vector<Worker> Launch::spawn_all(
   return workers;
 }
 
+Outcome Launch::supervise(const std::vector<Worker>& workers) {
+  Supervisor supervisor(workers, options_.shutdown_timeout);
+  supervisor.collect_exits();
+  while (!supervisor.is_over()) {
+    if (output_.wait(wake_fd_.get(), supervisor.time_left())) {
+      for (const int signal : signals_.take()) {
+        handle_signal(supervisor, signal);
+      }
+      rendezvous_->dispatch();
+    }
+    if (const auto request = rendezvous_->take_stop_request()) {
+      supervisor.stop(*request);
+    }
+    if (supervisor.advance()) {
+      rendezvous_->report_failure();
+    }
+  }
+  auto outcome = supervisor.finish();
+  output_.drain();
+  return outcome;
+}
+
+void Launch::handle_signal(Supervisor& supervisor, int signal) {
+  if (signal == SIGCHLD) {
+    supervisor.collect_exits();
+  } else if (signals_.is_forwarded_only(signal)) {
+    output_.log_line(fmt::format(
+        "weftrun: {} received and passed on to the workers\n",
+        signal_name(signal)));
+    supervisor.pass_on(signal);
+  } else if (supervisor.request_stop(signal)) {
+    output_.log_line(fmt::format(
+        "weftrun: {} received and forwarded; workers have {} s to end\n",
+        signal_name(signal),
+        options_.shutdown_timeout.count() / 1000.0));
+    rendezvous_->report_signal(signal);
+  } else if (signal != SIGQUIT) {
+    output_.log_line(fmt::format(
+        "weftrun: {} received; already ending, SIGQUIT ends at once\n",
+        signal_name(signal)));
+  }
+}
+
 HostResult Launch::attempt(RankAssignment rank_assignment) {
   logs_.begin_attempt(rank_assignment.restart_count);
   output_.begin_attempt(rank_assignment.first_rank);
@@ -216,10 +261,8 @@ HostResult Launch::attempt(RankAssignment rank_assignment) {
   context.rank_assignment = rank_assignment;
   context.start_time = start_time_;
   const auto workers = spawn_all(context, store ? &*store : nullptr);
-  Supervisor supervisor(
-      workers, output_, signals_, *rendezvous_, options_.shutdown_timeout);
   OomMonitor memory(pids(workers));
-  Outcome outcome = supervisor.run(wake_fd_.get());
+  Outcome outcome = supervise(workers);
   guard_.forget();
   const auto local = [&](int rank) {
     return rank - rank_assignment.first_rank;

@@ -6,8 +6,6 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include <fmt/format.h>
-
 namespace weft::launcher {
 namespace {
 
@@ -31,32 +29,17 @@ int64_t reap(pid_t pid) {
 
 Supervisor::Supervisor(
     const std::vector<Worker>& workers,
-    Output& output,
-    SignalQueue& signals,
-    Rendezvous& hosts,
     milliseconds shutdown_timeout)
-    : workers_(workers),
-      output_(output),
-      signals_(signals),
-      rendezvous_(hosts),
-      shutdown_timeout_(shutdown_timeout) {}
+    : workers_(workers), shutdown_timeout_(shutdown_timeout) {}
 
-Outcome Supervisor::run(int wake_fd) {
-  collect_exits(); // SIGCHLD may have come before the queue was looked at
-  while (outcome_.exits.size() < workers_.size() && !gave_up_) {
-    if (output_.wait(wake_fd, time_left())) {
-      handle_signals();
-      rendezvous_.dispatch();
-    }
-    if (const auto order = rendezvous_.take_stop_request()) {
-      handle_stop_request(*order);
-    }
-    advance();
-  }
-  // What workers have started and left behind ends with the run. The ids are
+bool Supervisor::is_over() const {
+  return outcome_.exits.size() == workers_.size() || gave_up_;
+}
+
+Outcome Supervisor::finish() {
+  // What workers have started and left behind ends with them. The ids are
   // theirs still: ended workers are reaped only now.
   signal_groups(SIGKILL);
-  output_.drain();
   for (auto& exit : outcome_.exits) {
     exit.peak_rss_bytes = reap(exit.pid);
   }
@@ -77,40 +60,19 @@ milliseconds Supervisor::time_left() const {
       std::chrono::ceil<milliseconds>(deadline_ - Clock::now()));
 }
 
-void Supervisor::handle_signals() {
-  for (const int signal : signals_.take()) {
-    if (signal == SIGCHLD) {
-      collect_exits();
-    } else if (signals_.is_forwarded_only(signal)) {
-      forward_signal(signal);
-    } else {
-      handle_request(signal);
+bool Supervisor::request_stop(int signal) {
+  if (phase_ != Phase::kRunning) {
+    if (signal == SIGQUIT) {
+      kill_all();
     }
+    return false;
   }
+  outcome_.requested_signal = signal;
+  stop(signal, shutdown_timeout_);
+  return true;
 }
 
-void Supervisor::handle_request(int signal) {
-  if (phase_ == Phase::kRunning) {
-    outcome_.requested_signal = signal;
-    output_.log_line(fmt::format(
-        "weftrun: {} received and forwarded; workers have {} s to end\n",
-        signal_name(signal),
-        shutdown_timeout_.count() / 1000.0));
-    rendezvous_.report_signal(signal);
-    stop(signal, shutdown_timeout_);
-  } else if (signal == SIGQUIT) {
-    kill_all();
-  } else {
-    output_.log_line(fmt::format(
-        "weftrun: {} received; already ending, SIGQUIT ends at once\n",
-        signal_name(signal)));
-  }
-}
-
-void Supervisor::forward_signal(int signal) {
-  output_.log_line(fmt::format(
-      "weftrun: {} received and passed on to the workers\n",
-      signal_name(signal)));
+void Supervisor::pass_on(int signal) {
   signal_groups(signal);
   if (signal == SIGUSR1) {
     forwarded_signal_ = signal;
@@ -126,13 +88,13 @@ bool Supervisor::exited_on_forwarded_signal(const WorkerExit& exit) const {
           (exit.signal == 0 && exit.code == kPreempted));
 }
 
-void Supervisor::handle_stop_request(const StopRequest& order) {
+void Supervisor::stop(const StopRequest& request) {
   if (phase_ != Phase::kRunning && phase_ != Phase::kSettling) {
     return;
   }
-  if (order.requested && phase_ == Phase::kRunning) {
-    outcome_.requested_signal = order.signal;
-    stop(order.signal, shutdown_timeout_);
+  if (request.requested && phase_ == Phase::kRunning) {
+    outcome_.requested_signal = request.signal;
+    stop(request.signal, shutdown_timeout_);
   } else {
     stop(SIGTERM, std::min(shutdown_timeout_, kFailureGrace));
   }
@@ -165,7 +127,7 @@ void Supervisor::collect_exits() {
   }
 }
 
-void Supervisor::advance() {
+bool Supervisor::advance() {
   const bool over = phase_ != Phase::kRunning && Clock::now() >= deadline_;
   switch (phase_) {
     case Phase::kRunning:
@@ -174,8 +136,8 @@ void Supervisor::advance() {
           outcome_.requested_signal = forwarded_signal_;
           enter(Phase::kStopping, shutdown_timeout_);
         } else {
-          rendezvous_.report_failure();
           enter(Phase::kSettling, kCauseWindow);
+          return true;
         }
       }
       break;
@@ -193,6 +155,7 @@ void Supervisor::advance() {
       gave_up_ = over;
       break;
   }
+  return false;
 }
 
 void Supervisor::enter(Phase phase, milliseconds duration) {

@@ -3,16 +3,15 @@
 #include <chrono>
 #include <vector>
 
-#include "launcher/output/output.h"
 #include "launcher/process/outcome.h"
-#include "launcher/process/signals.h"
 #include "launcher/process/worker.h"
 #include "launcher/rendezvous/rendezvous.h"
 
 namespace weft::launcher {
 
-/// Supervises the workers of an attempt until all have ended. Stops them if one
-/// fails, here or on another host, or if a signal requests it.
+/// Supervises workers that start and end together. Stops them if one fails or
+/// if the caller asks for it. A state machine: its caller waits for signals and
+/// for time_left(), and then calls advance().
 //
 //            a worker fails            kCauseWindow
 //   Running ----------------> Settling ------------> Stopping
@@ -24,31 +23,38 @@ namespace weft::launcher {
 //   from each state: all workers ended -> done        Killed
 class Supervisor {
  public:
-  /// Lifetime: the arguments must outlive this object.
+  /// Lifetime: `workers` must outlive this object.
   Supervisor(
       const std::vector<Worker>& workers,
-      Output& output,
-      SignalQueue& signals,
-      Rendezvous& hosts,
       std::chrono::milliseconds shutdown_timeout);
 
-  /// `wake_fd` is readable when a signal or a message of a host has arrived.
-  /// Returns when no worker is running any more and their process groups are
-  /// gone.
-  Outcome run(int wake_fd);
+  /// Notes which workers have ended. To be called once at first, because
+  /// SIGCHLD may have come before, and after each SIGCHLD.
+  void collect_exits();
+  /// Forwards a signal that ends the run. Returns false, and does nothing but
+  /// for SIGQUIT, which kills, if the workers are already ending.
+  bool request_stop(int signal);
+  /// Passes a signal on that the workers may handle or not.
+  void pass_on(int signal);
+  /// Stops the workers because of another host.
+  void stop(const StopRequest& request);
+  /// Goes on as far as the time and the exits allow. Returns true once, when a
+  /// worker has failed by itself.
+  bool advance();
+  /// Returns how long nothing but a signal is to be done. Negative: for ever.
+  std::chrono::milliseconds time_left() const;
+
+  /// Returns true if no worker is running, or those that run cannot be killed.
+  bool is_over() const;
+  /// Kills the processes that the workers have left behind, and returns what
+  /// happened. To be called once, after is_over().
+  Outcome finish();
 
  private:
   using Clock = std::chrono::steady_clock;
   enum class Phase { kRunning, kSettling, kStopping, kKilled };
 
-  std::chrono::milliseconds time_left() const;
-  void handle_signals();
-  void handle_request(int signal);
-  void forward_signal(int signal);
   bool exited_on_forwarded_signal(const WorkerExit& exit) const;
-  void handle_stop_request(const StopRequest& order);
-  void collect_exits();
-  void advance();
   void enter(Phase phase, std::chrono::milliseconds duration);
   void stop(int signal, std::chrono::milliseconds grace);
   void kill_all();
@@ -56,9 +62,6 @@ class Supervisor {
   bool ended(int rank) const;
 
   const std::vector<Worker>& workers_;
-  Output& output_;
-  SignalQueue& signals_;
-  Rendezvous& rendezvous_;
   std::chrono::milliseconds shutdown_timeout_;
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_;

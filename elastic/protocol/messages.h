@@ -11,8 +11,8 @@ namespace weft::elastic {
 // ~~~~~~~~~~~~~~~~~~
 // Replica groups train together in an epoch: a fixed list of groups and the
 // commit from which they go on. A step is committed in two rounds among the
-// groups. When a group has all gradients it is prepared and says so; when it
-// has heard this from all, it applies the step. So if one group applied a step,
+// groups. When a group has all gradients it is prepared and tells the others;
+// when all have told it, it applies the step. So if one group applied a step,
 // all groups of the epoch are prepared for it, and a group that leaves before
 // it is prepared keeps all others from applying the step.
 //
