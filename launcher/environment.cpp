@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/usable_cores.h"
+#include "launcher/options/worker_count.h"
 #include "launcher/process/virtual_device.h"
 
 namespace weft::launcher {
@@ -24,17 +25,18 @@ std::vector<std::string> worker_environment(
     }
   }
   const RankAssignment& place = context.rank_assignment;
+  const int position = local_rank - context.workers.first;
   const auto set = [&](const char* name, int value) {
     variables[name] = std::to_string(value);
   };
   for (const char* name : {"RANK", "ROLE_RANK"}) {
-    set(name, place.first_rank + local_rank);
+    set(name, place.first_rank + position);
   }
   for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"}) {
     set(name, place.world_size);
   }
-  set("LOCAL_RANK", options.virtual_local_rank ? 0 : local_rank);
-  set("LOCAL_WORLD_SIZE", options.worker_count);
+  set("LOCAL_RANK", options.virtual_local_rank ? 0 : position);
+  set("LOCAL_WORLD_SIZE", context.workers.count);
   set("GROUP_RANK", place.node_rank);
   set("GROUP_WORLD_SIZE", place.node_count);
   variables["ROLE_NAME"] = options.role;
@@ -59,14 +61,26 @@ std::vector<std::string> worker_environment(
   if (!place.bind_address.empty()) {
     variables["WEFT_BIND_ADDR"] = place.bind_address;
   }
-  if (local_rank == 0 && context.master_fd >= 0) {
+  if (position == 0 && context.master_fd >= 0) {
     variables["WEFT_MASTER_FD"] = std::to_string(context.master_fd);
+  }
+  variables.erase("REPLICA_GROUP_ID");
+  variables.erase("NUM_REPLICA_GROUPS");
+  if (context.replica_groups > 0) {
+    set("REPLICA_GROUP_ID", context.replica_group);
+    set("NUM_REPLICA_GROUPS", context.replica_groups);
   }
   if (context.stderr_is_terminal) {
     variables["WEFT_STDERR_TTY"] = "1";
   }
   if (options.virtual_local_rank) {
     set_virtual_device(variables, local_rank);
+  } else if (context.replica_groups > 0) {
+    set_group_devices(
+        variables,
+        context.workers,
+        options.worker_count,
+        count_gpus("/dev", nullptr));
   }
   std::vector<std::string> environment;
   environment.reserve(variables.size());

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "launcher/options/options.h"
+#include "launcher/process/local_ranks.h"
 #include "launcher/process/rank_assignment.h"
 
 namespace weft::launcher {
@@ -12,6 +13,12 @@ namespace weft::launcher {
 struct WorkerContext {
   /// The assignment, including the port of the store.
   RankAssignment rank_assignment;
+  /// The workers of this host that belong to the assignment.
+  LocalRanks workers = {};
+  /// The number of this replica group, and that of all. 0 groups means that
+  /// there are none.
+  int replica_group = 0;
+  int replica_groups = 0;
   /// The socket that is bound to that port, which rank 0 inherits. -1 means
   /// that there is none.
   int master_fd = -1;
@@ -24,11 +31,13 @@ struct WorkerContext {
 };
 
 /// Returns the environment of worker `local_rank` as NAME=value, derived from
-/// `base` (this process's): torchrun's variables, WEFT_LAUNCH_T0 (kept if set),
-/// WEFT_STDERR_TTY=1 (on a terminal only), with several hosts WEFT_BIND_ADDR
-/// (this host's address for the other hosts), and for rank 0 WEFT_MASTER_FD.
-/// See set_virtual_device() for the effect of --virtual-local-rank.
-/// Source: torch/distributed/elastic/agent/server/local_elastic_agent.py.
+/// `base` (this process's): torchrun's variables, those of torchft
+/// (REPLICA_GROUP_ID, NUM_REPLICA_GROUPS) for a replica group, WEFT_LAUNCH_T0
+/// (kept if set), WEFT_STDERR_TTY=1 (on a terminal only), with several hosts
+/// WEFT_BIND_ADDR (this host's address for the other hosts), and for rank 0
+/// WEFT_MASTER_FD. See set_virtual_device() for the effect of
+/// --virtual-local-rank. Source:
+/// torch/distributed/elastic/agent/server/local_elastic_agent.py.
 std::vector<std::string> worker_environment(
     const std::vector<std::string>& base,
     const Options& options,

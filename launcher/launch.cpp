@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/attempt.h"
 #include "launcher/environment.h"
 #include "launcher/output/log_dir.h"
 #include "launcher/output/output.h"
@@ -21,6 +22,7 @@
 #include "launcher/process/worker.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous/make_rendezvous.h"
+#include "launcher/replica_groups.h"
 #include "launcher/report/failure_diagnosis.h"
 #include "launcher/report/report.h"
 #include "launcher/supervisor.h"
@@ -30,45 +32,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
-
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
-
-/// The ERROR line at the end of a report, and what stands before it.
-std::pair<std::string, std::string> split_last_line(std::string text) {
-  if (text.empty()) {
-    return {};
-  }
-  const size_t end = text.rfind('\n', text.size() - 2);
-  const size_t start = end == std::string::npos ? 0 : end + 1;
-  std::string line = text.substr(start, text.size() - 1 - start);
-  text.resize(start);
-  return {text, line};
-}
-
-HostResult host_end(const Outcome& outcome, const std::string& line) {
-  HostResult end;
-  end.code = exit_code(outcome);
-  end.signal = outcome.requested_signal;
-  end.line = line;
-  if (const auto cause = root_cause(outcome)) {
-    end.lost_peer = is_peer_loss(*cause);
-    end.age = std::chrono::duration_cast<milliseconds>(
-        std::chrono::system_clock::now() - failure_time(*cause));
-  }
-  return end;
-}
-
-std::vector<pid_t> pids(const std::vector<Worker>& workers) {
-  std::vector<pid_t> result;
-  for (const auto& worker : workers) {
-    result.push_back(worker.pid);
-  }
-  return result;
-}
 
 /// A run from its first start to its end.
 class Launch {
@@ -85,7 +48,15 @@ class Launch {
             options,
             host_name(),
             [this](std::string_view line) { output_.log_line(line); })),
-        wake_fd_(make_wake_fd()) {}
+        wake_fd_(make_wake_fd()),
+        host_{
+            options_,
+            start_time_,
+            program_,
+            signals_,
+            logs_,
+            guard_,
+            output_} {}
 
   int run();
 
@@ -96,13 +67,10 @@ class Launch {
   int wait(
       const std::function<bool()>& done,
       std::optional<milliseconds> limit = std::nullopt);
-  std::vector<Worker> spawn_all(
-      const WorkerContext& common,
-      MasterSocket* store);
-  Outcome supervise(const std::vector<Worker>& workers);
+  void supervise(Supervisor& supervisor);
   void handle_signal(Supervisor& supervisor, int signal);
   /// Returns the host's part of the verdict, its report said.
-  HostResult attempt(RankAssignment rank_assignment);
+  HostResult attempt(const RankAssignment& rank_assignment);
   RunResult await_verdict();
   int finish(const RunResult& run_result);
   int finish_by_signal(int signal);
@@ -117,6 +85,7 @@ class Launch {
   Output output_;
   const std::unique_ptr<Rendezvous> rendezvous_;
   const base::UniqueFd wake_fd_;
+  const LauncherHost host_;
 };
 
 base::UniqueFd Launch::make_wake_fd() const {
@@ -162,42 +131,7 @@ int Launch::wait(
   }
 }
 
-std::vector<Worker> Launch::spawn_all(
-    const WorkerContext& common,
-    MasterSocket* store) {
-  const auto base = current_environment();
-  ExecReport exec_report;
-  const auto cpus = numa_cpus(
-      options_.numa_binding, options_.worker_count, current_numa_host());
-  std::vector<Worker> workers;
-  for (int local_rank = 0; local_rank < options_.worker_count; ++local_rank) {
-    const WorkerStreams streams = output_.open(local_rank);
-    WorkerContext context = common;
-    context.error_file = logs_.file(local_rank, "error.json");
-    context.stderr_is_terminal = output_.stderr_is_terminal(local_rank);
-    workers.push_back(spawn(
-        {.rank = context.rank_assignment.first_rank + local_rank,
-         .program = program_,
-         .arguments = options_.command,
-         .environment = worker_environment(base, options_, context, local_rank),
-         .standard_input = streams.input.get(),
-         .standard_output = streams.output.get(),
-         .standard_error = streams.error.get(),
-         .inherited_fd = local_rank == 0 ? context.master_fd : -1,
-         .cpus = cpus.empty() ? std::set<int>() : cpus[local_rank]},
-        signals_,
-        exec_report,
-        guard_));
-  }
-  exec_report.wait(options_.command.front());
-  if (store != nullptr) {
-    store->close();
-  }
-  return workers;
-}
-
-Outcome Launch::supervise(const std::vector<Worker>& workers) {
-  Supervisor supervisor(workers, options_.shutdown_timeout);
+void Launch::supervise(Supervisor& supervisor) {
   supervisor.collect_exits();
   while (!supervisor.is_over()) {
     if (output_.wait(wake_fd_.get(), supervisor.time_left())) {
@@ -213,9 +147,6 @@ Outcome Launch::supervise(const std::vector<Worker>& workers) {
       rendezvous_->report_failure();
     }
   }
-  auto outcome = supervisor.finish();
-  output_.drain();
-  return outcome;
 }
 
 void Launch::handle_signal(Supervisor& supervisor, int signal) {
@@ -239,47 +170,22 @@ void Launch::handle_signal(Supervisor& supervisor, int signal) {
   }
 }
 
-HostResult Launch::attempt(RankAssignment rank_assignment) {
-  logs_.begin_attempt(rank_assignment.restart_count);
-  output_.begin_attempt(rank_assignment.first_rank);
-  const bool kept = logs_.temporary().empty();
-  if (kept && options_.log_dir.empty()) {
-    output_.log_line(fmt::format(
-        "weftrun: no --log-dir: the workers' files are in {}\n",
-        logs_.attempt().string()));
-  }
+HostResult Launch::attempt(const RankAssignment& rank_assignment) {
+  const bool alone = rank_assignment.node_count == 1;
+  const auto& hosts = options_.hosts;
   WorkerContext context;
-  std::optional<MasterSocket> store;
-  if (rank_assignment.master_port == 0) {
-    const bool alone = rank_assignment.node_count == 1;
-    rank_assignment.master_addr = alone ? options_.hosts.address : "127.0.0.1";
-    store.emplace(rank_assignment.master_addr, alone ? options_.hosts.port : 0);
-    rank_assignment.master_port = store->port();
-    context.master_fd = store->fd();
-    rendezvous_->serve_store(store->port());
-  }
   context.rank_assignment = rank_assignment;
-  context.start_time = start_time_;
-  const auto workers = spawn_all(context, store ? &*store : nullptr);
-  OomMonitor memory(pids(workers));
-  Outcome outcome = supervise(workers);
-  guard_.forget();
-  const auto local = [&](int rank) {
-    return rank - rank_assignment.first_rank;
-  };
-  const ReportSources sources{
-      .host = host_name(),
-      .worker_count = options_.worker_count,
-      .tail = [&](int rank) { return output_.tail(local(rank)); },
-      .error =
-          [&](int rank) {
-            return read_error_file(logs_.file(local(rank), "error.json"));
-          },
-      .logs = kept ? logs_.attempt() : std::filesystem::path()};
-  diagnose_failures(outcome, sources, memory);
-  auto [text, line] = split_last_line(report(outcome, sources));
-  output_.log_line(text);
-  return host_end(outcome, line);
+  context.workers = {0, options_.worker_count};
+  Attempt attempt(
+      host_,
+      std::move(context),
+      alone ? hosts.address : "127.0.0.1",
+      alone ? hosts.port : 0);
+  if (attempt.store_port()) {
+    rendezvous_->serve_store(*attempt.store_port());
+  }
+  supervise(attempt.supervisor());
+  return attempt.finish();
 }
 
 RunResult Launch::await_verdict() {
@@ -344,6 +250,9 @@ void Launch::flush() {
 }
 
 int Launch::run() {
+  if (options_.replica_size > 0) {
+    return finish(ReplicaGroups(host_, signals_).run());
+  }
   for (;;) {
     rendezvous_->ready();
     std::optional<RankAssignment> rank_assignment;

@@ -60,8 +60,17 @@ void add_process_flags(FlagTable& table, Flags& flags) {
           "--max-restarts",
           flags.max_restarts,
           "Maximum number of restarts of all workers, after exit code 1 or 128 "
-          "and above; other codes are not retried")
+          "and above; other codes are not retried. With --replica-size: of "
+          "each group")
       ->check(CLI::Range(0, 1000000));
+  table
+      .add(
+          "--replica-size",
+          flags.replica_size,
+          "Number of workers of a replica group: the workers of this host are "
+          "split into groups that each have a WORLD_SIZE of their own, and a "
+          "group that fails is restarted alone (default: no groups)")
+      ->check(CLI::Range(1, 1000000));
   table.add(
       "--monitor-interval",
       flags.monitor_interval,

@@ -14,6 +14,7 @@ struct Flags {
   std::string nproc_per_node = "1";
   std::string rdzv_id;
   int max_restarts = 0;
+  int replica_size = 0;
   double monitor_interval = 0.1;
   std::string role = "default";
   bool no_python = false;

@@ -98,11 +98,40 @@ void set_output(const Flags& flags, Options& options) {
   }
 }
 
+void check_replica_groups(const Options& options) {
+  if (options.replica_size == 0) {
+    return;
+  }
+  if (options.hosts.node_count > 1) {
+    throw LaunchError(fmt::format(
+        "--replica-size {} works on one host, but --nnodes is {}. Leave one of "
+        "them out.",
+        options.replica_size,
+        options.hosts.node_count));
+  }
+  if (options.worker_count % options.replica_size != 0) {
+    throw LaunchError(fmt::format(
+        "--replica-size {} does not divide the {} workers of "
+        "--nproc-per-node. Start a multiple of {} workers.",
+        options.replica_size,
+        options.worker_count,
+        options.replica_size));
+  }
+  if (options.hosts.port != 0) {
+    throw LaunchError(fmt::format(
+        "--master-port {} cannot be the port of every replica group. Leave it "
+        "out: each group chooses a free port.",
+        options.hosts.port));
+  }
+}
+
 Options check(const Flags& flags) {
   Options options;
   options.hosts = check_hosts(flags.hosts);
   options.max_restarts = flags.max_restarts;
   options.worker_count = worker_count(flags.nproc_per_node);
+  options.replica_size = flags.replica_size;
+  check_replica_groups(options);
   options.numa_binding = parse_numa_binding(flags.numa_binding);
   options.virtual_local_rank = flags.virtual_local_rank;
   if (flags.virtual_local_rank) {

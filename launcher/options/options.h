@@ -16,6 +16,9 @@ namespace weft::launcher {
 struct Options {
   /// The number of workers to start, one per rank.
   int worker_count = 1;
+  /// The number of workers of a replica group, which starts and ends by itself.
+  /// 0 means that all workers start and end together.
+  int replica_size = 0;
   NumaBinding numa_binding = NumaBinding::kNone;
   /// Presents each worker as local rank 0 of a host with one device, its own.
   bool virtual_local_rank = false;

@@ -48,7 +48,8 @@ fs::path temporary_root() {
 
 } // namespace
 
-LogDir::LogDir(const Options& options) : worker_count_(options.worker_count) {
+LogDir::LogDir(const Options& options)
+    : attempts_(static_cast<size_t>(options.worker_count)) {
   fs::path parent;
   if (options.log_dir.empty()) {
     parent = make_unique_folder(temporary_root() / "weftrun_");
@@ -71,11 +72,11 @@ LogDir::LogDir(const Options& options) : worker_count_(options.worker_count) {
   root_ = make_unique_folder(parent / (run_id + "_"));
 }
 
-void LogDir::begin_attempt(int number) {
-  attempt_ = number;
-  make_folder(attempt());
-  for (int rank = 0; rank < worker_count_; ++rank) {
-    make_folder(attempt() / std::to_string(rank));
+void LogDir::begin_attempt(int number, LocalRanks workers) {
+  for (int rank = workers.first; rank < workers.end(); ++rank) {
+    attempts_[static_cast<size_t>(rank)] = number;
+    make_folder(attempt(rank));
+    make_folder(attempt(rank) / std::to_string(rank));
   }
 }
 
@@ -87,7 +88,7 @@ LogDir::~LogDir() {
 }
 
 fs::path LogDir::file(int local_rank, const std::string& name) const {
-  return attempt() / std::to_string(local_rank) / name;
+  return attempt(local_rank) / std::to_string(local_rank) / name;
 }
 
 } // namespace weft::launcher

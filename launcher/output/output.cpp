@@ -95,6 +95,7 @@ struct Output::Pipe {
     return text;
   }
 
+  int local_rank = 0;
   base::UniqueFd read_end;
   /// nullptr means that output is not shown.
   Sink* console = nullptr;
@@ -129,13 +130,21 @@ bool Output::stderr_is_terminal(int local_rank) const {
          !options_.tee.has(local_rank, kStderr);
 }
 
-void Output::begin_attempt(int first_rank) {
+void Output::begin_attempt(int first_rank, LocalRanks workers) {
   first_rank_ = first_rank;
-  pipes_.clear();
-  tails_.assign(tails_.size(), LineTail());
+  std::erase_if(
+      pipes_, [&](const auto& pipe) { return workers.has(pipe->local_rank); });
+  for (int rank = workers.first; rank < workers.end(); ++rank) {
+    tails_[static_cast<size_t>(rank)] = LineTail();
+  }
+  // Where all workers start together, each attempt has its files.
+  if (workers.count < options_.worker_count && filtered_folder_) {
+    return;
+  }
+  filtered_folder_ = logs_.attempt(workers.first);
   const auto open_filtered = [&](const LineFilter& filter, const char* name) {
     return filter.any()
-               ? std::make_unique<Filtered>(filter, logs_.attempt() / name)
+               ? std::make_unique<Filtered>(filter, *filtered_folder_ / name)
                : nullptr;
   };
   filtered_output_ =
@@ -180,6 +189,7 @@ base::UniqueFd Output::open_pipe(int local_rank, int stream) {
   }
   base::UniqueFd write_end(ends[1]);
   auto pipe = std::make_unique<Pipe>();
+  pipe->local_rank = local_rank;
   pipe->read_end = base::UniqueFd(ends[0]);
   fcntl(ends[0], F_SETFL, O_NONBLOCK); // our end; the worker's end blocks
   const bool is_error = stream == StreamSelection::kStderr;
@@ -273,23 +283,26 @@ void Output::close_pipe(Pipe& pipe) {
   pipe.read_end.reset();
 }
 
-bool Output::any_open() const {
-  return std::ranges::any_of(
-      pipes_, [](const auto& pipe) { return bool(pipe->read_end); });
+bool Output::any_open(LocalRanks workers) const {
+  return std::ranges::any_of(pipes_, [&](const auto& pipe) {
+    return pipe->read_end && workers.has(pipe->local_rank);
+  });
 }
 
 bool Output::pending() const {
   return console_output_.pending() || console_error_.pending();
 }
 
-void Output::drain() {
+void Output::drain(LocalRanks workers) {
   const auto deadline = Clock::now() + kQuiet;
-  for (auto left = kQuiet; any_open() && left.count() > 0;
+  for (auto left = kQuiet; any_open(workers) && left.count() > 0;
        left = std::chrono::ceil<milliseconds>(deadline - Clock::now())) {
     move(-1, left, /*even_if_full=*/true);
   }
   for (const auto& pipe : pipes_) {
-    close_pipe(*pipe);
+    if (workers.has(pipe->local_rank)) {
+      close_pipe(*pipe);
+    }
   }
 }
 

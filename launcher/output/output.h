@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "launcher/output/line_tail.h"
 #include "launcher/output/log_dir.h"
 #include "launcher/output/sink.h"
+#include "launcher/process/local_ranks.h"
 
 namespace weft::launcher {
 
@@ -32,7 +34,7 @@ class Output {
 
   /// Discards the workers of an earlier attempt, whose output must have been
   /// drained.
-  void begin_attempt(int first_rank);
+  void begin_attempt(int first_rank, LocalRanks workers);
   /// Opens the streams of a worker. Standard output is inherited unless a flag
   /// redirects it; standard error goes through a pipe.
   WorkerStreams open(int local_rank);
@@ -43,9 +45,9 @@ class Output {
   /// readable. Forwards the available output and returns true if `fd` is
   /// readable.
   bool wait(int fd, std::chrono::milliseconds timeout);
-  /// Forwards the output that ended workers left in the pipes. Waits only
+  /// Forwards the output that ended workers left in their pipes. Waits only
   /// briefly for a pipe that another process still holds open.
-  void drain();
+  void drain(LocalRanks workers);
   /// Returns true if data must still be written to the console.
   bool pending() const;
   /// Writes lines to this process's standard error, after the output of the
@@ -64,7 +66,7 @@ class Output {
   base::UniqueFd open_pipe(int local_rank, int stream);
   std::filesystem::path log_of(int local_rank, int stream) const;
   bool shown(int local_rank) const;
-  bool any_open() const;
+  bool any_open(LocalRanks workers) const;
   bool move(int fd, std::chrono::milliseconds timeout, bool even_if_full);
   void read_pipe(Pipe& pipe);
   void forward(Pipe& pipe, std::string_view bytes);
@@ -75,6 +77,8 @@ class Output {
   int first_rank_ = 0;
   Sink console_output_;
   Sink console_error_;
+  /// The folder of the files of filtered lines.
+  std::optional<std::filesystem::path> filtered_folder_;
   /// Null without a filter.
   std::unique_ptr<Filtered> filtered_output_;
   std::unique_ptr<Filtered> filtered_error_;

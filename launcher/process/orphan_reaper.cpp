@@ -14,14 +14,12 @@
 namespace weft::launcher {
 namespace {
 
-constexpr pid_t kForget = 0;
-
 /// Reads process groups until the writer is gone, and returns those that are
-/// left.
+/// left. A negative number unregisters a group.
 std::vector<pid_t> read_groups(int fd) {
   std::vector<pid_t> groups;
   for (;;) {
-    pid_t message = kForget; // so small that a pipe never splits it
+    pid_t message = 0; // so small that a pipe never splits it
     const ssize_t size = read(fd, &message, sizeof(message));
     if (size < 0 && errno == EINTR) {
       continue;
@@ -29,8 +27,8 @@ std::vector<pid_t> read_groups(int fd) {
     if (size != sizeof(message)) {
       return groups;
     }
-    if (message == kForget) {
-      groups.clear();
+    if (message < 0) {
+      std::erase(groups, -message);
     } else {
       groups.push_back(message);
     }
@@ -91,8 +89,8 @@ void OrphanReaper::register_self() const {
   send(getpgrp());
 }
 
-void OrphanReaper::forget() const {
-  send(kForget);
+void OrphanReaper::forget(pid_t group) const {
+  send(-group);
 }
 
 void OrphanReaper::send(pid_t message) const {

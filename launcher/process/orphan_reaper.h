@@ -26,8 +26,8 @@ class OrphanReaper {
   /// to exec; only the child itself can register before it starts other
   /// processes.
   void register_self() const;
-  /// Unregisters all groups, which no longer exist: their ids may be reused.
-  void forget() const;
+  /// Unregisters a group that no longer exists: its id may be reused.
+  void forget(pid_t group) const;
 
  private:
   void send(pid_t message) const;

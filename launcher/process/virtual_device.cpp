@@ -51,6 +51,33 @@ void set_virtual_device(
   variables[kCuda] = device;
 }
 
+void set_group_devices(
+    std::map<std::string, std::string>& variables,
+    LocalRanks workers,
+    int worker_count,
+    int device_count) {
+  const auto hip = variables.find(kHip);
+  const bool has_hip = hip != variables.end() && !hip->second.empty();
+  const auto list = has_hip ? hip : variables.find(kCuda);
+  std::vector<std::string> devices;
+  if (list != variables.end()) {
+    devices = listed_devices(list->second);
+  } else {
+    for (int device = 0; device < device_count; ++device) {
+      devices.push_back(std::to_string(device));
+    }
+  }
+  if (static_cast<int>(devices.size()) < worker_count) {
+    return;
+  }
+  std::string part;
+  for (int worker = workers.first; worker < workers.end(); ++worker) {
+    part += (part.empty() ? "" : ",") + devices[static_cast<size_t>(worker)];
+  }
+  variables[has_hip ? kHip : kCuda] = part;
+  variables[kCuda] = part;
+}
+
 void check_virtual_devices(int worker_count) {
   const char* list = std::getenv(kHip);
   const bool has_hip = list != nullptr && *list != '\0';

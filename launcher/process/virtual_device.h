@@ -3,6 +3,8 @@
 #include <map>
 #include <string>
 
+#include "launcher/process/local_ranks.h"
+
 namespace weft::launcher {
 
 // Workers that all believe to be local rank 0 of a host with one device.
@@ -15,6 +17,15 @@ namespace weft::launcher {
 void set_virtual_device(
     std::map<std::string, std::string>& variables,
     int local_rank);
+
+/// Makes the workers of a replica group see their part of the listed devices
+/// or, without a list, of the `device_count` devices of this host. Changes
+/// nothing if there are fewer devices than the host has workers.
+void set_group_devices(
+    std::map<std::string, std::string>& variables,
+    LocalRanks workers,
+    int worker_count,
+    int device_count);
 
 /// Throws: LaunchError if this process's variables list fewer devices than
 /// there are workers.

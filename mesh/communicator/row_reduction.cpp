@@ -10,6 +10,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include "base/for_each_processor.h"
 #include "mesh/error/error.h"
 
 namespace weft::mesh {
@@ -25,14 +26,6 @@ using MutableRow = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
 
 // Eigen converts halves one by one unless the compiler may assume newer
 // instructions; these loops are compiled for older and newer processors.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-// Clones are chosen while the program is loaded, before a sanitizer is there.
-#define WEFT_CLONES
-#elif defined(__x86_64__)
-#define WEFT_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define WEFT_CLONES
-#endif
 #if defined(__x86_64__)
 #define WEFT_F16C __attribute__((target("f16c")))
 bool has_f16c() {
@@ -45,14 +38,16 @@ bool has_f16c() {
 }
 #endif
 
-WEFT_CLONES void widen(const c10::BFloat16* from, int64_t count, float* to) {
+WEFT_FOR_EACH_PROCESSOR void
+widen(const c10::BFloat16* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) {
     to[i] = std::bit_cast<float>(uint32_t{from[i].x} << 16);
   }
 }
 
 // To nearest, ties to even.
-WEFT_CLONES void narrow(const float* from, int64_t count, c10::BFloat16* to) {
+WEFT_FOR_EACH_PROCESSOR void
+narrow(const float* from, int64_t count, c10::BFloat16* to) {
   for (int64_t i = 0; i < count; ++i) {
     const auto bits = std::bit_cast<uint32_t>(from[i]);
     const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;

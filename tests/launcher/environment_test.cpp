@@ -29,6 +29,7 @@ std::map<std::string, std::string> environment(
   rank_assignment.master_port = 1234;
   const WorkerContext context{
       .rank_assignment = rank_assignment,
+      .workers = {0, worker_count},
       .master_fd = 7,
       .start_time = "12.5",
       .error_file = "/logs/error.json"};
@@ -41,6 +42,29 @@ std::map<std::string, std::string> environment(
     EXPECT_TRUE(is_new) << place->first << " stands twice";
   }
   return result;
+}
+
+/// The devices that the second of two groups of two workers sees.
+std::string devices_of_group(const std::vector<std::string>& base) {
+  Options options;
+  options.worker_count = 4;
+  WorkerContext context;
+  context.rank_assignment.world_size = 2;
+  context.workers = {2, 2};
+  context.replica_group = 1;
+  context.replica_groups = 2;
+  for (const auto& entry : worker_environment(base, options, context, 2)) {
+    if (entry.starts_with("CUDA_VISIBLE_DEVICES=")) {
+      return entry.substr(entry.find('=') + 1);
+    }
+  }
+  return "none";
+}
+
+TEST(Environment, AReplicaGroupSeesItsPartOfTheDevices) {
+  EXPECT_EQ(devices_of_group({"CUDA_VISIBLE_DEVICES=7,5,3,1"}), "3,1");
+  EXPECT_EQ(devices_of_group({"CUDA_VISIBLE_DEVICES=7,5"}), "7,5");
+  EXPECT_EQ(devices_of_group({"CUDA_VISIBLE_DEVICES="}), "");
 }
 
 TEST(Environment, IsTorchruns) {

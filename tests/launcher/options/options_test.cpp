@@ -167,6 +167,15 @@ TEST(Options, WhatOneHostCannotDoIsRefused) {
       HasSubstr("with --nnodes 1 it must be 0."));
   EXPECT_THAT(error_of({"--max-restarts=-1", "p"}), HasSubstr("-1"));
   EXPECT_THAT(
+      error_of({"--nproc-per-node=4", "--replica-size=3", "p"}),
+      HasSubstr("--replica-size 3 does not divide the 4 workers"));
+  EXPECT_THAT(
+      error_of({"--nnodes=2", "--rdzv-endpoint=h:1", "--replica-size=1", "p"}),
+      HasSubstr("--replica-size 1 works on one host, but --nnodes is 2"));
+  EXPECT_THAT(
+      error_of({"--master-port=29500", "--replica-size=1", "p"}),
+      HasSubstr("--master-port 29500 cannot be the port of every replica"));
+  EXPECT_THAT(
       error_of({"--rdzv-conf=join_time=3", "p"}),
       HasSubstr("join_time=3 is an unknown setting"));
   EXPECT_THAT(

@@ -1,0 +1,146 @@
+#include "launcher/attempt.h"
+
+#include <chrono>
+#include <set>
+#include <utility>
+
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "launcher/report/failure_diagnosis.h"
+#include "launcher/report/report.h"
+
+namespace weft::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// The ERROR line at the end of a report, and what stands before it.
+std::pair<std::string, std::string> split_last_line(std::string text) {
+  if (text.empty()) {
+    return {};
+  }
+  const size_t end = text.rfind('\n', text.size() - 2);
+  const size_t start = end == std::string::npos ? 0 : end + 1;
+  std::string line = text.substr(start, text.size() - 1 - start);
+  text.resize(start);
+  return {text, line};
+}
+
+HostResult host_end(const Outcome& outcome, const std::string& line) {
+  HostResult end;
+  end.code = exit_code(outcome);
+  end.signal = outcome.requested_signal;
+  end.line = line;
+  if (const auto cause = root_cause(outcome)) {
+    end.lost_peer = is_peer_loss(*cause);
+    end.age = std::chrono::duration_cast<milliseconds>(
+        std::chrono::system_clock::now() - failure_time(*cause));
+  }
+  return end;
+}
+
+std::vector<pid_t> pids(const std::vector<Worker>& workers) {
+  std::vector<pid_t> result;
+  for (const auto& worker : workers) {
+    result.push_back(worker.pid);
+  }
+  return result;
+}
+
+} // namespace
+
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+Attempt::Attempt(
+    const LauncherHost& host,
+    WorkerContext context,
+    const std::string& address,
+    int port)
+    : host_(host), context_(std::move(context)) {
+  auto& assignment = context_.rank_assignment;
+  host_.logs.begin_attempt(assignment.restart_count, context_.workers);
+  host_.output.begin_attempt(assignment.first_rank, context_.workers);
+  if (host_.logs.temporary().empty() && host_.options.log_dir.empty()) {
+    host_.output.log_line(fmt::format(
+        "weftrun: no --log-dir: the workers' files are in {}\n",
+        host_.logs.attempt(context_.workers.first).string()));
+  }
+  if (assignment.master_port == 0) {
+    assignment.master_addr = address;
+    store_.emplace(address, port);
+    assignment.master_port = store_->port();
+    context_.master_fd = store_->fd();
+  }
+  context_.start_time = host_.start_time;
+  spawn_all();
+  supervisor_.emplace(workers_, host_.options.shutdown_timeout);
+  memory_.emplace(pids(workers_));
+}
+
+void Attempt::spawn_all() {
+  const auto& options = host_.options;
+  const auto base = current_environment();
+  ExecReport exec_report;
+  const auto cpus = numa_cpus(
+      options.numa_binding, options.worker_count, current_numa_host());
+  for (int local_rank = context_.workers.first;
+       local_rank < context_.workers.end();
+       ++local_rank) {
+    const WorkerStreams streams = host_.output.open(local_rank);
+    WorkerContext context = context_;
+    context.error_file = host_.logs.file(local_rank, "error.json");
+    context.stderr_is_terminal = host_.output.stderr_is_terminal(local_rank);
+    const bool is_first = local_rank == context_.workers.first;
+    workers_.push_back(spawn(
+        {.rank = context.rank_assignment.first_rank + local_rank,
+         .program = host_.program,
+         .arguments = options.command,
+         .environment = worker_environment(base, options, context, local_rank),
+         .standard_input = streams.input.get(),
+         .standard_output = streams.output.get(),
+         .standard_error = streams.error.get(),
+         .inherited_fd = is_first ? context.master_fd : -1,
+         .cpus = cpus.empty() ? std::set<int>() : cpus[local_rank]},
+        host_.signals,
+        exec_report,
+        host_.guard));
+  }
+  exec_report.wait(options.command.front());
+  if (store_) {
+    store_->close();
+  }
+}
+
+HostResult Attempt::finish() {
+  Outcome outcome = supervisor_->finish();
+  host_.output.drain(context_.workers);
+  for (const auto& worker : workers_) {
+    host_.guard.forget(worker.pid);
+  }
+  const auto local = [&](int rank) {
+    return rank - context_.rank_assignment.first_rank;
+  };
+  const bool kept = host_.logs.temporary().empty();
+  const ReportSources sources{
+      .host = host_name(),
+      .worker_count = context_.workers.count,
+      .tail = [&](int rank) { return host_.output.tail(local(rank)); },
+      .error =
+          [&](int rank) {
+            return read_error_file(host_.logs.file(local(rank), "error.json"));
+          },
+      .logs = kept ? host_.logs.attempt(context_.workers.first)
+                   : std::filesystem::path()};
+  diagnose_failures(outcome, sources, *memory_);
+  auto [text, line] = split_last_line(report(outcome, sources));
+  host_.output.log_line(text);
+  return host_end(outcome, line);
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,228 @@
+#include "launcher/replica_groups.h"
+
+#include <algorithm>
+#include <csignal>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace weft::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::string_view kPrefix = "weftrun: ";
+
+} // namespace
+
+ReplicaGroups::ReplicaGroups(const LauncherHost& host, SignalQueue& signals)
+    : host_(host), signals_(signals) {
+  const auto& options = host_.options;
+  for (int first = 0; first < options.worker_count;
+       first += options.replica_size) {
+    groups_.push_back(
+        {.number = first / options.replica_size,
+         .workers = {first, options.replica_size},
+         .restarts = RestartPolicy(options.max_restarts)});
+  }
+}
+
+RunResult ReplicaGroups::run() {
+  for (auto& group : groups_) {
+    start(group);
+  }
+  while (!is_over()) {
+    if (host_.output.wait(signals_.fd(), time_left())) {
+      for (const int signal : signals_.take()) {
+        handle_signal(signal);
+      }
+    }
+    for (auto& group : groups_) {
+      advance(group);
+    }
+  }
+  return result();
+}
+
+bool ReplicaGroups::is_over() const {
+  return std::ranges::none_of(groups_, [](const Group& group) {
+    return group.attempt || group.restart_at;
+  });
+}
+
+milliseconds ReplicaGroups::time_left() const {
+  milliseconds least(-1);
+  const auto consider = [&](milliseconds time) {
+    if (time.count() >= 0) {
+      least = least.count() < 0 ? time : std::min(least, time);
+    }
+  };
+  for (const auto& group : groups_) {
+    if (group.attempt) {
+      consider(group.attempt->supervisor().time_left());
+    } else if (group.restart_at) {
+      consider(std::max(
+          milliseconds(0),
+          std::chrono::ceil<milliseconds>(*group.restart_at - Clock::now())));
+    }
+  }
+  return least;
+}
+
+void ReplicaGroups::start(Group& group) {
+  WorkerContext context;
+  context.rank_assignment.world_size = group.workers.count;
+  context.rank_assignment.restart_count = group.restarts.count();
+  context.workers = group.workers;
+  context.replica_group = group.number;
+  context.replica_groups = static_cast<int>(groups_.size());
+  group.restart_at.reset();
+  group.started = Clock::now();
+  group.attempt = std::make_unique<Attempt>(host_, std::move(context));
+  group.attempt->supervisor().collect_exits();
+}
+
+void ReplicaGroups::handle_signal(int signal) {
+  bool has_stopped = false;
+  for (auto& group : groups_) {
+    if (!group.attempt) {
+      continue;
+    }
+    auto& supervisor = group.attempt->supervisor();
+    if (signal == SIGCHLD) {
+      supervisor.collect_exits();
+    } else if (signals_.is_forwarded_only(signal)) {
+      supervisor.pass_on(signal);
+    } else {
+      has_stopped = supervisor.request_stop(signal) || has_stopped;
+    }
+  }
+  if (signal == SIGCHLD) {
+    return;
+  }
+  if (signals_.is_forwarded_only(signal)) {
+    host_.output.log_line(fmt::format(
+        "weftrun: {} received and passed on to the workers\n",
+        signal_name(signal)));
+    return;
+  }
+  cancel_restarts(signal);
+  if (has_stopped) {
+    host_.output.log_line(fmt::format(
+        "weftrun: {} received and forwarded; workers have {} s to end\n",
+        signal_name(signal),
+        host_.options.shutdown_timeout.count() / 1000.0));
+  } else if (signal != SIGQUIT) {
+    host_.output.log_line(fmt::format(
+        "weftrun: {} received; already ending, SIGQUIT ends at once\n",
+        signal_name(signal)));
+  }
+}
+
+/// Makes the groups that wait for their restart wait no longer, because a
+/// signal ends the run.
+void ReplicaGroups::cancel_restarts(int signal) {
+  requested_signal_ = requested_signal_ == 0 ? signal : requested_signal_;
+  for (auto& group : groups_) {
+    group.restart_at.reset();
+  }
+}
+
+void ReplicaGroups::advance(Group& group) {
+  if (group.restart_at && Clock::now() >= *group.restart_at) {
+    start(group);
+  }
+  if (group.attempt) {
+    group.attempt->supervisor().advance();
+    if (group.attempt->supervisor().is_over()) {
+      end(group);
+    }
+  }
+}
+
+// Decides what comes after an attempt.
+void ReplicaGroups::end(Group& group) {
+  group.result = group.attempt->finish();
+  group.attempt.reset();
+  RunResult next{
+      .code = group.result->code,
+      .line = group.result->line,
+      .note = "",
+      .restart_after = std::nullopt};
+  if (group.result->signal != 0) {
+    cancel_restarts(group.result->signal);
+  }
+  if (next.code == 0 || requested_signal_ != 0 || failure_) {
+    return;
+  }
+  group.restarts.decide(
+      next,
+      std::chrono::duration_cast<milliseconds>(Clock::now() - group.started));
+  if (!next.restart_after) {
+    log(group, next.note);
+    give_up(next);
+    return;
+  }
+  host_.output.log_line(next.line + "\n");
+  log(group, next.note);
+  group.restart_at = Clock::now() + *next.restart_after;
+}
+
+/// Prints a note of the restart policy with the number of the group.
+void ReplicaGroups::log(const Group& group, const std::string& note) {
+  if (note.starts_with(kPrefix)) {
+    host_.output.log_line(fmt::format(
+        "{}replica group {}: {}",
+        kPrefix,
+        group.number,
+        std::string_view(note).substr(kPrefix.size())));
+  }
+}
+
+/// Stops the other groups, because one has failed for good.
+void ReplicaGroups::give_up(const RunResult& run_result) {
+  failure_ = {
+      .code = run_result.code,
+      .line = run_result.line,
+      .note = "",
+      .restart_after = std::nullopt};
+  for (auto& group : groups_) {
+    group.restart_at.reset();
+    if (group.attempt) {
+      group.attempt->supervisor().stop({.signal = SIGTERM, .requested = false});
+    }
+  }
+}
+
+RunResult ReplicaGroups::result() const {
+  if (failure_) {
+    return *failure_;
+  }
+  if (requested_signal_ == 0) {
+    return {}; // All groups have ended with 0.
+  }
+  std::set<int> codes;
+  RunResult result;
+  for (const auto& group : groups_) {
+    if (group.result && group.result->signal != 0) {
+      codes.insert(group.result->code);
+      result.line = group.result->line;
+    }
+  }
+  result.code = codes.size() == 1 ? *codes.begin()
+                                  : exit_code_of_signal(requested_signal_);
+  if (result.code != 0 && result.line.empty()) {
+    result.line = fmt::format(
+        "ERROR {} rank=0 op=launch stopped by signal {} ({}), no worker "
+        "running",
+        result.code,
+        requested_signal_,
+        signal_name(requested_signal_));
+  }
+  return result;
+}
+
+} // namespace weft::launcher

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "launcher/attempt.h"
+#include "launcher/process/local_ranks.h"
+#include "launcher/process/signals.h"
+#include "launcher/rendezvous/rendezvous.h"
+#include "launcher/rendezvous/restart_policy.h"
+
+namespace weft::launcher {
+
+/// The replica groups of a run on one host. The workers of a group start and
+/// end together and have a store of their own. A group that fails is restarted
+/// while the others run, --max-restarts times; then, or if its exit code is not
+/// retried, the others are stopped and the run ends with its error.
+class ReplicaGroups {
+ public:
+  /// Lifetime: the members of `host` and `signals` must outlive this object.
+  ReplicaGroups(const LauncherHost& host, SignalQueue& signals);
+
+  /// Runs all groups to their end and returns the result of the run.
+  RunResult run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Group {
+    int number;
+    LocalRanks workers;
+    RestartPolicy restarts;
+    std::unique_ptr<Attempt> attempt = nullptr;
+    Clock::time_point started = {};
+    std::optional<Clock::time_point> restart_at = std::nullopt;
+    std::optional<HostResult> result = std::nullopt;
+  };
+
+  bool is_over() const;
+  std::chrono::milliseconds time_left() const;
+  void start(Group& group);
+  void handle_signal(int signal);
+  void cancel_restarts(int signal);
+  void advance(Group& group);
+  void end(Group& group);
+  void log(const Group& group, const std::string& note);
+  void give_up(const RunResult& run_result);
+  RunResult result() const;
+
+  LauncherHost host_;
+  SignalQueue& signals_;
+  std::vector<Group> groups_;
+  /// The result of the group that ends the run.
+  std::optional<RunResult> failure_;
+  /// The signal from outside that ends the run, or 0.
+  int requested_signal_ = 0;
+};
+
+} // namespace weft::launcher
