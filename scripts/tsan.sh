@@ -11,6 +11,10 @@ CXX=$(compiler) "$(tool cmake)" --preset tsan -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1"
 "$(tool cmake)" --build build-tsan --target shm_test --parallel "$(jobs)"
 
 options="suppressions=$PWD/scripts/tsan.supp"
+# An older one does not read what a newer compiler writes.
+symbolizer=$(find /usr/lib/llvm-*/bin -name llvm-symbolizer 2>/dev/null |
+  sort -V | tail -1 || true)
+[[ -z $symbolizer ]] || options+=" external_symbolizer_path=$symbolizer"
 export TSAN_OPTIONS="$options ${TSAN_OPTIONS:-}"
 export OMP_NUM_THREADS=1
 # Its shadow memory has fixed places, which a random layout may take.

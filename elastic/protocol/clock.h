@@ -1,0 +1,17 @@
+#pragma once
+
+#include <ctime>
+
+#include "elastic/protocol/messages.h"
+
+namespace weft::elastic {
+
+/// The time of this host, which goes on while the machine is suspended.
+inline Time now() {
+  timespec time{};
+  clock_gettime(CLOCK_BOOTTIME, &time);
+  return std::chrono::seconds(time.tv_sec) +
+         std::chrono::nanoseconds(time.tv_nsec);
+}
+
+} // namespace weft::elastic
