@@ -61,7 +61,8 @@ Attempt::Attempt(
     const LauncherHost& host,
     WorkerContext context,
     const std::string& address,
-    int port)
+    int port,
+    const std::function<base::UniqueFd(int local_rank)>& open_link)
     : host_(host), context_(std::move(context)) {
   auto& assignment = context_.rank_assignment;
   host_.logs.begin_attempt(assignment.restart_count, context_.workers);
@@ -78,12 +79,14 @@ Attempt::Attempt(
     context_.master_fd = store_->fd();
   }
   context_.start_time = host_.start_time;
-  spawn_all();
+  spawn_all(open_link);
   supervisor_.emplace(workers_, host_.options.shutdown_timeout);
   memory_.emplace(pids(workers_));
 }
 
-void Attempt::spawn_all() {
+void Attempt::spawn_all(
+    const std::function<base::UniqueFd(int local_rank)>& open_link) {
+  std::vector<base::UniqueFd> links;
   const auto& options = host_.options;
   const auto base = current_environment();
   ExecReport exec_report;
@@ -96,7 +99,15 @@ void Attempt::spawn_all() {
     WorkerContext context = context_;
     context.error_file = host_.logs.file(local_rank, "error.json");
     context.stderr_is_terminal = host_.output.stderr_is_terminal(local_rank);
-    const bool is_first = local_rank == context_.workers.first;
+    std::vector<int> inherited;
+    if (context.master_fd >= 0 && local_rank == context_.workers.first) {
+      inherited.push_back(context.master_fd);
+    }
+    if (open_link) {
+      links.push_back(open_link(local_rank));
+      context.lighthouse_fd = links.back().get();
+      inherited.push_back(context.lighthouse_fd);
+    }
     workers_.push_back(spawn(
         {.rank = context.rank_assignment.first_rank + local_rank,
          .program = host_.program,
@@ -105,7 +116,7 @@ void Attempt::spawn_all() {
          .standard_input = streams.input.get(),
          .standard_output = streams.output.get(),
          .standard_error = streams.error.get(),
-         .inherited_fd = is_first ? context.master_fd : -1,
+         .inherited_fds = inherited,
          .cpus = cpus.empty() ? std::set<int>() : cpus[local_rank]},
         host_.signals,
         exec_report,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,12 +37,15 @@ class Attempt {
   /// Starts the workers that `context` names. Without a port in its assignment,
   /// the first worker serves the store at a port of `address`: `port`, or a
   /// free one if that is 0.
+  /// `open_link` returns the connection to the lighthouse that a worker
+  /// inherits; it may be empty.
   /// Throws: LaunchError if a worker cannot be started.
   Attempt(
       const LauncherHost& host,
       WorkerContext context,
-      const std::string& address = "127.0.0.1",
-      int port = 0);
+      const std::string& address,
+      int port,
+      const std::function<base::UniqueFd(int local_rank)>& open_link = {});
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
 
@@ -55,7 +59,8 @@ class Attempt {
   HostResult finish();
 
  private:
-  void spawn_all();
+  void spawn_all(
+      const std::function<base::UniqueFd(int local_rank)>& open_link);
 
   LauncherHost host_;
   WorkerContext context_;

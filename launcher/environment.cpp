@@ -66,9 +66,13 @@ std::vector<std::string> worker_environment(
   }
   variables.erase("REPLICA_GROUP_ID");
   variables.erase("NUM_REPLICA_GROUPS");
+  variables.erase("WEFT_LIGHTHOUSE_FD");
+  variables.erase("WEFT_GROUP_LIFE");
   if (context.replica_groups > 0) {
     set("REPLICA_GROUP_ID", context.replica_group);
     set("NUM_REPLICA_GROUPS", context.replica_groups);
+    set("WEFT_LIGHTHOUSE_FD", context.lighthouse_fd);
+    variables["WEFT_GROUP_LIFE"] = std::to_string(context.group_life);
   }
   if (context.stderr_is_terminal) {
     variables["WEFT_STDERR_TTY"] = "1";

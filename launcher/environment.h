@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,10 @@ struct WorkerContext {
   /// there are none.
   int replica_group = 0;
   int replica_groups = 0;
+  /// The number of this life of the replica group.
+  uint64_t group_life = 0;
+  /// The worker's connection to the lighthouse. -1 means that there is none.
+  int lighthouse_fd = -1;
   /// The socket that is bound to that port, which rank 0 inherits. -1 means
   /// that there is none.
   int master_fd = -1;

@@ -7,7 +7,11 @@
 #include <string_view>
 #include <utility>
 
+#include <sys/epoll.h>
+
 #include <fmt/format.h>
+
+#include "launcher/process/error.h"
 
 namespace weft::launcher {
 namespace {
@@ -16,10 +20,20 @@ using std::chrono::milliseconds;
 
 constexpr std::string_view kPrefix = "weftrun: ";
 
+elastic::LighthouseOptions lighthouse_options(const Options& options) {
+  elastic::LighthouseOptions result;
+  result.expected_groups = options.worker_count / options.replica_size;
+  result.is_first_start = true;
+  return result;
+}
+
 } // namespace
 
 ReplicaGroups::ReplicaGroups(const LauncherHost& host, SignalQueue& signals)
-    : host_(host), signals_(signals) {
+    : host_(host),
+      signals_(signals),
+      coordinator_(lighthouse_options(host.options)),
+      wake_fd_(make_wake_fd()) {
   const auto& options = host_.options;
   for (int first = 0; first < options.worker_count;
        first += options.replica_size) {
@@ -30,15 +44,28 @@ ReplicaGroups::ReplicaGroups(const LauncherHost& host, SignalQueue& signals)
   }
 }
 
+base::UniqueFd ReplicaGroups::make_wake_fd() const {
+  base::UniqueFd fd(epoll_create1(EPOLL_CLOEXEC));
+  for (const int source : {signals_.fd(), coordinator_.fd()}) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (epoll_ctl(fd.get(), EPOLL_CTL_ADD, source, &event) != 0) {
+      throw_errno("epoll_ctl");
+    }
+  }
+  return fd;
+}
+
 RunResult ReplicaGroups::run() {
   for (auto& group : groups_) {
     start(group);
   }
   while (!is_over()) {
-    if (host_.output.wait(signals_.fd(), time_left())) {
+    if (host_.output.wait(wake_fd_.get(), time_left())) {
       for (const int signal : signals_.take()) {
         handle_signal(signal);
       }
+      coordinator_.dispatch();
     }
     for (auto& group : groups_) {
       advance(group);
@@ -79,9 +106,14 @@ void ReplicaGroups::start(Group& group) {
   context.workers = group.workers;
   context.replica_group = group.number;
   context.replica_groups = static_cast<int>(groups_.size());
+  group.life = ++lives_;
+  context.group_life = group.life;
   group.restart_at.reset();
   group.started = Clock::now();
-  group.attempt = std::make_unique<Attempt>(host_, std::move(context));
+  group.attempt = std::make_unique<Attempt>(
+      host_, std::move(context), "127.0.0.1", 0, [&](int local_rank) {
+        return coordinator_.connect_worker(local_rank, group.life);
+      });
   group.attempt->supervisor().collect_exits();
 }
 
@@ -135,11 +167,19 @@ void ReplicaGroups::advance(Group& group) {
   if (group.restart_at && Clock::now() >= *group.restart_at) {
     start(group);
   }
-  if (group.attempt) {
-    group.attempt->supervisor().advance();
-    if (group.attempt->supervisor().is_over()) {
-      end(group);
-    }
+  if (!group.attempt) {
+    return;
+  }
+  auto& supervisor = group.attempt->supervisor();
+  if (std::ranges::count(coordinator_.groups_to_end(), group.life) > 0) {
+    supervisor.kill_all();
+  }
+  if (supervisor.advance()) {
+    coordinator_.lose(group.life); // The others need not wait for the rest.
+  }
+  if (supervisor.is_over()) {
+    coordinator_.lose(group.life);
+    end(group);
   }
 }
 

@@ -5,18 +5,22 @@
 #include <optional>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "launcher/attempt.h"
+#include "launcher/elastic/coordinator.h"
 #include "launcher/process/local_ranks.h"
 #include "launcher/process/signals.h"
 #include "launcher/rendezvous/rendezvous.h"
 #include "launcher/rendezvous/restart_policy.h"
+#include "lighthouse/messages.h"
 
 namespace weft::launcher {
 
 /// The replica groups of a run on one host. The workers of a group start and
-/// end together and have a store of their own. A group that fails is restarted
-/// while the others run, --max-restarts times; then, or if its exit code is not
-/// retried, the others are stopped and the run ends with its error.
+/// end together and have a store of their own, and a lighthouse
+/// (lighthouse/lighthouse.h) that they may ask. A group that fails is
+/// restarted while the others run, --max-restarts times; then, or if its exit
+/// code is not retried, the others are stopped and the run ends with its error.
 class ReplicaGroups {
  public:
   /// Lifetime: the members of `host` and `signals` must outlive this object.
@@ -32,12 +36,14 @@ class ReplicaGroups {
     int number;
     LocalRanks workers;
     RestartPolicy restarts;
+    elastic::GroupId life = 0;
     std::unique_ptr<Attempt> attempt = nullptr;
     Clock::time_point started = {};
     std::optional<Clock::time_point> restart_at = std::nullopt;
     std::optional<HostResult> result = std::nullopt;
   };
 
+  base::UniqueFd make_wake_fd() const;
   bool is_over() const;
   std::chrono::milliseconds time_left() const;
   void start(Group& group);
@@ -52,6 +58,10 @@ class ReplicaGroups {
   LauncherHost host_;
   SignalQueue& signals_;
   std::vector<Group> groups_;
+  /// The number of groups that were started.
+  elastic::GroupId lives_ = 0;
+  Coordinator coordinator_;
+  base::UniqueFd wake_fd_;
   /// The result of the group that ends the run.
   std::optional<RunResult> failure_;
   /// The signal from outside that ends the run, or 0.

@@ -38,6 +38,8 @@ class Supervisor {
   void pass_on(int signal);
   /// Stops the workers because of another host.
   void stop(const StopRequest& request);
+  /// Kills the workers.
+  void kill_all();
   /// Goes on as far as the time and the exits allow. Returns true once, when a
   /// worker has failed by itself.
   bool advance();
@@ -57,7 +59,6 @@ class Supervisor {
   bool exited_on_forwarded_signal(const WorkerExit& exit) const;
   void enter(Phase phase, std::chrono::milliseconds duration);
   void stop(int signal, std::chrono::milliseconds grace);
-  void kill_all();
   void signal_groups(int signal) const;
   bool ended(int rank) const;
 

@@ -47,8 +47,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   if (!spec.cpus.empty()) {
     bind_to_cpus(spec.cpus);
   }
-  if (spec.inherited_fd >= 0) {
-    fcntl(spec.inherited_fd, F_SETFD, 0);
+  for (const int fd : spec.inherited_fds) {
+    fcntl(fd, F_SETFD, 0);
   }
   const auto arguments = pointers(spec.arguments);
   const auto environment = pointers(spec.environment);

@@ -23,9 +23,8 @@ struct WorkerSpec {
   int standard_input = -1;
   int standard_output = -1;
   int standard_error = -1;
-  /// A descriptor that stays open in the worker, with the same number. -1 means
-  /// none.
-  int inherited_fd = -1;
+  /// Descriptors that stay open in the worker, with the same numbers.
+  std::vector<int> inherited_fds = {};
   /// The CPUs that the worker may use. Empty means all that this process may
   /// use.
   std::set<int> cpus = {};

@@ -1,4 +1,4 @@
-#include "elastic/protocol/key_value_store.h"
+#include "lighthouse/key_value_store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -77,11 +77,23 @@ TEST_F(KeyValueStoreTest, ForgetsAClientThatHasGone) {
   EXPECT_EQ(store_.handle(3, request(Op::kSet, {"a"}, "1")).size(), 1);
 }
 
+TEST_F(KeyValueStoreTest, TakesAWaitBack) {
+  store_.handle(1, request(Op::kWait, {"a"}));
+  auto cancel = request(Op::kCancel);
+  cancel.amount = 1;
+  EXPECT_EQ(store_.handle(2, cancel).size(), 1); // of another client
+  EXPECT_EQ(store_.waiting(), 1);
+  EXPECT_EQ(store_.handle(1, cancel).size(), 1);
+  EXPECT_EQ(store_.waiting(), 0);
+}
+
 TEST_F(KeyValueStoreTest, ErasesAnEpoch) {
   for (const char* key : {"1.2/a", "1.2/b", "1.3/a", "1.20/a"}) {
     ask(request(Op::kSet, {key}, "x"));
   }
+  store_.handle(1, request(Op::kWait, {"1.2/late"}));
   store_.erase("1.2/");
+  EXPECT_EQ(store_.waiting(), 0);
   EXPECT_THAT(ask(request(Op::kList)).values, ElementsAre("1.20/a", "1.3/a"));
 }
 

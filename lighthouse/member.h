@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "elastic/protocol/messages.h"
+#include "lighthouse/messages.h"
 
 namespace weft::elastic {
 

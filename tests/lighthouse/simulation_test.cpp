@@ -1,4 +1,4 @@
-#include "tests/elastic/protocol/simulation.h"
+#include "tests/lighthouse/simulation.h"
 
 #include <gtest/gtest.h>
 

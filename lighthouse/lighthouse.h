@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "elastic/protocol/messages.h"
+#include "lighthouse/messages.h"
 
 namespace weft::elastic {
 

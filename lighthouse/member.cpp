@@ -1,4 +1,4 @@
-#include "elastic/protocol/member.h"
+#include "lighthouse/member.h"
 
 #include <algorithm>
 

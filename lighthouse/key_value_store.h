@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "elastic/protocol/wire.h"
+#include "lighthouse/wire.h"
 
 namespace weft::elastic {
 
@@ -25,9 +25,11 @@ class KeyValueStore {
   std::vector<Delivery> handle(Client client, const StoreRequest& request);
   /// Forgets the waiting requests of a client that has gone.
   void drop(Client client);
-  /// Deletes the keys that begin with `prefix`.
+  /// Deletes the keys that begin with `prefix`, and forgets the requests that
+  /// wait for such keys.
   void erase(std::string_view prefix);
   size_t size() const { return values_.size(); }
+  size_t waiting() const { return waiting_.size(); }
 
  private:
   struct Waiting {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <compare>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace weft::elastic {
@@ -125,6 +126,10 @@ struct Reply {
   /// contain it.
   Commit acknowledged;
 };
+
+/// The beginning of the keys of an epoch in the store,
+/// "epoch/<ballot>.<count>/".
+std::string key_prefix(const EpochNumber& epoch);
 
 /// The commit after `parent` in an epoch.
 Commit next_commit(const Commit& parent, const EpochNumber& epoch);

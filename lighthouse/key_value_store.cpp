@@ -1,4 +1,4 @@
-#include "elastic/protocol/key_value_store.h"
+#include "lighthouse/key_value_store.h"
 
 #include <algorithm>
 #include <charconv>
@@ -28,6 +28,12 @@ std::vector<KeyValueStore::Delivery> KeyValueStore::handle(
     waiting_.push_back({client, request});
     return {};
   }
+  if (request.op == Op::kCancel) {
+    std::erase_if(waiting_, [&](const Waiting& waiting) {
+      return waiting.client == client &&
+             waiting.request.id == static_cast<uint64_t>(request.amount);
+    });
+  }
   std::vector<Delivery> deliveries{{client, answer(request)}};
   if (request.op == Op::kSet || request.op == Op::kAdd ||
       request.op == Op::kCompareSet) {
@@ -53,6 +59,11 @@ void KeyValueStore::erase(std::string_view prefix) {
   while (key != values_.end() && key->first.starts_with(prefix)) {
     key = values_.erase(key);
   }
+  std::erase_if(waiting_, [&](const Waiting& waiting) {
+    return std::ranges::any_of(
+        waiting.request.keys,
+        [&](const std::string& name) { return name.starts_with(prefix); });
+  });
 }
 
 bool KeyValueStore::has_all(const std::vector<std::string>& keys) const {
@@ -86,6 +97,7 @@ StoreAnswer KeyValueStore::answer(const StoreRequest& request) {
       answer.number = has_all(request.keys) ? 1 : 0;
       break;
     case Op::kWait:
+    case Op::kCancel:
       break;
     case Op::kCount:
       answer.number = static_cast<int64_t>(values_.size());

@@ -1,4 +1,4 @@
-#include "tests/elastic/protocol/simulation.h"
+#include "tests/lighthouse/simulation.h"
 
 #include <algorithm>
 #include <map>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/fnv.h"
-#include "elastic/protocol/lighthouse.h"
-#include "elastic/protocol/member.h"
+#include "lighthouse/lighthouse.h"
+#include "lighthouse/member.h"
 
 namespace weft::elastic::test {
 namespace {

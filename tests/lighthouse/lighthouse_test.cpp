@@ -1,4 +1,4 @@
-#include "elastic/protocol/lighthouse.h"
+#include "lighthouse/lighthouse.h"
 
 #include <map>
 #include <set>
@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "elastic/protocol/member.h"
+#include "lighthouse/member.h"
 
 namespace weft::elastic {
 namespace {

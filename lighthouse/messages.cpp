@@ -1,4 +1,4 @@
-#include "elastic/protocol/messages.h"
+#include "lighthouse/messages.h"
 
 #include <algorithm>
 
@@ -20,6 +20,11 @@ uint64_t hash_of(uint64_t parent, const EpochNumber& epoch, int64_t step) {
 
 bool Epoch::has(GroupId group) const {
   return std::ranges::find(members, group) != members.end();
+}
+
+std::string key_prefix(const EpochNumber& epoch) {
+  return "epoch/" + std::to_string(epoch.ballot) + "." +
+         std::to_string(epoch.count) + "/";
 }
 
 Commit next_commit(const Commit& parent, const EpochNumber& epoch) {

@@ -60,17 +60,17 @@ def main():
         subprocess.run(
             flags + ["-c", str(path), "-o", str(output)], check=True)
 
-    tests = source / "tests/elastic/protocol"
+    tests = source / "tests/lighthouse"
     objects = []
     for name in ["simulation", "simulation_main"]:
         objects.append(build / f"{name}.o")
         compile_file(tests / f"{name}.cpp", objects[-1])
     for name in SOURCES:
         compile_file(
-            source / f"elastic/protocol/{name}.cpp", build / f"{name}.o")
+            source / f"lighthouse/{name}.cpp", build / f"{name}.o")
     missed = []
     for number, (rule, file, before, after, seed) in enumerate(MUTANTS):
-        text = (source / f"elastic/protocol/{file}.cpp").read_text()
+        text = (source / f"lighthouse/{file}.cpp").read_text()
         if text.count(before) != 1:
             sys.exit(f"mutants.py: {file}.cpp has not exactly one {before!r}")
         mutant = build / f"mutant_{number}.cpp"

@@ -1,4 +1,4 @@
-#include "elastic/protocol/wire.h"
+#include "lighthouse/wire.h"
 
 #include <cstring>
 

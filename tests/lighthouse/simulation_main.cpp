@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "tests/elastic/protocol/simulation.h"
+#include "tests/lighthouse/simulation.h"
 
 int main(int argc, char** argv) {
   using weft::elastic::test::Outcome;

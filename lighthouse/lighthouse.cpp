@@ -1,4 +1,4 @@
-#include "elastic/protocol/lighthouse.h"
+#include "lighthouse/lighthouse.h"
 
 #include <algorithm>
 #include <utility>

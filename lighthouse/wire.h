@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "elastic/protocol/messages.h"
+#include "lighthouse/messages.h"
 
 namespace weft::elastic {
 
@@ -25,6 +25,8 @@ struct StoreRequest {
     kWait,
     kCount,
     kList,
+    /// Takes back the waiting request whose id is `amount`. Has an answer.
+    kCancel,
   };
   /// Chosen by the client; repeated in the answer.
   uint64_t id = 0;

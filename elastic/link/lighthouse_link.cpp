@@ -1,0 +1,237 @@
+#include "elastic/link/lighthouse_link.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "mesh/bootstrap/env.h"
+#include "mesh/error/error.h"
+#include "mesh/error/failure.h"
+
+namespace weft::elastic {
+namespace {
+
+using mesh::CommError;
+using mesh::throw_error;
+using std::chrono::milliseconds;
+using Op = StoreRequest::Op;
+
+constexpr const char* kFd = "WEFT_LIGHTHOUSE_FD";
+constexpr const char* kGroup = "WEFT_GROUP_LIFE";
+
+[[noreturn]] void throw_gone() {
+  throw_error<CommError>(
+      "[lighthouse] the connection to weftrun is closed: weftrun has ended, or "
+      "has started this worker's replica group again");
+}
+
+std::string text_of(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<uint8_t> bytes_of(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+/// The store of the launcher, as c10d sees it.
+class LinkStore final : public c10d::Store {
+ public:
+  explicit LinkStore(std::shared_ptr<LighthouseLink> link)
+      : link_(std::move(link)) {}
+
+  /// Requests of several threads do not wait for each other, so no second
+  /// connection is needed.
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    auto copy = c10::make_intrusive<LinkStore>(link_);
+    copy->setTimeout(getTimeout());
+    return copy;
+  }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    ask({.op = Op::kSet, .keys = {key}, .value = text_of(value)});
+  }
+  std::vector<uint8_t> compareSet(
+      const std::string& key,
+      const std::vector<uint8_t>& expected,
+      const std::vector<uint8_t>& desired) override {
+    return bytes_of(ask({.op = Op::kCompareSet,
+                         .keys = {key},
+                         .value = text_of(desired),
+                         .expected = text_of(expected)})
+                        .values.at(0));
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    return bytes_of(ask({.op = Op::kGet, .keys = {key}}).values.at(0));
+  }
+  std::vector<std::vector<uint8_t>> multiGet(
+      const std::vector<std::string>& keys) override {
+    std::vector<std::vector<uint8_t>> result;
+    for (const auto& value : ask({.op = Op::kGet, .keys = keys}).values) {
+      result.push_back(bytes_of(value));
+    }
+    return result;
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    return ask({.op = Op::kAdd, .keys = {key}, .amount = value}).number;
+  }
+  bool deleteKey(const std::string& key) override {
+    return ask({.op = Op::kDelete, .keys = {key}}).number != 0;
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    return ask({.op = Op::kCheck, .keys = keys}).number != 0;
+  }
+  int64_t getNumKeys() override { return ask({.op = Op::kCount}).number; }
+  std::vector<std::string> listKeys() override {
+    return ask({.op = Op::kList}).values;
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    wait(keys, getTimeout());
+  }
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout)
+      override {
+    link_->ask({.op = Op::kWait, .keys = keys}, timeout);
+  }
+
+ private:
+  StoreAnswer ask(StoreRequest request) {
+    return link_->ask(std::move(request), getTimeout());
+  }
+
+  std::shared_ptr<LighthouseLink> link_;
+};
+
+} // namespace
+
+std::shared_ptr<LighthouseLink> LighthouseLink::from_env() {
+  const auto fd =
+      mesh::env::get_int(kFd, 0, std::numeric_limits<int32_t>::max());
+  const auto group =
+      mesh::env::get_int(kGroup, 1, std::numeric_limits<int64_t>::max());
+  if (!fd || !group) {
+    throw_error<mesh::UsageError>(
+        "[lighthouse] this process has no connection to a lighthouse. Start it "
+        "with weftrun --replica-size N");
+  }
+  mesh::env::unset(kFd); // It is for this process alone.
+  return std::make_shared<LighthouseLink>(
+      base::UniqueFd(static_cast<int>(*fd)), static_cast<GroupId>(*group));
+}
+
+LighthouseLink::LighthouseLink(base::UniqueFd fd, GroupId group)
+    : fd_(std::move(fd)), group_(group), thread_([this] { read(); }) {}
+
+LighthouseLink::~LighthouseLink() {
+  ::shutdown(fd_.get(), SHUT_RDWR);
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach(); // A reply held the last reference.
+  } else {
+    thread_.join();
+  }
+}
+
+void LighthouseLink::listen(OnReply on_reply) {
+  const std::lock_guard lock(mutex_);
+  on_reply_ = std::move(on_reply);
+}
+
+void LighthouseLink::send(const Message& message) {
+  const auto bytes = encode(message);
+  const std::lock_guard lock(send_mutex_);
+  for (size_t sent = 0; sent < bytes.size();) {
+    const ssize_t size = ::send(
+        fd_.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (size < 0 && errno != EINTR) {
+      throw_gone();
+    }
+    sent += static_cast<size_t>(std::max<ssize_t>(size, 0));
+  }
+}
+
+StoreAnswer LighthouseLink::ask(StoreRequest request, milliseconds timeout) {
+  {
+    const std::lock_guard lock(mutex_);
+    request.id = next_id_++;
+    answers_.emplace(request.id, std::nullopt);
+  }
+  try {
+    send(request);
+  } catch (const CommError&) {
+    const std::lock_guard lock(mutex_);
+    answers_.erase(request.id);
+    throw;
+  }
+  std::unique_lock lock(mutex_);
+  const auto& answer = answers_.at(request.id);
+  changed_.wait_for(lock, timeout, [&] { return answer || is_closed_; });
+  auto result = std::move(answers_.extract(request.id).mapped());
+  if (result) {
+    return *std::move(result);
+  }
+  if (is_closed_) {
+    throw_gone();
+  }
+  lock.unlock();
+  send(StoreRequest{
+      .op = Op::kCancel, .amount = static_cast<int64_t>(request.id)});
+  throw_error<CommError>(mesh::detail::concat(
+      "[lighthouse] wait timeout after ",
+      mesh::format_seconds(timeout),
+      " for key ",
+      request.keys.empty() ? "" : request.keys.front()));
+}
+
+c10::intrusive_ptr<c10d::Store> LighthouseLink::store() {
+  return c10::make_intrusive<LinkStore>(shared_from_this());
+}
+
+void LighthouseLink::read() {
+  pthread_setname_np(pthread_self(), "weft_link");
+  std::array<char, 16384> buffer;
+  MessageReader incoming;
+  try {
+    while (true) {
+      const ssize_t size = ::recv(fd_.get(), buffer.data(), buffer.size(), 0);
+      if (size == 0 || (size < 0 && errno != EINTR)) {
+        break;
+      }
+      incoming.append(
+          {buffer.data(), static_cast<size_t>(std::max<ssize_t>(size, 0))});
+      while (const auto message = incoming.take()) {
+        take(*message);
+      }
+    }
+  } catch (const WireError&) {
+    // As if the connection were closed.
+  }
+  const std::lock_guard lock(mutex_);
+  is_closed_ = true;
+  changed_.notify_all();
+}
+
+void LighthouseLink::take(const Message& message) {
+  if (const auto* reply = std::get_if<Reply>(&message)) {
+    const auto on_reply = [&] {
+      const std::lock_guard lock(mutex_);
+      return on_reply_;
+    }();
+    if (on_reply) {
+      on_reply(*reply);
+    }
+  } else if (const auto* answer = std::get_if<StoreAnswer>(&message)) {
+    const std::lock_guard lock(mutex_);
+    const auto waiting = answers_.find(answer->id);
+    if (waiting != answers_.end()) {
+      waiting->second = *answer;
+      changed_.notify_all();
+    }
+  }
+}
+
+} // namespace weft::elastic

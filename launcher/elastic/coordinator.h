@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "launcher/connection/event_loop.h"
+#include "lighthouse/key_value_store.h"
+#include "lighthouse/lighthouse.h"
+#include "lighthouse/wire.h"
+
+namespace weft::launcher {
+
+/// The lighthouse of the replica groups of this host and the store through
+/// which the groups of an epoch meet. Each worker has a connection to it, which
+/// it inherits; no port is opened.
+class Coordinator {
+ public:
+  /// The groups of the first epoch, in the number of which it waits.
+  explicit Coordinator(elastic::LighthouseOptions options);
+  ~Coordinator();
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  /// A descriptor that is readable when dispatch() has something to do.
+  int fd() const { return loop_.fd(); }
+  void dispatch() { loop_.dispatch(); }
+
+  /// Opens the connection of worker `local_rank`, which belongs to `group`, and
+  /// returns the end for the worker. An earlier one of the same worker is
+  /// closed.
+  base::UniqueFd connect_worker(int local_rank, elastic::GroupId group);
+  /// Takes the news that a worker of the group has ended.
+  void lose(elastic::GroupId group);
+  /// Returns the groups to end, which the others cannot go on without and do
+  /// not hear from.
+  const std::vector<elastic::GroupId>& groups_to_end() const {
+    return lighthouse_.groups_to_end();
+  }
+  const elastic::Lighthouse& lighthouse() const { return lighthouse_; }
+
+ private:
+  struct Worker {
+    base::UniqueFd fd;
+    elastic::GroupId group = 0;
+    elastic::MessageReader incoming = {};
+    std::string outgoing = {};
+  };
+
+  void handle(int local_rank, uint32_t events);
+  bool read_some(Worker& worker);
+  void take(int local_rank, const elastic::Message& message);
+  void send(int local_rank, const elastic::Message& message);
+  bool write_some(Worker& worker);
+  void disconnect(int local_rank);
+  /// Decides, and tells the groups whose directive has changed, and `reporter`.
+  void update(std::optional<elastic::GroupId> reporter = std::nullopt);
+  void erase_former_epochs();
+
+  EventLoop loop_;
+  elastic::Lighthouse lighthouse_;
+  elastic::KeyValueStore store_;
+  std::map<int, Worker> workers_;
+  std::
+      map<elastic::GroupId, std::pair<elastic::Directive, elastic::EpochNumber>>
+          told_;
+  elastic::EpochNumber epoch_;
+};
+
+} // namespace weft::launcher
