@@ -183,6 +183,16 @@ void ReplicaGroups::advance(Group& group) {
   }
 }
 
+/// Whether groups that train together have finished: one that starts now would
+/// begin from nothing.
+bool ReplicaGroups::have_finished() const {
+  return coordinator_.lighthouse().epoch() &&
+         std::ranges::any_of(groups_, [](const Group& group) {
+           return !group.attempt && group.result && group.result->code == 0 &&
+                  group.result->signal == 0;
+         });
+}
+
 // Decides what comes after an attempt.
 void ReplicaGroups::end(Group& group) {
   group.result = group.attempt->finish();
@@ -194,6 +204,16 @@ void ReplicaGroups::end(Group& group) {
       .restart_after = std::nullopt};
   if (group.result->signal != 0) {
     cancel_restarts(group.result->signal);
+  }
+  if (have_finished()) {
+    for (auto& other : groups_) {
+      other.restart_at.reset();
+    }
+    if (next.code != 0) {
+      host_.output.log_line(next.line + "\n");
+      log(group, "weftrun: not restarted: the other groups have finished\n");
+    }
+    return;
   }
   if (next.code == 0 || requested_signal_ != 0 || failure_) {
     return;
@@ -242,7 +262,7 @@ RunResult ReplicaGroups::result() const {
     return *failure_;
   }
   if (requested_signal_ == 0) {
-    return {}; // All groups have ended with 0.
+    return {}; // The groups have finished.
   }
   std::set<int> codes;
   RunResult result;

@@ -50,6 +50,7 @@ class ReplicaGroups {
   void handle_signal(int signal);
   void cancel_restarts(int signal);
   void advance(Group& group);
+  bool have_finished() const;
   void end(Group& group);
   void log(const Group& group, const std::string& note);
   void give_up(const RunResult& run_result);

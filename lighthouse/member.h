@@ -15,7 +15,8 @@ class Member {
   Member(GroupId group, Time lease, Time now);
 
   /// Returns what to send to the lighthouse, at least four times in the time
-  /// after which it suspects a group, and after every change of phase().
+  /// after which it suspects a group, and after every change of phase() and
+  /// ballot().
   Report report(Time now);
   void receive(const Reply& reply, Time now);
 
@@ -31,6 +32,8 @@ class Member {
     kTraining,
   };
   Phase phase() const { return phase_; }
+  /// The ballot of the newest lighthouse that was heard of. 0: of none.
+  uint64_t ballot() const { return ballot_; }
   const Epoch& epoch() const { return epoch_; }
   const Commit& applied() const { return applied_; }
   /// The newest commit that outputs and checkpoints may contain.

@@ -137,7 +137,7 @@ LighthouseLink::~LighthouseLink() {
 }
 
 void LighthouseLink::listen(OnReply on_reply) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(reply_mutex_);
   on_reply_ = std::move(on_reply);
 }
 
@@ -217,12 +217,9 @@ void LighthouseLink::read() {
 
 void LighthouseLink::take(const Message& message) {
   if (const auto* reply = std::get_if<Reply>(&message)) {
-    const auto on_reply = [&] {
-      const std::lock_guard lock(mutex_);
-      return on_reply_;
-    }();
-    if (on_reply) {
-      on_reply(*reply);
+    const std::lock_guard lock(reply_mutex_);
+    if (on_reply_) {
+      on_reply_(*reply);
     }
   } else if (const auto* answer = std::get_if<StoreAnswer>(&message)) {
     const std::lock_guard lock(mutex_);

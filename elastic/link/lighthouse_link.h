@@ -40,7 +40,9 @@ class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
   LighthouseLink& operator=(const LighthouseLink&) = delete;
 
   GroupId group() const { return group_; }
-  /// Calls `on_reply` for each reply from now on, on a thread of this object.
+  /// Calls `on_reply`, which may be empty, for each reply from now on, on a
+  /// thread of this object. Returns when no earlier one is running. Must not be
+  /// called by one.
   void listen(OnReply on_reply);
   /// Throws: CommError if weftrun has gone.
   void send(const Message& message);
@@ -65,7 +67,11 @@ class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
   uint64_t next_id_ = 1;
   /// The requests that wait, and their answers.
   std::map<uint64_t, std::optional<StoreAnswer>> answers_;
+
+  /// Held while `on_reply_` runs.
+  std::mutex reply_mutex_;
   OnReply on_reply_;
+
   std::thread thread_;
 };
 

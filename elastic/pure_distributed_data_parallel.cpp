@@ -1,0 +1,33 @@
+#include "elastic/pure_distributed_data_parallel.h"
+
+#include <torch/nn/module.h>
+
+namespace weft::elastic {
+
+PureDistributedDataParallel::PureDistributedDataParallel(
+    Manager& manager,
+    const std::shared_ptr<torch::nn::Module>& module) {
+  for (const auto& parameter : module->named_parameters()) {
+    const auto& tensor = parameter.value();
+    if (!tensor.requires_grad()) {
+      continue;
+    }
+    hooks_.emplace_back(
+        tensor,
+        tensor.register_hook(
+            [&manager, name = parameter.key()](const at::Tensor& gradient) {
+              // Autograd may use its own for other tensors, too.
+              auto sum = gradient.clone();
+              manager.all_reduce(sum, name);
+              return sum;
+            }));
+  }
+}
+
+PureDistributedDataParallel::~PureDistributedDataParallel() {
+  for (const auto& [tensor, hook] : hooks_) {
+    tensor.remove_hook(hook);
+  }
+}
+
+} // namespace weft::elastic

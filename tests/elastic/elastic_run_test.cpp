@@ -1,0 +1,123 @@
+#include <csignal>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/launcher/run_weftrun.h"
+
+namespace weft::elastic {
+namespace {
+
+using launcher::lines_of;
+using launcher::WeftrunProcess;
+using ::testing::HasSubstr;
+
+/// A run of replica groups of one rank that each print what they apply.
+std::vector<std::string> worker(
+    int groups,
+    int steps,
+    int milliseconds,
+    std::vector<std::string> flags = {}) {
+  flags.insert(
+      flags.end(),
+      {"--replica-size=1",
+       "--nproc-per-node=" + std::to_string(groups),
+       "--",
+       WEFT_ELASTIC_WORKER,
+       std::to_string(steps),
+       std::to_string(milliseconds)});
+  return flags;
+}
+
+struct Applied {
+  int64_t step = -1;
+  pid_t pid = 0;
+  int64_t groups = 0;
+};
+
+struct Output {
+  std::vector<Applied> applied;
+  /// The sum of the weights that each process has at its end.
+  std::map<pid_t, double> weights;
+};
+
+Output read(const std::string& text) {
+  Output result;
+  for (const auto& line : lines_of(text)) {
+    std::istringstream words(line);
+    std::string word;
+    words >> word;
+    if (word == "step") {
+      Applied applied;
+      words >> applied.step >> word >> applied.pid;
+      words >> word >> word >> word >> word >> word >> applied.groups;
+      result.applied.push_back(applied);
+    } else if (word == "weights") {
+      double sum = 0;
+      pid_t pid = 0;
+      words >> sum >> word >> pid;
+      result.weights[pid] = sum;
+    }
+  }
+  return result;
+}
+
+TEST(ElasticRun, GoesOnWhenAGroupIsKilledAndLetsItsNextLifeIn) {
+  constexpr int kSteps = 400;
+  WeftrunProcess alone(worker(1, kSteps, 0));
+  ASSERT_EQ(alone.wait(), 0) << alone.error();
+  const auto expected = read(alone.output()).weights.begin()->second;
+
+  WeftrunProcess run(worker(3, kSteps, 8, {"--max-restarts=3"}));
+  run.wait_for("step 20 ");
+  const auto first = read(run.output()).applied;
+  std::set<pid_t> pids;
+  for (const auto& applied : first) {
+    pids.insert(applied.pid);
+  }
+  ASSERT_EQ(pids.size(), 3);
+  const pid_t victim = *pids.begin();
+  kill(victim, SIGKILL);
+  EXPECT_EQ(run.wait(), 0) << run.error();
+  EXPECT_THAT(run.error(), HasSubstr(": restart 1 of 3 in 1 s"));
+
+  const auto output = read(run.output());
+  // The survivors and the next life of the lost one end with the weights of
+  // one undisturbed process.
+  EXPECT_EQ(output.weights.size(), 3);
+  EXPECT_FALSE(output.weights.contains(victim));
+  for (const auto& [pid, weights] : output.weights) {
+    EXPECT_NEAR(weights, expected, 1e-4 * expected) << pid;
+  }
+  // Each survivor applied each step once, in order, in the same process.
+  std::map<pid_t, int64_t> next;
+  std::set<int64_t> groups;
+  for (const auto& applied : output.applied) {
+    if (pids.contains(applied.pid)) {
+      EXPECT_EQ(applied.step, next[applied.pid]++) << applied.pid;
+    }
+    groups.insert(applied.groups);
+  }
+  EXPECT_THAT(groups, ::testing::IsSupersetOf({2, 3}));
+  pids.erase(victim);
+  for (const pid_t pid : pids) {
+    EXPECT_EQ(next[pid], kSteps);
+  }
+}
+
+TEST(ElasticRun, AGroupThatIsLostAtTheEndIsNotNeeded) {
+  constexpr int kSteps = 60;
+  WeftrunProcess run(worker(3, kSteps, 8, {"--max-restarts=3"}));
+  run.wait_for("step 50 ");
+  kill(read(run.output()).applied.front().pid, SIGKILL);
+  EXPECT_EQ(run.wait(), 0) << run.error();
+  EXPECT_EQ(read(run.output()).weights.size(), 2);
+}
+
+} // namespace
+} // namespace weft::elastic

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "elastic/link/lighthouse_link.h"
+#include "launcher/elastic/coordinator.h"
+#include "lighthouse/lighthouse.h"
+
+namespace weft::elastic::test {
+
+/// A coordinator on a thread of its own, as weftrun's.
+class Launcher {
+ public:
+  explicit Launcher(int64_t groups, int64_t min_groups = 1)
+      : coordinator_(options(groups, min_groups)),
+        stop_(eventfd(0, EFD_CLOEXEC)),
+        thread_([this] { run(); }) {}
+  ~Launcher() {
+    const uint64_t once = 1;
+    [[maybe_unused]] const auto written =
+        write(stop_.get(), &once, sizeof(once));
+    thread_.join();
+  }
+
+  std::shared_ptr<LighthouseLink> connect(int worker, GroupId group) {
+    const std::lock_guard lock(mutex_);
+    return std::make_shared<LighthouseLink>(
+        coordinator_.connect_worker(worker, group), group);
+  }
+  void lose(GroupId group) {
+    const std::lock_guard lock(mutex_);
+    coordinator_.lose(group);
+  }
+  std::vector<GroupId> epoch_members() {
+    const std::lock_guard lock(mutex_);
+    const auto& epoch = coordinator_.lighthouse().epoch();
+    return epoch ? epoch->members : std::vector<GroupId>();
+  }
+
+ private:
+  static LighthouseOptions options(int64_t groups, int64_t min_groups) {
+    LighthouseOptions result;
+    result.is_first_start = true;
+    result.expected_groups = groups;
+    result.min_groups = min_groups;
+    return result;
+  }
+  void run() {
+    while (true) {
+      pollfd polled[] = {
+          {stop_.get(), POLLIN, 0}, {coordinator_.fd(), POLLIN, 0}};
+      poll(static_cast<pollfd*>(polled), 2, -1);
+      if (polled[0].revents != 0) {
+        return;
+      }
+      const std::lock_guard lock(mutex_);
+      coordinator_.dispatch();
+    }
+  }
+
+  std::mutex mutex_;
+  launcher::Coordinator coordinator_;
+  base::UniqueFd stop_;
+  std::thread thread_;
+};
+
+} // namespace weft::elastic::test

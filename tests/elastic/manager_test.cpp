@@ -1,0 +1,315 @@
+#include "elastic/manager.h"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "elastic/pure_distributed_data_parallel.h"
+#include "mesh/error/error.h"
+#include "tests/elastic/launcher.h"
+#include "tests/support/expect_error.h"
+
+namespace weft::elastic {
+namespace {
+
+using ::testing::HasSubstr;
+using weft::test::message_of_thrown;
+
+constexpr int64_t kBatch = 8;
+constexpr int64_t kSteps = 60;
+
+struct Net : torch::nn::Module {
+  Net() {
+    first = register_module("first", torch::nn::Linear(4, 6));
+    second = register_module("second", torch::nn::Linear(6, 1));
+  }
+  torch::nn::Linear first = nullptr;
+  torch::nn::Linear second = nullptr;
+};
+
+/// The seed is that of the process, which groups share here.
+std::shared_ptr<Net> make_net() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(1);
+  return std::make_shared<Net>();
+}
+
+/// Registers an object under a lock, which shows ThreadSanitizer that libtorch
+/// orders what its serialization shares between threads.
+std::mutex serialization;
+template <class T>
+void register_locked(Manager& manager, std::string name, T& object) {
+  manager.register_state(
+      std::move(name),
+      [&object] {
+        const std::lock_guard lock(serialization);
+        std::ostringstream out;
+        torch::save(object, out);
+        return std::move(out).str();
+      },
+      [&object](const std::string& bytes) {
+        const std::lock_guard lock(serialization);
+        std::istringstream in(bytes);
+        torch::load(object, in);
+      });
+}
+
+at::Tensor samples_of(int64_t step) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(
+      static_cast<uint64_t>(step + 100));
+  return at::randn({kBatch, 4}, generator);
+}
+
+/// The loss of some samples of a step, as their part of that of the batch.
+at::Tensor loss_of(Net& net, int64_t step, int64_t begin, int64_t end) {
+  const auto x = samples_of(step).slice(0, begin, end);
+  const auto y = net.second(torch::tanh(net.first(x)));
+  return (y - x.sum(1, true)).pow(2).sum() / kBatch;
+}
+
+std::vector<at::Tensor> copies_of(const Net& net) {
+  std::vector<at::Tensor> result;
+  for (const auto& parameter : net.parameters()) {
+    result.push_back(parameter.detach().clone());
+  }
+  return result;
+}
+
+/// The weights that one process has after all steps.
+std::vector<at::Tensor> undisturbed() {
+  auto net = make_net();
+  torch::optim::AdamW optimizer(net->parameters(), 0.01);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    loss_of(*net, step, 0, kBatch).backward();
+    optimizer.step();
+  }
+  return copies_of(*net);
+}
+
+struct Disturbance {
+  /// Called by each group before it commits a step; one that returns true ends
+  /// the group there.
+  std::function<bool(GroupId, int64_t step)> ends = [](GroupId, int64_t) {
+    return false;
+  };
+};
+
+/// What the groups did, over all.
+struct Record {
+  std::mutex mutex;
+  /// The weights of each group at its end.
+  std::map<GroupId, std::vector<at::Tensor>> weights;
+  /// The samples that were applied, by step.
+  std::map<int64_t, std::set<std::pair<int64_t, int64_t>>> applied;
+  /// The samples whose gradients a group had given away when it ended.
+  std::map<int64_t, std::pair<int64_t, int64_t>> given_away;
+  std::map<GroupId, int64_t> epochs;
+};
+
+/// A group that trains to the end, or until the disturbance ends it.
+void train(
+    std::shared_ptr<LighthouseLink> link,
+    const Disturbance& disturbance,
+    Record& record) {
+  at::set_num_threads(1);
+  const auto id = link->group();
+  auto net = make_net();
+  if (id > 3) { // A newcomer has nothing of its own.
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : net->parameters()) {
+      parameter.zero_();
+    }
+  }
+  torch::optim::AdamW optimizer(net->parameters(), 0.01);
+  Manager manager(mesh::World::from_store({}, 0, 1), std::move(link));
+  register_locked(manager, "net", net);
+  register_locked(manager, "optimizer", optimizer);
+  const PureDistributedDataParallel ddp(manager, net);
+  while (manager.step() < kSteps) {
+    auto step = manager.begin_step();
+    optimizer.zero_grad();
+    const auto [begin, end] = step.share(kBatch);
+    loss_of(*net, step.number(), begin, end).backward();
+    if (disturbance.ends(id, step.number())) {
+      const std::lock_guard lock(record.mutex);
+      record.given_away[step.number()] = {begin, end};
+      return;
+    }
+    if (step.commit()) {
+      optimizer.step();
+      const std::lock_guard lock(record.mutex);
+      record.applied[step.number()].emplace(begin, end);
+    }
+  }
+  const std::lock_guard lock(record.mutex);
+  record.weights[id] = copies_of(*net);
+  record.epochs[id] = manager.epochs();
+}
+
+void expect_close(
+    const std::vector<at::Tensor>& one,
+    const std::vector<at::Tensor>& other) {
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    EXPECT_LE((one[i] - other[i]).abs().max().item<float>(), 1e-5);
+  }
+}
+
+/// Every step was applied with each of its samples once, by the same division.
+void expect_each_sample_once(const Record& record) {
+  EXPECT_EQ(std::ssize(record.applied), kSteps);
+  for (auto [step, parts] : record.applied) {
+    int64_t covered = 0;
+    for (const auto& [begin, end] : parts) {
+      covered += end - begin;
+    }
+    if (covered < kBatch && record.given_away.contains(step)) {
+      parts.insert(record.given_away.at(step)); // The others had them all.
+    }
+    int64_t next = 0;
+    for (const auto& [begin, end] : parts) {
+      EXPECT_EQ(begin, next) << "step " << step;
+      next = end;
+    }
+    EXPECT_EQ(next, kBatch) << "step " << step;
+  }
+}
+
+TEST(Manager, GroupsTrainAsOneProcessWould) {
+  test::Launcher launcher(3);
+  Record record;
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < 3; ++worker) {
+    threads.emplace_back([&, worker] {
+      train(launcher.connect(worker, worker + 1), {}, record);
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  const auto expected = undisturbed();
+  for (const auto& [id, weights] : record.weights) {
+    expect_close(weights, expected);
+  }
+  EXPECT_EQ(std::ssize(record.weights), 3);
+  expect_each_sample_once(record);
+}
+
+TEST(Manager, GroupsGoOnWithoutALostOneAndLetANewOneIn) {
+  test::Launcher launcher(3);
+  Record record;
+  std::thread newcomer;
+  // The others are slow at first, so that the newcomer finds them.
+  Disturbance disturbance;
+  disturbance.ends = [&](GroupId id, int64_t step) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    return id == 2 && step == 10;
+  };
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < 3; ++worker) {
+    threads.emplace_back([&, worker] {
+      train(launcher.connect(worker, worker + 1), disturbance, record);
+      if (worker == 1) {
+        launcher.lose(2);
+        newcomer = std::thread(
+            [&] { train(launcher.connect(1, 4), disturbance, record); });
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  newcomer.join();
+  const auto expected = undisturbed();
+  EXPECT_EQ(std::ssize(record.weights), 3);
+  EXPECT_FALSE(record.weights.contains(2));
+  ASSERT_TRUE(record.weights.contains(4));
+  for (const auto& [id, weights] : record.weights) {
+    expect_close(weights, expected);
+  }
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(at::equal(record.weights[1][i], record.weights[3][i]));
+    EXPECT_TRUE(at::equal(record.weights[1][i], record.weights[4][i]));
+  }
+  // Without the lost one and with the new one, at once or one after the other.
+  EXPECT_GE(record.epochs[1], 2);
+  expect_each_sample_once(record);
+}
+
+TEST(Manager, GroupsWithOtherStatesAreRefused) {
+  test::Launcher launcher(2);
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < 2; ++worker) {
+    threads.emplace_back([&, worker] {
+      Manager manager(
+          mesh::World::from_store({}, 0, 1),
+          launcher.connect(worker, worker + 1));
+      manager.register_state(
+          worker == 0 ? "model" : "net", [] { return ""; }, [](auto) {});
+      EXPECT_THAT(
+          message_of_thrown<mesh::DisagreementError>(
+              [&] { manager.begin_step(); }),
+          HasSubstr("has registered other states than this group"));
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+}
+
+TEST(Manager, AFailureThatNoLossExplainsIsThrown) {
+  test::Launcher launcher(2);
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < 2; ++worker) {
+    threads.emplace_back([&, worker] {
+      Manager manager(
+          mesh::World::from_store({}, 0, 1),
+          launcher.connect(worker, worker + 1));
+      EXPECT_THAT(
+          message_of_thrown<mesh::CommError>([&] {
+            while (true) {
+              auto step = manager.begin_step();
+              manager.all_reduce(at::ones({2 + worker}), "weight");
+              EXPECT_FALSE(step.commit());
+            }
+          }),
+          HasSubstr("weight"));
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+}
+
+TEST(Manager, RefusesAGroupOfSeveralRanksAndASecondCommit) {
+  EXPECT_THAT(
+      message_of_thrown<mesh::UsageError>(
+          [] { Manager manager(mesh::World::fake(0, 2), nullptr); }),
+      HasSubstr("a replica group of 2 ranks is not supported yet"));
+  test::Launcher launcher(1);
+  Manager manager(mesh::World::from_store({}, 0, 1), launcher.connect(0, 1));
+  auto step = manager.begin_step();
+  EXPECT_EQ(step.number(), 0);
+  EXPECT_TRUE(step.commit());
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>([&] { step.commit(); }),
+      HasSubstr("was committed twice"));
+  EXPECT_EQ(manager.step(), 1);
+}
+
+} // namespace
+} // namespace weft::elastic
