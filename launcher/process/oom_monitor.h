@@ -14,8 +14,8 @@ namespace weft::launcher {
 
 /// Determines whether workers that died of SIGKILL were killed by the kernel's
 /// OOM killer. While they run, it records their memory cgroups and the number
-/// of OOM kills in each cgroup. It polls on a thread of its own, so the process
-/// must not fork while this object exists.
+/// of OOM kills in each cgroup. It polls on a thread of its own, so a child
+/// that the process forks meanwhile must not allocate before it execs.
 class OomMonitor {
  public:
   explicit OomMonitor(std::vector<pid_t> pids);

@@ -24,8 +24,11 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
+/// Runs in the child of a process that may have threads: allocates nothing.
 [[noreturn]] void run_child(
     const WorkerSpec& spec,
+    const std::vector<char*>& arguments,
+    const std::vector<char*>& environment,
     const SignalQueue& signals,
     int report_fd,
     const OrphanReaper& guard,
@@ -50,8 +53,6 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   for (const int fd : spec.inherited_fds) {
     fcntl(fd, F_SETFD, 0);
   }
-  const auto arguments = pointers(spec.arguments);
-  const auto environment = pointers(spec.environment);
   signals.restore();
   execve(spec.program.c_str(), arguments.data(), environment.data());
   const int error = errno;
@@ -92,13 +93,22 @@ Worker spawn(
     const SignalQueue& signals,
     const ExecReport& report,
     const OrphanReaper& guard) {
+  const auto arguments = pointers(spec.arguments);
+  const auto environment = pointers(spec.environment);
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid < 0) {
     throw_errno(fmt::format("fork of worker {}", spec.rank));
   }
   if (pid == 0) {
-    run_child(spec, signals, report.write_end(), guard, launcher);
+    run_child(
+        spec,
+        arguments,
+        environment,
+        signals,
+        report.write_end(),
+        guard,
+        launcher);
   }
   return {.rank = spec.rank, .pid = pid};
 }

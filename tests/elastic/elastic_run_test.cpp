@@ -28,7 +28,7 @@ std::vector<std::string> worker(
       {"--replica-size=1",
        "--nproc-per-node=" + std::to_string(groups),
        "--",
-       WEFT_ELASTIC_WORKER,
+       WEFT_ELASTIC_EXAMPLE,
        std::to_string(steps),
        std::to_string(milliseconds)});
   return flags;

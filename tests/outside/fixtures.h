@@ -41,6 +41,8 @@
 #include "dtensor/scopes/scopes.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/redistribution.h"
+#include "elastic/manager.h"
+#include "elastic/pure_distributed_data_parallel.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/joinable_optimizer.h"
 #include "matmul/library.h"

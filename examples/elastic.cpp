@@ -1,7 +1,11 @@
-// elastic_worker STEPS MILLISECONDS: a replica group that trains a small
-// network with weftrun --replica-size 1, at least MILLISECONDS a step. Prints a
-// line for each step that it applies, and its weights at the end.
-
+// Elastic training: replica groups that go on when one of them is killed.
+//
+//   weftrun --nproc-per-node 3 --replica-size 1 --max-restarts 9 --
+//     example_elastic 500 20
+//
+// trains 500 steps of at least 20 ms. Kill one of the processes: the others go
+// on, and it comes back a second later. Each process prints the steps that it
+// applies, and its weights at the end.
 #include <unistd.h>
 
 #include <chrono>
