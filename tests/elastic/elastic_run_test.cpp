@@ -110,6 +110,34 @@ TEST(ElasticRun, GoesOnWhenAGroupIsKilledAndLetsItsNextLifeIn) {
   }
 }
 
+TEST(ElasticRun, AStoppedGroupIsLeftOutAndGetsTheStateWhenItGoesOn) {
+  constexpr int kSteps = 700;
+  WeftrunProcess run(worker(3, kSteps, 8));
+  run.wait_for("step 20 ");
+  const pid_t stopped = read(run.output()).applied.front().pid;
+  kill(stopped, SIGSTOP);
+  run.wait_for("groups 2 ");
+  run.wait_for("groups 2 ", 40);
+  kill(stopped, SIGCONT);
+  EXPECT_EQ(run.wait(), 0) << run.error();
+  const auto output = read(run.output());
+  EXPECT_EQ(output.weights.size(), 3);
+  std::set<double> weights;
+  for (const auto& [pid, sum] : output.weights) {
+    weights.insert(sum);
+  }
+  EXPECT_EQ(weights.size(), 1);
+  // What it had missed is not applied twice by it.
+  int64_t last = -1;
+  for (const auto& applied : output.applied) {
+    if (applied.pid == stopped) {
+      EXPECT_GT(applied.step, last);
+      last = applied.step;
+    }
+  }
+  EXPECT_EQ(last, kSteps - 1);
+}
+
 TEST(ElasticRun, AGroupThatIsLostAtTheEndIsNotNeeded) {
   constexpr int kSteps = 60;
   WeftrunProcess run(worker(3, kSteps, 8, {"--max-restarts=3"}));
