@@ -46,6 +46,16 @@ mesh::World checked(mesh::World world) {
 } // namespace
 
 std::pair<int64_t, int64_t> Step::share(int64_t count) const {
+  WEFT_CHECK(
+      count >= groups_,
+      "elastic",
+      mesh::ErrorContext(),
+      "samples of the step >= replica groups: ",
+      count,
+      " vs ",
+      groups_,
+      ". A group without a sample computes no gradients to add. Give the step "
+      "more samples, or start fewer groups.");
   return {count * group_ / groups_, count * (group_ + 1) / groups_};
 }
 

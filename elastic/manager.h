@@ -52,6 +52,7 @@ class Step {
   int64_t group() const { return group_; }
   /// Returns this group's part [begin, end) of `count` samples. The parts of
   /// all groups cover each sample once.
+  /// Throws: c10::ValueError if there are fewer samples than groups.
   std::pair<int64_t, int64_t> share(int64_t count) const;
 
   /// Ends the step. Returns true if the gradients are complete and every group

@@ -1,5 +1,6 @@
 #include "elastic/link/lighthouse_link.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -119,7 +120,9 @@ std::shared_ptr<LighthouseLink> LighthouseLink::from_env() {
         "[lighthouse] this process has no connection to a lighthouse. Start it "
         "with weftrun --replica-size N");
   }
-  mesh::env::unset(kFd); // It is for this process alone.
+  // It is for this process alone.
+  mesh::env::unset(kFd);
+  ::fcntl(static_cast<int>(*fd), F_SETFD, FD_CLOEXEC);
   return std::make_shared<LighthouseLink>(
       base::UniqueFd(static_cast<int>(*fd)), static_cast<GroupId>(*group));
 }

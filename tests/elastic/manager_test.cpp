@@ -1,6 +1,6 @@
 #include "elastic/manager.h"
 
-#include <atomic>
+#include <barrier>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -323,6 +323,30 @@ TEST(Manager, AFailureThatNoLossExplainsIsThrown) {
             }
           }),
           HasSubstr("weight"));
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+}
+
+TEST(Manager, EachGroupNeedsASample) {
+  test::Launcher launcher(2);
+  std::vector<std::thread> threads;
+  std::barrier both(2);
+  for (int worker = 0; worker < 2; ++worker) {
+    threads.emplace_back([&, worker] {
+      Manager manager(
+          mesh::World::from_store({}, 0, 1),
+          launcher.connect(worker, worker + 1));
+      const auto step = manager.begin_step();
+      EXPECT_THAT(
+          message_of_thrown<c10::ValueError>([&] { step.share(1); }),
+          HasSubstr("samples of the step >= replica groups: 1 vs 2"));
+      const auto [begin, end] = step.share(3);
+      EXPECT_EQ(begin, step.group());
+      EXPECT_EQ(end, step.group() == 0 ? 1 : 3);
+      both.arrive_and_wait();
     });
   }
   for (auto& thread : threads) {
