@@ -89,7 +89,11 @@ Manager::Manager(
 Manager::~Manager() {
   link_->listen({});
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
+    if (std::uncaught_exceptions() == 0) {
+      member_.finish();
+      report(lock);
+    }
     is_over_ = true;
     changed_.notify_all();
   }
@@ -199,6 +203,18 @@ void Manager::leave(Lock& lock) {
 
 // The calling thread.
 
+/// Leaves the epoch that was entered, unless a newer one is to be entered.
+void Manager::leave_entered_epoch() {
+  Lock lock(mutex_);
+  if (member_.epoch().number == entered_.number) {
+    leave(lock);
+  } else {
+    epoch_world_.reset();
+  }
+  lock.unlock();
+  group_.reset();
+}
+
 Step Manager::begin_step() {
   step_error_ = nullptr;
   while (true) {
@@ -214,12 +230,10 @@ Step Manager::begin_step() {
         return Step(
             *this, member_.applied().step, group_->size(), group_->rank());
       }
-    } catch (const CommError&) {
-      // A group was lost meanwhile.
+    } catch (const CommError&) { // Most often, a group was lost meanwhile.
+      count_failure(entered_.members, std::current_exception());
     }
-    Lock lock(mutex_);
-    leave(lock);
-    group_.reset();
+    leave_entered_epoch();
   }
 }
 
@@ -240,12 +254,10 @@ bool Manager::commit_step() {
     failures_ = 0;
     return true;
   }
-  count_failure();
-  {
-    Lock lock(mutex_);
-    leave(lock);
+  if (step_error_) {
+    count_failure(entered_.members, step_error_);
   }
-  group_.reset();
+  leave_entered_epoch();
   return enter_next_epoch();
 }
 
@@ -274,17 +286,16 @@ bool Manager::is_committed() {
   return true;
 }
 
-/// Throws the error of the step if no loss of a group explains it.
-void Manager::count_failure() {
+/// Throws the error if the same groups have failed three times in a row: no
+/// loss of a group explains it.
+void Manager::count_failure(
+    const std::vector<GroupId>& groups,
+    const std::exception_ptr& error) {
   constexpr int64_t kMost = 3;
-  const auto groups = [&] {
-    const std::lock_guard lock(mutex_);
-    return member_.epoch().members;
-  }();
   failures_ = groups == failed_groups_ ? failures_ + 1 : 1;
   failed_groups_ = groups;
-  if (step_error_ && failures_ == kMost) {
-    std::rethrow_exception(step_error_);
+  if (failures_ >= kMost) {
+    std::rethrow_exception(error);
   }
 }
 
@@ -312,8 +323,14 @@ bool Manager::try_to_enter(const Epoch& epoch, bool& applies) {
   } catch (const CommError&) {
     group_.reset();
     Lock lock(mutex_);
+    const bool is_own = member_.epoch().number == epoch.number &&
+                        member_.phase() == Phase::kMeeting;
     if (member_.epoch().number == epoch.number) {
       leave(lock);
+    }
+    lock.unlock();
+    if (is_own) { // Nobody has ended the meeting.
+      count_failure(epoch.members, std::current_exception());
     }
     return false;
   }
@@ -321,6 +338,7 @@ bool Manager::try_to_enter(const Epoch& epoch, bool& applies) {
   if (member_.epoch().number == epoch.number &&
       member_.phase() == Phase::kMeeting && member_.enter(now(), applies)) {
     ++epochs_;
+    entered_ = epoch;
     has_shared_state_ = false;
     report(lock);
     return true;

@@ -116,6 +116,8 @@ class Manager {
       mesh::World world,
       std::shared_ptr<LighthouseLink> link,
       ManagerOptions options = {});
+  /// Tells the lighthouse that this group has done all its steps, unless an
+  /// exception ends it.
   ~Manager();
   Manager(const Manager&) = delete;
   Manager& operator=(const Manager&) = delete;
@@ -161,10 +163,13 @@ class Manager {
   void report(const Lock& lock);
   void check_link() const;
   void leave(Lock& lock);
+  void leave_entered_epoch();
 
   bool commit_step();
   bool is_committed();
-  void count_failure();
+  void count_failure(
+      const std::vector<GroupId>& groups,
+      const std::exception_ptr& error);
   bool enter_next_epoch();
   bool try_to_enter(const Epoch& epoch, bool& applies);
   void meet(const Epoch& epoch);
@@ -190,6 +195,8 @@ class Manager {
 
   // Of the calling thread.
   std::optional<mesh::Communicator> group_;
+  /// The epoch that was entered last.
+  Epoch entered_;
   bool has_shared_state_ = false;
   std::exception_ptr step_error_;
   /// How often the same groups have failed, and which.

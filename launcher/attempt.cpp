@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -79,7 +81,16 @@ Attempt::Attempt(
     context_.master_fd = store_->fd();
   }
   context_.start_time = host_.start_time;
-  spawn_all(open_link);
+  try {
+    spawn_all(open_link);
+  } catch (...) {
+    for (const auto& worker : workers_) {
+      kill(-worker.pid, SIGKILL);
+      waitpid(worker.pid, nullptr, 0);
+      host_.guard.forget(worker.pid);
+    }
+    throw;
+  }
   supervisor_.emplace(workers_, host_.options.shutdown_timeout);
   memory_.emplace(pids(workers_));
 }

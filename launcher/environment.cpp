@@ -64,8 +64,6 @@ std::vector<std::string> worker_environment(
   if (position == 0 && context.master_fd >= 0) {
     variables["WEFT_MASTER_FD"] = std::to_string(context.master_fd);
   }
-  variables.erase("REPLICA_GROUP_ID");
-  variables.erase("NUM_REPLICA_GROUPS");
   variables.erase("WEFT_LIGHTHOUSE_FD");
   variables.erase("WEFT_GROUP_LIFE");
   if (context.replica_groups > 0) {

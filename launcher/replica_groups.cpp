@@ -109,6 +109,7 @@ void ReplicaGroups::start(Group& group) {
   group.life = ++lives_;
   context.group_life = group.life;
   group.restart_at.reset();
+  group.is_killed = false;
   group.started = Clock::now();
   group.attempt = std::make_unique<Attempt>(
       host_, std::move(context), "127.0.0.1", 0, [&](int local_rank) {
@@ -154,25 +155,50 @@ void ReplicaGroups::handle_signal(int signal) {
   }
 }
 
+/// Starts a group again. What keeps it from starting is its failure alone.
+void ReplicaGroups::restart(Group& group) {
+  try {
+    start(group);
+  } catch (const LaunchError& error) {
+    group.attempt.reset();
+    decide(
+        group,
+        {.code = 1,
+         .line = fmt::format(
+             "ERROR 1 rank={} op=launch {}", group.workers.first, error.what()),
+         .note = "",
+         .restart_after = std::nullopt});
+  }
+}
+
 /// Makes the groups that wait for their restart wait no longer, because a
 /// signal ends the run.
 void ReplicaGroups::cancel_restarts(int signal) {
   requested_signal_ = requested_signal_ == 0 ? signal : requested_signal_;
   for (auto& group : groups_) {
     group.restart_at.reset();
+    if (group.attempt) {
+      group.attempt->supervisor().await_end();
+    }
   }
 }
 
 void ReplicaGroups::advance(Group& group) {
   if (group.restart_at && Clock::now() >= *group.restart_at) {
-    start(group);
+    restart(group);
   }
   if (!group.attempt) {
     return;
   }
   auto& supervisor = group.attempt->supervisor();
-  if (std::ranges::count(coordinator_.groups_to_end(), group.life) > 0) {
-    supervisor.kill_all();
+  if (!group.is_killed &&
+      std::ranges::count(coordinator_.groups_to_end(), group.life) > 0) {
+    group.is_killed = true;
+    host_.output.log_line(fmt::format(
+        "weftrun: replica group {} is killed: it does not respond, and the "
+        "others cannot go on without knowing that it has ended\n",
+        group.number));
+    supervisor.pass_on(SIGKILL);
   }
   if (supervisor.advance()) {
     coordinator_.lose(group.life); // The others need not wait for the rest.
@@ -197,15 +223,22 @@ bool ReplicaGroups::have_finished() const {
 void ReplicaGroups::end(Group& group) {
   group.result = group.attempt->finish();
   group.attempt.reset();
-  RunResult next{
-      .code = group.result->code,
-      .line = group.result->line,
-      .note = "",
-      .restart_after = std::nullopt};
   if (group.result->signal != 0) {
     cancel_restarts(group.result->signal);
+  } else if (group.result->code == 0) {
+    coordinator_.finish(group.life);
   }
-  if (have_finished()) {
+  decide(
+      group,
+      {.code = group.result->code,
+       .line = group.result->line,
+       .note = "",
+       .restart_after = std::nullopt});
+}
+
+/// Decides whether a group whose attempt ended with `next` is restarted.
+void ReplicaGroups::decide(Group& group, RunResult next) {
+  if (have_finished() && (next.code == 0 || is_retryable(next.code))) {
     for (auto& other : groups_) {
       other.restart_at.reset();
     }

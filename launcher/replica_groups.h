@@ -21,6 +21,9 @@ namespace weft::launcher {
 /// (lighthouse/lighthouse.h) that they may ask. A group that fails is
 /// restarted while the others run, --max-restarts times; then, or if its exit
 /// code is not retried, the others are stopped and the run ends with its error.
+/// When groups that use the lighthouse have finished, no other one is
+/// restarted, and the run succeeds if the others end with 0 or a code that
+/// would be retried.
 class ReplicaGroups {
  public:
   /// Lifetime: the members of `host` and `signals` must outlive this object.
@@ -41,16 +44,20 @@ class ReplicaGroups {
     Clock::time_point started = {};
     std::optional<Clock::time_point> restart_at = std::nullopt;
     std::optional<HostResult> result = std::nullopt;
+    /// Whether this attempt was killed for the lighthouse.
+    bool is_killed = false;
   };
 
   base::UniqueFd make_wake_fd() const;
   bool is_over() const;
   std::chrono::milliseconds time_left() const;
   void start(Group& group);
+  void restart(Group& group);
   void handle_signal(int signal);
   void cancel_restarts(int signal);
   void advance(Group& group);
   bool have_finished() const;
+  void decide(Group& group, RunResult next);
   void end(Group& group);
   void log(const Group& group, const std::string& note);
   void give_up(const RunResult& run_result);

@@ -79,6 +79,13 @@ void Supervisor::pass_on(int signal) {
   }
 }
 
+void Supervisor::await_end() {
+  if (phase_ == Phase::kRunning && forwarded_signal_ != 0) {
+    outcome_.requested_signal = forwarded_signal_;
+    enter(Phase::kStopping, shutdown_timeout_);
+  }
+}
+
 /// As weft train does, when Slurm says that the time is nearly over, and as a
 /// program does that has no handler for it, or none yet. The others need the
 /// time for it that SIGTERM would give them, and no restart.
@@ -133,8 +140,7 @@ bool Supervisor::advance() {
     case Phase::kRunning:
       if (const auto cause = root_cause(outcome_)) {
         if (exited_on_forwarded_signal(*cause)) {
-          outcome_.requested_signal = forwarded_signal_;
-          enter(Phase::kStopping, shutdown_timeout_);
+          await_end();
         } else {
           enter(Phase::kSettling, kCauseWindow);
           return true;

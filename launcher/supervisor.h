@@ -38,8 +38,9 @@ class Supervisor {
   void pass_on(int signal);
   /// Stops the workers because of another host.
   void stop(const StopRequest& request);
-  /// Kills the workers.
-  void kill_all();
+  /// Gives the workers the time to end that a stop would give them, without a
+  /// signal, if one was passed on that asks them to save and end.
+  void await_end();
   /// Goes on as far as the time and the exits allow. Returns true once, when a
   /// worker has failed by itself.
   bool advance();
@@ -59,6 +60,7 @@ class Supervisor {
   bool exited_on_forwarded_signal(const WorkerExit& exit) const;
   void enter(Phase phase, std::chrono::milliseconds duration);
   void stop(int signal, std::chrono::milliseconds grace);
+  void kill_all();
   void signal_groups(int signal) const;
   bool ended(int rank) const;
 

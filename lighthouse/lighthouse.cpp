@@ -39,6 +39,9 @@ void Lighthouse::receive(const Report& report, Time now) {
   // Messages may overtake one another. A group reports under this ballot once
   // it has heard of it; what it said before may have changed by an earlier
   // lighthouse.
+  if (report.ballot == ballot_ && report.has_finished) {
+    finish(report.group);
+  }
   if (report.ballot == ballot_ && !group.has_ended &&
       (!group.report || report.sent > group.report->sent)) {
     group.report = report;
@@ -49,6 +52,11 @@ void Lighthouse::receive(const Report& report, Time now) {
 
 void Lighthouse::lose(GroupId group) {
   groups_[group].has_ended = true;
+}
+
+void Lighthouse::finish(GroupId group) {
+  groups_[group].has_ended = true;
+  has_finished_ = true;
 }
 
 void Lighthouse::update(Time now) {
@@ -210,7 +218,9 @@ bool Lighthouse::keeps_majority(const std::vector<GroupId>& members, Time now) {
       ++kept;
     } else {
       are_others_held = are_others_held && is_silent_for_lease(member, now);
-      blocked_by_.push_back(member);
+      if (silence_of(groups_.at(member), now) > options_.end) {
+        blocked_by_.push_back(member);
+      }
     }
   }
   if (kept * 2 <= possible && !are_others_held) {
@@ -273,6 +283,10 @@ void Lighthouse::try_new_generation(Time now) {
   }
   if (members.empty() ||
       static_cast<int64_t>(members.size()) < options_.min_groups) {
+    return;
+  }
+  if (best == nullptr && has_finished_) {
+    blocked_by_ = members; // There is nothing left to do for them.
     return;
   }
   const auto base = best == nullptr ? Commit() : best->applied;

@@ -10,8 +10,12 @@
 namespace weft::elastic {
 
 struct LighthouseOptions {
-  /// A group is suspected after this time without a report. Affects speed only.
+  /// A group is suspected after this time without a report: the others go on
+  /// without it, if they may.
   Time suspect = std::chrono::seconds(1);
+  /// A group that the others may not go on without is to be ended after this
+  /// time without a report.
+  Time end = std::chrono::seconds(5);
   /// A group that got no answer for this time applies no step. The same on all
   /// groups.
   Time lease = std::chrono::seconds(30);
@@ -38,6 +42,9 @@ class Lighthouse {
   void receive(const Report& report, Time now);
   /// Takes the news that the process of a group has ended.
   void lose(GroupId group);
+  /// Takes the news that a group has done all its steps. Nothing begins from a
+  /// checkpoint after that.
+  void finish(GroupId group);
   /// Decides what can be decided. To be called after every other method, and
   /// when time has passed.
   void update(Time now);
@@ -47,7 +54,8 @@ class Lighthouse {
   Reply reply(GroupId group, Time now) const;
   /// Returns the groups that were heard of and are not known to have ended.
   std::vector<GroupId> groups() const;
-  /// Returns the groups to end, because a new epoch has to wait for them.
+  /// Returns the groups to end: a new epoch has to wait for them, or they have
+  /// no state and nobody is left to give it to them.
   const std::vector<GroupId>& groups_to_end() const { return blocked_by_; }
 
   /// The newest epoch, if it is known.
@@ -87,6 +95,7 @@ class Lighthouse {
   std::optional<Epoch> current_;
   uint64_t count_ = 0;
   Commit acknowledged_;
+  bool has_finished_ = false;
   /// Whether the groups are to leave, because the newest epoch stays unknown or
   /// has no group left that has its state.
   bool is_abandoning_ = false;

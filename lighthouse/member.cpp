@@ -22,7 +22,8 @@ Report Member::report(Time now) {
       .is_of_epoch = is_of_epoch_,
       .applied = applied_,
       .prepared = prepared_,
-      .is_held = is_held_};
+      .is_held = is_held_,
+      .has_finished = has_finished_};
 }
 
 void Member::receive(const Reply& reply, Time now) {

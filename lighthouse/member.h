@@ -57,6 +57,8 @@ class Member {
   bool commit(Time now);
   /// Leaves the epoch for good, for example because a collective has failed.
   void leave();
+  /// Says that the group has done all its steps.
+  void finish() { has_finished_ = true; }
 
  private:
   bool is_in_lease(Time now) const;
@@ -65,6 +67,7 @@ class Member {
   Time lease_;
   Time answered_;
   bool is_held_ = false;
+  bool has_finished_ = false;
   uint64_t ballot_ = 0;
   Epoch epoch_;
   Phase phase_ = Phase::kOutside;

@@ -99,6 +99,8 @@ struct Report {
   Commit prepared;
   /// Whether the group was without an answer for longer than the lease.
   bool is_held = false;
+  /// Whether the group has done all its steps. Its last report.
+  bool has_finished = false;
 };
 
 enum class Directive {

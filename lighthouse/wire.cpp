@@ -76,7 +76,8 @@ json to_json(const Report& report) {
       report.is_of_epoch,
       to_json(report.applied),
       to_json(report.prepared),
-      report.is_held};
+      report.is_held,
+      report.has_finished};
 }
 
 Report report_of(const json& value) {
@@ -89,7 +90,8 @@ Report report_of(const json& value) {
       .is_of_epoch = value.at(6).get<bool>(),
       .applied = commit_of(value.at(7)),
       .prepared = commit_of(value.at(8)),
-      .is_held = value.at(9).get<bool>()};
+      .is_held = value.at(9).get<bool>(),
+      .has_finished = value.at(10).get<bool>()};
 }
 
 json to_json(const Reply& reply) {

@@ -132,11 +132,7 @@ LighthouseLink::LighthouseLink(base::UniqueFd fd, GroupId group)
 
 LighthouseLink::~LighthouseLink() {
   ::shutdown(fd_.get(), SHUT_RDWR);
-  if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach(); // A reply held the last reference.
-  } else {
-    thread_.join();
-  }
+  thread_.join();
 }
 
 void LighthouseLink::listen(OnReply on_reply) {

@@ -34,7 +34,7 @@ class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
 
   /// Takes the connection `fd` of a worker of `group`.
   LighthouseLink(base::UniqueFd fd, GroupId group);
-  /// Closes the connection.
+  /// Closes the connection. Must not be called by a reply's handler.
   ~LighthouseLink();
   LighthouseLink(const LighthouseLink&) = delete;
   LighthouseLink& operator=(const LighthouseLink&) = delete;

@@ -58,6 +58,11 @@ void Coordinator::lose(elastic::GroupId group) {
   update();
 }
 
+void Coordinator::finish(elastic::GroupId group) {
+  lighthouse_.finish(group);
+  update();
+}
+
 void Coordinator::handle(int local_rank, uint32_t events) {
   auto& worker = workers_.at(local_rank);
   if ((events & EPOLLOUT) != 0 && !write_some(worker)) {

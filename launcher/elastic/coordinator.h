@@ -38,6 +38,8 @@ class Coordinator {
   base::UniqueFd connect_worker(int local_rank, elastic::GroupId group);
   /// Takes the news that a worker of the group has ended.
   void lose(elastic::GroupId group);
+  /// Takes the news that a group has done all its steps.
+  void finish(elastic::GroupId group);
   /// Returns the groups to end, which the others cannot go on without and do
   /// not hear from.
   const std::vector<elastic::GroupId>& groups_to_end() const {

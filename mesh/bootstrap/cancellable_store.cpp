@@ -54,6 +54,25 @@ void wait_in_slices(
 }
 
 class CancellableStore final : public c10d::PrefixStore {
+  /// Waits for the keys and returns what `get` reads of them. On another
+  /// thread, because a key that is deleted meanwhile would be waited for again.
+  template <class Get>
+  auto read(const std::vector<std::string>& keys, Get get) {
+    return cancellation_.run([keys,
+                              get = std::move(get),
+                              timeout = getTimeout(),
+                              store = inner(),
+                              cancellation = cancellation_] {
+      wait_in_slices(*store, keys, timeout, cancellation);
+      cancellation.check();
+      return get(*store);
+    });
+  }
+  /// Returns this store for another thread, which may outlive this object.
+  c10::intrusive_ptr<PrefixStore> inner() {
+    return c10::make_intrusive<PrefixStore>(prefix_, store_);
+  }
+
  public:
   CancellableStore(
       c10::intrusive_ptr<c10d::Store> store,
@@ -67,13 +86,11 @@ class CancellableStore final : public c10d::PrefixStore {
         store_->clone(), prefix_, cancellation_);
   }
   std::vector<uint8_t> get(const std::string& key) override {
-    wait({key});
-    return PrefixStore::get(key);
+    return read({key}, [key](Store& store) { return store.get(key); });
   }
   std::vector<std::vector<uint8_t>> multiGet(
       const std::vector<std::string>& keys) override {
-    wait(keys);
-    return PrefixStore::multiGet(keys);
+    return read(keys, [keys](Store& store) { return store.multiGet(keys); });
   }
   void wait(const std::vector<std::string>& keys) override {
     wait(keys, getTimeout());
@@ -85,12 +102,10 @@ class CancellableStore final : public c10d::PrefixStore {
       return;
     }
     cancellation_.run(
-        [keys,
-         timeout,
-         store = c10::make_intrusive<PrefixStore>(prefix_, store_),
-         cancellation = cancellation_] {
+        [keys, timeout, store = inner(), cancellation = cancellation_] {
           wait_in_slices(*store, keys, timeout, cancellation);
         });
+    cancellation_.check();
   }
 
  private:

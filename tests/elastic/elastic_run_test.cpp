@@ -138,6 +138,20 @@ TEST(ElasticRun, AStoppedGroupIsLeftOutAndGetsTheStateWhenItGoesOn) {
   EXPECT_EQ(last, kSteps - 1);
 }
 
+TEST(ElasticRun, HalfOfTheGroupsMayNotGoOnBeforeTheOtherHalfHasEnded) {
+  constexpr int kSteps = 250;
+  WeftrunProcess run(worker(2, kSteps, 8, {"--max-restarts=3"}));
+  run.wait_for("step 20 ");
+  const pid_t stopped = read(run.output()).applied.front().pid;
+  kill(stopped, SIGSTOP);
+  EXPECT_EQ(run.wait(), 0) << run.error();
+  EXPECT_THAT(run.error(), HasSubstr("is killed: it does not respond"));
+  EXPECT_THAT(run.error(), HasSubstr("restart 1 of 3"));
+  const auto output = read(run.output());
+  EXPECT_EQ(output.weights.size(), 2);
+  EXPECT_FALSE(output.weights.contains(stopped));
+}
+
 TEST(ElasticRun, AGroupThatIsLostAtTheEndIsNotNeeded) {
   constexpr int kSteps = 60;
   WeftrunProcess run(worker(3, kSteps, 8, {"--max-restarts=3"}));

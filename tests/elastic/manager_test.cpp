@@ -100,6 +100,9 @@ std::vector<at::Tensor> undisturbed() {
   return copies_of(*net);
 }
 
+/// Ends a group as if its process had died.
+struct Lost {};
+
 /// A moment of a step at which a group may be lost.
 enum class Point { kBeforeBackward, kBeforeCommit, kAfterCommit };
 
@@ -146,19 +149,19 @@ void train(
     optimizer.zero_grad();
     const auto [begin, end] = step.share(kBatch);
     if (disturbance.ends(id, step.number(), Point::kBeforeBackward)) {
-      return;
+      throw Lost();
     }
     loss_of(*net, step.number(), begin, end).backward();
     if (disturbance.ends(id, step.number(), Point::kBeforeCommit)) {
       const std::lock_guard lock(record.mutex);
       record.given_away[step.number()] = {begin, end};
-      return;
+      throw Lost();
     }
     if (step.commit()) {
       if (disturbance.ends(id, step.number(), Point::kAfterCommit)) {
         const std::lock_guard lock(record.mutex);
         record.given_away[step.number()] = {begin, end};
-        return;
+        throw Lost();
       }
       optimizer.step();
       const std::lock_guard lock(record.mutex);
@@ -237,8 +240,11 @@ void lose_a_group(GroupId lost, Point point, bool returns) {
   for (int worker = 0; worker < 3; ++worker) {
     threads.emplace_back([&, worker] {
       const auto id = static_cast<GroupId>(worker) + 1;
-      train(launcher.connect(worker, id), disturbance, record);
-      launcher.lose(id);
+      try {
+        train(launcher.connect(worker, id), disturbance, record);
+      } catch (const Lost&) {
+        launcher.lose(id);
+      }
       if (id == lost && returns) {
         newcomer = std::thread([&, worker] {
           train(launcher.connect(worker, 4), disturbance, record);

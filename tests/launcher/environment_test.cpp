@@ -61,6 +61,10 @@ std::string devices_of_group(const std::vector<std::string>& base) {
   return "none";
 }
 
+TEST(Environment, WithoutReplicaGroupsThoseOfTorchftAreKept) {
+  EXPECT_EQ(environment(0, {"REPLICA_GROUP_ID=3"})["REPLICA_GROUP_ID"], "3");
+}
+
 TEST(Environment, AReplicaGroupSeesItsPartOfTheDevices) {
   EXPECT_EQ(devices_of_group({"CUDA_VISIBLE_DEVICES=7,5,3,1"}), "3,1");
   EXPECT_EQ(devices_of_group({"CUDA_VISIBLE_DEVICES=7,5"}), "7,5");

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
@@ -104,6 +105,27 @@ TEST(ReplicaGroups, ACodeThatIsNotRetriedEndsTheRun) {
   EXPECT_THAT(
       run.error(),
       HasSubstr("weftrun: replica group 0: not restarted: exit code 5"));
+}
+
+TEST(ReplicaGroups, ARestartThatCannotStartIsAFailureOfItsGroup) {
+  const TemporaryFolder folder;
+  const auto program = folder / "program";
+  std::ofstream(program)
+      << "#!/bin/bash\n"
+         "if [ $REPLICA_GROUP_ID = 1 ]; then rm $0; exit 1; fi\n"
+         "trap 'echo terminated; exit 0' TERM\n"
+         "while true; do sleep 0.05; done\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  WeftrunProcess run(
+      {"--nproc-per-node=2",
+       "--replica-size=1",
+       "--max-restarts=1",
+       program.string()});
+  EXPECT_EQ(run.wait(), 1);
+  EXPECT_THAT(run.output(), HasSubstr("terminated"));
+  EXPECT_THAT(
+      run.error(),
+      HasSubstr("weftrun: replica group 1: 1 restarts did not help"));
 }
 
 TEST(ReplicaGroups, ASignalEndsAllOfThem) {

@@ -275,6 +275,9 @@ TEST(Lighthouse, AMinorityNamesTheGroupsToEnd) {
   run.wait(seconds(2));
   run.settle();
   EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(1, 2));
+  EXPECT_THAT(run.lighthouse().groups_to_end(), IsEmpty()); // Not yet.
+  run.wait(seconds(4));
+  run.settle();
   EXPECT_THAT(run.lighthouse().groups_to_end(), ElementsAre(2));
   run.end(2);
   run.settle();
@@ -316,6 +319,20 @@ TEST(Lighthouse, WithoutAnyGroupThatHasTheStateItBeginsFromACheckpoint) {
   ASSERT_TRUE(run.lighthouse().epoch());
   EXPECT_THAT(run.epoch_members(), ElementsAre(newcomer));
   EXPECT_FALSE(run.lighthouse().epoch()->base);
+}
+
+TEST(Lighthouse, NothingBeginsAgainAfterAGroupHasFinished) {
+  Training run(2);
+  run.settle();
+  run.step();
+  run.member(1).finish();
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), ElementsAre(2)); // It has its last steps.
+  run.end(2);
+  const auto newcomer = run.start_group();
+  run.settle();
+  EXPECT_EQ(run.member(newcomer).phase(), Phase::kOutside);
+  EXPECT_THAT(run.lighthouse().groups_to_end(), ElementsAre(newcomer));
 }
 
 TEST(Lighthouse, FewerGroupsThanAskedForWait) {

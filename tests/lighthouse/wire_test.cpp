@@ -27,7 +27,8 @@ TEST(Wire, AReportArrivesAsItWas) {
       .is_of_epoch = true,
       .applied = {42, 1},
       .prepared = {43, ~0ULL},
-      .is_held = true};
+      .is_held = true,
+      .has_finished = true};
   const auto received = sent(report);
   EXPECT_EQ(received.group, report.group);
   EXPECT_EQ(received.ballot, report.ballot);
@@ -37,6 +38,7 @@ TEST(Wire, AReportArrivesAsItWas) {
   EXPECT_EQ(received.epoch.members, report.epoch.members);
   EXPECT_EQ(received.epoch.base, report.epoch.base);
   EXPECT_TRUE(received.has_left && received.is_of_epoch && received.is_held);
+  EXPECT_TRUE(received.has_finished);
   EXPECT_EQ(received.applied, report.applied);
   EXPECT_EQ(received.prepared, report.prepared);
 }
