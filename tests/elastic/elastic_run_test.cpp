@@ -68,7 +68,7 @@ Output read(const std::string& text) {
 }
 
 TEST(ElasticRun, GoesOnWhenAGroupIsKilledAndLetsItsNextLifeIn) {
-  constexpr int kSteps = 400;
+  constexpr int kSteps = 900; // The next life comes in the first two seconds.
   WeftrunProcess alone(worker(1, kSteps, 0));
   ASSERT_EQ(alone.wait(), 0) << alone.error();
   const auto expected = read(alone.output()).weights.begin()->second;
@@ -139,7 +139,7 @@ TEST(ElasticRun, AStoppedGroupIsLeftOutAndGetsTheStateWhenItGoesOn) {
 }
 
 TEST(ElasticRun, HalfOfTheGroupsMayNotGoOnBeforeTheOtherHalfHasEnded) {
-  constexpr int kSteps = 250;
+  constexpr int kSteps = 800;
   WeftrunProcess run(worker(2, kSteps, 8, {"--max-restarts=3"}));
   run.wait_for("step 20 ");
   const pid_t stopped = read(run.output()).applied.front().pid;

@@ -1,5 +1,6 @@
 #include "elastic/manager.h"
 
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <functional>
@@ -228,11 +229,15 @@ void lose_a_group(GroupId lost, Point point, bool returns) {
   test::Launcher launcher(3);
   Record record;
   std::thread newcomer;
+  std::atomic<bool> has_come = false;
   Disturbance disturbance;
   disturbance.ends = [&](GroupId id, int64_t step, Point at) {
-    if (returns && at == Point::kBeforeCommit) {
-      // Slow enough that the newcomer finds the others.
-      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    if (returns && at == Point::kBeforeCommit && step >= kSteps / 2) {
+      // The others wait for the newcomer, and go on slowly to let it in.
+      while (!has_come) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return id == lost && step == 10 && at == point;
   };
@@ -247,7 +252,9 @@ void lose_a_group(GroupId lost, Point point, bool returns) {
       }
       if (id == lost && returns) {
         newcomer = std::thread([&, worker] {
-          train(launcher.connect(worker, 4), disturbance, record);
+          auto link = launcher.connect(worker, 4);
+          has_come = true;
+          train(std::move(link), disturbance, record);
         });
       }
     });

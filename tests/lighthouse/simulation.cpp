@@ -266,7 +266,7 @@ class Simulation {
     ++outcome_.lighthouse_starts;
     LighthouseOptions options;
     options.suspect = kSuspect;
-    options.end = 2 * kSuspect;
+    options.end = kSuspect;
     options.lease = kLease;
     options.min_groups = min_groups_;
     options.expected_groups = static_cast<int64_t>(count_);
