@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <sstream>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
@@ -17,6 +16,7 @@
 
 #include "base/fnv.h"
 #include "lighthouse/clock.h"
+#include "lighthouse/lighthouse.h"
 #include "mesh/error/error.h"
 
 namespace weft::elastic {
@@ -27,10 +27,20 @@ using mesh::throw_error;
 using Phase = Member::Phase;
 
 /// A quarter of the time after which a group without a report is suspected.
-constexpr std::chrono::milliseconds kHeartbeat{250};
+constexpr Time kHeartbeat = LighthouseOptions().suspect / 4;
 
-/// The lease of the lighthouse (LighthouseOptions).
-constexpr Time kLease = std::chrono::seconds(30);
+template <class T>
+std::string saved(const T& object) {
+  std::ostringstream out;
+  torch::save(object, out);
+  return std::move(out).str();
+}
+
+template <class T>
+void load(T& object, const std::string& bytes) {
+  std::istringstream in(bytes);
+  torch::load(object, in);
+}
 
 mesh::World checked(mesh::World world) {
   if (world.world_size() > 1) {
@@ -81,7 +91,7 @@ Manager::Manager(
     : world_(checked(std::move(world))),
       link_(std::move(link)),
       options_(options),
-      member_(link_->group(), kLease, now()) {
+      member_(link_->group(), LighthouseOptions().lease, now()) {
   link_->listen([this](const Reply& reply) { follow(reply); });
   heart_ = std::thread([this] { beat(); });
 }
@@ -109,16 +119,8 @@ void Manager::register_module(
     std::shared_ptr<torch::nn::Module> module) {
   register_state(
       std::move(name),
-      [module] {
-        std::ostringstream out;
-        torch::save(module, out);
-        return std::move(out).str();
-      },
-      [module](const std::string& bytes) {
-        std::istringstream in(bytes);
-        auto target = module;
-        torch::load(target, in);
-      });
+      [module] { return saved(module); },
+      [module](const std::string& bytes) mutable { load(module, bytes); });
 }
 
 void Manager::register_optimizer(
@@ -126,15 +128,8 @@ void Manager::register_optimizer(
     torch::optim::Optimizer& optimizer) {
   register_state(
       std::move(name),
-      [&optimizer] {
-        std::ostringstream out;
-        torch::save(optimizer, out);
-        return std::move(out).str();
-      },
-      [&optimizer](const std::string& bytes) {
-        std::istringstream in(bytes);
-        torch::load(optimizer, in);
-      });
+      [&optimizer] { return saved(optimizer); },
+      [&optimizer](const std::string& bytes) { load(optimizer, bytes); });
 }
 
 int64_t Manager::step() const {
@@ -179,16 +174,8 @@ void Manager::report(const Lock& /*lock*/) {
   try {
     link_->send(member_.report(now()));
   } catch (const CommError&) {
-    is_link_lost_ = true;
+    link_error_ = std::current_exception();
     changed_.notify_all();
-  }
-}
-
-void Manager::check_link() const {
-  if (is_link_lost_) {
-    throw_error<CommError>(
-        "[elastic] the connection to weftrun is closed: weftrun has ended, or "
-        "has started this replica group again");
   }
 }
 
@@ -306,9 +293,11 @@ bool Manager::enter_next_epoch() {
   while (true) {
     Lock lock(mutex_);
     changed_.wait(lock, [&] {
-      return is_link_lost_ || member_.phase() == Phase::kMeeting;
+      return link_error_ || member_.phase() == Phase::kMeeting;
     });
-    check_link();
+    if (link_error_) {
+      std::rethrow_exception(link_error_);
+    }
     const auto epoch = member_.epoch();
     lock.unlock();
     if (try_to_enter(epoch, applies)) {
@@ -369,23 +358,24 @@ void Manager::meet(const Epoch& epoch) {
   group_ = world.group();
 }
 
-/// Throws DisagreementError if the groups have registered different states.
-void Manager::check_state_names() {
+std::string Manager::state_names() const {
   std::string names;
   for (const auto& state : states_) {
     names += state.name + ' ';
   }
-  const auto hash = static_cast<int64_t>(base::fnv1a(names));
-  auto all = at::zeros({group_->size()}, at::kLong);
-  group_->all_gather(all, at::full({1}, hash, at::kLong), "state names").wait();
-  const auto others = all.ne(hash).nonzero();
+  return names;
+}
+
+/// Throws DisagreementError if the groups have registered different states.
+void Manager::check_state_names(const at::Tensor& hashes) const {
+  const auto others = hashes.ne(hashes[group_->rank()]).nonzero();
   if (others.numel() > 0) {
     throw_error<mesh::DisagreementError>(mesh::detail::concat(
         "[elastic] group ",
         others[0].item<int64_t>(),
         " of the epoch has registered other states than this group, which "
         "has: ",
-        names,
+        state_names(),
         ". Start all groups with the same program, which registers the same "
         "states in the same order"));
   }
@@ -393,30 +383,25 @@ void Manager::check_state_names() {
 
 /// Gives the state to the groups that came without it.
 void Manager::share_state() {
-  check_state_names();
   bool has_state = false;
   {
     const std::lock_guard lock(mutex_);
     has_state = member_.phase() == Phase::kTraining;
   }
-  auto all = at::zeros({group_->size()}, at::kLong);
-  group_->all_gather(all, at::full({1}, has_state ? 1 : 0, at::kLong), "states")
-      .wait();
-  // Without any, all begin from what the first has loaded.
-  const auto source = all.argmax().item<int64_t>();
-  const bool is_complete = all.sum().item<int64_t>() == group_->size();
-  if (!is_complete) {
+  const auto own = at::tensor(
+      {static_cast<int64_t>(base::fnv1a(state_names())),
+       int64_t{has_state ? 1 : 0}},
+      at::kLong);
+  auto all = at::zeros({group_->size(), own.numel()}, at::kLong);
+  group_->all_gather(all, own, "states").wait();
+  check_state_names(all.select(1, 0));
+  const auto have_state = all.select(1, 1);
+  if (have_state.sum().item<int64_t>() < group_->size()) {
+    // Without any, all begin from what the first has loaded.
+    const auto source = have_state.argmax().item<int64_t>();
     auto step = at::full({1}, options_.step, at::kLong);
     group_->broadcast(step, source, "step").wait();
-    if (source == group_->rank()) {
-      send_state();
-    } else if (!has_state) {
-      receive_state(source);
-    } else {
-      for (size_t i = 0; i < states_.size(); ++i) {
-        broadcast({}, source, false);
-      }
-    }
+    transfer_state(source, !has_state && source != group_->rank());
     const std::lock_guard lock(mutex_);
     if (member_.phase() == Phase::kWithoutState) {
       member_.take_state(step.item<int64_t>());
@@ -425,30 +410,27 @@ void Manager::share_state() {
   has_shared_state_ = true;
 }
 
-void Manager::send_state() {
-  for (const auto& state : states_) {
-    broadcast(state.save(), group_->rank(), true);
-  }
-}
-
-void Manager::receive_state(int64_t source) {
-  // Nothing is loaded before everything is there.
+/// Sends the states of `source` to all groups, and loads them if this one is
+/// to.
+void Manager::transfer_state(int64_t source, bool loads) {
   std::vector<std::string> parts;
-  for (size_t i = 0; i < states_.size(); ++i) {
-    parts.push_back(broadcast({}, source, false));
+  for (const auto& state : states_) {
+    auto bytes = broadcast(
+        source == group_->rank() ? state.save() : std::string(), source);
+    if (loads) {
+      parts.push_back(std::move(bytes));
+    }
   }
-  for (size_t i = 0; i < states_.size(); ++i) {
+  // Nothing is loaded before everything is there.
+  for (size_t i = 0; i < parts.size(); ++i) {
     states_[i].load(parts[i]);
   }
 }
 
-std::string
-Manager::broadcast(std::string bytes, int64_t source, bool is_source) {
+std::string Manager::broadcast(std::string bytes, int64_t source) {
   auto size = at::full({1}, std::ssize(bytes), at::kLong);
   group_->broadcast(size, source, "state").wait();
-  if (!is_source) {
-    bytes.resize(static_cast<size_t>(size.item<int64_t>()));
-  }
+  bytes.resize(static_cast<size_t>(size.item<int64_t>()));
   group_
       ->broadcast(
           at::from_blob(bytes.data(), {std::ssize(bytes)}, at::kByte),

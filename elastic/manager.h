@@ -161,7 +161,6 @@ class Manager {
   void follow(const Reply& reply);
   void beat();
   void report(const Lock& lock);
-  void check_link() const;
   void leave(Lock& lock);
   void leave_entered_epoch();
 
@@ -173,11 +172,11 @@ class Manager {
   bool enter_next_epoch();
   bool try_to_enter(const Epoch& epoch, bool& applies);
   void meet(const Epoch& epoch);
-  void check_state_names();
+  std::string state_names() const;
+  void check_state_names(const at::Tensor& hashes) const;
   void share_state();
-  void receive_state(int64_t source);
-  void send_state();
-  std::string broadcast(std::string bytes, int64_t source, bool is_source);
+  void transfer_state(int64_t source, bool loads);
+  std::string broadcast(std::string bytes, int64_t source);
 
   const mesh::World world_;
   const std::shared_ptr<LighthouseLink> link_;
@@ -188,7 +187,8 @@ class Manager {
   std::condition_variable changed_;
   Member member_;
   bool is_over_ = false;
-  bool is_link_lost_ = false;
+  /// Set when weftrun has gone.
+  std::exception_ptr link_error_;
   int64_t epochs_ = 0;
   /// The world of the epoch that was entered, which a reply aborts.
   std::optional<mesh::World> epoch_world_;

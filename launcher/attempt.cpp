@@ -5,11 +5,13 @@
 #include <utility>
 
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
+#include "launcher/process/error.h"
 #include "launcher/report/failure_diagnosis.h"
 #include "launcher/report/report.h"
 
@@ -57,6 +59,51 @@ std::string host_name() {
   char name[256] = "";
   gethostname(name, sizeof(name) - 1);
   return name;
+}
+
+base::UniqueFd make_wake_fd(std::initializer_list<int> sources) {
+  base::UniqueFd fd(epoll_create1(EPOLL_CLOEXEC));
+  for (const int source : sources) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (source >= 0 &&
+        epoll_ctl(fd.get(), EPOLL_CTL_ADD, source, &event) != 0) {
+      throw_errno("epoll_ctl");
+    }
+  }
+  return fd;
+}
+
+void log_passed_on(const LauncherHost& host, int signal) {
+  host.output.log_line(fmt::format(
+      "weftrun: {} received and passed on to the workers\n",
+      signal_name(signal)));
+}
+
+void log_stop(const LauncherHost& host, int signal, bool is_forwarded) {
+  if (is_forwarded) {
+    host.output.log_line(fmt::format(
+        "weftrun: {} received and forwarded; workers have {} s to end\n",
+        signal_name(signal),
+        host.options.shutdown_timeout.count() / 1000.0));
+  } else if (signal != SIGQUIT) {
+    host.output.log_line(fmt::format(
+        "weftrun: {} received; already ending, SIGQUIT ends at once\n",
+        signal_name(signal)));
+  }
+}
+
+RunResult stopped_without_worker(int signal) {
+  return {
+      .code = 128 + signal,
+      .line = fmt::format(
+          "ERROR {} rank=0 op=launch stopped by signal {} ({}), no worker "
+          "running",
+          128 + signal,
+          signal,
+          signal_name(signal)),
+      .note = "",
+      .restart_after = std::nullopt};
 }
 
 Attempt::Attempt(

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -74,5 +75,15 @@ class Attempt {
 
 /// Returns the name of this host.
 std::string host_name();
+/// Returns a descriptor that is readable when one of `sources` is; those below
+/// 0 are left out.
+base::UniqueFd make_wake_fd(std::initializer_list<int> sources);
+/// Prints that a signal was passed on to workers that may handle it or not.
+void log_passed_on(const LauncherHost& host, int signal);
+/// Prints whether a signal that ends the run was forwarded, or came when the
+/// workers were already ending.
+void log_stop(const LauncherHost& host, int signal, bool is_forwarded);
+/// Returns the result of a run that a signal ended while no worker ran.
+RunResult stopped_without_worker(int signal);
 
 } // namespace weft::launcher

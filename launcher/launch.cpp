@@ -5,26 +5,16 @@
 #include <functional>
 #include <optional>
 
-#include <sys/epoll.h>
-#include <unistd.h>
-
 #include <fmt/format.h>
 
 #include "launcher/attempt.h"
-#include "launcher/environment.h"
 #include "launcher/output/log_dir.h"
 #include "launcher/output/output.h"
-#include "launcher/process/error.h"
-#include "launcher/process/master_socket.h"
-#include "launcher/process/oom_monitor.h"
 #include "launcher/process/orphan_reaper.h"
 #include "launcher/process/signals.h"
-#include "launcher/process/worker.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous/make_rendezvous.h"
 #include "launcher/replica_groups.h"
-#include "launcher/report/failure_diagnosis.h"
-#include "launcher/report/report.h"
 #include "launcher/supervisor.h"
 
 namespace weft::launcher {
@@ -48,7 +38,7 @@ class Launch {
             options,
             host_name(),
             [this](std::string_view line) { output_.log_line(line); })),
-        wake_fd_(make_wake_fd()),
+        wake_fd_(make_wake_fd({signals_.fd(), rendezvous_->fd()})),
         host_{
             options_,
             start_time_,
@@ -61,7 +51,6 @@ class Launch {
   int run();
 
  private:
-  base::UniqueFd make_wake_fd() const;
   /// Waits until `done` (may be empty) or for `limit`, and returns the signal
   /// that came instead, or 0.
   int wait(
@@ -87,19 +76,6 @@ class Launch {
   const base::UniqueFd wake_fd_;
   const LauncherHost host_;
 };
-
-base::UniqueFd Launch::make_wake_fd() const {
-  base::UniqueFd fd(epoll_create1(EPOLL_CLOEXEC));
-  for (const int source : {signals_.fd(), rendezvous_->fd()}) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    if (source >= 0 &&
-        epoll_ctl(fd.get(), EPOLL_CTL_ADD, source, &event) != 0) {
-      throw_errno("epoll_ctl");
-    }
-  }
-  return fd;
-}
 
 int Launch::wait(
     const std::function<bool()>& done,
@@ -153,20 +129,14 @@ void Launch::handle_signal(Supervisor& supervisor, int signal) {
   if (signal == SIGCHLD) {
     supervisor.collect_exits();
   } else if (signals_.is_forwarded_only(signal)) {
-    output_.log_line(fmt::format(
-        "weftrun: {} received and passed on to the workers\n",
-        signal_name(signal)));
+    log_passed_on(host_, signal);
     supervisor.pass_on(signal);
-  } else if (supervisor.request_stop(signal)) {
-    output_.log_line(fmt::format(
-        "weftrun: {} received and forwarded; workers have {} s to end\n",
-        signal_name(signal),
-        options_.shutdown_timeout.count() / 1000.0));
-    rendezvous_->report_signal(signal);
-  } else if (signal != SIGQUIT) {
-    output_.log_line(fmt::format(
-        "weftrun: {} received; already ending, SIGQUIT ends at once\n",
-        signal_name(signal)));
+  } else {
+    const bool is_forwarded = supervisor.request_stop(signal);
+    log_stop(host_, signal, is_forwarded);
+    if (is_forwarded) {
+      rendezvous_->report_signal(signal);
+    }
   }
 }
 
@@ -216,16 +186,7 @@ RunResult Launch::await_verdict() {
 
 int Launch::finish_by_signal(int signal) {
   rendezvous_->report_signal(signal);
-  return finish(
-      {.code = 128 + signal,
-       .line = fmt::format(
-           "ERROR {} rank=0 op=launch stopped by signal {} ({}), no worker "
-           "running",
-           128 + signal,
-           signal,
-           signal_name(signal)),
-       .note = "",
-       .restart_after = std::nullopt});
+  return finish(stopped_without_worker(signal));
 }
 
 int Launch::finish(const RunResult& run_result) {

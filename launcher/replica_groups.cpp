@@ -7,8 +7,6 @@
 #include <string_view>
 #include <utility>
 
-#include <sys/epoll.h>
-
 #include <fmt/format.h>
 
 #include "launcher/process/error.h"
@@ -33,7 +31,7 @@ ReplicaGroups::ReplicaGroups(const LauncherHost& host, SignalQueue& signals)
     : host_(host),
       signals_(signals),
       coordinator_(lighthouse_options(host.options)),
-      wake_fd_(make_wake_fd()) {
+      wake_fd_(make_wake_fd({signals_.fd(), coordinator_.fd()})) {
   const auto& options = host_.options;
   for (int first = 0; first < options.worker_count;
        first += options.replica_size) {
@@ -42,18 +40,6 @@ ReplicaGroups::ReplicaGroups(const LauncherHost& host, SignalQueue& signals)
          .workers = {first, options.replica_size},
          .restarts = RestartPolicy(options.max_restarts)});
   }
-}
-
-base::UniqueFd ReplicaGroups::make_wake_fd() const {
-  base::UniqueFd fd(epoll_create1(EPOLL_CLOEXEC));
-  for (const int source : {signals_.fd(), coordinator_.fd()}) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    if (epoll_ctl(fd.get(), EPOLL_CTL_ADD, source, &event) != 0) {
-      throw_errno("epoll_ctl");
-    }
-  }
-  return fd;
 }
 
 RunResult ReplicaGroups::run() {
@@ -137,22 +123,11 @@ void ReplicaGroups::handle_signal(int signal) {
     return;
   }
   if (signals_.is_forwarded_only(signal)) {
-    host_.output.log_line(fmt::format(
-        "weftrun: {} received and passed on to the workers\n",
-        signal_name(signal)));
+    log_passed_on(host_, signal);
     return;
   }
   cancel_restarts(signal);
-  if (has_stopped) {
-    host_.output.log_line(fmt::format(
-        "weftrun: {} received and forwarded; workers have {} s to end\n",
-        signal_name(signal),
-        host_.options.shutdown_timeout.count() / 1000.0));
-  } else if (signal != SIGQUIT) {
-    host_.output.log_line(fmt::format(
-        "weftrun: {} received; already ending, SIGQUIT ends at once\n",
-        signal_name(signal)));
-  }
+  log_stop(host_, signal, has_stopped);
 }
 
 /// Starts a group again. What keeps it from starting is its failure alone.
@@ -302,19 +277,14 @@ RunResult ReplicaGroups::result() const {
   for (const auto& group : groups_) {
     if (group.result && group.result->signal != 0) {
       codes.insert(group.result->code);
-      result.line = group.result->line;
+      result.line = result.line.empty() ? group.result->line : result.line;
     }
+  }
+  if (codes.empty()) {
+    return stopped_without_worker(requested_signal_);
   }
   result.code = codes.size() == 1 ? *codes.begin()
                                   : exit_code_of_signal(requested_signal_);
-  if (result.code != 0 && result.line.empty()) {
-    result.line = fmt::format(
-        "ERROR {} rank=0 op=launch stopped by signal {} ({}), no worker "
-        "running",
-        result.code,
-        requested_signal_,
-        signal_name(requested_signal_));
-  }
   return result;
 }
 

@@ -48,7 +48,6 @@ class ReplicaGroups {
     bool is_killed = false;
   };
 
-  base::UniqueFd make_wake_fd() const;
   bool is_over() const;
   std::chrono::milliseconds time_left() const;
   void start(Group& group);

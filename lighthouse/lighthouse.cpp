@@ -259,7 +259,6 @@ void Lighthouse::try_new_generation(Time now) {
   if (!current_ && now - started_ <= held_after()) {
     return;
   }
-  is_abandoning_ = true;
   std::vector<GroupId> members;
   const Report* best = nullptr;
   for (const auto& [id, group] : groups_) {
@@ -296,7 +295,6 @@ void Lighthouse::try_new_generation(Time now) {
 void Lighthouse::begin_epoch(std::vector<GroupId> members, const Commit& base) {
   current_ = Epoch{
       {ballot_, ++count_}, current_->generation, std::move(members), base};
-  is_abandoning_ = false;
 }
 
 void Lighthouse::begin_generation(
@@ -305,7 +303,6 @@ void Lighthouse::begin_generation(
   const EpochNumber number{ballot_, ++count_};
   current_ = Epoch{number, number, std::move(members), base};
   acknowledged_ = {};
-  is_abandoning_ = false;
 }
 
 Reply Lighthouse::reply(GroupId id, Time now) const {
@@ -326,7 +323,10 @@ Reply Lighthouse::reply(GroupId id, Time now) const {
     reply.epoch = *current_;
   } else if (!is_running) {
     reply.directive = Directive::kWait;
-  } else if (is_member ? is_in_trouble(now) : (current_ || is_abandoning_)) {
+  } else if (
+      is_member ? is_in_trouble(now)
+                : (current_ || now - started_ > held_after())) {
+    // Outside of the newest epoch, or that one has stayed unknown.
     reply.directive = Directive::kLeave;
     reply.epoch = report.epoch;
   } else if (is_member) {

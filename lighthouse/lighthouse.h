@@ -96,9 +96,6 @@ class Lighthouse {
   uint64_t count_ = 0;
   Commit acknowledged_;
   bool has_finished_ = false;
-  /// Whether the groups are to leave, because the newest epoch stays unknown or
-  /// has no group left that has its state.
-  bool is_abandoning_ = false;
   std::vector<GroupId> blocked_by_;
 };
 

@@ -73,13 +73,7 @@ void Coordinator::handle(int local_rank, uint32_t events) {
   }
   const bool is_open = read_some(worker);
   try {
-    // A message may end the connection.
-    const int fd = worker.fd.get();
-    while (workers_.contains(local_rank) && worker.fd.get() == fd) {
-      const auto message = worker.incoming.take();
-      if (!message) {
-        break;
-      }
+    while (const auto message = worker.incoming.take()) {
       take(local_rank, *message);
     }
   } catch (const elastic::WireError&) {

@@ -57,16 +57,19 @@ class CancellableStore final : public c10d::PrefixStore {
   /// Waits for the keys and returns what `get` reads of them. On another
   /// thread, because a key that is deleted meanwhile would be waited for again.
   template <class Get>
-  auto read(const std::vector<std::string>& keys, Get get) {
-    return cancellation_.run([keys,
-                              get = std::move(get),
-                              timeout = getTimeout(),
-                              store = inner(),
-                              cancellation = cancellation_] {
+  auto
+  read(const std::vector<std::string>& keys, milliseconds timeout, Get get) {
+    auto result = cancellation_.run([keys,
+                                     timeout,
+                                     get = std::move(get),
+                                     store = inner(),
+                                     cancellation = cancellation_] {
       wait_in_slices(*store, keys, timeout, cancellation);
       cancellation.check();
       return get(*store);
     });
+    cancellation_.check();
+    return result;
   }
   /// Returns this store for another thread, which may outlive this object.
   c10::intrusive_ptr<PrefixStore> inner() {
@@ -86,11 +89,14 @@ class CancellableStore final : public c10d::PrefixStore {
         store_->clone(), prefix_, cancellation_);
   }
   std::vector<uint8_t> get(const std::string& key) override {
-    return read({key}, [key](Store& store) { return store.get(key); });
+    return read(
+        {key}, getTimeout(), [key](Store& store) { return store.get(key); });
   }
   std::vector<std::vector<uint8_t>> multiGet(
       const std::vector<std::string>& keys) override {
-    return read(keys, [keys](Store& store) { return store.multiGet(keys); });
+    return read(keys, getTimeout(), [keys](Store& store) {
+      return store.multiGet(keys);
+    });
   }
   void wait(const std::vector<std::string>& keys) override {
     wait(keys, getTimeout());
@@ -98,14 +104,9 @@ class CancellableStore final : public c10d::PrefixStore {
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout)
       override {
     cancellation_.check();
-    if (check(keys)) {
-      return;
+    if (!check(keys)) {
+      read(keys, timeout, [](Store& /*store*/) { return true; });
     }
-    cancellation_.run(
-        [keys, timeout, store = inner(), cancellation = cancellation_] {
-          wait_in_slices(*store, keys, timeout, cancellation);
-        });
-    cancellation_.check();
   }
 
  private:

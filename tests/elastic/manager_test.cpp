@@ -298,7 +298,8 @@ TEST(Manager, ALostGroupComesBackWithTheStateOfTheOthers) {
   }
 }
 
-TEST(Manager, GroupsWithOtherStatesAreRefused) {
+/// Runs `body` on two groups, each with its number and its manager.
+void on_two_groups(const std::function<void(int worker, Manager&)>& body) {
   test::Launcher launcher(2);
   std::vector<std::thread> threads;
   for (int worker = 0; worker < 2; ++worker) {
@@ -306,65 +307,51 @@ TEST(Manager, GroupsWithOtherStatesAreRefused) {
       Manager manager(
           mesh::World::from_store({}, 0, 1),
           launcher.connect(worker, worker + 1));
-      manager.register_state(
-          worker == 0 ? "model" : "net", [] { return ""; }, [](auto) {});
-      EXPECT_THAT(
-          message_of_thrown<mesh::DisagreementError>(
-              [&] { manager.begin_step(); }),
-          HasSubstr("has registered other states than this group"));
+      body(worker, manager);
     });
   }
   for (auto& thread : threads) {
     thread.join();
   }
+}
+
+TEST(Manager, GroupsWithOtherStatesAreRefused) {
+  on_two_groups([](int worker, Manager& manager) {
+    manager.register_state(
+        worker == 0 ? "model" : "net", [] { return ""; }, [](auto) {});
+    EXPECT_THAT(
+        message_of_thrown<mesh::DisagreementError>(
+            [&] { manager.begin_step(); }),
+        HasSubstr("has registered other states than this group"));
+  });
 }
 
 TEST(Manager, AFailureThatNoLossExplainsIsThrown) {
-  test::Launcher launcher(2);
-  std::vector<std::thread> threads;
-  for (int worker = 0; worker < 2; ++worker) {
-    threads.emplace_back([&, worker] {
-      Manager manager(
-          mesh::World::from_store({}, 0, 1),
-          launcher.connect(worker, worker + 1));
-      EXPECT_THAT(
-          message_of_thrown<mesh::CommError>([&] {
-            while (true) {
-              auto step = manager.begin_step();
-              manager.all_reduce(at::ones({2 + worker}), "weight");
-              EXPECT_FALSE(step.commit());
-            }
-          }),
-          HasSubstr("weight"));
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
+  on_two_groups([](int worker, Manager& manager) {
+    EXPECT_THAT(
+        message_of_thrown<mesh::CommError>([&] {
+          while (true) {
+            auto step = manager.begin_step();
+            manager.all_reduce(at::ones({2 + worker}), "weight");
+            EXPECT_FALSE(step.commit());
+          }
+        }),
+        HasSubstr("weight"));
+  });
 }
 
 TEST(Manager, EachGroupNeedsASample) {
-  test::Launcher launcher(2);
-  std::vector<std::thread> threads;
   std::barrier both(2);
-  for (int worker = 0; worker < 2; ++worker) {
-    threads.emplace_back([&, worker] {
-      Manager manager(
-          mesh::World::from_store({}, 0, 1),
-          launcher.connect(worker, worker + 1));
-      const auto step = manager.begin_step();
-      EXPECT_THAT(
-          message_of_thrown<c10::ValueError>([&] { step.share(1); }),
-          HasSubstr("samples of the step >= replica groups: 1 vs 2"));
-      const auto [begin, end] = step.share(3);
-      EXPECT_EQ(begin, step.group());
-      EXPECT_EQ(end, step.group() == 0 ? 1 : 3);
-      both.arrive_and_wait();
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
+  on_two_groups([&](int /*worker*/, Manager& manager) {
+    const auto step = manager.begin_step();
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] { step.share(1); }),
+        HasSubstr("samples of the step >= replica groups: 1 vs 2"));
+    const auto [begin, end] = step.share(3);
+    EXPECT_EQ(begin, step.group());
+    EXPECT_EQ(end, step.group() == 0 ? 1 : 3);
+    both.arrive_and_wait();
+  });
 }
 
 TEST(Manager, RefusesAGroupOfSeveralRanksAndASecondCommit) {
