@@ -51,6 +51,14 @@ if(Libtorch_FOUND AND NOT TARGET libtorch::libtorch)
     USE_DISTRIBUTED USE_C10D_GLOO)
   target_link_libraries(libtorch::libtorch INTERFACE
     ${Libtorch_torch_cpu_LIBRARY} ${Libtorch_c10_LIBRARY})
+  # Clang names a template whose parameter is an enable_if_t differently from
+  # GCC, with which libtorch was built, unless it is told to follow Clang 17.
+  file(STRINGS ${Libtorch_ROOT_DIR}/include/ATen/core/TensorBase.h
+       _weft_constrained REGEX "enable_if_t<!?std::is_const_v")
+  if(_weft_constrained)
+    target_compile_options(libtorch::libtorch INTERFACE
+      $<$<AND:$<COMPILE_LANG_AND_ID:CXX,Clang>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,18>>:-fclang-abi-compat=17>)
+  endif()
   # libtorch_cpu.so of a CUDA build leaves CUDA symbols to libraries that a CPU
   # run never loads.
   target_link_options(libtorch::libtorch INTERFACE

@@ -21,6 +21,32 @@ c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.storage().unsafeGetStorageImpl();
 }
 
+// libtorch 2.11 cannot take a refusal back, and none is made there: an
+// op on memory that was given away ends the process.
+template <class Storage>
+constexpr bool kCanRefuse = requires(Storage& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+};
+
+template <class Storage>
+void allow_access(Storage& storage) {
+  if constexpr (kCanRefuse<Storage>) {
+    storage.clear_data_ptr_access_error_msg_();
+  }
+}
+
+template <class Storage>
+void refuse_access(Storage& storage, const std::string& name) {
+  if constexpr (kCanRefuse<Storage>) {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
+        "[fsdp] the rows of \"{}\" are not all here: they were given away "
+        "after the parameter's last use. Call the module that has it through "
+        "weft::dtensor::call(), so that backward brings them back, or set "
+        "reshard_after_forward to false for its unit.",
+        name));
+  }
+}
+
 } // namespace
 
 ShardedParameter::ShardedParameter(
@@ -155,7 +181,7 @@ void ShardedParameter::unshard(const at::Tensor& parts, MemoryPool& memory) {
   const at::NoGradGuard no_grad;
   auto& storage = storage_of(whole_);
   storage.set_data_ptr_noswap(memory.take(unsharded_bytes(), whole_.device()));
-  storage.clear_data_ptr_access_error_msg_();
+  allow_access(storage);
   visit_rows(whole_to_fill_, parts, [](const auto& rows, const auto& part) {
     rows.copy_(part);
   });
@@ -224,12 +250,7 @@ void ShardedParameter::reshard(MemoryPool& memory) {
 at::DataPtr ShardedParameter::release_memory() {
   auto& storage = storage_of(whole_);
   auto data = storage.set_data_ptr(at::DataPtr(nullptr, whole_.device()));
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
-      "[fsdp] the rows of \"{}\" are not all here: they were given away after "
-      "the parameter's last use. Call the module that has it through "
-      "weft::dtensor::call(), so that backward brings them back, or set "
-      "reshard_after_forward to false for its unit.",
-      name_));
+  refuse_access(storage, name_);
   return data;
 }
 

@@ -24,6 +24,12 @@ void show_memory(const c10::Storage& storage, const at::Tensor& local) {
       local.device()));
 }
 
+bool shows_memory(const c10::Storage& storage) {
+  return storage && storage.unsafeGetStorageImpl()
+                            ->_mutable_data_ptr_no_checks()
+                            .get_deleter() == &keep_base_memory;
+}
+
 // A storage of no bytes, one a tensor because autograd counts who holds it,
 // whose data pointer explains itself.
 c10::Storage no_data(const at::Tensor& local) {
@@ -130,8 +136,7 @@ void DTensorImpl::reset_local(at::Tensor local, DTensorSpec spec) {
   data_type_ = local.dtype();
   local_ = std::move(local);
   spec_ = std::move(spec);
-  if (storage_ &&
-      storage_.unsafeGetStorageImpl()->throw_on_immutable_data_ptr()) {
+  if (shows_memory(storage_)) {
     show_memory(storage_, local_);
   }
   copied_view.reset();
