@@ -23,6 +23,10 @@ RUNS = [
     ("run-cuda-2x2", "run-cpu", 2e-3),
     ("run-cuda-1x2", "run-cpu", 2e-3),
     ("run-cuda-2x1", "run-cpu", 2e-3),
+    ("run-nccl-2x2", "run-cpu", 2e-3),
+    ("run-nccl-4x1", "run-cpu", 2e-3),
+    ("run-nccl-fsdp-2x2", "run-cpu", 2e-3),
+    ("run-nccl-bfloat16", "run-cpu", 3e-2),
 ]
 
 
@@ -116,6 +120,11 @@ def markdown(result):
             f"| {run['bound']:.0e} "
             f"| {run['first_loss']:.4f}, {run['last_loss']:.4f} "
             f"| {run['tokens_per_s']:.0f} | {run['peak_device_mb'] or ''} |")
+    if result["faults"]:
+        lines += ["", "| fault | exit code | seconds until all had ended |",
+                  "|---|---|---|"]
+        lines += [f"| {fault['fault']} | {fault['exit_code']} "
+                  f"| {fault['seconds']:.1f} |" for fault in result["faults"]]
     lines += ["", "| `bench step` flags | Weft ms | PyTorch ms | PyTorch / Weft "
               "| first step s (PyTorch) | GPU MB (PyTorch) | host MB (PyTorch) |",
               "|---|---|---|---|---|---|---|"]
@@ -147,6 +156,8 @@ def main():
     compared = (compare(folder, *run) for run in RUNS)
     result["runs"] = [run for run in compared if run]
     result["speed"] = speeds(path("speed.jsonl")) if has("speed.jsonl") else []
+    result["faults"] = (
+        read_lines(path("faults.jsonl")) if has("faults.jsonl") else [])
     # A check that skips everything has shown nothing.
     tests = result.get("tests", {"passed": 1, "failed": []})
     result["ok"] = (not tests["failed"] and tests["passed"] > 0

@@ -91,6 +91,11 @@ void add_step(CLI::App& bench) {
           "Compares tp.async off, on and auto in groups of N steps; steps must "
           "be a multiple of 3 N")
       ->check(CLI::NonNegativeNumber);
+  command->add_option(
+      "--profile",
+      options->profile,
+      "After the timed steps, records three more on rank 0 with libtorch's "
+      "profiler and writes a trace that chrome://tracing and Perfetto read");
   command->callback([options] {
     if (options->async_tp > 0 &&
         (options->join > 0 || options->steps % (3 * options->async_tp) != 0)) {

@@ -1,60 +1,59 @@
 #!/usr/bin/env bash
-# Builds Weft for CUDA against a torch that is there, and runs what one GPU can
-# show. In two parts, as the machine with the GPU may have no network:
+# Runs Weft on a GPU and reports what one GPU can show. In two parts, as the
+# machine with the GPU may have no network:
 #
 #   scripts/gpu_check.sh --pack DIR
-#       where Weft builds: copies into DIR the Debian headers and libraries that
-#       a build needs (about 10 MB). Take the repository and DIR along.
-#   scripts/gpu_check.sh --run [--deps DIR] [--out DIR] [STAGE...]
-#       where the GPU is: the stages facts build tests train speed report, or
-#       those named. Results go to OUT (default build-gpu/check), the report to
-#       OUT/gpu_check.md and OUT/gpu_check.json, for docs/gpu.md.
+#       where there is a compiler and no GPU: builds Weft for CUDA in build-gpu/
+#       against LIBTORCH and copies the programs and the libraries they need into
+#       DIR (about 20 MB). Take the repository and DIR along.
+#   scripts/gpu_check.sh --run [--programs DIR] [--out DIR] [STAGE...]
+#       where the GPU is: the stages facts tests train nccl faults speed report,
+#       or those named. Without --programs it builds first. Results go to OUT
+#       (default build-gpu/check), the report to OUT/gpu_check.md and
+#       OUT/gpu_check.json, for docs/gpu.md.
 #       Exit 0: everything as expected; 1: something not; 2: cannot run here.
 #
-#   LIBTORCH=DIR   the libtorch to build against (default: that of python3's
+#   LIBTORCH=DIR   the libtorch to build against, of the same version as that
+#                  of the machine with the GPU (default: that of python3's
 #                  torch, else .venv)
 #   JOBS=N         compile jobs
+#   PAIRS=N        how often speed measures Weft and PyTorch in turn (default 3)
 step=gpu_check
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 build="build-gpu"
 usage() {
-  sed -n '2,20s/^# \{0,1\}//p' scripts/gpu_check.sh
+  sed -n '2,23s/^# \{0,1\}//p' scripts/gpu_check.sh
 }
 
 # --- --pack -----------------------------------------------------------------
 
-# copy FOLDER FILE...: the files, links followed, under their own paths.
-copy() {
-  local folder=$1
-  shift
-  cp --parents -L "$@" "$folder"
+# The libraries of a program that neither torch nor every Linux brings.
+libraries_of() {
+  ldd "$1" | awk '$2 == "=>" && $3 ~ /^\// {print $3}' |
+    grep -vE "^$(find_libtorch)/|/lib(cu[a-z]+|c|m|dl|rt|util|pthread|gcc_s|stdc\+\+)\.so" ||
+    true
 }
 
 pack() {
-  local folder=$1 package file
-  command -v dpkg >/dev/null || die 2 "--pack copies Debian packages: no dpkg here"
-  mkdir -p "$folder"
-  for package in "${DEBIAN_LIBRARIES[@]}"; do
-    dpkg -s "$package" >/dev/null 2>&1 ||
-      die 2 "$package is not installed: run make setup first"
-    while read -r file; do
-      [[ -f $file ]] || continue
-      copy "$folder" "$file"
-      # A library under its soname and its whole name, as CMake's files want.
-      if [[ $file == *.so && -L $file ]]; then
-        copy "$folder" "$(readlink -f "$file")" \
-          "$(dirname "$file")/$(objdump -p "$file" | awk '$1 == "SONAME" {print $2}')"
-      fi
-    done < <(dpkg -L "$package" | grep -E '^/usr/(include|lib|share/cmake)/')
+  local folder=$1 program
+  build
+  rm -rf "$folder"
+  mkdir -p "$folder/bin" "$folder/lib"
+  for program in weft weftrun cuda_test; do
+    strip -o "$folder/bin/$program" "$build/bin/$program"
+    libraries_of "$build/bin/$program" |
+      xargs -r cp -L --target-directory "$folder/lib"
   done
+  strip -o "$folder/lib/libweft_cuda.so" "$build/lib/libweft_cuda.so"
+  git describe --always --dirty >"$folder/commit"
   say "$(du -sh "$folder" | cut -f1) in $folder"
 }
 
 # --- --run ------------------------------------------------------------------
 
 out=$build/check
-deps=
+programs=
 failures=0
 
 note_failure() {
@@ -88,14 +87,22 @@ find_libtorch() {
   fi
 }
 
+# Programs that were built elsewhere look for their libraries where those were.
+use_programs() {
+  export LIBTORCH LD_LIBRARY_PATH
+  LIBTORCH=$(find_libtorch)
+  LD_LIBRARY_PATH=$LIBTORCH/lib:$programs/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+}
+
 run_facts() {
   {
     echo "date: $(date -u +%Y-%m-%d)"
-    echo "weft: $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+    echo "weft: $(cat "$programs/commit" 2>/dev/null ||
+      git describe --always --dirty 2>/dev/null || echo unknown)"
     echo "gpu: $(nvidia-smi --query-gpu=name,memory.total,driver_version \
       --format=csv,noheader 2>/dev/null | paste -sd ';' || true)"
-    echo "libtorch: $(find_libtorch)"
-    echo "torch: $(python3 -c 'import torch
+    echo "libtorch: $LIBTORCH"
+    echo "torch: $(env -u LD_LIBRARY_PATH python3 -c 'import torch
 print(torch.__version__, torch.version.cuda, torch.cuda.nccl.version())' \
       2>/dev/null || true)"
     echo "nvcc: $(PATH=$PATH:/usr/local/cuda/bin nvcc --version 2>/dev/null |
@@ -105,30 +112,30 @@ print(torch.__version__, torch.version.cuda, torch.cuda.nccl.version())' \
   } | tee "$out/facts.txt"
 }
 
-run_build() {
-  local libtorch cmake ninja
+build() {
+  local libtorch cmake ninja cxx
   libtorch=$(find_libtorch)
   [[ -f $libtorch/lib/libtorch_cuda.so ]] ||
     die 2 "no libtorch with CUDA at '$libtorch': set LIBTORCH"
   cmake=$(find_tool cmake) || die 2 "no cmake"
   ninja=$(find_tool ninja) || die 2 "no ninja"
-  local prefix=()
-  [[ -n $deps ]] && prefix=("-DCMAKE_PREFIX_PATH=$(cd "$deps" && pwd)/usr")
-  say "building against $libtorch"
-  "$cmake" -S . -B "$build" -G Ninja "-DCMAKE_MAKE_PROGRAM=$ninja" \
+  cxx=$(compiler)
+  [[ -n $cxx ]] || die 2 "no C++ compiler"
+  say "building with $cxx against $libtorch"
+  mkdir -p "$build"
+  CXX=$cxx "$cmake" -S . -B "$build" -G Ninja "-DCMAKE_MAKE_PROGRAM=$ninja" \
     -DCMAKE_BUILD_TYPE=Release -DWEFT_CUDA=on "-DLIBTORCH=$libtorch" \
-    "${prefix[@]}" >"$out/configure.log" 2>&1 ||
-    { cat "$out/configure.log" >&2; die 1 "configuring failed"; }
-  grep libweft_cuda "$out/configure.log"
+    >"$build/configure.log" 2>&1 ||
+    { cat "$build/configure.log" >&2; die 1 "configuring failed"; }
+  grep libweft_cuda "$build/configure.log"
   "$cmake" --build "$build" --parallel "${JOBS:-$(jobs)}" \
-    --target weft weftrun weft_cuda cuda_test >"$out/build.log" 2>&1 ||
-    { tail -50 "$out/build.log" >&2; die 1 "building failed"; }
-  readelf -d "$build/lib/libweft_cuda.so" | grep NEEDED >"$out/needed.txt"
+    --target weft weftrun weft_cuda cuda_test >"$build/build.log" 2>&1 ||
+    { tail -50 "$build/build.log" >&2; die 1 "building failed"; }
   say "built (${SECONDS} s)"
 }
 
 run_tests() {
-  "$build/bin/cuda_test" "--gtest_output=json:$out/tests.json" \
+  "$programs/bin/cuda_test" "--gtest_output=json:$out/tests.json" \
     >"$out/tests.log" 2>&1 || note_failure "cuda_test, see $out/tests.log"
   tail -25 "$out/tests.log"
 }
@@ -139,12 +146,76 @@ train() {
   local name=$1 ranks=$2
   shift 2
   say "training $name"
-  "$build/bin/weftrun" --nproc-per-node "$ranks" -- \
-    "$build/bin/weft" train recipes/quickstart.yaml \
-    "data.paths=[\"$(find_libtorch)/include\"]" "output_dir=$out/$name" \
+  timeout 120 "$programs/bin/weftrun" --nproc-per-node "$ranks" -- \
+    "${rank_wrapper[@]}" \
+    "$programs/bin/weft" train recipes/quickstart.yaml \
+    "data.paths=[\"$LIBTORCH/include\"]" "output_dir=$out/$name" \
     lr_schedule.warmup_steps=5 eval.every=20 checkpoint.every=0 \
     train.log_every=20 "$@" >"$out/$name.log" 2>&1 ||
     { tail -5 "$out/$name.log"; note_failure "training $name"; }
+}
+
+rank_wrapper=()
+
+# NCCL refuses a device that two ranks of a host share. Under a host id of its
+# own every rank is a host to it, and messages go through sockets.
+share_one_gpu() {
+  export WEFT_CUDA_DEVICE=0 NCCL_SOCKET_IFNAME=lo
+  # shellcheck disable=SC2016
+  rank_wrapper=(bash -c 'NCCL_HOSTID=rank$RANK exec "$@"' weft)
+}
+
+# NCCL between ranks of one GPU.
+run_nccl() (
+  share_one_gpu
+  rm -rf "$out"/run-nccl-*
+  train run-nccl-2x2 4 device=cuda mesh.dp=2 mesh.tp=2 train.steps=40
+  train run-nccl-4x1 4 device=cuda mesh.dp=4 mesh.tp=1 train.steps=40
+  train run-nccl-fsdp-2x2 4 device=cuda mesh.dp=1 mesh.dp_shard=2 mesh.tp=2 \
+    train.steps=40
+  train run-nccl-bfloat16 4 device=cuda mesh.dp=2 mesh.tp=2 train.steps=40 \
+    train.dtype=bfloat16
+  exit "$failures"
+)
+
+# One of four ranks is killed, then one is stopped: how long the others take to
+# end, and what they say.
+run_faults() (
+  share_one_gpu
+  rm -rf "$out"/run-fault-* "$out/faults.jsonl"
+  fault KILL
+  fault STOP
+  exit "$failures"
+)
+
+# fault SIGNAL: sends it to rank 3 when training runs.
+fault() {
+  local signal=$1 name=run-fault-$1 victim begin code=0
+  say "fault: $signal to rank 3"
+  timeout 90 "$programs/bin/weftrun" --nproc-per-node 4 -- "${rank_wrapper[@]}" \
+    "$programs/bin/weft" train recipes/quickstart.yaml \
+    "data.paths=[\"$LIBTORCH/include\"]" "output_dir=$out/$name" \
+    device=cuda mesh.dp=2 mesh.tp=2 eval.every=0 checkpoint.every=0 \
+    train.log_every=1 comm.timeout_s=15 train.steps=1000000 \
+    >"$out/$name.log" 2>&1 &
+  local run=$!
+  for _ in {1..200}; do
+    sleep 0.2
+    [[ -s $out/$name/metrics.jsonl ]] && break
+  done
+  victim=$(grep -lz '^RANK=3$' /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3 |
+    while read -r pid; do
+      [[ $(readlink "/proc/$pid/exe") == */bin/weft ]] && echo "$pid"
+    done | head -1)
+  [[ -n $victim ]] || { note_failure "$name: rank 3 was not found"; return; }
+  begin=$(date +%s.%N)
+  kill -"$signal" "$victim"
+  wait "$run" || code=$?
+  printf '{"fault": "%s", "exit_code": %d, "seconds": %.2f}\n' "$signal" \
+    "$code" "$(awk "BEGIN {print $(date +%s.%N) - $begin}")" |
+    tee -a "$out/faults.jsonl"
+  tail -5 "$out/$name.log"
+  ((code == 150 || code == 137)) || note_failure "$name: exit code $code"
 }
 
 run_train() {
@@ -183,7 +254,7 @@ run_speed() {
   for flags in "--dim 256 --layers 4 --batch 4 --seq 128" \
                "--dim 2048 --layers 8 --heads 16 --batch 4 --seq 2048 --vocab 32000"; do
     for dtype in float32 bfloat16; do
-      for pair in 1 2 3; do
+      for ((pair = 1; pair <= ${PAIRS:-3}; ++pair)); do
         say "speed: $flags $dtype, pair $pair"
         # shellcheck disable=SC2086
         speed_pair $flags --dtype "$dtype" --dp 1 --tp 1 --device cuda \
@@ -194,11 +265,11 @@ run_speed() {
 }
 
 speed_pair() {
-  PEER_T0=$(date +%s.%N) "$build/bin/weftrun" --nproc-per-node 1 -- \
-    "$build/bin/weft" bench step "$@" \
+  PEER_T0=$(date +%s.%N) "$programs/bin/weftrun" --nproc-per-node 1 -- \
+    "$programs/bin/weft" bench step "$@" \
     2>>"$out/speed.log" | sed "s/^{/{\"flags\": \"$*\", /" >>"$out/speed.jsonl" ||
     note_failure "weft bench step $*, see $out/speed.log"
-  PEER_T0=$(date +%s.%N) python3 -m torch.distributed.run --standalone \
+  PEER_T0=$(date +%s.%N) env -u LD_LIBRARY_PATH python3 -m torch.distributed.run --standalone \
     --nproc-per-node 1 bench/peer/train_step.py "$@" \
     2>>"$out/speed.log" | sed "s/^{/{\"flags\": \"$*\", /" >>"$out/speed.jsonl" ||
     note_failure "bench/peer/train_step.py $*, see $out/speed.log"
@@ -208,33 +279,40 @@ run_report() {
   python3 bench/gpu_report.py "$out" || failures=1
 }
 
+run() {
+  local stage
+  if [[ -z $programs ]]; then
+    build
+    programs=$build
+  fi
+  programs=$(cd "$programs" && pwd) || die 2 "--pack did not make that folder"
+  mkdir -p "$out"
+  ((${#stages[@]})) || stages=(facts tests train nccl faults speed report)
+  use_programs
+  for stage in "${stages[@]}"; do
+    "run_$stage" || failures=1
+  done
+  exit "$failures"
+}
+
 main() {
   local mode=
   local stages=()
   while (($#)); do
     case $1 in
-      --pack) mode=pack; deps=${2:?--pack needs a folder}; shift ;;
+      --pack) mode=pack; programs=${2:?--pack needs a folder}; shift ;;
       --run) mode=run ;;
-      --deps) deps=${2:?--deps needs a folder}; shift ;;
+      --programs) programs=${2:?--programs needs a folder}; shift ;;
       --out) out=${2:?--out needs a folder}; shift ;;
       -h | --help) usage; exit ;;
-      facts | build | tests | train | speed | report) stages+=("$1") ;;
+      facts | tests | train | nccl | faults | speed | report) stages+=("$1") ;;
       *) usage >&2; die 2 "$1 is unknown" ;;
     esac
     shift
   done
   case $mode in
-    pack) pack "$deps" ;;
-    run)
-      [[ -z $deps || -d $deps/usr ]] || die 2 "$deps was not made by --pack"
-      mkdir -p "$out"
-      ((${#stages[@]})) || stages=(facts build tests train speed report)
-      local stage
-      for stage in "${stages[@]}"; do
-        "run_$stage"
-      done
-      exit "$failures"
-      ;;
+    pack) pack "$programs" ;;
+    run) run ;;
     *) usage >&2; die 2 "--pack or --run is needed" ;;
   esac
 }

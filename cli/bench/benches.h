@@ -37,6 +37,9 @@ struct StepOptions {
   std::string dtype = "float32";
   /// The value of the recipe key: "auto", "libtorch" or "onednn".
   std::string products = "auto";
+  /// The file to which rank 0 writes libtorch's profile of three steps after
+  /// the timed ones. Empty means none.
+  std::string profile;
 };
 
 /// Does the work of the peer script: random tokens, mean loss, backward, AdamW

@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <set>
 #include <utility>
 
+#include <fmt/format.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
@@ -30,6 +36,18 @@ namespace weft::recipes::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Said before anything is measured.
+void check_profile(const StepOptions& options) {
+  if (options.profile.empty() || std::ofstream(options.profile)) {
+    return;
+  }
+  mesh::throw_error<mesh::UsageError>(fmt::format(
+      "[bench] --profile {} cannot be written: {}. Name a file in a folder "
+      "that exists.",
+      options.profile,
+      std::strerror(errno)));
+}
 
 double now_since_epoch() {
   return std::chrono::duration<double>(
@@ -172,13 +190,35 @@ class Training {
         timings_.join_end_ms.push_back(ms_since(last));
       }
     }
-    return std::move(timings_);
+    auto timings = timings_;
+    if (!options_.profile.empty()) {
+      profile_steps();
+    }
+    return timings;
   }
 
  private:
   static double ms_since(Clock::time_point begin) {
     return std::chrono::duration<double, std::milli>(Clock::now() - begin)
         .count();
+  }
+
+  void profile_steps() {
+    namespace profiler = torch::autograd::profiler;
+    constexpr int64_t kSteps = 3;
+    if (job_.mesh.world().rank() != 0) {
+      run_steps(kSteps);
+      return;
+    }
+    std::set<profiler::ActivityType> activities{profiler::ActivityType::CPU};
+    if (options_.device == "cuda") {
+      activities.insert(profiler::ActivityType::CUDA);
+    }
+    const profiler::ProfilerConfig config(profiler::ProfilerState::KINETO);
+    profiler::prepareProfiler(config, activities);
+    profiler::enableProfiler(config, activities);
+    run_steps(kSteps);
+    profiler::disableProfiler()->save(options_.profile);
   }
 
   void run_async_modes() {
@@ -311,6 +351,7 @@ std::string to_json(
 } // namespace
 
 std::optional<std::string> run_step(const StepOptions& options) {
+  check_profile(options);
   StartPhases start(launch_time());
   start.end("process");
   at::set_num_threads(static_cast<int>(options.threads));

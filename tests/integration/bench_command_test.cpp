@@ -1,5 +1,6 @@
 // The measuring commands, on sizes too small to measure anything.
 
+#include <fstream>
 #include <map>
 
 #include <gmock/gmock.h>
@@ -109,6 +110,37 @@ TEST_F(BenchCommandTest, StepComparesOverlapsWithinOneRun) {
   Process run(bench(five), folder_);
   EXPECT_EQ(run.wait(), 2);
   EXPECT_THAT(run.last_error_line(), HasSubstr("--steps 5"));
+}
+
+TEST_F(BenchCommandTest, StepIsProfiledAfterItIsTimed) {
+  const auto step = [](const std::string& file) {
+    return bench(
+        {"step",
+         "--dp=2",
+         "--tp=1",
+         "--dim=32",
+         "--layers=1",
+         "--seq=16",
+         "--warmup=1",
+         "--steps=2",
+         "--profile=" + file});
+  };
+  const auto file = folder_ / "trace.json";
+  Process run(launched(2, step(file.string())), folder_);
+  ASSERT_EQ(run.wait(), 0) << run.error();
+  std::ifstream stream(file);
+  const auto trace = nlohmann::json::parse(stream, nullptr, false);
+  ASSERT_TRUE(trace.is_object());
+  int64_t updates = 0;
+  for (const auto& event : trace.at("traceEvents")) {
+    updates += event.value("name", "") == "aten::_fused_adamw_" ? 1 : 0;
+  }
+  EXPECT_EQ(updates, 3);
+
+  const auto nowhere = (folder_ / "missing" / "trace.json").string();
+  Process refused(launched(2, step(nowhere)), folder_);
+  EXPECT_EQ(refused.wait(), 2);
+  EXPECT_THAT(refused.error(), HasSubstr("--profile " + nowhere));
 }
 
 TEST_F(BenchCommandTest, CheckpointTimesWhatAlsoThePeerDoes) {
