@@ -1,93 +1,10 @@
-#include "cuda/kernels.h"
+// Random numbers and the reduction of reduce_scatter.
 
-#include <algorithm>
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "cuda/kernel_launch.h"
 #include "dtensor/random/random_arithmetic.h"
 
 namespace weft::cuda {
 namespace {
-
-constexpr int kThreads = 256;
-/// Threads go on in strides of the grid: enough blocks to fill any device.
-constexpr int64_t kMaxBlocks = int64_t{1} << 16;
-
-template <class... Parameters, class... Arguments>
-void launch(
-    void (*kernel)(Parameters...),
-    int64_t items,
-    cudaStream_t stream,
-    Arguments... arguments) {
-#ifdef __CUDACC__
-  const auto blocks = static_cast<unsigned>(
-      std::min((items + kThreads - 1) / kThreads, kMaxBlocks));
-  kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
-#else // tests/cuda runs the kernels without a GPU, as one thread.
-  static_cast<void>(items);
-  static_cast<void>(stream);
-  kernel(arguments...);
-#endif
-}
-
-// --- rounding, as c10::Half and c10::BFloat16 do it -------------------------
-
-template <class T>
-struct Rounded;
-template <>
-struct Rounded<double> {
-  using Sum = double;
-  __device__ static double from(double x) { return x; }
-  __device__ static double widen(double x) { return x; }
-  __device__ static double narrow(double x) { return x; }
-};
-template <>
-struct Rounded<float> {
-  using Sum = float;
-  __device__ static float from(double x) { return __double2float_rn(x); }
-  __device__ static float widen(float x) { return x; }
-  __device__ static float narrow(float x) { return x; }
-};
-template <>
-struct Rounded<__half> {
-  using Sum = float;
-  __device__ static __half from(double x) {
-    return __float2half_rn(__double2float_rn(x));
-  }
-  __device__ static float widen(__half x) { return __half2float(x); }
-  __device__ static __half narrow(float x) { return __float2half_rn(x); }
-};
-template <>
-struct Rounded<__nv_bfloat16> {
-  using Sum = float;
-  __device__ static __nv_bfloat16 from(double x) {
-    return __float2bfloat16_rn(__double2float_rn(x));
-  }
-  __device__ static float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-  __device__ static __nv_bfloat16 narrow(float x) {
-    return __float2bfloat16_rn(x);
-  }
-};
-
-template <class Run>
-cudaError_t with_dtype(Dtype dtype, const Run& run) {
-  switch (dtype) {
-    case Dtype::kFloat:
-      run(float());
-      break;
-    case Dtype::kDouble:
-      run(double());
-      break;
-    case Dtype::kHalf:
-      run(__half());
-      break;
-    case Dtype::kBFloat16:
-      run(__nv_bfloat16());
-      break;
-  }
-  return cudaGetLastError();
-}
 
 // --- random numbers ---------------------------------------------------------
 
@@ -113,10 +30,7 @@ __global__ void fill_kernel(
     int64_t rows,
     int64_t length,
     int64_t spans) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-       i < rows * spans;
-       i += step) {
+  for (int64_t i = first_item(); i < rows * spans; i += item_stride()) {
     const int64_t row = i / spans;
     const int64_t begin = begin_of_row(box, row);
     const int64_t end = begin + length;
@@ -148,10 +62,7 @@ __global__ void sum_kernel(
     int64_t count,
     bool average) {
   using Sum = typename Rounded<T>::Sum;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-       i < count;
-       i += step) {
+  for (int64_t i = first_item(); i < count; i += item_stride()) {
     Sum sum = Rounded<T>::widen(parts[i]);
     for (int64_t row = 1; row < rows; ++row) {
       sum += Rounded<T>::widen(parts[row * count + i]);

@@ -27,6 +27,25 @@ struct Numbers {
   double scale = 1;
 };
 
+/// Tensors [batch, heads, length, 2 * half] and tables [length, 2 * half],
+/// whose last dim has stride 1.
+struct Rotary {
+  const void* input = nullptr;
+  const void* cos = nullptr;
+  const void* sin = nullptr;
+  void* output = nullptr;
+  int64_t batch = 0;
+  int64_t heads = 0;
+  int64_t length = 0;
+  int64_t half = 0;
+  /// The strides of batch, heads and length.
+  int64_t input_strides[3] = {};
+  int64_t output_strides[3] = {};
+  int64_t cos_stride = 0;
+  int64_t sin_stride = 0;
+  bool transposed = false;
+};
+
 // Each returns what the launch returned.
 
 /// Fills the dense `data` of `box` with random numbers. See
@@ -49,5 +68,30 @@ cudaError_t sum_rows(
     int64_t count,
     bool average,
     cudaStream_t stream);
+
+/// Computes output = silu(gate) * up. Shapes: [count], dense.
+cudaError_t swiglu(
+    void* output,
+    const void* gate,
+    const void* up,
+    Dtype dtype,
+    int64_t count,
+    cudaStream_t stream);
+
+/// Computes the gradients of swiglu(). Shapes: [count], dense.
+cudaError_t swiglu_backward(
+    void* gate_grad,
+    void* up_grad,
+    const void* grad,
+    const void* gate,
+    const void* up,
+    Dtype dtype,
+    int64_t count,
+    cudaStream_t stream);
+
+/// Rotates the pairs (x[j], x[j + half]) of each row by the angles of its
+/// position, backwards if `transposed`. See dtensor/fused/fused_ops.h.
+cudaError_t
+rotary_embedding(const Rotary& call, Dtype dtype, cudaStream_t stream);
 
 } // namespace weft::cuda

@@ -12,4 +12,26 @@ bool fill_random(const at::Tensor&, const mesh::RandomFill&) {
   return false;
 }
 
+bool swiglu(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  return false;
+}
+
+bool swiglu_backward(
+    const at::Tensor&,
+    const at::Tensor&,
+    const at::Tensor&,
+    const at::Tensor&,
+    const at::Tensor&) {
+  return false;
+}
+
+bool rotary_embedding(
+    const at::Tensor&,
+    const at::Tensor&,
+    const at::Tensor&,
+    const at::Tensor&,
+    bool) {
+  return false;
+}
+
 } // namespace weft::cuda

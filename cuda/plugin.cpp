@@ -109,6 +109,9 @@ extern "C" const weft::mesh::DevicePlugin* weft_device_plugin() {
       .call_after = cuda::call_after,
       .reduce_rows = cuda::reduce_rows,
       .fill_random = cuda::fill_random,
+      .swiglu = cuda::swiglu,
+      .swiglu_backward = cuda::swiglu_backward,
+      .rotary_embedding = cuda::rotary_embedding,
   };
   return &kPlugin;
 }

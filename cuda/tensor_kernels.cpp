@@ -1,5 +1,7 @@
 #include "cuda/tensor_kernels.h"
 
+#include <algorithm>
+#include <initializer_list>
 #include <optional>
 
 #include <ATen/cuda/CUDAContextLight.h>
@@ -32,6 +34,17 @@ bool has_kernels(const at::Tensor& tensor) {
   constexpr int kOldest = 8;
   return at::cuda::getDeviceProperties(tensor.device().index())->major >=
          kOldest;
+}
+
+// Of one dtype, and element i of each at the same place in memory.
+bool are_alike(std::initializer_list<at::Tensor> tensors) {
+  const auto& first = *tensors.begin();
+  return first.is_non_overlapping_and_dense() && has_kernels(first) &&
+         std::all_of(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+           return tensor.scalar_type() == first.scalar_type() &&
+                  tensor.sizes() == first.sizes() &&
+                  tensor.strides() == first.strides();
+         });
 }
 
 cudaStream_t stream_of(const at::Tensor& tensor) {
@@ -88,6 +101,84 @@ bool fill_random(const at::Tensor& local, const mesh::RandomFill& fill) {
        .shift = fill.shift,
        .scale = fill.scale},
       stream_of(local)));
+  return true;
+}
+
+bool swiglu(
+    const at::Tensor& output,
+    const at::Tensor& gate,
+    const at::Tensor& up) {
+  const auto dtype = kernel_dtype(gate);
+  if (!dtype || !are_alike({gate, up, output})) {
+    return false;
+  }
+  const c10::cuda::CUDAGuard guard(gate.device());
+  C10_CUDA_CHECK(swiglu(
+      output.mutable_data_ptr(),
+      gate.const_data_ptr(),
+      up.const_data_ptr(),
+      *dtype,
+      gate.numel(),
+      stream_of(gate)));
+  return true;
+}
+
+bool swiglu_backward(
+    const at::Tensor& gate_grad,
+    const at::Tensor& up_grad,
+    const at::Tensor& grad,
+    const at::Tensor& gate,
+    const at::Tensor& up) {
+  const auto dtype = kernel_dtype(gate);
+  if (!dtype || !are_alike({gate, up, grad, gate_grad, up_grad})) {
+    return false;
+  }
+  const c10::cuda::CUDAGuard guard(gate.device());
+  C10_CUDA_CHECK(swiglu_backward(
+      gate_grad.mutable_data_ptr(),
+      up_grad.mutable_data_ptr(),
+      grad.const_data_ptr(),
+      gate.const_data_ptr(),
+      up.const_data_ptr(),
+      *dtype,
+      gate.numel(),
+      stream_of(gate)));
+  return true;
+}
+
+bool rotary_embedding(
+    const at::Tensor& output,
+    const at::Tensor& x,
+    const at::Tensor& cos,
+    const at::Tensor& sin,
+    bool transposed) {
+  const auto dtype = kernel_dtype(x);
+  if (!dtype || x.dim() != 4 || !has_kernels(x) || x.numel() == 0) {
+    return false;
+  }
+  for (const auto* tensor : {&x, &output, &cos, &sin}) {
+    if (tensor->stride(-1) != 1) {
+      return false;
+    }
+  }
+  Rotary call{
+      .input = x.const_data_ptr(),
+      .cos = cos.const_data_ptr(),
+      .sin = sin.const_data_ptr(),
+      .output = output.mutable_data_ptr(),
+      .batch = x.size(0),
+      .heads = x.size(1),
+      .length = x.size(2),
+      .half = x.size(3) / 2};
+  for (int d = 0; d < 3; ++d) {
+    call.input_strides[d] = x.stride(d);
+    call.output_strides[d] = output.stride(d);
+  }
+  call.cos_stride = cos.stride(0);
+  call.sin_stride = sin.stride(0);
+  call.transposed = transposed;
+  const c10::cuda::CUDAGuard guard(x.device());
+  C10_CUDA_CHECK(rotary_embedding(call, *dtype, stream_of(x)));
   return true;
 }
 

@@ -16,4 +16,26 @@ bool reduce_rows(
 /// Implements DevicePlugin::fill_random.
 bool fill_random(const at::Tensor& local, const mesh::RandomFill& fill);
 
+/// Implements DevicePlugin::swiglu.
+bool swiglu(
+    const at::Tensor& output,
+    const at::Tensor& gate,
+    const at::Tensor& up);
+
+/// Implements DevicePlugin::swiglu_backward.
+bool swiglu_backward(
+    const at::Tensor& gate_grad,
+    const at::Tensor& up_grad,
+    const at::Tensor& grad,
+    const at::Tensor& gate,
+    const at::Tensor& up);
+
+/// Implements DevicePlugin::rotary_embedding.
+bool rotary_embedding(
+    const at::Tensor& output,
+    const at::Tensor& x,
+    const at::Tensor& cos,
+    const at::Tensor& sin,
+    bool transposed);
+
 } // namespace weft::cuda

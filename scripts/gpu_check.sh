@@ -7,7 +7,7 @@
 #       against LIBTORCH and copies the programs and the libraries they need into
 #       DIR (about 20 MB). Take the repository and DIR along.
 #   scripts/gpu_check.sh --run [--programs DIR] [--out DIR] [STAGE...]
-#       where the GPU is: the stages facts tests train nccl faults speed report,
+#       where the GPU is: the stages facts tests train nccl speed faults report,
 #       or those named. Without --programs it builds first. Results go to OUT
 #       (default build-gpu/check), the report to OUT/gpu_check.md and
 #       OUT/gpu_check.json, for docs/gpu.md.
@@ -196,7 +196,7 @@ fault() {
     "$programs/bin/weft" train recipes/quickstart.yaml \
     "data.paths=[\"$LIBTORCH/include\"]" "output_dir=$out/$name" \
     device=cuda mesh.dp=2 mesh.tp=2 eval.every=0 checkpoint.every=0 \
-    train.log_every=1 comm.timeout_s=15 train.steps=1000000 \
+    train.log_every=1 comm.timeout_s=10 train.steps=1000000 \
     >"$out/$name.log" 2>&1 &
   local run=$!
   for _ in {1..200}; do
@@ -211,6 +211,7 @@ fault() {
   begin=$(date +%s.%N)
   kill -"$signal" "$victim"
   wait "$run" || code=$?
+  kill -KILL "$victim" 2>/dev/null || true
   printf '{"fault": "%s", "exit_code": %d, "seconds": %.2f}\n' "$signal" \
     "$code" "$(awk "BEGIN {print $(date +%s.%N) - $begin}")" |
     tee -a "$out/faults.jsonl"
@@ -287,7 +288,7 @@ run() {
   fi
   programs=$(cd "$programs" && pwd) || die 2 "--pack did not make that folder"
   mkdir -p "$out"
-  ((${#stages[@]})) || stages=(facts tests train nccl faults speed report)
+  ((${#stages[@]})) || stages=(facts tests train nccl speed faults report)
   use_programs
   for stage in "${stages[@]}"; do
     "run_$stage" || failures=1

@@ -33,9 +33,11 @@ bool Reducer::is_reduced(const Parameter& parameter) const {
     return false;
   }
   const auto& group = config_.groups[parameter.group];
+  const bool keeps_low = options.mixed_precision &&
+                         options.mixed_precision->keep_low_precision_grads;
   return parameter.pending || group.group.size() > 1 || group.divisor != 1.0 ||
          hook_ || parameter.is_delayed ||
-         parameter.reduce_dtype != parameter.full_dtype;
+         (keeps_low && parameter.reduce_dtype != parameter.full_dtype);
 }
 
 int64_t Reducer::reduced_bytes(const Parameter& parameter) {

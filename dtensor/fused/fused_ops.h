@@ -7,13 +7,14 @@ namespace weft::dtensor {
 // Note [Fused ops]
 // ~~~~~~~~~~~~~~~~
 // What a transformer computes elementwise between its matrix products, in one
-// pass over memory forward and one backward: libtorch's CPU kernels would take
+// pass over memory forward and one backward: libtorch's kernels would take
 // three to a dozen. Each is an op of its own, weft::swiglu and
-// weft::rotary_embedding, with an autograd kernel, a sharding rule, and on
-// other devices than the CPU the composed form. RMSNorm is libtorch's own op:
-// aten::_fused_rms_norm, which at::rms_norm calls, gets the CPU kernel that it
-// lacks. So is attention, whose CPU kernel is one of products and of a pass
-// over their rows where oneDNN multiplies (matmul/library.h).
+// weft::rotary_embedding, with an autograd kernel, a sharding rule, a kernel of
+// libweft_cuda.so for GPUs, and elsewhere the composed form. RMSNorm is
+// libtorch's own op: aten::_fused_rms_norm, which at::rms_norm calls, gets the
+// CPU kernel that it lacks. So is attention, whose CPU kernel is one of
+// products and of a pass over their rows where oneDNN multiplies
+// (matmul/library.h).
 
 /// Computes silu(gate) * up of plain tensors or DTensors of equal dtype and
 /// sizes. Saves only its inputs for backward.

@@ -8,6 +8,7 @@
 #include "dtensor/fused/rows.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/tensor/graph_nodes.h"
+#include "mesh/device/device_plugin.h"
 
 namespace weft::dtensor {
 namespace {
@@ -147,6 +148,25 @@ at::Tensor rotary_on_cpu(
   return output.copy_(dense);
 }
 
+// ---- on a GPU ---------------------------------------------------------------
+
+at::Tensor rotary_on_cuda(
+    const at::Tensor& x,
+    const at::Tensor& cos,
+    const at::Tensor& sin,
+    bool transposed) {
+  check_operands(x, cos, sin);
+  const auto* plugin = mesh::find_cuda_plugin();
+  if (plugin != nullptr && x.dim() <= 4) {
+    auto output = at::empty_like(x);
+    if (plugin->rotary_embedding(
+            with_four_dims(output), with_four_dims(x), cos, sin, transposed)) {
+      return output;
+    }
+  }
+  return composed_rotary(x, cos, sin, transposed);
+}
+
 // ---- the graph --------------------------------------------------------------
 
 struct RotaryEmbeddingBackward final : torch::autograd::Node {
@@ -229,6 +249,8 @@ struct RotaryRegistration {
     for (const auto key : {DispatchKey::CPU, DispatchKey::Meta}) {
       library.impl(name, torch::dispatch(key, TORCH_FN(rotary_on_cpu)));
     }
+    library.impl(
+        name, torch::dispatch(DispatchKey::CUDA, TORCH_FN(rotary_on_cuda)));
     library.impl(
         name,
         torch::dispatch(

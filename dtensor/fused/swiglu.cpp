@@ -11,6 +11,7 @@
 #include "dtensor/fused/rows.h"
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/tensor/graph_nodes.h"
+#include "mesh/device/device_plugin.h"
 
 namespace weft::dtensor {
 namespace {
@@ -173,6 +174,39 @@ Gradients swiglu_on_cpu_backward(
       fused::laid_out_like(gate_, up_grad)};
 }
 
+// ---- on a GPU ---------------------------------------------------------------
+
+at::Tensor swiglu_on_cuda(const at::Tensor& gate, const at::Tensor& up) {
+  check_alike(gate, up);
+  const auto* plugin = mesh::find_cuda_plugin();
+  if (plugin != nullptr) {
+    auto output = at::empty_like(gate);
+    if (plugin->swiglu(output, gate, up)) {
+      return output;
+    }
+  }
+  return composed_swiglu(gate, up);
+}
+
+Gradients swiglu_on_cuda_backward(
+    const at::Tensor& grad_,
+    const at::Tensor& gate,
+    const at::Tensor& up) {
+  const auto* plugin = mesh::find_cuda_plugin();
+  if (plugin != nullptr) {
+    // That of a sum, for instance, is one number expanded.
+    const auto grad = grad_.strides() == gate.strides()
+                          ? grad_
+                          : at::empty_like(gate).copy_(grad_);
+    auto gate_grad = at::empty_like(gate);
+    auto up_grad = at::empty_like(gate);
+    if (plugin->swiglu_backward(gate_grad, up_grad, grad, gate, up)) {
+      return {gate_grad, up_grad};
+    }
+  }
+  return composed_backward(grad_, gate, up);
+}
+
 // ---- the graph --------------------------------------------------------------
 
 struct SwigluBackward final : torch::autograd::Node {
@@ -265,6 +299,11 @@ struct SwigluRegistration {
           "swiglu_backward",
           torch::dispatch(key, TORCH_FN(swiglu_on_cpu_backward)));
     }
+    library.impl(
+        "swiglu", torch::dispatch(DispatchKey::CUDA, TORCH_FN(swiglu_on_cuda)));
+    library.impl(
+        "swiglu_backward",
+        torch::dispatch(DispatchKey::CUDA, TORCH_FN(swiglu_on_cuda_backward)));
     const auto other = DispatchKey::CompositeExplicitAutograd;
     library.impl("swiglu", torch::dispatch(other, TORCH_FN(composed_swiglu)));
     library.impl(

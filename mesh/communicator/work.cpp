@@ -65,7 +65,11 @@ void check_usable(GroupState& group, const FlightRecorderEntry& call) {
   auto failure = group.failure();
   if (failure.reason.empty()) {
     failure.reason = group.backend->failure();
-    if (!failure.reason.empty()) {
+    if (!failure.reason.empty()) { // On a device, with nobody waiting.
+      failure.is_timeout = failure.reason.starts_with("Timed out");
+      if (const auto watch = group.watch.lock()) {
+        failure = watch->explain(failure);
+      }
       group.fail(failure);
     }
   }

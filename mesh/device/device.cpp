@@ -22,6 +22,10 @@ void leave_failures_to_us() {
   const auto mode = env::get_int(kOurs, 0, 3).value_or(2);
   env::unset(kTorchs);
   env::set_default(kTorchs, std::to_string(mode).c_str());
+  // libtorch would give its flight recorder, which is off, a minute to write
+  // before it ends the kernels.
+  env::set_default("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
+  env::set_default("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0");
 }
 
 } // namespace

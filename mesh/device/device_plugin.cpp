@@ -163,12 +163,16 @@ std::vector<std::string> cuda_library_candidates() {
   return candidates;
 }
 
-const DevicePlugin& cuda_plugin() {
-  // One outcome a process: libtorch learns of CUDA once.
-  struct Outcome {
-    const DevicePlugin* plugin = nullptr;
-    std::string reason;
-  };
+namespace {
+
+// One outcome a process: libtorch learns of CUDA once.
+struct Outcome {
+  const DevicePlugin* plugin = nullptr;
+  /// Why there is none, or why it cannot be used.
+  std::string reason;
+};
+
+const Outcome& cuda_outcome() {
   static const Outcome outcome = [] {
     try {
       const DevicePlugin& plugin = open_cuda();
@@ -177,6 +181,13 @@ const DevicePlugin& cuda_plugin() {
       return Outcome{nullptr, error.what_without_backtrace()};
     }
   }();
+  return outcome;
+}
+
+} // namespace
+
+const DevicePlugin& cuda_plugin() {
+  const auto& outcome = cuda_outcome();
   if (outcome.plugin == nullptr) {
     throw_error<UsageError>(outcome.reason);
   }
@@ -184,6 +195,11 @@ const DevicePlugin& cuda_plugin() {
     refuse(outcome.reason);
   }
   return *outcome.plugin;
+}
+
+const DevicePlugin* find_cuda_plugin() {
+  const auto& outcome = cuda_outcome();
+  return outcome.reason.empty() ? outcome.plugin : nullptr;
 }
 
 } // namespace weft::mesh

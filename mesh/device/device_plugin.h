@@ -54,7 +54,7 @@ struct RandomFill {
 struct DevicePlugin {
   /// The version of the interface. It is raised with every change of this
   /// struct or of a type in it.
-  static constexpr uint32_t kAbi = 1;
+  static constexpr uint32_t kAbi = 2;
 
   /// The first member in every version, of this size.
   uint32_t abi = 0;
@@ -98,6 +98,26 @@ struct DevicePlugin {
   /// Fills `local`, which is contiguous and has the sizes of the box.
   bool (*fill_random)(const at::Tensor& local, const RandomFill& fill) =
       nullptr;
+  /// Like the op weft::swiglu of dtensor/fused/swiglu.cpp.
+  bool (*swiglu)(
+      const at::Tensor& output,
+      const at::Tensor& gate,
+      const at::Tensor& up) = nullptr;
+  /// Its gradients.
+  bool (*swiglu_backward)(
+      const at::Tensor& gate_grad,
+      const at::Tensor& up_grad,
+      const at::Tensor& grad,
+      const at::Tensor& gate,
+      const at::Tensor& up) = nullptr;
+  /// Like the op weft::rotary_embedding of dtensor/fused/rotary_embedding.cpp,
+  /// of x [B, H, T, d].
+  bool (*rotary_embedding)(
+      const at::Tensor& output,
+      const at::Tensor& x,
+      const at::Tensor& cos,
+      const at::Tensor& sin,
+      bool transposed) = nullptr;
 };
 
 constexpr const char* kDevicePluginEntry = "weft_device_plugin";
@@ -112,6 +132,9 @@ const DevicePlugin& load_device_plugin(const std::string& path);
 /// Throws: UsageError if there is no library, or this machine has no CUDA
 /// device.
 const DevicePlugin& cuda_plugin();
+
+/// Returns the same, or nullptr where cuda_plugin() throws.
+const DevicePlugin* find_cuda_plugin();
 
 /// Returns the paths that cuda_plugin() tries, in order: only WEFT_CUDA_LIBRARY
 /// if it is set; otherwise the program's folder, ../lib of it, and the loader's

@@ -133,6 +133,9 @@ std::string Watchdog::query_and_diagnose(Reason reason, uint64_t wanted) {
   adopt_published_diagnosis(*asking_);
   request_stacks(replies);
   auto waiting_for = describe_wait(replies, rank_);
+  if (has_failed && waiting_for.empty()) {
+    waiting_for = describe_behind(replies, rank_);
+  }
   if (reason == Reason::kWarns && is_first_to_wait(replies)) {
     warn(waiting_for);
     asking_->notify(++asked_, kWarned);

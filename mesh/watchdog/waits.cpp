@@ -1,6 +1,7 @@
 #include "mesh/watchdog/waits.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "mesh/communicator/format.h"
@@ -27,11 +28,11 @@ const GroupStatus* sight_of(const RankReply& reply, const std::string& key) {
   return group == groups.end() ? nullptr : &*group;
 }
 
-/// What a rank does that another waits for.
+/// What a rank does that another waits for in a group.
 std::string doing_text(
     const std::vector<RankReply>& replies,
     int64_t rank,
-    const Wait& waited_for) {
+    const std::string& group_key) {
   const auto& reply = replies[static_cast<size_t>(rank)];
   const auto& status = reply.status;
   if (!reply.has_reply) {
@@ -49,7 +50,7 @@ std::string doing_text(
            call_text(*wait.entry) + " of group \"" + wait.group->name + "\"" +
            (wait.missing.empty() ? "" : " for " + ranks_text(wait.missing));
   }
-  const auto* group = sight_of(reply, waited_for.group->key);
+  const auto* group = sight_of(reply, group_key);
   if (!group) {
     return (text.empty() ? "" : text + ", and ") + "has not made the group";
   }
@@ -165,12 +166,39 @@ std::string describe_wait(const std::vector<RankReply>& replies, int64_t rank) {
         "\" for ",
         ranks_text(wait.missing));
     for (const int64_t late : chain_of(replies, wait)) {
-      text +=
-          detail::concat("; rank ", late, " ", doing_text(replies, late, wait));
+      text += detail::concat(
+          "; rank ", late, " ", doing_text(replies, late, wait.group->key));
     }
     return text;
   }
   return {};
+}
+
+std::string describe_behind(
+    const std::vector<RankReply>& replies,
+    int64_t rank) {
+  std::map<int64_t, std::string> absent;
+  std::map<int64_t, std::string> slow;
+  for (const auto& group : replies[static_cast<size_t>(rank)].status.groups) {
+    for (const int64_t other : group.ranks) {
+      const auto& reply = replies[static_cast<size_t>(other)];
+      const auto* theirs = sight_of(reply, group.key);
+      if (!reply.has_reply) {
+        absent.emplace(other, doing_text(replies, other, group.key));
+      } else if (!theirs || theirs->next_sequence < group.next_sequence) {
+        slow.emplace(
+            other,
+            doing_text(replies, other, group.key) + " of group \"" +
+                group.name + "\"");
+      }
+    }
+  }
+  std::string text;
+  for (const auto& [other, doing] : absent.empty() ? slow : absent) {
+    text +=
+        detail::concat(text.empty() ? "" : "; ", "rank ", other, " ", doing);
+  }
+  return text;
 }
 
 } // namespace weft::mesh

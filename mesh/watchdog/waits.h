@@ -30,6 +30,13 @@ std::vector<int64_t> waiting_with(
 /// none.
 std::string describe_wait(const std::vector<RankReply>& replies, int64_t rank);
 
+/// Describes which members of the groups of `rank` did not reply or, if all
+/// did, which have called fewer collectives than `rank`. For failures on a
+/// device, where no thread waits. Empty if there are none.
+std::string describe_behind(
+    const std::vector<RankReply>& replies,
+    int64_t rank);
+
 /// Returns the ranks that replied but have not called the collective that
 /// `rank` has waited for longest.
 std::vector<int64_t> late_ranks(

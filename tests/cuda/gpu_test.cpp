@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "data/batch_loader.h"
+#include "dtensor/fused/fused_ops.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/random/random.h"
 #include "dtensor/tensor/dtensor.h"
@@ -401,6 +402,79 @@ TEST_F(GpuTest, DTensorOpsGiveTheCpusNumbers) {
     for (size_t i = 0; i < here.size(); ++i) {
       EXPECT_EQ(there[i].device(), device()) << one.name;
       expect_close(there[i], here[i], 2e-5, one.name);
+    }
+  }
+}
+
+/// What `op` gives and the gradients of its inputs, here and on the GPU.
+void expect_alike(
+    const std::string& name,
+    const std::vector<at::Tensor>& inputs,
+    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& op,
+    double tolerance) {
+  std::vector<std::vector<at::Tensor>> results;
+  for (const auto where : {c10::Device(at::kCPU), Gpu::device()}) {
+    std::vector<at::Tensor> own;
+    for (const auto& input : inputs) {
+      own.push_back(input.detach().to(where).set_requires_grad(true));
+    }
+    const auto output = op(own);
+    const auto grad =
+        at::arange(output.numel(), at::kFloat).cos().view(output.sizes());
+    auto all = torch::autograd::grad(
+        {output}, own, {grad.to(output.scalar_type()).to(where)});
+    all.push_back(output.detach());
+    results.push_back(std::move(all));
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) {
+    expect_close(
+        results[1][i],
+        results[0][i],
+        tolerance,
+        name + " " + std::to_string(i));
+  }
+}
+
+TEST_F(GpuTest, FusedOpsGiveTheCpusNumbers) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    const double tolerance = dtype == at::kDouble     ? 1e-13
+                             : dtype == at::kFloat    ? 1e-6
+                             : dtype == at::kBFloat16 ? 8e-3
+                                                      : 1e-3;
+    const std::string name = c10::toString(dtype);
+    const auto swiglu = [](const auto& in) {
+      return dtensor::swiglu(in[0], in[1]);
+    };
+    const auto x = numbers({3, 5, 64}, 0.1).to(dtype);
+    const auto y = numbers({3, 5, 64}, 0.2).to(dtype);
+    expect_alike(name + " swiglu", {x, y}, swiglu, tolerance);
+    // Not whole packs; not dense.
+    expect_alike(
+        name + " swiglu of 15",
+        {x.narrow(2, 0, 1).contiguous(), y.narrow(2, 0, 1).contiguous()},
+        swiglu,
+        tolerance);
+    expect_alike(
+        name + " swiglu of parts",
+        {x.narrow(2, 3, 7), y.narrow(2, 3, 7)},
+        swiglu,
+        tolerance);
+    const auto heads = numbers({2, 6, 3, 16}, 0.3).to(dtype).transpose(1, 2);
+    const auto tables = [&](const at::Tensor& like) {
+      return std::pair{
+          numbers({6, 16}, 0.4).to(like.options()),
+          numbers({6, 16}, 0.5).to(like.options())};
+    };
+    for (const auto& input :
+         {heads, heads.contiguous(), heads[0], heads[0][0]}) {
+      expect_alike(
+          name + " rotary",
+          {input},
+          [&](const auto& in) {
+            const auto [cos, sin] = tables(in[0]);
+            return dtensor::rotary_embedding(in[0], cos, sin);
+          },
+          tolerance);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "cuda/kernels.h"
+#include "dtensor/fused/fused_ops.h"
 #include "dtensor/random/random.h"
 #include "mesh/communicator/reduction.h"
 
@@ -118,6 +119,121 @@ TEST(HostKernels, SumsRowsInTheCpusOrder) {
               cudaSuccess);
           EXPECT_TRUE(at::equal(actual, expected))
               << dtype << " " << rows << " " << count << " " << average;
+        }
+      }
+    }
+  }
+}
+
+// A few rounding steps of the dtype: both sides round once, after an
+// exponential of their own.
+void expect_rounded_alike(
+    const at::Tensor& actual,
+    const at::Tensor& expected,
+    const std::string& what) {
+  const auto dtype = expected.scalar_type();
+  const double step = dtype == at::kDouble     ? 1e-14
+                      : dtype == at::kFloat    ? 1e-6
+                      : dtype == at::kBFloat16 ? 8e-3
+                                               : 1e-3;
+  EXPECT_TRUE(at::allclose(
+      actual.to(at::kDouble), expected.to(at::kDouble), step, step))
+      << what << " " << dtype;
+}
+
+at::Tensor waves(c10::IntArrayRef sizes, double phase, at::ScalarType dtype) {
+  return at::arange(c10::multiply_integers(sizes), at::kDouble)
+      .mul(0.7)
+      .add(phase)
+      .sin()
+      .mul(3)
+      .to(dtype)
+      .view(sizes);
+}
+
+TEST(HostKernels, SwigluAndItsGradientsAreTheCpus) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    // Whole packs of 16 bytes; not whole ones; whole ones out of line.
+    for (const auto& [count, skipped] :
+         {std::pair{0, 0}, {64, 0}, {67, 0}, {64, 1}}) {
+      const auto cut = [first = int64_t{skipped},
+                        n = int64_t{count}](const at::Tensor& tensor) {
+        return tensor.narrow(0, first, n);
+      };
+      const int64_t all = count + skipped;
+      const auto gate = cut(waves({all}, 0.1, dtype)).set_requires_grad(true);
+      const auto up = cut(waves({all}, 0.2, dtype)).set_requires_grad(true);
+      const auto grad = cut(waves({all}, 0.3, dtype));
+      const auto expected = dtensor::swiglu(gate, up);
+      const auto expected_grads =
+          torch::autograd::grad({expected}, {gate, up}, {grad});
+      const auto output = cut(at::full({all}, 99.0, dtype));
+      const auto gate_grad = cut(at::full({all}, 99.0, dtype));
+      const auto up_grad = cut(at::full({all}, 99.0, dtype));
+      const auto kernels = kernel_dtype(dtype);
+      ASSERT_EQ(
+          swiglu(
+              output.mutable_data_ptr(),
+              gate.const_data_ptr(),
+              up.const_data_ptr(),
+              kernels,
+              count,
+              nullptr),
+          cudaSuccess);
+      ASSERT_EQ(
+          swiglu_backward(
+              gate_grad.mutable_data_ptr(),
+              up_grad.mutable_data_ptr(),
+              grad.const_data_ptr(),
+              gate.const_data_ptr(),
+              up.const_data_ptr(),
+              kernels,
+              count,
+              nullptr),
+          cudaSuccess);
+      expect_rounded_alike(output, expected.detach(), "output");
+      expect_rounded_alike(gate_grad, expected_grads[0], "gate");
+      expect_rounded_alike(up_grad, expected_grads[1], "up");
+    }
+  }
+}
+
+TEST(HostKernels, RotaryEmbeddingIsTheCpus) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    for (const int64_t half : {1, 3, 8, 16}) {
+      const auto cos = waves({7, 2 * half}, 0.4, dtype).narrow(0, 2, 5);
+      const auto sin = waves({7, 2 * half}, 0.5, dtype).narrow(0, 2, 5);
+      // By heads and by positions.
+      for (const auto& x :
+           {waves({2, 3, 5, 2 * half}, 0.6, dtype),
+            waves({2, 5, 3, 2 * half}, 0.6, dtype).transpose(1, 2)}) {
+        for (const bool transposed : {false, true}) {
+          auto input = x.detach().set_requires_grad(true);
+          auto expected = dtensor::rotary_embedding(input, cos, sin);
+          if (transposed) {
+            expected = torch::autograd::grad({expected}, {input}, {x})[0];
+          }
+          const auto output = at::empty_like(x).fill_(99);
+          Rotary call{
+              .input = x.const_data_ptr(),
+              .cos = cos.const_data_ptr(),
+              .sin = sin.const_data_ptr(),
+              .output = output.mutable_data_ptr(),
+              .batch = x.size(0),
+              .heads = x.size(1),
+              .length = x.size(2),
+              .half = half};
+          for (int d = 0; d < 3; ++d) {
+            call.input_strides[d] = x.stride(d);
+            call.output_strides[d] = output.stride(d);
+          }
+          call.cos_stride = cos.stride(0);
+          call.sin_stride = sin.stride(0);
+          call.transposed = transposed;
+          ASSERT_EQ(
+              rotary_embedding(call, kernel_dtype(dtype), nullptr),
+              cudaSuccess);
+          expect_rounded_alike(output, expected.detach(), "rotary");
         }
       }
     }

@@ -77,8 +77,15 @@ TEST(OpenDevice, WeftChoosesWhatAFailedCollectiveDoes) {
     EXPECT_THROW(open_device("cuda", 0, 1), UsageError);
     return env::get(torchs);
   };
+  const char* dump = "TORCH_NCCL_DUMP_ON_TIMEOUT";
   env::unset(ours);
+  env::unset(dump);
   EXPECT_EQ(chosen(), "2");
+  EXPECT_EQ(env::get(dump), "0") << "failures are acted on at once";
+  env::unset(dump);
+  env::set_default(dump, "1");
+  EXPECT_EQ(chosen(), "2");
+  EXPECT_EQ(env::get(dump), "1") << "a user's value is kept";
   env::set_default(ours, "1");
   EXPECT_EQ(chosen(), "1");
   env::unset(ours);
@@ -86,7 +93,7 @@ TEST(OpenDevice, WeftChoosesWhatAFailedCollectiveDoes) {
   EXPECT_THAT(
       message_of_thrown<UsageError>([] { open_device("cuda", 0, 1); }),
       HasSubstr("WEFT_NCCL_ASYNC_ERROR_HANDLING=abort"));
-  for (const auto* name : {torchs, ours, "WEFT_CUDA_LIBRARY"}) {
+  for (const auto* name : {torchs, ours, dump, "WEFT_CUDA_LIBRARY"}) {
     env::unset(name);
   }
 }

@@ -113,6 +113,28 @@ TEST(HangDiagnosis, ARankThatDoesNotAnswerIsNamed) {
   EXPECT_TRUE(late_ranks(answers, 0).empty());
 }
 
+// A collective that failed on a device: no thread waits.
+TEST(HangDiagnosis, AfterAFailureWhoIsBehindIsNamed) {
+  RankReply silent;
+  silent.status.rank = 2;
+  silent.absence_reason = "process 12 is stopped (SIGSTOP)";
+  auto late = answer(1, {group("w", {0, 1, 2}, {barrier(6, false)})});
+  late.status.activity = "forward of step 12";
+  std::vector<RankReply> answers{
+      answer(0, {group("w", {0, 1, 2}, {barrier(7, false)})}), late, silent};
+  EXPECT_EQ(describe_wait(answers, 0), "");
+  EXPECT_EQ(
+      describe_behind(answers, 0),
+      "rank 2 is not responding (process 12 is stopped (SIGSTOP))");
+  answers[2] = answer(2, {group("w", {0, 1, 2}, {barrier(7, false)})});
+  EXPECT_EQ(
+      describe_behind(answers, 0),
+      "rank 1 is in forward of step 12, and was last at barrier #6 of group "
+      "\"w\"");
+  answers[1] = answers[2];
+  EXPECT_EQ(describe_behind(answers, 0), "");
+}
+
 // Rank 0 waits for 1, which waits for 2.
 TEST(HangDiagnosis, ChainsAreFollowedToTheirEnd) {
   RankReply silent;
