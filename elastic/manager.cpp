@@ -1,23 +1,41 @@
 #include "elastic/manager.h"
 
 #include <algorithm>
-#include <sstream>
+#include <string>
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
-#include <torch/serialize.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "base/fnv.h"
+#include "dtensor/nn/optimizer_state.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "lighthouse/clock.h"
 #include "lighthouse/lighthouse.h"
+#include "mesh/device_mesh.h"
 #include "mesh/error/error.h"
+
+// Note [Ranks of a group]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// To the lighthouse a group is one member, for which its rank 0 speaks: the
+// leader. The ranks of a group take each decision together: whatever may differ
+// between them (did this rank meet its peers of the other groups, are its
+// gradients complete) they put to a vote, and what the leader alone knows
+// (which epoch comes, whether a step is committed) it tells them, over the
+// group's own world. So:
+//  - Collectives inside a group always come to their end: the failure of one
+//    among the groups is kept for the vote.
+//  - A group is prepared for a step when all its ranks have voted for it. Then
+//    the leaders of the groups tell each other; when that is over, all ranks of
+//    all groups have complete gradients.
+//  - The lighthouse's news reach every rank, so that each aborts its own
+//    collectives at once.
+//  - If a rank is lost, the group's world fails on the others, and weftrun ends
+//    them.
 
 namespace weft::elastic {
 namespace {
@@ -29,28 +47,39 @@ using Phase = Member::Phase;
 /// A quarter of the time after which a group without a report is suspected.
 constexpr Time kHeartbeat = LighthouseOptions().suspect / 4;
 
-template <class T>
-std::string saved(const T& object) {
-  std::ostringstream out;
-  torch::save(object, out);
-  return std::move(out).str();
-}
-
-template <class T>
-void load(T& object, const std::string& bytes) {
-  std::istringstream in(bytes);
-  torch::load(object, in);
-}
-
-mesh::World checked(mesh::World world) {
-  if (world.world_size() > 1) {
-    throw_error<mesh::UsageError>(mesh::detail::concat(
-        "[elastic] a replica group of ",
-        world.world_size(),
-        " ranks is not supported yet. Start the program with weftrun "
-        "--replica-size 1"));
+/// The mesh to which the state of a module's optimizer belongs: that of its
+/// DTensors, else one of all ranks.
+mesh::DeviceMesh mesh_of(
+    const torch::nn::Module& module,
+    const mesh::World& world) {
+  for (const auto& parameter : module.parameters()) {
+    if (const auto* impl = dtensor::dtensor_impl(parameter)) {
+      return impl->spec().mesh().root();
+    }
   }
-  return world;
+  return mesh::DeviceMesh::create(world, {world.world_size()}, {"ranks"});
+}
+
+/// The error of a decision that failed in the vote.
+std::exception_ptr error_of_another_rank() {
+  try {
+    throw_error<CommError>(
+        "[elastic] a collective with the other groups failed on another rank "
+        "of this group, which has written why");
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+dtensor::StateDict tensors_of(const torch::nn::Module& module) {
+  dtensor::StateDict result;
+  for (const auto& parameter : module.named_parameters()) {
+    result.emplace(parameter.key(), parameter.value());
+  }
+  for (const auto& buffer : module.named_buffers()) {
+    result.emplace(buffer.key(), buffer.value());
+  }
+  return result;
 }
 
 } // namespace
@@ -88,16 +117,22 @@ Manager::Manager(
     mesh::World world,
     std::shared_ptr<LighthouseLink> link,
     ManagerOptions options)
-    : world_(checked(std::move(world))),
+    : world_(std::move(world)),
       link_(std::move(link)),
       options_(options),
-      member_(link_->group(), LighthouseOptions().lease, now()) {
+      member_(link_->group(), LighthouseOptions().lease, now()),
+      step_(options.step) {
   link_->listen([this](const Reply& reply) { follow(reply); });
-  heart_ = std::thread([this] { beat(); });
+  if (leads()) {
+    heart_ = std::thread([this] { beat(); });
+  }
 }
 
 Manager::~Manager() {
   link_->listen({});
+  if (!leads()) {
+    return;
+  }
   {
     const Lock lock(mutex_);
     if (std::uncaught_exceptions() == 0) {
@@ -110,31 +145,39 @@ Manager::~Manager() {
   heart_.join();
 }
 
-void Manager::register_state(std::string name, Save save, Load load) {
-  states_.push_back({std::move(name), std::move(save), std::move(load)});
+void Manager::register_state(
+    std::string name,
+    SharedState::Get get,
+    SharedState::Load load) {
+  state_.add(std::move(name), std::move(get), std::move(load));
 }
 
 void Manager::register_module(
     std::string name,
     std::shared_ptr<torch::nn::Module> module) {
-  register_state(
-      std::move(name),
-      [module] { return saved(module); },
-      [module](const std::string& bytes) mutable { load(module, bytes); });
+  register_state(std::move(name), [module = std::move(module)] {
+    return tensors_of(*module);
+  });
 }
 
 void Manager::register_optimizer(
     std::string name,
-    torch::optim::Optimizer& optimizer) {
+    torch::optim::Optimizer& optimizer,
+    std::shared_ptr<torch::nn::Module> module) {
+  const auto mesh = mesh_of(*module, world_);
   register_state(
       std::move(name),
-      [&optimizer] { return saved(optimizer); },
-      [&optimizer](const std::string& bytes) { load(optimizer, bytes); });
+      [&optimizer, module, mesh] {
+        return dtensor::optimizer_state_dict(optimizer, *module, mesh);
+      },
+      [&optimizer, module](const dtensor::StateDict& state) {
+        dtensor::load_optimizer_state_dict(optimizer, *module, state);
+      });
 }
 
 int64_t Manager::step() const {
   const std::lock_guard lock(mutex_);
-  return member_.applied() ? member_.applied().step : options_.step;
+  return step_;
 }
 
 int64_t Manager::epochs() const {
@@ -146,19 +189,31 @@ int64_t Manager::epochs() const {
 
 void Manager::follow(const Reply& reply) {
   const Lock lock(mutex_);
-  const auto epoch = member_.epoch().number;
-  const auto phase = member_.phase();
-  const auto ballot = member_.ballot();
-  member_.receive(reply, now());
-  if (epoch_world_ &&
-      (member_.phase() == Phase::kOutside || member_.epoch().number != epoch)) {
+  if (leads()) {
+    const auto epoch = member_.epoch().number;
+    const auto phase = member_.phase();
+    const auto ballot = member_.ballot();
+    member_.receive(reply, now());
+    if (member_.phase() != phase || member_.epoch().number != epoch ||
+        member_.ballot() != ballot) {
+      report(lock);
+    }
+  } else if (reply.directive == Directive::kEnter) {
+    announced_ = std::max(announced_, reply.epoch.number);
+  } else if (reply.directive == Directive::kLeave) {
+    ended_ = std::max(ended_, reply.epoch.number);
+  }
+  if (epoch_world_ && is_over(met_)) {
     epoch_world_->abort();
   }
-  if (member_.phase() != phase || member_.epoch().number != epoch ||
-      member_.ballot() != ballot) {
-    report(lock);
-  }
   changed_.notify_all();
+}
+
+/// Whether this group is to leave an epoch, or has left it.
+bool Manager::is_over(const EpochNumber& epoch) const {
+  return leads() ? member_.phase() == Phase::kOutside ||
+                       member_.epoch().number != epoch
+                 : announced_ > epoch || ended_ >= epoch;
 }
 
 void Manager::beat() {
@@ -180,12 +235,39 @@ void Manager::report(const Lock& /*lock*/) {
 }
 
 void Manager::leave(Lock& lock) {
-  member_.leave();
+  if (leads()) {
+    member_.leave();
+  }
   if (epoch_world_) {
     epoch_world_->abort();
     epoch_world_.reset();
   }
-  report(lock);
+  if (leads()) {
+    report(lock);
+  }
+}
+
+// The ranks of a group.
+
+/// Whether something holds on all ranks of the group.
+bool Manager::is_on_all_ranks(bool holds) {
+  if (world_.world_size() == 1) {
+    return holds;
+  }
+  auto count = at::full({1}, holds ? 1 : 0, at::kLong);
+  world_.group().all_reduce(count, mesh::ReduceOp::kSum, "vote").wait();
+  return count.item<int64_t>() == world_.world_size();
+}
+
+/// Returns the leader's values on all ranks of the group.
+std::vector<int64_t> Manager::from_leader(std::vector<int64_t> values) {
+  if (world_.world_size() == 1) {
+    return values;
+  }
+  auto tensor = at::tensor(values, at::kLong);
+  world_.group().broadcast(tensor, 0, "decision").wait();
+  const auto* data = tensor.const_data_ptr<int64_t>();
+  return {data, data + tensor.numel()};
 }
 
 // The calling thread.
@@ -193,7 +275,7 @@ void Manager::leave(Lock& lock) {
 /// Leaves the epoch that was entered, unless a newer one is to be entered.
 void Manager::leave_entered_epoch() {
   Lock lock(mutex_);
-  if (member_.epoch().number == entered_.number) {
+  if (!leads() || member_.epoch().number == entered_.number) {
     leave(lock);
   } else {
     epoch_world_.reset();
@@ -208,30 +290,50 @@ Step Manager::begin_step() {
     if (!group_) {
       enter_next_epoch();
     }
-    try {
-      if (!has_shared_state_) {
-        share_state();
-      }
+    const bool has_state = has_shared_state_ || share_state();
+    bool trains = false;
+    if (leads()) {
       const std::lock_guard lock(mutex_);
-      if (member_.phase() == Phase::kTraining) {
-        return Step(
-            *this, member_.applied().step, group_->size(), group_->rank());
-      }
-    } catch (const CommError&) { // Most often, a group was lost meanwhile.
-      count_failure(entered_.members, std::current_exception());
+      trains = has_state && member_.phase() == Phase::kTraining;
+    }
+    if (from_leader({trains ? 1 : 0}).front() != 0) {
+      return Step(*this, step(), group_->size(), group_->rank());
     }
     leave_entered_epoch();
   }
 }
 
 void Manager::all_reduce(const at::Tensor& tensor, std::string_view name) {
-  if (step_error_ || !group_) {
+  start_all_reduce(tensor, name)();
+}
+
+std::function<void()> Manager::start_all_reduce(
+    const at::Tensor& tensor,
+    std::string_view name) {
+  // Also a failed one keeps the tensor until nothing writes to it any more.
+  std::optional<mesh::Work> work;
+  if (!step_error_) {
+    keep_failure(
+        [&] { work = group_->all_reduce(tensor, mesh::ReduceOp::kSum, name); });
+  }
+  return [this, work = std::move(work)]() mutable {
+    keep_failure([&] {
+      if (work) {
+        work->wait();
+      }
+    });
+  };
+}
+
+/// Runs a part of a collective of the step, unless one has failed.
+void Manager::keep_failure(const std::function<void()>& run) {
+  if (!group_) {
     return;
   }
   try {
-    group_->all_reduce(tensor, mesh::ReduceOp::kSum, name).wait();
+    run();
   } catch (const CommError&) {
-    step_error_ = std::current_exception();
+    step_error_ = step_error_ ? step_error_ : std::current_exception();
   }
 }
 
@@ -242,7 +344,7 @@ bool Manager::commit_step() {
     return true;
   }
   if (step_error_) {
-    count_failure(entered_.members, step_error_);
+    count_failure(step_error_);
   }
   leave_entered_epoch();
   return enter_next_epoch();
@@ -250,22 +352,32 @@ bool Manager::commit_step() {
 
 /// Prepares the step and applies it if all groups are prepared.
 bool Manager::is_committed() {
-  bool leaves = false;
-  {
-    const std::lock_guard lock(mutex_);
-    if (step_error_ || member_.phase() != Phase::kTraining) {
-      return false;
-    }
-    leaves = member_.leaves_after_step();
-    member_.prepare();
-  }
-  auto ready = at::full({1}, leaves ? 1 : 0, at::kLong);
-  all_reduce(ready, "ready");
-  Lock lock(mutex_);
-  if (step_error_ || !member_.commit(now())) {
+  if (!is_on_all_ranks(!step_error_)) {
+    step_error_ = step_error_ ? step_error_ : error_of_another_rank();
     return false;
   }
-  if (ready.item<int64_t>() > 0) { // All leave, to let others in.
+  bool commits = false;
+  bool leaves = false;
+  if (leads()) {
+    Lock lock(mutex_);
+    if (member_.phase() == Phase::kTraining) {
+      leaves = member_.leaves_after_step();
+      member_.prepare();
+      lock.unlock();
+      auto ready = at::full({1}, leaves ? 1 : 0, at::kLong);
+      all_reduce(ready, "ready");
+      lock.lock();
+      commits = !step_error_ && member_.commit(now());
+      leaves = commits && ready.item<int64_t>() > 0;
+    }
+  }
+  const auto decision = from_leader({commits ? 1 : 0, leaves ? 1 : 0});
+  if (decision[0] == 0) {
+    return false;
+  }
+  Lock lock(mutex_);
+  ++step_;
+  if (decision[1] != 0) { // All leave, to let others in.
     leave(lock);
     lock.unlock();
     group_.reset();
@@ -274,14 +386,12 @@ bool Manager::is_committed() {
 }
 
 /// Throws the error if the same groups have failed three times in a row: no
-/// loss of a group explains it.
-void Manager::count_failure(
-    const std::vector<GroupId>& groups,
-    const std::exception_ptr& error) {
+/// loss of a group explains it. The leader counts for all ranks of its group.
+void Manager::count_failure(const std::exception_ptr& error) {
   constexpr int64_t kMost = 3;
-  failures_ = groups == failed_groups_ ? failures_ + 1 : 1;
-  failed_groups_ = groups;
-  if (failures_ >= kMost) {
+  failures_ = entered_.members == failed_groups_ ? failures_ + 1 : 1;
+  failed_groups_ = entered_.members;
+  if (leads() && failures_ >= kMost) {
     std::rethrow_exception(error);
   }
 }
@@ -289,155 +399,181 @@ void Manager::count_failure(
 /// Enters the next epoch that comes about. Returns true if it begins after the
 /// step that this group is prepared for.
 bool Manager::enter_next_epoch() {
-  bool applies = false;
   while (true) {
+    const auto place = next_place();
+    if (!place) {
+      continue;
+    }
+    const auto entry = try_to_enter(*place);
+    if (entry.is_entered) {
+      has_state_ = entry.has_state;
+      has_shared_state_ = false;
+      const std::lock_guard lock(mutex_);
+      ++epochs_;
+      step_ = entry.has_state ? entry.step : step_;
+      return entry.applies;
+    }
+  }
+}
+
+/// Waits for the next epoch, on the other ranks for a second at most: they wait
+/// in a collective.
+std::optional<Manager::Place> Manager::next_place() {
+  constexpr std::chrono::seconds kPatience(1);
+  Place place;
+  bool comes = false;
+  if (leads()) {
     Lock lock(mutex_);
-    changed_.wait(lock, [&] {
+    comes = changed_.wait_for(lock, kPatience, [&] {
       return link_error_ || member_.phase() == Phase::kMeeting;
     });
     if (link_error_) {
       std::rethrow_exception(link_error_);
     }
-    const auto epoch = member_.epoch();
-    lock.unlock();
-    if (try_to_enter(epoch, applies)) {
-      return applies;
+    if (comes) {
+      entered_ = member_.epoch();
+      const auto& members = entered_.members;
+      place = {
+          .number = entered_.number,
+          .rank = std::ranges::find(members, link_->group()) - members.begin(),
+          .groups = std::ssize(members)};
     }
   }
+  const auto told = from_leader(
+      {comes ? 1 : 0,
+       static_cast<int64_t>(place.number.ballot),
+       static_cast<int64_t>(place.number.count),
+       place.rank,
+       place.groups});
+  if (told[0] == 0) {
+    return std::nullopt;
+  }
+  return Place{
+      .number =
+          {.ballot = static_cast<uint64_t>(told[1]),
+           .count = static_cast<uint64_t>(told[2])},
+      .rank = told[3],
+      .groups = told[4]};
 }
 
-bool Manager::try_to_enter(const Epoch& epoch, bool& applies) {
+/// Meets the other groups of an epoch and enters it.
+Manager::Entry Manager::try_to_enter(const Place& place) {
+  std::exception_ptr error;
   try {
-    meet(epoch);
+    meet(place);
   } catch (const CommError&) {
+    error = std::current_exception();
+  }
+  if (!is_on_all_ranks(!error)) {
     group_.reset();
     Lock lock(mutex_);
-    const bool is_own = member_.epoch().number == epoch.number &&
-                        member_.phase() == Phase::kMeeting;
-    if (member_.epoch().number == epoch.number) {
+    const bool is_own = !is_over(place.number);
+    if (!leads() || member_.epoch().number == place.number) {
       leave(lock);
     }
     lock.unlock();
     if (is_own) { // Nobody has ended the meeting.
-      count_failure(epoch.members, std::current_exception());
+      count_failure(error ? error : error_of_another_rank());
     }
-    return false;
+    return {};
   }
+  Entry entry;
+  if (leads()) {
+    const std::lock_guard lock(mutex_);
+    entry.is_entered = member_.epoch().number == place.number &&
+                       member_.phase() == Phase::kMeeting &&
+                       member_.enter(now(), entry.applies);
+    entry.has_state = member_.phase() == Phase::kTraining;
+    entry.step = member_.applied().step;
+  }
+  const auto told = from_leader(
+      {entry.is_entered ? 1 : 0,
+       entry.applies ? 1 : 0,
+       entry.has_state ? 1 : 0,
+       entry.step});
   Lock lock(mutex_);
-  if (member_.epoch().number == epoch.number &&
-      member_.phase() == Phase::kMeeting && member_.enter(now(), applies)) {
-    ++epochs_;
-    entered_ = epoch;
-    has_shared_state_ = false;
-    report(lock);
-    return true;
+  if (told[0] == 0) {
+    epoch_world_.reset();
+    lock.unlock();
+    group_.reset();
+    return {};
   }
-  epoch_world_.reset();
-  lock.unlock();
-  group_.reset();
-  return false;
+  if (leads()) {
+    report(lock);
+  }
+  return {
+      .is_entered = true,
+      .applies = told[1] != 0,
+      .has_state = told[2] != 0,
+      .step = told[3]};
 }
 
-/// Connects the groups of an epoch.
-void Manager::meet(const Epoch& epoch) {
-  const auto place = std::ranges::find(epoch.members, link_->group());
+/// Connects this rank with its peers in the groups of an epoch.
+void Manager::meet(const Place& place) {
   const auto world = world_.scoped(
       c10::make_intrusive<c10d::PrefixStore>(
-          key_prefix(epoch.number), link_->store()),
-      place - epoch.members.begin(),
-      std::ssize(epoch.members),
+          key_prefix(place.number) + std::to_string(world_.rank()),
+          link_->store()),
+      place.rank,
+      place.groups,
       options_.timeout);
   {
     const std::lock_guard lock(mutex_);
     epoch_world_ = world;
-    if (member_.epoch().number != epoch.number ||
-        member_.phase() != Phase::kMeeting) {
+    met_ = place.number;
+    if (is_over(place.number) ||
+        (leads() && member_.phase() != Phase::kMeeting)) {
       world.abort();
     }
   }
   group_ = world.group();
 }
 
-std::string Manager::state_names() const {
-  std::string names;
-  for (const auto& state : states_) {
-    names += state.name + ' ';
+/// Gives the state to the groups that came without it. Returns whether all
+/// ranks of this group have it.
+bool Manager::share_state() {
+  std::exception_ptr error;
+  int64_t start = 0;
+  try {
+    auto have_state = at::zeros({group_->size(), 1}, at::kLong);
+    group_
+        ->all_gather(
+            have_state, at::full({1}, has_state_ ? 1 : 0, at::kLong), "state")
+        .wait();
+    state_.check_alike(*group_);
+    const auto count = have_state.sum().item<int64_t>();
+    if (count < group_->size()) {
+      // Without any, all begin from what the first has loaded.
+      const auto source = have_state.argmax().item<int64_t>();
+      auto step = at::full({1}, options_.step, at::kLong);
+      group_->broadcast(step, source, "step").wait();
+      start = step.item<int64_t>();
+      state_.transfer(
+          *group_,
+          {.source = source,
+           .wants = !has_state_ && source != group_->rank(),
+           .in_place = count > 0});
+    }
+  } catch (const CommError&) { // Most often, a group was lost meanwhile.
+    error = std::current_exception();
   }
-  return names;
-}
-
-/// Throws DisagreementError if the groups have registered different states.
-void Manager::check_state_names(const at::Tensor& hashes) const {
-  const auto others = hashes.ne(hashes[group_->rank()]).nonzero();
-  if (others.numel() > 0) {
-    throw_error<mesh::DisagreementError>(mesh::detail::concat(
-        "[elastic] group ",
-        others[0].item<int64_t>(),
-        " of the epoch has registered other states than this group, which "
-        "has: ",
-        state_names(),
-        ". Start all groups with the same program, which registers the same "
-        "states in the same order"));
+  if (!is_on_all_ranks(!error)) {
+    count_failure(error ? error : error_of_another_rank());
+    return false;
   }
-}
-
-/// Gives the state to the groups that came without it.
-void Manager::share_state() {
-  bool has_state = false;
-  {
-    const std::lock_guard lock(mutex_);
-    has_state = member_.phase() == Phase::kTraining;
-  }
-  const auto own = at::tensor(
-      {static_cast<int64_t>(base::fnv1a(state_names())),
-       int64_t{has_state ? 1 : 0}},
-      at::kLong);
-  auto all = at::zeros({group_->size(), own.numel()}, at::kLong);
-  group_->all_gather(all, own, "states").wait();
-  check_state_names(all.select(1, 0));
-  const auto have_state = all.select(1, 1);
-  if (have_state.sum().item<int64_t>() < group_->size()) {
-    // Without any, all begin from what the first has loaded.
-    const auto source = have_state.argmax().item<int64_t>();
-    auto step = at::full({1}, options_.step, at::kLong);
-    group_->broadcast(step, source, "step").wait();
-    transfer_state(source, !has_state && source != group_->rank());
+  int64_t applied = 0;
+  if (leads()) {
     const std::lock_guard lock(mutex_);
     if (member_.phase() == Phase::kWithoutState) {
-      member_.take_state(step.item<int64_t>());
+      member_.take_state(start);
     }
+    applied = member_.applied().step;
   }
-  has_shared_state_ = true;
-}
-
-/// Sends the states of `source` to all groups, and loads them if this one is
-/// to.
-void Manager::transfer_state(int64_t source, bool loads) {
-  std::vector<std::string> parts;
-  for (const auto& state : states_) {
-    auto bytes = broadcast(
-        source == group_->rank() ? state.save() : std::string(), source);
-    if (loads) {
-      parts.push_back(std::move(bytes));
-    }
-  }
-  // Nothing is loaded before everything is there.
-  for (size_t i = 0; i < parts.size(); ++i) {
-    states_[i].load(parts[i]);
-  }
-}
-
-std::string Manager::broadcast(std::string bytes, int64_t source) {
-  auto size = at::full({1}, std::ssize(bytes), at::kLong);
-  group_->broadcast(size, source, "state").wait();
-  bytes.resize(static_cast<size_t>(size.item<int64_t>()));
-  group_
-      ->broadcast(
-          at::from_blob(bytes.data(), {std::ssize(bytes)}, at::kByte),
-          source,
-          "state")
-      .wait();
-  return bytes;
+  applied = from_leader({applied}).front();
+  const std::lock_guard lock(mutex_);
+  step_ = applied;
+  has_state_ = has_shared_state_ = true;
+  return true;
 }
 
 } // namespace weft::elastic

@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "elastic/link/lighthouse_link.h"
+#include "elastic/shared_state.h"
 #include "lighthouse/member.h"
 #include "mesh/communicator/communicator.h"
 #include "mesh/world.h"
@@ -56,12 +57,12 @@ class Step {
   std::pair<int64_t, int64_t> share(int64_t count) const;
 
   /// Ends the step. Returns true if the gradients are complete and every group
-  /// applies them; then apply them once. Returns false if a group was lost
-  /// before that; then nothing may be applied, and the same step is begun
-  /// again. Blocks until one of the two is certain.
-  /// Collective: all groups that take part.
-  /// Throws: CommError if weftrun has gone, or if the same groups have failed
-  /// three times; c10::ValueError at a second call.
+  /// applies them, on all its ranks; then apply them once. Returns false if a
+  /// group was lost before that; then nothing may be applied, and the same step
+  /// is begun again. Blocks until one of the two is certain. Collective: all
+  /// ranks of all groups that take part. Throws: CommError if weftrun or a rank
+  /// of this group has gone, or if the same groups have failed three times;
+  /// c10::ValueError at a second call.
   bool commit();
 
  private:
@@ -83,7 +84,7 @@ class Step {
 /// ```
 /// Manager manager(mesh::World::from_env());
 /// manager.register_module("model", model);
-/// manager.register_optimizer("optimizer", optimizer);
+/// manager.register_optimizer("optimizer", optimizer, model);
 /// PureDistributedDataParallel ddp(manager, model);
 /// while (manager.step() < kSteps) {
 ///   auto step = manager.begin_step();
@@ -99,17 +100,18 @@ class Step {
 ///
 /// Each step computes the same as one process would: gradients are added over
 /// the groups, so the loss is divided by the size of the whole batch. Only the
-/// order of additions depends on the groups. A group of more than one rank is
-/// not supported yet.
-/// Thread-safety: one thread calls begin_step(), Step and all_reduce(); hooks
-/// of autograd run for it.
+/// order of additions depends on the groups.
+///
+/// The ranks of a group, for example of tensor parallelism, call all functions
+/// together, and decide alike: see Note [Ranks of a group]. Rank t of each
+/// group adds and gets state with rank t of the others. If a rank is lost,
+/// weftrun ends its group. Thread-safety: one thread calls begin_step(), Step
+/// and all_reduce(); hooks of autograd run for it.
 class Manager {
  public:
-  using Save = std::function<std::string()>;
-  using Load = std::function<void(const std::string&)>;
-
+  /// `world` has the ranks of this group.
   /// Throws: UsageError if the process was not started by weftrun
-  /// --replica-size, or if `world` has more than one rank.
+  /// --replica-size.
   explicit Manager(mesh::World world, ManagerOptions options = {});
   /// Takes a connection to the lighthouse.
   Manager(
@@ -124,79 +126,110 @@ class Manager {
 
   /// Registers a part of the state that a group gets from another one when it
   /// comes late. All groups register the same names in the same order, before
-  /// the first step.
-  void register_state(std::string name, Save save, Load load);
+  /// the first step. See SharedState.
+  void register_state(
+      std::string name,
+      SharedState::Get get,
+      SharedState::Load load = {});
   /// Registers the parameters and buffers of a module.
   void register_module(
       std::string name,
       std::shared_ptr<torch::nn::Module> module);
-  /// Registers the state of an optimizer. Lifetime: it must outlive the steps.
-  void register_optimizer(std::string name, torch::optim::Optimizer& optimizer);
+  /// Registers the state of an optimizer of the parameters of `module`: see
+  /// dtensor::optimizer_state_dict(). Lifetime: it must outlive the steps.
+  /// Collective: the ranks of the group.
+  void register_optimizer(
+      std::string name,
+      torch::optim::Optimizer& optimizer,
+      std::shared_ptr<torch::nn::Module> module);
 
   /// Returns the number of steps that are applied.
   int64_t step() const;
   /// Begins the next step. Blocks until the groups have met, and until a group
   /// without the state has got it.
-  /// Collective: all groups.
-  /// Throws: CommError if weftrun has gone.
+  /// Collective: all ranks of all groups.
+  /// Throws: CommError if weftrun or a rank of this group has gone;
+  /// DisagreementError if the groups have registered different states.
   Step begin_step();
 
   /// Adds `tensor` over the groups of the step, in place. A failure is kept for
   /// Step::commit(): then the content is of no use and nothing is thrown.
-  /// Collective: the groups of the step.
+  /// Collective: rank t of each group of the step.
   void all_reduce(const at::Tensor& tensor, std::string_view name);
+  /// Starts the same and returns a function that waits for it, to be called
+  /// once before Step::commit(). The tensor is not used until then.
+  [[nodiscard]] std::function<void()> start_all_reduce(
+      const at::Tensor& tensor,
+      std::string_view name);
 
   /// The number of epochs that this group has entered.
   int64_t epochs() const;
 
  private:
   friend class Step;
-  struct State {
-    std::string name;
-    Save save;
-    Load load;
-  };
   using Lock = std::unique_lock<std::mutex>;
+  /// The place of this group in an epoch.
+  struct Place {
+    EpochNumber number;
+    int64_t rank = 0;
+    int64_t groups = 0;
+  };
+  /// What follows when the groups of an epoch have met.
+  struct Entry {
+    bool is_entered = false;
+    bool applies = false;
+    bool has_state = false;
+    int64_t step = 0;
+  };
 
   void follow(const Reply& reply);
   void beat();
   void report(const Lock& lock);
   void leave(Lock& lock);
+  bool is_over(const EpochNumber& epoch) const;
   void leave_entered_epoch();
 
+  bool leads() const { return world_.rank() == 0; }
+  bool is_on_all_ranks(bool holds);
+  std::vector<int64_t> from_leader(std::vector<int64_t> values);
+
+  void keep_failure(const std::function<void()>& run);
   bool commit_step();
   bool is_committed();
-  void count_failure(
-      const std::vector<GroupId>& groups,
-      const std::exception_ptr& error);
+  void count_failure(const std::exception_ptr& error);
   bool enter_next_epoch();
-  bool try_to_enter(const Epoch& epoch, bool& applies);
-  void meet(const Epoch& epoch);
-  std::string state_names() const;
-  void check_state_names(const at::Tensor& hashes) const;
-  void share_state();
-  void transfer_state(int64_t source, bool loads);
-  std::string broadcast(std::string bytes, int64_t source);
+  std::optional<Place> next_place();
+  Entry try_to_enter(const Place& place);
+  void meet(const Place& place);
+  bool share_state();
 
   const mesh::World world_;
   const std::shared_ptr<LighthouseLink> link_;
   const ManagerOptions options_;
-  std::vector<State> states_;
+  SharedState state_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  /// Used by the leader only.
   Member member_;
+  /// Used by the other ranks only: the newest epoch that the lighthouse has
+  /// announced, and the newest one that it has ended.
+  EpochNumber announced_;
+  EpochNumber ended_;
   bool is_over_ = false;
   /// Set when weftrun has gone.
   std::exception_ptr link_error_;
   int64_t epochs_ = 0;
-  /// The world of the epoch that was entered, which a reply aborts.
+  int64_t step_ = 0;
+  /// The world of an epoch, which a reply aborts, and its number.
   std::optional<mesh::World> epoch_world_;
+  EpochNumber met_;
 
   // Of the calling thread.
   std::optional<mesh::Communicator> group_;
-  /// The epoch that was entered last.
+  /// The epoch that was entered last. Only the leader knows its members.
   Epoch entered_;
+  bool has_state_ = false;
   bool has_shared_state_ = false;
   std::exception_ptr step_error_;
   /// How often the same groups have failed, and which.

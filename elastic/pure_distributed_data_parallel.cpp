@@ -2,6 +2,8 @@
 
 #include <torch/nn/module.h>
 
+#include "dtensor/tensor/dtensor_impl.h"
+
 namespace weft::elastic {
 
 PureDistributedDataParallel::PureDistributedDataParallel(
@@ -18,7 +20,9 @@ PureDistributedDataParallel::PureDistributedDataParallel(
             [&manager, name = parameter.key()](const at::Tensor& gradient) {
               // Autograd may use its own for other tensors, too.
               auto sum = gradient.clone();
-              manager.all_reduce(sum, name);
+              const auto* impl = dtensor::dtensor_impl(sum);
+              // The sum of Partial gradients is Partial.
+              manager.all_reduce(impl ? impl->local() : sum, name);
               return sum;
             }));
   }

@@ -4,8 +4,9 @@
 //     example_elastic 500 20
 //
 // trains 500 steps of at least 20 ms. Kill one of the processes: the others go
-// on, and it comes back a second later. Each process prints the steps that it
-// applies, and its weights at the end.
+// on, and it comes back a second later. Each group prints the steps that it
+// applies, and its weights at the end. With --nproc-per-node 6 --replica-size 2
+// the model is divided over the two ranks of each group.
 #include <unistd.h>
 
 #include <chrono>
@@ -16,9 +17,12 @@
 
 #include <torch/torch.h>
 
+#include "dtensor/tensor/dtensor.h"
 #include "elastic/manager.h"
 #include "elastic/pure_distributed_data_parallel.h"
+#include "mesh/device_mesh.h"
 #include "mesh/world.h"
+#include "tp/parallelize_module.h"
 
 namespace {
 
@@ -29,9 +33,24 @@ struct Net : torch::nn::Module {
     first = register_module("first", torch::nn::Linear(8, 16));
     second = register_module("second", torch::nn::Linear(16, 1));
   }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = second(torch::tanh(first(x)));
+    return weft::dtensor::is_dtensor(y) ? weft::dtensor::to_local(y) : y;
+  }
   torch::nn::Linear first = nullptr;
   torch::nn::Linear second = nullptr;
 };
+
+double sum_of_weights(const Net& net) {
+  double sum = 0;
+  for (const auto& parameter : net.parameters()) {
+    const auto whole = weft::dtensor::is_dtensor(parameter)
+                           ? weft::dtensor::full_tensor(parameter)
+                           : parameter;
+    sum += whole.abs().sum().item<double>();
+  }
+  return sum;
+}
 
 } // namespace
 
@@ -41,11 +60,18 @@ int main(int argc, char** argv) {
   const std::chrono::milliseconds pause(argc > 2 ? std::atoll(argv[2]) : 0);
   torch::set_num_threads(1);
   torch::manual_seed(1);
+  const auto world = mesh::World::from_env();
   auto net = std::make_shared<Net>();
+  if (world.world_size() > 1) {
+    tp::parallelize_module(
+        *net,
+        mesh::DeviceMesh::create(world, {world.world_size()}, {"tp"}),
+        {{"first", tp::ColwiseParallel()}, {"second", tp::RowwiseParallel()}});
+  }
   torch::optim::AdamW optimizer(net->parameters(), 0.01);
-  elastic::Manager manager(mesh::World::from_env());
+  elastic::Manager manager(world);
   manager.register_module("net", net);
-  manager.register_optimizer("optimizer", optimizer);
+  manager.register_optimizer("optimizer", optimizer, net);
   const elastic::PureDistributedDataParallel ddp(manager, net);
   while (manager.step() < steps) {
     auto step = manager.begin_step();
@@ -54,12 +80,14 @@ int main(int argc, char** argv) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(
         static_cast<uint64_t>(step.number() + 100));
     const auto x = at::randn({kBatch, 8}, generator).slice(0, begin, end);
-    const auto y = net->second(torch::tanh(net->first(x)));
-    const auto loss = (y - x.sum(1, true)).pow(2).sum() / kBatch;
+    const auto loss = (net->forward(x) - x.sum(1, true)).pow(2).sum() / kBatch;
     loss.backward();
     std::this_thread::sleep_for(pause);
-    if (step.commit()) {
-      optimizer.step();
+    if (!step.commit()) {
+      continue;
+    }
+    optimizer.step();
+    if (world.rank() == 0) {
       std::printf(
           "step %lld pid %d samples %lld to %lld groups %lld epochs %lld\n",
           static_cast<long long>(step.number()),
@@ -71,9 +99,8 @@ int main(int argc, char** argv) {
       std::fflush(stdout);
     }
   }
-  double sum = 0;
-  for (const auto& parameter : net->parameters()) {
-    sum += parameter.abs().sum().item<double>();
+  const double sum = sum_of_weights(*net);
+  if (world.rank() == 0) {
+    std::printf("weights %.9f pid %d\n", sum, static_cast<int>(getpid()));
   }
-  std::printf("weights %.9f pid %d\n", sum, static_cast<int>(getpid()));
 }

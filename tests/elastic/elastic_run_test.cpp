@@ -17,16 +17,17 @@ using launcher::lines_of;
 using launcher::WeftrunProcess;
 using ::testing::HasSubstr;
 
-/// A run of replica groups of one rank that each print what they apply.
+/// A run of replica groups that each print what they apply.
 std::vector<std::string> worker(
     int groups,
     int steps,
     int milliseconds,
-    std::vector<std::string> flags = {}) {
+    std::vector<std::string> flags = {},
+    int ranks = 1) {
   flags.insert(
       flags.end(),
-      {"--replica-size=1",
-       "--nproc-per-node=" + std::to_string(groups),
+      {"--replica-size=" + std::to_string(ranks),
+       "--nproc-per-node=" + std::to_string(groups * ranks),
        "--",
        WEFT_ELASTIC_EXAMPLE,
        std::to_string(steps),
@@ -67,13 +68,14 @@ Output read(const std::string& text) {
   return result;
 }
 
-TEST(ElasticRun, GoesOnWhenAGroupIsKilledAndLetsItsNextLifeIn) {
+/// Kills the process that prints for a group of some ranks.
+void kill_a_group(int ranks) {
   constexpr int kSteps = 900; // The next life comes in the first two seconds.
   WeftrunProcess alone(worker(1, kSteps, 0));
   ASSERT_EQ(alone.wait(), 0) << alone.error();
   const auto expected = read(alone.output()).weights.begin()->second;
 
-  WeftrunProcess run(worker(3, kSteps, 8, {"--max-restarts=3"}));
+  WeftrunProcess run(worker(3, kSteps, 8, {"--max-restarts=3"}, ranks));
   run.wait_for("step 20 ");
   const auto first = read(run.output()).applied;
   std::set<pid_t> pids;
@@ -108,6 +110,14 @@ TEST(ElasticRun, GoesOnWhenAGroupIsKilledAndLetsItsNextLifeIn) {
   for (const pid_t pid : pids) {
     EXPECT_EQ(next[pid], kSteps);
   }
+}
+
+TEST(ElasticRun, GoesOnWhenAGroupIsKilledAndLetsItsNextLifeIn) {
+  kill_a_group(1);
+}
+
+TEST(ElasticRun, GoesOnWhenARankOfAGroupOfTwoIsKilled) {
+  kill_a_group(2);
 }
 
 TEST(ElasticRun, AStoppedGroupIsLeftOutAndGetsTheStateWhenItGoesOn) {

@@ -7,8 +7,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,14 +17,21 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "dtensor/tensor/dtensor.h"
+#include "elastic/distributed_data_parallel.h"
 #include "elastic/pure_distributed_data_parallel.h"
+#include "mesh/device_mesh.h"
 #include "mesh/error/error.h"
 #include "tests/elastic/launcher.h"
 #include "tests/support/expect_error.h"
+#include "tp/parallelize_module.h"
 
 namespace weft::elastic {
 namespace {
 
+using Options = ddp::DistributedDataParallelOptions;
 using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
 
@@ -35,6 +42,10 @@ struct Net : torch::nn::Module {
   Net() {
     first = register_module("first", torch::nn::Linear(4, 6));
     second = register_module("second", torch::nn::Linear(6, 1));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = second(torch::tanh(first(x)));
+    return dtensor::is_dtensor(y) ? dtensor::to_local(y) : y;
   }
   torch::nn::Linear first = nullptr;
   torch::nn::Linear second = nullptr;
@@ -48,26 +59,6 @@ std::shared_ptr<Net> make_net() {
   return std::make_shared<Net>();
 }
 
-/// Registers an object under a lock, which shows ThreadSanitizer that libtorch
-/// orders what its serialization shares between threads.
-std::mutex serialization;
-template <class T>
-void register_locked(Manager& manager, std::string name, T& object) {
-  manager.register_state(
-      std::move(name),
-      [&object] {
-        const std::lock_guard lock(serialization);
-        std::ostringstream out;
-        torch::save(object, out);
-        return std::move(out).str();
-      },
-      [&object](const std::string& bytes) {
-        const std::lock_guard lock(serialization);
-        std::istringstream in(bytes);
-        torch::load(object, in);
-      });
-}
-
 at::Tensor samples_of(int64_t step) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(
       static_cast<uint64_t>(step + 100));
@@ -75,16 +66,23 @@ at::Tensor samples_of(int64_t step) {
 }
 
 /// The loss of some samples of a step, as their part of that of the batch.
-at::Tensor loss_of(Net& net, int64_t step, int64_t begin, int64_t end) {
+at::Tensor loss_of(
+    const std::function<at::Tensor(const at::Tensor&)>& forward,
+    int64_t step,
+    int64_t begin,
+    int64_t end) {
   const auto x = samples_of(step).slice(0, begin, end);
-  const auto y = net.second(torch::tanh(net.first(x)));
+  const auto y = forward(x);
   return (y - x.sum(1, true)).pow(2).sum() / kBatch;
 }
 
 std::vector<at::Tensor> copies_of(const Net& net) {
   std::vector<at::Tensor> result;
   for (const auto& parameter : net.parameters()) {
-    result.push_back(parameter.detach().clone());
+    result.push_back(
+        dtensor::is_dtensor(parameter)
+            ? dtensor::full_tensor(parameter).detach()
+            : parameter.detach().clone());
   }
   return result;
 }
@@ -95,7 +93,8 @@ std::vector<at::Tensor> undisturbed() {
   torch::optim::AdamW optimizer(net->parameters(), 0.01);
   for (int64_t step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
-    loss_of(*net, step, 0, kBatch).backward();
+    loss_of([&](const auto& x) { return net->forward(x); }, step, 0, kBatch)
+        .backward();
     optimizer.step();
   }
   return copies_of(*net);
@@ -126,14 +125,32 @@ struct Record {
   std::map<GroupId, int64_t> epochs;
 };
 
-/// A group that trains to the end, or until the disturbance ends it.
+/// How the groups of a test are made.
+struct Groups {
+  /// Several ranks divide the model.
+  int ranks = 1;
+  /// Whether gradients are added in buckets, or one by one.
+  bool has_buckets = false;
+};
+
+/// A rank of a group that trains to the end, or until the disturbance ends it.
 void train(
     std::shared_ptr<LighthouseLink> link,
+    const mesh::World& world,
+    const Groups& groups,
     const Disturbance& disturbance,
     Record& record) {
   at::set_num_threads(1);
   const auto id = link->group();
+  const auto mesh =
+      mesh::DeviceMesh::create(world, {1, world.world_size()}, {"dp", "tp"});
   auto net = make_net();
+  if (world.world_size() > 1) {
+    tp::parallelize_module(
+        *net,
+        mesh["tp"],
+        {{"first", tp::ColwiseParallel()}, {"second", tp::RowwiseParallel()}});
+  }
   if (id > 3) { // A newcomer has nothing of its own.
     const torch::NoGradGuard no_grad;
     for (auto& parameter : net->parameters()) {
@@ -141,10 +158,16 @@ void train(
     }
   }
   torch::optim::AdamW optimizer(net->parameters(), 0.01);
-  Manager manager(mesh::World::from_store({}, 0, 1), std::move(link));
-  register_locked(manager, "net", net);
-  register_locked(manager, "optimizer", optimizer);
-  const PureDistributedDataParallel ddp(manager, net);
+  Manager manager(world, std::move(link));
+  manager.register_module("net", net);
+  manager.register_optimizer("optimizer", optimizer, net);
+  std::optional<PureDistributedDataParallel> one_by_one;
+  std::optional<DistributedDataParallel<Net>> ddp;
+  if (groups.has_buckets) { // Of about two parameters.
+    ddp.emplace(manager, net, mesh["dp"], Options{.bucket_cap_mb = 6e-5});
+  } else {
+    one_by_one.emplace(manager, net);
+  }
   while (manager.step() < kSteps) {
     auto step = manager.begin_step();
     optimizer.zero_grad();
@@ -152,7 +175,12 @@ void train(
     if (disturbance.ends(id, step.number(), Point::kBeforeBackward)) {
       throw Lost();
     }
-    loss_of(*net, step.number(), begin, end).backward();
+    loss_of(
+        [&](const at::Tensor& x) { return ddp ? (*ddp)(x) : net->forward(x); },
+        step.number(),
+        begin,
+        end)
+        .backward();
     if (disturbance.ends(id, step.number(), Point::kBeforeCommit)) {
       const std::lock_guard lock(record.mutex);
       record.given_away[step.number()] = {begin, end};
@@ -169,9 +197,45 @@ void train(
       record.applied[step.number()].emplace(begin, end);
     }
   }
+  auto weights = copies_of(*net);
   const std::lock_guard lock(record.mutex);
-  record.weights[id] = copies_of(*net);
+  record.weights[id] = std::move(weights);
   record.epochs[id] = manager.epochs();
+}
+
+/// The ranks of a group, each on a thread. Returns whether the group was lost.
+bool run_group(
+    test::Launcher& launcher,
+    int worker,
+    GroupId id,
+    const Groups& groups,
+    const Disturbance& disturbance,
+    Record& record) {
+  const int ranks = groups.ranks;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::atomic<bool> is_lost = false;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        train(
+            launcher.connect(worker * ranks + rank, id),
+            mesh::World::from_store(store, rank, ranks),
+            groups,
+            disturbance,
+            record);
+      } catch (const Lost&) {
+        is_lost = true;
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  if (is_lost) {
+    launcher.lose(id);
+  }
+  return is_lost;
 }
 
 void expect_close(
@@ -203,13 +267,13 @@ void expect_each_sample_once(const Record& record) {
   }
 }
 
-TEST(Manager, GroupsTrainAsOneProcessWould) {
+void train_undisturbed(const Groups& groups) {
   test::Launcher launcher(3);
   Record record;
   std::vector<std::thread> threads;
   for (int worker = 0; worker < 3; ++worker) {
     threads.emplace_back([&, worker] {
-      train(launcher.connect(worker, worker + 1), {}, record);
+      run_group(launcher, worker, worker + 1, groups, {}, record);
     });
   }
   for (auto& thread : threads) {
@@ -223,12 +287,28 @@ TEST(Manager, GroupsTrainAsOneProcessWould) {
   expect_each_sample_once(record);
 }
 
+TEST(Manager, GroupsTrainAsOneProcessWould) {
+  train_undisturbed({});
+}
+
+TEST(Manager, GroupsOfTwoRanksTrainAsOneProcessWould) {
+  train_undisturbed({.ranks = 2});
+}
+
+TEST(ElasticDdp, GroupsTrainAsOneProcessWould) {
+  train_undisturbed({.has_buckets = true});
+  train_undisturbed({.ranks = 2, .has_buckets = true});
+}
+
 /// Three groups, of which one is lost at a point of step 10. If it `returns`, a
 /// new life of it begins at once.
-void lose_a_group(GroupId lost, Point point, bool returns) {
+void lose_a_group(
+    GroupId lost,
+    Point point,
+    bool returns,
+    const Groups& groups = {}) {
   test::Launcher launcher(3);
   Record record;
-  std::thread newcomer;
   std::atomic<bool> has_come = false;
   Disturbance disturbance;
   disturbance.ends = [&](GroupId id, int64_t step, Point at) {
@@ -245,25 +325,15 @@ void lose_a_group(GroupId lost, Point point, bool returns) {
   for (int worker = 0; worker < 3; ++worker) {
     threads.emplace_back([&, worker] {
       const auto id = static_cast<GroupId>(worker) + 1;
-      try {
-        train(launcher.connect(worker, id), disturbance, record);
-      } catch (const Lost&) {
-        launcher.lose(id);
-      }
-      if (id == lost && returns) {
-        newcomer = std::thread([&, worker] {
-          auto link = launcher.connect(worker, 4);
-          has_come = true;
-          train(std::move(link), disturbance, record);
-        });
+      if (run_group(launcher, worker, id, groups, disturbance, record) &&
+          returns) {
+        has_come = true;
+        run_group(launcher, worker, 4, groups, disturbance, record);
       }
     });
   }
   for (auto& thread : threads) {
     thread.join();
-  }
-  if (newcomer.joinable()) {
-    newcomer.join();
   }
   EXPECT_EQ(std::ssize(record.weights), returns ? 3 : 2);
   EXPECT_FALSE(record.weights.contains(lost));
@@ -290,12 +360,20 @@ TEST(Manager, GroupsGoOnWhereverOneIsLost) {
   }
 }
 
-TEST(Manager, ALostGroupComesBackWithTheStateOfTheOthers) {
+TEST(Manager, GroupsOfTwoRanksGoOnWhereverOneIsLost) {
   for (const auto point :
        {Point::kBeforeBackward, Point::kBeforeCommit, Point::kAfterCommit}) {
-    SCOPED_TRACE("point " + std::to_string(static_cast<int>(point)));
-    lose_a_group(2, point, true);
+    for (const GroupId lost : {1, 3}) {
+      SCOPED_TRACE(
+          "point " + std::to_string(static_cast<int>(point)) + ", group " +
+          std::to_string(lost));
+      lose_a_group(lost, point, false, {.ranks = 2});
+    }
   }
+}
+
+TEST(Manager, ALostGroupOfTwoRanksComesBackWithTheStateOfTheOthers) {
+  lose_a_group(2, Point::kBeforeCommit, true, {.ranks = 2});
 }
 
 /// Runs `body` on two groups, each with its number and its manager.
@@ -315,14 +393,73 @@ void on_two_groups(const std::function<void(int worker, Manager&)>& body) {
   }
 }
 
+TEST(ElasticDdp, GroupsGoOnWhereverOneIsLost) {
+  for (const int ranks : {1, 2}) {
+    for (const auto point :
+         {Point::kBeforeBackward, Point::kBeforeCommit, Point::kAfterCommit}) {
+      SCOPED_TRACE(
+          std::to_string(ranks) + " ranks, point " +
+          std::to_string(static_cast<int>(point)));
+      lose_a_group(2, point, false, {.ranks = ranks, .has_buckets = true});
+    }
+  }
+}
+
+// It makes its buckets when the others have theirs.
+TEST(ElasticDdp, ALostGroupComesBackWithTheStateOfTheOthers) {
+  for (const int ranks : {1, 2}) {
+    lose_a_group(
+        2, Point::kBeforeCommit, true, {.ranks = ranks, .has_buckets = true});
+  }
+}
+
+TEST(ElasticDdp, RefusesReplicasThatMayDiffer) {
+  on_two_groups([](int /*worker*/, Manager& manager) {
+    const auto net = make_net();
+    const auto mesh = mesh::DeviceMesh::create(
+        mesh::World::from_store({}, 0, 1), {1}, {"dp"});
+    const auto refusal = [&](const Options& options) {
+      return message_of_thrown<c10::ValueError>(
+          [&] { DistributedDataParallel<Net>(manager, net, mesh, options); });
+    };
+    EXPECT_THAT(
+        refusal({.find_unused_parameters = true}),
+        HasSubstr("find_unused_parameters cannot be combined with replica "
+                  "groups that come and go"));
+    EXPECT_THAT(
+        refusal({.auto_bucketing = true}), HasSubstr("Set bucket_cap_mb"));
+  });
+  const auto mesh =
+      mesh::DeviceMesh::create(mesh::World::fake(0, 2), {2}, {"dp"});
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>(
+          [&] { detail::checked_options(mesh, {}); }),
+      HasSubstr("size of the mesh of replicas == 1: 2 vs 1"));
+}
+
+TEST(Manager, ALostGroupComesBackWithTheStateOfTheOthers) {
+  for (const auto point :
+       {Point::kBeforeBackward, Point::kBeforeCommit, Point::kAfterCommit}) {
+    SCOPED_TRACE("point " + std::to_string(static_cast<int>(point)));
+    lose_a_group(2, point, true);
+  }
+}
+
 TEST(Manager, GroupsWithOtherStatesAreRefused) {
   on_two_groups([](int worker, Manager& manager) {
-    manager.register_state(
-        worker == 0 ? "model" : "net", [] { return ""; }, [](auto) {});
+    manager.register_state("model", [worker] {
+      return dtensor::StateDict{
+          {"bias", at::ones({3})}, {"weight", at::ones({2 + worker, 3})}};
+    });
     EXPECT_THAT(
         message_of_thrown<mesh::DisagreementError>(
             [&] { manager.begin_step(); }),
-        HasSubstr("has registered other states than this group"));
+        HasSubstr(
+            worker == 0
+                ? "group 1 of the epoch has registered another state than this "
+                  "group: \"model.weight [3, 3] Float\" vs \"model.weight "
+                  "[2, 3] Float\" here"
+                : "\"model.weight [2, 3] Float\" vs"));
   });
 }
 
@@ -354,11 +491,7 @@ TEST(Manager, EachGroupNeedsASample) {
   });
 }
 
-TEST(Manager, RefusesAGroupOfSeveralRanksAndASecondCommit) {
-  EXPECT_THAT(
-      message_of_thrown<mesh::UsageError>(
-          [] { Manager manager(mesh::World::fake(0, 2), nullptr); }),
-      HasSubstr("a replica group of 2 ranks is not supported yet"));
+TEST(Manager, RefusesASecondCommit) {
   test::Launcher launcher(1);
   Manager manager(mesh::World::from_store({}, 0, 1), launcher.connect(0, 1));
   auto step = manager.begin_step();

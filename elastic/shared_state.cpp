@@ -1,0 +1,153 @@
+#include "elastic/shared_state.h"
+
+#include <sstream>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/fnv.h"
+#include "data_parallel/replicas/tensor_hash.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
+
+namespace weft::elastic {
+namespace {
+
+at::Tensor local_part(const at::Tensor& tensor) {
+  const auto* impl = dtensor::dtensor_impl(tensor);
+  return (impl ? impl->local() : tensor).detach();
+}
+
+/// The first line in which two texts differ, of each.
+std::pair<std::string, std::string> first_difference(
+    const std::string& one,
+    const std::string& other) {
+  std::istringstream lines(one);
+  std::istringstream other_lines(other);
+  std::string line;
+  std::string other_line;
+  do {
+    line = other_line = "nothing more";
+    std::getline(lines, line);
+    std::getline(other_lines, other_line);
+  } while (line == other_line && lines && other_lines);
+  return {
+      line.empty() ? "nothing more" : line,
+      other_line.empty() ? "nothing more" : other_line};
+}
+
+/// Sends a tensor. Returns the memory to which it came.
+at::Tensor broadcast(
+    mesh::Communicator& group,
+    const at::Tensor& local,
+    const SharedState::Transfer& options,
+    const std::string& name) {
+  const bool sends = group.rank() == options.source;
+  const bool is_message = local.is_cpu() && local.is_contiguous() &&
+                          (sends || (options.wants && options.in_place));
+  auto message =
+      is_message ? local
+      : sends    ? local.cpu().contiguous()
+                 : at::empty(local.sizes(), local.options().device(at::kCPU));
+  if (message.numel() > 0) {
+    group.broadcast(message, options.source, name).wait();
+  }
+  return message;
+}
+
+} // namespace
+
+void SharedState::add(std::string name, Get get, Load load) {
+  parts_.push_back({std::move(name), std::move(get), std::move(load)});
+}
+
+std::string SharedState::describe() const {
+  std::ostringstream out;
+  for (const auto& part : parts_) {
+    for (const auto& [name, tensor] : part.get()) {
+      const auto local = local_part(tensor);
+      out << part.name << '.' << name << ' ' << local.sizes() << ' '
+          << local.scalar_type() << '\n';
+    }
+  }
+  return out.str();
+}
+
+void SharedState::check_alike(mesh::Communicator& group) const {
+  const auto own = describe();
+  const auto hash = at::tensor({static_cast<int64_t>(base::fnv1a(own))});
+  auto all = at::zeros({group.size(), 1}, at::kLong);
+  group.all_gather(all, hash, "states").wait();
+  if (all.eq(hash).all().item<bool>()) {
+    return;
+  }
+  const auto texts = mesh::all_gather_text(group, own, "states");
+  try {
+    group.barrier("states"); // Nobody leaves before all have the texts.
+  } catch (const mesh::CommError&) {
+  }
+  for (size_t other = 0; other < texts.size(); ++other) {
+    if (texts[other] != own) {
+      const auto [here, there] = first_difference(own, texts[other]);
+      mesh::throw_error<mesh::DisagreementError>(mesh::detail::concat(
+          "[elastic] group ",
+          other,
+          " of the epoch has registered another state than this group: \"",
+          there,
+          "\" vs \"",
+          here,
+          "\" here. Start all groups with the same program, model and options, "
+          "and register the same states in the same order"));
+    }
+  }
+}
+
+void SharedState::transfer(mesh::Communicator& group, const Transfer& options)
+    const {
+  const at::NoGradGuard no_grad;
+  const bool counts = options.wants || group.rank() == options.source;
+  uint64_t sum = 0;
+  std::vector<std::pair<at::Tensor, at::Tensor>> arrived;
+  std::vector<dtensor::StateDict> dicts;
+  for (const auto& part : parts_) {
+    dicts.push_back(part.get());
+    for (const auto& [name, tensor] : dicts.back()) {
+      const auto local = local_part(tensor);
+      const auto message =
+          broadcast(group, local, options, part.name + "." + name);
+      if (counts) {
+        sum = sum * 31 + static_cast<uint64_t>(ddp::hash_of_bits(message));
+      }
+      if (options.wants && !options.in_place) {
+        arrived.emplace_back(local, message);
+      } else if (options.wants && !message.is_same(local)) {
+        local.copy_(message);
+      }
+    }
+  }
+  auto expected = at::tensor({static_cast<int64_t>(sum)});
+  group.broadcast(expected, options.source, "hash of the state").wait();
+  if (!options.wants) {
+    return;
+  }
+  if (static_cast<uint64_t>(expected.item<int64_t>()) != sum) {
+    mesh::throw_error<mesh::CommError>(mesh::detail::concat(
+        "[elastic] the state that arrived from group ",
+        options.source,
+        " of the epoch differs from what was sent"));
+  }
+  for (const auto& [local, message] : arrived) {
+    local.copy_(message);
+  }
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (parts_[i].load) {
+      parts_[i].load(dicts[i]);
+    }
+  }
+}
+
+} // namespace weft::elastic
