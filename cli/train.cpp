@@ -1,5 +1,6 @@
 #include <chrono>
 #include <memory>
+#include <utility>
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
@@ -12,13 +13,15 @@
 #include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "train/run.h"
+#include "train/setup/replica_groups.h"
 #include "train/setup/threads.h"
-#include "train/setup/validate.h"
 #include "train/stop_signal.h"
 #include "train/store/run_store.h"
 
 namespace weft::recipes::cli {
 namespace {
+
+constexpr int64_t kMostGroups = 1'000'000;
 
 struct TrainArguments : RecipeArguments {
   bool fresh = false;
@@ -43,7 +46,10 @@ void train(const TrainArguments& arguments) {
   if (const auto threads = threads_per_rank(job, mesh::env::get)) {
     at::set_num_threads(*threads);
   }
-  validate(recipe, job.world_size);
+  recipe = recipe_of_group(
+      std::move(recipe),
+      job.world_size,
+      mesh::env::get_int("NUM_REPLICA_GROUPS", 1, kMostGroups));
   mesh::WorldOptions options;
   options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
   if (!mesh::env::get("TORCH_FR_DUMP_TEMP_FILE")) {

@@ -120,6 +120,14 @@ struct FsdpConfig {
   bool operator==(const FsdpConfig&) const = default;
 };
 
+/// Training in replica groups that come and go: docs/elastic.md.
+struct ElasticConfig {
+  /// "none" or "fixed".
+  std::string batch = "none";
+  bool is_on() const { return batch != "none"; }
+  bool operator==(const ElasticConfig&) const = default;
+};
+
 struct CommConfig {
   int64_t timeout_s = 300;
   bool operator==(const CommConfig&) const = default;
@@ -271,6 +279,7 @@ struct Recipe {
   DdpConfig ddp;
   FsdpConfig fsdp;
   CommConfig comm;
+  ElasticConfig elastic;
   DataConfig data;
   TrainConfig train;
   LoraConfig lora;

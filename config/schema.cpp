@@ -16,6 +16,7 @@ std::span<const Key> schema() {
           keys::ddp_keys(),
           keys::fsdp_keys(),
           keys::comm_keys(),
+          keys::elastic_keys(),
           keys::data_keys(),
           keys::train_keys(),
           keys::lora_keys(),
@@ -47,6 +48,9 @@ std::span<const Section> sections() {
        "Fully sharded data parallelism. It has no effect if mesh.dp_shard is "
        "1."},
       {"comm", "Communication between ranks."},
+      {"elastic",
+       "Training in replica groups that may be lost and come back "
+       "([elastic.md](elastic.md)). weftrun --replica-size starts them."},
       {"data",
        "The training and validation data. The last 1 % of a text and the last "
        "10 % of the images are the validation data."},

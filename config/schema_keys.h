@@ -42,6 +42,7 @@ std::vector<Key> tp_keys();
 std::vector<Key> ddp_keys();
 std::vector<Key> fsdp_keys();
 std::vector<Key> comm_keys();
+std::vector<Key> elastic_keys();
 std::vector<Key> data_keys();
 std::vector<Key> train_keys();
 std::vector<Key> lora_keys();

@@ -238,6 +238,19 @@ std::vector<Key> comm_keys() {
   };
 }
 
+std::vector<Key> elastic_keys() {
+  return {
+      {.path = "elastic.batch",
+       .field = member<&Recipe::elastic, &ElasticConfig::batch>,
+       .doc = "How the groups divide the global batch. none means that groups "
+              "do not come and go. fixed divides the micro-batches of the "
+              "global batch over the groups that are there, so that each step "
+              "has the same samples; only the order of additions depends on "
+              "the groups.",
+       .choices = {"none", "fixed"}},
+  };
+}
+
 std::vector<Key> link_keys() {
   constexpr Range kLatency = between(0, 1e9);
   constexpr Range kBandwidth = between(0, 1e6);

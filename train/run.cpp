@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -12,6 +13,7 @@
 #include "checkpoint/files/error.h"
 #include "hf/config_json.h"
 #include "hf/export_model.h"
+#include "mesh/bootstrap/env.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 #include "train/health/integrity_checker.h"
@@ -57,10 +59,22 @@ std::string stored_text(Recipe recipe) {
   return to_yaml(recipe);
 }
 
+bool is_first_life() {
+  return mesh::env::get("TORCHELASTIC_RESTART_COUNT").value_or("0") == "0";
+}
+
+// Whether this process writes the folder from the start: in an elastic run the
+// first life of the first replica group does.
+bool begins_folder(const Recipe& recipe) {
+  return !recipe.elastic.is_on() ||
+         (mesh::env::get("REPLICA_GROUP_ID") == "0" && is_first_life());
+}
+
 class Run {
  public:
   Run(const Recipe& recipe, const mesh::World& world, bool fresh)
       : world_(world),
+        leads_(begins_folder(recipe)),
         trainer_(with_earlier_choices(recipe, fresh), world),
         recipe_(trainer_.recipe()),
         outputs_(
@@ -70,7 +84,8 @@ class Run {
             recipe_,
             world,
             fresh,
-            [this](const auto& text) { log_line(text); }),
+            [this](const auto& text) { log_line(text); },
+            leads_),
         starts_over_(fresh || recipe_.checkpoint.resume == "never"),
         tracer_(
             recipe_.trace,
@@ -131,9 +146,14 @@ class Run {
   }
 
   void log_line(const std::string& text) {
-    if (outputs_) {
+    if (outputs_ && leads_) {
       outputs_->log_line(text);
     }
+  }
+
+  // Groups that do not write the folder get the state from the one that does.
+  bool skips_checkpoints() const {
+    return !leads_ && starts_over_ && is_first_life();
   }
 
   /// Returns the first step to do, from 0.
@@ -142,28 +162,31 @@ class Run {
     auto dicts = state_dicts(job);
     dicts.erase(kCommHookPart);
     const auto found =
-        store_.resume(dicts, [&](const auto& manifest, const auto&) {
-          return optional_state_dicts(job, manifest);
-        });
+        skips_checkpoints()
+            ? std::nullopt
+            : store_.resume(dicts, [&](const auto& manifest, const auto&) {
+                return optional_state_dicts(job, manifest);
+              });
     if (found) {
       adopt_state(job, dicts, recipe_);
       adopt_hook_state(found->more, found->layout.mesh);
       check_average(found->more);
       compare_products(found->layout.products);
       trainer_.start_from(found->state);
-      if (job.ddp && found->layout.mesh == job.mesh.to_string() &&
+      if (job.ddp && !recipe_.elastic.is_on() &&
+          found->layout.mesh == job.mesh.to_string() &&
           !found->layout.buckets.empty()) {
         job.ddp->set_bucket_layout(found->layout.buckets.at(
             static_cast<size_t>(job.mesh.coordinate("tp"))));
       }
     }
-    if (outputs_) {
+    if (outputs_ && leads_) {
       outputs_->begin(found, *job.model, job.mesh);
     }
     if (!found && has_initial_weights(recipe_)) {
       log_line(load_initial_weights(recipe_, job));
     }
-    if (found && lacks_evaluation(found->layout.metrics_line)) {
+    if (leads_ && found && lacks_evaluation(found->layout.metrics_line)) {
       catch_up(found->state.step, found->layout.metrics_line);
     }
     return found ? found->state.step : 0;
@@ -228,7 +251,7 @@ class Run {
   // By rank 0; the others are done.
   void export_at(int64_t step) {
     const auto& folder = recipe_.checkpoint.export_to;
-    if (!outputs_ || folder.empty()) {
+    if (!outputs_ || !leads_ || folder.empty()) {
       return;
     }
     set_run_phase(RunPhase::kSaved);
@@ -246,43 +269,121 @@ class Run {
     set_run_phase(RunPhase::kTraining);
     trainer_.set_stop_request(is_stop_requested);
     integrity_checker_.begin(trainer_.state_after(first));
-    for (int64_t step = first; step < recipe_.train.steps; ++step) {
-      run_step(step);
+    if (recipe_.elastic.is_on()) {
+      trainer_.join_groups(first);
+    }
+    for (int64_t step = first; step < recipe_.train.steps;) {
+      step = run_step(step);
+    }
+    if (recipe_.elastic.is_on()) {
+      save_last_step_together();
     }
   }
 
-  void run_step(int64_t step) {
+  // Returns the number of steps that are done.
+  int64_t run_step(int64_t step) {
     tracer_.begin_step(step + 1);
     store_.saver().poll();
     auto metrics = trainer_.train_step(step);
+    follow_leader(metrics.step - 1);
     log_line(trainer_.skip_note());
-    const bool is_last = step + 1 == recipe_.train.steps;
+    const bool is_last = metrics.step == recipe_.train.steps;
     const bool is_whole = evaluate_if_due(metrics);
     // A last step that has all that belongs to it is no preemption.
     bool stops = trainer_.should_stop() && !(is_last && is_whole);
+    // The last step of an elastic run is saved by save_last_step_together().
+    const bool is_saved_later = is_last && recipe_.elastic.is_on();
     const bool saves =
-        is_last || stops || is_due(step + 1, recipe_.checkpoint.every);
-    if (saves || integrity_checker_.is_due(step + 1)) {
-      integrity_checker_.check(trainer_.state_after(step + 1));
+        leads_ && !is_saved_later &&
+        (is_last || stops || is_due(metrics.step, recipe_.checkpoint.every));
+    if (saves || integrity_checker_.is_due(metrics.step)) {
+      integrity_checker_.check(trainer_.state_after(metrics.step));
     }
     bool saved = false;
-    if (saves) {
+    if (saves && can_save()) {
       const auto span = tracer_.span("checkpoint");
       const PhaseClock::Span time(stragglers_.clock(), "checkpoint");
       saved = save(metrics, is_last || stops);
       stops = stops || (trainer_.should_stop() && !is_last);
     }
-    if (is_last && !saved) {
+    if (is_last && !saved && !is_saved_later) {
       throw_last_not_saved(metrics.step);
     }
-    const auto note = tracer_.end_step(step + 1);
-    if (outputs_) {
-      outputs_->step_done(metrics);
-    }
+    const auto note = tracer_.end_step(metrics.step);
+    write(metrics);
     log_line(note);
     stragglers_.step_done();
     if (stops) {
       throw_preempted(metrics.step, saved);
+    }
+    return metrics.step;
+  }
+
+  void write(const StepMetrics& metrics) {
+    if (outputs_ && leads_) {
+      outputs_->step_done(metrics);
+    }
+    if (recipe_.elastic.is_on()) {
+      constexpr size_t kKept = 64;
+      last_metrics_ = metrics;
+      recent_lines_[metrics.step] = metrics_line(metrics);
+      if (recent_lines_.size() > kKept) {
+        recent_lines_.erase(recent_lines_.begin());
+      }
+    }
+  }
+
+  // ---- elastic: which group writes the folder
+  // --------------------------------
+
+  // `step` is the last one that another group may have written.
+  void follow_leader(int64_t step) {
+    if (trainer_.leads() == leads_) {
+      return;
+    }
+    leads_ = trainer_.leads();
+    if (leads_) {
+      if (outputs_) {
+        outputs_->take_over(step, recent_lines_);
+      }
+      can_save();
+    } else {
+      if (outputs_) {
+        outputs_->give_up();
+      }
+      if (store_.owns()) {
+        store_.give_up();
+      }
+    }
+  }
+
+  // Tried again at each save: one that was stopped may still have the folder.
+  bool can_save() {
+    if (!store_.owns()) {
+      log_line(store_.take_over());
+    }
+    return store_.owns();
+  }
+
+  // By a group that was lost before the others knew.
+  bool is_saved(int64_t step) const {
+    return std::ranges::any_of(
+        checkpoint::list_steps(store_.path()),
+        [&](const auto& folder) { return folder.step == step; });
+  }
+
+  // If the group that saves is lost, another one saves.
+  void save_last_step_together() {
+    const int64_t last = recipe_.train.steps;
+    last_metrics_.step = last;
+    bool saved = false;
+    trainer_.run_together([&] {
+      follow_leader(last);
+      saved = !leads_ || saved || is_saved(last) ||
+              (can_save() && save(last_metrics_, true));
+    });
+    if (!saved) {
+      throw_last_not_saved(last);
     }
   }
 
@@ -290,7 +391,7 @@ class Run {
   // is to stop.
   bool evaluate_if_due(StepMetrics& metrics) {
     const bool is_last = metrics.step == recipe_.train.steps;
-    if (recipe_.eval.batches == 0 ||
+    if (recipe_.eval.batches == 0 || !leads_ ||
         !(is_last || is_due(metrics.step, recipe_.eval.every))) {
       return true;
     }
@@ -320,9 +421,11 @@ class Run {
     auto& job = trainer_.job();
     const RunLayout layout{
         .mesh = job.mesh.to_string(),
-        .buckets = job.ddp ? gather_bucket_names(
-                                 job.mesh.group("tp"), job.ddp->bucket_names())
-                           : std::vector<BucketNames>(),
+        // Those of replica groups are no other run's.
+        .buckets = job.ddp && !recipe_.elastic.is_on()
+                       ? gather_bucket_names(
+                             job.mesh.group("tp"), job.ddp->bucket_names())
+                       : std::vector<BucketNames>(),
         .products = recipe_.products,
         .cost_model = recipe_.cost_model,
         .links = recipe_.links,
@@ -369,6 +472,12 @@ class Run {
 
   [[noreturn]] void throw_preempted(int64_t step, bool saved) const {
     const auto who = stop_requester();
+    if (!leads_) {
+      mesh::throw_error<PreemptedError>(fmt::format(
+          "{}: ended after step {}, which another replica group saves",
+          who,
+          step));
+    }
     mesh::throw_error<PreemptedError>(
         saved ? fmt::format(
                     "{}: step {} is saved in {}, and the same command resumes "
@@ -389,6 +498,9 @@ class Run {
   }
 
   mesh::World world_;
+  /// Whether this group writes the folder and shows progress. False only in
+  /// elastic runs.
+  bool leads_;
   Trainer trainer_;
   const Recipe& recipe_;
   std::unique_ptr<RunOutputs> outputs_;
@@ -398,6 +510,10 @@ class Run {
   StepTracer tracer_;
   IntegrityChecker integrity_checker_;
   StragglerMonitor stragglers_;
+
+  // Of an elastic run: what another group may have to write.
+  StepMetrics last_metrics_;
+  std::map<int64_t, std::string> recent_lines_;
 };
 
 } // namespace

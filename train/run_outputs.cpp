@@ -77,6 +77,27 @@ void RunOutputs::begin(
               : "starts from step 0");
 }
 
+void RunOutputs::take_over(
+    int64_t step,
+    const std::map<int64_t, std::string>& lines) {
+  metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step);
+  const int64_t last = metrics_->last_step();
+  for (const auto& [number, line] : lines) {
+    if (number > last && number <= step) {
+      log_line(metrics_->write_line(line));
+    }
+  }
+  if (recipe_.log.tensorboard) {
+    tensorboard_ = std::make_unique<TensorBoardLog>(
+        in_folder(recipe_, "tensorboard"), step + 1, recipe_.mesh.world_size());
+  }
+}
+
+void RunOutputs::give_up() {
+  metrics_.reset();
+  tensorboard_.reset();
+}
+
 void RunOutputs::replace_line(int64_t step, const std::string& line) {
   metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step - 1);
   log_line(metrics_->write_line(line));
@@ -95,9 +116,10 @@ void RunOutputs::step_done(const StepMetrics& metrics) {
 }
 
 void RunOutputs::end() {
-  if (metrics_) {
-    log_line(metrics_->finish());
+  if (!metrics_) { // They are another's.
+    return;
   }
+  log_line(metrics_->finish());
   if (tensorboard_) {
     log_line(tensorboard_->finish());
   }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +31,13 @@ class RunOutputs {
       const std::optional<RunStore::Resumed>& resumed,
       const torch::nn::Module& model,
       const mesh::DeviceMesh& mesh);
+
+  /// Opens the files that another replica group has written up to `step`, and
+  /// writes those of `lines`, by step, that it has not.
+  /// Throws: mesh::UsageError if a file cannot be written.
+  void take_over(int64_t step, const std::map<int64_t, std::string>& lines);
+  /// Closes the files, which another replica group writes from now on.
+  void give_up();
 
   /// Replaces the line of the resumed step.
   void replace_line(int64_t step, const std::string& line);

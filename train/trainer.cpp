@@ -11,6 +11,8 @@
 #include "ddp/reducer/local_norms.h"
 #include "dtensor/nn/clip_grad.h"
 #include "dtensor/random/random_state.h"
+#include "elastic/distributed_data_parallel.h"
+#include "elastic/manager.h"
 #include "mesh/communicator/flight_recorder.h"
 #include "mesh/device/device.h"
 #include "mesh/error/error.h"
@@ -70,7 +72,10 @@ Trainer::Trainer(Recipe recipe, const mesh::World& world)
       loader_(open_data(recipe_, world)),
       data_fingerprint_(loader_.data().fingerprint_text()),
       job_(make_train_job(recipe_, make_mesh(recipe_, world))),
-      non_finite_(recipe_.train) {}
+      non_finite_(recipe_.train),
+      share_(0, loader_.accumulation_steps()) {}
+
+Trainer::~Trainer() = default;
 
 int64_t Trainer::global_tokens() const {
   return targets_per_step(recipe_);
@@ -105,7 +110,12 @@ double Trainer::all_reduce_scalar(
   if (batch.size() > 1) {
     batch.group(0).all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
   }
-  should_stop_ = total[1].item<double>() > 0;
+  if (is_in_step_) {
+    manager_->all_reduce(total, "loss");
+  }
+  if (!manager_ || is_in_step_) { // The groups stop together.
+    should_stop_ = total[1].item<double>() > 0;
+  }
   is_finite_ = total[2].item<double>() == 0;
   return total[0].item<double>();
 }
@@ -115,7 +125,9 @@ double Trainer::all_reduce_scalar(double value, bool is_finite) {
 }
 
 bool Trainer::all_reduce_stop_request() {
-  all_reduce_scalar(0);
+  if (!manager_) {
+    all_reduce_scalar(0);
+  }
   return should_stop_;
 }
 
@@ -160,8 +172,8 @@ std::vector<MicroLoss> Trainer::accumulate_gradients(
   std::vector<at::Tensor> losses;
   std::vector<MicroLoss> result;
   const int64_t first_sample = state_after(step).next_sample;
-  const int64_t micro_steps = loader_.accumulation_steps();
-  for (int64_t a = 0; a < micro_steps; ++a) {
+  const auto [begin, end] = share_;
+  for (int64_t a = begin; a < end; ++a) {
     const auto batch = [&] {
       const auto phase = span("data");
       const auto start = Clock::now();
@@ -172,7 +184,7 @@ std::vector<MicroLoss> Trainer::accumulate_gradients(
     result.push_back(
         {.first_sample = first_sample + batch.first_sample,
          .samples = batch.input.size(0)});
-    if (a + 1 < micro_steps) {
+    if (a + 1 < end) {
       const auto local_only = job_.data_parallel->no_sync();
       losses.push_back(forward_backward(batch, step));
     } else {
@@ -228,6 +240,24 @@ void Trainer::skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses) {
   job_.optimizer->zero_grad();
 }
 
+std::vector<MicroLoss> Trainer::compute_gradients(
+    int64_t step,
+    StepMetrics& metrics) {
+  metrics.step = step_ = step + 1;
+  auto losses = accumulate_gradients(step, metrics.data_ms);
+  double own_loss = 0;
+  for (const auto& each : losses) {
+    own_loss += each.loss;
+  }
+  const auto phase = span("clip");
+  metrics.loss = all_reduce_scalar(
+      own_loss,
+      std::isfinite(own_loss),
+      dtensor::GradNorm(job_.model->parameters()));
+  metrics.grad_norm = gradient_norm_;
+  return losses;
+}
+
 StepMetrics Trainer::train_step(int64_t step) {
   const auto start = Clock::now();
   const double comm_before = comm_ms();
@@ -237,20 +267,9 @@ StepMetrics Trainer::train_step(int64_t step) {
     keeps_local_norms_ = true;
   }
   StepMetrics metrics;
-  metrics.step = step_ = step + 1;
-  const auto losses = accumulate_gradients(step, metrics.data_ms);
-  double own_loss = 0;
-  for (const auto& each : losses) {
-    own_loss += each.loss;
-  }
-  {
-    const auto phase = span("clip");
-    metrics.loss = all_reduce_scalar(
-        own_loss,
-        std::isfinite(own_loss),
-        dtensor::GradNorm(job_.model->parameters()));
-    metrics.grad_norm = gradient_norm_;
-  }
+  const auto losses = manager_ ? compute_gradients_together(metrics)
+                               : compute_gradients(step, metrics);
+  step = metrics.step - 1;
   world_.check();
   metrics.lr = learning_rate(
       recipe_.lr_schedule, recipe_.optimizer.lr, recipe_.train.steps, step);
@@ -281,6 +300,98 @@ StepMetrics Trainer::train_step(int64_t step) {
   metrics.peak_device_mb = mesh::peak_device_mb(world_.device());
   return metrics;
 }
+
+// ---- elastic ----------------------------------------------------------------
+
+void Trainer::join_groups(int64_t step) {
+  manager_ = std::make_unique<elastic::Manager>(
+      world_,
+      elastic::ManagerOptions{
+          .timeout = std::chrono::seconds(recipe_.comm.timeout_s),
+          .step = step});
+  job_.ddp->register_comm_hook(elastic::detail::make_comm_hook(*manager_));
+  register_state();
+}
+
+// The tensors of a checkpoint, and what else a step depends on.
+void Trainer::register_state() {
+  constexpr char kSeparator = '/';
+  manager_->register_state(
+      "job",
+      [this] {
+        dtensor::StateDict all;
+        for (const auto& [part, dict] : state_dicts(job_)) {
+          for (const auto& [name, tensor] : dict) {
+            all.emplace(part + kSeparator + name, tensor);
+          }
+        }
+        return all;
+      },
+      [this](const dtensor::StateDict& all) {
+        checkpoint::StateDicts dicts;
+        for (const auto& [key, tensor] : all) {
+          const auto end = key.find(kSeparator);
+          dicts[key.substr(0, end)].emplace(key.substr(end + 1), tensor);
+        }
+        adopt_state(job_, dicts, recipe_);
+      });
+  manager_->register_state(
+      "run",
+      [this] {
+        const auto state = state_after(manager_->step());
+        return dtensor::StateDict{
+            {"counts",
+             at::tensor(
+                 {state.step,
+                  state.tokens,
+                  state.next_sample,
+                  state.skipped_in_a_row},
+                 at::kLong)}};
+      },
+      [this](const dtensor::StateDict& state) {
+        const auto& counts = state.at("counts");
+        start_from(
+            {.step = counts[0].item<int64_t>(),
+             .tokens = counts[1].item<int64_t>(),
+             .next_sample = counts[2].item<int64_t>(),
+             .data_fingerprint = data_fingerprint_,
+             .skipped_in_a_row = counts[3].item<int64_t>()});
+        if (integrity_checker_) { // It has seen other weights.
+          integrity_checker_->begin(start_);
+        }
+      });
+}
+
+std::vector<MicroLoss> Trainer::compute_gradients_together(
+    StepMetrics& metrics) {
+  while (true) {
+    auto step = manager_->begin_step();
+    share_ = step.share(loader_.accumulation_steps());
+    leads_ = step.group() == 0;
+    metrics.groups = step.groups();
+    metrics.epoch = manager_->epochs();
+    is_in_step_ = true;
+    const auto back = c10::make_scope_exit([this] { is_in_step_ = false; });
+    auto losses = compute_gradients(step.number(), metrics);
+    if (step.commit()) {
+      return losses;
+    }
+    job_.optimizer->zero_grad();
+  }
+}
+
+void Trainer::run_together(const std::function<void()>& act) {
+  while (true) {
+    auto step = manager_->begin_step();
+    leads_ = step.group() == 0;
+    act();
+    if (step.commit()) {
+      return;
+    }
+  }
+}
+
+// ---- evaluation -------------------------------------------------------------
 
 std::optional<double> Trainer::evaluate() {
   const at::NoGradGuard no_grad;

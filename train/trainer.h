@@ -1,9 +1,11 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "config/recipe.h"
@@ -16,6 +18,10 @@
 #include "train/setup/train_job.h"
 #include "train/store/train_state.h"
 #include "train/trace/step_tracer.h"
+
+namespace weft::elastic {
+class Manager;
+} // namespace weft::elastic
 
 namespace weft::recipes {
 
@@ -30,9 +36,11 @@ class Trainer {
   /// Throws: mesh::UsageError if the recipe or the data cannot be used;
   /// mesh::DisagreementError if ranks have different recipes or data.
   Trainer(Recipe recipe, const mesh::World& world);
+  ~Trainer();
 
-  /// Runs one optimizer step over a full global batch. `step` counts from 0.
-  /// The samples follow those of the step before. If the loss or a gradient is
+  /// Runs one optimizer step over a full global batch. `step` counts from 0; in
+  /// an elastic run the groups know it, and the result has it. The samples
+  /// follow those of the step before. If the loss or a gradient is
   /// not finite, the step may be skipped; see train.on_non_finite.
   /// Collective: all ranks; blocks.
   /// Throws: NonFiniteError on all ranks if the step is not finite and not
@@ -46,6 +54,18 @@ class Trainer {
   /// The reason why the last step was skipped, for the user. Empty if it was
   /// not skipped.
   const std::string& skip_note() const { return skip_note_; }
+
+  /// Joins the other replica groups of an elastic run, after `step` steps. To
+  /// be called before the first step.
+  /// Throws: mesh::UsageError without weftrun --replica-size.
+  void join_groups(int64_t step);
+  /// Returns true if this group wrote the outputs of an elastic run in the last
+  /// step: the first group of the epoch. Always true otherwise.
+  bool leads() const { return leads_; }
+  /// Runs `act`, which may save, as a step without gradients, and again if a
+  /// group is lost meanwhile.
+  /// Collective: all ranks of all groups.
+  void run_together(const std::function<void()>& act);
 
   /// Returns the validation loss, the mean over the validation batches. Empty
   /// if a rank was asked to stop before the end.
@@ -95,6 +115,12 @@ class Trainer {
       double value,
       bool is_finite,
       const dtensor::GradNorm& norm);
+  void register_state();
+  /// Computes and reduces the gradients of a step.
+  std::vector<MicroLoss> compute_gradients(int64_t step, StepMetrics& metrics);
+  /// Does the same with the other groups, which decide on the step, until all
+  /// have complete gradients.
+  std::vector<MicroLoss> compute_gradients_together(StepMetrics& metrics);
   at::Tensor forward_backward(const Batch& batch, int64_t step);
   std::vector<MicroLoss> accumulate_gradients(int64_t step, double& data_ms);
   void update(double lr, double gradient_norm);
@@ -124,8 +150,16 @@ class Trainer {
   bool keeps_local_norms_ = false;
   NonFinitePolicy non_finite_;
   std::string skip_note_;
-  /// The state of the run when this process began.
+  /// The state of the run when this process began, or got it.
   TrainState start_;
+
+  // Of an elastic run.
+  std::unique_ptr<elastic::Manager> manager_;
+  bool leads_ = true;
+  /// Whether the groups are in a step: then messages are of all of them.
+  bool is_in_step_ = false;
+  /// The micro-batches of this group in the current step.
+  std::pair<int64_t, int64_t> share_;
 };
 
 } // namespace weft::recipes

@@ -249,7 +249,8 @@ void Reducer::make_buckets() {
     choose_caps(agreed.order);
   }
   auto assignment = plan(agreed.order);
-  if (!layout_.empty()) {
+  // One of a run that reduced what is not reduced here says nothing.
+  if (!layout_.empty() && !assignment.empty()) {
     check_layout(layout_, assignment);
     assignment = layout_;
   } else if (hook_) {

@@ -118,6 +118,10 @@ std::string metrics_line(const StepMetrics& metrics) {
   if (metrics.ema_eval_loss) {
     line["ema_eval_loss"] = *metrics.ema_eval_loss;
   }
+  if (metrics.groups > 0) {
+    line["groups"] = metrics.groups;
+    line["epoch"] = metrics.epoch;
+  }
   if (metrics.skipped) {
     line["skipped"] = true;
   }

@@ -36,6 +36,10 @@ struct StepMetrics {
   bool skipped = false;
   /// True if an evaluation was due but the run was asked to stop.
   bool eval_interrupted = false;
+  /// In an elastic run: the number of replica groups that took part, and of
+  /// the epochs that this one has entered. 0 in others.
+  int64_t groups = 0;
+  int64_t epoch = 0;
 };
 
 /// Returns the peak resident memory of this process.

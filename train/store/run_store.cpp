@@ -175,18 +175,22 @@ RunStore::RunStore(
     const Recipe& recipe,
     const mesh::World& world,
     bool fresh,
-    LogLine log_line)
+    LogLine log_line,
+    bool owns)
     : recipe_(recipe),
       world_(world),
+      owns_(owns),
       path_(checkpoints_path(recipe)),
       log_line_(std::move(log_line)),
       hmac_key_(read_hmac_key(recipe, [this](const std::string& text) {
         this->log_line(text);
       })) {
-  on_first_rank<mesh::UsageError>(world_, [&] {
-    open(fresh || recipe.checkpoint.resume == "never");
-    return "";
-  });
+  if (owns_) {
+    on_first_rank<mesh::UsageError>(world_, [&] {
+      open(fresh || recipe.checkpoint.resume == "never");
+      return "";
+    });
+  }
   saver_ = std::make_unique<RunSaver>(
       path_,
       saver_options(recipe_, world_, hmac_key_),
@@ -195,6 +199,26 @@ RunStore::RunStore(
 }
 
 RunStore::~RunStore() = default;
+
+std::string RunStore::take_over() {
+  auto problem = on_first_rank<mesh::UsageError>(world_, [&] {
+    try {
+      lock_ = std::make_unique<Lock>(path_);
+      checkpoint::remove_temporaries(path_);
+    } catch (const mesh::UsageError& error) {
+      return std::string(error.what_without_backtrace());
+    }
+    return std::string();
+  });
+  owns_ = problem.empty();
+  return problem;
+}
+
+void RunStore::give_up() {
+  saver_->finish();
+  lock_.reset();
+  owns_ = false;
+}
 
 void RunStore::log_line(const std::string& text) const {
   if (is_first()) {
@@ -279,6 +303,9 @@ std::optional<RunStore::Resumed> RunStore::resume(
       },
       hmac_key_);
   const auto& damaged = newest.damaged;
+  if (!owns_) { // They are the owner's, who may just be deleting them.
+    return resumed;
+  }
   if (!resumed && !damaged.empty()) {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
         "none of the {} checkpoints in {} can be loaded; the newest is step "

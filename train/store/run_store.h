@@ -34,30 +34,41 @@ class RunStore {
   /// A callback that prints a line for the user. Called on rank 0 only.
   using LogLine = std::function<void(const std::string&)>;
 
-  /// Reserves the folder for this run until it ends: rank 0 locks it, deletes
-  /// the remains of killed saves, renames flight records of an earlier failure
-  /// to flight-1, flight-2, ..., and tests that it can write. With `fresh` or
-  /// `checkpoint.resume: never`, existing checkpoints are renamed to
-  /// checkpoints.old.
-  /// Collective: all ranks; blocks.
-  /// Throws: mesh::UsageError on all ranks if another run has locked the folder
-  /// or if it cannot be written; the exceptions of read_hmac_key().
+  /// With `owns`, reserves the folder for this run until it ends: rank 0 locks
+  /// it, deletes the remains of killed saves, renames flight records of an
+  /// earlier failure to flight-1, flight-2, ..., and tests that it can write.
+  /// With `fresh` or `checkpoint.resume: never`, existing checkpoints are
+  /// renamed to checkpoints.old. A replica group that does not own the folder
+  /// only reads it. Collective: all ranks; blocks. Throws: mesh::UsageError on
+  /// all ranks if another run has locked the folder or if it cannot be written;
+  /// the exceptions of read_hmac_key().
   RunStore(
       const Recipe& recipe,
       const mesh::World& world,
       bool fresh,
-      LogLine log_line);
+      LogLine log_line,
+      bool owns = true);
   ~RunStore();
 
   /// Loads the newest valid checkpoint into `dicts`. Reports and renames each
   /// damaged one and tries the one before it. Empty if there are no
-  /// checkpoints.
+  /// checkpoints, or if none is valid and this group does not own the folder.
   /// Collective: all ranks; blocks.
   /// Throws: checkpoint::CheckpointError on all ranks if there are checkpoints
   /// and none is valid.
   std::optional<Resumed> resume(
       const checkpoint::StateDicts& dicts,
       const More& more = {});
+
+  /// Takes the folder over from another replica group, which has gone: rank 0
+  /// locks it and deletes the remains of killed saves. Returns "", or why that
+  /// was not possible, for the user; it may be tried again.
+  /// Collective: all ranks; blocks.
+  std::string take_over();
+  /// Gives the folder to another replica group.
+  /// Collective: all ranks; blocks until the save in flight has ended.
+  void give_up();
+  bool owns() const { return owns_; }
 
   /// The object that saves the steps of the run.
   RunSaver& saver() { return *saver_; }
@@ -83,6 +94,7 @@ class RunStore {
 
   const Recipe& recipe_;
   mesh::World world_;
+  bool owns_;
   std::filesystem::path path_;
   LogLine log_line_;
   std::string hmac_key_;

@@ -1,0 +1,175 @@
+// Elastic runs of a recipe: replica groups that are killed and come back.
+
+#include <csignal>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/integration/process_fixture.h"
+
+namespace weft::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+/// More than are done before the run is asked to stop.
+constexpr int kSteps = 100'000;
+
+struct Groups {
+  int groups;
+  int ranks;
+};
+std::ostream& operator<<(std::ostream& out, const Groups& groups) {
+  return out << groups.groups << "x" << groups.ranks;
+}
+
+class ElasticRecipeTest : public ProcessTest {
+ protected:
+  static Words overrides(const std::string& output, int steps) {
+    return {
+        "train.steps=" + std::to_string(steps),
+        "train.global_batch_size=12",
+        "model.kv_heads=12",
+        "eval.every=0",
+        "checkpoint.every=100",
+        "optimizer.lr=1e-3", // Rounding grows slowly.
+        "lr_schedule.type=constant",
+        "output_dir=" + output};
+  }
+  static Words plain(const std::string& output, int steps) {
+    return launched(1, train(overrides(output, steps)));
+  }
+  static Words
+  elastic(const Groups& groups, const std::string& output, int steps = kSteps) {
+    auto words = overrides(output, steps);
+    words.insert(words.end(), {"elastic.batch=fixed", "mesh.tp=-1"});
+    words = launched(groups.groups * groups.ranks, train(words));
+    words.insert(
+        words.begin() + 1,
+        {"--replica-size=" + std::to_string(groups.ranks), "--max-restarts=9"});
+    return words;
+  }
+
+  /// Waits for some steps that so many groups do, and more steps after them.
+  void wait_for_groups(Process& run, const std::string& output, int groups)
+      const {
+    constexpr size_t kMore = 10;
+    const auto limit = std::chrono::steady_clock::now() + seconds(60);
+    const auto before = metrics(output).size();
+    while (true) {
+      ASSERT_FALSE(run.wait(seconds(0))) << run.error();
+      ASSERT_LT(std::chrono::steady_clock::now(), limit) << run.error();
+      const auto lines = metrics(output);
+      if (lines.size() > before + kMore &&
+          lines.back().at("groups") == groups) {
+        return;
+      }
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+  }
+
+  /// A worker of the run: the one that has the folder's lock, or another.
+  static pid_t worker(pid_t run, const std::string& lock, bool writes) {
+    for (const auto& entry : fs::directory_iterator("/proc")) {
+      std::error_code error;
+      if (fs::read_symlink(entry.path() / "exe", error).filename() != "weft") {
+        continue;
+      }
+      const auto status = read_text(entry.path() / "status");
+      if (status.find("\nPPid:\t" + std::to_string(run) + "\n") ==
+          std::string::npos) {
+        continue;
+      }
+      bool has_lock = false;
+      for (const auto& fd :
+           fs::directory_iterator(entry.path() / "fd", error)) {
+        const auto target = fs::read_symlink(fd.path(), error).string();
+        has_lock = has_lock || target.find(lock) != std::string::npos;
+      }
+      if (has_lock == writes) {
+        return std::stoi(entry.path().filename());
+      }
+    }
+    ADD_FAILURE() << "no such worker";
+    return 0;
+  }
+
+  void expect_each_step_once(
+      const std::string& output,
+      const std::string& expected) const {
+    const auto lines = metrics(output);
+    const auto straight = metrics(expected);
+    ASSERT_EQ(lines.size(), straight.size());
+    // A run on another mesh differs by 2e-5, one with other samples by 1e-2.
+    constexpr double kRounding = 1e-4;
+    for (size_t i = 0; i < lines.size(); ++i) {
+      ASSERT_EQ(lines[i].at("step"), i + 1);
+      EXPECT_EQ(lines[i].at("tokens"), straight[i].at("tokens"));
+      const double loss = straight[i].at("loss");
+      EXPECT_NEAR(lines[i].at("loss"), loss, kRounding * loss) << i;
+    }
+  }
+};
+
+class KilledGroup : public ElasticRecipeTest,
+                    public ::testing::WithParamInterface<Groups> {};
+
+// First one that does not write the folder, then the one that does.
+TEST_P(KilledGroup, LeavesNoTraceInTheNumbers) {
+  const auto groups = GetParam();
+  Process run(elastic(groups, "killed", kSteps), folder_);
+  for (const bool writes : {false, true}) {
+    ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "killed", groups.groups));
+    const auto victim = worker(run.pid(), "killed/checkpoints", writes);
+    ASSERT_GT(victim, 0);
+    kill(victim, SIGKILL);
+    ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "killed", groups.groups - 1));
+  }
+  run.send(SIGTERM);
+  ASSERT_EQ(run.wait(), 128 + SIGTERM) << run.error();
+  const auto steps = static_cast<int>(metrics("killed").size());
+  expect_success(plain("straight", steps));
+  expect_each_step_once("killed", "straight");
+  // Without groups it resumes from the last step.
+  expect_success(plain("straight", steps + 5));
+  Process more(plain("killed", steps + 5), folder_);
+  ASSERT_EQ(more.wait(), 0) << more.error();
+  EXPECT_THAT(
+      more.output(),
+      HasSubstr(
+          "resumes from killed/checkpoints/step-" + std::to_string(steps)));
+  expect_each_step_once("killed", "straight");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    ,
+    KilledGroup,
+    ::testing::Values(Groups{3, 1}, Groups{2, 2}),
+    ::testing::PrintToStringParamName());
+
+TEST_F(ElasticRecipeTest, GoesOnFromACheckpointOfAPlainRun) {
+  expect_success(plain("straight", 20));
+  expect_success(plain("elastic", 10));
+  Process run(elastic({2, 1}, "elastic", 20), folder_);
+  ASSERT_EQ(run.wait(), 0) << run.error();
+  EXPECT_THAT(run.output(), HasSubstr("step 10"));
+  expect_each_step_once("elastic", "straight");
+}
+
+TEST_F(ElasticRecipeTest, NeedsReplicaGroups) {
+  Process alone(launched(2, train({"elastic.batch=fixed"})), folder_);
+  EXPECT_EQ(alone.wait(), 2);
+  EXPECT_THAT(alone.error(), HasSubstr("fixed needs replica groups"));
+  auto words = launched(2, train({}));
+  words.insert(words.begin() + 1, "--replica-size=1");
+  Process groups(words, folder_);
+  EXPECT_EQ(groups.wait(), 2);
+  EXPECT_THAT(
+      groups.error(), HasSubstr("elastic.batch: none vs 2 replica groups"));
+}
+
+} // namespace
+} // namespace weft::test

@@ -1,0 +1,114 @@
+#include "train/setup/replica_groups.h"
+
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "mesh/error/error.h"
+#include "train/setup/validate.h"
+
+namespace weft::recipes {
+namespace {
+
+void resolve_groups(Recipe& recipe, int64_t group_size, int64_t groups) {
+  auto& mesh = recipe.mesh;
+  if (mesh.dp_shard != 1) {
+    refuse(
+        recipe,
+        "mesh.dp_shard",
+        fmt::format(
+            "{} cannot be combined with elastic.batch={}: each replica group "
+            "has all parameters. Set mesh.dp_shard=1",
+            mesh.dp_shard,
+            recipe.elastic.batch));
+  }
+  mesh.tp = mesh.tp == -1 ? group_size : mesh.tp;
+  if (mesh.tp != group_size) {
+    refuse(
+        recipe,
+        "mesh.tp",
+        fmt::format(
+            "{} vs {} ranks of a replica group: a group is one replica. Start "
+            "weftrun with --replica-size {}, or set mesh.tp=-1",
+            mesh.tp,
+            group_size,
+            mesh.tp));
+  }
+  mesh.dp = mesh.dp == -1 ? groups : mesh.dp;
+  if (mesh.dp != groups) {
+    refuse(
+        recipe,
+        "mesh.dp",
+        fmt::format(
+            "{} vs {} replica groups. Start weftrun with --nproc-per-node {} "
+            "--replica-size {}, or set mesh.dp=-1",
+            mesh.dp,
+            groups,
+            mesh.dp * mesh.tp,
+            mesh.tp));
+  }
+}
+
+// What needs replicas that stay the same, or files of all ranks.
+void check_options(const Recipe& recipe) {
+  const Recipe defaults;
+  const auto refuse_set = [&](std::string_view key, std::string_view way_out) {
+    if (value_of(recipe, key) != value_of(defaults, key)) {
+      refuse(
+          recipe,
+          key,
+          fmt::format(
+              "{} cannot be combined with elastic.batch={}: replica groups "
+              "come and go. {}",
+              value_of(recipe, key),
+              recipe.elastic.batch,
+              way_out));
+    }
+  };
+  refuse_set("ddp.comm_hook", "Set ddp.comm_hook=none");
+  refuse_set("ddp.auto_bucketing", "Set ddp.bucket_cap_mb instead");
+  refuse_set(
+      "ddp.check_for_nan_in_grad",
+      "Gradients that are not finite are found after backward: "
+      "train.on_non_finite");
+  refuse_set("trace.steps", "Set trace.steps=0");
+}
+
+} // namespace
+
+Recipe recipe_of_group(
+    Recipe recipe,
+    int64_t group_size,
+    std::optional<int64_t> groups) {
+  if (!recipe.elastic.is_on()) {
+    if (groups.value_or(1) > 1) {
+      refuse(
+          recipe,
+          "elastic.batch",
+          fmt::format(
+              "none vs {} replica groups (weftrun --replica-size), which would "
+              "all train the same run. Set elastic.batch=fixed, or start "
+              "weftrun without --replica-size",
+              *groups));
+    }
+    validate(recipe, group_size);
+    return recipe;
+  }
+  if (!groups) {
+    refuse(
+        recipe,
+        "elastic.batch",
+        fmt::format(
+            "{} needs replica groups. Start the run with weftrun "
+            "--replica-size "
+            "N, where N is mesh.tp, or set elastic.batch=none",
+            recipe.elastic.batch));
+  }
+  resolve_groups(recipe, group_size, *groups);
+  check_options(recipe);
+  validate(recipe, *groups * group_size);
+  recipe.mesh.dp = 1;
+  return recipe;
+}
+
+} // namespace weft::recipes
