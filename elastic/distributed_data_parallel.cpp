@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include <torch/nn/modules/embedding.h>
+
 #include "mesh/error/error.h"
 
 namespace weft::elastic::detail {
@@ -67,6 +69,21 @@ ddp::DistributedDataParallelOptions checked_options(
       "parameter_groups",
       "they name ranks. Leave them out.");
   return options;
+}
+
+void check_gradients(const torch::nn::Module& module) {
+  for (const auto& item : module.named_modules("", /*include_self=*/true)) {
+    const auto* embedding = item.value()->as<torch::nn::EmbeddingImpl>();
+    const auto* bag = item.value()->as<torch::nn::EmbeddingBagImpl>();
+    WEFT_CHECK(
+        !(embedding && embedding->options.sparse()) &&
+            !(bag && bag->options.sparse()),
+        "elastic",
+        mesh::ErrorContext(),
+        item.key().empty() ? "the module" : "\"" + item.key() + "\"",
+        " has sparse gradients, which are not added over replica groups. Set "
+        "sparse to false.");
+  }
 }
 
 std::shared_ptr<ddp::CommHook> make_comm_hook(Manager& manager) {

@@ -13,6 +13,8 @@ namespace detail {
 ddp::DistributedDataParallelOptions checked_options(
     const mesh::DeviceMesh& dp_mesh,
     const ddp::DistributedDataParallelOptions& options);
+/// Throws: c10::ValueError naming a module whose gradients are sparse.
+void check_gradients(const torch::nn::Module& module);
 /// Adds buckets over the groups of the manager's step.
 std::shared_ptr<ddp::CommHook> make_comm_hook(Manager& manager);
 
@@ -36,7 +38,7 @@ class DistributedDataParallel : public ddp::DistributedDataParallel<M> {
   /// `dp_mesh` is a 1-D mesh of this rank alone: the dim dp of a mesh {dp: 1,
   /// tp: n} of the group. Lifetime: `manager` must outlive this object.
   /// Throws: c10::ValueError for a larger mesh, and for options that cannot be
-  /// combined with groups that come and go; see
+  /// combined with groups that come and go, and for sparse gradients; see
   /// ddp::DistributedDataParallel for others.
   DistributedDataParallel(
       Manager& manager,
@@ -47,6 +49,7 @@ class DistributedDataParallel : public ddp::DistributedDataParallel<M> {
             std::move(module),
             dp_mesh,
             detail::checked_options(dp_mesh, options)) {
+    detail::check_gradients(this->module());
     this->register_comm_hook(detail::make_comm_hook(manager));
   }
 };

@@ -47,6 +47,15 @@ using Phase = Member::Phase;
 /// A quarter of the time after which a group without a report is suspected.
 constexpr Time kHeartbeat = LighthouseOptions().suspect / 4;
 
+mesh::World checked(mesh::World world) {
+  if (world.device().is_cuda()) {
+    throw_error<mesh::UsageError>(
+        "[elastic] replica groups on CUDA devices are not supported yet. "
+        "Create the world for the CPU");
+  }
+  return world;
+}
+
 /// The mesh to which the state of a module's optimizer belongs: that of its
 /// DTensors, else one of all ranks.
 mesh::DeviceMesh mesh_of(
@@ -117,7 +126,7 @@ Manager::Manager(
     mesh::World world,
     std::shared_ptr<LighthouseLink> link,
     ManagerOptions options)
-    : world_(std::move(world)),
+    : world_(checked(std::move(world))),
       link_(std::move(link)),
       options_(options),
       member_(link_->group(), LighthouseOptions().lease, now()),
@@ -203,14 +212,14 @@ void Manager::follow(const Reply& reply) {
   } else if (reply.directive == Directive::kLeave) {
     ended_ = std::max(ended_, reply.epoch.number);
   }
-  if (epoch_world_ && is_over(met_)) {
+  if (epoch_world_ && has_ended(met_)) {
     epoch_world_->abort();
   }
   changed_.notify_all();
 }
 
 /// Whether this group is to leave an epoch, or has left it.
-bool Manager::is_over(const EpochNumber& epoch) const {
+bool Manager::has_ended(const EpochNumber& epoch) const {
   return leads() ? member_.phase() == Phase::kOutside ||
                        member_.epoch().number != epoch
                  : announced_ > epoch || ended_ >= epoch;
@@ -330,11 +339,15 @@ void Manager::keep_failure(const std::function<void()>& run) {
   if (!group_) {
     return;
   }
+  const auto start = std::chrono::steady_clock::now();
   try {
     run();
   } catch (const CommError&) {
     step_error_ = step_error_ ? step_error_ : std::current_exception();
   }
+  blocked_ns_ +=
+      std::chrono::nanoseconds(std::chrono::steady_clock::now() - start)
+          .count();
 }
 
 // See Note [One lineage] in lighthouse/messages.h.
@@ -467,7 +480,7 @@ Manager::Entry Manager::try_to_enter(const Place& place) {
   if (!is_on_all_ranks(!error)) {
     group_.reset();
     Lock lock(mutex_);
-    const bool is_own = !is_over(place.number);
+    const bool is_own = !has_ended(place.number);
     if (!leads() || member_.epoch().number == place.number) {
       leave(lock);
     }
@@ -521,7 +534,7 @@ void Manager::meet(const Place& place) {
     const std::lock_guard lock(mutex_);
     epoch_world_ = world;
     met_ = place.number;
-    if (is_over(place.number) ||
+    if (has_ended(place.number) ||
         (leads() && member_.phase() != Phase::kMeeting)) {
       world.abort();
     }
@@ -531,9 +544,13 @@ void Manager::meet(const Place& place) {
 
 /// Gives the state to the groups that came without it. Returns whether all
 /// ranks of this group have it.
+/// Throws: CommError if this group has received only a part of it: it cannot go
+/// on with that.
 bool Manager::share_state() {
   std::exception_ptr error;
   int64_t start = 0;
+  bool is_written_to = false;
+  std::function<void()> load = [] {};
   try {
     auto have_state = at::zeros({group_->size(), 1}, at::kLong);
     group_
@@ -548,32 +565,44 @@ bool Manager::share_state() {
       auto step = at::full({1}, options_.step, at::kLong);
       group_->broadcast(step, source, "step").wait();
       start = step.item<int64_t>();
-      state_.transfer(
-          *group_,
-          {.source = source,
-           .wants = !has_state_ && source != group_->rank(),
-           .in_place = count > 0});
+      const SharedState::Transfer transfer{
+          .source = source,
+          .wants = !has_state_ && source != group_->rank(),
+          .in_place = count > 0};
+      is_written_to = transfer.wants && transfer.in_place;
+      load = state_.transfer(*group_, transfer);
     }
   } catch (const CommError&) { // Most often, a group was lost meanwhile.
     error = std::current_exception();
   }
-  if (!is_on_all_ranks(!error)) {
-    count_failure(error ? error : error_of_another_rank());
-    return false;
-  }
+  const bool has_arrived = is_on_all_ranks(!error);
+  bool is_taken = false;
   int64_t applied = 0;
-  if (leads()) {
+  if (leads() && has_arrived) {
     const std::lock_guard lock(mutex_);
     if (member_.phase() == Phase::kWithoutState) {
       member_.take_state(start);
     }
+    is_taken = member_.phase() == Phase::kTraining;
     applied = member_.applied().step;
   }
-  applied = from_leader({applied}).front();
-  const std::lock_guard lock(mutex_);
-  step_ = applied;
-  has_state_ = has_shared_state_ = true;
-  return true;
+  const auto told = from_leader({is_taken ? 1 : 0, applied});
+  if (told[0] != 0) {
+    load();
+    const std::lock_guard lock(mutex_);
+    step_ = told[1];
+    has_state_ = has_shared_state_ = true;
+    return true;
+  }
+  if (is_written_to) {
+    throw_error<CommError>(
+        "[elastic] the groups parted while this one received the state of "
+        "another one. It ends, and weftrun starts it again");
+  }
+  if (!has_arrived) {
+    count_failure(error ? error : error_of_another_rank());
+  }
+  return false;
 }
 
 } // namespace weft::elastic

@@ -111,7 +111,7 @@ class Manager {
  public:
   /// `world` has the ranks of this group.
   /// Throws: UsageError if the process was not started by weftrun
-  /// --replica-size.
+  /// --replica-size, or if `world` is of CUDA devices.
   explicit Manager(mesh::World world, ManagerOptions options = {});
   /// Takes a connection to the lighthouse.
   Manager(
@@ -148,8 +148,9 @@ class Manager {
   /// Begins the next step. Blocks until the groups have met, and until a group
   /// without the state has got it.
   /// Collective: all ranks of all groups.
-  /// Throws: CommError if weftrun or a rank of this group has gone;
-  /// DisagreementError if the groups have registered different states.
+  /// Throws: CommError if weftrun or a rank of this group has gone, or if the
+  /// groups parted while this one received the state; DisagreementError if the
+  /// groups have registered different states.
   Step begin_step();
 
   /// Adds `tensor` over the groups of the step, in place. A failure is kept for
@@ -164,6 +165,9 @@ class Manager {
 
   /// The number of epochs that this group has entered.
   int64_t epochs() const;
+  /// The time for which all_reduce() and the functions of start_all_reduce()
+  /// have blocked, in nanoseconds.
+  int64_t blocked_ns() const { return blocked_ns_; }
 
  private:
   friend class Step;
@@ -186,7 +190,7 @@ class Manager {
   void beat();
   void report(const Lock& lock);
   void leave(Lock& lock);
-  bool is_over(const EpochNumber& epoch) const;
+  bool has_ended(const EpochNumber& epoch) const;
   void leave_entered_epoch();
 
   bool leads() const { return world_.rank() == 0; }
@@ -232,6 +236,7 @@ class Manager {
   bool has_state_ = false;
   bool has_shared_state_ = false;
   std::exception_ptr step_error_;
+  int64_t blocked_ns_ = 0;
   /// How often the same groups have failed, and which.
   int64_t failures_ = 0;
   std::vector<GroupId> failed_groups_;

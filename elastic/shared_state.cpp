@@ -106,8 +106,9 @@ void SharedState::check_alike(mesh::Communicator& group) const {
   }
 }
 
-void SharedState::transfer(mesh::Communicator& group, const Transfer& options)
-    const {
+std::function<void()> SharedState::transfer(
+    mesh::Communicator& group,
+    const Transfer& options) const {
   const at::NoGradGuard no_grad;
   const bool counts = options.wants || group.rank() == options.source;
   uint64_t sum = 0;
@@ -132,7 +133,7 @@ void SharedState::transfer(mesh::Communicator& group, const Transfer& options)
   auto expected = at::tensor({static_cast<int64_t>(sum)});
   group.broadcast(expected, options.source, "hash of the state").wait();
   if (!options.wants) {
-    return;
+    return [] {};
   }
   if (static_cast<uint64_t>(expected.item<int64_t>()) != sum) {
     mesh::throw_error<mesh::CommError>(mesh::detail::concat(
@@ -140,14 +141,17 @@ void SharedState::transfer(mesh::Communicator& group, const Transfer& options)
         options.source,
         " of the epoch differs from what was sent"));
   }
-  for (const auto& [local, message] : arrived) {
-    local.copy_(message);
-  }
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    if (parts_[i].load) {
-      parts_[i].load(dicts[i]);
+  return [this, arrived = std::move(arrived), dicts = std::move(dicts)] {
+    const at::NoGradGuard no_grad;
+    for (const auto& [local, message] : arrived) {
+      local.copy_(message);
     }
-  }
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      if (parts_[i].load) {
+        parts_[i].load(dicts[i]);
+      }
+    }
+  };
 }
 
 } // namespace weft::elastic

@@ -36,11 +36,15 @@ class SharedState {
   /// Collective: the members of `group`.
   /// Throws: mesh::DisagreementError naming what differs.
   void check_alike(mesh::Communicator& group) const;
-  /// Sends the state of a member to those that want it.
+  /// Sends the state of a member to those that want it. What was received
+  /// becomes the state when the returned function is called, which communicates
+  /// nothing; tensors that are written in place have changed before.
   /// Collective: the members of `group`.
   /// Throws: mesh::CommError if a member was lost, or if what arrived differs
   /// from what was sent. A state that was written in place is of no use then.
-  void transfer(mesh::Communicator& group, const Transfer& options) const;
+  [[nodiscard]] std::function<void()> transfer(
+      mesh::Communicator& group,
+      const Transfer& options) const;
 
  private:
   struct Part {

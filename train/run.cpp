@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
+#include <thread>
+#include <utility>
 
+#include <ATen/ops/full.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
@@ -63,11 +67,25 @@ bool is_first_life() {
   return mesh::env::get("TORCHELASTIC_RESTART_COUNT").value_or("0") == "0";
 }
 
+// Whether a replica group has begun to write the folder since weftrun began.
+bool is_folder_begun(const Recipe& recipe) {
+  const auto launched = mesh::env::get("WEFT_LAUNCH_T0");
+  std::error_code error;
+  const auto written = std::filesystem::last_write_time(
+      std::filesystem::path(recipe.output_dir) / "recipe.yaml", error);
+  const auto age = std::filesystem::file_time_type::clock::now() - written;
+  const auto since = std::chrono::system_clock::now().time_since_epoch() -
+                     std::chrono::duration<double>(
+                         std::strtod(launched.value_or("0").c_str(), nullptr));
+  return !error && age < since;
+}
+
 // Whether this process writes the folder from the start: in an elastic run the
-// first life of the first replica group does.
+// first replica group does, in its first life or if that has not come so far.
 bool begins_folder(const Recipe& recipe) {
   return !recipe.elastic.is_on() ||
-         (mesh::env::get("REPLICA_GROUP_ID") == "0" && is_first_life());
+         (mesh::env::get("REPLICA_GROUP_ID") == "0" &&
+          (is_first_life() || !is_folder_begun(recipe)));
 }
 
 class Run {
@@ -120,7 +138,9 @@ class Run {
     check_export(recipe_);
     train_from(first);
     log_line(tracer_.finish());
-    export_at(recipe_.train.steps);
+    if (!recipe_.elastic.is_on()) {
+      export_at(recipe_.train.steps);
+    }
     log_line(fmt::format(
         "done: {} steps, see {}", recipe_.train.steps, recipe_.output_dir));
   }
@@ -151,9 +171,11 @@ class Run {
     }
   }
 
-  // Groups that do not write the folder get the state from the one that does.
+  // Groups that do not write the folder get the state from the one that does:
+  // what is there may be of the run before.
   bool skips_checkpoints() const {
-    return !leads_ && starts_over_ && is_first_life();
+    return !leads_ && starts_over_ &&
+           (is_first_life() || !is_folder_begun(recipe_));
   }
 
   /// Returns the first step to do, from 0.
@@ -276,7 +298,7 @@ class Run {
       step = run_step(step);
     }
     if (recipe_.elastic.is_on()) {
-      save_last_step_together();
+      end_together();
     }
   }
 
@@ -285,16 +307,20 @@ class Run {
     tracer_.begin_step(step + 1);
     store_.saver().poll();
     auto metrics = trainer_.train_step(step);
+    if (trainer_.is_over()) {
+      return metrics.step;
+    }
     follow_leader(metrics.step - 1);
     log_line(trainer_.skip_note());
     const bool is_last = metrics.step == recipe_.train.steps;
-    const bool is_whole = evaluate_if_due(metrics);
+    // What belongs to the last step of an elastic run is done in
+    // end_together().
+    const bool is_done_later = is_last && recipe_.elastic.is_on();
+    const bool is_whole = is_done_later || evaluate_if_due(metrics);
     // A last step that has all that belongs to it is no preemption.
     bool stops = trainer_.should_stop() && !(is_last && is_whole);
-    // The last step of an elastic run is saved by save_last_step_together().
-    const bool is_saved_later = is_last && recipe_.elastic.is_on();
     const bool saves =
-        leads_ && !is_saved_later &&
+        leads_ && !is_done_later &&
         (is_last || stops || is_due(metrics.step, recipe_.checkpoint.every));
     if (saves || integrity_checker_.is_due(metrics.step)) {
       integrity_checker_.check(trainer_.state_after(metrics.step));
@@ -306,11 +332,15 @@ class Run {
       saved = save(metrics, is_last || stops);
       stops = stops || (trainer_.should_stop() && !is_last);
     }
-    if (is_last && !saved && !is_saved_later) {
+    if (is_last && !saved && !is_done_later) {
       throw_last_not_saved(metrics.step);
     }
     const auto note = tracer_.end_step(metrics.step);
-    write(metrics);
+    if (is_done_later) {
+      last_metrics_ = metrics;
+    } else {
+      write(metrics);
+    }
     log_line(note);
     stragglers_.step_done();
     if (stops) {
@@ -325,12 +355,19 @@ class Run {
     }
     if (recipe_.elastic.is_on()) {
       constexpr size_t kKept = 64;
-      last_metrics_ = metrics;
-      recent_lines_[metrics.step] = metrics_line(metrics);
+      auto kept = metrics;
+      kept.eval_interrupted =
+          kept.eval_interrupted || (!leads_ && is_evaluated(metrics.step));
+      recent_lines_[metrics.step] = metrics_line(kept);
       if (recent_lines_.size() > kKept) {
         recent_lines_.erase(recent_lines_.begin());
       }
     }
+  }
+
+  bool is_evaluated(int64_t step) const {
+    return recipe_.eval.batches > 0 &&
+           (step == recipe_.train.steps || is_due(step, recipe_.eval.every));
   }
 
   // ---- elastic: which group writes the folder
@@ -338,16 +375,14 @@ class Run {
 
   // `step` is the last one that another group may have written.
   void follow_leader(int64_t step) {
-    if (trainer_.leads() == leads_) {
-      return;
+    const bool led = std::exchange(leads_, trainer_.leads());
+    if (leads_ && !led && outputs_) {
+      outputs_->take_over(step, recent_lines_);
     }
-    leads_ = trainer_.leads();
-    if (leads_) {
-      if (outputs_) {
-        outputs_->take_over(step, recent_lines_);
-      }
-      can_save();
-    } else {
+    if (leads_ && !store_.owns()) {
+      store_.take_over(); // Tried again, and said, when it is to save.
+    }
+    if (led && !leads_) {
       if (outputs_) {
         outputs_->give_up();
       }
@@ -357,7 +392,7 @@ class Run {
     }
   }
 
-  // Tried again at each save: one that was stopped may still have the folder.
+  // A group that is being killed, or is stopped, may still have the folder.
   bool can_save() {
     if (!store_.owns()) {
       log_line(store_.take_over());
@@ -365,25 +400,61 @@ class Run {
     return store_.owns();
   }
 
-  // By a group that was lost before the others knew.
+  // Whether a group has saved it that was lost before the others knew.
+  // Collective.
   bool is_saved(int64_t step) const {
-    return std::ranges::any_of(
-        checkpoint::list_steps(store_.path()),
-        [&](const auto& folder) { return folder.step == step; });
+    const bool is_there =
+        world_.rank() == 0 &&
+        std::ranges::any_of(
+            checkpoint::list_steps(store_.path()),
+            [&](const auto& folder) { return folder.step == step; });
+    auto answer = at::full({1}, is_there ? 1 : 0, at::kLong);
+    world_.group().broadcast(answer, 0, "last step").wait();
+    return answer.item<int64_t>() != 0;
   }
 
-  // If the group that saves is lost, another one saves.
-  void save_last_step_together() {
-    const int64_t last = recipe_.train.steps;
-    last_metrics_.step = last;
-    bool saved = false;
+  // What belongs to the last step. If the group that does it is lost, another
+  // one does it.
+  void end_together() {
     trainer_.run_together([&] {
-      follow_leader(last);
-      saved = !leads_ || saved || is_saved(last) ||
-              (can_save() && save(last_metrics_, true));
+      follow_leader(recipe_.train.steps - 1);
+      if (leads_ && !is_ended_) {
+        end_as_leader();
+        is_ended_ = true;
+      }
     });
-    if (!saved) {
+  }
+
+  void end_as_leader() {
+    const int64_t last = recipe_.train.steps;
+    const bool has_done_it = last_metrics_.step == last;
+    last_metrics_.step = last;
+    evaluate_if_due(last_metrics_);
+    wait_for_folder();
+    if (!is_saved(last) && !save(last_metrics_, true)) {
       throw_last_not_saved(last);
+    }
+    if (has_done_it) {
+      write(last_metrics_);
+    }
+    export_at(last);
+  }
+
+  // Another group that was stopped may have it until weftrun ends that one.
+  void wait_for_folder() {
+    constexpr int kTries = 60;
+    for (int i = 0; !store_.owns(); ++i) {
+      const auto problem = store_.take_over();
+      if (i == 0) {
+        log_line(problem);
+      }
+      if (!problem.empty() && i == kTries) {
+        mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+            "step {} could not be saved: {}", recipe_.train.steps, problem));
+      }
+      if (!problem.empty()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      }
     }
   }
 
@@ -513,6 +584,7 @@ class Run {
 
   // Of an elastic run: what another group may have to write.
   StepMetrics last_metrics_;
+  bool is_ended_ = false;
   std::map<int64_t, std::string> recent_lines_;
 };
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
@@ -135,6 +136,9 @@ double Trainer::comm_ms() const {
   int64_t blocked = 0;
   for (int64_t dim = 0; dim < job_.mesh.ndim(); ++dim) {
     blocked += job_.mesh.group(dim).flight_recorder().blocked_ns();
+  }
+  if (manager_) {
+    blocked += manager_->blocked_ns();
   }
   return static_cast<double>(blocked) * 1e-6;
 }
@@ -269,6 +273,9 @@ StepMetrics Trainer::train_step(int64_t step) {
   StepMetrics metrics;
   const auto losses = manager_ ? compute_gradients_together(metrics)
                                : compute_gradients(step, metrics);
+  if (is_over()) {
+    return metrics;
+  }
   step = metrics.step - 1;
   world_.check();
   metrics.lr = learning_rate(
@@ -356,18 +363,34 @@ void Trainer::register_state() {
              .next_sample = counts[2].item<int64_t>(),
              .data_fingerprint = data_fingerprint_,
              .skipped_in_a_row = counts[3].item<int64_t>()});
-        if (integrity_checker_) { // It has seen other weights.
-          integrity_checker_->begin(start_);
-        }
+        has_got_state_ = true;
       });
+}
+
+elastic::Step Trainer::begin_step_together() {
+  if (begun_) {
+    const auto step = *begun_;
+    begun_.reset();
+    return step;
+  }
+  const auto step = manager_->begin_step();
+  if (std::exchange(has_got_state_, false) && integrity_checker_) {
+    integrity_checker_->begin(start_); // It has seen other weights.
+  }
+  leads_ = step.group() == 0;
+  return step;
 }
 
 std::vector<MicroLoss> Trainer::compute_gradients_together(
     StepMetrics& metrics) {
   while (true) {
-    auto step = manager_->begin_step();
+    auto step = begin_step_together();
+    if (step.number() >= recipe_.train.steps) {
+      metrics.step = step.number();
+      begun_.emplace(step);
+      return {};
+    }
     share_ = step.share(loader_.accumulation_steps());
-    leads_ = step.group() == 0;
     metrics.groups = step.groups();
     metrics.epoch = manager_->epochs();
     is_in_step_ = true;
@@ -382,8 +405,7 @@ std::vector<MicroLoss> Trainer::compute_gradients_together(
 
 void Trainer::run_together(const std::function<void()>& act) {
   while (true) {
-    auto step = manager_->begin_step();
-    leads_ = step.group() == 0;
+    auto step = begin_step_together();
     act();
     if (step.commit()) {
       return;

@@ -11,6 +11,7 @@
 #include "config/recipe.h"
 #include "data/batch_loader.h"
 #include "dtensor/nn/clip_grad.h"
+#include "elastic/manager.h"
 #include "mesh/world.h"
 #include "train/health/non_finite.h"
 #include "train/health/phase_clock.h"
@@ -18,10 +19,6 @@
 #include "train/setup/train_job.h"
 #include "train/store/train_state.h"
 #include "train/trace/step_tracer.h"
-
-namespace weft::elastic {
-class Manager;
-} // namespace weft::elastic
 
 namespace weft::recipes {
 
@@ -62,8 +59,11 @@ class Trainer {
   /// Returns true if this group wrote the outputs of an elastic run in the last
   /// step: the first group of the epoch. Always true otherwise.
   bool leads() const { return leads_; }
-  /// Runs `act`, which may save, as a step without gradients, and again if a
-  /// group is lost meanwhile.
+  /// Returns true if the last train_step() did nothing, because the other
+  /// groups have done all steps.
+  bool is_over() const { return begun_.has_value(); }
+  /// Runs `act`, which may save, as a step without gradients after the last
+  /// one, and again if a group is lost meanwhile.
   /// Collective: all ranks of all groups.
   void run_together(const std::function<void()>& act);
 
@@ -121,6 +121,7 @@ class Trainer {
   /// Does the same with the other groups, which decide on the step, until all
   /// have complete gradients.
   std::vector<MicroLoss> compute_gradients_together(StepMetrics& metrics);
+  elastic::Step begin_step_together();
   at::Tensor forward_backward(const Batch& batch, int64_t step);
   std::vector<MicroLoss> accumulate_gradients(int64_t step, double& data_ms);
   void update(double lr, double gradient_norm);
@@ -155,9 +156,13 @@ class Trainer {
 
   // Of an elastic run.
   std::unique_ptr<elastic::Manager> manager_;
+  /// The step after the last one, if it has begun.
+  std::optional<elastic::Step> begun_;
   bool leads_ = true;
   /// Whether the groups are in a step: then messages are of all of them.
   bool is_in_step_ = false;
+  /// Whether another group has given its state since the last step.
+  bool has_got_state_ = false;
   /// The micro-batches of this group in the current step.
   std::pair<int64_t, int64_t> share_;
 };

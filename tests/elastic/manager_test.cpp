@@ -428,6 +428,14 @@ TEST(ElasticDdp, RefusesReplicasThatMayDiffer) {
                   "groups that come and go"));
     EXPECT_THAT(
         refusal({.auto_bucketing = true}), HasSubstr("Set bucket_cap_mb"));
+    torch::nn::Sequential sparse(
+        torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true)));
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] {
+          DistributedDataParallel<torch::nn::SequentialImpl>(
+              manager, sparse.ptr(), mesh);
+        }),
+        HasSubstr("\"0\" has sparse gradients"));
   });
   const auto mesh =
       mesh::DeviceMesh::create(mesh::World::fake(0, 2), {2}, {"dp"});

@@ -71,8 +71,9 @@ class ElasticRecipeTest : public ProcessTest {
     }
   }
 
-  /// A worker of the run: the one that has the folder's lock, or another.
-  static pid_t worker(pid_t run, const std::string& lock, bool writes) {
+  /// A worker of the run: the one that has the folder's lock, or another. 0 if
+  /// there is none.
+  static pid_t find_worker(pid_t run, const std::string& lock, bool writes) {
     for (const auto& entry : fs::directory_iterator("/proc")) {
       std::error_code error;
       if (fs::read_symlink(entry.path() / "exe", error).filename() != "weft") {
@@ -93,8 +94,16 @@ class ElasticRecipeTest : public ProcessTest {
         return std::stoi(entry.path().filename());
       }
     }
-    ADD_FAILURE() << "no such worker";
     return 0;
+  }
+  /// Waits for it: one that is lost has the lock until it has ended.
+  static pid_t worker(pid_t run, const std::string& lock, bool writes) {
+    pid_t result = 0;
+    for (int i = 0; result == 0 && i < 500; ++i) {
+      std::this_thread::sleep_for(milliseconds(20));
+      result = find_worker(run, lock, writes);
+    }
+    return result;
   }
 
   void expect_each_step_once(

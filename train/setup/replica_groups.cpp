@@ -65,6 +65,7 @@ void check_options(const Recipe& recipe) {
               way_out));
     }
   };
+  refuse_set("device", "Replica groups are not supported on CUDA yet");
   refuse_set("ddp.comm_hook", "Set ddp.comm_hook=none");
   refuse_set("ddp.auto_bucketing", "Set ddp.bucket_cap_mb instead");
   refuse_set(
@@ -72,6 +73,9 @@ void check_options(const Recipe& recipe) {
       "Gradients that are not finite are found after backward: "
       "train.on_non_finite");
   refuse_set("trace.steps", "Set trace.steps=0");
+  if (recipe.ddp.bucket_mode == "coalesced") {
+    refuse_set("ddp.bucket_mode", "Set ddp.bucket_mode=concatenated");
+  }
 }
 
 } // namespace

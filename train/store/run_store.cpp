@@ -303,9 +303,6 @@ std::optional<RunStore::Resumed> RunStore::resume(
       },
       hmac_key_);
   const auto& damaged = newest.damaged;
-  if (!owns_) { // They are the owner's, who may just be deleting them.
-    return resumed;
-  }
   if (!resumed && !damaged.empty()) {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
         "none of the {} checkpoints in {} can be loaded; the newest is step "
@@ -315,6 +312,9 @@ std::optional<RunStore::Resumed> RunStore::resume(
         path_.string(),
         damaged.front(),
         path_.string()));
+  }
+  if (!owns_) { // They are the owner's, who may just be deleting them.
+    return resumed;
   }
   on_first_rank<mesh::UsageError>(world_, [&] {
     for (const int64_t step : damaged) {

@@ -51,8 +51,8 @@ class RunStore {
   ~RunStore();
 
   /// Loads the newest valid checkpoint into `dicts`. Reports and renames each
-  /// damaged one and tries the one before it. Empty if there are no
-  /// checkpoints, or if none is valid and this group does not own the folder.
+  /// damaged one, if this group owns the folder, and tries the one before it.
+  /// Empty if there are no checkpoints.
   /// Collective: all ranks; blocks.
   /// Throws: checkpoint::CheckpointError on all ranks if there are checkpoints
   /// and none is valid.

@@ -95,6 +95,13 @@ TEST(ReplicaGroups, RefuseWhatNeedsReplicasThatStayTheSame) {
       refusal({"ddp.check_for_nan_in_grad=true"}, 1, 4),
       HasSubstr("train.on_non_finite"));
   EXPECT_THAT(refusal({"trace.steps=3"}, 1, 4), HasSubstr("trace.steps=0"));
+  EXPECT_THAT(
+      refusal({"ddp.bucket_mode=coalesced"}, 1, 4),
+      HasSubstr("Set ddp.bucket_mode=concatenated"));
+  EXPECT_EQ(refusal({"ddp.bucket_mode=per_parameter"}, 1, 4), "");
+  EXPECT_THAT(
+      refusal({"device=cuda"}, 1, 4),
+      HasSubstr("Replica groups are not supported on CUDA yet"));
 }
 
 } // namespace
