@@ -170,9 +170,12 @@ void ReplicaGroups::advance(Group& group) {
       std::ranges::count(coordinator_.groups_to_end(), group.life) > 0) {
     group.is_killed = true;
     host_.output.log_line(fmt::format(
-        "weftrun: replica group {} is killed: it does not respond, and the "
-        "others cannot go on without knowing that it has ended\n",
-        group.number));
+        "weftrun: replica group {} is killed: {}\n",
+        group.number,
+        coordinator_.lighthouse().has_finished()
+            ? "the others have done all steps, and none can give it the state"
+            : "it does not respond, and the others cannot go on without "
+              "knowing that it has ended"));
     supervisor.pass_on(SIGKILL);
   }
   if (supervisor.advance()) {

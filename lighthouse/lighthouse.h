@@ -57,6 +57,8 @@ class Lighthouse {
   /// Returns the groups to end: a new epoch has to wait for them, or they have
   /// no state and nobody is left to give it to them.
   const std::vector<GroupId>& groups_to_end() const { return blocked_by_; }
+  /// Whether a group has done all steps.
+  bool has_finished() const { return has_finished_; }
 
   /// The newest epoch, if it is known.
   const std::optional<Epoch>& epoch() const { return current_; }
