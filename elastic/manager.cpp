@@ -299,17 +299,18 @@ Step Manager::begin_step() {
     if (!group_) {
       enter_next_epoch();
     }
-    const bool has_state = has_shared_state_ || share_state();
-    bool trains = false;
-    if (leads()) {
-      const std::lock_guard lock(mutex_);
-      trains = has_state && member_.phase() == Phase::kTraining;
-    }
-    if (from_leader({trains ? 1 : 0}).front() != 0) {
+    if ((has_shared_state_ || share_state()) && !is_known_to_fail()) {
       return Step(*this, step(), group_->size(), group_->rank());
     }
     leave_entered_epoch();
   }
+}
+
+/// Whether the step would fail, as far as a group of one rank knows without a
+/// message. Several ranks find it in the vote.
+bool Manager::is_known_to_fail() const {
+  const std::lock_guard lock(mutex_);
+  return world_.world_size() == 1 && member_.phase() != Phase::kTraining;
 }
 
 void Manager::all_reduce(const at::Tensor& tensor, std::string_view name) {

@@ -206,6 +206,7 @@ class Manager {
   Entry try_to_enter(const Place& place);
   void meet(const Place& place);
   bool share_state();
+  bool is_known_to_fail() const;
 
   const mesh::World world_;
   const std::shared_ptr<LighthouseLink> link_;
