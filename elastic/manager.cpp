@@ -161,6 +161,10 @@ void Manager::register_state(
   state_.add(std::move(name), std::move(get), std::move(load));
 }
 
+void Manager::register_text(std::string name, std::string text) {
+  state_.add_text(std::move(name), std::move(text));
+}
+
 void Manager::register_module(
     std::string name,
     std::shared_ptr<torch::nn::Module> module) {
@@ -558,11 +562,11 @@ bool Manager::share_state() {
         ->all_gather(
             have_state, at::full({1}, has_state_ ? 1 : 0, at::kLong), "state")
         .wait();
-    state_.check_alike(*group_);
     const auto count = have_state.sum().item<int64_t>();
+    // Without any, all begin from what the first has loaded.
+    const auto source = have_state.argmax().item<int64_t>();
+    state_.check_alike(*group_, source);
     if (count < group_->size()) {
-      // Without any, all begin from what the first has loaded.
-      const auto source = have_state.argmax().item<int64_t>();
       auto step = at::full({1}, options_.step, at::kLong);
       group_->broadcast(step, source, "step").wait();
       start = step.item<int64_t>();

@@ -131,6 +131,8 @@ class Manager {
       std::string name,
       SharedState::Get get,
       SharedState::Load load = {});
+  /// Registers a text that must be equal in all groups, such as an option.
+  void register_text(std::string name, std::string text);
   /// Registers the parameters and buffers of a module.
   void register_module(
       std::string name,

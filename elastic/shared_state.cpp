@@ -65,8 +65,15 @@ void SharedState::add(std::string name, Get get, Load load) {
   parts_.push_back({std::move(name), std::move(get), std::move(load)});
 }
 
+void SharedState::add_text(std::string name, std::string text) {
+  texts_.emplace_back(std::move(name), std::move(text));
+}
+
 std::string SharedState::describe() const {
   std::ostringstream out;
+  for (const auto& [name, text] : texts_) {
+    out << name << ' ' << text << '\n';
+  }
   for (const auto& part : parts_) {
     for (const auto& [name, tensor] : part.get()) {
       const auto local = local_part(tensor);
@@ -77,7 +84,7 @@ std::string SharedState::describe() const {
   return out.str();
 }
 
-void SharedState::check_alike(mesh::Communicator& group) const {
+void SharedState::check_alike(mesh::Communicator& group, int64_t source) const {
   const auto own = describe();
   const auto hash = at::tensor({static_cast<int64_t>(base::fnv1a(own))});
   auto all = at::zeros({group.size(), 1}, at::kLong);
@@ -90,20 +97,21 @@ void SharedState::check_alike(mesh::Communicator& group) const {
     group.barrier("states"); // Nobody leaves before all have the texts.
   } catch (const mesh::CommError&) {
   }
-  for (size_t other = 0; other < texts.size(); ++other) {
-    if (texts[other] != own) {
-      const auto [here, there] = first_difference(own, texts[other]);
-      mesh::throw_error<mesh::DisagreementError>(mesh::detail::concat(
-          "[elastic] group ",
-          other,
-          " of the epoch has registered another state than this group: \"",
-          there,
-          "\" vs \"",
-          here,
-          "\" here. Start all groups with the same program, model and options, "
-          "and register the same states in the same order"));
-    }
+  const auto& expected = texts[static_cast<size_t>(source)];
+  if (own == expected) {
+    mesh::throw_error<mesh::CommError>(
+        "[elastic] a group of the epoch has registered another state, and "
+        "ends");
   }
+  const auto [here, there] = first_difference(own, expected);
+  mesh::throw_error<mesh::DisagreementError>(mesh::detail::concat(
+      "[elastic] this group differs from those that train: it has \"",
+      here,
+      "\", and they have \"",
+      there,
+      "\". Start it with the same program, model, data and options, and "
+      "register "
+      "the same states in the same order"));
 }
 
 std::function<void()> SharedState::transfer(

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtensor/nn/state_dict.h"
@@ -32,10 +33,15 @@ class SharedState {
 
   void add(std::string name, Get get, Load load);
 
-  /// Checks that all members of `group` have the same names, sizes and dtypes.
+  /// Adds a text that all members must have alike, such as an option.
+  void add_text(std::string name, std::string text);
+
+  /// Checks that all members of `group` have the same names, sizes, dtypes and
+  /// texts as its rank `source`.
   /// Collective: the members of `group`.
-  /// Throws: mesh::DisagreementError naming what differs.
-  void check_alike(mesh::Communicator& group) const;
+  /// Throws: mesh::DisagreementError naming what differs on a member that
+  /// differs, mesh::CommError on the others, which can go on without it.
+  void check_alike(mesh::Communicator& group, int64_t source) const;
   /// Sends the state of a member to those that want it. What was received
   /// becomes the state when the returned function is called, which communicates
   /// nothing; tensors that are written in place have changed before.
@@ -55,6 +61,7 @@ class SharedState {
   std::string describe() const;
 
   std::vector<Part> parts_;
+  std::vector<std::pair<std::string, std::string>> texts_;
 };
 
 } // namespace weft::elastic

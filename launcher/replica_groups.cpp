@@ -229,6 +229,15 @@ void ReplicaGroups::decide(Group& group, RunResult next) {
   if (next.code == 0 || requested_signal_ != 0 || failure_) {
     return;
   }
+  if (is_left_out(group, next.code)) {
+    host_.output.log_line(next.line + "\n");
+    log(group,
+        fmt::format(
+            "weftrun: not restarted: exit code {} says that it would end "
+            "alike. The other groups go on\n",
+            next.code));
+    return;
+  }
   group.restarts.decide(
       next,
       std::chrono::duration_cast<milliseconds>(Clock::now() - group.started));
@@ -240,6 +249,16 @@ void ReplicaGroups::decide(Group& group, RunResult next) {
   host_.output.log_line(next.line + "\n");
   log(group, next.note);
   group.restart_at = Clock::now() + *next.restart_after;
+}
+
+/// Whether a group that was started again cannot do what the others do, which
+/// go on: it has another recipe by now, or damaged memory.
+bool ReplicaGroups::is_left_out(const Group& group, int code) const {
+  const bool is_first_life = group.life <= groups_.size();
+  return !is_first_life && !is_retryable(code) &&
+         std::ranges::any_of(groups_, [](const Group& other) {
+           return other.attempt != nullptr;
+         });
 }
 
 /// Prints a note of the restart policy with the number of the group.

@@ -57,6 +57,7 @@ class ReplicaGroups {
   void advance(Group& group);
   bool have_finished() const;
   void decide(Group& group, RunResult next);
+  bool is_left_out(const Group& group, int code) const;
   void end(Group& group);
   void log(const Group& group, const std::string& note);
   void give_up(const RunResult& run_result);

@@ -8,6 +8,7 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
+#include "config/schema.h"
 #include "data/batch_loader.h"
 #include "ddp/reducer/local_norms.h"
 #include "dtensor/nn/clip_grad.h"
@@ -323,6 +324,13 @@ void Trainer::join_groups(int64_t step) {
 // The tensors of a checkpoint, and what else a step depends on.
 void Trainer::register_state() {
   constexpr char kSeparator = '/';
+  for (const auto& key : schema()) {
+    if (!key.path.starts_with("links.")) { // Each group may measure its own.
+      manager_->register_text(
+          std::string(key.path), value_of(recipe_, key.path));
+    }
+  }
+  manager_->register_text("data", data_fingerprint_);
   manager_->register_state(
       "job",
       [this] {

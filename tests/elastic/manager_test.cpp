@@ -453,22 +453,46 @@ TEST(Manager, ALostGroupComesBackWithTheStateOfTheOthers) {
   }
 }
 
-TEST(Manager, GroupsWithOtherStatesAreRefused) {
-  on_two_groups([](int worker, Manager& manager) {
-    manager.register_state("model", [worker] {
-      return dtensor::StateDict{
-          {"bias", at::ones({3})}, {"weight", at::ones({2 + worker, 3})}};
-    });
-    EXPECT_THAT(
-        message_of_thrown<mesh::DisagreementError>(
-            [&] { manager.begin_step(); }),
-        HasSubstr(
-            worker == 0
-                ? "group 1 of the epoch has registered another state than this "
-                  "group: \"model.weight [3, 3] Float\" vs \"model.weight "
-                  "[2, 3] Float\" here"
-                : "\"model.weight [2, 3] Float\" vs"));
-  });
+/// Two groups of which the second is refused and the first goes on alone.
+void expect_refusal(
+    const std::function<void(int worker, Manager&)>& register_state,
+    const std::string& message) {
+  test::Launcher launcher(2);
+  const auto train_a_step = [&](int worker) {
+    Manager manager(
+        mesh::World::from_store({}, 0, 1),
+        launcher.connect(worker, static_cast<GroupId>(worker) + 1));
+    register_state(worker, manager);
+    auto step = manager.begin_step();
+    EXPECT_EQ(step.groups(), 1);
+    EXPECT_TRUE(step.commit());
+  };
+  std::thread first([&] { train_a_step(0); });
+  EXPECT_THAT(
+      message_of_thrown<mesh::DisagreementError>([&] { train_a_step(1); }),
+      HasSubstr(message));
+  launcher.lose(2);
+  first.join();
+}
+
+TEST(Manager, AGroupWithAnotherStateIsRefused) {
+  expect_refusal(
+      [](int worker, Manager& manager) {
+        manager.register_state("model", [worker] {
+          return dtensor::StateDict{
+              {"bias", at::ones({3})}, {"weight", at::ones({2 + worker, 3})}};
+        });
+      },
+      "it has \"model.weight [3, 3] Float\", and they have \"model.weight [2, "
+      "3] Float\"");
+}
+
+TEST(Manager, AGroupWithAnotherOptionIsRefused) {
+  expect_refusal(
+      [](int worker, Manager& manager) {
+        manager.register_text("optimizer.lr", worker == 0 ? "0.1" : "0.2");
+      },
+      "it has \"optimizer.lr 0.2\", and they have \"optimizer.lr 0.1\"");
 }
 
 TEST(Manager, AFailureThatNoLossExplainsIsThrown) {

@@ -168,6 +168,29 @@ TEST_F(ElasticRecipeTest, GoesOnFromACheckpointOfAPlainRun) {
   expect_each_step_once("elastic", "straight");
 }
 
+TEST_F(ElasticRecipeTest, AGroupWithAnotherRecipeIsRefusedAndTheOthersGoOn) {
+  for (const std::string edited : {"seed: 7", "log: {tensorboard: true}"}) {
+    SCOPED_TRACE(edited);
+    const std::string output = edited.substr(0, 3);
+    write("tiny.yaml", kRecipe);
+    Process run(elastic({3, 1}, output, kSteps), folder_);
+    ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, output, 3));
+    write("tiny.yaml", std::string(kRecipe) + edited + "\n");
+    kill(worker(run.pid(), output + "/checkpoints", false), SIGKILL);
+    ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, output, 2));
+    for (int i = 0; i < 500 && run.error().find("The other groups go on") ==
+                                   std::string::npos;
+         ++i) {
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+    EXPECT_THAT(run.error(), HasSubstr("The other groups go on"));
+    EXPECT_THAT(run.error(), HasSubstr(edited.substr(0, 3)));
+    ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, output, 2));
+    run.send(SIGTERM);
+    EXPECT_EQ(run.wait(), 128 + SIGTERM) << run.error();
+  }
+}
+
 TEST_F(ElasticRecipeTest, NeedsReplicaGroups) {
   Process alone(launched(2, train({"elastic.batch=fixed"})), folder_);
   EXPECT_EQ(alone.wait(), 2);

@@ -107,6 +107,19 @@ TEST(ReplicaGroups, ACodeThatIsNotRetriedEndsTheRun) {
       HasSubstr("weftrun: replica group 0: not restarted: exit code 5"));
 }
 
+TEST(ReplicaGroups, OneThatCannotComeBackIsLeftOut) {
+  WeftrunProcess run(groups(
+      "if [ $REPLICA_GROUP_ID = 0 ]; then "
+      "exit $((1 + 4 * $TORCHELASTIC_RESTART_COUNT)); else sleep 3; fi",
+      {"--max-restarts=3"}));
+  EXPECT_EQ(run.wait(), 0);
+  EXPECT_THAT(
+      run.error(),
+      HasSubstr(
+          "weftrun: replica group 0: not restarted: exit code 5 says that "
+          "it would end alike. The other groups go on"));
+}
+
 TEST(ReplicaGroups, ARestartThatCannotStartIsAFailureOfItsGroup) {
   const TemporaryFolder folder;
   const auto program = folder / "program";
