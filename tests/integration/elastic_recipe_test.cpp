@@ -1,6 +1,7 @@
 // Elastic runs of a recipe: replica groups that are killed and come back.
 
 #include <csignal>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -169,9 +170,12 @@ TEST_F(ElasticRecipeTest, GoesOnFromACheckpointOfAPlainRun) {
 }
 
 TEST_F(ElasticRecipeTest, AGroupWithAnotherRecipeIsRefusedAndTheOthersGoOn) {
-  for (const std::string edited : {"seed: 7", "log: {tensorboard: true}"}) {
+  using Edit = std::pair<std::string, std::string>;
+  for (const auto& [edited, key] :
+       {Edit{"seed: 7", "seed"},
+        Edit{"log: {tensorboard: true}", "log.tensorboard true"}}) {
     SCOPED_TRACE(edited);
-    const std::string output = edited.substr(0, 3);
+    const std::string output = "refused_" + key.substr(0, 3);
     write("tiny.yaml", kRecipe);
     Process run(elastic({3, 1}, output, kSteps), folder_);
     ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, output, 3));
@@ -184,7 +188,7 @@ TEST_F(ElasticRecipeTest, AGroupWithAnotherRecipeIsRefusedAndTheOthersGoOn) {
       std::this_thread::sleep_for(milliseconds(20));
     }
     EXPECT_THAT(run.error(), HasSubstr("The other groups go on"));
-    EXPECT_THAT(run.error(), HasSubstr(edited.substr(0, 3)));
+    EXPECT_THAT(run.error(), HasSubstr(key));
     ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, output, 2));
     run.send(SIGTERM);
     EXPECT_EQ(run.wait(), 128 + SIGTERM) << run.error();
