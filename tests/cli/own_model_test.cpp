@@ -251,7 +251,8 @@ TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
       "override model.options.width.of=64: model.options.width.of: unknown "
       "key; model.options.width is not a section; a recipe has name, device, "
       "seed, products, cost_model, output_dir, mesh, model, tp, ddp, fsdp, "
-      "comm, data, train, lora, optimizer, lr_schedule, ema, eval, checkpoint, "
+      "comm, elastic, data, train, lora, optimizer, lr_schedule, ema, eval, "
+      "checkpoint, "
       "integrity_check, straggler_detection, log, trace, links, "
       "communication_budget");
 }
