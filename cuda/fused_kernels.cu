@@ -2,6 +2,7 @@
 // once, where libtorch's kernels would take two to a dozen passes over memory.
 
 #include <cmath>
+#include <type_traits>
 
 #include "cuda/kernel_launch.h"
 
@@ -27,6 +28,27 @@ __device__ void write(T* to, const Pack<T, kCount>& pack) {
 
 bool is_aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % kPackBytes == 0;
+}
+
+/// Calls `run` with a value of the type, the length of a pack and the number of
+/// packs: whole packs where `takes_packs`(length) holds, else single elements.
+template <class TakesPacks, class Run>
+cudaError_t with_packs(
+    Dtype dtype,
+    int64_t count,
+    const TakesPacks& takes_packs,
+    const Run& run) {
+  if (count == 0) {
+    return cudaSuccess;
+  }
+  return with_dtype(dtype, [&](auto type) {
+    constexpr int kPack = kPackBytes / sizeof(type);
+    if (count % kPack == 0 && takes_packs(kPack)) {
+      run(type, std::integral_constant<int, kPack>(), count / kPack);
+    } else {
+      run(type, std::integral_constant<int, 1>(), count);
+    }
+  });
 }
 
 // --- SwiGLU -----------------------------------------------------------------
@@ -156,24 +178,22 @@ cudaError_t swiglu(
     Dtype dtype,
     int64_t count,
     cudaStream_t stream) {
-  if (count == 0) {
-    return cudaSuccess;
-  }
   const bool aligned = is_aligned(output) && is_aligned(gate) && is_aligned(up);
-  return with_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
-    constexpr int kPack = kPackBytes / sizeof(T);
-    const bool packs = aligned && count % kPack == 0;
-    const int64_t items = packs ? count / kPack : count;
-    launch(
-        packs ? swiglu_kernel<T, kPack> : swiglu_kernel<T, 1>,
-        items,
-        stream,
-        static_cast<T*>(output),
-        static_cast<const T*>(gate),
-        static_cast<const T*>(up),
-        items);
-  });
+  return with_packs(
+      dtype,
+      count,
+      [&](int) { return aligned; },
+      [&](auto type, auto pack, int64_t packs) {
+        using T = decltype(type);
+        launch(
+            swiglu_kernel<T, pack.value>,
+            packs,
+            stream,
+            static_cast<T*>(output),
+            static_cast<const T*>(gate),
+            static_cast<const T*>(up),
+            packs);
+      });
 }
 
 cudaError_t swiglu_backward(
@@ -185,47 +205,37 @@ cudaError_t swiglu_backward(
     Dtype dtype,
     int64_t count,
     cudaStream_t stream) {
-  if (count == 0) {
-    return cudaSuccess;
-  }
   const bool aligned = is_aligned(gate_grad) && is_aligned(up_grad) &&
                        is_aligned(grad) && is_aligned(gate) && is_aligned(up);
-  return with_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
-    constexpr int kPack = kPackBytes / sizeof(T);
-    const bool packs = aligned && count % kPack == 0;
-    const int64_t items = packs ? count / kPack : count;
-    launch(
-        packs ? swiglu_backward_kernel<T, kPack> : swiglu_backward_kernel<T, 1>,
-        items,
-        stream,
-        static_cast<T*>(gate_grad),
-        static_cast<T*>(up_grad),
-        static_cast<const T*>(grad),
-        static_cast<const T*>(gate),
-        static_cast<const T*>(up),
-        items);
-  });
+  return with_packs(
+      dtype,
+      count,
+      [&](int) { return aligned; },
+      [&](auto type, auto pack, int64_t packs) {
+        using T = decltype(type);
+        launch(
+            swiglu_backward_kernel<T, pack.value>,
+            packs,
+            stream,
+            static_cast<T*>(gate_grad),
+            static_cast<T*>(up_grad),
+            static_cast<const T*>(grad),
+            static_cast<const T*>(gate),
+            static_cast<const T*>(up),
+            packs);
+      });
 }
 
 cudaError_t
 rotary_embedding(const Rotary& call, Dtype dtype, cudaStream_t stream) {
-  const int64_t pairs = call.batch * call.heads * call.length * call.half;
-  if (pairs == 0) {
-    return cudaSuccess;
-  }
-  return with_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
-    constexpr int kPack = kPackBytes / sizeof(T);
-    const bool packs = takes_packs(call, kPack);
-    const int64_t items = packs ? pairs / kPack : pairs;
-    launch(
-        packs ? rotary_kernel<T, kPack> : rotary_kernel<T, 1>,
-        items,
-        stream,
-        call,
-        items);
-  });
+  return with_packs(
+      dtype,
+      call.batch * call.heads * call.length * call.half,
+      [&](int count) { return takes_packs(call, count); },
+      [&](auto type, auto pack, int64_t packs) {
+        using T = decltype(type);
+        launch(rotary_kernel<T, pack.value>, packs, stream, call, packs);
+      });
 }
 
 } // namespace weft::cuda

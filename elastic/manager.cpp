@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "dtensor/nn/optimizer_state.h"
+#include "dtensor/nn/state_dict.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "lighthouse/clock.h"
 #include "lighthouse/lighthouse.h"
@@ -56,8 +57,8 @@ mesh::World checked(mesh::World world) {
   return world;
 }
 
-/// The mesh to which the state of a module's optimizer belongs: that of its
-/// DTensors, else one of all ranks.
+/// The mesh to which the state of a module and its optimizer belongs: that of
+/// its DTensors, else one of all ranks.
 mesh::DeviceMesh mesh_of(
     const torch::nn::Module& module,
     const mesh::World& world) {
@@ -78,17 +79,6 @@ std::exception_ptr error_of_another_rank() {
   } catch (...) {
     return std::current_exception();
   }
-}
-
-dtensor::StateDict tensors_of(const torch::nn::Module& module) {
-  dtensor::StateDict result;
-  for (const auto& parameter : module.named_parameters()) {
-    result.emplace(parameter.key(), parameter.value());
-  }
-  for (const auto& buffer : module.named_buffers()) {
-    result.emplace(buffer.key(), buffer.value());
-  }
-  return result;
 }
 
 } // namespace
@@ -168,8 +158,9 @@ void Manager::register_text(std::string name, std::string text) {
 void Manager::register_module(
     std::string name,
     std::shared_ptr<torch::nn::Module> module) {
-  register_state(std::move(name), [module = std::move(module)] {
-    return tensors_of(*module);
+  const auto mesh = mesh_of(*module, world_);
+  register_state(std::move(name), [module = std::move(module), mesh] {
+    return dtensor::module_state_dict(*module, mesh);
   });
 }
 

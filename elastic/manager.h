@@ -134,6 +134,7 @@ class Manager {
   /// Registers a text that must be equal in all groups, such as an option.
   void register_text(std::string name, std::string text);
   /// Registers the parameters and buffers of a module.
+  /// Collective: the ranks of the group.
   void register_module(
       std::string name,
       std::shared_ptr<torch::nn::Module> module);

@@ -2,7 +2,7 @@
 
 #include <torch/nn/module.h>
 
-#include "dtensor/tensor/dtensor_impl.h"
+#include "data_parallel/parameters/module_state.h"
 
 namespace weft::elastic {
 
@@ -20,9 +20,8 @@ PureDistributedDataParallel::PureDistributedDataParallel(
             [&manager, name = parameter.key()](const at::Tensor& gradient) {
               // Autograd may use its own for other tensors, too.
               auto sum = gradient.clone();
-              const auto* impl = dtensor::dtensor_impl(sum);
               // The sum of Partial gradients is Partial.
-              manager.all_reduce(impl ? impl->local() : sum, name);
+              manager.all_reduce(ddp::local_part(sum), name);
               return sum;
             }));
   }

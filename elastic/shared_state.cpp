@@ -9,18 +9,13 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/fnv.h"
+#include "data_parallel/parameters/module_state.h"
 #include "data_parallel/replicas/tensor_hash.h"
-#include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 
 namespace weft::elastic {
 namespace {
-
-at::Tensor local_part(const at::Tensor& tensor) {
-  const auto* impl = dtensor::dtensor_impl(tensor);
-  return (impl ? impl->local() : tensor).detach();
-}
 
 /// The first line in which two texts differ, of each.
 std::pair<std::string, std::string> first_difference(
@@ -76,7 +71,7 @@ std::string SharedState::describe() const {
   }
   for (const auto& part : parts_) {
     for (const auto& [name, tensor] : part.get()) {
-      const auto local = local_part(tensor);
+      const auto local = ddp::local_part(tensor);
       out << part.name << '.' << name << ' ' << local.sizes() << ' '
           << local.scalar_type() << '\n';
     }
@@ -125,7 +120,7 @@ std::function<void()> SharedState::transfer(
   for (const auto& part : parts_) {
     dicts.push_back(part.get());
     for (const auto& [name, tensor] : dicts.back()) {
-      const auto local = local_part(tensor);
+      const auto local = ddp::local_part(tensor);
       const auto message =
           broadcast(group, local, options, part.name + "." + name);
       if (counts) {

@@ -370,8 +370,7 @@ class Run {
            (step == recipe_.train.steps || is_due(step, recipe_.eval.every));
   }
 
-  // ---- elastic: which group writes the folder
-  // --------------------------------
+  // ---- elastic: which group writes the folder --------------------------
 
   // `step` is the last one that another group may have written.
   void follow_leader(int64_t step) {
@@ -445,25 +444,22 @@ class Run {
     constexpr int kTries = 60;
     for (int i = 0; !store_.owns(); ++i) {
       const auto problem = store_.take_over();
-      if (i == 0) {
-        log_line(problem);
+      if (problem.empty()) {
+        return;
       }
-      if (!problem.empty() && i == kTries) {
+      if (i == kTries) {
         mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
             "step {} could not be saved: {}", recipe_.train.steps, problem));
       }
-      if (!problem.empty()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(500));
-      }
+      log_line(i == 0 ? problem : "");
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
     }
   }
 
   // Returns false if the evaluation is left out, or cut short, because the run
   // is to stop.
   bool evaluate_if_due(StepMetrics& metrics) {
-    const bool is_last = metrics.step == recipe_.train.steps;
-    if (recipe_.eval.batches == 0 || !leads_ ||
-        !(is_last || is_due(metrics.step, recipe_.eval.every))) {
+    if (!leads_ || !is_evaluated(metrics.step)) {
       return true;
     }
     metrics.eval_interrupted = true; // unless it comes to its end
