@@ -70,6 +70,22 @@ mesh::DeviceMesh mesh_of(
   return mesh::DeviceMesh::create(world, {world.world_size()}, {"ranks"});
 }
 
+/// Throws: c10::ValueError naming a layer whose forward changes its buffers.
+void check_buffers(const torch::nn::Module& module) {
+  for (const auto& item : module.named_modules("", /*include_self=*/true)) {
+    const auto buffers = item.value()->named_buffers(/*recurse=*/false);
+    const auto* mean = buffers.find("running_mean");
+    WEFT_CHECK(
+        mean == nullptr || !mean->defined() || !item.value()->is_training(),
+        "elastic",
+        mesh::ErrorContext(),
+        item.key().empty() ? "the module" : "\"" + item.key() + "\"",
+        " has running statistics of the samples of its own group, so that the "
+        "states of the groups would differ. Set track_running_stats to false, "
+        "use LayerNorm or GroupNorm, or call eval() on it before.");
+  }
+}
+
 /// The error of a decision that failed in the vote.
 std::exception_ptr error_of_another_rank() {
   try {
@@ -97,6 +113,10 @@ std::pair<int64_t, int64_t> Step::share(int64_t count) const {
   return {count * group_ / groups_, count * (group_ + 1) / groups_};
 }
 
+void Step::wait_for_transfer() {
+  manager_.wait_for_transfer();
+}
+
 bool Step::commit() {
   WEFT_CHECK(
       !is_over_,
@@ -122,9 +142,6 @@ Manager::Manager(
       member_(link_->group(), LighthouseOptions().lease, now()),
       step_(options.step) {
   link_->listen([this](const Reply& reply) { follow(reply); });
-  if (leads()) {
-    heart_ = std::thread([this] { beat(); });
-  }
 }
 
 Manager::~Manager() {
@@ -141,7 +158,9 @@ Manager::~Manager() {
     is_over_ = true;
     changed_.notify_all();
   }
-  heart_.join();
+  if (heart_.joinable()) {
+    heart_.join();
+  }
 }
 
 void Manager::register_state(
@@ -158,6 +177,7 @@ void Manager::register_text(std::string name, std::string text) {
 void Manager::register_module(
     std::string name,
     std::shared_ptr<torch::nn::Module> module) {
+  check_buffers(*module);
   const auto mesh = mesh_of(*module, world_);
   register_state(std::move(name), [module = std::move(module), mesh] {
     return dtensor::module_state_dict(*module, mesh);
@@ -285,17 +305,32 @@ void Manager::leave_entered_epoch() {
     epoch_world_.reset();
   }
   lock.unlock();
+  transfer_.reset();
   group_.reset();
 }
 
+/// From now on the other groups wait for this one.
+void Manager::begin() {
+  is_begun_ = true;
+  if (link_->is_restarted()) {
+    buffers_ = StateTransfer::make_buffers(state_);
+  }
+  if (leads()) {
+    heart_ = std::thread([this] { beat(); });
+  }
+}
+
 Step Manager::begin_step() {
+  if (!is_begun_) {
+    begin();
+  }
   step_error_ = nullptr;
   while (true) {
     if (!group_) {
       enter_next_epoch();
     }
-    if ((has_shared_state_ || share_state()) && !is_known_to_fail()) {
-      return Step(*this, step(), group_->size(), group_->rank());
+    if ((is_ready_ || compare_states()) && !is_known_to_fail()) {
+      return Step(*this, step(), counting_groups_, position_);
     }
     leave_entered_epoch();
   }
@@ -305,7 +340,7 @@ Step Manager::begin_step() {
 /// message. Several ranks find it in the vote.
 bool Manager::is_known_to_fail() const {
   const std::lock_guard lock(mutex_);
-  return world_.world_size() == 1 && member_.phase() != Phase::kTraining;
+  return world_.world_size() == 1 && has_ended(entered_.number);
 }
 
 void Manager::all_reduce(const at::Tensor& tensor, std::string_view name) {
@@ -315,6 +350,10 @@ void Manager::all_reduce(const at::Tensor& tensor, std::string_view name) {
 std::function<void()> Manager::start_all_reduce(
     const at::Tensor& tensor,
     std::string_view name) {
+  if (position_ >= counting_groups_) {
+    const at::NoGradGuard no_grad;
+    tensor.zero_();
+  }
   // Also a failed one keeps the tensor until nothing writes to it any more.
   std::optional<mesh::Work> work;
   if (!step_error_) {
@@ -361,29 +400,44 @@ bool Manager::commit_step() {
 
 /// Prepares the step and applies it if all groups are prepared.
 bool Manager::is_committed() {
+  wait_for_transfer();
   if (!is_on_all_ranks(!step_error_)) {
     step_error_ = step_error_ ? step_error_ : error_of_another_rank();
     return false;
   }
   bool commits = false;
   bool leaves = false;
+  bool takes_state = false;
   if (leads()) {
     Lock lock(mutex_);
+    if (member_.phase() == Phase::kWithoutState) {
+      member_.take_state();
+      takes_state = true;
+    }
     if (member_.phase() == Phase::kTraining) {
       leaves = member_.leaves_after_step();
       member_.prepare();
       lock.unlock();
       auto ready = at::full({1}, leaves ? 1 : 0, at::kLong);
-      all_reduce(ready, "ready");
+      keep_failure([&] {
+        group_->all_reduce(ready, mesh::ReduceOp::kSum, "ready").wait();
+      });
       lock.lock();
       commits = !step_error_ && member_.commit(now());
       leaves = commits && ready.item<int64_t>() > 0;
     }
   }
-  const auto decision = from_leader({commits ? 1 : 0, leaves ? 1 : 0});
+  const auto decision =
+      from_leader({commits ? 1 : 0, leaves ? 1 : 0, takes_state ? 1 : 0});
+  if (decision[2] != 0) {
+    take_state();
+  }
   if (decision[0] == 0) {
     return false;
   }
+  counting_groups_ = group_->size();
+  position_ = group_->rank();
+  transfer_.reset();
   Lock lock(mutex_);
   ++step_;
   if (decision[1] != 0) { // All leave, to let others in.
@@ -416,7 +470,7 @@ bool Manager::enter_next_epoch() {
     const auto entry = try_to_enter(*place);
     if (entry.is_entered) {
       has_state_ = entry.has_state;
-      has_shared_state_ = false;
+      is_ready_ = false;
       const std::lock_guard lock(mutex_);
       ++epochs_;
       step_ = entry.has_state ? entry.step : step_;
@@ -538,67 +592,102 @@ void Manager::meet(const Place& place) {
   group_ = world.group();
 }
 
-/// Gives the state to the groups that came without it. Returns whether all
-/// ranks of this group have it.
-/// Throws: CommError if this group has received only a part of it: it cannot go
-/// on with that.
-bool Manager::share_state() {
+/// Compares what the groups have registered, and starts to give the state to
+/// those that came without it. Returns whether this group can begin a step.
+bool Manager::compare_states() {
   std::exception_ptr error;
+  int64_t with_state = 0;
   int64_t start = 0;
-  bool is_written_to = false;
-  std::function<void()> load = [] {};
   try {
     auto have_state = at::zeros({group_->size(), 1}, at::kLong);
     group_
         ->all_gather(
             have_state, at::full({1}, has_state_ ? 1 : 0, at::kLong), "state")
         .wait();
-    const auto count = have_state.sum().item<int64_t>();
+    with_state = have_state.sum().item<int64_t>();
     // Without any, all begin from what the first has loaded.
     const auto source = have_state.argmax().item<int64_t>();
     state_.check_alike(*group_, source);
-    if (count < group_->size()) {
-      auto step = at::full({1}, options_.step, at::kLong);
-      group_->broadcast(step, source, "step").wait();
-      start = step.item<int64_t>();
-      const SharedState::Transfer transfer{
-          .source = source,
-          .wants = !has_state_ && source != group_->rank(),
-          .in_place = count > 0};
-      is_written_to = transfer.wants && transfer.in_place;
-      load = state_.transfer(*group_, transfer);
+    counting_groups_ = group_->size();
+    position_ = group_->rank();
+    if (with_state < group_->size()) {
+      auto number =
+          at::full({1}, has_state_ ? step() : options_.step, at::kLong);
+      group_->broadcast(number, source, "step").wait();
+      start = number.item<int64_t>();
+      start_transfer(source, have_state);
+    }
+    if (with_state == 0) {
+      transfer_->wait();
+    } else {
+      counting_groups_ = with_state;
+      position_ =
+          has_state_
+              ? have_state.slice(0, 0, group_->rank()).sum().item<int64_t>()
+              : with_state;
     }
   } catch (const CommError&) { // Most often, a group was lost meanwhile.
     error = std::current_exception();
   }
   const bool has_arrived = is_on_all_ranks(!error);
-  bool is_taken = false;
-  int64_t applied = 0;
+  bool goes_on = false;
   if (leads() && has_arrived) {
     const std::lock_guard lock(mutex_);
-    if (member_.phase() == Phase::kWithoutState) {
+    goes_on = !has_ended(entered_.number);
+    if (goes_on && with_state == 0) {
       member_.take_state(start);
     }
-    is_taken = member_.phase() == Phase::kTraining;
-    applied = member_.applied().step;
   }
-  const auto told = from_leader({is_taken ? 1 : 0, applied});
-  if (told[0] != 0) {
-    load();
+  if (from_leader({goes_on ? 1 : 0})[0] == 0) {
+    if (!has_arrived) {
+      count_failure(error ? error : error_of_another_rank());
+    }
+    return false;
+  }
+  if (!has_state_) {
     const std::lock_guard lock(mutex_);
-    step_ = told[1];
-    has_state_ = has_shared_state_ = true;
-    return true;
+    step_ = start;
   }
-  if (is_written_to) {
-    throw_error<CommError>(
-        "[elastic] the groups parted while this one received the state of "
-        "another one. It ends, and weftrun starts it again");
+  if (with_state == 0) {
+    take_state();
   }
-  if (!has_arrived) {
-    count_failure(error ? error : error_of_another_rank());
+  is_ready_ = true;
+  return true;
+}
+
+/// Connects the groups without state with the one that sends it.
+void Manager::start_transfer(int64_t source, const at::Tensor& have_state) {
+  std::vector<int64_t> ranks = {source};
+  for (int64_t rank = 0; rank < have_state.numel(); ++rank) {
+    if (rank != source && have_state[rank].item<int64_t>() == 0) {
+      ranks.push_back(rank);
+    }
   }
-  return false;
+  if (std::ranges::find(ranks, group_->rank()) == ranks.end()) {
+    return;
+  }
+  std::optional<mesh::World> world;
+  {
+    const std::lock_guard lock(mutex_);
+    world = epoch_world_;
+  }
+  if (!world) {
+    throw_error<CommError>("[elastic] the epoch has ended");
+  }
+  transfer_ = std::make_unique<StateTransfer>(
+      state_, world->make_group("state", ranks), std::move(buffers_));
+}
+
+void Manager::wait_for_transfer() {
+  if (transfer_ && !step_error_) {
+    keep_failure([&] { transfer_->wait(); });
+  }
+}
+
+/// Makes what has arrived the state of this rank.
+void Manager::take_state() {
+  transfer_->load();
+  has_state_ = true;
 }
 
 } // namespace weft::elastic

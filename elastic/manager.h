@@ -18,6 +18,7 @@
 
 #include "elastic/link/lighthouse_link.h"
 #include "elastic/shared_state.h"
+#include "elastic/state_transfer.h"
 #include "lighthouse/member.h"
 #include "mesh/communicator/communicator.h"
 #include "mesh/world.h"
@@ -47,15 +48,23 @@ class Step {
  public:
   /// The number of the step, counted from 0.
   int64_t number() const { return number_; }
-  /// The number of groups that take part.
+  /// The number of groups whose gradients count.
   int64_t groups() const { return groups_; }
   /// The position of this group among them.
   int64_t group() const { return group_; }
+  /// Returns false if this group gets the state of another one during the step.
+  /// It calls all functions as the others do, but what it adds counts as zero.
+  bool counts() const { return group_ < groups_; }
   /// Returns this group's part [begin, end) of `count` samples. The parts of
-  /// all groups cover each sample once.
+  /// the groups that count cover each sample once. A group that does not count
+  /// computes the first one.
   /// Throws: c10::ValueError if there are fewer samples than groups.
   std::pair<int64_t, int64_t> share(int64_t count) const;
 
+  /// Blocks until the state that this group sends during the step has arrived.
+  /// From then on registered state may change for a while, such as weights that
+  /// are exchanged for their averages.
+  void wait_for_transfer();
   /// Ends the step. Returns true if the gradients are complete and every group
   /// applies them, on all its ranks; then apply them once. Returns false if a
   /// group was lost before that; then nothing may be applied, and the same step
@@ -135,6 +144,8 @@ class Manager {
   void register_text(std::string name, std::string text);
   /// Registers the parameters and buffers of a module.
   /// Collective: the ranks of the group.
+  /// Throws: c10::ValueError naming a layer with running statistics (BatchNorm,
+  /// InstanceNorm), which differ between groups.
   void register_module(
       std::string name,
       std::shared_ptr<torch::nn::Module> module);
@@ -148,12 +159,14 @@ class Manager {
 
   /// Returns the number of steps that are applied.
   int64_t step() const;
-  /// Begins the next step. Blocks until the groups have met, and until a group
-  /// without the state has got it.
+  /// Begins the next step. Blocks until the groups have met. The others wait
+  /// for this group from the first call on, so that what takes long, such as to
+  /// load data or to compute for the first time, is best done before. A late
+  /// group gets the state during the step, and has it when Step::commit()
+  /// returns true.
   /// Collective: all ranks of all groups.
-  /// Throws: CommError if weftrun or a rank of this group has gone, or if the
-  /// groups parted while this one received the state; DisagreementError if the
-  /// groups have registered different states.
+  /// Throws: CommError if weftrun or a rank of this group has gone;
+  /// DisagreementError if the groups have registered different states.
   Step begin_step();
 
   /// Adds `tensor` over the groups of the step, in place. A failure is kept for
@@ -166,6 +179,9 @@ class Manager {
       const at::Tensor& tensor,
       std::string_view name);
 
+  /// Whether weftrun has started this group again, so that others have the
+  /// state.
+  bool is_restarted() const { return link_->is_restarted(); }
   /// The number of epochs that this group has entered.
   int64_t epochs() const;
   /// The time for which all_reduce() and the functions of start_all_reduce()
@@ -189,6 +205,7 @@ class Manager {
     int64_t step = 0;
   };
 
+  void begin();
   void follow(const Reply& reply);
   void beat();
   void report(const Lock& lock);
@@ -208,7 +225,10 @@ class Manager {
   std::optional<Place> next_place();
   Entry try_to_enter(const Place& place);
   void meet(const Place& place);
-  bool share_state();
+  bool compare_states();
+  void start_transfer(int64_t source, const at::Tensor& have_state);
+  void wait_for_transfer();
+  void take_state();
   bool is_known_to_fail() const;
 
   const mesh::World world_;
@@ -234,11 +254,19 @@ class Manager {
   EpochNumber met_;
 
   // Of the calling thread.
+  bool is_begun_ = false;
   std::optional<mesh::Communicator> group_;
   /// The epoch that was entered last. Only the leader knows its members.
   Epoch entered_;
   bool has_state_ = false;
-  bool has_shared_state_ = false;
+  /// Whether compare_states() is done in the epoch.
+  bool is_ready_ = false;
+  /// The number of groups whose gradients count, and the position among them.
+  int64_t counting_groups_ = 0;
+  int64_t position_ = 0;
+  /// The state that this rank sends, or receives, during the step.
+  std::unique_ptr<StateTransfer> transfer_;
+  StateTransfer::Buffers buffers_;
   std::exception_ptr step_error_;
   int64_t blocked_ns_ = 0;
   /// How often the same groups have failed, and which.

@@ -3,14 +3,11 @@
 #include <sstream>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/fnv.h"
 #include "data_parallel/parameters/module_state.h"
-#include "data_parallel/replicas/tensor_hash.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 
@@ -33,25 +30,6 @@ std::pair<std::string, std::string> first_difference(
   return {
       line.empty() ? "nothing more" : line,
       other_line.empty() ? "nothing more" : other_line};
-}
-
-/// Sends a tensor. Returns the memory to which it came.
-at::Tensor broadcast(
-    mesh::Communicator& group,
-    const at::Tensor& local,
-    const SharedState::Transfer& options,
-    const std::string& name) {
-  const bool sends = group.rank() == options.source;
-  const bool is_message = local.is_cpu() && local.is_contiguous() &&
-                          (sends || (options.wants && options.in_place));
-  auto message =
-      is_message ? local
-      : sends    ? local.cpu().contiguous()
-                 : at::empty(local.sizes(), local.options().device(at::kCPU));
-  if (message.numel() > 0) {
-    group.broadcast(message, options.source, name).wait();
-  }
-  return message;
 }
 
 } // namespace
@@ -109,52 +87,20 @@ void SharedState::check_alike(mesh::Communicator& group, int64_t source) const {
       "the same states in the same order"));
 }
 
-std::function<void()> SharedState::transfer(
-    mesh::Communicator& group,
-    const Transfer& options) const {
-  const at::NoGradGuard no_grad;
-  const bool counts = options.wants || group.rank() == options.source;
-  uint64_t sum = 0;
-  std::vector<std::pair<at::Tensor, at::Tensor>> arrived;
-  std::vector<dtensor::StateDict> dicts;
+SharedState::Tensors SharedState::tensors() const {
+  Tensors result;
   for (const auto& part : parts_) {
-    dicts.push_back(part.get());
-    for (const auto& [name, tensor] : dicts.back()) {
-      const auto local = ddp::local_part(tensor);
-      const auto message =
-          broadcast(group, local, options, part.name + "." + name);
-      if (counts) {
-        sum = sum * 31 + static_cast<uint64_t>(ddp::hash_of_bits(message));
-      }
-      if (options.wants && !options.in_place) {
-        arrived.emplace_back(local, message);
-      } else if (options.wants && !message.is_same(local)) {
-        local.copy_(message);
-      }
+    result.push_back(part.get());
+  }
+  return result;
+}
+
+void SharedState::loaded(const Tensors& tensors) const {
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (parts_[i].load) {
+      parts_[i].load(tensors[i]);
     }
   }
-  auto expected = at::tensor({static_cast<int64_t>(sum)});
-  group.broadcast(expected, options.source, "hash of the state").wait();
-  if (!options.wants) {
-    return [] {};
-  }
-  if (static_cast<uint64_t>(expected.item<int64_t>()) != sum) {
-    mesh::throw_error<mesh::CommError>(mesh::detail::concat(
-        "[elastic] the state that arrived from group ",
-        options.source,
-        " of the epoch differs from what was sent"));
-  }
-  return [this, arrived = std::move(arrived), dicts = std::move(dicts)] {
-    const at::NoGradGuard no_grad;
-    for (const auto& [local, message] : arrived) {
-      local.copy_(message);
-    }
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i].load) {
-        parts_[i].load(dicts[i]);
-      }
-    }
-  };
 }
 
 } // namespace weft::elastic

@@ -12,7 +12,7 @@
 namespace weft::elastic {
 
 /// The state that a late replica group gets from another one. Rank t of a group
-/// gets that of rank t of the other one: its local tensors.
+/// gets that of rank t of the other one: its local tensors. See StateTransfer.
 class SharedState {
  public:
   /// Returns tensors by name that share memory with the state.
@@ -21,15 +21,8 @@ class SharedState {
   /// that does not share their memory.
   using Load = std::function<void(const dtensor::StateDict&)>;
 
-  struct Transfer {
-    /// The member that sends.
-    int64_t source = 0;
-    /// True if this member loads what arrives.
-    bool wants = false;
-    /// True if what arrives is written to the state at once. If false, it takes
-    /// memory of its own, and the state changes when everything has arrived.
-    bool in_place = true;
-  };
+  /// The tensors of each part, by name.
+  using Tensors = std::vector<dtensor::StateDict>;
 
   void add(std::string name, Get get, Load load);
 
@@ -42,15 +35,10 @@ class SharedState {
   /// Throws: mesh::DisagreementError naming what differs on a member that
   /// differs, mesh::CommError on the others, which can go on without it.
   void check_alike(mesh::Communicator& group, int64_t source) const;
-  /// Sends the state of a member to those that want it. What was received
-  /// becomes the state when the returned function is called, which communicates
-  /// nothing; tensors that are written in place have changed before.
-  /// Collective: the members of `group`.
-  /// Throws: mesh::CommError if a member was lost, or if what arrived differs
-  /// from what was sent. A state that was written in place is of no use then.
-  [[nodiscard]] std::function<void()> transfer(
-      mesh::Communicator& group,
-      const Transfer& options) const;
+  /// Returns the tensors, which share memory with the state.
+  Tensors tensors() const;
+  /// Says that they have the content of another member's.
+  void loaded(const Tensors& tensors) const;
 
  private:
   struct Part {

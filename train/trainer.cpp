@@ -319,6 +319,17 @@ void Trainer::join_groups(int64_t step) {
           .step = step});
   job_.ddp->register_comm_hook(elastic::detail::make_comm_hook(*manager_));
   register_state();
+  if (manager_->is_restarted()) {
+    warm_up();
+  }
+}
+
+// Computes once, to no effect: what takes longer the first time than later, the
+// others need not wait for.
+void Trainer::warm_up() {
+  const auto batch = loader_.train(start_.next_sample, 0);
+  forward_backward(batch, start_.step);
+  job_.optimizer->zero_grad();
 }
 
 // The tensors of a checkpoint, and what else a step depends on.
@@ -371,7 +382,9 @@ void Trainer::register_state() {
              .next_sample = counts[2].item<int64_t>(),
              .data_fingerprint = data_fingerprint_,
              .skipped_in_a_row = counts[3].item<int64_t>()});
-        has_got_state_ = true;
+        if (integrity_checker_) {
+          integrity_checker_->begin(start_); // It has seen other weights.
+        }
       });
 }
 
@@ -382,9 +395,6 @@ elastic::Step Trainer::begin_step_together() {
     return step;
   }
   const auto step = manager_->begin_step();
-  if (std::exchange(has_got_state_, false) && integrity_checker_) {
-    integrity_checker_->begin(start_); // It has seen other weights.
-  }
   leads_ = step.group() == 0;
   return step;
 }
@@ -414,6 +424,7 @@ std::vector<MicroLoss> Trainer::compute_gradients_together(
 void Trainer::run_together(const std::function<void()>& act) {
   while (true) {
     auto step = begin_step_together();
+    step.wait_for_transfer(); // An evaluation may exchange the weights.
     act();
     if (step.commit()) {
       return;

@@ -116,6 +116,7 @@ class Trainer {
       bool is_finite,
       const dtensor::GradNorm& norm);
   void register_state();
+  void warm_up();
   /// Computes and reduces the gradients of a step.
   std::vector<MicroLoss> compute_gradients(int64_t step, StepMetrics& metrics);
   /// Does the same with the other groups, which decide on the step, until all
@@ -161,8 +162,6 @@ class Trainer {
   bool leads_ = true;
   /// Whether the groups are in a step: then messages are of all of them.
   bool is_in_step_ = false;
-  /// Whether another group has given its state since the last step.
-  bool has_got_state_ = false;
   /// The micro-batches of this group in the current step.
   std::pair<int64_t, int64_t> share_;
 };

@@ -124,11 +124,19 @@ std::shared_ptr<LighthouseLink> LighthouseLink::from_env() {
   mesh::env::unset(kFd);
   ::fcntl(static_cast<int>(*fd), F_SETFD, FD_CLOEXEC);
   return std::make_shared<LighthouseLink>(
-      base::UniqueFd(static_cast<int>(*fd)), static_cast<GroupId>(*group));
+      base::UniqueFd(static_cast<int>(*fd)),
+      static_cast<GroupId>(*group),
+      mesh::env::get("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0");
 }
 
-LighthouseLink::LighthouseLink(base::UniqueFd fd, GroupId group)
-    : fd_(std::move(fd)), group_(group), thread_([this] { read(); }) {}
+LighthouseLink::LighthouseLink(
+    base::UniqueFd fd,
+    GroupId group,
+    bool is_restarted)
+    : fd_(std::move(fd)),
+      group_(group),
+      is_restarted_(is_restarted),
+      thread_([this] { read(); }) {}
 
 LighthouseLink::~LighthouseLink() {
   ::shutdown(fd_.get(), SHUT_RDWR);

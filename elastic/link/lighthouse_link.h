@@ -33,13 +33,16 @@ class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
   static std::shared_ptr<LighthouseLink> from_env();
 
   /// Takes the connection `fd` of a worker of `group`.
-  LighthouseLink(base::UniqueFd fd, GroupId group);
+  LighthouseLink(base::UniqueFd fd, GroupId group, bool is_restarted = false);
   /// Closes the connection. Must not be called by a reply's handler.
   ~LighthouseLink();
   LighthouseLink(const LighthouseLink&) = delete;
   LighthouseLink& operator=(const LighthouseLink&) = delete;
 
   GroupId group() const { return group_; }
+  /// Whether weftrun has started the group again, so that others have the
+  /// state.
+  bool is_restarted() const { return is_restarted_; }
   /// Calls `on_reply`, which may be empty, for each reply from now on, on a
   /// thread of this object. Returns when no earlier one is running. Must not be
   /// called by one.
@@ -59,6 +62,7 @@ class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
 
   const base::UniqueFd fd_;
   const GroupId group_;
+  const bool is_restarted_;
   std::mutex send_mutex_;
 
   std::mutex mutex_;

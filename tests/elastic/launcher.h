@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -21,7 +22,8 @@ namespace weft::elastic::test {
 class Launcher {
  public:
   explicit Launcher(int64_t groups, int64_t min_groups = 1)
-      : coordinator_(options(groups, min_groups)),
+      : groups_(groups),
+        coordinator_(options(groups, min_groups)),
         stop_(eventfd(0, EFD_CLOEXEC)),
         thread_([this] { run(); }) {}
   ~Launcher() {
@@ -34,7 +36,9 @@ class Launcher {
   std::shared_ptr<LighthouseLink> connect(int worker, GroupId group) {
     const std::lock_guard lock(mutex_);
     return std::make_shared<LighthouseLink>(
-        coordinator_.connect_worker(worker, group), group);
+        coordinator_.connect_worker(worker, group),
+        group,
+        std::cmp_greater(group, groups_));
   }
   void lose(GroupId group) {
     const std::lock_guard lock(mutex_);
@@ -67,6 +71,7 @@ class Launcher {
     }
   }
 
+  const int64_t groups_;
   std::mutex mutex_;
   launcher::Coordinator coordinator_;
   base::UniqueFd stop_;

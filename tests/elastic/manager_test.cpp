@@ -3,6 +3,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -151,10 +152,10 @@ void train(
         mesh["tp"],
         {{"first", tp::ColwiseParallel()}, {"second", tp::RowwiseParallel()}});
   }
-  if (id > 3) { // A newcomer has nothing of its own.
+  if (id > 3) { // A newcomer has nothing of its own, and adds nothing.
     const torch::NoGradGuard no_grad;
     for (auto& parameter : net->parameters()) {
-      parameter.zero_();
+      parameter.fill_(std::nan(""));
     }
   }
   torch::optim::AdamW optimizer(net->parameters(), 0.01);
@@ -181,20 +182,26 @@ void train(
         begin,
         end)
         .backward();
-    if (disturbance.ends(id, step.number(), Point::kBeforeCommit)) {
+    const auto give_away = [&] {
       const std::lock_guard lock(record.mutex);
-      record.given_away[step.number()] = {begin, end};
+      if (step.counts()) {
+        record.given_away[step.number()] = {begin, end};
+      }
+    };
+    if (disturbance.ends(id, step.number(), Point::kBeforeCommit)) {
+      give_away();
       throw Lost();
     }
     if (step.commit()) {
       if (disturbance.ends(id, step.number(), Point::kAfterCommit)) {
-        const std::lock_guard lock(record.mutex);
-        record.given_away[step.number()] = {begin, end};
+        give_away();
         throw Lost();
       }
       optimizer.step();
       const std::lock_guard lock(record.mutex);
-      record.applied[step.number()].emplace(begin, end);
+      if (step.counts()) {
+        record.applied[step.number()].emplace(begin, end);
+      }
     }
   }
   auto weights = copies_of(*net);
@@ -300,6 +307,19 @@ TEST(ElasticDdp, GroupsTrainAsOneProcessWould) {
   train_undisturbed({.ranks = 2, .has_buckets = true});
 }
 
+/// All groups end with equal bits, and the weights of one undisturbed process.
+void expect_equal_ends(const Record& record) {
+  const auto expected = undisturbed();
+  const auto& first = record.weights.begin()->second;
+  for (const auto& [id, weights] : record.weights) {
+    expect_close(weights, expected);
+    for (size_t i = 0; i < weights.size(); ++i) {
+      EXPECT_TRUE(at::equal(weights[i], first[i])) << id;
+    }
+  }
+  expect_each_sample_once(record);
+}
+
 /// Three groups, of which one is lost at a point of step 10. If it `returns`, a
 /// new life of it begins at once.
 void lose_a_group(
@@ -337,15 +357,7 @@ void lose_a_group(
   }
   EXPECT_EQ(std::ssize(record.weights), returns ? 3 : 2);
   EXPECT_FALSE(record.weights.contains(lost));
-  const auto expected = undisturbed();
-  const auto& first = record.weights.begin()->second;
-  for (const auto& [id, weights] : record.weights) {
-    expect_close(weights, expected);
-    for (size_t i = 0; i < weights.size(); ++i) {
-      EXPECT_TRUE(at::equal(weights[i], first[i])) << id;
-    }
-  }
-  expect_each_sample_once(record);
+  expect_equal_ends(record);
 }
 
 TEST(Manager, GroupsGoOnWhereverOneIsLost) {
@@ -374,6 +386,74 @@ TEST(Manager, GroupsOfTwoRanksGoOnWhereverOneIsLost) {
 
 TEST(Manager, ALostGroupOfTwoRanksComesBackWithTheStateOfTheOthers) {
   lose_a_group(2, Point::kBeforeCommit, true, {.ranks = 2});
+}
+
+/// Three groups, of which the second comes back as group 4. In the step in
+/// which it gets the state, it or the first one, which sends it, is lost.
+void lose_a_group_in_a_transfer(
+    GroupId lost,
+    Point point,
+    const Groups& groups) {
+  test::Launcher launcher(3);
+  Record record;
+  constexpr GroupId kNewcomer = 4;
+  std::atomic<int64_t> transfer_step = -1;
+  std::atomic<GroupId> last_life = 3;
+  std::atomic<bool> is_lost = false;
+  Disturbance disturbance;
+  disturbance.ends = [&](GroupId id, int64_t step, Point at) {
+    if (id == kNewcomer) {
+      int64_t none = -1;
+      transfer_step.compare_exchange_strong(none, step);
+    }
+    if (at == Point::kBeforeCommit && step >= kSteps / 2) {
+      // The others wait for the newcomer, and go on slowly to let it in.
+      const GroupId awaited = lost == kNewcomer ? 5 : kNewcomer;
+      while (last_life < awaited) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    const bool is_now = id == lost && step == transfer_step && at == point;
+    is_lost = is_lost || is_now;
+    return is_now || (id == 2 && step == 10 && at == Point::kBeforeCommit);
+  };
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < 3; ++worker) {
+    threads.emplace_back([&, worker] {
+      auto id = static_cast<GroupId>(worker) + 1;
+      while (run_group(launcher, worker, id, groups, disturbance, record) &&
+             id != 1) {
+        id = ++last_life;
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_TRUE(is_lost);
+  EXPECT_EQ(last_life, lost == kNewcomer ? 5 : kNewcomer);
+  EXPECT_EQ(std::ssize(record.weights), lost == kNewcomer ? 3 : 2);
+  EXPECT_TRUE(record.weights.contains(last_life));
+  expect_equal_ends(record);
+}
+
+TEST(Manager, AGroupThatSendsOrGetsTheStateCanBeLost) {
+  for (const GroupId lost : {1, 4}) {
+    for (const auto point :
+         {Point::kBeforeBackward, Point::kBeforeCommit, Point::kAfterCommit}) {
+      if (lost == 1 && point == Point::kBeforeBackward) {
+        continue; // It does not know by then that another one is there.
+      }
+      for (const int ranks : {1, 2}) {
+        SCOPED_TRACE(
+            "point " + std::to_string(static_cast<int>(point)) + ", group " +
+            std::to_string(lost) + ", ranks " + std::to_string(ranks));
+        lose_a_group_in_a_transfer(
+            lost, point, {.ranks = ranks, .has_buckets = ranks == 2});
+      }
+    }
+  }
 }
 
 /// Runs `body` on two groups, each with its number and its manager.
@@ -493,6 +573,25 @@ TEST(Manager, AGroupWithAnotherOptionIsRefused) {
         manager.register_text("optimizer.lr", worker == 0 ? "0.1" : "0.2");
       },
       "it has \"optimizer.lr 0.2\", and they have \"optimizer.lr 0.1\"");
+}
+
+// Groups would have statistics of different samples.
+TEST(Manager, RefusesRunningStatistics) {
+  test::Launcher launcher(1);
+  Manager manager(mesh::World::from_store({}, 0, 1), launcher.connect(0, 1));
+  const auto stats = [](bool tracks) {
+    return torch::nn::BatchNorm1d(
+        torch::nn::BatchNorm1dOptions(2).track_running_stats(tracks));
+  };
+  torch::nn::Sequential net(torch::nn::Linear(2, 2), stats(true));
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>(
+          [&] { manager.register_module("net", net.ptr()); }),
+      HasSubstr(
+          "\"1\" has running statistics of the samples of its own group"));
+  net->eval();
+  manager.register_module("net", net.ptr());
+  manager.register_module("norm", stats(false).ptr());
 }
 
 TEST(Manager, AFailureThatNoLossExplainsIsThrown) {

@@ -1,0 +1,132 @@
+#include "elastic/state_transfer.h"
+
+#include <algorithm>
+#include <string>
+
+#include <pthread.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include "data_parallel/parameters/module_state.h"
+#include "data_parallel/replicas/tensor_hash.h"
+#include "mesh/error/error.h"
+
+namespace weft::elastic {
+namespace {
+
+/// Small enough for the collectives of the step to come between two slices.
+constexpr int64_t kSliceBytes = int64_t{4} << 20;
+
+} // namespace
+
+StateTransfer::Buffers StateTransfer::make_buffers(const SharedState& state) {
+  Buffers result;
+  for (const auto& part : state.tensors()) {
+    for (const auto& [name, tensor] : part) {
+      const auto local = ddp::local_part(tensor);
+      result.push_back(
+          at::zeros(local.sizes(), local.options().device(at::kCPU)));
+    }
+  }
+  return result;
+}
+
+StateTransfer::StateTransfer(
+    const SharedState& state,
+    mesh::Communicator group,
+    Buffers buffers)
+    : state_(state),
+      group_(std::move(group)),
+      tensors_(state.tensors()),
+      buffers_(std::move(buffers)),
+      thread_([this] { run(); }) {}
+
+StateTransfer::~StateTransfer() {
+  if (!is_complete_) {
+    group_.abort();
+  }
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void StateTransfer::wait() {
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+  is_complete_ = true;
+}
+
+void StateTransfer::load() {
+  if (sends()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& [local, message] : received_) {
+    local.copy_(message);
+  }
+  received_.clear();
+  state_.loaded(tensors_);
+}
+
+void StateTransfer::run() {
+  pthread_setname_np(pthread_self(), "weft_state");
+  const at::NoGradGuard no_grad;
+  try {
+    uint64_t sum = 0;
+    for (const auto& part : tensors_) {
+      for (const auto& [name, tensor] : part) {
+        const auto local = ddp::local_part(tensor);
+        const auto message = message_for(local);
+        sum = sum * 31 + transfer(message, name);
+        if (!sends()) {
+          received_.emplace_back(local, message);
+        }
+      }
+    }
+    const auto expected = at::tensor({static_cast<int64_t>(sum)});
+    group_.broadcast(expected, 0, "hash of the state").wait();
+    if (static_cast<uint64_t>(expected.item<int64_t>()) != sum) {
+      mesh::throw_error<mesh::CommError>(
+          "[elastic] the state that arrived from another group differs from "
+          "what was sent");
+    }
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+}
+
+/// What is sent of a tensor, or the memory for it.
+at::Tensor StateTransfer::message_for(const at::Tensor& local) {
+  if (sends()) {
+    return local.cpu().contiguous();
+  }
+  return received_.size() < buffers_.size()
+             ? std::exchange(buffers_[received_.size()], {})
+             : at::empty(local.sizes(), local.options().device(at::kCPU));
+}
+
+/// Sends or receives a tensor. Returns a hash of its bits.
+uint64_t StateTransfer::transfer(
+    const at::Tensor& message,
+    const std::string& name) {
+  const auto flat = message.view({-1});
+  const int64_t most = kSliceBytes / flat.element_size();
+  uint64_t sum = 0;
+  for (int64_t start = 0; start < flat.numel(); start += most) {
+    const auto slice =
+        flat.narrow(0, start, std::min(most, flat.numel() - start));
+    group_.broadcast(slice, 0, name).wait();
+    sum = sum * 31 + static_cast<uint64_t>(
+                         ddp::hash_of(slice.const_data_ptr(), slice.nbytes()));
+  }
+  return sum;
+}
+
+} // namespace weft::elastic

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "elastic/shared_state.h"
+#include "mesh/communicator/communicator.h"
+
+namespace weft::elastic {
+
+/// Sends the state of one rank to other ranks, in slices, on a thread of its
+/// own, while the ranks compute. What is received takes memory of its own until
+/// load(). A hash of all slices is compared on both sides.
+class StateTransfer {
+ public:
+  /// Memory for what is received.
+  using Buffers = std::vector<at::Tensor>;
+
+  /// Returns memory that has been written to, so that a transfer into it costs
+  /// no page faults, which take longer than the transfer.
+  static Buffers make_buffers(const SharedState& state);
+
+  /// Starts the transfer from rank 0 of `group` to all its other ranks. The
+  /// group serves this object alone. `state` must outlive it, and its tensors
+  /// must not change on rank 0 before wait() has ended. `buffers` are those of
+  /// make_buffers(); without any they are made in the course of the transfer.
+  /// Collective: the ranks of `group`.
+  StateTransfer(
+      const SharedState& state,
+      mesh::Communicator group,
+      Buffers buffers = {});
+  /// Ends a transfer that is under way, on all ranks.
+  ~StateTransfer();
+  StateTransfer(const StateTransfer&) = delete;
+  StateTransfer& operator=(const StateTransfer&) = delete;
+
+  /// Blocks until the state has arrived.
+  /// Throws: mesh::CommError if a rank was lost, or if what arrived differs
+  /// from what was sent.
+  void wait();
+  /// Makes what has arrived the state, after wait(). Does nothing on rank 0.
+  /// Communicates nothing.
+  void load();
+
+ private:
+  bool sends() const { return group_.rank() == 0; }
+  void run();
+  at::Tensor message_for(const at::Tensor& local);
+  uint64_t transfer(const at::Tensor& message, const std::string& name);
+
+  const SharedState& state_;
+  mesh::Communicator group_;
+  const SharedState::Tensors tensors_;
+  Buffers buffers_;
+  /// Each tensor of the state, and the memory to which its content came.
+  std::vector<std::pair<at::Tensor, at::Tensor>> received_;
+  std::exception_ptr error_;
+  bool is_complete_ = false;
+  std::thread thread_;
+};
+
+} // namespace weft::elastic
