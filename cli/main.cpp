@@ -53,6 +53,7 @@ void add_commands(Program& program) {
   add_bench(program);
   add_checkpoint(program);
   add_report(program);
+  add_quorum(program);
   add_tokenize(program);
   add_doctor(program);
 }

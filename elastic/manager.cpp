@@ -139,8 +139,9 @@ Manager::Manager(
     : world_(checked(std::move(world))),
       link_(std::move(link)),
       options_(options),
-      member_(link_->group(), LighthouseOptions().lease, now()),
-      step_(options.step) {
+      member_(link_->group().id, LighthouseOptions().lease, now()),
+      step_(options.step),
+      quorum_(link_) {
   link_->listen([this](const Reply& reply) { follow(reply); });
 }
 
@@ -229,6 +230,7 @@ void Manager::follow(const Reply& reply) {
   }
   if (epoch_world_ && has_ended(met_)) {
     epoch_world_->abort();
+    note_end(lock);
   }
   changed_.notify_all();
 }
@@ -258,7 +260,12 @@ void Manager::report(const Lock& /*lock*/) {
   }
 }
 
+void Manager::note_end(const Lock& /*lock*/) {
+  left_ = left_ == Time{0} ? elastic::now() : left_;
+}
+
 void Manager::leave(Lock& lock) {
+  note_end(lock);
   if (leads()) {
     member_.leave();
   }
@@ -312,7 +319,7 @@ void Manager::leave_entered_epoch() {
 /// From now on the other groups wait for this one.
 void Manager::begin() {
   is_begun_ = true;
-  if (link_->is_restarted()) {
+  if (link_->group().is_restarted) {
     buffers_ = StateTransfer::make_buffers(state_);
   }
   if (leads()) {
@@ -330,6 +337,7 @@ Step Manager::begin_step() {
       enter_next_epoch();
     }
     if ((is_ready_ || compare_states()) && !is_known_to_fail()) {
+      quorum_.begin_step(step());
       return Step(*this, step(), counting_groups_, position_);
     }
     leave_entered_epoch();
@@ -395,7 +403,12 @@ bool Manager::commit_step() {
     count_failure(step_error_);
   }
   leave_entered_epoch();
-  return enter_next_epoch();
+  const int64_t step = this->step();
+  const bool applies = enter_next_epoch();
+  if (applies) {
+    quorum_.commit(step);
+  }
+  return applies;
 }
 
 /// Prepares the step and applies it if all groups are prepared.
@@ -435,6 +448,10 @@ bool Manager::is_committed() {
   if (decision[0] == 0) {
     return false;
   }
+  if (transfer_ && transfer_->sends()) {
+    quorum_.note_transfer(transfer_->bytes(), transfer_->milliseconds());
+  }
+  quorum_.commit(step());
   counting_groups_ = group_->size();
   position_ = group_->rank();
   transfer_.reset();
@@ -498,7 +515,8 @@ std::optional<Manager::Place> Manager::next_place() {
       const auto& members = entered_.members;
       place = {
           .number = entered_.number,
-          .rank = std::ranges::find(members, link_->group()) - members.begin(),
+          .rank =
+              std::ranges::find(members, link_->group().id) - members.begin(),
           .groups = std::ssize(members)};
     }
   }
@@ -511,12 +529,10 @@ std::optional<Manager::Place> Manager::next_place() {
   if (told[0] == 0) {
     return std::nullopt;
   }
-  return Place{
-      .number =
-          {.ballot = static_cast<uint64_t>(told[1]),
-           .count = static_cast<uint64_t>(told[2])},
-      .rank = told[3],
-      .groups = told[4]};
+  entered_.number = {
+      .ballot = static_cast<uint64_t>(told[1]),
+      .count = static_cast<uint64_t>(told[2])};
+  return Place{.number = entered_.number, .rank = told[3], .groups = told[4]};
 }
 
 /// Meets the other groups of an epoch and enters it.
@@ -599,15 +615,16 @@ bool Manager::compare_states() {
   int64_t with_state = 0;
   int64_t start = 0;
   try {
-    auto have_state = at::zeros({group_->size(), 1}, at::kLong);
-    group_
-        ->all_gather(
-            have_state, at::full({1}, has_state_ ? 1 : 0, at::kLong), "state")
-        .wait();
+    auto all = at::zeros({group_->size(), 2}, at::kLong);
+    const auto own =
+        at::tensor({int64_t{has_state_}, link_->group().number}, at::kLong);
+    group_->all_gather(all, own, "state").wait();
+    const auto have_state = all.select(1, 0);
     with_state = have_state.sum().item<int64_t>();
     // Without any, all begin from what the first has loaded.
     const auto source = have_state.argmax().item<int64_t>();
     state_.check_alike(*group_, source);
+    record_quorum(all.select(1, 1).contiguous());
     counting_groups_ = group_->size();
     position_ = group_->rank();
     if (with_state < group_->size()) {
@@ -653,6 +670,20 @@ bool Manager::compare_states() {
   }
   is_ready_ = true;
   return true;
+}
+
+/// `numbers` are those of the replica groups, in the order of ranks.
+void Manager::record_quorum(const at::Tensor& numbers) {
+  Time left;
+  {
+    const std::lock_guard lock(mutex_);
+    left = std::exchange(left_, Time{0});
+  }
+  if (leads()) {
+    const auto* data = numbers.const_data_ptr<int64_t>();
+    quorum_.enter(
+        entered_, {data, data + numbers.numel()}, left, elastic::now());
+  }
 }
 
 /// Connects the groups without state with the one that sends it.

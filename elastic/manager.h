@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "elastic/link/lighthouse_link.h"
+#include "elastic/quorum.h"
 #include "elastic/shared_state.h"
 #include "elastic/state_transfer.h"
 #include "lighthouse/member.h"
@@ -181,9 +182,14 @@ class Manager {
 
   /// Whether weftrun has started this group again, so that others have the
   /// state.
-  bool is_restarted() const { return link_->is_restarted(); }
+  bool is_restarted() const { return link_->group().is_restarted; }
   /// The number of epochs that this group has entered.
   int64_t epochs() const;
+  /// The number of the epoch that was entered last: Quorum::epoch.
+  int64_t epoch() const { return static_cast<int64_t>(entered_.number.count); }
+  /// Returns the groups of the last committed step, if they are others than at
+  /// the last call. On rank 0 of the group; elsewhere nothing.
+  std::optional<Quorum> take_quorum() { return quorum_.take(); }
   /// The time for which all_reduce() and the functions of start_all_reduce()
   /// have blocked, in nanoseconds.
   int64_t blocked_ns() const { return blocked_ns_; }
@@ -209,6 +215,7 @@ class Manager {
   void follow(const Reply& reply);
   void beat();
   void report(const Lock& lock);
+  void note_end(const Lock& lock);
   void leave(Lock& lock);
   bool has_ended(const EpochNumber& epoch) const;
   void leave_entered_epoch();
@@ -227,6 +234,7 @@ class Manager {
   void meet(const Place& place);
   bool compare_states();
   void start_transfer(int64_t source, const at::Tensor& have_state);
+  void record_quorum(const at::Tensor& numbers);
   void wait_for_transfer();
   void take_state();
   bool is_known_to_fail() const;
@@ -252,11 +260,14 @@ class Manager {
   /// The world of an epoch, which a reply aborts, and its number.
   std::optional<mesh::World> epoch_world_;
   EpochNumber met_;
+  /// The time at which the epoch ended for this group, or 0 before that.
+  Time left_{0};
 
   // Of the calling thread.
   bool is_begun_ = false;
   std::optional<mesh::Communicator> group_;
-  /// The epoch that was entered last. Only the leader knows its members.
+  /// The epoch that was entered last. Only the leader knows more than its
+  /// number.
   Epoch entered_;
   bool has_state_ = false;
   /// Whether compare_states() is done in the epoch.
@@ -269,6 +280,7 @@ class Manager {
   StateTransfer::Buffers buffers_;
   std::exception_ptr step_error_;
   int64_t blocked_ns_ = 0;
+  QuorumRecorder quorum_;
   /// How often the same groups have failed, and which.
   int64_t failures_ = 0;
   std::vector<GroupId> failed_groups_;

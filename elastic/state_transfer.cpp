@@ -1,6 +1,7 @@
 #include "elastic/state_transfer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 
 #include <pthread.h>
@@ -78,6 +79,7 @@ void StateTransfer::load() {
 void StateTransfer::run() {
   pthread_setname_np(pthread_self(), "weft_state");
   const at::NoGradGuard no_grad;
+  const auto start = std::chrono::steady_clock::now();
   try {
     uint64_t sum = 0;
     for (const auto& part : tensors_) {
@@ -85,6 +87,7 @@ void StateTransfer::run() {
         const auto local = ddp::local_part(tensor);
         const auto message = message_for(local);
         sum = sum * 31 + transfer(message, name);
+        bytes_ += static_cast<int64_t>(message.nbytes());
         if (!sends()) {
           received_.emplace_back(local, message);
         }
@@ -97,6 +100,9 @@ void StateTransfer::run() {
           "[elastic] the state that arrived from another group differs from "
           "what was sent");
     }
+    milliseconds_ = std::chrono::duration<double, std::milli>(
+                        std::chrono::steady_clock::now() - start)
+                        .count();
   } catch (...) {
     error_ = std::current_exception();
   }

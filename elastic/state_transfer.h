@@ -43,12 +43,15 @@ class StateTransfer {
   /// Throws: mesh::CommError if a rank was lost, or if what arrived differs
   /// from what was sent.
   void wait();
+  bool sends() const { return group_.rank() == 0; }
+  /// The size of the state, and how long the transfer took, after wait().
+  int64_t bytes() const { return bytes_; }
+  double milliseconds() const { return milliseconds_; }
   /// Makes what has arrived the state, after wait(). Does nothing on rank 0.
   /// Communicates nothing.
   void load();
 
  private:
-  bool sends() const { return group_.rank() == 0; }
   void run();
   at::Tensor message_for(const at::Tensor& local);
   uint64_t transfer(const at::Tensor& message, const std::string& name);
@@ -60,6 +63,8 @@ class StateTransfer {
   /// Each tensor of the state, and the memory to which its content came.
   std::vector<std::pair<at::Tensor, at::Tensor>> received_;
   std::exception_ptr error_;
+  int64_t bytes_ = 0;
+  double milliseconds_ = 0;
   bool is_complete_ = false;
   std::thread thread_;
 };

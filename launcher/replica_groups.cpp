@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "launcher/process/error.h"
+#include "launcher/process/outcome.h"
 
 namespace weft::launcher {
 namespace {
@@ -23,6 +24,16 @@ elastic::LighthouseOptions lighthouse_options(const Options& options) {
   result.expected_groups = options.worker_count / options.replica_size;
   result.is_first_start = true;
   return result;
+}
+
+/// Why a group has ended, as far as it is known at once.
+std::string reason_of(const Outcome& outcome) {
+  const auto cause = root_cause(outcome);
+  if (!cause) {
+    return "";
+  }
+  return cause->signal != 0 ? signal_name(cause->signal)
+                            : fmt::format("exit code {}", cause->code);
 }
 
 } // namespace
@@ -178,8 +189,8 @@ void ReplicaGroups::advance(Group& group) {
               "knowing that it has ended"));
     supervisor.pass_on(SIGKILL);
   }
-  if (supervisor.advance()) {
-    coordinator_.lose(group.life); // The others need not wait for the rest.
+  if (supervisor.advance()) { // The others need not wait for the rest.
+    coordinator_.lose(group.life, reason_of(supervisor.outcome()));
   }
   if (supervisor.is_over()) {
     coordinator_.lose(group.life);

@@ -47,6 +47,8 @@ class Supervisor {
   /// Returns how long nothing but a signal is to be done. Negative: for ever.
   std::chrono::milliseconds time_left() const;
 
+  /// Returns the exits so far.
+  const Outcome& outcome() const { return outcome_; }
   /// Returns true if no worker is running, or those that run cannot be killed.
   bool is_over() const;
   /// Kills the processes that the workers have left behind, and returns what

@@ -27,6 +27,10 @@ std::string key_prefix(const EpochNumber& epoch) {
          std::to_string(epoch.count) + "/";
 }
 
+std::string ended_key(GroupId group) {
+  return "ended/" + std::to_string(group);
+}
+
 Commit next_commit(const Commit& parent, const EpochNumber& epoch) {
   const int64_t step = parent.step + 1;
   return {step, hash_of(parent.id, epoch, step)};

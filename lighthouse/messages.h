@@ -133,6 +133,10 @@ struct Reply {
 /// "epoch/<ballot>.<count>/".
 std::string key_prefix(const EpochNumber& epoch);
 
+/// The key under which weftrun says when and why a group has ended: its time,
+/// as Time, a space and the reason.
+std::string ended_key(GroupId group);
+
 /// The commit after `parent` in an epoch.
 Commit next_commit(const Commit& parent, const EpochNumber& epoch);
 /// The commit of a checkpoint of `step` with which an epoch begins.

@@ -311,6 +311,7 @@ class Run {
       return metrics.step;
     }
     follow_leader(metrics.step - 1);
+    note_quorum();
     log_line(trainer_.skip_note());
     const bool is_last = metrics.step == recipe_.train.steps;
     // What belongs to the last step of an elastic run is done in
@@ -376,7 +377,7 @@ class Run {
   void follow_leader(int64_t step) {
     const bool led = std::exchange(leads_, trainer_.leads());
     if (leads_ && !led && outputs_) {
-      outputs_->take_over(step, recent_lines_);
+      outputs_->take_over(step, recent_lines_, recent_quorums_);
     }
     if (leads_ && !store_.owns()) {
       store_.take_over(); // Tried again, and said, when it is to save.
@@ -388,6 +389,25 @@ class Run {
       if (store_.owns()) {
         store_.give_up();
       }
+    }
+  }
+
+  void note_quorum() {
+    const auto quorum = trainer_.take_quorum();
+    if (!quorum) {
+      return;
+    }
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    QuorumEntry entry{
+        .quorum = *quorum, .time = std::chrono::duration<double>(now).count()};
+    ++entry.quorum.step; // as in metrics.jsonl
+    if (outputs_ && leads_) {
+      outputs_->quorum_changed(entry);
+    }
+    constexpr size_t kKept = 16;
+    recent_quorums_.push_back(entry);
+    if (recent_quorums_.size() > kKept) {
+      recent_quorums_.erase(recent_quorums_.begin());
     }
   }
 
@@ -582,6 +602,7 @@ class Run {
   StepMetrics last_metrics_;
   bool is_ended_ = false;
   std::map<int64_t, std::string> recent_lines_;
+  std::vector<QuorumEntry> recent_quorums_;
 };
 
 } // namespace

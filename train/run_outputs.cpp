@@ -58,6 +58,7 @@ void RunOutputs::begin(
         metrics_->write_line(resumed->layout.metrics_line)); // Killed there.
   }
   log_line(write_recipe(recipe_));
+  quorums_.emplace(in_folder(recipe_, "quorum.jsonl"), /*is_new_run=*/!resumed);
   if (recipe_.log.tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardLog>(
         in_folder(recipe_, "tensorboard"), step + 1, recipe_.mesh.world_size());
@@ -79,7 +80,8 @@ void RunOutputs::begin(
 
 void RunOutputs::take_over(
     int64_t step,
-    const std::map<int64_t, std::string>& lines) {
+    const std::map<int64_t, std::string>& lines,
+    const std::vector<QuorumEntry>& quorums) {
   metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step);
   const int64_t last = metrics_->last_step();
   for (const auto& [number, line] : lines) {
@@ -87,6 +89,8 @@ void RunOutputs::take_over(
       log_line(metrics_->write_line(line));
     }
   }
+  quorums_.emplace(in_folder(recipe_, "quorum.jsonl"), /*is_new_run=*/false);
+  log_line(quorums_->write(quorums));
   if (recipe_.log.tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardLog>(
         in_folder(recipe_, "tensorboard"), step + 1, recipe_.mesh.world_size());
@@ -96,6 +100,11 @@ void RunOutputs::take_over(
 void RunOutputs::give_up() {
   metrics_.reset();
   tensorboard_.reset();
+  quorums_.reset();
+}
+
+void RunOutputs::quorum_changed(const QuorumEntry& entry) {
+  log_line(quorums_->write({entry}));
 }
 
 void RunOutputs::replace_line(int64_t step, const std::string& line) {

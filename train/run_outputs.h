@@ -5,10 +5,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/recipe.h"
 #include "train/metrics/metrics_log.h"
 #include "train/metrics/progress.h"
+#include "train/metrics/quorum_log.h"
 #include "train/metrics/tensorboard_log.h"
 #include "train/report/report.h"
 #include "train/store/run_store.h"
@@ -33,15 +35,20 @@ class RunOutputs {
       const mesh::DeviceMesh& mesh);
 
   /// Opens the files that another replica group has written up to `step`, and
-  /// writes those of `lines`, by step, that it has not.
+  /// writes those of `lines`, by step, and of `quorums` that it has not.
   /// Throws: mesh::UsageError if a file cannot be written.
-  void take_over(int64_t step, const std::map<int64_t, std::string>& lines);
+  void take_over(
+      int64_t step,
+      const std::map<int64_t, std::string>& lines,
+      const std::vector<QuorumEntry>& quorums);
   /// Closes the files, which another replica group writes from now on.
   void give_up();
 
   /// Replaces the line of the resumed step.
   void replace_line(int64_t step, const std::string& line);
 
+  /// To be called in an elastic run when other groups train than before.
+  void quorum_changed(const QuorumEntry& entry);
   /// To be called after each step, including its evaluation and checkpoint.
   void step_done(const StepMetrics& metrics);
 
@@ -56,6 +63,7 @@ class RunOutputs {
   LiveReport report_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<TensorBoardLog> tensorboard_;
+  std::optional<QuorumLog> quorums_;
 };
 
 } // namespace weft::recipes

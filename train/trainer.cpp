@@ -410,7 +410,7 @@ std::vector<MicroLoss> Trainer::compute_gradients_together(
     }
     share_ = step.share(loader_.accumulation_steps());
     metrics.groups = step.groups();
-    metrics.epoch = manager_->epochs();
+    metrics.epoch = manager_->epoch();
     is_in_step_ = true;
     const auto back = c10::make_scope_exit([this] { is_in_step_ = false; });
     auto losses = compute_gradients(step.number(), metrics);
@@ -419,6 +419,10 @@ std::vector<MicroLoss> Trainer::compute_gradients_together(
     }
     job_.optimizer->zero_grad();
   }
+}
+
+std::optional<elastic::Quorum> Trainer::take_quorum() {
+  return manager_ ? manager_->take_quorum() : std::nullopt;
 }
 
 void Trainer::run_together(const std::function<void()>& act) {

@@ -62,6 +62,9 @@ class Trainer {
   /// Returns true if the last train_step() did nothing, because the other
   /// groups have done all steps.
   bool is_over() const { return begun_.has_value(); }
+  /// Returns the groups of the last step if they are others than before: see
+  /// elastic::Manager.
+  std::optional<elastic::Quorum> take_quorum();
   /// Runs `act`, which may save, as a step without gradients after the last
   /// one, and again if a group is lost meanwhile.
   /// Collective: all ranks of all groups.

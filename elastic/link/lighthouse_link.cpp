@@ -115,6 +115,8 @@ std::shared_ptr<LighthouseLink> LighthouseLink::from_env() {
       mesh::env::get_int(kFd, 0, std::numeric_limits<int32_t>::max());
   const auto group =
       mesh::env::get_int(kGroup, 1, std::numeric_limits<int64_t>::max());
+  const auto number = mesh::env::get_int(
+      "REPLICA_GROUP_ID", 0, std::numeric_limits<int32_t>::max());
   if (!fd || !group) {
     throw_error<mesh::UsageError>(
         "[lighthouse] this process has no connection to a lighthouse. Start it "
@@ -125,18 +127,16 @@ std::shared_ptr<LighthouseLink> LighthouseLink::from_env() {
   ::fcntl(static_cast<int>(*fd), F_SETFD, FD_CLOEXEC);
   return std::make_shared<LighthouseLink>(
       base::UniqueFd(static_cast<int>(*fd)),
-      static_cast<GroupId>(*group),
-      mesh::env::get("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0");
+      GroupLife{
+          .id = static_cast<GroupId>(*group),
+          .number = number.value_or(0),
+          .is_restarted =
+              mesh::env::get("TORCHELASTIC_RESTART_COUNT").value_or("0") !=
+              "0"});
 }
 
-LighthouseLink::LighthouseLink(
-    base::UniqueFd fd,
-    GroupId group,
-    bool is_restarted)
-    : fd_(std::move(fd)),
-      group_(group),
-      is_restarted_(is_restarted),
-      thread_([this] { read(); }) {}
+LighthouseLink::LighthouseLink(base::UniqueFd fd, GroupLife group)
+    : fd_(std::move(fd)), group_(group), thread_([this] { read(); }) {}
 
 LighthouseLink::~LighthouseLink() {
   ::shutdown(fd_.get(), SHUT_RDWR);

@@ -22,6 +22,16 @@ class Store;
 
 namespace weft::elastic {
 
+/// The replica group of a worker.
+struct GroupLife {
+  GroupId id = 0;
+  /// The number of the group, which all its lives have.
+  int64_t number = 0;
+  /// Whether weftrun has started the group again, so that others have the
+  /// state.
+  bool is_restarted = false;
+};
+
 /// The connection of a worker to the lighthouse and the store of its weftrun.
 /// Thread-safe.
 class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
@@ -33,16 +43,13 @@ class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
   static std::shared_ptr<LighthouseLink> from_env();
 
   /// Takes the connection `fd` of a worker of `group`.
-  LighthouseLink(base::UniqueFd fd, GroupId group, bool is_restarted = false);
+  LighthouseLink(base::UniqueFd fd, GroupLife group);
   /// Closes the connection. Must not be called by a reply's handler.
   ~LighthouseLink();
   LighthouseLink(const LighthouseLink&) = delete;
   LighthouseLink& operator=(const LighthouseLink&) = delete;
 
-  GroupId group() const { return group_; }
-  /// Whether weftrun has started the group again, so that others have the
-  /// state.
-  bool is_restarted() const { return is_restarted_; }
+  const GroupLife& group() const { return group_; }
   /// Calls `on_reply`, which may be empty, for each reply from now on, on a
   /// thread of this object. Returns when no earlier one is running. Must not be
   /// called by one.
@@ -61,8 +68,7 @@ class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
   void take(const Message& message);
 
   const base::UniqueFd fd_;
-  const GroupId group_;
-  const bool is_restarted_;
+  const GroupLife group_;
   std::mutex send_mutex_;
 
   std::mutex mutex_;

@@ -3,6 +3,8 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
+#include <string>
 #include <string_view>
 
 #include <sys/epoll.h>
@@ -53,7 +55,15 @@ base::UniqueFd Coordinator::connect_worker(
   return worker_end;
 }
 
-void Coordinator::lose(elastic::GroupId group) {
+void Coordinator::lose(elastic::GroupId group, const std::string& why) {
+  if (!why.empty()) {
+    constexpr elastic::KeyValueStore::Client kNobody = UINT64_MAX;
+    store_.handle(
+        kNobody,
+        {.op = elastic::StoreRequest::Op::kSet,
+         .keys = {elastic::ended_key(group)},
+         .value = std::to_string(elastic::now().count()) + " " + why});
+  }
   lighthouse_.lose(group);
   update();
 }

@@ -36,8 +36,8 @@ class Coordinator {
   /// returns the end for the worker. An earlier one of the same worker is
   /// closed.
   base::UniqueFd connect_worker(int local_rank, elastic::GroupId group);
-  /// Takes the news that a worker of the group has ended.
-  void lose(elastic::GroupId group);
+  /// Takes the news that a worker of the group has ended, and why if it failed.
+  void lose(elastic::GroupId group, const std::string& why = "");
   /// Takes the news that a group has done all its steps.
   void finish(elastic::GroupId group);
   /// Returns the groups to end, which the others cannot go on without and do

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,12 +38,14 @@ class Launcher {
     const std::lock_guard lock(mutex_);
     return std::make_shared<LighthouseLink>(
         coordinator_.connect_worker(worker, group),
-        group,
-        std::cmp_greater(group, groups_));
+        GroupLife{
+            .id = group,
+            .number = worker,
+            .is_restarted = std::cmp_greater(group, groups_)});
   }
-  void lose(GroupId group) {
+  void lose(GroupId group, const std::string& why = "") {
     const std::lock_guard lock(mutex_);
-    coordinator_.lose(group);
+    coordinator_.lose(group, why);
   }
   std::vector<GroupId> epoch_members() {
     const std::lock_guard lock(mutex_);

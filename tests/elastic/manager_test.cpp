@@ -33,6 +33,8 @@ namespace weft::elastic {
 namespace {
 
 using Options = ddp::DistributedDataParallelOptions;
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using weft::test::message_of_thrown;
 
@@ -124,6 +126,8 @@ struct Record {
   /// The samples whose gradients a group had given away when it ended.
   std::map<int64_t, std::pair<int64_t, int64_t>> given_away;
   std::map<GroupId, int64_t> epochs;
+  /// What the first rank of each group was told of the groups.
+  std::map<GroupId, std::vector<Quorum>> quorums;
 };
 
 /// How the groups of a test are made.
@@ -142,7 +146,7 @@ void train(
     const Disturbance& disturbance,
     Record& record) {
   at::set_num_threads(1);
-  const auto id = link->group();
+  const auto id = link->group().id;
   const auto mesh =
       mesh::DeviceMesh::create(world, {1, world.world_size()}, {"dp", "tp"});
   auto net = make_net();
@@ -199,6 +203,9 @@ void train(
       }
       optimizer.step();
       const std::lock_guard lock(record.mutex);
+      if (const auto quorum = manager.take_quorum()) {
+        record.quorums[id].push_back(*quorum);
+      }
       if (step.counts()) {
         record.applied[step.number()].emplace(begin, end);
       }
@@ -240,7 +247,7 @@ bool run_group(
     thread.join();
   }
   if (is_lost) {
-    launcher.lose(id);
+    launcher.lose(id, "exit code 9");
   }
   return is_lost;
 }
@@ -320,6 +327,34 @@ void expect_equal_ends(const Record& record) {
   expect_each_sample_once(record);
 }
 
+/// What a group says of another one that is lost in step 10 and may return.
+void expect_quorums(
+    const std::vector<Quorum>& quorums,
+    int64_t lost,
+    Point point,
+    bool returns) {
+  // It may be back before the others have done a step without it.
+  const bool is_at_once = returns && quorums.size() == 2;
+  ASSERT_EQ(std::ssize(quorums), returns && !is_at_once ? 3 : 2);
+  EXPECT_EQ(quorums[0].step, 0);
+  EXPECT_EQ(std::ssize(quorums[0].joined), 3);
+  EXPECT_EQ(std::ssize(quorums[1].groups), is_at_once ? 3 : 2);
+  ASSERT_EQ(std::ssize(quorums[1].lost), 1);
+  EXPECT_EQ(quorums[1].lost[0].group, lost);
+  EXPECT_EQ(quorums[1].lost[0].why, "exit code 9");
+  EXPECT_GT(quorums[1].reconfigure_ms, 0);
+  if (point == Point::kBeforeBackward) {
+    EXPECT_EQ(quorums[1].step, 10);
+    EXPECT_EQ(quorums[1].steps_redone, 1);
+  } else { // Of step 10 or 11 it depends on who was prepared.
+    EXPECT_THAT(quorums[1].step, AnyOf(10, 11));
+    EXPECT_LE(quorums[1].steps_redone, 1);
+  }
+  if (returns) {
+    EXPECT_THAT(quorums.back().joined, ElementsAre(lost));
+  }
+}
+
 /// Three groups, of which one is lost at a point of step 10. If it `returns`, a
 /// new life of it begins at once.
 void lose_a_group(
@@ -358,6 +393,9 @@ void lose_a_group(
   EXPECT_EQ(std::ssize(record.weights), returns ? 3 : 2);
   EXPECT_FALSE(record.weights.contains(lost));
   expect_equal_ends(record);
+  const auto survivor = GroupId{lost == 1 ? 2U : 1U};
+  const auto number = static_cast<int64_t>(lost - 1) * groups.ranks;
+  expect_quorums(record.quorums[survivor], number, point, returns);
 }
 
 TEST(Manager, GroupsGoOnWhereverOneIsLost) {

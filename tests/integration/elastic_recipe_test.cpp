@@ -140,6 +140,10 @@ TEST_P(KilledGroup, LeavesNoTraceInTheNumbers) {
   }
   run.send(SIGTERM);
   ASSERT_EQ(run.wait(), 128 + SIGTERM) << run.error();
+  Process quorum({WEFT_WEFT, "quorum", "killed"}, folder_);
+  ASSERT_EQ(quorum.wait(), 0) << quorum.error();
+  EXPECT_THAT(quorum.output(), HasSubstr("lost (SIGKILL)"));
+  EXPECT_THAT(quorum.output(), HasSubstr("groups lost 2 times"));
   const auto steps = static_cast<int>(metrics("killed").size());
   expect_success(plain("straight", steps));
   expect_each_step_once("killed", "straight");
@@ -193,6 +197,12 @@ TEST_F(ElasticRecipeTest, AGroupWithAnotherRecipeIsRefusedAndTheOthersGoOn) {
     run.send(SIGTERM);
     EXPECT_EQ(run.wait(), 128 + SIGTERM) << run.error();
   }
+}
+
+TEST_F(ElasticRecipeTest, QuorumNeedsTheFolderOfAnElasticRun) {
+  Process quorum({WEFT_WEFT, "quorum", "nowhere"}, folder_);
+  EXPECT_EQ(quorum.wait(), 2);
+  EXPECT_THAT(quorum.error(), HasSubstr("nowhere: has no quorum.jsonl"));
 }
 
 TEST_F(ElasticRecipeTest, NeedsReplicaGroups) {

@@ -36,8 +36,8 @@ struct StepMetrics {
   bool skipped = false;
   /// True if an evaluation was due but the run was asked to stop.
   bool eval_interrupted = false;
-  /// In an elastic run: the number of replica groups that took part, and of
-  /// the epochs that this one has entered. 0 in others.
+  /// In an elastic run: the number of replica groups whose gradients count, and
+  /// that of the epoch (elastic::Quorum::epoch). 0 in others.
   int64_t groups = 0;
   int64_t epoch = 0;
 };

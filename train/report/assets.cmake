@@ -13,6 +13,6 @@ endfunction()
 
 weft_read_page(WEFT_REPORT_PAGE page.html)
 weft_read_page(WEFT_REPORT_STYLE report.css)
-weft_read_page(WEFT_REPORT_SCRIPT format.js curve.js chart.js mesh.js report.js)
+weft_read_page(WEFT_REPORT_SCRIPT format.js curve.js chart.js mesh.js groups.js report.js)
 set(WEFT_REPORT_ASSETS ${CMAKE_CURRENT_BINARY_DIR}/report_assets.cpp)
 configure_file(report/assets.cpp.in ${WEFT_REPORT_ASSETS} @ONLY)

@@ -193,6 +193,14 @@ std::string for_script(const ordered_json& json) {
   return text;
 }
 
+ordered_json quorums_json(const std::vector<QuorumEntry>& quorums) {
+  auto lines = ordered_json::array();
+  for (const auto& entry : quorums) {
+    lines.push_back(ordered_json::parse(quorum_line(entry)));
+  }
+  return lines;
+}
+
 void append_run(
     std::string& text,
     const RunData& run,
@@ -208,6 +216,7 @@ void append_run(
        {"summary", summary(run.metrics)},
        {"restarts", indices_of(run.metrics.restarts, run.metrics.points)},
        {"recipe", run.recipe},
+       {"quorum", quorums_json(run.quorums)},
        {"layout",
         run.layout ? ordered_json::parse(to_json(*run.layout)) : nullptr}});
   text.pop_back(); // the object's end

@@ -127,6 +127,16 @@ void read_layout(RunData& run) {
   }
 }
 
+void read_quorums(RunData& run) {
+  auto history = QuorumHistory::read(
+      (std::filesystem::path(run.folder) / "quorum.jsonl").string());
+  run.quorums = std::move(history.entries);
+  if (history.unreadable > 0) {
+    run.notes.push_back(fmt::format(
+        "quorum.jsonl: {} unreadable lines are left out", history.unreadable));
+  }
+}
+
 std::string folder_name(const std::string& folder) {
   std::error_code error;
   const auto absolute = std::filesystem::weakly_canonical(folder, error);
@@ -178,6 +188,7 @@ RunData read_run(const std::string& folder) {
   }
   read_recipe(run);
   read_layout(run);
+  read_quorums(run);
   return run;
 }
 

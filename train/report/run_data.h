@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "train/metrics/quorum_log.h"
 #include "train/report/metrics_series.h"
 #include "train/report/rank_share.h"
 
@@ -21,6 +22,8 @@ struct RunData {
   /// The dotted keys and their values as text, in the order of the file.
   std::vector<std::pair<std::string, std::string>> recipe;
   std::optional<RankShares> layout;
+  /// The replica groups of an elastic run.
+  std::vector<QuorumEntry> quorums;
   /// The value of train.steps. 0 means unknown.
   int64_t total_steps = 0;
   /// The time at which metrics.jsonl was last modified.

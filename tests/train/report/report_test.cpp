@@ -80,6 +80,24 @@ TEST(Report, HoldsTheRun) {
   EXPECT_EQ(run["notes"], json::array());
 }
 
+TEST(Report, HoldsTheReplicaGroups) {
+  const RunFolder folder;
+  EXPECT_EQ(data_of_run(folder)["quorum"], json::array());
+  folder.write(
+      "quorum.jsonl",
+      R"({"lighthouse":1,"epoch":2,"step":3,"time":4.0,"groups":[0,2],)"
+      R"("joined":[],"lost":[{"group":1,"why":"</script>"}],)"
+      R"("reconfigure_ms":7.5,"steps_redone":1})"
+      "\n{\"epoch\":");
+  const auto run = data_of_run(folder);
+  ASSERT_EQ(run["quorum"].size(), 1U);
+  EXPECT_EQ(run["quorum"][0]["groups"], json::parse("[0,2]"));
+  EXPECT_EQ(run["quorum"][0]["lost"][0]["why"], "</script>");
+  EXPECT_EQ(
+      run["notes"],
+      json::parse(R"(["quorum.jsonl: 1 unreadable lines are left out"])"));
+}
+
 TEST(Report, LoadsNothing) {
   const RunFolder folder;
   auto page = read_text(write_report(folder.path()));

@@ -12,7 +12,8 @@ const axes = {
 
 // A chart of lines, or with `stack: true` of bars one on the other.
 // spec: title, unit, size, zero (y starts at 0), log (may be logarithmic),
-// format, lines() -> [{label, run, color, dash, dots, values, low, high, x}].
+// lanes (a line is a bar where it has values, and losses() are marked), format,
+// lines() -> [{label, run, color, dash, dots, values, low, high, x}].
 class Chart {
   constructor(spec) {
     this.spec = spec;
@@ -63,7 +64,12 @@ class Chart {
       svg('clipPath', { id: clip }, svg('rect', { x: this.area.left - 1, y: this.area.top - 5, width: this.area.width + 6, height: this.area.height + 10 })),
       this.drawAxes(), this.marks, this.over);
     this.drawRestarts();
-    for (const line of this.lines) this.spec.stack ? this.drawBars(line) : this.drawLine(line);
+    for (const line of this.lines) {
+      if (this.spec.stack) this.drawBars(line);
+      else if (this.spec.lanes) this.drawLane(line);
+      else this.drawLine(line);
+    }
+    if (this.spec.lanes) this.drawLosses();
     this.drawMissing();
     this.plot.append(this.canvas);
     this.drawHover();
@@ -124,6 +130,7 @@ class Chart {
       const most = Math.max(...this.lines.flatMap((line) => line.peaks || []));
       if (most > high * 1.3) this.peak = most;
     }
+    if (this.spec.lanes) { low -= 0.6; high += 0.6; }
     if (this.spec.stack || (this.spec.zero && !this.isLog && low > 0)) low = 0;
     if (left === right) {
       const pad = Math.min(0.5, Math.abs(left) / 2 || 0.5);
@@ -207,6 +214,29 @@ class Chart {
       path += `M${(left + gap).toFixed(2)} ${this.py(line.base[i]).toFixed(1)}H${(right - gap).toFixed(2)}V${this.py(line.top[i]).toFixed(1)}H${(left + gap).toFixed(2)}Z`;
     });
     this.marks.append(svg('path', { d: path, fill: line.color, opacity: 0.88 }));
+  }
+
+  drawLane(line) {
+    const xs = line.x.map(this.px);
+    const half = Math.min(8, Math.abs(this.py(0) - this.py(1)) * 0.3);
+    let path = '';
+    for (let i = 0; i < xs.length; ++i) {
+      if (line.values[i] === null) continue;
+      const left = xs[Math.max(0, i - 1)];
+      while (i + 1 < xs.length && line.values[i + 1] !== null) ++i;
+      const y = this.py(line.values[i]);
+      path += `M${left.toFixed(1)} ${(y - half).toFixed(1)}H${Math.max(xs[i], left + 1).toFixed(1)}V${(y + half).toFixed(1)}H${left.toFixed(1)}Z`;
+    }
+    this.marks.append(svg('path', { d: path, fill: line.color, opacity: 0.8 }));
+  }
+
+  drawLosses() {
+    for (const { group, index, text } of this.spec.losses()) {
+      const x = this.px(this.lines[0].x[index]);
+      const y = this.py(group);
+      if (!isNumber(x) || !isNumber(y)) continue;
+      this.marks.append(svg('path', { d: `M${x} ${y - 6}l5 6l-5 6l-5 -6Z`, fill: 'var(--bad)' }, svg('title', {}, text)));
+    }
   }
 
   drawRestarts() {
@@ -300,6 +330,10 @@ class Chart {
 
   showRead(found) {
     const values = found.map(({ line, i }) => line.values[i]);
+    if (this.spec.lanes) {
+      this.read.append(format.plural(values.filter(isNumber).length, 'group'));
+      return;
+    }
     const shown = this.spec.stack ? [values.reduce((sum, v) => sum + (v || 0), 0)] : values;
     this.read.append(shown.map(this.spec.format).join(' · '));
   }

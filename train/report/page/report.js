@@ -182,7 +182,8 @@ function chartSection() {
     chart({ title: 'Throughput', unit: 'tokens/s, all ranks', zero: true, format: (v) => format.si(v), lines: everyRun('tokens_per_s') }),
     chart({ title: 'Peak memory', unit: onDevice.length ? 'rank 0; dashed: on the device' : 'resident, rank 0', zero: true, format: format.mebibytes,
       lines: () => [...everyRun('peak_rss_mb')(), ...onDevice.map((run) => ({ ...seriesLine(run, 'peak_device_mb'), dash: '6 3' }))]
-        .map((line) => ({ ...line, exact: true })) }));
+        .map((line) => ({ ...line, exact: true })) }),
+    !isOverlay && data.runs[0].quorum.length > 0 && groupChart(data.runs[0]));
 }
 
 function controls() {
@@ -232,6 +233,8 @@ document.getElementById('page').replaceChildren(...[
   controls(),
   chartSection(),
   isOverlay && [el('h2', {}, 'What differs'), differences()],
+  data.runs.some((run) => run.quorum.length) && perRun('Replica groups', (run) => (run.quorum.length ? quorumTable(run)
+    : el('p', { class: 'soft' }, 'The run had none.'))),
   perRun('Mesh', meshSection),
   perRun('Recipe', recipeCards),
   el('footer', {}, `${data.made_by} · ${data.runs.map((run) => `${run.folder}: ${format.plural(run.lines, 'line')} of metrics`

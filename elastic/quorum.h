@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "elastic/link/lighthouse_link.h"
+#include "lighthouse/messages.h"
+
+namespace weft::elastic {
+
+/// The replica groups that train together from a step on, and what has changed
+/// since the quorum before.
+struct Quorum {
+  struct Lost {
+    int64_t group = 0;
+    /// "SIGKILL", "exit code 150". Empty if weftrun does not know it to have
+    /// ended.
+    std::string why;
+  };
+
+  /// Tells the runs of weftrun apart; a later one has a larger number.
+  uint64_t lighthouse = 0;
+  /// Counted by weftrun since its start. Epochs without a step are left out.
+  int64_t epoch = 0;
+  /// The first step, counted from 0.
+  int64_t step = 0;
+  /// Numbers of replica groups, in the order of their ranks.
+  std::vector<int64_t> groups;
+  std::vector<int64_t> joined;
+  std::vector<Lost> lost;
+  /// The time from the end of the epoch before, or from the end of the process
+  /// that was lost, until the groups have met.
+  double reconfigure_ms = 0;
+  /// How many steps were begun again.
+  int64_t steps_redone = 0;
+  /// The state that this group has sent to another one, in bytes, and how long
+  /// that took.
+  int64_t state_bytes = 0;
+  double state_ms = 0;
+};
+
+/// Puts the quorums of a group together.
+class QuorumRecorder {
+ public:
+  /// Takes the connection through which weftrun says why a group was lost.
+  explicit QuorumRecorder(std::shared_ptr<LighthouseLink> link);
+
+  /// Says that the groups of an epoch have met. `numbers` are those of the
+  /// replica groups, in the order of `epoch.members`. `left` is the time at
+  /// which this group left the epoch before, or 0.
+  void enter(
+      const Epoch& epoch,
+      const std::vector<int64_t>& numbers,
+      Time left,
+      Time now);
+  void begin_step(int64_t step);
+  void note_transfer(int64_t bytes, double ms);
+  /// Says that a step is committed.
+  void commit(int64_t step);
+  /// Returns the quorum of the last commit if it is another one than before.
+  std::optional<Quorum> take();
+
+ private:
+  struct Ended {
+    Time when{0};
+    std::string why;
+  };
+  std::optional<Ended> ended(GroupId group) const;
+
+  const std::shared_ptr<LighthouseLink> link_;
+  int64_t begun_step_ = -1;
+  /// Numbers of groups, by life, of the last quorum.
+  std::map<GroupId, int64_t> members_;
+  /// Likewise of the quorum that has no commit yet.
+  std::map<GroupId, int64_t> next_members_;
+  std::optional<Quorum> next_;
+  std::optional<Quorum> taken_;
+};
+
+} // namespace weft::elastic
