@@ -124,6 +124,8 @@ struct FsdpConfig {
 struct ElasticConfig {
   /// "none" or "fixed".
   std::string batch = "none";
+  int64_t min_groups = 1;
+  int64_t join_timeout_s = 60;
   bool is_on() const { return batch != "none"; }
   bool operator==(const ElasticConfig&) const = default;
 };

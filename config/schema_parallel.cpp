@@ -248,6 +248,18 @@ std::vector<Key> elastic_keys() {
               "has the same samples; only the order of additions depends on "
               "the groups.",
        .choices = {"none", "fixed"}},
+      {.path = "elastic.min_groups",
+       .field = member<&Recipe::elastic, &ElasticConfig::min_groups>,
+       .doc = "The fewest groups that train. If fewer are left, they wait for "
+              "others.",
+       .range = at_least(1)},
+      {.path = "elastic.join_timeout_s",
+       .field = member<&Recipe::elastic, &ElasticConfig::join_timeout_s>,
+       .doc = "How long fewer groups than min_groups that have trained wait. "
+              "Then they save and end with exit code 150, and weftrun starts "
+              "them again.",
+       .unit = "s",
+       .range = between(1, kSecondsADay)},
   };
 }
 

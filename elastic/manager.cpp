@@ -253,7 +253,12 @@ void Manager::beat() {
 
 void Manager::report(const Lock& /*lock*/) {
   try {
-    link_->send(member_.report(now()));
+    auto report = member_.report(now());
+    report.min_groups = options_.min_groups;
+    report.join_timeout = options_.join_timeout;
+    report.is_stopping =
+        options_.is_asked_to_stop && options_.is_asked_to_stop();
+    link_->send(report);
   } catch (const CommError&) {
     link_error_ = std::current_exception();
     changed_.notify_all();
@@ -337,6 +342,9 @@ Step Manager::begin_step() {
       enter_next_epoch();
     }
     if ((is_ready_ || compare_states()) && !is_known_to_fail()) {
+      if (are_too_few()) {
+        end_with_too_few();
+      }
       quorum_.begin_step(step());
       return Step(*this, step(), counting_groups_, position_);
     }
@@ -627,16 +635,16 @@ bool Manager::compare_states() {
     record_quorum(all.select(1, 1).contiguous());
     counting_groups_ = group_->size();
     position_ = group_->rank();
-    if (with_state < group_->size()) {
+    if (with_state < group_->size() && !are_too_few()) {
       auto number =
           at::full({1}, has_state_ ? step() : options_.step, at::kLong);
       group_->broadcast(number, source, "step").wait();
       start = number.item<int64_t>();
       start_transfer(source, have_state);
     }
-    if (with_state == 0) {
+    if (with_state == 0 && transfer_) {
       transfer_->wait();
-    } else {
+    } else if (with_state > 0) {
       counting_groups_ = with_state;
       position_ =
           has_state_
@@ -651,7 +659,7 @@ bool Manager::compare_states() {
   if (leads() && has_arrived) {
     const std::lock_guard lock(mutex_);
     goes_on = !has_ended(entered_.number);
-    if (goes_on && with_state == 0) {
+    if (goes_on && with_state == 0 && !are_too_few()) {
       member_.take_state(start);
     }
   }
@@ -661,15 +669,41 @@ bool Manager::compare_states() {
     }
     return false;
   }
-  if (!has_state_) {
-    const std::lock_guard lock(mutex_);
-    step_ = start;
-  }
-  if (with_state == 0) {
-    take_state();
+  if (!are_too_few()) {
+    if (!has_state_) {
+      const std::lock_guard lock(mutex_);
+      step_ = start;
+    }
+    if (with_state == 0) {
+      take_state();
+    }
   }
   is_ready_ = true;
   return true;
+}
+
+bool Manager::are_too_few() const {
+  return group_->size() < options_.min_groups;
+}
+
+/// The groups have waited for others. They end together, so that none begins
+/// again before the state is saved.
+void Manager::end_with_too_few() {
+  const bool saves = has_state_ && position_ == 0 && options_.save;
+  if (saves) {
+    options_.save();
+  }
+  try {
+    group_->barrier("end");
+  } catch (const CommError&) { // That one ends, too.
+  }
+  throw_error<CommError>(mesh::detail::concat(
+      "[elastic] replica groups >= min_groups: ",
+      group_->size(),
+      " vs ",
+      options_.min_groups,
+      ". The groups that are left have waited for others and end after step ",
+      step()));
 }
 
 /// `numbers` are those of the replica groups, in the order of ranks.

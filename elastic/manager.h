@@ -42,6 +42,17 @@ struct ManagerOptions {
   /// The number of steps that the state has when the program starts, for
   /// example that of the checkpoint it has loaded. The same on all groups.
   int64_t step = 0;
+  /// The fewest groups that train. Fewer wait for others: without limit if they
+  /// have nothing to save, otherwise for `join_timeout`, or until
+  /// `is_asked_to_stop` returns true on rank 0 of one of them. Then `save` is
+  /// called on all ranks of the first group that has the state, and
+  /// begin_step() throws a CommError on all.
+  int64_t min_groups = 1;
+  std::chrono::milliseconds join_timeout = std::chrono::minutes(1);
+  /// Called on a thread of the manager. May be empty.
+  std::function<bool()> is_asked_to_stop = {};
+  /// Saves the state after Manager::step() steps. May be empty.
+  std::function<void()> save = {};
 };
 
 /// One try at a step: the groups that take part, and the step's end.
@@ -166,8 +177,9 @@ class Manager {
   /// group gets the state during the step, and has it when Step::commit()
   /// returns true.
   /// Collective: all ranks of all groups.
-  /// Throws: CommError if weftrun or a rank of this group has gone;
-  /// DisagreementError if the groups have registered different states.
+  /// Throws: CommError if weftrun or a rank of this group has gone, or if there
+  /// are fewer groups than ManagerOptions::min_groups; DisagreementError if the
+  /// groups have registered different states.
   Step begin_step();
 
   /// Adds `tensor` over the groups of the step, in place. A failure is kept for
@@ -233,6 +245,8 @@ class Manager {
   Entry try_to_enter(const Place& place);
   void meet(const Place& place);
   bool compare_states();
+  bool are_too_few() const;
+  [[noreturn]] void end_with_too_few();
   void start_transfer(int64_t source, const at::Tensor& have_state);
   void record_quorum(const at::Tensor& numbers);
   void wait_for_transfer();

@@ -106,6 +106,36 @@ std::vector<GroupId> Lighthouse::joiners(Time now) const {
   return result;
 }
 
+// Whether groups may begin an epoch: if they are not too few, or have waited
+// for others as long as they want to. Without a state they have nothing to save
+// and wait on.
+bool Lighthouse::are_enough(
+    const std::vector<GroupId>& members,
+    bool have_state,
+    Time now) {
+  int64_t fewest = options_.min_groups;
+  for (const auto& [id, group] : groups_) {
+    if (group.report && !group.has_ended) {
+      fewest = std::max(fewest, group.report->min_groups);
+    }
+  }
+  // Those that are left have no more than the end of the last step to do.
+  if (std::ssize(members) >= fewest || has_finished_) {
+    short_since_.reset();
+    return true;
+  }
+  Time timeout{0};
+  bool are_stopping = false;
+  for (const GroupId member : members) {
+    const auto& report = *groups_.at(member).report;
+    timeout = std::max(timeout, report.join_timeout);
+    are_stopping = are_stopping || report.is_stopping;
+  }
+  short_since_ = short_since_.value_or(now);
+  return are_stopping ||
+         (have_state && timeout > Time{0} && now - *short_since_ >= timeout);
+}
+
 // The newest epoch that the groups know of is the newest one if no epoch can
 // have followed it without one of those that have answered. One that turns up
 // later was made by an earlier lighthouse and has not begun, and can begin now.
@@ -159,8 +189,8 @@ void Lighthouse::try_first_epoch(Time now) {
   }
   const auto count = static_cast<int64_t>(members.size());
   if (count >= options_.expected_groups ||
-      (count >= options_.min_groups &&
-       now - started_ > options_.join_timeout)) {
+      (count > 0 && now - started_ > options_.join_timeout &&
+       are_enough(members, /*have_state=*/false, now))) {
     begin_generation(std::move(members), {});
   }
 }
@@ -196,7 +226,7 @@ void Lighthouse::try_next_epoch(Time now) {
   for (const GroupId group : joiners(now)) {
     members.push_back(group);
   }
-  if (static_cast<int64_t>(members.size()) < options_.min_groups) {
+  if (!are_enough(members, /*have_state=*/true, now)) {
     return;
   }
   if (keeps_majority(members, now)) {
@@ -280,8 +310,7 @@ void Lighthouse::try_new_generation(Time now) {
       return;
     }
   }
-  if (members.empty() ||
-      static_cast<int64_t>(members.size()) < options_.min_groups) {
+  if (members.empty() || !are_enough(members, best != nullptr, now)) {
     return;
   }
   if (best == nullptr && has_finished_) {
@@ -293,6 +322,7 @@ void Lighthouse::try_new_generation(Time now) {
 }
 
 void Lighthouse::begin_epoch(std::vector<GroupId> members, const Commit& base) {
+  short_since_.reset();
   current_ = Epoch{
       {ballot_, ++count_}, current_->generation, std::move(members), base};
 }
@@ -300,6 +330,7 @@ void Lighthouse::begin_epoch(std::vector<GroupId> members, const Commit& base) {
 void Lighthouse::begin_generation(
     std::vector<GroupId> members,
     const Commit& base) {
+  short_since_.reset();
   const EpochNumber number{ballot_, ++count_};
   current_ = Epoch{number, number, std::move(members), base};
   acknowledged_ = {};

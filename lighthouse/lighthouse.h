@@ -19,7 +19,7 @@ struct LighthouseOptions {
   /// A group that got no answer for this time applies no step. The same on all
   /// groups.
   Time lease = std::chrono::seconds(30);
-  /// The fewest groups of an epoch.
+  /// The fewest groups of an epoch. See also Report::min_groups.
   int64_t min_groups = 1;
   /// The number of groups for which the first epoch waits, and for how long.
   int64_t expected_groups = 1;
@@ -79,6 +79,8 @@ class Lighthouse {
   bool is_silent_for_lease(GroupId id, Time now) const;
   bool has_left_current(GroupId member) const;
   std::vector<GroupId> joiners(Time now) const;
+  bool
+  are_enough(const std::vector<GroupId>& members, bool have_state, Time now);
   bool is_in_trouble(Time now) const;
   void adopt_reported_epoch();
   void note_acknowledged();
@@ -98,6 +100,8 @@ class Lighthouse {
   uint64_t count_ = 0;
   Commit acknowledged_;
   bool has_finished_ = false;
+  /// The time since which fewer groups than min_groups wait.
+  std::optional<Time> short_since_;
   std::vector<GroupId> blocked_by_;
 };
 

@@ -101,6 +101,13 @@ struct Report {
   bool is_held = false;
   /// Whether the group has done all its steps. Its last report.
   bool has_finished = false;
+  /// The fewest groups that are to train, and how long fewer that have a state
+  /// wait for others. After that they begin an epoch, in which they save and
+  /// end. 0 waits without limit.
+  int64_t min_groups = 1;
+  Time join_timeout{0};
+  /// Whether the group is to end, so that nobody waits for others.
+  bool is_stopping = false;
 };
 
 enum class Directive {

@@ -292,7 +292,8 @@ class Run {
     trainer_.set_stop_request(is_stop_requested);
     integrity_checker_.begin(trainer_.state_after(first));
     if (recipe_.elastic.is_on()) {
-      trainer_.join_groups(first);
+      trainer_.join_groups(
+          first, [this](int64_t step) { save_before_end(step); });
     }
     for (int64_t step = first; step < recipe_.train.steps;) {
       step = run_step(step);
@@ -342,6 +343,7 @@ class Run {
     } else {
       write(metrics);
     }
+    newest_metrics_ = metrics;
     log_line(note);
     stragglers_.step_done();
     if (stops) {
@@ -457,6 +459,20 @@ class Run {
       write(last_metrics_);
     }
     export_at(last);
+  }
+
+  // The other groups wait, and all end after that, because they are too few.
+  void save_before_end(int64_t step) {
+    follow_leader(step);
+    wait_for_folder();
+    if (!is_saved(step) && !save(newest_metrics_, true)) {
+      throw_last_not_saved(step);
+    }
+    auto stops = at::full({1}, is_stop_requested() ? 1 : 0, at::kLong);
+    world_.group().broadcast(stops, 0, "stop").wait();
+    if (stops.item<int64_t>() != 0) {
+      throw_preempted(step, true);
+    }
   }
 
   // Another group that was stopped may have it until weftrun ends that one.
@@ -599,6 +615,7 @@ class Run {
   StragglerMonitor stragglers_;
 
   // Of an elastic run: what another group may have to write.
+  StepMetrics newest_metrics_;
   StepMetrics last_metrics_;
   bool is_ended_ = false;
   std::map<int64_t, std::string> recent_lines_;

@@ -311,12 +311,21 @@ StepMetrics Trainer::train_step(int64_t step) {
 
 // ---- elastic ----------------------------------------------------------------
 
-void Trainer::join_groups(int64_t step) {
+void Trainer::join_groups(
+    int64_t step,
+    const std::function<void(int64_t)>& save) {
   manager_ = std::make_unique<elastic::Manager>(
       world_,
       elastic::ManagerOptions{
           .timeout = std::chrono::seconds(recipe_.comm.timeout_s),
-          .step = step});
+          .step = step,
+          .min_groups = recipe_.elastic.min_groups,
+          .join_timeout = std::chrono::seconds(recipe_.elastic.join_timeout_s),
+          .is_asked_to_stop = is_stop_requested_,
+          .save = [this, save] {
+            leads_ = true;
+            save(manager_->step());
+          }});
   job_.ddp->register_comm_hook(elastic::detail::make_comm_hook(*manager_));
   register_state();
   if (manager_->is_restarted()) {

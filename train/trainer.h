@@ -53,9 +53,11 @@ class Trainer {
   const std::string& skip_note() const { return skip_note_; }
 
   /// Joins the other replica groups of an elastic run, after `step` steps. To
-  /// be called before the first step.
+  /// be called before the first step. If too few groups are left, `save` is
+  /// called on all ranks of one of them, with the number of steps that are
+  /// done, and train_step() throws a mesh::CommError.
   /// Throws: mesh::UsageError without weftrun --replica-size.
-  void join_groups(int64_t step);
+  void join_groups(int64_t step, const std::function<void(int64_t)>& save);
   /// Returns true if this group wrote the outputs of an elastic run in the last
   /// step: the first group of the epoch. Always true otherwise.
   bool leads() const { return leads_; }

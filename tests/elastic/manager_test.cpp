@@ -632,6 +632,85 @@ TEST(Manager, RefusesRunningStatistics) {
   manager.register_module("norm", stats(false).ptr());
 }
 
+/// Two groups that want to be two; the second one is lost after three steps.
+/// `meanwhile` is called then.
+void lose_one_of_two(
+    const ManagerOptions& options,
+    const std::function<void(test::Launcher&)>& meanwhile,
+    const std::function<void(Manager&)>& train_the_first) {
+  test::Launcher launcher(2);
+  std::thread second([&] {
+    try {
+      Manager manager(
+          mesh::World::from_store({}, 0, 1), launcher.connect(1, 2), options);
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_TRUE(manager.begin_step().commit());
+      }
+      throw Lost();
+    } catch (const Lost&) {
+      launcher.lose(2);
+    }
+    meanwhile(launcher);
+  });
+  {
+    Manager manager(
+        mesh::World::from_store({}, 0, 1), launcher.connect(0, 1), options);
+    train_the_first(manager);
+  }
+  second.join();
+}
+
+TEST(Manager, TooFewGroupsSaveAndEnd) {
+  for (const bool is_stopped : {false, true}) {
+    std::atomic<bool> stops = false;
+    int64_t saves = 0;
+    ManagerOptions options;
+    options.min_groups = 2;
+    options.join_timeout =
+        is_stopped ? std::chrono::seconds(600) : std::chrono::seconds(1);
+    options.is_asked_to_stop = [&] { return stops.load(); };
+    options.save = [&] { ++saves; };
+    int64_t steps = 0;
+    lose_one_of_two(
+        options,
+        [&](test::Launcher& /*launcher*/) { stops = is_stopped; },
+        [&](Manager& manager) {
+          EXPECT_THAT(
+              message_of_thrown<mesh::CommError>([&] {
+                while (true) {
+                  auto step = manager.begin_step();
+                  EXPECT_EQ(step.groups(), 2);
+                  steps += step.commit() ? 1 : 0;
+                }
+              }),
+              HasSubstr("replica groups >= min_groups: 1 vs 2"));
+          EXPECT_EQ(manager.step(), steps);
+        });
+    EXPECT_EQ(saves, 1);
+    EXPECT_GE(steps, 3);
+  }
+}
+
+TEST(Manager, TooFewGroupsGoOnWhenOthersCome) {
+  ManagerOptions options;
+  options.min_groups = 2;
+  options.join_timeout = std::chrono::seconds(600);
+  options.save = [] { FAIL(); };
+  const auto finish = [](Manager& manager) {
+    while (manager.step() < 6) {
+      manager.begin_step().commit();
+    }
+  };
+  lose_one_of_two(
+      options,
+      [&](test::Launcher& launcher) {
+        Manager manager(
+            mesh::World::from_store({}, 0, 1), launcher.connect(1, 3), options);
+        finish(manager);
+      },
+      finish);
+}
+
 TEST(Manager, AFailureThatNoLossExplainsIsThrown) {
   on_two_groups([](int worker, Manager& manager) {
     EXPECT_THAT(

@@ -199,6 +199,44 @@ TEST_F(ElasticRecipeTest, AGroupWithAnotherRecipeIsRefusedAndTheOthersGoOn) {
   }
 }
 
+TEST_F(ElasticRecipeTest, AGroupThatWaitsForOthersSavesWhenItIsStopped) {
+  auto words = elastic({2, 1}, "waits");
+  words.emplace_back("elastic.min_groups=2");
+  Process run(words, folder_);
+  ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "waits", 2));
+  kill(worker(run.pid(), "waits/checkpoints", true), SIGKILL);
+  std::this_thread::sleep_for(milliseconds(500));
+  run.send(SIGTERM);
+  ASSERT_EQ(run.wait(), 128 + SIGTERM) << run.error();
+  const auto steps = static_cast<int>(metrics("waits").size());
+  expect_success(plain("straight", steps + 5));
+  Process more(plain("waits", steps + 5), folder_);
+  ASSERT_EQ(more.wait(), 0) << more.error();
+  EXPECT_THAT(
+      more.output(),
+      HasSubstr(
+          "resumes from waits/checkpoints/step-" + std::to_string(steps)));
+  expect_each_step_once("waits", "straight");
+}
+
+TEST_F(ElasticRecipeTest, TooFewGroupsSaveAndBeginAgainWithOthers) {
+  auto words = elastic({2, 1}, "few");
+  words.insert(
+      words.end(), {"elastic.min_groups=2", "elastic.join_timeout_s=1"});
+  Process run(words, folder_);
+  for (int i = 0; i < 2; ++i) { // The second time it comes back after a second.
+    ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "few", 2));
+    kill(worker(run.pid(), "few/checkpoints", false), SIGKILL);
+  }
+  ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "few", 2));
+  run.send(SIGTERM);
+  ASSERT_EQ(run.wait(), 128 + SIGTERM) << run.error();
+  EXPECT_THAT(run.error(), HasSubstr("replica groups >= min_groups: 1 vs 2"));
+  const auto steps = static_cast<int>(metrics("few").size());
+  expect_success(plain("straight", steps));
+  expect_each_step_once("few", "straight");
+}
+
 TEST_F(ElasticRecipeTest, QuorumNeedsTheFolderOfAnElasticRun) {
   Process quorum({WEFT_WEFT, "quorum", "nowhere"}, folder_);
   EXPECT_EQ(quorum.wait(), 2);

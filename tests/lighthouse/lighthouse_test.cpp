@@ -41,6 +41,12 @@ class Training {
   Member& member(GroupId id) { return members_.at(id); }
   Lighthouse& lighthouse() { return *lighthouse_; }
   Time now() const { return now_; }
+  /// What groups say from now on.
+  void want(int64_t min_groups, Time join_timeout) {
+    min_groups_ = min_groups;
+    join_timeout_ = join_timeout;
+  }
+  void stop() { is_stopping_ = true; }
   void wait(Time time) { now_ += time; }
 
   /// The process has ended, as its supervisor says.
@@ -64,7 +70,11 @@ class Training {
       wait(milliseconds(1));
       for (auto& [id, member] : members_) {
         if (!gone_.contains(id)) {
-          lighthouse_->receive(member.report(now_), now_);
+          auto report = member.report(now_);
+          report.min_groups = min_groups_;
+          report.join_timeout = join_timeout_;
+          report.is_stopping = is_stopping_;
+          lighthouse_->receive(report, now_);
           lighthouse_->update(now_);
           member.receive(lighthouse_->reply(id, now_), now_);
         }
@@ -111,6 +121,9 @@ class Training {
   }
 
   Time now_ = seconds(100);
+  int64_t min_groups_ = 1;
+  Time join_timeout_{0};
+  bool is_stopping_ = false;
   Time lease_{0};
   uint64_t ballot_ = 1;
   std::optional<Lighthouse> lighthouse_;
@@ -347,6 +360,62 @@ TEST(Lighthouse, FewerGroupsThanAskedForWait) {
   run.settle();
   EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(1, newcomer));
   EXPECT_EQ(run.member(1).phase(), Phase::kTraining);
+}
+
+TEST(Lighthouse, FewerGroupsThanTheyWantWaitForSomeTime) {
+  Training run(3);
+  run.want(2, seconds(10));
+  run.settle();
+  run.end(3);
+  run.settle();
+  EXPECT_EQ(run.member(1).phase(), Phase::kTraining);
+  run.end(2);
+  run.settle();
+  EXPECT_EQ(run.member(1).phase(), Phase::kOutside);
+  run.wait(seconds(9));
+  run.settle();
+  EXPECT_EQ(run.member(1).phase(), Phase::kOutside);
+  run.wait(seconds(1));
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), ElementsAre(1)); // to save and end
+  // The time begins again.
+  const auto newcomer = run.start_group();
+  run.member(1).leave();
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(1, newcomer));
+  run.end(newcomer);
+  run.wait(seconds(9));
+  run.settle();
+  EXPECT_EQ(run.member(1).phase(), Phase::kOutside);
+  // A signal ends the wait.
+  run.stop();
+  run.settle();
+  EXPECT_EQ(run.member(1).phase(), Phase::kTraining);
+}
+
+TEST(Lighthouse, FewerGroupsThanTheyWantWaitOnIfTheyHaveNothingToSave) {
+  Training run(2);
+  run.want(2, seconds(10));
+  run.settle();
+  run.end(1);
+  run.end(2);
+  const auto first = run.start_group();
+  run.wait(seconds(1000));
+  run.settle();
+  EXPECT_EQ(run.member(first).phase(), Phase::kOutside);
+  const auto second = run.start_group();
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(first, second));
+}
+
+TEST(Lighthouse, TheEndOfTheLastStepNeedsNoOtherGroups) {
+  Training run(2);
+  run.want(2, seconds(10));
+  run.settle();
+  run.step();
+  run.member(1).finish();
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), ElementsAre(2));
 }
 
 TEST(Lighthouse, AGroupFollowsTheNewestLighthouseOnly) {

@@ -95,6 +95,15 @@ Recipe recipe_of_group(
               "weftrun without --replica-size",
               *groups));
     }
+    for (const auto* key : {"elastic.min_groups", "elastic.join_timeout_s"}) {
+      if (value_of(recipe, key) != value_of(Recipe(), key)) {
+        refuse(
+            recipe,
+            key,
+            "it has no effect without replica groups. Set elastic.batch=fixed, "
+            "or leave it out");
+      }
+    }
     validate(recipe, group_size);
     return recipe;
   }
@@ -109,6 +118,17 @@ Recipe recipe_of_group(
             recipe.elastic.batch));
   }
   resolve_groups(recipe, group_size, *groups);
+  if (recipe.elastic.min_groups > *groups) {
+    refuse(
+        recipe,
+        "elastic.min_groups",
+        fmt::format(
+            "{} vs {} replica groups, of which weftrun starts no more. Set "
+            "elastic.min_groups to at most {}",
+            recipe.elastic.min_groups,
+            *groups,
+            *groups));
+  }
   check_options(recipe);
   validate(recipe, *groups * group_size);
   recipe.mesh.dp = 1;

@@ -82,6 +82,25 @@ TEST(ReplicaGroups, AreOfElasticRunsOnly) {
   EXPECT_THAT(refusal({"elastic.batch=exact"}, 1, 4), HasSubstr("none, fixed"));
 }
 
+TEST(ReplicaGroups, AreNotFewerThanMinGroups) {
+  EXPECT_THAT(
+      refusal({"elastic.min_groups=5", "mesh.dp=4"}, 1, 4),
+      HasSubstr("elastic.min_groups: 5 vs 4 replica groups"));
+  EXPECT_THAT(
+      refusal({"elastic.batch=none", "elastic.min_groups=2"}, 1, std::nullopt),
+      HasSubstr("elastic.min_groups: it has no effect without"));
+  EXPECT_EQ(
+      of_group(
+          {"elastic.min_groups=4",
+           "mesh.dp=4",
+           "train.global_batch_size=16",
+           "train.micro_batch_size=4"},
+          1,
+          4)
+          .elastic.min_groups,
+      4);
+}
+
 TEST(ReplicaGroups, RefuseWhatNeedsReplicasThatStayTheSame) {
   EXPECT_EQ(
       refusal({"ddp.comm_hook=powersgd"}, 1, 4),
