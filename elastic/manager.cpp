@@ -152,7 +152,7 @@ Manager::~Manager() {
   }
   {
     const Lock lock(mutex_);
-    if (std::uncaught_exceptions() == 0) {
+    if (std::uncaught_exceptions() == 0 && !has_left_for_good_) {
       member_.finish();
       report(lock);
     }
@@ -205,6 +205,10 @@ int64_t Manager::step() const {
   return step_;
 }
 
+bool Manager::is_run_ending() const {
+  return link_->store()->check({kRunEndsKey});
+}
+
 int64_t Manager::epochs() const {
   const std::lock_guard lock(mutex_);
   return epochs_;
@@ -254,6 +258,7 @@ void Manager::beat() {
 void Manager::report(const Lock& /*lock*/) {
   try {
     auto report = member_.report(now());
+    report.has_left_for_good = has_left_for_good_;
     report.min_groups = options_.min_groups;
     report.join_timeout = options_.join_timeout;
     report.is_stopping =
@@ -436,7 +441,7 @@ bool Manager::is_committed() {
       takes_state = true;
     }
     if (member_.phase() == Phase::kTraining) {
-      leaves = member_.leaves_after_step();
+      leaves = member_.leaves_after_step() || leaves_after_step_;
       member_.prepare();
       lock.unlock();
       auto ready = at::full({1}, leaves ? 1 : 0, at::kLong);
@@ -465,7 +470,8 @@ bool Manager::is_committed() {
   transfer_.reset();
   Lock lock(mutex_);
   ++step_;
-  if (decision[1] != 0) { // All leave, to let others in.
+  if (decision[1] != 0) { // All leave, to let others in, or one go.
+    has_left_for_good_ = leaves_after_step_;
     leave(lock);
     lock.unlock();
     group_.reset();

@@ -192,6 +192,15 @@ class Manager {
       const at::Tensor& tensor,
       std::string_view name);
 
+  /// Makes this group leave the others after the step that is running: when
+  /// commit() has returned true, and the step is applied, it can end, and the
+  /// others lose no step. begin_step() must not be called after that.
+  /// Collective: the ranks of the group, during a step.
+  void leave_after_step() { leaves_after_step_ = true; }
+  /// Returns true if a signal to weftrun ends the run, and false if one that
+  /// this process has got was sent to it alone.
+  /// Throws: CommError if weftrun has gone.
+  bool is_run_ending() const;
   /// Whether weftrun has started this group again, so that others have the
   /// state.
   bool is_restarted() const { return link_->group().is_restarted; }
@@ -267,6 +276,7 @@ class Manager {
   EpochNumber announced_;
   EpochNumber ended_;
   bool is_over_ = false;
+  bool has_left_for_good_ = false;
   /// Set when weftrun has gone.
   std::exception_ptr link_error_;
   int64_t epochs_ = 0;
@@ -295,6 +305,7 @@ class Manager {
   std::exception_ptr step_error_;
   int64_t blocked_ns_ = 0;
   QuorumRecorder quorum_;
+  bool leaves_after_step_ = false;
   /// How often the same groups have failed, and which.
   int64_t failures_ = 0;
   std::vector<GroupId> failed_groups_;

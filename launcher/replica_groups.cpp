@@ -116,6 +116,9 @@ void ReplicaGroups::start(Group& group) {
 }
 
 void ReplicaGroups::handle_signal(int signal) {
+  if (signal != SIGCHLD) {
+    coordinator_.end_run();
+  }
   bool has_stopped = false;
   for (auto& group : groups_) {
     if (!group.attempt) {

@@ -46,6 +46,7 @@ void Lighthouse::receive(const Report& report, Time now) {
       (!group.report || report.sent > group.report->sent)) {
     group.report = report;
     group.heard = now;
+    group.has_ended = report.has_left_for_good;
     note_acknowledged();
   }
 }

@@ -101,6 +101,8 @@ struct Report {
   bool is_held = false;
   /// Whether the group has done all its steps. Its last report.
   bool has_finished = false;
+  /// Whether the group takes part in no epoch any more. Its last report.
+  bool has_left_for_good = false;
   /// The fewest groups that are to train, and how long fewer that have a state
   /// wait for others. After that they begin an epoch, in which they save and
   /// end. 0 waits without limit.
@@ -143,6 +145,9 @@ std::string key_prefix(const EpochNumber& epoch);
 /// The key under which weftrun says when and why a group has ended: its time,
 /// as Time, a space and the reason.
 std::string ended_key(GroupId group);
+
+/// The key that weftrun sets when a signal ends the whole run.
+constexpr const char* kRunEndsKey = "run ends";
 
 /// The commit after `parent` in an epoch.
 Commit next_commit(const Commit& parent, const EpochNumber& epoch);

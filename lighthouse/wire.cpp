@@ -78,6 +78,7 @@ json to_json(const Report& report) {
       to_json(report.prepared),
       report.is_held,
       report.has_finished,
+      report.has_left_for_good,
       report.min_groups,
       report.join_timeout.count(),
       report.is_stopping};
@@ -95,9 +96,10 @@ Report report_of(const json& value) {
       .prepared = commit_of(value.at(8)),
       .is_held = value.at(9).get<bool>(),
       .has_finished = value.at(10).get<bool>(),
-      .min_groups = value.at(11).get<int64_t>(),
-      .join_timeout = Time(value.at(12).get<int64_t>()),
-      .is_stopping = value.at(13).get<bool>()};
+      .has_left_for_good = value.at(11).get<bool>(),
+      .min_groups = value.at(12).get<int64_t>(),
+      .join_timeout = Time(value.at(13).get<int64_t>()),
+      .is_stopping = value.at(14).get<bool>()};
 }
 
 json to_json(const Reply& reply) {

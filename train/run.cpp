@@ -312,6 +312,9 @@ class Run {
       return metrics.step;
     }
     follow_leader(metrics.step - 1);
+    if (trainer_.has_left()) {
+      throw_left(metrics.step);
+    }
     note_quorum();
     log_line(trainer_.skip_note());
     const bool is_last = metrics.step == recipe_.train.steps;
@@ -556,6 +559,13 @@ class Run {
         "previous checkpoint.",
         step,
         store_.path().string()));
+  }
+
+  [[noreturn]] void throw_left(int64_t step) const {
+    mesh::throw_error<PreemptedError>(fmt::format(
+        "{}: this replica group leaves after step {}, and the others go on",
+        stop_requester(),
+        step));
   }
 
   // "SIGTERM", "SIGTERM on rank 3". Collective.

@@ -104,6 +104,11 @@ double Trainer::all_reduce_scalar(
   const auto counts =
       at::tensor({is_asked ? 1.0 : 0.0, is_finite ? 0.0 : 1.0}, at::kDouble);
   gradient_norm_ = norm.all_reduce(job_.mesh["tp"], counts);
+  if (is_in_step_ && counts[0].item<double>() > 0 && is_meant_alone()) {
+    manager_->leave_after_step();
+    leaves_ = true;
+    counts[0] = 0;
+  }
   if (!std::isfinite(gradient_norm_)) {
     counts[1] = 1; // the sum overflowed, alike on these ranks
   }
@@ -418,7 +423,7 @@ std::vector<MicroLoss> Trainer::compute_gradients_together(
       return {};
     }
     share_ = step.share(loader_.accumulation_steps());
-    metrics.groups = step.groups();
+    metrics.groups = groups_ = step.groups();
     metrics.epoch = manager_->epoch();
     is_in_step_ = true;
     const auto back = c10::make_scope_exit([this] { is_in_step_ = false; });
@@ -428,6 +433,17 @@ std::vector<MicroLoss> Trainer::compute_gradients_together(
     }
     job_.optimizer->zero_grad();
   }
+}
+
+// Whether this group was asked to stop, and not the run: then it leaves the
+// others. The last one that has the state stops the run.
+bool Trainer::is_meant_alone() {
+  auto answer = at::full({1}, 0, at::kLong);
+  if (world_.rank() == 0 && groups_ > 1 && !manager_->is_run_ending()) {
+    answer.fill_(1);
+  }
+  world_.group().broadcast(answer, 0, "who is to stop").wait();
+  return answer.item<int64_t>() != 0;
 }
 
 std::optional<elastic::Quorum> Trainer::take_quorum() {

@@ -57,15 +57,29 @@ base::UniqueFd Coordinator::connect_worker(
 
 void Coordinator::lose(elastic::GroupId group, const std::string& why) {
   if (!why.empty()) {
-    constexpr elastic::KeyValueStore::Client kNobody = UINT64_MAX;
-    store_.handle(
-        kNobody,
-        {.op = elastic::StoreRequest::Op::kSet,
-         .keys = {elastic::ended_key(group)},
-         .value = std::to_string(elastic::now().count()) + " " + why});
+    note_end(group, why);
   }
   lighthouse_.lose(group);
   update();
+}
+
+void Coordinator::end_run() {
+  set(elastic::kRunEndsKey, "1");
+}
+
+void Coordinator::set(const std::string& key, const std::string& value) {
+  constexpr elastic::KeyValueStore::Client kNobody = UINT64_MAX;
+  store_.handle(
+      kNobody,
+      {.op = elastic::StoreRequest::Op::kSet, .keys = {key}, .value = value});
+}
+
+/// The first reason is the right one.
+void Coordinator::note_end(elastic::GroupId group, const std::string& why) {
+  if (noted_ends_.insert(group).second) {
+    set(elastic::ended_key(group),
+        std::to_string(elastic::now().count()) + " " + why);
+  }
 }
 
 void Coordinator::finish(elastic::GroupId group) {
@@ -107,6 +121,9 @@ bool Coordinator::read_some(Worker& worker) {
 void Coordinator::take(int local_rank, const elastic::Message& message) {
   if (const auto* report = std::get_if<elastic::Report>(&message)) {
     if (report->group == workers_.at(local_rank).group) {
+      if (report->has_left_for_good) {
+        note_end(report->group, "left");
+      }
       lighthouse_.receive(*report, elastic::now());
       update(report->group);
     }

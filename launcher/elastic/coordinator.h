@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +39,9 @@ class Coordinator {
   base::UniqueFd connect_worker(int local_rank, elastic::GroupId group);
   /// Takes the news that a worker of the group has ended, and why if it failed.
   void lose(elastic::GroupId group, const std::string& why = "");
+  /// Takes the news that a signal ends the whole run. To be called before it is
+  /// passed on to workers, which ask whether they are meant alone.
+  void end_run();
   /// Takes the news that a group has done all its steps.
   void finish(elastic::GroupId group);
   /// Returns the groups to end, which the others cannot go on without and do
@@ -64,6 +68,8 @@ class Coordinator {
   /// Decides, and tells the groups whose directive has changed, and `reporter`.
   void update(std::optional<elastic::GroupId> reporter = std::nullopt);
   void erase_former_epochs();
+  void set(const std::string& key, const std::string& value);
+  void note_end(elastic::GroupId group, const std::string& why);
 
   EventLoop loop_;
   elastic::Lighthouse lighthouse_;
@@ -73,6 +79,7 @@ class Coordinator {
       map<elastic::GroupId, std::pair<elastic::Directive, elastic::EpochNumber>>
           told_;
   elastic::EpochNumber epoch_;
+  std::set<elastic::GroupId> noted_ends_;
 };
 
 } // namespace weft::launcher

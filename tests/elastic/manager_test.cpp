@@ -660,6 +660,44 @@ void lose_one_of_two(
   second.join();
 }
 
+TEST(Manager, AGroupLeavesWithoutALostStep) {
+  test::Launcher launcher(3);
+  std::atomic<int> redone = 0;
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < 3; ++worker) {
+    threads.emplace_back([&, worker] {
+      Manager manager(
+          mesh::World::from_store({}, 0, 1),
+          launcher.connect(worker, worker + 1));
+      EXPECT_FALSE(manager.is_run_ending());
+      while (manager.step() < 6) {
+        auto step = manager.begin_step();
+        const auto sum = at::ones({1});
+        manager.all_reduce(sum, "sum");
+        EXPECT_EQ(step.groups(), step.number() < 3 ? 3 : 2);
+        if (worker == 0 && step.number() == 2) {
+          manager.leave_after_step();
+        }
+        redone += step.commit() ? 0 : 1;
+        EXPECT_EQ(sum.item<float>(), step.number() < 3 ? 3 : 2);
+        const auto quorum = manager.take_quorum();
+        if (step.number() == 3) {
+          ASSERT_TRUE(quorum);
+          ASSERT_EQ(std::ssize(quorum->lost), 1);
+          EXPECT_EQ(quorum->lost[0].why, "left");
+        }
+        if (worker == 0 && step.number() == 2) {
+          return;
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(redone, 0);
+}
+
 TEST(Manager, TooFewGroupsSaveAndEnd) {
   for (const bool is_stopped : {false, true}) {
     std::atomic<bool> stops = false;

@@ -164,6 +164,30 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Groups{3, 1}, Groups{2, 2}),
     ::testing::PrintToStringParamName());
 
+// First one that does not write the folder, then the one that does.
+TEST_F(ElasticRecipeTest, AGroupThatIsStoppedLeavesAndTheOthersLoseNoStep) {
+  Process run(elastic({3, 1}, "left"), folder_);
+  for (const bool writes : {false, true}) {
+    ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "left", 3));
+    const auto victim = worker(run.pid(), "left/checkpoints", writes);
+    ASSERT_GT(victim, 0);
+    kill(victim, SIGTERM);
+    ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "left", 2));
+  }
+  ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "left", 3));
+  run.send(SIGTERM);
+  ASSERT_EQ(run.wait(), 128 + SIGTERM) << run.error();
+  EXPECT_THAT(run.error(), HasSubstr("this replica group leaves after step"));
+  Process quorum({WEFT_WEFT, "quorum", "left"}, folder_);
+  ASSERT_EQ(quorum.wait(), 0) << quorum.error();
+  EXPECT_THAT(quorum.output(), HasSubstr("lost (left)"));
+  EXPECT_THAT(quorum.output(), HasSubstr("groups lost 2 times"));
+  EXPECT_THAT(quorum.output(), HasSubstr(", 0 steps done again"));
+  const auto steps = static_cast<int>(metrics("left").size());
+  expect_success(plain("straight", steps));
+  expect_each_step_once("left", "straight");
+}
+
 TEST_F(ElasticRecipeTest, GoesOnFromACheckpointOfAPlainRun) {
   expect_success(plain("straight", 20));
   expect_success(plain("elastic", 10));
