@@ -110,7 +110,8 @@ std::pair<int64_t, int64_t> Step::share(int64_t count) const {
       groups_,
       ". A group without a sample computes no gradients to add. Give the step "
       "more samples, or start fewer groups.");
-  return {count * group_ / groups_, count * (group_ + 1) / groups_};
+  const int64_t part = counts() ? group_ : 0;
+  return {count * part / groups_, count * (part + 1) / groups_};
 }
 
 void Step::wait_for_transfer() {
@@ -342,16 +343,17 @@ Step Manager::begin_step() {
     begin();
   }
   step_error_ = nullptr;
+  leaves_after_step_ = false;
   while (true) {
     if (!group_) {
       enter_next_epoch();
     }
     if ((is_ready_ || compare_states()) && !is_known_to_fail()) {
-      if (are_too_few()) {
-        end_with_too_few();
+      if (!are_too_few()) {
+        quorum_.begin_step(step());
+        return Step(*this, step(), counting_groups_, position_);
       }
-      quorum_.begin_step(step());
-      return Step(*this, step(), counting_groups_, position_);
+      end_with_too_few();
     }
     leave_entered_epoch();
   }
@@ -460,9 +462,6 @@ bool Manager::is_committed() {
   }
   if (decision[0] == 0) {
     return false;
-  }
-  if (transfer_ && transfer_->sends()) {
-    quorum_.note_transfer(transfer_->bytes(), transfer_->milliseconds());
   }
   quorum_.commit(step());
   counting_groups_ = group_->size();
@@ -629,14 +628,16 @@ bool Manager::compare_states() {
   int64_t with_state = 0;
   int64_t start = 0;
   try {
-    auto all = at::zeros({group_->size(), 2}, at::kLong);
-    const auto own =
-        at::tensor({int64_t{has_state_}, link_->group().number}, at::kLong);
+    auto all = at::zeros({group_->size(), 3}, at::kLong);
+    const auto own = at::tensor(
+        {int64_t{has_state_}, link_->group().number, options_.step}, at::kLong);
     group_->all_gather(all, own, "state").wait();
     const auto have_state = all.select(1, 0);
     with_state = have_state.sum().item<int64_t>();
-    // Without any, all begin from what the first has loaded.
-    const auto source = have_state.argmax().item<int64_t>();
+    // Without any, all begin from the newest checkpoint that one has loaded.
+    const auto source = (with_state > 0 ? have_state : all.select(1, 2))
+                            .argmax()
+                            .item<int64_t>();
     state_.check_alike(*group_, source);
     record_quorum(all.select(1, 1).contiguous());
     counting_groups_ = group_->size();
@@ -693,15 +694,20 @@ bool Manager::are_too_few() const {
 }
 
 /// The groups have waited for others. They end together, so that none begins
-/// again before the state is saved.
+/// again before the state is saved. Returns if the group that saves is lost.
 void Manager::end_with_too_few() {
   const bool saves = has_state_ && position_ == 0 && options_.save;
   if (saves) {
     options_.save();
   }
+  bool is_saved = true;
   try {
     group_->barrier("end");
-  } catch (const CommError&) { // That one ends, too.
+  } catch (const CommError&) {
+    is_saved = saves || !has_state_;
+  }
+  if (!is_on_all_ranks(is_saved)) {
+    return;
   }
   throw_error<CommError>(mesh::detail::concat(
       "[elastic] replica groups >= min_groups: ",
@@ -751,7 +757,12 @@ void Manager::start_transfer(int64_t source, const at::Tensor& have_state) {
 
 void Manager::wait_for_transfer() {
   if (transfer_ && !step_error_) {
-    keep_failure([&] { transfer_->wait(); });
+    keep_failure([&] {
+      transfer_->wait();
+      if (transfer_->sends()) {
+        quorum_.note_transfer(transfer_->bytes(), transfer_->milliseconds());
+      }
+    });
   }
 }
 

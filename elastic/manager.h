@@ -40,7 +40,8 @@ struct ManagerOptions {
   /// is noticed earlier, through weftrun.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   /// The number of steps that the state has when the program starts, for
-  /// example that of the checkpoint it has loaded. The same on all groups.
+  /// example that of the checkpoint it has loaded. If no group has trained yet,
+  /// all begin with the state of one with the most steps.
   int64_t step = 0;
   /// The fewest groups that train. Fewer wait for others: without limit if they
   /// have nothing to save, otherwise for `join_timeout`, or until
@@ -69,7 +70,7 @@ class Step {
   bool counts() const { return group_ < groups_; }
   /// Returns this group's part [begin, end) of `count` samples. The parts of
   /// the groups that count cover each sample once. A group that does not count
-  /// computes the first one.
+  /// gets the first part.
   /// Throws: c10::ValueError if there are fewer samples than groups.
   std::pair<int64_t, int64_t> share(int64_t count) const;
 
@@ -192,11 +193,14 @@ class Manager {
       const at::Tensor& tensor,
       std::string_view name);
 
-  /// Makes this group leave the others after the step that is running: when
-  /// commit() has returned true, and the step is applied, it can end, and the
-  /// others lose no step. begin_step() must not be called after that.
+  /// Makes this group leave the others after the step that is running. When
+  /// commit() has returned true, the step is applied and has_left() returns
+  /// true, it can end, and the others lose no step. begin_step() must not be
+  /// called after that. If has_left() returns false, a group was lost
+  /// meanwhile: call it again in the next step.
   /// Collective: the ranks of the group, during a step.
   void leave_after_step() { leaves_after_step_ = true; }
+  bool has_left() const { return has_left_for_good_; }
   /// Returns true if a signal to weftrun ends the run, and false if one that
   /// this process has got was sent to it alone.
   /// Throws: CommError if weftrun has gone.
@@ -255,7 +259,7 @@ class Manager {
   void meet(const Place& place);
   bool compare_states();
   bool are_too_few() const;
-  [[noreturn]] void end_with_too_few();
+  void end_with_too_few();
   void start_transfer(int64_t source, const at::Tensor& have_state);
   void record_quorum(const at::Tensor& numbers);
   void wait_for_transfer();

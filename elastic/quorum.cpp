@@ -27,6 +27,7 @@ void QuorumRecorder::enter(
   quorum.lighthouse = epoch.number.ballot;
   quorum.epoch = static_cast<int64_t>(epoch.number.count);
   quorum.groups = numbers;
+  quorum.lives = epoch.members;
   quorum.steps_redone = next_ ? next_->steps_redone : 0;
   next_members_.clear();
   for (size_t i = 0; i < numbers.size(); ++i) {

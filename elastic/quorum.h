@@ -30,6 +30,8 @@ struct Quorum {
   int64_t step = 0;
   /// Numbers of replica groups, in the order of their ranks.
   std::vector<int64_t> groups;
+  /// The life of each: a group that is started again has another one.
+  std::vector<GroupId> lives;
   std::vector<int64_t> joined;
   std::vector<Lost> lost;
   /// The time from the end of the epoch before, or from the end of the process

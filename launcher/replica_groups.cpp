@@ -116,7 +116,7 @@ void ReplicaGroups::start(Group& group) {
 }
 
 void ReplicaGroups::handle_signal(int signal) {
-  if (signal != SIGCHLD) {
+  if (signals_.is_termination_request(signal) || signal == SIGUSR1) {
     coordinator_.end_run();
   }
   bool has_stopped = false;
@@ -288,6 +288,7 @@ void ReplicaGroups::log(const Group& group, const std::string& note) {
 
 /// Stops the other groups, because one has failed for good.
 void ReplicaGroups::give_up(const RunResult& run_result) {
+  coordinator_.end_run();
   failure_ = {
       .code = run_result.code,
       .line = run_result.line,

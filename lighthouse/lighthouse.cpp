@@ -133,8 +133,18 @@ bool Lighthouse::are_enough(
     are_stopping = are_stopping || report.is_stopping;
   }
   short_since_ = short_since_.value_or(now);
-  return are_stopping ||
-         (have_state && timeout > Time{0} && now - *short_since_ >= timeout);
+  if (are_stopping ||
+      (have_state && timeout > Time{0} && now - *short_since_ >= timeout)) {
+    return true;
+  }
+  // One that does not respond can come back only if it is ended.
+  for (const auto& [id, group] : groups_) {
+    if (group.report && !group.has_ended &&
+        silence_of(group, now) > options_.end) {
+      blocked_by_.push_back(id);
+    }
+  }
+  return false;
 }
 
 // The newest epoch that the groups know of is the newest one if no epoch can
@@ -189,7 +199,10 @@ void Lighthouse::try_first_epoch(Time now) {
     return;
   }
   const auto count = static_cast<int64_t>(members.size());
-  if (count >= options_.expected_groups ||
+  const bool are_stopping = std::ranges::any_of(members, [&](GroupId member) {
+    return groups_.at(member).report->is_stopping;
+  });
+  if (count >= options_.expected_groups || are_stopping ||
       (count > 0 && now - started_ > options_.join_timeout &&
        are_enough(members, /*have_state=*/false, now))) {
     begin_generation(std::move(members), {});

@@ -454,7 +454,7 @@ class Run {
     const bool has_done_it = last_metrics_.step == last;
     last_metrics_.step = last;
     evaluate_if_due(last_metrics_);
-    wait_for_folder();
+    wait_for_folder(last);
     if (!is_saved(last) && !save(last_metrics_, true)) {
       throw_last_not_saved(last);
     }
@@ -467,7 +467,16 @@ class Run {
   // The other groups wait, and all end after that, because they are too few.
   void save_before_end(int64_t step) {
     follow_leader(step);
-    wait_for_folder();
+    if (step >= recipe_.train.steps) {
+      if (!is_ended_) {
+        end_as_leader();
+        is_ended_ = true;
+      }
+      return;
+    }
+    wait_for_folder(step);
+    store_.saver().finish();
+    newest_metrics_.step = step;
     if (!is_saved(step) && !save(newest_metrics_, true)) {
       throw_last_not_saved(step);
     }
@@ -479,7 +488,7 @@ class Run {
   }
 
   // Another group that was stopped may have it until weftrun ends that one.
-  void wait_for_folder() {
+  void wait_for_folder(int64_t step) {
     constexpr int kTries = 60;
     for (int i = 0; !store_.owns(); ++i) {
       const auto problem = store_.take_over();
@@ -487,8 +496,8 @@ class Run {
         return;
       }
       if (i == kTries) {
-        mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
-            "step {} could not be saved: {}", recipe_.train.steps, problem));
+        mesh::throw_error<checkpoint::CheckpointError>(
+            fmt::format("step {} could not be saved: {}", step, problem));
       }
       log_line(i == 0 ? problem : "");
       std::this_thread::sleep_for(std::chrono::milliseconds(500));

@@ -104,15 +104,18 @@ double Trainer::all_reduce_scalar(
   const auto counts =
       at::tensor({is_asked ? 1.0 : 0.0, is_finite ? 0.0 : 1.0}, at::kDouble);
   gradient_norm_ = norm.all_reduce(job_.mesh["tp"], counts);
-  if (is_in_step_ && counts[0].item<double>() > 0 && is_meant_alone()) {
-    manager_->leave_after_step();
-    leaves_ = true;
+  const bool leaves =
+      is_in_step_ && counts[0].item<double>() > 0 && is_meant_alone();
+  if (leaves) {
     counts[0] = 0;
   }
   if (!std::isfinite(gradient_norm_)) {
     counts[1] = 1; // the sum overflowed, alike on these ranks
   }
-  auto total = at::cat({at::full({1}, value, at::kDouble), counts});
+  auto total = at::cat(
+      {at::full({1}, value, at::kDouble),
+       counts,
+       at::full({1}, leaves ? 1 : 0, at::kDouble)});
   const auto batch = batch_mesh(job_.mesh);
   if (batch.size() > 1) {
     batch.group(0).all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
@@ -120,8 +123,14 @@ double Trainer::all_reduce_scalar(
   if (is_in_step_) {
     manager_->all_reduce(total, "loss");
   }
-  if (!manager_ || is_in_step_) { // The groups stop together.
+  if (!manager_) {
     should_stop_ = total[1].item<double>() > 0;
+  } else if (is_in_step_) { // The groups decide together. One has to save.
+    const bool all_leave = total[3].item<double>() >= double(groups_);
+    should_stop_ = total[1].item<double>() > 0 || all_leave;
+    if (leaves && !should_stop_) {
+      manager_->leave_after_step();
+    }
   }
   is_finite_ = total[2].item<double>() == 0;
   return total[0].item<double>();
@@ -433,6 +442,10 @@ std::vector<MicroLoss> Trainer::compute_gradients_together(
     }
     job_.optimizer->zero_grad();
   }
+}
+
+bool Trainer::has_left() const {
+  return manager_ && manager_->has_left();
 }
 
 // Whether this group was asked to stop, and not the run: then it leaves the

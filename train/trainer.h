@@ -60,13 +60,13 @@ class Trainer {
   void join_groups(int64_t step, const std::function<void(int64_t)>& save);
   /// Returns true if this group wrote the outputs of an elastic run in the last
   /// step: the first group of the epoch. Always true otherwise.
-  bool leads() const { return leads_ && !leaves_; }
+  bool leads() const { return leads_ && !has_left(); }
   /// Returns true if the last train_step() did nothing, because the other
   /// groups have done all steps.
   bool is_over() const { return begun_.has_value(); }
   /// Returns true if this group has left the others after the last step,
   /// because it alone was asked to stop.
-  bool has_left() const { return leaves_; }
+  bool has_left() const;
   /// Returns the groups of the last step if they are others than before: see
   /// elastic::Manager.
   std::optional<elastic::Quorum> take_quorum();
@@ -169,7 +169,6 @@ class Trainer {
   /// The step after the last one, if it has begun.
   std::optional<elastic::Step> begun_;
   bool leads_ = true;
-  bool leaves_ = false;
   int64_t groups_ = 0;
   /// Whether the groups are in a step: then messages are of all of them.
   bool is_in_step_ = false;

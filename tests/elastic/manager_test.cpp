@@ -177,6 +177,8 @@ void train(
     auto step = manager.begin_step();
     optimizer.zero_grad();
     const auto [begin, end] = step.share(kBatch);
+    EXPECT_LT(begin, end);
+    EXPECT_LE(end, kBatch);
     if (disturbance.ends(id, step.number(), Point::kBeforeBackward)) {
       throw Lost();
     }

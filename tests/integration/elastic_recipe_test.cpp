@@ -107,6 +107,17 @@ class ElasticRecipeTest : public ProcessTest {
     return result;
   }
 
+  /// A plain run goes on after the last step.
+  void expect_saved(const std::string& output, int steps) const {
+    Process more(plain(output, steps + 1), folder_);
+    ASSERT_EQ(more.wait(), 0) << more.error();
+    EXPECT_THAT(
+        more.output(),
+        HasSubstr(
+            "resumes from " + output + "/checkpoints/step-" +
+            std::to_string(steps)));
+  }
+
   void expect_each_step_once(
       const std::string& output,
       const std::string& expected) const {
@@ -188,6 +199,31 @@ TEST_F(ElasticRecipeTest, AGroupThatIsStoppedLeavesAndTheOthersLoseNoStep) {
   expect_each_step_once("left", "straight");
 }
 
+// All groups are asked at once, and not weftrun: somebody has to save.
+TEST_F(ElasticRecipeTest, GroupsThatAreAllStoppedSave) {
+  auto words = elastic({2, 1}, "all");
+  *std::ranges::find(words, "--max-restarts=9") = "--max-restarts=0";
+  Process run(words, folder_);
+  ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "all", 2));
+  const auto one = worker(run.pid(), "all/checkpoints", false);
+  const auto other = worker(run.pid(), "all/checkpoints", true);
+  kill(one, SIGTERM);
+  kill(other, SIGTERM);
+  ASSERT_EQ(run.wait(), 128 + SIGTERM) << run.error();
+  const auto steps = static_cast<int>(metrics("all").size());
+  expect_saved("all", steps);
+}
+
+TEST_F(ElasticRecipeTest, TheOthersSaveWhenAGroupEndsTheRun) {
+  auto words = elastic({3, 1}, "given_up");
+  *std::ranges::find(words, "--max-restarts=9") = "--max-restarts=0";
+  Process run(words, folder_);
+  ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "given_up", 3));
+  kill(worker(run.pid(), "given_up/checkpoints", false), SIGKILL);
+  ASSERT_EQ(run.wait(), 128 + SIGKILL) << run.error();
+  expect_saved("given_up", static_cast<int>(metrics("given_up").size()));
+}
+
 TEST_F(ElasticRecipeTest, GoesOnFromACheckpointOfAPlainRun) {
   expect_success(plain("straight", 20));
   expect_success(plain("elastic", 10));
@@ -233,13 +269,8 @@ TEST_F(ElasticRecipeTest, AGroupThatWaitsForOthersSavesWhenItIsStopped) {
   run.send(SIGTERM);
   ASSERT_EQ(run.wait(), 128 + SIGTERM) << run.error();
   const auto steps = static_cast<int>(metrics("waits").size());
-  expect_success(plain("straight", steps + 5));
-  Process more(plain("waits", steps + 5), folder_);
-  ASSERT_EQ(more.wait(), 0) << more.error();
-  EXPECT_THAT(
-      more.output(),
-      HasSubstr(
-          "resumes from waits/checkpoints/step-" + std::to_string(steps)));
+  expect_success(plain("straight", steps + 1));
+  expect_saved("waits", steps);
   expect_each_step_once("waits", "straight");
 }
 

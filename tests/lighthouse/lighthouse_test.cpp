@@ -408,6 +408,22 @@ TEST(Lighthouse, FewerGroupsThanTheyWantWaitOnIfTheyHaveNothingToSave) {
   EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(first, second));
 }
 
+TEST(Lighthouse, OneThatDoesNotRespondIsEndedWhileTooFewWait) {
+  Training run(2);
+  run.want(2, seconds(60));
+  run.settle();
+  run.silence(2);
+  run.wait(seconds(6));
+  run.settle();
+  EXPECT_EQ(run.member(1).phase(), Phase::kOutside);
+  EXPECT_THAT(run.lighthouse().groups_to_end(), ElementsAre(2));
+  run.end(2);
+  const auto newcomer = run.start_group();
+  run.settle();
+  EXPECT_THAT(run.epoch_members(), UnorderedElementsAre(1, newcomer));
+  EXPECT_THAT(run.lighthouse().groups_to_end(), IsEmpty());
+}
+
 TEST(Lighthouse, TheEndOfTheLastStepNeedsNoOtherGroups) {
   Training run(2);
   run.want(2, seconds(10));

@@ -1,5 +1,6 @@
 #include "train/metrics/quorum_log.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -19,8 +20,33 @@ double rounded(double value) {
   return std::round(value * 1e3) / 1e3;
 }
 
-std::pair<uint64_t, int64_t> number_of(const QuorumEntry& entry) {
-  return {entry.quorum.lighthouse, entry.quorum.epoch};
+bool is_newer(const elastic::Quorum& one, const elastic::Quorum& other) {
+  return std::pair(one.lighthouse, one.epoch) >
+         std::pair(other.lighthouse, other.epoch);
+}
+
+/// Sets who joined and who was lost since the line before, which another group
+/// may have written: a group knows only what has changed since its own start.
+void compare_with(const elastic::Quorum& before, elastic::Quorum& quorum) {
+  if (before.lighthouse != quorum.lighthouse) {
+    return;
+  }
+  const auto known = std::exchange(quorum.lost, {});
+  quorum.joined.clear();
+  for (size_t i = 0; i < quorum.groups.size(); ++i) {
+    if (!std::ranges::count(before.lives, quorum.lives[i])) {
+      quorum.joined.push_back(quorum.groups[i]);
+    }
+  }
+  for (size_t i = 0; i < before.groups.size(); ++i) {
+    if (!std::ranges::count(quorum.lives, before.lives[i])) {
+      const auto reason = std::ranges::find(
+          known, before.groups[i], &elastic::Quorum::Lost::group);
+      quorum.lost.push_back(
+          {.group = before.groups[i],
+           .why = reason == known.end() ? "" : reason->why});
+    }
+  }
 }
 
 QuorumEntry entry_of(const json& line) {
@@ -31,6 +57,10 @@ QuorumEntry entry_of(const json& line) {
   line.at("step").get_to(quorum.step);
   line.at("time").get_to(entry.time);
   line.at("groups").get_to(quorum.groups);
+  line.at("lives").get_to(quorum.lives);
+  if (quorum.lives.size() != quorum.groups.size()) {
+    throw json::other_error::create(501, "groups and lives", nullptr);
+  }
   line.at("joined").get_to(quorum.joined);
   for (const auto& lost : line.at("lost")) {
     quorum.lost.push_back(
@@ -58,6 +88,7 @@ std::string quorum_line(const QuorumEntry& entry) {
       {"step", quorum.step},
       {"time", rounded(entry.time)},
       {"groups", quorum.groups},
+      {"lives", quorum.lives},
       {"joined", quorum.joined},
       {"lost", lost},
       {"reconfigure_ms", rounded(quorum.reconfigure_ms)},
@@ -92,16 +123,17 @@ QuorumLog::QuorumLog(std::string path, bool is_new_run)
   }
   const auto history = QuorumHistory::read(path_);
   if (!history.entries.empty()) {
-    last_ = number_of(history.entries.back());
+    last_ = history.entries.back().quorum;
   }
 }
 
 std::string QuorumLog::write(const std::vector<QuorumEntry>& entries) {
   std::string messages;
-  for (const auto& entry : entries) {
-    if (number_of(entry) <= last_) {
+  for (auto entry : entries) {
+    if (!is_newer(entry.quorum, last_)) {
       continue;
     }
+    compare_with(last_, entry.quorum);
     if (!file_) {
       try {
         file_ = std::make_unique<BufferedAppendFile>(path_);
@@ -109,7 +141,7 @@ std::string QuorumLog::write(const std::vector<QuorumEntry>& entries) {
         return error.what_without_backtrace();
       }
     }
-    last_ = number_of(entry);
+    last_ = entry.quorum;
     messages += file_->append(quorum_line(entry) + '\n');
   }
   return messages;

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "elastic/quorum.h"
@@ -46,8 +45,7 @@ class QuorumLog {
  private:
   std::string path_;
   std::unique_ptr<BufferedAppendFile> file_;
-  /// The lighthouse and the epoch of the last line.
-  std::pair<uint64_t, int64_t> last_;
+  elastic::Quorum last_;
 };
 
 } // namespace weft::recipes

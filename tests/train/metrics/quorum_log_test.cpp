@@ -17,6 +17,7 @@ QuorumEntry entry_of(uint64_t lighthouse, int64_t epoch) {
   entry.quorum.epoch = epoch;
   entry.quorum.step = 10 * epoch;
   entry.quorum.groups = {0, 2};
+  entry.quorum.lives = {1, 3};
   entry.time = 1e9 + 0.25;
   return entry;
 }
@@ -48,6 +49,7 @@ TEST(QuorumLog, LinesReadBack) {
   EXPECT_EQ(quorum.lighthouse, entry.quorum.lighthouse);
   EXPECT_EQ(quorum.step, 30);
   EXPECT_THAT(quorum.groups, ElementsAre(0, 2));
+  EXPECT_THAT(quorum.lives, ElementsAre(1, 3));
   EXPECT_THAT(quorum.joined, ElementsAre(2));
   ASSERT_EQ(quorum.lost.size(), 2U);
   EXPECT_EQ(quorum.lost[0].group, 1);
@@ -69,6 +71,32 @@ TEST(QuorumLog, WritesWhatAnotherGroupHasNotWritten) {
   // A later start of weftrun counts from 1.
   QuorumLog(path, false).write({entry_of(6, 1)});
   EXPECT_THAT(epochs_in(path), ElementsAre(1, 2, 4, 1));
+}
+
+TEST(QuorumLog, TellsWhoWasLostSinceTheLineBefore) {
+  const TempFolder folder;
+  const std::string path = folder / "quorum.jsonl";
+  QuorumLog(path, true).write({entry_of(5, 1)});
+  // All are new lives, of which none knows the groups before.
+  auto entry = entry_of(5, 2);
+  entry.quorum.lives = {4, 5};
+  entry.quorum.joined = {0, 2};
+  QuorumLog log(path, false);
+  log.write({entry});
+  entry = entry_of(5, 3);
+  entry.quorum.lives = {4, 6};
+  entry.quorum.joined = {0, 2}; // by one that has begun with this epoch
+  entry.quorum.lost = {{.group = 2, .why = "SIGKILL"}};
+  log.write({entry});
+  const auto entries = QuorumHistory::read(path).entries;
+  ASSERT_EQ(entries.size(), 3U);
+  ASSERT_EQ(entries[1].quorum.lost.size(), 2U);
+  EXPECT_EQ(entries[1].quorum.lost[1].group, 2);
+  EXPECT_EQ(entries[1].quorum.lost[1].why, "");
+  EXPECT_THAT(entries[1].quorum.joined, ElementsAre(0, 2));
+  ASSERT_EQ(entries[2].quorum.lost.size(), 1U);
+  EXPECT_EQ(entries[2].quorum.lost[0].why, "SIGKILL");
+  EXPECT_THAT(entries[2].quorum.joined, ElementsAre(2));
 }
 
 TEST(QuorumLog, ANewRunBeginsANewFile) {

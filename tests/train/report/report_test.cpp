@@ -85,7 +85,7 @@ TEST(Report, HoldsTheReplicaGroups) {
   EXPECT_EQ(data_of_run(folder)["quorum"], json::array());
   folder.write(
       "quorum.jsonl",
-      R"({"lighthouse":1,"epoch":2,"step":3,"time":4.0,"groups":[0,2],)"
+      R"({"lighthouse":1,"epoch":2,"step":3,"time":4.0,"groups":[0,2],"lives":[1,3],)"
       R"("joined":[],"lost":[{"group":1,"why":"</script>"}],)"
       R"("reconfigure_ms":7.5,"steps_redone":1})"
       "\n{\"epoch\":");
