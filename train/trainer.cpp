@@ -112,10 +112,10 @@ double Trainer::all_reduce_scalar(
   if (!std::isfinite(gradient_norm_)) {
     counts[1] = 1; // the sum overflowed, alike on these ranks
   }
-  auto total = at::cat(
-      {at::full({1}, value, at::kDouble),
-       counts,
-       at::full({1}, leaves ? 1 : 0, at::kDouble)});
+  auto total = at::cat({at::full({1}, value, at::kDouble), counts});
+  if (is_in_step_) {
+    total = at::cat({total, at::full({1}, leaves ? 1 : 0, at::kDouble)});
+  }
   const auto batch = batch_mesh(job_.mesh);
   if (batch.size() > 1) {
     batch.group(0).all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
