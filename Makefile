@@ -46,6 +46,11 @@ install: build ## install to PREFIX (/usr/local)
 	@cmake=$$([ -x .venv/bin/cmake ] && echo .venv/bin/cmake || echo cmake); \
 	"$$cmake" --install build --prefix "$(PREFIX)"
 
+.PHONY: wheel
+wheel: setup ## make dist/weft-*.whl and try it (docs/installing.md)
+	@scripts/wheel.sh
+	@scripts/wheel.sh check
+
 .PHONY: digits
 digits: ## fetch the digit images of scikit-learn (.cache/digits.csv.gz)
 	@scripts/digits.sh

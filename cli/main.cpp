@@ -46,6 +46,7 @@ void keep_fewer_products() {
 }
 
 void add_commands(Program& program) {
+  add_quickstart(program);
   add_train(program);
   add_eval(program);
   add_generate(program);

@@ -66,6 +66,7 @@ void add_bench(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_report(CLI::App& app);
 void add_quorum(CLI::App& app);
+void add_quickstart(CLI::App& app);
 void add_doctor(CLI::App& app);
 void add_tokenize(CLI::App& app);
 

@@ -62,5 +62,9 @@ if(Libtorch_FOUND AND NOT TARGET libtorch::libtorch)
   # libtorch_cpu.so of a CUDA build leaves CUDA symbols to libraries that a CPU
   # run never loads.
   target_link_options(libtorch::libtorch INTERFACE
-    LINKER:--allow-shlib-undefined LINKER:-rpath,${Libtorch_ROOT_DIR}/lib)
+    LINKER:--allow-shlib-undefined)
+  if(NOT WEFT_WHEEL)
+    target_link_options(libtorch::libtorch INTERFACE
+      LINKER:-rpath,${Libtorch_ROOT_DIR}/lib)
+  endif()
 endif()

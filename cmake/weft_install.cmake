@@ -1,6 +1,16 @@
 # `cmake --install` and find_package(weft): the package files. Modules and
 # programs have their install rules where they are defined.
 include(CMakePackageConfigHelpers)
+set(WEFT_DEFAULT_LIBTORCH ${Libtorch_ROOT_DIR})
+if(WEFT_WHEEL) # site-packages/weft/lib/cmake/weft
+  set(WEFT_DEFAULT_LIBTORCH "\${CMAKE_CURRENT_LIST_DIR}/../../../../torch")
+  configure_file(${PROJECT_SOURCE_DIR}/packaging/libtorch_version.in
+                 ${PROJECT_BINARY_DIR}/libtorch_version)
+  install(FILES ${PROJECT_BINARY_DIR}/libtorch_version
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/weft)
+endif()
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/recipes
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/weft FILES_MATCHING PATTERN *.yaml)
 install(EXPORT weft-targets NAMESPACE weft::
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft)
 configure_package_config_file(

@@ -26,6 +26,20 @@ using ::testing::StrEq;
 
 const Words kEndless{"mesh.tp=2", "train.steps=1000000", "eval.every=0"};
 
+TEST_F(ProcessTest, QuickstartTrainsOnTheHeadersOfLibtorch) {
+  Process run(
+      {WEFT_WEFT,
+       "quickstart",
+       "--nproc-per-node=1",
+       "train.steps=2",
+       "eval.every=0",
+       "output_dir=first"},
+      folder_);
+  ASSERT_EQ(run.wait(), 0) << run.error();
+  EXPECT_THAT(run.output(), HasSubstr("done: 2 steps, see first"));
+  EXPECT_EQ(metrics("first").size(), 2U);
+}
+
 TEST_F(ProcessTest, FourRanksTrain) {
   Process run(launched(4, train({"mesh.tp=2"})), folder_);
   ASSERT_EQ(run.wait(), 0) << run.error();
