@@ -111,8 +111,7 @@ void print(const QuorumHistory& history) {
   std::printf(
       "%s\n",
       fmt::format(
-          "{} epochs, groups lost {} times, joined {} times, {} steps done "
-          "again",
+          "epochs: {}, groups lost: {}, joined: {}, steps done again: {}",
           history.entries.size(),
           totals.lost,
           totals.joined,

@@ -154,7 +154,7 @@ TEST_P(KilledGroup, LeavesNoTraceInTheNumbers) {
   Process quorum({WEFT_WEFT, "quorum", "killed"}, folder_);
   ASSERT_EQ(quorum.wait(), 0) << quorum.error();
   EXPECT_THAT(quorum.output(), HasSubstr("lost (SIGKILL)"));
-  EXPECT_THAT(quorum.output(), HasSubstr("groups lost 2 times"));
+  EXPECT_THAT(quorum.output(), HasSubstr("groups lost: 2,"));
   const auto steps = static_cast<int>(metrics("killed").size());
   expect_success(plain("straight", steps));
   expect_each_step_once("killed", "straight");
@@ -192,8 +192,8 @@ TEST_F(ElasticRecipeTest, AGroupThatIsStoppedLeavesAndTheOthersLoseNoStep) {
   Process quorum({WEFT_WEFT, "quorum", "left"}, folder_);
   ASSERT_EQ(quorum.wait(), 0) << quorum.error();
   EXPECT_THAT(quorum.output(), HasSubstr("lost (left)"));
-  EXPECT_THAT(quorum.output(), HasSubstr("groups lost 2 times"));
-  EXPECT_THAT(quorum.output(), HasSubstr(", 0 steps done again"));
+  EXPECT_THAT(quorum.output(), HasSubstr("groups lost: 2,"));
+  EXPECT_THAT(quorum.output(), HasSubstr("steps done again: 0"));
   const auto steps = static_cast<int>(metrics("left").size());
   expect_success(plain("straight", steps));
   expect_each_step_once("left", "straight");
