@@ -50,6 +50,9 @@ expect() {
 }
 
 check_wheel() {
+  compgen -G dist/weft-*.whl >/dev/null || die 2 "there is no wheel: run make wheel"
+  compgen -G "$torch-*.dist-info" >/dev/null ||
+    die 2 "$torch is not of a torch wheel, which the check installs"
   local environment packages before output
   folder=$(mktemp -d "$PWD/build-wheel/check.XXXX")
   trap 'rm -rf "$folder"' EXIT
