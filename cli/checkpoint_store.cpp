@@ -109,21 +109,7 @@ void print_rows(const Json& rows) {
   for (const auto& row : rows) {
     lines.push_back(cells_of(row));
   }
-  std::vector<size_t> widths(lines.front().size(), 0);
-  for (const auto& line : lines) {
-    for (size_t i = 0; i + 1 < line.size(); ++i) {
-      widths[i] = std::max(widths[i], line[i].size());
-    }
-  }
-  for (const auto& line : lines) {
-    std::string text;
-    for (size_t i = 0; i + 1 < line.size(); ++i) {
-      const bool is_text = i == 1 || i == 3;
-      text += is_text ? fmt::format("{:<{}}  ", line[i], widths[i])
-                      : fmt::format("{:>{}}  ", line[i], widths[i]);
-    }
-    print(text + line.back());
-  }
+  print_table(lines, "><><>><");
 }
 
 // The one that asks for a verification is told of damage by the exit code, too.

@@ -107,6 +107,26 @@ void print(const nlohmann::ordered_json& json) {
   print(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
+void print_table(
+    const std::vector<std::vector<std::string>>& lines,
+    std::string_view alignment) {
+  std::vector<size_t> widths(alignment.size());
+  for (const auto& line : lines) {
+    for (size_t i = 0; i < line.size(); ++i) {
+      widths[i] = std::max(widths[i], line[i].size());
+    }
+  }
+  for (const auto& line : lines) {
+    std::string text;
+    for (size_t i = 0; i < line.size(); ++i) {
+      text += alignment[i] == '<' ? fmt::format("{:<{}}  ", line[i], widths[i])
+                                  : fmt::format("{:>{}}  ", line[i], widths[i]);
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    print(text);
+  }
+}
+
 std::string size_text(int64_t bytes) {
   constexpr double kStep = 1024;
   if (bytes < 1024) {

@@ -62,6 +62,11 @@ std::string read_key(const std::string& file);
 void print(const std::string& text);
 void print(const nlohmann::ordered_json& json);
 
+/// Prints lines of cells in columns. `alignment` has '<' or '>' for each.
+void print_table(
+    const std::vector<std::vector<std::string>>& lines,
+    std::string_view alignment);
+
 /// Returns "1.5 MiB".
 std::string size_text(int64_t bytes);
 /// Returns "[2, 3]".

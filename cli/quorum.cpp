@@ -1,6 +1,4 @@
-#include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -11,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "cli/checkpoint_text.h"
 #include "cli/program.h"
 #include "mesh/error/error.h"
 #include "train/metrics/quorum_log.h"
@@ -74,7 +73,7 @@ std::string state_of(const elastic::Quorum& quorum) {
                    quorum.state_ms);
 }
 
-void print(const QuorumHistory& history) {
+void print_text(const QuorumHistory& history) {
   std::vector<std::vector<std::string>> rows = {
       {"epoch",
        "from step",
@@ -93,34 +92,18 @@ void print(const QuorumHistory& history) {
          fmt::format("{:.1f} ms", quorum.reconfigure_ms),
          state_of(quorum)});
   }
-  std::vector<size_t> widths(rows.front().size());
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], row[i].size());
-    }
-  }
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      line += fmt::format("{:<{}}  ", row[i], widths[i]);
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    std::printf("%s\n", line.c_str());
-  }
+  print_table(rows, "<<<<<<<");
   const auto totals = totals_of(history);
-  std::printf(
-      "%s\n",
-      fmt::format(
-          "epochs: {}, groups lost: {}, joined: {}, steps done again: {}",
-          history.entries.size(),
-          totals.lost,
-          totals.joined,
-          totals.steps_redone)
-          .c_str());
+  print(fmt::format(
+      "epochs: {}, groups lost: {}, joined: {}, steps done again: {}",
+      history.entries.size(),
+      totals.lost,
+      totals.joined,
+      totals.steps_redone));
   if (history.unreadable > 0) {
-    std::printf(
-        "%lld lines of quorum.jsonl cannot be read and are left out\n",
-        static_cast<long long>(history.unreadable));
+    print(fmt::format(
+        "{} lines of quorum.jsonl cannot be read and are left out",
+        history.unreadable));
   }
 }
 
@@ -138,7 +121,7 @@ void print_json(const QuorumHistory& history) {
       {"steps_redone", totals.steps_redone},
       {"unreadable_lines", history.unreadable},
       {"epochs", epochs}};
-  std::printf("%s\n", all.dump(2).c_str());
+  print(all);
 }
 
 } // namespace
@@ -154,7 +137,7 @@ void add_quorum(CLI::App& app) {
   command->add_flag("--json", arguments->as_json, "Print one JSON object");
   command->callback([arguments] {
     const auto history = read(arguments->run);
-    arguments->as_json ? print_json(history) : print(history);
+    arguments->as_json ? print_json(history) : print_text(history);
   });
 }
 

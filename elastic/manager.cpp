@@ -5,7 +5,6 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -17,6 +16,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "lighthouse/clock.h"
 #include "lighthouse/lighthouse.h"
+#include "mesh/communicator/exchange.h"
 #include "mesh/device_mesh.h"
 #include "mesh/error/error.h"
 
@@ -628,10 +628,11 @@ bool Manager::compare_states() {
   int64_t with_state = 0;
   int64_t start = 0;
   try {
-    auto all = at::zeros({group_->size(), 3}, at::kLong);
-    const auto own = at::tensor(
-        {int64_t{has_state_}, link_->group().number, options_.step}, at::kLong);
-    group_->all_gather(all, own, "state").wait();
+    const auto all = mesh::gather_numbers(
+        *group_,
+        {int64_t{has_state_}, link_->group().number, options_.step},
+        at::kCPU,
+        "state");
     const auto have_state = all.select(1, 0);
     with_state = have_state.sum().item<int64_t>();
     // Without any, all begin from the newest checkpoint that one has loaded.

@@ -15,6 +15,26 @@ double to_ms(Time time) {
 
 } // namespace
 
+void set_changes(
+    const Quorum& before,
+    const std::function<std::string(GroupId life, int64_t group)>& why,
+    Quorum& quorum) {
+  quorum.joined.clear();
+  quorum.lost.clear();
+  for (size_t i = 0; i < quorum.groups.size(); ++i) {
+    if (std::ranges::count(before.lives, quorum.lives[i]) == 0) {
+      quorum.joined.push_back(quorum.groups[i]);
+    }
+  }
+  for (size_t i = 0; i < before.groups.size(); ++i) {
+    if (std::ranges::count(quorum.lives, before.lives[i]) == 0) {
+      quorum.lost.push_back(
+          {.group = before.groups[i],
+           .why = why(before.lives[i], before.groups[i])});
+    }
+  }
+}
+
 QuorumRecorder::QuorumRecorder(std::shared_ptr<LighthouseLink> link)
     : link_(std::move(link)) {}
 
@@ -29,21 +49,15 @@ void QuorumRecorder::enter(
   quorum.groups = numbers;
   quorum.lives = epoch.members;
   quorum.steps_redone = next_ ? next_->steps_redone : 0;
-  next_members_.clear();
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    next_members_.emplace(epoch.members[i], numbers[i]);
-    if (!members_.contains(epoch.members[i])) {
-      quorum.joined.push_back(numbers[i]);
-    }
-  }
   auto since = left;
-  for (const auto& [group, number] : members_) {
-    if (!next_members_.contains(group)) {
-      const auto end = ended(group);
-      quorum.lost.push_back({.group = number, .why = end ? end->why : ""});
-      since = end && end->when < since ? end->when : since;
-    }
-  }
+  set_changes(
+      last_,
+      [&](GroupId life, int64_t /*group*/) {
+        const auto end = ended(life);
+        since = end && end->when < since ? end->when : since;
+        return end ? end->why : "";
+      },
+      quorum);
   quorum.reconfigure_ms = since > Time{0} ? to_ms(now - since) : 0;
   next_ = std::move(quorum);
 }
@@ -65,13 +79,13 @@ void QuorumRecorder::note_transfer(int64_t bytes, double ms) {
 void QuorumRecorder::commit(int64_t step) {
   if (next_) {
     next_->step = step;
-    taken_ = std::exchange(next_, std::nullopt);
-    members_ = std::exchange(next_members_, {});
+    last_ = *std::exchange(next_, std::nullopt);
+    is_taken_ = false;
   }
 }
 
 std::optional<Quorum> QuorumRecorder::take() {
-  return std::exchange(taken_, std::nullopt);
+  return std::exchange(is_taken_, true) ? std::nullopt : std::optional(last_);
 }
 
 // "TIME WHY", by the clock that all processes of the host have.

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +45,13 @@ struct Quorum {
   double state_ms = 0;
 };
 
+/// Sets who has joined and who was lost since `before`. `why` is asked for the
+/// reason of each loss, with the life and the number of the group.
+void set_changes(
+    const Quorum& before,
+    const std::function<std::string(GroupId life, int64_t group)>& why,
+    Quorum& quorum);
+
 /// Puts the quorums of a group together.
 class QuorumRecorder {
  public:
@@ -75,12 +82,11 @@ class QuorumRecorder {
 
   const std::shared_ptr<LighthouseLink> link_;
   int64_t begun_step_ = -1;
-  /// Numbers of groups, by life, of the last quorum.
-  std::map<GroupId, int64_t> members_;
-  /// Likewise of the quorum that has no commit yet.
-  std::map<GroupId, int64_t> next_members_;
+  /// The last one with a commit.
+  Quorum last_;
+  bool is_taken_ = true;
+  /// The one that has no commit yet.
   std::optional<Quorum> next_;
-  std::optional<Quorum> taken_;
 };
 
 } // namespace weft::elastic

@@ -432,9 +432,7 @@ class Run {
         std::ranges::any_of(
             checkpoint::list_steps(store_.path()),
             [&](const auto& folder) { return folder.step == step; });
-    auto answer = at::full({1}, is_there ? 1 : 0, at::kLong);
-    world_.group().broadcast(answer, 0, "last step").wait();
-    return answer.item<int64_t>() != 0;
+    return says_rank_0(world_, is_there, "last step");
   }
 
   // What belongs to the last step. If the group that does it is lost, another
@@ -442,14 +440,17 @@ class Run {
   void end_together() {
     trainer_.run_together([&] {
       follow_leader(recipe_.train.steps - 1);
-      if (leads_ && !is_ended_) {
+      if (leads_) {
         end_as_leader();
-        is_ended_ = true;
       }
     });
   }
 
+  // Once, also if it is called again because a group was lost.
   void end_as_leader() {
+    if (is_ended_) {
+      return;
+    }
     const int64_t last = recipe_.train.steps;
     const bool has_done_it = last_metrics_.step == last;
     last_metrics_.step = last;
@@ -462,16 +463,14 @@ class Run {
       write(last_metrics_);
     }
     export_at(last);
+    is_ended_ = true;
   }
 
   // The other groups wait, and all end after that, because they are too few.
   void save_before_end(int64_t step) {
     follow_leader(step);
     if (step >= recipe_.train.steps) {
-      if (!is_ended_) {
-        end_as_leader();
-        is_ended_ = true;
-      }
+      end_as_leader();
       return;
     }
     wait_for_folder(step);
@@ -480,9 +479,7 @@ class Run {
     if (!is_saved(step) && !save(newest_metrics_, true)) {
       throw_last_not_saved(step);
     }
-    auto stops = at::full({1}, is_stop_requested() ? 1 : 0, at::kLong);
-    world_.group().broadcast(stops, 0, "stop").wait();
-    if (stops.item<int64_t>() != 0) {
+    if (says_rank_0(world_, is_stop_requested(), "stop")) {
       throw_preempted(step, true);
     }
   }

@@ -15,6 +15,7 @@
 #include "dtensor/random/random_state.h"
 #include "elastic/distributed_data_parallel.h"
 #include "elastic/manager.h"
+#include "mesh/communicator/exchange.h"
 #include "mesh/communicator/flight_recorder.h"
 #include "mesh/device/device.h"
 #include "mesh/error/error.h"
@@ -67,6 +68,13 @@ dtensor::RandomState random_state_of(const Recipe& recipe, int64_t step) {
 }
 
 } // namespace
+
+bool says_rank_0(const mesh::World& world, bool holds, std::string_view what) {
+  auto group = world.group();
+  const auto numbers =
+      mesh::gather_numbers(group, {holds ? 1 : 0}, at::kCPU, what);
+  return numbers[0][0].item<int64_t>() != 0;
+}
 
 Trainer::Trainer(Recipe recipe, const mesh::World& world)
     : recipe_(with_products(std::move(recipe))),
@@ -451,12 +459,9 @@ bool Trainer::has_left() const {
 // Whether this group was asked to stop, and not the run: then it leaves the
 // others. The last one that has the state stops the run.
 bool Trainer::is_meant_alone() {
-  auto answer = at::full({1}, 0, at::kLong);
-  if (world_.rank() == 0 && groups_ > 1 && !manager_->is_run_ending()) {
-    answer.fill_(1);
-  }
-  world_.group().broadcast(answer, 0, "who is to stop").wait();
-  return answer.item<int64_t>() != 0;
+  const bool is_alone =
+      world_.rank() == 0 && groups_ > 1 && !manager_->is_run_ending();
+  return says_rank_0(world_, is_alone, "who is to stop");
 }
 
 std::optional<elastic::Quorum> Trainer::take_quorum() {

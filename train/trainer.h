@@ -22,6 +22,10 @@
 
 namespace weft::recipes {
 
+/// Returns what rank 0 passes, on all ranks.
+/// Collective: the ranks of `world`; blocks.
+bool says_rank_0(const mesh::World& world, bool holds, std::string_view what);
+
 class IntegrityChecker;
 
 /// Trains the model of a recipe by combining its data, model, data-parallel

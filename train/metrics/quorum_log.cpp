@@ -31,22 +31,13 @@ void compare_with(const elastic::Quorum& before, elastic::Quorum& quorum) {
   if (before.lighthouse != quorum.lighthouse) {
     return;
   }
-  const auto known = std::exchange(quorum.lost, {});
-  quorum.joined.clear();
-  for (size_t i = 0; i < quorum.groups.size(); ++i) {
-    if (!std::ranges::count(before.lives, quorum.lives[i])) {
-      quorum.joined.push_back(quorum.groups[i]);
-    }
-  }
-  for (size_t i = 0; i < before.groups.size(); ++i) {
-    if (!std::ranges::count(quorum.lives, before.lives[i])) {
-      const auto reason = std::ranges::find(
-          known, before.groups[i], &elastic::Quorum::Lost::group);
-      quorum.lost.push_back(
-          {.group = before.groups[i],
-           .why = reason == known.end() ? "" : reason->why});
-    }
-  }
+  const auto known = quorum.lost;
+  const auto why = [&](uint64_t /*life*/, int64_t group) {
+    const auto lost =
+        std::ranges::find(known, group, &elastic::Quorum::Lost::group);
+    return lost == known.end() ? "" : lost->why;
+  };
+  elastic::set_changes(before, why, quorum);
 }
 
 QuorumEntry entry_of(const json& line) {
