@@ -28,6 +28,7 @@
 
 namespace weft::ddp {
 
+/// The moment at which a buffer hook runs.
 enum class BufferCommHookLocation { PRE_FORWARD, POST_FORWARD };
 
 /// Makes the buffers of all replicas equal, in place.
@@ -40,6 +41,7 @@ class DistributedDataParallelBase : public Joinable {
  public:
   struct State;
 
+  /// Prepares the replicas; see DistributedDataParallel.
   DistributedDataParallelBase(const DistributedDataParallelBase&) = delete;
   DistributedDataParallelBase& operator=(const DistributedDataParallelBase&) =
       delete;
@@ -75,6 +77,7 @@ class DistributedDataParallelBase : public Joinable {
   /// mesh::DisagreementError if the replicas differ.
   void synchronize_parameters();
 
+  /// The mesh of the replicas.
   const mesh::DeviceMesh& mesh() const;
 
   /// Returns the names of the parameters of each bucket in the order of
@@ -149,6 +152,8 @@ class DistributedDataParallelBase : public Joinable {
   /// so that other work can overlap; .grad() is valid after it. Must be called
   /// before a forward.
   void require_manual_backward_finalization(bool required);
+  /// Returns true if backward() waits for the reductions. False for a model
+  /// that has nothing to reduce.
   bool should_finalize_after_backward() const;
   /// Waits for the reductions.
   /// Collective: all replicas, once after each backward() outside no_sync().
@@ -185,11 +190,14 @@ class DistributedDataParallelBase : public Joinable {
   /// Collective: all ranks of the model's mesh, for a ZeroRedundancyOptimizer.
   dtensor::StateDict optimizer_state_dict(
       torch::optim::Optimizer& optimizer) const;
+  /// Loads what optimizer_state_dict() returned.
+  /// Collective: all ranks of the model's mesh, for a ZeroRedundancyOptimizer.
   void load_optimizer_state_dict(
       torch::optim::Optimizer& optimizer,
       const dtensor::StateDict& state) const;
 
  protected:
+  /// Prepares the replicas; see DistributedDataParallel.
   DistributedDataParallelBase(
       std::shared_ptr<torch::nn::Module> module,
       const mesh::DeviceMesh& dp_mesh,
@@ -198,12 +206,15 @@ class DistributedDataParallelBase : public Joinable {
 
   /// `samples` is the number of rows of the first tensor argument of forward().
   void before_forward(std::optional<int64_t> samples);
+  /// Prepares the reductions of the backward pass from `outputs`.
   void after_forward(const std::vector<at::Tensor>& outputs);
 
   /// Returns the dtype to which arguments of forward() are cast, if any.
   std::optional<c10::ScalarType> input_dtype() const;
 
+  /// Returns the rows of the first tensor among the arguments, if there is one.
   static std::optional<int64_t> samples_of() { return std::nullopt; }
+  /// Returns the rows of the first tensor among the arguments, if there is one.
   template <class First, class... Rest>
   static std::optional<int64_t> samples_of(
       const First& first,
@@ -245,6 +256,7 @@ class DistributedDataParallel : public DistributedDataParallelBase {
       : DistributedDataParallelBase(module, dp_mesh, options),
         module_(std::move(module)) {}
 
+  /// Like the constructor above, with a module holder.
   DistributedDataParallel(
       const torch::nn::ModuleHolder<M>& module,
       const mesh::DeviceMesh& dp_mesh,
@@ -266,11 +278,13 @@ class DistributedDataParallel : public DistributedDataParallelBase {
     });
   }
 
+  /// Calls forward().
   template <class... Args>
   auto operator()(Args&&... args) {
     return forward(std::forward<Args>(args)...);
   }
 
+  /// The wrapped module.
   M& module() { return *module_; }
   const M& module() const { return *module_; }
 

@@ -22,6 +22,7 @@ bool matches_name(const std::string& pattern, const std::string& name);
 struct ParameterSelection {
   /// All parameters that are not ignored, including frozen ones.
   std::vector<NamedTensor> parameters;
+  /// All buffers that are not ignored.
   std::vector<NamedTensor> buffers;
   /// The trained ones among `parameters`.
   std::vector<ReducedParameter> reduced;

@@ -35,6 +35,7 @@ namespace weft::elastic {
 
 class Manager;
 
+/// The options of a Manager.
 struct ManagerOptions {
   /// The timeout of a collective and of a meeting of the groups. A lost group
   /// is noticed earlier, through weftrun.
@@ -49,6 +50,7 @@ struct ManagerOptions {
   /// called on all ranks of the first group that has the state, and
   /// begin_step() throws a CommError on all.
   int64_t min_groups = 1;
+  /// See `min_groups`.
   std::chrono::milliseconds join_timeout = std::chrono::minutes(1);
   /// Called on a thread of the manager. May be empty.
   std::function<bool()> is_asked_to_stop = {};
@@ -200,6 +202,7 @@ class Manager {
   /// meanwhile: call it again in the next step.
   /// Collective: the ranks of the group, during a step.
   void leave_after_step() { leaves_after_step_ = true; }
+  /// Returns true after the last step of a group that leaves.
   bool has_left() const { return has_left_for_good_; }
   /// Returns true if a signal to weftrun ends the run, and false if one that
   /// this process has got was sent to it alone.

@@ -30,9 +30,11 @@ using ddp::NoSyncGuard;
 struct UnitInfo {
   /// The module's fully qualified name. "the model" is the outermost one.
   std::string name;
+  /// The fully qualified names of its parameters.
   std::vector<std::string> parameters;
   /// The size of its unsharded parameters in bytes.
   int64_t unsharded_bytes = 0;
+  /// True if its parameters are gathered.
   bool is_unsharded = false;
 };
 
@@ -60,36 +62,41 @@ class FullyShardedDataParallelBase : public ddp::Joinable {
   /// mesh::DisagreementError if the ranks' units differ.
   void synchronize_parameters();
 
+  /// The mesh over which parameters are sharded.
   const mesh::DeviceMesh& mesh() const;
   /// Returns the units in registration order.
   std::vector<UnitInfo> units() const;
 
-  /// The peak bytes of unsharded parameters, and of messages: gathered data and
-  /// gradients in flight.
+  /// The peak bytes of unsharded parameters.
   int64_t peak_unsharded_bytes() const;
+  /// The peak bytes of gathered data and of gradients in flight.
   int64_t peak_message_bytes() const;
   /// The bytes that are currently kept for both, in use or not.
   int64_t held_bytes() const;
 
-  /// Gathers or reshards the unit of a module manually, before a forward or
-  /// between two. Writing to the gathered parameters is an error.
+  /// Gathers the unit of a module manually, before a forward or between two.
+  /// Writing to the gathered parameters is an error.
   /// Collective: all ranks of the mesh; blocks.
   /// Throws: c10::ValueError if the module is not a unit of this model.
   void unshard(const torch::nn::Module& module);
+  /// Frees the gathered parameters of the unit; see unshard().
   void reshard(const torch::nn::Module& module);
 
-  /// Sets the units that are gathered while the unit of `module` computes, in
-  /// forward or in backward, in this order. Replaces what ScheduleOptions
-  /// selects for this unit; an empty list means no prefetch. Each of `next`
-  /// should be used later in the pass; otherwise it only costs memory.
+  /// Sets the units that are gathered while the unit of `module` runs forward,
+  /// in this order. Replaces what ScheduleOptions selects for this unit; an
+  /// empty list means no prefetch. Each of `next` should be used later in the
+  /// pass; otherwise it only costs memory.
   /// Collective: like synchronize_parameters(). All ranks must make the same
   /// calls.
   /// Throws: c10::ValueError if a module is not a unit of this model.
   /// Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py,
-  /// set_modules_to_forward_prefetch and set_modules_to_backward_prefetch.
+  /// set_modules_to_forward_prefetch.
   void set_modules_to_forward_prefetch(
       const torch::nn::Module& module,
       const std::vector<torch::nn::Module*>& next);
+  /// Like set_modules_to_forward_prefetch(), while the unit runs backward.
+  /// Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py,
+  /// set_modules_to_backward_prefetch.
   void set_modules_to_backward_prefetch(
       const torch::nn::Module& module,
       const std::vector<torch::nn::Module*>& next);
@@ -111,6 +118,7 @@ class FullyShardedDataParallelBase : public ddp::Joinable {
   /// the same form; see dtensor/nn/optimizer_state.h.
   dtensor::StateDict optimizer_state_dict(
       torch::optim::Optimizer& optimizer) const;
+  /// Loads what optimizer_state_dict() returned.
   void load_optimizer_state_dict(
       torch::optim::Optimizer& optimizer,
       const dtensor::StateDict& state) const;
@@ -124,9 +132,11 @@ class FullyShardedDataParallelBase : public ddp::Joinable {
   bool is_in_join_iteration() const override;
   /// Used by JoinableOptimizer.
   bool has_reduced_in_join() const;
+  /// Used by JoinableOptimizer.
   void set_join_has_optimizer();
 
  protected:
+  /// Shards the parameters; see FullyShardedDataParallel.
   FullyShardedDataParallelBase(
       std::shared_ptr<torch::nn::Module> module,
       const mesh::DeviceMesh& dp,
@@ -176,6 +186,7 @@ class FullyShardedDataParallelBase : public ddp::Joinable {
 /// Source: torch.distributed.fsdp, register_fsdp_forward_method.
 class [[nodiscard]] ForwardScope {
  public:
+  /// Begins a forward pass of `model`, which the destructor ends.
   explicit ForwardScope(FullyShardedDataParallelBase& model);
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
@@ -230,6 +241,7 @@ class FullyShardedDataParallel : public FullyShardedDataParallelBase {
       : FullyShardedDataParallelBase(module, dp, options, schedule),
         module_(std::move(module)) {}
 
+  /// Like the constructor above, with a module holder.
   FullyShardedDataParallel(
       const torch::nn::ModuleHolder<M>& module,
       const mesh::DeviceMesh& dp,
@@ -250,11 +262,13 @@ class FullyShardedDataParallel : public FullyShardedDataParallelBase {
     });
   }
 
+  /// Calls forward().
   template <class... Args>
   auto operator()(Args&&... args) {
     return forward(std::forward<Args>(args)...);
   }
 
+  /// The wrapped module.
   M& module() { return *module_; }
   const M& module() const { return *module_; }
 

@@ -64,6 +64,7 @@ struct FullyShardOptions {
   /// kAvg means that gradients are averages over the ranks, as in PyTorch. kSum
   /// is supported too.
   mesh::ReduceOp reduce_op = mesh::ReduceOp::kAvg;
+  /// The dtypes of computation, reduction and outputs.
   MixedPrecisionPolicy mixed_precision = {};
 };
 
@@ -72,6 +73,7 @@ struct ScheduleOptions {
   /// The number of units that are gathered ahead in forward, in the order of
   /// the last forward.
   int64_t forward_prefetch = 1;
+  /// The moment at which backward gathers the next unit.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   /// The number of gradient reductions that may be in flight. 0 means that
   /// backward waits for each.

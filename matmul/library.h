@@ -44,7 +44,9 @@ struct Host {
 /// Returns the properties of this host. Tests oneDNN at the first call.
 const Host& this_host();
 
+/// A library and the reason for it.
 struct Choice {
+  /// The library.
   Library library = Library::kLibtorch;
   /// A clause for the user: "MKL keeps to AVX2 on this processor".
   std::string reason;

@@ -46,16 +46,20 @@ class DeviceMesh {
       const Communicator& group,
       std::string mesh_dim_name = "dp");
 
+  /// The number of mesh dims.
   int64_t ndim() const;
   /// The number of ranks in the mesh.
   int64_t size() const;
   int64_t size(int64_t mesh_dim) const;
   int64_t size(std::string_view mesh_dim) const;
+  /// The sizes of the mesh dims.
   const std::vector<int64_t>& shape() const;
+  /// The names of the mesh dims.
   const std::vector<std::string>& mesh_dim_names() const;
   /// Returns the index of a mesh dim.
   /// Throws: c10::ValueError listing the mesh dims if the name is unknown.
   int64_t mesh_dim(std::string_view name) const;
+  /// Returns true if a mesh dim has that name.
   bool has_mesh_dim(std::string_view name) const;
 
   /// This rank's position along `mesh_dim`, in [0, size(mesh_dim)).
@@ -75,6 +79,7 @@ class DeviceMesh {
   /// groups; not collective.
   /// Throws: c10::ValueError if a name is unknown or out of order.
   DeviceMesh operator[](std::string_view mesh_dim) const;
+  /// Like operator[], for several dims.
   DeviceMesh slice(const std::vector<std::string>& mesh_dims) const;
 
   /// Returns a 1-D mesh over all ranks of this mesh. Its default name is the
@@ -95,6 +100,7 @@ class DeviceMesh {
 
   /// Returns true if both have the same root mesh and the same dims.
   bool operator==(const DeviceMesh& other) const;
+  /// Returns a number that is equal for equal meshes.
   size_t hash() const;
   /// An address that equal meshes of one rank share, for use as a key.
   const void* id() const;

@@ -21,6 +21,7 @@ class Store;
 
 namespace weft::mesh {
 
+/// The options of a World.
 struct WorldOptions {
   /// "cpu" (shared memory for groups on one host, otherwise gloo), "gloo" (CPU,
   /// always over sockets), "nccl" (CUDA; opens this rank's device) or "fake"
@@ -38,7 +39,9 @@ struct WorldOptions {
 
 /// A value that must be identical on all ranks, and its name in messages.
 struct AgreedValue {
+  /// The name in messages.
   std::string field;
+  /// The value as text.
   std::string value;
 };
 
@@ -85,14 +88,20 @@ class World {
   /// Creates one rank of a fake process group: collectives move no data.
   static World fake(int64_t rank, int64_t world_size);
 
+  /// This rank, in [0, world_size()).
   int64_t rank() const;
+  /// The number of ranks.
   int64_t world_size() const;
+  /// This rank's position on its host, in [0, local_world_size()).
   int64_t local_rank() const;
+  /// The number of ranks on this host.
   int64_t local_world_size() const;
+  /// The backend: "gloo", "nccl", "fake" and others.
   const std::string& backend() const;
   /// The device of this rank's model and data: a CUDA device with "nccl",
   /// otherwise the CPU.
   c10::Device device() const;
+  /// The time after which a collective that does not end is an error.
   std::chrono::milliseconds timeout() const;
 
   /// Creates a group of `ranks` (world ranks, including this rank). Messages

@@ -16,8 +16,11 @@ namespace weft {
 
 /// The context of one rank in a test.
 struct RankContext {
+  /// The rank, in [0, world_size).
   int64_t rank;
+  /// The number of ranks.
   int64_t world_size;
+  /// The world of all ranks.
   mesh::World world;
 
   /// Creates a mesh of the world's ranks.
@@ -41,6 +44,7 @@ using weft::RankContext;
 /// without a backtrace.
 class RankError : public std::runtime_error {
  public:
+  /// Creates the error of `rank`, which `cause` ended.
   RankError(int64_t rank, std::string message, std::exception_ptr cause)
       : std::runtime_error(
             "rank " + std::to_string(rank) + " threw: " + message),
@@ -48,6 +52,7 @@ class RankError : public std::runtime_error {
         message_(std::move(message)),
         cause_(std::move(cause)) {}
 
+  /// The rank that failed.
   int64_t rank() const { return rank_; }
   /// The message without the rank.
   const std::string& message() const { return message_; }

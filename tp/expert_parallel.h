@@ -4,6 +4,7 @@
 
 namespace weft::tp {
 
+/// The options of ExpertParallel().
 struct ExpertParallelOptions {
   /// The placement of the output. The default is that of the op: like the
   /// tokens if they are sharded, otherwise Partial.

@@ -20,7 +20,9 @@ using dtensor::Shard;
 /// mesh dims, or a list with one for each, `Placements{Shard(0), Replicate()}`.
 class Layout {
  public:
+  /// Uses the same placement for all mesh dims.
   Layout(Placement placement) : placements_{placement}, is_list_(false) {}
+  /// Uses one placement per mesh dim.
   Layout(Placements placements)
       : placements_(std::move(placements)), is_list_(true) {}
 
@@ -45,16 +47,21 @@ class Layout {
 class Layouts {
  public:
   Layouts() = default;
+  /// Creates the layouts of one tensor.
   Layouts(Placement placement) : layouts_{Layout(placement)} {}
   Layouts(Placements placements) : layouts_{Layout(std::move(placements))} {}
   Layouts(Layout layout) : layouts_{std::move(layout)} {}
+  /// Creates one layout per tensor. A tensor without a layout stays as it is.
   Layouts(std::initializer_list<std::optional<Layout>> layouts)
       : layouts_(layouts) {}
   Layouts(std::vector<std::optional<Layout>> layouts)
       : layouts_(std::move(layouts)) {}
 
+  /// The number of tensors.
   size_t size() const { return layouts_.size(); }
+  /// Returns true if no tensor has a layout.
   bool empty() const { return layouts_.empty(); }
+  /// The layout of tensor `i`.
   const std::optional<Layout>& operator[](size_t i) const {
     return layouts_[i];
   }

@@ -8,6 +8,7 @@
 
 namespace weft::tp {
 
+/// The options of add_lora().
 struct LoraOptions {
   /// The rank of the updates.
   int64_t rank = 8;

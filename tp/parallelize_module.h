@@ -26,10 +26,13 @@ using ParallelizePlan = std::vector<std::pair<std::string, PlanValue>>;
 /// A style or a plan.
 class PlanValue {
  public:
+  /// Creates a value of one style.
   PlanValue(ParallelStyle style) : style_(std::move(style)) {}
+  /// Creates a value of a plan for the submodules.
   PlanValue(const ParallelizePlan& plan);
   PlanValue(std::initializer_list<std::pair<std::string, PlanValue>> plan);
 
+  /// The style. Empty for a plan.
   const std::optional<ParallelStyle>& style() const { return style_; }
   /// Empty for a style.
   const ParallelizePlan& plan() const;
@@ -39,6 +42,7 @@ class PlanValue {
   std::shared_ptr<const ParallelizePlan> plan_;
 };
 
+/// The options of parallelize_module().
 struct ParallelizeOptions {
   /// The rank along each mesh dim whose values the parameters of a plain model
   /// get. std::nullopt means each rank's own values, which must be equal;

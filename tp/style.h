@@ -19,7 +19,9 @@ namespace weft::tp {
 
 /// The module to which a style is applied.
 struct StyleTarget {
+  /// The module.
   torch::nn::Module& module;
+  /// The mesh of the style.
   const mesh::DeviceMesh& mesh;
   /// The module's fully qualified name.
   const std::string& path;
@@ -30,11 +32,14 @@ struct StyleTarget {
 
 /// The functions of a style, which a custom style also provides.
 struct StyleFunctions {
+  /// The name in messages.
   std::string name;
   /// The effects of the style. Two styles with the same effect on one module
   /// are an error.
   bool prepares_inputs = false;
+  /// See prepares_inputs.
   bool prepares_outputs = false;
+  /// See prepares_inputs.
   bool places_parameters = false;
   /// Returns the placements of the module's own parameters by name. Changes
   /// nothing.
@@ -49,10 +54,12 @@ struct StyleFunctions {
 /// Source: torch/distributed/tensor/parallel/style.py.
 class ParallelStyle {
  public:
+  /// Creates a custom style.
   explicit ParallelStyle(StyleFunctions functions)
       : functions_(
             std::make_shared<const StyleFunctions>(std::move(functions))) {}
 
+  /// The functions of the style.
   const StyleFunctions* operator->() const { return functions_.get(); }
 
  private:
@@ -71,6 +78,7 @@ class ParallelStyle {
 struct LayoutOptions {
   /// The assumed placement of a plain input. A DTensor is redistributed.
   std::optional<Layout> input_layouts = std::nullopt;
+  /// The placement to which the output is redistributed.
   std::optional<Layout> output_layouts = std::nullopt;
   /// For meshes of several dims: Replicate() for a mesh dim that does not shard
   /// the weight, e.g. Placements{Replicate(), Shard(0)} over {"dp", "tp"}.
@@ -91,7 +99,9 @@ ParallelStyle ColwiseParallel(LayoutOptions options = {});
 /// of Shard(1) makes the reduction a reduce_scatter along the sequence.
 ParallelStyle RowwiseParallel(LayoutOptions options = {});
 
+/// The options of SequenceParallel().
 struct SequenceParallelOptions {
+  /// The tensor dim that is the sequence.
   int64_t sequence_dim = 1;
   /// For meshes of several dims, instead of Shard(sequence_dim) along each:
   /// e.g. Placements{Shard(0), Shard(1)} over {"dp", "tp"}.
@@ -108,6 +118,7 @@ struct SequenceParallelOptions {
 ParallelStyle SequenceParallel(SequenceParallelOptions options = {});
 ParallelStyle SequenceParallel(int64_t sequence_dim);
 
+/// The options of NoParallel().
 struct NoParallelOptions {
   /// The assumed placement of a plain input.
   Layout input_layout = Replicate();
@@ -132,12 +143,14 @@ struct PrepareModuleInputOptions {
   Layouts input_layouts = {};
   /// The placements to which they are redistributed, one for each.
   Layouts desired_input_layouts = {};
+  /// The assumed placements of plain named arguments.
   std::map<std::string, Layout> input_kwarg_layouts = {};
   /// The placements of the same named arguments.
   std::map<std::string, Layout> desired_input_kwarg_layouts = {};
   /// Passes local tensors to forward().
   bool use_local_output = false;
 };
+/// Redistributes the arguments of a module before forward().
 ParallelStyle PrepareModuleInput(PrepareModuleInputOptions options);
 
 /// Places the tensors that a module returns from dtensor::call().
@@ -145,20 +158,31 @@ struct PrepareModuleOutputOptions {
   /// The assumed placements of plain outputs: one per tensor of the tuple or
   /// list.
   Layouts output_layouts = {};
+  /// The placements to which outputs are redistributed, one for each.
   Layouts desired_output_layouts = {};
   /// See Note [Local outputs].
   bool use_local_output = false;
 };
+/// Redistributes the results of a module after forward().
 ParallelStyle PrepareModuleOutput(PrepareModuleOutputOptions options);
 
+/// The options of PrepareModuleInputOutput().
 struct PrepareModuleInputOutputOptions {
+  /// See PrepareModuleInputOptions.
   Layouts input_layouts = {};
+  /// See PrepareModuleInputOptions.
   Layouts desired_input_layouts = {};
+  /// See PrepareModuleInputOptions.
   std::map<std::string, Layout> input_kwarg_layouts = {};
+  /// See PrepareModuleInputOptions.
   std::map<std::string, Layout> desired_input_kwarg_layouts = {};
+  /// PrepareModuleInputOptions::use_local_output.
   bool use_local_input = false;
+  /// See PrepareModuleOutputOptions.
   Layouts output_layouts = {};
+  /// See PrepareModuleOutputOptions.
   Layouts desired_output_layouts = {};
+  /// See PrepareModuleOutputOptions.
   bool use_local_output = false;
 };
 /// PrepareModuleInput and PrepareModuleOutput in one style.

@@ -15,12 +15,17 @@ namespace weft::checkpoint {
 /// An open file, closed on destruction.
 class File {
  public:
+  /// Takes over the descriptor. `path` is for messages.
   File(int fd, std::filesystem::path path) : fd_(fd), path_(std::move(path)) {}
+  /// Takes over the descriptor of `other`, which is then closed.
   File(File&& other) noexcept;
+  /// Swaps the files.
   File& operator=(File&& other) noexcept;
   ~File();
 
+  /// The file descriptor. -1 if it was moved from.
   int fd() const { return fd_; }
+  /// The path with which the file was opened.
   const std::filesystem::path& path() const { return path_; }
   /// Returns the file's size in bytes.
   int64_t size() const;
@@ -50,11 +55,16 @@ class File {
   std::filesystem::path path_;
 };
 
+/// An entry of a folder.
 struct FolderEntry {
+  /// The name without the folder.
   std::string name;
-  /// The type. Both members are false for a symbolic link, a FIFO or a device.
+  /// True for a regular file. Symbolic links, FIFOs and devices are neither
+  /// files nor folders.
   bool is_file = false;
+  /// True for a folder.
   bool is_folder = false;
+  /// The size of a regular file in bytes.
   int64_t bytes = 0;
 };
 
@@ -75,7 +85,9 @@ class Folder {
   Folder(Folder&&) noexcept = default;
   Folder& operator=(Folder&&) noexcept = default;
 
+  /// The path with which the folder was opened.
   const std::filesystem::path& path() const { return directory_.path(); }
+  /// The descriptor of the folder.
   int fd() const { return directory_.fd(); }
 
   /// Opens a file for reading.

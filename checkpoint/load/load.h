@@ -37,16 +37,19 @@ enum class ReadBy {
   kOneReplica,
 };
 
+/// The options of load().
 struct LoadOptions {
   /// Reads everything before the first tensor changes, so that a damaged
   /// checkpoint leaves all tensors unchanged. Needs memory for a second copy.
   /// If false, a failed load leaves some tensors with new values.
   bool all_or_nothing = true;
+  /// The differences between checkpoint and state that are accepted.
   Strictness strictness = Strictness::kExact;
   /// Patterns of base::matches_dotted(). Only tensors whose key matches a
   /// pattern of `include` and none of `exclude` are loaded. An empty `include`
   /// matches all. The other tensors count neither as missing nor as unexpected.
   std::vector<std::string> include = {};
+  /// See `include`.
   std::vector<std::string> exclude = {};
   /// Renames the checkpoint's names to the state's keys, "<part>.<name>".
   /// `include` and `exclude` apply to the new names.
@@ -56,6 +59,7 @@ struct LoadOptions {
   /// conversions every value must be exact in the new dtype. Complex dtypes and
   /// float8_e8m0fnu are not converted.
   bool convert_dtype = false;
+  /// The ranks that read from files.
   ReadBy read_by = ReadBy::kAuto;
   /// Refuses a checkpoint that was not saved with this key; see
   /// parse_manifest(). Unused if the caller passes a manifest, which must have
@@ -69,9 +73,10 @@ struct LoadOptions {
 struct LoadStats {
   /// The bytes read from files, including headers.
   int64_t bytes_read = 0;
-  /// The keys of the state that were filled, and the keys that kept their
-  /// values because the checkpoint lacks them. Identical on all ranks.
+  /// The keys of the state that were filled. Identical on all ranks.
   std::vector<std::string> loaded = {};
+  /// The keys of the state that kept their values because the checkpoint lacks
+  /// them. Identical on all ranks.
   std::vector<std::string> missing = {};
   /// The names in the checkpoint that were not loaded.
   std::vector<std::string> unexpected = {};

@@ -44,8 +44,11 @@ NewestStep find_newest(
 
 /// The step that load_newest() loaded.
 struct LoadedStep {
+  /// The step and its path.
   StepFolder folder;
+  /// The manifest of the step.
   Manifest manifest;
+  /// The statistics of the load.
   LoadStats stats;
   /// The damaged steps that were skipped, newest first.
   std::vector<int64_t> damaged;

@@ -15,8 +15,9 @@ namespace weft::checkpoint {
 /// `part` is stored with the key "<part>.<name>".
 using StateDicts = std::map<std::string, dtensor::StateDict>;
 
+/// The options of save().
 struct SaveOptions {
-  /// The step, which gives the folder its name, step-<step>.
+  /// The step, which gives the folder its name, `step-<step>`.
   int64_t step = 0;
   /// A JSON object with other values that a resumed run needs, e.g. the data
   /// cursor.
@@ -39,7 +40,7 @@ class SaveError : public c10::Error {
   using c10::Error::Error;
 };
 
-/// Writes `dicts` to `checkpoints`/step-<N>, which appears atomically; see
+/// Writes `dicts` to `checkpoints/step-<N>`, which appears atomically; see
 /// docs/checkpoint_format.md. Each distinct part of a tensor is written once,
 /// by one of the ranks that hold it. Plain tensors are treated as replicated.
 /// Returns the folder.

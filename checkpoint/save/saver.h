@@ -13,6 +13,7 @@
 
 namespace weft::checkpoint {
 
+/// The options of a Saver.
 struct SaverOptions {
   /// The world that saves. If it is not set, this rank saves alone, and its
   /// tensors are plain or on a mesh of one rank.
@@ -37,8 +38,11 @@ struct SaverOptions {
 
 /// The contents of a step folder besides its tensors; see SaveOptions.
 struct StepContent {
+  /// See SaveOptions::step.
   int64_t step = 0;
+  /// See SaveOptions::state.
   std::string state = "{}";
+  /// See SaveOptions::layout.
   std::string layout = "{}";
 };
 

@@ -48,11 +48,15 @@ struct StateDictOptions {
 
 /// The keys that set_state_dict() found on one side only.
 struct IncompatibleKeys {
+  /// The names of the model that the state lacks.
   std::vector<std::string> missing_keys;
+  /// The names of the state that the model lacks.
   std::vector<std::string> unexpected_keys;
 };
 
+/// The modules whose part of the state is meant. Empty means the whole model.
 using Submodules = std::vector<const torch::nn::Module*>;
+/// The optimizers of one model. Each parameter belongs to at most one.
 using Optimizers = std::vector<torch::optim::Optimizer*>;
 
 /// Returns parameters and buffers by name, as checkpoint::save() takes them:
@@ -68,7 +72,7 @@ dtensor::StateDict get_model_state_dict(
     const Submodules& submodules = {});
 
 /// Returns the optimizers' state of the module's parameters, by name:
-/// `state.<fqn>.exp_avg`, `param_groups.<fqn>.lr`, ...; see
+/// "state.wq.exp_avg", "param_groups.wq.lr", ...; see
 /// dtensor/nn/optimizer_state.h. State that an optimizer has not created yet is
 /// created now, as its first step would. Numbers are copies.
 /// Collective: all ranks of the mesh with full_state_dict, or if an optimizer's

@@ -16,8 +16,11 @@
 /// other errors.
 namespace weft::checkpoint {
 
+/// A committed step.
 struct StepFolder {
+  /// The step.
   int64_t step = 0;
+  /// The folder of the step.
   std::filesystem::path path;
 };
 
@@ -25,7 +28,7 @@ struct StepFolder {
 /// names and symbolic links. Empty if `checkpoints` does not exist.
 std::vector<StepFolder> list_steps(const std::filesystem::path& checkpoints);
 
-/// Returns `checkpoints`/step-<step>.
+/// Returns the path `checkpoints/step-<step>`.
 std::filesystem::path step_path(
     const std::filesystem::path& checkpoints,
     int64_t step);
@@ -80,7 +83,7 @@ enum class MoveLatest {
 /// Readers see no change before the rename, and an error undoes it. Returns why
 /// `latest` could not be moved, which does not affect the step. Empty if it was
 /// moved.
-/// Throws: mesh::UsageError if step-<step> exists: nothing is overwritten.
+/// Throws: mesh::UsageError if `step-<step>` exists: nothing is overwritten.
 std::string commit_step(
     const std::filesystem::path& checkpoints,
     const std::filesystem::path& temporary,
@@ -133,6 +136,7 @@ class StoreLock {
   /// process, or if the folder cannot be written.
   explicit StoreLock(const std::filesystem::path& checkpoints);
 
+  /// Returns true if `checkpoints` has a lock file, locked or not.
   static bool has_file(const std::filesystem::path& checkpoints);
   /// Removes the lock file. The lock must be held. A process that has opened
   /// the file meanwhile detects the removal and creates a new one.
@@ -148,6 +152,7 @@ class StepPin {
   /// Throws: mesh::UsageError if the folder does not exist; CheckpointError if
   /// it is being deleted.
   explicit StepPin(const std::filesystem::path& step_folder);
+  /// The open step folder.
   const Folder& folder() const { return folder_; }
 
  private:

@@ -26,6 +26,7 @@ struct GradBucket {
   std::vector<at::Tensor> gradients;
   /// The local tensors of the parameters, detached.
   std::vector<at::Tensor> parameters;
+  /// The names of the parameters.
   std::vector<std::string> names;
   /// The group of replicas over which to reduce.
   mesh::Communicator group;

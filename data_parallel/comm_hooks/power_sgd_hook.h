@@ -43,9 +43,13 @@ struct PowerSGDOptions {
 struct CompressionStats {
   /// numel_before_compression / numel_after_compression.
   double compress_rate = 0;
+  /// The number of gradient elements.
   int64_t numel_before_compression = 0;
+  /// The number of elements that were sent.
   int64_t numel_after_compression = 0;
+  /// The bytes of the gradients.
   int64_t bytes_before_compression = 0;
+  /// The bytes that were sent.
   int64_t bytes_after_compression = 0;
 };
 
@@ -76,6 +80,7 @@ class PowerSGDHook : public CommHook {
   /// Clears errors and factors.
   void on_rebuilt_buckets() override;
 
+  /// Returns the statistics of this rank.
   CompressionStats compression_stats() const;
 
   /// Entries "iter", "rng", "compression_stats", and for each bucket "error.0"
@@ -84,7 +89,9 @@ class PowerSGDHook : public CommHook {
   void load_state_dict(const State& state) override;
 
  protected:
+  /// The matrices that are factored: each gradient, or the bucket as a square.
   enum class Layout { kGradients, kSquare };
+  /// Creates the hook of a derived class.
   PowerSGDHook(const PowerSGDOptions& options, Layout layout);
 
  private:
@@ -97,6 +104,7 @@ class PowerSGDHook : public CommHook {
 /// batched_powerSGD_hook.
 class BatchedPowerSGDHook : public PowerSGDHook {
  public:
+  /// See PowerSGDHook.
   explicit BatchedPowerSGDHook(const PowerSGDOptions& options = {});
 };
 

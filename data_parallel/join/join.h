@@ -25,9 +25,12 @@ class JoinError : public c10::Error {
   using c10::Error::Error;
 };
 
+/// The options of a Join.
 struct JoinOptions {
   /// False means that inputs are known to be even; Join then does nothing.
   bool enable = true;
+  /// Throws on all ranks, instead of shadowing, as soon as one rank has no more
+  /// inputs.
   bool throw_on_early_termination = false;
 };
 

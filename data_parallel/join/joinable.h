@@ -20,7 +20,9 @@ using JoinKwargs = std::unordered_map<std::string, c10::IValue>;
 
 /// The settings that a Join passes to each of its joinables.
 struct JoinConfig {
+  /// False if Join does nothing.
   bool enable = false;
+  /// True if all ranks throw once one has no more inputs.
   bool throw_on_early_termination = false;
   /// True for the joinable whose notifications count.
   bool is_first_joinable = false;
@@ -64,6 +66,7 @@ class Joinable {
   /// come, e.g. during gradient accumulation.
   virtual bool is_in_join_iteration() const { return false; }
 
+  /// The settings of the Join that is active.
   const JoinConfig& join_config() const { return join_config_; }
 
  protected:

@@ -20,6 +20,7 @@ namespace weft::ddp {
 /// them: see Note [Join].
 class SyncBatchNormGroup {
  public:
+  /// Creates the channel over `group`, which only it uses.
   explicit SyncBatchNormGroup(mesh::Communicator group);
 
   /// Sums `statistics` over the ranks in place; blocks.
@@ -39,6 +40,7 @@ class SyncBatchNormGroup {
   /// Collective: all ranks of the group; those without inputs call it.
   void shadow_pass();
 
+  /// The group over which statistics are summed.
   const mesh::Communicator& group() const { return group_; }
 
  private:
@@ -82,8 +84,11 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
     train(other.is_training());
   }
 
+  /// Resets parameters and statistics.
   void reset() override;
+  /// Sets the running mean to 0, the running variance to 1 and the count to 0.
   void reset_running_stats();
+  /// Resets the statistics, and sets the weight to 1 and the bias to 0.
   void reset_parameters();
 
   /// Shapes: [N, C] or [N, C, ...], N may be 0; plain, or a DTensor, which is
@@ -94,17 +99,28 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   /// only one value per channel.
   at::Tensor forward(const at::Tensor& input);
 
+  /// Writes "SyncBatchNorm(...)" with the options.
   void pretty_print(std::ostream& stream) const override;
 
+  /// The channel over which statistics are summed.
   const std::shared_ptr<SyncBatchNormGroup>& channel() const {
     return channel_;
   }
 
+  /// The options, as of torch::nn::BatchNorm.
   torch::nn::BatchNormOptions options;
-  /// Undefined if `affine` is false.
-  at::Tensor weight, bias;
-  /// Undefined if `track_running_stats` is false.
-  at::Tensor running_mean, running_var, num_batches_tracked;
+  /// The factors by channel. Undefined if `affine` is false.
+  at::Tensor weight;
+  /// The summands by channel. Undefined if `affine` is false.
+  at::Tensor bias;
+  /// The running mean by channel. Undefined if `track_running_stats` is false.
+  at::Tensor running_mean;
+  /// The running variance by channel. Undefined if `track_running_stats` is
+  /// false.
+  at::Tensor running_var;
+  /// The number of batches in the running statistics, an integer. Undefined if
+  /// `track_running_stats` is false.
+  at::Tensor num_batches_tracked;
 
  private:
   void register_own();

@@ -25,11 +25,16 @@ class PostLocalSGDOptimizer {
   /// Steps the optimizer and averages.
   /// Collective: all replicas.
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
+  /// Clears the gradients, like torch::optim::Optimizer::zero_grad().
   void zero_grad(bool set_to_none = true);
+  /// Adds a group to the optimizer.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
+  /// The groups of the optimizer.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
 
+  /// The optimizer that step() calls.
   torch::optim::Optimizer& optim() { return *optim_; }
+  /// The averager that step() calls.
   ModelAverager& averager() { return *averager_; }
 
   /// Returns optimizer_state_dict() of the optimizer, and the averager's

@@ -24,7 +24,9 @@ namespace weft::ddp {
 
 class ZeroStateAccess;
 
+/// The options of a ZeroRedundancyOptimizer.
 struct ZeroRedundancyOptimizerOptions {
+  /// The unit of what a replica owns: parameters, or equal parts of each.
   ZeroPartition partition = ZeroPartition::kWholeParameters;
   /// Gathers into the parameters' own memory without copies: parameters with
   /// one owner become views of one buffer per bucket; evenly split ones are
@@ -114,6 +116,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
 
   /// Throws: c10::NotImplementedError. Use state_dict() for checkpoints.
   void save(torch::serialize::OutputArchive& archive) const override;
+  /// Throws: c10::NotImplementedError. Use load_state_dict() for checkpoints.
   void load(torch::serialize::InputArchive& archive) override;
 
   /// Creates the hook for Join. Its main hook updates and gathers like step().
@@ -122,6 +125,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   mesh::Communicator join_process_group() const override;
   mesh::DeviceMesh join_model_parallel_mesh() const override;
 
+  /// The mesh of the replicas.
   const mesh::DeviceMesh& mesh() const;
   /// Returns which replica has the state of each parameter, in group order.
   std::vector<std::pair<at::Tensor, ZeroPart>> parts() const;
@@ -161,6 +165,7 @@ std::unique_ptr<ZeroRedundancyOptimizer> make_zero(
       dp,
       zero_options);
 }
+/// Like make_zero() above, with one parameter group.
 template <class Optimizer, class Options>
 std::unique_ptr<ZeroRedundancyOptimizer> make_zero(
     std::vector<at::Tensor> parameters,

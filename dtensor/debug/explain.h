@@ -13,14 +13,18 @@ namespace weft::dtensor {
 
 /// A collective and its estimated time.
 struct ExplainedCollective : CommRecord {
+  /// The estimated time in microseconds.
   double estimated_us = 0;
 };
 
 /// The communication of a part of a program.
 struct Explanation {
+  /// The collectives in the order of their launch.
   std::vector<ExplainedCollective> entries;
 
+  /// Returns the sum of CommRecord::bytes.
   int64_t bytes() const;
+  /// Returns the sum of the estimated times in microseconds.
   double estimated_us() const;
   /// Returns the number of collectives that the program did not ask for.
   int64_t implicit_count() const;
@@ -32,6 +36,7 @@ struct Explanation {
   std::string to_json() const;
 };
 
+/// The options of explain().
 struct ExplainOptions {
   /// Provides module names. See CommDebugOptions.
   torch::nn::Module* module = nullptr;

@@ -16,6 +16,7 @@ struct CrossEntropyOptions {
   int64_t reduction = at::Reduction::Mean;
   /// Rows with this target are ignored.
   int64_t ignore_index = -100;
+  /// The weight of the uniform distribution in the targets, in [0, 1].
   double label_smoothing = 0.0;
   /// Adds z_loss * logsumexp(logits)^2 for every row that is not ignored,
   /// independent of the weight of its class. A mean divides it by the number of

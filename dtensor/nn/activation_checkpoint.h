@@ -22,6 +22,7 @@ namespace weft::dtensor {
 // module, called first) win: then nothing is recomputed. A result that is never
 // taken through backward keeps its module alive.
 
+/// The options of activation_checkpoint().
 struct ActivationCheckpointOptions {
   /// Restores all random number generators for the recomputation. If false,
   /// only those of DTensors.

@@ -15,6 +15,7 @@ namespace weft::dtensor {
 using TensorFunction =
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
+/// The options of local_map().
 struct LocalMapOptions {
   /// The required placements of each input; nullopt for a plain tensor. Empty
   /// allows any placements.
@@ -55,10 +56,12 @@ TensorFunction local_map(
     LocalMapOptions options = {});
 
 /// Like local_map() above, for a function of single tensors with one result:
-///   auto mm = local_map(
-///       [](const at::Tensor& w, const at::Tensor& x) { return w.mm(x); },
-///       Placements{Partial()});
-///   auto y = mm(w, x);
+///
+///     auto mm = local_map(
+///         [](const at::Tensor& w, const at::Tensor& x) { return w.mm(x); },
+///         Placements{Partial()});
+///     auto y = mm(w, x);
+///
 template <class Function>
 auto local_map(
     Function function,

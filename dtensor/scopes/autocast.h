@@ -17,6 +17,7 @@ namespace weft::dtensor {
 /// Source: torch/amp/autocast_mode.py.
 class Autocast {
  public:
+  /// Sets the dtype of ops on `device`. The destructor restores the setting.
   explicit Autocast(
       c10::DeviceType device,
       c10::ScalarType dtype = c10::ScalarType::BFloat16,

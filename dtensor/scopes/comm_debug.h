@@ -27,11 +27,14 @@ struct CommRecord {
   /// The name of the mesh dim, or the group's name ("tp" of "tp/1") if no mesh
   /// was given.
   std::string mesh_dim;
+  /// The number of ranks of the group.
   int64_t ranks = 0;
   /// The bytes of this rank's larger side (input or output), as in the flight
   /// recorder.
   int64_t bytes = 0;
+  /// The shape of the tensor that gives `bytes`.
   std::vector<int64_t> shape;
+  /// The dtype of that tensor.
   c10::ScalarType dtype = c10::ScalarType::Float;
   /// The name in the flight recorder: a parameter or an op.
   std::string name;
@@ -45,12 +48,15 @@ struct CommRecord {
   /// The redistribution that it is a step of: "[4, 8] Float", and the
   /// placements. Empty if it is none.
   std::string tensor;
+  /// The placements before the redistribution.
   std::string from;
+  /// The placements after the redistribution.
   std::string to;
   /// A placement of the tensor that would cost less, and the difference.
   std::string cheaper;
 };
 
+/// The options of a CommDebugMode.
 struct CommDebugOptions {
   /// The mesh whose dim names are recorded. Without it the names of groups are.
   std::optional<mesh::DeviceMesh> mesh = std::nullopt;
@@ -66,6 +72,7 @@ struct CommDebugOptions {
 /// Source: torch/distributed/tensor/debug/_comm_mode.py, CommDebugMode.
 class CommDebugMode {
  public:
+  /// Starts recording. The destructor ends it.
   explicit CommDebugMode(const CommDebugOptions& options = {});
   CommDebugMode(const CommDebugMode&) = delete;
   CommDebugMode& operator=(const CommDebugMode&) = delete;
@@ -73,6 +80,7 @@ class CommDebugMode {
 
   /// Returns the number of collectives by kind, e.g. {"all_gather": 4}.
   std::map<std::string, int64_t> get_comm_counts() const;
+  /// Returns the number of all collectives.
   int64_t get_total_counts() const;
   /// Returns the collectives in the order of their launch.
   std::vector<CommRecord> records() const;

@@ -20,6 +20,7 @@ class ImplicitReplication {
 
 /// The handling of implicit redistributions.
 struct ExplicitRedistributionOptions {
+  /// What happens at an implicit redistribution.
   enum class Mode { kRaise, kWarn };
   /// False disables the enclosing scope.
   bool enable = true;
@@ -38,7 +39,9 @@ struct ExplicitRedistributionOptions {
 /// Source: torch/distributed/tensor/_utils.py, ExplicitRedistributionContext.
 class ExplicitRedistribution {
  public:
+  /// See ExplicitRedistributionOptions::Mode.
   using Mode = ExplicitRedistributionOptions::Mode;
+  /// Sets the mode until the destructor restores it.
   explicit ExplicitRedistribution(
       const ExplicitRedistributionOptions& options = {});
 

@@ -18,26 +18,34 @@ using mesh::ReduceOp;
 /// Source: torch/distributed/tensor/placement_types.py.
 class Placement {
  public:
+  /// The kind of a placement.
   enum class Kind : uint8_t { kReplicate, kShard, kStridedShard, kPartial };
 
   /// Creates Replicate.
   Placement() = default;
 
+  /// The kind.
   Kind kind() const { return kind_; }
+  /// Returns true for Replicate.
   bool is_replicate() const { return kind_ == Kind::kReplicate; }
   /// Returns true for a Shard of any sizes and for a StridedShard.
   bool is_shard() const {
     return kind_ == Kind::kShard || kind_ == Kind::kStridedShard;
   }
+  /// Returns true for a shard of that tensor dim, which is compared as it was
+  /// given.
   bool is_shard(int64_t tensor_dim) const {
     return is_shard() && tensor_dim_ == tensor_dim;
   }
+  /// Returns true for a StridedShard.
   bool is_strided() const { return kind_ == Kind::kStridedShard; }
   /// Returns true for a Shard whose sizes are not those of at::chunk.
   bool has_shard_sizes() const { return sizes_ != nullptr; }
   /// Returns true for a Shard by the chunk rule. Sharding rules use only these.
   bool is_chunked() const { return kind_ == Kind::kShard && !sizes_; }
+  /// Returns true for a Partial of any reduction.
   bool is_partial() const { return kind_ == Kind::kPartial; }
+  /// Returns true for a Partial with that reduction.
   bool is_partial(ReduceOp op) const { return is_partial() && op_ == op; }
 
   /// The tensor dim of a Shard. It may be negative until it is applied to a
@@ -63,6 +71,7 @@ class Placement {
   /// Throws: c10::ValueError naming the text and the formats.
   static Placement parse(std::string_view text);
 
+  /// Returns true if kind, dim, sizes, split factor and reduction are equal.
   bool operator==(const Placement& other) const;
   /// Returns a number that is equal for equal placements, and on every rank.
   /// Different placements have different numbers, except that the sizes of a

@@ -25,16 +25,22 @@ class DTensorSpec {
   /// Shard of given sizes has one size per rank.
   DTensorSpec(const mesh::DeviceMesh& mesh, const Placements& placements);
 
+  /// The mesh.
   const mesh::DeviceMesh& mesh() const { return mesh_; }
+  /// The placements, one per mesh dim.
   const Placements& placements() const;
+  /// The placement along one mesh dim.
   const Placement& placement(int64_t mesh_dim) const {
     return placements()[mesh_dim];
   }
+  /// The number of mesh dims.
   int64_t mesh_ndim() const {
     return static_cast<int64_t>(placements().size());
   }
 
+  /// Returns true if a placement is Partial.
   bool has_partial() const;
+  /// Returns true if a placement is a shard.
   bool has_shard() const;
   /// Returns true if there is no StridedShard and no Shard of given sizes, as
   /// in nearly every spec.
@@ -53,13 +59,15 @@ class DTensorSpec {
   /// Returns "[S(0), R] on dp=2 tp=2".
   std::string to_string() const;
 
+  /// Returns true if mesh and placements are equal.
   bool operator==(const DTensorSpec& other) const {
     return entry_ == other.entry_;
   }
-  /// The entry of the placements in the mesh's table: equal for equal specs,
-  /// and valid as long as the mesh. Caches in the mesh store it instead of a
-  /// spec, which would keep the mesh alive.
+  /// An entry of the mesh's table of placements.
   struct Entry;
+  /// Returns the entry of the placements: equal for equal specs, and valid as
+  /// long as the mesh. Caches in the mesh store it instead of a spec, which
+  /// would keep the mesh alive.
   const Entry* id() const { return entry_; }
   /// Creates the spec of an entry of `mesh`'s table.
   DTensorSpec(const mesh::DeviceMesh& mesh, const Entry* entry)
@@ -84,24 +92,28 @@ bool given_rows_fit(
     const std::vector<int64_t>& mesh_shape,
     c10::IntArrayRef global_sizes);
 
-/// Returns the local sizes of a tensor on this rank, or on the rank at
-/// `coordinate` (one number per mesh dim). Supports all placements.
+/// Returns the local sizes of a tensor on this rank. Supports all placements.
 /// Throws: like fitted().
 std::vector<int64_t> local_sizes(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes);
+/// Returns the local sizes on the rank at `coordinate`, one number per mesh
+/// dim.
+/// Throws: like fitted().
 std::vector<int64_t> local_sizes_at(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes,
     c10::IntArrayRef coordinate);
 
-/// Returns the rows of each tensor dim that a rank holds, in ascending order,
-/// with adjacent rows as one range; an empty part is one empty range. Supports
-/// all placements.
+/// Returns the rows of each tensor dim that this rank holds, in ascending
+/// order, with adjacent rows as one range; an empty part is one empty range.
+/// Supports all placements.
 /// Throws: like fitted().
 std::vector<RowRanges> local_ranges(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes);
+/// Returns the rows that the rank at `coordinate` holds.
+/// Throws: like fitted().
 std::vector<RowRanges> local_ranges_at(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes,
@@ -114,7 +126,9 @@ bool has_local_boxes(const DTensorSpec& spec, c10::IntArrayRef global_sizes);
 
 /// This rank's box of a tensor: offset + [0, sizes) in every dim.
 struct LocalBox {
+  /// The first index of the box in the full tensor, by dim.
   std::vector<int64_t> offset;
+  /// The sizes of the box, by dim.
   std::vector<int64_t> sizes;
 };
 
@@ -134,6 +148,7 @@ LocalBox local_box_at(
 std::vector<int64_t> dense_strides(
     c10::IntArrayRef sizes,
     c10::IntArrayRef strides);
+/// Returns the strides of a dense tensor whose last dim is the fastest.
 std::vector<int64_t> row_major_strides(c10::IntArrayRef sizes);
 
 } // namespace weft::dtensor

@@ -20,6 +20,7 @@ bool is_dtensor(const at::Tensor& tensor);
 /// Throws: c10::ValueError if `tensor` is not a DTensor.
 const DTensorSpec& spec_of(const at::Tensor& tensor);
 
+/// The options of from_local().
 struct FromLocalOptions {
   /// The sizes of the full tensor. Without them every rank's local tensor is
   /// assumed to have the same size, except for Shards of given sizes.

@@ -48,9 +48,11 @@ class RedistributeWork {
   /// is part of the autograd graph if the input was part of it when the
   /// redistribution started. Every call returns the same DTensor.
   at::Tensor wait();
+  /// Returns true if wait() would not block.
   bool is_completed() const;
 
   struct State;
+  /// Used by redistribute_async().
   explicit RedistributeWork(std::shared_ptr<State> state);
 
  private:

@@ -10,7 +10,9 @@ namespace weft::mesh {
 /// The rank and the rendezvous address. With one rank the address may be empty
 /// and the port 0.
 struct JobEnvironment : JobRank {
+  /// The host of rank 0's store.
   std::string master_address;
+  /// The port of rank 0's store.
   uint16_t master_port = 0;
   /// The variables that the port was derived from, e.g. "SLURM_JOB_ID=7 and
   /// SLURM_STEP_ID=0". Empty if MASTER_PORT is set.
@@ -23,6 +25,7 @@ struct JobEnvironment : JobRank {
 /// Ports derived from a job's number lie in [kFirstJobPort, kFirstJobPort +
 /// kJobPorts), below Linux's ephemeral ports.
 inline constexpr int64_t kFirstJobPort = 20000;
+/// The number of these ports.
 inline constexpr int64_t kJobPorts = 10000;
 
 /// Reads the variables of the innermost launcher, MASTER_ADDR and MASTER_PORT

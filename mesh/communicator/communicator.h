@@ -33,6 +33,7 @@ class Work {
   /// Throws: CommError if the collective failed, timed out or lost a peer;
   /// DisagreementError if ranks called different collectives.
   void wait();
+  /// Returns true if wait() would not block.
   bool is_completed() const;
 
  private:
@@ -75,6 +76,7 @@ class Communicator {
 
   /// This rank's position in the group, in [0, size()).
   int64_t rank() const;
+  /// The number of ranks in the group.
   int64_t size() const;
   /// The group's name, e.g. "tp/1".
   const std::string& name() const;
@@ -150,15 +152,20 @@ class Communicator {
       const std::vector<at::Tensor>& tensors,
       ReduceOp op = ReduceOp::kSum,
       std::string_view name = {});
+  /// Runs all_gather() for each pair of tensors, in one message where the
+  /// backend can.
   Work all_gather_coalesced(
       const std::vector<at::Tensor>& outputs,
       const std::vector<at::Tensor>& inputs,
       std::string_view name = {});
+  /// Runs reduce_scatter() for each pair of tensors, in one message where the
+  /// backend can.
   Work reduce_scatter_coalesced(
       const std::vector<at::Tensor>& outputs,
       const std::vector<at::Tensor>& inputs,
       ReduceOp op = ReduceOp::kSum,
       std::string_view name = {});
+  /// Runs broadcast() for each tensor, in one message where the backend can.
   Work broadcast_coalesced(
       const std::vector<at::Tensor>& tensors,
       int64_t root,

@@ -17,6 +17,7 @@ using base::ExitCode;
 /// The context of an error: "rank 3/8, mesh dp=2 tp=4, ...". Built only on
 /// failure.
 struct ErrorContext {
+  /// The context as text.
   std::string text;
 };
 
