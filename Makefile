@@ -13,7 +13,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s%s\n", $$1, $$2}' Makefile
 	@echo "Variables: ARGS= (more arguments), JOBS= NPROC= LIBTORCH= WEFT_CUDA=on|off"
 
 .PHONY: quickstart
@@ -47,9 +47,21 @@ install: build ## install to PREFIX (/usr/local)
 	"$$cmake" --install build --prefix "$(PREFIX)"
 
 .PHONY: wheel
-wheel: setup ## make dist/weft-*.whl and try it (docs/installing.md)
+wheel: setup ## make dist/weft-*.whl and try it (docs/building.md)
 	@scripts/wheel.sh
 	@scripts/wheel.sh check
+
+.PHONY: package
+package: wheel ## make dist/weft-*.tar.gz and .deb of the wheel and try them
+	@scripts/package.sh
+
+.PHONY: site
+site: ## make the documentation's site (build-site/html)
+	@scripts/site.sh
+
+.PHONY: torch-versions
+torch-versions: setup ## build and test with the oldest libtorch (ARGS=versions)
+	@scripts/torch_versions.sh $(ARGS)
 
 .PHONY: digits
 digits: ## fetch the digit images of scikit-learn (.cache/digits.csv.gz)
@@ -71,7 +83,7 @@ format: ## clang-format all sources
 .PHONY: lint
 lint: ## the style checks that make test runs too
 	@scripts/lint.sh calls && scripts/lint.sh notes && scripts/lint.sh words && \
-	  scripts/lint.sh format
+	  scripts/lint.sh format && scripts/lint.sh reference
 
 .PHONY: tidy
 tidy: setup ## clang-tidy (ARGS=files; default: all sources)

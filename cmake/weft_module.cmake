@@ -92,5 +92,15 @@ function(weft_add_module name)
   set_target_properties(weft_${name} PROPERTIES
     EXPORT_NAME ${name} VERIFY_INTERFACE_HEADER_SETS ON)
   install(TARGETS weft_${name} EXPORT weft-targets
-    FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/weft)
+    FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/weft
+    INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+endfunction()
+
+# weft_as_installed(<target>): a source that includes <weft/mesh/world.h>, as it
+# would with an installed Weft, finds that in the build tree too.
+function(weft_as_installed target)
+  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/include)
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/include/weft
+       SYMBOLIC)
+  target_include_directories(${target} PRIVATE ${PROJECT_BINARY_DIR}/include)
 endfunction()

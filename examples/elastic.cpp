@@ -17,12 +17,12 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/tensor/dtensor.h"
-#include "elastic/manager.h"
-#include "elastic/pure_distributed_data_parallel.h"
-#include "mesh/device_mesh.h"
-#include "mesh/world.h"
-#include "tp/parallelize_module.h"
+#include <weft/dtensor/tensor/dtensor.h>
+#include <weft/elastic/manager.h>
+#include <weft/elastic/pure_distributed_data_parallel.h>
+#include <weft/mesh/device_mesh.h>
+#include <weft/mesh/world.h>
+#include <weft/tp/parallelize_module.h>
 
 namespace {
 

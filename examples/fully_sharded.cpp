@@ -6,11 +6,11 @@
 
 #include <torch/torch.h>
 
-#include "ddp/distributed_data_parallel.h"
-#include "dtensor/init/deferred_init.h"
-#include "dtensor/tensor/dtensor.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "mesh/world.h"
+#include <weft/ddp/distributed_data_parallel.h>
+#include <weft/dtensor/init/deferred_init.h>
+#include <weft/dtensor/tensor/dtensor.h>
+#include <weft/fsdp/fully_sharded_data_parallel.h>
+#include <weft/mesh/world.h>
 
 using namespace weft;
 using torch::nn::Functional, torch::nn::Linear, torch::nn::Sequential;

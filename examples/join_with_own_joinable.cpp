@@ -9,11 +9,11 @@
 
 #include <torch/torch.h>
 
-#include "data_parallel/join/join.h"
-#include "ddp/distributed_data_parallel.h"
-#include "ddp/joinable_optimizer.h"
-#include "mesh/device_mesh.h"
-#include "mesh/world.h"
+#include <weft/data_parallel/join/join.h>
+#include <weft/ddp/distributed_data_parallel.h>
+#include <weft/ddp/joinable_optimizer.h>
+#include <weft/mesh/device_mesh.h>
+#include <weft/mesh/world.h>
 
 namespace {
 

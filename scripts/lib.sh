@@ -7,6 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Versions that are known to work together. The CUDA libraries are what
 # libtorch_cpu.so of the wheel cannot load without, also where no GPU is.
 TORCH_VERSION=2.15.0
+OLDEST_TORCH_VERSION=2.11.0
 CUDA_RUNTIME_VERSION=13.5.37
 CUPTI_VERSION=13.5.25
 CMAKE_MINIMUM=3.25
@@ -16,8 +17,9 @@ DEBIAN_LIBRARIES=(libcli11-dev libeigen3-dev libfmt-dev libgmock-dev
                   libgtest-dev libpcre2-dev libsentencepiece-dev libssl-dev
                   libxxhash-dev libyaml-cpp-dev nlohmann-json3-dev zlib1g-dev)
 # What tests run beside Weft: faults in system calls, other launchers, two hosts
-# on one. A test whose program is missing is skipped by name.
-TEST_PACKAGES=(iproute2 munge openmpi-bin slurm-client slurmctld slurmd strace)
+# on one, comments of public symbols, a tokenizer's training. A test whose program is missing is skipped by name.
+TEST_PACKAGES=(doxygen iproute2 munge openmpi-bin sentencepiece slurm-client
+               slurmctld slurmd strace)
 
 say() {
   printf '%s: %s\n' "$step" "$*"

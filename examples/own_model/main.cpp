@@ -11,22 +11,22 @@
 
 #include <torch/torch.h>
 
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/save.h"
-#include "checkpoint/store/store.h"
-#include "ddp/distributed_data_parallel.h"
-#include "dtensor/init/deferred_init.h"
-#include "dtensor/nn/activation_checkpoint.h"
-#include "dtensor/nn/clip_grad.h"
-#include "dtensor/scopes/autocast.h"
-#include "dtensor/scopes/scopes.h"
-#include "mesh/device_mesh.h"
-#include "mesh/world.h"
+#include <weft/checkpoint/load/load.h>
+#include <weft/checkpoint/save/save.h>
+#include <weft/checkpoint/store/store.h>
+#include <weft/ddp/distributed_data_parallel.h>
+#include <weft/dtensor/init/deferred_init.h>
+#include <weft/dtensor/nn/activation_checkpoint.h>
+#include <weft/dtensor/nn/clip_grad.h>
+#include <weft/dtensor/scopes/autocast.h>
+#include <weft/dtensor/scopes/scopes.h>
+#include <weft/mesh/device_mesh.h>
+#include <weft/mesh/world.h>
 #include "model.h"
 #include "plan.h"
 #include "text.h"
-#include "tp/lora.h"
-#include "tp/parallelize_module.h"
+#include <weft/tp/lora.h>
+#include <weft/tp/parallelize_module.h>
 
 namespace own {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/scopes/module_call.h"
-#include "models/model.h"
+#include <weft/dtensor/scopes/module_call.h>
+#include <weft/models/model.h>
 
 namespace own {
 

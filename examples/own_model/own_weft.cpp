@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "cli/main.h"
+#include <weft/cli/main.h>
 #include "model.h"
 #include "plan.h"
 

@@ -2,8 +2,8 @@
 
 // How the model is sharded over the ranks of the mesh dim "tp".
 
-#include "models/plans.h"
-#include "tp/parallelize_module.h"
+#include <weft/models/plans.h>
+#include <weft/tp/parallelize_module.h>
 
 namespace own {
 

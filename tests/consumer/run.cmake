@@ -1,6 +1,7 @@
 # cmake -DSOURCE=<this folder> -DBUILD=<Weft's build> -DSCRATCH=<folder>
 #       -DCOMPILER=<Weft's> -DOTHER_COMPILER=<g++, where that is clang>
-#       -DLAUNCHER=<ccache> -DSLOPPINESS=<its> -P run.cmake
+#       -DLAUNCHER=<ccache> -DSLOPPINESS=<its> -DLIBTORCH=<libtorch's folder>
+#       -P run.cmake
 # Installs Weft to a scratch prefix, builds the consumer and the example
 # against it and runs them.
 cmake_minimum_required(VERSION 3.25)
@@ -60,7 +61,7 @@ foreach(package fmt yaml-cpp nlohmann_json ZLIB OpenSSL PCRE2 SentencePiece)
 endforeach()
 build("${OTHER_COMPILER}" "${SOURCE}" "${SCRATCH}/build" ${without})
 run("${SCRATCH}/build/consumer")
-set(expected "rank 3/4, mesh dp=2 tp=2: \
+set(expected "own world, rank 3/4, mesh dp=2 tp=2: \
 DTensor [4, 3] Float [S(0)] on tp=2, local [2, 3]\n")
 if(NOT output STREQUAL expected)
   message(FATAL_ERROR "the consumer printed: ${output}")
@@ -188,4 +189,12 @@ if(NOT output MATCHES "perplexity")
 endif()
 run("${own_weft}" checkpoint verify "${SCRATCH}/on_four/checkpoints")
 run("${own_weft}" report "${SCRATCH}/on_four")
+# The console blocks of docs/your_own_model.md.
+find_program(python3 python3)
+if(python3)
+  run(${CMAKE_COMMAND} -E env "PATH=${SCRATCH}/own_model:$ENV{PATH}"
+      OMP_NUM_THREADS=1 "${python3}" "${SOURCE}/../docs/console_blocks.py"
+      "${SOURCE}/../.." "${BUILD}" "${LIBTORCH}" "${SCRATCH}/console"
+      docs/your_own_model.md)
+endif()
 file(REMOVE_RECURSE "${SCRATCH}")

@@ -6,7 +6,7 @@
 
 #include <ATen/ops/ones.h>
 
-#include "testkit/run_ranks.h"
+#include <weft/testkit/run_ranks.h>
 
 struct Snippet {
   const char* name;
