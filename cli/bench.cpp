@@ -16,7 +16,9 @@ namespace {
 // Results are JSON with or without it.
 void add_json_flag(CLI::App& command) {
   command.add_flag_function(
-      "--json", [](int64_t) {}, "One line of JSON (the only form there is)");
+      "--json",
+      [](int64_t) {},
+      "Has no effect: results are always one line of JSON");
 }
 
 void add_model_flags(
@@ -24,18 +26,25 @@ void add_model_flags(
     const std::shared_ptr<bench::StepOptions>& options) {
   command.add_option("--dp", options->dp, "Data-parallel ranks");
   command.add_option("--tp", options->tp, "Tensor-parallel ranks");
-  command.add_option("--dim", options->dim);
-  command.add_option("--layers", options->layers);
-  command.add_option("--heads", options->heads);
+  command.add_option("--dim", options->dim, "The width of the model");
+  command.add_option("--layers", options->layers, "The number of blocks");
+  command.add_option("--heads", options->heads, "The number of query heads");
   command.add_option(
-      "--kv_heads", options->kv_heads, "0 means the value of --heads");
-  command.add_option("--ffn_dim", options->ffn_dim, "0 means 4 * dim");
-  command.add_option("--seq", options->seq);
+      "--kv_heads",
+      options->kv_heads,
+      "The number of key and value heads. 0 means the value of --heads");
+  command.add_option(
+      "--ffn_dim",
+      options->ffn_dim,
+      "The width of the feed-forward layers. 0 means 4 * dim");
+  command.add_option("--seq", options->seq, "Tokens per sample");
   command.add_option("--batch", options->batch, "Samples per replica");
-  command.add_option("--vocab", options->vocab);
-  command.add_option("--sp", options->sequence_parallel, "0 or 1");
-  command.add_option("--threads", options->threads, "Per rank");
-  command.add_option("--bucket_mb", options->bucket_mb);
+  command.add_option("--vocab", options->vocab, "The size of the vocabulary");
+  command.add_option(
+      "--sp", options->sequence_parallel, "Sequence parallelism: 0 or 1");
+  command.add_option("--threads", options->threads, "Threads per rank");
+  command.add_option(
+      "--bucket_mb", options->bucket_mb, "MiB of gradients per bucket");
   command
       .add_option(
           "--engine",
@@ -76,7 +85,8 @@ void add_step(CLI::App& bench) {
       "bench/peer/train_step.py");
   add_model_flags(*command, options);
   command->add_option("--steps", options->steps, "Number of timed steps");
-  command->add_option("--warmup", options->warmup);
+  command->add_option(
+      "--warmup", options->warmup, "Number of steps before the timed ones");
   command
       ->add_option(
           "--join",
@@ -172,7 +182,7 @@ void add_checkpoint_bench(CLI::App& bench) {
       ->required();
   command->add_option("mb", options->mb, "Size of the state, MiB")
       ->check(CLI::Range(12, 1 << 20));
-  command->add_option("--threads", options->threads, "Per rank");
+  command->add_option("--threads", options->threads, "Threads per rank");
   add_json_flag(*command);
   command->callback(
       [options] { print_result(bench::run_checkpoint(*options)); });
@@ -192,15 +202,17 @@ void add_save_plan(CLI::App& bench) {
   add("--tp", options->tp, "Tensor-parallel ranks");
   add("--zero",
       options->zero,
-      "Cut the optimizer's moments over so many data-parallel ranks");
-  add("--layers", options->layers, "");
-  add("--dim", options->dim, "");
-  add("--ffn_dim", options->ffn_dim, "");
-  add("--heads", options->heads, "");
-  add("--kv_heads", options->kv_heads, "");
-  add("--vocab", options->vocab, "");
+      "The data-parallel ranks over which the optimizer's moments are sharded");
+  add("--layers", options->layers, "The number of blocks");
+  add("--dim", options->dim, "The width of the model");
+  add("--ffn_dim", options->ffn_dim, "The width of the feed-forward layers");
+  add("--heads", options->heads, "The number of query heads");
+  add("--kv_heads", options->kv_heads, "The number of key and value heads");
+  add("--vocab", options->vocab, "The size of the vocabulary");
   command->add_option(
-      "--folder", options->folder, "Where the manifest is written, and goes");
+      "--folder",
+      options->folder,
+      "The folder in which the manifest is written and deleted");
   add_json_flag(*command);
   command->callback(
       [options] { print_result(bench::run_save_plan(*options)); });
@@ -237,18 +249,24 @@ void add_reducer(CLI::App& bench) {
       "reducer",
       "Times backward with DDP against plain backward, like "
       "bench/peer/reducer.py; runs alone or with weftrun");
-  command->add_option("--widths", options->widths, "Of the layers: 64,256")
+  command
+      ->add_option(
+          "--widths", options->widths, "The widths of the layers: 64,256")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 16));
-  command->add_option("--layers", options->layers)
+  command->add_option("--layers", options->layers, "The number of layers")
       ->check(CLI::Range(1, 1 << 16));
-  command->add_option("--batch", options->batch)->check(CLI::Range(1, 1 << 20));
-  command->add_option("--rounds", options->rounds)
+  command->add_option("--batch", options->batch, "Samples per rank")
       ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--warmup", options->warmup)
+  command->add_option("--rounds", options->rounds, "Number of timed rounds")
       ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--threads", options->threads, "Per rank");
-  command->add_option("--bucket_mb", options->bucket_mb);
+  command
+      ->add_option(
+          "--warmup", options->warmup, "Number of rounds before the timed ones")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--threads", options->threads, "Threads per rank");
+  command->add_option(
+      "--bucket_mb", options->bucket_mb, "MiB of gradients per bucket");
   command->add_flag(
       "--keep_gradients",
       options->keep_gradients,
@@ -274,9 +292,9 @@ void add_deferred_memory(CLI::App& bench) {
       "it with weftrun");
   command->add_option("--layers", options->layers, "Square linear layers")
       ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--dim", options->dim, "Their size")
+  command->add_option("--dim", options->dim, "The width of the layers")
       ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--threads", options->threads, "Per rank");
+  command->add_option("--threads", options->threads, "Threads per rank");
   add_json_flag(*command);
   command->callback(
       [options] { print_result(bench::run_deferred_memory(*options)); });

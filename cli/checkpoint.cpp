@@ -70,7 +70,9 @@ void verify(const CheckpointArguments& arguments) {
   }
   if (count > 0) {
     mesh::throw_error<CheckpointError>(fmt::format(
-        "{} {}: {}", count, count == 1 ? "damage" : "damages", first));
+        "damaged: {}{}",
+        first,
+        count == 1 ? "" : fmt::format(" (and {} more)", count - 1)));
   }
 }
 

@@ -244,7 +244,7 @@ void add_checkpoint_store(CLI::App& checkpoint) {
   lister->add_flag(
       "--verify",
       listed->verify,
-      "Read every byte; without, only manifests are looked at");
+      "Read every byte. Without it, only manifests are read");
   add_key(*lister, listed->hmac_key_file);
   add_json(*lister, *listed);
   add_quiet(*lister, *listed);
@@ -256,11 +256,15 @@ void add_checkpoint_store(CLI::App& checkpoint) {
       "Delete all checkpoints of a run except the newest ones and latest");
   pruner->add_option("run", pruned->run, "A run, or its folder of checkpoints")
       ->required();
-  pruner->add_option("--keep", pruned->keep, "How many stay")
+  pruner
+      ->add_option(
+          "--keep", pruned->keep, "The number of newest checkpoints to keep")
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}));
   pruner->add_flag(
-      "--dry-run,--dry_run", pruned->dry_run, "Only say what would go");
+      "--dry-run,--dry_run",
+      pruned->dry_run,
+      "List the checkpoints that would be deleted, and delete none");
   add_json(*pruner, *pruned);
   pruner->callback([pruned] { prune(*pruned); });
 }

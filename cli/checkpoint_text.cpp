@@ -182,6 +182,10 @@ std::vector<fs::path> steps_of(const fs::path& path) {
       paths.push_back(step.path);
     }
   }
+  if (paths.empty() && fs::exists(path / "recipe.yaml")) {
+    mesh::throw_error<mesh::UsageError>(
+        fmt::format("{} is a run that has no checkpoint", path.string()));
+  }
   return paths.empty() ? std::vector{path} : paths;
 }
 

@@ -85,7 +85,8 @@ std::filesystem::path checkpoints_of(const std::filesystem::path& path);
 
 /// The steps that `path` stands for: of a run, of a folder checkpoints/, or the
 /// one that it is itself. Newest first, at least one.
-/// Throws: mesh::UsageError if there is not a such folder.
+/// Throws: mesh::UsageError if there is no such folder, or if it is a run
+/// without checkpoints.
 std::vector<std::filesystem::path> steps_of(const std::filesystem::path& path);
 
 /// The first of them; says on stderr which it takes.

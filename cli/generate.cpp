@@ -145,8 +145,9 @@ void log_unknown_tokens(
   }
   if (unknown > 0) {
     log_to_stderr(fmt::format(
-        "{} tokens are beyond the {} of the tokenizer ({}) and were written as "
-        "nothing; --json has their numbers, and --tokenizer takes another",
+        "{} tokens are not among the {} of the tokenizer ({}) and were left "
+        "out; --json writes their numbers, and --tokenizer selects another "
+        "tokenizer",
         unknown,
         tokenizer->vocab_size(),
         tokenizer->describe()));
@@ -157,7 +158,7 @@ void log_unknown_tokens(
 void log_tokenizer(const Recipe& recipe, const Tokenizer* tokenizer) {
   if (tokenizer == nullptr) {
     log_to_stderr(fmt::format(
-        "tokens are written as numbers, for want of a tokenizer: {}",
+        "tokens are written as numbers, without a tokenizer: {}",
         why_no_tokenizer(recipe)));
   } else if (!recipe.model.from.empty()) {
     log_to_stderr(fmt::format("text is that of {}", tokenizer->describe()));

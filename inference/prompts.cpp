@@ -150,7 +150,8 @@ std::string why_no_tokenizer(const Recipe& recipe) {
   const auto& from = recipe.model.from;
   if (from.empty()) {
     return fmt::format(
-        "the recipe sets no tokenizer for its vocabulary of {} tokens",
+        "the recipe sets no tokenizer for its vocabulary of {} tokens "
+        "(data.tokenizer: byte is the default, which has 256)",
         model_outputs(recipe));
   }
   std::error_code ignored;

@@ -247,8 +247,8 @@ void ReplicaGroups::decide(Group& group, RunResult next) {
     host_.output.log_line(next.line + "\n");
     log(group,
         fmt::format(
-            "weftrun: not restarted: exit code {} says that it would end "
-            "alike. The other groups go on\n",
+            "weftrun: not restarted: exit code {} is not retried. The other "
+            "groups go on\n",
             next.code));
     return;
   }

@@ -27,7 +27,7 @@ void RestartPolicy::decide(RunResult& run_result, milliseconds lasted) {
   }
   if (!is_retryable(run_result.code)) {
     run_result.note = fmt::format(
-        "weftrun: not restarted: exit code {} says that it would end alike\n",
+        "weftrun: not restarted: exit code {} is not retried\n",
         run_result.code);
     return;
   }

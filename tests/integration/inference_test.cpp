@@ -500,7 +500,7 @@ TEST_F(InferenceTest, GenerateSaysWhatItLeavesOut) {
   ASSERT_EQ(run.wait(), 0) << run.error();
   EXPECT_THAT(
       run.error(),
-      HasSubstr(std::to_string(beyond) + " tokens are beyond the 256"));
+      HasSubstr(std::to_string(beyond) + " tokens are not among the 256"));
 }
 
 TEST_F(InferenceTest, GenerateWritesNumbersWithoutATokenizer) {
@@ -518,7 +518,7 @@ TEST_F(InferenceTest, GenerateWritesNumbersWithoutATokenizer) {
       "97 98 " + std::to_string(tokens.at(0)) + " " +
           std::to_string(tokens.at(1)) + "\n");
   EXPECT_THAT(
-      run.error(), HasSubstr("numbers, for want of a tokenizer: the recipe"));
+      run.error(), HasSubstr("numbers, without a tokenizer: the recipe"));
 }
 
 TEST_F(InferenceTest, GenerateRefusesModelsThatContinueNothing) {

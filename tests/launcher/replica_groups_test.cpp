@@ -115,9 +115,8 @@ TEST(ReplicaGroups, OneThatCannotComeBackIsLeftOut) {
   EXPECT_EQ(run.wait(), 0);
   EXPECT_THAT(
       run.error(),
-      HasSubstr(
-          "weftrun: replica group 0: not restarted: exit code 5 says that "
-          "it would end alike. The other groups go on"));
+      HasSubstr("weftrun: replica group 0: not restarted: exit code 5 is not "
+                "retried. The other groups go on"));
 }
 
 TEST(ReplicaGroups, ARestartThatCannotStartIsAFailureOfItsGroup) {

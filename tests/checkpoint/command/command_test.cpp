@@ -14,6 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -116,7 +117,10 @@ TEST_F(CheckpointCommand, VerifyNamesFileTensorAndOffset) {
   const auto answer = call({"verify", step(20).string()});
   EXPECT_EQ(answer.code, 4);
   EXPECT_THAT(
-      answer.last_error_line, StartsWith("ERROR 4 rank=0 op=checkpoint 2 dam"));
+      answer.last_error_line,
+      AllOf(
+          StartsWith("ERROR 4 rank=0 op=checkpoint damaged: "),
+          EndsWith(" (and 1 more)")));
   const auto lines = lines_of(answer.output);
   ASSERT_EQ(lines.size(), 2) << answer.output;
   EXPECT_THAT(lines[0], HasSubstr("step-20/more"));
@@ -145,6 +149,13 @@ TEST_F(CheckpointCommand, FolderWithoutManifestIsDamagedAndNoPathIsUsage) {
     EXPECT_EQ(call({command}).code, 2);
   }
   EXPECT_EQ(call({"diff", "step-5", step(20).string()}).code, 4);
+  fs::create_directory(scratch_.path() / "young");
+  write_file(scratch_.path() / "young/recipe.yaml", "");
+  const auto young = call({"verify", "young"});
+  EXPECT_EQ(young.code, 2);
+  EXPECT_THAT(
+      young.last_error_line,
+      HasSubstr("young is a run that has no checkpoint"));
   EXPECT_EQ(call({"diff", step(20).string(), "nowhere"}).code, 2);
   EXPECT_EQ(call({"diff", step(20).string()}).code, 2);
   EXPECT_EQ(call({}).code, 2);
