@@ -1,6 +1,7 @@
 #!/bin/sh
 # bin/weft and bin/weftrun of a package: starts the program of this name with the
-# libtorch in LIBTORCH, or in the folder torch/ beside bin/.
+# libtorch in LIBTORCH, or in the folder torch/ beside bin/. scripts/package.sh
+# writes the oldest glibc for @GLIBC@.
 set -e
 program=$(basename "$0")
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
@@ -17,6 +18,10 @@ number() {
     "$torch/include/torch/headeronly/version.h" 2>/dev/null
 }
 
+glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
+older=$(printf '%s\n@GLIBC@\n' "${glibc:-@GLIBC@}" | sort -V | head -n 1)
+[ "$older" = @GLIBC@ ] || refuse "glibc @GLIBC@ or newer is needed, and this host" \
+  "has glibc $glibc"
 [ -e "$torch/lib/libtorch_cpu.so" ] || refuse "no libtorch is in $torch." \
   "Set LIBTORCH to the folder torch of the Python package torch $built, or link" \
   "it: ln -s FOLDER $root/torch"

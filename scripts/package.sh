@@ -20,7 +20,8 @@ make_tree() {
   chmod +x "$1"/weft/bin/*
   local program
   for program in weft weftrun; do
-    install -m 755 packaging/start.sh "$1/bin/$program"
+    sed "s/@GLIBC@/$glibc/g" packaging/start.sh >"$1/bin/$program"
+    chmod 755 "$1/bin/$program"
   done
   cp LICENSE "$1"
 }
@@ -44,6 +45,11 @@ expect() {
 try_programs() {
   local folder=$1
   expect "no libtorch is in $folder/torch" "$folder/bin/weft" --help
+  mkdir -p "$work/fake"
+  printf '#!/bin/sh\necho glibc 2.31\n' >"$work/fake/getconf"
+  chmod +x "$work/fake/getconf"
+  expect "glibc $glibc or newer is needed, and this host has glibc 2.31" \
+    env "PATH=$PWD/$work/fake:$PATH" "$folder/bin/weft" --help
   mkdir -p "$work/old/lib" "$work/old/include/torch/headeronly"
   touch "$work/old/lib/libtorch_cpu.so"
   printf '#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 9\n' \
