@@ -73,9 +73,9 @@ def on_files(files, config):
     texts["LICENSE"] = f"# License\n\n```text\n{texts['LICENSE']}\n```\n"
     for path, text in texts.items():
         files.append(File.generated(config, PAGES[path], content=text))
-    files.append(File.generated(
-        config, "assets/iframe-worker.js",
-        content=(ROOT / "site/iframe-worker.js").read_text()))
+    for name in ("console.css", "iframe-worker.js"):
+        files.append(File.generated(
+            config, f"assets/{name}", content=(ROOT / "site" / name).read_text()))
     documents = [
         path for file in files.documentation_pages()
         if (path := repository_path(file.src_uri))]
