@@ -56,7 +56,7 @@ package: wheel ## make dist/weft-*.tar.gz and .deb of the wheel and try them
 	@scripts/package.sh
 
 .PHONY: site
-site: ## make the documentation's site (build-site/html)
+site: setup ## make the documentation's site (build-site/html)
 	@scripts/site.sh
 
 .PHONY: torch-versions

@@ -13,6 +13,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/recipes
         DESTINATION ${CMAKE_INSTALL_DATADIR}/weft FILES_MATCHING PATTERN *.yaml)
 # Installed headers include each other as <weft/...>, so that a folder of the
 # same name in a user's project does not come first.
+install(CODE "set(weft_include_dir \"${CMAKE_INSTALL_INCLUDEDIR}/weft\")")
 install(SCRIPT ${PROJECT_SOURCE_DIR}/cmake/prefix_includes.cmake)
 install(EXPORT weft-targets NAMESPACE weft::
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft)

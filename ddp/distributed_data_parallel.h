@@ -41,7 +41,6 @@ class DistributedDataParallelBase : public Joinable {
  public:
   struct State;
 
-  /// Prepares the replicas; see DistributedDataParallel.
   DistributedDataParallelBase(const DistributedDataParallelBase&) = delete;
   DistributedDataParallelBase& operator=(const DistributedDataParallelBase&) =
       delete;
@@ -152,8 +151,8 @@ class DistributedDataParallelBase : public Joinable {
   /// so that other work can overlap; .grad() is valid after it. Must be called
   /// before a forward.
   void require_manual_backward_finalization(bool required);
-  /// Returns true if backward() waits for the reductions. False for a model
-  /// that has nothing to reduce.
+  /// Returns true if finalize_backward() must be called after backward(). False
+  /// for a model that has nothing to reduce.
   bool should_finalize_after_backward() const;
   /// Waits for the reductions.
   /// Collective: all replicas, once after each backward() outside no_sync().
@@ -286,6 +285,7 @@ class DistributedDataParallel : public DistributedDataParallelBase {
 
   /// The wrapped module.
   M& module() { return *module_; }
+  /// The wrapped module.
   const M& module() const { return *module_; }
 
  private:

@@ -33,6 +33,7 @@ void fully_shard(
     torch::nn::Module& module,
     const mesh::DeviceMesh& dp,
     const FullyShardOptions& options = {});
+/// Like fully_shard() above, with a module holder.
 template <class Impl>
 void fully_shard(
     const torch::nn::ModuleHolder<Impl>& module,

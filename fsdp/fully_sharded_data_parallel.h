@@ -270,6 +270,7 @@ class FullyShardedDataParallel : public FullyShardedDataParallelBase {
 
   /// The wrapped module.
   M& module() { return *module_; }
+  /// The wrapped module.
   const M& module() const { return *module_; }
 
  private:

@@ -50,6 +50,7 @@ class DeviceMesh {
   int64_t ndim() const;
   /// The number of ranks in the mesh.
   int64_t size() const;
+  /// The number of ranks along `mesh_dim`.
   int64_t size(int64_t mesh_dim) const;
   int64_t size(std::string_view mesh_dim) const;
   /// The sizes of the mesh dims.

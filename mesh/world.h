@@ -96,7 +96,7 @@ class World {
   int64_t local_rank() const;
   /// The number of ranks on this host.
   int64_t local_world_size() const;
-  /// The backend: "gloo", "nccl", "fake" and others.
+  /// The backend: "cpu", "gloo", "nccl" or "fake".
   const std::string& backend() const;
   /// The device of this rank's model and data: a CUDA device with "nccl",
   /// otherwise the CPU.

@@ -15,7 +15,7 @@ refuse() {
 
 number() {
   sed -n "s/^#define TORCH_VERSION_$1 //p" \
-    "$torch/include/torch/headeronly/version.h" 2>/dev/null
+    "$torch/include/torch/headeronly/version.h" 2>/dev/null || true
 }
 
 glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
@@ -26,6 +26,7 @@ older=$(printf '%s\n@GLIBC@\n' "${glibc:-@GLIBC@}" | sort -V | head -n 1)
   "Set LIBTORCH to the folder torch of the Python package torch $built, or link" \
   "it: ln -s FOLDER $root/torch"
 found=$(number MAJOR).$(number MINOR)
+[ "$found" != . ] || found="of an unknown version"
 [ "$found" = "$built" ] || refuse "this weft was built with libtorch $built, and" \
   "$torch is libtorch $found"
 LD_LIBRARY_PATH=$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

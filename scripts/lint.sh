@@ -127,6 +127,19 @@ check_reference() {
     cat site/Doxyfile
     echo "OUTPUT_DIRECTORY = $folder"
   } | doxygen - || found=1
+  # Without its filter Doxygen reads empty files and finds nothing to report.
+  grep -rqs 'DeviceMesh' "$folder/xml" || {
+    found=1
+    echo "doxygen read nothing (site/share_comments.py)"
+  }
+  comm -13 <(grep -o '[a-z_]*/[a-z_/]*\.h' site/Doxyfile | sort -u) \
+    <(grep -rhoE '#include <weft/[^>]*>' docs examples tests/outside |
+        sed 's/.*<weft\///; s/>//' | sort -u) >"$folder/missing"
+  [[ ! -s $folder/missing ]] || {
+    found=1
+    sed 's/$/: included by docs or examples, not in site\/Doxyfile/' \
+      "$folder/missing"
+  }
   rm -r "$folder"
 }
 

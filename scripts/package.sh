@@ -51,9 +51,12 @@ try_programs() {
   expect "glibc $glibc or newer is needed, and this host has glibc 2.31" \
     env "PATH=$PWD/$work/fake:$PATH" "$folder/bin/weft" --help
   mkdir -p "$work/old/lib" "$work/old/include/torch/headeronly"
-  touch "$work/old/lib/libtorch_cpu.so"
+  mkdir -p "$work/older/lib"
+  touch "$work/old/lib/libtorch_cpu.so" "$work/older/lib/libtorch_cpu.so"
   printf '#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 9\n' \
     >"$work/old/include/torch/headeronly/version.h"
+  expect "is libtorch of an unknown version" \
+    env "LIBTORCH=$PWD/$work/older" "$folder/bin/weft" --help
   expect "is libtorch 2.9" env "LIBTORCH=$PWD/$work/old" "$folder/bin/weftrun" --help
   expect "done: 20 steps" env "LIBTORCH=$torch" "$folder/bin/weft" quickstart \
     train.steps=20 "output_dir=$PWD/$work/run_$RANDOM"
@@ -76,8 +79,11 @@ say "trying the tarball"
 mkdir "$work/some where"
 tar -xzf dist/weft-*.tar.gz -C "$work/some where" --strip-components=1
 try_programs "$PWD/$work/some where"
-if ((EUID == 0)) && command -v dpkg >/dev/null && [[ ! -e /opt/weft ]]; then
+if ((EUID != 0)) || ! command -v dpkg >/dev/null || [[ -e /opt/weft ]]; then
+  say "SKIPPED: the Debian package is tried as root, where /opt/weft is not there"
+else
   say "trying the Debian package"
+  trap 'rm -f /opt/weft/torch; dpkg -P weft >/dev/null 2>&1 || true' EXIT
   dpkg -i dist/weft-*.deb >"$work/dpkg.log" 2>&1 || die 1 "$(<"$work/dpkg.log")"
   try_programs /opt/weft
   expect "no libtorch is in /opt/weft/torch" /usr/bin/weft --help

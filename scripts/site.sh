@@ -8,25 +8,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 packages=(mkdocs==1.6.1 mkdocs-material==9.8.2 mkdoxy==1.2.8)
 
-install_doxygen() {
-  command -v doxygen >/dev/null && return
-  local as_root=()
-  if ((EUID != 0)); then
-    sudo -n true 2>/dev/null ||
-      die 2 "doxygen is not installed. Run: sudo apt-get install doxygen"
-    as_root=(sudo -n)
-  fi
-  say "installing doxygen"
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y \
-    --no-install-recommends doxygen >/dev/null || die 1 "apt-get install failed"
-}
-
 install_mkdocs() {
   local stamp=.venv-site/weft.stamp
   [[ -f $stamp && $(<"$stamp") == "${packages[*]}" ]] && return
   say "installing ${packages[*]} in .venv-site"
   rm -rf .venv-site
-  "${PYTHON:-python3}" -m venv .venv-site
+  "${PYTHON:-python3}" -m venv .venv-site || die 2 "install python3-venv"
   .venv-site/bin/pip -q --disable-pip-version-check install "${packages[@]}" ||
     die 1 "pip failed; run make site again"
   echo "${packages[*]}" >"$stamp"
@@ -40,11 +27,13 @@ check_offline() {
   [[ -z $hits ]] || die 1 "a page loads something from elsewhere:"$'\n'"$hits"
 }
 
-install_doxygen
+command -v doxygen >/dev/null || scripts/setup.sh tests
+command -v doxygen >/dev/null || die 2 "doxygen is not installed"
 install_mkdocs
 rm -rf build-site
-mkdir -p build-site/doxygen
-doxygen site/Doxyfile || die 1 "doxygen has warnings (site/Doxyfile)"
+status=0
+scripts/lint.sh reference || status=$?
+((status == 0 || status == 77)) || die 1 "the reference is not complete"
 NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs -q build --strict \
   -f site/mkdocs.yml || die 1 "mkdocs has warnings (site/mkdocs.yml)"
 check_offline

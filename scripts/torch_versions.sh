@@ -4,7 +4,7 @@
 # that is supported). It takes some 25 minutes a version, so it is for a
 # schedule, not for each change. Each version has a clone in build-torch/.
 #
-#   ARGS='-L ddp'   arguments for ctest
+#   CTEST_ARGS='-L ddp'   arguments for ctest
 step=torch
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -37,7 +37,7 @@ for version in "${versions[@]}"; do
   git -C "$clone" checkout -q "$(git rev-parse HEAD)"
   say "$version: $clone, log $clone/test.log"
   SECONDS=0
-  if ! make -C "$clone" test "LIBTORCH=$torch" "ARGS=${ARGS:-}" RETRY=on \
+  if ! make -C "$clone" test "LIBTORCH=$torch" "ARGS=${CTEST_ARGS:-}" RETRY=on \
          >"$clone/test.log" 2>&1; then
     failed+=("$version")
     grep -E '^failed: |error: |FAILED' "$clone/test.log" | head -n 20 || true

@@ -1,6 +1,6 @@
 // The namespaces of the API reference. Only Doxygen reads this file.
 
-/// All of Weft, and the ranks as threads of weft::testkit's run_ranks().
+/// All of Weft, and RankContext, the argument of testkit::run_ranks().
 namespace weft {}
 
 /// Ranks: worlds, device meshes, groups and their collectives, errors.

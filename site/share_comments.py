@@ -1,11 +1,13 @@
 """share_comments.py HEADER: the header as Doxygen reads it (INPUT_FILTER).
-An overload directly below a documented one shares its comment. Friends are left
-out, since they are not members, and so are defaulted members without a comment.
+An overload, but no constructor, that is declared directly below a documented one
+shares its comment. Left out are friends, which are not members, and without a
+comment destructors and members that are defaulted or deleted.
 """
 import re
 import sys
 
-NAME = re.compile(r"([A-Za-z_]\w*|operator\S+?)\(")
+SPECIAL = re.compile(r"= (default|delete);$|^ *(virtual )?~\w+\(\).*;$")
+NAME = re.compile(r"([a-z_]\w*|operator\S+?)\(")
 
 
 def declarations(lines):
@@ -24,7 +26,7 @@ def main():
     lines = open(sys.argv[1]).read().split("\n")
     lines = [
         "" if re.match(r" *friend .*;$", line) or
-        (line.endswith("= default;") and "///" not in lines[i - 1]) else line
+        (SPECIAL.search(line) and "///" not in lines[i - 1]) else line
         for i, line in enumerate(lines)]
     out = []
     comment, name = [], None
@@ -35,8 +37,8 @@ def main():
                 comment, name = [], None
             comment.append(text[0])
         else:
-            found = NAME.search(" ".join(text))
-            own = found[1] if found and text[-1].rstrip().endswith((";", "{", "}")) else None
+            found = NAME.search(" ".join(text).split(" = ")[0])
+            own = found[1] if found and text[-1].endswith(";") else None
             if own and own == name:
                 out.extend(comment)
             elif own and comment and name is None:

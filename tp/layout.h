@@ -49,11 +49,14 @@ class Layouts {
   Layouts() = default;
   /// Creates the layouts of one tensor.
   Layouts(Placement placement) : layouts_{Layout(placement)} {}
+  /// Creates the layouts of one tensor.
   Layouts(Placements placements) : layouts_{Layout(std::move(placements))} {}
+  /// Creates the layouts of one tensor.
   Layouts(Layout layout) : layouts_{std::move(layout)} {}
   /// Creates one layout per tensor. A tensor without a layout stays as it is.
   Layouts(std::initializer_list<std::optional<Layout>> layouts)
       : layouts_(layouts) {}
+  /// Creates one layout per tensor. A tensor without a layout stays as it is.
   Layouts(std::vector<std::optional<Layout>> layouts)
       : layouts_(std::move(layouts)) {}
 

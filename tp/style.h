@@ -122,7 +122,9 @@ ParallelStyle SequenceParallel(int64_t sequence_dim);
 struct NoParallelOptions {
   /// The assumed placement of a plain input.
   Layout input_layout = Replicate();
+  /// The placement to which the output is redistributed.
   Layout output_layout = Replicate();
+  /// The placement to which the input is redistributed.
   Layout desired_input_layout = Replicate();
   /// See Note [Local outputs].
   bool use_local_output = false;

@@ -17,13 +17,14 @@ class File {
  public:
   /// Takes over the descriptor. `path` is for messages.
   File(int fd, std::filesystem::path path) : fd_(fd), path_(std::move(path)) {}
-  /// Takes over the descriptor of `other`, which is then closed.
+  /// Takes over the descriptor of `other`, which then has none.
   File(File&& other) noexcept;
   /// Swaps the files.
   File& operator=(File&& other) noexcept;
   ~File();
 
-  /// The file descriptor. -1 if it was moved from.
+  /// The file descriptor. -1 after close(), or if a file was constructed from
+  /// this one.
   int fd() const { return fd_; }
   /// The path with which the file was opened.
   const std::filesystem::path& path() const { return path_; }

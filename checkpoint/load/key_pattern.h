@@ -11,7 +11,9 @@ namespace weft::checkpoint {
 /// expression, is replaced by `replacement`, in which $1 is the first group.
 /// {"^module\\.", ""} removes a prefix, {"^", "model."} adds one.
 struct RenameRule {
+  /// The regular expression.
   std::string pattern;
+  /// The text in place of each match.
   std::string replacement;
 };
 
@@ -36,14 +38,15 @@ class Renaming {
 
 /// The differences between the tensors of two sides.
 struct KeyDifferences {
-  /// The tensors that are wanted but not present, and the tensors that are
-  /// present but not wanted.
+  /// The tensors that are wanted but not present.
   std::vector<std::string> missing = {};
+  /// The tensors that are present but not wanted.
   std::vector<std::string> unexpected = {};
   /// The tensors whose shape or dtype differs: "\"model.a\" [2] float32 vs [4]
   /// float32".
   std::vector<std::string> mismatched = {};
 
+  /// Returns true if there are no differences.
   bool empty() const {
     return missing.empty() && unexpected.empty() && mismatched.empty();
   }

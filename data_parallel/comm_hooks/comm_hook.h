@@ -41,6 +41,7 @@ class BucketFuture {
   explicit BucketFuture(at::Tensor value);
   /// Creates a future with `value`, complete when `work` is.
   BucketFuture(mesh::Work work, at::Tensor value);
+  /// Creates a future whose value `wait` returns.
   explicit BucketFuture(std::function<at::Tensor()> wait);
 
   /// Returns a future for the result of `next` on the value.

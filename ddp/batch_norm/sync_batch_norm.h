@@ -84,7 +84,7 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
     train(other.is_training());
   }
 
-  /// Resets parameters and statistics.
+  /// Creates new parameters and statistics with their initial values.
   void reset() override;
   /// Sets the running mean to 0, the running variance to 1 and the count to 0.
   void reset_running_stats();
@@ -99,7 +99,7 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   /// only one value per channel.
   at::Tensor forward(const at::Tensor& input);
 
-  /// Writes "SyncBatchNorm(...)" with the options.
+  /// Writes "weft::ddp::SyncBatchNorm(...)" with the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// The channel over which statistics are summed.

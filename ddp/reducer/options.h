@@ -98,7 +98,9 @@ struct DistributedDataParallelOptions {
   /// Names of parameters that share one additional bucket, which is reduced
   /// when the gradient of `param_to_hook_all_reduce` is ready.
   std::vector<std::string> delay_all_reduce_named_params = {};
+  /// See delay_all_reduce_named_params.
   std::string param_to_hook_all_reduce = {};
+  /// Computes and reduces in other dtypes than those of the parameters.
   std::optional<MixedPrecision> mixed_precision = std::nullopt;
   /// Copies all gradients of a bucket in one call.
   bool batched_grad_copy = false;
@@ -111,6 +113,7 @@ struct DistributedDataParallelOptions {
 
   // Beyond PyTorch's.
 
+  /// The way in which the gradients of a bucket are reduced.
   BucketMode bucket_mode = BucketMode::kConcatenated;
   /// The groups of parameters with their own ranks. The first group that
   /// matches a parameter applies.

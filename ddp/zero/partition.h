@@ -26,13 +26,15 @@ enum class ZeroPartition {
 /// The replica that updates a parameter and has its state. See Note [Parts of
 /// parameters].
 struct ZeroPart {
+  /// The replicas that update a parameter.
   enum class Kind {
     /// Every replica updates it, because it is too small to divide or no
     /// placement could describe its division.
     kReplicated,
-    kOwned,
-    kSharded,
+    kOwned,   ///< One replica updates it.
+    kSharded, ///< Each replica updates its rows.
   };
+  /// The replicas that update the parameter.
   Kind kind = Kind::kReplicated;
   /// The rank in dp that owns a kOwned parameter.
   int64_t owner = 0;
@@ -44,6 +46,7 @@ struct ZeroPart {
 /// Parameters that are added later do not move earlier ones.
 class PartPlanner {
  public:
+  /// Creates the plan of no parameters.
   PartPlanner(mesh::DeviceMesh dp, ZeroPartition partition);
 
   /// Returns the parts of a group of parameters.

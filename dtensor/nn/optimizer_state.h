@@ -34,8 +34,8 @@ class ShardedStateOptimizer {
 bool has_optimizer_state(const torch::optim::OptimizerParamState* state);
 
 /// Returns the optimizer's state of each parameter of `module`, keyed by the
-/// parameter's name instead of an index: `state.<fqn>.exp_avg`,
-/// `state.<fqn>.step`, `param_groups.<fqn>.lr`, ... Moments are DTensors on
+/// parameter's name instead of an index: "state.wq.exp_avg", "state.wq.step",
+/// "param_groups.wq.lr", ... Moments are DTensors on
 /// `mesh` with the placements of their parameter, and share the optimizer's
 /// memory; moments that the first step would create are created. Numbers are
 /// new tensors: see load_optimizer_state_dict(). A frozen parameter has the

@@ -32,7 +32,9 @@ struct CommRecord {
   /// The bytes of this rank's larger side (input or output), as in the flight
   /// recorder.
   int64_t bytes = 0;
-  /// The shape of the tensor that gives `bytes`.
+  /// The shape of the tensor that the flight recorder names: the input, for
+  /// reduce_scatter_uneven the output, for all_to_all and coalesced calls the
+  /// number of elements.
   std::vector<int64_t> shape;
   /// The dtype of that tensor.
   c10::ScalarType dtype = c10::ScalarType::Float;

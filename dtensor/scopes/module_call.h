@@ -21,7 +21,9 @@ std::string module_type_name(const torch::nn::Module& module);
 
 /// A named tensor argument. See kwarg().
 struct Kwarg {
+  /// The name of the argument.
   std::string name;
+  /// The argument.
   at::Tensor tensor;
 };
 
@@ -34,7 +36,9 @@ inline Kwarg kwarg(std::string name, at::Tensor tensor) {
 
 /// The tensor arguments of a call, in order.
 struct CallInputs {
+  /// The arguments without a name.
   std::vector<at::Tensor> args;
+  /// The arguments with a name.
   std::vector<Kwarg> kwargs;
 };
 
@@ -53,9 +57,12 @@ struct ModuleHooks : torch::nn::Module {
   /// owns copies of the module's handle and of the arguments, so it may be
   /// copied, stored, and run again after the call.
   using Forward = std::function<std::vector<at::Tensor>()>;
+  /// Runs a call, or something in its place, and returns its result.
   using Around = std::function<std::vector<at::Tensor>(const Forward& forward)>;
 
+  /// The hooks before forward(), in the order of their calls.
   std::vector<Before> before;
+  /// The hooks after forward(), in the order of their calls.
   std::vector<After> after;
   /// The hooks around forward(). Later ones wrap earlier ones.
   std::vector<Around> around;
@@ -63,39 +70,47 @@ struct ModuleHooks : torch::nn::Module {
   bool distributed = false;
 };
 
+/// A hook before forward().
 class ModuleHooks::Before {
  public:
+  /// Creates the hook of a function of the positional arguments.
   template <std::invocable<std::vector<at::Tensor>&> Hook>
   Before(Hook hook)
       : hook_([hook = std::move(hook)](CallInputs& inputs) mutable {
           hook(inputs.args);
         }) {}
+  /// Creates the hook of a function of all arguments.
   template <std::invocable<CallInputs&> Hook>
   requires(
       !std::invocable<Hook&, std::vector<at::Tensor>&> &&
       !std::same_as<std::remove_cvref_t<Hook>, Before>) Before(Hook hook)
       : hook_(std::move(hook)) {}
 
+  /// Calls the function.
   void operator()(CallInputs& inputs) const { hook_(inputs); }
 
  private:
   std::function<void(CallInputs&)> hook_;
 };
 
+/// A hook after forward().
 class ModuleHooks::After {
  public:
+  /// Creates the hook of a function of the only result.
   template <std::invocable<const at::Tensor&> Hook>
   After(Hook hook)
       : hook_([hook = std::move(hook)](std::vector<at::Tensor>& out) mutable {
           require_one(out.size());
           out[0] = hook(std::as_const(out[0]));
         }) {}
+  /// Creates the hook of a function of all results.
   template <std::invocable<std::vector<at::Tensor>&> Hook>
   requires(
       !std::invocable<Hook&, const at::Tensor&> &&
       !std::same_as<std::remove_cvref_t<Hook>, After>) After(Hook hook)
       : hook_(std::move(hook)) {}
 
+  /// Calls the function.
   void operator()(std::vector<at::Tensor>& outputs) const { hook_(outputs); }
 
  private:

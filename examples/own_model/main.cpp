@@ -22,11 +22,12 @@
 #include <weft/dtensor/scopes/scopes.h>
 #include <weft/mesh/device_mesh.h>
 #include <weft/mesh/world.h>
+#include <weft/tp/lora.h>
+#include <weft/tp/parallelize_module.h>
+
 #include "model.h"
 #include "plan.h"
 #include "text.h"
-#include <weft/tp/lora.h>
-#include <weft/tp/parallelize_module.h>
 
 namespace own {
 namespace {

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include <weft/cli/main.h>
+
 #include "model.h"
 #include "plan.h"
 

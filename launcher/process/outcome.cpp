@@ -61,7 +61,11 @@ std::optional<WorkerExit> root_cause(const Outcome& outcome) {
   });
   return std::ranges::min(failures, {}, [](const WorkerExit& exit) {
     return std::tuple(
-        is_peer_loss(exit), failure_time(exit), exit.signal == 0, exit.rank);
+        is_peer_loss(exit),
+        exit.failure_cause != FailureCause::kTimedOut,
+        failure_time(exit),
+        exit.signal == 0,
+        exit.rank);
   });
 }
 

@@ -29,6 +29,9 @@ enum class FailureCause {
   kNone,
   /// A consequence of another failure: a connection was lost.
   kLostPeer,
+  /// A wait for another rank has timed out. A connection that was lost then is
+  /// a consequence.
+  kTimedOut,
   /// The kernel's OOM killer killed the process.
   kOutOfMemory,
   /// An allocation failed, and the error was not handled.
@@ -80,8 +83,8 @@ struct Outcome {
 };
 
 /// Returns the failure that caused the others: the first one by failure_time(),
-/// except that any other failure within kCauseWindow takes precedence over a
-/// lost peer. Empty if no worker failed by itself.
+/// except that within kCauseWindow a timeout takes precedence over a lost peer,
+/// and any other failure over both. Empty if no worker failed by itself.
 std::optional<WorkerExit> root_cause(const Outcome& outcome);
 
 /// Returns true if weftrun ended the worker.

@@ -46,6 +46,7 @@ FailureCause diagnose_stderr(
       "broken pipe",
       "a peer is gone",
       "peer lost"};
+  constexpr std::array<std::string_view, 1> kTimedOutWords{"timed out after"};
   constexpr std::array<std::string_view, 3> kNoMemoryWords{
       "bad_alloc", "can't allocate memory", "out of memory"};
   // A signal that it did not send itself has nothing to do with its words.
@@ -55,6 +56,9 @@ FailureCause diagnose_stderr(
   if ((exit.signal == SIGABRT || exit.code == kNoMemory) &&
       contains_any(stderr_text, kNoMemoryWords)) {
     return FailureCause::kBadAlloc;
+  }
+  if (exit.code == kPeerLost && contains_any(stderr_text, kTimedOutWords)) {
+    return FailureCause::kTimedOut;
   }
   return exit.code == kPeerLost || contains_any(stderr_text, kLostPeerWords)
              ? FailureCause::kLostPeer

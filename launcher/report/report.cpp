@@ -87,7 +87,9 @@ std::string failed_rank_line(
       sigkill_source_unknown ? " (out of memory? see dmesg)" : "",
       local_time(failure_time(exit)),
       exit.host.empty() ? host : exit.host,
-      is_peer_loss(exit) ? " (lost a peer or timed out)" : "",
+      exit.failure_cause == FailureCause::kTimedOut ? " (timed out)"
+      : is_peer_loss(exit)                          ? " (lost a peer)"
+                                                    : "",
       !is_cause            ? ""
       : is_peer_loss(exit) ? "  <- first to say so"
                            : "  <- first cause");

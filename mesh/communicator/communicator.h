@@ -26,6 +26,7 @@ class Work {
   struct State;
   /// Creates a completed collective.
   Work();
+  /// Used by Communicator.
   explicit Work(std::shared_ptr<State> state);
 
   /// Blocks until the outputs hold the result. A second call returns
@@ -152,20 +153,18 @@ class Communicator {
       const std::vector<at::Tensor>& tensors,
       ReduceOp op = ReduceOp::kSum,
       std::string_view name = {});
-  /// Runs all_gather() for each pair of tensors, in one message where the
-  /// backend can.
+  /// Runs all_gather() for each pair of tensors, in one message per dtype.
   Work all_gather_coalesced(
       const std::vector<at::Tensor>& outputs,
       const std::vector<at::Tensor>& inputs,
       std::string_view name = {});
-  /// Runs reduce_scatter() for each pair of tensors, in one message where the
-  /// backend can.
+  /// Runs reduce_scatter() for each pair of tensors, in one message per dtype.
   Work reduce_scatter_coalesced(
       const std::vector<at::Tensor>& outputs,
       const std::vector<at::Tensor>& inputs,
       ReduceOp op = ReduceOp::kSum,
       std::string_view name = {});
-  /// Runs broadcast() for each tensor, in one message where the backend can.
+  /// Runs broadcast() for each tensor, in one message per dtype.
   Work broadcast_coalesced(
       const std::vector<at::Tensor>& tensors,
       int64_t root,

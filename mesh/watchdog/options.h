@@ -8,6 +8,7 @@ namespace weft::mesh {
 /// Watchdog options. The watchdog sends nothing until a thread has waited
 /// longer than `stall`.
 struct WatchdogOptions {
+  /// False disables the watchdog.
   bool enabled = true;
   /// The wait after which a rank asks the other ranks for their state.
   /// Mismatched collectives and deadlock cycles then fail at once instead of at

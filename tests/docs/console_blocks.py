@@ -14,13 +14,16 @@ line "..." stands for lines that are left out. Comments before a block change th
                                  before it with it or with 0
     <!-- setup: COMMAND -->      is run before the block, and not shown
 
-With --list as DOCUMENT, instead, prints the documents with blocks to run, and
+Exit codes: 0; 1 with the block that failed; 77 if all blocks need programs that
+are missing. With --list as DOCUMENT, instead, prints the documents with blocks to run, and
 with --summary the number of blocks.
 """
+import contextlib
 import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +33,8 @@ BLOCK = re.compile(
     r"((?:^<!-- [a-z-]+: [^\n]*? -->\n)*)^```console\n(.*?)^```$", re.S | re.M)
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 MARK = "\x1e"
+COMMENTS = {"no-run", "no-compare", "needs", "exit", "setup"}
+PATIENCE_S = 200 # ctest ends the test later, and would show nothing
 
 
 class Failure(Exception):
@@ -44,8 +49,12 @@ def blocks_of(document):
     """(line, {comment: value}, text) of each block."""
     text = document.read_text()
     for found in BLOCK.finditer(text):
-        yield (text.count("\n", 0, found.start(2)) + 1,
-               dict(COMMENT.findall(found[1])), found[2])
+        line = text.count("\n", 0, found.start(2)) + 1
+        comments = COMMENT.findall(found[1])
+        names = [name for name, _ in comments]
+        if set(names) - COMMENTS or len(names) != len(set(names)):
+            sys.exit(f"{document}:{line}: unknown or repeated comment: {names}")
+        yield line, dict(comments), found[2]
 
 
 def commands_of(text):
@@ -100,10 +109,17 @@ def run(text, comments, scratch, environment):
     script += "exit $status\n"
     # A file, not a pipe, which a job in the background would keep open.
     with open(scratch / ".output", "w+", errors="replace") as output:
-        status = subprocess.run(
+        process = subprocess.Popen(
             ["bash", "-c", script], cwd=scratch, env=environment,
             stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT).returncode
+            stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            status = "a wait for something that did not come"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         output.seek(0)
         setup, *parts = output.read().split(MARK)
     if len(parts) != len(commands) or status != expected:
@@ -154,10 +170,12 @@ def main():
     make_scratch(root, build, libtorch, scratch)
     environment = dict(os.environ, PATH=f"{build}/bin:{os.environ['PATH']}")
     ran = 0
+    lacks = False
     for line, comments, text in blocks_of(root / name):
         reason = why_not(comments, environment)
         if reason:
             print(f"{name}:{line}: not run: {reason}")
+            lacks = lacks or "needs" in comments
             continue
         begin = time.monotonic()
         try:
@@ -169,7 +187,7 @@ def main():
         ran += 1
     print(f"{name}: {ran} blocks ran")
     shutil.rmtree(scratch)
-    return 0
+    return 77 if lacks and ran == 0 else 0
 
 
 if __name__ == "__main__":

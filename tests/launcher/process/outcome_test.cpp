@@ -104,6 +104,16 @@ TEST(Outcome, PeerLossYieldsToOtherFailures) {
   EXPECT_EQ(root_cause(failure({reset}))->rank, 0);
 }
 
+TEST(Outcome, PeerLossYieldsToATimeout) {
+  auto lost = with_time(exited(0, 150, 10), 9);
+  lost.failure_cause = FailureCause::kLostPeer;
+  auto late = with_time(exited(1, 150, 12), 11);
+  late.failure_cause = FailureCause::kTimedOut;
+  EXPECT_EQ(root_cause(failure({lost, late}))->rank, 1);
+  const auto failed = with_time(exited(2, 3, 14), 13);
+  EXPECT_EQ(root_cause(failure({lost, late, failed}))->rank, 2);
+}
+
 TEST(Outcome, OutOfMemoryIs137HoweverItEnded) {
   auto exit = killed(0, SIGABRT, 10);
   exit.failure_cause = FailureCause::kBadAlloc;

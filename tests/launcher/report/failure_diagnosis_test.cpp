@@ -34,6 +34,12 @@ TEST(FailureDiagnosisTest, ALostConnectionIsAConsequence) {
   EXPECT_EQ(diagnose_stderr(exited(150), ""), FailureCause::kLostPeer);
 }
 
+TEST(FailureDiagnosisTest, ATimeoutIsNoLostConnection) {
+  const char* words = "ERROR 150 rank=1 [all_reduce] Timed out after 3 s; ...";
+  EXPECT_EQ(diagnose_stderr(exited(150), words), FailureCause::kTimedOut);
+  EXPECT_EQ(diagnose_stderr(exited(1), words), FailureCause::kNone);
+}
+
 TEST(FailureDiagnosisTest, AMismatchInGlooIsNone) {
   EXPECT_EQ(
       diagnose_stderr(

@@ -164,9 +164,9 @@ TEST_F(Report, MarksConsequencesAndSortsByTime) {
     return report.find(part);
   };
   EXPECT_LT(
-      place(" on shuttle (lost a peer or timed out)\n  rank 2 "),
+      place(" on shuttle (lost a peer)\n  rank 2 "),
       place(" on loom  <- first cause\n  rank 0 "));
-  place(" on loom (lost a peer or timed out)\n");
+  place(" on loom (lost a peer)\n");
 }
 
 // It had failed before weftrun ended it.
