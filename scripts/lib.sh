@@ -19,8 +19,8 @@ DEBIAN_LIBRARIES=(libcli11-dev libeigen3-dev libfmt-dev libgmock-dev
 # What tests run beside Weft: faults in system calls, other launchers, two hosts
 # on one, comments of public symbols, a tokenizer's training. A test whose program
 # is missing is skipped by name.
-TEST_PACKAGES=(doxygen iproute2 munge openmpi-bin sentencepiece slurm-client
-               slurmctld slurmd strace)
+TEST_PACKAGES=(doxygen iproute2 munge openmpi-bin procps sentencepiece
+               slurm-client slurmctld slurmd strace)
 
 say() {
   printf '%s: %s\n' "$step" "$*"
