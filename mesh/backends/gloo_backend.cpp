@@ -15,6 +15,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -41,6 +42,13 @@ namespace {
 
 constexpr std::chrono::milliseconds kLastWrites{500};
 
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+/// In older versions libtorch's flight recorder enters a new group in a map of
+/// the process without a lock (recordWithResetEnabled() in
+/// torch/csrc/distributed/c10d/FlightRecorderDetail.hpp).
+std::mutex recorder_mutex;
+#endif
+
 /// ProcessGroupGloo with a way to hang up.
 class Group final : public c10d::ProcessGroupGloo {
  public:
@@ -51,6 +59,9 @@ class Group final : public c10d::ProcessGroupGloo {
   template <class Start>
   auto with_tag(uint32_t tag, const Start& start) {
     const std::lock_guard lock(tag_mutex_);
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+    const std::lock_guard recorder_lock(recorder_mutex);
+#endif
     collectiveCounter_ = tag;
     return start(*this);
   }

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torch/version.h>
 
 #include "dtensor/random/random_state.h"
 #include "dtensor/tensor/dtensor.h"
@@ -671,7 +672,14 @@ TEST(StrictMixing, LibtorchsOwnPlainTensorsNeverReachTheUser) {
   for (const auto& calls :
        {activations(), losses(), planes(), along_dims(), products()}) {
     for (const auto& [name, call] : calls) {
-      EXPECT_EQ(run(call), "") << name;
+      const auto error = run(call);
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+      if (name == "aminmax") { // It had no derivative.
+        EXPECT_THAT(error, ::testing::HasSubstr("is not implemented"));
+        continue;
+      }
+#endif
+      EXPECT_EQ(error, "") << name;
     }
   }
 }
