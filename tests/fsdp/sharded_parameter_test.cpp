@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torch/version.h>
 
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -153,10 +154,13 @@ TEST(ShardedParameter, WhatWasSavedOfAllRowsIsValidOnceTheyAreBack) {
   const auto* data = f.local().const_data_ptr();
   const auto version = view._version();
   f.reshard();
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  // Before, ops read the address without asking the storage.
   EXPECT_THAT(
       message_of_thrown<c10::Error>([&] { view.sum(); }),
       AllOf(
           HasSubstr("\"layer.weight\" are not all here"), HasSubstr("call()")));
+#endif
   EXPECT_THAT(
       message_of_thrown<c10::Error>([&] { view.const_data_ptr(); }),
       HasSubstr("layer.weight"));
