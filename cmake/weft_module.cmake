@@ -95,12 +95,3 @@ function(weft_add_module name)
     FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/weft
     INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 endfunction()
-
-# weft_as_installed(<target>): a source that includes <weft/mesh/world.h>, as it
-# would with an installed Weft, finds that in the build tree too.
-function(weft_as_installed target)
-  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/include)
-  file(CREATE_LINK ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/include/weft
-       SYMBOLIC)
-  target_include_directories(${target} PRIVATE ${PROJECT_BINARY_DIR}/include)
-endfunction()

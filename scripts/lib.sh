@@ -34,6 +34,11 @@ die() {
   exit "$code"
 }
 
+# expect_in OUTPUT TEXT
+expect_in() {
+  grep -qF -- "$2" <<<"$1" || die 1 "expected \"$2\" in: $1"
+}
+
 # The program in .venv if it is there (a newer cmake than the system's), else
 # the one in PATH.
 tool() {

@@ -38,7 +38,7 @@ expect() {
   local text=$1 output
   shift
   output=$("$@" 2>&1) || true
-  grep -qF -- "$text" <<<"$output" || die 1 "expected \"$text\" in: $output"
+  expect_in "$output" "$text"
 }
 
 # Runs the programs in the folder, as they are after an installation there.

@@ -45,10 +45,6 @@ make_environment() {
   printf '%s\n' "$packages"
 }
 
-expect() {
-  grep -qF -- "$2" <<<"$1" || die 1 "expected \"$2\" in: $1"
-}
-
 check_wheel() {
   compgen -G dist/weft-*.whl >/dev/null || die 2 "there is no wheel: run make wheel"
   compgen -G "$torch-*.dist-info" >/dev/null ||
@@ -71,7 +67,7 @@ check_wheel() {
   local start=$SECONDS
   (cd "$folder" && "${offline[@]}" env -i PATH="$environment/bin" \
     weft quickstart output_dir=out >log 2>&1) || die 1 "$(tail -5 "$folder/log")"
-  expect "$(tail -1 "$folder/log")" "done: 200 steps"
+  expect_in "$(tail -1 "$folder/log")" "done: 200 steps"
   say "$((SECONDS - start)) s"
 
   if command -v cmake >/dev/null; then
@@ -86,11 +82,11 @@ check_wheel() {
   say "another torch, and none"
   mv "$packages"/torch-*.dist-info "$folder/info"
   output=$("$environment/bin/weft" --help 2>&1) && die 1 "ran without torch"
-  expect "$output" "no torch is installed"
+  expect_in "$output" "no torch is installed"
   cp -r "$folder/info" "$packages/torch-2.9.1.dist-info"
   sed -i 's/^Version: .*/Version: 2.9.1/' "$packages/torch-2.9.1.dist-info/METADATA"
   output=$("$environment/bin/weftrun" --help 2>&1) && die 1 "ran with another torch"
-  expect "$output" "torch 2.9.1 is installed"
+  expect_in "$output" "torch 2.9.1 is installed"
   rm -r "$packages/torch-2.9.1.dist-info"
   mv "$folder/info" "$packages/$(basename "$torch"-*.dist-info)"
 

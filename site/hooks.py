@@ -50,13 +50,18 @@ def repository_path(page):
     return None if page.startswith(("api/", "source/")) else f"docs/{page}"
 
 
+def target_of(path, link):
+    """The path of the repository that a link in the text at `path` means, or
+    nothing."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+    return target if (ROOT / target).exists() else None
+
+
 def links_of(path):
     """The paths of the repository that the text at `path` links to."""
     text = FENCE.sub("", (ROOT / path).read_text())
-    for _, link, _ in LINK.findall(text):
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
-        if (ROOT / target).exists():
-            yield target
+    targets = {target_of(path, link) for _, link, _ in LINK.findall(text)}
+    return targets - {None}
 
 
 def on_config(config):
@@ -94,9 +99,8 @@ def on_page_markdown(markdown, page, config, files):
         return markdown.replace("`#include <", "`#include <weft/")
 
     def site_link(match):
-        target = posixpath.normpath(
-            posixpath.join(posixpath.dirname(path), match[2]))
-        if not (ROOT / target).exists():
+        target = target_of(path, match[2])
+        if target is None:
             return match[0]  # MkDocs reports it
         link = posixpath.relpath(page_of(target), posixpath.dirname(here) or ".")
         return match[1] + link + match[3]
