@@ -13,6 +13,7 @@
 #include "checkpoint/files/error.h"
 #include "mesh/bootstrap/env.h"
 #include "mesh/bootstrap/job_rank.h"
+#include "mesh/error/failure.h"
 #include "train/health/non_finite.h"
 #include "train/stop_signal.h"
 
@@ -39,12 +40,6 @@ void leave_error_file(mesh::ExitCode code, const std::string& sentence) {
          .message = sentence,
          .callstack = ""});
   }
-}
-
-/// libtorch says it by an error of no type of its own.
-bool is_out_of_memory(const c10::Error& error) {
-  return std::string_view(error.what_without_backtrace())
-             .find("can't allocate memory") != std::string_view::npos;
 }
 
 // Every rank finds the same mistake in a recipe. Rank 0 speaks first and the
@@ -109,14 +104,11 @@ int report_exception(const std::string& op) {
   } catch (const c10::DistError& error) {
     return report_failure(
         op, ExitCode::kPeerLost, error.what_without_backtrace());
-  } catch (const c10::OutOfMemoryError& error) { // of a device
-    return report_failure(
-        op, ExitCode::kOutOfMemory, error.what_without_backtrace());
   } catch (const c10::Error& error) {
     return report_failure(
         op,
-        is_out_of_memory(error) ? ExitCode::kOutOfMemory
-                                : ExitCode::kCheckFailed,
+        mesh::is_out_of_memory(error) ? ExitCode::kOutOfMemory
+                                      : ExitCode::kCheckFailed,
         error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     return report_failure(

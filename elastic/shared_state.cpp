@@ -1,12 +1,12 @@
 #include "elastic/shared_state.h"
 
-#include <sstream>
 #include <utility>
 
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/fnv.h"
+#include "base/string_streams.h"
 #include "data_parallel/parameters/module_state.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
@@ -18,8 +18,8 @@ namespace {
 std::pair<std::string, std::string> first_difference(
     const std::string& one,
     const std::string& other) {
-  std::istringstream lines(one);
-  std::istringstream other_lines(other);
+  base::StringReader lines(one);
+  base::StringReader other_lines(other);
   std::string line;
   std::string other_line;
   do {
@@ -43,7 +43,7 @@ void SharedState::add_text(std::string name, std::string text) {
 }
 
 std::string SharedState::describe() const {
-  std::ostringstream out;
+  base::StringWriter out;
   for (const auto& [name, text] : texts_) {
     out << name << ' ' << text << '\n';
   }

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/string_streams.h"
 #include "config/schema.h"
 #include "mesh/error/error.h"
 #include "models/registry.h"
@@ -39,7 +39,7 @@ std::string read_prompt(const std::string& path) {
     refuse_prompt(fmt::format("--prompt-file: {} is over 64 MiB", path));
   }
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
+  base::StringWriter text;
   text << file.rdbuf();
   if (!file) {
     refuse_prompt(fmt::format("--prompt-file: {} cannot be read", path));

@@ -98,6 +98,7 @@ auto with_store(
   try {
     return body();
   } catch (const std::exception& cause) {
+    rethrow_if_out_of_memory(cause);
     std::string missing;
     try {
       missing = who();

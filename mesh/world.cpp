@@ -342,6 +342,7 @@ std::shared_ptr<Backend> World::State::connect(
                ? make_paired_backend(connect_device(members, key, host), host)
                : host;
   } catch (const std::exception& cause) {
+    rethrow_if_out_of_memory(cause);
     throw_error<CommError>(detail::concat(
         "[make_group] ",
         failure_reason(cause, options.timeout),

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include <fmt/format.h>
 
 #include "base/fnv.h"
+#include "base/string_streams.h"
 #include "tokenizers/tokenizer.h"
 #include "tokenizers/utf8.h"
 
@@ -32,7 +32,7 @@ std::string read_tokenizer_file(const std::string& path) {
     fail(fmt::format("is larger than {} bytes", kMaxBytes));
   }
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream content;
+  base::StringWriter content;
   content << file.rdbuf();
   if (!file) {
     fail("cannot be read");

@@ -1,7 +1,6 @@
 #include "checkpoint/load/newest.h"
 
-#include <sstream>
-
+#include "base/string_streams.h"
 #include "checkpoint/files/error.h"
 #include "checkpoint/save/state_items.h"
 #include "mesh/error/error.h"
@@ -32,7 +31,7 @@ std::vector<StepFolder> list_steps_together(
     mesh::throw_error<CheckpointError>("[checkpoint] " + answer.substr(1));
   }
   std::vector<StepFolder> steps;
-  std::istringstream numbers(answer.empty() ? "" : answer.substr(1));
+  base::StringReader numbers(answer.empty() ? "" : answer.substr(1));
   for (int64_t step = 0; numbers >> step;) {
     steps.push_back({step, step_path(checkpoints, step)});
   }

@@ -1,7 +1,6 @@
 #include "checkpoint/save/state_items.h"
 
-#include <sstream>
-
+#include "base/string_streams.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -84,7 +83,7 @@ std::vector<StateItem> list_items(const StateDicts& dicts, const char* op) {
 std::vector<std::string> describe_items(const std::vector<StateItem>& items) {
   std::vector<std::string> lines;
   for (const auto& [item, dtype, local, whole] : items) {
-    std::ostringstream out;
+    base::StringWriter out;
     out << item.key << ' ' << c10::toString(dtype) << ' '
         << c10::IntArrayRef(item.sizes) << ' ' << item.spec.to_string();
     lines.push_back(out.str());

@@ -1,13 +1,13 @@
 #include "checkpoint/state_dict/fill_state.h"
 
 #include <map>
-#include <sstream>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/string_streams.h"
 #include "checkpoint/files/text.h"
 #include "checkpoint/load/key_pattern.h"
 #include "checkpoint/save/held_shards.h"
@@ -127,7 +127,7 @@ void check_ranks_give_alike(
     const FillOptions& options) {
   std::vector<std::string> lines;
   for (const auto& [name, tensor] : given) {
-    std::ostringstream line;
+    base::StringWriter line;
     line << name;
     if (tensor.defined()) {
       line << ' ' << tensor.sizes() << ' '

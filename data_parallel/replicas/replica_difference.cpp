@@ -1,8 +1,8 @@
 #include "data_parallel/replicas/replica_difference.h"
 
 #include <algorithm>
-#include <sstream>
 
+#include "base/string_streams.h"
 #include "data_parallel/parameters/parameter_owners.h"
 #include "data_parallel/replicas/replica_comparison.h"
 #include "data_parallel/replicas/replicas.h"
@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kStructureName = "structure of the replicas";
 
 int64_t hash_of_structure(const std::vector<NamedTensor>& tensors) {
-  std::ostringstream structure;
+  base::StringWriter structure;
   for (const auto& item : tensors) {
     const auto local = local_part(item.tensor);
     structure << item.name << ' ' << local.scalar_type() << ' ' << local.sizes()

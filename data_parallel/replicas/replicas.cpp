@@ -1,11 +1,11 @@
 #include "data_parallel/replicas/replicas.h"
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 
 #include <torch/torch.h>
 
+#include "base/string_streams.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kBroadcastBytes = int64_t{250} << 20;
 
 std::string describe(const char* kind, const NamedTensor& item) {
-  std::ostringstream out;
+  base::StringWriter out;
   out << kind << ' ' << item.name << ' ' << item.tensor.sizes() << ' '
       << c10::toString(item.tensor.scalar_type());
   const auto local = local_part(item.tensor);

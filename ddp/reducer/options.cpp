@@ -1,13 +1,13 @@
 #include "ddp/reducer/options.h"
 
-#include <sstream>
+#include "base/string_streams.h"
 
 namespace weft::ddp {
 namespace {
 
 template <class T>
 void add(std::vector<std::string>& lines, const char* name, const T& value) {
-  std::ostringstream line;
+  base::StringWriter line;
   line << "option " << name << " = " << value;
   lines.push_back(line.str());
 }
@@ -18,7 +18,7 @@ std::string dtype_name(const std::optional<c10::ScalarType>& dtype) {
 
 template <class T>
 std::string join(const T& values) {
-  std::ostringstream out;
+  base::StringWriter out;
   for (const auto& value : values) {
     out << value << ' ';
   }

@@ -1,7 +1,6 @@
 #include "ddp/reducer/unused_parameters.h"
 
 #include <algorithm>
-#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -10,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
+#include "base/string_streams.h"
 #include "data_parallel/parameters/parameter_owners.h"
 
 namespace weft::ddp {
@@ -156,7 +156,7 @@ std::string describe_unused(
     }
     const auto& own = owners.of(parameters[i].tensor);
     auto heading = heading_of(own);
-    std::ostringstream line;
+    base::StringWriter line;
     line << "    " << names_of(parameters[i], own) << ' '
          << parameters[i].tensor.sizes() << ": " << reason_of(use, i)
          << "last gradient: " << last_gradient_of(use, i) << '\n';
@@ -165,7 +165,7 @@ std::string describe_unused(
     }
     lines[heading] += line.str();
   }
-  std::ostringstream text;
+  base::StringWriter text;
   text << use.without_gradient.size() << " of " << parameters.size()
        << " parameters got no gradient in iteration " << use.iteration << '\n';
   for (const auto& heading : headings) {

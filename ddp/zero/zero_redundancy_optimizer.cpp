@@ -4,7 +4,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <typeinfo>
@@ -12,6 +11,7 @@
 
 #include <torch/torch.h>
 
+#include "base/string_streams.h"
 #include "data_parallel/join/join.h"
 #include "data_parallel/parameters/module_state.h"
 #include "ddp/reducer/optimizer_in_backward.h"
@@ -46,7 +46,7 @@ mesh::ErrorContext where_in(const mesh::DeviceMesh& mesh) {
 
 std::string
 describe_parameter(size_t group, size_t index, const at::Tensor& p) {
-  std::ostringstream out;
+  base::StringWriter out;
   out << "group " << group << " parameter " << index << " " << p.sizes() << " "
       << c10::toString(p.scalar_type());
   const auto local = local_part(p);

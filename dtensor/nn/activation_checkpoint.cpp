@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "base/string_streams.h"
 #include "dtensor/random/random_state.h"
 #include "dtensor/scopes/module_call.h"
 #include "dtensor/scopes/saved_tensor_hooks.h"
@@ -94,7 +95,7 @@ struct SavedMeta {
 };
 
 std::string describe_saved(const SavedMeta& meta) {
-  std::ostringstream text;
+  base::StringWriter text;
   text << meta.dtype << " " << c10::IntArrayRef(meta.sizes);
   return text.str();
 }

@@ -2,12 +2,12 @@
 
 #include <numeric>
 #include <optional>
-#include <sstream>
 #include <string>
 
 #include <torch/torch.h>
 
 #include "base/fnv.h"
+#include "base/string_streams.h"
 #include "dtensor/spec/mesh_arguments.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/communicator.h"
@@ -55,7 +55,7 @@ std::string to_text(
   if (const auto what = non_dense_reason(local); !what.empty()) {
     return what + "\t";
   }
-  std::ostringstream text;
+  base::StringWriter text;
   text << (dtensor_impl(local) ? "a DTensor"
                                : c10::toString(local.scalar_type()))
        << " on " << local.device().type() << " of " << local.dim()
@@ -75,7 +75,7 @@ std::string to_text(
 Claim parse_claim(const std::string& text) {
   const auto tab = text.find('\t');
   Claim claim{text.substr(0, tab), {}};
-  std::istringstream numbers(text.substr(tab + 1));
+  base::StringReader numbers(text.substr(tab + 1));
   for (int64_t size = 0; numbers >> size;) {
     claim.local_sizes.push_back(size);
   }
@@ -95,7 +95,7 @@ std::vector<std::string> gather_over_mesh(
     texts.clear();
     for (const auto& gathered :
          mesh::all_gather_text(mesh.group(i), lines, kFromLocal)) {
-      std::istringstream in(gathered);
+      base::StringReader in(gathered);
       for (std::string line; std::getline(in, line);) {
         texts.push_back(line);
       }

@@ -4,10 +4,10 @@
 
 #include <exception>
 #include <ostream>
-#include <sstream>
 
 #include <torch/torch.h>
 
+#include "base/string_streams.h"
 #include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -47,7 +47,7 @@ void print_local(
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard at_once(
       c10::DispatchKey::DeferredInit);
-  std::ostringstream values;
+  base::StringWriter values;
   try {
     print_plain(values, dtensor_impl(tensor)->local(), line_size);
     stream << '\n' << values.str();
@@ -71,7 +71,7 @@ void print(std::ostream& stream, const at::Tensor& tensor, int64_t line_size) {
 }
 
 std::string to_string(const at::Tensor& tensor) {
-  std::ostringstream stream;
+  base::StringWriter stream;
   print(stream, tensor);
   return stream.str();
 }

@@ -22,6 +22,7 @@
 #include "mesh/backends/c10d_calls.h"
 #include "mesh/communicator/reduction.h"
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 
 namespace weft::mesh {
 
@@ -509,9 +510,10 @@ std::shared_ptr<GlooDevice> make_gloo_device(const std::string& address) {
   try {
     return std::make_shared<GlooDevice>(
         c10d::ProcessGroupGloo::createDeviceForHostname(address));
-  } catch (const std::exception& e) {
+  } catch (const std::exception& cause) {
+    rethrow_if_out_of_memory(cause);
     throw_error<CommError>(detail::concat(
-        "[rendezvous] cannot listen at ", address, ": ", e.what()));
+        "[rendezvous] cannot listen at ", address, ": ", cause.what()));
   }
 }
 

@@ -216,6 +216,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(
     return c10::make_intrusive<c10d::PrefixStore>(
         prefix, open_store(address, options));
   } catch (const std::exception& cause) {
+    rethrow_if_out_of_memory(cause);
     if (!is_loopback(job.master_address)) {
       // Names may turn up late, so this is asked last: it throws if the name is
       // still unknown, and reports it.

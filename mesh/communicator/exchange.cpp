@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <numeric>
-#include <sstream>
 
 #include <ATen/ATen.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
 #include "base/fnv.h"
+#include "base/string_streams.h"
 #include "mesh/error/error.h"
 
 namespace weft::mesh {
@@ -42,7 +42,7 @@ std::string join(const std::vector<std::string>& lines) {
 
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> lines;
-  std::istringstream in(text);
+  base::StringReader in(text);
   for (std::string line; std::getline(in, line);) {
     lines.push_back(line);
   }

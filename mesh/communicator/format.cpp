@@ -1,7 +1,6 @@
 #include "mesh/communicator/format.h"
 
-#include <sstream>
-
+#include "base/string_streams.h"
 #include "mesh/communicator/communicator.h"
 #include "mesh/error/error.h"
 
@@ -26,7 +25,7 @@ std::string reduction_text(int64_t argument) {
 
 std::string bytes_text(int64_t bytes) {
   constexpr double kKibi = 1024;
-  std::ostringstream out;
+  base::StringWriter out;
   out.precision(3);
   const auto count = static_cast<double>(bytes);
   if (count < kKibi) {
@@ -40,7 +39,7 @@ std::string bytes_text(int64_t bytes) {
 }
 
 std::string shape_text(const FlightRecorderEntry& entry) {
-  std::ostringstream out;
+  base::StringWriter out;
   out << "[";
   for (size_t i = 0; i < entry.shape.size(); ++i) {
     out << (i == 0 ? "" : ", ") << entry.shape[i];
@@ -52,7 +51,7 @@ std::string shape_text(const FlightRecorderEntry& entry) {
 } // namespace
 
 std::string call_text(const FlightRecorderEntry& entry) {
-  std::ostringstream out;
+  base::StringWriter out;
   out << entry.op << " #" << entry.sequence;
   if (entry.op.starts_with("broadcast")) {
     out << " from rank " << entry.argument << " of the group";
@@ -71,7 +70,7 @@ std::string call_text(const FlightRecorderEntry& entry) {
 }
 
 std::string seconds_text(int64_t nanoseconds) {
-  std::ostringstream out;
+  base::StringWriter out;
   out.precision(3);
   out << static_cast<double>(nanoseconds) * 1e-9 << " s";
   return out.str();

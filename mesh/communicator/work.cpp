@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/ScopeExit.h>
 
+#include "base/string_streams.h"
 #include "mesh/bootstrap/debug_level.h"
 #include "mesh/communicator/call.h"
 #include "mesh/communicator/collective_observer.h"
@@ -34,7 +35,7 @@ void GroupState::fail(const GroupFailure& failure) {
 
 ErrorContext GroupState::describe(const FlightRecorderEntry& call) const {
   const auto& members = backend->members();
-  std::ostringstream out;
+  base::StringWriter out;
   out << "rank " << members.rank << "/" << members.ranks.size() << ", group \""
       << members.name << "\"";
   if (!call.name.empty()) {
@@ -93,6 +94,8 @@ struct Work::State {
 
   void complete();
   void run();
+  /// Fails the group and returns what the caller is to get for `cause`, which
+  /// is being handled.
   std::exception_ptr translate(const std::exception& cause) const;
 };
 
@@ -106,6 +109,9 @@ std::exception_ptr Work::State::translate(const std::exception& cause) const {
     }
   }
   group->fail(failure);
+  if (is_out_of_memory(cause)) {
+    return std::current_exception();
+  }
   try {
     group->throw_failure(call, failure);
   } catch (...) {

@@ -1,14 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <locale>
 #include <optional>
-#include <sstream>
 #include <string>
 
 #include <c10/util/Exception.h>
 
 #include "base/exit_code.h"
+#include "base/string_streams.h"
 
 namespace weft::mesh {
 
@@ -41,8 +40,7 @@ class UsageError : public c10::ValueError {
 namespace detail {
 template <class... Args>
 std::string concat(const Args&... args) {
-  std::ostringstream out;
-  out.imbue(std::locale::classic()); // 4000, not 4.000
+  base::StringWriter out;
   (out << ... << args);
   return out.str();
 }

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <sstream>
+#include <new>
 #include <string_view>
 
 #include <c10/util/Exception.h>
+
+#include "base/string_streams.h"
 
 namespace weft::mesh {
 namespace {
@@ -42,9 +44,30 @@ std::string first_cause(const std::exception& error) {
 } // namespace
 
 std::string format_seconds(std::chrono::milliseconds duration) {
-  std::ostringstream out;
+  base::StringWriter out;
   out << std::chrono::duration<double>(duration).count() << " s";
   return out.str();
+}
+
+bool is_out_of_memory(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+      dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) {
+    return true;
+  }
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  if (c10_error == nullptr ||
+      dynamic_cast<const c10::DistError*>(&error) != nullptr) {
+    return false; // A DistError may quote what another rank is short of.
+  }
+  constexpr std::array<std::string_view, 2> kOutOfMemory{
+      "can't allocate memory", "std::bad_alloc"};
+  return contains_any(c10_error->what_without_backtrace(), kOutOfMemory);
+}
+
+void rethrow_if_out_of_memory(const std::exception& error) {
+  if (is_out_of_memory(error)) {
+    throw;
+  }
 }
 
 std::string failure_reason(

@@ -12,6 +12,16 @@ std::string failure_reason(
     const std::exception& error,
     std::chrono::milliseconds timeout);
 
+/// True if an allocation failed: std::bad_alloc, c10::OutOfMemoryError, or a
+/// c10::Error whose text reports it, as that of libtorch's allocator for the
+/// host does.
+bool is_out_of_memory(const std::exception& error);
+
+/// Rethrows the exception that is being handled, `error`, if an allocation
+/// failed. For handlers that make another error of it: this rank is short of
+/// memory, and its peers are well.
+void rethrow_if_out_of_memory(const std::exception& error);
+
 /// Formats a duration: "300 s", "1.5 s".
 std::string format_seconds(std::chrono::milliseconds duration);
 

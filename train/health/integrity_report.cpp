@@ -2,10 +2,10 @@
 // apart.
 #include <algorithm>
 #include <fstream>
-#include <sstream>
 
 #include <fmt/format.h>
 
+#include "base/string_streams.h"
 #include "checkpoint/store/store.h"
 #include "data_parallel/replicas/replica_comparison.h"
 #include "mesh/communicator/exchange.h"
@@ -19,7 +19,7 @@ namespace {
 
 std::string read_record_file(const std::filesystem::path& path) {
   std::ifstream file(path);
-  std::ostringstream text;
+  base::StringWriter text;
   text << file.rdbuf();
   return text.str();
 }

@@ -8,10 +8,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include <fmt/format.h>
 
+#include "base/string_streams.h"
 #include "config/yaml_tree.h"
 #include "mesh/error/error.h"
 
@@ -39,7 +39,7 @@ read_text(RunData& run, const char* name, int64_t max_bytes) {
     return std::nullopt;
   }
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
+  base::StringWriter text;
   text << file.rdbuf();
   if (!file) {
     run.notes.push_back(fmt::format("{}: cannot be read", name));

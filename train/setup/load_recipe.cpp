@@ -5,11 +5,11 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <sstream>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "base/string_streams.h"
 #include "config/yaml_scan.h"
 #include "hf/config_json.h"
 #include "mesh/error/error.h"
@@ -44,7 +44,7 @@ std::string read_file(const std::string& path) {
             kMaxYamlBytes));
   }
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
+  base::StringWriter text;
   text << file.rdbuf();
   if (!file) {
     refuse_file(path, "cannot be read");

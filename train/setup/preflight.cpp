@@ -1,10 +1,10 @@
 #include "train/setup/preflight.h"
 
-#include <sstream>
 #include <vector>
 
 #include <torch/version.h>
 
+#include "base/string_streams.h"
 #include "config/schema.h"
 #include "data_parallel/parameters/module_state.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -14,7 +14,7 @@ namespace weft::recipes {
 namespace {
 
 std::string tensor_text(const at::Tensor& tensor) {
-  std::ostringstream out;
+  base::StringWriter out;
   out << tensor.sizes() << ' ' << c10::toString(tensor.scalar_type());
   const auto* impl = dtensor::dtensor_impl(tensor);
   if (impl && impl->spec().mesh_ndim() > 0) {
