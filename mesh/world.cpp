@@ -34,6 +34,13 @@
 
 namespace weft::mesh {
 
+// Note [A device after a failed connect]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A peer may open a connection for a group that this rank has given up. gloo's
+// listener keeps it, for a pair that never asks for it, until the device ends.
+// So no group is created on a device again where one did not connect. The
+// device ends with the last of its groups.
+
 struct World::State {
   /// What the groups of a rank share, over all worlds that were made from one
   /// another.
@@ -41,6 +48,13 @@ struct World::State {
     std::mutex mutex;
     std::shared_ptr<GlooDevice> device;
     std::shared_ptr<ShmProgress> shm;
+
+    std::shared_ptr<GlooDevice> gloo_device(const std::string& address);
+    /// Connects a group over sockets; `address` is this rank's.
+    std::shared_ptr<Backend> connect_gloo(
+        const GroupMembers& members,
+        const GroupRendezvous& rendezvous,
+        const std::string& address);
   };
 
   JobEnvironment job;
@@ -112,7 +126,9 @@ struct World::State {
   ErrorContext describe() const {
     return {detail::concat("rank ", job.rank, "/", job.world_size)};
   }
-  std::shared_ptr<GlooDevice> gloo_device();
+  std::string listening_host() const {
+    return options.bind_address.empty() ? "127.0.0.1" : options.bind_address;
+  }
   std::shared_ptr<ShmProgress> shm_progress();
   int64_t host_cores() const;
   void publish_domain() const;
@@ -139,13 +155,29 @@ struct World::State {
       const std::shared_ptr<Backend>& host);
 };
 
-std::shared_ptr<GlooDevice> World::State::gloo_device() {
-  const std::lock_guard lock(transports->mutex);
-  if (!transports->device) {
-    transports->device = make_gloo_device(
-        options.bind_address.empty() ? "127.0.0.1" : options.bind_address);
+std::shared_ptr<GlooDevice> World::State::Transports::gloo_device(
+    const std::string& address) {
+  const std::lock_guard lock(mutex);
+  if (!device) {
+    device = make_gloo_device(address);
   }
-  return transports->device;
+  return device;
+}
+
+std::shared_ptr<Backend> World::State::Transports::connect_gloo(
+    const GroupMembers& members,
+    const GroupRendezvous& rendezvous,
+    const std::string& address) {
+  const auto used = gloo_device(address);
+  try {
+    return make_gloo_backend(members, rendezvous, used);
+  } catch (...) {
+    const std::lock_guard lock(mutex);
+    if (device == used) {
+      device.reset();
+    }
+    throw;
+  }
 }
 
 std::shared_ptr<ShmProgress> World::State::shm_progress() {
@@ -222,7 +254,7 @@ std::shared_ptr<Backend> World::State::connect_host(
     return make_shm_backend(members, rendezvous(key), shm_progress());
   }
   if (layout.hosts.empty() || layout.hosts.size() == members.ranks.size()) {
-    return make_gloo_backend(members, rendezvous(key), gloo_device());
+    return transports->connect_gloo(members, rendezvous(key), listening_host());
   }
   return connect_over_hosts(members, key, layout);
 }
@@ -253,15 +285,17 @@ std::shared_ptr<Backend> World::State::connect_over_hosts(
     for (const auto& other : layout.hosts) {
       leaders.push_back(other.front());
     }
-    groups.leaders = make_gloo_backend(
+    groups.leaders = transports->connect_gloo(
         part_of(leaders, layout.own_host),
         rendezvous(key + "/leaders"),
-        gloo_device());
+        listening_host());
   }
-  groups.connect_all =
-      [members, listener = gloo_device(), own = rendezvous(key + "/all")] {
-        return make_gloo_backend(members, own, listener);
-      };
+  groups.connect_all = [members,
+                        shared = transports,
+                        own = rendezvous(key + "/all"),
+                        address = listening_host()] {
+    return shared->connect_gloo(members, own, address);
+  };
   return make_hierarchical_backend(members, layout, std::move(groups));
 }
 

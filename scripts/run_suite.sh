@@ -150,6 +150,10 @@ mv "$outcomes.new" "$outcomes"
 
 failures=$(grep -c '^failed ' "$outcomes")
 skips=$(grep -c '^skipped ' "$outcomes")
-echo "${base##*/}: $count tests, $failures failed, $skips skipped"
+# Whether the entry computes or waits (weft_add_test) is seen in its times.
+times >"$log"
+{ read -r _ && read -r user system; } <"$log"
+echo "${base##*/}: $count tests, $failures failed, $skips skipped;" \
+  "$SECONDS s, of these $user user and $system system"
 ((failures == 0)) || exit 1
 ((skips == 0 || skips < count)) || exit 77
