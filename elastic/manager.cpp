@@ -131,7 +131,10 @@ bool Step::commit() {
 }
 
 Manager::Manager(mesh::World world, ManagerOptions options)
-    : Manager(std::move(world), LighthouseLink::from_env(), options) {}
+    : Manager(
+          std::move(world),
+          LighthouseLink::from_env(),
+          std::move(options)) {}
 
 Manager::Manager(
     mesh::World world,
@@ -139,9 +142,9 @@ Manager::Manager(
     ManagerOptions options)
     : world_(checked(std::move(world))),
       link_(std::move(link)),
-      options_(options),
+      options_(std::move(options)),
       member_(link_->group().id, LighthouseOptions().lease, now()),
-      step_(options.step),
+      step_(options_.step),
       quorum_(link_) {
   link_->listen([this](const Reply& reply) { follow(reply); });
 }
@@ -189,7 +192,7 @@ void Manager::register_module(
 void Manager::register_optimizer(
     std::string name,
     torch::optim::Optimizer& optimizer,
-    std::shared_ptr<torch::nn::Module> module) {
+    const std::shared_ptr<torch::nn::Module>& module) {
   const auto mesh = mesh_of(*module, world_);
   register_state(
       std::move(name),

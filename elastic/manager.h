@@ -170,7 +170,7 @@ class Manager {
   void register_optimizer(
       std::string name,
       torch::optim::Optimizer& optimizer,
-      std::shared_ptr<torch::nn::Module> module);
+      const std::shared_ptr<torch::nn::Module>& module);
 
   /// Returns the number of steps that are applied.
   int64_t step() const;

@@ -148,7 +148,9 @@ struct World::State {
   int64_t position_in(
       const std::string& name,
       const std::vector<int64_t>& ranks) const;
-  std::shared_ptr<Backend> connect(GroupMembers members, std::string key);
+  std::shared_ptr<Backend> connect(
+      GroupMembers members,
+      const std::string& key);
   std::shared_ptr<Backend> connect_device(
       const GroupMembers& members,
       const std::string& key,
@@ -355,7 +357,7 @@ std::shared_ptr<Backend> World::State::connect_device(
 
 std::shared_ptr<Backend> World::State::connect(
     GroupMembers members,
-    std::string key) {
+    const std::string& key) {
   if (members.ranks.size() == 1) {
     return std::make_shared<FakeBackend>(std::move(members), "self");
   }
@@ -460,7 +462,7 @@ World World::from_env(WorldOptions options) {
 }
 
 World World::from_store(
-    c10::intrusive_ptr<c10d::Store> store,
+    const c10::intrusive_ptr<c10d::Store>& store,
     int64_t rank,
     int64_t world_size,
     WorldOptions options) {

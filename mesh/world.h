@@ -64,7 +64,7 @@ class World {
   /// Creates a world that meets in `store`, for example one thread per rank
   /// over a HashStore.
   static World from_store(
-      c10::intrusive_ptr<c10d::Store> store,
+      const c10::intrusive_ptr<c10d::Store>& store,
       int64_t rank,
       int64_t world_size,
       WorldOptions options = {});

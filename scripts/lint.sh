@@ -4,8 +4,8 @@
 step=lint
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-LIBRARIES=(base mesh dtensor cuda tp data_parallel ddp fsdp checkpoint config
-           tokenizers models data hf train inference cli testkit)
+LIBRARIES=(base lighthouse mesh matmul dtensor cuda tp data_parallel ddp elastic fsdp
+           checkpoint config tokenizers models data hf train inference cli testkit)
 ALL=("${LIBRARIES[@]}" launcher bench tests)
 found=0
 
@@ -35,8 +35,9 @@ check_calls() {
   forbid "raw collectives belong in mesh/" \
     '(->|\.)(_?(allreduce|allgather|alltoall)\w*|\w+_single|_reduce_scatter_base)\(' \
     '^mesh/' "${LIBRARIES[@]}"
-  forbid "c10d belongs in mesh/, and its NCCL in cuda/" \
-    '#include <torch/csrc/distributed/c10d/' '^((mesh|cuda)/|testkit/run_ranks\.cpp)' "${LIBRARIES[@]}"
+  forbid "c10d belongs in mesh/, its stores in elastic/ too, and its NCCL in cuda/" \
+    '#include <torch/csrc/distributed/c10d/' \
+    '^((mesh|cuda|elastic)/|testkit/run_ranks\.cpp)' "${LIBRARIES[@]}"
   forbid "read the environment in mesh/bootstrap/env.cpp" \
     '\b(secure_)?getenv\(' '^mesh/bootstrap/env\.cpp' "${LIBRARIES[@]}"
   forbid "ranks may be threads of one process: no thread_local" \

@@ -4,17 +4,14 @@
 step=tidy
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-clang_tidy=$(command -v clang-tidy-14 || command -v clang-tidy) ||
-  die 2 "clang-tidy is missing: sudo apt-get install clang-tidy"
+clang_tidy=$(command -v clang-tidy-19 || command -v clang-tidy) ||
+  die 2 "clang-tidy is missing: sudo apt-get install clang-tidy-19"
 libtorch=$(libtorch_dir)
 CXX=$(compiler) LIBTORCH=${LIBTORCH:+$libtorch} "$(tool cmake)" --preset nopch >/dev/null
 
 files=("$@")
 if ((! $#)); then
-  mapfile -t files < <(find base mesh dtensor tp data_parallel ddp fsdp checkpoint \
-                         config tokenizers models data hf train inference cli \
-                         launcher \
-                         -name '*.cpp' 2>/dev/null | sort)
+  mapfile -t files < <(git ls-files '*.cpp' ':!bench' ':!examples' ':!tests')
 fi
 say "${#files[@]} files, ${JOBS:-$(jobs)} at once"
 printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "${JOBS:-$(jobs)}" \

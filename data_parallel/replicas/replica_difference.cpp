@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
 #include "base/string_streams.h"
 #include "data_parallel/parameters/parameter_owners.h"
 #include "data_parallel/replicas/replica_comparison.h"

@@ -6,6 +6,7 @@
 #include <string>
 
 #include <ATen/TensorIterator.h>
+#include <ATen/ops/empty_strided.h>
 
 #include "dtensor/rules/partial.h"
 #include "dtensor/rules/pointwise.h"

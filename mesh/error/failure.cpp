@@ -82,7 +82,7 @@ std::string failure_reason(
       "onnection closed",
       "ocket closed",
       "onnection refused"};
-  const std::string cause = first_cause(error);
+  std::string cause = first_cause(error);
   // A lost peer first: gloo's text for it may name a timeout as well.
   if (contains_any(cause, kPeerLost)) {
     return "A peer is gone: " + cause;

@@ -73,7 +73,7 @@ FlightFiles write_flight_record(
     path /= "rank_";
   }
   std::filesystem::create_directories(path.parent_path());
-  const auto files = files_of(path, rank);
+  auto files = files_of(path, rank);
   const std::string part =
       path.parent_path() /
       ("." + std::to_string(getpid()) + "-" + std::to_string(rank) + ".part");

@@ -6,6 +6,8 @@
 
 #include <pthread.h>
 
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include "mesh/communicator/format.h"
 #include "mesh/watchdog/hang_diagnosis.h"
 #include "mesh/watchdog/peer_process.h"
