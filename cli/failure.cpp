@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <exception>
 #include <new>
-#include <string_view>
 #include <thread>
 
 #include "base/error_report.h"

@@ -5,12 +5,12 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/string_streams.h"
 #include "checkpoint/files/error.h"
 #include "checkpoint/store/store.h"
 #include "dtensor/init/deferred_init.h"
@@ -130,7 +130,7 @@ std::vector<std::string> agreed_steps(
     }
   }
   auto group = world.group();
-  std::istringstream lines(
+  base::StringReader lines(
       mesh::all_gather_text(group, own, "checkpoints").front());
   std::vector<std::string> steps;
   for (std::string line; std::getline(lines, line);) {

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/string_streams.h"
+#include "base/read_file.h"
 #include "config/schema.h"
 #include "mesh/error/error.h"
 #include "models/registry.h"
@@ -38,13 +37,11 @@ std::string read_prompt(const std::string& path) {
   if (static_cast<int64_t>(fs::file_size(path, fault)) > kMaxPromptBytes) {
     refuse_prompt(fmt::format("--prompt-file: {} is over 64 MiB", path));
   }
-  std::ifstream file(path, std::ios::binary);
-  base::StringWriter text;
-  text << file.rdbuf();
-  if (!file) {
+  auto text = base::read_file(path);
+  if (!text) {
     refuse_prompt(fmt::format("--prompt-file: {} cannot be read", path));
   }
-  return text.str();
+  return std::move(*text);
 }
 
 std::vector<int64_t> tokens_of(

@@ -166,6 +166,7 @@ std::shared_ptr<GlooDevice> World::State::Transports::gloo_device(
   return device;
 }
 
+// See Note [A device after a failed connect].
 std::shared_ptr<Backend> World::State::Transports::connect_gloo(
     const GroupMembers& members,
     const GroupRendezvous& rendezvous,

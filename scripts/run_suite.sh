@@ -151,8 +151,8 @@ mv "$outcomes.new" "$outcomes"
 failures=$(grep -c '^failed ' "$outcomes")
 skips=$(grep -c '^skipped ' "$outcomes")
 # Whether the entry computes or waits (weft_add_test) is seen in its times.
-times >"$log"
-{ read -r _ && read -r user system; } <"$log"
+times >"$base.times"
+{ read -r _ && read -r user system; } <"$base.times"
 echo "${base##*/}: $count tests, $failures failed, $skips skipped;" \
   "$SECONDS s, of these $user user and $system system"
 ((failures == 0)) || exit 1

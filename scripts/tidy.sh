@@ -11,7 +11,8 @@ CXX=$(compiler) LIBTORCH=${LIBTORCH:+$libtorch} "$(tool cmake)" --preset nopch >
 
 files=("$@")
 if ((! $#)); then
-  mapfile -t files < <(git ls-files '*.cpp' ':!bench' ':!examples' ':!tests')
+  mapfile -t files < <(git ls-files --cached --others \
+    --exclude-standard '*.cpp' ':!bench' ':!cuda' ':!examples' ':!tests')
 fi
 say "${#files[@]} files, ${JOBS:-$(jobs)} at once"
 printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "${JOBS:-$(jobs)}" \

@@ -3,12 +3,11 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include <fmt/format.h>
 
 #include "base/fnv.h"
-#include "base/string_streams.h"
+#include "base/read_file.h"
 #include "tokenizers/tokenizer.h"
 #include "tokenizers/utf8.h"
 
@@ -31,13 +30,11 @@ std::string read_tokenizer_file(const std::string& path) {
   if (fs::file_size(path, error) > kMaxBytes) {
     fail(fmt::format("is larger than {} bytes", kMaxBytes));
   }
-  std::ifstream file(path, std::ios::binary);
-  base::StringWriter content;
-  content << file.rdbuf();
-  if (!file) {
+  auto content = base::read_file(path);
+  if (!content) {
     fail("cannot be read");
   }
-  return std::move(content).str();
+  return std::move(*content);
 }
 
 std::string content_fingerprint(std::string_view content) {

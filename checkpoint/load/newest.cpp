@@ -4,6 +4,7 @@
 #include "checkpoint/files/error.h"
 #include "checkpoint/save/state_items.h"
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -23,6 +24,7 @@ std::vector<StepFolder> list_steps_together(
         own += std::to_string(step.step) + ' ';
       }
     } catch (const std::exception& error) {
+      mesh::rethrow_if_out_of_memory(error);
       own = kNotListed + std::string(error.what());
     }
   }

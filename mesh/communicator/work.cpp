@@ -100,6 +100,10 @@ struct Work::State {
 };
 
 std::exception_ptr Work::State::translate(const std::exception& cause) const {
+  if (is_out_of_memory(cause)) { // First: what follows needs memory.
+    group->fail({.reason = "std::bad_alloc"});
+    return std::current_exception();
+  }
   auto failure = group->failure();
   if (failure.reason.empty()) {
     failure.reason = failure_reason(cause, group->backend->members().timeout);
@@ -109,9 +113,6 @@ std::exception_ptr Work::State::translate(const std::exception& cause) const {
     }
   }
   group->fail(failure);
-  if (is_out_of_memory(cause)) {
-    return std::current_exception();
-  }
   try {
     group->throw_failure(call, failure);
   } catch (...) {

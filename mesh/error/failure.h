@@ -14,7 +14,7 @@ std::string failure_reason(
 
 /// True if an allocation failed: std::bad_alloc, c10::OutOfMemoryError, or a
 /// c10::Error whose text reports it, as that of libtorch's allocator for the
-/// host does.
+/// host does. A CommError never is: it may quote what another rank is short of.
 bool is_out_of_memory(const std::exception& error);
 
 /// Rethrows the exception that is being handled, `error`, if an allocation

@@ -1,12 +1,20 @@
 #include "base/string_streams.h"
 
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <locale>
 #include <new>
+#include <optional>
 #include <string>
 
 #include <sys/resource.h>
 
 #include <gtest/gtest.h>
+
+#include "base/for_each_processor.h"
+#include "base/read_file.h"
 
 namespace weft::base {
 namespace {
@@ -28,7 +36,7 @@ void run_out_of_memory(const Fill& fill) {
   std::_Exit(1);
 }
 
-#ifndef __SANITIZE_ADDRESS__
+#ifndef WEFT_IS_SANITIZED // A sanitizer ends the process without memory.
 TEST(StringStreamsDeathTest, AWriterThatCannotAllocateThrows) {
   EXPECT_EXIT(
       run_out_of_memory([](const std::string& piece) {
@@ -55,7 +63,31 @@ TEST(StringStreamsDeathTest, AReaderThatCannotAllocateThrows) {
       ::testing::ExitedWithCode(0),
       "");
 }
+
+TEST(ReadFileDeathTest, ThrowsWithoutMemory) {
+  EXPECT_EXIT(
+      run_out_of_memory(
+          [](const std::string& /*piece*/) { read_file("/dev/zero"); }),
+      ::testing::ExitedWithCode(0),
+      "");
+}
 #endif
+
+TEST(ReadFile, GivesAllBytesOrNothing) {
+  const std::string folder = ::testing::TempDir();
+  const std::string path = folder + "weft_read_file";
+  for (const size_t size : {size_t{0}, size_t{1}, 3 * kMebi + 5}) {
+    std::string bytes(size, '\0');
+    for (size_t i = 0; i < size; ++i) {
+      bytes[i] = static_cast<char>(i * 31 % 251);
+    }
+    std::ofstream(path, std::ios::binary) << bytes;
+    EXPECT_EQ(read_file(path), bytes) << size;
+  }
+  std::filesystem::remove(path);
+  EXPECT_EQ(read_file(path), std::nullopt);
+  EXPECT_EQ(read_file(folder), std::nullopt); // It opens, and has no bytes.
+}
 
 /// Groups digits: 4.000.
 class Grouped : public std::numpunct<char> {

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/for_each_processor.h"
 #include "tests/integration/process_fixture.h"
 
 namespace weft::test {
@@ -75,8 +76,8 @@ class FailedAllocation : public ProcessTest {
 };
 
 TEST_F(FailedAllocation, ReportsOutOfMemoryAndLeavesNoPartialSave) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer has allocations of its own";
+#ifdef WEFT_IS_SANITIZED
+  GTEST_SKIP() << "sanitizers have allocations of their own";
 #endif
   Process counted(run(0), folder_);
   ASSERT_EQ(counted.wait(), 0) << counted.error();

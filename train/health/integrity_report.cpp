@@ -1,11 +1,10 @@
 // What the integrity check does once something differs: who it is, and how far
 // apart.
 #include <algorithm>
-#include <fstream>
 
 #include <fmt/format.h>
 
-#include "base/string_streams.h"
+#include "base/read_file.h"
 #include "checkpoint/store/store.h"
 #include "data_parallel/replicas/replica_comparison.h"
 #include "mesh/communicator/exchange.h"
@@ -16,13 +15,6 @@
 
 namespace weft::recipes {
 namespace {
-
-std::string read_record_file(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  base::StringWriter text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 // The text of the mesh's first rank.
 std::string from_first_rank(
@@ -150,7 +142,8 @@ void IntegrityChecker::read_tie_record(int64_t step) {
   const bool is_first = job_.mesh.rank() == 0;
   const auto text = from_first_rank(
       job_.mesh,
-      is_first ? read_record_file(tie_record_path(recipe_)) : std::string());
+      is_first ? base::read_file(tie_record_path(recipe_)).value_or("")
+               : std::string());
   tie_record_ = parse_tie_record(text, recipe_);
   if (tie_record_ && tie_record_->step <= step) {
     tie_record_.reset();

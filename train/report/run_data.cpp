@@ -7,11 +7,10 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include <fmt/format.h>
 
-#include "base/string_streams.h"
+#include "base/read_file.h"
 #include "config/yaml_tree.h"
 #include "mesh/error/error.h"
 
@@ -38,14 +37,11 @@ read_text(RunData& run, const char* name, int64_t max_bytes) {
         "{}: not a regular file of at most {} bytes", name, max_bytes));
     return std::nullopt;
   }
-  std::ifstream file(path, std::ios::binary);
-  base::StringWriter text;
-  text << file.rdbuf();
-  if (!file) {
+  auto text = base::read_file(path);
+  if (!text) {
     run.notes.push_back(fmt::format("{}: cannot be read", name));
-    return std::nullopt;
   }
-  return text.str();
+  return text;
 }
 
 std::string value_text(const YamlNode& node) {

@@ -4,12 +4,11 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "base/string_streams.h"
+#include "base/read_file.h"
 #include "config/yaml_scan.h"
 #include "hf/config_json.h"
 #include "mesh/error/error.h"
@@ -43,13 +42,11 @@ std::string read_file(const std::string& path) {
             status.st_size,
             kMaxYamlBytes));
   }
-  std::ifstream file(path, std::ios::binary);
-  base::StringWriter text;
-  text << file.rdbuf();
-  if (!file) {
+  auto text = base::read_file(path);
+  if (!text) {
     refuse_file(path, "cannot be read");
   }
-  return text.str();
+  return std::move(*text);
 }
 
 } // namespace

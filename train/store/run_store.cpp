@@ -11,6 +11,7 @@
 #include "checkpoint/store/store.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 #include "models/registry.h"
 #include "train/metrics/metrics_log.h"
 #include "train/setup/checkpoint_key.h"
@@ -58,8 +59,10 @@ std::string on_first_rank(
     try {
       own = kSuccess + act();
     } catch (const c10::Error& error) {
+      mesh::rethrow_if_out_of_memory(error);
       own = kFailed + std::string(error.what_without_backtrace());
     } catch (const std::exception& error) {
+      mesh::rethrow_if_out_of_memory(error);
       own = kFailed + std::string(error.what());
     }
   }

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include <ATen/Parallel.h>
 
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 
 namespace weft::mesh {
 namespace {
@@ -27,6 +29,9 @@ constexpr microseconds kEager{100};
 constexpr milliseconds kSeldom{5};
 // After so many looks without work it waits to be called.
 constexpr int kIdlePolls = 100;
+
+// The failure of an operation that had no memory on this rank.
+constexpr const char* kOutOfMemory = "std::bad_alloc";
 
 void pause() {
 #if defined(__x86_64__)
@@ -82,6 +87,9 @@ void ShmProgress::wait(ShmOperation& operation) {
       followed_.notify_all();
     }
   }
+  if (operation.failure == kOutOfMemory) {
+    throw std::bad_alloc();
+  }
   if (!operation.failure.empty()) {
     throw_error<CommError>(operation.failure);
   }
@@ -123,7 +131,7 @@ bool ShmProgress::progress() {
     try {
       moved = active_[i]->progress() || moved;
     } catch (const std::exception& error) {
-      active_[i]->fail(error.what());
+      active_[i]->fail(is_out_of_memory(error) ? kOutOfMemory : error.what());
       moved = true;
     }
   }
