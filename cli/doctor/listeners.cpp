@@ -5,12 +5,13 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <sstream>
 #include <tuple>
 
 #include <arpa/inet.h>
+
+#include "base/read_file.h"
 
 namespace weft::recipes {
 namespace {
@@ -18,11 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kListening = "0A";
-
-std::string read_all(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 template <class T>
 std::optional<T> to_number(std::string_view text, int base = 10) {
@@ -63,7 +59,7 @@ bool is_loopback(const std::vector<uint32_t>& words) {
 /// The environment of a process, as NAME -> value.
 std::map<std::string, std::string> environment_of(const fs::path& process) {
   std::map<std::string, std::string> variables;
-  std::istringstream entries(read_all(process / "environ"));
+  std::istringstream entries(base::read_file(process / "environ").value_or(""));
   for (std::string entry; std::getline(entries, entry, '\0');) {
     const size_t equals = entry.find('=');
     if (equals != std::string::npos) {
@@ -121,7 +117,7 @@ void add_listeners(
     const fs::path& process,
     int pid,
     std::vector<Listener>& listeners) {
-  std::string program = read_all(process / "comm");
+  std::string program = base::read_file(process / "comm").value_or("");
   program = program.substr(0, program.find('\n'));
   if (program != "weft" && program != "weftrun") {
     return;

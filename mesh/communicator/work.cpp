@@ -101,7 +101,7 @@ struct Work::State {
 
 std::exception_ptr Work::State::translate(const std::exception& cause) const {
   if (is_out_of_memory(cause)) { // First: what follows needs memory.
-    group->fail({.reason = "std::bad_alloc"});
+    group->fail({.reason = kOutOfMemory});
     return std::current_exception();
   }
   auto failure = group->failure();

@@ -59,9 +59,9 @@ bool is_out_of_memory(const std::exception& error) {
       dynamic_cast<const c10::DistError*>(&error) != nullptr) {
     return false; // A DistError may quote what another rank is short of.
   }
-  constexpr std::array<std::string_view, 2> kOutOfMemory{
-      "can't allocate memory", "std::bad_alloc"};
-  return contains_any(c10_error->what_without_backtrace(), kOutOfMemory);
+  constexpr std::array<std::string_view, 2> kWords{
+      "can't allocate memory", kOutOfMemory};
+  return contains_any(c10_error->what_without_backtrace(), kWords);
 }
 
 void rethrow_if_out_of_memory(const std::exception& error) {

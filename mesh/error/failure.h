@@ -12,6 +12,10 @@ std::string failure_reason(
     const std::exception& error,
     std::chrono::milliseconds timeout);
 
+/// The reason of a failure for want of memory. It is short: to keep it in a
+/// string allocates nothing.
+inline constexpr const char* kOutOfMemory = "std::bad_alloc";
+
 /// True if an allocation failed: std::bad_alloc, c10::OutOfMemoryError, or a
 /// c10::Error whose text reports it, as that of libtorch's allocator for the
 /// host does. A CommError never is: it may quote what another rank is short of.

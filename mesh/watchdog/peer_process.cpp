@@ -1,12 +1,11 @@
 #include "mesh/watchdog/peer_process.h"
 
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <sstream>
 
 #include <unistd.h>
 
+#include "base/read_file.h"
 #include "mesh/backends/shm/shm_backend.h"
 #include "mesh/error/error.h"
 
@@ -16,9 +15,7 @@ namespace {
 /// What follows the name, which is in parentheses and may hold any character.
 /// Empty if there is no such process.
 std::string stat_of(const std::string& pid) {
-  std::ifstream file("/proc/" + pid + "/stat");
-  const std::string text{
-      std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const auto text = base::read_file("/proc/" + pid + "/stat").value_or("");
   const auto end = text.rfind(") ");
   return end == std::string::npos ? std::string() : text.substr(end + 2);
 }

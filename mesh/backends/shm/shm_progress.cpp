@@ -30,9 +30,6 @@ constexpr milliseconds kSeldom{5};
 // After so many looks without work it waits to be called.
 constexpr int kIdlePolls = 100;
 
-// The failure of an operation that had no memory on this rank.
-constexpr const char* kOutOfMemory = "std::bad_alloc";
-
 void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
