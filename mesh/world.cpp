@@ -193,7 +193,7 @@ std::shared_ptr<ShmProgress> World::State::shm_progress() {
   const auto cores = host_cores();
   const std::lock_guard lock(transports->mutex);
   if (!transports->shm) {
-    transports->shm = make_shm_progress(job.local_world_size, cores);
+    transports->shm = make_shm_progress(job.host_ranks, cores);
   }
   return transports->shm;
 }
@@ -471,6 +471,7 @@ World World::from_store(
   auto state = std::make_shared<State>();
   state->job.rank = state->job.local_rank = rank;
   state->job.world_size = state->job.local_world_size = world_size;
+  state->job.host_ranks = world_size;
   state->options = std::move(options);
   state->open_tensor_device();
   state->open(store);
@@ -485,6 +486,7 @@ World World::scoped(
   auto state = std::make_shared<State>();
   state->job.rank = state->job.local_rank = rank;
   state->job.world_size = state->job.local_world_size = world_size;
+  state->job.host_ranks = std::max(world_size, state_->job.host_ranks);
   state->options = state_->options;
   state->options.timeout = timeout;
   state->options.watch.enabled = false;

@@ -130,6 +130,8 @@ JobRank read_place(
   job.local_rank =
       variables.number(names.local_rank, 0, job.local_world_size - 1)
           .value_or(one_host ? job.rank : 0);
+  job.host_ranks = variables.number("WEFT_HOST_RANKS", 1, kMaxRanks)
+                       .value_or(job.local_world_size);
   return job;
 }
 
@@ -182,7 +184,7 @@ JobRank read_slurm_place(const JobVariables& variables) {
   }
   const int64_t host = variables.required(
       "SLURM_NODEID", kStep, 0, static_cast<int64_t>(counts.size()) - 1);
-  job.local_world_size = counts[host];
+  job.local_world_size = job.host_ranks = counts[host];
   job.local_rank =
       variables.required("SLURM_LOCALID", kStep, 0, job.local_world_size - 1);
   return job;

@@ -32,6 +32,9 @@ struct JobRank {
   int64_t world_size = 1;
   int64_t local_rank = 0;
   int64_t local_world_size = 1;
+  /// The ranks that share the cores of this host: local_world_size, or those of
+  /// all replica groups that weftrun has started.
+  int64_t host_ranks = 1;
   /// kNone means that there is no launcher and one rank.
   JobSource source = JobSource::kNone;
   /// A message for the user, or empty.

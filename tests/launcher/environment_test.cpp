@@ -71,6 +71,17 @@ TEST(Environment, AReplicaGroupSeesItsPartOfTheDevices) {
   EXPECT_EQ(devices_of_group({"CUDA_VISIBLE_DEVICES="}), "");
 }
 
+TEST(Environment, AReplicaGroupKnowsHowManyRanksShareTheHost) {
+  Options options;
+  options.worker_count = 4;
+  WorkerContext context;
+  context.workers = {2, 2};
+  context.replica_groups = 2;
+  const auto variables = worker_environment({}, options, context, 2);
+  EXPECT_THAT(variables, Contains("WEFT_HOST_RANKS=4"));
+  EXPECT_THAT(variables, Contains("LOCAL_WORLD_SIZE=2"));
+}
+
 TEST(Environment, IsTorchruns) {
   const auto result = environment(2);
   EXPECT_EQ(

@@ -178,6 +178,11 @@ TEST(JobEnvironment, TorchrunSaysEverything) {
   EXPECT_EQ(store(job), "node0:29501");
   EXPECT_EQ(job.port_origin, "");
   EXPECT_EQ(job.job_key, "");
+  EXPECT_EQ(job.host_ranks, 4);
+}
+
+TEST(JobEnvironment, RanksOfOtherReplicaGroupsShareTheHost) {
+  EXPECT_EQ(read(with(kTorchrun, {{"WEFT_HOST_RANKS", "16"}})).host_ranks, 16);
 }
 
 TEST(JobEnvironment, ItsLocalVariablesMayBeLeftOut) {
@@ -404,6 +409,7 @@ TEST(JobEnvironment, WrongNumbersAreNamed) {
   expect(kTorchrun, {{"WORLD_SIZE", "0"}}, "1 to 2147483647");
   expect(kTorchrun, {{"LOCAL_RANK", "4"}}, "0 to 3");
   expect(kTorchrun, {{"MASTER_PORT", "65536"}}, "1 to 65535");
+  expect(kTorchrun, {{"WEFT_HOST_RANKS", "0"}}, "1 to 2147483647");
   expect(kSrun, {{"SLURM_PROCID", "3"}}, "0 to 2");
   expect(kSrun, {{"SLURM_LOCALID", "3"}}, "0 to 2");
   expect(kSrun, {{"SLURM_NODEID", "1"}}, "0 to 0");
