@@ -9,6 +9,7 @@
 
 #include "data_parallel/comm_hooks/hook_state_rows.h"
 #include "data_parallel/replicas/replica_difference.h"
+#include "ddp/batch_norm/sync_batch_norm.h"
 #include "ddp/ddp_join.h"
 #include "ddp/ddp_state.h"
 #include "ddp/reducer/bucket_plan.h"
@@ -439,6 +440,43 @@ bool DistributedDataParallelBase::should_finalize_after_backward() const {
 
 void DistributedDataParallelBase::finalize_backward() {
   state_->require_reducer("nothing was reduced").finalize();
+}
+
+void DistributedDataParallelBase::reduce_without_inputs(
+    const std::function<void()>& meanwhile) {
+  auto& state = *state_;
+  auto& reducer = state.require_reducer("nothing can be reduced");
+  const auto refuse = [&](bool is_so, const char* why) {
+    WEFT_CHECK(
+        !is_so,
+        "ddp",
+        state.where(),
+        "reduce_without_inputs() cannot be called ",
+        why);
+  };
+  refuse(
+      !reducer.has_buckets(),
+      "before the first backward, which tells the order of the gradients. Run "
+      "one forward and backward first.");
+  refuse(
+      state.joined != nullptr,
+      "in a Join, which does the same for replicas without inputs. Leave the "
+      "call out.");
+  refuse(*state.paused > 0, "under no_sync(), where nothing is reduced.");
+  refuse(
+      state.options.find_unused_parameters && !state.options.static_graph,
+      "with find_unused_parameters, because the forward of the other replicas "
+      "communicates. Use a Join.");
+  refuse(
+      syncs_buffers_in_forward(state.options) &&
+          !select_buffers(*state.module, state.options).empty(),
+      "for a module with buffers that forward synchronizes. Set "
+      "broadcast_buffers to false, or use a Join.");
+  refuse(
+      !sync_batch_norm_groups(*state.module).empty(),
+      "for a module with SyncBatchNorm, which exchanges statistics in forward. "
+      "Use a Join.");
+  reducer.shadow_backward(meanwhile ? meanwhile : [] {});
 }
 
 void DistributedDataParallelBase::update_process_group(

@@ -158,6 +158,16 @@ class DistributedDataParallelBase : public Joinable {
   /// Collective: all replicas, once after each backward() outside no_sync().
   void finalize_backward();
 
+  /// Takes part in a reduction without a forward and backward, with what was
+  /// accumulated under no_sync(), else with zeros. .grad() has the result
+  /// afterwards, as on the replicas with inputs. `meanwhile` runs while those
+  /// compute. See Join where it is not known which replicas have inputs.
+  /// Collective: the replicas, in place of a backward outside no_sync().
+  /// Throws: c10::ValueError before the first backward, which tells the order
+  /// of the gradients; in a Join; and if a forward communicates, because of
+  /// find_unused_parameters, buffers or SyncBatchNorm.
+  void reduce_without_inputs(const std::function<void()>& meanwhile = {});
+
   /// Replaces the replicas, e.g. after one was lost: the next backward rebuilds
   /// the buckets. Clears the state of an earlier error. Does not compare or
   /// broadcast parameters. Not supported with parameter_groups or with groups

@@ -13,6 +13,7 @@
 
 #include "data_parallel/parameters/module_state.h"
 #include "data_parallel/replicas/tensor_hash.h"
+#include "mesh/backends/shm/shm_progress.h"
 #include "mesh/error/error.h"
 
 namespace weft::elastic {
@@ -20,6 +21,26 @@ namespace {
 
 /// Small enough for the collectives of the step to come between two slices.
 constexpr int64_t kSliceBytes = int64_t{4} << 20;
+
+bool has_storage_of_its_own(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_contiguous() &&
+         tensor.storage_offset() == 0 &&
+         tensor.storage().nbytes() == tensor.nbytes();
+}
+
+/// Gives `to` the content of `from`, which is of no use afterwards. Takes the
+/// memory in place of copying where it can: every tensor that shares `to`'s
+/// storage sees it.
+void take_content(const at::Tensor& to, const at::Tensor& from) {
+  if (has_storage_of_its_own(to) && has_storage_of_its_own(from) &&
+      to.nbytes() == from.nbytes()) {
+    auto* storage = from.storage().unsafeGetStorageImpl();
+    storage->set_data_ptr(to.storage().unsafeGetStorageImpl()->set_data_ptr(
+        storage->set_data_ptr({})));
+    return;
+  }
+  to.copy_(from);
+}
 
 } // namespace
 
@@ -69,8 +90,8 @@ void StateTransfer::load() {
     return;
   }
   const at::NoGradGuard no_grad;
-  for (const auto& [local, message] : received_) {
-    local.copy_(message);
+  for (auto& [local, message] : received_) {
+    take_content(local, message);
   }
   received_.clear();
   state_.loaded(tensors_);
@@ -78,6 +99,7 @@ void StateTransfer::load() {
 
 void StateTransfer::run() {
   pthread_setname_np(pthread_self(), "weft_state");
+  const mesh::ExtraThread extra_thread;
   const at::NoGradGuard no_grad;
   const auto start = std::chrono::steady_clock::now();
   try {

@@ -113,7 +113,7 @@ double Trainer::all_reduce_scalar(
       at::tensor({is_asked ? 1.0 : 0.0, is_finite ? 0.0 : 1.0}, at::kDouble);
   gradient_norm_ = norm.all_reduce(job_.mesh["tp"], counts);
   const bool leaves =
-      is_in_step_ && counts[0].item<double>() > 0 && is_meant_alone();
+      in_step_ != nullptr && counts[0].item<double>() > 0 && is_meant_alone();
   if (leaves) {
     counts[0] = 0;
   }
@@ -121,19 +121,20 @@ double Trainer::all_reduce_scalar(
     counts[1] = 1; // the sum overflowed, alike on these ranks
   }
   auto total = at::cat({at::full({1}, value, at::kDouble), counts});
-  if (is_in_step_) {
+  if (in_step_ != nullptr) {
     total = at::cat({total, at::full({1}, leaves ? 1 : 0, at::kDouble)});
   }
   const auto batch = batch_mesh(job_.mesh);
   if (batch.size() > 1) {
     batch.group(0).all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
   }
-  if (is_in_step_) {
+  if (in_step_ != nullptr) {
     manager_->all_reduce(total, "loss");
   }
   if (!manager_) {
     should_stop_ = total[1].item<double>() > 0;
-  } else if (is_in_step_) { // The groups decide together. One has to save.
+  } else if (in_step_ != nullptr) { // The groups decide together. One has to
+                                    // save.
     const bool all_leave = total[3].item<double>() >= double(groups_);
     should_stop_ = total[1].item<double>() > 0 || all_leave;
     if (leaves && !should_stop_) {
@@ -200,6 +201,10 @@ std::vector<MicroLoss> Trainer::accumulate_gradients(
   std::vector<MicroLoss> result;
   const int64_t first_sample = state_after(step).next_sample;
   const auto [begin, end] = share_;
+  if (begin == end) {
+    job_.ddp->reduce_without_inputs([this] { in_step_->wait_for_transfer(); });
+    return {};
+  }
   for (int64_t a = begin; a < end; ++a) {
     const auto batch = [&] {
       const auto phase = span("data");
@@ -218,6 +223,7 @@ std::vector<MicroLoss> Trainer::accumulate_gradients(
       losses.push_back(forward_backward(batch, step));
     }
   }
+  has_computed_ = true;
   for (size_t i = 0; i < losses.size(); ++i) {
     result[i].loss = losses[i].item<double>();
   }
@@ -361,6 +367,7 @@ void Trainer::warm_up() {
   const auto batch = loader_.train(start_.next_sample, 0);
   forward_backward(batch, start_.step);
   job_.optimizer->zero_grad();
+  has_computed_ = true;
 }
 
 // The tensors of a checkpoint, and what else a step depends on.
@@ -440,10 +447,13 @@ std::vector<MicroLoss> Trainer::compute_gradients_together(
       return {};
     }
     share_ = step.share(loader_.accumulation_steps());
+    if (!step.counts() && has_computed_) {
+      share_ = {0, 0}; // The processor is for the state that arrives.
+    }
     metrics.groups = groups_ = step.groups();
     metrics.epoch = manager_->epoch();
-    is_in_step_ = true;
-    const auto back = c10::make_scope_exit([this] { is_in_step_ = false; });
+    in_step_ = &step;
+    const auto back = c10::make_scope_exit([this] { in_step_ = nullptr; });
     auto losses = compute_gradients(step.number(), metrics);
     if (step.commit()) {
       return losses;

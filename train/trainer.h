@@ -174,9 +174,13 @@ class Trainer {
   std::optional<elastic::Step> begun_;
   bool leads_ = true;
   int64_t groups_ = 0;
-  /// Whether the groups are in a step: then messages are of all of them.
-  bool is_in_step_ = false;
-  /// The micro-batches of this group in the current step.
+  /// The step in which the groups are, or null. In one, messages are of all of
+  /// them.
+  elastic::Step* in_step_ = nullptr;
+  /// Whether this process has computed gradients, which plans the buckets.
+  bool has_computed_ = false;
+  /// The micro-batches of this group in the current step. None for a group that
+  /// gets the state during the step.
   std::pair<int64_t, int64_t> share_;
 };
 

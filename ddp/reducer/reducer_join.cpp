@@ -72,6 +72,8 @@ void Reducer::copy_accumulated_to_bucket() {
     set_gradient(parameter, at::Tensor());
     if (parameter.bucket) {
       buckets_[*parameter.bucket].fill_with_zeros(parameter.slot);
+    } else if (!join_) {
+      set_gradient(parameter, at::zeros_like(parameter.state.tensor));
     }
   }
 }

@@ -1,4 +1,6 @@
 // Replicas whose parameters are DTensors on the other mesh dim.
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -190,6 +192,33 @@ TEST_P(TwoDims, TrainAsOneRank) {
       });
     }
   }
+}
+
+TEST_P(TwoDims, AReplicaWithoutInputsAddsZeros) {
+  run([&](const mesh::DeviceMesh& mesh) {
+    auto block = make_block(mesh["tp"]);
+    auto alone = plain_copy(*block);
+    DistributedDataParallel ddp(block, mesh["dp"]);
+    const auto x = batch();
+    loss_of(ddp(input_of(x, mesh))).backward();
+    block->zero_grad();
+    const auto last = mesh.size("dp") - 1;
+    if (mesh.coordinate("dp") < last) {
+      loss_of(ddp(input_of(x, mesh))).backward();
+    } else {
+      ddp.reduce_without_inputs();
+    }
+    for (const auto& parameter : block->parameters()) {
+      EXPECT_EQ(
+          dtensor::spec_of(parameter.grad()), dtensor::spec_of(parameter));
+    }
+    // The mean over the others' rows, of which there may be none.
+    const auto rows = x.narrow(0, 0, 2 * std::max<int64_t>(last, 1));
+    const double weight = static_cast<double>(last) / (last + 1);
+    (loss_of(alone->forward(rows)) * weight).backward();
+    expect_all_close(
+        full(test::gradients_of(*block)), test::gradients_of(*alone));
+  });
 }
 
 TEST_P(TwoDims, HaveTheSameGradientsWithoutDdp) {

@@ -1,6 +1,7 @@
 #include "mesh/backends/shm/shm_progress.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <new>
 #include <utility>
@@ -22,6 +23,7 @@ using std::chrono::milliseconds;
 // peer may need this core.
 constexpr microseconds kSpin{100};
 constexpr microseconds kShortSpin{2};
+std::atomic<int64_t> extra_threads = 0;
 // How long to sleep, and how often to see whether the peers still live.
 constexpr milliseconds kSleep{100};
 // How often the progress thread looks: with cores to spare, and without.
@@ -39,6 +41,14 @@ void pause() {
 }
 
 } // namespace
+
+ExtraThread::ExtraThread() {
+  ++extra_threads;
+}
+
+ExtraThread::~ExtraThread() {
+  --extra_threads;
+}
 
 ShmProgress::ShmProgress(int64_t local_ranks, int64_t cores)
     : local_ranks_(local_ranks), cores_(cores) {}
@@ -163,7 +173,7 @@ void ShmProgress::fail(ShmGroup& group, const std::string& reason) {
 }
 
 void ShmProgress::poll(Lock& lock, ShmOperation& operation) {
-  const auto threads = local_ranks_ * at::get_num_threads();
+  const auto threads = local_ranks_ * at::get_num_threads() + extra_threads;
   const auto spin = threads <= cores_ ? kSpin : kShortSpin;
   auto give_up = Clock::now() + spin;
   while (true) {
