@@ -713,7 +713,7 @@ void Manager::end_with_too_few() {
   if (!is_on_all_ranks(is_saved)) {
     return;
   }
-  throw_error<CommError>(mesh::detail::concat(
+  throw_error<TooFewGroupsError>(mesh::detail::concat(
       "[elastic] replica groups >= min_groups: ",
       group_->size(),
       " vs ",

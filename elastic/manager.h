@@ -22,6 +22,7 @@
 #include "elastic/state_transfer.h"
 #include "lighthouse/member.h"
 #include "mesh/communicator/communicator.h"
+#include "mesh/error/error.h"
 #include "mesh/world.h"
 
 namespace torch::nn {
@@ -34,6 +35,12 @@ class Optimizer;
 namespace weft::elastic {
 
 class Manager;
+
+/// Thrown on all ranks of the groups that are left if they are fewer than
+/// ManagerOptions::min_groups and do not wait for others any longer.
+class TooFewGroupsError : public mesh::CommError {
+  using mesh::CommError::CommError;
+};
 
 /// The options of a Manager.
 struct ManagerOptions {
@@ -48,7 +55,7 @@ struct ManagerOptions {
   /// have nothing to save, otherwise for `join_timeout`, or until
   /// `is_asked_to_stop` returns true on rank 0 of one of them. Then `save` is
   /// called on all ranks of the first group that has the state, and
-  /// begin_step() throws a CommError on all.
+  /// begin_step() throws a TooFewGroupsError on all.
   int64_t min_groups = 1;
   /// See `min_groups`.
   std::chrono::milliseconds join_timeout = std::chrono::minutes(1);

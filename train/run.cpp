@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/files/error.h"
+#include "elastic/manager.h"
 #include "hf/config_json.h"
 #include "hf/export_model.h"
 #include "mesh/bootstrap/env.h"
@@ -303,11 +304,27 @@ class Run {
     }
   }
 
+  // Where too few replica groups wait for others until they are asked to stop,
+  // nothing has failed.
+  StepMetrics train_step(int64_t step) {
+    try {
+      return trainer_.train_step(step);
+    } catch (const elastic::TooFewGroupsError&) {
+      if (!says_rank_0(world_, is_stop_requested(), "stop")) {
+        throw;
+      }
+    }
+    mesh::throw_error<PreemptedError>(fmt::format(
+        "{}: ended because too few replica groups are there to train; what "
+        "they have trained is saved",
+        stop_requester()));
+  }
+
   // Returns the number of steps that are done.
   int64_t run_step(int64_t step) {
     tracer_.begin_step(step + 1);
     store_.saver().poll();
-    auto metrics = trainer_.train_step(step);
+    auto metrics = train_step(step);
     if (trainer_.is_over()) {
       return metrics.step;
     }

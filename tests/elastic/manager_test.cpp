@@ -136,6 +136,9 @@ struct Groups {
   int ranks = 1;
   /// Whether gradients are added in buckets, or one by one.
   bool has_buckets = false;
+  /// Whether newcomers plan their buckets before they join, and compute nothing
+  /// while they get the state.
+  bool are_warm = false;
 };
 
 /// A rank of a group that trains to the end, or until the disturbance ends it.
@@ -173,6 +176,10 @@ void train(
   } else {
     one_by_one.emplace(manager, net);
   }
+  const bool is_warm = groups.are_warm && id > 3;
+  if (is_warm) { // Plans the buckets, to no other effect.
+    loss_of(std::ref(*ddp), 0, 0, kBatch).backward();
+  }
   while (manager.step() < kSteps) {
     auto step = manager.begin_step();
     optimizer.zero_grad();
@@ -182,12 +189,18 @@ void train(
     if (disturbance.ends(id, step.number(), Point::kBeforeBackward)) {
       throw Lost();
     }
-    loss_of(
-        [&](const at::Tensor& x) { return ddp ? (*ddp)(x) : net->forward(x); },
-        step.number(),
-        begin,
-        end)
-        .backward();
+    if (is_warm && !step.counts()) {
+      ddp->reduce_without_inputs([&] { step.wait_for_transfer(); });
+    } else {
+      loss_of(
+          [&](const at::Tensor& x) {
+            return ddp ? (*ddp)(x) : net->forward(x);
+          },
+          step.number(),
+          begin,
+          end)
+          .backward();
+    }
     const auto give_away = [&] {
       const std::lock_guard lock(record.mutex);
       if (step.counts()) {
@@ -533,6 +546,16 @@ TEST(ElasticDdp, ALostGroupComesBackWithTheStateOfTheOthers) {
   }
 }
 
+TEST(ElasticDdp, ANewcomerNeedNotComputeWhileItGetsTheState) {
+  for (const int ranks : {1, 2}) {
+    const Groups groups{.ranks = ranks, .has_buckets = true, .are_warm = true};
+    lose_a_group(2, Point::kBeforeCommit, true, groups);
+    for (const GroupId lost : {1, 4}) {
+      lose_a_group_in_a_transfer(lost, Point::kBeforeCommit, groups);
+    }
+  }
+}
+
 TEST(ElasticDdp, RefusesReplicasThatMayDiffer) {
   on_two_groups([](int /*worker*/, Manager& manager) {
     const auto net = make_net();
@@ -716,7 +739,7 @@ TEST(Manager, TooFewGroupsSaveAndEnd) {
         [&](test::Launcher& /*launcher*/) { stops = is_stopped; },
         [&](Manager& manager) {
           EXPECT_THAT(
-              message_of_thrown<mesh::CommError>([&] {
+              message_of_thrown<TooFewGroupsError>([&] {
                 while (true) {
                   auto step = manager.begin_step();
                   EXPECT_EQ(step.groups(), 2);
