@@ -73,8 +73,12 @@ class ElasticRecipeTest : public ProcessTest {
   }
 
   /// A worker of the run: the one that has the folder's lock, or another. 0 if
-  /// there is none.
-  static pid_t find_worker(pid_t run, const std::string& lock, bool writes) {
+  /// there is none but `excluded`.
+  static pid_t find_worker(
+      pid_t run,
+      const std::string& lock,
+      bool writes,
+      pid_t excluded = 0) {
     for (const auto& entry : fs::directory_iterator("/proc")) {
       std::error_code error;
       if (fs::read_symlink(entry.path() / "exe", error).filename() != "weft") {
@@ -91,8 +95,9 @@ class ElasticRecipeTest : public ProcessTest {
         const auto target = fs::read_symlink(fd.path(), error).string();
         has_lock = has_lock || target.find(lock) != std::string::npos;
       }
-      if (has_lock == writes) {
-        return std::stoi(entry.path().filename());
+      const pid_t pid = std::stoi(entry.path().filename());
+      if (has_lock == writes && pid != excluded) {
+        return pid;
       }
     }
     return 0;
@@ -105,6 +110,18 @@ class ElasticRecipeTest : public ProcessTest {
       result = find_worker(run, lock, writes);
     }
     return result;
+  }
+
+  /// Whether the other groups wait for that worker: it sends heartbeats.
+  static bool is_joining(pid_t worker) {
+    const auto folder = fs::path("/proc") / std::to_string(worker) / "task";
+    std::error_code error;
+    for (const auto& thread : fs::directory_iterator(folder, error)) {
+      if (read_text(thread.path() / "comm") == "weft_heartbeat\n") {
+        return true;
+      }
+    }
+    return false;
   }
 
   /// A plain run goes on after the last step.
@@ -272,6 +289,36 @@ TEST_F(ElasticRecipeTest, AGroupThatWaitsForOthersSavesWhenItIsStopped) {
   expect_success(plain("straight", steps + 1));
   expect_saved("waits", steps);
   expect_each_step_once("waits", "straight");
+}
+
+// One group is not there yet, and the other has trained nothing.
+TEST_F(ElasticRecipeTest, AGroupWithoutAStateEndsAsPreemptedWhenItIsStopped) {
+  auto words = elastic({2, 1}, "early");
+  words.emplace_back("elastic.min_groups=2");
+  Process run(words, folder_);
+  const auto late = worker(run.pid(), "early/checkpoints", false);
+  ASSERT_GT(late, 0);
+  kill(late, SIGSTOP);
+  pid_t waiting = 0;
+  for (int i = 0; waiting == 0 && i < 500; ++i) {
+    std::this_thread::sleep_for(milliseconds(20));
+    for (const bool writes : {true, false}) {
+      const auto found =
+          find_worker(run.pid(), "early/checkpoints", writes, late);
+      waiting = is_joining(found) ? found : waiting;
+    }
+  }
+  ASSERT_GT(waiting, 0) << run.error();
+  kill(waiting, SIGTERM);
+  for (int i = 0; i < 500 && run.error().find("exit code") == std::string::npos;
+       ++i) {
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  EXPECT_THAT(run.error(), HasSubstr("too few replica groups are there"));
+  EXPECT_THAT(run.error(), HasSubstr("exit code 143"));
+  kill(late, SIGCONT);
+  run.send(SIGTERM);
+  EXPECT_EQ(run.wait(), 128 + SIGTERM) << run.error();
 }
 
 TEST_F(ElasticRecipeTest, TooFewGroupsSaveAndBeginAgainWithOthers) {
