@@ -513,9 +513,8 @@ std::shared_ptr<void> DeviceMesh::find_or_make_extension(
     if (!found) {
       auto object = make();
       found = object.get();
-      state_->extensions =
-          std::unique_ptr<State::Extension>(new State::Extension{
-              &type, std::move(object), std::move(state_->extensions)});
+      state_->extensions = std::make_unique<State::Extension>(
+          &type, std::move(object), std::move(state_->extensions));
       state_->first_extension.store(
           state_->extensions.get(), std::memory_order_release);
     }

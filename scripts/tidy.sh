@@ -1,20 +1,39 @@
 #!/usr/bin/env bash
-# scripts/tidy.sh [FILE...]: clang-tidy over the sources, or the files named.
-# Without the precompiled header, which another clang cannot read.
+# scripts/tidy.sh [FILE...]: clang-tidy over the libraries' sources, or the files
+# named. Without the precompiled header, which another clang cannot read. All
+# sources are read in batches of ten, which share the time that headers take.
 step=tidy
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 clang_tidy=$(command -v clang-tidy-19 || command -v clang-tidy) ||
   die 2 "clang-tidy is missing: sudo apt-get install clang-tidy-19"
 libtorch=$(libtorch_dir)
-CXX=$(compiler) LIBTORCH=${LIBTORCH:+$libtorch} "$(tool cmake)" --preset nopch >/dev/null
 
-files=("$@")
-if ((! $#)); then
-  mapfile -t files < <(git ls-files --cached --others \
-    --exclude-standard '*.cpp' ':!bench' ':!cuda' ':!examples' ':!tests')
+# configure FOLDER [OPTION...]
+configure() {
+  CXX=$(compiler) LIBTORCH=${LIBTORCH:+$libtorch} \
+    "$(tool cmake)" --preset nopch -B "$@" >/dev/null
+}
+
+# tidy FOLDER OPTION FILE...
+tidy() {
+  local folder=$1 option=$2
+  shift 2
+  say "$# files, ${JOBS:-$(jobs)} at once"
+  printf '%s\0' "$@" | xargs -0 -n 1 -P "${JOBS:-$(jobs)}" \
+    "$clang_tidy" -p "$folder" --quiet "$option" || die 1 "findings"
+}
+
+if (($#)); then
+  configure build-nopch
+  tidy build-nopch --use-color=false "$@"
+else
+  configure build-tidy -DWEFT_UNITY=ON
+  mapfile -t files < <(
+    sed -n 's|^ *"file": "'"$PWD"'/\(.*\)",\{0,1\}$|\1|p' \
+      build-tidy/compile_commands.json |
+      grep -vE '^(build-tidy/)?(bench|cuda|examples|tests)/|_header_sets/')
+  # A batch includes sources.
+  tidy build-tidy --checks=-bugprone-suspicious-include "${files[@]}"
 fi
-say "${#files[@]} files, ${JOBS:-$(jobs)} at once"
-printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "${JOBS:-$(jobs)}" \
-  "$clang_tidy" -p build-nopch --quiet || die 1 "findings"
 say "clean (${SECONDS} s)"

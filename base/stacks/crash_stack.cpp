@@ -9,7 +9,7 @@
 namespace weft::base {
 namespace {
 
-constexpr size_t kCrashStackBytes = 256 * 1024;
+constexpr size_t kCrashStackBytes = size_t{256} * 1024;
 
 /// What a thread has that somebody else gave a stack, a sanitizer, say.
 char others_stack = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <ranges>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -106,10 +107,10 @@ std::vector<int64_t> element_at(
     const std::vector<ShardedDim>& dims,
     size_t dim_count) {
   std::vector<int64_t> element(dim_count, 0);
-  for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
-    const auto mask = (Corner{1} << dim->bits) - 1;
-    element[dim->dim] = dim->coordinates[static_cast<size_t>(corner & mask)];
-    corner >>= dim->bits;
+  for (const auto& dim : dims | std::views::reverse) {
+    const auto mask = (Corner{1} << dim.bits) - 1;
+    element[dim.dim] = dim.coordinates[static_cast<size_t>(corner & mask)];
+    corner >>= dim.bits;
   }
   return element;
 }

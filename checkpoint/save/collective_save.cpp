@@ -174,8 +174,8 @@ class Commit {
 
   Verdict judge(const std::vector<std::string>& texts, uint64_t agreement) {
     std::vector<RankReport> reports;
-    for (size_t rank = 0; rank < texts.size(); ++rank) {
-      reports.push_back(report_from_bytes(texts[rank], save_.items, agreement));
+    for (const auto& text : texts) {
+      reports.push_back(report_from_bytes(text, save_.items, agreement));
       const auto& report = reports.back();
       if (report.agreement != agreement) {
         return {.is_disagreement = true};

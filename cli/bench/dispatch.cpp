@@ -82,8 +82,8 @@ struct Pair {
 
 Pair make_pair(
     const mesh::DeviceMesh& mesh,
-    dtensor::Placement placement,
-    std::vector<int64_t> sizes,
+    const dtensor::Placement& placement,
+    at::IntArrayRef sizes,
     bool requires_grad = false) {
   const auto local = at::randn(sizes);
   Pair pair{

@@ -91,7 +91,7 @@ struct State {
   std::atomic<pid_t> reporter{0};
   std::atomic<int> signal{0};
   // Used by the one thread that reports.
-  std::array<char, 48 * 1024> callstack{};
+  std::array<char, size_t{48} * 1024> callstack{};
   std::array<char, 2048> message{};
   // Read again if the report crashes.
   std::atomic<int> code{0};

@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kCaptureLimit(500);
 constexpr size_t kShownFrames = 48;
-constexpr size_t kReportBytes = 256 * 1024;
+constexpr size_t kReportBytes = size_t{256} * 1024;
 
 /// Threads of one stack, and its lines.
 struct StackGroup {

@@ -13,7 +13,7 @@ namespace weft::mesh {
 /// The text is cut at `max_bytes` and reports it. A thread that blocks signals
 /// or does not react to them (state D) is listed without a stack. Not
 /// async-signal-safe.
-std::string thread_stacks(size_t max_bytes = 64 * 1024);
+std::string thread_stacks(size_t max_bytes = size_t{64} * 1024);
 
 /// Installs a SIGUSR2 handler that writes the stacks of all threads and the
 /// newest collective to standard error, each stack with the prefix rank=<r>.

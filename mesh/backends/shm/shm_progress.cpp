@@ -134,11 +134,11 @@ void ShmProgress::forget(ShmGroup& group) {
 
 bool ShmProgress::progress() {
   bool moved = false;
-  for (size_t i = 0; i < active_.size(); ++i) {
+  for (auto* group : active_) {
     try {
-      moved = active_[i]->progress() || moved;
+      moved = group->progress() || moved;
     } catch (const std::exception& error) {
-      active_[i]->fail(is_out_of_memory(error) ? kOutOfMemory : error.what());
+      group->fail(is_out_of_memory(error) ? kOutOfMemory : error.what());
       moved = true;
     }
   }
