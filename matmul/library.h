@@ -17,8 +17,7 @@ enum class Library {
   kLibtorch,
   /// oneDNN, which is part of libtorch. MKL uses only AVX2 on processors that
   /// are not from Intel, while oneDNN uses AVX-512. Matmuls that are too small
-  /// to
-  /// gain stay with libtorch (is_worth_onednn() in kernels.cpp).
+  /// to gain stay with libtorch (is_worth_onednn() in kernels.cpp).
   kOneDnn,
 };
 
