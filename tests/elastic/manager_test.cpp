@@ -380,8 +380,16 @@ void lose_a_group(
   test::Launcher launcher(3);
   Record record;
   std::atomic<bool> has_come = false;
+  std::atomic<int> begun = 0;
   Disturbance disturbance;
   disturbance.ends = [&](GroupId id, int64_t step, Point at) {
+    if (step == 10 && at == Point::kBeforeBackward) {
+      // One that heard of the loss before the step would do none again.
+      begun += id == lost ? 0 : 1;
+      while (id == lost && begun < 2 * groups.ranks) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
     if (returns && at == Point::kBeforeCommit && step >= kSteps / 2) {
       // The others wait for the newcomer, and go on slowly to let it in.
       while (!has_come) {
