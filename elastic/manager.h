@@ -187,9 +187,10 @@ class Manager {
   /// group gets the state during the step, and has it when Step::commit()
   /// returns true.
   /// Collective: all ranks of all groups.
-  /// Throws: CommError if weftrun or a rank of this group has gone, or if there
-  /// are fewer groups than ManagerOptions::min_groups; DisagreementError if the
-  /// groups have registered different states.
+  /// Throws: CommError if weftrun or a rank of this group has gone;
+  /// TooFewGroupsError if there are fewer groups than
+  /// ManagerOptions::min_groups; DisagreementError if the groups have
+  /// registered different states.
   Step begin_step();
 
   /// Adds `tensor` over the groups of the step, in place. A failure is kept for
@@ -253,16 +254,23 @@ class Manager {
   void note_end(const Lock& lock);
   void leave(Lock& lock);
   bool has_ended(const EpochNumber& epoch) const;
-  void leave_entered_epoch();
 
   bool leads() const { return world_.rank() == 0; }
   bool is_on_all_ranks(bool holds);
   std::vector<int64_t> from_leader(std::vector<int64_t> values);
+  static std::exception_ptr error_of_another_rank();
 
+  // A step: elastic/manager_step.cpp.
   void keep_failure(const std::function<void()>& run);
   bool commit_step();
   bool is_committed();
   void count_failure(const std::exception_ptr& error);
+  void wait_for_transfer();
+  void take_state();
+  bool is_known_to_fail() const;
+
+  // The way into an epoch: elastic/manager_epoch.cpp.
+  void leave_entered_epoch();
   bool enter_next_epoch();
   std::optional<Place> next_place();
   Entry try_to_enter(const Place& place);
@@ -272,9 +280,6 @@ class Manager {
   void end_with_too_few();
   void start_transfer(int64_t source, const at::Tensor& have_state);
   void record_quorum(const at::Tensor& numbers);
-  void wait_for_transfer();
-  void take_state();
-  bool is_known_to_fail() const;
 
   const mesh::World world_;
   const std::shared_ptr<LighthouseLink> link_;

@@ -1,0 +1,308 @@
+// How a replica group gets from one epoch into the next, with the state of the
+// others. See Note [Ranks of a group] in elastic/manager.cpp.
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include <ATen/ops/full.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "elastic/manager.h"
+#include "lighthouse/clock.h"
+#include "mesh/communicator/exchange.h"
+#include "mesh/error/error.h"
+
+namespace weft::elastic {
+
+namespace {
+
+using mesh::CommError;
+using mesh::throw_error;
+using Phase = Member::Phase;
+
+} // namespace
+
+/// Enters the next epoch that comes about. Returns true if it begins after the
+/// step that this group is prepared for.
+bool Manager::enter_next_epoch() {
+  while (true) {
+    const auto place = next_place();
+    if (!place) {
+      continue;
+    }
+    const auto entry = try_to_enter(*place);
+    if (entry.is_entered) {
+      has_state_ = entry.has_state;
+      is_ready_ = false;
+      const std::lock_guard lock(mutex_);
+      ++epochs_;
+      step_ = entry.has_state ? entry.step : step_;
+      return entry.applies;
+    }
+  }
+}
+
+/// Waits for the next epoch, on the other ranks for a second at most: they wait
+/// in a collective.
+std::optional<Manager::Place> Manager::next_place() {
+  constexpr std::chrono::seconds kPatience(1);
+  Place place;
+  bool comes = false;
+  if (leads()) {
+    Lock lock(mutex_);
+    comes = changed_.wait_for(lock, kPatience, [&] {
+      return link_error_ || member_.phase() == Phase::kMeeting;
+    });
+    if (link_error_) {
+      std::rethrow_exception(link_error_);
+    }
+    if (comes) {
+      entered_ = member_.epoch();
+      const auto& members = entered_.members;
+      place = {
+          .number = entered_.number,
+          .rank =
+              std::ranges::find(members, link_->group().id) - members.begin(),
+          .groups = std::ssize(members)};
+    }
+  }
+  const auto told = from_leader(
+      {comes ? 1 : 0,
+       static_cast<int64_t>(place.number.ballot),
+       static_cast<int64_t>(place.number.count),
+       place.rank,
+       place.groups});
+  if (told[0] == 0) {
+    return std::nullopt;
+  }
+  entered_.number = {
+      .ballot = static_cast<uint64_t>(told[1]),
+      .count = static_cast<uint64_t>(told[2])};
+  return Place{.number = entered_.number, .rank = told[3], .groups = told[4]};
+}
+
+/// Meets the other groups of an epoch and enters it.
+Manager::Entry Manager::try_to_enter(const Place& place) {
+  std::exception_ptr error;
+  try {
+    meet(place);
+  } catch (const CommError&) {
+    error = std::current_exception();
+  }
+  if (!is_on_all_ranks(!error)) {
+    group_.reset();
+    Lock lock(mutex_);
+    const bool is_own = !has_ended(place.number);
+    if (!leads() || member_.epoch().number == place.number) {
+      leave(lock);
+    }
+    lock.unlock();
+    if (is_own) { // Nobody has ended the meeting.
+      count_failure(error ? error : error_of_another_rank());
+    }
+    return {};
+  }
+  Entry entry;
+  if (leads()) {
+    const std::lock_guard lock(mutex_);
+    entry.is_entered = member_.epoch().number == place.number &&
+                       member_.phase() == Phase::kMeeting &&
+                       member_.enter(now(), entry.applies);
+    entry.has_state = member_.phase() == Phase::kTraining;
+    entry.step = member_.applied().step;
+  }
+  const auto told = from_leader(
+      {entry.is_entered ? 1 : 0,
+       entry.applies ? 1 : 0,
+       entry.has_state ? 1 : 0,
+       entry.step});
+  Lock lock(mutex_);
+  if (told[0] == 0) {
+    epoch_world_.reset();
+    lock.unlock();
+    group_.reset();
+    return {};
+  }
+  if (leads()) {
+    report(lock);
+  }
+  return {
+      .is_entered = true,
+      .applies = told[1] != 0,
+      .has_state = told[2] != 0,
+      .step = told[3]};
+}
+
+/// Connects this rank with its peers in the groups of an epoch.
+void Manager::meet(const Place& place) {
+  const auto world = world_.scoped(
+      c10::make_intrusive<c10d::PrefixStore>(
+          key_prefix(place.number) + std::to_string(world_.rank()),
+          link_->store()),
+      place.rank,
+      place.groups,
+      options_.timeout);
+  {
+    const std::lock_guard lock(mutex_);
+    epoch_world_ = world;
+    met_ = place.number;
+    if (has_ended(place.number) ||
+        (leads() && member_.phase() != Phase::kMeeting)) {
+      world.abort();
+    }
+  }
+  group_ = world.group();
+}
+
+/// Compares what the groups have registered, and starts to give the state to
+/// those that came without it. Returns whether this group can begin a step.
+bool Manager::compare_states() {
+  std::exception_ptr error;
+  int64_t with_state = 0;
+  int64_t start = 0;
+  try {
+    const auto all = mesh::gather_numbers(
+        *group_,
+        {int64_t{has_state_}, link_->group().number, options_.step},
+        at::kCPU,
+        "state");
+    const auto have_state = all.select(1, 0);
+    with_state = have_state.sum().item<int64_t>();
+    // Without any, all begin from the newest checkpoint that one has loaded.
+    const auto source = (with_state > 0 ? have_state : all.select(1, 2))
+                            .argmax()
+                            .item<int64_t>();
+    state_.check_alike(*group_, source);
+    record_quorum(all.select(1, 1).contiguous());
+    counting_groups_ = group_->size();
+    position_ = group_->rank();
+    if (with_state < group_->size() && !are_too_few()) {
+      auto number =
+          at::full({1}, has_state_ ? step() : options_.step, at::kLong);
+      group_->broadcast(number, source, "step").wait();
+      start = number.item<int64_t>();
+      start_transfer(source, have_state);
+    }
+    if (with_state == 0 && transfer_) {
+      transfer_->wait();
+    } else if (with_state > 0) {
+      counting_groups_ = with_state;
+      position_ =
+          has_state_
+              ? have_state.slice(0, 0, group_->rank()).sum().item<int64_t>()
+              : with_state;
+    }
+  } catch (const CommError&) { // Most often, a group was lost meanwhile.
+    error = std::current_exception();
+  }
+  const bool has_arrived = is_on_all_ranks(!error);
+  bool goes_on = false;
+  if (leads() && has_arrived) {
+    const std::lock_guard lock(mutex_);
+    goes_on = !has_ended(entered_.number);
+    if (goes_on && with_state == 0 && !are_too_few()) {
+      member_.take_state(start);
+    }
+  }
+  if (from_leader({goes_on ? 1 : 0})[0] == 0) {
+    if (!has_arrived) {
+      count_failure(error ? error : error_of_another_rank());
+    }
+    return false;
+  }
+  if (!are_too_few()) {
+    if (!has_state_) {
+      const std::lock_guard lock(mutex_);
+      step_ = start;
+    }
+    if (with_state == 0) {
+      take_state();
+    }
+  }
+  is_ready_ = true;
+  return true;
+}
+
+/// Connects the groups without state with the one that sends it.
+void Manager::start_transfer(int64_t source, const at::Tensor& have_state) {
+  std::vector<int64_t> ranks = {source};
+  for (int64_t rank = 0; rank < have_state.numel(); ++rank) {
+    if (rank != source && have_state[rank].item<int64_t>() == 0) {
+      ranks.push_back(rank);
+    }
+  }
+  if (std::ranges::find(ranks, group_->rank()) == ranks.end()) {
+    return;
+  }
+  std::optional<mesh::World> world;
+  {
+    const std::lock_guard lock(mutex_);
+    world = epoch_world_;
+  }
+  if (!world) {
+    throw_error<CommError>("[elastic] the epoch has ended");
+  }
+  transfer_ = std::make_unique<StateTransfer>(
+      state_, world->make_group("state", ranks), std::move(buffers_));
+}
+
+/// `numbers` are those of the replica groups, in the order of ranks.
+void Manager::record_quorum(const at::Tensor& numbers) {
+  Time left;
+  {
+    const std::lock_guard lock(mutex_);
+    left = std::exchange(left_, Time{0});
+  }
+  if (leads()) {
+    const auto* data = numbers.const_data_ptr<int64_t>();
+    quorum_.enter(
+        entered_, {data, data + numbers.numel()}, left, elastic::now());
+  }
+}
+
+bool Manager::are_too_few() const {
+  return group_->size() < options_.min_groups;
+}
+
+/// The groups have waited for others. They end together, so that none begins
+/// again before the state is saved. Returns if the group that saves is lost.
+void Manager::end_with_too_few() {
+  const bool saves = has_state_ && position_ == 0 && options_.save;
+  if (saves) {
+    options_.save();
+  }
+  bool is_saved = true;
+  try {
+    group_->barrier("end");
+  } catch (const CommError&) {
+    is_saved = saves || !has_state_;
+  }
+  if (!is_on_all_ranks(is_saved)) {
+    return;
+  }
+  throw_error<TooFewGroupsError>(mesh::detail::concat(
+      "[elastic] replica groups >= min_groups: ",
+      group_->size(),
+      " vs ",
+      options_.min_groups,
+      ". The groups that are left have waited for others and end after step ",
+      step()));
+}
+
+/// Leaves the epoch that was entered, unless a newer one is to be entered.
+void Manager::leave_entered_epoch() {
+  Lock lock(mutex_);
+  if (!leads() || member_.epoch().number == entered_.number) {
+    leave(lock);
+  } else {
+    epoch_world_.reset();
+  }
+  lock.unlock();
+  transfer_.reset();
+  group_.reset();
+}
+
+} // namespace weft::elastic

@@ -1,0 +1,222 @@
+// A step of the replica groups: what they add, and whether they apply it. See
+// Note [Ranks of a group] in elastic/manager.cpp.
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+
+#include "elastic/manager.h"
+#include "lighthouse/clock.h"
+#include "mesh/error/error.h"
+
+namespace weft::elastic {
+
+namespace {
+
+using mesh::CommError;
+using Phase = Member::Phase;
+
+} // namespace
+
+std::pair<int64_t, int64_t> Step::share(int64_t count) const {
+  WEFT_CHECK(
+      count >= groups_,
+      "elastic",
+      mesh::ErrorContext(),
+      "samples of the step >= replica groups: ",
+      count,
+      " vs ",
+      groups_,
+      ". A group without a sample computes no gradients to add. Give the step "
+      "more samples, or start fewer groups.");
+  const int64_t part = counts() ? group_ : 0;
+  return {count * part / groups_, count * (part + 1) / groups_};
+}
+
+void Step::wait_for_transfer() {
+  manager_.wait_for_transfer();
+}
+
+bool Step::commit() {
+  WEFT_CHECK(
+      !is_over_,
+      "elastic",
+      mesh::ErrorContext(),
+      "Step ",
+      number_,
+      " was committed twice. Call begin_step() for the next one.");
+  is_over_ = true;
+  return manager_.commit_step();
+}
+
+Step Manager::begin_step() {
+  if (!is_begun_) {
+    begin();
+  }
+  step_error_ = nullptr;
+  leaves_after_step_ = false;
+  while (true) {
+    if (!group_) {
+      enter_next_epoch();
+    }
+    if ((is_ready_ || compare_states()) && !is_known_to_fail()) {
+      if (!are_too_few()) {
+        quorum_.begin_step(step());
+        return Step(*this, step(), counting_groups_, position_);
+      }
+      end_with_too_few();
+    }
+    leave_entered_epoch();
+  }
+}
+
+/// Whether the step would fail, as far as a group of one rank knows without a
+/// message. Several ranks find it in the vote.
+bool Manager::is_known_to_fail() const {
+  const std::lock_guard lock(mutex_);
+  return world_.world_size() == 1 && has_ended(entered_.number);
+}
+
+void Manager::all_reduce(const at::Tensor& tensor, std::string_view name) {
+  start_all_reduce(tensor, name)();
+}
+
+std::function<void()> Manager::start_all_reduce(
+    const at::Tensor& tensor,
+    std::string_view name) {
+  if (position_ >= counting_groups_) {
+    const at::NoGradGuard no_grad;
+    tensor.zero_();
+  }
+  // Also a failed one keeps the tensor until nothing writes to it any more.
+  std::optional<mesh::Work> work;
+  if (!step_error_) {
+    keep_failure(
+        [&] { work = group_->all_reduce(tensor, mesh::ReduceOp::kSum, name); });
+  }
+  return [this, work = std::move(work)]() mutable {
+    keep_failure([&] {
+      if (work) {
+        work->wait();
+      }
+    });
+  };
+}
+
+/// Runs a part of a collective of the step, unless one has failed.
+void Manager::keep_failure(const std::function<void()>& run) {
+  if (!group_) {
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    run();
+  } catch (const CommError&) {
+    step_error_ = step_error_ ? step_error_ : std::current_exception();
+  }
+  blocked_ns_ +=
+      std::chrono::nanoseconds(std::chrono::steady_clock::now() - start)
+          .count();
+}
+
+// See Note [One lineage] in lighthouse/messages.h.
+bool Manager::commit_step() {
+  if (is_committed()) {
+    failures_ = 0;
+    return true;
+  }
+  if (step_error_) {
+    count_failure(step_error_);
+  }
+  leave_entered_epoch();
+  const int64_t step = this->step();
+  const bool applies = enter_next_epoch();
+  if (applies) {
+    quorum_.commit(step);
+  }
+  return applies;
+}
+
+/// Prepares the step and applies it if all groups are prepared.
+bool Manager::is_committed() {
+  wait_for_transfer();
+  if (!is_on_all_ranks(!step_error_)) {
+    step_error_ = step_error_ ? step_error_ : error_of_another_rank();
+    return false;
+  }
+  bool commits = false;
+  bool leaves = false;
+  bool takes_state = false;
+  if (leads()) {
+    Lock lock(mutex_);
+    if (member_.phase() == Phase::kWithoutState) {
+      member_.take_state();
+      takes_state = true;
+    }
+    if (member_.phase() == Phase::kTraining) {
+      leaves = member_.leaves_after_step() || leaves_after_step_;
+      member_.prepare();
+      lock.unlock();
+      auto ready = at::full({1}, leaves ? 1 : 0, at::kLong);
+      keep_failure([&] {
+        group_->all_reduce(ready, mesh::ReduceOp::kSum, "ready").wait();
+      });
+      lock.lock();
+      commits = !step_error_ && member_.commit(now());
+      leaves = commits && ready.item<int64_t>() > 0;
+    }
+  }
+  const auto decision =
+      from_leader({commits ? 1 : 0, leaves ? 1 : 0, takes_state ? 1 : 0});
+  if (decision[2] != 0) {
+    take_state();
+  }
+  if (decision[0] == 0) {
+    return false;
+  }
+  quorum_.commit(step());
+  counting_groups_ = group_->size();
+  position_ = group_->rank();
+  transfer_.reset();
+  Lock lock(mutex_);
+  ++step_;
+  if (decision[1] != 0) { // All leave, to let others in, or one go.
+    has_left_for_good_ = leaves_after_step_;
+    leave(lock);
+    lock.unlock();
+    group_.reset();
+  }
+  return true;
+}
+
+/// Throws the error if the same groups have failed three times in a row: no
+/// loss of a group explains it. The leader counts for all ranks of its group.
+void Manager::count_failure(const std::exception_ptr& error) {
+  constexpr int64_t kMost = 3;
+  failures_ = entered_.members == failed_groups_ ? failures_ + 1 : 1;
+  failed_groups_ = entered_.members;
+  if (leads() && failures_ >= kMost) {
+    std::rethrow_exception(error);
+  }
+}
+
+void Manager::wait_for_transfer() {
+  if (transfer_ && !step_error_) {
+    keep_failure([&] {
+      transfer_->wait();
+      if (transfer_->sends()) {
+        quorum_.note_transfer(transfer_->bytes(), transfer_->milliseconds());
+      }
+    });
+  }
+}
+
+/// Makes what has arrived the state of this rank.
+void Manager::take_state() {
+  transfer_->load();
+  has_state_ = true;
+}
+
+} // namespace weft::elastic
