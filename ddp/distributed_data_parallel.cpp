@@ -454,6 +454,7 @@ void DistributedDataParallelBase::reduce_without_inputs(
         "reduce_without_inputs() cannot be called ",
         why);
   };
+  const bool has_others = state.dp.size() > 1;
   refuse(
       !reducer.has_buckets(),
       "before the first backward, which tells the order of the gradients. Run "
@@ -464,14 +465,15 @@ void DistributedDataParallelBase::reduce_without_inputs(
       "call out.");
   refuse(*state.paused > 0, "under no_sync(), where nothing is reduced.");
   refuse(
-      state.options.find_unused_parameters && !state.options.static_graph,
+      has_others && state.options.find_unused_parameters &&
+          !state.options.static_graph,
       "with find_unused_parameters, because the forward of the other replicas "
       "communicates. Use a Join.");
   refuse(
-      syncs_buffers_in_forward(state.options) &&
+      has_others && syncs_buffers_in_forward(state.options) &&
           !select_buffers(*state.module, state.options).empty(),
       "for a module with buffers that forward synchronizes. Set "
-      "broadcast_buffers to false, or use a Join.");
+      "forward_sync_buffers to false, or use a Join.");
   refuse(
       !sync_batch_norm_groups(*state.module).empty(),
       "for a module with SyncBatchNorm, which exchanges statistics in forward. "

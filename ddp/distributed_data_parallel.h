@@ -159,13 +159,16 @@ class DistributedDataParallelBase : public Joinable {
   void finalize_backward();
 
   /// Takes part in a reduction without a forward and backward, with what was
-  /// accumulated under no_sync(), else with zeros. .grad() has the result
-  /// afterwards, as on the replicas with inputs. `meanwhile` runs while those
+  /// accumulated under no_sync(), else with zeros; an earlier .grad() does not
+  /// count. .grad() has the result afterwards, as on the replicas with inputs;
+  /// finalize_backward() is not called for it. `meanwhile` runs while those
   /// compute. See Join where it is not known which replicas have inputs.
-  /// Collective: the replicas, in place of a backward outside no_sync().
+  /// Collective: the replicas, in place of a backward outside no_sync(), on all
+  /// ranks of the model's mesh that belong to this replica.
   /// Throws: c10::ValueError before the first backward, which tells the order
-  /// of the gradients; in a Join; and if a forward communicates, because of
-  /// find_unused_parameters, buffers or SyncBatchNorm.
+  /// of the gradients; in a Join; under no_sync(); and if a forward of the
+  /// others communicates, because of find_unused_parameters, buffers or
+  /// SyncBatchNorm.
   void reduce_without_inputs(const std::function<void()>& meanwhile = {});
 
   /// Replaces the replicas, e.g. after one was lost: the next backward rebuilds

@@ -83,7 +83,8 @@ class Step {
   /// Throws: c10::ValueError if there are fewer samples than groups.
   std::pair<int64_t, int64_t> share(int64_t count) const;
 
-  /// Blocks until the state that this group sends during the step has arrived.
+  /// Blocks until the state that this group sends, or gets, during the step has
+  /// arrived.
   /// From then on registered state may change for a while, such as weights that
   /// are exchanged for their averages.
   void wait_for_transfer();

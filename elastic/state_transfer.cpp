@@ -94,6 +94,11 @@ void StateTransfer::load() {
     take_content(local, message);
   }
   received_.clear();
+  for (const auto& part : tensors_) {
+    for (const auto& [name, tensor] : part) {
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
   state_.loaded(tensors_);
 }
 

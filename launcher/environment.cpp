@@ -68,7 +68,9 @@ std::vector<std::string> worker_environment(
   variables.erase("WEFT_GROUP_LIFE");
   variables.erase("WEFT_HOST_RANKS");
   if (context.replica_groups > 0) {
-    set("WEFT_HOST_RANKS", options.worker_count);
+    if (options.numa_binding == NumaBinding::kNone) { // else cores are divided
+      set("WEFT_HOST_RANKS", options.worker_count);
+    }
     set("REPLICA_GROUP_ID", context.replica_group);
     set("NUM_REPLICA_GROUPS", context.replica_groups);
     set("WEFT_LIGHTHOUSE_FD", context.lighthouse_fd);

@@ -15,18 +15,19 @@ configure() {
     "$(tool cmake)" --preset nopch -B "$@" >/dev/null
 }
 
-# tidy FOLDER OPTION FILE...
+# tidy FOLDER CHECKS FILE...
 tidy() {
-  local folder=$1 option=$2
+  local folder=$1 checks=$2
   shift 2
-  say "$# files, ${JOBS:-$(jobs)} at once"
+  (($#)) || die 1 "no source is in $folder/compile_commands.json"
+  say "$# files or batches, ${JOBS:-$(jobs)} at once"
   printf '%s\0' "$@" | xargs -0 -n 1 -P "${JOBS:-$(jobs)}" \
-    "$clang_tidy" -p "$folder" --quiet "$option" || die 1 "findings"
+    "$clang_tidy" -p "$folder" --quiet --checks="$checks" || die 1 "findings"
 }
 
 if (($#)); then
   configure build-nopch
-  tidy build-nopch --use-color=false "$@"
+  tidy build-nopch "" "$@"
 else
   configure build-tidy -DWEFT_UNITY=ON
   mapfile -t files < <(
@@ -34,6 +35,6 @@ else
       build-tidy/compile_commands.json |
       grep -vE '^(build-tidy/)?(bench|cuda|examples|tests)/|_header_sets/')
   # A batch includes sources.
-  tidy build-tidy --checks=-bugprone-suspicious-include "${files[@]}"
+  tidy build-tidy -bugprone-suspicious-include "${files[@]}"
 fi
 say "clean (${SECONDS} s)"

@@ -3,6 +3,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtensor/spec/placement.h"
@@ -21,7 +22,8 @@ using dtensor::Shard;
 class Layout {
  public:
   /// Uses the same placement for all mesh dims.
-  Layout(Placement placement) : placements_{placement}, is_list_(false) {}
+  Layout(Placement placement)
+      : placements_{std::move(placement)}, is_list_(false) {}
   /// Uses one placement per mesh dim.
   Layout(Placements placements)
       : placements_(std::move(placements)), is_list_(true) {}
@@ -48,7 +50,7 @@ class Layouts {
  public:
   Layouts() = default;
   /// Creates the layouts of one tensor.
-  Layouts(Placement placement) : layouts_{Layout(placement)} {}
+  Layouts(Placement placement) : layouts_{Layout(std::move(placement))} {}
   /// Creates the layouts of one tensor.
   Layouts(Placements placements) : layouts_{Layout(std::move(placements))} {}
   /// Creates the layouts of one tensor.

@@ -306,25 +306,26 @@ class Run {
 
   // Where too few replica groups wait for others until they are asked to stop,
   // nothing has failed.
-  StepMetrics train_step(int64_t step) {
+  template <class Act>
+  auto with_enough_groups(const Act& act) {
     try {
-      return trainer_.train_step(step);
+      return act();
     } catch (const elastic::TooFewGroupsError&) {
       if (!says_rank_0(world_, is_stop_requested(), "stop")) {
         throw;
       }
     }
-    mesh::throw_error<PreemptedError>(fmt::format(
-        "{}: ended because too few replica groups are there to train; what "
-        "they have trained is saved",
-        stop_requester()));
+    mesh::throw_error<PreemptedError>(
+        stop_requester() +
+        ": ended because too few replica groups are there to train");
   }
 
   // Returns the number of steps that are done.
   int64_t run_step(int64_t step) {
     tracer_.begin_step(step + 1);
     store_.saver().poll();
-    auto metrics = train_step(step);
+    auto metrics =
+        with_enough_groups([&] { return trainer_.train_step(step); });
     if (trainer_.is_over()) {
       return metrics.step;
     }
@@ -455,11 +456,13 @@ class Run {
   // What belongs to the last step. If the group that does it is lost, another
   // one does it.
   void end_together() {
-    trainer_.run_together([&] {
-      follow_leader(recipe_.train.steps - 1);
-      if (leads_) {
-        end_as_leader();
-      }
+    with_enough_groups([&] {
+      trainer_.run_together([&] {
+        follow_leader(recipe_.train.steps - 1);
+        if (leads_) {
+          end_as_leader();
+        }
+      });
     });
   }
 

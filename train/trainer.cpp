@@ -202,6 +202,7 @@ std::vector<MicroLoss> Trainer::accumulate_gradients(
   const int64_t first_sample = state_after(step).next_sample;
   const auto [begin, end] = share_;
   if (begin == end) {
+    const auto phase = span("backward");
     job_.ddp->reduce_without_inputs([this] { in_step_->wait_for_transfer(); });
     return {};
   }

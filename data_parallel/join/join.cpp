@@ -47,7 +47,7 @@ Join::Join(
   const auto& first = *joinables.front();
   auto group = first.join_process_group();
   const auto device = first.join_device();
-  state_.reset(new State{
+  state_ = std::make_unique<State>(State{
       .joinables = std::move(joinables),
       .options = options,
       .kwargs = std::move(kwargs),

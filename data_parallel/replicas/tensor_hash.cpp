@@ -81,7 +81,7 @@ at::Tensor sum_of_blocks(const at::Tensor& dense) {
   const auto bytes =
       (is_aligned ? dense : dense.clone()).view({-1}).view(at::kByte);
   const int64_t whole = bytes.numel() / kBlockBytes * kBlockBytes;
-  const auto rest = bytes.narrow(0, whole, bytes.numel() - whole);
+  auto rest = bytes.narrow(0, whole, bytes.numel() - whole);
   if (whole == 0) {
     return rest;
   }

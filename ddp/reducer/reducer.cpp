@@ -189,8 +189,8 @@ void Reducer::set_after_reduction(std::function<void(size_t)> after) {
   after_reduction_ = std::move(after);
 }
 
-void Reducer::begin_forward(bool needs_backward) {
-  const std::lock_guard lock(mutex_);
+// What an earlier backward that failed has left is of no use.
+void Reducer::drop_failed_backward() {
   WEFT_CHECK(
       !is_finalized_manually_ || !is_launched_,
       "ddp",
@@ -201,6 +201,11 @@ void Reducer::begin_forward(bool needs_backward) {
     reset();
   }
   own_error_ = nullptr;
+}
+
+void Reducer::begin_forward(bool needs_backward) {
+  const std::lock_guard lock(mutex_);
+  drop_failed_backward();
   forwards_ += needs_backward ? 1 : 0;
   has_cast_parameters_ = config_.cast && !config_.cast->is_low_precision();
   if (has_cast_parameters_) {
@@ -486,13 +491,17 @@ void Reducer::reduce_all() {
       copy_to_bucket(parameters_[i]);
     }
   }
-  statistics_.on_backward_compute_end(RuntimeStatistics::Clock::now());
+  if (!is_shadow_) {
+    statistics_.on_backward_compute_end(RuntimeStatistics::Clock::now());
+  }
   launch_remaining();
 }
 
 void Reducer::finish_backward() {
   wait_for_buckets();
-  statistics_.on_comm_end(RuntimeStatistics::Clock::now());
+  if (!is_shadow_) {
+    statistics_.on_comm_end(RuntimeStatistics::Clock::now());
+  }
   receive_status();
   if (is_any_problem() || is_problem_elsewhere()) {
     has_agreed_error_ = true;

@@ -294,6 +294,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   }
 
   void reset();
+  void drop_failed_backward();
   void clear();
   bool may_be_missing(const Parameter& parameter) const;
   double divisor(const GradientBucket& bucket) const;

@@ -1,5 +1,6 @@
 // Reductions in which some replicas have no inputs. See Note [Shadowing ranks]
 // in join/ddp_join.cpp.
+#include <exception>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
@@ -44,12 +45,20 @@ void Reducer::shadow_backward(const std::function<void()>& meanwhile) {
     clear();
     is_shadow_ = false;
   });
+  if (!join_) {
+    drop_failed_backward();
+  }
   is_shadow_ = true;
   is_join_begun_ = true;
+  std::exception_ptr error;
   if (has_buckets_) {
     copy_accumulated_to_bucket();
     reduce_all();
-    meanwhile();
+    try {
+      meanwhile();
+    } catch (...) { // The others reduce with this rank all the same.
+      error = std::current_exception();
+    }
   } else {
     // The others make buckets once their gradients have come.
     meanwhile();
@@ -59,6 +68,9 @@ void Reducer::shadow_backward(const std::function<void()>& meanwhile) {
     launch_remaining();
   }
   finish_backward();
+  if (error) {
+    std::rethrow_exception(error);
+  }
 }
 
 void Reducer::copy_accumulated_to_bucket() {
@@ -72,7 +84,7 @@ void Reducer::copy_accumulated_to_bucket() {
     set_gradient(parameter, at::Tensor());
     if (parameter.bucket) {
       buckets_[*parameter.bucket].fill_with_zeros(parameter.slot);
-    } else if (!join_) {
+    } else if (!join_ && parameter.is_used_anywhere) {
       set_gradient(parameter, at::zeros_like(parameter.state.tensor));
     }
   }

@@ -300,13 +300,13 @@ void distribute_module(
     hooks.distributed = true;
     // The hooks live in the module, so the module outlives them.
     if (input_fn) {
-      hooks.before.push_back(
+      hooks.before.emplace_back(
           [&module, mesh, input_fn](std::vector<at::Tensor>& inputs) {
             inputs = input_fn(module, std::move(inputs), mesh);
           });
     }
     if (output_fn) {
-      hooks.after.push_back(
+      hooks.after.emplace_back(
           [&module, mesh, output_fn](const at::Tensor& output) {
             return output_fn(module, output, mesh);
           });

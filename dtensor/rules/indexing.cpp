@@ -91,7 +91,6 @@ struct Indexing {
     const bool beside =
         indexed_.empty() ||
         *indexed_.rbegin() - first + 1 == static_cast<int64_t>(indexed_.size());
-    std::string names;
     for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
       if (indexed_.contains(d)) {
         self[d] = '.';

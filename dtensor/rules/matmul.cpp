@@ -2,6 +2,7 @@
 // dim of both (the result is then a Partial sum); batch dims as they are.
 
 #include <algorithm>
+#include <ranges>
 #include <set>
 
 #include "dtensor/rules/named_dims.h"
@@ -238,8 +239,8 @@ struct Trilinear {
     }
     for (size_t i = 0; i < 3; ++i) {
       auto own = rules::broadcast_dims(expanded[i], whole, names);
-      for (auto it = added[i].rbegin(); it != added[i].rend(); ++it) {
-        own.erase(*it, 1);
+      for (const auto dim : added[i] | std::views::reverse) {
+        own.erase(dim, 1);
       }
       inputs.push_back(own);
     }

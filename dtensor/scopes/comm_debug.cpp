@@ -107,7 +107,11 @@ std::string current_module() {
 }
 
 ModuleScope::ModuleScope(const std::string& module) {
-  if (!module.empty() && (context_ = current_context())) {
+  if (module.empty()) {
+    return;
+  }
+  context_ = current_context();
+  if (context_) {
     const std::lock_guard lock(context_->mutex);
     context_->modules.push_back(module);
   }

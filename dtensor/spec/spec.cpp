@@ -7,7 +7,9 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <ranges>
 #include <set>
+#include <utility>
 
 #include "mesh/error/error.h"
 
@@ -159,7 +161,7 @@ DTensorSpec DTensorSpec::with(const Placements& placements) const {
 
 DTensorSpec DTensorSpec::with(int64_t mesh_dim, Placement placement) const {
   Placements changed = placements();
-  changed.at(mesh_dim) = placement;
+  changed.at(mesh_dim) = std::move(placement);
   return with(changed);
 }
 
@@ -450,9 +452,9 @@ std::vector<int64_t> dense_strides(
   });
   std::vector<int64_t> dense(sizes.size());
   int64_t stride = 1;
-  for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    dense[*it] = stride;
-    stride *= std::max<int64_t>(sizes[*it], 1);
+  for (const size_t dim : order | std::views::reverse) {
+    dense[dim] = stride;
+    stride *= std::max<int64_t>(sizes[dim], 1);
   }
   return dense;
 }

@@ -29,12 +29,12 @@ using MutableRow = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
 #if defined(__x86_64__)
 #define WEFT_F16C __attribute__((target("f16c")))
 // Every processor with AVX2 has it, and clang 16 cannot ask for it by name.
-bool has_f16c() {
+bool can_use_f16c() {
   return __builtin_cpu_supports("avx2") != 0;
 }
 #else
 #define WEFT_F16C
-bool has_f16c() {
+bool can_use_f16c() {
   return true;
 }
 #endif
@@ -69,7 +69,7 @@ WEFT_F16C void narrow_at_once(const float* from, int64_t count, c10::Half* to) {
 }
 
 void widen(const c10::Half* from, int64_t count, float* to) {
-  if (has_f16c()) {
+  if (can_use_f16c()) {
     widen_at_once(from, count, to);
   } else {
     std::copy_n(from, count, to);
@@ -77,7 +77,7 @@ void widen(const c10::Half* from, int64_t count, float* to) {
 }
 
 void narrow(const float* from, int64_t count, c10::Half* to) {
-  if (has_f16c()) {
+  if (can_use_f16c()) {
     narrow_at_once(from, count, to);
   } else {
     std::copy_n(from, count, to);

@@ -126,6 +126,8 @@ struct Record {
   /// The samples whose gradients a group had given away when it ended.
   std::map<int64_t, std::pair<int64_t, int64_t>> given_away;
   std::map<GroupId, int64_t> epochs;
+  /// How often a rank computed nothing while it got the state.
+  std::atomic<int> without_inputs = 0;
   /// What the first rank of each group was told of the groups.
   std::map<GroupId, std::vector<Quorum>> quorums;
 };
@@ -190,6 +192,7 @@ void train(
       throw Lost();
     }
     if (is_warm && !step.counts()) {
+      ++record.without_inputs;
       ddp->reduce_without_inputs([&] { step.wait_for_transfer(); });
     } else {
       loss_of(
@@ -416,6 +419,7 @@ void lose_a_group(
   EXPECT_EQ(std::ssize(record.weights), returns ? 3 : 2);
   EXPECT_FALSE(record.weights.contains(lost));
   expect_equal_ends(record);
+  EXPECT_EQ(record.without_inputs > 0, groups.are_warm);
   const auto survivor = GroupId{lost == 1 ? 2U : 1U};
   const auto number = static_cast<int64_t>(lost - 1) * groups.ranks;
   expect_quorums(record.quorums[survivor], number, point, returns);
@@ -497,6 +501,7 @@ void lose_a_group_in_a_transfer(
   EXPECT_EQ(std::ssize(record.weights), lost == kNewcomer ? 3 : 2);
   EXPECT_TRUE(record.weights.contains(last_life));
   expect_equal_ends(record);
+  EXPECT_EQ(record.without_inputs > 0, groups.are_warm);
 }
 
 TEST(Manager, AGroupThatSendsOrGetsTheStateCanBeLost) {

@@ -23,7 +23,6 @@ using std::chrono::milliseconds;
 // peer may need this core.
 constexpr microseconds kSpin{100};
 constexpr microseconds kShortSpin{2};
-std::atomic<int64_t> extra_threads = 0;
 // How long to sleep, and how often to see whether the peers still live.
 constexpr milliseconds kSleep{100};
 // How often the progress thread looks: with cores to spare, and without.
@@ -31,6 +30,9 @@ constexpr microseconds kEager{100};
 constexpr milliseconds kSeldom{5};
 // After so many looks without work it waits to be called.
 constexpr int kIdlePolls = 100;
+
+// Those of this process.
+std::atomic<int64_t> extra_threads = 0;
 
 void pause() {
 #if defined(__x86_64__)

@@ -1,4 +1,7 @@
 // Reductions in which a replica takes part without forward and backward.
+#include <algorithm>
+#include <stdexcept>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -104,7 +107,99 @@ TEST_P(WithoutInputs, AddsWhatWasAccumulatedUnderNoSync) {
   });
 }
 
-/// A module with a buffer, and with batch norm over the replicas.
+TEST_P(WithoutInputs, WhatNobodyUsesIsLeftAlone) {
+  struct WithSpare : Mlp {
+    WithSpare() : spare(register_parameter("spare", at::ones({3}))) {}
+    at::Tensor spare;
+  };
+  run_ranks(GetParam(), [&](RankContext& self) {
+    const auto n = self.world_size;
+    const auto x = wave({n * kRows, 6}, 0.1);
+    auto model = std::make_shared<WithSpare>();
+    DistributedDataParallel ddp(
+        model,
+        self.mesh({n}, {"dp"}),
+        {.find_unused_parameters = true, .static_graph = true});
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      if (step == 2 && self.rank + 1 == n) {
+        ddp.reduce_without_inputs();
+      } else {
+        ddp(part_of(x, self.rank, kRows)).pow(2).mean().backward();
+      }
+      EXPECT_FALSE(model->spare.grad().defined()) << "step " << step;
+    }
+  });
+}
+
+TEST_P(WithoutInputs, AnErrorMeanwhileIsThrownAfterTheReduction) {
+  run_ranks(GetParam(), [&](RankContext& self) {
+    const auto n = self.world_size;
+    const auto x = wave({n * kRows, 6}, 0.1);
+    auto model = std::make_shared<Mlp>();
+    DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
+    const auto compute = [&] {
+      ddp(part_of(x, self.rank, kRows)).pow(2).mean().backward();
+    };
+    compute();
+    model->zero_grad();
+    if (self.rank + 1 < n) {
+      compute();
+    } else {
+      EXPECT_THROW(
+          ddp.reduce_without_inputs([] { throw std::runtime_error("mine"); }),
+          std::runtime_error);
+    }
+    expect_all_close(gradients_of(*model), gradients_alone(x, n - 1, n));
+  });
+}
+
+/// Fails in backward where it is told to.
+struct Failing : torch::autograd::Function<Failing> {
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* /*context*/,
+      const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* /*context*/,
+      torch::autograd::variable_list /*gradients*/) {
+    throw std::runtime_error("backward");
+  }
+};
+
+TEST_P(WithoutInputs, ComesAfterABackwardThatFailedHere) {
+  struct Model : Mlp {
+    at::Tensor forward(const at::Tensor& x) {
+      auto y = at::tanh(a(x));
+      return c(at::tanh(b(fails ? Failing::apply(y) : y)));
+    }
+    bool fails = false;
+  };
+  run_ranks(GetParam(), [&](RankContext& self) {
+    const auto n = self.world_size;
+    const auto x = wave({n * kRows, 6}, 0.1);
+    auto model = std::make_shared<Model>();
+    // One bucket, which a part of a backward does not send.
+    DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
+    const auto compute = [&] {
+      ddp(part_of(x, self.rank, kRows)).pow(2).mean().backward();
+    };
+    compute();
+    model->zero_grad();
+    if (self.rank + 1 < n) {
+      compute();
+    } else {
+      model->fails = true;
+      EXPECT_THROW(compute(), std::runtime_error);
+      model->zero_grad();
+      ddp.reduce_without_inputs();
+    }
+    expect_all_close(gradients_of(*model), gradients_alone(x, n - 1, n));
+  });
+}
+
+/// A module with buffers.
 struct Normed : Mlp {
   Normed() : norm(register_module("norm", torch::nn::BatchNorm1d(6))) {
     to(at::kDouble);
@@ -136,10 +231,23 @@ TEST_P(WithoutInputs, IsRefusedWhereTheOthersWouldWait) {
     DistributedDataParallel searching(
         std::make_shared<Mlp>(), mesh, {.find_unused_parameters = true});
     searching(x).sum().backward();
-    EXPECT_THAT(refused(searching), HasSubstr("with find_unused_parameters"));
     DistributedDataParallel with_buffers(std::make_shared<Normed>(), mesh);
     with_buffers(x).sum().backward();
-    EXPECT_THAT(refused(with_buffers), HasSubstr("broadcast_buffers"));
+    if (n == 1) { // Nobody is waited for.
+      with_buffers.reduce_without_inputs();
+      searching.reduce_without_inputs();
+    } else {
+      EXPECT_THAT(refused(with_buffers), HasSubstr("forward_sync_buffers"));
+      EXPECT_THAT(refused(searching), HasSubstr("with find_unused_parameters"));
+    }
+    auto normed = std::make_shared<torch::nn::SequentialImpl>(
+        torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 2));
+    normed->to(at::kDouble);
+    const auto channel = convert_sync_batchnorm(*normed, mesh);
+    DistributedDataParallel synchronized(
+        normed, mesh, {.forward_sync_buffers = false});
+    synchronized(x).sum().backward();
+    EXPECT_THAT(refused(synchronized), HasSubstr("with SyncBatchNorm"));
   });
 }
 
