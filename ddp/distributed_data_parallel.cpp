@@ -117,7 +117,7 @@ DistributedDataParallelBase::DistributedDataParallelBase(
       "model that trains, or call the module without DistributedDataParallel.");
   const bool is_deferred = find_deferred(parameters_of(*module)) ||
                            find_deferred(buffers_of(*module));
-  state_.reset(new State{
+  state_ = std::make_unique<State>(State{
       .module = std::move(module),
       .dp = dp_mesh,
       .options = options,

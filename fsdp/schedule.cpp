@@ -377,7 +377,8 @@ void Schedule::prefetch_in_forward(const Unit& unit) {
   for (int64_t i = 0;
        i < options_.forward_prefetch && next != last_order_.end();
        ++i) {
-    if (++next != last_order_.end() && state_of(**next).order < 0) {
+    ++next;
+    if (next != last_order_.end() && state_of(**next).order < 0) {
       start_gather(**next);
     }
   }

@@ -10,11 +10,11 @@ at::Tensor
 rotary_frequencies(int64_t head_dim, double theta, const RopeScaling& scaling) {
   const auto exponents = torch::arange(0, head_dim, 2, torch::kFloat) /
                          static_cast<double>(head_dim);
-  const auto plain = torch::pow(theta, exponents).reciprocal();
+  auto plain = torch::pow(theta, exponents).reciprocal();
   if (scaling.type == RopeScaling::Type::kNone) {
     return plain;
   }
-  const auto lowered = plain / scaling.factor;
+  auto lowered = plain / scaling.factor;
   if (scaling.type == RopeScaling::Type::kLinear) {
     return lowered;
   }

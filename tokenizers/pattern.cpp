@@ -301,8 +301,8 @@ std::unique_ptr<Pattern::Code> Pattern::compile(const std::string& translated) {
         translated,
         fmt::format("{} at offset {}", pcre2_message(error), offset));
   }
-  constexpr size_t kFirstStack = 32 * 1024;
-  constexpr size_t kMaxStack = 64 * 1024 * 1024;
+  constexpr size_t kFirstStack = size_t{32} * 1024;
+  constexpr size_t kMaxStack = size_t{64} * 1024 * 1024;
   code->is_jit = pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE) == 0;
   code->match = pcre2_match_data_create(1, nullptr);
   code->context = pcre2_match_context_create(nullptr);

@@ -361,7 +361,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   }
   const auto whole_weight = whole_if_any(weight);
   const auto whole_bias = whole_if_any(bias);
-  const auto output = Normalize::apply(
+  auto output = Normalize::apply(
       local, whole_weight, whole_bias, batch, channel_, options.eps());
   if (!dtensor::is_dtensor(input)) {
     return output;

@@ -1,5 +1,6 @@
 #include "ddp/model_averaging/averagers.h"
 
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -171,10 +172,9 @@ mesh::Communicator* HierarchicalModelAverager::group_at(int64_t step) {
   if (step < warmup_steps_) {
     return nullptr;
   }
-  for (auto each = period_group_.rbegin(); each != period_group_.rend();
-       ++each) {
-    if (step % each->first == 0) {
-      return &each->second;
+  for (auto& [period, group] : period_group_ | std::views::reverse) {
+    if (step % period == 0) {
+      return &group;
     }
   }
   return nullptr;

@@ -27,7 +27,7 @@ at::Tensor sum_now(
     mesh::Communicator group,
     const std::string& name) {
   const at::NoGradGuard no_grad;
-  const auto own = sparse.coalesce();
+  auto own = sparse.coalesce();
   if (group.size() == 1) {
     return own;
   }

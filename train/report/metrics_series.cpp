@@ -188,7 +188,7 @@ class SeriesReader {
     series_.last_loss = number_at(line, "loss").value_or(series_.last_loss);
     ++series_.lines;
     add_eval(point, line);
-    append(std::move(point));
+    append(point);
   }
 
   void note_missing(std::string_view key, int64_t step) {
@@ -222,12 +222,12 @@ class SeriesReader {
     }
   }
 
-  void append(MetricsPoint point) {
+  void append(const MetricsPoint& point) {
     auto& points = series_.points;
     const bool is_full =
         points.empty() || in_last_point_ >= series_.steps_per_point;
     if (is_full) {
-      points.push_back(std::move(point));
+      points.push_back(point);
       in_last_point_ = 1;
     } else {
       join_points(points.back(), point);

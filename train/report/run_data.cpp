@@ -85,7 +85,7 @@ void read_recipe(RunData& run) {
   try {
     const auto root = parse_yaml(*text);
     if (root.kind != YamlNode::Kind::kMap) {
-      run.notes.push_back("recipe.yaml: not a map of keys to values");
+      run.notes.emplace_back("recipe.yaml: not a map of keys to values");
       return;
     }
     flatten(root, "", run);
@@ -180,7 +180,7 @@ RunData read_run(const std::string& folder) {
   run.metrics = MetricsSeries::read(metrics);
   run.notes = run.metrics.notes;
   if (run.metrics.lines == 0) {
-    run.notes.push_back("metrics.jsonl has no step yet");
+    run.notes.emplace_back("metrics.jsonl has no step yet");
   }
   read_recipe(run);
   read_layout(run);

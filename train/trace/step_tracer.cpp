@@ -171,7 +171,7 @@ std::string StepTracer::merge(const std::string& folder) const {
   try {
     write_file(path, text);
   } catch (const mesh::UsageError& error) {
-    problems.push_back(error.what_without_backtrace());
+    problems.emplace_back(error.what_without_backtrace());
   }
   return fmt::format(
       "trace of steps {} to {}: {} ({:.1f} MB; the traces of each rank are in "

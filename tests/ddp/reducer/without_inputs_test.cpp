@@ -107,7 +107,7 @@ TEST_P(WithoutInputs, AddsWhatWasAccumulatedUnderNoSync) {
   });
 }
 
-TEST_P(WithoutInputs, WhatNobodyUsesIsLeftAlone) {
+TEST_P(WithoutInputs, AnUnusedParameterGetsNoGradient) {
   struct WithSpare : Mlp {
     WithSpare() : spare(register_parameter("spare", at::ones({3}))) {}
     at::Tensor spare;
