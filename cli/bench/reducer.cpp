@@ -21,7 +21,7 @@ Sequential make_model(int64_t layers, int64_t width) {
     torch::nn::Linear layer(width, width);
     // Neither activations nor gradients fade away over the layers.
     layer->weight.normal_(0, 1 / std::sqrt(static_cast<double>(width)));
-    model->push_back(std::move(layer));
+    model->push_back(layer);
   }
   return model;
 }

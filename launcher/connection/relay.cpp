@@ -8,7 +8,7 @@
 namespace weft::launcher {
 namespace {
 
-constexpr size_t kChunk = 64 * 1024;
+constexpr size_t kChunk = size_t{64} * 1024;
 
 bool is_transient(int error) {
   return error == EAGAIN || error == EINTR;

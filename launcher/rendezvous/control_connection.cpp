@@ -21,7 +21,7 @@ constexpr size_t kLengthSize = 4;
 constexpr size_t kCodeSize = 32;
 constexpr uint32_t kMaxBytes = 64 * 1024;
 /// What may wait for a peer that does not read.
-constexpr size_t kMaxQueued = 1024 * 1024;
+constexpr size_t kMaxQueued = size_t{1024} * 1024;
 
 } // namespace
 
