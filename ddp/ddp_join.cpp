@@ -59,8 +59,7 @@ DdpJoin::DdpJoin(
   } else if (!by_initial && state.options.reduce_op == mesh::ReduceOp::kAvg) {
     division_ = Division::kEffective;
   }
-  has_buffers_ = syncs_buffers_in_forward(state.options) &&
-                 !select_buffers(*state.module, state.options).empty();
+  has_buffers_ = state.has_synced_buffers();
   channels_ = sync_batch_norm_groups(*state.module);
   set_announcing(true);
 }
@@ -74,9 +73,8 @@ mesh::Communicator& DdpJoin::replicas() const {
 }
 
 bool DdpJoin::has_events() const {
-  const auto& options = state_.options;
   return has_buffers_ || !channels_.empty() ||
-         (options.find_unused_parameters && !options.static_graph);
+         finds_unused_in_each_step(state_.options);
 }
 
 void DdpJoin::set_announcing(bool announces) {

@@ -202,6 +202,11 @@ bool DistributedDataParallelBase::State::is_training_forward() const {
   return module->is_training() && at::GradMode::is_enabled();
 }
 
+bool DistributedDataParallelBase::State::has_synced_buffers() const {
+  return syncs_buffers_in_forward(options) &&
+         !select_buffers(*module, options).empty();
+}
+
 bool DistributedDataParallelBase::State::syncs_buffers() const {
   return is_training_forward() && require_forward_param_sync && dp.size() > 1 &&
          syncs_buffers_in_forward(options);

@@ -60,6 +60,8 @@ struct DistributedDataParallelBase::State {
   void start(const ParameterSelection& selection);
   c10::Device device() const;
   bool is_training_forward() const;
+  /// Whether forward synchronizes buffers, where there are several replicas.
+  bool has_synced_buffers() const;
   bool syncs_buffers() const;
   void sync_buffers_at(BufferCommHookLocation location) const;
   /// Synchronizes the buffers with those of the replica `root`, unless a hook

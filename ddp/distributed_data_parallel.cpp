@@ -465,13 +465,11 @@ void DistributedDataParallelBase::reduce_without_inputs(
       "call out.");
   refuse(*state.paused > 0, "under no_sync(), where nothing is reduced.");
   refuse(
-      has_others && state.options.find_unused_parameters &&
-          !state.options.static_graph,
+      has_others && finds_unused_in_each_step(state.options),
       "with find_unused_parameters, because the forward of the other replicas "
       "communicates. Use a Join.");
   refuse(
-      has_others && syncs_buffers_in_forward(state.options) &&
-          !select_buffers(*state.module, state.options).empty(),
+      has_others && state.has_synced_buffers(),
       "for a module with buffers that forward synchronizes. Set "
       "forward_sync_buffers to false, or use a Join.");
   refuse(

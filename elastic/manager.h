@@ -84,9 +84,8 @@ class Step {
   std::pair<int64_t, int64_t> share(int64_t count) const;
 
   /// Blocks until the state that this group sends, or gets, during the step has
-  /// arrived.
-  /// From then on registered state may change for a while, such as weights that
-  /// are exchanged for their averages.
+  /// arrived. From then on registered state may change for a while, such as
+  /// weights that are exchanged for their averages.
   void wait_for_transfer();
   /// Ends the step. Returns true if the gradients are complete and every group
   /// applies them, on all its ranks; then apply them once. Returns false if a

@@ -90,7 +90,7 @@ void StateTransfer::load() {
     return;
   }
   const at::NoGradGuard no_grad;
-  for (auto& [local, message] : received_) {
+  for (const auto& [local, message] : received_) {
     take_content(local, message);
   }
   received_.clear();

@@ -133,8 +133,8 @@ double Trainer::all_reduce_scalar(
   }
   if (!manager_) {
     should_stop_ = total[1].item<double>() > 0;
-  } else if (in_step_ != nullptr) { // The groups decide together. One has to
-                                    // save.
+  } else if (in_step_ != nullptr) {
+    // The groups decide together. One has to save.
     const bool all_leave = total[3].item<double>() >= double(groups_);
     should_stop_ = total[1].item<double>() > 0 || all_leave;
     if (leaves && !should_stop_) {

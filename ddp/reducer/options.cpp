@@ -32,6 +32,10 @@ bool syncs_buffers_in_forward(const DistributedDataParallelOptions& options) {
       options.broadcast_buffers.value_or(true));
 }
 
+bool finds_unused_in_each_step(const DistributedDataParallelOptions& options) {
+  return options.find_unused_parameters && !options.static_graph;
+}
+
 std::vector<std::string> describe_options(
     const DistributedDataParallelOptions& options) {
   std::vector<std::string> lines;

@@ -131,6 +131,10 @@ struct DistributedDataParallelOptions {
 /// Returns forward_sync_buffers under either name.
 bool syncs_buffers_in_forward(const DistributedDataParallelOptions& options);
 
+/// Returns true if unused parameters are searched for in each step: not with a
+/// static graph, where the first one is enough.
+bool finds_unused_in_each_step(const DistributedDataParallelOptions& options);
+
 /// Formats the options that must be equal on all replicas, one line each, for
 /// messages.
 std::vector<std::string> describe_options(

@@ -295,7 +295,7 @@ void Reducer::send_status() {
   status_work_ =
       dp_.group(int64_t{0})
           .all_reduce(status_, mesh::ReduceOp::kSum, "ddp used parameters");
-  if (config_.options.find_unused_parameters && !config_.options.static_graph) {
+  if (finds_unused_in_each_step(config_.options)) {
     send_use_in_groups();
   }
 }
@@ -317,8 +317,7 @@ void Reducer::send_use_in_groups() {
 }
 
 void Reducer::receive_status() {
-  const bool is_dynamic =
-      config_.options.find_unused_parameters && !config_.options.static_graph;
+  const bool is_dynamic = finds_unused_in_each_step(config_.options);
   if (status_work_) {
     std::exchange(status_work_, std::nullopt)->wait();
     if (status_.is_meta()) {

@@ -113,6 +113,15 @@ class ElasticRecipeTest : public ProcessTest {
     return result;
   }
 
+  /// Waits for `text` in the run's stderr.
+  static void expect_error(Process& run, const std::string& text) {
+    for (int i = 0; i < 500 && run.error().find(text) == std::string::npos;
+         ++i) {
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+    EXPECT_THAT(run.error(), HasSubstr(text));
+  }
+
   /// Whether the other groups wait for that worker: it sends heartbeats.
   static bool is_joining(pid_t worker) {
     const auto folder = fs::path("/proc") / std::to_string(worker) / "task";
@@ -264,12 +273,7 @@ TEST_F(ElasticRecipeTest, AGroupWithAnotherRecipeIsRefusedAndTheOthersGoOn) {
     write("tiny.yaml", std::string(kRecipe) + edited + "\n");
     kill(worker(run.pid(), output + "/checkpoints", false), SIGKILL);
     ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, output, 2));
-    for (int i = 0; i < 500 && run.error().find("The other groups go on") ==
-                                   std::string::npos;
-         ++i) {
-      std::this_thread::sleep_for(milliseconds(20));
-    }
-    EXPECT_THAT(run.error(), HasSubstr("The other groups go on"));
+    expect_error(run, "The other groups go on");
     EXPECT_THAT(run.error(), HasSubstr(key));
     ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, output, 2));
     run.send(SIGTERM);
@@ -322,12 +326,8 @@ TEST_F(ElasticRecipeTest, AGroupWithoutAStateEndsAsPreemptedWhenItIsStopped) {
   }
   ASSERT_GT(waiting, 0) << run.error();
   kill(waiting, SIGTERM);
-  for (int i = 0; i < 500 && run.error().find("exit code") == std::string::npos;
-       ++i) {
-    std::this_thread::sleep_for(milliseconds(20));
-  }
-  EXPECT_THAT(run.error(), HasSubstr("too few replica groups are there"));
-  EXPECT_THAT(run.error(), HasSubstr("exit code 143"));
+  expect_error(run, "exit code 143");
+  expect_error(run, "too few replica groups are there");
   kill(late, SIGCONT);
   run.send(SIGTERM);
   EXPECT_EQ(run.wait(), 128 + SIGTERM) << run.error();

@@ -23,17 +23,6 @@ namespace weft::mesh {
 // nobody waits for: often where there are cores to spare, so that collectives
 // and arithmetic overlap; seldom where it would take the ranks' own.
 
-/// While it lives, a thread of this process works beside those of the ranks:
-/// where the cores are too few for one more, threads that wait for a peer leave
-/// theirs at once.
-class ExtraThread {
- public:
-  ExtraThread();
-  ~ExtraThread();
-  ExtraThread(const ExtraThread&) = delete;
-  ExtraThread& operator=(const ExtraThread&) = delete;
-};
-
 /// The running operations of one rank in all its shared memory groups.
 /// Thread-safe.
 class ShmProgress {
@@ -96,6 +85,17 @@ class ShmProgress {
   bool is_progress_thread_idle_ = false;
   bool is_over_ = false;
   std::condition_variable progress_needed_;
+};
+
+/// While it lives, a thread of this process works beside those of the ranks:
+/// where the cores are too few for one more, threads that wait for a peer leave
+/// theirs at once.
+class ExtraThread {
+ public:
+  ExtraThread();
+  ~ExtraThread();
+  ExtraThread(const ExtraThread&) = delete;
+  ExtraThread& operator=(const ExtraThread&) = delete;
 };
 
 } // namespace weft::mesh

@@ -46,64 +46,78 @@ std::vector<at::Tensor> gradients_alone(
   return gradients_of(model);
 }
 
+/// A replica that has run one backward, and its part of the batch of all.
+template <class M>
+struct Replica {
+  Replica(
+      const RankContext& self,
+      const mesh::DeviceMesh& mesh,
+      const DistributedDataParallelOptions& options = {})
+      : rank(self.rank),
+        replicas(self.world_size),
+        batch(wave({replicas * kRows, 6}, 0.1)),
+        ddp(model, mesh, options) {
+    compute();
+  }
+
+  void compute() { ddp(part_of(batch, rank, kRows)).pow(2).mean().backward(); }
+  bool is_last() const { return rank + 1 == replicas; }
+  void expect_gradients(int64_t with_inputs) const {
+    expect_all_close(
+        gradients_of(*model), gradients_alone(batch, with_inputs, replicas));
+  }
+
+  int64_t rank;
+  int64_t replicas;
+  at::Tensor batch;
+  std::shared_ptr<M> model = std::make_shared<M>();
+  DistributedDataParallel<M> ddp;
+};
+
 TEST_P(WithoutInputs, AReplicaAddsZerosAndGetsTheResult) {
   for (const bool as_view : {true, false}) {
     for (const bool set_to_none : {true, false}) {
       run_ranks(GetParam(), [&](RankContext& self) {
         const auto n = self.world_size;
-        const auto x = wave({n * kRows, 6}, 0.1);
-        auto model = std::make_shared<Mlp>();
-        DistributedDataParallel ddp(
-            model,
+        Replica<Mlp> own(
+            self,
             self.mesh({n}, {"dp"}),
             {.bucket_cap_mb = 5e-4, .gradient_as_bucket_view = as_view});
-        const auto compute = [&] {
-          ddp(part_of(x, self.rank, kRows)).pow(2).mean().backward();
-        };
-        compute();
-        for (int step = 0; step < 3;
-             ++step) { // The last rank, the one before..
+        // One more replica is without inputs in each step.
+        for (int step = 0; step < 3; ++step) {
           const auto with_inputs = std::max<int64_t>(n - 1 - step, 0);
-          model->zero_grad(set_to_none);
+          own.model->zero_grad(set_to_none);
           int times = 0;
           if (self.rank < with_inputs) {
-            compute();
+            own.compute();
           } else {
-            ddp.reduce_without_inputs([&] { ++times; });
+            own.ddp.reduce_without_inputs([&] { ++times; });
           }
           EXPECT_EQ(times, self.rank < with_inputs ? 0 : 1);
-          expect_all_close(
-              gradients_of(*model), gradients_alone(x, with_inputs, n));
+          own.expect_gradients(with_inputs);
         }
-        model->zero_grad(set_to_none);
-        compute();
-        expect_all_close(gradients_of(*model), gradients_alone(x, n, n));
+        own.model->zero_grad(set_to_none);
+        own.compute();
+        own.expect_gradients(n);
       });
     }
   }
 }
 
 TEST_P(WithoutInputs, AddsWhatWasAccumulatedUnderNoSync) {
-  run_ranks(GetParam(), [&](RankContext& self) {
-    const auto n = self.world_size;
-    const auto x = wave({n * kRows, 6}, 0.1);
-    auto model = std::make_shared<Mlp>();
-    DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
-    const auto compute = [&] {
-      ddp(part_of(x, self.rank, kRows)).pow(2).mean().backward();
-    };
-    compute();
-    model->zero_grad();
-    if (self.rank + 1 < n) {
-      compute();
-    } else {
+  run_ranks(GetParam(), [](RankContext& self) {
+    Replica<Mlp> own(self, self.mesh({self.world_size}, {"dp"}));
+    own.model->zero_grad();
+    if (own.is_last()) {
       {
-        const auto guard = ddp.no_sync();
-        compute();
+        const auto guard = own.ddp.no_sync();
+        own.compute();
       }
-      ddp.reduce_without_inputs();
+      own.ddp.reduce_without_inputs();
+    } else {
+      own.compute();
     }
-    expect_all_close(gradients_of(*model), gradients_alone(x, n, n));
+    own.expect_gradients(own.replicas);
   });
 }
 
@@ -112,45 +126,37 @@ TEST_P(WithoutInputs, AnUnusedParameterGetsNoGradient) {
     WithSpare() : spare(register_parameter("spare", at::ones({3}))) {}
     at::Tensor spare;
   };
-  run_ranks(GetParam(), [&](RankContext& self) {
-    const auto n = self.world_size;
-    const auto x = wave({n * kRows, 6}, 0.1);
-    auto model = std::make_shared<WithSpare>();
-    DistributedDataParallel ddp(
-        model,
-        self.mesh({n}, {"dp"}),
+  run_ranks(GetParam(), [](RankContext& self) {
+    Replica<WithSpare> own(
+        self,
+        self.mesh({self.world_size}, {"dp"}),
         {.find_unused_parameters = true, .static_graph = true});
     for (int step = 0; step < 3; ++step) {
-      model->zero_grad();
-      if (step == 2 && self.rank + 1 == n) {
-        ddp.reduce_without_inputs();
+      EXPECT_FALSE(own.model->spare.grad().defined()) << "step " << step;
+      own.model->zero_grad();
+      if (step == 1 && own.is_last()) {
+        own.ddp.reduce_without_inputs();
       } else {
-        ddp(part_of(x, self.rank, kRows)).pow(2).mean().backward();
+        own.compute();
       }
-      EXPECT_FALSE(model->spare.grad().defined()) << "step " << step;
     }
+    EXPECT_FALSE(own.model->spare.grad().defined());
   });
 }
 
 TEST_P(WithoutInputs, AnErrorMeanwhileIsThrownAfterTheReduction) {
-  run_ranks(GetParam(), [&](RankContext& self) {
-    const auto n = self.world_size;
-    const auto x = wave({n * kRows, 6}, 0.1);
-    auto model = std::make_shared<Mlp>();
-    DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
-    const auto compute = [&] {
-      ddp(part_of(x, self.rank, kRows)).pow(2).mean().backward();
-    };
-    compute();
-    model->zero_grad();
-    if (self.rank + 1 < n) {
-      compute();
-    } else {
+  run_ranks(GetParam(), [](RankContext& self) {
+    Replica<Mlp> own(self, self.mesh({self.world_size}, {"dp"}));
+    own.model->zero_grad();
+    if (own.is_last()) {
       EXPECT_THROW(
-          ddp.reduce_without_inputs([] { throw std::runtime_error("mine"); }),
+          own.ddp.reduce_without_inputs(
+              [] { throw std::runtime_error("mine"); }),
           std::runtime_error);
+    } else {
+      own.compute();
     }
-    expect_all_close(gradients_of(*model), gradients_alone(x, n - 1, n));
+    own.expect_gradients(own.replicas - 1);
   });
 }
 
@@ -176,26 +182,19 @@ TEST_P(WithoutInputs, ComesAfterABackwardThatFailedHere) {
     }
     bool fails = false;
   };
-  run_ranks(GetParam(), [&](RankContext& self) {
-    const auto n = self.world_size;
-    const auto x = wave({n * kRows, 6}, 0.1);
-    auto model = std::make_shared<Model>();
+  run_ranks(GetParam(), [](RankContext& self) {
     // One bucket, which a part of a backward does not send.
-    DistributedDataParallel ddp(model, self.mesh({n}, {"dp"}));
-    const auto compute = [&] {
-      ddp(part_of(x, self.rank, kRows)).pow(2).mean().backward();
-    };
-    compute();
-    model->zero_grad();
-    if (self.rank + 1 < n) {
-      compute();
+    Replica<Model> own(self, self.mesh({self.world_size}, {"dp"}));
+    own.model->zero_grad();
+    if (own.is_last()) {
+      own.model->fails = true;
+      EXPECT_THROW(own.compute(), std::runtime_error);
+      own.model->zero_grad();
+      own.ddp.reduce_without_inputs();
     } else {
-      model->fails = true;
-      EXPECT_THROW(compute(), std::runtime_error);
-      model->zero_grad();
-      ddp.reduce_without_inputs();
+      own.compute();
     }
-    expect_all_close(gradients_of(*model), gradients_alone(x, n - 1, n));
+    own.expect_gradients(own.replicas - 1);
   });
 }
 
