@@ -1,6 +1,5 @@
 #include "cli/main.h"
 
-#include <malloc.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,6 +14,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "base/memory_allocator.h"
 #include "base/prepare_process.h"
 #include "cli/failure.h"
 #include "cli/program.h"
@@ -26,16 +26,6 @@
 
 namespace weft::recipes::cli {
 namespace {
-
-// A training step frees its activations and asks for as much again. By default
-// glibc gives large blocks back to the kernel each time, which then zeroes new
-// pages for every step (5 to 8 % of the step of a small model). Keep them.
-void keep_freed_memory() {
-  constexpr int kMebibyte = 1 << 20;
-  mallopt(M_MMAP_THRESHOLD, 32 * kMebibyte); // the largest that glibc takes
-  mallopt(M_TRIM_THRESHOLD, 1024 * kMebibyte);
-  mallopt(M_TOP_PAD, 64 * kMebibyte);
-}
 
 // oneDNN and libtorch's cache in front of it keep what they compiled for 1,024
 // shapes of products each, up to 0.6 MB a shape. A model has some dozens; only
@@ -117,7 +107,7 @@ int main(int argc, char** argv, ModelTypes models) {
   use_numbers_of_c_locale();
   mesh::install_crash_handler();
   mesh::install_stack_signal();
-  keep_freed_memory();
+  base::keep_freed_memory();
   keep_fewer_products();
   Program program(
       "Trains transformers with data parallelism and tensor parallelism.",

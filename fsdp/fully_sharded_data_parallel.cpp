@@ -1,7 +1,5 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 
-#include <malloc.h>
-
 #include <algorithm>
 #include <exception>
 #include <map>
@@ -9,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/memory_allocator.h"
 #include "data_parallel/parameters/module_state.h"
 #include "dtensor/tensor/deferred_state.h"
 #include "dtensor/tensor/dtensor.h"
@@ -26,14 +25,6 @@ constexpr const char* kOutermost = "the model";
 
 mesh::ErrorContext context(const mesh::DeviceMesh& dp) {
   return {dp.describe_rank()};
-}
-
-// What parameters had before they moved into their units' messages is as much
-// as they have now, in holes that the C library keeps.
-void return_freed_memory() {
-#ifdef __GLIBC__
-  malloc_trim(0);
-#endif
 }
 
 // The group of `size` adjacent ranks of the dim that shards: a dim of the root
@@ -336,7 +327,9 @@ void FullyShardedDataParallelBase::synchronize_parameters() {
     // Units outlive the scope of a first forward that only infers.
     const c10::InferenceMode normal(/*enabled=*/false);
     state_->schedule = state_->make_schedule();
-    return_freed_memory();
+    // What parameters had before they moved into their units' messages is as
+    // much as they have now, in holes that the allocator keeps.
+    base::release_freed_memory();
   }
 }
 

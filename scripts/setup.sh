@@ -66,9 +66,30 @@ compiler_packages() {
   fi
 }
 
+# Prints the version of a package that the distribution has, or nothing.
+candidate() {
+  apt-cache policy "$1" 2>/dev/null |
+    awk '$1 == "Candidate:" && $2 != "(none)" {print $2}'
+}
+
+# Prints the package of the allocator for `weft`, or nothing where it is
+# installed or the distribution has none.
+allocator_packages() {
+  local package
+  ! PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null |
+    grep -q 'libtcmalloc_minimal\.so\.4' || return 0
+  for package in libtcmalloc-minimal4 libtcmalloc-minimal4t64; do
+    if [[ -n $(candidate "$package") ]]; then
+      echo "$package"
+      return
+    fi
+  done
+}
+
 # Prints the packages that are missing.
 missing_packages() {
   compiler_packages
+  allocator_packages
   command -v ninja >/dev/null || echo ninja-build
   command -v ccache >/dev/null || echo ccache
   cmake_is_new_enough || echo cmake
@@ -90,11 +111,9 @@ not_installed() {
 
 # Whether Debian's cmake would do; unknown (no package lists yet) counts as yes.
 apt_cmake_is_new_enough() {
-  local candidate
-  candidate=$(apt-cache policy cmake 2>/dev/null |
-                awk '$1 == "Candidate:" {print $2}')
-  [[ -z $candidate || $candidate == "(none)" ]] ||
-    dpkg --compare-versions "$candidate" ge "$CMAKE_MINIMUM"
+  local version
+  version=$(candidate cmake)
+  [[ -z $version ]] || dpkg --compare-versions "$version" ge "$CMAKE_MINIMUM"
 }
 
 # Leaves cmake to pip where the distribution's is too old.
@@ -108,20 +127,20 @@ without_old_cmake() {
   done
 }
 
-# Of the packages on standard input those that must be there: g++ does, too.
-without_clang_beside_gcc() {
-  if command -v g++ >/dev/null; then
-    grep -vE '^(clang|lld)-' || true
-  else
-    cat
-  fi
+# Of the packages on standard input those that must be there: g++ does, too, and
+# the C library's allocator.
+required_ones() {
+  local optional='^libtcmalloc-'
+  ! command -v g++ >/dev/null || optional='^(clang|lld|libtcmalloc)-'
+  grep -vE "$optional" || true
 }
 
 install_packages() {
   if ! command -v dpkg-query >/dev/null; then
     say "not a Debian system: clang or g++, cmake >= $CMAKE_MINIMUM, ninja, yaml-cpp," \
       "CLI11, nlohmann-json, fmt, xxHash, OpenSSL, zlib, SentencePiece," \
-      "PCRE2 and GoogleTest are expected to be installed"
+      "PCRE2 and GoogleTest are expected to be installed; tcmalloc is taken if" \
+      "it is there"
     return
   fi
   local missing
@@ -134,7 +153,7 @@ install_packages() {
       as_root=(sudo -n)
     else
       mapfile -t missing < <(without_old_cmake "${missing[@]}" |
-                               without_clang_beside_gcc)
+                               required_ones)
       ((${#missing[@]})) || return 0
       say "Debian packages are missing. Run this, then the same make again:" >&2
       printf '\n  sudo sh -c "apt-get update && apt-get install -y %s"\n\n' \

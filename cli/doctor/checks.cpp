@@ -24,6 +24,7 @@
 
 #include <fmt/format.h>
 
+#include "base/memory_allocator.h"
 #include "base/usable_cores.h"
 #include "matmul/library.h"
 #include "mesh/device/device.h"
@@ -145,10 +146,11 @@ Check memory() {
   Check check{
       "memory",
       fmt::format(
-          "{} MiB, {} MiB of it available; cgroup limit {}",
+          "{} MiB, {} MiB of it available; cgroup limit {}; allocator {}",
           all / kMebibyte,
           available / kMebibyte,
-          limit ? fmt::format("{} MiB", *limit / kMebibyte) : "none"),
+          limit ? fmt::format("{} MiB", *limit / kMebibyte) : "none",
+          base::memory_allocator()),
       ""};
   if (std::min(available, limit.value_or(available)) < kMinMemory) {
     check.problem = fmt::format(

@@ -74,6 +74,17 @@ TEST_F(DoctorCommandTest, SaysWhatThisHostHas) {
   EXPECT_THAT(run.output(), Not(HasSubstr("PROBLEM")));
 }
 
+TEST_F(DoctorCommandTest, NamesTheAllocatorAndAUsersOwnGoesFirst) {
+  Process run({WEFT_WEFT, "doctor"}, folder_);
+  ASSERT_EQ(run.wait(), 0) << run.error();
+  EXPECT_THAT(run.output(), HasSubstr("; allocator " WEFT_ALLOCATOR));
+
+  Process other(
+      {"/usr/bin/env", "LD_PRELOAD=libc.so.6", WEFT_WEFT, "doctor"}, folder_);
+  ASSERT_EQ(other.wait(), 0) << other.error();
+  EXPECT_THAT(other.output(), HasSubstr("; allocator libc.so.6"));
+}
+
 TEST_F(DoctorCommandTest, NamesWhatWouldNotWork) {
   Process run(
       {"/bin/sh", "-c", "ulimit -n 100; exec \"$0\" doctor --json", WEFT_WEFT},

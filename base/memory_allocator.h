@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+// The C library's allocator, or the one that is loaded in its place. Needs no
+// libtorch.
+
+namespace weft::base {
+
+/// Returns the file name of the library whose malloc() this process uses:
+/// "libc.so.6", "libtcmalloc_minimal.so.4", "libjemalloc.so.2".
+std::string memory_allocator();
+
+/// Makes memory that is freed stay in the process for its next allocations, for
+/// programs that free and allocate the same blocks in each training step.
+/// Changes glibc's allocator, which otherwise gives blocks of 128 KiB or more
+/// back to the kernel, and still does for blocks of 32 MiB or more. Others keep
+/// them anyway. Called by cli::main().
+void keep_freed_memory();
+
+/// Gives freed memory back to the kernel, which takes milliseconds. Does
+/// nothing for allocators other than glibc's and tcmalloc.
+void release_freed_memory();
+
+} // namespace weft::base
