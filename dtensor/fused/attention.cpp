@@ -20,8 +20,8 @@
 // libtorch's attention on the CPU multiplies blocks of 32 queries of one head:
 // thousands of small products a layer, at a third of the processor's speed in
 // float32, and in bfloat16 with a call of oneDNN each, whose 9 us are longer
-// than the product. Here a block is of many queries of several heads of a
-// sample, as large as kScratch allows: a product of batches for the scores, a
+// than the product. Here a block is of many queries of several heads,
+// as large as kScratch allows: a product of batches for the scores, a
 // pass over their rows, a product with the values. As there, backward computes
 // the scores again from the logarithm of each row's sum, so that memory does
 // not grow with the square of the length, and a block of a causal attention
@@ -101,18 +101,23 @@ at::Tensor sum_of_groups(const at::Tensor& grad, const at::Tensor& tensor) {
                    .to(tensor.scalar_type());
 }
 
-// Heads of one sample, whose tensors are worked on as contiguous [heads, L, D]
-// of float32.
+// Some heads of one sample, or all heads of several samples.
 struct HeadRange {
   int64_t sample;
-  int64_t first;
-  int64_t count;
+  int64_t samples;
+  int64_t head;
+  int64_t heads;
 
+  int64_t count() const { return samples * heads; }
   at::Tensor of(const at::Tensor& tensor_BHLD) const {
-    return tensor_BHLD.select(0, sample).narrow(0, first, count);
+    return tensor_BHLD.narrow(0, sample, samples).narrow(1, head, heads);
   }
+  /// What is worked on: contiguous [count, L, D] of float32.
   at::Tensor read(const at::Tensor& tensor_BHLD) const {
-    return of(tensor_BHLD).to(at::kFloat).contiguous();
+    return of(tensor_BHLD).to(at::kFloat).contiguous().flatten(0, 1);
+  }
+  void write(const at::Tensor& from, const at::Tensor& tensor_BHLD) const {
+    of(tensor_BHLD).copy_(from.unflatten(0, {samples, heads}));
   }
 };
 
@@ -144,18 +149,24 @@ class Blocks {
         keys_(keys),
         is_causal_(is_causal),
         block_(std::min(kQueries, queries_)),
-        range_(std::clamp<int64_t>(kScratch / (block_ * keys), 1, heads_)) {}
+        range_(std::max<int64_t>(kScratch / (block_ * keys), 1)) {}
 
   /// Memory for the scores of any block.
   at::Tensor make_scratch(const at::Tensor& like) const {
     return at::empty(
-        {range_ * block_ * keys_}, like.options().dtype(at::kFloat));
+        {std::min(range_, samples_ * heads_) * block_ * keys_},
+        like.options().dtype(at::kFloat));
   }
   template <class Visit>
   void for_each_range(const Visit& visit) const {
-    for (int64_t sample = 0; sample < samples_; ++sample) {
+    const int64_t samples = std::max<int64_t>(range_ / heads_, 1);
+    for (int64_t sample = 0; sample < samples_; sample += samples) {
       for (int64_t head = 0; head < heads_; head += range_) {
-        visit(HeadRange{sample, head, std::min(range_, heads_ - head)});
+        visit(HeadRange{
+            sample,
+            std::min(samples, samples_ - sample),
+            head,
+            std::min(range_, heads_ - head)});
       }
     }
   }
@@ -213,7 +224,7 @@ std::tuple<at::Tensor, at::Tensor> attend(
     const auto y = at::empty_like(q);
     const auto sums = heads.of(logsumexp);
     blocks.for_each_block([&](const QueryBlock& block) {
-      const auto scores = block.scores(scratch, heads.count);
+      const auto scores = block.scores(scratch, heads.count());
       multiply_into(
           scores, block.queries_of(q), block.keys_of(k).transpose(1, 2));
       run_score_rows(
@@ -221,10 +232,10 @@ std::tuple<at::Tensor, at::Tensor> attend(
               .rows = rows_of(block, queries, options),
               .scores = scores.data_ptr<float>(),
               .logsumexp = sums.data_ptr<float>() + block.first},
-          heads.count);
+          heads.count());
       multiply_into(block.queries_of(y), scores, block.keys_of(v));
     });
-    heads.of(output).copy_(y);
+    heads.write(y, output);
   });
   return {output, logsumexp};
 }
@@ -263,8 +274,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
       const auto block_q = block.queries_of(q);
       const auto block_g = block.queries_of(g);
       const auto block_k = block.keys_of(k);
-      const auto scores = block.scores(scratch, heads.count);
-      const auto score_grads = block.scores(grad_scratch, heads.count);
+      const auto scores = block.scores(scratch, heads.count());
+      const auto score_grads = block.scores(grad_scratch, heads.count());
       multiply_into(scores, block_q, block_k.transpose(1, 2));
       multiply_into(score_grads, block_g, block.keys_of(v).transpose(1, 2));
       run_score_rows(
@@ -273,7 +284,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
               .scores = scores.data_ptr<float>(),
               .grads = score_grads.data_ptr<float>(),
               .logsumexp = sums.data_ptr<float>() + block.first},
-          heads.count);
+          heads.count());
       multiply_into(
           block.keys_of(v_grad), scores.transpose(1, 2), block_g, accumulates);
       multiply_into(
@@ -283,9 +294,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
           accumulates);
       multiply_into(block.queries_of(q_grad), score_grads, block_k);
     });
-    heads.of(query_grad).copy_(q_grad);
-    heads.of(key_grad).copy_(k_grad);
-    heads.of(value_grad).copy_(v_grad);
+    heads.write(q_grad, query_grad);
+    heads.write(k_grad, key_grad);
+    heads.write(v_grad, value_grad);
   });
   return {
       query_grad,

@@ -359,7 +359,12 @@ WEFT_INLINE float largest_of(const float* row, int64_t columns) {
       lanes[i] = x[i] > lanes[i] ? x[i] : lanes[i];
     }
   });
-  return *std::max_element(lanes, lanes + kBlock);
+  for (int64_t width = kBlock / 2; width > 0; width /= 2) {
+    for (int64_t i = 0; i < width; ++i) {
+      lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
+    }
+  }
+  return lanes[0];
 }
 
 WEFT_INLINE void
