@@ -114,7 +114,11 @@ struct HeadRange {
   }
   /// What is worked on: contiguous [count, L, D] of float32.
   at::Tensor read(const at::Tensor& tensor_BHLD) const {
-    return of(tensor_BHLD).to(at::kFloat).contiguous().flatten(0, 1);
+    constexpr auto kFormat = at::MemoryFormat::Contiguous;
+    return of(tensor_BHLD)
+        .to(at::kFloat, /*non_blocking=*/false, /*copy=*/false, kFormat)
+        .contiguous()
+        .flatten(0, 1);
   }
   void write(const at::Tensor& from, const at::Tensor& tensor_BHLD) const {
     of(tensor_BHLD).copy_(from.unflatten(0, {samples, heads}));

@@ -8,9 +8,14 @@
 #include "base/for_each_processor.h"
 
 #define WEFT_LAMBDA __attribute__((always_inline))
-// Pointers of one loop lie in different tensors.
+// Pointers of one loop lie in different tensors. A block of kBlock floats is
+// two of the widest vectors; clang would otherwise write short loops over a
+// block out before it makes vectors of them, and then makes none.
 #ifdef __clang__
-#define WEFT_VECTORS _Pragma("clang loop vectorize(assume_safety)")
+#define WEFT_VECTORS                             \
+  _Pragma("clang loop vectorize(assume_safety)") \
+      _Pragma("clang loop interleave_count(2)")  \
+          _Pragma("clang loop unroll(disable)")
 #else
 #define WEFT_VECTORS _Pragma("GCC ivdep")
 #endif
@@ -73,6 +78,22 @@ class Block {
       for (int64_t i = 0; i < kBlock; ++i) {
         numbers_[i] = i < size ? widen(row[i]) : rest;
       }
+    }
+    return numbers_;
+  }
+
+  /// Reads the first `size` of `room` elements that are in memory, without a
+  /// branch per element where they fill a block.
+  WEFT_INLINE const Number*
+  read(const T* row, int64_t size, Number rest, int64_t room) {
+    if (size == kBlock || room < kBlock) {
+      return read(row, size, rest);
+    }
+    const auto count = static_cast<int32_t>(size);
+    WEFT_VECTORS
+    for (int32_t i = 0; i < int32_t{kBlock}; ++i) {
+      const Number x = widen(row[i]);
+      numbers_[i] = i < count ? x : rest;
     }
     return numbers_;
   }
@@ -348,17 +369,34 @@ WEFT_INLINE int64_t place_of(const ScoreRows& rows, int64_t row) {
 
 constexpr float kLeast = -std::numeric_limits<float>::infinity();
 
-WEFT_INLINE float largest_of(const float* row, int64_t columns) {
+// Visits the seen part of a row of scores in blocks: where each begins, how
+// many of its elements are seen, and how many the row has there.
+template <class Body>
+WEFT_INLINE void
+for_each_seen_block(const ScoreRows& rows, int64_t seen, const Body& body) {
+  for (int64_t at = 0; at < seen; at += kBlock) {
+    body(at, std::min(kBlock, seen - at), std::min(kBlock, rows.keys - at));
+  }
+}
+
+// Where the last of these blocks ends; behind it nothing has been computed.
+WEFT_INLINE int64_t end_of_seen_blocks(const ScoreRows& rows, int64_t seen) {
+  return std::min((seen + kBlock - 1) / kBlock * kBlock, rows.keys);
+}
+
+WEFT_INLINE float
+largest_of(const ScoreRows& rows, const float* row, int64_t seen) {
   alignas(64) float lanes[kBlock];
   std::fill_n(lanes, kBlock, kLeast);
-  for_each_block(columns, [&](int64_t at, int64_t size) WEFT_LAMBDA {
-    Block<float> numbers;
-    const float* x = numbers.read(row + at, size, kLeast);
-    WEFT_VECTORS
-    for (int64_t i = 0; i < kBlock; ++i) {
-      lanes[i] = x[i] > lanes[i] ? x[i] : lanes[i];
-    }
-  });
+  for_each_seen_block(
+      rows, seen, [&](int64_t at, int64_t size, int64_t room) WEFT_LAMBDA {
+        Block<float> numbers;
+        const float* x = numbers.read(row + at, size, kLeast, room);
+        WEFT_VECTORS
+        for (int64_t i = 0; i < kBlock; ++i) {
+          lanes[i] = x[i] > lanes[i] ? x[i] : lanes[i];
+        }
+      });
   for (int64_t width = kBlock / 2; width > 0; width /= 2) {
     for (int64_t i = 0; i < width; ++i) {
       lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
@@ -373,27 +411,37 @@ softmax_rows(const SoftmaxLoop& loop, int64_t first, int64_t last) {
   for (int64_t row = first; row < last; ++row) {
     float* scores = loop.scores + row * loop.rows.keys;
     const int64_t seen = seen_keys(loop.rows, row);
-    const float largest = largest_of(scores, seen) * scale;
+    const float largest = largest_of(loop.rows, scores, seen) * scale;
     alignas(64) float sums[kBlock] = {};
-    for_each_block(seen, [&](int64_t at, int64_t size) WEFT_LAMBDA {
+    for_each_seen_block(
+        loop.rows,
+        seen,
+        [&](int64_t at, int64_t size, int64_t room) WEFT_LAMBDA {
+          Block<float> numbers;
+          // Behind the seen part: what has the exponential 0.
+          const float* s = numbers.read(scores + at, size, kLeast, room);
+          float* p = numbers.to_write(scores + at, room);
+          WEFT_VECTORS
+          for (int64_t i = 0; i < kBlock; ++i) {
+            p[i] = exp_of(s[i] * scale - largest);
+            sums[i] += p[i];
+          }
+          numbers.write(scores + at, room);
+        });
+    const float sum = sum_of_lanes(sums);
+    const float inverse = 1 / sum;
+    const int64_t end = end_of_seen_blocks(loop.rows, seen);
+    for_each_block(end, [&](int64_t at, int64_t size) WEFT_LAMBDA {
       Block<float> numbers;
-      // Behind the row: what has the exponential 0.
-      const float* s = numbers.read(scores + at, size, kLeast);
+      const float* s = numbers.read(scores + at, size);
       float* p = numbers.to_write(scores + at, size);
       WEFT_VECTORS
       for (int64_t i = 0; i < kBlock; ++i) {
-        p[i] = exp_of(s[i] * scale - largest);
-        sums[i] += p[i];
+        p[i] = s[i] * inverse;
       }
       numbers.write(scores + at, size);
     });
-    const float sum = sum_of_lanes(sums);
-    const float inverse = 1 / sum;
-    WEFT_VECTORS
-    for (int64_t i = 0; i < seen; ++i) {
-      scores[i] *= inverse;
-    }
-    std::fill(scores + seen, scores + loop.rows.keys, 0.0F);
+    std::fill(scores + end, scores + loop.rows.keys, 0.0F);
     loop.logsumexp[place_of(loop.rows, row)] = largest + std::log(sum);
   }
 }
@@ -408,25 +456,39 @@ softmax_rows(const SoftmaxBackwardLoop& loop, int64_t first, int64_t last) {
     const float logsumexp = loop.logsumexp[place_of(loop.rows, row)];
     // The row's output times the output's gradient, summed.
     alignas(64) float products[kBlock] = {};
-    for_each_block(seen, [&](int64_t at, int64_t size) WEFT_LAMBDA {
-      Block<float> numbers, grad_numbers;
-      const float* s = numbers.read(scores + at, size, kLeast);
-      const float* d = grad_numbers.read(grads + at, size);
-      float* p = numbers.to_write(scores + at, size);
-      WEFT_VECTORS
-      for (int64_t i = 0; i < kBlock; ++i) {
-        p[i] = exp_of(s[i] * scale - logsumexp);
-        products[i] += p[i] * d[i];
-      }
-      numbers.write(scores + at, size);
-    });
+    for_each_seen_block(
+        loop.rows,
+        seen,
+        [&](int64_t at, int64_t size, int64_t room) WEFT_LAMBDA {
+          Block<float> numbers, grad_numbers;
+          const float* s = numbers.read(scores + at, size, kLeast, room);
+          const float* d = grad_numbers.read(grads + at, size, 0, room);
+          float* p = numbers.to_write(scores + at, room);
+          WEFT_VECTORS
+          for (int64_t i = 0; i < kBlock; ++i) {
+            p[i] = exp_of(s[i] * scale - logsumexp);
+            products[i] += p[i] * d[i];
+          }
+          numbers.write(scores + at, room);
+        });
     const float delta = sum_of_lanes(products);
-    WEFT_VECTORS
-    for (int64_t i = 0; i < seen; ++i) {
-      grads[i] = scores[i] * (grads[i] - delta) * scale;
-    }
-    std::fill(scores + seen, scores + loop.rows.keys, 0.0F);
-    std::fill(grads + seen, grads + loop.rows.keys, 0.0F);
+    for_each_seen_block(
+        loop.rows,
+        seen,
+        [&](int64_t at, int64_t size, int64_t room) WEFT_LAMBDA {
+          Block<float> numbers, grad_numbers;
+          const float* p = numbers.read(scores + at, size, 0, room);
+          const float* d = grad_numbers.read(grads + at, size, 0, room);
+          float* target = grad_numbers.to_write(grads + at, room);
+          WEFT_VECTORS
+          for (int64_t i = 0; i < kBlock; ++i) {
+            target[i] = p[i] * (d[i] - delta) * scale;
+          }
+          grad_numbers.write(grads + at, room);
+        });
+    const int64_t end = end_of_seen_blocks(loop.rows, seen);
+    std::fill(scores + end, scores + loop.rows.keys, 0.0F);
+    std::fill(grads + end, grads + loop.rows.keys, 0.0F);
   }
 }
 
