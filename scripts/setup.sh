@@ -75,9 +75,9 @@ candidate() {
 # Prints the package of the allocator for `weft`, or nothing where it is
 # installed or the distribution has none.
 allocator_packages() {
-  local package
-  ! PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null |
-    grep -q 'libtcmalloc_minimal\.so\.4' || return 0
+  local package libraries
+  libraries=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null) || true
+  [[ $libraries != *libtcmalloc_minimal.so.4* ]] || return 0
   for package in libtcmalloc-minimal4 libtcmalloc-minimal4t64; do
     if [[ -n $(candidate "$package") ]]; then
       echo "$package"
