@@ -1,6 +1,5 @@
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -80,12 +79,6 @@ std::vector<std::string> notes_of(
   return notes;
 }
 
-// Nothing is left to be done, and libtorch takes a fifth of a second to take
-// back what it registered, op by op.
-[[noreturn]] void exit_without_cleanup() {
-  std::_Exit(static_cast<int>(mesh::ExitCode::kSuccess));
-}
-
 void explain(const ExplainArguments& arguments) {
   at::set_num_threads(1); // nothing to compute: they would only wait
   auto recipe = arguments.load();
@@ -112,7 +105,6 @@ void explain(const ExplainArguments& arguments) {
     mesh::throw_error<c10::Error>(
         fmt::format("over budget: {}", fmt::join(context.over_budget, "; ")));
   }
-  exit_without_cleanup();
 }
 
 } // namespace

@@ -15,7 +15,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/memory_allocator.h"
-#include "base/prepare_process.h"
+#include "base/process.h"
 #include "cli/failure.h"
 #include "cli/program.h"
 #include "cli/usage.h"

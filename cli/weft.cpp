@@ -1,5 +1,6 @@
+#include "base/process.h"
 #include "cli/main.h"
 
 int main(int argc, char** argv) {
-  return weft::recipes::cli::main(argc, argv);
+  weft::base::end_process(weft::recipes::cli::main(argc, argv));
 }

@@ -11,7 +11,7 @@ function(weft_add_test module)
   add_executable(${module}_test ${ARG_SOURCES})
   target_include_directories(${module}_test PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${module}_test
-    PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main
+    PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest weft_test_main
             weft_warnings)
   if(NOT ARG_NO_TORCH)
     target_link_libraries(${module}_test PRIVATE libtorch::libtorch)

@@ -4,7 +4,7 @@
 
 #include <time.h>
 
-#include "base/prepare_process.h"
+#include "base/process.h"
 #include "launcher/launch.h"
 #include "launcher/options/options.h"
 

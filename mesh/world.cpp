@@ -10,7 +10,7 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "base/prepare_process.h"
+#include "base/process.h"
 #include "base/usable_cores.h"
 #include "mesh/agreement.h"
 #include "mesh/backends/fake_backend.h"

@@ -74,6 +74,19 @@ void* operator new(size_t size) {
 void* operator new(size_t size, std::align_val_t alignment) {
   return allocate(size == 0 ? 1 : size, static_cast<size_t>(alignment));
 }
+// The C++ library's arrays are made by the forms above, an allocator's are not.
+void* operator new[](size_t size) {
+  return operator new(size);
+}
+void* operator new[](size_t size, std::align_val_t alignment) {
+  return operator new(size, alignment);
+}
+void* operator new(size_t size, const std::nothrow_t& /*tag*/) noexcept {
+  return is_the_one() ? nullptr : std::malloc(size == 0 ? 1 : size);
+}
+void* operator new[](size_t size, const std::nothrow_t& tag) noexcept {
+  return operator new(size, tag);
+}
 void operator delete(void* memory) noexcept {
   std::free(memory);
 }
@@ -89,8 +102,23 @@ void operator delete(
     std::align_val_t /*alignment*/) noexcept {
   std::free(memory);
 }
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, size_t /*size*/) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::align_val_t /*alignment*/) noexcept {
+  std::free(memory);
+}
 
 extern "C" {
+
+// With which `weft` ends.
+void _Exit(int code) {
+  leave_count();
+  _exit(code);
+}
 
 int posix_memalign(void** memory, size_t alignment, size_t size) {
   static const auto kReal =

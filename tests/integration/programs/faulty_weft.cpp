@@ -15,6 +15,7 @@
 
 #include <torch/torch.h>
 
+#include "base/process.h"
 #include "cli/main.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -138,5 +139,6 @@ void set_locale() {
 
 int main(int argc, char** argv) {
   weft::test::set_locale();
-  return weft::recipes::cli::main(argc, argv, {weft::test::faulty()});
+  weft::base::end_process(
+      weft::recipes::cli::main(argc, argv, {weft::test::faulty()}));
 }

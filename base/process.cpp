@@ -1,12 +1,17 @@
-#include "base/prepare_process.h"
+#include "base/process.h"
 
 #include <cerrno>
 #include <climits>
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <initializer_list>
+#include <iostream>
 
 #include <fcntl.h>
 #include <unistd.h>
+
+#include "base/for_each_processor.h"
 
 namespace weft::base {
 namespace {
@@ -42,6 +47,17 @@ bool is_working_directory_removed() {
 void prepare_process() {
   open_standard_streams();
   report_file_size_limit_as_error();
+}
+
+void end_process(int code) {
+#ifdef WEFT_IS_SANITIZED
+  std::exit(code);
+#else
+  std::cout.flush();
+  std::clog.flush();
+  std::fflush(nullptr);
+  std::_Exit(code);
+#endif
 }
 
 } // namespace weft::base
