@@ -14,8 +14,8 @@ std::string memory_allocator();
 /// Makes memory that is freed stay in the process for its next allocations, for
 /// programs that free and allocate the same blocks in each training step.
 /// Changes glibc's allocator, which otherwise gives blocks of 128 KiB or more
-/// back to the kernel, and still does for blocks of 32 MiB or more. Others keep
-/// them anyway. Called by cli::main().
+/// back to the kernel, and still does for blocks of 32 MiB or more. Does
+/// nothing for other allocators. Called by cli::main().
 void keep_freed_memory();
 
 /// Gives freed memory back to the kernel, which takes milliseconds. Does
