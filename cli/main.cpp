@@ -133,8 +133,7 @@ int main(int argc, char** argv, ModelTypes models) {
     if (code == static_cast<int>(mesh::ExitCode::kOutOfMemory)) {
       // If memory ran out while an op was registered, libtorch's static
       // destructors abort.
-      std::fflush(nullptr);
-      ::_exit(code);
+      base::end_process(code);
     }
     return code;
   }

@@ -39,15 +39,17 @@ sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
   return 1
 }
 
+# Prints the version of a package that the distribution has, or nothing.
+candidate() {
+  apt-cache policy "$1" 2>/dev/null |
+    awk '$1 == "Candidate:" && $2 != "(none)" {print $2}'
+}
+
 # Prints the packages of the newest clang that the distribution has, or nothing.
 clang_packages() {
-  local version candidate lists
-  lists=$(apt-cache policy "${CLANG_VERSIONS[@]/#/clang-}" 2>/dev/null)
+  local version
   for version in "${CLANG_VERSIONS[@]}"; do
-    candidate=$(awk -v package="clang-$version:" \
-      '/^[^ ]/ {here = $1 == package}
-       here && $1 == "Candidate:" {print $2}' <<<"$lists")
-    if [[ -n $candidate && $candidate != "(none)" ]]; then
+    if [[ -n $(candidate "clang-$version") ]]; then
       printf '%s\n' "clang-$version" "lld-$version"
       return
     fi
@@ -64,12 +66,6 @@ compiler_packages() {
   else
     command -v g++ >/dev/null || echo g++
   fi
-}
-
-# Prints the version of a package that the distribution has, or nothing.
-candidate() {
-  apt-cache policy "$1" 2>/dev/null |
-    awk '$1 == "Candidate:" && $2 != "(none)" {print $2}'
 }
 
 # Prints the package of the allocator for `weft`, or nothing where it is

@@ -20,13 +20,13 @@
 // libtorch's attention on the CPU multiplies blocks of 32 queries of one head:
 // thousands of small products a layer, at a third of the processor's speed in
 // float32, and in bfloat16 with a call of oneDNN each, whose 9 us are longer
-// than the product. Here a block is of many queries of several heads,
-// as large as kScratch allows: a product of batches for the scores, a
-// pass over their rows, a product with the values. As there, backward computes
-// the scores again from the logarithm of each row's sum, so that memory does
-// not grow with the square of the length, and a block of a causal attention
-// leaves out the keys that none of its queries sees. bfloat16 is computed in
-// float32 and rounded once. Source: Dao, FlashAttention-2 (2023).
+// than the product. Here a block is of many queries of several heads, as large
+// as kScratch allows: a product of batches for the scores, a pass over their
+// rows, a product with the values. As there, backward computes the scores again
+// from the logarithm of each row's sum, so that memory does not grow with the
+// square of the length, and a block of a causal attention leaves out the keys
+// that none of its queries sees. bfloat16 is computed in float32 and rounded
+// once. Source: Dao, FlashAttention-2 (2023).
 
 namespace weft::dtensor {
 namespace {

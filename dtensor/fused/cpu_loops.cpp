@@ -132,15 +132,26 @@ WEFT_INLINE void for_each_block(int64_t columns, const Body& body) {
   }
 }
 
-// Sums of a row: a number a lane, and in the end the lanes' pairwise.
-template <class Number>
-WEFT_INLINE Number sum_of_lanes(Number* lanes) {
+// Sums of a row, and what else is one number of all: a number a lane, and in
+// the end the lanes' pairwise.
+template <class Number, class Combine>
+WEFT_INLINE Number combine_lanes(Number* lanes, const Combine& combine) {
   for (int64_t width = kBlock / 2; width > 0; width /= 2) {
     for (int64_t i = 0; i < width; ++i) {
-      lanes[i] += lanes[i + width];
+      lanes[i] = combine(lanes[i], lanes[i + width]);
     }
   }
   return lanes[0];
+}
+
+template <class Number>
+WEFT_INLINE Number sum_of_lanes(Number* lanes) {
+  return combine_lanes(
+      lanes, [](Number a, Number b) WEFT_LAMBDA { return a + b; });
+}
+
+WEFT_INLINE float larger(float a, float b) {
+  return b > a ? b : a;
 }
 
 // ---- SwiGLU -----------------------------------------------------------------
@@ -394,15 +405,11 @@ largest_of(const ScoreRows& rows, const float* row, int64_t seen) {
         const float* x = numbers.read(row + at, size, kLeast, room);
         WEFT_VECTORS
         for (int64_t i = 0; i < kBlock; ++i) {
-          lanes[i] = x[i] > lanes[i] ? x[i] : lanes[i];
+          lanes[i] = larger(lanes[i], x[i]);
         }
       });
-  for (int64_t width = kBlock / 2; width > 0; width /= 2) {
-    for (int64_t i = 0; i < width; ++i) {
-      lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
-    }
-  }
-  return lanes[0];
+  return combine_lanes(
+      lanes, [](float a, float b) WEFT_LAMBDA { return larger(a, b); });
 }
 
 WEFT_INLINE void
