@@ -26,7 +26,6 @@ using WatchClock = std::chrono::steady_clock;
 /// asking thread's last look and a busy machine included.
 constexpr milliseconds kExplainLimit{2000};
 constexpr milliseconds kEndLimit{2000};
-constexpr int kThreadsAtStore = 2;
 /// How long rank 0 keeps the store for others that ask.
 constexpr milliseconds kAcknowledgeTimeout{1000};
 
@@ -41,8 +40,8 @@ std::shared_ptr<Watchdog> Watchdog::begin(
       StatusExchange(std::move(store), rank, world_size),
       rank,
       std::move(options));
-  watch->spawn_thread(&Watchdog::listen);
-  watch->spawn_thread(&Watchdog::poll_groups);
+  watch->spawn_thread(&Watchdog::store_threads_, &Watchdog::listen);
+  watch->spawn_thread(&Watchdog::store_threads_, &Watchdog::poll_groups);
   return watch;
 }
 
@@ -65,20 +64,23 @@ void Watchdog::end() {
   is_over_ = true;
   changed_.notify_all();
   changed_.wait_for(lock, kEndLimit, [&] {
-    return threads_ <= (is_store_owner_stopped_ ? kThreadsAtStore : 0);
+    return writing_threads_ == 0 &&
+           (is_store_owner_stopped_ || store_threads_ == 0);
   });
 }
 
 // In a thread of its own.
-void Watchdog::spawn_thread(std::function<void(Watchdog&)> chore) {
+void Watchdog::spawn_thread(
+    ThreadCount count,
+    std::function<void(Watchdog&)> run) {
   {
     const std::lock_guard lock(mutex_);
-    ++threads_;
+    ++(this->*count);
   }
-  std::thread([watch = shared_from_this(), chore = std::move(chore)] {
-    chore(*watch);
+  std::thread([watch = shared_from_this(), count, run = std::move(run)] {
+    run(*watch);
     const std::lock_guard lock(watch->mutex_);
-    --watch->threads_;
+    --(watch.get()->*count);
     watch->changed_.notify_all();
   }).detach();
 }
@@ -255,7 +257,7 @@ void Watchdog::start_background_work(const std::string& query) {
   const auto own = " " + std::to_string(rank_) + " ";
   if (query.starts_with(kStacks) && query.find(own) != query.npos &&
       !std::exchange(has_shown_stacks_, true)) {
-    spawn_thread(&Watchdog::show_stacks);
+    spawn_thread(&Watchdog::writing_threads_, &Watchdog::show_stacks);
   }
 }
 
@@ -264,9 +266,11 @@ void Watchdog::start_flight_record() {
   if (prefix.empty() || has_record_.exchange(true)) {
     return;
   }
-  spawn_thread([prefix, records = groups_.records()](Watchdog& watch) {
-    dump_flight_record(prefix, records, watch.rank_);
-  });
+  spawn_thread(
+      &Watchdog::writing_threads_,
+      [prefix, records = groups_.records()](Watchdog& watch) {
+        dump_flight_record(prefix, records, watch.rank_);
+      });
 }
 
 void Watchdog::dump_flight_record(

@@ -56,8 +56,9 @@ class Watchdog : public GroupWatch,
   Watchdog& operator=(const Watchdog&) = delete;
 
   /// Publishes that this rank has ended, unless a group has failed. Waits up to
-  /// 2 s for the store, or not at all if its process is stopped (SIGSTOP);
-  /// threads blocked on it are detached.
+  /// 2 s for the flight record that is being written and for the store; not for
+  /// the store if its process is stopped (SIGSTOP). Threads that the store
+  /// blocks are detached.
   void end();
 
   void add(const std::string& key, const std::shared_ptr<GroupState>& group)
@@ -75,6 +76,8 @@ class Watchdog : public GroupWatch,
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  /// The count of running threads that a new thread belongs to.
+  using ThreadCount = int Watchdog::*;
   /// The reason for an inquiry. kWarns: a thread has waited long enough to warn
   /// the user.
   enum class Reason { kStalled, kWarns, kFailed };
@@ -109,7 +112,7 @@ class Watchdog : public GroupWatch,
   void shut_down();
   void drain();
   void acknowledge_failure(StatusExchange& status_exchange);
-  void spawn_thread(std::function<void(Watchdog&)> chore);
+  void spawn_thread(ThreadCount count, std::function<void(Watchdog&)> run);
 
   const int64_t rank_;
   const WatchdogOptions options_;
@@ -122,7 +125,10 @@ class Watchdog : public GroupWatch,
   bool is_over_ = false;
   /// The last status, published at the end.
   RankStatus last_;
-  int threads_ = 0;
+  /// The threads that listen and ask, which a stopped store blocks, and those
+  /// that write a flight record or stacks, which need no store.
+  int store_threads_ = 0;
+  int writing_threads_ = 0;
   bool store_is_gone_ = false;
   /// The number of the inquiry that this rank answers next.
   uint64_t round_ = 0;
