@@ -3,6 +3,7 @@
 #   WEFT_MODULE      the first part of the names of its entries
 #   WEFT_ALONE       a regular expression: tests (Suite.Name) that need a process
 #                    of their own
+#   WEFT_WAITS       a regular expression: entries that take no lock
 #   WEFT_PROPERTIES  the properties of every entry
 #   WEFT_SOURCE, WEFT_FOLDER  Weft's sources; where lists and outcomes go
 #   WEFT_DEFINITION  the file that sets all this
@@ -36,6 +37,7 @@ if(_newer)
     COMMAND awk -v "module=${WEFT_MODULE}" -v "binary=${WEFT_BINARY}"
             -v "runner=${WEFT_SOURCE}/scripts/run_suite.sh"
             -v "folder=${WEFT_FOLDER}" -v "alone=${WEFT_ALONE}"
+            -v "waits=${WEFT_WAITS}"
             -v "properties=${WEFT_PROPERTIES}"
             -f "${WEFT_SOURCE}/cmake/suites.awk" "${_entries}.list"
     OUTPUT_FILE "${_entries}" COMMAND_ERROR_IS_FATAL ANY)

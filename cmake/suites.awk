@@ -1,7 +1,7 @@
 # awk -v module=M -v binary=FILE -v runner=FILE -v folder=DIR -v alone=REGEX
-#     -v properties=TEXT -f suites.awk: from what a GoogleTest binary says with
-# --gtest_list_tests, the entries of ctest, on standard output, and in the
-# folder a file ENTRY.tests with the tests of each entry.
+#     -v waits=REGEX -v properties=TEXT -f suites.awk: from what a GoogleTest
+# binary says with --gtest_list_tests, the entries of ctest, on standard output,
+# and in the folder a file ENTRY.tests with the tests of each entry.
 /^[^ ]/ {
   suite = $1
 }
@@ -23,6 +23,10 @@ END {
     printf "%s", tests[entry] > file
     close(file)
     printf "add_test(\"%s\" \"%s\" \"%s\" \"%s\")\n", entry, runner, binary, file
-    printf "set_tests_properties(\"%s\" PROPERTIES %s)\n", entry, properties
+    own = properties
+    if (waits != "" && entry ~ waits) {
+      sub(/RESOURCE_LOCK [a-z]+ /, "", own)
+    }
+    printf "set_tests_properties(\"%s\" PROPERTIES %s)\n", entry, own
   }
 }

@@ -1,13 +1,15 @@
 # weft_add_test(<module> SOURCES ... DEPS ... [NO_TORCH] [STARTS_PROCESSES]
-#               [ALONE regex...]): one binary build/bin/<module>_test per module.
+#               [ALONE regex...] [WAITS regex...]): one binary
+#               build/bin/<module>_test per module.
 # Every suite is an entry of ctest, whose tests share a process
 # (scripts/run_suite.sh); a test Suite.Name that matches an ALONE has a process
 # and an entry of its own. Ranks are threads of that process
-# (tests/support/run_ranks.h). Suites that start processes wait most of the time:
-# they start first (COST) and run beside other suites, but not beside each other.
+# (tests/support/run_ranks.h). Suites that start processes start first (COST) and
+# run beside other suites, but not beside each other, unless they match a WAITS:
+# these use little processor time.
 function(weft_add_test module)
   cmake_parse_arguments(
-    ARG "NO_TORCH;STARTS_PROCESSES" "" "SOURCES;DEPS;ALONE" ${ARGN})
+    ARG "NO_TORCH;STARTS_PROCESSES" "" "SOURCES;DEPS;ALONE;WAITS" ${ARGN})
   add_executable(${module}_test ${ARG_SOURCES})
   target_include_directories(${module}_test PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${module}_test
@@ -24,12 +26,14 @@ function(weft_add_test module)
   if(ARG_STARTS_PROCESSES)
     set(properties "RESOURCE_LOCK processes COST 100")
   endif()
-  weft_discover_suites(${module}_test ${module} "${properties}" "${ARG_ALONE}")
+  weft_discover_suites(
+    ${module}_test ${module} "${properties}" "${ARG_ALONE}" "${ARG_WAITS}")
 endfunction()
 
 # The entries of a binary are found when ctest runs: see discover_suites.cmake.
-function(weft_discover_suites binary module properties alone)
+function(weft_discover_suites binary module properties alone waits)
   list(JOIN alone "|" alone)
+  list(JOIN waits "|" waits)
   set(definition ${CMAKE_CURRENT_BINARY_DIR}/${module}_suites.cmake)
   # What takes a test too long is run_suite.sh's to find out; the limit of an
   # entry is for when that fails.
@@ -37,6 +41,7 @@ function(weft_discover_suites binary module properties alone)
 "set(WEFT_BINARY \"$<TARGET_FILE:${binary}>\")
 set(WEFT_MODULE \"${module}\")
 set(WEFT_ALONE [==[${alone}]==])
+set(WEFT_WAITS [==[${waits}]==])
 set(WEFT_PROPERTIES [==[TIMEOUT 1500 SKIP_RETURN_CODE 77 LABELS ${module} ${properties} ENVIRONMENT \"OMP_NUM_THREADS=1\"]==])
 set(WEFT_SOURCE \"${PROJECT_SOURCE_DIR}\")
 set(WEFT_FOLDER \"${PROJECT_BINARY_DIR}/tests/outcomes\")

@@ -3,7 +3,7 @@
 # process, and ends with how many there were.
 #
 #   TEST=PATTERN   only the tests Suite.Name that match, in ctest's entries
-#   TEST_JOBS=N    entries at once (default: one a core)
+#   TEST_JOBS=N    entries at once (default: three for two cores: many wait)
 #   RETRY=on       runs what failed once more, alone; what passes then is printed
 #                  as "flaky: NAME" and is no failure
 step=test
@@ -15,7 +15,7 @@ log=build/tests/ctest.log
 # run_ctest [ARGUMENT...]: ctest's status; its output goes to the log as well.
 run_ctest() {
   "$(tool ctest)" --test-dir build --output-on-failure \
-    --parallel "${TEST_JOBS:-$(nproc)}" "$@" | tee "$log"
+    --parallel "${TEST_JOBS:-$((($(nproc) * 3 + 1) / 2))}" "$@" | tee "$log"
 }
 
 # Prints the entries with tests that TEST matches, as ctest's -R wants them.
