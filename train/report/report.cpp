@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 
 #include <fmt/format.h>
@@ -233,7 +234,7 @@ std::string label_among(std::span<const RunData> runs, const RunData& run) {
 }
 
 // Data of the page, and nothing in it ends its <script>.
-std::string data_text(std::span<const RunData> runs) {
+void append_data(std::string& text, std::span<const RunData> runs) {
   ordered_json head = {
       {"made_by", std::string(report_maker())},
       {"differences", ordered_json::array()}};
@@ -245,7 +246,7 @@ std::string data_text(std::span<const RunData> runs) {
     head["differences"].push_back(
         {{"key", difference.key}, {"values", values}});
   }
-  auto text = for_script(head);
+  text += for_script(head);
   text.pop_back(); // the object's end
   text += ",\"runs\":[";
   for (const auto& run : runs) {
@@ -255,7 +256,7 @@ std::string data_text(std::span<const RunData> runs) {
   if (!runs.empty()) {
     text.pop_back();
   }
-  return text += "]}";
+  text += "]}";
 }
 
 std::string escape_html(const std::string& text) {
@@ -306,22 +307,25 @@ std::string problem_in(const Body& body) {
   return "";
 }
 
-// What is put in is never searched for markers.
+/// Something that stands for a marker of a page.
+struct Filling {
+  std::string_view marker;
+  std::function<void(std::string& text)> append;
+};
+
+// What is put in is never searched for markers, and is not copied.
 std::string fill_in(
     std::string_view page,
-    const std::vector<std::pair<std::string_view, std::string>>& values) {
-  size_t size = page.size();
-  for (const auto& [marker, value] : values) {
-    size += value.size();
-  }
+    const std::vector<Filling>& fillings) {
   std::string text;
-  text.reserve(size);
-  for (const auto& [marker, value] : values) {
+  for (const auto& [marker, append] : fillings) {
     const size_t at = page.find(marker);
-    text.append(page.substr(0, at)).append(value);
+    text.append(page.substr(0, at));
+    append(text);
     page.remove_prefix(at + marker.size());
   }
-  return text.append(page);
+  text.append(page);
+  return text;
 }
 
 } // namespace
@@ -329,10 +333,11 @@ std::string fill_in(
 std::string report_html(std::span<const RunData> runs) {
   return fill_in(
       report_page(),
-      {{"@TITLE@", escape_html(clean(title_of(runs)))},
-       {"@STYLE@", std::string(report_style())},
-       {"@DATA@", data_text(runs)},
-       {"@SCRIPT@", std::string(report_script())}});
+      {{"@TITLE@",
+        [&](std::string& text) { text += escape_html(clean(title_of(runs))); }},
+       {"@STYLE@", [](std::string& text) { text += report_style(); }},
+       {"@DATA@", [&](std::string& text) { append_data(text, runs); }},
+       {"@SCRIPT@", [](std::string& text) { text += report_script(); }}});
 }
 
 std::string write_report(const std::string& run_folder) {
