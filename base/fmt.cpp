@@ -5,6 +5,11 @@
 
 #include <locale>
 
+#include <fmt/format.h>
+
+// A program may also be linked with fmt itself.
+#undef FMT_FUNC
+#define FMT_FUNC [[gnu::weak]]
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -82,11 +82,16 @@ function(weft_add_module name)
   target_sources(weft_${name} PUBLIC
     FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS})
   target_compile_features(weft_${name} PUBLIC cxx_std_20)
+  set(torch "")
+  if(NOT ARG_NO_TORCH)
+    set(torch libtorch::libtorch)
+  endif()
+  # libtorch has headers of fmt, and all sources must find the same ones: those
+  # of other packages come after them.
   target_link_libraries(weft_${name}
-    PUBLIC ${ARG_DEPS}
+    PUBLIC ${ARG_DEPS} ${torch}
     PRIVATE ${ARG_PRIVATE_DEPS} $<BUILD_INTERFACE:weft_warnings>)
   if(NOT ARG_NO_TORCH)
-    target_link_libraries(weft_${name} PUBLIC libtorch::libtorch)
     weft_use_pch(weft_${name})
   endif()
   set_target_properties(weft_${name} PROPERTIES

@@ -56,7 +56,7 @@ export NINJA_STATUS="build: [%f/%t] "
 export CCACHE_BASEDIR=$PWD
 # With tcmalloc the compiler takes a tenth less time.
 allocator=$(cached TCMALLOC_MINIMAL_LIBRARY)
-[[ ! -f $allocator ]] || export LD_PRELOAD=$allocator${LD_PRELOAD:+:$LD_PRELOAD}
+[[ ! -f $allocator ]] || export LD_PRELOAD=${LD_PRELOAD:+$LD_PRELOAD:}$allocator
 "$cmake" --build build --parallel "${JOBS:-$(jobs)}" "${targets[@]}" ||
   die 1 "failed"
 say "ready (${SECONDS} s)"

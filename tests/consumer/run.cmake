@@ -23,7 +23,8 @@ function(build compiler source folder)
       "-DCMAKE_CXX_COMPILER=${compiler}"
       "-DCMAKE_PREFIX_PATH=${prefix}"
       "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror"
-      "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}" ${ARGN})
+      "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}"
+      "-DCMAKE_PROJECT_INCLUDE=${SOURCE}/comparable_pch.cmake" ${ARGN})
   run(${CMAKE_COMMAND} --build "${folder}")
 endfunction()
 
