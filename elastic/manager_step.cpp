@@ -134,6 +134,7 @@ bool Manager::commit_step() {
   const int64_t step = this->step();
   const bool applies = enter_next_epoch();
   if (applies) {
+    failures_ = 0;
     quorum_.commit(step);
   }
   return applies;
@@ -191,8 +192,9 @@ bool Manager::is_committed() {
   return true;
 }
 
-/// Throws the error if the same groups have failed three times in a row: no
-/// loss of a group explains it. The leader counts for all ranks of its group.
+/// Throws the error if the same groups have failed three times in a row without
+/// a step that was applied: no loss of a group explains it. The leader counts
+/// for all ranks of its group.
 void Manager::count_failure(const std::exception_ptr& error) {
   constexpr int64_t kMost = 3;
   failures_ = entered_.members == failed_groups_ ? failures_ + 1 : 1;
