@@ -490,7 +490,9 @@ void lose_a_group_in_a_transfer(
     }
     newcomers.let_in(lost == kNewcomer ? 5 : kNewcomer, id, step, at);
     const bool is_now = id == lost && step == transfer_step && at == point;
-    is_lost = is_lost || is_now;
+    if (is_now) {
+      is_lost = true;
+    }
     return is_now || (id == 2 && step == 10 && at == Point::kBeforeCommit);
   };
   std::vector<std::thread> threads;
