@@ -208,8 +208,9 @@ class Manager {
   /// true, it can end, and the others lose no step. begin_step() must not be
   /// called after that. If has_left() returns false, the epoch ended before
   /// this group could leave, because a group was lost or the others were
-  /// faster: call it again in the next step. Collective: the ranks of the
-  /// group, during a step.
+  /// faster: call it again in the next step.
+  ///
+  /// Collective: the ranks of the group, during a step.
   void leave_after_step() { leaves_after_step_ = true; }
   /// Returns true after the last step of a group that leaves.
   bool has_left() const { return has_left_for_good_; }
