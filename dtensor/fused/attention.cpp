@@ -46,6 +46,12 @@ struct Options {
   float scale;
 };
 
+/// libtorch's own products of bfloat16 are oneDNN's, with either library.
+bool takes_dtype(c10::ScalarType dtype) {
+  return dtype == at::kBFloat16 ||
+         (dtype == at::kFloat && matmul::library() == matmul::Library::kOneDnn);
+}
+
 bool takes(
     const at::Tensor& query,
     const at::Tensor& key,
@@ -54,10 +60,8 @@ bool takes(
     const std::optional<at::Tensor>& mask,
     std::optional<double> scale) {
   const auto dtype = query.scalar_type();
-  return matmul::library() == matmul::Library::kOneDnn &&
-         matmul::onednn::support().has_matmul && dropout_p == 0 &&
-         !(mask && mask->defined()) &&
-         (dtype == at::kFloat || dtype == at::kBFloat16) &&
+  return takes_dtype(dtype) && matmul::onednn::support().has_matmul &&
+         dropout_p == 0 && !(mask && mask->defined()) &&
          key.scalar_type() == dtype && value.scalar_type() == dtype &&
          query.dim() == 4 && key.dim() == 4 && value.sizes() == key.sizes() &&
          query.size(0) == key.size(0) && query.size(3) == key.size(3) &&

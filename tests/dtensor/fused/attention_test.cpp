@@ -145,6 +145,13 @@ TEST_F(FusedAttention, OfBFloat16IsRoundedOnce) {
   }
 }
 
+TEST_F(FusedAttention, OfBFloat16IsTheSameWhereLibtorchMultipliesFloat32) {
+  const auto inputs = Inputs(kCases[0]).to(at::kBFloat16);
+  const auto results = run(inputs, true);
+  matmul::set_library(Library::kLibtorch);
+  expect_same_bits(run(inputs, true), results);
+}
+
 TEST_F(FusedAttention, LiesInMemoryAsLibtorchs) {
   const Inputs inputs(kCases[0]);
   const auto results = run(inputs, true);
