@@ -374,6 +374,11 @@ WEFT_INLINE int64_t seen_keys(const ScoreRows& rows, int64_t row) {
   return rows.is_causal ? std::min(rows.keys, position + 1) : rows.keys;
 }
 
+WEFT_INLINE int64_t offset_of(const ScoreRows& rows, int64_t row) {
+  return row / rows.queries * rows.head_stride +
+         row % rows.queries * rows.stride;
+}
+
 WEFT_INLINE int64_t place_of(const ScoreRows& rows, int64_t row) {
   return row / rows.queries * rows.length + row % rows.queries;
 }
@@ -386,13 +391,13 @@ template <class Body>
 WEFT_INLINE void
 for_each_seen_block(const ScoreRows& rows, int64_t seen, const Body& body) {
   for (int64_t at = 0; at < seen; at += kBlock) {
-    body(at, std::min(kBlock, seen - at), std::min(kBlock, rows.keys - at));
+    body(at, std::min(kBlock, seen - at), std::min(kBlock, rows.stride - at));
   }
 }
 
 // Where the last of these blocks ends; behind it nothing has been computed.
 WEFT_INLINE int64_t end_of_seen_blocks(const ScoreRows& rows, int64_t seen) {
-  return std::min((seen + kBlock - 1) / kBlock * kBlock, rows.keys);
+  return std::min((seen + kBlock - 1) / kBlock * kBlock, rows.stride);
 }
 
 WEFT_INLINE float
@@ -416,7 +421,7 @@ WEFT_INLINE void
 softmax_rows(const SoftmaxLoop& loop, int64_t first, int64_t last) {
   const float scale = loop.rows.scale;
   for (int64_t row = first; row < last; ++row) {
-    float* scores = loop.scores + row * loop.rows.keys;
+    float* scores = loop.scores + offset_of(loop.rows, row);
     const int64_t seen = seen_keys(loop.rows, row);
     const float largest = largest_of(loop.rows, scores, seen) * scale;
     alignas(64) float sums[kBlock] = {};
@@ -448,7 +453,7 @@ softmax_rows(const SoftmaxLoop& loop, int64_t first, int64_t last) {
       }
       numbers.write(scores + at, size);
     });
-    std::fill(scores + end, scores + loop.rows.keys, 0.0F);
+    std::fill(scores + end, scores + loop.rows.stride, 0.0F);
     loop.logsumexp[place_of(loop.rows, row)] = largest + std::log(sum);
   }
 }
@@ -457,8 +462,8 @@ WEFT_INLINE void
 softmax_rows(const SoftmaxBackwardLoop& loop, int64_t first, int64_t last) {
   const float scale = loop.rows.scale;
   for (int64_t row = first; row < last; ++row) {
-    float* scores = loop.scores + row * loop.rows.keys;
-    float* grads = loop.grads + row * loop.rows.keys;
+    float* scores = loop.scores + offset_of(loop.rows, row);
+    float* grads = loop.grads + offset_of(loop.rows, row);
     const int64_t seen = seen_keys(loop.rows, row);
     const float logsumexp = loop.logsumexp[place_of(loop.rows, row)];
     // The row's output times the output's gradient, summed.
@@ -494,8 +499,31 @@ softmax_rows(const SoftmaxBackwardLoop& loop, int64_t first, int64_t last) {
           grad_numbers.write(grads + at, room);
         });
     const int64_t end = end_of_seen_blocks(loop.rows, seen);
-    std::fill(scores + end, scores + loop.rows.keys, 0.0F);
-    std::fill(grads + end, grads + loop.rows.keys, 0.0F);
+    std::fill(scores + end, scores + loop.rows.stride, 0.0F);
+    std::fill(grads + end, grads + loop.rows.stride, 0.0F);
+  }
+}
+
+WEFT_INLINE uint32_t bits_of(c10::BFloat16 x) {
+  return x.x;
+}
+WEFT_INLINE uint32_t bits_of(float x) {
+  c10::BFloat16 narrowed(0, c10::BFloat16::from_bits());
+  narrow(x, narrowed);
+  return narrowed.x;
+}
+
+template <class T>
+WEFT_INLINE void
+pair_rows(const PairRowsLoop<T>& loop, int64_t first, int64_t last) {
+  for (int64_t pair = first; pair < last; ++pair) {
+    const T* low = loop.input + 2 * pair * loop.columns;
+    const T* high = low + loop.columns;
+    uint32_t* pairs = loop.pairs + pair * loop.columns;
+    WEFT_VECTORS
+    for (int64_t i = 0; i < loop.columns; ++i) {
+      pairs[i] = bits_of(low[i]) | bits_of(high[i]) << 16;
+    }
   }
 }
 
@@ -508,6 +536,15 @@ void run(const SoftmaxLoop& loop, int64_t first, int64_t last) {
 WEFT_FOR_EACH_PROCESSOR
 void run(const SoftmaxBackwardLoop& loop, int64_t first, int64_t last) {
   softmax_rows(loop, first, last);
+}
+
+WEFT_FOR_EACH_PROCESSOR
+void run(const PairRowsLoop<float>& loop, int64_t first, int64_t last) {
+  pair_rows(loop, first, last);
+}
+WEFT_FOR_EACH_PROCESSOR
+void run(const PairRowsLoop<c10::BFloat16>& loop, int64_t first, int64_t last) {
+  pair_rows(loop, first, last);
 }
 
 #define WEFT_DEFINE_LOOPS(T)                                                  \

@@ -84,16 +84,20 @@ struct RotaryLoop {
   bool transposed;
 };
 
-/// A block of attention scores of several heads: row h * queries + i belongs to
-/// query `begin` + i of head h. It attends to all `keys`, or with causal
-/// attention only to those up to its own position.
+/// A block of attention scores of several heads, and how it lies in memory. Row
+/// h * queries + i belongs to query `begin` + i of head h, and starts at h *
+/// head_stride + i * stride. It attends to all `keys`, or with causal attention
+/// only to those up to its own position. What lies behind the keys up to
+/// `stride` becomes 0.
 struct ScoreRows {
   int64_t queries, keys;
+  int64_t head_stride, stride;
   int64_t begin;
   bool is_causal;
   /// The factor of the query-key products; above 0.
   float scale;
-  /// The stride of heads: head h and query i are at h * length + i.
+  /// The stride of heads in logsumexp: head h and query i are at h * length +
+  /// i.
   int64_t length;
 };
 
@@ -114,6 +118,15 @@ struct SoftmaxBackwardLoop {
   const float* logsumexp;
 };
 
+/// Rounds rows 2 r and 2 r + 1 to bfloat16 and writes them as row r of `pairs`;
+/// see Note [Pairs of rows] in matmul/amx.h. Rows are contiguous.
+template <class T>
+struct PairRowsLoop {
+  const T* input;
+  uint32_t* pairs;
+  int64_t columns;
+};
+
 #define WEFT_FOR_EACH_DTYPE(APPLY) \
   APPLY(float)                     \
   APPLY(double)                    \
@@ -132,5 +145,7 @@ WEFT_FOR_EACH_DTYPE(WEFT_DECLARE_LOOPS)
 #undef WEFT_DECLARE_LOOPS
 void run(const SoftmaxLoop& loop, int64_t first, int64_t last);
 void run(const SoftmaxBackwardLoop& loop, int64_t first, int64_t last);
+void run(const PairRowsLoop<float>& loop, int64_t first, int64_t last);
+void run(const PairRowsLoop<c10::BFloat16>& loop, int64_t first, int64_t last);
 
 } // namespace weft::dtensor::fused

@@ -1,0 +1,277 @@
+#include "dtensor/fused/attention_heads.h"
+
+#include <ATen/ATen.h>
+
+#include "dtensor/fused/cpu_loops.h"
+#include "dtensor/fused/rows.h"
+#include "matmul/amx.h"
+#include "matmul/onednn.h"
+
+namespace weft::dtensor::fused {
+namespace {
+
+namespace amx = matmul::amx;
+using matmul::onednn::multiply_into;
+
+constexpr int64_t kTile = 32;
+
+int64_t fill_up(int64_t length) {
+  return (length + kTile - 1) / kTile * kTile;
+}
+
+// What stays 0 belongs to keys behind the last query of a causal attention,
+// which no query sees.
+at::Tensor empty_key_grad(
+    const AttentionInputs& inputs,
+    at::IntArrayRef sizes,
+    const at::TensorOptions& options) {
+  const bool all_seen =
+      !inputs.is_causal || inputs.query.size(2) >= inputs.key.size(2);
+  return all_seen ? at::empty(sizes, options) : at::zeros(sizes, options);
+}
+
+// Rows of contiguous matrices [e, k, n] with even k, in pairs.
+template <class T>
+void pair_rows(const at::Tensor& rows, const at::Tensor& pairs) {
+  const int64_t columns = rows.size(2);
+  run_rows(
+      PairRowsLoop<T>{
+          .input = rows.const_data_ptr<T>(),
+          .pairs = static_cast<uint32_t*>(pairs.mutable_data_ptr()),
+          .columns = columns},
+      rows.size(0) * rows.size(1) / 2,
+      2 * columns);
+}
+
+at::Tensor pair_positions(const at::Tensor& rows) {
+  const auto pairs = at::empty(
+      {rows.size(0), rows.size(1) / 2, rows.size(2)},
+      rows.options().dtype(at::kInt));
+  pair_rows<c10::BFloat16>(rows, pairs);
+  return pairs;
+}
+
+} // namespace
+
+// ---- FloatHeads -------------------------------------------------------------
+
+FloatHeads::FloatHeads(const AttentionInputs& inputs, const Blocks& blocks)
+    : inputs_(inputs) {
+  const auto make_scratch = [&] {
+    return at::empty(
+        {blocks.most_heads() *
+         std::min(Blocks::kQueries, inputs.query.size(2)) * inputs.key.size(2)},
+        inputs.query.options().dtype(at::kFloat));
+  };
+  scratch_ = make_scratch();
+  if (inputs.grad.defined()) {
+    grad_scratch_ = make_scratch();
+  }
+}
+
+void FloatHeads::begin(const HeadRange& range) {
+  range_ = range;
+  const int64_t queries = inputs_.query.size(2);
+  const int64_t keys = inputs_.key.size(2);
+  query_ = range.read(inputs_.query, at::kFloat, queries);
+  key_ = range.read(inputs_.key, at::kFloat, keys);
+  value_ = range.read(inputs_.value, at::kFloat, keys);
+  if (!inputs_.grad.defined()) {
+    output_ = at::empty_like(query_);
+    return;
+  }
+  grad_ = range.read(inputs_.grad, at::kFloat, queries);
+  query_grad_ = at::empty_like(query_);
+  key_grad_ = empty_key_grad(inputs_, key_.sizes(), key_.options());
+  value_grad_ = empty_key_grad(inputs_, key_.sizes(), key_.options());
+}
+
+at::Tensor FloatHeads::scores_in(
+    const at::Tensor& scratch,
+    const QueryBlock& block) {
+  const int64_t heads = range_.count();
+  return scratch.narrow(0, 0, heads * block.count * block.keys)
+      .view({heads, block.count, block.keys});
+}
+
+bool FloatHeads::accumulates(const QueryBlock& block) const {
+  return block.first + block.count < inputs_.query.size(2);
+}
+
+at::Tensor FloatHeads::scores(const QueryBlock& block) {
+  auto scores = scores_in(scratch_, block);
+  multiply_into(
+      scores,
+      query_.narrow(1, block.first, block.count),
+      key_.narrow(1, 0, block.keys).transpose(1, 2));
+  return scores;
+}
+
+void FloatHeads::compute_output(
+    const QueryBlock& block,
+    const at::Tensor& probabilities) {
+  multiply_into(
+      output_.narrow(1, block.first, block.count),
+      probabilities,
+      value_.narrow(1, 0, block.keys));
+}
+
+void FloatHeads::write_output(const at::Tensor& output) {
+  range_.write(output_, output);
+}
+
+at::Tensor FloatHeads::value_products(const QueryBlock& block) {
+  auto products = scores_in(grad_scratch_, block);
+  multiply_into(
+      products,
+      grad_.narrow(1, block.first, block.count),
+      value_.narrow(1, 0, block.keys).transpose(1, 2));
+  return products;
+}
+
+void FloatHeads::add_value_grad(
+    const QueryBlock& block,
+    const at::Tensor& probabilities) {
+  multiply_into(
+      value_grad_.narrow(1, 0, block.keys),
+      probabilities.transpose(1, 2),
+      grad_.narrow(1, block.first, block.count),
+      accumulates(block));
+}
+
+void FloatHeads::add_score_grad(
+    const QueryBlock& block,
+    const at::Tensor& score_grad) {
+  multiply_into(
+      key_grad_.narrow(1, 0, block.keys),
+      score_grad.transpose(1, 2),
+      query_.narrow(1, block.first, block.count),
+      accumulates(block));
+  multiply_into(
+      query_grad_.narrow(1, block.first, block.count),
+      score_grad,
+      key_.narrow(1, 0, block.keys));
+}
+
+void FloatHeads::write_grads(const AttentionGrads& grads) {
+  range_.write(query_grad_, grads.query);
+  range_.write(key_grad_, grads.key);
+  range_.write(value_grad_, grads.value);
+}
+
+// ---- TileHeads --------------------------------------------------------------
+
+bool TileHeads::takes(c10::ScalarType dtype, int64_t dim) {
+  return dtype == at::kBFloat16 && dim % 2 == 0 && amx::is_available();
+}
+
+TileHeads::TileHeads(const AttentionInputs& inputs, const Blocks& blocks)
+    : inputs_(inputs),
+      queries_(fill_up(inputs.query.size(2))),
+      keys_(fill_up(inputs.key.size(2))) {
+  const auto make_scratch = [&](c10::ScalarType dtype, int64_t rows) {
+    return at::empty(
+        {blocks.most_heads() * rows * keys_},
+        inputs.query.options().dtype(dtype));
+  };
+  const int64_t rows = std::min(Blocks::kQueries, queries_);
+  scratch_ = make_scratch(at::kFloat, rows);
+  grad_scratch_ = make_scratch(at::kFloat, rows);
+  rounded_ = make_scratch(at::kBFloat16, rows);
+  pairs_ = make_scratch(at::kInt, rows / 2);
+}
+
+void TileHeads::begin(const HeadRange& range) {
+  range_ = range;
+  query_ = range.read(inputs_.query, at::kBFloat16, queries_);
+  const auto key = range.read(inputs_.key, at::kBFloat16, keys_);
+  const auto value = range.read(inputs_.value, at::kBFloat16, keys_);
+  key_dim_pairs_ = amx::pair_columns(key);
+  const auto options = query_.options().dtype(at::kFloat);
+  value_dim_pairs_ = amx::pair_columns(value);
+  key_pairs_ = pair_positions(key);
+  grad_ = range.read(inputs_.grad, at::kBFloat16, queries_);
+  query_by_dim_ = query_.transpose(1, 2).contiguous();
+  grad_by_dim_ = grad_.transpose(1, 2).contiguous();
+  query_grad_ = at::empty(query_.sizes(), options);
+  const at::DimVector by_dim{key.size(0), key.size(2), keys_};
+  key_grad_by_dim_ = empty_key_grad(inputs_, by_dim, options);
+  value_grad_by_dim_ = empty_key_grad(inputs_, by_dim, options);
+}
+
+at::Tensor TileHeads::scores_in(
+    const at::Tensor& scratch,
+    const QueryBlock& block) {
+  const int64_t heads = range_.count();
+  const int64_t rows = fill_up(block.count);
+  const int64_t columns = fill_up(block.keys);
+  return scratch.narrow(0, 0, heads * rows * columns)
+      .view({heads, rows, columns});
+}
+
+bool TileHeads::accumulates(const QueryBlock& block) const {
+  return block.first + block.count < inputs_.query.size(2);
+}
+
+at::Tensor TileHeads::rounded(const at::Tensor& scores) {
+  return rounded_.narrow(0, 0, scores.numel())
+      .view(scores.sizes())
+      .copy_(scores);
+}
+
+at::Tensor TileHeads::paired(const at::Tensor& scores) {
+  auto pairs = pairs_.narrow(0, 0, scores.numel() / 2)
+                   .view({scores.size(0), scores.size(1) / 2, scores.size(2)});
+  pair_rows<float>(scores, pairs);
+  return pairs;
+}
+
+at::Tensor TileHeads::scores(const QueryBlock& block) {
+  auto scores = scores_in(scratch_, block);
+  amx::multiply_into(
+      scores,
+      query_.narrow(1, block.first, scores.size(1)),
+      key_dim_pairs_.narrow(2, 0, scores.size(2)));
+  return scores;
+}
+
+at::Tensor TileHeads::value_products(const QueryBlock& block) {
+  auto products = scores_in(grad_scratch_, block);
+  amx::multiply_into(
+      products,
+      grad_.narrow(1, block.first, products.size(1)),
+      value_dim_pairs_.narrow(2, 0, products.size(2)));
+  return products;
+}
+
+void TileHeads::add_value_grad(
+    const QueryBlock& block,
+    const at::Tensor& probabilities) {
+  amx::multiply_into(
+      value_grad_by_dim_.narrow(2, 0, probabilities.size(2)),
+      grad_by_dim_.narrow(2, block.first, probabilities.size(1)),
+      paired(probabilities),
+      accumulates(block));
+}
+
+void TileHeads::add_score_grad(
+    const QueryBlock& block,
+    const at::Tensor& score_grad) {
+  amx::multiply_into(
+      key_grad_by_dim_.narrow(2, 0, score_grad.size(2)),
+      query_by_dim_.narrow(2, block.first, score_grad.size(1)),
+      paired(score_grad),
+      accumulates(block));
+  amx::multiply_into(
+      query_grad_.narrow(1, block.first, score_grad.size(1)),
+      rounded(score_grad),
+      key_pairs_.narrow(1, 0, score_grad.size(2) / 2));
+}
+
+void TileHeads::write_grads(const AttentionGrads& grads) {
+  range_.write(query_grad_, grads.query);
+  range_.write(key_grad_by_dim_.transpose(1, 2), grads.key);
+  range_.write(value_grad_by_dim_.transpose(1, 2), grads.value);
+}
+
+} // namespace weft::dtensor::fused
