@@ -105,7 +105,7 @@ std::vector<ModelCase> model_cases() {
          r.lora.rank = 4;
          r.lora.dropout = 0.2;
          r.lora.target_modules = {"model.layers.*.self_attn.*", "**.down_proj"};
-         r.optimizer.lr = 2e-2;
+         r.optimizer.lr = 1e-2;
        },
        0.97},
       {"AdaptedOneKeyHead",
@@ -113,7 +113,7 @@ std::vector<ModelCase> model_cases() {
          r.model.kv_heads = 1;
          r.lora.rank = 4;
          r.lora.target_modules = {"model.layers.*.self_attn.*"};
-         r.optimizer.lr = 2e-2;
+         r.optimizer.lr = 1e-2;
        },
        0.97},
   };
