@@ -14,17 +14,24 @@ namespace {
 
 /// Multiplications that justify another thread.
 constexpr int64_t kGrain = int64_t{1} << 20;
+/// Columns and inner sizes of one kernel. oneDNN writes out all instructions of
+/// a kernel, so its size is that of the product. What is added up in one kernel
+/// does not depend on threads.
+constexpr int64_t kColumns = 256;
+constexpr int64_t kInner = 512;
 
 } // namespace
 
 bool is_available() {
   // libtorch packs second matrices for AMX alone.
-  static const bool is_available = cpublas::could_pack(at::kBFloat16);
-  return is_available;
+  return cpublas::could_pack(at::kBFloat16);
 }
 
 at::Tensor pair_columns(const at::Tensor& rows) {
-  return rows.view(at::kInt).transpose(1, 2).contiguous();
+  // A view of another dtype cannot begin in the middle of one of its elements.
+  const auto aligned = rows.storage_offset() % 2 == 0 ? rows : rows.clone();
+  return aligned.view(at::kInt).transpose(1, 2).clone(
+      at::MemoryFormat::Contiguous);
 }
 
 void multiply_into(
@@ -38,23 +45,32 @@ void multiply_into(
   auto* to = out.mutable_data_ptr<float>();
   const auto* left = a.const_data_ptr<at::BFloat16>();
   const auto* right = pairs.const_data_ptr<int32_t>();
-  const auto grain = std::max<int64_t>(kGrain / (m * n * k), 1);
-  at::parallel_for(0, out.size(0), grain, [&](int64_t first, int64_t last) {
-    for (int64_t e = first; e < last; ++e) {
-      cpublas::brgemm(
-          m,
-          n,
-          k,
-          a.stride(1),
-          pairs.stride(1),
-          out.stride(1),
-          accumulate,
-          left + e * a.stride(0),
-          reinterpret_cast<const at::BFloat16*>(right + e * pairs.stride(0)),
-          to + e * out.stride(0));
-    }
-    cpublas::brgemm_release();
-  });
+  const int64_t panels = (n + kColumns - 1) / kColumns;
+  const auto grain =
+      std::max<int64_t>(kGrain / (m * std::min(n, kColumns) * k), 1);
+  at::parallel_for(
+      0, out.size(0) * panels, grain, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+          const int64_t e = i / panels;
+          const int64_t column = i % panels * kColumns;
+          for (int64_t inner = 0; inner < k; inner += kInner) {
+            const auto* b = right + e * pairs.stride(0) +
+                            inner / 2 * pairs.stride(1) + column;
+            cpublas::brgemm(
+                m,
+                std::min(kColumns, n - column),
+                std::min(kInner, k - inner),
+                a.stride(1),
+                pairs.stride(1),
+                out.stride(1),
+                accumulate || inner > 0,
+                left + e * a.stride(0) + inner,
+                reinterpret_cast<const at::BFloat16*>(b),
+                to + e * out.stride(0) + column);
+          }
+        }
+        cpublas::brgemm_release();
+      });
 }
 
 } // namespace weft::matmul::amx

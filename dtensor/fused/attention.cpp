@@ -18,17 +18,17 @@
 
 // Note [Attention by products]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// libtorch's attention on the CPU multiplies blocks of 32 queries of one head:
-// thousands of small products a layer, at a third of the processor's speed in
-// float32, and in bfloat16 with a call of oneDNN each, whose 9 us are longer
-// than the product. Here a block is of many queries of several heads, as large
-// as the caches allow: a product of batches for the scores, a pass over their
-// rows, a product with the values. As there, backward computes the scores again
-// from the logarithm of each row's sum, so that memory does not grow with the
-// square of the length, and a block of a causal attention leaves out the keys
-// that none of its queries sees. bfloat16 is multiplied in AMX's tiles where
-// the processor has them; elsewhere it is computed in float32 and rounded once.
-// Source: Dao, FlashAttention-2 (2023).
+// libtorch's attention on the CPU multiplies blocks of 32 to 256 queries of one
+// head: thousands of small products a layer, at a third of the processor's
+// speed in float32, and in bfloat16 with a call of oneDNN each, whose 9 us are
+// longer than the product. Here a block is of many queries of several heads, as
+// large as the caches allow: a product of batches for the scores, a pass over
+// their rows, a product with the values. As there, backward computes the scores
+// again from the logarithm of each row's sum, so that memory does not grow with
+// the square of the length, and a block of a causal attention leaves out the
+// keys that none of its queries sees. bfloat16 is multiplied in AMX's tiles
+// where the processor has them; elsewhere it is computed in float32 and rounded
+// once. Source: Dao, FlashAttention-2 (2023).
 
 namespace weft::dtensor {
 namespace {
@@ -140,7 +140,11 @@ std::tuple<at::Tensor, at::Tensor> attend(
       {query.size(0), query.size(1), query.size(2)},
       query.options().dtype(at::kFloat));
   const fused::Blocks blocks(
-      query, key.size(2), options.is_causal, fused::FloatHeads::kScratch);
+      query,
+      inputs.seen_keys(),
+      options.is_causal,
+      fused::FloatHeads::kScratch,
+      fused::FloatHeads::kTile);
   fused::FloatHeads heads(inputs, blocks);
   blocks.for_each_range([&](const fused::HeadRange& range) {
     heads.begin(range);
@@ -180,7 +184,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward_with(
       .value = empty_gradient(value, query.size(1))};
   const auto all_sums = logsumexp.contiguous();
   const fused::Blocks blocks(
-      query, key.size(2), options.is_causal, Heads::kScratch);
+      query,
+      inputs.seen_keys(),
+      options.is_causal,
+      Heads::kScratch,
+      Heads::kTile);
   Heads heads(inputs, blocks);
   blocks.for_each_range([&](const fused::HeadRange& range) {
     heads.begin(range);

@@ -11,6 +11,11 @@
 
 namespace weft::dtensor::fused {
 
+/// Returns the next multiple of `tile`.
+inline int64_t fill_up(int64_t length, int64_t tile) {
+  return (length + tile - 1) / tile * tile;
+}
+
 /// Some heads of one sample, or all heads of several samples.
 struct HeadRange {
   int64_t sample;
@@ -22,14 +27,15 @@ struct HeadRange {
   at::Tensor of(const at::Tensor& tensor_BHLD) const {
     return tensor_BHLD.narrow(0, sample, samples).narrow(1, head, heads);
   }
-  /// Returns contiguous [count, length, D] of `dtype`, with zeros behind the
-  /// tensor's own length.
+  /// Returns the first `positions` as contiguous [count, length, D] of `dtype`,
+  /// with zeros behind them.
   at::Tensor read(
       const at::Tensor& tensor_BHLD,
       c10::ScalarType dtype,
+      int64_t positions,
       int64_t length) const {
-    const auto part = of(tensor_BHLD);
-    if (part.size(2) == length) {
+    const auto part = of(tensor_BHLD).narrow(2, 0, positions);
+    if (positions == length) {
       constexpr auto kFormat = at::MemoryFormat::Contiguous;
       return part.to(dtype, /*non_blocking=*/false, /*copy=*/false, kFormat)
           .contiguous()
@@ -37,14 +43,20 @@ struct HeadRange {
     }
     const auto result = at::zeros(
         {samples, heads, length, part.size(3)}, part.options().dtype(dtype));
-    result.narrow(2, 0, part.size(2)).copy_(part);
+    result.narrow(2, 0, positions).copy_(part);
     return result.flatten(0, 1);
   }
-  /// Writes the first part of `from_HLD`, as long as the tensor.
-  void write(const at::Tensor& from_HLD, const at::Tensor& tensor_BHLD) const {
-    of(tensor_BHLD)
-        .copy_(from_HLD.narrow(1, 0, tensor_BHLD.size(2))
-                   .unflatten(0, {samples, heads}));
+  /// Writes the first `positions` of `from_HLD`, and zeros behind them.
+  void write(
+      const at::Tensor& from_HLD,
+      int64_t positions,
+      const at::Tensor& tensor_BHLD) const {
+    const auto to = of(tensor_BHLD);
+    to.narrow(2, 0, positions)
+        .copy_(from_HLD.narrow(1, 0, positions).unflatten(0, {samples, heads}));
+    if (positions < to.size(2)) {
+      to.narrow(2, positions, to.size(2) - positions).zero_();
+    }
   }
 };
 
@@ -60,15 +72,23 @@ class Blocks {
  public:
   static constexpr int64_t kQueries = 128;
 
-  /// `scratch`: the elements of the scores of one block.
-  Blocks(const at::Tensor& query, int64_t keys, bool is_causal, int64_t scratch)
+  /// `keys` are those that a query sees. A range has as many heads as `scratch`
+  /// elements of scores allow, with lengths filled up to multiples of `tile`.
+  Blocks(
+      const at::Tensor& query,
+      int64_t keys,
+      bool is_causal,
+      int64_t scratch,
+      int64_t tile)
       : samples_(query.size(0)),
         heads_(query.size(1)),
         queries_(query.size(2)),
         keys_(keys),
         is_causal_(is_causal),
         block_(std::min(kQueries, queries_)),
-        range_(std::max<int64_t>(scratch / (block_ * keys), 1)) {}
+        range_(std::max<int64_t>(
+            scratch / (fill_up(block_, tile) * fill_up(keys, tile)),
+            1)) {}
 
   /// The largest number of heads in a range.
   int64_t most_heads() const { return std::min(range_, samples_ * heads_); }

@@ -13,23 +13,6 @@ namespace {
 namespace amx = matmul::amx;
 using matmul::onednn::multiply_into;
 
-constexpr int64_t kTile = 32;
-
-int64_t fill_up(int64_t length) {
-  return (length + kTile - 1) / kTile * kTile;
-}
-
-// What stays 0 belongs to keys behind the last query of a causal attention,
-// which no query sees.
-at::Tensor empty_key_grad(
-    const AttentionInputs& inputs,
-    at::IntArrayRef sizes,
-    const at::TensorOptions& options) {
-  const bool all_seen =
-      !inputs.is_causal || inputs.query.size(2) >= inputs.key.size(2);
-  return all_seen ? at::empty(sizes, options) : at::zeros(sizes, options);
-}
-
 // Rows of contiguous matrices [e, k, n] with even k, in pairs.
 template <class T>
 void pair_rows(const at::Tensor& rows, const at::Tensor& pairs) {
@@ -59,8 +42,8 @@ FloatHeads::FloatHeads(const AttentionInputs& inputs, const Blocks& blocks)
     : inputs_(inputs) {
   const auto make_scratch = [&] {
     return at::empty(
-        {blocks.most_heads() *
-         std::min(Blocks::kQueries, inputs.query.size(2)) * inputs.key.size(2)},
+        {blocks.most_heads() * std::min(Blocks::kQueries, inputs.queries()) *
+         inputs.seen_keys()},
         inputs.query.options().dtype(at::kFloat));
   };
   scratch_ = make_scratch();
@@ -71,19 +54,19 @@ FloatHeads::FloatHeads(const AttentionInputs& inputs, const Blocks& blocks)
 
 void FloatHeads::begin(const HeadRange& range) {
   range_ = range;
-  const int64_t queries = inputs_.query.size(2);
-  const int64_t keys = inputs_.key.size(2);
-  query_ = range.read(inputs_.query, at::kFloat, queries);
-  key_ = range.read(inputs_.key, at::kFloat, keys);
-  value_ = range.read(inputs_.value, at::kFloat, keys);
+  const int64_t queries = inputs_.queries();
+  const int64_t keys = inputs_.seen_keys();
+  query_ = range.read(inputs_.query, at::kFloat, queries, queries);
+  key_ = range.read(inputs_.key, at::kFloat, keys, keys);
+  value_ = range.read(inputs_.value, at::kFloat, keys, keys);
   if (!inputs_.grad.defined()) {
     output_ = at::empty_like(query_);
     return;
   }
-  grad_ = range.read(inputs_.grad, at::kFloat, queries);
+  grad_ = range.read(inputs_.grad, at::kFloat, queries, queries);
   query_grad_ = at::empty_like(query_);
-  key_grad_ = empty_key_grad(inputs_, key_.sizes(), key_.options());
-  value_grad_ = empty_key_grad(inputs_, key_.sizes(), key_.options());
+  key_grad_ = at::empty_like(key_);
+  value_grad_ = at::empty_like(key_);
 }
 
 at::Tensor FloatHeads::scores_in(
@@ -95,7 +78,7 @@ at::Tensor FloatHeads::scores_in(
 }
 
 bool FloatHeads::accumulates(const QueryBlock& block) const {
-  return block.first + block.count < inputs_.query.size(2);
+  return block.first + block.count < inputs_.queries();
 }
 
 at::Tensor FloatHeads::scores(const QueryBlock& block) {
@@ -117,7 +100,7 @@ void FloatHeads::compute_output(
 }
 
 void FloatHeads::write_output(const at::Tensor& output) {
-  range_.write(output_, output);
+  range_.write(output_, inputs_.queries(), output);
 }
 
 at::Tensor FloatHeads::value_products(const QueryBlock& block) {
@@ -154,9 +137,9 @@ void FloatHeads::add_score_grad(
 }
 
 void FloatHeads::write_grads(const AttentionGrads& grads) {
-  range_.write(query_grad_, grads.query);
-  range_.write(key_grad_, grads.key);
-  range_.write(value_grad_, grads.value);
+  range_.write(query_grad_, inputs_.queries(), grads.query);
+  range_.write(key_grad_, inputs_.seen_keys(), grads.key);
+  range_.write(value_grad_, inputs_.seen_keys(), grads.value);
 }
 
 // ---- TileHeads --------------------------------------------------------------
@@ -167,8 +150,8 @@ bool TileHeads::takes(c10::ScalarType dtype, int64_t dim) {
 
 TileHeads::TileHeads(const AttentionInputs& inputs, const Blocks& blocks)
     : inputs_(inputs),
-      queries_(fill_up(inputs.query.size(2))),
-      keys_(fill_up(inputs.key.size(2))) {
+      queries_(fill_up(inputs.queries(), kTile)),
+      keys_(fill_up(inputs.seen_keys(), kTile)) {
   const auto make_scratch = [&](c10::ScalarType dtype, int64_t rows) {
     return at::empty(
         {blocks.most_heads() * rows * keys_},
@@ -183,34 +166,40 @@ TileHeads::TileHeads(const AttentionInputs& inputs, const Blocks& blocks)
 
 void TileHeads::begin(const HeadRange& range) {
   range_ = range;
-  query_ = range.read(inputs_.query, at::kBFloat16, queries_);
-  const auto key = range.read(inputs_.key, at::kBFloat16, keys_);
-  const auto value = range.read(inputs_.value, at::kBFloat16, keys_);
+  const auto read_queries = [&](const at::Tensor& tensor) {
+    return range.read(tensor, at::kBFloat16, inputs_.queries(), queries_);
+  };
+  const auto read_keys = [&](const at::Tensor& tensor) {
+    return range.read(tensor, at::kBFloat16, inputs_.seen_keys(), keys_);
+  };
+  query_ = read_queries(inputs_.query);
+  const auto key = read_keys(inputs_.key);
+  const auto value = read_keys(inputs_.value);
   key_dim_pairs_ = amx::pair_columns(key);
   const auto options = query_.options().dtype(at::kFloat);
   value_dim_pairs_ = amx::pair_columns(value);
   key_pairs_ = pair_positions(key);
-  grad_ = range.read(inputs_.grad, at::kBFloat16, queries_);
+  grad_ = read_queries(inputs_.grad);
   query_by_dim_ = query_.transpose(1, 2).contiguous();
   grad_by_dim_ = grad_.transpose(1, 2).contiguous();
   query_grad_ = at::empty(query_.sizes(), options);
   const at::DimVector by_dim{key.size(0), key.size(2), keys_};
-  key_grad_by_dim_ = empty_key_grad(inputs_, by_dim, options);
-  value_grad_by_dim_ = empty_key_grad(inputs_, by_dim, options);
+  key_grad_by_dim_ = at::empty(by_dim, options);
+  value_grad_by_dim_ = at::empty(by_dim, options);
 }
 
 at::Tensor TileHeads::scores_in(
     const at::Tensor& scratch,
     const QueryBlock& block) {
   const int64_t heads = range_.count();
-  const int64_t rows = fill_up(block.count);
-  const int64_t columns = fill_up(block.keys);
+  const int64_t rows = fill_up(block.count, kTile);
+  const int64_t columns = fill_up(block.keys, kTile);
   return scratch.narrow(0, 0, heads * rows * columns)
       .view({heads, rows, columns});
 }
 
 bool TileHeads::accumulates(const QueryBlock& block) const {
-  return block.first + block.count < inputs_.query.size(2);
+  return block.first + block.count < inputs_.queries();
 }
 
 at::Tensor TileHeads::rounded(const at::Tensor& scores) {
@@ -269,9 +258,10 @@ void TileHeads::add_score_grad(
 }
 
 void TileHeads::write_grads(const AttentionGrads& grads) {
-  range_.write(query_grad_, grads.query);
-  range_.write(key_grad_by_dim_.transpose(1, 2), grads.key);
-  range_.write(value_grad_by_dim_.transpose(1, 2), grads.value);
+  const int64_t keys = inputs_.seen_keys();
+  range_.write(query_grad_, inputs_.queries(), grads.query);
+  range_.write(key_grad_by_dim_.transpose(1, 2), keys, grads.key);
+  range_.write(value_grad_by_dim_.transpose(1, 2), keys, grads.value);
 }
 
 } // namespace weft::dtensor::fused

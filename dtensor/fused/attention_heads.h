@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +12,7 @@
 // libtorch's forward uses AMX as well as it can be used. Their common members:
 //
 //   kScratch        the elements of a block's scores that caches hold
+//   kTile           what lengths are filled up to multiples of
 //   begin           takes a range of heads
 //   scores          returns query * key^T of a block, in memory that the object
 //                   reuses: [H, Q, K] or larger, filled up with zeros
@@ -27,6 +29,12 @@ namespace weft::dtensor::fused {
 struct AttentionInputs {
   at::Tensor query, key, value, grad;
   bool is_causal;
+
+  int64_t queries() const { return query.size(2); }
+  /// The keys that at least one query sees: the first ones.
+  int64_t seen_keys() const {
+    return is_causal ? std::min(queries(), key.size(2)) : key.size(2);
+  }
 };
 
 struct AttentionGrads {
@@ -37,6 +45,7 @@ struct AttentionGrads {
 class FloatHeads {
  public:
   static constexpr int64_t kScratch = int64_t{1} << 18;
+  static constexpr int64_t kTile = 1;
 
   FloatHeads(const AttentionInputs& inputs, const Blocks& blocks);
 
@@ -66,10 +75,11 @@ class FloatHeads {
 /// Computes matmuls of bfloat16 with float32 sums in AMX's tiles, and the rest
 /// in float32: probabilities and the gradients of scores are rounded to
 /// bfloat16 before they are multiplied. Lengths are filled up to multiples of
-/// 32, so that libtorch compiles few kernels.
+/// kTile, so that libtorch compiles fewer kernels.
 class TileHeads {
  public:
   static constexpr int64_t kScratch = int64_t{1} << 17;
+  static constexpr int64_t kTile = 32;
 
   /// Returns true for heads of `dim` elements of `dtype` on this host.
   static bool takes(c10::ScalarType dtype, int64_t dim);

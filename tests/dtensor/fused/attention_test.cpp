@@ -129,6 +129,12 @@ const std::vector<Case> kCases{
     {2, 8, 2, 130, 130, 24, true, {}}, // groups of four heads
     {1, 2, 2, 128, 128, 32, true, 0.5},
     {1, 1, 1, 1100, 1100, 16, true, {}}, // one head a block
+    // The same with dims that AMX takes.
+    {1, 3, 3, 131, 257, 24, false, {}},
+    {1, 3, 3, 131, 257, 24, true, {}},
+    {1, 3, 3, 257, 131, 24, true, {}},
+    {2, 2, 1, 40, 512, 16, true, {}}, // fewer queries than a block has
+    {1, 2, 2, 400, 400, 2, true, {}},
 };
 
 TEST_F(FusedAttention, IsItsDefinition) {
@@ -168,27 +174,65 @@ TEST_F(FusedAttention, OfBFloat16IsItsDefinition) {
 }
 
 TEST_F(FusedAttention, OfBFloat16DoesNotDependOnOtherSamples) {
-  const Case c{4, 6, 6, 200, 200, 32, true, {}};
-  const auto all = Inputs(c).to(at::kBFloat16);
-  const auto results = run(all, true);
-  for (int64_t sample = 0; sample < c.samples; ++sample) {
-    auto one = all;
-    for (auto* tensor : {&one.q, &one.k, &one.v, &one.grad}) {
-      *tensor = tensor->narrow(0, sample, 1);
+  const int usual = at::get_num_threads();
+  for (const int threads : {1, 8}) {
+    at::set_num_threads(threads);
+    const Case c{16, 8, 8, 384, 384, 64, true, {}};
+    const auto all = Inputs(c).to(at::kBFloat16);
+    const auto results = run(all, true);
+    for (const int64_t samples : {8, 1}) {
+      auto part = all;
+      for (auto* tensor : {&part.q, &part.k, &part.v, &part.grad}) {
+        *tensor = tensor->narrow(0, 4, samples);
+      }
+      Results expected;
+      for (const auto& result : results) {
+        expected.push_back(result.narrow(0, 4, samples));
+      }
+      expect_same_bits(run(part, true), expected);
     }
-    Results expected;
-    for (const auto& result : results) {
-      expected.push_back(result.narrow(0, sample, 1));
-    }
-    expect_same_bits(run(one, true), expected);
   }
+  at::set_num_threads(usual);
+}
+
+TEST_F(FusedAttention, OfBFloat16DoesNotDependOnTheNumberOfThreads) {
+  const auto inputs =
+      Inputs({2, 3, 3, 700, 700, 32, true, {}}).to(at::kBFloat16);
+  const auto one = run(inputs, true);
+  const int threads = at::get_num_threads();
+  at::set_num_threads(4);
+  const auto four = run(inputs, true);
+  at::set_num_threads(threads);
+  expect_same_bits(four, one);
+}
+
+TEST_F(FusedAttention, OfBFloat16DoesNotReadKeysThatNoQuerySees) {
+  auto inputs = Inputs({1, 2, 2, 200, 300, 32, true, {}}).to(at::kBFloat16);
+  inputs.k.narrow(2, 200, 100).fill_(std::numeric_limits<float>::quiet_NaN());
+  inputs.v.narrow(2, 200, 100).fill_(std::numeric_limits<float>::quiet_NaN());
+  const auto results = run(inputs, true);
+  for (size_t i = 1; i < results.size(); ++i) { // the gradients
+    EXPECT_TRUE(results[i].isfinite().all().item<bool>()) << i;
+  }
+}
+
+TEST_F(FusedAttention, OfBFloat16TakesInputsAtOddPlacesInMemory) {
+  const auto inputs = Inputs(kCases[0]).to(at::kBFloat16);
+  auto moved = inputs;
+  for (auto* tensor : {&moved.q, &moved.k, &moved.v, &moved.grad}) {
+    auto odd = at::empty({tensor->numel() + 1}, tensor->options())
+                   .narrow(0, 1, tensor->numel())
+                   .view(tensor->sizes());
+    *tensor = odd.copy_(*tensor);
+  }
+  expect_same_bits(run(moved, true), run(inputs, true));
 }
 
 TEST_F(FusedAttention, OfBFloat16KeepsNaN) {
   auto inputs = Inputs({1, 2, 2, 160, 160, 32, false, {}}).to(at::kBFloat16);
   inputs.k.select(2, 7).fill_(std::numeric_limits<float>::quiet_NaN());
   for (const auto& result : run(inputs, false)) {
-    EXPECT_TRUE(result.isnan().any().item<bool>());
+    EXPECT_TRUE(result.isnan().all().item<bool>());
   }
 }
 
