@@ -157,11 +157,15 @@ WEFT_INLINE float larger(float a, float b) {
 // ---- SwiGLU -----------------------------------------------------------------
 
 // e^x within 2 units in the last place: 2^n times a polynomial of what is left.
+// What would be subnormal is 0: some processors take 100 ns to compute such a
+// number, and the scores that a query does not see are all of that kind.
 // Source: Moshier, Cephes (expf).
 WEFT_INLINE float exp_of(float x) {
-  // Beyond these the result is 0 or infinity; NaN stays.
+  constexpr float kSmallest = -87.3365F; // the logarithm of 2^-126
+  const bool is_zero = x < kSmallest;
+  // Beyond 105 the result is infinity; NaN stays.
   x = x > 105.0F ? 105.0F : x;
-  x = x < -105.0F ? -105.0F : x;
+  x = is_zero ? kSmallest : x;
   constexpr float kRound = 12582912.0F; // 1.5 * 2^23: its last bits are n
   const float shifted = x * 1.44269504088896341F + kRound;
   const float n = shifted - kRound;
@@ -176,8 +180,9 @@ WEFT_INLINE float exp_of(float x) {
   // In two factors, each of which is a float.
   const int32_t whole = std::bit_cast<int32_t>(shifted) - 0x4B400000;
   const int32_t part = whole >> 1;
-  return p * std::bit_cast<float>((part + 127) << 23) *
-         std::bit_cast<float>((whole - part + 127) << 23);
+  const float result = p * std::bit_cast<float>((part + 127) << 23) *
+                       std::bit_cast<float>((whole - part + 127) << 23);
+  return is_zero ? 0.0F : result;
 }
 
 WEFT_INLINE double exp_of(double x) {

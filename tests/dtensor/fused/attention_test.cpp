@@ -295,6 +295,17 @@ TEST_F(FusedAttention, OfLargeScoresStaysFinite) {
   EXPECT_TRUE(at::allclose(results[0].select(2, 0), inputs.v.select(2, 0)));
 }
 
+TEST_F(FusedAttention, ProbabilitiesThatWouldBeSubnormalAreZero) {
+  // Of two keys the second one's scores are lower by 90 for each query.
+  Inputs inputs({1, 1, 1, 160, 160, 32, false, 1.0});
+  inputs.q.fill_(1);
+  inputs.k.fill_(0);
+  inputs.k.narrow(2, 80, 80).fill_(-90.0 / 32);
+  inputs.v.narrow(2, 0, 80).fill_(0);
+  inputs.v.narrow(2, 80, 80).fill_(1e30);
+  EXPECT_TRUE(at::equal(run(inputs, false, 1.0)[0], at::zeros_like(inputs.q)));
+}
+
 TEST_F(FusedAttention, KeepsNaN) {
   Inputs inputs({1, 2, 2, 160, 160, 32, false, {}});
   inputs.k.select(2, 7).fill_(std::numeric_limits<float>::quiet_NaN());
