@@ -26,9 +26,10 @@
 // their rows, a product with the values. As there, backward computes the scores
 // again from the logarithm of each row's sum, so that memory does not grow with
 // the square of the length, and a block of a causal attention leaves out the
-// keys that none of its queries sees. bfloat16 is multiplied in AMX's tiles
-// where the processor has them; elsewhere it is computed in float32 and rounded
-// once. Source: Dao, FlashAttention-2 (2023).
+// keys that none of its queries sees. bfloat16 is computed in float32 and
+// rounded once, but where the processor has AMX: there forward is libtorch's,
+// which uses AMX, and backward multiplies bfloat16 in AMX's tiles. Source: Dao,
+// FlashAttention-2 (2023).
 
 namespace weft::dtensor {
 namespace {
@@ -37,11 +38,6 @@ namespace {
 /// cost more than they save. Samples and heads do not count: with half of them,
 /// as on two ranks, an attention is computed alike.
 constexpr int64_t kMinHeadWork = int64_t{1} << 18;
-
-struct Options {
-  bool is_causal;
-  float scale;
-};
 
 /// libtorch's own products of bfloat16 are oneDNN's, with either library.
 bool takes_dtype(c10::ScalarType dtype) {
@@ -102,21 +98,37 @@ at::Tensor sum_of_groups(const at::Tensor& grad, const at::Tensor& tensor) {
                    .to(tensor.scalar_type());
 }
 
+fused::AttentionInputs inputs_of(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const at::Tensor& grad,
+    bool is_causal,
+    std::optional<double> scale) {
+  return {
+      .query = query,
+      .key = for_each_head(key, query.size(1)),
+      .value = for_each_head(value, query.size(1)),
+      .grad = grad,
+      .is_causal = is_causal,
+      .scale = static_cast<float>(
+          scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1)))))};
+}
+
 // `scores` as they lie in memory.
 fused::ScoreRows rows_of(
     const fused::QueryBlock& block,
     const at::Tensor& scores,
-    const at::Tensor& query,
-    const Options& options) {
+    const fused::AttentionInputs& inputs) {
   return {
       .queries = block.count,
       .keys = block.keys,
       .head_stride = scores.stride(0),
       .stride = scores.stride(1),
       .begin = block.first,
-      .is_causal = options.is_causal,
-      .scale = options.scale,
-      .length = query.size(2)};
+      .is_causal = inputs.is_causal,
+      .scale = inputs.scale,
+      .length = inputs.queries()};
 }
 
 template <class Loop>
@@ -125,27 +137,14 @@ void run_score_rows(const Loop& loop, const at::Tensor& scores) {
 }
 
 std::tuple<at::Tensor, at::Tensor> attend(
-    const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
-    const Options& options) {
-  const fused::AttentionInputs inputs{
-      .query = query,
-      .key = for_each_head(key, query.size(1)),
-      .value = for_each_head(value, query.size(1)),
-      .grad = {},
-      .is_causal = options.is_causal};
-  const auto output = empty_by_position(query);
+    const fused::AttentionInputs& inputs) {
+  using fused::FloatHeads;
+  const auto output = empty_by_position(inputs.query);
   const auto logsumexp = at::empty(
-      {query.size(0), query.size(1), query.size(2)},
-      query.options().dtype(at::kFloat));
-  const fused::Blocks blocks(
-      query,
-      inputs.seen_keys(),
-      options.is_causal,
-      fused::FloatHeads::kScratch,
-      fused::FloatHeads::kTile);
-  fused::FloatHeads heads(inputs, blocks);
+      inputs.query.sizes().slice(0, 3),
+      inputs.query.options().dtype(at::kFloat));
+  const fused::Blocks blocks(inputs, FloatHeads::kScratch, FloatHeads::kTile);
+  FloatHeads heads(inputs, blocks);
   blocks.for_each_range([&](const fused::HeadRange& range) {
     heads.begin(range);
     const auto sums = range.of(logsumexp);
@@ -153,7 +152,7 @@ std::tuple<at::Tensor, at::Tensor> attend(
       const auto scores = heads.scores(block);
       run_score_rows(
           fused::SoftmaxLoop{
-              .rows = rows_of(block, scores, query, options),
+              .rows = rows_of(block, scores, inputs),
               .scores = scores.data_ptr<float>(),
               .logsumexp = sums.data_ptr<float>() + block.first},
           scores);
@@ -164,78 +163,54 @@ std::tuple<at::Tensor, at::Tensor> attend(
   return {output, logsumexp};
 }
 
+// Gradients of query, and of the key and value of each query head.
 template <class Heads>
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward_with(
-    const at::Tensor& grad,
-    const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
+void attend_backward(
+    const fused::AttentionInputs& inputs,
     const at::Tensor& logsumexp,
-    const Options& options) {
-  const fused::AttentionInputs inputs{
-      .query = query,
-      .key = for_each_head(key, query.size(1)),
-      .value = for_each_head(value, query.size(1)),
-      .grad = grad,
-      .is_causal = options.is_causal};
-  const fused::AttentionGrads grads{
-      .query = at::empty_like(query),
-      .key = empty_gradient(key, query.size(1)),
-      .value = empty_gradient(value, query.size(1))};
+    const fused::AttentionGrads& grads) {
   const auto all_sums = logsumexp.contiguous();
-  const fused::Blocks blocks(
-      query,
-      inputs.seen_keys(),
-      options.is_causal,
-      Heads::kScratch,
-      Heads::kTile);
+  const fused::Blocks blocks(inputs, Heads::kScratch, Heads::kTile);
   Heads heads(inputs, blocks);
   blocks.for_each_range([&](const fused::HeadRange& range) {
     heads.begin(range);
     const auto sums = range.of(all_sums);
     blocks.for_each_block([&](const fused::QueryBlock& block) {
-      const auto scores = heads.scores(block);
-      const auto score_grads = heads.value_products(block);
+      const at::Tensor scores = heads.scores(block);
+      const at::Tensor score_grads = heads.value_products(block);
       run_score_rows(
           fused::SoftmaxBackwardLoop{
-              .rows = rows_of(block, scores, query, options),
-              .scores = scores.template data_ptr<float>(),
-              .grads = score_grads.template data_ptr<float>(),
-              .logsumexp = sums.template data_ptr<float>() + block.first},
+              .rows = rows_of(block, scores, inputs),
+              .scores = scores.data_ptr<float>(),
+              .grads = score_grads.data_ptr<float>(),
+              .logsumexp = sums.data_ptr<float>() + block.first},
           scores);
       heads.add_value_grad(block, scores);
       heads.add_score_grad(block, score_grads);
     });
     heads.write_grads(grads);
   });
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
+    const fused::AttentionInputs& inputs,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const at::Tensor& logsumexp) {
+  const auto& query = inputs.query;
+  const fused::AttentionGrads grads{
+      .query = at::empty_like(query),
+      .key = empty_gradient(key, query.size(1)),
+      .value = empty_gradient(value, query.size(1))};
+  if (fused::TileHeads::takes(query)) {
+    attend_backward<fused::TileHeads>(inputs, logsumexp, grads);
+  } else {
+    attend_backward<fused::FloatHeads>(inputs, logsumexp, grads);
+  }
   return {
       grads.query,
       sum_of_groups(grads.key, key),
       sum_of_groups(grads.value, value)};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
-    const at::Tensor& grad,
-    const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
-    const at::Tensor& logsumexp,
-    const Options& options) {
-  return fused::TileHeads::takes(query.scalar_type(), query.size(3))
-             ? attend_backward_with<fused::TileHeads>(
-                   grad, query, key, value, logsumexp, options)
-             : attend_backward_with<fused::FloatHeads>(
-                   grad, query, key, value, logsumexp, options);
-}
-
-Options options_of(
-    const at::Tensor& query,
-    bool is_causal,
-    std::optional<double> scale) {
-  return {
-      .is_causal = is_causal,
-      .scale = static_cast<float>(
-          scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1)))))};
 }
 
 std::tuple<at::Tensor, at::Tensor> attention_on_cpu(
@@ -247,8 +222,8 @@ std::tuple<at::Tensor, at::Tensor> attention_on_cpu(
     const std::optional<at::Tensor>& mask,
     std::optional<double> scale) {
   return takes(query, key, value, dropout_p, mask, scale) &&
-                 !fused::TileHeads::takes(query.scalar_type(), query.size(3))
-             ? attend(query, key, value, options_of(query, is_causal, scale))
+                 !fused::TileHeads::takes(query)
+             ? attend(inputs_of(query, key, value, {}, is_causal, scale))
              : at::native::_scaled_dot_product_flash_attention_cpu(
                    query, key, value, dropout_p, is_causal, mask, scale);
 }
@@ -266,12 +241,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_on_cpu_backward(
     std::optional<double> scale) {
   return takes(query, key, value, dropout_p, mask, scale)
              ? attend_backward(
-                   grad,
-                   query,
+                   inputs_of(query, key, value, grad, is_causal, scale),
                    key,
                    value,
-                   logsumexp,
-                   options_of(query, is_causal, scale))
+                   logsumexp)
              : at::native::_scaled_dot_product_flash_attention_cpu_backward(
                    grad,
                    query,

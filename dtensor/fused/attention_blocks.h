@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 // Shape suffixes: B samples, H heads, L queries or keys, Q queries, K keys, D
@@ -15,6 +16,21 @@ namespace weft::dtensor::fused {
 inline int64_t fill_up(int64_t length, int64_t tile) {
   return (length + tile - 1) / tile * tile;
 }
+
+/// The inputs of an attention, [B, H, L, D], with a key and a value for each
+/// query head. `grad` is that of the output, and undefined in forward.
+struct AttentionInputs {
+  at::Tensor query, key, value, grad;
+  bool is_causal;
+  /// The factor of the query-key products; above 0.
+  float scale;
+
+  int64_t queries() const { return query.size(2); }
+  /// The keys that at least one query sees: the first ones.
+  int64_t seen_keys() const {
+    return is_causal ? std::min(queries(), key.size(2)) : key.size(2);
+  }
+};
 
 /// Some heads of one sample, or all heads of several samples.
 struct HeadRange {
@@ -65,6 +81,9 @@ struct QueryBlock {
   int64_t first;
   int64_t count;
   int64_t keys;
+  /// The first block of its range that is visited. It sees all keys that any
+  /// query does, so what later ones compute of keys is added to its results.
+  bool is_first_visited;
 };
 
 /// Divides an attention into blocks.
@@ -72,26 +91,34 @@ class Blocks {
  public:
   static constexpr int64_t kQueries = 128;
 
-  /// `keys` are those that a query sees. A range has as many heads as `scratch`
-  /// elements of scores allow, with lengths filled up to multiples of `tile`.
-  Blocks(
-      const at::Tensor& query,
-      int64_t keys,
-      bool is_causal,
-      int64_t scratch,
-      int64_t tile)
-      : samples_(query.size(0)),
-        heads_(query.size(1)),
-        queries_(query.size(2)),
-        keys_(keys),
-        is_causal_(is_causal),
+  /// A range has as many heads as `most_scores` allow for a block, with lengths
+  /// filled up to multiples of `tile`.
+  Blocks(const AttentionInputs& inputs, int64_t most_scores, int64_t tile)
+      : samples_(inputs.query.size(0)),
+        heads_(inputs.query.size(1)),
+        queries_(inputs.queries()),
+        keys_(inputs.seen_keys()),
+        is_causal_(inputs.is_causal),
+        tile_(tile),
         block_(std::min(kQueries, queries_)),
-        range_(std::max<int64_t>(
-            scratch / (fill_up(block_, tile) * fill_up(keys, tile)),
-            1)) {}
+        range_(std::max<int64_t>(most_scores / scores_of_head(), 1)) {}
 
-  /// The largest number of heads in a range.
-  int64_t most_heads() const { return std::min(range_, samples_ * heads_); }
+  /// Returns memory for the scores of any block.
+  at::Tensor make_scratch(c10::ScalarType dtype) const {
+    return at::empty(
+        {std::min(range_, samples_ * heads_) * scores_of_head()}, dtype);
+  }
+  /// Returns the part [H, Q, K] of it that is for `block` of `range`, with
+  /// lengths filled up.
+  at::Tensor scores_in(
+      const at::Tensor& scratch,
+      const HeadRange& range,
+      const QueryBlock& block) const {
+    const int64_t rows = fill_up(block.count, tile_);
+    const int64_t columns = fill_up(block.keys, tile_);
+    return scratch.narrow(0, 0, range.count() * rows * columns)
+        .view({range.count(), rows, columns});
+  }
   template <class Visit>
   void for_each_range(const Visit& visit) const {
     const int64_t samples = std::max<int64_t>(range_ / heads_, 1);
@@ -112,14 +139,21 @@ class Blocks {
          first -= block_) {
       const int64_t end = std::min(first + block_, queries_);
       visit(QueryBlock{
-          first, end - first, is_causal_ ? std::min(keys_, end) : keys_});
+          first,
+          end - first,
+          is_causal_ ? std::min(keys_, end) : keys_,
+          end == queries_});
     }
   }
 
  private:
+  int64_t scores_of_head() const {
+    return fill_up(block_, tile_) * fill_up(keys_, tile_);
+  }
+
   int64_t samples_, heads_, queries_, keys_;
   bool is_causal_;
-  int64_t block_, range_;
+  int64_t tile_, block_, range_;
 };
 
 } // namespace weft::dtensor::fused

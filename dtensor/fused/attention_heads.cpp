@@ -39,16 +39,11 @@ at::Tensor pair_positions(const at::Tensor& rows) {
 // ---- FloatHeads -------------------------------------------------------------
 
 FloatHeads::FloatHeads(const AttentionInputs& inputs, const Blocks& blocks)
-    : inputs_(inputs) {
-  const auto make_scratch = [&] {
-    return at::empty(
-        {blocks.most_heads() * std::min(Blocks::kQueries, inputs.queries()) *
-         inputs.seen_keys()},
-        inputs.query.options().dtype(at::kFloat));
-  };
-  scratch_ = make_scratch();
+    : inputs_(inputs),
+      blocks_(blocks),
+      scratch_(blocks.make_scratch(at::kFloat)) {
   if (inputs.grad.defined()) {
-    grad_scratch_ = make_scratch();
+    grad_scratch_ = blocks.make_scratch(at::kFloat);
   }
 }
 
@@ -69,25 +64,21 @@ void FloatHeads::begin(const HeadRange& range) {
   value_grad_ = at::empty_like(key_);
 }
 
-at::Tensor FloatHeads::scores_in(
+at::Tensor FloatHeads::multiply(
     const at::Tensor& scratch,
+    const at::Tensor& left,
+    const at::Tensor& right,
     const QueryBlock& block) {
-  const int64_t heads = range_.count();
-  return scratch.narrow(0, 0, heads * block.count * block.keys)
-      .view({heads, block.count, block.keys});
-}
-
-bool FloatHeads::accumulates(const QueryBlock& block) const {
-  return block.first + block.count < inputs_.queries();
+  auto product = blocks_.scores_in(scratch, range_, block);
+  multiply_into(
+      product,
+      left.narrow(1, block.first, block.count),
+      right.narrow(1, 0, block.keys).transpose(1, 2));
+  return product;
 }
 
 at::Tensor FloatHeads::scores(const QueryBlock& block) {
-  auto scores = scores_in(scratch_, block);
-  multiply_into(
-      scores,
-      query_.narrow(1, block.first, block.count),
-      key_.narrow(1, 0, block.keys).transpose(1, 2));
-  return scores;
+  return multiply(scratch_, query_, key_, block);
 }
 
 void FloatHeads::compute_output(
@@ -104,12 +95,7 @@ void FloatHeads::write_output(const at::Tensor& output) {
 }
 
 at::Tensor FloatHeads::value_products(const QueryBlock& block) {
-  auto products = scores_in(grad_scratch_, block);
-  multiply_into(
-      products,
-      grad_.narrow(1, block.first, block.count),
-      value_.narrow(1, 0, block.keys).transpose(1, 2));
-  return products;
+  return multiply(grad_scratch_, grad_, value_, block);
 }
 
 void FloatHeads::add_value_grad(
@@ -119,7 +105,7 @@ void FloatHeads::add_value_grad(
       value_grad_.narrow(1, 0, block.keys),
       probabilities.transpose(1, 2),
       grad_.narrow(1, block.first, block.count),
-      accumulates(block));
+      !block.is_first_visited);
 }
 
 void FloatHeads::add_score_grad(
@@ -129,7 +115,7 @@ void FloatHeads::add_score_grad(
       key_grad_.narrow(1, 0, block.keys),
       score_grad.transpose(1, 2),
       query_.narrow(1, block.first, block.count),
-      accumulates(block));
+      !block.is_first_visited);
   multiply_into(
       query_grad_.narrow(1, block.first, block.count),
       score_grad,
@@ -144,25 +130,20 @@ void FloatHeads::write_grads(const AttentionGrads& grads) {
 
 // ---- TileHeads --------------------------------------------------------------
 
-bool TileHeads::takes(c10::ScalarType dtype, int64_t dim) {
-  return dtype == at::kBFloat16 && dim % 2 == 0 && amx::is_available();
+bool TileHeads::takes(const at::Tensor& query) {
+  return query.scalar_type() == at::kBFloat16 && query.size(3) % 2 == 0 &&
+         amx::is_available();
 }
 
 TileHeads::TileHeads(const AttentionInputs& inputs, const Blocks& blocks)
     : inputs_(inputs),
+      blocks_(blocks),
       queries_(fill_up(inputs.queries(), kTile)),
-      keys_(fill_up(inputs.seen_keys(), kTile)) {
-  const auto make_scratch = [&](c10::ScalarType dtype, int64_t rows) {
-    return at::empty(
-        {blocks.most_heads() * rows * keys_},
-        inputs.query.options().dtype(dtype));
-  };
-  const int64_t rows = std::min(Blocks::kQueries, queries_);
-  scratch_ = make_scratch(at::kFloat, rows);
-  grad_scratch_ = make_scratch(at::kFloat, rows);
-  rounded_ = make_scratch(at::kBFloat16, rows);
-  pairs_ = make_scratch(at::kInt, rows / 2);
-}
+      keys_(fill_up(inputs.seen_keys(), kTile)),
+      scratch_(blocks.make_scratch(at::kFloat)),
+      grad_scratch_(blocks.make_scratch(at::kFloat)),
+      rounded_(blocks.make_scratch(at::kBFloat16)),
+      pairs_(blocks.make_scratch(at::kBFloat16).view(at::kInt)) {}
 
 void TileHeads::begin(const HeadRange& range) {
   range_ = range;
@@ -188,18 +169,17 @@ void TileHeads::begin(const HeadRange& range) {
   value_grad_by_dim_ = at::empty(by_dim, options);
 }
 
-at::Tensor TileHeads::scores_in(
+at::Tensor TileHeads::multiply(
     const at::Tensor& scratch,
+    const at::Tensor& left,
+    const at::Tensor& pairs,
     const QueryBlock& block) {
-  const int64_t heads = range_.count();
-  const int64_t rows = fill_up(block.count, kTile);
-  const int64_t columns = fill_up(block.keys, kTile);
-  return scratch.narrow(0, 0, heads * rows * columns)
-      .view({heads, rows, columns});
-}
-
-bool TileHeads::accumulates(const QueryBlock& block) const {
-  return block.first + block.count < inputs_.queries();
+  auto product = blocks_.scores_in(scratch, range_, block);
+  amx::multiply_into(
+      product,
+      left.narrow(1, block.first, product.size(1)),
+      pairs.narrow(2, 0, product.size(2)));
+  return product;
 }
 
 at::Tensor TileHeads::rounded(const at::Tensor& scores) {
@@ -216,21 +196,11 @@ at::Tensor TileHeads::paired(const at::Tensor& scores) {
 }
 
 at::Tensor TileHeads::scores(const QueryBlock& block) {
-  auto scores = scores_in(scratch_, block);
-  amx::multiply_into(
-      scores,
-      query_.narrow(1, block.first, scores.size(1)),
-      key_dim_pairs_.narrow(2, 0, scores.size(2)));
-  return scores;
+  return multiply(scratch_, query_, key_dim_pairs_, block);
 }
 
 at::Tensor TileHeads::value_products(const QueryBlock& block) {
-  auto products = scores_in(grad_scratch_, block);
-  amx::multiply_into(
-      products,
-      grad_.narrow(1, block.first, products.size(1)),
-      value_dim_pairs_.narrow(2, 0, products.size(2)));
-  return products;
+  return multiply(grad_scratch_, grad_, value_dim_pairs_, block);
 }
 
 void TileHeads::add_value_grad(
@@ -240,7 +210,7 @@ void TileHeads::add_value_grad(
       value_grad_by_dim_.narrow(2, 0, probabilities.size(2)),
       grad_by_dim_.narrow(2, block.first, probabilities.size(1)),
       paired(probabilities),
-      accumulates(block));
+      !block.is_first_visited);
 }
 
 void TileHeads::add_score_grad(
@@ -250,7 +220,7 @@ void TileHeads::add_score_grad(
       key_grad_by_dim_.narrow(2, 0, score_grad.size(2)),
       query_by_dim_.narrow(2, block.first, score_grad.size(1)),
       paired(score_grad),
-      accumulates(block));
+      !block.is_first_visited);
   amx::multiply_into(
       query_grad_.narrow(1, block.first, score_grad.size(1)),
       rounded(score_grad),

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
@@ -23,19 +22,6 @@
 //   write_grads     writes the gradients of the range
 
 namespace weft::dtensor::fused {
-
-/// The inputs of an attention, [B, H, L, D]. `grad` is that of the output, and
-/// undefined in forward.
-struct AttentionInputs {
-  at::Tensor query, key, value, grad;
-  bool is_causal;
-
-  int64_t queries() const { return query.size(2); }
-  /// The keys that at least one query sees: the first ones.
-  int64_t seen_keys() const {
-    return is_causal ? std::min(queries(), key.size(2)) : key.size(2);
-  }
-};
 
 struct AttentionGrads {
   at::Tensor query, key, value;
@@ -60,12 +46,16 @@ class FloatHeads {
   void write_grads(const AttentionGrads& grads);
 
  private:
-  at::Tensor scores_in(const at::Tensor& scratch, const QueryBlock& block);
-  /// That what is computed of keys is added to that of earlier blocks. The
-  /// first block sees all keys that any of them does.
-  bool accumulates(const QueryBlock& block) const;
+  /// The product of a block's rows of `left` and the rows of `right`, in
+  /// `scratch`.
+  at::Tensor multiply(
+      const at::Tensor& scratch,
+      const at::Tensor& left,
+      const at::Tensor& right,
+      const QueryBlock& block);
 
   const AttentionInputs& inputs_;
+  const Blocks& blocks_;
   at::Tensor scratch_, grad_scratch_;
   HeadRange range_{};
   at::Tensor query_, key_, value_, grad_;
@@ -81,8 +71,8 @@ class TileHeads {
   static constexpr int64_t kScratch = int64_t{1} << 17;
   static constexpr int64_t kTile = 32;
 
-  /// Returns true for heads of `dim` elements of `dtype` on this host.
-  static bool takes(c10::ScalarType dtype, int64_t dim);
+  /// Returns true for the dtype and the head dim of `query` on this host.
+  static bool takes(const at::Tensor& query);
 
   TileHeads(const AttentionInputs& inputs, const Blocks& blocks);
 
@@ -94,12 +84,18 @@ class TileHeads {
   void write_grads(const AttentionGrads& grads);
 
  private:
-  at::Tensor scores_in(const at::Tensor& scratch, const QueryBlock& block);
+  /// The product of a block's rows of `left` and the columns of `pairs`, in
+  /// `scratch`.
+  at::Tensor multiply(
+      const at::Tensor& scratch,
+      const at::Tensor& left,
+      const at::Tensor& pairs,
+      const QueryBlock& block);
   at::Tensor rounded(const at::Tensor& scores);
   at::Tensor paired(const at::Tensor& scores);
-  bool accumulates(const QueryBlock& block) const;
 
   const AttentionInputs& inputs_;
+  const Blocks& blocks_;
   int64_t queries_, keys_;
   at::Tensor scratch_, grad_scratch_, rounded_, pairs_;
   HeadRange range_{};

@@ -28,7 +28,13 @@ class FusedAttention : public testing::Test {
     torch::manual_seed(3);
     matmul::set_library(Library::kOneDnn);
   }
-  void TearDown() override { matmul::set_library(Library::kLibtorch); }
+  void TearDown() override {
+    matmul::set_library(Library::kLibtorch);
+    at::set_num_threads(threads_);
+  }
+
+ private:
+  const int threads_ = at::get_num_threads();
 };
 
 struct Case {
@@ -119,6 +125,23 @@ void expect_same_bits(const Results& results, const Results& expected) {
   }
 }
 
+// Some of the samples by themselves give what they give among all.
+void expect_same_alone(
+    const Inputs& all,
+    const Results& results,
+    int64_t first,
+    int64_t samples) {
+  auto part = all;
+  for (auto* tensor : {&part.q, &part.k, &part.v, &part.grad}) {
+    *tensor = tensor->narrow(0, first, samples);
+  }
+  Results expected;
+  for (const auto& result : results) {
+    expected.push_back(result.narrow(0, first, samples));
+  }
+  expect_same_bits(run(part, /*is_causal=*/true), expected);
+}
+
 const std::vector<Case> kCases{
     {2, 4, 4, 128, 128, 32, true, {}},
     {2, 4, 4, 128, 128, 32, false, {}},
@@ -174,25 +197,15 @@ TEST_F(FusedAttention, OfBFloat16IsItsDefinition) {
 }
 
 TEST_F(FusedAttention, OfBFloat16DoesNotDependOnOtherSamples) {
-  const int usual = at::get_num_threads();
   for (const int threads : {1, 8}) {
     at::set_num_threads(threads);
-    const Case c{16, 8, 8, 384, 384, 64, true, {}};
-    const auto all = Inputs(c).to(at::kBFloat16);
+    const auto all =
+        Inputs({16, 8, 8, 384, 384, 64, true, {}}).to(at::kBFloat16);
     const auto results = run(all, true);
     for (const int64_t samples : {8, 1}) {
-      auto part = all;
-      for (auto* tensor : {&part.q, &part.k, &part.v, &part.grad}) {
-        *tensor = tensor->narrow(0, 4, samples);
-      }
-      Results expected;
-      for (const auto& result : results) {
-        expected.push_back(result.narrow(0, 4, samples));
-      }
-      expect_same_bits(run(part, true), expected);
+      expect_same_alone(all, results, 4, samples);
     }
   }
-  at::set_num_threads(usual);
 }
 
 TEST_F(FusedAttention, WithAmxDoesNotDependOnTheNumberOfThreads) {
@@ -202,11 +215,8 @@ TEST_F(FusedAttention, WithAmxDoesNotDependOnTheNumberOfThreads) {
   const auto inputs =
       Inputs({2, 3, 3, 700, 700, 32, true, {}}).to(at::kBFloat16);
   const auto one = run(inputs, true);
-  const int threads = at::get_num_threads();
   at::set_num_threads(4);
-  const auto four = run(inputs, true);
-  at::set_num_threads(threads);
-  expect_same_bits(four, one);
+  expect_same_bits(run(inputs, true), one);
 }
 
 TEST_F(FusedAttention, OfBFloat16DoesNotReadKeysThatNoQuerySees) {
@@ -275,15 +285,7 @@ TEST_F(FusedAttention, OfASampleDoesNotDependOnTheOthers) {
   const Inputs all(c);
   const auto results = run(all, true);
   for (int64_t sample = 0; sample < c.samples; ++sample) {
-    auto one = all;
-    for (auto* tensor : {&one.q, &one.k, &one.v, &one.grad}) {
-      *tensor = tensor->narrow(0, sample, 1);
-    }
-    Results expected;
-    for (const auto& result : results) {
-      expected.push_back(result.narrow(0, sample, 1));
-    }
-    expect_same_bits(run(one, true), expected);
+    expect_same_alone(all, results, sample, 1);
   }
 }
 
